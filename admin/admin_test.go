@@ -137,7 +137,7 @@ func TestProgramWithoutRules(t *testing.T) {
 		}
 		require.Equal(t, want, got.status, name)
 	}
-	for _, page := range []string{"/admin/rules", "/admin/exceptions", "/admin/history", address("rule", "limit", "messages", "plan", "")} {
+	for _, page := range []string{"/admin/rules", "/admin/overrides", "/admin/history", address("rule", "limit", "messages", "plan", "")} {
 		require.Contains(t, f.get(t, page).body, "no rules in tables", page)
 	}
 	got := f.post(t, "/admin/pause", "limit", "messages", "key", "ada", "for", "1", "for_unit", "hour", "reason", "x")

@@ -147,7 +147,7 @@ func TestAllPausesOfAKeyAreOnOnePage(t *testing.T) {
 	f := setup(t)
 	f.exec(t, `INSERT INTO ratelimit.pauses (name, key, author, reason, from_us, until_us)
 		SELECT 'messages', 'user-' || to_char(least(i - 1, 49), 'FM00'), 'ana', 'x', i * 1000, i * 1000 + 1 FROM generate_series(1, 52) AS i`)
-	pages := f.further(t, "/admin/exceptions", keyLink)
+	pages := f.further(t, "/admin/overrides", keyLink)
 	require.Len(t, pages, 2)
 	require.Len(t, pages[0], 49)
 	require.Equal(t, []string{"user-49", "user-49", "user-49"}, pages[1])

@@ -45,7 +45,7 @@ func TestHostileKeysAreText(t *testing.T) {
 	}
 	f.load(t)
 	for _, page := range []string{
-		address("limit", "name", "messages"), address("limit", "name", "llm/tokens"), "/admin/exceptions", "/admin/history",
+		address("limit", "name", "messages"), address("limit", "name", "llm/tokens"), "/admin/overrides", "/admin/history",
 		address("reservations", "state", ""),
 	} {
 		for _, key := range hostile {

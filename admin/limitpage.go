@@ -26,8 +26,8 @@ type limitBody struct {
 	Policies []policyLine
 	Plans    []string
 	Rules    *part[listing]
-	// Exceptions are the first pauses and overrides.
-	Exceptions []exceptionRow
+	// Overrides are the first overrides and pauses.
+	Overrides []overrideRow
 	// Pause is the one of the whole limit.
 	Pause   *rules.StoredPause
 	Global  *part[*level]
@@ -78,7 +78,7 @@ func (v *visit) limit() {
 		return
 	}
 	body.Known, body.Policies, body.Pause = known, v.policiesOf(body.Name, list), list.pauseOf(body.Name, "")
-	body.Exceptions = append(first(pauseRows(&list)), first(overrideRows(&list))...)
+	body.Overrides = append(first(pauseRows(&list)), first(overrideRows(&list))...)
 	body.Plans = plansOf(body.Name, list.Rules)
 	body.Buckets = ask(g, "the buckets", func(ctx context.Context) (bucketList, error) {
 		return v.buckets(ctx, limit, inspect.BucketQuery{Limit: body.Name, Prefix: body.Prefix, After: afterOf(query), Most: mostBuckets + 1})
@@ -123,7 +123,7 @@ func afterOf(query url.Values) *string {
 }
 
 // first returns as many rows as one page shows of several kinds.
-func first(rows []exceptionRow) []exceptionRow { return rows[:min(len(rows), mostTop)] }
+func first(rows []overrideRow) []overrideRow { return rows[:min(len(rows), mostTop)] }
 
 func plansOf(name string, list []rules.StoredRule) (plans []string) {
 	for i := range list {

@@ -52,7 +52,7 @@ func (h *Handler) routing() map[string]route {
 		"rules":           {get: (*visit).rules},
 		"rule":            {get: (*visit).rule},
 		"preview":         {get: (*visit).preview},
-		"exceptions":      {get: (*visit).exceptions},
+		"overrides":       {get: (*visit).overrides},
 		"history":         {get: (*visit).history},
 		"reset":           change((*visit).reset),
 		"credit":          change((*visit).credit),

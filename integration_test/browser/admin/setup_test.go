@@ -195,7 +195,7 @@ func pagesOf(id string) map[string]string {
 		"rules":        "/admin/rules",
 		"rule":         address("rule", "limit", "messages", "plan", "pro"),
 		"preview":      address("preview", "limit", "messages", "plan", "", "rate", "90", "period", "1", "period_unit", "minute", "kind", "token bucket", "mode", "on", "on_change", "keep"),
-		"exceptions":   "/admin/exceptions",
+		"overrides":    "/admin/overrides",
 		"history":      "/admin/history",
 	}
 }

@@ -6,20 +6,20 @@ import (
 	"github.com/pgratelimit/pgratelimit/rules"
 )
 
-const mostExceptions = 50
+const mostOverrides = 50
 
-// exceptionsBody is what the page of pauses and overrides shows.
-type exceptionsBody struct {
+// overridesBody is what the page of overrides and pauses shows.
+type overridesBody struct {
 	Limit     string
 	List      *part[listing]
-	Pauses    []exceptionRow
-	Overrides []exceptionRow
+	Pauses    []overrideRow
+	Overrides []overrideRow
 	// Next is after which bucket the next page begins; nil: this is the last.
 	Next *rules.Bucket
 }
 
-// exceptionRow is a pause or an override.
-type exceptionRow struct {
+// overrideRow is a pause or an override.
+type overrideRow struct {
 	Limit, Key string
 	Says       string
 	rules.Edit
@@ -29,19 +29,19 @@ type exceptionRow struct {
 	State string
 }
 
-// exceptions lists what holds for single keys, and what is paused.
-func (v *visit) exceptions() {
+// overrides lists what holds for single keys, and what is paused.
+func (v *visit) overrides() {
 	query := v.r.URL.Query()
-	body := exceptionsBody{Limit: query.Get("limit")}
+	body := overridesBody{Limit: query.Get("limit")}
 	after := rules.Bucket{Limit: query.Get("after_limit"), Key: query.Get("after_key")}
 	g := v.gather()
-	body.List = ask(g, "the pauses and overrides", func(ctx context.Context) (listing, error) {
-		return v.list(ctx, rules.ListQuery{Limit: body.Limit, After: after, Most: mostExceptions + 1})
+	body.List = ask(g, "the overrides and pauses", func(ctx context.Context) (listing, error) {
+		return v.list(ctx, rules.ListQuery{Limit: body.Limit, After: after, Most: mostOverrides + 1})
 	})
 	g.wait()
 	body.Next = cut(&body.List.Shows)
 	body.Pauses, body.Overrides = pauseRows(&body.List.Shows), overrideRows(&body.List.Shows)
-	g.show("exceptions.html", page{Title: "Pauses and overrides", Here: "exceptions", Body: body})
+	g.show("overrides.html", page{Title: "Overrides and pauses", Here: "overrides", Body: body})
 }
 
 // cut leaves out what comes after the last bucket of which everything is there, and returns that bucket where there is
@@ -53,12 +53,12 @@ func cut(list *listing) *rules.Bucket {
 			next = &b
 		}
 	}
-	if n := len(list.Overrides); n > mostExceptions {
+	if n := len(list.Overrides); n > mostOverrides {
 		shorter(lastWhole(n, func(i int) rules.Bucket {
 			return rules.Bucket{Limit: list.Overrides[i].Limit, Key: list.Overrides[i].Key}
 		}))
 	}
-	if n := len(list.Pauses); n > mostExceptions {
+	if n := len(list.Pauses); n > mostOverrides {
 		shorter(lastWhole(n, func(i int) rules.Bucket { return rules.Bucket{Limit: list.Pauses[i].Limit, Key: list.Pauses[i].Key} }))
 	}
 	if next == nil {
@@ -86,9 +86,9 @@ func lastWhole(n int, bucketOf func(row int) rules.Bucket) rules.Bucket {
 	return last
 }
 
-func pauseRows(list *listing) (rows []exceptionRow) {
+func pauseRows(list *listing) (rows []overrideRow) {
 	for _, p := range list.Pauses {
-		row := exceptionRow{
+		row := overrideRow{
 			Limit: p.Limit, Key: p.Key, Says: "paused until " + clock(p.Until) + " UTC", Edit: p.Edit, Whole: p.Key == "", State: "holds",
 		}
 		switch {
@@ -102,9 +102,9 @@ func pauseRows(list *listing) (rows []exceptionRow) {
 	return rows
 }
 
-func overrideRows(list *listing) (rows []exceptionRow) {
+func overrideRows(list *listing) (rows []overrideRow) {
 	for _, o := range list.Overrides {
-		row := exceptionRow{Limit: o.Limit, Key: o.Key, Says: overrideWords(o.Override), Edit: o.Edit, State: "holds"}
+		row := overrideRow{Limit: o.Limit, Key: o.Key, Says: overrideWords(o.Override), Edit: o.Edit, State: "holds"}
 		switch {
 		case !o.Until.IsZero() && !o.Until.After(list.Now):
 			row.State = "over"
