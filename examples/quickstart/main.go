@@ -41,7 +41,7 @@ func run(ctx context.Context, author, body string) error {
 	if err := migrations.Up(ctx, pool, migrations.Config{}); err != nil { // creates the limiter's tables, once
 		return err
 	}
-	if _, err := pool.Exec(ctx, `CREATE TABLE IF NOT EXISTS messages (author text NOT NULL, body text NOT NULL)`); err != nil {
+	if _, err := pool.Exec(ctx, `CREATE TABLE IF NOT EXISTS messages (author text, body text)`); err != nil {
 		return err
 	}
 	limiter, err := ratelimit.New(pool, ratelimit.Config{})

@@ -88,12 +88,12 @@ func readmeReserve(ctx context.Context, limiter *ratelimit.Limiter, userID strin
 	}
 	var work func() error
 	work = func() error {
-		slot, err := limiter.Start(ctx, r.ID)
+		turn, err := limiter.Start(ctx, r.ID)
 		if err != nil {
 			return err
 		}
-		if slot.Wait > 0 { // too early, the limit is paused, or the slot was lost
-			schedule(time.Now().Add(slot.Wait), work)
+		if turn.Wait > 0 { // too early, the limit is paused, or the turn was lost
+			schedule(time.Now().Add(turn.Wait), work)
 			return nil
 		}
 		used := complete()

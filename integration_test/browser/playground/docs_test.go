@@ -8,10 +8,10 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestTheDocumentedLinks opens the links of docs/playground.md, and holds its table to what the page knows.
+// TestTheDocumentedLinks opens the links of docs/admin.md, and holds its table to what the page knows.
 func TestTheDocumentedLinks(t *testing.T) {
 	t.Parallel()
-	text, err := os.ReadFile("../../../docs/playground.md")
+	text, err := os.ReadFile("../../../docs/admin.md")
 	require.NoError(t, err)
 	url := serve(t)
 	p := open(t, url)

@@ -11,7 +11,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/integration_test/browsertest"
 )
 
-// TestPictures writes the pictures of docs/playground.md, with RATELIMIT_PICTURES=1.
+// TestPictures writes the pictures of docs/admin.md, with RATELIMIT_PICTURES=1.
 func TestPictures(t *testing.T) {
 	t.Parallel()
 	if os.Getenv("RATELIMIT_PICTURES") == "" {
@@ -24,7 +24,6 @@ func TestPictures(t *testing.T) {
 		scheme         string
 	}{
 		{"playground", "#preset=idle&at=7.4", 1200, 1060, "light"},
-		{"playground-phone", "#preset=three&at=9", 390, 960, "dark"},
 	} {
 		require.NoError(t, chromedp.Do(p.tab, chromedp.EmulateViewport(picture.width, picture.height)))
 		browsertest.Prefer(t, p.tab, "prefers-color-scheme", picture.scheme)
