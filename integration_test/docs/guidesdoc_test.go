@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"net/http"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -12,9 +11,7 @@ import (
 	"github.com/riverqueue/river"
 	"github.com/riverqueue/river/rivertype"
 
-	"github.com/pgratelimit/pgratelimit/httplimit"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
-	"github.com/pgratelimit/pgratelimit/rules"
 	"github.com/pgratelimit/pgratelimit/scheduler"
 )
 
@@ -35,47 +32,6 @@ func guideMessage(ctx context.Context, limiter *ratelimit.Limiter, room, user, b
 		}
 		_, err = tx.Exec(ctx, `INSERT INTO messages (room, author, body) VALUES ($1, $2, $3)`, room, user, body)
 		return err
-	})
-}
-
-var API = ratelimit.Define("api", ratelimit.PerMinute(60))
-
-func guideAPI(limiter *ratelimit.Limiter, account, plan httplimit.Key, handler http.Handler) (http.Handler, error) {
-	limited, err := httplimit.New(limiter, httplimit.Config{Limits: []httplimit.Limit{
-		{Limit: API, Key: account, Plan: plan}, // both as your authentication has found them
-	}})
-	if err != nil {
-		return nil, err
-	}
-	return limited(handler), nil
-}
-
-func guidePlan(ctx context.Context, store *rules.Store) error {
-	_, err := store.Put(ctx, rules.Edit{Author: "ana", Reason: "price list of spring"},
-		rules.Rule{Limit: "api", Plan: "pro", Policy: ratelimit.TokenBucket{Rate: 600, Period: time.Minute}})
-	return err
-}
-
-var (
-	ModelRequests = ratelimit.Define("model.requests", ratelimit.PerMinute(500))
-	ModelBudget   = ratelimit.Define("model.tokens",
-		ratelimit.TokenBucket{Rate: 200_000, Period: time.Minute, MaxReserved: 400_000})
-)
-
-func guideModel(ctx context.Context, limiter *ratelimit.Limiter, estimate float64, at func(time.Time, func() error) error, complete func() (float64, error)) error {
-	r, err := limiter.Reserve(ctx, ModelRequests.Global(), ModelBudget.Global().Cost(estimate))
-	if err != nil {
-		return err
-	}
-	if !r.Allowed {
-		return r.Err() // two minutes are owed already
-	}
-	return at(r.ReadyAt, func() error {
-		used, err := complete()
-		if err != nil {
-			return errors.Join(err, limiter.Cancel(ctx, r.ID))
-		}
-		return limiter.Settle(ctx, r.ID, ModelBudget.Global().Cost(used))
 	})
 }
 

@@ -2,10 +2,7 @@ package docs_test
 
 import (
 	"context"
-	"errors"
 	"log/slog"
-	"net/http"
-	"net/http/httptest"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -15,11 +12,9 @@ import (
 	"github.com/riverqueue/river/riverdriver/riverpgxv5"
 	"github.com/stretchr/testify/require"
 
-	"github.com/pgratelimit/pgratelimit/httplimit"
 	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
 	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
-	"github.com/pgratelimit/pgratelimit/rules"
 	"github.com/pgratelimit/pgratelimit/scheduler"
 )
 
@@ -58,53 +53,6 @@ func TestGuideMessages(t *testing.T) {
 	var messages int
 	require.NoError(t, pool.QueryRow(t.Context(), `SELECT count(*) FROM messages`).Scan(&messages))
 	require.Equal(t, 4, messages)
-}
-
-func TestGuideAPI(t *testing.T) {
-	t.Parallel()
-	testsize.Long(t, documents)
-	pool, _, _ := guideStand(t)
-	store, err := rules.NewStore(pool, rules.StoreConfig{Lead: -1})
-	require.NoError(t, err)
-	require.NoError(t, guidePlan(t.Context(), store))
-	set, err := rules.NewSet(pool, rules.Config{})
-	require.NoError(t, err)
-	require.NoError(t, set.Load(t.Context()))
-	limiter, err := ratelimit.New(pool, ratelimit.Config{Policies: set})
-	require.NoError(t, err)
-	header := func(name string) httplimit.Key {
-		return func(r *http.Request) (string, error) { return r.Header.Get(name), nil }
-	}
-	handler, err := guideAPI(limiter, header("Account"), header("Plan"), http.NotFoundHandler())
-	require.NoError(t, err)
-	for plan, quota := range map[string]string{"free": "q=60", "pro": "q=600"} {
-		response := httptest.NewRecorder()
-		request := httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/", http.NoBody)
-		request.Header.Set("Account", plan+" account")
-		request.Header.Set("Plan", plan)
-		handler.ServeHTTP(response, request)
-		require.Equal(t, http.StatusNotFound, response.Code)
-		require.Contains(t, response.Header().Get("RateLimit-Policy"), quota)
-	}
-}
-
-func TestGuideModel(t *testing.T) {
-	t.Parallel()
-	testsize.Long(t, documents)
-	_, limiter, _ := guideStand(t)
-	var readyAt time.Time
-	run := func(at time.Time, work func() error) error { readyAt = at; return work() }
-	require.NoError(t, guideModel(t.Context(), limiter, 150_000, run, func() (float64, error) { return 120_000, nil }))
-	require.InDelta(t, 80_000, tokensOf(t, limiter, ModelBudget.Global()), 1e-6)
-	overloaded := errors.New("overloaded")
-	require.ErrorIs(t, guideModel(t.Context(), limiter, 180_000, run, func() (float64, error) { return 0, overloaded }), overloaded)
-	require.Equal(t, 30*time.Second, readyAt.Sub(recipeStart), "100,000 of 200,000 a minute had to arrive")
-	require.InDelta(t, 80_000, tokensOf(t, limiter, ModelBudget.Global()), 1e-6, "what failed is back")
-	later := func(time.Time, func() error) error { return nil }
-	for range 3 {
-		require.NoError(t, guideModel(t.Context(), limiter, 150_000, later, nil))
-	}
-	require.ErrorIs(t, guideModel(t.Context(), limiter, 150_000, later, nil), ratelimit.ErrLimited)
 }
 
 func TestGuideWebhooks(t *testing.T) {

@@ -23,7 +23,6 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/migrations"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
-	"github.com/pgratelimit/pgratelimit/rules"
 	"github.com/pgratelimit/pgratelimit/sqllimit"
 )
 
@@ -121,26 +120,6 @@ func readmeFast(pool *pgxpool.Pool) (*ratelimit.Limiter, ratelimit.Limit, error)
 	return limiter, tokens, err
 }
 
-func readmeRules(ctx context.Context, pool *pgxpool.Pool) (*ratelimit.Limiter, error) {
-	set, err := rules.NewSet(pool, rules.Config{})
-	if err != nil {
-		return nil, err
-	}
-	go func() { _ = set.Run(ctx) }() // loads, and listens for changes
-	limiter, err := ratelimit.New(pool, ratelimit.Config{Policies: set})
-	return limiter, err
-}
-
-func readmePut(ctx context.Context, pool *pgxpool.Pool) error {
-	store, err := rules.NewStore(pool, rules.StoreConfig{Lead: -1})
-	if err != nil {
-		return err
-	}
-	_, err = store.Put(ctx, rules.Edit{Author: "ana", Reason: "the spring offer"},
-		rules.Rule{Limit: "sendMessage", Plan: "pro", Policy: ratelimit.TokenBucket{Rate: 60, Period: time.Minute}})
-	return err
-}
-
 func TestReadme(t *testing.T) {
 	t.Parallel()
 	testsize.Long(t, documents)
@@ -193,11 +172,6 @@ func TestReadme(t *testing.T) {
 		require.NoError(t, err)
 		require.True(t, taken.Allowed)
 		require.NoError(t, fast.Close(ctx))
-
-		ruled, err := readmeRules(ctx, pool)
-		require.NoError(t, err)
-		require.NoError(t, readmePut(ctx, pool))
-		require.Eventually(t, func() bool { return ruled.Resolve(SendMessage.For("ada").Plan("pro")).Capacity() == 60 }, time.Minute, time.Millisecond)
 
 		rows, err := pool.Query(ctx, readmeBlocks(t, "sql")[0])
 		require.NoError(t, err)

@@ -3,7 +3,6 @@ package links_test
 import (
 	"os"
 	"path/filepath"
-	"regexp"
 	"strconv"
 	"strings"
 	"testing"
@@ -11,50 +10,38 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// promised is the number of entries under "Faults and their tests" in docs/promises.md.
+// promised is the number of entries of integration_test/promises.txt.
 const promised = 45
 
-var promiseEntry = regexp.MustCompile(`(?m)^(\d+)\. `)
-
-// TestPromisesNameTests promises that the entries under "Faults and their tests" in docs/promises.md are numbered in order, that
-// testdata/promises.txt names a test for each, and that each of these tests is in the directory that the file names.
+// TestPromisesNameTests promises that the entries of integration_test/promises.txt are numbered in order, that each names a test, and that each of
+// these tests is in the directory that the entry names.
 func TestPromisesNameTests(t *testing.T) {
 	t.Parallel()
-	page, err := os.ReadFile("../../../docs/promises.md")
+	file, err := os.ReadFile("../../promises.txt")
 	require.NoError(t, err)
-	_, faults, found := strings.Cut(string(page), "\n## Faults and their tests\n")
-	require.True(t, found)
-	entries := promiseEntry.FindAllStringSubmatch(faults, -1)
-	require.Len(t, entries, promised)
-	for i, entry := range entries {
-		require.Equal(t, strconv.Itoa(i+1), entry[1])
-	}
-
-	file, err := os.ReadFile("testdata/promises.txt")
-	require.NoError(t, err)
-	tested, sources := [promised + 1]bool{}, map[string]string{}
+	entries, sources, named := 0, map[string]string{}, true
 	for line := range strings.Lines(string(file)) {
-		if strings.HasPrefix(line, "#") {
-			continue
-		}
-		fields := strings.Fields(line)
-		require.Len(t, fields, 3, line)
-		number, err := strconv.Atoi(fields[0])
-		require.NoError(t, err)
-		require.Truef(t, 0 < number && number <= promised, "there is no entry %d", number)
-		tested[number] = true
-		directory := fields[1]
-		if _, read := sources[directory]; !read {
-			sources[directory] = testsIn(t, filepath.Join("../../..", directory))
-		}
-		name, part, _ := strings.Cut(fields[2], "/")
-		if !strings.Contains(sources[directory], "\nfunc "+name+"(") || !strings.Contains(sources[directory], strconv.Quote(part)) && part != "" {
-			t.Errorf("entry %d names %s, which is not in %s", number, fields[2], directory)
+		switch {
+		case strings.HasPrefix(line, "    "):
+			fields := strings.Fields(line)
+			require.Len(t, fields, 2, line)
+			directory := fields[0]
+			if _, read := sources[directory]; !read {
+				sources[directory] = testsIn(t, filepath.Join("../../..", directory))
+			}
+			name, part, _ := strings.Cut(fields[1], "/")
+			if !strings.Contains(sources[directory], "\nfunc "+name+"(") || part != "" && !strings.Contains(sources[directory], strconv.Quote(part)) {
+				t.Errorf("entry %d names %s, which is not in %s", entries, fields[1], directory)
+			}
+			named = true
+		case strings.TrimSpace(line) != "" && !strings.HasPrefix(line, "#"):
+			require.Truef(t, named, "entry %d names no test", entries)
+			entries, named = entries+1, false
+			require.True(t, strings.HasPrefix(line, strconv.Itoa(entries)+". "), line)
 		}
 	}
-	for number := 1; number <= promised; number++ {
-		require.Truef(t, tested[number], "entry %d has no test", number)
-	}
+	require.True(t, named)
+	require.Equal(t, promised, entries)
 }
 
 // testsIn returns the text of the test files of a directory.
