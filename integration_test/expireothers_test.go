@@ -95,8 +95,8 @@ func testExpireGoesPastABucketThatIsHeld(t *testing.T, on backend) {
 // A reservation that cannot be ended does not keep the others from it.
 func TestExpireGoesPastAReservationThatFails(t *testing.T) {
 	t.Parallel()
-	b := setup(t)
-	d := b.desk(t, ratelimit.Config{ExpireAfter: time.Hour, ReleaseExpired: true})
+	b, heard := setup(t), &failures{}
+	d := b.desk(t, ratelimit.Config{ExpireAfter: time.Hour, ReleaseExpired: true, Observer: heard})
 	var broken []string
 	for n := range 6 {
 		r := d.reserve(t, roomy.For("key").Cost(10))
@@ -114,6 +114,11 @@ func TestExpireGoesPastAReservationThatFails(t *testing.T) {
 		}
 	}
 	require.InDelta(t, 1e6-20, tokens(t, d.limiter, roomy.For("key")), 5)
+	require.Len(t, heard.told, 2, "one for each Expire")
+	ctx, cancel := context.WithCancel(t.Context())
+	heard.then = cancel
+	require.ErrorIs(t, d.limiter.Maintain(ctx, time.Hour), context.Canceled)
+	require.Len(t, heard.told, 3, "Maintain does not report it again")
 }
 
 // In a transaction Expire locks the buckets of all reservations in the order in which every call does, and so cannot

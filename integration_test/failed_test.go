@@ -14,13 +14,19 @@ import (
 type failures struct {
 	mu   sync.Mutex
 	told []ratelimit.Failed
+	then func() // called with a Pruned, if it is not nil
 }
 
 func (f *failures) Observe(_ context.Context, event ratelimit.Event) {
-	if failed, ok := event.(ratelimit.Failed); ok {
-		f.mu.Lock()
-		defer f.mu.Unlock()
-		f.told = append(f.told, failed)
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	switch e := event.(type) {
+	case ratelimit.Failed:
+		f.told = append(f.told, e)
+	case ratelimit.Pruned:
+		if f.then != nil {
+			f.then()
+		}
 	}
 }
 

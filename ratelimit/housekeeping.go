@@ -19,8 +19,10 @@ import (
 //	go limiter.Maintain(ctx, 10*time.Minute, SendMessage, FailedLogins)
 //
 // Any number of processes can run it at the same time: they share the reservations, and one of them prunes. Each interval is longer
-// by up to a tenth, by chance, so that processes that started together spread. An error does not end Maintain. The Observer gets it
-// as a [Failed] whose Verb is "expire" or "prune", and the next interval tries again. For the limits see Prune.
+// by up to a tenth, by chance, so that processes that started together spread. For the limits see Prune.
+//
+// An error does not end Maintain: the next interval tries again. Only the Observer learns of errors, as one [Failed] whose Verb is
+// "expire" or "prune", and of deleted rows, as [Pruned]. Without Config.Observer Maintain is silent.
 //
 // Maintain returns ErrInvalidConfig at once if every is not above 0, or if WithTx returned the Limiter, and ErrInvalidLimit for the
 // zero Limit.
@@ -45,11 +47,8 @@ func (l *Limiter) Maintain(ctx context.Context, every time.Duration, limits ...L
 
 // maintain expires and prunes once, and reports errors.
 func maintain(ctx context.Context, l *Limiter, limits []Limit) {
+	_, _ = l.Expire(ctx) // it reports its errors
 	began := l.reports.began()
-	if _, err := l.Expire(ctx); err != nil {
-		l.reports.failed(ctx, Failed{Verb: "expire", Err: err}, began)
-	}
-	began = l.reports.began()
 	if _, err := l.Prune(ctx, limits...); err != nil {
 		l.reports.failed(ctx, Failed{Verb: "prune", Err: err}, began)
 	}
@@ -61,12 +60,22 @@ func maintain(ctx context.Context, l *Limiter, limits []Limit) {
 // returns the number of reservations that it ended. Call it every few minutes, from any number of processes.
 //
 // Expire skips a reservation that another transaction has locked, and waits at most a second for a bucket; the next call ends
-// the rest. If a reservation cannot be ended, Expire ends the others and returns the errors joined. In a transaction it ends
-// all of them or, after an error, none, and a rollback undoes it.
+// the rest. If a reservation cannot be ended, Expire ends the others, returns the errors joined, and reports them to the Observer
+// as one [Failed]. In a transaction it ends all of them or, after an error, none, and a rollback undoes it.
 func (l *Limiter) Expire(ctx context.Context) (int, error) {
 	if err := l.ready(ctx, "expire"); err != nil {
 		return 0, err
 	}
+	began := l.reports.began()
+	ended, err := expireAll(ctx, l)
+	if err != nil {
+		l.reports.failed(ctx, Failed{Verb: "expire", Err: err}, began)
+	}
+	return ended, err
+}
+
+// expireAll ends all due reservations, and deletes those that ended long ago.
+func expireAll(ctx context.Context, l *Limiter) (int, error) {
 	if err := l.pass(ctx, "expire", false, true); err != nil {
 		return 0, during("expire", l.explained(ctx, err))
 	}

@@ -225,7 +225,8 @@ func lockedBy(ctx context.Context, l *Limiter, verb, id string, keyed bool,
 	}
 	stuck.Add(err, r)
 	err = during(verb+" "+id, l.explained(ctx, err))
-	if !isAnyOf(err, reserved.ErrStuck, ErrNotReserved, ErrReservationEnded, ErrInvalidRequest, ErrCostExceedsCapacity) {
+	isReported := stuck != nil || isAnyOf(err, ErrNotReserved, ErrReservationEnded, ErrInvalidRequest, ErrCostExceedsCapacity)
+	if !isReported { // Expire reports those of its sweep together
 		l.reports.failed(ctx, Failed{Verb: verb, Err: err}, began)
 	}
 	return err
