@@ -205,7 +205,10 @@ func addUser(ctx context.Context, pool *pgxpool.Pool, login, password string) er
 	if err != nil {
 		return err
 	}
-	_, err = pool.Exec(ctx, `INSERT INTO login_users (login, password_hash) VALUES ($1, $2)`, account, hash)
+	tag, err := pool.Exec(ctx, `INSERT INTO login_users (login, password_hash) VALUES ($1, $2) ON CONFLICT DO NOTHING`, account, hash)
+	if err == nil && tag.RowsAffected() == 0 {
+		return fmt.Errorf("the account %q exists already", account)
+	}
 	return err
 }
 

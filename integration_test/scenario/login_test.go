@@ -47,6 +47,9 @@ func startLogin(t *testing.T) *login {
 		output, err := invoke(t, database, "login", "-add", name+":"+passwordOf(name))
 		require.NoError(t, err, output)
 	}
+	output, err := invoke(t, database, "login", "-add", "ADA:another")
+	require.Error(t, err)
+	require.Contains(t, output, `the account "ada" exists already`)
 	l.server = start(t, database, "login", []string{"HASH_KEY=the secret of this test"}, "-trusted-proxies", "127.0.0.0/8")
 	t.Cleanup(l.client.CloseIdleConnections)
 	return l
