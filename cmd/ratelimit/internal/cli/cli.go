@@ -36,7 +36,7 @@ func Run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.
 	out := &output{to: stdout}
 	a := &app{in: stdin, out: out, errOut: stderr, env: env}
 	root := a.root()
-	root.SetArgs(args)
+	root.SetArgs(append([]string{}, args...)) // nil would mean os.Args
 	root.SetIn(stdin)
 	root.SetOut(out)
 	root.SetErr(stderr)
@@ -117,7 +117,10 @@ func asGroup(cmd *cobra.Command) {
 	cmd.Args = cobra.ArbitraryArgs
 	cmd.SuggestionsMinimumDistance = 2
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		if len(args) == 0 {
+		switch {
+		case len(args) == 0 && !cmd.HasParent():
+			return cmd.Help()
+		case len(args) == 0:
 			return misused("name a command\n\n%s", cmd.UsageString())
 		}
 		hint := ""

@@ -73,7 +73,7 @@ func isWrong(level doctor.Level) bool { return level == doctor.Warning || level 
 // showFindings prints what was found for people: what is wrong, or all.
 func (a *app) showFindings(report doctor.Report, all bool) error {
 	if !all && !isWrong(report.Worst()) {
-		_, err := fmt.Fprintf(a.out, "all is well: %d checks found nothing wrong; --all shows them\n", len(doctor.Checks()))
+		_, err := fmt.Fprintf(a.out, "all is well; --all shows the answers of the checks: %s\n", strings.Join(doctor.Checks(), ", "))
 		return err
 	}
 	for _, f := range report.Findings {

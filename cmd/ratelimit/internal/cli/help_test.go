@@ -61,6 +61,8 @@ func TestHelp(t *testing.T) {
 		byFlag := run(t.Context(), nil, "", "take", "--help")
 		require.Equal(t, 0, byFlag.code)
 		require.Equal(t, run(t.Context(), nil, "", "help", "take").out, byFlag.out)
+		alone := run(t.Context(), nil, "")
+		require.Equal(t, result{0, run(t.Context(), nil, "", "help").out, ""}, alone)
 	})
 
 	t.Run("CompletesWithoutADatabase", func(t *testing.T) {

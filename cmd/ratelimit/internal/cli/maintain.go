@@ -2,6 +2,8 @@ package cli
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"sync"
 	"time"
 
@@ -16,9 +18,9 @@ func (a *app) maintainCommand() *cobra.Command {
 	cmd := a.command(cobra.Command{
 		Use:   "maintain [LIMIT ...]",
 		Short: "Prune and expire at once and then every interval, until it is interrupted",
-		Long: `Delete the rows of full buckets of the named limits, and end reservations that were not settled, at once and then every interval. It
-follows the rules in the tables. For the policies of limits see ratelimit prune. Several of them can run at the same time. An
-error is printed, and the next interval tries again. It ends when it is interrupted.`,
+		Long: `Delete the rows of full buckets of the named limits, and end reservations that were not settled, at once and then every interval. Each time it
+prints how many rows and reservations that were. It follows the rules in the tables. For the policies of limits see ratelimit prune.
+Several of them can run at the same time. An error is printed, and the next interval tries again. It ends when it is interrupted.`,
 		Args:    cobra.ArbitraryArgs,
 		Example: "  ratelimit maintain sendMessage freeTrials -f rules.yaml --every 10m --yes",
 	}, func(ctx context.Context, args []string) error {
@@ -37,7 +39,7 @@ error is printed, and the next interval tries again. It ends when it is interrup
 			if err != nil {
 				return err
 			}
-			limiter, err := ratelimit.New(db.pool, ratelimit.Config{Schema: db.schema, Policies: set, Observer: failures{a}})
+			limiter, err := ratelimit.New(db.pool, ratelimit.Config{Schema: db.schema, Policies: set})
 			if err != nil {
 				return err
 			}
@@ -46,19 +48,31 @@ error is printed, and the next interval tries again. It ends when it is interrup
 			defer running.Wait()
 			defer stop()
 			running.Go(func() { _ = set.Run(ctx) }) // its error is that of ctx
-			return limiter.Maintain(ctx, time.Duration(every), limits...)
+			return a.maintain(ctx, limiter, time.Duration(every), limits)
 		})
 	})
 	cmd.Flags().Var(&every, "every", "interval, such as 10m")
 	return a.withYes(a.withDefinitionFile(cmd, &d))
 }
 
-// failures prints the calls that fail.
-type failures struct{ app *app }
-
-// Observe prints a failure.
-func (f failures) Observe(_ context.Context, event ratelimit.Event) {
-	if failed, ok := event.(ratelimit.Failed); ok {
-		f.app.note("%s: %v", failed.Verb, failed.Err)
+// maintain does the work of Limiter.Maintain, and prints a line for each interval.
+func (a *app) maintain(ctx context.Context, limiter *ratelimit.Limiter, every time.Duration, limits []ratelimit.Limit) error {
+	for {
+		ended, failed := limiter.Expire(ctx)
+		deleted, err := limiter.Prune(ctx, limits...)
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		if err := errors.Join(failed, err); err != nil {
+			a.note("%v", a.explain(err))
+		}
+		if _, err := fmt.Fprintf(a.out, "%s: %s deleted, %s ended\n", instant(time.Now()), count(deleted, "row"), count(ended, "reservation")); err != nil {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(every + ratelimit.Spread(every/10)):
+		}
 	}
 }

@@ -3,6 +3,7 @@ package cli
 import (
 	"context"
 	"fmt"
+	"io"
 	"strconv"
 	"strings"
 	"time"
@@ -15,7 +16,7 @@ import (
 
 func (a *app) migrateCommands() *cobra.Command {
 	migrate := &cobra.Command{Use: "migrate", Short: "Create the tables, remove them, or show their version"}
-	migrate.AddCommand(a.migrateUp(), a.migrateDown(), a.migrateStatus(), a.migratePartition())
+	migrate.AddCommand(a.migrateUp(), a.migrateDown(), a.migrateStatus(), a.migratePrint(), a.migratePartition())
 	asGroup(migrate)
 	return migrate
 }
@@ -100,7 +101,7 @@ it is not, nothing is done, and ratelimit migrate partition changes it.`,
 	}, func(ctx context.Context, _ []string) error {
 		return a.withNoTimeout(ctx, cmd, func(ctx context.Context, db *database) error { return a.migrate(ctx, db, config, migrations.Up) })
 	}))
-	cmd.Flags().IntVar(&config.Partitions, "partitions", 0, "over how many partitions the buckets are; 1: one plain table; 0: as they are")
+	a.withPartitions(cmd, &config)
 	return cmd
 }
 
@@ -122,6 +123,33 @@ is full again after the next up. Programs that run fail until then.`,
 		})
 	})))
 	return cmd
+}
+
+func (a *app) migratePrint() *cobra.Command {
+	var config migrations.Config
+	cmd := a.command(cobra.Command{
+		Use:   "print",
+		Short: "Print the SQL that up sends to an empty database",
+		Long: `Print the SQL of all migrations in order, for teams that use another migration tool. It uses no database. The SQL records its
+versions, so that migrate status and doctor know them. After an update of ratelimit, print again, and take the new migrations.`,
+		Args: noArguments,
+		Example: `  ratelimit migrate print > migrations/0042_ratelimit.sql
+  ratelimit migrate print --schema limits --partitions 16 | psql --single-transaction`,
+	}, func(context.Context, []string) error {
+		config.Schema = a.options.schema
+		statements, err := migrations.SQL(config)
+		if err != nil {
+			return err
+		}
+		_, err = io.WriteString(a.out, statements)
+		return err
+	})
+	a.withPartitions(cmd, &config)
+	return cmd
+}
+
+func (a *app) withPartitions(cmd *cobra.Command, config *migrations.Config) {
+	cmd.Flags().IntVar(&config.Partitions, "partitions", 0, "over how many partitions the buckets are; 1: one plain table; 0: as they are")
 }
 
 // migrationView is how far a schema is.

@@ -192,7 +192,9 @@ func TestMaintain(t *testing.T) {
 		return err == nil && open == 0 && rows == 0
 	}, time.Minute, 5*time.Millisecond)
 	interrupt()
-	require.Equal(t, 130, (<-done).code)
+	r := <-done
+	require.Equal(t, 130, r.code)
+	require.Contains(t, r.out, ": 1 row deleted, 1 reservation ended\n")
 }
 
 func TestPrune(t *testing.T) {

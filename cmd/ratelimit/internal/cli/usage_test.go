@@ -17,7 +17,6 @@ func TestUsage(t *testing.T) {
 	t.Parallel()
 	nothing := file(t, "empty", "")
 	for _, c := range []struct{ args, says string }{
-		{"", "\n  take "},
 		{"rulse list", "did you mean rules?"},
 		{"rules", "\n  apply "},
 		{"rules aply", "did you mean apply?"},
