@@ -114,7 +114,7 @@ func (p Adaptive) compile() (bucket.Terms, error) {
 	}
 	t, err := p.Contract.compile()
 	if err == nil && t.Prefetch != 0 {
-		err = errors.New("it has a Prefetch, and what is taken ahead cannot follow the price; leave that out")
+		err = errors.New("it has a Prefetch, and prefetched tokens cannot follow the price; leave that out")
 	}
 	if err != nil {
 		return bucket.Terms{}, fmt.Errorf("its Contract cannot be used: %w", err)

@@ -79,7 +79,7 @@ func (p FixedWindow) prefetched(t bucket.Terms) (bucket.Terms, error) {
 		return bucket.Terms{}, fmt.Errorf("its Prefetch is %v, and its windows end after %v; it must be that or less", p.Prefetch, p.Period)
 	}
 	if t.Capacity == 0 {
-		return bucket.Terms{}, errors.New("it has a Prefetch and NoCapacity, of which nothing can be taken ahead; leave one of them out")
+		return bucket.Terms{}, errors.New("it has a Prefetch and NoCapacity, which leaves nothing to prefetch; leave one of them out")
 	}
 	t.Prefetch = p.Prefetch.Microseconds()
 	return t, nil

@@ -35,7 +35,7 @@ type incomparable struct{ Policy }
 // limitOf returns the limit of a compiled policy.
 //
 // To add a new kind of policy, also change policyjson.go, policynumbers.go, value.go, checkVerb, httplimit (quota.go,
-// client/ratelimit.js), rules (flat.go, row.go, and a migration), the flags of cmd/ratelimit/internal/cli (definition.go) and the
+// client/ratelimit.js), rules (flat.go, row.go, and a migration), internal/policytext, and the
 // form of admin (formpolicy.go, preview.go, web/rule.html). A new bucket.Kind also needs
 // bucket.Parts, a column if its rows hold more, buckets_prune.sql, and Reserved in internal/reserved. Until it has a statement
 // of its own (internal/store/window.go), calls lock its rows and decide in Go.

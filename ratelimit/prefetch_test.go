@@ -35,7 +35,7 @@ func TestPrefetchIsChecked(t *testing.T) {
 	}
 	limit := ratelimit.Define("hot", ratelimit.TokenBucket{Rate: 10, Period: time.Second, Capacity: 20, Prefetch: time.Second})
 	require.InDelta(t, 10, limit.Capacity(), 0)
-	require.Equal(t, "hot: 10 per second, capacity 20, taken ahead for 1s", limit.String())
+	require.Equal(t, "hot: 10 per second, capacity 20, prefetch 1s", limit.String())
 }
 
 func TestPrefetchOfWindowsIsChecked(t *testing.T) {
@@ -53,7 +53,7 @@ func TestPrefetchOfWindowsIsChecked(t *testing.T) {
 	}
 	limit := ratelimit.Define("hot", ratelimit.FixedWindow{Rate: 10, Period: time.Second, Capacity: 20, Prefetch: time.Second})
 	require.InDelta(t, 20, limit.Capacity(), 0)
-	require.Equal(t, "hot: 10 per second, capacity 20 (fixed window), taken ahead for 1s", limit.String())
+	require.Equal(t, "hot: 10 per second, capacity 20 (fixed window), prefetch 1s", limit.String())
 }
 
 // still is a limit that gains next to nothing while a test runs.

@@ -151,7 +151,7 @@ func describeRest(maxReserved float64, shards int, prefetch time.Duration) (text
 		text += fmt.Sprintf(", %d shards", shards)
 	}
 	if prefetch != 0 {
-		text += ", taken ahead for " + words.Span(prefetch)
+		text += ", prefetch " + words.Span(prefetch)
 	}
 	return text
 }

@@ -3,7 +3,6 @@ package words
 import (
 	"errors"
 	"fmt"
-	"math"
 	"strconv"
 	"strings"
 	"time"
@@ -17,8 +16,8 @@ var (
 	errLongSpan = errors.New("write a span of up to 40000 days")
 )
 
-// ParseSpan returns the span of time that text names: a word such as minute, a number of days or weeks such as 7d, or a
-// duration of package time. It returns an error that says what to write if there is no such span, or if it is not above 0.
+// ParseSpan returns the span of time that text names: a word such as minute, a number of them such as 7d or 7 days,
+// or a duration of package time. It returns an error that says what to write if there is no such span, or if it is not above 0.
 func ParseSpan(text string) (time.Duration, error) {
 	for _, unit := range units() {
 		if text == unit.word {
@@ -33,6 +32,13 @@ func ParseSpan(text string) (time.Duration, error) {
 			}
 			return checked(n * float64(unit.span))
 		}
+		if count, ok := strings.CutSuffix(text, " "+unit.word+"s"); ok {
+			n, err := strconv.ParseUint(count, 10, 32)
+			if err != nil {
+				return 0, errSpan
+			}
+			return checked(float64(n) * float64(unit.span))
+		}
 	}
 	switch text {
 	case "month", "quarter", "year":
@@ -42,15 +48,15 @@ func ParseSpan(text string) (time.Duration, error) {
 	if err != nil {
 		return 0, errSpan
 	}
-	return checked(float64(d))
+	return checked(d)
 }
 
 // checked returns a span of so many nanoseconds if it is in range.
-func checked(ns float64) (time.Duration, error) {
+func checked[N float64 | time.Duration](ns N) (time.Duration, error) {
 	switch {
-	case math.IsNaN(ns) || ns < 1:
+	case !(ns >= 1): // NaN, too
 		return 0, errSpan
-	case ns > float64(maxSpan):
+	case ns > N(maxSpan):
 		return 0, errLongSpan
 	}
 	return time.Duration(ns), nil

@@ -61,6 +61,7 @@ func TestSpansAreParsed(t *testing.T) {
 	for text, want := range map[string]time.Duration{
 		"second": time.Second, "minute": time.Minute, "hour": time.Hour, "day": day, "week": 7 * day, "7d": 7 * day, "1.5d": 36 * time.Hour,
 		"2w": 14 * day, "90s": 90 * time.Second, "1h30m": 90 * time.Minute, "40000d": 40_000 * day,
+		"7 days": 7 * day, "90 seconds": 90 * time.Second, "40000 days": 40_000 * day, "2880000000000001µs": 2_880_000_000_000_001 * time.Microsecond,
 	} {
 		d, err := words.ParseSpan(text)
 		require.NoError(t, err, text)
@@ -69,6 +70,7 @@ func TestSpansAreParsed(t *testing.T) {
 	for text, want := range map[string]string{
 		"": "write a span", "60": "write a span", "0s": "write a span", "-1d": "write a span", "NaNd": "write a span", "fortnight": "write a span",
 		"d": "write a span", "month": "has no fixed length", "40001d": "up to 40000 days", "1000000h": "up to 40000 days", "Infw": "up to 40000 days",
+		"-7 days": "write a span", "1.5 days": "write a span", "4000000 days": "up to 40000 days", "99999999999 seconds": "write a span",
 	} {
 		_, err := words.ParseSpan(text)
 		require.ErrorContains(t, err, want, text)

@@ -75,7 +75,7 @@ func TestTakeAndCheck(t *testing.T) {
 		require.True(t, checked.Allowed)
 		taken := read[decision](t, f, 0, with(policy, "take", "sends", "ada", "--cost", "2")...)
 		require.Equal(t, 1.0, taken.Remaining, "the check took nothing")
-		require.Equal(t, "flags", taken.DecidedBy)
+		require.Equal(t, "--policy", taken.DecidedBy)
 		require.Equal(t, "fixed window", taken.Policy.Kind)
 		refused := read[decision](t, f, 3, with(policy, "take", "sends", "ada", "--cost", "2")...)
 		require.False(t, refused.Allowed)
@@ -90,30 +90,29 @@ func TestTakeAndCheck(t *testing.T) {
 		t.Parallel()
 		f := setup(t)
 		for _, verb := range []string{"take", "check", "credit"} {
-			require.Contains(t, f.fails(t, 2, verb, "sends", "ada"), "give -f rules.yaml, or --rate and --period")
+			require.Contains(t, f.fails(t, 2, verb, "sends", "ada"), "give -f rules.yaml, or --policy with the policy of the code")
 		}
-		require.Contains(t, f.fails(t, 2, "reset", "sends", "ada", "--yes"), "give -f rules.yaml, or --rate and --period")
-		require.Contains(t, f.fails(t, 2, "prune", "sends", "--yes"), "give -f rules.yaml, or --rate and --period")
-		require.Contains(t, f.fails(t, 2, "take", "sends", "ada", "--rate", "3"), "--period is missing")
-		require.Contains(t, f.fails(t, 2, "take", "sends", "ada", "--rate", "3", "--period", "1m", "-f", "x.yaml"), "use one of them")
-		require.Contains(t, f.fails(t, 2, "take", "sends", "ada", "--rate", "-3", "--period", "1m"), "invalid limit")
-		require.Contains(t, f.fails(t, 2, "take", "sends", "ada", "--rate", "3", "--period", "1m", "--kind", "leaky"), "--kind is")
-		require.Contains(t, f.fails(t, 2, "take", "sends", "ada", "--rate", "3", "--period", "1m", "--cost", "4"), "never give more than 3")
-		require.Contains(t, f.fails(t, 2, "take", "not a name", "ada", "--rate", "3", "--period", "1m"), "invalid limit")
-		require.Contains(t, f.fails(t, 2, "take", "sends", strings.Repeat("x", 300), "--rate", "3", "--period", "1m"), "invalid key")
+		require.Contains(t, f.fails(t, 2, "reset", "sends", "ada", "--yes"), "give -f rules.yaml, or --policy with the policy of the code")
+		require.Contains(t, f.fails(t, 2, "prune", "sends", "--yes"), "give -f rules.yaml, or --policy with the policy of the code")
+		require.Contains(t, f.fails(t, 2, "take", "sends", "ada", "--policy", "3"), "--policy \"3\": this is no policy; write one as")
+		require.Contains(t, f.fails(t, 2, "take", "sends", "ada", "--policy", "3 per 1m", "-f", "x.yaml"), "[file policy] were all set")
+		require.Contains(t, f.fails(t, 2, "take", "sends", "ada", "--policy", "3 per 1m, capacity 1e13"), "invalid limit")
+		require.Contains(t, f.fails(t, 2, "take", "sends", "ada", "--policy", "3 per 1m", "--cost", "4"), "never give more than 3")
+		require.Contains(t, f.fails(t, 2, "take", "not a name", "ada", "--policy", "3 per 1m"), "invalid limit")
+		require.Contains(t, f.fails(t, 2, "take", "sends", strings.Repeat("x", 300), "--policy", "3 per 1m"), "invalid key")
 		require.Empty(t, read[bucket](t, f, 0, "get", "sends", "ada").Rows, "nothing was taken")
 	})
 
-	t.Run("EveryFlagOfAPolicyCounts", func(t *testing.T) {
+	t.Run("AllOfAPolicyCounts", func(t *testing.T) {
 		t.Parallel()
 		f := setup(t)
-		d := read[decision](t, f, 0, "take", "sends", "ada", "--rate", "4", "--period", "2h", "--capacity", "8", "--max-reserved", "2", "--shards", "2")
+		d := read[decision](t, f, 0, "take", "sends", "ada", "--policy", "4 per 2h, capacity 8, up to 2 owed, 2 shards")
 		require.Equal(t, policy{Kind: "token bucket", Rate: 4, Period: "2h", Capacity: 8, MaxReserved: new(2.0), Shards: 2}, d.Policy)
 		start := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 		for _, verb := range []string{"check", "get", "credit", "reset"} {
 			args := []string{
-				verb, "hours", "ada", "--rate", "4", "--period", "hour", "--capacity", "8", "--max-reserved", "0", "--shards", "2",
-				"--kind", "fixed_window", "--start", start.Format(time.RFC3339), "--plan", "pro",
+				verb, "hours", "ada", "--plan", "pro",
+				"--policy", "4 per hour, capacity 8 (fixed window, one starts at 2026-01-01T00:00:00Z), up to 0 owed, 2 shards",
 			}
 			if verb == "reset" {
 				args = append(args, "--yes")
@@ -138,16 +137,16 @@ func TestTakeAndCheck(t *testing.T) {
 		d = read[decision](t, f, 0, "check", "sends", "joan", "--no-plan")
 		require.Equal(t, 50.0, d.Remaining)
 		require.Equal(t, "override", d.DecidedBy)
-		r := f.run(t, "check", "sends", "ada", "--rate", "1000", "--period", "1s", "--no-plan")
+		r := f.run(t, "check", "sends", "ada", "--policy", "1000 per 1s", "--no-plan")
 		require.Equal(t, 0, r.code)
-		require.Contains(t, r.err, "the rule in the tables decides, and not the definition by flags")
+		require.Contains(t, r.err, "the rule in the tables decides, and not the definition by --policy")
 		require.Contains(t, r.out, "remaining   4")
 	})
 
 	t.Run("ABucketOfBeforeTheRuleDependsOnTheCode", func(t *testing.T) {
 		t.Parallel()
 		f := setup(t)
-		code := []string{"--rate", "10", "--period", "week"}
+		code := []string{"--policy", "10 per week"}
 		for _, limit := range []string{"slow", "fast"} {
 			f.ok(t, with(code, "take", limit, "ada", "--cost", "9")...)
 		}
@@ -245,7 +244,7 @@ overrides:
 		require.Equal(t, "rule", d.DecidedBy)
 		f.ok(t, "take", "sends", "bob")
 		f.ok(t, "pause", "calls", "ada", "--for", "1h", "--reason", "the key was published")
-		require.Equal(t, "flags", read[decision](t, f, 3, with(window(), "take", "calls", "ada")...).DecidedBy, "a pause is no rule")
+		require.Equal(t, "--policy", read[decision](t, f, 3, with(window(), "take", "calls", "ada")...).DecidedBy, "a pause is no rule")
 	})
 }
 

@@ -99,7 +99,7 @@ libpq (PGHOST, PGDATABASE, PGSERVICE and others). No error prints the connection
 func topics() []*cobra.Command {
 	return []*cobra.Command{
 		{Use: "exit-codes", Short: "The exit codes of all commands", Long: exitCodesText()},
-		{Use: "policies", Short: "Which policy a bucket is asked under", Long: policiesText},
+		{Use: "policies", Short: "Which policy a bucket is asked under", Long: policiesText()},
 		{Use: "environment", Short: "The variables that are read", Long: environmentText},
 	}
 }

@@ -17,9 +17,9 @@ import (
 // started. It ends with one of the codes that are documented, and says on standard error what is wrong where that is not all.
 func FuzzRun(f *testing.F) {
 	for _, line := range []string{
-		"", "version", "help policies", "rules validate -f -", "take sendMessage ada --rate 10 --period 1m --cost 3 --database-url postgres://127.0.0.1:1/x",
-		"get a --kind sliding_window --rate 1e400 --period -5d", "get a --kind calendar_window --rate 1 --resets month --first-weekday x",
-		"get a --kind concurrency --most 5 --lease 1w -o json", "simulate -f - --format json", "pause a b --for 1h --until 2030-01-01T00:00:00Z",
+		"", "version", "help policies", "rules validate -f -", "take sendMessage ada --policy=10 --cost 3 --database-url postgres://127.0.0.1:1/x",
+		"get a --policy 5", "get a --policy=1e400",
+		"get a --policy= -o json", "simulate -f - --format json", "pause a b --for 1h --until 2030-01-01T00:00:00Z",
 		"grants --application app --schema Bad", "reservations cancel x --yes", "prune --refusals-older-than NaNd --yes", "migrate down --yes --schema x",
 		"doctor --hash-key-file /nowhere", "top --by debt --most 5", "completion bash", "-h", "--", "take \x00 \xff", "leases release L1AAAA --yes",
 	} {

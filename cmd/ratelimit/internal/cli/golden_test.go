@@ -57,7 +57,7 @@ overrides:
 		"prune sends --yes", "simulate -f SIMULATED --by address LOG", "get nothing ada",
 		"rules diff -f FILE", "rules apply -f FILE --yes", "rules history", "doctor", "migrate partition 2 --yes", "migrate down --yes",
 	} {
-		args := strings.Fields(names.Replace(command))
+		args := split(names.Replace(command))
 		if regexp.MustCompile(`^(rules apply|pause|resume)`).MatchString(command) {
 			args = append(args, author...)
 		}

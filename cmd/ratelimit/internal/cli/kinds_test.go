@@ -20,31 +20,30 @@ type lease struct {
 	Since, Until time.Time
 }
 
-// TestKindsOfFlags promises that flags define every kind, for each command that needs a definition.
-func TestKindsOfFlags(t *testing.T) {
+// TestKindsOfPolicies promises that --policy defines every kind, for each command that needs a definition.
+func TestKindsOfPolicies(t *testing.T) {
 	t.Parallel()
 	f := setup(t)
-	for name, c := range map[string]struct{ flags, policy string }{
+	for name, c := range map[string]struct{ words, policy string }{
 		"sliding": {
-			"--kind|sliding_window|--rate|4|--period|hour|--slices|30",
+			"never more than 4 in any hour, counted in 30 slices",
 			`{"kind":"sliding window","rate":4,"period":"1h","slices":30}`,
 		},
 		"weekly": {
-			"--kind|calendar window|--rate|4|--resets|week|--zone|Europe/Berlin|--first-weekday|monday",
+			"4 per week in Europe/Berlin from Monday on",
 			`{"kind":"calendar window","rate":4,"resets":"week","zone":"Europe/Berlin","first_weekday":"monday"}`,
 		},
 		"yearly": {
-			"--kind|calendar window|--rate|4|--resets|year|--first-day|6|--first-month|April|--max-reserved|2",
+			"4 per year in UTC from April 6 on, up to 2 owed",
 			`{"kind":"calendar window","rate":4,"resets":"year","first_day":6,"first_month":"april","max_reserved":2}`,
 		},
 		"slots": {
-			"--kind|concurrency|--most|4|--lease|30s",
+			"4 at a time, leases of 30s",
 			`{"kind":"concurrency","most":4,"lease":"30s"}`,
 		},
 	} {
-		flags := strings.Split(c.flags, "|")
 		for _, verb := range []string{"take", "check", "get", "credit", "reset", "prune"} {
-			args := append([]string{verb, name}, flags...)
+			args := []string{verb, name, "--policy", c.words}
 			switch verb {
 			case "reset", "prune":
 				args = append(args, "--yes")
@@ -62,18 +61,13 @@ func TestKindsOfFlags(t *testing.T) {
 			require.JSONEq(t, c.policy, string(v.Policy), "%s %s", verb, name)
 		}
 	}
-	for flags, want := range map[string]string{
-		"--kind|concurrency":                     "its Most is 0",
-		"--kind|calendar window|--rate|4":        "its Resets is not set",
-		"--kind|sliding window|--rate|4":         "--period is missing",
-		"--kind|adaptive|--rate|4|--period|hour": `--kind is "adaptive"; use one of token bucket`,
-		"--most|4":                               "--most is no field of a token bucket",
-		"--kind|concurrency|--most|4|--rate|4":   "--rate is no field of a concurrency",
-		"--rate|4|--period|hour|--zone|UTC":      "--zone is no field of a token bucket",
-		"--rate|4|--kind|calendar window|--resets|year|--first-month|Brumaire": `--first-month is "brumaire"; use one of january`,
-		"--rate|4|--kind|calendar window|--resets|week|--first-weekday|mo":     `--first-weekday is "mo"; use one of sunday`,
+	for words, want := range map[string]string{
+		"0 at a time":             "its Most is 0",
+		"4 per week in Utopia":    "knows no time zone",
+		"4 per fortnight":         "write a span such as",
+		"leaky bucket, 4 per day": "this is no policy; write one as",
 	} {
-		require.Contains(t, f.fails(t, 2, append([]string{"take", "sends", "ada"}, strings.Split(flags, "|")...)...), want)
+		require.Contains(t, f.fails(t, 2, "take", "sends", "ada", "--policy", words), want)
 	}
 }
 
@@ -131,7 +125,7 @@ func TestPriceOfAKey(t *testing.T) {
 	}
 	of := func(limit string) view { return read[view](t, f, 0, "get", limit, "ada") }
 	require.Equal(t, 1.0, of("upstream").Upstream.Price, "nothing was reported")
-	require.Nil(t, read[view](t, f, 0, "get", "sends", "ada", "--rate", "1", "--period", "1h").Upstream)
+	require.Nil(t, read[view](t, f, 0, "get", "sends", "ada", "--policy", "1 per 1h").Upstream)
 
 	ends := time.Now().Add(time.Hour).UTC().Truncate(time.Second)
 	_, err := f.pool.Exec(t.Context(), `INSERT INTO ratelimit.prices

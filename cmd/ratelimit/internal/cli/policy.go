@@ -7,21 +7,25 @@ import (
 	"fmt"
 	"math"
 	"os"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 
+	"github.com/pgratelimit/pgratelimit/internal/policytext"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/rules"
 )
 
-const policiesText = `get, check, take, reset, credit and prune need the policy of a limit. It comes from
+func policiesText() string {
+	return `get, check, take, reset, credit and prune need the policy of a limit. It comes from
 
   1. the rules in the tables: an override of the key, the rule of --plan, the rule without a plan; pauses count, too.
      Where a limit has rules for plans, give --plan, or --no-plan for a key on none of them; only prune needs neither
-  2. else the program's own definition, which the tables do not have: say it with -f rules.yaml, or with --kind, --rate,
-     --period, --capacity, --max-reserved, --shards and --start; windows of other kinds with --slices, or --resets, --zone,
-     --first-weekday, --first-day and --first-month; slots with --most and --lease. One that adapts only -f can say
+  2. else the program's own definition, which the tables do not have: say it with -f rules.yaml, or with --policy, in the
+     words in which all commands print a policy:
+
+` + indented(policytext.Examples) + `
 
 Where the tables decide by themselves, the second is not needed. Where they say so many times what the definition in the
 code says, or have a rule for another plan only, it is; and where a bucket was last used before they had a rule, as long as
@@ -30,6 +34,12 @@ number of tokens. get then shows what is stored, and the others end with exit co
 
 KEY is what the program calls For with. The bucket of Global has no key: leave KEY out. Where programs have
 Config.HashKey, give the same secret with --hash-key-file or RATELIMIT_HASH_KEY, or the key as it is stored with --stored.`
+}
+
+// indented returns lines with spaces in front of them.
+func indented(lines string) string {
+	return "       " + strings.ReplaceAll(lines, "\n", "\n       ")
+}
 
 // bucketFlags say which bucket is meant, and how its limit is defined in the code.
 type bucketFlags struct {
@@ -151,7 +161,7 @@ func (a *app) onPlan(ctx context.Context, db *database, b bucket, d definition, 
 	if b.why == nil {
 		b.limiter, err = ratelimit.New(db.pool, ratelimit.Config{Schema: db.schema, Policies: b.set, Timeout: -1, NoBatching: true})
 	} else {
-		b.why = fmt.Errorf("no policy is known for this bucket of %q: the tables do not decide by themselves, and %w; give -f rules.yaml, or --rate and --period as they are in the code; see ratelimit help policies", name, b.why)
+		b.why = fmt.Errorf("no policy is known for this bucket of %q: the tables do not decide by themselves, and %w; give -f rules.yaml, or --policy with the policy of the code; see ratelimit help policies", name, b.why)
 	}
 	return &b, err
 }

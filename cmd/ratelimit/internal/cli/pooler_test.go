@@ -1,7 +1,6 @@
 package cli_test
 
 import (
-	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -34,11 +33,11 @@ func TestEveryCommandWorksThroughPgBouncer(t *testing.T) {
 		{"rules list -o yaml", 0},
 		{"rules get search", 0},
 		{"rules history", 0},
-		{"take calls ada --rate 5 --period week", 0},
-		{"check calls ada --rate 5 --period week --cost 5", 3},
-		{"credit calls ada --rate 5 --period week", 0},
-		{"reset calls ada --rate 5 --period week --yes", 0},
-		{"get calls ada --rate 5 --period week", 0},
+		{"take calls ada --policy '5 per week'", 0},
+		{"check calls ada --policy '5 per week' --cost 5", 3},
+		{"credit calls ada --policy '5 per week'", 0},
+		{"reset calls ada --policy '5 per week' --yes", 0},
+		{"get calls ada --policy '5 per week'", 0},
 		{"pause calls ada --for 1h --reason x", 0},
 		{"resume calls ada --reason x", 0},
 		{"top --by refusals --group key", 0},
@@ -46,10 +45,10 @@ func TestEveryCommandWorksThroughPgBouncer(t *testing.T) {
 		{"top --by reservations", 0},
 		{"reservations list", 0},
 		{"reservations cancel 0d5f7c0e-6c0b-4f6e-9a5c-0f1f8e3d2a11 --yes", 6},
-		{"prune calls --rate 5 --period week --refusals-older-than 1d --yes", 0},
+		{"prune calls --policy '5 per week' --refusals-older-than 1d --yes", 0},
 		{"migrate down --yes", 0},
 	} {
-		r := f.run(t, strings.Fields(command.args)...)
+		r := f.run(t, split(command.args)...)
 		require.Equal(t, command.code, r.code, "%s: %s%s", command.args, r.out, r.err)
 	}
 	f.ok(t, "migrate", "up")

@@ -4,7 +4,6 @@ import (
 	"context"
 	"net/url"
 	"slices"
-	"strings"
 	"testing"
 
 	"github.com/jackc/pgx/v5"
@@ -56,16 +55,16 @@ func TestRoles(t *testing.T) {
 	} {
 		env := append(slices.Clone(f.env), "RATELIMIT_DATABASE_URL="+withParameter(f.url, "role="+url.QueryEscape(c.role)))
 		for _, args := range c.mayNot {
-			r := run(t.Context(), env, "", strings.Fields(args)...)
+			r := run(t.Context(), env, "", split(args)...)
 			require.Equal(t, 1, r.code, "%s: %s: %s%s", c.role, args, r.out, r.err)
 			require.Contains(t, r.err, "ratelimit grants prints the statements that grant it", args)
 		}
 		for _, args := range c.may {
-			r := run(t.Context(), env, "", strings.Fields(args)...)
+			r := run(t.Context(), env, "", split(args)...)
 			require.Equal(t, 0, r.code, "%s: %s: %s%s", c.role, args, r.out, r.err)
 		}
 		if c.role == application {
-			require.Equal(t, 6, run(t.Context(), env, "", strings.Fields(cancels)...).code, "it may, and there is no such reservation")
+			require.Equal(t, 6, run(t.Context(), env, "", split(cancels)...).code, "it may, and there is no such reservation")
 		}
 		if c.role == reader {
 			r := run(t.Context(), env, "", "doctor")

@@ -208,12 +208,24 @@ func file(t *testing.T, name, text string) string {
 
 // window are flags that define a limit of 3 tokens, whose window does not end while a test runs.
 func window() []string {
-	return []string{"--kind", "fixed window", "--rate", "3", "--period", "7d", "--start", time.Now().UTC().Format(time.RFC3339)}
+	return []string{"--policy", "3 per week (fixed window, one starts at " + time.Now().UTC().Format(time.RFC3339) + ")"}
 }
 
 // weekly is a rule of n tokens, whose window does not end while a test runs.
 func weekly(limit, plan string, n float64) rules.Rule {
 	return rules.Rule{Limit: limit, Plan: plan, Policy: ratelimit.FixedWindow{Rate: n, Period: ratelimit.Week, Start: time.Now().UTC().Truncate(time.Second)}}
+}
+
+// split returns the arguments of a command line, of which some are in single quotes.
+func split(line string) (args []string) {
+	for i, part := range strings.Split(line, "'") {
+		if i%2 == 1 {
+			args = append(args, part)
+			continue
+		}
+		args = append(args, strings.Fields(part)...)
+	}
+	return args
 }
 
 // with returns arguments and more of them.

@@ -42,7 +42,7 @@ func TestAnAnswerThatCannotBeWrittenIsAFailure(t *testing.T) {
 		"migrate status",
 	}
 	for _, args := range reads {
-		r := f.runFull(t, strings.Fields(args)...)
+		r := f.runFull(t, split(args)...)
 		require.Equal(t, 1, r.code, args)
 		require.Equal(t, "ratelimit: the answer cannot be written: no space left on device\n", r.err, args)
 	}
@@ -51,7 +51,7 @@ func TestAnAnswerThatCannotBeWrittenIsAFailure(t *testing.T) {
 		"take sends ada", "credit sends ada", "reset sends ada --yes", "pause sends ada --for 1h --reason x", "resume sends ada --reason x",
 		"prune sends --yes", "migrate up", "rules apply --yes --reason x -o json -f " + rulesFile,
 	} {
-		r := f.runFull(t, strings.Fields(args)...)
+		r := f.runFull(t, split(args)...)
 		require.Equal(t, 1, r.code, args)
 		require.Contains(t, r.err, "ratelimit: what was asked for is done, and the answer cannot be written", args)
 	}
@@ -69,7 +69,7 @@ func TestAnErrorLeavesNoDocument(t *testing.T) {
 		"rules apply --yes --reason x --from 2020-01-01T00:00:00Z -f " + rulesFile: 2, "reservations cancel x --yes": 6,
 		"rules list --schema elsewhere": 1, "top --schema elsewhere": 1, "prune mail --yes": 2, "doctor --max-transaction x": 2,
 	} {
-		r := f.run(t, append(strings.Fields(args), "-o", "json")...)
+		r := f.run(t, append(split(args), "-o", "json")...)
 		require.Equal(t, code, r.code, "%s: %s", args, r.err)
 		require.Empty(t, r.out, args)
 		require.True(t, strings.HasPrefix(r.err, "ratelimit: "), "%s: %s", args, r.err)
@@ -80,11 +80,11 @@ func TestAFlagWithoutAValueIsRefused(t *testing.T) {
 	t.Parallel()
 	f := setup(t)
 	for _, args := range []string{
-		"migrate down --yes --schema=", "migrate up --schema=", "rules list --database-url=", "take sends ada --rate 1 --period week --hash-key-file=",
+		"migrate down --yes --schema=", "migrate up --schema=", "rules list --database-url=", "take sends ada --policy '1 per week' --hash-key-file=",
 		"take sends ada --file=", "top --limit=", "reservations list --limit=", "grants --application=", "pause sends ada --for 1h --reason x --author=",
 		"doctor --role=", "simulate --refusals=",
 	} {
-		require.Contains(t, f.fails(t, 2, strings.Fields(args)...), "is empty; give it a value, or leave it out", args)
+		require.Contains(t, f.fails(t, 2, split(args)...), "is empty; give it a value, or leave it out", args)
 	}
 	require.Contains(t, f.ok(t, "migrate", "status"), "13 of 13", "the tables of the default schema are there")
 	f.ok(t, "rules", "history", "--plan", "", "--key", "")

@@ -160,7 +160,7 @@ func TestReservations(t *testing.T) {
 	require.Equal(t, cancelled{waits, "cancelled"}, read[cancelled](t, f, 0, "reservations", "cancel", waits, "--yes"))
 	require.Equal(t, []string{waits}, ids("--state", "cancelled"))
 	require.Len(t, ids("--state", "all"), 3)
-	level := read[level](t, f, 0, "credit", "calls", "ada", "--rate", "10", "--period", "7d", "--cost", "0")
+	level := read[level](t, f, 0, "credit", "calls", "ada", "--policy", "10 per 7d", "--cost", "0")
 	require.InDelta(t, 6, level.Tokens, 0.1, "it gave back what it took")
 	require.Contains(t, f.fails(t, 6, "reservations", "cancel", "0d5f7c0e-6c0b-4f6e-9a5c-0f1f8e3d2a11", "--yes"), "no such reservation")
 	require.Contains(t, f.fails(t, 6, "reservations", "cancel", "x", "--yes"), "no such reservation")
@@ -208,9 +208,9 @@ func TestPrune(t *testing.T) {
 		SELECT name, key, 0, 0, (extract(epoch FROM clock_timestamp() - interval '1 hour') * 1e6)::bigint
 		FROM unnest(ARRAY['sends', 'sends', 'plans', 'ruled']) name, unnest(ARRAY['ada', 'bob']) key ON CONFLICT DO NOTHING`)
 	require.NoError(t, err)
-	fast := []string{"--rate", "10", "--period", "minute"}
+	fast := []string{"--policy", "10 per minute"}
 	require.Contains(t, f.fails(t, 2, with(fast, "prune", "sends")...), "give --yes")
-	require.Equal(t, pruned{[]string{"sends"}, 0, 0}, read[pruned](t, f, 0, "prune", "sends", "--yes", "--rate", "10", "--period", "week"), "not full yet")
+	require.Equal(t, pruned{[]string{"sends"}, 0, 0}, read[pruned](t, f, 0, "prune", "sends", "--yes", "--policy", "10 per week"), "not full yet")
 	require.Equal(t, pruned{[]string{"sends"}, 2, 0}, read[pruned](t, f, 0, with(fast, "prune", "sends", "--yes", "--timeout", "1m")...))
 
 	path := file(t, "rules.yaml", "rules: [{limit: plans, rate: 10, period: 1m}, {limit: plans, plan: slow, rate: 1, period: week}]")
@@ -225,8 +225,5 @@ func TestPrune(t *testing.T) {
 	p := read[pruned](t, f, 0, "prune", "ruled", "--refusals-older-than", "1d", "--yes")
 	require.Equal(t, pruned{[]string{"ruled"}, 2, 1}, p)
 	require.Contains(t, f.ok(t, "prune", "--refusals-older-than", "1m", "-y"), "counts deleted   1")
-	for _, more := range [][]string{{"--capacity", "1"}, {"--max-reserved", "0"}, {"--shards", "2"}} {
-		f.ok(t, append(with(fast, "prune", "none", "--yes"), more...)...)
-	}
 	f.ok(t, with(window(), "prune", "none", "--yes")...)
 }

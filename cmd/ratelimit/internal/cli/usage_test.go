@@ -31,13 +31,9 @@ func TestUsage(t *testing.T) {
 		{"get sendMessage -o xml", "use -o table or -o json"},
 		{"get sendMessage -o yaml", "only rules list has -o yaml"},
 		{"get sendMessage --timeout -1s", "the timeout is -1s"},
-		{"get sendMessage --period soon", "write a span such as"},
-		{"get sendMessage --period 99999999d", "write a span of up to 40000 days"},
-		{"get sendMessage --period 40000w", "write a span of up to 40000 days"},
-		{"get sendMessage --period -1d", "write a span such as"},
-		{"get sendMessage --period NaNd", "write a span such as"},
-		{"get sendMessage --period 0s", "write a span such as"},
-		{"get sendMessage --start tomorrow", "--start is no field of a token bucket"},
+		{"get sendMessage --policy '5 per soon'", "write a span such as"},
+		{"get sendMessage --policy '5 per 99999999d'", "write a span of up to 40000 days"},
+		{"get sendMessage --policy '5 per hour (fixed window, one starts at noon)'", "is no instant; write it as"},
 		{"get sendMessage", "no database is named"},
 		{"rules validate", "give -f rules.yaml"},
 		{"rules diff", "give -f rules.yaml"},
@@ -64,7 +60,7 @@ func TestUsage(t *testing.T) {
 	} {
 		t.Run(c.args, func(t *testing.T) {
 			t.Parallel()
-			r := run(t.Context(), nil, "", strings.Fields(c.args)...)
+			r := run(t.Context(), nil, "", split(c.args)...)
 			require.Equal(t, 2, r.code, r.err)
 			require.Contains(t, r.err, c.says)
 			require.True(t, strings.HasPrefix(r.err, "ratelimit: "), r.err)
@@ -108,7 +104,7 @@ func TestDatabase(t *testing.T) {
 				{"rules", "list", "--database-url", dsn},
 				{"rules", "list", "--database-url=" + dsn},
 				{"migrate", "up", "--timeout", "5s", "--database-url", dsn},
-				{"take", "sendMessage", "ada", "--rate", "1", "--period", "1s", "--database-url", dsn},
+				{"take", "sendMessage", "ada", "--policy", "1 per 1s", "--database-url", dsn},
 				{"doctor", "--timeout", "20s", "--database-url", dsn},
 			} {
 				r := run(t.Context(), []string{"USER=ana"}, "", args...)
@@ -138,7 +134,7 @@ func TestDatabase(t *testing.T) {
 			{"rules", "list", "-o", dsn},
 			{"rules", "validate", "-f", dsn},
 			{"simulate", "-f", dsn},
-			{"get", "x", "--period", dsn},
+			{"get", "x", "--policy", dsn},
 		} {
 			r := run(t.Context(), []string{"RATELIMIT_DATABASE_URL=" + dsn}, "", args...)
 			require.NotEqual(t, 0, r.code, "%v", args)
@@ -208,12 +204,12 @@ func TestDatabase(t *testing.T) {
 		rulesFile := file(t, "rules.yaml", "rules: [{limit: a, rate: 1, period: 1s}]")
 		for _, args := range []string{
 			"rules list", "rules get a", "rules history", "rules diff -f " + rulesFile, "rules apply --yes --reason x -f " + rulesFile,
-			"get a b", "get a", "take a b --rate 1 --period 1s", "check a --rate 1 --period 1s", "reset a --yes", "credit a",
+			"get a b", "get a", "take a b --policy '1 per 1s'", "check a --policy '1 per 1s'", "reset a --yes", "credit a",
 			"pause a b --for 1h --reason x", "resume a b --reason x", "top", "top --by debt", "top --by reservations",
 			"reservations list", "reservations cancel 0d5f7c0e-6c0b-4f6e-9a5c-0f1f8e3d2a11 --yes", "prune a --yes",
 			"prune --refusals-older-than 1d --yes",
 		} {
-			require.Contains(t, f.fails(t, 1, strings.Fields(args)...), "run ratelimit migrate up", args)
+			require.Contains(t, f.fails(t, 1, split(args)...), "run ratelimit migrate up", args)
 			require.Contains(t, setupElsewhere(t, f, args), "elsewhere", args)
 		}
 		require.Equal(t, 2, f.run(t, "rules", "list", "--schema", "Bad-Name").code)
@@ -223,7 +219,7 @@ func TestDatabase(t *testing.T) {
 		t.Parallel()
 		f := setup(t)
 		f.env = append(f.env, "RATELIMIT_DATABASE_URL="+withParameter(f.url, "default_transaction_read_only=on"))
-		said := f.fails(t, 1, "take", "a", "b", "--rate", "1", "--period", "1s")
+		said := f.fails(t, 1, "take", "a", "b", "--policy", "1 per 1s")
 		require.Contains(t, said, "nothing may be written here (cannot execute")
 		require.Equal(t, 1, strings.Count(said, "primary"), "it is said once: %s", said)
 		f.ok(t, "rules", "list")
@@ -248,7 +244,7 @@ func TestDatabase(t *testing.T) {
 		defer func() { _ = tx.Rollback(context.Background()) }()
 		_, err = tx.Exec(t.Context(), "LOCK TABLE ratelimit.buckets")
 		require.NoError(t, err)
-		said := f.fails(t, 1, "take", "a", "b", "--rate", "1", "--period", "1s", "--timeout", "200ms")
+		said := f.fails(t, 1, "take", "a", "b", "--policy", "1 per 1s", "--timeout", "200ms")
 		require.Contains(t, said, "may have been done or not; --timeout gives it longer")
 	})
 }
@@ -256,7 +252,7 @@ func TestDatabase(t *testing.T) {
 // setupElsewhere runs a command on another schema, which has no tables either, and returns what it says.
 func setupElsewhere(t *testing.T, f *fixture, args string) string {
 	t.Helper()
-	return f.fails(t, 1, append(strings.Fields(args), "--schema", "elsewhere")...)
+	return f.fails(t, 1, append(split(args), "--schema", "elsewhere")...)
 }
 
 func withParameter(url, parameter string) string {
