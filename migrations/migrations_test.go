@@ -21,7 +21,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/migrations"
 )
 
-const latest = 13
+const latest = 3
 
 func TestUp(t *testing.T) {
 	t.Parallel()

@@ -102,10 +102,10 @@ func TestUpInPartitions(t *testing.T) {
 		pool := postgrestest.NewEmpty(t)
 		provider, err := migrations.NewProvider(pool, migrations.DefaultSchema)
 		require.NoError(t, err)
-		_, err = provider.UpTo(t.Context(), 5)
+		_, err = provider.UpTo(t.Context(), 1)
 		require.NoError(t, err)
 		require.ErrorIs(t, migrations.Up(t.Context(), pool, partitionedInto(4)), migrations.ErrPartitions)
-		requireVersion(t, pool, "", 5)
+		requireVersion(t, pool, "", 1)
 	})
 
 	t.Run("IsSafeWhenSeveralProcessesStartAtOnce", func(t *testing.T) {
@@ -143,44 +143,6 @@ func TestUpInPartitions(t *testing.T) {
 		require.ErrorContains(t, err, "the pool is nil")
 		require.Empty(t, tables(t, pool))
 	})
-}
-
-// TestPartitionAtEachVersion promises that migrations make of a partitioned table what they make of a plain one. A migration that changes
-// the buckets belongs into the list, with the version before it.
-func TestPartitionAtEachVersion(t *testing.T) {
-	t.Parallel()
-	plain := postgrestest.NewEmpty(t)
-	require.NoError(t, migrations.Up(t.Context(), plain, migrations.Config{}))
-	want := kept(t, plain, "buckets")
-	for _, version := range testsize.Of([]int64{1, 12}, []int64{1, 7, 8, 11, 12}) {
-		t.Run(fmt.Sprint(version), func(t *testing.T) {
-			t.Parallel()
-			pool, ctx := postgrestest.NewEmpty(t), t.Context()
-			provider, err := migrations.NewProvider(pool, migrations.DefaultSchema)
-			require.NoError(t, err)
-			_, err = provider.UpTo(ctx, version)
-			require.NoError(t, err)
-			before, rows := kept(t, pool, "buckets"), fill(t, pool)
-			held := rows()
-			require.NoError(t, migrations.Partition(ctx, pool, partitionedInto(3)))
-			requireKept(t, before, pool, 3)
-			require.Equal(t, held, rows())
-			requireVersion(t, pool, "", version)
-
-			require.NoError(t, migrations.Up(ctx, pool, partitionedInto(3)))
-			requireKept(t, want, pool, 3)
-			require.Len(t, rows(), len(held))
-			_, err = provider.DownTo(ctx, version)
-			require.NoError(t, err)
-			requireKept(t, before, pool, 3)
-			require.Equal(t, held, rows())
-			_, err = provider.Up(ctx)
-			require.NoError(t, err)
-			require.NoError(t, migrations.Partition(ctx, pool, partitionedInto(1)))
-			requireKept(t, want, pool, 1)
-			require.Len(t, rows(), len(held))
-		})
-	}
 }
 
 func TestPartition(t *testing.T) {

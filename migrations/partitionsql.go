@@ -98,7 +98,7 @@ func partitionInto(partitions int) []byte {
 }
 
 // bucketsFile is the file that makes the table of buckets.
-const bucketsFile = "00001_buckets.sql"
+const bucketsFile = "00001_limits.sql"
 
 // withPartitions returns that file with a statement behind the others that makes the partitions, so that they are made in the same
 // transaction.

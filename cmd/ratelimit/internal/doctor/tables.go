@@ -26,7 +26,6 @@ type setting struct{ name, value string }
 var (
 	comment    = regexp.MustCompile(`--[^\n]*`)
 	tableWith  = regexp.MustCompile(`CREATE TABLE ` + migrations.DefaultSchema + `\.(\w+) \([^;]*\) WITH \(([^;]*)\);`)
-	tableSet   = regexp.MustCompile(`'` + migrations.DefaultSchema + `\.(\w+)'::regclass[^;]* SET \(([^)]*)\)`) // of each partition
 	tableMade  = regexp.MustCompile(`CREATE TABLE ` + migrations.DefaultSchema + `\.(\w+) \(([^;]*?)\n\)`)
 	keyOfTable = regexp.MustCompile(`\n\s*PRIMARY KEY \(([^)]*)\)`)
 	keyColumn  = regexp.MustCompile(`\n\s*(\w+) [^,]* PRIMARY KEY`)
@@ -64,12 +63,6 @@ func knownTables() (*tables, error) {
 func (t *tables) add(statements string) {
 	for _, made := range tableWith.FindAllStringSubmatch(statements, -1) {
 		t.settings[made[1]] = settingsOf(strings.Split(made[2], ","))
-	}
-	for _, changed := range tableSet.FindAllStringSubmatch(statements, -1) {
-		for _, s := range settingsOf(strings.Split(changed[2], ",")) {
-			t.settings[changed[1]] = slices.DeleteFunc(t.settings[changed[1]], func(old setting) bool { return old.name == s.name })
-			t.settings[changed[1]] = append(t.settings[changed[1]], s)
-		}
 	}
 	for _, made := range tableMade.FindAllStringSubmatch(statements, -1) {
 		for _, key := range []*regexp.Regexp{keyOfTable, keyColumn} {

@@ -1,0 +1,98 @@
+-- +goose Up
+CREATE SCHEMA IF NOT EXISTS ratelimit;
+
+-- A bucket is one row: value tokens were in it at the instant ts. A bucket without a row is full. All columns that end in _us, and
+-- ts, are microseconds since 1970-01-01 UTC, so that differences are exact. To read one: to_timestamp(ts / 1e6).
+CREATE TABLE ratelimit.buckets (
+    name   text COLLATE "C" NOT NULL CHECK (octet_length(name) BETWEEN 1 AND 64),
+    key    text COLLATE "C" NOT NULL CHECK (octet_length(key) <= 256), -- an HMAC if keys are hashed; so in all tables
+    shard  integer          NOT NULL CHECK (shard >= 0),
+    -- NaN sorts above Infinity, so the second comparison refuses both.
+    value  double precision NOT NULL CHECK (value > '-Infinity' AND value < 'Infinity'),
+    -- Years 1 to 9999, as in the time types of applications.
+    ts     bigint           NOT NULL CHECK (ts BETWEEN -62135596800000000 AND 253402300799999999),
+    -- Sliding window: the length of a slice in microseconds, value, and then totals of all tokens ever taken: up to ts, up to the
+    -- end of the slice before that of ts, up to the end of the slice before that one, and so on. Null for other kinds.
+    taken  double precision[],
+    -- Concurrency: the last fencing token, and then the fencing token, the end and the slots of each lease. Null for other kinds.
+    leases bigint[],
+    PRIMARY KEY (name, key, shard)
+) WITH (
+    -- Each page has room for the next version of a row, so an update touches no index (HOT). The next update on a page removes
+    -- what is dead there. A vacuum is needed for the room of deleted rows only, so it follows the number of rows.
+    fillfactor = 50,
+    autovacuum_vacuum_scale_factor = 0.05,
+    autovacuum_vacuum_threshold = 1000,
+    autovacuum_vacuum_cost_delay = 0
+);
+
+-- A reservation that can still be settled, cancelled or started. One that has ended stays for a while, so that a repeated call
+-- learns of it. It has the policy that it was made under, because the process that ends it may not know that policy. Element n
+-- of every array is about the n-th bucket.
+CREATE TABLE ratelimit.reservations (
+    id         uuid    PRIMARY KEY,
+    state      text    NOT NULL CHECK (state IN ('open', 'settled', 'cancelled', 'expired')),
+    ready_us   bigint  NOT NULL, -- the work may run from here on
+    stale_us   bigint,           -- work that has not started by then has lost its turn; null: never
+    started_us bigint,           -- when the work started; null: not yet
+    expires_us bigint  NOT NULL, -- when an open reservation ends by itself
+    release    boolean NOT NULL, -- whether it then gives back what it took
+    names      text[]    COLLATE "C" NOT NULL,
+    keys       text[]    COLLATE "C" NOT NULL,
+    costs      double precision[] NOT NULL,
+    capacities double precision[] NOT NULL,
+    rates      double precision[] NOT NULL,
+    steps      double precision[] NOT NULL,
+    step_us    bigint[] NOT NULL,
+    phase_us   bigint[] NOT NULL,
+    lowest     double precision[] NOT NULL,
+    shards     integer[] NOT NULL DEFAULT '{}',          -- how many rows each bucket had; empty: one
+    plans      text[] COLLATE "C" NOT NULL DEFAULT '{}', -- the plan of each key; empty: none
+    prices     double precision[] NOT NULL DEFAULT '{}', -- the price of each bucket, for Settle; empty: 1
+    calendars  text[] COLLATE "C" NOT NULL DEFAULT '{}', -- unit, weekday, day, month and zone of calendar windows; empty: none
+    paid_us    bigint[] NOT NULL DEFAULT '{}'            -- when each bucket owed nothing any more; empty: at ready_us
+) WITH (fillfactor = 70);
+
+CREATE INDEX reservations_expires ON ratelimit.reservations (expires_us);
+
+-- Which secret (Config.HashKey) hashes the keys of the other tables: a fingerprint of it, or 'none' if keys are stored as they
+-- are. The first call inserts the row; no call updates it. If you delete it, the next secret is accepted, and all buckets are new
+-- and full under it.
+CREATE TABLE ratelimit.fingerprint (
+    id       boolean PRIMARY KEY DEFAULT true CHECK (id),
+    -- The HMAC-SHA-256 of a constant under the secret, base64url.
+    hash_key text COLLATE "C" NOT NULL CHECK (hash_key = 'none' OR hash_key ~ '^[A-Za-z0-9_-]{43}$')
+);
+
+-- What adaptive limits know of their upstreams: one row for each limit and key, for all processes. Every fraction of an epoch a
+-- process adds what was reported to it. One process ends the epoch and sets the share of the contract that is given from then on.
+-- A request costs 1 / share of its cost. Without a row the contract holds: deleting a row returns to it, and ends a pause.
+CREATE TABLE ratelimit.prices (
+    name            text COLLATE "C" NOT NULL CHECK (octet_length(name) BETWEEN 1 AND 64),
+    key             text COLLATE "C" NOT NULL CHECK (octet_length(key) <= 256),
+    epoch           bigint           NOT NULL, -- how many epochs have ended
+    begun_us        bigint           NOT NULL, -- the present epoch
+    seen_us         bigint           NOT NULL, -- the latest report
+    -- Reports of the present epoch: the number of outcomes, and the tokens of the requests that the upstream accepted and
+    -- throttled.
+    outcomes        bigint           NOT NULL,
+    accepted        double precision NOT NULL CHECK (accepted >= 0 AND accepted < 'Infinity'),
+    throttled       double precision NOT NULL CHECK (throttled >= 0 AND throttled < 'Infinity'),
+    share           double precision NOT NULL CHECK (share > 0 AND share <= 1),
+    cut             boolean          NOT NULL, -- whether the epoch before ended in a cut
+    paused_until_us bigint           NOT NULL, -- by the upstream's Retry-After; 0: it sent none
+    PRIMARY KEY (name, key)
+) WITH (
+    -- As for buckets: an update touches no index.
+    fillfactor = 50,
+    autovacuum_vacuum_scale_factor = 0,
+    autovacuum_vacuum_threshold = 1000,
+    autovacuum_vacuum_cost_delay = 0
+);
+
+-- +goose Down
+-- The schema stays: it may hold tables of others, and goose's version table.
+DROP TABLE ratelimit.prices;
+DROP TABLE ratelimit.fingerprint;
+DROP TABLE ratelimit.reservations;
+DROP TABLE ratelimit.buckets;
