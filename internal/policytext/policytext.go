@@ -25,20 +25,21 @@ var errNoPolicy = errors.New(`this is no policy; write one as "` + strings.Repla
 
 // The forms of a policy. A form of a kind is followed by what several kinds have.
 var (
-	tokens   = form(`NUM per SPAN(?:, (no capacity)|, capacity NUM)?( \(fixed window(?:, one starts at (\S+))?\))?` + owed + `(?:, NAT shards)?(?:, prefetch (\S+))?`)
-	sliding  = form(`never more than NUM in any SPAN(?:, counted in NAT slices)?`)
-	calendar = form(`NUM per (day|week|month|quarter|year) in (\S+)(?: from (?:(\w+day)|day NAT|(\w+) NAT) on)?` + owed)
-	slots    = form(`NAT at a time(?:, leases of (\S+))?`)
-	adaptive = form(`(.+), adapting down to NUM of it(?:, NUM back each second)?(?:, every (\S+))?(, in shadow)?`)
+	tokens = regexp.MustCompile(form(`NUM per SPAN(?:, (no capacity)|, capacity NUM)?( \(fixed window(?:, one starts at (\S+))?\))?` +
+		owed + `(?:, NAT shards)?(?:, prefetch (\S+))?`))
+	sliding  = regexp.MustCompile(form(`never more than NUM in any SPAN(?:, counted in NAT slices)?`))
+	calendar = regexp.MustCompile(form(`NUM per (day|week|month|quarter|year) in (\S+)(?: from (?:(\w+day)|day NAT|(\w+) NAT) on)?` + owed))
+	slots    = regexp.MustCompile(form(`NAT at a time(?:, leases of (\S+))?`))
+	adaptive = regexp.MustCompile(form(`(.+), adapting down to NUM of it(?:, NUM back each second)?(?:, every (\S+))?(, in shadow)?`))
 )
 
 const owed = `(?:, up to NUM owed|, (no reservations))?`
 
 // form returns the pattern of a whole text, in which NUM is a number, NAT a whole number, and SPAN a period.
-func form(pattern string) *regexp.Regexp {
-	return regexp.MustCompile("^" + strings.NewReplacer(
+func form(pattern string) string {
+	return "^" + strings.NewReplacer(
 		"NUM", `([0-9]+(?:\.[0-9]+)?(?:e[+-]?[0-9]+)?)`, "NAT", `([0-9]{1,9})`, "SPAN", `([a-z]+|[0-9]+ [a-z]+|[0-9][0-9a-zµ.]*)`,
-	).Replace(pattern) + "$")
+	).Replace(pattern) + "$"
 }
 
 // Parse returns the policy whose String method prints text. A period may also be a span such as 90s or 7d. Parse does not check
