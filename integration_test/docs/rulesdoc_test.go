@@ -46,7 +46,10 @@ func rulesPut(ctx context.Context, pool *pgxpool.Pool) (*rules.Store, rules.Appl
 	}
 	applied, err := store.Put(ctx, rules.Edit{Author: "ana", Reason: "the spring offer"},
 		rules.Rule{Limit: "messages", Policy: ratelimit.TokenBucket{Rate: 20, Period: time.Minute}},
-		rules.Rule{Limit: "messages", Plan: "pro", Policy: ratelimit.TokenBucket{Rate: 60, Period: time.Minute, Capacity: 120}},
+		rules.Rule{
+			Limit: "messages", Plan: "pro",
+			Policy: ratelimit.TokenBucket{Rate: 60, Period: time.Minute, Capacity: 120},
+		},
 	)
 	return store, applied, err
 }
@@ -137,7 +140,8 @@ func rulesTop(ctx context.Context, counter *refusals.Counter) ([]refusals.Sum, e
 }
 
 func rulesGrants() (string, error) {
-	statements, err := migrations.Grants(migrations.Config{}, migrations.Roles{Application: "app", Operator: "support", Reader: "dashboard"})
+	statements, err := migrations.Grants(migrations.Config{},
+		migrations.Roles{Application: "app", Operator: "support", Reader: "dashboard"})
 	return statements, err
 }
 

@@ -8,7 +8,6 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
-	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -228,12 +227,6 @@ func TestRulesDocument(t *testing.T) {
 		require.ErrorIs(t, err, ratelimit.ErrInvalidRequest)
 		_, err = s.limiter.Reserve(ctx, ratelimit.Define("exports", ratelimit.PerSecond(1)).For("ada"))
 		require.ErrorIs(t, err, ratelimit.ErrNoReservations)
-		examples := regexp.MustCompile("(?m)^\\| `[a-z ]+` \\| `([^`]+)` \\|").FindAllStringSubmatch(rulesText(t), -1)
-		require.Len(t, examples, 5)
-		for _, example := range examples {
-			_, err := rules.Read(strings.NewReader("rules: [" + example[1] + "]"))
-			require.NoError(t, err)
-		}
 	})
 
 	t.Run("RefusalsAreCounted", func(t *testing.T) {
