@@ -8,8 +8,8 @@ import (
 
 // The drawing, in its own units.
 const (
-	width, height       = 720, 300
-	left, right         = 44, 12
+	width, height       = 728, 300
+	left, right         = 44, 20
 	top, bottom         = 34, 40
 	mostShown           = 120.0 // requests a second
 	plotWidth           = width - left - right
@@ -64,13 +64,13 @@ func draw(p path, third time.Duration) []byte {
 	}
 	b.WriteString("\"/>\n")
 	legend := []struct{ class, shape, text string }{
-		{"capacity", "M0 0h22", "what the upstream takes"},
-		{"allowed", "M0 0h22", "what the limit allows"},
-		{"throttled", "M7 5v-10h8v10z", "throttled"},
+		{"capacity", "M0 0h22", "the upstream accepts"},
+		{"allowed", "M0 0h22", "the limit allows"},
+		{"throttled", "M7 5v-10h8v10z", "throttled, each in requests a second"},
 	}
 	for i, l := range legend {
-		fmt.Fprintf(&b, `<g transform="translate(%d 16)"><path class="%s" d="%s"/><text x="28" y="4">%s, requests a second</text></g>`+"\n",
-			left+230*i, l.class, l.shape, l.text)
+		fmt.Fprintf(&b, `<g transform="translate(%d 16)"><path class="%s" d="%s"/><text x="28" y="4">%s</text></g>`+"\n",
+			left+190*i, l.class, l.shape, l.text)
 	}
 	b.WriteString("</svg>\n")
 	return []byte(b.String())

@@ -47,7 +47,7 @@ const busiestOf = (lane, period) => `at most ${Math.max(...lane.runs.map((r) => 
 
 const TOLD = {
   slots: (lane) => `at most ${lane.start.capacity - Math.min(...lane.events.map((e) => e.tokens))} at a time`,
-  spacing: (lane) => `never sooner than ${Math.min(...lane.runs.slice(1).map((r, i) => Math.round((r.at - lane.runs[i].at) / 1000))) / 1000} s after the one before`,
+  spacing: (lane) => `at least ${Math.min(...lane.runs.slice(1).map((r, i) => Math.round((r.at - lane.runs[i].at) / 1000))) / 1000} s apart`,
 };
 
 /** The colours of the page: each has one for light and one for dark. */
