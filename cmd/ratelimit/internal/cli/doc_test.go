@@ -103,10 +103,14 @@ func TestDocument(t *testing.T) {
 
 	t.Run("HasTheFieldsOfJSON", func(t *testing.T) {
 		t.Parallel()
-		rows := regexp.MustCompile(`(?m)^\| .* \|$`).FindAllString(document, -1)
+		shown, err := os.ReadFile(filepath.Join("testdata", "json.txt"))
+		require.NoError(t, err)
 		for name, view := range cli.Views() {
-			row := "| " + name + " | " + strings.Join(fieldsOf(reflect.TypeOf(view)), ", ") + " |"
-			require.Contains(t, rows, row)
+			for _, field := range fieldsOf(reflect.TypeOf(view)) {
+				if !strings.Contains(document, "`"+field+"`") {
+					require.Contains(t, string(shown), `"`+field+`":`, name)
+				}
+			}
 		}
 	})
 
@@ -127,8 +131,7 @@ func fieldsOf(of reflect.Type) (names []string) {
 		field := of.Field(i)
 		name, _, _ := strings.Cut(field.Tag.Get("json"), ",")
 		switch {
-		case field.Anonymous && strings.HasSuffix(field.Type.PkgPath(), "/rules"):
-			names = append(names, "the fields of a rules file")
+		case field.Anonymous && strings.HasSuffix(field.Type.PkgPath(), "/rules"): // as a rules file has them
 		case field.Anonymous:
 			names = append(names, fieldsOf(field.Type)...)
 		case name != "" && name != "-":
