@@ -139,12 +139,6 @@ func rulesTop(ctx context.Context, counter *refusals.Counter) ([]refusals.Sum, e
 	return top, err
 }
 
-func rulesGrants() (string, error) {
-	statements, err := migrations.Grants(migrations.Config{},
-		migrations.Roles{Application: "app", Operator: "support", Reader: "dashboard"})
-	return statements, err
-}
-
 // rulesText returns docs/rules.md.
 func rulesText(t *testing.T) string {
 	t.Helper()

@@ -249,14 +249,6 @@ func TestRulesDocument(t *testing.T) {
 		require.Equal(t, [3]any{"messages", "eve", int64(1)}, [3]any{top[0].Limit, top[0].Key, top[0].Refused})
 	})
 
-	t.Run("TheGrantsAreStatements", func(t *testing.T) {
-		t.Parallel()
-		statements, err := rulesGrants()
-		require.NoError(t, err)
-		require.Contains(t, statements, `GRANT SELECT ON "ratelimit"."rules" TO "app"`)
-		require.Contains(t, statements, `GRANT SELECT, INSERT ON "ratelimit"."rule_changes" TO "support"`)
-	})
-
 	t.Run("WhatBecomesOfTokens", func(t *testing.T) {
 		t.Parallel()
 		pool := postgrestest.New(t)
