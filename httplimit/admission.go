@@ -11,8 +11,8 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// Admission is what the limits took from a request that is being served. It is safe for concurrent use, and
-// stays usable when the handler has returned.
+// Admission has the tokens that the limits took from a request in progress. It is safe for concurrent use, and stays
+// usable after the handler has returned.
 type Admission struct {
 	middleware *middleware
 	outer      *Admission      // of a middleware around this one; nil when there is none
@@ -35,18 +35,19 @@ const negligible = 1e-9
 
 type contextKey struct{}
 
-// FromContext returns what the middleware around a handler admitted its request with, and false when there is none
-// or it skipped the request.
+// FromContext returns the Admission of the middleware around a handler, and false if there is no middleware or it
+// skipped the request.
 func FromContext(ctx context.Context) (*Admission, bool) {
 	a, ok := ctx.Value(contextKey{}).(*Admission)
 	return a, ok
 }
 
-// Decision returns the decision of the innermost middleware. It is the zero Decision, with no States, if there was none: no limit applied, or the store failed and FailOpen is set.
+// Decision returns the decision of the innermost middleware. It is the zero Decision, with no States, if no limit
+// applied, or if the store failed and FailOpen is set.
 func (a *Admission) Decision() ratelimit.Decision { return a.lease.Decision }
 
-// State returns what was left of limit when the request was decided, by this middleware or one around it, and false when
-// it was not asked.
+// State returns the state of limit at the decision on the request, by this middleware or one around it. It returns
+// false if no decision was about limit.
 func (a *Admission) State(limit ratelimit.Limit) (ratelimit.State, bool) {
 	for ; a != nil; a = a.outer {
 		for _, s := range a.lease.States {
@@ -58,15 +59,15 @@ func (a *Admission) State(limit ratelimit.Limit) (ratelimit.State, bool) {
 	return ratelimit.State{}, false
 }
 
-// Settle books what the request really cost of the limits, each of them: what was taken beyond actual
-// is given back, and what it took too little is taken now, below zero if need be. A limit is settled once:
-// again changes nothing. A limit that took nothing stays at nothing: it did not apply, the store failed, or it is off, or in
-// shadow mode and had too few tokens. What belongs to a fixed window that has ended is not given back.
+// Settle charges the actual cost of the request to each of the limits. It returns the tokens that were taken beyond
+// actual, or takes the missing ones now, if necessary below zero. Each limit is settled once: another call changes
+// nothing. A limit that took nothing stays at nothing: it did not apply, the store failed, or it is off, or in shadow
+// mode and had too few tokens. Tokens of a window that has ended are not returned. Differences under a billionth of the
+// capacity are ignored.
 //
-// It goes on when ctx is cancelled, since the work is done whether or not the client waits, for up to
-// Config.DecisionTimeout. After an error it is open whether the difference was booked, and settling again
-// may book it twice. It returns ErrNoLimit for a limit that the middleware does not have. Differences under a billionth of the
-// capacity are not booked.
+// Settle continues when ctx is cancelled, for up to Config.DecisionTimeout. After an error the difference may be
+// charged or not, and another call may charge it twice. It returns ErrNoLimit for a limit that the middleware does not
+// have.
 func (a *Admission) Settle(ctx context.Context, actual float64, limits ...ratelimit.Limit) error {
 	if !(actual >= 0) || math.IsInf(actual, 1) {
 		return fmt.Errorf("httplimit: settle: %w: %v; a cost is a number from 0 up", ratelimit.ErrInvalidCost, actual)

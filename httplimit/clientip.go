@@ -47,12 +47,12 @@ func (b Bits) validate() error {
 	return nil
 }
 
-// ClientIP returns the Key of the client's address in source, cut to bits: "203.0.113.7",
-// "2001:db8:0:7::/64". An address that a NAT64 has made of an IPv4 address, in 64:ff9b::/96, counts as that IPv4 address,
-// since all its clients have one /64. Of a NAT64 with a prefix of its own, return the IPv4 address by a Source of your own.
-// It panics when source is nil or bits is out of range.
+// ClientIP returns the Key of the client's address in source, cut to bits: "203.0.113.7", "2001:db8:0:7::/64". An
+// address of NAT64, in 64:ff9b::/96, counts as its IPv4 address, because all its clients share one /64. For a NAT64
+// with another prefix, return the IPv4 address from a Source of your own. It panics if source is nil or bits is out of
+// range.
 //
-// Put it in front of whatever rewrites [http.Request.RemoteAddr].
+// Put it in front of middleware that rewrites [http.Request.RemoteAddr].
 func ClientIP(source Source, bits Bits) Key {
 	if source == nil {
 		panic("httplimit: ClientIP: the source is nil; say where the address is: Peer, XForwardedFor, Forwarded or TrustedHeader")
@@ -89,22 +89,22 @@ func Peer(r *http.Request) (netip.Addr, error) {
 	return netip.Addr{}, fmt.Errorf("%w: RemoteAddr is no IP address, as on a Unix socket", ErrNoKey)
 }
 
-// XForwardedFor returns the Source that reads X-Forwarded-For, to which each proxy adds the address that its
-// request came from. All header lines are one list, walked from the right: from the proxies' words towards
-// the client's own, and never past the client's address.
+// XForwardedFor returns the Source that reads X-Forwarded-For. Each proxy adds the address of its peer to it. All
+// header lines are one list, read from the right: from the proxies towards the client, and never past the client's
+// address.
 //
-//   - Behind named proxies, the first address that is none of theirs is the client; the connection's peer
-//     comes first. So who connects directly is known by the connection, whatever the header says.
-//   - Behind a count of proxies, the client is the address that many places from the right. The peer is
-//     not looked at: make sure that only the proxies can connect.
+//   - Behind named proxies, the first address that is not a proxy's is the client. The connection's peer comes first,
+//     so a client that connects directly is identified by its connection.
+//   - Behind a count of proxies, the client is the address that many places from the right. The peer is not checked:
+//     make sure that only the proxies can connect.
 //
-// There is no address to use, and the request is refused, when the walk meets garbage (ErrBadKey: an empty
-// element, "unknown", a name, 0.0.0.0), because left of it may stand what the client wrote; and when the list
-// ends before the client (ErrNoKey: no header, only proxies, fewer elements than the count). The proxy's own
-// address would be no safe stand-in: everybody behind it would share one bucket. So requests that the
-// proxies make themselves, such as health checks, belong on a route without this key.
+// The request is refused if the list has an invalid element before the client (ErrBadKey: an empty element, "unknown",
+// a name, 0.0.0.0), because the client may have written everything left of it. It is also refused if the list ends
+// before the client (ErrNoKey: no header, only proxies, fewer elements than the count), because all clients of a proxy
+// would share the bucket of its address. So put requests of the proxies themselves, such as health checks, on a route
+// without this key.
 //
-// Addresses may have ports, and IPv6 ones brackets. It panics when proxies does not say what it must.
+// Addresses may have ports, and IPv6 ones brackets. It panics if proxies is invalid.
 func XForwardedFor(proxies Proxies) Source {
 	return proxies.source("XForwardedFor", "X-Forwarded-For", func(element string) (string, bool) { return element, true })
 }
@@ -115,12 +115,12 @@ func Forwarded(proxies Proxies) Source {
 	return proxies.source("Forwarded", "Forwarded", forwardedFor)
 }
 
-// TrustedHeader returns the Source that reads the one address in the header called name, such as
-// CF-Connecting-IP, when the connection comes from trusted. From anybody else the header is ignored, and the
-// peer is the client. The proxies must overwrite the header, not pass it on or add to it: with a second line
-// or garbage in it the request is refused (ErrBadKey), and without it too (ErrNoKey).
+// TrustedHeader returns the Source that reads the one address in the header called name, such as CF-Connecting-IP, if
+// the connection comes from trusted. Otherwise it ignores the header, and the peer is the client. The proxies must
+// overwrite the header: the request is refused if it has a second line or an invalid address (ErrBadKey), or is absent
+// (ErrNoKey).
 //
-// It panics when the name is empty or trusted is, or trusts everybody.
+// It panics if the name is empty, or if trusted is empty or trusts every address.
 func TrustedHeader(name string, trusted ...netip.Prefix) Source {
 	mustName("TrustedHeader", name)
 	proxies := Proxies{Trusted: trusted}.checked("TrustedHeader")

@@ -19,23 +19,22 @@ const (
 	clientStateRetryAfter     = "5" // seconds
 )
 
-// ClientStateConfig is what NewClientState offers, and to whom.
+// ClientStateConfig configures NewClientState.
 type ClientStateConfig struct {
 	// Limiter reads the buckets. Required.
 	Limiter *ratelimit.Limiter
-	// Key names the caller, and must be the Key that the limits are taken by. It has to follow from what the
-	// site verified, such as a session or a signed token: whoever could choose it would read the state of
-	// others. Required.
+	// Key names the caller, and must be the Key of the limits. It must depend on verified data only, such as a session
+	// or a signed token: a caller that could choose it could read the state of others. Required.
 	Key Key
-	// Plan names the caller's plan, and must be the Plan that the limits are taken by. Defaults to nil, no plan.
+	// Plan names the caller's plan, and must be the Plan of the limits. A nil Plan means no plan.
 	Plan Key
-	// Limits are those whose state callers see, each for their own key: from 1 to 64, no name twice, and none with
-	// Shards above 1, of whose rows the answer could only give the sum, and none that is Adaptive. Where plans have limits of different names, make
-	// a handler for each plan. Required.
+	// Limits are 1 to 64 limits with different names, each with the bucket of the caller's key. A limit with Shards
+	// above 1, or an Adaptive one, is an error, because a page cannot compute its state. If plans have limits of
+	// different names, make a handler for each plan. Required.
 	Limits []ratelimit.Limit
-	// Timeout bounds the reading. Defaults to 2 seconds.
+	// Timeout bounds the time of reading. Defaults to 2 seconds.
 	Timeout time.Duration
-	// Logger is told why a state could not be read; no key is in it but what an error of Key says. Defaults to
+	// Logger receives errors of reading a state. They have no key, except in the text of an error of Key. Defaults to
 	// slog.Default().
 	Logger *slog.Logger
 }
@@ -98,18 +97,18 @@ func isAdaptive(limit ratelimit.Limit) bool {
 	return adapts
 }
 
-// NewClientState returns a handler that tells callers the state of their own limits, for the JavaScript
-// module of package client to compute between two polls what is left, and when to come back. Nothing is
-// taken: one SELECT reads all limits at one instant.
+// NewClientState returns a handler that sends callers the state of their own limits. The JavaScript module of package client
+// computes from it, between two polls, the tokens left and the time to come back. It takes nothing: one SELECT reads all limits
+// at one instant.
 //
-// It answers GET and HEAD with {"limits": [..]}, each as [ratelimit.Value.MarshalJSON] says. What a request
-// asks for has no influence: the caller is who Key says, and the limits are those of the configuration.
+// It answers GET and HEAD with {"limits": [..]}, each as [ratelimit.Value.MarshalJSON] describes. The request cannot choose the
+// caller or the limits: Key returns the caller, and the configuration has the limits.
 //
-// Each state has the policy that decides on the caller. Where that is of a rule of [ratelimit.Config.Policies], it may
-// change from one poll to the next. A limit is left out while such a rule has it off, in shadow mode, paused, with
-// Shards or Adaptive, as a page could not compute its state then; left_out has the names.
+// Each state has the policy that decides for the caller. If a rule of [ratelimit.Config.Policies] decides, it may change from
+// one poll to the next. A limit that is off, in shadow mode, paused, Adaptive or has Shards by such a rule is left out, because a
+// page could not compute its state; left_out has the names.
 //
-//	403   Key returned ErrNoKey, ErrBadKey or "": the caller is not signed in, or not so that it can be relied on
+//	403   Key returned ErrNoKey, ErrBadKey or "": the caller is not signed in, or its key is unusable
 //	405   another method
 //	503   the state could not be read, or Key failed otherwise; with Retry-After
 //

@@ -12,11 +12,11 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// Cost says how many tokens a request takes: [FixedCost], [StatedCost], or a [CostFunc].
+// Cost returns the number of tokens that a request takes: [FixedCost], [StatedCost], or a [CostFunc].
 //
-// A cost below zero, one that is not a number, and an error that wraps ErrInvalidCost are answered 400, any
-// other error 503, also with FailOpen. A cost above what the limit can ever hold is answered 413, without
-// Retry-After, since no wait would help. A cost of 0 takes nothing and asks only that nothing is owed.
+// A negative cost, NaN, and an error that wraps ErrInvalidCost are answered 400, other errors 503, also with FailOpen.
+// A cost above the limit's capacity is answered 413, without Retry-After. A cost of 0 takes nothing, and is refused
+// only while the bucket owes tokens.
 type Cost interface {
 	Of(r *http.Request) (float64, error)
 }

@@ -14,27 +14,27 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// Credit reports, by the status of the response, whether a request gets back what it took. The status is
+// Credit reports, by the status of the response, whether a request gets its tokens back. The status is
 //
-//   - what the handler sent first that is final, and 101 when it took over the connection;
-//   - 500 when it panicked before it had sent any, http.ErrAbortHandler included;
-//   - 499 ([StatusClientClosed]) when its client had gone by then, whatever the handler made of that: who hangs up
-//     pays;
-//   - 0 when it returned without having sent any. net/http answers 200 then, but a framework that answers
-//     errors after its middleware may answer anything.
+//   - the first final status that the handler sent, and 101 if it took over the connection;
+//   - 500 if it panicked before it sent one, also with http.ErrAbortHandler;
+//   - 499 ([StatusClientClosed]) if the client had disconnected, regardless of the handler: such a request stays
+//     charged;
+//   - 0 if it returned without a status. net/http then answers 200, but a framework that answers errors after its
+//     middleware may answer anything.
 //
-// What is settled is not credited as well. What belongs to a window that has ended is not given back.
+// Settled limits are not credited as well. Tokens of a window that has ended are not returned.
 type Credit func(status int) bool
 
-// StatusClientClosed is the status, for Credit only, of a response to a client that had gone.
+// StatusClientClosed is the status, for Credit only, of a response to a client that had disconnected.
 const StatusClientClosed = 499
 
-// CreditOn5xx gives back what requests took that the server failed. Whoever can make the handler fail at will
-// is not limited.
+// CreditOn5xx returns the tokens of requests that the server failed. A client that can make the handler fail at will is
+// not limited.
 func CreditOn5xx(status int) bool { return status >= 500 && status <= 599 }
 
-// CountOnlyFailures gives back what requests took that succeeded, with a status from 100 to 399: a limit on
-// failed logins. Attempts under way count, so that many at once gain nothing.
+// CountOnlyFailures returns the tokens of requests that succeeded, with a status from 100 to 399, for example for a
+// limit on failed logins. Attempts in progress count, so that many at once gain nothing.
 func CountOnlyFailures(status int) bool { return status >= 100 && status < 400 }
 
 // response is what is known of the response to a request.

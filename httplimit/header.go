@@ -13,21 +13,20 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// Headers is the form in which responses state what is left. It is sent with every decision, allowed or
-// refused. Retry-After belongs to refusals and not to it.
+// Headers is the form of the fields in a response. They are sent with every decision, allowed or refused. Retry-After
+// is independent of the form, and is sent with refusals.
 //
-// The forms that have one field for a number state it for one limit: the one that refused for longest, or the
-// one with room for the fewest more of such requests. Their Limit is its capacity. Their reset is when it is full; in Draft06Headers and
-// EpochHeaders, on a refusal, when the request would be allowed, so that whoever waits for it does not wait for
-// longer than Retry-After says.
+// A form with one field for a number describes one limit: the one with the longest wait, or the one with room for the
+// fewest further requests. Its Limit is the capacity. Its reset is the time at which the bucket is full; in
+// Draft06Headers and EpochHeaders of a refusal, it is the time at which the request would be allowed, so that it agrees
+// with Retry-After.
 //
-// Each limit is stated with the policy that decided, which may be that of a rule of ratelimit.Config.Policies. Limits
-// that such a rule only tries or has switched off are left out, and a limit that is paused has nothing left until its
-// pause ends.
+// The fields describe the policy that decided, for example of a rule of ratelimit.Config.Policies. They leave out
+// limits that are in shadow mode or off. A paused limit has nothing left until its pause ends.
 type Headers int
 
-// DraftHeaders is the newest draft that this package knows, and the default. A new version of the package can make it a newer one;
-// to keep the fields of today, name their draft.
+// DraftHeaders is the newest draft that this package knows, and the default. A later version of the package may know a
+// newer draft: to keep the same fields, name their draft.
 const DraftHeaders = Draft11Headers
 
 const (
@@ -64,8 +63,8 @@ const (
 	NoHeaders
 )
 
-// Set sets the fields of a decision, in place of those that are there: for handlers that call the core
-// themselves with no middleware around them. Behind one, [Merge] keeps what that has stated.
+// Set sets the fields of a decision, and replaces existing ones, for handlers without a middleware around them. Behind
+// a middleware use [Merge], which keeps its fields.
 func (h Headers) Set(header http.Header, d ratelimit.Decision) {
 	h.set(header, tellable(d, func(int) string { return "" }, 0), !d.Allowed)
 }

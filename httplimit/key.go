@@ -12,29 +12,27 @@ import (
 	"unicode/utf8"
 )
 
-// Key names who a request is limited as: one text, one bucket. Write your own, or build one from those of
-// this package. It returns an error that wraps ErrNoKey when the request does not say who it is from, and
-// ErrBadKey when what it says cannot be used; such a request is answered with an error and never shares a
-// bucket with others.
+// Key returns the key of a request; requests with the same text share a bucket. Write your own, or use one of this
+// package. It returns an error that wraps ErrNoKey if the request has no key, and ErrBadKey if the key is unusable.
+// Such a request is answered with an error, and never shares a bucket with others.
 //
-// A Key believes what it reads. A user's name from a header that any client can set limits nobody: read
-// what your own code has verified, from the context, or limit by [ClientIP] too.
-//
-// Whoever limits calls [Key.Of], which also checks what a Key of your own returns.
+// A Key trusts its input. A user's name from a header that any client can set limits nobody: read data that your own
+// code has verified, from the context, or limit by [ClientIP] too. [Key.Of] also checks the text that a Key of your own
+// returns.
 type Key func(r *http.Request) (string, error)
 
 var (
-	// ErrNoKey is returned by a Key when what it reads is absent or empty. The message says what was missing.
+	// ErrNoKey is returned by a Key if its input is absent or empty. The message names the input.
 	ErrNoKey = errors.New("httplimit: the request has no key")
 
-	// ErrBadKey is returned by a Key when what it reads is there but cannot be relied on: it is malformed, or
-	// given twice and differently. The message says which, and holds nothing of the value.
+	// ErrBadKey is returned by a Key if its input is malformed, or given twice with different values. The message says
+	// which, and has nothing of the value.
 	ErrBadKey = errors.New("httplimit: the request has a bad key")
 )
 
-// Of returns the key of r as it is stored: 1 to 256 bytes of UTF-8 without NUL. A key that is longer, or not
-// such text, is replaced by its SHA-256 ("sha256:" and 43 characters), so that every value works and no two
-// share a bucket. An empty key is ErrNoKey.
+// Of returns the key of r in its stored form: 1 to 256 bytes of UTF-8 without NUL. A longer key, or other text, is
+// replaced by its SHA-256 ("sha256:" and 43 characters), so that every value works and no two share a bucket. An empty
+// key is ErrNoKey.
 func (k Key) Of(r *http.Request) (string, error) {
 	if k == nil {
 		return "", fmt.Errorf("%w: the Key is nil", ErrNoKey)
@@ -99,9 +97,9 @@ func PathValue(name string) Key {
 	}
 }
 
-// ContextValue returns the Key of the value under key in the request's context, where code in front of the
-// limit has put who is signed in: a string, an integer, a type of either, or a [fmt.Stringer]. The zero value
-// is absent, since no user is called "" or 0. Any other type is ErrBadKey.
+// ContextValue returns the Key of the value under key in the request's context, for example the signed-in user that
+// earlier middleware has verified: a string, an integer, a type of either, or a [fmt.Stringer]. The zero value counts
+// as absent, because no user is called "" or 0. Any other type is ErrBadKey.
 func ContextValue(key any) Key {
 	if key == nil {
 		panic("httplimit: ContextValue: the key is nil")

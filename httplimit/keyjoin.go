@@ -56,9 +56,9 @@ func FirstOf(keys ...Key) Key {
 	}
 }
 
-// Hashed returns the Key whose text is the HMAC-SHA-256 of that of key under secret, 43 characters of
-// base64url, so that neither the table nor a log holds an address, a name or an API key. Changing the secret
-// is a reset. It panics when the secret has fewer than 16 bytes or key is nil.
+// Hashed returns the Key with the HMAC-SHA-256 of the text of key under secret, as 43 characters of base64url, so that
+// neither the table nor a log has an address, a name or an API key. A new secret resets the limits. It panics if the
+// secret has fewer than 16 bytes or key is nil.
 //
 // To hash the keys of every limit, set HashKey of ratelimit.Config instead.
 func Hashed(secret []byte, key Key) Key {

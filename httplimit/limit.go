@@ -11,35 +11,35 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// Limit is a limit as a handler is behind it: the limit, the key that a request has there, and its cost.
+// Limit is a limit in front of a handler, with the key and the cost of a request.
 type Limit struct {
-	// Limit is the limit. Each Limit of a Config has one of its own: requests may differ in cost and key. A limit with a
-	// [ratelimit.Concurrency] has slots that the request holds while its handler runs; its cost is how many.
+	// Limit is the limit. Each Limit of a Config needs another one: requests may differ in cost and key. A request
+	// holds the slots of a [ratelimit.Concurrency] while its handler runs; its cost is their number.
 	Limit ratelimit.Limit
-	// LimitFor chooses the limit by the request, as for the plans of customers, in place of Limit. Give the
-	// limits of different plans different names: under one name a caller who changes plans keeps the bucket,
-	// which then has two policies. For plans under one name, see Plan. It is a mistake to return a limit that the request
-	// is asked for already, or the zero Limit: the request does not pass then. Errors are answered as those of Key.
+	// LimitFor chooses the limit by the request, in place of Limit, for example for the plans of customers. Give the
+	// limits of different plans different names: under one name a caller who changes plans keeps the bucket, which then
+	// has two policies. For plans under one name, see Plan. A request fails if LimitFor returns the zero Limit, or a
+	// limit that already applies to the request. Errors are answered as errors of Key.
 	LimitFor func(r *http.Request) (ratelimit.Limit, error)
-	// Key says who pays. An error that wraps ErrNoKey or ErrBadKey is answered 400, any other 503, also with
-	// FailOpen: nobody shares a bucket by mistake, and nobody passes without one.
+	// Key returns the key of the bucket that pays. An error that wraps ErrNoKey or ErrBadKey is answered 400, any other
+	// 503, also with FailOpen: no request shares a bucket by mistake, and none passes without one.
 	Key Key
-	// Plan says which plan the caller is on, as your own code has verified it: see [ratelimit.Request.Plan]. A caller on
-	// none (ErrNoKey) is asked without one; other errors are answered as those of Key. Defaults to nil, no plan.
+	// Plan returns the caller's plan, which your own code has verified: see [ratelimit.Request.Plan]. ErrNoKey means no
+	// plan; other errors are answered as errors of Key. A nil Plan means no plan.
 	Plan Key
-	// Global makes everybody pay from one bucket, in place of Key.
+	// Global makes all requests pay from one bucket, in place of Key.
 	Global bool
-	// Cost is how much a request takes. Defaults to FixedCost(1).
+	// Cost returns the cost of a request. Defaults to FixedCost(1).
 	Cost Cost
 	// When reports whether the limit applies to a request. Defaults to nil, always.
 	When func(r *http.Request) bool
-	// Credit reports, by the status of the response, whether the request gets back what it took: see
-	// [CreditOn5xx] and [CountOnlyFailures]. Slots go back in any case. Defaults to nil, never.
+	// Credit reports, by the status of the response, whether the request gets its tokens back: see [CreditOn5xx] and
+	// [CountOnlyFailures]. Slots are always released. A nil Credit means never.
 	Credit Credit
-	// Unit is what the limit counts, as the headers name it: lower-case letters, digits and hyphens, as in
-	// "tokens" or "content-bytes". Defaults to requests.
+	// Unit is the unit of the limit in header fields: lower-case letters, digits and hyphens, as in "tokens" or
+	// "content-bytes". Defaults to requests.
 	Unit string
-	// Abuse words a refusal as detected abuse rather than as an exceeded quota.
+	// Abuse reports a refusal as detected abuse rather than as an exceeded quota.
 	Abuse bool
 }
 

@@ -8,13 +8,13 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// Merge states a decision of the handler's own in the response, beside what the middlewares around it have stated of theirs and
-// what was merged before: in their forms, and as DraftHeaders where there is none around it. Of two statements on limits of one name the tighter one
-// stands, and in the forms that state one limit only the tightest of all. For a refusal it sets Retry-After, unless a longer
-// one is there. It has to be called before the header is written.
+// Merge adds the fields of a decision of the handler to the response, in the forms of the middlewares around it, or as
+// DraftHeaders without a middleware. Of two limits with one name it keeps the tighter one, and in forms for one limit
+// only the tightest of all. For a refusal it sets Retry-After, unless a longer one is set. Call it before the header is
+// written.
 //
-// r is the request as the handler has it, whose context knows the middlewares. Where there is none, a decision is stated in
-// place of the one before.
+// r is the handler's request, whose context knows the middlewares. Without a middleware, a later decision replaces the
+// earlier one.
 func Merge(w http.ResponseWriter, r *http.Request, d ratelimit.Decision) {
 	admission, around := FromContext(r.Context())
 	if !around {

@@ -12,45 +12,43 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// Config is which limits guard a handler, and how refusals are answered. It needs Limits or Requests; the rest may stay
+// Config has the limits in front of a handler, and the form of refusals. It needs Limits or Requests; the rest may stay
 // zero.
 type Config struct {
-	// Limits are up to 64 limits. A request is let through when all that apply to it have enough for
-	// it, and then takes from all of them in one call; otherwise it takes from none.
+	// Limits are up to 64 limits. A request takes from all limits that apply to it, in one call, and is then allowed.
+	// Otherwise it takes from none.
 	Limits []Limit
-	// Requests returns what a request is asked besides, each limit once, in the same call: for limits that are not known
-	// when the program is written, as those of tables; see [FromRules]. Its errors are answered as those of a Key, and
-	// those that wrap ratelimit.ErrInvalidKey 400, too. Where it returns none and no limit applies, the request passes.
-	// Defaults to nil, nothing.
+	// Requests returns further requests for the same call, each limit once, for limits that are defined at run time,
+	// for example in tables; see [FromRules]. Its errors are answered as errors of a Key; ratelimit.ErrInvalidKey is
+	// answered 400, too. If it returns none and no limit applies, the request passes. A nil Requests means none.
 	Requests func(r *http.Request) ([]ratelimit.Request, error)
-	// Route is what the limiter's Observer is told that the limits guard, as "POST /chat". Up to 200 bytes of UTF-8.
-	// Defaults to "", which is enough for one middleware.
+	// Route is the route that the limiter's Observer receives, for example "POST /chat". Up to 200 bytes of UTF-8. The
+	// default "" is enough for one middleware.
 	Route string
-	// Headers is the form in which responses state what is left. Defaults to DraftHeaders.
+	// Headers is the form of the fields in responses. Defaults to DraftHeaders.
 	Headers Headers
-	// AlsoHeaders are further forms that are sent beside Headers, as EpochHeaders for clients that know no others. Defaults to none.
+	// AlsoHeaders are further forms, for example EpochHeaders for old clients. Defaults to none.
 	AlsoHeaders []Headers
-	// RatioCap makes Draft11Headers understate what is left: no more than RatioCap times what the rate would
-	// give in the stated time. That is to keep clients from using up a fixed window in its last seconds. Defaults
-	// to 0, the truth.
+	// RatioCap makes Draft11Headers understate the tokens left: at most RatioCap times the tokens that the rate gives
+	// in the stated time. This keeps clients from using up a fixed window in its last seconds. 0 disables it.
 	RatioCap float64
-	// RetryJitter lengthens Retry-After by up to this share of the wait, 0.5 at most, so that clients refused
-	// together do not return together. How much is decided by the key, and by chance for requests with
-	// global limits only. Defaults to 0.
+	// RetryJitter lengthens Retry-After by up to this share of the wait, 0.5 at most, so that clients that were refused
+	// together do not return together. The key decides the amount, or chance for requests with global limits only. 0
+	// disables it.
 	RetryJitter float64
-	// Skip reports whether a request passes without asking any limit. Defaults to nil, none does.
+	// Skip reports whether a request passes without a decision. A nil Skip means that no request does.
 	Skip func(r *http.Request) bool
-	// FailOpen lets requests through that the store could not decide on. Whoever can make the store slower
-	// than DecisionTimeout is not limited then. Requests that are themselves at fault or whose time is up are not
-	// let through all the same, nor those that clients could provoke by asking much (ratelimit.ErrContended,
-	// ratelimit.ErrOverloaded), nor any after Close of the limiter. They hold no slots. Defaults to false: they are answered 503.
+	// FailOpen allows requests on which the store could not decide. A client that can make the store slower than
+	// DecisionTimeout is then not limited. These requests are not allowed even so: invalid ones, those whose context
+	// has ended, those that failed because of many calls (ratelimit.ErrContended, ratelimit.ErrOverloaded), and all
+	// after Close of the limiter. Requests that pass this way hold no slots. By default they are answered 503.
 	FailOpen bool
-	// DecisionTimeout is how long a decision may take, and a credit or settlement after it. A decision that
-	// is given up may still be taking tokens. A response waits for a tenth of it at most until the slots that its request
-	// held are free. Defaults to 1 second.
+	// DecisionTimeout bounds the time of a decision, and of a credit or settlement after it. A decision that runs out
+	// of time may still take tokens. A response waits for a tenth of it at most until the slots of its request are
+	// free. Defaults to 1 second.
 	DecisionTimeout time.Duration
-	// Refuse answers the requests that are not let through; all fields but Content-Type are set. What is left
-	// of the request's body comes for half a second more. Defaults to refusal.ServeHTTP.
+	// Refuse answers requests that are not allowed; all fields but Content-Type are set. The rest of the request's body
+	// can be read for half a second more. Defaults to refusal.ServeHTTP.
 	Refuse func(w http.ResponseWriter, r *http.Request, refusal Refusal)
 	// Logger gets a line when decisions or credits fail, at most one a second. Defaults to slog.Default().
 	Logger *slog.Logger
@@ -116,10 +114,10 @@ type middleware struct {
 	log     failureLog
 }
 
-// New returns middleware that lets a request through to the handler when the limits allow it. The limiter
-// must be one of ratelimit.New, and not bound to a transaction. Middlewares can be nested: each decides on its
-// own, and what they state in the same form is merged. The error wraps
-// ratelimit.ErrInvalidConfig and says what to change; the middleware panics when it is given no handler.
+// New returns middleware that runs the handler if the limits allow the request. The limiter must be one of
+// ratelimit.New, and not bound to a transaction. Middlewares can be nested: each decides by itself, and their fields in
+// the same form are merged. The error wraps ratelimit.ErrInvalidConfig and says what to change. The middleware panics
+// without a handler.
 func New(limiter *ratelimit.Limiter, config Config) (func(http.Handler) http.Handler, error) {
 	if limiter == nil {
 		return nil, fmt.Errorf("%w: httplimit: the limiter is nil; pass what ratelimit.New returned", ratelimit.ErrInvalidConfig)

@@ -2,9 +2,9 @@ package httplimit
 
 import "net/http"
 
-// IsPreflight reports whether a request is what a browser asks before it sends one of a page of another origin. It is for
-// [Config.Skip] where the CORS middleware is inside of this one, or is the router; where it is around this one, none comes here. Anybody
-// can send one, so have it only where whatever is inside answers every preflight without work.
+// IsPreflight reports whether a request is a CORS preflight. Use it as [Config.Skip] if the CORS middleware is inside
+// of this one, or is the router. Any client can send such a request, so use it only if every preflight is answered
+// without work.
 func IsPreflight(r *http.Request) bool {
 	return r.Method == http.MethodOptions && r.Header.Get("Origin") != "" && r.Header.Get("Access-Control-Request-Method") != ""
 }

@@ -17,25 +17,25 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// Refusal is the answer to a request that the middleware does not let through. It is an http.Handler, which
-// Config.Refuse may change and call.
+// Refusal is the answer to a request that is not allowed. It is an http.Handler, which Config.Refuse may change and
+// call.
 type Refusal struct {
 	// Result is the reason, as in [ratelimit.Answered]: "refused", "bad_key", "bad_cost", "too_costly", "failed_closed" or "cancelled".
 	Result string
 	// Status is the status: 429 for "refused", 400 for "bad_key" and "bad_cost", 413 for "too_costly", and 503 otherwise.
 	Status int
-	// RetryAfter is how many seconds to wait: never too few, and 0 when no wait would help. The body says it in milliseconds
-	// too, as retry_after_ms, for clients that can wait for a part of a second.
+	// RetryAfter is the wait in seconds, rounded up, and 0 if waiting does not help. The body has it in milliseconds
+	// too, as retry_after_ms.
 	RetryAfter int64
-	// Reason is what the RateLimit-Reason field says: a word for machines. Why a limit is paused is not in it, nor in
-	// the Detail, since that is for those who paused it; State.PauseReason in the Decision says it.
+	// Reason is the value of the RateLimit-Reason field: a word for machines. Neither Reason nor Detail says why a
+	// limit is paused; State.PauseReason of the Decision does.
 	Reason string
-	// Type, Title and Detail are those of the problem (RFC 9457). They hold no key.
+	// Type, Title and Detail are the fields of the problem (RFC 9457). They have no key.
 	Type, Title, Detail string
 	// Violated names the limits that refused.
 	Violated []string
-	// Rules names the rules of ratelimit.Config.Policies that decided for the limits of Violated, in the same order: ""
-	// where the definition in the code did. It is nil where that is so for all.
+	// Rules names the rules of ratelimit.Config.Policies that decided for the limits of Violated, in the same order. ""
+	// means the definition in the code, and nil means that definition for all of them.
 	Rules []string
 	// Decision is the decision, when there is one.
 	Decision ratelimit.Decision

@@ -10,8 +10,8 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// Respond answers a request by an error from a call on limits, as the middleware answers its own, and reports whether it
-// has: for handlers that take by themselves, as in the transaction of their writes.
+// Respond answers a request for which a call on limits returned err, as the middleware does, and reports whether it did. Use it
+// in handlers that take tokens by themselves, for example in the transaction of their writes.
 //
 //		err := limiter.InTx(r.Context(), func(tx pgx.Tx) error {
 //			if err := limiter.WithTx(tx).Require(r.Context(), Messages.For(author)); err != nil {
@@ -27,16 +27,15 @@ import (
 //			return
 //		}
 //
-//	  - A refusal, a *[ratelimit.LimitedError] from Require, Decision.Err or Hold, is 429: its fields beside those of the
-//	    middlewares around the handler (see [Merge]), the longest Retry-After, and the body.
-//	  - A failure, of which [ratelimit.IsUndecided] is true, is 503 with Retry-After, and closed: there is no FailOpen for a transaction,
-//	    which is over. So is an error of a context, where that of the request has ended.
-//	  - A key, or a cost, that cannot be taken is 400, and a cost above what the limit can ever hold 413.
+//	  - A refusal, a *[ratelimit.LimitedError] from Require, Decision.Err or Hold, is answered 429, with its fields beside the
+//	    fields of the middlewares around the handler (see [Merge]), and the longest Retry-After.
+//	  - A failure for which [ratelimit.IsUndecided] is true is answered 503 with Retry-After, also with FailOpen. So is an error
+//	    of a context, if the context of the request has ended.
+//	  - An invalid key or cost is answered 400, and a cost above the limit's capacity 413.
 //
-// Nil and every other error is not answered, and the handler goes on: an error of its own code that InTx returned, what calls on
-// reservations say of an ID, and ratelimit.ErrCommitUnknown, after which the work may be done, so that to try again could do
-// it twice. Config.Refuse and RetryJitter are those of the middleware around the handler, where there is one. A failure is logged, as the
-// client is not told of what it is: to Config.Logger of that middleware, at most a line a second, or else to slog.Default.
+// It does not answer nil and other errors: errors of your own code from InTx, errors about the ID of a reservation, and
+// ratelimit.ErrCommitUnknown, after which the work may be done. It uses Config.Refuse and RetryJitter of the middleware around
+// the handler. It logs failures to Config.Logger of that middleware, at most a line a second, or to slog.Default.
 func Respond(w http.ResponseWriter, r *http.Request, err error) (answered bool) {
 	config := Config{}.withDefaults()
 	admission, around := FromContext(r.Context())

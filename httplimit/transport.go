@@ -8,27 +8,28 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// Transport is the other side of this package: an http.RoundTripper for programs that call an upstream. It reports to a
-// limit with a [ratelimit.Adaptive] policy what the upstream answers, so that all processes together slow down when it
-// throttles, and leave it alone as long as it asks them to.
+// Transport is an http.RoundTripper for programs that call an upstream. It reports the responses of the upstream to a
+// limit with a [ratelimit.Adaptive] policy, so that all processes together slow down when the upstream throttles, and
+// pause for as long as its Retry-After asks.
 //
 //	client := &http.Client{Transport: &httplimit.Transport{
 //		Limiter: limiter, Take: true,
 //		Request: func(*http.Request) (ratelimit.Request, bool) { return Upstream.For(account), true },
 //	}}
 //
-// A response with status 429 is throttled, and so is one with 503 and a Retry-After, in seconds or as a date. Every other
-// response is not, whatever its status. A request that got no response is not reported, and of a limit with another policy
-// nothing is. Bodies are not read, responses come back as they are, and nothing is sent again.
+// A response with status 429 counts as throttled, and so does a 503 with a Retry-After, in seconds or as a date. All
+// other responses do not. A request without a response is not reported. It reports nothing for a limit with another
+// policy. It does not read bodies, change responses, or send a request again.
 type Transport struct {
-	// Limiter is who is told. Defaults to nil: requests just go through.
+	// Limiter receives the reports. A nil Limiter only passes requests on.
 	Limiter *ratelimit.Limiter
-	// Request returns what a request takes of which limit, and false when none: it is neither reported nor taken then. It
-	// may be called on many goroutines at once, and must not change the request. Defaults to nil: none is.
+	// Request returns the limit and the cost of a request, and false if it has none: then the request is neither
+	// charged nor reported. It may be called on many goroutines at once, and must not change the request. A nil Request
+	// means none.
 	Request func(*http.Request) (ratelimit.Request, bool)
-	// Take takes from the limit before a request is sent: where it refuses, the request is not sent, and the error of the
-	// round trip is a *ratelimit.LimitedError, which says how long to wait; where it fails, that error. Defaults to false:
-	// the program has taken by itself, as in a transaction or by a reservation.
+	// Take takes from the limit before it sends a request. If the limit refuses, the request is not sent, and the error
+	// is a *ratelimit.LimitedError with the wait. If the call fails, the request is not sent either. By default the
+	// program takes by itself, for example in a transaction or by a reservation.
 	Take bool
 	// Base sends the requests. Defaults to nil: http.DefaultTransport.
 	Base http.RoundTripper
@@ -36,7 +37,7 @@ type Transport struct {
 
 var _ http.RoundTripper = (*Transport)(nil)
 
-// RoundTrip sends a request and reports what came of it.
+// RoundTrip sends a request and reports its response.
 func (t *Transport) RoundTrip(r *http.Request) (*http.Response, error) {
 	base := t.Base
 	if base == nil {
@@ -65,7 +66,7 @@ func (t *Transport) RoundTrip(r *http.Request) (*http.Response, error) {
 	return response, nil
 }
 
-// CloseIdleConnections closes those of the Base, when it has any, as http.Client does by this name.
+// CloseIdleConnections closes the idle connections of Base, if it has such a method.
 func (t *Transport) CloseIdleConnections() {
 	base := t.Base
 	if base == nil {
