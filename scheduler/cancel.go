@@ -9,12 +9,12 @@ import (
 	"github.com/riverqueue/river/rivertype"
 )
 
-// Cancel cancels a job and its reservation, as parts of tx. It takes the place of client.JobCancelTx(ctx, tx,
-// jobID), and returns what that returns: the job, or river.ErrNotFound.
+// Cancel cancels a job and its reservation in tx. It replaces client.JobCancelTx(ctx, tx, jobID), and returns its
+// result: the job, or river.ErrNotFound.
 //
-// The tokens of a job that was never started go back, those of one that waits for another attempt follow
-// Config.Cancelled. A job that is running is only asked to stop, as River does; its reservation is ended with
-// it. Cancelling again, or cancelling a job that has ended, changes nothing.
+// A job that was never started returns its tokens. For a job that waits for another attempt, Config.Cancelled decides.
+// A running job is only asked to stop, as by River; its reservation ends with it. To cancel again, or to cancel a job
+// that has ended, changes nothing.
 func (s *Scheduler) Cancel(ctx context.Context, client *river.Client[pgx.Tx], tx pgx.Tx, jobID int64) (*rivertype.JobRow, error) {
 	if client == nil {
 		return nil, fmt.Errorf("%w: the client is nil; pass what river.NewClient returned", ErrInvalidJob)

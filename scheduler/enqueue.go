@@ -16,36 +16,36 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// EnqueueOpts are River's options for the job, and those of Enqueue. A nil *EnqueueOpts is all defaults.
+// EnqueueOpts are River's options for the job, and the options of Enqueue. A nil *EnqueueOpts means the defaults.
 type EnqueueOpts struct {
 	// InsertOpts go to River as they are. ScheduledAt must be left alone: the reservation decides when the
 	// job runs.
 	river.InsertOpts
-	// Jitter delays the job by a random part of this span beyond ReadyAt, so that jobs that become ready
-	// together do not start together. It ends half-way to the moment the turn goes stale.
+	// Jitter delays the job by a random part of this span beyond ReadyAt, so that jobs that become ready together do
+	// not start together. The delay is at most half of the time until the turn becomes stale.
 	Jitter time.Duration
 }
 
-// Enqueued is the answer of Enqueue and TryEnqueue. When the reservation was refused, Allowed is false, RetryAfter says
-// how long to wait before asking again, and there is no Job.
+// Enqueued is the result of Enqueue and TryEnqueue. If the reservation was refused, Allowed is false, RetryAfter is the
+// wait, and there is no Job.
 type Enqueued struct {
 	ratelimit.Reservation
 	// JobInsertResult is River's. When UniqueSkippedAsDuplicate is set, Job is the one that was there
 	// already, and nothing was taken for this one.
 	rivertype.JobInsertResult
-	// RunAt is when the job is to start: ReadyAt plus the jitter. It is the zero time without a new job.
+	// RunAt is the start time of the job: ReadyAt plus the jitter. It is the zero time without a new job.
 	RunAt time.Time
 }
 
-// Enqueue reserves what the requests cost and inserts the job to run when that is there, as parts of tx: when
-// tx commits there are both, otherwise neither. It takes the place of client.InsertTx(ctx, tx, args, opts).
+// Enqueue reserves the cost of the requests and inserts the job to run at ReadyAt, both in tx: if tx commits, both
+// exist, otherwise neither. It replaces client.InsertTx(ctx, tx, args, opts).
 //
-// When the tokens are there now, the job is available at once. When the reservation is refused, which takes
-// a limit with a MaxReserved, Enqueue inserts nothing and returns a *[ratelimit.LimitedError]; the transaction
-// stays usable. After an error there is neither a job nor a turn, even if the transaction is then committed.
+// If the tokens are available now, the job is available at once. If a limit with a MaxReserved refuses the reservation,
+// Enqueue inserts nothing and returns a *[ratelimit.LimitedError]; the transaction stays usable. After an error neither
+// a job nor a turn exists, even if the transaction is then committed.
 //
-// Other errors are those of [ratelimit.Limiter.Reserve], those of River's InsertTx, ErrInvalidJob and
-// ErrNotInstalled. Enqueue never retries: whoever owns tx runs it again, as [ratelimit.Limiter.InTx] does.
+// Other errors come from [ratelimit.Limiter.Reserve] and from River's InsertTx, or are ErrInvalidJob and
+// ErrNotInstalled. Enqueue never retries: the owner of tx runs it again, as [ratelimit.Limiter.InTx] does.
 func (s *Scheduler) Enqueue(ctx context.Context, client *river.Client[pgx.Tx], tx pgx.Tx, args river.JobArgs, opts *EnqueueOpts, requests ...ratelimit.Request) (Enqueued, error) {
 	e, err := s.TryEnqueue(ctx, client, tx, args, opts, requests...)
 	if err == nil {
@@ -54,8 +54,8 @@ func (s *Scheduler) Enqueue(ctx context.Context, client *river.Client[pgx.Tx], t
 	return e, err
 }
 
-// TryEnqueue is Enqueue for a caller that goes on after a refusal: it then returns no error, and the caller must
-// check Allowed.
+// TryEnqueue is Enqueue for a caller that continues after a refusal: it returns no error for a refusal, and the caller
+// must check Allowed.
 func (s *Scheduler) TryEnqueue(ctx context.Context, client *river.Client[pgx.Tx], tx pgx.Tx, args river.JobArgs, opts *EnqueueOpts, requests ...ratelimit.Request) (Enqueued, error) {
 	if opts == nil {
 		opts = &EnqueueOpts{}

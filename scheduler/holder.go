@@ -15,18 +15,18 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// HolderConfig is what jobs hold while they run. Only Requests has to be set.
+// HolderConfig configures a Holder. Only Requests is required.
 type HolderConfig struct {
-	// Requests returns what a job holds or takes when it runs, as Exports.For(tenant); none is for a job that holds
-	// nothing. Beside slots of a [ratelimit.Concurrency] it may take from limits of other kinds, all or nothing: those
-	// tokens stay taken, and each attempt of the job takes them again. An error fails the attempt.
+	// Requests returns the slots that a job holds while it runs, for example Exports.For(tenant), and none for a job
+	// that holds no slot. It may also return requests for limits of other kinds: the call takes all or nothing, those
+	// tokens stay taken, and each attempt takes them again. An error fails the attempt.
 	Requests func(job *rivertype.JobRow) ([]ratelimit.Request, error)
-	// MaxSnooze is how long at most a job that found no free slot is put off until it asks again. Nobody tells it when
-	// a slot becomes free, and RetryAfter only says when at the latest. Each job is put off by at least half of it, at random,
-	// so that jobs that wait do not ask together. A short one costs an update of each waiting job each time; a long one leaves
-	// slots unused: of jobs that take no time, about one a second runs in each slot. Defaults to 2 seconds.
+	// MaxSnooze is the longest snooze of a job that found no free slot. No job is notified when a slot becomes free.
+	// The snooze is a random time of at least half of MaxSnooze, so that waiting jobs do not ask together. A short
+	// MaxSnooze costs an update of each waiting job each time. A long one leaves slots unused: of very short jobs,
+	// about one a second runs in each slot by default. Defaults to 2 seconds.
 	MaxSnooze time.Duration
-	// Logger gets what no caller is there to be told: a job that lost its slot and went on to its end. Defaults to
+	// Logger receives errors that no caller gets: a job that lost its slot and continued to its end. Defaults to
 	// slog.Default.
 	Logger *slog.Logger
 }
@@ -38,8 +38,8 @@ const (
 	longestSnooze = time.Hour
 )
 
-// Holder has River jobs hold slots while they run, so that no tenant has more jobs running at a time than it has slots,
-// however many workers there are. It is independent of a Scheduler. It is safe for concurrent use.
+// Holder makes River jobs hold slots while they run, so that a tenant has at most as many running jobs as slots, on any
+// number of workers. It works with or without a Scheduler. It is safe for concurrent use.
 type Holder struct {
 	limiter *ratelimit.Limiter
 	config  HolderConfig
@@ -67,23 +67,22 @@ func NewHolder(limiter *ratelimit.Limiter, config HolderConfig) (*Holder, error)
 	return &Holder{limiter: limiter, config: config}, nil
 }
 
-// Middleware returns what goes into river.Config.Middleware of the clients that work the jobs, before that of a Scheduler, as
-// Scheduler.Install puts it:
+// Middleware returns the element for river.Config.Middleware of the clients that work the jobs. It goes before the
+// middleware of a Scheduler, where Install puts it:
 //
-//	err := scheduler.Install(config, holder)
+//	err := sched.Install(config, holder)
 //
-// Then a job first has its slot and then uses the moment that was reserved, and one that waits for a slot until that moment
-// is stale reserves again. In the other order the moment is used up by waiting, and what waited comes to the upstream together.
+// Then a job first gets its slot and then uses its reserved turn. A job whose turn becomes stale while it waits for a
+// slot reserves again. In the other order waiting jobs would use up their turns, and reach the upstream together.
 //
-// A job runs when all that it asks for was acquired in one call, and then the context of Work has the lease
-// ([ratelimit.LeaseFromContext]), whose Fence goes with what the job writes elsewhere. The lease is renewed while the job
-// runs, and released when it has ended, also by a panic, or because it was cancelled. A job that was refused, or that could not
-// be decided on because others were in the way, is put off and loses no attempt. Other failures to acquire are the attempt's
-// error, and the job does not run.
+// A job runs if one call acquired all its requests. The context of Work then has the lease
+// ([ratelimit.LeaseFromContext]); use its Fence for writes to other systems. The lease is renewed while the job runs,
+// and released when the job ends, also by a panic or a cancellation. A job that was refused, or that met contention, is
+// snoozed and loses no attempt. Other errors fail the attempt, and the job does not run.
 //
-// A job that loses its lease has its context cancelled with the cause [ratelimit.ErrLeaseLost] and has to stop: its error
-// wraps that, and River tries it again. When its process is killed, its slot is free when the lease ends; River finds such
-// jobs after RescueStuckJobsAfter.
+// If a job loses its lease, its context ends with the cause [ratelimit.ErrLeaseLost], and the job must stop. Its error
+// wraps that cause, and River retries it. If the process is killed, its slot is free when the lease ends; River finds
+// such jobs after RescueStuckJobsAfter.
 func (h *Holder) Middleware() rivertype.Middleware { return &holding{holder: h} }
 
 // holding is a Holder as River sees it.

@@ -12,7 +12,7 @@ import (
 // maintainEvery is how often a client that Install was called for has Maintain called.
 const maintainEvery = time.Minute
 
-// Install puts all that a River client needs into its configuration, before river.NewClient:
+// Install adds to the configuration of a River client, before river.NewClient:
 //
 //	config := &river.Config{Queues: .., Workers: workers}
 //	if err := sched.Install(config); err != nil {
@@ -20,9 +20,9 @@ const maintainEvery = time.Minute
 //	}
 //	client, err := river.NewClient(riverpgxv5.New(pool), config)
 //
-// These are the Middleware, before any that is there; and for a client with Queues, which works jobs, the Worker and the
-// PeriodicJob that call Maintain every minute. Those of holders go before it, in their order. A client without Queues inserts only,
-// and gets the Middleware. When Install returns an error, the configuration is as it was.
+// It adds the Middleware, before existing ones, and the middlewares of holders before it, in their order. For a client
+// with Queues, which works jobs, it also adds the Worker and the PeriodicJob that call Maintain every minute. If
+// Install returns an error, the configuration is unchanged.
 func (s *Scheduler) Install(config *river.Config, holders ...*Holder) error {
 	if config == nil {
 		return fmt.Errorf("%w: the river.Config is nil; pass the one that river.NewClient gets", ErrInvalidConfig)

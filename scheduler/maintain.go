@@ -14,12 +14,12 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/reserved"
 )
 
-// Maintained is what a call of Maintain did.
+// Maintained is the result of a call of Maintain.
 type Maintained struct {
-	// Ended is the number of reservations that were ended because their job had.
+	// Ended is the number of reservations that Maintain ended because their job had ended.
 	Ended int
-	// Unguarded is how many of those belong to jobs that completed although their turn was never started:
-	// they ran on a client without the middleware, whenever River came to them.
+	// Unguarded is how many of these jobs completed although their turn was never started: they ran on a client without
+	// the middleware, at the time of River's own schedule.
 	Unguarded int
 	// Expired is the number of reservations that ended by Config.ExpireAfter of the Limiter.
 	Expired int
@@ -39,14 +39,14 @@ const (
 	maxFailures = 100
 )
 
-// Maintain ends the reservations of jobs that ended where the middleware could not see it: cancelled through
-// River's own API, discarded by its rescuer, panicked in the last attempt, or ended while their process was
-// killed. It also calls [ratelimit.Limiter.Expire]. Call it every minute or so from one process or several,
-// or let River do that: see PeriodicJob.
+// Maintain ends the reservations of jobs that ended where the middleware could not see it: cancelled through River's
+// own API, discarded by its rescuer, panicked in the last attempt, or ended while their process was killed. It also
+// calls [ratelimit.Limiter.Expire]. Call it every minute or so from one process or several, or let River call it: see
+// PeriodicJob.
 //
-// A reservation that cannot be ended does not keep the others from it: Maintain ends those, returns the errors
-// joined with what it did, and finds it again at the next call. It waits at most a second for a bucket whose row another transaction
-// has locked, and then leaves the other reservations of that bucket to the next call.
+// If a reservation cannot be ended, Maintain still ends the others. It returns the joined errors with the result, and
+// tries again at the next call. It waits at most a second for a bucket whose row another transaction has locked, and
+// then leaves the other reservations of that bucket to the next call.
 func (s *Scheduler) Maintain(ctx context.Context, client *river.Client[pgx.Tx]) (Maintained, error) {
 	var done Maintained
 	if client == nil {
@@ -160,8 +160,8 @@ type MaintainArgs struct{}
 // Kind returns "ratelimit_maintain".
 func (MaintainArgs) Kind() string { return "ratelimit_maintain" }
 
-// PeriodicJob returns what goes into river.Config.PeriodicJobs to have Maintain called every interval. Add
-// Worker to the client's workers too. opts are those of the job, its queue say, and may be nil.
+// PeriodicJob returns an element for river.Config.PeriodicJobs that calls Maintain every interval. Add Worker to the
+// client's workers too. opts are the options of the job, for example its queue, and may be nil.
 func (s *Scheduler) PeriodicJob(interval time.Duration, opts *river.InsertOpts) *river.PeriodicJob {
 	if opts == nil {
 		opts = &river.InsertOpts{}

@@ -13,10 +13,10 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/arg"
 )
 
-// MigrateConfig says where River's tables are.
+// MigrateConfig configures Migrate.
 type MigrateConfig struct {
-	// Schema is the schema of River's tables, the same as river.Config.Schema. It is created when it is
-	// missing. Defaults to what it defaults to there: the first schema of the search_path, usually public.
+	// Schema is the schema of River's tables, the same as river.Config.Schema. It is created if it is missing. Defaults
+	// to River's default: the first schema of the search_path, usually public.
 	Schema string
 }
 
@@ -28,9 +28,9 @@ const (
 	lockPause = 100 * time.Millisecond
 )
 
-// Migrate brings River's own tables up to date, with rivermigrate. It does not touch those of the limiter, for
-// which there is migrations.Up. Any number of processes may call it at once: one migrates, the others wait
-// for it until ctx ends. It works on a pool of one connection, but opens one more of its own for the lock.
+// Migrate updates River's own tables, with rivermigrate. It does not change the tables of the limiter: use
+// migrations.Up. Any number of processes may call it at once: one migrates, and the others wait until ctx ends. It
+// works on a pool of one connection, but opens one more of its own for the lock.
 func Migrate(ctx context.Context, pool *pgxpool.Pool, config MigrateConfig) (err error) {
 	if pool == nil {
 		return fmt.Errorf("%w: the pool is nil; pass what pgxpool.New returned", ErrInvalidConfig)

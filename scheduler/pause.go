@@ -15,13 +15,14 @@ type Pauser interface {
 	Pause(ctx context.Context, edit rules.Edit, pauses ...rules.Pause) (rules.Applied, error)
 }
 
-// PauseFor pauses a limit for as long as the response of the upstream behind it asks to be left alone, as [RetryAfter] says
-// and at most for so long, and returns until when. It returns the zero time when the response does not ask, and pauses
-// nothing then. Of a request with a key that bucket is paused, and of one for [ratelimit.Limit.Global] the limit.
+// PauseFor pauses a limit for the time that [RetryAfter] reads from the response of its upstream, and for most at the
+// longest. It returns the end of the pause. If the response asks for no pause, it pauses nothing and returns the zero
+// time. A request with a key pauses the bucket of that key, and one for [ratelimit.Limit.Global] the limit.
 //
-// A pause that ends no sooner stays, such as one of an operator; where this program knows of it nothing is written, so
-// that of many workers that are refused at once few write, and until is its end. Whoever hears of the pause takes nothing and starts nothing until its end, and what is reserved meanwhile is
-// ready no earlier; it ends by itself. It is a change of its own, made whatever becomes of the job.
+// A longer pause stays, for example one of an operator. If this process knows of it, PauseFor writes nothing and
+// returns its end, so few of many refused workers write. During the pause, each process that is notified takes nothing
+// and starts no job, and new reservations are ready no earlier than its end. The pause ends by itself. It is a change
+// of its own, and stays if the job fails.
 func (s *Scheduler) PauseFor(ctx context.Context, pauser Pauser, response *http.Response, most time.Duration, request ratelimit.Request) (until time.Time, err error) {
 	if _, asks := RetryAfter(response, time.Now(), most); !asks {
 		return time.Time{}, nil

@@ -7,13 +7,12 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/upstream"
 )
 
-// RetryAfter returns until when the response of an upstream asks to be left alone, and false when it does not: when it is
-// neither a 429 nor a 503, or has no Retry-After that lies ahead. A date counts from the Date of the response where there
-// is one, so that the upstream's clock need not agree with ours.
+// RetryAfter returns the time until which the upstream asks for no requests. It returns false if the response is
+// neither a 429 nor a 503, or has no Retry-After in the future. A date counts from the Date of the response, if it has
+// one, so that the upstream's clock need not agree with ours.
 //
-// now is the present on the clock that the answer is for; that of a pause is the database's. A wait longer than most is cut
-// to it, since a limit that is paused for years by somebody else's mistake is one that somebody has to find; so is one that
-// no number holds.
+// now is the present on the clock of the result; for a pause that is the database's clock. A wait longer than most, or
+// one that is out of range, is shortened to most, so that a mistake of the upstream does not pause a limit for years.
 func RetryAfter(response *http.Response, now time.Time, most time.Duration) (until time.Time, ok bool) {
 	if response.StatusCode != http.StatusTooManyRequests && response.StatusCode != http.StatusServiceUnavailable {
 		return time.Time{}, false

@@ -13,8 +13,8 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// Unused is what becomes of the tokens of a job that was started and then ended without success. Those of a
-// job that was never started always go back.
+// Unused decides about the tokens of a job that was started and ended without success. A job that was never started
+// always returns its tokens.
 type Unused int
 
 const (
@@ -24,32 +24,30 @@ const (
 	GiveBack
 )
 
-// Config is how a Scheduler works. The zero Config is ready for use.
+// Config configures a Scheduler. The zero Config is ready for use.
 type Config struct {
-	// Cancelled is what becomes of the tokens of a job that was cancelled after it was started. Defaults to
-	// KeepEstimate.
+	// Cancelled decides about the tokens of a job that was cancelled after it was started. Defaults to KeepEstimate.
 	Cancelled Unused
-	// Discarded is what becomes of the tokens of a job whose last attempt failed. Defaults to KeepEstimate.
+	// Discarded decides about the tokens of a job whose last attempt failed. Defaults to KeepEstimate.
 	Discarded Unused
-	// RetriesPay makes every further attempt of a job reserve again what the job cost, and wait for it.
-	// A snooze is no attempt, and neither is one that a client that was stopped cut off. Defaults to false: a job
-	// pays once, however often River tries it.
+	// RetriesPay makes every further attempt of a job reserve the cost again, and wait for it. A snooze is not an
+	// attempt, nor is an attempt that ended because its client was stopped. Defaults to false: a job pays once.
 	RetriesPay bool
 	// TakeUpEarly is how long before its turn a worker may take up a job. The worker then waits for the turn itself, and
 	// occupies one of the queue's MaxWorkers meanwhile. If TakeUpEarly is a little above FetchPollInterval, a job starts
 	// within milliseconds of its turn. Defaults to 1.3 seconds, which is a little above River's default poll. Below 0 a job
 	// waits in the database and starts when a worker next polls, at most FetchPollInterval late. At most 5 seconds.
 	TakeUpEarly time.Duration
-	// Requests returns what a job costs that was inserted without Enqueue, so that jobs of programs that do not know of limits
-	// are paced, for each tenant say; none is for a job that costs nothing. When a worker first comes to the job, it reserves that,
-	// in the order in which jobs are come to, and puts the job off until its moment comes up: once, whatever the queue, and
-	// no attempt is lost; where the reservation is refused, as with a MaxReserved, it is put off and asks again. From then on the job is as
-	// one of Enqueue: set RetriesPay where each attempt uses what the limit is for, and [ratelimit.Config] StaleAfter. An error fails the attempt. A worker that is killed just then
-	// leaves a reservation without a job, which stays until it expires, and the job reserves again.
-	// Defaults to nil: jobs without a reservation run as they come.
+	// Requests returns the cost of a job that was inserted without Enqueue, so that jobs of other programs are paced,
+	// for example for each tenant. It returns none for a job that costs nothing. The worker that first gets the job
+	// reserves the cost, and snoozes the job until its turn, which loses no attempt. If a limit refuses the
+	// reservation, the job is snoozed and asks again. From then on the job is like a job of Enqueue: set StaleAfter of
+	// [ratelimit.Config], and RetriesPay if each attempt uses the limited resource. An error fails the attempt. If the
+	// worker is killed during the reservation, that reservation stays until it expires, and the job reserves again. A
+	// nil Requests means that jobs without a reservation run at once.
 	Requests func(job *rivertype.JobRow) ([]ratelimit.Request, error)
-	// Logger gets what no caller is there to be told: a reservation that could not be settled after its job
-	// had succeeded, jobs found to have run unguarded. Defaults to slog.Default.
+	// Logger receives errors that no caller gets: a reservation that could not be settled after its job had succeeded,
+	// and jobs that ran without the middleware. Defaults to slog.Default.
 	Logger *slog.Logger
 }
 
@@ -89,7 +87,7 @@ func (c Config) validate() error {
 	return nil
 }
 
-// Scheduler ties River jobs to reservations of a Limiter. It is safe for concurrent use.
+// Scheduler connects River jobs with reservations of a Limiter. It is safe for concurrent use.
 type Scheduler struct {
 	limiter *ratelimit.Limiter
 	config  Config
@@ -115,9 +113,9 @@ func New(limiter *ratelimit.Limiter, config Config) (*Scheduler, error) {
 	return &Scheduler{limiter: limiter, config: config, key: metadataKey(limiter.Schema())}, nil
 }
 
-// Middleware returns what goes into river.Config.Middleware, first, of every client that inserts or works
-// jobs of this Scheduler; Install puts it there. Jobs that Enqueue did not insert pass through it untouched, unless
-// Config.Requests says what they cost.
+// Middleware returns the first element for river.Config.Middleware of every client that inserts or works jobs of this
+// Scheduler; Install adds it. It does not change jobs that Enqueue did not insert, unless Config.Requests returns their
+// cost.
 func (s *Scheduler) Middleware() rivertype.Middleware { return &middleware{scheduler: s} }
 
 // end ends the reservation of a job that will not run again. One that has ended otherwise, or is

@@ -19,8 +19,8 @@ type Turn struct {
 
 type turnKey struct{}
 
-// TurnFromContext returns the turn of the job that ctx, the context of Work, belongs to. It is never nil:
-// where there is none, its methods return ErrNoTurn.
+// TurnFromContext returns the turn of the job with the context ctx of Work. It is never nil: without a turn, its
+// methods return ErrNoTurn.
 func TurnFromContext(ctx context.Context) *Turn {
 	if turn, ok := ctx.Value(turnKey{}).(*Turn); ok {
 		return turn
@@ -28,8 +28,8 @@ func TurnFromContext(ctx context.Context) *Turn {
 	return &Turn{}
 }
 
-// WithTx returns the turn as part of tx, so that what the job really cost commits with what it did, and with
-// River's JobCompleteTx.
+// WithTx returns the turn as part of tx, so that the actual cost commits with the writes of the job, and with River's
+// JobCompleteTx.
 func (s *Turn) WithTx(tx pgx.Tx) *Turn {
 	if s.limiter == nil {
 		return s
@@ -39,9 +39,9 @@ func (s *Turn) WithTx(tx pgx.Tx) *Turn {
 	return &bound
 }
 
-// Settle ends the reservation with what the work really cost, as [ratelimit.Limiter.Settle] does: a request
-// for each limit whose cost differs from the estimate. A job that succeeds without it keeps its estimate.
-// Settling again changes nothing, so a job that may be tried again settles last.
+// Settle ends the reservation with the actual cost, as [ratelimit.Limiter.Settle] does: pass a request for each limit
+// whose cost differs from the estimate. A job that succeeds without it keeps its estimate. Settling again changes
+// nothing, so a job that may be retried settles last.
 func (s *Turn) Settle(ctx context.Context, actual ...ratelimit.Request) error {
 	if s.limiter == nil {
 		return fmt.Errorf("%w: Settle in a job that Enqueue did not insert, or on a client without the middleware", ErrNoTurn)
@@ -49,7 +49,7 @@ func (s *Turn) Settle(ctx context.Context, actual ...ratelimit.Request) error {
 	return s.limiter.Settle(ctx, s.ID, actual...)
 }
 
-// Cancel gives back all that was reserved, for a job that finds it has nothing to do.
+// Cancel returns all reserved tokens, for a job that has nothing to do.
 func (s *Turn) Cancel(ctx context.Context) error {
 	if s.limiter == nil {
 		return fmt.Errorf("%w: Cancel in a job that Enqueue did not insert, or on a client without the middleware", ErrNoTurn)
