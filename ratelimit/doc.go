@@ -1,8 +1,7 @@
-// Package ratelimit limits what callers may do, with limits that commit with the caller's data.
-//
-// A limit has a row for each key in the application's own Postgres database, or several rows with Shards. The row of a token
-// bucket has two numbers: value is the number of tokens at the instant ts. Each call computes the tokens of now from them, so
-// no timer refills buckets, and correctness needs no cleanup.
+// Package ratelimit limits what callers may do, with limits that commit with the caller's data. A limit has a row for each
+// key in the application's own Postgres database, or several rows with Shards. The row of a token bucket has two numbers:
+// value is the number of tokens at the instant ts. Each call computes the tokens of now from them, so no timer refills
+// buckets, and correctness needs no cleanup.
 //
 //	var SendMessage = ratelimit.Define("sendMessage", ratelimit.TokenBucket{Rate: 10, Period: time.Minute, Capacity: 3})
 //
@@ -23,20 +22,16 @@
 //   - [Concurrency]: a number of slots that are held at the same time.
 //   - [Adaptive]: a TokenBucket, FixedWindow or CalendarWindow that allows less while an upstream throttles.
 //
-// One call can name limits of several kinds. If a call cannot be made for a kind, it returns an error before any SQL. The file
-// docs/recipes.md of the repository compares the kinds.
+// One call can name limits of several kinds. docs/recipes.md of the repository compares them.
 //
 // # Calls
 //
 //   - [Limiter.Require] takes tokens or returns an error: begin with it. [Limiter.Take] returns a [Decision]: check its
-//     Allowed. [Limiter.TakeUpTo] takes the units that are available. [Limiter.Check] takes nothing. A [Borrow] request
-//     takes from a guarantee first, then from a pool.
-//   - [Limiter.Wait] blocks until it has taken the tokens; first come, first served.
-//   - [Limiter.Reserve] takes tokens for work that runs later, and [Limiter.CheckReserve] returns its answer without taking.
-//     [Limiter.Start], [Limiter.Settle], [Limiter.Cancel] and [Limiter.Renew] continue a reservation. For jobs on River,
-//     package scheduler reserves in the transaction that inserts the job.
-//   - [Limiter.Hold] holds slots while a function runs. [Limiter.Acquire], [Limiter.Keep], [Limiter.RenewLease] and
-//     [Limiter.Release] are its parts.
+//     Allowed. [Limiter.TakeUpTo] takes the units that are available. [Limiter.Check] takes nothing. [Limiter.Wait] blocks
+//     until it has taken the tokens; first come, first served. A [Borrow] request takes from a guarantee first.
+//   - [Limiter.Reserve] takes tokens for work that runs later. [Limiter.Start], [Limiter.Settle], [Limiter.Cancel] and
+//     [Limiter.Renew] continue a reservation. For jobs on River, package scheduler reserves with the insertion of the job.
+//   - [Limiter.Hold] holds slots while a function runs. [Limiter.Acquire], [Limiter.Keep] and [Limiter.Release] are its parts.
 //   - [Limiter.Report] reports to an Adaptive limit whether its upstream throttled.
 //   - [Limiter.Credit], [Limiter.CreditTaken], [Limiter.Charge] and [Limiter.Reset] correct the tokens of a bucket.
 //
@@ -50,22 +45,16 @@
 // a rollback restores the tokens exactly, and other transactions see nothing of the call before the commit. A call on the
 // Limiter itself is its own transaction. At every isolation level the limiter admits at most the tokens that the policy allows.
 //
-// Rows stay locked from the call to the end of the transaction. Take limits early for consistency, but keep the rest short:
-// do not hash a password or call a server before the commit. Name several limits in one call, or always use the same order,
-// because transactions that take in opposite orders can deadlock. [Limiter.InTx] retries after a deadlock or a serialization
-// failure; your own transactions can use [IsRetryable].
+// Rows stay locked from the call to the end of the transaction, so keep the rest short: do not hash a password or call a server
+// before the commit. Transactions that take limits in opposite orders can deadlock: name several limits in one call, or always
+// use the same order. [Limiter.InTx] retries after a deadlock or a serialization failure; see [IsRetryable] for your own
+// transactions. Inside a transaction use only the Limiter of WithTx, and contexts with deadlines. A call on the Limiter itself
+// uses another connection, and waits for rows that the transaction holds. For details see docs/promises.md.
 //
-// Inside a transaction use only the Limiter of WithTx. A call on the Limiter itself uses another connection: a rollback does not
-// undo it, and it waits for rows that the transaction holds until its context ends or Config.Timeout is over. Calls in a
-// transaction are bounded by their contexts alone, so set a deadline. For details see docs/promises.md.
+// # Time, servers and secrets
 //
-// # Time and numbers
-//
-// Decisions use the database's clock. No instant is credited twice, even if that clock steps back. Tokens are float64, and costs
-// may be fractions. [Decision.RetryAfter] is the first microsecond at which the same arithmetic admits the request: a caller
-// without competitors is admitted after that time, and refused one microsecond earlier.
-//
-// # Servers, roles and secrets
+// Decisions use the database's clock. No instant is credited twice, even if that clock steps back. [Decision.RetryAfter] is
+// exact: without competitors the same call is admitted after that time, and refused one microsecond earlier. Tokens are float64.
 //
 // Decisions are writes, so connect to the primary. The role of the program needs the grants that migrations.Grants returns.
 // All programs on a schema need the same Config.HashKey; other programs get [ErrHashKeyMismatch]. See docs/operations.md.
