@@ -11,34 +11,33 @@
 //	})
 //	server := grpc.NewServer(grpc.ChainUnaryInterceptor(limits.Unary), grpc.ChainStreamInterceptor(limits.Stream))
 //
-// The limits of a call are asked together, and it takes from all of them or from none. The tokens are
-// taken and committed before the handler runs, and stay taken whatever it returns: a handler gives them
-// back with [ratelimit.Limiter.Credit], and one that wants the charge in its own transaction takes them itself.
+// A call takes from all of its limits or from none, in one decision that commits before the handler runs. The tokens
+// stay taken even if the handler fails. A handler can return them with [ratelimit.Limiter.Credit].
 //
-// Slots of a [ratelimit.Concurrency] are held while the handler runs, a stream's for as long as it is open, and released
-// afterwards. A handler that loses its lease has its context end with the cause [ratelimit.ErrLeaseLost], and finds it
-// with [ratelimit.LeaseFromContext]. Config.Message takes slots for unary calls only: for a message in a stream that is a misuse.
+// Slots of a [ratelimit.Concurrency] are held while the handler runs, or while the stream is open, and then released.
+// If a lease is lost, the context of the handler ends with the cause [ratelimit.ErrLeaseLost];
+// [ratelimit.LeaseFromContext] returns the lease. Config.Message can take slots for unary calls only.
 //
-// # What the client gets
+// # Answers
 //
-//	refused              ResourceExhausted, with RetryInfo, QuotaFailure, which names the limits that refused, and ErrorInfo
-//	no decision          Unavailable, with RetryInfo and ErrorInfo, unless Config.FailOpen lets the call through
-//	cost above capacity  InvalidArgument with ErrorInfo and no RetryInfo, since no wait helps; so too a cost that is no number
-//	no key               Config.InvalidKey with ErrorInfo: there is never a bucket that those without a key share
-//	a misuse             Internal: no limits named, or ones that contradict each other
-//	gone meanwhile       Canceled or DeadlineExceeded, when the call's own context ended
+//	refused              ResourceExhausted, with RetryInfo, QuotaFailure with the limits that refused, and ErrorInfo
+//	no decision          Unavailable, with RetryInfo and ErrorInfo, unless Config.FailOpen allows the call
+//	cost above capacity  InvalidArgument with ErrorInfo and no RetryInfo, because waiting does not help; also an invalid cost
+//	no key               Config.InvalidKey with ErrorInfo: calls without a key never share a bucket
+//	a misuse             Internal: no limits, or limits that contradict each other
+//	ended meanwhile      Canceled or DeadlineExceeded, if the call's own context ended
 //
-// ErrorInfo has the reasons RATE_LIMITED, LIMIT_PAUSED, RATE_LIMIT_UNAVAILABLE, COST_EXCEEDS_CAPACITY, INVALID_COST and INVALID_KEY.
-// With RetryInfo comes the trailer grpc-retry-pushback-ms, so that clients whose retry policy lists the code wait
-// as long; those of languages without it find the wait in RetryInfo. No answer holds a key or the text of a failure, which
-// is logged. When a call ends without a decision, its tokens may have been taken: the answer can be lost on its way.
+// ErrorInfo has the reasons RATE_LIMITED, LIMIT_PAUSED, RATE_LIMIT_UNAVAILABLE, COST_EXCEEDS_CAPACITY, INVALID_COST and
+// INVALID_KEY. With RetryInfo comes the trailer grpc-retry-pushback-ms, for the retry policies of clients. Answers
+// contain no key, and no text of a failure, which is logged. If a call ends without a decision, its tokens may be
+// taken.
 //
-// Where the limiter has [ratelimit.Config.Policies], they decide, and the answer names the policy that did. A request says
-// which plan its caller is on: PerCustomer.For(customer).Plan("pro"). A limit that is paused refuses until its pause ends,
-// and why it is paused is not told. One that its rule only tries, or has switched off, refuses nobody.
+// If the limiter has [ratelimit.Config.Policies], stored rules decide, and the answer names the policy that decided. A
+// request names the plan of its caller: PerCustomer.For(customer).Plan("pro"). A paused limit refuses until its pause
+// ends, and does not tell the reason. A limit that is off or in shadow mode refuses no call.
 //
-// The limiter's Observer is told what became of each call, and of each message that is charged for, as a
-// [ratelimit.Answered] whose route is the method; of one that your functions answer with a code of their own it is not.
+// The limiter's Observer receives a [ratelimit.Answered], with the method as route, for each call and each message with
+// a cost, unless one of your functions answered with a code of its own.
 package grpclimit
 
 import (
@@ -54,35 +53,36 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// ErrInvalidConfig is returned by New when the limiter or a field of Config cannot be used.
+// ErrInvalidConfig is returned by New if the limiter or a field of Config cannot be used.
 var ErrInvalidConfig = errors.New("grpclimit: invalid configuration")
 
-// Config is how calls are limited. Only Requests has to be set.
+// Config configures an Interceptor. Only Requests is required.
 type Config struct {
-	// Requests returns what a call asks of which limits: one or several. To answer with a code of its own
-	// it returns an error of package status; any other error, and no requests, is answered with Internal.
+	// Requests returns the requests of a call, at least one. To answer with a code of its own it returns an error of
+	// package status. Any other error, and no requests, are answered with Internal.
 	Requests func(ctx context.Context, fullMethod string) ([]ratelimit.Request, error)
-	// Message returns what a received message asks for, such as its size, on top of Requests: for a unary call in
-	// the same decision, in a stream when the message arrives. None is for a message that is free. Errors are
-	// those of Requests. Defaults to nil: messages are free, and a stream is charged when it opens.
+	// Message returns the requests of a received message, for example by its size, in addition to Requests: for a unary
+	// call in the same decision, in a stream when the message arrives. It returns none for a message that costs
+	// nothing. Errors are answered as errors of Requests. A nil Message means that messages cost nothing, and a stream
+	// is charged when it opens.
 	Message func(ctx context.Context, fullMethod string, message any) ([]ratelimit.Request, error)
-	// Skip reports whether a call is not limited at all, as those of a health check. Defaults to nil: all are.
+	// Skip reports whether a call needs no decision, for example a health check. A nil Skip means that no call is
+	// skipped.
 	Skip func(ctx context.Context, fullMethod string) bool
-	// Timeout is how long to wait for a decision. Defaults to 1 second.
+	// Timeout bounds the time of a decision. Defaults to 1 second.
 	Timeout time.Duration
-	// FailOpen lets calls through, and logs it, when the database did not decide on them. Refused all the same are
-	// calls that clients could have provoked by asking much (ratelimit.ErrContended, ratelimit.ErrOverloaded), and all
-	// after Close of the limiter. Defaults to false.
+	// FailOpen allows calls on which the database did not decide, and logs them. Calls that failed because of many
+	// calls (ratelimit.ErrContended, ratelimit.ErrOverloaded), and all after Close of the limiter, are rejected even
+	// so. Defaults to false.
 	FailOpen bool
-	// RetryAfter is when a client may try again that was refused because there was no decision. Defaults to
-	// 1 second.
+	// RetryAfter is the wait in an answer without a decision. Defaults to 1 second.
 	RetryAfter time.Duration
-	// InvalidKey is the code for a key that is empty or cannot be stored. Defaults to codes.InvalidArgument,
-	// which says that it came from the client; codes.Unauthenticated and codes.Internal may fit better.
+	// InvalidKey is the code for a key that is empty or cannot be stored. Defaults to codes.InvalidArgument, for keys
+	// that clients send; codes.Unauthenticated and codes.Internal may fit better.
 	InvalidKey codes.Code
 	// Domain is the domain in ErrorInfo: the name of your service. Defaults to "pgratelimit".
 	Domain string
-	// Logger gets the failures that clients are not told. Defaults to slog.Default.
+	// Logger receives failures that answers do not contain. Defaults to slog.Default.
 	Logger *slog.Logger
 }
 
@@ -103,6 +103,6 @@ func New(limiter *ratelimit.Limiter, config Config) (*Interceptor, error) {
 	return &Interceptor{gate}, nil
 }
 
-// FromContext returns the decision on the call whose context this is, for a handler that shows the remainder
-// or gives back what it did not need. It returns false when the call was skipped, or let through undecided.
+// FromContext returns the decision on the call with this context, for a handler that shows the tokens left or returns
+// unused ones. It returns false if the call was skipped, or allowed without a decision.
 func FromContext(ctx context.Context) (ratelimit.Decision, bool) { return rpclimit.Decision(ctx) }

@@ -27,8 +27,8 @@ func (i *Interceptor) Unary(ctx context.Context, message any, info *grpc.UnarySe
 	return handle(admitted, message)
 }
 
-// Stream is a grpc.StreamServerInterceptor. The stream is charged when it opens. A message that Config.Message
-// charges for and that is refused fails the handler's RecvMsg, and every one after it; return that error.
+// Stream is a grpc.StreamServerInterceptor. The stream is charged when it opens. If a message with a cost is refused,
+// the handler's RecvMsg fails, and each later call of it too; return that error.
 func (i *Interceptor) Stream(server any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handle grpc.StreamHandler) error {
 	admitted, release, err := i.gate.Open(stream.Context(), info.FullMethod)
 	if err != nil {

@@ -11,9 +11,9 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/rpclimit"
 )
 
-// PeerAddress returns the IP address that the call came from, as a key: of IPv6 the /64, and IPv4 as it is,
-// also when it came mapped into IPv6. Behind a proxy it is the proxy's: use Metadata with what the proxy sets and
-// clients cannot. Its error has the code Internal, as on a Unix socket.
+// PeerAddress returns the IP address of the call's peer, as a key: the /64 of an IPv6 address, and an IPv4 address
+// unchanged, also if it is mapped into IPv6. Behind a proxy it is the proxy's address: use Metadata with a value that
+// the proxy sets and clients cannot. Its error has the code Internal, for example on a Unix socket.
 func PeerAddress(ctx context.Context) (string, error) {
 	from, ok := peer.FromContext(ctx)
 	if !ok || from.Addr == nil {
@@ -26,8 +26,8 @@ func PeerAddress(ctx context.Context) (string, error) {
 	return key, nil
 }
 
-// Metadata returns the one value of the call's metadata name, as a key. Its error, when there is none, an empty
-// one, or more than one, has the code InvalidArgument.
+// Metadata returns the one value of the call's metadata name, as a key. If the value is absent, empty, or not the only
+// one, the error has the code InvalidArgument.
 func Metadata(ctx context.Context, name string) (string, error) {
 	key, err := rpclimit.OnlyValue("metadata "+name, metadata.ValueFromIncomingContext(ctx, name))
 	if err != nil {
