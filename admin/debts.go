@@ -20,7 +20,7 @@ const (
 
 // debtList has who owes.
 type debtList struct {
-	Rows []bucketRow
+	Rows []inspect.View
 	// Next is the key after which the search goes on; nil: everything was looked at.
 	Next *string
 }
@@ -77,7 +77,7 @@ func (v *visit) debtsFor(ctx context.Context, limit ratelimit.Limit, name string
 		if err != nil {
 			return debtList{}, err
 		}
-		list.Rows = append(list.Rows, slices.DeleteFunc(rows, func(b bucketRow) bool { return b.Level != nil && b.Level.Owes == 0 })...)
+		list.Rows = append(list.Rows, slices.DeleteFunc(rows, func(b inspect.View) bool { return b.Level != nil && b.Owed() == 0 })...)
 		if found.Next == nil {
 			list.Next = nil
 			return list, nil

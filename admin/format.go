@@ -79,14 +79,6 @@ func plural[T int | int64](n T, word string) string {
 	return whole(n) + " " + word + "s"
 }
 
-// percent returns a share of a whole from 0 to 100.
-func percent(part, of float64) float64 {
-	if of <= 0 {
-		return 0
-	}
-	return math.Round(math.Min(math.Max(part/of, 0), 1)*1000) / 10
-}
-
 // span returns a duration in the two largest units that say enough.
 func span(d time.Duration) string {
 	if d < 0 {

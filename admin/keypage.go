@@ -33,38 +33,16 @@ type keyBody struct {
 	Now   time.Time
 }
 
-// keyState is what a bucket holds, and what decides on it.
+// keyState is a bucket, and what its page computes from it.
 type keyState struct {
-	*level
-	// Policy is what decides, and Rule its name: empty for the definition in the code.
-	Policy string
-	Rule   string
-	Unit   string
-	Mode   ratelimit.Mode
-	// Stored is whether the bucket has a row: without one it is full.
-	Stored  bool
-	Changed time.Time
+	inspect.View
 	// FullIn is how long until it is full, and OneIn until it gives a token. Where it never gives one, or whatever it
 	// holds, Gives says so.
 	FullIn, OneIn time.Duration
 	Gives         string
 	Curve         curve
-	// Price is what its upstream accepts; nil where the policy is not adaptive.
-	Price *keyPrice
 	// Leases are those on its slots that have not ended.
 	Leases []inspect.Lease
-	// Sharded is whether it is spread over rows.
-	Sharded bool
-}
-
-// keyPrice is what a token costs, since an upstream accepts less than the contract.
-type keyPrice struct {
-	// Share is what is given of the contract, and Price 1 / Share.
-	Share, Price float64
-	// Charged is whether the price is charged, and not only told.
-	Charged bool
-	// PausedUntil is until when the upstream has asked to be left alone. Zero: it has not, or that is over.
-	PausedUntil time.Time
 }
 
 // find leads from a key, as people type it, to its page. The key is in a form, so that it is in no address: where keys are
@@ -149,42 +127,25 @@ func (v *visit) stateOf(ctx context.Context, limit ratelimit.Limit, name, key, p
 	if err != nil {
 		return s, err
 	}
-	s.Stored, s.Sharded, s.Leases = len(stored.Rows) > 0, len(stored.Rows) > 1, stored.Held(now)
-	tokens := 0.0
-	for _, row := range stored.Rows {
-		tokens += row.Tokens
-		if row.At.After(s.Changed) {
-			s.Changed = row.At
-		}
-	}
+	s.View, s.Leases = inspect.ViewOf(stored), stored.Held(now)
 	if limit.Name() == "" {
-		s.level = &level{Tokens: tokens}
 		return s, nil
 	}
-	request := limit.ForStored(key).Plan(plan)
-	value, err := v.limiter.Value(ctx, request)
+	level, err := v.reader.Level(ctx, v.limiter, limit.ForStored(key).Plan(plan), key, "the definition in the code")
 	if err != nil {
 		return s, err
 	}
-	decision, err := v.limiter.Check(ctx, request.Cost(0))
-	if err != nil {
-		return s, err
+	s.SetLevel(level)
+	value := level.Value
+	s.Curve = curveOf(value, cmp.Or(s.Changed, value.AsOf))
+	if !s.FullAt.IsZero() {
+		s.FullIn = s.FullAt.Sub(s.At)
 	}
-	if s.Price, err = v.priceOf(ctx, value, key); err != nil {
-		return s, err
-	}
-	told := decision.States[0]
-	s.level, s.Policy, s.Rule, s.Unit, s.Mode = levelOf(value), policyWords(value.Limit), told.Rule, told.Unit, told.Mode
-	if s.Changed.IsZero() {
-		s.Changed = value.AsOf
-	}
-	s.Curve = curveOf(value, s.Changed)
-	s.FullIn, err = value.RetryAfter(value.AsOf, s.Capacity)
-	if err == nil && s.Capacity > 0 {
-		s.OneIn, err = value.RetryAfter(value.AsOf, min(s.Price.charged(), s.Capacity))
+	if s.Capacity > 0 {
+		s.OneIn, err = value.RetryAfter(value.AsOf, min(s.Price.Cost(), s.Capacity))
 	}
 	switch {
-	case !told.PausedUntil.IsZero(), s.Price.pauses():
+	case !s.PausedUntil.IsZero(), s.Price.Pauses():
 		s.Gives = "when the pause ends"
 	case s.Mode == ratelimit.Off:
 		s.Gives = "at once"
@@ -196,40 +157,6 @@ func (v *visit) stateOf(ctx context.Context, limit ratelimit.Limit, name, key, p
 	}
 	return s, err
 }
-
-// priceOf returns what a token costs that is taken from a bucket, as the tables have it: this process may not have heard of
-// it yet.
-func (v *visit) priceOf(ctx context.Context, value ratelimit.Value, key string) (*keyPrice, error) {
-	adaptive, adapts := value.Limit.Policy().(ratelimit.Adaptive)
-	if !adapts {
-		return nil, nil //nolint:nilnil // there is none
-	}
-	known, found, err := v.reader.Upstream(ctx, value.Limit.Name(), key)
-	if err != nil {
-		return nil, err
-	}
-	p := &keyPrice{Share: 1, Price: 1, Charged: adaptive.Apply}
-	if !found {
-		return p, nil
-	}
-	p.Share = known.Within(cmp.Or(adaptive.Floor, 0.1))
-	p.Price = 1 / p.Share
-	if known.PausedUntil.After(value.AsOf) {
-		p.PausedUntil = known.PausedUntil
-	}
-	return p, nil
-}
-
-// charged returns what a token costs: 1 where there is no price, or it is only told.
-func (p *keyPrice) charged() float64 {
-	if p == nil || !p.Charged {
-		return 1
-	}
-	return p.Price
-}
-
-// pauses reports whether the upstream has asked for a pause that holds.
-func (p *keyPrice) pauses() bool { return p != nil && p.Charged && !p.PausedUntil.IsZero() }
 
 // state tells a bucket to the script of its page, as package httplimit/client reads it.
 func (v *visit) state() {

@@ -66,8 +66,8 @@ func TestAPauseIsNoRule(t *testing.T) {
 		f.load(t)
 		page := f.get(t, address("key", "limit", "messages", "key", "ada")).body
 		require.Contains(t, page, "Paused")
-		require.Contains(t, page, "By the definition in the code.", key)
-		require.NotContains(t, page, "By the rule")
+		require.Contains(t, page, "Decided by <bdi>the definition in the code</bdi>.", key)
+		require.NotContains(t, page, "Decided by <bdi>rule")
 	}
 }
 

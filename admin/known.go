@@ -94,18 +94,6 @@ func (h *Handler) policiesOf(name string, list listing) (lines []policyLine) {
 	return lines
 }
 
-// level is what a bucket holds.
-type level struct {
-	Tokens, Capacity, Percent float64
-	// Owes is what is missing to nothing.
-	Owes float64
-}
-
-func levelOf(v ratelimit.Value) *level {
-	capacity := max(v.Limit.Capacity(), 0)
-	return &level{Tokens: v.Tokens, Capacity: capacity, Percent: percent(v.Tokens, capacity), Owes: max(-v.Tokens, 0)}
-}
-
 // pauseOf returns the pause of a bucket, or with the key "" of a limit, that is not over.
 func (l *listing) pauseOf(limit, key string) *rules.StoredPause {
 	for i := range l.Pauses {

@@ -30,7 +30,7 @@ type limitBody struct {
 	Overrides []overrideRow
 	// Pause is the one of the whole limit.
 	Pause   *rules.StoredPause
-	Global  *part[*level]
+	Global  *part[*inspect.Level]
 	Buckets *part[bucketList]
 	Debts   *part[debtList]
 	Hours   *part[map[string]hour]
@@ -39,18 +39,9 @@ type limitBody struct {
 	Now     time.Time
 }
 
-// bucketRow is a bucket, and what it holds.
-type bucketRow struct {
-	Limit, Key string
-	// Level is what it holds now; nil: nobody knows the policy, and Stored is what it held at At.
-	Level  *level
-	Stored float64
-	At     time.Time
-}
-
 // bucketList is a page of buckets.
 type bucketList struct {
-	Rows []bucketRow
+	Rows []inspect.View
 	// Next is the key after which the next page begins; nil: this is the last.
 	Next *string
 	// First is whether it is the first page.
@@ -83,7 +74,7 @@ func (v *visit) limit() {
 	body.Buckets = ask(g, "the buckets", func(ctx context.Context) (bucketList, error) {
 		return v.buckets(ctx, limit, inspect.BucketQuery{Limit: body.Name, Prefix: body.Prefix, After: afterOf(query), Most: mostBuckets + 1})
 	})
-	body.Global = ask(g, "a bucket", func(ctx context.Context) (*level, error) { return v.globalLevel(ctx, body.Name, list.Rules) })
+	body.Global = ask(g, "a bucket", func(ctx context.Context) (*inspect.Level, error) { return v.globalLevel(ctx, body.Name, list.Rules) })
 	body.Debts = ask(g, "the debts", func(ctx context.Context) (debtList, error) { return v.debtsFor(ctx, limit, body.Name, nil, 0) })
 	body.Hours = v.hours(g, []string{body.Name}, body.Now)
 	body.Top = v.top(g, body.Name, body.Now, lookTop, mostTop)
@@ -149,32 +140,7 @@ func (v *visit) buckets(ctx context.Context, limit ratelimit.Limit, query inspec
 	return list, err
 }
 
-// levels returns what buckets of one limit hold now. Where nobody knows the policy it is what they held.
-func (v *visit) levels(ctx context.Context, limit ratelimit.Limit, found []inspect.Bucket) ([]bucketRow, error) {
-	rows := make([]bucketRow, len(found))
-	errs := make([]error, len(found))
-	var all group
-	for i, bucket := range found {
-		rows[i] = bucketRow{Limit: bucket.Limit, Key: bucket.Key}
-		for _, row := range bucket.Rows {
-			rows[i].Stored += row.Tokens
-			if row.At.After(rows[i].At) {
-				rows[i].At = row.At
-			}
-		}
-		if limit.Name() == "" {
-			continue
-		}
-		all.run(func() { // calls that are made at once share a statement
-			value, err := v.limiter.Value(ctx, limit.ForStored(bucket.Key))
-			rows[i].Level, errs[i] = levelOf(value), err
-		})
-	}
-	all.wait()
-	for _, err := range errs {
-		if err != nil {
-			return nil, err
-		}
-	}
-	return rows, nil
+// levels returns buckets of one limit with their levels. Where nobody knows the policy they have what they held.
+func (v *visit) levels(ctx context.Context, limit ratelimit.Limit, found []inspect.Bucket) ([]inspect.View, error) {
+	return inspect.Views(ctx, v.limiter, found, func(inspect.Bucket) ratelimit.Limit { return limit })
 }

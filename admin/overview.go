@@ -34,7 +34,7 @@ type limitRow struct {
 	// Pause is why nobody is given anything.
 	Pause *rules.StoredPause
 	// Global is the bucket that everybody shares; nil: it was never used.
-	Global *part[*level]
+	Global *part[*inspect.Level]
 	// Hour is what was refused in the last hour.
 	Hour hour
 }
@@ -61,7 +61,7 @@ func (v *visit) overview() {
 	for _, name := range names {
 		body.Limits = append(body.Limits, limitRow{
 			Name: name, Policies: v.policiesOf(name, list), Pause: list.pauseOf(name, ""),
-			Global: ask(g, "a bucket", func(ctx context.Context) (*level, error) {
+			Global: ask(g, "a bucket", func(ctx context.Context) (*inspect.Level, error) {
 				return v.globalLevel(ctx, name, list.Rules)
 			}),
 		})
@@ -85,7 +85,7 @@ func namesAfter(after string, stored, defined []string, list []rules.StoredRule)
 }
 
 // globalLevel returns what the bucket holds that everybody shares, or nil where there is none or the policy is not known.
-func (v *visit) globalLevel(ctx context.Context, name string, list []rules.StoredRule) (*level, error) {
+func (v *visit) globalLevel(ctx context.Context, name string, list []rules.StoredRule) (*inspect.Level, error) {
 	limit, known := v.limitOf(name, list)
 	if !known {
 		return nil, nil //nolint:nilnil // there may be nothing to show
@@ -98,7 +98,7 @@ func (v *visit) globalLevel(ctx context.Context, name string, list []rules.Store
 	if err != nil {
 		return nil, err
 	}
-	return levelOf(value), nil
+	return inspect.LevelOf(value), nil
 }
 
 // hour is what a limit refused in the last hour, and what it would have refused were it not in shadow.

@@ -20,29 +20,28 @@ type Bucket struct {
 // Row is a row of a bucket.
 type Row struct {
 	// Shard is its number, from 0.
-	Shard int
+	Shard int `json:"shard"`
 	// Tokens is what it held at At: negative while something is owed.
-	Tokens float64
+	Tokens float64 `json:"tokens"`
 	// At is when it was last changed, on the database's clock.
-	At time.Time
+	At time.Time `json:"at"`
 	// Leases are those on its slots, of a limit that has slots, also such as have ended since At. Only [Reader.Bucket]
 	// reads them.
-	Leases []Lease
+	Leases []Lease `json:"-"`
 }
 
 // Lease is a lease on slots of a bucket.
 type Lease struct {
 	// Fence is its fencing number.
-	Fence int64
+	Fence int64 `json:"fence"`
 	// Slots is how many it holds.
-	Slots int
+	Slots int `json:"slots"`
+	// Since is when it was taken, as its fencing number tells. It was earlier where another lease was taken in the same microsecond,
+	// or where the clock had stepped back.
+	Since time.Time `json:"since"`
 	// Until is when it ends, on the database's clock.
-	Until time.Time
+	Until time.Time `json:"until"`
 }
-
-// Since is when the lease was taken, as its fencing number tells. It was earlier where another lease was taken in the same microsecond,
-// or where the clock had stepped back.
-func (l Lease) Since() time.Time { return instant(l.Fence) }
 
 // Held returns the leases of the bucket that have not ended at an instant, in the order in which they were taken.
 func (b Bucket) Held(at time.Time) (held []Lease) {
@@ -60,7 +59,7 @@ func (b Bucket) Held(at time.Time) (held []Lease) {
 // leasesOf returns the leases in a row's column: the last fencing number, and then number, end and slots of each.
 func leasesOf(column []int64) (leases []Lease) {
 	for i := 3; i < len(column); i += 3 {
-		leases = append(leases, Lease{Fence: column[i-2], Until: instant(column[i-1]), Slots: int(column[i])})
+		leases = append(leases, Lease{Fence: column[i-2], Since: instant(column[i-2]), Until: instant(column[i-1]), Slots: int(column[i])})
 	}
 	return leases
 }

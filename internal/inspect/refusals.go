@@ -24,10 +24,10 @@ type RefusalQuery struct {
 // Minute is what was refused in a minute.
 type Minute struct {
 	// Begin is when it begins.
-	Begin time.Time
+	Begin time.Time `json:"begin"`
 	// Refused is how often, and Cost what was asked for, in tokens.
-	Refused int64
-	Cost    float64
+	Refused int64   `json:"refused"`
+	Cost    float64 `json:"cost"`
 }
 
 // How many rows a query looks at. By keys there may be as many to tell apart, which takes longer, and the sums of several

@@ -13,28 +13,47 @@ import (
 // Reservation is a reservation as it is stored.
 type Reservation struct {
 	// ID is its identity.
-	ID string
+	ID string `json:"id"`
 	// State is "open", "settled", "cancelled" or "expired".
-	State string
-	// ReadyAt is when the work may begin, and StaleAt when it has lost its slot; zero: never.
-	ReadyAt, StaleAt time.Time
+	State string `json:"state"`
+	// ReadyAt is when the work may begin, and StaleAt when it has lost its turn; zero: never.
+	ReadyAt time.Time `json:"ready_at"`
+	StaleAt time.Time `json:"stale_at,omitzero"`
 	// StartedAt is when the work began. Zero: it has not.
-	StartedAt time.Time
+	StartedAt time.Time `json:"started_at,omitzero"`
 	// ExpiresAt is when it ends by itself, or its record goes.
-	ExpiresAt time.Time
+	ExpiresAt time.Time `json:"expires_at"`
 	// Release is whether it then gives back what it took.
-	Release bool
+	Release bool `json:"release"`
 	// Items are what it took.
-	Items []Item
+	Items []Item `json:"items"`
+}
+
+// Life returns where the reservation is in its life, and since or until when: "waiting until" its ReadyAt, "ready since" then,
+// "started" or "turn lost" at an instant, or else its State, with the zero time.
+func (r *Reservation) Life(now time.Time) (string, time.Time) {
+	switch {
+	case r.State != "open":
+		return r.State, time.Time{}
+	case !r.StartedAt.IsZero():
+		return "started", r.StartedAt
+	case r.ReadyAt.After(now):
+		return "waiting until", r.ReadyAt
+	case !r.StaleAt.IsZero() && !r.StaleAt.After(now):
+		return "turn lost", r.StaleAt
+	}
+	return "ready since", r.ReadyAt
 }
 
 // Item is what a reservation took from one bucket.
 type Item struct {
 	// Limit, Key and Plan name the bucket; Key is as stored.
-	Limit, Key, Plan string
+	Limit string `json:"limit"`
+	Key   string `json:"key"`
+	Plan  string `json:"plan"`
 	// Cost is what was reserved of it, at the Price that a token had.
-	Cost  float64
-	Price float64
+	Cost  float64 `json:"cost"`
+	Price float64 `json:"price"`
 }
 
 // ReservationQuery is which reservations to return, in the order of their ends.

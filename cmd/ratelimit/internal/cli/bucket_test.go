@@ -303,7 +303,7 @@ func TestGet(t *testing.T) {
 		out := f.ok(t, "get", "completions", "ada")
 		for _, want := range []string{
 			"level         -4 of 10 tokens", "owed          4", "full at       2", "policy        10 per week (fixed window",
-			"decided by    rule", "paused until  2", "paused by     ana: the provider is down", "reserved", "14, waits until",
+			"decided by    rule", "paused until  2", "paused by     ana: the provider is down", "reserved", "14, waiting until",
 		} {
 			require.Contains(t, out, want)
 		}

@@ -132,6 +132,8 @@ func fieldsOf(of reflect.Type) (names []string) {
 		name, _, _ := strings.Cut(field.Tag.Get("json"), ",")
 		switch {
 		case field.Anonymous && strings.HasSuffix(field.Type.PkgPath(), "/rules"): // as a rules file has them
+		case field.Anonymous && field.Type.Kind() == reflect.Pointer:
+			names = append(names, fieldsOf(field.Type.Elem())...)
 		case field.Anonymous:
 			names = append(names, fieldsOf(field.Type)...)
 		case name != "" && name != "-":

@@ -7,6 +7,7 @@ import (
 
 	"github.com/pgratelimit/pgratelimit/cmd/ratelimit/internal/doctor"
 	"github.com/pgratelimit/pgratelimit/cmd/ratelimit/internal/simulate"
+	"github.com/pgratelimit/pgratelimit/internal/inspect"
 )
 
 // Root returns the commands of the program, for tests that walk them.
@@ -23,14 +24,14 @@ func Shown(s string) string { return shown(s) }
 // Views are what -o json prints, by the names that docs/cli.md gives them.
 func Views() map[string]any {
 	return map[string]any{
-		"`get`": bucketView{}, "one of the plans of `get`": planView{}, "a row of a bucket": rowView{}, "a minute of refusals": minuteView{},
-		"`check`, `take`": decisionView{}, "`reset`, `credit`": levelView{},
+		"`get`": bucketView{}, "one of the plans of `get`": planView{}, "a row of a bucket": inspect.Row{}, "a minute of refusals": inspect.Minute{},
+		"`check`, `take`": decisionView{}, "`reset`, `credit`": inspect.View{},
 		"`pause`, `resume`": changedView{}, "`rules list`, `rules get`": listingView{}, "a rule": ruleView{},
 		"an override": overrideView{}, "a pause": pauseView{}, "tiers": tiersView{},
 		"`rules diff`: of each": changeView{}, "`rules apply`": appliedView{}, "`rules history`: of each": entryView{},
-		"`top --by refusals`: of each": sumView{}, "`top --by debt`: of each": debtView{}, "`top --by reservations`: of each": reservedView{},
-		"`reservations list`: of each": reservationView{}, "an item of a reservation": itemView{},
-		"`leases list`: of each": leaseView{}, "`leases release`": releasedView{}, "an upstream": upstreamView{},
+		"`top --by refusals`: of each": sumView{}, "`top --by debt`: of each": inspect.View{}, "`top --by reservations`: of each": reservedView{},
+		"`reservations list`: of each": inspect.Reservation{}, "an item of a reservation": inspect.Item{},
+		"`leases list`: of each": inspect.Lease{}, "`leases release`": releasedView{}, "an upstream": inspect.Price{},
 		"`reservations cancel`": cancelledView{}, "`rules validate`": validityView{},
 		"`prune`": prunedView{}, "`migrate status`": migrationView{}, "`migrate up`, `migrate down`": migratedView{}, "`version`": build{},
 		"`migrate partition`": partitionedView{},

@@ -1,7 +1,6 @@
 package cli
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"strings"
@@ -10,66 +9,27 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/pgratelimit/pgratelimit/internal/inspect"
-	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/rules"
 )
 
 // lately is how far back get looks for refusals.
 const lately = time.Hour
 
-// bucketView is a bucket for programs. What needs a policy is null where none is known.
+// bucketView is a bucket with all that there is to know of it.
 type bucketView struct {
-	Limit string    `json:"limit"`
-	Key   string    `json:"key"` // as stored; empty: the bucket that everybody shares
-	At    time.Time `json:"at"`
-	levelFields
-	Plans        []planView        `json:"plans,omitempty"` // only where no plan was named and several rules may decide
-	Rows         []rowView         `json:"rows"`            // as stored; none: full
-	Override     *overrideView     `json:"override"`
-	Pause        *pauseView        `json:"pause"`
-	Reservations []reservationView `json:"reservations"` // open ones
-	Leases       []leaseView       `json:"leases"`       // those on its slots that have not ended
-	Refusals     []minuteView      `json:"refusals"`     // of the last hour, by the minute
+	inspect.View
+	Plans        []planView            `json:"plans,omitempty"` // only where no plan was named and several rules may decide
+	Override     *overrideView         `json:"override"`
+	Pause        *pauseView            `json:"pause"`
+	Reservations []inspect.Reservation `json:"reservations"` // open ones
+	Leases       []inspect.Lease       `json:"leases"`       // those on its slots that have not ended
+	Refusals     []inspect.Minute      `json:"refusals"`     // of the last hour, by the minute
 }
 
-// levelFields are the fields of a bucket that depend on its policy: null where that is not known.
-type levelFields struct {
-	Tokens    *float64       `json:"tokens"` // below 0 while something is owed
-	Capacity  *float64       `json:"capacity"`
-	Policy    *policyView    `json:"policy"`
-	DecidedBy string         `json:"decided_by"`
-	Unit      string         `json:"unit"`
-	Mode      ratelimit.Mode `json:"mode"`
-	FullAt    time.Time      `json:"full_at,omitzero"` // not there when it is full, or not known
-	Upstream  *upstreamView  `json:"upstream"`         // null: the policy is not adaptive, or not known
-}
-
-// planView is a bucket under the rule of one plan, for programs.
+// planView is the level of a bucket under the rule of one plan.
 type planView struct {
 	Plan string `json:"plan"` // empty: none
-	levelFields
-}
-
-// rowView is a row of a bucket for programs.
-type rowView struct {
-	Shard  int       `json:"shard"`
-	Tokens float64   `json:"tokens"`
-	At     time.Time `json:"at"`
-}
-
-// upstreamView is what the upstream of an adaptive limit accepts, for programs.
-type upstreamView struct {
-	Share       float64   `json:"share"` // of the contract
-	Price       float64   `json:"price"` // of a token
-	Charged     bool      `json:"charged"`
-	PausedUntil time.Time `json:"paused_until,omitzero"` // as it has asked for; not there when it has not, or that is over
-}
-
-// minuteView is what was refused in a minute, for programs.
-type minuteView struct {
-	Begin   time.Time `json:"begin"`
-	Refused int64     `json:"refused"`
-	Cost    float64   `json:"cost"`
+	*inspect.Level
 }
 
 func (a *app) getCommand() *cobra.Command {
@@ -103,17 +63,20 @@ Where no policy is known it shows the numbers as they are stored, and says so.`,
 
 // view reads all that there is to know of the bucket.
 func (b *bucket) view(ctx context.Context, db *database) (*bucketView, error) {
-	v := &bucketView{
-		Limit: b.request.Limit().Name(), Key: b.stored, At: b.now.UTC(), Rows: []rowView{}, Reservations: []reservationView{}, Leases: []leaseView{}, Refusals: []minuteView{},
+	v := &bucketView{}
+	var err error
+	if v.View, err = b.viewOfLevel(ctx, db); err != nil {
+		return nil, err
 	}
 	for _, plan := range b.plans {
-		var other bucketView
-		if err := plan.level(ctx, db, &other); err != nil {
+		level, err := plan.level(ctx, db)
+		if err != nil {
 			return nil, err
 		}
-		v.Plans = append(v.Plans, planView{plan.plan, other.levelFields})
+		v.Plans = append(v.Plans, planView{plan.plan, level})
 	}
-	for _, read := range []func(context.Context, *database, *bucketView) error{b.level, b.upstream, b.tables, b.rows, b.waiting, b.refusals} {
+	v.Leases = list(inspect.Bucket{Rows: v.Rows}.Held(v.At))
+	for _, read := range []func(context.Context, *database, *bucketView) error{b.tables, b.waiting, b.refusals} {
 		if err := read(ctx, db, v); err != nil {
 			return nil, err
 		}
@@ -121,47 +84,27 @@ func (b *bucket) view(ctx context.Context, db *database) (*bucketView, error) {
 	return v, nil
 }
 
-// level reads how full the bucket is, where a policy is known.
-func (b *bucket) level(ctx context.Context, _ *database, v *bucketView) error {
-	if b.limiter == nil {
-		return nil
-	}
-	value, err := b.limiter.Value(ctx, b.request)
+// viewOfLevel reads the rows of the bucket, and its level if a policy is known.
+func (b *bucket) viewOfLevel(ctx context.Context, db *database) (v inspect.View, err error) {
+	stored, err := db.reader.Bucket(ctx, b.request.Limit().Name(), b.stored)
 	if err != nil {
-		return err
+		return v, err
 	}
-	d, err := b.limiter.Check(ctx, b.request.Cost(0))
-	if err != nil {
-		return err
+	v = inspect.ViewOf(stored)
+	v.At = b.now.UTC()
+	level, err := b.level(ctx, db)
+	if level != nil {
+		v.SetLevel(level)
 	}
-	state := d.States[0]
-	v.At = value.AsOf.UTC()
-	v.Tokens, v.Capacity, v.Policy = new(value.Tokens), new(value.Limit.Capacity()), &policyView{value.Limit.Policy()}
-	v.DecidedBy, v.Unit, v.Mode = b.decidedBy(state.Rule), state.Unit, state.Mode
-	if a, adapts := value.Limit.Policy().(ratelimit.Adaptive); adapts {
-		v.Upstream, b.floor = &upstreamView{Share: 1, Price: 1, Charged: a.Apply}, cmp.Or(a.Floor, 0.1)
-	}
-	if wait, err := value.RetryAfter(value.AsOf, *v.Capacity); err == nil && wait > 0 {
-		v.FullAt = v.At.Add(wait)
-	}
-	return nil
+	return v, err
 }
 
-// upstream reads what all processes know of the upstream of an adaptive limit: this one has not heard of it yet.
-func (b *bucket) upstream(ctx context.Context, db *database, v *bucketView) error {
-	if v.Upstream == nil {
-		return nil
+// level returns how full the bucket is, or nil if no policy is known.
+func (b *bucket) level(ctx context.Context, db *database) (*inspect.Level, error) {
+	if b.limiter == nil {
+		return nil, nil //nolint:nilnil // nobody knows it
 	}
-	known, found, err := db.reader.Upstream(ctx, v.Limit, v.Key)
-	if err != nil || !found {
-		return err
-	}
-	v.Upstream.Share = known.Within(b.floor)
-	v.Upstream.Price = 1 / v.Upstream.Share
-	if known.PausedUntil.After(v.At) {
-		v.Upstream.PausedUntil = known.PausedUntil
-	}
-	return nil
+	return db.reader.Level(ctx, b.limiter, b.request, b.stored, b.definedBy())
 }
 
 // tables reads what the tables of rules say of the key.
@@ -199,43 +142,23 @@ func pauseAt(list *rules.Listing, limit, key string, at time.Time) (v *pauseView
 	return v
 }
 
-func (b *bucket) rows(ctx context.Context, db *database, v *bucketView) error {
-	stored, err := db.reader.Bucket(ctx, v.Limit, v.Key)
-	if err != nil {
-		return err
-	}
-	for _, row := range stored.Rows {
-		v.Rows = append(v.Rows, rowView{row.Shard, row.Tokens, row.At})
-	}
-	v.Leases = leaseViews(stored.Held(v.At))
-	return nil
-}
-
 // waiting reads the open reservations of the bucket, the first of them.
 func (b *bucket) waiting(ctx context.Context, db *database, v *bucketView) error {
 	found, err := db.reader.Reservations(ctx, inspect.ReservationQuery{State: "open", Limit: v.Limit, Key: &v.Key})
-	if err != nil {
-		return err
-	}
-	v.Reservations = reservationViews(found.List)
-	return nil
+	v.Reservations = list(found.List)
+	return err
 }
 
 func (b *bucket) refusals(ctx context.Context, db *database, v *bucketView) error {
 	minutes, _, err := db.reader.Refusals(ctx, inspect.RefusalQuery{Limit: v.Limit, Key: &v.Key, Since: b.now.Add(-lately), Until: b.now})
-	if err != nil {
-		return err
-	}
-	for _, m := range minutes {
-		v.Refusals = append(v.Refusals, minuteView(m))
-	}
-	return nil
+	v.Refusals = list(minutes)
+	return err
 }
 
 func (v *bucketView) fill(t *table) {
 	t.field("limit", v.Limit)
 	t.field("key", keyText(v.Key))
-	if v.Policy != nil {
+	if v.Level != nil {
 		v.fillLevel(t)
 	}
 	for _, p := range v.Plans {
@@ -243,8 +166,8 @@ func (v *bucketView) fill(t *table) {
 		if p.Plan != "" {
 			name = "plan " + p.Plan
 		}
-		if p.Policy != nil {
-			says = fmt.Sprintf("%s; %s, decided by %s", p.level(), p.words(), p.DecidedBy)
+		if p.Level != nil {
+			says = fmt.Sprintf("%s; %s, decided by %s", levelWords(p.Level), p.Words(), p.DecidedBy)
 		}
 		t.field(name, says)
 	}
@@ -268,62 +191,39 @@ func (v *bucketView) fill(t *table) {
 		t.field("paused by", v.Pause.Author+": "+v.Pause.Reason)
 	}
 	for i := range v.Reservations {
-		t.field("reserved", v.Reservations[i].words(v.Limit, v.Key, v.At))
+		t.field("reserved", reservationWords(&v.Reservations[i], v.Limit, v.Key, v.At))
 	}
-	for i := range v.Leases {
-		t.field("held", v.Leases[i].words(v.At))
+	for _, lease := range v.Leases {
+		t.field("held", leaseWords(lease, v.At))
 	}
 	v.fillRefusals(t)
 }
 
-// words returns the policy and its mode, for people.
-func (v *levelFields) words() string {
-	if v.Mode != "" && v.Mode != ratelimit.On {
-		return v.Policy.String() + ", mode " + string(v.Mode)
-	}
-	return v.Policy.String()
-}
-
-// level returns how full the bucket is, for people.
-func (v *levelFields) level() string {
-	return strings.TrimSpace(fmt.Sprintf("%s of %s %s", number(*v.Tokens), number(*v.Capacity), v.Unit))
+// levelWords returns how full a bucket is, for people.
+func levelWords(l *inspect.Level) string {
+	return strings.TrimSpace(fmt.Sprintf("%s of %s %s", number(l.Tokens), number(l.Capacity), l.Unit))
 }
 
 func (v *bucketView) fillLevel(t *table) {
-	t.field("level", v.level())
-	if *v.Tokens < 0 {
-		t.field("owed", number(-*v.Tokens))
+	t.field("level", levelWords(v.Level))
+	if owed := v.Owed(); owed > 0 {
+		t.field("owed", number(owed))
 	}
 	full := "now"
 	if !v.FullAt.IsZero() {
 		full = instantFrom(v.FullAt, v.At)
 	}
 	t.field("full at", full)
-	t.field("policy", v.words())
+	t.field("policy", v.Words())
 	t.field("decided by", v.DecidedBy)
-	if u := v.Upstream; u != nil {
-		t.field("price", u.words())
-		if !u.PausedUntil.IsZero() {
-			t.field(u.pauses(), instantFrom(u.PausedUntil, v.At))
+	if p := v.Price; p != nil {
+		price, pauses := fmt.Sprintf("%s, for %s of the contract", number(p.Price), number(p.Share)), "upstream pauses until"
+		if !p.Charged {
+			price, pauses = price+", told and not charged", "upstream would pause until"
 		}
+		t.field("price", price)
+		t.field(pauses, instantFrom(p.PausedUntil, v.At))
 	}
-}
-
-// words returns what a token costs, for people.
-func (v *upstreamView) words() string {
-	words := fmt.Sprintf("%s, for %s of the contract", number(v.Price), number(v.Share))
-	if !v.Charged {
-		words += ", told and not charged"
-	}
-	return words
-}
-
-// pauses returns whether the upstream's Retry-After pauses the key, or only would.
-func (v *upstreamView) pauses() string {
-	if v.Charged {
-		return "upstream pauses until"
-	}
-	return "upstream would pause until"
 }
 
 func (v *bucketView) fillRefusals(t *table) {

@@ -13,25 +13,9 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// leaseView is a lease on slots of a bucket, for programs.
-type leaseView struct {
-	Fence int64     `json:"fence"`
-	Slots int       `json:"slots"`
-	Since time.Time `json:"since"`
-	Until time.Time `json:"until"`
-}
-
-func leaseViews(leases []inspect.Lease) []leaseView {
-	views := make([]leaseView, len(leases))
-	for i, l := range leases {
-		views[i] = leaseView{l.Fence, l.Slots, l.Since(), l.Until}
-	}
-	return views
-}
-
-// words returns the lease for people.
-func (v *leaseView) words(now time.Time) string {
-	return fmt.Sprintf("%d, since %s until %s, fence %d", v.Slots, instantFrom(v.Since, now), instantFrom(v.Until, now), v.Fence)
+// leaseWords returns a lease for people.
+func leaseWords(l inspect.Lease, now time.Time) string {
+	return fmt.Sprintf("%d, since %s until %s, fence %d", l.Slots, instantFrom(l.Since, now), instantFrom(l.Until, now), l.Fence)
 }
 
 func (a *app) leasesCommands() *cobra.Command {
@@ -73,14 +57,13 @@ another renewal, and its fencing number. Without KEY it shows those of the bucke
 		Example: "  ratelimit leases list exports acme",
 	}, func(ctx context.Context, args []string) error {
 		return a.withLeasesOf(ctx, stored, args, func(_ context.Context, _ *database, _ string, leases []inspect.Lease, now time.Time) error {
-			views := leaseViews(leases)
-			return a.show(views, func(t *table) {
-				if len(views) == 0 {
+			return a.show(list(leases), func(t *table) {
+				if len(leases) == 0 {
 					t.row("nobody holds a slot")
 					return
 				}
 				t.row("FENCE", "SLOTS", "SINCE", "UNTIL")
-				for _, v := range views {
+				for _, v := range leases {
 					t.row(fmt.Sprint(v.Fence), fmt.Sprint(v.Slots), instantFrom(v.Since, now), instantFrom(v.Until, now))
 				}
 			})

@@ -61,6 +61,14 @@ func (a *app) show(value any, fill func(t *table)) error {
 	return t.write(a.out)
 }
 
+// list returns values that JSON shows as an array, also when there are none.
+func list[T any](values []T) []T {
+	if values == nil {
+		return []T{}
+	}
+	return values
+}
+
 // showDone prints what became of a change that is made.
 func (a *app) showDone(value any, fill func(t *table)) error {
 	if err := a.show(value, fill); err != nil {

@@ -77,7 +77,6 @@ type bucket struct {
 	why     error              // why no policy is known; nil: one is
 	plan    string             // of the key
 	plans   []*bucket          // the bucket on each plan, where the flags do not choose one
-	floor   float64            // of a policy that is adaptive
 }
 
 // withBucketOf runs fn on the bucket that LIMIT [KEY] name. What can be checked without the database is checked first.

@@ -12,71 +12,30 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// reservationView is a reservation for programs.
-type reservationView struct {
-	ID        string     `json:"id"`
-	State     string     `json:"state"`
-	ReadyAt   time.Time  `json:"ready_at"`
-	StaleAt   time.Time  `json:"stale_at,omitzero"`
-	StartedAt time.Time  `json:"started_at,omitzero"`
-	ExpiresAt time.Time  `json:"expires_at"`
-	Release   bool       `json:"release"`
-	Items     []itemView `json:"items"`
-}
-
-// itemView is what a reservation took from one bucket, for programs.
-type itemView struct {
-	Limit string  `json:"limit"`
-	Key   string  `json:"key"` // as stored
-	Plan  string  `json:"plan"`
-	Cost  float64 `json:"cost"`
-	Price float64 `json:"price"` // at which it was taken: 1, or more
-}
-
-func reservationViews(list []inspect.Reservation) []reservationView {
-	views := make([]reservationView, len(list))
-	for i, r := range list {
-		views[i] = reservationView{r.ID, r.State, r.ReadyAt, r.StaleAt, r.StartedAt, r.ExpiresAt, r.Release, []itemView{}}
-		for _, item := range r.Items {
-			views[i].Items = append(views[i].Items, itemView(item))
-		}
-	}
-	return views
-}
-
-// words returns the reservation for people who look at one of its buckets.
-func (v *reservationView) words(limit, key string, now time.Time) string {
-	took := itemView{Price: 1}
-	for _, item := range v.Items {
+// reservationWords returns a reservation for people who look at one of its buckets.
+func reservationWords(r *inspect.Reservation, limit, key string, now time.Time) string {
+	took := inspect.Item{Price: 1}
+	for _, item := range r.Items {
 		if item.Limit == limit && item.Key == key {
 			took.Cost += item.Cost
 			took.Price = item.Price
 		}
 	}
-	return fmt.Sprintf("%s: %s, %s", v.ID, took.words(), v.life(now))
+	return fmt.Sprintf("%s: %s, %s", r.ID, itemWords(took), lifeWords(r, now))
 }
 
-// words returns how much the reservation took, and at which price where a token does not cost one.
-func (v *itemView) words() string {
-	if v.Price == 1 {
-		return number(v.Cost)
+// itemWords returns how much a reservation took, and at which price where a token does not cost one.
+func itemWords(item inspect.Item) string {
+	if item.Price == 1 {
+		return number(item.Cost)
 	}
-	return fmt.Sprintf("%s at a price of %s", number(v.Cost), number(v.Price))
+	return fmt.Sprintf("%s at a price of %s", number(item.Cost), number(item.Price))
 }
 
-// life returns where the reservation is in its life.
-func (v *reservationView) life(now time.Time) string {
-	switch {
-	case v.State != "open":
-		return v.State
-	case !v.StartedAt.IsZero():
-		return "started " + instantFrom(v.StartedAt, now)
-	case v.ReadyAt.After(now):
-		return "waits until " + instantFrom(v.ReadyAt, now)
-	case !v.StaleAt.IsZero() && !v.StaleAt.After(now):
-		return "has lost its slot " + instantFrom(v.StaleAt, now)
-	}
-	return "may start since " + instantFrom(v.ReadyAt, now)
+// lifeWords returns where a reservation is in its life.
+func lifeWords(r *inspect.Reservation, now time.Time) string {
+	stage, at := r.Life(now)
+	return strings.TrimSpace(stage + " " + instantFrom(at, now))
 }
 
 func (a *app) reservationsCommands() *cobra.Command {
@@ -123,8 +82,7 @@ expire, others when their record goes.`,
 			if more {
 				a.note("there are more; narrow the search with --limit and --key, or give a larger --most")
 			}
-			views := reservationViews(found)
-			return a.show(views, func(t *table) { fillReservations(t, query.State, views, now) })
+			return a.show(list(found), func(t *table) { fillReservations(t, query.State, found, now) })
 		})
 	})
 	flags := cmd.Flags()
@@ -163,19 +121,19 @@ func checkMost(most int) error {
 	return nil
 }
 
-func fillReservations(t *table, state string, views []reservationView, now time.Time) {
-	if len(views) == 0 {
+func fillReservations(t *table, state string, found []inspect.Reservation, now time.Time) {
+	if len(found) == 0 {
 		t.row(strings.TrimSpace("there are no "+state) + " reservations")
 		return
 	}
 	t.row("ID", "TOOK", "LIFE", "ENDS")
-	for i := range views {
-		v := &views[i]
+	for i := range found {
+		v := &found[i]
 		took := make([]string, len(v.Items))
 		for j, item := range v.Items {
-			took[j] = fmt.Sprintf("%s of %s %s", item.words(), item.Limit, shown(keyText(item.Key)))
+			took[j] = fmt.Sprintf("%s of %s %s", itemWords(item), item.Limit, shown(keyText(item.Key)))
 		}
-		t.row(v.ID, strings.Join(took, ", "), v.life(now), instantFrom(v.ExpiresAt, now))
+		t.row(v.ID, strings.Join(took, ", "), lifeWords(v, now), instantFrom(v.ExpiresAt, now))
 	}
 }
 

@@ -12,12 +12,6 @@ import (
 	"github.com/pgratelimit/pgratelimit/rules"
 )
 
-// policyView is a policy: in JSON as a rules file has it, in words as its String says it.
-type policyView struct{ ratelimit.Policy }
-
-// MarshalJSON returns the policy as a rules file has it.
-func (v policyView) MarshalJSON() ([]byte, error) { return ratelimit.MarshalPolicy(v.Policy) }
-
 // ruleView is a rule for programs: as a rules file has it, and what is known of it besides.
 type ruleView struct {
 	rules.Rule

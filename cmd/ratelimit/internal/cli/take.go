@@ -8,6 +8,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/pgratelimit/pgratelimit/internal/inspect"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -21,7 +22,7 @@ type decisionView struct {
 	RetryAfterUs int64          `json:"retry_after_us"`
 	ResetAfterUs int64          `json:"reset_after_us"`
 	At           time.Time      `json:"at"`
-	Policy       policyView     `json:"policy"`
+	Policy       inspect.Policy `json:"policy"`
 	DecidedBy    string         `json:"decided_by"`
 	Mode         ratelimit.Mode `json:"mode"`
 	PausedUntil  time.Time      `json:"paused_until,omitzero"`
@@ -35,24 +36,18 @@ func (b *bucket) decisionView(d ratelimit.Decision) decisionView {
 	s := d.States[0]
 	return decisionView{
 		Limit: b.request.Limit().Name(), Key: b.stored, Allowed: d.Allowed, Cost: s.Cost, Remaining: d.Remaining,
-		RetryAfterUs: d.RetryAfter.Microseconds(), ResetAfterUs: d.ResetAfter.Microseconds(), At: d.At.UTC(), Policy: policyView{s.Limit.Policy()},
-		DecidedBy: b.decidedBy(s.Rule), Mode: s.Mode, PausedUntil: s.PausedUntil, PauseReason: s.PauseReason,
+		RetryAfterUs: d.RetryAfter.Microseconds(), ResetAfterUs: d.ResetAfter.Microseconds(), At: d.At.UTC(), Policy: inspect.Policy{Policy: s.Limit.Policy()},
+		DecidedBy: inspect.DecidedBy(b.request.Limit().Name(), s.Rule, b.definedBy()), Mode: s.Mode, PausedUntil: s.PausedUntil, PauseReason: s.PauseReason,
 		retryAfter: d.RetryAfter, resetAfter: d.ResetAfter, notAsked: s.NotAsked,
 	}
 }
 
-// decidedBy returns what decided, for people: the rule, or what says how the limit is defined.
-func (b *bucket) decidedBy(rule string) string {
-	name := b.request.Limit().Name()
-	switch {
-	case rule == "" && b.from == "":
+// definedBy returns what says how the limit is defined, where no rule is named.
+func (b *bucket) definedBy() string {
+	if b.from == "" {
 		return "the rule in the tables"
-	case rule == "":
-		return b.from
-	case rule == name:
-		return "rule"
 	}
-	return rule[min(len(rule), len(name)+2):] // behind "name, "
+	return b.from
 }
 
 func (v *decisionView) fill(t *table) {
@@ -152,39 +147,25 @@ that everybody shares. It does not ask, as taking is what a script wants of it; 
 
 // give runs reset or credit, and shows what the bucket holds then.
 func (a *app) give(ctx context.Context, f *bucketFlags, args []string, done string, change func(ctx context.Context, b *bucket) error) error {
-	return a.withBucketOf(ctx, f, args, func(ctx context.Context, _ *database, b *bucket) error {
+	return a.withBucketOf(ctx, f, args, func(ctx context.Context, db *database, b *bucket) error {
 		if b.why != nil {
 			return misused("%w", b.why)
 		}
 		if err := change(ctx, b); err != nil {
 			return forSlots(err)
 		}
-		value, err := b.limiter.Value(ctx, b.request)
+		v, err := b.viewOfLevel(ctx, db)
 		if err != nil {
 			return fmt.Errorf("the bucket is %s, but what it holds now cannot be read: %w", done, err)
-		}
-		v := levelView{
-			Limit: args[0], Key: b.stored, Tokens: value.Tokens, Capacity: value.Limit.Capacity(), At: value.AsOf.UTC(),
-			Policy: policyView{value.Limit.Policy()},
 		}
 		return a.showDone(v, func(t *table) {
 			t.field("answer", done)
 			t.field("limit", v.Limit)
 			t.field("key", keyText(v.Key))
-			t.field("level", fmt.Sprintf("%s of %s", number(v.Tokens), number(v.Capacity)))
+			t.field("level", levelWords(v.Level))
 			t.field("policy", v.Policy.String())
 		})
 	})
-}
-
-// levelView is what a bucket holds, for programs.
-type levelView struct {
-	Limit    string     `json:"limit"`
-	Key      string     `json:"key"` // as stored
-	Tokens   float64    `json:"tokens"`
-	Capacity float64    `json:"capacity"`
-	At       time.Time  `json:"at"`
-	Policy   policyView `json:"policy"`
 }
 
 func (a *app) resetCommand() *cobra.Command {

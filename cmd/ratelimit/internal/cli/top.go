@@ -122,16 +122,6 @@ func (a *app) topRefusals(ctx context.Context, db *database, f *topFlags) error 
 	})
 }
 
-// debtView is a bucket that owes, for programs.
-type debtView struct {
-	Limit     string    `json:"limit"`
-	Key       string    `json:"key"`  // as stored
-	Owed      float64   `json:"owed"` // at
-	At        time.Time `json:"at"`
-	Projected bool      `json:"projected"`        // whether at is now; else it is when the bucket was last changed
-	FreeAt    time.Time `json:"free_at,omitzero"` // when nothing is owed any more, where that is known
-}
-
 func (a *app) topDebts(ctx context.Context, db *database, f *topFlags) error {
 	found, more, err := debts(ctx, db, f)
 	if err != nil {
@@ -144,38 +134,27 @@ func (a *app) topDebts(ctx context.Context, db *database, f *topFlags) error {
 	if err != nil {
 		return err
 	}
-	set, err := a.loadRules(ctx, db)
+	views, err := a.debtViews(ctx, db, found, now)
 	if err != nil {
 		return err
 	}
-	plans, err := db.plans(ctx)
-	if err != nil {
-		return err
-	}
-	views := make([]debtView, 0, len(found))
-	for i := range found {
-		v, err := db.debtOf(ctx, set, &found[i], now, plans[found[i].Limit])
-		if err != nil {
-			return err
-		}
-		if v.Owed > 0 {
-			views = append(views, v)
-		}
-	}
-	slices.SortStableFunc(views, func(a, b debtView) int { return cmp.Compare(b.Owed, a.Owed) })
+	views = slices.DeleteFunc(views, func(v inspect.View) bool { return v.Owed() == 0 })
+	slices.SortStableFunc(views, func(a, b inspect.View) int { return cmp.Compare(b.Owed(), a.Owed()) })
 	views = views[:min(len(views), f.most)]
-	return a.show(views, func(t *table) {
+	return a.show(list(views), func(t *table) {
 		if len(views) == 0 {
 			t.row("no bucket owes anything")
 			return
 		}
 		t.row("LIMIT", "KEY", "OWED", "AT", "FREE AT")
-		for _, v := range views {
-			at := "now"
-			if !v.Projected {
+		for i := range views {
+			v, at, free := &views[i], "now", ""
+			if v.Level == nil {
 				at = instantFrom(v.At, now) + ", as stored"
+			} else {
+				free = instantFrom(v.FreeAt, now)
 			}
-			t.row(v.Limit, keyText(v.Key), number(v.Owed), at, dash(instantFrom(v.FreeAt, now)))
+			t.row(v.Limit, keyText(v.Key), number(v.Owed()), at, dash(free))
 		}
 	})
 }
@@ -202,42 +181,44 @@ func (db *database) plans(ctx context.Context) (map[string][]string, error) {
 	return plans, nil
 }
 
-// debtOf returns what a bucket owes: now, where the tables decide its policy, whichever plan the key is on, and else as it is
-// stored.
-func (db *database) debtOf(ctx context.Context, set *rules.Set, stored *inspect.Bucket, now time.Time, plans []string) (debtView, error) {
-	v := debtView{Limit: stored.Limit, Key: stored.Key}
-	for _, row := range stored.Rows {
-		v.Owed -= row.Tokens
-		if row.At.After(v.At) {
-			v.At = row.At
-		}
+// debtViews returns buckets with their levels, where the tables decide their policies, whichever plan their keys are on.
+func (a *app) debtViews(ctx context.Context, db *database, found []inspect.Bucket, now time.Time) ([]inspect.View, error) {
+	set, err := a.loadRules(ctx, db)
+	if err != nil {
+		return nil, err
 	}
-	policy, alone, err := standsAlone(db, &bucket{stored: stored.Key, now: now, set: set}, stored.Limit, "")
+	plans, err := db.plans(ctx)
+	if err != nil {
+		return nil, err
+	}
+	limits := make(map[rules.Bucket]ratelimit.Limit, len(found))
+	for _, b := range found {
+		limit, err := db.limitOnAnyPlan(set, b, now, plans[b.Limit])
+		if err != nil {
+			return nil, err
+		}
+		limits[rules.Bucket{Limit: b.Limit, Key: b.Key}] = limit
+	}
+	limiter, err := ratelimit.New(db.pool, ratelimit.Config{Schema: db.schema, Policies: set, Timeout: -1})
+	if err != nil {
+		return nil, err
+	}
+	return inspect.Views(ctx, limiter, found, func(b inspect.Bucket) ratelimit.Limit { return limits[rules.Bucket{Limit: b.Limit, Key: b.Key}] })
+}
+
+// limitOnAnyPlan returns the limit of a bucket if the tables decide, by the same policy on every plan, and else the zero Limit.
+func (db *database) limitOnAnyPlan(set *rules.Set, stored inspect.Bucket, now time.Time, plans []string) (limit ratelimit.Limit, err error) {
+	b := &bucket{stored: stored.Key, now: now, set: set}
+	policy, alone, err := standsAlone(db, b, stored.Limit, "")
 	if err != nil || !alone {
-		return v, err
+		return limit, err
 	}
 	for _, plan := range plans {
-		if other, _, err := standsAlone(db, &bucket{stored: stored.Key, now: now, set: set}, stored.Limit, plan); err != nil || other != policy {
-			return v, err
+		if other, _, err := standsAlone(db, b, stored.Limit, plan); err != nil || other != policy {
+			return limit, err
 		}
 	}
-	limit, err := ratelimit.NewLimit(stored.Limit, policy)
-	if err != nil {
-		return v, err
-	}
-	limiter, err := ratelimit.New(db.pool, ratelimit.Config{Schema: db.schema, Policies: set, Timeout: -1, NoBatching: true})
-	if err != nil {
-		return v, err
-	}
-	value, err := limiter.Value(ctx, limit.ForStored(stored.Key))
-	if err != nil {
-		return v, err
-	}
-	v.Owed, v.At, v.Projected = -value.Tokens, value.AsOf.UTC(), true
-	if wait, err := value.RetryAfter(value.AsOf, 0); err == nil {
-		v.FreeAt = v.At.Add(wait)
-	}
-	return v, nil
+	return ratelimit.NewLimit(stored.Limit, policy)
 }
 
 // reservedView is what is reserved of a bucket, for programs.

@@ -2,6 +2,7 @@ package cli_test
 
 import (
 	"context"
+	"strconv"
 	"testing"
 	"time"
 
@@ -65,28 +66,34 @@ func TestTop(t *testing.T) {
 		f.reserve(t, "jobs", "\x1b[31mred", 50)
 		type debt struct {
 			Limit, Key string
-			Owed       float64
-			Projected  bool
+			Rows       []struct{ Tokens float64 }
+			Tokens     *float64  // nil: the policy is not known
 			FreeAt     time.Time `json:"free_at"`
 		}
 		owed := read[[]debt](t, f, 0, "top", "--by", "debt")
-		require.Equal(t, []debt{{"jobs", "\x1b[31mred", 40, false, time.Time{}}, {"calls", "ada", 20, false, time.Time{}}, {"calls", "bob", 5, false, time.Time{}}}, owed)
+		stored := func(owed []debt) (all []string) {
+			for _, d := range owed {
+				require.Nil(t, d.Tokens)
+				all = append(all, d.Limit+d.Key+strconv.FormatFloat(d.Rows[0].Tokens, 'f', -1, 64))
+			}
+			return all
+		}
+		require.Equal(t, []string{"jobs\x1b[31mred-40", "callsada-20", "callsbob-5"}, stored(owed))
 		out := f.ok(t, "top", "--by", "debt")
 		require.Contains(t, out, "as stored")
 		require.NotContains(t, out, "\x1b")
 		f.put(t, rules.Rule{Limit: "calls", Policy: ratelimit.TokenBucket{Rate: 10, Period: ratelimit.Week}})
 		owed = read[[]debt](t, f, 0, "top", "--by", "debt", "--limit", "calls")
 		require.Len(t, owed, 2)
-		require.True(t, owed[0].Projected)
-		require.InDelta(t, 20, owed[0].Owed, 0.1)
+		require.InDelta(t, -20, *owed[0].Tokens, 0.1)
 		require.WithinDuration(t, time.Now().Add(2*ratelimit.Week), owed[0].FreeAt, time.Hour)
 		f.put(t, rules.Rule{Limit: "calls", Plan: "pro", Policy: ratelimit.TokenBucket{Rate: 1000, Period: ratelimit.Week}})
 		owed = read[[]debt](t, f, 0, "top", "--by", "debt", "--limit", "calls")
-		require.Equal(t, []debt{{"calls", "ada", 20, false, time.Time{}}, {"calls", "bob", 5, false, time.Time{}}}, owed, "they may be on the plan")
+		require.Equal(t, []string{"callsada-20", "callsbob-5"}, stored(owed), "they may be on the plan")
 		_, err := f.store.Override(t.Context(), rules.Edit{Author: "eve", Reason: "x"}, rules.Override{Limit: "calls", Key: "ada", Policy: ratelimit.TokenBucket{Rate: 10, Period: ratelimit.Week}})
 		require.NoError(t, err)
 		owed = read[[]debt](t, f, 0, "top", "--by", "debt", "--limit", "calls")
-		require.True(t, owed[0].Projected, "its policy is that of no plan")
+		require.NotNil(t, owed[0].Tokens, "its policy is that of no plan")
 		require.Contains(t, f.fails(t, 2, "top", "--by", "debt", "--look", "-1"), "--look is -1")
 		require.Contains(t, f.fails(t, 2, "top", "--group", "size"), "--group is")
 		require.Contains(t, f.fails(t, 2, "top", "--since", "2000d"), "--since is 2000 days; use up to 1000d")
@@ -151,8 +158,8 @@ func TestReservations(t *testing.T) {
 	require.Contains(t, r.err, "there are more")
 	out := f.ok(t, "reservations", "list")
 	require.Contains(t, out, `1 of jobs "bob\n"`)
-	require.Contains(t, out, "waits until")
-	require.Contains(t, out, "may start since")
+	require.Contains(t, out, "waiting until")
+	require.Contains(t, out, "ready since")
 
 	require.Contains(t, f.fails(t, 2, "reservations", "cancel", waits), "give --yes")
 	require.Contains(t, f.ok(t, "reservations", "cancel", waits, "--yes"), "cancelled")

@@ -1,0 +1,216 @@
+package inspect
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"math"
+	"sync"
+	"time"
+
+	"github.com/pgratelimit/pgratelimit/ratelimit"
+)
+
+// View is a bucket as it is stored, and its level where the policy is known. The command line prints it as JSON.
+type View struct {
+	// Limit is the limit's name, and Key the key as stored: "" of the bucket that everybody shares.
+	Limit string `json:"limit"`
+	Key   string `json:"key"`
+	// At is the instant of the level, or of Stored where the policy is not known.
+	At time.Time `json:"at"`
+	*Level
+	// Stored are the tokens at the last change, in all rows, and Changed is when that was. They are zero without a row: the
+	// bucket is full.
+	Stored  float64   `json:"-"`
+	Changed time.Time `json:"changed,omitzero"`
+	Rows    []Row     `json:"rows,omitempty"`
+}
+
+// Level is how many tokens a bucket holds at an instant, and the policy that decides on it.
+type Level struct {
+	// Tokens are below 0 while the bucket owes.
+	Tokens   float64 `json:"tokens"`
+	Capacity float64 `json:"capacity"`
+	Policy   Policy  `json:"policy"`
+	// DecidedBy names what supplied the policy: rule, plan pro, override, or the definition in the code.
+	DecidedBy string         `json:"decided_by,omitempty"`
+	Unit      string         `json:"unit,omitempty"`
+	Mode      ratelimit.Mode `json:"mode,omitempty"`
+	// FullAt is when the bucket is full, and FreeAt when it owes nothing any more. Zero: it is, or the wait is not known.
+	FullAt time.Time `json:"full_at,omitzero"`
+	FreeAt time.Time `json:"free_at,omitzero"`
+	// PausedUntil is the end of the pause that refuses every request. Zero: there is none.
+	PausedUntil time.Time `json:"paused_until,omitzero"`
+	// Price is what the upstream of an adaptive limit accepts. Nil: the policy is not adaptive.
+	Price *Price `json:"upstream,omitempty"`
+
+	// Value computes the level at other instants.
+	Value ratelimit.Value `json:"-"`
+}
+
+// Price is what a token costs, since an upstream accepts less than the contract.
+type Price struct {
+	// Share is the accepted share of the contract, and Price is 1 / Share.
+	Share float64 `json:"share"`
+	Price float64 `json:"price"`
+	// Charged reports whether calls pay the price. Otherwise it is only reported.
+	Charged bool `json:"charged"`
+	// PausedUntil is the end of the pause that the upstream asked for. Zero: it did not, or the pause is over.
+	PausedUntil time.Time `json:"paused_until,omitzero"`
+}
+
+// Policy is a policy in the JSON of rules files.
+type Policy struct{ ratelimit.Policy }
+
+// MarshalJSON returns the policy with the fields of a rules file.
+func (p Policy) MarshalJSON() ([]byte, error) { return ratelimit.MarshalPolicy(p.Policy) }
+
+// String returns the policy in words.
+func (p Policy) String() string { return fmt.Sprint(p.Policy) }
+
+// Owed returns how many tokens the bucket owes.
+func (l *Level) Owed() float64 { return max(-l.Tokens, 0) }
+
+// Percent returns how full the bucket is, from 0 to 100.
+func (l *Level) Percent() float64 {
+	if l.Capacity <= 0 {
+		return 0
+	}
+	return math.Round(min(max(l.Tokens/l.Capacity, 0), 1)*1000) / 10
+}
+
+// Words returns the policy in words, with its mode.
+func (l *Level) Words() string {
+	if l.Mode == "" || l.Mode == ratelimit.On {
+		return l.Policy.String()
+	}
+	return l.Policy.String() + ", mode " + string(l.Mode)
+}
+
+// Cost returns what a token costs: 1 without a price, or if the price is only reported.
+func (p *Price) Cost() float64 {
+	if p == nil || !p.Charged {
+		return 1
+	}
+	return p.Price
+}
+
+// Pauses reports whether the upstream has asked for a pause that is in effect.
+func (p *Price) Pauses() bool { return p != nil && p.Charged && !p.PausedUntil.IsZero() }
+
+// ViewOf returns a bucket without its level.
+func ViewOf(b Bucket) View {
+	v := View{Limit: b.Limit, Key: b.Key, Rows: b.Rows}
+	for _, row := range b.Rows {
+		v.Stored += row.Tokens
+		if row.At.After(v.Changed) {
+			v.Changed = row.At
+		}
+	}
+	v.At = v.Changed
+	return v
+}
+
+// SetLevel sets the level of the view.
+func (v *View) SetLevel(l *Level) { v.Level, v.At = l, l.Value.AsOf.UTC() }
+
+// Owed returns how many tokens the bucket owes: now, or at its last change where the policy is not known.
+func (v *View) Owed() float64 {
+	if v.Level == nil {
+		return max(-v.Stored, 0)
+	}
+	return v.Level.Owed()
+}
+
+// LevelOf returns the level of a value, without what only a decision knows: the source of the policy, its mode, and pauses.
+func LevelOf(value ratelimit.Value) *Level {
+	l := &Level{Tokens: value.Tokens, Capacity: max(value.Limit.Capacity(), 0), Policy: Policy{value.Limit.Policy()}, Value: value}
+	instantOf := func(tokens float64) time.Time {
+		if wait, err := value.RetryAfter(value.AsOf, tokens); err == nil && wait > 0 {
+			return value.AsOf.UTC().Add(wait)
+		}
+		return time.Time{}
+	}
+	l.FullAt = instantOf(l.Capacity)
+	if l.Tokens < 0 {
+		l.FreeAt = instantOf(0)
+	}
+	return l
+}
+
+// Level returns the level of a request's bucket, for its plan. code names the definition in the code, as DecidedBy has it.
+func (r *Reader) Level(ctx context.Context, limiter *ratelimit.Limiter, request ratelimit.Request, key, code string) (*Level, error) {
+	value, err := limiter.Value(ctx, request)
+	if err != nil {
+		return nil, err
+	}
+	d, err := limiter.Check(ctx, request.Cost(0))
+	if err != nil {
+		return nil, err
+	}
+	l, state := LevelOf(value), d.States[0]
+	l.DecidedBy, l.Unit, l.Mode, l.PausedUntil = DecidedBy(value.Limit.Name(), state.Rule, code), state.Unit, state.Mode, state.PausedUntil
+	l.Price, err = r.price(ctx, value, key)
+	return l, err
+}
+
+// DecidedBy returns the source of a policy: "rule", "plan pro", "override", or code, which names the definition in the code. rule
+// is the name of the rule in a decision.
+func DecidedBy(limit, rule, code string) string {
+	switch rule {
+	case "":
+		return code
+	case limit:
+		return "rule"
+	}
+	return rule[min(len(rule), len(limit)+2):] // behind "name, "
+}
+
+// price returns the price of a token as the tables have it: the Limiter may not know it yet.
+func (r *Reader) price(ctx context.Context, value ratelimit.Value, key string) (*Price, error) {
+	policy, adapts := value.Limit.Policy().(ratelimit.Adaptive)
+	if !adapts {
+		return nil, nil //nolint:nilnil // there is none
+	}
+	p := &Price{Share: 1, Price: 1, Charged: policy.Apply}
+	known, found, err := r.Upstream(ctx, value.Limit.Name(), key)
+	if err != nil || !found {
+		return p, err
+	}
+	p.Share = known.Within(cmp.Or(policy.Floor, 0.1))
+	p.Price = 1 / p.Share
+	if known.PausedUntil.After(value.AsOf) {
+		p.PausedUntil = known.PausedUntil
+	}
+	return p, nil
+}
+
+// Views returns buckets with their levels. limitOf returns the limit of a bucket, and the zero Limit if its policy is not known.
+func Views(ctx context.Context, limiter *ratelimit.Limiter, buckets []Bucket, limitOf func(Bucket) ratelimit.Limit) ([]View, error) {
+	views, errs, panics := make([]View, len(buckets)), make([]error, len(buckets)), make([]any, len(buckets))
+	var all sync.WaitGroup
+	for i, b := range buckets {
+		views[i] = ViewOf(b)
+		limit := limitOf(b)
+		if limit.Name() == "" {
+			continue
+		}
+		all.Go(func() { // concurrent calls share a statement
+			defer func() { panics[i] = recover() }()
+			value, err := limiter.Value(ctx, limit.ForStored(b.Key))
+			if errs[i] = err; err == nil {
+				views[i].SetLevel(LevelOf(value))
+			}
+		})
+	}
+	all.Wait()
+	for i := range buckets {
+		if panics[i] != nil {
+			panic(panics[i]) // on the goroutine of the caller, which may be a handler of net/http
+		}
+		if errs[i] != nil {
+			return nil, errs[i]
+		}
+	}
+	return views, nil
+}
