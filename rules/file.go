@@ -14,6 +14,7 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"github.com/pgratelimit/pgratelimit/internal/fields"
+	"github.com/pgratelimit/pgratelimit/internal/yamltext"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -318,42 +319,11 @@ func (d Document) YAML() ([]byte, error) {
 	if err != nil {
 		return nil, fmt.Errorf("rules: write: %w", err)
 	}
-	var file yaml.Node
-	if err := yaml.Unmarshal(escaped(data), &file); err != nil { // JSON is YAML
+	file, err := yamltext.FromJSON(data)
+	if err != nil {
 		return nil, fmt.Errorf("rules: write: %w", err)
 	}
-	unquote(&file)
-	var out bytes.Buffer
-	encoder := yaml.NewEncoder(&out)
-	encoder.SetIndent(2)
-	if err := errors.Join(encoder.Encode(&file), encoder.Close()); err != nil {
-		return nil, fmt.Errorf("rules: write: %w", err)
-	}
-	return out.Bytes(), nil
-}
-
-// escaped escapes the characters that JSON can have as they are, and YAML cannot.
-func escaped(data []byte) []byte {
-	out := make([]byte, 0, len(data))
-	for _, r := range string(data) {
-		if r == 0x7f || r >= 0x80 && r < 0xa0 || r == 0xfeff || r == 0xfffe || r == 0xffff {
-			out = fmt.Appendf(out, `\u%04x`, r)
-			continue
-		}
-		out = utf8.AppendRune(out, r)
-	}
-	return out
-}
-
-// unquote lets the encoder choose how to write each part. A text with a tab keeps its quotes, because the encoder would write
-// "\t\n" as a block that no reader accepts.
-func unquote(n *yaml.Node) {
-	if n.Kind != yaml.ScalarNode || !strings.Contains(n.Value, "\t") {
-		n.Style = 0
-	}
-	for _, inside := range n.Content {
-		unquote(inside)
-	}
+	return file, nil
 }
 
 // validate returns an error where the parts of a document, each of which is checked, do not go together.

@@ -398,3 +398,16 @@ func TestHashKey(t *testing.T) {
 	f.ok(t, "resume", "sends", "ada", "--reason", "x", "--hash-key-file", path)
 	require.Contains(t, f.fails(t, 2, "get", "sends", "--stored"), "without a KEY")
 }
+
+// TestYAML promises that -o yaml says what -o json says.
+func TestYAML(t *testing.T) {
+	t.Parallel()
+	f := setup(t)
+	f.put(t, weekly("sends", "", 5))
+	f.ok(t, "take", "sends", "ada")
+	require.Contains(t, f.ok(t, "get", "sends", "ada", "-o", "yaml"), "limit: sends\nkey: ada\n")
+	require.Contains(t, f.ok(t, "get", "sends", "ada", "-o", "yaml"), "policy:\n  kind: fixed window\n  rate: 5\n  period: 168h\n")
+	require.Contains(t, f.ok(t, "rules", "get", "sends", "-o", "yaml"), "rules:\n  - limit: sends\n    kind: fixed window\n")
+	require.Equal(t, "[]\n", f.ok(t, "top", "--by", "debt", "-o", "yaml"))
+	require.Contains(t, f.run(t, "doctor", "-o", "yaml").out, "findings:\n  - check: connection\n")
+}

@@ -156,13 +156,9 @@ func (a *app) command(cmd cobra.Command, do task, exits ...string) *cobra.Comman
 // checkOptions checks the flags that several commands have.
 func (a *app) checkOptions(cmd *cobra.Command) error {
 	switch a.options.format {
-	case "", asTable, asJSON:
-	case asYAML:
-		if cmd.CommandPath() != "ratelimit rules list" {
-			return misused("only rules list has -o yaml; use -o table or -o json")
-		}
+	case "", asTable, asJSON, asYAML:
 	default:
-		return misused("the output is %.20q; use -o table or -o json", a.options.format)
+		return misused("the output is %.20q; use -o table, -o json or -o yaml", a.options.format)
 	}
 	if a.options.timeout < 0 {
 		return misused("the timeout is %v; use 0 for none", a.options.timeout)

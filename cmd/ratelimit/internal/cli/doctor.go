@@ -56,7 +56,7 @@ func (a *app) examine(ctx context.Context, config doctor.Config, all bool) error
 	for i := range report.Findings {
 		report.Findings[i].Says, report.Findings[i].Do = a.scrub(report.Findings[i].Says), a.scrub(report.Findings[i].Do)
 	}
-	if a.options.format == asJSON {
+	if !a.isTable() {
 		err = a.show(report, nil)
 	} else {
 		err = a.showFindings(report, all)

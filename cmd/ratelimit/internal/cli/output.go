@@ -16,6 +16,7 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/text/unicode/bidi"
 
+	"github.com/pgratelimit/pgratelimit/internal/yamltext"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -23,7 +24,7 @@ import (
 const (
 	asTable = "table"
 	asJSON  = "json"
-	asYAML  = "yaml" // of rules list only
+	asYAML  = "yaml"
 )
 
 // output is where answers go. It remembers the first error, also of who does not look at it.
@@ -44,21 +45,41 @@ func (o *output) Write(text []byte) (int, error) {
 
 // withOutput gives a command the flag -o.
 func (a *app) withOutput(cmd *cobra.Command) *cobra.Command {
-	cmd.Flags().StringVarP(&a.options.format, "output", "o", asTable, "table for people, json for programs")
+	cmd.Flags().StringVarP(&a.options.format, "output", "o", asTable, "table for people, json or yaml for programs")
 	return cmd
 }
 
-// show prints an answer: the value as JSON, or what fill makes of it.
+// isTable reports whether the answer is for people.
+func (a *app) isTable() bool { return a.options.format != asJSON && a.options.format != asYAML }
+
+// show prints an answer: the value as JSON or YAML, or what fill makes of it.
 func (a *app) show(value any, fill func(t *table)) error {
-	if a.options.format == asJSON {
-		encoder := json.NewEncoder(a.out)
-		encoder.SetEscapeHTML(false)
-		encoder.SetIndent("", "  ")
-		return encoder.Encode(value)
+	if !a.isTable() {
+		return a.showValue(value)
 	}
 	var t table
 	fill(&t)
 	return t.write(a.out)
+}
+
+// showValue prints a value as JSON or YAML.
+func (a *app) showValue(value any) error {
+	var text bytes.Buffer
+	encoder := json.NewEncoder(&text)
+	encoder.SetEscapeHTML(false)
+	encoder.SetIndent("", "  ")
+	if err := encoder.Encode(value); err != nil {
+		return err
+	}
+	out := text.Bytes()
+	if a.options.format == asYAML {
+		var err error
+		if out, err = yamltext.FromJSON(out); err != nil {
+			return err
+		}
+	}
+	_, err := a.out.Write(out)
+	return err
 }
 
 // list returns values that JSON shows as an array, also when there are none.

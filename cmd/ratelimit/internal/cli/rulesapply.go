@@ -81,7 +81,7 @@ func (a *app) apply(ctx context.Context, f *diffFlags, document *rules.Document,
 	if len(d.views) == 0 {
 		return a.show(appliedView{Version: version, Changes: d.views}, func(t *table) { t.row("nothing to change") })
 	}
-	if a.options.format != asJSON || !a.options.yes {
+	if a.isTable() || !a.options.yes {
 		if err := a.preview(d); err != nil {
 			return err
 		}
@@ -104,7 +104,7 @@ func (a *app) apply(ctx context.Context, f *diffFlags, document *rules.Document,
 func (a *app) preview(d *difference) error {
 	var t table
 	d.fill(&t)
-	if a.options.format == asJSON {
+	if !a.isTable() {
 		return t.write(a.errOut)
 	}
 	return t.write(a.out)

@@ -25,7 +25,7 @@ go doc rules.Convert describes the two forms: records with name, limit_keys and 
 		if err != nil {
 			return err
 		}
-		if a.options.format == asJSON {
+		if !a.isTable() {
 			return a.show(document, nil)
 		}
 		file, err := document.YAML()

@@ -106,7 +106,7 @@ const mostNames = 10
 
 // print prints the view: as JSON, or as tables, one behind the other, and those that are empty not at all.
 func (v *listingView) print(a *app, now time.Time) error {
-	if a.options.format == asJSON {
+	if !a.isTable() {
 		return a.show(v, nil)
 	}
 	var tables []*table

@@ -35,7 +35,7 @@ whose names differ only in case, limits of tiers that have no rule, and attribut
 		document, err := a.wantedRules(ctx, path)
 		switch {
 		case errors.Is(err, rules.ErrInvalid):
-			if a.options.format == asJSON {
+			if !a.isTable() {
 				if err := a.show(validityView{File: path, Says: a.scrub(err.Error())}, nil); err != nil {
 					return err
 				}
