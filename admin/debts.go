@@ -50,7 +50,7 @@ func (v *visit) debts() {
 		return v.debtsFor(ctx, limit, body.Limit, afterOf(query), lookFor)
 	})
 	g.wait()
-	g.show("debts.html", page{Title: "Who owes of " + body.Limit, Here: "limits", Body: body})
+	g.show("debts.html", page{Title: "Owed of " + body.Limit, Here: "limits", Body: body})
 }
 
 // rulesOf reads the rules of a limit, and no overrides.

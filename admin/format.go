@@ -19,7 +19,7 @@ func functions() template.FuncMap {
 	return template.FuncMap{
 		"link": link, "number": number, "whole": whole[int64], "span": span, "clock": clock, "stamp": stamp, "micros": micros, "when": when, "spell": spell,
 		"policy": policyWords, "plural": plural[int64], "several": plural[int], "modeClass": modeClass,
-		"ruleWords": ruleWords, "overrideWords": overrideWords, "isPast": isPast, "dict": dict,
+		"ruleWords": ruleWords, "overrideWords": overrideWords, "isPast": isPast, "dict": dict, "title": title,
 	}
 }
 
@@ -47,6 +47,9 @@ func number(n float64) string {
 	}
 	return commas(text)
 }
+
+// title returns words as the head of a column.
+func title(words string) string { return strings.ToUpper(words[:1]) + words[1:] }
 
 // whole returns a count with commas.
 func whole[T int | int64](n T) string { return commas(strconv.FormatInt(int64(n), 10)) }

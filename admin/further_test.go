@@ -131,7 +131,7 @@ func TestAllOfTheHistoryOfABucket(t *testing.T) {
 			rules.Pause{Limit: "messages", Key: key, Until: time.Now().Add(time.Hour)})
 		require.NoError(t, err)
 	}
-	reason := regexp.MustCompile(`data-label="Why"><bdi>(pause [^<]*)<`)
+	reason := regexp.MustCompile(`data-label="Reason"><bdi>(pause [^<]*)<`)
 	var all []string
 	for _, page := range f.further(t, address("key", "limit", "messages", "key", "ada"), reason) {
 		all = append(all, page...)

@@ -115,7 +115,7 @@ func TestPageSaysWhenABucketGives(t *testing.T) {
 	require.Equal(t, "when the pause ends", f.gives(t, "messages"))
 }
 
-// TestPageShowsWhatTheLimiterSays of buckets of each kind: spread over rows, in a window, owing, off, and on trial.
+// TestPageShowsWhatTheLimiterSays of buckets of each kind: spread over rows, in a window, owing, off, and in shadow.
 func TestPageShowsWhatTheLimiterSays(t *testing.T) {
 	t.Parallel()
 	f := setup(t)

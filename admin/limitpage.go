@@ -5,6 +5,7 @@ import (
 	"context"
 	"net/http"
 	"net/url"
+	"slices"
 	"time"
 
 	"github.com/pgratelimit/pgratelimit/internal/inspect"
@@ -13,7 +14,8 @@ import (
 )
 
 const (
-	mostBuckets = 25 // of one page
+	mostBuckets = 25  // of one page
+	mostSorted  = 500 // that are sorted by level or change
 	mostTop     = 10
 	mostWaiting = 20
 )
@@ -46,7 +48,17 @@ type bucketList struct {
 	Next *string
 	// First is whether it is the first page.
 	First bool
+	// Sort is the order of the rows: one of Sorts.
+	Sort string
+	// Cut is among how many buckets, the first by their keys, the rows are sorted; 0: all.
+	Cut int
 }
+
+// Sorts returns the orders of buckets, by the heads of the columns.
+func (bucketList) Sorts() []string { return []string{byKey, byLevel, byChange} }
+
+// The orders of buckets. Those that owe most come first, and those that were changed last.
+const byKey, byLevel, byChange = "key", "level", "last change"
 
 // limit shows one limit.
 func (v *visit) limit() {
@@ -72,7 +84,12 @@ func (v *visit) limit() {
 	body.Overrides = append(first(pauseRows(&list)), first(overrideRows(&list))...)
 	body.Plans = plansOf(body.Name, list.Rules)
 	body.Buckets = ask(g, "the buckets", func(ctx context.Context) (bucketList, error) {
-		return v.buckets(ctx, limit, inspect.BucketQuery{Limit: body.Name, Prefix: body.Prefix, After: afterOf(query), Most: mostBuckets + 1})
+		asked := inspect.BucketQuery{Limit: body.Name, Prefix: body.Prefix, After: afterOf(query), Most: mostBuckets + 1}
+		if sort := query.Get("sort"); sort == byLevel || sort == byChange {
+			asked.After, asked.Most = nil, mostSorted
+			return v.sorted(ctx, limit, asked, sort)
+		}
+		return v.buckets(ctx, limit, asked)
 	})
 	body.Global = ask(g, "a bucket", func(ctx context.Context) (*inspect.Level, error) { return v.globalLevel(ctx, body.Name, list.Rules) })
 	body.Debts = ask(g, "the debts", func(ctx context.Context) (debtList, error) { return v.debtsFor(ctx, limit, body.Name, nil, 0) })
@@ -135,9 +152,38 @@ func (v *visit) buckets(ctx context.Context, limit ratelimit.Limit, query inspec
 		found = found[:mostBuckets]
 		list.Next = new(found[mostBuckets-1].Key)
 	}
-	list.First = query.After == nil
+	list.First, list.Sort = query.After == nil, byKey
 	list.Rows, err = v.levels(ctx, limit, found)
 	return list, err
+}
+
+// sorted returns the first buckets in an order. The tables have no index of it, so it is that of the first buckets by their keys.
+func (v *visit) sorted(ctx context.Context, limit ratelimit.Limit, query inspect.BucketQuery, order string) (bucketList, error) {
+	list := bucketList{First: true, Sort: order}
+	found, err := v.reader.Buckets(ctx, query)
+	if err != nil {
+		return list, err
+	}
+	if len(found) == mostSorted {
+		list.Cut = mostSorted
+	}
+	if list.Rows, err = v.levels(ctx, limit, found); err != nil {
+		return list, err
+	}
+	level := func(b inspect.View) float64 {
+		if b.Level == nil {
+			return b.Stored
+		}
+		return b.Tokens
+	}
+	slices.SortStableFunc(list.Rows, func(a, b inspect.View) int {
+		if order == byChange {
+			return b.Changed.Compare(a.Changed)
+		}
+		return cmp.Compare(level(a), level(b))
+	})
+	list.Rows = list.Rows[:min(len(list.Rows), mostBuckets)]
+	return list, nil
 }
 
 // levels returns buckets of one limit with their levels. Where nobody knows the policy they have what they held.

@@ -5,14 +5,15 @@ import (
 	"context"
 	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/pgratelimit/pgratelimit/internal/inspect"
 	"github.com/pgratelimit/pgratelimit/rules"
 )
 
-// mostLimits is how many limits the first page shows at a time.
-const mostLimits = 25
+// mostLimits is how many limits the first page shows at a time, and mostSearched how many stored names a search looks at.
+const mostLimits, mostSearched = 25, 1000
 
 // overviewBody is what the page of all limits shows.
 type overviewBody struct {
@@ -22,6 +23,8 @@ type overviewBody struct {
 	// Limits are in the order of their names, and Next is the name after which the next page begins.
 	Limits []limitRow
 	Next   string
+	// Search is a part of the names that are listed.
+	Search string
 	// Hours is empty but for its fault.
 	Hours *part[map[string]hour]
 	Now   time.Time
@@ -41,10 +44,14 @@ type limitRow struct {
 
 // overview shows all limits.
 func (v *visit) overview() {
-	after := v.r.URL.Query().Get("after")
+	after, search := v.r.URL.Query().Get("after"), strings.TrimSpace(v.r.URL.Query().Get("search"))
+	most := mostLimits + 1
+	if search != "" {
+		most = mostSearched
+	}
 	g := v.gather()
 	body := overviewBody{
-		Names: ask(g, "the limits", func(ctx context.Context) ([]string, error) { return v.reader.Limits(ctx, after, mostLimits+1) }),
+		Names: ask(g, "the limits", func(ctx context.Context) ([]string, error) { return v.reader.Limits(ctx, after, most) }),
 		Rules: ask(g, "the rules", func(ctx context.Context) (listing, error) {
 			return v.list(ctx, rules.ListQuery{Key: new("")}) // of overrides and pauses those of limits alone
 		}),
@@ -52,6 +59,8 @@ func (v *visit) overview() {
 	g.wait()
 	list := body.Rules.Shows
 	names := namesAfter(after, body.Names.Shows, slices.Collect(maps.Keys(v.defined)), list.Rules)
+	body.Search = search
+	names = slices.DeleteFunc(names, func(name string) bool { return !strings.Contains(strings.ToLower(name), strings.ToLower(search)) })
 	if len(names) > mostLimits {
 		names = names[:mostLimits]
 		body.Next = names[mostLimits-1]

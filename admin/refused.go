@@ -43,7 +43,7 @@ func (v *visit) refused() {
 	body.Now = cmp.Or(clock.Shows, time.Now()) // nothing could be read, and nothing is computed from it
 	body.Top = v.top(g, body.Limit, body.Now, lookAllTop, mostAllTop)
 	g.wait()
-	g.show("refused.html", page{Title: "Refused most of " + body.Limit, Here: "limits", Body: body})
+	g.show("refused.html", page{Title: "Most refused keys of " + body.Limit, Here: "limits", Body: body})
 }
 
 // top reads who was refused most in the last hour.

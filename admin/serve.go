@@ -162,7 +162,7 @@ func isText(fields url.Values) bool {
 	for name, all := range fields {
 		most := maxForm
 		switch name {
-		case "limit", "name", "plan", "after_limit":
+		case "limit", "name", "plan", "after_limit", "search":
 			most = maxName
 		case "key", "prefix", "after", "after_key":
 			most = maxKey

@@ -75,10 +75,24 @@ func TestPagesInABrowser(t *testing.T) {
 			b.width(t, width, 800)
 			require.LessOrEqual(t, play[float64](t, b, `return document.documentElement.scrollWidth;`), float64(width), "%s at %d", name, width)
 		}
+		requireWholeRows(t, b, name)
 		b.width(t, 360, 800)
 		browsertest.Prefer(t, b.ctx, "prefers-color-scheme", "dark")
 		require.Empty(t, browsertest.Axe(t, b.ctx), "%s, in the dark and of a phone's width", name)
 	}
+}
+
+// requireWholeRows fails the test unless a click between the texts of a row follows the row's link.
+func requireWholeRows(t *testing.T, b *tab, name string) {
+	t.Helper()
+	b.width(t, 1200, 900)
+	require.Empty(t, play[[]string](t, b, `
+		return [...document.querySelectorAll('.linked tbody tr:has(a)')].filter((row) => {
+			row.scrollIntoView({ block: 'center' });
+			const at = row.getBoundingClientRect();
+			const link = document.elementFromPoint(at.right - 3, at.bottom - 3)?.closest('a');
+			return row.querySelector('a') !== link;
+		}).map((row) => row.textContent);`), name)
 }
 
 // TestHostileKeysInABrowser opens pages with keys that would run, if they could.

@@ -1,0 +1,42 @@
+package admin_test
+
+import (
+	"net/http"
+	"regexp"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// rowsOf returns the texts that a pattern finds in a page.
+func rowsOf(page string, pattern *regexp.Regexp) (all []string) {
+	for _, match := range pattern.FindAllStringSubmatch(page, -1) {
+		all = append(all, match[1])
+	}
+	return all
+}
+
+func TestSearchOfLimits(t *testing.T) {
+	t.Parallel()
+	f := setup(t)
+	f.take(t, messages.For("ada"))
+	limit := regexp.MustCompile(`<th scope="row"><a href="limit\?name=[^"]*">([^<]*)</a>`)
+	require.Equal(t, []string{"failed-logins", "free-trials", "llm/tokens", "messages"}, rowsOf(f.get(t, "/admin/").body, limit))
+	require.Equal(t, []string{"failed-logins"}, rowsOf(f.get(t, address("", "search", " LOG")).body, limit))
+	none := f.get(t, address("", "search", "nothing"))
+	require.Equal(t, http.StatusOK, none.status)
+	require.Contains(t, none.body, "No limit has this in its name.")
+}
+
+func TestOrderOfBuckets(t *testing.T) {
+	t.Parallel()
+	f := setup(t)
+	f.take(t, messages.For("ada").Cost(50), messages.For("carla").Cost(90), messages.For("bob").Cost(10))
+	key := regexp.MustCompile(`<th scope="row"><a href="key\?[^"]*"><bdi class="key" dir="ltr">([^<]*)</bdi></a>`)
+	for order, want := range map[string][]string{
+		"": {"ada", "bob", "carla"}, "key": {"ada", "bob", "carla"}, "level": {"carla", "ada", "bob"}, "last change": {"bob", "carla", "ada"}, "size": {"ada", "bob", "carla"},
+	} {
+		page := f.get(t, address("limit", "name", "messages", "sort", order)).body
+		require.Equal(t, want, rowsOf(page, key), order)
+	}
+}
