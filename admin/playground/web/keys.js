@@ -2,7 +2,7 @@
 
 /** What each key does, and the action that does it, in the order of the list on the page. */
 export const SHORTCUTS = [
-  [' ', 'run or stop', 'toggle'],
+  [' ', 'play or pause', 'toggle'],
   ['.', 'step to the next event', 'forward'],
   [',', 'step back', 'back'],
   ['0', 'back to the beginning', 'restart'],

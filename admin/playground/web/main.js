@@ -63,7 +63,7 @@ function showTime() {
   write($('time'), time(at));
   $('scrub').value = at;
   set($('scrub'), { 'aria-valuetext': `${time(at)} of ${time(history.span)}` });
-  write($('run'), running ? 'Stop' : 'Run');
+  write($('run'), running ? 'Pause' : 'Play');
   set($('run'), { 'data-running': running });
   write($('speed-told'), `${number(player.speed)}×`);
   $('speed').value = Math.round((Math.log(player.speed / SLOWEST) / Math.log(FASTEST / SLOWEST)) * SPEED_STEPS);
@@ -147,7 +147,9 @@ function build() {
   dark.addEventListener('change', showTheme);
   addEventListener('hashchange', () => follow(location.hash)); // what showLink writes causes none
   showTheme();
+  const isLinked = location.hash !== ''; // to an instant
   follow(location.hash);
+  if (!isLinked && !stillness.matches) player.toggle();
 }
 
 build();

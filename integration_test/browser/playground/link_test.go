@@ -138,7 +138,7 @@ func TestSettings(t *testing.T) {
 		play[bool](t, p, set+`return true;`)
 		require.Equal(t, "1 s", p.text(t, "time"))
 		require.Contains(t, p.text(t, "lane-token"), "Admitted 0 Refused 61 ")
-		require.Equal(t, "Stop", play[string](t, p, `
+		require.Equal(t, "Pause", play[string](t, p, `
 			document.getElementById('undo').click();
 			document.getElementById('run').click();`+set+`
 			return document.getElementById('run').textContent;`), "time goes on")

@@ -11,19 +11,34 @@ import (
 	"github.com/pgratelimit/pgratelimit/integration_test/browsertest"
 )
 
+// TestRunsWhenItOpens promises that the page shows at once what it does, but for a link to an instant, and for who wants little motion.
+func TestRunsWhenItOpens(t *testing.T) {
+	t.Parallel()
+	url := serve(t)
+	p := open(t, url)
+	runs := func(address string) string {
+		require.NoError(t, chromedp.Do(p.tab, chromedp.Navigate("about:blank"), chromedp.Navigate(address)))
+		return p.text(t, "run")
+	}
+	require.Equal(t, "Pause", runs(url))
+	require.Equal(t, "Play", runs(url+"#preset=model&at=60.1"))
+	browsertest.Prefer(t, p.tab, "prefers-reduced-motion", "reduce")
+	require.Equal(t, "Play", runs(url))
+}
+
 // TestKeyboard does everything without a mouse.
 func TestKeyboard(t *testing.T) {
 	t.Parallel()
 	p := open(t, serve(t))
 	t.Run("SpaceRunsAndStops", func(t *testing.T) {
 		p.press(t, " ")
-		require.Equal(t, "Stop", p.text(t, "run"))
+		require.Equal(t, "Pause", p.text(t, "run"))
 		play[bool](t, p, `
 			const begun = () => document.getElementById('scrub').value !== '0';
 			while (!begun()) await new Promise(requestAnimationFrame);
 			return true;`)
 		p.press(t, " ")
-		require.Equal(t, "Run", p.text(t, "run"))
+		require.Equal(t, "Play", p.text(t, "run"))
 		require.Contains(t, p.text(t, "said"), "Time stands still at")
 	})
 	t.Run("StepsBackAndForth", func(t *testing.T) {

@@ -54,10 +54,14 @@ func open(t *testing.T, url string) *page {
 	return p
 }
 
-// goTo loads an address anew, also where only its fragment differs.
+// goTo loads an address anew, also where only its fragment differs. If time runs then, it goes back to the start and stands still.
 func (p *page) goTo(t *testing.T, url string) {
 	t.Helper()
 	require.NoError(t, chromedp.Do(p.tab, chromedp.Navigate("about:blank"), chromedp.Navigate(url)))
+	play[bool](t, p, `
+		const run = document.getElementById('run');
+		if (run?.dataset.running === 'true') document.getElementById('restart').click();
+		return true;`)
 }
 
 // follow goes to a fragment of the page that is open, as a link on it does.
