@@ -106,7 +106,7 @@ func ReadFile(path string) (*Document, error) {
 	defer file.Close()
 	d, err := Read(file)
 	if err != nil {
-		return nil, fmt.Errorf("rules: %s: %w", path, err)
+		return nil, fmt.Errorf("%s: %w", path, err)
 	}
 	return d, nil
 }

@@ -17,7 +17,7 @@ func (a *app) rulesConvert() *cobra.Command {
 		Use:   "convert",
 		Short: "Convert a file of one of two other forms to a rules file",
 		Long: `Convert a file of one of two other forms to a rules file, which validate, diff, apply and simulate read. It uses no database.
-go doc rules.Convert describes the two forms: records with name, limit_keys and algorithm_config, and records with key_pattern, scope and plan.`,
+It notes what programs must declare, for example the attributes that keys name. go doc rules.Convert describes the two forms: records with name, limit_keys and algorithm_config, and records with key_pattern, scope and plan.`,
 		Args:    noArguments,
 		Example: "  ratelimit rules convert -f limits.json > rules.yaml",
 	}, func(ctx context.Context, _ []string) error {
@@ -25,6 +25,7 @@ go doc rules.Convert describes the two forms: records with name, limit_keys and 
 		if err != nil {
 			return err
 		}
+		a.noteMistakes(document)
 		if !a.isTable() {
 			return a.show(document, nil)
 		}
