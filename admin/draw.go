@@ -11,8 +11,36 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// hourly is how many minutes charts of refusals show: the last whole hour, and the minute that is not over.
-const hourly = 61
+// A chartSpan is the time that a chart of refusals shows, in Bars of some minutes each. The last bar has the present.
+type chartSpan struct {
+	Name string
+	Bars int
+	Bar  time.Duration
+}
+
+// spans returns what charts can show. Of a day the tables have all that was refused, unless its counts were pruned.
+func spans() []chartSpan {
+	return []chartSpan{{"hour", 61, time.Minute}, {"day", 60, 24 * time.Minute}}
+}
+
+// spanOf returns the span of a name, by default the hour.
+func spanOf(name string) chartSpan {
+	for _, s := range spans() {
+		if s.Name == name {
+			return s
+		}
+	}
+	return spans()[0]
+}
+
+// length returns how long the span is.
+func (s chartSpan) length() time.Duration { return time.Duration(s.Bars) * s.Bar }
+
+// around returns from when to when the chart is.
+func (s chartSpan) around(now time.Time) (since, until time.Time) {
+	until = now.Truncate(time.Minute).Add(time.Minute)
+	return until.Add(-s.length()), until
+}
 
 // refusals are what was refused by the minute, without gaps.
 type refusalBars struct {
@@ -25,9 +53,11 @@ type refusalBars struct {
 	// look at.
 	Since time.Time
 	Late  bool
+	// Span is the time that is shown.
+	Span chartSpan
 }
 
-// bar is a minute of a chart that is 61 wide and 100 high.
+// bar is a minute or more of a chart that is 61 wide and 100 high.
 type bar struct {
 	Begin   time.Time
 	Refused int64
@@ -36,22 +66,20 @@ type bar struct {
 	Height  float64
 }
 
-// lastHour returns from when to when charts of refusals show them.
-func lastHour(now time.Time) (since, until time.Time) {
-	minute := now.Truncate(time.Minute)
-	return minute.Add(-(hourly - 1) * time.Minute), minute.Add(time.Minute)
-}
+// lastHour returns from when to when the last hour is.
+func lastHour(now time.Time) (since, until time.Time) { return spanOf("hour").around(now) }
 
 // barsOf fills the gaps of what was refused.
-func barsOf(minutes []inspect.Minute, since, seen time.Time) refusalBars {
-	r := refusalBars{Since: seen, Late: seen.After(since), Bars: make([]bar, hourly)}
+func (s chartSpan) barsOf(minutes []inspect.Minute, since, seen time.Time) refusalBars {
+	r := refusalBars{Since: seen, Late: seen.After(since), Span: s, Bars: make([]bar, s.Bars)}
 	for i := range r.Bars {
-		r.Bars[i] = bar{Begin: since.Add(time.Duration(i) * time.Minute), X: i, Y: 100}
+		r.Bars[i] = bar{Begin: since.Add(time.Duration(i) * s.Bar), X: i, Y: 100}
 	}
 	for _, m := range minutes {
-		r.Refused, r.Cost, r.Highest = r.Refused+m.Refused, r.Cost+m.Cost, max(r.Highest, m.Refused)
-		if i := int(m.Begin.Sub(since) / time.Minute); i >= 0 && i < len(r.Bars) {
-			r.Bars[i].Refused = m.Refused
+		r.Refused, r.Cost = r.Refused+m.Refused, r.Cost+m.Cost
+		if i := int(m.Begin.Sub(since) / s.Bar); i >= 0 && i < len(r.Bars) {
+			r.Bars[i].Refused += m.Refused
+			r.Highest = max(r.Highest, r.Bars[i].Refused)
 		}
 	}
 	for i := range r.Bars {

@@ -40,3 +40,17 @@ func TestOrderOfBuckets(t *testing.T) {
 		require.Equal(t, want, rowsOf(page, key), order)
 	}
 }
+
+// TestRangeOfRefusals promises that charts show an hour, or the day that the tables have.
+func TestRangeOfRefusals(t *testing.T) {
+	t.Parallel()
+	f := setup(t)
+	f.exec(t, `INSERT INTO ratelimit.refusals (minute, name, route, key, shadow, refused, cost, last_us)
+		SELECT date_trunc('minute', now()) - ago, 'messages', '', '', false, n, n, (extract(epoch FROM now() - ago) * 1e6)::bigint
+		FROM (VALUES (interval '0', 2), (interval '5 hours', 30), (interval '5 hours 1 minute', 10), (interval '30 hours', 7)) AS v (ago, n)`)
+	for shown, want := range map[string]string{"": "<strong>2</strong> refused in the last hour", "hour": "<strong>2</strong> refused in the last hour", "day": "<strong>42</strong> refused in the last day"} {
+		require.Contains(t, f.get(t, address("limit", "name", "messages", "range", shown)).body, want)
+		require.Contains(t, f.get(t, address("", "range", shown)).body, want[:len("<strong>2")])
+	}
+	require.Contains(t, f.get(t, "/admin/").body, `<a href="./?range=day&amp;search=">day</a>`)
+}

@@ -109,7 +109,7 @@ func (v *visit) key() {
 	body.Refusals = ask(g, "the refusals", func(ctx context.Context) (refusalBars, error) {
 		query := inspect.RefusalQuery{Limit: body.Limit, Key: &body.Key, Since: since, Until: until}
 		minutes, seen, err := v.reader.Refusals(ctx, query)
-		return barsOf(minutes, since, seen), err
+		return spanOf("hour").barsOf(minutes, since, seen), err
 	})
 	body.History = v.entries(g, rules.HistoryQuery{Limit: body.Limit, Key: &body.Key, Most: mostWaiting})
 	g.wait()

@@ -36,6 +36,9 @@ type limitBody struct {
 	Buckets *part[bucketList]
 	Debts   *part[debtList]
 	Hours   *part[map[string]hour]
+	// Span is the time of which refusals are shown, one of Spans.
+	Span    chartSpan
+	Spans   []chartSpan
 	Top     *part[topList]
 	Waiting *part[inspect.Reservations]
 	Now     time.Time
@@ -63,7 +66,7 @@ const byKey, byLevel, byChange = "key", "level", "last change"
 // limit shows one limit.
 func (v *visit) limit() {
 	query := v.r.URL.Query()
-	body := limitBody{Name: query.Get("name"), Prefix: query.Get("prefix")}
+	body := limitBody{Name: query.Get("name"), Prefix: query.Get("prefix"), Span: spanOf(query.Get("range")), Spans: spans()}
 	if body.Name == "" {
 		v.say(http.StatusNotFound, noLimit)
 		return
@@ -93,7 +96,7 @@ func (v *visit) limit() {
 	})
 	body.Global = ask(g, "a bucket", func(ctx context.Context) (*inspect.Level, error) { return v.globalLevel(ctx, body.Name, list.Rules) })
 	body.Debts = ask(g, "the debts", func(ctx context.Context) (debtList, error) { return v.debtsFor(ctx, limit, body.Name, nil, 0) })
-	body.Hours = v.hours(g, []string{body.Name}, body.Now)
+	body.Hours = v.hours(g, body.Span, []string{body.Name}, body.Now)
 	body.Top = v.top(g, body.Name, body.Now, lookTop, mostTop)
 	body.Waiting = ask(g, "the reservations", func(ctx context.Context) (inspect.Reservations, error) {
 		return v.reader.Reservations(ctx, inspect.ReservationQuery{Limit: body.Name, Waiting: true, Most: mostWaiting})

@@ -27,6 +27,9 @@ type overviewBody struct {
 	Search string
 	// Hours is empty but for its fault.
 	Hours *part[map[string]hour]
+	// Span is the time of which refusals are shown, one of Spans.
+	Span  chartSpan
+	Spans []chartSpan
 	Now   time.Time
 }
 
@@ -51,6 +54,7 @@ func (v *visit) overview() {
 	}
 	g := v.gather()
 	body := overviewBody{
+		Spans: spans(),
 		Names: ask(g, "the limits", func(ctx context.Context) ([]string, error) { return v.reader.Limits(ctx, after, most) }),
 		Rules: ask(g, "the rules", func(ctx context.Context) (listing, error) {
 			return v.list(ctx, rules.ListQuery{Key: new("")}) // of overrides and pauses those of limits alone
@@ -66,7 +70,8 @@ func (v *visit) overview() {
 		body.Next = names[mostLimits-1]
 	}
 	body.Now = cmp.Or(list.Now, time.Now()) // of this machine where nothing could be read
-	body.Hours = v.hours(g, names, body.Now)
+	body.Span = spanOf(v.r.URL.Query().Get("range"))
+	body.Hours = v.hours(g, body.Span, names, body.Now)
 	for _, name := range names {
 		body.Limits = append(body.Limits, limitRow{
 			Name: name, Policies: v.policiesOf(name, list), Pause: list.pauseOf(name, ""),
@@ -110,12 +115,12 @@ func (v *visit) globalLevel(ctx context.Context, name string, list []rules.Store
 	return inspect.LevelOf(value), nil
 }
 
-// hour is what a limit refused in the last hour, and what it would have refused were it not in shadow.
+// hour is what a limit refused in the time that is shown, and what it would have refused were it not in shadow.
 type hour struct{ Refused, Shadow refusalBars }
 
-// hours reads what limits refused in the last hour.
-func (v *visit) hours(g *gather, names []string, now time.Time) *part[map[string]hour] {
-	since, until := lastHour(now)
+// hours reads what limits refused in a time until now.
+func (v *visit) hours(g *gather, shown chartSpan, names []string, now time.Time) *part[map[string]hour] {
+	since, until := shown.around(now)
 	return ask(g, "the refusals", func(ctx context.Context) (map[string]hour, error) {
 		found, seen, err := v.reader.RefusalsByLimit(ctx, names, since, until)
 		if err != nil {
@@ -131,7 +136,7 @@ func (v *visit) hours(g *gather, names []string, now time.Time) *part[map[string
 		}
 		hours := make(map[string]hour, len(names))
 		for _, name := range names {
-			hours[name] = hour{barsOf(of(name, false), since, seen), barsOf(of(name, true), since, seen)}
+			hours[name] = hour{shown.barsOf(of(name, false), since, seen), shown.barsOf(of(name, true), since, seen)}
 		}
 		return hours, nil
 	})

@@ -132,7 +132,7 @@ func effectOf(before, after rules.Rule, all refusalBars, sums []refusals.Sum, of
 	e.Raised = (faster || larger || opened) && !e.Lowered
 	most := math.Inf(1)
 	if !opened {
-		most = mostGiven(next, hourly*time.Minute)
+		most = mostGiven(next, spanOf("hour").length())
 	}
 	e.Apart = all.Cost
 	for _, sum := range sums {

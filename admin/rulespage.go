@@ -166,7 +166,7 @@ func (v *visit) compare(g *gather, body *ruleBody) {
 		if later.After(seen) { // programs have written meanwhile
 			seen = later
 		}
-		all := barsOf(minutes, since, seen)
+		all := spanOf("hour").barsOf(minutes, since, seen)
 		return effectOf(old, next, all, sums, len(plansOf(body.Limit, body.List.Shows.Rules)) > 0 || body.Plan != ""), err
 	})
 }
