@@ -132,15 +132,13 @@ func newSlotsHistoryOn(t *testing.T, on backend) *slotsHistory {
 
 func TestHistoryOfSlotsIsLinearizable(t *testing.T) {
 	t.Parallel()
-	testsize.Long(t, "hundreds of calls; TestHistoryOfAllKindsIsLinearizable has some of each kind")
 	onEach(t, testHistoryOfSlotsIsLinearizable, onPostgres, inMemory, byRoutedStatements)
 }
 
 func testHistoryOfSlotsIsLinearizable(t *testing.T, on backend) {
-	const callers, each = 8, 45
 	h := newSlotsHistoryOn(t, on)
 	var r recorder[slotsQuestion, slotsReply]
-	history := r.recordAll(t, callers, each, h.draw)
+	history := r.recordAll(t, 8, testsize.Of(15, 45), h.draw)
 	var acquired []porcupine.Operation
 	for _, o := range history {
 		if o.Input.(slotsQuestion).verb == slotsAcquire {

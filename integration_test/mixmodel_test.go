@@ -10,19 +10,17 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// What buckets of five kinds hold, in whole numbers: the model of calls that mix them. All instants are microseconds since 1970.
+// The model of calls that mix five kinds of buckets, in whole numbers. Instants are microseconds since 1970. No clock steps back by a minute,
+// from where a bucket would mistake its row for the row of a wrong clock: package bucket has that case.
 
 const (
 	mixSecond = int64(time.Second / time.Microsecond)
-	mixMinute = 60 * mixSecond
-	mixDay    = 24 * 60 * mixMinute
+	mixDay    = 24 * 60 * 60 * mixSecond
 )
 
 // mixKind is what one kind of limit keeps of a bucket. Methods that change it change the receiver, which clone keeps from others.
 type mixKind interface {
 	clone() mixKind
-	// mend brings back to now what a clock that was wrong has left in the future, and reports whether there was any.
-	mend(now int64) bool
 	// free returns how many tokens there are at now.
 	free(now int64) int64
 	// spend takes tokens that are there.
@@ -38,14 +36,6 @@ type mixBucket struct {
 const mixUnit = int64(1 << 20)
 
 func (b *mixBucket) clone() mixKind { c := *b; return &c }
-
-func (b *mixBucket) mend(now int64) bool {
-	if !b.used || b.ts <= now+1+mixMinute {
-		return false
-	}
-	b.ts = now
-	return true
-}
 
 func (b *mixBucket) held(now int64) int64 {
 	if !b.used {
@@ -73,15 +63,6 @@ type mixWindow struct {
 
 func (w *mixWindow) clone() mixKind { c := *w; return &c }
 
-func (w *mixWindow) mend(now int64) bool {
-	begin, end := w.window(now)
-	if !w.used || w.begun <= end+mixMinute {
-		return false
-	}
-	w.begun = begin
-	return true
-}
-
 func (w *mixWindow) free(now int64) int64 {
 	if begin, _ := w.window(now); !w.used || begin > w.begun {
 		return w.full
@@ -108,19 +89,6 @@ func (s *mixSliding) clone() mixKind {
 	c := *s
 	c.taken = maps.Clone(s.taken)
 	return &c
-}
-
-func (s *mixSliding) mend(now int64) bool {
-	at := now / s.length
-	if len(s.taken) == 0 || s.newest*s.length <= at*s.length+s.length+mixMinute {
-		return false
-	}
-	moved := make(map[int64]int64, len(s.taken))
-	for slice, taken := range s.taken {
-		moved[slice-s.newest+at] = taken
-	}
-	s.taken, s.newest = moved, at
-	return true
 }
 
 func (s *mixSliding) free(now int64) int64 {
@@ -163,20 +131,6 @@ func (s *mixSlots) drop(now int64) {
 	s.leases = slices.DeleteFunc(s.leases, func(l mixLease) bool { return l.end <= now })
 }
 
-func (s *mixSlots) mend(now int64) bool {
-	if !s.used || s.ts <= now+1+mixMinute {
-		return false
-	}
-	s.drop(now)
-	for i := range s.leases {
-		if l := &s.leases[i]; l.end > now+s.length+mixMinute {
-			l.end = min(max(l.end-(s.ts-now), now+s.length), now+mixDay)
-		}
-	}
-	s.ts = now
-	return true
-}
-
 func (s *mixSlots) free(now int64) int64 {
 	free := s.full
 	for _, l := range s.leases {
@@ -206,7 +160,6 @@ func (s *mixSlots) write(now int64) {
 func (s *mixSlots) release(now, fence int64) bool {
 	fixed := *s
 	fixed.leases = slices.Clone(s.leases)
-	fixed.mend(now)
 	fixed.drop(now)
 	i := slices.IndexFunc(fixed.leases, func(l mixLease) bool { return l.fence == fence })
 	if i < 0 {
