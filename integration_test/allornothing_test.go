@@ -1,15 +1,11 @@
 package integration_test
 
 import (
-	"errors"
-	"fmt"
 	"testing"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
 
-	"github.com/pgratelimit/pgratelimit/integration_test/internal/atonce"
-	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -170,108 +166,11 @@ func TestARowThatKeptTheMarkOfItsMakingHoldsWhatItHolds(t *testing.T) {
 	require.InDelta(t, roomy.Capacity()-20, b.held(t, "roomy", "key"), 1e-3)
 }
 
-// A savepoint of the caller's gives back what was taken in it, and only that.
-func TestRollbackToASavepointGivesBackWhatWasTakenInIt(t *testing.T) {
-	t.Parallel()
-	b := setup(t)
-	for _, level := range levels {
-		t.Run(level.name, func(t *testing.T) {
-			t.Parallel()
-			key := t.Name()
-			take := func(tx pgx.Tx, cost float64) {
-				requireAllowed(t, taking(roomy.For(key).Cost(cost), other.For(key).Cost(cost)), b.limiter.WithTx(tx))
-			}
-			tx := b.begin(t, level.level)
-			take(tx, 1)
-			inner, err := tx.Begin(t.Context())
-			require.NoError(t, err)
-			take(inner, 10)
-			take(inner, 100)
-			require.NoError(t, inner.Rollback(t.Context()))
-			take(tx, 1000)
-			require.NoError(t, tx.Commit(t.Context()))
-			for _, limit := range []ratelimit.Limit{roomy, other} {
-				require.InDelta(t, limit.Capacity()-1001, b.row(t, limit.Name(), key).Value, 0.1)
-			}
-		})
-	}
-}
-
-func TestRollbackLeavesEveryRowAsItWas(t *testing.T) {
-	t.Parallel()
-	onEach(t, testRollbackLeavesEveryRowAsItWas, onPostgres, inMemory)
-}
-
-func testRollbackLeavesEveryRowAsItWas(t *testing.T, on backend) {
-	b := on.setup(t)
-	changes := []struct {
-		name string
-		make func(key string) verb
-	}{
-		{"Take", func(key string) verb { return taking(roomy.For(key)) }},
-		{"TakeSeveral", func(key string) verb { return taking(roomy.For(key), other.For(key+"new")) }},
-		{"Reserve", func(key string) verb { return reserving(pinch.For(key).Cost(0.5)) }},
-		{"Reset", func(key string) verb { return resetting(pinch.For(key), other.For(key+"new")) }},
-	}
-	for _, change := range changes {
-		for _, level := range levels {
-			t.Run(change.name+"/"+level.name, func(t *testing.T) {
-				t.Parallel()
-				key := t.Name() + " "
-				before := makeMixed(t, b, key)
-				tx := b.begin(t, level.level)
-				requireAllowed(t, change.make(key), b.limiter.WithTx(tx))
-				require.NoError(t, tx.Rollback(t.Context()))
-				require.Equal(t, before, b.rows(t, key))
-			})
-		}
-		t.Run(change.name+"/InTx", func(t *testing.T) {
-			t.Parallel()
-			key := t.Name() + " "
-			before := makeMixed(t, b, key)
-			changedMind := errors.New("changed my mind")
-			err := b.limiter.InTx(t.Context(), func(tx pgx.Tx) error {
-				requireAllowed(t, change.make(key), b.limiter.WithTx(tx))
-				return changedMind
-			})
-			require.ErrorIs(t, err, changedMind)
-			require.Equal(t, before, b.rows(t, key))
-		})
-	}
-}
-
 func requireAllowed(t *testing.T, call verb, limiter *ratelimit.Limiter) {
 	t.Helper()
 	allowed, err := call(t.Context(), limiter)
 	require.NoError(t, err)
 	require.True(t, allowed)
-}
-
-// A flood of reservations that are given up must not leave a debt, nor forgive one.
-func TestReservationsRolledBackEndWhereTheyBegan(t *testing.T) {
-	t.Parallel()
-	flood := testsize.Of(100, 1000)
-	b := setup(t)
-	takeAll(t, b.limiter, bounded.For("key"))
-	before := b.rows(t, "")
-	requests := []ratelimit.Request{bounded.For("key").Cost(0.25), roomy.For("key")}
-	require.NoError(t, atonce.Do(4, func(worker int) error {
-		for n := range flood / 4 {
-			tx, err := b.pool.Begin(t.Context())
-			if err != nil {
-				return err
-			}
-			r, err := b.limiter.WithTx(tx).Reserve(t.Context(), requests[:1+n%2]...)
-			if err != nil || !r.Allowed {
-				return errors.Join(err, r.Err(), fmt.Errorf("worker %d", worker))
-			}
-			if err := tx.Rollback(t.Context()); err != nil {
-				return err
-			}
-		}
-		return nil
-	}))
-	require.Equal(t, before, b.rows(t, ""))
 }
 
 // One bucket named twice is one row, which one statement cannot update twice: the costs add up first.

@@ -5,11 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -149,38 +147,6 @@ func TestResetsBesideBatchesAdmitNoMoreThanTheyRestore(t *testing.T) {
 	require.GreaterOrEqual(t, admitted.Load(), int64(capacity))
 }
 
-// Two processes, each with its own batches, share a limit exactly.
-func TestBatchesOfTwoProcessesShareALimit(t *testing.T) {
-	t.Parallel()
-	callers, each, capacity := testsize.Of(32, 64), testsize.Of(10, 30), testsize.Of(100, 500)
-	b := setup(t)
-	processes := []*ratelimit.Limiter{b.limiter, b.with(t, ratelimit.Config{})}
-	hot, other := ratelimit.Define("hot", hoard(float64(capacity))), ratelimit.Define("other", hoard(1e6))
-	for _, several := range []bool{false, true} {
-		var admitted atomic.Int64
-		key := fmt.Sprint("several=", several)
-		requests := []ratelimit.Request{hot.For(key)}
-		if several {
-			requests = append(requests, other.For(key))
-		}
-		require.NoError(t, atonce.Do(callers, func(caller int) error {
-			for range each {
-				d, err := processes[caller%2].Take(t.Context(), requests...)
-				if err != nil {
-					return err
-				}
-				if d.Allowed {
-					admitted.Add(1)
-				}
-			}
-			return nil
-		}))
-		require.EqualValues(t, capacity, admitted.Load())
-		require.InDelta(t, 0, b.row(t, "hot", key).Value, 1e-3)
-	}
-	require.InDelta(t, 1e6-float64(capacity), b.row(t, "other", "several=true").Value, 1)
-}
-
 // The first callers of new keys meet at rows that are not there, or that are being deleted because they are full.
 func TestBatchesOfFirstCallersBesidePrune(t *testing.T) {
 	t.Parallel()
@@ -217,46 +183,5 @@ func TestBatchesOfFirstCallersBesidePrune(t *testing.T) {
 	require.NoError(t, errors.Join(err, <-pruned))
 	for i := range keys {
 		require.EqualValues(t, capacity, admitted[i].Load(), "key %d", i)
-	}
-}
-
-// One call at a time is told the same with batches and without, field by field.
-func TestOneCallAtATimeIsToldTheSameWithoutBatching(t *testing.T) {
-	t.Parallel()
-	now := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
-	clock := func() time.Time { return now }
-	batched := setup(t).with(t, ratelimit.Config{AsOf: clock})
-	single := setup(t).with(t, ratelimit.Config{AsOf: clock, NoBatching: true})
-	limits := slices.Concat(pruneLimits, booked)
-	random := testsize.Rand(t)
-	for step := range testsize.Of(80, 300) {
-		now = now.Add(time.Duration(random.ExpFloat64() * float64(20*time.Second)).Truncate(time.Microsecond))
-		var requests []ratelimit.Request
-		for _, i := range random.Perm(len(limits))[:1+random.IntN(6)/4] {
-			cost := bookedCosts[random.IntN(len(bookedCosts))]
-			requests = append(requests, limits[i].For(fmt.Sprint("key", random.IntN(2))).Cost(min(cost, limits[i].Capacity())))
-		}
-		var answers [2]any
-		var failed [2]error
-		kind := random.IntN(10)
-		for i, limiter := range []*ratelimit.Limiter{batched, single} {
-			switch kind {
-			case 0:
-				answers[i], failed[i] = limiter.Check(t.Context(), requests...)
-			case 1:
-				answers[i], failed[i] = limiter.Value(t.Context(), requests[0])
-			case 2:
-				var r ratelimit.Reservation
-				r, failed[i] = limiter.Reserve(t.Context(), requests...)
-				r.ID = ""
-				answers[i] = r
-			case 3:
-				failed[i] = limiter.Reset(t.Context(), requests...)
-			default:
-				answers[i], failed[i] = limiter.Take(t.Context(), requests...)
-			}
-		}
-		require.NoError(t, errors.Join(failed[:]...))
-		require.Equal(t, answers[1], answers[0], "step %d: %v", step, requests)
 	}
 }

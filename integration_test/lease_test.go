@@ -9,6 +9,11 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
+// daylong returns a limit on concurrency whose leases outlive any test.
+func daylong(name string, most int) ratelimit.Limit {
+	return ratelimit.Define(name, ratelimit.Concurrency{Most: most, Lease: 24 * time.Hour})
+}
+
 // slots returns a limit on concurrency with a long lease.
 func slots(name string, most int) ratelimit.Limit {
 	return ratelimit.Define(name, ratelimit.Concurrency{Most: most, Lease: time.Hour})

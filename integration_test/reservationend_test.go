@@ -13,7 +13,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/integration_test/internal/atonce"
-	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -278,44 +277,6 @@ func TestReserveAndEndInOneTransaction(t *testing.T) {
 				d.requireTokens(t, c.roomy, roomy.For(key))
 			})
 		}
-	}
-}
-
-// A flood of reservations that are cancelled leaves neither a debt nor a gift.
-func TestReserveCancelFloodEndsWhereItBegan(t *testing.T) {
-	t.Parallel()
-	testsize.Long(t, "two thousand reservations")
-	const flood = 1000
-	tests := []struct {
-		name    string
-		workers int
-		taken   float64
-	}{
-		{"OneByOne", 1, 2.5},
-		{"EightAtOnceWhileOwing", 8, 35},
-	}
-	for _, test := range tests {
-		t.Run(test.name, func(t *testing.T) {
-			t.Parallel()
-			d := setup(t).desk(t, ratelimit.Config{})
-			requests := []ratelimit.Request{lookups.For("key"), words.For("key").Cost(0.75)}
-			d.reserve(t, lookups.For("key").Cost(test.taken), words.For("key").Cost(2*test.taken))
-			before := d.rows(t, "")
-			require.NoError(t, atonce.Do(test.workers, func(int) error {
-				for n := range flood / test.workers {
-					r, err := d.limiter.Reserve(t.Context(), requests[:1+n%2]...)
-					if err != nil {
-						return err
-					}
-					if err := d.limiter.Cancel(t.Context(), r.ID); err != nil {
-						return err
-					}
-				}
-				return nil
-			}))
-			require.Equal(t, before, d.rows(t, ""))
-			require.Len(t, d.reservations(t), 1+flood)
-		})
 	}
 }
 
