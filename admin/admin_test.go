@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/admin"
+	"github.com/pgratelimit/pgratelimit/internal/admintest"
 	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
 	"github.com/pgratelimit/pgratelimit/migrations"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
@@ -48,8 +49,8 @@ func TestNewSaysWhatIsMissing(t *testing.T) {
 func TestAnyPrefix(t *testing.T) {
 	t.Parallel()
 	f := setup(t)
-	f.take(t, messages.For("ada"))
-	handler := f.handler(t, f.set)
+	f.Take(t, messages.For("ada"))
+	handler := f.handler(t, f.Set)
 	for name, mount := range map[string]struct {
 		at    string
 		serve func(t *testing.T) http.Handler
@@ -96,8 +97,8 @@ func muxOf(pattern string, handler http.Handler) http.Handler {
 func TestNobodySeesThePageWhomAuthorizeRefuses(t *testing.T) {
 	t.Parallel()
 	f := setup(t)
-	handler, err := admin.New(f.limiter, f.set, admin.Config{
-		Pool: f.pool, Limits: limits,
+	handler, err := admin.New(f.Limiter, f.Set, admin.Config{
+		Pool: f.Pool, Limits: limits,
 		Authorize: func(*http.Request) (admin.Identity, error) {
 			return admin.Identity{Name: operator, MayChange: true}, errors.New("no session: secret-reason")
 		},
@@ -121,14 +122,14 @@ func TestNobodySeesThePageWhomAuthorizeRefuses(t *testing.T) {
 func TestProgramWithoutRules(t *testing.T) {
 	t.Parallel()
 	f := setup(t)
-	limiter, err := ratelimit.New(f.pool, ratelimit.Config{})
+	limiter, err := ratelimit.New(f.Pool, ratelimit.Config{})
 	require.NoError(t, err)
-	f.limiter = limiter
-	f.take(t, messages.For("ada").Cost(10))
+	f.Limiter = limiter
+	f.Take(t, messages.For("ada").Cost(10))
 	server := httptest.NewServer(muxOf("/admin/", f.handler(t, nil)))
 	t.Cleanup(server.Close)
 	f.server = server
-	for name, page := range pagesOf("d070ae61-584c-4b2d-9e70-dc8ddc6059f2") {
+	for name, page := range admintest.Pages("d070ae61-584c-4b2d-9e70-dc8ddc6059f2") {
 		got := f.get(t, page)
 		want := http.StatusOK
 		switch name {
@@ -137,7 +138,7 @@ func TestProgramWithoutRules(t *testing.T) {
 		}
 		require.Equal(t, want, got.status, name)
 	}
-	for _, page := range []string{"/admin/rules", "/admin/overrides", "/admin/history", address("rule", "limit", "messages", "plan", "")} {
+	for _, page := range []string{"/admin/rules", "/admin/overrides", "/admin/history", admintest.Address("rule", "limit", "messages", "plan", "")} {
 		require.Contains(t, f.get(t, page).body, "no rules in tables", page)
 	}
 	got := f.post(t, "/admin/pause", "limit", "messages", "key", "ada", "for", "1", "for_unit", "hour", "reason", "x")
@@ -155,16 +156,16 @@ func TestSchemaOfAnotherName(t *testing.T) {
 	require.NoError(t, err)
 	limiter, err := ratelimit.New(pool, ratelimit.Config{Schema: "limits", Policies: set})
 	require.NoError(t, err)
-	f := &fixture{pool: pool, limiter: limiter, log: &strings.Builder{}, who: admin.Identity{Name: operator, MayChange: true}}
-	f.take(t, messages.For("ada"))
+	f := &fixture{Site: admintest.Site{Pool: pool, Limiter: limiter}, log: &strings.Builder{}, who: admin.Identity{Name: operator, MayChange: true}}
+	f.Take(t, messages.For("ada"))
 	f.server = httptest.NewServer(muxOf("/admin/", f.handler(t, set)))
 	t.Cleanup(f.server.Close)
-	for name, page := range pagesOf("d070ae61-584c-4b2d-9e70-dc8ddc6059f2") {
+	for name, page := range admintest.Pages("d070ae61-584c-4b2d-9e70-dc8ddc6059f2") {
 		got := f.get(t, page)
 		require.Less(t, got.status, http.StatusInternalServerError, name)
 		require.NotContains(t, got.body, `class="fault"`, name)
 	}
-	require.Contains(t, f.get(t, address("limit", "name", "messages")).body, "ada")
+	require.Contains(t, f.get(t, admintest.Address("limit", "name", "messages")).body, "ada")
 	got := f.post(t, "/admin/pause", "limit", "messages", "key", "ada", "for", "1", "for_unit", "hour", "reason", "x")
 	require.Equal(t, http.StatusSeeOther, got.status)
 	require.Contains(t, f.get(t, "/admin/history").body, "Ana")

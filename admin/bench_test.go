@@ -6,6 +6,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/pgratelimit/pgratelimit/internal/admintest"
 )
 
 var fault = regexp.MustCompile(`<p class="fault">[^<]*`)
@@ -24,7 +26,7 @@ func BenchmarkPageOfNewTables(b *testing.B) { benchmarkPages(b) }
 func benchmarkPages(b *testing.B, first ...string) {
 	b.Helper()
 	f := setup(b)
-	id := f.furnish(b)
+	id := f.Furnish(b)
 	for _, sql := range append([]string{
 		`INSERT INTO ratelimit.buckets (name, key, shard, value, ts)
 			SELECT 'messages', 'user-' || i, 0, CASE WHEN i % 50000 = 0 THEN -50 ELSE i % 100 END, (extract(epoch FROM now()) * 1000000)::bigint
@@ -40,15 +42,15 @@ func benchmarkPages(b *testing.B, first ...string) {
 		`INSERT INTO ratelimit.rule_changes (version, position, what, name, key, says, from_us, made_us, author, reason)
 			SELECT 1000 + i, 0, 'override', 'messages', 'user-' || i, '{"multiplier": 2, "on_change": "keep"}', 1, 1, 'ana', 'x' FROM generate_series(1, 100000) AS i`,
 	}, first...) {
-		f.exec(b, sql)
+		f.Exec(b, sql)
 	}
-	f.load(b)
-	pages := pagesOf(id)
-	pages["limitMiddle"] = address("limit", "name", "messages", "after", "user-5")
-	pages["limitPrefix"] = address("limit", "name", "messages", "prefix", "user-9999")
-	pages["keyOfMany"] = address("key", "limit", "messages", "key", "user-500000")
-	pages["openOfLimit"] = address("reservations", "state", "open", "limit", "messages")
-	pages["debtsOfMany"] = address("debts", "limit", "messages")
+	f.Load(b)
+	pages := admintest.Pages(id)
+	pages["limitMiddle"] = admintest.Address("limit", "name", "messages", "after", "user-5")
+	pages["limitPrefix"] = admintest.Address("limit", "name", "messages", "prefix", "user-9999")
+	pages["keyOfMany"] = admintest.Address("key", "limit", "messages", "key", "user-500000")
+	pages["openOfLimit"] = admintest.Address("reservations", "state", "open", "limit", "messages")
+	pages["debtsOfMany"] = admintest.Address("debts", "limit", "messages")
 	for name, page := range pages {
 		b.Run(name, func(b *testing.B) {
 			for b.Loop() {

@@ -13,6 +13,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgratelimit/pgratelimit/internal/admintest"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/rules"
 )
@@ -20,7 +21,7 @@ import (
 // value returns what a bucket holds.
 func (f *fixture) value(t *testing.T, request ratelimit.Request) ratelimit.Value {
 	t.Helper()
-	v, err := f.limiter.Value(t.Context(), request)
+	v, err := f.Limiter.Value(t.Context(), request)
 	require.NoError(t, err)
 	return v
 }
@@ -33,7 +34,7 @@ func (f *fixture) changed(t *testing.T, name string, pairs ...string) string {
 	page := f.get(t, "/admin/"+got.header.Get("Location"))
 	require.Equal(t, http.StatusOK, page.status)
 	require.Contains(t, page.body, `role="status"`)
-	f.load(t)
+	f.Load(t)
 	return page.body
 }
 
@@ -43,12 +44,12 @@ func TestBucketIsResetAndCredited(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			f := setup(t, func(c *ratelimit.Config) { c.HashKey = secret })
-			f.take(t, logins.For("ada").Cost(10))
+			f.Take(t, logins.For("ada").Cost(10))
 			found := f.post(t, "/admin/find", "limit", "failed-logins", "typed", "ada")
 			require.Equal(t, http.StatusSeeOther, found.status)
-			key, err := f.limiter.StoredKey(logins.For("ada"))
+			key, err := f.Limiter.StoredKey(logins.For("ada"))
 			require.NoError(t, err)
-			require.Equal(t, "key?"+values("limit", "failed-logins", "key", key).Encode(), found.header.Get("Location"))
+			require.Equal(t, "key?"+admintest.Values("limit", "failed-logins", "key", key).Encode(), found.header.Get("Location"))
 
 			f.changed(t, "credit", "limit", "failed-logins", "key", key, "tokens", "4")
 			require.InDelta(t, 4, f.value(t, logins.For("ada")).Tokens, 0.1)
@@ -64,25 +65,25 @@ func TestBucketIsResetAndCredited(t *testing.T) {
 func TestChangesAreInTheHistoryWithTheirAuthor(t *testing.T) {
 	t.Parallel()
 	f := setup(t)
-	f.take(t, messages.For("ada"))
+	f.Take(t, messages.For("ada"))
 	bucket := []string{"limit", "messages", "key", "ada"}
 	with := func(pairs ...string) []string { return append(append([]string(nil), bucket...), pairs...) }
 
 	f.changed(t, "pause", with("for", "2", "for_unit", "hour", "reason", "a leak")...)
-	d, err := f.limiter.Take(t.Context(), messages.For("ada"))
+	d, err := f.Limiter.Take(t.Context(), messages.For("ada"))
 	require.NoError(t, err)
 	require.False(t, d.Allowed)
 	require.Equal(t, "a leak", d.States[0].PauseReason)
 	require.InDelta(t, 2*time.Hour, d.RetryAfter, float64(time.Minute))
 
 	f.changed(t, "resume", with("reason", "a new key")...)
-	d, err = f.limiter.Take(t.Context(), messages.For("ada"))
+	d, err = f.Limiter.Take(t.Context(), messages.For("ada"))
 	require.NoError(t, err)
 	require.True(t, d.Allowed)
 
 	f.changed(t, "override", with("says", "policy", "rate", "7", "period", "1", "period_unit", "hour", "capacity", "9",
 		"kind", "token bucket", "for", "1", "for_unit", "day", "reason", "a launch")...)
-	list, err := f.store.List(t.Context())
+	list, err := f.Store.List(t.Context())
 	require.NoError(t, err)
 	require.Len(t, list.Overrides, 1)
 	require.InDelta(t, ratelimit.Day, list.Overrides[0].Until.Sub(list.Overrides[0].From), float64(time.Minute))
@@ -96,7 +97,7 @@ func TestChangesAreInTheHistoryWithTheirAuthor(t *testing.T) {
 	f.changed(t, "put-rule", rule...)
 	f.changed(t, "delete-rule", "limit", "messages", "plan", "pro", "reason", "no more", "version", "5")
 
-	entries, err := f.store.History(t.Context(), rules.HistoryQuery{})
+	entries, err := f.Store.History(t.Context(), rules.HistoryQuery{})
 	require.NoError(t, err)
 	var reasons []string
 	for _, e := range entries {
@@ -115,9 +116,9 @@ func TestChangesAreInTheHistoryWithTheirAuthor(t *testing.T) {
 func TestReservationIsCancelled(t *testing.T) {
 	t.Parallel()
 	f := setup(t)
-	r, err := f.limiter.Reserve(t.Context(), tokens.For("acme").Cost(50_000))
+	r, err := f.Limiter.Reserve(t.Context(), tokens.For("acme").Cost(50_000))
 	require.NoError(t, err)
-	require.Contains(t, f.get(t, address("reservation", "id", r.ID)).body, "ends by itself")
+	require.Contains(t, f.get(t, admintest.Address("reservation", "id", r.ID)).body, "ends by itself")
 	page := f.changed(t, "cancel", "id", r.ID)
 	require.Contains(t, page, "cancelled")
 	require.Equal(t, 120_000.0, f.value(t, tokens.For("acme")).Tokens)
@@ -162,7 +163,7 @@ func TestOneOfTwoWhoChangeARuleAtOnce(t *testing.T) {
 	for _, status := range statuses[1:] {
 		require.Equal(t, http.StatusConflict, status)
 	}
-	entries, err := f.store.History(t.Context(), rules.HistoryQuery{})
+	entries, err := f.Store.History(t.Context(), rules.HistoryQuery{})
 	require.NoError(t, err)
 	require.Len(t, entries, 1)
 }
@@ -175,9 +176,9 @@ func TestRuleOfManyPlans(t *testing.T) {
 	for i := range many {
 		many[i] = rules.Rule{Limit: "messages", Plan: fmt.Sprintf("plan-%03d", i), Policy: ratelimit.TokenBucket{Rate: 10, Period: time.Minute}}
 	}
-	_, err := f.store.Put(t.Context(), rules.Edit{Author: "ana", Reason: "x"}, many...)
+	_, err := f.Store.Put(t.Context(), rules.Edit{Author: "ana", Reason: "x"}, many...)
 	require.NoError(t, err)
-	page := f.get(t, address("rule", "limit", "messages", "plan", "plan-149")).body
+	page := f.get(t, admintest.Address("rule", "limit", "messages", "plan", "plan-149")).body
 	require.Contains(t, page, "10 per minute")
 	require.NotContains(t, page, "No rule is stored.")
 	f.changed(t, "delete-rule", "limit", "messages", "plan", "plan-149", "reason", "x", "version", "1")

@@ -81,7 +81,7 @@ func TestDocument(t *testing.T) {
 	}
 
 	f := setup(t)
-	page, err := mounted(f.limiter, f.set, f.pool)
+	page, err := mounted(f.Limiter, f.Set, f.Pool)
 	require.NoError(t, err)
 	for who, want := range map[session]struct{ read, change int }{
 		{}:                              {http.StatusForbidden, http.StatusForbidden},

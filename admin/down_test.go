@@ -14,6 +14,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgratelimit/pgratelimit/internal/admintest"
 	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
 	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/migrations"
@@ -39,12 +40,12 @@ func TestDatabaseIsDown(t *testing.T) {
 	t.Cleanup(pool.Close)
 	migrate(t, pool)
 	f := setupOn(t, pool, func(c *ratelimit.Config) { c.Timeout = time.Second })
-	id := f.furnish(t)
+	id := f.Furnish(t)
 	require.NoError(t, server.Stop(t.Context(), postgrestest.Immediate))
-	for name, page := range pagesOf(id) {
+	for name, page := range admintest.Pages(id) {
 		isReported(t, name, f.get(t, page), "The database cannot be reached.")
 	}
-	require.Equal(t, http.StatusServiceUnavailable, f.get(t, address("state", "limit", "messages", "key", "ada")).status)
+	require.Equal(t, http.StatusServiceUnavailable, f.get(t, admintest.Address("state", "limit", "messages", "key", "ada")).status)
 	got := f.post(t, "/admin/reset", "limit", "messages", "key", "ada")
 	require.Equal(t, http.StatusServiceUnavailable, got.status)
 	require.Contains(t, got.body, "Look whether the change is there", "nobody can tell")
@@ -54,7 +55,7 @@ func TestDatabaseIsDown(t *testing.T) {
 func TestTablesAreMissing(t *testing.T) {
 	t.Parallel()
 	f := setupOn(t, postgrestest.NewEmpty(t))
-	for name, page := range pagesOf("d070ae61-584c-4b2d-9e70-dc8ddc6059f2") {
+	for name, page := range admintest.Pages("d070ae61-584c-4b2d-9e70-dc8ddc6059f2") {
 		if got := f.get(t, page); got.status != http.StatusOK { // what time it is needs no table
 			isReported(t, name, got, "Run migrations.Up")
 		} else {
@@ -68,13 +69,13 @@ func TestSlowPartLeavesTheOthers(t *testing.T) {
 	t.Parallel()
 	testsize.Long(t, "waits for the two seconds that a part of a page may take")
 	f := setup(t)
-	f.furnish(t)
-	tx, err := f.pool.BeginTx(t.Context(), pgx.TxOptions{})
+	f.Furnish(t)
+	tx, err := f.Pool.BeginTx(t.Context(), pgx.TxOptions{})
 	require.NoError(t, err)
 	defer func() { _ = tx.Rollback(t.Context()) }()
 	_, err = tx.Exec(t.Context(), `LOCK TABLE ratelimit.refusals IN ACCESS EXCLUSIVE MODE`)
 	require.NoError(t, err)
-	got := f.getOnce(t, address("limit", "name", "messages"))
+	got := f.getOnce(t, admintest.Address("limit", "name", "messages"))
 	require.Equal(t, http.StatusOK, got.status)
 	require.Contains(t, got.body, tookTooLong)
 	require.Contains(t, got.body, "of 100", "what buckets hold is there")
@@ -93,10 +94,10 @@ func TestPanicEndsTheRequestAlone(t *testing.T) {
 			return time.Now()
 		}
 	})
-	f.take(t, messages.For("ada"))
-	handler := f.handler(t, f.set)
+	f.Take(t, messages.For("ada"))
+	handler := f.handler(t, f.Set)
 	broken.Store(true)
-	for _, page := range []string{address("key", "limit", "messages", "key", "ada"), address("limit", "name", "messages")} {
+	for _, page := range []string{admintest.Address("key", "limit", "messages", "key", "ada"), admintest.Address("limit", "name", "messages")} {
 		request := httptest.NewRequestWithContext(t.Context(), http.MethodGet, page, http.NoBody)
 		require.PanicsWithValue(t, "no clock", func() { handler.ServeHTTP(httptest.NewRecorder(), request) }, "which net/http recovers")
 	}
@@ -106,17 +107,17 @@ func TestPanicEndsTheRequestAlone(t *testing.T) {
 func TestRoleOfAReader(t *testing.T) {
 	t.Parallel()
 	owner := setup(t)
-	id := owner.furnish(t)
+	id := owner.Furnish(t)
 	role := "reader_" + strings.ToLower(rand.Text()[:12]) // roles are of the server, not of the database
-	owner.exec(t, "CREATE ROLE "+role)
+	owner.Exec(t, "CREATE ROLE "+role)
 	t.Cleanup(func() {
-		_, err := owner.pool.Exec(context.WithoutCancel(t.Context()), "DROP OWNED BY "+role+"; DROP ROLE "+role)
+		_, err := owner.Pool.Exec(context.WithoutCancel(t.Context()), "DROP OWNED BY "+role+"; DROP ROLE "+role)
 		require.NoError(t, err)
 	})
 	grants, err := migrations.Grants(migrations.Config{}, migrations.Roles{Reader: role})
 	require.NoError(t, err)
-	owner.exec(t, grants)
-	config := owner.pool.Config()
+	owner.Exec(t, grants)
+	config := owner.Pool.Config()
 	config.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error {
 		_, err := conn.Exec(ctx, "SET ROLE "+role)
 		return err
@@ -125,8 +126,8 @@ func TestRoleOfAReader(t *testing.T) {
 	require.NoError(t, err)
 	t.Cleanup(pool.Close)
 	f := setupOn(t, pool)
-	f.load(t)
-	for name, page := range pagesOf(id) {
+	f.Load(t)
+	for name, page := range admintest.Pages(id) {
 		got := f.get(t, page)
 		require.Equal(t, http.StatusOK, got.status, name)
 		require.NotContains(t, got.body, `class="fault"`, name)

@@ -6,6 +6,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/pgratelimit/pgratelimit/internal/admintest"
 )
 
 // rowsOf returns the texts that a pattern finds in a page.
@@ -19,11 +21,11 @@ func rowsOf(page string, pattern *regexp.Regexp) (all []string) {
 func TestSearchOfLimits(t *testing.T) {
 	t.Parallel()
 	f := setup(t)
-	f.take(t, messages.For("ada"))
+	f.Take(t, messages.For("ada"))
 	limit := regexp.MustCompile(`<th scope="row"><a href="limit\?name=[^"]*">([^<]*)</a>`)
 	require.Equal(t, []string{"failed-logins", "free-trials", "llm/tokens", "messages"}, rowsOf(f.get(t, "/admin/").body, limit))
-	require.Equal(t, []string{"failed-logins"}, rowsOf(f.get(t, address("", "search", " LOG")).body, limit))
-	none := f.get(t, address("", "search", "nothing"))
+	require.Equal(t, []string{"failed-logins"}, rowsOf(f.get(t, admintest.Address("", "search", " LOG")).body, limit))
+	none := f.get(t, admintest.Address("", "search", "nothing"))
 	require.Equal(t, http.StatusOK, none.status)
 	require.Contains(t, none.body, "No limit has this in its name.")
 }
@@ -31,12 +33,12 @@ func TestSearchOfLimits(t *testing.T) {
 func TestOrderOfBuckets(t *testing.T) {
 	t.Parallel()
 	f := setup(t)
-	f.take(t, messages.For("ada").Cost(50), messages.For("carla").Cost(90), messages.For("bob").Cost(10))
+	f.Take(t, messages.For("ada").Cost(50), messages.For("carla").Cost(90), messages.For("bob").Cost(10))
 	key := regexp.MustCompile(`<th scope="row"><a href="key\?[^"]*"><bdi class="key" dir="ltr">([^<]*)</bdi></a>`)
 	for order, want := range map[string][]string{
 		"": {"ada", "bob", "carla"}, "key": {"ada", "bob", "carla"}, "level": {"carla", "ada", "bob"}, "last change": {"bob", "carla", "ada"}, "size": {"ada", "bob", "carla"},
 	} {
-		page := f.get(t, address("limit", "name", "messages", "sort", order)).body
+		page := f.get(t, admintest.Address("limit", "name", "messages", "sort", order)).body
 		require.Equal(t, want, rowsOf(page, key), order)
 	}
 }
@@ -45,12 +47,12 @@ func TestOrderOfBuckets(t *testing.T) {
 func TestRangeOfRefusals(t *testing.T) {
 	t.Parallel()
 	f := setup(t)
-	f.exec(t, `INSERT INTO ratelimit.refusals (minute, name, route, key, shadow, refused, cost, last_us)
+	f.Exec(t, `INSERT INTO ratelimit.refusals (minute, name, route, key, shadow, refused, cost, last_us)
 		SELECT date_trunc('minute', now()) - ago, 'messages', '', '', false, n, n, (extract(epoch FROM now() - ago) * 1e6)::bigint
 		FROM (VALUES (interval '0', 2), (interval '5 hours', 30), (interval '5 hours 1 minute', 10), (interval '30 hours', 7)) AS v (ago, n)`)
 	for shown, want := range map[string]string{"": "<strong>2</strong> refused in the last hour", "hour": "<strong>2</strong> refused in the last hour", "day": "<strong>42</strong> refused in the last day"} {
-		require.Contains(t, f.get(t, address("limit", "name", "messages", "range", shown)).body, want)
-		require.Contains(t, f.get(t, address("", "range", shown)).body, want[:len("<strong>2")])
+		require.Contains(t, f.get(t, admintest.Address("limit", "name", "messages", "range", shown)).body, want)
+		require.Contains(t, f.get(t, admintest.Address("", "range", shown)).body, want[:len("<strong>2")])
 	}
 	require.Contains(t, f.get(t, "/admin/").body, `<a href="./?range=day&amp;search=">day</a>`)
 }

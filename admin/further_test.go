@@ -10,6 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgratelimit/pgratelimit/internal/admintest"
 	"github.com/pgratelimit/pgratelimit/rules"
 )
 
@@ -45,37 +46,37 @@ func (f *fixture) further(t *testing.T, page string, thing *regexp.Regexp) (foun
 func TestDebtsFarBehind(t *testing.T) {
 	t.Parallel()
 	f := setup(t)
-	f.exec(t, `INSERT INTO ratelimit.buckets (name, key, shard, value, ts)
+	f.Exec(t, `INSERT INTO ratelimit.buckets (name, key, shard, value, ts)
 		SELECT 'messages', 'user-' || to_char(i, 'FM000000'), 0, CASE WHEN i IN (7, 24000) THEN -5000 WHEN i = 9 THEN -0.0001 ELSE 5 END,
 			(extract(epoch FROM now() - interval '1 second') * 1000000)::bigint
 		FROM generate_series(1, 24500) AS i`)
-	limit := f.get(t, address("limit", "name", "messages")).body
+	limit := f.get(t, admintest.Address("limit", "name", "messages")).body
 	require.Contains(t, limit, "There may be more")
 	require.Contains(t, limit, "user-000007")
 	require.NotContains(t, limit, "user-024000")
 	var all []string
-	for _, page := range f.further(t, address("debts", "limit", "messages"), keyLink) {
+	for _, page := range f.further(t, admintest.Address("debts", "limit", "messages"), keyLink) {
 		all = append(all, page...)
 	}
 	require.Equal(t, []string{"user-000007", "user-024000"}, all)
 	var after []string // on the first page or on one of those after it: how far that looks depends on the time it takes
-	for _, page := range f.further(t, address("debts", "limit", "messages", "after", "user-000007"), keyLink) {
+	for _, page := range f.further(t, admintest.Address("debts", "limit", "messages", "after", "user-000007"), keyLink) {
 		after = append(after, page...)
 	}
 	require.Equal(t, []string{"user-024000"}, after)
-	require.Contains(t, f.get(t, address("debts", "limit", "free-trials")).body, "Nobody.")
+	require.Contains(t, f.get(t, admintest.Address("debts", "limit", "free-trials")).body, "Nobody.")
 }
 
 // TestMoreWhoWereRefused than the page of a limit lists.
 func TestMoreWhoWereRefused(t *testing.T) {
 	t.Parallel()
 	f := setup(t)
-	f.exec(t, `INSERT INTO ratelimit.refusals SELECT date_trunc('minute', now()) - interval '1 minute', 'messages', '', 'user-' || to_char(i, 'FM00'), false, i, i, 1
+	f.Exec(t, `INSERT INTO ratelimit.refusals SELECT date_trunc('minute', now()) - interval '1 minute', 'messages', '', 'user-' || to_char(i, 'FM00'), false, i, i, 1
 		FROM generate_series(1, 30) AS i`)
-	limit := f.get(t, address("limit", "name", "messages")).body
+	limit := f.get(t, admintest.Address("limit", "name", "messages")).body
 	require.Len(t, keyLink.FindAllString(limit, -1), 10)
 	require.Contains(t, limit, `href="refused?limit=messages"`)
-	all := keyLink.FindAllStringSubmatch(f.get(t, address("refused", "limit", "messages")).body, -1)
+	all := keyLink.FindAllStringSubmatch(f.get(t, admintest.Address("refused", "limit", "messages")).body, -1)
 	require.Len(t, all, 30)
 	require.Equal(t, "user-30", all[0][1])
 }
@@ -84,9 +85,9 @@ func TestMoreWhoWereRefused(t *testing.T) {
 func TestMoreDebtsThanOnePageShows(t *testing.T) {
 	t.Parallel()
 	f := setup(t)
-	f.exec(t, `INSERT INTO ratelimit.buckets (name, key, shard, value, ts)
+	f.Exec(t, `INSERT INTO ratelimit.buckets (name, key, shard, value, ts)
 		SELECT 'messages', 'user-' || to_char(i, 'FM000000'), 0, -5000, (extract(epoch FROM now()) * 1000000)::bigint FROM generate_series(1, 230) AS i`)
-	pages := f.further(t, address("debts", "limit", "messages"), keyLink)
+	pages := f.further(t, admintest.Address("debts", "limit", "messages"), keyLink)
 	require.Len(t, pages, 3)
 	require.Len(t, pages[0], 100)
 	require.Equal(t, "user-000101", pages[1][0])
@@ -96,10 +97,10 @@ func TestMoreDebtsThanOnePageShows(t *testing.T) {
 func TestAllWhoWait(t *testing.T) {
 	t.Parallel()
 	f := setup(t)
-	f.take(t, tokens.For("acme").Cost(120_000), tokens.For("globex").Cost(120_000))
+	f.Take(t, tokens.For("acme").Cost(120_000), tokens.For("globex").Cost(120_000))
 	want := make(map[string]bool)
 	for i := range 60 {
-		r, err := f.limiter.Reserve(t.Context(), tokens.For([]string{"acme", "globex"}[i%2]).Cost(30_000))
+		r, err := f.Limiter.Reserve(t.Context(), tokens.For([]string{"acme", "globex"}[i%2]).Cost(30_000))
 		require.NoError(t, err)
 		if i%2 == 0 {
 			want[r.ID] = true
@@ -111,10 +112,10 @@ func TestAllWhoWait(t *testing.T) {
 		}
 		return n
 	}
-	require.Equal(t, 60, count(address("limit", "name", "llm/tokens")), "20 on the page of the limit, and the others on those that follow")
-	require.Equal(t, 60, count(address("reservations", "state", "waiting", "limit", "llm/tokens")))
+	require.Equal(t, 60, count(admintest.Address("limit", "name", "llm/tokens")), "20 on the page of the limit, and the others on those that follow")
+	require.Equal(t, 60, count(admintest.Address("reservations", "state", "waiting", "limit", "llm/tokens")))
 	seen := make(map[string]bool)
-	for _, ids := range f.further(t, address("key", "limit", "llm/tokens", "key", "acme"), idLink) {
+	for _, ids := range f.further(t, admintest.Address("key", "limit", "llm/tokens", "key", "acme"), idLink) {
 		for _, id := range ids {
 			seen[id] = true
 		}
@@ -127,13 +128,13 @@ func TestAllOfTheHistoryOfABucket(t *testing.T) {
 	f := setup(t)
 	for i := range 65 {
 		key := []string{"ada", "bob"}[i%13/12]
-		_, err := f.store.Pause(t.Context(), rules.Edit{Author: "ana", Reason: fmt.Sprintf("pause %d of %s", i, key)},
+		_, err := f.Store.Pause(t.Context(), rules.Edit{Author: "ana", Reason: fmt.Sprintf("pause %d of %s", i, key)},
 			rules.Pause{Limit: "messages", Key: key, Until: time.Now().Add(time.Hour)})
 		require.NoError(t, err)
 	}
 	reason := regexp.MustCompile(`data-label="Reason"><bdi>(pause [^<]*)<`)
 	var all []string
-	for _, page := range f.further(t, address("key", "limit", "messages", "key", "ada"), reason) {
+	for _, page := range f.further(t, admintest.Address("key", "limit", "messages", "key", "ada"), reason) {
 		all = append(all, page...)
 	}
 	require.Len(t, all, 60)
@@ -145,7 +146,7 @@ func TestAllOfTheHistoryOfABucket(t *testing.T) {
 func TestAllPausesOfAKeyAreOnOnePage(t *testing.T) {
 	t.Parallel()
 	f := setup(t)
-	f.exec(t, `INSERT INTO ratelimit.pauses (name, key, author, reason, from_us, until_us)
+	f.Exec(t, `INSERT INTO ratelimit.pauses (name, key, author, reason, from_us, until_us)
 		SELECT 'messages', 'user-' || to_char(least(i - 1, 49), 'FM00'), 'ana', 'x', i * 1000, i * 1000 + 1 FROM generate_series(1, 52) AS i`)
 	pages := f.further(t, "/admin/overrides", keyLink)
 	require.Len(t, pages, 2)

@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/admin"
+	"github.com/pgratelimit/pgratelimit/internal/admintest"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/rules"
 )
@@ -31,39 +32,39 @@ func TestHostileKeysAreText(t *testing.T) {
 	t.Parallel()
 	f := setup(t)
 	for _, key := range hostile {
-		f.take(t, messages.For(key).Cost(50), tokens.For(key).Cost(120_000))
-		r, err := f.limiter.Reserve(t.Context(), tokens.For(key).Cost(80_000))
+		f.Take(t, messages.For(key).Cost(50), tokens.For(key).Cost(120_000))
+		r, err := f.Limiter.Reserve(t.Context(), tokens.For(key).Cost(80_000))
 		require.NoError(t, err)
 		edit := rules.Edit{Author: key, Reason: key}
-		_, err = f.store.Override(t.Context(), edit, rules.Override{Limit: "messages", Key: key, Multiplier: 2})
+		_, err = f.Store.Override(t.Context(), edit, rules.Override{Limit: "messages", Key: key, Multiplier: 2})
 		require.NoError(t, err)
-		_, err = f.store.Pause(t.Context(), edit, rules.Pause{Limit: "messages", Key: key, Until: time.Now().Add(time.Hour)})
+		_, err = f.Store.Pause(t.Context(), edit, rules.Pause{Limit: "messages", Key: key, Until: time.Now().Add(time.Hour)})
 		require.NoError(t, err)
-		f.exec(t, `INSERT INTO ratelimit.refusals VALUES (date_trunc('minute', now()), 'messages', 'x', $1, false, 7, 7, 1)`, key)
-		f.isShownAsText(t, key, address("key", "limit", "messages", "key", key))
-		f.isShownAsText(t, key, address("reservation", "id", r.ID))
+		f.Exec(t, `INSERT INTO ratelimit.refusals VALUES (date_trunc('minute', now()), 'messages', 'x', $1, false, 7, 7, 1)`, key)
+		f.isShownAsText(t, key, admintest.Address("key", "limit", "messages", "key", key))
+		f.isShownAsText(t, key, admintest.Address("reservation", "id", r.ID))
 	}
-	f.load(t)
+	f.Load(t)
 	for _, page := range []string{
-		address("limit", "name", "messages"), address("limit", "name", "llm/tokens"), "/admin/overrides", "/admin/history",
-		address("reservations", "state", ""),
+		admintest.Address("limit", "name", "messages"), admintest.Address("limit", "name", "llm/tokens"), "/admin/overrides", "/admin/history",
+		admintest.Address("reservations", "state", ""),
 	} {
 		for _, key := range hostile {
 			f.isShownAsText(t, key, page)
 		}
 	}
 	for _, key := range hostile {
-		require.Equal(t, http.StatusNotFound, f.get(t, address("limit", "name", key[:min(len(key), 64)])).status)
-		f.exec(t, `INSERT INTO ratelimit.refusals VALUES (date_trunc('minute', now()), $1, 'x', 'ada', false, 7, 7, 1)`, key[:min(len(key), 64)])
-		got := f.get(t, address("limit", "name", key[:min(len(key), 64)]))
+		require.Equal(t, http.StatusNotFound, f.get(t, admintest.Address("limit", "name", key[:min(len(key), 64)])).status)
+		f.Exec(t, `INSERT INTO ratelimit.refusals VALUES (date_trunc('minute', now()), $1, 'x', 'ada', false, 7, 7, 1)`, key[:min(len(key), 64)])
+		got := f.get(t, admintest.Address("limit", "name", key[:min(len(key), 64)]))
 		require.Equal(t, http.StatusOK, got.status, "it was refused")
 		f.isHarmless(t, got)
-		f.isHarmless(t, f.get(t, address("limit", "name", "messages", "prefix", key)))
+		f.isHarmless(t, f.get(t, admintest.Address("limit", "name", "messages", "prefix", key)))
 		f.isHarmless(t, f.post(t, "/admin/find", "limit", "messages", "typed", key))
-		f.isHarmless(t, f.get(t, address("reservation", "id", key)))
-		f.isHarmless(t, f.get(t, address("history", "limit", key[:min(len(key), 64)], "of", key)))
-		f.isHarmless(t, f.get(t, address("rule", "limit", key[:min(len(key), 64)], "plan", key[:min(len(key), 64)])))
-		f.isHarmless(t, f.get(t, address("preview", "limit", "messages", "plan", "", "rate", key, "description", key, key, key)))
+		f.isHarmless(t, f.get(t, admintest.Address("reservation", "id", key)))
+		f.isHarmless(t, f.get(t, admintest.Address("history", "limit", key[:min(len(key), 64)], "of", key)))
+		f.isHarmless(t, f.get(t, admintest.Address("rule", "limit", key[:min(len(key), 64)], "plan", key[:min(len(key), 64)])))
+		f.isHarmless(t, f.get(t, admintest.Address("preview", "limit", "messages", "plan", "", "rate", key, "description", key, key, key)))
 		require.NotContains(t, f.log.String(), key)
 	}
 }

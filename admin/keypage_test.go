@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/admin"
+	"github.com/pgratelimit/pgratelimit/internal/admintest"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/rules"
 )
@@ -17,9 +18,9 @@ import (
 // put states rules, and has the set say so.
 func (f *fixture) put(t *testing.T, stated ...rules.Rule) {
 	t.Helper()
-	_, err := f.store.Put(t.Context(), rules.Edit{Author: "ana", Reason: "x"}, stated...)
+	_, err := f.Store.Put(t.Context(), rules.Edit{Author: "ana", Reason: "x"}, stated...)
 	require.NoError(t, err)
-	f.load(t)
+	f.Load(t)
 }
 
 // TestChangeOfAKeyOnAPlan credits and resets a bucket that holds more than one without a plan could.
@@ -28,7 +29,7 @@ func TestChangeOfAKeyOnAPlan(t *testing.T) {
 	f := setup(t)
 	f.put(t, rules.Rule{Limit: "messages", Plan: "pro", Policy: ratelimit.TokenBucket{Rate: 1, Period: time.Hour, Capacity: 1000}})
 	onPro := messages.For("ada").Plan("pro")
-	f.take(t, onPro.Cost(300))
+	f.Take(t, onPro.Cost(300))
 	bucket := []string{"limit", "messages", "key", "ada"}
 	with := func(pairs ...string) []string { return append(append([]string(nil), bucket...), pairs...) }
 	for _, form := range [][]string{{"reset"}, {"credit", "tokens", "50"}, {"reset", "plan", "prro"}} {
@@ -44,10 +45,10 @@ func TestChangeOfAKeyOnAPlan(t *testing.T) {
 	f.changed(t, "reset", with("plan", " ")...)
 	require.InDelta(t, 100, f.value(t, onPro).Tokens, 1, "which is all that a key on no plan holds")
 
-	page := f.get(t, address("key", "limit", "messages", "key", "ada")).body
+	page := f.get(t, admintest.Address("key", "limit", "messages", "key", "ada")).body
 	require.Contains(t, page, "The level is that of a key on no plan")
 	require.Contains(t, page, `<select name="plan" required>`)
-	require.Contains(t, f.get(t, address("limit", "name", "messages")).body, "The levels are those of keys on no plan")
+	require.Contains(t, f.get(t, admintest.Address("limit", "name", "messages")).body, "The levels are those of keys on no plan")
 }
 
 // TestAPauseIsNoRule shows the page of a paused key where the code decides: before a limit has a rule, and after its rule is deleted.
@@ -56,15 +57,15 @@ func TestAPauseIsNoRule(t *testing.T) {
 	f := setup(t)
 	edit := rules.Edit{Author: "ana", Reason: "x"}
 	for _, key := range []string{"ada", "", "deleted"} {
-		_, err := f.store.Pause(t.Context(), edit, rules.Pause{Limit: "messages", Key: key, Until: time.Now().Add(time.Hour)})
+		_, err := f.Store.Pause(t.Context(), edit, rules.Pause{Limit: "messages", Key: key, Until: time.Now().Add(time.Hour)})
 		require.NoError(t, err)
 		if key == "deleted" {
 			f.put(t, rules.Rule{Limit: "messages", Policy: ratelimit.TokenBucket{Rate: 5, Period: time.Hour}})
-			_, err := f.store.Delete(t.Context(), edit, "messages", "")
+			_, err := f.Store.Delete(t.Context(), edit, "messages", "")
 			require.NoError(t, err)
 		}
-		f.load(t)
-		page := f.get(t, address("key", "limit", "messages", "key", "ada")).body
+		f.Load(t)
+		page := f.get(t, admintest.Address("key", "limit", "messages", "key", "ada")).body
 		require.Contains(t, page, "Paused")
 		require.Contains(t, page, "Decided by <bdi>the definition in the code</bdi>.", key)
 		require.NotContains(t, page, "Decided by <bdi>rule")
@@ -75,24 +76,24 @@ func TestAPauseIsNoRule(t *testing.T) {
 func TestALimitThatDoesNotExist(t *testing.T) {
 	t.Parallel()
 	f := setup(t)
-	for _, page := range []string{address("limit", "name", "nothing"), address("key", "limit", "nothing", "key", "ada")} {
+	for _, page := range []string{admintest.Address("limit", "name", "nothing"), admintest.Address("key", "limit", "nothing", "key", "ada")} {
 		got := f.get(t, page)
 		require.Equal(t, http.StatusNotFound, got.status, page)
 		require.Contains(t, got.body, "No limit has this name", page)
 	}
-	require.Equal(t, http.StatusOK, f.get(t, address("rule", "limit", "nothing", "plan", "")).status, "it may be made here")
-	f.take(t, ratelimit.Define("elsewhere", ratelimit.PerHour(1)).For("ada"))
-	require.Equal(t, http.StatusOK, f.get(t, address("limit", "name", "elsewhere")).status, "a table has a bucket of it")
-	require.Equal(t, http.StatusOK, f.get(t, address("key", "limit", "elsewhere", "key", "bob")).status)
-	_, err := f.store.Pause(t.Context(), rules.Edit{Author: "ana", Reason: "x"}, rules.Pause{Limit: "paused", Key: "ada", Until: time.Now().Add(time.Hour)})
+	require.Equal(t, http.StatusOK, f.get(t, admintest.Address("rule", "limit", "nothing", "plan", "")).status, "it may be made here")
+	f.Take(t, ratelimit.Define("elsewhere", ratelimit.PerHour(1)).For("ada"))
+	require.Equal(t, http.StatusOK, f.get(t, admintest.Address("limit", "name", "elsewhere")).status, "a table has a bucket of it")
+	require.Equal(t, http.StatusOK, f.get(t, admintest.Address("key", "limit", "elsewhere", "key", "bob")).status)
+	_, err := f.Store.Pause(t.Context(), rules.Edit{Author: "ana", Reason: "x"}, rules.Pause{Limit: "paused", Key: "ada", Until: time.Now().Add(time.Hour)})
 	require.NoError(t, err)
-	require.Equal(t, http.StatusOK, f.get(t, address("limit", "name", "paused")).status)
+	require.Equal(t, http.StatusOK, f.get(t, admintest.Address("limit", "name", "paused")).status)
 }
 
 // gives returns when the page says that the bucket of ada gives a token.
 func (f *fixture) gives(t *testing.T, limit string) string {
 	t.Helper()
-	_, rest, found := strings.Cut(f.get(t, address("key", "limit", limit, "key", "ada")).body, `data-figure="one">`)
+	_, rest, found := strings.Cut(f.get(t, admintest.Address("key", "limit", limit, "key", "ada")).body, `data-figure="one">`)
 	require.True(t, found)
 	told, _, _ := strings.Cut(rest, "<")
 	return told
@@ -105,13 +106,13 @@ func TestPageSaysWhenABucketGives(t *testing.T) {
 		rules.Rule{Limit: "open", Policy: ratelimit.TokenBucket{Rate: 1, Period: time.Hour, Capacity: 1}, Mode: ratelimit.Off})
 	require.Equal(t, "at once", f.gives(t, "messages"))
 	require.Equal(t, "never", f.gives(t, "blocked"))
-	f.exec(t, `INSERT INTO ratelimit.buckets (name, key, shard, value, ts) VALUES ('open', 'ada', 0, 0, (extract(epoch FROM now()) * 1000000)::bigint)`)
+	f.Exec(t, `INSERT INTO ratelimit.buckets (name, key, shard, value, ts) VALUES ('open', 'ada', 0, 0, (extract(epoch FROM now()) * 1000000)::bigint)`)
 	require.Equal(t, "at once", f.gives(t, "open"), "it refuses nobody")
-	f.take(t, logins.For("ada").Cost(10))
+	f.Take(t, logins.For("ada").Cost(10))
 	require.Contains(t, f.gives(t, "failed-logins"), "min")
-	_, err := f.store.Pause(t.Context(), rules.Edit{Author: "ana", Reason: "x"}, rules.Pause{Limit: "messages", Key: "ada", Until: time.Now().Add(time.Hour)})
+	_, err := f.Store.Pause(t.Context(), rules.Edit{Author: "ana", Reason: "x"}, rules.Pause{Limit: "messages", Key: "ada", Until: time.Now().Add(time.Hour)})
 	require.NoError(t, err)
-	f.load(t)
+	f.Load(t)
 	require.Equal(t, "when the pause ends", f.gives(t, "messages"))
 }
 
@@ -131,24 +132,24 @@ func TestPageShowsWhatTheLimiterSays(t *testing.T) {
 	}
 	for _, name := range []string{"spread", "windows", "off", "shadow"} {
 		for range 3 {
-			f.take(t, limitOf(name))
+			f.Take(t, limitOf(name))
 		}
 	}
-	require.NoError(t, f.limiter.Charge(t.Context(), limitOf("owing").Cost(25)))
+	require.NoError(t, f.Limiter.Charge(t.Context(), limitOf("owing").Cost(25)))
 	for _, name := range []string{"spread", "windows", "off", "shadow", "owing"} {
 		v := f.value(t, limitOf(name))
-		_, rest, found := strings.Cut(f.get(t, address("key", "limit", name, "key", "ada")).body, `data-figure="tokens">`)
+		_, rest, found := strings.Cut(f.get(t, admintest.Address("key", "limit", name, "key", "ada")).body, `data-figure="tokens">`)
 		require.True(t, found, name)
 		told, _, _ := strings.Cut(rest, "<")
 		require.Equal(t, admin.Number(math.Abs(v.Tokens)), strings.TrimPrefix(told, "−"), name)
 		require.Equal(t, v.Tokens < 0, strings.HasPrefix(told, "−"), name)
 		if name == "off" { // which takes nothing, and writes no row
-			require.Contains(t, f.get(t, address("limit", "name", name)).body, "No bucket has a row")
+			require.Contains(t, f.get(t, admintest.Address("limit", "name", name)).body, "No bucket has a row")
 			continue
 		}
-		require.Contains(t, f.get(t, address("limit", "name", name)).body, admin.Number(math.Abs(v.Tokens))+` <span class="of">`, name)
+		require.Contains(t, f.get(t, admintest.Address("limit", "name", name)).body, admin.Number(math.Abs(v.Tokens))+` <span class="of">`, name)
 	}
-	require.Contains(t, f.get(t, address("limit", "name", "owing")).body, "Buckets that owe tokens now")
+	require.Contains(t, f.get(t, admintest.Address("limit", "name", "owing")).body, "Buckets that owe tokens now")
 }
 
 // TestPauseThatLiesAhead is one that was made for later: nobody is refused yet.
@@ -157,11 +158,11 @@ func TestPauseThatLiesAhead(t *testing.T) {
 	f := setup(t)
 	from := time.Now().Add(time.Hour)
 	edit := rules.Edit{Author: "ana", Reason: "x", From: from}
-	_, err := f.store.Pause(t.Context(), edit, rules.Pause{Limit: "messages", Until: from.Add(time.Hour)})
+	_, err := f.Store.Pause(t.Context(), edit, rules.Pause{Limit: "messages", Until: from.Add(time.Hour)})
 	require.NoError(t, err)
-	f.load(t)
+	f.Load(t)
 	begins := "from " + from.UTC().Format("2006-01-02 15:04:05")
-	for _, page := range []string{"/admin/", address("limit", "name", "messages"), address("key", "limit", "messages", "key", "ada")} {
+	for _, page := range []string{"/admin/", admintest.Address("limit", "name", "messages"), admintest.Address("key", "limit", "messages", "key", "ada")} {
 		got := f.get(t, page)
 		require.Contains(t, got.body, begins, page)
 		require.NotContains(t, got.body, `<span class="tag paused">paused</span>`, page)
@@ -174,6 +175,6 @@ func TestProcessThatHasNotLoadedTheRules(t *testing.T) {
 	t.Parallel()
 	f := setup(t)
 	require.Contains(t, f.get(t, "/admin/").body, "This process has not loaded the rules yet")
-	f.load(t)
+	f.Load(t)
 	require.NotContains(t, f.get(t, "/admin/").body, "This process has not")
 }

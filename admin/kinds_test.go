@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/admin"
+	"github.com/pgratelimit/pgratelimit/internal/admintest"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/rules"
 )
@@ -38,13 +39,13 @@ func TestPagesOfKinds(t *testing.T) {
 	t.Parallel()
 	f := setup(t)
 	f.put(t, kindsOf()...)
-	f.take(t, requestOf(t, "exports").Cost(20), requestOf(t, "quota").Cost(20))
-	lease, err := f.limiter.Acquire(t.Context(), requestOf(t, "jobs").Cost(20))
+	f.Take(t, requestOf(t, "exports").Cost(20), requestOf(t, "quota").Cost(20))
+	lease, err := f.Limiter.Acquire(t.Context(), requestOf(t, "jobs").Cost(20))
 	require.NoError(t, err)
 	for name, words := range map[string]string{
 		"exports": "50 in any hour", "quota": "50 per year in Europe/Berlin from April 6 on", "jobs": "50 at a time, leases of 1h",
 	} {
-		page := f.get(t, address("key", "limit", name, "key", "ada"))
+		page := f.get(t, admintest.Address("key", "limit", name, "key", "ada"))
 		require.Equal(t, http.StatusOK, page.status)
 		require.Contains(t, page.body, words)
 		_, rest, found := strings.Cut(page.body, `data-figure="tokens">`)
@@ -53,11 +54,11 @@ func TestPagesOfKinds(t *testing.T) {
 		require.Equal(t, admin.Number(math.Abs(f.value(t, requestOf(t, name)).Tokens)), told, name)
 		require.Equal(t, "30", told, name)
 		require.Equal(t, name == "jobs", strings.Contains(page.body, fmt.Sprintf(`<th scope="row" data-label="Fence">%d</th><td data-label="Slots">20</td>`, lease.Fence)), "who holds slots")
-		require.Contains(t, f.get(t, address("limit", "name", name)).body, `30 <span class="of">`, name)
+		require.Contains(t, f.get(t, admintest.Address("limit", "name", name)).body, `30 <span class="of">`, name)
 		require.Contains(t, f.get(t, "/admin/rules").body, words)
 	}
-	require.NoError(t, f.limiter.Release(t.Context(), lease.ID))
-	require.NotContains(t, f.get(t, address("key", "limit", "jobs", "key", "ada")).body, "Who holds slots")
+	require.NoError(t, f.Limiter.Release(t.Context(), lease.ID))
+	require.NotContains(t, f.get(t, admintest.Address("key", "limit", "jobs", "key", "ada")).body, "Who holds slots")
 }
 
 // TestPagesOfPrices promises that pages show what the upstream of a key accepts, and at which price was reserved.
@@ -66,13 +67,15 @@ func TestPagesOfPrices(t *testing.T) {
 	f := setup(t)
 	f.put(t, rules.Rule{Limit: "upstream", Policy: ratelimit.Adaptive{Contract: ratelimit.TokenBucket{Rate: 50, Period: time.Hour}, Floor: 0.25, Apply: true}},
 		rules.Rule{Limit: "watched", Policy: ratelimit.Adaptive{Contract: ratelimit.TokenBucket{Rate: 50, Period: time.Hour}}})
-	r, err := f.limiter.Reserve(t.Context(), requestOf(t, "upstream").Cost(30).Price(2))
+	r, err := f.Limiter.Reserve(t.Context(), requestOf(t, "upstream").Cost(30).Price(2))
 	require.NoError(t, err)
-	page := func(limit string) string { return f.get(t, address("key", "limit", limit, "key", "ada")).body }
+	page := func(limit string) string {
+		return f.get(t, admintest.Address("key", "limit", limit, "key", "ada")).body
+	}
 	require.Contains(t, page("upstream"), `A token costs <strong data-price>1</strong>: its upstream is given 1 of the contract.`)
 	require.NotContains(t, page("messages"), "data-price")
 	ends := time.Now().Add(time.Hour).UTC()
-	f.exec(t, `INSERT INTO ratelimit.prices SELECT name, 'ada', 3, $1, $1, 0, 0, 0, share, true, $1 FROM (VALUES ('upstream', 0.1), ('watched', 0.4)) AS v (name, share)`,
+	f.Exec(t, `INSERT INTO ratelimit.prices SELECT name, 'ada', 3, $1, $1, 0, 0, 0, share, true, $1 FROM (VALUES ('upstream', 0.1), ('watched', 0.4)) AS v (name, share)`,
 		ends.UnixMicro())
 	told := page("upstream")
 	require.Contains(t, told, `A token costs <strong data-price>4</strong>: its upstream is given 0.25 of the contract.`)
@@ -80,8 +83,8 @@ func TestPagesOfPrices(t *testing.T) {
 	require.Contains(t, told, ", as its upstream has asked with Retry-After")
 	require.Contains(t, told, `<dd data-figure="one">when the pause ends</dd>`)
 	require.Contains(t, told, "60 at a price of 2 of")
-	require.Contains(t, f.get(t, address("reservations", "state", "")).body, "60 at a price of 2 of")
-	require.Contains(t, f.get(t, address("reservation", "id", r.ID)).body, "60 at a price of 2 of")
+	require.Contains(t, f.get(t, admintest.Address("reservations", "state", "")).body, "60 at a price of 2 of")
+	require.Contains(t, f.get(t, admintest.Address("reservation", "id", r.ID)).body, "60 at a price of 2 of")
 	watched := page("watched")
 	require.Contains(t, watched, `A token would cost <strong data-price>2.5</strong>: its upstream is given 0.4 of the contract, were the price charged.`)
 	require.Contains(t, watched, "It would be paused until")
@@ -98,8 +101,8 @@ func TestRulesOfKindsAreEdited(t *testing.T) {
 		rules.Rule{Limit: "upstream", Policy: ratelimit.Adaptive{Contract: ratelimit.FixedWindow{Rate: 50, Period: time.Minute}, Floor: 0.2, Growth: 0.05, Epoch: 1500 * time.Millisecond, Apply: true}})
 	f.put(t, stated...)
 	for _, r := range stated {
-		fields := fieldsOf(t, f.get(t, address("rule", "limit", r.Limit, "plan", "")).body)
-		preview := f.get(t, address("preview", fields...))
+		fields := fieldsOf(t, f.get(t, admintest.Address("rule", "limit", r.Limit, "plan", "")).body)
+		preview := f.get(t, admintest.Address("preview", fields...))
 		require.Contains(t, strings.Join(strings.Fields(preview.body), " "), "It says what the rule before it says.", r.Limit)
 		before := f.stored(t, r.Limit)
 		version := regexp.MustCompile(`name="version" value="([^"]*)"`).FindStringSubmatch(preview.body)
@@ -109,7 +112,7 @@ func TestRulesOfKindsAreEdited(t *testing.T) {
 		require.Greater(t, after.Version, before.Version)
 		require.Equal(t, before.Rule, after.Rule)
 	}
-	page := f.get(t, address("preview", "limit", "messages", "plan", "", "kind", "concurrency", "most", "5", "lease", "30", "lease_unit", "second",
+	page := f.get(t, admintest.Address("preview", "limit", "messages", "plan", "", "kind", "concurrency", "most", "5", "lease", "30", "lease_unit", "second",
 		"mode", "on", "on_change", "keep")).body
 	for _, want := range []string{`<td class="after">concurrency</td>`, `<td class="before">100</td><td class="after">5</td>`, `<td class="after">30s</td>`, "What the change would do"} {
 		require.Contains(t, page, want)
@@ -124,7 +127,7 @@ func TestRulesOfKindsAreEdited(t *testing.T) {
 		"Floor is no number from 0 up":                       {"kind", "token bucket", "rate", "3", "period", "1", "period_unit", "hour", "adaptive", "told", "floor", "x"},
 		"it has a FirstDay, which is for Monthly":            {"kind", "calendar window", "rate", "3", "resets", "day", "first_day", "3"},
 	} {
-		got := f.get(t, address("preview", append([]string{"limit", "messages", "plan", ""}, fields...)...)).body
+		got := f.get(t, admintest.Address("preview", append([]string{"limit", "messages", "plan", ""}, fields...)...)).body
 		require.Contains(t, got, want, fields)
 	}
 }
@@ -166,7 +169,7 @@ func fieldsOf(t *testing.T, page string) (pairs []string) {
 // stored returns the rule of a limit.
 func (f *fixture) stored(t *testing.T, limit string) rules.StoredRule {
 	t.Helper()
-	list, err := f.store.ListSome(t.Context(), rules.ListQuery{Limit: limit})
+	list, err := f.Store.ListSome(t.Context(), rules.ListQuery{Limit: limit})
 	require.NoError(t, err)
 	require.Len(t, list.Rules, 1)
 	return list.Rules[0]

@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/admin"
+	"github.com/pgratelimit/pgratelimit/internal/admintest"
 	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/refusals"
@@ -19,7 +20,7 @@ import (
 // preview opens the preview of a rule of 60 a minute and 100 at most, and returns what it says.
 func (f *fixture) preview(t *testing.T, rate, capacity, mode string) string {
 	t.Helper()
-	got := f.get(t, address("preview", "limit", "messages", "plan", "", "rate", rate, "period", "1", "period_unit", "minute",
+	got := f.get(t, admintest.Address("preview", "limit", "messages", "plan", "", "rate", rate, "period", "1", "period_unit", "minute",
 		"capacity", capacity, "kind", "token bucket", "mode", mode, "on_change", "keep"))
 	require.Equal(t, http.StatusOK, got.status)
 	return strings.Join(strings.Fields(got.body), " ")
@@ -30,7 +31,7 @@ func TestPreviewSaysWhatARuleWouldHaveMeant(t *testing.T) {
 	f := setup(t)
 	require.Contains(t, f.preview(t, "90", "100", "on"), "Nothing was refused")
 	// Two keys, of which one was refused less than the rule gives in an hour, and what was not told apart.
-	f.exec(t, `INSERT INTO ratelimit.refusals SELECT date_trunc('minute', now()) - interval '5 minutes', 'messages', 'x', k, false, n, n, 1
+	f.Exec(t, `INSERT INTO ratelimit.refusals SELECT date_trunc('minute', now()) - interval '5 minutes', 'messages', 'x', k, false, n, n, 1
 		FROM (VALUES ('ada', 100000), ('bob', 40), ('', 7)) AS v (k, n)`)
 	before := f.written(t)
 
@@ -55,7 +56,7 @@ func TestPreviewOfMoreThanItLooksAt(t *testing.T) {
 	t.Parallel()
 	testsize.Long(t, "writes 120,000 rows")
 	f := setup(t)
-	f.exec(t, `INSERT INTO ratelimit.refusals SELECT date_trunc('minute', now()) - m * interval '1 minute', 'messages', 'x', 'user-' || i, false, 1, 1, 1
+	f.Exec(t, `INSERT INTO ratelimit.refusals SELECT date_trunc('minute', now()) - m * interval '1 minute', 'messages', 'x', 'user-' || i, false, 1, 1, 1
 		FROM generate_series(1, 3) AS m, generate_series(1, 40000) AS i`)
 	page := f.preview(t, "90", "120", "on")
 	require.Contains(t, page, "80,000 requests were refused")

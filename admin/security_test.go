@@ -7,12 +7,13 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/admin"
+	"github.com/pgratelimit/pgratelimit/internal/admintest"
 )
 
 // filled returns a form that each change would take.
 func (f *fixture) filled(t *testing.T) map[string][]string {
 	t.Helper()
-	id := f.furnish(t)
+	id := f.Furnish(t)
 	bucket := []string{"limit", "messages", "key", "ada", "reason", "a test"}
 	with := func(pairs ...string) []string { return append(append([]string(nil), bucket...), pairs...) }
 	rule := []string{
@@ -35,7 +36,7 @@ func (f *fixture) filled(t *testing.T) map[string][]string {
 // written returns what all tables say.
 func (f *fixture) written(t *testing.T) (text string) {
 	t.Helper()
-	require.NoError(t, f.pool.QueryRow(t.Context(), `SELECT concat_ws('|',
+	require.NoError(t, f.Pool.QueryRow(t.Context(), `SELECT concat_ws('|',
 		(SELECT string_agg(b::text, ';' ORDER BY b::text) FROM ratelimit.buckets b),
 		(SELECT string_agg(r::text, ';' ORDER BY r::text) FROM ratelimit.reservations r),
 		(SELECT string_agg(r::text, ';' ORDER BY r::text) FROM ratelimit.rules r),
@@ -50,7 +51,7 @@ func TestNothingIsChangedThatMayNotBe(t *testing.T) {
 	t.Parallel()
 	f := setup(t)
 	forms := f.filled(t)
-	_, _, changes := f.handler(t, f.set).Routes()
+	_, _, changes := f.handler(t, f.Set).Routes()
 	require.Len(t, forms, len(changes), "each change has a form here")
 	before := f.written(t)
 	headers := func(pairs ...string) func(*http.Request) {
@@ -64,7 +65,7 @@ func TestNothingIsChangedThatMayNotBe(t *testing.T) {
 	}
 	for _, name := range changes {
 		require.Contains(t, forms, name)
-		form := values(forms[name]...)
+		form := admintest.Values(forms[name]...)
 		for why, change := range map[string]func(*http.Request){
 			"another site":                 headers("Sec-Fetch-Site", "cross-site", "Origin", "https://evil.example"),
 			"a neighbour of the site":      headers("Sec-Fetch-Site", "same-site", "Origin", "https://blog.example"),
@@ -81,7 +82,7 @@ func TestNothingIsChangedThatMayNotBe(t *testing.T) {
 			require.Equal(t, http.StatusMethodNotAllowed, got.status, "%s of %s", method, name)
 			require.Equal(t, "POST", got.header.Get("Allow"))
 		}
-		got := f.do(t, http.MethodPost, "/admin/"+name+"?"+form.Encode(), values())
+		got := f.do(t, http.MethodPost, "/admin/"+name+"?"+form.Encode(), admintest.Values())
 		require.NotEqual(t, http.StatusSeeOther, got.status, "%s with its form in the address", name)
 
 		for _, who := range []admin.Identity{{Name: reader}, {Name: " ", MayChange: true}} {
@@ -95,7 +96,7 @@ func TestNothingIsChangedThatMayNotBe(t *testing.T) {
 	require.Equal(t, before, f.written(t))
 
 	for _, name := range changes {
-		got := f.do(t, http.MethodPost, "/admin/"+name, values(forms[name]...), headers("Origin", f.server.URL))
+		got := f.do(t, http.MethodPost, "/admin/"+name, admintest.Values(forms[name]...), headers("Origin", f.server.URL))
 		require.Equal(t, http.StatusSeeOther, got.status, "%s from the page: %s", name, got.body)
 	}
 	require.NotEqual(t, before, f.written(t))
@@ -104,7 +105,7 @@ func TestNothingIsChangedThatMayNotBe(t *testing.T) {
 func TestEachAnswerHasThePolicy(t *testing.T) {
 	t.Parallel()
 	f := setup(t)
-	read, _, _ := f.handler(t, f.set).Routes()
+	read, _, _ := f.handler(t, f.Set).Routes()
 	for _, name := range append(read, "nothing") {
 		header := f.get(t, "/admin/"+name).header
 		require.Equal(t, "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "+
@@ -121,10 +122,10 @@ func TestEachAnswerHasThePolicy(t *testing.T) {
 func TestReadOnlyOffersNoForm(t *testing.T) {
 	t.Parallel()
 	f := setup(t)
-	id := f.furnish(t)
+	id := f.Furnish(t)
 	f.who = admin.Identity{Name: reader}
-	_, _, changes := f.handler(t, f.set).Routes()
-	for name, page := range pagesOf(id) {
+	_, _, changes := f.handler(t, f.Set).Routes()
+	for name, page := range admintest.Pages(id) {
 		got := f.get(t, page)
 		require.Contains(t, got.body, "read-only", name)
 		for _, change := range changes {

@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/integration_test/browsertest"
+	"github.com/pgratelimit/pgratelimit/internal/admintest"
 	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/rules"
@@ -56,13 +57,13 @@ func TestPagesInABrowser(t *testing.T) {
 	t.Parallel()
 	testsize.Long(t, "starts a browser")
 	f := setup(t)
-	pages := pagesOf(f.furnish(t))
+	pages := admintest.Pages(f.Furnish(t))
 	f.put(t, append(kindsOf(), rules.Rule{Limit: "upstream", Policy: ratelimit.Adaptive{Contract: ratelimit.TokenBucket{Rate: 50, Period: time.Minute}, Apply: true}})...)
-	f.exec(t, `INSERT INTO ratelimit.prices VALUES ('upstream', 'ada', 3, 0, 0, 0, 0, 0, 0.4, true, $1)`, time.Now().Add(time.Hour).UnixMicro())
+	f.Exec(t, `INSERT INTO ratelimit.prices VALUES ('upstream', 'ada', 3, 0, 0, 0, 0, 0, 0.4, true, $1)`, time.Now().Add(time.Hour).UnixMicro())
 	for _, name := range []string{"exports", "quota", "jobs", "upstream"} {
-		pages[name] = address("key", "limit", name, "key", "ada")
+		pages[name] = admintest.Address("key", "limit", name, "key", "ada")
 	}
-	_, err := f.limiter.Acquire(t.Context(), requestOf(t, "jobs"))
+	_, err := f.Limiter.Acquire(t.Context(), requestOf(t, "jobs"))
 	require.NoError(t, err)
 	b := f.browse(t)
 	for name, page := range pages {
@@ -100,15 +101,15 @@ func TestHostileKeysInABrowser(t *testing.T) {
 	t.Parallel()
 	testsize.Long(t, "starts a browser")
 	f := setup(t)
-	f.furnish(t)
+	f.Furnish(t)
 	b := f.browse(t)
-	b.open(t, address("limit", "name", "messages"))
+	b.open(t, admintest.Address("limit", "name", "messages"))
 	seen := play[[]string](t, b, `return [...document.querySelectorAll('tbody th .key')].map((e) => e.textContent);`)
 	require.Contains(t, seen, hostile[0])
 	require.Contains(t, seen, "adaU+202Egnp.exe")
 	require.Equal(t, 1.0, play[float64](t, b, `return document.scripts.length;`))
 	for _, key := range hostile {
-		b.open(t, address("key", "limit", "messages", "key", key))
+		b.open(t, admintest.Address("key", "limit", "messages", "key", key))
 		require.Equal(t, "A bucket of messages · Rate limits", play[string](t, b, `return document.title;`))
 		require.Equal(t, 0.0, play[float64](t, b, `return document.images.length;`))
 		require.Equal(t, key, play[string](t, b, unfold+`return document.querySelector('form[action=reset] [name=key]').value;`))
@@ -121,22 +122,22 @@ func TestLiveLevelIsThatOfGo(t *testing.T) {
 	testsize.Long(t, "starts a browser")
 	f := setup(t)
 	f.put(t, append(kindsOf(), rules.Rule{Limit: "upstream", Policy: ratelimit.Adaptive{Contract: ratelimit.TokenBucket{Rate: 50, Period: time.Minute}, Apply: true}})...)
-	f.take(t, requestOf(t, "exports").Cost(20), requestOf(t, "quota").Cost(20), requestOf(t, "upstream").Cost(20))
+	f.Take(t, requestOf(t, "exports").Cost(20), requestOf(t, "quota").Cost(20), requestOf(t, "upstream").Cost(20))
 	for _, slots := range []float64{2, 3} {
-		_, err := f.limiter.Acquire(t.Context(), requestOf(t, "jobs").Cost(slots))
+		_, err := f.Limiter.Acquire(t.Context(), requestOf(t, "jobs").Cost(slots))
 		require.NoError(t, err)
 	}
 	b := f.browse(t)
 	for _, request := range []struct{ page string }{
-		{address("key", "limit", "messages", "key", "ada")},
-		{address("key", "limit", "free-trials", "key", "")},
-		{address("key", "limit", "llm/tokens", "key", "acme")},
-		{address("key", "limit", "exports", "key", "ada")},
-		{address("key", "limit", "quota", "key", "ada")},
-		{address("key", "limit", "jobs", "key", "ada")},
-		{address("key", "limit", "upstream", "key", "ada")},
+		{admintest.Address("key", "limit", "messages", "key", "ada")},
+		{admintest.Address("key", "limit", "free-trials", "key", "")},
+		{admintest.Address("key", "limit", "llm/tokens", "key", "acme")},
+		{admintest.Address("key", "limit", "exports", "key", "ada")},
+		{admintest.Address("key", "limit", "quota", "key", "ada")},
+		{admintest.Address("key", "limit", "jobs", "key", "ada")},
+		{admintest.Address("key", "limit", "upstream", "key", "ada")},
 	} {
-		f.take(t, messages.For("ada").Cost(77.7), trials.Global().Cost(3), tokens.For("acme").Cost(1234.5))
+		f.Take(t, messages.For("ada").Cost(77.7), trials.Global().Cost(3), tokens.For("acme").Cost(1234.5))
 		b.open(t, request.page)
 		const live = `
 			const section = document.querySelector('[data-live]');
@@ -165,7 +166,7 @@ func TestLiveLevelIsThatOfGo(t *testing.T) {
 func TestPressesButtons(t *testing.T) {
 	t.Parallel()
 	f := setup(t)
-	f.take(t, logins.For("ada").Cost(10))
+	f.Take(t, logins.For("ada").Cost(10))
 	b := f.browse(t)
 	_, err := chromedp.Call(b.ctx, emulation.SetScriptExecutionDisabled, emulation.SetScriptExecutionDisabledParams{Value: true})
 	require.NoError(t, err)
@@ -184,12 +185,12 @@ func TestPictures(t *testing.T) {
 		t.Skip("RATELIMIT_PICTURES is not set; with it the pictures of the documentation are made anew")
 	}
 	f := setup(t)
-	id := f.furnish(t)
-	f.exec(t, `DELETE FROM ratelimit.buckets WHERE key !~ '^[a-z0-9.]*$'`)
-	f.exec(t, `UPDATE ratelimit.overrides SET from_us = from_us - 3600000000`)
-	f.load(t)
+	id := f.Furnish(t)
+	f.Exec(t, `DELETE FROM ratelimit.buckets WHERE key !~ '^[a-z0-9.]*$'`)
+	f.Exec(t, `UPDATE ratelimit.overrides SET from_us = from_us - 3600000000`)
+	f.Load(t)
 	for i, key := range []string{"acme", "globex", "initech", "umbrella", "10.0.0.12", "10.0.3.4"} {
-		f.take(t, messages.For(key).Cost(float64(12*i+20)))
+		f.Take(t, messages.For(key).Cost(float64(12*i+20)))
 	}
 	b := f.browse(t)
 	for name, picture := range map[string]struct {
@@ -197,11 +198,11 @@ func TestPictures(t *testing.T) {
 		width, height int64
 		scheme        string
 	}{
-		"admin-limit": {pagesOf(id)["limit"], 1100, 780, "light"},
-		"admin-key":   {pagesOf(id)["key"], 1100, 800, "dark"},
-		"admin-phone": {pagesOf(id)["key"], 390, 844, "light"},
+		"admin-limit": {admintest.Pages(id)["limit"], 1100, 780, "light"},
+		"admin-key":   {admintest.Pages(id)["key"], 1100, 800, "dark"},
+		"admin-phone": {admintest.Pages(id)["key"], 390, 844, "light"},
 	} {
-		f.exec(t, `UPDATE ratelimit.buckets SET value = 90, ts = (extract(epoch FROM now() - interval '40 seconds') * 1000000)::bigint
+		f.Exec(t, `UPDATE ratelimit.buckets SET value = 90, ts = (extract(epoch FROM now() - interval '40 seconds') * 1000000)::bigint
 			WHERE name = 'messages' AND key = 'ada'`)
 		b.width(t, picture.width, picture.height)
 		browsertest.Prefer(t, b.ctx, "prefers-color-scheme", picture.scheme)

@@ -6,6 +6,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgratelimit/pgratelimit/internal/admintest"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/rules"
 )
@@ -15,7 +16,7 @@ func TestLiveLevelFollowsOthers(t *testing.T) {
 	t.Parallel()
 	f := setup(t)
 	b := f.browse(t)
-	b.open(t, address("key", "limit", "failed-logins", "key", "ada"))
+	b.open(t, admintest.Address("key", "limit", "failed-logins", "key", "ada"))
 	shows := func(tokens, capacity string) {
 		play[bool](t, b, fmt.Sprintf(`
 			const figure = (name) => document.querySelector('[data-figure=' + name + ']').textContent;
@@ -23,7 +24,7 @@ func TestLiveLevelFollowsOthers(t *testing.T) {
 			return true;`, tokens, capacity))
 	}
 	shows("10", "10")
-	f.take(t, logins.For("ada").Cost(7))
+	f.Take(t, logins.For("ada").Cost(7))
 	shows("3", "10")
 	f.put(t, rules.Rule{Limit: "failed-logins", Policy: ratelimit.TokenBucket{Rate: 1, Period: ratelimit.Day, Capacity: 2}})
 	shows("2", "2")
@@ -34,7 +35,7 @@ func TestButtonIsPressedTwice(t *testing.T) {
 	t.Parallel()
 	f := setup(t)
 	b := f.browse(t)
-	b.open(t, address("key", "limit", "failed-logins", "key", "ada"))
+	b.open(t, admintest.Address("key", "limit", "failed-logins", "key", "ada"))
 	stopped := play[[]bool](t, b, unfold+`
 		const stopped = [], form = document.querySelector('form[action=reset]'), button = form.querySelector('button');
 		form.addEventListener('submit', (event) => {

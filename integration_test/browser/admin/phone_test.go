@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/integration_test/browsertest"
+	"github.com/pgratelimit/pgratelimit/internal/admintest"
 	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/rules"
@@ -27,9 +28,9 @@ func TestPagesOnAPhone(t *testing.T) {
 	t.Parallel()
 	testsize.Long(t, "starts a browser")
 	f := setup(t)
-	id := f.furnish(t)
+	id := f.Furnish(t)
 	b := f.asPhone(t)
-	for name, page := range pagesOf(id) {
+	for name, page := range admintest.Pages(id) {
 		b.open(t, page)
 		play[bool](t, b, unfold+`return true;`)
 		require.Empty(t, browsertest.Misfits(t, b.ctx, 360), name)
@@ -62,7 +63,7 @@ func TestEachChangeByItsButton(t *testing.T) {
 			f := setup(t)
 			b := browse(f, t)
 			f.put(t, rules.Rule{Limit: "messages", Plan: "pro", Policy: ratelimit.TokenBucket{Rate: 600, Period: time.Minute}})
-			f.take(t, messages.For("ada").Cost(90), logins.For("ada").Cost(10))
+			f.Take(t, messages.For("ada").Cost(90), logins.For("ada").Cost(10))
 			f.buttonsOfABucket(t, b)
 			f.buttonsOfALimit(t, b)
 		})
@@ -71,9 +72,9 @@ func TestEachChangeByItsButton(t *testing.T) {
 
 func (f *fixture) buttonsOfABucket(t *testing.T, b *tab) {
 	t.Helper()
-	bucket, login := address("key", "limit", "messages", "key", "ada"), address("key", "limit", "failed-logins", "key", "ada")
+	bucket, login := admintest.Address("key", "limit", "messages", "key", "ada"), admintest.Address("key", "limit", "failed-logins", "key", "ada")
 	says := func(sql string) (text string) {
-		require.NoError(t, f.pool.QueryRow(t.Context(), sql).Scan(&text))
+		require.NoError(t, f.Pool.QueryRow(t.Context(), sql).Scan(&text))
 		return text
 	}
 	b.send(t, login, "credit", map[string]string{"tokens": "4"})
@@ -94,41 +95,41 @@ func (f *fixture) buttonsOfABucket(t *testing.T, b *tab) {
 	b.send(t, bucket, "override", map[string]string{"says": "policy", "rate": "1,500", "period_unit": "hour", "reason": "a launch"})
 	require.Equal(t, "1500 in 3600 s", says(`SELECT rate || ' in ' || period_us / 1000000 || ' s'`+last))
 	b.send(t, bucket, "remove-override", map[string]string{"reason": "it is over"})
-	list, err := f.store.List(t.Context())
+	list, err := f.Store.List(t.Context())
 	require.NoError(t, err)
 	for _, o := range list.Overrides {
 		require.False(t, o.Until.IsZero())
 	}
-	r, err := f.limiter.Reserve(t.Context(), tokens.For("acme").Cost(50_000))
+	r, err := f.Limiter.Reserve(t.Context(), tokens.For("acme").Cost(50_000))
 	require.NoError(t, err)
-	b.send(t, address("reservation", "id", r.ID), "cancel", nil)
+	b.send(t, admintest.Address("reservation", "id", r.ID), "cancel", nil)
 	require.Equal(t, string(ratelimit.Cancelled), says(`SELECT state FROM ratelimit.reservations`))
 	require.Equal(t, 120_000.0, f.value(t, tokens.For("acme")).Tokens)
 }
 
 func (f *fixture) buttonsOfALimit(t *testing.T, b *tab) {
 	t.Helper()
-	b.send(t, address("limit", "name", "messages"), "pause", map[string]string{"reason": "an attack"})
+	b.send(t, admintest.Address("limit", "name", "messages"), "pause", map[string]string{"reason": "an attack"})
 	require.NotContains(t, play[string](t, b, `return document.body.innerText;`), "Nothing was changed")
-	list, err := f.store.List(t.Context())
+	list, err := f.Store.List(t.Context())
 	require.NoError(t, err)
 	whole := list.Pauses[0]
 	require.Empty(t, whole.Key)
 	require.InDelta(t, time.Hour, whole.Until.Sub(whole.From), float64(time.Minute))
-	b.send(t, address("limit", "name", "messages"), "resume", map[string]string{"reason": "it is over"})
+	b.send(t, admintest.Address("limit", "name", "messages"), "resume", map[string]string{"reason": "it is over"})
 
-	b.open(t, address("rule", "limit", "messages", "plan", ""))
+	b.open(t, admintest.Address("rule", "limit", "messages", "plan", ""))
 	require.NoError(t, chromedp.Do(b.ctx,
 		chromedp.SetValue(`form[action="preview"] [name="rate"]`, "45.5"), chromedp.Click(`form[action="preview"] button`),
 		chromedp.WaitVisible(`form[action="put-rule"]`), chromedp.SetValue(`form[action="put-rule"] [name="reason"]`, "less"),
 		chromedp.Click(`form[action="put-rule"] button`), chromedp.WaitVisible(`[role=status]`)))
-	list, err = f.store.List(t.Context())
+	list, err = f.Store.List(t.Context())
 	require.NoError(t, err)
 	policy, _ := list.Rules[0].Policy.(ratelimit.TokenBucket)
 	require.Equal(t, 45.5, policy.Rate)
 	require.Equal(t, 100.0, policy.Capacity, "as the definition in the code has it")
-	b.send(t, address("rule", "limit", "messages", "plan", ""), "delete-rule", map[string]string{"reason": "it is over"})
-	list, err = f.store.List(t.Context())
+	b.send(t, admintest.Address("rule", "limit", "messages", "plan", ""), "delete-rule", map[string]string{"reason": "it is over"})
+	list, err = f.Store.List(t.Context())
 	require.NoError(t, err)
 	require.Len(t, list.Rules, 1)
 	require.Equal(t, "pro", list.Rules[0].Plan)
