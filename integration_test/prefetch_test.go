@@ -42,42 +42,6 @@ func TestPrefetch(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 
-	// Eight Limiters take from one key as fast as they can. What they admitted, what they gave back at the end and what is
-	// left in the row are the capacity: nothing is admitted twice, and nothing is lost.
-	t.Run("LimitersShareAKey", func(t *testing.T) {
-		t.Parallel()
-		limit := hotLimit("shared", 20_000)
-		told := &aheads{}
-		var admitted, fromMemory atomic.Int64
-		require.NoError(t, atonce.Do(8, func(int) error {
-			limiter := b.with(t, ratelimit.Config{Observer: told})
-			err := atonce.Do(4, func(int) error {
-				for range 500 {
-					d, err := limiter.Take(t.Context(), limit.For("hot"))
-					if err != nil {
-						return err
-					}
-					if d.Allowed {
-						admitted.Add(1)
-					}
-					if d.Allowed && d.States[0].Prefetched {
-						fromMemory.Add(1)
-					}
-				}
-				return nil
-			})
-			if err != nil {
-				return err
-			}
-			return limiter.Close(t.Context())
-		}))
-		require.EqualValues(t, 8*4*500, admitted.Load())
-		require.Greater(t, fromMemory.Load(), admitted.Load()/2)
-		require.InDelta(t, limit.Capacity()-float64(admitted.Load()), b.held(t, "shared", "hot"), 1)
-		require.Positive(t, told.taken)
-		require.InDelta(t, told.taken-told.returned, float64(fromMemory.Load()), float64(8*4*500), "the rest was waited for")
-	})
-
 	// When there is nothing left the row decides, and says so.
 	t.Run("TheEndIsExact", func(t *testing.T) {
 		t.Parallel()
@@ -174,28 +138,6 @@ func TestPrefetch(t *testing.T) {
 		require.InDelta(t, before, b.held(t, "transaction", "hot"), 0)
 	})
 
-	// A call for several limits takes from memory of all of them or of none.
-	t.Run("SeveralLimits", func(t *testing.T) {
-		t.Parallel()
-		limiter := b.with(t, ratelimit.Config{})
-		first, second := hotLimit("several.a", 1000), hotLimit("several.b", 500)
-		fromMemory := 0
-		for range 300 {
-			d, err := limiter.Take(t.Context(), first.For("hot"), second.For("hot").Cost(1.5), first.For("hot"))
-			require.NoError(t, err)
-			require.True(t, d.Allowed)
-			require.Len(t, d.States, 3)
-			require.Equal(t, d.States[0].Prefetched, d.States[1].Prefetched)
-			if d.States[0].Prefetched {
-				fromMemory++
-			}
-		}
-		require.Greater(t, fromMemory, 100)
-		require.NoError(t, limiter.Close(t.Context()))
-		require.InDelta(t, first.Capacity()-600, b.held(t, "several.a", "hot"), 1)
-		require.InDelta(t, second.Capacity()-450, b.held(t, "several.b", "hot"), 1)
-	})
-
 	// Whatever is called at once, nobody waits for ever, and nothing is kept after Close.
 	t.Run("EverythingAtOnce", func(t *testing.T) {
 		t.Parallel()
@@ -232,53 +174,6 @@ func TestPrefetch(t *testing.T) {
 		}))
 		closed.Wait()
 		require.NoError(t, limiter.Close(t.Context()))
-	})
-
-	// Of a fixed window what is taken ahead comes back while the window lasts, and not afterwards. Its tokens are those of the row.
-	t.Run("Windows", func(t *testing.T) {
-		t.Parallel()
-		var clock atomic.Int64
-		begin := time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC)
-		set := func(into time.Duration) { clock.Store(begin.Add(into).UnixNano()) }
-		set(0)
-		limit := ratelimit.Define("windows", ratelimit.FixedWindow{
-			Rate: 100, Period: time.Minute, Capacity: 1500, Start: begin, Prefetch: time.Minute,
-		})
-		told := &aheads{}
-		limiter := b.with(t, ratelimit.Config{Observer: told, AsOf: func() time.Time { return time.Unix(0, clock.Load()) }})
-		take := func(n int) {
-			for range n {
-				d, err := limiter.Take(t.Context(), limit.For("hot"))
-				require.NoError(t, err)
-				require.True(t, d.Allowed)
-			}
-		}
-		take(100)
-		require.Less(t, b.held(t, "windows", "hot"), 1500-100.0, "some is taken ahead")
-		set(59 * time.Second)
-		require.NoError(t, limiter.Charge(t.Context(), limit.For("hot").Cost(1)), "which gives back before")
-		require.InDelta(t, 1500-101, b.held(t, "windows", "hot"), 0)
-
-		set(0)
-		take(100)
-		kept := 1500 - 201 - b.held(t, "windows", "hot")
-		require.Positive(t, kept)
-		set(time.Minute)
-		require.NoError(t, limiter.Charge(t.Context(), limit.For("hot").Cost(1)))
-		require.InDelta(t, 1500-202-kept+100, b.held(t, "windows", "hot"), 0, "a window's tokens have arrived, and nothing comes back")
-		require.NoError(t, limiter.Close(t.Context()))
-		require.InDelta(t, kept, told.lost, 0)
-	})
-
-	t.Run("WhatIsNotUsedComesBackByItself", func(t *testing.T) {
-		t.Parallel()
-		limit := ratelimit.Define("idle", ratelimit.TokenBucket{Rate: 1, Period: ratelimit.Day, Capacity: 1000, Prefetch: 500 * time.Millisecond})
-		limiter := b.with(t, ratelimit.Config{})
-		for range 100 {
-			_, err := limiter.Take(t.Context(), limit.For("hot"))
-			require.NoError(t, err)
-		}
-		eventually(t, "it is given back", func() bool { return b.held(t, "idle", "hot") > limit.Capacity()-101 })
 	})
 }
 

@@ -86,8 +86,8 @@ func aheadModel() porcupine.Model {
 
 func TestHistoryOfTokensTakenAheadIsLinearizable(t *testing.T) {
 	t.Parallel()
-	testsize.Long(t, "two thousand calls; TestPrefetchKeepsThePromise has fewer")
-	const callers, each, phases = 12, 60, 3
+	const callers, phases = 12, 3
+	each := testsize.Of(25, 60)
 	b, clock := setup(t), &clock{}
 	clock.set(clockNoon)
 	rows := b.with(t, ratelimit.Config{AsOf: clock.now})

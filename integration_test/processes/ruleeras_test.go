@@ -152,34 +152,3 @@ func (f *fleet) report(t *testing.T, l law) {
 		}
 	}
 }
-
-// TestNewsOfAChange measures how long it takes from a change until every process has loaded it, while all of them take as
-// fast as they can.
-func TestNewsOfAChange(t *testing.T) {
-	t.Parallel()
-	testsize.Long(t, "three processes")
-	w := world.New(t)
-	emptied(t, w)
-	f := startFleet(t, w, newStore(t, w, 0), 5, 5, 5)
-	f.awaitLoaded(t, 1)
-	var news []time.Duration
-	late := 0
-	for i := range 60 {
-		began := time.Now()
-		applied, err := f.store.Put(t.Context(), edit, rules.Rule{Limit: "other", Policy: ratelimit.TokenBucket{Rate: float64(1 + i), Period: time.Second}})
-		require.NoError(t, err)
-		f.awaitLoaded(t, applied.Version)
-		for _, p := range f.processes {
-			load, _ := p.loaded(applied.Version)
-			require.Equal(t, applied.Version, load.version, "each change is news of its own")
-			news = append(news, max(load.at.Sub(began), 0))
-			if load.lateUs > 0 {
-				late++
-			}
-		}
-	}
-	f.end(t)
-	slices.Sort(news)
-	t.Logf("%d pieces of news, from the call that makes the change: p50 %v, p99 %v, the longest %v; the lead is %v, %d came late",
-		len(news), news[len(news)/2], news[len(news)*99/100], news[len(news)-1], 2*time.Second, late)
-}

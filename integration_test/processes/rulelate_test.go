@@ -5,18 +5,15 @@ import (
 	"context"
 	"errors"
 	"net"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/integration_test/internal/world"
-	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/rules"
 )
@@ -163,81 +160,10 @@ func (u *ruleUser) knows(t *testing.T, version int64) {
 	world.Eventually(t, "the rules are loaded", func() bool { return u.set.Version() >= version })
 }
 
-// takeUntil takes a token after the other until an instant of the database's clock, and returns the decisions.
-func (u *ruleUser) takeUntil(t *testing.T, key string, until time.Time) (decisions []taken) {
-	t.Helper()
-	for {
-		d := u.take(t, key, 1)
-		decisions = append(decisions, d)
-		if d.at >= until.UnixMicro() {
-			return decisions
-		}
-	}
-}
-
 func (u *ruleUser) take(t *testing.T, key string, cost float64) taken {
 	t.Helper()
 	version := u.set.Version()
 	d, err := u.limiter.Take(t.Context(), ruledCode.For(key).Cost(cost))
 	require.NoError(t, err)
 	return taken{key, d.At.UnixMicro(), d.Allowed, cost, version, d.States[0].Limit.Policy().String()}
-}
-
-// A program whose connections for news break while a change is made goes on by the policy before. It tells for how long,
-// and until then admits no more than that policy gives in that time. Then it is right.
-func TestAProcessThatHearsLate(t *testing.T) {
-	t.Parallel()
-	testsize.Long(t, "a process is late by seconds")
-	for name, rates := range map[string][2]float64{"OfLess": {100, 10}, "OfMore": {10, 1000}} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			before, after := per5s(rates[0]), per5s(rates[1])
-			w := world.New(t)
-			first, err := newStore(t, w, -1).Put(t.Context(), edit, before)
-			require.NoError(t, err)
-			url := w.URL()
-			late, prompt := startRuleUser(t, url, rules.Config{Poll: time.Second}), startRuleUser(t, url, rules.Config{})
-			late.knows(t, first.Version)
-			prompt.knows(t, first.Version)
-			full := late.take(t, "ada", 1)
-
-			late.news.close()
-			second, err := newStore(t, w, 500*time.Millisecond).Put(t.Context(), edit, after)
-			require.NoError(t, err)
-			prompt.knows(t, second.Version)
-			decisions := append(prompt.takeUntil(t, "ada", second.From), full)
-			decisions = append(decisions, takeTogether(t, second.From.Add(2*time.Second), late, prompt)...)
-			require.Equal(t, first.Version, late.set.Version())
-
-			late.news.open()
-			late.knows(t, second.Version)
-			told, _ := late.told.find(func(e *ratelimit.RulesLoaded) bool { return e.Err == nil && e.Version == second.Version })
-			require.Greater(t, told.Late, 2*time.Second)
-			right := takeTogether(t, second.From.Add(told.Late+time.Second), late, prompt)
-
-			l := law{{name: "before", from: full.at, version: first.Version, rule: before}, fromRule("after", after, second)}
-			require.Positive(t, l.lateIn(t, "ada", decisions)[1].decisions)
-			require.Empty(t, l.lateIn(t, "ada", right))
-			l.requireKept(t, append(decisions, right...), rowOf(t, w, "ada"), rates[0])
-			admitted := 0.0
-			for _, d := range right {
-				if d.allowed {
-					admitted += d.cost
-				}
-			}
-			require.LessOrEqual(t, admitted, l[1].capacity()+l[1].arrived(second.From.UnixMicro()+2e6, rowOf(t, w, "ada").TS))
-		})
-	}
-}
-
-// takeTogether has programs take from one key at the same time, until an instant of the database's clock.
-func takeTogether(t *testing.T, until time.Time, users ...*ruleUser) (decisions []taken) {
-	t.Helper()
-	var taking sync.WaitGroup
-	took := make([][]taken, len(users))
-	for i, u := range users {
-		taking.Go(func() { took[i] = u.takeUntil(t, "ada", until) })
-	}
-	taking.Wait()
-	return slices.Concat(took...)
 }

@@ -7,7 +7,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/integration_test/internal/world"
-	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/rules"
 )
@@ -77,50 +76,6 @@ func TestAnOverrideOfAKeyThatOwes(t *testing.T) {
 				require.InDelta(t, test.ended, u.valueFrom(t, ended.From), 1e-3)
 			}
 			require.InDelta(t, test.begun-10, rowOf(t, w, "ada").Value, 1e-3, "a look writes nothing")
-		})
-	}
-}
-
-// An override that says until when it holds ends in every program at that instant, and nobody writes anything then.
-func TestAnOverrideEndsByItself(t *testing.T) {
-	t.Parallel()
-	testsize.Long(t, "it waits seconds for the end")
-	for name, override := range map[string]rules.Override{
-		"Multiplier": {Multiplier: 3},
-		"OnPlan":     {OnPlan: "pro"},
-		"Policy":     {Policy: ratelimit.TokenBucket{Rate: 300, Period: 5 * time.Second}},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			w := world.New(t)
-			rule, tripled := per5s(100), per5s(300)
-			pro := tripled
-			pro.Plan = "pro"
-			first, err := newStore(t, w, -1).Put(t.Context(), edit, rule, pro)
-			require.NoError(t, err)
-			users := ruleUsers(t, w, first.Version)
-			emptied := users[0].take(t, "ada", 100)
-
-			override.Limit, override.Key, override.OnChange = "api", "ada", ratelimit.ScaleTokens
-			override.Until = time.UnixMicro(emptied.at).Add(3 * time.Second)
-			applied, err := newStore(t, w, 500*time.Millisecond).Override(t.Context(), edit, override)
-			require.NoError(t, err)
-			changes := w.Count(t, `SELECT count(*) FROM ratelimit.rule_changes`)
-			decisions := takeTogether(t, override.Until.Add(500*time.Millisecond), users[:]...)
-
-			tripled.OnChange, rule.OnChange = ratelimit.ScaleTokens, ratelimit.ScaleTokens
-			l := law{
-				{name: "before", from: emptied.at, version: first.Version, rule: per5s(100)},
-				fromRule("the override", tripled, applied),
-				{name: "its end", from: override.Until.UnixMicro(), version: applied.Version, rule: rule},
-			}
-			l.requireKept(t, decisions, rowOf(t, w, "ada"), 0)
-			require.Equal(t, changes, w.Count(t, `SELECT count(*) FROM ratelimit.rule_changes`))
-			for _, u := range users {
-				require.Equal(t, applied.Version, u.set.Version())
-				last := u.take(t, "ada", 0)
-				require.Equal(t, l[2].policy(), last.policy)
-			}
 		})
 	}
 }
