@@ -99,30 +99,6 @@ func (b *ExactBucket) Adopt(rows []bucket.State, absent []bool, now int64) {
 // Era returns the era that the bucket has been brought to.
 func (b *ExactBucket) Era() int { return b.era }
 
-// AdoptStored has the bucket hold what is stored of it: rows of the era that holds at now, of the one before it, or of both
-// where the number of rows is the same.
-func (b *ExactBucket) AdoptStored(rows []bucket.State, absent []bool, now int64) {
-	era, latest := b.Eras.At(now), int64(math.MinInt64)
-	for i, s := range rows {
-		if !absent[i] {
-			latest = max(latest, s.TS)
-		}
-	}
-	b.era, b.Off, b.rows = min(era, b.Eras.At(latest)), 0, make(map[int64]exactBucket)
-	e := b.Eras[b.era]
-	for i, s := range rows {
-		if absent[i] || int64(i) >= e.rows {
-			continue
-		}
-		row := exactBucket{value: rational(s.Value), ts: s.TS}
-		if s.TS < e.from {
-			before := b.Eras[b.era-1].ofRow()
-			row = exactBucket{value: e.ofRow().changed(before.held(row, e.from), before), ts: e.from}
-		}
-		b.rows[int64(i)] = row
-	}
-}
-
 // NewExactBucket returns a bucket without rows.
 func NewExactBucket(eras ExactEras) *ExactBucket {
 	return &ExactBucket{Eras: eras, rows: make(map[int64]exactBucket)}
