@@ -1,6 +1,7 @@
 package store
 
 import (
+	"context"
 	"testing"
 
 	"github.com/jackc/pgx/v5"
@@ -10,13 +11,15 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
 )
 
-// A transaction that is not an OwnTx may be one over several servers of Citus, and half of it could be lost: it stays as it is.
+// TestOnlyAnOwnTxIsRelaxed protects other transactions: one over several servers of Citus could lose half of its rows.
 func TestOnlyAnOwnTxIsRelaxed(t *testing.T) {
 	t.Parallel()
 	pool := postgrestest.New(t)
 	conn, err := pool.Acquire(t.Context())
 	require.NoError(t, err)
-	for want, tx := range map[string]Conn{"on": begin(t, pool), "off": NewOwnTx(conn.Conn(), conn.Release)} {
+	own := NewOwnTx(conn.Conn(), conn.Release)
+	t.Cleanup(func() { require.NoError(t, own.Rollback(context.WithoutCancel(t.Context()))) }) // the pool waits for the connection
+	for want, tx := range map[string]Conn{"on": begin(t, pool), "off": own} {
 		u := &Unit{Store: New(Options{Schema: DefaultSchema, RelaxedCommit: true}), conn: tx, mode: ownTx}
 		_, err := tx.Exec(t.Context(), "SET LOCAL synchronous_commit TO on")
 		require.NoError(t, err)
@@ -26,8 +29,5 @@ func TestOnlyAnOwnTxIsRelaxed(t *testing.T) {
 		found, err := pgx.CollectExactlyOneRow(rows, pgx.RowTo[string])
 		require.NoError(t, err)
 		require.Equal(t, want, found)
-		if own, is := tx.(*OwnTx); is {
-			require.NoError(t, own.Rollback(t.Context()))
-		}
 	}
 }
