@@ -187,7 +187,7 @@ func TestAPausedLimitAnswers429UntilThePauseEnds(t *testing.T) {
 	t.Parallel()
 	b, s := setupStored(t)
 	s.set(t, perUser, "", of(ratelimit.PerMinute(3)))
-	rule := s.RuleFor(perUser, "", "").Paused(ten.Add(90*time.Second+time.Microsecond), "the provider is down")
+	rule := s.RulingFor(perUser, "", "").Paused(ten.Add(90*time.Second+time.Microsecond), "the provider is down")
 	s.rules.Store(storedKey{"perUser", ""}, rule)
 	handler := b.limited(t, limits(httplimit.Limit{Limit: everyone, Global: true, Abuse: true}, httplimit.Limit{Limit: perUser, Key: user, Abuse: true}), respond())
 	w := do(handler, request(t))
@@ -211,7 +211,7 @@ func TestClientStateLeavesOutWhatIsNotEnforced(t *testing.T) {
 	s.set(t, perPlan, "", mode(ratelimit.Off))
 	s.set(t, rpm, "", mode(ratelimit.Shadow))
 	s.set(t, perUser, "", of(ratelimit.PerMinute(3)))
-	s.rules.Store(storedKey{"perUser", ""}, s.RuleFor(perUser, "", "").Paused(ten.Add(time.Minute), ""))
+	s.rules.Store(storedKey{"perUser", ""}, s.RulingFor(perUser, "", "").Paused(ten.Add(time.Minute), ""))
 	handler, err := httplimit.NewClientState(httplimit.ClientStateConfig{
 		Limiter: b.limiter, Key: user, Limits: []ratelimit.Limit{perUser, perPlan, windowed, rpm},
 	})

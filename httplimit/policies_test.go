@@ -17,20 +17,20 @@ type stored struct{ rules sync.Map }
 
 type storedKey struct{ limit, plan string }
 
-// RuleFor returns the rule of the plan, else that of every plan.
-func (s *stored) RuleFor(limit ratelimit.Limit, plan, _ string) *ratelimit.Rule {
+// RulingFor returns the rule of the plan, else that of every plan.
+func (s *stored) RulingFor(limit ratelimit.Limit, plan, _ string) *ratelimit.Ruling {
 	for _, of := range []storedKey{{limit.Name(), plan}, {limit.Name(), ""}} {
 		if found, ok := s.rules.Load(of); ok {
-			return found.(*ratelimit.Rule)
+			return found.(*ratelimit.Ruling)
 		}
 	}
 	return nil
 }
 
-func (s *stored) RulesOf(name string) (all []*ratelimit.Rule) {
+func (s *stored) RulingsOf(name string) (all []*ratelimit.Ruling) {
 	s.rules.Range(func(of, rule any) bool {
 		if of.(storedKey).limit == name {
-			all = append(all, rule.(*ratelimit.Rule))
+			all = append(all, rule.(*ratelimit.Ruling))
 		}
 		return true
 	})
@@ -40,7 +40,7 @@ func (s *stored) RulesOf(name string) (all []*ratelimit.Rule) {
 // set stores a rule of one era for the keys of a limit that are on a plan.
 func (s *stored) set(t *testing.T, limit ratelimit.Limit, plan string, era ratelimit.Era) {
 	t.Helper()
-	rule, err := ratelimit.NewRule(limit, ratelimit.RuleConfig{Name: limit.Name() + "/" + plan, Eras: []ratelimit.Era{era}})
+	rule, err := ratelimit.NewRuling(limit, ratelimit.RulingConfig{Name: limit.Name() + "/" + plan, Eras: []ratelimit.Era{era}})
 	require.NoError(t, err)
 	s.rules.Store(storedKey{limit.Name(), plan}, rule)
 }

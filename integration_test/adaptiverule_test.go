@@ -18,7 +18,7 @@ func (m *market) upstreamRule(t *testing.T, every time.Duration, policies ...rat
 	for i, policy := range policies {
 		eras[i] = ratelimit.Era{Policy: policy, From: clockNoon.Add(time.Duration(i) * every), Name: fmt.Sprint("era ", i)}
 	}
-	rule, err := ratelimit.NewRule(upstreamInCode, ratelimit.RuleConfig{Eras: eras})
+	rule, err := ratelimit.NewRuling(upstreamInCode, ratelimit.RulingConfig{Eras: eras})
 	require.NoError(t, err)
 	return eraRules{"upstream": rule}
 }

@@ -37,7 +37,7 @@ func TestARuleChangesACalendarWindow(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
-			rule, err := ratelimit.NewRule(limit, ratelimit.RuleConfig{Name: "changing", Eras: []ratelimit.Era{
+			rule, err := ratelimit.NewRuling(limit, ratelimit.RulingConfig{Name: "changing", Eras: []ratelimit.Era{
 				{Policy: c.before, Name: "before"}, {From: change, Policy: c.after, OnChange: c.onChange, Name: "after"},
 			}})
 			require.NoError(t, err)

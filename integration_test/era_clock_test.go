@@ -32,7 +32,7 @@ func (w wrongClock) limiter(t *testing.T, limit ratelimit.Limit, byProcess, bySe
 		eras, distance = []ratelimit.Era{byServer, byProcess}, -30*time.Second
 	}
 	eras[1].From = time.Now().Add(distance)
-	rule, err := ratelimit.NewRule(limit, ratelimit.RuleConfig{Eras: eras})
+	rule, err := ratelimit.NewRuling(limit, ratelimit.RulingConfig{Eras: eras})
 	require.NoError(t, err)
 	return w.bundle.with(t, ratelimit.Config{Policies: eraRules{limit.Name(): rule}, RefusalCache: refusalEntries})
 }
@@ -180,7 +180,7 @@ func TestTheModeChangesInTheMidstOfACall(t *testing.T) {
 		for _, before := range []ratelimit.Mode{ratelimit.On, ratelimit.Shadow} {
 			for _, after := range []ratelimit.Mode{ratelimit.On, ratelimit.Shadow, ratelimit.Off} {
 				key := string(before + " " + after)
-				rule, err := ratelimit.NewRule(limit, ratelimit.RuleConfig{Eras: []ratelimit.Era{
+				rule, err := ratelimit.NewRuling(limit, ratelimit.RulingConfig{Eras: []ratelimit.Era{
 					{Policy: slowly(2, 1), Mode: before}, {From: changeInstant, Policy: slowly(2, 1), Mode: after},
 				}})
 				require.NoError(t, err)
@@ -219,7 +219,7 @@ func TestTheModesOfARuleCostNoRoundTrip(t *testing.T) {
 		"LatelyOn": {ratelimit.On, ratelimit.Off, -10 * time.Second, 1},
 	} {
 		limit := ratelimit.Define(name, hoard(100))
-		rule, err := ratelimit.NewRule(limit, ratelimit.RuleConfig{Eras: []ratelimit.Era{{Mode: test.first}, {From: time.Now().Add(test.change), Mode: test.second}}})
+		rule, err := ratelimit.NewRuling(limit, ratelimit.RulingConfig{Eras: []ratelimit.Era{{Mode: test.first}, {From: time.Now().Add(test.change), Mode: test.second}}})
 		require.NoError(t, err)
 		l := b.with(t, ratelimit.Config{NoBatching: true, Policies: eraRules{name: rule}})
 		for range 2 { // the former makes the row and learns of the server

@@ -161,7 +161,7 @@ func TestEarlierErasTakeNoRowsOfALaterOne(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			representative(t, name, "EightOneEight")
-			config := ratelimit.RuleConfig{}
+			config := ratelimit.RulingConfig{}
 			for i, n := range shards {
 				e := ratelimit.Era{From: changeInstant.Add(time.Duration(i) * time.Minute), Policy: slowly(80, n)}
 				if i > 0 && n != shards[i-1] {
@@ -169,7 +169,7 @@ func TestEarlierErasTakeNoRowsOfALaterOne(t *testing.T) {
 				}
 				config.Eras = append(config.Eras, e)
 			}
-			rule, err := ratelimit.NewRule(changingLimit("limit"), config)
+			rule, err := ratelimit.NewRuling(changingLimit("limit"), config)
 			require.NoError(t, err)
 			d := setup(t).desk(t, ratelimit.Config{Policies: eraRules{"limit": rule}})
 			request := changingLimit("limit").For("key")

@@ -15,18 +15,18 @@ import (
 // reloading is a source that has just heard of a change: some calls in flight are by the rule of before, and others by one
 // or another copy of the new one.
 type reloading struct {
-	rules []*ratelimit.Rule
+	rules []*ratelimit.Ruling
 	asked atomic.Int64
 }
 
-func (r *reloading) RuleFor(limit ratelimit.Limit, _, _ string) *ratelimit.Rule {
+func (r *reloading) RulingFor(limit ratelimit.Limit, _, _ string) *ratelimit.Ruling {
 	if limit.Name() != "limit" {
 		return nil
 	}
 	return r.rules[int(r.asked.Add(1))%len(r.rules)]
 }
 
-func (r *reloading) RulesOf(string) []*ratelimit.Rule { return r.rules }
+func (r *reloading) RulingsOf(string) []*ratelimit.Ruling { return r.rules }
 
 // Calls of one batch may be under several rules for one bucket. Each is answered, and together they get what the bucket
 // held, and at most what the policy before holds in addition.
@@ -46,9 +46,9 @@ func TestCallsAtOnceUnderSeveralRules(t *testing.T) {
 					representative(t, name, "EightRows")
 					b := setup(t)
 					c := eraChange{before: slowly(80, shards), after: faster(80, shards)}
-					old, err := ratelimit.NewRule(changingLimit("limit"), ratelimit.RuleConfig{Eras: []ratelimit.Era{{Policy: c.before}}})
+					old, err := ratelimit.NewRuling(changingLimit("limit"), ratelimit.RulingConfig{Eras: []ratelimit.Era{{Policy: c.before}}})
 					require.NoError(t, err)
-					source := &reloading{rules: []*ratelimit.Rule{c.rule(t, changingLimit("limit")), old, c.rule(t, changingLimit("limit"))}}
+					source := &reloading{rules: []*ratelimit.Ruling{c.rule(t, changingLimit("limit")), old, c.rule(t, changingLimit("limit"))}}
 					d := b.desk(t, ratelimit.Config{Policies: source, NoBatching: noBatching})
 					d.at(-time.Second)
 					for shard := range shards {

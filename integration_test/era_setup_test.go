@@ -15,13 +15,15 @@ import (
 )
 
 // eraRules is a source of policies: the rule of each name.
-type eraRules map[string]*ratelimit.Rule
+type eraRules map[string]*ratelimit.Ruling
 
-func (r eraRules) RuleFor(limit ratelimit.Limit, _, _ string) *ratelimit.Rule { return r[limit.Name()] }
+func (r eraRules) RulingFor(limit ratelimit.Limit, _, _ string) *ratelimit.Ruling {
+	return r[limit.Name()]
+}
 
-func (r eraRules) RulesOf(name string) []*ratelimit.Rule {
+func (r eraRules) RulingsOf(name string) []*ratelimit.Ruling {
 	if rule := r[name]; rule != nil {
-		return []*ratelimit.Rule{rule}
+		return []*ratelimit.Ruling{rule}
 	}
 	return nil
 }
@@ -36,9 +38,9 @@ type eraChange struct {
 var changeInstant = clockNoon
 
 // rule returns the rule for a limit.
-func (c eraChange) rule(t *testing.T, limit ratelimit.Limit) *ratelimit.Rule {
+func (c eraChange) rule(t *testing.T, limit ratelimit.Limit) *ratelimit.Ruling {
 	t.Helper()
-	rule, err := ratelimit.NewRule(limit, ratelimit.RuleConfig{Name: "changing", Eras: []ratelimit.Era{
+	rule, err := ratelimit.NewRuling(limit, ratelimit.RulingConfig{Name: "changing", Eras: []ratelimit.Era{
 		{Policy: c.before}, {From: changeInstant, Policy: c.after, OnChange: c.onChange},
 	}})
 	require.NoError(t, err)

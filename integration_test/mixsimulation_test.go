@@ -37,13 +37,13 @@ func answerable(t *testing.T) (limits []ratelimit.Limit, rules eraRules) {
 	at := func(hours int, policy ratelimit.Policy, change ratelimit.OnChange) ratelimit.Era {
 		return ratelimit.Era{From: springNight.Add(time.Duration(hours) * time.Hour), Policy: policy, OnChange: change}
 	}
-	changes, err := ratelimit.NewRule(limits[7], ratelimit.RuleConfig{Eras: []ratelimit.Era{
+	changes, err := ratelimit.NewRuling(limits[7], ratelimit.RulingConfig{Eras: []ratelimit.Era{
 		{Policy: bucket},
 		at(4, sliding, ratelimit.KeepTokens), at(9, daily, ratelimit.AddTokens), at(20, fixed, ratelimit.ScaleTokens),
 		at(30, ratelimit.Adaptive{Contract: weekly}, ratelimit.KeepTokens), at(45, ratelimit.TokenBucket{Rate: 8, Period: time.Hour}, ratelimit.ResetTokens),
 	}})
 	require.NoError(t, err)
-	shadows, err := ratelimit.NewRule(limits[8], ratelimit.RuleConfig{Eras: []ratelimit.Era{
+	shadows, err := ratelimit.NewRuling(limits[8], ratelimit.RulingConfig{Eras: []ratelimit.Era{
 		{Policy: daily, Mode: ratelimit.Shadow}, at(12, sliding, ratelimit.KeepTokens),
 	}})
 	require.NoError(t, err)

@@ -26,12 +26,12 @@ type ruled struct {
 // ruleBook is a source of policies: rules by limit and plan, and those of single keys.
 type ruleBook struct {
 	mu     sync.Mutex
-	rules  map[[3]string]*ratelimit.Rule // by limit, plan and key
+	rules  map[[3]string]*ratelimit.Ruling // by limit, plan and key
 	asked  int
 	panics bool
 }
 
-func (b *ruleBook) RuleFor(limit ratelimit.Limit, plan, key string) *ratelimit.Rule {
+func (b *ruleBook) RulingFor(limit ratelimit.Limit, plan, key string) *ratelimit.Ruling {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.asked++
@@ -46,7 +46,7 @@ func (b *ruleBook) RuleFor(limit ratelimit.Limit, plan, key string) *ratelimit.R
 	return nil
 }
 
-func (b *ruleBook) RulesOf(name string) (rules []*ratelimit.Rule) {
+func (b *ruleBook) RulingsOf(name string) (rules []*ratelimit.Ruling) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	for of, rule := range b.rules {
@@ -57,7 +57,7 @@ func (b *ruleBook) RulesOf(name string) (rules []*ratelimit.Rule) {
 	return rules
 }
 
-func (b *ruleBook) set(limit, plan, key string, rule *ratelimit.Rule) {
+func (b *ruleBook) set(limit, plan, key string, rule *ratelimit.Ruling) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.rules[[3]string{limit, plan, key}] = rule
@@ -70,7 +70,7 @@ func setupRuled(t *testing.T, config ratelimit.Config, pool ...func(*pgxpool.Con
 
 func setupRuledOn(t *testing.T, on backend, config ratelimit.Config, pool ...func(*pgxpool.Config)) *ruled {
 	t.Helper()
-	r := &ruled{bundle: on.setup(t, pool...), rules: &ruleBook{rules: make(map[[3]string]*ratelimit.Rule)}, failed: &failures{}, now: &atomic.Pointer[time.Time]{}}
+	r := &ruled{bundle: on.setup(t, pool...), rules: &ruleBook{rules: make(map[[3]string]*ratelimit.Ruling)}, failed: &failures{}, now: &atomic.Pointer[time.Time]{}}
 	r.at(0)
 	config.Policies, config.Observer, config.AsOf = r.rules, r.failed, func() time.Time { return *r.now.Load() }
 	limiter, err := ratelimit.New(r.db(), config)
@@ -94,11 +94,11 @@ func (r *ruled) rule(t *testing.T, limit ratelimit.Limit, plan string, eras ...r
 // pausedRule is rule with a pause that ends some time after noon.
 func (r *ruled) pausedRule(t *testing.T, limit ratelimit.Limit, plan string, pause time.Duration, eras ...ratelimit.Era) {
 	t.Helper()
-	config := ratelimit.RuleConfig{Name: limit.Name() + " " + plan, Eras: eras}
+	config := ratelimit.RulingConfig{Name: limit.Name() + " " + plan, Eras: eras}
 	if pause > 0 {
 		config.PausedUntil, config.PauseReason = clockNoon.Add(pause), "the provider is down"
 	}
-	made, err := ratelimit.NewRule(limit, config)
+	made, err := ratelimit.NewRuling(limit, config)
 	require.NoError(t, err)
 	r.rules.set(limit.Name(), plan, "", made)
 }
@@ -159,7 +159,7 @@ func TestARowIsSettledOnceAndThenOnTheFastPath(t *testing.T) {
 func TestASourceThatFailsLeavesTheDefinitionInTheCode(t *testing.T) {
 	t.Parallel()
 	limit, other := ratelimit.Define("api", ratelimit.PerMinute(10)), ratelimit.Define("other", ratelimit.PerMinute(3))
-	foreign, err := ratelimit.NewRule(other, ratelimit.RuleConfig{})
+	foreign, err := ratelimit.NewRuling(other, ratelimit.RulingConfig{})
 	require.NoError(t, err)
 	for name, fail := range map[string]func(r *ruled){
 		"it panics":                      func(r *ruled) { r.rules.panics = true },

@@ -142,14 +142,14 @@ func TestTakeUpToUnderRules(t *testing.T) {
 	rules := eraRules{}
 	for _, r := range []struct {
 		limit  ratelimit.Limit
-		config ratelimit.RuleConfig
+		config ratelimit.RulingConfig
 	}{
-		{tried, ratelimit.RuleConfig{Name: "tried", Eras: []ratelimit.Era{{Mode: ratelimit.Shadow}}}},
-		{unused, ratelimit.RuleConfig{Name: "unused", Eras: []ratelimit.Era{{Mode: ratelimit.Off}}}},
-		{changing, ratelimit.RuleConfig{Name: "changing", Eras: []ratelimit.Era{{}, {From: changeInstant, Policy: ratelimit.TokenBucket{Rate: 1, Period: ratelimit.Day, Capacity: 4}}}}},
-		{stopped, ratelimit.RuleConfig{Name: "stopped", Eras: []ratelimit.Era{{}}, PausedUntil: changeInstant.Add(time.Hour)}},
+		{tried, ratelimit.RulingConfig{Name: "tried", Eras: []ratelimit.Era{{Mode: ratelimit.Shadow}}}},
+		{unused, ratelimit.RulingConfig{Name: "unused", Eras: []ratelimit.Era{{Mode: ratelimit.Off}}}},
+		{changing, ratelimit.RulingConfig{Name: "changing", Eras: []ratelimit.Era{{}, {From: changeInstant, Policy: ratelimit.TokenBucket{Rate: 1, Period: ratelimit.Day, Capacity: 4}}}}},
+		{stopped, ratelimit.RulingConfig{Name: "stopped", Eras: []ratelimit.Era{{}}, PausedUntil: changeInstant.Add(time.Hour)}},
 	} {
-		rule, err := ratelimit.NewRule(r.limit, r.config)
+		rule, err := ratelimit.NewRuling(r.limit, r.config)
 		require.NoError(t, err)
 		rules[r.limit.Name()] = rule
 	}

@@ -82,7 +82,7 @@ func TestAGuaranteeThatIsNotEnforcedLeavesThePoolToDecide(t *testing.T) {
 				t.Parallel()
 				policies := make(modes)
 				for limit, mode := range map[ratelimit.Limit]ratelimit.Mode{own: ownMode, pool: poolMode} {
-					rule, err := ratelimit.NewRule(limit, ratelimit.RuleConfig{Eras: []ratelimit.Era{{Mode: mode}}})
+					rule, err := ratelimit.NewRuling(limit, ratelimit.RulingConfig{Eras: []ratelimit.Era{{Mode: mode}}})
 					require.NoError(t, err)
 					policies[limit.Name()] = rule
 				}
@@ -137,7 +137,7 @@ func TestBorrowIsTheSameInASimulation(t *testing.T) {
 					if limit.Name() == "poolOfRows" {
 						eras = append(eras, ratelimit.Era{From: start.Add(10 * time.Second), Policy: ratelimit.TokenBucket{Rate: 12, Period: time.Second, Shards: 2}, OnChange: ratelimit.AddTokens})
 					}
-					rule, err := ratelimit.NewRule(limit, ratelimit.RuleConfig{Name: "rule", Eras: eras})
+					rule, err := ratelimit.NewRuling(limit, ratelimit.RulingConfig{Name: "rule", Eras: eras})
 					require.NoError(t, err)
 					policies[limit.Name()] = rule
 				}

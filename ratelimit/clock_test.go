@@ -158,7 +158,7 @@ func TestPolicyChanges(t *testing.T) {
 			"raised": {10, 1000, 5 + 1000.0/60}, "lowered": {1000, 10, 10},
 		} {
 			limit := ratelimit.Define("stored."+name, ratelimit.PerMinute(test.before))
-			rule, err := ratelimit.NewRule(limit, ratelimit.RuleConfig{Eras: []ratelimit.Era{
+			rule, err := ratelimit.NewRuling(limit, ratelimit.RulingConfig{Eras: []ratelimit.Era{
 				{}, {From: opening.Add(30 * time.Second), Policy: ratelimit.PerMinute(test.after)},
 			}})
 			require.NoError(t, err)
@@ -222,7 +222,7 @@ func TestPolicyChanges(t *testing.T) {
 }
 
 // storedRule is a source with one rule.
-type storedRule struct{ rule *ratelimit.Rule }
+type storedRule struct{ rule *ratelimit.Ruling }
 
-func (s storedRule) RuleFor(ratelimit.Limit, string, string) *ratelimit.Rule { return s.rule }
-func (s storedRule) RulesOf(string) []*ratelimit.Rule                        { return []*ratelimit.Rule{s.rule} }
+func (s storedRule) RulingFor(ratelimit.Limit, string, string) *ratelimit.Ruling { return s.rule }
+func (s storedRule) RulingsOf(string) []*ratelimit.Ruling                        { return []*ratelimit.Ruling{s.rule} }

@@ -23,7 +23,7 @@ var (
 	// field and a valid value. A call with the zero Limit returns it too.
 	ErrInvalidLimit = errors.New("ratelimit: invalid limit")
 
-	// ErrInvalidRule is returned by NewRule for an invalid policy, instant, mode or change.
+	// ErrInvalidRule is returned by NewRuling for an invalid policy, instant, mode or change.
 	ErrInvalidRule = errors.New("ratelimit: invalid rule")
 
 	// ErrInvalidKey is returned before any SQL if a key is empty, too long, or not text that Postgres can store.

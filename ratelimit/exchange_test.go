@@ -16,8 +16,8 @@ import (
 // onRule is a source without rules that runs a function for each request, before the request reads its price.
 type onRule func()
 
-func (f onRule) RuleFor(Limit, string, string) *Rule { f(); return nil }
-func (onRule) RulesOf(string) []*Rule                { return nil }
+func (f onRule) RulingFor(Limit, string, string) *Ruling { f(); return nil }
+func (onRule) RulingsOf(string) []*Ruling                { return nil }
 
 // nowhere is a pool without a server, which counts statements.
 type nowhere struct{ sent atomic.Int64 }

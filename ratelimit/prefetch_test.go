@@ -65,7 +65,7 @@ func TestPrefetchEndsWithItsPolicy(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		change := time.Now().Add(3 * time.Second)
 		less := ratelimit.TokenBucket{Rate: 1, Period: ratelimit.Day, Capacity: 100, Prefetch: 10 * time.Second}
-		rule, err := ratelimit.NewRule(still, ratelimit.RuleConfig{Name: "less", Eras: []ratelimit.Era{{}, {From: change, Policy: less}}})
+		rule, err := ratelimit.NewRuling(still, ratelimit.RulingConfig{Name: "less", Eras: []ratelimit.Era{{}, {From: change, Policy: less}}})
 		require.NoError(t, err)
 		limiter, err := ratelimit.New(ratelimittest.NewDB(), ratelimit.Config{Policies: ruleOf{still, rule}})
 		require.NoError(t, err)

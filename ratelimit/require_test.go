@@ -116,19 +116,19 @@ func TestRequireGoesOnInShadow(t *testing.T) {
 // ruleOf is a source of policies that has a rule for one limit.
 type ruleOf struct {
 	limit ratelimit.Limit
-	rule  *ratelimit.Rule
+	rule  *ratelimit.Ruling
 }
 
-func (p ruleOf) RuleFor(limit ratelimit.Limit, _, _ string) *ratelimit.Rule {
+func (p ruleOf) RulingFor(limit ratelimit.Limit, _, _ string) *ratelimit.Ruling {
 	if limit.Name() == p.limit.Name() {
 		return p.rule
 	}
 	return nil
 }
 
-func (p ruleOf) RulesOf(name string) []*ratelimit.Rule {
+func (p ruleOf) RulingsOf(name string) []*ratelimit.Ruling {
 	if name == p.limit.Name() {
-		return []*ratelimit.Rule{p.rule}
+		return []*ratelimit.Ruling{p.rule}
 	}
 	return nil
 }

@@ -13,7 +13,7 @@ import (
 // subject is the resolved limit of a request: its current policy, and the rule that supplied it.
 type subject struct {
 	limit Limit
-	rule  *Rule // nil: the definition in the code
+	rule  *Ruling // nil: the definition in the code
 	plan  string
 	mode  Mode
 
@@ -85,7 +85,7 @@ func subjectOf(ctx context.Context, l *Limiter, verb string, r *Request, key str
 }
 
 // ruleFor returns the rule of Config.Policies, or nil. It reports a source that fails to the Observer.
-func ruleFor(ctx context.Context, l *Limiter, verb string, limit Limit, plan, key string) (rule *Rule) {
+func ruleFor(ctx context.Context, l *Limiter, verb string, limit Limit, plan, key string) (rule *Ruling) {
 	if l.config.Policies == nil {
 		return nil
 	}
@@ -95,7 +95,7 @@ func ruleFor(ctx context.Context, l *Limiter, verb string, limit Limit, plan, ke
 			badSource(ctx, l, verb, limit, fmt.Errorf("it panicked: %v", p))
 		}
 	}()
-	rule = l.config.Policies.RuleFor(limit, plan, key)
+	rule = l.config.Policies.RulingFor(limit, plan, key)
 	if rule != nil && rule.limit != limit.Name() {
 		badSource(ctx, l, verb, limit, fmt.Errorf("it returned a rule for %q", rule.limit))
 		return nil
@@ -117,12 +117,12 @@ func (c *Config) estimate() int64 {
 }
 
 // needsNow reports whether the rule depends on the time.
-func (r *Rule) needsNow() bool {
+func (r *Ruling) needsNow() bool {
 	return r.pausedUntil > bucket.MinInstant || len(r.eras) > 1
 }
 
 // holding returns the era in effect at now.
-func (r *Rule) holding(now int64) *era {
+func (r *Ruling) holding(now int64) *era {
 	i := len(r.eras) - 1
 	for i > 0 && r.eras[i].from > now {
 		i--
@@ -135,7 +135,7 @@ func (r *Rule) holding(now int64) *era {
 const clockSkew = time.Minute
 
 // isOffAround reports whether the rule is off at now, and clockSkew before and after it.
-func (r *Rule) isOffAround(now int64) bool {
+func (r *Ruling) isOffAround(now int64) bool {
 	skew := clockSkew.Microseconds()
 	return r.holding(now-skew).mode == Off && r.holding(now).mode == Off && r.holding(now+skew).mode == Off
 }

@@ -14,17 +14,17 @@ import (
 // Policies supplies policies that are not in the code. For example, package rules reads them from tables. A Limiter asks it
 // once for each request, before it checks the cost. It must answer from memory, within nanoseconds, and on any goroutine.
 //
-// If Policies panics, or returns a rule of another limit, the definition in the code decides, and the Observer receives a
+// If Policies panics, or returns a ruling of another limit, the definition in the code decides, and the Observer receives a
 // [Failed].
 type Policies interface {
-	// RuleFor returns the rule for a bucket, or nil if the definition in the code decides. limit is the limit of the request,
+	// RulingFor returns the ruling for a bucket, or nil if the definition in the code decides. limit is the limit of the request,
 	// plan the plan of [Request.Plan], and key the stored form of the key: "" for [Limit.Global], and an HMAC if Config.HashKey
 	// is set. See [Limiter.StoredKey].
-	RuleFor(limit Limit, plan, key string) *Rule
+	RulingFor(limit Limit, plan, key string) *Ruling
 
-	// RulesOf returns rules for Prune that bound all rules that RuleFor can return for the name: the rule with the largest
-	// capacity, the slowest rule to fill, and all rules whose changes scale debts.
-	RulesOf(name string) []*Rule
+	// RulingsOf returns rulings for Prune that bound all rulings that RulingFor can return for the name: the one with the
+	// largest capacity, the slowest one to fill, and all rulings whose changes scale debts.
+	RulingsOf(name string) []*Ruling
 }
 
 // ShadowLimits returns Policies that put limits into the mode Shadow, to try them before they are enforced:
@@ -36,7 +36,7 @@ type Policies interface {
 func ShadowLimits(limits ...Limit) Policies {
 	all := make(shadowLimits, len(limits))
 	for _, limit := range limits {
-		rule, err := NewRule(limit, RuleConfig{Eras: []Era{{Mode: Shadow}}})
+		rule, err := NewRuling(limit, RulingConfig{Eras: []Era{{Mode: Shadow}}})
 		if err != nil {
 			panic(err)
 		}
@@ -45,12 +45,12 @@ func ShadowLimits(limits ...Limit) Policies {
 	return all
 }
 
-type shadowLimits map[Limit]*Rule
+type shadowLimits map[Limit]*Ruling
 
-func (s shadowLimits) RuleFor(limit Limit, _, _ string) *Rule { return s[limit] }
+func (s shadowLimits) RulingFor(limit Limit, _, _ string) *Ruling { return s[limit] }
 
-// RulesOf returns no rules, because Prune knows the policies of the code.
-func (s shadowLimits) RulesOf(string) []*Rule { return nil }
+// RulingsOf returns no rulings, because Prune knows the policies of the code.
+func (s shadowLimits) RulingsOf(string) []*Ruling { return nil }
 
 // Mode says whether a limit is enforced.
 type Mode string
@@ -82,14 +82,14 @@ const (
 
 // Era is a policy and the instant from which it is in effect, until the next era.
 type Era struct {
-	// From is the instant, on the database's clock. In the first era of a rule it is ignored: that era is in effect until the
+	// From is the instant, on the database's clock. In the first era of a ruling it is ignored: that era is in effect until the
 	// second one.
 	From time.Time
 	// Policy is the policy. Defaults to nil: the definition in the code.
 	Policy Policy
 	// Mode defaults to On.
 	Mode Mode
-	// Name is a name for the policy. Decisions report it as State.Rule. Defaults to RuleConfig.Name. If neither Policy nor Mode
+	// Name is a name for the policy. Decisions report it as State.Rule. Defaults to RulingConfig.Name. If neither Policy nor Mode
 	// is set, the definition in the code decides, and it defaults to "".
 	Name string
 	// Unit is the unit of a token, such as "requests" or "tokens". Decisions report it as State.Unit.
@@ -99,11 +99,11 @@ type Era struct {
 	OnChange OnChange
 }
 
-// RuleConfig holds the settings of a rule.
-type RuleConfig struct {
-	// Name is the name of the rule. Eras without a name use it.
+// RulingConfig holds the settings of a ruling.
+type RulingConfig struct {
+	// Name is the name of the rule that the ruling is made from. Eras without a name use it.
 	Name string
-	// Eras are the policies of the rule, sorted by From. Defaults to one era with the definition in the code.
+	// Eras are the policies of the ruling, sorted by From. Defaults to one era with the definition in the code.
 	Eras []Era
 	// PausedUntil is the end of a pause, on the database's clock. Until then Take and Check refuse, and reserved work is not
 	// ready. Tokens are added meanwhile, and Reset does not end the pause. The zero time means no pause.
@@ -112,8 +112,8 @@ type RuleConfig struct {
 	PauseReason string
 }
 
-// Rule is a checked rule for a bucket. It does not change: to change a policy, make a new Rule.
-type Rule struct {
+// Ruling is the checked policies of a bucket, as a [Limiter] applies them. It does not change: to change a policy, make a new Ruling.
+type Ruling struct {
 	limit       string
 	name        string
 	eras        []era
@@ -130,9 +130,9 @@ type era struct {
 	unit  string
 }
 
-// NewRule returns a rule for the buckets of a limit. Errors wrap ErrInvalidRule and say what to change.
-func NewRule(limit Limit, config RuleConfig) (*Rule, error) {
-	invalid := func(format string, args ...any) (*Rule, error) {
+// NewRuling returns a ruling for the buckets of a limit. Errors wrap ErrInvalidRule and say what to change.
+func NewRuling(limit Limit, config RulingConfig) (*Ruling, error) {
+	invalid := func(format string, args ...any) (*Ruling, error) {
 		return nil, fmt.Errorf("%w %q for %q: %w", ErrInvalidRule, config.Name, limit.Name(), fmt.Errorf(format, args...))
 	}
 	if limit.isZero() {
@@ -141,7 +141,7 @@ func NewRule(limit Limit, config RuleConfig) (*Rule, error) {
 	if len(config.Eras) == 0 {
 		config.Eras = []Era{{}}
 	}
-	r := &Rule{limit: limit.Name(), name: config.Name, eras: make([]era, len(config.Eras))}
+	r := &Ruling{limit: limit.Name(), name: config.Name, eras: make([]era, len(config.Eras))}
 	changes := make([]bucket.Change, len(config.Eras))
 	for i, e := range config.Eras {
 		of, change, err := e.check(limit)
@@ -216,8 +216,8 @@ func (e *era) modeNumber() uint8 {
 	return uint8(n)
 }
 
-// link stores all eras of the rule in the terms of each era.
-func (r *Rule) link(changes []bucket.Change) {
+// link stores all eras of the ruling in the terms of each era.
+func (r *Ruling) link(changes []bucket.Change) {
 	if len(r.eras) == 1 {
 		return
 	}
@@ -231,8 +231,8 @@ func (r *Rule) link(changes []bucket.Change) {
 	}
 }
 
-// Paused returns the rule with another pause. The zero time means no pause.
-func (r *Rule) Paused(until time.Time, reason string) *Rule {
+// Paused returns the ruling with another pause. The zero time means no pause.
+func (r *Ruling) Paused(until time.Time, reason string) *Ruling {
 	paused := *r
 	paused.pausedUntil, paused.pauseReason = bucket.MinInstant, ""
 	if !until.IsZero() {
@@ -241,8 +241,8 @@ func (r *Rule) Paused(until time.Time, reason string) *Rule {
 	return &paused
 }
 
-// Name returns the name of the rule.
-func (r *Rule) Name() string { return r.name }
+// Name returns the name of the ruling.
+func (r *Ruling) Name() string { return r.name }
 
 // longestWait is the RetryAfter of a cost that can never be given.
 const longestWait = time.Duration(bucket.Horizon) * time.Microsecond

@@ -8,17 +8,17 @@ import (
 )
 
 // oneRule is a source with one rule.
-type oneRule struct{ rule *Rule }
+type oneRule struct{ rule *Ruling }
 
-func (o oneRule) RuleFor(Limit, string, string) *Rule { return o.rule }
-func (o oneRule) RulesOf(string) []*Rule              { return []*Rule{o.rule} }
+func (o oneRule) RulingFor(Limit, string, string) *Ruling { return o.rule }
+func (o oneRule) RulingsOf(string) []*Ruling              { return []*Ruling{o.rule} }
 
 // BenchmarkPlan is what is done of a call before it is sent: without Config.Policies, with a source that has no rule, with
 // a rule, and with one that is about to change.
 func BenchmarkPlan(b *testing.B) {
 	limit := Define("api", TokenBucket{Rate: 10, Period: time.Second, Capacity: 20})
 	rule := func(eras ...Era) Policies {
-		made, err := NewRule(limit, RuleConfig{Eras: eras})
+		made, err := NewRuling(limit, RulingConfig{Eras: eras})
 		require.NoError(b, err)
 		return oneRule{made}
 	}

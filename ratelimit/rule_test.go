@@ -10,7 +10,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimittest"
 )
 
-func TestNewRuleRefusesWhatCannotBe(t *testing.T) {
+func TestNewRulingRefusesWhatCannotBe(t *testing.T) {
 	t.Parallel()
 	limit := ratelimit.Define("api", ratelimit.PerMinute(10))
 	later := at.Add(time.Hour)
@@ -35,7 +35,7 @@ func TestNewRuleRefusesWhatCannotBe(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			_, err := ratelimit.NewRule(test.limit, ratelimit.RuleConfig{Name: "a rule", Eras: test.eras})
+			_, err := ratelimit.NewRuling(test.limit, ratelimit.RulingConfig{Name: "a rule", Eras: test.eras})
 			require.ErrorIs(t, err, ratelimit.ErrInvalidRule)
 			require.ErrorContains(t, err, test.says)
 			require.ErrorContains(t, err, "a rule")
@@ -59,7 +59,7 @@ func TestResolveFollowsTheEras(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			rule, err := ratelimit.NewRule(limit, ratelimit.RuleConfig{Eras: test.eras})
+			rule, err := ratelimit.NewRuling(limit, ratelimit.RulingConfig{Eras: test.eras})
 			require.NoError(t, err)
 			now := at
 			limiter, err := ratelimit.New(untouched{}, ratelimit.Config{Policies: storedRule{rule}, AsOf: func() time.Time { return now }})
@@ -77,7 +77,7 @@ func TestModeFollowsTheErasAndThePause(t *testing.T) {
 	t.Parallel()
 	limit, other := ratelimit.Define("api", ratelimit.PerSecond(1)), ratelimit.Define("other", ratelimit.PerSecond(1))
 	at := time.Date(2026, time.March, 9, 10, 0, 0, 0, time.UTC)
-	rule, err := ratelimit.NewRule(limit, ratelimit.RuleConfig{
+	rule, err := ratelimit.NewRuling(limit, ratelimit.RulingConfig{
 		Eras: []ratelimit.Era{{Mode: ratelimit.Shadow}, {From: at, Mode: ratelimit.Off}, {From: at.Add(time.Hour)}}, PausedUntil: at.Add(-time.Hour),
 	})
 	require.NoError(t, err)
@@ -126,7 +126,7 @@ func TestAcquireWhereARuleMakesTokensOfSlots(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			rule, err := ratelimit.NewRule(mutex, ratelimit.RuleConfig{Eras: []ratelimit.Era{test.era}})
+			rule, err := ratelimit.NewRuling(mutex, ratelimit.RulingConfig{Eras: []ratelimit.Era{test.era}})
 			require.NoError(t, err)
 			var pool ratelimit.Pool = untouched{t: t}
 			if test.allowed {

@@ -16,10 +16,12 @@ import (
 )
 
 // modes are rules of limits: on trial, not in use, and changed in the middle of the test.
-type modes map[string]*ratelimit.Rule
+type modes map[string]*ratelimit.Ruling
 
-func (m modes) RuleFor(limit ratelimit.Limit, _, _ string) *ratelimit.Rule { return m[limit.Name()] }
-func (m modes) RulesOf(string) []*ratelimit.Rule                           { return nil }
+func (m modes) RulingFor(limit ratelimit.Limit, _, _ string) *ratelimit.Ruling {
+	return m[limit.Name()]
+}
+func (m modes) RulingsOf(string) []*ratelimit.Ruling { return nil }
 
 // note returns a hook that remembers what it is told.
 func note(told *[]ratelimit.Refusal) func(context.Context, ratelimit.Refusal) {
@@ -38,7 +40,7 @@ func TestASimulationOfTomorrowChangesNothingToday(t *testing.T) {
 			t.Parallel()
 			limit := ratelimit.Define("limit", ratelimit.PerDay(2))
 			tomorrow.From = at.Add(ratelimit.Day)
-			rule, err := ratelimit.NewRule(limit, ratelimit.RuleConfig{Eras: []ratelimit.Era{{}, tomorrow}})
+			rule, err := ratelimit.NewRuling(limit, ratelimit.RulingConfig{Eras: []ratelimit.Era{{}, tomorrow}})
 			require.NoError(t, err)
 			config := ratelimit.Config{Policies: modes{"limit": rule}}
 			simulation, err := ratelimit.NewSimulation(config)
@@ -80,7 +82,7 @@ func TestSimulation(t *testing.T) {
 	}
 	policies := make(modes)
 	rule := func(i int, eras ...ratelimit.Era) {
-		made, err := ratelimit.NewRule(limits[i], ratelimit.RuleConfig{Name: "rule of " + limits[i].Name(), Eras: eras})
+		made, err := ratelimit.NewRuling(limits[i], ratelimit.RulingConfig{Name: "rule of " + limits[i].Name(), Eras: eras})
 		require.NoError(t, err)
 		policies[limits[i].Name()] = made
 	}

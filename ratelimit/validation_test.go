@@ -334,5 +334,5 @@ func TestNewChecksItsArguments(t *testing.T) {
 // noPolicies is a source that may be nil.
 type noPolicies struct{}
 
-func (*noPolicies) RuleFor(ratelimit.Limit, string, string) *ratelimit.Rule { return nil }
-func (*noPolicies) RulesOf(string) []*ratelimit.Rule                        { return nil }
+func (*noPolicies) RulingFor(ratelimit.Limit, string, string) *ratelimit.Ruling { return nil }
+func (*noPolicies) RulingsOf(string) []*ratelimit.Ruling                        { return nil }

@@ -25,7 +25,7 @@ type base struct {
 // compiledRule is a rule for a limit as it is defined in the code.
 type compiledRule struct {
 	limit ratelimit.Limit
-	rule  *ratelimit.Rule
+	rule  *ratelimit.Ruling
 }
 
 func (of *limitRules) baseOf(plan string, so chain) *base {
@@ -45,7 +45,7 @@ func (of *limitRules) base(plan string) *base {
 }
 
 // rule returns the rule for a limit as it is defined in the code, and nil where that decides.
-func (b *base) rule(limit *ratelimit.Limit) *ratelimit.Rule {
+func (b *base) rule(limit *ratelimit.Limit) *ratelimit.Ruling {
 	if b.empty {
 		return nil
 	}
@@ -58,7 +58,7 @@ func (b *base) rule(limit *ratelimit.Limit) *ratelimit.Rule {
 }
 
 // compile makes the rule, and remembers it.
-func (b *base) compile(limit ratelimit.Limit) *ratelimit.Rule {
+func (b *base) compile(limit ratelimit.Limit) *ratelimit.Ruling {
 	rule := ruleOf(limit, b.name, b.chain, b.of.pause, b.of.now)
 	b.of.noted.note(limit)
 	for isComparable(limit) {
@@ -75,12 +75,12 @@ func (b *base) compile(limit ratelimit.Limit) *ratelimit.Rule {
 }
 
 // ruleOf makes a rule of a chain. It returns nil where there is no such rule, which the checks before do not let happen.
-func ruleOf(limit ratelimit.Limit, name string, so chain, p pause, now int64) *ratelimit.Rule {
-	config := ratelimit.RuleConfig{Name: name, Eras: so.eras(limit.Policy(), now)}
+func ruleOf(limit ratelimit.Limit, name string, so chain, p pause, now int64) *ratelimit.Ruling {
+	config := ratelimit.RulingConfig{Name: name, Eras: so.eras(limit.Policy(), now)}
 	if p.until != 0 {
 		config.PausedUntil, config.PauseReason = time.UnixMicro(p.until), p.reason
 	}
-	rule, err := ratelimit.NewRule(limit, config)
+	rule, err := ratelimit.NewRuling(limit, config)
 	if err != nil {
 		return nil
 	}
@@ -96,11 +96,11 @@ func isComparable(limit ratelimit.Limit) bool {
 type keyRule struct {
 	base  *base
 	limit ratelimit.Limit
-	rule  *ratelimit.Rule
+	rule  *ratelimit.Ruling
 }
 
 // keyRule returns the rule of a key that has an override or a pause.
-func (of *limitRules) keyRule(k *keyRules, limit *ratelimit.Limit, plan string) *ratelimit.Rule {
+func (of *limitRules) keyRule(k *keyRules, limit *ratelimit.Limit, plan string) *ratelimit.Ruling {
 	b := of.base(plan)
 	if known := k.compiled.Load(); known != nil && known.base == b && known.limit == *limit {
 		return known.rule
@@ -112,7 +112,7 @@ func (of *limitRules) keyRule(k *keyRules, limit *ratelimit.Limit, plan string) 
 	return rule
 }
 
-func (of *limitRules) compileKey(k *keyRules, limit ratelimit.Limit, b *base, plan string) *ratelimit.Rule {
+func (of *limitRules) compileKey(k *keyRules, limit ratelimit.Limit, b *base, plan string) *ratelimit.Ruling {
 	of.noted.note(limit)
 	so, name := b.chain, b.name
 	if len(k.overrides) > 0 {

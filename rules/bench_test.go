@@ -41,13 +41,13 @@ func TestManyOverrides(t *testing.T) {
 	require.Equal(t, 250.0, f.capacity(t, at, messages.For("customer-14").Plan("pro")))
 	require.Equal(t, 77.0, f.capacity(t, at, messages.For("partner-77")))
 	for n := range 20_000 { // more than are remembered
-		require.NotNil(t, f.set.RuleFor(messages, "", fmt.Sprint("customer-", n+1)))
+		require.NotNil(t, f.set.RulingFor(messages, "", fmt.Sprint("customer-", n+1)))
 	}
-	require.LessOrEqual(t, len(f.set.RulesOf("messages")), 64)
+	require.LessOrEqual(t, len(f.set.RulingsOf("messages")), 64)
 }
 
-// BenchmarkRuleFor is what each decision pays.
-func BenchmarkRuleFor(b *testing.B) {
+// BenchmarkRulingFor is what each decision pays.
+func BenchmarkRulingFor(b *testing.B) {
 	f := setup(b)
 	_, err := f.store.Put(b.Context(), why, perMinute("messages", "", 20), perMinute("messages", "pro", 50), perMinute("logins", "", 5))
 	require.NoError(b, err)
@@ -68,7 +68,7 @@ func BenchmarkRuleFor(b *testing.B) {
 		b.Run(c.name, func(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {
-				f.set.RuleFor(c.limit, c.plan, c.key)
+				f.set.RulingFor(c.limit, c.plan, c.key)
 			}
 		})
 	}
@@ -79,7 +79,7 @@ func BenchmarkRuleFor(b *testing.B) {
 		}
 		b.ReportAllocs()
 		for i := 0; b.Loop(); i++ {
-			f.set.RuleFor(messages, "", keys[i%len(keys)])
+			f.set.RulingFor(messages, "", keys[i%len(keys)])
 		}
 	})
 }
@@ -130,8 +130,8 @@ func heap() uint64 {
 	return m.HeapAlloc
 }
 
-// TestRuleForAllocatesNothing holds for each decision but the first of a limit, a plan or a key.
-func TestRuleForAllocatesNothing(t *testing.T) { //nolint:paralleltest // testing.AllocsPerRun counts those of all goroutines
+// TestRulingForAllocatesNothing holds for each decision but the first of a limit, a plan or a key.
+func TestRulingForAllocatesNothing(t *testing.T) { //nolint:paralleltest // testing.AllocsPerRun counts those of all goroutines
 	f := setup(t)
 	_, err := f.store.Put(t.Context(), why, perMinute("messages", "", 20), perMinute("messages", "pro", 50))
 	require.NoError(t, err)
@@ -140,7 +140,7 @@ func TestRuleForAllocatesNothing(t *testing.T) { //nolint:paralleltest // testin
 	f.load(t)
 	for _, key := range []string{"ana", "bob"} {
 		for _, plan := range []string{"", "pro", "unknown"} {
-			require.Zero(t, testing.AllocsPerRun(100, func() { f.set.RuleFor(messages, plan, key) }))
+			require.Zero(t, testing.AllocsPerRun(100, func() { f.set.RulingFor(messages, plan, key) }))
 		}
 	}
 }

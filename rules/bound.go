@@ -53,10 +53,10 @@ func (d *definition) count() int {
 	return len(d.limits) + count(d.many)
 }
 
-// RulesOf returns rules under which no bucket of a limit is full before it is so by what is loaded, in all eras; see
+// RulingsOf returns rulings under which no bucket of a limit is full before it is so by what is loaded, in all eras; see
 // [ratelimit.Policies]. They are few, however many overrides there are. Until the Set has been asked for the limit, or was
 // told of it by Config.Limits, it does not know how that is defined in the code, and no bucket is full.
-func (s *Set) RulesOf(name string) []*ratelimit.Rule {
+func (s *Set) RulingsOf(name string) []*ratelimit.Ruling {
 	current := s.loaded()
 	if current == nil || current.limits[name] == nil {
 		return nil
@@ -74,7 +74,7 @@ func (s *Set) RulesOf(name string) []*ratelimit.Rule {
 // bounded are the rules that bound a limit of which so many definitions are known.
 type bounded struct {
 	known int
-	rules []*ratelimit.Rule
+	rules []*ratelimit.Ruling
 }
 
 // point is what policies are to one row of a bucket: the most tokens that it holds, and the fewest that arrive in a
@@ -252,7 +252,7 @@ func (b *bounds) add(p point) {
 }
 
 // rules returns a rule for each policy that bounds.
-func (b *bounds) rules() (rules []*ratelimit.Rule) {
+func (b *bounds) rules() (rules []*ratelimit.Ruling) {
 	for _, policy := range b.policies() {
 		if rule := b.rule(policy); rule != nil {
 			rules = append(rules, rule)
@@ -282,7 +282,7 @@ func (b *bounds) policies() (policies []ratelimit.Policy) {
 }
 
 // rule returns nil when the policy cannot be.
-func (b *bounds) rule(policy ratelimit.Policy) *ratelimit.Rule {
+func (b *bounds) rule(policy ratelimit.Policy) *ratelimit.Ruling {
 	limit, err := ratelimit.NewLimit(b.name, policy)
 	if err != nil {
 		return nil

@@ -95,7 +95,7 @@ func isFullAfter(eras []ratelimit.Policy, spans []float64, value float64) (full 
 	return full
 }
 
-func TestRulesOf(t *testing.T) {
+func TestRulingsOf(t *testing.T) {
 	t.Parallel()
 	code := ratelimit.Define("messages", ratelimit.PerMinute(10))
 	// set returns a Set of what is loaded.
@@ -126,10 +126,10 @@ func TestRulesOf(t *testing.T) {
 			"messages", "ana", 5, overrideRow{Policy: new(policyRowOf(ratelimit.TokenBucket{Rate: 70, Period: time.Minute}, ""))},
 		}}})
 		require.Equal(t, maxTokens, most(s), "the code's is not known, and no bucket is full")
-		s.RuleFor(code, "", "bob")
+		s.RulingFor(code, "", "bob")
 		require.InEpsilon(t, 70, most(s), 1e-9)
-		require.Empty(t, s.RulesOf("other"))
-		require.Len(t, s.RulesOf("messages"), 2)
+		require.Empty(t, s.RulingsOf("other"))
+		require.Len(t, s.RulingsOf("messages"), 2)
 	})
 
 	t.Run("KnowsThatAScaledDebtGrows", func(t *testing.T) {
@@ -139,7 +139,7 @@ func TestRulesOf(t *testing.T) {
 			return set(loaded{rules: []loadedRule{{name: "messages", from: 5, row: row}}})
 		}
 		slowest := func(s *Set) float64 {
-			s.RuleFor(code, "", "bob")
+			s.RulingFor(code, "", "bob")
 			pace := math.Inf(1)
 			for _, policy := range boundsOf(s.current.Load().limits["messages"]).policies() {
 				p, _ := pointOf(policy)
@@ -155,7 +155,7 @@ func TestRulesOf(t *testing.T) {
 		slowest := func(change ratelimit.OnChange) float64 {
 			row := ruleRowOf(Rule{Policy: ratelimit.TokenBucket{Rate: 1000, Period: time.Minute, Shards: 4}, OnChange: change})
 			s := set(loaded{rules: []loadedRule{{name: "messages", from: 5, row: row}}})
-			s.RuleFor(ratelimit.Define("messages", ratelimit.TokenBucket{Rate: 10, Period: time.Minute, Shards: 4}), "", "bob")
+			s.RulingFor(ratelimit.Define("messages", ratelimit.TokenBucket{Rate: 10, Period: time.Minute, Shards: 4}), "", "bob")
 			pace := math.Inf(1)
 			for _, policy := range boundsOf(s.current.Load().limits["messages"]).policies() {
 				p, _ := pointOf(policy)
@@ -174,21 +174,21 @@ func TestRulesOf(t *testing.T) {
 			l.overrides = append(l.overrides, override(fmt.Sprint(n), 1+float64(n%7)/10))
 		}
 		s := set(l)
-		s.RuleFor(code, "", "0")
+		s.RulingFor(code, "", "0")
 		require.InEpsilon(t, 32, most(s), 1e-9)
-		require.LessOrEqual(t, len(s.RulesOf("messages")), 2)
-		first := s.RulesOf("messages")
-		require.Same(t, first[0], s.RulesOf("messages")[0], "they are remembered, as Prune asks often")
+		require.LessOrEqual(t, len(s.RulingsOf("messages")), 2)
+		first := s.RulingsOf("messages")
+		require.Same(t, first[0], s.RulingsOf("messages")[0], "they are remembered, as Prune asks often")
 	})
 
 	t.Run("KnowsAMultipleOfTheCodes", func(t *testing.T) {
 		t.Parallel()
 		s := set(loaded{overrides: []loadedOverride{override("ana", 3)}})
 		require.Equal(t, maxTokens, most(s))
-		s.RuleFor(code, "", "ana")
+		s.RulingFor(code, "", "ana")
 		require.InEpsilon(t, 30, most(s), 1e-9)
 		for n := range 40 {
-			s.RuleFor(ratelimit.Define("messages", ratelimit.PerMinute(float64(n+1))), "", "ana")
+			s.RulingFor(ratelimit.Define("messages", ratelimit.PerMinute(float64(n+1))), "", "ana")
 		}
 		require.Equal(t, maxTokens, most(s), "there are too many to know")
 	})

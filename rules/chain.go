@@ -132,7 +132,7 @@ func (c chain) eras(code ratelimit.Policy, now int64) []ratelimit.Era {
 	return eras
 }
 
-// changeByRow replaces each OnChange that ratelimit.NewRule refuses because of Shards. A change of the number of rows resets the bucket.
+// changeByRow replaces each OnChange that ratelimit.NewRuling refuses because of Shards. A change of the number of rows resets the bucket.
 // If the limit has several rows, keep with a larger capacity becomes scale.
 func changeByRow(eras []ratelimit.Era, code ratelimit.Policy) {
 	for i := 1; i < len(eras); i++ {

@@ -25,9 +25,9 @@ func TestSetOf(t *testing.T) {
 			Tiers:     rules.TierSet{Tiers: []rules.Tier{{Limit: "messages", Key: "{user}"}}},
 		})
 		require.NoError(t, err)
-		require.Equal(t, "messages", set.RuleFor(messages, "free", "bob").Name())
-		require.Equal(t, "messages, plan pro", set.RuleFor(messages, "pro", "bob").Name())
-		require.Equal(t, "messages, override", set.RuleFor(messages, "pro", "ada").Name())
+		require.Equal(t, "messages", set.RulingFor(messages, "free", "bob").Name())
+		require.Equal(t, "messages, plan pro", set.RulingFor(messages, "pro", "bob").Name())
+		require.Equal(t, "messages, override", set.RulingFor(messages, "pro", "ada").Name())
 
 		site, err := rules.NewSite(set, rules.SiteConfig{})
 		require.NoError(t, err)

@@ -45,8 +45,8 @@ func TestSetThatCannotWork(t *testing.T) {
 			require.ErrorIs(t, err, rules.ErrInvalidConfig)
 			require.ErrorContains(t, err, "use the one that NewSet returned")
 		}
-		require.Nil(t, set.RuleFor(messages, "", "ana"))
-		require.Nil(t, set.RulesOf("messages"))
+		require.Nil(t, set.RulingFor(messages, "", "ana"))
+		require.Nil(t, set.RulingsOf("messages"))
 		require.Zero(t, set.Version())
 		require.Empty(t, set.Tiers().Tiers)
 		require.Greater(t, set.Age(), 24*365*time.Hour)

@@ -19,9 +19,9 @@ func TestPause(t *testing.T) {
 		return rules.Pause{Limit: "messages", Key: key, Until: until}
 	}
 	// rule returns the rule as it would be with another pause, to compare with.
-	rule := func(t *testing.T, name string, until time.Time, reason string) *ratelimit.Rule {
+	rule := func(t *testing.T, name string, until time.Time, reason string) *ratelimit.Ruling {
 		t.Helper()
-		r, err := ratelimit.NewRule(messages, ratelimit.RuleConfig{Name: name, PausedUntil: until, PauseReason: reason})
+		r, err := ratelimit.NewRuling(messages, ratelimit.RulingConfig{Name: name, PausedUntil: until, PauseReason: reason})
 		require.NoError(t, err)
 		return r
 	}
@@ -34,16 +34,16 @@ func TestPause(t *testing.T) {
 		_, err = f.store.Pause(t.Context(), rules.Edit{Author: "ana", Reason: "a day"}, of("long", day))
 		require.NoError(t, err)
 		f.load(t)
-		require.Equal(t, rule(t, "messages", hour, "an hour"), f.set.RuleFor(messages, "", "ana"))
-		require.Equal(t, rule(t, "messages", hour, "an hour"), f.set.RuleFor(messages, "pro", ""), "of the bucket everybody shares too")
-		require.Equal(t, rule(t, "messages", hour, "an hour"), f.set.RuleFor(messages, "", "short"))
-		require.Equal(t, rule(t, "messages", day, "a day"), f.set.RuleFor(messages, "", "long"))
+		require.Equal(t, rule(t, "messages", hour, "an hour"), f.set.RulingFor(messages, "", "ana"))
+		require.Equal(t, rule(t, "messages", hour, "an hour"), f.set.RulingFor(messages, "pro", ""), "of the bucket everybody shares too")
+		require.Equal(t, rule(t, "messages", hour, "an hour"), f.set.RulingFor(messages, "", "short"))
+		require.Equal(t, rule(t, "messages", day, "a day"), f.set.RulingFor(messages, "", "long"))
 
 		_, err = f.store.Resume(t.Context(), why, "messages", "")
 		require.NoError(t, err)
 		f.load(t)
-		require.Nil(t, f.set.RuleFor(messages, "", "ana"))
-		require.Equal(t, rule(t, "messages", day, "a day"), f.set.RuleFor(messages, "", "long"))
+		require.Nil(t, f.set.RulingFor(messages, "", "ana"))
+		require.Equal(t, rule(t, "messages", day, "a day"), f.set.RulingFor(messages, "", "long"))
 	})
 
 	t.Run("LeavesThePolicyAsItIs", func(t *testing.T) {
@@ -54,11 +54,11 @@ func TestPause(t *testing.T) {
 		_, err = f.store.Override(t.Context(), why, rules.Override{Limit: "messages", Key: "ana", Multiplier: 2})
 		require.NoError(t, err)
 		f.load(t)
-		unpaused := f.set.RuleFor(messages, "", "ana")
+		unpaused := f.set.RulingFor(messages, "", "ana")
 		_, err = f.store.Pause(t.Context(), why, of("ana", hour))
 		require.NoError(t, err)
 		f.load(t)
-		require.Equal(t, unpaused.Paused(hour, "a test"), f.set.RuleFor(messages, "", "ana"))
+		require.Equal(t, unpaused.Paused(hour, "a test"), f.set.RulingFor(messages, "", "ana"))
 		require.Equal(t, 50.0, f.capacity(t, applied.From, messages.For("bob")))
 	})
 
@@ -70,7 +70,7 @@ func TestPause(t *testing.T) {
 			require.NoError(t, err)
 		}
 		f.load(t)
-		require.Equal(t, rule(t, "messages", hour, "a test"), f.set.RuleFor(messages, "", "ana"))
+		require.Equal(t, rule(t, "messages", hour, "a test"), f.set.RulingFor(messages, "", "ana"))
 	})
 
 	t.Run("EndsNoSoonerThanTheOneBeforeWhereItSaysSo", func(t *testing.T) {
@@ -140,10 +140,10 @@ func TestPause(t *testing.T) {
 			put(t, f, time.Time{}, hour, noSooner)
 			put(t, f, week, week.Add(time.Hour), noSooner)
 			f.load(t)
-			require.Equal(t, rule(t, "messages", hour, "a test"), f.set.RuleFor(messages, "", "ana"))
+			require.Equal(t, rule(t, "messages", hour, "a test"), f.set.RulingFor(messages, "", "ana"))
 			put(t, f, time.Time{}, day, noSooner)
 			f.load(t)
-			require.Equal(t, rule(t, "messages", day, "a test"), f.set.RuleFor(messages, "", "ana"))
+			require.Equal(t, rule(t, "messages", day, "a test"), f.set.RulingFor(messages, "", "ana"))
 			spans := listed(t, f)
 			require.Len(t, spans, 2)
 			require.Equal(t, [2]time.Time{week, week.Add(time.Hour)}, spans[1])
@@ -178,7 +178,7 @@ func TestPause(t *testing.T) {
 		put(t, f, now.Add(30*time.Minute), day, false)
 		put(t, f, week, week.Add(time.Hour), false)
 		f.load(t)
-		require.Equal(t, rule(t, "messages", day, "a test"), f.set.RuleFor(messages, "", "ana"))
+		require.Equal(t, rule(t, "messages", day, "a test"), f.set.RulingFor(messages, "", "ana"))
 	})
 
 	t.Run("BeginsWhenItSays", func(t *testing.T) {
@@ -189,13 +189,13 @@ func TestPause(t *testing.T) {
 		_, err := f.store.Pause(t.Context(), edit, of("", hour))
 		require.NoError(t, err)
 		f.load(t)
-		require.Nil(t, f.set.RuleFor(messages, "", "ana"), "it lies ahead")
+		require.Nil(t, f.set.RulingFor(messages, "", "ana"), "it lies ahead")
 
 		f.run(t, rules.Config{Poll: time.Hour})
 		f.listening(t, 1)
 		f.exec(t, `WITH moved AS (UPDATE ratelimit.pauses SET from_us = (extract(epoch FROM clock_timestamp()) * 1000000)::bigint + 200000)
 			UPDATE ratelimit.rules_version SET version = version + 1 RETURNING pg_notify('ratelimit_rules', '')`)
-		f.eventually(t, func() bool { return f.set.RuleFor(messages, "", "ana") != nil })
+		f.eventually(t, func() bool { return f.set.RulingFor(messages, "", "ana") != nil })
 	})
 
 	t.Run("IsOverInTime", func(t *testing.T) {
@@ -205,6 +205,6 @@ func TestPause(t *testing.T) {
 		require.NoError(t, err)
 		f.exec(t, `UPDATE ratelimit.pauses SET from_us = 1, until_us = 2`)
 		f.load(t)
-		require.Nil(t, f.set.RuleFor(messages, "", "ana"), "there is nothing left to say")
+		require.Nil(t, f.set.RulingFor(messages, "", "ana"), "there is nothing left to say")
 	})
 }

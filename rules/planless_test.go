@@ -31,8 +31,8 @@ func TestAPlanWithoutARuleIsReportedOnce(t *testing.T) {
 		for range 2 { // also once over two loads
 			require.NoError(t, set.Load(t.Context()))
 			for _, plan := range plans {
-				set.RuleFor(messages, plan, "ana")
-				set.RuleFor(messages, plan, "bob")
+				set.RulingFor(messages, plan, "ana")
+				set.RulingFor(messages, plan, "bob")
 			}
 		}
 		var told []string

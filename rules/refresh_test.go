@@ -82,7 +82,7 @@ func TestRun(t *testing.T) {
 			require.NoError(t, err)
 			for _, set := range sets {
 				f.eventually(t, func() bool { return set.Version() == version })
-				require.NotNil(t, set.RuleFor(messages, "", "ana"))
+				require.NotNil(t, set.RulingFor(messages, "", "ana"))
 			}
 		}
 	})
@@ -95,7 +95,7 @@ func TestRun(t *testing.T) {
 		f.exec(t, `INSERT INTO ratelimit.rules (name, rate, period_us) VALUES ('messages', 5, 60000000)`)
 		f.exec(t, `INSERT INTO ratelimit.rules_version (version) VALUES (7)`) // by hand, without NOTIFY
 		f.eventually(t, func() bool { return set.Version() == 7 })
-		require.NotNil(t, set.RuleFor(messages, "", "ana"))
+		require.NotNil(t, set.RulingFor(messages, "", "ana"))
 	})
 
 	t.Run("ListensAgainWhenTheConnectionIsCut", func(t *testing.T) {
@@ -143,7 +143,7 @@ func TestRun(t *testing.T) {
 		require.NoError(t, err)
 		f.load(t)
 		require.Zero(t, f.set.Version())
-		require.Nil(t, f.set.RuleFor(messages, "", "ana"))
+		require.Nil(t, f.set.RulingFor(messages, "", "ana"))
 		require.NoError(t, tx.Commit(t.Context()))
 		f.load(t)
 		require.Equal(t, int64(1), f.set.Version())
@@ -163,8 +163,8 @@ func TestRun(t *testing.T) {
 		set := f.run(t, rules.Config{Poll: 20 * time.Millisecond})
 		f.eventually(t, func() bool { return f.events.count() > 3 })
 		require.Error(t, f.events.last(t).Err)
-		require.Nil(t, set.RuleFor(messages, "", "ana"))
-		require.Nil(t, set.RulesOf("messages"))
+		require.Nil(t, set.RulingFor(messages, "", "ana"))
+		require.Nil(t, set.RulingsOf("messages"))
 		require.Zero(t, set.Version())
 		require.Equal(t, time.Duration(math.MaxInt64), set.Age())
 	})
@@ -259,8 +259,8 @@ func TestLoad(t *testing.T) {
 		require.NoError(t, tx.Commit(t.Context()))
 		require.NoError(t, <-loaded)
 		require.Zero(t, f.set.Version())
-		require.Nil(t, f.set.RuleFor(messages, "", "bob"))
-		require.Nil(t, f.set.RuleFor(messages, "", "ana"), "no half of the change is seen")
+		require.Nil(t, f.set.RulingFor(messages, "", "bob"))
+		require.Nil(t, f.set.RulingFor(messages, "", "ana"), "no half of the change is seen")
 	})
 
 	t.Run("KeepsWhatWasLoadedWhenItFails", func(t *testing.T) {
@@ -331,7 +331,7 @@ func TestLoad(t *testing.T) {
 		require.Equal(t, 5.0, f.capacity(t, now.Add(time.Second), messages.For("ana")))
 		f.exec(t, `DELETE FROM ratelimit.rules`)
 		f.load(t)
-		require.Nil(t, f.set.RuleFor(messages, "", "ana"))
+		require.Nil(t, f.set.RulingFor(messages, "", "ana"))
 	})
 
 	t.Run("TiersAreThoseOfTheTable", func(t *testing.T) {

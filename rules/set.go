@@ -93,8 +93,8 @@ func (s *Set) loaded() *snapshot {
 	return s.current.Load()
 }
 
-// RuleFor returns the rule for a bucket, or nil where the definition in the code decides; see [ratelimit.Policies].
-func (s *Set) RuleFor(limit ratelimit.Limit, plan, key string) *ratelimit.Rule {
+// RulingFor returns the ruling for a bucket, or nil where the definition in the code decides; see [ratelimit.Policies].
+func (s *Set) RulingFor(limit ratelimit.Limit, plan, key string) *ratelimit.Ruling {
 	current := s.loaded()
 	if current == nil {
 		return nil

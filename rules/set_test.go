@@ -77,9 +77,9 @@ func TestSet(t *testing.T) {
 		_, err = f.store.Override(t.Context(), why, rules.Override{Limit: "messages", Key: "ana", Multiplier: 3})
 		require.NoError(t, err)
 		f.load(t)
-		require.Equal(t, "messages", f.set.RuleFor(messages, "", "bob").Name())
-		require.Equal(t, "messages, plan pro", f.set.RuleFor(messages, "pro", "bob").Name())
-		require.Equal(t, "messages, override", f.set.RuleFor(messages, "pro", "ana").Name())
+		require.Equal(t, "messages", f.set.RulingFor(messages, "", "bob").Name())
+		require.Equal(t, "messages, plan pro", f.set.RulingFor(messages, "pro", "bob").Name())
+		require.Equal(t, "messages, override", f.set.RulingFor(messages, "pro", "ana").Name())
 	})
 
 	t.Run("TellsTheRuleThatHasDecided", func(t *testing.T) {
@@ -154,11 +154,11 @@ func TestSet(t *testing.T) {
 			group.Go(func() error {
 				for n := 0; !done.Load(); n++ {
 					key := fmt.Sprint((n + worker) % 64)
-					rule := f.set.RuleFor(messages, []string{"", "pro"}[n%2], key)
+					rule := f.set.RulingFor(messages, []string{"", "pro"}[n%2], key)
 					if rule != nil && rule.Name() == "" {
 						return fmt.Errorf("the rule of %s has no name", key)
 					}
-					f.set.RulesOf("messages")
+					f.set.RulingsOf("messages")
 				}
 				return nil
 			})

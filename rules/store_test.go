@@ -229,7 +229,7 @@ func TestApply(t *testing.T) {
 		set, err := rules.NewSet(pool, rules.Config{Schema: schema})
 		require.NoError(t, err)
 		require.NoError(t, set.Load(t.Context()))
-		require.NotNil(t, set.RuleFor(messages, "", "ana"))
+		require.NotNil(t, set.RulingFor(messages, "", "ana"))
 	})
 
 	t.Run("SaysThatTheTablesAreMissing", func(t *testing.T) {

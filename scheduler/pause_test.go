@@ -145,8 +145,8 @@ func TestPauseFor(t *testing.T) {
 		other := ratelimit.Define("other", ratelimit.PerSecond(1))
 		_, err = pauseFor(t, store, 429, "3600", other.Global())
 		require.NoError(t, err)
-		require.Nil(t, set.RuleFor(other, "", ""))
+		require.Nil(t, set.RulingFor(other, "", ""))
 		require.NoError(t, set.Load(t.Context()))
-		require.NotNil(t, set.RuleFor(other, "", ""))
+		require.NotNil(t, set.RulingFor(other, "", ""))
 	})
 }

@@ -16,22 +16,22 @@ import (
 
 // ruled is the rule of one limit for the plan pro, and none for the others. It changes while the program runs.
 type ruled struct {
-	rule atomic.Pointer[ratelimit.Rule]
+	rule atomic.Pointer[ratelimit.Ruling]
 }
 
-func (r *ruled) RuleFor(_ ratelimit.Limit, plan, _ string) *ratelimit.Rule {
+func (r *ruled) RulingFor(_ ratelimit.Limit, plan, _ string) *ratelimit.Ruling {
 	if plan == "pro" {
 		return r.rule.Load()
 	}
 	return nil
 }
 
-func (r *ruled) RulesOf(string) []*ratelimit.Rule { return []*ratelimit.Rule{r.rule.Load()} }
+func (r *ruled) RulingsOf(string) []*ratelimit.Ruling { return []*ratelimit.Ruling{r.rule.Load()} }
 
 // set states what the plan has.
 func (r *ruled) set(t *testing.T, limit ratelimit.Limit, era ratelimit.Era) {
 	t.Helper()
-	rule, err := ratelimit.NewRule(limit, ratelimit.RuleConfig{Name: "pro", Eras: []ratelimit.Era{era}})
+	rule, err := ratelimit.NewRuling(limit, ratelimit.RulingConfig{Name: "pro", Eras: []ratelimit.Era{era}})
 	require.NoError(t, err)
 	r.rule.Store(rule)
 }

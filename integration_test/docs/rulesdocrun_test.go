@@ -284,7 +284,7 @@ func becomes(t *testing.T, pool *pgxpool.Pool, change ratelimit.OnChange, tokens
 	}
 	limit := ratelimit.Define("vector", still(before))
 	bucket := limit.For(fmt.Sprint(change, tokens, before, after))
-	rule, err := ratelimit.NewRule(limit, ratelimit.RuleConfig{Eras: []ratelimit.Era{{}, {From: from, Policy: still(after), OnChange: change}}})
+	rule, err := ratelimit.NewRuling(limit, ratelimit.RulingConfig{Eras: []ratelimit.Era{{}, {From: from, Policy: still(after), OnChange: change}}})
 	require.NoError(t, err)
 	now := from
 	limiter, err := ratelimit.New(pool, ratelimit.Config{AsOf: func() time.Time { return now }, Policies: eraRule{rule}})
@@ -298,8 +298,8 @@ func becomes(t *testing.T, pool *pgxpool.Pool, change ratelimit.OnChange, tokens
 }
 
 // eraRule is a source with one rule.
-type eraRule struct{ rule *ratelimit.Rule }
+type eraRule struct{ rule *ratelimit.Ruling }
 
-func (e eraRule) RuleFor(ratelimit.Limit, string, string) *ratelimit.Rule { return e.rule }
+func (e eraRule) RulingFor(ratelimit.Limit, string, string) *ratelimit.Ruling { return e.rule }
 
-func (e eraRule) RulesOf(string) []*ratelimit.Rule { return []*ratelimit.Rule{e.rule} }
+func (e eraRule) RulingsOf(string) []*ratelimit.Ruling { return []*ratelimit.Ruling{e.rule} }

@@ -131,11 +131,11 @@ type book struct{ pages []*page }
 type page struct {
 	of        *limit
 	plan, key string
-	config    ratelimit.RuleConfig
-	rule      *ratelimit.Rule
+	config    ratelimit.RulingConfig
+	rule      *ratelimit.Ruling
 }
 
-func (b *book) RuleFor(limit ratelimit.Limit, plan, key string) *ratelimit.Rule {
+func (b *book) RulingFor(limit ratelimit.Limit, plan, key string) *ratelimit.Ruling {
 	var found *page
 	for _, p := range b.pages {
 		if p.of.name != limit.Name() || p.key != "" && p.key != key || p.key == "" && p.plan != "" && p.plan != plan {
@@ -162,7 +162,7 @@ func (p *page) rank() int {
 	return 0
 }
 
-func (b *book) RulesOf(name string) (rules []*ratelimit.Rule) {
+func (b *book) RulingsOf(name string) (rules []*ratelimit.Ruling) {
 	for _, p := range b.pages {
 		if p.of.name == name {
 			rules = append(rules, p.rule)
@@ -173,7 +173,7 @@ func (b *book) RulesOf(name string) (rules []*ratelimit.Rule) {
 
 // make makes the rule anew, as a source does that has learnt something.
 func (p *page) make() error {
-	rule, err := ratelimit.NewRule(p.of.defined[0], p.config)
+	rule, err := ratelimit.NewRuling(p.of.defined[0], p.config)
 	if err == nil {
 		p.rule = rule
 	}
@@ -221,7 +221,7 @@ func (p *page) reshard(d *draw) ratelimit.Policy {
 func drawPages(d *draw, limits []*limit, keys []string, start time.Time) (pages []*page, err error) {
 	for _, l := range limits {
 		for range oneOf(d, 0, 1, 1, 2) {
-			p := &page{of: l, config: ratelimit.RuleConfig{Name: oneOf(d, "", "standard")}}
+			p := &page{of: l, config: ratelimit.RulingConfig{Name: oneOf(d, "", "standard")}}
 			switch d.below(4) {
 			case 0:
 				p.plan = "pro"

@@ -25,11 +25,14 @@ func TestWords(t *testing.T) {
 		files = append(files, found...)
 	}
 	for use, not := range map[string]*regexp.Regexp{
-		"refusal":  regexp.MustCompile(`(?i)denials?\b|\bden(y|ies|ied)\b|denycache`),
-		"credit":   regexp.MustCompile(`(?i)refund`),
-		"kind":     regexp.MustCompile(`(?i)\balgorithm[=,}]`),
-		"shadow":   regexp.MustCompile(`(?i)\bon trial\b|\bas a trial\b`),
-		"prefetch": regexp.MustCompile(`(?i)taken ahead`),
+		"refusal":     regexp.MustCompile(`(?i)denials?\b|\bden(y|ies|ied)\b|denycache`),
+		"credit":      regexp.MustCompile(`(?i)refund`),
+		"kind":        regexp.MustCompile(`(?i)\balgorithm[=,}]`),
+		"shadow":      regexp.MustCompile(`(?i)\bon trial\b|\bas a trial\b`),
+		"prefetch":    regexp.MustCompile(`(?i)taken ahead`),
+		"reservation": regexp.MustCompile(`(?i)\ballowances?\b`),
+		"override":    regexp.MustCompile(`(?i)\bexceptions? (for|of) (a |the |one |single )?keys?\b`),
+		"ruling":      regexp.MustCompile(`(?i)\bcompiled rules?\b|\bratelimit\.(New)?Rule\b`),
 	} {
 		for _, file := range files {
 			text, err := os.ReadFile(file)

@@ -13,17 +13,17 @@ import (
 
 // plans are the rules of plans, which change while the program runs.
 type plans struct {
-	of atomic.Pointer[map[string]*ratelimit.Rule]
+	of atomic.Pointer[map[string]*ratelimit.Ruling]
 }
 
-func (p *plans) RuleFor(_ ratelimit.Limit, plan, _ string) *ratelimit.Rule {
+func (p *plans) RulingFor(_ ratelimit.Limit, plan, _ string) *ratelimit.Ruling {
 	if rules := p.of.Load(); rules != nil {
 		return (*rules)[plan]
 	}
 	return nil
 }
 
-func (p *plans) RulesOf(string) (all []*ratelimit.Rule) {
+func (p *plans) RulingsOf(string) (all []*ratelimit.Ruling) {
 	for _, rule := range *p.of.Load() {
 		all = append(all, rule)
 	}
@@ -43,9 +43,9 @@ func (p *plans) set(t *testing.T, perHour map[string]float64) {
 // setEras states what holds for each plan of perUser.
 func (p *plans) setEras(t *testing.T, eras map[string]ratelimit.Era) {
 	t.Helper()
-	rules := make(map[string]*ratelimit.Rule)
+	rules := make(map[string]*ratelimit.Ruling)
 	for plan, era := range eras {
-		rule, err := ratelimit.NewRule(perUser, ratelimit.RuleConfig{Name: plan, Eras: []ratelimit.Era{era}})
+		rule, err := ratelimit.NewRuling(perUser, ratelimit.RulingConfig{Name: plan, Eras: []ratelimit.Era{era}})
 		require.NoError(t, err)
 		rules[plan] = rule
 	}

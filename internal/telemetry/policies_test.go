@@ -16,11 +16,12 @@ import (
 
 // stored is the one rule there is, which changes while the program runs.
 type stored struct {
-	rule atomic.Pointer[ratelimit.Rule]
+	rule atomic.Pointer[ratelimit.Ruling]
 }
 
-func (s *stored) RuleFor(ratelimit.Limit, string, string) *ratelimit.Rule { return s.rule.Load() }
-func (s *stored) RulesOf(string) []*ratelimit.Rule                        { return []*ratelimit.Rule{s.rule.Load()} }
+func (s *stored) RulingFor(ratelimit.Limit, string, string) *ratelimit.Ruling { return s.rule.Load() }
+
+func (s *stored) RulingsOf(string) []*ratelimit.Ruling { return []*ratelimit.Ruling{s.rule.Load()} }
 
 // told remembers what became of requests.
 type told struct {
@@ -47,7 +48,7 @@ func TestWhatDecidedIsTold(t *testing.T) {
 	limiter, err := ratelimit.New(postgrestest.New(t), ratelimit.Config{Policies: s, Observer: o, AsOf: func() time.Time { return now }})
 	require.NoError(t, err)
 	ofOne := ratelimit.FixedWindow{Rate: 1, Period: time.Hour, Start: now}
-	for _, config := range []*ratelimit.RuleConfig{
+	for _, config := range []*ratelimit.RulingConfig{
 		nil,
 		{Name: "window", Eras: []ratelimit.Era{{Policy: ofOne}}},
 		{Name: "window", Eras: []ratelimit.Era{{Policy: ofOne}}},
@@ -58,7 +59,7 @@ func TestWhatDecidedIsTold(t *testing.T) {
 	} {
 		s.rule.Store(nil)
 		if config != nil {
-			rule, err := ratelimit.NewRule(perUser, *config)
+			rule, err := ratelimit.NewRuling(perUser, *config)
 			require.NoError(t, err)
 			s.rule.Store(rule)
 		}
