@@ -86,7 +86,7 @@ func checkBorrow(r *Request, verb string) error {
 }
 
 // checkBorrowers returns an error if a bucket both borrows and is named by another request. All requests must have been added.
-// A pool that no request names directly can go into debt for the guarantees.
+// A pool that no request names directly can owe tokens for the guarantees.
 func (p *plan) checkBorrowers() error {
 	if len(p.asked) > maxRequests {
 		return fmt.Errorf("%w: the call asks for %d limits, of which a Borrow has two; it takes up to %d", ErrInvalidRequest, len(p.asked), maxRequests)

@@ -85,11 +85,11 @@ func (p CalendarWindow) compile() (bucket.Terms, error) {
 	if err != nil {
 		return bucket.Terms{}, err
 	}
-	debt := p.MaxReserved
-	if debt == 0 {
-		debt = p.Rate
+	owed := p.MaxReserved
+	if owed == 0 {
+		owed = p.Rate
 	}
-	t, err := compile(p.Rate, Day, p.Rate, debt, 1) // the bounds of the numbers are the same for a day and a year
+	t, err := compile(p.Rate, Day, p.Rate, owed, 1) // the bounds of the numbers are the same for a day and a year
 	if err != nil {
 		return bucket.Terms{}, err
 	}

@@ -134,7 +134,7 @@ func (l *Limiter) Value(ctx context.Context, request Request) (Value, error) {
 	return d.States[0].Value, nil
 }
 
-// Reset fills the buckets of the requests to their capacity, for example after a successful login. Debts are forgotten, too, so
+// Reset fills the buckets of the requests to their capacity, for example after a successful login. Owed tokens are forgotten, too, so
 // reserved work that has not run yet comes on top. The windows of a fixed window do not move. In a transaction, a rollback
 // undoes it.
 func (l *Limiter) Reset(ctx context.Context, requests ...Request) error {

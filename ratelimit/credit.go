@@ -25,7 +25,7 @@ func (l *Limiter) CreditTaken(ctx context.Context, at time.Time, requests ...Req
 }
 
 // Charge takes the costs of the requests even if the buckets have too few tokens, below zero if necessary. Later requests wait
-// until the debt is repaid. Use it if the cost is known only after the work, and Take has taken less. It is not idempotent. In
+// until the owed tokens are repaid. Use it if the cost is known only after the work, and Take has taken less. It is not idempotent. In
 // a transaction, a rollback undoes it.
 func (l *Limiter) Charge(ctx context.Context, requests ...Request) error {
 	return adjust(ctx, l, "charge", 1, requests, bucket.Whenever)
@@ -54,7 +54,7 @@ func adjust(ctx context.Context, l *Limiter, verb string, sign float64, requests
 }
 
 // actualCosts checks the requests of Settle, Credit, CreditTaken and Charge, and returns the sum of their costs for each bucket. The
-// costs can exceed the capacity, because they can become debts.
+// costs can exceed the capacity, because the bucket can owe them.
 func actualCosts(ctx context.Context, l *Limiter, verb string, actual []Request) (map[bucket.Key]actualCost, error) {
 	costs := make(map[bucket.Key]actualCost, len(actual))
 	for i := range actual {

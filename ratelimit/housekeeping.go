@@ -191,7 +191,7 @@ func forgetSome(ctx context.Context, l *Limiter) (more bool, err error) {
 
 // Prune deletes the rows of buckets of the limits that have been full for a minute, and returns the number of deleted rows. It
 // changes no decision, because a bucket without a row is full; it only frees storage. Name every limit with its current policy.
-// Prune keeps the rows of other limits, of buckets with debts, and rows with a ts in the future.
+// Prune keeps the rows of other limits, of buckets that owe tokens, and rows with a ts in the future.
 //
 // If a name has several policies, for example plans of several keys, the database does not know which policy a row has. So
 // Prune deletes a row only if it is full under all of them. Name the limit once for each policy. Prune adds the policies that
@@ -248,7 +248,7 @@ func checkPrune(l *Limiter, call string, limits []Limit) error {
 }
 
 // ruledTerms returns the terms under which Prune may delete a row of a name with rules. A row can have been filled under one
-// policy and then under another, and a change can have scaled its debt. So the terms combine the largest capacity with the rate
+// policy and then under another, and a change can have scaled its owed tokens. So the terms combine the largest capacity with the rate
 // of each policy.
 func ruledTerms(source Policies, name string) (terms []bucket.Terms) {
 	if source == nil {
@@ -258,7 +258,7 @@ func ruledTerms(source Policies, name string) (terms []bucket.Terms) {
 	for _, rule := range source.RulingsOf(name) {
 		for i := range rule.eras {
 			row := rule.eras[i].limit.terms().OfShard()
-			terms, most, growth = append(terms, row), max(most, row.Capacity), max(growth, row.Eras.DebtGrowth())
+			terms, most, growth = append(terms, row), max(most, row.Capacity), max(growth, row.Eras.OwedGrowth())
 		}
 	}
 	for i := range terms {

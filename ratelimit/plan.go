@@ -261,11 +261,11 @@ func (p *plan) checkAsk(i int) error {
 	if p.asks[i].Lender != nil {
 		return p.checkBorrowed(i)
 	}
-	return limitDebt(&p.asks[i], p.of[i].limit, p.reserves)
+	return limitOwed(&p.asks[i], p.of[i].limit, p.reserves)
 }
 
-// limitDebt sets how low the bucket may go, and returns an error if it can never give the cost.
-func limitDebt(a *bucket.Ask, limit Limit, reserve bool) error {
+// limitOwed sets how low the bucket may go, and returns an error if it can never give the cost.
+func limitOwed(a *bucket.Ask, limit Limit, reserve bool) error {
 	cost := a.Cost
 	if a.Asked > 0 { // a price makes no request impossible
 		cost = a.Asked
@@ -280,8 +280,8 @@ func limitDebt(a *bucket.Ask, limit Limit, reserve bool) error {
 	if !a.Terms.Reserves {
 		return fmt.Errorf("%w: %q has NoReservations; call Take, or set MaxReserved", ErrNoReservations, limit.Name())
 	}
-	a.Lowest, a.MayOwe = -a.Terms.MaxDebt, true
-	most := a.Terms.Capacity + a.Terms.MaxDebt
+	a.Lowest, a.MayOwe = -a.Terms.MaxOwed, true
+	most := a.Terms.Capacity + a.Terms.MaxOwed
 	if cost <= most && a.Terms.Capacity-cost < a.Lowest { // most was rounded up
 		most = math.Nextafter(cost, 0)
 	}

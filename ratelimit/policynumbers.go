@@ -34,7 +34,7 @@ func (l Limit) Numbers() Numbers {
 	}
 	t := l.terms()
 	n := Numbers{
-		Kind: kindOf(&t), Most: t.Capacity, Rate: t.Rate, MaxOwed: t.MaxDebt, Shards: int(t.Shards),
+		Kind: kindOf(&t), Most: t.Capacity, Rate: t.Rate, MaxOwed: t.MaxOwed, Shards: int(t.Shards),
 		Period: time.Duration(float64(t.Step)*t.Steps) * time.Microsecond,
 	}
 	policy := l.Policy()

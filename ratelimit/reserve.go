@@ -27,7 +27,7 @@ const (
 
 // Reservation is the answer to Reserve: tokens that are taken now for work that runs later.
 type Reservation struct {
-	// Decision says whether the tokens were reserved. If not, the debt was too large, and RetryAfter is the time until the same
+	// Decision says whether the tokens were reserved. If not, the bucket would owe too much, and RetryAfter is the time until the same
 	// call would be accepted.
 	Decision
 	// ID identifies the reservation to Start, Settle and other calls: a random UUID. It is empty if the reservation was
@@ -48,7 +48,7 @@ func (r Reservation) Delay() time.Duration {
 
 // Reserve takes the cost of the requests, even if the tokens are not available yet, and returns when the work may run. The
 // bucket owes the missing tokens: its value falls below zero, by at most the policy's MaxReserved, and later requests wait
-// until the debt is repaid. So work is served in the order of reservations, and small requests cannot starve a large one.
+// until the owed tokens are repaid. So work is served in the order of reservations, and small requests cannot starve a large one.
 // Reserve takes from all limits or from none.
 //
 // Run the work at ReadyAt and not before, because otherwise the limit only allows a larger burst. Afterwards call Settle with

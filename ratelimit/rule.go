@@ -23,7 +23,7 @@ type Policies interface {
 	RulingFor(limit Limit, plan, key string) *Ruling
 
 	// RulingsOf returns rulings for Prune that bound all rulings that RulingFor can return for the name: the one with the
-	// largest capacity, the slowest one to fill, and all rulings whose changes scale debts.
+	// largest capacity, the slowest one to fill, and all rulings whose changes scale owed tokens.
 	RulingsOf(name string) []*Ruling
 }
 
@@ -69,14 +69,14 @@ const (
 type OnChange string
 
 const (
-	// KeepTokens keeps the tokens or the debt, up to the new capacity. The empty OnChange means KeepTokens. With Shards,
+	// KeepTokens keeps the tokens or what the bucket owes, up to the new capacity. The empty OnChange means KeepTokens. With Shards,
 	// KeepTokens cannot be used to raise the capacity.
 	KeepTokens OnChange = "keep"
-	// ScaleTokens keeps the tokens or the debt as a share of the capacity: 1.8 of 3 become 36 of 60.
+	// ScaleTokens keeps the tokens or what the bucket owes as a share of the capacity: 1.8 of 3 become 36 of 60.
 	ScaleTokens OnChange = "scale"
 	// AddTokens adds the difference of the capacities, which can be negative: 200 of 500 become 600 of 900.
 	AddTokens OnChange = "add"
-	// ResetTokens fills the bucket and forgets its debt.
+	// ResetTokens fills the bucket and forgets its owed tokens.
 	ResetTokens OnChange = "reset"
 )
 

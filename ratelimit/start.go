@@ -65,7 +65,7 @@ func (l *Limiter) Started(ctx context.Context, id string) (bool, error) {
 }
 
 // Renew reserves the cost of a reservation again and returns the new turn. Use it for another attempt that must pay, or for
-// work that runs although it was cancelled. In every state, the reservation becomes open and not started. If the debt would
+// work that runs although it was cancelled. In every state, the reservation becomes open and not started. If the owed tokens would
 // exceed MaxReserved, nothing changes, and Wait is the time until Renew can succeed. It returns ErrNotReserved if the
 // reservation does not exist.
 //

@@ -61,7 +61,7 @@ type TokenBucket struct {
 	// all rows conflicts with every transaction of another process on any of the rows. Two transactions that take from the
 	// bucket, and then lock all of its rows, can deadlock; InTx then runs one of them again.
 	//
-	// If you change Shards in the code while the limit is in use, new rows start full. Tokens and debts in unused rows are
+	// If you change Shards in the code while the limit is in use, new rows start full. Tokens and owed tokens in unused rows are
 	// lost. A rule can change Shards only with ResetTokens.
 	Shards int
 	// Prefetch is the maximum time for which a process keeps prefetched tokens, which it takes in advance to answer calls from
@@ -183,15 +183,15 @@ func compile(rate float64, period time.Duration, capacity, maxReserved float64, 
 	switch {
 	case maxReserved == NoReservations || maxReserved == NoDebt:
 	case maxReserved == 0:
-		t.MaxDebt = most
+		t.MaxOwed = most
 	case !(maxReserved >= bucket.MinTokens && maxReserved <= bucket.MaxTokens):
 		return bucket.Terms{}, fmt.Errorf("its MaxReserved is %v; it must be from %g to %g tokens, or 0 for no bound, or NoDebt or NoReservations", maxReserved, bucket.MinTokens, bucket.MaxTokens)
 	case maxReserved > most:
 		return bucket.Terms{}, fmt.Errorf("its MaxReserved %v takes over 100 years to repay at %s; lower it or raise the Rate", maxReserved, words.Rate(rate, period))
 	default:
-		t.MaxDebt = maxReserved
+		t.MaxOwed = maxReserved
 	}
-	if t.MaxDebt == 0 && t.Capacity == 0 {
+	if t.MaxOwed == 0 && t.Capacity == 0 {
 		return bucket.Terms{}, errors.New("it has NoCapacity, and NoReservations or NoDebt, which admits nothing; drop one of the two")
 	}
 	return t, nil

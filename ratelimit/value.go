@@ -87,7 +87,7 @@ func (v Value) step(instant time.Time, cost float64, reserve bool) (Value, Reser
 	ask := bucket.Ask{Terms: h.Terms, Cost: cost}
 	answer := h.Answer(&ask, now)
 	d := v.Limit.definition()
-	invalid := checkCost(&d, cost, math.Inf(1)) != nil || limitDebt(&ask, v.Limit, reserve) != nil || checkSlots(v.Limit, cost) != nil
+	invalid := checkCost(&d, cost, math.Inf(1)) != nil || limitOwed(&ask, v.Limit, reserve) != nil || checkSlots(v.Limit, cost) != nil
 	if !invalid {
 		answer = ask.Decide(answer)
 	}

@@ -25,7 +25,7 @@ const (
 //
 // If the context has a deadline and the tokens come later, Wait reserves nothing and returns the refusal at once. RetryAfter is
 // then the time after which a call with the same time left would be served, if there are no other callers. Wait also refuses if
-// the policy limits the debt; see MaxReserved.
+// the policy limits the owed tokens; see MaxReserved.
 //
 // If the context ends during the sleep, Wait cancels the reservation and returns the context's error. The tokens are then
 // available to other callers. Cancelling waits for locked rows, up to Config.Timeout. If the database is unreachable or the

@@ -27,14 +27,14 @@ func TestACreditIsWorthTheSameLater(t *testing.T) {
 		rows := make([]bucket.State, terms.Shards)
 		for i := range rows {
 			rows[i] = bucket.State{
-				Value: buckettest.One(src, 0, shard.Capacity, shard.Capacity*src.Unit(), -shard.MaxDebt*src.Unit()),
+				Value: buckettest.One(src, 0, shard.Capacity, shard.Capacity*src.Unit(), -shard.MaxOwed*src.Unit()),
 				TS:    shard.Begin(now - int64(src.Unit()*2*float64(period)) + buckettest.One(src, 0, 0, 0, minute, 2*minute+period)),
 			}
 		}
 		before, amount := slices.Clone(rows), src.Unit()*buckettest.One(src, 1, 0.1, 2)*(terms.Capacity+1)
 		bucket.Rows(rows).Credit(&terms, now, amount, 0, math.MaxInt64)
 
-		tolerance := 1e-9 * (terms.Capacity + terms.MaxDebt + amount + 1)
+		tolerance := 1e-9 * (terms.Capacity + terms.MaxOwed + amount + 1)
 		require.InDelta(t, min(terms.Capacity, bucket.Rows(before).Tokens(&terms, now)+amount), bucket.Rows(rows).Tokens(&terms, now), tolerance)
 		for i, s := range rows {
 			fixed := shard.FixClock(before[i], now)

@@ -34,7 +34,7 @@ func rowsOf(src shrinking, terms bucket.Terms) (rows []bucket.State, now int64) 
 	rows = make([]bucket.State, terms.Shards)
 	for i := range rows {
 		rows[i] = bucket.State{
-			Value: buckettest.One(src, 0, shard.Capacity, shard.Capacity*src.Unit(), shard.Capacity*src.Unit(), -shard.MaxDebt, -shard.MaxDebt*src.Unit()),
+			Value: buckettest.One(src, 0, shard.Capacity, shard.Capacity*src.Unit(), shard.Capacity*src.Unit(), -shard.MaxOwed, -shard.MaxOwed*src.Unit()),
 			TS:    now - int64(src.Unit()*2*float64(period)/max(terms.Rate, 1)) + buckettest.One(src, 0, 0, 0, minute, 2*minute+period),
 		}
 	}

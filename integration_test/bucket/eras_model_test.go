@@ -144,7 +144,7 @@ func (h *erasHistory) holds(terms bucket.Terms, rows []bucket.State, now int64, 
 
 // slack is how far off a number of these terms may be.
 func (h *erasHistory) slack(terms bucket.Terms) float64 {
-	return 0x1p-46 * (terms.Capacity + terms.Rate + terms.MaxDebt)
+	return 0x1p-46 * (terms.Capacity + terms.Rate + terms.MaxOwed)
 }
 
 // step makes one call.
@@ -182,7 +182,7 @@ func (h *erasHistory) step() {
 	case chance < 10 && terms.Shards > 1:
 		h.takeOne(terms, rows, keep, now, amount/float64(terms.Shards))
 	default:
-		lowest := -terms.MaxDebt * float64(h.src.Pick(2))
+		lowest := -terms.MaxOwed * float64(h.src.Pick(2))
 		if h.take(terms, rows, now, amount, lowest) {
 			keep = nil
 		}

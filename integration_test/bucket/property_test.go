@@ -22,14 +22,14 @@ func TestInvariants(t *testing.T) {
 		empties(t, terms, opening)
 		grows(t, terms, opening)
 		for range 20 {
-			lowest := -terms.MaxDebt * float64(src.Pick(2))
+			lowest := -terms.MaxOwed * float64(src.Pick(2))
 			cost := (terms.Capacity - lowest) * src.Unit()
 			if !buckettest.Possible(terms, cost, lowest) {
 				continue
 			}
 			now := opening + int64(src.Unit()*float64(century))
 			row := bucket.State{
-				Value: buckettest.One(src, 0, terms.Capacity, terms.Capacity*src.Unit(), -terms.MaxDebt, -terms.MaxDebt*src.Unit()),
+				Value: buckettest.One(src, 0, terms.Capacity, terms.Capacity*src.Unit(), -terms.MaxOwed, -terms.MaxOwed*src.Unit()),
 				TS:    now - int64(src.Unit()*3*float64(buckettest.Period(terms))) + buckettest.One(src, 0, 0, minute, 2*minute),
 			}
 			t.Logf("%v of %+v, at least %v to remain, on %+v at %d", cost, terms, lowest, row, now)
@@ -89,7 +89,7 @@ func fuzzed(fixed bool, rate float64, period int64, capacity, debt float64, star
 	if fixed {
 		terms = buckettest.FixedWindow(rate, time.Duration(period)*time.Microsecond, capacity, min(max(start, bucket.MinInstant), bucket.MaxInstant))
 	}
-	terms.MaxDebt = debt
+	terms.MaxOwed = debt
 	return terms, buckettest.Valid(terms)
 }
 
@@ -115,7 +115,7 @@ func empties(t require.TestingT, terms bucket.Terms, now int64) {
 	require.True(t, allowed)
 	require.Zero(t, empty.Value)
 	require.LessOrEqual(t, buckettest.UntilFull(terms, empty, now), longest)
-	owing, allowed := buckettest.Take(terms, empty, now, terms.MaxDebt, -terms.MaxDebt)
+	owing, allowed := buckettest.Take(terms, empty, now, terms.MaxOwed, -terms.MaxOwed)
 	require.True(t, allowed)
 	require.LessOrEqual(t, buckettest.Wait(terms, owing, now, 0, 0), longest)
 }
@@ -123,7 +123,7 @@ func empties(t require.TestingT, terms bucket.Terms, now int64) {
 // grows checks that no bucket is so slow beside what it holds or owes that rounding keeps it from growing.
 func grows(t require.TestingT, terms bucket.Terms, now int64) {
 	begin := terms.Begin(now)
-	for _, value := range []float64{0, terms.Capacity / 2, terms.Capacity * 0.99, -terms.MaxDebt} {
+	for _, value := range []float64{0, terms.Capacity / 2, terms.Capacity * 0.99, -terms.MaxOwed} {
 		if value < terms.Capacity {
 			row := bucket.State{Value: value, TS: begin}
 			require.Greater(t, buckettest.Tokens(terms, row, begin+terms.Step), value, "a step adds something to %v", value)
@@ -173,7 +173,7 @@ func waits(t require.TestingT, terms bucket.Terms, row bucket.State, now int64, 
 	require.Equal(t, allowed, wait == 0, "a wait of %d", wait)
 	require.GreaterOrEqual(t, wait, int64(0))
 	require.LessOrEqual(t, wait, bucket.Horizon)
-	if own := row.Value >= -terms.MaxDebt && !terms.FromFuture(row, now); own && terms.Step < bucket.Horizon/25 {
+	if own := row.Value >= -terms.MaxOwed && !terms.FromFuture(row, now); own && terms.Step < bucket.Horizon/25 {
 		require.Less(t, wait, bucket.Horizon, "what the policy itself can lead to ends before the horizon")
 	}
 	if wait == 0 || wait == bucket.Horizon || now+wait > bucket.MaxInstant {

@@ -18,11 +18,11 @@ func TestShardsAddUpToTheWhole(t *testing.T) {
 	for _, shards := range []int32{1, 2, 8, 64} {
 		for _, capacity := range []float64{1, 0.1, 0.8, 1.0 / 3, 7, 100, 1e8, bucket.MinTokens} {
 			whole := buckettest.Over(buckettest.TokenBucket(0.7, time.Second, capacity), shards)
-			whole.MaxDebt = 0.3
+			whole.MaxOwed = 0.3
 			shard, n := whole.OfShard(), float64(shards)
 			require.Equal(t, whole.Capacity, shard.Capacity*n)
 			require.Equal(t, whole.Rate, shard.Rate*n)
-			require.Equal(t, whole.MaxDebt, shard.MaxDebt*n)
+			require.Equal(t, whole.MaxOwed, shard.MaxOwed*n)
 			require.EqualValues(t, 1, shard.Shards)
 			require.Equal(t, shard, shard.OfShard())
 
@@ -53,7 +53,7 @@ func TestRowsTogetherGiveWhatNoneOfThemHas(t *testing.T) {
 	t.Parallel()
 	wide := buckettest.Over(buckettest.TokenBucket(4, time.Second, 8), 4)
 	owing := buckettest.Over(buckettest.TokenBucket(2, time.Second, 2), 2)
-	owing.MaxDebt = 4
+	owing.MaxOwed = 4
 	tests := map[string]struct {
 		terms bucket.Terms
 		rows  []float64 // at the opening
@@ -147,7 +147,7 @@ func TestRowsKeepTheirPromises(t *testing.T) {
 		src := shrinking{t}
 		terms := buckettest.Over(buckettest.One(src, buckettest.Everyday, buckettest.Extreme, buckettest.Dyadic)(src), buckettest.One[int32](src, 2, 4, 8, 64))
 		rows, now := rowsOf(src, terms)
-		lowest := buckettest.One(src, 0, 0, -terms.MaxDebt)
+		lowest := buckettest.One(src, 0, 0, -terms.MaxOwed)
 		most, room := terms.Capacity-lowest, bucket.Rows(rows).Tokens(&terms, now)
 		cost := max(0, buckettest.One(src, most, most*src.Unit(), most*src.Unit(), room, math.Nextafter(room, math.Inf(1))))
 		if buckettest.Possible(terms, cost, lowest) {
@@ -287,7 +287,7 @@ func TestChargeRows(t *testing.T) {
 		row := rows[0]
 		row.Value *= float64(terms.Shards) * buckettest.One(src, 1.0, 1, 3)
 		rows = evenly(row, terms.Shards)
-		amount := buckettest.One(src, terms.Capacity, terms.MaxDebt) * src.Unit()
+		amount := buckettest.One(src, terms.Capacity, terms.MaxOwed) * src.Unit()
 
 		held := buckettest.Tokens(terms, terms.FixClock(row, now), now)
 		expected := bucket.State{Value: held - amount, TS: max(terms.FixClock(row, now).TS, terms.Begin(now))}

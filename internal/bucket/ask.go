@@ -28,7 +28,7 @@ type Ask struct {
 func (a *Ask) SetNow(now int64) {
 	a.Terms = a.Terms.At(now)
 	if a.MayOwe {
-		a.Lowest = -a.Terms.MaxDebt
+		a.Lowest = -a.Terms.MaxOwed
 	}
 	a.AllowPrice()
 }
@@ -41,7 +41,7 @@ func (a *Ask) Price() float64 {
 	return a.Cost / a.Asked
 }
 
-// AllowPrice has a full bucket give what the ask costs, into debt, where it would give what is asked without a price: a price
+// AllowPrice has a full bucket give what the ask costs, and owe for it, where it would give what is asked without a price: a price
 // makes no request impossible.
 func (a *Ask) AllowPrice() {
 	if a.Asked == 0 {
@@ -50,7 +50,7 @@ func (a *Ask) AllowPrice() {
 	a.BoundPrice()
 	lowest := 0.0
 	if a.MayOwe {
-		lowest = -a.Terms.MaxDebt
+		lowest = -a.Terms.MaxOwed
 	}
 	if a.Asked-a.Terms.Capacity+lowest <= a.Asked*1e-12 { // but for a rounding
 		lowest = min(lowest, a.Terms.Capacity-a.Cost)

@@ -173,7 +173,7 @@ func (c drawnCalendar) length(at int64) int64 {
 // eraOf returns the calendar as an era.
 func (c drawnCalendar) eraOf(from int64, change bucket.Change) bucket.Era {
 	return bucket.Era{From: from, Change: change, Terms: bucket.Terms{
-		Capacity: float64(c.rate), Rate: float64(c.rate), Step: day, Steps: 1, MaxDebt: float64(c.rate), Reserves: true, Shards: 1,
+		Capacity: float64(c.rate), Rate: float64(c.rate), Step: day, Steps: 1, MaxOwed: float64(c.rate), Reserves: true, Shards: 1,
 		Kind: c.Calendar,
 	}}
 }

@@ -91,8 +91,8 @@ func (e *Eras) since(era int32) int64 {
 	return e.eras[era].From
 }
 
-// DebtGrowth returns how many times a debt may grow by the changes of all eras.
-func (e *Eras) DebtGrowth() float64 {
+// OwedGrowth returns how many times what a bucket owes may grow by the changes of all eras.
+func (e *Eras) OwedGrowth() float64 {
 	growth := 1.0
 	for i := 1; e != nil && i < len(e.eras); i++ {
 		before, after := e.eras[i-1].Terms.Capacity, e.eras[i].Terms.Capacity

@@ -13,7 +13,7 @@ const MaxShards = 64
 // OfShard returns the terms of one of the rows a bucket is spread over.
 func (t Terms) OfShard() Terms {
 	n := float64(max(t.Shards, 1))
-	t.Capacity, t.Rate, t.MaxDebt, t.Shards = t.Capacity/n, t.Rate/n, t.MaxDebt/n, 1
+	t.Capacity, t.Rate, t.MaxOwed, t.Shards = t.Capacity/n, t.Rate/n, t.MaxOwed/n, 1
 	t.OfRow = true
 	return t
 }

@@ -13,7 +13,7 @@ const (
 	// about a thousandth.
 	MinCostShare = 0x1p-40
 
-	// MaxSpan bounds a period, the time an empty bucket takes to fill, and the time a debt takes to be
+	// MaxSpan bounds a period, the time an empty bucket takes to fill, and the time that owed tokens take to be
 	// repaid. A bucket that fills within it gains more with every microsecond than a rounding loses.
 	MaxSpan = 36525 * 24 * time.Hour
 
@@ -41,7 +41,7 @@ type Terms struct {
 	Steps      float64 // steps in a period
 	Step       int64   // a step's length in microseconds
 	Phase      int64   // the instant the first step begins, less than a Step after MinInstant
-	MaxDebt    float64 // how far below zero a reservation may go
+	MaxOwed    float64 // how far below zero a reservation may go
 	Reserves   bool    // whether reservations are taken at all
 	PhaseByKey bool    // whether Phase is derived from the key
 	OfRow      bool    // whether they are of one of the rows that a bucket is spread over

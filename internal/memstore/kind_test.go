@@ -80,7 +80,7 @@ func TestAKindMadeOfStepsNeedsNoOtherFile(t *testing.T) {
 	pool, rows := postgrestest.New(t), memstore.NewPool(nil)
 	server, memory := store.New(store.Options{Schema: store.DefaultSchema, AsOf: clock}).OnPool(pool, owner{pool}), store.NewInMemory(store.Options{Schema: store.DefaultSchema, AsOf: clock}).OnPool(rows, owner{rows})
 	simulation, random := bucket.NewMemory(), testsize.Rand(t)
-	terms := bucket.Terms{Kind: workdays{}, Capacity: capacity, Rate: rate, Steps: 1, Step: day, MaxDebt: 3, Reserves: true, Shards: 1}
+	terms := bucket.Terms{Kind: workdays{}, Capacity: capacity, Rate: rate, Steps: 1, Step: day, MaxOwed: 3, Reserves: true, Shards: 1}
 	tokens, counted := int64(capacity), now/day
 	refused := 0
 	for range 300 {

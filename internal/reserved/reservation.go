@@ -88,7 +88,7 @@ func (k *Keeping) Record(asks []bucket.Ask, answers []bucket.Answer) store.Recor
 
 // setTerms sets the terms under which the bucket was taken from.
 func (b *Reserved) setTerms(t *bucket.Terms) {
-	b.Capacity, b.Rate, b.Steps, b.Lowest = t.Capacity, t.Rate, t.Steps, -t.MaxDebt
+	b.Capacity, b.Rate, b.Steps, b.Lowest = t.Capacity, t.Rate, t.Steps, -t.MaxOwed
 	b.StepUs, b.PhaseUs, b.Shards, b.Calendar = t.Step, t.Phase, t.Shards, calendarText(t.Kind)
 }
 
@@ -96,7 +96,7 @@ func (b *Reserved) setTerms(t *bucket.Terms) {
 func (b *Reserved) Terms() bucket.Terms {
 	return bucket.Terms{
 		Kind: kindOf(b.Calendar), Capacity: b.Capacity, Rate: b.Rate, Steps: b.Steps, Step: b.StepUs, Phase: b.PhaseUs, Shards: b.Shards,
-		MaxDebt: -b.Lowest, Reserves: true,
+		MaxOwed: -b.Lowest, Reserves: true,
 	}
 }
 
@@ -129,7 +129,7 @@ func (r *Reservation) Asks() []bucket.Ask {
 	asks := make([]bucket.Ask, len(r.Buckets))
 	for i := range asks {
 		b := &r.Buckets[i]
-		asks[i] = bucket.Ask{Key: b.Key, Terms: b.Now, Cost: b.Cost, Lowest: -b.Now.MaxDebt, Most: b.Capacity}
+		asks[i] = bucket.Ask{Key: b.Key, Terms: b.Now, Cost: b.Cost, Lowest: -b.Now.MaxOwed, Most: b.Capacity}
 		if b.Price != 1 {
 			asks[i].Asked, asks[i].MayOwe = b.Cost/b.Price, true
 			asks[i].AllowPrice()

@@ -26,7 +26,7 @@ func record(t *testing.T, keep Keeping, asks []bucket.Ask, answers []bucket.Answ
 // gives back to the step in which it owed nothing itself.
 func TestAReservationIsReadyWhenNothingIsOwed(t *testing.T) {
 	t.Parallel()
-	terms := bucket.Terms{Kind: bucket.Steps{}, Capacity: 10, Rate: 1, Steps: 1, Step: 1_000_000, MaxDebt: 10, Reserves: true}
+	terms := bucket.Terms{Kind: bucket.Steps{}, Capacity: 10, Rate: 1, Steps: 1, Step: 1_000_000, MaxOwed: 10, Reserves: true}
 	asks, answers := make([]bucket.Ask, 2), make([]bucket.Answer, 2)
 	for i, owed := range []float64{5, 2} {
 		asks[i] = bucket.Ask{Key: bucket.Key{Name: "slots", Key: []string{"ada", "bob"}[i]}, Terms: terms, Cost: 1, Lowest: -10}

@@ -77,7 +77,7 @@ func (h *eraTwins) asks(n int) (fast, general []bucket.Ask) {
 		terms := h.eras[i].Holding(resolved)
 		now := terms.At(h.now)
 		cost := math.Round(min(terms.Capacity, now.Capacity)*h.src.Unit()*1024) / 1024
-		lowest := -terms.MaxDebt * float64(h.src.Pick(2))
+		lowest := -terms.MaxOwed * float64(h.src.Pick(2))
 		if !buckettest.Possible(terms, cost, lowest) || !buckettest.Possible(now, cost, lowest) {
 			cost = 0
 		}

@@ -71,7 +71,7 @@ type limit struct {
 func tokenBucket(name string, rate float64, period time.Duration, capacity, debt float64) limit {
 	return limit{name, bucket.Terms{
 		Kind: bucket.Steps{}, Capacity: capacity, Rate: rate, Steps: float64(period.Microseconds()), Step: 1, Phase: bucket.MinInstant,
-		MaxDebt: debt, Reserves: true, Shards: 1,
+		MaxOwed: debt, Reserves: true, Shards: 1,
 	}}
 }
 
@@ -130,7 +130,7 @@ func reserving(asks ...bucket.Ask) *Call {
 	c := asking("reserve", asks...)
 	c.Reserve = keeping{}
 	for i := range c.Asks {
-		c.Asks[i].Lowest = -c.Asks[i].Terms.MaxDebt
+		c.Asks[i].Lowest = -c.Asks[i].Terms.MaxOwed
 	}
 	return c
 }

@@ -128,7 +128,7 @@ func DrawEras(src Source, draw func(Source) bucket.Terms) []bucket.Era {
 		if src.Pick(3) == 0 && i > 0 { // raised or lowered, as mostly
 			terms = eras[i-1].Terms
 			factor := One(src, 0.125, 0.5, 2.0, 10.0)
-			terms.Capacity, terms.Rate, terms.MaxDebt = terms.Capacity*factor, terms.Rate*factor, terms.MaxDebt*factor
+			terms.Capacity, terms.Rate, terms.MaxOwed = terms.Capacity*factor, terms.Rate*factor, terms.MaxOwed*factor
 			if !Valid(terms) {
 				terms = draw(src)
 			}

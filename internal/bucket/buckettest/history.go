@@ -165,8 +165,8 @@ func (h *History) ask(s *subject, verb verb) bucket.Ask {
 	case look:
 		return a
 	case reserve:
-		a.Lowest = -s.terms.MaxDebt
-		room, most = room+s.terms.MaxDebt, most+s.terms.MaxDebt
+		a.Lowest = -s.terms.MaxOwed
+		room, most = room+s.terms.MaxOwed, most+s.terms.MaxOwed
 	case take:
 	}
 	switch h.Src.Pick(12) {

@@ -45,7 +45,7 @@ func Valid(t bucket.Terms) bool {
 	period, longest := t.Steps*float64(t.Step), float64(bucket.MaxSpan.Microseconds())
 	most := min(bucket.MaxTokens, t.Rate*(longest/period)) // what arrives within MaxSpan
 	return t.Rate >= bucket.MinTokens && t.Rate <= bucket.MaxTokens && period <= longest &&
-		bounded(t.Capacity) && bounded(t.MaxDebt) && t.Capacity <= most && t.MaxDebt <= most && t.Capacity+t.MaxDebt > 0
+		bounded(t.Capacity) && bounded(t.MaxOwed) && t.Capacity <= most && t.MaxOwed <= most && t.Capacity+t.MaxOwed > 0
 }
 
 // Possible reports whether cost is one that t can tell from nothing, and can ever be taken so that lowest remain: no
@@ -87,16 +87,16 @@ func Dyadic(src Source) bucket.Terms {
 }
 
 // OfEitherKind returns the terms of a policy of either kind with those numbers, or draws again when there is none. An
-// infinite debt is the largest there is.
-func OfEitherKind(src Source, rate float64, period time.Duration, capacity, debt float64, again func(Source) bucket.Terms) bucket.Terms {
+// infinite owed is the largest there is.
+func OfEitherKind(src Source, rate float64, period time.Duration, capacity, owed float64, again func(Source) bucket.Terms) bucket.Terms {
 	terms := TokenBucket(rate, period, capacity)
 	if src.Pick(3) == 0 {
 		length := period.Microseconds()
 		start := One(src, int64(src.Unit()*float64(length)), Opening, Opening+length/3, Opening+int64(src.Unit()*float64(Century)))
 		terms = FixedWindow(rate, period, capacity, start)
 	}
-	if terms.MaxDebt = debt; math.IsInf(debt, 1) {
-		terms.MaxDebt = min(bucket.MaxTokens, rate*(float64(bucket.MaxSpan)/float64(period)))
+	if terms.MaxOwed = owed; math.IsInf(owed, 1) {
+		terms.MaxOwed = min(bucket.MaxTokens, rate*(float64(bucket.MaxSpan)/float64(period)))
 	}
 	if !Valid(terms) {
 		return again(src)
