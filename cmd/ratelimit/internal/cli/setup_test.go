@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"flag"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"slices"
@@ -111,9 +112,19 @@ type result struct {
 
 // run runs the program with variables NAME=value.
 func run(ctx context.Context, env []string, stdin string, args ...string) result {
+	var out bytes.Buffer
+	return runTo(ctx, &out, env, stdin, args...)
+}
+
+// runTo is run with another place for the output.
+func runTo(ctx context.Context, out interface {
+	io.Writer
+	String() string
+}, env []string, stdin string, args ...string,
+) result {
 	used.note(args)
-	var out, errOut bytes.Buffer
-	code := cli.Run(ctx, args, strings.NewReader(stdin), &out, &errOut, func(name string) string {
+	var errOut bytes.Buffer
+	code := cli.Run(ctx, args, strings.NewReader(stdin), out, &errOut, func(name string) string {
 		for _, variable := range slices.Backward(env) {
 			if value, ok := strings.CutPrefix(variable, name+"="); ok {
 				return value

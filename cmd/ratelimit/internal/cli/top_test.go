@@ -1,6 +1,7 @@
 package cli_test
 
 import (
+	"bytes"
 	"context"
 	"strconv"
 	"testing"
@@ -189,19 +190,20 @@ func TestMaintain(t *testing.T) {
 
 	ctx, interrupt := context.WithCancel(t.Context())
 	defer interrupt()
-	done := make(chan result, 1)
-	go func() {
-		done <- run(ctx, f.env, "", "maintain", "sends", "-f", path, "--every", "1h", "--yes")
-	}()
-	require.Eventually(t, func() bool {
-		var open, rows int
-		err := f.pool.QueryRow(t.Context(), `SELECT (SELECT count(*) FROM ratelimit.reservations WHERE state = 'open'), count(*) FROM ratelimit.buckets`).Scan(&open, &rows)
-		return err == nil && open == 0 && rows == 0
-	}, time.Minute, 5*time.Millisecond)
-	interrupt()
-	r := <-done
+	r := runTo(ctx, &watched{then: interrupt}, f.env, "", "maintain", "sends", "-f", path, "--every", "1h", "--yes")
 	require.Equal(t, 130, r.code)
 	require.Contains(t, r.out, ": 1 row deleted, 1 reservation ended\n")
+}
+
+// watched calls then after each write.
+type watched struct {
+	bytes.Buffer
+	then func()
+}
+
+func (w *watched) Write(p []byte) (int, error) {
+	defer w.then()
+	return w.Buffer.Write(p)
 }
 
 func TestPrune(t *testing.T) {
