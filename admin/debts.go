@@ -25,7 +25,7 @@ type debtList struct {
 	Next *string
 }
 
-// debtsBody is what the page of those who owe shows.
+// debtsBody is the content of the page Owed: the buckets that owe.
 type debtsBody struct {
 	Limit string
 	Rules *part[listing]
@@ -60,8 +60,8 @@ func (v *visit) rulesOf(g *gather, limit string) *part[listing] {
 	})
 }
 
-// debtsFor searches for who owes now, until it has enough, has seen all, or has looked for so long: the tables have no index
-// of what is owed. What was owed when a bucket was last changed may have been repaid since.
+// debtsFor searches for buckets that owe now. It ends when it has enough, has seen all buckets, or has searched for so long,
+// because the table has no index for it. A row shows what its bucket owed at the last change, and the bucket may owe less now.
 func (v *visit) debtsFor(ctx context.Context, limit ratelimit.Limit, name string, after *string, long time.Duration) (list debtList, err error) {
 	began := time.Now()
 	for list.Next = after; ; {

@@ -19,14 +19,14 @@ import (
 	"github.com/pgratelimit/pgratelimit/rules"
 )
 
-// The functions below hold the code blocks of docs/admin.md; TestDocument checks that they are what it shows, and runs them.
+// The functions below hold the code blocks of docs/admin.md. TestDocument compares them with the page, and runs them.
 
 var (
 	SendMessage = ratelimit.Define("sendMessage", ratelimit.TokenBucket{Rate: 10, Period: time.Minute, Capacity: 3})
 	FreeTrials  = ratelimit.Define("freeTrials", ratelimit.FixedWindow{Rate: 100, Period: time.Hour})
 )
 
-// session is what the program of the document knows of who asks.
+// session is the user of a request in the program of the page.
 type session struct {
 	User       string
 	IsOperator bool

@@ -42,11 +42,11 @@ func (s chartSpan) around(now time.Time) (since, until time.Time) {
 	return until.Add(-s.length()), until
 }
 
-// refusals are what was refused by the minute, without gaps.
+// refusalBars are the bars of a chart of refusals. Its minutes have no gaps.
 type refusalBars struct {
 	// Bars are in the order of the minutes.
 	Bars []bar
-	// Refused is how often, and Cost what was asked for, in tokens. Highest is the most in a minute.
+	// Refused is the number of refusals, and Cost the sum of their costs in tokens. Highest is the most refusals of one bar.
 	Refused, Highest int64
 	Cost             float64
 	// Since is when the first minute begins. Late is whether that is later than it was asked for, as there is too much to
@@ -69,7 +69,7 @@ type bar struct {
 // lastHour returns from when to when the last hour is.
 func lastHour(now time.Time) (since, until time.Time) { return spanOf("hour").around(now) }
 
-// barsOf fills the gaps of what was refused.
+// barsOf returns the bars of refusals. A minute without a refusal has an empty bar.
 func (s chartSpan) barsOf(minutes []inspect.Minute, since, seen time.Time) refusalBars {
 	r := refusalBars{Since: seen, Late: seen.After(since), Span: s, Bars: make([]bar, s.Bars)}
 	for i := range r.Bars {
@@ -99,9 +99,9 @@ const (
 	longest                 = 30 * ratelimit.Day
 )
 
-// curve is the level of a bucket over time, as it was since its last change and as it will be if nobody takes anything.
+// curve is the level of a bucket over time: since its last change, and from now on if nobody takes tokens.
 type curve struct {
-	// Past and Future are SVG paths that meet at Now, in a drawing of 720 by 200, and Area is what is below them.
+	// Past and Future are SVG paths that meet at Now, in a drawing of 720 by 200, and Area is the area below them.
 	Past, Future, Area string
 	// Now, Zero and Full are where the present, nothing and the capacity are.
 	Now, Zero, Full float64

@@ -149,7 +149,7 @@ type glyphs struct {
 	Code bool
 }
 
-// spell returns a key as it can be read. What is not plain text is spelled out by its code.
+// spell returns a key for people. A character that is not plain text is replaced by its code.
 func spell(key string) []glyphs {
 	var out []glyphs
 	add := func(text string, code bool) {

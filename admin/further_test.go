@@ -42,7 +42,7 @@ func (f *fixture) further(t *testing.T, page string, thing *regexp.Regexp) (foun
 	return nil
 }
 
-// TestDebtsFarBehind are those of buckets that come after more than one page looks at.
+// TestDebtsFarBehind finds a bucket that owes behind more buckets than one page reads.
 func TestDebtsFarBehind(t *testing.T) {
 	t.Parallel()
 	f := setup(t)

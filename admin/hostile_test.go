@@ -19,7 +19,7 @@ import (
 var (
 	scripts = regexp.MustCompile(`(?i)<script[^>]*>`)
 	title   = regexp.MustCompile(`<title>(.*?)</title>`)
-	// attribute is where forms keep a key as it is, for the server.
+	// attribute matches the attribute in which a form holds the unchanged key.
 	attribute = regexp.MustCompile(` value="[^"]*"`)
 	inline    = regexp.MustCompile(`(?i)<[^>]*\s(on\w+|style)=`)
 )
@@ -27,7 +27,7 @@ var (
 // hidden are characters that hide or turn around other text.
 const hidden = "\u202e\u200b\u2066"
 
-// TestHostileKeysAreText looks for the keys on every page that may show one, and for what they would break.
+// TestHostileKeysAreText opens each page that can show a key, and requires that the key is text there and breaks no markup.
 func TestHostileKeysAreText(t *testing.T) {
 	t.Parallel()
 	f := setup(t)

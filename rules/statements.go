@@ -116,7 +116,7 @@ const (
 
 	clearTiers = `DELETE FROM ratelimit.tiers`
 
-	putTier = `INSERT INTO ratelimit.tiers (position, name, key, endpoint, conditions, cost_source, fixed_cost, default_cost)
+	putTier = `INSERT INTO ratelimit.tiers (position, name, key, route, conditions, cost_source, fixed_cost, default_cost)
 		VALUES ($1, $2, $3, $4, $5, $6, $7, $8)`
 
 	matchTiers = `UPDATE ratelimit.rules_version SET tiers_match = $1`
@@ -161,7 +161,7 @@ const (
 
 	loadPauses = `SELECT name, key, from_us, until_us, reason FROM ratelimit.pauses WHERE until_us > $1 ORDER BY name, key, from_us`
 
-	loadTiers = `SELECT name, key, endpoint, conditions, cost_source, fixed_cost, default_cost FROM ratelimit.tiers ORDER BY position`
+	loadTiers = `SELECT name, key, route, conditions, cost_source, fixed_cost, default_cost FROM ratelimit.tiers ORDER BY position`
 
 	// loadLate returns how long before $2 the changes after the version $1 began, and $3 when there is none.
 	loadLate = `SELECT coalesce(max($2::bigint - from_us), $3::bigint) FROM ratelimit.rule_changes WHERE version > $1 AND what IN ('rule', 'override')`
