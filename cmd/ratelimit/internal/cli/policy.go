@@ -202,26 +202,30 @@ func (db *database) whyUnknown(ctx context.Context, name string, why error) erro
 // errOlder is why no policy is known for a bucket that was last used before the tables had a rule for it.
 var errOlder = errors.New("the bucket was last used before they had a rule, so that what it holds still depends on the definition in the code, which nothing says")
 
-// probes are definitions in the code that are far apart: under one a bucket that holds so many tokens gains next to nothing,
-// under the other it is full at once.
-func probes(name string, tokens float64) ([2]ratelimit.Limit, error) {
+// probes returns definitions in the code that are far apart, and a Limiter to ask about them. A bucket that holds so many tokens
+// gains next to nothing under the first, and is full at once under the second.
+func probes(db *database, b *bucket, name string, tokens float64) (*ratelimit.Limiter, [2]ratelimit.Limit, error) {
 	room := 1 + 2*math.Abs(tokens)
 	few, err := ratelimit.NewLimit(name, ratelimit.TokenBucket{Rate: room, Period: 90 * 365 * ratelimit.Day, Capacity: room})
 	if err != nil {
-		return [2]ratelimit.Limit{}, err
+		return nil, [2]ratelimit.Limit{}, err
 	}
-	many, err := ratelimit.NewLimit(name, ratelimit.PerSecond(1e12))
-	return [2]ratelimit.Limit{few, many}, err
+	many, invalid := ratelimit.NewLimit(name, ratelimit.PerSecond(1e12))
+	limiter, err := ratelimit.New(db.pool, ratelimit.Config{
+		Schema: db.schema, Policies: b.set, Observer: silent{}, AsOf: func() time.Time { return b.now }, Timeout: -1, NoBatching: true,
+	})
+	return limiter, [2]ratelimit.Limit{few, many}, errors.Join(invalid, err)
 }
+
+// silent ignores events. A Limiter without an Observer would log that a name has two policies.
+type silent struct{}
+
+func (silent) Observe(context.Context, ratelimit.Event) {}
 
 // standsAlone returns the policy that the tables say for a bucket, and whether it is the same however the limit is defined
 // in the code.
 func standsAlone(db *database, b *bucket, name, plan string) (policy ratelimit.Policy, alone bool, err error) {
-	limiter, err := ratelimit.New(db.pool, ratelimit.Config{Schema: db.schema, Policies: b.set, AsOf: func() time.Time { return b.now }})
-	if err != nil {
-		return nil, false, err
-	}
-	limits, err := probes(name, 0)
+	limiter, limits, err := probes(db, b, name, 0)
 	if err != nil {
 		return nil, false, err
 	}
@@ -240,13 +244,7 @@ func dependsOnCode(ctx context.Context, db *database, b *bucket, name, plan stri
 	for _, row := range stored.Rows {
 		tokens += row.Tokens
 	}
-	limits, err := probes(name, tokens)
-	if err != nil {
-		return false, err
-	}
-	limiter, err := ratelimit.New(db.pool, ratelimit.Config{
-		Schema: db.schema, Policies: b.set, AsOf: func() time.Time { return b.now }, Timeout: -1, NoBatching: true,
-	})
+	limiter, limits, err := probes(db, b, name, tokens)
 	if err != nil {
 		return false, err
 	}

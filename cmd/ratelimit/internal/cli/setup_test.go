@@ -7,6 +7,7 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"slices"
@@ -29,11 +30,18 @@ import (
 
 func TestMain(m *testing.M) { leaktest.Main(everyFlag{m}) }
 
-// everyFlag fails a run of all tests that has not used every command and every flag.
+// everyFlag fails a run in which the packages below have logged something, because users would see it beside the answer of a command.
+// It also fails a run of all tests that has not used every command and every flag.
 type everyFlag struct{ *testing.M }
 
 func (m everyFlag) Run() int {
+	var logged bytes.Buffer
+	slog.SetDefault(slog.New(slog.NewTextHandler(&logged, nil)))
 	code := m.M.Run()
+	if logged.Len() > 0 {
+		fmt.Fprintf(os.Stderr, "commands have logged:\n%s", logged.String())
+		code = 1
+	}
 	if code == 0 && flag.Lookup("test.run").Value.String() == "" && flag.Lookup("test.skip").Value.String() == "" {
 		if unused := used.unused(); len(unused) > 0 {
 			fmt.Fprintf(os.Stderr, "no test uses these commands and flags:\n  %s\n", strings.Join(unused, "\n  "))
