@@ -38,9 +38,9 @@ func benchmarkPages(b *testing.B, first ...string) {
 		`INSERT INTO ratelimit.refusals
 			SELECT date_trunc('minute', now()) - (i % 60) * interval '1 minute', 'messages', 'POST /x', 'user-' || i, false, 1 + i % 7, 1, 1
 			FROM generate_series(1, 600000) AS i`,
-		`INSERT INTO ratelimit.overrides (name, key, multiplier, author, reason) SELECT 'messages', 'user-' || i, 2, 'ana', 'x' FROM generate_series(1, 20000) AS i`,
-		`INSERT INTO ratelimit.rule_changes (version, position, what, name, key, says, from_us, made_us, author, reason)
-			SELECT 1000 + i, 0, 'override', 'messages', 'user-' || i, '{"multiplier": 2, "on_change": "keep"}', 1, 1, 'ana', 'x' FROM generate_series(1, 100000) AS i`,
+		`INSERT INTO ratelimit.rules (version, of, name, key, says, from_us, replaced_us, author, reason)
+			SELECT 1000 + i, 'override', 'messages', 'user-' || i, '{"multiplier": 2}', 1, CASE WHEN i > 20000 THEN 2 END, 'ana', 'x'
+			FROM generate_series(1, 100000) AS i`,
 	}, first...) {
 		f.Exec(b, sql)
 	}

@@ -146,8 +146,9 @@ func TestAllOfTheHistoryOfABucket(t *testing.T) {
 func TestAllPausesOfAKeyAreOnOnePage(t *testing.T) {
 	t.Parallel()
 	f := setup(t)
-	f.Exec(t, `INSERT INTO ratelimit.pauses (name, key, author, reason, from_us, until_us)
-		SELECT 'messages', 'user-' || to_char(least(i - 1, 49), 'FM00'), 'ana', 'x', i * 1000, i * 1000 + 1 FROM generate_series(1, 52) AS i`)
+	f.Exec(t, `INSERT INTO ratelimit.rules (version, of, name, key, says, author, reason, from_us, until_us)
+		SELECT 100 + i, 'pause', 'messages', 'user-' || to_char(least(i - 1, 49), 'FM00'), '{}', 'ana', 'x', from_us, from_us + 1
+		FROM generate_series(1, 52) AS i, LATERAL (SELECT ((extract(epoch FROM now()) + 3600 * i) * 1000000)::bigint AS from_us) AS at`)
 	pages := f.further(t, "/admin/overrides", keyLink)
 	require.Len(t, pages, 2)
 	require.Len(t, pages[0], 49)

@@ -106,6 +106,8 @@ func (v *visit) entries(g *gather, query rules.HistoryQuery) *part[[]entryRow] {
 // says returns what an entry states, in words.
 func says(e rules.Entry) string {
 	switch {
+	case e.Err != nil:
+		return "cannot be read: " + e.Err.Error()
 	case e.Rule != nil:
 		return ruleWords(*e.Rule)
 	case e.Override != nil:

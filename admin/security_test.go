@@ -39,10 +39,7 @@ func (f *fixture) written(t *testing.T) (text string) {
 	require.NoError(t, f.Pool.QueryRow(t.Context(), `SELECT concat_ws('|',
 		(SELECT string_agg(b::text, ';' ORDER BY b::text) FROM ratelimit.buckets b),
 		(SELECT string_agg(r::text, ';' ORDER BY r::text) FROM ratelimit.reservations r),
-		(SELECT string_agg(r::text, ';' ORDER BY r::text) FROM ratelimit.rules r),
-		(SELECT string_agg(o::text, ';' ORDER BY o::text) FROM ratelimit.overrides o),
-		(SELECT string_agg(p::text, ';' ORDER BY p::text) FROM ratelimit.pauses p),
-		(SELECT string_agg(c::text, ';' ORDER BY c::text) FROM ratelimit.rule_changes c))`).Scan(&text))
+		(SELECT string_agg(r::text, ';' ORDER BY r::text) FROM ratelimit.rules r))`).Scan(&text))
 	return text
 }
 

@@ -19,10 +19,6 @@ func ExampleGrants() {
 	// GRANT SELECT ON "ratelimit"."reservations" TO "status_page";
 	// GRANT SELECT ON "ratelimit"."fingerprint" TO "status_page";
 	// GRANT SELECT ON "ratelimit"."rules" TO "status_page";
-	// GRANT SELECT ON "ratelimit"."overrides" TO "status_page";
-	// GRANT SELECT ON "ratelimit"."pauses" TO "status_page";
-	// GRANT SELECT ON "ratelimit"."tiers" TO "status_page";
-	// GRANT SELECT ON "ratelimit"."rule_changes" TO "status_page";
 	// GRANT SELECT ON "ratelimit"."rules_version" TO "status_page";
 	// GRANT SELECT ON "ratelimit"."refusals" TO "status_page";
 	// GRANT SELECT ON "ratelimit"."prices" TO "status_page";

@@ -15,14 +15,14 @@ var ErrInvalidRole = errors.New("migrations: invalid role")
 // Roles are the roles of a database that work with the tables, by their names. One that is empty is left out, and one may
 // be named twice: it then has what both may do.
 type Roles struct {
-	// Owner is the role that migrates, and the only one that may alter, truncate or drop a table, or change what is written
-	// in the history of the rules. Leave it empty when it made the tables: they are its own.
+	// Owner is the role that migrates, and the only one that may alter, truncate or drop a table, or delete from the history of
+	// the rules. Leave it empty when it made the tables: they are its own.
 	Owner string
 	// Application is the role of programs with a Limiter: they take, reserve, settle, expire and prune, load rules and
 	// listen for their changes, and write down what was refused. They change no rule.
 	Application string
-	// Operator is the role of people who change rules, overrides and pauses, which adds to the history and changes nothing
-	// in it, and of tools that reset, credit and charge buckets. Deleting the fingerprint of HashKey is theirs, too.
+	// Operator is the role of people who change rules, overrides and pauses, and of tools that reset, credit and charge buckets.
+	// It adds rows to the rules, and sets in others when they were replaced. Deleting the fingerprint of HashKey is theirs, too.
 	Operator string
 	// Reader is the role of pages and of monitoring: it reads all tables, with the keys as they are stored, and writes
 	// nothing. Set Config.HashKey of package ratelimit where it must not see whom the keys name.
@@ -72,6 +72,7 @@ func checkRole(role string) error {
 const (
 	mayRead   = "SELECT"
 	mayAdd    = "SELECT, INSERT"
+	mayState  = "SELECT, INSERT, UPDATE (replaced_us)"
 	mayForget = "SELECT, INSERT, DELETE"
 	mayBump   = "SELECT, INSERT, UPDATE"
 	mayChange = "SELECT, INSERT, UPDATE, DELETE"
@@ -86,11 +87,7 @@ func allPrivileges() []privileges {
 		{"buckets", mayChange, mayChange},
 		{"reservations", mayChange, mayRead},
 		{"fingerprint", mayAdd, mayForget},
-		{"rules", mayRead, mayChange},
-		{"overrides", mayRead, mayChange},
-		{"pauses", mayRead, mayChange},
-		{"tiers", mayRead, mayChange},
-		{"rule_changes", mayRead, mayAdd},
+		{"rules", mayRead, mayState},
 		{"rules_version", mayRead, mayBump},
 		{"refusals", mayChange, mayRead},
 		{"prices", mayChange, mayForget},

@@ -368,7 +368,7 @@ func requireVersion(t *testing.T, pool *pgxpool.Pool, schema string, want int64)
 // tablesOf returns the tables that the migrations make in a schema, in the order of tables.
 func tablesOf(schema string) (names []string) {
 	for _, table := range []string{
-		"buckets", "fingerprint", "goose_db_version", "overrides", "pauses", "prices", "refusals", "reservations", "rule_changes", "rules", "rules_version", "tiers",
+		"buckets", "fingerprint", "goose_db_version", "prices", "refusals", "reservations", "rules", "rules_version",
 	} {
 		names = append(names, schema+"."+table)
 	}

@@ -174,9 +174,9 @@ type RulesLoaded struct {
 	// Late is the time between the latest change taking effect and this process learning of it. Meanwhile the process used the
 	// previous rules. 0 means in time.
 	Late time.Duration
-	// Err is why the load failed, or, if Kept is above 0, why some rules were kept.
+	// Err is why the load failed, or, if Kept is above 0, why some rows could not be read.
 	Err error
-	// Kept is the number of rules and overrides that could not be read and stay as they were.
+	// Kept is the number of rows that could not be read. The rows before them stay in effect.
 	Kept int
 }
 

@@ -10,8 +10,8 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 )
 
-// kept is how long overrides that have ended, and rules that were deleted, are still loaded: buckets that nobody has used
-// for as long are settled as if there had been none.
+// kept is how long overrides that have ended, and rules that were deleted, stay loaded. A bucket that was not used for longer is
+// settled as if there had been none.
 const kept = 30 * 24 * time.Hour
 
 // maxAhead is how many changes of a rule, or of the overrides of a key, may lie further ahead than the Lead of a Store.
@@ -76,7 +76,7 @@ func (s *Store) apply(ctx context.Context, tx pgx.Tx, edit Edit, changes *Change
 	if w.from < w.now {
 		return Applied{}, invalid("the Edit holds from %v, which is past; what was decided since cannot be decided again: use now or later, or leave it out", timeOf(&w.from))
 	}
-	if err := w.write(changes); err != nil {
+	if err := w.write(ctx, tx, changes); err != nil {
 		return Applied{}, err
 	}
 	w.queue(s.sql.notify, channelOf(s.schema), w.version)
@@ -118,80 +118,106 @@ func (w *writer) queue(sql string, args ...any) {
 // check has the statement that was queued last looked at.
 func (w *writer) check(of func(pgconn.CommandTag) error) { w.checks[len(w.checks)-1] = of }
 
-// note writes into the history what holds from now on; says is nil for what is removed.
-func (w *writer) note(what, name, plan, key string, says any, from int64) error {
-	entry, err := asJSON(says)
-	if err != nil {
-		return err
+// state queues a row in place of what was stated of the same thing: of what begins before an instant. If the row removes the
+// thing, there must be one; missing is its name in the error.
+func (w *writer) state(r row, before int64, missing string, args ...any) {
+	w.queue(w.sql.replace, r.of, r.name, r.plan, r.key, r.from, before)
+	if r.says == nil {
+		w.check(func(tag pgconn.CommandTag) error {
+			if tag.RowsAffected() == 0 {
+				return fmt.Errorf("%w: there is no "+missing, append([]any{ErrNotFound}, args...)...)
+			}
+			return nil
+		})
+		if r.of != OfRule {
+			r.replaced = &r.from // what it ended is not read any more 30 days later, and neither is this
+		}
 	}
-	w.queue(w.sql.note, w.version, w.position, what, name, plan, key, entry, from, w.now, w.edit.Author, w.edit.Reason, maxAhead, w.soon)
+	r.version, r.position, r.made, r.author, r.reason = w.version, w.position, w.now, w.edit.Author, w.edit.Reason
+	w.queue(w.sql.state, append(r.args(), maxAhead, w.soon)...)
 	w.check(func(tag pgconn.CommandTag) error {
 		if tag.RowsAffected() == 0 {
-			return invalid("%s of %q: %d changes lie ahead of this one; make it once some of them have begun, or in their place", what, name, maxAhead)
+			return invalid("%s of %q: %d changes lie ahead of this one; make it once some of them have begun, or in their place", r.of, r.name, maxAhead)
 		}
 		return nil
 	})
 	w.position++
-	return nil
 }
 
-func (w *writer) write(c *Changes) error {
-	for _, step := range []func(*Changes) error{w.rules, w.overrides, w.pauses, w.tiers} {
-		if err := step(c); err != nil {
+func (w *writer) write(ctx context.Context, tx pgx.Tx, c *Changes) error {
+	for _, write := range []func(*Changes) error{w.rules, w.overrides, w.tiers} {
+		if err := write(c); err != nil {
 			return err
 		}
 	}
-	return nil
+	return w.pauses(ctx, tx, c)
 }
 
 func (w *writer) rules(c *Changes) error {
 	for _, rule := range c.Put {
-		r := ruleRowOf(rule)
-		args := append([]any{rule.Limit, rule.Plan}, r.args()...)
-		w.queue(w.sql.putRule, append(args, r.OnChange, r.Unit, r.Description, w.version, w.from)...)
-		if err := w.note("rule", rule.Limit, rule.Plan, "", r, w.from); err != nil {
+		r, err := rowOfRule(rule)
+		if err != nil {
 			return err
 		}
+		r.from = w.from
+		w.state(r, maxInstant, "")
 	}
 	for _, id := range c.Delete {
-		w.queue(w.sql.deleteRule, id.Limit, id.Plan, w.from)
-		w.check(func(tag pgconn.CommandTag) error {
-			return found(tag.RowsAffected(), "rule of %q for the plan %q", id.Limit, id.Plan)
-		})
-		if err := w.note("rule", id.Limit, id.Plan, "", nil, w.from); err != nil {
-			return err
-		}
+		w.state(row{of: OfRule, name: id.Limit, plan: id.Plan, from: w.from}, maxInstant, "rule of %q for the plan %q", id.Limit, id.Plan)
 	}
 	return nil
 }
 
 func (w *writer) overrides(c *Changes) error {
-	for _, override := range c.Override {
-		o := overrideRowOf(override)
-		if o.UntilUs != nil && *o.UntilUs <= w.from {
-			return invalid("override of a key of %q: %w", override.Limit, w.endsEarly(*o.UntilUs, w.from))
-		}
-		p := o.Policy.args()
-		w.queue(w.sql.forgetOverrides, override.Limit, override.Key, w.now-kept.Microseconds())
-		w.queue(w.sql.cutOverrides, override.Limit, override.Key, w.from)
-		w.queue(w.sql.endOverride, override.Limit, override.Key, w.from)
-		args := append([]any{override.Limit, override.Key, o.Multiplier, o.Plan}, p...)
-		w.queue(w.sql.putOverride, append(args, o.OnChange, w.edit.Author, w.edit.Reason, w.from, o.UntilUs)...)
-		if err := w.note("override", override.Limit, "", override.Key, o, w.from); err != nil {
+	for _, o := range c.Override {
+		r, err := rowOfOverride(o)
+		if err != nil {
 			return err
 		}
+		if r.from = w.from; r.until != nil && *r.until <= r.from {
+			return invalid("override of a key of %q: %w", o.Limit, w.endsEarly(*r.until, r.from))
+		}
+		w.state(r, maxInstant, "")
 	}
 	for _, b := range c.RemoveOverride {
-		var removed int64
-		w.queue(w.sql.cutOverrides, b.Limit, b.Key, w.from)
-		w.check(func(tag pgconn.CommandTag) error { removed = tag.RowsAffected(); return nil })
-		w.queue(w.sql.endOverride, b.Limit, b.Key, w.from)
-		w.check(func(tag pgconn.CommandTag) error {
-			return found(removed+tag.RowsAffected(), "override of that key of %q", b.Limit)
-		})
-		if err := w.note("override", b.Limit, "", b.Key, nil, w.from); err != nil {
-			return err
+		w.state(row{of: OfOverride, name: b.Limit, key: b.Key, from: w.from}, maxInstant, "override of that key of %q", b.Limit)
+	}
+	return nil
+}
+
+func (w *writer) tiers(c *Changes) error {
+	if c.Tiers == nil {
+		return nil
+	}
+	r, err := rowOfTiers(*c.Tiers)
+	if err != nil {
+		return err
+	}
+	r.from = w.now
+	w.state(r, maxInstant, "")
+	return nil
+}
+
+func (w *writer) pauses(ctx context.Context, tx pgx.Tx, c *Changes) error {
+	for _, p := range c.Pause {
+		r := rowOfPause(p)
+		if r.from = w.pauseFrom; *r.until <= r.from {
+			return invalid("pause of %q: %w", p.Limit, w.endsEarly(*r.until, r.from))
 		}
+		if p.NoSooner {
+			var covered bool
+			row := tx.QueryRow(ctx, w.sql.met, r.name, r.key, r.from, *r.until, w.now)
+			if err := row.Scan(&r.from, r.until, &covered); err != nil {
+				return err
+			}
+			if covered {
+				continue
+			}
+		}
+		w.state(r, *r.until, "")
+	}
+	for _, b := range c.Resume {
+		w.state(row{of: OfPause, name: b.Limit, key: b.Key, from: w.now}, maxInstant, "such pause of %q", b.Limit)
 	}
 	return nil
 }
@@ -207,44 +233,4 @@ func (w *writer) endsEarly(until, from int64) error {
 		why = fmt.Sprintf("%v after it is made, the Lead of the Store, so that every program has heard of it by then", lead)
 	}
 	return fmt.Errorf("it ends at %v, before it begins at %v (%s); use a later Until", timeOf(&until), timeOf(&from), why)
-}
-
-// args returns what is written into policyColumns, all of them null for nil.
-func (p *policyRow) args() []any {
-	if p == nil {
-		return make([]any, 18)
-	}
-	return []any{
-		p.Kind, p.Rate, p.PeriodUs, p.Capacity, p.MaxReserved, p.Shards, p.StartUs, p.Mode,
-		p.Slices, p.Resets, p.Zone, p.FirstWeekday, p.FirstDay, p.FirstMonth, p.Floor, p.Growth, p.EpochUs, p.Apply,
-	}
-}
-
-func (w *writer) tiers(c *Changes) error {
-	if c.Tiers == nil {
-		return nil
-	}
-	says := tiersRow{Match: string(c.Tiers.Match), Tiers: make([]tierRow, len(c.Tiers.Tiers))}
-	if says.Match == "" {
-		says.Match = string(MatchAll)
-	}
-	w.queue(w.sql.clearTiers)
-	for i, tier := range c.Tiers.Tiers {
-		t := tierRowOf(tier)
-		says.Tiers[i] = t
-		conditions, err := asJSON(t.Conditions)
-		if err != nil {
-			return err
-		}
-		w.queue(w.sql.putTier, i, t.Name, t.Key, t.Route, conditions, t.CostSource, t.FixedCost, t.DefaultCost)
-	}
-	w.queue(w.sql.matchTiers, says.Match)
-	return w.note("tiers", "", "", "", says, w.now)
-}
-
-func found(rows int64, format string, args ...any) error {
-	if rows == 0 {
-		return fmt.Errorf("%w: there is no "+format, append([]any{ErrNotFound}, args...)...)
-	}
-	return nil
 }

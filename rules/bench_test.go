@@ -20,10 +20,12 @@ const manyOverrides = 100_000
 // overrideMany gives so many keys an override, by hand.
 func (f *fixture) overrideMany(t testing.TB, n int) {
 	t.Helper()
-	f.exec(t, `INSERT INTO ratelimit.overrides (name, key, multiplier, author, reason)
-		SELECT 'messages', 'customer-' || n, 1 + n % 10, 'ana', 'a test' FROM generate_series(1, $1::int) AS n`, n)
-	f.exec(t, `INSERT INTO ratelimit.overrides (name, key, kind, rate, period_us, shards, mode, author, reason)
-		SELECT 'messages', 'partner-' || n, 'token bucket', n, 60000000, 1, 'on', 'ana', 'a test' FROM generate_series(1, $1::int / 10) AS n`, n)
+	f.exec(t, `INSERT INTO ratelimit.rules (version, position, of, name, key, says, author, reason)
+		SELECT 0, n, 'override', 'messages', 'customer-' || n, jsonb_build_object('multiplier', 1 + n % 10), 'ana', 'a test'
+		FROM generate_series(1, $1::int) AS n`, n)
+	f.exec(t, `INSERT INTO ratelimit.rules (version, position, of, name, key, says, author, reason)
+		SELECT 0, -n, 'override', 'messages', 'partner-' || n, jsonb_build_object('policy', jsonb_build_object('rate', n, 'period', '1m')), 'ana', 'a test'
+		FROM generate_series(1, $1::int / 10) AS n`, n)
 }
 
 // TestManyOverrides loads what is a lot: it may not take so much memory or time that nobody would.

@@ -162,7 +162,8 @@ const maxPlans = 16
 // bounds collects the points of a limit.
 type bounds struct {
 	name    string
-	unknown bool // whether there is something that it cannot judge
+	unknown bool  // whether there is something that it cannot judge
+	slow    int64 // until when a span stands for statements that were not loaded, so that nothing arrives; 0: none does
 	code    point
 	groups  [64]point // without lags, by the size of the capacity; those without a speed are not in use
 }
@@ -210,6 +211,9 @@ func (b *bounds) chain(so chain) point {
 	for i, s := range so {
 		if i > 0 {
 			all = all.changedBy(s.change, 1)
+		}
+		if s.slowest {
+			b.slow = max(b.slow, so.until(i))
 		}
 		if s.says == nil || s.slowest {
 			all = all.with(b.code)
@@ -287,7 +291,15 @@ func (b *bounds) rule(policy ratelimit.Policy) *ratelimit.Ruling {
 	if err != nil {
 		return nil
 	}
-	return ruleOf(limit, b.name, unsaid(), pause{}, minInstant)
+	return ruleOf(limit, b.name, b.chainOf(policy), pause{}, minInstant)
+}
+
+// chainOf returns the chain under which a bucket is full when it is full under a policy by which nothing arrives before b.slow.
+func (b *bounds) chainOf(policy ratelimit.Policy) chain {
+	if b.slow == 0 {
+		return unsaid()
+	}
+	return chain{{from: minInstant, says: &terms{policy: policy}, slowest: true}, {from: b.slow}}
 }
 
 // policy returns the point as a policy, rounded towards what is full later.

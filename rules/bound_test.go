@@ -98,11 +98,13 @@ func isFullAfter(eras []ratelimit.Policy, spans []float64, value float64) (full 
 func TestRulingsOf(t *testing.T) {
 	t.Parallel()
 	code := ratelimit.Define("messages", ratelimit.PerMinute(10))
-	// set returns a Set of what is loaded.
-	set := func(l loaded) *Set {
+	// set returns a Set of rows that hold since long ago.
+	set := func(rows ...row) *Set {
 		s := &Set{}
-		l.now = time.Now().UnixMicro()
-		s.current.Store(compile(&l, nil, &s.limits))
+		for i := range rows {
+			rows[i].from = 5
+		}
+		s.current.Store(compile(&loaded{now: time.Now().UnixMicro(), rows: rows}, &s.limits))
 		return s
 	}
 	// most returns the largest capacity of the rules.
@@ -113,18 +115,23 @@ func TestRulingsOf(t *testing.T) {
 		}
 		return capacity
 	}
-	override := func(key string, times float64) loadedOverride {
-		return loadedOverride{"messages", key, 5, overrideRow{Multiplier: &times}}
+	override := func(o Override) row {
+		o.Limit = "messages"
+		r, err := rowOfOverride(o)
+		require.NoError(t, err)
+		return r
 	}
-	rule := func(rate float64) loadedRule {
-		return loadedRule{name: "messages", from: 5, row: ruleRowOf(Rule{Policy: ratelimit.TokenBucket{Rate: rate, Period: time.Minute}})}
+	rule := func(policy ratelimit.TokenBucket, change ratelimit.OnChange) row {
+		policy.Period = time.Minute
+		r, err := rowOfRule(Rule{Limit: "messages", Policy: policy, OnChange: change})
+		require.NoError(t, err)
+		return r
 	}
+	twenty := rule(ratelimit.TokenBucket{Rate: 20}, "")
 
 	t.Run("KnowsRulesAndOverrides", func(t *testing.T) {
 		t.Parallel()
-		s := set(loaded{rules: []loadedRule{rule(20)}, overrides: []loadedOverride{{
-			"messages", "ana", 5, overrideRow{Policy: new(policyRowOf(ratelimit.TokenBucket{Rate: 70, Period: time.Minute}, ""))},
-		}}})
+		s := set(twenty, override(Override{Key: "ana", Policy: ratelimit.PerMinute(70)}))
 		require.Equal(t, maxTokens, most(s), "the code's is not known, and no bucket is full")
 		s.RulingFor(code, "", "bob")
 		require.InEpsilon(t, 70, most(s), 1e-9)
@@ -135,8 +142,7 @@ func TestRulingsOf(t *testing.T) {
 	t.Run("KnowsThatAScaledDebtGrows", func(t *testing.T) {
 		t.Parallel()
 		change := func(change ratelimit.OnChange) *Set {
-			row := ruleRowOf(Rule{Policy: ratelimit.TokenBucket{Rate: 1000, Period: time.Minute}, OnChange: change})
-			return set(loaded{rules: []loadedRule{{name: "messages", from: 5, row: row}}})
+			return set(rule(ratelimit.TokenBucket{Rate: 1000}, change))
 		}
 		slowest := func(s *Set) float64 {
 			s.RulingFor(code, "", "bob")
@@ -153,8 +159,7 @@ func TestRulingsOf(t *testing.T) {
 	t.Run("KnowsThatADebtOfSeveralRowsGrows", func(t *testing.T) {
 		t.Parallel()
 		slowest := func(change ratelimit.OnChange) float64 {
-			row := ruleRowOf(Rule{Policy: ratelimit.TokenBucket{Rate: 1000, Period: time.Minute, Shards: 4}, OnChange: change})
-			s := set(loaded{rules: []loadedRule{{name: "messages", from: 5, row: row}}})
+			s := set(rule(ratelimit.TokenBucket{Rate: 1000, Shards: 4}, change))
 			s.RulingFor(ratelimit.Define("messages", ratelimit.TokenBucket{Rate: 10, Period: time.Minute, Shards: 4}), "", "bob")
 			pace := math.Inf(1)
 			for _, policy := range boundsOf(s.current.Load().limits["messages"]).policies() {
@@ -167,13 +172,34 @@ func TestRulingsOf(t *testing.T) {
 		require.InEpsilon(t, 100, slowest(ratelimit.AddTokens)/slowest(ratelimit.ScaleTokens), 1e-6)
 	})
 
+	t.Run("KnowsThatNothingArrivesInAnEraThatIsNotLoaded", func(t *testing.T) {
+		t.Parallel()
+		begins := time.Now().UnixMicro()
+		var rows []row
+		for i := range maxChain + 1 {
+			r := twenty
+			r.version, r.from = int64(i), begins-int64(maxChain-i)
+			rows = append(rows, r)
+		}
+		s := &Set{}
+		s.limits.of("messages").note(code)
+		s.current.Store(compile(&loaded{now: begins, rows: rows}, &s.limits))
+		b := boundsOf(s.current.Load().limits["messages"])
+		require.Len(t, b.policies(), 1)
+		eras := b.chainOf(b.policies()[0]).eras(b.policies()[0], begins)
+		require.Len(t, eras, 2)
+		require.Equal(t, rows[0].from, eras[1].From.UnixMicro())
+		before, _ := pointOf(eras[0].Policy)
+		require.Less(t, before.speed*float64(365*24*time.Hour), 1.0, "less than a token arrives in a year")
+	})
+
 	t.Run("FewAreEnough", func(t *testing.T) {
 		t.Parallel()
-		l := loaded{rules: []loadedRule{rule(20)}}
+		rows := []row{twenty}
 		for n := range 10_000 {
-			l.overrides = append(l.overrides, override(fmt.Sprint(n), 1+float64(n%7)/10))
+			rows = append(rows, override(Override{Key: fmt.Sprint(n), Multiplier: 1 + float64(n%7)/10}))
 		}
-		s := set(l)
+		s := set(rows...)
 		s.RulingFor(code, "", "0")
 		require.InEpsilon(t, 32, most(s), 1e-9)
 		require.LessOrEqual(t, len(s.RulingsOf("messages")), 2)
@@ -183,7 +209,7 @@ func TestRulingsOf(t *testing.T) {
 
 	t.Run("KnowsAMultipleOfTheCodes", func(t *testing.T) {
 		t.Parallel()
-		s := set(loaded{overrides: []loadedOverride{override("ana", 3)}})
+		s := set(override(Override{Key: "ana", Multiplier: 3}))
 		require.Equal(t, maxTokens, most(s))
 		s.RulingFor(code, "", "ana")
 		require.InEpsilon(t, 30, most(s), 1e-9)
@@ -200,7 +226,7 @@ func TestRulingsOf(t *testing.T) {
 		defer pool.Close()
 		s, err := NewSet(pool, Config{Limits: []ratelimit.Limit{code}})
 		require.NoError(t, err)
-		s.current.Store(compile(&loaded{rules: []loadedRule{rule(20)}}, nil, &s.limits))
+		s.current.Store(compile(&loaded{rows: []row{twenty}}, &s.limits))
 		require.InEpsilon(t, 20, most(s), 1e-9)
 	})
 }

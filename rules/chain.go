@@ -8,7 +8,7 @@ import (
 )
 
 const (
-	// maxChain is how many changes of a rule are loaded of those that have begun.
+	// maxChain is how many statements about a rule are loaded, and maxAhead of them at most lie ahead.
 	maxChain = 100
 	// maxEras is how many eras that have ended a bucket keeps apart.
 	maxEras = 16
@@ -29,8 +29,8 @@ type span struct {
 	says   *terms  // nil: whatever is less specific decides
 	times  float64 // of what it says; 0: as it is
 	change ratelimit.OnChange
-	// slowest is set if the span stands for changes that were not loaded, and for the definition in the code: it says the
-	// slowest of those changes.
+	// slowest is set if the span stands for statements that were not loaded, and for the definition in the code: nothing arrives in
+	// it, as their rates are not known.
 	slowest bool
 }
 
@@ -98,7 +98,7 @@ func (c chain) scaled(times float64) chain {
 }
 
 // eras returns the chain for a limit as it is defined in the code. Eras that ended before the last maxEras that have ended
-// by now are one era, and so is a span that is the slowest of several: see point.merged.
+// by now are one era, and so is a span that stands for several: see point.merged.
 func (c chain) eras(code ratelimit.Policy, now int64) []ratelimit.Era {
 	eras, points, older := make([]ratelimit.Era, len(c)), make([]point, len(c)), -maxEras
 	for i, s := range c {
@@ -110,13 +110,20 @@ func (c chain) eras(code ratelimit.Policy, now int64) []ratelimit.Era {
 			e.Policy, e.Name = ratelimit.Scale(policyOr(e.Policy, code), s.times), "" // the name is that of the override
 		}
 		points[i] = bucketOf(policyOr(e.Policy, code))
-		if s.slowest {
-			points[i] = points[i].with(bucketOf(code))
-		}
 		if c.until(i) <= now {
 			older++
 		}
 		eras[i] = e
+	}
+	all := bucketOf(code)
+	for _, p := range points {
+		all = all.with(p)
+	}
+	for i := range points {
+		if c[i].slowest {
+			points[i] = all
+			points[i].speed = 0
+		}
 	}
 	older = max(older, 0)
 	for i := range older {

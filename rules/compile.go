@@ -2,12 +2,9 @@ package rules
 
 import (
 	"errors"
-	"fmt"
-	"math"
+	"maps"
 	"sync/atomic"
 	"time"
-
-	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
 // maxReported bounds the rows that an error names.
@@ -21,10 +18,10 @@ type snapshot struct {
 	now       int64 // when it was loaded
 	rules     int
 	overrides int
-	kept      int   // rules and overrides that are those of the snapshot before, as they cannot be read
+	skipped   int   // statements that cannot be read: what was stated before them stays
 	wake      int64 // when the next pause begins; maxInstant for never
 	ahead     time.Duration
-	err       error // what is wrong with those that were kept
+	err       error // what is wrong with those that were skipped
 }
 
 // limitRules is what is loaded of one limit.
@@ -49,8 +46,8 @@ type keyRules struct {
 }
 
 type pause struct {
-	until  int64 // 0: none
-	reason string
+	from, until int64 // until is 0 for none
+	reason      string
 }
 
 // later returns the pause that ends later.
@@ -61,32 +58,64 @@ func (p pause) later(q pause) pause {
 	return p
 }
 
-// compiler makes a snapshot of what was loaded.
+// compiler makes a snapshot of the rows that were loaded.
 type compiler struct {
-	next    *snapshot
-	last    *snapshot // the one before; nil at first
-	bad     []error
-	badKeys map[Bucket]bool
+	next   *snapshot
+	rules  map[RuleID]*stated
+	paused map[Bucket][]pause // in the order in which they were stated
+	said   map[said]held      // what overrides say, but for their times
+	bad    []error
 }
 
-// compile makes a snapshot of what was loaded. Of what cannot be read it keeps what the last snapshot has.
-func compile(l *loaded, last *snapshot, noted *definitions) *snapshot {
+// stated is what was stated of a rule.
+type stated struct {
+	chain chain
+	rows  int
+}
+
+// compile makes a snapshot of what was loaded. It skips a row that cannot be read, so that what was stated before it stays.
+func compile(l *loaded, noted *definitions) *snapshot {
 	c := compiler{
-		next: &snapshot{version: l.version, now: l.now, limits: make(map[string]*limitRules), wake: maxInstant, rules: len(l.rules)},
-		last: last, badKeys: make(map[Bucket]bool),
+		next:  &snapshot{version: l.version, now: l.now, limits: make(map[string]*limitRules), wake: maxInstant},
+		rules: make(map[RuleID]*stated), paused: make(map[Bucket][]pause), said: make(map[said]held),
 	}
-	c.rules(l)
-	c.overrides(l.overrides)
-	c.pauses(l)
-	for _, of := range c.next.limits {
-		of.finish(noted.of(of.name))
+	for i := range l.rows {
+		if err := c.add(&l.rows[i]); err != nil {
+			c.bad = append(c.bad, err)
+		}
 	}
-	c.tiers(l)
-	c.next.overrides = len(l.overrides)
-	if c.next.kept = len(c.bad); c.next.kept > 0 {
+	c.finishRules()
+	c.finishPauses()
+	for name, of := range c.next.limits {
+		maps.DeleteFunc(of.keys, func(_ string, k *keyRules) bool { return len(k.overrides) == 0 && k.pause.until == 0 })
+		if len(of.plans) == 0 && len(of.keys) == 0 && of.pause.until == 0 {
+			delete(c.next.limits, name)
+			continue
+		}
+		of.finish(noted.of(name))
+	}
+	if c.next.skipped = len(c.bad); c.next.skipped > 0 {
 		c.next.err = errors.Join(c.bad[:min(len(c.bad), maxReported)]...)
 	}
 	return c.next
+}
+
+// add adds a row to the rows that were made before it.
+func (c *compiler) add(r *row) (err error) {
+	switch r.of {
+	case OfRule:
+		return c.addRule(r)
+	case OfOverride:
+		return c.addOverride(r)
+	case OfPause:
+		c.addPause(r)
+	case OfTiers:
+		var tiers TierSet
+		if tiers, err = r.tiers(); err == nil {
+			c.next.tiers = tiers
+		}
+	}
+	return err
 }
 
 func (s *snapshot) of(name string) *limitRules {
@@ -98,11 +127,6 @@ func (s *snapshot) of(name string) *limitRules {
 	return of
 }
 
-// termsOf returns the policy of a rule, ready for an era.
-func termsOf(r *Rule) (*terms, error) {
-	return &terms{policy: r.Policy, mode: r.Mode, name: nameOf(r.Limit, r.Plan), unit: r.Unit}, checkPolicy(r.Limit, r.Policy, r.Mode, r.OnChange)
-}
-
 // nameOf returns how a rule is called in what is told of decisions.
 func nameOf(limit, plan string) string {
 	if plan == "" {
@@ -111,93 +135,42 @@ func nameOf(limit, plan string) string {
 	return limit + ", plan " + plan
 }
 
-// rules makes the chains of the rules. What a row says of its rule is what holds last, and the history says what held
-// before. A rule without a row is not there any more: if the history does not say since when, it never was.
-func (c *compiler) rules(l *loaded) {
-	told := c.history(l.history)
-	for i := range l.rules {
-		r := &l.rules[i]
-		id := RuleID{r.name, r.plan}
-		h := told[id]
-		if h == nil {
-			h = &toldRule{chain: unsaid()}
+func (c *compiler) addRule(r *row) error {
+	id := RuleID{r.name, r.plan}
+	of := c.rules[id]
+	if of == nil {
+		of = &stated{chain: unsaid()}
+		c.rules[id] = of
+	}
+	of.rows++
+	s := span{from: r.from}
+	if r.says != nil {
+		rule, err := r.rule()
+		if err != nil {
+			return err
 		}
-		delete(told, id)
-		says, err := termsOf(new(r.row.rule(r.name, r.plan)))
-		if err = errors.Join(h.err, err); err != nil {
-			c.keepRule(id, h.chain, err)
+		s.says = &terms{policy: rule.Policy, mode: rule.Mode, name: nameOf(r.name, r.plan), unit: rule.Unit}
+		s.change = rule.OnChange
+	}
+	of.chain = of.chain.state(s)
+	return nil
+}
+
+// finishRules forgets the rules that have been deleted for long. If more was stated of a rule than is loaded, its first span
+// stands for that.
+func (c *compiler) finishRules() {
+	for id, of := range c.rules {
+		last := of.chain[len(of.chain)-1]
+		if last.says != nil {
+			c.next.rules++
+		} else if last.from < c.next.now-kept.Microseconds() {
 			continue
 		}
-		c.next.of(r.name).plans[r.plan] = h.chain.state(span{from: r.from, says: says, change: ratelimit.OnChange(r.row.OnChange)})
-	}
-	for id, h := range told {
-		switch {
-		case !h.deleted, h.chain[len(h.chain)-1].from < l.now-kept.Microseconds():
-		case h.err != nil:
-			c.keepRule(id, h.chain, h.err)
-		default:
-			c.next.of(id.Limit).plans[id.Plan] = h.chain
+		if of.rows > maxChain && len(of.chain) > 1 {
+			of.chain[0] = span{from: minInstant, says: of.chain[1].says, slowest: true}
 		}
+		c.next.of(id.Limit).plans[id.Plan] = of.chain
 	}
-}
-
-// toldRule is what the history tells of a rule.
-type toldRule struct {
-	chain   chain
-	deleted bool  // whether this is the last change
-	err     error // of entries that cannot be read, and are left out
-}
-
-func (c *compiler) history(changes []loadedChange) map[RuleID]*toldRule {
-	told := make(map[RuleID]*toldRule)
-	for i := range changes {
-		change := &changes[i]
-		id := RuleID{change.name, change.plan}
-		h := told[id]
-		if h == nil {
-			h = &toldRule{chain: unsaid()}
-			told[id] = h
-		}
-		h.deleted = change.row == nil && change.err == nil
-		said, err := change.span()
-		switch {
-		case err != nil:
-			h.err = errors.Join(h.err, err)
-		case change.dropped:
-			h.chain = chain{{from: minInstant, says: said.says, slowest: true}}
-		default:
-			h.chain = h.chain.state(said)
-		}
-	}
-	return told
-}
-
-// span returns what holds from the change on.
-func (c *loadedChange) span() (span, error) {
-	s := span{from: c.from}
-	if c.err != nil {
-		return s, fmt.Errorf("its history: %w", c.err)
-	}
-	if c.row == nil {
-		return s, nil
-	}
-	says, err := termsOf(new(c.row.rule(c.name, c.plan)))
-	if err != nil {
-		return s, fmt.Errorf("its history: %w", err)
-	}
-	s.says, s.change = says, ratelimit.OnChange(c.row.OnChange)
-	return s, nil
-}
-
-// keepRule keeps the rule as it was loaded before, or else as the history tells it.
-func (c *compiler) keepRule(id RuleID, told chain, err error) {
-	c.bad = append(c.bad, fmt.Errorf("rule %q, plan %q: %w", id.Limit, id.Plan, err))
-	if c.last != nil && c.last.limits[id.Limit] != nil {
-		if so, ok := c.last.limits[id.Limit].plans[id.Plan]; ok {
-			told = so
-		}
-	}
-	c.next.of(id.Limit).plans[id.Plan] = told
 }
 
 // finish makes what holds for each plan.
@@ -226,13 +199,4 @@ func (of *limitRules) effective(plan string) chain {
 		return b.chain
 	}
 	return of.other.chain
-}
-
-// neverLate is what loaded.late is when nothing is new.
-const neverLate = int64(math.MinInt64 / 2)
-
-// lateness returns how long after its beginning the latest change is in use, when it is from now on.
-func (l *loaded) lateness() time.Duration {
-	late := l.late + time.Since(l.asked).Microseconds()
-	return time.Duration(min(max(late, 0), math.MaxInt64/1000)) * time.Microsecond
 }

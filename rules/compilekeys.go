@@ -1,99 +1,120 @@
 package rules
 
 import (
-	"errors"
-	"fmt"
+	"cmp"
+	"slices"
 )
 
-// overrides makes the spans of the keys. A key of which one cannot be read keeps those that were loaded before.
-func (c *compiler) overrides(overrides []loadedOverride) {
-	for i := range overrides {
-		o := &overrides[i]
-		b := Bucket{o.name, o.key}
-		if c.badKeys[b] {
-			continue
+// addOverride adds what a row says of a key to the spans of the key.
+func (c *compiler) addOverride(r *row) error {
+	if r.says == nil {
+		if of := c.next.limits[r.name]; of != nil && of.keys[r.key] != nil {
+			c.next.overrides += of.keys[r.key].cut(r.from)
 		}
-		h, err := o.held()
-		if err != nil {
-			c.badKeys[b] = true
-			c.bad = append(c.bad, fmt.Errorf("override of a key of %q: %w", o.name, err))
-			continue
-		}
-		k := c.next.of(o.name).key(o.key)
-		if n := len(k.overrides); n > 0 && h.from <= k.overrides[n-1].from {
-			continue // two that begin at once, which the tables do not hold
-		}
-		k.overrides = append(k.overrides, h)
+		return nil
 	}
-	for b := range c.badKeys {
-		k := c.next.of(b.Limit).key(b.Key)
-		k.overrides = nil
-		if c.last == nil || c.last.limits[b.Limit] == nil {
-			continue
-		}
-		if was := c.last.limits[b.Limit].keys[b.Key]; was != nil {
-			k.overrides = was.overrides
-		}
+	h, err := c.held(r)
+	if err != nil {
+		return err
 	}
+	k := c.next.of(r.name).key(r.key)
+	c.next.overrides += k.cut(h.from) + 1
+	k.overrides = append(k.overrides, h)
+	return nil
 }
 
-// held returns the override as its chain needs it.
-func (o *loadedOverride) held() (held, error) {
-	override := o.row.override(o.name, o.key)
-	if err := override.check(); err != nil {
-		return held{}, err
+// said is what a row says of an override of a limit. Many rows say the same.
+type said struct{ limit, text string }
+
+// held returns the override of a row as the chain of its key needs it.
+func (c *compiler) held(r *row) (held, error) {
+	id := said{r.name, string(r.says)}
+	h, known := c.said[id]
+	if !known {
+		alone := *r
+		alone.until = nil
+		o, err := alone.override()
+		if err != nil {
+			return held{}, err
+		}
+		h = held{until: maxInstant, times: o.Multiplier, plan: o.OnPlan, change: o.OnChange}
+		if !o.Until.IsZero() {
+			h.until = o.Until.UnixMicro()
+		}
+		if o.Policy != nil {
+			h.says = &terms{policy: o.Policy, mode: o.Mode, name: r.name + ", override"}
+		}
+		c.said[id] = h
 	}
-	h := held{from: max(o.from, minInstant+1), until: maxInstant, times: override.Multiplier, plan: override.OnPlan, change: override.OnChange}
-	if o.row.UntilUs != nil {
-		h.until = *o.row.UntilUs
+	h.from = max(r.from, minInstant+1)
+	if r.until != nil {
+		h.until = *r.until
 	}
 	if h.until <= h.from {
-		return held{}, errors.New("it ends before it begins")
-	}
-	if override.Policy != nil {
-		h.says = &terms{policy: override.Policy, mode: override.Mode, name: o.name + ", override"}
+		return held{}, invalid("override of a key of %q: it ends before it begins", r.name)
 	}
 	return h, nil
 }
 
-// pauses sets the pause of each bucket that is under way. Pauses come in the order of their beginnings.
-func (c *compiler) pauses(l *loaded) {
-	var bucket Bucket
-	var end int64
-	for i := range l.pauses {
-		p := &l.pauses[i]
-		if b := (Bucket{p.name, p.key}); b != bucket {
-			bucket, end = b, l.now
+// cut ends the overrides of the key at an instant. It returns how many more there are: a number up to 0.
+func (k *keyRules) cut(at int64) int {
+	n := len(k.overrides)
+	for n > 0 && k.overrides[n-1].from >= at {
+		n--
+	}
+	dropped := len(k.overrides) - n
+	k.overrides = k.overrides[:n]
+	if n > 0 {
+		k.overrides[n-1].until = min(k.overrides[n-1].until, at)
+	}
+	return -dropped
+}
+
+// addPause adds a pause in place of those that it overlaps with, from its beginning on. A row that removes pauses overlaps with
+// all that end later.
+func (c *compiler) addPause(r *row) {
+	b, next := Bucket{r.name, r.key}, pause{r.from, maxInstant, r.reason}
+	if end := r.end(); r.says != nil && end != nil {
+		next.until = *end
+	}
+	pauses := c.paused[b]
+	for i := range pauses {
+		if p := &pauses[i]; p.from < next.until && p.until > next.from {
+			p.until = next.from
 		}
-		if p.from > end {
-			c.next.wake = min(c.next.wake, p.from)
-			continue
+	}
+	if r.says != nil {
+		pauses = append(pauses, next)
+	}
+	c.paused[b] = pauses
+}
+
+// finishPauses sets the pause of each bucket that is under way. Of those that follow it at once it has the end.
+func (c *compiler) finishPauses() {
+	for b, pauses := range c.paused {
+		slices.SortStableFunc(pauses, func(p, q pause) int { return cmp.Compare(p.from, q.from) })
+		end := c.next.now
+		for _, p := range pauses {
+			switch {
+			case p.until <= p.from || p.until <= c.next.now:
+			case p.from > end:
+				c.next.wake = min(c.next.wake, p.from)
+			default:
+				end = max(end, p.until)
+				c.next.of(b.Limit).pauseOf(b.Key, p)
+			}
 		}
-		end = max(end, p.until) // the next pause may begin when this one ends
-		of := c.next.of(p.name)
-		if p.key == "" {
-			of.pause = of.pause.later(pause{p.until, p.reason})
-			continue
-		}
-		k := of.key(p.key)
-		k.pause = k.pause.later(pause{p.until, p.reason})
 	}
 }
 
-func (c *compiler) tiers(l *loaded) {
-	set := TierSet{Match: Match(l.match), Tiers: make([]Tier, len(l.tiers))}
-	for i := range l.tiers {
-		set.Tiers[i] = l.tiers[i].tier()
+// pauseOf pauses a key, or the limit, unless it is paused for longer.
+func (of *limitRules) pauseOf(key string, p pause) {
+	if key == "" {
+		of.pause = of.pause.later(p)
+		return
 	}
-	if err := set.validate(); err != nil {
-		c.bad = append(c.bad, err)
-		if c.last != nil {
-			set = c.last.tiers
-		} else {
-			set = TierSet{}
-		}
-	}
-	c.next.tiers = set
+	k := of.key(key)
+	k.pause = k.pause.later(p)
 }
 
 func (of *limitRules) key(key string) *keyRules {

@@ -1,8 +1,8 @@
 // Package rules keeps the policies of limits in tables, where they can be changed while programs run: for all keys of a
 // limit, for those on a plan, and for a single key; with who changed what, when and why.
 //
-// A [Store] writes the tables. Each change is one transaction, or part of the caller's; it is written into a history that
-// is only added to, it adds 1 to the version of the rules, and it tells every program that listens.
+// A [Store] writes the table. Each change is one transaction, or part of the caller's. It adds rows, which are the history, and
+// takes none away; it adds 1 to the version of the rules, and notifies every program that listens.
 //
 // A [Set] is what a program has loaded of them. It is a [ratelimit.Policies], and answers from memory:
 //
@@ -36,5 +36,5 @@
 // # When something fails
 //
 // A program without a database, or before the first load, decides by the definitions in its code. A load that fails leaves
-// what was loaded before. A row that says what cannot be leaves that rule as it was, and the others are loaded.
+// what was loaded before. A row that cannot be read leaves in effect what was stated before it, and the others are loaded.
 package rules

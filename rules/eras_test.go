@@ -149,8 +149,8 @@ func TestOldEntriesAreForgotten(t *testing.T) {
 	require.NoError(t, err)
 
 	const day = `86400000000`
-	f.exec(t, `UPDATE ratelimit.rule_changes SET from_us = from_us - 31 * `+day+`, made_us = made_us - 31 * `+day)
-	f.exec(t, `UPDATE ratelimit.overrides SET from_us = from_us - 40 * `+day+`, until_us = from_us - CASE key WHEN 'ana' THEN 29 ELSE 31 END * `+day)
+	f.exec(t, `UPDATE ratelimit.rules SET from_us = from_us - CASE of WHEN 'override' THEN 40 ELSE 31 END * `+day+`, made_us = made_us - 31 * `+day+`,
+		until_us = CASE of WHEN 'override' THEN from_us - CASE key WHEN 'ana' THEN 29 ELSE 31 END * `+day+` END`)
 	f.load(t)
 	require.Equal(t, 1, f.events.last(t).Overrides, "that which ended 31 days ago is not loaded")
 	require.Equal(t, 1, f.events.last(t).Rules)
@@ -162,5 +162,5 @@ func TestOldEntriesAreForgotten(t *testing.T) {
 	require.NoError(t, err)
 	list, err := f.store.List(t.Context())
 	require.NoError(t, err)
-	require.Len(t, list.Overrides, 2, "one is forgotten when the next one comes")
+	require.Len(t, list.Overrides, 2, "one ended too long ago")
 }

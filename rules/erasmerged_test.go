@@ -24,11 +24,10 @@ func (f *fixture) immediate(t *testing.T) *rules.Store {
 func (f *fixture) putAgain(t *testing.T, n int) {
 	t.Helper()
 	now := f.now(t).UnixMicro()
-	f.exec(t, `INSERT INTO ratelimit.rule_changes
-		SELECT version + i, position, what, name, plan, key, says, $2::bigint + i, $2::bigint, author, reason
-		FROM ratelimit.rule_changes, generate_series(1, $1::integer) AS i
-		WHERE version = (SELECT max(version) FROM ratelimit.rule_changes)`, n, now)
-	f.exec(t, `UPDATE ratelimit.rules SET from_us = $2::bigint + $1::bigint, version = version + $1::bigint`, n, now)
+	f.exec(t, `INSERT INTO ratelimit.rules (version, of, name, says, from_us, author, reason)
+		SELECT version + i, of, name, says, $2::bigint + i, author, reason
+		FROM ratelimit.rules, generate_series(1, $1::integer) AS i
+		WHERE version = (SELECT max(version) FROM ratelimit.rules)`, n, now)
 }
 
 // A bucket that nobody uses while its rule changes holds no more afterwards, however many changes there are and whatever
@@ -196,7 +195,7 @@ func TestDeletionFarAhead(t *testing.T) {
 	require.NoError(t, err)
 	_, err = f.store.Delete(t.Context(), from(now.Add(45*day)), "messages", "")
 	require.NoError(t, err)
-	f.exec(t, `UPDATE ratelimit.rule_changes SET from_us = from_us - 31 * 86400000000, made_us = made_us - 31 * 86400000000`)
+	f.exec(t, `UPDATE ratelimit.rules SET from_us = from_us - 31 * 86400000000, made_us = made_us - 31 * 86400000000`)
 	f.load(t)
 	require.Equal(t, 50.0, f.capacity(t, now, messages.For("ana")))
 	require.Equal(t, messages.Capacity(), f.capacity(t, now.Add(15*day), messages.For("ana")))

@@ -5,29 +5,36 @@ import "fmt"
 // SetOf returns a Set of what a file says, as if it had always held: for simulations and tests, without a database. Overrides
 // end when they say so. Load and Run of the Set return an error that wraps ErrInvalidConfig. An error of SetOf wraps ErrInvalid.
 func SetOf(file Document) (*Set, error) {
-	l := &loaded{version: 1, match: string(file.Tiers.Match)}
+	l := &loaded{version: 1}
+	add := func(r row, err error) error {
+		r.from = minInstant
+		l.rows = append(l.rows, r)
+		return err
+	}
 	for i := range file.Rules {
-		r := &file.Rules[i]
-		if err := r.validate(); err != nil {
+		if err := file.Rules[i].validate(); err != nil {
 			return nil, err
 		}
-		l.rules = append(l.rules, loadedRule{name: r.Limit, plan: r.Plan, from: minInstant, row: ruleRowOf(*r)})
+		if err := add(rowOfRule(file.Rules[i])); err != nil {
+			return nil, err
+		}
 	}
 	for i := range file.Overrides {
-		o := &file.Overrides[i]
-		if err := o.validate(); err != nil {
+		if err := file.Overrides[i].validate(); err != nil {
 			return nil, err
 		}
-		l.overrides = append(l.overrides, loadedOverride{name: o.Limit, key: o.Key, from: minInstant, row: overrideRowOf(*o)})
+		if err := add(rowOfOverride(file.Overrides[i])); err != nil {
+			return nil, err
+		}
 	}
-	for _, t := range file.Tiers.Tiers {
-		l.tiers = append(l.tiers, tierRowOf(t))
+	if err := add(rowOfTiers(file.Tiers)); err != nil {
+		return nil, err
 	}
 	if err := file.validate(); err != nil {
 		return nil, err
 	}
 	s := &Set{}
-	current := compile(l, nil, &s.limits)
+	current := compile(l, &s.limits)
 	if current.err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrInvalid, current.err)
 	}

@@ -46,7 +46,7 @@ func TestKindsAreStored(t *testing.T) {
 	for _, want := range said {
 		want.Mode = ratelimit.On
 		stored := want
-		stored.OnChange = ratelimit.KeepTokens
+		stored.OnChange, stored.Policy = ratelimit.KeepTokens, asWritten(t, want.Policy)
 		found := 0
 		for _, r := range list.Rules {
 			if r.Limit == want.Limit {
@@ -57,7 +57,7 @@ func TestKindsAreStored(t *testing.T) {
 		for _, o := range list.Overrides {
 			if o.Limit == want.Limit {
 				found++
-				require.Equal(t, want.Policy, o.Policy)
+				require.Equal(t, stored.Policy, o.Policy)
 			}
 		}
 		for _, e := range entries {
@@ -67,15 +67,26 @@ func TestKindsAreStored(t *testing.T) {
 				require.Equal(t, stored, *e.Rule)
 			case e.Limit == want.Limit:
 				found++
-				require.Equal(t, want.Policy, e.Override.Policy)
+				require.Equal(t, stored.Policy, e.Override.Policy)
 			}
 		}
 		require.Equal(t, 4, found, want.Limit)
 		limit, err := want.AsLimit()
 		require.NoError(t, err)
 		resolved := limiter.Resolve(ratelimit.Define(want.Limit, ratelimit.PerSecond(1)).For("somebody"))
-		require.Equal(t, limit.Policy(), resolved.Policy())
+		require.Equal(t, limit.Numbers(), resolved.Numbers())
+		require.Equal(t, stored.Policy, resolved.Policy())
 	}
+}
+
+// asWritten returns the policy without the fields that have their default.
+func asWritten(t *testing.T, policy ratelimit.Policy) ratelimit.Policy {
+	t.Helper()
+	data, err := ratelimit.MarshalPolicy(policy)
+	require.NoError(t, err)
+	policy, err = ratelimit.UnmarshalPolicy(data)
+	require.NoError(t, err)
+	return policy
 }
 
 // TestUnknownZone promises that a rule whose time zone this program does not know is not stored, and that the caller's

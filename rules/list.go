@@ -2,8 +2,9 @@ package rules
 
 import (
 	"context"
-	"encoding/json"
+	"errors"
 	"fmt"
+	"math"
 	"strings"
 	"time"
 
@@ -38,8 +39,8 @@ func (s *Store) ListSome(ctx context.Context, query ListQuery) (Listing, error) 
 	if err := checkQuery("list", query.Limit, query.Key, &after.Limit, &after.Key); err != nil {
 		return Listing{}, err
 	}
-	last := strings.Repeat("\U0010FFFF", maxKey/4+1) // comes after every name and every key of the tables
-	name, toName, key, toKey := "", last, "", last
+	last := strings.Repeat("\U0010FFFF", maxKey/4+1) // comes after every name and every key of the table
+	name, toName, key, toKey := after.Limit, last, "", last
 	if query.Limit != "" {
 		name, toName = query.Limit, query.Limit
 	}
@@ -52,17 +53,16 @@ func (s *Store) ListSome(ctx context.Context, query ListQuery) (Listing, error) 
 	}
 	var list Listing
 	err := s.read(ctx, func(tx pgx.Tx) error {
-		var match string
 		var now int64
-		if err := tx.QueryRow(ctx, s.sql.loadVersion).Scan(&list.Version, &match, &now); err != nil {
+		if err := tx.QueryRow(ctx, s.sql.versionAndTime).Scan(&list.Version, &now); err != nil {
 			return err
 		}
-		list.Tiers.Match = Match(match)
+		ended := now - kept.Microseconds()
 		var batch pgx.Batch
-		batch.Queue(s.sql.listRules, name, toName, most).Query(list.readRules)
-		batch.Queue(s.sql.listOverrides, name, toName, key, toKey, after.Limit, after.Key, most).Query(list.readOverrides)
-		batch.Queue(s.sql.listPauses, name, toName, key, toKey, after.Limit, after.Key, most).Query(list.readPauses)
-		batch.Queue(s.sql.loadTiers).Query(list.readTiers)
+		batch.Queue(s.sql.listRules, orNull(query.Limit), most).Query(list.read)
+		batch.Queue(s.sql.listKeys, OfOverride, name, toName, key, toKey, after.Limit, after.Key, ended, most).Query(list.read)
+		batch.Queue(s.sql.listKeys, OfPause, name, toName, key, toKey, after.Limit, after.Key, now, most).Query(list.read)
+		batch.Queue(s.sql.history, int64(math.MaxInt64), nil, nil, nil, OfTiers, 1).Query(list.read)
 		return tx.SendBatch(ctx, &batch).Close()
 	})
 	if err != nil {
@@ -81,78 +81,57 @@ func checkQuery(doing, limit string, others ...*string) error {
 	return nil
 }
 
-// read runs fn in a transaction that sees the tables as they are at one instant, or in the caller's.
+// read runs fn in a transaction that sees the table as it is at one instant, or in the caller's.
 func (s *Store) read(ctx context.Context, fn func(tx pgx.Tx) error) error {
 	if s.pool == nil {
 		return fn(s.tx)
 	}
-	tx, err := s.pool.BeginTx(ctx, pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly})
-	if err != nil {
-		return err
-	}
-	defer func() { _ = tx.Rollback(context.WithoutCancel(ctx)) }()
-	return fn(tx)
+	return readOnly(ctx, s.pool, fn)
 }
 
-func (l *Listing) readRules(rows pgx.Rows) error {
+// read adds rows to the list.
+func (l *Listing) read(rows pgx.Rows) error {
 	for rows.Next() {
-		var r loadedRule
-		var version int64
-		columns := append([]any{&r.name, &r.plan, &r.from}, r.row.columns()...)
-		if err := rows.Scan(append(columns, &version)...); err != nil {
+		r, err := rowOf(rows)
+		if err != nil {
 			return err
 		}
-		l.Rules = append(l.Rules, StoredRule{Rule: r.row.rule(r.name, r.plan), Version: version, From: timeOf(&r.from)})
+		l.Err = errors.Join(l.Err, l.add(&r))
 	}
 	return rows.Err()
 }
 
-func (l *Listing) readOverrides(rows pgx.Rows) error {
-	for rows.Next() {
-		var o loadedOverride
-		var edit Edit
-		if err := o.scan(rows, &edit.Author, &edit.Reason); err != nil {
+// add adds a row to the list, unless it cannot be read.
+func (l *Listing) add(r *row) error {
+	switch r.of {
+	case OfRule:
+		rule, err := r.rule()
+		if err != nil {
 			return err
 		}
-		edit.From = timeOf(&o.from)
-		l.Overrides = append(l.Overrides, StoredOverride{o.row.override(o.name, o.key), edit})
-	}
-	return rows.Err()
-}
-
-func (l *Listing) readPauses(rows pgx.Rows) error {
-	for rows.Next() {
-		var p loadedPause
-		var author string
-		if err := rows.Scan(&p.name, &p.key, &p.from, &p.until, &p.reason, &author); err != nil {
+		l.Rules = append(l.Rules, StoredRule{Rule: rule, Version: r.version, From: timeOf(&r.from)})
+	case OfOverride:
+		o, err := r.override()
+		if err != nil {
 			return err
 		}
-		l.Pauses = append(l.Pauses, StoredPause{
-			Pause{Limit: p.name, Key: p.key, Until: timeOf(&p.until)},
-			Edit{Author: author, Reason: p.reason, From: timeOf(&p.from)},
-		})
-	}
-	return rows.Err()
-}
-
-func (l *Listing) readTiers(rows pgx.Rows) error {
-	var tables loaded
-	if err := tables.readTiers(rows); err != nil {
-		return err
-	}
-	for i := range tables.tiers {
-		l.Tiers.Tiers = append(l.Tiers.Tiers, tables.tiers[i].tier())
+		if r.end() != nil {
+			o.Until = timeOf(r.end())
+		}
+		l.Overrides = append(l.Overrides, StoredOverride{o, r.edit()})
+	case OfPause:
+		p := r.pause()
+		p.Until = timeOf(r.end())
+		l.Pauses = append(l.Pauses, StoredPause{p, r.edit()})
+	case OfTiers:
+		tiers, err := r.tiers()
+		if err != nil {
+			return err
+		}
+		l.Tiers = tiers
 	}
 	return nil
 }
-
-// What an entry of the history is about.
-const (
-	OfRule     = "rule"
-	OfOverride = "override"
-	OfPause    = "pause"
-	OfTiers    = "tiers"
-)
 
 // HistoryQuery is which entries of the history to return. Its zero value is the newest ones.
 type HistoryQuery struct {
@@ -189,14 +168,16 @@ type Entry struct {
 	Made time.Time
 	// Edit is who made it and why, and from when it holds.
 	Edit
-	// Rule, Override, Pause and Tiers are what was stated. All are nil when it was removed.
+	// Rule, Override, Pause and Tiers are what was stated. All are nil when it was removed, and if Err is not nil.
 	Rule     *Rule
 	Override *Override
 	Pause    *Pause
 	Tiers    *TierSet
+	// Err is why the program cannot read what was stated: a row that was written by hand or by a later version.
+	Err error
 }
 
-// History returns entries of the history, the newest first. It is only added to, and what a rollback undid is not in it.
+// History returns entries of the history, the newest first. Entries are only added. What a rollback undid is not in it.
 func (s *Store) History(ctx context.Context, query HistoryQuery) ([]Entry, error) {
 	if err := s.check(); err != nil {
 		return nil, err
@@ -215,17 +196,21 @@ func (s *Store) History(ctx context.Context, query HistoryQuery) ([]Entry, error
 	if err := checkQuery("history", query.Limit, query.Plan, query.Key); err != nil {
 		return nil, err
 	}
-	var entries []Entry
+	var found []row
 	err := s.read(ctx, func(tx pgx.Tx) error {
 		rows, err := tx.Query(ctx, s.sql.history, query.Before, orNull(query.Limit), query.Plan, query.Key, orNull(query.Of), query.Most)
 		if err != nil {
 			return err
 		}
-		entries, err = pgx.CollectRows(rows, entryOf)
+		found, err = pgx.CollectRows(rows, rowOf)
 		return err
 	})
 	if err != nil {
 		return nil, fmt.Errorf("rules: history: %w", explain(err, s.schema))
+	}
+	entries := make([]Entry, len(found))
+	for i := range found {
+		entries[i] = found[i].entry()
 	}
 	return entries, nil
 }
@@ -237,51 +222,33 @@ func orNull(s string) *string {
 	return &s
 }
 
-func entryOf(row pgx.CollectableRow) (Entry, error) {
-	var e Entry
-	var says []byte
-	var from, made int64
-	err := row.Scan(&e.Version, &e.Of, &e.Limit, &e.Plan, &e.Key, &says, &from, &made, &e.Author, &e.Reason)
-	if err != nil {
-		return Entry{}, err
+// edit returns who made the statement, why, and from when it holds.
+func (r *row) edit() Edit { return Edit{Author: r.author, Reason: r.reason, From: timeOf(&r.from)} }
+
+// entry returns the row as an entry of the history.
+func (r *row) entry() Entry {
+	e := Entry{Of: r.of, Limit: r.name, Plan: r.plan, Key: r.key, Version: r.version, Made: timeOf(&r.made), Edit: r.edit()}
+	if r.says == nil {
+		return e
 	}
-	e.From, e.Made = timeOf(&from), timeOf(&made)
-	if says == nil {
-		return e, nil
+	switch r.of {
+	case OfRule:
+		e.Rule, e.Err = read(r.rule)
+	case OfOverride:
+		e.Override, e.Err = read(r.override)
+	case OfPause:
+		e.Pause = new(r.pause())
+	case OfTiers:
+		e.Tiers, e.Err = read(r.tiers)
 	}
-	return e, e.read(says)
+	return e
 }
 
-// read reads what was stated.
-func (e *Entry) read(says []byte) error {
-	switch e.Of {
-	case OfRule:
-		var row ruleRow
-		if err := json.Unmarshal(says, &row); err != nil {
-			return err
-		}
-		e.Rule = new(row.rule(e.Limit, e.Plan))
-	case OfOverride:
-		var row overrideRow
-		if err := json.Unmarshal(says, &row); err != nil {
-			return err
-		}
-		e.Override = new(row.override(e.Limit, e.Key))
-	case OfPause:
-		var row pauseRow
-		if err := json.Unmarshal(says, &row); err != nil {
-			return err
-		}
-		e.Pause = &Pause{Limit: e.Limit, Key: e.Key, Until: timeOf(&row.UntilUs)}
-	case OfTiers:
-		var row tiersRow
-		if err := json.Unmarshal(says, &row); err != nil {
-			return err
-		}
-		e.Tiers = &TierSet{Match: Match(row.Match), Tiers: make([]Tier, len(row.Tiers))}
-		for i := range row.Tiers {
-			e.Tiers.Tiers[i] = row.Tiers[i].tier()
-		}
+// read returns what says returns, and nil with an error.
+func read[T any](says func() (T, error)) (*T, error) {
+	t, err := says()
+	if err != nil {
+		return nil, err
 	}
-	return nil
+	return &t, nil
 }

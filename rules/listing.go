@@ -42,6 +42,9 @@ type Listing struct {
 	Pauses []StoredPause
 	// Tiers is the list of tiers.
 	Tiers TierSet
+	// Err names the rows that the program cannot read, as they were written by hand or by a later version. They are not in the
+	// list. Nil: there are none.
+	Err error
 }
 
 const (

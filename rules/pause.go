@@ -3,8 +3,6 @@ package rules
 import (
 	"errors"
 	"time"
-
-	"github.com/jackc/pgx/v5/pgconn"
 )
 
 // Pause is a time in which a key, or all keys of a limit, are given nothing: Take and Check refuse until its end, and
@@ -35,35 +33,6 @@ func (p *Pause) validate() error {
 	}
 	if err != nil {
 		return invalid("pause of %.80q: %w", p.Limit, err)
-	}
-	return nil
-}
-
-func (w *writer) pauses(c *Changes) error {
-	for _, p := range c.Pause {
-		until := p.Until.UnixMicro()
-		if until <= w.pauseFrom {
-			return invalid("pause of %q: %w", p.Limit, w.endsEarly(until, w.pauseFrom))
-		}
-		if p.NoSooner {
-			w.queue(w.sql.cutPauses, p.Limit, p.Key, w.pauseFrom, w.pauseFrom, w.now)
-			w.queue(w.sql.extendPause, p.Limit, p.Key, w.edit.Author, w.edit.Reason, w.pauseFrom, until, w.version, w.position, w.now)
-			w.position++
-			continue
-		}
-		w.queue(w.sql.endPause, p.Limit, p.Key, w.pauseFrom)
-		w.queue(w.sql.cutPauses, p.Limit, p.Key, w.pauseFrom, until, w.now)
-		w.queue(w.sql.putPause, p.Limit, p.Key, w.edit.Author, w.edit.Reason, w.pauseFrom, until)
-		if err := w.note("pause", p.Limit, "", p.Key, pauseRow{until}, w.pauseFrom); err != nil {
-			return err
-		}
-	}
-	for _, b := range c.Resume {
-		w.queue(w.sql.deletePauses, b.Limit, b.Key)
-		w.check(func(tag pgconn.CommandTag) error { return found(tag.RowsAffected(), "such pause of %q", b.Limit) })
-		if err := w.note("pause", b.Limit, "", b.Key, nil, w.now); err != nil {
-			return err
-		}
 	}
 	return nil
 }

@@ -105,7 +105,7 @@ func TestPause(t *testing.T) {
 		require.True(t, list.Pauses[0].Until.Equal(day.Add(time.Hour)))
 		require.Equal(t, began, list.Pauses[0].From, "it goes on until then")
 
-		f.exec(t, `UPDATE ratelimit.pauses SET from_us = 1, until_us = 2`)
+		f.exec(t, `UPDATE ratelimit.rules SET from_us = 1, until_us = 2, replaced_us = NULL`)
 		put("anew", hour, day)
 		list, err = f.store.List(t.Context())
 		require.NoError(t, err)
@@ -193,7 +193,7 @@ func TestPause(t *testing.T) {
 
 		f.run(t, rules.Config{Poll: time.Hour})
 		f.listening(t, 1)
-		f.exec(t, `WITH moved AS (UPDATE ratelimit.pauses SET from_us = (extract(epoch FROM clock_timestamp()) * 1000000)::bigint + 200000)
+		f.exec(t, `WITH moved AS (UPDATE ratelimit.rules SET from_us = (extract(epoch FROM clock_timestamp()) * 1000000)::bigint + 200000)
 			UPDATE ratelimit.rules_version SET version = version + 1 RETURNING pg_notify('ratelimit_rules', '')`)
 		f.eventually(t, func() bool { return f.set.RulingFor(messages, "", "ana") != nil })
 	})
@@ -203,7 +203,7 @@ func TestPause(t *testing.T) {
 		f := setup(t)
 		_, err := f.store.Pause(t.Context(), why, of("", hour))
 		require.NoError(t, err)
-		f.exec(t, `UPDATE ratelimit.pauses SET from_us = 1, until_us = 2`)
+		f.exec(t, `UPDATE ratelimit.rules SET from_us = 1, until_us = 2, replaced_us = NULL`)
 		f.load(t)
 		require.Nil(t, f.set.RulingFor(messages, "", "ana"), "there is nothing left to say")
 	})

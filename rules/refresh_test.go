@@ -92,7 +92,7 @@ func TestRun(t *testing.T) {
 		f := setup(t)
 		set := f.run(t, rules.Config{Poll: 20 * time.Millisecond})
 		f.listening(t, 1)
-		f.exec(t, `INSERT INTO ratelimit.rules (name, rate, period_us) VALUES ('messages', 5, 60000000)`)
+		f.state(t, 7, "", `{"rate": 5, "period": "1m"}`, time.Now())
 		f.exec(t, `INSERT INTO ratelimit.rules_version (version) VALUES (7)`) // by hand, without NOTIFY
 		f.eventually(t, func() bool { return set.Version() == 7 })
 		require.NotNil(t, set.RulingFor(messages, "", "ana"))
@@ -210,7 +210,7 @@ func TestLoad(t *testing.T) {
 
 		_, err = f.store.Put(t.Context(), why, perMinute("messages", "pro", 5))
 		require.NoError(t, err)
-		f.exec(t, `UPDATE ratelimit.rule_changes SET from_us = from_us - 60000000 WHERE version = 2`)
+		f.exec(t, `UPDATE ratelimit.rules SET from_us = from_us - 60000000 WHERE version = 2`)
 		f.load(t)
 		require.InDelta(t, 59, f.events.last(t).Late.Seconds(), 50, "it was heard of nearly a minute after it began")
 	})
@@ -222,12 +222,12 @@ func TestLoad(t *testing.T) {
 		edit := rules.Edit{Author: "ada", Reason: "an incident", From: f.now(t).Add(time.Hour)}
 		_, err := f.store.Put(t.Context(), edit, perMinute("messages", "", 5))
 		require.NoError(t, err)
+		soon := f.now(t).Add(300 * time.Millisecond)
+		f.exec(t, `UPDATE ratelimit.rules SET from_us = $1`, soon.UnixMicro())
 		holder, err := f.pool.Begin(t.Context())
 		require.NoError(t, err)
-		_, err = holder.Exec(t.Context(), `LOCK TABLE ratelimit.overrides`)
+		_, err = holder.Exec(t.Context(), `LOCK TABLE ratelimit.rules`)
 		require.NoError(t, err)
-		soon := f.now(t).Add(300 * time.Millisecond)
-		f.exec(t, `UPDATE ratelimit.rule_changes SET from_us = $1`, soon.UnixMicro())
 		loaded := make(chan error, 1)
 		go func() { loaded <- f.set.Load(t.Context()) }()
 		require.Eventually(t, func() bool { return f.now(t).After(soon) }, time.Minute, time.Millisecond)
@@ -236,17 +236,17 @@ func TestLoad(t *testing.T) {
 		require.Positive(t, f.events.last(t).Late)
 	})
 
-	t.Run("SeesAllTablesAtOneInstant", func(t *testing.T) {
+	t.Run("SeesTheTablesAtOneInstant", func(t *testing.T) {
 		t.Parallel()
 		f := setup(t)
 		tx, err := f.pool.Begin(t.Context())
 		require.NoError(t, err)
 		defer func() { _ = tx.Rollback(t.Context()) }()
-		_, err = tx.Exec(t.Context(), `LOCK TABLE ratelimit.overrides`)
+		_, err = tx.Exec(t.Context(), `LOCK TABLE ratelimit.rules`)
 		require.NoError(t, err)
 		loaded := make(chan error, 1)
 		go func() { loaded <- f.set.Load(context.WithoutCancel(t.Context())) }()
-		f.eventually(t, func() bool { // it has read the rules, and waits for the overrides
+		f.eventually(t, func() bool { // it has read the version, and waits for the rules
 			var waits bool
 			err := f.pool.QueryRow(t.Context(), `SELECT EXISTS (SELECT FROM pg_locks WHERE NOT granted
 				AND $1 = ANY(pg_blocking_pids(pid)))`, tx.Conn().PgConn().PID()).Scan(&waits)
@@ -269,14 +269,14 @@ func TestLoad(t *testing.T) {
 		applied, err := f.store.Put(t.Context(), why, perMinute("messages", "", 5))
 		require.NoError(t, err)
 		f.load(t)
-		f.exec(t, `ALTER TABLE ratelimit.overrides RENAME TO elsewhere`)
+		f.exec(t, `ALTER TABLE ratelimit.rules RENAME TO elsewhere`)
 		require.Error(t, f.set.Load(t.Context()))
 		require.Error(t, f.events.last(t).Err)
 		require.Equal(t, int64(1), f.events.last(t).Version)
 		require.Equal(t, 5.0, f.capacity(t, applied.From, messages.For("ana")))
 	})
 
-	t.Run("ABadRowKeepsItsRuleAndOthersGoOn", func(t *testing.T) {
+	t.Run("ARowThatCannotBeReadLeavesTheOneBefore", func(t *testing.T) {
 		t.Parallel()
 		f := setup(t)
 		_, err := f.store.Apply(t.Context(), why, rules.Changes{
@@ -287,45 +287,49 @@ func TestLoad(t *testing.T) {
 			},
 		})
 		require.NoError(t, err)
-		f.exec(t, `INSERT INTO ratelimit.rules (name, plan, rate, period_us) VALUES ('messages', 'hand', 70, 60000000)`)
 		f.load(t)
-		for _, table := range []string{"rules", "overrides"} {
-			rows, err := f.pool.Query(t.Context(), `SELECT conname FROM pg_constraint WHERE conrelid = ('ratelimit.' || $1::text)::regclass AND contype = 'c'`, table)
-			require.NoError(t, err)
-			constraints, err := pgx.CollectRows(rows, pgx.RowTo[string])
-			require.NoError(t, err)
-			for _, constraint := range constraints {
-				f.exec(t, `ALTER TABLE ratelimit.`+table+` DROP CONSTRAINT `+constraint)
-			}
+		now := time.Now()
+		f.state(t, 2, "hand", `{"rate": 70, "period": "minute"}`, now)
+		f.state(t, 3, "pro", `{"rate": 60, "period": "1m"}`, now)
+		f.state(t, 4, "", `{"rate": -1, "period": "1m"}`, now)
+		f.state(t, 5, "hand", `{"rate": 70, "period": "1m", "of_a_later_version": true}`, now)
+		for i, rate := range []int{-1, 9} {
+			f.exec(t, `INSERT INTO ratelimit.rules (version, position, of, name, key, says, from_us, author, reason)
+				SELECT 6, $1::int, 'override', 'messages', $2, jsonb_build_object('policy', jsonb_build_object('rate', $3::int, 'period', '1m')), $4, 'ana', 'x'`,
+				i, []string{"ana", "bob"}[i], rate, now.UnixMicro())
 		}
-		f.exec(t, `UPDATE ratelimit.rules SET rate = CASE plan WHEN 'pro' THEN 60 ELSE 'NaN'::float8 END`)
-		f.exec(t, `UPDATE ratelimit.overrides SET rate = CASE key WHEN 'ana' THEN -1 ELSE 9 END`)
-		f.load(t)
-		later := time.Now().Add(time.Hour)
-		require.Equal(t, 5.0, f.capacity(t, later, messages.For("eve")))
-		require.Equal(t, 60.0, f.capacity(t, later, messages.For("eve").Plan("pro")))
-		require.Equal(t, 70.0, f.capacity(t, later, messages.For("eve").Plan("hand")))
-		require.Equal(t, 7.0, f.capacity(t, later, messages.For("ana")))
-		require.Equal(t, 9.0, f.capacity(t, later, messages.For("bob")))
-		event := f.events.last(t)
-		require.Equal(t, 3, event.Kept)
-		require.ErrorContains(t, event.Err, `its Rate is NaN`)
-		require.ErrorContains(t, event.Err, `override of a key of "messages"`)
-		require.NotContains(t, event.Err.Error(), "ana", "no event holds a key")
-
-		f.set, err = rules.NewSet(f.pool, rules.Config{Observer: f.events})
+		later := now.Add(time.Hour)
+		for _, made := range []string{"LoadedBefore", "New"} {
+			f.load(t)
+			require.Equal(t, 5.0, f.capacity(t, later, messages.For("eve")), made)
+			require.Equal(t, 60.0, f.capacity(t, later, messages.For("eve").Plan("pro")), made)
+			require.Equal(t, 70.0, f.capacity(t, later, messages.For("eve").Plan("hand")), made)
+			require.Equal(t, 7.0, f.capacity(t, later, messages.For("ana")), made)
+			require.Equal(t, 9.0, f.capacity(t, later, messages.For("bob")), made)
+			event := f.events.last(t)
+			require.Equal(t, 3, event.Kept, made)
+			require.ErrorContains(t, event.Err, `rule "messages", plan ""`)
+			require.ErrorContains(t, event.Err, `Rate is -1`)
+			require.ErrorContains(t, event.Err, `"of_a_later_version" is no field`)
+			require.ErrorContains(t, event.Err, `override of a key of "messages"`)
+			require.NotContains(t, event.Err.Error(), `"ana"`, "no event holds a key")
+			f.set, err = rules.NewSet(f.pool, rules.Config{Observer: f.events})
+			require.NoError(t, err)
+		}
+		list, err := f.store.List(t.Context())
 		require.NoError(t, err)
-		f.load(t)
-		require.Equal(t, 5.0, f.capacity(t, later, messages.For("eve")), "a new process has it from the history")
-		require.Equal(t, 5.0, f.capacity(t, later, messages.For("eve").Plan("hand")), "which does not know this one")
-		require.Equal(t, 5.0, f.capacity(t, later, messages.For("ana")), "and the override is left out")
+		require.ErrorContains(t, list.Err, `Rate is -1`)
+		entries, err := f.store.History(t.Context(), rules.HistoryQuery{Of: rules.OfRule, Most: 1})
+		require.NoError(t, err)
+		require.ErrorContains(t, entries[0].Err, `"of_a_later_version" is no field`)
+		require.Nil(t, entries[0].Rule)
 	})
 
-	t.Run("ARowWithoutHistoryCountsFromItsFrom", func(t *testing.T) {
+	t.Run("ARowWrittenByHandCountsFromItsFrom", func(t *testing.T) {
 		t.Parallel()
 		f := setup(t)
 		now := time.Now()
-		f.exec(t, `INSERT INTO ratelimit.rules (name, rate, period_us, from_us) VALUES ('messages', 5, 60000000, $1)`, now.UnixMicro())
+		f.state(t, 1, "", `{"rate": 5, "period": "1m"}`, now)
 		f.load(t)
 		require.Equal(t, 10.0, f.capacity(t, now.Add(-time.Second), messages.For("ana")))
 		require.Equal(t, 5.0, f.capacity(t, now.Add(time.Second), messages.For("ana")))

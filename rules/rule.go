@@ -1,6 +1,7 @@
 package rules
 
 import (
+	"errors"
 	"fmt"
 	"regexp"
 	"strings"
@@ -86,7 +87,23 @@ func checkPolicy(limit string, policy ratelimit.Policy, mode ratelimit.Mode, cha
 	if _, err := ratelimit.MarshalPolicy(policy); err != nil {
 		return err
 	}
-	return isStorable(policy)
+	if prefetches(policy) {
+		return errors.New("its Policy has a Prefetch, which only a definition in the code can have; leave it out")
+	}
+	return nil
+}
+
+// prefetches reports whether a policy has a Prefetch: each program would begin and end it at an instant of its own.
+func prefetches(policy ratelimit.Policy) bool {
+	switch p := policy.(type) {
+	case ratelimit.TokenBucket:
+		return p.Prefetch != 0
+	case ratelimit.FixedWindow:
+		return p.Prefetch != 0
+	case ratelimit.Adaptive:
+		return prefetches(p.Contract)
+	}
+	return false
 }
 
 func checkOnChange(c ratelimit.OnChange) error {

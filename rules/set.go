@@ -167,13 +167,13 @@ func (s *Set) load(ctx context.Context, db beginner) error {
 		s.tell(ctx, ratelimit.RulesLoaded{Version: s.Version(), Elapsed: time.Since(began), Err: err})
 		return err
 	}
-	next := compile(l, last, &s.limits)
+	next := compile(l, &s.limits)
 	next.ahead = time.UnixMicro(l.now).Sub(began)
 	s.current.Store(next)
 	s.sure.Store(&began)
 	s.tell(ctx, ratelimit.RulesLoaded{
 		Version: next.version, Rules: next.rules, Overrides: next.overrides, Elapsed: time.Since(began),
-		Late: l.lateness(), Err: next.err, Kept: next.kept,
+		Late: l.lateness(), Err: next.err, Kept: next.skipped,
 	})
 	return nil
 }

@@ -115,6 +115,13 @@ func (f *fixture) exec(t testing.TB, sql string, args ...any) {
 	require.NoError(t, err)
 }
 
+// state writes a rule of the limit "messages" by hand.
+func (f *fixture) state(t testing.TB, version int, plan, says string, from time.Time) {
+	t.Helper()
+	f.exec(t, `INSERT INTO ratelimit.rules (version, of, name, plan, says, from_us, author, reason) VALUES ($1, 'rule', 'messages', $2, $3, $4, 'ana', 'x')`,
+		version, plan, says, from.UnixMicro())
+}
+
 // at returns a limiter that decides by the set, on a clock that stands still.
 func (f *fixture) at(t testing.TB, now time.Time) *ratelimit.Limiter {
 	t.Helper()

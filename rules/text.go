@@ -25,13 +25,17 @@ type (
 	}
 	overrideText struct {
 		Limit      string             `json:"limit,omitempty"`
-		Key        string             `json:"key"`
+		Key        *string            `json:"key,omitempty"`
 		Multiplier fields.Positive    `json:"multiplier,omitempty"`
 		OnPlan     string             `json:"on_plan,omitempty"`
 		Policy     json.RawMessage    `json:"policy,omitempty"`
 		Mode       ratelimit.Mode     `json:"mode,omitempty"`
 		OnChange   ratelimit.OnChange `json:"on_change,omitempty"`
 		Until      instant            `json:"until,omitzero"`
+	}
+	tiersText struct {
+		Match Match  `json:"match"`
+		Tiers []Tier `json:"tiers"`
 	}
 	tierText struct {
 		Limit       string          `json:"limit"`
@@ -105,16 +109,22 @@ func policyOf(said fields.Object) (ratelimit.Policy, error) {
 }
 
 // MarshalJSON returns the override as an object with the fields of a rules file.
-func (o Override) MarshalJSON() (_ []byte, err error) {
-	text := overrideText{
-		Limit: o.Limit, Key: o.Key, Multiplier: fields.Positive(o.Multiplier), OnPlan: o.OnPlan, Mode: o.Mode, OnChange: o.OnChange, Until: instant{o.Until},
+func (o Override) MarshalJSON() ([]byte, error) {
+	text, err := o.text()
+	if err != nil {
+		return nil, err
 	}
-	if o.Policy != nil {
-		if text.Policy, err = ratelimit.MarshalPolicy(o.Policy); err != nil {
-			return nil, err
-		}
-	}
+	text.Limit, text.Key, text.Until = o.Limit, &o.Key, instant{o.Until}
 	return json.Marshal(text)
+}
+
+// text returns the fields of the override but its names and its end.
+func (o *Override) text() (text overrideText, err error) {
+	text = overrideText{Multiplier: fields.Positive(o.Multiplier), OnPlan: o.OnPlan, Mode: o.Mode, OnChange: o.OnChange}
+	if o.Policy != nil {
+		text.Policy, err = ratelimit.MarshalPolicy(o.Policy)
+	}
+	return text, err
 }
 
 // UnmarshalJSON reads the fields of a rules file. It returns an error for a field that does not exist.
@@ -124,7 +134,10 @@ func (o *Override) UnmarshalJSON(data []byte) error {
 		return err
 	}
 	*o = Override{
-		Limit: text.Limit, Key: text.Key, Multiplier: float64(text.Multiplier), OnPlan: text.OnPlan, Mode: text.Mode, OnChange: text.OnChange, Until: text.Until.Time,
+		Limit: text.Limit, Multiplier: float64(text.Multiplier), OnPlan: text.OnPlan, Mode: text.Mode, OnChange: text.OnChange, Until: text.Until.Time,
+	}
+	if text.Key != nil {
+		o.Key = *text.Key
 	}
 	if text.Policy == nil {
 		return nil

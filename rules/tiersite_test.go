@@ -138,7 +138,7 @@ func TestSiteStartsWhileAChangeLiesAhead(t *testing.T) {
 	f.replaceTiers(t, rules.Tier{Limit: "search"}, rules.Tier{Limit: "login"})
 	require.Len(t, asks(t, newSite(t, f.set, rules.SiteConfig{})), 2)
 
-	f.exec(t, `UPDATE ratelimit.rule_changes SET from_us = from_us - 2 * 86400000000`)
+	f.exec(t, `UPDATE ratelimit.rules SET from_us = from_us - 2 * 86400000000`)
 	f.load(t)
 	_, err = rules.NewSite(f.set, rules.SiteConfig{})
 	require.ErrorContains(t, err, `nobody knows the limit "search"`)

@@ -22,11 +22,7 @@ var granted = map[string]struct{ application, operator string }{
 	"buckets":          {"SELECT INSERT UPDATE DELETE", "SELECT INSERT UPDATE DELETE"},
 	"reservations":     {"SELECT INSERT UPDATE DELETE", "SELECT"},
 	"fingerprint":      {"SELECT INSERT", "SELECT INSERT DELETE"},
-	"rules":            {"SELECT", "SELECT INSERT UPDATE DELETE"},
-	"overrides":        {"SELECT", "SELECT INSERT UPDATE DELETE"},
-	"pauses":           {"SELECT", "SELECT INSERT UPDATE DELETE"},
-	"tiers":            {"SELECT", "SELECT INSERT UPDATE DELETE"},
-	"rule_changes":     {"SELECT", "SELECT INSERT"},
+	"rules":            {"SELECT", "SELECT INSERT"}, // an operator updates replaced_us besides
 	"rules_version":    {"SELECT", "SELECT INSERT UPDATE"},
 	"refusals":         {"SELECT INSERT UPDATE DELETE", "SELECT"},
 	"prices":           {"SELECT INSERT UPDATE DELETE", "SELECT INSERT DELETE"},

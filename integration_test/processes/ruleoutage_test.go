@@ -175,11 +175,8 @@ func changeInTx(t *testing.T, o *outageStand) {
 // breakRule makes a rule by hand what no rule can be, and changes the other.
 func breakRule(t *testing.T, o *outageStand) {
 	t.Helper()
-	o.Exec(t, `DO $$ DECLARE c name; BEGIN
-		FOR c IN SELECT conname FROM pg_constraint WHERE conrelid = 'ratelimit.rules'::regclass AND contype = 'c' LOOP
-			EXECUTE format('ALTER TABLE ratelimit.rules DROP CONSTRAINT %I', c);
-		END LOOP; END $$`)
-	o.Exec(t, `UPDATE ratelimit.rules SET rate = 'NaN' WHERE name = 'api'`)
+	o.Exec(t, `INSERT INTO ratelimit.rules (version, position, of, name, says, author, reason)
+		SELECT version, 99, 'rule', 'api', '{"rate": -1, "period": "1h"}', 'ana', 'by hand' FROM ratelimit.rules_version`)
 	_, err := o.store.Put(t.Context(), edit, hourly("other", 600))
 	require.NoError(t, err)
 }
@@ -195,7 +192,7 @@ func (o *outageStand) reconnect() {
 
 // cutLoads breaks each connection in the middle of a load, once the answer is on its way.
 func (u *ruleUser) cutLoads() {
-	u.news.breakAt(".overrides")
+	u.news.breakAt("row_number()")
 	u.news.close() // those that have loaded before send other words
 	u.news.open()
 }

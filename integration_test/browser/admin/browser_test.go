@@ -187,7 +187,7 @@ func TestPictures(t *testing.T) {
 	f := setup(t)
 	id := f.Furnish(t)
 	f.Exec(t, `DELETE FROM ratelimit.buckets WHERE key !~ '^[a-z0-9.]*$'`)
-	f.Exec(t, `UPDATE ratelimit.overrides SET from_us = from_us - 3600000000`)
+	f.Exec(t, `UPDATE ratelimit.rules SET from_us = from_us - 3600000000 WHERE of = 'override'`)
 	f.Load(t)
 	for i, key := range []string{"acme", "globex", "initech", "umbrella", "10.0.0.12", "10.0.3.4"} {
 		f.Take(t, messages.For(key).Cost(float64(12*i+20)))

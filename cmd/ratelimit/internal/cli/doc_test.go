@@ -148,7 +148,7 @@ func (f *fixture) wait(t *testing.T) {
 	t.Helper()
 	require.Eventually(t, func() bool {
 		var hold bool
-		err := f.pool.QueryRow(t.Context(), `SELECT count(*) = 0 FROM ratelimit.rule_changes, extract(epoch FROM clock_timestamp()) now
+		err := f.pool.QueryRow(t.Context(), `SELECT count(*) = 0 FROM ratelimit.rules, extract(epoch FROM clock_timestamp()) now
 			WHERE from_us > now * 1e6 AND from_us < (now + 86400) * 1e6`).Scan(&hold)
 		return err != nil || hold // or there are no tables yet
 	}, time.Minute, 10*time.Millisecond)

@@ -18,6 +18,7 @@ type entryView struct {
 	From    time.Time `json:"from"`
 	Author  string    `json:"author"`
 	Reason  string    `json:"reason"`
+	Error   string    `json:"-"` // why what was stated cannot be read
 	changeView
 }
 
@@ -48,6 +49,8 @@ func entryViewOf(e, before *rules.Entry) entryView {
 		v.Old = saidBy(before)
 	}
 	switch {
+	case e.Err != nil:
+		v.Change, v.Error = replaced, e.Err.Error()
 	case v.New == nil:
 		v.Change = deleted
 	case v.Old != nil:
@@ -63,6 +66,8 @@ const soon = time.Minute
 func (v *entryView) words() string {
 	text := "taken away"
 	switch {
+	case v.Error != "":
+		text = "cannot be read: " + v.Error
 	case v.New != nil:
 		text = v.changeView.words()
 	case v.Old != nil:

@@ -187,6 +187,12 @@ tiers, as they were stated last, as a file that apply reads: a start for keeping
 			if err != nil {
 				return err
 			}
+			if list.Err != nil && a.options.format == asYAML {
+				return fmt.Errorf("the file would not have all rules: %w", list.Err)
+			}
+			if list.Err != nil {
+				a.note("what this version of the program cannot read is not shown: %v", list.Err)
+			}
 			if a.options.format == asYAML {
 				file, err := documentOf(&list, now).YAML()
 				if err == nil {

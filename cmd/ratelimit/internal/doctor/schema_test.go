@@ -45,11 +45,11 @@ func TestRunLooksAtTheSchema(t *testing.T) {
 	t.Run("WithoutATable", func(t *testing.T) {
 		t.Parallel()
 		pool := postgrestest.New(t)
-		_, err := pool.Exec(t.Context(), "DROP TABLE ratelimit.tiers")
+		_, err := pool.Exec(t.Context(), "DROP TABLE ratelimit.refusals")
 		require.NoError(t, err)
 		f := one(t, look(t, pool.Config().ConnConfig, doctor.Config{}), "migrations")
 		require.Equal(t, doctor.Fault, f.Level)
-		require.Contains(t, f.Says, "lack tiers")
+		require.Contains(t, f.Says, "lack refusals")
 		_, err = pool.Exec(t.Context(), "DROP TABLE ratelimit.goose_db_version")
 		require.NoError(t, err)
 		require.Contains(t, one(t, look(t, pool.Config().ConnConfig, doctor.Config{}), "migrations").Says, "no record of the migrations")
@@ -59,7 +59,7 @@ func TestRunLooksAtTheSchema(t *testing.T) {
 		t.Parallel()
 		pool := postgrestest.New(t)
 		for _, table := range []string{
-			"buckets", "reservations", "rules", "overrides", "pauses", "tiers", "rule_changes", "rules_version", "refusals", "fingerprint", "prices",
+			"buckets", "reservations", "rules", "rules_version", "refusals", "fingerprint", "prices",
 		} {
 			_, err := pool.Exec(t.Context(), "ALTER TABLE ratelimit."+table+" RENAME TO gone")
 			require.NoError(t, err)
@@ -202,7 +202,7 @@ func TestRunLooksAtTheSchema(t *testing.T) {
 		}
 		require.Equal(t, doctor.OK, one(t, look(t, config, doctor.Config{}), "indexes").Level)
 		run(`ALTER TABLE ratelimit.buckets DROP CONSTRAINT buckets_pkey;
-			ALTER TABLE ratelimit.tiers DROP CONSTRAINT tiers_pkey;
+			ALTER TABLE ratelimit.rules_version DROP CONSTRAINT rules_version_pkey;
 			DROP INDEX ratelimit.reservations_expires`)
 		_, err := pool.Exec(t.Context(), "INSERT INTO ratelimit.buckets VALUES ('a', 'k', 0, 1, 1) ON CONFLICT (name, key, shard) DO NOTHING")
 		require.Error(t, err, "as a Take")
@@ -213,7 +213,7 @@ func TestRunLooksAtTheSchema(t *testing.T) {
 		require.Contains(t, found[0].Says, `"ratelimit"."buckets" has no primary key`)
 		require.Equal(t, doctor.Warning, found[1].Level)
 		require.Contains(t, found[1].Says, `"ratelimit"."reservations" has no index of expires_us`)
-		require.Contains(t, found[2].Do, `ADD PRIMARY KEY (position)`)
+		require.Contains(t, found[2].Do, `ADD PRIMARY KEY (id)`)
 		run(statements(t, found[1]) + statements(t, found[2]) + "CREATE UNIQUE INDEX ON ratelimit.buckets (name, key, shard)")
 		require.Equal(t, doctor.OK, one(t, look(t, config, doctor.Config{}), "indexes").Level, "which does as well")
 
