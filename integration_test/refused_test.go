@@ -88,13 +88,13 @@ func TestRefusedIsToldOfEachBucketThatRefused(t *testing.T) {
 				require.NoError(t, err)
 				for test.again && !h.told[0].Cached { // what is remembered for a second may be too old
 					h.told = nil
-					d, err = limiter.Take(ratelimit.WithShadow(ratelimit.WithRoute(t.Context(), "GET /")), requests...)
+					d, err = limiter.Take(ratelimit.WithRoute(t.Context(), "GET /"), requests...)
 					require.NoError(t, err)
 					require.Len(t, h.told, 1)
 				}
 				key, err := limiter.StoredKey(empty)
 				require.NoError(t, err)
-				want := ratelimit.Refusal{Limit: tight.Name(), Key: key, Cost: 1, At: d.At, Cached: test.again, Shadow: test.again}
+				want := ratelimit.Refusal{Limit: tight.Name(), Key: key, Cost: 1, At: d.At, Cached: test.again}
 				if test.again {
 					want.Route = "GET /"
 				}

@@ -22,7 +22,6 @@ const (
 	verbKey      = attribute.Key("ratelimit.verb")
 	cachedKey    = attribute.Key("ratelimit.cached")
 	pendingKey   = attribute.Key("ratelimit.pending")
-	shadowKey    = attribute.Key("ratelimit.shadow")
 	remainingKey = attribute.Key("ratelimit.remaining")
 	retryKey     = attribute.Key("ratelimit.retry_after_s")
 	waitKey      = attribute.Key("ratelimit.wait_s")
@@ -68,7 +67,7 @@ func (o *Observer) traceFailed(ctx context.Context, e ratelimit.Failed) {
 	if span.IsRecording() {
 		r, _ := telemetry.Failure(e)
 		span.SetAttributes(limitKey.String(e.Limit), resultKey.String(r.Result), verbKey.String(e.Verb),
-			errorKey.String(telemetry.ErrorType(e.Err)), shadowKey.Bool(e.Shadow))
+			errorKey.String(telemetry.ErrorType(e.Err)))
 		span.SetStatus(codes.Error, telemetry.ErrorText(e.Err))
 	}
 	span.End(trace.WithTimestamp(e.Began.Add(e.Elapsed)))
@@ -124,7 +123,6 @@ func (s *sets) option(instrument int, keys []attribute.Key, labels []string) met
 func decisionAttributes(e ratelimit.Decided) []attribute.KeyValue {
 	attributes := []attribute.KeyValue{
 		remainingKey.Float64(e.Decision.Remaining), cachedKey.Bool(e.Cached), pendingKey.Bool(e.Pending),
-		shadowKey.Bool(e.Shadow),
 	}
 	switch {
 	case !e.Decision.Allowed:

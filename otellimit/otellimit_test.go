@@ -106,22 +106,18 @@ func TestDecisions(t *testing.T) {
 	cached.Cached = true
 	reserved := decided("reserve", true)
 	reserved.Delay = 40 * time.Second
-	shadow := decided("check", false)
-	shadow.Shadow = true
-	for _, e := range []ratelimit.Event{decided("take", true), decided("take", true), decided("take", false), cached, reserved, shadow} {
+	for _, e := range []ratelimit.Event{decided("take", true), decided("take", true), decided("take", false), cached, reserved} {
 		b.Observe(t.Context(), e)
 	}
 	requests := map[string]float64{
-		"ratelimit.cached=false,ratelimit.kind=token_bucket,ratelimit.limit=perUser,ratelimit.result=vetoed,ratelimit.verb=check":        1,
-		"ratelimit.cached=false,ratelimit.kind=fixed_window,ratelimit.limit=perDay,ratelimit.result=shadow_refused,ratelimit.verb=check": 1,
-		"ratelimit.cached=false,ratelimit.kind=token_bucket,ratelimit.limit=perUser,ratelimit.result=allowed,ratelimit.verb=take":        2,
-		"ratelimit.cached=false,ratelimit.kind=fixed_window,ratelimit.limit=perDay,ratelimit.result=allowed,ratelimit.verb=take":         2,
-		"ratelimit.cached=false,ratelimit.kind=token_bucket,ratelimit.limit=perUser,ratelimit.result=vetoed,ratelimit.verb=take":         1,
-		"ratelimit.cached=false,ratelimit.kind=fixed_window,ratelimit.limit=perDay,ratelimit.result=refused,ratelimit.verb=take":         1,
-		"ratelimit.cached=true,ratelimit.kind=token_bucket,ratelimit.limit=perUser,ratelimit.result=vetoed,ratelimit.verb=take":          1,
-		"ratelimit.cached=true,ratelimit.kind=fixed_window,ratelimit.limit=perDay,ratelimit.result=refused,ratelimit.verb=take":          1,
-		"ratelimit.cached=false,ratelimit.kind=token_bucket,ratelimit.limit=perUser,ratelimit.result=reserved,ratelimit.verb=reserve":    1,
-		"ratelimit.cached=false,ratelimit.kind=fixed_window,ratelimit.limit=perDay,ratelimit.result=reserved,ratelimit.verb=reserve":     1,
+		"ratelimit.cached=false,ratelimit.kind=token_bucket,ratelimit.limit=perUser,ratelimit.result=allowed,ratelimit.verb=take":     2,
+		"ratelimit.cached=false,ratelimit.kind=fixed_window,ratelimit.limit=perDay,ratelimit.result=allowed,ratelimit.verb=take":      2,
+		"ratelimit.cached=false,ratelimit.kind=token_bucket,ratelimit.limit=perUser,ratelimit.result=vetoed,ratelimit.verb=take":      1,
+		"ratelimit.cached=false,ratelimit.kind=fixed_window,ratelimit.limit=perDay,ratelimit.result=refused,ratelimit.verb=take":      1,
+		"ratelimit.cached=true,ratelimit.kind=token_bucket,ratelimit.limit=perUser,ratelimit.result=vetoed,ratelimit.verb=take":       1,
+		"ratelimit.cached=true,ratelimit.kind=fixed_window,ratelimit.limit=perDay,ratelimit.result=refused,ratelimit.verb=take":       1,
+		"ratelimit.cached=false,ratelimit.kind=token_bucket,ratelimit.limit=perUser,ratelimit.result=reserved,ratelimit.verb=reserve": 1,
+		"ratelimit.cached=false,ratelimit.kind=fixed_window,ratelimit.limit=perDay,ratelimit.result=reserved,ratelimit.verb=reserve":  1,
 	}
 	require.Equal(t, requests, b.points(t, "ratelimit.requests"))
 	for label, n := range requests {
@@ -132,10 +128,9 @@ func TestDecisions(t *testing.T) {
 		require.Equal(t, n*each, b.points(t, "ratelimit.cost")[label], label)
 	}
 	require.Equal(t, map[string]float64{
-		"ratelimit.limit=perUser,ratelimit.result=allowed,ratelimit.verb=take":        4,
-		"ratelimit.limit=perDay,ratelimit.result=refused,ratelimit.verb=take":         4,
-		"ratelimit.limit=perDay,ratelimit.result=shadow_refused,ratelimit.verb=check": 2,
-		"ratelimit.limit=perUser,ratelimit.result=reserved,ratelimit.verb=reserve":    2,
+		"ratelimit.limit=perUser,ratelimit.result=allowed,ratelimit.verb=take":     4,
+		"ratelimit.limit=perDay,ratelimit.result=refused,ratelimit.verb=take":      4,
+		"ratelimit.limit=perUser,ratelimit.result=reserved,ratelimit.verb=reserve": 2,
 	}, b.points(t, "ratelimit.decision.duration"))
 	require.Equal(t, map[string]float64{"ratelimit.limit=perUser,ratelimit.verb=reserve": 40},
 		b.points(t, "ratelimit.reservation.wait"))
@@ -239,7 +234,7 @@ func TestSpans(t *testing.T) {
 	began := time.Now().Add(-time.Hour) // it is told later, as when its transaction has committed
 	refused.Began = began
 	b.Observe(cancelled, refused)
-	b.Observe(ctx, ratelimit.Failed{Verb: "take", Limit: "perUser", Err: fault, Began: began, Elapsed: time.Second, Shadow: true})
+	b.Observe(ctx, ratelimit.Failed{Verb: "take", Limit: "perUser", Err: fault, Began: began, Elapsed: time.Second})
 	b.Observe(ctx, ratelimit.Queued{})
 
 	spans := b.spans.Ended()
@@ -253,9 +248,9 @@ func TestSpans(t *testing.T) {
 	require.WithinDuration(t, began, spans[1].StartTime(), 0)
 	require.WithinDuration(t, began.Add(time.Second), spans[1].EndTime(), 0)
 	require.Equal(t, codes.Unset, spans[0].Status().Code, "a refusal is an answer")
-	require.Equal(t, "error.type=other,ratelimit.limit=perUser,ratelimit.result=failed,ratelimit.shadow=true,ratelimit.verb=take", labels(spans[1]))
+	require.Equal(t, "error.type=other,ratelimit.limit=perUser,ratelimit.result=failed,ratelimit.verb=take", labels(spans[1]))
 	require.Equal(t, `ratelimit.cached=false,ratelimit.limit=perDay,ratelimit.limits=["perUser","perDay"],ratelimit.pending=false,`+
-		"ratelimit.remaining=7,ratelimit.result=refused,ratelimit.retry_after_s=1.5,ratelimit.shadow=false,ratelimit.verb=take", labels(spans[0]))
+		"ratelimit.remaining=7,ratelimit.result=refused,ratelimit.retry_after_s=1.5,ratelimit.verb=take", labels(spans[0]))
 	require.Equal(t, codes.Error, spans[1].Status().Code)
 	require.Equal(t, "dial postgres://db/app: refused", spans[1].Status().Description)
 }
@@ -264,14 +259,14 @@ func TestSpans(t *testing.T) {
 func TestMetricsAndSpans(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
-	shadow, cached, pending := decided("check", false), decided("take", false), decided("reserve", true)
-	shadow.Shadow, cached.Cached, pending.Pending, pending.Delay = true, true, true, time.Second
+	cached, pending := decided("take", false), decided("reserve", true)
+	cached.Cached, pending.Pending, pending.Delay = true, true, time.Second
 	ruled := decided("take", true)
 	ruled.Decision.States[1] = ratelimit.State{Limit: perDay, Cost: 4, Rule: "perDay/pro", Mode: ratelimit.Shadow}
 	for _, e := range []ratelimit.Event{
-		shadow, cached, pending, ruled,
+		cached, pending, ruled,
 		ratelimit.Failed{Verb: "take", Limit: "perUser", Err: ratelimit.ErrContended},
-		ratelimit.Failed{Verb: "settle", Limit: "perUser", Err: &pgconn.PgError{Severity: "FATAL", Message: "shutting down", Code: "57P01"}, Shadow: true},
+		ratelimit.Failed{Verb: "settle", Limit: "perUser", Err: &pgconn.PgError{Severity: "FATAL", Message: "shutting down", Code: "57P01"}},
 		ratelimit.Conflicted{Verb: "transaction"},
 		ratelimit.Settlement{Limit: "perUser", Delta: 5},
 		ratelimit.Settlement{Limit: "perUser", Delta: -2},

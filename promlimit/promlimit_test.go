@@ -50,15 +50,13 @@ func story() []ratelimit.Event {
 	cached, reserved := decided("take", false), decided("reserve", true)
 	cached.Cached, reserved.Delay = true, 40*time.Second
 	contended := fmt.Errorf("%w: %w", ratelimit.ErrContended, &pgconn.PgError{Code: "40001"})
-	shadow := decided("check", false)
-	shadow.Shadow = true
 	// One rule of Config.Policies refuses nobody yet, and one has paused its limit.
 	tried, paused := decided("take", true), decided("take", false)
 	tried.Decision.States[1] = ratelimit.State{Limit: perDay, Cost: 4, Rule: "perDay/pro", Mode: ratelimit.Shadow}
 	paused.Decision.States[1] = ratelimit.State{Limit: perDay, Cost: 4, Rule: "perDay", Mode: ratelimit.On, NotAsked: true, PausedUntil: time.Now()}
 	return []ratelimit.Event{
 		tried, paused,
-		decided("take", true), decided("take", true), decided("take", false), cached, reserved, shadow,
+		decided("take", true), decided("take", true), decided("take", false), cached, reserved,
 		ratelimit.Failed{Verb: "take", Limit: "perUser", Err: contended, Elapsed: time.Second},
 		ratelimit.Failed{Verb: "take", Limit: "perUser", Err: errors.New("a key of somebody"), Elapsed: time.Second},
 		ratelimit.Failed{Verb: "transaction", Err: contended},

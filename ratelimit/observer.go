@@ -35,8 +35,6 @@ type Decided struct {
 	// Began is the time of the call on this process's clock. Elapsed is its duration, as the caller saw it.
 	Began   time.Time
 	Elapsed time.Duration
-	// Shadow reports whether [WithShadow] marked the call, so that a refusal turns no request away.
-	Shadow bool
 	// Cached reports whether the decision came from the refusal cache.
 	Cached bool
 	// Pending reports whether the decision was made in a transaction that may still roll back.
@@ -80,8 +78,6 @@ type Failed struct {
 	// Began is the time of the call, and Elapsed its duration.
 	Began   time.Time
 	Elapsed time.Duration
-	// Shadow is as in Decided.
-	Shadow bool
 }
 
 // Conflicted is an attempt that conflicted with a concurrent transaction. The call tries again, unless its attempts or its time
@@ -205,20 +201,6 @@ type Prefetched struct {
 	// Lost is the number of unused tokens that could not be returned, because of an error or because the limit would then admit
 	// too many. The tokens that a process keeps when it dies are not reported.
 	Lost float64
-}
-
-type shadowKey struct{}
-
-// WithShadow marks calls with the returned context as shadow: callers do not enforce refusals yet. The calls take and answer
-// as always, and an Observer can tell these refusals from enforced ones.
-func WithShadow(ctx context.Context) context.Context {
-	return context.WithValue(ctx, shadowKey{}, true)
-}
-
-// inShadow reports whether WithShadow marked the context.
-func inShadow(ctx context.Context) bool {
-	shadow, _ := ctx.Value(shadowKey{}).(bool)
-	return shadow
 }
 
 func (Decided) event()         {}

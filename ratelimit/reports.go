@@ -25,7 +25,7 @@ type Refusal struct {
 	Cost float64
 	// At is the instant of the decision on the database's clock.
 	At time.Time
-	// Shadow reports whether the refusal turned no request away: [WithShadow] marked the call, or the limit is not enforced.
+	// Shadow reports whether the refusal turned no request away: the limit is not enforced.
 	Shadow bool
 	// Cached reports whether the decision came from the refusal cache.
 	Cached bool
@@ -164,7 +164,7 @@ func (r *reports) decided(ctx context.Context, event Decided, began time.Time) {
 	if r.observer == nil {
 		return
 	}
-	event.Began, event.Elapsed, event.Shadow, event.Pending = began, r.elapsed(began), inShadow(ctx), r.pending()
+	event.Began, event.Elapsed, event.Pending = began, r.elapsed(began), r.pending()
 	r.tell(ctx, event)
 }
 
@@ -173,7 +173,7 @@ func (r *reports) failed(ctx context.Context, event Failed, began time.Time) {
 	if r.observer == nil || errors.Is(ctx.Err(), context.Canceled) {
 		return
 	}
-	event.Began, event.Elapsed, event.Shadow = began, r.elapsed(began), inShadow(ctx)
+	event.Began, event.Elapsed = began, r.elapsed(began)
 	r.tell(ctx, event)
 }
 
@@ -222,7 +222,7 @@ func (r *reports) refusals(ctx context.Context, c *call, d *Decision) {
 func (r *reports) refusal(ctx context.Context, s *State, told Refusal) {
 	told.Limit, told.Rule = s.Limit.Name(), s.Rule
 	told.Route, _ = ctx.Value(routeKey{}).(string)
-	told.Shadow, told.Pending = inShadow(ctx) || s.Mode == Shadow || s.Mode == Off, r.pending()
+	told.Shadow, told.Pending = s.Mode == Shadow || s.Mode == Off, r.pending()
 	if r.after != nil {
 		refused, kept := r.refused, told
 		r.after.told = append(r.after.told, notice{tell: func() { refused(ctx, kept) }})

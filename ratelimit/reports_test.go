@@ -10,24 +10,18 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// A limit that is only tried turns nobody away, and the hook is told so; so it is of WithShadow.
+// A limit that is only tried turns nobody away, and the hook is told so.
 func TestRefusalsOfALimitThatIsNotEnforcedAreShadows(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct {
-		mark   func(context.Context) context.Context
 		mode   Mode
 		shadow bool
 	}{
-		{nil, "", false},
-		{nil, On, false},
-		{nil, Shadow, true},
-		{nil, Off, true},
-		{WithShadow, On, true},
+		{"", false},
+		{On, false},
+		{Shadow, true},
+		{Off, true},
 	} {
-		ctx := t.Context()
-		if test.mark != nil {
-			ctx = test.mark(ctx)
-		}
 		var told []Refusal
 		r := &reports{refused: func(_ context.Context, refusal Refusal) { told = append(told, refusal) }}
 		c := calling(t, Define("tried", PerMinute(1)).For("key"), Define("asked", PerMinute(1)).For("key"))
@@ -35,7 +29,7 @@ func TestRefusalsOfALimitThatIsNotEnforcedAreShadows(t *testing.T) {
 		d := Decision{Allowed: test.shadow, At: instant, States: []State{
 			{Limit: c.plan.of[c.plan.asked[0].ask].limit, Rule: "by plan", Mode: test.mode}, {Allowed: true},
 		}}
-		r.refusals(ctx, c, &d)
+		r.refusals(t.Context(), c, &d)
 		require.Equal(t, []Refusal{{Limit: "tried", Key: "key", Rule: "by plan", Cost: 1, At: instant, Shadow: test.shadow}}, told)
 	}
 }

@@ -14,16 +14,12 @@ import "context"
 // errors.Is(err, [ErrLimited]) distinguishes it from a failure. Every other error is a failure, as from Take, and [IsUndecided]
 // is true for it.
 //
-// A limit in [Shadow] mode refuses no request, and a call marked with [WithShadow] is not refused. If nothing else refuses,
-// Require returns nil, and Observers receive the refusal. Limits in Shadow that refused give no tokens, and with WithShadow no
-// limit does. A failure is still an error.
+// A limit in [Shadow] mode refuses no request. If no other limit refuses, Require returns nil, and Observers receive the refusal.
+// Limits in Shadow that refused give no tokens. A failure is still an error.
 func (l *Limiter) Require(ctx context.Context, requests ...Request) error {
 	d, err := l.Take(ctx, requests...)
 	if err != nil {
 		return err
-	}
-	if inShadow(ctx) {
-		return nil
 	}
 	return d.Err()
 }

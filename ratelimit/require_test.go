@@ -96,7 +96,7 @@ func TestIsUndecidedLeavesTheCallersErrorsAlone(t *testing.T) {
 	require.True(t, ratelimit.IsUndecided(fmt.Errorf("%w: gave up", ratelimit.ErrContended)))
 }
 
-// TestRequireGoesOnInShadow promises nil for what only a trial has refused, by a stored rule or by the context.
+// TestRequireGoesOnInShadow promises nil if only a limit in Shadow refuses.
 func TestRequireGoesOnInShadow(t *testing.T) {
 	t.Parallel()
 	pool := postgrestest.New(t)
@@ -107,10 +107,6 @@ func TestRequireGoesOnInShadow(t *testing.T) {
 	require.NoError(t, limiter.Require(t.Context(), tried.For("ada"), kept.For("ada")), "only the trial refuses")
 	require.Zero(t, held(t, limiter, kept.For("ada")), "and the other one has given")
 	require.ErrorIs(t, limiter.Require(t.Context(), tried.For("ada"), kept.For("ada")), ratelimit.ErrLimited)
-
-	marked := ratelimit.WithShadow(t.Context())
-	require.NoError(t, limiter.Require(marked, kept.For("ada")), "nobody is refused by a call that is a trial")
-	require.ErrorIs(t, limiter.Require(marked, kept.For("ada").Cost(3)), ratelimit.ErrCostExceedsCapacity, "a failure stays one")
 }
 
 // ruleOf is a source of policies that has a rule for one limit.

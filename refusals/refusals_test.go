@@ -14,7 +14,10 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-var perDay = ratelimit.Define("perDay", ratelimit.PerDay(1))
+var (
+	perDay = ratelimit.Define("perDay", ratelimit.PerDay(1))
+	tried  = ratelimit.Define("tried", ratelimit.PerDay(1))
+)
 
 // What a Limiter refuses is in the table, with keys as they are stored, and without them unless they are asked for.
 func TestRefusalsOfALimiterAreInTheTable(t *testing.T) {
@@ -36,6 +39,7 @@ func TestRefusalsOfALimiterAreInTheTable(t *testing.T) {
 			at := noon.Add(59 * time.Second)
 			limiter, err := ratelimit.New(pool, ratelimit.Config{
 				Schema: test.config.Schema, HashKey: test.hashKey, Refused: b.Refused, RefusalCache: 100, AsOf: func() time.Time { return at },
+				Policies: ratelimit.ShadowLimits(tried),
 			})
 			require.NoError(t, err)
 			ctx := ratelimit.WithRoute(t.Context(), "GET /")
@@ -43,18 +47,22 @@ func TestRefusalsOfALimiterAreInTheTable(t *testing.T) {
 				_, err = limiter.Take(ctx, perDay.For("alice"))
 				require.NoError(t, err)
 			}
-			_, err = limiter.Take(ratelimit.WithShadow(ctx), perDay.For("alice"))
-			require.NoError(t, err)
-			stored, err := limiter.StoredKey(perDay.For("alice"))
-			require.NoError(t, err)
-			if !test.config.Keys {
-				stored = ""
+			for range 2 {
+				_, err = limiter.Take(ctx, tried.For("alice"))
+				require.NoError(t, err)
 			}
 			require.NoError(t, b.flush(t.Context(), true))
-			of := func(shadow bool) id { return id{pair{"perDay", "GET /", shadow}, stored} }
+			of := func(limit ratelimit.Limit, shadow bool) id {
+				stored, err := limiter.StoredKey(limit.For("alice"))
+				require.NoError(t, err)
+				if !test.config.Keys {
+					stored = ""
+				}
+				return id{pair{limit.Name(), "GET /", shadow}, stored}
+			}
 			require.Equal(t, []row{
-				{Minute: noon, ID: of(false), Refused: 3, Cost: 3, LastUs: at.UnixMicro()},
-				{Minute: noon, ID: of(true), Refused: 1, Cost: 1, LastUs: at.UnixMicro()},
+				{Minute: noon, ID: of(perDay, false), Refused: 3, Cost: 3, LastUs: at.UnixMicro()},
+				{Minute: noon, ID: of(tried, true), Refused: 1, Cost: 1, LastUs: at.UnixMicro()},
 			}, b.rows(t))
 			require.Zero(t, b.Dropped())
 		})

@@ -105,10 +105,10 @@ func (o *Observer) Observe(ctx context.Context, event ratelimit.Event) {
 func (o *Observer) decided(ctx context.Context, e ratelimit.Decided) {
 	refused, wouldRefuse := telemetry.Refusing(e.Decision)
 	level, message := o.config.Allowed, "ratelimit: allowed"
-	if len(wouldRefuse) > 0 || !e.Decision.Allowed && e.Shadow {
+	if len(wouldRefuse) > 0 {
 		level, message = o.config.Refused, "ratelimit: would refuse"
 	}
-	if !e.Decision.Allowed && !e.Shadow {
+	if !e.Decision.Allowed {
 		level, message = o.config.Refused, "ratelimit: refused"
 	}
 	if !o.enabled(ctx, level) {
@@ -131,7 +131,6 @@ func (o *Observer) decided(ctx context.Context, e ratelimit.Decided) {
 	attrs = appendSet(attrs, "paused", telemetry.IsPaused(e.Decision))
 	attrs = appendSet(attrs, "cached", e.Cached)
 	attrs = appendSet(attrs, "pending", e.Pending)
-	attrs = appendSet(attrs, "shadow", e.Shadow)
 	o.log(ctx, level, message, attrs...)
 }
 
@@ -204,7 +203,7 @@ func (o *Observer) failed(ctx context.Context, e ratelimit.Failed) {
 		attrs = append(attrs, slog.String("limit", e.Limit))
 	}
 	attrs = append(attrs, slog.String("error_type", kind), slog.String("error", telemetry.ErrorText(e.Err)), seconds("elapsed_s", e.Elapsed))
-	o.log(ctx, level, message, appendSet(attrs, "shadow", e.Shadow)...)
+	o.log(ctx, level, message, attrs...)
 }
 
 // rulesLoaded writes which rules decide from now on, and what is wrong with the others.

@@ -67,8 +67,6 @@ func TestObserve(t *testing.T) {
 	t.Parallel()
 	reserved, pending, cached := allowed("reserve"), allowed("take"), refused()
 	reserved.Delay, pending.Pending, cached.Cached = 3*time.Second, true, true
-	shadow := refused()
-	shadow.Shadow = true
 	tried, paused := allowed("take"), refused()
 	tried.Decision.States[1] = ratelimit.State{Limit: perDay, Rule: "perDay/pro", Mode: ratelimit.Shadow}
 	paused.Decision.States[0].NotAsked = true
@@ -94,10 +92,6 @@ func TestObserve(t *testing.T) {
 			"level": "INFO", "msg": "ratelimit: refused", "verb": "take", "limits": limits, "refused_by": []any{"perDay"},
 			"retry_after_s": 1.5, "remaining": 2.0, "elapsed_s": 0.001, "cached": true,
 		}},
-		"shadow": {shadow, map[string]any{
-			"level": "INFO", "msg": "ratelimit: would refuse", "verb": "take", "limits": limits, "refused_by": []any{"perDay"},
-			"retry_after_s": 1.5, "remaining": 2.0, "elapsed_s": 0.001, "shadow": true,
-		}},
 		"tried by its rule": {tried, map[string]any{
 			"level": "INFO", "msg": "ratelimit: would refuse", "verb": "take", "limits": limits, "would_refuse": []any{"perDay"},
 			"rules": []any{"perDay/pro"}, "remaining": 2.0, "elapsed_s": 0.001,
@@ -105,10 +99,6 @@ func TestObserve(t *testing.T) {
 		"paused": {paused, map[string]any{ // and why is nobody's business who reads logs
 			"level": "INFO", "msg": "ratelimit: refused", "verb": "take", "limits": limits, "refused_by": []any{"perDay"},
 			"retry_after_s": 1.5, "rules": []any{"perDay"}, "remaining": 2.0, "elapsed_s": 0.001, "paused": true,
-		}},
-		"shadowFailed": {ratelimit.Failed{Verb: "take", Limit: "perUser", Err: errors.New("lost"), Shadow: true}, map[string]any{
-			"level": "ERROR", "msg": "ratelimit: failed", "verb": "take", "limit": "perUser", "error_type": "other", "error": "lost",
-			"elapsed_s": 0.0, "shadow": true,
 		}},
 		"failedOpen": {ratelimit.Answered{Route: "/chat", Limit: "perUser", Result: "failed_open", Err: context.DeadlineExceeded}, map[string]any{
 			"level": "ERROR", "msg": "ratelimit: answered", "result": "failed_open", "route": "/chat", "limit": "perUser", "error_type": "timeout",

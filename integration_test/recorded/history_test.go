@@ -322,10 +322,6 @@ func (h *history) verb(ctx context.Context, d *draw, i int, v *verb) {
 		h.text.WriteString("canceled ")
 	}
 	if d.oneIn(12) {
-		ctx = ratelimit.WithShadow(ctx)
-		h.text.WriteString("shadow ")
-	}
-	if d.oneIn(12) {
 		ctx = ratelimit.WithRoute(ctx, "POST /chat")
 		h.text.WriteString("route ")
 	}

@@ -258,7 +258,6 @@ func event(e ratelimit.Event, start time.Time) string {
 		t.WriteString(map[bool]string{true: " allowed", false: " refused"}[e.Decision.Allowed])
 		t.instant("at", e.Decision.At)
 		t.span("delay", e.Delay)
-		t.flag("shadow", e.Shadow)
 		t.flag("cached", e.Cached)
 		t.flag("pending", e.Pending)
 	case ratelimit.Settlement:
@@ -274,7 +273,6 @@ func event(e ratelimit.Event, start time.Time) string {
 	case ratelimit.Failed:
 		t.field("failed", e.Verb)
 		t.field("limit", e.Limit)
-		t.flag("shadow", e.Shadow)
 		t.failure(e.Err)
 	case ratelimit.Redefined:
 		t.field("redefined", e.Limit)

@@ -47,7 +47,7 @@ func mechanisms() []mechanism {
 		{
 			"rules",
 			[]string{"ratelimit/resolve.go", "ratelimit/rule.go"},
-			words(`ruled|isRuledAs|isPaused|paused|[pP]ausedUntil|notBefore|released|On|Off|Shadow|inShadow|Unenforced`, `\bplan\.isPlain\b`),
+			words(`ruled|isRuledAs|isPaused|paused|[pP]ausedUntil|notBefore|released|On|Off|Shadow|Unenforced`, `\bplan\.isPlain\b`),
 		},
 		{
 			"memory",

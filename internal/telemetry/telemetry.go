@@ -69,7 +69,7 @@ func resultOf(d ratelimit.Decided, s *ratelimit.State) string {
 	case WouldRefuse(s):
 		return refusal(s, true)
 	case Refuses(s):
-		return refusal(s, d.Shadow)
+		return refusal(s, false)
 	case !d.Decision.Allowed:
 		return Vetoed
 	}
@@ -146,7 +146,7 @@ func Failure(f ratelimit.Failed) (Request, bool) {
 func Result(d ratelimit.Decided) string {
 	switch {
 	case !d.Decision.Allowed:
-		return refusal(decisive(d.Decision), d.Shadow)
+		return refusal(decisive(d.Decision), false)
 	case d.Verb == reserve:
 		return Reserved
 	}

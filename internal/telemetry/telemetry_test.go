@@ -32,8 +32,6 @@ func decided(verb string, refused ...string) ratelimit.Decided {
 
 func TestRequests(t *testing.T) {
 	t.Parallel()
-	shadow := decided("take", "perDay")
-	shadow.Shadow = true
 	for name, c := range map[string]struct {
 		event ratelimit.Decided
 		want  []string
@@ -44,7 +42,6 @@ func TestRequests(t *testing.T) {
 		"reserved": {decided("reserve"), []string{"perUser reserved", "perDay reserved"}, "perUser"},
 		"refused":  {decided("take", "perDay"), []string{"perUser vetoed", "perDay refused"}, "perDay"},
 		"full":     {decided("reserve", "perUser", "perDay"), []string{"perUser refused", "perDay refused"}, "perUser"},
-		"shadow":   {shadow, []string{"perUser vetoed", "perDay shadow_refused"}, "perDay"},
 		"nothing":  {ratelimit.Decided{Verb: "take"}, nil, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -106,7 +103,6 @@ func TestRequestsOfRules(t *testing.T) {
 	for name, c := range map[string]struct {
 		verb        string
 		allowed     bool
-		shadow      bool
 		states      []ratelimit.State
 		want        []string
 		result      string
@@ -114,52 +110,36 @@ func TestRequestsOfRules(t *testing.T) {
 		refused     []string
 		wouldRefuse []string
 	}{
-		"off":          {"take", true, false, []ratelimit.State{on, off}, []string{"on allowed", "off off"}, "allowed", "perUser", nil, nil},
-		"off reserved": {"reserve", true, false, []ratelimit.State{off, on}, []string{"off off", "on reserved"}, "reserved", "perDay", nil, nil},
-		"enough":       {"take", true, false, []ratelimit.State{on, enough}, []string{"on allowed", "enough allowed"}, "allowed", "perUser", nil, nil},
+		"off":          {"take", true, []ratelimit.State{on, off}, []string{"on allowed", "off off"}, "allowed", "perUser", nil, nil},
+		"off reserved": {"reserve", true, []ratelimit.State{off, on}, []string{"off off", "on reserved"}, "reserved", "perDay", nil, nil},
+		"enough":       {"take", true, []ratelimit.State{on, enough}, []string{"on allowed", "enough allowed"}, "allowed", "perUser", nil, nil},
 		"tried": {
-			"take", true, false,
+			"take", true,
 			[]ratelimit.State{on, tried},
 			[]string{"on allowed", "tried shadow_refused"},
 			"allowed", "perUser", nil,
 			[]string{"perDay"},
 		},
 		"tried, and refused by another": {
-			"take", false, false,
+			"take", false,
 			[]ratelimit.State{tried, full, on},
 			[]string{"tried shadow_refused", "full refused", "on vetoed"},
 			"refused", "perDay",
 			[]string{"perDay"},
 			[]string{"perDay"},
 		},
-		"tried in a call that is tried": {
-			"take", false, true,
-			[]ratelimit.State{tried, full},
-			[]string{"tried shadow_refused", "full shadow_refused"},
-			"shadow_refused", "perDay",
-			[]string{"perDay"},
-			[]string{"perDay"},
-		},
 		"paused": {
-			"take", false, false,
+			"take", false,
 			[]ratelimit.State{leftAlone, paused},
 			[]string{"leftAlone vetoed", "paused paused"},
 			"paused", "perDay",
 			[]string{"perDay"},
 			nil,
 		},
-		"paused in a call that is tried": {
-			"take", false, true,
-			[]ratelimit.State{leftAlone, paused},
-			[]string{"leftAlone vetoed", "paused shadow_paused"},
-			"shadow_paused", "perDay",
-			[]string{"perDay"},
-			nil,
-		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			d := ratelimit.Decided{Verb: c.verb, Shadow: c.shadow, Decision: ratelimit.Decision{Allowed: c.allowed, States: c.states}}
+			d := ratelimit.Decided{Verb: c.verb, Decision: ratelimit.Decision{Allowed: c.allowed, States: c.states}}
 			var got []string
 			for r := range telemetry.Requests(d) {
 				got = append(got, r.Rule+" "+r.Result)
