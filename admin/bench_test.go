@@ -50,7 +50,7 @@ func benchmarkPages(b *testing.B, first ...string) {
 	pages["limitPrefix"] = admintest.Address("limit", "name", "messages", "prefix", "user-9999")
 	pages["keyOfMany"] = admintest.Address("key", "limit", "messages", "key", "user-500000")
 	pages["openOfLimit"] = admintest.Address("reservations", "state", "open", "limit", "messages")
-	pages["debtsOfMany"] = admintest.Address("debts", "limit", "messages")
+	pages["owedOfMany"] = admintest.Address("owed", "limit", "messages")
 	for name, page := range pages {
 		b.Run(name, func(b *testing.B) {
 			for b.Loop() {

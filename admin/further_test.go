@@ -42,8 +42,8 @@ func (f *fixture) further(t *testing.T, page string, thing *regexp.Regexp) (foun
 	return nil
 }
 
-// TestDebtsFarBehind finds a bucket that owes behind more buckets than one page reads.
-func TestDebtsFarBehind(t *testing.T) {
+// TestOwingFarBehind finds a bucket that owes behind more buckets than one page reads.
+func TestOwingFarBehind(t *testing.T) {
 	t.Parallel()
 	f := setup(t)
 	f.Exec(t, `INSERT INTO ratelimit.buckets (name, key, shard, value, ts)
@@ -55,16 +55,16 @@ func TestDebtsFarBehind(t *testing.T) {
 	require.Contains(t, limit, "user-000007")
 	require.NotContains(t, limit, "user-024000")
 	var all []string
-	for _, page := range f.further(t, admintest.Address("debts", "limit", "messages"), keyLink) {
+	for _, page := range f.further(t, admintest.Address("owed", "limit", "messages"), keyLink) {
 		all = append(all, page...)
 	}
 	require.Equal(t, []string{"user-000007", "user-024000"}, all)
 	var after []string // on the first page or on one of those after it: how far that looks depends on the time it takes
-	for _, page := range f.further(t, admintest.Address("debts", "limit", "messages", "after", "user-000007"), keyLink) {
+	for _, page := range f.further(t, admintest.Address("owed", "limit", "messages", "after", "user-000007"), keyLink) {
 		after = append(after, page...)
 	}
 	require.Equal(t, []string{"user-024000"}, after)
-	require.Contains(t, f.get(t, admintest.Address("debts", "limit", "free-trials")).body, "Nobody.")
+	require.Contains(t, f.get(t, admintest.Address("owed", "limit", "free-trials")).body, "Nobody.")
 }
 
 // TestMoreWhoWereRefused than the page of a limit lists.
@@ -81,13 +81,13 @@ func TestMoreWhoWereRefused(t *testing.T) {
 	require.Equal(t, "user-30", all[0][1])
 }
 
-// TestMoreDebtsThanOnePageShows goes through all of them.
-func TestMoreDebtsThanOnePageShows(t *testing.T) {
+// TestMoreOwingThanOnePageShows goes through all of them.
+func TestMoreOwingThanOnePageShows(t *testing.T) {
 	t.Parallel()
 	f := setup(t)
 	f.Exec(t, `INSERT INTO ratelimit.buckets (name, key, shard, value, ts)
 		SELECT 'messages', 'user-' || to_char(i, 'FM000000'), 0, -5000, (extract(epoch FROM now()) * 1000000)::bigint FROM generate_series(1, 230) AS i`)
-	pages := f.further(t, admintest.Address("debts", "limit", "messages"), keyLink)
+	pages := f.further(t, admintest.Address("owed", "limit", "messages"), keyLink)
 	require.Len(t, pages, 3)
 	require.Len(t, pages[0], 100)
 	require.Equal(t, "user-000101", pages[1][0])

@@ -102,7 +102,7 @@ func (f *fixture) gives(t *testing.T, limit string) string {
 func TestPageSaysWhenABucketGives(t *testing.T) {
 	t.Parallel()
 	f := setup(t)
-	f.put(t, rules.Rule{Limit: "blocked", Policy: ratelimit.TokenBucket{Rate: 1, Period: time.Hour, Capacity: ratelimit.NoCapacity}},
+	f.put(t, rules.Rule{Limit: "blocked", Policy: ratelimit.TokenBucket{Rate: 1, Period: time.Hour, Capacity: ratelimit.None}},
 		rules.Rule{Limit: "open", Policy: ratelimit.TokenBucket{Rate: 1, Period: time.Hour, Capacity: 1}, Mode: ratelimit.Off})
 	require.Equal(t, "at once", f.gives(t, "messages"))
 	require.Equal(t, "never", f.gives(t, "blocked"))

@@ -34,7 +34,7 @@ type limitBody struct {
 	Pause   *rules.StoredPause
 	Global  *part[*inspect.Level]
 	Buckets *part[bucketList]
-	Debts   *part[debtList]
+	Owing   *part[owingList]
 	Hours   *part[map[string]hour]
 	// Span is the time of which refusals are shown, one of Spans.
 	Span    chartSpan
@@ -95,7 +95,7 @@ func (v *visit) limit() {
 		return v.buckets(ctx, limit, asked)
 	})
 	body.Global = ask(g, "a bucket", func(ctx context.Context) (*inspect.Level, error) { return v.globalLevel(ctx, body.Name, list.Rules) })
-	body.Debts = ask(g, "the debts", func(ctx context.Context) (debtList, error) { return v.debtsFor(ctx, limit, body.Name, nil, 0) })
+	body.Owing = ask(g, "what is owed", func(ctx context.Context) (owingList, error) { return v.owingFor(ctx, limit, body.Name, nil, 0) })
 	body.Hours = v.hours(g, body.Span, []string{body.Name}, body.Now)
 	body.Top = v.top(g, body.Name, body.Now, lookTop, mostTop)
 	body.Waiting = ask(g, "the reservations", func(ctx context.Context) (inspect.Reservations, error) {

@@ -42,7 +42,7 @@ func (h *Handler) routing() map[string]route {
 	return map[string]route{
 		"":                {get: (*visit).overview},
 		"limit":           {get: (*visit).limit},
-		"debts":           {get: (*visit).debts},
+		"owed":            {get: (*visit).owing},
 		"refused":         {get: (*visit).refused},
 		"key":             {get: (*visit).key},
 		"find":            {post: (*visit).find},

@@ -52,7 +52,7 @@ func TestSettleBooksTheRealCost(t *testing.T) {
 		"AsMuch":    {10, 10},
 		"About":     {10 + 1e-12, 10},
 		"More":      {25, 25},
-		"InToDebts": {250, 250}, // of 100
+		"BelowZero": {250, 250}, // of 100
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -75,7 +75,7 @@ func (l *Limit) validateCapacity() error {
 		return nil
 	}
 	if l.Limit.Capacity() == 0 {
-		return errors.New("its limit has NoCapacity, from which only reservations can take")
+		return errors.New("its limit has the Capacity None, from which only reservations can take")
 	}
 	cost := l.Cost
 	if cost == nil {

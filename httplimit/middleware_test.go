@@ -285,7 +285,7 @@ func TestNewRefusesWhatCannotWork(t *testing.T) {
 		"and not both":            limits(httplimit.Limit{Limit: perUser, Key: user, Global: true}),
 		"says who pays":           limits(httplimit.Limit{Limit: perUser}),
 		`has the limit "perUser"`: limits(userLimit, httplimit.Limit{Limit: perUser, Global: true}),
-		"NoCapacity":              limits(httplimit.Limit{Limit: ratelimit.Define("none", ratelimit.TokenBucket{Rate: 1, Period: time.Hour, Capacity: ratelimit.NoCapacity}), Key: user}),
+		"Capacity None":           limits(httplimit.Limit{Limit: ratelimit.Define("none", ratelimit.TokenBucket{Rate: 1, Period: time.Hour, Capacity: ratelimit.None}), Key: user}),
 		"Limits[0] (perUser): its Cost is 4, and the limit never holds more than 3; lower the cost or raise the capacity": limits(httplimit.Limit{Limit: perUser, Key: user, Cost: httplimit.FixedCost(4)}),
 		"its StatedCost.Min is 4":               limits(httplimit.Limit{Limit: perUser, Key: user, Cost: httplimit.StatedCost{Header: "X", Min: 4}}),
 		"its StatedCost.Default is 5":           limits(httplimit.Limit{Limit: perUser, Key: user, Cost: httplimit.StatedCost{Header: "X", Default: 5}}),

@@ -100,7 +100,7 @@ func TestACostIsJudgedByThePolicyThatDecides(t *testing.T) {
 func TestRulesMayHaveOtherCapacities(t *testing.T) {
 	t.Parallel()
 	b, s := setupStored(t)
-	shut := ratelimit.Define("shut", ratelimit.TokenBucket{Rate: 1, Period: time.Hour, Capacity: ratelimit.NoCapacity})
+	shut := ratelimit.Define("shut", ratelimit.TokenBucket{Rate: 1, Period: time.Hour, Capacity: ratelimit.None})
 	config := limits(planned(shut), httplimit.Limit{Limit: perUser, Key: user, Cost: httplimit.FixedCost(4)})
 	without, err := ratelimit.New(b.pool, ratelimit.Config{})
 	require.NoError(t, err)

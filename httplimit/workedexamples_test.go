@@ -48,7 +48,7 @@ var examples = map[string]example{
 		limits: one(llmTokens), spent: llmTokens.For("ada").Cost(38_500), cost: 8500, status: 429, retry: "11",
 		policy: `"llmTokens";q=40000;w=60`, limit: `"llmTokens";r=1500;t=11`,
 	},
-	"TB-R3 debts do not show": {
+	"TB-R3 owed tokens do not show": {
 		limits: one(sendMessage), reserved: sendMessage.For("ada").Cost(7), status: 429, retry: "30",
 		policy: `"sendMessage";q=10;w=60`, limit: `"sendMessage";r=0;t=30`,
 	},

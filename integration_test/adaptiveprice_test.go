@@ -169,7 +169,7 @@ func TestAdaptiveReservations(t *testing.T) {
 }
 
 // With a bound on what may be owed, a price takes nothing from what can be reserved.
-func TestAdaptiveReserveBeyondTheDebt(t *testing.T) {
+func TestAdaptiveReserveBeyondTheMost(t *testing.T) {
 	t.Parallel()
 	m := newMarket(t)
 	upstream := ratelimit.Define("upstream", ratelimit.Adaptive{Contract: ratelimit.TokenBucket{Rate: 10, Period: time.Second, MaxReserved: 5}, Apply: true})

@@ -43,7 +43,7 @@ func newTwoEngines(t *testing.T, b *bundle, seed uint64) *twoEngines {
 		T: t, random: rand.New(rand.NewPCG(seed, 41)), clock: &clock{}, dbs: [2]ratelimit.Pool{b.pool, ratelimittest.NewDB()},
 		limits: append(mixLimits("Europe/Berlin"),
 			ratelimit.Define("fractions", ratelimit.TokenBucket{Rate: 0.7, Period: 3 * time.Second, Capacity: 5.5, MaxReserved: 9.25}),
-			ratelimit.Define("nodebt", ratelimit.TokenBucket{Rate: 9, Period: 20 * time.Second, MaxReserved: ratelimit.NoReservations}),
+			ratelimit.Define("unreserved", ratelimit.TokenBucket{Rate: 9, Period: 20 * time.Second, MaxReserved: ratelimit.NoReservations}),
 		),
 		counts: map[string]int{}, keys: fmt.Sprint("engines ", seed, " "),
 	}

@@ -37,13 +37,13 @@ func TestPruneBringsNoOldRowsBack(t *testing.T) {
 	}
 }
 
-// What a debt becomes in a change is not forgotten because the row that owes it was full by the policy before.
-func TestPruneForgivesNoDebtThatAChangeScales(t *testing.T) {
+// What a bucket owes after a change is not forgotten because the row that owes it was full by the policy before.
+func TestPruneForgivesNothingOwedThatAChangeScales(t *testing.T) {
 	t.Parallel()
-	onEach(t, testPruneForgivesNoDebtThatAChangeScales, onPostgres, inMemory)
+	onEach(t, testPruneForgivesNothingOwedThatAChangeScales, onPostgres, inMemory)
 }
 
-func testPruneForgivesNoDebtThatAChangeScales(t *testing.T, on backend) {
+func testPruneForgivesNothingOwedThatAChangeScales(t *testing.T, on backend) {
 	tests := map[string]eraChange{
 		"Scaled": {
 			before: ratelimit.TokenBucket{Rate: 10, Period: time.Minute}, after: ratelimit.TokenBucket{Rate: 10, Period: time.Minute, Capacity: 1000},

@@ -177,7 +177,7 @@ func TestCancelAfterTheLimitWasRaisedTakesNothing(t *testing.T) {
 	}
 }
 
-// A debt may be above the capacity, and so may what is credited against it.
+// Owed tokens may be above the capacity, and so may what is credited against it.
 func TestCreditIsCappedByTheCapacityAndNotByItsOwnSize(t *testing.T) {
 	t.Parallel()
 	b := setup(t)

@@ -21,7 +21,7 @@ func valued(t *testing.T) (limits map[string]ratelimit.Limit, rules eraRules) {
 		limits[limit.Name()] = limit
 	}
 	limits["slots"] = ratelimit.Define("slots", ratelimit.Concurrency{Most: 7, Lease: 40 * time.Minute})
-	limits["debts"] = ratelimit.Define("debts", ratelimit.Adaptive{Contract: ratelimit.TokenBucket{Rate: 6, Period: time.Hour, Capacity: 8, MaxReserved: 9}, Apply: true})
+	limits["owing"] = ratelimit.Define("owing", ratelimit.Adaptive{Contract: ratelimit.TokenBucket{Rate: 6, Period: time.Hour, Capacity: 8, MaxReserved: 9}, Apply: true})
 	limits["owing-days"] = ratelimit.Define("owing-days", ratelimit.CalendarWindow{Rate: 20, Resets: ratelimit.Daily, Zone: "Europe/Berlin", MaxReserved: 15})
 	delete(rules, "shadows")
 	return limits, rules

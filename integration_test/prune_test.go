@@ -16,7 +16,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// pruneLimits have every shape: slow and quick, windows with and without a start, rollover, debt.
+// pruneLimits have every shape: slow and quick, windows with and without a start, rollover, tokens owed.
 var pruneLimits = []ratelimit.Limit{
 	ratelimit.Define("quick", ratelimit.TokenBucket{Rate: 10, Period: time.Second}),
 	ratelimit.Define("slow", ratelimit.TokenBucket{Rate: 3, Period: time.Hour, Capacity: 2}),

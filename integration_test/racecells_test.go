@@ -339,15 +339,15 @@ func (s raceStand) policy(capacity int) ratelimit.Policy {
 	if s.cell.value(raceRows) == "EightRows" {
 		shards = 8
 	}
-	bucket := ratelimit.TokenBucket{Rate: rate, Period: century, Shards: shards, MaxReserved: ratelimit.NoDebt}
+	bucket := ratelimit.TokenBucket{Rate: rate, Period: century, Shards: shards, MaxReserved: ratelimit.None}
 	switch s.cell.value(raceKind) {
 	case "FixedWindow":
-		return ratelimit.FixedWindow{Rate: rate, Period: century, Start: raceNoon, Shards: shards, MaxReserved: ratelimit.NoDebt}
+		return ratelimit.FixedWindow{Rate: rate, Period: century, Start: raceNoon, Shards: shards, MaxReserved: ratelimit.None}
 	case "SlidingWindow":
 		return ratelimit.SlidingWindow{Rate: rate, Period: ratelimit.Day}
 	case "CalendarWindow":
 		month := (time.Now().Month()+5)%12 + 1 // half a year away: no window begins during the test
-		return ratelimit.CalendarWindow{Rate: rate, Resets: ratelimit.Yearly, FirstMonth: month, Zone: "Europe/Berlin", MaxReserved: ratelimit.NoDebt}
+		return ratelimit.CalendarWindow{Rate: rate, Resets: ratelimit.Yearly, FirstMonth: month, Zone: "Europe/Berlin", MaxReserved: ratelimit.None}
 	case "Adaptive":
 		return ratelimit.Adaptive{Contract: bucket, Apply: true}
 	case "Concurrency":

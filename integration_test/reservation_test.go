@@ -126,7 +126,7 @@ func TestReadyAtIsHonest(t *testing.T) {
 		"Bucket":          ratelimit.PerSecond(10),
 		"AwkwardBucket":   ratelimit.TokenBucket{Rate: 7, Period: 3 * time.Second, Capacity: 1. / 3},
 		"SlowBucket":      ratelimit.TokenBucket{Rate: 1, Period: 30 * ratelimit.Day},
-		"NoCapacity":      ratelimit.TokenBucket{Rate: 3, Period: time.Second, Capacity: ratelimit.NoCapacity},
+		"NoCapacity":      ratelimit.TokenBucket{Rate: 3, Period: time.Second, Capacity: ratelimit.None},
 		"Windows":         ratelimit.FixedWindow{Rate: 10, Period: time.Minute, Start: clockNoon.Add(7 * time.Second)},
 		"WindowsByTheKey": ratelimit.FixedWindow{Rate: 0.7, Period: 7 * time.Second, Capacity: 5},
 	}

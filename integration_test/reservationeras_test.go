@@ -11,7 +11,7 @@ import (
 )
 
 // TestReservationsAgreeWithTheExactModelWhenLimitsChange is TestReservationsAgreeWithTheExactModel with limits whose
-// rate, capacity, debt and kind change between the steps. What ends or renews a reservation is either the Limiter
+// rate, capacity, most owed and kind change between the steps. What ends or renews a reservation is either the Limiter
 // that uses the limits, and goes by what they are now, or one that never met them, and goes by what they were when
 // the reservation was made.
 func TestReservationsAgreeWithTheExactModelWhenLimitsChange(t *testing.T) {
@@ -134,7 +134,7 @@ func (h *reservationHistory) endOf(r *lease, amounts map[int]float64) {
 func (h *reservationHistory) never(costs map[int]float64) bool {
 	for i, cost := range costs {
 		b := &h.model.buckets[i]
-		if rat(cost).Cmp(sum(b.capacity, b.debt)) > 0 {
+		if rat(cost).Cmp(sum(b.capacity, b.maxOwed)) > 0 {
 			return true
 		}
 	}

@@ -13,11 +13,11 @@ import (
 
 // exactTerms are a limit as it is at some time.
 type exactTerms struct {
-	request              ratelimit.Request
-	windows              bool
-	rate, capacity, debt *big.Rat
-	period               int64
-	origin               int64 // some window's start
+	request                 ratelimit.Request
+	windows                 bool
+	rate, capacity, maxOwed *big.Rat
+	period                  int64
+	origin                  int64 // some window's start
 }
 
 // exactBucket is a bucket: value tokens at ts. off is how far the limiter's value may be from it by rounding.
@@ -70,8 +70,8 @@ func newExactTerms(request ratelimit.Request) exactTerms {
 	case ratelimit.FixedWindow:
 		b.windows, b.rate, b.period, maxReserved = true, rat(p.Rate), p.Period.Microseconds(), p.MaxReserved
 	}
-	if b.debt = rat(maxReserved); maxReserved == 0 {
-		b.debt = rat(1e9) // more than any history owes
+	if b.maxOwed = rat(maxReserved); maxReserved == 0 {
+		b.maxOwed = rat(1e9) // more than any history owes
 	}
 	return b
 }

@@ -246,7 +246,7 @@ func (h *reservationHistory) enough(costs map[int]float64, reserving bool, at in
 		b := &h.model.buckets[i]
 		owed := rat(0)
 		if reserving {
-			owed = b.debt
+			owed = b.maxOwed
 		}
 		if b.wrong(h.now) {
 			mended := *b

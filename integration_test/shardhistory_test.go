@@ -25,13 +25,13 @@ import (
 // be, until an answer says more. All numbers are quarters of tokens, and exact in float64.
 const (
 	quartersFull = 4 * 16
-	quartersDebt = 4 * 8
+	quartersOwed = 4 * 8
 )
 
 // shardedHistories are a bucket that gains a token a second on so many rows.
 func shardedHistories() map[string]ratelimit.Policy {
-	bucket := ratelimit.TokenBucket{Rate: 1, Period: time.Second, Capacity: quartersFull / 4, MaxReserved: quartersDebt / 4}
-	window := ratelimit.FixedWindow{Rate: 1, Period: time.Second, Capacity: quartersFull / 4, MaxReserved: quartersDebt / 4, Start: clockNoon}
+	bucket := ratelimit.TokenBucket{Rate: 1, Period: time.Second, Capacity: quartersFull / 4, MaxReserved: quartersOwed / 4}
+	window := ratelimit.FixedWindow{Rate: 1, Period: time.Second, Capacity: quartersFull / 4, MaxReserved: quartersOwed / 4, Start: clockNoon}
 	onRows, windowOnRows := bucket, window
 	onRows.Shards, windowOnRows.Shards = 8, 8
 	return map[string]ratelimit.Policy{"TokenBucket": bucket, "FixedWindow": window, "TokenBucketOn8": onRows, "FixedWindowOn8": windowOnRows}
@@ -193,7 +193,7 @@ func (h *shardedHistory) draw(random *rand.Rand) operation[shardedCall, shardedR
 			return shardedReply{held: v.Tokens * 4}, err
 		}}
 	case 3, 4:
-		call.lowest = -quartersDebt
+		call.lowest = -quartersOwed
 		return operation[shardedCall, shardedReply]{call, func(ctx context.Context) (shardedReply, error) { return h.reserve(ctx, request, cost) }}
 	case 5:
 		return operation[shardedCall, shardedReply]{shardedCall{cost: cost}, func(ctx context.Context) (shardedReply, error) {

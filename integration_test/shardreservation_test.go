@@ -22,16 +22,16 @@ func TestShardedReservationsKeepToTheirPolicy(t *testing.T) {
 	_, err := limiter.Reserve(t.Context(), define("none", ratelimit.NoReservations).For("key"))
 	require.ErrorIs(t, err, ratelimit.ErrNoReservations)
 
-	noDebt := define("noDebt", ratelimit.NoDebt)
-	_, err = limiter.Reserve(t.Context(), noDebt.For("key").Cost(8.5))
+	unowed := define("unowed", ratelimit.None)
+	_, err = limiter.Reserve(t.Context(), unowed.For("key").Cost(8.5))
 	require.ErrorIs(t, err, ratelimit.ErrCostExceedsCapacity)
 	for _, cost := range []float64{1, 0.5, 5, 1.5} {
-		r, err := limiter.Reserve(t.Context(), noDebt.For("key").Cost(cost))
+		r, err := limiter.Reserve(t.Context(), unowed.For("key").Cost(cost))
 		require.NoError(t, err)
 		require.True(t, r.Allowed)
 		require.Zero(t, r.Delay())
 	}
-	r, err := limiter.Reserve(t.Context(), noDebt.For("key").Cost(0.5))
+	r, err := limiter.Reserve(t.Context(), unowed.For("key").Cost(0.5))
 	require.NoError(t, err)
 	require.False(t, r.Allowed)
 	require.Equal(t, 62500*time.Microsecond, r.RetryAfter)

@@ -15,11 +15,11 @@ import (
 // twinPolicies have every shape.
 func twinPolicies() map[string]ratelimit.Policy {
 	return map[string]ratelimit.Policy{
-		"Bucket":           ratelimit.TokenBucket{Rate: 16, Period: twinsSecond, Capacity: 64},
-		"BucketWithDebt":   ratelimit.TokenBucket{Rate: 16, Period: twinsSecond, Capacity: 64, MaxReserved: 32},
-		"BucketWithNoDebt": ratelimit.TokenBucket{Rate: 16, Period: twinsSecond, Capacity: 64, MaxReserved: ratelimit.NoDebt},
-		"Windows":          ratelimit.FixedWindow{Rate: 64, Period: 4 * twinsSecond, Start: clockNoon},
-		"WindowsOfTheKey":  ratelimit.FixedWindow{Rate: 32, Period: 4 * twinsSecond, Capacity: 96},
+		"Bucket":                ratelimit.TokenBucket{Rate: 16, Period: twinsSecond, Capacity: 64},
+		"BucketThatOwes":        ratelimit.TokenBucket{Rate: 16, Period: twinsSecond, Capacity: 64, MaxReserved: 32},
+		"BucketThatOwesNothing": ratelimit.TokenBucket{Rate: 16, Period: twinsSecond, Capacity: 64, MaxReserved: ratelimit.None},
+		"Windows":               ratelimit.FixedWindow{Rate: 64, Period: 4 * twinsSecond, Start: clockNoon},
+		"WindowsOfTheKey":       ratelimit.FixedWindow{Rate: 32, Period: 4 * twinsSecond, Capacity: 96},
 	}
 }
 

@@ -17,12 +17,12 @@ func TestThePureStepReservesAsTheDatabase(t *testing.T) {
 	t.Parallel()
 	steps := testsize.Of(100, 400)
 	for name, policy := range map[string]ratelimit.Policy{
-		"Bucket":     ratelimit.TokenBucket{Rate: 7, Period: 3 * time.Second, Capacity: 100. / 3, MaxReserved: 50. / 3},
-		"Spacing":    ratelimit.TokenBucket{Rate: 7, Period: 3 * time.Second, Capacity: ratelimit.NoCapacity, MaxReserved: 20},
-		"NoDebt":     ratelimit.TokenBucket{Rate: 7, Period: 3 * time.Second, MaxReserved: ratelimit.NoDebt},
-		"Unbounded":  ratelimit.TokenBucket{Rate: 7, Period: time.Second, Capacity: 20},
-		"Windows":    ratelimit.FixedWindow{Rate: 7, Period: 11 * time.Second, Capacity: 100. / 3, Start: clockNoon, MaxReserved: 9},
-		"OwnWindows": ratelimit.FixedWindow{Rate: 20, Period: 7 * time.Second},
+		"Bucket":      ratelimit.TokenBucket{Rate: 7, Period: 3 * time.Second, Capacity: 100. / 3, MaxReserved: 50. / 3},
+		"Spacing":     ratelimit.TokenBucket{Rate: 7, Period: 3 * time.Second, Capacity: ratelimit.None, MaxReserved: 20},
+		"NothingOwed": ratelimit.TokenBucket{Rate: 7, Period: 3 * time.Second, MaxReserved: ratelimit.None},
+		"Unbounded":   ratelimit.TokenBucket{Rate: 7, Period: time.Second, Capacity: 20},
+		"Windows":     ratelimit.FixedWindow{Rate: 7, Period: 11 * time.Second, Capacity: 100. / 3, Start: clockNoon, MaxReserved: 9},
+		"OwnWindows":  ratelimit.FixedWindow{Rate: 20, Period: 7 * time.Second},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -72,7 +72,7 @@ func TestThePureStepReservesAsTheDatabase(t *testing.T) {
 			}
 			require.Greater(t, allowed, reserved/20)
 			switch name {
-			case "NoDebt":
+			case "NothingOwed":
 				require.Zero(t, delayed)
 			case "Unbounded", "OwnWindows":
 				require.Equal(t, reserved, allowed)

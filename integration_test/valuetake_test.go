@@ -34,7 +34,7 @@ func TestThePureStepDecidesAsTheDatabase(t *testing.T) {
 			allowed := 0
 			for range steps {
 				span := lurch(random, clock, 2*time.Second)
-				if random.IntN(40) == 0 { // into a debt, or back from it
+				if random.IntN(40) == 0 { // below zero, or back
 					require.NoError(t, limiter.Charge(t.Context(), limit.For("key").Cost(20*random.Float64())))
 					pure, err = limiter.Value(t.Context(), limit.For("key"))
 					require.NoError(t, err)

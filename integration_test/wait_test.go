@@ -111,9 +111,9 @@ func TestWaitTakesWhatIsThere(t *testing.T) {
 	require.InDelta(t, 1e6-2, b.held(t, "roomy", "a"), 0.01)
 }
 
-// Of callers that wait, those who are cancelled leave no debt: what they had reserved is there again, and the others keep
+// Of callers that wait, those who are cancelled leave nothing owed: what they had reserved is there again, and the others keep
 // their moments.
-func TestWaitThatIsCancelledLeavesNoDebt(t *testing.T) {
+func TestWaitThatIsCancelledLeavesNothingOwed(t *testing.T) {
 	t.Parallel()
 	const callers = 20
 	b := setup(t, func(c *pgxpool.Config) { c.MaxConns = 16 })
@@ -138,8 +138,8 @@ func TestWaitThatIsCancelledLeavesNoDebt(t *testing.T) {
 	require.InDelta(t, 1e6, b.held(t, "roomy", "a"), 0.01)
 }
 
-// Callers who are cancelled at any moment, while they ask too, leave no debt.
-func TestWaitThatIsCancelledAtAnyMomentLeavesNoDebt(t *testing.T) {
+// Callers who are cancelled at any moment, while they ask too, leave nothing owed.
+func TestWaitThatIsCancelledAtAnyMomentLeavesNothingOwed(t *testing.T) {
 	t.Parallel()
 	testsize.Long(t, "hundreds of calls")
 	b := setup(t, func(c *pgxpool.Config) { c.MaxConns = 8 })
@@ -324,7 +324,7 @@ func TestWaitOfAProcessThatDiedIsGivenBack(t *testing.T) {
 }
 
 // An answer to COMMIT that is lost leaves it open whether there is a reservation: Wait cancels it in either case.
-func TestWaitWhoseCommitIsUnknownLeavesNoDebt(t *testing.T) {
+func TestWaitWhoseCommitIsUnknownLeavesNothingOwed(t *testing.T) {
 	t.Parallel()
 	for _, side := range []cut{cutRequest, cutAnswer} {
 		t.Run(fmt.Sprint(side), func(t *testing.T) {

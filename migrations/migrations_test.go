@@ -296,7 +296,7 @@ func TestBuckets(t *testing.T) {
 	for name, good := range map[string]row{
 		"AKeyOf256Bytes":  {"limit", strings.Repeat("k", 256), 0, "1", 0},
 		"AnEmptyKey":      {"limit", "", 0, "1", 0},
-		"ADebt":           {"limit", "debt", 0, "-12.5", 0},
+		"Owed":            {"limit", "owed", 0, "-12.5", 0},
 		"ANameOf64Bytes":  {strings.Repeat("n", 64), "key", 0, "1", 0},
 		"TheFirstInstant": {"limit", "first", 0, "1", -62135596800000000},
 		"TheLastInstant":  {"limit", "last", 0, "1", 253402300799999999},

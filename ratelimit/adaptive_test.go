@@ -46,7 +46,7 @@ func TestAdaptiveIsChecked(t *testing.T) {
 		{Contract: contract, Floor: 1, Growth: 1, Epoch: time.Hour, Apply: true},
 		{Contract: contract, Floor: 0.001, Growth: 0.001, Epoch: 100 * time.Millisecond},
 		{Contract: ratelimit.FixedWindow{Rate: 1, Period: time.Hour}},
-		{Contract: ratelimit.TokenBucket{Rate: 1, Period: time.Second, Capacity: ratelimit.NoCapacity}},
+		{Contract: ratelimit.TokenBucket{Rate: 1, Period: time.Second, Capacity: ratelimit.None}},
 	} {
 		limit, err := ratelimit.NewLimit("upstream", policy)
 		require.NoError(t, err)

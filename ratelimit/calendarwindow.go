@@ -52,7 +52,7 @@ type CalendarWindow struct {
 	// after it. Defaults to January.
 	FirstMonth time.Month
 	// MaxReserved is the maximum number of tokens that the bucket can owe to reservations: at most Rate, because reservations
-	// reach only into the next window. Defaults to Rate. NoDebt and NoReservations are as in [TokenBucket].
+	// reach only into the next window. Defaults to Rate. None and NoReservations are as in [TokenBucket].
 	MaxReserved float64
 }
 

@@ -59,7 +59,7 @@ func TestClockStepsBack(t *testing.T) {
 			})
 		}
 	})
-	t.Run("ADebtIsNotDueSooner", func(t *testing.T) {
+	t.Run("OwedTokensAreNotDueSooner", func(t *testing.T) {
 		t.Parallel()
 		runOnServer(t, postgrestest.New(t), ratelimit.PerMinute(10), []step{
 			{at: time.Minute, reserve: 12, left: -2, wait: 12 * time.Second},
@@ -199,7 +199,7 @@ func TestPolicyChanges(t *testing.T) {
 		}
 		runOnServer(t, pool, ratelimit.PerMinute(10), story)
 	})
-	t.Run("ADebtBeyondTheNewBoundIsStillRepaid", func(t *testing.T) {
+	t.Run("OwedTokensBeyondTheNewBoundAreStillRepaid", func(t *testing.T) {
 		t.Parallel()
 		runOnServer(t, pool, ratelimit.PerSecond(1), []step{
 			{at: 0, reserve: 101, left: -100, wait: 100 * time.Second},

@@ -77,7 +77,7 @@ func TestDecision(t *testing.T) {
 		require.False(t, d.Allowed)
 		require.Equal(t, ratelimit.Day*4/100, d.RetryAfter)
 		require.Equal(t, 12*time.Second, d.States[0].RetryAfter)
-		require.Zero(t, d.Remaining, "a debt is nothing left")
+		require.Zero(t, d.Remaining, "who owes has nothing left")
 		require.Equal(t, -1.0, d.States[1].Value.Tokens)
 	})
 	t.Run("WaitsForNoneThatAllows", func(t *testing.T) {

@@ -132,7 +132,7 @@ func ExampleFixedWindow() {
 
 // With nothing in store, every request is reserved, and runs when its turn comes.
 func ExampleTokenBucket_noCapacity() {
-	spaced := ratelimit.Define("spaced", ratelimit.TokenBucket{Rate: 60, Period: time.Minute, Capacity: ratelimit.NoCapacity})
+	spaced := ratelimit.Define("spaced", ratelimit.TokenBucket{Rate: 60, Period: time.Minute, Capacity: ratelimit.None})
 	fmt.Println(spaced, "takes up to", spaced.Capacity())
 	// Output:
 	// spaced: 60 per minute, no capacity takes up to 0

@@ -20,7 +20,7 @@ type FixedWindow struct {
 	// Period is the length of a window: whole microseconds, up to 100 years.
 	Period time.Duration
 	// Capacity is the maximum number of tokens in the bucket, and so the largest cost that Take accepts. Defaults to Rate.
-	// NoCapacity stores no tokens.
+	// None stores no tokens.
 	Capacity float64
 	// MaxReserved is the maximum number of tokens that the bucket can owe to reservations, as in [TokenBucket].
 	MaxReserved float64
@@ -79,7 +79,7 @@ func (p FixedWindow) prefetched(t bucket.Terms) (bucket.Terms, error) {
 		return bucket.Terms{}, fmt.Errorf("its Prefetch is %v, and its windows end after %v; it must be that or less", p.Prefetch, p.Period)
 	}
 	if t.Capacity == 0 {
-		return bucket.Terms{}, errors.New("it has a Prefetch and NoCapacity, which leaves nothing to prefetch; leave one of them out")
+		return bucket.Terms{}, errors.New("it has a Prefetch and the Capacity None, which leaves nothing to prefetch; leave one of them out")
 	}
 	t.Prefetch = p.Prefetch.Microseconds()
 	return t, nil

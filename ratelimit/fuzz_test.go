@@ -37,8 +37,8 @@ func FuzzNewLimit(f *testing.F) {
 	f.Add("huge", false, 1e12, int64(century), 1e12, 1e12, int64(0))
 	f.Add("slow", true, 1.0, int64(century), 1.0, 1.0, year9999)
 	f.Add("late", true, 1.0, int64(7*time.Hour), 1.0, 1.0, int64(7*time.Hour/time.Microsecond)-1)
-	f.Add("none", false, 1.0, int64(time.Second), ratelimit.NoCapacity, 0.0, int64(0))
-	f.Add("neither", false, 1.0, int64(time.Second), ratelimit.NoCapacity, ratelimit.NoReservations, int64(0))
+	f.Add("none", false, 1.0, int64(time.Second), ratelimit.None, 0.0, int64(0))
+	f.Add("neither", false, 1.0, int64(time.Second), ratelimit.None, ratelimit.NoReservations, int64(0))
 	f.Add("not\x00a name", true, math.NaN(), int64(-1), math.Inf(1), math.Inf(-1), yearOne-1)
 	f.Fuzz(func(t *testing.T, name string, windows bool, rate float64, period int64, capacity, maxReserved float64, start int64) {
 		limit, err := ratelimit.NewLimit(name, fuzzed(windows, rate, period, capacity, maxReserved, start))
@@ -92,7 +92,7 @@ func grows(t *testing.T, full ratelimit.Value, step time.Duration) {
 // FuzzCost holds every cost that is accepted to what a full bucket can give.
 func FuzzCost(f *testing.F) {
 	f.Add(false, 9.0, int64(time.Minute), 0.0, 3.0)
-	f.Add(false, 10.0, int64(time.Second), ratelimit.NoCapacity, 0.5)
+	f.Add(false, 10.0, int64(time.Second), ratelimit.None, 0.5)
 	f.Add(false, 1e12, int64(century), 1.0, 1.0)
 	f.Add(false, 1.0, int64(time.Second), 0.1, math.Nextafter(0.1, 0))
 	f.Add(true, 7.0, int64(time.Hour), 21.0, 21.0)

@@ -34,7 +34,7 @@ func TestNewLimitChecksTheName(t *testing.T) {
 // TestNewLimitChecksThePolicy tells of each number that no limit can work with, and what is said of it.
 func TestNewLimitChecksThePolicy(t *testing.T) {
 	t.Parallel()
-	const second, none = time.Second, ratelimit.NoCapacity
+	const second, none = time.Second, ratelimit.None
 	for _, c := range []struct {
 		name                        string
 		rate, capacity, maxReserved float64
@@ -63,9 +63,9 @@ func TestNewLimitChecksThePolicy(t *testing.T) {
 		{name: "NaNMaxReserved", rate: 1, maxReserved: math.NaN(), period: second, text: "MaxReserved is NaN"},
 		{name: "InfiniteMaxReserved", rate: 1, maxReserved: math.Inf(1), period: second, text: "MaxReserved is +Inf"},
 		{name: "HugeMaxReserved", rate: 1e12, maxReserved: 1.1e12, period: second, text: "MaxReserved is 1.1e+12"},
-		{name: "DebtThatIsNeverRepaid", rate: 1, maxReserved: 101, period: ratelimit.Day * 366, text: "takes over 100 years to repay"},
+		{name: "OwedAndNeverRepaid", rate: 1, maxReserved: 101, period: ratelimit.Day * 366, text: "takes over 100 years to repay"},
 		{name: "NothingToTakeOrReserve", rate: 1, capacity: none, maxReserved: ratelimit.NoReservations, period: second, text: "admits nothing"},
-		{name: "NothingToTakeOrOwe", rate: 1, capacity: none, maxReserved: ratelimit.NoDebt, period: second, text: "admits nothing"},
+		{name: "NothingToTakeOrOwe", rate: 1, capacity: none, maxReserved: ratelimit.None, period: second, text: "admits nothing"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
@@ -91,7 +91,7 @@ func TestNewLimitTakesWhatItSays(t *testing.T) {
 		ratelimit.TokenBucket{Rate: 1e12, Period: time.Microsecond, Capacity: 1e-9, MaxReserved: 1e-9},
 		ratelimit.TokenBucket{Rate: 1e12, Period: century, Capacity: 1e11, MaxReserved: 1e11},
 		ratelimit.TokenBucket{Rate: 1e-9, Period: century},
-		ratelimit.TokenBucket{Rate: 1, Period: time.Second, Capacity: ratelimit.NoCapacity},
+		ratelimit.TokenBucket{Rate: 1, Period: time.Second, Capacity: ratelimit.None},
 		ratelimit.TokenBucket{Rate: 1, Period: time.Second, MaxReserved: ratelimit.NoReservations},
 		ratelimit.FixedWindow{Rate: 1, Period: century, Start: time.Date(9999, 12, 31, 0, 0, 0, 0, time.UTC)},
 		ratelimit.FixedWindow{Rate: 1, Period: time.Microsecond, Start: time.Date(1, 1, 1, 0, 0, 0, 1, time.UTC)},
@@ -137,10 +137,10 @@ func TestLimitSaysWhatItIs(t *testing.T) {
 		"x: 7 per hour":                             ratelimit.PerHour(7),
 		"x: 7 per day":                              ratelimit.PerDay(7),
 		"x: 7 per week":                             ratelimit.PerWeek(7),
-		"x: 60 per minute, no capacity":             ratelimit.TokenBucket{Rate: 60, Period: time.Minute, Capacity: ratelimit.NoCapacity},
+		"x: 60 per minute, no capacity":             ratelimit.TokenBucket{Rate: 60, Period: time.Minute, Capacity: ratelimit.None},
 		"x: 100 per hour (fixed window)":            ratelimit.FixedWindow{Rate: 100, Period: time.Hour},
 		"x: 1 per hour, capacity 5 (fixed window)":  ratelimit.FixedWindow{Rate: 1, Period: time.Hour, Capacity: 5},
-		"x: 1 per hour, no capacity (fixed window)": ratelimit.FixedWindow{Rate: 1, Period: time.Hour, Capacity: ratelimit.NoCapacity},
+		"x: 1 per hour, no capacity (fixed window)": ratelimit.FixedWindow{Rate: 1, Period: time.Hour, Capacity: ratelimit.None},
 	} {
 		limit := ratelimit.Define("x", policy)
 		require.Equal(t, want, limit.String())
@@ -173,7 +173,7 @@ func TestLimitCapacityIsTheLargestCost(t *testing.T) {
 	t.Parallel()
 	require.Equal(t, 10.0, ratelimit.Define("x", ratelimit.PerSecond(10)).Capacity())
 	require.Equal(t, 3.0, ratelimit.Define("x", ratelimit.FixedWindow{Rate: 10, Period: time.Hour, Capacity: 3}).Capacity())
-	require.Zero(t, ratelimit.Define("x", ratelimit.TokenBucket{Rate: 10, Period: time.Hour, Capacity: ratelimit.NoCapacity}).Capacity())
+	require.Zero(t, ratelimit.Define("x", ratelimit.TokenBucket{Rate: 10, Period: time.Hour, Capacity: ratelimit.None}).Capacity())
 }
 
 func TestRequestNamesNoKey(t *testing.T) {

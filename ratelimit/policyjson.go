@@ -18,7 +18,7 @@ import (
 //
 //	{"kind":"token bucket","rate":10,"period":"1m","capacity":50}
 //
-// Fields with their default are left out. A capacity of 0 is [NoCapacity], and a max_reserved of 0 is [NoDebt]. Errors wrap
+// Fields with their default are left out. A capacity and a max_reserved of 0 are [None]. Errors wrap
 // ErrInvalidLimit: the policy is one that NewLimit rejects, or not of this package.
 func MarshalPolicy(policy Policy) ([]byte, error) {
 	if arg.IsNil(policy) {
@@ -280,10 +280,10 @@ func (a *amount) tokens() float64 {
 	if a == nil {
 		return 0
 	}
-	return cmp.Or(float64(*a), NoCapacity)
+	return cmp.Or(float64(*a), None)
 }
 
-// maxOwed is a MaxReserved as text: 0 is NoDebt.
+// maxOwed is a MaxReserved as text: 0 is None.
 type maxOwed float64
 
 // forbidden is NoReservations as text.
@@ -293,7 +293,7 @@ func owedOf(tokens float64) *maxOwed {
 	switch tokens {
 	case 0:
 		return nil
-	case NoDebt:
+	case None:
 		tokens = 0
 	}
 	return new(maxOwed(tokens))
@@ -321,7 +321,7 @@ func (m *maxOwed) tokens() float64 {
 	if m == nil {
 		return 0
 	}
-	return cmp.Or(float64(*m), NoDebt)
+	return cmp.Or(float64(*m), None)
 }
 
 // instantText is a Start as text.

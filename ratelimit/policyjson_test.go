@@ -20,8 +20,8 @@ func policyTexts() map[string]ratelimit.Policy {
 		`{"kind":"token bucket","rate":0.5,"period":"24h","capacity":50,"max_reserved":7,"shards":4}`: ratelimit.TokenBucket{
 			Rate: 0.5, Period: ratelimit.Day, Capacity: 50, MaxReserved: 7, Shards: 4,
 		},
-		`{"kind":"token bucket","rate":10,"period":"1s","capacity":0}`:              ratelimit.TokenBucket{Rate: 10, Period: time.Second, Capacity: ratelimit.NoCapacity},
-		`{"kind":"token bucket","rate":10,"period":"1s","max_reserved":0}`:          ratelimit.TokenBucket{Rate: 10, Period: time.Second, MaxReserved: ratelimit.NoDebt},
+		`{"kind":"token bucket","rate":10,"period":"1s","capacity":0}`:              ratelimit.TokenBucket{Rate: 10, Period: time.Second, Capacity: ratelimit.None},
+		`{"kind":"token bucket","rate":10,"period":"1s","max_reserved":0}`:          ratelimit.TokenBucket{Rate: 10, Period: time.Second, MaxReserved: ratelimit.None},
 		`{"kind":"token bucket","rate":9,"period":"1s","max_reserved":"forbidden"}`: ratelimit.TokenBucket{Rate: 9, Period: time.Second, MaxReserved: ratelimit.NoReservations},
 		`{"kind":"token bucket","rate":10,"period":"1s","prefetch":"100ms"}`:        ratelimit.TokenBucket{Rate: 10, Period: time.Second, Prefetch: 100 * time.Millisecond},
 		`{"kind":"fixed window","rate":5,"period":"1h","capacity":6,"start":"2026-01-31T15:04:05.000678Z"}`: ratelimit.FixedWindow{
@@ -119,9 +119,9 @@ func TestNumbersOfEveryKind(t *testing.T) {
 			Rate: 10, Period: time.Minute, Capacity: 50, MaxReserved: 7, Shards: 4,
 		},
 		{Kind: "token bucket", Most: 0, Rate: 10, Period: time.Minute, MaxOwed: 7, Shards: 1}: ratelimit.Adaptive{
-			Contract: ratelimit.TokenBucket{Rate: 10, Period: time.Minute, Capacity: ratelimit.NoCapacity, MaxReserved: 7},
+			Contract: ratelimit.TokenBucket{Rate: 10, Period: time.Minute, Capacity: ratelimit.None, MaxReserved: 7},
 		},
-		{Kind: "fixed window", Most: 5, Rate: 5, Period: time.Hour, Shards: 1}:                                               ratelimit.FixedWindow{Rate: 5, Period: time.Hour, MaxReserved: ratelimit.NoDebt},
+		{Kind: "fixed window", Most: 5, Rate: 5, Period: time.Hour, Shards: 1}:                                               ratelimit.FixedWindow{Rate: 5, Period: time.Hour, MaxReserved: ratelimit.None},
 		{Kind: "sliding window", Most: 5, Rate: 5, Period: time.Hour, Shards: 1}:                                             ratelimit.SlidingWindow{Rate: 5, Period: time.Hour},
 		{Kind: "calendar window", Most: 5, Rate: 5, Period: ratelimit.Week, Resets: ratelimit.Weekly, MaxOwed: 5, Shards: 1}: ratelimit.CalendarWindow{Rate: 5, Resets: ratelimit.Weekly},
 		{Kind: "concurrency", Most: 5, Rate: 5, Period: time.Minute, Shards: 1}:                                              ratelimit.Concurrency{Most: 5},
@@ -141,14 +141,14 @@ func TestScaledPoliciesStayWithinWhatAPolicyCanHave(t *testing.T) {
 		want   ratelimit.Policy
 	}{
 		{ratelimit.TokenBucket{Rate: 10, Period: minute, Capacity: 4, MaxReserved: 2}, 2.5, ratelimit.TokenBucket{Rate: 25, Period: minute, Capacity: 10, MaxReserved: 5}},
-		{ratelimit.FixedWindow{Rate: 10, Period: minute, MaxReserved: ratelimit.NoDebt}, 2, ratelimit.FixedWindow{Rate: 20, Period: minute, MaxReserved: ratelimit.NoDebt}},
+		{ratelimit.FixedWindow{Rate: 10, Period: minute, MaxReserved: ratelimit.None}, 2, ratelimit.FixedWindow{Rate: 20, Period: minute, MaxReserved: ratelimit.None}},
 		{ratelimit.SlidingWindow{Rate: 10, Period: minute}, 0.1, ratelimit.SlidingWindow{Rate: 1, Period: minute}},
 		{ratelimit.CalendarWindow{Rate: 10, Resets: ratelimit.Daily}, 3, ratelimit.CalendarWindow{Rate: 30, Resets: ratelimit.Daily}},
 		{ratelimit.Concurrency{Most: 5}, 1.5, ratelimit.Concurrency{Most: 7}},
 		{ratelimit.Concurrency{Most: 5}, 0.1, ratelimit.Concurrency{Most: 1}},
 		{ratelimit.Concurrency{Most: 5}, 1e6, ratelimit.Concurrency{Most: 1000}},
 		{ratelimit.TokenBucket{Rate: 1e10, Period: minute, Capacity: 1e11}, 1e6, ratelimit.TokenBucket{Rate: 1e11, Period: minute, Capacity: 1e12}},
-		{ratelimit.TokenBucket{Rate: 10, Period: minute, Capacity: ratelimit.NoCapacity}, 2, ratelimit.TokenBucket{Rate: 20, Period: minute, Capacity: ratelimit.NoCapacity}},
+		{ratelimit.TokenBucket{Rate: 10, Period: minute, Capacity: ratelimit.None}, 2, ratelimit.TokenBucket{Rate: 20, Period: minute, Capacity: ratelimit.None}},
 		{ratelimit.FixedWindow{Rate: 1, Period: minute, Start: time.Unix(7, 0), Shards: 2}, 2, ratelimit.FixedWindow{Rate: 2, Period: minute, Start: time.Unix(7, 0), Shards: 2}},
 		{ratelimit.TokenBucket{Rate: 1e-7, Period: minute}, 1e-6, ratelimit.TokenBucket{Rate: 1e-9, Period: minute}},
 		{ratelimit.Adaptive{Contract: ratelimit.PerMinute(2)}, 2, ratelimit.Adaptive{Contract: ratelimit.PerMinute(4)}},

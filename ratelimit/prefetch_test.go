@@ -24,7 +24,7 @@ func TestPrefetchIsChecked(t *testing.T) {
 		},
 		"Nanoseconds": {ratelimit.TokenBucket{Rate: 10, Period: time.Second, Prefetch: 2*time.Millisecond + 1}, "whole microseconds"},
 		"Shards":      {ratelimit.TokenBucket{Rate: 10, Period: time.Second, Shards: 2, Prefetch: 10 * time.Millisecond}, "use one of them"},
-		"NoCapacity":  {ratelimit.TokenBucket{Rate: 10, Period: time.Second, Capacity: ratelimit.NoCapacity, Prefetch: 10 * time.Millisecond}, "too long"},
+		"NoCapacity":  {ratelimit.TokenBucket{Rate: 10, Period: time.Second, Capacity: ratelimit.None, Prefetch: 10 * time.Millisecond}, "too long"},
 		"Adaptive": {
 			ratelimit.Adaptive{Contract: ratelimit.TokenBucket{Rate: 10, Period: time.Second, Prefetch: 10 * time.Millisecond}}, "cannot follow the price",
 		},
@@ -44,7 +44,7 @@ func TestPrefetchOfWindowsIsChecked(t *testing.T) {
 		"must be that or less":    ratelimit.FixedWindow{Rate: 10, Period: time.Second, Prefetch: 1001 * time.Millisecond},
 		"from 1ms to 1h":          ratelimit.FixedWindow{Rate: 10, Period: time.Second, Prefetch: time.Microsecond},
 		"use one of them":         ratelimit.FixedWindow{Rate: 10, Period: time.Second, Shards: 2, Prefetch: 10 * time.Millisecond},
-		"NoCapacity":              ratelimit.FixedWindow{Rate: 10, Period: time.Second, Capacity: ratelimit.NoCapacity, Prefetch: 10 * time.Millisecond},
+		"the Capacity None":       ratelimit.FixedWindow{Rate: 10, Period: time.Second, Capacity: ratelimit.None, Prefetch: 10 * time.Millisecond},
 		"cannot follow the price": ratelimit.Adaptive{Contract: ratelimit.FixedWindow{Rate: 10, Period: time.Second, Prefetch: 10 * time.Millisecond}},
 	} {
 		_, err := ratelimit.NewLimit("hot", policy)

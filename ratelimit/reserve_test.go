@@ -61,8 +61,8 @@ func TestReserve(t *testing.T) {
 		t.Parallel()
 		limiter := newLimiter(t, pool, ratelimit.Config{})
 		limit := ratelimit.Define("rounded", ratelimit.TokenBucket{Rate: 1, Period: time.Second, Capacity: 0.1, MaxReserved: 0.2})
-		capacity, debt := 0.1, 0.2
-		_, err := limiter.Reserve(t.Context(), limit.For("a").Cost(capacity+debt)) // which is above 0.3
+		capacity, maxOwed := 0.1, 0.2
+		_, err := limiter.Reserve(t.Context(), limit.For("a").Cost(capacity+maxOwed)) // which is above 0.3
 		require.ErrorIs(t, err, ratelimit.ErrCostExceedsCapacity)
 		r, err := limiter.Reserve(t.Context(), limit.For("a").Cost(0.3))
 		require.NoError(t, err)
@@ -78,7 +78,7 @@ func TestReserve(t *testing.T) {
 			{ratelimit.PerSecond(1), 1 + 36525*86400},
 			{ratelimit.PerDay(0.5), 0.5 + 36525*0.5},
 			{ratelimit.PerSecond(1e9), 1e9 + 1e12},
-			{ratelimit.TokenBucket{Rate: 3, Period: ratelimit.Week, Capacity: ratelimit.NoCapacity}, 3 * 36525.0 / 7},
+			{ratelimit.TokenBucket{Rate: 3, Period: ratelimit.Week, Capacity: ratelimit.None}, 3 * 36525.0 / 7},
 			{ratelimit.FixedWindow{Rate: 2, Period: time.Hour, Capacity: 7, Start: opening}, 7 + 2*24*36525},
 			{ratelimit.FixedWindow{Rate: 1, Period: century}, 2},
 		} {
@@ -96,18 +96,18 @@ func TestReserve(t *testing.T) {
 		random, reserved := testsize.Rand(t), 0
 		for i := range 300 {
 			draw := func() float64 { return math.Pow(10, 6*random.Float64()-3) }
-			capacity, debt := draw(), draw()
-			limit := ratelimit.Define("edge", ratelimit.TokenBucket{Rate: 1, Period: time.Second, Capacity: capacity, MaxReserved: debt})
-			cost := capacity + debt
+			capacity, maxOwed := draw(), draw()
+			limit := ratelimit.Define("edge", ratelimit.TokenBucket{Rate: 1, Period: time.Second, Capacity: capacity, MaxReserved: maxOwed})
+			cost := capacity + maxOwed
 			if i%2 == 0 {
 				cost = math.Nextafter(cost, 0)
 			}
 			r, err := limiter.Reserve(t.Context(), limit.For(fmt.Sprint(i)).Cost(cost))
 			if err != nil {
-				require.ErrorIs(t, err, ratelimit.ErrCostExceedsCapacity, "%v of %v and %v", cost, capacity, debt)
+				require.ErrorIs(t, err, ratelimit.ErrCostExceedsCapacity, "%v of %v and %v", cost, capacity, maxOwed)
 				continue
 			}
-			require.True(t, r.Allowed, "%v of %v and %v", cost, capacity, debt)
+			require.True(t, r.Allowed, "%v of %v and %v", cost, capacity, maxOwed)
 			reserved++
 		}
 		require.Greater(t, reserved, 150)
@@ -119,9 +119,9 @@ func TestReserve(t *testing.T) {
 			{at: 0, take: 100, left: 0},
 		})
 	})
-	t.Run("OfWhatIsThereAndNoMoreWithoutDebt", func(t *testing.T) {
+	t.Run("OfWhatIsThereAndNoMoreIfNothingMayBeOwed", func(t *testing.T) {
 		t.Parallel()
-		runOnServer(t, pool, ratelimit.TokenBucket{Rate: 100, Period: time.Minute, MaxReserved: ratelimit.NoDebt}, []step{
+		runOnServer(t, pool, ratelimit.TokenBucket{Rate: 100, Period: time.Minute, MaxReserved: ratelimit.None}, []step{
 			{at: 0, reserve: 60, left: 40},
 			{at: 0, reserve: 41, refused: true, left: 40, wait: 600 * time.Millisecond},
 			{at: 0, reserve: 101, wait: forever},
@@ -137,13 +137,13 @@ func TestReserve(t *testing.T) {
 	})
 }
 
-// TestReserveThenIdle holds a bucket to one clamp for debts and for refills: a debt must not make room
+// TestReserveThenIdle holds a bucket to one clamp for owed tokens and for refills: owed tokens must not make room
 // for more than the capacity once it is repaid.
 func TestReserveThenIdle(t *testing.T) {
 	t.Parallel()
 	pool := postgrestest.New(t)
 
-	t.Run("ADebtOfOneAndTenSecondsLeaveTwo", func(t *testing.T) {
+	t.Run("OwingOneAndTenSecondsLeaveTwo", func(t *testing.T) {
 		t.Parallel()
 		runOnServer(t, pool, ratelimit.PerSecond(2), []step{
 			{at: 0, take: 2, left: 0},
@@ -160,7 +160,7 @@ func TestReserveThenIdle(t *testing.T) {
 			{at: 10 * time.Second, take: 1, refused: true, left: 0, wait: time.Second},
 		})
 	})
-	t.Run("ADebtAndAHundredIdlePeriodsLeaveACapacity", func(t *testing.T) {
+	t.Run("OwingAndAHundredIdlePeriodsLeaveACapacity", func(t *testing.T) {
 		t.Parallel()
 		now := opening
 		limiter, err := ratelimit.New(pool, ratelimit.Config{AsOf: func() time.Time { return now }})
@@ -190,7 +190,7 @@ func TestNoCapacity(t *testing.T) {
 
 	t.Run("SpacesRequestsByTheirCosts", func(t *testing.T) {
 		t.Parallel()
-		runOnServer(t, pool, ratelimit.TokenBucket{Rate: 60, Period: time.Minute, Capacity: ratelimit.NoCapacity}, []step{
+		runOnServer(t, pool, ratelimit.TokenBucket{Rate: 60, Period: time.Minute, Capacity: ratelimit.None}, []step{
 			{at: 0, reserve: 1, left: -1, wait: 1 * time.Second},
 			{at: 0, reserve: 5, left: -6, wait: 6 * time.Second},
 			{at: 0, reserve: 0.5, left: -6.5, wait: 6500 * time.Millisecond},
@@ -201,7 +201,7 @@ func TestNoCapacity(t *testing.T) {
 	})
 	t.Run("GivesWindowsToTheWorkThatWaits", func(t *testing.T) {
 		t.Parallel()
-		runOnServer(t, pool, ratelimit.FixedWindow{Rate: 2, Period: time.Minute, Capacity: ratelimit.NoCapacity, Start: opening}, []step{
+		runOnServer(t, pool, ratelimit.FixedWindow{Rate: 2, Period: time.Minute, Capacity: ratelimit.None, Start: opening}, []step{
 			{at: 10 * time.Second, reserve: 1, left: -1, wait: 50 * time.Second},
 			{at: 10 * time.Second, reserve: 1, left: -2, wait: 50 * time.Second},
 			{at: 10 * time.Second, reserve: 1, left: -3, wait: 110 * time.Second},
@@ -210,7 +210,7 @@ func TestNoCapacity(t *testing.T) {
 	})
 	t.Run("LetsNothingBeTaken", func(t *testing.T) {
 		t.Parallel()
-		runOnServer(t, pool, ratelimit.TokenBucket{Rate: 60, Period: time.Minute, Capacity: ratelimit.NoCapacity}, []step{
+		runOnServer(t, pool, ratelimit.TokenBucket{Rate: 60, Period: time.Minute, Capacity: ratelimit.None}, []step{
 			{at: 0, take: 1, wait: forever},
 			{at: time.Hour, take: 1e-9, wait: forever},
 			{at: time.Hour, reserve: 1, left: -1, wait: time.Second},

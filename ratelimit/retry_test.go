@@ -30,16 +30,16 @@ func refusals() []refusal {
 	for _, rate := range []float64{9, 0.1, 1.0 / 3, 7, 10, 49, 1000, 40_000} {
 		for _, period := range []time.Duration{time.Second, 7 * time.Second, 999_983 * time.Microsecond, time.Minute, time.Hour, ratelimit.Week} {
 			for _, p := range []struct {
-				debt   float64 // 0: none, or more than is worth asking for
-				policy ratelimit.Policy
+				maxOwed float64 // 0: none, or more than is worth asking for
+				policy  ratelimit.Policy
 			}{
 				{rate / 3, ratelimit.TokenBucket{Rate: rate, Period: period, MaxReserved: rate / 3}},
 				{0, ratelimit.TokenBucket{Rate: rate, Period: period, Capacity: 3 * rate, MaxReserved: ratelimit.NoReservations}},
-				{2 * rate, ratelimit.TokenBucket{Rate: rate, Period: period, Capacity: ratelimit.NoCapacity, MaxReserved: 2 * rate}},
+				{2 * rate, ratelimit.TokenBucket{Rate: rate, Period: period, Capacity: ratelimit.None, MaxReserved: 2 * rate}},
 				{rate / 7, ratelimit.FixedWindow{Rate: rate, Period: period, Capacity: 5 * rate, MaxReserved: rate / 7}},
 				{0, ratelimit.FixedWindow{Rate: rate, Period: period, Start: opening.Add(-period / 3)}},
 			} {
-				all = append(all, refusalsOf(ratelimit.Define(fmt.Sprintf("limit%d", len(all)), p.policy), p.debt)...)
+				all = append(all, refusalsOf(ratelimit.Define(fmt.Sprintf("limit%d", len(all)), p.policy), p.maxOwed)...)
 			}
 		}
 	}
@@ -50,18 +50,18 @@ func refusals() []refusal {
 }
 
 // refusalsOf returns calls that limit refuses: to take, and to reserve when so much is owed already.
-func refusalsOf(limit ratelimit.Limit, debt float64) []refusal {
+func refusalsOf(limit ratelimit.Limit, maxOwed float64) []refusal {
 	var refused []refusal
 	capacity := limit.Capacity()
-	for _, value := range []float64{0, capacity * 0.3, -debt / 9, -20 * capacity} {
+	for _, value := range []float64{0, capacity * 0.3, -maxOwed / 9, -20 * capacity} {
 		for _, cost := range []float64{capacity, capacity * 0.7, value + capacity*0.1} {
 			if cost > max(value, 0) && cost <= capacity {
 				refused = append(refused, refusal{limit: limit, value: value, cost: cost})
 			}
 		}
 	}
-	for _, value := range []float64{-debt, -debt * 0.9} {
-		if cost := debt * 0.31; cost > 0 {
+	for _, value := range []float64{-maxOwed, -maxOwed * 0.9} {
+		if cost := maxOwed * 0.31; cost > 0 {
 			refused = append(refused, refusal{limit: limit, value: value, cost: cost, reserve: true})
 		}
 	}

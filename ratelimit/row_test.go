@@ -146,12 +146,12 @@ func TestDatabaseClockDecides(t *testing.T) {
 func TestResetFillsWhateverTheCost(t *testing.T) {
 	t.Parallel()
 	limiter := newLimiter(t, postgrestest.New(t), ratelimit.Config{})
-	spaced := ratelimit.Define("spaced", ratelimit.TokenBucket{Rate: 1, Period: time.Hour, Capacity: ratelimit.NoCapacity})
+	spaced := ratelimit.Define("spaced", ratelimit.TokenBucket{Rate: 1, Period: time.Hour, Capacity: ratelimit.None})
 	limit := ratelimit.Define("sendMessage", ratelimit.PerDay(10))
 	_, err := limiter.Reserve(t.Context(), spaced.For("a").Cost(3), limit.For("a").Cost(13), limit.For("b").Cost(13))
 	require.NoError(t, err)
 	require.NoError(t, limiter.Reset(t.Context(), spaced.For("a"), limit.For("a").Cost(100)))
-	require.Zero(t, held(t, limiter, spaced.For("a")), "the debt is forgotten")
+	require.Zero(t, held(t, limiter, spaced.For("a")), "owed tokens are forgotten")
 	require.Equal(t, 10.0, held(t, limiter, limit.For("a")))
 	require.Equal(t, -3.0, held(t, limiter, limit.For("b")), "who was not asked for is left alone")
 }

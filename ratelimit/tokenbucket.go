@@ -17,15 +17,13 @@ const (
 )
 
 const (
+	// None is no tokens, where 0 is the default. As Capacity it stores no tokens: every request must be reserved and waits its turn.
+	// This spaces requests as evenly as their costs allow. Take returns ErrCostExceedsCapacity for any cost above 0. As MaxReserved
+	// it limits Reserve to the available tokens. Unlike tokens of Take, they can be settled and cancelled.
+	None = -math.MaxFloat64 / 2
+
 	// NoReservations as MaxReserved forbids reservations.
 	NoReservations = -math.MaxFloat64
-
-	// NoDebt as MaxReserved limits Reserve to the available tokens. Unlike tokens of Take, they can be settled and cancelled.
-	NoDebt = -math.MaxFloat64 / 2
-
-	// NoCapacity as Capacity stores no tokens: every request must be reserved and waits its turn. This spaces requests as
-	// evenly as their costs allow. Take returns ErrCostExceedsCapacity for any cost above 0.
-	NoCapacity = -math.MaxFloat64
 )
 
 // TokenBucket adds tokens continuously: Rate tokens each Period, up to Capacity.
@@ -40,10 +38,10 @@ type TokenBucket struct {
 	// Period is the time in which Rate tokens are added: whole microseconds, up to 100 years.
 	Period time.Duration
 	// Capacity is the maximum number of tokens in the bucket, and so the largest cost that Take accepts. Other libraries call
-	// it burst. Defaults to Rate. NoCapacity stores no tokens.
+	// it burst. Defaults to Rate. None stores no tokens.
 	Capacity float64
 	// MaxReserved is the maximum number of tokens that the bucket can owe to reservations. Defaults to 1e12 tokens, or to the
-	// tokens that are added in 100 years if they are fewer. NoDebt reserves only available tokens. NoReservations forbids
+	// tokens that are added in 100 years if they are fewer. None reserves only available tokens. NoReservations forbids
 	// reservations.
 	MaxReserved float64
 	// Shards is the number of rows of a bucket, each with an equal part of its capacity and rate: a power of two up to 64.
@@ -140,7 +138,7 @@ func checkPrefetch(prefetch time.Duration, shards int) error {
 func describeRest(maxReserved float64, shards int, prefetch time.Duration) (text string) {
 	switch maxReserved {
 	case 0:
-	case NoDebt:
+	case None:
 		text = ", up to 0 owed"
 	case NoReservations:
 		text = ", no reservations"
@@ -170,29 +168,29 @@ func compile(rate float64, period time.Duration, capacity, maxReserved float64, 
 	t := bucket.Terms{Kind: bucket.Steps{}, Rate: rate, Capacity: capacity, Reserves: maxReserved != NoReservations, Shards: int32(max(shards, 1))}
 	most := min(bucket.MaxTokens, rate*(float64(bucket.MaxSpan)/float64(period))) // the tokens added within MaxSpan
 	switch {
-	case capacity == NoCapacity:
+	case capacity == None:
 		t.Capacity = 0
 	case capacity == 0:
 		t.Capacity = rate
 	case !(capacity >= bucket.MinTokens && capacity <= bucket.MaxTokens):
-		return bucket.Terms{}, fmt.Errorf("its Capacity is %v; it must be from %g to %g tokens, or 0 for the Rate, or NoCapacity", capacity, bucket.MinTokens, bucket.MaxTokens)
+		return bucket.Terms{}, fmt.Errorf("its Capacity is %v; it must be from %g to %g tokens, or 0 for the Rate, or None", capacity, bucket.MinTokens, bucket.MaxTokens)
 	}
 	if t.Capacity > most {
 		return bucket.Terms{}, fmt.Errorf("its Capacity %v takes over 100 years to fill at %s; lower it or raise the Rate", t.Capacity, words.Rate(rate, period))
 	}
 	switch {
-	case maxReserved == NoReservations || maxReserved == NoDebt:
+	case maxReserved == NoReservations || maxReserved == None:
 	case maxReserved == 0:
 		t.MaxOwed = most
 	case !(maxReserved >= bucket.MinTokens && maxReserved <= bucket.MaxTokens):
-		return bucket.Terms{}, fmt.Errorf("its MaxReserved is %v; it must be from %g to %g tokens, or 0 for no bound, or NoDebt or NoReservations", maxReserved, bucket.MinTokens, bucket.MaxTokens)
+		return bucket.Terms{}, fmt.Errorf("its MaxReserved is %v; it must be from %g to %g tokens, or 0 for no bound, or None or NoReservations", maxReserved, bucket.MinTokens, bucket.MaxTokens)
 	case maxReserved > most:
 		return bucket.Terms{}, fmt.Errorf("its MaxReserved %v takes over 100 years to repay at %s; lower it or raise the Rate", maxReserved, words.Rate(rate, period))
 	default:
 		t.MaxOwed = maxReserved
 	}
 	if t.MaxOwed == 0 && t.Capacity == 0 {
-		return bucket.Terms{}, errors.New("it has NoCapacity, and NoReservations or NoDebt, which admits nothing; drop one of the two")
+		return bucket.Terms{}, errors.New("its Capacity is None, and its MaxReserved None or NoReservations, which admits nothing; drop one of the two")
 	}
 	return t, nil
 }
@@ -203,7 +201,7 @@ func describe(rate float64, period time.Duration, capacity float64) string {
 	switch capacity {
 	case 0, rate:
 		return text
-	case NoCapacity:
+	case None:
 		return text + ", no capacity"
 	}
 	return text + ", capacity " + words.Number(capacity)

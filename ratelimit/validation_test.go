@@ -208,7 +208,7 @@ func TestInvalidRequests(t *testing.T) {
 	again := ratelimit.Define("sendMessage", ratelimit.PerMinute(11))
 	windows := ratelimit.Define("sendMessage", ratelimit.FixedWindow{Rate: 10, Period: ratelimit.Week})
 	full := ratelimit.Define("full", ratelimit.TokenBucket{Rate: 1, Period: ratelimit.Day, MaxReserved: ratelimit.NoReservations})
-	spaced := ratelimit.Define("spaced", ratelimit.TokenBucket{Rate: 1, Period: ratelimit.Day, Capacity: ratelimit.NoCapacity})
+	spaced := ratelimit.Define("spaced", ratelimit.TokenBucket{Rate: 1, Period: ratelimit.Day, Capacity: ratelimit.None})
 	var zero ratelimit.Limit
 	many := make([]ratelimit.Request, 65)
 	for i := range many {

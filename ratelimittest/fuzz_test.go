@@ -75,13 +75,13 @@ func FuzzPolicies(f *testing.F) {
 		f.Add(kind, 10.0, 10.0, 0.0, 0.5, minute, int64(time.Second), 2, 3, "month", "Europe/Berlin", 3.0)
 	}
 	f.Add(uint8(0), 1e12, 1e12, 1e12, 0.0, int64(1000), int64(0), 64, 0, "", "", 1e12)
-	f.Add(uint8(1), 1e-9, ratelimit.NoCapacity, ratelimit.NoReservations, 0.0, century, int64(0), 0, 0, "", "", 1e-9)
+	f.Add(uint8(1), 1e-9, ratelimit.None, ratelimit.NoReservations, 0.0, century, int64(0), 0, 0, "", "", 1e-9)
 	f.Add(uint8(1), math.NaN(), math.Inf(1), math.Inf(-1), math.NaN(), int64(math.MinInt64), int64(math.MaxInt64), math.MinInt, -1, "day", "", math.NaN())
 	f.Add(uint8(2), 100.0, 250.0, 7.0, 0.0, minute, int64(0), 8, 0, "", "", 40.0)
 	f.Add(uint8(3), 0x1p63, -1.0, 0.0, 0.0, century+1, int64(math.MinInt64), -1, 0, "", "", math.Inf(1))
 	f.Add(uint8(4), 7.0, 0.0, 0.0, 0.0, int64(12*time.Second), int64(0), 128, 0, "", "", 0.25)
 	f.Add(uint8(5), 1000.0, 0.0, 0.0, 0.0, int64(0), int64(0), 31, 12, "year", "America/Santiago", 1000.0)
-	f.Add(uint8(5), 1000.0, 0.0, ratelimit.NoDebt, 0.0, int64(0), int64(0), 6, 0, "week", "Nowhere/Land", 1.0)
+	f.Add(uint8(5), 1000.0, 0.0, ratelimit.None, 0.0, int64(0), int64(0), 6, 0, "week", "Nowhere/Land", 1.0)
 	f.Add(uint8(6), 0.0, 0.0, 0.0, 0.0, int64(0), int64(time.Millisecond), 1000, 0, "", "", 1000.0)
 	f.Add(uint8(6), 0.0, 0.0, 0.0, 0.0, int64(0), int64(time.Millisecond), 1000, 0, "", "", 0.0)
 	f.Fuzz(func(t *testing.T, kind uint8, rate, capacity, maxReserved, share float64, period, span int64, whole, month int, word, zone string, cost float64) {

@@ -80,7 +80,7 @@ type bounded struct {
 // point is what policies are to one row of a bucket: the most tokens that it holds, and the fewest that arrive in a
 // nanosecond, as a steady stream. Windows lag behind that, in each era by what comes with one of them at most. A bucket that
 // lived under several policies, one after the other, is full when it is so by the point of all: with least, the smallest
-// capacity of them. scaled changes between them scale the debt, and so do kept changes with several rows; most is the largest number of rows.
+// capacity of them. scaled changes between them scale owed tokens, and so do kept changes with several rows; most is the largest number of rows.
 type point struct {
 	capacity, speed, lag, least float64
 	scaled, kept, most          int
@@ -114,7 +114,7 @@ func (p point) changedBy(change ratelimit.OnChange, n int) point {
 	return p
 }
 
-// growth returns how many times larger a debt may become by the changes.
+// growth returns by how many times the owed tokens may grow through the changes.
 func (p point) growth() float64 {
 	scaled := p.scaled
 	if p.most > 1 {

@@ -139,7 +139,7 @@ func TestRulingsOf(t *testing.T) {
 		require.Len(t, s.RulingsOf("messages"), 2)
 	})
 
-	t.Run("KnowsThatAScaledDebtGrows", func(t *testing.T) {
+	t.Run("KnowsThatScaledOwedTokensGrow", func(t *testing.T) {
 		t.Parallel()
 		change := func(change ratelimit.OnChange) *Set {
 			return set(rule(ratelimit.TokenBucket{Rate: 1000}, change))
@@ -156,7 +156,7 @@ func TestRulingsOf(t *testing.T) {
 		require.InEpsilon(t, 100, slowest(change(ratelimit.KeepTokens))/slowest(change(ratelimit.ScaleTokens)), 1e-6)
 	})
 
-	t.Run("KnowsThatADebtOfSeveralRowsGrows", func(t *testing.T) {
+	t.Run("KnowsThatOwedTokensOfSeveralRowsGrow", func(t *testing.T) {
 		t.Parallel()
 		slowest := func(change ratelimit.OnChange) float64 {
 			s := set(rule(ratelimit.TokenBucket{Rate: 1000, Shards: 4}, change))

@@ -121,14 +121,14 @@ func TestChain(t *testing.T) {
 		}
 		sharded := ratelimit.FixedWindow{Rate: 100, Period: time.Minute, Shards: 4}
 		requireMerged(t, 0, 100, 4, merged(ratelimit.PerMinute(10), sharded))
-		requireMerged(t, 0, 100, 1, merged(sharded, ratelimit.TokenBucket{Rate: 1, Period: time.Minute, Capacity: ratelimit.NoCapacity}))
+		requireMerged(t, 0, 100, 1, merged(sharded, ratelimit.TokenBucket{Rate: 1, Period: time.Minute, Capacity: ratelimit.None}))
 		slots := ratelimit.Concurrency{Most: 3}
 		require.Equal(t, slots, merged(ratelimit.PerMinute(10), slots), "leases stay")
 		for _, code := range []ratelimit.Policy{
 			ratelimit.TokenBucket{Rate: 1e-9, Period: maxPeriod},
 			ratelimit.TokenBucket{Rate: 1e12, Period: time.Microsecond, Capacity: 1e12},
 			ratelimit.TokenBucket{Rate: 1e12, Period: maxPeriod, Capacity: 1e12, Shards: 64},
-			ratelimit.TokenBucket{Rate: 1, Period: time.Hour, Capacity: ratelimit.NoCapacity},
+			ratelimit.TokenBucket{Rate: 1, Period: time.Hour, Capacity: ratelimit.None},
 			ratelimit.CalendarWindow{Rate: 5, Resets: ratelimit.Yearly},
 		} {
 			for _, next := range []ratelimit.Policy{code, ratelimit.PerSecond(1e-9), ratelimit.TokenBucket{Rate: 1e12, Period: time.Hour, Capacity: 1e12, Shards: 8}} {

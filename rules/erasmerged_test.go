@@ -38,7 +38,7 @@ func TestChangesFillNoUnusedBucket(t *testing.T) {
 		"Smaller":      ratelimit.PerDay(10),
 		"Faster":       ratelimit.PerSecond(1e6),
 		"WithShards":   ratelimit.TokenBucket{Rate: 500, Period: day, Capacity: 1000, Shards: 8},
-		"NoCapacity":   ratelimit.TokenBucket{Rate: 10, Period: day, Capacity: ratelimit.NoCapacity},
+		"NoCapacity":   ratelimit.TokenBucket{Rate: 10, Period: day, Capacity: ratelimit.None},
 		"Slots":        ratelimit.Concurrency{Most: 5, Lease: day},
 		"ACalendars":   ratelimit.CalendarWindow{Rate: 10, Resets: ratelimit.Daily},
 		"ASlidingOnes": ratelimit.SlidingWindow{Rate: 10, Period: day},

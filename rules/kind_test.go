@@ -14,7 +14,7 @@ import (
 func kindsSaid() []rules.Rule {
 	return []rules.Rule{
 		{Limit: "exports", Policy: ratelimit.SlidingWindow{Rate: 100, Period: time.Minute, Slices: 30}},
-		{Limit: "daily", Policy: ratelimit.CalendarWindow{Rate: 10, Resets: ratelimit.Daily, Zone: "Pacific/Auckland", MaxReserved: ratelimit.NoDebt}},
+		{Limit: "daily", Policy: ratelimit.CalendarWindow{Rate: 10, Resets: ratelimit.Daily, Zone: "Pacific/Auckland", MaxReserved: ratelimit.None}},
 		{Limit: "weekly", Policy: ratelimit.CalendarWindow{Rate: 10, Resets: ratelimit.Weekly, Zone: "UTC", FirstWeekday: time.Monday, MaxReserved: 2.5}},
 		{Limit: "monthly", Policy: ratelimit.CalendarWindow{Rate: 10, Resets: ratelimit.Monthly, Zone: "Europe/Berlin", FirstDay: 31}},
 		{Limit: "quarterly", Policy: ratelimit.CalendarWindow{Rate: 10, Resets: ratelimit.Quarterly, Zone: "UTC", FirstDay: 1, FirstMonth: time.February}},

@@ -72,9 +72,9 @@ func paused(list rules.Listing) (keys []string) {
 
 func TestRuleAsLimit(t *testing.T) {
 	t.Parallel()
-	limit, err := rules.Rule{Limit: "messages", Policy: ratelimit.TokenBucket{Rate: 60, Period: time.Minute, Capacity: ratelimit.NoCapacity}}.AsLimit()
+	limit, err := rules.Rule{Limit: "messages", Policy: ratelimit.TokenBucket{Rate: 60, Period: time.Minute, Capacity: ratelimit.None}}.AsLimit()
 	require.NoError(t, err)
-	require.Equal(t, ratelimit.TokenBucket{Rate: 60, Period: time.Minute, Capacity: ratelimit.NoCapacity}, limit.Policy())
+	require.Equal(t, ratelimit.TokenBucket{Rate: 60, Period: time.Minute, Capacity: ratelimit.None}, limit.Policy())
 	_, err = rules.Rule{Limit: "messages", Policy: ratelimit.TokenBucket{Rate: -1, Period: time.Minute}}.AsLimit()
 	require.ErrorIs(t, err, rules.ErrInvalid)
 }

@@ -131,7 +131,7 @@ func TestApply(t *testing.T) {
 			"Plan is \"a b\"":              {Put: []rules.Rule{perMinute("messages", "a b", 5)}},
 			"Mode is \"of\"":               {Put: []rules.Rule{{Limit: "messages", Policy: ratelimit.TokenBucket{Rate: 1, Period: 1e9}, Mode: "of"}}},
 			"OnChange is \"half\"":         {Put: []rules.Rule{{Limit: "messages", Policy: ratelimit.TokenBucket{Rate: 1, Period: 1e9}, OnChange: "half"}}},
-			"admits nothing":               {Put: []rules.Rule{{Limit: "messages", Policy: ratelimit.TokenBucket{Rate: 1, Period: 1e9, Capacity: ratelimit.NoCapacity, MaxReserved: ratelimit.NoDebt}}}},
+			"admits nothing":               {Put: []rules.Rule{{Limit: "messages", Policy: ratelimit.TokenBucket{Rate: 1, Period: 1e9, Capacity: ratelimit.None, MaxReserved: ratelimit.None}}}},
 			"Unit has 65 bytes":            {Put: []rules.Rule{{Limit: "messages", Policy: ratelimit.TokenBucket{Rate: 1, Period: 1e9}, Unit: strings.Repeat("u", 65)}}},
 			"Description has":              {Put: []rules.Rule{{Limit: "messages", Policy: ratelimit.TokenBucket{Rate: 1, Period: 1e9}, Description: "a\x00"}}},
 			"changed twice":                {Put: []rules.Rule{good}, Delete: []rules.RuleID{{Limit: "messages"}}},

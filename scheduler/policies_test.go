@@ -38,8 +38,8 @@ func (r *ruled) set(t *testing.T, limit ratelimit.Limit, era ratelimit.Era) {
 
 func TestPolicies(t *testing.T) {
 	t.Parallel()
-	small := ratelimit.Define("small", ratelimit.TokenBucket{Rate: 10, Period: time.Hour, MaxReserved: ratelimit.NoDebt})
-	large := ratelimit.Era{Policy: ratelimit.TokenBucket{Rate: 1000, Period: time.Hour, MaxReserved: ratelimit.NoDebt}}
+	small := ratelimit.Define("small", ratelimit.TokenBucket{Rate: 10, Period: time.Hour, MaxReserved: ratelimit.None})
+	large := ratelimit.Era{Policy: ratelimit.TokenBucket{Rate: 1000, Period: time.Hour, MaxReserved: ratelimit.None}}
 
 	t.Run("APlanIsKeptForTheRetriesThatPay", func(t *testing.T) {
 		t.Parallel()

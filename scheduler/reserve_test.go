@@ -94,7 +94,7 @@ func TestJobsWithoutEnqueue(t *testing.T) {
 	t.Run("WaitForRoomWhereALimitBoundsWhatIsReserved", func(t *testing.T) {
 		t.Parallel()
 		var c *clock
-		bounded := ratelimit.Define("bounded", ratelimit.TokenBucket{Rate: 5, Period: time.Second, Capacity: 1, MaxReserved: ratelimit.NoDebt})
+		bounded := ratelimit.Define("bounded", ratelimit.TokenBucket{Rate: 5, Period: time.Second, Capacity: 1, MaxReserved: ratelimit.None})
 		f := setup(t, func(s *settings) {
 			c = onClock(s)
 			s.scheduler.Requests = perTenant(bounded)

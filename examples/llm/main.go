@@ -85,11 +85,11 @@ type plan struct{ user, everybody, slots ratelimit.Limit }
 func newLimits(period time.Duration, share float64) limits {
 	// Without a capacity, nothing is saved up that would come on top of the tokens of a period.
 	model := func(name string, most float64) ratelimit.Limit {
-		return ratelimit.Define(name, ratelimit.TokenBucket{Rate: share * most, Period: period, Capacity: ratelimit.NoCapacity})
+		return ratelimit.Define(name, ratelimit.TokenBucket{Rate: share * most, Period: period, Capacity: ratelimit.None})
 	}
 	// Only the model's limits postpone work. If these did, a postponed job would meet the full rate of the jobs after it.
 	payment := func(name string, rate, capacity float64) ratelimit.Limit {
-		return ratelimit.Define(name, ratelimit.TokenBucket{Rate: rate, Period: period, Capacity: capacity, MaxReserved: ratelimit.NoDebt})
+		return ratelimit.Define(name, ratelimit.TokenBucket{Rate: rate, Period: period, Capacity: capacity, MaxReserved: ratelimit.None})
 	}
 	slots := func(name string, most int) ratelimit.Limit {
 		return ratelimit.Define(name, ratelimit.Concurrency{Most: most, Lease: 10 * time.Second}) // a worker that dies frees them

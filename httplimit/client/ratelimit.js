@@ -72,22 +72,22 @@ export function take(state, at = state.now_us, cost = 1) {
  * @param {State} state
  * @param {number} [at] defaults to when the server read the state
  * @param {number} [cost]
- * @param {number} [maxReserved] how many tokens may be owed: MaxReserved of the policy, 0 for its NoDebt
+ * @param {number} [maxReserved] how many tokens may be owed: MaxReserved of the policy, 0 for its None
  * @returns {{state: State, answer: Answer & {readyAtUs: number|null}}}
  */
 export function reserve(state, at = state.now_us, cost = 1, maxReserved = Infinity) {
   if (UNRESERVED.includes(state.kind)) throw new RangeError(`${state.limit} takes no reservations`);
   if (!(maxReserved >= 0)) throw new RangeError(`${maxReserved} is no number of tokens that ${state.limit} may owe`);
   const most = state.kind === 'calendar window' ? state.rate : state.rate * (MAX_SPAN_NS / (state.period_us * 1000));
-  const debt = Math.min(maxReserved, MAX_TOKENS, most);
-  const { state: next, answer, readyAtUs } = step(state, at, cost, debt);
+  const maxOwed = Math.min(maxReserved, MAX_TOKENS, most);
+  const { state: next, answer, readyAtUs } = step(state, at, cost, maxOwed);
   return { state: next, answer: { ...answer, readyAtUs } };
 }
 
-// The step of the algebra: the cost is taken when the bucket then owes no more than debt.
-function step(state, at, cost, debt) {
-  const { now, fixed, taken, wait } = read(state, at, cost, debt);
-  const retryAfterUs = wait(cost, -debt), ok = retryAfterUs === 0;
+// The step of the algebra: the cost is taken when the bucket then owes no more than maxOwed.
+function step(state, at, cost, maxOwed) {
+  const { now, fixed, taken, wait } = read(state, at, cost, maxOwed);
+  const retryAfterUs = wait(cost, -maxOwed), ok = retryAfterUs === 0;
   const next = { ...state, ...fixed, now_us: now, ...(ok && cost > 0 && taken(cost)) };
   const after = evaluate(next, now, 0); // which waits until nothing is owed
   return { state: next, answer: { ...after, ok, retryAfterUs }, readyAtUs: ok ? now + after.retryAfterUs : null };
@@ -105,7 +105,7 @@ const KINDS = {
   concurrency: slots,
 };
 
-function read(state, at, cost, debt) {
+function read(state, at, cost, maxOwed) {
   const { kind, capacity } = state;
   const now = Math.floor(at);
   if (!Object.hasOwn(KINDS, kind)) {
@@ -115,8 +115,8 @@ function read(state, at, cost, debt) {
   if (!(cost >= 0) || (cost > 0 && cost < Math.max(capacity * 2 ** -40, 1e-9))) {
     throw new RangeError(`a cost of ${cost} of ${state.limit} is no number of tokens from 0 up, or too small`);
   }
-  if (cost > capacity + debt || capacity - cost < -debt) { // the sum may have been rounded up
-    throw new RangeError(`${state.limit} can never give ${cost}, only ${capacity + debt} at once`);
+  if (cost > capacity + maxOwed || capacity - cost < -maxOwed) { // the sum may have been rounded up
+    throw new RangeError(`${state.limit} can never give ${cost}, only ${capacity + maxOwed} at once`);
   }
   if (kind === 'concurrency' && !Number.isInteger(cost)) throw new RangeError(`${cost} of ${state.limit}: slots are whole`);
   return { now, ...KINDS[kind](state, now) };

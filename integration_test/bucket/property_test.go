@@ -56,16 +56,16 @@ func FuzzTake(f *testing.F) {
 	f.Add(false, 1.0, second, 0.1, 0.2, int64(0), -1e300, bucket.MinInstant, now, int64(1), 0.1, false)
 	f.Add(true, 7.0, 3600*second, 7.0, 0.0, int64(0), 3.0, bucket.MinInstant, bucket.MinInstant, int64(1), 2.0, false)
 	f.Add(true, 7.0, longest, 7.0, 7.0, int64(-1), -91.0, int64(4928169600000060), now, int64(1), 0.875, true)
-	f.Fuzz(func(t *testing.T, fixed bool, rate float64, period int64, capacity, debt float64, start int64,
+	f.Fuzz(func(t *testing.T, fixed bool, rate float64, period int64, capacity, maxOwed float64, start int64,
 		value float64, ts, now, later int64, cost float64, reserve bool,
 	) {
-		terms, ok := fuzzed(fixed, rate, period, capacity, debt, start)
+		terms, ok := fuzzed(fixed, rate, period, capacity, maxOwed, start)
 		if !ok || math.IsNaN(value) || math.IsInf(value, 0) {
 			return
 		}
 		lowest := 0.0
 		if reserve {
-			lowest = -debt
+			lowest = -maxOwed
 		}
 		if !buckettest.Possible(terms, cost, lowest) {
 			return
@@ -81,7 +81,7 @@ func FuzzTake(f *testing.F) {
 }
 
 // fuzzed returns the terms with those numbers, periods in microseconds, and whether there are such.
-func fuzzed(fixed bool, rate float64, period int64, capacity, debt float64, start int64) (bucket.Terms, bool) {
+func fuzzed(fixed bool, rate float64, period int64, capacity, maxOwed float64, start int64) (bucket.Terms, bool) {
 	if period < 1 || period > century {
 		return bucket.Terms{}, false
 	}
@@ -89,7 +89,7 @@ func fuzzed(fixed bool, rate float64, period int64, capacity, debt float64, star
 	if fixed {
 		terms = buckettest.FixedWindow(rate, time.Duration(period)*time.Microsecond, capacity, min(max(start, bucket.MinInstant), bucket.MaxInstant))
 	}
-	terms.MaxOwed = debt
+	terms.MaxOwed = maxOwed
 	return terms, buckettest.Valid(terms)
 }
 

@@ -86,7 +86,7 @@ func TestRowsTogetherGiveWhatNoneOfThemHas(t *testing.T) {
 				{at: 1250 * time.Millisecond, cost: 7, left: []float64{0, 0, 0, 0}},
 			},
 		},
-		"DebtIsEven": {
+		"OwedEvenly": {
 			owing,
 			[]float64{1, 0},
 			[]rowsStep{
@@ -213,18 +213,18 @@ func FuzzTakeRows(f *testing.F) {
 	f.Add(true, 7.0, 3600*second, 21.0, 7.0, now+1, uint8(1), -3.5, now-1, 10.5, now-1, now, 7.0, true)
 	f.Add(true, 1e-9, int64(1), 1e6, 0.0, int64(0), uint8(6), 0.0, now, 1e6, bucket.MinInstant, now, 1e6, false)
 	f.Add(false, 1e12, century, 1e12, 1e12, int64(0), uint8(5), -1e12, bucket.MaxInstant, 1e12, now, now, 1e12, true)
-	f.Fuzz(func(t *testing.T, fixed bool, rate float64, period int64, capacity, debt float64, start int64, exponent uint8,
+	f.Fuzz(func(t *testing.T, fixed bool, rate float64, period int64, capacity, maxOwed float64, start int64, exponent uint8,
 		value float64, ts int64, otherValue float64, otherTS, now int64, cost float64, reserve bool,
 	) {
 		const widest = 1e300 // the rows of a bucket have to add up
-		terms, ok := fuzzed(fixed, rate, period, capacity, debt, start)
+		terms, ok := fuzzed(fixed, rate, period, capacity, maxOwed, start)
 		if !ok || !(math.Abs(value) < widest && math.Abs(otherValue) < widest) {
 			return
 		}
 		terms.Shards = 1 << (exponent % 7)
 		lowest := 0.0
 		if reserve {
-			lowest = -debt
+			lowest = -maxOwed
 		}
 		if !buckettest.Possible(terms, cost, lowest) {
 			return

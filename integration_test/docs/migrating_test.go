@@ -32,19 +32,19 @@ func migratedKeys(proxies httplimit.Proxies) (_, _, _, _ httplimit.Key) {
 	address := httplimit.ClientIP(httplimit.Peer, httplimit.Bits{})
 	behind := httplimit.ClientIP(httplimit.XForwardedFor(proxies), httplimit.Bits{})
 	f := func(r *http.Request) (string, error) { return r.Header.Get("X-User"), nil }
-	endpoint := func(r *http.Request) (string, error) { return r.URL.Path, nil }
-	return address, behind, f, endpoint
+	path := func(r *http.Request) (string, error) { return r.URL.Path, nil }
+	return address, behind, f, path
 }
 
 // migratedLimits are the limits of the tables.
-func migratedLimits(address, f, endpoint httplimit.Key, isPost func(*http.Request) bool) map[string]any {
+func migratedLimits(address, f, path httplimit.Key, isPost func(*http.Request) bool) map[string]any {
 	return map[string]any{
 		"by address":       httplimit.Limit{Limit: Visits, Key: address},
 		"all":              httplimit.Limit{Limit: Visits, Global: true},
 		"by function":      httplimit.Limit{Limit: Visits, Key: f},
-		"by endpoint":      httplimit.Limit{Limit: Visits, Key: httplimit.Join(f, endpoint)},
+		"by path":          httplimit.Limit{Limit: Visits, Key: httplimit.Join(f, path)},
 		"at a cost":        httplimit.Limit{Limit: Visits, Key: f, Cost: httplimit.FixedCost(5)},
-		"address and path": httplimit.Limit{Limit: APICalls, Key: httplimit.Join(address, endpoint)},
+		"address and path": httplimit.Limit{Limit: APICalls, Key: httplimit.Join(address, path)},
 		"of a method":      httplimit.Limit{Limit: APICalls, Key: address, When: isPost},
 	}
 }
@@ -141,7 +141,7 @@ func TestMigratedMiddleware(t *testing.T) {
 	testsize.Long(t, documents)
 	proxies, err := httplimit.ParseProxies("192.0.2.0/24")
 	require.NoError(t, err)
-	address, behind, byUser, endpoint := migratedKeys(proxies)
+	address, behind, byUser, path := migratedKeys(proxies)
 	isPost := func(r *http.Request) bool { return r.Method == http.MethodPost }
 	refuse := func(w http.ResponseWriter, _ *http.Request, refusal httplimit.Refusal) {
 		w.WriteHeader(refusal.Status + 1)
@@ -157,10 +157,10 @@ func TestMigratedMiddleware(t *testing.T) {
 	fine := http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "fine") })
 	// the number of requests of each kind that a limit of so much lets through: the first client's, on another path, of another client
 	most := map[string][3]int{
-		"by address": {100, 0, 0}, "all": {100, 0, 0}, "by function": {100, 0, 100}, "by endpoint": {100, 100, 100},
+		"by address": {100, 0, 0}, "all": {100, 0, 0}, "by function": {100, 0, 100}, "by path": {100, 100, 100},
 		"at a cost": {20, 0, 20}, "address and path": {30, 30, 0}, "of a method": {101, 101, 101},
 	}
-	for name, limit := range migratedLimits(address, byUser, endpoint, isPost) {
+	for name, limit := range migratedLimits(address, byUser, path, isPost) {
 		f := newFrozen(t)
 		config := httplimit.Config{Refuse: refuse}
 		require.IsType(t, httplimit.Limit{}, limit)

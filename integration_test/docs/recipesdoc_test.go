@@ -44,7 +44,7 @@ var HalfAndHalf = ratelimit.Define("half", ratelimit.TokenBucket{Rate: 50, Perio
 var Partner = ratelimit.Define("partner", ratelimit.TokenBucket{Rate: 90, Period: time.Hour, Capacity: 10})
 
 var Spaced = ratelimit.Define("spaced",
-	ratelimit.TokenBucket{Rate: 1, Period: time.Second, Capacity: ratelimit.NoCapacity})
+	ratelimit.TokenBucket{Rate: 1, Period: time.Second, Capacity: ratelimit.None})
 
 func recipeSpaced(ctx context.Context, limiter *ratelimit.Limiter, schedule func(time.Time)) error {
 	r, err := limiter.Reserve(ctx, Spaced.Global())
@@ -57,9 +57,9 @@ func recipeSpaced(ctx context.Context, limiter *ratelimit.Limiter, schedule func
 
 var (
 	Outer = ratelimit.Define("outer",
-		ratelimit.TokenBucket{Rate: 10, Period: time.Second, Capacity: 50, MaxReserved: ratelimit.NoDebt})
+		ratelimit.TokenBucket{Rate: 10, Period: time.Second, Capacity: 50, MaxReserved: ratelimit.None})
 	Inner = ratelimit.Define("inner",
-		ratelimit.TokenBucket{Rate: 10, Period: time.Second, Capacity: ratelimit.NoCapacity})
+		ratelimit.TokenBucket{Rate: 10, Period: time.Second, Capacity: ratelimit.None})
 )
 
 func recipeOuterInner(ctx context.Context, limiter *ratelimit.Limiter, userID string) (ratelimit.Reservation, error) {

@@ -60,13 +60,13 @@ func TestRecipesWorstCase(t *testing.T) {
 	says(t, "| `FixedWindow` | `Rate` in each window, from `Start`, or from an offset derived from the key | %d |", worst(kinds["FixedWindow"]))
 	says(t, "| `SlidingWindow` | never more than `Rate` in any `Period` | %d |", worst(kinds["SlidingWindow"]))
 	var runs []time.Duration
-	v := ratelimit.Define("spacing", ratelimit.TokenBucket{Rate: 10, Period: 10 * time.Second, Capacity: ratelimit.NoCapacity}).Global().Full(recipeStart)
+	v := ratelimit.Define("spacing", ratelimit.TokenBucket{Rate: 10, Period: 10 * time.Second, Capacity: ratelimit.None}).Global().Full(recipeStart)
 	for range 40 {
 		next, r := v.Reserve(recipeStart, 1)
 		require.True(t, r.Allowed)
 		v, runs = next, append(runs, r.ReadyAt.Sub(recipeStart))
 	}
-	says(t, "| `TokenBucket` with `NoCapacity`, and `Reserve` | no burst at all: one after the other, first come, first served | %d |", busiest(runs, 10*time.Second))
+	says(t, "| `TokenBucket` with `Capacity: None`, and `Reserve` | no burst: one after the other, first come, first served | %d |", busiest(runs, 10*time.Second))
 }
 
 func TestRecipesOfKinds(t *testing.T) {

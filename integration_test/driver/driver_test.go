@@ -37,7 +37,7 @@ func hoard(capacity float64) ratelimit.Policy {
 
 // limits are those of the tests.
 type limits struct {
-	fifty, five, one, wide, debts, windows, sliding, days, slots ratelimit.Limit
+	fifty, five, one, wide, owing, windows, sliding, days, slots ratelimit.Limit
 }
 
 func define() limits {
@@ -46,7 +46,7 @@ func define() limits {
 		five:    ratelimit.Define("five", hoard(5)),
 		one:     ratelimit.Define("one", hoard(1)),
 		wide:    ratelimit.Define("wide", ratelimit.TokenBucket{Rate: 50, Period: century, Shards: 4}),
-		debts:   ratelimit.Define("debts", ratelimit.TokenBucket{Rate: 7, Period: 3 * time.Second, Capacity: 10, MaxReserved: 30}),
+		owing:   ratelimit.Define("owing", ratelimit.TokenBucket{Rate: 7, Period: 3 * time.Second, Capacity: 10, MaxReserved: 30}),
 		windows: ratelimit.Define("windows", ratelimit.FixedWindow{Rate: 10, Period: time.Hour}),
 		sliding: ratelimit.Define("sliding", ratelimit.SlidingWindow{Rate: 10, Period: time.Hour}),
 		days:    ratelimit.Define("days", ratelimit.CalendarWindow{Rate: 10, Resets: ratelimit.Daily, Zone: "Europe/Berlin"}),

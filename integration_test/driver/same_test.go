@@ -27,11 +27,11 @@ func reservationsThroughTheirLife(t *testing.T, b *bundle) {
 			fn(sqllimit.WithTx(b.limiter, tx))
 			require.NoError(t, tx.Commit())
 		}
-		want := func(tokens float64) { // debts gains some meanwhile, fifty does not
+		want := func(tokens float64) { // owing gains some meanwhile, fifty does not
 			t.Helper()
 			require.InDelta(t, tokens, b.tokens(t, b.fifty.For(key)), 1e-3)
 		}
-		requests := []ratelimit.Request{b.fifty.For(key).Cost(10), b.debts.For(key).Cost(15)}
+		requests := []ratelimit.Request{b.fifty.For(key).Cost(10), b.owing.For(key).Cost(15)}
 		var first, second ratelimit.Reservation
 		step(func(l *ratelimit.Limiter) {
 			var err error
@@ -142,7 +142,7 @@ func everyCall(t *testing.T, limits limits, l *ratelimit.Limiter, key string, cl
 		*clock = clock.Add(123_457 * time.Microsecond)
 	}
 	took := func(d ratelimit.Decision, err error) { t.Helper(); say(d, err) }
-	kinds := []ratelimit.Limit{limits.debts, limits.windows, limits.sliding, limits.days, limits.five}
+	kinds := []ratelimit.Limit{limits.owing, limits.windows, limits.sliding, limits.days, limits.five}
 	var all []ratelimit.Request
 	for _, limit := range kinds {
 		all = append(all, limit.For(key).Cost(1.0/3))
@@ -189,7 +189,7 @@ func everyCall(t *testing.T, limits limits, l *ratelimit.Limiter, key string, cl
 func reservingCalls(t *testing.T, limits limits, l *ratelimit.Limiter, key string, say func(any, error)) {
 	t.Helper()
 	ctx := t.Context()
-	owed := []ratelimit.Request{limits.debts.For("owed by " + key).Cost(17.25), limits.windows.For("owed by " + key).Cost(2)}
+	owed := []ratelimit.Request{limits.owing.For("owed by " + key).Cost(17.25), limits.windows.For("owed by " + key).Cost(2)}
 	looked, err := l.CheckReserve(ctx, owed...)
 	say([]any{looked.Decision, looked.ReadyAt}, err)
 	var ids []string

@@ -60,7 +60,7 @@ func drawLimit(d *draw, i int) *limit {
 
 // maxReserved draws how much may be owed.
 func maxReserved(d *draw) float64 {
-	return oneOf(d, 0, 0, 0, 4, 9.25, ratelimit.NoDebt, ratelimit.NoReservations)
+	return oneOf(d, 0, 0, 0, 4, 9.25, ratelimit.None, ratelimit.NoReservations)
 }
 
 func drawPolicy(d *draw, kind int) ratelimit.Policy {
@@ -71,7 +71,7 @@ func drawPolicy(d *draw, kind int) ratelimit.Policy {
 			Capacity: oneOf(d, 0, 3, 5.5, 8, 20.0), MaxReserved: maxReserved(d),
 		}
 		if d.oneIn(15) {
-			p.Capacity, p.MaxReserved = ratelimit.NoCapacity, 0
+			p.Capacity, p.MaxReserved = ratelimit.None, 0
 		}
 		return p
 	case kindFixed:
@@ -109,7 +109,7 @@ func drawCalendar(d *draw) ratelimit.Policy {
 	p := ratelimit.CalendarWindow{
 		Rate:   oneOf(d, 5, 8, 20.0),
 		Resets: oneOf(d, ratelimit.Daily, ratelimit.Daily, ratelimit.Daily, ratelimit.Weekly, ratelimit.Monthly, ratelimit.Quarterly, ratelimit.Yearly),
-		Zone:   oneOf(d, "UTC", "Europe/Berlin", "America/New_York", "Asia/Kolkata"), MaxReserved: oneOf(d, 0, 0, 3, ratelimit.NoDebt, ratelimit.NoReservations),
+		Zone:   oneOf(d, "UTC", "Europe/Berlin", "America/New_York", "Asia/Kolkata"), MaxReserved: oneOf(d, 0, 0, 3, ratelimit.None, ratelimit.NoReservations),
 	}
 	weekday, day, month := time.Weekday(d.below(7)), oneOf(d, 0, 1, 15, 31), time.Month(1+d.below(12))
 	switch p.Resets {

@@ -25,7 +25,7 @@ const (
 
 // still is a bucket of which next to nothing arrives during a run, so that its rows say what was taken.
 func still(capacity float64) ratelimit.TokenBucket {
-	return ratelimit.TokenBucket{Rate: capacity, Period: century, MaxReserved: ratelimit.NoDebt}
+	return ratelimit.TokenBucket{Rate: capacity, Period: century, MaxReserved: ratelimit.None}
 }
 
 // arrived is the most that can have arrived of a limit that holds so much since an instant.

@@ -116,7 +116,7 @@ func Pages(id string) map[string]string {
 		"limits":       "/admin/",
 		"limit":        Address("limit", "name", "messages"),
 		"llm":          Address("limit", "name", "llm/tokens"),
-		"debts":        Address("debts", "limit", "llm/tokens"),
+		"owed":         Address("owed", "limit", "llm/tokens"),
 		"refused":      Address("refused", "limit", "messages"),
 		"waiting":      Address("reservations", "state", "waiting", "limit", "llm/tokens", "key", "acme"),
 		"history key":  Address("history", "limit", "messages", "key", "ada"),

@@ -270,7 +270,7 @@ func calendarHistories(t *testing.T, seed uint64) {
 			}
 		}
 	}
-	t.Logf("%d steps, %d waits, %d with a debt, %d changed definitions", 200*histories, waits, owed, changed)
+	t.Logf("%d steps, %d waits, %d that owe, %d changed definitions", 200*histories, waits, owed, changed)
 }
 
 // decides returns the instant of a decision: if the row is of terms that begin within a minute, it is their first one.

@@ -33,13 +33,13 @@ func TestAChangeDoesWithTheTokensWhatItSays(t *testing.T) {
 		"keep, lowered":          {400, 500, 200, bucket.Keep, 200},
 		"add, raised":            {200, 500, 900, bucket.Add, 600},
 		"add, lowered":           {200, 500, 100, bucket.Add, -200},
-		"scale, in debt":         {-2.75, 6, 3, bucket.Scale, -1.375},
-		"keep, in debt":          {-2.75, 6, 3, bucket.Keep, -2.75},
-		"reset, in debt":         {-2.75, 6, 3, bucket.Reset, 3},
+		"scale, owing":           {-2.75, 6, 3, bucket.Scale, -1.375},
+		"keep, owing":            {-2.75, 6, 3, bucket.Keep, -2.75},
+		"reset, owing":           {-2.75, 6, 3, bucket.Reset, 3},
 		"keep, full stays full":  {3, 3, 60, bucket.Keep, 60},
-		"add, in debt":           {-2, 6, 10, bucket.Add, 2},
+		"add, owing":             {-2, 6, 10, bucket.Add, 2},
 		"scale, from no tokens":  {-1, 0, 10, bucket.Scale, -1},
-		"keep, nothing but debt": {-1, 10, 0, bucket.Keep, -1},
+		"keep, nothing but owed": {-1, 10, 0, bucket.Keep, -1},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {

@@ -31,7 +31,7 @@ func TestWait(t *testing.T) {
 		{"APartIsThere", buckettest.TokenBucket(10, time.Second, 50), 0.25, 1, 75 * time.Millisecond, 75, 1},
 		{"AThirdOfASecondIsRoundedUp", buckettest.TokenBucket(3, time.Second, 3), 0, 1, 333_334 * time.Microsecond, 334, 1},
 		{"AHeavyRequest", buckettest.TokenBucket(100, time.Second, 1000), 87.4321, 500, 4_125_679 * time.Microsecond, 4126, 5},
-		{"ADebtComesFirst", perMinute, -2, 1, 18 * time.Second, 18_000, 18},
+		{"OwedTokensComeFirst", perMinute, -2, 1, 18 * time.Second, 18_000, 18},
 		{"WhatRoundsBadly", buckettest.TokenBucket(9, time.Minute, 9), 0, 3, 20 * time.Second, 20_000, 20},
 		{"EnoughIsThere", perMinute, 3, 3, 0, 0, 0},
 	} {

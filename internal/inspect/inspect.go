@@ -1,4 +1,4 @@
-// Package inspect reads the tables for people: which limits there are, who is in debt, who waits, what was refused. Each
+// Package inspect reads the tables for people: which limits there are, which buckets owe tokens, who waits, what was refused. Each
 // query looks at a bounded number of rows, however many there are, and says where the next one goes on. No decision
 // comes from here.
 package inspect

@@ -50,13 +50,13 @@ func TestInvalid(t *testing.T) {
 			"Buckets":        func() error { _, err := r.Buckets(ctx, inspect.BucketQuery{Limit: badName}); return err },
 			"Buckets/Prefix": func() error { _, err := r.Buckets(ctx, inspect.BucketQuery{Prefix: bad}); return err },
 			"Buckets/After":  func() error { _, err := r.Buckets(ctx, inspect.BucketQuery{After: &bad}); return err },
-			"Debts":          func() error { _, err := r.Debts(ctx, inspect.DebtQuery{Limit: badName}); return err },
-			"Debts/After": func() error {
-				_, err := r.Debts(ctx, inspect.DebtQuery{After: &inspect.Position{Limit: badName}})
+			"Owing":          func() error { _, err := r.Owing(ctx, inspect.OwingQuery{Limit: badName}); return err },
+			"Owing/After": func() error {
+				_, err := r.Owing(ctx, inspect.OwingQuery{After: &inspect.Position{Limit: badName}})
 				return err
 			},
-			"Debts/AfterKey": func() error {
-				_, err := r.Debts(ctx, inspect.DebtQuery{After: &inspect.Position{Key: bad}})
+			"Owing/AfterKey": func() error {
+				_, err := r.Owing(ctx, inspect.OwingQuery{After: &inspect.Position{Key: bad}})
 				return err
 			},
 			"Reservations":       func() error { _, err := r.Reservations(ctx, inspect.ReservationQuery{Limit: badName}); return err },
@@ -79,11 +79,11 @@ func TestInvalid(t *testing.T) {
 			_, err := r.Buckets(ctx, inspect.BucketQuery{Limit: "words", Most: 1001})
 			return err
 		},
-		"Look":         func() error { _, err := r.Debts(ctx, inspect.DebtQuery{Look: 1_000_001}); return err },
-		"Debts":        func() error { _, err := r.Debts(ctx, inspect.DebtQuery{Most: 10_001}); return err },
+		"Look":         func() error { _, err := r.Owing(ctx, inspect.OwingQuery{Look: 1_000_001}); return err },
+		"Owing":        func() error { _, err := r.Owing(ctx, inspect.OwingQuery{Most: 10_001}); return err },
 		"Reservations": func() error { _, err := r.Reservations(ctx, inspect.ReservationQuery{Most: 1001}); return err },
 		"AnotherLimit": func() error {
-			_, err := r.Debts(ctx, inspect.DebtQuery{Limit: "words", After: &inspect.Position{Limit: "calls"}})
+			_, err := r.Owing(ctx, inspect.OwingQuery{Limit: "words", After: &inspect.Position{Limit: "calls"}})
 			return err
 		},
 		"LongerThanADay": func() error {

@@ -133,11 +133,11 @@ func queries() []query {
 		buckets("Middle", 50, 1, inspect.BucketQuery{Limit: "limit-050", After: &middle}),
 		buckets("Thousand", 1000, 1, inspect.BucketQuery{Limit: "limit-050", Most: 1000}),
 		buckets("ThousandOfEightRows", 1000, 8, inspect.BucketQuery{Limit: "limit-001", Most: 1000}),
-		debts("", 100_000, inspect.DebtQuery{}),
-		debts("Few", few, inspect.DebtQuery{Look: few}),
-		debts("Middle", few, inspect.DebtQuery{Look: few, After: &inspect.Position{Limit: "limit-050", Key: middle}}),
-		debts("OfLimit", 200, inspect.DebtQuery{Limit: "limit-007"}),
-		debts("OfLimitOfEightRows", 200*8, inspect.DebtQuery{Limit: "limit-001"}),
+		owing("", 100_000, inspect.OwingQuery{}),
+		owing("Few", few, inspect.OwingQuery{Look: few}),
+		owing("Middle", few, inspect.OwingQuery{Look: few, After: &inspect.Position{Limit: "limit-050", Key: middle}}),
+		owing("OfLimit", 200, inspect.OwingQuery{Limit: "limit-007"}),
+		owing("OfLimitOfEightRows", 200*8, inspect.OwingQuery{Limit: "limit-001"}),
 		reservations("", inspect.ReservationQuery{}),
 		reservations("Last", inspect.ReservationQuery{
 			After: &inspect.ReservationPosition{ExpiresAt: noon.Add(15 * time.Second), ID: number(0)},
@@ -165,9 +165,9 @@ func buckets(name string, most, rows int, q inspect.BucketQuery) query {
 	}}
 }
 
-func debts(name string, look int, q inspect.DebtQuery) query {
-	return query{"Debts/" + name, look + 64, func(ctx context.Context, r *inspect.Reader) error {
-		_, err := r.Debts(ctx, q)
+func owing(name string, look int, q inspect.OwingQuery) query {
+	return query{"Owing/" + name, look + 64, func(ctx context.Context, r *inspect.Reader) error {
+		_, err := r.Owing(ctx, q)
 		return err
 	}}
 }

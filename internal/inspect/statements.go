@@ -18,8 +18,8 @@ var (
 	bucketsSQL string
 	//go:embed sql/bucket.sql
 	bucketSQL string
-	//go:embed sql/debts.sql
-	debtsSQL string
+	//go:embed sql/owing.sql
+	owingSQL string
 	//go:embed sql/reservations.sql
 	reservationsSQL string
 	//go:embed sql/reservation.sql
@@ -37,7 +37,7 @@ var (
 // statements are the SQL texts for one schema.
 type statements struct {
 	limits, buckets, bucket   string
-	debts, debtsOfLimit       string
+	owing, owingOfLimit       string
 	reservations, reservation string
 	refusals, refusalsSince   string
 	refusalsByLimit, price    string
@@ -49,7 +49,7 @@ func newStatements(schema string) statements {
 	ofLimit := strings.NewReplacer("(b.name, b.key) >= ($1, $2)", "b.name = $1 AND b.key >= $2").Replace
 	return statements{
 		limits: in(limitsSQL), buckets: in(bucketsSQL), bucket: in(bucketSQL),
-		debts: in(debtsSQL), debtsOfLimit: in(ofLimit(debtsSQL)),
+		owing: in(owingSQL), owingOfLimit: in(ofLimit(owingSQL)),
 		reservations: in(reservationsSQL), reservation: in(reservationSQL),
 		refusals: in(refusalsSQL), refusalsSince: in(refusalsSinceSQL),
 		refusalsByLimit: in(refusalsByLimitSQL), price: in(priceSQL),

@@ -81,7 +81,7 @@ func (r *reader) policy(text string) ratelimit.Policy {
 		Shards: r.whole(m[9]), Prefetch: r.span(m[10]),
 	}
 	if m[3] != "" {
-		b.Capacity = ratelimit.NoCapacity
+		b.Capacity = ratelimit.None
 	}
 	if m[5] == "" {
 		return b
@@ -146,7 +146,7 @@ func (r *reader) owed(most, none string) float64 {
 	case none != "":
 		return ratelimit.NoReservations
 	case most != "" && n == 0:
-		return ratelimit.NoDebt
+		return ratelimit.None
 	}
 	return n
 }

@@ -33,8 +33,8 @@ func TestPoliciesAreReadBack(t *testing.T) {
 	for _, p := range []ratelimit.Policy{
 		ratelimit.PerSecond(10), ratelimit.PerWeek(0.5),
 		ratelimit.TokenBucket{Rate: 10, Period: time.Minute, Capacity: 50},
-		ratelimit.TokenBucket{Rate: 1e12, Period: 90 * time.Second, Capacity: ratelimit.NoCapacity, Shards: 4},
-		ratelimit.TokenBucket{Rate: 1e-9, Period: 1500 * time.Millisecond, MaxReserved: ratelimit.NoDebt},
+		ratelimit.TokenBucket{Rate: 1e12, Period: 90 * time.Second, Capacity: ratelimit.None, Shards: 4},
+		ratelimit.TokenBucket{Rate: 1e-9, Period: 1500 * time.Millisecond, MaxReserved: ratelimit.None},
 		ratelimit.TokenBucket{Rate: 3, Period: 14 * ratelimit.Day, MaxReserved: ratelimit.NoReservations, Prefetch: 50 * time.Millisecond},
 		ratelimit.TokenBucket{Rate: 3, Period: 99*365*ratelimit.Day + time.Microsecond, MaxReserved: 0.25},
 		ratelimit.FixedWindow{Rate: 100, Period: time.Hour},
@@ -52,7 +52,7 @@ func TestPoliciesAreReadBack(t *testing.T) {
 		ratelimit.Adaptive{Contract: ratelimit.PerMinute(60)},
 		ratelimit.Adaptive{Contract: ratelimit.PerMinute(60), Apply: true},
 		ratelimit.Adaptive{
-			Contract: ratelimit.FixedWindow{Rate: 100, Period: time.Hour, MaxReserved: ratelimit.NoDebt},
+			Contract: ratelimit.FixedWindow{Rate: 100, Period: time.Hour, MaxReserved: ratelimit.None},
 			Floor:    0.0625, Growth: 0.02, Epoch: 3 * time.Second, Apply: true,
 		},
 	} {
@@ -76,8 +76,8 @@ func TestAnyPolicyIsReadBack(t *testing.T) {
 		span := func() time.Duration { return time.Duration(1+random.Int64N(1<<random.IntN(51))) * time.Microsecond }
 		for range testsize.Of(2000, 100_000) {
 			b := ratelimit.TokenBucket{
-				Rate: number(), Period: span(), Capacity: choose(0, ratelimit.NoCapacity, number()),
-				MaxReserved: choose(0, ratelimit.NoDebt, ratelimit.NoReservations, number()), Shards: 1 << random.IntN(7),
+				Rate: number(), Period: span(), Capacity: choose(0, ratelimit.None, number()),
+				MaxReserved: choose(0, ratelimit.None, ratelimit.NoReservations, number()), Shards: 1 << random.IntN(7),
 			}
 			try(b)
 			f := ratelimit.FixedWindow{Rate: b.Rate, Period: b.Period, Capacity: b.Capacity, MaxReserved: b.MaxReserved, Prefetch: span()}

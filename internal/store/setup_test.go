@@ -67,17 +67,17 @@ type limit struct {
 	terms bucket.Terms
 }
 
-// tokenBucket returns a limit of rate tokens each period, of which reservations owe up to debt.
-func tokenBucket(name string, rate float64, period time.Duration, capacity, debt float64) limit {
+// tokenBucket returns a limit of rate tokens each period, of which reservations owe up to maxOwed.
+func tokenBucket(name string, rate float64, period time.Duration, capacity, maxOwed float64) limit {
 	return limit{name, bucket.Terms{
 		Kind: bucket.Steps{}, Capacity: capacity, Rate: rate, Steps: float64(period.Microseconds()), Step: 1, Phase: bucket.MinInstant,
-		MaxOwed: debt, Reserves: true, Shards: 1,
+		MaxOwed: maxOwed, Reserves: true, Shards: 1,
 	}}
 }
 
 // fixedWindow returns a limit of rate tokens each period, whose windows begin at another instant for each key.
-func fixedWindow(name string, rate float64, period time.Duration, capacity, debt float64) limit {
-	l := tokenBucket(name, rate, period, capacity, debt)
+func fixedWindow(name string, rate float64, period time.Duration, capacity, maxOwed float64) limit {
+	l := tokenBucket(name, rate, period, capacity, maxOwed)
 	l.terms.Step, l.terms.Steps, l.terms.PhaseByKey = period.Microseconds(), 1, true
 	return l
 }

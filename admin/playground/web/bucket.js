@@ -1,7 +1,7 @@
 // A bucket as a drawing, which fills and empties. What it owes hangs below it.
 import { set, svg } from './draw.js';
 
-const TOP = 16, BOTTOM = 100, DEPTH = 26; // of the inside, and of the debt below
+const TOP = 16, BOTTOM = 100, DEPTH = 26; // of the inside, and of the owed tokens below
 
 /** The outlines, open at the top: of a bucket, of boxes that are not filled drop by drop, and of a bucket with a hole. */
 const OUTLINES = {
@@ -18,13 +18,13 @@ export function createBucket(kind) {
   const water = svg('rect', { x: 0, width: 100, class: 'water' });
   const surface = svg('line', { x1: 0, x2: 100, class: 'surface' });
   const marks = svg('path', { class: 'marks' });
-  const debt = svg('rect', { x: 34, width: 32, y: BOTTOM + 4, rx: 3, class: 'debt' });
+  const below = svg('rect', { x: 34, width: 32, y: BOTTOM + 4, rx: 3, class: 'below' });
   const clip = `inside-${kind}`;
   const element = svg('svg', { viewBox: '0 0 100 134', class: 'bucket', role: 'img', 'aria-label': '' },
     svg('clipPath', { id: clip }, svg('path', { d: `${OUTLINES[kind]} Z` })),
     svg('g', { 'clip-path': `url(#${clip})` }, svg('path', { d: `${OUTLINES[kind]} Z`, class: 'inside' }), water, marks, surface),
     svg('path', { d: OUTLINES[kind], class: 'outline' }),
-    debt);
+    below);
   let marked = NaN;
 
   function mark(capacity) {
@@ -45,7 +45,7 @@ export function createBucket(kind) {
       set(water, { y, height: (BOTTOM - y).toFixed(2) });
       set(surface, { y1: y, y2: y, visibility: level > 0 ? 'visible' : 'hidden' });
       const owed = deepest < 0 ? Math.min(Math.min(tokens, 0) / deepest, 1) : 0;
-      set(debt, { height: (owed * DEPTH).toFixed(2) });
+      set(below, { height: (owed * DEPTH).toFixed(2) });
     },
   };
 }

@@ -124,14 +124,14 @@ func TestVectors(t *testing.T) {
 
 	got := play[[]reply](t, newSite(t, mux).browser, `
 		const { evaluate, take, reserve } = await import('/ratelimit.js');
-		const debts = new Map([[0, undefined], [`+fmt.Sprint(ratelimit.NoDebt)+`, 0]]);
+		const bounds = new Map([[0, undefined], [`+fmt.Sprint(ratelimit.None)+`, 0]]);
 		const unless = (call) => { // it can never be
 			try { return call(); } catch (e) {
 				if (e.name !== 'RangeError') throw e;
 			}
 		};
 		const reserved = (state, q) => unless(() => {
-			const most = debts.has(q.maxReserved) ? debts.get(q.maxReserved) : q.maxReserved;
+			const most = bounds.has(q.maxReserved) ? bounds.get(q.maxReserved) : q.maxReserved;
 			const { state: next, answer } = reserve(state, q.at, q.cost, most);
 			return { state: next, answer, readyAtUs: answer.readyAtUs };
 		});
@@ -353,22 +353,22 @@ func (d *draw) limit(name string) ratelimit.Limit {
 		rate := one(d, 1, 3, 5, 9, 10, 60, 100, 1000, 40_000, 0.1, 1.0/3, 2.5)
 		period := one(d, time.Microsecond, time.Millisecond, 16_667*time.Microsecond, time.Second, 7*time.Second, time.Minute,
 			time.Hour, ratelimit.Day, ratelimit.Week)
-		capacity := one(d, 0, 0, rate/3, 2*rate, 7*rate, 3, ratelimit.NoCapacity)
+		capacity := one(d, 0, 0, rate/3, 2*rate, 7*rate, 3, ratelimit.None)
 		if d.IntN(3) == 0 {
 			rate, period = d.between(1e-9, 1e12), time.Duration(d.span(century.Microseconds()))*time.Microsecond
 			capacity = one(d, 0, d.between(1e-9, 1e12))
 		}
-		debt := one(d, 0, 0, ratelimit.NoDebt, rate/3, 3, capacity, d.between(1e-9, 1e12))
-		var policy ratelimit.Policy = ratelimit.TokenBucket{Rate: rate, Period: period, Capacity: capacity, MaxReserved: debt}
+		maxOwed := one(d, 0, 0, ratelimit.None, rate/3, 3, capacity, d.between(1e-9, 1e12))
+		var policy ratelimit.Policy = ratelimit.TokenBucket{Rate: rate, Period: period, Capacity: capacity, MaxReserved: maxOwed}
 		if d.IntN(2) == 0 {
 			start := one(d, time.Time{}, time.UnixMicro(d.Int64N(1<<53)), time.UnixMicro(-d.Int64N(1<<53)), time.UnixMicro(0))
-			policy = ratelimit.FixedWindow{Rate: rate, Period: period, Capacity: capacity, MaxReserved: debt, Start: start}
+			policy = ratelimit.FixedWindow{Rate: rate, Period: period, Capacity: capacity, MaxReserved: maxOwed, Start: start}
 		}
 		switch d.IntN(6) {
 		case 2:
 			policy = ratelimit.CalendarWindow{
 				Rate: rate, Resets: one(d, ratelimit.Daily, ratelimit.Weekly, ratelimit.Monthly, ratelimit.Quarterly, ratelimit.Yearly),
-				Zone: one(d, "Europe/Berlin", "UTC", "America/New_York", "Pacific/Kiritimati"), MaxReserved: one(d, 0, ratelimit.NoDebt, rate/3),
+				Zone: one(d, "Europe/Berlin", "UTC", "America/New_York", "Pacific/Kiritimati"), MaxReserved: one(d, 0, ratelimit.None, rate/3),
 			}
 		case 0:
 			n := 1 + d.IntN(128)
@@ -389,9 +389,9 @@ func (d *draw) questions(page int, value ratelimit.Value) []question {
 		0, capacity, capacity * d.Float64(), math.Nextafter(capacity, 0), capacity * 0x1p-40, capacity * 0x1p-41,
 		math.Nextafter(capacity, math.Inf(1)), 1, 1e-9, -1,
 	}
-	debt := maxReserved(value.Limit)
-	if most := capacity + debt; debt > 0 {
-		costs = append(costs, most, math.Nextafter(most, math.Inf(1)), math.Nextafter(most, 0), most*d.Float64(), most*d.Float64(), debt)
+	maxOwed := maxReserved(value.Limit)
+	if most := capacity + maxOwed; maxOwed > 0 {
+		costs = append(costs, most, math.Nextafter(most, math.Inf(1)), math.Nextafter(most, 0), most*d.Float64(), most*d.Float64(), maxOwed)
 	}
 	name, policy := value.Limit.Name(), fmt.Sprintf("%T", value.Limit.Policy())
 	told := toldUntil(value)
@@ -402,14 +402,14 @@ func (d *draw) questions(page int, value ratelimit.Value) []question {
 		if policy == "ratelimit.CalendarWindow" { // of windows that are over it is not told how long they were
 			at = min(max(at, now), told-1)
 		}
-		questions = append(questions, question{page, name, at, cost, debt, policy, told})
+		questions = append(questions, question{page, name, at, cost, maxOwed, policy, told})
 		wait, err := value.RetryAfter(time.UnixMicro(at), cost)
 		if turn := at + wait.Microseconds(); err == nil && wait > 0 && turn < 1<<52 {
-			questions = append(questions, question{page, name, turn - 1, cost, debt, policy, told}, question{page, name, turn, cost, debt, policy, told})
+			questions = append(questions, question{page, name, turn - 1, cost, maxOwed, policy, told}, question{page, name, turn, cost, maxOwed, policy, told})
 		}
 		_, reserved := value.Reserve(time.UnixMicro(at), cost)
 		if turn := at + reserved.RetryAfter.Microseconds(); reserved.RetryAfter > 0 && turn < 1<<52 {
-			questions = append(questions, question{page, name, turn - 1, cost, debt, policy, told}, question{page, name, turn, cost, debt, policy, told})
+			questions = append(questions, question{page, name, turn - 1, cost, maxOwed, policy, told}, question{page, name, turn, cost, maxOwed, policy, told})
 		}
 	}
 	return questions

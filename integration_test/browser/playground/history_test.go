@@ -89,21 +89,21 @@ func TestHistoriesAreThoseOfGo(t *testing.T) {
 // limit returns the limit of a lane.
 func (l lane) limit(t *testing.T) ratelimit.Limit {
 	t.Helper()
-	capacity, debt := l.Start.Capacity, 0.0
+	capacity, maxOwed := l.Start.Capacity, 0.0
 	if capacity == 0 {
-		capacity = ratelimit.NoCapacity
+		capacity = ratelimit.None
 	}
 	if l.MaxReserved != nil {
-		debt = *l.MaxReserved
-		if debt == 0 {
-			debt = ratelimit.NoDebt
+		maxOwed = *l.MaxReserved
+		if maxOwed == 0 {
+			maxOwed = ratelimit.None
 		}
 	}
 	period := time.Duration(l.Start.Period) * time.Microsecond
-	var policy ratelimit.Policy = ratelimit.TokenBucket{Rate: l.Start.Rate, Period: period, Capacity: capacity, MaxReserved: debt}
+	var policy ratelimit.Policy = ratelimit.TokenBucket{Rate: l.Start.Rate, Period: period, Capacity: capacity, MaxReserved: maxOwed}
 	switch l.Start.Kind {
 	case "fixed window":
-		policy = ratelimit.FixedWindow{Rate: l.Start.Rate, Period: period, Capacity: capacity, MaxReserved: debt, Start: time.UnixMicro(0)}
+		policy = ratelimit.FixedWindow{Rate: l.Start.Rate, Period: period, Capacity: capacity, MaxReserved: maxOwed, Start: time.UnixMicro(0)}
 	case "sliding window":
 		policy = ratelimit.SlidingWindow{Rate: l.Start.Rate, Period: period, Slices: l.Start.Slices}
 	case "concurrency":

@@ -408,6 +408,6 @@ func TestYAML(t *testing.T) {
 	require.Contains(t, f.ok(t, "get", "sends", "ada", "-o", "yaml"), "limit: sends\nkey: ada\n")
 	require.Contains(t, f.ok(t, "get", "sends", "ada", "-o", "yaml"), "policy:\n  kind: fixed window\n  rate: 5\n  period: 168h\n")
 	require.Contains(t, f.ok(t, "rules", "get", "sends", "-o", "yaml"), "rules:\n  - limit: sends\n    kind: fixed window\n")
-	require.Equal(t, "[]\n", f.ok(t, "top", "--by", "debt", "-o", "yaml"))
+	require.Equal(t, "[]\n", f.ok(t, "top", "--by", "owed", "-o", "yaml"))
 	require.Contains(t, f.run(t, "doctor", "-o", "yaml").out, "findings:\n  - check: connection\n")
 }

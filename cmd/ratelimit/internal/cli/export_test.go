@@ -29,7 +29,7 @@ func Views() map[string]any {
 		"`pause`, `resume`": changedView{}, "`rules list`, `rules get`": listingView{}, "a rule": ruleView{},
 		"an override": overrideView{}, "a pause": pauseView{}, "tiers": tiersView{},
 		"`rules diff`: of each": changeView{}, "`rules apply`": appliedView{}, "`rules history`: of each": entryView{},
-		"`top --by refusals`: of each": sumView{}, "`top --by debt`: of each": inspect.View{}, "`top --by reservations`: of each": reservedView{},
+		"`top --by refusals`: of each": sumView{}, "`top --by owed`: of each": inspect.View{}, "`top --by reservations`: of each": reservedView{},
 		"`reservations list`: of each": inspect.Reservation{}, "an item of a reservation": inspect.Item{},
 		"`leases list`: of each": inspect.Lease{}, "`leases release`": releasedView{}, "an upstream": inspect.Price{},
 		"`reservations cancel`": cancelledView{}, "`rules validate`": validityView{},

@@ -21,7 +21,7 @@ func FuzzRun(f *testing.F) {
 		"get a --policy 5", "get a --policy=1e400",
 		"get a --policy= -o json", "simulate -f - --format json", "pause a b --for 1h --until 2030-01-01T00:00:00Z",
 		"grants --application app --schema Bad", "reservations cancel x --yes", "prune --refusals-older-than NaNd --yes", "migrate down --yes --schema x",
-		"doctor --hash-key-file /nowhere", "top --by debt --most 5", "completion bash", "-h", "--", "take \x00 \xff", "leases release L1AAAA --yes",
+		"doctor --hash-key-file /nowhere", "top --by owed --most 5", "completion bash", "-h", "--", "take \x00 \xff", "leases release L1AAAA --yes",
 	} {
 		f.Add(strings.ReplaceAll(line, " ", "\n"), "rules: [{limit: a, rate: 1, period: 1s}]")
 	}

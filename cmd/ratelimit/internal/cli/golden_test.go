@@ -52,7 +52,7 @@ overrides:
 		"version", "migrate status", "migrate up", "rules validate -f FILE", "rules list", "rules get sends",
 		"take sends ada --cost 4", "check sends ada", "take sends ada --cost 7", "get sends ada", "get sends bob", "credit sends ada --cost 1", "reset sends ada --yes",
 		"pause sends eve --for 1h", "get sends eve", "take sends eve", "resume sends eve",
-		"top --by refusals", "top --by debt", "top --by reservations", "get later ada",
+		"top --by refusals", "top --by owed", "top --by reservations", "get later ada",
 		"reservations list", "reservations cancel RESERVATION --yes", "leases list jobs acme", "get jobs acme", "leases release jobs acme --fence FENCE --yes",
 		"prune sends --yes", "simulate -f SIMULATED --by address LOG", "get nothing ada",
 		"rules diff -f FILE", "rules apply -f FILE --yes", "rules history", "doctor", "migrate partition 2 --yes", "migrate down --yes",

@@ -41,7 +41,7 @@ func TestEveryCommandWorksThroughPgBouncer(t *testing.T) {
 		{"pause calls ada --for 1h --reason x", 0},
 		{"resume calls ada --reason x", 0},
 		{"top --by refusals --group key", 0},
-		{"top --by debt", 0},
+		{"top --by owed", 0},
 		{"top --by reservations", 0},
 		{"reservations list", 0},
 		{"reservations cancel 0d5f7c0e-6c0b-4f6e-9a5c-0f1f8e3d2a11 --yes", 6},

@@ -38,7 +38,7 @@ func TestRoles(t *testing.T) {
 	rulesFile := file(t, "rules.yaml", firstFile)
 	shows := []string{
 		"get sends ada", "check sends ada", "rules list", "rules get sends", "rules history", "rules diff -f " + file(t, "none.yaml", "rules: []"),
-		"top", "top --by debt", "top --by reservations", "reservations list", "migrate status",
+		"top", "top --by owed", "top --by reservations", "reservations list", "migrate status",
 	}
 	alike := testsize.Of(shows[:2], shows) // the other roles may show all of it too
 	takes := []string{"take sends ada", "prune sends --yes"}

@@ -52,27 +52,27 @@ What a bucket owes now depends on its policy. It is that of the tables. Where th
 it shows what was owed when the bucket was last changed, as no row says which plan a key is on.`,
 		Args: noArguments,
 		Example: `  ratelimit top --group key --since 15m
-  ratelimit top --by debt --limit completions`,
+  ratelimit top --by owed --limit completions`,
 	}, func(ctx context.Context, _ []string) error {
 		if err := f.check(); err != nil {
 			return err
 		}
 		show, ok := map[string]func(context.Context, *database, *topFlags) error{
-			"refusals": a.topRefusals, "debt": a.topDebts, "reservations": a.topReservations,
+			"refusals": a.topRefusals, "owed": a.topOwing, "reservations": a.topReservations,
 		}[f.by]
 		if !ok {
-			return misused("--by is %.40q; use refusals, debt or reservations", f.by)
+			return misused("--by is %.40q; use refusals, owed or reservations", f.by)
 		}
 		return a.withDatabase(ctx, func(ctx context.Context, db *database) error { return show(ctx, db, &f) })
 	})
 	flags := cmd.Flags()
-	flags.StringVar(&f.by, "by", "refusals", "refusals, debt or reservations")
+	flags.StringVar(&f.by, "by", "refusals", "refusals, owed or reservations")
 	flags.StringVar(&f.group, "group", string(refusals.ByLimit), "sum refusals up by limit, route or key")
 	flags.StringVar(&f.limit, "limit", "", "only this limit")
 	flags.Var(&f.since, "since", "how far back refusals count, up to 1000d")
 	flags.BoolVar(&f.shadow, "shadow", false, "refusals that turned nobody away, of limits in shadow")
 	flags.IntVarP(&f.most, "most", "n", 10, "how many to show, up to 1000")
-	flags.IntVar(&f.look, "look", 100_000, "how many rows or reservations to look at, by debt and by reservations")
+	flags.IntVar(&f.look, "look", 100_000, "how many rows or reservations to look at, by owed and by reservations")
 	return a.withOutput(cmd)
 }
 
@@ -122,8 +122,8 @@ func (a *app) topRefusals(ctx context.Context, db *database, f *topFlags) error 
 	})
 }
 
-func (a *app) topDebts(ctx context.Context, db *database, f *topFlags) error {
-	found, more, err := debts(ctx, db, f)
+func (a *app) topOwing(ctx context.Context, db *database, f *topFlags) error {
+	found, more, err := owing(ctx, db, f)
 	if err != nil {
 		return err
 	}
@@ -134,7 +134,7 @@ func (a *app) topDebts(ctx context.Context, db *database, f *topFlags) error {
 	if err != nil {
 		return err
 	}
-	views, err := a.debtViews(ctx, db, found, now)
+	views, err := a.owingViews(ctx, db, found, now)
 	if err != nil {
 		return err
 	}
@@ -159,10 +159,10 @@ func (a *app) topDebts(ctx context.Context, db *database, f *topFlags) error {
 	})
 }
 
-// debts returns the buckets that owe, as far as it may look.
-func debts(ctx context.Context, db *database, f *topFlags) (found []inspect.Bucket, more bool, err error) {
+// owing returns the buckets that owe, as far as it may look.
+func owing(ctx context.Context, db *database, f *topFlags) (found []inspect.Bucket, more bool, err error) {
 	const most = 1000 // of which each is projected by itself
-	page, err := db.reader.Debts(ctx, inspect.DebtQuery{Limit: f.limit, Look: f.look, Most: most})
+	page, err := db.reader.Owing(ctx, inspect.OwingQuery{Limit: f.limit, Look: f.look, Most: most})
 	return page.Buckets, page.Next != nil, err
 }
 
@@ -181,8 +181,8 @@ func (db *database) plans(ctx context.Context) (map[string][]string, error) {
 	return plans, nil
 }
 
-// debtViews returns buckets with their levels, where the tables decide their policies, whichever plan their keys are on.
-func (a *app) debtViews(ctx context.Context, db *database, found []inspect.Bucket, now time.Time) ([]inspect.View, error) {
+// owingViews returns buckets with their levels, where the tables decide their policies, whichever plan their keys are on.
+func (a *app) owingViews(ctx context.Context, db *database, found []inspect.Bucket, now time.Time) ([]inspect.View, error) {
 	set, err := a.loadRules(ctx, db)
 	if err != nil {
 		return nil, err

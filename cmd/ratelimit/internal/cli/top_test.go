@@ -58,21 +58,21 @@ func TestTop(t *testing.T) {
 		require.Equal(t, 2, f.run(t, "top", "--group", "country").code)
 	})
 
-	t.Run("ByDebt", func(t *testing.T) {
+	t.Run("ByOwed", func(t *testing.T) {
 		t.Parallel()
 		f := setup(t)
-		require.Contains(t, f.ok(t, "top", "--by", "debt"), "no bucket owes anything")
+		require.Contains(t, f.ok(t, "top", "--by", "owed"), "no bucket owes anything")
 		f.reserve(t, "calls", "ada", 30)
 		f.reserve(t, "calls", "bob", 15)
 		f.reserve(t, "jobs", "\x1b[31mred", 50)
-		type debt struct {
+		type owing struct {
 			Limit, Key string
 			Rows       []struct{ Tokens float64 }
 			Tokens     *float64  // nil: the policy is not known
 			FreeAt     time.Time `json:"free_at"`
 		}
-		owed := read[[]debt](t, f, 0, "top", "--by", "debt")
-		stored := func(owed []debt) (all []string) {
+		owed := read[[]owing](t, f, 0, "top", "--by", "owed")
+		stored := func(owed []owing) (all []string) {
 			for _, d := range owed {
 				require.Nil(t, d.Tokens)
 				all = append(all, d.Limit+d.Key+strconv.FormatFloat(d.Rows[0].Tokens, 'f', -1, 64))
@@ -80,25 +80,25 @@ func TestTop(t *testing.T) {
 			return all
 		}
 		require.Equal(t, []string{"jobs\x1b[31mred-40", "callsada-20", "callsbob-5"}, stored(owed))
-		out := f.ok(t, "top", "--by", "debt")
+		out := f.ok(t, "top", "--by", "owed")
 		require.Contains(t, out, "as stored")
 		require.NotContains(t, out, "\x1b")
 		f.put(t, rules.Rule{Limit: "calls", Policy: ratelimit.TokenBucket{Rate: 10, Period: ratelimit.Week}})
-		owed = read[[]debt](t, f, 0, "top", "--by", "debt", "--limit", "calls")
+		owed = read[[]owing](t, f, 0, "top", "--by", "owed", "--limit", "calls")
 		require.Len(t, owed, 2)
 		require.InDelta(t, -20, *owed[0].Tokens, 0.1)
 		require.WithinDuration(t, time.Now().Add(2*ratelimit.Week), owed[0].FreeAt, time.Hour)
 		f.put(t, rules.Rule{Limit: "calls", Plan: "pro", Policy: ratelimit.TokenBucket{Rate: 1000, Period: ratelimit.Week}})
-		owed = read[[]debt](t, f, 0, "top", "--by", "debt", "--limit", "calls")
+		owed = read[[]owing](t, f, 0, "top", "--by", "owed", "--limit", "calls")
 		require.Equal(t, []string{"callsada-20", "callsbob-5"}, stored(owed), "they may be on the plan")
 		_, err := f.store.Override(t.Context(), rules.Edit{Author: "eve", Reason: "x"}, rules.Override{Limit: "calls", Key: "ada", Policy: ratelimit.TokenBucket{Rate: 10, Period: ratelimit.Week}})
 		require.NoError(t, err)
-		owed = read[[]debt](t, f, 0, "top", "--by", "debt", "--limit", "calls")
+		owed = read[[]owing](t, f, 0, "top", "--by", "owed", "--limit", "calls")
 		require.NotNil(t, owed[0].Tokens, "its policy is that of no plan")
-		require.Contains(t, f.fails(t, 2, "top", "--by", "debt", "--look", "-1"), "--look is -1")
+		require.Contains(t, f.fails(t, 2, "top", "--by", "owed", "--look", "-1"), "--look is -1")
 		require.Contains(t, f.fails(t, 2, "top", "--group", "size"), "--group is")
 		require.Contains(t, f.fails(t, 2, "top", "--since", "2000d"), "--since is 2000 days; use up to 1000d")
-		r := f.run(t, "top", "--by", "debt", "--look", "1")
+		r := f.run(t, "top", "--by", "owed", "--look", "1")
 		require.Contains(t, r.err, "only the first 1 rows were looked at")
 	})
 

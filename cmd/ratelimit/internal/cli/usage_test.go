@@ -42,7 +42,7 @@ func TestUsage(t *testing.T) {
 		{"pause sendMessage ada --author ana --reason x --for 1h --until 2030-01-01T00:00:00Z", "with one of --for and --until"},
 		{"resume sendMessage ada --author ana", "say with --reason why"},
 		{"prune", "name limits, or give --refusals-older-than"},
-		{"top --by size", "use refusals, debt or reservations"},
+		{"top --by size", "use refusals, owed or reservations"},
 		{"top --most 0", "use 1 to 1000"},
 		{"simulate", "give -f rules.yaml"},
 		{"grants", "no role is named; give --application"},
@@ -204,7 +204,7 @@ func TestDatabase(t *testing.T) {
 		for _, args := range []string{
 			"rules list", "rules get a", "rules history", "rules diff -f " + rulesFile, "rules apply --yes --reason x -f " + rulesFile,
 			"get a b", "get a", "take a b --policy '1 per 1s'", "check a --policy '1 per 1s'", "reset a --yes", "credit a",
-			"pause a b --for 1h --reason x", "resume a b --reason x", "top", "top --by debt", "top --by reservations",
+			"pause a b --for 1h --reason x", "resume a b --reason x", "top", "top --by owed", "top --by reservations",
 			"reservations list", "reservations cancel 0d5f7c0e-6c0b-4f6e-9a5c-0f1f8e3d2a11 --yes", "prune a --yes",
 			"prune --refusals-older-than 1d --yes",
 		} {

@@ -53,7 +53,7 @@ const TOLD = {
 /** The colours of the page: each has one for light and one for dark. */
 const colours = [...style.matchAll(/(--[\w-]+): light-dark\((#\w+), (#\w+)\);/g)];
 const palette = (i) => colours.map((found) => `${found[1]}:${found[i]}`).join(';');
-const drawn = ['inside', 'outline', 'water', 'surface', 'marks', 'debt', 'held', 'owed', 'curve', 'zero', 'line', 'strip', 'admitted', 'refused', 'reserved', 'runs'];
+const drawn = ['inside', 'outline', 'water', 'surface', 'marks', 'below', 'held', 'owed', 'curve', 'zero', 'line', 'strip', 'admitted', 'refused', 'reserved', 'runs'];
 const rules = style.split('\n').filter((line) => /^[.\w:()[\]=', -]+ \{.*\}$/.test(line) && drawn.some((name) => line.startsWith(`.${name}`)) && !/display|grid-area/.test(line));
 const css = `:root{${palette(2)}} @media (prefers-color-scheme: dark){:root{${palette(3)}}}
 text{fill:var(--soft);font:13px system-ui,sans-serif} .title{fill:var(--ink);font-size:15px;font-weight:600} .card{fill:var(--card);stroke:var(--edge)}

@@ -7,8 +7,8 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// DebtQuery is where to look for buckets that owe tokens.
-type DebtQuery struct {
+// OwingQuery is where to look for buckets that owe tokens.
+type OwingQuery struct {
 	// Limit is the limit's name. Empty: all limits.
 	Limit string
 	// After is where the search before ended. Nil: at the beginning.
@@ -25,8 +25,8 @@ type Position struct {
 	Limit, Key string
 }
 
-// Debts is what a search for debts has found.
-type Debts struct {
+// Owing is the result of a search for buckets that owe tokens.
+type Owing struct {
 	// Buckets held less than nothing when they were last changed, in one of their rows at least. They are in the order of
 	// their limits and keys. What has arrived since then depends on the policy: project each to now.
 	Buckets []Bucket
@@ -36,31 +36,31 @@ type Debts struct {
 
 const (
 	defaultLook, maxLook   = 100_000, 1_000_000
-	defaultDebts, maxDebts = 1000, 10_000
+	defaultOwing, maxOwing = 1000, 10_000
 )
 
-// Debts searches for buckets that owe tokens. It ends after Look rows, or when it has found Most buckets. There may be
-// fewer, and none, although there are more: see [Debts.Next].
-func (r *Reader) Debts(ctx context.Context, query DebtQuery) (Debts, error) {
+// Owing searches for buckets that owe tokens. It ends after Look rows, or when it has found Most buckets. There may be
+// fewer, and none, although there are more: see [Owing.Next].
+func (r *Reader) Owing(ctx context.Context, query OwingQuery) (Owing, error) {
 	look, err := checkMost("Look", query.Look, defaultLook, maxLook)
 	if err != nil {
-		return Debts{}, err
+		return Owing{}, err
 	}
-	most, err := checkMost("Most", query.Most, defaultDebts, maxDebts)
+	most, err := checkMost("Most", query.Most, defaultOwing, maxOwing)
 	if err != nil {
-		return Debts{}, err
+		return Owing{}, err
 	}
 	from, err := query.from()
 	if err != nil {
-		return Debts{}, err
+		return Owing{}, err
 	}
-	sql := r.sql.debts
+	sql := r.sql.owing
 	if query.Limit != "" {
-		sql = r.sql.debtsOfLimit
+		sql = r.sql.owingOfLimit
 	}
-	rows, err := collect(ctx, r, "debts", rowToDebt, sql, from.Limit, from.Key, look, most+1)
+	rows, err := collect(ctx, r, "owed", rowToOwing, sql, from.Limit, from.Key, look, most+1)
 	if err != nil || len(rows) == 0 {
-		return Debts{}, err
+		return Owing{}, err
 	}
 	isCut := rows[len(rows)-1].n == look
 	if len(rows) > most {
@@ -70,30 +70,30 @@ func (r *Reader) Debts(ctx context.Context, query DebtQuery) (Debts, error) {
 	for i := range rows {
 		found[i] = rows[i].bucketRow
 	}
-	debts := Debts{Buckets: grouped(found)}
+	owing := Owing{Buckets: grouped(found)}
 	if !isCut {
-		return debts, nil
+		return owing, nil
 	}
-	err = r.complete(ctx, &debts)
-	return debts, err
+	err = r.complete(ctx, &owing)
+	return owing, err
 }
 
 // complete reads all rows of the last bucket, where a search ended, and leaves it out when it owes nothing.
-func (r *Reader) complete(ctx context.Context, debts *Debts) error {
-	last := &debts.Buckets[len(debts.Buckets)-1]
-	debts.Next = &Position{Limit: last.Limit, Key: last.Key}
+func (r *Reader) complete(ctx context.Context, owing *Owing) error {
+	last := &owing.Buckets[len(owing.Buckets)-1]
+	owing.Next = &Position{Limit: last.Limit, Key: last.Key}
 	var err error
 	if *last, err = r.Bucket(ctx, last.Limit, last.Key); err != nil {
 		return err
 	}
 	if !slices.ContainsFunc(last.Rows, func(row Row) bool { return row.Tokens < 0 }) {
-		debts.Buckets = debts.Buckets[:len(debts.Buckets)-1]
+		owing.Buckets = owing.Buckets[:len(owing.Buckets)-1]
 	}
 	return nil
 }
 
 // from returns where the search begins.
-func (q *DebtQuery) from() (Position, error) {
+func (q *OwingQuery) from() (Position, error) {
 	if err := checkName(q.Limit); err != nil {
 		return Position{}, err
 	}
@@ -112,13 +112,13 @@ func (q *DebtQuery) from() (Position, error) {
 	return Position{Limit: q.After.Limit, Key: next(q.After.Key)}, nil
 }
 
-// debtRow is a row of a bucket that owes, or the last that was looked at.
-type debtRow struct {
+// owingRow is a row of a bucket that owes, or the last that was looked at.
+type owingRow struct {
 	bucketRow
 	n int // how many were looked at
 }
 
-func rowToDebt(row pgx.CollectableRow) (d debtRow, err error) {
+func rowToOwing(row pgx.CollectableRow) (d owingRow, err error) {
 	var atUs int64
 	err = row.Scan(append(d.columns(&atUs), &d.n)...)
 	d.At = instant(atUs)

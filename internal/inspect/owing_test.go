@@ -33,7 +33,7 @@ func (f *fixture) owing(t *testing.T) (owing []inspect.Bucket) {
 }
 
 // Wherever a search is cut, those that owe are found once, with all their rows, and in their order.
-func TestDebtsByPages(t *testing.T) {
+func TestOwingByPages(t *testing.T) {
 	t.Parallel()
 	f := setup(t)
 	owing := f.owing(t)
@@ -43,17 +43,17 @@ func TestDebtsByPages(t *testing.T) {
 		for look := 1; look <= 160; look += testsize.Of(3+look/4, 1+look/10) {
 			for _, most := range []int{0, 1, 3} {
 				var found []inspect.Bucket
-				query := inspect.DebtQuery{Limit: limit, Look: look, Most: most}
+				query := inspect.OwingQuery{Limit: limit, Look: look, Most: most}
 				for searches := 1; ; searches++ {
 					require.LessOrEqual(t, searches, 61, "each search gets on by a bucket")
-					debts, err := f.Debts(t.Context(), query)
+					owing, err := f.Owing(t.Context(), query)
 					require.NoError(t, err)
-					require.True(t, most == 0 || len(debts.Buckets) <= most)
-					found = append(found, debts.Buckets...)
-					if debts.Next == nil {
+					require.True(t, most == 0 || len(owing.Buckets) <= most)
+					found = append(found, owing.Buckets...)
+					if owing.Next == nil {
 						break
 					}
-					query.After = debts.Next
+					query.After = owing.Next
 				}
 				require.Equal(t, want, found, "of %q, looking at %d, %d at most", limit, look, most)
 			}
@@ -62,36 +62,36 @@ func TestDebtsByPages(t *testing.T) {
 }
 
 // A search looks at so many rows, and says where it stopped, whether it found something or not.
-func TestDebtsLooksNoFurther(t *testing.T) {
+func TestOwingLooksNoFurther(t *testing.T) {
 	t.Parallel()
 	f := setup(t)
 	for n := range 10 {
 		f.put(t, "messages", fmt.Sprint(n), 1)
 	}
 	f.put(t, "messages", "9 owes", -1)
-	debts, err := f.Debts(t.Context(), inspect.DebtQuery{Look: 10})
+	owing, err := f.Owing(t.Context(), inspect.OwingQuery{Look: 10})
 	require.NoError(t, err)
-	require.Empty(t, debts.Buckets)
-	require.Equal(t, &inspect.Position{Limit: "messages", Key: "9"}, debts.Next)
-	debts, err = f.Debts(t.Context(), inspect.DebtQuery{Look: 10, After: debts.Next})
+	require.Empty(t, owing.Buckets)
+	require.Equal(t, &inspect.Position{Limit: "messages", Key: "9"}, owing.Next)
+	owing, err = f.Owing(t.Context(), inspect.OwingQuery{Look: 10, After: owing.Next})
 	require.NoError(t, err)
-	require.Equal(t, []string{"9 owes"}, keysOf(debts.Buckets))
-	require.Nil(t, debts.Next)
+	require.Equal(t, []string{"9 owes"}, keysOf(owing.Buckets))
+	require.Nil(t, owing.Next)
 }
 
-func TestDebtsOfHostileKeys(t *testing.T) {
+func TestOwingOfHostileKeys(t *testing.T) {
 	t.Parallel()
 	f := setup(t)
 	for _, key := range hostile {
 		f.put(t, "hostile", key, -1)
 	}
 	var found []string
-	query := inspect.DebtQuery{Limit: "hostile", Look: 1}
+	query := inspect.OwingQuery{Limit: "hostile", Look: 1}
 	for {
-		debts, err := f.Debts(t.Context(), query)
+		owing, err := f.Owing(t.Context(), query)
 		require.NoError(t, err)
-		found = append(found, keysOf(debts.Buckets)...)
-		if query.After = debts.Next; query.After == nil {
+		found = append(found, keysOf(owing.Buckets)...)
+		if query.After = owing.Next; query.After == nil {
 			break
 		}
 	}

@@ -12,32 +12,32 @@ import (
 )
 
 const (
-	lookDebts = 10_000 // rows of buckets, at a time
-	mostDebts = 100    // of one page
-	// lookFor is how long the page of debts goes on to look.
+	lookOwing = 10_000 // rows of buckets, at a time
+	mostOwing = 100    // of one page
+	// lookFor is how long the page Owed goes on to look.
 	lookFor = 300 * time.Millisecond
 )
 
-// debtList has who owes.
-type debtList struct {
+// owingList has buckets that owe tokens.
+type owingList struct {
 	Rows []inspect.View
 	// Next is the key after which the search goes on; nil: everything was looked at.
 	Next *string
 }
 
-// debtsBody is the content of the page Owed: the buckets that owe.
-type debtsBody struct {
+// owingBody is the content of the page Owed: the buckets that owe.
+type owingBody struct {
 	Limit string
 	Rules *part[listing]
-	List  *part[debtList]
+	List  *part[owingList]
 	// First is whether the search began with the first bucket.
 	First bool
 }
 
-// debts lists who owes, from a key on.
-func (v *visit) debts() {
+// owing shows the page Owed, from a key on.
+func (v *visit) owing() {
 	query := v.r.URL.Query()
-	body := debtsBody{Limit: query.Get("limit"), First: !query.Has("after")}
+	body := owingBody{Limit: query.Get("limit"), First: !query.Has("after")}
 	if body.Limit == "" {
 		v.say(http.StatusNotFound, noLimit)
 		return
@@ -46,11 +46,11 @@ func (v *visit) debts() {
 	body.Rules = v.rulesOf(g, body.Limit)
 	g.wait()
 	limit, _ := v.limitOf(body.Limit, body.Rules.Shows.Rules)
-	body.List = ask(g, "the debts", func(ctx context.Context) (debtList, error) {
-		return v.debtsFor(ctx, limit, body.Limit, afterOf(query), lookFor)
+	body.List = ask(g, "what is owed", func(ctx context.Context) (owingList, error) {
+		return v.owingFor(ctx, limit, body.Limit, afterOf(query), lookFor)
 	})
 	g.wait()
-	g.show("debts.html", page{Title: "Owed of " + body.Limit, Here: "limits", Body: body})
+	g.show("owed.html", page{Title: "Owed of " + body.Limit, Here: "limits", Body: body})
 }
 
 // rulesOf reads the rules of a limit, and no overrides.
@@ -60,22 +60,22 @@ func (v *visit) rulesOf(g *gather, limit string) *part[listing] {
 	})
 }
 
-// debtsFor searches for buckets that owe now. It ends when it has enough, has seen all buckets, or has searched for so long,
+// owingFor searches for buckets that owe now. It ends when it has enough, has seen all buckets, or has searched for so long,
 // because the table has no index for it. A row shows what its bucket owed at the last change, and the bucket may owe less now.
-func (v *visit) debtsFor(ctx context.Context, limit ratelimit.Limit, name string, after *string, long time.Duration) (list debtList, err error) {
+func (v *visit) owingFor(ctx context.Context, limit ratelimit.Limit, name string, after *string, long time.Duration) (list owingList, err error) {
 	began := time.Now()
 	for list.Next = after; ; {
-		query := inspect.DebtQuery{Limit: name, Look: lookDebts, Most: mostDebts}
+		query := inspect.OwingQuery{Limit: name, Look: lookOwing, Most: mostOwing}
 		if list.Next != nil {
 			query.After = &inspect.Position{Limit: name, Key: *list.Next}
 		}
-		found, err := v.reader.Debts(ctx, query)
+		found, err := v.reader.Owing(ctx, query)
 		if err != nil {
-			return debtList{}, err
+			return owingList{}, err
 		}
 		rows, err := v.levels(ctx, limit, found.Buckets)
 		if err != nil {
-			return debtList{}, err
+			return owingList{}, err
 		}
 		list.Rows = append(list.Rows, slices.DeleteFunc(rows, func(b inspect.View) bool { return b.Level != nil && b.Owed() == 0 })...)
 		if found.Next == nil {
@@ -83,7 +83,7 @@ func (v *visit) debtsFor(ctx context.Context, limit ratelimit.Limit, name string
 			return list, nil
 		}
 		list.Next = &found.Next.Key
-		if len(list.Rows) >= mostDebts || time.Since(began) >= long {
+		if len(list.Rows) >= mostOwing || time.Since(began) >= long {
 			return list, nil
 		}
 	}
