@@ -83,11 +83,11 @@ func TestChangesAreInTheHistoryWithTheirAuthor(t *testing.T) {
 
 	f.changed(t, "override", with("says", "policy", "rate", "7", "period", "1", "period_unit", "hour", "capacity", "9",
 		"kind", "token bucket", "for", "1", "for_unit", "day", "reason", "a launch")...)
-	list, err := f.Store.List(t.Context())
+	list, err := f.Store.List(t.Context(), rules.ListQuery{})
 	require.NoError(t, err)
 	require.Len(t, list.Overrides, 1)
 	require.InDelta(t, ratelimit.Day, list.Overrides[0].Until.Sub(list.Overrides[0].From), float64(time.Minute))
-	require.Equal(t, 7.0, list.Overrides[0].Policy.(ratelimit.TokenBucket).Rate)
+	require.Equal(t, 7.0, list.Overrides[0].Override.Policy.(ratelimit.TokenBucket).Rate)
 	f.changed(t, "remove-override", with("reason", "it is over")...)
 
 	rule := []string{

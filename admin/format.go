@@ -19,7 +19,7 @@ func functions() template.FuncMap {
 	return template.FuncMap{
 		"link": link, "number": number, "whole": whole[int64], "span": span, "clock": clock, "stamp": stamp, "micros": micros, "when": when, "spell": spell,
 		"policy": policyWords, "plural": plural[int64], "several": plural[int], "modeClass": modeClass,
-		"ruleWords": ruleWords, "overrideWords": overrideWords, "isPast": isPast, "dict": dict, "title": title,
+		"isPast": isPast, "dict": dict, "title": title,
 	}
 }
 

@@ -1,6 +1,7 @@
 package admin
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"net/url"
@@ -83,7 +84,8 @@ func (f form) fields(numbers, spans []string) (map[string]any, error) {
 // fill writes a rule into the form as the fields say it.
 func (f form) fill(r rules.Rule) {
 	for name, word := range map[string]string{
-		"limit": r.Limit, "plan": r.Plan, "mode": string(r.Mode), "on_change": string(r.OnChange), "unit": r.Unit, "description": r.Description,
+		"limit": r.Limit, "plan": r.Plan, "unit": r.Unit, "description": r.Description,
+		"mode": string(cmp.Or(r.Mode, ratelimit.On)), "on_change": string(cmp.Or(r.OnChange, ratelimit.KeepTokens)),
 	} {
 		url.Values(f).Set(name, word)
 	}

@@ -1,23 +1,14 @@
 package admin
 
 import (
-	"cmp"
 	"context"
-	"fmt"
 	"strconv"
 	"time"
 
-	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/rules"
 )
 
 const mostEntries = 50
-
-// entryRow is an entry of the history, in words.
-type entryRow struct {
-	rules.Entry
-	Says string
-}
 
 // historyBody is what the page of the history shows.
 type historyBody struct {
@@ -26,7 +17,7 @@ type historyBody struct {
 	Plan, Key     string
 	OfPlan, OfKey bool
 	Kinds         []string
-	Entries       *part[[]entryRow]
+	Entries       *part[[]rules.Statement]
 	Clock         *part[time.Time]
 	// Next is the version before which the next page begins; 0: this is the last.
 	Next int64
@@ -72,7 +63,7 @@ func (b historyBody) Older() (string, error) {
 }
 
 // older returns the version before which the next page begins, and leaves out a change of which only a part fits.
-func older(entries *part[[]entryRow], most int) int64 {
+func older(entries *part[[]rules.Statement], most int) int64 {
 	shown := entries.Shows
 	if len(shown) < most {
 		return 0
@@ -89,64 +80,11 @@ func older(entries *part[[]entryRow], most int) int64 {
 }
 
 // entries reads a part of the history.
-func (v *visit) entries(g *gather, query rules.HistoryQuery) *part[[]entryRow] {
-	return ask(g, "the history", func(ctx context.Context) ([]entryRow, error) {
+func (v *visit) entries(g *gather, query rules.HistoryQuery) *part[[]rules.Statement] {
+	return ask(g, "the history", func(ctx context.Context) ([]rules.Statement, error) {
 		if v.store == nil {
 			return nil, nil
 		}
-		entries, err := v.store.History(ctx, query)
-		rows := make([]entryRow, len(entries))
-		for i := range entries {
-			rows[i] = entryRow{entries[i], says(entries[i])}
-		}
-		return rows, err
+		return v.store.History(ctx, query)
 	})
-}
-
-// says returns what an entry states, in words.
-func says(e rules.Entry) string {
-	switch {
-	case e.Err != nil:
-		return "cannot be read: " + e.Err.Error()
-	case e.Rule != nil:
-		return ruleWords(*e.Rule)
-	case e.Override != nil:
-		return overrideWords(*e.Override)
-	case e.Pause != nil:
-		return "paused until " + clock(e.Pause.Until) + " UTC"
-	case e.Tiers != nil:
-		return plural(len(e.Tiers.Tiers), "tier") + ", of which " + string(cmp.Or(e.Tiers.Match, rules.MatchAll)) + " that fit"
-	case e.Of == rules.OfPause:
-		return "no longer paused"
-	}
-	return "removed"
-}
-
-// ruleWords returns what a rule says.
-func ruleWords(r rules.Rule) string {
-	if r.Policy == nil {
-		return "what cannot be"
-	}
-	words := r.Policy.String()
-	if r.Mode != "" && r.Mode != ratelimit.On {
-		words += ", " + string(r.Mode)
-	}
-	return words
-}
-
-// overrideWords returns what an override says.
-func overrideWords(o rules.Override) string {
-	var words string
-	switch {
-	case o.Policy != nil:
-		words = ruleWords(rules.Rule{Policy: o.Policy, Mode: o.Mode})
-	case o.OnPlan != "":
-		words = "on the plan " + o.OnPlan
-	default:
-		words = fmt.Sprintf("%s times what it would have", number(o.Multiplier))
-	}
-	if !o.Until.IsZero() {
-		words += ", until " + clock(o.Until) + " UTC"
-	}
-	return words
 }

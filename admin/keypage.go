@@ -20,14 +20,14 @@ type keyBody struct {
 	// Plan is the plan whose rule the level is computed by, and Plans are those that have one.
 	Plan  string
 	Plans []string
-	Rules *part[listing]
+	Rules *part[rules.Listing]
 	// Pause is that of the key, or of the limit.
-	Pause      *rules.StoredPause
-	LimitPause *rules.StoredPause
+	Pause      *rules.Statement
+	LimitPause *rules.Statement
 	State      *part[keyState]
 	Waiting    *part[inspect.Reservations]
 	Refusals   *part[refusalBars]
-	History    *part[[]entryRow]
+	History    *part[[]rules.Statement]
 	// Older is the version before which the history goes on; 0: this is all.
 	Older int64
 	Now   time.Time
@@ -83,7 +83,7 @@ func (v *visit) key() {
 		return
 	}
 	g := v.gather()
-	body.Rules = ask(g, "the rules", func(ctx context.Context) (listing, error) {
+	body.Rules = ask(g, "the rules", func(ctx context.Context) (rules.Listing, error) {
 		return v.list(ctx, rules.ListQuery{Limit: body.Limit, Key: &body.Key, Most: mostRules})
 	})
 	g.wait()
@@ -95,9 +95,9 @@ func (v *visit) key() {
 		return
 	}
 	body.Known, body.Plans = known, plansOf(body.Limit, list.Rules)
-	body.LimitPause = list.pauseOf(body.Limit, "")
+	body.LimitPause = pauseOf(&list, body.Limit, "")
 	if body.Key != "" {
-		body.Pause = list.pauseOf(body.Limit, body.Key)
+		body.Pause = pauseOf(&list, body.Limit, body.Key)
 	}
 	body.State = ask(g, "the bucket", func(ctx context.Context) (keyState, error) {
 		return v.stateOf(ctx, limit, body.Limit, body.Key, body.Plan)
@@ -193,7 +193,7 @@ func (v *visit) value(ctx context.Context, name, key, plan string) (ratelimit.Va
 func (v *visit) knownLimit(ctx context.Context, name string) (limit ratelimit.Limit, plans []string, err error) {
 	var list rules.Listing
 	if v.store != nil && name != "" {
-		if list, err = v.store.ListSome(ctx, rules.ListQuery{Limit: name, Key: new(""), Most: mostRules}); err != nil {
+		if list, err = v.store.List(ctx, rules.ListQuery{Limit: name, Key: new(""), Most: mostRules}); err != nil {
 			return ratelimit.Limit{}, nil, err
 		}
 	}

@@ -167,10 +167,10 @@ func fieldsOf(t *testing.T, page string) (pairs []string) {
 }
 
 // stored returns the rule of a limit.
-func (f *fixture) stored(t *testing.T, limit string) rules.StoredRule {
+func (f *fixture) stored(t *testing.T, limit string) rules.Statement {
 	t.Helper()
-	list, err := f.Store.ListSome(t.Context(), rules.ListQuery{Limit: limit})
+	list, err := f.Store.List(t.Context(), rules.ListQuery{Limit: limit})
 	require.NoError(t, err)
-	require.Len(t, list.Rules, 1)
-	return list.Rules[0]
+	require.NotEmpty(t, list.Rules)
+	return list.Rules[len(list.Rules)-1]
 }

@@ -13,24 +13,18 @@ import (
 // mostRules is how many rules, overrides or pauses a page lists.
 const mostRules = 100
 
-// listing is a part of the rules in tables, as they are at Now on the database's clock.
-type listing struct {
-	rules.Listing
-	Now time.Time
-}
-
 // list reads a part of the rules, and what time it is. A program without rules has none.
-func (v *visit) list(ctx context.Context, query rules.ListQuery) (list listing, err error) {
-	if list.Now, err = v.reader.Now(ctx); err != nil || v.store == nil {
+func (v *visit) list(ctx context.Context, query rules.ListQuery) (list rules.Listing, err error) {
+	if v.store == nil {
+		list.Now, err = v.reader.Now(ctx)
 		return list, err
 	}
-	list.Listing, err = v.store.ListSome(ctx, query)
-	return list, err
+	return v.store.List(ctx, query)
 }
 
 // limitOf returns the limit of a name, as it is defined in the code, or else by its rules, and false where nobody knows it.
 // Where only plans have rules it is the one with the smallest capacity, as package rules decides then.
-func (h *Handler) limitOf(name string, list []rules.StoredRule) (ratelimit.Limit, bool) {
+func (h *Handler) limitOf(name string, list []rules.Statement) (ratelimit.Limit, bool) {
 	if limit, ok := h.defined[name]; ok {
 		return limit, true
 	}
@@ -39,12 +33,11 @@ func (h *Handler) limitOf(name string, list []rules.StoredRule) (ratelimit.Limit
 		if list[i].Limit != name {
 			continue
 		}
-		limit, err := list[i].AsLimit()
-		switch {
-		case err != nil: // somebody wrote it by hand
-		case list[i].Plan == "":
+		limit, err := list[i].Rule.AsLimit()
+		if err == nil && list[i].Plan == "" {
 			return limit, true
-		default:
+		}
+		if err == nil {
 			known = append(known, limit)
 		}
 	}
@@ -66,38 +59,32 @@ type policyLine struct {
 	// Unit is what a token is.
 	Unit string
 	// Rule is the stored rule. Nil: it is in the code.
-	Rule *rules.StoredRule
+	Rule *rules.Statement
 	// Ahead is whether it does not hold yet, and From when it does.
 	Ahead bool
 	From  time.Time
 }
 
 // policiesOf returns the policies of a limit, that of the code first.
-func (h *Handler) policiesOf(name string, list listing) (lines []policyLine) {
+func (h *Handler) policiesOf(name string, list *rules.Listing) (lines []policyLine) {
 	if limit, ok := h.defined[name]; ok {
 		lines = append(lines, policyLine{InCode: true, Words: policyWords(limit), Mode: ratelimit.On})
 	}
 	for i := range list.Rules {
-		r := &list.Rules[i]
-		if r.Limit != name {
-			continue
+		if r := &list.Rules[i]; r.Limit == name {
+			lines = append(lines, policyLine{
+				Plan: r.Plan, Words: r.Rule.Policy.String(), Mode: cmp.Or(r.Rule.Mode, ratelimit.On), Unit: r.Rule.Unit,
+				Rule: r, From: r.From, Ahead: r.From.After(list.Now),
+			})
 		}
-		line := policyLine{
-			Plan: r.Plan, Words: "a row that says what cannot be", Mode: cmp.Or(r.Mode, ratelimit.On), Unit: r.Unit,
-			Rule: r, From: r.From, Ahead: r.From.After(list.Now),
-		}
-		if limit, err := r.AsLimit(); err == nil {
-			line.Words = policyWords(limit)
-		}
-		lines = append(lines, line)
 	}
 	return lines
 }
 
-// pauseOf returns the pause of a bucket, or with the key "" of a limit, that is not over.
-func (l *listing) pauseOf(limit, key string) *rules.StoredPause {
-	for i := range l.Pauses {
-		if p := &l.Pauses[i]; p.Limit == limit && p.Key == key && p.Until.After(l.Now) {
+// pauseOf returns the pause of a bucket, or with the key "" of a limit, that holds or lies ahead.
+func pauseOf(list *rules.Listing, limit, key string) *rules.Statement {
+	for i := range list.Pauses {
+		if p := &list.Pauses[i]; p.Limit == limit && p.Key == key {
 			return p
 		}
 	}

@@ -27,11 +27,11 @@ type limitBody struct {
 	Prefix   string
 	Policies []policyLine
 	Plans    []string
-	Rules    *part[listing]
+	Rules    *part[rules.Listing]
 	// Overrides are the first overrides and pauses.
 	Overrides []overrideRow
 	// Pause is the one of the whole limit.
-	Pause   *rules.StoredPause
+	Pause   *rules.Statement
 	Global  *part[*inspect.Level]
 	Buckets *part[bucketList]
 	Owing   *part[owingList]
@@ -72,7 +72,7 @@ func (v *visit) limit() {
 		return
 	}
 	g := v.gather()
-	body.Rules = ask(g, "the rules", func(ctx context.Context) (listing, error) {
+	body.Rules = ask(g, "the rules", func(ctx context.Context) (rules.Listing, error) {
 		return v.list(ctx, rules.ListQuery{Limit: body.Name, Most: mostRules})
 	})
 	g.wait()
@@ -83,8 +83,8 @@ func (v *visit) limit() {
 		v.say(http.StatusNotFound, unheard)
 		return
 	}
-	body.Known, body.Policies, body.Pause = known, v.policiesOf(body.Name, list), list.pauseOf(body.Name, "")
-	body.Overrides = append(first(pauseRows(&list)), first(overrideRows(&list))...)
+	body.Known, body.Policies, body.Pause = known, v.policiesOf(body.Name, &list), pauseOf(&list, body.Name, "")
+	body.Overrides = append(first(overrideRows(list.Pauses, list.Now)), first(overrideRows(list.Overrides, list.Now))...)
 	body.Plans = plansOf(body.Name, list.Rules)
 	body.Buckets = ask(g, "the buckets", func(ctx context.Context) (bucketList, error) {
 		asked := inspect.BucketQuery{Limit: body.Name, Prefix: body.Prefix, After: afterOf(query), Most: mostBuckets + 1}
@@ -118,7 +118,7 @@ func (v *visit) isUnheard(name string, now time.Time) bool {
 	reserved, fails := v.reader.Reservations(ctx, inspect.ReservationQuery{Limit: name, Most: 1})
 	since, until := lastHour(now)
 	refused, _, failed := v.reader.RefusalsByLimit(ctx, []string{name}, since, until)
-	var changes []rules.Entry
+	var changes []rules.Statement
 	if v.store != nil && err == nil {
 		changes, err = v.store.History(ctx, rules.HistoryQuery{Limit: name, Most: 1})
 	}
@@ -136,9 +136,9 @@ func afterOf(query url.Values) *string {
 // first returns as many rows as one page shows of several kinds.
 func first(rows []overrideRow) []overrideRow { return rows[:min(len(rows), mostTop)] }
 
-func plansOf(name string, list []rules.StoredRule) (plans []string) {
+func plansOf(name string, list []rules.Statement) (plans []string) {
 	for i := range list {
-		if list[i].Limit == name && list[i].Plan != "" {
+		if list[i].Limit == name && list[i].Plan != "" && !slices.Contains(plans, list[i].Plan) {
 			plans = append(plans, list[i].Plan)
 		}
 	}

@@ -19,7 +19,7 @@ const mostLimits, mostSearched = 25, 1000
 type overviewBody struct {
 	// Names is empty but for its fault, and Rules has what holds for limits.
 	Names *part[[]string]
-	Rules *part[listing]
+	Rules *part[rules.Listing]
 	// Limits are in the order of their names, and Next is the name after which the next page begins.
 	Limits []limitRow
 	Next   string
@@ -38,7 +38,7 @@ type limitRow struct {
 	Name     string
 	Policies []policyLine
 	// Pause is why nobody is given anything.
-	Pause *rules.StoredPause
+	Pause *rules.Statement
 	// Global is the bucket that everybody shares; nil: it was never used.
 	Global *part[*inspect.Level]
 	// Hour is what was refused in the last hour.
@@ -56,7 +56,7 @@ func (v *visit) overview() {
 	body := overviewBody{
 		Spans: spans(),
 		Names: ask(g, "the limits", func(ctx context.Context) ([]string, error) { return v.reader.Limits(ctx, after, most) }),
-		Rules: ask(g, "the rules", func(ctx context.Context) (listing, error) {
+		Rules: ask(g, "the rules", func(ctx context.Context) (rules.Listing, error) {
 			return v.list(ctx, rules.ListQuery{Key: new("")}) // of overrides and pauses those of limits alone
 		}),
 	}
@@ -74,7 +74,7 @@ func (v *visit) overview() {
 	body.Hours = v.hours(g, body.Span, names, body.Now)
 	for _, name := range names {
 		body.Limits = append(body.Limits, limitRow{
-			Name: name, Policies: v.policiesOf(name, list), Pause: list.pauseOf(name, ""),
+			Name: name, Policies: v.policiesOf(name, &list), Pause: pauseOf(&list, name, ""),
 			Global: ask(g, "a bucket", func(ctx context.Context) (*inspect.Level, error) {
 				return v.globalLevel(ctx, name, list.Rules)
 			}),
@@ -88,7 +88,7 @@ func (v *visit) overview() {
 }
 
 // namesAfter returns the names that come after one, each once, in their order.
-func namesAfter(after string, stored, defined []string, list []rules.StoredRule) []string {
+func namesAfter(after string, stored, defined []string, list []rules.Statement) []string {
 	names := append(slices.Clone(stored), defined...)
 	for i := range list {
 		names = append(names, list[i].Limit)
@@ -99,7 +99,7 @@ func namesAfter(after string, stored, defined []string, list []rules.StoredRule)
 }
 
 // globalLevel returns what the bucket holds that everybody shares, or nil where there is none or the policy is not known.
-func (v *visit) globalLevel(ctx context.Context, name string, list []rules.StoredRule) (*inspect.Level, error) {
+func (v *visit) globalLevel(ctx context.Context, name string, list []rules.Statement) (*inspect.Level, error) {
 	limit, known := v.limitOf(name, list)
 	if !known {
 		return nil, nil //nolint:nilnil // there may be nothing to show

@@ -28,7 +28,7 @@ type owingList struct {
 // owingBody is the content of the page Owed: the buckets that owe.
 type owingBody struct {
 	Limit string
-	Rules *part[listing]
+	Rules *part[rules.Listing]
 	List  *part[owingList]
 	// First is whether the search began with the first bucket.
 	First bool
@@ -54,8 +54,8 @@ func (v *visit) owing() {
 }
 
 // rulesOf reads the rules of a limit, and no overrides.
-func (v *visit) rulesOf(g *gather, limit string) *part[listing] {
-	return ask(g, "the rules", func(ctx context.Context) (listing, error) {
+func (v *visit) rulesOf(g *gather, limit string) *part[rules.Listing] {
+	return ask(g, "the rules", func(ctx context.Context) (rules.Listing, error) {
 		return v.list(ctx, rules.ListQuery{Limit: limit, Key: new("")})
 	})
 }

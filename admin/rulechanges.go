@@ -188,11 +188,15 @@ func (v *visit) tryRule(ctx context.Context, limit, plan string, change func(*ru
 	}
 	defer func() { _ = tx.Rollback(context.WithoutCancel(ctx)) }() // after a commit it does nothing
 	store := v.store.WithTx(tx)
-	list, err := store.ListSome(ctx, rules.ListQuery{Limit: limit, Key: new("")})
+	list, err := store.List(ctx, rules.ListQuery{Limit: limit, Key: new("")})
 	if err != nil {
 		return false, err
 	}
-	if v.form().text("version") != versionOf(list.Rules, limit, plan) {
+	history, err := store.History(ctx, rules.HistoryQuery{Of: rules.OfRule, Limit: limit, Plan: &plan, Most: 1})
+	if err != nil {
+		return false, err
+	}
+	if v.form().text("version") != versionOf(history) {
 		return false, errChanged
 	}
 	applied, err := change(store)
@@ -202,19 +206,20 @@ func (v *visit) tryRule(ctx context.Context, limit, plan string, change func(*ru
 	return true, tx.Commit(ctx)
 }
 
-// versionOf returns the version in which a rule was stated, and nothing where there is none.
-func versionOf(list []rules.StoredRule, limit, plan string) string {
-	if r := ruleOf(list, limit, plan); r != nil {
-		return strconv.FormatInt(r.Version, 10)
+// versionOf returns the version of the newest statement, and nothing if there is none.
+func versionOf(history []rules.Statement) string {
+	if len(history) == 0 {
+		return ""
 	}
-	return ""
+	return strconv.FormatInt(history[0].Version, 10)
 }
 
-func ruleOf(list []rules.StoredRule, limit, plan string) *rules.StoredRule {
+// ruleOf returns the rule that was stated last, and nil if there is none.
+func ruleOf(list []rules.Statement, limit, plan string) (found *rules.Statement) {
 	for i := range list {
 		if r := &list[i]; r.Limit == limit && r.Plan == plan {
-			return r
+			found = r
 		}
 	}
-	return nil
+	return found
 }

@@ -15,7 +15,7 @@ import (
 
 // rulesBody is what the page of rules shows.
 type rulesBody struct {
-	List    *part[listing]
+	List    *part[rules.Listing]
 	Lines   []ruleLine
 	Version int64
 	// More is whether there are more rules than are shown.
@@ -24,20 +24,19 @@ type rulesBody struct {
 
 // ruleLine is a stored rule.
 type ruleLine struct {
-	rules.StoredRule
-	Words string
+	rules.Statement
 	Ahead bool
 }
 
 // rules lists the stored rules and tiers.
 func (v *visit) rules() {
 	g := v.gather()
-	body := rulesBody{List: ask(g, "the rules", func(ctx context.Context) (listing, error) {
+	body := rulesBody{List: ask(g, "the rules", func(ctx context.Context) (rules.Listing, error) {
 		return v.list(ctx, rules.ListQuery{Key: new(""), Most: mostStored})
 	})}
 	g.wait()
 	for _, r := range body.List.Shows.Rules {
-		body.Lines = append(body.Lines, ruleLine{r, ruleWords(r.Rule), r.From.After(body.List.Shows.Now)})
+		body.Lines = append(body.Lines, ruleLine{r, r.From.After(body.List.Shows.Now)})
 	}
 	body.More = len(body.Lines) == mostStored
 	if v.set != nil {
@@ -58,12 +57,12 @@ type ruleBody struct {
 	Problem string
 	// Calendars, Weekdays and Months are what fields of calendar windows offer; empty: another kind.
 	Calendars, Weekdays, Months []string
-	List                        *part[listing]
+	List                        *part[rules.Listing]
 	// Stored is the rule as it is. Nil: there is none, and Without is what decides.
-	Stored  *rules.StoredRule
+	Stored  *rules.Statement
 	Without string
 	Version string
-	History *part[[]entryRow]
+	History *part[[]rules.Statement]
 	// Older is the version before which the history goes on; 0: this is all.
 	Older int64
 	Now   time.Time
@@ -88,7 +87,7 @@ func (v *visit) rulePage(limit, plan string, fields url.Values) {
 	g.wait()
 	body.Older = older(body.History, mostWaiting)
 	list := body.List.Shows
-	body.Stored, body.Version = ruleOf(list.Rules, limit, plan), versionOf(list.Rules, limit, plan)
+	body.Stored, body.Version = ruleOf(list.Rules, limit, plan), versionOf(body.History.Shows)
 	body.Now = list.Now
 	if old, known := v.limitOf(limit, list.Rules); known && body.Stored == nil {
 		body.Without = policyWords(old)
@@ -102,7 +101,7 @@ func (v *visit) rulePage(limit, plan string, fields url.Values) {
 	body.Form = url.Values{}
 	switch {
 	case body.Stored != nil:
-		form(body.Form).fill(body.Stored.Rule)
+		form(body.Form).fill(*body.Stored.Rule)
 	default:
 		form(body.Form).fill(v.likeCode(limit, plan))
 	}
@@ -149,9 +148,9 @@ func (v *visit) compare(g *gather, body *ruleBody) {
 	}
 	old := v.likeCode(body.Limit, body.Plan)
 	if body.Stored != nil {
-		old = body.Stored.Rule
+		old = *body.Stored.Rule
 	} else if r := ruleOf(body.List.Shows.Rules, body.Limit, ""); r != nil {
-		old = r.Rule
+		old = *r.Rule
 	}
 	body.Changes = changesOf(old, next)
 	since, until := lastHour(cmp.Or(body.Now, time.Now()))

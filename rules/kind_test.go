@@ -36,7 +36,7 @@ func TestKindsAreStored(t *testing.T) {
 	}
 	_, err := f.store.Apply(t.Context(), why, changes)
 	require.NoError(t, err)
-	list, err := f.store.List(t.Context())
+	list, err := f.store.List(t.Context(), rules.ListQuery{})
 	require.NoError(t, err)
 	entries, err := f.store.History(t.Context(), rules.HistoryQuery{})
 	require.NoError(t, err)
@@ -44,20 +44,19 @@ func TestKindsAreStored(t *testing.T) {
 	require.Zero(t, f.events.last(t).Kept)
 	limiter := f.at(t, f.now(t).Add(time.Hour))
 	for _, want := range said {
-		want.Mode = ratelimit.On
 		stored := want
-		stored.OnChange, stored.Policy = ratelimit.KeepTokens, asWritten(t, want.Policy)
+		stored.Policy = asWritten(t, want.Policy)
 		found := 0
 		for _, r := range list.Rules {
 			if r.Limit == want.Limit {
 				found++
-				require.Equal(t, stored, r.Rule)
+				require.Equal(t, stored, *r.Rule)
 			}
 		}
 		for _, o := range list.Overrides {
 			if o.Limit == want.Limit {
 				found++
-				require.Equal(t, stored.Policy, o.Policy)
+				require.Equal(t, stored.Policy, o.Override.Policy)
 			}
 		}
 		for _, e := range entries {

@@ -197,7 +197,7 @@ func TestAdaptiveOutOfRange(t *testing.T) {
 		_, err = r.AsLimit()
 		require.ErrorContains(t, err, want)
 	}
-	list, err := f.store.List(t.Context())
+	list, err := f.store.List(t.Context(), rules.ListQuery{})
 	require.NoError(t, err)
 	require.Zero(t, list.Version)
 }

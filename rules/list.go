@@ -6,12 +6,11 @@ import (
 	"fmt"
 	"math"
 	"strings"
-	"time"
 
 	"github.com/jackc/pgx/v5"
 )
 
-// ListQuery is which part of the tables ListSome returns. Its zero value is all of them.
+// ListQuery is which part of the tables List returns. Its zero value is all of them.
 type ListQuery struct {
 	// Limit is the limit's name. Empty: all.
 	Limit string
@@ -23,12 +22,8 @@ type ListQuery struct {
 	Most int
 }
 
-// List returns what the tables say, as it is at one instant.
-func (s *Store) List(ctx context.Context) (Listing, error) { return s.ListSome(ctx, ListQuery{}) }
-
-// ListSome returns a part of what the tables say, as it is at one instant: for people, who look at one limit, or at so
-// many overrides at a time. The tiers are there in full.
-func (s *Store) ListSome(ctx context.Context, query ListQuery) (Listing, error) {
+// List returns what holds now or lies ahead, as the tables are at one instant. The tiers are there in full.
+func (s *Store) List(ctx context.Context, query ListQuery) (Listing, error) {
 	if err := s.check(); err != nil {
 		return Listing{}, err
 	}
@@ -40,7 +35,7 @@ func (s *Store) ListSome(ctx context.Context, query ListQuery) (Listing, error) 
 		return Listing{}, err
 	}
 	last := strings.Repeat("\U0010FFFF", maxKey/4+1) // comes after every name and every key of the table
-	name, toName, key, toKey := after.Limit, last, "", last
+	name, toName, key, toKey := "", last, "", last
 	if query.Limit != "" {
 		name, toName = query.Limit, query.Limit
 	}
@@ -57,11 +52,11 @@ func (s *Store) ListSome(ctx context.Context, query ListQuery) (Listing, error) 
 		if err := tx.QueryRow(ctx, s.sql.versionAndTime).Scan(&list.Version, &now); err != nil {
 			return err
 		}
-		ended := now - kept.Microseconds()
+		list.Now = timeOf(&now)
 		var batch pgx.Batch
-		batch.Queue(s.sql.listRules, orNull(query.Limit), most).Query(list.read)
-		batch.Queue(s.sql.listKeys, OfOverride, name, toName, key, toKey, after.Limit, after.Key, ended, most).Query(list.read)
-		batch.Queue(s.sql.listKeys, OfPause, name, toName, key, toKey, after.Limit, after.Key, now, most).Query(list.read)
+		batch.Queue(s.sql.list, OfRule, name, toName, "", "", "", "", now, most).Query(list.read)
+		batch.Queue(s.sql.list, OfOverride, name, toName, key, toKey, after.Limit, after.Key, now, most).Query(list.read)
+		batch.Queue(s.sql.list, OfPause, name, toName, key, toKey, after.Limit, after.Key, now, most).Query(list.read)
 		batch.Queue(s.sql.history, int64(math.MaxInt64), nil, nil, nil, OfTiers, 1).Query(list.read)
 		return tx.SendBatch(ctx, &batch).Close()
 	})
@@ -96,44 +91,23 @@ func (l *Listing) read(rows pgx.Rows) error {
 		if err != nil {
 			return err
 		}
-		l.Err = errors.Join(l.Err, l.add(&r))
+		switch s := r.statement(); {
+		case s.Err != nil:
+			l.Err = errors.Join(l.Err, s.Err)
+		case s.Rule != nil:
+			l.Rules = append(l.Rules, s)
+		case s.Override != nil:
+			l.Overrides = append(l.Overrides, s)
+		case s.Pause != nil:
+			l.Pauses = append(l.Pauses, s)
+		case s.Tiers != nil:
+			l.Tiers = *s.Tiers
+		}
 	}
 	return rows.Err()
 }
 
-// add adds a row to the list, unless it cannot be read.
-func (l *Listing) add(r *row) error {
-	switch r.of {
-	case OfRule:
-		rule, err := r.rule()
-		if err != nil {
-			return err
-		}
-		l.Rules = append(l.Rules, StoredRule{Rule: rule, Version: r.version, From: timeOf(&r.from)})
-	case OfOverride:
-		o, err := r.override()
-		if err != nil {
-			return err
-		}
-		if r.end() != nil {
-			o.Until = timeOf(r.end())
-		}
-		l.Overrides = append(l.Overrides, StoredOverride{o, r.edit()})
-	case OfPause:
-		p := r.pause()
-		p.Until = timeOf(r.end())
-		l.Pauses = append(l.Pauses, StoredPause{p, r.edit()})
-	case OfTiers:
-		tiers, err := r.tiers()
-		if err != nil {
-			return err
-		}
-		l.Tiers = tiers
-	}
-	return nil
-}
-
-// HistoryQuery is which entries of the history to return. Its zero value is the newest ones.
+// HistoryQuery is which statements to return. Its zero value is the newest ones.
 type HistoryQuery struct {
 	// Of is OfRule, OfOverride, OfPause or OfTiers. Empty: all.
 	Of string
@@ -143,10 +117,9 @@ type HistoryQuery struct {
 	Plan *string
 	// Key is that of an override or a pause. Nil: all.
 	Key *string
-	// Before is the version before which the entries were made: that of the last entry, for those that follow it. 0: the
-	// newest.
+	// Before is the version before which they were made: that of the last statement, for those that follow it. 0: the newest.
 	Before int64
-	// Most is how many entries to return, up to 10,000. Defaults to 100.
+	// Most is how many statements to return, up to 10,000. Defaults to 100.
 	Most int
 }
 
@@ -155,30 +128,8 @@ const (
 	maxEntries     = 10_000
 )
 
-// Entry is an entry of the history: what was stated, or that it was removed. What it took the place of is in the entry
-// before it for the same thing.
-type Entry struct {
-	// Of is OfRule, OfOverride, OfPause or OfTiers.
-	Of string
-	// Limit, Plan and Key name what was changed.
-	Limit, Plan, Key string
-	// Version is that of the rules after the change.
-	Version int64
-	// Made is when it was made.
-	Made time.Time
-	// Edit is who made it and why, and from when it holds.
-	Edit
-	// Rule, Override, Pause and Tiers are what was stated. All are nil when it was removed, and if Err is not nil.
-	Rule     *Rule
-	Override *Override
-	Pause    *Pause
-	Tiers    *TierSet
-	// Err is why the program cannot read what was stated: a row that was written by hand or by a later version.
-	Err error
-}
-
-// History returns entries of the history, the newest first. Entries are only added. What a rollback undid is not in it.
-func (s *Store) History(ctx context.Context, query HistoryQuery) ([]Entry, error) {
+// History returns what was stated, the newest first. What a rollback undid is not in it.
+func (s *Store) History(ctx context.Context, query HistoryQuery) ([]Statement, error) {
 	if err := s.check(); err != nil {
 		return nil, err
 	}
@@ -208,11 +159,11 @@ func (s *Store) History(ctx context.Context, query HistoryQuery) ([]Entry, error
 	if err != nil {
 		return nil, fmt.Errorf("rules: history: %w", explain(err, s.schema))
 	}
-	entries := make([]Entry, len(found))
+	statements := make([]Statement, len(found))
 	for i := range found {
-		entries[i] = found[i].entry()
+		statements[i] = found[i].statement()
 	}
-	return entries, nil
+	return statements, nil
 }
 
 func orNull(s string) *string {
@@ -220,35 +171,4 @@ func orNull(s string) *string {
 		return nil
 	}
 	return &s
-}
-
-// edit returns who made the statement, why, and from when it holds.
-func (r *row) edit() Edit { return Edit{Author: r.author, Reason: r.reason, From: timeOf(&r.from)} }
-
-// entry returns the row as an entry of the history.
-func (r *row) entry() Entry {
-	e := Entry{Of: r.of, Limit: r.name, Plan: r.plan, Key: r.key, Version: r.version, Made: timeOf(&r.made), Edit: r.edit()}
-	if r.says == nil {
-		return e
-	}
-	switch r.of {
-	case OfRule:
-		e.Rule, e.Err = read(r.rule)
-	case OfOverride:
-		e.Override, e.Err = read(r.override)
-	case OfPause:
-		e.Pause = new(r.pause())
-	case OfTiers:
-		e.Tiers, e.Err = read(r.tiers)
-	}
-	return e
-}
-
-// read returns what says returns, and nil with an error.
-func read[T any](says func() (T, error)) (*T, error) {
-	t, err := says()
-	if err != nil {
-		return nil, err
-	}
-	return &t, nil
 }

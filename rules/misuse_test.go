@@ -29,7 +29,7 @@ func TestStoreThatCannotWork(t *testing.T) {
 			_, err := store.Put(t.Context(), why, perMinute("messages", "", 5))
 			require.ErrorIs(t, err, rules.ErrInvalidConfig)
 			require.ErrorContains(t, err, want)
-			_, err = store.List(t.Context())
+			_, err = store.List(t.Context(), rules.ListQuery{})
 			require.ErrorIs(t, err, rules.ErrInvalidConfig)
 			_, err = store.History(t.Context(), rules.HistoryQuery{})
 			require.ErrorIs(t, err, rules.ErrInvalidConfig)
@@ -148,7 +148,7 @@ func TestNamesTheGrants(t *testing.T) {
 	})
 	f := setupOn(t, pool)
 	_, put := f.store.Put(t.Context(), why, perMinute("messages", "", 5))
-	_, list := f.store.List(t.Context())
+	_, list := f.store.List(t.Context(), rules.ListQuery{})
 	for _, err := range []error{put, list, f.set.Load(t.Context())} {
 		require.ErrorContains(t, err, "SQLSTATE 42501")
 		require.ErrorContains(t, err, "migrations.Grants has the statements")

@@ -87,7 +87,7 @@ func TestPause(t *testing.T) {
 		put("later", time.Time{}, day)
 		put("sooner", time.Time{}, hour)
 		put("inside", hour, day)
-		list, err := f.store.List(t.Context())
+		list, err := f.store.List(t.Context(), rules.ListQuery{})
 		require.NoError(t, err)
 		require.Len(t, list.Pauses, 1)
 		require.True(t, list.Pauses[0].Until.Equal(day))
@@ -96,18 +96,18 @@ func TestPause(t *testing.T) {
 		entries, err := f.store.History(t.Context(), rules.HistoryQuery{Of: rules.OfPause})
 		require.NoError(t, err)
 		require.Len(t, entries, 2, "what changes nothing is not told")
-		require.Equal(t, list.Pauses[0].Pause, *entries[0].Pause)
+		require.Equal(t, list.Pauses[0].Pause, entries[0].Pause)
 		require.Equal(t, "later", entries[0].Reason)
 
 		put("from then on", hour, day.Add(time.Hour))
-		list, err = f.store.List(t.Context())
+		list, err = f.store.List(t.Context(), rules.ListQuery{})
 		require.NoError(t, err)
 		require.True(t, list.Pauses[0].Until.Equal(day.Add(time.Hour)))
 		require.Equal(t, began, list.Pauses[0].From, "it goes on until then")
 
 		f.exec(t, `UPDATE ratelimit.rules SET from_us = 1, until_us = 2, replaced_us = NULL`)
 		put("anew", hour, day)
-		list, err = f.store.List(t.Context())
+		list, err = f.store.List(t.Context(), rules.ListQuery{})
 		require.NoError(t, err)
 		require.True(t, list.Pauses[0].From.Equal(hour), "one that is over counts no more")
 		require.True(t, list.Pauses[0].Until.Equal(day))
@@ -116,7 +116,7 @@ func TestPause(t *testing.T) {
 	// listed returns from when until when each pause of the key "ana" is.
 	listed := func(t *testing.T, f *fixture) (spans [][2]time.Time) {
 		t.Helper()
-		list, err := f.store.List(t.Context())
+		list, err := f.store.List(t.Context(), rules.ListQuery{})
 		require.NoError(t, err)
 		for _, p := range list.Pauses {
 			spans = append(spans, [2]time.Time{p.From.Local(), p.Until.Local()})

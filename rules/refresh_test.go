@@ -316,7 +316,7 @@ func TestLoad(t *testing.T) {
 			f.set, err = rules.NewSet(f.pool, rules.Config{Observer: f.events})
 			require.NoError(t, err)
 		}
-		list, err := f.store.List(t.Context())
+		list, err := f.store.List(t.Context(), rules.ListQuery{})
 		require.NoError(t, err)
 		require.ErrorContains(t, list.Err, `Rate is -1`)
 		entries, err := f.store.History(t.Context(), rules.HistoryQuery{Of: rules.OfRule, Most: 1})
@@ -343,7 +343,7 @@ func TestLoad(t *testing.T) {
 		f := setup(t)
 		want := rules.TierSet{Match: rules.MatchFirst, Tiers: []rules.Tier{
 			{Limit: "messages", Key: "{user}", Route: "POST /messages", When: map[string]string{"plan": "pro"}, CostSource: "header:X-Cost", DefaultCost: 2},
-			{Limit: "logins", CostSource: "fixed", FixedCost: 1},
+			{Limit: "logins", FixedCost: 2},
 		}}
 		require.Zero(t, f.set.Tiers())
 		_, err := f.store.ReplaceTiers(t.Context(), why, rules.TierSet{Tiers: make([]rules.Tier, 0)})

@@ -7,22 +7,12 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-
-	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
 // The years 1 to 9999, in microseconds since 1970, as in the table.
 const (
 	minInstant = int64(-62135596800000000)
 	maxInstant = int64(253402300799999999)
-)
-
-// What a statement is about.
-const (
-	OfRule     = "rule"
-	OfOverride = "override"
-	OfPause    = "pause"
-	OfTiers    = "tiers"
 )
 
 // row is a row of the table: what was stated of a thing. Instants are in microseconds since 1970.
@@ -80,7 +70,7 @@ func rowOfPause(p Pause) row {
 // rowOfTiers returns the row that states the tiers.
 func rowOfTiers(tiers TierSet) (r row, err error) {
 	r.of = OfTiers
-	r.says, err = json.Marshal(tiersText{cmp.Or(tiers.Match, MatchAll), tiers.Tiers})
+	r.says, err = json.Marshal(TierSet{cmp.Or(tiers.Match, MatchAll), tiers.Tiers})
 	return r, err
 }
 
@@ -91,7 +81,6 @@ func (r *row) rule() (Rule, error) {
 		return Rule{}, invalid("rule %q, plan %q: %w", r.name, r.plan, err)
 	}
 	rule.Limit, rule.Plan = r.name, r.plan
-	rule.Mode, rule.OnChange = cmp.Or(rule.Mode, ratelimit.On), cmp.Or(rule.OnChange, ratelimit.KeepTokens)
 	return rule, rule.validate()
 }
 
@@ -101,10 +90,7 @@ func (r *row) override() (Override, error) {
 	if err := json.Unmarshal(r.says, &o); err != nil {
 		return Override{}, invalid("override of a key of %q: %w", r.name, err)
 	}
-	o.Limit, o.Key, o.OnChange = r.name, r.key, cmp.Or(o.OnChange, ratelimit.KeepTokens)
-	if o.Policy != nil {
-		o.Mode = cmp.Or(o.Mode, ratelimit.On)
-	}
+	o.Limit, o.Key = r.name, r.key
 	if r.until != nil {
 		o.Until = timeOf(r.until)
 	}
@@ -116,13 +102,8 @@ func (r *row) pause() Pause { return Pause{Limit: r.name, Key: r.key, Until: tim
 
 // tiers returns what the row says of the tiers, and an error that wraps ErrInvalid if it cannot be.
 func (r *row) tiers() (set TierSet, err error) {
-	var text tiersText
-	if err := decode(r.says, &text, "tiers"); err != nil {
+	if err := decode(r.says, &set, "tiers"); err != nil {
 		return TierSet{}, invalid("tiers: %w", err)
-	}
-	set = TierSet(text)
-	for i := range set.Tiers {
-		set.Tiers[i].CostSource = cmp.Or(set.Tiers[i].CostSource, "fixed")
 	}
 	if set.Match == "" {
 		return TierSet{}, invalid("tiers: %w", errors.New("match is missing; write all or first"))

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -141,14 +142,6 @@ func (s *Set) Age() time.Duration {
 	return math.MaxInt64
 }
 
-// Tiers returns the list of tiers that is loaded. Leave it as it is: others read it too.
-func (s *Set) Tiers() TierSet {
-	if current := s.loaded(); current != nil {
-		return current.tiers
-	}
-	return TierSet{}
-}
-
 // load loads the tables over db, and tells the observer how it went.
 func (s *Set) load(ctx context.Context, db beginner) error {
 	s.loading.Lock()
@@ -181,5 +174,37 @@ func (s *Set) load(ctx context.Context, db beginner) error {
 func (s *Set) tell(ctx context.Context, event ratelimit.RulesLoaded) {
 	if !arg.IsNil(s.config.Observer) {
 		s.config.Observer.Observe(ctx, event)
+	}
+}
+
+// unmatched holds the plans of one limit that were reported as a [ratelimit.PlanWithoutRule], up to maxCompiled.
+type unmatched struct{ plans atomic.Pointer[[]string] }
+
+// add adds plan, and reports whether it is new and there was room for it.
+func (u *unmatched) add(plan string) bool {
+	for {
+		known := u.plans.Load()
+		var plans []string
+		if known != nil {
+			plans = *known
+		}
+		if slices.Contains(plans, plan) || len(plans) == maxCompiled {
+			return false
+		}
+		more := append(slices.Clone(plans), plan)
+		if u.plans.CompareAndSwap(known, &more) {
+			return true
+		}
+	}
+}
+
+// checkPlan tells the Observer if plan has no rule, although other plans of the limit have one. A request without a plan
+// may have a rule of its own, which is then the default.
+func (s *Set) checkPlan(of *limitRules, plan string) {
+	if arg.IsNil(s.config.Observer) || len(of.bases) == 0 || of.bases[plan] != nil || plan == "" && !of.other.empty {
+		return
+	}
+	if of.noted.unmatched.add(plan) {
+		s.config.Observer.Observe(context.Background(), ratelimit.PlanWithoutRule{Limit: of.name, Plan: plan})
 	}
 }

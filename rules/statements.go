@@ -10,8 +10,7 @@ import (
 type statements struct {
 	bump, replace, state, met, notify string
 	version, versionAndTime           string
-	load, listRules, listKeys         string
-	history                           string
+	load, list, history               string
 }
 
 // statementsFor returns the statements with the schema's name in place of ratelimit.
@@ -20,7 +19,7 @@ func statementsFor(schema string) statements {
 	return statements{
 		bump: in(bump), replace: in(replace), state: in(state), met: in(met), notify: notify,
 		version: in(version), versionAndTime: in(versionAndTime), load: in(loadRows),
-		listRules: in(listRules), listKeys: in(listKeys), history: in(history),
+		list: in(list), history: in(history),
 	}
 }
 
@@ -80,20 +79,12 @@ const (
 			WHERE of IN ('override', 'pause') AND (end_us >= $2::bigint AND (of = 'override' OR end_us > $3::bigint) OR end_us IS NULL)
 		ORDER BY version, position`
 
-	// listRules returns the last statement about each rule of the limit $1, at most $2 of them; null: of all limits, and all.
-	listRules = `SELECT ` + columns + ` FROM (
-			SELECT DISTINCT ON (name, plan) * FROM ratelimit.rules WHERE of = 'rule' AND key = '' AND ($1::text IS NULL OR name = $1)
-			ORDER BY name, plan, version DESC, position DESC) AS last
-		WHERE says IS NOT NULL ORDER BY name, plan LIMIT $2`
-
-	// listKeys returns the overrides, or the pauses, that have not ended before $8, of the names from $2 to $3 and the keys from $4 to
+	// list returns the statements about things of a kind that hold at $8 or later: of the names from $2 to $3 and the keys from $4 to
 	// $5, and the pauses of limits, that come after the name $6 and the key $7, at most $9 of them; null: all.
-	listKeys = `SELECT ` + columns + ` FROM ratelimit.rules
-		WHERE of = $1 AND plan = '' AND says IS NOT NULL AND name BETWEEN $2 AND $3
-			AND (key BETWEEN $4 AND $5 OR of = 'pause' AND key = '') AND (name, key) > ($6, $7)
-			AND (replaced_us IS NULL OR replaced_us > from_us)
-			AND (end_us > $8::bigint OR end_us IS NULL)
-		ORDER BY name, key, from_us LIMIT $9`
+	list = `SELECT ` + columns + ` FROM ratelimit.rules
+		WHERE of = $1 AND says IS NOT NULL AND name BETWEEN $2 AND $3 AND (key BETWEEN $4 AND $5 OR of = 'pause' AND key = '')
+			AND (name, key) > ($6, $7) AND (end_us > greatest(from_us, $8::bigint) OR end_us IS NULL)
+		ORDER BY name, key, plan, from_us LIMIT $9`
 
 	// history returns the newest $6 rows before the version $1.
 	history = `SELECT ` + columns + ` FROM ratelimit.rules

@@ -45,7 +45,7 @@ func TestApply(t *testing.T) {
 			pgx.QueryExecModeSimpleProtocol,
 		} {
 			f := setupOn(t, postgrestest.New(t, func(c *pgxpool.Config) { c.ConnConfig.DefaultQueryExecMode = mode }))
-			tiers := rules.TierSet{Match: rules.MatchFirst, Tiers: []rules.Tier{{Limit: "messages", Key: "{user}", When: map[string]string{"user": "*"}, CostSource: "fixed", FixedCost: 1}}}
+			tiers := rules.TierSet{Match: rules.MatchFirst, Tiers: []rules.Tier{{Limit: "messages", Key: "{user}", When: map[string]string{"user": "*"}}}}
 			_, err := f.store.Apply(t.Context(), why, rules.Changes{
 				Put:      []rules.Rule{perMinute("messages", "", 5), perMinute("messages", "pro", 50)},
 				Override: []rules.Override{{Limit: "messages", Key: "ana", Policy: ratelimit.TokenBucket{Rate: 2, Period: time.Hour}}},
@@ -60,10 +60,13 @@ func TestApply(t *testing.T) {
 				Resume: []rules.Bucket{{Limit: "logins"}},
 			})
 			require.NoError(t, err, mode)
-			list, err := f.store.List(t.Context())
+			list, err := f.store.List(t.Context(), rules.ListQuery{})
 			require.NoError(t, err, mode)
 			require.Equal(t, tiers, list.Tiers, mode)
-			require.Len(t, list.Rules, 1, mode)
+			require.Len(t, list.Rules, 2, mode)
+			require.Zero(t, list.Rules[0].Until, mode)
+			require.NotZero(t, list.Rules[1].Until, "it holds until the deletion does")
+			require.Empty(t, list.Pauses, mode)
 			entries, err := f.store.History(t.Context(), rules.HistoryQuery{})
 			require.NoError(t, err, mode)
 			require.Len(t, entries, 8, mode)
@@ -82,12 +85,12 @@ func TestApply(t *testing.T) {
 		applied, err := f.store.Apply(t.Context(), why, changes)
 		require.NoError(t, err)
 		require.Equal(t, int64(1), applied.Version)
-		list, err := f.store.List(t.Context())
+		list, err := f.store.List(t.Context(), rules.ListQuery{})
 		require.NoError(t, err)
 		require.Len(t, list.Rules, 2)
 		require.Len(t, list.Overrides, 1)
 		require.Len(t, list.Pauses, 1)
-		require.Equal(t, rules.TierSet{Match: rules.MatchAll, Tiers: []rules.Tier{{Limit: "messages", Key: "{user}", CostSource: "fixed", FixedCost: 1}}}, list.Tiers)
+		require.Equal(t, rules.TierSet{Match: rules.MatchAll, Tiers: []rules.Tier{{Limit: "messages", Key: "{user}"}}}, list.Tiers)
 		require.Equal(t, applied.From, list.Rules[0].From)
 		require.Equal(t, int64(1), list.Rules[0].Version)
 		require.Equal(t, "ana", list.Overrides[0].Author)
@@ -238,7 +241,7 @@ func TestApply(t *testing.T) {
 		_, err := f.store.Put(t.Context(), why, perMinute("messages", "", 5))
 		require.ErrorIs(t, err, ratelimit.ErrNotMigrated)
 		require.ErrorIs(t, f.set.Load(t.Context()), ratelimit.ErrNotMigrated)
-		_, err = f.store.List(t.Context())
+		_, err = f.store.List(t.Context(), rules.ListQuery{})
 		require.ErrorIs(t, err, ratelimit.ErrNotMigrated)
 	})
 
@@ -270,7 +273,7 @@ func TestWithTx(t *testing.T) {
 			require.NoError(t, err)
 			_, err = store.Override(t.Context(), why, rules.Override{Limit: "messages", Key: "ana", Multiplier: 2})
 			require.NoError(t, err)
-			list, err := store.List(t.Context())
+			list, err := store.List(t.Context(), rules.ListQuery{})
 			require.NoError(t, err)
 			require.Len(t, list.Rules, 1, "the transaction sees its own changes")
 			history, err := store.History(t.Context(), rules.HistoryQuery{})
@@ -297,7 +300,7 @@ func TestWithTx(t *testing.T) {
 			return err
 		})
 		require.NoError(t, err)
-		list, err := f.store.List(t.Context())
+		list, err := f.store.List(t.Context(), rules.ListQuery{})
 		require.NoError(t, err)
 		require.Len(t, list.Rules, 1)
 		require.Equal(t, "pro", list.Rules[0].Plan)
@@ -311,7 +314,7 @@ func TestWithTx(t *testing.T) {
 			_, err := f.store.WithTx(tx).Put(t.Context(), why, perMinute("messages", "", 5))
 			return err
 		}))
-		list, err := f.store.List(t.Context())
+		list, err := f.store.List(t.Context(), rules.ListQuery{})
 		require.NoError(t, err)
 		require.Len(t, list.Rules, 1)
 	})

@@ -33,10 +33,6 @@ type (
 		OnChange   ratelimit.OnChange `json:"on_change,omitempty"`
 		Until      instant            `json:"until,omitzero"`
 	}
-	tiersText struct {
-		Match Match  `json:"match"`
-		Tiers []Tier `json:"tiers"`
-	}
 	tierText struct {
 		Limit       string          `json:"limit"`
 		Key         string          `json:"key,omitempty"`
@@ -58,11 +54,19 @@ func (r Rule) MarshalJSON() ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	rest, err := json.Marshal(ruleText{r.Mode, r.OnChange, r.Unit, r.Description})
+	rest, err := json.Marshal(ruleText{unless(r.Mode, ratelimit.On), unless(r.OnChange, ratelimit.KeepTokens), r.Unit, r.Description})
 	if err != nil {
 		return nil, err
 	}
 	return joined(name, policy, rest), nil
+}
+
+// unless returns the zero value for the default, which is not written.
+func unless[T comparable](value, normal T) (zero T) {
+	if value == normal {
+		return zero
+	}
+	return value
 }
 
 // joined returns one object with the fields of all.
@@ -120,7 +124,9 @@ func (o Override) MarshalJSON() ([]byte, error) {
 
 // text returns the fields of the override but its names and its end.
 func (o *Override) text() (text overrideText, err error) {
-	text = overrideText{Multiplier: fields.Positive(o.Multiplier), OnPlan: o.OnPlan, Mode: o.Mode, OnChange: o.OnChange}
+	text = overrideText{
+		Multiplier: fields.Positive(o.Multiplier), OnPlan: o.OnPlan, Mode: unless(o.Mode, ratelimit.On), OnChange: unless(o.OnChange, ratelimit.KeepTokens),
+	}
 	if o.Policy != nil {
 		text.Policy, err = ratelimit.MarshalPolicy(o.Policy)
 	}
@@ -154,7 +160,9 @@ func (o *Override) UnmarshalJSON(data []byte) error {
 
 // MarshalJSON returns the tier as an object with the fields of a rules file.
 func (t Tier) MarshalJSON() ([]byte, error) {
-	return json.Marshal(tierText{t.Limit, t.Key, t.Route, t.When, t.CostSource, fields.Positive(t.FixedCost), fields.Positive(t.DefaultCost)})
+	return json.Marshal(tierText{
+		t.Limit, t.Key, t.Route, t.When, unless(t.CostSource, "fixed"), unless(fields.Positive(t.FixedCost), 1), unless(fields.Positive(t.DefaultCost), 1),
+	})
 }
 
 // UnmarshalJSON reads the fields of a rules file. It returns an error for a field that does not exist.

@@ -3,6 +3,8 @@ package rules
 import (
 	"errors"
 	"fmt"
+	"math"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -46,9 +48,9 @@ const (
 // TierSet is the list of tiers of a site.
 type TierSet struct {
 	// Match is which of the tiers that fit are asked. Defaults to MatchAll.
-	Match Match
+	Match Match `json:"match"`
 	// Tiers are in the order in which they are looked at.
-	Tiers []Tier
+	Tiers []Tier `json:"tiers"`
 }
 
 // Attributes are what tiers know of a request. Take them from what your own code has verified: who may choose his user
@@ -230,21 +232,57 @@ func (a *Attributes) value(name string) string {
 	return a.More[name]
 }
 
-// Refusal returns the tier that has refused, which is the name of its limit, and the name of the rule that decided, which
-// is empty where the definition in the code did. Of several it is the one with the longest wait. Both are empty where the
-// decision is to allow.
-func Refusal(d ratelimit.Decision) (tier, rule string) {
-	longest := -1
-	for i := range d.States {
-		if s := &d.States[i]; s.Allowed || s.Mode == ratelimit.Shadow || d.Allowed {
-			continue
-		}
-		if longest < 0 || d.States[i].RetryAfter > d.States[longest].RetryAfter {
-			longest = i
+const (
+	maxTiers   = 1000
+	maxPattern = 1024
+	maxSource  = 256
+	maxCost    = 1e12
+)
+
+var validSource = regexp.MustCompile(`^(fixed|(header|query):[!-~]+)$`)
+
+func (s *TierSet) validate() error {
+	switch {
+	case s.Match != "" && s.Match != MatchAll && s.Match != MatchFirst:
+		return invalid("tiers: Match is %.20q; use %q or %q", string(s.Match), MatchAll, MatchFirst)
+	case len(s.Tiers) > maxTiers:
+		return invalid("%d tiers; use up to %d", len(s.Tiers), maxTiers)
+	}
+	for i := range s.Tiers {
+		if err := s.Tiers[i].check(); err != nil {
+			return invalid("tier %d, of %.80q: %w", i, s.Tiers[i].Limit, err)
 		}
 	}
-	if longest < 0 {
-		return "", ""
-	}
-	return d.States[longest].Limit.Name(), d.States[longest].Rule
+	return nil
 }
+
+// check checks what the table can hold.
+func (t *Tier) check() error {
+	for attribute, value := range t.When {
+		if !isText(attribute, maxPattern) || !isText(value, maxPattern) {
+			return fmt.Errorf("its When has %.80q; use up to %d bytes of UTF-8 without NUL", attribute, maxPattern)
+		}
+	}
+	if t.Key != "" && isText(t.Key, maxPattern) {
+		if _, err := parsePattern(t.Key); err != nil {
+			return fmt.Errorf("its Key is %.80q: %w", t.Key, err)
+		}
+	}
+	switch {
+	case !validName.MatchString(t.Limit):
+		return errors.New("its Limit is no name of a limit; use 1 to 64 letters, digits and _ . : / -")
+	case !isText(t.Key, maxPattern):
+		return fmt.Errorf("its Key has %d bytes; use up to %d of UTF-8 without NUL", len(t.Key), maxPattern)
+	case !isText(t.Route, maxPattern):
+		return fmt.Errorf("its Route has %d bytes; use up to %d of UTF-8 without NUL", len(t.Route), maxPattern)
+	case t.CostSource != "" && (len(t.CostSource) > maxSource || !validSource.MatchString(t.CostSource)):
+		return fmt.Errorf("its CostSource is %.80q; use fixed, header:<name> or query:<name>", t.CostSource)
+	case !isCost(t.FixedCost):
+		return fmt.Errorf("its FixedCost is %v; use a number from 0 to %g", t.FixedCost, maxCost)
+	case !isCost(t.DefaultCost):
+		return fmt.Errorf("its DefaultCost is %v; use a number from 0 to %g", t.DefaultCost, maxCost)
+	}
+	return nil
+}
+
+func isCost(cost float64) bool { return cost >= 0 && cost <= maxCost && !math.IsNaN(cost) }

@@ -1,7 +1,6 @@
 package rules_test
 
 import (
-	"fmt"
 	"math"
 	"strings"
 	"testing"
@@ -244,22 +243,5 @@ func TestTierKeysOfOneLimitAreApart(t *testing.T) {
 		requests, err := tiers.Requests(of, nil)
 		require.NoError(t, err)
 		require.Equal(t, []ratelimit.Request{calls.For(want)}, requests)
-	}
-}
-
-func TestRefusal(t *testing.T) {
-	t.Parallel()
-	state := func(of ratelimit.Limit, rule string, wait time.Duration) ratelimit.State {
-		return ratelimit.State{Limit: of, Rule: rule, Allowed: wait == 0, RetryAfter: wait}
-	}
-	shadow := state(whole, "whole rule", time.Hour)
-	shadow.Mode = ratelimit.Shadow
-	for want, states := range map[string][]ratelimit.State{
-		"calls calls/pro": {state(search, "search", 0), state(calls, "calls/pro", time.Second), shadow},
-		"search ":         {state(calls, "calls/pro", time.Second), state(search, "", 2*time.Second)},
-		" ":               {state(calls, "calls/pro", 0), shadow},
-	} {
-		tier, rule := rules.Refusal(ratelimit.Decision{Allowed: want == " ", States: states})
-		require.Equal(t, want, fmt.Sprintf("%s %s", tier, rule))
 	}
 }

@@ -167,7 +167,7 @@ func seed(ctx context.Context, pool *pgxpool.Pool) error {
 	if err != nil {
 		return err
 	}
-	listing, err := store.List(ctx)
+	listing, err := store.List(ctx, rules.ListQuery{})
 	if err != nil || listing.Version > 0 {
 		return err
 	}

@@ -120,7 +120,7 @@ func rulesMiddleware(set *rules.Set, limiter *ratelimit.Limiter, search http.Han
 	return mux, nil
 }
 
-func rulesHistory(ctx context.Context, store *rules.Store) ([]rules.Entry, error) {
+func rulesHistory(ctx context.Context, store *rules.Store) ([]rules.Statement, error) {
 	entries, err := store.History(ctx, rules.HistoryQuery{Limit: "messages"}) // the newest first
 	return entries, err
 }

@@ -50,7 +50,7 @@ func (s *rulesStory) config() ratelimit.Config {
 // hear waits until Run has loaded a change, and passes the instant from which it holds.
 func (s *rulesStory) hear(t *testing.T, from time.Time) {
 	t.Helper()
-	listing, err := s.store.List(t.Context())
+	listing, err := s.store.List(t.Context(), rules.ListQuery{})
 	require.NoError(t, err)
 	require.Eventually(t, func() bool { return s.set.Version() == listing.Version }, time.Minute, time.Millisecond)
 	if from.After(s.now) {

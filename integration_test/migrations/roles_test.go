@@ -259,7 +259,7 @@ func TestTheOperatorDoesTheirWorkAndNothingElse(t *testing.T) {
 			return err
 		}},
 		{"Delete", func() error { _, err := store.Delete(ctx, why, "logins", ""); return err }},
-		{"List", func() error { _, err := store.List(ctx); return err }},
+		{"List", func() error { _, err := store.List(ctx, rules.ListQuery{}); return err }},
 		{"History", func() error { _, err := store.History(ctx, rules.HistoryQuery{}); return err }},
 		{"Top", func() error { _, err := refuse(t, pool).Top(ctx, refusals.TopConfig{}); return err }},
 		{"Charge", func() error { return limiter.Charge(ctx, logins.For("ada"), spread.For("ada").Cost(80)) }},
@@ -289,7 +289,7 @@ func TestTheReaderReadsAllAndWritesNothing(t *testing.T) {
 	require.NoError(t, err)
 	_, err = limiter.Check(ctx, logins.For("ada"), words.For("ada"))
 	require.NoError(t, err)
-	_, err = newStore(t, pool).List(ctx)
+	_, err = newStore(t, pool).List(ctx, rules.ListQuery{})
 	require.NoError(t, err)
 	_, err = newStore(t, pool).History(ctx, rules.HistoryQuery{})
 	require.NoError(t, err)

@@ -8,6 +8,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/cmd/ratelimit/internal/doctor"
 	"github.com/pgratelimit/pgratelimit/cmd/ratelimit/internal/simulate"
 	"github.com/pgratelimit/pgratelimit/internal/inspect"
+	"github.com/pgratelimit/pgratelimit/rules"
 )
 
 // Root returns the commands of the program, for tests that walk them.
@@ -26,9 +27,8 @@ func Views() map[string]any {
 	return map[string]any{
 		"`get`": bucketView{}, "one of the plans of `get`": planView{}, "a row of a bucket": inspect.Row{}, "a minute of refusals": inspect.Minute{},
 		"`check`, `take`": decisionView{}, "`reset`, `credit`": inspect.View{},
-		"`pause`, `resume`": changedView{}, "`rules list`, `rules get`": listingView{}, "a rule": ruleView{},
-		"an override": overrideView{}, "a pause": pauseView{}, "tiers": tiersView{},
-		"`rules diff`: of each": changeView{}, "`rules apply`": appliedView{}, "`rules history`: of each": entryView{},
+		"`pause`, `resume`":     changedView{},
+		"`rules diff`: of each": changeView{}, "`rules apply`": appliedView{}, "`rules history`: of each": rules.Statement{},
 		"`top --by refusals`: of each": sumView{}, "`top --by owed`: of each": inspect.View{}, "`top --by reservations`: of each": reservedView{},
 		"`reservations list`: of each": inspect.Reservation{}, "an item of a reservation": inspect.Item{},
 		"`leases list`: of each": inspect.Lease{}, "`leases release`": releasedView{}, "an upstream": inspect.Price{},

@@ -19,8 +19,8 @@ const lately = time.Hour
 type bucketView struct {
 	inspect.View
 	Plans        []planView            `json:"plans,omitempty"` // only where no plan was named and several rules may decide
-	Override     *overrideView         `json:"override"`
-	Pause        *pauseView            `json:"pause"`
+	Override     *rules.Statement      `json:"override"`
+	Pause        *rules.Statement      `json:"pause"`
 	Reservations []inspect.Reservation `json:"reservations"` // open ones
 	Leases       []inspect.Lease       `json:"leases"`       // those on its slots that have not ended
 	Refusals     []inspect.Minute      `json:"refusals"`     // of the last hour, by the minute
@@ -109,37 +109,21 @@ func (b *bucket) level(ctx context.Context, db *database) (*inspect.Level, error
 
 // tables reads what the tables of rules say of the key.
 func (b *bucket) tables(ctx context.Context, db *database, v *bucketView) error {
-	list, err := db.store.ListSome(ctx, rules.ListQuery{Limit: v.Limit, Key: &v.Key})
+	list, err := db.store.List(ctx, rules.ListQuery{Limit: v.Limit, Key: &v.Key})
 	if err != nil {
 		return err
 	}
-	now, err := db.reader.Now(ctx)
-	if err != nil {
-		return err
+	for _, o := range list.Overrides {
+		if o.Key == v.Key && !o.From.After(list.Now) {
+			v.Override = &o
+		}
 	}
-	v.Override, v.Pause = overrideAt(&list, v.Limit, v.Key, now), pauseAt(&list, v.Limit, v.Key, now)
-	return nil
-}
-
-// overrideAt returns the override that a key has at an instant, or nil.
-func overrideAt(list *rules.Listing, limit, key string, at time.Time) *overrideView {
-	for i := range list.Overrides {
-		o := &list.Overrides[i]
-		if o.Limit == limit && o.Key == key && !o.From.After(at) && (o.Until.IsZero() || o.Until.After(at)) {
-			return overrideViewOf(&o.Override, o.Edit)
+	for _, p := range list.Pauses { // of the pause of the limit and that of the key, the one that ends later
+		if !p.From.After(list.Now) && (v.Pause == nil || p.Until.After(v.Pause.Until)) {
+			v.Pause = &p
 		}
 	}
 	return nil
-}
-
-// pauseAt returns the pause that a key has at an instant, or nil: of the one of the limit and its own the one that ends later.
-func pauseAt(list *rules.Listing, limit, key string, at time.Time) (v *pauseView) {
-	for _, p := range list.Pauses {
-		if p.Limit == limit && (p.Key == key || p.Key == "") && !p.From.After(at) && p.Until.After(at) && (v == nil || p.Until.After(v.Until)) {
-			v = &pauseView{p.Limit, p.Key, p.Until, p.From, p.Author, p.Reason}
-		}
-	}
-	return v
 }
 
 // waiting reads the open reservations of the bucket, the first of them.
@@ -182,7 +166,7 @@ func (v *bucketView) fill(t *table) {
 		t.field("stored", "no row: the bucket is full")
 	}
 	if v.Override != nil {
-		t.field("override", v.Override.words())
+		t.field("override", v.Override.String())
 		t.field("override by", v.Override.Author+": "+v.Override.Reason)
 	}
 	if v.Pause != nil {

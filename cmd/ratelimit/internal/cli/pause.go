@@ -113,18 +113,17 @@ func (a *app) pause(ctx context.Context, db *database, edit rules.Edit, stored b
 
 // noteUnknown says that nothing is known of a limit, which may be misspelt: a program may know it all the same.
 func (a *app) noteUnknown(ctx context.Context, db *database, limit string) error {
-	list, now, err := db.listing(ctx)
+	list, err := db.store.List(ctx, rules.ListQuery{})
 	if err != nil {
 		return err
 	}
-	all := listingViewOf(&list, now)
-	if of := all.of(limit); len(of.Rules)+len(of.Overrides)+len(of.Tiers.Tiers) > 0 {
+	if of := ofLimit(&list, limit); len(of.Rules)+len(of.Overrides)+len(of.Tiers.Tiers) > 0 {
 		return nil
 	}
 	if buckets, err := db.reader.Buckets(ctx, inspect.BucketQuery{Limit: limit, Most: 1}); err != nil || len(buckets) > 0 {
 		return err
 	}
-	a.note("no rule and no bucket is of a limit %q; see that it is spelled as in the program (%s)", limit, all.names())
+	a.note("no rule and no bucket is of a limit %q; see that it is spelled as in the program (%s)", limit, namesIn(&list))
 	return nil
 }
 
@@ -191,21 +190,15 @@ func (a *app) noteStillPaused(ctx context.Context, db *database, key, limit stri
 	if key != "" {
 		query.Key = &key
 	}
-	list, err := db.store.ListSome(ctx, query)
-	if err != nil {
-		return err
-	}
-	now, err := db.reader.Now(ctx)
+	list, err := db.store.List(ctx, query)
 	if err != nil {
 		return err
 	}
 	keys := make(map[string]bool)
 	for _, p := range list.Pauses {
-		switch {
-		case !p.Until.After(now):
-		case p.Key == "":
-			a.note("every key of %s is still paused, until %s: resume it without a KEY", limit, instantFrom(p.Until, now))
-		default:
+		if p.Key == "" {
+			a.note("every key of %s is still paused, until %s: resume it without a KEY", limit, instantFrom(p.Until, list.Now))
+		} else {
 			keys[p.Key] = true
 		}
 	}

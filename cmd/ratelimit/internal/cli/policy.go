@@ -187,16 +187,16 @@ func (u unreadable) Observe(_ context.Context, event ratelimit.Event) {
 // whyUnknown adds to the reason why no policy is known from when on there is one, or which limits the tables know, for who has
 // misspelt one.
 func (db *database) whyUnknown(ctx context.Context, name string, why error) error {
-	list, now, err := db.listing(ctx)
+	list, err := db.store.List(ctx, rules.ListQuery{})
 	if err != nil {
 		return why
 	}
-	for i := range list.Rules {
-		if r := &list.Rules[i]; r.Limit == name && r.From.After(now) {
-			return fmt.Errorf("%w (a rule in the tables holds from %s on)", why, instantFrom(r.From, now))
+	for _, r := range list.Rules {
+		if r.Limit == name && r.From.After(list.Now) {
+			return fmt.Errorf("%w (a rule in the tables holds from %s on)", why, instantFrom(r.From, list.Now))
 		}
 	}
-	return fmt.Errorf("%w (of limits in tables %s)", why, listingViewOf(&list, now).names())
+	return fmt.Errorf("%w (of limits in tables %s)", why, namesIn(&list))
 }
 
 // errOlder is why no policy is known for a bucket that was last used before the tables had a rule for it.

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"fmt"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -18,9 +19,6 @@ const (
 	deleted  = "delete"
 )
 
-// says is a view that people can read.
-type says interface{ words() string }
-
 // changeView is a difference between a file and the tables, for programs.
 type changeView struct {
 	Of     string `json:"of"` // rule, override or tiers
@@ -28,19 +26,20 @@ type changeView struct {
 	Limit  string `json:"limit,omitzero"`
 	Plan   string `json:"plan,omitzero"`
 	Key    string `json:"key,omitzero"` // as stored
-	Old    says   `json:"old"`          // null of what is added
-	New    says   `json:"new"`          // null of what is deleted
+	// Old and New are a rule, an override or tiers, as in a rules file. Old is null of what is added, and New of what is deleted.
+	Old fmt.Stringer `json:"old"`
+	New fmt.Stringer `json:"new"`
 }
 
 // words returns the difference for people.
 func (c *changeView) words() string {
 	switch c.Change {
 	case added:
-		return c.New.words()
+		return c.New.String()
 	case deleted:
-		return c.Old.words()
+		return c.Old.String()
 	}
-	return c.Old.words() + " -> " + c.New.words()
+	return c.Old.String() + " -> " + c.New.String()
 }
 
 // name returns what differs, for people.
@@ -93,31 +92,31 @@ func (a *app) wantedRules(ctx context.Context, path string) (*rules.Document, er
 }
 
 // between compares a file with the tables as they are at now.
-func (f *diffFlags) between(list *rules.Listing, file *rules.Document, now time.Time) *difference {
-	d := &difference{views: []changeView{}}
-	d.compareRules(f, list, file)
-	d.compareOverrides(f, documentOf(list, now).Overrides, file, now)
-	if old, next := tiersViewOf(&list.Tiers), tiersViewOf(&file.Tiers); (len(next.Tiers) > 0 || f.deleteRules && len(old.Tiers) > 0) && !same(old, next) {
+func (f *diffFlags) between(list *rules.Listing, file *rules.Document) *difference {
+	d, tables := &difference{views: []changeView{}}, documentOf(list)
+	d.compareRules(f, tables.Rules, file)
+	d.compareOverrides(f, tables.Overrides, file, list.Now)
+	old, next := rules.Document{Tiers: list.Tiers}, rules.Document{Tiers: file.Tiers}
+	if (len(next.Tiers.Tiers) > 0 || f.deleteRules && len(old.Tiers.Tiers) > 0) && !same(old, next) {
 		d.changes.Tiers = &file.Tiers
-		d.views = append(d.views, changeView{Of: rules.OfTiers, Change: replaced, Old: old, New: next})
+		d.views = append(d.views, changeView{Of: rules.OfTiers, Change: replaced, Old: old.Tiers, New: next.Tiers})
 	}
 	return d
 }
 
-func (d *difference) compareRules(f *diffFlags, list *rules.Listing, file *rules.Document) {
-	stored := make(map[rules.RuleID]*ruleView)
-	for i := range list.Rules {
-		r := &list.Rules[i].Rule
-		stored[rules.RuleID{Limit: r.Limit, Plan: r.Plan}] = ruleViewOf(r)
+func (d *difference) compareRules(f *diffFlags, list []rules.Rule, file *rules.Document) {
+	stored := make(map[rules.RuleID]*rules.Rule)
+	for i := range list {
+		stored[rules.RuleID{Limit: list[i].Limit, Plan: list[i].Plan}] = &list[i]
 	}
 	inFile := make(map[rules.RuleID]bool)
 	for i := range file.Rules {
 		r := &file.Rules[i]
-		id, next := rules.RuleID{Limit: r.Limit, Plan: r.Plan}, ruleViewOf(r)
+		id := rules.RuleID{Limit: r.Limit, Plan: r.Plan}
 		inFile[id] = true
-		view := changeView{Of: rules.OfRule, Change: added, Limit: r.Limit, Plan: r.Plan, New: next}
+		view := changeView{Of: rules.OfRule, Change: added, Limit: r.Limit, Plan: r.Plan, New: r}
 		if old := stored[id]; old != nil {
-			if same(old, next) {
+			if same(old, r) {
 				continue
 			}
 			view.Change, view.Old = replaced, old
@@ -125,8 +124,8 @@ func (d *difference) compareRules(f *diffFlags, list *rules.Listing, file *rules
 		d.views = append(d.views, view)
 		d.changes.Put = append(d.changes.Put, *r)
 	}
-	for i := range list.Rules {
-		r := &list.Rules[i].Rule
+	for i := range list {
+		r := &list[i]
 		id := rules.RuleID{Limit: r.Limit, Plan: r.Plan}
 		switch view := (changeView{Of: rules.OfRule, Change: deleted, Limit: r.Limit, Plan: r.Plan, Old: stored[id]}); {
 		case inFile[id]:
@@ -141,21 +140,21 @@ func (d *difference) compareRules(f *diffFlags, list *rules.Listing, file *rules
 
 // compareOverrides compares the overrides. One that the file has and that is over is left out.
 func (d *difference) compareOverrides(f *diffFlags, list []rules.Override, file *rules.Document, now time.Time) {
-	stored := make(map[rules.Bucket]*overrideView)
+	stored := make(map[rules.Bucket]*rules.Override)
 	for i := range list {
-		stored[rules.Bucket{Limit: list[i].Limit, Key: list[i].Key}] = overrideViewOf(&list[i], rules.Edit{})
+		stored[rules.Bucket{Limit: list[i].Limit, Key: list[i].Key}] = &list[i]
 	}
 	inFile := make(map[rules.Bucket]bool)
 	for i := range file.Overrides {
 		o := &file.Overrides[i]
-		id, next := rules.Bucket{Limit: o.Limit, Key: o.Key}, overrideViewOf(o, rules.Edit{})
+		id := rules.Bucket{Limit: o.Limit, Key: o.Key}
 		inFile[id] = true
-		view := changeView{Of: rules.OfOverride, Change: added, Limit: o.Limit, Key: o.Key, New: next}
+		view := changeView{Of: rules.OfOverride, Change: added, Limit: o.Limit, Key: o.Key, New: o}
 		old := stored[id]
 		if old != nil {
 			view.Change, view.Old = replaced, old
 		}
-		if !o.Until.IsZero() && !o.Until.After(now) || old != nil && same(old, next) {
+		if !o.Until.IsZero() && !o.Until.After(now) || old != nil && same(old, asStored(*o)) {
 			continue
 		}
 		d.views = append(d.views, view)
@@ -174,7 +173,13 @@ func (d *difference) compareOverrides(f *diffFlags, list []rules.Override, file 
 	}
 }
 
-// same reports whether two views say the same.
+// asStored returns the override with its end as the tables keep it.
+func asStored(o rules.Override) rules.Override {
+	o.Until = o.Until.UTC().Truncate(time.Microsecond)
+	return o
+}
+
+// same reports whether two rules, overrides or documents say the same.
 func same(a, b any) bool {
 	one, err := json.Marshal(a)
 	other, err2 := json.Marshal(b)
@@ -231,11 +236,11 @@ last, also where that holds only later. What only the tables have is a differenc
 // compare returns the difference between a file and the tables, and the version of the tables.
 func (a *app) compare(ctx context.Context, f *diffFlags, document *rules.Document) (d *difference, version int64, err error) {
 	err = a.withDatabase(ctx, func(ctx context.Context, db *database) error {
-		list, now, err := db.listing(ctx)
+		list, err := db.store.List(ctx, rules.ListQuery{})
 		if err != nil {
 			return err
 		}
-		d, version = f.between(&list, document, now), list.Version
+		d, version = f.between(&list, document), list.Version
 		if f.deleteRules {
 			list.Rules = nil
 		}

@@ -11,70 +11,14 @@ import (
 	"github.com/pgratelimit/pgratelimit/rules"
 )
 
-// entryView is a change of the rules, for programs.
-type entryView struct {
-	Version int64     `json:"version"`
-	Made    time.Time `json:"made"`
-	From    time.Time `json:"from"`
-	Author  string    `json:"author"`
-	Reason  string    `json:"reason"`
-	Error   string    `json:"-"` // why what was stated cannot be read
-	changeView
-}
-
-func (v *pauseView) words() string { return "until " + instant(v.Until) }
-
-// saidBy returns what an entry states, or nil where it takes away.
-func saidBy(e *rules.Entry) says {
-	switch {
-	case e.Rule != nil:
-		return ruleViewOf(e.Rule)
-	case e.Override != nil:
-		return overrideViewOf(e.Override, rules.Edit{})
-	case e.Pause != nil:
-		return &pauseView{Limit: e.Limit, Key: e.Key, Until: e.Pause.Until}
-	case e.Tiers != nil:
-		return tiersViewOf(e.Tiers)
-	}
-	return nil
-}
-
-// entryViewOf returns an entry beside what it took the place of; before is nil where there was nothing.
-func entryViewOf(e, before *rules.Entry) entryView {
-	v := entryView{
-		Version: e.Version, Made: e.Made, From: e.From, Author: e.Author, Reason: e.Reason,
-		changeView: changeView{Of: e.Of, Change: added, Limit: e.Limit, Plan: e.Plan, Key: e.Key, New: saidBy(e)},
-	}
-	if before != nil {
-		v.Old = saidBy(before)
-	}
-	switch {
-	case e.Err != nil:
-		v.Change, v.Error = replaced, e.Err.Error()
-	case v.New == nil:
-		v.Change = deleted
-	case v.Old != nil:
-		v.Change = replaced
-	}
-	return v
-}
-
 // soon is how far behind a change what it says may begin to hold without being told: longer than the Lead of a Store.
 const soon = time.Minute
 
-// words returns the change for people.
-func (v *entryView) words() string {
-	text := "taken away"
-	switch {
-	case v.Error != "":
-		text = "cannot be read: " + v.Error
-	case v.New != nil:
-		text = v.changeView.words()
-	case v.Old != nil:
-		text += ": " + v.Old.words()
-	}
-	if v.From.After(v.Made.Add(soon)) {
-		text += ", from " + instant(v.From)
+// changeOf returns a statement for people.
+func changeOf(s *rules.Statement) string {
+	text := s.String()
+	if s.From.After(s.Made.Add(soon)) {
+		text += ", from " + instant(s.From)
 	}
 	return text
 }
@@ -86,7 +30,7 @@ func (a *app) rulesHistory() *cobra.Command {
 	cmd = a.command(cobra.Command{
 		Use:   "history [LIMIT]",
 		Short: "Show who changed which rule, when and why",
-		Long:  "Show who changed which rule, override, pause or tiers, when and why, and what it was before: the newest change first.",
+		Long:  "Show who changed which rule, override, pause or tiers, when and why: the newest change first.",
 		Args:  limitAtMost,
 		Example: `  ratelimit rules history sendMessage --of rule
   ratelimit rules history --most 20 -o json`,
@@ -112,19 +56,19 @@ func (a *app) rulesHistory() *cobra.Command {
 			query.Key = &key
 		}
 		return a.withDatabase(ctx, func(ctx context.Context, db *database) error {
-			entries, err := db.history(ctx, query)
+			statements, err := db.store.History(ctx, query)
 			if err != nil {
 				return err
 			}
-			return a.show(entries, func(t *table) {
-				if len(entries) == 0 {
+			return a.show(statements, func(t *table) {
+				if len(statements) == 0 {
 					t.row("there are no changes")
 					return
 				}
 				t.row("VERSION", "MADE", "AUTHOR", "REASON", "OF", "CHANGE")
-				for i := range entries {
-					e := &entries[i]
-					t.row(fmt.Sprint(e.Version), instant(e.Made), e.Author, e.Reason, e.name(), e.words())
+				for i := range statements {
+					s := &statements[i]
+					t.row(fmt.Sprint(s.Version), instant(s.Made), s.Author, s.Reason, nameOf(s.Of, s.Limit, s.Plan, s.Key), changeOf(s))
 				}
 			})
 		})
@@ -136,36 +80,4 @@ func (a *app) rulesHistory() *cobra.Command {
 	flags.Int64Var(&query.Before, "before", 0, "only changes before this version")
 	flags.IntVarP(&query.Most, "most", "n", 50, "how many changes")
 	return a.withOutput(cmd)
-}
-
-// history returns entries beside what they took the place of.
-func (db *database) history(ctx context.Context, query rules.HistoryQuery) ([]entryView, error) {
-	entries, err := db.store.History(ctx, query)
-	if err != nil {
-		return nil, err
-	}
-	views := make([]entryView, len(entries))
-	for i := range entries {
-		e := &entries[i]
-		before, err := predecessor(ctx, db.store, entries[i+1:], e)
-		if err != nil {
-			return nil, err
-		}
-		views[i] = entryViewOf(e, before)
-	}
-	return views, nil
-}
-
-// predecessor returns the entry before e for the same thing, or nil: one of those that are at hand, or else of the history.
-func predecessor(ctx context.Context, store *rules.Store, older []rules.Entry, e *rules.Entry) (*rules.Entry, error) {
-	for i := range older {
-		if o := &older[i]; o.Of == e.Of && o.Limit == e.Limit && o.Plan == e.Plan && o.Key == e.Key {
-			return o, nil
-		}
-	}
-	found, err := store.History(ctx, rules.HistoryQuery{Of: e.Of, Limit: e.Limit, Plan: &e.Plan, Key: &e.Key, Before: e.Version, Most: 1})
-	if err != nil || len(found) == 0 {
-		return nil, err
-	}
-	return &found[0], nil
 }

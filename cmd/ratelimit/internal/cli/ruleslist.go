@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/spf13/cobra"
 
@@ -25,70 +24,21 @@ them in a YAML file in git, look at the difference, and apply it. go doc rules.D
 	return cmd
 }
 
-// listingView is what the tables say, for programs.
-type listingView struct {
-	Version   int64           `json:"version"`
-	Rules     []*ruleView     `json:"rules"`
-	Overrides []*overrideView `json:"overrides"`
-	Pauses    []pauseView     `json:"pauses"`
-	Tiers     *tiersView      `json:"tiers"`
+// ofLimit returns what a listing says of one limit.
+func ofLimit(list *rules.Listing, limit string) *rules.Listing {
+	of := func(s rules.Statement) bool { return s.Limit != limit }
+	l := *list
+	l.Rules, l.Overrides = slices.DeleteFunc(slices.Clone(list.Rules), of), slices.DeleteFunc(slices.Clone(list.Overrides), of)
+	l.Pauses = slices.DeleteFunc(slices.Clone(list.Pauses), of)
+	l.Tiers.Tiers = slices.DeleteFunc(slices.Clone(list.Tiers.Tiers), func(t rules.Tier) bool { return t.Limit != limit })
+	return &l
 }
 
-// listingViewOf returns what a listing says at now. Overrides and pauses that are over are left out.
-func listingViewOf(list *rules.Listing, now time.Time) *listingView {
-	v := &listingView{Version: list.Version, Rules: []*ruleView{}, Overrides: []*overrideView{}, Pauses: []pauseView{}, Tiers: tiersViewOf(&list.Tiers)}
-	for i := range list.Rules {
-		r := ruleViewOf(&list.Rules[i].Rule)
-		r.Version, r.From = list.Rules[i].Version, list.Rules[i].From
-		v.Rules = append(v.Rules, r)
-	}
-	for i := range list.Overrides {
-		if o := &list.Overrides[i]; o.Until.IsZero() || o.Until.After(now) {
-			v.Overrides = append(v.Overrides, overrideViewOf(&o.Override, o.Edit))
-		}
-	}
-	for _, p := range list.Pauses {
-		if p.Until.After(now) {
-			v.Pauses = append(v.Pauses, pauseView{p.Limit, p.Key, p.Until, p.From, p.Author, p.Reason})
-		}
-	}
-	return v
-}
-
-// of returns what the view says of one limit.
-func (v *listingView) of(limit string) *listingView {
-	w := &listingView{Version: v.Version, Rules: []*ruleView{}, Overrides: []*overrideView{}, Pauses: []pauseView{}, Tiers: &tiersView{v.Tiers.Match, []rules.Tier{}}}
-	for _, r := range v.Rules {
-		if r.Limit == limit {
-			w.Rules = append(w.Rules, r)
-		}
-	}
-	for _, o := range v.Overrides {
-		if o.Limit == limit {
-			w.Overrides = append(w.Overrides, o)
-		}
-	}
-	for _, p := range v.Pauses {
-		if p.Limit == limit {
-			w.Pauses = append(w.Pauses, p)
-		}
-	}
-	for _, t := range v.Tiers.Tiers {
-		if t.Limit == limit {
-			w.Tiers.Tiers = append(w.Tiers.Tiers, t)
-		}
-	}
-	return w
-}
-
-// names says which limits the tables know, for who has misspelt one.
-func (v *listingView) names() string {
+// namesIn says which limits a listing has, for a user who has misspelt one.
+func namesIn(list *rules.Listing) string {
 	var names []string
-	for _, r := range v.Rules {
-		names = append(names, r.Limit)
-	}
-	for _, o := range v.Overrides {
-		names = append(names, o.Limit)
+	for _, s := range slices.Concat(list.Rules, list.Overrides) {
+		names = append(names, s.Limit)
 	}
 	slices.Sort(names)
 	names = slices.Compact(names)
@@ -104,10 +54,15 @@ func (v *listingView) names() string {
 // mostNames is how many names of limits an error names.
 const mostNames = 10
 
-// print prints the view: as JSON, or as tables, one behind the other, and those that are empty not at all.
-func (v *listingView) print(a *app, now time.Time) error {
-	if !a.isTable() {
-		return a.show(v, nil)
+// showListing prints a listing: as a rules file in JSON or YAML, or as tables, without those that are empty.
+func (a *app) showListing(list *rules.Listing) error {
+	switch {
+	case !a.isTable() && list.Err != nil:
+		return fmt.Errorf("the file would not have all rules: %w", list.Err)
+	case !a.isTable():
+		return a.show(documentOf(list), nil)
+	case list.Err != nil:
+		a.note("what this version of the program cannot read is not shown: %v", list.Err)
 	}
 	var tables []*table
 	add := func(rows int, fill func(t *table)) {
@@ -117,28 +72,32 @@ func (v *listingView) print(a *app, now time.Time) error {
 			tables = append(tables, t)
 		}
 	}
-	add(len(v.Rules), func(t *table) {
+	add(len(list.Rules), func(t *table) {
 		t.row("LIMIT", "PLAN", "RULE", "VERSION", "FROM")
-		for _, r := range v.Rules {
-			t.row(r.Limit, dash(r.Plan), r.words(), fmt.Sprint(r.Version), instantFrom(r.From, now))
+		for _, r := range list.Rules {
+			text := r.String()
+			if !r.Until.IsZero() {
+				text += ", until " + instant(r.Until)
+			}
+			t.row(r.Limit, dash(r.Plan), text, fmt.Sprint(r.Version), instantFrom(r.From, list.Now))
 		}
 	})
-	add(len(v.Overrides), func(t *table) {
+	add(len(list.Overrides), func(t *table) {
 		t.row("OVERRIDE OF", "KEY", "HAS", "FROM", "AUTHOR", "REASON")
-		for _, o := range v.Overrides {
-			t.row(o.Limit, keyText(o.Key), o.words(), instantFrom(o.From, now), o.Author, o.Reason)
+		for _, o := range list.Overrides {
+			t.row(o.Limit, keyText(o.Key), o.String(), instantFrom(o.From, list.Now), o.Author, o.Reason)
 		}
 	})
-	add(len(v.Pauses), func(t *table) {
+	add(len(list.Pauses), func(t *table) {
 		t.row("PAUSE OF", "KEY", "UNTIL", "AUTHOR", "REASON")
-		for _, p := range v.Pauses {
-			t.row(p.Limit, keyOrAll(p.Key), instantFrom(p.Until, now), p.Author, p.Reason)
+		for _, p := range list.Pauses {
+			t.row(p.Limit, keyOrAll(p.Key), instantFrom(p.Until, list.Now), p.Author, p.Reason)
 		}
 	})
-	add(len(v.Tiers.Tiers), func(t *table) {
-		t.row("TIER (match " + string(v.Tiers.Match) + ")")
-		for i := range v.Tiers.Tiers {
-			t.row(tierWords(&v.Tiers.Tiers[i]))
+	add(len(list.Tiers.Tiers), func(t *table) {
+		t.row("TIER (match " + string(list.Tiers.Match) + ")")
+		for _, tier := range list.Tiers.Tiers {
+			t.row(tier.String())
 		}
 	})
 	if len(tables) == 0 {
@@ -163,72 +122,42 @@ func dash(s string) string {
 	return s
 }
 
-// listing reads what the tables say, and what time it is for the database.
-func (db *database) listing(ctx context.Context) (rules.Listing, time.Time, error) {
-	list, err := db.store.List(ctx)
-	if err != nil {
-		return rules.Listing{}, time.Time{}, err
-	}
-	now, err := db.reader.Now(ctx)
-	return list, now, err
-}
-
 func (a *app) rulesList() *cobra.Command {
 	cmd := a.command(cobra.Command{
 		Use:   "list",
 		Short: "Show all rules, overrides, pauses and tiers",
-		Long: `Show all rules, overrides, pauses and tiers that hold now or lie ahead. With -o yaml it prints the rules, overrides and
-tiers, as they were stated last, as a file that apply reads: a start for keeping them in git. Pauses are not in such a file.`,
+		Long: `Show all rules, overrides, pauses and tiers that hold now or lie ahead. With -o yaml and -o json it prints the rules,
+overrides and tiers, as they were stated last, as a file that apply reads: a start for keeping them in git. Pauses are not in
+such a file; rules history --of pause has them.`,
 		Args:    noArguments,
 		Example: "  ratelimit rules list -o yaml > rules.yaml",
 	}, func(ctx context.Context, _ []string) error {
 		return a.withDatabase(ctx, func(ctx context.Context, db *database) error {
-			list, now, err := db.listing(ctx)
+			list, err := db.store.List(ctx, rules.ListQuery{})
 			if err != nil {
 				return err
 			}
-			if list.Err != nil && a.options.format == asYAML {
-				return fmt.Errorf("the file would not have all rules: %w", list.Err)
-			}
-			if list.Err != nil {
-				a.note("what this version of the program cannot read is not shown: %v", list.Err)
-			}
-			if a.options.format == asYAML {
-				file, err := documentOf(&list, now).YAML()
-				if err == nil {
-					_, err = a.out.Write(file)
-				}
-				return err
-			}
-			v, err := db.withAhead(ctx, &list, now, "")
-			if err != nil {
-				return err
-			}
-			return v.print(a, now)
+			return a.showListing(&list)
 		})
 	})
 	return a.withOutput(cmd)
 }
 
-// documentOf returns what a listing says as a file. Of the overrides of a key that lie ahead it has the last.
-func documentOf(list *rules.Listing, now time.Time) *rules.Document {
+// documentOf returns what a listing says as a file: of each rule and override the last, unless it is to be removed.
+func documentOf(list *rules.Listing) *rules.Document {
 	d := &rules.Document{}
-	for i := range list.Rules {
-		d.Rules = append(d.Rules, list.Rules[i].Rule)
+	for _, s := range list.Rules {
+		if s.Until.IsZero() {
+			d.Rules = append(d.Rules, *s.Rule)
+		}
 	}
 	if len(list.Tiers.Tiers) > 0 {
 		d.Tiers = list.Tiers
 	}
-	for i := range list.Overrides {
-		o := list.Overrides[i].Override
-		if !o.Until.IsZero() && !o.Until.After(now) {
-			continue
+	for _, s := range list.Overrides {
+		if s.Until.Equal(s.Override.Until) {
+			d.Overrides = append(d.Overrides, *s.Override)
 		}
-		if n := len(d.Overrides); n > 0 && d.Overrides[n-1].Limit == o.Limit && d.Overrides[n-1].Key == o.Key {
-			d.Overrides[n-1] = o
-			continue
-		}
-		d.Overrides = append(d.Overrides, o)
 	}
 	return d
 }
@@ -245,19 +174,15 @@ func (a *app) rulesGet() *cobra.Command {
 			return err
 		}
 		return a.withDatabase(ctx, func(ctx context.Context, db *database) error {
-			list, now, err := db.listing(ctx)
+			list, err := db.store.List(ctx, rules.ListQuery{})
 			if err != nil {
 				return err
 			}
-			v, err := db.withAhead(ctx, &list, now, args[0])
-			if err != nil {
-				return err
-			}
-			of := v.of(args[0])
+			of := ofLimit(&list, args[0])
 			if len(of.Rules)+len(of.Overrides)+len(of.Pauses)+len(of.Tiers.Tiers) == 0 {
-				return &exit{exitNotFound, fmt.Errorf("the tables say nothing of a limit %q; %s", args[0], v.names())}
+				return &exit{exitNotFound, fmt.Errorf("the tables say nothing of a limit %q; %s", args[0], namesIn(&list))}
 			}
-			return of.print(a, now)
+			return a.showListing(of)
 		})
 	}, "0 done", "6 the tables say nothing of the limit")
 	return a.withOutput(cmd)

@@ -84,11 +84,11 @@ func (a *app) noteMistakes(d *rules.Document) {
 }
 
 // noteUndefined notes the limits that tiers of a file name and that have a rule neither in the file nor among the stored rules.
-func (a *app) noteUndefined(d *rules.Document, stored []rules.StoredRule) {
+func (a *app) noteUndefined(d *rules.Document, stored []rules.Statement) {
 	var undefined []string
 	for _, t := range d.Tiers.Tiers {
 		if !slices.ContainsFunc(d.Rules, func(r rules.Rule) bool { return r.Limit == t.Limit }) &&
-			!slices.ContainsFunc(stored, func(r rules.StoredRule) bool { return r.Limit == t.Limit }) {
+			!slices.ContainsFunc(stored, func(s rules.Statement) bool { return s.Limit == t.Limit }) {
 			undefined = append(undefined, t.Limit)
 		}
 	}

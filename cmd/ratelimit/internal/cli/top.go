@@ -168,13 +168,13 @@ func owing(ctx context.Context, db *database, f *topFlags) (found []inspect.Buck
 
 // plans returns the plans for which each limit has rules.
 func (db *database) plans(ctx context.Context) (map[string][]string, error) {
-	list, _, err := db.listing(ctx)
+	list, err := db.store.List(ctx, rules.ListQuery{})
 	if err != nil {
 		return nil, err
 	}
 	plans := make(map[string][]string)
-	for i := range list.Rules {
-		if r := &list.Rules[i]; r.Plan != "" {
+	for _, r := range list.Rules {
+		if r.Plan != "" && !slices.Contains(plans[r.Limit], r.Plan) {
 			plans[r.Limit] = append(plans[r.Limit], r.Plan)
 		}
 	}
