@@ -13,6 +13,7 @@ import (
 // kindsSaid returns a rule of each new kind, with every field that means something for it.
 func kindsSaid() []rules.Rule {
 	return []rules.Rule{
+		{Limit: "unreserved", Policy: ratelimit.TokenBucket{Rate: 10, Period: time.Minute, MaxReserved: ratelimit.NoReservations}},
 		{Limit: "exports", Policy: ratelimit.SlidingWindow{Rate: 100, Period: time.Minute, Slices: 30}},
 		{Limit: "daily", Policy: ratelimit.CalendarWindow{Rate: 10, Resets: ratelimit.Daily, Zone: "Pacific/Auckland", MaxReserved: ratelimit.None}},
 		{Limit: "weekly", Policy: ratelimit.CalendarWindow{Rate: 10, Resets: ratelimit.Weekly, Zone: "UTC", FirstWeekday: time.Monday, MaxReserved: 2.5}},
@@ -76,6 +77,20 @@ func TestKindsAreStored(t *testing.T) {
 		require.Equal(t, limit.Numbers(), resolved.Numbers())
 		require.Equal(t, stored.Policy, resolved.Policy())
 	}
+}
+
+// TestARuleMayForbidReservations promises that Reserve is an error once such a rule holds.
+func TestARuleMayForbidReservations(t *testing.T) {
+	t.Parallel()
+	f := setup(t)
+	limiter, request := f.at(t, f.now(t).Add(time.Hour)), messages.For("ana")
+	_, err := limiter.Reserve(t.Context(), request)
+	require.NoError(t, err)
+	_, err = f.store.Put(t.Context(), why, rules.Rule{Limit: "messages", Policy: ratelimit.TokenBucket{Rate: 10, Period: time.Minute, MaxReserved: ratelimit.NoReservations}})
+	require.NoError(t, err)
+	f.load(t)
+	_, err = limiter.Reserve(t.Context(), request)
+	require.ErrorIs(t, err, ratelimit.ErrNoReservations)
 }
 
 // asWritten returns the policy without the fields that have their default.

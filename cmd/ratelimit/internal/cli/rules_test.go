@@ -39,6 +39,20 @@ overrides:
   - {limit: search, key: gone, multiplier: 2, until: 2020-01-01T00:00:00Z}
 `
 
+const everyKind = `
+rules:
+  - {limit: bucket, rate: 10, period: minute, capacity: 0, max_reserved: 5, shards: 4}
+  - {limit: unreserved, rate: 10, period: minute, max_reserved: forbidden}
+  - {limit: window, kind: fixed window, rate: 10, period: 90s, start: 2026-01-01T00:00:00Z, max_reserved: 0}
+  - {limit: sliding, kind: sliding window, rate: 100, period: minute, slices: 30}
+  - {limit: month, kind: calendar window, rate: 1000, resets: month, zone: Europe/Berlin, first_day: 15}
+  - {limit: year, kind: calendar window, rate: 1000, resets: year, first_month: april, first_day: 6}
+  - {limit: slots, kind: concurrency, most: 5, lease: 30s}
+  - {limit: upstream, rate: 50, period: second, adaptive: {floor: 0.2, growth: 0.05, epoch: 3s, apply: true}}
+overrides:
+  - {limit: month, key: ada, policy: {kind: calendar window, rate: 9, resets: week, first_weekday: monday}, mode: off}
+`
+
 // change is a change that diff, apply and history print.
 type change struct {
 	Of, Change, Limit, Plan, Key string
@@ -205,6 +219,7 @@ func TestRulesShow(t *testing.T) {
 		t.Parallel()
 		f := setup(t)
 		f.ok(t, "rules", "apply", "-f", file(t, "rules.yaml", secondFile), "--reason", "x", "--yes")
+		f.ok(t, "rules", "apply", "-f", file(t, "kinds.yaml", everyKind), "--reason", "x", "--yes")
 		for _, format := range []string{"json", "yaml"} {
 			list := file(t, "again", f.ok(t, "rules", "list", "-o", format))
 			require.Empty(t, f.ok(t, "rules", "diff", "--delete-missing", "--delete-missing-overrides", "-f", list))
