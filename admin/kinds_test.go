@@ -103,7 +103,7 @@ func TestRulesOfKindsAreEdited(t *testing.T) {
 	for _, r := range stated {
 		fields := fieldsOf(t, f.get(t, admintest.Address("rule", "limit", r.Limit, "plan", "")).body)
 		preview := f.get(t, admintest.Address("preview", fields...))
-		require.Contains(t, strings.Join(strings.Fields(preview.body), " "), "It says what the rule before it says.", r.Limit)
+		require.Contains(t, strings.Join(strings.Fields(preview.body), " "), "Nothing changes.", r.Limit)
 		before := f.stored(t, r.Limit)
 		version := regexp.MustCompile(`name="version" value="([^"]*)"`).FindStringSubmatch(preview.body)
 		require.NotNil(t, version)
@@ -112,20 +112,22 @@ func TestRulesOfKindsAreEdited(t *testing.T) {
 		require.Greater(t, after.Version, before.Version)
 		require.Equal(t, before.Rule, after.Rule)
 	}
-	page := f.get(t, admintest.Address("preview", "limit", "messages", "plan", "", "kind", "concurrency", "most", "5", "lease", "30", "lease_unit", "second",
+	page := f.get(t, admintest.Address("preview", "limit", "messages", "plan", "", "kind", "concurrency", "more", "most: 5\nlease: 30s",
 		"mode", "on", "on_change", "keep")).body
-	for _, want := range []string{`<td class="after">concurrency</td>`, `<td class="before">100</td><td class="after">5</td>`, `<td class="after">30s</td>`, "What the change would do"} {
+	for _, want := range []string{`<td class="before">60 per minute, capacity 100</td><td class="after">5 at a time, leases of 30s</td>`, "What the change would do"} {
 		require.Contains(t, page, want)
 	}
 	for want, fields := range map[string][]string{
-		"&#34;rate&#34; is no field of a concurrency": {"kind", "concurrency", "most", "5", "rate", "3"},
-		"its Most is 0":               {"kind", "concurrency"},
-		"Most is no number from 0 up": {"kind", "concurrency", "most", "x"},
-		"its Resets is not set":       {"kind", "calendar window", "rate", "3"},
-		"its Rate is 0":               {"kind", "calendar window", "resets", "day"},
-		"&#34;capacity&#34; is no field of a sliding window": {"kind", "sliding window", "rate", "3", "period", "1", "period_unit", "hour", "capacity", "3"},
-		"Floor is no number from 0 up":                       {"kind", "token bucket", "rate", "3", "period", "1", "period_unit", "hour", "adaptive", "told", "floor", "x"},
-		"it has a FirstDay, which is for Monthly":            {"kind", "calendar window", "rate", "3", "resets", "day", "first_day", "3"},
+		"&#34;rate&#34; is no field of a concurrency": {"kind", "concurrency", "more", "most: 5", "rate", "3"},
+		"its Most is 0":                                       {"kind", "concurrency"},
+		"&#34;most&#34; is &#34;x&#34;; write":                {"kind", "concurrency", "more", "most: x"},
+		"its Resets is not set":                               {"kind", "calendar window", "rate", "3"},
+		"its Rate is 0":                                       {"kind", "calendar window", "more", "resets: day"},
+		"&#34;capacity&#34; is no field of a sliding window":  {"kind", "sliding window", "rate", "3", "period", "1", "period_unit", "hour", "capacity", "3"},
+		"it has a FirstDay, which is for Monthly":             {"kind", "calendar window", "rate", "3", "more", "resets: day\nfirst_day: 3"},
+		"&#34;rate&#34; is there twice":                       {"rate", "3", "period", "1", "period_unit", "hour", "more", "rate: 4"},
+		"Mode, unit and description have fields of their own": {"rate", "3", "period", "1", "period_unit", "hour", "more", "mode: off"},
+		"anchors, aliases and tags are not read":              {"rate", "3", "period", "1", "period_unit", "hour", "more", "shards: &a 4"},
 	} {
 		got := f.get(t, admintest.Address("preview", append([]string{"limit", "messages", "plan", ""}, fields...)...)).body
 		require.Contains(t, got, want, fields)
@@ -133,7 +135,7 @@ func TestRulesOfKindsAreEdited(t *testing.T) {
 }
 
 var (
-	fields = regexp.MustCompile(`<input ([^>]*)>|(?s)<select name="([^"]*)">(.*?)</select>`)
+	fields = regexp.MustCompile(`<input ([^>]*)>|(?s)<select name="([^"]*)">(.*?)</select>|<textarea name="([^"]*)"[^>]*>(.*?)</textarea>`)
 	option = regexp.MustCompile(`<option(?: value="([^"]*)")?( selected)?>([^<]*)</option>`)
 	named  = regexp.MustCompile(`name="([^"]*)"`)
 	valued = regexp.MustCompile(`value="([^"]*)"`)
@@ -147,7 +149,7 @@ func fieldsOf(t *testing.T, page string) (pairs []string) {
 	form, _, _ = strings.Cut(form, "</form>")
 	for _, field := range fields.FindAllStringSubmatch(form, -1) {
 		name, value := field[2], ""
-		if name == "" {
+		if field[1] != "" {
 			name = named.FindStringSubmatch(field[1])[1]
 			if said := valued.FindStringSubmatch(field[1]); said != nil {
 				value = said[1]
@@ -160,6 +162,9 @@ func fieldsOf(t *testing.T, page string) (pairs []string) {
 					value = o[3]
 				}
 			}
+		}
+		if field[4] != "" {
+			name, value = field[4], field[5]
 		}
 		pairs = append(pairs, name, html.UnescapeString(value))
 	}

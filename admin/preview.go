@@ -7,7 +7,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/pgratelimit/pgratelimit/internal/words"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/refusals"
 	"github.com/pgratelimit/pgratelimit/rules"
@@ -23,36 +22,19 @@ func changesOf(before, after rules.Rule) (changes []change) {
 			changes = append(changes, change{what, before, after})
 		}
 	}
-	old, next := numbersOf(before), numbersOf(after)
-	add("Kind", cmp.Or(string(old.Kind), "not known"), string(next.Kind))
-	add("Rate", rateWords(old), rateWords(next))
-	add("Capacity", number(old.Most), number(next.Most))
-	add("Most that may be owed", owedWords(old), owedWords(next))
-	had, has := policyFields(before.Policy), policyFields(after.Policy)
-	for _, field := range []struct{ name, what string }{
-		{"shards", "Rows of a bucket"},
-		{"start", "Start of a window"},
-		{"slices", "Slices"},
-		{"zone", "Time zone"},
-		{"first_weekday", "First weekday"},
-		{"first_day", "First day"},
-		{"first_month", "First month"},
-		{"lease", "Lease"},
-		{"adaptive", "Price"},
-	} {
-		add(field.what, fieldWords(had[field.name]), fieldWords(has[field.name]))
-	}
-	prices := func(fields map[string]any) map[string]any {
-		inside, _ := fields["adaptive"].(map[string]any)
-		return inside
-	}
-	for _, name := range []string{"floor", "growth", "epoch"} {
-		add(label(name)+" of the price", fieldWords(prices(had)[name]), fieldWords(prices(has)[name]))
-	}
+	add("Policy", policyText(before.Policy), policyText(after.Policy))
 	add("Mode", string(cmp.Or(before.Mode, ratelimit.On)), string(cmp.Or(after.Mode, ratelimit.On)))
 	add("Unit", cmp.Or(before.Unit, "none"), cmp.Or(after.Unit, "none"))
 	add("Description", cmp.Or(before.Description, "none"), cmp.Or(after.Description, "none"))
 	return changes
+}
+
+// policyText returns a policy for people.
+func policyText(policy ratelimit.Policy) string {
+	if policy == nil {
+		return "not known"
+	}
+	return policy.String()
 }
 
 // numbersOf returns the numbers of a rule's policy, and 0 for each of a policy that cannot be.
@@ -62,28 +44,6 @@ func numbersOf(r rules.Rule) ratelimit.Numbers {
 		return ratelimit.Numbers{}
 	}
 	return limit.Numbers()
-}
-
-// rateWords returns how many tokens arrive, and in which time.
-func rateWords(n ratelimit.Numbers) string {
-	switch n.Kind {
-	case "":
-		return "not known"
-	case ratelimit.KindConcurrency:
-		return "none"
-	case ratelimit.KindCalendarWindow:
-		return number(n.Rate) + " per " + string(n.Resets)
-	case ratelimit.KindTokenBucket, ratelimit.KindFixedWindow, ratelimit.KindSlidingWindow:
-	}
-	return words.Rate(n.Rate, n.Period)
-}
-
-// owedWords returns how many tokens may be owed.
-func owedWords(n ratelimit.Numbers) string {
-	if n.MaxOwed >= min(1e12, n.Rate*(float64(36_525*ratelimit.Day)/float64(max(n.Period, 1)))) && n.Kind != ratelimit.KindCalendarWindow {
-		return "no bound"
-	}
-	return number(n.MaxOwed)
 }
 
 const (

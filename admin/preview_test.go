@@ -36,15 +36,14 @@ func TestPreviewSaysWhatARuleWouldHaveMeant(t *testing.T) {
 	before := f.written(t)
 
 	raised := f.preview(t, "90", "120", "on")
-	require.Contains(t, raised, `<td class="before">60 per minute</td><td class="after">90 per minute</td>`)
-	require.Contains(t, raised, `<td class="before">100</td><td class="after">120</td>`)
+	require.Contains(t, raised, `<td class="before">60 per minute, capacity 100</td><td class="after">90 per minute, capacity 120</td>`)
 	require.Contains(t, raised, "100,047 requests were refused")
 	require.Contains(t, raised, "At most 5,657 of these tokens", "120 + 61 minutes of 90, and 40, and 7")
 
 	require.Contains(t, f.preview(t, "30", "100", "on"), "ratelimit simulate")
 	require.Contains(t, f.preview(t, "90", "50", "on"), "ratelimit simulate", "it gives less of something")
 	require.NotContains(t, f.preview(t, "60", "100", "on"), "ratelimit simulate")
-	require.Contains(t, f.preview(t, "60", "100", "on"), "It says what the rule before it says.")
+	require.Contains(t, f.preview(t, "60", "100", "on"), "Nothing changes.")
 	require.Contains(t, f.preview(t, "60", "100", "off"), "At most 100,047 of these tokens", "it would refuse nobody")
 	require.Contains(t, f.preview(t, "-1", "100", "on"), "Rate is no number from 0 up")
 	require.Equal(t, before, f.written(t), "a preview changes nothing")

@@ -55,9 +55,7 @@ type ruleBody struct {
 	Form    url.Values
 	Units   []string
 	Problem string
-	// Calendars, Weekdays and Months are what fields of calendar windows offer; empty: another kind.
-	Calendars, Weekdays, Months []string
-	List                        *part[rules.Listing]
+	List    *part[rules.Listing]
 	// Stored is the rule as it is. Nil: there is none, and Without is what decides.
 	Stored  *rules.Statement
 	Without string
@@ -81,7 +79,6 @@ func (v *visit) rule() {
 func (v *visit) rulePage(limit, plan string, fields url.Values) {
 	g := v.gather()
 	body := ruleBody{Limit: limit, Plan: plan, Form: fields, Units: units()}
-	body.Calendars, body.Weekdays, body.Months = calendarWords()
 	body.List = v.rulesOf(g, limit)
 	body.History = v.entries(g, rules.HistoryQuery{Of: rules.OfRule, Limit: limit, Plan: &plan, Most: mostWaiting})
 	g.wait()
@@ -106,19 +103,6 @@ func (v *visit) rulePage(limit, plan string, fields url.Values) {
 		form(body.Form).fill(v.likeCode(limit, plan))
 	}
 	g.show("rule.html", page{Title: "Rule", Here: "rules", Body: body})
-}
-
-// calendarWords returns what the fields of calendar windows offer.
-func calendarWords() (calendars, weekdays, months []string) {
-	calendars = []string{"", string(ratelimit.Daily), string(ratelimit.Weekly), string(ratelimit.Monthly), string(ratelimit.Quarterly), string(ratelimit.Yearly)}
-	weekdays, months = []string{""}, []string{""}
-	for day := time.Sunday; day <= time.Saturday; day++ {
-		weekdays = append(weekdays, day.String())
-	}
-	for month := time.January; month <= time.December; month++ {
-		months = append(months, month.String())
-	}
-	return calendars, weekdays, months
 }
 
 // likeCode returns a rule that says what the definition in the code does.
