@@ -64,7 +64,7 @@ func (l *Limiter) Take(ctx context.Context, requests ...Request) (Decision, erro
 	return doOnce(ctx, l, c)
 }
 
-// TakeUpTo takes as many units as are available, up to n. With several limits it takes as many as all of them have. The cost of
+// TakeUpTo takes as many units as are available, up to n. With several limits it takes only units that all of them have. The cost of
 // each request is the price of one unit. It takes only whole units. A fraction stays in the bucket, so repeated calls reach the
 // rate of the limit.
 //

@@ -128,7 +128,7 @@ const (
 // Use it for your own transactions. InTx retries by itself.
 func IsRetryable(err error) bool { return store.IsRetryable(err) }
 
-// IsUndecided reports whether err is a failure of a call of this package, or of InTx, so that there is no decision: the server
+// IsUndecided reports whether err is a failure of a call of this package, or of InTx, without a decision: the server
 // was unreachable, too slow or too contended, or the request was invalid. Treat the request as refused, but do not report it as
 // a refusal.
 //

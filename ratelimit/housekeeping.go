@@ -74,7 +74,7 @@ func (l *Limiter) Expire(ctx context.Context) (int, error) {
 	return ended, err
 }
 
-// expireAll ends all due reservations, and deletes those that ended long ago.
+// expireAll ends all due reservations, and deletes reservations that ended long ago.
 func expireAll(ctx context.Context, l *Limiter) (int, error) {
 	if err := l.pass(ctx, "expire", false, true); err != nil {
 		return 0, during("expire", l.explained(ctx, err))

@@ -229,7 +229,7 @@ type Config struct {
 	// Policies returns the policy of each request, in place of the definition of its limit. Defaults to nil: the definitions in the
 	// code decide.
 	Policies Policies
-	// Observer receives an event for what each call did. Defaults to nil: no events.
+	// Observer receives an event for each call. Defaults to nil: no events.
 	//
 	// A panic of Observe reaches the caller, except in background work. The call, or the transaction of InTx, may have committed
 	// by then. In background work the Limiter recovers the panic and drops the event, and the work goes on. Background work takes

@@ -19,7 +19,7 @@ import (
 //	{"kind":"token bucket","rate":10,"period":"1m","capacity":50}
 //
 // Fields with their default are left out. A capacity and a max_reserved of 0 are [None]. Errors wrap
-// ErrInvalidLimit: the policy is one that NewLimit rejects, or not of this package.
+// ErrInvalidLimit: NewLimit rejects the policy, or it is not of this package.
 func MarshalPolicy(policy Policy) ([]byte, error) {
 	if arg.IsNil(policy) {
 		return nil, fmt.Errorf("%w: there is no policy", ErrInvalidLimit)
@@ -171,7 +171,7 @@ func newText(kind Kind) policyText {
 	return nil
 }
 
-// textOf returns a policy as it is written, without the fields that have their default; nil for a policy that is not of this
+// textOf returns the text of a policy, without the fields that have their default; nil for a policy that is not of this
 // package.
 func textOf(policy Policy) any {
 	switch p := policy.(type) {

@@ -27,7 +27,7 @@ type Numbers struct {
 	Shards int
 }
 
-// Numbers returns the numbers of the limit's policy. Those of the zero Limit are 0.
+// Numbers returns the numbers of the limit's policy. The zero Limit has zero Numbers.
 func (l Limit) Numbers() Numbers {
 	if l.isZero() {
 		return Numbers{}
@@ -93,7 +93,7 @@ func Scale(policy Policy, times float64) Policy {
 	return scaled
 }
 
-// scaleTokens multiplies the numbers above 0 by the same factor: times, or the nearest one that keeps all of them in range.
+// scaleTokens multiplies the numbers above 0 by the same factor: times, or the nearest factor that keeps all of them in range.
 func scaleTokens(times float64, tokens ...*float64) {
 	for _, t := range tokens {
 		if *t > 0 {

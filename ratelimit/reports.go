@@ -51,7 +51,7 @@ type afterCommit struct {
 	told    []notice
 }
 
-// notice reports to the Observer or to Config.Refused what a call in a transaction did.
+// notice is a report of a call in a transaction to the Observer or to Config.Refused.
 type notice struct {
 	tell     func()
 	isUndone bool // whether a rollback makes it untrue

@@ -226,7 +226,7 @@ func lockedBy(ctx context.Context, l *Limiter, verb, id string, keyed bool,
 	stuck.Add(err, r)
 	err = during(verb+" "+id, l.explained(ctx, err))
 	isReported := stuck != nil || isAnyOf(err, ErrNotReserved, ErrReservationEnded, ErrInvalidRequest, ErrCostExceedsCapacity)
-	if !isReported { // Expire reports those of its sweep together
+	if !isReported { // Expire reports the failures of a sweep together
 		l.reports.failed(ctx, Failed{Verb: verb, Err: err}, began)
 	}
 	return err

@@ -69,7 +69,7 @@ func (v Value) Take(instant time.Time, cost float64) (Value, Decision) {
 // Reserve returns the bucket and the reservation after reserving cost tokens at an instant. It equals Limiter.Reserve to the
 // last bit of ReadyAt, for a Limiter without Config.StaleAfter. Nothing is stored, so ID is empty.
 //
-// An invalid cost, and a cost above what the limit can hold and owe, are refused with a RetryAfter of 250 years. So is every
+// An invalid cost, and a cost above the sum that the limit can hold and owe, are refused with a RetryAfter of 250 years. So is every
 // cost of a limit with NoReservations and of the zero Value.
 func (v Value) Reserve(instant time.Time, cost float64) (Value, Reservation) {
 	return v.step(instant, cost, true)

@@ -7,12 +7,12 @@ import (
 // What the controller of an adaptive limit goes by. Next is the additive increase and multiplicative decrease of congestion
 // control, on a rate that was measured, once an epoch for all processes.
 const (
-	// tooMany is the share of throttled tokens above which an epoch ends in a cut, and mostThrottled that from which what
-	// was accepted says little of what the upstream can do. suddenly is the share that ends an epoch early.
+	// tooMany is the share of throttled tokens above which an epoch ends in a cut. From mostThrottled on, the accepted tokens say little
+	// about the capacity of the upstream. suddenly is the share that ends an epoch early.
 	tooMany, suddenly, mostThrottled = 0.01, 0.2, 0.5
-	// deepCut is what a cut leaves at least while the upstream accepts as much, and lightCut what it leaves at most.
+	// A cut leaves at least deepCut while the upstream accepts as much, and at most lightCut.
 	deepCut, lightCut = 0.7, 0.85
-	// wanted is the share of what was allowed below which callers did not ask for more.
+	// wanted is a share of the allowed tokens: with less, callers did not ask for more.
 	wanted = 0.7
 	// fewOutcomes are too few to cut by.
 	fewOutcomes = 10
@@ -31,7 +31,7 @@ type Adapting struct {
 	Applied bool          // whether callers are held to the share
 }
 
-// Measured is what was reported of the upstream in a span of time.
+// Measured has the reports about the upstream in a span of time.
 type Measured struct {
 	Span                time.Duration
 	Outcomes            int64
@@ -50,17 +50,17 @@ func (a *Adapting) IsOver(m Measured, afterCut bool) bool {
 
 // Next returns the share that follows an epoch with this share in which m was measured, and whether that is a cut.
 //
-//	throttled > 1 %           the larger of 0.7 of what was allowed and 0.85 of what was accepted, and at most 0.85 of the former
-//	throttled >= 50 %         0.7 of what was accepted, where callers wanted what was allowed
-//	sent < 0.7 of allowed     the same: callers do not want more, so nobody knows whether there is more
-//	else                      what was allowed, and Growth for each second
+//	throttled > 1 %           the larger of 0.7 * allowed and 0.85 * accepted, and at most 0.85 * allowed
+//	throttled >= 50 %         0.7 * accepted, if callers sent all that was allowed
+//	sent < 0.7 of allowed     no change: callers do not want more, so it is unknown whether there is more
+//	else                      allowed, and Growth for each second
 //
-// Callers that were not held to the share are taken to have sent what it allows, and the upstream to have accepted of that
-// what it could.
+// If callers were not held to the share, Next assumes that they sent the tokens that it allows, and that the upstream accepted as
+// many of them as it could.
 func (a *Adapting) Next(share float64, m Measured) (next float64, cut bool) {
 	share = a.Clamp(share)
 	if m.Outcomes == 0 || m.Span <= 0 || m.Span > (mostEpochs+1)*a.Epoch {
-		return share, false // nobody knows
+		return share, false // it is unknown
 	}
 	seconds, allowed := m.Span.Seconds(), share*a.Rate
 	accepted, sent := m.Accepted/seconds, (m.Accepted+m.Throttled)/seconds
@@ -90,7 +90,7 @@ func (a *Adapting) Clamp(share float64) float64 {
 	return min(share, 1)
 }
 
-// measured returns what was reported in the present epoch.
+// measured returns the reports of the present epoch.
 func measured(u *Known) Measured {
 	return Measured{
 		Span: time.Duration(u.NowUs-u.BegunUs) * time.Microsecond, Outcomes: u.Outcomes, Accepted: u.Accepted, Throttled: u.Throttled,

@@ -11,7 +11,7 @@ import (
 )
 
 const (
-	// exchangeTimeout bounds an exchange, which nobody waits for.
+	// exchangeTimeout bounds an exchange. No call waits for it.
 	exchangeTimeout = 5 * time.Second
 	// maxReports bounds the keys of an exchange, each of which is a row lock held for one round trip.
 	maxReports = 500
@@ -34,7 +34,7 @@ func (p *Prices) begin(ctx context.Context, inTx bool) {
 	}
 }
 
-// enter returns what is to be closed at the end of the exchange that the caller may begin, and nil when it may not.
+// enter returns a channel that the caller closes at the end of its exchange, and nil if it may not begin one.
 func (p *Prices) enter() chan struct{} {
 	p.state.Lock()
 	defer p.state.Unlock()
@@ -56,7 +56,7 @@ func (p *Prices) run(ctx context.Context, done chan struct{}) {
 	p.exchange(ctx)
 }
 
-// Close lets no more exchanges begin, and waits until that which is under way has ended, or ctx has.
+// Close prevents new exchanges, and waits until a running exchange or ctx has ended.
 func (p *Prices) Close(ctx context.Context) error {
 	p.state.Lock()
 	p.closed = true
@@ -78,11 +78,11 @@ type exchanged struct {
 	*Upstream
 	report   Report
 	adapting Adapting
-	pausedTo int64 // as was asked for since the exchange before; 0: it was not
+	pausedTo int64 // the end of the pause that the upstream asked for since the last exchange; 0: none
 	turned   bool  // whether this process has ended its epoch
 }
 
-// exchange tells the database what was reported of the keys for which it is time, and learns their prices.
+// exchange writes the reports of the due keys to the database, and reads their prices.
 func (p *Prices) exchange(ctx context.Context) {
 	began := time.Now()
 	var due []*exchanged
@@ -124,7 +124,7 @@ func (p *Prices) exchange(ctx context.Context) {
 	if len(over) == 0 {
 		return
 	}
-	if err := exchangeAll(bounded, p.options.Session, reportsOf(over), Upstreams.Turn); err != nil { // what was told is told
+	if err := exchangeAll(bounded, p.options.Session, reportsOf(over), Upstreams.Turn); err != nil { // the reports are written
 		p.failed(ctx, over, true, err, began)
 		return
 	}
@@ -134,7 +134,7 @@ func (p *Prices) exchange(ctx context.Context) {
 	p.learn(ctx, slices.DeleteFunc(over, func(e *exchanged) bool { return !e.turned }))
 }
 
-// collect returns the keys for which it is time, with what was reported of them, in the order of locking.
+// collect returns the due keys with their reports, in the order of locking.
 func (p *Prices) collect(now int64) (due []*exchanged) {
 	p.mu.RLock()
 	defer p.mu.RUnlock()
@@ -155,7 +155,7 @@ func (p *Prices) collect(now int64) (due []*exchanged) {
 	return due
 }
 
-// take takes what was reported of the key since the latest exchange. u.mu is held.
+// take takes the reports about the key since the latest exchange. u.mu is held.
 func (u *Upstream) take(now int64) *exchanged {
 	e := &exchanged{Upstream: u, adapting: u.adapting, pausedTo: u.retryAt}
 	e.report = Report{Key: u.key, Outcomes: u.outcomes, Accepted: u.accepted, Throttled: u.throttled}
@@ -177,7 +177,7 @@ func reportsOf(due []*exchanged) []*Report {
 	return reports
 }
 
-// failed tells the observer that the exchange has failed, and keeps what was not told for the next.
+// failed tells the observer that the exchange has failed, and keeps the unwritten reports for the next.
 func (p *Prices) failed(ctx context.Context, due []*exchanged, told bool, err error, began time.Time) {
 	name := ""
 	for _, e := range due {
@@ -211,7 +211,7 @@ func (p *Prices) leaveHeld(ctx context.Context, due []*exchanged, began time.Tim
 	return free
 }
 
-// isOver reports whether the epoch of the key is over, and sets what follows it. One that a clock has begun that was wrong
+// isOver reports whether the epoch of the key is over, and sets the next share. An epoch that a wrong clock has begun
 // begins again; a statement that has waited for the row is only a little older than the epoch.
 func (e *exchanged) isOver() bool {
 	r := &e.report
@@ -230,7 +230,7 @@ func (e *exchanged) isOver() bool {
 	return true
 }
 
-// learn takes over what is known of the keys, and tells the observer of prices that have changed.
+// learn takes over the state of the keys, and tells the observer of changed prices.
 func (p *Prices) learn(ctx context.Context, of []*exchanged) {
 	now := p.owner.Estimate()
 	for _, e := range of {

@@ -18,8 +18,8 @@ const (
 	maxUpstreams = 10_000
 	// maxPause bounds a pause that an upstream asks for.
 	maxPause = 24 * time.Hour
-	// exchanges of an epoch are how often a process tells what was reported to it, and urgentExchanges how often it may when
-	// an upstream wants to be left alone.
+	// exchanges is how often in an epoch a process writes its reports, and urgentExchanges how often it may if
+	// an upstream asks for a pause.
 	exchanges, urgentExchanges = 4, 20
 )
 
@@ -31,9 +31,9 @@ type Owner interface {
 	MayBeKept(err error) bool
 	// Estimate returns about what time it is for the database.
 	Estimate() int64
-	// Failed is told that an exchange that began then has failed. limit is one of its limits.
+	// Failed reports a failed exchange that began at began. limit is one of its limits.
 	Failed(ctx context.Context, limit string, err error, began time.Time)
-	// Changed is told that a limit has another price. decided says that this process has ended the epoch.
+	// Changed reports a new price of a limit. decided says that this process has ended the epoch.
 	Changed(ctx context.Context, limit string, before, price float64, applied, decided bool)
 }
 
@@ -45,8 +45,8 @@ type Options struct {
 	Busy func() bool
 }
 
-// Prices are what a process knows of the upstreams of its adaptive limits, and what was reported to it of them. It asks the
-// database, and tells it, in exchanges: one at a time, beside the calls. Nil Prices know nothing, as those of a simulation.
+// Prices has the knowledge of a process about the upstreams of its adaptive limits, and its new reports. It exchanges both with the
+// database: one exchange at a time, beside the calls. Nil Prices know nothing; simulations use them.
 type Prices struct {
 	owner   Owner
 	options Options
@@ -72,7 +72,7 @@ type Upstream struct {
 	adapting            Adapting // of the policy that was used last
 	outcomes            int64    // since the latest exchange
 	accepted, throttled float64
-	retryAt             int64 // the end of a pause that was asked for since; 0: none was
+	retryAt             int64 // the end of a pause that the upstream asked for since; 0: none
 }
 
 // New returns Prices that know nothing yet.
@@ -80,7 +80,7 @@ func New(owner Owner, options Options) *Prices {
 	return &Prices{owner: owner, options: options, of: make(map[bucket.Key]*Upstream)}
 }
 
-// Use returns what is known of a key whose policy adapts so, and nil when there are too many keys.
+// Use returns the upstream of a key with such a policy, and nil if there are too many keys.
 func (p *Prices) Use(k bucket.Key, adapting Adapting, now int64) *Upstream {
 	if p == nil {
 		return nil
@@ -132,7 +132,7 @@ func (p *Prices) PausedUntil(k bucket.Key, applied *bool) int64 {
 	return bucket.MinInstant
 }
 
-// find returns what is known of a key, and nil when there are too many of them.
+// find returns the upstream of a key, and nil if there are too many keys.
 func (p *Prices) find(k bucket.Key, now int64) *Upstream {
 	p.mu.RLock()
 	u := p.of[k]
@@ -172,7 +172,7 @@ func (p *Prices) sweep(now int64) bool {
 	return len(p.of) < maxUpstreams
 }
 
-// isDue reports whether what is known of the key is to be exchanged at now. u.mu is held.
+// isDue reports whether the key is due for an exchange at now. u.mu is held.
 func (u *Upstream) isDue(now int64) bool {
 	interval := u.adapting.Epoch.Microseconds()
 	switch {

@@ -13,7 +13,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/store"
 )
 
-// Report is what was reported to a process of the upstream of a limit and a key. One without outcomes only asks.
+// Report has the reports of a process about the upstream of a limit and a key. A Report without outcomes only reads.
 type Report struct {
 	Key        bucket.Key
 	Outcomes   int64
@@ -41,17 +41,17 @@ type Known struct {
 	PausedUntilUs, NowUs int64
 }
 
-// KeepPrices is how long after its last report what is known of an upstream is forgotten.
+// KeepPrices is how long after its last report an upstream is forgotten.
 const KeepPrices = 7 * 24 * time.Hour
 
 // Upstreams keeps what all processes know. A store.Engine that is not Postgres implements it.
 type Upstreams interface {
-	// Report adds the reports to what is known, or makes that, and sets it. Turn ends the epochs of upstreams, and begins others at the instant
-	// of the report, unless another process has: IsKnown is false then. Both are one transaction. They change nothing and return a heldError
-	// for a row that was locked for longer than most.
+	// Report adds the reports to the rows, which it inserts if they are missing, and sets the answers. Turn ends the epochs of upstreams, and
+	// begins others at the instant of the report, unless another process has: IsKnown is false then. Each is one transaction. They change
+	// nothing and return a heldError for a row that was locked for longer than most.
 	Report(ctx context.Context, u *store.Unit, reports []*Report, most time.Duration) error
 	Turn(ctx context.Context, u *store.Unit, reports []*Report, most time.Duration) error
-	// ForgetPrices deletes what nobody has reported of for KeepPrices.
+	// ForgetPrices deletes prices without a report for KeepPrices.
 	ForgetPrices(ctx context.Context, u *store.Unit) error
 }
 
@@ -63,7 +63,7 @@ func in(s *store.Session) Upstreams {
 	return Tables{}
 }
 
-// Forget deletes what is known of upstreams that nobody has reported of for a week.
+// Forget deletes the state of upstreams without a report for a week.
 func Forget(ctx context.Context, s *store.Session) error {
 	err := s.RetryTx(ctx, "prune", func(tx *store.Session) error { return in(tx).ForgetPrices(ctx, &tx.Unit) })
 	if store.IsLockTimeout(err) { // they stay until the next call

@@ -27,7 +27,7 @@ type Owner interface {
 	// GiveBack returns kept tokens to their row, as store.Session.Return, and how many that were. An error was reported, unless the
 	// row was locked for longer than most.
 	GiveBack(ctx context.Context, k bucket.Key, t bucket.Terms, kept bucket.Ahead, most time.Duration) (float64, error)
-	// Tell is told what became of tokens.
+	// Tell reports how many tokens were taken, returned and lost.
 	Tell(e Event)
 }
 
@@ -75,9 +75,9 @@ type stripe struct {
 type holding struct {
 	key    bucket.Key
 	policy any           // Ask.Policy, to notice that it has changed
-	terms  *bucket.Terms // of the bucket; what it points to does not change
+	terms  *bucket.Terms // of the bucket; they do not change
 	kept   bucket.Ahead
-	sent   time.Duration // when kept was asked for, and
+	sent   time.Duration // when the request for kept was sent, and
 	ends   time.Duration // when the rest of it may not be used any more
 	usedAt time.Duration // when something was taken last, from memory or from the row
 	row    bucket.State  // as the database last answered, and
@@ -153,7 +153,7 @@ type View struct {
 	kept  bucket.Ahead // with the tokens that are left
 }
 
-// view returns what is known of the bucket at now.
+// view returns the known state of the bucket at now.
 func (k *Keeper) view(h *holding, now time.Duration) View {
 	v := View{terms: h.terms, row: h.row, kept: h.kept, at: max(h.rowNow+max(now-h.heard, 0).Microseconds(), h.kept.TS)}
 	if k.options.AsOf != nil {
@@ -171,8 +171,8 @@ func (v *View) Tell(c *bucket.Content) bucket.Told {
 	return bucket.Told{Content: c, Now: v.at, Allowed: true, Tokens: tokens, FullAfter: bucket.FullAfter(t, c.State, v.at)}
 }
 
-// Take takes the cost of the asks from kept tokens, unless one of the buckets keeps too few, or others wait for them. It waits for
-// nothing, and appends what is known of each bucket to views, which is empty.
+// Take takes the cost of the asks from kept tokens, unless one of the buckets keeps too few, or others wait for them. It does not
+// wait, and appends the view of each bucket to views, which is empty.
 func (k *Keeper) Take(asks []bucket.Ask, views []View) (all []View, taken bool) {
 	if k.IsEmpty() || !k.Serves(asks) {
 		return views, false
@@ -218,8 +218,8 @@ func (k *Keeper) putBack(a *bucket.Ask, taken *View) {
 	}
 }
 
-// Do answers a call that Serves accepts and Take did not answer. A call for one bucket waits for a fetch, and is given tokens of it. If
-// nothing is to be taken ahead, send has the database answer the call, and returns the answers.
+// Do answers a call that Serves accepts and Take did not answer. A call for one bucket waits for a fetch, and gets tokens of it. If
+// there is nothing to prefetch, send lets the database answer the call, and returns the answers.
 func (k *Keeper) Do(ctx context.Context, asks []bucket.Ask, send func() ([]bucket.Answer, error)) (v View, given bool, err error) {
 	if len(asks) == 1 {
 		return k.doOne(ctx, &asks[0], send)
@@ -301,7 +301,7 @@ func (k *Keeper) holding(s *stripe, a *bucket.Ask) *holding {
 	return h
 }
 
-// ahead returns how many tokens are to be taken ahead beside those that are asked for now, when a call for cost found too few.
+// ahead returns how many tokens to prefetch in addition to the tokens asked, after a call for cost found too few.
 func (h *holding) ahead(now time.Duration, asked, cost float64) float64 {
 	if h.asked {
 		h.pace.next(h.terms, (now - h.askedAt).Microseconds(), cost)
@@ -313,8 +313,8 @@ func (h *holding) ahead(now time.Duration, asked, cost float64) float64 {
 	return h.pace.ahead(h.row.Value, asked, cost)
 }
 
-// noteAnswer notes what a call found in the row of a bucket. With fetches it begins a fetch that nobody waits for, if more calls are
-// expected.
+// noteAnswer notes the state of the row of a bucket that a call found. With fetches it begins a fetch in the background, if more calls
+// are expected.
 func (k *Keeper) noteAnswer(ctx context.Context, a *bucket.Ask, r *bucket.Answer, fetches bool) {
 	s := k.stripe(&a.Key)
 	s.mu.Lock()

@@ -17,7 +17,7 @@ type waiter struct {
 	gone bool          // whether its caller has left
 	done chan struct{} // closed when there is an answer
 
-	got View // what is known of the bucket with the answer
+	got View // the state of the bucket with the answer
 	err error
 }
 
@@ -52,8 +52,8 @@ func (k *Keeper) await(ctx context.Context, s *stripe, h *holding, w *waiter) er
 	return w.err
 }
 
-// left notes that the caller of w has left, and reports whether it has no answer. A fetch that nobody waits for any more is
-// cancelled, as it may wait for a row that somebody holds.
+// left notes that the caller of w has left, and reports whether it has no answer. A fetch without waiting callers is
+// cancelled, because it may wait for a row that another transaction holds.
 func (k *Keeper) left(s *stripe, h *holding, w *waiter) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -104,8 +104,8 @@ func (k *Keeper) beginFetch(ctx context.Context, s *stripe, h *holding) {
 	}()
 }
 
-// fetch takes from the row what the calls that wait cost and some ahead, in one statement, and reports whether another is to
-// follow, for those that came meanwhile.
+// fetch takes the costs of the waiting calls from the row, and prefetches some tokens, in one statement. It reports whether another fetch
+// must follow, for calls that came meanwhile.
 func (k *Keeper) fetch(ctx context.Context, s *stripe, h *holding, isFirst bool) (more bool) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -122,7 +122,7 @@ func (k *Keeper) fetch(ctx context.Context, s *stripe, h *holding, isFirst bool)
 	s.mu.Unlock()
 
 	sent, err := k.now(), errExited
-	defer func() { // whatever ends it, those who wait go on
+	defer func() { // also after a panic, waiting calls go on
 		if failure := recover(); failure != nil {
 			err = fmt.Errorf("a hook panicked: %v", failure)
 		}
@@ -132,7 +132,7 @@ func (k *Keeper) fetch(ctx context.Context, s *stripe, h *holding, isFirst bool)
 	return false
 }
 
-// next returns the calls that the next fetch is for, what they cost together, and how much is taken ahead beside that.
+// next returns the calls of the next fetch, their total cost, and how many tokens to prefetch in addition.
 func (h *holding) next(now time.Duration, isFirst bool) (waiters []*waiter, cost, ahead float64) {
 	waiting := h.waiters[:0]
 	for _, w := range h.waiters {
@@ -151,7 +151,7 @@ func (h *holding) next(now time.Duration, isFirst bool) (waiters []*waiter, cost
 	return waiting, cost, ahead
 }
 
-// stop ends the fetches of the holding, and sends those who wait to the database.
+// stop ends the fetches of the holding, and sends waiting calls to the database.
 func (h *holding) stop() {
 	waiters := h.waiters
 	h.fetching, h.waiters, h.leave = false, nil, nil
@@ -172,7 +172,7 @@ func (k *Keeper) fetched(ctx context.Context, s *stripe, h *holding, c *store.Ca
 		h.pace = 0
 		rest := h.giveUp()
 		s.mu.Unlock()
-		k.giveBack(ctx, rest, 0) // so that it is there for those who ask for it now
+		k.giveBack(ctx, rest, 0) // for the calls that go to the database now
 		s.mu.Lock()
 		answer(waiters, errApart)
 		h.stop()
@@ -189,8 +189,8 @@ func (k *Keeper) fetched(ctx context.Context, s *stripe, h *holding, c *store.Ca
 	return more
 }
 
-// give gives out what a fetch has taken: what is left of the one before first, then to those that the fetch was for, and to
-// those that came later, as long as there is enough.
+// give gives out the tokens of a fetch, and first the rest of the fetch before: to the calls of the fetch, and then to later calls, as
+// long as there are enough.
 func (k *Keeper) give(s *stripe, h *holding, c *store.Call, waiters []*waiter, sent time.Duration) {
 	a, r, now := &c.Asks[0], &c.Answers[0], k.now()
 	before, rest, isValid := h.kept, 0.0, now < h.ends
@@ -203,7 +203,7 @@ func (k *Keeper) give(s *stripe, h *holding, c *store.Call, waiters []*waiter, s
 	h.sent, h.ends, h.usedAt = sent, sent+keeps, now
 	for _, w := range waiters {
 		old := min(rest, w.cost)
-		if w.gone { // what it was to get is kept
+		if w.gone { // its tokens are kept
 			continue
 		}
 		rest -= old
@@ -226,7 +226,7 @@ func (k *Keeper) give(s *stripe, h *holding, c *store.Call, waiters []*waiter, s
 		w.got = k.view(h, now)
 		close(w.done)
 	}
-	if a.Terms.Era != h.terms.Era { // what is kept is of another policy
+	if a.Terms.Era != h.terms.Era { // the kept tokens are of another policy
 		k.orphan(h.key, a.Terms, h.kept)
 		h.kept, h.known = bucket.Ahead{}, false
 	}

@@ -21,7 +21,7 @@ const (
 	returnWait = 50 * time.Millisecond
 )
 
-// leftover is what is left of a holding that is no more.
+// leftover has the remaining tokens of a holding that was dropped.
 type leftover struct {
 	key   bucket.Key
 	terms bucket.Terms
@@ -30,7 +30,7 @@ type leftover struct {
 	notBefore time.Duration // when a sweep retries after a lock timeout; 0: at once
 }
 
-// giveUp ends what is kept, and returns what is left of it.
+// giveUp ends the holding, and returns its remaining tokens.
 func (h *holding) giveUp() (all []leftover) {
 	if h.kept.Left > 0 {
 		all = append(all, leftover{key: h.key, terms: *h.terms, kept: h.kept})
@@ -89,7 +89,7 @@ func sweepEvery(prefetch int64) time.Duration {
 	return min(max(time.Duration(prefetch)*time.Microsecond/sweeps, minSweep), maxSweep)
 }
 
-// sweep gives back what is not used, and forgets holdings of which nothing is kept.
+// sweep gives unused tokens back, and forgets holdings without tokens.
 func (k *Keeper) sweep() {
 	if !k.start() {
 		return
@@ -160,8 +160,8 @@ func (k *Keeper) sweepStripe(s *stripe, left []leftover, shortest *int64) []left
 	return left
 }
 
-// isLeft reports whether what is kept is to be given back: its time is over, or none of it is being used, or most of it
-// is still there after half of the time. The sooner, the more of it is of use to others.
+// isLeft reports whether to give the kept tokens back: their time is over, or no call uses them, or most of them
+// are still there after half of the time. The sooner, the more other processes can use.
 func (h *holding) isLeft(now, prefetch time.Duration) bool {
 	unused := h.kept.Left > h.kept.Taken-h.kept.Left
 	return h.kept.Left > 0 && (now >= h.ends || now-h.usedAt >= prefetch*idleSweeps/sweeps || unused && now-h.sent >= prefetch/2)
@@ -200,8 +200,8 @@ func (k *Keeper) giveBackOne(ctx context.Context, one *leftover, most time.Durat
 	}
 }
 
-// GiveUp gives back the kept tokens of the buckets of a call that changes them, whatever they hold. In a transaction, which may hold their
-// rows, that is done beside it.
+// GiveUp gives back the kept tokens of the buckets that a call changes. In a transaction, which may hold their rows, it does so in the
+// background.
 func (k *Keeper) GiveUp(ctx context.Context, asks []bucket.Ask, inTx bool) {
 	if k.IsEmpty() {
 		return

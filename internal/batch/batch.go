@@ -22,13 +22,12 @@ const (
 	// maxCalls bounds the calls of one batch.
 	maxCalls = 1000
 
-	// A batch is slow when it seems to wait for a row that somebody holds, as those for a single bucket do, or for
-	// the server or a connection. The calls for other buckets need not wait for that, so it does not count as one of
-	// maxRunning any more.
+	// A batch is slow if it seems to wait for a row that another transaction holds, as a batch for a single bucket may, or for
+	// the server or a connection. Calls for other buckets need not wait for it, so it no longer counts towards maxRunning.
 	slowAfter     = 10 * time.Millisecond // for a single bucket
 	wideSlowAfter = 50 * time.Millisecond // for more
 
-	// maxWide bounds the batches for more than one bucket, those that are slow included: they wait for the server.
+	// maxWide bounds the batches for more than one bucket, including slow ones: they wait for the server.
 	maxWide = 16
 )
 
@@ -184,8 +183,8 @@ func (b *Batcher[T]) launch(calls []*Call[T]) *batch[T] {
 	return f
 }
 
-// pick takes the calls of the next batch from the queue: those whose buckets no batch keeps, and no earlier call that
-// stays asks for. A call whose bucket a slow batch keeps is parked behind that batch, where it is in nobody's way.
+// pick takes the calls of the next batch from the queue: calls with buckets that no batch keeps, and that no earlier call in the
+// queue asks for. A call for a bucket that a slow batch keeps is parked behind that batch, where it blocks no other call.
 func (b *Batcher[T]) pick() []*Call[T] {
 	var calls []*Call[T]
 	var stay map[bucket.Key]struct{}
@@ -238,7 +237,7 @@ func (c *Call[T]) isAfter(stay map[bucket.Key]struct{}) bool {
 	return slices.ContainsFunc(c.needs, func(n need[T]) bool { _, found := stay[n.key]; return found })
 }
 
-// startAll starts batches beside those that are in flight, while that may be and calls wait that can be answered.
+// startAll starts batches beside the running ones, while that is allowed and waiting calls can be answered.
 func (b *Batcher[T]) startAll() {
 	for b.queued > 0 && !b.full() {
 		b.batches++
@@ -250,7 +249,7 @@ func (b *Batcher[T]) startAll() {
 	}
 }
 
-// armSlowTimer sees to it that calls that wait for a batch to end do not wait for those that are slow.
+// armSlowTimer makes sure that calls which wait for the end of a batch do not wait for slow batches.
 func (b *Batcher[T]) armSlowTimer() {
 	if b.slowTimer || b.queued == 0 || b.batches == b.slow {
 		return
@@ -405,7 +404,7 @@ func (c *Call[T]) room(n int) []*Call[T] {
 // maxUnused bounds the uses that a Batcher keeps for the next buckets.
 const maxUnused = 1000
 
-// use returns what is known of a bucket, which is nothing yet where nobody uses it.
+// use returns the record of a bucket. It makes a new one if no call uses the bucket.
 func (b *Batcher[T]) use(key bucket.Key) *use[T] {
 	if u := b.latest; u != nil && u.key == key { // as mostly where many ask for one
 		return u
@@ -425,7 +424,7 @@ func (b *Batcher[T]) use(key bucket.Key) *use[T] {
 	return u
 }
 
-// dropUnused forgets a bucket that nobody uses any more.
+// dropUnused forgets a bucket that no call uses any more.
 func (b *Batcher[T]) dropUnused(u *use[T]) {
 	if u.calls > 0 || u.batch != nil {
 		return

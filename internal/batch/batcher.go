@@ -1,5 +1,5 @@
-// Package batch folds concurrent calls into batches: it decides who waits for whom, and who goes together. It knows
-// the keys of buckets, and nothing of what is in their rows.
+// Package batch folds concurrent calls into batches: it decides which calls wait, and which calls go together. It knows
+// the keys of buckets, but not the content of their rows.
 package batch
 
 import (
@@ -16,8 +16,8 @@ import (
 
 // Decider answers calls.
 type Decider[T any] interface {
-	// Run answers the calls of a batch, each with Call.Answer, and returns the calls that need a row which somebody holds. If waitFor is not nil,
-	// all calls need that row, and Run waits for it.
+	// Run answers the calls of a batch, each with Call.Answer, and returns the calls that need a row which another transaction holds. If
+	// waitFor is not nil, all calls need that row, and Run waits for it.
 	Run(ctx context.Context, calls []*T, waitFor *bucket.Key) []Blocked[T]
 }
 
@@ -30,17 +30,17 @@ type Options struct {
 	ErrOverloaded error         // what calls get when as many wait already
 }
 
-// Batcher folds concurrent calls into batches. A call that finds nothing in its way runs at once and by
-// itself. Calls that come while all batches are in flight wait for the next batch to end, and go together.
-// Nothing is held back for company: a batch that was answered only lets those run who can, once, before the next one
-// takes those who wait. Of callers who come back at once half go together then, and not a third.
+// Batcher folds concurrent calls into batches. If no batch is in its way, a call runs at once and by
+// itself. Calls that come while all batches are running wait until the next batch ends, and go together.
+// No call is delayed to make a batch larger. But after a batch was answered, other goroutines may run once before the next batch
+// takes the waiting calls. If callers return at once, half of them then go together, and not a third.
 //
 // The calls for one bucket are answered in the order in which they came. A bucket is in one batch at a time. A call does
-// not overtake an earlier call for any of its buckets, unless the earlier call waits for a row that somebody holds. When a
+// not overtake an earlier call for any of its buckets, unless the earlier call waits for a row that another transaction holds. If a
 // bucket has several rows, some calls may wait for one row while others take from another.
 //
-// No batch waits for a row while it holds another. A call that needs a row which somebody holds goes on to a
-// batch of its own. That batch waits for the row, and keeps no bucket but the row's from others.
+// No batch waits for a row while it holds another. A call that needs a row which another transaction holds moves to a
+// batch of its own. That batch waits for the row, and keeps only the row's bucket from others.
 type Batcher[T any] struct {
 	decider Decider[T]
 	options Options
@@ -53,7 +53,7 @@ type Batcher[T any] struct {
 	parked   int                    // calls that wait behind slow batches
 	arrivals uint64                 // calls so far
 	uses     map[bucket.Key]*use[T] // the buckets that a call waits for, or a batch keeps from others
-	latest   *use[T]                // the one of uses that was asked for last; nil: it is there no more
+	latest   *use[T]                // of uses, the last one used; nil: it was dropped
 	unused   []*use[T]
 	batches  int // in flight, or about to start
 	inFlight []*batch[T]
@@ -64,7 +64,7 @@ type Batcher[T any] struct {
 
 	slowTimer bool        // whether a timer looks for slow batches
 	sweeping  bool        // whether a timer looks for calls whose time is over
-	shut      atomic.Bool // closed, for those who do not wait in the queue
+	shut      atomic.Bool // closed, for calls outside the queue
 }
 
 // New returns a Batcher whose calls decider answers.
@@ -76,7 +76,7 @@ func New[T any](decider Decider[T], options Options) *Batcher[T] {
 
 // Do answers c, by itself or as one of a batch.
 func (b *Batcher[T]) Do(ctx context.Context, c *Call[T]) error {
-	if c.Awaited { // its time ends its context, so that nobody else ends the call
+	if c.Awaited { // the timeout ends its context, so that only the context ends the call
 		bounded, cancel := Bounded(ctx, b.options.Timeout)
 		defer cancel()
 		ctx = bounded
@@ -87,7 +87,7 @@ func (b *Batcher[T]) Do(ctx context.Context, c *Call[T]) error {
 		done = new(make(chan struct{}, 1))
 	}
 	c.done = *done
-	defer b.spare.Put(done) // nobody answers a call that has its answer, or was left
+	defer b.spare.Put(done) // no batch answers a call that has its answer, or was left
 	f, err := b.enter(c)
 	switch {
 	case err != nil:
@@ -111,7 +111,7 @@ func (b *Batcher[T]) enter(c *Call[T]) (*batch[T], error) {
 	if err != nil || !starts {
 		return nil, err
 	}
-	runtime.Gosched() // those who are about to call may come along; when nobody is, this takes no time
+	runtime.Gosched() // other goroutines may make their calls; without any it takes no time
 	return b.next(nil, nil), nil
 }
 
@@ -206,7 +206,7 @@ func (b *Batcher[T]) wait(ctx context.Context, c *Call[T]) error {
 }
 
 // giveUp ends the wait of a call that has no answer, and reports whether it left. A call that is Awaited and was claimed
-// does not, but its batch goes on only while somebody else waits.
+// does not leave, but its batch goes on only while another caller waits.
 func (b *Batcher[T]) giveUp(c *Call[T]) bool {
 	switch {
 	case c.stage.CompareAndSwap(stageWaiting, stageLeft):
@@ -246,7 +246,7 @@ func (b *Batcher[T]) leave(c *Call[T]) {
 	}
 }
 
-// withoutLeft returns the calls without those that have left, once these are most of them. n have not.
+// withoutLeft removes the calls that have left, once they are the majority. n calls have not left.
 func withoutLeft[T any](calls []*Call[T], n int) []*Call[T] {
 	if len(calls) <= 2*n+64 {
 		return calls
@@ -261,7 +261,7 @@ func withoutLeft[T any](calls []*Call[T], n int) []*Call[T] {
 	return kept
 }
 
-// Close lets no more calls in, and waits for those that are in, or until ctx ends.
+// Close rejects new calls, and waits for the calls in progress, or until ctx ends.
 func (b *Batcher[T]) Close(ctx context.Context) error {
 	b.shut.Store(true)
 	b.mu.Lock()
@@ -344,7 +344,7 @@ func (b *Batcher[T]) armTimeoutTimer(wait time.Duration) {
 	})
 }
 
-// overdue returns the calls whose time is over, and how long it takes until that of the next call is.
+// overdue returns the calls whose time is over, and how long it takes until the next call's time is over.
 func (b *Batcher[T]) overdue(now time.Duration) (over []*Call[T], next time.Duration) {
 	next = b.options.Timeout
 	add := func(calls []*Call[T]) {

@@ -8,18 +8,18 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
 )
 
-// Call is one call that a Batcher answers. Its owner makes it a part of what the call is about, so that the two are one
+// Call is one call that a Batcher answers. Its owner embeds it in its own struct, so that the two are one
 // allocation. A Call is used once.
 type Call[T any] struct {
-	// Of is what the call is about, for the Decider.
+	// Of is the owner's struct, for the Decider.
 	Of *T
-	// Awaited is whether the caller, when its context ends, waits to hear what has become of a call that a batch has
-	// claimed, so that it can be undone. A caller who gives up sooner leaves the call, and the batch does nothing for it.
+	// Awaited is whether the caller, when its context ends, still waits for the answer of a call that a batch has
+	// claimed, so that it can be undone. A caller that gives up earlier leaves the call, and the batch does nothing for it.
 	Awaited bool
-	// Owner is who uses the call again; nil: nobody does. See Done.
+	// Owner reuses the call; nil: it is not reused. See Done.
 	Owner Owner
 
-	needs   []need[T]  // what it takes from, until it is in a batch or has left
+	needs   []need[T]  // its buckets, until it is in a batch or has left
 	oneNeed [1]need[T] // what needs is when there is one
 
 	err      error
@@ -32,17 +32,17 @@ type Call[T any] struct {
 	batch   *batch[T]
 	own     batch[T]    // what batch is when it is picked by itself
 	oneCall [1]*Call[T] // the calls of that
-	oneOf   [1]*T       // what they are about
-	left    bool        // whether its batch was told that the caller gave up
+	oneOf   [1]*T       // the owner's structs of a batch of one call
+	left    bool        // whether its batch knows that the caller gave up
 	blocker *batch[T]   // the slow batch that it waits behind; nil: it is in the queue, or waits no more
 	arrival uint64      // its number, in the order of arrival
 
 	holders atomic.Int32 // its caller, and the batches that may look at it
 }
 
-// Owner is who uses a call again.
+// Owner reuses a call.
 type Owner interface {
-	// Free is told that nobody looks at the call any more: neither its caller, nor a batch that it was in.
+	// Free is called when neither the caller nor a batch uses the call any more.
 	Free()
 }
 
@@ -70,7 +70,7 @@ func (c *Call[T]) Done() {
 	}
 }
 
-// Blocked is a call that cannot be answered yet, because somebody holds a row that it needs.
+// Blocked is a call that cannot be answered yet, because another transaction holds a row that it needs.
 type Blocked[T any] struct {
 	Call *Call[T]
 	Row  bucket.Key
@@ -82,14 +82,14 @@ type Blocked[T any] struct {
 const (
 	stageWaiting  int32 = iota
 	stageInBatch        // the batch is on its way
-	stageClaimed        // it is decided on, and its caller hears of that
+	stageClaimed        // a batch decides on it, and its caller gets the answer
 	stageGivenUp        // it was claimed, its caller gave up, and waits for the answer all the same
 	stageAnswered       // by its batch
 	stageLeft           // its caller gave up
 )
 
-// Claim reports whether the call is to be decided on: unless it is Awaited and its caller has left. It is asked when
-// nothing is waited for any more, in the transaction that decides.
+// Claim reports whether to decide on the call: it is false if the call is Awaited and its caller has left. The transaction that
+// decides asks when it waits for nothing more.
 func (c *Call[T]) Claim() bool {
 	if !c.Awaited {
 		return true
@@ -118,8 +118,8 @@ func (c *Call[T]) unclaim() (givenUp bool) {
 	return c.stage.Load() == stageGivenUp
 }
 
-// StartAlone makes the call a batch that no Batcher runs, so that a Decider can be tried by itself. Result waits for what
-// it answers.
+// StartAlone makes the call a batch that no Batcher runs, so that a Decider can be tested by itself. Result waits for the
+// answer.
 func (c *Call[T]) StartAlone() {
 	c.batch, c.done = &batch[T]{calls: []*Call[T]{c}, cancel: noCancel}, make(chan struct{}, 1)
 	c.stage.Store(stageInBatch)
@@ -134,8 +134,7 @@ func (c *Call[T]) Result() error {
 	return c.result()
 }
 
-// result returns what the call was answered. What its batch panicked with goes on in its caller, as it would
-// have had the caller run the statement.
+// result returns the answer of the call. A panic of its batch goes on in the caller, as if the caller had run the statement.
 func (c *Call[T]) result() error {
 	if c.panicked != nil {
 		panic(c.panicked)
@@ -147,6 +146,6 @@ func (c *Call[T]) result() error {
 type use[T any] struct {
 	key    bucket.Key
 	calls  int       // that wait for it
-	queued int       // those of them in the queue, and not behind a slow batch
+	queued int       // how many of them are in the queue, and not behind a slow batch
 	batch  *batch[T] // that keeps it from others
 }

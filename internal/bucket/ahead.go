@@ -7,14 +7,14 @@ import (
 
 // Ahead is what a process took from a bucket in one decision, to give it out by itself for a while.
 //
-// Of a fixed window it is given out in the window in which it was taken, and may be given back in that. So what is given out in
-// a window was taken from the row in that, and the promise of the policy is the row's.
+// Tokens of a fixed window are given out in the window in which they were taken, and can be given back only then. So the row of
+// the window bounds them, as the policy promises.
 //
-// Of a token bucket, what is given out within Prefetch of the decision keeps the promise of the policy, whose row holds so much less:
+// Tokens of a token bucket are given out within Prefetch of the decision. The row holds less, so that the promise of the policy holds:
 //
 //	Capacity of the row = Capacity of the policy - Rate * Prefetch
 //
-// For what is given out in a span T was taken from the row in a span of T + Prefetch, and in that the row gives no more than
+// Tokens that are given out in a span T were taken from the row in a span of T + Prefetch. In that span the row gives at most
 // its capacity + Rate * (T + Prefetch) = the policy's capacity + Rate * T.
 type Ahead struct {
 	Taken float64 // in the decision
@@ -29,9 +29,9 @@ const clockDrift = 1000
 // isWindow reports whether tokens arrive at the beginning of windows.
 func isWindow(t *Terms) bool { return t.Step > 1 }
 
-// KeptFor returns for how long what was taken ahead in a decision at now may be given out, in microseconds, to be counted from
-// before the decision was asked for, on any clock. That is for Prefetch, and not beyond the end of the terms or of the window. A
-// decision that waited for the row may have taken from the window after that; then it is kept for less than it could be.
+// KeptFor returns for how long prefetched tokens of a decision at now may be given out, in microseconds. The time counts from before
+// the request for the decision, on any clock. It is Prefetch, or less if the terms or the window end sooner. A decision that waited
+// for the row may have taken from a later window. Then the tokens are kept for less time than possible.
 func KeptFor(t *Terms, now int64) int64 {
 	kept := t.Prefetch
 	if _, until := t.Span(); until < now+kept {
@@ -44,8 +44,7 @@ func KeptFor(t *Terms, now int64) int64 {
 	return max(kept, 0)
 }
 
-// FullAfter is UntilFull of a state of now for whoever answers from memory: of a token bucket, without a search for the
-// last rounding.
+// FullAfter is UntilFull of a state of now, for answers from memory: for a token bucket it does not search for the exact rounding.
 func FullAfter(t *Terms, s State, now int64) time.Duration {
 	if isWindow(t) {
 		return Rows{s}.Wait(t, now, t.Capacity, 0)
@@ -53,9 +52,8 @@ func FullAfter(t *Terms, s State, now int64) time.Duration {
 	return time.Duration(math.Ceil((t.Capacity-s.Value)*t.Steps/t.Rate)) * time.Microsecond
 }
 
-// Returning returns terms and a for which Return does what is right for t: of a window all that is left may be
-// given back until the next one begins, and nothing from then on. These are terms by which all of it arrives with the first
-// microsecond of that.
+// Returning returns terms and an Ahead to pass to Return. The tokens of a window can be given back until the next window begins, and
+// not after that. In the returned terms all tokens arrive with the first microsecond of the next window.
 func (a Ahead) Returning(t Terms) (Terms, Ahead) {
 	if isWindow(&t) {
 		a.TS = t.Kind.Begin(t, a.TS, 0) + t.Step - 1
@@ -64,15 +62,15 @@ func (a Ahead) Returning(t Terms) (Terms, Ahead) {
 	return t, a
 }
 
-// Under returns the terms under which what was taken under t may be given back while other terms hold, so that it is no more than
-// either of them allow; and false where nothing may be given back, as windows of one are none of the other.
+// Under returns the terms for giving back tokens that were taken under t while other terms hold: no more than both allow. It returns
+// false if nothing may be given back, because the two have different windows.
 func Under(t, other Terms) (Terms, bool) {
 	t.Capacity, t.Rate = min(t.Capacity, other.Capacity), max(t.Rate, other.Rate/other.Steps*t.Steps)
 	return t, !isWindow(&t) && !isWindow(&other)
 }
 
-// Returnable returns how much of what is left may be given back at now to the bucket whose row has this TS. The bucket
-// is then never fuller than if it had never been taken:
+// Returnable returns how many of the tokens left may be given back at now to the bucket whose row has this TS. The bucket
+// is then never fuller than without the decision that took them:
 //
 //	min(Left, Taken - what arrives from the decision until now)
 //
@@ -84,7 +82,7 @@ func (a Ahead) Returnable(t *Terms, ts, now int64) float64 {
 	return max(min(a.Left, float64(a.Taken-arrived)), 0)
 }
 
-// Return returns the state of a bucket's row after what is left was given back at now.
+// Return returns the state of a bucket's row after the tokens left were given back at now.
 func (a Ahead) Return(t *Terms, s State, now int64) State {
 	if given := a.Returnable(t, s.TS, now); given > 0 {
 		s.Value = min(max(t.Capacity, s.Value), s.Value+given)
@@ -92,8 +90,8 @@ func (a Ahead) Return(t *Terms, s State, now int64) State {
 	return s
 }
 
-// RowCapacity returns what the row of a bucket may hold where processes keep tokens for prefetch, and false when that is not
-// half of the capacity or more.
+// RowCapacity returns the capacity of the row of a bucket if processes keep tokens for prefetch. It returns false if that is less
+// than half of the capacity.
 func RowCapacity(capacity, rate, steps float64, prefetch int64) (row float64, enough bool) {
 	arrives := float64(float64(prefetch)*rate) / steps
 	return capacity - arrives, arrives <= capacity/2

@@ -5,11 +5,11 @@ import (
 	"time"
 )
 
-// Ask is what a call asks of one bucket, or of one row of a bucket that is spread over several.
+// Ask is the request of a call to one bucket, or to one row of a sharded bucket.
 type Ask struct {
 	Key    Key
 	Terms  Terms
-	Policy any // what the terms were compiled from, for those who remember answers: equal policies decide alike
+	Policy any // from which the terms were compiled, for caches of answers: equal policies decide alike
 	Cost   float64
 	Asked  float64 // what the cost is without its price, where it has one; else 0
 	Lowest float64 // the least value that may remain
@@ -18,13 +18,13 @@ type Ask struct {
 	Lender *Key          // the bucket that pays when this one has too little, and is charged when it has enough; nil: none
 	Within time.Duration // how soon nothing may be owed any more; 0: however late
 
-	Unenforced bool // whether the limit refuses nobody and delays nobody
+	Unenforced bool // whether the limit refuses and delays no request
 	MayOwe     bool // whether Lowest is what the terms allow to be owed
 
 	Mode uint8 // the mode of the era that the ask was made for; 0: any
 }
 
-// SetNow sets the terms to those that hold at an instant.
+// SetNow sets the terms that hold at an instant.
 func (a *Ask) SetNow(now int64) {
 	a.Terms = a.Terms.At(now)
 	if a.MayOwe {
@@ -41,8 +41,8 @@ func (a *Ask) Price() float64 {
 	return a.Cost / a.Asked
 }
 
-// AllowPrice has a full bucket give what the ask costs, and owe for it, where it would give what is asked without a price: a price
-// makes no request impossible.
+// AllowPrice lets a full bucket give the cost of the ask, and owe tokens for it, if the bucket could give the cost without a price:
+// a price makes no request impossible.
 func (a *Ask) AllowPrice() {
 	if a.Asked == 0 {
 		return
@@ -52,19 +52,19 @@ func (a *Ask) AllowPrice() {
 	if a.MayOwe {
 		lowest = -a.Terms.MaxOwed
 	}
-	if a.Asked-a.Terms.Capacity+lowest <= a.Asked*1e-12 { // but for a rounding
+	if a.Asked-a.Terms.Capacity+lowest <= a.Asked*1e-12 { // except for rounding
 		lowest = min(lowest, a.Terms.Capacity-a.Cost)
 	}
 	a.Lowest = lowest
 }
 
-// Answer is what was decided on an Ask.
+// Answer is the decision on an Ask.
 type Answer struct {
 	Allowed bool
-	State   State // of the row after the decision; of several rows what they hold together
+	State   State // of the row after the decision; for several rows, their sum
 	Now     int64 // the instant of the decision
 	Rows    Rows  // of each row, when the bucket is spread over several; nil in an Estimate
-	Absent  bool  // whether there is no row, and State is that of a full one
+	Absent  bool  // whether there is no row, and State is a full one
 
 	Borrowed bool // whether the lender paid
 }
@@ -150,7 +150,7 @@ func SoonEnoughTogether(asks []Ask, answers []Answer) (total time.Duration) {
 	return time.Duration(Horizon) * time.Microsecond // they may never be allowed together
 }
 
-// AfterTaking returns the answers as they are when the calls take what was allowed.
+// AfterTaking returns the answers after the allowed asks have taken their cost.
 func AfterTaking(asks []Ask, answers []Answer) []Answer {
 	after := slices.Clone(answers)
 	for i := range after {

@@ -11,14 +11,14 @@ import (
 //	own pays      when own >= cost;   own' = own - cost, lender' = lender - cost, which may be below 0
 //	lender pays   when own < cost and lender >= cost;       lender' = lender - cost
 //
-// So the lender holds what all have left, and whoever has enough of his own never waits for it. Let the rates of the own
-// buckets add up to no more than the lender's. From the last moment at which the lender paid, when it held 0 or more, all
-// that is taken is taken from own buckets; so all take, in any span t,
+// So the lender holds the tokens that are left in total, and an ask with enough tokens of its own never waits for it. Let the rates
+// of the own buckets add up to at most the lender's rate. The lender pays only while it holds 0 or more. After that, all tokens
+// come from own buckets. So in any span t all asks together take
 //
 //	taken <= lender's capacity + sum of own capacities + lender's rate * t
 //
-// Of a call with several such asks the lender pays for those that have too little, beside what it is asked directly, and
-// then is charged for the others. It does not matter in which order they are asked.
+// If a call has several such asks, the lender first pays for the asks with too few tokens and for direct asks, and then is charged
+// for the others. The order of the asks does not matter.
 
 // borrowsFrom reports whether o is the lender of a.
 func (a *Ask) borrowsFrom(o *Ask) bool { return a.Lender != nil && *a.Lender == o.Key }
@@ -27,7 +27,7 @@ func (a *Ask) borrowsFrom(o *Ask) bool { return a.Lender != nil && *a.Lender == 
 func lend(asks []Ask, answers []Answer, tokens func(i int) float64) {
 	for i := range asks {
 		if a := &asks[i]; a.Lender != nil && !answers[i].Allowed && !slices.ContainsFunc(asks, func(o Ask) bool { return a.borrowsFrom(&o) }) {
-			answers[i].Allowed, answers[i].Borrowed = true, true // of a lender that is not asked, as it limits nobody
+			answers[i].Allowed, answers[i].Borrowed = true, true // the lender limits no request, so it is not checked
 		}
 	}
 	for p := range asks {
@@ -48,7 +48,7 @@ func lend(asks []Ask, answers []Answer, tokens func(i int) float64) {
 	}
 }
 
-// lent returns what the i-th bucket is charged for those that borrow from it, whoever pays.
+// lent returns the amount that the i-th bucket is charged for the asks that borrow from it, also if their own bucket pays.
 func lent(asks []Ask, i int) (amount float64) {
 	for j := range asks {
 		if asks[j].borrowsFrom(&asks[i]) {
@@ -58,8 +58,8 @@ func lent(asks []Ask, i int) (amount float64) {
 	return amount
 }
 
-// BorrowWaits returns, for each ask that was refused and lends or borrows, how long from the answers it takes until what
-// was asked of the lender, directly and by all who borrow, can be had together. For the others it is 0.
+// BorrowWaits returns the wait of each refused ask that lends or borrows: until the lender can pay all direct asks and all borrowers
+// together. For other asks it is 0.
 func BorrowWaits(asks []Ask, answers []Answer) []time.Duration {
 	waits := make([]time.Duration, len(asks))
 	for p := range asks {
@@ -88,8 +88,8 @@ type borrower struct {
 	wait time.Duration
 }
 
-// togetherAfter returns how long it takes until the p-th bucket has enough for those of the borrowers whose own buckets
-// have too little by then.
+// togetherAfter returns how long it takes until the p-th bucket has enough tokens for the borrowers whose own buckets still have
+// too few.
 func togetherAfter(asks []Ask, answers []Answer, p int, own []borrower) time.Duration {
 	slices.SortFunc(own, func(a, b borrower) int { return cmp.Compare(b.wait, a.wait) })
 	needed, lowest := asks[p].Cost, asks[p].Lowest

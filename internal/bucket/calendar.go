@@ -4,7 +4,7 @@ import "time"
 
 // Calendar is the Kind of windows that begin at midnight in a time zone. A midnight that does not exist is the first instant after it, and if
 // midnight occurs twice, the first one counts. The i-th window begins on the i-th day, week, month, quarter or year, counted from 1970 on.
-// Step and Phase are those of a run of windows of one length: see On.
+// Step and Phase describe a run of windows of one length: see On.
 type Calendar struct {
 	Steps
 	Zone         *time.Location
@@ -17,8 +17,8 @@ const (
 	microsOfDay = int64(24 * time.Hour / time.Microsecond)
 	daysOfCycle = 146097 // after 400 years the calendar repeats
 
-	// longestRun is how many windows a run has at most before those of an instant, and after it. Rows from before the run are decided
-	// under their lock.
+	// longestRun is the maximum number of windows of a run before the window of an instant, and after it. Rows from before the run are
+	// decided under their lock.
 	longestRun = 32
 )
 
@@ -159,7 +159,7 @@ func firstInstant(local time.Time, zone *time.Location) int64 {
 	return low * time.Second.Microseconds()
 }
 
-// BoundPrice has the ask cost no more than a whole window of a calendar, unless more is asked.
+// BoundPrice bounds the cost of the ask by a whole window of a calendar, unless the cost without a price is higher.
 func (a *Ask) BoundPrice() {
 	if _, is := a.Terms.Kind.(Calendar); is && a.Asked > 0 {
 		a.Cost = min(a.Cost, max(a.Asked, a.Terms.Capacity))

@@ -11,15 +11,15 @@ import (
 const MaxLease = int64(24 * time.Hour / time.Microsecond)
 
 // Concurrent is the Kind of a limit on concurrency: slots are held by leases, each of which ends by itself Lease
-// microseconds after it was taken or renewed. What a row holds of them is in Parts.Leases. A lease counts while its end is
-// after now. Every write drops those that have ended.
+// microseconds after it was taken or renewed. Parts.Leases has the leases of a row. A lease counts while its end is
+// after now. Every write drops ended leases.
 //
-// Each lease has a fencing number, higher than that of any lease before on the same row. It is no lower than the instant
-// at which the lease was taken, so that it grows, too, after the row was pruned. Where a number as high as that was given
-// before, as by a clock that was ahead, it is higher by whole fenceCycles: what a transaction has taken that was rolled back
-// is in no row, and its number would else be given to the next lease.
+// Each lease has a fencing number, higher than the number of any earlier lease on the same row. It is at least the instant
+// at which the lease was taken, so it also grows after the row was pruned. If that number was used before, for example because
+// a clock was ahead, the next number is higher by whole fenceCycles. A lease of a rolled back transaction is in no row, and its
+// number could otherwise be given to the next lease.
 //
-// Slots are free again when leases end, so the Value of a row plays no part: it is Capacity less the slots held at TS, for
+// Slots are free again when leases end, so Concurrent does not use the Value of a row: it is Capacity less the slots held at TS, for
 // the other kinds.
 type Concurrent struct {
 	Steps
@@ -53,7 +53,7 @@ func (s State) lastFence() int64 {
 	return s.Parts.Leases[0]
 }
 
-// Leases returns the leases that the row has, with those that have ended since it was written.
+// Leases returns the leases of the row, including leases that have ended since it was written.
 func (s State) Leases() (leases []Held) {
 	if s.Parts == nil {
 		return nil
@@ -123,8 +123,8 @@ func (Concurrent) Wait(t Terms, s State, now int64, cost, lowest float64) time.D
 	return time.Duration(Horizon) * time.Microsecond
 }
 
-// FixClock brings TS back to now, and with it the leases that the wrong clock has given: none of them holds longer than
-// its own length from now on. Leases that end as those of a right clock do stay as they are.
+// FixClock brings TS back to now, and shortens leases that the wrong clock gave: none of them lasts longer than its own length
+// from now on. Leases with an end that a right clock can give stay unchanged.
 func (c Concurrent) FixClock(_ Terms, s State, now int64) State {
 	ahead, capacity, leases := s.TS-now, s.capacity(), s.leasesAt(now)
 	for i, h := range leases {
@@ -136,10 +136,10 @@ func (c Concurrent) FixClock(_ Terms, s State, now int64) State {
 	return s.holding(leases, capacity, s.lastFence(), now)
 }
 
-// Charge returns the state as it is: what is not given back by itself cannot be taken without a lease.
+// Charge returns the state unchanged: slots cannot be taken without a lease.
 func (Concurrent) Charge(_ Terms, s State, _ int64, _ float64) State { return s }
 
-// Credit gives nothing back: slots are given back by their holder, who knows the lease.
+// Credit gives nothing back: only the holder of a lease gives its slots back.
 func (Concurrent) Credit(t Terms, s State, now int64, _, _ float64, _ int64) (State, bool) {
 	return t.FixClock(s, now), false
 }
@@ -173,7 +173,7 @@ func (Concurrent) Statement() Statement { return Locked }
 // Pruning returns the shortest terms: TS does not tell whether leases are held, and buckets_prune.sql looks at them.
 func (Concurrent) Pruning(t Terms) Terms { return fullAfter(1, t) }
 
-// Holds reports whether the terms are those of a limit on concurrency.
+// Holds reports whether the terms are a limit on concurrency.
 func Holds(t *Terms) bool {
 	_, holds := t.Kind.(Concurrent)
 	return holds
@@ -182,8 +182,8 @@ func Holds(t *Terms) bool {
 // AnyHolds reports whether one of the limits is on concurrency: slots may be free before the end of a RetryAfter.
 func AnyHolds(asks []Ask) bool { return anyOf(asks, func(a *Ask) bool { return Holds(&a.Terms) }) }
 
-// parts returns what a row holds after s under a kind without slots. It keeps the leases, as the statements do: another version of a program
-// may hold slots of the limit.
+// parts returns the Parts of a row after s under a kind without slots. It keeps the leases, as the statements do: another version of a
+// program may hold slots of the limit.
 func (s State) parts(taken []float64) *Parts {
 	switch {
 	case s.Parts != nil && len(s.Parts.Leases) > 0:
@@ -221,7 +221,7 @@ func (s State) withFence(fence int64) State {
 }
 
 // AlignFences gives the leases that one call has taken the same fencing number, the highest of them. state returns the
-// row of the i-th ask as it is after the call.
+// row of the i-th ask after the call.
 func AlignFences(asks []Ask, state func(i int) *State) {
 	highest := int64(math.MinInt64)
 	for i := range asks {
@@ -263,5 +263,5 @@ func (s State) ReleaseLease(now, fence int64) (after State, held bool) {
 	return s.holding(left, s.capacity(), s.lastFence(), now), true
 }
 
-// capacity returns that of the limit on concurrency under which the row was written.
+// capacity returns the capacity of the limit on concurrency under which the row was written.
 func (s State) capacity() float64 { return s.Value + float64(slotsOf(s.Leases())) }

@@ -30,7 +30,7 @@ func (h *Content) Wait(now int64, cost float64) time.Duration {
 	return rowsOf(h.State, h.Rows).Wait(&h.Terms, now, cost, 0)
 }
 
-// Answer returns what a call at an instant would find in the bucket of the ask. A wrong clock in it is put right.
+// Answer returns the content of the bucket of the ask at an instant. It corrects a wrong clock in the row.
 func (h *Content) Answer(a *Ask, now int64) Answer {
 	r := Answer{Now: now}
 	rows := slices.Clone(rowsOf(h.State, h.Rows))

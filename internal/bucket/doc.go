@@ -1,6 +1,6 @@
-// Package bucket is the algebra of rate limits: what the rows of a bucket hold at an instant, what a call leaves of
-// that, and how long it has to wait. Values go in and values come out. The package knows no limit, no request, no
-// context and no database, so that whatever keeps rows can decide with it.
+// Package bucket is the algebra of rate limits: it computes the tokens in the rows of a bucket at an instant, the tokens left after a
+// call, and the wait of a refused call. Values go in and values come out. The package knows no limit, no request, no
+// context and no database, so that every store of rows can decide with it.
 //
 // The statements of package ratelimit compute the same, and both have to agree to the last bit. So the numbers
 // are float64 here and double precision there, each expression has the same operations in the same order in both, and a

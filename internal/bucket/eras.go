@@ -5,7 +5,7 @@ import (
 	"slices"
 )
 
-// Change is what becomes of the tokens of a bucket when other terms begin to hold.
+// Change says how the tokens of a bucket change when other terms begin to hold.
 type Change uint8
 
 const (
@@ -13,7 +13,7 @@ const (
 	Keep Change = iota
 	// Scale keeps their share of the capacity.
 	Scale
-	// Add adds what the capacity gains, or takes away what it loses.
+	// Add adds the difference of the capacities, which may be negative.
 	Add
 	// Reset fills the bucket.
 	Reset
@@ -36,7 +36,7 @@ func (c Change) tokens(tokens, before, after float64) float64 {
 type Era struct {
 	From   int64
 	Terms  Terms
-	Change Change // at From; that of the first era does not matter
+	Change Change // at From; unused in the first era
 	Mode   uint8  // a number for each mode of a rule, with slots or with tokens, if they differ; see Ask.Mode
 }
 
@@ -48,7 +48,7 @@ type Eras struct {
 }
 
 // NewEras returns the eras, which are in the order of their From: the first has always held. The terms of each know the
-// others by Eras. The rows of a bucket enter an era one by one, so each change must be one that IsByRow reports.
+// others by Eras. The rows of a bucket enter an era one by one, so IsByRow must report true for each change.
 func NewEras(eras []Era) *Eras {
 	e := &Eras{eras: slices.Clone(eras)}
 	for i := range e.eras {
@@ -157,7 +157,7 @@ func (e *Eras) like(t Terms, era int32) Terms {
 	return of
 }
 
-// IsSeeded reports whether the terms, or those that hold at another instant, have a phase that is derived from the key.
+// IsSeeded reports whether the terms, or the terms of another era, have a phase that is derived from the key.
 func IsSeeded(t *Terms) bool { return t.PhaseByKey || t.Eras != nil && t.Eras.seeded }
 
 // Seeded returns the terms with the phase that follows from seed, where they have such a one.
@@ -171,7 +171,7 @@ func (t Terms) Seeded(seed uint64) Terms {
 	return t
 }
 
-// RowCount returns how many rows the ask is about: as many as the bucket ever has, because another era may be in effect.
+// RowCount returns the number of rows of the ask: the maximum over all eras, because another era may be in effect.
 func (a *Ask) RowCount() int {
 	if a.Terms.Eras != nil && !a.Terms.OfRow {
 		return int(a.Terms.Eras.rows)

@@ -8,14 +8,14 @@ import (
 // Kind is the arithmetic of one kind of limit on one row. Token buckets and fixed windows are Steps; Calendar, Sliding and Concurrent embed
 // Steps and replace the methods in which they differ. A Kind is a comparable value: equal definitions have equal kinds.
 //
-// The terms are those of the row in effect. A State that another kind wrote has other Parts, or none. Its Value is the number of tokens
-// that were left at TS, whatever the kind. No method changes the Parts of the state that it is given.
+// The terms are the terms in effect for one row. A State that another kind wrote has other Parts, or none. For every kind, its Value is
+// the number of tokens left at TS. No method changes the Parts of the state that it is given.
 type Kind interface {
-	// Begin returns the begin of the n-th step after the one that holds an instant.
+	// Begin returns the begin of the n-th step after the step of an instant.
 	Begin(t Terms, at, n int64) int64
 	// Between returns how many steps begin after one instant and up to another. A step that an era cut begins with the era.
 	Between(t Terms, from, until int64) int64
-	// On returns the terms with the Step and the Phase of an instant. Span returns from when until when those of t hold.
+	// On returns the terms with the Step and the Phase of an instant. Span returns from when until when the Step of t holds.
 	On(t Terms, at int64) Terms
 	Span(t Terms) (since, until int64)
 
@@ -42,7 +42,7 @@ type Kind interface {
 	// Statement returns which statement decides on rows of the kind that are not locked, if IsPlain reports that a row is as the kind leaves it.
 	Statement() Statement
 	IsPlain(t Terms, s State, now int64) bool
-	// Pruning returns terms of steps under which a row is full no earlier than under t, whatever its Value.
+	// Pruning returns terms of steps under which a row with any Value is full no earlier than under t.
 	Pruning(t Terms) Terms
 	// Owes reports whether a bucket can owe tokens, to reservations or as a pool.
 	Owes() bool
@@ -57,8 +57,8 @@ const (
 	WindowStatement                  // window_take.sql and its variants
 )
 
-// Parts are what a row holds besides Value and TS, for the kinds that need more. They are not changed once they are part of
-// a State, so that states share them.
+// Parts are the further numbers of a row besides Value and TS, for the kinds that need them. Parts of a State do not change, so states
+// can share them.
 type Parts struct {
 	Taken  []float64 // SlidingWindow: see Sliding
 	Leases []int64   // Concurrency: the last fencing number, and then number, end and slots of each lease

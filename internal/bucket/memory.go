@@ -5,8 +5,8 @@ package bucket
 type Memory struct {
 	limits  map[string]*rowsOfLimit
 	count   int
-	page    Page     // the room for that of the next call
-	answers []Answer // the room for those to the next call
+	page    Page     // reused by the next call
+	answers []Answer // reused by the next call
 }
 
 // rowsOfLimit are the rows of a limit's buckets. Most buckets have one.
@@ -21,7 +21,8 @@ func NewMemory() *Memory { return &Memory{limits: make(map[string]*rowsOfLimit)}
 // Count returns how many buckets there are.
 func (m *Memory) Count() int { return m.count }
 
-// Take decides on a call at an instant, as Page.Take does. The terms of the asks become those that hold then. The answers are good until the next call.
+// Take decides on a call at an instant, as Page.Take does. It sets the terms of the asks that hold then. The answers are valid until the
+// next call.
 func (m *Memory) Take(asks []Ask, now int64) []Answer {
 	p := &m.page
 	p.Reset(asks)

@@ -26,7 +26,7 @@ func NewPage(calls ...[]Ask) *Page {
 	return p
 }
 
-// Decide returns what a call would be answered that finds the bucket as an answer left it.
+// Decide returns the answer of the next call, which finds the bucket as the answer found left it.
 func (a *Ask) Decide(found Answer) Answer {
 	asks := []Ask{*a}
 	p := NewPage(asks)
@@ -66,8 +66,8 @@ func (p *Page) Index(k Key) (i int, found bool) {
 	return slices.BinarySearchFunc(p.Rows, k, func(a Ask, k Key) int { return a.Key.Compare(k) })
 }
 
-// Put sets what reading the i-th row found: its state, or that it is absent, or was before somebody inserted it to lock it. A row that is
-// not put is held by another transaction.
+// Put sets the result of reading the i-th row: its state, or that it is absent, or was absent before a call inserted it as a lock. A row
+// without Put is locked by another transaction.
 func (p *Page) Put(i int, s State, absent bool) {
 	m := &p.marks[i]
 	p.states[i], m.read, m.absent = s, true, absent || m.absent
@@ -91,7 +91,7 @@ func (p *Page) Held(asks []Ask) (row Key, held bool) {
 	return Key{}, false
 }
 
-// isNew reports whether a row was absent, and is as it would be if nobody had used it.
+// isNew reports whether a row was absent, and has not changed since.
 func (p *Page) isNew(i int) bool { return p.marks[i] == mark{read: true, absent: true} }
 
 // of returns the place of the first row of a bucket, its rows, and the room for these after a call.
@@ -208,8 +208,8 @@ func (p *Page) Take(asks []Ask, room []Answer) []Answer {
 	return answers
 }
 
-// TakeUpTo takes as many units as there are, n at most, where the costs of the asks are those of one unit. If the tokens are too few for
-// one, the answers are the refusal of one.
+// TakeUpTo takes as many units as possible, up to n. The costs of the asks are the costs of one unit. If there are too few tokens for
+// one unit, the answers are the refusal of one unit.
 func (p *Page) TakeUpTo(asks []Ask, n int, room []Answer) (units int, answers []Answer) {
 	if units = mostUnits(asks, n, func(asks []Ask) []Answer { return p.decide(asks, nil) }); units > 0 {
 		asks = unitsOf(asks, units)
@@ -228,8 +228,8 @@ func (a *Ask) CreditUntil(taken int64) int64 {
 	return a.Terms.Kind.CreditUntil(a.Terms, taken)
 }
 
-// Charge takes amount from a bucket whatever it holds. A negative amount is given back, if the current step still takes back tokens that were
-// taken at an instant; see CreditUntil.
+// Charge takes amount from a bucket, also if it has fewer tokens. A negative amount is given back, if the current step still takes back
+// tokens that were taken at an instant; see CreditUntil.
 func (p *Page) Charge(a *Ask, amount float64, taken int64) {
 	if amount == 0 {
 		return
@@ -255,8 +255,7 @@ func (p *Page) Charge(a *Ask, amount float64, taken int64) {
 	}
 }
 
-// Return gives back to the row of a page of one row what is left of tokens that were taken ahead of it, up to an instant, and returns how
-// many that were.
+// Return gives the unused prefetched tokens back to the row of a page of one row, up to an instant, and returns how many it gave back.
 func (p *Page) Return(a Ahead, until int64) (given float64) {
 	t := &p.Rows[0].Terms
 	if p.marks[0].absent || p.Now > until { // else it is full anyway

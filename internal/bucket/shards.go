@@ -27,7 +27,7 @@ func (t *Terms) FromFuture(s State, now int64) bool {
 	return s.TS > t.Begin(now)+step+ClockTolerance.Microseconds()
 }
 
-// FixClock returns s as it is once a TS that a wrong clock left in the future is brought back to now.
+// FixClock returns s with TS set to now, if a wrong clock left it in the future.
 func (t *Terms) FixClock(s State, now int64) State {
 	if !t.FromFuture(s, now) {
 		return s
@@ -38,7 +38,7 @@ func (t *Terms) FixClock(s State, now int64) State {
 // Sharded reports whether the bucket is spread over several rows.
 func (a *Ask) Sharded() bool { return a.Terms.Shards > 1 }
 
-// OfShard returns the ask for one row of the bucket. What it costs is left to the caller.
+// OfShard returns the ask for one row of the bucket. The caller sets its cost.
 func (a *Ask) OfShard(shard int32) Ask {
 	row := *a
 	row.Key.Shard, row.Terms, row.Cost, row.Asked, row.Lowest = shard, a.Terms.OfShard(), 0, 0, 0
@@ -56,7 +56,7 @@ func (a *Ask) Estimate(r Answer, n int32, taken bool) Answer {
 	return r
 }
 
-// SetRows sets what the bucket of the ask holds after the decision: the state of its row, or those of all its rows.
+// SetRows sets the state of the bucket of the ask after the decision: of its row, or of all its rows.
 func (r *Answer) SetRows(a *Ask, rows []State) {
 	if !a.Sharded() {
 		r.State = rows[0]
@@ -151,8 +151,8 @@ func (r Rows) Fill(t *Terms, now int64) {
 	}
 }
 
-// Credit gives amount back to the rows, up to their capacity or to most together, if that is higher. Of several rows it prefers those that
-// are not full, because a full row would gain nothing. If the step of until is over, it gives nothing and returns false.
+// Credit gives amount back to the rows, up to their capacity, or up to most in total if that is higher. It prefers rows that are not
+// full, because a full row would gain nothing. If the step of until is over, it gives nothing and returns false.
 func (r Rows) Credit(t *Terms, now int64, amount, most float64, until int64) (given bool) {
 	if len(r) == 1 {
 		r[0], given = t.Kind.Credit(*t, r[0], now, amount, most, until)
@@ -200,8 +200,8 @@ func (r Rows) Tokens(t *Terms, now int64) float64 {
 	return r.sum(func(s State) float64 { return row.Kind.Tokens(row, s, now) })
 }
 
-// sum adds up what tokens returns for each row, pair by pair, so that rows which are even, as those of a full
-// bucket, add up to the whole without a rounding.
+// sum adds up tokens of each row, pair by pair, so that equal rows, such as the rows of a full bucket, add up to the whole without
+// rounding.
 func (r Rows) sum(tokens func(State) float64) float64 {
 	if len(r) == 1 {
 		return tokens(r[0])
@@ -210,8 +210,7 @@ func (r Rows) sum(tokens func(State) float64) float64 {
 	return r[:half].sum(tokens) + r[half:].sum(tokens)
 }
 
-// Wait returns how long it takes from now until Take succeeds. Rows fill at their own pace, so one that is full adds nothing to the sum any
-// more.
+// Wait returns how long it takes from now until Take succeeds. Rows fill at their own pace, and a full row adds nothing more to the sum.
 func (r Rows) Wait(t *Terms, now int64, cost, lowest float64) time.Duration {
 	if len(r) == 1 {
 		return t.Kind.Wait(*t, t.FixClock(r[0], now), now, cost, lowest)
@@ -227,8 +226,8 @@ func (r Rows) Wait(t *Terms, now int64, cost, lowest float64) time.Duration {
 	return time.Duration(min(t.Kind.Begin(*t, now, n)-now, Horizon)) * time.Microsecond
 }
 
-// stepsUntil returns about how many steps after that of now the rows hold tokens together, at most limit: missing tokens
-// arrive at the pace of the rows that are not full, until one more of them is.
+// stepsUntil returns the approximate number of steps after which the rows hold tokens in total, at most limit: missing tokens
+// arrive at the pace of the rows that are not full, until one more row is full.
 func (r Rows) stepsUntil(t *Terms, now int64, tokens float64, limit int64) (n int64) {
 	row := t.OfShard()
 	for range r {

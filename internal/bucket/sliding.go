@@ -5,25 +5,24 @@ import (
 	"time"
 )
 
-// MaxSlices bounds the slices of a sliding window: each is a number in every row. With as many, and what a row keeps for a while
-// besides, it is still shorter than the 2 kB from which on Postgres would compress it.
+// MaxSlices bounds the slices of a sliding window: each is a number in every row. With so many slices and spareTotals, a row is still
+// shorter than the 2 kB from which on Postgres would compress it.
 const MaxSlices = 128
 
 // Sliding is the Kind of a sliding window. Its Period is counted in slices, each a Step long:
 //
-//	tokens(now) = Capacity - what was taken in the slice of now and in the Slices before it
+//	tokens(now) = Capacity - tokens taken in the slice of now and in the Slices before it
 //
-// So a slice counts until all of it is more than a Period ago. Parts.Taken is the length of a slice in microseconds, the
-// Value of the row, and totals of what was ever taken: up to now, up to the end of the slice before that of TS, of the one
-// before that, and so on, the last of them being where it began. What counts is the difference of two of them, however many
-// slices there are. A decision moves the totals back by the slices that have begun since, and changes none of them but the
-// first: Postgres logs what is in front of the others, and not those. So what has fallen out stays for a while: a decision
-// that finds more than spareTotals of it drops it. Totals that have grown to more than mostTotals times the Capacity are
-// made small again by Go, so that they do not lose what is small.
+// So a slice counts until all of it is more than a Period ago. Parts.Taken has the length of a slice in microseconds, the
+// Value of the row, and running totals of the tokens taken: up to now, up to the end of the slice before the slice of TS, and so on
+// backwards. The difference of two totals is the number of tokens that count, for any number of slices. A decision inserts a total
+// for each slice that has begun since, and changes only the first total: Postgres then logs the front of the row, and not the rest.
+// So old totals stay for a while: a decision that finds more than spareTotals of them drops them. If totals have grown to more than
+// mostTotals times the Capacity, Go reduces them, so that they keep their precision.
 //
-// The first two numbers tell rows that the terms of the moment did not leave so. Where slices are of another length, each
-// goes to the slice that holds its end, so that it counts no shorter, and one that has not ended to that of now. Where Value
-// is another, another kind of limit has written the row, or an older program: what is missing to the Capacity was then taken
+// The first two numbers identify rows that other terms have written. If the slices have another length, each old slice
+// goes to the new slice that holds its end, so that it counts no shorter. A slice that has not ended goes to the slice of now. If the
+// Value differs, another kind of limit or an older program has written the row: then the tokens missing to the Capacity were taken
 // in the slice of TS.
 type Sliding struct {
 	Steps
@@ -49,8 +48,7 @@ func (r Sliding) Tokens(t Terms, s State, now int64) float64 {
 	return r.left(t, totals)
 }
 
-// Wait implements Kind: until so many of the oldest slices have fallen out that the rest leaves room. What it subtracts is
-// what Take subtracts then.
+// Wait implements Kind: until enough of the oldest slices have fallen out. It subtracts the same numbers as Take does then.
 func (r Sliding) Wait(t Terms, s State, now int64, cost, lowest float64) time.Duration {
 	totals, ts := r.at(t, s, now)
 	switch {
@@ -126,8 +124,8 @@ func (r Sliding) Fill(t Terms, s State, now int64) State {
 	return r.state(t, s, totalsOf(0), max(s.TS, t.Begin(now)))
 }
 
-// Enter implements Kind. Of a sliding window it keeps what was taken and still counts, and where the change is Scale its
-// share of the capacity. Of other kinds it takes what they lack of the capacity at the instant.
+// Enter implements Kind. After a sliding window it keeps the tokens taken that still count, or with Scale their share of the
+// capacity. After another kind, the tokens missing to the capacity count as taken at the instant.
 func (r Sliding) Enter(t, before Terms, s State, from int64, change Change) State {
 	slid, isSliding := before.Kind.(Sliding)
 	switch {
@@ -147,7 +145,7 @@ func (r Sliding) Enter(t, before Terms, s State, from int64, change Change) Stat
 	return r.state(t, s, r.shifted(t, totals, ts, from), from)
 }
 
-// CreditUntil implements Kind: the slice in which what was taken then is counted.
+// CreditUntil implements Kind: the slice in which tokens taken then are counted.
 func (r Sliding) CreditUntil(t Terms, taken int64) int64 {
 	since := t.Eras.since(t.Era)
 	if taken >= since {
@@ -187,8 +185,7 @@ func (r Sliding) at(t Terms, s State, now int64) (totals []float64, ts int64) {
 	return r.shifted(t, totals, ts, now), max(ts, t.Begin(now))
 }
 
-// Counted returns those of the totals that count, and the instant in whose slice the first of them is, as the row has them at
-// now.
+// Counted returns the totals of the row that count at now, and the instant in whose slice the first of them is.
 func (r Sliding) Counted(t Terms, s State, now int64) (totals []float64, ts int64) {
 	totals, ts = r.read(t, s, now)
 	return totals[:r.needed(totals)], ts
@@ -206,8 +203,8 @@ func (r Sliding) read(t Terms, s State, now int64) ([]float64, int64) {
 	return totals, ts
 }
 
-// lowered returns what counts of totals that have grown large. They differ as those do, to the last bit: what is subtracted is
-// a multiple of what the largest of them is one of.
+// lowered returns smaller totals for totals that have grown large. Their differences stay the same to the last bit: it subtracts
+// a multiple of the precision of the largest total.
 func (r Sliding) lowered(totals []float64) []float64 {
 	by := r.base(totals, 0) + totals[0] - totals[0]
 	lowered := slices.Clone(totals[:r.needed(totals)])
@@ -217,8 +214,8 @@ func (r Sliding) lowered(totals []float64) []float64 {
 	return lowered
 }
 
-// shifted returns the totals at now, of those up to the slice of ts. It has room for what is added. Where too many have
-// fallen out, they are dropped.
+// shifted returns the totals at now, for totals up to the slice of ts. It has room for the total that a caller adds. It drops old
+// totals if there are too many.
 func (r Sliding) shifted(t Terms, totals []float64, ts, now int64) []float64 {
 	passed := max((r.Begin(t, now, 0)-r.Begin(t, ts, 0))/t.Step, 0)
 	if passed > int64(r.Slices) {
@@ -231,8 +228,8 @@ func (r Sliding) shifted(t Terms, totals []float64, ts, now int64) []float64 {
 	return append(slices.Repeat(totals[:1], int(passed)), totals...)
 }
 
-// base returns the total from which on what was taken counts when so many more slices have passed: all of it is gone when
-// more have than there are.
+// base returns the total from which on tokens count after so many more slices have passed. After more slices than there are, none
+// count.
 func (r Sliding) base(totals []float64, passed int64) float64 {
 	return totals[min(int64(r.Slices)+1-passed, int64(len(totals))-1)]
 }
@@ -245,7 +242,7 @@ func (r Sliding) left(t Terms, totals []float64) float64 {
 	return t.Capacity - (totals[0] - r.base(totals, 0))
 }
 
-// totalsOf returns the totals of what was taken in one slice.
+// totalsOf returns the totals of an amount taken in one slice.
 func totalsOf(amount float64) []float64 { return []float64{amount, 0} }
 
 // length returns how long the slices of the row are.
@@ -258,16 +255,16 @@ func (r Sliding) length(t Terms, s State) int64 {
 	return t.Step
 }
 
-// isSlid reports whether the row is one that a sliding window has left.
+// isSlid reports whether a sliding window has written the row.
 func isSlid(s State) bool { return s.Parts != nil && len(s.Parts.Taken) >= takenTotals+2 }
 
-// endOf returns the last instant of the i-th slice before that of ts, where slices are of a length.
+// endOf returns the last instant of the i-th slice before the slice of ts, for slices of a length.
 func endOf(t Terms, ts, length int64, i int) int64 {
 	return t.Phase + ((ts-t.Phase)/length+1-int64(i))*length - 1
 }
 
-// rebinned returns totals for slices of another length as those for slices of t. What was taken in one goes to the slice
-// that holds its end, and none behind that of latest. ts lies in the newest, before and after.
+// rebinned converts totals of slices of another length to slices of t. Tokens taken in an old slice go to the slice
+// that holds its end, and not behind the slice of latest. ts lies in the newest slice, before and after.
 func (r Sliding) rebinned(t Terms, totals []float64, length, ts, latest int64) ([]float64, int64) {
 	if length == t.Step {
 		return totals, ts
@@ -290,7 +287,7 @@ func (r Sliding) rebinned(t Terms, totals []float64, length, ts, latest int64) (
 	return binned, max(newest, ts)
 }
 
-// state returns the row after s with these totals, of which the first is that of the slice of ts.
+// state returns the row after s with these totals, of which the first belongs to the slice of ts.
 func (r Sliding) state(t Terms, s State, totals []float64, ts int64) State {
 	value := r.left(t, totals)
 	return State{Value: value, TS: ts, Parts: s.parts(append([]float64{float64(t.Step), value}, totals...))}

@@ -101,8 +101,8 @@ func (k Steps) Charge(t Terms, s State, now int64, amount float64) State {
 	return k.written(&t, s, now, t.Kind.Tokens(t, s, now)-amount)
 }
 
-// Credit implements Kind. TS stays as it is: at each later instant Value + amount is worth what it would be if the tokens that have arrived
-// were added first, because both are bounded by the capacity then.
+// Credit implements Kind. TS does not change: at each later instant Value + amount gives the same tokens as if the tokens that have
+// arrived were added first, because both are bounded by the capacity then.
 func (Steps) Credit(t Terms, s State, now int64, amount, most float64, until int64) (State, bool) {
 	if t.Begin(now) > until {
 		return s, false
@@ -146,7 +146,7 @@ func (Steps) Pruning(t Terms) Terms { return t }
 // Owes implements Kind.
 func (Steps) Owes() bool { return true }
 
-// fullAfter returns terms that fill a row one step of so many microseconds after its TS, whatever it owes, and not before.
+// fullAfter returns terms that fill a row exactly one step of so many microseconds after its TS, for any number of tokens owed.
 func fullAfter(idle int64, t Terms) Terms {
 	t.Step, t.Steps, t.Kind = idle, 1, Steps{}
 	t.Capacity, t.Rate = 1e100, 1e101

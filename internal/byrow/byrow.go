@@ -29,8 +29,8 @@ import (
 //
 // The clock of the server that the call is sent to decides (clock.sql), never the clock of a server that has rows.
 
-// madeTS is the ts of a row that a statement made in order to lock it, in place of the instant, which no such statement has. Such
-// a row is full, whoever reads it.
+// madeTS is the ts of a row that a statement inserted as a lock: such a statement has no instant. Every reader takes such
+// a row for a full one.
 const madeTS = bucket.LongAgo - 1
 
 // Partitions is the store.Engine on partitions of PostgreSQL 18. Reservations and prices are in plain tables there.
@@ -112,9 +112,9 @@ func (Distributed) Read(ctx context.Context, u *store.Unit, rows []bucket.Ask) (
 // LeavesOutHeld returns false.
 func (Partitions) LeavesOutHeld() bool { return false }
 
-// Lock locks each row by a statement. It sets no savepoint. A transaction of the Owner's waits for one row, the one that it is to wait for or the first, so
-// that those who want the same stand in line there and hold no other meanwhile. For the others it waits only so long: when that was
-// not enough, it returns an error by which the call waits for that row first.
+// Lock locks each row by a statement. It sets no savepoint. A transaction of the Owner's waits without a bound for one row, waitFor or the
+// first, so that calls for the same rows queue there and hold no other row meanwhile. For the other rows it waits a bounded time, and then
+// returns an error, with which the call waits for that row first.
 func (Partitions) Lock(ctx context.Context, u *store.Unit, p *bucket.Page, _ bool) error {
 	batch := &pgx.Batch{}
 	order := make([]int, len(p.Rows))
@@ -132,8 +132,8 @@ func (Partitions) Lock(ctx context.Context, u *store.Unit, p *bucket.Page, _ boo
 		r := &p.Rows[i]
 		batch.Queue(u.Statement(files, "row_lock"), append(keyOf(r.Key), r.Terms.Capacity, madeTS)...)
 	}
-	// Behind the locks, so that of two calls the one that decides later does so at a later instant. By the simple protocol all of a round trip
-	// are at one instant, as the statements are that lock several rows.
+	// The clock is read after the locks, so that a later decision has a later instant. In the simple protocol all statements of a round trip
+	// have one instant, as in the statements that lock several rows.
 	u.QueueClock(batch)
 	return u.Send(ctx, batch, func(results pgx.BatchResults) (err error) {
 		for n, i := range order {
@@ -166,7 +166,7 @@ func receiveLockedRow(results pgx.BatchResults, p *bucket.Page, i int) error {
 	return nil
 }
 
-// Save writes the rows that have changed, and deletes those that were inserted to lock them, each by a statement.
+// Save writes the changed rows, and deletes rows that were inserted as locks, each by a statement.
 func (Partitions) Save(ctx context.Context, u *store.Unit, p *bucket.Page, made ...store.Record) error {
 	batch := &pgx.Batch{}
 	u.QueueRecords(batch, made)
@@ -193,7 +193,7 @@ func (Distributed) QueueBound(batch *pgx.Batch, _ *store.Unit, most time.Duratio
 	batch.Queue(fmt.Sprintf("SET LOCAL lock_timeout TO %d", most.Milliseconds()))
 }
 
-// ForgetEnded finds the reservations on all servers, and deletes those that still have ended.
+// ForgetEnded finds ended reservations on all servers, and deletes each if it still is ended.
 func (Distributed) ForgetEnded(ctx context.Context, u *store.Unit) (more bool, err error) {
 	rows, err := u.Conn().Query(ctx, u.Statement(files, "reservations_ended"), int32(reserved.ForgetPage), u.AsOf(), reserved.KeepEnded.Microseconds())
 	if err != nil {

@@ -18,8 +18,8 @@ func (Partitions) PrunePages(context.Context, *store.Unit) (*store.PrunePages, e
 	return store.OnePage(), nil
 }
 
-// Prune deletes spare rows of the next page: it finds rows that were left alone, locks those that nobody holds, and deletes those of them that are
-// spare under their lock.
+// Prune deletes spare rows of the next page: it finds unused rows, locks the ones that no transaction holds, and deletes each if it is
+// spare under its lock.
 func (Partitions) Prune(ctx context.Context, u *store.Unit, p *store.PrunePages, termsOf map[string][]bucket.Terms) (deleted int64, gotLock bool, err error) {
 	if gotLock, err = u.LockPruning(ctx); !gotLock {
 		return 0, false, err
@@ -97,7 +97,7 @@ func nextSpare(ctx context.Context, u *store.Unit, p *store.PrunePages, now int6
 	return spare, err
 }
 
-// lockSpare locks those of the rows that nobody holds, and returns what they hold.
+// lockSpare locks the rows that no transaction holds, and returns their states.
 func lockSpare(ctx context.Context, u *store.Unit, found []bucket.Key) (states []bucket.State, free []bool, err error) {
 	batch := &pgx.Batch{}
 	for _, k := range found {

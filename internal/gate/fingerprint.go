@@ -15,13 +15,13 @@ import (
 // NoSecret is the fingerprint of a program that stores keys as they are.
 const NoSecret = "none"
 
-// FingerprintOf returns the form of a secret that the tables keep, from which nobody can learn the secret.
+// FingerprintOf returns a hash of a secret for the tables, which does not reveal the secret.
 func FingerprintOf(secret []byte) string {
 	if len(secret) == 0 {
 		return NoSecret
 	}
 	mac := hmac.New(sha256.New, secret)
-	mac.Write([]byte("pgratelimit: the fingerprint of HashKey")) // without the NUL that is in whatever a Limiter hashes
+	mac.Write([]byte("pgratelimit: the fingerprint of HashKey")) // without the NUL that is in every text that a Limiter hashes
 	return base64.RawURLEncoding.EncodeToString(mac.Sum(nil))
 }
 
@@ -31,10 +31,10 @@ var files embed.FS
 // way is the connection path of a statement.
 type way struct {
 	config *pgx.ConnConfig // of the connection; nil when it is none of pgx's, or unknown
-	direct bool            // whether the process of the server that ran the statement is the one that the connection was made to
+	direct bool            // whether the connection was made to the process of the server that ran the statement
 }
 
-// runAtOnce has pgx send a statement with its parameters in one message, whatever the connection does else: it is right behind
+// runAtOnce makes pgx send a statement with its parameters in one message, in any mode of the connection: it works behind
 // any pooler.
 const runAtOnce = pgx.QueryExecModeExec
 
@@ -73,7 +73,7 @@ func look(ctx context.Context, u *store.Unit, own string) (stored string, by way
 }
 
 // lookAndStore returns the fingerprint that is stored, and stores own if there is none. It first reads, so that most programs write nothing, and it
-// stores nothing if judge returns an error for the connection path. It stores at READ COMMITTED, whatever the database's default is: no transaction
+// stores nothing if judge returns an error for the connection path. It always stores at READ COMMITTED: no transaction
 // that looked at SERIALIZABLE loses against it. s is a session on the pool.
 func lookAndStore(ctx context.Context, s *store.Session, verb, own string, judge func(way) error) (stored string, err error) {
 	var by way

@@ -41,7 +41,7 @@ type Gate struct {
 	made    time.Time
 
 	mu       sync.Mutex
-	underWay map[bool]*comparison // on the pool, those that only look and those that may store
+	underWay map[bool]*comparison // on the pool: one that only looks, and one that may store
 }
 
 // comparison is one look at the database for all calls of a limiter that are made meanwhile.
@@ -90,7 +90,7 @@ func (g *Gate) Pass(ctx context.Context, s *store.Session, c Call) error {
 	return g.path.judge(ctx, !s.IsOnPool(), by)
 }
 
-// Forget has the next call compare the fingerprint again: whoever makes the tables anew may have another secret.
+// Forget makes the next call compare the fingerprint again: new tables may have another secret.
 func (g *Gate) Forget() { g.agreed.Store(false) }
 
 // errGaveUp is what a comparison comes to whose caller went away: another has to make it.
@@ -120,7 +120,7 @@ func (g *Gate) compare(ctx context.Context, s *store.Session, c Call) error {
 	}
 }
 
-// join returns the comparison that is under way, or a new one that the caller is the first of, and has to lead.
+// join returns the comparison in progress, or a new one that the caller has to lead.
 func (g *Gate) join(looks bool) (c *comparison, first bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -132,7 +132,7 @@ func (g *Gate) join(looks bool) (c *comparison, first bool) {
 	return c, true
 }
 
-// lead makes the comparison. Those that wait for it get its error, unless the context of the one who makes it ended.
+// lead makes the comparison. Waiting calls get its error, unless the context of the leading call ended.
 func (g *Gate) lead(ctx context.Context, s *store.Session, c Call, at *comparison) error {
 	defer func() { // also when a tracer of pgx panics
 		g.mu.Lock()
@@ -161,7 +161,7 @@ func (g *Gate) read(ctx context.Context, s *store.Session, c Call) (string, erro
 	return stored, err
 }
 
-// judge compares what was read with the limiter's own.
+// judge compares the stored fingerprint with the limiter's own.
 func (g *Gate) judge(stored string, err error) error {
 	switch {
 	case err != nil:

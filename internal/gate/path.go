@@ -14,31 +14,31 @@ import (
 const (
 	// examineMost bounds how long it is found out what stands between this program and the server.
 	examineMost = 10 * time.Second
-	// examineAgain is how long an answer holds that refuses calls: somebody may have mended the pooler.
+	// examineAgain is how long an answer holds that refuses calls: the pooler may be repaired meanwhile.
 	examineAgain = 10 * time.Second
 	// maxExamined bounds how often it is tried to find that out, where there was no connection to be had, or not enough time.
 	maxExamined = 3
 )
 
-// path is what a limiter knows of the way to its server: whether the statements that its connections prepare get lost on it, as
+// path is the knowledge of a limiter about the path to its server: whether prepared statements of its connections get lost on it, as
 // behind a pooler in transaction mode.
 //
-// Once a way is known to do it stays so, and a call pays for one look at that. Until then each call looks by which way it gets to the
-// server, before it sends anything else. Mostly that comes with the fingerprint and is the end of it: connections that prepare
-// nothing are right behind any pooler, and the process of the server that runs the statement is the one that the connection was made to
-// where nothing stands between. Only otherwise it is tried, on two connections of their own, whether statements get lost.
+// Once a path is known to work, it stays so, and a call pays one check for it. Until then each call looks at its path to the
+// server, before it sends anything else. Usually the query of the fingerprint answers this: connections that prepare
+// nothing work behind any pooler, and without a pooler the connection was made to the process of the server that runs the statement.
+// Only otherwise the limiter tests, on two connections of their own, whether statements get lost.
 //
-// A pool does for transactions, too. A transaction, which may be of another pool, does for transactions alone.
+// The result for the pool holds for transactions, too. The result for a transaction, maybe of another pool, holds only for these.
 type path struct {
 	errLost    error
 	pools, txs atomic.Bool // whether the way of calls on the pool, and of those in transactions, does
 
-	turn   chan struct{} // whoever examines has received from it
+	turn   chan struct{} // the goroutine that examines has received from it
 	lost   map[route]loss
 	failed int // how often nothing was found out
 }
 
-// route is what may differ between connections of one program.
+// route has the settings that may differ between connections of one program.
 type route struct {
 	host, database, user string
 	port                 uint16
@@ -57,7 +57,7 @@ func newPath(errLost error) *path {
 	return p
 }
 
-// settle notes that the way of calls does, or that there is no telling.
+// settle notes that the path of calls works, or that this cannot be tested.
 func (p *path) settle(inTx bool) {
 	if inTx {
 		p.txs.Store(true)
@@ -100,7 +100,7 @@ func (p *path) judge(ctx context.Context, inTx bool, by way) error {
 	case err != nil:
 		p.failed++
 	}
-	if err == nil || p.failed >= maxExamined { // in the latter case what fails will say why
+	if err == nil || p.failed >= maxExamined { // after too many failures, a later error will say why
 		p.settle(inTx)
 	}
 	return nil

@@ -65,6 +65,6 @@ func closeReadOnly(ctx context.Context, pool Pool) bool {
 	if err := tx.QueryRow(ctx, `SHOW transaction_read_only`).Scan(&readOnly); err != nil || readOnly != "on" {
 		return false
 	}
-	_ = tx.Conn().Close(ctx) // what is closed does not go back into the pool
+	_ = tx.Conn().Close(ctx) // a closed connection does not go back into the pool
 	return true
 }

@@ -21,7 +21,7 @@ func failure(code, message string) error {
 	return &pgconn.PgError{Severity: "ERROR", SeverityUnlocalized: "ERROR", Code: code, Message: message}
 }
 
-// lock is a row that a transaction has locked, and those who wait for it, in the order of coming.
+// lock is a row that a transaction has locked, and the waiting transactions, in the order of arrival.
 type lock struct {
 	holder *Tx
 	queue  []*waiter
@@ -33,7 +33,7 @@ type waiter struct {
 	ready chan struct{}
 }
 
-// acquire locks a row for the transaction, and waits for whoever has it. db.mu is held, but not while it waits.
+// acquire locks a row for the transaction, and waits for the transaction that has it. db.mu is held, but not while it waits.
 func (tx *Tx) acquire(ctx context.Context, row any) error {
 	db := tx.DB
 	l := db.locks[row]
@@ -62,7 +62,7 @@ func (tx *Tx) acquire(ctx context.Context, row any) error {
 	return err
 }
 
-// waitsFor reports whether whoever holds the lock waits for tx, by way of others perhaps.
+// waitsFor reports whether the holder of the lock waits for tx, directly or through others.
 func (l *lock) waitsFor(tx *Tx) bool {
 	for l != nil && l.holder != tx {
 		l = l.holder.waiting
@@ -88,7 +88,7 @@ func (tx *Tx) await(ctx context.Context, w *waiter) error {
 	}
 }
 
-// release gives the locks from the n-th on to those who wait. db.mu is held.
+// release gives the locks from the n-th on to the waiting transactions. db.mu is held.
 func (tx *Tx) release(n int) {
 	for _, row := range tx.held[n:] {
 		l := tx.locks[row]

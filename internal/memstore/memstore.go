@@ -1,9 +1,9 @@
-// Package memstore keeps buckets and reservations in memory, for the tests of users: it is what Postgres is to package store,
+// Package memstore keeps buckets and reservations in memory, for the tests of users: it replaces Postgres under package store,
 // with rows, locks on them and transactions, and decides nothing. See store.Engine.
 //
-// Transactions are those of READ COMMITTED. What one writes others see once it has committed, and whoever wants to lock a row
-// that another has locked waits for the end of that, in the order of coming. Transactions that wait for each other are
-// found at once: the one that would close the circle gets SQLSTATE 40P01, as from Postgres.
+// Transactions are READ COMMITTED. Other transactions see the writes of a transaction once it has committed. A transaction that locks
+// a row of another waits for the end of that transaction, in the order of arrival. A deadlock is
+// found at once: the transaction that would complete it gets SQLSTATE 40P01, as from Postgres.
 package memstore
 
 import (
@@ -18,7 +18,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/store"
 )
 
-// DB is what is in memory. Its methods are those of store.Engine that are no part of a transaction.
+// DB is a database in memory. Its methods are the methods of store.Engine outside a transaction.
 type DB struct {
 	mu           sync.Mutex
 	buckets      map[bucket.Key]bucket.State
@@ -36,7 +36,7 @@ func New() *DB {
 	}
 }
 
-// ForgetEnded deletes reservations that ended long ago, and that nobody has locked.
+// ForgetEnded deletes reservations that ended long ago, and that no transaction has locked.
 func (db *DB) ForgetEnded(_ context.Context, u *store.Unit) (more bool, err error) {
 	before := u.Instant() - reserved.KeepEnded.Microseconds()
 	db.mu.Lock()
@@ -59,13 +59,13 @@ func (db *DB) Fingerprint(own string) string {
 	return db.fingerprint
 }
 
-// price is what is known of an upstream.
+// price is the state of an upstream.
 type price struct {
 	adaptive.Known
 	seenUs int64
 }
 
-// answer sets what the report is told.
+// answer sets the answer to the report.
 func (p *price) answer(r *adaptive.Report, now int64) {
 	if r.IsKnown = p != nil; p != nil {
 		r.Known = p.Known
@@ -116,7 +116,7 @@ func (db *DB) Turn(_ context.Context, _ *store.Unit, reports []*adaptive.Report,
 	return nil
 }
 
-// ForgetPrices deletes what was reported last long ago.
+// ForgetPrices deletes prices without a report for a long time.
 func (db *DB) ForgetPrices(_ context.Context, u *store.Unit) error {
 	before := u.Instant() - adaptive.KeepPrices.Microseconds()
 	db.mu.Lock()

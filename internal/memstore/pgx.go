@@ -23,13 +23,13 @@ type Statements interface {
 	SendBatch(ctx context.Context, batch *pgx.Batch) pgx.BatchResults
 }
 
-// SQL is a database for what is no limit.
+// SQL is a database for the statements of the application.
 type SQL interface {
 	Statements
 	BeginTx(ctx context.Context, options pgx.TxOptions) (pgx.Tx, error)
 }
 
-// Pool is a DB as a Limiter wants it: a pool whose SQL is that of another, if there is one.
+// Pool is a DB as a Limiter needs it: a pool that runs SQL in another database, if there is one.
 type Pool struct {
 	Statements
 	db  *DB
@@ -45,13 +45,13 @@ func NewPool(sql SQL) Pool {
 	return p
 }
 
-// Engine returns the Engine for what is no part of a transaction.
+// Engine returns the Engine for calls outside a transaction.
 func (p Pool) Engine() store.Engine { return p.db.Begin() }
 
 // Begin begins a transaction.
 func (p Pool) Begin(ctx context.Context) (pgx.Tx, error) { return p.BeginTx(ctx, pgx.TxOptions{}) }
 
-// BeginTx begins a transaction, in the other database too if there is one. Of the options that one is told.
+// BeginTx begins a transaction, in the other database too if there is one. The options are for the other database.
 func (p Pool) BeginTx(ctx context.Context, options pgx.TxOptions) (pgx.Tx, error) {
 	switch {
 	case p.sql != nil:
@@ -66,7 +66,7 @@ func (p Pool) BeginTx(ctx context.Context, options pgx.TxOptions) (pgx.Tx, error
 	return &pgxTx{Tx: nothing{}, tx: p.db.Begin()}, nil
 }
 
-// pgxTx is a transaction as pgx has them, or one that is nested in it.
+// pgxTx is a pgx transaction, or a nested transaction in it.
 type pgxTx struct {
 	pgx.Tx // the other database's, or nothing
 
@@ -100,7 +100,7 @@ func (p *pgxTx) Commit(ctx context.Context) error {
 		return pgx.ErrTxClosed
 	}
 	p.ended = true
-	if !p.isNested && p.tx.isFailed() { // as a COMMIT of what has failed
+	if !p.isNested && p.tx.isFailed() { // as a COMMIT of a failed transaction
 		return errors.Join(pgx.ErrTxCommitRollback, p.Tx.Rollback(ctx), p.tx.rollback())
 	}
 	err := p.Tx.Commit(ctx)

@@ -15,8 +15,8 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/store"
 )
 
-// OpenSQL returns a *sql.DB whose transactions are those of the pool's DB, and of rows, where that is not nil: what is executed
-// goes there.
+// OpenSQL returns a *sql.DB with transactions of the pool's DB, and of rows if that is not nil: rows runs the statements of the
+// application.
 func (p Pool) OpenSQL(rows *sql.DB) *sql.DB { return sql.OpenDB(&connector{db: p.db, rows: rows}) }
 
 // connector makes connections that are a DB's.
@@ -44,7 +44,7 @@ func (c *connector) Driver() driver.Driver { return c }
 // Open is for sql.Open, which this driver is not registered for.
 func (c *connector) Open(string) (driver.Conn, error) { return c.Connect(context.Background()) }
 
-// Engine returns the Engine for what is no part of a transaction.
+// Engine returns the Engine for calls outside a transaction.
 func (c *connector) Engine() store.Engine { return c.db.Begin() }
 
 // sqlConn is a connection, and the transaction that was begun on it.
@@ -57,7 +57,7 @@ type sqlConn struct {
 	marks  []savepoint
 }
 
-// savepoint is one that was set in SQL.
+// savepoint is a savepoint that was set by SQL.
 type savepoint struct {
 	name string
 	mark mark
@@ -89,7 +89,7 @@ func (c *sqlConn) Begin() (driver.Tx, error) {
 	return c.BeginTx(context.Background(), driver.TxOptions{})
 }
 
-// BeginTx begins a transaction, in the other database too if there is one. Of the options that one is told.
+// BeginTx begins a transaction, in the other database too if there is one. The options are for the other database.
 func (c *sqlConn) BeginTx(ctx context.Context, options driver.TxOptions) (driver.Tx, error) {
 	if c.rows != nil {
 		var err error
@@ -107,7 +107,7 @@ func (c *sqlConn) BeginTx(ctx context.Context, options driver.TxOptions) (driver
 
 // Commit commits in the other database first. Where that fails, nothing is kept here.
 func (c *sqlConn) Commit() error {
-	if c.tx.isFailed() { // as a COMMIT of what has failed
+	if c.tx.isFailed() { // as a COMMIT of a failed transaction
 		return errors.Join(pgx.ErrTxCommitRollback, c.Rollback())
 	}
 	tx, rows := c.end()
@@ -146,7 +146,7 @@ func (c *sqlConn) Close() error {
 // ofSavepoint finds the statements that set, undo and release a savepoint.
 var ofSavepoint = regexp.MustCompile(`(?i)^\s*(SAVEPOINT|ROLLBACK\s+TO(?:\s+SAVEPOINT)?|RELEASE(?:\s+SAVEPOINT)?)\s+("[^"]+"|\w+)\s*;?\s*$`)
 
-// save does in the DB what a statement of a savepoint does in the other database.
+// save repeats a statement of a savepoint of the other database in the DB.
 func (c *sqlConn) save(verb, name string) error {
 	if strings.EqualFold(verb, "savepoint") {
 		c.tx.mu.Lock()
@@ -169,7 +169,7 @@ func (c *sqlConn) save(verb, name string) error {
 	return failure("3B001", fmt.Sprintf("savepoint %q does not exist", name))
 }
 
-// isSavepoint reports whether query is of a savepoint, and what it comes to here.
+// isSavepoint reports whether query is a statement of a savepoint, and returns its error in the DB.
 func (c *sqlConn) isSavepoint(query string) (bool, error) {
 	found := ofSavepoint.FindStringSubmatch(query)
 	if c.tx == nil || found == nil {

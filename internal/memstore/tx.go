@@ -13,8 +13,8 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/store"
 )
 
-// Tx is a transaction as a store.Engine, for one goroutine at a time; or, where nothing is locked and written in it, whatever is no
-// part of one.
+// Tx is a transaction as a store.Engine, for one goroutine at a time. It also serves calls outside a transaction that lock and write
+// nothing.
 type Tx struct {
 	*DB
 
@@ -42,7 +42,7 @@ type mark struct {
 // Begin begins a transaction.
 func (db *DB) Begin() *Tx { return &Tx{DB: db} }
 
-// enter begins what a statement is: nobody else is in the database, and the transaction is one that goes on.
+// enter begins a statement: it locks the database, and checks that the transaction has not ended or failed.
 func (tx *Tx) enter() error {
 	tx.mu.Lock()
 	switch {
@@ -63,7 +63,7 @@ func (tx *Tx) lock(ctx context.Context, row any) error {
 	return err
 }
 
-// bucket returns what a row holds for the transaction.
+// bucket returns the state of a row as the transaction sees it.
 func (tx *Tx) bucket(k bucket.Key) (s bucket.State, found bool) {
 	if own, wrote := tx.writes.buckets[k]; wrote {
 		return own, true
@@ -99,10 +99,10 @@ func (tx *Tx) Read(_ context.Context, u *store.Unit, rows []bucket.Ask) ([]bucke
 	return answers, nil
 }
 
-// LeavesOutHeld returns false: whoever wants a row that is locked waits for it.
+// LeavesOutHeld returns false: a call that needs a locked row waits for it.
 func (tx *Tx) LeavesOutHeld() bool { return false }
 
-// Lock locks the rows and puts what they hold at the instant before it waits, as that of a statement.
+// Lock locks the rows and puts their states. The instant is taken before it waits, as in a statement.
 func (tx *Tx) Lock(ctx context.Context, u *store.Unit, p *bucket.Page, mark bool) error {
 	p.Now = u.Instant()
 	err := tx.enter()
@@ -173,7 +173,7 @@ func (tx *Tx) backTo(before mark) error {
 	return nil
 }
 
-// Spoil makes the transaction one that can only be rolled back.
+// Spoil makes sure that the transaction can only be rolled back.
 func (tx *Tx) Spoil(context.Context, *store.Unit) {
 	tx.mu.Lock()
 	defer tx.mu.Unlock()
@@ -239,7 +239,7 @@ func (tx *Tx) Due(_ context.Context, u *store.Unit, after int64, last string, mo
 	return due[:min(len(due), most)], nil
 }
 
-// LockDue locks and returns those of the reservations that are to end and that nobody else has locked.
+// LockDue locks and returns the due reservations that no other transaction has locked.
 func (tx *Tx) LockDue(_ context.Context, u *store.Unit, ids []string) (due []*reserved.Reservation, err error) {
 	now := u.Instant()
 	err = tx.enter()
@@ -268,7 +268,7 @@ func (tx *Tx) PrunePages(context.Context, *store.Unit) (*store.PrunePages, error
 	return store.OnePage(), nil
 }
 
-// Prune deletes the rows of limits that nobody holds and that are spare.
+// Prune deletes the spare rows of limits that no transaction holds.
 func (tx *Tx) Prune(_ context.Context, u *store.Unit, p *store.PrunePages, termsOf map[string][]bucket.Terms) (deleted int64, gotLock bool, err error) {
 	p.Next()
 	now := u.Instant()
@@ -289,7 +289,7 @@ func (tx *Tx) Prune(_ context.Context, u *store.Unit, p *store.PrunePages, terms
 	return deleted, true, nil
 }
 
-// copyOf returns a copy of a reservation that shares nothing with it that anybody writes to.
+// copyOf returns a copy of a reservation. The two share only memory that is never written.
 func copyOf(r *reserved.Reservation) *reserved.Reservation {
 	c := *r
 	c.Buckets = slices.Clone(r.Buckets)
@@ -303,7 +303,7 @@ func (tx *Tx) isFailed() bool {
 	return tx.failed
 }
 
-// commit makes what was written what others see.
+// commit makes the writes visible to others.
 func (tx *Tx) commit() error {
 	tx.mu.Lock()
 	defer tx.mu.Unlock()
@@ -317,7 +317,7 @@ func (tx *Tx) commit() error {
 	return nil
 }
 
-// rollback forgets what was written.
+// rollback forgets the writes.
 func (tx *Tx) rollback() error {
 	tx.mu.Lock()
 	defer tx.mu.Unlock()

@@ -12,7 +12,8 @@ import (
 )
 
 const (
-	// maxAge is how long a refusal is repeated before the database is asked again: tokens that other processes return show no later.
+	// maxAge is how long the cache repeats a refusal before a call goes to the database again: tokens that other processes return show
+	// at most so late.
 	maxAge = time.Second
 	// stripes is the number of locks of a cache, and slots the number of counts of changes under each.
 	stripes, slots = 64, 64
@@ -34,7 +35,7 @@ type stripe struct {
 	changed [slots]uint32 // how often this process changed the buckets of each slot
 }
 
-// entry is what is known of one bucket.
+// entry is the last known state of one bucket.
 type entry struct {
 	policy  any            // Ask.Policy, to notice that the policy has changed
 	held    bucket.Content // at now, by terms with the bucket's windows
@@ -66,8 +67,8 @@ func (c *Cache) place(k *bucket.Key) (s *stripe, slot int) {
 	return &c.stripes[h%stripes], int((h/stripes + maphash.String(c.seed, k.Name)) % slots)
 }
 
-// Refuse reports whether a call with these asks is known to be refused: all buckets are known, and one of them refuses. It appends what
-// is known of each bucket to told.
+// Refuse reports whether the cache knows that a call with these asks is refused: all buckets are known, and one of them refuses. It
+// appends the known state of each bucket to told.
 func (c *Cache) Refuse(asks []bucket.Ask, told []bucket.Told) (all []bucket.Told, refused bool) {
 	if c == nil {
 		return told, false
@@ -84,8 +85,7 @@ func (c *Cache) Refuse(asks []bucket.Ask, told []bucket.Told) (all []bucket.Told
 	return told, refused
 }
 
-// find returns what is known of a bucket, and what time it is for the database, or a little less: a wait
-// counted from there is not too short.
+// find returns the entry of a bucket, and the database's time or a little less: a wait that counts from there is not too short.
 func (c *Cache) find(a *bucket.Ask) (found *entry, now int64) {
 	s := &c.stripes[maphash.String(c.seed, a.Key.Key)%stripes]
 	s.mu.Lock()
@@ -129,7 +129,7 @@ func (e *entry) tell(cost float64, now int64) bucket.Told {
 	return told
 }
 
-// Sent is what was known of a call before it was sent.
+// Sent has the entries of a call before it was sent.
 type Sent struct {
 	at     time.Duration
 	epochs []uint32 // how often each bucket was changed: a refusal that was decided before a change is not kept after it
@@ -175,7 +175,7 @@ func (c *Cache) put(k *bucket.Key, e *entry, epoch uint32) {
 		return
 	}
 	if old == nil && len(s.of) >= c.most {
-		for other := range s.of { // any: what is asked for again comes back
+		for other := range s.of { // any one: a bucket that is used again comes back
 			delete(s.of, other)
 			break
 		}

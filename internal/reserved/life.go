@@ -42,7 +42,7 @@ func (l *Life) Lock(ctx context.Context, verb, id string) (*Reservation, error) 
 	return r, err
 }
 
-// LockDue locks those of the reservations that are to end by themselves and that nobody else has locked.
+// LockDue locks the due reservations that no other transaction has locked.
 func (l *Life) LockDue(ctx context.Context, ids ...string) ([]*Reservation, error) {
 	due, err := In(&l.Session.Unit).LockDue(ctx, &l.Session.Unit, ids)
 	for _, r := range due {
@@ -56,8 +56,8 @@ func (l *Life) Save(ctx context.Context, r *Reservation) error {
 	return In(&l.Session.Unit).SaveReservation(ctx, &l.Session.Unit, r)
 }
 
-// End moves an open reservation to a final state, and charges the amounts to its buckets. A reservation that is in that state already stays as it
-// is.
+// End moves an open reservation to a final state, and charges the amounts to its buckets. It does not change a reservation that is
+// already in that state.
 func (l *Life) End(ctx context.Context, r *Reservation, final string, amounts func(*Reservation) ([]float64, error)) error {
 	switch r.State {
 	case final:
@@ -113,7 +113,7 @@ func (l *Life) Start(ctx context.Context, r *Reservation) (wait time.Duration, r
 	case r.PausedUntil > r.NowUs: // it keeps its slot, unless that is stale by then
 		l.keep(r, r.PausedUntil)
 		return r.until(r.PausedUntil), r.StartedUs != nil, nil
-	case r.State == Expired && r.Release: // what it took is given back, whether it was started or not
+	case r.State == Expired && r.Release: // its tokens were returned, also if it was started
 		wait, err = l.Renew(ctx, r)
 	case r.StartedUs != nil: // it is alive: it must not be forgotten before its next attempt
 		l.keep(r, r.NowUs)

@@ -21,15 +21,16 @@ var ErrNotReserved = errors.New("ratelimit: no such reservation")
 
 // Records keeps reservations. A store.Engine that is not Postgres implements it.
 //
-// An error of LockReservation or LockDue fails the transaction, as that of a statement does.
+// An error of LockReservation or LockDue fails the transaction, as the error of a statement does.
 type Records interface {
 	// LockReservation locks and returns a reservation. It returns ErrNotReserved, and locks nothing, when there is none.
 	LockReservation(ctx context.Context, u *store.Unit, id string) (*Reservation, error)
-	// SaveReservation writes what may have changed of a reservation that was locked.
+	// SaveReservation writes the fields that can change of a locked reservation.
 	SaveReservation(ctx context.Context, u *store.Unit, r *Reservation) error
 	// Due returns up to most reservations that are open and have ended, and that come after the one named, by their ends.
 	Due(ctx context.Context, u *store.Unit, after int64, last string, most int) ([]*Reservation, error)
-	// LockDue locks those of the reservations that are open and have ended, and that nobody else has locked. It returns them by their ends.
+	// LockDue locks the open reservations that have ended and that no other transaction has locked. It returns them in the order of
+	// their ends.
 	LockDue(ctx context.Context, u *store.Unit, ids []string) ([]*Reservation, error)
 	// ForgetEnded deletes some of the reservations that are not open and ended before KeepEnded, and reports whether there may be more.
 	ForgetEnded(ctx context.Context, u *store.Unit) (more bool, err error)

@@ -20,12 +20,12 @@ const (
 	Expired   = "expired"
 )
 
-// Keeping is how long a new reservation is kept, and what becomes of it then.
+// Keeping says how long a new reservation is kept, and how it expires.
 type Keeping struct {
 	StaleAfter  time.Duration // after it is ready; 0: never
 	ExpireAfter time.Duration // after it is ready
-	Release     bool          // whether what it took is given back when it expires
-	OnlyLater   bool          // whether none is kept of what is ready at once
+	Release     bool          // whether its tokens are returned when it expires
+	OnlyLater   bool          // whether no record is kept of a reservation that is ready at once
 
 	NotBefore int64    // the instant before which it is not ready
 	Plans     []string // of each bucket's key; empty when none is on one
@@ -61,7 +61,7 @@ type Reserved struct {
 	Now bucket.Terms // of the limit, as far as this process knows
 }
 
-// Record returns the reservation of what was taken, and nil if none is kept.
+// Record returns the reservation of the tokens taken, and nil if none is kept.
 func (k *Keeping) Record(asks []bucket.Ask, answers []bucket.Answer) store.Record {
 	paid, ready := ReadyAt(asks, answers, k.NotBefore)
 	if k.OnlyLater && ready <= answers[0].Now {
@@ -100,8 +100,7 @@ func (b *Reserved) Terms() bucket.Terms {
 	}
 }
 
-// ReadyAt returns the instants from which each of the buckets owes nothing any more, and the latest of those that are enforced and of
-// notBefore.
+// ReadyAt returns the instant from which each bucket owes nothing any more. ready is the latest of the enforced ones and of notBefore.
 func ReadyAt(asks []bucket.Ask, answers []bucket.Answer, notBefore int64) (paid []int64, ready int64) {
 	ready = max(answers[0].Now, notBefore)
 	for i := range asks {
@@ -122,9 +121,9 @@ func newID() string {
 	return h[:8] + "-" + h[8:12] + "-" + h[12:16] + "-" + h[16:20] + "-" + h[20:]
 }
 
-// Asks returns what the reservation took, under the terms that its limits have now, to take or charge it again.
-// What is given back was there when it was taken, so a credit may fill a bucket as far as the terms of either
-// time allow: where these are of another plan than the key's, nothing is lost to its capacity.
+// Asks returns the asks of the reservation, under the terms that its limits have now, to take or charge its tokens again.
+// Returned tokens were in the bucket before, so a credit may fill a bucket up to the capacity of then or of now. If the terms of now
+// are of another plan than the key's, its capacity loses no tokens.
 func (r *Reservation) Asks() []bucket.Ask {
 	asks := make([]bucket.Ask, len(r.Buckets))
 	for i := range asks {

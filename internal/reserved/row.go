@@ -14,7 +14,7 @@ type column interface {
 	collect(buckets []Reserved) any // returns the array
 	target() any                    // returns where to scan the array to
 	count() int                     // returns how many elements were scanned
-	spread(buckets []Reserved)      // sets a field of buckets from the array, which leaves out what is usual, and is empty in a row that is older than the column
+	spread(buckets []Reserved)      // sets a field of buckets from the array, which omits default values, and is empty in a row that is older than the column
 }
 
 // columns returns the arrays in the order of the statements. No other code knows this order.

@@ -18,12 +18,12 @@ const (
 
 	// firstID sorts before every other ID.
 	firstID = "00000000-0000-0000-0000-000000000000"
-	// expireWait is how long a reservation that is given back waits for a bucket that somebody holds.
+	// expireWait is how long the return of a reservation waits for a bucket that another transaction holds.
 	expireWait = time.Second
 )
 
-// EachDue passes the IDs of the reservations that are to end by themselves to each, some at a time and every one once, until there are no more or
-// each wants none. bounded bounds the time in which some of them are found.
+// EachDue passes the IDs of the due reservations to each, in portions, every ID once, until none is left or each returns false. bounded
+// bounds the time of one search.
 func EachDue(ctx context.Context, u *store.Unit, bounded func(context.Context) (context.Context, context.CancelFunc),
 	each func(ids []string) (more bool, err error),
 ) error {

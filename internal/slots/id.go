@@ -64,8 +64,7 @@ func (id *ID) String() string {
 	return version + base64.RawURLEncoding.EncodeToString(b)
 }
 
-// Parse returns what an ID says. An ID that it accepts is one that String returns, and valid accepts each of its shares. An error says what
-// is wrong.
+// Parse parses an ID. It accepts only IDs that String returns, with shares that valid accepts. An error names the mistake.
 func Parse(text string, valid func(of *Share) bool) (*ID, error) {
 	invalid := func(problem string) (*ID, error) { return nil, errors.New(problem) }
 	encoded, known := strings.CutPrefix(text, version)

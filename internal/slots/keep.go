@@ -19,7 +19,7 @@ type Owner interface {
 
 // Span is how long a lease holds, on the clock of this process.
 type Span struct {
-	Asked  time.Time // when it was asked for: it had not begun before
+	Asked  time.Time // the time of the request: the span had not begun before
 	Length time.Duration
 }
 
@@ -59,11 +59,11 @@ type keeper struct {
 
 	// Of run, once that is running.
 	length time.Duration // of the lease
-	end    time.Time     // until when it holds, whatever the server's clock shows
+	end    time.Time     // until when it holds on the clock of this process
 	gone   bool          // the server said that it is lost
 }
 
-// holds notes how long the lease holds. The server had decided when its answer came, and not before it was asked.
+// holds notes how long the lease holds. The server decided between the request and the answer.
 func (k *keeper) holds(span Span) { k.length, k.end = span.Length, span.Asked.Add(span.Length) }
 
 // renew renews the lease. A panic of a hook of the program, such as a tracer of pgx, is an error: it must not end the process.
@@ -125,8 +125,8 @@ func (k *keeper) wait(span time.Duration) bool {
 	}
 }
 
-// release ends the renewals, waits for one that is under way, since giving it up would cost its connection, and releases the
-// lease. One that ended by the clock of this process may go on at the server, whose answer was lost, and is released, too.
+// release ends the renewals, waits for a renewal in progress, because ending it would cost its connection, and releases the
+// lease. It also releases a lease that ended by the clock of this process: the server may have renewed it, with a lost answer.
 func (k *keeper) release(ctx context.Context) {
 	defer k.lose(nil)
 	close(k.stop)

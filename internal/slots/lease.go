@@ -29,7 +29,7 @@ func (l *Leases) FirstLost() string { return l.Asks[slices.Index(l.Lost, true)].
 // begin sets the instant of the change.
 func (l *Leases) begin(now int64) { l.NowUs, l.Lost = now, make([]bool, len(l.Asks)) }
 
-// change returns the i-th row as it is after the change, and notes what became of the lease.
+// change returns the i-th row after the change, and notes the result for the lease.
 func (l *Leases) change(i int, found bucket.State) (after bucket.State) {
 	var end int64
 	var held bool
@@ -45,7 +45,7 @@ func (l *Leases) change(i int, found bucket.State) (after bucket.State) {
 	return after
 }
 
-// Change gives back those of the leases that are not lost, or extends all of them unless one is lost; once.
+// Change gives back the leases that are not lost, or extends all of them unless one is lost; once.
 func (l *Leases) Change(ctx context.Context, s *store.Session) error {
 	return s.ChangeRows(ctx, func(p *bucket.Page) {
 		l.begin(p.Now)

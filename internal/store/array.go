@@ -57,7 +57,7 @@ func (t *text) TextValue() (pgtype.Text, error) {
 	return pgtype.Text{String: string(*t), Valid: true}, nil
 }
 
-// appendTo quotes the text, as what may be in it means something in a literal.
+// appendTo quotes the text, because its characters may be special in a literal.
 func (t text) appendTo(literal []byte) []byte {
 	literal = append(literal, '"')
 	for i := range len(t) {

@@ -7,12 +7,12 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
 )
 
-// Charge is what to take from buckets whatever they hold. Up to when what was taken may be given back, the terms say that hold
-// under the lock, and not those that the process takes for those of now.
+// Charge takes amounts from buckets, also if they have fewer tokens. The terms that hold under the lock say until when tokens can be
+// given back, and not the terms that the process uses at its own time.
 type Charge struct {
 	Asks    []bucket.Ask
 	Amounts []float64 // negative: to give back
-	Taken   []int64   // the instant at which was taken what is given back, or bucket.Whenever
+	Taken   []int64   // the instant at which the returned tokens were taken, or bucket.Whenever
 }
 
 // withoutZeros returns the charge without the buckets that it leaves as they are.
@@ -25,8 +25,8 @@ func (c Charge) withoutZeros() (charged Charge) {
 	return charged
 }
 
-// Charge takes what the charges say, once. A bucket may go below zero. It locks the rows of all charges at once, in the order of
-// locking, but for those of buckets of which the amount is 0.
+// Charge takes the amounts of the charges, once. A bucket may go below zero. It locks the rows of all charges at once, in the order of
+// locking, except the rows of buckets with an amount of 0.
 func (s *Session) Charge(ctx context.Context, charges ...Charge) error {
 	charges = slices.Clone(charges)
 	calls := make([][]bucket.Ask, len(charges))
@@ -48,8 +48,8 @@ func (s *Session) Fill(ctx context.Context, asks []bucket.Ask) error {
 	return s.ChangeRows(ctx, func(p *bucket.Page) { p.Fill(asks) }, asks)
 }
 
-// ChangeRows changes the rows of the calls' buckets, once, on rows that it locks: in the transaction that the session is of, else in one of
-// its own. For one call it waits for the first row before it locks others, so that those who want the same rows stand in line there.
+// ChangeRows changes the rows of the calls' buckets, once, on rows that it locks: in the transaction of the session, or else in one of
+// its own. For one call it waits for the first row before it locks others, so that calls for the same rows queue there.
 func (s *Session) ChangeRows(ctx context.Context, change func(p *bucket.Page), calls ...[]bucket.Ask) error {
 	if len(calls) == 1 && len(calls[0]) > 0 && s.waitFor == nil {
 		first := calls[0][0].Key
@@ -68,7 +68,7 @@ func (s *Session) ChangeRows(ctx context.Context, change func(p *bucket.Page), c
 	})
 }
 
-// Change runs change until it needs no row that somebody holds and meets no conflict. In a transaction it runs it once.
+// Change runs change until it needs no row that another transaction holds, and meets no conflict. In a transaction it runs it once.
 func (s *Session) Change(ctx context.Context, verb string, change func(ctx context.Context, s *Session) error) error {
 	return s.RetryHeld(ctx, func(s *Session) error {
 		return s.retry(ctx, verb, func() error { return change(ctx, s) })

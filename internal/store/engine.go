@@ -10,31 +10,31 @@ import (
 )
 
 // Engine keeps rows and records. There are three: Postgres, package byrow, which names one row in each statement, and package memstore, for
-// the tests of users. An engine locks rows, reads and writes them, and decides nothing, but for what a decider adds. A Session asks nowhere which
-// engine it is on. What it does between a read and a write is the same code on all of them.
+// the tests of users. An engine locks rows, reads and writes them, and decides nothing, except in a decider. A Session never asks which
+// engine it uses. Between a read and a write it runs the same code on all of them.
 //
-// An error of Lock fails the transaction, as that of a statement does. Instants are microseconds since 1970.
+// An error of Lock fails the transaction, as the error of a statement does. Instants are microseconds since 1970.
 type Engine interface {
 	// Read returns what rows hold, and locks none. A row that is absent is full.
 	Read(ctx context.Context, u *Unit, rows []bucket.Ask) ([]bucket.Answer, error)
-	// Lock locks the rows of a page to the end of the transaction, in their order, and puts what they hold. In a transaction of the Owner's it
-	// may leave out those that somebody holds, if LeavesOutHeld says so, but for the row that the unit is to wait for. With mark, it first marks
-	// the place that Undo goes back to.
+	// Lock locks the rows of a page to the end of the transaction, in their order, and puts their states. In a transaction of the Owner's it
+	// may leave out rows that other transactions hold, if LeavesOutHeld is true, except the row that the unit waits for. With mark, it first
+	// marks the place that Undo goes back to.
 	Lock(ctx context.Context, u *Unit, p *bucket.Page, mark bool) error
 	LeavesOutHeld() bool
-	// Save writes what has changed on a page, and records that were made. They are the last statements of a transaction.
+	// Save writes the changed rows of a page, and new records. They are the last statements of a transaction.
 	Save(ctx context.Context, u *Unit, p *bucket.Page, made ...Record) error
 	// Undo goes back to the mark of Lock. On the page nothing has changed.
 	Undo(ctx context.Context, u *Unit, p *bucket.Page) error
-	// Spoil makes the transaction one that can only be rolled back.
+	// Spoil makes sure that the transaction can only be rolled back.
 	Spoil(ctx context.Context, u *Unit)
 	// QueueBound queues statements that bound how long the statements behind them wait for a row, in the same transaction.
 	QueueBound(batch *pgx.Batch, u *Unit, most time.Duration)
 
 	// PrunePages returns the parts that Prune looks through, one in a transaction.
 	PrunePages(ctx context.Context, u *Unit) (*PrunePages, error)
-	// Prune deletes the rows of the next part that nobody holds and that are spare, of each name under all of its terms. gotLock is false, and
-	// nothing was done, when another process prunes the schema.
+	// Prune deletes the rows of the next part that no transaction holds and that are spare under all terms of their name. gotLock is false,
+	// and nothing was done, if another process prunes the schema.
 	Prune(ctx context.Context, u *Unit, p *PrunePages, termsOf map[string][]bucket.Terms) (deleted int64, gotLock bool, err error)
 }
 
@@ -46,7 +46,7 @@ type decider interface {
 	take(ctx context.Context, u *Unit, c *Call) (verdict, error)
 }
 
-// verdict is what a statement answers to a call.
+// verdict is the answer of a statement to a call.
 type verdict uint8
 
 const (

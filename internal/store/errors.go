@@ -10,9 +10,9 @@ import (
 )
 
 var (
-	// ErrContended is what a call gets that has waited for too many rows, or met too many conflicts.
+	// ErrContended is returned by a call that has waited for too many rows, or met too many conflicts.
 	ErrContended = errors.New("ratelimit: too much contention")
-	// ErrOtherMode is what a call gets if the database's clock is in an era with another mode than the call was made for. Nothing was taken.
+	// ErrOtherMode is returned by a call if the database's clock is in an era with another mode than the call assumed. Nothing was taken.
 	ErrOtherMode = errors.New("ratelimit: by the database's clock a rule is in another mode than by the clock of this process")
 )
 
@@ -42,7 +42,7 @@ func IsLockTimeout(err error) bool { return pgerr.Code(err) == codeLockNotAvaila
 // HasTimedOut reports whether a timeout of the session has ended a statement, or an operator has cancelled it.
 func HasTimedOut(err error) bool { return IsLockTimeout(err) || pgerr.Code(err) == pgerr.QueryCanceled }
 
-// ofAll matches the SQLSTATEs that every call of a batch would get: those of the connection, of a missing migration, and of a server that
+// ofAll matches the SQLSTATEs that every call of a batch would get: of a broken connection, of a missing migration, and of a server that
 // is read-only, shutting down, or out of memory or connections. A full disk (53100) fails only calls that need a new page.
 var ofAll = regexp.MustCompile(`^(08|57P|25006|26000|3F000|42P01|42P05|42703|53200|53300)`)
 

@@ -183,7 +183,7 @@ func (p *plan) append(g *group) {
 	p.groups = append(p.groups, g)
 }
 
-// answer answers the calls of the groups that were given what they cost. It returns the others, with what was found.
+// answer answers the calls of the groups whose costs were taken. It returns the other calls, with the states that were found.
 func (p *plan) answer() (undecided []*Call) {
 	for _, g := range p.groups {
 		if !g.row.answer.Allowed {

@@ -8,8 +8,8 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
 )
 
-// lock locks and reads every row of the calls' buckets, in the transaction of s. In a transaction of its own it returns a heldError when
-// somebody holds a row. With mark, it first marks the place that an Undo goes back to.
+// lock locks and reads every row of the calls' buckets, in the transaction of s. In a transaction of its own it returns a heldError if
+// another transaction holds a row. With mark, it first marks the place that an Undo goes back to.
 func (s *Session) lock(ctx context.Context, mark bool, calls ...[]bucket.Ask) (*bucket.Page, error) {
 	p, err := s.lockFree(ctx, mark, calls...)
 	if err != nil {
@@ -23,13 +23,13 @@ func (s *Session) lock(ctx context.Context, mark bool, calls ...[]bucket.Ask) (*
 	return p, nil
 }
 
-// lockFree is lock, but leaves out those that somebody holds where the engine does.
+// lockFree is lock, but leaves out rows that other transactions hold, if the engine does so.
 func (s *Session) lockFree(ctx context.Context, mark bool, calls ...[]bucket.Ask) (*bucket.Page, error) {
 	p := bucket.NewPage(calls...)
 	if err := s.lockRows(ctx, p, mark); err != nil {
 		return nil, err
 	}
-	for _, row := range p.FromFuture() { // what is decided on them brings them back to the present
+	for _, row := range p.FromFuture() { // a decision on them brings them back to the present
 		s.owner.Mended(ctx, row.Name)
 	}
 	p.SetNow(calls...)

@@ -23,7 +23,7 @@ type OwnTx struct {
 	owed    []answer  // the answers to them, in order
 }
 
-// answer is the answer to some statements that nobody waits for.
+// answer is the answer to statements that no caller waits for.
 type answer struct {
 	statements int
 	failed     func(error) error // returns what an error of a statement means
@@ -135,7 +135,7 @@ func (tx *OwnTx) Commit(ctx context.Context) error {
 	return err
 }
 
-// Rollback rolls back what was sent.
+// Rollback rolls back the statements that were sent.
 func (tx *OwnTx) Rollback(ctx context.Context) error {
 	if tx.ended {
 		return pgx.ErrTxClosed

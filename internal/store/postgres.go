@@ -29,9 +29,9 @@ func (postgres) Read(ctx context.Context, u *Unit, rows []bucket.Ask) ([]bucket.
 // LeavesOutHeld returns true: a transaction of the Owner's locks the rows that are free.
 func (postgres) LeavesOutHeld() bool { return true }
 
-// Lock locks and reads the rows of p in one round trip. A transaction of the Owner's leaves out those that somebody holds, but for the one that
-// it is to wait for, which it locks first. When the call has waited for many it waits for the others too, for a little. A caller's transaction,
-// which may hold rows already, waits for all of them.
+// Lock locks and reads the rows of p in one round trip. A transaction of the Owner's leaves out rows that other transactions hold, except
+// the row that it waits for, which it locks first. If the call has already waited for many rows, it also waits shortly for the others. A
+// caller's transaction, which may already hold rows, waits for all of them.
 func (e postgres) Lock(ctx context.Context, u *Unit, p *bucket.Page, mark bool) error {
 	batch, statement, waited := &pgx.Batch{}, u.statements.lock, false
 	if mark {
@@ -132,7 +132,7 @@ func (u *Unit) QueueRecords(batch *pgx.Batch, made []Record) {
 	}
 }
 
-// queueSave queues what writes the rows that have changed, and deletes those that were inserted to lock them.
+// queueSave queues the statements that write the changed rows, and delete rows that were inserted as locks.
 func (u *Unit) queueSave(batch *pgx.Batch, p *bucket.Page) {
 	var saved, removed []bucket.Key
 	var states []bucket.State

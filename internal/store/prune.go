@@ -38,7 +38,7 @@ func (p *PrunePages) Next() (first, end int64) {
 	return first, p.first
 }
 
-// PrunePages returns parts of the table. The size of a partitioned one is that of its partitions.
+// PrunePages returns parts of the table. The size of a partitioned table is the size of its partitions.
 func (postgres) PrunePages(ctx context.Context, u *Unit) (*PrunePages, error) {
 	const size = `
 		SELECT greatest(pg_relation_size($1::text::regclass), max(pg_relation_size(p.relid))) / current_setting('block_size')::bigint,

@@ -7,8 +7,8 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
 )
 
-// Return gives back to a bucket what is left of what was taken ahead of it, and returns how much that was. It waits for the row
-// up to most, and then fails with a lock timeout; a most of 0 waits until ctx ends. Terms are those that it was taken under.
+// Return gives unused prefetched tokens back to a bucket, and returns how many. It waits for the row
+// up to most, and then fails with a lock timeout; a most of 0 waits until ctx ends. The tokens were taken under t.
 func (s *Session) Return(ctx context.Context, k bucket.Key, t bucket.Terms, a bucket.Ahead, most time.Duration) (given float64, err error) {
 	_, end := t.Span()
 	err = s.waitingFor(&k, 0).RetryTx(ctx, "return", func(tx *Session) error {

@@ -116,8 +116,8 @@ func (c *Call) isRefused() bool {
 // bySeq orders calls by their arrival.
 func bySeq(a, b *Call) int { return a.seq - b.seq }
 
-// decideOpen answers calls one after the other on locked rows, in a transaction of its own. It returns those that
-// need a row which somebody holds.
+// decideOpen answers calls one after the other on locked rows, in a transaction of its own. It returns the calls that
+// need a row which another transaction holds.
 func (s *Session) decideOpen(ctx context.Context, calls []*Call, waitFor *bucket.Key) (again []blocked) {
 	waits := 0
 	for _, c := range calls {

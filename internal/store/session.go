@@ -19,7 +19,7 @@ type Call struct {
 	way     way          // how it is decided: what choose says, or another if that has left it undecided
 	by      decider      // has the statement, if a statement decides
 	verdict verdict      // of that statement
-	takes   []bucket.Ask // what a statement takes from: Asks, with one row in place of each bucket that has several
+	takes   []bucket.Ask // the asks of a statement: Asks, with one row in place of each sharded bucket
 
 	waits  int    // how many rows it has waited for
 	rows   []*row // of its asks, in a batch
@@ -33,7 +33,7 @@ type Call struct {
 type Question struct {
 	Verb    string
 	Asks    []bucket.Ask // in the order of locking
-	Look    bool         // whether nothing is to be taken
+	Look    bool         // whether to take nothing
 	Reserve Recorder     // makes a record of the tokens, such as a reservation; nil: no record is made
 	UpTo    int          // the maximum number of units to take, if Asks have the costs of one unit; 0: the cost itself
 }
@@ -45,10 +45,10 @@ type Outcome struct {
 	Taken   int    // how many units of UpTo were taken
 }
 
-// blocked is a call that cannot be answered yet, because somebody holds a row that it needs.
+// blocked is a call that cannot be answered yet, because another transaction holds a row that it needs.
 type blocked = batch.Blocked[Call]
 
-// Queueable tells the call's Batcher what it has to know of the call.
+// Queueable returns the facts about the call that its Batcher needs.
 func (c *Call) Queueable() *batch.Call[Call] {
 	c.Of, c.Awaited = c, c.Reserve != nil
 	if !c.Look {
@@ -57,12 +57,12 @@ func (c *Call) Queueable() *batch.Call[Call] {
 	return &c.Call
 }
 
-// takesFromOne reports whether the call takes from one bucket what it costs, and does not reserve.
+// takesFromOne reports whether the call takes its cost from one bucket, and does not reserve.
 func (c *Call) takesFromOne() bool {
 	return len(c.Asks) == 1 && c.Reserve == nil && c.Asks[0].Cost > 0 && c.UpTo == 0
 }
 
-// blockedBy returns the call as one that waits for row.
+// blockedBy returns the call, blocked by row.
 func (c *Call) blockedBy(row bucket.Key) blocked {
 	c.waits++
 	for i := range c.Asks {
@@ -133,10 +133,12 @@ func (s *Session) waitingFor(row *bucket.Key, waits int) *Session {
 // isSpread reports whether the call takes from one bucket, which has several rows.
 func (c *Call) isSpread() bool { return c.Asks[0].Terms.Shards > 1 && c.takesFromOne() }
 
-// Run answers the calls of a batch, and returns those that need a row which somebody holds. A call gets an error if its statement failed.
+// Run answers the calls of a batch, and returns the calls that need a row which another transaction holds. A call gets an error if its
+// statement failed.
 //
 // In the first round trip statements take the sum of the costs of each group of calls, all or nothing (see planOf), and the rows of the other
-// calls are read. That read refuses what it can. The remaining calls are decided one after the other on locked rows, in two more round trips.
+// calls are read. That read already refuses some calls. The remaining calls are decided one after the other on locked rows, in two more
+// round trips.
 //
 // A batch for one bucket waits for its row. Other batches wait for a row at most 2 ms, because they hold other rows meanwhile. If waitFor is not
 // nil, all calls need that row, and the first lock waits for it.
@@ -222,8 +224,8 @@ func deciderOf(engine Engine) decider {
 	return by
 }
 
-// Decide answers c by itself. Outside a transaction it runs again on a conflict. It returns a heldError when c asks for
-// several rows and somebody holds one of them. For a single row it waits, as the call holds no other meanwhile.
+// Decide answers c by itself. Outside a transaction it runs again on a conflict. It returns a heldError if c asks for
+// several rows and another transaction holds one of them. For a single row it waits, because the call holds no other row meanwhile.
 func (s *Session) Decide(ctx context.Context, c *Call) (err error) {
 	if s.choose(c); c.way == byStatement {
 		err = s.decideByStatement(ctx, c)
@@ -281,8 +283,8 @@ func (s *Session) lookAndRefuse(ctx context.Context, c *Call) (refused bool, err
 	return err == nil && c.isRefused(), err
 }
 
-// lockAndDecide decides on c on locked rows, in a transaction of its own. If somebody holds
-// one of them, a look may still refuse c: a refusal waits for nobody.
+// lockAndDecide decides on c on locked rows, in a transaction of its own. If another transaction holds
+// one of them, a look may still refuse c: a refusal waits for no row.
 func (s *Session) lockAndDecide(ctx context.Context, c *Call) error {
 	err := s.RetryTx(ctx, c.Verb, func(tx *Session) error { return tx.decideOneLocked(ctx, c) })
 	var held *heldError

@@ -137,7 +137,7 @@ func (u *Unit) clusterParameters(rows []bucket.Ask, groups array[integer]) []any
 	}
 }
 
-// clusterAnswer is the answer of clusters_spend.sql for a row: whether its group was given what it asked for, and whether the row had enough.
+// clusterAnswer is the answer of clusters_spend.sql for a row: whether the costs of its group were taken, and whether the row had enough.
 type clusterAnswer struct {
 	given, enough bool
 	bucket.Answer
@@ -170,7 +170,7 @@ func scanClusters(found pgx.Rows, rows []bucket.Ask) ([]clusterAnswer, error) {
 }
 
 // takeCluster takes from several buckets on one row each, all or nothing, in a statement that is its own transaction. It is undecided if
-// somebody holds a row, or was quicker.
+// another transaction holds a row, or changed it first.
 func (u *Unit) takeCluster(ctx context.Context, asks []bucket.Ask) (answers []bucket.Answer, v verdict, err error) {
 	found, err := u.conn.Query(ctx, u.statements.spendClusters, u.clusterParameters(asks, make(array[integer], len(asks)))...)
 	if err == nil {

@@ -50,8 +50,8 @@ func inSchema(schema, statement string) string {
 	return statement
 }
 
-// newStatements returns the statements for a schema. If relaxed is set, those that are transactions of their own do not wait until their
-// commits are on disk.
+// newStatements returns the statements for a schema. If relaxed is set, statements that are transactions of their own do not wait until
+// their commits are on disk.
 func newStatements(schema string, relaxed bool) (s statements) {
 	durability := ""
 	if relaxed {

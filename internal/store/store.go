@@ -30,11 +30,11 @@ type Conn interface {
 type Owner interface {
 	// InOwnTx runs fn once on a session in a new READ COMMITTED transaction, which it commits unless fn fails.
 	InOwnTx(ctx context.Context, from *Session, fn func(tx *Session) error) error
-	// Retry runs attempt after one that ended with err, when that was because of others, and again while it is.
+	// Retry runs attempt again after an attempt that ended with err, while the cause is a conflict with other transactions.
 	Retry(ctx context.Context, verb string, err error, attempt func() error) error
-	// Mended is told that a row of the limit was written by a clock that was wrong, and is put right.
+	// Mended reports a row of the limit that a wrong clock had written, and that was corrected.
 	Mended(ctx context.Context, limit string)
-	// Batched is told that a statement for several calls was answered.
+	// Batched reports a statement for several calls.
 	Batched(ctx context.Context, calls int, elapsed time.Duration)
 }
 
@@ -88,7 +88,7 @@ func (s *Session) retry(ctx context.Context, verb string, statement func() error
 	return s.owner.Retry(ctx, verb, err, statement)
 }
 
-// ensureTx runs fn in a transaction: the one that the session is of, else one of its own.
+// ensureTx runs fn in a transaction: in the session's, or else in one of its own.
 func (s *Session) ensureTx(ctx context.Context, fn func(tx *Session) error) error {
 	if s.mode != alone {
 		return fn(s)

@@ -15,7 +15,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
 )
 
-// savepoint is what a call over several limits in a caller's transaction goes back to when one refuses.
+// savepoint is the place to which a call over several limits in a caller's transaction goes back if one limit refuses.
 const savepoint = "ratelimit_take"
 
 // EndTimeout bounds what ends a transaction, or undoes half a call in it. It does not run on the caller's context: a
@@ -34,8 +34,8 @@ func (s *Session) decideByStatement(ctx context.Context, c *Call) error {
 	return s.fixClocks(ctx, c.Asks, c.Answers)
 }
 
-// takeByStatement has a statement take what c costs from all of its buckets, or from none of them, once: in the transaction that the session is
-// of, else as its own. Where the statement cannot stand for what it found, nothing was taken, and c is decided in another way.
+// takeByStatement takes the costs of c from all of its buckets, or from none of them, by one statement: in the transaction of the session,
+// or else as its own. If the statement cannot decide on the rows that it found, nothing was taken, and c is decided in another way.
 func (s *Session) takeByStatement(ctx context.Context, c *Call) (err error) {
 	c.way = byStatement // after an attempt before
 	if c.traits.Sharded {
@@ -159,7 +159,7 @@ func (u *Unit) takeRows(ctx context.Context, rows []bucket.Ask) (answers []bucke
 		return nil, undecided, err
 	}
 	for i := range answers {
-		if answers[i].Allowed { // what it took is back
+		if answers[i].Allowed { // its tokens are back
 			answers[i].State.Value = min(answers[i].State.Value+rows[i].Cost, rows[i].Terms.Capacity)
 		}
 	}
@@ -176,10 +176,9 @@ func skip(results pgx.BatchResults, n int) error {
 	return nil
 }
 
-// fixClocks puts the rows right that refused and that a wrong clock has left in the future: a refusal writes nothing, so
-// without this they would refuse until the clock arrives there. The refusal stands. In a caller's transaction the statement does
-// not tell what it found of a row among several that had enough: such a row gains nothing until a call that it allows or refuses
-// puts it right.
+// fixClocks corrects rows that refused and that a wrong clock has left in the future: a refusal writes nothing, so
+// without this they would refuse until the clock reaches that time. The refusal stands. In a caller's transaction the statement does
+// not return the rows that had enough. Such a row gains nothing until a call that it allows or refuses corrects it.
 func (s *Session) fixClocks(ctx context.Context, asks []bucket.Ask, answers []bucket.Answer) error {
 	var wrong []bucket.Ask
 	for i := range asks {
@@ -193,7 +192,7 @@ func (s *Session) fixClocks(ctx context.Context, asks []bucket.Ask, answers []bu
 	return s.ChangeRows(ctx, (*bucket.Page).FixClocks, wrong)
 }
 
-// takeParameters returns those of bucket_take.sql and bucket_take_alone.sql.
+// takeParameters returns the parameters of bucket_take.sql and bucket_take_alone.sql.
 func (u *Unit) takeParameters(a *bucket.Ask) []any {
 	p := u.limits.of(a)
 	phase := p.phase
@@ -210,7 +209,7 @@ func (u *Unit) takeParameters(a *bucket.Ask) []any {
 	}
 }
 
-// takeSeveralParameters returns those of buckets_take.sql.
+// takeSeveralParameters returns the parameters of buckets_take.sql.
 func (u *Unit) takeSeveralParameters(asks []bucket.Ask) []any {
 	c := columnsOf(asks)
 	return []any{
@@ -219,9 +218,9 @@ func (u *Unit) takeSeveralParameters(asks []bucket.Ask) []any {
 	}
 }
 
-// limitParameters keep those parameters that are the same for all buckets of a limit, as pgx wants them: each is an
-// allocation. They are made again when maxLimitParameters are there: few programs have so many limits, and those that
-// make them up must not fill the memory with them.
+// limitParameters caches the parameters that are the same for all buckets of a limit, as pgx needs them: each is an
+// allocation. At maxLimitParameters the cache starts again: few programs have so many limits, and programs that
+// invent limits must not fill the memory.
 type limitParameters struct {
 	mu   sync.RWMutex
 	kept map[limitKey]*boxed

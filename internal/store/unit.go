@@ -16,7 +16,7 @@ type mode uint8
 
 const (
 	alone     mode = iota // each is a transaction of its own
-	callersTx             // a transaction that somebody else began
+	callersTx             // a transaction that the caller began
 	ownTx                 // a transaction of the Owner's, for one call or one batch
 )
 
@@ -62,14 +62,14 @@ func (u *Unit) BoundWait(ctx context.Context, most time.Duration) error {
 	return u.SendLater(ctx, batch)
 }
 
-// save writes the rows that were changed, and deletes those that were made for nothing.
+// save writes the changed rows, and deletes rows that were inserted as locks and not used.
 func (u *Unit) save(ctx context.Context, p *bucket.Page, made ...Record) error {
 	return u.Engine().Save(ctx, u, p, made...)
 }
 
-// seed returns the number that the rows of sharded buckets are picked by: a random one, but the same for all calls of a
-// transaction and all attempts of one that queues. So a transaction that takes from a bucket twice returns to the row it
-// has locked, and does not wait for another that does the same; and one that is made again, to the queue it is in.
+// seed returns the number that selects the rows of sharded buckets: random, but the same for all calls of a
+// transaction and for all attempts of a transaction that queues. So a transaction that takes from a bucket twice uses the row that it
+// has locked, and does not wait for another transaction that does the same. A new attempt stays in its queue.
 func (u *Unit) seed() uint64 {
 	var owner any = u.conn
 	if c, ok := owner.(interface{ Identity() any }); ok { // one of several that stand for the transaction
@@ -144,7 +144,7 @@ func (u *Unit) SendLater(ctx context.Context, batch *pgx.Batch) error {
 // Conn returns the pool or the transaction.
 func (u *Unit) Conn() Conn { return u.conn }
 
-// Record is a row that is kept of what a call took, such as a reservation.
+// Record is a row about the tokens that a call took, such as a reservation.
 type Record interface {
 	// Queue queues the statement that inserts it.
 	Queue(u *Unit, batch *pgx.Batch)
@@ -152,13 +152,13 @@ type Record interface {
 
 // Recorder makes records.
 type Recorder interface {
-	// Record returns the record of what a call took, and nil if there is none.
+	// Record returns the record of a call, and nil if there is none.
 	Record(asks []bucket.Ask, answers []bucket.Answer) Record
 }
 
-// OrSpoil returns err, with which a call in the caller's transaction ended. When the context has ended between two
-// statements of the call, it makes the transaction one that can only be rolled back: half of the call may be done, and
-// the connection is alive. A context that ends during a statement closes the connection, which comes to the same.
+// OrSpoil returns err, with which a call in the caller's transaction ended. If the context has ended between two
+// statements of the call, it makes sure that the transaction can only be rolled back: half of the call may be done, and
+// the connection is alive. A context that ends during a statement closes the connection, with the same effect.
 func (u *Unit) OrSpoil(ctx context.Context, err error) error {
 	if err == nil || ctx.Err() == nil {
 		return err
@@ -166,7 +166,7 @@ func (u *Unit) OrSpoil(ctx context.Context, err error) error {
 	return u.Spoil(ctx, err)
 }
 
-// Spoil returns err, and makes the caller's transaction one that can only be rolled back.
+// Spoil returns err, and makes sure that the caller's transaction can only be rolled back.
 func (u *Unit) Spoil(ctx context.Context, err error) error {
 	u.Engine().Spoil(ctx, u)
 	return err

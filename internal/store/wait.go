@@ -13,10 +13,10 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/pgerr"
 )
 
-// A transaction of a session's own does not wait for the row of a bucket while it holds others: whoever has that row may
-// have it for long, and may want those that are held. It locks the rows that are free. When it needs one that is not, it
-// ends, and is made again with the wait for that row before it locks others. Only the row of a reservation is locked
-// before that of its bucket.
+// A transaction of a session's own does not wait for the row of a bucket while it holds others: another transaction may
+// hold that row for long, and may need the others. It locks the free rows. If it needs a row that is not free, it
+// ends, and starts again: it waits for that row before it locks others. Only the row of a reservation is locked
+// before the row of its bucket.
 
 const (
 	// shortWait is how long a statement that may hold rows waits for another: as long as a transaction that is about to commit takes.
@@ -32,7 +32,7 @@ const (
 	maxWaits = 10_000
 )
 
-// heldError says that somebody holds a row which a call needs. Nothing was done. The call is made again, and waits for
+// heldError says that another transaction holds a row which a call needs. Nothing was done. The call runs again, and waits for
 // that row first.
 type heldError struct {
 	row bucket.Key
@@ -75,8 +75,8 @@ func waitedTooLong(err error) bool {
 	return errors.As(err, &held) && held.err != nil
 }
 
-// RetryHeld runs fn until it needs no row that somebody holds, or ctx ends. In a transaction it runs fn once: whoever
-// began that one retries.
+// RetryHeld runs fn until it needs no row that another transaction holds, or ctx ends. In a transaction it runs fn once: the owner
+// of the transaction retries.
 func (s *Session) RetryHeld(ctx context.Context, fn func(s *Session) error) error {
 	if s.mode != alone {
 		return fn(s)
@@ -102,8 +102,7 @@ func (s *Session) RetryHeld(ctx context.Context, fn func(s *Session) error) erro
 	}
 }
 
-// nextAfter returns the first of the rows, in the order of locking, that comes after the one that was waited for, or else
-// the first.
+// nextAfter returns the first of the rows, in the order of locking, after the row waited, or else the first row.
 func nextAfter(waited *bucket.Key, rows []bucket.Key) bucket.Key {
 	slices.SortFunc(rows, bucket.Key.Compare)
 	for _, k := range rows {

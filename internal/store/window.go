@@ -6,7 +6,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
 )
 
-// windowParameters returns those of window_take.sql and window_take_alone.sql.
+// windowParameters returns the parameters of window_take.sql and window_take_alone.sql.
 func (u *Unit) windowParameters(a *bucket.Ask) []any {
 	p := u.limits.of(a)
 	return []any{

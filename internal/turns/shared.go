@@ -10,14 +10,13 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
 )
 
-// sharedTurn is the turn at one bucket, among the transactions of all processes. It is one, and waited for before anything else is held in
-// the server, so that
-// it is part of no deadlock. The queue of this process is for who waits in the server, and not for who is at work: the next
-// one is there already when the turn is given up.
+// sharedTurn is the turn at one bucket, among the transactions of all processes. A transaction has one turn, and waits for it before it
+// holds anything else in the server, so that it is part of no deadlock. The queue of this process is for transactions that wait in
+// the server, and not for transactions at work: the next one already waits when the turn ends.
 type sharedTurn struct {
 	tx   *turnTx // the attempt's
 	in   *queue  // that the transaction is in; nil: none
-	head bool    // whether it is the one that may wait in the server
+	head bool    // whether it may wait in the server
 	came bool    // whether its turn came
 }
 
@@ -26,7 +25,7 @@ func (s *sharedTurn) begin(tx pgx.Tx) pgx.Tx {
 	return s.tx
 }
 
-// willWait reports whether the next attempt waits for its turn. One that had its turn and
+// willWait reports whether the next attempt waits for its turn. An attempt that had its turn and
 // lost nevertheless met transactions that do not take turns there.
 func (s *sharedTurn) willWait(t *Ticket) bool { return !s.came && t.queues.anyHot(t.asked) }
 
@@ -44,8 +43,8 @@ func (s *sharedTurn) enter(ctx context.Context, t *Ticket, _ []bucket.Key) {
 	}
 }
 
-// join waits in this process, and returns what to wait for in the server. It is nil when transactions do not queue for the buckets that were
-// asked for, and when it took too long.
+// join waits in this process, and returns the turn to wait for in the server. It is nil if transactions do not queue for the buckets of
+// the call, and if the wait took too long.
 func (s *sharedTurn) join(ctx context.Context, t *Ticket) *turn {
 	k, q := t.queues.joinHottest(t.asked)
 	if q == nil {
@@ -88,9 +87,9 @@ func (s *sharedTurn) leave(t *Ticket) {
 	}
 }
 
-// joinHottest joins the queue for one of the buckets, and returns nil when transactions queue for none of them. It is one at
-// which they have met most often, or half as often as that: of these the first in the order of locking, so that who wants
-// the same few buckets takes turns at the same one, in whatever order he takes from them.
+// joinHottest joins the queue for one of the buckets, and returns nil if transactions queue for none of them. It picks among the buckets
+// with the most conflicts, or with half as many: the first in the order of locking. So transactions on
+// the same few buckets take turns at the same bucket, in any order of their calls.
 func (qs *Queues) joinHottest(buckets []bucket.Key) (chosen bucket.Key, in *queue) {
 	qs.mu.Lock()
 	defer qs.mu.Unlock()

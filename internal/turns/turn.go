@@ -16,14 +16,14 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/store"
 )
 
-// The statements that have a transaction wait for its turn, which go before its first one in the same write.
+// The statements by which a transaction waits for its turn. They precede its first statement in the same write.
 //
-// A SERIALIZABLE transaction that waits must have no snapshot yet, and to wait is a statement, which takes one. So it is
-// another transaction that waits, in place of the empty one that was begun: at READ COMMITTED, as one that is SERIALIZABLE would
-// hold up the conflict detection of all others. It takes the lock for the session and commits. The next one makes it the
-// transaction's own, so that what gives it up is the end of the transaction, whichever that is, in the server: nobody
-// unlocks, and nothing is left behind in a connection. All of it is one message, at the end of which a transaction is
-// open, so that a pooler in transaction mode hands it to one connection of the server as well.
+// A SERIALIZABLE transaction that waits must have no snapshot yet, but waiting is a statement, which takes a snapshot. So
+// another transaction waits, in place of the empty one that was begun: at READ COMMITTED, because a SERIALIZABLE one would
+// hold up the conflict detection of all others. It takes the lock for the session and commits. The next transaction makes the lock
+// its own, so that the end of the transaction in the server releases it: no statement
+// unlocks, and no lock stays in a connection. All statements are one message, at the end of which a transaction is
+// open, so that also a pooler in transaction mode sends them to one connection of the server.
 const (
 	turnEmpty = `ROLLBACK`
 	turnFirst = `BEGIN ISOLATION LEVEL READ COMMITTED`
@@ -51,8 +51,8 @@ type turn struct {
 	over func(came, waited bool)
 }
 
-// lockOf returns the advisory lock by which transactions of all processes take turns at a bucket. It is as long as
-// hashes of chosen keys have to be that nobody makes two buckets wait for each other.
+// lockOf returns the advisory lock by which transactions of all processes take turns at a bucket. It is so long that an attacker who
+// chooses keys cannot make two buckets wait for each other.
 func lockOf(schema string, k bucket.Key) int64 {
 	text, _ := json.Marshal([]any{"pgratelimit turn", schema, k.Name, k.Key, k.Shard}) // of strings and a number
 	sum := sha256.Sum256(text)
@@ -60,14 +60,14 @@ func lockOf(schema string, k bucket.Key) int64 {
 }
 
 // turnTx is a SERIALIZABLE transaction that can wait for its turn before its first statement. The wait can be part of no
-// deadlock in the server: whoever waits holds nothing there.
+// deadlock in the server: a waiting transaction holds nothing there.
 type turnTx struct {
 	pgx.Tx
 	used bool  // whether a statement has been sent in it
 	next *turn // that goes before the next statement; nil: none
 }
 
-// await has a transaction in which nothing was sent wait for its turn now. An error is that of a statement.
+// await makes a transaction that has sent nothing wait for its turn now. It returns the error of the statement.
 func (tx *turnTx) await(ctx context.Context, next *turn) error {
 	tx.used = true
 	results, err := tx.send(ctx, next, &pgx.Batch{})

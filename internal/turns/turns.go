@@ -1,4 +1,4 @@
-// Package turns has transactions take turns at the buckets where they conflicted: those of a process, or of all processes.
+// Package turns makes transactions of a process, or of all processes, take turns at the buckets where they conflicted.
 package turns
 
 import (
@@ -16,8 +16,8 @@ const (
 	// queueMemory is how long after its last conflict a bucket's transactions still queue.
 	queueMemory = time.Second
 	// queueWait is how long a transaction queues: as long as Postgres waits until it looks for a deadlock
-	// (deadlock_timeout), because what it holds may be what the first in the queue waits for. It then goes
-	// on, and Postgres settles it.
+	// (deadlock_timeout), because the first in the queue may wait for a row that it holds. It then goes
+	// on, and Postgres settles the conflict.
 	queueWait = time.Second
 	// maxQueues bounds the buckets that are queued for at once. Others just conflict and retry.
 	maxQueues = 4096
@@ -29,13 +29,13 @@ type Queues struct {
 	Now  func() time.Time // the clock
 	Wait time.Duration    // for which a transaction queues
 
-	schema string // whose transactions of all processes take turns; "": only those of this process do
+	schema string // transactions of all processes on this schema take turns; "": only of this process
 	limit  int
 	mu     sync.Mutex
 	of     map[bucket.Key]*queue
 }
 
-// queue is the queue for one bucket: whoever receives from lock is at its head.
+// queue is the queue for one bucket: a goroutine that receives from lock is at its head.
 type queue struct {
 	lock     chan struct{}
 	users    int       // transactions in it, at its head included
@@ -43,7 +43,7 @@ type queue struct {
 	hotUntil time.Time // when it may be forgotten
 }
 
-// New returns queues of this process's transactions, or if a schema is named, of those of all processes on it.
+// New returns queues for the transactions of this process, or with a schema, for the transactions of all processes on it.
 func New(schema string) *Queues {
 	return &Queues{of: make(map[bucket.Key]*queue), Now: time.Now, limit: maxQueues, Wait: queueWait, schema: schema}
 }
@@ -77,7 +77,7 @@ func (qs *Queues) get(k bucket.Key) *queue {
 	return q
 }
 
-// sweep forgets the queues nobody is in and nobody has met at lately.
+// sweep forgets the empty queues without recent conflicts.
 func (qs *Queues) sweep() {
 	for k, q := range qs.of {
 		if !qs.isHot(q) {
@@ -135,13 +135,13 @@ func (q *queue) wait(ctx context.Context, d time.Duration) bool {
 	return false
 }
 
-// Ticket is what the transactions of one call of InTx hold in the queues. It is held no longer than the
-// transaction, and taken by one that has begun: whoever is at the head of a queue and still has to wait for a
-// connection waits for those behind it, who have them all.
+// Ticket holds the places of one call of InTx in the queues. It is held no longer than the
+// transaction, and only a transaction that has begun takes it: otherwise the head of a queue could wait for a
+// connection, while the transactions behind it have all connections.
 type Ticket struct {
 	queues *Queues
 	asked  []bucket.Key  // the buckets the last attempt asked for
-	named  []bucket.Key  // those that all attempts queue for
+	named  []bucket.Key  // the buckets that all attempts queue for
 	waited time.Duration // of the attempt
 	place  place
 	own    heads // what place mostly is: one allocation
@@ -150,7 +150,7 @@ type Ticket struct {
 // place is what a transaction holds: the heads of queues of this process, or a turn among all processes.
 type place interface {
 	begin(tx pgx.Tx) pgx.Tx                               // returns the transaction of an attempt as its calls have it
-	again(ctx context.Context, t *Ticket)                 // waits before the first statement of an attempt for the buckets that were asked for
+	again(ctx context.Context, t *Ticket)                 // waits before the first statement of an attempt for the buckets of the last one
 	enter(ctx context.Context, t *Ticket, k []bucket.Key) // waits for buckets that an open transaction is about to take from
 	leave(t *Ticket)
 	willWait(t *Ticket) bool // whether the next attempt waits, so that it needs no pause before
