@@ -107,7 +107,7 @@ type writer struct {
 	position        int
 
 	batch  pgx.Batch
-	checks []func(pgconn.CommandTag) error // of each statement; nil: whatever it did is right
+	checks []func(pgconn.CommandTag) error // of each statement; nil: no check
 }
 
 func (w *writer) queue(sql string, args ...any) {
@@ -118,8 +118,8 @@ func (w *writer) queue(sql string, args ...any) {
 // check has the statement that was queued last looked at.
 func (w *writer) check(of func(pgconn.CommandTag) error) { w.checks[len(w.checks)-1] = of }
 
-// state queues a row in place of what was stated of the same thing: of what begins before an instant. If the row removes the
-// thing, there must be one; missing is its name in the error.
+// state queues a row that replaces earlier statements about the same thing: the ones that begin before an instant. If the row removes
+// the thing, it must exist; missing is its name in the error.
 func (w *writer) state(r row, before int64, missing string, args ...any) {
 	w.queue(w.sql.replace, r.of, r.name, r.plan, r.key, r.from, before)
 	if r.says == nil {
@@ -130,7 +130,7 @@ func (w *writer) state(r row, before int64, missing string, args ...any) {
 			return nil
 		})
 		if r.of != OfRule {
-			r.replaced = &r.from // what it ended is not read any more 30 days later, and neither is this
+			r.replaced = &r.from // programs read it as long as the statements that it ends, for 30 days
 		}
 	}
 	r.version, r.position, r.made, r.author, r.reason = w.version, w.position, w.now, w.edit.Author, w.edit.Reason

@@ -15,14 +15,14 @@ const maxCompiled = 16
 // base is what holds for a plan where a key has no override.
 type base struct {
 	of    *limitRules
-	name  string // of the rule, as it is told
+	name  string // of the rule, for reports
 	chain chain
 	empty bool // whether it leaves all to the definition in the code
 
 	compiled atomic.Pointer[[]compiledRule]
 }
 
-// compiledRule is a rule for a limit as it is defined in the code.
+// compiledRule is a rule for a definition of the limit in the code.
 type compiledRule struct {
 	limit ratelimit.Limit
 	rule  *ratelimit.Ruling
@@ -44,7 +44,7 @@ func (of *limitRules) base(plan string) *base {
 	return of.other
 }
 
-// rule returns the rule for a limit as it is defined in the code, and nil where that decides.
+// rule returns the rule for a definition in the code, and nil if the definition decides.
 func (b *base) rule(limit *ratelimit.Limit) *ratelimit.Ruling {
 	if b.empty {
 		return nil
@@ -87,12 +87,12 @@ func ruleOf(limit ratelimit.Limit, name string, so chain, p pause, now int64) *r
 	return rule
 }
 
-// isComparable reports whether limits can be compared, as those of this repository's policies can.
+// isComparable reports whether limits can be compared, as limits with policies of package ratelimit can.
 func isComparable(limit ratelimit.Limit) bool {
 	return limit.Policy() != nil && reflect.TypeOf(limit.Policy()).Comparable()
 }
 
-// keyRule is the rule that was made last for a key: for a plan, and for a limit as it is defined in the code.
+// keyRule is the last rule made for a key: for a plan and a definition in the code.
 type keyRule struct {
 	base  *base
 	limit ratelimit.Limit

@@ -10,7 +10,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// definitions remembers how limits are defined in the code, as far as a Set was asked for them.
+// definitions remembers the definitions in the code of the limits that a Set has met.
 type definitions struct{ names sync.Map } // of *definition by name
 
 // definition is how the limits of one name are defined.
@@ -27,7 +27,7 @@ func (d *definitions) of(name string) *definition {
 	return found.(*definition)
 }
 
-// note notes a limit that the Set was asked for.
+// note notes a definition that the Set has met.
 func (d *definition) note(limit ratelimit.Limit) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -53,9 +53,9 @@ func (d *definition) count() int {
 	return len(d.limits) + count(d.many)
 }
 
-// RulingsOf returns rulings under which no bucket of a limit is full before it is so by what is loaded, in all eras; see
-// [ratelimit.Policies]. They are few, however many overrides there are. Until the Set has been asked for the limit, or was
-// told of it by Config.Limits, it does not know how that is defined in the code, and no bucket is full.
+// RulingsOf returns rulings for Prune; see [ratelimit.Policies]. Under them no bucket of a limit is full before it is full under the
+// loaded rules and overrides, in all eras. They are few for any number of overrides. A Set learns the definition in the code from
+// Config.Limits, or from the first call for the limit. Until then no bucket is full.
 func (s *Set) RulingsOf(name string) []*ratelimit.Ruling {
 	current := s.loaded()
 	if current == nil || current.limits[name] == nil {
@@ -168,7 +168,7 @@ type bounds struct {
 	groups  [64]point // without lags, by the size of the capacity; those without a speed are not in use
 }
 
-// boundsOf collects what is loaded of a limit.
+// boundsOf collects the loaded rules and overrides of a limit.
 func boundsOf(of *limitRules) *bounds {
 	b := &bounds{name: of.name, code: nowhere()}
 	policies, known := of.noted.known()
@@ -265,7 +265,7 @@ func (b *bounds) rules() (rules []*ratelimit.Ruling) {
 	return rules
 }
 
-// policies returns one for each group, and one that is never full where something cannot be bounded by a policy.
+// policies returns a policy for each group, and a policy that is never full if a part cannot be bounded by a policy.
 func (b *bounds) policies() (policies []ratelimit.Policy) {
 	unknown := b.unknown
 	for _, g := range b.groups {
@@ -302,7 +302,7 @@ func (b *bounds) chainOf(policy ratelimit.Policy) chain {
 	return chain{{from: minInstant, says: &terms{policy: policy}, slowest: true}, {from: b.slow}}
 }
 
-// policy returns the point as a policy, rounded towards what is full later.
+// policy returns the point as a policy, rounded so that buckets are full later.
 func (p point) policy() ratelimit.TokenBucket {
 	policy := ratelimit.TokenBucket{Capacity: max(math.Nextafter(p.capacity, math.Inf(1)), minTokens)}
 	for _, period := range []time.Duration{time.Hour, time.Microsecond, maxPeriod} {

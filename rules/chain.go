@@ -18,7 +18,7 @@ const (
 type terms struct {
 	policy ratelimit.Policy
 	mode   ratelimit.Mode
-	name   string // as it is told
+	name   string // for reports
 	unit   string
 }
 
@@ -26,8 +26,8 @@ type terms struct {
 // beginning of time.
 type span struct {
 	from   int64
-	says   *terms  // nil: whatever is less specific decides
-	times  float64 // of what it says; 0: as it is
+	says   *terms  // nil: the less specific rule decides
+	times  float64 // a multiple of the terms; 0: 1
 	change ratelimit.OnChange
 	// slowest is set if the span stands for statements that were not loaded, and for the definition in the code: nothing arrives in
 	// it, as their rates are not known.
@@ -40,7 +40,7 @@ type chain []span
 // unsaid returns the chain that leaves everything to the less specific.
 func unsaid() chain { return chain{{from: minInstant}} }
 
-// state says what holds from an instant on, in place of what was to begin then or later.
+// state adds a span. It replaces the spans that begin at the same instant or later.
 func (c chain) state(s span) chain {
 	s.from = max(s.from, minInstant+1)
 	for len(c) > 1 && c[len(c)-1].from >= s.from {
@@ -85,7 +85,7 @@ func (c chain) over(base chain) chain {
 	return merged
 }
 
-// scaled returns a copy of the chain with so many times what it says; 0 is once.
+// scaled returns a copy of the chain with multiples of its terms; 0 is 1.
 func (c chain) scaled(times float64) chain {
 	if times == 0 {
 		return c
@@ -97,8 +97,8 @@ func (c chain) scaled(times float64) chain {
 	return c
 }
 
-// eras returns the chain for a limit as it is defined in the code. Eras that ended before the last maxEras that have ended
-// by now are one era, and so is a span that stands for several: see point.merged.
+// eras returns the chain as eras, for a definition in the code. The last maxEras ended eras stay apart; all earlier ones are merged into
+// one, and so is a span that stands for several: see point.merged.
 func (c chain) eras(code ratelimit.Policy, now int64) []ratelimit.Era {
 	eras, points, older := make([]ratelimit.Era, len(c)), make([]point, len(c)), -maxEras
 	for i, s := range c {
@@ -107,7 +107,7 @@ func (c chain) eras(code ratelimit.Policy, now int64) []ratelimit.Era {
 			e.Policy, e.Mode, e.Name, e.Unit = s.says.policy, s.says.mode, s.says.name, s.says.unit
 		}
 		if s.times != 0 {
-			e.Policy, e.Name = ratelimit.Scale(policyOr(e.Policy, code), s.times), "" // the name is that of the override
+			e.Policy, e.Name = ratelimit.Scale(policyOr(e.Policy, code), s.times), "" // the override names it
 		}
 		points[i] = bucketOf(policyOr(e.Policy, code))
 		if c.until(i) <= now {
@@ -171,10 +171,10 @@ func bucketOf(policy ratelimit.Policy) point {
 	return p.times(float64(p.most))
 }
 
-// merged returns the policy of an era that stands for several, of which p is the point. A bucket that nobody used in any of
-// them gains the fewest tokens that each of them gives. It holds the most that any of them, and next, allows: else a bucket
-// that held more than the smallest of them would count as full, and be filled. In kind and rows it is as next, the policy
-// after them, so that no row counts as a missing one, and leases stay.
+// merged returns the policy of an era that stands for several eras with the point p. A bucket that was unused in all of
+// them gains tokens at the slowest of their rates. It has the largest of their capacities and of next's: otherwise a bucket
+// with more tokens than the smallest capacity would count as full, and be filled. Its kind and its rows are those of next, the policy
+// after them, so that no row counts as missing, and leases stay.
 func (p point) merged(next ratelimit.Policy) ratelimit.Policy {
 	if _, slots := next.(ratelimit.Concurrency); slots {
 		return next

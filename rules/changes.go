@@ -31,7 +31,7 @@ type Changes struct {
 type RuleID struct {
 	// Limit is the limit's name.
 	Limit string
-	// Plan is that of the rule.
+	// Plan is the plan of the rule.
 	Plan string
 }
 

@@ -18,17 +18,17 @@ type snapshot struct {
 	now       int64 // when it was loaded
 	rules     int
 	overrides int
-	skipped   int   // statements that cannot be read: what was stated before them stays
+	skipped   int   // rows that cannot be read: the rows before them stay in effect
 	wake      int64 // when the next pause begins; maxInstant for never
 	ahead     time.Duration
-	err       error // what is wrong with those that were skipped
+	err       error // of the skipped rows
 }
 
-// limitRules is what is loaded of one limit.
+// limitRules has the loaded rules of one limit.
 type limitRules struct {
 	name  string
 	now   int64            // when it was loaded
-	plans map[string]chain // what was stated of each plan
+	plans map[string]chain // the statements about each plan
 	bases map[string]*base // what holds for each of these plans
 	other *base            // what holds for every other plan, and none
 	keys  map[string]*keyRules
@@ -38,7 +38,7 @@ type limitRules struct {
 	bounded atomic.Pointer[bounded]
 }
 
-// keyRules is what is loaded of one key.
+// keyRules has the loaded overrides and the pause of one key.
 type keyRules struct {
 	overrides []held
 	pause     pause
@@ -63,17 +63,17 @@ type compiler struct {
 	next   *snapshot
 	rules  map[RuleID]*stated
 	paused map[Bucket][]pause // in the order in which they were stated
-	said   map[said]held      // what overrides say, but for their times
+	said   map[said]held      // parsed overrides, without their times
 	bad    []error
 }
 
-// stated is what was stated of a rule.
+// stated has the statements about a rule.
 type stated struct {
 	chain chain
 	rows  int
 }
 
-// compile makes a snapshot of what was loaded. It skips a row that cannot be read, so that what was stated before it stays.
+// compile makes a snapshot of the loaded rows. It skips a row that cannot be read, so that the row before it stays in effect.
 func compile(l *loaded, noted *definitions) *snapshot {
 	c := compiler{
 		next:  &snapshot{version: l.version, now: l.now, limits: make(map[string]*limitRules), wake: maxInstant},
@@ -127,7 +127,7 @@ func (s *snapshot) of(name string) *limitRules {
 	return of
 }
 
-// nameOf returns how a rule is called in what is told of decisions.
+// nameOf returns the name of a rule in decisions and reports.
 func nameOf(limit, plan string) string {
 	if plan == "" {
 		return limit
@@ -185,7 +185,7 @@ func (of *limitRules) finish(noted *definition) {
 	}
 }
 
-// chainOf returns what was stated of a plan.
+// chainOf returns the chain of a plan.
 func (of *limitRules) chainOf(plan string) chain {
 	if stated, ok := of.plans[plan]; ok {
 		return stated

@@ -5,7 +5,7 @@ import (
 	"slices"
 )
 
-// addOverride adds what a row says of a key to the spans of the key.
+// addOverride adds the override of a row to the spans of its key.
 func (c *compiler) addOverride(r *row) error {
 	if r.says == nil {
 		if of := c.next.limits[r.name]; of != nil && of.keys[r.key] != nil {
@@ -23,7 +23,7 @@ func (c *compiler) addOverride(r *row) error {
 	return nil
 }
 
-// said is what a row says of an override of a limit. Many rows say the same.
+// said is the text of an override of a limit. Many rows have the same text.
 type said struct{ limit, text string }
 
 // held returns the override of a row as the chain of its key needs it.
@@ -70,8 +70,8 @@ func (k *keyRules) cut(at int64) int {
 	return -dropped
 }
 
-// addPause adds a pause in place of those that it overlaps with, from its beginning on. A row that removes pauses overlaps with
-// all that end later.
+// addPause adds a pause. From its beginning on, it replaces the pauses that it overlaps with. A row that removes pauses overlaps with
+// all pauses that end later.
 func (c *compiler) addPause(r *row) {
 	b, next := Bucket{r.name, r.key}, pause{r.from, maxInstant, r.reason}
 	if end := r.end(); r.says != nil && end != nil {
@@ -89,7 +89,7 @@ func (c *compiler) addPause(r *row) {
 	c.paused[b] = pauses
 }
 
-// finishPauses sets the pause of each bucket that is under way. Of those that follow it at once it has the end.
+// finishPauses sets the current pause of each bucket. If other pauses follow without a gap, it has the end of the last one.
 func (c *compiler) finishPauses() {
 	for b, pauses := range c.paused {
 		slices.SortStableFunc(pauses, func(p, q pause) int { return cmp.Compare(p.from, q.from) })

@@ -4,7 +4,7 @@
 // A [Store] writes the table. Each change is one transaction, or part of the caller's. It adds rows, which are the history, and
 // takes none away; it adds 1 to the version of the rules, and notifies every program that listens.
 //
-// A [Set] is what a program has loaded of them. It is a [ratelimit.Policies], and answers from memory:
+// A [Set] has the rules that a program has loaded. It is a [ratelimit.Policies], and answers from memory:
 //
 //	set, err := rules.NewSet(pool, rules.Config{})
 //	...
@@ -13,28 +13,28 @@
 //
 // # When a change holds
 //
-// A change holds from an instant of the database's clock, by default 2 seconds after it is made, in every program alike,
-// provided each hears of it until then: before the instant the former policy decides, and from it on the new one. A program
-// that hears of it later decides by the former policy until it does; [ratelimit.RulesLoaded] says so. A change that is made
-// while another still lies ahead follows that one when it holds from a later instant, and takes its place otherwise.
+// A change takes effect at an instant of the database's clock, by default 2 seconds after it is made. Before the instant every program
+// uses the old policy, and from it on the new one. A program that is notified later uses the old policy until then;
+// [ratelimit.RulesLoaded] reports it. If another change lies ahead, a new change with a later instant follows it, and a new change
+// with an earlier instant replaces it.
 //
-// Of the policies that fit a request the most specific one decides: an override of its key, then the rule of its plan, then
-// the rule without a plan, then the definition in the code. Where one ends, the next takes over at that instant.
+// The most specific policy decides a request: an override of its key, then the rule of its plan, then
+// the rule without a plan, then the definition in the code. If one ends, the next takes over at that instant.
 //
 // # Tiers, files, refusals
 //
-// A [Tier] says that requests of some kind are asked of a limit, for a key made of their attributes, at a cost. A [Site]
-// asks what the tiers in the tables say, or those of the code where there are none. Its requests are for one Take, which
-// takes from all of them or from none.
+// A [Tier] applies a limit to some requests, with a key made of their attributes, at a cost. A [Site] makes the requests
+// of the tiers in the table, or of the code's tiers if the table has none. Pass them to one Take, which
+// takes from all limits or from none.
 //
-// [ReadFile] reads rules, tiers and overrides from YAML or JSON. What it returns is stored by [Store.Apply], which makes
-// all of it hold or nothing. A rule that a file no longer has stays until it is deleted.
+// [ReadFile] reads rules, tiers and overrides from YAML or JSON. [Store.Apply] stores them, all or nothing. A rule that is no longer
+// in a file stays until it is deleted.
 //
-// Package refusals counts who was refused by which limit. It is told by Config.Refused of package ratelimit, and needs no
-// rules. It writes sums, the heaviest keys apart, so that what it writes is bounded whoever is refused.
+// Package refusals counts the refusals of each limit and key. Pass its method to Config.Refused of package ratelimit; it needs no
+// rules. It writes sums, and the heaviest keys apart, so that the number of rows is bounded.
 //
 // # When something fails
 //
-// A program without a database, or before the first load, decides by the definitions in its code. A load that fails leaves
-// what was loaded before. A row that cannot be read leaves in effect what was stated before it, and the others are loaded.
+// Without a database, and before the first load, the definitions in the code decide. If a load fails, the rules of the last load stay
+// in effect. If a row cannot be read, the row before it stays in effect, and the other rows are loaded.
 package rules

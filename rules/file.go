@@ -77,7 +77,7 @@ import (
 //	    default_cost: 1
 //	overrides:
 //	  - limit: search
-//	    key: ada                # as it is stored
+//	    key: ada                # the stored key
 //	    multiplier: 10          # or on_plan: pro, or policy: with the fields of a policy, and mode: beside it
 //	    on_change: keep
 //	    until: 2026-12-31T00:00:00Z
@@ -111,8 +111,8 @@ func ReadFile(path string) (*Document, error) {
 	return d, nil
 }
 
-// Read returns the content of a rules file in YAML or JSON, up to 2 MiB. It returns an error for a field that does not exist,
-// for one that occurs twice, and for a value of another type. Errors wrap ErrInvalid and name the line. The document that Read
+// Read returns the content of a rules file in YAML or JSON, up to 2 MiB. It returns an error for a field that does not exist or
+// occurs twice, and for a value of another type. Errors wrap ErrInvalid and name the line. The document that Read
 // returns is valid by itself. NewTiers checks that the program declares the attributes of its tiers.
 func Read(r io.Reader) (*Document, error) {
 	root, err := readNode(r)
@@ -254,7 +254,7 @@ type lineError struct {
 
 func (e *lineError) Error() string { return e.problem }
 
-// jsonOf returns a part of a file as JSON. A word or number in quotes, and one that JSON does not have, becomes a text.
+// jsonOf returns a part of a file as JSON. A word or number in quotes, and a YAML value that JSON does not have, becomes a text.
 func jsonOf(n *yaml.Node, depth int) ([]byte, error) {
 	switch {
 	case depth > maxDepth:
@@ -337,7 +337,7 @@ func (d *Document) validate() error {
 	return err
 }
 
-// validateCosts returns an error where a rule has less capacity than a tier is known to ask: nobody would pass.
+// validateCosts returns an error if a rule has less capacity than the known cost of a tier: it would admit no request.
 func (d *Document) validateCosts(r *Rule) error {
 	limit, err := r.AsLimit()
 	if err != nil {
@@ -353,8 +353,7 @@ func (d *Document) validateCosts(r *Rule) error {
 	return nil
 }
 
-// Attributes returns the attributes that the tiers name besides those that every program has, sorted: what SiteConfig has to
-// declare.
+// Attributes returns the attributes of the tiers that SiteConfig must declare, sorted: all except the attributes that every program has.
 func (d *Document) Attributes() []string {
 	var named []string
 	for _, t := range d.Tiers.Tiers {

@@ -26,11 +26,11 @@ import (
 //
 // Each record is a rule and a tier. In the first form the key joins the attributes of limit_keys; ip:address is the attribute
 // address. A single record needs no name: its limit is called default. In the second form user_id, tenant_id and ip_address are
-// the attributes user, tenant and address, and endpoint is route. endpoint:<route> is the bucket that everybody shares at that
-// route, and global that of all requests. The limit is named by the pattern without its placeholders. Rows with a plan are asked of that plan only,
-// unless the pattern has a row without one.
+// the attributes user, tenant and address, and endpoint is route. endpoint:<route> is one bucket for all requests of that
+// route, and global is one bucket for all requests. The name of the limit is the pattern without its placeholders. Rows with a plan
+// apply to that plan only, unless the pattern has a row without a plan.
 //
-// The tiers of the second form are all asked. Those of the first form are tried one after the other if all but the last have a
+// All tiers of the second form apply. In the first form the first tier that fits applies, if all except the last have a
 // match, and all have the same limit_keys. Convert returns an error for other files: write the tiers in the form that Read
 // reads.
 func Convert(r io.Reader) (*Document, error) {
@@ -163,7 +163,7 @@ func (r *record) convert(isAlone bool) error {
 	return err
 }
 
-// ask sets whom a record is asked of, and the name of its limit.
+// ask sets the requests that a record applies to, and the name of its limit.
 func (r *record) ask(isAlone bool) error {
 	if r.KeyPattern != "" {
 		return r.askByPattern()
@@ -202,7 +202,7 @@ func attributeOf(name string) string {
 // joiner matches placeholders of a pattern with the signs before them.
 var joiner = regexp.MustCompile(`[^A-Za-z0-9]*\{[^{}]*\}`)
 
-// askByPattern sets whom a record of the second form is asked of.
+// askByPattern sets the requests that a record of the second form applies to.
 func (r *record) askByPattern() error {
 	if r.Name != "" || r.LimitKeys != nil || r.Match != nil || r.AlgorithmConfig != nil {
 		return errors.New("it has a key_pattern and fields of the other form; keep one form")
@@ -220,7 +220,7 @@ func (r *record) askByPattern() error {
 	return r.checkScope()
 }
 
-// checkScope returns an error if the scope is not that of the pattern.
+// checkScope returns an error if the scope does not match the pattern.
 func (r *record) checkScope() error {
 	scopes := map[string]bool{
 		"user": strings.Contains(r.tier.Key, "{user}"), "ip": strings.Contains(r.tier.Key, "{address}"),
@@ -232,7 +232,7 @@ func (r *record) checkScope() error {
 	return nil
 }
 
-// askByPlan sets the plan of which the rows of a pattern are asked, where each of them has one.
+// askByPlan restricts the rows of a pattern to their plans, if each of them has one.
 func askByPlan(records []record) error {
 	patterns, forAll := map[string]string{}, map[string]bool{}
 	for _, r := range records {

@@ -14,9 +14,9 @@ import (
 type ListQuery struct {
 	// Limit is the limit's name. Empty: all.
 	Limit string
-	// Key is that of overrides and pauses; the pauses of limits themselves are listed besides. Nil: all.
+	// Key is the key of overrides and pauses. Pauses of whole limits are always listed. Nil: all keys.
 	Key *string
-	// After is the override or pause after which to begin: that of the last one before. The zero Bucket: with the first.
+	// After is the bucket of the last override or pause of the previous page. The zero Bucket: the first page.
 	After Bucket
 	// Most is how many rules, overrides and pauses to return, of each. 0: all.
 	Most int
@@ -66,7 +66,7 @@ func (s *Store) List(ctx context.Context, query ListQuery) (Listing, error) {
 	return list, nil
 }
 
-// checkQuery returns an error where the tables cannot hold what is asked for.
+// checkQuery returns an error for a name or a key that the table cannot have.
 func checkQuery(doing, limit string, others ...*string) error {
 	for _, text := range append(others, &limit) {
 		if text != nil && !isText(*text, maxKey) {
@@ -76,7 +76,7 @@ func checkQuery(doing, limit string, others ...*string) error {
 	return nil
 }
 
-// read runs fn in a transaction that sees the table as it is at one instant, or in the caller's.
+// read runs fn in a transaction with one snapshot of the table, or in the caller's.
 func (s *Store) read(ctx context.Context, fn func(tx pgx.Tx) error) error {
 	if s.pool == nil {
 		return fn(s.tx)
@@ -113,11 +113,11 @@ type HistoryQuery struct {
 	Of string
 	// Limit is the limit's name. Empty: all.
 	Limit string
-	// Plan is that of a rule. Nil: all.
+	// Plan is the plan of a rule. Nil: all.
 	Plan *string
-	// Key is that of an override or a pause. Nil: all.
+	// Key is the key of an override or a pause. Nil: all.
 	Key *string
-	// Before is the version before which they were made: that of the last statement, for those that follow it. 0: the newest.
+	// Before selects statements of earlier versions: for the next page, pass the version of the last statement. 0: the newest.
 	Before int64
 	// Most is how many statements to return, up to 10,000. Defaults to 100.
 	Most int
@@ -128,7 +128,7 @@ const (
 	maxEntries     = 10_000
 )
 
-// History returns what was stated, the newest first. What a rollback undid is not in it.
+// History returns statements, the newest first. Statements of rolled back transactions are not in it.
 func (s *Store) History(ctx context.Context, query HistoryQuery) ([]Statement, error) {
 	if err := s.check(); err != nil {
 		return nil, err

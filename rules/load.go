@@ -20,7 +20,7 @@ type loaded struct {
 // neverLate is what loaded.late is when nothing is new.
 const neverLate = int64(math.MinInt64 / 2)
 
-// unknown is the version of what was loaded before there was a load.
+// unknown is the version before the first load.
 const unknown = -1
 
 // beginner is a pool or a connection.
@@ -28,7 +28,7 @@ type beginner interface {
 	BeginTx(ctx context.Context, options pgx.TxOptions) (pgx.Tx, error)
 }
 
-// load reads the table as it is at one instant. What is newer than known tells how late the news is.
+// load reads the table in one snapshot. Statements newer than the version known show how late the program was notified.
 func load(ctx context.Context, db beginner, sql *statements, known int64) (*loaded, error) {
 	l := &loaded{asked: time.Now(), late: neverLate}
 	err := readOnly(ctx, db, func(tx pgx.Tx) error {
@@ -53,7 +53,7 @@ func load(ctx context.Context, db beginner, sql *statements, known int64) (*load
 	return l, nil
 }
 
-// readOnly runs fn in a transaction that sees the table as it is at one instant.
+// readOnly runs fn in a transaction with one snapshot of the table.
 func readOnly(ctx context.Context, db beginner, fn func(tx pgx.Tx) error) error {
 	tx, err := db.BeginTx(ctx, pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly})
 	if err != nil {

@@ -17,19 +17,19 @@ const (
 type Override struct {
 	// Limit is the limit's name.
 	Limit string
-	// Key is the key as stored; see [ratelimit.Limiter.StoredKey]. Empty: that of [ratelimit.Limit.Global].
+	// Key is the key as stored; see [ratelimit.Limiter.StoredKey]. Empty: the bucket of [ratelimit.Limit.Global].
 	Key string
 	// Multiplier gives the key so many times the Rate, the Capacity and the MaxReserved that it would have otherwise: from
 	// 1e-6 to 1e6. Where that is more or less than a policy may say, it gives as much as one may. The slots of a Concurrency
 	// are rounded down, and one is left at least.
 	Multiplier float64
-	// OnPlan puts the key on a plan, whatever plan its requests name.
+	// OnPlan puts the key on a plan. The plan of its requests does not count.
 	OnPlan string
 	// Policy is a policy of the key's own.
 	Policy ratelimit.Policy
-	// Mode is whether Policy refuses. Defaults to ratelimit.On. Without a Policy it is that of the rule, and stays empty.
+	// Mode is whether Policy refuses. Defaults to ratelimit.On. Without a Policy it must be empty, and the rule's Mode counts.
 	Mode ratelimit.Mode
-	// OnChange is what becomes of the tokens that the bucket holds when the override begins, and again when it ends.
+	// OnChange changes the tokens in the bucket when the override begins, and again when it ends.
 	// Defaults to ratelimit.KeepTokens.
 	OnChange ratelimit.OnChange
 	// Until is the instant at which the override ends by itself. Defaults to the zero time: never.

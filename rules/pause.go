@@ -5,9 +5,9 @@ import (
 	"time"
 )
 
-// Pause is a time in which a key, or all keys of a limit, are given nothing: Take and Check refuse until its end, and
-// what is reserved is ready no earlier. It begins as soon as a program hears of it, unless [Edit.From] says later. Of a
-// pause of the limit and one of the key, the one that ends later counts. A key or limit can have several pauses, one after
+// Pause stops a key, or all keys of a limit, for a time: Take and Check refuse until its end, and
+// reservations are ready no earlier. It begins as soon as a program is notified, unless [Edit.From] is later. If the limit
+// and the key are paused, the later end counts. A key or limit can have several pauses, one after
 // the other. A new pause replaces the pauses that overlap with it, from its beginning on. Pauses at other times stay.
 type Pause struct {
 	// Limit is the limit's name.
@@ -16,9 +16,9 @@ type Pause struct {
 	Key string
 	// Until is the end.
 	Until time.Time
-	// NoSooner has the pause end no sooner than one that it overlaps with or follows: they become one pause, which covers
-	// both. One that begins no later and ends no sooner stays as it is, and nothing of this one is in the history. Defaults
-	// to false: this one takes the place of the other. It is false in what Store.List and Store.History return.
+	// NoSooner never shortens a pause that this one overlaps with or follows: the two become one pause, which covers
+	// both. If an existing pause covers this one, nothing changes, and the history has no new entry. Defaults
+	// to false: this one replaces the other. Store.List and Store.History return false.
 	NoSooner bool
 }
 

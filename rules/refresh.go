@@ -22,9 +22,9 @@ const (
 	versionTimeout = 5 * time.Second
 )
 
-// Run keeps the Set up to date until ctx ends; call it on a goroutine of its own. It listens on one connection, which it
-// makes again when it is lost, and asks for the version every Config.Poll besides. While nothing can be loaded the Set
-// stays as it is. Its error is that of ctx, or wraps ErrInvalidConfig.
+// Run keeps the Set up to date until ctx ends; call it in a goroutine of its own. It listens on one connection, and reconnects if
+// the connection is lost. It also polls the version every Config.Poll. If a load fails, the Set does not change. Run returns the error
+// of ctx, or an error that wraps ErrInvalidConfig.
 func (s *Set) Run(ctx context.Context) error {
 	if err := s.check(); err != nil {
 		return err
@@ -88,7 +88,7 @@ func (s *Set) connect(ctx context.Context) (*pgx.Conn, error) {
 			return nil, err
 		}
 	}
-	config.ConnConfig.OnNotification = nil // what the program does with those of its own
+	config.ConnConfig.OnNotification = nil // the program's handler is for its own notifications
 	conn, err := pgx.ConnectConfig(ctx, config.ConnConfig)
 	if err != nil {
 		return nil, err
@@ -102,7 +102,7 @@ func (s *Set) connect(ctx context.Context) (*pgx.Conn, error) {
 	return conn, nil
 }
 
-// await waits for news, or until it is time to ask. It does not look at what the news says: that is asked.
+// await waits for a notification, or until the next poll. It ignores the payload: the caller asks for the version.
 func (s *Set) await(ctx context.Context, conn *pgx.Conn) error {
 	waiting, cancel := context.WithTimeout(ctx, s.untilNext())
 	defer cancel()
@@ -141,10 +141,10 @@ type source interface {
 	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
 }
 
-// reload is refresh over the pool, where nobody waits for it.
+// reload is refresh over the pool, without an error.
 func (s *Set) reload(ctx context.Context) { _ = s.refresh(ctx, s.pool) }
 
-// refresh loads the tables when they are newer than what is loaded, or a pause begins.
+// refresh loads the table if it is newer than the loaded version, or if a pause begins.
 func (s *Set) refresh(ctx context.Context, db source) error {
 	current := s.current.Load()
 	if current == nil || !time.Now().Add(current.ahead).Before(time.UnixMicro(current.wake)) {

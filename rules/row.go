@@ -15,7 +15,7 @@ const (
 	maxInstant = int64(253402300799999999)
 )
 
-// row is a row of the table: what was stated of a thing. Instants are in microseconds since 1970.
+// row is a row of the table: a statement about a thing. Instants are in microseconds since 1970.
 type row struct {
 	version             int64
 	position            int
@@ -34,8 +34,8 @@ func rowOf(from pgx.CollectableRow) (r row, err error) {
 	return r, err
 }
 
-// args returns the row as it is written. Its JSON is text, as bytes are a bytea where a query is run without asking the server
-// for the types of its parameters (exec and simple_protocol).
+// args returns the parameters of the row. Its JSON is text, because bytes would be a bytea in modes that do not ask the server
+// for the types of parameters (exec and simple_protocol).
 func (r *row) args() []any {
 	var says *string
 	if r.says != nil {
@@ -74,7 +74,7 @@ func rowOfTiers(tiers TierSet) (r row, err error) {
 	return r, err
 }
 
-// rule returns what the row says of a rule, and an error that wraps ErrInvalid if it cannot be.
+// rule returns the rule of the row. It returns an error that wraps ErrInvalid if the rule is invalid.
 func (r *row) rule() (Rule, error) {
 	var rule Rule
 	if err := json.Unmarshal(r.says, &rule); err != nil {
@@ -84,7 +84,7 @@ func (r *row) rule() (Rule, error) {
 	return rule, rule.validate()
 }
 
-// override returns what the row says of the override of a key, and an error that wraps ErrInvalid if it cannot be.
+// override returns the override of the row. It returns an error that wraps ErrInvalid if the override is invalid.
 func (r *row) override() (Override, error) {
 	var o Override
 	if err := json.Unmarshal(r.says, &o); err != nil {
@@ -100,7 +100,7 @@ func (r *row) override() (Override, error) {
 // pause returns the pause that the row states.
 func (r *row) pause() Pause { return Pause{Limit: r.name, Key: r.key, Until: timeOf(r.until)} }
 
-// tiers returns what the row says of the tiers, and an error that wraps ErrInvalid if it cannot be.
+// tiers returns the tiers of the row. It returns an error that wraps ErrInvalid if they are invalid.
 func (r *row) tiers() (set TierSet, err error) {
 	if err := decode(r.says, &set, "tiers"); err != nil {
 		return TierSet{}, invalid("tiers: %w", err)

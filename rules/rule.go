@@ -10,20 +10,20 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// Rule is the policy of a limit: for all its keys, or for those on a plan. Of those that fit a request the most specific
-// one decides: an override of the key, then the rule of the plan, then the rule without a plan, then the definition in
+// Rule is the policy of a limit: for all its keys, or for the keys on a plan. The most specific policy
+// decides a request: an override of the key, then the rule of the plan, then the rule without a plan, then the definition in
 // the code.
 type Rule struct {
 	// Limit is the limit's name.
 	Limit string
 	// Plan is the plan that the rule is for. Empty: every plan that has no rule of its own, and none.
 	Plan string
-	// Policy is a policy of package ratelimit without Prefetch. Give it the Shards that the code has: a change of the number of rows is a reset,
-	// whatever OnChange says.
+	// Policy is a policy of package ratelimit without Prefetch. Give it the Shards of the definition in the code: a change of the number
+	// of rows always resets the bucket.
 	Policy ratelimit.Policy
-	// Mode is whether the rule refuses anybody. Defaults to ratelimit.On.
+	// Mode is whether the rule refuses requests. Defaults to ratelimit.On.
 	Mode ratelimit.Mode
-	// OnChange is what becomes of the tokens that buckets hold when the rule takes the place of the policy before.
+	// OnChange changes the tokens in the buckets when the rule replaces the policy before.
 	// Defaults to ratelimit.KeepTokens.
 	OnChange ratelimit.OnChange
 	// Unit is what a token is, for people: "requests", "tokens", "messages". 64 bytes at most.

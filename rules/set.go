@@ -29,16 +29,16 @@ type Config struct {
 	Schema string
 	// Poll is how often a Set asks for the version of the rules besides listening. Defaults to 10 seconds.
 	Poll time.Duration
-	// NoListen has the Set ask only, on connections of the pool: for poolers in transaction mode, through which nobody can
-	// listen. Set Poll below the lead of the changes then.
+	// NoListen makes the Set only poll, on connections of the pool: for poolers in transaction mode, which do not support
+	// LISTEN. Then set Poll below the lead of the changes.
 	NoListen bool
 	// Connect makes the one connection that Run listens on, to Postgres itself. Defaults to nil: it connects as the pool
 	// does.
 	Connect func(ctx context.Context) (*pgx.Conn, error)
-	// Limits are those that the program uses, as they are defined in the code: a program that prunes, and takes nothing,
-	// has to name them. Of others the Set hears when it is asked for them. Defaults to none.
+	// Limits are the definitions in the code. Only a program that prunes, and takes nothing, must name them: the Set learns
+	// other definitions from the first call. Defaults to none.
 	Limits []ratelimit.Limit
-	// Observer is told of each [ratelimit.RulesLoaded], and once of each [ratelimit.PlanWithoutRule]. Defaults to nil, nobody.
+	// Observer receives each [ratelimit.RulesLoaded], and each [ratelimit.PlanWithoutRule] once. Defaults to nil: no events.
 	Observer ratelimit.Observer
 }
 
@@ -86,7 +86,7 @@ func (s *Set) check() error {
 	return nil
 }
 
-// loaded returns what is loaded, and nil where nothing is.
+// loaded returns the last snapshot, and nil before the first load.
 func (s *Set) loaded() *snapshot {
 	if s == nil {
 		return nil
@@ -113,8 +113,8 @@ func (s *Set) RulingFor(limit ratelimit.Limit, plan, key string) *ratelimit.Ruli
 	return of.base(plan).rule(&limit)
 }
 
-// Load loads the tables now: for who wants to begin with them, as Run loads them by itself. When it returns an error, the
-// Set is as it was.
+// Load loads the table now, for programs that need the rules before their first call; Run loads by itself. If it returns an error, the
+// Set has not changed.
 func (s *Set) Load(ctx context.Context) error {
 	if err := s.check(); err != nil {
 		return err

@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// What a statement is about.
+// The things that statements are about.
 const (
 	OfRule     = "rule"
 	OfOverride = "override"
@@ -13,14 +13,14 @@ const (
 	OfTiers    = "tiers"
 )
 
-// Statement is what was stated of a rule, an override, a pause or the tiers, or that it was removed. What it took the place of is
-// in the statement before it about the same thing.
+// Statement is a row of the table: it states a rule, an override, a pause or the tiers, or that the thing is removed. It replaces the
+// statement before it about the same thing.
 type Statement struct {
 	// Of is OfRule, OfOverride, OfPause or OfTiers.
 	Of string
 	// Limit, Plan and Key name the thing.
 	Limit, Plan, Key string
-	// Version is that of the rules after the change.
+	// Version is the version of the rules after the change.
 	Version int64
 	// Made is when it was made.
 	Made time.Time
@@ -28,12 +28,12 @@ type Statement struct {
 	Edit
 	// Until is when it ends, or a later statement takes its place. The zero time: never. Up to From: it never holds.
 	Until time.Time
-	// Rule, Override, Pause and Tiers are what was stated. All are nil if the thing was removed, and if Err is not nil.
+	// One of Rule, Override, Pause and Tiers is the thing. All are nil if it is removed, and if Err is not nil.
 	Rule     *Rule
 	Override *Override
 	Pause    *Pause
 	Tiers    *TierSet
-	// Err is why the program cannot read what was stated: a row that was written by hand or by a later version.
+	// Err is why the program cannot read the row, which was written by hand or by a later version.
 	Err error
 }
 
@@ -56,7 +56,7 @@ type Listing struct {
 	Err error
 }
 
-// statement returns what the row says.
+// statement returns the row as a Statement.
 func (r *row) statement() Statement {
 	s := Statement{
 		Of: r.of, Limit: r.name, Plan: r.plan, Key: r.key, Version: r.version, Made: timeOf(&r.made),

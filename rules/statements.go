@@ -50,8 +50,8 @@ const (
 			SELECT count(*) FROM ratelimit.rules WHERE of = $3 AND name = $4 AND plan = $5 AND key = $6
 				AND from_us > $15::bigint AND from_us < $8 AND (replaced_us IS NULL OR replaced_us > from_us))`
 
-	// met returns the time from $3 to $4, and that of all pauses of a key, or of a limit, that meet it and are not over at $5. It
-	// also returns whether one of them covers the time from $3 to $4.
+	// met returns the begin and the end of the time from $3 to $4 together with all pauses of a key, or of a limit, that meet it and are
+	// not over at $5. It also returns whether one of the pauses covers the time from $3 to $4.
 	met = `SELECT least(min(from_us), $3), greatest(max(end_us), $4), coalesce(bool_or(from_us <= $3 AND end_us >= $4), false)
 		FROM ratelimit.rules
 		WHERE of = 'pause' AND name = $1::text AND plan = '' AND key = $2::text AND says IS NOT NULL

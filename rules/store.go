@@ -25,7 +25,7 @@ type StoreConfig struct {
 	Lead time.Duration
 }
 
-// Store reads and writes the tables of rules. It is safe for concurrent use; the one that WithTx returns is for the
+// Store reads and writes the table of rules. It is safe for concurrent use; a Store of WithTx is for the
 // transaction's goroutine.
 type Store struct {
 	pool   ratelimit.Pool // nil for a Store of WithTx
@@ -41,15 +41,15 @@ type Edit struct {
 	Author string
 	// Reason is why, for the history. It must not be blank.
 	Reason string
-	// From is the instant, on the database's clock, from which the change holds: now or later. Defaults to the zero time:
-	// that of the change and [StoreConfig.Lead] later, and for a pause at once. Tiers hold as soon as they are heard of,
+	// From is the instant, on the database's clock, at which the change takes effect: now or later. Defaults to the zero time:
+	// [StoreConfig.Lead] after the change, and for a pause at once. Tiers take effect as soon as a program is notified,
 	// and Resume takes no From.
 	From time.Time
 }
 
 // Applied is what became of a change.
 type Applied struct {
-	// Version is that of the rules after the change.
+	// Version is the version of the rules after the change.
 	Version int64
 	// From is the instant from which rules and overrides hold.
 	From time.Time
@@ -103,7 +103,7 @@ func (s *Store) check() error {
 	return nil
 }
 
-// Put states rules: it adds those that are new, and replaces the others.
+// Put states rules: it adds new ones, and replaces the others.
 func (s *Store) Put(ctx context.Context, edit Edit, rules ...Rule) (Applied, error) {
 	return s.Apply(ctx, edit, Changes{Put: rules})
 }
@@ -119,8 +119,8 @@ func (s *Store) Override(ctx context.Context, edit Edit, overrides ...Override) 
 	return s.Apply(ctx, edit, Changes{Override: overrides})
 }
 
-// RemoveOverride ends the override of a key, and takes back one that lies ahead. It returns ErrNotFound when there is
-// neither.
+// RemoveOverride ends the override of a key, and cancels later ones. It returns ErrNotFound if there are
+// none.
 func (s *Store) RemoveOverride(ctx context.Context, edit Edit, limit, key string) (Applied, error) {
 	return s.Apply(ctx, edit, Changes{RemoveOverride: []Bucket{{Limit: limit, Key: key}}})
 }
@@ -148,6 +148,6 @@ func checkSchema(schema string) error {
 	return nil
 }
 
-// channelOf returns the channel on which changes of the rules in a schema are told. Its name has to fit into 63 bytes;
-// two schemas that share one hear of each other's changes, and ask for a version that is the same.
+// channelOf returns the channel of notifications about the rules in a schema. Its name must fit into 63 bytes.
+// If two schemas share a channel, their programs also poll on notifications of the other, and find the same version.
 func channelOf(schema string) string { return schema[:min(len(schema), 57)] + "_rules" }

@@ -10,7 +10,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// The fields of rules, overrides and tiers as files, the table and the command line write them. Those of a policy stand beside
+// The fields of rules, overrides and tiers as files, the table and the command line write them. The fields of a policy stand beside
 // the fields of its rule.
 type (
 	ruleName struct {

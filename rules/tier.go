@@ -18,11 +18,11 @@ type Tier struct {
 	// Key is the pattern of the key, such as "{user}" or "{tenant}/{user}": names of attributes in braces, with other text
 	// between them. Defaults to "": the bucket that everybody shares, as ratelimit.Limit.Global.
 	Key string
-	// Route is the pattern of the route that the tier is for, as it is registered: "GET /api/search". A path alone
+	// Route is the registered pattern of the route: "GET /api/search". A path alone
 	// matches any method. Defaults to "": every route.
 	Route string
-	// When has attributes and what they must be, all of them: {"plan": "enterprise"}. "*" is anything that is not empty,
-	// and "" is nothing. Defaults to nil: no condition.
+	// When has attributes and their values, which must all match: {"plan": "enterprise"}. "*" matches every value that is not empty,
+	// and "" matches a missing one. Defaults to nil: no condition.
 	When map[string]string
 	// CostSource is where the cost comes from: "fixed", "header:<name>" or "query:<name>". What a client states counts as
 	// it stands, so let a proxy of yours set the header. Defaults to "fixed".
@@ -34,7 +34,7 @@ type Tier struct {
 	DefaultCost float64
 }
 
-// Match is which of the tiers that fit a request it is asked of.
+// Match selects among the tiers that fit a request.
 type Match string
 
 const (
@@ -47,7 +47,7 @@ const (
 
 // TierSet is the list of tiers of a site.
 type TierSet struct {
-	// Match is which of the tiers that fit are asked. Defaults to MatchAll.
+	// Match selects among the tiers that fit. Defaults to MatchAll.
 	Match Match `json:"match"`
 	// Tiers are in the order in which they are looked at.
 	Tiers []Tier `json:"tiers"`
@@ -56,7 +56,7 @@ type TierSet struct {
 // Attributes are what tiers know of a request. Take them from what your own code has verified: who may choose his user
 // may choose his bucket.
 type Attributes struct {
-	// User is who is signed in. Patterns call it user.
+	// User is the signed-in user. Patterns call it user.
 	User string
 	// Tenant is the customer that the user belongs to. Patterns call it tenant.
 	Tenant string
@@ -150,10 +150,10 @@ func newTier(of *Tier, limit ratelimit.Limit, known []string) (t tier, err error
 // The rules of a.Plan decide. stated returns what the request states for a CostSource, such as the values of the header
 // for "header:x-cost"; nil states nothing.
 //
-// Nobody shares a bucket by mistake. Where a tier that fits has a key, and the request lacks an attribute of it, the
+// Requests never share a bucket by mistake. If a tier that fits has a key, and the request lacks an attribute of it, the
 // error wraps ratelimit.ErrInvalidKey: for requests without that attribute make a tier whose When has it as "", before
-// or beside the one whose When has it as "*". Where a tier is for a route and the request has none, the error wraps
-// ratelimit.ErrInvalidRequest. Where no tier fits it is ErrNoTier. No error holds an attribute's value.
+// or beside the tier whose When has it as "*". If a tier is for a route and the request has none, the error wraps
+// ratelimit.ErrInvalidRequest. If no tier fits it is ErrNoTier. No error holds an attribute's value.
 func (t *Tiers) Requests(a Attributes, stated func(source string) []string) ([]ratelimit.Request, error) {
 	var requests []ratelimit.Request
 	for i := range t.tiers {
@@ -183,7 +183,7 @@ func (t *Tiers) Requests(a Attributes, stated func(source string) []string) ([]r
 	return requests, nil
 }
 
-// fits reports whether the tier is asked of a request.
+// fits reports whether the tier applies to a request.
 func (t *tier) fits(a *Attributes) (bool, error) {
 	for _, c := range t.when {
 		if is := a.value(c.attribute); is != c.value && (c.value != "*" || is == "") {
@@ -201,7 +201,7 @@ func (t *tier) fits(a *Attributes) (bool, error) {
 	return t.route == a.Route || t.route == path, nil
 }
 
-// request returns what is asked of the tier's limit.
+// request returns the request to the tier's limit.
 func (t *tier) request(a *Attributes, stated func(source string) []string) (ratelimit.Request, error) {
 	request := t.limit.Global()
 	if t.key != nil {

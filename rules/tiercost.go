@@ -24,7 +24,7 @@ func newCost(of *Tier) cost {
 	return c
 }
 
-// known returns what is asked of every request, or of one that states no cost.
+// known returns the fixed cost, or the cost of a request that states none.
 func (c *cost) known() float64 {
 	if c.source == "" {
 		return c.fixed

@@ -20,7 +20,7 @@ type pattern struct {
 	text       string
 	literals   []string
 	names      []string
-	separators string // what is escaped in values: the bytes with which the literals between them begin
+	separators string // the bytes to escape in values: the first bytes of the literals between them
 }
 
 // newPattern returns a pattern over the attributes that are known.
@@ -37,7 +37,7 @@ func newPattern(text string, known []string) (*pattern, error) {
 	return p, nil
 }
 
-// parsePattern returns a pattern over attributes that somebody may declare.
+// parsePattern returns a pattern over any attributes.
 func parsePattern(text string) (*pattern, error) {
 	p := &pattern{text: text}
 	end := 0

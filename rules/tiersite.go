@@ -13,11 +13,11 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// Site asks of requests what the tiers say that a [Set] has loaded, for a site whose limits are all in tables. It is safe
-// for concurrent use, and asks what a change says as soon as the Set has loaded it.
+// Site makes the requests to the limits for each request to a site, by the tiers that a [Set] has loaded. It is safe
+// for concurrent use, and uses new tiers as soon as the Set has loaded them.
 //
-// Tiers that cannot be used, as they name an attribute or a limit that nobody knows, leave those before in place; the Set's
-// Observer is told. Where there are none before, Requests returns an error.
+// If the loaded tiers name an unknown attribute or an unknown limit, the tiers before stay in effect, and the Set's
+// Observer receives the error. If there are none before, Requests returns an error.
 type Site struct {
 	set     *Set
 	config  SiteConfig
@@ -27,12 +27,12 @@ type Site struct {
 
 // SiteConfig is what a program knows of its tiers. Its zero value is ready for use.
 type SiteConfig struct {
-	// Limits are the limits that the program defines. Tiers name these, and those that have a stored rule. A limit that
-	// has rules for plans only and is not defined has for every other plan the rule with the smallest capacity.
+	// Limits are the limits that the program defines. Tiers can name these, and limits with a stored rule. If a limit
+	// is not defined and has rules for plans only, every other plan has the rule with the smallest capacity.
 	Limits []ratelimit.Limit
 	// Attributes are the names that Attributes.More has, such as "region" or "header:x-api-key".
 	Attributes []string
-	// Tiers are asked while the tables have none: before the first load, too. Their limits are of Limits. Defaults to none.
+	// Tiers apply while the table has none, also before the first load. Their limits are of Limits. Defaults to none.
 	Tiers TierSet
 }
 
@@ -68,9 +68,9 @@ func NewSite(set *Set, config SiteConfig) (*Site, error) {
 	return s, nil
 }
 
-// Requests returns what to ask of the limits for a request, as [Tiers.Requests] does. Before the first load of the Set,
-// and while what it has loaded cannot be used, it returns an error unless there are tiers from before, or those of
-// SiteConfig.
+// Requests returns the requests to the limits, as [Tiers.Requests] does. Before the first load of the Set,
+// and while the loaded tiers cannot be used, it returns an error, unless there are earlier tiers or
+// SiteConfig.Tiers.
 func (s *Site) Requests(a Attributes, stated func(source string) []string) ([]ratelimit.Request, error) {
 	if s == nil || s.set == nil {
 		return nil, fmt.Errorf("%w: the Site was not made by NewSite; use the one that NewSite returned", ErrInvalidConfig)
@@ -85,7 +85,7 @@ func (s *Site) Requests(a Attributes, stated func(source string) []string) ([]ra
 	return current.tiers.Requests(a, stated)
 }
 
-// renew makes tiers of what is loaded, unless somebody else has.
+// renew makes tiers of the loaded ones, unless another goroutine has.
 func (s *Site) renew() *siteTiers {
 	s.making.Lock()
 	defer s.making.Unlock()
@@ -109,7 +109,7 @@ func (s *Site) renew() *siteTiers {
 	return next
 }
 
-// limitIn returns what knows the limits of the program, and those of the rules that were loaded.
+// limitIn returns a function that finds the limits of the program and of the loaded rules.
 func (s *Site) limitIn(loaded *snapshot) func(name string) (ratelimit.Limit, bool) {
 	return func(name string) (ratelimit.Limit, bool) {
 		for _, limit := range s.config.Limits {
@@ -124,8 +124,8 @@ func (s *Site) limitIn(loaded *snapshot) func(name string) (ratelimit.Limit, boo
 	}
 }
 
-// standIn returns a limit in place of a definition in the code, of which there is none: with the policy that was first
-// stated for all plans, or else with the one of a plan that has the smallest capacity. It returns false when no rule is in
+// standIn returns a limit in place of a missing definition in the code: with the first policy
+// stated for all plans, or else with the smallest capacity among the plans. It returns false if no rule is in
 // effect, and none lies ahead.
 func (of *limitRules) standIn() (ratelimit.Limit, bool) {
 	var found []ratelimit.Limit

@@ -12,7 +12,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// String returns what was stated, for people: "10 per minute, capacity 50", or "removed".
+// String returns the statement for people: "10 per minute, capacity 50", or "removed".
 func (s Statement) String() string {
 	switch {
 	case s.Err != nil:
