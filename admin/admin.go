@@ -1,5 +1,5 @@
-// Package admin is a page for the people who look after limits: what each limit holds and refuses, who owes and who waits,
-// which rules hold and who changed them; and, for those who may, the changes themselves.
+// Package admin is a page for the operators of limits. It shows the buckets and refusals of each limit, the keys that owe
+// tokens, the open reservations, and the rules with their authors. Operators with permission can change rules and buckets on it.
 //
 //	page, err := admin.New(limiter, set, admin.Config{
 //		Pool:   pool,
@@ -11,19 +11,19 @@
 //	})
 //	mux.Handle("/admin/limits/", page)
 //
-// It can stand under any prefix, with http.StripPrefix or without: its links are relative, and the last element of the
-// path says which page is meant. Nobody sees anything whom Authorize does not let in, and there is no default.
+// You can mount it under any prefix, with http.StripPrefix or without: its links are relative, and the last element of the
+// path is the name of a page. Only users that Authorize accepts see anything, and there is no default.
 //
 // # What it does with the database
 //
-// Each part of a page is a bounded number of reads with two seconds for all of them. A part that takes longer, or fails,
-// says so in its place, and the others are shown. When no part can be read, the status is 503. Changes go through the
-// Limiter and through a rules.Store, with the name of Identity as their author.
+// Each part of a page is a bounded number of reads, which together have two seconds. If a part takes longer or fails, the page
+// says so in its place and shows the others. If no part can be read, the status is 503. Changes go through the Limiter and
+// through a rules.Store, with Identity.Name as their author.
 //
-// # What it tells
+// # What it discloses
 //
-// Keys are shown as they are stored, and as text: what would hide or turn around other text is spelled out. A key is in no
-// log line and no title. It is in the query of its page's address, which is sent to no other site.
+// Keys are shown as they are stored, as text; characters that would hide or reverse other text are escaped. No log line and no
+// title contains a key. The address of a key's page has it in its query, which browsers send to no other site.
 package admin
 
 import (
@@ -50,7 +50,7 @@ type Identity struct {
 
 // Config is what the page shows, and to whom.
 type Config struct {
-	// Pool is what is read from, and what rules are changed on. Required.
+	// Pool is the database that the page reads, and on which it changes rules. Required.
 	Pool *pgxpool.Pool
 	// Authorize returns who makes a request, from what your code has verified: a session, or a header that a proxy of yours
 	// sets and clients cannot. With an error the answer is 403, and the error is not shown. Required.
@@ -58,8 +58,8 @@ type Config struct {
 	// Limits are the limits as they are defined in the code, which no table says. Of others the page knows the policy only
 	// where they have a stored rule. Defaults to none.
 	Limits []ratelimit.Limit
-	// Logger is told what could not be read, and which buckets were reset, credited and cancelled by whom; no key is in it.
-	// Defaults to slog.Default().
+	// Logger receives the errors of reads, and a line for each bucket that an operator resets, credits or cancels. No line
+	// contains a key. Defaults to slog.Default().
 	Logger *slog.Logger
 }
 
@@ -80,8 +80,8 @@ type Handler struct {
 	pages      pages
 }
 
-// New returns the page of a limiter. set is that of the limiter's Config.Policies, and may be nil: then there is nothing
-// about rules. The error wraps ErrInvalidConfig and says what to change.
+// New returns the page of a limiter. set is the limiter's Config.Policies. If it is nil, the page shows no rules. The error
+// wraps ErrInvalidConfig and says what to change.
 func New(limiter *ratelimit.Limiter, set *rules.Set, config Config) (*Handler, error) {
 	if err := config.validate(limiter, set); err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrInvalidConfig, err)

@@ -13,7 +13,7 @@ import (
 
 // done is what a change has done, and where its author goes on.
 type done struct {
-	// What is a name of doneText.
+	// What is a key of doneText.
 	What string
 	// Page and Query are the address of the page that shows it.
 	Page  string
@@ -100,10 +100,10 @@ func statusOf(err error) int {
 	return http.StatusServiceUnavailable
 }
 
-// form returns what was filled in.
+// form returns the fields of the request.
 func (v *visit) form() form { return form(v.r.PostForm) }
 
-// bucketPage returns where somebody goes on who has changed a bucket, or with no key a limit.
+// bucketPage returns the page to show after a change of a bucket, or of a limit if the form has no key.
 func (v *visit) bucketPage(what string) done {
 	limit := v.r.PostForm.Get("limit")
 	if !v.r.PostForm.Has("key") {
@@ -184,7 +184,7 @@ func (v *visit) cancel() (done, error) {
 	return done{"cancel", "reservation", []string{"id", id}}, nil
 }
 
-// note tells the Logger what was done to a bucket, of which no table tells who did it.
+// note logs a change of a bucket and its author, which no table stores.
 func (v *visit) note(what string, args ...any) {
 	v.config.Logger.InfoContext(v.r.Context(), "admin: "+what, append(args, "author", v.who.Name)...)
 }

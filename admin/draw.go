@@ -49,8 +49,8 @@ type refusalBars struct {
 	// Refused is the number of refusals, and Cost the sum of their costs in tokens. Highest is the most refusals of one bar.
 	Refused, Highest int64
 	Cost             float64
-	// Since is when the first minute begins. Late is whether that is later than it was asked for, as there is too much to
-	// look at.
+	// Since is the start of the first minute. Late reports whether it is later than the start that was asked for, because
+	// there is too much to read.
 	Since time.Time
 	Late  bool
 	// Span is the time that is shown.
@@ -99,7 +99,7 @@ const (
 	longest                 = 30 * ratelimit.Day
 )
 
-// curve is the level of a bucket over time: since its last change, and from now on if nobody takes tokens.
+// curve is the level of a bucket over time: since its last change, and from now on without further calls.
 type curve struct {
 	// Past and Future are SVG paths that meet at Now, in a drawing of 720 by 200, and Area is the area below them.
 	Past, Future, Area string

@@ -22,7 +22,7 @@ func wrong(format string, args ...any) error {
 	return fmt.Errorf("%w: "+format, append([]any{errForm}, args...)...)
 }
 
-// form is what somebody filled in.
+// form holds the fields that the operator filled in.
 type form url.Values
 
 // text returns a field.
@@ -77,7 +77,7 @@ func (f form) duration(name string) (time.Duration, error) {
 	return time.Duration(span).Round(time.Microsecond), nil
 }
 
-// units are those of spans, the longest first.
+// units are the units of spans, the longest first.
 func units() []string { return []string{"week", "day", "hour", "minute", "second"} }
 
 func unitOf(name string) time.Duration {

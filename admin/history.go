@@ -13,7 +13,7 @@ const mostEntries = 50
 // historyBody is what the page of the history shows.
 type historyBody struct {
 	Limit, Of string
-	// Plan is that of a rule, where OfPlan is set, and Key that of a bucket, where OfKey is.
+	// Plan is the plan of the rule if OfPlan is set, and Key the key of the bucket if OfKey is set.
 	Plan, Key     string
 	OfPlan, OfKey bool
 	Kinds         []string

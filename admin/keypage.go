@@ -17,11 +17,11 @@ import (
 type keyBody struct {
 	Limit, Key string
 	Known      bool
-	// Plan is the plan whose rule the level is computed by, and Plans are those that have one.
+	// Plan is the plan whose rule gives the level. Plans are the plans with a rule.
 	Plan  string
 	Plans []string
 	Rules *part[rules.Listing]
-	// Pause is that of the key, or of the limit.
+	// Pause is the pause of the key or of the limit.
 	Pause      *rules.Statement
 	LimitPause *rules.Statement
 	State      *part[keyState]
@@ -36,8 +36,8 @@ type keyBody struct {
 // keyState is a bucket, and what its page computes from it.
 type keyState struct {
 	inspect.View
-	// FullIn is how long until it is full, and OneIn until it gives a token. Where it never gives one, or whatever it
-	// holds, Gives says so.
+	// FullIn is the time until the bucket is full, and OneIn until it gives a token. If it never gives one, or always does,
+	// Gives says so.
 	FullIn, OneIn time.Duration
 	Gives         string
 	Curve         curve
@@ -117,7 +117,7 @@ func (v *visit) key() {
 	g.show("key.html", page{Title: "A bucket of " + body.Limit, Here: "limits", Body: body})
 }
 
-// stateOf returns what a bucket holds. Of a limit that nobody knows it is what the row says.
+// stateOf returns the state of a bucket. For an unknown limit it returns the stored numbers.
 func (v *visit) stateOf(ctx context.Context, limit ratelimit.Limit, name, key, plan string) (s keyState, err error) {
 	stored, err := v.reader.Bucket(ctx, name, key)
 	if err != nil {
@@ -180,7 +180,7 @@ func (v *visit) state() {
 	_, _ = v.w.Write(text) // a client that is gone does not need it
 }
 
-// value returns what a bucket holds, and the zero Value of a limit that nobody knows.
+// value returns the Value of a bucket, or the zero Value for an unknown limit.
 func (v *visit) value(ctx context.Context, name, key, plan string) (ratelimit.Value, error) {
 	limit, _, err := v.knownLimit(ctx, name)
 	if err != nil || limit.Name() == "" {
@@ -189,7 +189,7 @@ func (v *visit) value(ctx context.Context, name, key, plan string) (ratelimit.Va
 	return v.limiter.Value(ctx, limit.ForStored(key).Plan(plan))
 }
 
-// knownLimit returns the limit of a name, the zero Limit where nobody knows it, and the plans that have rules of it.
+// knownLimit returns the limit of this name, or the zero Limit if it is unknown, and the plans with a rule for it.
 func (v *visit) knownLimit(ctx context.Context, name string) (limit ratelimit.Limit, plans []string, err error) {
 	var list rules.Listing
 	if v.store != nil && name != "" {

@@ -22,8 +22,8 @@ func (v *visit) list(ctx context.Context, query rules.ListQuery) (list rules.Lis
 	return v.store.List(ctx, query)
 }
 
-// limitOf returns the limit of a name, as it is defined in the code, or else by its rules, and false where nobody knows it.
-// Where only plans have rules it is the one with the smallest capacity, as package rules decides then.
+// limitOf returns the limit of this name as the code defines it, or else as its rules do, and false if neither does. If only
+// plans have rules, it returns the one with the smallest capacity, as package rules decides then.
 func (h *Handler) limitOf(name string, list []rules.Statement) (ratelimit.Limit, bool) {
 	if limit, ok := h.defined[name]; ok {
 		return limit, true
@@ -52,7 +52,7 @@ type policyLine struct {
 	// Plan is the plan that it is for, and InCode whether it is the definition in the code.
 	Plan   string
 	InCode bool
-	// Words are what it says.
+	// Words describe the policy.
 	Words string
 	// Mode is "on", "shadow" or "off".
 	Mode ratelimit.Mode
@@ -65,7 +65,7 @@ type policyLine struct {
 	From  time.Time
 }
 
-// policiesOf returns the policies of a limit, that of the code first.
+// policiesOf returns the policies of a limit. The policy in the code comes first.
 func (h *Handler) policiesOf(name string, list *rules.Listing) (lines []policyLine) {
 	if limit, ok := h.defined[name]; ok {
 		lines = append(lines, policyLine{InCode: true, Words: policyWords(limit), Mode: ratelimit.On})

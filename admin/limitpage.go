@@ -30,7 +30,7 @@ type limitBody struct {
 	Rules    *part[rules.Listing]
 	// Overrides are the first overrides and pauses.
 	Overrides []overrideRow
-	// Pause is the one of the whole limit.
+	// Pause is the pause of the whole limit.
 	Pause   *rules.Statement
 	Global  *part[*inspect.Level]
 	Buckets *part[bucketList]
@@ -60,7 +60,7 @@ type bucketList struct {
 // Sorts returns the orders of buckets, by the heads of the columns.
 func (bucketList) Sorts() []string { return []string{byKey, byLevel, byChange} }
 
-// The orders of buckets. Those that owe most come first, and those that were changed last.
+// The orders of buckets: by key, the lowest level first, and the latest change first.
 const byKey, byLevel, byChange = "key", "level", "last change"
 
 // limit shows one limit.
@@ -145,7 +145,7 @@ func plansOf(name string, list []rules.Statement) (plans []string) {
 	return plans
 }
 
-// buckets returns a page of buckets, with what they hold now.
+// buckets returns a page of buckets with their present levels.
 func (v *visit) buckets(ctx context.Context, limit ratelimit.Limit, query inspect.BucketQuery) (list bucketList, err error) {
 	found, err := v.reader.Buckets(ctx, query)
 	if err != nil {
@@ -160,7 +160,7 @@ func (v *visit) buckets(ctx context.Context, limit ratelimit.Limit, query inspec
 	return list, err
 }
 
-// sorted returns the first buckets in an order. The tables have no index of it, so it is that of the first buckets by their keys.
+// sorted returns the first buckets in this order. No index has the order, so sorted reads the first buckets by key and sorts them.
 func (v *visit) sorted(ctx context.Context, limit ratelimit.Limit, query inspect.BucketQuery, order string) (bucketList, error) {
 	list := bucketList{First: true, Sort: order}
 	found, err := v.reader.Buckets(ctx, query)
@@ -189,7 +189,7 @@ func (v *visit) sorted(ctx context.Context, limit ratelimit.Limit, query inspect
 	return list, nil
 }
 
-// levels returns buckets of one limit with their levels. Where nobody knows the policy they have what they held.
+// levels returns buckets of one limit with their levels. If the policy is unknown, they have the stored levels.
 func (v *visit) levels(ctx context.Context, limit ratelimit.Limit, found []inspect.Bucket) ([]inspect.View, error) {
 	return inspect.Views(ctx, v.limiter, found, func(inspect.Bucket) ratelimit.Limit { return limit })
 }

@@ -30,7 +30,7 @@ type overrideRow struct {
 // Whole reports whether it is of every bucket of the limit.
 func (r overrideRow) Whole() bool { return r.Pause != nil && r.Key == "" }
 
-// overrides lists what holds for single keys, and what is paused.
+// overrides lists the overrides of keys and the pauses.
 func (v *visit) overrides() {
 	query := v.r.URL.Query()
 	body := overridesBody{Limit: query.Get("limit")}
@@ -64,8 +64,8 @@ func cut(list *rules.Listing) *rules.Bucket {
 	return next
 }
 
-// lastWhole returns the last bucket whose statements are all there: those of the last bucket may go on. If all statements are of
-// one bucket, it returns that bucket.
+// lastWhole returns the last bucket whose statements are complete: the statements of the last bucket may go on after this page. If
+// all statements are of one bucket, it returns that bucket.
 func lastWhole(statements []rules.Statement) rules.Bucket {
 	bucketOf := func(s rules.Statement) rules.Bucket { return rules.Bucket{Limit: s.Limit, Key: s.Key} }
 	last := bucketOf(statements[len(statements)-1])

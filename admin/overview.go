@@ -17,7 +17,7 @@ const mostLimits, mostSearched = 25, 1000
 
 // overviewBody is what the page of all limits shows.
 type overviewBody struct {
-	// Names is empty but for its fault, and Rules has what holds for limits.
+	// Names carries a fault and nothing else. Rules has the rules, overrides and pauses of limits.
 	Names *part[[]string]
 	Rules *part[rules.Listing]
 	// Limits are in the order of their names, and Next is the name after which the next page begins.
@@ -25,7 +25,7 @@ type overviewBody struct {
 	Next   string
 	// Search is a part of the names that are listed.
 	Search string
-	// Hours is empty but for its fault.
+	// Hours carries a fault and nothing else.
 	Hours *part[map[string]hour]
 	// Span is the time of which refusals are shown, one of Spans.
 	Span  chartSpan
@@ -37,11 +37,11 @@ type overviewBody struct {
 type limitRow struct {
 	Name     string
 	Policies []policyLine
-	// Pause is why nobody is given anything.
+	// Pause is the pause of the limit, if it is paused.
 	Pause *rules.Statement
 	// Global is the bucket that everybody shares; nil: it was never used.
 	Global *part[*inspect.Level]
-	// Hour is what was refused in the last hour.
+	// Hour counts the refusals of the last hour.
 	Hour hour
 }
 
@@ -57,7 +57,7 @@ func (v *visit) overview() {
 		Spans: spans(),
 		Names: ask(g, "the limits", func(ctx context.Context) ([]string, error) { return v.reader.Limits(ctx, after, most) }),
 		Rules: ask(g, "the rules", func(ctx context.Context) (rules.Listing, error) {
-			return v.list(ctx, rules.ListQuery{Key: new("")}) // of overrides and pauses those of limits alone
+			return v.list(ctx, rules.ListQuery{Key: new("")}) // overrides and pauses of keys are left out
 		}),
 	}
 	g.wait()
@@ -115,7 +115,7 @@ func (v *visit) globalLevel(ctx context.Context, name string, list []rules.State
 	return inspect.LevelOf(value), nil
 }
 
-// hour is what a limit refused in the time that is shown, and what it would have refused were it not in shadow.
+// hour holds the refusals of a limit in the time that is shown: the enforced ones and the ones in shadow.
 type hour struct{ Refused, Shadow refusalBars }
 
 // hours reads what limits refused in a time until now.

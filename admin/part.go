@@ -100,7 +100,7 @@ func ask[T any](g *gather, what string, read func(ctx context.Context) (T, error
 // isDown reports whether no part could be read.
 func (g *gather) isDown() bool { return g.asked > 0 && g.failed == g.asked }
 
-// isSaid reports whether what err says is of what somebody asked, and not of the database.
+// isSaid reports whether err is about the request, not about the database.
 func isSaid(err error) bool {
 	return slices.ContainsFunc([]error{
 		rules.ErrInvalid, rules.ErrNotFound, inspect.ErrInvalid, ratelimit.ErrInvalidKey, ratelimit.ErrInvalidCost,
@@ -108,7 +108,7 @@ func isSaid(err error) bool {
 	}, func(asked error) bool { return errors.Is(err, asked) })
 }
 
-// faultOf returns what is wrong, and what to do, for people. It holds nothing of what the error says: that is in the log.
+// faultOf returns a sentence for the operator: the fault and what to do. It contains nothing of the error's text, which is logged.
 func faultOf(err error) string {
 	switch kind := telemetry.ErrorType(err); {
 	case isSaid(err):

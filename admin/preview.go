@@ -51,7 +51,7 @@ const (
 	lookSums = 80_000 // rows of refusals that it looks at
 )
 
-// effect is what a rule would have meant for what was refused in the last hour, as far as sums can tell.
+// effect estimates from sums how many refusals of the last hour a rule would have changed.
 type effect struct {
 	// Refused is how often, and Cost how many tokens.
 	Refused int64
@@ -65,7 +65,7 @@ type effect struct {
 	Apart float64
 	// Lowered is whether the rule gives less of something, of which refusals cannot tell.
 	Lowered bool
-	// OfAll is whether the refusals are those of all plans, and the rule is for one.
+	// OfAll reports whether the refusals are of all plans while the rule is for one.
 	OfAll bool
 	// Late is from when on refusals were counted where that is not an hour ago. Zero: it is.
 	Late time.Time
@@ -128,10 +128,10 @@ func mostGiven(n ratelimit.Numbers, span time.Duration) float64 {
 // paceOf returns how many tokens arrive in a nanosecond, and of slots how many come back when none is given back.
 func paceOf(n ratelimit.Numbers) float64 { return n.Rate / float64(max(n.Period, 1)) }
 
-// isOn reports whether a rule refuses anybody.
+// isOn reports whether a rule is enforced.
 func isOn(r rules.Rule) bool { return r.Mode == "" || r.Mode == ratelimit.On }
 
-// sentenceOf returns what is wrong with a form, for people.
+// sentenceOf returns the fault of a form as a sentence for the operator.
 func sentenceOf(err error) string {
 	if sentence, isForm := strings.CutPrefix(err.Error(), errForm.Error()+": "); isForm && errors.Is(err, errForm) {
 		return sentence

@@ -23,7 +23,7 @@ type topList struct {
 	Late time.Time
 }
 
-// refusedBody is what the page of those who were refused most shows.
+// refusedBody is the page of the keys that were refused most.
 type refusedBody struct {
 	Limit string
 	Top   *part[topList]

@@ -22,7 +22,7 @@ type pages map[string]*template.Template
 
 // page is what every page has.
 type page struct {
-	// Title is that of the document. It holds no key.
+	// Title is the title of the document. It contains no key.
 	Title string
 	// Here is the entry of the navigation that the page belongs to.
 	Here string

@@ -12,14 +12,14 @@ import (
 
 const mostReservations = 25
 
-// waiting is the state, in addresses, of those whose work may not begin yet.
+// waiting is the state, in addresses, of reservations whose work may not begin yet.
 const waiting = "waiting"
 
 // reservationsBody is what the page of reservations shows.
 type reservationsBody struct {
 	// State is one of States, of which "waiting" are the open ones whose work may not begin yet. Empty: all.
 	State, Limit string
-	// Key is that of the bucket that they took from, where OfKey is set.
+	// Key is the key of their bucket if OfKey is set.
 	Key    string
 	OfKey  bool
 	States []string

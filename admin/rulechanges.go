@@ -9,7 +9,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/rules"
 )
 
-// errChanged is returned where somebody else has changed a rule since it was looked at.
+// errChanged means that another operator has changed the rule since the page was shown.
 var errChanged = errors.New("admin: the rule has changed")
 
 // stored returns an error where the program has no rules in tables.
@@ -80,7 +80,7 @@ func (v *visit) override() (done, error) {
 	if err == nil {
 		err = v.fillOverride(&o)
 	}
-	if !v.r.PostForm.Has("key") { // an empty one is that of everybody's bucket
+	if !v.r.PostForm.Has("key") { // the bucket that all share has an empty key
 		err = errNoKey
 	}
 	edit, err := v.editUnless(err)
@@ -132,7 +132,7 @@ func (v *visit) removeOverride() (done, error) {
 	return v.bucketPage("remove-override"), err
 }
 
-// putRule stores a rule, unless somebody has changed it since it was looked at.
+// putRule stores a rule, unless it has changed since the page was shown.
 func (v *visit) putRule() (done, error) {
 	ctx, cancel := v.deadline()
 	defer cancel()
@@ -145,7 +145,7 @@ func (v *visit) putRule() (done, error) {
 	return rulePageOf("put-rule", r.Limit, r.Plan), err
 }
 
-// deleteRule takes a rule away, unless somebody has changed it since it was looked at.
+// deleteRule deletes a rule, unless it has changed since the page was shown.
 func (v *visit) deleteRule() (done, error) {
 	ctx, cancel := v.deadline()
 	defer cancel()
@@ -179,8 +179,8 @@ func (v *visit) changeRule(ctx context.Context, limit, plan string, change func(
 	return errBusy
 }
 
-// tryRule makes a change, and takes it back where it is not the next one after what was read: then somebody has changed
-// a rule in between, which may be this one.
+// tryRule makes a change, and rolls it back unless its version directly follows the one that was read. Otherwise another operator
+// has changed a rule in between, perhaps this one.
 func (v *visit) tryRule(ctx context.Context, limit, plan string, change func(*rules.Store) (rules.Applied, error)) (next bool, err error) {
 	tx, err := v.config.Pool.Begin(ctx)
 	if err != nil {

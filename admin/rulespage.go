@@ -56,7 +56,7 @@ type ruleBody struct {
 	Units   []string
 	Problem string
 	List    *part[rules.Listing]
-	// Stored is the rule as it is. Nil: there is none, and Without is what decides.
+	// Stored is the rule in force. If it is nil, there is none, and Without decides.
 	Stored  *rules.Statement
 	Without string
 	Version string
@@ -64,7 +64,7 @@ type ruleBody struct {
 	// Older is the version before which the history goes on; 0: this is all.
 	Older int64
 	Now   time.Time
-	// Changes are what the new rule changes, and Effect what it would have meant.
+	// Changes lists the fields that the new rule changes. Effect estimates its refusals.
 	Changes []change
 	Effect  *part[effect]
 }
@@ -75,7 +75,7 @@ func (v *visit) rule() {
 	v.rulePage(query.Get("limit"), query.Get("plan"), nil)
 }
 
-// rulePage shows the page of a rule. fields are what somebody has filled in; nil: the rule as it is.
+// rulePage shows the page of a rule. fields are the fields that were filled in; if they are nil, it shows the rule in force.
 func (v *visit) rulePage(limit, plan string, fields url.Values) {
 	g := v.gather()
 	body := ruleBody{Limit: limit, Plan: plan, Form: fields, Units: units()}
@@ -120,7 +120,7 @@ func (v *visit) preview() {
 	v.rulePage(query.Get("limit"), query.Get("plan"), query)
 }
 
-// compare says what the filled-in rule changes against the one that is there.
+// compare lists the differences between the filled-in rule and the one in force.
 func (v *visit) compare(g *gather, body *ruleBody) {
 	next, err := form(body.Form).rule()
 	if err == nil {

@@ -94,9 +94,8 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	v.serve()
 }
 
-// checkOrigin returns why a request that may change something is not let through, or nothing. A request of another site
-// says so in Sec-Fetch-Site, and one of an older browser in Origin. What says neither is no browser that could be trusted
-// to tell.
+// checkOrigin returns why it refuses a request that may change something, or an empty text. Sec-Fetch-Site tells a request of
+// another site, and in older browsers Origin does. A request with neither header is refused, because it may come from any site.
 func (h *Handler) checkOrigin(r *http.Request) string {
 	if h.crossSite.Check(r) != nil {
 		return "This request came from another site, and changes nothing. Open the page itself and make the change there."
@@ -154,7 +153,7 @@ func (v *visit) serve() {
 	}
 }
 
-// notText is what is said of names and keys that no table can hold.
+// notText is the text about names and keys that no table can hold.
 const notText = "A name or a key of the request is no text, or too long: tables hold UTF-8 without NUL, up to 64 bytes of a name and 256 of a key."
 
 // isText reports whether the tables could hold what a query or a form says.
@@ -186,7 +185,7 @@ func (v *visit) play(name string) {
 // mayChange reports whether the visitor may change something: history has no entry without an author.
 func (v *visit) mayChange() bool { return v.who.MayChange && strings.TrimSpace(v.who.Name) != "" }
 
-// requestPath returns the path that the client asked for, with the prefix that somebody may have taken off since.
+// requestPath returns the path in the request, with the prefix that http.StripPrefix removed.
 func requestPath(r *http.Request) string {
 	if u, err := url.ParseRequestURI(r.RequestURI); err == nil {
 		return u.Path

@@ -174,8 +174,8 @@ func (a *Admission) book(ctx context.Context, charges []*charge, actual float64)
 	return errors.Join(failed...)
 }
 
-// charged returns what asks took by the decision: nothing where it is a refusal, nor from limits that stored rules switch
-// off, nor slots, which go back by themselves, nor from those that stored rules only try and that did not have enough.
+// charged returns the charges of asks by the decision. A refusal charges nothing. Limits that are off, slots (which end by
+// themselves), and limits in shadow that did not have enough are charged nothing either.
 func charged(asks []ask, d ratelimit.Decision) []*charge {
 	if !d.Allowed {
 		return nil

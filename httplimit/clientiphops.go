@@ -28,8 +28,8 @@ func elementsBackward(lines []string) iter.Seq[string] {
 	}
 }
 
-// cutLast returns what is before and after the last comma of s that is not inside quotes, and whether there
-// is one; if not, element is s.
+// cutLast returns the parts before and after the last comma of s outside quotes, and whether there is such a comma. If
+// not, element is s.
 func cutLast(s string) (before, element string, found bool) {
 	quoted := false
 	for i := len(s) - 1; i >= 0; i-- {

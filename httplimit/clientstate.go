@@ -155,7 +155,7 @@ func (h *clientState) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	h.answer(w, "application/json", http.StatusOK, state)
 }
 
-// callerState is the state of a caller's limits, as it is sent.
+// callerState is the JSON of the state of a caller's limits.
 type callerState struct {
 	Limits  []ratelimit.Value `json:"limits"`
 	LeftOut []string          `json:"left_out,omitempty"`
@@ -195,7 +195,7 @@ func (h *clientState) read(r *http.Request) (state callerState, err error) {
 	return state, err
 }
 
-// check asks the limits that are not paused: one that is keeps the others from being asked.
+// check asks the limits that are not paused, because a paused limit would refuse the call before the others are asked.
 func (h *clientState) check(ctx context.Context, requests []ratelimit.Request) (ratelimit.Decision, error) {
 	for len(requests) > 0 { // each round there are fewer
 		decision, err := h.config.Limiter.Check(ctx, requests...)

@@ -37,7 +37,7 @@ func CreditOn5xx(status int) bool { return status >= 500 && status <= 599 }
 // limit on failed logins. Attempts in progress count, so that many at once gain nothing.
 func CountOnlyFailures(status int) bool { return status >= 100 && status < 400 }
 
-// response is what is known of the response to a request.
+// response is a request with the status of its response.
 type response struct {
 	request *http.Request
 	status  int // 0 until it is sent
@@ -72,7 +72,7 @@ func (s *response) clientGone() bool {
 	return errors.Is(ctx.Err(), context.Canceled) && !errors.Is(context.Cause(ctx), ratelimit.ErrLeaseLost)
 }
 
-// watchSending returns w such that send is told each status before it is sent. It has the optional interfaces that w has.
+// watchSending returns w with a call of send before each status is sent. It has the optional interfaces that w has.
 func watchSending(w http.ResponseWriter, send func(status int)) http.ResponseWriter {
 	return httpsnoop.Wrap(w, httpsnoop.Hooks{
 		WriteHeader: func(next httpsnoop.WriteHeaderFunc) httpsnoop.WriteHeaderFunc {

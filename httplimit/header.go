@@ -74,7 +74,7 @@ const (
 	limitField  = "RateLimit"
 )
 
-// set sets the fields of states, in place of those that are there. refused is whether the answer is a refusal.
+// set replaces the fields in header by those of states. refused reports whether the response is a refusal.
 func (h Headers) set(header http.Header, states []stated, refused bool) {
 	if len(states) == 0 {
 		return
@@ -123,8 +123,8 @@ func withUnits(states []stated) []stated {
 	return all
 }
 
-// tellable returns the states that clients are told of. Of a limit that is off, or was left alone because another is
-// paused, nothing is known, and one in shadow mode is not enforced. One that is paused has nothing until then.
+// tellable returns the states to send to clients. It leaves out limits that are off or were not asked because another is
+// paused (their state is unknown), and limits in shadow, which are not enforced. A paused limit has no tokens until the pause ends.
 func tellable(d ratelimit.Decision, unit func(int) string, ratioCap float64) []stated {
 	states := make([]stated, 0, len(d.States))
 	for i, s := range d.States {
@@ -204,8 +204,8 @@ func roundUp(d, unit time.Duration) time.Duration {
 	return d
 }
 
-// setDraft sets the two Lists of the draft. A policy that is asked twice, for two keys or by a middleware and a handler, is stated
-// once, as the tighter of them. A refusal has those that refused in RateLimit, and no others.
+// setDraft sets the two Lists of the draft. If a policy has two states, for two keys or from a middleware and a handler, only the
+// tighter one is sent. On a refusal RateLimit has only the policies that refused.
 func setDraft(header http.Header, states []stated, refused bool) {
 	tighter := make(map[string]stated, len(states))
 	var order []string
@@ -249,7 +249,8 @@ func policyItem(limit ratelimit.Limit, unit string) string {
 	return item
 }
 
-// limitItem returns what is left, and for how long: never more than the quota that policyItem states, though a bucket may hold more.
+// limitItem returns the tokens left and the time until more come. A bucket may hold more than the quota of policyItem; then it
+// returns the quota.
 func limitItem(s *stated) string {
 	schedule := scheduleOf(s.Limit)
 	tokens, period := schedule.quota()

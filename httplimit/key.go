@@ -16,8 +16,8 @@ import (
 // package. It returns an error that wraps ErrNoKey if the request has no key, and ErrBadKey if the key is unusable.
 // Such a request is answered with an error, and never shares a bucket with others.
 //
-// A Key trusts its input. A user's name from a header that any client can set limits nobody: read data that your own
-// code has verified, from the context, or limit by [ClientIP] too. [Key.Of] also checks the text that a Key of your own
+// A Key trusts its input. If any client can set the header with the user's name, the limit has no effect: read data that your
+// own code has verified, from the context, or limit by [ClientIP] too. [Key.Of] also checks the text that a Key of your own
 // returns.
 type Key func(r *http.Request) (string, error)
 
@@ -52,8 +52,8 @@ const (
 	digestPrefix = "sha256:"
 )
 
-// storable returns text when the database can store it, else its digest. A text that looks like a digest is
-// digested as well, so that nobody can spell the key of somebody else's long value.
+// storable returns text if the database can store it, or else its digest. It also digests a text that looks like a
+// digest, so a client cannot send the key of another client's long value.
 func storable(text string) string {
 	if len(text) <= maxKeyBytes && utf8.ValidString(text) && strings.IndexByte(text, 0) < 0 && !strings.HasPrefix(text, digestPrefix) {
 		return text
@@ -62,8 +62,8 @@ func storable(text string) string {
 	return digestPrefix + base64.RawURLEncoding.EncodeToString(sum[:])
 }
 
-// Header returns the Key of the header called name. Header lines that differ are ErrBadKey: nobody could say
-// which of them the handler believes. Do not use it for a client's address; that is [ClientIP].
+// Header returns the Key of the header called name. Header lines that differ are ErrBadKey, because the handler may
+// read either of them. Do not use it for a client's address; use [ClientIP].
 func Header(name string) Key {
 	mustName("Header", name)
 	return func(r *http.Request) (string, error) { return onlyValue("header", name, r.Header.Values(name)) }
@@ -127,7 +127,7 @@ func mustName(constructor, name string) {
 	}
 }
 
-// onlyValue returns the one value that a request gives for what is called name.
+// onlyValue returns the only value of the header, cookie or parameter called name.
 func onlyValue(kind, name string, values []string) (string, error) {
 	switch distinct := slices.Compact(slices.Sorted(slices.Values(values))); {
 	case len(distinct) > 1:

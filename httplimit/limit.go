@@ -69,7 +69,7 @@ func (l *Limit) validate() error {
 	return nil
 }
 
-// validateCapacity returns an error when the Limit, as it is defined, could never take a cost that is known already.
+// validateCapacity returns an error if a fixed cost is larger than the capacity of the Limit's definition.
 func (l *Limit) validateCapacity() error {
 	if l.Limit.Policy() == nil {
 		return nil
@@ -123,7 +123,7 @@ func inParentheses(name string) string {
 	return " (" + name + ")"
 }
 
-// ask is what a request is asked for by one Limit.
+// ask is the charge of a request for one Limit.
 type ask struct {
 	spec  *Limit
 	index int // of spec in Config.Limits
@@ -131,8 +131,8 @@ type ask struct {
 	key   string // empty when spec is global
 	plan  string // empty when there is none
 	cost  float64
-	price float64            // that it was taken at; 0: that which holds
-	given *ratelimit.Request // by Config.Requests; nil when it is made of the rest
+	price float64            // the price at which it was taken; 0: the present one
+	given *ratelimit.Request // from Config.Requests; if nil, the other fields make the request
 }
 
 // ask returns what l, which is Limits[index], asks a request for. A fault is the reason why it cannot.
@@ -162,7 +162,7 @@ func (l *Limit) ask(request *http.Request, index int) (ask, *fault) {
 		if a.cost, err = l.Cost.Of(request); err != nil {
 			return ask{}, unasked(a, err)
 		}
-		a.cost = min(a.cost, math.MaxFloat64) // what is infinite is too much, and no mistake
+		a.cost = min(a.cost, math.MaxFloat64) // an infinite cost exceeds the capacity; it is not invalid
 	}
 	return a, nil
 }
@@ -187,7 +187,7 @@ func unasked(a ask, err error) *fault {
 	return &fault{result: result, limit: a.limit, key: a.key, plan: a.plan, err: err}
 }
 
-// requestFault returns what is wrong with a request by an error, and whether it is the request's fault.
+// requestFault returns the result for an error, and whether the request caused it.
 func requestFault(err error) (result string, ofRequest bool) {
 	switch {
 	case errors.Is(err, ErrNoKey), errors.Is(err, ErrBadKey):
@@ -198,7 +198,7 @@ func requestFault(err error) (result string, ofRequest bool) {
 	return guard.Fault(err)
 }
 
-// request returns what the core is asked.
+// request returns the Request for the Limiter.
 func (a ask) request() ratelimit.Request {
 	if a.given != nil {
 		return a.given.Price(a.price)
@@ -210,7 +210,7 @@ func (a ask) request() ratelimit.Request {
 	return request.Plan(a.plan).Cost(a.cost).Price(a.price)
 }
 
-// requests returns what the core is asked by all of asks.
+// requests returns the Requests of all asks.
 func requests(asks []ask) []ratelimit.Request {
 	all := make([]ratelimit.Request, len(asks))
 	for i, a := range asks {

@@ -27,7 +27,7 @@ func Merge(w http.ResponseWriter, r *http.Request, d ratelimit.Decision) {
 	}
 }
 
-// waitFor sets Retry-After to so many seconds, or leaves the longer one that is there, and returns it.
+// waitFor sets Retry-After to wait seconds unless a longer one is set, and returns the longer of the two.
 func waitFor(header http.Header, wait int64) int64 {
 	if there, err := strconv.ParseInt(header.Get("Retry-After"), 10, 64); err == nil {
 		wait = max(wait, there)
@@ -36,7 +36,7 @@ func waitFor(header http.Header, wait int64) int64 {
 	return wait
 }
 
-// merge states d beside what is stated already.
+// merge adds the states of d to those of the outer middlewares.
 func (a *Admission) merge(header http.Header, d ratelimit.Decision) {
 	a.mu.Lock()
 	a.merged = append(a.merged, tellable(d, func(int) string { return "" }, a.middleware.config.RatioCap)...)
@@ -52,7 +52,7 @@ func (a *Admission) merge(header http.Header, d ratelimit.Decision) {
 	}
 }
 
-// told returns what is stated in a form: by the middlewares that use it, from the outermost to this one, and by handlers.
+// told returns the states that are sent in one form of headers: from the middlewares that use it, outermost first, and from handlers.
 func (a *Admission) told(form Headers) []stated {
 	if a == nil {
 		return nil
@@ -71,7 +71,7 @@ func (m *middleware) stated(asks []ask, d ratelimit.Decision) []stated {
 	return tellable(d, func(i int) string { return asks[i].spec.Unit }, m.config.RatioCap)
 }
 
-// setHeaders states what this middleware has decided beside what is stated around it. refused is whether that is a refusal.
+// setHeaders adds the states of this middleware to those of the outer ones. refused reports whether it refuses the request.
 func (m *middleware) setHeaders(header http.Header, outer *Admission, states []stated, refused bool) {
 	if len(states) == 0 {
 		return

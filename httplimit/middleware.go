@@ -38,10 +38,10 @@ type Config struct {
 	RetryJitter float64
 	// Skip reports whether a request passes without a decision. A nil Skip means that no request does.
 	Skip func(r *http.Request) bool
-	// FailOpen allows requests on which the store could not decide. A client that can make the store slower than
-	// DecisionTimeout is then not limited. These requests are not allowed even so: invalid ones, those whose context
-	// has ended, those that failed because of many calls (ratelimit.ErrContended, ratelimit.ErrOverloaded), and all
-	// after Close of the limiter. Requests that pass this way hold no slots. By default they are answered 503.
+	// FailOpen allows requests for which the database gave no decision. A client that can make the database slower than
+	// DecisionTimeout is then not limited. It does not allow invalid requests, requests whose context has ended, requests that
+	// failed because of many calls (ratelimit.ErrContended, ratelimit.ErrOverloaded), or any request after Close of the limiter.
+	// Requests that it allows hold no slots. By default, the response to them is 503.
 	FailOpen bool
 	// DecisionTimeout bounds the time of a decision, and of a credit or settlement after it. A decision that runs out
 	// of time may still take tokens. A response waits for a tenth of it at most until the slots of its request are
@@ -110,7 +110,7 @@ func areForms(first Headers, others []Headers) bool {
 type middleware struct {
 	limiter *ratelimit.Limiter
 	config  Config
-	forms   []Headers // in which responses state what is left
+	forms   []Headers // the headers of responses
 	log     failureLog
 }
 

@@ -46,7 +46,7 @@ type Refusal struct {
 	details string        // the Detail without the wait
 }
 
-// problemTypes is where the problem types of the draft are to be registered.
+// problemTypes is the registry for the problem types of the draft.
 const problemTypes = "https://iana.org/assignments/http-problem-types#"
 
 // retryFailure is how many seconds a client waits that could not be decided on.
@@ -161,7 +161,7 @@ func (f Refusal) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// retryAfterMs returns RetryAfter in milliseconds, and what it is rounded up from where nobody has changed it.
+// retryAfterMs returns RetryAfter in milliseconds. If it is still the rounded wait, it returns the exact wait.
 func (f *Refusal) retryAfterMs() int64 {
 	switch {
 	case f.RetryAfter <= 0:
@@ -211,18 +211,18 @@ func inWords(limit ratelimit.Limit) string {
 	}
 }
 
-// bodyTimeout is how long the answer to a request that is not let through waits for the rest of its body. When it comes
-// in time, the connection can be used again; otherwise it is closed after the answer.
+// bodyTimeout is how long the response to a refused request waits for the rest of its body. If the body arrives in time, the
+// connection can be used again; otherwise it is closed after the response.
 const bodyTimeout = 500 * time.Millisecond
 
-// refuse answers a request that is not let through.
+// refuse sends the response to a refused request.
 func (m *middleware) refuse(w http.ResponseWriter, r *http.Request, states []stated, refusal Refusal) {
 	outer, _ := FromContext(r.Context())
 	m.setHeaders(w.Header(), outer, states, true)
 	refuseWith(w, r, refusal, m.config.Refuse)
 }
 
-// refuseWith answers a request that is not let through. The fields of a decision are set.
+// refuseWith sends the response to a refused request. The headers of the decision are already set.
 func refuseWith(w http.ResponseWriter, r *http.Request, refusal Refusal, answer func(http.ResponseWriter, *http.Request, Refusal)) {
 	refusal.SetFields(w.Header())
 	if r.ProtoMajor == 1 && r.ContentLength != 0 {

@@ -52,7 +52,7 @@ func (t *Transport) RoundTrip(r *http.Request) (*http.Response, error) {
 	}
 	if t.Take {
 		if err := t.take(r, request); err != nil {
-			if r.Body != nil { // which a RoundTripper closes, whatever it returns
+			if r.Body != nil { // a RoundTripper always closes the body
 				_ = r.Body.Close()
 			}
 			return nil, err
@@ -86,7 +86,7 @@ func (t *Transport) take(r *http.Request, request ratelimit.Request) error {
 	return d.Err()
 }
 
-// report reports the response, where the limit adapts. What cannot be reported is told the Observer: the response is good.
+// report reports the response if the limit adapts. An error goes to the Observer, because the response itself is good.
 func (t *Transport) report(r *http.Request, request ratelimit.Request, response *http.Response) {
 	if _, adapts := t.Limiter.Resolve(request).Policy().(ratelimit.Adaptive); !adapts || response == nil {
 		return

@@ -14,8 +14,8 @@ var (
 	exportLine = regexp.MustCompile(`^export (?:const|function\*?) (\w+)`)
 )
 
-// bundler puts modules into one script, in the order in which they need one another. Each is a function that returns what
-// it exports, so that names that are not exported do not meet.
+// bundler puts modules into one script, each after its imports. A module becomes a function that returns its exports, so
+// names that are not exported cannot collide.
 type bundler struct {
 	files   map[string][]byte
 	exports map[string][]string // of the modules that are in out, or on their way
@@ -38,7 +38,7 @@ func bundle(files map[string][]byte, main string) ([]byte, error) {
 	return b.out.Bytes(), nil
 }
 
-// add adds the module called name, after those that it needs.
+// add adds the module called name after its imports.
 func (b *bundler) add(name string) error {
 	if _, added := b.exports[name]; added {
 		return nil

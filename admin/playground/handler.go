@@ -40,15 +40,15 @@ func read() map[string][]byte {
 	return files
 }
 
-// file is a file of the page as it is sent.
+// file is a file of the page, ready to send.
 type file struct {
 	text        []byte
 	contentType string
 	tag         string
 }
 
-// Handler serves the page and its files to GET and HEAD, below any prefix: what follows the last slash of the path names
-// the file, and nothing there is the page. Browsers ask each time whether what they keep is still the one.
+// Handler serves the page and its files to GET and HEAD, below any prefix: the last element of the path is the name of the
+// file, and an empty one is the page. Browsers revalidate their copies at each visit.
 func Handler() http.Handler {
 	files := make(map[string]file)
 	for name, text := range read() {

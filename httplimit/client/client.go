@@ -1,5 +1,5 @@
-// Package client serves the JavaScript module that computes in the browser, between two polls, what is left of
-// a rate limit and when to come back. The handler of [httplimit.NewClientState] is what it polls.
+// Package client serves a JavaScript module that computes in the browser, between two polls, the tokens left of a
+// rate limit and the time until a retry. It polls the handler of [httplimit.NewClientState].
 //
 //	state, err := httplimit.NewClientState(httplimit.ClientStateConfig{
 //		Limiter: limiter,
@@ -29,20 +29,19 @@
 //	  limits.refresh(); // and the page learns what is left
 //	};
 //
-// The module has no dependencies and uses no global state. evaluate(state, at, cost) is the pure function
-// beneath: the answers of the Go package to the last bit, for a state that came another way, as in the page; take(state,
-// at, cost) is what would be left, and the answer, if the cost were taken, and reserve(state, at, cost, maxReserved) if it
-// were reserved. Sliding windows and limits on concurrency have no reservations. Of slots the wait is the longest that it can be:
-// they are free when the lease ends, or earlier. Of a calendar window instants before that of the state are not answered exactly.
-// That is so for limits without Shards. Of one with Shards a state holds the sum of the rows, from which
-// the answers would be those for rows that are level; NewClientState refuses it.
+// The module has no dependencies and uses no global state. Its base is the pure function evaluate(state, at, cost). It gives
+// the answers of the Go package to the last bit, for a state from any source, for example one in the page. take(state, at,
+// cost) returns the answer and the state after a Take, and reserve(state, at, cost, maxReserved) those of a Reserve. Sliding
+// windows and limits on concurrency have no reservations. The wait for slots is an upper bound: a slot becomes free when its
+// lease ends, or earlier. For a calendar window, answers before the instant of the state are not exact. NewClientState refuses
+// limits with Shards, because a state holds only the sum of their rows.
 //
-// The page's clock is not used. The server's is estimated from the round trips of the polls, right to half of
-// the shortest of the last eight, on performance.now(), which nobody sets. So an answer may be early or late
-// by that much, and others of the same key may take meanwhile: it is there to be shown, not to be relied on.
+// The module does not use the page's clock. It estimates the server's clock from the round trips of the polls, on
+// performance.now(), with an error of at most half of the shortest of the last eight. So an answer may be early or late
+// by that much, and other calls on the same key may take tokens meanwhile: show the answer, but do not rely on it.
 //
-// A page polls while it is seen, every 15 seconds unless pollMs says otherwise, and more and more rarely while the
-// server fails. When somebody else signs in without a new page, close the client and make another.
+// A visible page polls every 15 seconds, or every pollMs, and more and more rarely while the server fails. If another user
+// signs in without a new page, close the client and make another.
 package client
 
 import (

@@ -19,7 +19,7 @@ func limitAndKey(cmd *cobra.Command, args []string) error {
 	return nil
 }
 
-// limitAtMost checks that there is a LIMIT at most.
+// limitAtMost checks that the arguments are at most one LIMIT.
 func limitAtMost(cmd *cobra.Command, args []string) error {
 	if len(args) > 1 {
 		return misused("there are %d arguments; write %s [LIMIT]", len(args), cmd.CommandPath())
@@ -27,7 +27,7 @@ func limitAtMost(cmd *cobra.Command, args []string) error {
 	return nil
 }
 
-// oneArgument returns a check that there is one argument.
+// oneArgument returns a check for exactly one argument.
 func oneArgument(what string) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {
 		if len(args) != 1 {
@@ -37,7 +37,7 @@ func oneArgument(what string) cobra.PositionalArgs {
 	}
 }
 
-// noArguments checks that there are none.
+// noArguments returns an error if the command has arguments.
 func noArguments(cmd *cobra.Command, args []string) error {
 	if len(args) > 0 {
 		return misused("%s takes no arguments, and there is %q; see %s --help", cmd.CommandPath(), strings.Join(args, " "), cmd.CommandPath())

@@ -43,7 +43,7 @@ func Run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.
 	cmd, err := root.ExecuteContextC(ctx)
 	var e *exit
 	switch {
-	case out.err != nil && (err == nil || !a.running || errors.As(err, &e) && e.err == nil): // what nobody has told yet
+	case out.err != nil && (err == nil || !a.running || errors.As(err, &e) && e.err == nil): // not reported yet
 		err = out.err
 	case err != nil && !a.running && !errors.As(err, &e): // what cobra found wrong
 		err = &exit{exitUsage, fmt.Errorf("%w; see %s --help", err, cmd.CommandPath())}

@@ -16,7 +16,7 @@ func (a *app) withYes(cmd *cobra.Command) *cobra.Command {
 	return cmd
 }
 
-// mayAsk returns an error where nobody can be asked and --yes is not given. It is called before anything is done.
+// mayAsk returns an error if the input is no terminal and --yes is not given. Commands call it before any change.
 func (a *app) mayAsk() error {
 	if a.options.yes || a.isTerminal() {
 		return nil
@@ -36,7 +36,7 @@ func (a *app) confirm(ctx context.Context, format string, args ...any) error {
 	}
 	fmt.Fprintf(a.errOut, "%s [y/N] ", shown(fmt.Sprintf(format, args...)))
 	said := make(chan string, 1)
-	go func() { // it ends with the process, when nobody answers
+	go func() { // without an answer, it ends with the process
 		line, _ := bufio.NewReader(a.in).ReadString('\n')
 		said <- line
 	}()

@@ -24,14 +24,14 @@ import (
 )
 
 const (
-	// exampleURL is what a connection string looks like. It is the only one that is shown.
+	// exampleURL is an example of a connection string, and the only one that texts contain.
 	exampleURL     = "postgres://user:password@host:5432/name"
 	defaultTimeout = 30 * time.Second
 	// maxConnections is how many a command uses at once, with one to spare.
 	maxConnections = 3
 )
 
-// database is the one that the commands work on.
+// database is the database of a command.
 type database struct {
 	pool   *pgxpool.Pool
 	config *pgxpool.Config
@@ -189,7 +189,7 @@ var (
 	anyPassword = regexp.MustCompile(`(?i)\b((ssl)?password\s*=\s*)('(\\.|[^'])*'?|\S+)`)
 )
 
-// scrub returns a text for people without what must not be shown.
+// scrub returns a text without passwords and other parts that must not be shown.
 func (a *app) scrub(text string) string {
 	for _, secret := range a.secrets {
 		if len(secret) < 4 { // too short to be told from other words

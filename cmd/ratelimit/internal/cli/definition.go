@@ -40,7 +40,7 @@ func (a *app) withDefinitionFile(cmd *cobra.Command, d *definition) *cobra.Comma
 // errNoDefinition is returned where nothing says how a limit is defined.
 var errNoDefinition = errors.New("nothing says how it is defined")
 
-// of returns the limit of a name as it is defined, and what says so. It returns errNoDefinition where nothing does.
+// of returns the definition of the limit of this name, and its source. Without a definition it returns errNoDefinition.
 func (d *definition) of(ctx context.Context, name, storedKey string) (limit ratelimit.Limit, from string, err error) {
 	rule, from, err := d.rule(ctx, name, storedKey)
 	if err != nil {
@@ -52,7 +52,7 @@ func (d *definition) of(ctx context.Context, name, storedKey string) (limit rate
 	return limit, from, nil
 }
 
-// check returns an error where what is said cannot be, whichever bucket is meant.
+// check returns an error if the definition is invalid for every bucket.
 func (d *definition) check(ctx context.Context, name string) error {
 	if d.file != "" {
 		return d.load(ctx)

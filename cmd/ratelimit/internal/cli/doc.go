@@ -1,6 +1,6 @@
-// Package cli is the command ratelimit, without its process: arguments, streams and variables come in, an exit code goes
-// out.
+// Package cli is the command ratelimit without its process: it takes arguments, streams and environment variables, and
+// returns an exit code.
 //
-// A command is a file, or a few: what it asks of the other packages, and how it shows the answer. What they share is in
-// database.go, policy.go (which policy a bucket is asked under), output.go and exit.go.
+// Each command has a file or a few, which call the other packages and print the result. Commands share database.go,
+// policy.go (which finds the policy of a bucket), output.go and exit.go.
 package cli

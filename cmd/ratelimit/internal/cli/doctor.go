@@ -70,7 +70,7 @@ func (a *app) examine(ctx context.Context, config doctor.Config, all bool) error
 // isWrong reports whether something has to be done about a finding.
 func isWrong(level doctor.Level) bool { return level == doctor.Warning || level == doctor.Fault }
 
-// showFindings prints what was found for people: what is wrong, or all.
+// showFindings prints the findings as text: the problems, or all.
 func (a *app) showFindings(report doctor.Report, all bool) error {
 	if !all && !isWrong(report.Worst()) {
 		_, err := fmt.Fprintf(a.out, "all is well; --all shows the answers of the checks: %s\n", strings.Join(doctor.Checks(), ", "))

@@ -15,7 +15,7 @@ import (
 // lately is how far back get looks for refusals.
 const lately = time.Hour
 
-// bucketView is a bucket with all that there is to know of it.
+// bucketView is a bucket with its state, policies and pause.
 type bucketView struct {
 	inspect.View
 	Plans        []planView            `json:"plans,omitempty"` // only where no plan was named and several rules may decide
@@ -61,7 +61,7 @@ Where no policy is known it shows the numbers as they are stored, and says so.`,
 	return a.withOutput(a.withBucket(cmd, &f))
 }
 
-// view reads all that there is to know of the bucket.
+// view reads the state, policies and pause of the bucket.
 func (b *bucket) view(ctx context.Context, db *database) (*bucketView, error) {
 	v := &bucketView{}
 	var err error
@@ -118,7 +118,7 @@ func (b *bucket) tables(ctx context.Context, db *database, v *bucketView) error 
 			v.Override = &o
 		}
 	}
-	for _, p := range list.Pauses { // of the pause of the limit and that of the key, the one that ends later
+	for _, p := range list.Pauses { // the limit and the key may both be paused: the later end counts
 		if !p.From.After(list.Now) && (v.Pause == nil || p.Until.After(v.Pause.Until)) {
 			v.Pause = &p
 		}

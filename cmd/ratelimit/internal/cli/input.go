@@ -8,10 +8,10 @@ import (
 	"github.com/pgratelimit/pgratelimit/rules"
 )
 
-// standardInput is what names it where a file is asked for.
+// standardInput names the standard input in place of a file.
 const standardInput = "-"
 
-// fileName returns a file that is asked for, for people.
+// fileName returns the name of an input file for messages.
 func fileName(path string) string {
 	if path == standardInput {
 		return "standard input"

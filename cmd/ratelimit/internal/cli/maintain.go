@@ -47,7 +47,7 @@ Several of them can run at the same time. An error is printed, and the next inte
 			var running sync.WaitGroup
 			defer running.Wait()
 			defer stop()
-			running.Go(func() { _ = set.Run(ctx) }) // its error is that of ctx
+			running.Go(func() { _ = set.Run(ctx) }) // it returns the error of ctx
 			return a.maintain(ctx, limiter, time.Duration(every), limits)
 		})
 	})

@@ -98,7 +98,7 @@ func (a *app) showDone(value any, fill func(t *table)) error {
 	return nil
 }
 
-// count returns how many there are of what has a plural in s.
+// count returns a number with its noun, which has a plural in s.
 func count[N int | int64](n N, what string) string {
 	if n == 1 {
 		return "1 " + what
@@ -139,8 +139,8 @@ func (t *table) write(to io.Writer) error {
 	return w.Flush()
 }
 
-// shown returns a text as a terminal can show it: as it is, or quoted where it has characters that move the cursor, turn
-// the direction of writing, or cannot be seen.
+// shown returns a text that is safe on a terminal. It quotes a text with characters that move the cursor, reverse the direction
+// of writing or are invisible.
 func shown(s string) string {
 	if plain(s) {
 		return s

@@ -184,7 +184,7 @@ func (a *app) resumeCommand() *cobra.Command {
 	return a.withOutput(withEdit(cmd, &e))
 }
 
-// noteStillPaused says which pauses are left where one was ended: who ends that of a key may mean that of the limit, too.
+// noteStillPaused names the pauses that remain after one has ended: a user who ends the pause of a key may mean the limit's too.
 func (a *app) noteStillPaused(ctx context.Context, db *database, key, limit string) error {
 	query := rules.ListQuery{Limit: limit, Most: 1000}
 	if key != "" {

@@ -66,7 +66,7 @@ func (a *app) withHashKey(cmd *cobra.Command) {
 	cmd.Flags().StringVar(&a.options.hashKeyFile, "hash-key-file", "", "file with the secret of Config.HashKey, byte for byte but for a last line break; else RATELIMIT_HASH_KEY")
 }
 
-// bucket is a bucket that was asked for, and what it is asked under.
+// bucket is the bucket of a command, with the policy for its decisions.
 type bucket struct {
 	limiter *ratelimit.Limiter // nil: no policy is known
 	request ratelimit.Request  // of one token
@@ -174,18 +174,18 @@ func (a *app) loadRules(ctx context.Context, db *database, limits ...ratelimit.L
 	return set, set.Load(ctx)
 }
 
-// unreadable notes rules in the tables that say what cannot be, so that what they said before decides.
+// unreadable notes invalid rules in the tables. The statement before an invalid one stays in force.
 type unreadable struct{ app *app }
 
-// Observe hears of a load.
+// Observe receives the events of a load.
 func (u unreadable) Observe(_ context.Context, event ratelimit.Event) {
 	if loaded, ok := event.(ratelimit.RulesLoaded); ok && loaded.Kept > 0 {
 		u.app.note("%d rules or overrides in the tables cannot be read, and what they said before counts; put them again: %v", loaded.Kept, loaded.Err)
 	}
 }
 
-// whyUnknown adds to the reason why no policy is known from when on there is one, or which limits the tables know, for who has
-// misspelt one.
+// whyUnknown adds to the error about an unknown policy the instant from which there is one, or the limits in the tables, because
+// the name may be misspelt.
 func (db *database) whyUnknown(ctx context.Context, name string, why error) error {
 	list, err := db.store.List(ctx, rules.ListQuery{})
 	if err != nil {
@@ -259,8 +259,8 @@ func dependsOnCode(ctx context.Context, db *database, b *bucket, name, plan stri
 	return held[0] != held[1], nil
 }
 
-// storedKey returns the KEY of args as it is stored, once the secret is known to be the one of the tables. It stores
-// nothing, unlike a call that takes: this program must not be the first to say what the secret is.
+// storedKey returns the KEY of args as it is stored, after a check that the secret is the one of the tables. Unlike a Take, it
+// stores no fingerprint of the secret: this program must not be the first to set it.
 func (a *app) storedKey(ctx context.Context, db *database, stored bool, args []string) (string, error) {
 	probe, err := ratelimit.NewLimit(args[0], ratelimit.PerSecond(1)) // its policy plays no part
 	switch {

@@ -14,7 +14,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/refusals"
 )
 
-// prunedView is what was deleted, for programs.
+// prunedView is the result of prune in JSON and YAML.
 type prunedView struct {
 	Limits   []string `json:"limits"`
 	Buckets  int64    `json:"buckets"`
@@ -63,7 +63,7 @@ as it takes.`,
 	return a.withYes(a.withOutput(a.withDefinition(cmd, &d)))
 }
 
-// checkNames returns an error if a name or the definition cannot be used, before the database is asked.
+// checkNames returns an error if a name or the definition cannot be used, before any SQL.
 func checkNames(ctx context.Context, d *definition, names []string) error {
 	for _, name := range names {
 		if _, err := ratelimit.NewLimit(name, ratelimit.PerSecond(1)); err != nil {
@@ -76,7 +76,7 @@ func checkNames(ctx context.Context, d *definition, names []string) error {
 	return nil
 }
 
-// pruned says what is to be deleted.
+// pruned describes the rows that prune would delete.
 func pruned(limits []string, older time.Duration) string {
 	var parts []string
 	if len(limits) > 0 {
@@ -117,7 +117,7 @@ func (a *app) prune(ctx context.Context, db *database, d *definition, args []str
 func (a *app) limitsToPrune(ctx context.Context, db *database, d *definition, names []string) (limits []ratelimit.Limit, err error) {
 	d.noPlan = true // a row goes only when it is full under each of the rules
 	for _, name := range names {
-		// A key that nobody has, so that no override of one key answers for the others.
+		// A random key, which has no override: one key's override must not count for the others.
 		b, err := a.bucket(ctx, db, &bucketFlags{stored: true, definition: *d}, []string{name, rand.Text()})
 		if err != nil {
 			return nil, err

@@ -8,15 +8,15 @@ import (
 	"github.com/pgratelimit/pgratelimit/cmd/ratelimit/internal/simulate"
 )
 
-// refusalFile is the file that --refusals names. What it has had is lost with the first refusal, or at the end, and not while
-// the replay may still find that it cannot begin.
+// refusalFile is the file that --refusals names. Its old content is overwritten at the first refusal or at the end, so a replay
+// that cannot begin leaves it unchanged.
 type refusalFile struct {
 	*os.File
 	encoder *json.Encoder
 	begun   bool
 }
 
-// openRefusals opens a file to be written, unless it is one of those that are read.
+// openRefusals opens a file for writing, unless the replay reads it too.
 func openRefusals(path string, read []string) (*refusalFile, error) {
 	file, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE, 0o666)
 	if err != nil {

@@ -100,7 +100,7 @@ func (a *app) apply(ctx context.Context, f *diffFlags, document *rules.Document,
 	})
 }
 
-// preview shows the difference before somebody is asked: beside the answer where that is for a program.
+// preview shows the difference before the question. If the output is for a program, it goes to standard error.
 func (a *app) preview(d *difference) error {
 	var t table
 	d.fill(&t)
@@ -110,7 +110,7 @@ func (a *app) preview(d *difference) error {
 	return t.write(a.out)
 }
 
-// apply makes changes to rules that are still those of a version.
+// apply makes changes if the rules still have this version.
 func (db *database) apply(ctx context.Context, edit rules.Edit, changes rules.Changes, version int64) (applied rules.Applied, err error) {
 	err = pgx.BeginTxFunc(ctx, db.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
 		applied, err = db.store.WithTx(tx).Apply(ctx, edit, changes)

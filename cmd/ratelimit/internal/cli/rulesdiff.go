@@ -26,7 +26,7 @@ type changeView struct {
 	Limit  string `json:"limit,omitzero"`
 	Plan   string `json:"plan,omitzero"`
 	Key    string `json:"key,omitzero"` // as stored
-	// Old and New are a rule, an override or tiers, as in a rules file. Old is null of what is added, and New of what is deleted.
+	// Old and New are a rule, an override or tiers, as in a rules file. Old is null for an addition, and New for a deletion.
 	Old fmt.Stringer `json:"old"`
 	New fmt.Stringer `json:"new"`
 }
@@ -66,7 +66,7 @@ type difference struct {
 	missing []string // what to note about rules and overrides that only the tables have
 }
 
-// diffFlags say which file is compared, and what becomes of what it lacks.
+// diffFlags name the file, and say whether rules that it lacks are deleted.
 type diffFlags struct {
 	file                         string
 	deleteRules, deleteOverrides bool
@@ -138,7 +138,7 @@ func (d *difference) compareRules(f *diffFlags, list []rules.Rule, file *rules.D
 	}
 }
 
-// compareOverrides compares the overrides. One that the file has and that is over is left out.
+// compareOverrides compares the overrides. It leaves out overrides of the file that have ended.
 func (d *difference) compareOverrides(f *diffFlags, list []rules.Override, file *rules.Document, now time.Time) {
 	stored := make(map[rules.Bucket]*rules.Override)
 	for i := range list {

@@ -11,7 +11,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/rules"
 )
 
-// soon is how far behind a change what it says may begin to hold without being told: longer than the Lead of a Store.
+// soon is the longest delay between a change and its start that the output leaves out. It is longer than the Lead of a Store.
 const soon = time.Minute
 
 // changeOf returns a statement for people.

@@ -34,7 +34,7 @@ func ofLimit(list *rules.Listing, limit string) *rules.Listing {
 	return &l
 }
 
-// namesIn says which limits a listing has, for a user who has misspelt one.
+// namesIn lists the limits of a listing, for a user with a misspelt name.
 func namesIn(list *rules.Listing) string {
 	var names []string
 	for _, s := range slices.Concat(list.Rules, list.Overrides) {
@@ -54,7 +54,7 @@ func namesIn(list *rules.Listing) string {
 // mostNames is how many names of limits an error names.
 const mostNames = 10
 
-// showListing prints a listing: as a rules file in JSON or YAML, or as tables, without those that are empty.
+// showListing prints a listing: as a rules file in JSON or YAML, or as tables without the empty ones.
 func (a *app) showListing(list *rules.Listing) error {
 	switch {
 	case !a.isTable() && list.Err != nil:
@@ -143,7 +143,7 @@ such a file; rules history --of pause has them.`,
 	return a.withOutput(cmd)
 }
 
-// documentOf returns what a listing says as a file: of each rule and override the last, unless it is to be removed.
+// documentOf returns a listing as a rules file: the rules and overrides that no later statement replaces or removes.
 func documentOf(list *rules.Listing) *rules.Document {
 	d := &rules.Document{}
 	for _, s := range list.Rules {

@@ -16,7 +16,7 @@ import (
 type validityView struct {
 	File      string `json:"file"`
 	Valid     bool   `json:"valid"`
-	Says      string `json:"says,omitzero"` // what is wrong
+	Says      string `json:"says,omitzero"` // the error
 	Rules     int    `json:"rules"`
 	Tiers     int    `json:"tiers"`
 	Overrides int    `json:"overrides"`
@@ -54,7 +54,7 @@ whose names differ only in case, limits of tiers that have no rule, and attribut
 	return a.withOutput(cmd)
 }
 
-// noteMistakes notes what is valid in a rules file and probably a mistake.
+// noteMistakes notes valid entries of a rules file that are probably mistakes.
 func (a *app) noteMistakes(d *rules.Document) {
 	var limits []string
 	for _, r := range d.Rules {

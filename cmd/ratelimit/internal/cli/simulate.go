@@ -13,7 +13,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/cmd/ratelimit/internal/simulate"
 )
 
-// simulateFlags say what is replayed.
+// simulateFlags are the flags of a replay.
 type simulateFlags struct {
 	file, refusals, format string
 	config                 simulate.Config
@@ -100,7 +100,7 @@ func (a *app) simulate(ctx context.Context, f *simulateFlags, args []string) (er
 	return a.show(report, func(t *table) { fillReport(t, report) })
 }
 
-// sources returns the logs that are named; standard input is "-", and what is meant where none is.
+// sources returns the logs in args. "-" is the standard input, as is no argument.
 func (a *app) sources(ctx context.Context, args []string) ([]simulate.Source, error) {
 	if len(args) == 0 {
 		if a.isTerminal() {
@@ -123,7 +123,7 @@ func (a *app) sources(ctx context.Context, args []string) ([]simulate.Source, er
 	return sources, nil
 }
 
-// told is how often a log of the process, rather than a terminal, is told how far a replay is.
+// told is the interval between lines about progress where standard error is no terminal.
 const told = 10 * time.Second
 
 // progress returns what tells on standard error how far a replay is: on one line of a terminal, and else now and then.

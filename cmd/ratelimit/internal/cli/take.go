@@ -79,7 +79,7 @@ func (v *decisionView) fill(t *table) {
 	t.field("decided by", v.DecidedBy)
 }
 
-// decide runs check or take, and shows with show what is allowed.
+// decide runs check or take, and shows the decision with show.
 func (a *app) decide(
 	ctx context.Context, f *bucketFlags, args []string, cost float64,
 	ask func(*ratelimit.Limiter, context.Context, ...ratelimit.Request) (ratelimit.Decision, error), show func(any, func(*table)) error,
@@ -103,7 +103,7 @@ func (a *app) decide(
 	})
 }
 
-// forSlots adds to the error of a command that slots do not know what to do about them here, where nobody can hold one.
+// forSlots adds to the error of a command that does not work with slots what to do here, because this program holds none.
 func forSlots(err error) error {
 	if errors.Is(err, ratelimit.ErrInvalidRequest) {
 		return fmt.Errorf("%w; programs do that, and here check says whether a slot is free, leases list who holds one, and leases release gives one back", err)

@@ -24,7 +24,7 @@ type topFlags struct {
 	most, look       int
 }
 
-// check checks what would be refused by names that are not those of the flags.
+// check checks the values whose errors would otherwise not name the flags.
 func (f *topFlags) check() error {
 	switch refusals.By(f.group) {
 	case refusals.ByLimit, refusals.ByRoute, refusals.ByKey:
@@ -76,7 +76,7 @@ it shows what was owed when the bucket was last changed, as no row says which pl
 	return a.withOutput(cmd)
 }
 
-// sumView is what was refused, for programs.
+// sumView is a sum of refusals in JSON and YAML.
 type sumView struct {
 	Limit   string    `json:"limit"`
 	Route   string    `json:"route,omitzero"`
@@ -181,7 +181,7 @@ func (db *database) plans(ctx context.Context) (map[string][]string, error) {
 	return plans, nil
 }
 
-// owingViews returns buckets with their levels, where the tables decide their policies, whichever plan their keys are on.
+// owingViews returns buckets with their levels if the tables give their policies for every plan.
 func (a *app) owingViews(ctx context.Context, db *database, found []inspect.Bucket, now time.Time) ([]inspect.View, error) {
 	set, err := a.loadRules(ctx, db)
 	if err != nil {
@@ -221,13 +221,13 @@ func (db *database) limitOnAnyPlan(set *rules.Set, stored inspect.Bucket, now ti
 	return ratelimit.NewLimit(stored.Limit, policy)
 }
 
-// reservedView is what is reserved of a bucket, for programs.
+// reservedView is the sum of a bucket's open reservations in JSON and YAML.
 type reservedView struct {
 	Limit        string  `json:"limit"`
 	Key          string  `json:"key"` // as stored
 	Reservations int     `json:"reservations"`
 	Cost         float64 `json:"cost"`
-	Waiting      int     `json:"waiting"` // those whose work may not begin yet
+	Waiting      int     `json:"waiting"` // how many are not ready
 }
 
 func (a *app) topReservations(ctx context.Context, db *database, f *topFlags) error {
@@ -275,7 +275,7 @@ func (a *app) topReservations(ctx context.Context, db *database, f *topFlags) er
 	})
 }
 
-// sumUp adds an open reservation to the buckets that it took from, those of one limit unless that is empty.
+// sumUp adds an open reservation to its buckets. If limit is not empty, it skips the buckets of other limits.
 func sumUp(sums map[rules.Bucket]*reservedView, r *inspect.Reservation, now time.Time, limit string) {
 	for _, item := range r.Items {
 		if limit != "" && item.Limit != limit {
