@@ -145,7 +145,7 @@ func TestRuleThatSomebodyElseChanged(t *testing.T) {
 	f.changed(t, "delete-rule", append(gone, "2")...)
 }
 
-// TestOneOfTwoWhoChangeARuleAtOnce sends the same change by many, of whom each has seen that there is no rule.
+// TestOneOfTwoWhoChangeARuleAtOnce sends the same change from many users at once, each based on a page without a rule.
 func TestOneOfTwoWhoChangeARuleAtOnce(t *testing.T) {
 	t.Parallel()
 	f := setup(t)

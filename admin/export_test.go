@@ -21,7 +21,7 @@ func (h *Handler) Routes() (read, sent, changes []string) {
 	return read, sent, changes
 }
 
-// AtMost returns what the preview of a rule says could have been given of what was refused.
+// AtMost returns the upper bound that the preview of a rule states: how many refused requests it could have allowed.
 func AtMost(before, after rules.Rule, cost float64, sums []refusals.Sum) float64 {
 	return effectOf(before, after, refusalBars{Cost: cost}, sums, false).AtMost
 }

@@ -9,8 +9,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/rules"
 )
 
-// FuzzForm holds a form that somebody has filled in to what is written into a form again: an error of the form, or a rule
-// that is read back as it is.
+// FuzzForm parses a filled-in form. The result is an error of the form, or a rule that survives a round trip through a form.
 func FuzzForm(f *testing.F) {
 	for _, query := range []string{
 		"", "kind=token+bucket&rate=10&period=1&period_unit=minute&capacity=1,000.5&more=shards:+4", "kind=concurrency&more=most:+5%0Alease:+90s",

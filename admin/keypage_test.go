@@ -152,7 +152,7 @@ func TestPageShowsWhatTheLimiterSays(t *testing.T) {
 	require.Contains(t, f.get(t, admintest.Address("limit", "name", "owing")).body, "Buckets that owe tokens now")
 }
 
-// TestPauseThatLiesAhead is one that was made for later: nobody is refused yet.
+// TestPauseThatLiesAhead promises that a pause with a later beginning refuses no request yet.
 func TestPauseThatLiesAhead(t *testing.T) {
 	t.Parallel()
 	f := setup(t)

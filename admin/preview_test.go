@@ -17,7 +17,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/rules"
 )
 
-// preview opens the preview of a rule of 60 a minute and 100 at most, and returns what it says.
+// preview opens the preview of a rule of 60 a minute and 100 at most, and returns its text.
 func (f *fixture) preview(t *testing.T, rate, capacity, mode string) string {
 	t.Helper()
 	got := f.get(t, admintest.Address("preview", "limit", "messages", "plan", "", "rate", rate, "period", "1", "period_unit", "minute",
@@ -30,7 +30,7 @@ func TestPreviewSaysWhatARuleWouldHaveMeant(t *testing.T) {
 	t.Parallel()
 	f := setup(t)
 	require.Contains(t, f.preview(t, "90", "100", "on"), "Nothing was refused")
-	// Two keys, of which one was refused less than the rule gives in an hour, and what was not told apart.
+	// Two keys, one of which was refused less than the rule gives in an hour, and refusals without a key.
 	f.Exec(t, `INSERT INTO ratelimit.refusals SELECT date_trunc('minute', now()) - interval '5 minutes', 'messages', 'x', k, false, n, n, 1
 		FROM (VALUES ('ada', 100000), ('bob', 40), ('', 7)) AS v (k, n)`)
 	before := f.written(t)

@@ -43,7 +43,7 @@ func (f *fixture) written(t *testing.T) (text string) {
 	return text
 }
 
-// TestNothingIsChangedThatMayNotBe sends each change in each way that is refused, and then in the one that is not.
+// TestNothingIsChangedThatMayNotBe sends each change in each forbidden way, and then in the allowed way.
 func TestNothingIsChangedThatMayNotBe(t *testing.T) {
 	t.Parallel()
 	f := setup(t)

@@ -39,7 +39,7 @@ type fixture struct {
 	who    admin.Identity
 }
 
-// setup serves the page at /admin/ of a server, to somebody who may change things.
+// setup serves the page at /admin/ of a server, to a user who may change things.
 func setup(t testing.TB, config ...func(*ratelimit.Config)) *fixture {
 	t.Helper()
 	return setupOn(t, postgrestest.New(t), config...)
@@ -66,7 +66,7 @@ func setupOn(t testing.TB, pool *pgxpool.Pool, config ...func(*ratelimit.Config)
 	return f
 }
 
-// handler returns the page for whoever is in f.who.
+// handler returns the page for the user in f.who.
 func (f *fixture) handler(t testing.TB, set *rules.Set) *admin.Handler {
 	t.Helper()
 	handler, err := admin.New(f.Limiter, set, admin.Config{

@@ -20,8 +20,7 @@ var (
 	Bytes     = ratelimit.Define("bytes", ratelimit.TokenBucket{Rate: 1 << 20, Period: time.Minute})
 )
 
-// Each call counts against its API key and against all calls together; what it sends, against the bytes of its
-// key.
+// Each call counts against its API key and against all calls together; each received byte counts against the bytes of its key.
 func Example() {
 	var limiter *ratelimit.Limiter // of the application
 	limits, err := connectlimit.New(limiter, connectlimit.Config{

@@ -24,7 +24,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// deadline is how long a test waits for what has to happen. It only ends a test that hangs.
+// deadline is the longest wait for an expected event. It only ends a test that hangs.
 const deadline = 2 * time.Minute
 
 const (
@@ -104,7 +104,7 @@ func (b *bundle) handleChat(_ context.Context, stream *connect.BidiStream[text, 
 	}
 }
 
-// handleUpload goes on receiving after an error, as it should not, and answers with what it got.
+// handleUpload wrongly continues to receive after an error, and answers with the messages it received.
 func (b *bundle) handleUpload(_ context.Context, stream *connect.ClientStream[text]) (*connect.Response[text], error) {
 	b.handled.Add(1)
 	var got string

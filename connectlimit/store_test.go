@@ -15,7 +15,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// unavailable checks what a client is told when there is no decision.
+// unavailable checks the answer to a client when there is no decision.
 func unavailable(t *testing.T, err error, wait time.Duration, retryAfter string) {
 	t.Helper()
 	require.Equal(t, connect.CodeUnavailable, connect.CodeOf(err), err)

@@ -60,7 +60,7 @@ func TestRefusalSaysWhichLimitAndHowLong(t *testing.T) {
 	}
 }
 
-// Whoever speaks plain HTTP gets the status it knows.
+// A client that speaks plain HTTP gets an HTTP status.
 func TestStatusOverHTTP(t *testing.T) {
 	t.Parallel()
 	b := setup(t, connectlimit.Config{Requests: asking(perUser.For("17").Cost(2))})
@@ -101,7 +101,7 @@ func TestDecisionIsInTheContext(t *testing.T) {
 		d, ok := connectlimit.FromContext(ctx)
 		return strconv.FormatFloat(d.Remaining, 'g', -1, 64) + " " + strconv.FormatBool(ok), b.limiter.Credit(ctx, perUser.For("17"))
 	}
-	for range 5 { // the handler gives back what it took
+	for range 5 { // the handler returns its tokens
 		answer, err := b.call(t.Context(), "hello")
 		require.NoError(t, err)
 		require.Equal(t, "1 true", answer)

@@ -19,8 +19,8 @@ var (
 	Bytes      = ratelimit.Define("bytes", ratelimit.TokenBucket{Rate: 1 << 20, Period: time.Minute})
 )
 
-// Each call counts against its address and against all calls together; what it sends, against the bytes of
-// its address. Health checks are free.
+// Each call counts against its address and against all calls together; each received byte counts against the bytes of its address.
+// Health checks are free.
 func Example() {
 	var limiter *ratelimit.Limiter // of the application
 	limits, err := grpclimit.New(limiter, grpclimit.Config{
@@ -51,12 +51,12 @@ func Example() {
 	grpc.NewServer(grpc.ChainUnaryInterceptor(limits.Unary), grpc.ChainStreamInterceptor(limits.Stream))
 }
 
-// A handler shows what is left, and gives back what a call took that turned out to need nothing.
+// A handler shows the remaining tokens, and returns the tokens of a call that turned out to need nothing.
 func ExampleFromContext() {
 	var limiter *ratelimit.Limiter // of the application
 	_ = func(ctx context.Context, userID string) (remaining float64, err error) {
 		d, ok := grpclimit.FromContext(ctx)
-		if !ok { // let through without a decision
+		if !ok { // allowed without a decision
 			return 0, nil
 		}
 		return d.Remaining, limiter.Credit(ctx, PerAddress.For(userID))

@@ -16,7 +16,7 @@ import (
 
 var atOnce = ratelimit.Define("atOnce", ratelimit.Concurrency{Most: 1})
 
-// TestSlotsAreHeldWhileTheHandlerRuns promises that of calls and streams together no more run than there are slots.
+// TestSlotsAreHeldWhileTheHandlerRuns promises that the running calls and streams together never exceed the slots.
 func TestSlotsAreHeldWhileTheHandlerRuns(t *testing.T) {
 	t.Parallel()
 	b := setup(t, grpclimit.Config{Requests: asking(atOnce.For("17"))})

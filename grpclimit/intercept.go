@@ -20,7 +20,7 @@ func (i *Interceptor) Unary(ctx context.Context, message any, info *grpc.UnarySe
 	admitted, release, err := i.gate.Unary(ctx, info.FullMethod, message)
 	if err != nil {
 		return nil, statusOf(err, func(trailer metadata.MD) {
-			_ = grpc.SetTrailer(ctx, trailer) // it fails only outside of a server, where nobody reads it
+			_ = grpc.SetTrailer(ctx, trailer) // it fails only outside of a server, without a reader
 		})
 	}
 	defer release()

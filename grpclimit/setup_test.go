@@ -25,7 +25,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// deadline is how long a test waits for what has to happen. It only ends a test that hangs.
+// deadline is the longest wait for an expected event. It only ends a test that hangs.
 const deadline = 2 * time.Minute
 
 const (
@@ -38,7 +38,7 @@ var (
 	everybody = ratelimit.Define("everybody", ratelimit.PerHour(100))
 )
 
-// echo is a service that answers what it is told.
+// echo is a service that answers with the text of the request.
 type echo struct {
 	handled atomic.Int64
 	// say and chat take the place of the answers when they are set.

@@ -16,7 +16,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// unavailable checks what a client is told when there is no decision.
+// unavailable checks the answer to a client when there is no decision.
 func unavailable(t *testing.T, err error, trailer metadata.MD, wait time.Duration, pushback string) {
 	t.Helper()
 	require.Equal(t, codes.Unavailable, status.Code(err), err)
@@ -90,7 +90,7 @@ func TestSlowStore(t *testing.T) {
 	require.Empty(t, patient.logged.String())
 }
 
-// A stock client with a retry policy waits as long as the server says, and is let through then.
+// A stock client with a retry policy waits as long as the server says, and is allowed then.
 func TestRetryPolicyWaits(t *testing.T) {
 	t.Parallel()
 	const policy = `{"methodConfig": [{"name": [{"service": "test.Echo"}], "retryPolicy": {

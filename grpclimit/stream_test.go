@@ -74,7 +74,7 @@ func TestMessagesAreCharged(t *testing.T) {
 	require.Equal(t, codes.InvalidArgument, status.Code(err))
 }
 
-// A handler that goes on after a refusal receives nothing more, and one that wraps it does not hide it.
+// A handler that continues after a refusal receives nothing more, and a handler that wraps the refusal does not hide it.
 func TestRefusedStreamStaysRefused(t *testing.T) {
 	t.Parallel()
 	b := setup(t, perMessage())

@@ -80,7 +80,7 @@ func TestDecisionIsInTheContext(t *testing.T) {
 		d, ok := grpclimit.FromContext(ctx)
 		return strconv.FormatFloat(d.Remaining, 'g', -1, 64) + " " + strconv.FormatBool(ok), b.limiter.Credit(ctx, perUser.For("17"))
 	}
-	for range 5 { // the handler gives back what it took
+	for range 5 { // the handler returns its tokens
 		text, err := b.call(t.Context(), "hello")
 		require.NoError(t, err)
 		require.Equal(t, "1 true", text)

@@ -55,7 +55,7 @@ func compare(b *testing.B, clients int, subjects ...subject) {
 	}
 	close(rounds)
 	group.Wait()
-	b.ReportMetric(0, "ns/op") // that of all subjects together says nothing
+	b.ReportMetric(0, "ns/op") // the sum over all subjects says nothing
 	for i, s := range subjects {
 		slices.Sort(took[i])
 		median := took[i][len(took[i])/2]

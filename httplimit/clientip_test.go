@@ -132,7 +132,7 @@ func sameWithPrepended(t *testing.T, key httplimit.Key, header, forged, written 
 	}
 }
 
-// neverPanics requires an address or one of the two errors, whatever the header holds.
+// neverPanics requires an address or one of the two errors for any header.
 func neverPanics(t *testing.T, key httplimit.Key, header, value string) {
 	t.Helper()
 	got, err := key.Of(from(balancer, [2]string{header, value}))

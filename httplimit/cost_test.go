@@ -22,7 +22,7 @@ func TestStatedCost(t *testing.T) {
 	for _, c := range []struct {
 		stated   []string
 		cost     float64
-		rejected bool // by the one that rejects
+		rejected bool // by the limit that rejects
 	}{
 		{nil, 5, false},
 		{[]string{""}, 5, false},
@@ -71,7 +71,7 @@ func TestStatedCost(t *testing.T) {
 	require.Equal(t, 1.0, cost, "the zero StatedCost's default")
 }
 
-// TestCostsAreChargedAndAnswered promises what a client sees of each cost, and what it pays.
+// TestCostsAreChargedAndAnswered promises the answer for each cost, and the charge.
 func TestCostsAreChargedAndAnswered(t *testing.T) {
 	t.Parallel()
 	fn := func(cost float64, err error) httplimit.Cost {

@@ -82,7 +82,7 @@ func ExampleRespond() {
 	})
 }
 
-// A handler that wants to tell what is left when it has taken, too, merges the decision into what the middleware has stated.
+// A handler that takes tokens itself merges its decision into the header fields that the middleware has set.
 func ExampleMerge() {
 	http.HandleFunc("GET /preview", func(w http.ResponseWriter, r *http.Request) {
 		var d ratelimit.Decision
@@ -104,8 +104,8 @@ func ExampleMerge() {
 	})
 }
 
-// A limit on failed logins counts attempts, and gives back those that succeed. The account is brought into one form, or
-// each spelling of it would have a bucket; and a limit by address bounds who tries one password on many accounts.
+// A limit on failed logins counts attempts, and returns the token if the login succeeds. Normalize the account, or each spelling of
+// it has a bucket of its own. A second limit by address bounds an attacker who tries one password on many accounts.
 func ExampleCountOnlyFailures() {
 	failedLogins := ratelimit.Define("failedLogins", ratelimit.PerHour(10))
 	account := func(r *http.Request) (string, error) {

@@ -13,8 +13,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// fault is one line of the table: what goes wrong, what the client sees, how often the handler ran, and what was
-// charged when all is over.
+// fault is one line of the table: the fault, the answer to the client, how often the handler ran, and the charge at the end.
 type fault struct {
 	arrange func(t *testing.T, s *stand)
 	act     func(s *stand, t *testing.T) string // defaults to a GET
@@ -135,7 +134,7 @@ var faults = map[string]fault{
 	},
 }
 
-// TestFaults is the table of what the client sees of each fault, and what was charged.
+// TestFaults checks the answer and the charge for each fault.
 func TestFaults(t *testing.T) {
 	t.Parallel()
 	for name, f := range faults {
@@ -161,8 +160,8 @@ func TestFaults(t *testing.T) {
 	}
 }
 
-// TestOpenIsNotOpenToThoseWhoAskTooMuch promises that FailOpen lets nobody through for what clients can provoke by
-// asking much, nor while the program ends.
+// TestOpenIsNotOpenToThoseWhoAskTooMuch promises that FailOpen allows no request that failed for a reason that clients can provoke
+// with many requests, nor one while the program ends.
 func TestOpenIsNotOpenToThoseWhoAskTooMuch(t *testing.T) {
 	t.Parallel()
 	s := newStand(t)

@@ -20,7 +20,8 @@ import (
 	tables "github.com/pgratelimit/pgratelimit/rules"
 )
 
-// tablesite is a site whose limits are all in tables, behind a server. Its clock stands still after what was stored holds.
+// tablesite is a site whose limits are all in tables, behind a server. Its clock stands still at an instant at which the stored
+// rules are in effect.
 type tablesite struct {
 	*bundle
 	store  *tables.Store
@@ -152,7 +153,7 @@ func TestFromRulesOfUserRouteAndAll(t *testing.T) {
 	require.Equal(t, 500.0-53, s.left(t, bobs))
 }
 
-// Who changes the plan takes along what he has taken.
+// If a user changes plans, the usage so far carries over.
 func TestFromRulesKeepsOneBucketForAllPlans(t *testing.T) {
 	t.Parallel()
 	s := serveTables(t, "rows.json")
@@ -201,7 +202,7 @@ func TestFromRulesOfAddressAndCost(t *testing.T) {
 	require.Equal(t, left, s.left(t, inTables("default").Global()))
 }
 
-// The program says what becomes of a request that no tier fits: it is refused, unless the program lets it pass.
+// A request that matches no tier is refused, unless the program allows it.
 func TestFromRulesWithoutTier(t *testing.T) {
 	t.Parallel()
 	onlySearch := tables.Changes{Tiers: &tables.TierSet{Tiers: []tables.Tier{{Limit: "global", Route: "/api/search"}}}}
@@ -224,7 +225,7 @@ func TestFromRulesWithoutTier(t *testing.T) {
 	require.Equal(t, 100_000.0, s.left(t, inTables("global").Global()))
 }
 
-// What Config.Requests asks is asked together with the Limits, and settled and credited as they are.
+// The requests of Config.Requests are one call with the Limits, and are settled and credited in the same way.
 func TestRequestsBesideLimits(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -288,7 +289,7 @@ func TestRequestsThatCannotBeAsked(t *testing.T) {
 	}
 }
 
-// Whoever is refused waits a little longer than he has to, always the same time, and not the same as others.
+// A refused caller waits a little longer than necessary: always the same time, and not the same as other callers.
 func TestRequestsAreSpread(t *testing.T) {
 	t.Parallel()
 	b := setup(t)

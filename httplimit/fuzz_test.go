@@ -96,8 +96,8 @@ func FuzzStatedCost(f *testing.F) {
 	})
 }
 
-// FuzzFields holds the fields that say what is left, of any policy and any answer, to what a parser of structured fields takes, and to
-// no less than the wait.
+// FuzzFields checks the RateLimit fields of any policy and any answer: a parser of structured fields reads them, and their wait is
+// not too short.
 func FuzzFields(f *testing.F) {
 	f.Add("sendMessage", false, 10.0, int64(time.Minute), 3.0, 3.0, uint8(3))
 	f.Add("a.b/c:d_e-f", true, 1e12, int64(time.Microsecond), 0.0, 1.0, uint8(0))

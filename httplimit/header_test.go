@@ -139,7 +139,7 @@ func TestWhatIsCarriedOverIsNoPartOfTheQuota(t *testing.T) {
 	}
 }
 
-// TestSeveralFormsAtOnce promises each form as it is by itself.
+// TestSeveralFormsAtOnce promises that each form is the same as without the others.
 func TestSeveralFormsAtOnce(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -172,8 +172,8 @@ func TestSeveralFormsAtOnce(t *testing.T) {
 	}
 }
 
-// TestSlotsHaveNoWindow states slots without any seconds: they come back when somebody gives them back. Retry-After is when
-// they do at the latest.
+// TestSlotsHaveNoWindow promises fields of slots without seconds, because a slot is free when its holder releases it. Retry-After
+// is the latest time of that.
 func TestSlotsHaveNoWindow(t *testing.T) {
 	t.Parallel()
 	b := setup(t)

@@ -26,7 +26,7 @@ var atOnce = ratelimit.Define("atOnce", ratelimit.Concurrency{Most: 2, Lease: 3 
 
 var slotLimit = httplimit.Limit{Limit: atOnce, Key: user}
 
-// slotless waits until nobody holds a slot of ada's: a release may go on when the response has been sent.
+// slotless waits until all slots of ada are free: a release may still run after the response has been sent.
 func (b *bundle) slotless(t *testing.T, limit ratelimit.Limit) {
 	t.Helper()
 	require.Eventually(t, func() bool { return b.charged(t, limit.For("ada")) == 0 }, patient, time.Millisecond)
@@ -91,8 +91,8 @@ func TestAClientWithAsManyRequestsAsSlotsIsNotRefused(t *testing.T) {
 	require.Zero(t, refused.Load())
 }
 
-// TestTheSlotIsFreeHoweverTheHandlerEnds promises that whatever handler and client do, the slot is held while the handler runs
-// and free afterwards.
+// TestTheSlotIsFreeHoweverTheHandlerEnds promises that the slot is held while the handler runs and free afterwards, also after a
+// panic or a hang-up.
 func TestTheSlotIsFreeHoweverTheHandlerEnds(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -139,7 +139,7 @@ func TestTheSlotIsFreeHoweverTheHandlerEnds(t *testing.T) {
 // known to it.
 func TestAStreamKeepsItsSlot(t *testing.T) {
 	t.Parallel()
-	synctest.Test(t, func(t *testing.T) { // its clock is that of the leases
+	synctest.Test(t, func(t *testing.T) { // the leases use its clock
 		limiter, err := ratelimit.New(ratelimittest.NewDB(), ratelimit.Config{AsOf: time.Now})
 		require.NoError(t, err)
 		b := &bundle{told: &told{}, log: &logtest.Journal{}}
@@ -166,8 +166,8 @@ func TestAStreamKeepsItsSlot(t *testing.T) {
 	})
 }
 
-// TestALostSlotEndsTheRequest promises that a handler whose slot is gone is told by its context, and the observer after it;
-// one whose limit is in shadow mode goes on.
+// TestALostSlotEndsTheRequest promises that the loss of a slot cancels the handler's context, and that the observer receives it
+// afterwards. A handler continues if its limit is in shadow mode.
 func TestALostSlotEndsTheRequest(t *testing.T) {
 	t.Parallel()
 	quick := ratelimit.Define("quick", ratelimit.Concurrency{Most: 2, Lease: time.Minute})
@@ -180,7 +180,7 @@ func TestALostSlotEndsTheRequest(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			synctest.Test(t, func(t *testing.T) { // its clock is that of the leases
+			synctest.Test(t, func(t *testing.T) { // the leases use its clock
 				b := &bundle{told: &told{}, log: &logtest.Journal{}}
 				limiter, err := ratelimit.New(ratelimittest.NewDB(), ratelimit.Config{AsOf: time.Now, Observer: b.told, Policies: c.policies})
 				require.NoError(t, err)
@@ -256,7 +256,7 @@ func without(all []string, left string) (others []string) {
 	return others
 }
 
-// TestAStoredRuleMayHaveSlots promises that the policy which decides says whether a request holds, whatever the code says.
+// TestAStoredRuleMayHaveSlots promises that the policy in effect decides whether a request holds slots, not the policy in the code.
 func TestAStoredRuleMayHaveSlots(t *testing.T) {
 	t.Parallel()
 	b, s := setupStored(t)
@@ -310,8 +310,8 @@ func TestSlotsFailClosed(t *testing.T) {
 	require.Equal(t, http.StatusServiceUnavailable, do(handler, request(t)).Code)
 }
 
-// TestAClientThatHangsUpHoldsNothing promises that a client which goes away while its slot is asked for does not have it until
-// the lease ends.
+// TestAClientThatHangsUpHoldsNothing promises that the slot of a client which hangs up during Acquire is released before the lease
+// ends.
 func TestAClientThatHangsUpHoldsNothing(t *testing.T) {
 	t.Parallel()
 	s := newStand(t)

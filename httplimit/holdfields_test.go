@@ -8,7 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestFieldsOfSlots promises that a client is told how many slots it has and has left, beside its tokens.
+// TestFieldsOfSlots promises fields with the number of slots and of free slots, beside the tokens.
 func TestFieldsOfSlots(t *testing.T) {
 	t.Parallel()
 	b := setup(t)

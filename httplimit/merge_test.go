@@ -71,7 +71,8 @@ func TestOfTwoStatementsOnALimitTheTighterStands(t *testing.T) {
 	}
 }
 
-// TestMergeStatesInTheFormsOfTheMiddleware promises the tightest of all in the forms that state one rule, whoever has decided it.
+// TestMergeStatesInTheFormsOfTheMiddleware promises the tightest state in the forms that report only one limit, from any middleware
+// or handler.
 func TestMergeStatesInTheFormsOfTheMiddleware(t *testing.T) {
 	t.Parallel()
 	b := setup(t)

@@ -209,8 +209,8 @@ func TestLimitsByPlan(t *testing.T) {
 	require.Contains(t, b.log.String(), "Limits[1].LimitFor returned the zero Limit")
 }
 
-// TestTwoRulesInOneLimit promises that nobody passes when a limit chosen by the request is another rule's too, and that
-// a rule in shadow mode is left out then.
+// TestTwoRulesInOneLimit promises an error if the limit chosen by a request is also the limit of another rule, and that a rule in
+// shadow mode is left out then.
 func TestTwoRulesInOneLimit(t *testing.T) {
 	t.Parallel()
 	b := setup(t)

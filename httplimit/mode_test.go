@@ -13,7 +13,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// What a call over several limits may be told of each.
+// States of limits in a call over several limits.
 var (
 	allowedState = ratelimit.State{Limit: rpm, Cost: 1, Allowed: true, Mode: ratelimit.On, Remaining: 59, ResetAfter: time.Second}
 	triedState   = ratelimit.State{Limit: rpd, Cost: 1, Mode: ratelimit.Shadow, RetryAfter: time.Hour}
@@ -35,8 +35,8 @@ func decision(allowed bool, states ...ratelimit.State) ratelimit.Decision {
 	return d
 }
 
-// TestFieldsLeaveOutWhatIsNotEnforced promises that a client is told of no limit that its rule only tries or has switched off,
-// and that a pause is told as having nothing until it ends.
+// TestFieldsLeaveOutWhatIsNotEnforced promises no field for a limit in shadow mode or off, and 0 remaining tokens for a paused
+// limit until its pause ends.
 func TestFieldsLeaveOutWhatIsNotEnforced(t *testing.T) {
 	t.Parallel()
 	const (
@@ -91,7 +91,7 @@ func TestARefusalByAPauseSaysWhenItEnds(t *testing.T) {
 	require.Equal(t, "the provider is down", refusal.Decision.States[1].PauseReason, "who answers may tell")
 }
 
-// TestARefusalNamesOnlyWhatIsEnforced promises that a limit which its rule only tries is not named as one that refused.
+// TestARefusalNamesOnlyWhatIsEnforced promises that a refusal does not name a limit in shadow mode.
 func TestARefusalNamesOnlyWhatIsEnforced(t *testing.T) {
 	t.Parallel()
 	refused := ratelimit.State{Limit: rpm, Cost: 1, Mode: ratelimit.On, RetryAfter: 2 * time.Second}
@@ -104,8 +104,8 @@ func TestARefusalNamesOnlyWhatIsEnforced(t *testing.T) {
 // mode is an era that keeps the code's policy.
 func mode(m ratelimit.Mode) ratelimit.Era { return ratelimit.Era{Mode: m} }
 
-// TestAStoredRuleMayOnlyBeTried promises that a limit whose rule is in shadow mode takes what it has, refuses nobody, is told of
-// to nobody but the observers, and gives back no more than it took.
+// TestAStoredRuleMayOnlyBeTried promises that a limit whose rule is in shadow mode takes available tokens, refuses no request, is
+// reported only to observers, and returns no more than it took.
 func TestAStoredRuleMayOnlyBeTried(t *testing.T) {
 	t.Parallel()
 	b, s := setupStored(t)
@@ -138,8 +138,8 @@ func TestAStoredRuleMayOnlyBeTried(t *testing.T) {
 	}, b.told.results())
 }
 
-// TestALimitThatIsOffIsNotInTheWay promises that a limit whose rule is off lets everything through, whatever it costs, takes
-// nothing and is in no field.
+// TestALimitThatIsOffIsNotInTheWay promises that a limit whose rule is off allows a request of any cost, takes nothing and is in no
+// field.
 func TestALimitThatIsOffIsNotInTheWay(t *testing.T) {
 	t.Parallel()
 	b, s := setupStored(t)
@@ -148,7 +148,7 @@ func TestALimitThatIsOffIsNotInTheWay(t *testing.T) {
 	rule.Cost = httplimit.StatedCost{Header: "X-Tokens"}
 	rule.Credit = httplimit.CreditOn5xx
 	handler := b.limited(t, limits(rule), inline(func(e exchange) {
-		s.drop(perUser, "") // what was not taken then is not settled when the limit is on again
+		s.drop(perUser, "") // a request allowed while off is not settled when the limit is on again
 		require.NoError(t, e.admission.Settle(t.Context(), 2, perUser))
 		state, known := e.admission.State(perUser)
 		require.True(t, known)
@@ -181,8 +181,8 @@ func TestOnlyWhatIsEnforcedCostsTooMuch(t *testing.T) {
 	require.Equal(t, []string{"too_costly perPlan", "allowed perUser", "shadow_refused rpm"}, b.told.results())
 }
 
-// TestAPausedLimitAnswers429UntilThePauseEnds promises that a pause refuses whoever asks, takes nothing from the other limits,
-// says when it ends and not why, and ends by itself.
+// TestAPausedLimitAnswers429UntilThePauseEnds promises that a pause refuses all requests, takes nothing from the other limits, and
+// ends by itself. The answer says when, but not why.
 func TestAPausedLimitAnswers429UntilThePauseEnds(t *testing.T) {
 	t.Parallel()
 	b, s := setupStored(t)
@@ -203,8 +203,8 @@ func TestAPausedLimitAnswers429UntilThePauseEnds(t *testing.T) {
 	require.Equal(t, http.StatusOK, do(handler, request(t)).Code)
 }
 
-// TestClientStateLeavesOutWhatIsNotEnforced promises that a page is told of no limit that is off, only tried, or paused, and of
-// the others all the same.
+// TestClientStateLeavesOutWhatIsNotEnforced promises a state without the limits that are off, in shadow mode or paused, but with
+// all others.
 func TestClientStateLeavesOutWhatIsNotEnforced(t *testing.T) {
 	t.Parallel()
 	b, s := setupStored(t)

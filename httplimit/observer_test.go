@@ -34,8 +34,8 @@ func (r *recorder) Observe(_ context.Context, event ratelimit.Event) {
 	}
 }
 
-// TestTheLimitersObserverIsTold promises that whoever observes the limiter can count what the middleware answered, by
-// route and limit, and can tell what a limit in shadow mode would have refused.
+// TestTheLimitersObserverIsTold promises that the limiter's Observer receives the answers of the middleware by route and limit, and
+// the refusals of limits in shadow mode.
 func TestTheLimitersObserverIsTold(t *testing.T) {
 	t.Parallel()
 	b := setup(t)

@@ -17,7 +17,7 @@ type stored struct{ rules sync.Map }
 
 type storedKey struct{ limit, plan string }
 
-// RulingFor returns the rule of the plan, else that of every plan.
+// RulingFor returns the rule of the plan, or else the rule of every plan.
 func (s *stored) RulingFor(limit ratelimit.Limit, plan, _ string) *ratelimit.Ruling {
 	for _, of := range []storedKey{{limit.Name(), plan}, {limit.Name(), ""}} {
 		if found, ok := s.rules.Load(of); ok {
@@ -95,8 +95,8 @@ func TestACostIsJudgedByThePolicyThatDecides(t *testing.T) {
 	}, b.told.results())
 }
 
-// TestRulesMayHaveOtherCapacities promises that a limit which the code keeps shut can be opened by a rule, and that until then
-// its requests are answered as those that cost too much.
+// TestRulesMayHaveOtherCapacities promises that a rule can open a limit of capacity 0. Until then its requests are answered like
+// requests that cost too much.
 func TestRulesMayHaveOtherCapacities(t *testing.T) {
 	t.Parallel()
 	b, s := setupStored(t)
@@ -156,8 +156,8 @@ func TestFieldsStateThePolicyThatDecides(t *testing.T) {
 	require.Contains(t, w.Body.String(), "perPlan: 2 per day; retry in 43200 s")
 }
 
-// TestAPlanThatCannotBeReliedOnIsAnError promises that a caller on no plan is asked without one, and that nobody gets a plan by
-// saying two.
+// TestAPlanThatCannotBeReliedOnIsAnError promises that a caller on no plan uses the limit without a plan, and that a request with
+// two plans is rejected.
 func TestAPlanThatCannotBeReliedOnIsAnError(t *testing.T) {
 	t.Parallel()
 	b, s := setupStored(t)
@@ -196,7 +196,7 @@ func TestWhatIsSettledFollowsThePlan(t *testing.T) {
 	require.Equal(t, 1e6-140, left())
 }
 
-// TestClientStateHasThePolicyThatDecides promises that callers see the policy of their plan, as it is when they ask.
+// TestClientStateHasThePolicyThatDecides promises that callers see the policy of their plan at the time of the request.
 func TestClientStateHasThePolicyThatDecides(t *testing.T) {
 	t.Parallel()
 	b, s := setupStored(t)

@@ -91,7 +91,7 @@ func TestRespondBehindAMiddleware(t *testing.T) {
 	require.Equal(t, "6", w.Header().Get("Retry-After"))
 }
 
-// TestRespondTellsFailuresFromTheHandlersErrors is what is answered, and what is left to the handler.
+// TestRespondTellsFailuresFromTheHandlersErrors promises which errors Respond answers, and which errors it leaves to the handler.
 func TestRespondTellsFailuresFromTheHandlersErrors(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -133,7 +133,7 @@ func TestRespondTellsFailuresFromTheHandlersErrors(t *testing.T) {
 	}
 }
 
-// TestRespondWhenTheRequestHasEnded promises 503 for a request whose time is up, whoever has noticed.
+// TestRespondWhenTheRequestHasEnded promises 503 for a request whose deadline has passed.
 func TestRespondWhenTheRequestHasEnded(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -148,8 +148,8 @@ func TestRespondWhenTheRequestHasEnded(t *testing.T) {
 	require.False(t, httplimit.Respond(nil, request(t).WithContext(ended), errOwn))
 }
 
-// TestRespondLogsFailures promises that whoever runs the program is told what the client is not: a mistake in the program as
-// well as a store that fails, and neither a refusal nor a request at fault.
+// TestRespondLogsFailures promises that the log holds mistakes in the program and failures of the store, which the client does not
+// see, but neither refusals nor bad requests.
 func TestRespondLogsFailures(t *testing.T) {
 	t.Parallel()
 	b := setup(t)

@@ -11,7 +11,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// Config.Refused of the limiter is told for which route a request was refused, by limits in force and in shadow mode.
+// The Refusal for Config.Refused of the limiter names the route, for limits that are enforced and in shadow mode.
 func TestRefusalsAreToldWithTheRoute(t *testing.T) {
 	t.Parallel()
 	b := setup(t)

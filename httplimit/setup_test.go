@@ -25,7 +25,7 @@ import (
 
 func TestMain(m *testing.M) { leaktest.Main(m) }
 
-// patient is how long a test waits for what has to happen. It only ends a test that hangs.
+// patient is the longest wait for an expected event. It only ends a test that hangs.
 const patient = 2 * time.Minute
 
 // ten is 10:00 on some day.
@@ -38,7 +38,7 @@ var (
 	windowed = ratelimit.Define("windowed", ratelimit.FixedWindow{Rate: 10, Period: time.Hour, Start: ten})
 )
 
-// bundle is a database of the test's own and a limiter on it, whose clock stands still until it is told.
+// bundle is a database of the test's own and a limiter on it, whose clock stands still until a test moves it.
 type bundle struct {
 	pool    *pgxpool.Pool
 	limiter *ratelimit.Limiter
@@ -110,7 +110,7 @@ func (b *bundle) take(t *testing.T, request ratelimit.Request) {
 	require.True(t, d.Allowed)
 }
 
-// charged returns what was taken from a bucket.
+// charged returns the tokens taken from a bucket.
 func (b *bundle) charged(t *testing.T, request ratelimit.Request) float64 {
 	t.Helper()
 	v, err := b.limiter.Value(context.WithoutCancel(t.Context()), request)
@@ -118,7 +118,7 @@ func (b *bundle) charged(t *testing.T, request ratelimit.Request) float64 {
 	return request.Limit().Capacity() - v.Tokens
 }
 
-// told is what an observer was told.
+// told is an Observer that collects its events.
 type told struct {
 	mu       sync.Mutex
 	answered []ratelimit.Answered

@@ -35,8 +35,8 @@ func TestAShadowNeverVetoes(t *testing.T) {
 	}, b.told.results())
 }
 
-// TestShadowsDoNotStandInEachOthersWay promises that each limit in shadow mode takes by itself, and that one without a key, and one
-// that can never give the cost, turns nobody away.
+// TestShadowsDoNotStandInEachOthersWay promises that each limit in shadow mode takes by itself. A limit in shadow mode without a
+// key, or with a capacity below the cost, refuses no request.
 func TestShadowsDoNotStandInEachOthersWay(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -68,8 +68,8 @@ func TestShadowForAPlan(t *testing.T) {
 	require.Equal(t, []string{"shadow_bad_cost perUser", "bad_cost perUser"}, b.told.results())
 }
 
-// TestAShadowIsSettledAndCreditedToo promises that what a limit in shadow mode took is given back as for an enforced one, and nothing
-// of what it would have refused.
+// TestAShadowIsSettledAndCreditedToo promises that Settle and Credit return the tokens of a limit in shadow mode as for an enforced
+// limit, but none for a request that it would have refused.
 func TestAShadowIsSettledAndCreditedToo(t *testing.T) {
 	t.Parallel()
 	b := setup(t)

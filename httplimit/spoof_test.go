@@ -45,7 +45,7 @@ func named() httplimit.Proxies {
 	return httplimit.Proxies{Trusted: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix(edge + "/32")}}
 }
 
-// spoof is what somebody sends, and whose bucket it ends up in.
+// spoof is a request, and the key of the bucket that it must count against.
 type spoof struct {
 	peer  string // default: the balancer
 	lines [][2]string

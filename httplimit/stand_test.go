@@ -96,7 +96,7 @@ func (s *stand) describe(ctx context.Context) string {
 	return fmt.Sprintf("%d %s", status, body)
 }
 
-// lockTheBucket makes whoever asks ada's bucket wait.
+// lockTheBucket locks the row of ada's bucket, so that calls on it wait.
 func lockTheBucket(t *testing.T, s *stand) {
 	t.Helper()
 	s.take(t, perUser.For("ada"))
@@ -208,7 +208,7 @@ func (s *stand) sendAllAndBeRefused(t *testing.T) string {
 	return fmt.Sprintf("%d, then %d on the same connection", first, second)
 }
 
-// down makes the middleware ask a port on which nobody listens.
+// down points the middleware at a closed port.
 func down(t *testing.T, s *stand) {
 	t.Helper()
 	listener, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")

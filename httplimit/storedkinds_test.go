@@ -109,7 +109,7 @@ func TestTransportOfAStoredLimit(t *testing.T) {
 	require.False(t, limited.Decision.States[0].PausedUntil.IsZero(), "it is left alone as it has asked")
 	s.setClock(s.clock().Add(8 * time.Second))
 	require.Eventually(t, func() bool {
-		_, err := s.limiter.Check(t.Context(), inTables("upstream").For("account")) // which has what was reported written
+		_, err := s.limiter.Check(t.Context(), inTables("upstream").For("account")) // which writes the pending reports
 		require.NoError(t, err)
 		var throttled float64
 		err = s.pool.QueryRow(t.Context(), `SELECT coalesce(sum(throttled), 0) FROM ratelimit.prices`).Scan(&throttled)

@@ -46,8 +46,8 @@ func calling(limiter *ratelimit.Limiter, answers roundTrips) *httplimit.Transpor
 	}
 }
 
-// reported waits until so many outcomes are in the table, and returns what was throttled of them, and for how long the
-// key is paused.
+// reported waits until the table has that number of outcomes. It returns how many of them were throttled, and how long the key is
+// paused.
 func (b *bundle) reported(t *testing.T, key string, outcomes int) (throttled float64, paused time.Duration) {
 	t.Helper()
 	b.setClock(b.clock().Add(time.Second))
@@ -69,7 +69,7 @@ func (b *bundle) reported(t *testing.T, key string, outcomes int) (throttled flo
 	}
 }
 
-// TestTransportReports promises that each response is told for what it is, and comes back as it was.
+// TestTransportReports promises that each response is reported with its outcome, and reaches the caller unchanged.
 func TestTransportReports(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -114,7 +114,8 @@ func TestTransportReports(t *testing.T) {
 	}
 }
 
-// TestTransportReportsNoFailure promises that a request without a response, and one that is none of the limit's, is not told.
+// TestTransportReportsNoFailure promises no report for a request without a response, and for a request that does not belong to the
+// limit.
 func TestTransportReportsNoFailure(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -141,7 +142,7 @@ func TestTransportReportsNoFailure(t *testing.T) {
 	b.reported(t, "account", 1)
 }
 
-// TestTransportTakes promises that what the limit refuses is not sent, and its body is closed.
+// TestTransportTakes promises that a refused request is not sent, and its body is closed.
 func TestTransportTakes(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -172,7 +173,7 @@ func TestTransportTakes(t *testing.T) {
 	client.CloseIdleConnections()
 }
 
-// TestAPriceIsAReducedCapacity promises the problem type, and that what is given back is what was charged.
+// TestAPriceIsAReducedCapacity promises the problem type, and that exactly the charge is returned.
 func TestAPriceIsAReducedCapacity(t *testing.T) {
 	t.Parallel()
 	b := setup(t)

@@ -12,8 +12,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// example is a response of the field's own examples: what was taken before, what is asked when, and what
-// the response says.
+// example is an example of the draft: the tokens taken before, the request and its time, and the fields of the response.
 type example struct {
 	limits   []httplimit.Limit
 	spent    ratelimit.Request

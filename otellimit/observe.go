@@ -92,7 +92,7 @@ type sets struct {
 	made map[measured]metric.MeasurementOption
 }
 
-const maxSets = 2000 // as many as the SDK keeps apart by default
+const maxSets = 2000 // the default cardinality limit of the SDK
 
 func (s *sets) option(instrument int, keys []attribute.Key, labels []string) metric.MeasurementOption {
 	series := measured{instrument: instrument}

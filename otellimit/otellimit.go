@@ -9,7 +9,7 @@
 //	ratelimit.cost                 {token}    tokens they asked for
 //	ratelimit.decision.duration    s          how long a call took, once a call
 //	ratelimit.reservation.wait     s          how long reserved work waits, once a call
-//	ratelimit.settlement.delta     {token}    difference between what was reserved and what was used
+//	ratelimit.settlement.delta     {token}    difference between reserved and used tokens
 //	ratelimit.leases               {lease}    leases on slots that were renewed, released or lost
 //	ratelimit.failures             {failure}  calls and transactions that failed
 //	ratelimit.contended            {call}     calls and transactions that gave up, as every attempt conflicted
@@ -30,7 +30,7 @@
 //
 // Their attributes, each of few values; there is never a key:
 //
-//	ratelimit.limit        the limit's name. What is counted once a call over several limits has the first that
+//	ratelimit.limit        the limit's name. A metric counted once a call over several limits has the first that
 //	                       refused, else the first
 //	ratelimit.result       allowed, reserved, refused, paused (refused until the limit's pause ends), vetoed (another limit
 //	                       of the call refused), off (the limit's rule is off), contended, failed, or shadow_refused and
@@ -38,20 +38,20 @@
 //	                       answers: what ratelimit.Answered lists, such as refused, failed_open and bad_key, preceded by
 //	                       shadow_ for a limit that is not enforced. Of loads: loaded, kept (some cannot be read) or failed.
 //	                       Of leases: renewed, released or lost (it was not held any more). Of
-//	                       tokens prefetched: taken, returned or lost; what is missing was given out, or still is to be
+//	                       tokens prefetched: taken, returned or lost; the difference was given out, or is still kept
 //	ratelimit.set          rules, overrides or kept
 //	ratelimit.route        what the guard is in front of
-//	ratelimit.kind         token_bucket, fixed_window, sliding_window, calendar_window or concurrency; of an adaptive limit that
-//	                       of its contract
+//	ratelimit.kind         token_bucket, fixed_window, sliding_window, calendar_window or concurrency; for an adaptive limit the
+//	                       kind of its contract
 //	ratelimit.verb         take, check, reserve, acquire; for errors and conflicts also settle, release, transaction and the
 //	                       like. TakeUpTo is a take, and Wait a reserve
 //	ratelimit.cached       whether the refusal cache answered
-//	ratelimit.direction    of a settlement: charged or returned. Two sums, as one that goes both ways hides both
+//	ratelimit.direction    of a settlement: charged or returned. Two sums, because a single sum would hide both
 //	error.type             the server's SQLSTATE, or one of timeout, cancelled, connection, overloaded, closed,
 //	                       commit_unknown, not_migrated, pooler_mode and other
 //
-// Tokens taken are the cost of what was allowed or reserved by another verb than check. What a transaction
-// of the application's own decided counts at once, also when it is rolled back.
+// Tokens taken are the cost of requests that were allowed or reserved by another verb than check. A decision in a transaction of
+// the application counts at once, also if the transaction is rolled back.
 //
 // A span also has ratelimit.rules, the names of the rules of ratelimit.Config.Policies that decided. They may be many,
 // as overrides are, so no metric has them.
@@ -77,8 +77,8 @@ const scope = "github.com/pgratelimit/pgratelimit/otellimit"
 type Config struct {
 	// MeterProvider makes the instruments. Defaults to otel.GetMeterProvider.
 	MeterProvider metric.MeterProvider
-	// TracerProvider makes the spans; that of package go.opentelemetry.io/otel/trace/noop makes none.
-	// Defaults to otel.GetTracerProvider.
+	// TracerProvider makes the spans; the provider of package go.opentelemetry.io/otel/trace/noop makes none. Defaults to
+	// otel.GetTracerProvider.
 	TracerProvider trace.TracerProvider
 }
 
@@ -105,7 +105,7 @@ type instrument struct {
 	record func(ctx context.Context, value float64, attributes metric.MeasurementOption)
 }
 
-// New returns an Observer for ratelimit.Config. Its errors are those of making an instrument.
+// New returns an Observer for ratelimit.Config. It returns an error if it cannot create an instrument.
 func New(config Config) (*Observer, error) {
 	config = config.withDefaults()
 	o := &Observer{tracer: config.TracerProvider.Tracer(scope), sets: sets{made: map[measured]metric.MeasurementOption{}}}

@@ -33,7 +33,7 @@ var (
 	perDay  = ratelimit.Define("perDay", ratelimit.FixedWindow{Rate: 10, Period: ratelimit.Day})
 )
 
-// bundle is an Observer and what it reported.
+// bundle is an Observer with its spans and metrics.
 type bundle struct {
 	*otellimit.Observer
 
@@ -55,7 +55,7 @@ func setup(t *testing.T) *bundle {
 	return b
 }
 
-// metrics returns what was reported, by name.
+// metrics returns the reported metrics by name.
 func (b *bundle) metrics(t *testing.T) map[string]metricdata.Metrics {
 	t.Helper()
 	var all metricdata.ResourceMetrics
@@ -231,7 +231,7 @@ func TestSpans(t *testing.T) {
 	ctx, parent := b.tracer.Tracer("test").Start(t.Context(), "request")
 	cancelled, cancel := context.WithCancel(ctx)
 	cancel()                            // the context of an event may have ended
-	began := time.Now().Add(-time.Hour) // it is told later, as when its transaction has committed
+	began := time.Now().Add(-time.Hour) // the event is sent later, as after a commit of its transaction
 	refused.Began = began
 	b.Observe(cancelled, refused)
 	b.Observe(ctx, ratelimit.Failed{Verb: "take", Limit: "perUser", Err: fault, Began: began, Elapsed: time.Second})

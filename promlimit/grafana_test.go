@@ -32,7 +32,7 @@ type dashboard struct {
 	} `json:"templating"`
 }
 
-// queries returns the dashboard's queries by the title of their panel, and checks what has no query.
+// queries returns the dashboard's queries by the title of their panel, and checks the panels without a query.
 func queries(t *testing.T) map[string][]string {
 	t.Helper()
 	file, err := os.ReadFile("grafana.json")
@@ -64,7 +64,7 @@ var (
 	by      = regexp.MustCompile(`by \(([^)]*)\)`)
 )
 
-// Every query asks for metrics and labels that there are, and every metric is in a query.
+// Every query uses existing metrics and labels, and every metric is in a query.
 func TestDashboard(t *testing.T) {
 	t.Parallel()
 	metrics, asked := exported(t), map[string]bool{}
@@ -98,7 +98,7 @@ func TestDashboard(t *testing.T) {
 	}
 }
 
-// What is let through undecided, turned away undecided, at fault, or only tried has a panel.
+// Each result of a guard without a normal decision has a panel: allowed or refused on a failure, a bad request, or shadow mode.
 func TestDashboardShowsTheAnswers(t *testing.T) {
 	t.Parallel()
 	for panel, result := range map[string]string{
@@ -108,7 +108,7 @@ func TestDashboardShowsTheAnswers(t *testing.T) {
 	}
 }
 
-// TestAlerts promises that the alerts ask for metrics and labels that there are.
+// TestAlerts promises that the alerts use existing metrics and labels.
 func TestAlerts(t *testing.T) {
 	t.Parallel()
 	file, err := os.ReadFile("alerts.yaml")

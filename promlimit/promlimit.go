@@ -11,7 +11,7 @@
 //	ratelimit_rule_requests_total{limit,rule,result}               requests that a rule of ratelimit.Config.Policies decided
 //	ratelimit_decision_duration_seconds{limit,verb,result}           how long a call took, once a call
 //	ratelimit_reservation_wait_seconds{limit,verb}                   how long reserved work waits, once a call
-//	ratelimit_settlement_delta_tokens_total{limit,direction}         difference between what was reserved and used
+//	ratelimit_settlement_delta_tokens_total{limit,direction}         difference between reserved and used tokens
 //	ratelimit_leases_total{limit,result}                             leases on slots that were renewed, released or lost
 //	ratelimit_failures_total{verb,error_type}                       calls and transactions that failed
 //	ratelimit_contended_total{verb}                                 calls and transactions that gave up, as every attempt conflicted
@@ -33,7 +33,7 @@
 //
 // Each label has few values, and there is never a key:
 //
-//	limit       the limit's name, up to Config.MaxNames of them. What is counted once a call over several limits has
+//	limit       the limit's name, up to Config.MaxNames of them. A metric counted once a call over several limits has
 //	            the first that refused, else the first
 //	rule        the name of that rule, up to Config.MaxNames of them
 //	result      allowed, reserved, refused, paused (refused until the limit's pause ends), vetoed (another limit of the
@@ -41,11 +41,11 @@
 //	            limit that is not enforced, by the program or by its rule, would refuse). Of answers: what
 //	            ratelimit.Answered lists, such as refused, failed_open and bad_key, preceded by shadow_ for a limit that
 //	            is not enforced. Of loads: loaded, kept (some cannot be read) or failed. Of leases: renewed, released
-//	            or lost (it was not held any more). Of tokens prefetched: taken, returned or lost; what is missing was given
-//	            out, or still is to be
+//	            or lost (it was not held any more). Of tokens prefetched: taken, returned or lost; the difference was given
+//	            out, or is still kept
 //	set         rules, overrides or kept
 //	route       what the guard is in front of, up to Config.MaxNames of them
-//	kind        token_bucket, fixed_window, sliding_window, calendar_window or concurrency, of an adaptive limit that of
+//	kind        token_bucket, fixed_window, sliding_window, calendar_window or concurrency, for an adaptive limit the kind of
 //	            its contract; empty when the call failed
 //	verb        take, check, reserve, acquire; for errors and conflicts also settle, release, transaction and the like.
 //	            TakeUpTo is a take, and Wait a reserve
@@ -54,8 +54,8 @@
 //	error_type  the server's SQLSTATE, or one of timeout, cancelled, connection, overloaded, closed,
 //	            commit_unknown, not_migrated, pooler_mode and other
 //
-// Tokens taken are the cost of what was allowed or reserved by another verb than check. What a transaction
-// of the application's own decided counts at once, also when it is rolled back.
+// Tokens taken are the cost of requests that were allowed or reserved by another verb than check. A decision in a transaction of
+// the application counts at once, also if the transaction is rolled back.
 package promlimit
 
 import (

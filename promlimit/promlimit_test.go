@@ -50,7 +50,7 @@ func story() []ratelimit.Event {
 	cached, reserved := decided("take", false), decided("reserve", true)
 	cached.Cached, reserved.Delay = true, 40*time.Second
 	contended := fmt.Errorf("%w: %w", ratelimit.ErrContended, &pgconn.PgError{Code: "40001"})
-	// One rule of Config.Policies refuses nobody yet, and one has paused its limit.
+	// One rule of Config.Policies is in shadow mode, and one has paused its limit.
 	tried, paused := decided("take", true), decided("take", false)
 	tried.Decision.States[1] = ratelimit.State{Limit: perDay, Cost: 4, Rule: "perDay/pro", Mode: ratelimit.Shadow}
 	paused.Decision.States[1] = ratelimit.State{Limit: perDay, Cost: 4, Rule: "perDay", Mode: ratelimit.On, NotAsked: true, PausedUntil: time.Now()}

@@ -20,8 +20,8 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/gate"
 )
 
-// answering is a pool that answers each statement with one row, and allocates nothing for it. It stands for the driver,
-// so that what is counted is the package's own.
+// answering is a pool that answers each statement with one row, and allocates nothing for it. It stands for the driver, so the test
+// counts only allocations of this package.
 type answering struct {
 	Pool
 	rows  oneRow
@@ -67,7 +67,7 @@ func (r *oneResult) Close() error             { return nil }
 // instant is when each call is decided on.
 var instant = time.Date(2026, time.March, 2, 0, 0, 0, 0, time.UTC)
 
-// fourColumns are those of a statement that takes from one bucket, in binary.
+// fourColumns describes the result of a statement that takes from one bucket, in binary.
 var fourColumns = [4]pgconn.FieldDescription{{Format: pgx.BinaryFormatCode}, {Format: pgx.BinaryFormatCode}, {Format: pgx.BinaryFormatCode}, {Format: pgx.BinaryFormatCode}}
 
 // oneRow is the answer of a statement that takes from one bucket.
@@ -108,8 +108,8 @@ func (r *oneRow) Scan(to ...any) error {
 	return nil
 }
 
-// What a call allocates is bounded, as it is most of what a call costs in Go. The bounds are what was counted, with one
-// for the caller's slice of requests; pgx is not in them.
+// TestAllocations bounds the allocations of a call, because they are most of its cost in Go. The bounds are the counted numbers.
+// They include one for the caller's slice of requests, and leave out pgx.
 func TestAllocations(t *testing.T) { //nolint:paralleltest // what others allocate meanwhile would count
 	limit := Define("sendMessage", TokenBucket{Rate: 10, Period: time.Minute})
 	request := limit.For("alice")
@@ -133,7 +133,7 @@ func TestAllocations(t *testing.T) { //nolint:paralleltest // what others alloca
 	hot := Define("hot", TokenBucket{Rate: 1e6, Period: time.Second, Capacity: 1e12, Prefetch: time.Hour})
 	keeping, err := New(&answering{rows: oneRow{allowed: true, value: 1e12}}, Config{})
 	require.NoError(t, err)
-	for range 4 { // what is taken ahead is at least as much
+	for range 4 { // so the prefetch holds at least as many tokens
 		_, err := keeping.Take(t.Context(), hot.For("alice").Cost(1e10))
 		require.NoError(t, err)
 	}
@@ -182,7 +182,7 @@ func TestAllocations(t *testing.T) { //nolint:paralleltest // what others alloca
 	}, true)
 }
 
-// A Limit is copied into every request and state, and States are kept by those who collect decisions.
+// A Limit is copied into every request and state, and programs that collect decisions keep States.
 func TestSizes(t *testing.T) {
 	t.Parallel()
 	require.EqualValues(t, 8, unsafe.Sizeof(Limit{}))

@@ -105,8 +105,8 @@ func TestAGuaranteeThatIsNotEnforcedLeavesThePoolToDecide(t *testing.T) {
 	}
 }
 
-// TestBorrowIsTheSameInASimulation holds a Simulation to the answers of a Limiter on Postgres for the same calls, with
-// bursts, limits over rows, clocks that step back, and rules: shadows, limits that are off, and one that changes.
+// TestBorrowIsTheSameInASimulation holds a Simulation to the answers of a Limiter on Postgres for the same calls, with bursts,
+// limits over rows, clocks that step back, and rules: shadows, limits that are off, and a limit that changes.
 func TestBorrowIsTheSameInASimulation(t *testing.T) {
 	t.Parallel()
 	start := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
@@ -201,7 +201,7 @@ func TestBorrowIsTheSameInASimulation(t *testing.T) {
 	}
 }
 
-// A pool of a hundred a second, of which a tenant is guaranteed twenty: while nobody else asks, all of it is his.
+// A pool of a hundred a second guarantees twenty to a tenant. While other tenants take nothing, he can take all of it.
 func ExampleBorrow() {
 	simulation, err := ratelimit.NewSimulation(ratelimit.Config{})
 	if err != nil {

@@ -29,7 +29,7 @@ func refused(t testing.TB, l *Limiter, tokens []float64, requests ...Request) {
 	l.cache.Keep(l.cache.Send(c.Asks, nil), c.Asks, c.Answers)
 }
 
-// A refusal of several limits that is remembered is told in the order in which they were asked.
+// The refusal cache reports a refusal of several limits in the order of the requests.
 func TestARememberedRefusalIsToldInTheOrderAsked(t *testing.T) {
 	t.Parallel()
 	minute, hour := Define("minute", PerMinute(10)), Define("hour", PerHour(100))

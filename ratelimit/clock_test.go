@@ -132,8 +132,8 @@ func TestClockWasAhead(t *testing.T) {
 	})
 }
 
-// TestPolicyChanges is about a bucket whose limit gets another definition in the code while its row stays: nobody says since
-// when it is another. A rule of Config.Policies says it.
+// TestPolicyChanges changes the definition of a limit in the code while its row stays. The code does not say since when it is
+// changed; a rule of Config.Policies does.
 func TestPolicyChanges(t *testing.T) {
 	t.Parallel()
 	pool := postgrestest.New(t)

@@ -55,7 +55,7 @@ func ExampleDefine() {
 	// freeTrials: 100 per hour (fixed window)
 }
 
-// Mails go out as fast as the limit lets them: each round sends as many as there are tokens for.
+// Mails go out as fast as the limit allows: each round sends one mail for each available token.
 func ExampleLimiter_TakeUpTo() {
 	var queue []string
 	for len(queue) > 0 {
@@ -87,7 +87,7 @@ func ExampleLimiter_Wait() {
 	fmt.Println("it is his turn")
 }
 
-// What a page says before somebody queues.
+// A page shows the wait before the caller queues.
 func ExampleLimiter_CheckReserve() {
 	r, err := limiter.CheckReserve(ctx, Completions.For(userID).Cost(1500))
 	if err != nil {
@@ -190,7 +190,7 @@ func ExampleLimiter_Acquire() {
 	}
 }
 
-// render writes its result unless a holder of a later lease has: what it writes to compares fencing numbers.
+// render writes its result unless a holder of a later lease has written one: the storage compares fencing numbers.
 func render(ctx context.Context, fence int64) {
 	var pool *pgxpool.Pool
 	_, err := pool.Exec(ctx, `UPDATE videos SET frames = $1, fence = $2 WHERE owner = $3 AND fence <= $2`, "..", fence, userID)
@@ -199,7 +199,7 @@ func render(ctx context.Context, fence int64) {
 	}
 }
 
-// Several limits give what is asked of them all, or nothing.
+// A call over several limits takes from all of them or from none.
 func ExampleLimiter_Take_several() {
 	d, err := limiter.Take(ctx, SendMessage.For(userID), Completions.For(userID).Cost(float64(len(prompt))/4), FreeTrials.Global())
 	if err != nil {
@@ -210,7 +210,7 @@ func ExampleLimiter_Take_several() {
 	}
 }
 
-// What is taken belongs to the transaction: the message and its token commit together, or neither does.
+// The tokens belong to the transaction: the message and its token commit together, or neither does.
 func ExampleLimiter_InTx() {
 	err := limiter.InTx(ctx, func(tx pgx.Tx) error {
 		if err := limiter.WithTx(tx).Require(ctx, SendMessage.For(userID)); err != nil {
@@ -225,7 +225,7 @@ func ExampleLimiter_InTx() {
 	}
 }
 
-// In a transaction of one's own, whoever began it runs it again when it conflicts.
+// If you begin the transaction yourself, run it again when it conflicts.
 func ExampleLimiter_WithTx() {
 	var pool *pgxpool.Pool
 	err := pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
@@ -287,7 +287,7 @@ func ExampleValue_Take() {
 	// 01.5 false 500ms
 }
 
-// Whoever knows the password has not been guessing.
+// After a correct password the earlier attempts were not guesses.
 func ExampleLimiter_Reset() {
 	if err := limiter.Reset(ctx, FailedLogins.For(userID)); err != nil {
 		log.Fatal(err)
@@ -308,7 +308,7 @@ func ExampleLimiter_Require() {
 	}
 }
 
-// A handler, or whoever else is told of errors, tells a refusal from a failure.
+// A handler distinguishes a refusal from a failure.
 func ExampleLimitedError() {
 	send := func() error {
 		return ratelimit.Decision{RetryAfter: 3 * time.Second, States: []ratelimit.State{{Limit: SendMessage}}}.Err()
@@ -334,7 +334,7 @@ func ExampleDecision_Err() {
 	// true
 }
 
-// No user has more than three exports running at a time. What they write compares the fencing number.
+// No user has more than three exports running at a time. The storage that they write to compares the fencing number.
 func ExampleLimiter_Hold() {
 	export := func(context.Context, int64) error { return nil }
 	err := limiter.Hold(ctx, func(ctx context.Context, lease ratelimit.Lease) error {

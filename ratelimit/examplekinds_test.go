@@ -8,7 +8,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// A cap that somebody else counts in any minute, wherever it begins.
+// A provider counts calls in any minute, wherever it begins.
 func ExampleSlidingWindow() {
 	partner := ratelimit.Define("partner", ratelimit.SlidingWindow{Rate: 100, Period: time.Minute})
 	fmt.Println(partner)

@@ -20,7 +20,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// What was reserved was an estimate. Settle charges what it really took.
+// The reservation was an estimate. Settle charges the real cost.
 func ExampleLimiter_Settle() {
 	var reservation string // the ID of a Reservation
 	used := 1830.0
@@ -29,7 +29,7 @@ func ExampleLimiter_Settle() {
 	}
 }
 
-// Work that is not done gives back what was reserved for it.
+// If the work is not done, Cancel returns the reserved tokens.
 func ExampleLimiter_Cancel() {
 	var reservation string
 	if err := limiter.Cancel(ctx, reservation); err != nil {
@@ -59,7 +59,7 @@ func ExampleLimiter_Started() {
 	case err != nil:
 		log.Print(err)
 	case started:
-		err = limiter.Settle(ctx, reservation) // what it reserved is what it cost
+		err = limiter.Settle(ctx, reservation) // without requests it charges the reserved cost
 	default:
 		err = limiter.Cancel(ctx, reservation)
 	}
@@ -78,7 +78,7 @@ func ExampleLimiter_Renew() {
 	time.AfterFunc(slot.Wait, func() { log.Print("try the completion again") })
 }
 
-// One process or several look after what nobody ended.
+// One process or several end the reservations that were neither settled nor cancelled.
 func ExampleLimiter_Expire() {
 	for range time.Tick(time.Minute) {
 		ended, err := limiter.Expire(ctx)
@@ -103,14 +103,14 @@ func ExampleLimiter_Prune() {
 	log.Printf("%d rows of keys that nobody uses", deleted)
 }
 
-// Somebody bought more.
+// A user bought more.
 func ExampleLimiter_Credit() {
 	if err := limiter.Credit(ctx, Completions.For(userID).Cost(10_000)); err != nil {
 		log.Fatal(err)
 	}
 }
 
-// What was taken for work that could not be done goes back as it was at the instant of the decision.
+// If the work cannot be done, its tokens go back as of the instant of the decision.
 func ExampleLimiter_CreditTaken() {
 	d, err := limiter.Take(ctx, FreeTrials.Global())
 	if err != nil {
@@ -147,7 +147,7 @@ func ExampleLimiter_RenewLease() {
 	for more := true; more; {
 		more = exportSomeRows()
 		renewed, err := limiter.RenewLease(ctx, lease.ID)
-		if err != nil { // ErrLeaseLost: the slot may be somebody else's by now
+		if err != nil { // ErrLeaseLost: another holder may have the slot by now
 			log.Print(err)
 			return
 		}
@@ -184,7 +184,7 @@ func ExampleLimiter_Close() {
 	}
 }
 
-// What a page shows of a limit is the policy that decides, which may be that of a rule.
+// A page shows the policy in effect, which may come from a rule.
 func ExampleLimiter_Resolve() {
 	fmt.Println(limiter.Resolve(SendMessage.For(userID).Plan("pro")))
 }
@@ -196,7 +196,7 @@ func ExampleLimiter_Mode() {
 	}
 }
 
-// A guard of your own tells the Observer what it answered, as httplimit and grpclimit do.
+// A guard of your own reports its answers to the Observer, as httplimit and grpclimit do.
 func ExampleLimiter_Observe() {
 	err := limiter.Require(ctx, SendMessage.For(userID))
 	answered := ratelimit.Answered{Route: "chat", Limit: SendMessage.Name(), Result: "allowed", Err: err}
@@ -209,7 +209,7 @@ func ExampleLimiter_Observe() {
 	limiter.Observe(ctx, answered)
 }
 
-// An override of one key names it as it is stored.
+// An override of one key names the stored form of the key.
 func ExampleLimiter_StoredKey() {
 	stored, err := limiter.StoredKey(SendMessage.For(userID))
 	if err != nil {
@@ -249,8 +249,8 @@ func ExampleUUID() {
 	// 9b1deb4d-3b7d-4bad-9bdd-2b0d7b3dcb6d
 }
 
-// TestEveryVerbHasAnExample promises that go doc shows how each method of a Limiter is called, and that docs/guide.md names it, but
-// for those that only tell something of the Limiter.
+// TestEveryVerbHasAnExample promises that go doc shows how to call each method of a Limiter, and that docs/guide.md names it.
+// Methods that only return a property of the Limiter are exempt.
 func TestEveryVerbHasAnExample(t *testing.T) {
 	t.Parallel()
 	tells := []string{"HasPolicies", "InTransaction", "Schema"}

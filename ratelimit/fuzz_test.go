@@ -28,7 +28,7 @@ func fuzzed(windows bool, rate float64, period int64, capacity, maxReserved floa
 	return policy
 }
 
-// FuzzNewLimit holds every policy that NewLimit accepts to what a limit must be able to do.
+// FuzzNewLimit holds every policy that NewLimit accepts to the duties of a limit.
 func FuzzNewLimit(f *testing.F) {
 	const yearOne, year9999 = int64(-62135596800000000), int64(253402300799999999)
 	f.Add("sendMessage", false, 10.0, int64(time.Minute), 3.0, 0.0, int64(0))
@@ -78,7 +78,7 @@ func empties(t *testing.T, full ratelimit.Value, longest time.Duration) {
 	require.Less(t, less.Tokens, full.Tokens, "the smallest cost takes something")
 }
 
-// grows checks that no bucket is so slow beside what it holds that rounding keeps it from growing.
+// grows checks that rounding never keeps a bucket from growing, however slow its rate is beside its value.
 func grows(t *testing.T, full ratelimit.Value, step time.Duration) {
 	t.Helper()
 	for _, cost := range []float64{full.Tokens, full.Tokens / 2, full.Tokens * 0.01} {
@@ -171,7 +171,7 @@ func FuzzKey(f *testing.F) {
 	})
 }
 
-// FuzzSchema holds every schema that is accepted to what a statement may be given.
+// FuzzSchema checks that every accepted schema is safe in a statement.
 func FuzzSchema(f *testing.F) {
 	for _, schema := range []string{"", "ratelimit", "_a1", "Upper", "a;b", "a\"b", "ä", "a.b", strings.Repeat("s", 63), strings.Repeat("s", 64), "a\x00", "a\n"} {
 		f.Add(schema)

@@ -86,7 +86,7 @@ func TestKeysAreComparedByteForByte(t *testing.T) {
 	}
 }
 
-// TestHashedKeysAreNotStored promises that who reads the table learns no key, not even by trying keys out.
+// TestHashedKeysAreNotStored promises that a reader of the table learns no key, not even by trying keys out.
 func TestHashedKeysAreNotStored(t *testing.T) {
 	t.Parallel()
 	pool := postgrestest.New(t)
@@ -160,7 +160,7 @@ func addUp(t *testing.T, limiter *ratelimit.Limiter) {
 	require.Equal(t, 99.0, held(t, limiter, ample.For("a")))
 }
 
-// remaining returns what each limit of a call has left.
+// remaining returns the tokens left in each limit of a call.
 func remaining(d ratelimit.Decision) []float64 {
 	var all []float64
 	for _, s := range d.States {

@@ -42,7 +42,7 @@ func TestJoin(t *testing.T) {
 	}
 }
 
-// FuzzJoin takes apart what was joined, by the rule that is documented: parts that differ give keys that differ.
+// FuzzJoin splits joined keys by the documented rule, which shows that different parts give different keys.
 func FuzzJoin(f *testing.F) {
 	f.Add("a|b", "c", `\`)
 	f.Add("a", `b|\`, "||")

@@ -11,7 +11,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/slots"
 )
 
-// FuzzLeaseID holds every ID that is accepted to what Acquire writes, and to what a statement may be given.
+// FuzzLeaseID checks that Acquire could have written every accepted ID, and that it is safe in a statement.
 func FuzzLeaseID(f *testing.F) {
 	f.Add("")
 	f.Add("L1")

@@ -31,7 +31,7 @@ func TestNewLimitChecksTheName(t *testing.T) {
 	}
 }
 
-// TestNewLimitChecksThePolicy tells of each number that no limit can work with, and what is said of it.
+// TestNewLimitChecksThePolicy covers each invalid number, and the error text for it.
 func TestNewLimitChecksThePolicy(t *testing.T) {
 	t.Parallel()
 	const second, none = time.Second, ratelimit.None

@@ -118,7 +118,7 @@ func (unanswered) Query() (pgx.Rows, error)         { return nil, errUnreachable
 func (unanswered) QueryRow() pgx.Row                { return nil }
 func (unanswered) Close() error                     { return errUnreachable }
 
-// TestMaintainGoesOnAfterErrors promises that each error is told to the Observer, and that a panic of it ends nothing.
+// TestMaintainGoesOnAfterErrors promises that the Observer receives each error, and that its panic ends nothing.
 func TestMaintainGoesOnAfterErrors(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

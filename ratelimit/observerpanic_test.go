@@ -40,7 +40,7 @@ func TestTheLimiterOutlivesAnObserverThatPanics(t *testing.T) {
 			require.NoError(t, err)
 			require.True(t, d.Allowed)
 		}
-		time.Sleep(time.Minute) // what was not used is given back meanwhile
+		time.Sleep(time.Minute) // meanwhile the Limiter returns unused tokens
 	}
 	for name, test := range map[string]struct {
 		panicsAt func(ratelimit.Event) bool

@@ -9,7 +9,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// listener appends to a list that several share what each of them is told.
+// listener appends each event it receives to a list that several listeners share.
 type listener struct {
 	name  string
 	heard *[]string

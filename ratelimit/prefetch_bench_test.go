@@ -44,7 +44,7 @@ func prefetchedFor(b *testing.B, limit Limit, keys int) (*Limiter, []Request) {
 	requests := make([]Request, keys)
 	for i := range requests {
 		requests[i] = limit.For(fmt.Sprint("key ", i))
-		for range 4 { // what is taken ahead is at least as much
+		for range 4 { // so the prefetch holds at least as many tokens
 			d, err := limiter.Take(b.Context(), requests[i].Cost(1e10))
 			require.NoError(b, err)
 			require.True(b, d.Allowed)

@@ -10,7 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// A limit that is only tried turns nobody away, and the hook is told so.
+// A limit in shadow mode refuses no request, and the hook is called with Shadow set.
 func TestRefusalsOfALimitThatIsNotEnforcedAreShadows(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct {

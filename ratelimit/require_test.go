@@ -44,7 +44,7 @@ func TestRequireIsNilOnlyWhenItHasTaken(t *testing.T) {
 	require.Equal(t, 98.0, held(t, limiter, all.Global()), "of what was refused nothing is taken")
 }
 
-// TestRequireFailsClosed promises that what is not decided is neither nil nor a refusal.
+// TestRequireFailsClosed promises that a call without a decision returns neither nil nor a refusal.
 func TestRequireFailsClosed(t *testing.T) {
 	t.Parallel()
 	pool := postgrestest.New(t)
@@ -78,8 +78,8 @@ func TestRequireFailsClosed(t *testing.T) {
 	require.True(t, ratelimit.IsUndecided(err))
 }
 
-// TestIsUndecidedLeavesTheCallersErrorsAlone promises that what the caller's own code came to is not taken for a failure here,
-// nor what is known of a decision that was made.
+// TestIsUndecidedLeavesTheCallersErrorsAlone promises false for errors of the caller's own code, and for errors that belong to a
+// decision.
 func TestIsUndecidedLeavesTheCallersErrorsAlone(t *testing.T) {
 	t.Parallel()
 	own := errors.New("the recipient does not exist")

@@ -83,7 +83,7 @@ func TestNotingAKnownPolicyAllocatesNothing(t *testing.T) { //nolint:paralleltes
 	require.Zero(t, allocated)
 }
 
-// heardEvents are what an observer was told.
+// heardEvents is an Observer that collects its events.
 type heardEvents struct {
 	mu     sync.Mutex
 	events []Event
@@ -95,7 +95,7 @@ func (h *heardEvents) Observe(_ context.Context, event Event) {
 	h.events = append(h.events, event)
 }
 
-// TestANameWithTwoPoliciesIsToldOnce: of all calls under two policies, the first that differs is told, and no other.
+// TestANameWithTwoPoliciesIsToldOnce: of all calls under two policies, only the first that differs is reported.
 func TestANameWithTwoPoliciesIsToldOnce(t *testing.T) {
 	t.Parallel()
 	heard := &heardEvents{}

@@ -72,8 +72,8 @@ func (r refusal) String() string {
 	return fmt.Sprintf("%v of %v at %v (reserve: %v)", r.cost, r.limit, r.value, r.reserve)
 }
 
-// TestRetryAfterIsHonest promises that a lone caller who waits as long as it was told is admitted, and who
-// comes a microsecond sooner is not.
+// TestRetryAfterIsHonest promises that a lone caller is allowed after RetryAfter, and a caller who retries a microsecond sooner is
+// refused.
 func TestRetryAfterIsHonest(t *testing.T) {
 	t.Parallel()
 	for _, r := range refusals() {
@@ -130,14 +130,14 @@ func plantAll(t *testing.T, pool *pgxpool.Pool, grid []refusal) {
 	require.NoError(t, err)
 }
 
-// honest asks for all of the refusals in one call: at opening, and about when it is told to come again.
+// honest requests all of the refusals in one call: at opening, and about RetryAfter later.
 func honest(t *testing.T, pool *pgxpool.Pool, refused ...refusal) {
 	t.Helper()
 	now := opening
 	limiter, err := ratelimit.New(pool, ratelimit.Config{AsOf: func() time.Time { return now }})
 	require.NoError(t, err)
 	var requests []ratelimit.Request
-	if len(refused) > 1 { // one that allows, and has no say in the wait
+	if len(refused) > 1 { // a limit that allows does not affect the wait
 		requests = append(requests, ratelimit.Define("ample", ratelimit.PerSecond(10)).For(refused[0].key))
 	}
 	for _, r := range refused {
@@ -219,7 +219,7 @@ func TestSpreadFor(t *testing.T) {
 				low, high = min(low, d), max(high, d)
 			}
 			require.LessOrEqual(t, high-low, test.moves)
-			require.GreaterOrEqual(t, high-low, test.moves*9/10) // and uses what is left to chance
+			require.GreaterOrEqual(t, high-low, test.moves*9/10) // and the random part uses the rest
 		})
 	}
 

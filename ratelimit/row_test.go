@@ -106,7 +106,7 @@ func TestCostOfZeroWritesNothing(t *testing.T) {
 	require.Equal(t, ratelimit.Day/10, d.RetryAfter)
 }
 
-// TestRefusalLeavesWhatIsThere promises that who asks for too much pays nothing for asking.
+// TestRefusalLeavesWhatIsThere promises that a refused request costs nothing.
 func TestRefusalLeavesWhatIsThere(t *testing.T) {
 	t.Parallel()
 	pool, limiter, limit := fourOfTenTaken(t)
@@ -156,7 +156,7 @@ func TestResetFillsWhateverTheCost(t *testing.T) {
 	require.Equal(t, -3.0, held(t, limiter, limit.For("b")), "who was not asked for is left alone")
 }
 
-// TestReserveIsReadyWhenAllItsLimitsAre promises the latest instant of the limits, in whatever order asked.
+// TestReserveIsReadyWhenAllItsLimitsAre promises the latest ReadyAt of the limits, in any order of the requests.
 func TestReserveIsReadyWhenAllItsLimitsAre(t *testing.T) {
 	t.Parallel()
 	limiter := newLimiter(t, postgrestest.New(t), ratelimit.Config{})

@@ -43,7 +43,7 @@ func TestNewRulingRefusesWhatCannotBe(t *testing.T) {
 	}
 }
 
-// A rule says what a call would be decided under at an instant, and without eras it is the definition in the code.
+// Resolve returns the policy in effect at an instant. A rule without eras leaves the definition in the code in effect.
 func TestResolveFollowsTheEras(t *testing.T) {
 	t.Parallel()
 	limit := ratelimit.Define("api", ratelimit.PerMinute(10))
@@ -107,8 +107,8 @@ func TestModeFollowsTheErasAndThePause(t *testing.T) {
 	require.Panics(t, func() { ratelimit.ShadowLimits(ratelimit.Limit{}) })
 }
 
-// A rule that makes tokens of slots makes Acquire fail before any SQL, also beside slots of other limits: a mutex must not allow two
-// holders. A limit that is off needs no slot, whatever its policy.
+// A rule that makes tokens of slots makes Acquire fail before any SQL, also beside slots of other limits: a mutex must not allow
+// two holders. A limit that is off needs no slot, under any policy.
 func TestAcquireWhereARuleMakesTokensOfSlots(t *testing.T) {
 	t.Parallel()
 	mutex, other := ratelimit.Define("mutex", ratelimit.Concurrency{Most: 1}), ratelimit.Define("other", ratelimit.Concurrency{Most: 5})

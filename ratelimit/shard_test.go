@@ -33,7 +33,7 @@ func TestShardsAreAPowerOfTwoUpTo64(t *testing.T) {
 	}
 }
 
-// TestShardsAreRows promises as many rows as the policy says, once all are asked together.
+// TestShardsAreRows promises one row for each shard of the policy, after a call that takes from all of them.
 func TestShardsAreRows(t *testing.T) {
 	t.Parallel()
 	pool := postgrestest.New(t)

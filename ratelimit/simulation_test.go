@@ -23,13 +23,13 @@ func (m modes) RulingFor(limit ratelimit.Limit, _, _ string) *ratelimit.Ruling {
 }
 func (m modes) RulingsOf(string) []*ratelimit.Ruling { return nil }
 
-// note returns a hook that remembers what it is told.
+// note returns a hook that appends each refusal to told.
 func note(told *[]ratelimit.Refusal) func(context.Context, ratelimit.Refusal) {
 	return func(_ context.Context, refusal ratelimit.Refusal) { *told = append(*told, refusal) }
 }
 
-// TestASimulationOfTomorrowChangesNothingToday: a Simulation and a Limiter share the rules of one source. An instant that the Simulation
-// has seen decides neither the calls of the Limiter nor those that the Simulation makes at an earlier instant.
+// TestASimulationOfTomorrowChangesNothingToday: a Simulation and a Limiter share the rules of one source. An instant that the
+// Simulation has seen affects neither calls of the Limiter nor calls of the Simulation at an earlier instant.
 func TestASimulationOfTomorrowChangesNothingToday(t *testing.T) {
 	t.Parallel()
 	for name, tomorrow := range map[string]ratelimit.Era{
@@ -67,8 +67,8 @@ func TestASimulationOfTomorrowChangesNothingToday(t *testing.T) {
 	}
 }
 
-// TestSimulation holds a Simulation to the answers of a Limiter on Postgres, for the same calls at the same instants, some of
-// which step back: decisions over several limits, of every kind and mode, and the refusals that are told.
+// TestSimulation holds a Simulation to the answers of a Limiter on Postgres, for the same calls at the same instants, some of which
+// step back: decisions over several limits, of every kind and mode, and the reported refusals.
 func TestSimulation(t *testing.T) {
 	t.Parallel()
 	start := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)

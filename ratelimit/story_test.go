@@ -108,7 +108,7 @@ func (s step) call(t *testing.T, i int, limiter *ratelimit.Limiter, request rate
 	}
 }
 
-// answers checks what the call of the step was told.
+// answers checks the decision of the step's call.
 func (s step) answers(t *testing.T, i int, d ratelimit.Decision, wait time.Duration) {
 	t.Helper()
 	tokens := d.States[0].Value.Tokens
@@ -124,7 +124,7 @@ func (s step) holds(t *testing.T, i int, tokens float64) {
 	require.InDelta(t, s.left, tokens, 1e-9, "step %d at %v: tokens left", i, s.at)
 }
 
-// admitted counts the single tokens that a caller gets who asks at every instant of a schedule.
+// admitted counts the allowed requests of a caller who requests one token at every instant of a schedule.
 func admitted(limit ratelimit.Limit, schedule []time.Duration) int {
 	value := limit.Global().Full(opening)
 	count := 0

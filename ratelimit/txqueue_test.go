@@ -46,8 +46,7 @@ func TestNestedTransactionsQueue(t *testing.T) {
 	require.True(t, gets(), "until the transaction has ended")
 }
 
-// A transaction that reads before it takes is run once where it names the bucket, in the queues of the process and in
-// those of all.
+// A transaction that reads before it takes runs once if it names the bucket, with the queues of the process and with shared queues.
 func TestNamedTransactionsThatReadFirstRunOnce(t *testing.T) {
 	t.Parallel()
 	const workers, rounds = 4, 5

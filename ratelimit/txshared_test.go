@@ -27,7 +27,7 @@ type sharing struct {
 	limiter *Limiter
 }
 
-// newSharing returns a Limiter in whose queues nobody waits in vain, and where transactions met a moment ago.
+// newSharing returns a Limiter whose queues never time out, right after a conflict of transactions on the bucket hot.
 func newSharing(t *testing.T, configure ...func(*pgxpool.Config)) *sharing {
 	t.Helper()
 	pool := postgrestest.New(t, configure...)
@@ -45,7 +45,7 @@ func (b *sharing) exec(t *testing.T, sql string, arguments ...any) {
 	require.NoError(t, err)
 }
 
-// requireTaken checks what was taken from the bucket.
+// requireTaken checks the number of tokens taken from the bucket.
 func (b *sharing) requireTaken(t *testing.T, want float64) {
 	t.Helper()
 	v, err := b.limiter.Value(t.Context(), turnsAtHot)
@@ -166,8 +166,8 @@ func TestASharedTurnEndsWithItsTransaction(t *testing.T) {
 	}
 }
 
-// Whoever waits does so in the server, where no more than one of a process is, and has his turn as soon as the one
-// before him has committed: with no conflict, however little his transaction says of itself.
+// A transaction waits in the server, at most one of each process, until the transaction before it has committed. Then it runs
+// without a conflict, also if it does not name its buckets.
 func TestSharedQueuesHandOverInTheServer(t *testing.T) {
 	t.Parallel()
 	const workers = 8
@@ -211,7 +211,7 @@ func TestSharedQueuesHandOverInTheServer(t *testing.T) {
 	}
 }
 
-// Whoever has waited for long enough goes on without a turn.
+// After the longest wait a transaction continues without a turn.
 func TestAWaitForASharedTurnIsBounded(t *testing.T) {
 	t.Parallel()
 	b := newSharing(t)
@@ -239,7 +239,7 @@ func TestAWaitForASharedTurnIsBounded(t *testing.T) {
 	require.Zero(t, waiting)
 }
 
-// Whoever gives up waiting leaves nobody behind in the server.
+// A caller who gives up waiting leaves no waiting session in the server.
 func TestACallerWhoGivesUpWaitingForASharedTurn(t *testing.T) {
 	t.Parallel()
 	b := newSharing(t)
@@ -269,8 +269,8 @@ func TestACallerWhoGivesUpWaitingForASharedTurn(t *testing.T) {
 	b.requireTaken(t, 2)
 }
 
-// A transaction takes one turn, whatever it wants, so those that want several buckets one after the other deadlock no more
-// than without, and go on.
+// A transaction takes only one turn. So turns add no deadlocks between transactions that take from several buckets one after the
+// other.
 func TestSharedTurnsOfTransactionsThatWantSeveralBuckets(t *testing.T) {
 	t.Parallel()
 	const workers, rounds = 4, 2
@@ -338,7 +338,8 @@ func TestSharedTurnsOfATransactionInsideAnother(t *testing.T) {
 	require.ErrorIs(t, err, ErrInvalidKey)
 }
 
-// What a body does first decides whether its transaction can still wait. Whatever it is, it is done once, and what it set stays.
+// The first statement of a body decides whether its transaction can still wait. The body runs once in either case, and its SET
+// LOCAL stays in effect.
 func TestWhatATransactionSetBeforeItsTurnStays(t *testing.T) {
 	t.Parallel()
 	b := newSharing(t)

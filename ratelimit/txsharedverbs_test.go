@@ -11,7 +11,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
 )
 
-// Whatever a transaction wants of a bucket, its wait goes with the first statement of that, and the answer is the same.
+// For every verb, the wait is part of the first statement, and the answer is the same as without a wait.
 func TestEveryVerbWaitsForItsSharedTurn(t *testing.T) {
 	t.Parallel()
 	bucketed := Define("bucketed", TokenBucket{Rate: 10, Period: 36525 * Day, MaxReserved: 10}).For("key")

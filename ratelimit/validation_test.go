@@ -18,7 +18,7 @@ import (
 
 var errTouched = errors.New("the database was asked")
 
-// untouched is a pool, and a transaction, that fails the test when anything is asked of it.
+// untouched is a pool, and a transaction, that fails the test at each use.
 type untouched struct {
 	pgx.Tx
 	t *testing.T
@@ -185,7 +185,7 @@ type invalid struct {
 	text       string
 }
 
-// requireInvalid makes the calls outside of a transaction and in one, and checks what they return, which names no key.
+// requireInvalid makes the calls outside of a transaction and in one, and checks that their errors name no key.
 func requireInvalid(t *testing.T, calls []invalid) {
 	t.Helper()
 	for _, c := range calls {

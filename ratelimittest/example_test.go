@@ -57,7 +57,7 @@ func ExampleNew() {
 	// 401 wrong password
 }
 
-// What a function of InTx took is back when it fails, as in a database.
+// If the function of InTx fails, its tokens are returned, as in a database.
 func ExampleDB() {
 	ctx := context.Background()
 	clock := ratelimittest.NewClock()
@@ -80,14 +80,14 @@ func ExampleDB() {
 	// 3 <nil>
 }
 
-// Code that is handed a *sql.Tx, tested without a server: a rollback gives back what it took, and a commit keeps it.
+// Code over a *sql.Tx, tested without a server: a rollback returns its tokens, and a commit keeps them spent.
 func ExampleDB_OpenSQL() {
 	ctx := context.Background()
 	try := func(limiter *ratelimit.Limiter, tx *sql.Tx) error { // the code under test
 		return sqllimit.WithTx(limiter, tx).Require(ctx, failedLogins.For("ada"))
 	}
 	buckets := ratelimittest.NewDB()
-	db := buckets.OpenSQL(nil) // or with a *sql.DB for the code's own SQL, as that of sqlmock
+	db := buckets.OpenSQL(nil) // or with a *sql.DB for the code's own SQL, for example of sqlmock
 	defer func() { _ = db.Close() }()
 	limiter, err := ratelimit.New(buckets, ratelimit.Config{AsOf: ratelimittest.NewClock().Now})
 	if err != nil {

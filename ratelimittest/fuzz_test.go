@@ -54,7 +54,7 @@ func (n numbers) policy(kind uint8) ratelimit.Policy {
 	}
 }
 
-// isRefusalOfInput reports whether err says what is wrong with a request, and is of a type that callers can ask for.
+// isRefusalOfInput reports whether err rejects a request, with a documented type of error.
 func isRefusalOfInput(err error) bool {
 	for _, known := range []error{
 		ratelimit.ErrInvalidLimit, ratelimit.ErrInvalidKey, ratelimit.ErrInvalidCost, ratelimit.ErrCostExceedsCapacity, ratelimit.ErrInvalidRequest,
@@ -67,8 +67,8 @@ func isRefusalOfInput(err error) bool {
 	return false
 }
 
-// FuzzPolicies holds a policy of any kind with any numbers to what is promised of all: NewLimit returns an error, or a limit
-// whose full bucket gives what Check says, refuses with a wait when it is empty, and gives again after that.
+// FuzzPolicies checks the promise of every policy, of any kind with any numbers. NewLimit returns an error, or a limit whose full
+// bucket gives the tokens that Check reports, refuses with a wait when it is empty, and gives again after that wait.
 func FuzzPolicies(f *testing.F) {
 	minute, century := int64(time.Minute), int64(36525*ratelimit.Day)
 	for kind := range uint8(5 * policyKinds) {
@@ -129,7 +129,7 @@ func FuzzPolicies(f *testing.F) {
 		}
 		require.NoError(t, err)
 		if told.Allowed || whole > 1 && !holds || told.RetryAfter > 200*365*ratelimit.Day {
-			return // of rows that are full nothing arrives: what is said of several is the least that it takes
+			return // no tokens arrive in full rows, so the wait over several rows is only a lower bound
 		}
 		clock.Advance(told.RetryAfter)
 		again, err := take(t.Context())
@@ -208,9 +208,9 @@ type answers struct {
 	id                 string
 }
 
-// FuzzVerbs makes calls of all verbs with any costs, prices, counts and instants. What they return is nil or an error of a type
-// that says what is wrong; the buckets hold finite numbers; a transaction in which a call was wrong goes on; and
-// one that is rolled back leaves no trace.
+// FuzzVerbs makes calls of all verbs with any costs, prices, counts and instants. They return nil or a documented error, and the
+// buckets hold finite numbers. A transaction continues after an invalid call, and a transaction that is rolled back leaves no
+// trace.
 func FuzzVerbs(f *testing.F) {
 	all := make([]byte, len(verbs))
 	for i := range all {

@@ -95,7 +95,7 @@ func TestGuideDouble(t *testing.T) {
 	require.Equal(t, 4.0, held(t, limiter))
 }
 
-// TestGuide checks that each line of Go in docs/testing.md is in this file, but for what needs a server or a mock.
+// TestGuide checks that each line of Go in docs/testing.md is in this file, except lines that need a server or a mock.
 func TestGuide(t *testing.T) {
 	t.Parallel()
 	guide, err := os.ReadFile("../docs/testing.md")

@@ -35,7 +35,7 @@ type SQL interface {
 // NewDB returns a DB in which every bucket is full.
 func NewDB() *DB { return &DB{memstore.NewPool(nil)} }
 
-// NewDBWith returns a DB whose transactions are also those of sql: what the code under test executes in one goes there, and
+// NewDBWith returns a DB whose transactions are paired with transactions of sql: statements of the code under test run there, and
 // both commit and roll back together. The limits stay in memory.
 func NewDBWith(sql SQL) *DB { return &DB{memstore.NewPool(sql)} }
 
@@ -43,18 +43,18 @@ func NewDBWith(sql SQL) *DB { return &DB{memstore.NewPool(sql)} }
 // Its SQL fails with [ErrNoDatabase], unless NewDBWith made the DB.
 func (db *DB) Begin(ctx context.Context) (pgx.Tx, error) { return db.pool.Begin(ctx) }
 
-// OpenSQL returns a *sql.DB for code over database/sql: its transactions are those of db and those of rows, where what the code
-// under test executes goes, and both commit and roll back together. rows is any *sql.DB, also one of a mock; nil is none, and SQL
-// fails with [ErrNoDatabase]. The calls of sqllimit.WithTx are part of such a transaction, and undone by a ROLLBACK TO of a
-// savepoint as well; sqllimit.New takes the *sql.DB itself.
+// OpenSQL returns a *sql.DB for code over database/sql. It pairs each transaction of db with a transaction of rows: statements of
+// the code under test run there, and both commit and roll back together. rows is any *sql.DB, for example a mock. If rows is nil,
+// SQL fails with [ErrNoDatabase]. The calls of sqllimit.WithTx are part of such a transaction, and a ROLLBACK TO a savepoint undoes
+// them too. Pass the *sql.DB itself to sqllimit.New.
 //
-// Statements reach rows as they are executed: one that was prepared is not prepared there, and transactions that SQL begins are
+// Statements reach rows when they are executed: a prepared statement is not prepared there, and transactions that SQL begins are
 // not known here. Close both.
 func (db *DB) OpenSQL(rows *sql.DB) *sql.DB { return db.pool.OpenSQL(rows) }
 
-// New returns a Limiter in memory whose time is that of clock; nil is real time, or that of the bubble in a test of package
-// synctest. Every bucket is full. It is for the test alone and is closed when the test ends, so that what the test has left
-// running is found. For another [ratelimit.Config], pass a DB to New of package ratelimit.
+// New returns a Limiter in memory with the time of clock. A nil clock means the real time, or the bubble's time in a test of
+// package synctest. Every bucket is full. The Limiter is for this test alone and is closed when the test ends, which finds calls
+// that are still running. For another [ratelimit.Config], pass a DB to New of package ratelimit.
 func New(t testing.TB, clock *Clock) *ratelimit.Limiter {
 	t.Helper()
 	var config ratelimit.Config

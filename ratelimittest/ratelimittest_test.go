@@ -102,7 +102,7 @@ func TestNoMoreThanThereIs(t *testing.T) {
 func TestTransactions(t *testing.T) {
 	t.Parallel()
 
-	// Who wants a row that a transaction holds waits, others do not, and a refusal and a look never do.
+	// A call that takes from a row that a transaction holds waits. Other calls, refusals and checks never wait.
 	t.Run("HoldRows", func(t *testing.T) {
 		t.Parallel()
 		db, clock := ratelimittest.NewDB(), ratelimittest.NewClock()
@@ -236,7 +236,7 @@ func TestSQL(t *testing.T) {
 		holds(t, limiter, 9, ten.For("key"))
 	})
 
-	// A COMMIT that conflicts in the other database undoes what was taken, and the function runs again.
+	// If the COMMIT in the other database conflicts, the take is undone, and the function runs again.
 	t.Run("OfAnotherConflicts", func(t *testing.T) {
 		t.Parallel()
 		limiter, err := ratelimit.New(ratelimittest.NewDBWith(&conflicting{DB: ratelimittest.NewDB()}), ratelimit.Config{AsOf: ratelimittest.NewClock().Now})
@@ -311,7 +311,7 @@ func TestInABubble(t *testing.T) {
 	})
 }
 
-// Whoever imports the package gets no more than with the Limiter.
+// The package adds no dependencies to the Limiter's.
 func TestDependencies(t *testing.T) {
 	t.Parallel()
 	testsize.Long(t, "runs the go command")

@@ -18,7 +18,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/sqllimit"
 )
 
-// recorder is a database that remembers what it was told, and answers each query with what it was given as parameters.
+// recorder is a database that records its statements, and answers each query with its parameters.
 type recorder struct {
 	mu     sync.Mutex
 	told   []string

@@ -71,7 +71,7 @@ func BenchmarkRefused(b *testing.B) {
 func BenchmarkTake(b *testing.B) {
 	for name, test := range map[string]struct {
 		config ratelimit.Config
-		keys   int // few where the database is to be asked again only once a second for each
+		keys   int // few: then each key reads the database only once a second
 		block  int
 	}{"Database": {ratelimit.Config{}, 1000, 50}, "RefusalCache": {ratelimit.Config{RefusalCache: 1000}, 10, 2000}} {
 		b.Run(name, func(b *testing.B) {

@@ -88,7 +88,7 @@ func (m *minute) count(r *ratelimit.Refusal) {
 	}
 }
 
-// sum returns the sum for a pair. Its pair is the same one, or one that stands for others too.
+// sum returns the sum for a pair. Its pair is p, or a pair that stands for several.
 func (m *minute) sum(p pair) *sum {
 	if known := m.sums[p]; known != nil {
 		return known
@@ -147,8 +147,8 @@ func (m *minute) collect(all bool) map[id]tally {
 	return rows
 }
 
-// forget clears what was counted for each key. Call it if rows may not have been written: the keys can move only refusals that
-// the row with the empty key has.
+// forget clears the counts by key. Call it if rows may not have been written: the keys can move only refusals that the row with the
+// empty key has.
 func (m *minute) forget() {
 	for _, r := range m.keys.order {
 		r.own = tally{}

@@ -20,8 +20,8 @@ var noon = time.Date(2026, time.March, 9, 12, 0, 0, 0, time.UTC)
 
 func minuteAt(at time.Time, places int) *minute { return newMinute(at.UnixMicro(), at, places) }
 
-// Whatever is counted and collected in whichever order, sums over the rows of a limit and route are exact after each
-// time, and no key has more than it was refused.
+// For any order of counting and collecting, sums over the rows of a limit and route are exact after each collection, and no key has
+// more refusals than it had.
 func TestTheRowsOfAMinuteAddUp(t *testing.T) {
 	t.Parallel()
 	r := testsize.Rand(t)
@@ -184,7 +184,7 @@ func TestNothingOfTheCallersMemoryIsKept(t *testing.T) {
 	}
 }
 
-// Names that are not told apart are few, and all text can be stored, whoever chose it.
+// The number of names is bounded, and any text from clients can be stored.
 func TestNamesAreBounded(t *testing.T) {
 	t.Parallel()
 	m := minuteAt(noon, places)

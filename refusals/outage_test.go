@@ -112,7 +112,7 @@ func TestWithoutADatabaseDecisionsGoOnAndMemoryIsBounded(t *testing.T) { //nolin
 	}
 }
 
-// A table that somebody has locked makes the server end the statement, so that it is known to have written nothing.
+// If the table is locked, the server cancels the statement, so it is known to have written nothing.
 func TestATimeoutIsWrittenLater(t *testing.T) {
 	t.Parallel()
 	for name, isPrepared := range map[string]bool{"Preparing": false, "Prepared": true} {
@@ -150,7 +150,7 @@ func TestATimeoutIsWrittenLater(t *testing.T) {
 	}
 }
 
-// deaf is a connection that hears nothing any more once it is told to.
+// deaf is a connection that drops all answers after a call of its switch.
 type deaf struct {
 	net.Conn
 	is *atomic.Bool
@@ -165,7 +165,7 @@ func (c *deaf) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// What may have been written is not written again: it is there once, or it is not, and reported.
+// Counts that may have been written are not written again: they are in the table once, or they are lost and reported.
 func TestALostAnswerCountsNothingTwice(t *testing.T) {
 	t.Parallel()
 	var isDeaf atomic.Bool

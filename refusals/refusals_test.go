@@ -19,7 +19,7 @@ var (
 	tried  = ratelimit.Define("tried", ratelimit.PerDay(1))
 )
 
-// What a Limiter refuses is in the table, with keys as they are stored, and without them unless they are asked for.
+// The refusals of a Limiter are in the table, with stored keys only if Config asks for them.
 func TestRefusalsOfALimiterAreInTheTable(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {

@@ -16,7 +16,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// patient is how long a test waits for what has to happen. It only ends a test that hangs.
+// patient is the longest wait for an expected event. It only ends a test that hangs.
 const patient = 2 * time.Minute
 
 // clock is a clock that stands still until a test moves it.

@@ -94,7 +94,7 @@ func Top(ctx context.Context, db DB, schema string, config TopConfig) ([]Sum, er
 	if config.Until.IsZero() {
 		config.Until = time.Date(9999, time.December, 31, 0, 0, 0, 0, time.UTC)
 	}
-	// Planned each time, for these minutes: a plan for any takes them for few rows, and sorts what it should hash.
+	// Planned each time, for these minutes: a generic plan expects few rows, and sorts them instead of hashing.
 	rows, err := db.Query(ctx, newStatements(schema).top, pgx.QueryExecModeExec, config.Since, config.Until, config.By == ByRoute, config.By == ByKey,
 		clean(config.Limit, maxNameBytes+1), config.Shadow, cmp.Or(config.Most, defaultMost))
 	if err != nil {

@@ -78,7 +78,7 @@ func TestTop(t *testing.T) {
 	}
 }
 
-// Who has no Counter gets what one answers, of the schema that is named.
+// Without a Counter, the function returns the same as a Counter of the named schema.
 func TestTopWithoutACounter(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -153,7 +153,7 @@ func TestPrune(t *testing.T) {
 	require.ErrorIs(t, err, context.Canceled)
 }
 
-// Who lacks a privilege is told where the statements are that grant it.
+// A missing privilege is an error that names the place of the GRANT statements.
 func TestTopNamesTheGrants(t *testing.T) {
 	t.Parallel()
 	b := setup(t, func(config *pgxpool.Config) {

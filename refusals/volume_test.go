@@ -17,8 +17,8 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// An attack by 200,000 keys writes 10,000 rows and not a million, and takes up bounded memory. All of it is in the sums,
-// and the keys that stand out are told apart.
+// An attack by 200,000 keys writes 10,000 rows and not a million, and takes up bounded memory. All of it is in the sums, and the
+// most refused keys have rows of their own.
 func TestAMillionRefusals(t *testing.T) { //nolint:paralleltest // what others allocate meanwhile would count
 	testsize.Long(t, "refuses a million requests")
 	const refusals, keys, flushes, callers = 1_000_000, 200_000, 5, 4
@@ -120,7 +120,7 @@ func TestConcurrentRefusalsAreAllCounted(t *testing.T) {
 	require.Zero(t, b.Dropped())
 }
 
-// A flush locks its rows in one order, as that of every process does, so that they are part of no deadlock.
+// A flush of every process locks rows in the same order, so flushes cannot deadlock.
 func TestFlushesLockRowsInOneOrder(t *testing.T) {
 	t.Parallel()
 	b := setup(t)

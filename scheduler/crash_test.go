@@ -59,7 +59,7 @@ func die() {
 	select {}
 }
 
-// spawn runs a child to its end and returns what it printed. It fails when the child was not killed.
+// spawn runs a child to its end and returns its output. It fails when the child was not killed.
 func spawn(ctx context.Context, role, database string, settings ...string) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, deadline)
 	defer cancel()
@@ -95,7 +95,7 @@ func (c *deadlyConn) Write(b []byte) (int, error) {
 	return n, err
 }
 
-// enqueueAndDie enqueues a job and dies at the point it was told, or after the end.
+// enqueueAndDie enqueues a job and dies at the point that its environment names, or after the end.
 func enqueueAndDie(ctx context.Context) error {
 	config, err := pgxpool.ParseConfig(os.Getenv(childDatabase))
 	if err != nil {

@@ -17,7 +17,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/scheduler"
 )
 
-// daily holds 100 tokens, and nothing arrives while a test runs, so that what was charged can be read off.
+// daily holds 100 tokens, and nothing arrives while a test runs, so that its value shows the charge.
 var daily = ratelimit.Define("daily", ratelimit.FixedWindow{Rate: 100, Period: 24 * time.Hour, Start: time.Now()})
 
 var errUpstream = errors.New("the upstream is down")

@@ -30,8 +30,7 @@ type EnqueueOpts struct {
 // wait, and there is no Job.
 type Enqueued struct {
 	ratelimit.Reservation
-	// JobInsertResult is River's. When UniqueSkippedAsDuplicate is set, Job is the one that was there
-	// already, and nothing was taken for this one.
+	// JobInsertResult is River's. If UniqueSkippedAsDuplicate is set, Job is the existing job, and nothing was taken for this one.
 	rivertype.JobInsertResult
 	// RunAt is the start time of the job: ReadyAt plus the jitter. It is the zero time without a new job.
 	RunAt time.Time

@@ -94,7 +94,7 @@ type holding struct {
 
 var _ rivertype.WorkerMiddleware = (*holding)(nil)
 
-// Work runs a job while it holds what it asks for.
+// Work runs a job while holding the slots of its requests.
 func (m *holding) Work(ctx context.Context, job *rivertype.JobRow, work func(context.Context) error) error {
 	h := m.holder
 	requests, err := h.config.Requests(job)
@@ -126,8 +126,8 @@ func isInTheWay(ctx context.Context, err error) bool {
 		errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil // the time of the limiter's Config.Timeout
 }
 
-// ended returns what River is told of a job that has returned err. One that succeeded although its lease was lost has done
-// its work, and running it again would do it twice.
+// ended returns the error to report to River for a job that has returned err. A job that succeeded although its lease was lost is
+// not an error: River would run it again and do its work twice.
 func (h *Holder) ended(ctx, held context.Context, job *rivertype.JobRow, err error) error {
 	lost := context.Cause(held)
 	if !errors.Is(lost, ratelimit.ErrLeaseLost) {

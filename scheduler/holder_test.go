@@ -92,7 +92,7 @@ func TestHolderRunsNoMoreThanTheSlots(t *testing.T) {
 		if _, err := f.pool.Exec(ctx, "INSERT INTO running VALUES ($1, $2)", job.Args.Name, job.ID); err != nil {
 			return err
 		}
-		// Whoever comes last of those that run together sees all of them.
+		// The last of the jobs that run together sees all of them.
 		if _, err := f.pool.Exec(ctx, "INSERT INTO seen SELECT $1, $2, count(*), $3 FROM running WHERE tenant = $1", job.Args.Name, job.ID, lease.Fence); err != nil {
 			return err
 		}
@@ -177,8 +177,8 @@ func TestHolderPutsOffWhatItRefuses(t *testing.T) {
 	require.Equal(t, 1, done.Attempt)
 }
 
-// TestHolderStopsWhatLostItsSlot promises that a job whose lease is lost is told, fails with the cause, and is tried again; and
-// that one which goes on to its end all the same is not run twice.
+// TestHolderStopsWhatLostItsSlot promises that a lost lease cancels the job's context, and that the job fails with the cause and is
+// retried. A job that continues to its end is not run twice.
 func TestHolderStopsWhatLostItsSlot(t *testing.T) {
 	t.Parallel()
 	journal := &logtest.Journal{}

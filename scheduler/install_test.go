@@ -25,8 +25,8 @@ func installed(t *testing.T, f *fixture, config *river.Config, holders ...*sched
 	return client
 }
 
-// TestInstall promises that Install is all a River client needs: one that works jobs guards their turns and has Maintain
-// called, and one that only inserts gets nothing that it cannot have.
+// TestInstall promises that Install is all a River client needs. A client that works jobs guards their turns and calls Maintain; a
+// client that only inserts gets no workers and no periodic jobs.
 func TestInstall(t *testing.T) {
 	t.Parallel()
 
@@ -44,7 +44,7 @@ func TestInstall(t *testing.T) {
 		f.client = installed(t, f, &river.Config{
 			Queues: map[string]river.QueueConfig{river.QueueDefault: {MaxWorkers: 10}}, Workers: workers,
 		}, holder)
-		// Nobody will work this one: it ends outside of the middleware, and Maintain finds it.
+		// No client works the queue of this job: it ends outside of the middleware, and Maintain finds it.
 		later := f.enqueue(t, &scheduler.EnqueueOpts{InsertOpts: river.InsertOpts{Queue: "elsewhere"}}, perSecond.Global())
 		_, err = f.client.JobCancel(t.Context(), later.Job.ID)
 		require.NoError(t, err)

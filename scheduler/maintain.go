@@ -169,7 +169,7 @@ func (s *Scheduler) PeriodicJob(interval time.Duration, opts *river.InsertOpts) 
 	return river.NewPeriodicJob(river.PeriodicInterval(interval), func() (river.JobArgs, *river.InsertOpts) {
 		job := *opts
 		if job.MaxAttempts == 0 {
-			job.MaxAttempts = 1 // the next one does what it leaves
+			job.MaxAttempts = 1 // the next job does the rest
 		}
 		return MaintainArgs{}, &job
 	}, &river.PeriodicJobOpts{RunOnStart: true})

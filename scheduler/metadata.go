@@ -38,7 +38,7 @@ func withReservation(metadata map[string]json.RawMessage, key, id string) ([]byt
 	return json.Marshal(metadata)
 }
 
-// parseMetadata returns what a caller put into InsertOpts.Metadata.
+// parseMetadata parses the caller's InsertOpts.Metadata.
 func parseMetadata(raw []byte, key string) (map[string]json.RawMessage, error) {
 	metadata := make(map[string]json.RawMessage)
 	if len(raw) == 0 {

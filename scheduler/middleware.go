@@ -74,7 +74,7 @@ func (m *middleware) Work(ctx context.Context, job *rivertype.JobRow, work func(
 	return err
 }
 
-// await returns the turn when its time has come, or one that is further away than TakeUpEarly.
+// await waits for the turn and returns it. It returns a turn that is further away than TakeUpEarly at once.
 func (s *Scheduler) await(ctx context.Context, job *rivertype.JobRow, id string) (ratelimit.Turn, error) {
 	const mostRounds = 3 // the second finds the time to have come, unless the turn has moved
 	for round := 1; ; round++ {
@@ -92,8 +92,8 @@ func (s *Scheduler) await(ctx context.Context, job *rivertype.JobRow, id string)
 	}
 }
 
-// start starts the job's turn, and takes a new one where the job has to pay again: when retries do and this is one,
-// and when the reservation was given back, so that somebody must have brought the job back to life since.
+// start starts the job's turn, and takes a new one where the job has to pay again: when retries do and this is one, and when the
+// reservation was returned, because then a user must have retried the job by hand since.
 func (s *Scheduler) start(ctx context.Context, job *rivertype.JobRow, id string) (ratelimit.Turn, error) {
 	turn, err := s.limiter.Start(ctx, id)
 	again := err == nil && turn.Restarted && s.config.RetriesPay && !s.sameAttempt(job)
@@ -107,8 +107,8 @@ func (s *Scheduler) start(ctx context.Context, job *rivertype.JobRow, id string)
 	return s.limiter.Start(ctx, id)
 }
 
-// finish ends the reservation of a job that has returned err, unless River will run it again. What it
-// cannot know, or fails to write, Maintain finds.
+// finish ends the reservation of a job that has returned err, unless River will run it again. Maintain ends the reservations that
+// finish misses or fails to end.
 func (s *Scheduler) finish(ctx context.Context, job *rivertype.JobRow, id string, err error) {
 	var snoozed *rivertype.JobSnoozeError
 	var cancelled *rivertype.JobCancelError

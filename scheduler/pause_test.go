@@ -17,7 +17,7 @@ import (
 
 var _ scheduler.Pauser = (*rules.Store)(nil)
 
-// pauser remembers what it is to pause.
+// pauser collects the limits to pause.
 type pauser struct {
 	pauses []rules.Pause
 	edit   rules.Edit

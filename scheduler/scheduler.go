@@ -54,12 +54,11 @@ type Config struct {
 // defaultTakeUp is a little above how often River looks for jobs by default.
 const defaultTakeUp = 1300 * time.Millisecond
 
-// riverInterval is how often River moves scheduled jobs that are due by the next time to available. Work that
-// is due sooner is inserted as available, since nobody would look at it in time.
+// riverInterval is how often River moves scheduled jobs that are due by the next time to available. Work that is due sooner is
+// inserted as available, because River would move it too late.
 const riverInterval = 5 * time.Second
 
-// endTimeout bounds what is written about a reservation when its job has ended, perhaps because its
-// context did.
+// endTimeout is the timeout for ending the reservation of a job that has returned, perhaps because its context has ended.
 const endTimeout = 5 * time.Second
 
 func (c Config) withDefaults() Config {
@@ -118,8 +117,7 @@ func New(limiter *ratelimit.Limiter, config Config) (*Scheduler, error) {
 // cost.
 func (s *Scheduler) Middleware() rivertype.Middleware { return &middleware{scheduler: s} }
 
-// end ends the reservation of a job that will not run again. One that has ended otherwise, or is
-// forgotten, stays as it is.
+// end ends the reservation of a job that will not run again. It does nothing if the reservation has ended or does not exist.
 func (s *Scheduler) end(ctx context.Context, limiter *ratelimit.Limiter, id string, unused Unused) error {
 	var err error
 	if unused == GiveBack {
@@ -133,8 +131,8 @@ func (s *Scheduler) end(ctx context.Context, limiter *ratelimit.Limiter, id stri
 	return err
 }
 
-// endFailed is end for a job that was cancelled or discarded: what it took goes back when it was never
-// started, whatever River counts as an attempt, and else follows unused.
+// endFailed is end for a job that was cancelled or discarded. If the reservation was never started, its tokens go back, however
+// many attempts River counts; otherwise unused decides.
 func (s *Scheduler) endFailed(ctx context.Context, limiter *ratelimit.Limiter, id string, unused Unused) error {
 	started, err := limiter.Started(ctx, id)
 	switch {

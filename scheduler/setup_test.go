@@ -20,7 +20,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/scheduler"
 )
 
-// deadline is how long a test waits for what has to happen. It only ends a test that hangs.
+// deadline is the longest wait for an expected event. It only ends a test that hangs.
 const deadline = 2 * time.Minute
 
 // perSecond holds 10 tokens, and 10 a second arrive.
@@ -137,7 +137,7 @@ func newFixture(pool *pgxpool.Pool, configure ...func(*settings)) (*fixture, err
 	return f, err
 }
 
-// start has the client work jobs with work until the test ends, and returns what becomes of them.
+// start makes the client work jobs with work until the test ends, and returns the channel of its job events.
 func (f *fixture) start(t testing.TB, work task) <-chan *river.Event {
 	t.Helper()
 	f.mu.Lock()
@@ -211,7 +211,7 @@ func (f *fixture) jobState(t testing.TB, e scheduler.Enqueued) rivertype.JobStat
 	return job.State
 }
 
-// held returns what a bucket's row holds, without what has arrived since.
+// held returns the value in a bucket's row, without the tokens that have arrived since.
 func (f *fixture) held(t testing.TB, limit ratelimit.Limit, key string) float64 {
 	t.Helper()
 	return one[float64](t, f.pool, "SELECT value FROM ratelimit.buckets WHERE name = $1 AND key = $2", limit.Name(), key)

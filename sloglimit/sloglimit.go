@@ -19,20 +19,18 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// Config says at which level each kind of event is written; a [slog.LevelVar] changes while the program
-// runs. To leave a kind out, give it a level below the one that the Logger's handler writes. The zero Config is
-// ready for use.
+// Config says at which level each kind of event is written; a [slog.LevelVar] changes while the program runs. To leave a kind out,
+// give it a level below the level of the Logger's handler. The zero Config is ready for use.
 type Config struct {
 	// Logger is where the records go. Defaults to slog.Default at the time of New.
 	Logger *slog.Logger
 	// Allowed is the level of decisions to allow. Defaults to slog.LevelDebug.
 	Allowed slog.Leveler
-	// Refused is the level of decisions to refuse, of those that a limit in shadow mode would refuse, and of requests that
-	// a guard found at fault, as without a key.
-	// Defaults to slog.LevelInfo.
+	// Refused is the level of refusals, of refusals in shadow mode, and of requests that a guard found at fault, for example without a
+	// key. Defaults to slog.LevelInfo.
 	Refused slog.Leveler
-	// Failed is the level of calls that failed, of those that gave up under contention, of what a guard made of them, and
-	// of rules that could not be loaded. Those whose caller went away are written at the level of Detail. Defaults to slog.LevelError.
+	// Failed is the level of calls that failed or gave up under contention, of a guard's answers to them, and of rules that could not
+	// be loaded. Calls whose caller has gone are written at the level of Detail. Defaults to slog.LevelError.
 	Failed slog.Leveler
 	// Mended is the level of buckets that a wrong clock had left in the future, of rules that were heard of late, until
 	// when others decided, of leases that were lost, whose work may have run beside others, of names that have two
@@ -75,7 +73,7 @@ var _ ratelimit.Observer = (*Observer)(nil)
 // New returns an Observer for ratelimit.Config.
 func New(config Config) *Observer { return &Observer{config: config.withDefaults()} }
 
-// Observe writes a record of event, with ctx for handlers that add what it carries, as the trace.
+// Observe writes a record of event. Handlers can add values of ctx, for example the trace.
 func (o *Observer) Observe(ctx context.Context, event ratelimit.Event) {
 	switch e := event.(type) {
 	case ratelimit.Decided:
@@ -134,7 +132,7 @@ func (o *Observer) decided(ctx context.Context, e ratelimit.Decided) {
 	o.log(ctx, level, message, attrs...)
 }
 
-// limits returns the names of the limits that were asked.
+// limits returns the names of the limits of a call.
 func limits(d ratelimit.Decision) []string {
 	all := make([]string, len(d.States))
 	for i := range d.States {
@@ -161,7 +159,7 @@ func (o *Observer) answered(ctx context.Context, e ratelimit.Answered) {
 	case guard.FailedOpen, guard.FailedClosed, guard.CreditFailed, guard.LeaseLost:
 		level = o.config.Failed
 	case guard.BadKey, guard.BadCost, guard.TooCostly:
-		level, failed = o.config.Refused, false // the result says what is wrong with the request
+		level, failed = o.config.Refused, false // the result names the fault of the request
 	}
 	if !o.enabled(ctx, level) {
 		return
@@ -179,7 +177,7 @@ func (o *Observer) answered(ctx context.Context, e ratelimit.Answered) {
 	o.log(ctx, level, "ratelimit: answered", appendSet(attrs, "shadow", e.Shadow)...)
 }
 
-// appendSet appends what is true; what is not is left out.
+// appendSet appends name only if set is true.
 func appendSet(attrs []slog.Attr, name string, set bool) []slog.Attr {
 	if !set {
 		return attrs
@@ -206,7 +204,7 @@ func (o *Observer) failed(ctx context.Context, e ratelimit.Failed) {
 	o.log(ctx, level, message, attrs...)
 }
 
-// rulesLoaded writes which rules decide from now on, and what is wrong with the others.
+// rulesLoaded writes which rules are in effect from now on, and the faults of the others.
 func (o *Observer) rulesLoaded(ctx context.Context, e ratelimit.RulesLoaded) {
 	level := o.config.Detail
 	switch {
@@ -267,7 +265,7 @@ func (o *Observer) detail(ctx context.Context, event ratelimit.Event) {
 	}
 }
 
-// enabled spares the making of a record that nobody reads.
+// enabled avoids making a record that the handler drops.
 func (o *Observer) enabled(ctx context.Context, level slog.Leveler) bool {
 	return o.config.Logger.Enabled(ctx, level.Level())
 }

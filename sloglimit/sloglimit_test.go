@@ -96,7 +96,7 @@ func TestObserve(t *testing.T) {
 			"level": "INFO", "msg": "ratelimit: would refuse", "verb": "take", "limits": limits, "would_refuse": []any{"perDay"},
 			"rules": []any{"perDay/pro"}, "remaining": 2.0, "elapsed_s": 0.001,
 		}},
-		"paused": {paused, map[string]any{ // and why is nobody's business who reads logs
+		"paused": {paused, map[string]any{ // without the reason of the pause
 			"level": "INFO", "msg": "ratelimit: refused", "verb": "take", "limits": limits, "refused_by": []any{"perDay"},
 			"retry_after_s": 1.5, "rules": []any{"perDay"}, "remaining": 2.0, "elapsed_s": 0.001, "paused": true,
 		}},

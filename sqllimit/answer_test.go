@@ -40,7 +40,7 @@ func TestTheIsolationLevelStaysTheSame(t *testing.T) {
 	}
 }
 
-// A row that was read stays as it is when the connection reads the next one into the same buffer.
+// A row that was read does not change when the connection reads the next one into the same buffer.
 func TestARowIsACopy(t *testing.T) {
 	t.Parallel()
 	buffer := []byte("ab")

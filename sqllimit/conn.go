@@ -19,7 +19,7 @@ import (
 // all: they could not be sent, or not be committed.
 type runner func(ctx context.Context, s statements) ([]answer, error)
 
-// statements are one that was given to Exec or Query, or those of a batch.
+// statements holds the statement of an Exec or Query, or the statements of a batch.
 type statements struct {
 	queries []*pgx.QueuedQuery
 	exec    bool // of one alone: whether no rows are wanted, so that without parameters it may be several
@@ -80,8 +80,7 @@ type serverError struct {
 // Unwrap returns both.
 func (e *serverError) Unwrap() []error { return []error{e.error, e.of} }
 
-// explained returns err so that the core finds in it what it would in an error of pgx: what the server answered, and that
-// ctx has ended.
+// explained converts err so that the core finds in it the same as in an error of pgx: the server's error, and the end of ctx.
 func explained(ctx context.Context, err error) error {
 	if err == nil {
 		return nil
@@ -108,8 +107,7 @@ func explained(ctx context.Context, err error) error {
 	return err
 }
 
-// endOf returns why ctx has ended. Its time may be over a moment before it says so, and a connection that is being made is told
-// of the time.
+// endOf returns why ctx has ended. A new connection gets the deadline of ctx, and may fail a moment before ctx reports it.
 func endOf(ctx context.Context) error {
 	if deadline, bounded := ctx.Deadline(); bounded && ctx.Err() == nil && !time.Now().Before(deadline) {
 		return context.DeadlineExceeded
@@ -150,13 +148,13 @@ func (*callersTx) Commit(context.Context) error { return errNotOurs }
 // Rollback is not for a Limiter to call.
 func (*callersTx) Rollback(context.Context) error { return errNotOurs }
 
-// Identity returns what is the same for all Limiters of a transaction.
+// Identity returns a value that is the same for all Limiters of a transaction.
 func (tx *callersTx) Identity() any { return tx.of }
 
 // Engine returns the transaction of package ratelimittest that the caller's is one of, for a Limiter in memory, which is all that asks.
 func (tx *callersTx) Engine() store.Engine { return engineOf(tx.of) }
 
-// refusing is the runner of what is no transaction.
+// refusing is the runner for a value that is not a transaction.
 func refusing(tx Tx) runner {
 	err := fmt.Errorf("%w: WithTx with a %T, which is no transaction: pass what its BeginTx returned, or use sqllimit.New",
 		ratelimit.ErrInvalidConfig, tx)

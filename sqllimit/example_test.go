@@ -12,7 +12,7 @@ import (
 
 var exampleSendMessage = ratelimit.Define("sendMessage", ratelimit.TokenBucket{Rate: 10, Period: time.Minute, Capacity: 3})
 
-// The Limiter is that of package ratelimit, on what sql.Open returned.
+// The Limiter is a ratelimit.Limiter on a *sql.DB.
 func ExampleNew() {
 	db, err := sql.Open("pgx", "postgres://localhost/app") // of package stdlib of pgx
 	if err != nil {
@@ -27,7 +27,7 @@ func ExampleNew() {
 	}
 }
 
-// In a transaction of your own: what is taken commits with it and is undone with it.
+// In your own transaction: the take commits and rolls back with it.
 func ExampleWithTx() {
 	var limiter *ratelimit.Limiter // of ratelimit.New or of sqllimit.New
 	send := func(ctx context.Context, tx *sql.Tx, author, body string) error {

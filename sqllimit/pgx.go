@@ -88,11 +88,11 @@ func isPool(tx Tx) bool {
 // errVisited is what a visit ends with, in place of a statement.
 var errVisited = errors.New("sqllimit: done before the statement, which is not sent")
 
-// visit is the parameter of a statement that is never sent, and has a connection of pgx run others in its place. A *sql.Tx
-// tells nobody its connection. But stdlib gives parameters to pgx as they are, and pgx calls a QueryRewriter among them with the
-// connection. What runs there does so under the locks of database/sql, which no end of the transaction gets past.
+// visit is the parameter of a statement that is never sent. It makes a connection of pgx run other statements in its place. A
+// *sql.Tx does not reveal its connection. But stdlib passes parameters to pgx unchanged, and pgx calls a QueryRewriter among them
+// with the connection. Its statements run under the locks of database/sql, so the transaction cannot end meanwhile.
 //
-// Any other driver has database/sql ask for the parameter's Value, and hears of an error there.
+// With any other driver, database/sql calls the parameter's Value, which returns an error.
 type visit struct {
 	run     func(conn *pgx.Conn) ([]answer, error)
 	seen    bool
@@ -124,7 +124,7 @@ func (v *visit) RewriteQuery(_ context.Context, conn *pgx.Conn, _ string, _ []an
 // Value is called for any other driver.
 func (v *visit) Value() (driver.Value, error) { return nil, errVisited }
 
-// of visits the connection of tx. isPgx is false for that of another driver, to which nothing was sent.
+// of visits the connection of tx. isPgx is false for a connection of another driver, to which nothing was sent.
 func (v *visit) of(ctx context.Context, tx Tx) (isPgx bool, err error) {
 	_, err = tx.ExecContext(ctx, "SELECT 1 /* of ratelimit; not sent */", v)
 	switch {

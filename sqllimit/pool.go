@@ -13,9 +13,9 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/store"
 )
 
-// pool is a ratelimit.Pool on a *sql.DB. It sends nothing but on a connection that it holds: a *sql.DB runs a statement again, on
-// another connection, when a driver says that the first was bad, and lib/pq says so of one that was lost while an answer was
-// awaited. What was taken would be taken twice.
+// pool is a ratelimit.Pool on a *sql.DB. It sends statements only on a connection that it holds. A *sql.DB retries a statement on
+// another connection if the driver reports a bad connection, and lib/pq reports that for a connection lost while waiting for an
+// answer. Then a call would take twice.
 type pool struct {
 	conn
 	db *sql.DB
@@ -90,11 +90,11 @@ type ownTx struct {
 	conn
 	tx   *sql.Tx
 	own  *sql.Conn
-	end  context.CancelFunc // of what has not ended in time
+	end  context.CancelFunc // cancels statements that have not ended in time
 	lost bool               // whether the driver said of a call's statement that the connection was bad
 }
 
-// Engine is that of the transaction, as pool has it.
+// Engine returns the engine for the driver of the transaction, as pool does.
 func (t *ownTx) Engine() store.Engine { return engineOf(t.tx) }
 
 // isDone reports whether the transaction was ended. It sends nothing.
@@ -161,7 +161,7 @@ func (t *ownTx) release() {
 
 var errOnlySQL = errors.New("sqllimit: a transaction of database/sql does not do this; use InTx of package sqllimit")
 
-// Begin is for pgx.Tx, which nobody gets from InTx of this package.
+// Begin is part of pgx.Tx. InTx of this package never passes it to its function.
 func (t *ownTx) Begin(context.Context) (pgx.Tx, error) { return nil, errOnlySQL }
 
 // CopyFrom is for pgx.Tx.

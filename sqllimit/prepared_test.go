@@ -15,7 +15,7 @@ import (
 // prepared is a transaction that prepares each statement first, as GORM's has with PrepareStmt.
 type prepared struct{ *sql.Tx }
 
-// ExecContext prepares the statement, so that it has no parameters but those that it names.
+// ExecContext prepares the statement, so that it has only the parameters that it names.
 func (p prepared) ExecContext(ctx context.Context, query string, args ...any) (sql.Result, error) {
 	statement, err := p.PrepareContext(ctx, query)
 	if err != nil {

@@ -72,8 +72,8 @@ func (r *memoryRows) CommandTag() pgconn.CommandTag { return r.tag }
 // FieldDescriptions returns what the columns are.
 func (r *memoryRows) FieldDescriptions() []pgconn.FieldDescription { return r.fields }
 
-// Conn returns the connection by which the rows came, and nil when it is none of pgx's. It has gone on since: only what it was made with can be
-// asked of it.
+// Conn returns the connection of the rows, and nil for another driver. The connection may be in use again, so read only its
+// configuration.
 func (r *memoryRows) Conn() *pgx.Conn { return r.conn }
 
 // TypeMap returns the map that Scan uses.

@@ -66,7 +66,8 @@ func exactShare(a adaptive.Adapting, share float64, m adaptive.Measured) (next *
 	return clamp(left.Quo(left, times(rat(a.Rate), seconds))), true, onEdge
 }
 
-// Random epochs, one after the other: each answer is that of the exact model, within the bounds, and no growth is without demand.
+// Random epochs, one after the other: each answer agrees with the exact model, within the bounds, and the share never grows without
+// demand.
 func TestAdaptingIsExact(t *testing.T) {
 	t.Parallel()
 	testsize.EachSeed(t, randomEpochs)
@@ -81,7 +82,7 @@ func randomEpochs(t *testing.T, seed uint64) {
 	share := 1.0
 	var a adaptive.Adapting
 	for step := range steps {
-		if step%50 == 0 { // another policy takes over what it finds
+		if step%50 == 0 { // another policy takes over the stored state
 			a = adaptive.Adapting{
 				Rate: pick(0.01, 1, 100, 1e6), Floor: pick(0.001, 0.1, 0.5, 1), Growth: pick(0.001, 0.04, 1),
 				Epoch: time.Duration(pick(0.1, 2, 3600) * float64(time.Second)), Applied: random.IntN(3) > 0,
@@ -168,7 +169,7 @@ func TestAdapting(t *testing.T) {
 	}
 }
 
-// Callers in shadow are not held to the share: it follows what they would have been told.
+// A share in shadow mode does not limit callers. It follows the decisions that it would have made.
 func TestAdaptingInShadow(t *testing.T) {
 	t.Parallel()
 	a := adaptive.Adapting{Rate: 100, Floor: 0.1, Growth: 0.04, Epoch: 2 * time.Second}

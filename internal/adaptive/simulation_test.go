@@ -46,7 +46,7 @@ type incident struct {
 	random    *rand.Rand
 	terms     bucket.Terms
 	state     bucket.State // of the bucket
-	upstream  bucket.State // what it can take at once, on its own clock
+	upstream  bucket.State // its capacity, on its own clock
 	known     adaptive.Measured
 	share     float64
 	begun     float64
@@ -148,7 +148,7 @@ func (s *incident) exchange(c *client, now float64) {
 	c.share = s.share
 }
 
-// goodput is the share of what the upstream could have accepted, and refused the share that it throttled of what was sent.
+// goodput is the accepted share of the upstream's capacity. refused is the throttled share of the sent requests.
 func (s *incident) goodput() float64 { return s.accepted / (2.4 * s.third * s.adapting.Rate) }
 func (s *incident) refused() float64 { return s.throttled / (s.accepted + s.throttled) }
 

@@ -17,14 +17,14 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/store"
 )
 
-// ledger is the row of one bucket, in place of a database. What it does to each call before it decides, before says.
+// ledger is the row of one bucket, in place of a database. It calls before with each call, and then decides.
 type ledger struct {
 	mu      sync.Mutex
 	row     *bucket.State
 	asked   []float64 // the cost of each call
 	before  func(ctx context.Context, cost float64) error
 	given   []bucket.Ahead
-	changed Event  // the sum of what observers are told
+	changed Event  // the sum of all events
 	observe func() // called at each event, and not under mu; nil: nothing is
 }
 
@@ -62,7 +62,7 @@ func (l *ledger) GiveBack(_ context.Context, _ bucket.Key, t bucket.Terms, kept 
 	return given, nil
 }
 
-// Tell adds up what becomes of tokens.
+// Tell adds up the events of the prefetch.
 func (l *ledger) Tell(e Event) {
 	if l.observe != nil {
 		l.observe()
@@ -72,14 +72,14 @@ func (l *ledger) Tell(e Event) {
 	l.mu.Unlock()
 }
 
-// change changes the ledger beside whoever uses it.
+// change changes the ledger, safely beside concurrent calls.
 func (l *ledger) change(f func()) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	f()
 }
 
-// held returns what the row holds.
+// held returns the value of the row.
 func (l *ledger) held() float64 {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -149,7 +149,7 @@ func TestPrefetchTakesMoreWhileItIsUsedUp(t *testing.T) {
 	})
 }
 
-// Near the end nothing is taken ahead, and the last tokens go to whoever asks.
+// When a bucket is nearly empty, no tokens are prefetched, so the last tokens go to any caller.
 func TestPrefetchLeavesSomeForOthers(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -260,7 +260,8 @@ func TestPrefetchDoesNotWaitForItsObserver(t *testing.T) {
 	})
 }
 
-// A caller who leaves leaves nobody else behind, and what it was to get is kept. When all have left, so has the fetch.
+// If a caller gives up, the other callers still get an answer, and its tokens are kept. When all callers have given up, the fetch
+// is cancelled.
 func TestPrefetchIsLeft(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -12,7 +12,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
 )
 
-// What is kept for too long is not used any more, however much of it is left.
+// Prefetched tokens expire after a while, however many are left.
 func TestPrefetchEnds(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -33,7 +33,7 @@ func TestPrefetchEnds(t *testing.T) {
 	})
 }
 
-// In a process with too many keys those that are new go to the database.
+// If a process has too many keys, calls for new keys go to the database.
 func TestPrefetchIsBounded(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -16,9 +16,9 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/testsize"
 )
 
-// TestPrefetchKeepsThePromise has processes share one key at random: costs, pauses, a database that is slow to answer, and
-// whose clock is another, processes that die with what they keep, others that go by the row alone, and policies that change. In no span
-// of the whole history is more admitted than the policy promises. Rates are powers of two, so that every sum is exact.
+// TestPrefetchKeepsThePromise has processes share one key at random: costs, pauses, a slow database with a clock of its own,
+// processes that die with prefetched tokens, processes without prefetch, and policies that change. In no span of the whole history
+// is more admitted than the policy promises. Rates are powers of two, so that every sum is exact.
 func TestPrefetchKeepsThePromise(t *testing.T) {
 	t.Parallel()
 	testsize.EachSeed(t, func(t *testing.T, seed uint64) {
@@ -55,7 +55,7 @@ type prefetchWorld struct {
 
 	took                      []admission
 	fromMemory, died, refused int
-	taken, returned, lost     float64 // as observers are told
+	taken, returned, lost     float64 // the sums of the events
 }
 
 func newPrefetchWorld(t *testing.T, random *rand.Rand) *prefetchWorld {
@@ -79,7 +79,8 @@ type worldPace struct {
 	prefetch time.Duration
 }
 
-// changeBuckets has another token bucket hold. The rate only falls: what was taken ahead before is given back under the old one.
+// changeBuckets changes the policy to another token bucket. The rate only falls, because prefetched tokens are returned under the
+// old policy.
 func (w *prefetchWorld) changeBuckets() {
 	rate := math.Exp2(float64(3 - 2*len(w.policies))) // tokens a millisecond, of 1,024 microseconds
 	prefetch := time.Duration(1<<(15+w.random.IntN(5))) * time.Microsecond
@@ -109,7 +110,7 @@ func (w *prefetchWorld) intN(n int) int {
 	return w.random.IntN(n)
 }
 
-// latency sleeps as long as a statement or its answer is on its way, which may be longer than what is taken ahead is kept.
+// latency sleeps for the travel time of a statement or its answer, which may be longer than prefetched tokens are kept.
 func (w *prefetchWorld) latency() {
 	if w.intN(w.slow) == 0 {
 		w.sleep(50 * time.Millisecond)
@@ -118,7 +119,7 @@ func (w *prefetchWorld) latency() {
 	w.sleep(300 * time.Microsecond)
 }
 
-// Fetch is the database. What it takes the time to be is when the statement came, although that may wait for the row.
+// Fetch is the database. It decides at the instant at which the statement arrived, although the statement may wait for the row.
 func (w *prefetchWorld) Fetch(_ context.Context, c *store.Call) error {
 	w.latency()
 	now := w.clock(time.Now())
@@ -158,7 +159,7 @@ func (w *prefetchWorld) GiveBack(_ context.Context, _ bucket.Key, t bucket.Terms
 	return given, nil
 }
 
-// Tell adds up what becomes of what is taken ahead.
+// Tell adds up the events of the prefetch.
 func (w *prefetchWorld) Tell(e Event) {
 	w.mu.Lock()
 	w.taken, w.returned, w.lost = w.taken+e.Taken, w.returned+e.Returned, w.lost+e.Lost
@@ -223,7 +224,7 @@ type phase int
 const (
 	steady  phase = iota // they ask for about as much as arrives
 	busy                 // for much more, so that much is taken ahead
-	trickle              // for hardly any, so that what is kept grows old
+	trickle              // for hardly any, so that prefetched tokens grow old
 	storm                // as fast as they can, so that all that is kept and all that is there is used at once
 	rest                 // for nothing, so that the bucket fills
 )
@@ -244,7 +245,7 @@ func (w *prefetchWorld) pause(times float64) {
 	}
 }
 
-// weather has the callers go from phase to phase until there are no more steps.
+// weather moves the callers from phase to phase until the steps run out.
 func (w *prefetchWorld) weather() {
 	for more := true; more; {
 		for _, next := range []phase{steady, rest, busy, trickle, storm} {
@@ -263,7 +264,7 @@ func (w *prefetchWorld) weather() {
 	}
 }
 
-// run has eight processes of three callers take until there are no more steps.
+// run has eight processes of three callers take until the steps run out.
 func (w *prefetchWorld) run() {
 	w.change()
 	var running sync.WaitGroup
@@ -314,7 +315,7 @@ func (w *prefetchWorld) run() {
 			w.changing = first-w.steps > first*len(w.policies)/eras && len(w.policies) < eras
 			if w.changing && w.active == 0 {
 				w.mu.Unlock()
-				time.Sleep(10 * time.Second) // fetches that nobody waits for end
+				time.Sleep(10 * time.Second) // fetches without a caller end
 				w.mu.Lock()
 				w.change()
 				w.changing = false
@@ -324,7 +325,7 @@ func (w *prefetchWorld) run() {
 		}
 	})
 	running.Wait()
-	time.Sleep(time.Minute) // what is kept is given back
+	time.Sleep(time.Minute) // prefetched tokens are returned
 	synctest.Wait()
 }
 

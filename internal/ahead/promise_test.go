@@ -16,12 +16,12 @@ type admission struct {
 	policy int
 	cost   float64
 
-	ts         int64 // of what was taken from
+	ts         int64 // of the row that they came from
 	ownInstant bool  // whether at is when this process answered from memory
 }
 
-// requirePromise checks every span of the history, by the time at which tokens were admitted and by that which callers were
-// told: what is admitted in it is no more than the capacity at its beginning and what arrives.
+// requirePromise checks every span of the history, both by the real time of each admission and by the time in its decision. The
+// tokens admitted in a span are at most the capacity at its beginning plus the arriving tokens.
 func (w *prefetchWorld) requirePromise(t *testing.T) {
 	t.Helper()
 	for name, at := range map[string]func(a admission) time.Time{
@@ -44,7 +44,7 @@ func (w *prefetchWorld) requirePromise(t *testing.T) {
 	require.Positive(t, w.died)
 }
 
-// arrivedBy returns what has arrived by an instant under the policies that have held, and the capacity of that which holds.
+// arrivedBy returns the tokens that have arrived by an instant under the policies so far, and the capacity of the policy in effect.
 func (w *prefetchWorld) arrivedBy(instant time.Time) (capacity, arrived float64) {
 	for i, limit := range w.policies {
 		policy := limit.policy.(tokens)

@@ -16,11 +16,11 @@ import (
 )
 
 // TestPrefetchKeepsThePromiseOfWindows is TestPrefetchKeepsThePromise for fixed windows, which begin by the database's clock. That
-// runs faster or slower than those of the processes. In no window is more admitted than the capacity, and in no run of windows
-// more than that and what arrives.
+// clock runs faster or slower than the clocks of the processes. No window admits more than the capacity, and no sequence of windows
+// more than the capacity plus the arriving tokens.
 func TestPrefetchKeepsThePromiseOfWindows(t *testing.T) {
 	t.Parallel()
-	var tight, died, returned, lost atomic.Int64 // of all histories: what they have to have in them
+	var tight, died, returned, lost atomic.Int64 // the sums over all histories, none of which may stay 0
 	t.Run("Histories", func(t *testing.T) {
 		t.Parallel()
 		t.Cleanup(func() {
@@ -64,7 +64,7 @@ func (w *prefetchWorld) requirePromiseOfWindows(t *testing.T) (tight int64) {
 	for i, limit := range w.policies {
 		policy := limit.policy.(windows)
 		terms := limit.terms
-		windows := make(map[int64]float64) // what was admitted in each, by its beginning
+		windows := make(map[int64]float64) // the tokens admitted in each, by its beginning
 		for _, a := range w.took {
 			if a.policy != i {
 				continue
@@ -99,7 +99,7 @@ func (w *prefetchWorld) requirePromiseOfWindows(t *testing.T) (tight int64) {
 	return tight
 }
 
-// What is kept of a window ends with it, and what is left of it then is lost. Before that it is given back.
+// The prefetched tokens of a window end with it. Tokens left then are lost; before the end they are returned.
 func TestPrefetchEndsWithTheWindow(t *testing.T) {
 	t.Parallel()
 	const period = 10 * time.Second

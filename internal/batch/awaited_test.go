@@ -58,7 +58,7 @@ func TestACallerWhoGivesUpAfterTheClaimHearsOfIt(t *testing.T) {
 	})
 }
 
-// Nobody waits for a batch that writes for callers who have all given up, as one whose connection hangs.
+// If all callers of a batch have given up, the batch is cancelled, for example if its connection hangs.
 func TestABatchWhoseCallersHaveAllGivenUpIsCancelled(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -105,7 +105,7 @@ func TestTheTimeForACallThatIsAwaitedEndsIt(t *testing.T) {
 	}
 }
 
-// A call that was claimed, and then needs a row that somebody holds after all, waits as any other.
+// A claimed call that then finds its row locked waits like any other.
 func TestACallThatWaitsAfterTheClaimCanBeLeft(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -133,7 +133,7 @@ func TestACallThatWaitsAfterTheClaimCanBeLeft(t *testing.T) {
 	})
 }
 
-// What a hook panics with, once the calls were claimed, reaches those who have given up, too.
+// A panic of a hook after the claim also reaches callers who have given up.
 func TestAPanicReachesThoseWhoHaveGivenUp(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -27,9 +27,8 @@ func TestAnyHistoryOfCallsKeepsTheirOrder(t *testing.T) {
 	})
 }
 
-// randomHistory has calls come at random for a few buckets, one to three each, of which some give up, and some
-// keep what they ask for longer than others want to wait, if slow is true. A call for several buckets is then overtaken
-// by others for one of them while it waits for another.
+// randomHistory makes random calls for one to three of a few buckets. Some calls give up and, if slow is true, some hold their rows
+// longer than others wait. A call for several buckets is then overtaken by others for one of them while it waits for another.
 func randomHistory(t *testing.T, random *rand.Rand, slow bool) {
 	t.Helper()
 	const most = 150
@@ -69,7 +68,7 @@ func randomHistory(t *testing.T, random *rand.Rand, slow bool) {
 	for _, p := range all {
 		<-p.ended
 	}
-	time.Sleep(time.Minute) // the batches of those that gave up end
+	time.Sleep(time.Minute) // the batches of calls that gave up end
 	w.requireEmpty()
 	for _, p := range all {
 		require.True(t, !p.Awaited || p.Of.written == (p.err == nil), "its caller knows what became of it")
@@ -187,8 +186,8 @@ func TestAServerThatDoesNotAnswerGetsSoManyBatchesAndNoMore(t *testing.T) {
 	})
 }
 
-// A call that needs a row which somebody holds waits for it by itself: those it shares another bucket with go on, and
-// so do those that share its batch.
+// A call that needs a locked row waits for it by itself. Calls that share another bucket with it go on, and so does the rest of its
+// batch.
 func TestAHeldRowStopsOnlyTheCallsThatNeedIt(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -127,7 +127,7 @@ func TestAnAnswerThatIsThereIsGivenToACallerWhoseContextEnds(t *testing.T) {
 		require.NoError(t, err)
 		f := w.next(nil, nil)
 		c.Answer(nil)
-		c.Answer(context.Canceled) // nobody is answered twice
+		c.Answer(context.Canceled) // a call is answered only once
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
 		require.NoError(t, w.wait(ctx, c))
@@ -253,7 +253,7 @@ func TestCloseWaitsForThoseWhoAreIn(t *testing.T) {
 				second.requireAnswered(t, 2*time.Second)
 			}
 			require.NoError(t, w.Close(t.Context()))
-			for range 20 { // what is done is done, whatever became of the context
+			for range 20 { // a finished call stays finished, also if its context ends
 				require.NoError(t, w.Close(ended))
 			}
 			require.Zero(t, w.batches)

@@ -12,14 +12,14 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
 )
 
-// lone is a call of its own, and what it does with its context.
+// lone is a call of its own that runs a function with its context.
 type lone struct {
 	Call[lone]
 
 	decide func(ctx context.Context) error
 }
 
-// deciding answers each call with what it does.
+// deciding answers each call with the result of its function.
 type deciding struct{}
 
 func (deciding) Run(ctx context.Context, calls []*lone, _ *bucket.Key) []Blocked[lone] {
@@ -43,7 +43,7 @@ func (w way) do(ctx context.Context, decide func(ctx context.Context) error) err
 	return w.batcher.Do(ctx, &c.Call)
 }
 
-// eachWay runs test with calls that go into batches, and with those that do not.
+// eachWay runs test with calls that go into batches, and with calls that do not.
 func eachWay(t *testing.T, test func(w way)) {
 	t.Helper()
 	for name, apart := range map[string]bool{"Alone": false, "Apart": true} {
@@ -56,7 +56,7 @@ func eachWay(t *testing.T, test func(w way)) {
 	}
 }
 
-// ended waits for the end of ctx, and says what it was.
+// ended waits for the end of ctx, and returns its cause.
 func ended(ctx context.Context) error {
 	<-ctx.Done()
 	return ctx.Err()
@@ -105,7 +105,7 @@ func TestALoneCallHasTheTimeAndTheValuesOfItsOwnCaller(t *testing.T) {
 				time.Sleep(900 * time.Millisecond)
 				return ctx.Err()
 			}))
-			cancel() // which ends nobody else's
+			cancel() // which ends no other context
 		}
 	})
 }

@@ -20,7 +20,7 @@ type job struct {
 	seq  int // its number, in the order of arrival
 	look bool
 	deaf bool // whether what decides on it goes on when its context has ended
-	// writes is how long it takes to write what was decided. A call for which that is not 0 is Awaited.
+	// writes is how long it takes to write the decision. If it is not 0, the call is Awaited.
 	writes  time.Duration
 	held    string // the row that turns out to be held once it was claimed
 	claimed bool
@@ -40,7 +40,7 @@ type simulation struct {
 
 	mu          sync.Mutex
 	lasts       map[*call]time.Duration
-	crash       map[*call]func() // what a call does to its batch
+	crash       map[*call]func() // how a call breaks its batch
 	started     map[*call]int    // how often
 	decided     map[string][]int // the calls for each key, by the number of their arrival, in the order decided
 	inFlightNow map[string]bool  // keys
@@ -88,7 +88,7 @@ func (w *simulation) Run(ctx context.Context, jobs []*job, waitFor *bucket.Key) 
 	return waiting
 }
 
-// hold has somebody hold a row until the returned function is called.
+// hold locks a row until the returned function is called.
 func (w *simulation) hold(key string) (release func()) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -102,7 +102,7 @@ func (w *simulation) hold(key string) (release func()) {
 	}
 }
 
-// released returns a channel that is closed when nobody holds the row any more.
+// released returns a channel that is closed when the row is free.
 func (w *simulation) released(key string) chan struct{} {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -114,7 +114,7 @@ func (w *simulation) released(key string) chan struct{} {
 	return free
 }
 
-// heldRow returns the first row of c that somebody holds.
+// heldRow returns the first locked row of c.
 func (w *simulation) heldRow(c *call) (bucket.Key, bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -268,7 +268,7 @@ func (p *pending) requireWaits(t *testing.T) {
 	}
 }
 
-// requireSound checks the Batcher[job]'s own counts, and that nobody waits who could have left.
+// requireSound checks the Batcher[job]'s own counts, and that no call waits that could have returned.
 func (w *simulation) requireSound() {
 	w.t.Helper()
 	synctest.Wait()
@@ -327,7 +327,7 @@ func (w *simulation) requireSound() {
 	require.True(w.t, w.slowTimer || queued == 0 || w.batches == slow, "nobody sees that a batch is slow")
 }
 
-// requireEmpty checks that the Batcher[job] keeps nothing when nothing is asked of it.
+// requireEmpty checks that the Batcher[job] keeps nothing without calls.
 func (w *simulation) requireEmpty() {
 	w.t.Helper()
 	w.requireSound()

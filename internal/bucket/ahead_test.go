@@ -91,7 +91,7 @@ func TestKeptFor(t *testing.T) {
 	}
 }
 
-// What is left of a window may be given back while it lasts, by the row and by the clock, and not a microsecond longer.
+// The rest of a window may be returned until its end, by the row and by the clock, and not a microsecond later.
 func TestReturnableOfAWindow(t *testing.T) {
 	t.Parallel()
 	const second = 1_000_000

@@ -10,8 +10,8 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/bucket/buckettest"
 )
 
-// Another version of a program may define the limit as one of slots. Whatever is done to its row under terms of another kind, the
-// leases stay.
+// Another version of a program may define the limit as one of slots. Operations on its row under terms of another kind keep the
+// leases.
 func TestTermsOfOtherKindsLeaveLeasesAlone(t *testing.T) {
 	t.Parallel()
 	day := int64(24 * time.Hour / time.Microsecond)
@@ -39,7 +39,8 @@ func TestTermsOfOtherKindsLeaveLeasesAlone(t *testing.T) {
 	}
 }
 
-// A rule that makes another kind of a limit of slots ends what is held, and its numbers go on when it is one of slots again.
+// A rule that makes another kind of a limit of slots ends its leases. When it is a limit of slots again, the fencing tokens
+// continue.
 func TestFencesGoOnAfterErasOfOtherKinds(t *testing.T) {
 	t.Parallel()
 	day := int64(24 * time.Hour / time.Microsecond)

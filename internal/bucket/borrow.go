@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// An ask with a Lender is paid from its own bucket when that has enough, and else from that of the lender:
+// An ask with a Lender is paid from its own bucket if that has enough, and otherwise from the lender's bucket:
 //
 //	own pays      when own >= cost;   own' = own - cost, lender' = lender - cost, which may be below 0
 //	lender pays   when own < cost and lender >= cost;       lender' = lender - cost

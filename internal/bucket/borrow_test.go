@@ -75,7 +75,7 @@ func (b *wholeBucket) fix(now int64) {
 	}
 }
 
-// wholeCall is a call: what each tenant borrows, and what the pool is asked for itself.
+// wholeCall is a call: the costs that each tenant borrows, and the direct costs of the pool.
 type wholeCall struct {
 	own    []int64 // in units; 0: the tenant is not part of it
 	direct int64   // -1: the pool is not asked for itself
@@ -130,8 +130,8 @@ func drawLimit(src *rand.Rand, rate int64) wholeLimit {
 	return l
 }
 
-// TestBorrowAgreesWithAModelInWholeNumbers makes random calls, with clocks that step back, a little or by more than a
-// minute, and limits that change. Decisions, buckets and waits have to be those of the model to the last bit.
+// TestBorrowAgreesWithAModelInWholeNumbers makes random calls, with clocks that step back, a little or by more than a minute, and
+// limits that change. Decisions, buckets and waits must equal the model's to the last bit.
 func TestBorrowAgreesWithAModelInWholeNumbers(t *testing.T) {
 	t.Parallel()
 	testsize.EachSeed(t, borrowHistories)
@@ -214,7 +214,7 @@ func borrowHistories(t *testing.T, seed uint64) {
 	require.Greater(t, min(allowed, borrowed, refused), steps/250)
 }
 
-// requireWait checks that the call is allowed after the wait that is told, and not a microsecond before.
+// requireWait checks that the call is allowed after its RetryAfter, and not a microsecond before.
 func requireWait(t *testing.T, call wholeCall, owns []*wholeBucket, pool *wholeBucket, asks []bucket.Ask, answers []bucket.Answer, now int64) {
 	t.Helper()
 	var wait time.Duration
@@ -263,9 +263,9 @@ func requireHolds(t *testing.T, want []*wholeBucket, memory *bucket.Memory, now 
 	}
 }
 
-// TestBorrowKeepsItsBounds has three tenants with guarantees of 50, 30 and 20 a second ask a pool of 100 a second in random
-// bursts. In no span do they take more than the pool's capacity, the capacities of the guarantees, and what the pool gains;
-// and nobody is refused what his own bucket holds.
+// TestBorrowKeepsItsBounds has three tenants with guarantees of 50, 30 and 20 a second ask a pool of 100 a second in random bursts.
+// In no span do they take more than the pool's capacity, the capacities of the guarantees, and what the pool gains; and no tenant
+// is refused tokens that his own bucket holds.
 func TestBorrowKeepsItsBounds(t *testing.T) {
 	t.Parallel()
 	testsize.EachSeed(t, boundsOfBorrowing)

@@ -22,8 +22,8 @@ type calendarEvent struct {
 	length   int64 // of the window that holds then
 }
 
-// calendarModel is a bucket of calendar windows in whole tokens. It is written from what is promised: with each window that
-// begins after ts the rate arrives, up to the rate; and with a change of the policy what the change says becomes of it.
+// calendarModel is a bucket of calendar windows in whole tokens. It is written from the promise: with each window that begins after
+// ts the rate arrives, up to the rate, and a change of the policy converts the tokens.
 type calendarModel struct {
 	events []calendarEvent // in order
 	value  int64
@@ -55,7 +55,7 @@ func (m *calendarModel) tokens(now int64) int64 {
 	return held
 }
 
-// apply returns what becomes of so many tokens.
+// apply returns the tokens after the change.
 func (e *calendarEvent) apply(held int64) int64 {
 	if !e.isChange {
 		return min(e.rate, held+e.rate)
@@ -87,7 +87,7 @@ func (m *calendarModel) bring(now int64) {
 	}
 }
 
-// take takes what is there, and returns whether it was enough.
+// take takes cost if enough is there, and reports whether it was.
 func (m *calendarModel) take(now, cost, lowest int64) bool {
 	held := m.tokens(now) - cost
 	if held < lowest {
@@ -115,7 +115,7 @@ func (m *calendarModel) wait(now, cost, lowest int64) int64 {
 	return -1
 }
 
-// drawnCalendar is a calendar, when its windows begin by package time, and what it gives.
+// drawnCalendar is a calendar, the beginnings of its windows by package time, and its rate.
 type drawnCalendar struct {
 	bucket.Calendar
 	begins []int64

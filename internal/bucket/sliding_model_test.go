@@ -21,8 +21,8 @@ func slidingTerms(rate float64, step int64, n int32) bucket.Terms {
 	}
 }
 
-// exactWindow is a sliding window as a list of what was taken. Each entry counts while less than a Period has passed since
-// the end of the slice that it is in.
+// exactWindow is a sliding window as a list of takes. Each entry counts while less than a Period has passed since the end of the
+// slice that it is in.
 type exactWindow struct {
 	entries []exactTaking
 	ts      int64 // in the newest slice that was ever written
@@ -61,8 +61,8 @@ func (w exactWindow) since(first func(ts int64) int64) exactWindow {
 	return w
 }
 
-// keptBy returns the window without what the row has dropped. What has fallen out stays in a row for a while, and counts again
-// where a period grows.
+// keptBy returns the window without the entries that the row has dropped. An entry older than the period stays in a row for a
+// while, and counts again if the period grows.
 func (w exactWindow) keptBy(s bucket.State) exactWindow {
 	if s.Parts == nil {
 		return w
@@ -83,7 +83,7 @@ func (w exactWindow) tokens(t bucket.Terms, now int64) *big.Rat {
 	return left
 }
 
-// giveBack takes amount off the entries, those that end last first, or those of one slice only.
+// giveBack subtracts amount from the entries: the entries that end last first, or only the entries of one slice.
 func (w *exactWindow) giveBack(amount *big.Rat, onlyAt int64) {
 	slices.SortStableFunc(w.entries, func(a, b exactTaking) int { return int(b.end - a.end) })
 	for _, e := range w.entries {
@@ -128,7 +128,7 @@ func (w exactWindow) wait(t bucket.Terms, now int64, cost float64) int64 {
 
 func rat(x float64) *big.Rat { return new(big.Rat).SetFloat64(x) }
 
-// slidingHistory is a window as it is stored and as it is exactly.
+// slidingHistory is a window twice: as stored, and in the exact model.
 type slidingHistory struct {
 	testing.TB
 
@@ -287,7 +287,7 @@ func (h *slidingHistory) enter(seen exactWindow) exactWindow {
 	return seen.under(after, from)
 }
 
-// compare holds what the row says of now, and of later, to the model.
+// compare compares the row's answers for now and for later with the model.
 func (h *slidingHistory) compare() {
 	want, _ := h.exact.tokens(h.terms, h.now).Float64()
 	s := h.state
@@ -312,8 +312,8 @@ func (h *slidingHistory) compare() {
 	require.Equal(h, buckettest.UntilFull(h.terms, s, h.now), buckettest.Wait(h.terms, s, h.now, h.terms.Capacity, 0))
 }
 
-// TestSlidingWindowsGiveNoMoreThanTheRateInAnyPeriod counts, by brute force, what was given in every Period of random
-// histories. A clock that steps back by less than the tolerance has passed no time.
+// TestSlidingWindowsGiveNoMoreThanTheRateInAnyPeriod counts, by brute force, the tokens given in every Period of random histories.
+// A clock that steps back by less than the tolerance has passed no time.
 func TestSlidingWindowsGiveNoMoreThanTheRateInAnyPeriod(t *testing.T) {
 	t.Parallel()
 	testsize.EachSeed(t, slidingBounds)
@@ -354,7 +354,7 @@ func slidingBounds(t *testing.T, seed uint64) {
 	require.Greater(t, full, histories/2, "the bound is reached")
 }
 
-// givenAt is what was given at an instant.
+// givenAt is the number of tokens given at an instant.
 type givenAt struct {
 	at     int64
 	amount float64

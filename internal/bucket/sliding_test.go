@@ -123,7 +123,7 @@ func TestSlidingPutsAWrongClockRight(t *testing.T) {
 	tellSliding(t, tenInAMinute, s, []slidingStep{{at: 70, cost: 10, tokens: 0}})
 }
 
-// What is given back comes from the newest slices, or from that of an instant.
+// Returned tokens are subtracted from the newest slices, or from the slice of an instant.
 func TestSlidingCredit(t *testing.T) {
 	t.Parallel()
 	terms := tenInAMinute
@@ -132,7 +132,7 @@ func TestSlidingCredit(t *testing.T) {
 	for name, test := range map[string]struct {
 		amount float64
 		until  int64
-		at70   float64 // what is left then, when the first slice has fallen out
+		at70   float64 // the tokens left then, after the first slice has expired
 		tokens float64
 	}{
 		"TheNewest":        {2, bucket.MaxInstant, 9, 6},
@@ -153,7 +153,7 @@ func TestSlidingCredit(t *testing.T) {
 	}
 }
 
-// A credit reaches what was taken under the policy before, where that has gone with the change.
+// A credit also reaches tokens taken under the policy before, if they carried over with the change.
 func TestSlidingCreditsAcrossAChange(t *testing.T) {
 	t.Parallel()
 	for name, before := range map[string]bucket.Terms{
@@ -174,7 +174,7 @@ func TestSlidingCreditsAcrossAChange(t *testing.T) {
 	}
 }
 
-// What was reserved under another kind, and was not ready when the kind changed, comes back while the slice of the change counts.
+// Tokens reserved under another kind, and not ready when the kind changed, can be returned while the slice of the change counts.
 func TestSlidingCreditsWhatAnotherKindReserved(t *testing.T) {
 	t.Parallel()
 	const hour = 3600 * second
@@ -232,8 +232,8 @@ func TestSlidingIdle(t *testing.T) {
 	}
 }
 
-// Totals do not grow with what is ever taken, and are made small without a trace: what is left is the same to the last bit, and
-// what is taken next is counted more exactly.
+// Totals do not grow with every take. Making them small leaves the remaining tokens the same to the last bit, and makes the count
+// of the next takes more exact.
 func TestSlidingTotalsStaySmall(t *testing.T) {
 	t.Parallel()
 	terms := slidingTerms(0.7, 10*second, 6)

@@ -46,7 +46,7 @@ func TestATSInsideAWindowCountsAsItsBegin(t *testing.T) {
 	require.InDelta(t, 10, buckettest.Tokens(terms, inside, minute), 0)
 }
 
-// A credit that comes too late writes no row, whichever of the rows there are.
+// A credit that comes too late writes no row, whether or not the rows exist.
 func TestALateCreditWritesNoRow(t *testing.T) {
 	t.Parallel()
 	asks := []bucket.Ask{{Terms: buckettest.Over(buckettest.FixedWindow(8, time.Hour, 8, opening), 2)}}

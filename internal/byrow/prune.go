@@ -18,8 +18,8 @@ func (Partitions) PrunePages(context.Context, *store.Unit) (*store.PrunePages, e
 	return store.OnePage(), nil
 }
 
-// Prune deletes spare rows of the next page: it finds unused rows, locks the ones that no transaction holds, and deletes each if it is
-// spare under its lock.
+// Prune deletes spare rows of the next page: it finds unused rows, locks those without a lock of another transaction, and deletes
+// each if it is spare under its lock.
 func (Partitions) Prune(ctx context.Context, u *store.Unit, p *store.PrunePages, termsOf map[string][]bucket.Terms) (deleted int64, gotLock bool, err error) {
 	if gotLock, err = u.LockPruning(ctx); !gotLock {
 		return 0, false, err

@@ -16,7 +16,7 @@ import (
 // Error is the error of one field.
 type Error struct {
 	Field   string // the name of the field
-	Problem string // what is wrong with it, and what to write instead
+	Problem string // the fault, and the text to write instead
 }
 
 // Error returns the name of the field and the problem.
@@ -30,7 +30,7 @@ func Errorf(field, problem string, args ...any) error {
 // Object has the fields of a JSON object by their names.
 type Object map[string]json.RawMessage
 
-// Parse returns the fields of a JSON object. It leaves out those that are null.
+// Parse returns the fields of a JSON object, without null fields.
 func Parse(data []byte) (Object, error) {
 	d := json.NewDecoder(bytes.NewReader(data))
 	if open, err := d.Token(); err != nil || open != json.Delim('{') {
@@ -63,7 +63,7 @@ func Parse(data []byte) (Object, error) {
 	return object, nil
 }
 
-// Decode decodes all fields of the object into the struct that into points to. what is the object's name in an error.
+// Decode decodes all fields of the object into the struct that into points to. The argument what names the object in an error.
 func (o Object) Decode(into any, what string) error {
 	names, err := o.Take(into)
 	if err != nil {

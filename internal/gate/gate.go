@@ -41,7 +41,7 @@ type Gate struct {
 	made    time.Time
 
 	mu       sync.Mutex
-	underWay map[bool]*comparison // on the pool: one that only looks, and one that may store
+	underWay map[bool]*comparison // on the pool; true: it only looks; false: it may store
 }
 
 // comparison is one look at the database for all calls of a limiter that are made meanwhile.
@@ -120,7 +120,7 @@ func (g *Gate) compare(ctx context.Context, s *store.Session, c Call) error {
 	}
 }
 
-// join returns the comparison in progress, or a new one that the caller has to lead.
+// join returns the comparison in progress, or a new comparison that the caller must lead.
 func (g *Gate) join(looks bool) (c *comparison, first bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()

@@ -10,7 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// unreachable is a way that cannot be examined, as nobody listens there.
+// unreachable is a connection path that cannot be examined, because its port is closed.
 func unreachable(t *testing.T) (way, route) {
 	t.Helper()
 	c, err := pgx.ParseConfig("postgres://nobody@127.0.0.1:1/nothing")
@@ -18,7 +18,7 @@ func unreachable(t *testing.T) (way, route) {
 	return way{config: c}, route{c.Host, c.Database, c.User, c.Port, c.DefaultQueryExecMode}
 }
 
-// A way that refuses calls is looked into again after a while, as somebody may have mended the pooler.
+// A connection path that refuses calls is examined again after a while, because its pooler may be fixed by then.
 func TestWhatRefusesCallsIsLookedIntoAgain(t *testing.T) {
 	t.Parallel()
 	way, of := unreachable(t)
@@ -32,7 +32,7 @@ func TestWhatRefusesCallsIsLookedIntoAgain(t *testing.T) {
 	require.Empty(t, p.lost)
 }
 
-// What cannot be found out refuses nobody, and is not tried for ever.
+// A path that cannot be examined refuses no call, and the examination is not retried for ever.
 func TestWhatCannotBeExaminedRefusesNobody(t *testing.T) {
 	t.Parallel()
 	way, _ := unreachable(t)

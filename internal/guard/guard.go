@@ -25,7 +25,7 @@ const (
 	LeaseLost    = "lease_lost"
 )
 
-// Fault returns what is wrong with a request by an error of the core, and whether it is the request's fault.
+// Fault returns the result for an error of the core, and whether the request caused it.
 func Fault(err error) (result string, ofRequest bool) {
 	switch {
 	case errors.Is(err, ratelimit.ErrInvalidKey):
@@ -38,9 +38,9 @@ func Fault(err error) (result string, ofRequest bool) {
 	return "", false
 }
 
-// Result returns what becomes of a request on which there is no decision because of err. ctx is the request's
-// own, without the time limit of the decision. Open does not mean open to those who provoke the error by asking
-// much, nor when the program ends or asks what cannot be.
+// Result returns the result of a request without a decision because of err. ctx is the request's own, without the time limit of the
+// decision. Even if open is true, Result allows no request if many requests caused the error, if the program ends, or if the call
+// is invalid.
 func Result(ctx context.Context, err error, open bool) string {
 	result, ofRequest := Fault(err)
 	switch {

@@ -12,7 +12,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// Open lets through what the store did not decide, and nothing else.
+// If open, a guard allows requests that the store did not decide, and no others.
 func TestResult(t *testing.T) {
 	t.Parallel()
 	gone, leave := context.WithCancel(t.Context())

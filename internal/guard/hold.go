@@ -9,7 +9,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// IsHeld reports whether what is had of the limit is held, and given back, as the slots of a Concurrency are.
+// IsHeld reports whether the limit has slots to hold and release, as a Concurrency has.
 func IsHeld(limit ratelimit.Limit) bool {
 	_, held := limit.Policy().(ratelimit.Concurrency)
 	return held
@@ -34,8 +34,8 @@ func take(ctx context.Context, limiter *ratelimit.Limiter, held bool, requests [
 	return ratelimit.Lease{Decision: d}, err
 }
 
-// acquire acquires what requests ask, by the deadline of ctx. A client that goes away meanwhile does not cut that short, since
-// it would then be open whether it holds a slot until the lease ends: what it has is released.
+// acquire acquires slots for requests, by the deadline of ctx. A client that hangs up meanwhile does not cancel the call, because
+// it would then be unknown whether a slot is held until the lease ends. acquire releases the slots instead.
 func acquire(ctx context.Context, limiter *ratelimit.Limiter, requests []ratelimit.Request) (ratelimit.Lease, error) {
 	patient, cancel := context.WithoutCancel(ctx), func() {}
 	if deadline, bounded := ctx.Deadline(); bounded {
@@ -67,10 +67,10 @@ func isAnyHeld(limiter *ratelimit.Limiter, requests []ratelimit.Request) bool {
 	return false
 }
 
-// releaseShare is the share of the time for a decision that the end of a handler waits at most for its slot to be free. A
-// client that has as many requests under way as it has slots would be refused the next one if it had its answer before: of
-// two clients in two slots that send one after the other, 70 to 90 of 100 requests were. A database that does not answer
-// keeps nobody waiting for longer.
+// releaseShare is the share of the time for a decision that the end of a handler waits at most for its slot to be free. A client
+// with as many requests in progress as slots would be refused its next request if it had its answer before the release. Of two
+// clients in two slots that send one request after the other, 70 to 90 of 100 requests were refused. The bound keeps the wait short
+// if the database does not answer.
 const releaseShare = 10
 
 // Hold keeps the lease for a handler. The context for it is ctx if no slot of an enforced limit is held. Otherwise the context ends when the

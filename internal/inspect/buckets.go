@@ -9,7 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// Bucket is a bucket as it is stored.
+// Bucket is a stored bucket.
 type Bucket struct {
 	// Limit is the limit's name, and Key the key as stored: "" of the bucket that everybody shares.
 	Limit, Key string
@@ -21,7 +21,7 @@ type Bucket struct {
 type Row struct {
 	// Shard is its number, from 0.
 	Shard int `json:"shard"`
-	// Tokens is what it held at At: negative while something is owed.
+	// Tokens is its value at At. It is negative while tokens are owed.
 	Tokens float64 `json:"tokens"`
 	// At is when it was last changed, on the database's clock.
 	At time.Time `json:"at"`
@@ -70,7 +70,7 @@ type BucketQuery struct {
 	Limit string
 	// Prefix is what the keys begin with, byte for byte. Empty: all.
 	Prefix string
-	// After is the key after which to begin: that of the last bucket before. Nil: with the first.
+	// After is the key of the last bucket of the page before. Nil means the first page.
 	After *string
 	// Most is how many to return, up to 1000. Defaults to 50.
 	Most int

@@ -86,7 +86,7 @@ func TestBucket(t *testing.T) {
 	}
 }
 
-// The keys that begin with a prefix are those of which Go says so, in the order of their bytes, whatever is in them.
+// A query by prefix returns the same keys as strings.HasPrefix, in the order of their bytes, for any text.
 func TestBucketsOfEachPrefix(t *testing.T) {
 	t.Parallel()
 	f := setup(t)

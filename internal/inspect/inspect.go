@@ -1,6 +1,5 @@
-// Package inspect reads the tables for people: which limits there are, which buckets owe tokens, who waits, what was refused. Each
-// query looks at a bounded number of rows, however many there are, and says where the next one goes on. No decision
-// comes from here.
+// Package inspect reads the tables for people: the limits, buckets that owe tokens, waiting reservations, refusals. Each query
+// reads a bounded number of rows, and returns where the next query continues. It makes no decisions.
 package inspect
 
 import (
@@ -21,7 +20,7 @@ import (
 // ErrInvalid is in the chain of errors that a query returns that cannot be answered.
 var ErrInvalid = errors.New("inspect: invalid")
 
-// DB is what is read from: a pool, a connection or a transaction.
+// DB is the database to read: a pool, a connection or a transaction.
 type DB interface {
 	Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error)
 }

@@ -110,7 +110,7 @@ func TestNow(t *testing.T) {
 	require.Equal(t, time.UTC, now.Location())
 }
 
-// Each query reads the schema it is told, whatever the search path has, and a name of it that SQL has a meaning for.
+// Each query reads the schema of its Reader, not the search path, also if the name is an SQL keyword.
 func TestSchema(t *testing.T) {
 	t.Parallel()
 	f := setup(t)
@@ -132,7 +132,7 @@ func TestSchema(t *testing.T) {
 	}
 }
 
-// A role that may only read can ask everything, and one that may nothing is told what it lacks.
+// A role that may only read can run all queries. A role without privileges gets an error that names the missing one.
 func TestAsAReader(t *testing.T) {
 	t.Parallel()
 	f := setup(t)

@@ -27,8 +27,8 @@ type Position struct {
 
 // Owing is the result of a search for buckets that owe tokens.
 type Owing struct {
-	// Buckets held less than nothing when they were last changed, in one of their rows at least. They are in the order of
-	// their limits and keys. What has arrived since then depends on the policy: project each to now.
+	// Buckets had a negative value at their last change, in one of their rows at least. They are in the order of their limits and
+	// keys. How many tokens have arrived since depends on the policy: project each bucket to now.
 	Buckets []Bucket
 	// Next is where the next search goes on. Nil: everything was looked at.
 	Next *Position

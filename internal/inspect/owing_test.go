@@ -11,7 +11,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/testsize"
 )
 
-// owing writes buckets of two limits, of up to four rows, and returns those that owe, in their order.
+// owing writes buckets of two limits, of up to four rows, and returns the buckets that owe, in their order.
 func (f *fixture) owing(t *testing.T) (owing []inspect.Bucket) {
 	t.Helper()
 	for n := range 60 {
@@ -32,7 +32,7 @@ func (f *fixture) owing(t *testing.T) (owing []inspect.Bucket) {
 	return owing
 }
 
-// Wherever a search is cut, those that owe are found once, with all their rows, and in their order.
+// For any page size, a search finds each bucket that owes once, with all its rows, in order.
 func TestOwingByPages(t *testing.T) {
 	t.Parallel()
 	f := setup(t)

@@ -15,7 +15,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/testsize"
 )
 
-// explaining is a DB that first explains each statement, as it is run.
+// explaining is a DB that runs EXPLAIN for each statement before it.
 type explaining struct {
 	*pgxpool.Pool
 	mu    sync.Mutex
@@ -55,15 +55,15 @@ func (n *node) read() (rows float64) {
 	return rows
 }
 
-// Each query reads as many rows as it says, however many there are: it goes through an index, and not beyond what it
-// looks at. Here the tables have 27,000, 20,000 and 30,000 rows, and what looks at a share of them looks at 1,000.
+// Each query reads at most its stated number of rows, however many there are, through an index. Here the tables have 27,000, 20,000
+// and 30,000 rows, and queries with a bound of their own read 1,000.
 func TestPlansAreBounded(t *testing.T) {
 	t.Parallel()
 	testsize.Long(t, "writes 150,000 rows, because Postgres chooses other plans for small tables")
 	testPlans(t, &fixture{pool: postgrestest.New(t)})
 }
 
-// So it is with tables that nobody has analyzed, as after an upgrade of the server.
+// The same holds for tables without statistics, as after an upgrade of the server.
 func TestPlansAreBoundedWithoutStatistics(t *testing.T) {
 	t.Parallel()
 	testsize.Long(t, "writes 150,000 rows, as TestPlansAreBounded does")

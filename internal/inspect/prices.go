@@ -9,7 +9,7 @@ import (
 
 // Upstream is what all processes know of the upstream of an adaptive limit and a key.
 type Upstream struct {
-	// Share is the share of the contract that it is given, by who has the lowest Floor.
+	// Share is the share of the contract that it gives, by the policy with the lowest Floor.
 	Share float64
 	// PausedUntil is until when it wanted to be left alone. Zero: it never did.
 	PausedUntil time.Time
@@ -20,8 +20,8 @@ type Upstream struct {
 // Within returns the share that a policy gives which has a Floor.
 func (u Upstream) Within(floor float64) float64 { return min(max(u.Share, floor), 1) }
 
-// Upstream returns what is known of the upstream of a limit and a key, as stored. found is false when nothing is: the
-// contract holds.
+// Upstream returns the stored state of the upstream of a limit and a key. found is false if there is none; then the contract is in
+// effect.
 func (r *Reader) Upstream(ctx context.Context, limit, key string) (u Upstream, found bool, err error) {
 	if err := checkName(limit); err != nil {
 		return u, false, err

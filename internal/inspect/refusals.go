@@ -17,15 +17,15 @@ type RefusalQuery struct {
 	Key *string
 	// Since and Until are between which instants the minutes begin: a day at most.
 	Since, Until time.Time
-	// Shadow asks for those that turned nobody away.
+	// Shadow selects the refusals of limits in shadow mode.
 	Shadow bool
 }
 
-// Minute is what was refused in a minute.
+// Minute holds the refusals of a minute.
 type Minute struct {
 	// Begin is when it begins.
 	Begin time.Time `json:"begin"`
-	// Refused is how often, and Cost what was asked for, in tokens.
+	// Refused is the number of refusals, and Cost the tokens they requested.
 	Refused int64   `json:"refused"`
 	Cost    float64 `json:"cost"`
 }
@@ -34,8 +34,8 @@ type Minute struct {
 // limits are a part of a page.
 const lookRefusals, lookLimits, lookRefusedKeys = 1_000_000, 200_000, 150_000
 
-// Refusals returns what was refused, by the minute, in their order. Minutes in which nothing was are left out. It looks at a
-// million rows, the latest minutes first: since is the instant from which on, query.Since or later.
+// Refusals returns the refusals by minute, in order, without empty minutes. It reads at most a million rows, the latest minutes
+// first. since is the beginning of the minutes that it has read: query.Since or later.
 func (r *Reader) Refusals(ctx context.Context, query RefusalQuery) (minutes []Minute, since time.Time, err error) {
 	if err := query.check(); err != nil {
 		return nil, time.Time{}, err
@@ -47,16 +47,16 @@ func (r *Reader) Refusals(ctx context.Context, query RefusalQuery) (minutes []Mi
 	return minutes, since, err
 }
 
-// LimitMinute is what a limit refused in a minute.
+// LimitMinute holds the refusals of a limit in a minute.
 type LimitMinute struct {
 	Minute
 	// Limit is the limit's name.
 	Limit string
-	// Shadow is whether it turned nobody away.
+	// Shadow is whether the limit was in shadow mode.
 	Shadow bool
 }
 
-// RefusalsByLimit is Refusals for several limits at once, with what turned nobody away. It looks at 200,000 rows.
+// RefusalsByLimit is Refusals for several limits at once, including refusals in shadow mode. It reads at most 200,000 rows.
 func (r *Reader) RefusalsByLimit(ctx context.Context, limits []string, since, until time.Time) ([]LimitMinute, time.Time, error) {
 	for _, limit := range limits {
 		query := RefusalQuery{Limit: limit, Since: since, Until: until}
@@ -96,9 +96,9 @@ func rowToMinute(row pgx.CollectableRow) (m Minute, err error) {
 	return m, err
 }
 
-// TopRefused returns what was refused most, the most first. It looks at a million rows, and by keys at 150,000, the latest
-// minutes first: since is the instant from which on, config.Since or later. The error wraps ratelimit.ErrInvalidRequest
-// when config cannot be answered.
+// TopRefused returns the largest sums of refusals, the largest first. It reads at most a million rows, or 150,000 by key, the
+// latest minutes first. since is the beginning of the minutes that it has read: config.Since or later. The error wraps
+// ratelimit.ErrInvalidRequest when config cannot be answered.
 func (r *Reader) TopRefused(ctx context.Context, config refusals.TopConfig) (sums []refusals.Sum, since time.Time, err error) {
 	look := r.look.refusals
 	if config.By == refusals.ByKey {

@@ -10,7 +10,7 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// Reservation is a reservation as it is stored.
+// Reservation is a stored reservation.
 type Reservation struct {
 	// ID is its identity.
 	ID string `json:"id"`
@@ -23,9 +23,9 @@ type Reservation struct {
 	StartedAt time.Time `json:"started_at,omitzero"`
 	// ExpiresAt is when it ends by itself, or its record goes.
 	ExpiresAt time.Time `json:"expires_at"`
-	// Release is whether it then gives back what it took.
+	// Release is whether it then returns its tokens.
 	Release bool `json:"release"`
-	// Items are what it took.
+	// Items are its parts, one for each bucket.
 	Items []Item `json:"items"`
 }
 
@@ -51,7 +51,7 @@ type Item struct {
 	Limit string `json:"limit"`
 	Key   string `json:"key"`
 	Plan  string `json:"plan"`
-	// Cost is what was reserved of it, at the Price that a token had.
+	// Cost is the number of tokens reserved, and Price the price of a token then.
 	Cost  float64 `json:"cost"`
 	Price float64 `json:"price"`
 }
@@ -63,7 +63,7 @@ type ReservationQuery struct {
 	// Limit is the limit's name, and Key the key as stored, one of theirs has to be. Nil Key: any; empty Limit: any.
 	Limit string
 	Key   *string
-	// Waiting asks for those that are open and whose work may not begin yet.
+	// Waiting selects open reservations whose work may not begin yet.
 	Waiting bool
 	// After is the last one before. Nil: with the first.
 	After *ReservationPosition
@@ -79,9 +79,9 @@ type ReservationPosition struct {
 
 // Reservations is what a query for reservations has found.
 type Reservations struct {
-	// List has at most as many as were asked for. It may have fewer, and none, although there are more: see Next.
+	// List has at most the requested number. It may have fewer, or none, although more follow: see Next.
 	List []Reservation
-	// Next is where the next query goes on. Nil: there are no more.
+	// Next is where the next query continues. Nil means the end.
 	Next *ReservationPosition
 }
 

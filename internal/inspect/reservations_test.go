@@ -11,7 +11,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// What Reserve, Start and Settle write is what is read.
+// The Reader returns reservations as Reserve, Start and Settle write them.
 func TestReservation(t *testing.T) {
 	t.Parallel()
 	f := setup(t)
@@ -64,7 +64,7 @@ func TestReservationsByPages(t *testing.T) {
 	t.Parallel()
 	f := setup(t)
 	hostileKey, none := "a%'\u202e\"\\", "none"
-	const later = 200 * 365 * 24 * time.Hour // for whoever runs the test
+	const later = 200 * 365 * 24 * time.Hour // later than any run of the test
 	var ids []string
 	for n := range 24 {
 		after, state, key := time.Duration(n/4)*time.Second, "open", "ada" // four of each end at once

@@ -64,8 +64,8 @@ func (f *fixture) reserve(t testing.TB, id, state string, after time.Duration, l
 		id, state, noon.Add(after).UnixMicro(), limits, keys)
 }
 
-// seed writes as many buckets, of a hundred limits, those of five with eight rows; one in a thousand owes. As many
-// reservations. And an hour in which as many keys were refused each minute as is said, none of them twice.
+// seed writes the number of buckets, of a hundred limits, five of them with eight rows a bucket; one bucket in a thousand owes. It
+// writes the same number of reservations, and an hour of refusals with refusedKeys new keys each minute.
 func (f *fixture) seed(t testing.TB, buckets, refusedKeys int) {
 	t.Helper()
 	if f.anew {
@@ -92,7 +92,7 @@ func (f *fixture) seed(t testing.TB, buckets, refusedKeys int) {
 		FROM generate_series(0, 59) AS minute, generate_series(1, $1::integer) AS n`, refusedKeys, noon, noon.UnixMicro())
 }
 
-// few is how many rows the queries look at in a test of their plans, those that do not say it themselves.
+// few is how many rows the queries read in a test of their plans, if their parameters do not say it.
 const few = 1000
 
 // fewRefusals is how many rows of refusals a query may read: those, after it has seen how many the minutes have, of which
@@ -102,7 +102,7 @@ const fewRefusals = 2*few + refusedEachMinute + 3
 // refusedEachMinute is how many keys were refused in each minute of a test of the plans.
 const refusedEachMinute = 500
 
-// query is one of those that are measured, explained, and asked by others.
+// query is a query to measure, to explain, and to run under other roles.
 type query struct {
 	name string
 	// rows is how many rows of tables it may read when it looks at few.
@@ -157,7 +157,7 @@ func queries() []query {
 	}
 }
 
-// buckets is a query for so many buckets of so many rows each: it reads each key, and one more, and then the rows.
+// buckets is a query for most buckets of some rows each. It reads each key, one key more, and then the rows.
 func buckets(name string, most, rows int, q inspect.BucketQuery) query {
 	return query{"Buckets/" + name, most + 1 + most*rows, func(ctx context.Context, r *inspect.Reader) error {
 		_, err := r.Buckets(ctx, q)

@@ -11,7 +11,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// View is a bucket as it is stored, and its level where the policy is known. The command line prints it as JSON.
+// View is a stored bucket, with its level if the policy is known. The command line prints it as JSON.
 type View struct {
 	// Limit is the limit's name, and Key the key as stored: "" of the bucket that everybody shares.
 	Limit string `json:"limit"`

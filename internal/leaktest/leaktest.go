@@ -13,8 +13,8 @@ import (
 // grace is the time that goroutines have to end after the tests. Main waits for it only if one is left.
 const grace = 10 * time.Second
 
-// Main runs the tests of a package and exits the process. If all tests pass but a goroutine is left, the exit status is 1.
-// This goroutine and those of the runtime do not count. m is a *testing.M, or wraps one.
+// Main runs the tests of a package and exits the process. If all tests pass but a goroutine is left, the exit status is 1. This
+// goroutine and the runtime's goroutines do not count. m is a *testing.M, or wraps one.
 func Main(m interface{ Run() int }) {
 	code := m.Run()
 	if code == 0 {
@@ -26,7 +26,7 @@ func Main(m interface{ Run() int }) {
 	os.Exit(code)
 }
 
-// await waits at most this long until no goroutine is left. It returns the stacks of those that are left then.
+// await waits until no goroutine is left, at most for most. It returns the stacks of the goroutines that are left then.
 func await(stacks func() []string, most time.Duration) (left []string) {
 	for end := time.Now().Add(most); ; time.Sleep(time.Millisecond) {
 		if left = leaked(stacks()); len(left) == 0 || time.Now().After(end) {

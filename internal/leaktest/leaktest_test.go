@@ -53,7 +53,7 @@ func staying(until <-chan struct{}) {
 	<-until
 }
 
-// mine returns this goroutine's stack and those of the goroutines that a test here leaves.
+// mine returns the stacks of this goroutine and of the goroutines that a test here leaves.
 func mine() []string {
 	stacks := all()
 	found := stacks[:1:1]

@@ -1,4 +1,4 @@
-// Package logtest keeps what is logged, for tests.
+// Package logtest keeps the log of a test.
 package logtest
 
 import (
@@ -19,7 +19,7 @@ func (j *Journal) Write(p []byte) (int, error) {
 	return j.text.Write(p)
 }
 
-// String returns what was written so far.
+// String returns the text written so far.
 func (j *Journal) String() string {
 	j.mu.Lock()
 	defer j.mu.Unlock()

@@ -16,7 +16,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/testsize"
 )
 
-// workdays is a kind that only this file knows: a window for each workday, in UTC. That of Friday ends on Monday.
+// workdays is a kind that only this file knows: a window for each workday, in UTC. Friday's window ends on Monday.
 type workdays struct{ bucket.Steps }
 
 const day = buckettest.Day

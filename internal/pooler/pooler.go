@@ -1,6 +1,6 @@
-// Package pooler finds out whether prepared statements get lost on the way to a server. Behind PgBouncer in transaction mode a
-// connection of the server is another client's after each transaction, and a statement that was prepared on one is not there on
-// the next, or is somebody else's.
+// Package pooler finds out whether prepared statements get lost on the way to a server. Behind PgBouncer in transaction mode, a
+// transaction may run on another connection of the server than the one before. There a prepared statement does not exist, or is
+// another client's.
 package pooler
 
 import (
@@ -14,7 +14,7 @@ import (
 )
 
 const (
-	// looks is how often two connections are tried against each other: other clients of a pooler may hide what it does.
+	// looks is how often two connections are compared, because other clients of a pooler may hide the loss.
 	looks = 16
 	// statement is the name under which both prepare. It is always the same, so that on connections of a server that are
 	// shared no more than one statement can stay behind, which is as good a proof as another.
@@ -70,10 +70,10 @@ func IsLost(err error) bool {
 	return answer.Code == codeNoStatement || answer.Code == codeHasStatement || answer.Code == "08P01" && answer.Routine == bindsTheParameter
 }
 
-// Loses reports whether statements as mode prepares them get lost on connections of config. That is proven when it is true: it
-// happened, to one of two connections of its own. It is false where a statement stays with its connection, as directly at a server,
-// through a pooler in session mode, or through one that keeps track of statements; and where other clients of the pooler hid it. After an error
-// nothing is known.
+// Loses reports whether statements as mode prepares them get lost on connections of config. True is proven: a statement was lost on
+// one of two connections of its own. False means that a statement stays with its connection: directly at a server, through a pooler
+// in session mode, or through a pooler that tracks statements. It can also mean that other clients of the pooler hid the loss.
+// After an error nothing is known.
 func Loses(ctx context.Context, config *pgx.ConnConfig, mode pgx.QueryExecMode) (bool, error) {
 	name := statement
 	if mode == pgx.QueryExecModeDescribeExec {
@@ -102,7 +102,7 @@ func Loses(ctx context.Context, config *pgx.ConnConfig, mode pgx.QueryExecMode) 
 	return false, nil
 }
 
-// errLost is what a statement that answers as another comes to.
+// errLost means that a statement returned the answer of another one.
 var errLost = errors.New("the statement is another")
 
 // try prepares a statement on each of the connections, and runs both. They have one name and answer differently.
@@ -136,7 +136,7 @@ func forget(ctx context.Context, conn *pgconn.PgConn, name string) error {
 	return conn.Deallocate(ctx, name)
 }
 
-// end closes a connection, and lets the server forget what it has prepared as far as possible.
+// end closes a connection, and deallocates its prepared statement in the server if possible.
 func end(ctx context.Context, conn *pgconn.PgConn, name string) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeTimeout)
 	defer cancel()

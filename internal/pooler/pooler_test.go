@@ -29,7 +29,7 @@ func TestPrepares(t *testing.T) {
 	require.Contains(t, pooler.Mode(config.DefaultQueryExecMode), "pgx's default")
 }
 
-// What servers say of statements that are lost is told from what else goes wrong, as what poolers say under the same SQLSTATE.
+// TestIsLost distinguishes a server's errors for lost statements from other errors, such as a pooler's with the same SQLSTATE.
 func TestIsLost(t *testing.T) {
 	t.Parallel()
 	database := postgrestest.NewDatabase(t)
@@ -44,7 +44,7 @@ func TestIsLost(t *testing.T) {
 	require.NoError(t, failing("one", []byte("x")))
 	for code, err := range map[string]error{
 		"26000": failing("another"),
-		"08P01": failing("one"), // without its parameter, as when it is somebody else's
+		"08P01": failing("one"), // without its parameter, as for another client's statement
 		"42P05": func() error { _, err := conn.Prepare(t.Context(), "one", "SELECT 2", nil); return err }(),
 	} {
 		var answer *pgconn.PgError
@@ -62,7 +62,7 @@ func TestIsLost(t *testing.T) {
 	}
 }
 
-// Statements that are tried leave nothing behind where they are not lost, and no more than the one of the test where they are.
+// The test statements leave nothing behind if they are not lost, and otherwise at most one statement.
 func TestLoses(t *testing.T) {
 	t.Parallel()
 	for pool, loses := range map[postgrestest.PoolMode]bool{"": false, postgrestest.SessionPool: false, postgrestest.TransactionPool: true} {

@@ -70,7 +70,7 @@ func (a *account) command(ctx context.Context, dir, program string, args ...stri
 
 // run runs a program to its end. Its output is in the error, when it fails.
 func (a *account) run(ctx context.Context, dir, program string, args ...string) (string, error) {
-	// A file, not a pipe: the server inherits it, and nobody is to wait until the server closes it.
+	// A file, not a pipe: the server inherits it, and a reader of a pipe would wait until the server closes it.
 	output, err := os.CreateTemp("", "postgrestest")
 	if err != nil {
 		return "", fmt.Errorf("run %s: %w", program, err)

@@ -105,8 +105,8 @@ func (c *Citus) join(ctx context.Context) error {
 	return distribute(ctx, c.Coordinator.url, c.Workers, migrations.Config{})
 }
 
-// trustItself has the server take connections from its own machine without a password, as those of a cluster have none of each
-// other's. Others need theirs.
+// trustItself makes the server accept connections from its own machine without a password, because the servers of a cluster do not
+// have each other's passwords. Other clients need a password.
 func trustItself(ctx context.Context, server *Server) error {
 	return admin(ctx, server, func(conn *pgx.Conn) error {
 		var file string

@@ -22,7 +22,7 @@ const (
 
 	tooManyConnections = "53300" // SQLSTATE
 
-	// emptyTemplate is the template that nobody can be connected to, which would keep it from being cloned.
+	// emptyTemplate is the template that does not accept connections. A connection would prevent cloning it.
 	emptyTemplate = "template0"
 
 	// templateLock is the advisory lock under which the template is made, in the database that the
@@ -30,8 +30,8 @@ const (
 	templateLock int64 = 0x7067_7261_7465_7374 // "pgratest"
 )
 
-// createDatabase makes a database that sessions find with the settings that were chosen. A clone has none of those that its
-// template was given by ALTER DATABASE.
+// createDatabase creates a database with the chosen settings for its sessions. A clone does not inherit settings that its template
+// was given by ALTER DATABASE.
 func createDatabase(ctx context.Context, server *Server, name, template string) error {
 	chosen, err := chosenSettings(os.Getenv(chosenVariable))
 	if err != nil {
@@ -197,8 +197,8 @@ func databaseName(test string) string {
 	return namePrefix + readable[:min(len(readable), 36)] + "_" + randomName(8) // at most 63 bytes
 }
 
-// withDatabase returns the connection string with another database's name, whether it is a URL or a
-// list of keywords and values. Without an sslmode it names the default of pgx, because that of lib/pq is another one.
+// withDatabase returns the connection string with another database's name, whether it is a URL or a list of keywords and values.
+// Without an sslmode it names the default of pgx, because lib/pq has another default.
 func withDatabase(connString, name string) string {
 	hasMode := strings.Contains(connString, "sslmode") || os.Getenv("PGSSLMODE") != ""
 	if !strings.HasPrefix(connString, "postgres://") && !strings.HasPrefix(connString, "postgresql://") {

@@ -10,7 +10,7 @@
 //     create databases.
 //  2. Server programs on this machine, started on a free port in a temporary directory. RATELIMIT_POSTGRES_BINDIR names their
 //     directory. If it is not set, the package looks at pg_config, /usr/lib/postgresql and similar directories, PATH, and the
-//     directories of Homebrew. If this process is root, the server runs as the user postgres, or as nobody.
+//     directories of Homebrew. If this process is root, the server runs as the user postgres, or as the user `nobody`.
 //
 // Package ratelimittest/postgres, a module of its own, also starts containers. Its command run gives the URL of such a server to a command,
 // for example to go test.
@@ -34,7 +34,7 @@
 // RATELIMIT_SETTINGS names settings of Postgres for every database and every server of a test, for example
 // RATELIMIT_SETTINGS=jit=on,jit_above_cost=0. A value that a test sets for its own server or session takes precedence.
 //
-// # What is left behind
+// # Cleanup
 //
 // Nothing stays of a server that this package started. It stops when the process ends, even if the process is killed, and its
 // directory is deleted: a small shell waits on a pipe that the process keeps open.

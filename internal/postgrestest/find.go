@@ -26,7 +26,7 @@ type environment struct {
 	urlVariable string // the variable that url is from
 	url         string
 	binDir      string
-	citusBinDir string // the programs of the server with Citus that all tests run on; empty if none is asked for
+	citusBinDir string // the programs of the server with Citus that all tests run on; empty: no Citus
 	cache       string // the directory of images; if it is empty, initdb makes the data
 }
 

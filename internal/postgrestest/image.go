@@ -289,7 +289,7 @@ func (c *cluster) unpackEntry(root *os.Root, entry *tar.Header, content io.Reade
 	return root.Chown(entry.Name, c.user.uid, c.user.gid)
 }
 
-// cleanCache deletes all images except the ones that were used last, and files that unfinished writes left behind.
+// cleanCache deletes all images except the most recently used, and files that unfinished writes left behind.
 func cleanCache(cache string) {
 	entries, _ := os.ReadDir(cache) // an error leaves them for the next time
 	var images []fs.FileInfo

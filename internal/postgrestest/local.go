@@ -128,7 +128,7 @@ func (c *cluster) initialize(ctx context.Context) error {
 	return nil
 }
 
-// startOnFreePort tries again with another port when somebody took the one that was free a moment ago.
+// startOnFreePort retries with another port if a different process took the free port in the meantime.
 func (c *cluster) startOnFreePort(ctx context.Context, settings map[string]string) error {
 	base, err := os.ReadFile(c.configFile())
 	if err != nil {
@@ -161,8 +161,8 @@ func (c *cluster) configFile() string { return filepath.Join(c.data(), "postgres
 
 func (c *cluster) logFile() string { return filepath.Join(c.dir, "log") }
 
-// start returns when the server takes connections. The sessions of one that was killed can outlive it
-// by a moment and keep its memory; until they are gone, the next server refuses to start.
+// start returns when the server takes connections. The sessions of a killed server can outlive it by a moment and keep its memory;
+// until they are gone, the next server refuses to start.
 func (c *cluster) start(ctx context.Context) error {
 	for {
 		before := len(c.wholeLog())
@@ -235,7 +235,7 @@ func (c *cluster) remove(context.Context) error { return c.watchdog.Close() }
 func (c *cluster) pgCtl(ctx context.Context, command string, args ...string) (string, error) {
 	seconds := strconv.Itoa(int(startTimeout.Seconds()))
 	args = append([]string{command, "-s", "-w", "-t", seconds, "-D", c.data()}, args...)
-	if len(c.env) > 0 { // pg_ctl looks at the clock, and passes on what it has
+	if len(c.env) > 0 { // pg_ctl looks at the clock, and passes its environment on
 		args = append(append(slices.Clone(c.env), filepath.Join(c.binDir, "pg_ctl")), args...)
 		return c.user.run(ctx, c.dir, "env", args...)
 	}

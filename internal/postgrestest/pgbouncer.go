@@ -140,7 +140,7 @@ type pgbouncer struct {
 	watchdog *watchdog
 }
 
-// startPgBouncer tries again with another port when somebody took the one that was free a moment ago.
+// startPgBouncer retries with another port if a different process took the free port in the meantime.
 func startPgBouncer(ctx context.Context, program, databaseURL string, mode PoolMode) (*pgbouncer, error) {
 	for attempt := 1; ; attempt++ {
 		b, err := tryPgBouncer(ctx, program, databaseURL, mode)

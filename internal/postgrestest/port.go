@@ -6,7 +6,7 @@ import (
 	"net"
 )
 
-// freePort returns a port that nobody listens on; somebody may, a moment later.
+// freePort returns a port without a listener. Another process may take it a moment later.
 func freePort(ctx context.Context) (int, error) {
 	listener, err := new(net.ListenConfig).Listen(ctx, "tcp", "127.0.0.1:0")
 	if err != nil {

@@ -32,8 +32,8 @@ type Options struct {
 	// imply it.
 	Own bool
 
-	// Env are variables, as NAME=value, that the server's processes have in addition to those of this process. The server then
-	// runs from programs of this machine.
+	// Env are variables, as NAME=value, that the server's processes have in addition to the environment of this process. The server
+	// then runs from programs of this machine.
 	Env []string
 
 	// DiskBytes, when above 0, is the size of a file system for everything that the server writes, which a test can fill. It is
@@ -82,9 +82,8 @@ type host interface {
 	remove(ctx context.Context) error
 }
 
-// Start finds a server or starts one, in the order of the package documentation. If there is none, it
-// returns an error that is ErrNoServer. The error says what was tried, why each attempt failed, and how
-// to get a server.
+// Start finds a server or starts one, in the order of the package documentation. If there is none, it returns an error that is
+// ErrNoServer. The error lists the attempts, why each failed, and how to get a server.
 func Start(ctx context.Context, opts Options) (*Server, error) {
 	return start(ctx, opts, environmentFromOS())
 }
@@ -106,8 +105,8 @@ func (elsewhere) stop(context.Context, StopMode) error { return ErrNotHere }
 func (elsewhere) log(context.Context) string           { return "" }
 func (e elsewhere) remove(ctx context.Context) error   { return e.remover(ctx) }
 
-// URL returns a connection string: the URL that named the server, or that of the database "postgres" of a
-// server that this package started, as a superuser.
+// URL returns a connection string: the URL that named the server or, for a server that this package started, the URL of the
+// database "postgres" as a superuser.
 func (s *Server) URL() string { return s.url }
 
 // String returns the version of the server and its place, in one line.

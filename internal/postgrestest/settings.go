@@ -11,8 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// defaultSettings make a server fast that nobody will miss. What a commit means is left alone: only
-// a power loss would tell the difference, not a server that crashes.
+// defaultSettings make a disposable server fast. They weaken durability only for a power loss, not for a crash of the server.
 func defaultSettings() map[string]string {
 	return map[string]string{
 		"fsync":            "off",

@@ -37,7 +37,7 @@ func refusedAt(instant time.Time, tokens float64) bucket.Answer {
 	return bucket.Answer{State: bucket.State{Value: tokens, TS: instant.UnixMicro()}, Now: instant.UnixMicro()}
 }
 
-// knows returns what is told of an ask if the cache refuses it.
+// knows returns the answer for an ask if the cache refuses it.
 func (c *Cache) knows(a bucket.Ask) (bucket.Told, bool) {
 	told, refused := c.Refuse([]bucket.Ask{a}, nil)
 	if !refused {
@@ -46,7 +46,7 @@ func (c *Cache) knows(a bucket.Ask) (bucket.Told, bool) {
 	return told[0], true
 }
 
-// sent returns what is to be noted of a call before it is sent.
+// sent notes a call before it is sent.
 func (c *Cache) sent(asks ...bucket.Ask) Sent { return c.Send(asks, nil) }
 
 // refused remembers that a bucket held tokens when the cache was made, and refused the ask.
@@ -66,7 +66,7 @@ func TestRefusalCacheRefusesUntilTheWaitIsOver(t *testing.T) {
 	}{
 		{0, 5, 400 * time.Millisecond},
 		{0, 20, 1900 * time.Millisecond},
-		{0, 4, 0}, // nobody has asked for so little
+		{0, 4, 0}, // no call has requested so little
 		{100 * time.Millisecond, 5, 300 * time.Millisecond},
 		{100 * time.Millisecond, 6, 400 * time.Millisecond},
 		{400*time.Millisecond - time.Microsecond, 5, time.Microsecond},
@@ -148,7 +148,7 @@ func TestRefusalCacheForgets(t *testing.T) {
 	})
 }
 
-// A call for several limits needs all of their states, and one that refuses.
+// The cache refuses a call over several limits only if it knows all of their states, and one of them refuses.
 func TestRefusalCacheRefusesSeveralLimits(t *testing.T) {
 	t.Parallel()
 	several := func(a, b float64) []bucket.Ask {

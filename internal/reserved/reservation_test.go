@@ -39,7 +39,7 @@ func TestAReservationIsReadyWhenNothingIsOwed(t *testing.T) {
 	require.Equal(t, []int64{ready, opening + 2*time.Second.Microseconds()}, r.Charge(r.Credit()).Taken)
 }
 
-// None is kept of work that is ready at once, if only later work is to be.
+// Work that is ready at once has no stored reservation if only later work needs one.
 func TestNoReservationOfWorkThatIsReady(t *testing.T) {
 	t.Parallel()
 	asks := []bucket.Ask{{Terms: bucket.Terms{Kind: bucket.Steps{}, Capacity: 10, Rate: 1, Steps: 1, Step: 1_000_000}, Cost: 1}}
@@ -82,8 +82,8 @@ func (r row) Scan(targets ...any) error {
 	return nil
 }
 
-// A row says all of a bucket. A row from before a column was added says what was so then: one row for each bucket, no plan and no calendar, the
-// price 1, and paid when it was ready.
+// A row says all of a bucket. A row from before a column was added has the values of that time: one row for each bucket, no plan
+// and no calendar, the price 1, and paid when it was ready.
 func TestARowSaysAllOfABucket(t *testing.T) {
 	t.Parallel()
 	full := Reserved{

@@ -38,7 +38,7 @@ func FuzzAddressKey(f *testing.F) {
 	})
 }
 
-// FuzzOnlyValue holds the value of a header to the one that is there.
+// FuzzOnlyValue compares the value of a header with the value that was set.
 func FuzzOnlyValue(f *testing.F) {
 	f.Add("x-key", "a", "b", 1)
 	f.Add("", "", "", 2)
@@ -58,7 +58,7 @@ func FuzzOnlyValue(f *testing.F) {
 // longestWait is the longest wait that a decision tells.
 const longestWait = 250 * 365 * 24 * time.Hour
 
-// FuzzRetryAfter holds what clients are told to wait to no less than the wait, in whole numbers that they can hold.
+// FuzzRetryAfter checks that the wait sent to clients is never too short, and is a whole number in their range.
 func FuzzRetryAfter(f *testing.F) {
 	for _, wait := range []time.Duration{0, 1, time.Millisecond, time.Second + 1, 40 * 24 * time.Hour, longestWait} {
 		f.Add(int64(wait))

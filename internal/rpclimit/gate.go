@@ -164,7 +164,7 @@ func (g *Gate[Call]) skips(ctx context.Context, call Call) bool {
 	return g.config.Skip != nil && g.config.Skip(ctx, call)
 }
 
-// requests returns what a call asks for, or an error for the client.
+// requests returns the requests of a call, or an error for the client.
 func (g *Gate[Call]) requests(ctx context.Context, call Call) ([]ratelimit.Request, error) {
 	requests, err := g.config.Requests(ctx, call)
 	if err == nil && len(requests) == 0 {
@@ -298,8 +298,7 @@ func (g *Gate[Call]) log(ctx context.Context, message, method string, err error)
 
 type decisionKey struct{}
 
-// Decision returns the decision that Admit put into the context, and false when the call was let through
-// without one.
+// Decision returns the decision that Admit put into the context, and false if the call was allowed without one.
 func Decision(ctx context.Context) (ratelimit.Decision, bool) {
 	d, ok := ctx.Value(decisionKey{}).(ratelimit.Decision)
 	return d, ok

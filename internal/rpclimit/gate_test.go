@@ -17,12 +17,12 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// method is what a client called, with what is no UTF-8.
+// method is the method that a client called, with invalid UTF-8.
 const method = "/test.Echo/Say\xff"
 
 var perUser = ratelimit.Define("perUser", ratelimit.PerHour(2))
 
-// patient is how long a test waits for what has to happen. It only ends a test that hangs.
+// patient is the longest wait for an expected event. It only ends a test that hangs.
 const patient = 2 * time.Minute
 
 // call is a call of method.
@@ -66,7 +66,7 @@ func rejectionOf(t *testing.T, err error) *rpclimit.RejectionError {
 	return rejection
 }
 
-// bundle is a gate that lets through what the database does not decide.
+// bundle is a gate that allows calls without a decision.
 type bundle struct {
 	pool    *pgxpool.Pool
 	limiter *ratelimit.Limiter
@@ -84,7 +84,7 @@ func (b *bundle) Observe(_ context.Context, event ratelimit.Event) {
 	}
 }
 
-// results returns the results that were told.
+// results returns the results that the Observer received.
 func (b *bundle) results() []string {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -123,7 +123,7 @@ func (b *bundle) admit(ctx context.Context, requests ...ratelimit.Request) rpcli
 	return codeOf(err)
 }
 
-// The observer of the limiter is told what becomes of each call.
+// The limiter's Observer receives the result of each call.
 func TestAnswersAreTold(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -151,7 +151,7 @@ func TestAnswersAreTold(t *testing.T) {
 	}, b.results())
 }
 
-// Open does not mean open to those who make the calls wait, nor while the program ends.
+// An open gate still refuses calls that failed because of many calls, and calls while the program ends.
 func TestOpenIsNotOpenToThoseWhoAskTooMuch(t *testing.T) {
 	t.Parallel()
 	b := setup(t)

@@ -33,7 +33,7 @@ func TestSlotsAreHeldUntilTheRelease(t *testing.T) {
 	require.Equal(t, rpclimit.OK, b.admit(t.Context(), slots.For("ada")), "and no slot")
 }
 
-// TestACallThatLosesItsSlotIsTold promises that the handler's context ends then, and that the observer hears of it.
+// TestACallThatLosesItsSlotIsTold promises that the handler's context ends then, and that the Observer receives it.
 func TestACallThatLosesItsSlotIsTold(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) { // renewals have a virtual clock

@@ -8,8 +8,8 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/address"
 )
 
-// AddressKey returns the IP address in remote, which has the form host:port, as a key: IPv4 as it is, also
-// when it came mapped into IPv6, and of IPv6 the /64, which is what one host gets. Zones are dropped.
+// AddressKey returns the IP address in remote, which has the form host:port, as a key. An IPv4 address, also one mapped into IPv6,
+// is the key itself; of an IPv6 address the key is the /64, the network of one host. Zones are dropped.
 func AddressKey(remote string) (string, error) {
 	pair, err := netip.ParseAddrPort(remote)
 	if err != nil {

@@ -60,7 +60,7 @@ func descriptions(r *rpclimit.RejectionError) (all []string) {
 	return all
 }
 
-// TestPoliciesDecide promises that what a call is told is by the policy of its plan, as it is when it comes.
+// TestPoliciesDecide promises that a call is answered by the policy of its plan at that time.
 func TestPoliciesDecide(t *testing.T) {
 	t.Parallel()
 	p := &plans{}
@@ -107,8 +107,8 @@ func TestAPauseIsNamedSo(t *testing.T) {
 	require.Equal(t, []string{"perUser: 2 per hour"}, descriptions(r))
 }
 
-// TestModesRefuseNobody promises that a limit which its rule only tries, or has switched off, lets calls through, and that
-// what the one would refuse is told.
+// TestModesRefuseNobody promises that a limit in shadow mode, or off, allows all calls, and that the refusals of a limit in shadow
+// mode are reported.
 func TestModesRefuseNobody(t *testing.T) {
 	t.Parallel()
 	p := &plans{}

@@ -11,7 +11,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// Config.Refused of the limiter is told which method was refused, as text that a database can keep.
+// The Refusal for Config.Refused of the limiter names the method, as text that a database can store.
 func TestRefusalsAreToldWithTheMethod(t *testing.T) {
 	t.Parallel()
 	var told []string

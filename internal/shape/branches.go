@@ -55,7 +55,7 @@ func mechanisms() []mechanism {
 			words(`memory|inMemory`),
 		},
 		{
-			"asked", []string{"internal/bucket/units.go"}, // what the caller wants: to look, or up to some units
+			"asked", []string{"internal/bucket/units.go"}, // the form of a call: a check, or up to some units
 			words(`UpTo|Look|costless|AllCostless`),
 		},
 		{

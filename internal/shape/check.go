@@ -14,7 +14,7 @@ import (
 
 const shownItems = 20 // of a number that rose
 
-// check prints the numbers above their budget with what was added to them, and returns an error if there are any.
+// check prints the numbers above their budget with their new items, and returns an error if there are any.
 func check(ctx context.Context, w io.Writer, o options, b budget, n numbers) error {
 	if b == nil {
 		return fmt.Errorf("there is no %s; to write it, run make shape UPDATE=1", o.budget)

@@ -11,9 +11,9 @@
 //   - phrases: unclear phrases (phrases.txt lists them) for 1,000 words in the comments of the core, in all comments, and in pages;
 //   - walk: files that a call enters and how often it returns to one, counted by bench/walk, which needs a Postgres.
 //
-// The budget is a line for each number, in .ci/shape.txt. With -check the program prints only the numbers above their budget, and what
-// they count that was not there in the last commit that changed the budget; -against names another revision. With -update it lowers
-// the budget to the numbers, unless one rose.
+// The budget is a line for each number, in .ci/shape.txt. With -check the program prints only the numbers above their budget, with
+// the items added since the last commit that changed the budget; -against names another revision. With -update it lowers the budget
+// to the numbers, unless one rose.
 package main
 
 import (

@@ -11,7 +11,7 @@ import (
 	"strings"
 )
 
-// A number is one of the numbers that have a budget. Its items say what was counted, and where.
+// A number is one of the numbers that have a budget. Its items are the things counted, with their places.
 type number struct {
 	name  string
 	value float64

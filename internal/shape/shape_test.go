@@ -172,7 +172,7 @@ func TestBudget(t *testing.T) {
 	}
 }
 
-// program runs the program and returns what it prints.
+// program runs the program and returns its output.
 func program(t *testing.T, args ...string) (string, error) {
 	t.Helper()
 	o, err := parse(args)

@@ -11,7 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// landlord gives leases of a minute, and notes when it is asked.
+// landlord gives leases of a minute, and notes the time of each call.
 type landlord struct {
 	begun    time.Time
 	renewals []time.Duration

@@ -15,7 +15,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
 )
 
-// spent returns what was taken from the rows of a limit.
+// spent returns the tokens taken from the rows of a limit.
 func spent(t *testing.T, db Conn, l limit) float64 {
 	t.Helper()
 	found, err := db.Query(t.Context(), `SELECT coalesce(sum($2 - value), 0) FROM ratelimit.buckets WHERE name = $1`, l.name, l.terms.Capacity)
@@ -25,7 +25,7 @@ func spent(t *testing.T, db Conn, l limit) float64 {
 	return tokens
 }
 
-// What a statement of a batch gave is undone when another of the same batch fails, and nobody is told that he has it.
+// If a statement of a batch fails, the takes of its other statements are rolled back, and no call is answered with them.
 func TestWhatWasUndoneIsNotGiven(t *testing.T) {
 	t.Parallel()
 	const keys = 40

@@ -21,7 +21,7 @@ const raiseOnKey = `
 	END $$;
 	CREATE TRIGGER raise_on_key BEFORE INSERT OR UPDATE ON ratelimit.buckets FOR EACH ROW EXECUTE FUNCTION raise_on_key()`
 
-// An error that the row of one call raises is answered to that call alone, whatever its SQLSTATE is.
+// An error that the row of one call raises, with any SQLSTATE, is the answer of that call alone.
 func TestAnErrorOfOneRowFailsOnlyTheCallsForIt(t *testing.T) {
 	t.Parallel()
 	pool := postgrestest.New(t)
@@ -59,7 +59,7 @@ func TestAnErrorOfOneRowFailsOnlyTheCallsForIt(t *testing.T) {
 	}
 }
 
-// Calls that all need one held row are told apart, too, once that row is free.
+// The same holds for calls that all wait for one locked row, once that row is free.
 func TestAnErrorOfOneRowFailsOnlyItsCallBehindAHeldRow(t *testing.T) {
 	t.Parallel()
 	pool := postgrestest.New(t)

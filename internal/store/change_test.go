@@ -50,7 +50,7 @@ func TestACreditEndsWithItsWindow(t *testing.T) {
 	require.Equal(t, 1, rows)
 }
 
-// Prune deletes a bucket that is full under each policy of its limit, and keeps one that is full under one of them.
+// Prune deletes a bucket that is full under each policy of its limit, and keeps a bucket that is full under only one of them.
 func TestPruneKeepsABucketThatIsNotFullUnderEachPolicy(t *testing.T) {
 	t.Parallel()
 	pool := postgrestest.New(t)

@@ -16,8 +16,8 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/testsize"
 )
 
-// Batches and lone calls of several processes that ask for overlapping sets of buckets, each in an order of its own, take
-// exactly what they are told: from all buckets of a call or from none, and from none more than it held.
+// Batches and lone calls of several processes that ask for overlapping sets of buckets, each in an order of its own, take exactly
+// as answered: from all buckets of a call or from none, and from no bucket more than it held.
 func TestOverlappingClustersTakeExactly(t *testing.T) {
 	t.Parallel()
 	const processes, callsInBatch, capacity = 4, 6, 100.0
@@ -26,7 +26,7 @@ func TestOverlappingClustersTakeExactly(t *testing.T) {
 	seed := testsize.Seed(t)
 	limits := []limit{still("a", capacity), still("b", capacity), still("c", 1e6), still("d", 1e6)}
 	keys := []string{"1", "2", "3"}
-	for _, key := range keys[:2] { // the rows of the third are made by whoever comes first
+	for _, key := range keys[:2] { // the first call inserts the rows of the third
 		makeRows(t, pool, key, limits...)
 	}
 	var mu sync.Mutex
@@ -84,8 +84,8 @@ func randomSet(random *rand.Rand, limits []limit, keys []string) (asks []bucket.
 	return asks
 }
 
-// decideAll decides on calls, as a batch where they are several, and then on each that waits for a row by itself. It returns
-// those that were decided.
+// decideAll decides on calls, as a batch where they are several, and then on each that waits for a row by itself. It returns the
+// decided calls.
 func (s *Session) decideAll(ctx context.Context, calls []*Call) (told []*Call, err error) {
 	apart := calls
 	if len(calls) > 1 {

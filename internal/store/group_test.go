@@ -58,7 +58,7 @@ func TestWhichCallsGoTogether(t *testing.T) {
 	}
 }
 
-// What there is enough of for all is taken in one round trip, and each is told what is left after it.
+// If the buckets have enough for all calls, one round trip takes for all of them, and each answer has the tokens left after it.
 func TestClustersAreTakenAtOnce(t *testing.T) {
 	t.Parallel()
 	pool := &tripCounter{Pool: postgrestest.New(t)}
@@ -110,8 +110,8 @@ func TestClustersTakeFromOneOfSeveralRows(t *testing.T) {
 	require.Equal(t, []float64{7, 8, 4}, held(t, s, user.ask("ada", 0), user.ask("bob", 0), wide.ask("", 0)))
 }
 
-// Where there is too little for all, some get what they want, in the order in which they came; and others that share no
-// bucket with them do not notice.
+// If the buckets have too little for all, the calls are decided in the order in which they came. Calls that share no bucket with
+// them are not affected.
 func TestAClusterWithTooLittleIsDecidedInTurn(t *testing.T) {
 	t.Parallel()
 	pool := postgrestest.New(t)
@@ -145,8 +145,7 @@ func TestAClusterWithTooLittleIsDecidedInTurn(t *testing.T) {
 	}
 }
 
-// A row that somebody holds stops the calls that need it, and of those connected with them the ones that need it, too.
-// Nothing of theirs is taken meanwhile.
+// A locked row stops only the calls that need it, also within their cluster. Nothing is taken for these calls meanwhile.
 func TestAHeldRowStopsTheCallsOfAClusterThatNeedIt(t *testing.T) {
 	t.Parallel()
 	pool := postgrestest.New(t)
@@ -175,7 +174,7 @@ func TestAHeldRowStopsTheCallsOfAClusterThatNeedIt(t *testing.T) {
 	require.Equal(t, []float64{99}, held(t, s, all.ask("ada", 0)))
 }
 
-// A bucket without a row is full, for a call by itself and for those of a batch.
+// A bucket without a row is full, for a call by itself and for calls in a batch.
 func TestClustersWithMissingRows(t *testing.T) {
 	t.Parallel()
 	pool := postgrestest.New(t)
@@ -256,8 +255,8 @@ func overtaken(t *testing.T, pool *pgxpool.Pool, call *Call, alone bool, stateme
 	return <-over
 }
 
-// Where another is quicker between the look and the lock, nothing is taken by the statement, and the call is decided on
-// what is there by then.
+// If another transaction writes between the look and the lock, the statement takes nothing, and the call is decided on the new
+// rows.
 func TestAClusterThatIsOvertakenTakesNothingOfWhatWasSeen(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {

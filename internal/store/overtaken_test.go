@@ -83,7 +83,7 @@ func TestABatchLeavesOutACallWhoseRowIsLocked(t *testing.T) {
 	require.Equal(t, []float64{10, 9}, held(t, s, l.ask("ada", 0), l.ask("bob", 0)))
 }
 
-// A batch that adds a row, which another transaction has added since the batch's snapshot, takes no more than that row holds.
+// A batch that adds a row, which another transaction has added since the batch's snapshot, takes at most the tokens of that row.
 func TestABatchTakesNoMoreThanARowThatWasMadeMeanwhileHolds(t *testing.T) {
 	t.Parallel()
 	const gate = "pg_advisory_xact_lock(4712)"
@@ -111,7 +111,7 @@ func TestABatchTakesNoMoreThanARowThatWasMadeMeanwhileHolds(t *testing.T) {
 	require.Equal(t, []float64{9, 0}, held(t, s, l.ask("ada", 0), l.ask("bob", 0)))
 }
 
-// A call over several limits in a transaction locks its rows in the order of their keys, whatever the costs.
+// A call over several limits in a transaction locks its rows in the order of their keys, for any costs.
 func TestATransactionLocksRowsInTheOrderOfTheirKeys(t *testing.T) {
 	t.Parallel()
 	pool := postgrestest.New(t)
@@ -133,7 +133,7 @@ func TestATransactionLocksRowsInTheOrderOfTheirKeys(t *testing.T) {
 	require.True(t, bucket.AllAllowed(call.Answers))
 }
 
-// A refusal over several limits in a transaction takes nothing from those that have enough, and leaves no row locked.
+// A refusal over several limits in a transaction takes nothing from limits that have enough, and leaves no row locked.
 func TestARefusalInATransactionChangesAndLocksNothing(t *testing.T) {
 	t.Parallel()
 	for name, decide := range map[string]func(t *testing.T, s *Session, asks []bucket.Ask) []bucket.Answer{

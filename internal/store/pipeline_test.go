@@ -23,7 +23,7 @@ import (
 // errRecorded is what a recorder answers.
 var errRecorded = errors.New("recorded")
 
-// recorder is a Conn that keeps what it is sent, to be sent to a server with much else in one round trip.
+// recorder is a Conn that collects statements, to send them to a server with many others in one round trip.
 type recorder struct{ sent []*pgx.QueuedQuery }
 
 func (r *recorder) Exec(_ context.Context, sql string, args ...any) (pgconn.CommandTag, error) {
@@ -56,8 +56,7 @@ type answeredBy struct {
 
 func (r answeredBy) Query() (pgx.Rows, error) { return r.rows, nil }
 
-// attempting is an Owner that makes each attempt once. Its transactions are whatever the recorder's statements are sent
-// in.
+// attempting is an Owner that makes each attempt once. Its transactions are the ones in which the recorder's statements are sent.
 type attempting struct{}
 
 func (o attempting) InOwnTx(_ context.Context, from *Session, fn func(tx *Session) error) error {
@@ -69,8 +68,8 @@ func (attempting) Retry(_ context.Context, _ string, err error, _ func() error) 
 func (attempting) Mended(context.Context, string)                                     {}
 func (attempting) Batched(context.Context, int, time.Duration)                        {}
 
-// pipeline sends the statements of a history, hundreds in a round trip, and holds each answer to what the algebra in Go
-// answered. The statements and their parameters are those of a Session, which talks to the recorder.
+// pipeline sends the statements of a history, hundreds in a round trip, and compares each answer with the answer of the algebra in
+// Go. A Session produces the statements and their parameters; it talks to the recorder.
 type pipeline struct {
 	t        *testing.T
 	conn     Conn // of the server
@@ -80,8 +79,8 @@ type pipeline struct {
 	fixed    int // calls after which a wrong clock was put right
 }
 
-// newPipeline returns a pipeline whose session is on the connection's own transactions, or in the one that the connection
-// is in.
+// newPipeline returns a pipeline whose session is on the connection's own transactions, or in the current transaction of the
+// connection.
 func newPipeline(t *testing.T, conn Conn, inTx bool, asOf func() *int64) *pipeline {
 	t.Helper()
 	p := &pipeline{t: t, conn: conn, recorder: &recorder{}, batch: &pgx.Batch{}}
@@ -170,7 +169,7 @@ func (p *pipeline) Plant(row bucket.Key, state bucket.State) {
 		row.Name, row.Key, row.Shard, state.Value, state.TS)
 }
 
-// queue moves what was recorded to the batch; check is for the answer of the last statement.
+// queue moves the recorded statements to the batch; check is for the answer of the last one.
 func (p *pipeline) queue(check func(pgx.Rows) error) {
 	for i, sent := range p.recorder.sent {
 		// Histories that run at the same time may wait for each other to make room in the table, for which a call of the
@@ -183,7 +182,7 @@ func (p *pipeline) queue(check func(pgx.Rows) error) {
 	p.recorder.sent = nil
 }
 
-// flush sends what is queued and checks the answers.
+// flush sends the queue and checks the answers.
 func (p *pipeline) flush() {
 	p.t.Helper()
 	require.NoError(p.t, p.conn.SendBatch(p.t.Context(), p.batch).Close())
@@ -198,7 +197,7 @@ func stateOf(a *bucket.Ask, found *bucket.State, now int64) bucket.State {
 	return *found
 }
 
-// sameAnswers returns a check that a statement answered what was expected, to the last bit.
+// sameAnswers returns a check that the answers of a statement equal expected, to the last bit.
 func sameAnswers(asks []bucket.Ask, expected []bucket.Answer) func(pgx.Rows) error {
 	return sameAs(asks, expected, func(rows pgx.Rows) ([]bucket.Answer, error) { return scanAnswers(rows, nil) })
 }
@@ -214,7 +213,7 @@ func sameCluster(asks []bucket.Ask, expected []bucket.Answer) func(pgx.Rows) err
 	})
 }
 
-// sameAs returns a check that what scan reads is what was expected, to the last bit.
+// sameAs returns a check that the answers that scan reads equal expected, to the last bit.
 func sameAs(asks []bucket.Ask, expected []bucket.Answer, scan func(pgx.Rows) ([]bucket.Answer, error)) func(pgx.Rows) error {
 	return func(rows pgx.Rows) error {
 		got, err := scan(rows)

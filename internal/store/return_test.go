@@ -11,7 +11,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
 )
 
-// A bucket without a row is full, and stays so; and what was taken in another era is not given back.
+// A bucket without a row is full, and stays so. Tokens taken in another era are not returned.
 func TestReturnOfNothing(t *testing.T) {
 	t.Parallel()
 	pool := postgrestest.New(t)

@@ -27,11 +27,11 @@ var dyadic = []limit{
 	fixedWindow("window", 8, 100*time.Millisecond, 12, 100),
 }
 
-// dyadicKeys are the keys that dyadic limits are asked for.
+// dyadicKeys are the keys of the dyadic limits.
 var dyadicKeys = []string{"ada", "bob", "eve"}
 
-// A batch decides what its calls would have been told one after the other. Only those that it refuses may be
-// told of the buckets as they were before calls of the batch that were allowed.
+// A batch decides as its calls would be decided one after the other. Only a refused call may report the buckets as they were before
+// allowed calls of the batch.
 func TestABatchDecidesAsItsCallsWouldOneAfterTheOther(t *testing.T) {
 	t.Parallel()
 	const most = 30
@@ -145,7 +145,7 @@ func TestCallsForOneBucketAreToldWhatIsLeftInTurn(t *testing.T) {
 	}
 }
 
-// A key that the database's encoding cannot hold is no fault of those whose calls are folded with it.
+// A key that the database's encoding cannot hold fails its own call, but not the calls batched with it.
 func TestAKeyThatTheDatabaseCannotStoreFailsItsCallAlone(t *testing.T) {
 	t.Parallel()
 	s := newSession(latin1(t), standing)

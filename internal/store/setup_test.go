@@ -145,7 +145,7 @@ type kept struct{}
 
 func (kept) Queue(_ *Unit, batch *pgx.Batch) { batch.Queue("SELECT") }
 
-// runBatch runs calls as one batch, and returns those that wait for a row.
+// runBatch runs calls as one batch, and returns the calls that wait for a row.
 func runBatch(t *testing.T, s *Session, calls ...*Call) []blocked {
 	t.Helper()
 	for _, c := range calls {
@@ -154,7 +154,7 @@ func runBatch(t *testing.T, s *Session, calls ...*Call) []blocked {
 	return s.Run(t.Context(), calls, nil)
 }
 
-// decideOne decides on c as a batch of one call, and again while it needs a row which somebody holds.
+// decideOne decides on c as a batch of one call, and retries while it needs a locked row.
 func (s *Session) decideOne(ctx context.Context, c *Call) error {
 	c.Queueable().StartAlone()
 	for waiting := s.Run(ctx, []*Call{c}, nil); len(waiting) > 0; {
@@ -179,7 +179,7 @@ func (c *Call) tokens() []float64 {
 	return held
 }
 
-// wait returns how long after the decision the same call is allowed, when nobody takes anything meanwhile.
+// wait returns how long after the decision the same call is allowed, if no other call takes anything meanwhile.
 func (c *Call) wait() (longest time.Duration) {
 	for i := range c.Asks {
 		a := &c.Asks[i]
@@ -212,7 +212,7 @@ func makeRows(t *testing.T, db Conn, key string, limits ...limit) {
 	}
 }
 
-// tripCounter is a pool that counts what is sent.
+// tripCounter is a pool that counts round trips.
 type tripCounter struct {
 	*pgxpool.Pool
 	trips int
@@ -233,7 +233,7 @@ func still(name string, capacity float64) limit {
 	return tokenBucket(name, 1, 24*365*time.Hour, capacity, 0)
 }
 
-// freeRows returns the keys of the rows of pool that nobody has locked.
+// freeRows returns the keys of the rows of pool that are not locked.
 func freeRows(t *testing.T, pool *pgxpool.Pool) []string {
 	t.Helper()
 	tx := begin(t, pool)

@@ -151,7 +151,7 @@ func TestTheSeedOfTheRows(t *testing.T) {
 	})
 }
 
-// A call does not wait for a row that somebody holds while another row of its bucket is free.
+// A call does not wait for a locked row while another row of its bucket is free.
 func TestABatchTakesFromAnotherRowWhenOneIsHeld(t *testing.T) {
 	t.Parallel()
 	pool := postgrestest.New(t)

@@ -24,7 +24,7 @@ var spending = tokenBucket("spending", 1, time.Hour, 100, 0)
 // spendingKey returns the n-th key in the order of locking.
 func spendingKey(n int) string { return fmt.Sprintf("key %06d", n) }
 
-// fillSpending makes rows in an order that is not that of the keys, in a table that nobody analyzes.
+// fillSpending inserts rows, but not in the order of their keys, into a table that is never analyzed.
 func fillSpending(t *testing.T, pool *pgxpool.Pool, rows int) {
 	t.Helper()
 	_, err := pool.Exec(t.Context(), `ALTER TABLE ratelimit.buckets SET (autovacuum_enabled = false)`)
@@ -84,15 +84,15 @@ func with(t *testing.T, pool *pgxpool.Pool, settings string, mode pgx.QueryExecM
 	return other
 }
 
-// plans are what may be set for a database that changes how the planner goes about a batch.
+// plans are settings of a database that change the planner's choices for a batch.
 var plans = []string{
 	"", "enable_nestloop=off", "enable_nestloop=off;enable_hashjoin=off", "enable_indexscan=off", "enable_indexscan=off;enable_bitmapscan=off",
 	"enable_nestloop=off;enable_seqscan=off", "enable_material=off;enable_seqscan=off", "plan_cache_mode=force_custom_plan",
 	"default_transaction_isolation=repeatable read", "default_transaction_isolation=serializable",
 }
 
-// Whatever the plan, the level, and the way in which statements are sent, a batch is answered the same, in one round trip: a row with enough
-// gives, a row without refuses, and a missing row is inserted.
+// A batch has the same answers, in one round trip, for each plan, isolation level and protocol mode: a row with enough gives, a row
+// without refuses, and a missing row is inserted.
 func TestWhateverThePlanABatchIsAnsweredTheSame(t *testing.T) {
 	t.Parallel()
 	for _, table := range []struct {
@@ -144,14 +144,14 @@ func TestWhateverThePlanABatchIsAnsweredTheSame(t *testing.T) {
 	}
 }
 
-// Somebody holds a row: calls for other rows are decided on locked rows, and calls for that row wait for it.
+// Another transaction holds a row: calls for other rows are decided on locked rows, and calls for that row wait for it.
 func TestAHeldRowStopsNobodyElseInABatch(t *testing.T) {
 	t.Parallel()
 	const keys, row = 40, `WHERE name = 'spending' AND key = 'key 000005'`
 	for name, test := range map[string]struct {
 		statements []string
 		held       bool
-		alone      bool // else somebody else has a lock on the row that stops nobody, and goes on
+		alone      bool // otherwise another transaction has a weak lock on the row, which stops no call
 	}{
 		"Locked":           {[]string{`SELECT FROM ratelimit.buckets ` + row + ` FOR UPDATE`}, true, true},
 		"Changed":          {[]string{`UPDATE ratelimit.buckets SET value = value - 1 ` + row}, true, false},
@@ -246,7 +246,7 @@ func TestBatchesInOppositeOrdersFailNoCall(t *testing.T) {
 	require.Equal(t, float64(allowed), spent(t, pool, spending)-50*keys)
 }
 
-// In a table with partitions a batch takes from each row what it asks of that one.
+// In a table with partitions a batch takes from each row the cost for that row.
 func TestABatchTakesFromPartitions(t *testing.T) {
 	t.Parallel()
 	pool := postgrestest.New(t)
@@ -271,7 +271,7 @@ func TestABatchTakesFromPartitions(t *testing.T) {
 	db.requireSent(t, s, 0, "")
 }
 
-// An answer is for a bucket that was asked for.
+// An answer for a bucket outside the call is an error.
 func TestAnAnswerForABucketThatWasNotAskedForIsAnError(t *testing.T) {
 	t.Parallel()
 	rows := planOf(takeSpending(2), false).policies[0]

@@ -38,9 +38,9 @@ func drawWindow(src buckettest.Source) bucket.Terms {
 	return sliding(buckettest.One(src, 1, 3, 10, 0.1, 1e6/3), buckettest.One[int64](src, 1, 3, 5000, 16_667, 1_000_000), buckettest.One[int32](src, 1, 2, 10, 60, 128))
 }
 
-// TestWindowStatementsAgree runs random histories of sliding windows by the statements, alone and in a transaction, and by
-// locking and deciding in Go: with costs that round, rows that somebody else wrote, clocks that step back, and policies that
-// change in the code and by eras. Half of them go on for so long that totals are dropped. Every decision, value, ts and slice agree to the last bit.
+// TestWindowStatementsAgree runs random histories of sliding windows by the statements, alone and in a transaction, and by locking
+// and deciding in Go: with costs that round, rows written by others, clocks that step back, and policies that change in the code
+// and by eras. Half of them go on for so long that totals are dropped. Every decision, value, ts and slice agree to the last bit.
 func TestWindowStatementsAgree(t *testing.T) {
 	t.Parallel()
 	pool := postgrestest.New(t)

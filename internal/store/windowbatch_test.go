@@ -22,7 +22,7 @@ var dyadicWindows = []limit{
 	tokenBucket("steps", 1, 2048*time.Microsecond, 16, 0),
 }
 
-// windowKeys are the keys that they are asked for.
+// windowKeys are the keys of the windows.
 var windowKeys = []string{"ada", "bob", "eve"}
 
 // windowBatches are sliding windows twice: calls for them are batches on one side, and made one after the other on the other.
@@ -34,9 +34,8 @@ type windowBatches struct {
 	allowed, others int
 }
 
-// A batch of calls for sliding windows tells each of them what it would have been told in its turn, to the last bit, also
-// where rows are not as the limit leaves them. Only those that it refuses may be told of the window as it was before calls of
-// the batch that were allowed.
+// A batch of calls for sliding windows answers each as if they came one after the other, to the last bit, also if rows are not as
+// the limit leaves them. Only a refused call may report the window as it was before allowed calls of the batch.
 func TestWindowsInABatchDecideAsOneAfterTheOther(t *testing.T) {
 	t.Parallel()
 	w := &windowBatches{random: testsize.Rand(t), now: opening}
@@ -70,7 +69,7 @@ func (w *windowBatches) disturb(t *testing.T) {
 	}
 }
 
-// round makes the same calls on both sides, and compares what they are told and what the buckets hold then.
+// round makes the same calls on both sides, and compares the answers and the buckets afterwards.
 func (w *windowBatches) round(t *testing.T, limits []limit, keys []string) {
 	t.Helper()
 	var calls, alone []*Call

@@ -61,8 +61,8 @@ var (
 	password   = regexp.MustCompile(`(?i)(passw(?:or)?d|secret)(["']?\s*[=:]\s*)('(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|[^\s&;,]+)`)
 )
 
-// ErrorText returns what err says, without passwords, connection strings, and values that were sent to the
-// database. What the server answered is told in its own words and without its details, which hold rows.
+// ErrorText returns the text of err, without passwords, connection strings, and values that were sent to the database. For an error
+// of the server it returns the message without the details, which hold rows.
 func ErrorText(err error) string {
 	var parse *pgconn.ParseConfigError
 	if errors.As(err, &parse) {

@@ -19,7 +19,7 @@ import (
 
 const secret = "hunter2"
 
-// connectError returns what pgx says when nobody listens at the address of a connection string.
+// connectError returns the error of pgx for a connection string with a closed port.
 func connectError(t *testing.T, format string) error {
 	t.Helper()
 	const reserved = 1 // which no test of the machine can be given meanwhile, as it can a port that was just free

@@ -39,7 +39,7 @@ func (o *told) Observe(_ context.Context, event ratelimit.Event) {
 	}
 }
 
-// TestWhatDecidedIsTold promises that a request is told with the rule that has the policy, and with the kind of that policy. A pause
+// TestWhatDecidedIsTold promises that a request is reported with the rule of its policy, and with the kind of that policy. A pause
 // is no rule, so it changes neither.
 func TestWhatDecidedIsTold(t *testing.T) {
 	t.Parallel()

@@ -1,5 +1,5 @@
-// Package telemetry holds what logs, metrics and traces say alike of the events of a Limiter: the names of
-// results and of errors, and the text of an error without what is nobody's business.
+// Package telemetry holds the common terms of logs, metrics and traces for the events of a Limiter: the names of results and of
+// errors, and the text of an error without secrets.
 package telemetry
 
 import (
@@ -10,8 +10,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// Results of a request to one limit. A request that was refused, one that gave up under contention and one
-// that failed are three different things.
+// Results of a request to one limit. Refused, contended (the call gave up) and failed requests are counted separately.
 const (
 	Allowed   = "allowed"
 	Reserved  = "reserved"  // allowed, by Reserve
@@ -33,15 +32,15 @@ type Request struct {
 	Limit string
 	// Rule is the name of the rule of ratelimit.Config.Policies that decided, and empty when the code's definition did.
 	Rule string
-	// Kind is "token_bucket", "fixed_window", "sliding_window", "calendar_window" or "concurrency", and empty when a call
-	// failed. That of an adaptive limit is its contract's.
+	// Kind is "token_bucket", "fixed_window", "sliding_window", "calendar_window" or "concurrency", and empty if the call failed. An
+	// adaptive limit has the kind of its contract.
 	Kind string
-	// Verb and Cached are those of the event.
+	// Verb and Cached are copied from the event.
 	Verb   string
 	Cached bool
 	// Result is one of the constants above.
 	Result string
-	// Cost is what was asked of the limit.
+	// Cost is the cost of the request.
 	Cost float64
 }
 
@@ -90,8 +89,8 @@ func refusal(s *ratelimit.State, shadow bool) string {
 	return Refused
 }
 
-// Refuses reports whether a limit refuses the call that s is part of. One in shadow mode does not, whatever it would, and
-// neither does one that was left alone.
+// Refuses reports whether the limit of s refuses its call. A limit in shadow mode never does, nor does a limit that was not
+// checked.
 func Refuses(s *ratelimit.State) bool { return !s.Allowed && s.Mode != ratelimit.Shadow }
 
 // WouldRefuse reports whether a limit in shadow mode would refuse the call that s is part of, if it were enforced.
@@ -116,7 +115,7 @@ func IsPaused(d ratelimit.Decision) bool {
 	return s != nil && Refuses(s) && !s.PausedUntil.IsZero()
 }
 
-// IsPriced reports whether the limit of s charges more than is asked, because its upstream has throttled.
+// IsPriced reports whether the limit of s charges more than the cost, because its upstream has throttled.
 func IsPriced(s *ratelimit.State) bool {
 	policy, adapts := s.Limit.Policy().(ratelimit.Adaptive)
 	return adapts && policy.Apply && s.Price > 1
@@ -156,7 +155,7 @@ func Result(d ratelimit.Decided) string {
 // reserve is the verb whose work may have to wait.
 const reserve = "reserve"
 
-// Limit returns the limit under which a call over several is told of: the first that refused, else the first.
+// Limit returns the limit under which a call over several limits is reported: the first that refused, or else the first.
 func Limit(d ratelimit.Decision) string {
 	if s := decisive(d); s != nil {
 		return s.Limit.Name()
@@ -164,7 +163,7 @@ func Limit(d ratelimit.Decision) string {
 	return ""
 }
 
-// decisive returns the state of the limit under which a call is told of, and nil when there is none.
+// decisive returns the state of the limit under which a call is reported, and nil if there is none.
 func decisive(d ratelimit.Decision) *ratelimit.State {
 	for i := range d.States {
 		if Refuses(&d.States[i]) {

@@ -88,7 +88,7 @@ func TestKinds(t *testing.T) {
 	require.False(t, isRequest)
 }
 
-// TestRequestsOfRules promises what is told of limits that a rule of Config.Policies has switched off, only tries, or has
+// TestRequestsOfRules promises the reports on limits that a rule of Config.Policies has switched off, put into shadow mode, or
 // paused.
 func TestRequestsOfRules(t *testing.T) {
 	t.Parallel()

@@ -57,7 +57,7 @@ func (r *report) read(in io.Reader) error {
 	}
 }
 
-// line prints what is not an event as it is: for example an error of the go command.
+// line prints a line that is not an event unchanged: for example an error of the go command.
 func (r *report) line(line string) {
 	var e event
 	if json.Unmarshal([]byte(line), &e) != nil {

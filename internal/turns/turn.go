@@ -18,12 +18,12 @@ import (
 
 // The statements by which a transaction waits for its turn. They precede its first statement in the same write.
 //
-// A SERIALIZABLE transaction that waits must have no snapshot yet, but waiting is a statement, which takes a snapshot. So
-// another transaction waits, in place of the empty one that was begun: at READ COMMITTED, because a SERIALIZABLE one would
-// hold up the conflict detection of all others. It takes the lock for the session and commits. The next transaction makes the lock
-// its own, so that the end of the transaction in the server releases it: no statement
-// unlocks, and no lock stays in a connection. All statements are one message, at the end of which a transaction is
-// open, so that also a pooler in transaction mode sends them to one connection of the server.
+// A SERIALIZABLE transaction that waits must have no snapshot yet, but waiting is a statement, which takes a snapshot. So another
+// transaction waits, in place of the empty transaction that was begun. It runs at READ COMMITTED, because a waiting SERIALIZABLE
+// transaction would hold up the conflict detection of all others. It takes the lock for the session and commits. The next
+// transaction makes the lock its own, so that the end of the transaction in the server releases it: no statement unlocks, and no
+// lock stays in a connection. All statements are one message, at the end of which a transaction is open, so that also a pooler in
+// transaction mode sends them to one connection of the server.
 const (
 	turnEmpty = `ROLLBACK`
 	turnFirst = `BEGIN ISOLATION LEVEL READ COMMITTED`

@@ -34,7 +34,7 @@ func TestTurnLocksAreApart(t *testing.T) {
 	require.Equal(t, int64(lockOfA), lockOf("ratelimit", bucket.Key{Name: "a"}), "programs of all versions have to agree")
 }
 
-// A timeout that comes together with the lock leaves the session with it. Whoever goes on without a turn does not keep it.
+// If the timeout and the lock arrive together, the session holds the lock. A transaction that continues without a turn releases it.
 func TestATurnThatWasForgoneLeavesNoLock(t *testing.T) {
 	t.Parallel()
 	pool := postgrestest.New(t)
@@ -70,7 +70,7 @@ const lockOfA = 2121283802086399797
 // cancelled is a transaction that is cancelled where it waits.
 type cancelled struct{ pgx.Tx }
 
-// SendBatch sends a statement that fails as one that is cancelled does.
+// SendBatch sends a statement that fails like a cancelled one.
 func (f cancelled) SendBatch(ctx context.Context, _ *pgx.Batch) pgx.BatchResults {
 	batch := &pgx.Batch{}
 	batch.Queue(`DO $$ BEGIN RAISE query_canceled; END $$`)

@@ -10,7 +10,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
 )
 
-// The queues of a process are for what is contended now, and take no more memory than that.
+// A process has queues only for buckets that are contended now, and needs memory only for these.
 func TestQueuesAreBoundedAndForgotten(t *testing.T) {
 	t.Parallel()
 	now := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
@@ -44,7 +44,8 @@ func TestQueuesAreBoundedAndForgotten(t *testing.T) {
 	require.Nil(t, q.join(names(0, 1)[0]))
 }
 
-// Who wants several buckets takes turns at the one where most meet, and where that does not say, at the same one as others do.
+// A transaction on several buckets takes its turn at the bucket where most transactions conflict. If that is a tie, all of them
+// choose the same bucket.
 func TestTheTurnIsAtTheBucketWhereMostMeet(t *testing.T) {
 	t.Parallel()
 	q := New("")

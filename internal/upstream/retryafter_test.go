@@ -13,7 +13,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/upstream"
 )
 
-// FuzzWait holds what is read of a Retry-After to what it says: seconds, or a date that counts from that of the response.
+// FuzzWait compares the parsed wait with the Retry-After: seconds, or a date relative to the Date of the response.
 func FuzzWait(f *testing.F) {
 	const date = "Sun, 06 Nov 1994 08:49:37 GMT"
 	for _, stated := range []string{"", "0", " 120 ", "-1", "1.5", "1e3", "9223372036", "9223372037", strings.Repeat("9", 40), date, "Sunday, 06-Nov-94 08:49:37 GMT", "Sun Nov  6 08:49:37 1994", "soon"} {

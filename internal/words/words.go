@@ -1,5 +1,5 @@
-// Package words says rates and spans of time as people do: 60 per minute, and not 60 per 1m0s. Whatever prints a policy for
-// people has its words from here: the String methods of ratelimit, the answers of httplimit, the command line and the pages.
+// Package words writes rates and spans of time as people do: 60 per minute, and not 60 per 1m0s. All texts of policies for people
+// use it: the String methods of ratelimit, the answers of httplimit, the command line and the pages.
 package words
 
 import (
@@ -29,7 +29,7 @@ func InAny(tokens float64, period time.Duration) string {
 	return Number(tokens) + " in any " + Period(period)
 }
 
-// Number returns a number as it is, without an exponent.
+// Number returns all digits of a number, without an exponent.
 func Number(n float64) string { return strconv.FormatFloat(n, 'f', -1, 64) }
 
 // Period returns a span as people say it behind "per": minute, 7 days, 90 seconds, 1.5s. The unit is the largest of which it

@@ -43,7 +43,7 @@ func TestSpansAreAsShortAsTheyGo(t *testing.T) {
 	}
 }
 
-// TestWaitsAreNeverTooShort promises that whoever waits for what is written has waited long enough.
+// TestWaitsAreNeverTooShort promises that a written wait is never shorter than the real one.
 func TestWaitsAreNeverTooShort(t *testing.T) {
 	t.Parallel()
 	for want, d := range map[string]time.Duration{

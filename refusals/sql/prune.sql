@@ -1,4 +1,4 @@
--- Deletes rows of minutes before $1, the oldest first, $2 at most, and none that somebody else is deleting.
+-- Deletes rows of minutes before $1, the oldest first, $2 at most, without rows that another transaction is deleting.
 WITH old AS (
     SELECT o.minute, o.name, o.route, o.key, o.shadow
     FROM ratelimit.refusals AS o

@@ -1,4 +1,4 @@
--- Returns name, route, key, refused, cost and last_us of what was refused most in the minutes from $1 to before $2, at most
+-- Returns name, route, key, refused, cost and last_us of the largest sums of refusals in the minutes from $1 to before $2, at most
 -- $7: for each name; with $3 for each name and route, with $4 for each name and key. $5 is the only name, or ''.
 -- $6 asks for shadows. It groups by keys first: they differ most, so that a sort compares little.
 SELECT r.name, CASE WHEN $3 THEN r.route ELSE '' END, CASE WHEN $4 THEN r.key ELSE '' END,

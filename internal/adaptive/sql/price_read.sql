@@ -1,4 +1,4 @@
--- Read what is known of the upstream of an adaptive limit and a key.
+-- Read the state of the upstream of an adaptive limit and a key.
 --
 -- $1 name, $2 key
 --

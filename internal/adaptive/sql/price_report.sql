@@ -1,5 +1,6 @@
--- Add what was reported to a process of an adaptive limit to the row of the limit and the key, or make it, at the instant that clock.sql
--- returned before it in the same transaction. Citus lets no statement return an instant that it looks up, and none have one in a CASE.
+-- Add a process's reports on an adaptive limit to the row of the limit and the key, or insert the row, at the instant that
+-- clock.sql returned before it in the same transaction. Citus lets no statement return an instant that it looks up, and none have
+-- one in a CASE.
 --
 -- $1 name, $2 key
 -- $3 outcomes, $4 accepted, $5 throttled   how many, and their tokens

@@ -1,11 +1,11 @@
--- End the epoch of an adaptive limit and a key: whoever comes first does, and the others change nothing.
+-- End the epoch of an adaptive limit and a key. The first process does, and the others change nothing.
 --
--- $1 name, $2 key, $3 epoch                the one that ends
--- $4 outcomes, $5 accepted, $6 throttled   what was counted of it; what came in since is of the next
+-- $1 name, $2 key, $3 epoch                the epoch to end
+-- $4 outcomes, $5 accepted, $6 throttled   the counts of that epoch; later reports belong to the next
 -- $7 share, $8 cut                         what follows
 -- $9 begun_us                              when the next one begins
 --
--- Returns as price_report.sql, and no row when somebody else has ended it.
+-- Returns as price_report.sql, and no row if another process has ended it.
 UPDATE ratelimit.prices AS p SET
     epoch = p.epoch + 1,
     begun_us = $9::bigint,

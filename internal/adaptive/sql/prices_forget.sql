@@ -1,4 +1,4 @@
--- Delete what is known of upstreams that nobody has reported of for long. It skips rows that another transaction has locked.
+-- Delete the states of upstreams without recent reports. It skips rows that another transaction has locked.
 --
 -- $1 as_of_us, $2 keep_us
 WITH old AS (

@@ -17,8 +17,8 @@ import (
 //	             brings the last missing token; in whole microseconds, rounded up
 //	no row       is a full bucket
 //
-// and shares no code with what it is the measure of. A ts that lies more than a minute after the end of
-// the current microsecond, or window, is the mark of a wrong clock, and is set to now without credit.
+// and shares no code with the package that it checks. A ts that lies more than a minute after the end of the current microsecond,
+// or window, is the mark of a wrong clock, and is set to now without credit.
 
 // exactPolicy is a policy in rational numbers.
 type exactPolicy struct {
@@ -39,8 +39,8 @@ type exactBucket struct {
 const (
 	microsecond = int64(1)
 
-	// added and left are the shares of what a write adds up, and of what it leaves, by which it may be
-	// off: four roundings (a long time as a float64, times rate, by steps, plus value), and one (less cost).
+	// added and left bound the error of a write, as shares of the sum and of the remaining value: four roundings (a long time as a
+	// float64, times rate, by steps, plus value), and one (less cost).
 	added = 4 * 0x1p-53
 	left  = 0x1p-53
 )
@@ -79,7 +79,7 @@ func (p exactPolicy) floor(t int64) int64 {
 	return p.start + p.window(t)*p.step()
 }
 
-// window returns how many windows have begun after the one of start, up to t; negative before it.
+// window returns how many windows have begun after the window of start, up to t; negative before it.
 func (p exactPolicy) window(t int64) int64 {
 	return new(big.Int).Div(big.NewInt(t-p.start), big.NewInt(p.step())).Int64() // rounds towards minus infinity
 }
@@ -104,7 +104,7 @@ func (p exactPolicy) arrived(ts, now int64) *big.Rat {
 	return product(p.rate, units)
 }
 
-// settle returns b as of now: ts is that of a take, and the value is before the cost.
+// settle returns b as of now, with the ts of a take, and the value before the cost.
 func (p exactPolicy) settle(b exactBucket, now int64) exactBucket {
 	arrived := p.arrived(b.ts, now)
 	sum := total(b.value, arrived)

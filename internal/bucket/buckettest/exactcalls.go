@@ -31,7 +31,7 @@ func (b *ExactBucket) Level(tokens *big.Rat, now int64) {
 	b.Rounds(size(e.capacity))
 }
 
-// Spend takes cost from all rows together, whatever they hold.
+// Spend takes cost from all rows together, also if they hold less.
 func (b *ExactBucket) Spend(cost float64, now int64) {
 	b.Rounds(cost)
 	b.Level(total(b.Tokens(now), rational(-cost)), now)
@@ -107,14 +107,14 @@ func NewExactBucket(eras ExactEras) *ExactBucket {
 // Off returns how far a number of the algebra is from an exact one.
 func Off(got float64, want *big.Rat) float64 { return size(total(rational(got), negative(want))) }
 
-// Spare returns how much more there is than is asked for.
+// Spare returns how much held exceeds cost plus lowest.
 func Spare(held *big.Rat, cost, lowest float64) float64 {
 	spare, _ := total(held, rational(-cost), rational(-lowest)).Float64()
 	return spare
 }
 
-// MayCredit reports whether what was taken at an instant may come back at another one, by the policy of an era: in a window
-// until it ends.
+// MayCredit reports whether tokens taken at an instant may be returned at another one, by the policy of an era. In a window they
+// may until it ends.
 func (eras ExactEras) MayCredit(era int, taken, now int64) bool {
 	e := eras[era]
 	return !e.windows || e.window(taken) >= e.window(now)

@@ -7,14 +7,14 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
 )
 
-// What becomes of a bucket when its policy changes, in rational numbers. It is written from the law
+// The change of a bucket with its policy, in rational numbers. It is written from the law
 //
 //	at from      v1 = min(C0, v + what arrived by the old terms after ts, up to and with from)
 //	full         v1 = C0: v2 = C1, because a bucket without a row is full
 //	else         v2 = min(C1, keep v1 | scale v1 * C1 / C0 | add v1 + C1 - C0), and reset C1
 //	after from   tokens arrive by the new terms; a window of theirs that had begun before from gives nothing
 //
-// and shares no code with what it is the measure of. Each row is such a bucket of its own, with a share of the terms. Only a reset
+// and shares no code with the package that it checks. Each row is such a bucket of its own, with a share of the terms. Only a reset
 // changes the number of rows.
 
 // ExactEras are the terms of a limit at all instants.
@@ -59,12 +59,12 @@ func (e exactEra) begin(now int64) int64 { return max(e.floor(now), e.from) }
 // isWrong reports whether a clock that was wrong wrote ts.
 func (e exactEra) isWrong(ts, now int64) bool { return ts > e.begin(now)+e.step()+Minute }
 
-// held returns what a row holds at now, where no era begins meanwhile.
+// held returns the value of a row at now, if no era begins meanwhile.
 func (e exactEra) held(row exactBucket, now int64) *big.Rat {
 	return smaller(e.capacity, total(row.value, e.arrived(row.ts, now)))
 }
 
-// changed returns what is left at the begin of the era of what was held at the end of the one before.
+// changed returns the value at the beginning of the era, for the value held at the end of the era before.
 func (e exactEra) changed(held *big.Rat, before exactEra) *big.Rat {
 	switch {
 	case e.change == bucket.Reset || held.Cmp(before.capacity) >= 0:
@@ -83,7 +83,7 @@ type ExactBucket struct {
 	Off  float64
 
 	era  int
-	rows map[int64]exactBucket // those that are there
+	rows map[int64]exactBucket // the existing rows
 }
 
 // Clone returns a copy.
@@ -99,7 +99,7 @@ func (b *ExactBucket) Clone() *ExactBucket {
 // IsThere reports whether the bucket has a row.
 func (b *ExactBucket) IsThere() bool { return len(b.rows) > 0 }
 
-// Tokens returns what the bucket holds at an instant that Bring was told of, or a later one if no other era begins.
+// Tokens returns the tokens of the bucket at an instant passed to Bring, or a later one if no other era begins.
 func (b *ExactBucket) Tokens(now int64) *big.Rat {
 	sum, e := new(big.Rat), b.Eras[b.era].ofRow()
 	for i := range b.Eras[b.era].rows {
@@ -122,8 +122,8 @@ func (b *ExactBucket) row(i, now int64) exactBucket {
 	return exactBucket{value: e.capacity, ts: e.begin(now)}
 }
 
-// Bring brings the bucket to the era that holds at now, or to the one that it has been in, and returns the instant to
-// decide at. unsure says that rounding decides whether a row was full when an era ended.
+// Bring moves the bucket to the era in effect at now, unless it is in a later era already, and returns the instant to decide at.
+// unsure says that rounding decides whether a row was full when an era ended.
 func (b *ExactBucket) Bring(now int64) (at int64, unsure bool) {
 	holding := b.Eras.At(now)
 	if !b.IsThere() {

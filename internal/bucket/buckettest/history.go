@@ -25,8 +25,8 @@ type History struct {
 	Decisions, Open, Rejected int // Open: either answer would have been right, for rounding
 }
 
-// Server is told what the calls of a history are, and holds its own answers to those of the algebra. found are the rows
-// as they are before the call; nil is no row.
+// Server receives the calls of a history, and compares its own answers with the answers of the algebra. found are the rows before
+// the call; nil is no row.
 type Server interface {
 	// Take is all or nothing: where one of the expected answers is a refusal, the rows stay as they were found. It reports
 	// on which of them a clock that was wrong has been put right.

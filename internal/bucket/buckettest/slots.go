@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// ExactSlots is what is documented of the slots of one bucket, once more: leases by their numbers, in integers. Instants are
-// microseconds.
+// ExactSlots is a second implementation of the documented behaviour of one bucket's slots: leases by their fencing tokens, in
+// integers. Instants are microseconds.
 type ExactSlots struct {
 	leases []exactLease
 	last   int64 // the highest fencing number
@@ -67,7 +67,7 @@ func (e *ExactSlots) mended(now int64, p SlotPolicy) ExactSlots {
 	return m
 }
 
-// write takes over what a call has changed.
+// write takes over the changes of a call.
 func (e *ExactSlots) write(m ExactSlots, now int64) {
 	*e = m
 	if !e.stored || now > e.ts {
@@ -91,8 +91,8 @@ func (e *ExactSlots) Acquire(now int64, p SlotPolicy, slots int64) (fence, end i
 	return m.last, now + p.Length, 0
 }
 
-// ExactFence returns the number of a lease at now: that instant, or the first number above the last one that is a multiple of
-// 65,536 microseconds away from it.
+// ExactFence returns the fencing token of a lease at now: now itself, or the first number above last that differs from now by a
+// multiple of 65,536 microseconds.
 func ExactFence(last, now int64) int64 {
 	if now > last {
 		return now

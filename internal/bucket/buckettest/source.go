@@ -1,5 +1,5 @@
-// Package buckettest has what tests of more than one package hold the algebra of package bucket to: policies and
-// histories to draw, and an exact model of what they lead to.
+// Package buckettest checks the algebra of package bucket, for tests of several packages. It draws random policies and histories,
+// and has an exact model of their results.
 package buckettest
 
 import "math/rand/v2"

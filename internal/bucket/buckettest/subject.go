@@ -82,8 +82,8 @@ func (h *History) compare(s *subject, a *bucket.Ask, got bucket.Answer) exactBuc
 	return after
 }
 
-// compareWait holds the wait until b has cost and lowest remain to the exact model: it must lie between
-// that of a bucket that holds as much more as rounding may have cost, and that of one that holds as much less.
+// compareWait compares the wait, until b can give cost so that lowest remain, with the exact model. It must lie between the waits
+// of two buckets: one holds more than b by the rounding error, and the other less.
 func (h *History) compareWait(s *subject, b exactBucket, cost, lowest *big.Rat, wait time.Duration) {
 	missing := total(cost, lowest, negative(b.value))
 	slack := 2*b.rounding + 2*added*(size(b.value)+size(cost)+size(lowest))
@@ -97,7 +97,7 @@ func (h *History) compareWait(s *subject, b exactBucket, cost, lowest *big.Rat, 
 	soonest := e.retryAt(b, total(missing, negative(rational(slack))))
 	latest := e.retryAt(b, total(missing, rational(slack)))
 	if new(big.Int).Sub(latest, big.NewInt(min(h.Now, b.ts))).Cmp(big.NewInt(bucket.Horizon)) >= 0 {
-		return // nobody waits for 250 years
+		return // a wait over 250 years does not matter
 	}
 	if soonest.Cmp(at) > 0 || at.Cmp(latest) > 0 {
 		h.T.Fatalf("at %d, %v lacks %v and is to have it at %v, not from %v to %v", h.Now, s, missing.FloatString(30), at, soonest, latest)

@@ -36,8 +36,8 @@ func Over(t bucket.Terms, n int32) bucket.Terms {
 	return t
 }
 
-// Valid reports whether there is a policy with the terms t: nothing else gets to the algebra. That there are no other
-// policies, the tests of NewLimit show.
+// Valid reports whether there is a policy with the terms t, because the algebra receives only such terms. The tests of NewLimit
+// show that it rejects all other policies.
 func Valid(t bucket.Terms) bool {
 	bounded := func(tokens float64) bool {
 		return tokens == 0 || tokens >= bucket.MinTokens && tokens <= bucket.MaxTokens
@@ -48,8 +48,8 @@ func Valid(t bucket.Terms) bool {
 		bounded(t.Capacity) && bounded(t.MaxOwed) && t.Capacity <= most && t.MaxOwed <= most && t.Capacity+t.MaxOwed > 0
 }
 
-// Possible reports whether cost is one that t can tell from nothing, and can ever be taken so that lowest remain: no
-// other is asked for.
+// Possible reports whether t can distinguish cost from 0, and can ever give it so that lowest remain. Callers request no other
+// cost.
 func Possible(t bucket.Terms, cost, lowest float64) bool {
 	return (cost == 0 || cost >= max(t.Capacity*bucket.MinCostShare, bucket.MinTokens)) && t.Capacity-cost >= lowest
 }

@@ -1,4 +1,4 @@
--- Delete what is known of upstreams that nobody has reported of for long, on all servers.
+-- Delete the states of upstreams without recent reports, on all servers.
 --
 -- $1 before_us
 DELETE FROM ratelimit.prices WHERE seen_us < $1::bigint

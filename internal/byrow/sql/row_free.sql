@@ -1,8 +1,9 @@
--- Lock one row to the end of the transaction, and read it, unless somebody holds it. It goes to one server, as row_read.sql.
+-- Lock one row to the end of the transaction, and read it, unless another transaction holds it. It goes to one server, as
+-- row_read.sql.
 --
 -- $1 name, $2 key, $3 shard   the row
 --
--- Returns value, ts, taken and leases, or no row: somebody holds it, or it is not there.
+-- Returns value, ts, taken and leases, or no row if another transaction holds the row, or if it does not exist.
 SELECT b.value, b.ts, b.taken, b.leases
 FROM ratelimit.buckets AS b WHERE b.name = $1::text AND b.key = $2::text AND b.shard = $3::integer
 FOR UPDATE SKIP LOCKED

@@ -1,4 +1,4 @@
--- Lock one row to the end of the transaction, and return what it holds. It goes to one server, as row_read.sql.
+-- Lock one row to the end of the transaction, and return its columns. It goes to one server, as row_read.sql.
 --
 -- $1 name, $2 key, $3 shard   the row
 -- $4 capacity                 of a row that is made

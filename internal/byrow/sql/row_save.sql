@@ -1,7 +1,7 @@
 -- Write one row that this transaction has locked. It goes to one server, as row_read.sql.
 --
 -- $1 name, $2 key, $3 shard              the row
--- $4 value, $5 ts, $6 taken, $7 leases   what it holds from now on
+-- $4 value, $5 ts, $6 taken, $7 leases   its new columns
 --
 -- An upsert for the reason in buckets_lock.sql; the row is there, so nothing is inserted.
 INSERT INTO ratelimit.buckets (name, key, shard, value, ts, taken, leases)

@@ -2,7 +2,7 @@
 --
 -- $1 name
 -- $2 until_us                 the latest ts of theirs
--- $3 after_key, $4 after_shard, $5 limit   only those that come after this one in the order of key and shard, and so many
+-- $3 after_key, $4 after_shard, $5 limit   at most $5 rows after this one, by key and shard
 --
 -- Returns key, shard, value, ts, taken and leases. Which of them are full is decided elsewhere.
 SELECT b.key, b.shard, b.value, b.ts, b.taken, b.leases

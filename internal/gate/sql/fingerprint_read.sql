@@ -2,9 +2,9 @@
 --
 -- $1 the table of buckets
 --
--- Returns hash_key, which is empty when none is stored yet, the process of the server, whether Citus is there, and whether the buckets are in
--- partitions of PostgreSQL 18. In a SERIALIZABLE transaction the read conflicts with nobody: the row is inserted at READ COMMITTED, and never
--- updated.
+-- Returns hash_key, which is empty when none is stored yet, the process of the server, whether Citus is there, and whether the
+-- buckets are in partitions of PostgreSQL 18. In a SERIALIZABLE transaction the read conflicts with no other transaction: the row
+-- is inserted at READ COMMITTED, and never updated.
 SELECT coalesce((SELECT f.hash_key FROM ratelimit.fingerprint AS f), '') AS hash_key, pg_catalog.pg_backend_pid() AS backend,
     pg_catalog.to_regclass('pg_catalog.pg_dist_partition') IS NOT NULL AS has_citus,
     pg_catalog.current_setting('server_version_num')::integer >= 180000 AND EXISTS (

@@ -1,5 +1,5 @@
--- Returns the names of limits that have buckets: those after $1, $2 at most. It steps from one name to the next through the
--- primary key, whatever number of buckets each has.
+-- Returns the names of limits that have buckets: those after $1, $2 at most. It steps from one name to the next through the primary
+-- key, however many buckets each has.
 WITH RECURSIVE names AS (
     (SELECT b.name, 1 AS n FROM ratelimit.buckets AS b WHERE b.name > $1 ORDER BY b.name LIMIT 1)
     UNION ALL

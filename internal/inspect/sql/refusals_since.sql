@@ -1,6 +1,6 @@
--- Looks at the minutes from $1 to before $2 (null: all later ones), the latest first, until they have more than $3 rows. When
--- they do, it returns the first minute of which it has seen all rows; and that of the only minute it has seen. It steps from
--- one minute to the next through the primary key, as a plan for all at once would sort them where statistics are old.
+-- Reads the minutes from $1 to before $2 (null: all later ones), the latest first, until they have more than $3 rows. Then it
+-- returns the first minute of which it has seen all rows, or the only minute it has seen. It steps from one minute to the next
+-- through the primary key, because a plan for all at once would sort them if statistics are old.
 WITH RECURSIVE minutes AS (
     SELECT latest.minute, counted.n
     FROM (

@@ -1,8 +1,8 @@
--- Looks at $3 reservations at most, in the order of expires_us and id, from those after $1 and $2 on. Returns those that
--- match, $8 at most: id, state, ready_us, stale_us, started_us, expires_us, release, names, keys, plans, costs, prices, whether it
--- matches, and n, how many were looked at so far. When it looked at $3, the last one is among them, whether it matches or
--- not. They match whose state is $4, or any with ''; with $5 those that are open and not ready; and of which one bucket is
--- of limit $6, or any with '', and has the key $7, or any with null.
+-- Looks at $3 reservations at most, in the order of expires_us and id, from those after $1 and $2 on. Returns the matching
+-- reservations, $8 at most: id, state, ready_us, stale_us, started_us, expires_us, release, names, keys, plans, costs, prices,
+-- whether it matches, and n, how many were read so far. When it looked at $3, the last one is among them, whether it matches or
+-- not. A reservation matches if its state is $4 ('': any), if it is open and not ready (only with $5), and if one of its buckets is
+-- of limit $6 ('': any) and has the key $7 (null: any).
 SELECT m.id::text, m.state, m.ready_us, m.stale_us, m.started_us, m.expires_us, m.release, m.names, m.keys, m.plans, m.costs, m.prices, m.matches, m.n
 FROM (
     SELECT looked.*, row_number() OVER (ORDER BY looked.expires_us, looked.id) AS n,

@@ -1,4 +1,5 @@
--- Lock a reservation that is open to the end of the transaction, and return it as reservation_lock.sql does, unless somebody holds it.
+-- Lock a reservation that is open to the end of the transaction, and return it as reservation_lock.sql does, unless another
+-- transaction holds it.
 --
 -- $1 id
 SELECT r.state, r.ready_us, r.stale_us, r.started_us, r.expires_us, r.release,

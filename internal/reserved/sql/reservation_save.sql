@@ -1,4 +1,4 @@
--- Insert a reservation, or save what changes of one that this transaction has locked.
+-- Insert a reservation, or save the changes of a reservation that this transaction has locked.
 --
 -- $1 id, $2 state, $3 ready_us, $4 stale_us, $5 started_us, $6 expires_us, $7 release, then for each bucket $8 names, $9 keys, $10 costs,
 -- and the terms it was last taken under: $11 capacities, $12 rates, $13 steps, $14 step_us, $15 phase_us, $16 lowest, $17 shards, $18 plans,

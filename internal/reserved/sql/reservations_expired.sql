@@ -1,7 +1,7 @@
 -- Find open reservations past their end, the oldest first.
 --
 -- $1 limit, $2 as_of_us
--- $3 after_us, $4 after_id   only those that come after this one in the order of expires_us, id
+-- $3 after_us, $4 after_id   only rows after this one, in the order of expires_us, id
 SELECT r.id::text, r.expires_us FROM ratelimit.reservations AS r
 WHERE r.state = 'open'
     AND r.expires_us < coalesce($2::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint)

@@ -4,7 +4,7 @@
 -- $4 cost, $5 capacity        tokens
 -- $6 rate, $8 steps           rate / steps tokens arrive with every step
 -- $7 step_us, $9 phase_us     steps begin at phase_us + n * step_us
--- $10 lowest                  the least value that may remain: 0, or minus what may be owed
+-- $10 lowest                  the least value that may remain: 0, or minus the tokens that may be owed
 -- $11 as_of_us                the instant to decide at; null: the database's clock
 -- $12 tolerance_us            a ts this far past the current step was written by a wrong clock
 -- $13 since_us, $14 until_us  the first and the last instant at which these terms hold; null: they always do

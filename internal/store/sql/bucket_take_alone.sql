@@ -1,7 +1,7 @@
 -- Take from one bucket in a transaction of the statement's own, at READ COMMITTED.
 --
--- Parameters as in bucket_take.sql. Returns one row: allowed, value and ts after the decision, now_us; or
--- none when somebody made the row meanwhile, or when there is none and the terms do not hold.
+-- Parameters as in bucket_take.sql. Returns one row: allowed, value and ts after the decision, now_us; or none if another
+-- transaction inserted the row meanwhile, or if it does not exist and the terms do not hold.
 --
 -- A look through the snapshot comes first, so that a refusal writes nothing, locks nothing and logs
 -- nothing. Where it finds enough, take decides on the newest version of the row, under its lock; should

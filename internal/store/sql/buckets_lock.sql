@@ -1,14 +1,14 @@
--- Lock rows to the end of the transaction, and return what they hold.
+-- Lock rows to the end of the transaction, and return their columns.
 --
 -- $1 name[], $2 key[], $3 shard[]   the rows, distinct and sorted, which is the order of locking
 -- $4 capacity[], $5 step_us[], $6 phase_us[], $7 as_of_us   as in buckets_take.sql
 --
--- Returns name, key, shard, value, ts, taken, leases, now_us and made for each. Rows that are not there are made, full, which
--- is what they stand for; made tells them.
+-- Returns name, key, shard, value, ts, taken, leases, now_us and made for each. Missing rows are inserted full, because a missing
+-- row is a full bucket; made marks them.
 --
--- An upsert that changes nothing, because a SELECT .. FOR UPDATE reads through the snapshot and takes SIREAD locks on its way.
--- A row that is made has an empty array of leases, which stands for none and which a row that was there never returns: so made
--- is told in a partitioned table too, whose RETURNING has no xmax. What follows in the transaction writes the row or deletes it.
+-- An upsert that changes nothing, because a SELECT .. FOR UPDATE reads through the snapshot and takes SIREAD locks on its way. An
+-- inserted row has an empty array of leases, which means none, and which an existing row never returns. So made is known in a
+-- partitioned table too, whose RETURNING has no xmax. What follows in the transaction writes the row or deletes it.
 INSERT INTO ratelimit.buckets AS b (name, key, shard, value, ts, leases)
 SELECT u.name, u.key, u.shard, u.capacity, u.phase_us + (clock.now_us - u.phase_us) / u.step_us * u.step_us, '{}'
 FROM unnest((SELECT $1::text[]), $2::text[], $3::integer[], $4::float8[], $5::bigint[], $6::bigint[])

@@ -1,9 +1,9 @@
--- Lock those of the rows that are free to the end of the transaction, at READ COMMITTED, and return what they
--- hold. It waits for no row that somebody holds, because meanwhile it would hold others.
+-- Lock the free ones of the rows to the end of the transaction, at READ COMMITTED, and return their columns. It does not wait for a
+-- locked row, because meanwhile it would hold others.
 --
--- Parameters as in buckets_lock.sql. Returns name, key, shard, value, ts, taken, leases, now_us and made for each row that is
--- locked. Rows that are not there are made, full, which is what they stand for; made tells them. The wait for one
--- that somebody else is making ends after 2 ms (SQLSTATE 55P03).
+-- Parameters as in buckets_lock.sql. Returns name, key, shard, value, ts, taken, leases, now_us and made for each row that it has
+-- locked. Missing rows are inserted full, because a missing row is a full bucket; made marks them. The wait for a row that another
+-- transaction is inserting ends after 2 ms (SQLSTATE 55P03).
 WITH asked AS MATERIALIZED (
     SELECT u.*, clock.now_us, u.phase_us + (clock.now_us - u.phase_us) / u.step_us * u.step_us AS begun
     FROM unnest((SELECT $1::text[]), $2::text[], $3::integer[], $4::float8[], $5::bigint[], $6::bigint[])

@@ -6,11 +6,11 @@
 -- $8 idle_us                                           how long a bucket must have been left alone
 -- $9 as_of_us                                          null: the database's clock
 --
--- Full means full under each of the policies, at the latest idle_us ago, so that a clock that steps back by less
--- finds no difference. What was taken from a sliding window was taken up to the end of the slice of ts. Rows somebody holds are skipped, and a row that changed since the snapshot is tested again
--- under its lock. The range is read by TID, so no index on ts is needed, which would cost every update its HOT. What
--- is deleted is found by its TID, so that no plan reads the whole table, and named by its key: in a partitioned
--- table a TID is that of many rows.
+-- Full means full under each of the policies, at the latest idle_us ago, so that a clock that steps back by less finds no
+-- difference. The last take from a sliding window may be as late as the end of the slice of ts. Locked rows are skipped, and a row
+-- that changed since the snapshot is tested again under its lock. The range is read by TID, so no index on ts is needed, which
+-- would prevent HOT updates. DELETE finds a row by its TID, so that no plan reads the whole table, and also by its key, because in
+-- a partitioned table many rows have the same TID.
 WITH spare AS MATERIALIZED (
     SELECT b.ctid AS at, b.name, b.key, b.shard
     FROM ratelimit.buckets AS b,

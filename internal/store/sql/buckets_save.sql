@@ -1,8 +1,8 @@
 -- Write rows that this transaction has locked.
 --
 -- $1 name[], $2 key[], $3 shard[]   the rows, distinct and sorted
--- $4 value[], $5 ts[]               what they hold from now on
--- $6 taken[], $7 leases[]           that, too: literals of arrays; null: none
+-- $4 value[], $5 ts[]               their new columns
+-- $6 taken[], $7 leases[]           more new columns, as array literals; null: none
 --
 -- An upsert for the reason in buckets_lock.sql; the rows are there, so nothing is inserted.
 INSERT INTO ratelimit.buckets (name, key, shard, value, ts, taken, leases)

@@ -3,8 +3,8 @@
 --
 -- $1 name[], $2 key[], $3 shard[]   the rows
 --
--- Each is looked up by itself, as in buckets_spend.sql, and nobody else has seen it. It is found by its TID and named
--- by its key, as in buckets_prune.sql.
+-- Each is looked up by itself, as in buckets_spend.sql, and no other transaction has seen it. It is found by its TID and its key,
+-- as in buckets_prune.sql.
 DELETE FROM ratelimit.buckets AS d
 WHERE d.ctid = ANY (ARRAY(
         SELECT b.ctid

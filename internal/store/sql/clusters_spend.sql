@@ -1,24 +1,24 @@
--- Take from the buckets of clusters, for each cluster all or nothing, in a transaction of the statement's own, at READ
--- COMMITTED. It waits for no row that somebody holds, because meanwhile it would hold others.
+-- Take from the buckets of clusters, for each cluster all or nothing, in a transaction of the statement's own, at READ COMMITTED.
+-- It does not wait for a locked row, because meanwhile it would hold others.
 --
 -- $1 name[], $2 key[], $3 shard[]     the buckets, distinct and sorted
 -- $4 cost[], $5 capacity[], $6 rate[], $7 step_us[], $8 steps[], $9 phase_us[], $10 lowest[]   as in bucket_take.sql
 -- $11 cluster[]                       which of them go together
 -- $12 as_of_us, $13 tolerance_us[], $14 since_us[], $15 until_us[]   as in bucket_take.sql
 --
--- Returns one row for each bucket, in the order asked: given, enough, absent, value, ts and now_us. Where its cluster was
--- given, value and ts are those after the decision; else they are those found, and enough is whether that would do. A cluster
--- is not given when one of its buckets has too little, or other terms, and when somebody holds a row or was quicker.
+-- Returns one row for each bucket, in the order asked: given, enough, absent, value, ts and now_us. If its cluster was given, value
+-- and ts are as of after the decision. Otherwise they are as found, and enough is whether the value suffices. A cluster is not
+-- given if one of its buckets has too little or other terms, or if another transaction holds a row or was quicker.
 --
--- seen looks through the snapshot: where that shows a cluster to be short, nothing is locked and nothing is written. locked
--- locks the rows of the others that are free, as they were seen: each has its TID still unless somebody was quicker. So take
--- finds each by that, and writes what was worked out from what was seen. A TID is that of a row in each partition, of which
--- oid is the one. made inserts the missing rows, which are full. It waits at most 2 ms for a row that another transaction
--- inserts (SQLSTATE 55P03). If another call inserted one first, the division by zero undoes the statement (SQLSTATE 22012).
--- At other isolation levels the statement is exact too, and fails if another call was quicker.
+-- seen reads the snapshot. If a cluster has too little there, nothing of it is locked or written. locked locks the free rows of the
+-- other clusters in the version that seen read: each still has its TID unless another transaction was quicker. So take finds each
+-- row by its TID, and writes the result computed from seen. Each partition can have a row of that TID; oid selects the partition.
+-- made inserts the missing rows, which are full. It waits at most 2 ms for a row that another transaction inserts (SQLSTATE 55P03).
+-- If another call inserted one first, the division by zero undoes the statement (SQLSTATE 22012). At other isolation levels the
+-- statement is exact too, and fails if another call was quicker.
 --
--- LATERAL, LIMIT 1 and the first sub-select are as in buckets_spend.sql. The planner takes a LIMIT that it does not know for a
--- tenth of what it bounds, which is one row: so take goes to each by its TID, whatever is known of the table.
+-- LATERAL, LIMIT 1 and the first sub-select are as in buckets_spend.sql. The planner estimates an unknown LIMIT as a tenth of its
+-- input, which is one row here: so take finds each by its TID, with or without statistics of the table.
 WITH clock AS MATERIALIZED (
     SELECT coalesce($12::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) AS now_us/* durability */
 ), seen AS MATERIALIZED (

@@ -2,7 +2,7 @@
 --
 -- $1 name, $2 key, $3 shard   the bucket
 -- $4 cost, $5 capacity        tokens
--- $6 step_us, $7 period_us    the length of a slice, and of as many as a period has
+-- $6 step_us, $7 period_us    the length of a slice, and of all slices of a period
 -- $8 phase_us                 slices begin at phase_us + n * step_us
 -- $9 lowest                   the least value that may remain
 -- $10 as_of_us, $11 tolerance_us, $12 since_us, $13 until_us   as in bucket_take.sql

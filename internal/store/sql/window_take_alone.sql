@@ -1,7 +1,7 @@
 -- Take from one sliding window in a transaction of the statement's own, at READ COMMITTED.
 --
--- Parameters as in window_take.sql. Returns one row: allowed, value, ts and taken after the decision, now_us; or none when
--- somebody made the row meanwhile, or when there is none and the terms do not hold.
+-- Parameters as in window_take.sql. Returns one row: allowed, value, ts and taken after the decision, now_us; or none if another
+-- transaction inserted the row meanwhile, or if it does not exist and the terms do not hold.
 --
 -- seen and take are the two of bucket_take_alone.sql: a refusal writes nothing, locks nothing and logs nothing.
 WITH seen AS MATERIALIZED (

@@ -76,7 +76,7 @@ func squeezed(text string) string {
 	return strings.Join(strings.Fields(text), "")
 }
 
-// TestRender shows what a template is made of, and what is said of one that is wrong.
+// TestRender shows the parts of a template, and the errors of invalid templates.
 func TestRender(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct{ template, want, err string }{
