@@ -117,7 +117,7 @@ func report(t *testing.T, limiter *ratelimit.Limiter, request ratelimit.Request,
 	}
 }
 
-// told waits until what was reported is in the table, as far as the epoch has not ended: it is written at the next call.
+// told waits until the reports of the current epoch are in the table. The next call writes them.
 func (m *market) told(t *testing.T, limiter *ratelimit.Limiter, request ratelimit.Request, outcomes int64) {
 	t.Helper()
 	m.pass(time.Second)
@@ -128,7 +128,7 @@ func (m *market) told(t *testing.T, limiter *ratelimit.Limiter, request ratelimi
 	})
 }
 
-// pricesTold are the prices and the failures that an observer was told of.
+// pricesTold is an Observer that collects prices and failures.
 type pricesTold struct {
 	mu      sync.Mutex
 	changes []ratelimit.PriceChanged
@@ -183,7 +183,7 @@ func TestAdaptiveHasOneWinnerPerEpoch(t *testing.T) {
 			return nil
 		}))
 	}
-	for _, limiter := range limiters { // which waits for what is under way
+	for _, limiter := range limiters { // which waits for calls in progress
 		require.NoError(t, limiter.Close(t.Context()))
 	}
 	after := m.known(t, "upstream", "account")
@@ -239,7 +239,7 @@ func TestAdaptiveCountsEachOutcomeOnce(t *testing.T) {
 	}, m.known(t, "upstream", "account"))
 }
 
-// Two versions of a program share what they know, and go by it each within its own bounds.
+// Two versions of a program share the state of the upstream, and apply it each within its own bounds.
 func TestAdaptiveOfTwoVersions(t *testing.T) {
 	t.Parallel()
 	m := newMarket(t)
@@ -257,7 +257,7 @@ func TestAdaptiveOfTwoVersions(t *testing.T) {
 	report(t, m.limiter, newer, 8, 2)
 	m.pass(2 * time.Second) // a quarter of its epoch, with the second that told lets pass
 	m.told(t, m.limiter, newer, 10)
-	m.pass(time.Second) // the epoch of the older one is over, that of the newer one is not
+	m.pass(time.Second) // the older version's epoch is over, the newer version's is not
 	report(t, m.limiter, newer, 1, 0)
 	m.pass(3 * time.Second)
 	_, err := m.limiter.Check(t.Context(), newer)
@@ -269,7 +269,7 @@ func TestAdaptiveOfTwoVersions(t *testing.T) {
 	require.EqualValues(t, 1, m.known(t, "upstream", "account").Epoch, "the older one has ended the epoch")
 }
 
-// In shadow the price is told, and nothing is charged for it.
+// In shadow mode the price is reported, but not charged.
 func TestAdaptiveInShadow(t *testing.T) {
 	t.Parallel()
 	m := newMarket(t)

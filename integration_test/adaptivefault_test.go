@@ -12,7 +12,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// failedOnce waits until the observer is told of a failure, with calls that try.
+// failedOnce makes calls until the Observer receives a failure.
 func (m *market) failedOnce(t *testing.T, limiter *ratelimit.Limiter, told *pricesTold, request ratelimit.Request) error {
 	t.Helper()
 	before := len(told.failures())
@@ -25,7 +25,8 @@ func (m *market) failedOnce(t *testing.T, limiter *ratelimit.Limiter, told *pric
 	return told.failures()[before]
 }
 
-// Before the migration the contract holds, the observer is told, and what was counted goes with the first exchange that works.
+// Before the migration the contract is in effect, the Observer receives the error, and the first exchange that works writes the
+// counts so far.
 func TestAdaptiveWithoutItsTable(t *testing.T) {
 	t.Parallel()
 	m := newMarket(t)
@@ -63,7 +64,7 @@ func TestAdaptiveLosesNoCount(t *testing.T) {
 	require.Equal(t, 2.0, found.Throttled)
 }
 
-// A connection that breaks loses what was on it at most, and that is counted once if it arrived.
+// If a connection breaks, at most the reports in flight are lost. If they arrived, they count once.
 func TestAdaptiveConnectionBreaks(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -126,7 +127,7 @@ func TestAdaptiveClockStepsBack(t *testing.T) {
 	require.Equal(t, 0.5, found.Share)
 }
 
-// Prune forgets upstreams that nobody reports of, and no others.
+// Prune deletes only the states of upstreams without recent reports.
 func TestAdaptivePrune(t *testing.T) {
 	t.Parallel()
 	m := newMarket(t)

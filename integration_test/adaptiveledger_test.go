@@ -34,19 +34,19 @@ func ledgerWindows(rate float64) ratelimit.FixedWindow {
 
 const ledgerEra = 10 * time.Second
 
-// ledgerPrices are those of the eras at a share of a quarter. Who has not heard of that goes by a price of 1.
+// ledgerPrices are the prices of the eras at a share of a quarter. A process that does not know the share yet applies a price of 1.
 var ledgerPrices = []float64{1, 1 / 0.8, 2, 4}
 
-// priceLedger is what callers were told that they were charged, and what they reported, while a rule changed.
+// priceLedger sums up the charges in decisions, and the reports, while a rule changed.
 type priceLedger struct {
 	*market
 
 	request ratelimit.Request
 	mu      sync.Mutex
 	charged float64
-	prices  map[float64]int // how many calls were told each
+	prices  map[float64]int // the number of calls with each price
 
-	surely, possibly atomic.Int64 // outcomes that count, and those that were reported when the limit began or ceased to be adaptive
+	surely, possibly atomic.Int64 // outcomes that count, and outcomes reported while the limit became adaptive or ceased to be
 }
 
 func (l *priceLedger) add(amount, price float64) {
@@ -72,7 +72,7 @@ func (l *priceLedger) report(ctx context.Context, limiter *ratelimit.Limiter, th
 	return err
 }
 
-// ledgerWorker makes calls, and ends what it has reserved some time later.
+// ledgerWorker makes calls, and ends its reservations some time later.
 type ledgerWorker struct {
 	*priceLedger
 
@@ -140,8 +140,8 @@ func (w *ledgerWorker) end(ctx context.Context, most int) error {
 	return nil
 }
 
-// While a rule changes an adaptive limit again and again, no call is charged but at the price that it is told, which is one of the
-// rule's, and no outcome that was reported is lost or counted twice.
+// While a rule changes an adaptive limit again and again, each call is charged exactly the price in its decision, which is one of
+// the rule's. No reported outcome is lost or counted twice.
 func TestAdaptiveLosesNothingWhileItsRuleChanges(t *testing.T) {
 	t.Parallel()
 	const processes, workers, callsEach = 3, 4, 12
@@ -195,7 +195,7 @@ func TestAdaptiveLosesNothingWhileItsRuleChanges(t *testing.T) {
 	require.NoError(t, err)
 	require.InDelta(t, 1e6-l.charged, v.Tokens, 0.5, "of which as much has arrived in a minute")
 
-	m.pass(20 * time.Minute) // so that it is time to tell what was counted
+	m.pass(20 * time.Minute) // so that the counts are due to be written
 	eventually(t, "all is written", func() bool {
 		for _, limiter := range limiters {
 			_, err := limiter.Check(t.Context(), l.request)

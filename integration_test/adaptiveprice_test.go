@@ -90,7 +90,7 @@ func TestAdaptivePriceOfTwoRequests(t *testing.T) {
 	m.holds(t, request, 80)
 }
 
-// What is given back is what was charged, whatever the price is by then.
+// A credit returns the charge, even if the price has changed since.
 func TestAdaptiveCredit(t *testing.T) {
 	t.Parallel()
 	onEach(t, testAdaptiveCredit, onPostgres, inMemory)
@@ -168,7 +168,7 @@ func TestAdaptiveReservations(t *testing.T) {
 	m.holds(t, request, 87)
 }
 
-// With a bound on what may be owed, a price takes nothing from what can be reserved.
+// With a bound on owed tokens, a price does not reduce the amount that can be reserved.
 func TestAdaptiveReserveBeyondTheMost(t *testing.T) {
 	t.Parallel()
 	m := newMarket(t)
@@ -219,7 +219,7 @@ func TestAdaptivePause(t *testing.T) {
 	requirePaused(m.limiter) // at once
 	m.told(t, m.limiter, request, 1)
 	m.pass(2 * time.Second)
-	requirePaused(other) // which hears of it in that call
+	requirePaused(other) // which learns of the pause in that call
 	ahead, err := other.Reserve(t.Context(), request)
 	require.NoError(t, err)
 	require.True(t, ahead.ReadyAt.Equal(until))
@@ -238,7 +238,7 @@ func TestAdaptivePause(t *testing.T) {
 	require.Error(t, m.limiter.Report(t.Context(), request, ratelimit.Outcome{RetryAfter: -1}))
 }
 
-// A transaction that is rolled back takes nothing at any price, and what it reported counts.
+// A transaction that is rolled back takes nothing at any price, but its reports count.
 func TestAdaptiveInTransactions(t *testing.T) {
 	t.Parallel()
 	m := newMarket(t)

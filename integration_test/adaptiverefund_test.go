@@ -11,7 +11,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// What a decision says that was charged is given back, and no more or less, whatever a rule has made of the limit by then.
+// A credit returns exactly the charge in the decision, also if a rule has changed the limit since.
 func TestACreditAtAPriceIsOfWhatWasCharged(t *testing.T) {
 	t.Parallel()
 	m := newMarket(t)

@@ -26,8 +26,8 @@ func (m *market) upstreamRule(t *testing.T, every time.Duration, policies ...rat
 // upstreamInCode is what the code says of that limit.
 var upstreamInCode = ratelimit.Define("upstream", ratelimit.Adaptive{Contract: hoard(1e6), Apply: true})
 
-// A rule that changes an adaptive limit changes the price from its instant on, and no sooner or later. What was reserved is settled
-// at the price at which it was reserved, whatever the limit has become.
+// A rule that changes an adaptive limit changes the price exactly from its instant on. A reservation is settled at its original
+// price, also if the limit has changed.
 func TestAdaptiveWhoseRuleChanges(t *testing.T) {
 	t.Parallel()
 	m := newMarket(t)
@@ -95,8 +95,8 @@ func TestAdaptiveWhoseRuleChanges(t *testing.T) {
 	}
 }
 
-// The pause that an upstream has asked for ends for all calls alike when a rule makes of its limit one that pauses nobody, and
-// goes on when another makes it adaptive again.
+// If a rule makes an adaptive limit another kind, the pause that its upstream requested ends for all calls. It continues if another
+// rule makes the limit adaptive again.
 func TestAPauseOfAnUpstreamWhoseRuleChanges(t *testing.T) {
 	t.Parallel()
 	onEach(t, testAPauseOfAnUpstreamWhoseRuleChanges, onPostgres, inMemory)

@@ -8,7 +8,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// TakeUpTo of an adaptive limit tells what was asked for the units, and at which price.
+// TakeUpTo of an adaptive limit returns the cost of the units and the price.
 func TestAdaptiveTakeUpTo(t *testing.T) {
 	t.Parallel()
 	m := newMarket(t)

@@ -18,8 +18,8 @@ var levels = []struct {
 	{"Serializable", pgx.Serializable},
 }
 
-// mixed asks for a bucket with room, one without a row, and, last in the order asked and in the middle of
-// the order of locking, one that is empty.
+// mixed requests a bucket with enough tokens, a bucket without a row, and an empty bucket. The empty bucket is last in the order of
+// the requests, and in the middle of the order of locking.
 func mixed(key string) []ratelimit.Request {
 	return []ratelimit.Request{roomy.For(key), other.For(key + " without a row"), pinch.For(key).Cost(2)}
 }
@@ -150,8 +150,8 @@ func TestRefusedReserveOverSeveralLimitsHoldsNoRow(t *testing.T) {
 	require.NoError(t, tx.Commit(t.Context()))
 }
 
-// A row that is made to be locked is marked by an empty array of leases. Should the mark have stayed in a row, the row holds what
-// it holds: it is not taken for one that was made just now, and is full.
+// A row inserted for a lock is marked by an empty array of leases. If the mark stays in a row, the row's value still counts: it is
+// not mistaken for a new, full row.
 func TestARowThatKeptTheMarkOfItsMakingHoldsWhatItHolds(t *testing.T) {
 	t.Parallel()
 	b := setup(t)

@@ -171,8 +171,8 @@ func (a *application) counted(t *testing.T) (prom, otel map[string]int) {
 	return prom, otel
 }
 
-// traced returns the Limiter's spans by result, or by status for a transaction, and checks that each is in the trace of the request:
-// that of a decision as a child of the span that the call was made in.
+// traced returns the Limiter's spans by result, or by status for a transaction, and checks that each is in the trace of the
+// request. The span of a decision is a child of the span of its call.
 func (a *application) traced(t *testing.T) map[string]int {
 	t.Helper()
 	results, parents := map[string]int{}, map[string]string{}

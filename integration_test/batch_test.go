@@ -21,7 +21,7 @@ func TestThoseWhoWaitForOneCallShareTheNextRoundTrip(t *testing.T) {
 	s := newStand(t, func(c *pgxpool.Config) { c.ConnConfig.Tracer = seen })
 	_, others, release := s.crowd(t, 50)
 	look := askFor(t, func(ctx context.Context) (ratelimit.Decision, error) { return s.limiter.Check(ctx, calls.For("ada")) })
-	look.requireAllowed(t) // takes nothing, and waits for nobody
+	look.requireAllowed(t) // takes nothing, and does not wait
 	batchesBefore, aloneBefore := seen.sent()
 	release()
 	for _, a := range others {
@@ -33,7 +33,7 @@ func TestThoseWhoWaitForOneCallShareTheNextRoundTrip(t *testing.T) {
 	s.requireHealthy(t)
 }
 
-// Callers of a batch are told what they would have been told one after the other.
+// The calls of a batch are decided as if they came one after the other.
 func TestDecisionsOfABatchAreThoseOfTheOrderOfArrival(t *testing.T) {
 	t.Parallel()
 	const refusal = -1 // in place of what remains
@@ -227,10 +227,10 @@ func TestClose(t *testing.T) {
 	}
 }
 
-// Rows that transactions hold for long have whoever asks for them wait, and nobody else.
+// Rows that transactions hold for long delay only the calls on these rows.
 func TestHeldRowsDoNotHoldUpOtherKeys(t *testing.T) {
 	t.Parallel()
-	const held = 3 // as many as there are batches under way at once
+	const held = 3 // the number of batches in progress at once
 	s := newStand(t)
 	holder := s.outside.begin(t, pgx.ReadCommitted)
 	for n := range held {

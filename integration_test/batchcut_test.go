@@ -26,7 +26,7 @@ type cutCrowd struct {
 	calls   func(key string) []cutCall
 }
 
-// cutCall is a call of a crowd. What all calls for one bucket were told has to fit what was taken from it.
+// cutCall is a call of a crowd. The answers of all calls for one bucket must fit the tokens taken from it.
 type cutCall struct {
 	wants   []want // all of them or none
 	call    func(ctx context.Context, limiter *ratelimit.Limiter, requests []ratelimit.Request) (ratelimit.Decision, error)
@@ -34,7 +34,7 @@ type cutCall struct {
 	waits   bool // for a row that is held
 }
 
-// want is what a call asks of a bucket.
+// want is the cost of a call for a bucket.
 type want struct {
 	limit ratelimit.Limit
 	key   string
@@ -56,7 +56,7 @@ func cutReserve(wants ...want) cutCall {
 	}}
 }
 
-// cutTakeUpTo takes four times what it wants, as there is enough.
+// cutTakeUpTo takes four times its cost, because the bucket has enough.
 func cutTakeUpTo(of want) cutCall {
 	return cutCall{wants: []want{{of.limit, of.key, 4 * of.cost}}, commits: true, call: func(ctx context.Context, limiter *ratelimit.Limiter, _ []ratelimit.Request) (ratelimit.Decision, error) {
 		_, d, err := limiter.TakeUpTo(ctx, 4, of.limit.For(of.key).Cost(of.cost))
@@ -152,8 +152,8 @@ var cutStatements = []string{
 	"begin", "buckets_lock_free", "buckets_save", "reservation_save", "commit",
 }
 
-// Wherever the connection of a batch breaks, each of its callers gets an error or an answer. An answer is true, and an error hides at
-// most what the call asked for: all of it or nothing. The next batch works.
+// Wherever the connection of a batch breaks, each of its callers gets an error or an answer. An answer is true. A call with an
+// error has taken all of its cost or nothing. The next batch works.
 func TestABatchWhoseConnectionBreaksAnywhere(t *testing.T) {
 	t.Parallel()
 	for name, side := range map[string]cut{
@@ -255,7 +255,7 @@ func (s *stand) cutAt(t *testing.T, cutter *cutter, crowd cutCrowd, n int, side 
 	if reached = cutter.seen() >= n; reached {
 		pid, wasThere := backends[cutter.brokenFrom()]
 		require.True(t, wasThere)
-		s.awaitEnd(t, pid) // by then the server has done what it was sent
+		s.awaitEnd(t, pid) // by then the server has run the statement
 	}
 	cutter.arm("", 0, 0)
 	s.requireTrue(t, made, askers)
@@ -273,8 +273,8 @@ func (s *stand) cutAt(t *testing.T, cutter *cutter, crowd cutCrowd, n int, side 
 	return true
 }
 
-// requireTrue checks what callers were told against the rows: what was taken is what some of the calls asked for, each as a whole, all that
-// were allowed among them, and none that was told that it took nothing.
+// requireTrue checks the answers against the rows. The tokens taken are the costs of some of the calls, each as a whole: of all
+// allowed calls, and of no call whose answer says that it took nothing.
 func (s *stand) requireTrue(t *testing.T, made []cutCall, askers []*asker) {
 	t.Helper()
 	taken := s.takenOf(t)
@@ -306,14 +306,14 @@ func (s *stand) requireTrue(t *testing.T, made []cutCall, askers []*asker) {
 		s.outside.count(t, `SELECT count(*) FROM ratelimit.buckets WHERE name = 'roomy' AND key LIKE '%r' AND value < 1e6 - 0.5`), "reservations and what they took")
 }
 
-// takeFrom subtracts what the call wants, so many times.
+// takeFrom subtracts the costs of the call, times times.
 func (c *cutCall) takeFrom(taken map[string]float64, times float64) {
 	for _, w := range c.wants {
 		taken[w.bucket()] -= times * w.cost
 	}
 }
 
-// areTaken reports whether some of the calls want exactly what was taken.
+// areTaken reports whether the costs of some of the calls add up to exactly taken.
 func areTaken(calls []cutCall, taken map[string]float64) bool {
 	if len(calls) == 0 {
 		return !slices.ContainsFunc(slices.Collect(maps.Values(taken)), func(n float64) bool { return n != 0 })
@@ -343,7 +343,7 @@ func (s *stand) takenOf(t *testing.T) map[string]float64 {
 		}
 	}
 	for bucket, n := range taken {
-		taken[bucket] = math.Round(n) // but for the little that arrived meanwhile
+		taken[bucket] = math.Round(n) // without the fraction that arrived meanwhile
 	}
 	return taken
 }

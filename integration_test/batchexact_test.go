@@ -21,7 +21,7 @@ type slot struct{ limit, key int }
 
 func (s slot) request() ratelimit.Request { return booked[s.limit].For(fmt.Sprint("key", s.key)) }
 
-// ledger is what was taken from each bucket, by those who took it.
+// ledger sums up the tokens taken from each bucket, by the answers of the calls.
 type ledger struct {
 	mu    sync.Mutex
 	taken map[slot]float64
@@ -44,7 +44,7 @@ var booked = []ratelimit.Limit{
 
 var bookedCosts = []float64{1, 2, 7, 0.1, 1.0 / 3, 0.25}
 
-// book makes a random call and enters what it took.
+// book makes a random call and adds the tokens it took.
 func book(ctx context.Context, limiter *ratelimit.Limiter, random *rand.Rand, l *ledger) error {
 	cost := bookedCosts[random.IntN(len(bookedCosts))]
 	var slots []slot
@@ -79,8 +79,8 @@ func book(ctx context.Context, limiter *ratelimit.Limiter, random *rand.Rand, l 
 	}
 }
 
-// What is gone from each bucket at the end is what the callers were told they took, whoever was folded with
-// whom, and in how many processes.
+// The tokens gone from each bucket at the end are the tokens that the answers say were taken, for any batches and any number of
+// processes.
 func TestManyCallersTakeExactlyWhatTheyAreTold(t *testing.T) {
 	t.Parallel()
 	onEach(t, testManyCallersTakeExactlyWhatTheyAreTold, onPostgres, inMemory)
@@ -118,7 +118,7 @@ func testManyCallersTakeExactlyWhatTheyAreTold(t *testing.T, on backend) {
 	}
 }
 
-// A reset lets in at most as much again, whatever is on its way.
+// A reset allows at most a full bucket again, also beside calls in progress.
 func TestResetsBesideBatchesAdmitNoMoreThanTheyRestore(t *testing.T) {
 	t.Parallel()
 	const resets, capacity = 5, 20

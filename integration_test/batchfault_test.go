@@ -14,7 +14,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// Whatever a batch fails of, everybody in it is told so at once, nothing was taken, and the next one works.
+// If a batch fails for any reason, all of its calls get the error at once, nothing was taken, and the next batch works.
 func TestABatchThatFailsRefusesAllOfIt(t *testing.T) {
 	t.Parallel()
 	for name, fault := range map[string]struct {
@@ -70,8 +70,8 @@ func TestABatchWithoutItsTableFails(t *testing.T) {
 	s.requireHealthy(t)
 }
 
-// An application that takes in a transaction, in another order than calls lock in, meets no deadlock with calls outside
-// of it, whether they ask for both buckets or are in one batch with those that ask for the other.
+// An application that takes in a transaction, in another order than calls lock in, cannot deadlock with calls outside of it,
+// whether they take from both buckets or share a batch with calls for the other.
 func TestABatchIsPartOfNoDeadlock(t *testing.T) {
 	t.Parallel()
 	s := newStand(t)
@@ -127,7 +127,7 @@ func TestBatchedCallsWaitForAConnection(t *testing.T) {
 	s.requireHealthy(t)
 }
 
-// A caller whose context has ended is told so, and those who call at the same time are not.
+// A call whose context has ended gets that error; calls at the same time do not.
 func TestCallersWithEndedContextsHarmNobody(t *testing.T) {
 	t.Parallel()
 	const callers, each = 32, 20
@@ -141,7 +141,7 @@ func TestCallersWithEndedContextsHarmNobody(t *testing.T) {
 				if _, err := s.limiter.Take(ended, calls.For("ada")); !errors.Is(err, context.Canceled) {
 					return fmt.Errorf("with an ended context: %w", err)
 				}
-			case 1: // it ends at some time during the call, and nobody knows whether it took
+			case 1: // it ends at some time during the call, so it is unknown whether the call took
 				ctx, cancel := context.WithTimeout(t.Context(), time.Duration(i*50)*time.Microsecond)
 				_, err := s.limiter.Take(ctx, calls.For("grace"))
 				cancel()

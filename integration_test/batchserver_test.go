@@ -142,8 +142,8 @@ func TestRefusalsInBatchesLogNothing(t *testing.T) {
 	require.NotEqual(t, before, logged(), "what is taken is logged")
 }
 
-// Nobody has counted the rows of a table that is new, and plans are kept: by other ways than the primary key,
-// each call would read all rows for as long.
+// A new table has no statistics, and plans are cached. A plan without the primary key would make each call read all rows for as
+// long.
 func TestStatementsUseThePrimaryKeyOfATableThatIsNew(t *testing.T) {
 	t.Parallel()
 	testsize.Long(t, "a database for each statement; TestStatementsUseThePrimaryKey has them all on one")

@@ -25,7 +25,7 @@ var (
 	}
 )
 
-// tenants are those who ask for one token each, again and again, in each step of the clock.
+// tenants are callers who take one token each, again and again, in each step of the clock.
 type tenants struct {
 	*desk
 	pool string
@@ -91,8 +91,8 @@ func floats(got [3]int) []float64 {
 	return []float64{float64(got[0]), float64(got[1]), float64(got[2])}
 }
 
-// Several processes take at the same time, each call in its own way, on a clock that stands and is moved on when all have
-// been refused: in each step nobody gets less than his guarantee has gained, and all together no more than the bound.
+// Several processes take at the same time, each call in its own way, on a clock that stands and is moved on when all have been
+// refused: in each step each tenant gets at least the gain of his guarantee, and all together at most the bound.
 func TestBorrowHoldsUnderConcurrentLoad(t *testing.T) {
 	t.Parallel()
 	testsize.Long(t, "thousands of takes")
@@ -170,7 +170,7 @@ func TestBorrowTwiceInACall(t *testing.T) {
 	require.True(t, take(ada).Allowed)
 }
 
-// A row that somebody holds is waited for, and both rows are locked in the order of all calls.
+// A call waits for a locked row, and locks both rows in the order of all calls.
 func TestBorrowWaitsForRowsThatAreHeld(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -231,8 +231,8 @@ func testBorrowIsPartOfTheTransaction(t *testing.T, on backend) {
 	require.Equal(t, century/10*5, d.RetryAfter.Round(time.Hour))
 }
 
-// A limit that changes while two versions of the program run, and a connection that breaks, leave the pair of buckets
-// consistent: what was taken was taken from both, or from the pool.
+// A limit that changes while two versions of the program run, and a connection that breaks, leave the pair of buckets consistent:
+// each take came from both, or from the pool.
 func TestBorrowSurvivesCuts(t *testing.T) {
 	t.Parallel()
 	for _, side := range []cut{cutRequest, cutAnswer} {

@@ -22,7 +22,8 @@ func in(t *testing.T, zone string, month time.Month, day, hour int) time.Time {
 	return time.Date(2026, month, day, hour, 0, 0, 0, location)
 }
 
-// A thousand a month are there again on the first at midnight in Berlin, whatever the clocks do in between.
+// A thousand a month are available again on the first at midnight in Berlin, also if daylight saving time begins or ends in
+// between.
 func TestAThousandAMonthInBerlin(t *testing.T) {
 	t.Parallel()
 	b := setup(t)

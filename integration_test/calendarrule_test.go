@@ -67,7 +67,7 @@ func TestARuleChangesACalendarWindow(t *testing.T) {
 	}
 }
 
-// A bucket that is full is not there, and one that is not stays.
+// Prune deletes a full bucket, and keeps a bucket that is not full.
 func TestPruneOfCalendarWindows(t *testing.T) {
 	t.Parallel()
 	onEach(t, testPruneOfCalendarWindows, onPostgres, inMemory, inPartitions)

@@ -29,7 +29,7 @@ func TestReservationsOverTheEndOfACalendarWindow(t *testing.T) {
 			call(d.limiter.WithTx(tx))
 			require.NoError(t, tx.Commit(t.Context()))
 		}
-		// ready reserves what March has no more, and returns the ID of what is ready in April.
+		// ready makes a reservation that March cannot pay, and returns its ID. It is ready in April.
 		ready := func(t *testing.T, d *desk, request ratelimit.Request) (id string) {
 			t.Helper()
 			d.clock.set(ends.Add(-time.Hour))

@@ -70,7 +70,7 @@ func (s *citusStand) answersAsPlain(t *testing.T) {
 	}
 }
 
-// races has callers take at once what is not enough for all of them, through one node and through all.
+// races makes callers take at once from a bucket with too few tokens for all of them, through one node and through all.
 func (s *citusStand) races(t *testing.T) {
 	t.Helper()
 	noon := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
@@ -120,7 +120,7 @@ func (s *citusStand) races(t *testing.T) {
 	}
 }
 
-// distributes promises that Distribute does nothing the second time, and leaves the application's tables what they could be before.
+// distributes promises that a second Distribute does nothing, and that Distribute does not restrict the application's tables.
 func (s *citusStand) distributes(t *testing.T) {
 	t.Helper()
 	ctx, pool := t.Context(), s.nodes[0]
@@ -151,7 +151,7 @@ func (s *citusStand) distributes(t *testing.T) {
 	require.NoError(t, migrations.Distribute(ctx, pool, other, migrations.Distribution{}))
 }
 
-// distributesPartitions promises that buckets in partitions may be distributed, and that those that are distributed are not partitioned.
+// distributesPartitions promises that Distribute accepts buckets in partitions, and that distributed buckets cannot be partitioned.
 func (s *citusStand) distributesPartitions(t *testing.T) {
 	t.Helper()
 	ctx, pool := t.Context(), s.nodes[0]
@@ -187,8 +187,8 @@ func (s *citusStand) distributesPartitions(t *testing.T) {
 	require.Equal(t, cfg.Partitions, n)
 }
 
-// conflictsAtCommit promises that InTx does not run a function twice whose COMMIT a worker may have done: the coordinator has one
-// error for a worker that refuses and one that is lost.
+// conflictsAtCommit promises that InTx does not run a function twice whose COMMIT a worker may have done: the coordinator has the
+// same error for a worker that refuses and for a lost worker.
 func (s *citusStand) conflictsAtCommit(t *testing.T) {
 	t.Helper()
 	ctx, pool := t.Context(), s.nodes[0]
@@ -282,7 +282,7 @@ func killSession(ctx context.Context, pool *pgxpool.Pool) error {
 	return syscall.Kill(pid, syscall.SIGKILL)
 }
 
-// recovered runs read when the workers are back, and what they had prepared is committed or undone.
+// recovered runs read when the workers are back, and their prepared transactions are committed or rolled back.
 func (s *citusStand) recovered(t *testing.T, read func() error) error {
 	t.Helper()
 	deadline := time.Now().Add(patient)

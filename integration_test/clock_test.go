@@ -23,8 +23,7 @@ func requireExactRefill(t *testing.T, before, after row, taken float64) {
 	require.InDelta(t, before.Value+arrived-taken, after.Value, 1e-6)
 }
 
-// A statement's time is that of its start. One that had to wait for the row comes to it with a time that
-// lies before the row's own.
+// A statement's time is its start. After a wait for the row, that time may be before the row's own.
 func TestWaitingForTheRowCreditsNoInstantTwice(t *testing.T) {
 	t.Parallel()
 	requests := map[string]func(key string) []ratelimit.Request{
@@ -61,7 +60,7 @@ func TestWaitingForTheRowCreditsNoInstantTwice(t *testing.T) {
 	}
 }
 
-// In a long transaction a decision is made at its own time, not at that of the BEGIN.
+// In a long transaction a decision is made at its own time, not at the time of the BEGIN.
 func TestLongTransactionDecidesAtThePresent(t *testing.T) {
 	t.Parallel()
 	onEach(t, testLongTransactionDecidesAtThePresent, onPostgres, inMemory)

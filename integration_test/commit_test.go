@@ -53,8 +53,8 @@ func TestInTxDoesNotRetryACommitOfUnknownOutcome(t *testing.T) {
 	}
 }
 
-// The driver's SafeToRetry says of a COMMIT whose answer was lost that it is safe to retry, in pgx 5.9 to 5.12.
-// The limiter has to be right whatever it says.
+// The driver's SafeToRetry says of a COMMIT whose answer was lost that it is safe to retry, in pgx 5.9 to 5.12. The limiter must
+// not depend on it.
 func TestInTxIsNotLedByTheDriverIntoTakingTwice(t *testing.T) {
 	t.Parallel()
 	s, cutter := newCutStand(t)
@@ -227,7 +227,7 @@ func TestInTxRetriesATransactionThatWasIdleTooLong(t *testing.T) {
 	s.requireHealthy(t)
 }
 
-// Whoever ends a backend undoes its transaction, but if COMMIT was sent meanwhile the client cannot know.
+// Terminating a backend rolls back its transaction, but if COMMIT was sent meanwhile the client cannot know.
 func TestInTxDoesNotReportACommitAsSuccessWhoseBackendWasEnded(t *testing.T) {
 	t.Parallel()
 	s, ctx := newStand(t), t.Context()
@@ -320,7 +320,7 @@ func TestInTxDoesNotCutACommitShortWhenTheCallerGivesUp(t *testing.T) {
 	s.requireHealthy(t)
 }
 
-// A COMMIT that gets no answer is given up after a while, and the server is told to stop.
+// A COMMIT without an answer is given up after a while, and the server receives a cancel request.
 func TestInTxDoesNotWaitForeverForACommit(t *testing.T) {
 	t.Parallel()
 	testsize.Long(t, "it waits until a COMMIT is given up")

@@ -10,7 +10,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// batchCount is an Observer that counts the batches it is told of.
+// batchCount is an Observer that counts batches.
 type batchCount struct{ batches atomic.Int64 }
 
 func (c *batchCount) Observe(_ context.Context, event ratelimit.Event) {
@@ -19,8 +19,8 @@ func (c *batchCount) Observe(_ context.Context, event ratelimit.Event) {
 	}
 }
 
-// Calls on a single connection, or without batches, are told to nobody as a batch. TestACallApartStaysOnItsGoroutine tests that no other goroutine
-// uses the connection.
+// Calls on a single connection, or without batches, are not reported as a batch. TestACallApartStaysOnItsGoroutine tests that no
+// other goroutine uses the connection.
 func TestCallsOnASingleConnectionAreNotFolded(t *testing.T) {
 	t.Parallel()
 	b := setup(t)

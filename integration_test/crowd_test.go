@@ -24,7 +24,7 @@ func (c announcing) Done() <-chan struct{} {
 	return c.Context.Done()
 }
 
-// asker is somebody who waits for a decision.
+// asker is a caller that waits for a decision.
 type asker struct {
 	cancel          context.CancelFunc
 	underway, ended chan struct{}
@@ -76,7 +76,7 @@ func (a *asker) hasEnded() bool {
 	}
 }
 
-// requireWaits checks that there is no answer yet.
+// requireWaits checks that the call has no answer yet.
 func (a *asker) requireWaits(t *testing.T) {
 	t.Helper()
 	select {
@@ -128,7 +128,7 @@ func (s *stand) giveUp(t *testing.T, a *asker) {
 	s.awaitEnd(t, pid)
 }
 
-// tracer counts what is sent to the server.
+// tracer counts statements and round trips.
 type tracer struct {
 	mu      sync.Mutex
 	batches int

@@ -46,7 +46,7 @@ func TestTakeInOppositeOrdersMeetsNoDeadlock(t *testing.T) {
 	testsize.Long(t, "sixteen hundred takes")
 	const rounds = 100
 	b := setup(t)
-	t.Run("Together", func(t *testing.T) { // not parallel: what is in it is counted when it has ended
+	t.Run("Together", func(t *testing.T) { // not parallel: the test counts after its subtests have ended
 		for _, test := range pairs()[:4] {
 			for _, rowsExist := range []bool{true, false} {
 				t.Run(fmt.Sprintf("%s/RowsExist=%v", test.name, rowsExist), func(t *testing.T) {
@@ -89,8 +89,8 @@ func requireTaken(t *testing.T, b *bundle, keys string, tokens float64) {
 	}
 }
 
-// The order of locking must not depend on which rows are there already: somebody holds the second row,
-// one caller and then the other queue for it, each with what it has locked by then.
+// The order of locking must not depend on which rows exist already. Another transaction holds the second row, and one caller and
+// then the other queue for it, each with the rows it has locked by then.
 func TestTakeLocksInOneOrderWhateverRowsExist(t *testing.T) {
 	t.Parallel()
 	b := setup(t)

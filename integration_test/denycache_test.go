@@ -227,7 +227,7 @@ func (w *twin) step(ctx context.Context, src *rand.Rand, requests []ratelimit.Re
 		return d, w.reserve(ctx, l, requests)
 	case kind < 10 && len(w.reserved) > 0:
 		return d, w.end(ctx, src, w.reserved[src.IntN(len(w.reserved))])
-	case kind < 13: // in a transaction, or one that is nested, of which one in three is undone
+	case kind < 13: // in a transaction or a nested one, of which one in three is rolled back
 		err := l.InTx(ctx, func(tx pgx.Tx) error {
 			err := pgx.BeginFunc(ctx, tx, func(nested pgx.Tx) error {
 				inner := tx
@@ -262,7 +262,7 @@ func (w *twin) reserve(ctx context.Context, limiter *ratelimit.Limiter, requests
 	return err
 }
 
-// end settles a reservation with more or less than it took, cancels it, or takes again what it took.
+// end settles a reservation with more or less than it took, cancels it, or renews it.
 func (w *twin) end(ctx context.Context, src *rand.Rand, r reserved) (err error) {
 	switch src.IntN(3) {
 	case 0:
@@ -278,8 +278,7 @@ func (w *twin) end(ctx context.Context, src *rand.Rand, r reserved) (err error) 
 	return err
 }
 
-// requireSameDecision checks everything that callers see of two decisions but the other limits of a call
-// that was refused, of which the cache knows what they held when it asked.
+// requireSameDecision compares two decisions, except the other limits of a refused call, for which the cache has older values.
 func requireSameDecision(t *testing.T, step int, want, got ratelimit.Decision) {
 	t.Helper()
 	require.Equal(t, want.Allowed, got.Allowed, "step %d", step)
@@ -298,7 +297,7 @@ func requireSameDecision(t *testing.T, step int, want, got ratelimit.Decision) {
 	}
 }
 
-// A call whose outcome is unknown may have taken: what was remembered from before would quote too short a wait.
+// A call with an unknown outcome may have taken tokens, so a cached refusal from before would return too short a wait.
 func TestRefusalCacheForgetsWhatACallOfUnknownOutcomeMayHaveTaken(t *testing.T) {
 	t.Parallel()
 	fastPathOnly(t, "it loses the answer of a statement that commits")

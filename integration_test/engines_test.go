@@ -66,7 +66,7 @@ func (e *twoEngines) replace(i int, db ratelimit.Pool) {
 	e.in = e.bases
 }
 
-// plainState is what a call was told of a limit, and plainDecision all that it was told.
+// plainState is the state of a limit in an answer, and plainDecision the whole answer.
 type plainState struct {
 	Limit                        string
 	Allowed                      bool
@@ -118,8 +118,8 @@ func (e *twoEngines) both(verb string, call func(ctx context.Context, l *ratelim
 	}
 }
 
-// level makes equal what may differ by a rounding: in a transaction a statement over several limits that refuses has taken from
-// those that had enough, and what they are said to hold is that with the cost added again. Memory takes nothing.
+// level removes differences by rounding. If a statement over several limits in a transaction refuses, it has taken from limits with
+// enough tokens, and reports their values with the cost added again. Memory takes nothing.
 func (e *twoEngines) level(answers [2]any) {
 	postgres, isDecision := answers[0].(plainDecision)
 	memory, both := answers[1].(plainDecision)
@@ -244,7 +244,7 @@ func (e *twoEngines) acquire(requests []ratelimit.Request) {
 	}
 }
 
-// end makes a call on a reservation or a lease that there is, or was.
+// end makes a call on a reservation or a lease that is open or ended.
 func (e *twoEngines) end() {
 	type limiter = *ratelimit.Limiter
 	if n := len(e.leases); n > 0 && e.random.IntN(3) == 0 {
@@ -309,7 +309,7 @@ func (e *twoEngines) keepHouse() {
 		return
 	}
 	e.both("prune", func(ctx context.Context, l *ratelimit.Limiter, _ int) (any, error) {
-		_, err := l.Prune(ctx, e.limits...) // how many rows there are of full buckets is nobody's business
+		_, err := l.Prune(ctx, e.limits...) // the number of rows of full buckets may differ
 		return nil, err
 	})
 }
@@ -363,9 +363,9 @@ func (e *twoEngines) hasTriedAll() bool {
 	return !slices.ContainsFunc(verbs, func(verb string) bool { return e.counts[verb] == 0 })
 }
 
-// TestEnginesAnswerTheSame makes the same calls on each backend of Postgres and in memory: all verbs, over several limits of all kinds, in
-// transactions, with savepoints, that are committed and rolled back, and out of them. Every answer and every error is the same, but for what
-// level says.
+// TestEnginesAnswerTheSame makes the same calls on each backend of Postgres and in memory: all verbs, over several limits of all
+// kinds, in transactions, with savepoints, that are committed and rolled back, and out of them. Every answer and every error is the
+// same, except the differences that level removes.
 func TestEnginesAnswerTheSame(t *testing.T) {
 	t.Parallel()
 	onEach(t, func(t *testing.T, on backend) {

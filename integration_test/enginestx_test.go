@@ -5,11 +5,11 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// inTx makes calls in a transaction, of which some are undone, by a savepoint or with all of it.
+// inTx makes calls in a transaction. Some are rolled back, to a savepoint or with all of the transaction.
 //
-// A SERIALIZABLE one that the server gives up is undone on both engines. Nobody else is in the test's database. But while a
-// SERIALIZABLE transaction of any database stays open, the server remembers those that have ended since. It sums up the oldest when it
-// has no room for more, and then takes what they wrote for a conflict with whoever reads it.
+// If the server aborts a SERIALIZABLE transaction, inTx rolls back on both engines. Other tests do not use the test's database. But
+// while a SERIALIZABLE transaction of any database stays open, the server keeps the locks of transactions that have ended since. If
+// it has no room for more, it summarizes the oldest, and then reports a false conflict to a transaction that reads their rows.
 func (e *twoEngines) inTx() {
 	level := []pgx.TxIsoLevel{pgx.ReadCommitted, pgx.RepeatableRead, pgx.Serializable}[e.random.IntN(3)]
 	e.mayLose, e.lost = level == pgx.Serializable, false
@@ -58,7 +58,8 @@ func (e *twoEngines) enter(txs [2]pgx.Tx) {
 	}
 }
 
-// finish ends a transaction on both engines, Postgres first. One that the server has given up is undone, also when COMMIT says so.
+// finish ends a transaction on both engines, Postgres first. It rolls back a transaction that the server has aborted, also if
+// COMMIT returns the abort.
 func (e *twoEngines) finish(txs [2]pgx.Tx, back bool) {
 	for _, tx := range txs {
 		end := tx.Commit

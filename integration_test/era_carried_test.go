@@ -120,8 +120,8 @@ func TestAReservationOwesWhatThePolicyOfItsInstantAllows(t *testing.T) {
 	}
 }
 
-// A process that hears of the change late goes on by the policy before. What it admits meanwhile is all that is admitted
-// in excess: what that holds, and what arrives by it.
+// A process that learns of the change late continues with the policy before. Only its takes in that time exceed the new policy: at
+// most the tokens held and arriving under the policy before.
 func TestAProcessThatHearsLateAdmitsNoMoreThanThePolicyBeforeHolds(t *testing.T) {
 	t.Parallel()
 	tests := map[string]struct {

@@ -222,7 +222,7 @@ func TestTheModesOfARuleCostNoRoundTrip(t *testing.T) {
 		rule, err := ratelimit.NewRuling(limit, ratelimit.RulingConfig{Eras: []ratelimit.Era{{Mode: test.first}, {From: time.Now().Add(test.change), Mode: test.second}}})
 		require.NoError(t, err)
 		l := b.with(t, ratelimit.Config{NoBatching: true, Policies: eraRules{name: rule}})
-		for range 2 { // the former makes the row and learns of the server
+		for range 2 { // the first call inserts the row and learns the kind of server
 			require.NoError(t, l.Reset(t.Context(), limit.For(name)))
 			_, err := l.Take(t.Context(), limit.For(name))
 			require.NoError(t, err)
@@ -234,8 +234,8 @@ func TestTheModesOfARuleCostNoRoundTrip(t *testing.T) {
 	}
 }
 
-// TestCallsInOneBatchAreMadeForSeveralModes: of the calls that share a statement only those whose limit is in another mode are made
-// again, and no call takes twice or fails.
+// TestCallsInOneBatchAreMadeForSeveralModes: of the calls that share a statement, only calls whose limit is in another mode are
+// repeated. No call takes twice or fails.
 func TestCallsInOneBatchAreMadeForSeveralModes(t *testing.T) {
 	t.Parallel()
 	const callers, rounds = 20, 5

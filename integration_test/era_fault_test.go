@@ -154,7 +154,7 @@ func TestAFullBucketStaysFullInTheNextEra(t *testing.T) {
 	}
 }
 
-// What a bucket holds in the rows of its era counts, whatever the eras before did to the number of rows, which resets the bucket.
+// The value in the rows of a bucket's era counts, also if earlier eras changed the number of rows, which resets the bucket.
 func TestEarlierErasTakeNoRowsOfALaterOne(t *testing.T) {
 	t.Parallel()
 	for name, shards := range map[string][]int{"OneOneTwo": {1, 1, 2}, "TwoOneEight": {2, 1, 8}, "EightOneEight": {8, 1, 8}, "FourFourEightEight": {4, 4, 8, 8}, "EightEightEight": {8, 8, 8}} {
@@ -188,7 +188,7 @@ func TestEarlierErasTakeNoRowsOfALaterOne(t *testing.T) {
 	}
 }
 
-// What is given back to a bucket whose limit has changed comes on top of what it held, and of nothing else.
+// A credit to a bucket whose limit has changed is added to the bucket's value once.
 func TestACreditAfterAChangeCountsOnce(t *testing.T) {
 	t.Parallel()
 	for name, shards := range rowCounts() {

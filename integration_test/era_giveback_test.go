@@ -12,8 +12,8 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// What is given back at the instant at which a rule changes the kind of a limit is given back once, by the policy before or by the
-// one after: each of them says that it may be. That a process takes the time to be before the change is not a third policy.
+// A credit at the instant at which a rule changes the kind of a limit counts once, by the policy before or after, and both allow
+// it. A process whose clock is before the change does not apply a third policy.
 func TestWhatIsGivenBackWhileTheKindChanges(t *testing.T) {
 	t.Parallel()
 	const capacity, spent, taken = 80.0, 40.0, 4.0

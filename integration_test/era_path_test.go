@@ -17,8 +17,8 @@ func rowCounts() map[string]int {
 	return map[string]int{"OneRow": 1, "FourRows": 4, "EightRows": 8}
 }
 
-// Whoever holds a row while its limit changes has taken from it by the policy before, and who waited decides by the one
-// after.
+// A transaction that holds a row while its limit changes has taken by the policy before. A call that waited for the row decides by
+// the policy after.
 func TestARowIsHeldWhileItsLimitChanges(t *testing.T) {
 	t.Parallel()
 	for name, shards := range rowCounts() {
@@ -99,7 +99,7 @@ func TestATransactionThatBeganBeforeTheChangeTakesAfterIt(t *testing.T) {
 	}
 }
 
-// requireAbout is requireTokens but for what arrives in a few seconds.
+// requireAbout is requireTokens with a tolerance for the tokens that arrive in a few seconds.
 func (d *desk) requireAbout(t *testing.T, want float64, request ratelimit.Request) {
 	t.Helper()
 	require.InDelta(t, want, tokens(t, d.limiter, request), 1e-3)
@@ -136,7 +136,7 @@ func TestWhatIsSettledInATransactionIsUndoneWithIt(t *testing.T) {
 	}
 }
 
-// Callers at once get what the bucket held, whatever has become of its rows.
+// Concurrent callers get exactly the tokens that the bucket held, also if its number of rows has changed.
 func TestCallersAtOnceGetWhatTheBucketHeld(t *testing.T) {
 	t.Parallel()
 	onEach(t, testCallersAtOnceGetWhatTheBucketHeld, onPostgres, inMemory, inPartitions)
@@ -195,8 +195,8 @@ func TestARememberedRefusalEndsWithItsPolicy(t *testing.T) {
 	}
 }
 
-// Before a change all that is said of a bucket is by the policy of then, also of the time after it; and from then on, of a
-// row that nobody has touched since, by the one after.
+// Before a change, answers about a bucket are by the policy before, also for the time after it. From the change on they are by the
+// policy after, also for a row without a call since.
 func TestWhatIsSaidOfABucketIsByThePolicyThatHolds(t *testing.T) {
 	t.Parallel()
 	minutely := func(rate float64, shards int) ratelimit.TokenBucket {

@@ -103,5 +103,5 @@ func callsOfAllKinds(t *testing.T, limiter *ratelimit.Limiter, request ratelimit
 		}
 		return nil
 	}))
-	return int(given.Load()) + admitted(t, limiter, request, 1, 60) // what was reserved meanwhile is back
+	return int(given.Load()) + admitted(t, limiter, request, 1, 60) // the reservations in between are returned
 }

@@ -178,10 +178,10 @@ func TestErrorsOfContentionSayOnceWhereTheyComeFrom(t *testing.T) {
 	requireOnePrefix(t, err, context.Canceled, "InTx")
 }
 
-// A role that lacks rights is told which, and with these every call works.
+// The error for a role without privileges names them, and with these every call works.
 func TestAMissingGrantIsNamed(t *testing.T) {
 	t.Parallel()
-	const role = "pg_monitor" // one that every server has, and that has no rights to tables; grants are the database's
+	const role = "pg_monitor" // a role that every server has, without privileges on tables; grants belong to the database
 	b := setup(t)
 	requireAllowed(t, taking(roomy.For("other")), b.limiter) // or there is nothing to prune
 	config := b.pool.Config()
@@ -216,7 +216,8 @@ func TestAMissingGrantIsNamed(t *testing.T) {
 	}
 }
 
-// A session that may not write says where to connect to, and the pool gives it up, but for one that a caller is in a transaction on.
+// The error of a read-only session says where to connect, and the pool closes its connections, except a connection with a caller's
+// transaction.
 func TestAReadOnlyServerIsNamedAndLeft(t *testing.T) {
 	t.Parallel()
 	became := 0 // sessions, of which the first is on a server that became read-only

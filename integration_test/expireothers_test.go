@@ -13,7 +13,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// patience is a context for what must not wait: the test fails when it does.
+// patience returns a context for calls that must not wait. If one waits, the test fails.
 func patience(t *testing.T) context.Context {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
@@ -67,7 +67,7 @@ func TestExpireGoesPastReservationsThatAreLocked(t *testing.T) {
 	}
 }
 
-// A bucket that somebody holds keeps the reservations open that would give back to it, and no others.
+// A locked bucket keeps only the reservations open that would return tokens to it.
 func TestExpireGoesPastABucketThatIsHeld(t *testing.T) {
 	t.Parallel()
 	onEach(t, testExpireGoesPastABucketThatIsHeld, onPostgres, inMemory)
@@ -121,8 +121,8 @@ func TestExpireGoesPastAReservationThatFails(t *testing.T) {
 	require.Len(t, heard.told, 3, "Maintain does not report it again")
 }
 
-// In a transaction Expire locks the buckets of all reservations in the order in which every call does, and so cannot
-// deadlock with one that keeps to it.
+// In a transaction Expire locks the buckets of all reservations in the order in which every call does, and so cannot deadlock with
+// a transaction that locks in the same order.
 func TestExpireInATransactionLocksInOrder(t *testing.T) {
 	t.Parallel()
 	d := setup(t).desk(t, ratelimit.Config{ExpireAfter: time.Hour, ReleaseExpired: true})

@@ -12,7 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// Parameters of the statements, as SQL: buckets of the table that are there, and one that is not.
+// Parameters of the statements, as SQL: existing buckets, and a missing one.
 const (
 	oneBucket      = `'roomy', 'key 17', 0`
 	threeBuckets   = `'{other,roomy,roomy}', '{"key 17","key 18","key 99999"}', '{0,0,0}'`
@@ -21,8 +21,8 @@ const (
 	threeClusters  = threeBuckets + `, '{1,1,1}', '{10,10,10}', '{10,10,10}', '{1,1,1}', '{1000000,1000000,1000000}', '{0,0,0}', '{0,0,0}', '{0,1,1}', NULL, '{60000000,60000000,60000000}', '{0,0,NULL}', '{9000000000000000000,9000000000000000000,NULL}'`
 )
 
-// housekeeping are the statements that look for rows by something else, and not while anybody waits, for none, or for the
-// only one.
+// housekeeping lists the statements that find rows in another way. They run without a waiting caller, or read no row or the only
+// row.
 var housekeeping = map[string]bool{
 	"fingerprint_read.sql": true, "fingerprint_insert.sql": true, "prices_forget.sql": true,
 	"buckets_prune.sql": true, "reservations_expired.sql": true, "reservations_forget.sql": true, "setting.sql": true,
@@ -31,8 +31,8 @@ var housekeeping = map[string]bool{
 	"prices_delete.sql": true,
 }
 
-// Each statement, as it stands in its file, goes to the rows by the primary key, whatever the planner knows
-// of the parameters: a scan would be slow, and at SERIALIZABLE a conflict with everybody.
+// Each statement file finds its rows by the primary key, with custom and generic plans. A scan would be slow, and at SERIALIZABLE
+// it would conflict with all other transactions.
 func TestStatementsUseThePrimaryKey(t *testing.T) {
 	t.Parallel()
 	onEach(t, testStatementsUseThePrimaryKey, onPostgres, inPartitions)

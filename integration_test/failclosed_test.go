@@ -106,7 +106,7 @@ func TestWritesFailClosed(t *testing.T) {
 	t.Parallel()
 	for name, fault := range map[string]struct {
 		setting, value string
-		locked         bool // by somebody else
+		locked         bool // by another transaction
 		code           string
 	}{
 		"LockTimeout":       {setting: "lock_timeout", value: "20ms", locked: true, code: "55P03"},

@@ -10,7 +10,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// failures keeps the Failed that an Observer is told.
+// failures is an Observer that keeps the Failed events.
 type failures struct {
 	mu   sync.Mutex
 	told []ratelimit.Failed

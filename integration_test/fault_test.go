@@ -28,10 +28,10 @@ var (
 // stand is a bundle that faults are done to: its pool is the one to cut, exhaust and starve.
 type stand struct {
 	*bundle
-	outside *bundle // connections that no fault touches, to cause them and to see what they did
+	outside *bundle // connections without faults, to cause faults and to check their effects
 }
 
-// newStand has the table of an application, too: messages, one for each call that was let through.
+// newStand also has the table of an application: messages, with a row for each allowed call.
 func newStand(t *testing.T, configure ...func(*pgxpool.Config)) *stand {
 	t.Helper()
 	inside := setup(t, configure...)
@@ -113,7 +113,7 @@ func (s *stand) takenFrom(t *testing.T, limit ratelimit.Limit) int {
 			taken += callsCapacity/float64(shardsOf(limit)) - r.Value
 		}
 	}
-	return int(math.Round(taken)) // but for the little that arrived meanwhile
+	return int(math.Round(taken)) // without the fraction that arrived meanwhile
 }
 
 func (s *stand) messages(t *testing.T) int {
@@ -128,7 +128,7 @@ func (b *bundle) count(t *testing.T, sql string, arguments ...any) int {
 	return n
 }
 
-// requireSent checks that n calls were let through, each with its token and its message.
+// requireSent checks that n calls were allowed, each with its token and its message.
 func (s *stand) requireSent(t *testing.T, n int) {
 	t.Helper()
 	require.Equal(t, n, s.taken(t), "tokens taken")

@@ -21,13 +21,13 @@ const (
 	cutRequest     cut = iota // the request never arrives
 	cutAnswer                 // the request is carried out, and its answer is lost
 	cutHalfRequest            // half of the request arrives
-	cutUnanswered             // the request arrives, and nobody waits for its answer
+	cutUnanswered             // the request arrives, but the connection breaks before its answer
 	cutHalfAnswer             // the request is carried out, and half of its answer arrives
 	cutAnswered               // the answer arrives, and the connection breaks behind it
 )
 
-// cutter makes a pool's connections break at a request that holds some bytes: a statement's first words,
-// or, for one that is prepared, one of its parameters.
+// cutter makes a pool's connections break at a request that contains some bytes: a statement's first words or, for a prepared
+// statement, one of its parameters.
 type cutter struct {
 	mu       sync.Mutex
 	request  []byte
@@ -35,8 +35,8 @@ type cutter struct {
 	cuts     int // still to be made
 	requests int // seen since the cutter was armed
 
-	at      int    // the number of the only request to be cut, whatever it holds; 0: all that hold the bytes
-	instead func() // what is done at that request, in place of a cut; nil: it is cut
+	at      int    // the number of the only request to cut, of any content; 0: all requests that contain the bytes
+	instead func() // called at that request in place of a cut; nil: cut it
 
 	prepared map[string]string // the statements that requests have named, by these names
 	broken   [][]string        // the statements of each request that was cut
@@ -117,7 +117,7 @@ func (c *cutter) isIn(message []byte, carriedOut []string) bool {
 		slices.ContainsFunc(carriedOut, func(sql string) bool { return strings.HasPrefix(sql+"\x00", string(c.request)) })
 }
 
-// statements returns the statements that a request prepares or carries out, and those that it carries out.
+// statements returns the statements that a request prepares or executes, and the statements that it executes.
 func (c *cutter) statements(request []byte) (sql, carriedOut []string) {
 	text := func(rest []byte) (string, []byte) {
 		before, after, _ := bytes.Cut(rest, []byte{0})
@@ -183,11 +183,9 @@ func (c *cutConn) Write(message []byte) (int, error) {
 	}
 }
 
-// Read waits for the whole of an answer that is to be lost, so that the server has certainly done what
-// was asked.
+// Read waits for the whole of an answer to drop, so that the server has certainly executed the request.
 //
-// It asks whether the answer is to be lost when it has it: the driver may begin to read before it has written, when
-// the writing takes it long.
+// It decides whether to drop the answer only after reading it, because the driver may begin to read before a slow write has ended.
 func (c *cutConn) Read(p []byte) (int, error) {
 	if c.broken {
 		return c.readKept(p)
@@ -219,7 +217,7 @@ func (c *cutConn) Read(p []byte) (int, error) {
 	return c.readKept(p)
 }
 
-// readKept reads what has arrived of the last answer.
+// readKept reads the part of the last answer that has arrived.
 func (c *cutConn) readKept(p []byte) (int, error) {
 	if len(c.kept) == 0 {
 		return 0, syscall.ECONNRESET
@@ -229,7 +227,7 @@ func (c *cutConn) readKept(p []byte) (int, error) {
 	return n, nil
 }
 
-// reset breaks the connection without a word to the server, which hears of it when it next reads or writes.
+// reset breaks the connection without a message to the server, which notices at its next read or write.
 func (c *cutConn) reset() error {
 	if conn, ok := c.Conn.(*net.TCPConn); ok {
 		if err := conn.SetLinger(0); err != nil {

@@ -17,7 +17,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// load is workers that send until they are stopped, whatever happens to the server, and what they were told.
+// load is a group of workers that send until they are stopped, also while the server fails. It counts their answers.
 type load struct {
 	acked, unknown, failed, refused atomic.Int64
 
@@ -68,7 +68,7 @@ func (l *load) finish() {
 	l.done.Wait()
 }
 
-// awaitAcks returns when that many more calls were let through.
+// awaitAcks waits until that many more calls were allowed.
 func (l *load) awaitAcks(t *testing.T, more int64) {
 	t.Helper()
 	want := l.acked.Load() + more

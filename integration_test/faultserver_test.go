@@ -99,7 +99,7 @@ func TestWritesFailClosedOnAHotStandby(t *testing.T) {
 	s.pool.Reset()
 	s.reconnect(t)
 	s.requireClosed(t, writes, patient, func(err error) bool {
-		return sqlstate(err) == "25006" || sqlstate(err) == "0A000" // the latter at SERIALIZABLE
+		return sqlstate(err) == "25006" || sqlstate(err) == "0A000" // 0A000 at SERIALIZABLE
 	})
 	for name, read := range reads {
 		_, err := read(t.Context(), s.limiter)

@@ -34,7 +34,7 @@ func asks(call string) bool {
 	return true
 }
 
-// A program with another secret would have full buckets of its own: it is told, and takes nothing.
+// A program with another secret would have full buckets of its own: its calls return an error, and take nothing.
 func TestAnotherSecretIsRefused(t *testing.T) {
 	t.Parallel()
 	onEach(t, testAnotherSecretIsRefused, onPostgres, inMemory)
@@ -294,7 +294,7 @@ func TestFingerprintOfEachSchema(t *testing.T) {
 	}
 }
 
-// A first call that fails leaves the next one to try again, within its own time, and those that waited for it go on.
+// If the first call fails, the next call retries within its own timeout, and calls that waited for the first go on.
 func TestFirstCallThatFailsIsTriedAgain(t *testing.T) {
 	t.Parallel()
 	b := setup(t)

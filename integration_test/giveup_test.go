@@ -174,7 +174,7 @@ func TestGiveUpHarmsNoCallOnTheSameConnection(t *testing.T) {
 				if worker < givers {
 					defer giving.Done()
 					for round := range rounds {
-						// Some contexts end before the statement waits, or just as it is sent.
+						// Some contexts end before the statement waits, or while it is sent.
 						ctx, cancel := context.WithTimeout(t.Context(), time.Duration(1+(round*7+worker)%40)*time.Millisecond)
 						_, err := limiter.Take(ctx, fate.For(fmt.Sprint("held", worker)))
 						cancel()

@@ -55,7 +55,7 @@ func TestHoldGivesBack(t *testing.T) {
 	require.InDelta(t, 90, b.held(t, "hourly", "k"), 1e-6, "tokens stay taken")
 }
 
-// TestHoldRefuses promises that work does not run without a slot, whatever is in the way, and that nothing is taken.
+// TestHoldRefuses promises that work does not run without a slot, for any reason, and that nothing is taken.
 func TestHoldRefuses(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -141,8 +141,8 @@ func TestHoldOutlivesTheLease(t *testing.T) {
 	}
 }
 
-// TestHoldEndsWorkThatLostItsSlot promises that work is told when its slot is not its own any more, whoever took it and
-// whatever the database's clock did, and that its caller hears of it.
+// TestHoldEndsWorkThatLostItsSlot promises that losing a slot cancels the work's context, also if another caller or a step of the
+// database's clock ended the lease, and that the caller gets an error.
 func TestHoldEndsWorkThatLostItsSlot(t *testing.T) {
 	t.Parallel()
 	jobs := ratelimit.Define("jobs", ratelimit.Concurrency{Most: 1, Lease: time.Minute})

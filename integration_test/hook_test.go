@@ -47,7 +47,7 @@ func (b *bundle) requireNothingOpen(t *testing.T) {
 	require.Zero(t, open)
 }
 
-// A clock that panics, or ends its goroutine, at whatever moment it is asked leaves no transaction open behind it.
+// A clock that panics, or ends its goroutine, leaves no transaction open, at any of its calls.
 func TestAHookThatEndsItsGoroutineLeavesNoTransactionOpen(t *testing.T) {
 	t.Parallel()
 	const most = 20 // times that a call asks for the time

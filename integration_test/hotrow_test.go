@@ -12,8 +12,8 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// A row that is updated all the time leaves a dead version behind each time. None of them must touch the
-// index, so that the page can be cleaned by whoever comes next and the table stays as small as it was.
+// A row that is updated all the time leaves a dead version behind each time. None of them must touch the index, so that the next
+// statement can prune the page and the table stays as small as it was.
 //
 //nolint:paralleltest // a transaction that others keep open, in whatever database, keeps dead versions from being cleaned
 func TestHotRowStaysSmall(t *testing.T) {

@@ -41,7 +41,8 @@ func server18(t *testing.T, pool *pgxpool.Pool) (is bool) {
 	return is
 }
 
-// namesSeveral counts the statements that find several rows by arrays: those that lock or change rows, and those that only read.
+// namesSeveral counts the statements that find several rows by arrays: statements that lock or change rows, and statements that
+// only read.
 type namesSeveral struct {
 	countStatements // none
 	changes, reads  *atomic.Int64
@@ -159,7 +160,7 @@ func TestALookInPartitionsReadsAllRowsAtOneInstant(t *testing.T) {
 	require.Positive(t, several.reads.Load())
 }
 
-// deletions is a tracer that counts what each statement of Prune deletes.
+// deletions is a tracer that counts the rows that each statement of Prune deletes.
 type deletions struct {
 	mu         sync.Mutex
 	all, most  int64
@@ -182,7 +183,8 @@ func (d *deletions) TraceQueryEnd(ctx context.Context, _ *pgx.Conn, data pgx.Tra
 	}
 }
 
-// Prune deletes exactly what is full from each partition, a bounded number of rows at once, and beside it exactly what is asked for is taken.
+// Prune deletes exactly the full buckets of each partition, a bounded number of rows at once. Calls beside it take exactly their
+// costs.
 func TestPruneGoesThroughEachPartition(t *testing.T) {
 	t.Parallel()
 	const idle, owing, others, calls = 8_000, 500, 300, 50

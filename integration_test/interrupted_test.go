@@ -126,7 +126,7 @@ func TestAConnectionInATransactionIsNotEndedByTheLimiter(t *testing.T) {
 	}
 }
 
-// Whoever waits in a queue has a connection, so whoever is at its head must not have to wait for one.
+// A transaction that waits in a queue has a connection, so the head of the queue must not wait for one.
 func TestInTxGetsEverybodyThroughOnAFewConnections(t *testing.T) {
 	t.Parallel()
 	onEach(t, testInTxGetsEverybodyThroughOnAFewConnections, onPostgres, inMemory)
@@ -154,7 +154,7 @@ func testInTxGetsEverybodyThroughOnAFewConnections(t *testing.T, on backend) {
 	require.InDelta(t, 0, b.row(t, "hot", "").Value, 1e-3)
 }
 
-// A reservation made when the limit was smaller gives back what it took, and takes nothing else.
+// A reservation made when the limit was smaller returns its tokens, and takes nothing else.
 func TestCancelAfterTheLimitWasRaisedTakesNothing(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -177,7 +177,7 @@ func TestCancelAfterTheLimitWasRaisedTakesNothing(t *testing.T) {
 	}
 }
 
-// Owed tokens may be above the capacity, and so may what is credited against it.
+// Owed tokens may exceed the capacity, and so may a credit against them.
 func TestCreditIsCappedByTheCapacityAndNotByItsOwnSize(t *testing.T) {
 	t.Parallel()
 	b := setup(t)

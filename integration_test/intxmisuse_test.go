@@ -155,8 +155,8 @@ func TestInTxReportsThatCallsAfterARollbackMayBeCommitted(t *testing.T) {
 	require.Len(t, s.outside.rows(t, ""), 1, "the token is spent")
 }
 
-// A function that ends its transaction gives the connection back, and the pool may lend it to somebody
-// else at once, or close it: what InTx does then must not touch it.
+// A function that ends its transaction gives the connection back, and the pool may lend it to another caller at once, or close it.
+// After that InTx must not touch it.
 func TestInTxLeavesTheConnectionAloneThatTheFunctionGaveBack(t *testing.T) {
 	t.Parallel()
 	for name, lend := range map[string]func(*pgx.Conn) error{

@@ -18,13 +18,13 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// What many callers at once, in three processes, are told about a bucket of each kind must be what one after the other could have
-// been told by the model in whole numbers, in some order in which nobody is answered before he asked, each at an instant
-// that the clock showed meanwhile. The callers move the clock as they call, and the test does between two phases.
+// The answers to many concurrent callers in three processes, for a bucket of each kind, must be linearizable: the model in whole
+// numbers gives the same answers to the calls in some order. In that order no call is answered before it began, and each decides at
+// an instant that the clock showed meanwhile. The callers move the clock as they call, and the test does between two phases.
 const (
 	kindCallers, kindPhases = 8, 3
-	// kindPace is by how much a call moves the clock at most: a phase lasts less than a minute, from where on a clock that
-	// a slow call has read would be one that was wrong.
+	// kindPace is by how much a call moves the clock at most: a phase lasts less than a minute, because after a minute the clock
+	// reading of a slow call would count as a wrong clock.
 	kindPace = 180 * time.Millisecond
 )
 
@@ -43,7 +43,7 @@ type kindCall struct {
 	kinds    []int
 }
 
-// kindReply is what it was told: by the calls that were made, of which the last may be a refusal.
+// kindReply holds the answers to the calls that were made. The last may be a refusal.
 type kindReply struct {
 	told     []mixReply
 	released bool
@@ -85,8 +85,8 @@ func texts(states []mixState) (all []string) {
 	return all
 }
 
-// releasedIn returns what a release may have left that was told so. It is not told when that was: it matters which leases had
-// ended by then.
+// releasedIn returns the states that a release with the answer told may have left. The answer has no instant, but the instant
+// decides which leases had ended.
 func releasedIn(states []mixState, asked kindQuestion, told kindReply) (after []mixState) {
 	for _, s := range states {
 		slots, _ := s[mixHeld].(*mixSlots)
@@ -228,7 +228,7 @@ func (c kindCall) requestNames() (names []string) {
 	return names
 }
 
-// make makes the calls, up to the first that takes nothing: what it found is not held still until the transaction ends.
+// make makes the calls, up to the first that takes nothing, because such a call locks no row until the transaction ends.
 func (h *kindHistory) make(ctx context.Context, limiter *ratelimit.Limiter, calls []kindCall) (told []mixReply, err error) {
 	for _, c := range calls {
 		r, err := c.call(ctx, limiter, c.requests)
@@ -290,7 +290,7 @@ func (h *kindHistory) inTx(limiter *ratelimit.Limiter, calls []kindCall, how int
 	}}
 }
 
-// release returns an operation that gives back one of the last leases, which somebody may have given back.
+// release returns an operation that releases one of the last leases, which another caller may have released.
 func (h *kindHistory) release(limiter *ratelimit.Limiter, random *rand.Rand) (o operation[kindQuestion, kindReply], ok bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -83,7 +83,7 @@ func TestOtherVerbsOnSlots(t *testing.T) {
 	require.ErrorIs(t, (&ratelimit.Limiter{}).Release(t.Context(), lease.ID), ratelimit.ErrInvalidConfig)
 }
 
-// What is no ID of a lease is told before any SQL, and that of a lease of another schema or secret is one that is lost.
+// A malformed lease ID is an error before any SQL, and the ID of a lease of another schema or secret is a lost lease.
 func TestIDsThatNameNoLease(t *testing.T) {
 	t.Parallel()
 	b, w := setupCounted(t)
@@ -125,7 +125,7 @@ func TestIDsThatNameNoLease(t *testing.T) {
 	require.NoError(t, foreign.Release(t.Context(), elsewhere.ID))
 }
 
-// A lease is known by the key as stored, so that no secret is needed to give it back, and none is told.
+// A lease ID has the stored key, so that a release needs no secret, and the ID reveals none.
 func TestALeaseUnderAHashedKey(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -139,7 +139,7 @@ func TestALeaseUnderAHashedKey(t *testing.T) {
 	acquire(t, hashing, jobs.For("ada@example.org"))
 }
 
-// Where one limit's part of a lease is lost, nothing is renewed, and what is held is given back.
+// If one limit's part of a lease is lost, nothing is renewed, and the other parts are released.
 func TestALeaseOfWhichAPartIsLost(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -169,7 +169,7 @@ func TestALeaseOfWhichAPartIsLost(t *testing.T) {
 	}
 }
 
-// One fencing number is that of all rows of a call, also where one of them is ahead: a wrong clock was here.
+// All rows of a call get the same fencing token, also if one of them is ahead because of a wrong clock.
 func TestALeaseHasOneFence(t *testing.T) {
 	t.Parallel()
 	b := setup(t)

@@ -23,7 +23,7 @@ func (b *bundle) holdRow(t *testing.T, name, key string) (release func()) {
 	return func() { require.NoError(t, tx.Rollback(context.WithoutCancel(t.Context()))) }
 }
 
-// A row that somebody holds is waited for within the time of Config.Timeout. A refusal waits for nobody.
+// A call waits for a locked row up to Config.Timeout. A refusal does not wait.
 func TestARowOfSlotsThatSomebodyHolds(t *testing.T) {
 	t.Parallel()
 	s := newStand(t)
@@ -43,7 +43,7 @@ func TestARowOfSlotsThatSomebodyHolds(t *testing.T) {
 			_, err = impatient.Acquire(t.Context(), requests...)
 			require.ErrorIs(t, err, context.DeadlineExceeded)
 
-			s.awaitNoWaiter(t) // else one that was given up might get the row after all
+			s.awaitNoWaiter(t) // otherwise an abandoned statement might get the row after all
 			released := make(chan error, 1)
 			go func() { released <- s.limiter.Release(t.Context(), lease.ID) }()
 			s.awaitWaiter(t)

@@ -18,8 +18,8 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// What many callers at once are told about the slots of a bucket must be what one after the other could have been told by the
-// exact model. They move the clock as they call, and leases end and are lost meanwhile.
+// The answers to many concurrent callers about the slots of a bucket must be linearizable: the exact model gives the same answers
+// to the calls in some order. They move the clock as they call, and leases end and are lost meanwhile.
 const (
 	slotsMost  = 5
 	slotsLease = 3 * time.Second
@@ -47,7 +47,7 @@ type slotsQuestion struct {
 	began  int64 // the clock's time before it
 }
 
-// slotsReply is what it was told: of renewals and releases not at which instant.
+// slotsReply is the answer. For renewals and releases it has no instant.
 type slotsReply struct {
 	done, told ratelimit.Lease // the answer, and what callers know of it from then on
 	held       float64

@@ -71,8 +71,8 @@ func TestSlotsOfALimitThatIsNotEnforced(t *testing.T) {
 	})
 }
 
-// A rule that changes a limit on concurrency leaves what is held, but for one that fills the buckets. Leases are renewed by
-// the rule of their key's plan.
+// A rule that changes a limit on concurrency keeps the leases, unless it fills the buckets. Leases are renewed by the rule of their
+// key's plan.
 func TestSlotsOfALimitWhoseRuleChanges(t *testing.T) {
 	t.Parallel()
 	jobs := daylong("jobs", 4)
@@ -219,7 +219,7 @@ func TestARefusedSlotIsAskedForAgain(t *testing.T) {
 	}
 }
 
-// leaseEvents is an Observer that keeps what it is told.
+// leaseEvents is an Observer that keeps its events.
 type leaseEvents struct {
 	mu     sync.Mutex
 	events []ratelimit.Event

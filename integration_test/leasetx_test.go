@@ -15,7 +15,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// acquire acquires what is free.
+// acquire acquires free slots.
 func acquire(t *testing.T, l *ratelimit.Limiter, requests ...ratelimit.Request) ratelimit.Lease {
 	t.Helper()
 	lease, err := l.Acquire(t.Context(), requests...)
@@ -145,7 +145,8 @@ func TestLeasesTakeNoSIREADLock(t *testing.T) {
 	}
 }
 
-// The ID of a lease that was rolled back is not that of the next one, also where a clock was ahead, whose numbers are given no more.
+// The ID of a lease that was rolled back differs from the ID of the next lease, also if a clock was ahead. Its fencing tokens are
+// not used again.
 func TestAnIDOfWhatWasRolledBackReleasesNothing(t *testing.T) {
 	t.Parallel()
 	b := setup(t)

@@ -21,7 +21,7 @@ func (m *mendings) Observe(_ context.Context, event ratelimit.Event) {
 	}
 }
 
-// A clock that was wrong is told of once, whichever call finds it.
+// A wrong clock is reported once, by the call that finds it.
 func TestAWrongClockIsToldOfOnce(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -55,7 +55,7 @@ func TestAWrongClockIsToldOfOnce(t *testing.T) {
 	}
 }
 
-// forgetful is a pool that deletes a row before a transaction begins, as anybody may.
+// forgetful is a pool that deletes a row before a transaction begins, as Prune or a user may.
 type forgetful struct {
 	ratelimit.Pool
 	key string

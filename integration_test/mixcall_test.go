@@ -8,21 +8,21 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// mixCall is a call: what it costs of each kind, 0 where it does not ask it.
+// mixCall is a call, with its cost for each kind. 0 means that the call is not over that kind.
 type mixCall struct {
 	costs [mixKinds]int64
-	upTo  int // of how many units as many are taken as there are; 0: what it costs
+	upTo  int // the number of units for TakeUpTo; 0: take the cost
 	check bool
 }
 
-// mixReply is what a call was told.
+// mixReply is the answer to a call.
 type mixReply struct {
 	ratelimit.Decision
 	taken int
 	lease ratelimit.Lease
 }
 
-// requests returns what the call asks of buckets of a key, in any order, and of which kinds they are.
+// requests returns the requests of the call for a key, in random order, and their kinds.
 func (c mixCall) requests(limits []ratelimit.Limit, key string, random *rand.Rand) (requests []ratelimit.Request, kinds []int) {
 	kinds = random.Perm(mixKinds)
 	n := 0

@@ -72,8 +72,8 @@ func (p *deployed) ask(t *testing.T, pool *pgxpool.Pool, key string, way, tries 
 }
 
 // In a rolling deployment an old and a new version of a program use one name, each with its own kind of limit. Neither fails on
-// what the other writes, they admit no more together than the larger of the two limits alone, and once the old version is gone
-// the new one admits what it says.
+// what the other writes, they admit no more together than the larger of the two limits alone, and once the old version is gone the
+// new version admits its own limit.
 func TestTwoKindsSideBySideInADeployment(t *testing.T) {
 	t.Parallel()
 	testsize.Long(t, "36 pairs of kinds, each with hundreds of calls")
@@ -98,7 +98,7 @@ func TestTwoKindsSideBySideInADeployment(t *testing.T) {
 					}))
 					requireTogether(t, first, second)
 
-					now.set(deployDay.AddDate(0, 0, 3)) // all is back, whatever it is, and the old version is gone
+					now.set(deployDay.AddDate(0, 0, 3)) // every kind is full again, and the old version is gone
 					for range 2 {
 						second.admitted.Store(0)
 						require.NoError(t, atonce.Do(len(callers()), func(worker int) error {

@@ -12,7 +12,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// A refusal that is remembered is forgotten with what this Limiter gives back, whatever the kind: none is repeated that the table
+// If this Limiter returns tokens, of any kind of limit, it drops the cached refusal: it never repeats a refusal that the table
 // would not make.
 func TestARememberedRefusalOfEveryKindIsForgotten(t *testing.T) {
 	t.Parallel()
@@ -23,7 +23,7 @@ func TestARememberedRefusalOfEveryKindIsForgotten(t *testing.T) {
 	observed := &leaseEvents{}
 	l := b.with(t, ratelimit.Config{AsOf: now.now, Policies: rules, RefusalCache: 1000, Observer: observed})
 	for _, limit := range limits {
-		if limit.Name() == "shadows" { // which refuses nobody
+		if limit.Name() == "shadows" { // which refuses no call
 			continue
 		}
 		_, holds := limit.Policy().(ratelimit.Concurrency)
@@ -92,8 +92,8 @@ func TestARememberedRefusalOfEveryKindIsForgotten(t *testing.T) {
 	}
 }
 
-// Wait takes what is there at its price, and refuses at once what comes after the deadline, for limits that a rule makes adaptive, or
-// ones of a calendar: nothing is reserved then.
+// Wait takes available tokens at their price, and refuses at once if the tokens arrive after the deadline. It then reserves
+// nothing. This holds for limits that a rule makes adaptive or calendar windows.
 func TestWaitUnderRulesOfOtherKinds(t *testing.T) {
 	t.Parallel()
 	m := newMarket(t)

@@ -54,7 +54,7 @@ func (b *mixBucket) spend(now, cost int64) {
 	b.units, b.ts, b.used = units-cost*mixUnit, max(b.ts, now), true
 }
 
-// mixWindow is a window: fixed, or of a calendar. window returns when the one of an instant begins, and the next.
+// mixWindow is a window: fixed, or of a calendar. window returns the beginnings of the window of an instant, and of the next.
 type mixWindow struct {
 	full, left, begun int64
 	used              bool

@@ -60,8 +60,8 @@ func told(d ratelimit.Decision) (text string) {
 	return text
 }
 
-// Of the same calls at the same instants a Simulation, a Limiter, and one that remembers refusals are told the same: for every kind,
-// several in one call, and limits that a rule makes another kind of.
+// A Simulation, a Limiter, and a Limiter with a refusal cache give the same answers to the same calls at the same instants: for
+// every kind, for several limits in a call, and for limits that a rule makes another kind.
 func TestEveryKindIsSimulatedAsItDecides(t *testing.T) {
 	t.Parallel()
 	calls := testsize.Of(200, 600)
@@ -110,8 +110,8 @@ func TestEveryKindIsSimulatedAsItDecides(t *testing.T) {
 	})
 }
 
-// requireSameAnswer checks that a decision that may be from memory is that of the table. What is remembered of a limit that did not
-// refuse is what it held then.
+// requireSameAnswer checks that a decision, perhaps from the cache, equals the decision of the table. For a limit that did not
+// refuse, the cache has the older value.
 func requireSameAnswer(t *testing.T, want, got ratelimit.Decision, where string) {
 	t.Helper()
 	require.Equal(t, want.Allowed, got.Allowed, where)

@@ -48,8 +48,8 @@ func takesOrAcquires(t *testing.T, l *ratelimit.Limiter, request ratelimit.Reque
 	return d
 }
 
-// What a Value says of the time to come is what the limit does then, if nobody asks meanwhile: At, RetryAfter, Take and Reserve, of
-// every kind, also of one that a rule makes another kind of; it knows the policy of its instant, and none that follows.
+// The predictions of a Value come true if no call is made meanwhile: At, RetryAfter, Take and Reserve, for every kind, also for a
+// limit that a rule makes another kind. A Value uses the policy of its instant, not later ones.
 func TestAValueOfEveryKindForetells(t *testing.T) {
 	t.Parallel()
 	calls := testsize.Of(60, 250)
@@ -63,7 +63,7 @@ func TestAValueOfEveryKindForetells(t *testing.T) {
 			l := b.with(t, ratelimit.Config{AsOf: now.now, Policies: rules, NoBatching: true})
 			key, refused := limit.For("key"), 0
 			for i := range calls {
-				if i%50 == 0 { // and the row of a bucket that nobody has used is that of Full
+				if i%50 == 0 { // and an unused bucket has the Value of Full
 					require.NoError(t, l.Reset(t.Context(), key))
 				}
 				v, err := l.Value(t.Context(), key)
@@ -106,7 +106,7 @@ func TestAValueOfEveryKindForetells(t *testing.T) {
 					continue
 				}
 				refused++
-				if random.IntN(3) == 0 && (name != "changes" || !changesWithin(at, at.Add(d.RetryAfter))) { // it is told the truth
+				if random.IntN(3) == 0 && (name != "changes" || !changesWithin(at, at.Add(d.RetryAfter))) { // RetryAfter is true
 					now.set(at.Add(d.RetryAfter - time.Microsecond))
 					require.False(t, takesOrAcquires(t, l, key.Cost(cost)).Allowed, where)
 					now.set(at.Add(d.RetryAfter))

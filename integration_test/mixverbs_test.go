@@ -13,7 +13,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// What is taken up to so many is told as what it cost, of one limit as of several.
+// TakeUpTo reports the cost of the units taken, for one limit and for several.
 func TestTakeUpToTellsWhatItCost(t *testing.T) {
 	t.Parallel()
 	d := setup(t).desk(t, ratelimit.Config{})
@@ -38,7 +38,7 @@ func TestTakeUpToTellsWhatItCost(t *testing.T) {
 	}
 }
 
-// If the clock goes on by many windows during a call, it takes all that was asked.
+// If the clock goes on by many windows during a call, it takes its whole cost.
 func TestTakeUpToWhileTheClockGoesManyWindowsOn(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -68,7 +68,7 @@ func TestTakeUpToWhileTheClockGoesManyWindowsOn(t *testing.T) {
 	}
 }
 
-// What was taken many windows after the clock of another process is given back to its window all the same.
+// A credit returns tokens to their window also if that is many windows ahead of another process's clock.
 func TestCreditManyWindowsOn(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -101,7 +101,7 @@ func TestCreditManyWindowsOn(t *testing.T) {
 	require.Greater(t, 5*later, 2*tries)
 }
 
-// Units at a price: as many as the price leaves of what there is, and of a full bucket as many as there would be without it.
+// TakeUpTo takes the units that the tokens can pay at the price, from a full bucket and from one with half its tokens.
 func TestTakeUpToAtAPrice(t *testing.T) {
 	t.Parallel()
 	m := newMarket(t)

@@ -12,7 +12,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// heardCosts keeps the costs of the decisions that an Observer is told.
+// heardCosts is an Observer that keeps the costs of decisions.
 type heardCosts struct {
 	mu    sync.Mutex
 	costs []float64
@@ -28,7 +28,7 @@ func (l *heardCosts) Observe(_ context.Context, event ratelimit.Event) {
 
 var errUndone = errors.New("undone")
 
-// What a nested transaction decided is told when all of the transaction has committed, and only if it is part of that.
+// A decision in a nested transaction is reported when the whole transaction has committed, and only if the commit includes it.
 func TestTheObserverHearsOfNestedTransactionsWhatWasCommitted(t *testing.T) {
 	t.Parallel()
 	onEach(t, testTheObserverHearsOfNestedTransactionsWhatWasCommitted, onPostgres, inMemory)
@@ -114,7 +114,7 @@ func testTheObserverHearsOfNestedTransactionsWhatWasCommitted(t *testing.T, on b
 	}
 }
 
-// A Reset in a nested transaction counts from the commit of the whole, when what is remembered of the bucket goes.
+// A Reset in a nested transaction clears the caches of the bucket at the commit of the whole transaction.
 func TestAResetInANestedTransactionShowsAfterTheCommit(t *testing.T) {
 	t.Parallel()
 	onEach(t, testAResetInANestedTransactionShowsAfterTheCommit, onPostgres, inMemory)

@@ -51,7 +51,7 @@ func TestObservers(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, limiter.Settle(t.Context(), r.ID, tasks.For(secret).Cost(2)))
 	undone, ended := errors.New("undone"), map[error]time.Time{}
-	for _, outcome := range []error{nil, undone} { // what is rolled back is not told
+	for _, outcome := range []error{nil, undone} { // decisions that are rolled back are not reported
 		err = limiter.InTx(t.Context(), func(tx pgx.Tx) error {
 			_, err := limiter.WithTx(tx).Take(t.Context(), tasks.For(secret))
 			ended[outcome] = time.Now()

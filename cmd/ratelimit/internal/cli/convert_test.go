@@ -6,7 +6,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestConvertPrintsARulesFile promises that a file of another form becomes one that validate reads.
+// TestConvertPrintsARulesFile promises that validate accepts the converted file.
 func TestConvertPrintsARulesFile(t *testing.T) {
 	t.Parallel()
 	f := &fixture{}

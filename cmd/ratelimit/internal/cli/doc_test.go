@@ -19,7 +19,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/testsize"
 )
 
-// block is a block of commands of the document, and what it shows as their output, if it does.
+// block is a block of commands of the document, with the output shown there, if any.
 type block struct{ commands, output string }
 
 var fences = regexp.MustCompile("(?ms)^```(sh|output)\n(.*?)^```$")
@@ -143,7 +143,7 @@ func fieldsOf(of reflect.Type) (names []string) {
 	return names
 }
 
-// wait returns when all rules hold that are stated, but for those that lie days ahead.
+// wait waits until all stored rules are in effect, except rules that begin more than a day later.
 func (f *fixture) wait(t *testing.T) {
 	t.Helper()
 	require.Eventually(t, func() bool {

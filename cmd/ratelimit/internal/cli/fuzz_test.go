@@ -13,8 +13,8 @@ import (
 	"github.com/pgratelimit/pgratelimit/cmd/ratelimit/internal/cli"
 )
 
-// FuzzRun gives the program any arguments, a line each, and any input. Its context is over, so that no database is asked and no server
-// started. It ends with one of the codes that are documented, and says on standard error what is wrong where that is not all.
+// FuzzRun gives the program any arguments, a line each, and any input. Its context has ended, so it connects to no database and
+// starts no server. It exits with a documented code, and prints the fault on standard error if that code alone does not say it.
 func FuzzRun(f *testing.F) {
 	for _, line := range []string{
 		"", "version", "help policies", "rules validate -f -", "take sendMessage ada --policy=10 --cost 3 --database-url postgres://127.0.0.1:1/x",
@@ -44,7 +44,7 @@ func FuzzRun(f *testing.F) {
 	})
 }
 
-// FuzzSpan holds spans to their bounds. One that is written as package time writes it is read as it is.
+// FuzzSpan checks the bounds of spans, and that a span in the format of package time keeps its value.
 func FuzzSpan(f *testing.F) {
 	for _, text := range []string{"", "0s", "90s", "1h30m", "7d", "2w", "minute", "week", "NaNd", "Infw", "-1d", "1e9d", "0x1p3d", "40000d", "40001d", "1e-9w", "d", "9223372036854775807ns"} {
 		f.Add(text)

@@ -205,7 +205,7 @@ func TestLeases(t *testing.T) {
 	require.NoError(t, limiter.Release(t.Context(), one.ID))
 }
 
-// TestLeasesOfHashedKeys promises that leases are found by the key and by what is stored of it.
+// TestLeasesOfHashedKeys promises that leases are found by the key and by its hash.
 func TestLeasesOfHashedKeys(t *testing.T) {
 	t.Parallel()
 	f := setup(t)

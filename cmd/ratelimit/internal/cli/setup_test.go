@@ -80,7 +80,7 @@ func (u *usage) note(args []string) {
 	})
 }
 
-// nameOf returns what a flag is remembered as: those of all commands once.
+// nameOf returns the name of a flag for the list of used flags. A flag of all commands has the same name for each.
 func nameOf(cmd *cobra.Command, f *pflag.Flag) string {
 	if cmd.Root().PersistentFlags().Lookup(f.Name) == f {
 		return "--" + f.Name
@@ -175,7 +175,7 @@ func (f *fixture) run(t *testing.T, args ...string) result {
 	return run(t.Context(), f.env, "", args...)
 }
 
-// ok runs the program, which has to end with exit code 0, and returns what it printed.
+// ok runs the program, requires exit code 0, and returns its output.
 func (f *fixture) ok(t *testing.T, args ...string) string {
 	t.Helper()
 	r := f.run(t, args...)
@@ -183,7 +183,7 @@ func (f *fixture) ok(t *testing.T, args ...string) string {
 	return r.out
 }
 
-// fails runs the program, which has to end with an exit code, and returns what it said on standard error.
+// fails runs the program, requires an exit code, and returns its standard error.
 func (f *fixture) fails(t *testing.T, code int, args ...string) string {
 	t.Helper()
 	r := f.run(t, args...)

@@ -10,7 +10,7 @@ import (
 // spanFlag is a flag for a span of time: 10m, 1h30m, 7d, 2w, or minute, hour, day, week.
 type spanFlag time.Duration
 
-// String is the value as it is shown in a help text.
+// String returns the value for a help text.
 func (s *spanFlag) String() string {
 	if *s == 0 {
 		return ""
@@ -31,7 +31,7 @@ func (s *spanFlag) Set(text string) error {
 // instantFlag is a flag for an instant, as RFC 3339 writes it.
 type instantFlag struct{ at time.Time }
 
-// String is the value as it is shown in a help text.
+// String returns the value for a help text.
 func (f *instantFlag) String() string {
 	if f.at.IsZero() {
 		return ""

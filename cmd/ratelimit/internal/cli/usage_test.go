@@ -248,7 +248,7 @@ func TestDatabase(t *testing.T) {
 	})
 }
 
-// setupElsewhere runs a command on another schema, which has no tables either, and returns what it says.
+// setupElsewhere runs a command on another schema, which has no tables either, and returns its output.
 func setupElsewhere(t *testing.T, f *fixture, args string) string {
 	t.Helper()
 	return f.fails(t, 1, append(split(args), "--schema", "elsewhere")...)
