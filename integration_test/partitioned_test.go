@@ -19,7 +19,8 @@ func statementIn(t *testing.T, file, schema string) string {
 	return strings.ReplaceAll(string(text), "ratelimit.buckets", schema+".buckets")
 }
 
-// In a table with partitions a TID is that of a row in each of them. What deletes rows deletes those it names.
+// In a table with partitions each partition can have a row of the same TID. A DELETE by TID must delete only the rows with the
+// given keys.
 func TestInPartitionsNoOtherRowIsDeleted(t *testing.T) {
 	t.Parallel()
 	const rows = 64
@@ -36,7 +37,7 @@ func TestInPartitionsNoOtherRowIsDeleted(t *testing.T) {
 		statement  string
 		before     string // run in the same transaction
 		parameters []any
-		deleted    []string // which keys; nil: those that are full
+		deleted    []string // their keys; nil: the full buckets
 	}{
 		"Unmake": {"buckets_unmake.sql", "SELECT", []any{[]string{"limit", "limit"}, []string{"key 1", "key 2"}, []int32{0, 0}}, []string{"key 1", "key 2"}},
 		"Prune": {"buckets_prune.sql", "SELECT", []any{
@@ -65,7 +66,7 @@ func TestInPartitionsNoOtherRowIsDeleted(t *testing.T) {
 	}
 }
 
-// What takes by a TID takes from the rows it names, in whichever partitions they are, and locks no other.
+// A statement that takes by TID takes only from the rows with the given keys, in any partition, and locks no others.
 func TestInPartitionsNoOtherRowIsTakenFrom(t *testing.T) {
 	t.Parallel()
 	const rows = 64
@@ -102,7 +103,7 @@ func TestInPartitionsNoOtherRowIsTakenFrom(t *testing.T) {
 	}
 }
 
-// What goes to rows by their TIDs goes to them, too, while nobody has analyzed the table: it never reads the whole of it.
+// A statement that finds rows by their TIDs never reads the whole table, also without statistics.
 func TestWhatGoesByTIDDoesNotReadTheWholeTable(t *testing.T) {
 	t.Parallel()
 	onEach(t, testWhatGoesByTIDDoesNotReadTheWholeTable, onPostgres, inPartitions)
@@ -126,7 +127,7 @@ func testWhatGoesByTIDDoesNotReadTheWholeTable(t *testing.T, on backend) {
 				if analyzed {
 					name += "/Analyzed"
 				}
-				t.Run(name, func(t *testing.T) { // not parallel: the statistics are those of all
+				t.Run(name, func(t *testing.T) { // not parallel: the statistics are of the whole server
 					conn, err := pgx.ConnectConfig(t.Context(), b.pool.Config().ConnConfig)
 					require.NoError(t, err)
 					defer conn.Close(t.Context())

@@ -15,12 +15,12 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// hotLimit is a limit of whose tokens hardly any arrive during a test, so that what was admitted can be counted.
+// hotLimit is a limit that gains hardly any tokens during a test, so that the test can count admissions.
 func hotLimit(name string, capacity float64) ratelimit.Limit {
 	return ratelimit.Define(name, ratelimit.TokenBucket{Rate: 1, Period: ratelimit.Day, Capacity: capacity, Prefetch: time.Minute})
 }
 
-// aheads adds up what observers are told of what is taken ahead.
+// aheads is an Observer that adds up the prefetched tokens.
 type aheads struct {
 	mu                    sync.Mutex
 	taken, returned, lost float64
@@ -78,7 +78,7 @@ func TestPrefetch(t *testing.T) {
 		require.Greater(t, estimates, 80)
 	})
 
-	// What is changed whatever it holds has what was taken ahead, and so has who goes by the row after Close.
+	// Reset, Credit, Charge and Close return prefetched tokens to the row first.
 	for name, change := range map[string]func(*ratelimit.Limiter, ratelimit.Request) error{
 		"Reset":  func(l *ratelimit.Limiter, r ratelimit.Request) error { return l.Reset(t.Context(), r) },
 		"Credit": func(l *ratelimit.Limiter, r ratelimit.Request) error { return l.Credit(t.Context(), r.Cost(10)) },
@@ -138,7 +138,7 @@ func TestPrefetch(t *testing.T) {
 		require.InDelta(t, before, b.held(t, "transaction", "hot"), 0)
 	})
 
-	// Whatever is called at once, nobody waits for ever, and nothing is kept after Close.
+	// With any concurrent calls, no call waits for ever, and no prefetched tokens remain after Close.
 	t.Run("EverythingAtOnce", func(t *testing.T) {
 		t.Parallel()
 		limiter := b.with(t, ratelimit.Config{RefusalCache: 100})

@@ -16,16 +16,16 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// What callers in processes that take tokens ahead are told about two buckets must be what one after the other could have been told
-// of what rows and processes hold together: whoever is given tokens had them, and whoever is refused had fewer than his cost
-// and what processes may keep. The clock stands still while they call. Then the processes close, and what they
-// give back leaves in the rows all that nobody was given. The clock goes on until the buckets are full, and the next phase begins.
+// The answers to callers in processes with prefetch, about two buckets, must be linearizable over the tokens of rows and processes
+// together. An allowed call had its tokens. A refused call had fewer than its cost plus the tokens that processes may keep. The
+// clock stands still during the calls. Then the processes close and return their tokens, so the rows have exactly the tokens that
+// were not given. The clock goes on until the buckets are full, and the next phase begins.
 const (
 	aheadFull      = 256.0 // tokens
 	aheadProcesses = 2
 	// aheadKept is more than what all processes may keep of a key: an eighth of the capacity each.
 	aheadKept = aheadProcesses * aheadFull / 8
-	// aheadRounded is more than rounding does: what is taken ahead is a quarter of a row, again and again.
+	// aheadRounded exceeds the rounding error of prefetching a quarter of a row again and again.
 	aheadRounded = 1e-9
 )
 
@@ -44,7 +44,7 @@ type aheadQuestion struct {
 	filled, looks bool
 }
 
-// aheadReply is what it was told.
+// aheadReply is the answer to it.
 type aheadReply struct {
 	allowed    bool
 	prefetched bool

@@ -15,8 +15,8 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// Under one name with several policies a row is deleted only when it is full under each of them: those that are
-// named, and those that the Limiter was used with.
+// If a name has several policies, Prune deletes a row only if it is full under each of them: the policies passed to Prune, and the
+// policies that the Limiter has used.
 func TestPruneDeletesOnlyWhatIsFullUnderEveryPolicyOfTheName(t *testing.T) {
 	t.Parallel()
 	free := ratelimit.Define("plan", ratelimit.FixedWindow{Rate: 50, Period: ratelimit.Day, Start: clockNoon})

@@ -15,14 +15,14 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/testsize"
 )
 
-// operation is what a caller asks, and how.
+// operation is a call and its question.
 type operation[Q, A any] struct {
 	asks Q
 	call func(context.Context) (A, error)
 }
 
-// recorder writes down what callers ask and are told. It numbers the calls and the returns as they happen, as no
-// clock could without a tie.
+// recorder records the questions and answers of callers. It numbers calls and returns as they happen, because clock readings could
+// be equal.
 type recorder[Q, A any] struct{ events atomic.Int64 }
 
 func (r *recorder[Q, A]) record(ctx context.Context, caller int, o operation[Q, A]) (porcupine.Operation, error) {
@@ -64,8 +64,8 @@ func requireBoth[A any](t *testing.T, history []porcupine.Operation, allowed fun
 	require.Less(t, n, len(history))
 }
 
-// requireLinearizable checks that one after the other could have been told this, in some order in which nobody is
-// answered before he asked.
+// requireLinearizable checks that the model gives the same answers to the calls in some order in which no call is answered before
+// it began.
 func requireLinearizable(t *testing.T, model porcupine.Model, history []porcupine.Operation) {
 	t.Helper()
 	result := judge(model, history)
@@ -90,8 +90,8 @@ func requireOnce[Q, A any](t *testing.T, model porcupine.Model, take operation[Q
 	require.Equal(t, porcupine.Illegal, judge(model, []porcupine.Operation{told, again}))
 }
 
-// judge finds an order within milliseconds. That there is none takes it very long where many asked at once: it has to
-// try them all.
+// judge finds an order within milliseconds. If there were none, it would need very long for many concurrent calls, because it must
+// try all orders.
 func judge(model porcupine.Model, history []porcupine.Operation) porcupine.CheckResult {
 	return porcupine.CheckOperationsTimeout(model, history, 5*time.Minute)
 }

@@ -14,7 +14,8 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// hook keeps what Config.Refused is told, and the events of refusals and of lost leases, for a test that calls from one goroutine.
+// hook keeps the refusals for Config.Refused, and the events of refusals and of lost leases, for a test that calls from one
+// goroutine.
 type hook struct {
 	told   []ratelimit.Refusal
 	events []ratelimit.Event
@@ -46,14 +47,14 @@ func (b *bundle) hooked(t *testing.T, config ratelimit.Config) (*ratelimit.Limit
 	return b.with(t, config), h
 }
 
-// Each bucket that refused a call is told once, with its key as stored, what was asked of it, and when.
+// Each bucket that refused a call is reported once, with its stored key, its cost, and the time.
 func TestRefusedIsToldOfEachBucketThatRefused(t *testing.T) {
 	t.Parallel()
 	plain, hashed := setup(t), setup(t) // programs with different secrets have a database each
 	secret := []byte("sixteen bytes at least")
 	for name, test := range map[string]struct {
 		config ratelimit.Config
-		again  bool // whether what is told is the second refusal, from memory
+		again  bool // whether the second refusal is reported, from the cache
 	}{
 		"Plain":         {},
 		"Hashed":        {config: ratelimit.Config{HashKey: secret}},
@@ -86,7 +87,7 @@ func TestRefusedIsToldOfEachBucketThatRefused(t *testing.T) {
 
 				d, err := limiter.Take(t.Context(), requests...)
 				require.NoError(t, err)
-				for test.again && !h.told[0].Cached { // what is remembered for a second may be too old
+				for test.again && !h.told[0].Cached { // a cached refusal may expire after a second
 					h.told = nil
 					d, err = limiter.Take(ratelimit.WithRoute(t.Context(), "GET /"), requests...)
 					require.NoError(t, err)
@@ -119,8 +120,8 @@ func TestRefusedIsToldOfReserve(t *testing.T) {
 	require.Equal(t, []ratelimit.Refusal{{Limit: "bounded", Key: "key", Cost: 1, At: r.At}}, h.told)
 }
 
-// A refusal in a transaction of InTx is told once it has ended, to the hook and to the Observer, also when the refusal has made it roll
-// back.
+// A refusal in a transaction of InTx is reported when the transaction has ended, to the hook and to the Observer, also if the
+// refusal made it roll back.
 func TestRefusedIsToldWhenTheTransactionHasEnded(t *testing.T) {
 	t.Parallel()
 	onEach(t, testRefusedIsToldWhenTheTransactionHasEnded, onPostgres, inMemory)
@@ -170,7 +171,7 @@ func testRefusedIsToldWhenTheTransactionHasEnded(t *testing.T, on backend) {
 	}
 }
 
-// An attempt that lost a conflict tells nothing: it is made again, or its caller was told neither yes nor no.
+// An attempt that lost a conflict reports nothing: it is retried, or its caller got an error.
 func TestRefusedIsNotToldOfAttemptsThatLostAConflict(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -254,7 +255,7 @@ func TestRefusedIsNotToldOfAttemptsThatLostTheirConnection(t *testing.T) {
 	}
 }
 
-// Of a transaction that the caller began nobody says how it ends: what it is refused is told at once.
+// The Limiter cannot know how a caller's own transaction ends, so it reports a refusal in it at once.
 func TestRefusedIsToldAtOnceInATransactionOfTheCallers(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -269,7 +270,7 @@ func TestRefusedIsToldAtOnceInATransactionOfTheCallers(t *testing.T) {
 	require.Equal(t, want, h.told)
 }
 
-// The Observer hears of a lost lease although the loss makes the transaction roll back.
+// The Observer receives a lost lease although the loss makes the transaction roll back.
 func TestALostLeaseIsToldWhenTheTransactionRollsBack(t *testing.T) {
 	t.Parallel()
 	onEach(t, func(t *testing.T, on backend) {

@@ -188,7 +188,7 @@ func requireTooMuchOwed(t *testing.T, limiter *ratelimit.Limiter, requests []rat
 	require.Zero(t, r.Delay())
 }
 
-// What others do, and what becomes of the limit, does not move a time that was quoted.
+// Later calls of others, and changes of the limit, do not move a returned ReadyAt.
 func TestQuotedReadyAtHolds(t *testing.T) {
 	t.Parallel()
 	b := setup(t)

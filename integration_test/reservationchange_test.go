@@ -20,13 +20,13 @@ type ending struct {
 	expires bool    // whether it is by Expire
 	release bool    // of ReleaseExpired
 	stale   bool    // whether the work has lost its slot by then
-	charges float64 // what it takes from the bucket; below zero: gives back
+	charges float64 // the tokens that it takes from the bucket; below zero: returns
 	make    func(ctx context.Context, limiter *ratelimit.Limiter, id string, now ratelimit.Request) error
 }
 
 const changeReserved = 4.0
 
-// endings are all of the ways. now is a request for the limit as it is by then.
+// endings returns all of the ways. now is a request for the changed limit.
 func endings() []ending {
 	settle := func(cost float64) func(context.Context, *ratelimit.Limiter, string, ratelimit.Request) error {
 		return func(ctx context.Context, limiter *ratelimit.Limiter, id string, now ratelimit.Request) error {
@@ -60,7 +60,7 @@ func endings() []ending {
 	}
 }
 
-// config is that of a Limiter whose reservations are over as the ending needs it.
+// config returns the Config of a Limiter whose reservations expire as the ending needs it.
 func (e ending) config() ratelimit.Config {
 	c := ratelimit.Config{ReleaseExpired: e.release}
 	if e.stale {
@@ -72,7 +72,7 @@ func (e ending) config() ratelimit.Config {
 	return c
 }
 
-// A limit that was lowered admits what it allows now, however many reservations from before are ended.
+// A lowered limit admits only its new amount, however many earlier reservations are ended.
 func TestEndingOldReservationsDoesNotRefillAtTheOldRate(t *testing.T) {
 	t.Parallel()
 	const reservations = 25
@@ -111,7 +111,7 @@ func TestEndingOldReservationsDoesNotRefillAtTheOldRate(t *testing.T) {
 	}
 }
 
-// A limit that was raised gains what it does now for the time since the bucket was last touched.
+// A raised limit gains tokens at its new rate for the time since the last write of the bucket.
 func TestEndingOldReservationsLosesNothingOfARaisedLimit(t *testing.T) {
 	t.Parallel()
 	for _, e := range endings() {
@@ -129,7 +129,7 @@ func TestEndingOldReservationsLosesNothingOfARaisedLimit(t *testing.T) {
 	}
 }
 
-// changedPolicies are what a limit is changed from and to: its rate, its capacity, its kind, its rows.
+// changedPolicies are the policies to change a limit from and to: other rates, capacities, kinds and numbers of rows.
 func changedPolicies() map[string]ratelimit.Policy {
 	policies := map[string]ratelimit.Policy{
 		"Quick":  ratelimit.TokenBucket{Rate: 6000, Period: time.Minute, Capacity: 800},
@@ -150,8 +150,8 @@ var commitNames = []string{"Standalone", "InTx", "ReadCommitted", "RepeatableRea
 // windowOf returns the number of the window that holds at.
 func windowOf(w ratelimit.FixedWindow, at time.Time) int64 { return int64(at.Sub(w.Start) / w.Period) }
 
-// Whatever a limit was changed from and to, the end of a reservation takes exactly what it takes, and gives back
-// exactly what it gives back, of what the limit holds as it is now: no other tokens come or go with it.
+// After any change of a limit, the end of a reservation takes or returns exactly its tokens, under the new policy. It adds and
+// removes no others.
 func TestAReservationEndsUnderTheTermsTheLimitHasNow(t *testing.T) {
 	t.Parallel()
 	policies := changedPolicies()
@@ -196,8 +196,8 @@ func TestAReservationEndsUnderTheTermsTheLimitHasNow(t *testing.T) {
 	}
 }
 
-// A process that was never told of a limit ends its reservations under the terms they were made under. A credit needs
-// no more than that to be right: no rate is in it, and a bucket without a row stays as full as the limit is.
+// A process that does not know a limit ends its reservations under their original terms. That suffices for a correct credit: it
+// uses no rate, and a bucket without a row stays full.
 func TestAStrangerGivesBackWhatWasTaken(t *testing.T) {
 	t.Parallel()
 	for _, e := range endings() {
@@ -233,7 +233,7 @@ func TestAStrangerGivesBackWhatWasTaken(t *testing.T) {
 	}
 }
 
-// What would have to pay more than the limit can ever give by now is told so, and not to wait.
+// If a renewal costs more than the changed limit can ever give, the error says so instead of a wait.
 func TestRenewSaysWhenALimitCanNeverGiveThatMuch(t *testing.T) {
 	t.Parallel()
 	b := setup(t)

@@ -92,7 +92,7 @@ func TestEndingTwiceChangesNothingTwice(t *testing.T) {
 	}
 }
 
-// Of several ends that are asked for at once there is one, and all are told which.
+// Of several concurrent ends of a reservation only one happens, and all calls learn which.
 func TestOneEndWins(t *testing.T) {
 	t.Parallel()
 	onEach(t, testOneEndWins, onPostgres, inMemory)
@@ -192,7 +192,7 @@ func TestWhatWasNeverReservedIsRefused(t *testing.T) {
 	}
 	for name, id := range ids {
 		for _, c := range changes {
-			t.Run(c.name+"/"+name, func(t *testing.T) { // not parallel: the rows are those of all
+			t.Run(c.name+"/"+name, func(t *testing.T) { // not parallel: it counts all rows
 				require.NoError(t, atonce.Do(4, func(int) error {
 					return isNotReserved(c.make(t.Context(), d.limiter, "key", id))
 				}))
@@ -225,7 +225,7 @@ func TestRollbackUndoesTheReservationAndTheBuckets(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	for _, c := range changes {
-		t.Run(c.name, func(t *testing.T) { // not parallel: the rows are those of all
+		t.Run(c.name, func(t *testing.T) { // not parallel: it counts all rows
 			d, key := b.desk(t, ratelimit.Config{StaleAfter: time.Minute}), t.Name()
 			r := d.reserve(t, lookups.For(key).Cost(8), roomy.For(key))
 			before, recorded := d.rows(t, ""), d.reservations(t)

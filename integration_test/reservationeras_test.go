@@ -10,10 +10,9 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// TestReservationsAgreeWithTheExactModelWhenLimitsChange is TestReservationsAgreeWithTheExactModel with limits whose
-// rate, capacity, most owed and kind change between the steps. What ends or renews a reservation is either the Limiter
-// that uses the limits, and goes by what they are now, or one that never met them, and goes by what they were when
-// the reservation was made.
+// TestReservationsAgreeWithTheExactModelWhenLimitsChange is TestReservationsAgreeWithTheExactModel with limits whose rate,
+// capacity, most owed and kind change between the steps. A reservation is ended or renewed by the Limiter that uses the limits,
+// under their current policies, or by a Limiter that never used them, under the policies at the time of the reservation.
 func TestReservationsAgreeWithTheExactModelWhenLimitsChange(t *testing.T) {
 	t.Parallel()
 	eras := map[string][]ratelimit.Policy{
@@ -69,7 +68,7 @@ func (h *reservationHistory) change(t *testing.T) {
 	}
 }
 
-// anyone returns the Limiter that uses the limits, or one that never met them.
+// anyone returns the Limiter that uses the limits, or a Limiter that never used them.
 func (h *reservationHistory) anyone(t *testing.T) (limiter *ratelimit.Limiter, stranger bool) {
 	t.Helper()
 	if len(h.eras) == 0 || h.random.IntN(2) == 0 {
@@ -82,7 +81,7 @@ func (h *reservationHistory) anyone(t *testing.T) (limiter *ratelimit.Limiter, s
 	return limiter, true
 }
 
-// config is that of the limiters.
+// config returns the Config of the limiters.
 func (h *reservationHistory) config(release bool) ratelimit.Config {
 	return ratelimit.Config{
 		AsOf: h.clock.now, StaleAfter: time.Duration(modelStale) * time.Microsecond,
@@ -99,8 +98,8 @@ func (h *reservationHistory) terms(costs map[int]float64) map[int]exactTerms {
 	return terms
 }
 
-// as has the model do something to the buckets of r: under the terms r was made under, as a stranger does, or under
-// those that the limits have now.
+// as runs do on the model's buckets of r: under the original terms of r, as a stranger does, or under the current terms of the
+// limits.
 func (h *reservationHistory) as(r *lease, stranger bool, do func()) {
 	if !stranger {
 		do()
@@ -116,8 +115,7 @@ func (h *reservationHistory) as(r *lease, stranger bool, do func()) {
 	}
 }
 
-// end1 charges what the end of r takes, and gives back what it does, to fill a bucket as far as it did then or does
-// now.
+// endOf charges or credits the tokens of the end of r. A credit fills a bucket up to its capacity then or now.
 func (h *reservationHistory) endOf(r *lease, amounts map[int]float64) {
 	for i, amount := range amounts {
 		h.mended(i)

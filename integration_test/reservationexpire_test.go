@@ -71,7 +71,7 @@ func TestExpire(t *testing.T) {
 	}
 }
 
-// Whoever lookups Expire, each reservation ends once and is given back once.
+// If several processes call Expire, each reservation ends once and is returned once.
 func TestExpireBySeveralProcessesAtOnce(t *testing.T) {
 	t.Parallel()
 	onEach(t, testExpireBySeveralProcessesAtOnce, onPostgres, inMemory)

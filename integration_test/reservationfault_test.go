@@ -22,7 +22,7 @@ type outcome struct {
 	Roomy   int
 }
 
-// outcomeOf returns what has become of the reservation for a key.
+// outcomeOf returns the state of the reservation for a key.
 func (s *stand) outcomeOf(t *testing.T, key string) (o outcome) {
 	t.Helper()
 	require.NoError(t, s.outside.pool.QueryRow(t.Context(), `
@@ -33,8 +33,8 @@ func (s *stand) outcomeOf(t *testing.T, key string) (o outcome) {
 	return o
 }
 
-// reservationCalls are the calls on reservations that have a transaction of their own: on one that was started, or that they make,
-// and what becomes of it.
+// reservationCalls are the calls on reservations with a transaction of their own: on a started reservation, or on a new one, with
+// the state afterwards.
 var reservationCalls = map[string]struct {
 	call          func(ctx context.Context, limiter *ratelimit.Limiter, id string, requests []ratelimit.Request) error
 	makes         bool
@@ -75,8 +75,8 @@ var reservationCalls = map[string]struct {
 	},
 }
 
-// Whichever message of a call on a reservation is lost, or its answer, or has the context end, the reservation and its tokens
-// stay together: both are as before, or as after the call, and an error but ErrCommitUnknown says the former.
+// If any message of a call on a reservation, or its answer, is lost, or the context ends there, the reservation and its tokens stay
+// consistent: both are as before the call, or as after it. With any error except ErrCommitUnknown they are as before.
 func TestACallOnAReservationThatBreaksAnywhereLeavesNoHalf(t *testing.T) {
 	t.Parallel()
 	for name, test := range reservationCalls {
@@ -131,7 +131,7 @@ func TestACallOnAReservationThatBreaksAnywhereLeavesNoHalf(t *testing.T) {
 	}
 }
 
-// The same of a Wait, which is cancelled when it sleeps: what it has taken for is open, or it has taken nothing.
+// The same for a Wait that is cancelled while it sleeps: its reservation is open, or it has taken nothing.
 func TestAWaitThatBreaksAnywhereLeavesNoHalf(t *testing.T) {
 	t.Parallel()
 	for fault, side := range map[string]cut{"TheRequestIsLost": cutRequest, "TheAnswerIsLost": cutAnswer, "TheContextEnds": -1} {
@@ -183,7 +183,7 @@ func TestAWaitThatBreaksAnywhereLeavesNoHalf(t *testing.T) {
 	}
 }
 
-// Callers who share a connection come through one after the other, and keep it from nobody.
+// Callers who share a connection are served one after the other, and all of them get it.
 func TestReservationsOfACrowdOnOneConnection(t *testing.T) {
 	t.Parallel()
 	for name, config := range map[string]ratelimit.Config{"Batches": {}, "NoBatching": {NoBatching: true}} {

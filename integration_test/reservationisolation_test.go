@@ -41,8 +41,8 @@ func TestDifferentReservationsNeverConflict(t *testing.T) {
 	}
 }
 
-// lifeOfReservations makes one reservation that is settled and one that is cancelled. It costs four roomy:
-// three and, as the first is started late, three again, of which one is settled and one is credited back.
+// lifeOfReservations makes one reservation and settles it, and makes another and cancels it. It costs four roomy: three and, as the
+// first is started late, three again, of which one is settled and one is credited back.
 func lifeOfReservations(ctx context.Context, limiter *ratelimit.Limiter, key string) error {
 	first, err := limiter.Reserve(ctx, roomy.For(key).Cost(3), other.For(key))
 	if err != nil {

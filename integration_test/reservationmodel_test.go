@@ -8,10 +8,10 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// What is documented of reservations once more, in rational numbers and without rounding. Instants are
+// The documented behaviour of reservations, implemented a second time in rational numbers without rounding. Instants are
 // microseconds since 1970.
 
-// exactTerms are a limit as it is at some time.
+// exactTerms are the terms of a limit at some time.
 type exactTerms struct {
 	request                 ratelimit.Request
 	windows                 bool
@@ -162,8 +162,8 @@ func (b *exactBucket) charge(now int64, amount float64) {
 	b.ts = max(b.ts, b.floor(now))
 }
 
-// credit gives amount back, to fill the bucket to most where that is more than its capacity, and returns what that
-// made of it. It credits no time: what has arrived since ts is due at the rate that holds when it is counted.
+// credit gives amount back, to fill the bucket to most where that is more than its capacity, and returns what that made of it. It
+// credits no time: tokens since ts are counted later, at the rate in effect then.
 func (b *exactBucket) credit(now int64, amount float64, most *big.Rat) float64 {
 	if b.capacity.Cmp(most) > 0 {
 		most = b.capacity
@@ -208,8 +208,8 @@ func (m *model) clone() *model {
 	return c
 }
 
-// work is what was admitted of one bucket. It may run, as far as that bucket goes, at the moment ran of true
-// time, when the database's clock, which may step back meanwhile, first shows ready.
+// work is the work admitted by one bucket. It may run, as far as that bucket goes, at the moment ran of true time, when the
+// database's clock, which may step back meanwhile, first shows ready.
 type work struct {
 	bucket  int
 	cost    float64
@@ -219,23 +219,23 @@ type work struct {
 	windows int64 // that had begun by then
 }
 
-// back is what was given back to one bucket, at a moment of true time.
+// back is the number of tokens returned to one bucket, at a moment of true time.
 type back struct {
 	bucket  int
 	amount  float64
 	moment  int64
-	waiting []*work // what was quoted a later time by then
+	waiting []*work // work with a later ReadyAt at that time
 	until   int64   // the last of those
 }
 
-// excess returns by how much the work of one bucket exceeds, in its worst interval, what is promised:
+// excess returns by how much the work of one bucket exceeds, in its worst interval, the promised amount:
 //
-//	capacity + rate * time + what was given back,
+//	capacity + rate * time + returned tokens,
 //
-// where a single cost above the capacity takes its place, and what was given back counts in intervals that
-// reach to its moment from no later than the last quote that was out then. Time counts in windows begun, or
-// microseconds, and one more: reserved work may be paid by the end of one window and the start of the next, and
-// is ready with the second. Work that waits for another limit is late here, which is not counted.
+// where a single cost above the capacity replaces it. Returned tokens count in intervals that contain their moment and begin no
+// later than the last ReadyAt that was promised then. Time counts in windows begun, or microseconds, plus one, because reserved
+// work may be paid by the end of one window and the start of the next, and is ready with the second. Work that waits for another
+// limit is late here, which is not counted.
 func (m *model) excess(i int) float64 {
 	b := &m.buckets[i]
 	capacity, rate := float(b.capacity), float(b.rate)
@@ -265,7 +265,7 @@ func (m *model) excess(i int) float64 {
 	return worst
 }
 
-// given returns what was given back to a bucket while a time from that moment on was quoted, or later.
+// given returns the tokens returned to a bucket while a ReadyAt of that moment or later was promised, or afterwards.
 func (m *model) given(bucket int, from int64) (given []back) {
 	for _, g := range m.backs {
 		if g.bucket == bucket && g.until >= from {
@@ -275,7 +275,7 @@ func (m *model) given(bucket int, from int64) (given []back) {
 	return given
 }
 
-// give records what was given back.
+// give records returned tokens.
 func (m *model) give(bucket int, amount float64, moment int64) {
 	if amount <= 0 {
 		return

@@ -191,8 +191,8 @@ func (h *reservationHistory) draw(most float64) (map[int]float64, []ratelimit.Re
 	return costs, requests
 }
 
-// charge charges the model's buckets, or credits them where below zero. A bucket whose clock was wrong starts over: what waits for it then runs
-// beside what is admitted from now on, as if it had been given back.
+// charge charges the model's buckets, or credits them if the cost is below zero. A bucket whose clock was wrong starts over: the
+// work that waits for it then runs beside newly admitted work, as if its tokens had been returned.
 func (h *reservationHistory) charge(costs map[int]float64) {
 	for i, cost := range costs {
 		h.mended(i)
@@ -258,8 +258,8 @@ func (h *reservationHistory) enough(costs map[int]float64, reserving bool, at in
 	return may, must
 }
 
-// decided checks a decision against what the buckets hold. Where the exact value is within the rounding of
-// the bound, either is right. wait is that of a refusal, and has to be honest.
+// decided checks a decision against what the buckets hold. If the exact value is within the rounding of the bound, either is right.
+// wait is the RetryAfter of a refusal, and must be true.
 func (h *reservationHistory) decided(t *testing.T, costs map[int]float64, reserving, allowed bool, wait time.Duration) {
 	t.Helper()
 	h.lookups++

@@ -111,7 +111,7 @@ func (h *reservationHistory) endOne(t *testing.T, settle bool) {
 			amounts[i], actual = used-cost, append(actual, h.model.buckets[i].request.Cost(used))
 		}
 		err = limiter.Settle(t.Context(), r.id, actual...)
-		stranger = false // it is told by the requests
+		stranger = false // the requests tell it the limits
 	} else {
 		err = limiter.Cancel(t.Context(), r.id)
 	}
@@ -220,7 +220,7 @@ func (h *reservationHistory) start(t *testing.T, renew bool) {
 	require.Equal(t, r.ready+modelStale, slot.StaleAt.UnixMicro())
 }
 
-// renewed checks a new slot, or that there was none to be had.
+// renewed checks a new slot, or that the buckets had none.
 func (h *reservationHistory) renewed(t *testing.T, r *lease, slot ratelimit.Turn) {
 	t.Helper()
 	ready := h.now + slot.Wait.Microseconds()

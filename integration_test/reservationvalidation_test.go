@@ -16,7 +16,7 @@ import (
 
 const someID = "2b1f8a5e-9c47-4d0a-b3e6-7f1c2d9e8a40"
 
-// reservationVerbs are the lookups of a reservation's life, with requests for those that take them.
+// reservationVerbs are the verbs of a reservation's life. Some of them use the requests.
 var reservationVerbs = map[string]func(ctx context.Context, limiter *ratelimit.Limiter, requests ...ratelimit.Request) error{
 	"Reserve": func(ctx context.Context, limiter *ratelimit.Limiter, requests ...ratelimit.Request) error {
 		_, err := limiter.Reserve(ctx, requests...)

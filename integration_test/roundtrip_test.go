@@ -23,7 +23,7 @@ func (w *wire) count(call func()) int { return w.Of(call) }
 
 // on is for a pool's configuration.
 func (w *wire) on(c *pgxpool.Config) {
-	c.MaxConns = 1 // so that what warms up is what is counted
+	c.MaxConns = 1 // so that the test warms up the connection that it counts
 	c.ConnConfig.DialFunc = w.Dial
 	c.ShouldPing = func(context.Context, pgxpool.ShouldPingParams) bool { return false } // of a connection idle for a second
 }
@@ -130,7 +130,7 @@ func TestDecisionsTakeOneRoundTrip(t *testing.T) {
 	})
 }
 
-// A call that nobody else is beside is a batch by itself, and takes as many round trips as without batches.
+// A call without concurrent calls is a batch by itself, and takes as many round trips as without batches.
 func TestALoneCallInABatchTakesOneRoundTrip(t *testing.T) {
 	t.Parallel()
 	fastPathOnly(t, "the general path takes more round trips")
@@ -148,7 +148,7 @@ func TestALoneCallInABatchTakesOneRoundTrip(t *testing.T) {
 	})
 }
 
-// What is done to a reservation, and to buckets whatever they hold, takes these round trips.
+// Calls on a reservation, and changes of buckets, take these round trips.
 func TestOtherVerbsTakeFewRoundTrips(t *testing.T) {
 	t.Parallel()
 	fastPathOnly(t, "the general path takes more round trips")
@@ -233,8 +233,7 @@ func TestFirstCallsTakeOneRoundTripMore(t *testing.T) {
 	})
 }
 
-// What can be seen to be wrong is refused before the database hears of it: a statement that fails would
-// take the caller's transaction with it.
+// Invalid input is rejected before any SQL, because a failed statement would abort the caller's transaction.
 func TestBadInputIsNotSent(t *testing.T) {
 	t.Parallel()
 	b, w := setupCounted(t)

@@ -55,7 +55,7 @@ func TestRoutedStatementsRefuseWithoutWaiting(t *testing.T) {
 	require.False(t, d.Allowed)
 }
 
-// TestRoutedStatementsGiveBack promises that what was taken ahead and not used comes back.
+// TestRoutedStatementsGiveBack promises that unused prefetched tokens are returned.
 func TestRoutedStatementsGiveBack(t *testing.T) {
 	t.Parallel()
 	b := setupRouted(t)

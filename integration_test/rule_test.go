@@ -23,7 +23,7 @@ type ruled struct {
 	now    *atomic.Pointer[time.Time]
 }
 
-// ruleBook is a source of policies: rules by limit and plan, and those of single keys.
+// ruleBook is a source of policies: rules by limit and plan, and overrides of single keys.
 type ruleBook struct {
 	mu     sync.Mutex
 	rules  map[[3]string]*ratelimit.Ruling // by limit, plan and key

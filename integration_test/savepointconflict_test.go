@@ -12,8 +12,8 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// Whoever loses a bucket inside of a savepoint of their own is told so once, with the server's error, and goes on from the
-// savepoint: what they did before it stays, other buckets give, and the bucket that was lost is lost for this snapshot.
+// A caller who loses a conflict inside a savepoint of its own gets the server's error once, and can continue from the savepoint.
+// Earlier writes stay, and other buckets work, but the lost bucket fails for this snapshot.
 func TestAConflictInASavepointIsTheCallers(t *testing.T) {
 	t.Parallel()
 	for level, iso := range map[string]pgx.TxIsoLevel{"RepeatableRead": pgx.RepeatableRead, "Serializable": pgx.Serializable} {

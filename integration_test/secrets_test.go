@@ -67,14 +67,14 @@ func (e *exposed) logger() *slog.Logger {
 	return slog.New(slog.NewJSONHandler(e, &slog.HandlerOptions{Level: slog.LevelDebug}))
 }
 
-// failed writes what a caller would write of an error, in each way.
+// failed writes an error in each way in which a caller would.
 func (e *exposed) failed(err error) {
 	for ; err != nil; err = errors.Unwrap(err) {
 		_, _ = fmt.Fprintf(e, "error: %v %+v %q\n", err, err, err.Error())
 	}
 }
 
-// all returns the log, and what is scraped and exported.
+// all returns the log, and the scraped and exported metrics and traces.
 func (e *exposed) all(t *testing.T) string {
 	t.Helper()
 	registry := prometheus.NewPedanticRegistry()
@@ -119,8 +119,8 @@ func (e *exposed) TraceConnectEnd(_ context.Context, data pgx.TraceConnectEndDat
 	e.failed(data.Err)
 }
 
-// Whatever happens, nothing that a program logs, measures, traces, answers or returns as an error holds the password of its
-// connection string, the secret of Config.HashKey, or a key. With Config.HashKey no table holds one, either.
+// No log, metric, trace, answer or error of a program ever holds the password of its connection string, the secret of
+// Config.HashKey, or a key. With Config.HashKey no table holds one, either.
 func TestNothingThatIsShownHoldsASecret(t *testing.T) {
 	t.Parallel()
 	for name, secret := range map[string][]byte{"Plain": nil, "Hashed": []byte(secretHashKey)} {
@@ -250,7 +250,7 @@ func (s *stand) showFailures(t *testing.T, shown *exposed, config ratelimit.Conf
 	s.pool.Reset()
 }
 
-// showAnswers writes what clients of a middleware get, and what it logs.
+// showAnswers writes the answers to clients of a middleware, and its log.
 func (s *stand) showAnswers(t *testing.T, shown *exposed, limiter *ratelimit.Limiter) {
 	t.Helper()
 	closed := s.with(t, ratelimit.Config{})

@@ -13,7 +13,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// What somebody set for the whole database, for reasons of their own, changes no answer.
+// Settings of the whole database change no answer.
 func TestDatabaseSettingsChangeNoAnswer(t *testing.T) {
 	t.Parallel()
 	testsize.Nightly(t, "forty races under eight settings of the database, some of which have the server compile each statement")
@@ -31,7 +31,7 @@ func TestDatabaseSettingsChangeNoAnswer(t *testing.T) {
 		{"JustInTimeCompilation", []string{"jit = on", "jit_above_cost = 0"}, few, 2}, // each call takes its time
 		{"GenericPlans", []string{"plan_cache_mode = force_generic_plan"}, all, 6},
 		{"CustomPlans", []string{"plan_cache_mode = force_custom_plan"}, all, 6},
-		{"Timeouts", []string{"lock_timeout = '60s'", "statement_timeout = '60s'"}, all, 6}, // longer than anybody waits here
+		{"Timeouts", []string{"lock_timeout = '60s'", "statement_timeout = '60s'"}, all, 6}, // longer than any wait here
 		{"OtherTextAndTime", []string{"timezone = 'Pacific/Chatham'", "datestyle = 'SQL, DMY'", "bytea_output = 'escape'", "search_path = ''"}, all, 6},
 	}
 	for _, test := range tests {
@@ -59,8 +59,7 @@ func TestDatabaseSettingsChangeNoAnswer(t *testing.T) {
 	}
 }
 
-// Whatever way the application's pool sends its statements, every verb works in it: a pooler between the
-// application and the server often allows only some of them.
+// Every verb works in each query exec mode of the application's pool, because a pooler often allows only some of the modes.
 func TestEveryVerbWorksInEveryExecMode(t *testing.T) {
 	t.Parallel()
 	modes := []pgx.QueryExecMode{

@@ -1,5 +1,5 @@
-// Package integration_test holds tests of the public API against a real server: what is promised of
-// races, isolation levels, transactions, clocks and plans.
+// Package integration_test holds tests of the public API against a real server: the promises about races, isolation levels,
+// transactions, clocks and plans.
 package integration_test
 
 import (
@@ -26,7 +26,7 @@ const century = world.Century
 // bundle is a database of the test's own and a limiter on it.
 type bundle struct {
 	pool    *pgxpool.Pool
-	memory  *ratelimittest.DB // in place of the pool, in tests of what is promised wherever buckets are
+	memory  *ratelimittest.DB // in place of the pool, in tests of promises of both backends
 	limiter *ratelimit.Limiter
 	schema  string
 }
@@ -60,8 +60,8 @@ func setupOwn(t *testing.T, settings map[string]string, configure ...func(*pgxpo
 // planModes are the values of plan_cache_mode.
 var planModes = []string{"auto", "force_generic_plan", "force_custom_plan"}
 
-// planning is for a pool's configuration: one session prepares all statements, and plans them as mode says. What it does outside of
-// transactions that say so is not SERIALIZABLE, and leaves no lock behind.
+// planning is for a pool's configuration: one session prepares all statements, and plans them as mode says. Outside of explicit
+// transactions it is not SERIALIZABLE, and leaves no lock behind.
 func planning(mode string) func(*pgxpool.Config) {
 	return func(c *pgxpool.Config) {
 		c.MaxConns = 1
@@ -82,7 +82,7 @@ func (b *bundle) with(t *testing.T, config ratelimit.Config) *ratelimit.Limiter 
 	return limiter
 }
 
-// row is a bucket as it is stored.
+// row is a stored bucket.
 type row struct {
 	Name, Key string
 	Value     float64
@@ -126,7 +126,7 @@ func (b *bundle) row(t *testing.T, name, key string) row {
 	return row{}
 }
 
-// held returns what the rows of a bucket hold together, without what has arrived since.
+// held returns the sum of the rows of a bucket, without the tokens that have arrived since.
 func (b *bundle) held(t *testing.T, name, key string) (tokens float64) {
 	t.Helper()
 	if b.memory != nil {

@@ -32,7 +32,7 @@ func (b *bundle) stopped(t *testing.T) (*ratelimit.Limiter, *clock) {
 	return b.with(t, ratelimit.Config{AsOf: c.now}), c
 }
 
-// Whatever is asked for, and in whatever order it comes, what was given and what is left are the capacity.
+// For any costs in any order, the given and the remaining tokens add up to the capacity.
 func TestShardsGiveEveryCostItsTokens(t *testing.T) {
 	t.Parallel()
 	const tries = 6
@@ -117,8 +117,8 @@ func TestNoCostStarvesBesideSmallerOnes(t *testing.T) {
 	}
 }
 
-// An allowed call reports what the row that gave tells of the others. Everything else reports the sum over the rows: a refusal, a look and a
-// call that takes from all rows.
+// An allowed call reports an estimate from the row that gave. Everything else reports the sum over the rows: a refusal, a look and
+// a call that takes from all rows.
 func TestShardsReportTheirSum(t *testing.T) {
 	t.Parallel()
 	onEach(t, testShardsReportTheirSum, onPostgres, inMemory)
@@ -167,8 +167,8 @@ func testShardsReportTheirSum(t *testing.T, on backend) {
 	}
 }
 
-// A call over several limits takes from all or from none, whichever of them are spread; the rows of those that
-// would have given stay as they are.
+// A call over several limits takes from all or from none, whichever of the limits are sharded. After a refusal the rows of the
+// other limits are unchanged.
 func TestShardedLimitsAmongOthersAreAllOrNothing(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -178,7 +178,7 @@ func TestShardedLimitsAmongOthersAreAllOrNothing(t *testing.T) {
 		for name, test := range map[string]struct {
 			drained ratelimit.Limit // to half a token
 			asks    func(key string) []ratelimit.Request
-			refuses int // index of the one that does
+			refuses int // the index of the limit that refuses
 		}{
 			"AnUnshardedOneRefuses": {pinch, func(key string) []ratelimit.Request {
 				return []ratelimit.Request{many.For(key), pinch.For(key), few.For(key), other.For(key)}
@@ -247,8 +247,8 @@ func drain(t *testing.T, limiter *ratelimit.Limiter, request ratelimit.Request, 
 	requireAllowed(t, taking(request.Cost(tokens(t, limiter, request)-left)), limiter)
 }
 
-// Outside a transaction a refusal locks no row and writes none, as with one row: whoever is refused again and
-// again must not be in the way of the others.
+// Outside a transaction a refusal locks and writes no row, as with one row, so that a caller with many refusals does not delay
+// others.
 func TestARefusalByShardsWritesNothing(t *testing.T) {
 	t.Parallel()
 	fastPathOnly(t, "the general path locks the rows to refuse")
@@ -340,8 +340,8 @@ func TestAnInterruptedShardedCallLeavesNoHalf(t *testing.T) {
 	}
 }
 
-// A transaction that takes from a sharded bucket twice comes back to the row that it has locked. If it went on
-// to any other, it could meet one that comes from there.
+// A transaction that takes from a sharded bucket twice comes back to the row that it has locked. If it continued with any other
+// row, it could deadlock with a transaction that comes from there.
 func TestATransactionStaysWithItsRow(t *testing.T) {
 	t.Parallel()
 	const workers, rounds, each = 8, 25, 4

@@ -12,9 +12,9 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// TestAHistoryOfChangesCountsEveryToken runs random calls on one bucket whose rate, capacity, kind and shards change
-// between them. Each call changes what the bucket holds, as the limit is at that moment, by exactly what the call
-// says; time adds what Value said it would; and nothing else adds or takes anything.
+// TestAHistoryOfChangesCountsEveryToken runs random calls on one bucket whose rate, capacity, kind and shards change between them.
+// Each call changes the bucket's tokens, under the limit at that moment, by exactly the amount in its answer. Time adds the tokens
+// that Value predicted. Nothing else adds or takes any.
 func TestAHistoryOfChangesCountsEveryToken(t *testing.T) {
 	t.Parallel()
 	steps := testsize.Of(150, 600)
@@ -69,7 +69,7 @@ func (h *changeHistory) step(t *testing.T) {
 		switch {
 		case held-cost > 1e-6:
 			require.True(t, d.Allowed)
-		case cost-held > 1e-6 && shardsOf(h.now.Limit()) == 1: // rows that began full give beside one that owes
+		case cost-held > 1e-6 && shardsOf(h.now.Limit()) == 1: // rows that began full give beside a row that owes
 			require.False(t, d.Allowed)
 		}
 		if d.Allowed {
@@ -90,8 +90,8 @@ func (h *changeHistory) holds(t *testing.T, want float64, after string) {
 	require.InDelta(t, want, tokens(t, h.limiter, h.now), 1e-6, "after %s of %v", after, h.now.Limit())
 }
 
-// end ends or renews a reservation, through the Limiter that uses the limit or one that never met it. What the latter
-// gives back may go to rows of before, and never is more.
+// end ends or renews a reservation, through the Limiter that uses the limit or a Limiter that never used it. The second may return
+// tokens to rows of an earlier policy, but never more tokens.
 func (h *changeHistory) end(t *testing.T, held float64) {
 	t.Helper()
 	if len(h.open) == 0 {
@@ -113,7 +113,7 @@ func (h *changeHistory) end(t *testing.T, held float64) {
 		require.NoError(t, limiter.Settle(t.Context(), r.ID))
 	case 2:
 		used := reserved * 2 * h.random.Float64()
-		charged, stranger = used-reserved, false // it is told by the request
+		charged, stranger = used-reserved, false // the request tells it the limit
 		require.NoError(t, limiter.Settle(t.Context(), r.ID, h.now.Cost(used)))
 	default:
 		if stranger {

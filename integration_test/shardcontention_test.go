@@ -15,9 +15,9 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// Many processes, none of which knows of the others' transactions, take from one hot bucket in transactions of
-// some length. On one row each commit undoes all that run beside it; on several only those on the same. What it
-// takes is logged and not asserted, as it depends on the machine.
+// Many processes, none of which knows of the others' transactions, take from one hot bucket in transactions of some length. On one
+// row each commit aborts all concurrent transactions; on several rows only the transactions on the same row. The times are logged,
+// but not asserted, because they depend on the machine.
 func TestShardsKeepTheTransactionsOfManyProcessesApart(t *testing.T) {
 	t.Parallel()
 	testsize.Long(t, "hundreds of transactions, each of which waits")

@@ -19,10 +19,10 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// What many callers at once are told of a bucket that takes, reserves, and is given back to must be what one after the
-// other could have been told of a bucket on one row. The clock stands still while they call and goes on between two phases. Of rows
-// that are full nothing arrives, and which are full nobody is told: then the model knows the least and the most that there may
-// be, until an answer says more. All numbers are quarters of tokens, and exact in float64.
+// The answers of concurrent takes, reservations and credits on a sharded bucket must be linearizable for a bucket on one row. The
+// clock stands still during the calls and moves between two phases. Full rows gain nothing, and no answer says which rows are full.
+// So the model keeps the least and the most possible tokens until an answer says more. All numbers are quarters of tokens, and
+// exact in float64.
 const (
 	quartersFull = 4 * 16
 	quartersOwed = 4 * 8
@@ -42,8 +42,8 @@ type shardedCall struct {
 	decides bool // whether it may be refused
 	cost    float64
 	lowest  float64
-	undone  bool // whether what is taken is given back at once
-	reads   bool // whether it is told how much there was
+	undone  bool // whether the tokens taken are returned at once
+	reads   bool // whether the answer has the tokens before the call
 	arrives [2]float64
 	ends    shardedEnd // the reservation that it ends
 }
@@ -57,7 +57,7 @@ type shardedEnd struct {
 	actual    float64
 }
 
-// shardedReply is what it was told.
+// shardedReply is the answer to it.
 type shardedReply struct {
 	allowed bool
 	held    float64
@@ -239,7 +239,7 @@ func (h *shardedHistory) reserve(ctx context.Context, request ratelimit.Request,
 	return shardedReply{allowed: r.Allowed}, err
 }
 
-// end returns an operation that ends one of the last reservations, which somebody may have ended, or end meanwhile.
+// end returns an operation that ends one of the last reservations. Another caller may have ended it, or end it meanwhile.
 func (h *shardedHistory) end(random *rand.Rand, request ratelimit.Request) (o operation[shardedCall, shardedReply], ok bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

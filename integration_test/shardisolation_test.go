@@ -114,8 +114,8 @@ func TestTransactionsOnDifferentShardsDoNotConflict(t *testing.T) {
 	}
 }
 
-// However the calls go from row to row, they lock them in one order: also where each row is short, the first
-// asked and the second, and where two limits are asked for in opposite orders.
+// Calls lock the rows they visit in one order, also if each row has too little, and if the requests for two limits have opposite
+// orders.
 func TestShardedTakesMeetNoDeadlock(t *testing.T) {
 	t.Parallel()
 	const workers, tries = 8, 2
@@ -159,7 +159,7 @@ func TestShardedTakesMeetNoDeadlock(t *testing.T) {
 	require.Zero(t, deadlocks(t, b.pool))
 }
 
-// A row whose ts a wrong clock left in the future gains nothing until its clock is put right, which whoever is refused does.
+// A row whose ts a wrong clock left in the future gains nothing until its ts is corrected. A refused call corrects it.
 func TestAWrongClockOnOneShardIsMended(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -169,7 +169,7 @@ func TestAWrongClockOnOneShardIsMended(t *testing.T) {
 	}
 	for _, limit := range policies {
 		for _, c := range callers() {
-			for _, cost := range []float64{8, 20} { // what a row may hold, and what only all of them do
+			for _, cost := range []float64{8, 20} { // at most one row's tokens, and more than that
 				t.Run(fmt.Sprintf("%s/%s/%v", limit.Name(), c.name, cost), func(t *testing.T) {
 					t.Parallel()
 					limiter, now := b.stopped(t)

@@ -9,7 +9,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// What a limit does not allow it does not allow on several rows.
+// A policy's restrictions are the same on several rows.
 func TestShardedReservationsKeepToTheirPolicy(t *testing.T) {
 	t.Parallel()
 	b := setup(t)

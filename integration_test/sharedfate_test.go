@@ -45,8 +45,7 @@ func takeOne(t *testing.T, limiter *ratelimit.Limiter, requests ...ratelimit.Req
 	require.True(t, d.Allowed)
 }
 
-// While a transaction holds a row, the calls for others go on, in the process of those who ask for that row and in
-// every other.
+// While a transaction holds a row, calls for other rows go on, both in the process that waits for that row and in every other.
 func TestAHeldRowStopsOnlyItsOwnCallers(t *testing.T) {
 	t.Parallel()
 	onEach(t, testAHeldRowStopsOnlyItsOwnCallers, onPostgres, inMemory)
@@ -100,7 +99,7 @@ func testAHeldRowStopsOnlyItsOwnCallers(t *testing.T, on backend) {
 	}
 }
 
-// A call that waits for the row of a user keeps nobody from the limit that all share.
+// A call that waits for the row of a user does not delay other calls on the limit that all share.
 func TestACallBehindAHeldRowHoldsNoOther(t *testing.T) {
 	t.Parallel()
 	user, global := ratelimit.Define("user", hoard(1e6)), ratelimit.Define("global", hoard(1e6)) // global is locked first
@@ -171,8 +170,7 @@ func TestACallBehindAHeldRowHoldsNoOther(t *testing.T) {
 	}
 }
 
-// A transaction that takes from two buckets one after the other meets calls that take from one of them each: nobody
-// waits in a circle.
+// A transaction that takes from two buckets one after the other cannot deadlock with calls that take from one of them each.
 func TestCallsForOneBucketEachMeetNoDeadlock(t *testing.T) {
 	t.Parallel()
 	const commits, callers = 300, 6

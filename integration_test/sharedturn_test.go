@@ -11,7 +11,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// A connection that breaks while its transaction waits or has its turn is another attempt, and one that breaks at COMMIT is not.
+// If a connection breaks while its transaction waits or has its turn, InTx retries. If it breaks at COMMIT, InTx does not.
 func TestASharedTurnOnAConnectionThatBreaks(t *testing.T) {
 	t.Parallel()
 	hot := ratelimit.Define("hot", hoard(100_000)).Global()

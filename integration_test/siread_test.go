@@ -53,8 +53,8 @@ func reservationSIREADs(t *testing.T, tx pgx.Tx) int {
 	return countSIREADs(t, tx, `c.relnamespace = 'ratelimit'::regnamespace`)
 }
 
-// countSIREADs leaves those on rows and pages of tables out where the server keeps them on rows that the session itself has written:
-// what is read through the snapshot is locked in an index, too.
+// countSIREADs counts SIREAD locks, without locks on rows and pages of tables if the server keeps these for rows that the session
+// itself has written. A read through the snapshot also locks in an index.
 func countSIREADs(t *testing.T, tx pgx.Tx, of string) (n int) {
 	t.Helper()
 	require.NoError(t, tx.QueryRow(t.Context(), `
@@ -70,7 +70,7 @@ type server struct {
 	port uint16
 }
 
-// keepers has, of the servers that were asked, whether they keep such locks.
+// keepers caches, by server, whether it keeps such locks.
 var keepers = struct {
 	mu  sync.Mutex
 	are map[server]bool

@@ -18,10 +18,10 @@ import (
 )
 
 // BenchmarkSlidingWindow says what a decision on a sliding window costs the server, beside one on a token bucket: bytes of
-// write-ahead log, and, on Linux, microseconds of its processor. Both take turns, 200 rows at a time, all of them there
-// before. The log is that of the mean turn, so that what a row drops at times is in it, and the processor's time that of the
-// median. A window is full when there is something in each of its slices. It moves when each decision on a row is in the slice
-// after that of the one before, and jumps when it is seven slices later.
+// write-ahead log, and, on Linux, microseconds of its processor. Both take turns, 200 rows at a time, all of them there before. The
+// bytes of log are the mean over the turns, so that they include the slices that a row drops at times. The processor's time is the
+// median. A window is full if each of its slices has an entry. It moves if each decision on a row is one slice after the decision
+// before, and jumps if it is seven slices later.
 //
 //	go test ./integration_test -run '^$' -bench SlidingWindow$ -benchtime 60x
 func BenchmarkSlidingWindow(b *testing.B) {
@@ -55,7 +55,7 @@ type slidingCosts struct {
 type slidingWay struct {
 	name     string
 	policy   ratelimit.Policy
-	slices   int       // that have something in them
+	slices   int       // that have entries
 	moves    int       // slices from one turn to the next
 	wal, cpu []float64 // for each decision of a turn
 }

@@ -39,7 +39,7 @@ func (d *slidingDesk) tokens(t *testing.T, request ratelimit.Request) float64 {
 	return v.Tokens
 }
 
-// requireTake takes, and says whether it is to be allowed, and when it would be.
+// requireTake takes and checks the answer. retryAfter is the expected wait; 0 means allowed.
 func (d *slidingDesk) requireTake(t *testing.T, retryAfter time.Duration, requests ...ratelimit.Request) ratelimit.Decision {
 	t.Helper()
 	decision, err := d.Take(t.Context(), requests...)
@@ -141,7 +141,7 @@ func TestSlidingWindow(t *testing.T) {
 	})
 }
 
-// TestSlidingWindowIsPruned has Prune delete what is full, and nothing else.
+// TestSlidingWindowIsPruned promises that Prune deletes full windows, and no others.
 func TestSlidingWindowIsPruned(t *testing.T) {
 	t.Parallel()
 	onEach(t, testSlidingWindowIsPruned, onPostgres, inMemory, inPartitions)

@@ -14,9 +14,9 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// TestSlidingWindowRowsStaySmall takes in one slice after the other, from rows whose keys are as long as a key may be. What has
-// fallen out of a row is dropped from time to time, and not with each slice, which would write all of the row to the log. No
-// answer shows it, and no row becomes one that Postgres would compress or store elsewhere, which begins at 2,000 bytes.
+// TestSlidingWindowRowsStaySmall takes in one slice after the other, from rows whose keys are as long as a key may be. A row drops
+// expired slices from time to time. Doing so with each slice would write all of the row to the log. No answer shows it, and each
+// row stays below 2,000 bytes, from where on Postgres would compress it or store it elsewhere.
 func TestSlidingWindowRowsStaySmall(t *testing.T) {
 	t.Parallel()
 	b := setup(t)

@@ -36,7 +36,7 @@ func TestAStoredKeyNeedsNoSecret(t *testing.T) {
 			require.NoError(t, err)
 			require.NoError(t, tool.Settle(t.Context(), r.ID, ada.Cost(3)))
 			for call, run := range everyCall() {
-				if asks(call) && call != "Settle" && call != "TakeSeveral" { // the latter asks for another key, too
+				if asks(call) && call != "Settle" && call != "TakeSeveral" { // TakeSeveral has a request for another key, too
 					require.NoError(t, run(t.Context(), tool, "", ada), call)
 				}
 			}

@@ -14,9 +14,9 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// One transaction that stays open at SERIALIZABLE makes the server remember all that commit after it. When
-// it has no room left it summarizes them, and from then on misses conflicts that it promised to find.
-// What a limit admits must not rest on that promise.
+// One transaction that stays open at SERIALIZABLE makes the server remember all that commit after it. When it has no room left it
+// summarizes them, and from then on misses conflicts that it promised to find. The admissions of a limit must not depend on that
+// promise.
 //
 // It also sees conflicts that are not there, in every database. The server is the test's own, and has room for few.
 func TestTakeIsExactWhenTheServerSummarizesItsConflicts(t *testing.T) {
@@ -43,8 +43,8 @@ func TestTakeIsExactWhenTheServerSummarizesItsConflicts(t *testing.T) {
 	require.True(t, ratelimit.IsRetryable(err), "the open transaction does not see what the others took: %v", err)
 }
 
-// Once the one that stays open has written, the conflicts that are not there fail whoever reads what another has written since, however
-// alone, and do so whenever it is run again. A decision reads nothing in that sense.
+// Once the open transaction has written, false conflicts abort each transaction that reads rows written since, even without
+// concurrency, and at each retry. A decision reads no rows in that sense.
 func TestDecisionsNeverConflictWhenTheServerSummarizes(t *testing.T) {
 	t.Parallel()
 	testsize.Long(t, "a server of its own, and thousands of transactions")

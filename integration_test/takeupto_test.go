@@ -11,8 +11,8 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// Somebody who asks for as much as there is, at odd moments, comes to the rate of the limit within a token, over 190
-// seconds: what is left of a fraction is not lost.
+// A caller who takes all available units at odd moments reaches the rate of the limit within a token, over 190 seconds, because
+// fractions are not lost.
 func TestTakeUpToLosesNoFraction(t *testing.T) {
 	t.Parallel()
 	b, last := setup(t), time.Duration(testsize.Of(40, 190))*time.Second
@@ -132,8 +132,8 @@ func TestTakeUpTo(t *testing.T) {
 	})
 }
 
-// A limit on trial makes the units no fewer, one that is off is not asked, one that is paused gives none, and one that
-// changes gives what it has by then.
+// A limit in shadow mode does not reduce the units, a limit that is off is not checked, a paused limit gives none, and a limit that
+// changes gives its tokens at that time.
 func TestTakeUpToUnderRules(t *testing.T) {
 	t.Parallel()
 	tried, unused, enforced := ratelimit.Define("tried", ratelimit.PerDay(2)), ratelimit.Define("unused", ratelimit.PerDay(1)), ratelimit.Define("enforced", ratelimit.PerDay(5))
@@ -190,7 +190,7 @@ func TestTakeUpToUnderRules(t *testing.T) {
 	require.Equal(t, 4, taken)
 }
 
-// A row that somebody holds is waited for, and what is there then is what counts.
+// TakeUpTo waits for a locked row, and takes the units available after the wait.
 func TestTakeUpToWaitsForARowThatIsHeld(t *testing.T) {
 	t.Parallel()
 	b := setup(t)

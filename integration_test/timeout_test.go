@@ -33,7 +33,7 @@ func TestACallThatWaitsForItsOwnTransactionComesBack(t *testing.T) {
 				ctx := &expiring{Context: t.Context(), expired: make(chan struct{})}
 				apart, err := pgx.ConnectConfig(t.Context(), b.pool.Config().ConnConfig) // calls may use up the pool
 				require.NoError(t, err)
-				waits := 1 // the sessions of the call: one that is cancelled before its statement begins goes on to take
+				waits := 1 // the sessions of the call: a session cancelled before its statement begins still takes
 				if name == "TakeAtOnce" {
 					waits = min(atOnce, int(b.pool.Config().MaxConns)-1)
 				}
@@ -77,7 +77,7 @@ func TestACallThatWaitsForItsOwnTransactionComesBack(t *testing.T) {
 				require.ErrorContains(t, err, "a transaction may hold a row")
 				require.ErrorContains(t, err, "WithTx")
 
-				eventually(t, "the statement is given up", func() bool { // also one that has not begun to wait
+				eventually(t, "the statement is given up", func() bool { // also if it has not begun to wait
 					return b.waiters(t) == 0 && b.pool.Stat().AcquiredConns() == 1 && b.sessions(t) == int(b.pool.Stat().TotalConns())
 				})
 				require.NoError(t, tx.Rollback(t.Context()))
@@ -96,7 +96,8 @@ func (b *bundle) waiters(t *testing.T) (n int) {
 	return n
 }
 
-// sessions returns how many the database has: more than the pool has connections while one that was closed is not ended.
+// sessions returns the number of sessions of the database. It exceeds the pool's connections while the server has not ended a
+// closed one.
 func (b *bundle) sessions(t *testing.T) (n int) {
 	t.Helper()
 	require.NoError(t, b.pool.QueryRow(t.Context(), `
@@ -104,8 +105,8 @@ func (b *bundle) sessions(t *testing.T) (n int) {
 	return n
 }
 
-// The first call of a Limiter compares the fingerprint of the secret, in the time of the call. When that was all of it, the
-// error is the one of a call whose time ended later.
+// The first call of a Limiter compares the fingerprint of the secret, in the time of the call. If that uses up the time, the error
+// is the same as for a call whose time ended later.
 func TestTimeThatTheFingerprintUsesUp(t *testing.T) {
 	t.Parallel()
 	slow := &slowFingerprint{}
@@ -137,7 +138,7 @@ func (s *slowFingerprint) TraceQueryEnd(ctx context.Context, _ *pgx.Conn, _ pgx.
 	}
 }
 
-// The time of a call is for calls outside a transaction: a transaction has that of its context.
+// Config.Timeout is for calls outside a transaction: a transaction has the deadline of its context.
 func TestTimeoutIsNotForTransactions(t *testing.T) {
 	t.Parallel()
 	onEach(t, testTimeoutIsNotForTransactions, onPostgres, inMemory)

@@ -13,7 +13,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// innocents are calls that need no row which somebody holds, each for a key of its own.
+// innocents are calls that need no locked row, each for a key of its own.
 var innocents = map[string]func(ctx context.Context, limiter *ratelimit.Limiter, key string) (ratelimit.Decision, error){
 	"Take": func(ctx context.Context, limiter *ratelimit.Limiter, key string) (ratelimit.Decision, error) {
 		return limiter.Take(ctx, fate.For(key))
@@ -33,7 +33,7 @@ var innocents = map[string]func(ctx context.Context, limiter *ratelimit.Limiter,
 	},
 }
 
-// guilty are calls that need a row which somebody holds.
+// guilty are calls that need a locked row.
 var guilty = map[string]func(ctx context.Context, limiter *ratelimit.Limiter, held string) error{
 	"Take": func(ctx context.Context, limiter *ratelimit.Limiter, held string) error {
 		_, err := limiter.Take(ctx, fate.For(held))
@@ -49,8 +49,8 @@ var guilty = map[string]func(ctx context.Context, limiter *ratelimit.Limiter, he
 	},
 }
 
-// A timeout that somebody set for the database, or for the role, ends the calls that wait for a row which is held. It ends none
-// of those that share their batches.
+// A lock or statement timeout of the database, or of the role, ends calls that wait for a locked row, but not the calls that share
+// their batches.
 func TestATimeoutOfTheDatabaseOrTheRoleHarmsNoInnocent(t *testing.T) {
 	t.Parallel()
 	for setting, test := range map[string]struct{ value, code string }{

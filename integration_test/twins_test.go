@@ -30,7 +30,7 @@ type twins struct {
 // side is one of the twins: the first is on one row.
 type side struct {
 	*bundle
-	limit, beside ratelimit.Limit // the latter is not spread on either side
+	limit, beside ratelimit.Limit // beside is not sharded on either side
 }
 
 const twinsSecond = 1 << 20 * time.Microsecond
@@ -125,7 +125,7 @@ func (w *twins) take(t *testing.T, most float64, verb func(context.Context, *rat
 	return answers, cost
 }
 
-// tokens returns what the limit holds on each side.
+// tokens returns the tokens of the limit on each side.
 func (w *twins) tokens(t *testing.T) (held [2]float64) {
 	t.Helper()
 	for i, s := range w.sides {
@@ -202,8 +202,8 @@ func (w *twins) change(t *testing.T) {
 	}
 }
 
-// sameAnswers compares what the twins were told. Rows that are not even need longer until one of them has enough. When a row had enough, and
-// the call did not only look, the tokens left are an estimate.
+// sameAnswers compares the answers to the twins. Rows that are not even need longer until one of them has enough. When a row had
+// enough, and the call did not only look, the tokens left are an estimate.
 func (w *twins) sameAnswers(t *testing.T, answers [2]ratelimit.Decision, even, looked bool) {
 	t.Helper()
 	one, many := answers[0], answers[1]

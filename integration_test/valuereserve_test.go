@@ -30,7 +30,7 @@ func TestThePureStepReservesAsTheDatabase(t *testing.T) {
 			b := setup(t)
 			limiter, clock := b.stopped(t)
 			limit := ratelimit.Define("step", policy)
-			_, err := limiter.Reserve(t.Context(), limit.For("key")) // so that there is a row
+			_, err := limiter.Reserve(t.Context(), limit.For("key")) // so that the row exists
 			require.NoError(t, err)
 			pure, err := limiter.Value(t.Context(), limit.For("key"))
 			require.NoError(t, err)
@@ -56,7 +56,7 @@ func TestThePureStepReservesAsTheDatabase(t *testing.T) {
 				span := lurch(random, clock, 1500*time.Millisecond)
 				costs := []float64{0, 7, 7, 0.01 + 6.9*random.Float64()}
 				cost := costs[random.IntN(len(costs))]
-				if span < 0 || generalPath { // where a Reserve of nothing writes what has arrived
+				if span < 0 || generalPath { // where a Reserve of nothing writes the arrived tokens
 					cost = max(cost, 1) // a read shows a wrong clock put right, and leaves it to the next take to do it
 				}
 				request := limit.For("key").Cost(cost)

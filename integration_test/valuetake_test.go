@@ -28,7 +28,7 @@ func TestThePureStepDecidesAsTheDatabase(t *testing.T) {
 			b := setup(t)
 			limiter, clock := b.stopped(t)
 			limit := ratelimit.Define("step", policy)
-			takeOne(t, limiter, limit.For("key")) // so that there is a row: without one it is full from whenever it is read
+			takeOne(t, limiter, limit.For("key")) // so that the row exists: without a row the bucket is full at any time of reading
 			pure, err := limiter.Value(t.Context(), limit.For("key"))
 			require.NoError(t, err)
 			allowed := 0

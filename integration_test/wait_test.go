@@ -20,7 +20,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// turn is a limit that is full for nobody: one token, and the next in a few milliseconds.
+// turn is a limit with short waits: one token, and the next in a few milliseconds.
 var turn = ratelimit.Define("turn", ratelimit.TokenBucket{Rate: 250, Period: time.Second, Capacity: 1})
 
 // queued gains next to nothing while a test runs, and may owe.
@@ -64,7 +64,7 @@ func TestWaitServesInTheOrderOfAsking(t *testing.T) {
 	b, clock := setup(t, func(c *pgxpool.Config) { c.MaxConns = 16 }), &stopped{}
 	b.limiter = b.with(t, ratelimit.Config{AsOf: clock.now})
 	takeAll(t, b.limiter, turn.Global())
-	_, err := b.limiter.Reserve(t.Context(), turn.Global().Cost(ahead)) // so that nobody's moment is near
+	_, err := b.limiter.Reserve(t.Context(), turn.Global().Cost(ahead)) // so that no caller's turn is near
 	require.NoError(t, err)
 	var waits sync.WaitGroup
 	answers := make([]ratelimit.Decision, callers)
@@ -93,7 +93,7 @@ func TestWaitServesInTheOrderOfAsking(t *testing.T) {
 	}
 }
 
-// What is there is taken at once, in one round trip and without a reservation.
+// Wait takes available tokens at once, in one round trip and without a reservation.
 func TestWaitTakesWhatIsThere(t *testing.T) {
 	t.Parallel()
 	b, w := setupCounted(t)
@@ -111,8 +111,7 @@ func TestWaitTakesWhatIsThere(t *testing.T) {
 	require.InDelta(t, 1e6-2, b.held(t, "roomy", "a"), 0.01)
 }
 
-// Of callers that wait, those who are cancelled leave nothing owed: what they had reserved is there again, and the others keep
-// their moments.
+// Waiting callers that are cancelled owe nothing: their reserved tokens are returned, and the other callers keep their turns.
 func TestWaitThatIsCancelledLeavesNothingOwed(t *testing.T) {
 	t.Parallel()
 	const callers = 20
@@ -251,8 +250,8 @@ func TestWaitThatIsWrong(t *testing.T) {
 	require.InDelta(t, time.Hour, d.RetryAfter, float64(time.Minute))
 }
 
-// A clock of the database's that is slower than that of the process, or a pause, has it sleep on: it returns when the
-// database says that the moment has come.
+// If the database's clock is slower than the process's, or if the limit is paused, Wait sleeps again: it returns when the
+// database's clock reaches the moment.
 func TestWaitSleepsOnUntilTheDatabaseSays(t *testing.T) {
 	t.Parallel()
 	b := setup(t)

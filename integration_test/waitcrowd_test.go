@@ -43,8 +43,8 @@ func (e *txEnds) TraceBatchStart(ctx context.Context, conn *pgx.Conn, data pgx.T
 func (e *txEnds) TraceBatchQuery(context.Context, *pgx.Conn, pgx.TraceBatchQueryData) {}
 func (e *txEnds) TraceBatchEnd(context.Context, *pgx.Conn, pgx.TraceBatchEndData)     {}
 
-// A crowd that waits for one limit stands in line: nobody's transaction meets another's and is made again, when they reserve
-// and when they cancel, and nobody is left in the queue, whatever else they ask for.
+// A crowd that waits for one limit queues: no transaction conflicts and is retried, at reserving or at cancelling. No caller
+// remains in the queue, also if the calls are over other limits, too.
 func TestACrowdThatWaitsStandsInLine(t *testing.T) {
 	t.Parallel()
 	for name, config := range map[string]ratelimit.Config{"Batches": {}, "NoBatching": {NoBatching: true}} {
@@ -96,7 +96,8 @@ func TestSettleWaitsForNoBucketThatItLeavesAsItIs(t *testing.T) {
 	require.Equal(t, 1, s.taken(t))
 }
 
-// A Reserve whose context ends while it waits for a row has reserved nothing, and those who wait with it get theirs.
+// A Reserve whose context ends while it waits for a row has reserved nothing, and the calls that wait with it get their
+// reservations.
 func TestAReserveThatIsCancelledWhileItWaitsReservesNothing(t *testing.T) {
 	t.Parallel()
 	const callers = 10

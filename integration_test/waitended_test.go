@@ -10,8 +10,8 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// Where somebody else ends the reservation of a Wait that sleeps, the Wait learns it when it asks: it is not admitted for what
-// was given back, nor before its moment for what is paid, and a context that ends is heard meanwhile.
+// If another caller ends the reservation of a sleeping Wait, the Wait learns it at its next check. It is not admitted if the tokens
+// were returned, nor before its moment if they are paid. It still returns if its context ends meanwhile.
 func TestWaitWhoseReservationSomebodyElseEnds(t *testing.T) {
 	t.Parallel()
 	type waiting struct {

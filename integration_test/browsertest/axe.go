@@ -25,8 +25,8 @@ type Violation struct {
 	Targets []string `json:"targets"` // the HTML of the elements that break it, and why
 }
 
-// Axe looks with axe-core at the page that the tab shows, as it is now, and returns the violations of serious and critical
-// impact. A Content-Security-Policy of the page does not hinder it. The page keeps the global axe.
+// Axe checks the current page of the tab with axe-core, and returns the violations of serious and critical impact. A
+// Content-Security-Policy of the page does not hinder it. The page keeps the global axe.
 func Axe(t testing.TB, tab context.Context) []Violation {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(tab, axeTimeout)

@@ -134,7 +134,7 @@ func start() (tab context.Context, stop func() error, err error) {
 	}
 	allocator, end := chromedp.NewExecAllocator(context.Background(), options...) // outlives t.Context()
 	tab, kill := chromedp.NewContext(allocator)
-	stop = func() error { // asks the browser to end: one that is killed leaves files behind
+	stop = func() error { // asks the browser to end, because a killed browser leaves files behind
 		defer end()
 		defer kill()
 		closing, cancel := context.WithTimeout(tab, closeTimeout)
@@ -150,5 +150,5 @@ func start() (tab context.Context, stop func() error, err error) {
 	return tab, stop, nil
 }
 
-// mayBeSkipped reports whether a test that found no browser may be skipped: nobody said there would be one.
+// mayBeSkipped reports whether a test without a browser may be skipped. In CI it may not.
 func mayBeSkipped(err error, ci bool) bool { return errors.Is(err, errNoBrowser) && !ci }

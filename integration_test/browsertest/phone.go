@@ -28,8 +28,8 @@ func AsPhone(t testing.TB, tab context.Context, width int64, scheme string) {
 	}
 }
 
-// Misfits returns what of the page does not fit a phone of that width: that it scrolls to the side, or has to be made
-// smaller, and what is smaller than 44 pixels and meant to be tapped. A link in the run of a sentence may be.
+// Misfits returns the parts of the page that do not fit a phone of that width: a page that scrolls to the side or must be zoomed
+// out, and targets to tap under 44 pixels. A link within a sentence may be smaller.
 func Misfits(t testing.TB, tab context.Context, width int64) []string {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(tab, phoneTimeout)

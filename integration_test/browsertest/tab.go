@@ -23,9 +23,8 @@ type Watch struct {
 	problems, requests []string
 }
 
-// NewWatch returns a Watch for a tab that is opened with chromedp.WithListener(w.Listen). The test fails when the tab had
-// problems by its end: errors of scripts and of loading, what the Content-Security-Policy has stopped, and whatever a script
-// wrote to the console.
+// NewWatch returns a Watch for a tab that is opened with chromedp.WithListener(w.Listen). The test fails when the tab had problems
+// by its end: errors of scripts and of loading, violations of the Content-Security-Policy, and output of scripts to the console.
 func NewWatch(t testing.TB) *Watch {
 	t.Helper()
 	w := &Watch{}
@@ -75,7 +74,7 @@ func (w *Watch) Listen(event any) {
 	}
 }
 
-// Play runs the body of an async function in the page that the tab shows, and returns what it returns.
+// Play runs the body of an async function in the page that the tab shows, and returns its result.
 func Play[T any](t testing.TB, tab context.Context, body string) T {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(tab, playTimeout)
@@ -87,7 +86,7 @@ func Play[T any](t testing.TB, tab context.Context, body string) T {
 	return result
 }
 
-// Prefer sets what the user prefers, as "prefers-color-scheme" "dark", in place of what was set before.
+// Prefer replaces the user's preferences, for example by "prefers-color-scheme" "dark".
 func Prefer(t testing.TB, tab context.Context, features ...string) {
 	t.Helper()
 	var media []*emulation.MediaFeature

@@ -23,7 +23,7 @@ func concurrency(most int64, lease time.Duration) bucket.Terms {
 	}
 }
 
-// slotsHistory is a bucket of slots as it is stored and as it is exactly, used by several versions of a program.
+// slotsHistory is a bucket of slots twice, as stored and in the exact model, used by several versions of a program.
 type slotsHistory struct {
 	*testing.T
 
@@ -134,8 +134,8 @@ func (h *slotsHistory) acquire(t bucket.Terms, p buckettest.SlotPolicy) {
 	require.GreaterOrEqual(h, h.state.Value, 0.0)
 }
 
-// TestSlotsAgreeWithTheExactModel holds the arithmetic of slots to the exact model: programs of two versions acquire, renew
-// and release, also what they have lost, by clocks that step back or are wrong for a while.
+// TestSlotsAgreeWithTheExactModel holds the arithmetic of slots to the exact model: programs of two versions acquire, renew and
+// release slots, also lost ones, by clocks that step back or are wrong for a while.
 func TestSlotsAgreeWithTheExactModel(t *testing.T) {
 	t.Parallel()
 	const steps = 500

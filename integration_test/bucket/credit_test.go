@@ -13,9 +13,9 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/bucket/buckettest"
 )
 
-// TestACreditIsWorthTheSameLater holds a credit, which leaves TS as it is, to one that first brings the bucket to
-// the present: at every later instant both give the same, and do under a rate, a capacity and a kind that the
-// limit has only then, where the older one would have had them from the start.
+// TestACreditIsWorthTheSameLater compares two ways to credit: a credit leaves TS unchanged, and the other first brings the bucket
+// to the present. At every later instant both give the same value, also under another rate, capacity and kind, in effect for the
+// older TS from the start.
 func TestACreditIsWorthTheSameLater(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {

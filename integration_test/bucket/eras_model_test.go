@@ -13,8 +13,8 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/bucket/buckettest"
 )
 
-// TestErasAgreeWithTheExactModel holds the algebra of a bucket whose terms change to the exact model: what it holds, what
-// it gives and how long it says to wait, whenever it is asked and however long it sleeps.
+// TestErasAgreeWithTheExactModel holds the algebra of a bucket whose terms change to the exact model: its values, its decisions and
+// its waits, for calls at any instants and after any pauses.
 func TestErasAgreeWithTheExactModel(t *testing.T) {
 	t.Parallel()
 	decisions, open := 0, 0
@@ -33,7 +33,7 @@ func TestErasAgreeWithTheExactModel(t *testing.T) {
 	t.Logf("%d decisions, %d open", decisions, open)
 }
 
-// erasHistory is a bucket in eras, as it is stored and as it is exactly.
+// erasHistory is a bucket in eras twice, as stored and in the exact model.
 type erasHistory struct {
 	*rapid.T
 
@@ -138,7 +138,7 @@ func (h *erasHistory) holds(terms bucket.Terms, rows []bucket.State, now int64, 
 		h.Fatalf("at %d, %s, %+v of era %d hold %v, and exactly %v", now, when, rows, terms.Era, bucket.Rows(rows).Tokens(&terms, now), want.FloatString(12))
 	}
 	for _, s := range rows {
-		require.GreaterOrEqual(h, s.TS, h.list[terms.Era].From, "a row that is settled is of the era") // that of the first is not looked at
+		require.GreaterOrEqual(h, s.TS, h.list[terms.Era].From, "a row that is settled is of the era") // the era of the first is not checked
 	}
 }
 
@@ -221,7 +221,7 @@ func (h *erasHistory) take(terms bucket.Terms, rows []bucket.State, now int64, c
 	return allowed
 }
 
-// decided compares a decision with how much more there is than is asked for.
+// decided compares a decision with spare, the exact tokens beyond the cost.
 func (h *erasHistory) decided(terms bucket.Terms, allowed bool, spare, cost float64, now int64) {
 	h.decisions++
 	if math.Abs(spare) <= h.model.Off+h.slack(terms) {
@@ -259,8 +259,8 @@ func (h *erasHistory) waits(terms bucket.Terms, now int64, wait time.Duration, t
 	}
 }
 
-// TestACreditIsOfTheWindowThatHolds holds CreditUntil to the exact model: what was taken at an instant comes back until the
-// window, as it is by now, has ended.
+// TestACreditIsOfTheWindowThatHolds holds CreditUntil to the exact model: tokens taken at an instant can be returned until the end
+// of their window under the current policy.
 func TestACreditIsOfTheWindowThatHolds(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {

@@ -10,9 +10,9 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/bucket/buckettest"
 )
 
-// TestAlgebraAgreesWithTheExactModel holds the decisions, values and waits of random histories, with
-// clocks that step back and policies that change, to the model in rational numbers. A decision may differ
-// only where the exact value lies within the rounding of its bound, and a value by no more than that.
+// TestAlgebraAgreesWithTheExactModel holds the decisions, values and waits of random histories, with clocks that step back and
+// policies that change, to the model in rational numbers. A decision may differ only if the exact value lies within the rounding
+// error of its bound, and a value only by that error.
 func TestAlgebraAgreesWithTheExactModel(t *testing.T) {
 	t.Parallel()
 	for name, draw := range map[string]func(buckettest.Source) bucket.Terms{"Everyday": buckettest.Everyday, "Extreme": buckettest.Extreme} {

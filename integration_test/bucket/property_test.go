@@ -12,7 +12,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/bucket/buckettest"
 )
 
-// TestInvariants holds random calls on random rows to what is always true; FuzzTake holds hostile ones to it.
+// TestInvariants checks the invariants with random calls on random rows; FuzzTake checks them with hostile ones.
 func TestInvariants(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
@@ -40,7 +40,7 @@ func TestInvariants(t *testing.T) {
 	})
 }
 
-// FuzzTake holds one call, under any valid terms on any state that a row may hold, to what is always true.
+// FuzzTake checks the invariants with one call, under any valid terms and any state of a row.
 func FuzzTake(f *testing.F) {
 	const second, longest, now = int64(1e6), century, opening
 	f.Add(false, 9.0, 60*second, 9.0, 1e12, int64(0), 0.0, now, now, int64(1), 3.0, false)
@@ -120,7 +120,7 @@ func empties(t require.TestingT, terms bucket.Terms, now int64) {
 	require.LessOrEqual(t, buckettest.Wait(terms, owing, now, 0, 0), longest)
 }
 
-// grows checks that no bucket is so slow beside what it holds or owes that rounding keeps it from growing.
+// grows checks that rounding never keeps a bucket from growing, however slow its rate is beside its value.
 func grows(t require.TestingT, terms bucket.Terms, now int64) {
 	begin := terms.Begin(now)
 	for _, value := range []float64{0, terms.Capacity / 2, terms.Capacity * 0.99, -terms.MaxOwed} {
@@ -186,8 +186,8 @@ func waits(t require.TestingT, terms bucket.Terms, row bucket.State, now int64, 
 	require.False(t, allowed, "not before it")
 }
 
-// TestAdmissionBound promises what a limit is for: in any span t, however the requests fall, no more than
-// capacity + rate * t / period is taken.
+// TestAdmissionBound promises the purpose of a limit: in any span t, for any requests, no more than capacity + rate * t / period is
+// taken.
 func TestAdmissionBound(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {

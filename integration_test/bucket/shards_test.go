@@ -39,7 +39,7 @@ func TestShardsAddUpToTheWhole(t *testing.T) {
 	}
 }
 
-// rowsStep is one call on all rows of a bucket, and what they hold after it.
+// rowsStep is one call on all rows of a bucket, and their values after it.
 type rowsStep struct {
 	at      time.Duration // since the opening
 	cost    float64
@@ -128,7 +128,7 @@ func TestRowsTogetherGiveWhatNoneOfThemHas(t *testing.T) {
 	}
 }
 
-// A row that a wrong clock left in the future counts with what it holds, and from the present.
+// A row that a wrong clock left in the future counts with its value, and from the present.
 func TestTakingTogetherFixesAWrongClock(t *testing.T) {
 	t.Parallel()
 	for _, terms := range []bucket.Terms{buckettest.Over(buckettest.TokenBucket(4, time.Minute, 4), 2), buckettest.Over(buckettest.FixedWindow(4, time.Minute, 4, opening), 2)} {
@@ -140,7 +140,7 @@ func TestTakingTogetherFixesAWrongClock(t *testing.T) {
 	}
 }
 
-// TestRowsKeepTheirPromises holds calls on random rows to what is always true; FuzzTakeRows holds hostile ones to it.
+// TestRowsKeepTheirPromises checks the invariants with calls on random rows; FuzzTakeRows checks them with hostile ones.
 func TestRowsKeepTheirPromises(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
@@ -158,7 +158,7 @@ func TestRowsKeepTheirPromises(t *testing.T) {
 	})
 }
 
-// rowsKeep checks what is always true of rows that are taken from together.
+// rowsKeep checks the invariants of a take from several rows together.
 func rowsKeep(t require.TestingT, terms bucket.Terms, rows []bucket.State, now int64, cost, lowest float64) {
 	sum := bucket.Rows(rows).Tokens(&terms, now)
 	require.LessOrEqual(t, sum, terms.Capacity, "together no more than the capacity")
@@ -204,7 +204,7 @@ func likeOneRow(t require.TestingT, terms bucket.Terms, row bucket.State, now in
 	}
 }
 
-// FuzzTakeRows holds one call on rows of two kinds to what is always true.
+// FuzzTakeRows checks the invariants with one call on rows of two kinds.
 func FuzzTakeRows(f *testing.F) {
 	const second, now = int64(1e6), opening
 	f.Add(false, 9.0, 60*second, 9.0, 1e12, int64(0), uint8(3), 1.0, now, 0.0, now-5, now, 3.0, false)
@@ -246,8 +246,8 @@ func FuzzTakeRows(f *testing.F) {
 	})
 }
 
-// TestShardsNeverGiveMoreThanOneRow takes from single rows and from all of them as callers do, and charges
-// what they give to a bucket on one row, which must have had it.
+// TestShardsNeverGiveMoreThanOneRow takes from single rows and from all of them as callers do, and charges their tokens to a bucket
+// on one row, which must have enough.
 func TestShardsNeverGiveMoreThanOneRow(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
@@ -277,7 +277,7 @@ func TestShardsNeverGiveMoreThanOneRow(t *testing.T) {
 	})
 }
 
-// TestChargeRows holds what is charged to even rows to what is charged to one row.
+// TestChargeRows compares a charge to even rows with a charge to one row.
 func TestChargeRows(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {

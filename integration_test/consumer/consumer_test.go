@@ -25,7 +25,8 @@ const core = "github.com/pgratelimit/pgratelimit"
 // root is this checkout.
 const root = "../.."
 
-// The imports of other modules in the root module. Those of leaves are in rules and httplimit: such a module requires no other.
+// The imports of other modules in the root module. The imports of leaves are in rules and httplimit: such a module requires no
+// other.
 var (
 	ofPgx   = []string{"github.com/jackc/pgx/v5/pgxpool", "github.com/jackc/pgx/v5/stdlib"}
 	ofGoose = []string{"github.com/pressly/goose/v3", "github.com/pressly/goose/v3/database", "github.com/pressly/goose/v3/lock"}
@@ -88,8 +89,8 @@ func TestConsumer(t *testing.T) {
 	})
 }
 
-// TestModules promises that go.work, which make goes by, names every module of this repository, and that they ask for the same
-// version of each other module: that of go.work is the highest one, and an application may get another.
+// TestModules promises that go.work, which make goes by, names every module of this repository, and that they require the same
+// version of each other module, because go.work uses the highest one, and an application may get another.
 func TestModules(t *testing.T) {
 	t.Parallel()
 	var used []string
@@ -129,7 +130,7 @@ func modulesOf(t *testing.T) (directories []string) {
 	return directories
 }
 
-// application is a module of somebody else.
+// application is the module of a user.
 type application struct {
 	directory string
 	env       []string

@@ -22,8 +22,8 @@ type release struct {
 	env     []string // of commands that use the proxy
 }
 
-// newRelease runs .ci/release on a copy of this checkout, as it is with changes that are not committed, and serves the modules that it has
-// tagged. What Go unpacks of them is deleted when the test ends.
+// newRelease runs .ci/release on a copy of this checkout, including uncommitted changes, and serves the modules that it has tagged.
+// The test deletes their unpacked files at its end.
 func newRelease(t *testing.T) release {
 	t.Helper()
 	r := release{version: fmt.Sprintf("v0.0.0-test.%d", time.Now().UnixNano())}
@@ -48,7 +48,7 @@ func newRelease(t *testing.T) release {
 		"GOWORK=off",
 		"GOFLAGS=-mod=mod -modcacherw",
 		"GOPROXY=file://"+filepath.ToSlash(proxy)+",file://"+filepath.ToSlash(here.GOMODCACHE)+"/cache/download,"+here.GOPROXY,
-		"GONOSUMDB=*", // the checksums are those of go.sum
+		"GONOSUMDB=*", // the checksums are in go.sum
 	)
 	return r
 }

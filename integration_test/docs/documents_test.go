@@ -10,5 +10,5 @@ import (
 // documents is why each test here is long.
 const documents = "it compiles River, protobuf and YAML"
 
-// No test, whatever it broke, leaves a goroutine behind.
+// No test leaves a goroutine behind, also after faults.
 func TestMain(m *testing.M) { leaktest.Main(m) }

@@ -67,7 +67,7 @@ func migratedPolicies() map[string]ratelimit.Policy {
 	}
 }
 
-// migratedCalls makes the calls of the tables, on a bucket of 30 each, and returns what is left of it.
+// migratedCalls makes the calls of the tables, on a bucket of 30 each, and returns the remaining tokens.
 func migratedCalls(ctx context.Context, limiter *ratelimit.Limiter, key string) (left float64, err error) {
 	_, first := limiter.Take(ctx, APICalls.For(key))
 	_, second := limiter.Take(ctx, APICalls.For(key).Cost(5))
@@ -81,7 +81,7 @@ func migratedCalls(ctx context.Context, limiter *ratelimit.Limiter, key string) 
 	return v.Tokens, limiter.Reset(ctx, APICalls.For(key))
 }
 
-// migratedGlobals makes the calls on one bucket for everybody, and returns what was left of it before the last was undone.
+// migratedGlobals makes the calls on one bucket for everybody, and returns the tokens left before the last call was undone.
 func migratedGlobals(ctx context.Context, limiter *ratelimit.Limiter) (left float64, err error) {
 	first := limiter.Require(ctx, APICalls.Global())
 	second := limiter.Require(ctx, APICalls.Global().Cost(5))
@@ -94,7 +94,7 @@ func migratedGlobals(ctx context.Context, limiter *ratelimit.Limiter) (left floa
 	return v.Tokens, limiter.Cancel(ctx, r.ID)
 }
 
-// migratedWindows makes the calls on a window of 1000, and returns what is left of it.
+// migratedWindows makes the calls on a window of 1000, and returns the remaining tokens.
 func migratedWindows(ctx context.Context, limiter *ratelimit.Limiter, key string) (left float64, err error) {
 	_, first := limiter.Take(ctx, Hourly.For(key))
 	_, second := limiter.Take(ctx, Hourly.For(key).Cost(5))
@@ -155,7 +155,7 @@ func TestMigratedMiddleware(t *testing.T) {
 		return w
 	}
 	fine := http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "fine") })
-	// the number of requests of each kind that a limit of so much lets through: the first client's, on another path, of another client
+	// the number of requests of each kind that a limit of that size allows: the first client's, on another path, of another client
 	most := map[string][3]int{
 		"by address": {100, 0, 0}, "all": {100, 0, 0}, "by function": {100, 0, 100}, "by path": {100, 100, 100},
 		"at a cost": {20, 0, 20}, "address and path": {30, 30, 0}, "of a method": {101, 101, 101},

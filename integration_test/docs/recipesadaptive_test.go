@@ -28,7 +28,7 @@ func recipeAdaptive(limiter *ratelimit.Limiter, account string) *http.Client {
 	return client
 }
 
-// modelAPI is an upstream that takes so many requests in each second of the test's clock, and what was sent to it.
+// modelAPI is an upstream with a limit on requests in each second of the test's clock. It counts the requests.
 type modelAPI struct {
 	*world.World
 

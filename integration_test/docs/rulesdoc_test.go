@@ -20,8 +20,8 @@ import (
 
 var Messages = ratelimit.Define("messages", ratelimit.PerMinute(10))
 
-// The functions below hold the code blocks of docs/rules.md; TestRulesDocument runs them, and checks that they are what it
-// shows.
+// The functions below hold the code blocks of docs/rules.md; TestRulesDocument runs them, and checks that the page shows the same
+// code.
 
 func rulesStart(ctx context.Context, pool *pgxpool.Pool) (*rules.Set, *ratelimit.Limiter, error) {
 	if err := migrations.Up(ctx, pool, migrations.Config{}); err != nil {
@@ -91,7 +91,7 @@ func rulesFile(ctx context.Context, store *rules.Store, path string) error {
 	return err
 }
 
-// session is what the program of docs/rules.md knows of who asks.
+// session is the data of docs/rules.md's program about a caller.
 type session struct{ User, Plan string }
 
 type sessionKey struct{}

@@ -35,7 +35,7 @@ func hoard(capacity float64) ratelimit.Policy {
 	return ratelimit.TokenBucket{Rate: capacity, Period: century}
 }
 
-// limits are those of the tests.
+// limits are the limits of the tests.
 type limits struct {
 	fifty, five, one, wide, owing, windows, sliding, days, slots ratelimit.Limit
 }

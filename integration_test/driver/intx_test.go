@@ -91,8 +91,8 @@ func inTxAgainAtAStatement(t *testing.T, b *bundle) {
 	require.Equal(t, 1, b.messages(t))
 }
 
-// inTxAgainAtCommit has two transactions that each read what the other writes. The first to commit wins, and the other
-// hears of it at its COMMIT.
+// inTxAgainAtCommit has two transactions that each read what the other writes. The first to commit wins, and the other gets an
+// error at its COMMIT.
 func inTxAgainAtCommit(t *testing.T, b *bundle) {
 	ctx, runs := t.Context(), 0
 	_, err := b.pool.Exec(ctx, `CREATE TABLE public.duty (who text PRIMARY KEY, on_call bool); INSERT INTO public.duty VALUES ('ada', true), ('bob', true)`)

@@ -30,8 +30,8 @@ func TestStdlib(t *testing.T) {
 	run(t, testedDriver{Open: openStdlib, IsPgx: true})
 }
 
-// TestOtherDriver is for drivers whose connections cannot be reached, as those of a driver that traces: they are asked for no more
-// than database/sql knows. lib/pq is such a driver.
+// TestOtherDriver is for drivers whose connections cannot be reached, for example a tracing driver: the Limiter uses only the
+// interface of database/sql. lib/pq is such a driver.
 func TestOtherDriver(t *testing.T) {
 	t.Parallel()
 	run(t, testedDriver{Open: func(t testing.TB, url string, dial func(ctx context.Context, network, address string) (net.Conn, error)) *sql.DB {

@@ -108,7 +108,7 @@ func (s side) rows(t *testing.T) []string {
 	return texts
 }
 
-// sameAnswersAsPgx makes every call on both sides, in transactions and outside, and compares what they say and what they leave.
+// sameAnswersAsPgx makes every call on both sides, in transactions and outside, and compares the answers and the tables.
 func sameAnswersAsPgx(t *testing.T, b *bundle) {
 	clock := time.Date(2031, time.March, 4, 5, 6, 7, 891_234_000, time.UTC)
 	sides := sidesOf(t, b, &clock)
@@ -131,7 +131,7 @@ func sameAnswersAsPgx(t *testing.T, b *bundle) {
 	require.NotEmpty(t, rows[0])
 }
 
-// everyCall makes every call and returns what they said.
+// everyCall makes every call and returns the answers.
 func everyCall(t *testing.T, limits limits, l *ratelimit.Limiter, key string, clock *time.Time) (said []any) {
 	t.Helper()
 	ctx := t.Context()
@@ -230,7 +230,7 @@ func sameBitsAsPgx(t *testing.T, b *bundle) {
 	require.Equal(t, rows[1], rows[0])
 }
 
-// roundTrips counts those of calls in transactions. In the driver of pgx they are those of pgx.
+// roundTrips counts the round trips of calls in transactions. pgx's own driver needs the same number as pgx.
 func roundTrips(t *testing.T, b *bundle) {
 	ctx := t.Context()
 	b.db.SetMaxOpenConns(1)

@@ -36,8 +36,8 @@ func ginRouter(everything, search func(http.Handler) http.Handler) http.Handler 
 	return router
 }
 
-// TestCreditsBehindGin promises that a Credit sees the status of a handler of Gin, of one that panics, too, and that the handler has
-// the middleware's context.
+// TestCreditsBehindGin promises that a Credit sees the status of a handler of Gin, also of a panicking handler, and that the
+// handler has the middleware's context.
 func TestCreditsBehindGin(t *testing.T) {
 	t.Parallel()
 	limiter := ratelimittest.New(t, ratelimittest.NewClock())

@@ -27,7 +27,7 @@ func muxRouter(everything, search func(http.Handler) http.Handler) http.Handler 
 	return everything(mux)
 }
 
-// chiRouter passes the middleware to chi as it is, for the router and for a route.
+// chiRouter passes the middleware to chi unchanged, for the router and for a route.
 func chiRouter(everything, search func(http.Handler) http.Handler) http.Handler {
 	router := chi.NewRouter()
 	router.Use(everything)

@@ -17,7 +17,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// granted is what each role may do with each table, and nobody more: a new table needs a line here and in Grants.
+// granted lists all privileges of each role on each table. A new table needs a line here and in Grants.
 var granted = map[string]struct{ application, operator string }{
 	"buckets":          {"SELECT INSERT UPDATE DELETE", "SELECT INSERT UPDATE DELETE"},
 	"reservations":     {"SELECT INSERT UPDATE DELETE", "SELECT"},

@@ -14,7 +14,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/migrations"
 )
 
-// newPartitioner returns roles for whom the tables are made, the pool of the one that owns them, and whether the server is PostgreSQL 18 or later.
+// newPartitioner returns the roles that use the tables, the owner's pool, and whether the server is PostgreSQL 18 or later.
 func newPartitioner(t *testing.T) (c *crew, owner *pgxpool.Pool, is18 bool) {
 	t.Helper()
 	c = newCrew(t)
@@ -25,7 +25,7 @@ func newPartitioner(t *testing.T) (c *crew, owner *pgxpool.Pool, is18 bool) {
 	return c, c.as(t, c.roles.Owner), is18
 }
 
-// requirePartition makes so many partitions once the server has ended the sessions of those who have left.
+// requirePartition makes that number of partitions after the server has ended the sessions of closed pools.
 func requirePartition(t *testing.T, owner *pgxpool.Pool, partitions int) {
 	t.Helper()
 	require.EventuallyWithT(t, func(c *assert.CollectT) {
@@ -33,7 +33,7 @@ func requirePartition(t *testing.T, owner *pgxpool.Pool, partitions int) {
 	}, time.Minute, 10*time.Millisecond)
 }
 
-// On PostgreSQL 18 an owner who is not told what other roles' sessions do finds them nevertheless.
+// On PostgreSQL 18 an owner without the privilege to see other roles' sessions finds them nevertheless.
 func TestPartitionFindsTheProgramsOfAnotherRole(t *testing.T) {
 	t.Parallel()
 	c, owner, is18 := newPartitioner(t)
@@ -58,7 +58,8 @@ func (c *crew) awaitNone(t *testing.T, pool *pgxpool.Pool, role string) {
 	}, time.Minute, time.Millisecond)
 }
 
-// On PostgreSQL 18 a program that connects while Partition waits for the table has found one table, and Partition leaves that as it is.
+// On PostgreSQL 18 a program that connects while Partition waits for the table has found one table, and Partition does not change
+// it.
 func TestPartitionFindsTheProgramsThatComeMeanwhile(t *testing.T) {
 	t.Parallel()
 	c, owner, is18 := newPartitioner(t)

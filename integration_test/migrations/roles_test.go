@@ -41,7 +41,7 @@ func newGrantedCrew(t *testing.T) *crew {
 	return c
 }
 
-// requireNothingElse checks that the pool's role is kept from writing what it may not write.
+// requireNothingElse checks that the pool's role cannot make other writes.
 func requireNothingElse(t *testing.T, pool *pgxpool.Pool, may func(table string) string) {
 	t.Helper()
 	for table := range granted {
@@ -88,7 +88,7 @@ func refuse(t *testing.T, pool *pgxpool.Pool) *refusals.Counter {
 	return counter
 }
 
-// writeRefusals has the counter write what it counted.
+// writeRefusals makes the counter write its counts.
 func writeRefusals(ctx context.Context, counter *refusals.Counter) error {
 	ended, end := context.WithCancel(ctx)
 	end()
@@ -318,7 +318,7 @@ func requireNoRight(t *testing.T, err error) {
 	require.Equal(t, "42501", answer.Code, answer.Message)
 }
 
-// failures remembers what has failed beside the calls.
+// failures is an Observer that keeps the failures beside the calls.
 type failures struct {
 	mu   sync.Mutex
 	seen []error

@@ -23,7 +23,7 @@ import (
 
 // pooledArgs are jobs.
 type pooledArgs struct {
-	ID string `json:"id"` // of whoever enqueued it
+	ID string `json:"id"` // of the caller that enqueued it
 }
 
 func (pooledArgs) Kind() string { return "pooled" }
@@ -86,7 +86,7 @@ func TestJobsThroughPgBouncer(t *testing.T) {
 	}
 }
 
-// Rules are changed through the pooler, and Sets hear of it by asking: also one that tries to listen, which nobody can there.
+// Rules are changed through the pooler, and Sets learn it by polling, also a Set that tries to LISTEN, which does not work there.
 func TestRulesThroughPgBouncer(t *testing.T) {
 	t.Parallel()
 	testsize.Long(t, "PgBouncers of its own")
@@ -130,7 +130,7 @@ func eventually(t *testing.T, what string, done func() bool) {
 	}
 }
 
-// Who migrates alone can do so through the pooler, and leaves no lock behind that whoever migrates next would wait for.
+// A lone migration works through the pooler, and leaves no lock behind that would block the next migration.
 func TestMigrationsThroughPgBouncer(t *testing.T) {
 	t.Parallel()
 	testsize.Long(t, "PgBouncers of its own")

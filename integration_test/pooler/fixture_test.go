@@ -14,7 +14,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// ids are of what is there already.
+// ids are the IDs of an existing reservation and lease.
 type ids struct {
 	reservation, lease string
 	at                 time.Time

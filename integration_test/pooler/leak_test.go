@@ -6,5 +6,5 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/leaktest"
 )
 
-// No test, whatever it broke, leaves a goroutine behind.
+// No test leaves a goroutine behind, also after faults.
 func TestMain(m *testing.M) { leaktest.Main(m) }

@@ -21,7 +21,7 @@ import (
 // callers is how many call at once: more than a PgBouncer of the tests has connections of the server.
 const callers = 16
 
-// The ways to run queries, as connection strings have them: those that prepare a statement in one message and run it in another, and the
+// The query exec modes, as in connection strings: the modes that prepare a statement in one message and run it in another, and the
 // others.
 var (
 	preparing = []string{"cache_statement", "describe_exec"}

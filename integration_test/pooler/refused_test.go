@@ -23,7 +23,7 @@ import (
 // advice is the setting to change.
 const advice = "add default_query_exec_mode=cache_describe (or exec) to the connection string"
 
-// errAbout returns an error unless err is the one of the way to run queries, and says what to change.
+// errAbout returns an error unless err is the error for the query exec mode how, and says what to change.
 func errAbout(err error, how string) error {
 	if !errors.Is(err, ratelimit.ErrPoolerMode) || !ratelimit.IsUndecided(err) {
 		return fmt.Errorf("another error, or none: %w", err)
@@ -108,7 +108,7 @@ func inAny(ids ids) map[string]func(ctx context.Context, l *ratelimit.Limiter) e
 	}
 }
 
-// onPool are these and those that need a pool.
+// onPool returns the calls of inAny, and the calls that need a pool.
 func onPool(ids ids) map[string]func(ctx context.Context, l *ratelimit.Limiter) error {
 	all := inAny(ids)
 	all["Wait"] = func(ctx context.Context, l *ratelimit.Limiter) error {
@@ -184,7 +184,7 @@ func TestEachVerbIsRefusedFirst(t *testing.T) {
 	require.Equal(t, before, d.contents(t))
 }
 
-// A PgBouncer that keeps track of statements keeps track of those that have a name.
+// A PgBouncer that tracks statements tracks only named ones.
 func TestDescribeExecIsRefusedWhereStatementsAreTracked(t *testing.T) {
 	t.Parallel()
 	testsize.Long(t, "PgBouncers of its own")
@@ -228,7 +228,7 @@ func TestStatementsThatGetLostSayWhy(t *testing.T) {
 		return err
 	}
 	require.NoError(t, take(connect(t, url, 1)))
-	err := take(connect(t, url, 1)) // prepares what is there, on the connection that is free again
+	err := take(connect(t, url, 1)) // prepares the same statement, on the connection that is free again
 	require.ErrorIs(t, err, ratelimit.ErrPoolerMode)
 	require.ErrorContains(t, err, advice)
 	require.True(t, ratelimit.IsUndecided(err))
@@ -237,8 +237,9 @@ func TestStatementsThatGetLostSayWhy(t *testing.T) {
 	require.Equal(t, "42P05", answer.Code)
 }
 
-// Where statements stay with their connection, nothing is refused: directly, through a pooler in session mode, through one that keeps track of
-// them, and through one that gives a connection of the server away until something was prepared on it. Only behind a pooler it is tried, once.
+// If statements stay with their connection, no call is refused: directly at the server, through a pooler in session mode, through a
+// pooler that tracks statements, and through a pooler that keeps a connection for its client once a statement was prepared on it.
+// Only behind a pooler a Limiter tests that, once.
 func TestPreparingWorksElsewhere(t *testing.T) {
 	t.Parallel()
 	testsize.Long(t, "PgBouncers of its own")

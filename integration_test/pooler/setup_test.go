@@ -1,5 +1,5 @@
-// Package pooler_test holds tests of what is promised through poolers: each call through PgBouncer in transaction mode, in each way in
-// which pgx can run queries, and what is told where that cannot be.
+// Package pooler_test tests the promises about poolers: each call through PgBouncer in transaction mode, in each query exec mode of
+// pgx, and the errors of modes that cannot work.
 package pooler_test
 
 import (

@@ -19,7 +19,7 @@ func hoard(capacity float64) ratelimit.TokenBucket {
 
 const century = 36525 * ratelimit.Day
 
-// The limits, at least one of each kind. But for ahead none gains a token while a test runs.
+// The limits, at least one of each kind. Only ahead gains tokens while a test runs.
 var (
 	roomy    = ratelimit.Define("roomy", hoard(1e6))
 	other    = ratelimit.Define("other", hoard(1e6))
@@ -34,7 +34,7 @@ var (
 	ahead    = ratelimit.Define("ahead", ratelimit.TokenBucket{Rate: 1e6, Period: time.Second, Capacity: 1e6, Prefetch: 100 * time.Millisecond})
 )
 
-// verb is one use of a verb, or of several that belong together, on buckets that nobody else uses. It checks the answers.
+// verb is one use of a verb, or of several that belong together, on buckets of its own. It checks the answers.
 type verb struct {
 	name string
 	run  func(ctx context.Context, l *ratelimit.Limiter, key string) error
@@ -249,5 +249,5 @@ func outside() []verb {
 	}
 }
 
-// crowd is a bucket that all take one token from in a transaction, and one more outside of one.
+// crowd is a bucket from which all take one token in a transaction, and a second token outside.
 var crowd = ratelimit.Define("crowd", hoard(1e6)).For("all")

@@ -44,7 +44,7 @@ func attacked(t *testing.T, url string, arguments []string) {
 // attackRefusals is how many refusals the attacked process remembers.
 const attackRefusals = 512
 
-// attack is somebody who comes with another key each time.
+// attack is an attacker who uses a new key for each call.
 type attack struct {
 	*world.World
 
@@ -88,7 +88,7 @@ func (a *attack) run(t *testing.T) {
 		require.Less(t, size/a.keys, 800, "bytes a key: the general way makes a row and then writes what is left of it")
 	}
 
-	// Prune deletes them, and whoever comes next uses their room.
+	// Prune deletes them, and later rows use their space.
 	require.EqualValues(t, a.keys, a.prune(t))
 	require.Zero(t, a.Count(t, `SELECT count(*) FROM ratelimit.buckets`))
 	a.Exec(t, `VACUUM ratelimit.buckets`)
@@ -98,7 +98,7 @@ func (a *attack) run(t *testing.T) {
 	}
 }
 
-// wave has callers come with keys of their own, some of them in transactions, and returns how many were let through.
+// wave has callers come with keys of their own, some of them in transactions, and returns how many were allowed.
 func (a *attack) wave(t *testing.T, name string, keys int, requests func(key string) []ratelimit.Request) (given int) {
 	t.Helper()
 	const callers = 64
@@ -133,7 +133,7 @@ func (a *attack) take(t *testing.T, i int, requests []ratelimit.Request) (d rate
 	return d, err
 }
 
-// prune deletes what is full a day later.
+// prune deletes the buckets that are full a day later.
 func (a *attack) prune(t *testing.T) (deleted int64) {
 	t.Helper()
 	a.now.Add((2 * ratelimit.Day).Microseconds())
@@ -142,7 +142,7 @@ func (a *attack) prune(t *testing.T) (deleted int64) {
 	return deleted
 }
 
-// look logs the sizes of the table and the heap, and returns that of the table. It checks that the heap has not grown with the keys.
+// look logs the sizes of the table and the heap, and returns the table's. It checks that the heap has not grown with the keys.
 func (a *attack) look(t *testing.T, when string) (table int) {
 	t.Helper()
 	const most = 1 << 20
@@ -164,8 +164,8 @@ func heap() uint64 {
 	return m.HeapAlloc
 }
 
-// Somebody who comes with a new key each time makes no row where a coarser limit in the same call refuses them, and rows that Prune deletes
-// where none does.
+// An attacker with a new key for each call creates no rows if a coarser limit in the same call refuses. Otherwise Prune deletes the
+// rows later.
 func TestAnAttackerWithManyKeys(t *testing.T) {
 	t.Parallel()
 	testsize.Long(t, "tens of thousands of calls")

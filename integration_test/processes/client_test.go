@@ -43,8 +43,8 @@ func send(ctx context.Context, limiter *ratelimit.Limiter, key string) error {
 	})
 }
 
-// A client that is killed leaves its backend waiting. What it has sent is carried out once the lock is free,
-// unless a COMMIT is needed that nobody sends, or the server looks after its clients meanwhile.
+// A client that is killed leaves its backend waiting. The server runs its statement once the lock is free, unless a COMMIT is
+// missing, or the server checks its client connections meanwhile.
 func TestAClientThatIsKilledWhileItWaits(t *testing.T) {
 	t.Parallel()
 	testsize.Long(t, "a process for each row")
@@ -82,7 +82,7 @@ func TestAClientThatIsKilledWhileItWaits(t *testing.T) {
 			}
 			require.NoError(t, blocker.Rollback(ctx))
 			awaitEnd()
-			taken := int(math.Round(callsCapacity - w.Held(t, "calls", "ada"))) // but for the little that arrived meanwhile
+			taken := int(math.Round(callsCapacity - w.Held(t, "calls", "ada"))) // without the fraction that arrived meanwhile
 			require.GreaterOrEqual(t, taken, 1)
 			require.LessOrEqual(t, taken, 1+test.takes)
 			require.Zero(t, w.Count(t, `SELECT count(*) FROM public.messages`))

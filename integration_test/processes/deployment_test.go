@@ -65,7 +65,7 @@ var deployedPolicies = map[string]struct {
 func deployed(t *testing.T, url string, arguments []string) {
 	t.Helper()
 	w := world.Open(t, url, func(c *pgxpool.Config) { c.MaxConns = deployedWorkers + 1 })
-	limiter := w.With(t, ratelimit.Config{RefusalCache: 100, MaxAttempts: 1000}) // so many, as it is SERIALIZABLE beside others
+	limiter := w.With(t, ratelimit.Config{RefusalCache: 100, MaxAttempts: 1000}) // many, because it runs at SERIALIZABLE beside others
 	limit, beside := ratelimit.Define("deployed", deployedPolicies[arguments[0]].versions[arguments[1]]), ratelimit.Define("roomy", world.Hoard(1e6))
 	over := inputEnded(t)
 	var mu sync.Mutex
@@ -108,7 +108,7 @@ func takeAs(ctx context.Context, worker int, pool ratelimit.Pool, limiter *ratel
 }
 
 // A new version of a program takes over from an old one, each in processes of its own, and their limits differ. While both run, no
-// span has more than what the larger capacity and the higher rate allow, nobody gets an error, and both get answers.
+// span has more than the larger capacity and the higher rate allow, no call fails, and both get answers.
 func TestARollingDeploymentOfTwoProcesses(t *testing.T) {
 	t.Parallel()
 	testsize.Long(t, "ten processes")
@@ -130,9 +130,9 @@ func TestARollingDeploymentOfTwoProcesses(t *testing.T) {
 	}
 }
 
-// requireSpans checks each span between two instants, in microseconds, at which a token was given. A call knows the instant at which its
-// statement began, and may have waited for the row since then: so those that wait when a span ends count for it, though what they
-// were given arrived later.
+// requireSpans checks each span between two instants, in microseconds, at which a token was given. A call knows the instant at
+// which its statement began, and may have waited for the row since then. So calls that wait when a span ends count for it, although
+// their tokens arrived later.
 func requireSpans(t *testing.T, given []int64, most func(time.Duration) float64) {
 	t.Helper()
 	const waiting = 2 * deployedWorkers
@@ -147,7 +147,7 @@ func requireSpans(t *testing.T, given []int64, most func(time.Duration) float64)
 	}
 }
 
-// deployedProcess is a process of a deployment and what it has written so far.
+// deployedProcess is a process of a deployment and its output so far.
 type deployedProcess struct {
 	*process
 

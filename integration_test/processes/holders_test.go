@@ -66,8 +66,8 @@ func write(ctx context.Context, pool *pgxpool.Pool, fence int64) error {
 	return err
 }
 
-// TestHoldersThatAreKilledAreReplaced kills processes in mid-hold, again and again. The row never has more than eight leases
-// that have not ended by the server's clock, those of the dead end, and all slots come back.
+// TestHoldersThatAreKilledAreReplaced kills processes in mid-hold, again and again. The row never has more than eight leases that
+// have not ended by the server's clock. The leases of killed processes end, and all slots become free.
 func TestHoldersThatAreKilledAreReplaced(t *testing.T) {
 	t.Parallel()
 	testsize.Long(t, "eight processes")

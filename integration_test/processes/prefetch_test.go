@@ -45,8 +45,8 @@ func prefetching(t *testing.T, url string, arguments []string) {
 	require.NoError(t, limiter.Close(t.Context()))
 }
 
-// Processes share a key at full speed, and two of them are killed. By the instants that their callers were told, no span
-// has more than the capacity and what arrives in it.
+// Processes share a key at full speed, and two of them are killed. By the instants of the decisions, no span has more than the
+// capacity plus the tokens arriving in it.
 func TestPrefetchAcrossProcesses(t *testing.T) {
 	t.Parallel()
 	testsize.Long(t, "eight processes")

@@ -19,7 +19,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/leaktest"
 )
 
-// No test, whatever it broke, leaves a goroutine behind.
+// No test leaves a goroutine behind, also after faults.
 func TestMain(m *testing.M) { leaktest.Main(m) }
 
 // roleVariable holds the role of a process that is a copy of this program, as JSON.

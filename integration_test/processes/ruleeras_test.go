@@ -97,7 +97,7 @@ func emptied(t *testing.T, w *world.World) law {
 	return law{{name: "the first", from: d.At.UnixMicro(), version: applied.Version, rule: first}}
 }
 
-// sleeper is a key that nobody takes from while the rule changes, and which owes so much that it does not get full meanwhile.
+// sleeper is a key without calls while the rule changes. It owes so much that it does not become full meanwhile.
 const (
 	sleeper     = "eve"
 	sleeperOwes = 700.0

@@ -22,7 +22,7 @@ type fleet struct {
 	processes []*ruleProcess
 }
 
-// ruleProcess is a process of a fleet, and what it has told.
+// ruleProcess is a process of a fleet, with its output.
 type ruleProcess struct {
 	*process
 

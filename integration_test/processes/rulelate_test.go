@@ -18,7 +18,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/rules"
 )
 
-// gate is what connections to the server go through. It can be shut: those there are break, and nobody gets another.
+// gate is a proxy for connections to the server. Shutting it breaks its connections and rejects new ones.
 type gate struct {
 	mu    sync.Mutex
 	shut  bool

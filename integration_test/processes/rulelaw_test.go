@@ -21,11 +21,11 @@ type lawEra struct {
 	rule    rules.Rule
 }
 
-// law is what has to hold for a key: eras in the order of their beginnings. It shares no code with what decides.
+// law is the expected policies of a key: eras in the order of their beginnings. It shares no code with the package under test.
 type law []lawEra
 
-// lawTokens is what a bucket may hold: from at least so many tokens to at most so many. They differ only where the
-// bucket may have been full, as what arrives is lost then, and nobody knows how much that was.
+// lawTokens is the range of tokens that a bucket may hold. The bounds differ only if the bucket may have been full, because an
+// unknown number of arriving tokens is lost then.
 type lawTokens struct{ least, most float64 }
 
 // holding returns which of the eras holds at an instant.
@@ -45,7 +45,7 @@ func (l law) end(i int, last int64) int64 {
 	return last
 }
 
-// window returns the policy of the era as a window. That of a token bucket has no Start.
+// window returns the policy of the era as a window. A token bucket's has no Start.
 func (e *lawEra) window() ratelimit.FixedWindow {
 	if p, ok := e.rule.Policy.(ratelimit.TokenBucket); ok {
 		return ratelimit.FixedWindow{Rate: p.Rate, Period: p.Period, Capacity: p.Capacity}
@@ -55,7 +55,7 @@ func (e *lawEra) window() ratelimit.FixedWindow {
 
 func (e *lawEra) capacity() float64 { return cmp.Or(e.window().Capacity, e.window().Rate) }
 
-// policy is how a decision under the era names what has decided.
+// policy returns the name of the era's policy in a decision.
 func (e *lawEra) policy() string { return e.rule.Policy.String() }
 
 // arrived returns the tokens that arrive after an instant and up to another, both in the era.
@@ -81,14 +81,14 @@ func (e *lawEra) enter(tokens float64, before *lawEra) float64 {
 	return min(tokens, e.capacity())
 }
 
-// lateness is what was decided in an era by a policy before it, in processes that had not heard of the change.
+// lateness counts decisions in an era by an earlier policy, in processes that had not learned of the change.
 type lateness struct {
 	decisions int
 	us        int64 // how long after the beginning of the era the last of them was decided
 }
 
-// lateIn checks that every decision was made under the policy of its era, by whoever knew of that. It returns, by era, what was
-// decided under a former policy by processes that did not.
+// lateIn checks that every process that knew the era decided under its policy. It returns, by era, the decisions under an earlier
+// policy by the other processes.
 func (l law) lateIn(t *testing.T, key string, decisions []taken) map[int]lateness {
 	t.Helper()
 	late := make(map[int]lateness)
@@ -114,7 +114,7 @@ func (l law) wasBefore(i int, policy string) bool {
 	return false
 }
 
-// row is a bucket of the limit as it is stored.
+// row is a stored bucket of the limit.
 type row struct {
 	Key   string
 	Value float64
@@ -156,7 +156,7 @@ func (l law) requireKept(t *testing.T, decisions []taken, end row, began float64
 	require.InDelta(t, (holds.least+holds.most)/2, end.Value, (holds.most-holds.least)/2+rounding, "%s: what is left", end.Key)
 }
 
-// after returns what is held after tokens have arrived, and others were admitted.
+// after returns the range after tokens have arrived and been admitted.
 func (h lawTokens) after(e *lawEra, arrived, admitted float64) lawTokens {
 	if admitted == 0 {
 		return lawTokens{min(h.least+arrived, e.capacity()), min(h.most+arrived, e.capacity())}
@@ -165,8 +165,8 @@ func (h lawTokens) after(e *lawEra, arrived, admitted float64) lawTokens {
 	return lawTokens{max(h.least+arrived-admitted-lost, 0), min(h.most+arrived-admitted, e.capacity())}
 }
 
-// widened returns what is held where a process goes on under the era before for a while: it admits up to the capacity and the
-// rate of that more, or has what is above that capacity lost.
+// widened returns the range if a process continues under the era before for a while. It admits up to that era's capacity and rate
+// more, or loses the tokens above that capacity.
 func (h lawTokens) widened(before *lawEra, from int64, late lateness) lawTokens {
 	if late.decisions == 0 {
 		return h

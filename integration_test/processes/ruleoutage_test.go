@@ -37,8 +37,7 @@ type outage struct {
 	running, starting served
 	// closed is whether decisions fail: with an error, and never with an admission.
 	closed bool
-	// told is what RulesLoaded has of it, by the program that runs and the one that starts: nil where there is nothing to
-	// tell.
+	// told checks the RulesLoaded of the running and of the starting program; nil if they report nothing.
 	told func(*ratelimit.RulesLoaded) bool
 	// afterwards is what both serve once it is over.
 	afterwards served
@@ -193,7 +192,7 @@ func (o *outageStand) reconnect() {
 // cutLoads breaks each connection in the middle of a load, once the answer is on its way.
 func (u *ruleUser) cutLoads() {
 	u.news.breakAt("row_number()")
-	u.news.close() // those that have loaded before send other words
+	u.news.close() // programs that have loaded before send another message
 	u.news.open()
 }
 
@@ -204,7 +203,7 @@ func (u *ruleUser) looksAgain(t *testing.T) {
 	world.Eventually(t, "the Set looks at the tables", func() bool { return u.set.Age() < time.Since(now) })
 }
 
-// serves waits until the program serves what is said. A change holds from an instant of the database's clock, which may be a
+// serves waits until the program serves the expected rules. A change holds from an instant of the database's clock, which may be a
 // little ahead of this machine's.
 func (u *ruleUser) serves(t *testing.T, what served) {
 	t.Helper()
@@ -212,7 +211,7 @@ func (u *ruleUser) serves(t *testing.T, what served) {
 	world.Eventually(t, "it serves "+what.what, func() bool { return capacity(ruledCode) == what.api && capacity(otherCode) == what.other })
 }
 
-// decides checks that decisions are made by what is served, or fail where they have to.
+// decides checks that decisions follow the served rules, or fail if closed.
 func (u *ruleUser) decides(t *testing.T, by served, closed bool) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), world.Patient)

@@ -32,7 +32,7 @@ func ruledWorkers(t *testing.T, url string, arguments []string) {
 	require.NoError(t, err)
 	w := world.Open(t, url)
 	told := &teller{to: bufio.NewWriter(os.Stdout)}
-	set, err := rules.NewSet(w.Pool, rules.Config{Poll: time.Hour, Observer: told}) // it is the news that it hears of
+	set, err := rules.NewSet(w.Pool, rules.Config{Poll: time.Hour, Observer: told}) // it learns changes by notifications
 	require.NoError(t, err)
 	limiter := w.With(t, ratelimit.Config{Policies: set})
 

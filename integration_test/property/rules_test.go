@@ -43,7 +43,7 @@ func TestWriteAnythingIsRead(t *testing.T) {
 			Overrides: []rules.Override{{Limit: "limit", Key: rapid.StringN(0, 64, 256).Filter(func(s string) bool { return !strings.Contains(s, "\x00") }).Draw(t, "key"), Multiplier: 2}},
 		}
 		if bucket := d.Rules[0].Policy.(ratelimit.TokenBucket); bucket.Capacity == bucket.Rate {
-			bucket.Capacity = 0 // the text leaves out what is the default
+			bucket.Capacity = 0 // the text leaves out the default
 			d.Rules[0].Policy = bucket
 		}
 		text, err := d.YAML()
@@ -54,7 +54,7 @@ func TestWriteAnythingIsRead(t *testing.T) {
 	})
 }
 
-// Two requests with different attributes never have one key, whatever the pattern and the attributes.
+// Two requests with different attributes never have the same key, for any pattern and attributes.
 func TestTierKeysDiffer(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {

@@ -78,7 +78,7 @@ func list(of []call) string {
 	return strings.Join(lines, "\n")
 }
 
-// wrong returns the cells that must be met and are not, and those that cannot be and are.
+// wrong returns the required cells that are missing, and the impossible cells that were met.
 func (c cells) wrong() (missing, impossible []call) {
 	for verb := range verbs() {
 		for kind := range kinds {

@@ -32,7 +32,7 @@ type history struct {
 	latest time.Time // that the clock has shown
 
 	mu     sync.Mutex
-	offset time.Duration // between the clock of the database and that of the bubble
+	offset time.Duration // between the clocks of the database and of the bubble
 	events []string      // of the step
 
 	in           *ratelimit.Limiter // that calls are made on: of the transaction that is open, or base
@@ -69,7 +69,7 @@ func levelNames() [levels]string {
 	return [levels]string{"alone", "read committed", "repeatable read", "serializable"}
 }
 
-// now is the clock of the database. It goes on with that of the bubble, and steps.
+// now is the clock of the database. It runs with the bubble's clock, and steps.
 func (h *history) now() time.Time {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -198,7 +198,7 @@ func (h *history) run(ctx context.Context) error {
 	return h.close(ctx)
 }
 
-// settle waits until all that goes on beside the calls is done, and writes what was told meanwhile.
+// settle waits until all background work is done, and writes its events.
 func (h *history) settle() {
 	synctest.Wait()
 	h.mu.Lock()
@@ -211,8 +211,8 @@ func (h *history) settle() {
 	h.events = h.events[:0]
 }
 
-// advance has time pass, or the clock of the database step. In a transaction no timer goes off: what it starts might
-// wait for a row that the transaction holds.
+// advance lets time pass, or steps the clock of the database. In a transaction no timer fires, because its work might wait for a
+// row that the transaction holds.
 func (h *history) advance(d *draw) {
 	pass, by := h.sleep, time.Duration(0)
 	if h.level != noTransaction {
@@ -257,14 +257,14 @@ func (h *history) sleep(by time.Duration) {
 	h.step(-7 * time.Nanosecond)
 }
 
-// picksRows reports whether a limit has rows that are picked at random. What they hold after the clock has stepped back goes by
-// which of them were picked.
+// picksRows reports whether a limit has rows that are picked at random. After the clock has stepped back, their values depend on
+// the picks.
 func (h *history) picksRows() bool {
 	return slices.ContainsFunc(h.limits, func(l *limit) bool { return l.kind == kindShards })
 }
 
 // isRandomOnServer reports whether a limit with shards has a rule for one plan or key. Then calls on other plans see another number
-// of rows, and what a call moves between the rows depends on the row that the server's statement picks at random.
+// of rows, and the tokens that a call moves between the rows depend on the row that the server's statement picks at random.
 func (h *history) isRandomOnServer() bool {
 	return slices.ContainsFunc(h.book.pages, func(p *page) bool { return p.of.kind == kindShards && (p.plan != "" || p.key != "") })
 }
@@ -287,7 +287,7 @@ func (h *history) one(ctx context.Context, d *draw) {
 	}
 }
 
-// instead returns another verb than one that has nothing to work on in this world.
+// instead returns another verb if verb has nothing to work on in this world.
 func (h *history) instead(d *draw, i int, verb string) int {
 	has := func(kind int) bool {
 		return slices.ContainsFunc(h.limits, func(l *limit) bool { return l.kind == kind })
@@ -313,7 +313,7 @@ func (h *history) instead(d *draw, i int, verb string) int {
 	return i
 }
 
-// verb calls a verb and writes what it answered.
+// verb calls a verb and writes its answer.
 func (h *history) verb(ctx context.Context, d *draw, i int, v *verb) {
 	if d.oneIn(60) {
 		canceled, cancel := context.WithCancel(ctx)
@@ -395,7 +395,7 @@ func (h *history) give(err error) error {
 	return err
 }
 
-// finish ends a transaction, or one that is nested.
+// finish ends a transaction, or a nested one.
 func (h *history) finish(ctx context.Context, tx pgx.Tx, back bool, of string) error {
 	end, how := tx.Commit, "commit"
 	if back || h.lost {

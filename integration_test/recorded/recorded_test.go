@@ -152,7 +152,7 @@ func sized(t *testing.T, short, full, every uint64) numbers {
 	return numbers{0, full, 1}
 }
 
-// TestRecorded makes the calls of random histories in memory, and compares all answers with those that were recorded.
+// TestRecorded makes the calls of random histories in memory, and compares all answers with the recorded ones.
 func TestRecorded(t *testing.T) {
 	t.Parallel()
 	if *historyFlag >= 0 {
@@ -229,7 +229,7 @@ func TestRecordedOnPostgres(t *testing.T) {
 	}
 }
 
-// TestEveryMethodIsRecorded checks that the histories call each public method, except the ones that leftOut lists.
+// TestEveryMethodIsRecorded checks that the histories call each public method, except the methods in leftOut.
 func TestEveryMethodIsRecorded(t *testing.T) {
 	t.Parallel()
 	left := leftOut()

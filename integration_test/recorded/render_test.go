@@ -15,12 +15,12 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// text is what a call answered, in fields that are not zero. Numbers are written with as many digits as tell them from every
-// other float64, so two texts are equal only when the numbers are equal to the last bit.
+// text is the answer to a call, in fields that are not zero. Numbers are written with as many digits as tell them from every other
+// float64, so two texts are equal only when the numbers are equal to the last bit.
 type text struct {
 	strings.Builder
 
-	start time.Time // of the history: instants are told from there
+	start time.Time // of the history: instants are written relative to it
 }
 
 func (t *text) field(name, value string) {
@@ -39,7 +39,7 @@ func (t *text) number(name string, n float64) {
 	}
 }
 
-// rough is number for what may differ by a rounding.
+// rough is number for values that may differ by rounding.
 func (t *text) rough(name string, n float64) {
 	if s := strconv.FormatFloat(n, 'f', 6, 64); s != "0.000000" && s != "-0.000000" {
 		t.field(name, s)
@@ -80,7 +80,7 @@ func shards(l ratelimit.Limit) int {
 // decision writes a decision. Two things are left out, because servers and memory may rightly differ in them:
 //
 //   - The tokens left of a limit with shards, if the limit had enough or the call is in a transaction. They are an estimate.
-//   - In a transaction, digits beyond the sixth of what is left of a limit that had enough, when another limit refused: a
+//   - In a transaction, digits beyond the sixth of the tokens left in a limit that had enough, when another limit refused: a
 //     statement has taken from it, and the answer adds the cost again.
 func (t *text) decision(d ratelimit.Decision, inTx bool) {
 	undone := inTx && !d.Allowed && len(d.States) > 1
@@ -170,7 +170,7 @@ func (t *text) slot(s ratelimit.Turn) {
 	t.flag("restarted", s.Restarted)
 }
 
-// tokens writes the tokens of a bucket. In a transaction it leaves out those of a limit with shards.
+// tokens writes the tokens of a bucket. In a transaction it leaves out limits with shards.
 func (t *text) tokens(v ratelimit.Value, inTx bool) {
 	t.instant("asof", v.AsOf)
 	switch {
@@ -248,7 +248,7 @@ func (t *text) failure(err error) {
 	t.WriteString(said)
 }
 
-// event returns what an Observer is told, but for how long it took, and "" for what goes by statements: batches and mended clocks.
+// event returns the text of an event, without its duration, and "" for events that depend on statements: batches and mended clocks.
 func event(e ratelimit.Event, start time.Time) string {
 	t := &text{start: start}
 	t.WriteString("  event")

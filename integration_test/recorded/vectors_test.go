@@ -112,7 +112,7 @@ type difference struct {
 	verbs          []verb
 	ran, differing int
 	first          []uint64
-	with           [2]map[string]int // how many histories have a call of a verb, or of a kind: all, and those that differ
+	with           [2]map[string]int // how many histories have a call of a verb, or of a kind: all, and the histories that differ
 	text           string            // of the first whose text is recorded
 }
 

@@ -13,7 +13,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// What a call came to.
+// The outcomes of a call.
 const (
 	allowed = iota
 	refused
@@ -23,7 +23,7 @@ const (
 
 func outcomeNames() [outcomes]string { return [outcomes]string{"allowed", "refused", "error"} }
 
-// verb is a method of Limiter. Its call writes what it was asked and what it answered, and returns the kinds that it was about.
+// verb is a method of Limiter. Its call writes the requests and the answer, and returns the kinds of its limits.
 type verb struct {
 	name   string
 	weight int
@@ -98,7 +98,7 @@ type ask struct {
 	kind    int
 }
 
-// draw draws requests for a verb, mostly ones that it can answer.
+// draw draws requests for a verb, mostly valid ones.
 func (h *history) draw(d *draw, verb string) (asked []ask) {
 	most := 1 + d.below(d.below(3)+1)
 	for range most {
@@ -126,8 +126,8 @@ func (h *history) draw(d *draw, verb string) (asked []ask) {
 	return asked
 }
 
-// adapts reports whether the policy of what is asked adapts now. No call asks for two of these: what one of them has written beside
-// the call may or may not hold the other.
+// adapts reports whether the policy of the ask is adaptive now. No call is over two such limits, because the background write of
+// the first may or may not lock the second.
 func (h *history) adapts(a ask) bool {
 	_, adapts := h.base.Resolve(a.request).Policy().(ratelimit.Adaptive)
 	return adapts
@@ -200,7 +200,7 @@ func (h *history) ask(d *draw, l *limit, verb string) ask {
 	return a
 }
 
-// requests writes what is asked, and returns it as a call wants it.
+// requests writes the asks, and returns them as requests.
 func (h *history) requests(asked []ask) (requests []ratelimit.Request) {
 	for _, a := range asked {
 		h.text.WriteString(" [" + a.text + "]")
@@ -223,7 +223,7 @@ func kindsOf(asked []ask) (named []int) {
 // isInTx reports whether calls are in a transaction.
 func (h *history) isInTx() bool { return h.level != noTransaction }
 
-// outcome writes a decision, and returns what it is.
+// outcome writes a decision, and returns its outcome.
 func (h *history) outcome(d ratelimit.Decision, err error) int {
 	if err != nil {
 		return failed
@@ -306,7 +306,7 @@ func checkReserve(ctx context.Context, h *history, d *draw) ([]int, int, error) 
 	return kindsOf(asked), h.reservation(r, err), err
 }
 
-// pick returns one of the latest tickets, or one that never was.
+// pick returns one of the latest tickets, or a ticket with an unknown ID.
 func (h *history) pick(d *draw, of []ticket, unknown string) ticket {
 	n, which, none := len(of), d.next(), d.oneIn(20)
 	if n == 0 || none {
@@ -401,7 +401,7 @@ func acquire(ctx context.Context, h *history, d *draw) ([]int, int, error) {
 	return kindsOf(asked), outcome, err
 }
 
-// leased returns a lease, or one that is none.
+// leased returns a lease, or a ticket with an unknown ID.
 func (h *history) leased(d *draw) ticket {
 	unknown := oneOf(d, "", "no lease")
 	return h.pick(d, h.leases, unknown)
@@ -464,7 +464,7 @@ func report(ctx context.Context, h *history, d *draw) ([]int, int, error) {
 	var err error
 	for range times { // an epoch needs ten
 		err = h.in.Report(ctx, r[0], o)
-		synctest.Wait() // for what it writes beside
+		synctest.Wait() // for its background writes
 	}
 	return []int{a.kind}, allowed, err
 }
@@ -514,7 +514,7 @@ func storedKey(_ context.Context, h *history, d *draw) ([]int, int, error) {
 	return []int{a.kind}, allowed, err
 }
 
-// prune prunes. How many rows there were of full buckets is nobody's business.
+// prune prunes. It does not write the number of rows of full buckets, which may differ.
 func prune(ctx context.Context, h *history, d *draw) ([]int, int, error) {
 	var limits []ratelimit.Limit
 	var named []int

@@ -127,7 +127,7 @@ func drawCalendar(d *draw) ratelimit.Policy {
 // book is a source of policies that a history changes.
 type book struct{ pages []*page }
 
-// page is a rule, with what it was made of.
+// page is a rule, with its config.
 type page struct {
 	of        *limit
 	plan, key string
@@ -151,7 +151,7 @@ func (b *book) RulingFor(limit ratelimit.Limit, plan, key string) *ratelimit.Rul
 	return found.rule
 }
 
-// rank orders the rules that fit: that of a key, that of a plan, and that of the limit.
+// rank orders the matching rules: a rule of a key, a rule of a plan, and a rule of the limit.
 func (p *page) rank() int {
 	switch {
 	case p.key != "":
@@ -217,7 +217,7 @@ func (p *page) reshard(d *draw) ratelimit.Policy {
 	return policy
 }
 
-// drawPages draws the rules that there are at first.
+// drawPages draws the initial rules.
 func drawPages(d *draw, limits []*limit, keys []string, start time.Time) (pages []*page, err error) {
 	for _, l := range limits {
 		for range oneOf(d, 0, 1, 1, 2) {

@@ -79,7 +79,7 @@ func newGateway(t *testing.T, behind http.Handler) *gateway {
 	return g
 }
 
-// restart starts the program, after it has ended one that runs.
+// restart ends the running program, if any, and starts it again.
 func (g *gateway) restart(t *testing.T) {
 	t.Helper()
 	if g.server != nil {
@@ -228,7 +228,7 @@ func TestGateway(t *testing.T) {
 	})
 }
 
-// Callers see their own limits, and nobody else's.
+// Callers see only their own limits.
 func TestGatewayLimits(t *testing.T) {
 	t.Parallel()
 	g := startGateway(t)
@@ -291,7 +291,8 @@ func TestGatewaySeedsItsTablesOnce(t *testing.T) {
 	require.Contains(t, g.get(t, "/limits", "Authorization", "Bearer free0-key").body, `"rate":60`)
 }
 
-// Operators change limits while the gateway runs: also one in shadow mode, one of a route, and one that is in no file.
+// Operators change limits while the gateway runs: also a limit in shadow mode, the limit of a route, and a limit that is in no
+// file.
 func TestGatewayRulesChange(t *testing.T) {
 	t.Parallel()
 	requireRefused := func(t *testing.T, g *gateway, path, limit string) {

@@ -28,10 +28,10 @@ const changeTable = `at    who                   asked  admitted  under
 3s    one with an override     70        60  "gateway.key";q=3600
 `
 
-// TestGatewayChange changes a plan, and the policy of one key, from an instant that lies ahead. Both keys are empty and ask for more
-// than they get: at the instant they get what arrived by the former policy, and after it what arrives by the new one. Then an operator
-// pauses a key and resumes it. With -v it prints what was admitted. The gateway restarts whenever the clock is moved, because its
-// cache of refusals does not see that.
+// TestGatewayChange changes a plan, and the policy of one key, from an instant that lies ahead. Both keys are empty and request
+// more than they get. At the instant they get the tokens that arrived by the old policy, and after it the tokens that arrive by the
+// new one. Then an operator pauses a key and resumes it. With -v it prints the admissions. The gateway restarts whenever the clock
+// is moved, because its cache of refusals does not see that.
 func TestGatewayChange(t *testing.T) {
 	t.Parallel()
 	g := newGateway(t, new(api))

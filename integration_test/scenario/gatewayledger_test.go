@@ -75,7 +75,7 @@ type party struct {
 	asks    int    // of each bucket
 	cost    int    // of each ask, to the limit that stops them
 	stopped string // by this limit
-	plan    string // empty: a key that nobody has
+	plan    string // empty: an unknown key
 	request func(r *http.Request, bucket, i int)
 
 	left, leftToday int // in each bucket
@@ -186,7 +186,7 @@ type seen struct {
 	mu       sync.Mutex
 	asked    int
 	served   int            // 200
-	unknown  int            // 401: the limits allowed it, and nobody has the key
+	unknown  int            // 401: the limits allowed it, and the key is unknown
 	refused  map[string]int // 429, by the rule that refused
 	told     map[string]int // 200, by the policy of gateway.key that RateLimit-Policy states
 	mistaken []string       // answers that are wrong
@@ -273,14 +273,14 @@ func (g *gateway) spend(ctx context.Context, s *seen, prepare func(*http.Request
 // counted is how many requests took from a limit by a rule, and how many it refused.
 type counted struct{ took, refused int }
 
-// totals are what was counted of each rule.
+// totals are the counts of each rule.
 type totals map[string]counted
 
 func (t totals) add(rule string, more counted) {
 	t[rule] = counted{t[rule].took + more.took, t[rule].refused + more.refused}
 }
 
-// addSeen adds what a party saw. No client sees what the limit in shadow mode would have refused.
+// addSeen adds the answers that a party saw. No client sees the refusals of the limit in shadow mode.
 func (t totals) addSeen(p *party, s *seen, want expected) {
 	took := []string{"gateway.address"}
 	if p.plan != "" {
@@ -323,9 +323,9 @@ func (p *party) judge(t *testing.T, s *seen, want expected) {
 	}
 }
 
-// TestGatewayLedger plays honest and dishonest clients against the program, and compares what they get with the arithmetic of the
-// limits, with /metrics, and with what reaches the API. With -v it prints both sides. The gateway restarts between the acts, because
-// its cache of refusals does not see that the clock is moved.
+// TestGatewayLedger plays honest and dishonest clients against the program, and compares their answers with the arithmetic of the
+// limits, with /metrics, and with the requests that reach the API. With -v it prints both sides. The gateway restarts between the
+// acts, because its cache of refusals does not see that the clock is moved.
 func TestGatewayLedger(t *testing.T) {
 	t.Parallel()
 	testsize.Long(t, "sends 3,000 requests through the whole gateway")

@@ -127,7 +127,7 @@ func TestLLMSettles(t *testing.T) {
 	require.Equal(t, "free -200, free.user -200, model.tokens -200", p.owed(t))
 }
 
-// owed returns the limits on tokens with what is missing from their capacity.
+// owed returns the limits on tokens, each with the tokens missing from its capacity.
 func (p *play) owed(t *testing.T) string {
 	t.Helper()
 	return query[string](t, p.pool, `SELECT string_agg(name || ' ' || value - CASE name WHEN 'free' THEN 40000 WHEN 'free.user' THEN 10000 ELSE 0 END, ', ' ORDER BY name)

@@ -21,14 +21,14 @@ type figures struct {
 	overloaded       bool    // whether it asked to be left alone
 	turnedAway       int     // requests meanwhile
 	metered          int     // tokens
-	requests, tokens float64 // the share of what it allows that was used while it was busy
+	requests, tokens float64 // the used share of its capacity while it was busy
 	fullest          float64 // the share of its tokens that was used in the fullest minute
 
 	// From the database.
 	lost, twice       int           // jobs
 	reserved, settled int           // tokens
 	surplus, overage  int           // tokens given back, and charged on top
-	open              int           // reservations that nobody settled
+	open              int           // reservations that were not settled
 	moved             int           // questions that lost their time and reserved another
 	stale             int           // questions that were started although their time was over
 	snoozes           int           // how often a job was put off
@@ -38,8 +38,8 @@ type figures struct {
 	allWaits          []time.Duration
 	atOnce            map[string]int // by user: the most questions that the model had at a time
 
-	// The large requests, numbered as they were asked, in the order in which the model saw them; and how many it saw after one
-	// whose time was later by more than the slack.
+	// The large requests, numbered in the order of asking, in the order in which the model saw them. overtaken is how many it saw
+	// after a request whose time was later by more than the slack.
 	served    []int
 	overtaken int
 }
@@ -49,7 +49,7 @@ type turn struct {
 	ID                       string
 	Asker                    string
 	Estimate, Tokens         int
-	AskedAt, ReadyAt, SlotAt time.Time // ReadyAt was promised when it was asked, SlotAt was the time in the end
+	AskedAt, ReadyAt, SlotAt time.Time // ReadyAt is the promise of the first answer, SlotAt the final time
 	StartedAt                time.Time
 }
 
@@ -136,7 +136,7 @@ func (f *figures) utilise(calls []call, minute time.Duration, back time.Time) {
 	}
 }
 
-// countRuns counts the questions that were not answered, and those that the model was asked more than once.
+// countRuns counts the questions without an answer, and the questions that the model received more than once.
 func (f *figures) countRuns(asked []string, turns []turn, calls []call) {
 	answered, runs := map[string]bool{}, map[string]int{}
 	for _, t := range turns {
@@ -223,9 +223,9 @@ func (f *figures) print(w io.Writer, refused int) {
 	fmt.Fprintf(w, "%-15s %-4s %9d %s\n", "everybody", "", len(f.allWaits), spread(f.allWaits))
 }
 
-// judge returns an error for each promise that was not kept. That the model refuses nothing, and that nobody is overtaken, is
-// promised where the way to the model takes no longer than it may, because the machine decides how long it takes. Neither is
-// promised after an overload: what was reserved for the time of the pause is ready at its end.
+// judge returns an error for each broken promise. Two promises require that the way to the model is not longer than allowed,
+// because that depends on the machine: the model refuses nothing, and no request is overtaken. Neither holds after an overload,
+// because all reservations for the time of the pause are ready at its end.
 func (f *figures) judge(way time.Duration) error {
 	var errs []error
 	expect := func(ok bool, format string, args ...any) {

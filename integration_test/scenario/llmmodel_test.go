@@ -22,9 +22,9 @@ const (
 	maxQuestion   = 5_000
 )
 
-// model is a model API that is stricter than most: it keeps an exact log, and refuses a request that would make any minute hold more
-// than its requests or its tokens. A request counts from its arrival: with all tokens that it may use until it is answered, and
-// with those that it used from then on.
+// model is a model API that is stricter than most: it keeps an exact log, and refuses a request that would make any minute hold
+// more than its requests or its tokens. A request counts from its arrival: with all tokens that it may use until it is answered,
+// and with the used tokens from then on.
 type model struct {
 	minute time.Duration // time runs faster here
 

@@ -63,7 +63,7 @@ func (p *play) process(t *testing.T, workers int) *server {
 
 const maxWorkers = 32
 
-// run has everybody ask and the workers answer, until nobody waits any more.
+// run makes all users ask and the workers answer, until no question waits.
 func (p *play) run(t *testing.T) {
 	t.Helper()
 	total := 0
@@ -101,7 +101,7 @@ func (p *play) run(t *testing.T) {
 // outage is how long workers are stopped, or the model is overloaded.
 func (p *play) outage() time.Duration { return p.minute / 2 }
 
-// askAll has u ask each question at its time. A user who is refused waits for Retry-After and asks again.
+// askAll has u ask each question at its time. After a refusal the user waits for Retry-After and asks again.
 func (p *play) askAll(ctx context.Context, u user, prompts []prompt) error {
 	for _, q := range prompts {
 		wait := time.Until(p.begun.Add(q.at))

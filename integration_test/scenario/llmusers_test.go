@@ -39,7 +39,7 @@ func users() []user {
 	}
 }
 
-// prompt is a question, and when it is asked.
+// prompt is a question and its time.
 type prompt struct {
 	at time.Duration
 	completion
@@ -51,7 +51,7 @@ func (p prompt) estimate() int { return (len(p.Prompt)+3)/4 + p.MaxTokens }
 type scale struct {
 	minute  time.Duration // of the model
 	share   float64       // of what the model allows, that the program uses
-	prompts float64       // how many of the prompts are asked
+	prompts float64       // the number of the prompts
 }
 
 // shortScale is most of a run at ten times its speed.
@@ -69,11 +69,11 @@ func (s scale) slack() time.Duration {
 func (s scale) staleAfter() time.Duration { return s.slack() * 3 / 4 }
 func (s scale) way() time.Duration        { return s.slack() - s.staleAfter() }
 
-// opening is how many prompts each user asks at once when the run begins, so that there is a queue.
+// opening is how many prompts each user asks at once when the run begins, to build a queue.
 const opening = 4
 
-// script returns what each user asks: the same in every run. Together they ask for the tokens of a span in the first three
-// fifths of it, so that there is always a queue.
+// script returns what each user asks: the same in every run. Together they ask for the tokens of a span in the first three fifths
+// of it, to keep a queue.
 func script(s scale) (byUser [][]prompt, span time.Duration) {
 	random := rand.New(rand.NewPCG(1, 2))
 	total := 0

@@ -172,7 +172,7 @@ func TestLoginGuessesAtOnce(t *testing.T) {
 			for range test.before {
 				require.Equal(t, http.StatusUnauthorized, l.try(t, attempt{login: test.account, password: guess}).status)
 			}
-			// Whoever checks this hash fails, so an attempt that is refused was not checked.
+			// Checking this hash fails, which shows that a refused attempt was not checked.
 			execute(t, l.pool, `UPDATE login_users SET password_hash = 'no hash'`)
 			var attempts []attempt
 			for i := range test.guesses {
@@ -277,7 +277,7 @@ func TestLoginLimits(t *testing.T) {
 	})
 }
 
-// Nobody learns which accounts exist: an unknown account gets the same answers as a wrong password, after the same work.
+// An attacker cannot learn which accounts exist: an unknown account gets the same answers as a wrong password, after the same work.
 func TestLoginUnknownAccount(t *testing.T) {
 	t.Parallel()
 	l := startLogin(t)
@@ -360,7 +360,7 @@ func TestLoginSuccess(t *testing.T) {
 	})
 }
 
-// account asks who is signed in.
+// account requests the signed-in user.
 func (l *login) account(t *testing.T) reply {
 	t.Helper()
 	request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, l.url+"/account", http.NoBody)
@@ -370,7 +370,7 @@ func (l *login) account(t *testing.T) reply {
 	return r
 }
 
-// What is no sign-in costs nothing.
+// An invalid sign-in request costs nothing.
 func TestLoginRefusesWhatIsNoSignIn(t *testing.T) {
 	t.Parallel()
 	l := startLogin(t)

@@ -70,7 +70,7 @@ func acts() []act {
 	}
 }
 
-// TestLoginAttack attacks the program over HTTP. With -v it prints what was admitted and refused, and the rows that changed.
+// TestLoginAttack attacks the program over HTTP. With -v it prints the admissions and refusals, and the changed rows.
 func TestLoginAttack(t *testing.T) {
 	t.Parallel()
 	l := startLogin(t)

@@ -13,7 +13,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/testsize"
 )
 
-// A failure admits nobody.
+// After a failure no login is admitted.
 func TestLoginFailsClosed(t *testing.T) {
 	t.Parallel()
 

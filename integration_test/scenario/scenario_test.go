@@ -1,7 +1,7 @@
 // Package scenario_test runs the programs of examples as a reader does, and plays against them from outside: over HTTP, and with
-// SQL. Each program is copied into a module of its own and built there, so it compiles for whoever copies it.
+// SQL. Each program is copied into a module of its own and built there, so it compiles for readers who copy it.
 //
-// With -v the scenarios print what was tried, admitted and refused.
+// With -v the scenarios print attempts, admissions and refusals.
 package scenario_test
 
 import (
@@ -96,7 +96,7 @@ func run(t *testing.T, directory string, args ...string) {
 	require.NoError(t, err, "go %s: %s", strings.Join(args, " "), output)
 }
 
-// invoke runs a program to its end, and returns what it printed.
+// invoke runs a program to its end, and returns its output.
 func invoke(t *testing.T, database, example string, args ...string) (string, error) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)

@@ -206,8 +206,8 @@ func TestAServersClockJitters(t *testing.T) {
 	t.Logf("%d steps back under %d calls; %d of %d were given", back, taken+given+refused, given, given+refused)
 }
 
-// A standby whose clock is behind takes over. It credits nothing twice; a bucket stands still until the clock is where that of the old
-// primary was, and no longer than a minute.
+// A standby whose clock is behind takes over. It credits nothing twice; a bucket gains nothing until the clock reaches the old
+// primary's, for at most a minute.
 func TestAPromotedServersClockIsBehind(t *testing.T) {
 	t.Parallel()
 	testsize.Long(t, "servers of its own")

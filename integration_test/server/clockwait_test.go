@@ -15,8 +15,9 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// A call waits for a row for days, and who holds the row takes from it at both ends. The instant that the call began at is long gone, and
-// is no reason to take that of the row for a wrong clock's: what has arrived between the two takes is there once.
+// A call waits for a row for days, and the transaction that holds the row takes from it at the beginning and at the end. The call
+// began long before the row's ts, but must not treat that ts as a wrong clock. The tokens that arrived between the two takes count
+// once.
 func TestWhoWaitsForDaysCreditsNothingTwice(t *testing.T) {
 	t.Parallel()
 	testsize.Long(t, "servers of its own")

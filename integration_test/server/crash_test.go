@@ -13,8 +13,8 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/testsize"
 )
 
-// With synchronous_commit off a crash loses the last commits, each with its tokens, its reservation and its work. What
-// was written to disk by then is not lost; Postgres promises that this takes no longer than three times wal_writer_delay.
+// With synchronous_commit off a crash loses the last commits, each with its tokens, its reservation and its work. Commits on disk
+// are not lost; Postgres promises that writing takes no longer than three times wal_writer_delay.
 func TestACrashWithoutSynchronousCommitLosesTheLastCommitsWhole(t *testing.T) {
 	t.Parallel()
 	testsize.Long(t, "servers of its own")
@@ -38,7 +38,7 @@ func TestACrashWithoutSynchronousCommitLosesTheLastCommitsWhole(t *testing.T) {
 		require.NoError(t, syscall.Kill(writer, syscall.SIGSTOP))
 		t.Cleanup(func() { _ = syscall.Kill(writer, syscall.SIGCONT) })
 		l.awaitAcks(t, 20)
-		if mode == postgrestest.Kill { // with the main process gone nobody restarts what the writer's death ends
+		if mode == postgrestest.Kill { // without the main process nothing restarts the sessions that the writer's death ends
 			require.NoError(t, server.Stop(t.Context(), mode))
 			require.NoError(t, syscall.Kill(writer, syscall.SIGKILL))
 		} else {

@@ -88,7 +88,7 @@ func (a *application) requireNoRoomForData(t *testing.T) {
 	}
 	require.Equal(t, "53100", sqlstate(err), "%v", err)
 	require.True(t, ratelimit.IsUndecided(err))
-	admitted-- // the one that failed
+	admitted-- // the failed call
 	for name, call := range map[string]func(context.Context) error{
 		"Take": func(ctx context.Context) error { _, err := a.limiter.Take(ctx, sent.For(longKey(most))); return err },
 		"TakeSeveral": func(ctx context.Context) error {

@@ -76,8 +76,8 @@ func writing(reservation, lease string) map[string]func(context.Context, *rateli
 	}
 }
 
-// requireReadOnly checks that on a server where nothing can be written each call that writes fails, and says what to do, and
-// that those that read answer.
+// requireReadOnly checks that on a read-only server each call that writes fails with an error that says what to do, and that calls
+// that read work.
 func requireReadOnly(t *testing.T, limiter *ratelimit.Limiter, reservation, lease string) {
 	t.Helper()
 	for name, call := range writing(reservation, lease) {
@@ -86,7 +86,7 @@ func requireReadOnly(t *testing.T, limiter *ratelimit.Limiter, reservation, leas
 		require.NotErrorIs(t, err, ratelimit.ErrLimited, name)
 		require.NotErrorIs(t, err, ratelimit.ErrCommitUnknown, name)
 		require.True(t, ratelimit.IsUndecided(err), "%s: %v", name, err)
-		require.Contains(t, []string{"25006", "0A000"}, sqlstate(err), "%s: %v", name, err) // the latter at SERIALIZABLE
+		require.Contains(t, []string{"25006", "0A000"}, sqlstate(err), "%s: %v", name, err) // 0A000 at SERIALIZABLE
 		require.ErrorContains(t, err, "target_session_attrs=read-write", name)
 	}
 	d, err := limiter.Check(t.Context(), sent.For("ada"))
@@ -141,7 +141,7 @@ func (a *application) stall(t *testing.T) (goOn func()) {
 	return goOn
 }
 
-// both returns the connection string that names two servers, of which the one that can be written to is wanted.
+// both returns the connection string that names two servers and selects the writable one.
 func both(t *testing.T, first, second string) string {
 	t.Helper()
 	one, err := url.Parse(first)
@@ -163,8 +163,8 @@ func portOf(t *testing.T, pool *pgxpool.Pool) uint16 {
 	return port
 }
 
-// A standby takes no writes and answers reads. One that lags and is promoted has lost the last transactions, each whole. Programs leave
-// the old primary, once it is read-only, for the new one, without a connection that they would have to close.
+// A standby rejects writes and answers reads. If a lagging standby is promoted, it has lost the last transactions, each as a whole.
+// Programs move from the old primary, once it is read-only, to the new one, without closing connections themselves.
 func TestAReplicaThatLagsIsPromoted(t *testing.T) {
 	t.Parallel()
 	testsize.Long(t, "servers of its own")
@@ -195,7 +195,7 @@ func TestAReplicaThatLagsIsPromoted(t *testing.T) {
 	primary.exec(t, `SELECT pg_reload_conf()`)
 	eventually(t, "each session is read-only", func() bool { return isReadOnly(t, clients.pool) && isReadOnly(t, primary.pool) })
 	fenced := primary.rows(t)
-	held, err := clients.pool.Acquire(t.Context()) // somebody else's, of the same pool
+	held, err := clients.pool.Acquire(t.Context()) // another caller's, of the same pool
 	require.NoError(t, err)
 	defer held.Release()
 	_, err = clients.limiter.Take(t.Context(), sent.For("ada"))
@@ -234,7 +234,7 @@ func isReadOnly(t *testing.T, pool *pgxpool.Pool) bool {
 	return all
 }
 
-// requireStaysReadOnly makes the old primary a standby, of nobody, to which nothing is written either.
+// requireStaysReadOnly makes the old primary a standby without a primary, which is read-only as well.
 func requireStaysReadOnly(t *testing.T, server *postgrestest.Server, old *application) {
 	t.Helper()
 	require.NoError(t, server.Stop(t.Context(), postgrestest.Fast))
@@ -304,7 +304,7 @@ func requireStalledIsUnknown(t *testing.T, primary *application) {
 	}()
 	eventually(t, "the call waits for the standby", waiting(2))
 
-	// Of those who do not wait for the standby nobody waits for them but who wants the same rows.
+	// Callers that do not wait for the standby are not delayed, unless they need the same rows.
 	d, err := local.limiter.Take(t.Context(), sent.For("another"))
 	require.NoError(t, err)
 	require.True(t, d.Allowed)

@@ -1,7 +1,7 @@
 //go:build unix
 
-// Package server_test holds tests of what becomes of limits when the server fails under them: commits that were not on disk
-// yet, a standby that takes over, a disk that is full, a clock that steps, an old snapshot. Each has servers of its own.
+// Package server_test tests limits on a failing server: commits that were not on disk yet, a standby that takes over, a disk that
+// is full, a clock that steps, an old snapshot. Each has servers of its own.
 package server_test
 
 import (
@@ -61,7 +61,7 @@ func connect(t *testing.T, url string, configure ...func(*pgxpool.Config)) *appl
 	return &application{pool, limiter}
 }
 
-// install makes the tables of the limits, and that of the work.
+// install creates the tables of the limits, and the table of the work.
 func (a *application) install(t *testing.T) {
 	t.Helper()
 	require.NoError(t, migrations.Up(t.Context(), a.pool, migrations.Config{}))
@@ -118,10 +118,10 @@ func (a *application) requireWhole(t *testing.T) int {
 	return work
 }
 
-// load is workers that do work until they are stopped, whatever happens to the server, and what they were told.
+// load is a group of workers that do work until they are stopped, also while the server fails. It counts their answers.
 type load struct {
 	application *application
-	acked       [workers]atomic.Int64 // of each worker: it goes on only when it was told that its work is done
+	acked       [workers]atomic.Int64 // of each worker: it continues only after an acknowledgement of its work
 	unknown     atomic.Int64
 	failed      atomic.Int64
 
@@ -131,8 +131,8 @@ type load struct {
 
 const workers = 4
 
-// startLoad has each worker do its work, each piece again until it is told that it is done. A worker that is not told what became of
-// one stops.
+// startLoad makes each worker do its work. A worker repeats each piece until it is acknowledged, and stops if the outcome of a
+// piece is unknown.
 func (a *application) startLoad(t *testing.T) *load {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -158,7 +158,7 @@ func (a *application) startLoad(t *testing.T) *load {
 	return l
 }
 
-// awaitAcks returns when every worker that goes on was told that so many more pieces of work are done.
+// awaitAcks waits until every running worker has that many more pieces of work acknowledged.
 func (l *load) awaitAcks(t *testing.T, more int64) {
 	t.Helper()
 	before := l.acks()
@@ -172,7 +172,7 @@ func (l *load) awaitAcks(t *testing.T, more int64) {
 	})
 }
 
-// acks returns how many pieces of work each worker was told to be done.
+// acks returns how many acknowledged pieces of work each worker has.
 func (l *load) acks() (acked [workers]int64) {
 	for worker := range workers {
 		acked[worker] = l.acked[worker].Load()
@@ -185,8 +185,8 @@ func (l *load) finish() {
 	l.done.Wait()
 }
 
-// requireSuffixLost checks, on what is left of the work, that each worker lost nothing but its last pieces, none of the first
-// certain ones, and that nothing is there twice or unasked. It returns how many were lost that had been acknowledged.
+// requireSuffixLost checks, on the remaining work, that each worker lost only its last pieces, none of the first certain ones, and
+// that no piece is there twice or unrequested. It returns how many acknowledged pieces were lost.
 func (l *load) requireSuffixLost(t *testing.T, left *application, certain [workers]int64) (lost int64) {
 	t.Helper()
 	acked := l.acks()

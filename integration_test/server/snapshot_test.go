@@ -16,8 +16,8 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// While a transaction keeps its snapshot, no version of a hot row can be removed. Decisions go on and are exact; what it costs is
-// logged, as time and room decide nothing here.
+// While a transaction keeps its snapshot, no version of a hot row can be removed. Decisions continue and are exact. Time and space
+// are logged, but not asserted.
 func TestAnOldSnapshotIsHeldOverAHotRow(t *testing.T) {
 	t.Parallel()
 	testsize.Long(t, "servers of its own")
@@ -83,7 +83,7 @@ func TestAnOldSnapshotIsHeldOverAHotRow(t *testing.T) {
 	require.NoError(t, takeOnce(t.Context(), watching.limiter, hot.For("key"), true))
 }
 
-// mean returns what a call took in a tenth of the calls of each caller.
+// mean returns the mean duration of a call in a tenth of the calls of each caller.
 func mean(spans [4][2]time.Duration, which, each int) (span time.Duration) {
 	for _, of := range spans {
 		span += of[which]

@@ -77,7 +77,7 @@ func races(i int) []action {
 	}
 }
 
-// reservation reserves, and goes on with what was reserved in one of the ways there are. Now and then nobody ends it.
+// reservation makes a reservation, and continues it in one of several ways. Sometimes it is never ended.
 func (w *worker) reservation() {
 	limiter, path := w.limiter()
 	wishes := []wish{w.request("reserved")}
@@ -115,7 +115,7 @@ func (w *worker) reservation() {
 		end("settle", []item{actual.item()}, func(ctx context.Context) error { return limiter.Settle(ctx, id, actual.request()) })
 	}
 	switch w.random.IntN(8) {
-	case 0: // nobody ends it
+	case 0: // it stays open
 	case 1, 2:
 		end("cancel", nil, cancel)
 	case 3:
@@ -132,7 +132,7 @@ func (w *worker) reservation() {
 	}
 }
 
-// ready reserves what is not there yet, and nobody ends it: it is ready at some instant, and stays paid.
+// ready makes a reservation of tokens that are not available yet, and never ends it: it is ready at some instant, and stays paid.
 func (w *worker) ready() {
 	of := w.request("ready")
 	limiter, path := w.limiters[0], w.paths[0] // not the one whose reservations are given back

@@ -13,7 +13,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// statements are those whose answers are lost.
+// statements says for which statements answers are lost.
 type statements int32
 
 const (
@@ -24,8 +24,8 @@ const (
 
 func (s statements) String() string { return [...]string{"nothing", "COMMIT", "any statement"}[s] }
 
-// answers are on their way from the server to the process. They can be lost: what was asked for has been done then, its
-// connection breaks, and the process cannot know.
+// answers loses answers on their way from the server to the process. The server has run the statement then, its connection breaks,
+// and the process cannot know the outcome.
 type answers struct {
 	losing atomic.Int32 // of which statements
 	lost   atomic.Int64
@@ -57,7 +57,7 @@ type answeredConn struct {
 	net.Conn
 	*answers
 
-	commits atomic.Bool // whether what was sent last is a COMMIT
+	commits atomic.Bool // whether the last statement sent is a COMMIT
 }
 
 func (c *answeredConn) Write(b []byte) (int, error) {

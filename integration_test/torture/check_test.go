@@ -15,7 +15,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// tolerance is what rounding may make of sums, in tokens. Costs are whole, but for those with a price.
+// tolerance is the rounding error allowed in sums, in tokens. Costs without a price are whole numbers.
 const tolerance = 1e-3
 
 // audit compares the histories with the tables when all is over.
@@ -37,7 +37,7 @@ func (a *audit) failf(format string, arguments ...any) {
 	a.wrong = append(a.wrong, fmt.Sprintf(format, arguments...))
 }
 
-// run makes all checks. An error is that of a query; what is wrong is in a.wrong.
+// run makes all checks. It returns the error of a query; findings are in a.wrong.
 func (a *audit) run(ctx context.Context) error {
 	for _, check := range []func(context.Context) error{
 		a.checkTransactions, a.checkRows, a.checkReservations, a.checkPairs, a.checkSpans, a.checkSlots,
@@ -49,8 +49,8 @@ func (a *audit) run(ctx context.Context) error {
 	return nil
 }
 
-// checkTransactions compares the rows that transactions inserted for what they took with how their callers were told that they
-// ended: those of an acknowledged one are all there, and there are none of one that failed.
+// checkTransactions compares the rows that transactions inserted for their takes with the answers to their callers. All rows of an
+// acknowledged transaction exist, and no row of a failed one.
 func (a *audit) checkTransactions(ctx context.Context) error {
 	rows, err := a.conn.Query(ctx, `SELECT call, name, key, tokens, lo, hi FROM public.work`)
 	if err != nil {
@@ -97,8 +97,8 @@ func (a *audit) checkTransactions(ctx context.Context) error {
 	return nil
 }
 
-// checkRows compares what is missing in the rows of buckets with what is known of the calls: no less than what was acknowledged
-// and what transactions have rows of work for, and no more than that and what calls of unknown outcome may have taken.
+// checkRows compares the tokens missing in the rows of buckets with the calls. At least the acknowledged tokens and the tokens in
+// rows of work are missing; at most these plus the tokens of calls with an unknown outcome.
 func (a *audit) checkRows(ctx context.Context) error {
 	if err := a.readRows(ctx); err != nil {
 		return err
@@ -131,14 +131,14 @@ func (a *audit) compareRows() {
 				at, taken, account.took, work, account.more, account.less)
 		}
 		a.mayHave += account.more
-		a.have += max(0, math.Round(taken-known)) // without what had a price
+		a.have += max(0, math.Round(taken-known)) // without costs with a price
 		if taken > s.capacity+tolerance {
 			a.failf("rows: of %v %v are taken, and it held %v", at, taken, s.capacity)
 		}
 	}
 }
 
-// readRows reads what was taken from the buckets of limits of which nothing arrives: what they held, and do not any more.
+// readRows reads the tokens taken from buckets that gain nothing: their initial value minus their current value.
 func (a *audit) readRows(ctx context.Context) error {
 	rows, err := a.conn.Query(ctx, `SELECT name, key, count(*), sum(value) FROM ratelimit.buckets GROUP BY name, key`)
 	if err != nil {
@@ -164,8 +164,8 @@ func rowsOf(limit ratelimit.Limit) float64 {
 	return 1
 }
 
-// checkReservations compares what is missing in the buckets that only reservations take from with the reservations there are,
-// and those with what their callers were told.
+// checkReservations compares the tokens missing in buckets that only reservations take from with the stored reservations, and these
+// with the answers to their callers.
 func (a *audit) checkReservations(ctx context.Context) error {
 	rows, err := a.conn.Query(ctx, `SELECT id::text, state, release, names, keys, costs FROM ratelimit.reservations`)
 	if err != nil {

@@ -17,13 +17,13 @@ import (
 	"github.com/pgratelimit/pgratelimit/rules"
 )
 
-// The names by which sessions of the limiters are told from those that cause faults and look at what they did.
+// The names that distinguish sessions of the limiters from sessions that cause faults and check their effects.
 const (
 	limiterSessions = "limiter"
 	outsideSessions = "outside"
 )
 
-// clientConfig is what a process of a run is told.
+// clientConfig is the configuration of a process of a run.
 type clientConfig struct {
 	Name      string
 	URL       string
@@ -46,8 +46,8 @@ type client struct {
 	set     *rules.Set
 	store   *rules.Store
 
-	limiters []*ratelimit.Limiter // whatever is called outside of transactions is called on any of them
-	paths    []string             // what is particular about each
+	limiters []*ratelimit.Limiter // each call outside of transactions uses any of them
+	paths    []string             // the special setting of each
 	shared   *ratelimit.Limiter   // has turns among processes
 
 	calls     atomic.Int64
@@ -160,7 +160,7 @@ func (c *client) run(ctx context.Context) error {
 	return nil
 }
 
-// close ends the history, when nobody calls any more.
+// close ends the history after the last call.
 func (c *client) close() error {
 	if broken := c.broken.Load(); broken != nil {
 		return *broken
@@ -195,7 +195,7 @@ func (w *worker) act(actions []action) {
 	}
 }
 
-// limiter draws a Limiter for a call outside of a transaction. In a race few calls go by the one that has a connection for each.
+// limiter draws a Limiter for a call outside of a transaction. In a race few calls use the Limiter that has a connection for each.
 func (w *worker) limiter() (*ratelimit.Limiter, string) {
 	i := w.random.IntN(len(w.limiters))
 	if w.config.Decisions > 0 && w.paths[i] == "alone" && w.random.IntN(50) > 0 {
@@ -228,8 +228,8 @@ func itemsOf(wishes []wish) (items []item, requests []ratelimit.Request) {
 	return items, requests
 }
 
-// call makes a call, and writes what became of it. The entry that do is given says what the call may take; do sets what it
-// has taken, and the outcome where it was refused.
+// call makes a call, and writes its outcome. The entry passed to do holds the most the call may take; do sets the tokens taken, and
+// the outcome of a refusal.
 func (w *worker) call(verb, path string, most []item, do func(ctx context.Context, e *entry) error) *entry {
 	return w.callOn("", verb, path, most, do)
 }
@@ -309,5 +309,5 @@ func (w *worker) write(e *entry) {
 	}
 }
 
-// levels are the isolation levels of transactions, and what they are called in histories.
+// levels are the isolation levels of transactions, by their names in histories.
 var levels = map[string]pgx.TxIsoLevel{"rc": pgx.ReadCommitted, "rr": pgx.RepeatableRead, "ser": pgx.Serializable}

@@ -21,13 +21,13 @@ import (
 // with other work.
 const patient = 2 * time.Minute
 
-// quick is how soon calls are to be allowed again, on a machine that has nothing else to do.
+// quick is how soon calls must be allowed again, on an idle machine.
 const quick = 5 * time.Second
 
 // errNobody is why a fault did not happen: there was no session, or it was gone.
 var errNobody = errors.New("no session to do it to")
 
-// fault is one way to break something. It returns when nothing stands in the way of calls any more, and what it was done to.
+// fault is one way to break something. It returns the broken thing, when calls can work again.
 type fault struct {
 	name  string
 	cause func(context.Context) (what string, err error)
@@ -151,7 +151,7 @@ func until(ctx context.Context, done func() bool) error {
 	return nil
 }
 
-// pause is how a run spends time. What is found does not depend on how long that was.
+// pause lets time pass in a run. The findings do not depend on its length.
 func pause(d time.Duration) { <-time.After(d) }
 
 // outside does something on a connection that no fault is done to. It waits until the server takes one.
@@ -173,7 +173,7 @@ func (f *faults) outside(ctx context.Context, do func(*pgx.Conn) error) error {
 	return do(conn)
 }
 
-// victim draws a session of a limiter, mostly one that is at work.
+// victim draws a session of a limiter, mostly a busy one.
 func (f *faults) victim(ctx context.Context, conn *pgx.Conn) (pid int, state string, err error) {
 	err = conn.QueryRow(ctx, `SELECT pid, state || ' ' || coalesce(wait_event_type, '') FROM pg_stat_activity
 		WHERE application_name = $1 AND state IS NOT NULL ORDER BY (state <> 'idle')::int * random() DESC LIMIT 1`, limiterSessions).Scan(&pid, &state)

@@ -19,13 +19,13 @@ type outcome string
 
 const (
 	begun   outcome = "begun"   // and not ended: the process was killed
-	allowed outcome = "allowed" // what it asked for was done
+	allowed outcome = "allowed" // the call did all of its work
 	refused outcome = "refused"
 	failed  outcome = "failed"  // nothing was done, as is promised of the error
 	unknown outcome = "unknown" // done or not: the error leaves it open
 )
 
-// item is what a call took from a bucket, or may have taken; below 0 it gave that back.
+// item holds the tokens that a call took from a bucket, or may have taken; below 0 it returned them.
 type item struct {
 	name, key string
 	tokens    float64
@@ -55,7 +55,7 @@ func (e *entry) line() string {
 		e.begin, e.end, e.call, e.verb, e.path, e.outcome, e.times, strings.Join(items, ","), e.id, note)
 }
 
-// parse reads a line. That of a process that was killed may be cut off.
+// parse reads a line. The last line of a killed process may be cut off.
 func parse(line string) (e entry, err error) {
 	fields := strings.Split(line, "\t")
 	if len(fields) != 10 {
@@ -90,7 +90,7 @@ type history struct {
 	mu     sync.Mutex
 	file   *os.File
 	buffer *bufio.Writer // nil where each line has to be in the file before the call goes on
-	lean   bool          // count what was refused, and write no line for it
+	lean   bool          // count refusals, and write no line for them
 
 	counted map[[2]string]int64
 }

@@ -19,7 +19,7 @@ type account struct {
 	at place
 	// took is what calls outside of transactions took for certain; they may have taken up to more beyond that, or less.
 	took, more, less float64
-	admitted         []item // with what was given back
+	admitted         []item // with returned tokens
 	held             []item // slots, and when they were held for certain
 }
 
@@ -108,7 +108,7 @@ func (l *ledger) addItems(e entry) {
 		if e.outcome == begun {
 			of.lo, of.hi = e.begin, forever
 		}
-		if e.outcome == begun && e.verb == "wait" { // Expire gives back what it reserved
+		if e.outcome == begun && e.verb == "wait" { // Expire returns its reserved tokens
 			back := of
 			back.tokens = -of.tokens
 			a.admitted = append(a.admitted, back)
@@ -152,7 +152,7 @@ func (l *ledger) addReservation(e entry) {
 	}
 }
 
-// report says what was done, in lines.
+// report returns the counts of calls, in lines.
 func (l *ledger) report() (lines []string) {
 	var allowedAll, refusedAll int64
 	for _, path := range slices.Sorted(maps.Keys(l.allowed)) {

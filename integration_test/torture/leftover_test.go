@@ -22,7 +22,7 @@ func checkLeftovers(ctx context.Context, c *client, conn *pgx.Conn) error {
 		WHERE application_name = 'limiter' AND state <> 'idle'`); err != nil {
 		return err
 	}
-	// No session has anything but that on which this is asked.
+	// No session except the session of this query has anything.
 	if err := awaitNone(ctx, conn, "locks", `SELECT string_agg(l.pid || ': ' || l.locktype || ' ' || l.mode, E'\n') FROM pg_locks AS l
 		JOIN pg_stat_activity AS a USING (pid) WHERE a.application_name = 'limiter'`); err != nil {
 		return err
@@ -47,8 +47,8 @@ func awaitNone(ctx context.Context, conn *pgx.Conn, what, query string) (err err
 	return err
 }
 
-// checkAllWorks looks whether each limit of which something arrives gives it again, and all slots are free when the leases
-// of those who died have ended.
+// checkAllWorks checks that each limit that gains tokens gives them again, and that all slots are free when the leases of killed
+// processes have ended.
 func checkAllWorks(ctx context.Context, c *client) error {
 	limiter, err := ratelimit.New(c.pool, ratelimit.Config{Timeout: patient})
 	if err != nil {

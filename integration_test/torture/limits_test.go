@@ -23,7 +23,7 @@ const (
 	lease     = 1500 * time.Millisecond
 )
 
-// still is a bucket of which next to nothing arrives during a run, so that its rows say what was taken.
+// still is a bucket that gains next to nothing during a run, so that its rows show the tokens taken.
 func still(capacity float64) ratelimit.TokenBucket {
 	return ratelimit.TokenBucket{Rate: capacity, Period: century, MaxReserved: ratelimit.None}
 }
@@ -41,12 +41,12 @@ type catalog struct {
 	unlimited []ratelimit.Limit
 }
 
-// subject is a limit, and what is checked of it.
+// subject is a limit, with its checks.
 type subject struct {
 	ratelimit.Limit
-	// capacity is what a bucket holds at first where its rows say what was taken, and 0 where they do not.
+	// capacity is the initial value of a bucket if its rows show the tokens taken, and otherwise 0.
 	capacity float64
-	// bound is what is admitted in any span, and nil where nothing is said of that.
+	// bound is the bound on the tokens admitted in any span, or nil.
 	bound *bound
 	// sharp is whether the row's ts is the instant at which tokens were taken. Else that lies between Decision.At and the answer.
 	sharp bool
@@ -91,7 +91,7 @@ func newCatalog(began time.Time, tight time.Duration, racing bool) *catalog {
 		c.add(&subject{Limit: ratelimit.Define(of.name, of.policy), capacity: of.holds, bound: most(of.holds), keys: of.keys})
 	}
 	c.took["reserved"].ofReservations, c.took["released"].ofReservations = true, true
-	c.took["corrected"].bound = nil // what is given back may be taken again
+	c.took["corrected"].bound = nil // returned tokens may be taken again
 	c.addMoving(hot)
 	return c
 }
@@ -129,7 +129,7 @@ func (c *catalog) add(s *subject) {
 	c.unlimited = append(c.unlimited, s.Limit)
 }
 
-// keyOf returns a key of a limit: that of the moment for the limits of few.
+// keyOf returns a key of a limit. A limit without fixed keys has one key at a time.
 func (c *catalog) keyOf(s *subject, drawn uint64) string {
 	if s.keys != nil {
 		return s.keys[drawn%uint64(len(s.keys))]

@@ -16,7 +16,7 @@ var errNothing = errors.New("rolled back")
 // errAny says of an error of COMMIT that all or nothing was done.
 var errAny = errors.New("the commit is unknown")
 
-// classify returns what an error promises of what was done. Whatever leaves it open is unknown.
+// classify returns the outcome that an error promises, or unknown if it promises none.
 func classify(err error) outcome {
 	switch {
 	case errors.Is(err, ratelimit.ErrCommitUnknown), errors.Is(err, errAny):

@@ -32,7 +32,7 @@ func TestMain(m *testing.M) {
 	leaktest.Main(m)
 }
 
-// child calls until its input ends, which it does with the process that started it, or as often as it was told.
+// child makes calls until its input ends, as it does with the process that started it, or makes the configured number of calls.
 func child(text string) error {
 	var config clientConfig
 	if err := json.Unmarshal([]byte(text), &config); err != nil {

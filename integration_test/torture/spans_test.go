@@ -24,9 +24,9 @@ func (x excess) String() string {
 	return fmt.Sprintf("%.6f too much from %d to %d (%.3f ms)", x.by, x.from, x.to, float64(x.to-x.from)/1000)
 }
 
-// worstSpan looks at every span [from, to], and returns the one in which the admitted items exceed the bound by most. An item
-// that took counts in a span that has all of [lo, hi], as it may have taken anywhere between them. One that gave back
-// counts in each that has any part of it. It returns how many spans there were, too.
+// worstSpan looks at every span [from, to], and returns the one in which the admitted items exceed the bound by most. An item with
+// taken tokens counts in a span that contains all of [lo, hi], because it may have taken them anywhere in between. An item with
+// returned tokens counts in each span that contains any part of it. It also returns the number of spans.
 func worstSpan(items []item, b *bound) (worst excess, spans int64) {
 	enters, until := func(of item) int64 { return of.hi }, func(of item) int64 { return of.lo }
 	byEntry := slices.Clone(items)
@@ -36,7 +36,7 @@ func worstSpan(items []item, b *bound) (worst excess, spans int64) {
 		}
 	}
 	slices.SortFunc(byEntry, func(a, b item) int {
-		return cmp.Or(cmp.Compare(enters(a), enters(b)), cmp.Compare(a.tokens, b.tokens)) // what is given back counts first
+		return cmp.Or(cmp.Compare(enters(a), enters(b)), cmp.Compare(a.tokens, b.tokens)) // returned tokens count first
 	})
 	var froms []int64
 	for _, of := range byEntry {
@@ -73,7 +73,7 @@ func worstSpan(items []item, b *bound) (worst excess, spans int64) {
 // maxTree is a list of sums, to each of a run of which can be added, and of a run of which the largest be told, in O(log n).
 type maxTree struct {
 	size    int
-	largest []float64 // of the nodes; without what was added to those above
+	largest []float64 // of the nodes; without additions to the nodes above
 	added   []float64
 }
 

@@ -184,7 +184,7 @@ func (w *worker) wait() {
 		return err
 	})
 	if e.outcome == unknown || e.outcome == failed {
-		// What it reserved is cancelled, for others to take, while those behind it keep their time.
+		// Its reservation is cancelled, so others can take the tokens, while the callers behind it keep their time.
 		w.write(&entry{
 			begin: e.begin, end: e.end, call: e.call, verb: "cancelledWait", path: path, outcome: allowed,
 			items: []item{{name: of.Name(), key: of.key, tokens: -of.cost, lo: e.begin, hi: forever}},
@@ -192,7 +192,7 @@ func (w *worker) wait() {
 	}
 }
 
-// look asks what would be, and what is.
+// look makes a Check, and reads the Value.
 func (w *worker) look(random *rand.Rand) {
 	limiter, path := w.limiter()
 	of := w.request([]string{"still", "flow", "flowShards", "window", "sliding", "year", "slots"}[random.IntN(7)])

@@ -1,8 +1,8 @@
 //go:build unix
 
 // Package torture_test is a soak with an account of its own. Workers in several processes make all calls in all ways while
-// sessions, clients and servers are killed, and afterwards the histories of what callers were told are compared with
-// the tables. CONTRIBUTING.md says how to run it for longer than make test-all does.
+// sessions, clients and servers are killed, and afterwards the histories of their answers are compared with the tables.
+// CONTRIBUTING.md says how to run it for longer than make test-all does.
 package torture_test
 
 import (
@@ -29,8 +29,8 @@ import (
 	"github.com/pgratelimit/pgratelimit/migrations"
 )
 
-// Where nobody says how long, as in make test-all, calls are made until each kind of fault has been done so often, but for no
-// longer than this, once each of them was done.
+// Without a flag, as in make test-all, a run continues until each kind of fault was done shortRounds times. It ends after short as
+// soon as each was done once.
 const (
 	shortRounds = 2
 	short       = 40 * time.Second
@@ -72,7 +72,7 @@ func TestTorture(t *testing.T) {
 	require.Positive(t, r.ledger.outcomes[refused])
 }
 
-// historyDirectory returns where the histories are. One that was not named is removed when the test passes.
+// historyDirectory returns the directory of the histories. A temporary one is removed when the test passes.
 func historyDirectory(t *testing.T) string {
 	t.Helper()
 	if *out != "" {
@@ -96,7 +96,7 @@ func historyDirectory(t *testing.T) string {
 	return directory
 }
 
-// run is one run: its processes, its faults, and what is found in the end.
+// run is one run: its processes, its faults, and its findings.
 type run struct {
 	server    *postgrestest.Server
 	directory string

@@ -14,7 +14,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// workTable has a row for whatever a transaction took, which the same transaction inserts.
+// workTable has a row for each take of a transaction, which the same transaction inserts.
 const workTable = `CREATE TABLE public.work (call text NOT NULL, name text NOT NULL, key text NOT NULL, tokens float8 NOT NULL, lo bigint NOT NULL, hi bigint NOT NULL)`
 
 // step is a call in a transaction.
@@ -145,7 +145,7 @@ func (w *worker) doSteps(ctx context.Context, limiter *ratelimit.Limiter, tx pgx
 	return nil
 }
 
-// nestedStep does a step behind a savepoint, and goes back to it where the step is to be undone.
+// nestedStep does a step after a savepoint, and rolls back to it if the step must be undone.
 func (w *worker) nestedStep(ctx context.Context, limiter *ratelimit.Limiter, tx pgx.Tx, e *entry, s step) error {
 	inner, err := tx.Begin(ctx)
 	if err != nil {
@@ -162,7 +162,7 @@ func (w *worker) nestedStep(ctx context.Context, limiter *ratelimit.Limiter, tx 
 	return inner.Rollback(ctx)
 }
 
-// doStep takes, and writes what it took into the table of work.
+// doStep takes, and writes the tokens taken into the table of work.
 func (w *worker) doStep(ctx context.Context, limiter *ratelimit.Limiter, tx pgx.Tx, e *entry, s step) error {
 	_, requests := itemsOf(s.wishes)
 	bound := limiter.WithTx(tx)

@@ -42,13 +42,13 @@ func (b *tab) width(t *testing.T, width, height int64) {
 	require.NoError(t, chromedp.Do(b.ctx, chromedp.EmulateViewport(width, height)))
 }
 
-// play runs the body of an async function in the page and returns what it returns.
+// play runs the body of an async function in the page and returns its result.
 func play[T any](t *testing.T, b *tab, body string) T {
 	t.Helper()
 	return browsertest.Play[T](t, b.ctx, body)
 }
 
-// unfold opens what is folded, so that forms are looked at, too.
+// unfold opens folded parts, so that their forms are checked, too.
 const unfold = `document.querySelectorAll('details').forEach((d) => { d.open = true; });`
 
 // TestPagesInABrowser looks at every page: it stops at no policy, has no serious fault for people who use it with a screen

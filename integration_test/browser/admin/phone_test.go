@@ -23,7 +23,7 @@ func (f *fixture) asPhone(t *testing.T) *tab {
 	return b
 }
 
-// TestPagesOnAPhone looks for what is too wide, or too small to be tapped.
+// TestPagesOnAPhone looks for elements that are too wide, or too small to tap.
 func TestPagesOnAPhone(t *testing.T) {
 	t.Parallel()
 	testsize.Long(t, "starts a browser")
@@ -37,7 +37,7 @@ func TestPagesOnAPhone(t *testing.T) {
 	}
 }
 
-// send fills in the form that sends to an action, presses its button, and waits for the page that says what was done.
+// send fills in the form that sends to an action, presses its button, and waits for the page with the result.
 func (b *tab) send(t *testing.T, page, action string, fields map[string]string) {
 	t.Helper()
 	b.open(t, page)

@@ -28,7 +28,7 @@ type fixture struct {
 	server *httptest.Server
 }
 
-// setup serves the page at /admin/ to somebody who may change things.
+// setup serves the page at /admin/ to a user who may change things.
 func setup(t *testing.T) *fixture {
 	t.Helper()
 	f := &fixture{Site: admintest.Site{Pool: postgrestest.New(t)}}

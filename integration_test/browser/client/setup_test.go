@@ -50,7 +50,7 @@ func (s *site) newTab(t *testing.T) context.Context {
 	return tab
 }
 
-// play runs the body of an async function in the tab and returns what it returns.
+// play runs the body of an async function in the tab and returns its result.
 func play[T any](t *testing.T, tab context.Context, body string) T {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(tab, 5*time.Minute)

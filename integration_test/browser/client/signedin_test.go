@@ -32,8 +32,8 @@ func sessionUser(r *http.Request) (string, error) {
 	return sessions[cookie.Value], nil
 }
 
-// newSignedInSite serves a site where users sign in, spend tokens, and are told what they have left. Its clock
-// stands still but where a request sets it, in microseconds since 1970, with the header that clockHeader names.
+// newSignedInSite serves a site where users sign in, spend tokens, and see their remaining tokens. Its clock stands still until a
+// request sets it, in microseconds since 1970, with the header clockHeader.
 func newSignedInSite(t *testing.T) *site {
 	t.Helper()
 	var clock atomic.Int64

@@ -25,10 +25,10 @@ const (
 	pagesOfLimits = 16 // of 64 limits, each page read at an instant of its own
 	limitsOnPage  = 64
 	century       = 36525 * ratelimit.Day
-	longest       = 250 * 365 * ratelimit.Day // the longest wait that is told
+	longest       = 250 * 365 * ratelimit.Day // the longest RetryAfter
 )
 
-// question is asked of one state, in Go and in the browser.
+// question is a question about one state, for Go and the browser.
 type question struct {
 	Page  int     `json:"page"`
 	Limit string  `json:"limit"`
@@ -84,7 +84,7 @@ type reply struct {
 	Reserved   *next   `json:"reserved"`
 }
 
-// next is what is held, and what is answered, once the cost was taken.
+// next is the state after taking the cost, and its answers.
 type next struct {
 	State   json.RawMessage `json:"state"`
 	Reply   reply           `json:"answer"`
@@ -192,7 +192,7 @@ func sameState(t *testing.T, want, got *next, q question) {
 	}
 }
 
-// withoutWindows returns a state without the windows of its calendar: the core tells more of them the later it is asked.
+// withoutWindows returns a state without the windows of its calendar: the core returns more of them the later the call.
 func withoutWindows(t *testing.T, state json.RawMessage, q question) string {
 	t.Helper()
 	if q.Told == 0 {
@@ -206,7 +206,7 @@ func withoutWindows(t *testing.T, state json.RawMessage, q question) string {
 	return string(text)
 }
 
-// kind is that of an answer to a reservation.
+// kind returns the kind of an answer to a reservation.
 func (n *next) kind() string {
 	switch {
 	case n == nil:
@@ -303,7 +303,7 @@ type row struct {
 	leases []int64
 }
 
-// limits returns the limits of a page, and the rows of those that were used.
+// limits returns the limits of a page, and the rows of used limits.
 func (d *draw) limits(page int, now int64) ([]ratelimit.Limit, []row) {
 	limits, rows := make([]ratelimit.Limit, limitsOnPage), []row(nil)
 	for i := range limits {

@@ -148,7 +148,7 @@ func replay(t *testing.T, name string, l lane, counts map[string]int) {
 	}
 }
 
-// same requires the page's state to be that of the value.
+// same requires the page's state to equal the value's.
 func same(t *testing.T, value ratelimit.Value, state json.RawMessage) {
 	t.Helper()
 	text, err := json.Marshal(value)

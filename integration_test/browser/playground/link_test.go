@@ -80,7 +80,7 @@ func TestALinkCarriesWhatIsShown(t *testing.T) {
 	})
 }
 
-// TestABadLinkIsRefused opens links that nobody's page made. They are refused as a whole, and the page works.
+// TestABadLinkIsRefused opens links that the page would not make. They are rejected as a whole, and the page works.
 func TestABadLinkIsRefused(t *testing.T) {
 	t.Parallel()
 	url := serve(t)
@@ -119,7 +119,7 @@ func TestABadLinkIsRefused(t *testing.T) {
 	require.Contains(t, p.text(t, "refused"), "The link is not used: ")
 }
 
-// TestSettings moves and types what may be set, and what may not.
+// TestSettings enters valid and invalid settings, by sliders and as text.
 func TestSettings(t *testing.T) {
 	t.Parallel()
 	p := open(t, serve(t))

@@ -11,7 +11,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/integration_test/browsertest"
 )
 
-// TestRunsWhenItOpens promises that the page shows at once what it does, but for a link to an instant, and for who wants little motion.
+// TestRunsWhenItOpens promises that the page runs at once, except with a link to an instant, or if the user prefers reduced motion.
 func TestRunsWhenItOpens(t *testing.T) {
 	t.Parallel()
 	url := serve(t)
@@ -102,8 +102,7 @@ func TestKeyboard(t *testing.T) {
 	})
 }
 
-// TestLittleIsAnnounced runs an example to its end on a clock of the test's own, and counts what is said meanwhile to
-// those who cannot see it.
+// TestLittleIsAnnounced runs an example to its end on a clock of the test's own, and counts the announcements to screen readers.
 func TestLittleIsAnnounced(t *testing.T) {
 	t.Parallel()
 	p := open(t, serve(t))
@@ -131,8 +130,8 @@ func TestLittleIsAnnounced(t *testing.T) {
 	require.Equal(t, "true", said[2])
 }
 
-// TestReducedMotion lets time run for somebody who wants little of that: no frame is asked for, and pictures are half a
-// second apart.
+// TestReducedMotion runs the page for a user who prefers reduced motion: it requests no animation frame, and draws every half
+// second.
 func TestReducedMotion(t *testing.T) {
 	t.Parallel()
 	p := open(t, serve(t))
@@ -154,7 +153,7 @@ func TestReducedMotion(t *testing.T) {
 		return delays;`))
 }
 
-// TestAPhonesWidth shows every example, and what is folded, without scrolling to the side.
+// TestAPhonesWidth shows every example, with folded parts, without scrolling to the side.
 func TestAPhonesWidth(t *testing.T) {
 	t.Parallel()
 	p := open(t, serve(t))
@@ -207,7 +206,7 @@ func TestForcedColors(t *testing.T) {
 		return wrong;`))
 }
 
-// TestPrint prints what is shown, dark on white, without what can only be pressed.
+// TestPrint prints the page, dark on white, without its buttons.
 func TestPrint(t *testing.T) {
 	t.Parallel()
 	p := open(t, serve(t))

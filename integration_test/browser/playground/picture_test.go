@@ -22,8 +22,8 @@ type picture struct {
 	Told string `json:"told"`
 }
 
-// TestPicturesAreUpToDate draws the picture of each kind of limit in docs/images, with the code of the page, and finds it the one
-// that is there. With -update it writes them.
+// TestPicturesAreUpToDate draws the picture of each kind of limit in docs/images, with the code of the page, and compares it with
+// the stored picture. With -update it writes them.
 func TestPicturesAreUpToDate(t *testing.T) {
 	t.Parallel()
 	p := open(t, serve(t))

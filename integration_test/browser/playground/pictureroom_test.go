@@ -8,8 +8,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestPicturesHaveRoomForOtherFonts promises that the texts of each SVG in docs/images stay in the picture, stay in the box that they
-// begin in, and do not overlap. It sets wide fonts; one that is not installed falls back to another.
+// TestPicturesHaveRoomForOtherFonts promises that the texts of each SVG in docs/images stay in the picture, stay in the box that
+// they begin in, and do not overlap. It sets wide fonts; a font that is not installed falls back to another.
 func TestPicturesHaveRoomForOtherFonts(t *testing.T) {
 	t.Parallel()
 	pictures, err := filepath.Glob("../../../docs/images/*.svg")

@@ -76,7 +76,7 @@ func (p *page) follow(t *testing.T, fragment string) {
 		return true;`)
 }
 
-// play runs the body of an async function in the page and returns what it returns.
+// play runs the body of an async function in the page and returns its result.
 func play[T any](t *testing.T, p *page, body string) T {
 	t.Helper()
 	return browsertest.Play[T](t, p.tab, body)

@@ -19,7 +19,7 @@ var (
 	unspoken   = regexp.MustCompile(`[^\p{L}\p{N} _-]`)
 )
 
-// TestLinksLeadSomewhere promises of every page that what it links to in the repository is there, heading and all.
+// TestLinksLeadSomewhere promises that every page's links into the repository lead to existing files and headings.
 func TestLinksLeadSomewhere(t *testing.T) {
 	t.Parallel()
 	var pages []string

@@ -103,7 +103,7 @@ func (w *World) Begin(t *testing.T, level pgx.TxIsoLevel) pgx.Tx {
 	return tx
 }
 
-// Held returns the tokens in the rows of a bucket, without those that have arrived since they were written.
+// Held returns the tokens in the rows of a bucket, without tokens that have arrived since the last write.
 func (w *World) Held(t *testing.T, name, key string) (tokens float64) {
 	t.Helper()
 	require.NoError(t, w.Pool.QueryRow(t.Context(),
