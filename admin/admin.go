@@ -14,13 +14,13 @@
 // You can mount it under any prefix, with http.StripPrefix or without: its links are relative, and the last element of the
 // path is the name of a page. Only users that Authorize accepts see anything, and there is no default.
 //
-// # What it does with the database
+// # Database load
 //
 // Each part of a page is a bounded number of reads, which together have two seconds. If a part takes longer or fails, the page
 // says so in its place and shows the others. If no part can be read, the status is 503. Changes go through the Limiter and
 // through a rules.Store, with Identity.Name as their author.
 //
-// # What it discloses
+// # Keys and privacy
 //
 // Keys are shown as they are stored, as text; characters that would hide or reverse other text are escaped. No log line and no
 // title contains a key. The address of a key's page has it in its query, which browsers send to no other site.

@@ -13,7 +13,7 @@ import (
 
 // done is what a change has done, and where its author goes on.
 type done struct {
-	// What is a key of doneText.
+	// What names a text of doneText.
 	What string
 	// Page and Query are the address of the page that shows it.
 	Page  string

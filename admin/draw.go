@@ -49,8 +49,8 @@ type refusalBars struct {
 	// Refused is the number of refusals, and Cost the sum of their costs in tokens. Highest is the most refusals of one bar.
 	Refused, Highest int64
 	Cost             float64
-	// Since is the start of the first minute. Late reports whether it is later than the start that was asked for, because
-	// there is too much to read.
+	// Since is the start of the first minute. Late reports whether it is later than the requested start, because there are too many
+	// rows.
 	Since time.Time
 	Late  bool
 	// Span is the time that is shown.

@@ -179,8 +179,8 @@ func (v *visit) changeRule(ctx context.Context, limit, plan string, change func(
 	return errBusy
 }
 
-// tryRule makes a change, and rolls it back unless its version directly follows the one that was read. Otherwise another operator
-// has changed a rule in between, perhaps this one.
+// tryRule makes a change, and rolls it back unless its version directly follows the version that the page read. Otherwise another
+// operator has changed a rule in between, perhaps this one.
 func (v *visit) tryRule(ctx context.Context, limit, plan string, change func(*rules.Store) (rules.Applied, error)) (next bool, err error) {
 	tx, err := v.config.Pool.Begin(ctx)
 	if err != nil {

@@ -195,7 +195,7 @@ func (h *clientState) read(r *http.Request) (state callerState, err error) {
 	return state, err
 }
 
-// check asks the limits that are not paused, because a paused limit would refuse the call before the others are asked.
+// check checks the limits that are not paused, because a paused limit would refuse the call before the others are checked.
 func (h *clientState) check(ctx context.Context, requests []ratelimit.Request) (ratelimit.Decision, error) {
 	for len(requests) > 0 { // each round there are fewer
 		decision, err := h.config.Limiter.Check(ctx, requests...)

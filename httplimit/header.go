@@ -74,7 +74,7 @@ const (
 	limitField  = "RateLimit"
 )
 
-// set replaces the fields in header by those of states. refused reports whether the response is a refusal.
+// set replaces the fields in header by the fields of states. refused reports whether the response is a refusal.
 func (h Headers) set(header http.Header, states []stated, refused bool) {
 	if len(states) == 0 {
 		return

@@ -36,7 +36,7 @@ func waitFor(header http.Header, wait int64) int64 {
 	return wait
 }
 
-// merge adds the states of d to those of the outer middlewares.
+// merge adds the states of d to the states of the outer middlewares.
 func (a *Admission) merge(header http.Header, d ratelimit.Decision) {
 	a.mu.Lock()
 	a.merged = append(a.merged, tellable(d, func(int) string { return "" }, a.middleware.config.RatioCap)...)
@@ -71,7 +71,7 @@ func (m *middleware) stated(asks []ask, d ratelimit.Decision) []stated {
 	return tellable(d, func(i int) string { return asks[i].spec.Unit }, m.config.RatioCap)
 }
 
-// setHeaders adds the states of this middleware to those of the outer ones. refused reports whether it refuses the request.
+// setHeaders adds the states of this middleware to the states of the outer ones. refused reports whether it refuses the request.
 func (m *middleware) setHeaders(header http.Header, outer *Admission, states []stated, refused bool) {
 	if len(states) == 0 {
 		return

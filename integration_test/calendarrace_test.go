@@ -12,7 +12,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// The window ends while a call waits for the row. The call decides on the row as it is after the wait, and nothing arrives twice.
+// The window ends while a call waits for the row. The call decides on the row's value after the wait, and nothing arrives twice.
 func TestACalendarWindowEndsWhileACallWaits(t *testing.T) {
 	t.Parallel()
 	b := setup(t)

@@ -167,8 +167,8 @@ func testShardsReportTheirSum(t *testing.T, on backend) {
 	}
 }
 
-// A call over several limits takes from all or from none, whichever of the limits are sharded. After a refusal the rows of the
-// other limits are unchanged.
+// A call over several limits takes from all or from none, for any sharded limits among them. After a refusal the rows of the other
+// limits are unchanged.
 func TestShardedLimitsAmongOthersAreAllOrNothing(t *testing.T) {
 	t.Parallel()
 	b := setup(t)

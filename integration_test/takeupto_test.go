@@ -11,8 +11,8 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// A caller who takes all available units at odd moments reaches the rate of the limit within a token, over 190 seconds, because
-// fractions are not lost.
+// Taking all available units at odd moments reaches the rate of the limit within a token, over 190 seconds, because fractions are
+// not lost.
 func TestTakeUpToLosesNoFraction(t *testing.T) {
 	t.Parallel()
 	b, last := setup(t), time.Duration(testsize.Of(40, 190))*time.Second

@@ -189,8 +189,8 @@ func addCustomer(ctx context.Context, pool *pgxpool.Pool, name, plan string) err
 	return nil
 }
 
-// caller is who a request is from: a customer, a visitor without a key (the zero customer on the free plan), or a stranger whose
-// key nobody has.
+// caller is who a request is from: a customer, a visitor without a key (the zero customer on the free plan), or a stranger with an
+// unknown key.
 type caller struct {
 	customer, plan string
 	stranger       bool
@@ -203,7 +203,7 @@ func callerOf(r *http.Request) caller {
 	return c
 }
 
-// identify looks up the API key. It refuses nobody: a wrong key first takes from the limit of its address, so keys cannot be
+// identify looks up the API key. It refuses no request: a wrong key first takes from the limit of its address, so keys cannot be
 // guessed at any speed.
 func (g *gateway) identify(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -305,7 +305,7 @@ func (g *gateway) proxy() http.Handler {
 			r.Out.Header.Del("Cookie")
 		},
 		ModifyResponse: func(r *http.Response) error {
-			r.Header.Del("RateLimit") // the fields are those of this gateway
+			r.Header.Del("RateLimit") // this gateway sets its own fields
 			r.Header.Del("RateLimit-Policy")
 			return nil
 		},
@@ -333,7 +333,7 @@ func (g *gateway) signIn(page http.Handler) http.Handler {
 	})
 }
 
-// upstream returns the URL of the API. Without UPSTREAM_URL it starts one that echoes requests.
+// upstream returns the URL of the API. Without UPSTREAM_URL it starts a server that echoes requests.
 func upstream(ctx context.Context) (*url.URL, error) {
 	if named := os.Getenv("UPSTREAM_URL"); named != "" {
 		return url.Parse(named)

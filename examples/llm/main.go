@@ -78,7 +78,7 @@ type limits struct {
 }
 
 // plan holds the limits of one user and of all users of the plan. slots is how many questions of a user the model answers at a
-// time, so that nobody occupies all workers.
+// time, so that no user occupies all workers.
 type plan struct{ user, everybody, slots ratelimit.Limit }
 
 // newLimits returns limits that use a share of what the model allows in each period. The rest is for work that starts late.

@@ -68,7 +68,7 @@ CREATE TABLE IF NOT EXISTS login_sessions (
 	maxPassword     = 72  // bytes that bcrypt reads
 )
 
-// errRefused is returned for a wrong password and for an unknown account, so that nobody learns which accounts exist.
+// errRefused is returned for a wrong password and for an unknown account, so that a client cannot learn which accounts exist.
 var errRefused = errors.New("the login or the password is wrong")
 
 type app struct {
@@ -276,7 +276,7 @@ func (a *app) logout(w http.ResponseWriter, r *http.Request) {
 	w.WriteHeader(http.StatusNoContent)
 }
 
-// fail admits nobody. The cause is for the log only.
+// fail answers with an error, so the login fails. The cause is for the log only.
 func fail(w http.ResponseWriter, err error) {
 	log.Print(err)
 	w.Header().Set("Retry-After", "5")

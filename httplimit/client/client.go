@@ -26,15 +26,15 @@
 //	});
 //	send.onclick = async () => {
 //	  await fetch('/messages', { method: 'POST' }); // the server decides
-//	  limits.refresh(); // and the page learns what is left
+//	  limits.refresh(); // and the page updates the remaining tokens
 //	};
 //
-// The module has no dependencies and uses no global state. Its base is the pure function evaluate(state, at, cost). It gives
-// the answers of the Go package to the last bit, for a state from any source, for example one in the page. take(state, at,
-// cost) returns the answer and the state after a Take, and reserve(state, at, cost, maxReserved) those of a Reserve. Sliding
-// windows and limits on concurrency have no reservations. The wait for slots is an upper bound: a slot becomes free when its
-// lease ends, or earlier. For a calendar window, answers before the instant of the state are not exact. NewClientState refuses
-// limits with Shards, because a state holds only the sum of their rows.
+// The module has no dependencies and uses no global state. Its base is the pure function evaluate(state, at, cost). It gives the
+// answers of the Go package to the last bit, for a state from any source, for example one in the page. take(state, at, cost)
+// returns the answer and the state after a Take, and reserve(state, at, cost, maxReserved) does the same for a Reserve. Sliding
+// windows and limits on concurrency have no reservations. The wait for slots is an upper bound: a slot becomes free when its lease
+// ends, or earlier. For a calendar window, answers before the instant of the state are not exact. NewClientState refuses limits
+// with Shards, because a state holds only the sum of their rows.
 //
 // The module does not use the page's clock. It estimates the server's clock from the round trips of the polls, on
 // performance.now(), with an error of at most half of the shortest of the last eight. So an answer may be early or late

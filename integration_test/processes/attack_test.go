@@ -44,7 +44,7 @@ func attacked(t *testing.T, url string, arguments []string) {
 // attackRefusals is how many refusals the attacked process remembers.
 const attackRefusals = 512
 
-// attack is an attacker who uses a new key for each call.
+// attack is an attack with a new key for each call.
 type attack struct {
 	*world.World
 

@@ -222,7 +222,7 @@ func now() int64 { return time.Now().UnixMicro() }
 // mostRuled is the largest capacity, and the largest rate a second, that the rules of a run give.
 const mostRuled = 20
 
-// keepHouse does what a program does now and then: it prunes, ends reservations that nobody ends, and has the rules changed.
+// keepHouse does the housekeeping of a program: it prunes, ends expired reservations, and changes the rules.
 func (w *worker) keepHouse(ctx context.Context) {
 	for {
 		select {

@@ -24,7 +24,7 @@ import (
 )
 
 const (
-	// exampleURL is an example of a connection string, and the only one that texts contain.
+	// exampleURL is an example of a connection string. Texts contain no other.
 	exampleURL     = "postgres://user:password@host:5432/name"
 	defaultTimeout = 30 * time.Second
 	// maxConnections is how many a command uses at once, with one to spare.

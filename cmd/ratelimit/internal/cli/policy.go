@@ -259,7 +259,7 @@ func dependsOnCode(ctx context.Context, db *database, b *bucket, name, plan stri
 	return held[0] != held[1], nil
 }
 
-// storedKey returns the KEY of args as it is stored, after a check that the secret is the one of the tables. Unlike a Take, it
+// storedKey returns the stored form of the KEY of args, after a check that the secret is the tables' secret. Unlike a Take, it
 // stores no fingerprint of the secret: this program must not be the first to set it.
 func (a *app) storedKey(ctx context.Context, db *database, stored bool, args []string) (string, error) {
 	probe, err := ratelimit.NewLimit(args[0], ratelimit.PerSecond(1)) // its policy plays no part
