@@ -38,8 +38,8 @@
 // request names the plan of its caller: PerCustomer.For(customer).Plan("pro"). A paused limit refuses until its pause
 // ends, and does not tell the reason. A limit that is off or in shadow mode refuses no call.
 //
-// The limiter's Observer receives a [ratelimit.Answered], with the method as route, for each call and each message with
-// a cost, unless one of your functions answered with a code of its own.
+// The limiter's Observer receives a [ratelimit.Answered], with the method as route, for each call and each message with a cost. It
+// receives none if one of your functions answered with a code of its own.
 package connectlimit
 
 import (
@@ -74,10 +74,9 @@ type Config struct {
 	// Requests returns the requests of a call, at least one. To answer with a code of its own it returns a
 	// *connect.Error. Any other error, and no requests, are answered with CodeInternal.
 	Requests func(ctx context.Context, call Call) ([]ratelimit.Request, error)
-	// Message returns the requests of a received message, for example by its size, in addition to Requests: for a unary
-	// call in the same decision, in a stream when the message arrives. It returns none for a message that costs
-	// nothing. Errors are answered as errors of Requests. A nil Message means that messages cost nothing, and a stream
-	// is charged when it opens.
+	// Message returns the requests of a received message, for example by its size, in addition to Requests. A unary call makes one
+	// decision for both; a stream decides when the message arrives. It returns none for a message that costs nothing. Errors are
+	// answered as errors of Requests. A nil Message means that messages cost nothing, and a stream is charged when it opens.
 	Message func(ctx context.Context, call Call, message any) ([]ratelimit.Request, error)
 	// Skip reports whether a call needs no decision, for example a health check. A nil Skip means that no call is
 	// skipped.
@@ -123,9 +122,9 @@ func New(limiter *ratelimit.Limiter, config Config) (*Interceptor, error) {
 // unused ones. It returns false if the call was skipped, or allowed without a decision.
 func FromContext(ctx context.Context) (ratelimit.Decision, bool) { return rpclimit.Decision(ctx) }
 
-// PeerAddress returns the IP address of the call's peer, as a key: the /64 of an IPv6 address, and an IPv4 address
-// unchanged, also if it is mapped into IPv6. Behind a proxy it is the proxy's address: use HeaderValue with a value
-// that the proxy sets and clients cannot. Its error has the code CodeInternal, for example on a Unix socket.
+// PeerAddress returns the IP address of the call's peer, as a key. Of an IPv6 address it returns the /64, and of an IPv4 address
+// mapped into IPv6 the IPv4 address. Behind a proxy it is the proxy's address: use HeaderValue with a value that the proxy sets and
+// clients cannot. Its error has the code CodeInternal, for example on a Unix socket.
 func (c Call) PeerAddress() (string, error) {
 	key, err := rpclimit.AddressKey(c.Peer.Addr)
 	if err != nil {

@@ -36,8 +36,8 @@
 // request names the plan of its caller: PerCustomer.For(customer).Plan("pro"). A paused limit refuses until its pause
 // ends, and does not tell the reason. A limit that is off or in shadow mode refuses no call.
 //
-// The limiter's Observer receives a [ratelimit.Answered], with the method as route, for each call and each message with
-// a cost, unless one of your functions answered with a code of its own.
+// The limiter's Observer receives a [ratelimit.Answered], with the method as route, for each call and each message with a cost. It
+// receives none if one of your functions answered with a code of its own.
 package grpclimit
 
 import (
@@ -61,10 +61,9 @@ type Config struct {
 	// Requests returns the requests of a call, at least one. To answer with a code of its own it returns an error of
 	// package status. Any other error, and no requests, are answered with Internal.
 	Requests func(ctx context.Context, fullMethod string) ([]ratelimit.Request, error)
-	// Message returns the requests of a received message, for example by its size, in addition to Requests: for a unary
-	// call in the same decision, in a stream when the message arrives. It returns none for a message that costs
-	// nothing. Errors are answered as errors of Requests. A nil Message means that messages cost nothing, and a stream
-	// is charged when it opens.
+	// Message returns the requests of a received message, for example by its size, in addition to Requests. A unary call makes one
+	// decision for both; a stream decides when the message arrives. It returns none for a message that costs nothing. Errors are
+	// answered as errors of Requests. A nil Message means that messages cost nothing, and a stream is charged when it opens.
 	Message func(ctx context.Context, fullMethod string, message any) ([]ratelimit.Request, error)
 	// Skip reports whether a call needs no decision, for example a health check. A nil Skip means that no call is
 	// skipped.

@@ -11,9 +11,9 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/rpclimit"
 )
 
-// PeerAddress returns the IP address of the call's peer, as a key: the /64 of an IPv6 address, and an IPv4 address
-// unchanged, also if it is mapped into IPv6. Behind a proxy it is the proxy's address: use Metadata with a value that
-// the proxy sets and clients cannot. Its error has the code Internal, for example on a Unix socket.
+// PeerAddress returns the IP address of the call's peer, as a key. Of an IPv6 address it returns the /64, and of an IPv4 address
+// mapped into IPv6 the IPv4 address. Behind a proxy it is the proxy's address: use Metadata with a value that the proxy sets and
+// clients cannot. Its error has the code Internal, for example on a Unix socket.
 func PeerAddress(ctx context.Context) (string, error) {
 	from, ok := peer.FromContext(ctx)
 	if !ok || from.Addr == nil {

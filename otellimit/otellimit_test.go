@@ -301,8 +301,8 @@ func TestMetricsAndSpans(t *testing.T) {
 	golden.Equal(t, "metrics.txt", text.String())
 }
 
-// TestRulesAreNamedBySpansAlone promises that what rules of Config.Policies decide is counted by its result, and that their
-// names, which may be many, are in spans and in no metric.
+// TestRulesAreNamedBySpansAlone promises that decisions of rules of Config.Policies are counted by their result. The rules' names,
+// which may be many, are in spans, but in no metric.
 func TestRulesAreNamedBySpansAlone(t *testing.T) {
 	t.Parallel()
 	b := setup(t)

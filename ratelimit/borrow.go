@@ -16,8 +16,8 @@ import (
 // the pool has enough, they are taken from the pool alone, and State.Borrowed is set. Otherwise the request is refused, with
 // the shorter of the two waits. So a tenant that returns is served from its guarantee at once, and borrowers wait for the pool.
 //
-// The sum of the guarantees should be at most the rate of the pool. Then all tenants together take in any span t at most the
-// rate of the pool times t, plus the capacities of the pool and of the guarantees.
+// The sum of the guarantees should be at most the rate of the pool. Then all tenants together take at most the rate of the pool
+// times t in any span t, plus the capacities of the pool and of the guarantees.
 //
 // The cost is the cost of own, which you can also set on the result with [Request.Cost]. The cost of pool is ignored. The
 // decision has two states for the request, first of own and then of pool. Both count towards the 64 limits of a call. Several

@@ -71,8 +71,8 @@ func waitFor(ctx context.Context, limiter *ratelimit.Limiter, requests ...rateli
 	return err
 }
 
-// TestAGuaranteeThatIsNotEnforcedLeavesThePoolToDecide: with the guarantee off or in shadow the pool of five allows five takes, and with
-// the pool off or in shadow, too, all of them are allowed.
+// TestAGuaranteeThatIsNotEnforcedLeavesThePoolToDecide: with the guarantee off or in shadow mode, the pool of five allows five
+// takes. If the pool is off or in shadow mode too, all takes are allowed.
 func TestAGuaranteeThatIsNotEnforcedLeavesThePoolToDecide(t *testing.T) {
 	t.Parallel()
 	own, pool := ratelimit.Define("own", ratelimit.PerDay(10)), ratelimit.Define("pool", ratelimit.PerDay(5))
@@ -105,8 +105,8 @@ func TestAGuaranteeThatIsNotEnforcedLeavesThePoolToDecide(t *testing.T) {
 	}
 }
 
-// TestBorrowIsTheSameInASimulation holds a Simulation to the answers of a Limiter on Postgres for the same calls, with bursts,
-// limits over rows, clocks that step back, and rules: shadows, limits that are off, and a limit that changes.
+// TestBorrowIsTheSameInASimulation compares a Simulation with a Limiter on Postgres, for the same calls. They have bursts, sharded
+// limits, clocks that step back, and rules with limits in shadow mode, off, or changing.
 func TestBorrowIsTheSameInASimulation(t *testing.T) {
 	t.Parallel()
 	start := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)

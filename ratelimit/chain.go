@@ -51,8 +51,8 @@ func recallOne(ctx context.Context, l *Limiter, r *Request) (d Decision, known b
 	return d, true
 }
 
-// recall returns the states of the buckets of a Take, and the time of the decision, if memory can decide: with prefetched
-// tokens, or a refusal in the refusal cache. It neither waits nor sends anything.
+// recall decides a Take from memory if it can: with prefetched tokens, or a refusal in the refusal cache. It returns the states of
+// the buckets and the time of the decision. It neither waits nor sends anything.
 func recall(l *Limiter, asks []bucket.Ask, of []subject) (states []State, at int64, from source) {
 	if l.batcher.IsClosed() {
 		return nil, 0, fromDatabase

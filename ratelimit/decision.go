@@ -11,15 +11,15 @@ import (
 
 // Decision is the answer to a call over one or several limits.
 //
-// If a limit with Shards had enough tokens, its Remaining, ResetAfter and Value are estimates: the call reads only the row that
-// it takes from, and assumes that the other rows hold as much. If the limit refused, the call has read all of its rows, so
-// Remaining and RetryAfter are exact. Check and Limiter.Value are always exact.
+// If a limit with Shards had enough tokens, its Remaining, ResetAfter and Value are estimates. The call reads only the row that it
+// takes from, and assumes that the other rows hold as much. If the limit refused, the call has read all of its rows, so Remaining
+// and RetryAfter are exact. Check and Limiter.Value are always exact.
 type Decision struct {
 	// Allowed reports whether every limit had enough tokens. If it is false, nothing was taken.
 	Allowed bool
-	// RetryAfter is 0 if the call was allowed. If it was refused, RetryAfter is the time after which the same call will be
-	// allowed, if no other call takes tokens meanwhile: the longest wait of the limits that refused. For slots it is an upper
-	// bound, because their holders can release them before their leases end.
+	// RetryAfter is 0 if the call was allowed. If it was refused, RetryAfter is the longest wait of the limits that refused. After
+	// that time the same call will be allowed, if no other call takes tokens meanwhile. For slots it is an upper bound, because their
+	// holders can release them before their leases end.
 	RetryAfter time.Duration
 	// Remaining is the number of tokens left after the decision in the limit that has the fewest. It is never below 0, and it
 	// can be a fraction.
@@ -75,7 +75,7 @@ type State struct {
 	// ResetAfter and Value are then estimates: the tokens that this process still has, plus the tokens of the row when it was
 	// last read and the tokens that have arrived since. They do not include tokens that other processes have taken meanwhile.
 	Prefetched bool
-	// NotAsked reports whether the bucket was not read: the limit is Off, a limit of the call is paused, or the limit is in
+	// NotAsked reports whether the bucket was not read. Reasons: the limit is Off, a limit of the call is paused, or the limit is in
 	// Shadow and can never give the cost. Value is then the zero Value.
 	NotAsked bool
 }

@@ -50,8 +50,8 @@ var (
 	// ended and Expire has deleted it.
 	ErrNotReserved = reserved.ErrNotReserved
 
-	// ErrReservationEnded is returned if a reservation has ended in another way than the call would end it: Settle after
-	// Cancel, Cancel after Settle, and both after expiry. Start returns it after Cancel.
+	// ErrReservationEnded is returned if a reservation has already ended in another way: Settle after Cancel, Cancel after Settle, and
+	// both after expiry. Start returns it after Cancel.
 	ErrReservationEnded = reserved.ErrEnded
 
 	// ErrLeaseLost is returned by RenewLease and Release if the lease is not held: it ended, was released, was reset with its
@@ -128,9 +128,8 @@ const (
 // Use it for your own transactions. InTx retries by itself.
 func IsRetryable(err error) bool { return store.IsRetryable(err) }
 
-// IsUndecided reports whether err is a failure of a call of this package, or of InTx, without a decision: the server
-// was unreachable, too slow or too contended, or the request was invalid. Treat the request as refused, but do not report it as
-// a refusal.
+// IsUndecided reports whether a call of this package, or InTx, failed without a decision. For example, the server was unreachable,
+// too slow or too contended, or the request was invalid. Treat the request as refused, but do not report it as a refusal.
 //
 // It is false for
 //   - nil, and a refusal,

@@ -57,8 +57,8 @@ var errHoldInTx = errors.New("the Limiter is bound to a transaction by WithTx, w
 //	held, release := limiter.Keep(ctx, lease)
 //	defer release()
 //
-// held is derived from ctx, and carries the lease for [LeaseFromContext]. It ends with the cause ErrLeaseLost if the lease is
-// lost: the lease has ended, was released by another call, or could not be renewed in time. It also ends with release.
+// held is derived from ctx, and carries the lease for [LeaseFromContext]. If the lease is lost, it ends with the cause
+// ErrLeaseLost: the lease has ended, was released, or could not be renewed in time. It also ends with release.
 //
 // Keep renews the lease when a third of it has passed, and retries a failed renewal after each twelfth. It measures on this
 // process's clock, from before the call that acquired or renewed the lease, so the database's clock can differ. The renewals go
@@ -114,8 +114,8 @@ var errNotRenewed = fmt.Errorf("%w: it was not renewed by the time that it ended
 
 type leaseKey struct{}
 
-// LeaseFromContext returns the lease under which the work of ctx runs: the innermost lease of [Limiter.Keep], [Limiter.Hold],
-// or a guard of handlers or jobs that holds slots. Its Until is the end before any renewal.
+// LeaseFromContext returns the innermost lease under which the work of ctx runs. It is a lease of [Limiter.Keep], [Limiter.Hold],
+// or a guard of handlers or jobs. Its Until is the end before any renewal.
 func LeaseFromContext(ctx context.Context) (Lease, bool) {
 	lease, ok := ctx.Value(leaseKey{}).(Lease)
 	return lease, ok

@@ -20,9 +20,9 @@ const (
 // Lease is the answer to Acquire: slots that are held until they are released, or until the lease ends.
 //
 // Renew a lease every third of the policy's Lease, so that two more attempts are possible if one fails. A holder that works on
-// after Until does so beside other holders. This can happen to a process that was suspended. If a write must not happen twice,
-// or out of order, store the highest Fence with it and reject lower ones: then a holder that lost its slot without noticing
-// writes nothing.
+// after Until does so beside other holders. This can happen to a process that was suspended. If a write must not happen twice, or
+// out of order, store the highest Fence with it and reject lower ones. Then a holder that lost its slot without noticing writes
+// nothing.
 type Lease struct {
 	// Decision says whether the slots were free. After a refusal, RetryAfter is an upper bound: the time until enough leases
 	// have ended, if no holder releases slots earlier. The Decision of RenewLease has no States.
@@ -32,9 +32,9 @@ type Lease struct {
 	// the keys in their stored form: in the clear, unless Config.HashKey is set. It is not signed, so do not accept IDs from
 	// clients.
 	ID string
-	// Fence is the fencing number. It is higher than the number of every earlier lease on the same buckets. Use the number of a
-	// lease that was acquired in a transaction only after the commit: if the transaction rolls back and the database's clock
-	// steps back, the same number or a lower one can be given again.
+	// Fence is the fencing number. It is higher than the number of every earlier lease on the same buckets. Use the number of a lease
+	// that was acquired in a transaction only after the commit. If the transaction rolls back and the database's clock steps back, the
+	// same number or a lower one can be given again.
 	Fence int64
 	// Until is the end of the lease on the database's clock, unless it is renewed.
 	Until time.Time

@@ -132,10 +132,10 @@ func (l Limit) For(key string) Request { return Request{limit: l, key: key, cost
 // Global returns a request for one token from the limit's only bucket without a key.
 func (l Limit) Global() Request { return Request{limit: l, global: true, cost: 1} }
 
-// ForStored returns a request for one token from the bucket of a key in its stored form, as [Limiter.StoredKey] and [Refusal]
-// have it: an HMAC if [Config.HashKey] is set, and "" for Global. Use it in tools and pages that read keys from tables. Never
-// pass it a key from a client, because the client could then choose the bucket. A Limiter needs no secret for a call whose keys
-// are all in the stored form.
+// ForStored returns a request for one token from the bucket of a key in its stored form, as in [Limiter.StoredKey] and [Refusal].
+// That is an HMAC if [Config.HashKey] is set, and "" for Global. Use it in tools and pages that read keys from tables. Never pass
+// it a key from a client, because the client could then choose the bucket. A Limiter needs no secret for a call whose keys are all
+// in the stored form.
 func (l Limit) ForStored(key string) Request {
 	return Request{limit: l, key: key, stored: true, cost: 1}
 }

@@ -149,8 +149,8 @@ func TestLimitSaysWhatItIs(t *testing.T) {
 	require.Equal(t, "undefined limit", ratelimit.Limit{}.String())
 }
 
-// TestAPolicyByPointerIsItsValue promises that a limit is the same whether its policy is given by value or by pointer, and
-// stays so when what the pointer is to changes.
+// TestAPolicyByPointerIsItsValue promises that a policy by pointer gives the same limit as by value, also if the pointed-to policy
+// changes later.
 func TestAPolicyByPointerIsItsValue(t *testing.T) {
 	t.Parallel()
 	bucket, window := ratelimit.PerSecond(10), ratelimit.FixedWindow{Rate: 100, Period: time.Hour}

@@ -163,7 +163,7 @@ type Config struct {
 	// Schema is the schema of the tables that migrations.Up made. Defaults to "ratelimit".
 	Schema string
 	// HashKey is a secret of at least 16 bytes. If set, the tables store the HMAC-SHA-256 (base64url) of a key instead of the key, so
-	// they hold no personal data, and a key may be any bytes, up to 64 KiB. A nil HashKey stores keys as they are.
+	// they hold no personal data. A key may then be any bytes, up to 64 KiB. A nil HashKey stores keys as they are.
 	//
 	// All programs on a schema need the same secret, or none. Calls of other programs return ErrHashKeyMismatch, because they compare
 	// a fingerprint of the secret with the table fingerprint; see docs/operations.md. A program compares again after a call returned
@@ -202,20 +202,20 @@ type Config struct {
 	// caller, and much faster on a slow disk. Defaults to false: a call returns once its commit is on disk.
 	//
 	// If the server crashes, it can forget what these calls took or returned in the last moment: three times its wal_writer_delay, 0.6
-	// seconds by default. It forgets whole calls only. Then the limits allow that much again. Redis promises less by default (appendfsync
-	// everysec). Commits of these calls stay on disk as always: calls in a transaction of yours or of InTx, reservations, leases, stored
-	// rules, and calls on tables that Citus distributes or that are in partitions of PostgreSQL 18. The setting is made in the statement of
-	// the call (synchronous_commit), so sessions keep theirs, also behind PgBouncer.
+	// seconds by default. It forgets whole calls only. Then the limits allow that much again. Redis promises less by default
+	// (appendfsync everysec). These calls still wait for the disk: calls in a transaction of yours or of InTx, reservations, leases
+	// and stored rules. So do calls on tables that Citus distributes or that are in partitions of PostgreSQL 18. The setting is made
+	// in the statement of the call (synchronous_commit), so sessions keep theirs, also behind PgBouncer.
 	RelaxedCommit bool
 	// SharedQueues shares the queues of InTx between all processes that set it, for buckets that many processes want at once. After
 	// their first conflict on a bucket, transactions take turns instead of failing each other. Defaults to false: only transactions
 	// of this Limiter queue, and they can conflict with other processes.
 	//
 	// A queued transaction waits in the server for an advisory lock, which it holds until it ends. One transaction of each process
-	// waits at a time, for at most a second; then it continues without the lock. The statement that takes from the bucket must be
-	// the first one of its transaction, or [WithQueue] must name the bucket: to wait, the Limiter ends the transaction while it is
-	// empty, and begins it again on the same connection. So New accepts only the pools of pgx, whose BeginTx does nothing else. It
-	// works through a pooler in transaction mode, such as PgBouncer, under the same conditions as calls: see ErrPoolerMode.
+	// waits at a time, for at most a second; then it continues without the lock. The statement that takes from the bucket must be the
+	// first one of its transaction, or [WithQueue] must name the bucket. To wait, the Limiter ends the transaction while it is empty,
+	// and begins it again on the same connection. So New accepts only the pools of pgx, whose BeginTx does nothing else. It works
+	// through a pooler in transaction mode, such as PgBouncer, under the same conditions as calls: see ErrPoolerMode.
 	SharedQueues bool
 	// RefusalCache is the number of buckets whose refusal of a Take outside a transaction is remembered. Until the wait of the refusal is
 	// over, a Take of at least that cost is refused from memory, without a round trip. A cache remembers at least 64 buckets, and at

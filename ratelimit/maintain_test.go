@@ -46,8 +46,8 @@ func (h *heard) count() (prunes, rows int) {
 	return len(h.pruned), h.rows
 }
 
-// TestMaintain promises that rows of full buckets go and reservations end, at once and then every interval until the context ends, by
-// two processes that run at the same time, too.
+// TestMaintain promises that Maintain deletes rows of full buckets and ends reservations, at once and then every interval until the
+// context ends. Two processes may run it at the same time.
 func TestMaintain(t *testing.T) {
 	t.Parallel()
 	perMinute := ratelimit.Define("perMinute", ratelimit.PerMinute(60))

@@ -6,8 +6,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// FuzzPolicyText promises a round trip: MarshalPolicy writes each policy that UnmarshalPolicy accepts, and reading that text gives
-// a policy with the same decisions and the same text.
+// FuzzPolicyText promises a round trip: MarshalPolicy writes each policy that UnmarshalPolicy accepts. Reading that text gives a
+// policy with the same decisions and the same text.
 func FuzzPolicyText(f *testing.F) {
 	for _, text := range []string{
 		`{"rate":10,"period":"1m","capacity":0,"max_reserved":7,"shards":4}`, `{"rate":9,"period":"1s","max_reserved":"forbidden","prefetch":"100ms"}`,

@@ -38,9 +38,9 @@ func TestRefusalsOfALimitThatIsNotEnforcedAreShadows(t *testing.T) {
 func TestRefusedAllocatesNothing(t *testing.T) { //nolint:paralleltest // what others allocate meanwhile would count
 	request := Define("sendMessage", PerMinute(10)).For("alice")
 	calls := 0
-	// perTen returns the fewest allocations of ten refusals. On a busy machine the garbage collector adds allocations to some runs, but a
-	// hook that allocates adds them to each. A batch would add the allocations of its goroutine, and a call that another test left in
-	// the pool would save some: two collections empty the pool.
+	// perTen returns the fewest allocations of ten refusals. On a busy machine the garbage collector adds allocations to some runs,
+	// but a hook that allocates adds them to each. A batch would add the allocations of its goroutine. A call that another test left
+	// in the pool would save some, so two collections empty the pool.
 	perTen := func(config Config) float64 {
 		config.AsOf, config.NoBatching = func() time.Time { return instant }, true
 		limiter, err := New(&answering{rows: oneRow{value: 0.5}}, config)

@@ -46,10 +46,10 @@ func (r Reservation) Delay() time.Duration {
 	return max(0, r.ReadyAt.Sub(r.At))
 }
 
-// Reserve takes the cost of the requests, even if the tokens are not available yet, and returns when the work may run. The
-// bucket owes the missing tokens: its value falls below zero, by at most the policy's MaxReserved, and later requests wait
-// until the owed tokens are repaid. So work is served in the order of reservations, and small requests cannot starve a large one.
-// Reserve takes from all limits or from none.
+// Reserve takes the cost of the requests, even if the tokens are not available yet, and returns when the work may run. The bucket
+// owes the missing tokens: its value falls below zero, by at most the policy's MaxReserved. Later requests wait until the owed
+// tokens are repaid. So work is served in the order of reservations, and small requests cannot starve a large one. Reserve takes
+// from all limits or from none.
 //
 // Run the work at ReadyAt and not before, because otherwise the limit only allows a larger burst. Afterwards call Settle with
 // the actual cost, or Cancel. Otherwise Expire ends the reservation, Config.ExpireAfter after ReadyAt. In a transaction, a

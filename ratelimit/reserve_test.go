@@ -137,8 +137,8 @@ func TestReserve(t *testing.T) {
 	})
 }
 
-// TestReserveThenIdle holds a bucket to one clamp for owed tokens and for refills: owed tokens must not make room
-// for more than the capacity once it is repaid.
+// TestReserveThenIdle promises that after a reservation and a long idle time a bucket holds its capacity, and no more because of
+// tokens owed before.
 func TestReserveThenIdle(t *testing.T) {
 	t.Parallel()
 	pool := postgrestest.New(t)

@@ -22,8 +22,8 @@ type Policies interface {
 	// is set. See [Limiter.StoredKey].
 	RulingFor(limit Limit, plan, key string) *Ruling
 
-	// RulingsOf returns rulings for Prune that bound all rulings that RulingFor can return for the name: the one with the
-	// largest capacity, the slowest one to fill, and all rulings whose changes scale owed tokens.
+	// RulingsOf returns rulings for Prune that bound all rulings that RulingFor can return for the name. These are the ruling with the
+	// largest capacity, the slowest to fill, and all rulings whose changes scale owed tokens.
 	RulingsOf(name string) []*Ruling
 }
 

@@ -13,8 +13,8 @@ type oneRule struct{ rule *Ruling }
 func (o oneRule) RulingFor(Limit, string, string) *Ruling { return o.rule }
 func (o oneRule) RulingsOf(string) []*Ruling              { return []*Ruling{o.rule} }
 
-// BenchmarkPlan measures the work of a call before it is sent: without Config.Policies, with a source that has no rule, with a
-// rule, and with a rule that is about to change.
+// BenchmarkPlan measures the work of a call before it is sent: without Config.Policies, without a rule, with a rule, and with a
+// rule that is about to change.
 func BenchmarkPlan(b *testing.B) {
 	limit := Define("api", TokenBucket{Rate: 10, Period: time.Second, Capacity: 20})
 	rule := func(eras ...Era) Policies {

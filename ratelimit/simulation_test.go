@@ -67,8 +67,8 @@ func TestASimulationOfTomorrowChangesNothingToday(t *testing.T) {
 	}
 }
 
-// TestSimulation holds a Simulation to the answers of a Limiter on Postgres, for the same calls at the same instants, some of which
-// step back: decisions over several limits, of every kind and mode, and the reported refusals.
+// TestSimulation compares a Simulation with a Limiter on Postgres, for the same calls at the same instants, some of which step
+// back. It compares decisions over several limits, of every kind and mode, and the reported refusals.
 func TestSimulation(t *testing.T) {
 	t.Parallel()
 	start := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)

@@ -24,10 +24,10 @@ type Turn struct {
 // Start reports whether the work of a reservation may run now. Call it right before the work. If Wait is above 0, call Start
 // again after that time.
 //
-// Work that was not started by StaleAt, for example because its workers were down, has lost its turn: its tokens arrived while
+// Work that was not started by StaleAt, for example because its workers were down, has lost its turn. Its tokens arrived while
 // nothing ran, and the full bucket could not keep them. Start then reserves the cost again and returns the new turn, so that
-// delayed work does not cause a burst. Work that was started can be started again, any number of times, without paying again.
-// The exception is a reservation that expired and was credited. If Start reserves again, it does so as [Limiter.Renew] does.
+// delayed work does not cause a burst. Work that was started can be started again, any number of times, without paying again. The
+// exception is a reservation that expired and was credited. If Start reserves again, it does so as [Limiter.Renew] does.
 //
 // Start returns ErrReservationEnded if the reservation was cancelled, ErrNotReserved if it does not exist, and
 // ErrCostExceedsCapacity as Renew does. Do not run the work then.

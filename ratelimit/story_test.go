@@ -13,8 +13,8 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimittest"
 )
 
-// opening is when every story begins. It is a whole number of days and weeks of the Unix epoch's minutes,
-// hours and days, but that matters to no story: windows that should start here say so.
+// opening is when every story begins. It is a multiple of minutes, hours and days since the Unix epoch. No story depends on that:
+// windows that should start here say so.
 var opening = at
 
 // forever marks a step that no wait would turn around.

@@ -149,9 +149,9 @@ func TestTokenBucketCapacity(t *testing.T) {
 	})
 }
 
-// TestTokenBucketUnderLoad is the worked example of 10 tokens a second and 50 at most under 60 requests a
-// second. Counted by hand without what arrives during the burst, the 50 tokens last for 0.83 s; with it
-// they last for 59 requests, because a token arrives with every sixth.
+// TestTokenBucketUnderLoad is the worked example of 10 tokens a second and 50 at most under 60 requests a second. Without the
+// tokens that arrive during the burst, the 50 tokens last for 0.83 s. With them they last for 59 requests, because a token arrives
+// with every sixth.
 func TestTokenBucketUnderLoad(t *testing.T) {
 	t.Parallel()
 	limit := ratelimit.Define("load", ratelimit.TokenBucket{Rate: 10, Period: time.Second, Capacity: 50})

@@ -65,10 +65,9 @@ func withoutPool(l *Limiter, after *afterCommit) *Limiter {
 	return &bound
 }
 
-// InTx runs fn in a SERIALIZABLE transaction and commits when fn returns nil. Pass tx to [Limiter.WithTx] to take limits in it.
-// If the transaction conflicts with another, at a statement or at COMMIT, InTx rolls back and runs fn again in a new
-// transaction, after a random pause or in a queue. So fn must do nothing that cannot be repeated, and must return the errors of
-// its statements.
+// InTx runs fn in a SERIALIZABLE transaction and commits when fn returns nil. Pass tx to [Limiter.WithTx] to take limits in it. If
+// the transaction conflicts with another, at a statement or at COMMIT, InTx rolls back. After a random pause or in a queue it runs
+// fn again in a new transaction. So fn must do nothing that cannot be repeated, and must return the errors of its statements.
 //
 // Once transactions of a Limiter have conflicted at a bucket, they queue for it, each before its first statement if that
 // statement takes from the bucket. So take limits first. A transaction that has read something already has its snapshot, and

@@ -12,8 +12,8 @@ import (
 const (
 	// maxLeft limits how long after ReadyAt the reservation of a Wait stays open if its process died.
 	maxLeft = time.Minute
-	// A Wait settles its reservation before ReadyAt, so that the caller is not late by a commit: leads times as long before as
-	// the reservation took to be made, and at most mostLead.
+	// A Wait settles its reservation before ReadyAt, so that the caller is not late by a commit: by leads times the duration of its
+	// Reserve, and at most by mostLead.
 	leads    = 4
 	mostLead = 100 * time.Millisecond
 )

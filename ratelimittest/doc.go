@@ -4,7 +4,7 @@
 //	clock := ratelimittest.NewClock()
 //	limiter := ratelimittest.New(t, clock)
 //
-// Every verb works, and decides as on Postgres: the code between reading a bucket and writing it is the same, and the tests of this
+// Every verb works, and decides as on Postgres. The code between reading a bucket and writing it is the same, and the tests of this
 // module run on both. The differences come from the database:
 //
 // The time is the clock's, which stands still until the test moves it. Without a clock it is the real time, or the bubble's time in

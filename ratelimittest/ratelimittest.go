@@ -19,9 +19,8 @@ var ErrNoDatabase = memstore.ErrNoDatabase
 // pool has the methods of a DB.
 type pool = memstore.Pool
 
-// DB is what a Limiter in memory keeps its buckets and reservations in: a [ratelimit.Pool], for New of package ratelimit with
-// a Config of the test's own. Several Limiters of one DB are what several processes on one database are. It is safe for
-// concurrent use. Make it with [NewDB].
+// DB is a [ratelimit.Pool] in memory. Pass it to New of package ratelimit, with a Config of the test's own. Several Limiters of one
+// DB are what several processes on one database are. It is safe for concurrent use. Make it with [NewDB].
 type DB struct{ pool }
 
 // SQL is the database of a test for everything but limits: a *pgxpool.Pool, or what plays one.

@@ -46,9 +46,9 @@ func newStatements(schema string) statements {
 // for each minute with refusals, on a connection of the pool, with a timeout of a second. Counts of several processes add up.
 //
 // If a write fails, counting goes on and the next write includes the rows. If an error leaves open whether the rows were written,
-// for example because the connection broke, they are not written again, so that nothing is counted twice; see [Counter.Dropped].
-// The keys of a minute get their rows when it is over, the heaviest ones sooner; until then their refusals are in the row with
-// the empty key. A process that dies leaves them there, and loses up to a second.
+// for example because the connection broke, they are not written again. So nothing is counted twice; see [Counter.Dropped]. The
+// keys of a minute get their rows when it is over, the heaviest ones sooner. Until then their refusals are in the row with the
+// empty key. A process that dies leaves them there, and loses up to a second.
 func (c *Counter) Run(ctx context.Context) error {
 	ticker := time.NewTicker(c.every)
 	defer ticker.Stop()

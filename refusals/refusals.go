@@ -1,9 +1,9 @@
 // Package refusals counts in a table who was refused by which limit, and on which route.
 //
 // One row for each refusal would let an attacker generate database writes. A [Counter] counts in memory, by the minute, and adds
-// the counts to the table ratelimit.refusals each second: exact sums for each limit and route, and rows of their own for the keys
-// with the most refusals. A process writes at most 10,000 rows a minute for keys, and 1,000 for limits and routes. No decision
-// waits for the Counter or fails because of it. Rows stay until Prune deletes them.
+// the counts to the table ratelimit.refusals each second. It writes exact sums for each limit and route, and rows for the keys with
+// the most refusals. A process writes at most 10,000 rows a minute for keys, and 1,000 for limits and routes. No decision waits for
+// the Counter or fails because of it. Rows stay until Prune deletes them.
 //
 //	counter, err := refusals.New(pool, refusals.Config{Keys: true})
 //	limiter, err := ratelimit.New(pool, ratelimit.Config{Refused: counter.Refused})

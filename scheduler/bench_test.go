@@ -10,9 +10,9 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// BenchmarkEnqueue compares a transaction that enqueues with the least one could write by hand for the same
-// effect, an UPDATE of a balance and an INSERT of a job; and with River's InsertTx in place of that INSERT.
-// The transactions alternate, so that what else the machine does meets all of them.
+// BenchmarkEnqueue compares a transaction that enqueues with the simplest one by hand, an UPDATE of a balance and an INSERT of a
+// job, and with River's InsertTx in place of that INSERT. The transactions alternate, so that what else the machine does meets all
+// of them.
 //
 //	go test ./scheduler -run '^$' -bench Enqueue -benchtime 3000x
 func BenchmarkEnqueue(b *testing.B) {

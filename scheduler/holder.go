@@ -33,8 +33,8 @@ type HolderConfig struct {
 
 const (
 	defaultMaxSnooze = 2 * time.Second
-	// longestSnooze bounds how long a job is put off that waits for tokens, or for the end of a pause: either may come earlier
-	// when a rule changes.
+	// longestSnooze bounds the snooze of a job that waits for tokens or for the end of a pause, because a rule change may make the
+	// wait shorter.
 	longestSnooze = time.Hour
 )
 
@@ -144,8 +144,8 @@ func (h *Holder) ended(ctx, held context.Context, job *rivertype.JobRow, err err
 	return fmt.Errorf("scheduler: hold: %w: %w", lost, err)
 }
 
-// wait returns for how long a job is put off that was refused: as long as tokens take to arrive, and no longer than
-// MaxSnooze where it is slots that are missing, which become free without notice.
+// wait returns the snooze of a refused job: about the time until its tokens arrive. If only slots are missing, it is at most
+// MaxSnooze, because slots become free without notice.
 func (h *Holder) wait(d ratelimit.Decision) time.Duration {
 	var slots, others time.Duration
 	for i := range d.States {

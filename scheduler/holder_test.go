@@ -73,8 +73,8 @@ func (f *fixture) slots(t testing.TB, limit ratelimit.Limit, tenant string) floa
 	return v.At(time.Now())
 }
 
-// TestHolderRunsNoMoreThanTheSlots has 40 jobs of 4 tenants run 3 at a time for each: the jobs count themselves in a table,
-// never more than 3 of a tenant's run, none is lost, and none has lost an attempt.
+// TestHolderRunsNoMoreThanTheSlots runs 40 jobs of 4 tenants with 3 slots each. The jobs count themselves in a table: never more
+// than 3 of a tenant run at once. No job is lost or loses an attempt.
 func TestHolderRunsNoMoreThanTheSlots(t *testing.T) {
 	t.Parallel()
 	const each, most = 10, 3
@@ -224,8 +224,8 @@ func TestHolderFailsClosed(t *testing.T) {
 	require.NoError(t, err)
 }
 
-// TestHolderBesideAScheduler promises that jobs which reserved their moments and hold slots meanwhile keep both promises: none
-// starts before its moment, never more than one of a tenant's runs, and each is settled.
+// TestHolderBesideAScheduler promises that jobs with a reservation and a slot keep both promises. No job starts before its moment,
+// a tenant never has more than one running job, and each job is settled.
 func TestHolderBesideAScheduler(t *testing.T) {
 	t.Parallel()
 	jobs := testsize.Of(12, 25) // more than there are tokens at first
@@ -262,8 +262,8 @@ func TestHolderBesideAScheduler(t *testing.T) {
 	require.Equal(t, jobs, one[int](t, f.pool, "SELECT count(*) FROM ratelimit.reservations WHERE state = 'settled'"))
 }
 
-// TestHolderTakesTokensWithSlots promises that slots and tokens are had together: a job that has no token left is put off
-// until it has, and holds no slot meanwhile.
+// TestHolderTakesTokensWithSlots promises that slots and tokens are taken together: a job without an available token is snoozed,
+// and holds no slot meanwhile.
 func TestHolderTakesTokensWithSlots(t *testing.T) {
 	t.Parallel()
 	var c *clock
@@ -291,8 +291,8 @@ func TestHolderTakesTokensWithSlots(t *testing.T) {
 	require.Equal(t, 1, await(t, events, 1, river.EventKindJobCompleted)[0].Attempt)
 }
 
-// TestWorkerKilledWhileItHolds promises that the slot of a worker that was killed is free when its lease ends, and not
-// before, and that its job runs again when River has rescued it.
+// TestWorkerKilledWhileItHolds promises that the slot of a killed worker is free when its lease ends, and not before. Its job runs
+// again when River has rescued it.
 func TestWorkerKilledWhileItHolds(t *testing.T) {
 	t.Parallel()
 	testsize.Long(t, "kills a process")

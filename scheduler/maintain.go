@@ -18,8 +18,8 @@ import (
 type Maintained struct {
 	// Ended is the number of reservations that Maintain ended because their job had ended.
 	Ended int
-	// Unguarded is how many of these jobs completed although their turn was never started: they ran on a client without
-	// the middleware, at the time of River's own schedule.
+	// Unguarded is how many of these jobs completed although their turn was never started. They ran on a client without the
+	// middleware, at the time of River's schedule.
 	Unguarded int
 	// Expired is the number of reservations that ended by Config.ExpireAfter of the Limiter.
 	Expired int
@@ -39,10 +39,9 @@ const (
 	maxFailures = 100
 )
 
-// Maintain ends the reservations of jobs that ended where the middleware could not see it: cancelled through River's
-// own API, discarded by its rescuer, panicked in the last attempt, or ended while their process was killed. It also
-// calls [ratelimit.Limiter.Expire]. Call it every minute or so from one process or several, or let River call it: see
-// PeriodicJob.
+// Maintain ends the reservations of jobs whose end the middleware did not see. These were cancelled through River's own API,
+// discarded by its rescuer, panicked in the last attempt, or ended while their process was killed. It also calls
+// [ratelimit.Limiter.Expire]. Call it every minute or so from one process or several, or let River call it: see PeriodicJob.
 //
 // If a reservation cannot be ended, Maintain still ends the others. It returns the joined errors with the result, and
 // tries again at the next call. It waits at most a second for a bucket whose row another transaction has locked, and

@@ -25,8 +25,8 @@ var (
 	_ rivertype.WorkerMiddleware    = (*middleware)(nil)
 )
 
-// InsertMany tells Enqueue that it is there, and makes jobs that are due soon available with a future time,
-// as River does with jobs that are retried soon.
+// InsertMany shows Enqueue that the middleware is installed. It inserts jobs that are due soon as available with a future time, as
+// River does with jobs that are retried soon.
 func (m *middleware) InsertMany(ctx context.Context, jobs []*rivertype.JobInsertParams, insert func(context.Context) ([]*rivertype.JobInsertResult, error)) ([]*rivertype.JobInsertResult, error) {
 	p, ok := ctx.Value(passageKey{}).(*passage)
 	if !ok || p.key != m.scheduler.key {
@@ -92,8 +92,8 @@ func (s *Scheduler) await(ctx context.Context, job *rivertype.JobRow, id string)
 	}
 }
 
-// start starts the job's turn, and takes a new one where the job has to pay again: when retries do and this is one, and when the
-// reservation was returned, because then a user must have retried the job by hand since.
+// start starts the job's turn. It takes a new turn if the job must pay again: if retries pay and this is one, or if the reservation
+// was returned, because then a user has retried the job by hand since.
 func (s *Scheduler) start(ctx context.Context, job *rivertype.JobRow, id string) (ratelimit.Turn, error) {
 	turn, err := s.limiter.Start(ctx, id)
 	again := err == nil && turn.Restarted && s.config.RetriesPay && !s.sameAttempt(job)

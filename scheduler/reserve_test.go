@@ -42,8 +42,8 @@ func (f *fixture) insertMany(t testing.TB, name string, n int) {
 	require.NoError(t, err)
 }
 
-// TestJobsWithoutEnqueueArePaced promises of jobs that were inserted as ever that no tenant's start faster than its limit
-// gives, that none waits for another tenant's, and that each runs once and loses no attempt by waiting.
+// TestJobsWithoutEnqueueArePaced promises for jobs from plain Insert: a tenant's jobs start no faster than its limit, none waits
+// for another tenant's, and each runs once and loses no attempt by waiting.
 func TestJobsWithoutEnqueueArePaced(t *testing.T) {
 	t.Parallel()
 	const stale = 200 * time.Millisecond

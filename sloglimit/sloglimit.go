@@ -2,11 +2,10 @@
 //
 //	limiter, err := ratelimit.New(pool, ratelimit.Config{Observer: sloglimit.New(sloglimit.Config{})})
 //
-// Each event is one record with a constant message ("ratelimit: refused") and the rest in attributes;
-// spans of time are seconds and end in _s. No record holds a key. The text of an error is
-// written without passwords, connection strings, and values that were sent to the database; what the server
-// answered is in its own words, without the details that name rows. Of what a guard in front of a handler
-// answered there is only the kind of error, since the program's own functions may put anything into its text.
+// Each event is one record with a constant message ("ratelimit: refused") and the rest in attributes; spans of time are seconds and
+// end in _s. No record holds a key. The text of an error is written without passwords, connection strings, and values that were
+// sent to the database. An error of the server has its message, without the details that name rows. The answer of a guard has only
+// the kind of the error, because your own functions may put anything into its text.
 package sloglimit
 
 import (
@@ -32,13 +31,11 @@ type Config struct {
 	// Failed is the level of calls that failed or gave up under contention, of a guard's answers to them, and of rules that could not
 	// be loaded. Calls whose caller has gone are written at the level of Detail. Defaults to slog.LevelError.
 	Failed slog.Leveler
-	// Mended is the level of buckets that a wrong clock had left in the future, of rules that were heard of late, until
-	// when others decided, of leases that were lost, whose work may have run beside others, of names that have two
-	// policies, and of plans without a rule. Defaults to slog.LevelWarn.
+	// Mended is the level of anomalies: buckets that a wrong clock had left in the future, rules that were loaded late, lost leases,
+	// names with two policies, and plans without a rule. Defaults to slog.LevelWarn.
 	Mended slog.Leveler
-	// Detail is the level of everything else: conflicts that are tried again, waits, batches, prunes, prices of adaptive limits,
-	// rules that were loaded, settlements, leases that were renewed or released, and answers that follow from a decision. Defaults
-	// to slog.LevelDebug.
+	// Detail is the level of everything else: retried conflicts, waits, batches, prunes, prices of adaptive limits, loaded rules,
+	// settlements, renewed or released leases, and answers that follow from a decision. Defaults to slog.LevelDebug.
 	Detail slog.Leveler
 }
 

@@ -10,8 +10,8 @@ import (
 	"github.com/jackc/pgx/v5/pgtype"
 )
 
-// answer is what the server answered to a statement, read to its end: as long as rows are open, database/sql may
-// end their transaction and with it the connection.
+// answer is the complete result of a statement. It is read to its end, because while rows are open, database/sql may end their
+// transaction and with it the connection.
 type answer struct {
 	fields []pgconn.FieldDescription
 	rows   [][][]byte // the values of each row as they were sent, in the format that fields say

@@ -1,5 +1,5 @@
-// Package ahead keeps tokens that a process took ahead of buckets whose policies have a Prefetch, and gives them out: Takes outside of
-// transactions are answered with them. fetch.go takes more, and giveback.go gives back unused tokens.
+// Package ahead prefetches tokens from buckets whose policies have a Prefetch, and answers Takes outside of transactions with them.
+// fetch.go takes more, and giveback.go returns unused tokens.
 package ahead
 
 import (

@@ -189,8 +189,8 @@ func (k *Keeper) fetched(ctx context.Context, s *stripe, h *holding, c *store.Ca
 	return more
 }
 
-// give gives out the tokens of a fetch, and first the rest of the fetch before: to the calls of the fetch, and then to later calls, as
-// long as there are enough.
+// give gives out the rest of the fetch before, and then the tokens of this fetch: first to the calls of the fetch, then to later
+// calls, while there are enough.
 func (k *Keeper) give(s *stripe, h *holding, c *store.Call, waiters []*waiter, sent time.Duration) {
 	a, r, now := &c.Asks[0], &c.Answers[0], k.now()
 	before, rest, isValid := h.kept, 0.0, now < h.ends

@@ -160,15 +160,15 @@ func (k *Keeper) sweepStripe(s *stripe, left []leftover, shortest *int64) []left
 	return left
 }
 
-// isLeft reports whether to give the kept tokens back: their time is over, or no call uses them, or most of them
-// are still there after half of the time. The sooner, the more other processes can use.
+// isLeft reports whether to return the kept tokens. That is so if their time is over, if no call uses them, or if most of them are
+// left after half of the time. The sooner, the more other processes can use.
 func (h *holding) isLeft(now, prefetch time.Duration) bool {
 	unused := h.kept.Left > h.kept.Taken-h.kept.Left
 	return h.kept.Left > 0 && (now >= h.ends || now-h.usedAt >= prefetch*idleSweeps/sweeps || unused && now-h.sent >= prefetch/2)
 }
 
-// giveBack gives back to the rows the unused tokens, as far as the promise allows, and waits for that: for each row up to most, after
-// which a sweep tries again; a most of 0 waits until ctx ends.
+// giveBack returns the unused tokens to the rows, as far as the promise allows. It waits for each row for at most most; then a
+// later sweep retries. A most of 0 waits until ctx ends.
 func (k *Keeper) giveBack(ctx context.Context, left []leftover, most time.Duration) {
 	slots := k.slots // several sweeps may run
 	if most == 0 {

@@ -3,8 +3,8 @@ package ahead
 import "github.com/pgratelimit/pgratelimit/internal/bucket"
 
 const (
-	// ofRow and ofCapacity bound the tokens that one process prefetches in one decision, as shares of the tokens in the row and of its
-	// capacity, so that other processes get some.
+	// ofRow and ofCapacity bound the tokens that one process prefetches in one decision, so that other processes get some. They are
+	// shares of the tokens in the row and of its capacity.
 	ofRow, ofCapacity = 0.25, 0.125
 	// usedUpSoon is the share of Prefetch within which the tokens are used up if more are taken the next time. Twice
 	// of that is well within Prefetch, so that at a steady pace none are left over.
@@ -26,8 +26,8 @@ func (p *pace) next(t *bucket.Terms, gap int64, cost float64) {
 	*p = min(*p, pace(t.Capacity*ofCapacity))
 }
 
-// ahead returns how many tokens to prefetch from a row that holds so many, in addition to the tokens asked: 0 if that would be fewer
-// than one more call for cost needs, or if the row is nearly empty.
+// ahead returns how many tokens to prefetch from a row with that value, in addition to the tokens asked. It returns 0 if that would
+// not pay one more call for cost, or if the row is nearly empty.
 func (p pace) ahead(row, asked, cost float64) float64 {
 	ahead := min(float64(p), (row-asked)*ofRow)
 	if !(ahead >= cost) {

@@ -13,8 +13,8 @@ import (
 type Call[T any] struct {
 	// Of is the owner's struct, for the Decider.
 	Of *T
-	// Awaited is whether the caller, when its context ends, still waits for the answer of a call that a batch has
-	// claimed, so that it can be undone. A caller that gives up earlier leaves the call, and the batch does nothing for it.
+	// Awaited is whether the caller still waits for the answer of a claimed call after its context has ended, so that the call can be
+	// undone. A caller that gives up earlier leaves the call, and the batch does nothing for it.
 	Awaited bool
 	// Owner reuses the call; nil: it is not reused. See Done.
 	Owner Owner

@@ -41,8 +41,8 @@ func (a *Ask) Price() float64 {
 	return a.Cost / a.Asked
 }
 
-// AllowPrice lets a full bucket give the cost of the ask, and owe tokens for it, if the bucket could give the cost without a price:
-// a price makes no request impossible.
+// AllowPrice allows a full bucket to give the cost of the ask, and to owe tokens for it, if it could give the cost without a price.
+// So a price makes no request impossible.
 func (a *Ask) AllowPrice() {
 	if a.Asked == 0 {
 		return
@@ -109,8 +109,7 @@ func (a *Ask) isSoonEnough(after Rows, now int64) bool {
 	return a.Within == 0 || a.Unenforced || after.Wait(&a.Terms, now, 0, 0) <= a.Within
 }
 
-// SoonEnoughAfter returns how long it takes from the answer, a refusal, until the ask is allowed, when as long as it says has
-// to be enough then.
+// SoonEnoughAfter returns the wait after the answer, a refusal, until the ask is allowed with a wait of at most Within.
 func (a *Ask) SoonEnoughAfter(r *Answer) time.Duration {
 	rows := slices.Clone(r.rows(a))
 	rows.FixClocks(&a.Terms, r.Now)
@@ -128,9 +127,9 @@ func (a *Ask) SoonEnoughAfter(r *Answer) time.Duration {
 	return time.Duration(Horizon) * time.Microsecond // it costs more than the bucket holds, which is full by then
 }
 
-// SoonEnoughTogether returns how long it takes from the answers, of which one is a refusal, until all the asks are allowed, when as long
-// as they say has to be enough then. A cost above the capacity of a window is allowed in the last moments of each window only. So one
-// may be refused again at the end of another's wait.
+// SoonEnoughTogether returns the wait after the answers, one of which is a refusal, until all asks are allowed with a wait of at
+// most their Within. A cost above the capacity of a window is allowed in the last moments of each window only. So one may be
+// refused again at the end of another's wait.
 func SoonEnoughTogether(asks []Ask, answers []Answer) (total time.Duration) {
 	later := slices.Clone(answers)
 	for range 100 {
@@ -199,7 +198,7 @@ func TraitsOf(asks []Ask) Traits {
 	return t
 }
 
-// Tell puts what the answer to the ask says of the bucket into c, with fixed clocks, and returns what to tell the caller. lowest has to remain.
+// Tell copies the bucket of the answer into c, with corrected clocks, and returns the result for the caller. lowest must remain.
 func (a *Ask) Tell(r *Answer, lowest float64, c *Content) Told {
 	t := &a.Terms
 	c.Terms, c.State, c.Rows = *t, t.FixClock(r.State, r.Now), slices.Clone(r.Rows)

@@ -118,8 +118,8 @@ func (c Calendar) toldUntil(now int64) int64 {
 	}
 }
 
-// Runs returns the run of all windows of one length that hold now, as far back as since, and the runs that follow in the era of t. The last
-// ones are estimated: windows of average length.
+// Runs returns the run of windows of one length around now, as far back as since, and the later runs in the era of t. The last ones
+// are estimated: windows of average length.
 func (c Calendar) Runs(t Terms, since, now int64) []Run {
 	_, end := t.Eras.span(t.Era)
 	first := c.around(now)

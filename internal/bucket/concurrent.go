@@ -10,17 +10,17 @@ import (
 // MaxLease bounds how long a lease is, in microseconds.
 const MaxLease = int64(24 * time.Hour / time.Microsecond)
 
-// Concurrent is the Kind of a limit on concurrency: slots are held by leases, each of which ends by itself Lease
-// microseconds after it was taken or renewed. Parts.Leases has the leases of a row. A lease counts while its end is
-// after now. Every write drops ended leases.
+// Concurrent is the Kind of a limit on concurrency. Slots are held by leases, and a lease ends by itself Lease microseconds after
+// it was taken or renewed. Parts.Leases has the leases of a row. A lease counts while its end is after now. Every write drops ended
+// leases.
 //
 // Each lease has a fencing number, higher than the number of any earlier lease on the same row. It is at least the instant
 // at which the lease was taken, so it also grows after the row was pruned. If that number was used before, for example because
 // a clock was ahead, the next number is higher by whole fenceCycles. A lease of a rolled back transaction is in no row, and its
 // number could otherwise be given to the next lease.
 //
-// Slots are free again when leases end, so Concurrent does not use the Value of a row: it is Capacity less the slots held at TS, for
-// the other kinds.
+// Slots are free again when leases end, so Concurrent does not use the Value of a row. For the other kinds Value is Capacity less
+// the slots held at TS.
 type Concurrent struct {
 	Steps
 	Lease int64
@@ -220,8 +220,8 @@ func (s State) withFence(fence int64) State {
 	return s
 }
 
-// AlignFences gives the leases that one call has taken the same fencing number, the highest of them. state returns the
-// row of the i-th ask after the call.
+// AlignFences gives all leases of a call the same fencing token, the highest of them. state returns the row of the i-th ask after
+// the call.
 func AlignFences(asks []Ask, state func(i int) *State) {
 	highest := int64(math.MinInt64)
 	for i := range asks {
@@ -239,8 +239,8 @@ func AlignFences(asks []Ask, state func(i int) *State) {
 // takesLease reports whether the ask, when it is allowed, takes a lease.
 func (a *Ask) takesLease() bool { return a.Cost > 0 && Holds(&a.Terms) }
 
-// RenewLease returns the state after the lease with that number was extended to end at least length after now, and that
-// end. held is false, and the state as it was, when there is no such lease at now.
+// RenewLease extends the lease with that fencing token to end at least length after now, and returns the new state and the end. If
+// no such lease is held at now, it returns s and false.
 func (s State) RenewLease(now, fence, length int64) (after State, end int64, held bool) {
 	leases := s.leasesAt(now)
 	for i := range leases {
@@ -252,8 +252,7 @@ func (s State) RenewLease(now, fence, length int64) (after State, end int64, hel
 	return s, 0, false
 }
 
-// ReleaseLease returns the state after the lease with that number was given back. held is false, and the state as it was,
-// when there is no such lease at now.
+// ReleaseLease returns the state without the lease of that fencing token. If no such lease is held at now, it returns s and false.
 func (s State) ReleaseLease(now, fence int64) (after State, held bool) {
 	leases := s.leasesAt(now)
 	left := slices.DeleteFunc(slices.Clone(leases), func(h Held) bool { return h.Fence == fence })

@@ -196,8 +196,8 @@ func (t Terms) Settle(s State) State {
 	return s
 }
 
-// Outside reports whether a statement says nothing on the row that it found: the terms of the ask are not in effect at the instant of the
-// answer, or the row is of another era, or not as its kind leaves it. Nothing was taken then.
+// Outside reports whether a statement could not decide on the row, and took nothing. The terms of the ask are not in effect at the
+// instant of the answer, or the row is of another era, or not as its kind leaves it.
 func (a *Ask) Outside(r Answer) bool {
 	if r.Allowed {
 		return false

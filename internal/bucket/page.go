@@ -6,8 +6,8 @@ import (
 )
 
 // Page holds the rows of some buckets at one instant, and decides on calls, one after the other. All decisions in Go are made on a
-// Page: on rows that a transaction has locked, on rows in memory, in a simulation, and for a preview. A Page reads and writes nothing
-// by itself: an engine puts the rows in with Put, and takes what changed from Changes. It is for one goroutine at a time.
+// Page: for locked rows, rows in memory, a simulation, and a preview. A Page does no input or output: an engine puts the rows in
+// with Put, and gets the changes from Changes. It is for one goroutine at a time.
 type Page struct {
 	Now  int64 // the instant of the decisions
 	Rows []Ask // one for each row, in the order of locking, with the terms of that row
@@ -255,7 +255,7 @@ func (p *Page) Charge(a *Ask, amount float64, taken int64) {
 	}
 }
 
-// Return gives the unused prefetched tokens back to the row of a page of one row, up to an instant, and returns how many it gave back.
+// Return returns unused prefetched tokens to the row of a page of one row, up to an instant. It returns their number.
 func (p *Page) Return(a Ahead, until int64) (given float64) {
 	t := &p.Rows[0].Terms
 	if p.marks[0].absent || p.Now > until { // else it is full anyway
@@ -302,8 +302,8 @@ func (p *Page) HasChanged() bool {
 	return slices.ContainsFunc(p.marks, func(m mark) bool { return m.changed })
 }
 
-// Changes calls save for each row that has to be written, in the order of locking, and unmake for each other row that was absent: an
-// engine that inserts rows to lock them has to delete those.
+// Changes calls save for each changed row, in the order of locking, and unmake for each other row that was absent. An engine that
+// inserts rows to lock them must delete the latter.
 func (p *Page) Changes(save func(k Key, s State), unmake func(k Key)) {
 	for i := range p.Rows {
 		switch {

@@ -17,8 +17,8 @@ func (p *Page) SetNow(calls ...[]Ask) {
 	}
 }
 
-// advance moves Now to the begin of the latest Span that a row has seen, if that is less than a minute ahead: the statement may have
-// waited for a call that was decided in it.
+// advance moves Now to the begin of the latest Span that a row has seen, if that is less than a minute ahead. The statement may
+// have waited for a call that was decided in that Span.
 func (p *Page) advance() {
 	for i := range p.Rows {
 		t, s := &p.Rows[i].Terms, p.states[i]

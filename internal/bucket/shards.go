@@ -45,7 +45,7 @@ func (a *Ask) OfShard(shard int32) Ask {
 	return row
 }
 
-// Estimate returns the answer for a bucket of n rows from that for the row of a, as if the other rows held as much as this one did before.
+// Estimate extends the answer for one row to a bucket of n rows, as if the other rows held as much as this row did before.
 func (a *Ask) Estimate(r Answer, n int32, taken bool) Answer {
 	if !taken {
 		r.State.Value *= float64(n)
@@ -200,7 +200,7 @@ func (r Rows) Tokens(t *Terms, now int64) float64 {
 	return r.sum(func(s State) float64 { return row.Kind.Tokens(row, s, now) })
 }
 
-// sum adds up tokens of each row, pair by pair, so that equal rows, such as the rows of a full bucket, add up to the whole without
+// sum adds up tokens of each row, pair by pair. So equal rows, such as the rows of a full bucket, add up to the whole without
 // rounding.
 func (r Rows) sum(tokens func(State) float64) float64 {
 	if len(r) == 1 {
@@ -226,7 +226,7 @@ func (r Rows) Wait(t *Terms, now int64, cost, lowest float64) time.Duration {
 	return time.Duration(min(t.Kind.Begin(*t, now, n)-now, Horizon)) * time.Microsecond
 }
 
-// stepsUntil returns the approximate number of steps after which the rows hold tokens in total, at most limit: missing tokens
+// stepsUntil returns the approximate number of steps after which the rows hold tokens in total, at most limit. Missing tokens
 // arrive at the pace of the rows that are not full, until one more row is full.
 func (r Rows) stepsUntil(t *Terms, now int64, tokens float64, limit int64) (n int64) {
 	row := t.OfShard()

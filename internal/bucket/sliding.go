@@ -13,17 +13,17 @@ const MaxSlices = 128
 //
 //	tokens(now) = Capacity - tokens taken in the slice of now and in the Slices before it
 //
-// So a slice counts until all of it is more than a Period ago. Parts.Taken has the length of a slice in microseconds, the
-// Value of the row, and running totals of the tokens taken: up to now, up to the end of the slice before the slice of TS, and so on
-// backwards. The difference of two totals is the number of tokens that count, for any number of slices. A decision inserts a total
-// for each slice that has begun since, and changes only the first total: Postgres then logs the front of the row, and not the rest.
-// So old totals stay for a while: a decision that finds more than spareTotals of them drops them. If totals have grown to more than
-// mostTotals times the Capacity, Go reduces them, so that they keep their precision.
+// So a slice counts until all of it is more than a Period ago. Parts.Taken has the length of a slice in microseconds, the Value of
+// the row, and running totals of the tokens taken. The first total is up to now, the second up to the end of the slice before the
+// slice of TS, and so on backwards. The difference of two totals is the number of tokens that count, for any number of slices. A
+// decision inserts a total for each slice that has begun since, and changes only the first total. So Postgres logs only the front
+// of the row. So old totals stay for a while: a decision that finds more than spareTotals of them drops them. If totals have grown
+// to more than mostTotals times the Capacity, Go reduces them, so that they keep their precision.
 //
-// The first two numbers identify rows that other terms have written. If the slices have another length, each old slice
-// goes to the new slice that holds its end, so that it counts no shorter. A slice that has not ended goes to the slice of now. If the
-// Value differs, another kind of limit or an older program has written the row: then the tokens missing to the Capacity were taken
-// in the slice of TS.
+// The first two numbers identify rows that other terms have written. If the slices have another length, each old slice goes to the
+// new slice that holds its end, so that it counts no shorter. A slice that has not ended goes to the slice of now. If the Value
+// differs, another kind of limit or an older program has written the row. Then the tokens missing to the Capacity were taken in the
+// slice of TS.
 type Sliding struct {
 	Steps
 	Slices int32
@@ -88,8 +88,9 @@ func (r Sliding) Charge(t Terms, s State, now int64, amount float64) State {
 	return r.state(t, s, totals, ts)
 }
 
-// Credit implements Kind. With an until it gives back to the slice that began then; without, to the newest slices. Nothing is reserved
-// of a sliding window, so tokens that are ready later were taken under another kind: they count in the slice that began with this one.
+// Credit implements Kind. With an until it gives back to the slice that began then; without, to the newest slices. A sliding window
+// has no reservations, so tokens that are ready later were taken under another kind. They count in the slice that began with this
+// one.
 func (r Sliding) Credit(t Terms, s State, now int64, amount, _ float64, until int64) (State, bool) {
 	s = t.FixClock(s, now)
 	totals, ts := r.at(t, s, now)

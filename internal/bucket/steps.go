@@ -101,8 +101,8 @@ func (k Steps) Charge(t Terms, s State, now int64, amount float64) State {
 	return k.written(&t, s, now, t.Kind.Tokens(t, s, now)-amount)
 }
 
-// Credit implements Kind. TS does not change: at each later instant Value + amount gives the same tokens as if the tokens that have
-// arrived were added first, because both are bounded by the capacity then.
+// Credit implements Kind. TS does not change. At each later instant Value + amount gives the same tokens as if the arrived tokens
+// were added first, because both are bounded by the capacity then.
 func (Steps) Credit(t Terms, s State, now int64, amount, most float64, until int64) (State, bool) {
 	if t.Begin(now) > until {
 		return s, false
@@ -153,9 +153,9 @@ func fullAfter(idle int64, t Terms) Terms {
 	return t
 }
 
-// first returns the smallest n in [1, limit] for which ok holds, or limit when there is none. ok must
-// not turn false again as n grows. It looks around estimate first, and doubles the radius until the
-// answer is bracketed, so an estimate that is off by a rounding costs a handful of calls.
+// first returns the smallest n in [1, limit] for which ok holds, or limit when there is none. ok must not turn false again as n
+// grows. It looks around estimate first, and doubles the radius until the answer is bracketed. So an estimate that is off by a
+// rounding costs only a few calls.
 func first(estimate, limit int64, ok func(int64) bool) int64 {
 	estimate = min(max(estimate, 1), limit)
 	low, high := estimate-1, estimate

@@ -26,8 +26,8 @@ const (
 	// JavaScript still hold the microseconds since.
 	LongAgo = int64(-2208988800000000)
 
-	// ClockTolerance is how far ts may be ahead of now before it is taken for the mark of a wrong clock.
-	// It has to exceed any wait for a row lock behind which the row was written again: a statement that waited has an older now than the row.
+	// ClockTolerance is how far ts may be ahead of now before it is taken for the mark of a wrong clock. It must exceed any wait for a
+	// row lock, because a statement that waited may find a row that is newer than its now.
 	ClockTolerance = time.Minute
 )
 

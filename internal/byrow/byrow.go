@@ -17,10 +17,10 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/store"
 )
 
-// Where Citus distributes the tables, it refuses a statement that names several rows in arrays, or runs it on every server. So a call locks its
-// rows, decides in Go, and saves the rows, by statements that each name one row as parameters: Citus sends such a statement to the server that has
-// the row. Statements that belong together are in a transaction that was begun, because without BEGIN each commits by itself. Citus also refuses
-// a function that is not immutable in the values that a statement updates or returns.
+// Where Citus distributes the tables, it refuses a statement that names several rows in arrays, or runs it on every server. So a
+// call locks its rows, decides in Go, and saves the rows. Each statement names one row as parameters, and Citus sends it to the
+// server that has the row. Statements that belong together are in a transaction that was begun, because without BEGIN each commits
+// by itself. Citus also refuses a function that is not immutable in the values that a statement updates or returns.
 //
 // The same statements are used where the buckets are in partitions of PostgreSQL 18. There a statement that looks rows up in partitions, one after
 // the other, crashes the server (segmentation fault) if another transaction has changed a row meanwhile. The executor checks the changed row by a
@@ -112,9 +112,9 @@ func (Distributed) Read(ctx context.Context, u *store.Unit, rows []bucket.Ask) (
 // LeavesOutHeld returns false.
 func (Partitions) LeavesOutHeld() bool { return false }
 
-// Lock locks each row by a statement. It sets no savepoint. A transaction of the Owner's waits without a bound for one row, waitFor or the
-// first, so that calls for the same rows queue there and hold no other row meanwhile. For the other rows it waits a bounded time, and then
-// returns an error, with which the call waits for that row first.
+// Lock locks each row by a statement. It sets no savepoint. A transaction of the Owner's waits without a bound for only one row,
+// waitFor or the first. So calls for the same rows queue there, and hold no other row meanwhile. For the other rows it waits a
+// bounded time, and then returns an error, with which the call waits for that row first.
 func (Partitions) Lock(ctx context.Context, u *store.Unit, p *bucket.Page, _ bool) error {
 	batch := &pgx.Batch{}
 	order := make([]int, len(p.Rows))
@@ -180,9 +180,9 @@ func (Partitions) Save(ctx context.Context, u *store.Unit, p *bucket.Page, made 
 	return u.Finish(ctx, batch, p.Rows)
 }
 
-// Undo deletes the rows that were inserted to lock them. After a refusal the rows stay locked, as one row does on plain Postgres. In a SERIALIZABLE
-// transaction a row that is written behind a savepoint keeps a SIREAD lock on some versions of Postgres (on 15.20, and not on 15.18), by which the
-// transaction may lose at COMMIT: that is where Citus does not say what became of it.
+// Undo deletes the rows that were inserted to lock them. After a refusal the rows stay locked, as one row does on plain Postgres.
+// In a SERIALIZABLE transaction, a row that is written after a savepoint keeps a SIREAD lock on some versions of Postgres (on
+// 15.20, not on 15.18). With it the transaction may conflict at COMMIT, where Citus does not report the outcome.
 func (e Partitions) Undo(ctx context.Context, u *store.Unit, p *bucket.Page) error {
 	return e.Save(ctx, u, p)
 }

@@ -129,8 +129,8 @@ func TestWhatASecondAttemptGaveBeforeItFailedIsNotGiven(t *testing.T) {
 	}
 }
 
-// The keys of one limit may be on plans of their own: a batch decides on each by its own terms, as quickly as on keys that
-// are all on one, unless there are too many of them.
+// The keys of one limit may be on different plans. A batch decides on each by its own terms, as quickly as for one plan, unless
+// there are too many plans.
 func TestABatchDecidesOnKeysOnDifferentPlans(t *testing.T) {
 	t.Parallel()
 	for name, plans := range map[string]int{"two": 2, "as many as there are keys": 100} {

@@ -7,8 +7,8 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
 )
 
-// Charge takes amounts from buckets, also if they have fewer tokens. The terms that hold under the lock say until when tokens can be
-// given back, and not the terms that the process uses at its own time.
+// Charge takes amounts from buckets, also if they have fewer tokens. The terms in effect under the lock decide until when tokens
+// can be returned, not the terms in effect at the process's own time.
 type Charge struct {
 	Asks    []bucket.Ask
 	Amounts []float64 // negative: to give back

@@ -16,7 +16,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/testsize"
 )
 
-// Batches and lone calls of several processes that ask for overlapping sets of buckets, each in an order of its own, take exactly
+// Batches and lone calls of several processes take from overlapping sets of buckets, each in an order of its own. They take exactly
 // as answered: from all buckets of a call or from none, and from no bucket more than it held.
 func TestOverlappingClustersTakeExactly(t *testing.T) {
 	t.Parallel()

@@ -84,8 +84,8 @@ func (p *plan) isOfOneRow() bool {
 	return len(p.groups) == 1 && len(p.several)+len(p.others) == 0
 }
 
-// add adds a call to a group. It returns false if the call is decided in turn: no statement can decide it, or an earlier call for one of
-// its buckets is decided in turn.
+// add adds a call to a group. It returns false if the call is decided in turn, because no statement can decide it, or because an
+// earlier call for one of its buckets is decided in turn.
 func (p *plan) add(c *Call, hot bool) (added bool) {
 	isFit := c.way == byStatement && (c.traits.Statement == bucket.StepStatement || hot && c.traits.Statement == bucket.WindowStatement)
 	for i, r := range c.rows {

@@ -206,8 +206,8 @@ func (r *lastRows) Err() error {
 // sendLater sends batch with the next statement of the transaction, at the latest with COMMIT, if the transaction is an OwnTx.
 // Otherwise it sends batch now. It returns failed(nil) or, if a statement fails, failed of its error; with COMMIT that is the error of Commit.
 //
-// A statement that may wait for others must be behind a bound of lateWait, since COMMIT has only EndTimeout, and a context that ends meanwhile leaves
-// the outcome unknown.
+// A statement that may wait for a lock needs a bound of lateWait. COMMIT has only EndTimeout, and a context that ends meanwhile
+// leaves the outcome unknown.
 func (u *Unit) sendLater(ctx context.Context, batch *pgx.Batch, failed func(error) error) error {
 	tx, ok := u.conn.(*OwnTx)
 	if !ok {

@@ -172,8 +172,7 @@ func (p *pipeline) Plant(row bucket.Key, state bucket.State) {
 // queue moves the recorded statements to the batch; check is for the answer of the last one.
 func (p *pipeline) queue(check func(pgx.Rows) error) {
 	for i, sent := range p.recorder.sent {
-		// Histories that run at the same time may wait for each other to make room in the table, for which a call of the
-		// session's own would be made again.
+		// Concurrent histories may wait for each other to extend the table. A call in a transaction of its own would be retried then.
 		queued := p.batch.Queue(strings.ReplaceAll(sent.SQL, "'2ms'", "'10min'"), sent.Arguments...)
 		if check != nil && i == len(p.recorder.sent)-1 {
 			queued.Query(check)

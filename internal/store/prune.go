@@ -93,8 +93,8 @@ func isSpare(s bucket.State, rows []bucket.Ask, until int64) bool {
 	})
 }
 
-// oneRowEach returns an ask for each of the distinct terms, as they are to one row: a row of a bucket that is spread over
-// several is deleted for itself.
+// oneRowEach returns an ask for each of the distinct terms, reduced to one row, because Prune deletes each row of a sharded bucket
+// by itself.
 func oneRowEach(policies []bucket.Terms) (rows []bucket.Ask) {
 	for _, t := range policies {
 		t = t.OfShard()

@@ -96,8 +96,8 @@ func answerRefused(calls []*Call) (open []*Call) {
 	return open
 }
 
-// asksAllOf reports whether all buckets of the call are among those locked: then it costs nothing to decide on it in
-// its turn, when what those before it take is gone.
+// asksAllOf reports whether all buckets of the call will be locked by earlier calls. Then deciding on it in its turn, after their
+// takes, costs nothing.
 func (c *Call) asksAllOf(locked map[bucket.Key]bool) bool {
 	return !slices.ContainsFunc(c.Asks, func(a bucket.Ask) bool { return !locked[a.Key] })
 }

@@ -119,8 +119,8 @@ func (u *Unit) Engine() Engine {
 	return postgres{}
 }
 
-// waitingFor returns a session whose transactions begin with the wait for a row, unless that is nil: for a call that has
-// waited for so many with it.
+// waitingFor returns a session whose transactions first wait for row, unless that is nil. waits is how many rows the call has
+// waited for, including this one.
 func (s *Session) waitingFor(row *bucket.Key, waits int) *Session {
 	if s.waitFor == row {
 		return s
@@ -136,9 +136,9 @@ func (c *Call) isSpread() bool { return c.Asks[0].Terms.Shards > 1 && c.takesFro
 // Run answers the calls of a batch, and returns the calls that need a row which another transaction holds. A call gets an error if its
 // statement failed.
 //
-// In the first round trip statements take the sum of the costs of each group of calls, all or nothing (see planOf), and the rows of the other
-// calls are read. That read already refuses some calls. The remaining calls are decided one after the other on locked rows, in two more
-// round trips.
+// In the first round trip statements take the sum of the costs of each group of calls, all or nothing (see planOf), and read the
+// rows of the other calls. That read already refuses some calls. The remaining calls are decided one after the other on locked
+// rows, in two more round trips.
 //
 // A batch for one bucket waits for its row. Other batches wait for a row at most 2 ms, because they hold other rows meanwhile. If waitFor is not
 // nil, all calls need that row, and the first lock waits for it.

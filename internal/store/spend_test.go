@@ -91,7 +91,7 @@ var plans = []string{
 	"default_transaction_isolation=repeatable read", "default_transaction_isolation=serializable",
 }
 
-// A batch has the same answers, in one round trip, for each plan, isolation level and protocol mode: a row with enough gives, a row
+// A batch has the same answers, in one round trip, for each plan, isolation level and protocol mode. A row with enough gives, a row
 // without refuses, and a missing row is inserted.
 func TestWhateverThePlanABatchIsAnsweredTheSame(t *testing.T) {
 	t.Parallel()

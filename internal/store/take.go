@@ -34,8 +34,9 @@ func (s *Session) decideByStatement(ctx context.Context, c *Call) error {
 	return s.fixClocks(ctx, c.Asks, c.Answers)
 }
 
-// takeByStatement takes the costs of c from all of its buckets, or from none of them, by one statement: in the transaction of the session,
-// or else as its own. If the statement cannot decide on the rows that it found, nothing was taken, and c is decided in another way.
+// takeByStatement takes the costs of c from all of its buckets, or from none, by one statement: in the transaction of the session,
+// or in one of its own. If the statement cannot decide on the rows that it found, nothing was taken, and c is decided in another
+// way.
 func (s *Session) takeByStatement(ctx context.Context, c *Call) (err error) {
 	c.way = byStatement // after an attempt before
 	if c.traits.Sharded {
@@ -176,9 +177,9 @@ func skip(results pgx.BatchResults, n int) error {
 	return nil
 }
 
-// fixClocks corrects rows that refused and that a wrong clock has left in the future: a refusal writes nothing, so
-// without this they would refuse until the clock reaches that time. The refusal stands. In a caller's transaction the statement does
-// not return the rows that had enough. Such a row gains nothing until a call that it allows or refuses corrects it.
+// fixClocks corrects rows that refused and that a wrong clock has left in the future. A refusal writes nothing, so without this
+// they would refuse until the clock reaches that time. The refusal stands. In a caller's transaction the statement does not return
+// the rows that had enough. Such a row gains nothing until a call that it allows or refuses corrects it.
 func (s *Session) fixClocks(ctx context.Context, asks []bucket.Ask, answers []bucket.Answer) error {
 	var wrong []bucket.Ask
 	for i := range asks {

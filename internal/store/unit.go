@@ -67,9 +67,9 @@ func (u *Unit) save(ctx context.Context, p *bucket.Page, made ...Record) error {
 	return u.Engine().Save(ctx, u, p, made...)
 }
 
-// seed returns the number that selects the rows of sharded buckets: random, but the same for all calls of a
-// transaction and for all attempts of a transaction that queues. So a transaction that takes from a bucket twice uses the row that it
-// has locked, and does not wait for another transaction that does the same. A new attempt stays in its queue.
+// seed returns the number that selects the rows of sharded buckets. It is random, but the same for all calls of a transaction and
+// for all attempts of a transaction that queues. So a transaction that takes from a bucket twice uses the row that it has locked,
+// and does not wait for another transaction that does the same. A new attempt stays in its queue.
 func (u *Unit) seed() uint64 {
 	var owner any = u.conn
 	if c, ok := owner.(interface{ Identity() any }); ok { // one of several that stand for the transaction
@@ -156,9 +156,9 @@ type Recorder interface {
 	Record(asks []bucket.Ask, answers []bucket.Answer) Record
 }
 
-// OrSpoil returns err, with which a call in the caller's transaction ended. If the context has ended between two
-// statements of the call, it makes sure that the transaction can only be rolled back: half of the call may be done, and
-// the connection is alive. A context that ends during a statement closes the connection, with the same effect.
+// OrSpoil returns err, with which a call in the caller's transaction ended. If the context has ended between two statements of the
+// call, it makes sure that the transaction can only be rolled back, because half of the call may be done on a live connection. A
+// context that ends during a statement closes the connection, with the same effect.
 func (u *Unit) OrSpoil(ctx context.Context, err error) error {
 	if err == nil || ctx.Err() == nil {
 		return err

@@ -13,17 +13,15 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/pgerr"
 )
 
-// A transaction of a session's own does not wait for the row of a bucket while it holds others: another transaction may
-// hold that row for long, and may need the others. It locks the free rows. If it needs a row that is not free, it
-// ends, and starts again: it waits for that row before it locks others. Only the row of a reservation is locked
-// before the row of its bucket.
+// A transaction of a session's own does not wait for the row of a bucket while it holds others. Another transaction may hold that
+// row for long, and may need the others. It locks the free rows. If it needs a row that is not free, it ends, and starts again: it
+// waits for that row before it locks others. Only the row of a reservation is locked before the row of its bucket.
 
 const (
 	// shortWait is how long a statement that may hold rows waits for another: as long as a transaction that is about to commit takes.
 	shortWait = 2 * time.Millisecond
-	// manyWaits is after how many rows that a call has waited for it waits for the others too, while it holds some: they
-	// are all in use, and never free at the same time. It waits for each for up to leastLongWait, twice that the next
-	// time, and so on up to mostLongWait.
+	// manyWaits is the number of rows after whose waits a call also waits while it holds other rows, because all of them are in use
+	// and never free at the same time. It waits for each for up to leastLongWait, then twice that, and so on up to mostLongWait.
 	manyWaits     = 3
 	leastLongWait = 20 * time.Millisecond
 	mostLongWait  = time.Second
@@ -144,8 +142,9 @@ func (u *Unit) QueueShortWait(batch *pgx.Batch) (queued int) {
 	return batch.Len() - before
 }
 
-// WaitEnded returns the error of a statement that locks row, behind others or as the first: in a transaction of the Owner's a lock timeout means that
-// it waits for that row before others. A caller's transaction waits as long as its own settings say.
+// WaitEnded returns the error of a statement that locks row, after others or as the first. In a transaction of the Owner's, a lock
+// timeout means that the next attempt waits for that row before others. A caller's transaction waits as long as its own settings
+// say.
 func (u *Unit) WaitEnded(err error, row bucket.Ask, isFirst bool) error {
 	switch {
 	case u.mode != ownTx:

@@ -39,8 +39,9 @@ func drawWindow(src buckettest.Source) bucket.Terms {
 }
 
 // TestWindowStatementsAgree runs random histories of sliding windows by the statements, alone and in a transaction, and by locking
-// and deciding in Go: with costs that round, rows written by others, clocks that step back, and policies that change in the code
-// and by eras. Half of them go on for so long that totals are dropped. Every decision, value, ts and slice agree to the last bit.
+// and deciding in Go. They have costs that round, rows written by others, clocks that step back, and policies that change in the
+// code and by eras. Half of them go on for so long that totals are dropped. Every decision, value, ts and slice agree to the last
+// bit.
 func TestWindowStatementsAgree(t *testing.T) {
 	t.Parallel()
 	pool := postgrestest.New(t)

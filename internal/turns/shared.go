@@ -10,9 +10,9 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
 )
 
-// sharedTurn is the turn at one bucket, among the transactions of all processes. A transaction has one turn, and waits for it before it
-// holds anything else in the server, so that it is part of no deadlock. The queue of this process is for transactions that wait in
-// the server, and not for transactions at work: the next one already waits when the turn ends.
+// sharedTurn is the turn at one bucket, among the transactions of all processes. A transaction has one turn, and waits for it
+// before it holds anything else in the server, so that it is part of no deadlock. The queue of this process holds transactions that
+// wait in the server, not running ones, so that the next one already waits when the turn ends.
 type sharedTurn struct {
 	tx   *turnTx // the attempt's
 	in   *queue  // that the transaction is in; nil: none

@@ -21,9 +21,9 @@ import (
 // A SERIALIZABLE transaction that waits must have no snapshot yet, but waiting is a statement, which takes a snapshot. So another
 // transaction waits, in place of the empty transaction that was begun. It runs at READ COMMITTED, because a waiting SERIALIZABLE
 // transaction would hold up the conflict detection of all others. It takes the lock for the session and commits. The next
-// transaction makes the lock its own, so that the end of the transaction in the server releases it: no statement unlocks, and no
-// lock stays in a connection. All statements are one message, at the end of which a transaction is open, so that also a pooler in
-// transaction mode sends them to one connection of the server.
+// transaction takes over the lock, so that its end in the server releases it. No statement unlocks, and no lock stays in a
+// connection. All statements are one message, and a transaction is open at its end. So also a pooler in transaction mode sends them
+// to one connection of the server.
 const (
 	turnEmpty = `ROLLBACK`
 	turnFirst = `BEGIN ISOLATION LEVEL READ COMMITTED`
@@ -33,8 +33,8 @@ const (
 	turnCame  = `COMMIT`
 	turnBegin = `BEGIN ISOLATION LEVEL SERIALIZABLE`
 	turnOwn   = `SELECT CASE WHEN pg_catalog.pg_advisory_xact_lock($1) IS NOT NULL THEN pg_catalog.pg_advisory_unlock($1) END`
-	// turnForgone begins the transaction anew when the wait failed. A timeout that comes together with the lock leaves the
-	// session with it, so that is looked up; it is one message without parameters, as what comes before is aborted.
+	// turnForgone begins the transaction anew when the wait failed. If the timeout and the lock arrive together, the session holds the
+	// lock, so this checks for it. It is one message without parameters, because the transaction before is aborted.
 	turnForgone = `ROLLBACK; BEGIN ISOLATION LEVEL READ COMMITTED;
 		SELECT pg_catalog.pg_advisory_unlock(%[1]d) FROM pg_catalog.pg_locks
 		WHERE locktype = 'advisory' AND pid = pg_catalog.pg_backend_pid() AND objsubid = 1 AND granted

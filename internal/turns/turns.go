@@ -15,16 +15,15 @@ import (
 const (
 	// queueMemory is how long after its last conflict a bucket's transactions still queue.
 	queueMemory = time.Second
-	// queueWait is how long a transaction queues: as long as Postgres waits until it looks for a deadlock
-	// (deadlock_timeout), because the first in the queue may wait for a row that it holds. It then goes
-	// on, and Postgres settles the conflict.
+	// queueWait is how long a transaction queues. It equals deadlock_timeout, after which Postgres looks for a deadlock, because the
+	// first in the queue may wait for a row that the transaction holds. It then goes on, and Postgres settles the conflict.
 	queueWait = time.Second
 	// maxQueues bounds the buckets that are queued for at once. Others just conflict and retry.
 	maxQueues = 4096
 )
 
-// Queues make the transactions of this process that want one bucket go one after the other once they have
-// conflicted, as retries at SERIALIZABLE do not: they start at the same moment and all but one fail.
+// Queues serialize the transactions of this process on one bucket once they have conflicted. Retries at SERIALIZABLE alone would
+// start at the same moment, and all but one would fail.
 type Queues struct {
 	Now  func() time.Time // the clock
 	Wait time.Duration    // for which a transaction queues
@@ -135,9 +134,9 @@ func (q *queue) wait(ctx context.Context, d time.Duration) bool {
 	return false
 }
 
-// Ticket holds the places of one call of InTx in the queues. It is held no longer than the
-// transaction, and only a transaction that has begun takes it: otherwise the head of a queue could wait for a
-// connection, while the transactions behind it have all connections.
+// Ticket holds the places of one call of InTx in the queues. It is held no longer than the transaction, and only a transaction that
+// has begun takes it. Otherwise the head of a queue could wait for a connection while the transactions behind it have all
+// connections.
 type Ticket struct {
 	queues *Queues
 	asked  []bucket.Key  // the buckets the last attempt asked for
@@ -196,8 +195,8 @@ func (t *Ticket) Enter(ctx context.Context, rows []bucket.Ask) {
 // Release gives the place up.
 func (t *Ticket) Release() { t.place.leave(t) }
 
-// Conflict notes that an attempt met others at the buckets that it asked for, and reports whether the next one waits for its turn, so that
-// it needs no pause before.
+// Conflict notes that an attempt conflicted at its buckets. It reports whether the next attempt waits for its turn, so that it
+// needs no pause before.
 func (t *Ticket) Conflict() (willWait bool) {
 	t.queues.Conflict(t.asked)
 	return t.place.willWait(t)

@@ -53,8 +53,8 @@ func exactly(t bucket.Terms) exactPolicy {
 	}
 }
 
-// RowsOff returns how far what the rows of a bucket hold together, by the algebra, is from what as many exact buckets
-// do, and how far rounding may have brought it.
+// RowsOff returns the difference between the tokens of the rows by the algebra and by the same number of exact buckets, and the
+// bound of the rounding error.
 func RowsOff(t bucket.Terms, rows []bucket.State, now int64) (off, mayBe float64) {
 	e, n := exactly(t), big.NewRat(int64(t.Shards), 1)
 	e.rate, e.capacity = quotient(e.rate, n), quotient(e.capacity, n)

@@ -8,8 +8,8 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
 )
 
-// History is a sequence of random calls on a few buckets: on the algebra and on the exact model, which are compared
-// after each, and on a Server when there is one.
+// History is a sequence of random calls on a few buckets. It makes them on the algebra and on the exact model, and compares both
+// after each, and on a Server if there is one.
 type History struct {
 	T interface {
 		Fatalf(format string, args ...any)

@@ -76,8 +76,8 @@ func Extreme(src Source) bucket.Terms {
 		One(src, math.Inf(1), 0, between(bucket.MinTokens, bucket.MaxTokens), bucket.MaxTokens, bucket.MinTokens), Extreme)
 }
 
-// Dyadic draws the terms of a policy with which no sum, product or quotient rounds, as long as costs are multiples of
-// 2^-10: the rate of a bucket is a power of two per microsecond.
+// Dyadic draws the terms of a policy with which no sum, product or quotient rounds, as long as costs are multiples of 2^-10. The
+// rate of a bucket is a power of two per microsecond.
 func Dyadic(src Source) bucket.Terms {
 	power := func(low, high int) float64 { return math.Ldexp(1, low+src.Pick(high-low+1)) }
 	period := time.Duration(power(10, 20)) * time.Microsecond
