@@ -70,8 +70,8 @@ func TestABatchWithoutItsTableFails(t *testing.T) {
 	s.requireHealthy(t)
 }
 
-// An application that takes in a transaction, in another order than calls lock in, cannot deadlock with calls outside of it,
-// whether they take from both buckets or share a batch with calls for the other.
+// An application that takes in a transaction, in another order than calls lock in, cannot deadlock with calls outside of it. These
+// take from both buckets, or share a batch with calls for the other.
 func TestABatchIsPartOfNoDeadlock(t *testing.T) {
 	t.Parallel()
 	s := newStand(t)

@@ -91,8 +91,8 @@ func floats(got [3]int) []float64 {
 	return []float64{float64(got[0]), float64(got[1]), float64(got[2])}
 }
 
-// Several processes take at the same time, each call in its own way, on a clock that stands and is moved on when all have been
-// refused: in each step each tenant gets at least the gain of his guarantee, and all together at most the bound.
+// Several processes take at the same time, each call in its own way. The clock stands still, and moves when all have been refused.
+// In each step each tenant gets at least the gain of his guarantee, and all together at most the bound.
 func TestBorrowHoldsUnderConcurrentLoad(t *testing.T) {
 	t.Parallel()
 	testsize.Long(t, "thousands of takes")
@@ -231,8 +231,8 @@ func testBorrowIsPartOfTheTransaction(t *testing.T, on backend) {
 	require.Equal(t, century/10*5, d.RetryAfter.Round(time.Hour))
 }
 
-// A limit that changes while two versions of the program run, and a connection that breaks, leave the pair of buckets consistent:
-// each take came from both, or from the pool.
+// The pair of buckets stays consistent while a limit changes, two versions of the program run, and connections break: each take
+// came from both, or from the pool.
 func TestBorrowSurvivesCuts(t *testing.T) {
 	t.Parallel()
 	for _, side := range []cut{cutRequest, cutAnswer} {

@@ -43,8 +43,8 @@ func newCitusStand(t *testing.T) *citusStand {
 	return s
 }
 
-// TestCitus promises that where Citus distributes the tables every verb answers as on one Postgres, and that a limit is exact: from
-// each node and from all of them, at each isolation level, and when a worker is killed.
+// TestCitus promises that on tables distributed by Citus every verb answers as on one Postgres. A limit is exact from each node and
+// from all of them, at each isolation level, and when a worker is killed.
 func TestCitus(t *testing.T) {
 	t.Parallel()
 	s := newCitusStand(t)
@@ -187,8 +187,8 @@ func (s *citusStand) distributesPartitions(t *testing.T) {
 	require.Equal(t, cfg.Partitions, n)
 }
 
-// conflictsAtCommit promises that InTx does not run a function twice whose COMMIT a worker may have done: the coordinator has the
-// same error for a worker that refuses and for a lost worker.
+// conflictsAtCommit promises that InTx does not run a function twice if a worker may have committed. The coordinator has the same
+// error for a worker that refuses and for a lost worker.
 func (s *citusStand) conflictsAtCommit(t *testing.T) {
 	t.Helper()
 	ctx, pool := t.Context(), s.nodes[0]

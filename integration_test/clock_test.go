@@ -145,8 +145,8 @@ func onClocks(t *testing.T, run func(t *testing.T, c clocked)) {
 	}
 }
 
-// A small step back, as when two servers' clocks differ, stops the bucket until the clock is back where it
-// was: nothing is lost and nothing is given twice.
+// A small step back, as between two servers' clocks, stops the bucket until the clock has caught up. No token is lost or given
+// twice.
 func TestClockThatStepsBackGivesNothingTwice(t *testing.T) {
 	t.Parallel()
 	onClocks(t, func(t *testing.T, c clocked) {

@@ -11,8 +11,8 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// TestInTxRunsAgainOnlyWhatWasUndone promises that an error of COMMIT makes InTx run its function again when it says that the
-// transaction lost a conflict, and not when it is what a server says of another one, as a coordinator of Citus of a worker: that one
+// TestInTxRunsAgainOnlyWhatWasUndone promises that InTx runs its function again after an error of COMMIT that means a lost
+// conflict. It does not if the server relays the error of another one, as a Citus coordinator does for a worker, because the worker
 // may have committed.
 func TestInTxRunsAgainOnlyWhatWasUndone(t *testing.T) {
 	t.Parallel()

@@ -165,8 +165,8 @@ func TestRefusalCacheShowsWhatAnotherProcessGaveBackWithinASecond(t *testing.T) 
 	})
 }
 
-// A call that the cache answers gets what the database would have answered, to the last digit: two limiters,
-// one with a cache, go through the same history at the same instants.
+// An answer from the cache equals the database's, to the last digit. Two limiters, one with a cache, go through the same history at
+// the same instants.
 func TestRefusalCacheChangesNoAnswer(t *testing.T) {
 	t.Parallel()
 	steps := testsize.Of(400, 4000)

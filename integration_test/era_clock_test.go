@@ -200,8 +200,8 @@ func TestTheModeChangesInTheMidstOfACall(t *testing.T) {
 	}, inMemory, onPostgres, inPartitions, byRoutedStatements)
 }
 
-// TestTheModesOfARuleCostNoRoundTrip has a limit whose rule changes its mode take as many round trips as one without a rule, unless it is
-// off and its mode changes within a minute.
+// TestTheModesOfARuleCostNoRoundTrip promises that a rule that changes the mode of its limit costs no round trip, unless the limit
+// is off and its mode changes within a minute.
 func TestTheModesOfARuleCostNoRoundTrip(t *testing.T) {
 	t.Parallel()
 	fastPathOnly(t, "the general path takes more round trips")

@@ -12,8 +12,8 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// reloading is a source that has just heard of a change: some calls in flight are by the rule of before, and others by one
-// or another copy of the new one.
+// reloading is a source that has just loaded a change. Some calls in flight use the old rule, and others use one or another copy of
+// the new one.
 type reloading struct {
 	rules []*ratelimit.Ruling
 	asked atomic.Int64

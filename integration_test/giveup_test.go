@@ -144,9 +144,9 @@ func TestGiveUpAtAHeldRowKeepsTheConnection(t *testing.T) {
 	}
 }
 
-// A cancel request ends the statement of the caller who gave up, and no later statement on the same connection: callers of other keys
-// share the few connections of the pool, and none of their calls fails. A cancel request that reaches the server between two statements
-// ends none; then pgx closes the connection.
+// A cancel request ends the statement of the caller who gave up, but no later statement on the same connection. Callers of other
+// keys share the few connections of the pool, and none of their calls fails. A cancel request that reaches the server between two
+// statements ends none; then pgx closes the connection.
 func TestGiveUpHarmsNoCallOnTheSameConnection(t *testing.T) {
 	t.Parallel()
 	testsize.Long(t, "callers give up after a tenth of a second, one after the other")

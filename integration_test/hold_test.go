@@ -92,8 +92,8 @@ func (r *renewals) Observe(_ context.Context, event ratelimit.Event) {
 	}
 }
 
-// TestHoldOutlivesTheLease promises that work may take longer than the lease and keeps its slot, by itself and where its lease
-// was acquired in a transaction, or by another process.
+// TestHoldOutlivesTheLease promises that work may take longer than the lease and keeps its slot, also if its lease was acquired in
+// a transaction or by another process.
 func TestHoldOutlivesTheLease(t *testing.T) {
 	t.Parallel()
 	const lease = time.Minute
@@ -141,8 +141,8 @@ func TestHoldOutlivesTheLease(t *testing.T) {
 	}
 }
 
-// TestHoldEndsWorkThatLostItsSlot promises that losing a slot cancels the work's context, also if another caller or a step of the
-// database's clock ended the lease, and that the caller gets an error.
+// TestHoldEndsWorkThatLostItsSlot promises that losing a slot cancels the work's context, and that the caller gets an error. This
+// holds also if another caller or a step of the database's clock ended the lease.
 func TestHoldEndsWorkThatLostItsSlot(t *testing.T) {
 	t.Parallel()
 	jobs := ratelimit.Define("jobs", ratelimit.Concurrency{Most: 1, Lease: time.Minute})

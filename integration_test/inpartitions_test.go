@@ -88,9 +88,9 @@ func TestInPartitionsOfPostgres18EachStatementThatLocksNamesOneRow(t *testing.T)
 	require.Equal(t, b.inPartitions18(t), several.changes.Load() == 0)
 }
 
-// A look in partitions reads all rows by one statement, on PostgreSQL 18 too: a SELECT that locks nothing never looks a changed row up
-// again, which is where the server ends. Here rows are changed, made and deleted meanwhile. Each transaction moves a token from one bucket
-// to the next, so what a look finds in all of them is always the same.
+// A look in partitions reads all rows by one statement, on PostgreSQL 18 too. A SELECT without locks never looks up a changed row
+// again, which is where that server crashes. Here rows are changed, made and deleted meanwhile. Each transaction moves a token from
+// one bucket to the next, so what a look finds in all of them is always the same.
 func TestALookInPartitionsReadsAllRowsAtOneInstant(t *testing.T) {
 	t.Parallel()
 	const lookers, movers, held, taken = 3, 4, 1000, 500

@@ -54,8 +54,8 @@ func TestInTxRetriesAConflictAtAStatement(t *testing.T) {
 	s.requireHealthy(t)
 }
 
-// skew makes tx, which is to commit now, the loser of a write skew: the transaction of a second doctor
-// reads what tx wrote as it was before, writes what tx has read, and commits first.
+// skew makes tx, which will commit next, the loser of a write skew. The transaction of a second doctor reads the old version of the
+// row that tx wrote, writes the row that tx has read, and commits first.
 func (s *stand) skew(ctx context.Context, tx pgx.Tx) (err error) {
 	const onCall = `SELECT FROM public.doctors WHERE on_call`
 	if _, err := tx.Exec(ctx, onCall); err != nil {

@@ -71,9 +71,9 @@ func (p *deployed) ask(t *testing.T, pool *pgxpool.Pool, key string, way, tries 
 	return nil
 }
 
-// In a rolling deployment an old and a new version of a program use one name, each with its own kind of limit. Neither fails on
-// what the other writes, they admit no more together than the larger of the two limits alone, and once the old version is gone the
-// new version admits its own limit.
+// In a rolling deployment an old and a new version of a program use one name, each with its own kind of limit. Neither fails on the
+// other's rows, and together they admit no more than the larger of the two limits. Once the old version is gone, the new version
+// admits its own limit.
 func TestTwoKindsSideBySideInADeployment(t *testing.T) {
 	t.Parallel()
 	testsize.Long(t, "36 pairs of kinds, each with hundreds of calls")

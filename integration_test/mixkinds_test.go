@@ -25,8 +25,8 @@ func leftOfFour(writer, reader string) float64 {
 	return 4
 }
 
-// Two programs that define one name as two kinds of limit: what one has taken is missing for the other, and neither fails on
-// what the other has written.
+// Two programs define one name as two kinds of limit. Tokens that one has taken are missing for the other, and neither fails on the
+// other's rows.
 func TestTwoKindsAtOneRow(t *testing.T) {
 	t.Parallel()
 	b := setup(t)

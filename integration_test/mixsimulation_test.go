@@ -60,8 +60,8 @@ func told(d ratelimit.Decision) (text string) {
 	return text
 }
 
-// A Simulation, a Limiter, and a Limiter with a refusal cache give the same answers to the same calls at the same instants: for
-// every kind, for several limits in a call, and for limits that a rule makes another kind.
+// A Simulation, a Limiter, and a Limiter with a refusal cache give the same answers to the same calls at the same instants. The
+// calls are for every kind, for several limits, and for limits that a rule makes another kind.
 func TestEveryKindIsSimulatedAsItDecides(t *testing.T) {
 	t.Parallel()
 	calls := testsize.Of(200, 600)

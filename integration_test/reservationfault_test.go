@@ -75,8 +75,8 @@ var reservationCalls = map[string]struct {
 	},
 }
 
-// If any message of a call on a reservation, or its answer, is lost, or the context ends there, the reservation and its tokens stay
-// consistent: both are as before the call, or as after it. With any error except ErrCommitUnknown they are as before.
+// If a message of a call on a reservation, or its answer, is lost, or the context ends there, the reservation and its tokens stay
+// consistent. Both are as before the call, or as after it. With any error except ErrCommitUnknown they are as before.
 func TestACallOnAReservationThatBreaksAnywhereLeavesNoHalf(t *testing.T) {
 	t.Parallel()
 	for name, test := range reservationCalls {

@@ -11,8 +11,8 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// All attempts of InTx take from the same row of a sharded bucket, in nested transactions too: a transaction that is made
-// again comes back to the queue that it is in. Different calls of InTx go to different rows.
+// All attempts of InTx take from the same row of a sharded bucket, in nested transactions too. So a retried transaction returns to
+// its queue. Different calls of InTx go to different rows.
 func TestAllAttemptsOfInTxTakeFromTheSameRow(t *testing.T) {
 	t.Parallel()
 	fastPathOnly(t, "the general path takes from all rows")

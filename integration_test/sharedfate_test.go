@@ -282,8 +282,8 @@ func TestATimeoutIsToldToTheCallThatWaited(t *testing.T) {
 	}
 }
 
-// A call that meets one row that is in use, and another that is being made, waits for both in turn, and not for ever for
-// the one while others use it.
+// A call that needs a locked row, and another that is being inserted, waits for both in turn. It does not wait for ever for the
+// first while others use it.
 func TestACallWaitsForEachOfItsRowsInTurn(t *testing.T) {
 	t.Parallel()
 	user, global := ratelimit.Define("user", hoard(1e6)), ratelimit.Define("global", hoard(1e6)) // global is locked first

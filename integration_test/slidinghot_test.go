@@ -13,8 +13,8 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// BenchmarkSlidingWindowHot has 32 callers take from one key at once, of a token bucket and of a sliding window in turns, and
-// tells how long a decision took, in the median turn of 3200 decisions.
+// BenchmarkSlidingWindowHot has 32 callers take from one key at once, of a token bucket and of a sliding window in turns. It
+// reports the duration of a decision in the median turn of 3200 decisions.
 //
 //	go test ./integration_test -run '^$' -bench SlidingWindowHot -benchtime 10x
 func BenchmarkSlidingWindowHot(b *testing.B) {

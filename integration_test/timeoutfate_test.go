@@ -119,8 +119,8 @@ func (s *stand) alter(t *testing.T, statement, setting, value string) {
 	require.Equal(t, value, set)
 }
 
-// toldUntil makes a call for a row that is held, until over is closed and at least once, and returns an error when it fails in
-// another way than with that code.
+// toldUntil repeats a call for a locked row until over is closed, at least once. It returns an error if the call fails with another
+// code.
 func (s *stand) toldUntil(over chan struct{}, call func(context.Context, *ratelimit.Limiter, string) error, held, code string) error {
 	for {
 		if err := call(context.Background(), s.limiter, held); sqlstate(err) != code {

@@ -11,8 +11,8 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// The pure step reserves as the database does, to the last bit, along a history of takes and reservations by a clock that
-// also goes backwards, and once in a while was wrong by hours.
+// The pure step reserves as the database does, to the last bit, along a history of takes and reservations. The clock also goes
+// backwards, and is sometimes wrong by hours.
 func TestThePureStepReservesAsTheDatabase(t *testing.T) {
 	t.Parallel()
 	steps := testsize.Of(100, 400)

@@ -12,8 +12,8 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// The pure step decides as the database does, to the last bit, along a history of takes by a clock that also goes
-// backwards, and once in a while was wrong by hours.
+// The pure step decides as the database does, to the last bit, along a history of takes. The clock also goes backwards, and is
+// sometimes wrong by hours.
 func TestThePureStepDecidesAsTheDatabase(t *testing.T) {
 	t.Parallel()
 	steps := testsize.Of(100, 400)

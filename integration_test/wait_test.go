@@ -56,8 +56,8 @@ func (c *stopped) now() time.Time {
 	return clockNoon
 }
 
-// Callers on one limit, each of whom asks when the one before has reserved, come through at the moments of the limit, in
-// the order in which they asked: by the limit's clock, which stands still until all have asked, none starts before his moment.
+// Callers on one limit, each calling after the one before has reserved, are served in that order. By the limit's clock, which
+// stands still until all have reserved, none starts before its moment.
 func TestWaitServesInTheOrderOfAsking(t *testing.T) {
 	t.Parallel()
 	callers, ahead := testsize.Of(20, 50), testsize.Of(100.0, 250)

@@ -134,8 +134,8 @@ func (h *slotsHistory) acquire(t bucket.Terms, p buckettest.SlotPolicy) {
 	require.GreaterOrEqual(h, h.state.Value, 0.0)
 }
 
-// TestSlotsAgreeWithTheExactModel holds the arithmetic of slots to the exact model: programs of two versions acquire, renew and
-// release slots, also lost ones, by clocks that step back or are wrong for a while.
+// TestSlotsAgreeWithTheExactModel compares the arithmetic of slots with the exact model. Programs of two versions acquire, renew
+// and release slots, also lost ones, by clocks that step back or are wrong for a while.
 func TestSlotsAgreeWithTheExactModel(t *testing.T) {
 	t.Parallel()
 	const steps = 500

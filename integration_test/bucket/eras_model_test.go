@@ -13,8 +13,8 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/bucket/buckettest"
 )
 
-// TestErasAgreeWithTheExactModel holds the algebra of a bucket whose terms change to the exact model: its values, its decisions and
-// its waits, for calls at any instants and after any pauses.
+// TestErasAgreeWithTheExactModel compares a bucket whose terms change with the exact model: its values, its decisions and its
+// waits, at any instants and after any pauses.
 func TestErasAgreeWithTheExactModel(t *testing.T) {
 	t.Parallel()
 	decisions, open := 0, 0

@@ -93,8 +93,8 @@ func fuzzed(fixed bool, rate float64, period int64, capacity, maxOwed float64, s
 	return terms, buckettest.Valid(terms)
 }
 
-// begins checks that every instant a row may hold lies in the step that is said to hold it, and the instants before
-// the first step in that one.
+// begins checks that each possible instant of a row lies in the step that Begin returns, and that instants before the first step
+// count to the first.
 func begins(t require.TestingT, terms bucket.Terms) {
 	require.GreaterOrEqual(t, terms.Phase, bucket.MinInstant)
 	require.Less(t, terms.Phase, bucket.MinInstant+terms.Step)

@@ -33,9 +33,9 @@ var (
 	leaves  = []string{"github.com/felixge/httpsnoop", "go.yaml.in/yaml/v3"}
 )
 
-// TestConsumer promises that an application that imports ratelimit and migrations gets pgx, goose, two leaves and the modules that these
-// require, at their versions, and no other module, not even in go list -m all, which moves the versions that an application has already.
-// The applications have the modules of a release.
+// TestConsumer promises that an application that imports ratelimit and migrations gets pgx, goose, two leaves and the modules that
+// these require, at their versions. It gets no other module, not even in go list -m all, which would raise the application's own
+// versions. The applications have the modules of a release.
 func TestConsumer(t *testing.T) {
 	t.Parallel()
 	testsize.Long(t, "it releases the modules and builds applications")
@@ -89,7 +89,7 @@ func TestConsumer(t *testing.T) {
 	})
 }
 
-// TestModules promises that go.work, which make goes by, names every module of this repository, and that they require the same
+// TestModules promises that go.work, which make uses, names every module of this repository. All of them must require the same
 // version of each other module, because go.work uses the highest one, and an application may get another.
 func TestModules(t *testing.T) {
 	t.Parallel()

@@ -266,8 +266,8 @@ func endedContext(t *testing.T, b *bundle) {
 	require.InDelta(t, 5, b.tokens(t, b.five.For("ada")), 0)
 }
 
-// endOfTheTransactionsContext ends the context that a transaction was begun with while a call of it waits for a row: database/sql rolls
-// the transaction back, and must not do so on the connection that the call uses.
+// endOfTheTransactionsContext ends the context of a transaction while a call of it waits for a row. database/sql rolls the
+// transaction back, but must not use the call's connection at the same time.
 func endOfTheTransactionsContext(t *testing.T, b *bundle) {
 	holder := b.begin(t, sql.LevelDefault)
 	_, err := sqllimit.WithTx(b.limiter, holder).Take(t.Context(), b.five.For("ada"))

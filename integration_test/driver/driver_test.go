@@ -1,5 +1,5 @@
-// Package driver_test runs the tests of package sqllimit that hold for every driver of database/sql: with pgx's stdlib, with a driver
-// that hides its connections, and with lib/pq.
+// Package driver_test runs the tests of package sqllimit for every driver of database/sql: pgx's stdlib, a driver that hides its
+// connections, and lib/pq.
 package driver_test
 
 import (

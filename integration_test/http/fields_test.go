@@ -75,9 +75,9 @@ func drawPolicy(rt *rapid.T) ratelimit.Policy {
 	return ratelimit.TokenBucket{Rate: rate, Period: period, Capacity: capacity}
 }
 
-// TestFieldsHoldForEveryPolicy promises, for any policy and any state of its bucket, fields that a parser of structured fields
-// takes, whole and not negative; that a client which spreads the remaining tokens of a token bucket evenly over the window does not
-// exceed the rate; that RateLimit and Retry-After agree; and that a lone caller is allowed after Retry-After.
+// TestFieldsHoldForEveryPolicy checks the fields for any policy and any state of its bucket. A parser of structured fields reads
+// them, and their numbers are whole and not negative. A client that spreads the remaining tokens of a token bucket evenly over the
+// window does not exceed the rate. RateLimit and Retry-After agree, and a lone caller is allowed after Retry-After.
 func TestFieldsHoldForEveryPolicy(t *testing.T) {
 	t.Parallel()
 	clock := ratelimittest.NewClock()

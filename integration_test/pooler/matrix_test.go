@@ -139,8 +139,8 @@ func wrapped(what string, err error) error {
 	return fmt.Errorf("%s: %w", what, err)
 }
 
-// Through a pooler in transaction mode every call is as directly, in each way to run queries that prepares nothing: 16 callers in each, whose
-// statements run on ten connections of the server.
+// Through a pooler in transaction mode every call works as without one, in each query exec mode that prepares nothing. Each mode
+// has 16 callers, whose statements run on ten connections of the server.
 func TestEveryCallThroughPgBouncer(t *testing.T) {
 	t.Parallel()
 	testsize.Long(t, "PgBouncers of its own")

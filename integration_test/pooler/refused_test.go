@@ -125,8 +125,9 @@ func onPool(ids ids) map[string]func(ctx context.Context, l *ratelimit.Limiter) 
 	return all
 }
 
-// Through a pooler in transaction mode the ways to run queries that prepare statements are refused with one error, which says what to
-// change: each verb of a Limiter's first call, with many callers at once, before anything is taken, while other programs are at work. A caller's transaction goes on.
+// Through a pooler in transaction mode, the query exec modes that prepare statements are refused with one error, which says what to
+// change. This holds for each verb as a Limiter's first call, with many callers at once and other programs at work. Nothing is
+// taken. A caller's transaction goes on.
 func TestPreparingIsRefusedThroughPgBouncer(t *testing.T) {
 	t.Parallel()
 	testsize.Long(t, "PgBouncers of its own")
@@ -237,9 +238,9 @@ func TestStatementsThatGetLostSayWhy(t *testing.T) {
 	require.Equal(t, "42P05", answer.Code)
 }
 
-// If statements stay with their connection, no call is refused: directly at the server, through a pooler in session mode, through a
-// pooler that tracks statements, and through a pooler that keeps a connection for its client once a statement was prepared on it.
-// Only behind a pooler a Limiter tests that, once.
+// If statements stay with their connection, no call is refused: directly at the server, and through a pooler in session mode, a
+// pooler that tracks statements, or a pooler that pins a connection once a statement was prepared on it. Only behind a pooler a
+// Limiter tests that, once.
 func TestPreparingWorksElsewhere(t *testing.T) {
 	t.Parallel()
 	testsize.Long(t, "PgBouncers of its own")

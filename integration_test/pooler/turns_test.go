@@ -43,9 +43,9 @@ func (h *holder) end() error {
 	return <-h.done
 }
 
-// The turns of Config.SharedQueues are session locks for a moment, but work through a pooler in transaction mode: the next
-// transaction waits in the server, a transaction that waits too long continues without a turn, and a client that disconnects while
-// waiting leaves no lock behind. Two Limiters are two processes here.
+// The turns of Config.SharedQueues are session locks for a moment, but work through a pooler in transaction mode. The next
+// transaction waits in the server, and after too long it continues without a turn. A client that disconnects while waiting leaves
+// no lock behind. Two Limiters are two processes here.
 func TestSharedTurnsThroughPgBouncer(t *testing.T) {
 	t.Parallel()
 	testsize.Long(t, "PgBouncers of its own")

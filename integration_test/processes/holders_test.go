@@ -58,8 +58,8 @@ func holdOnce(ctx context.Context, pool *pgxpool.Pool, limiter *ratelimit.Limite
 	return nil
 }
 
-// write is what a holder does to what the slots protect, which keeps the highest fencing number that it has seen of each
-// of eight parts, and refuses lower ones.
+// write is a holder's write to the protected resource. The resource keeps the highest fencing token of each of its eight parts, and
+// rejects lower ones.
 func write(ctx context.Context, pool *pgxpool.Pool, fence int64) error {
 	_, err := pool.Exec(ctx, `INSERT INTO public.protected AS p (part, fence, writes) VALUES ($1, $2, 1)
 		ON CONFLICT (part) DO UPDATE SET fence = excluded.fence, writes = p.writes + 1 WHERE p.fence <= excluded.fence`, fence%8, fence)

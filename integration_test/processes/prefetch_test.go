@@ -21,8 +21,8 @@ func acrossProcesses(rate float64) ratelimit.TokenBucket {
 	return ratelimit.TokenBucket{Rate: rate, Period: time.Second, Capacity: 20_000, Prefetch: 500 * time.Millisecond}
 }
 
-// prefetching is a process that takes as fast as it can from a limit whose rate is its argument, until it has taken often enough, or no
-// tokens are left, or it is killed. It writes the instant of each token that it was given before it takes the next.
+// prefetching is a process that takes as fast as it can from a limit with the rate of its argument. It stops after enough takes,
+// without tokens, or when it is killed. It writes the instant of each token that it was given before it takes the next.
 func prefetching(t *testing.T, url string, arguments []string) {
 	t.Helper()
 	rate, err := strconv.ParseFloat(arguments[0], 64)

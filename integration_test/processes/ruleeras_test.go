@@ -31,8 +31,8 @@ func windowOf1000() rules.Rule {
 	return rules.Rule{Limit: "api", Policy: ratelimit.FixedWindow{Rate: 50, Period: 100 * time.Millisecond, Capacity: 1000, Start: noon}}
 }
 
-// TestPoliciesChangeInAllProcessesAtOneInstant has sixteen workers in three processes take as fast as they can while the rule
-// of their limit changes, in its numbers and its kind, and the plan of one of the keys.
+// TestPoliciesChangeInAllProcessesAtOneInstant runs sixteen workers in three processes that take as fast as they can. Meanwhile the
+// rule of their limit changes, in its numbers and its kind, and one key changes its plan.
 func TestPoliciesChangeInAllProcessesAtOneInstant(t *testing.T) {
 	t.Parallel()
 	testsize.Long(t, "three processes, a second for each change")

@@ -128,8 +128,8 @@ func rowOf(t *testing.T, w *world.World, key string) (r row) {
 	return r
 }
 
-// requireKept checks that in each era no more was admitted than the bucket can have held, that it began with at its first
-// instant, and that in the end its row holds what the law says.
+// requireKept checks that each era admitted at most the tokens that its bucket can have held, from its first instant on, and that
+// in the end the row has the expected value.
 func (l law) requireKept(t *testing.T, decisions []taken, end row, began float64) {
 	t.Helper()
 	late := l.lateIn(t, end.Key, decisions)

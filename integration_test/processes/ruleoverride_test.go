@@ -33,7 +33,7 @@ func (u *ruleUser) valueFrom(t *testing.T, at time.Time) (tokens float64) {
 	return tokens
 }
 
-// A key that owes tokens goes on owing when it gets a policy of its own, and again when that ends: as many, or the same share
+// A key that owes tokens still owes them when it gets a policy of its own, and when that ends: the same number, or the same share
 // of its capacity.
 func TestAnOverrideOfAKeyThatOwes(t *testing.T) {
 	t.Parallel()

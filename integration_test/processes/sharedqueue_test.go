@@ -68,8 +68,8 @@ func turns(t *testing.T, w *world.World) int {
 		AND database = (SELECT oid FROM pg_database WHERE datname = current_database())`)
 }
 
-// Transactions of many processes that want one bucket take turns, directly and through a pooler that gives a session to
-// another client after each transaction: all that was taken is in the bucket, and no lock is left anywhere.
+// Transactions of many processes on one bucket take turns, directly and through a pooler that gives a session to another client
+// after each transaction. The bucket has all takes, and no lock is left.
 func TestSharedQueuesOfManyProcesses(t *testing.T) {
 	t.Parallel()
 	testsize.Long(t, "eight processes")

@@ -98,8 +98,8 @@ func (c cells) wrong() (missing, impossible []call) {
 	return missing, impossible
 }
 
-// check checks that each cell is met that must be, or where only some histories ran, each verb with each outcome, kind and level of its
-// own, and that no cell is met that cannot be.
+// check checks that each required cell is met, and no impossible one. If only some histories ran, it requires each verb with each
+// of its outcomes, kinds and levels by itself.
 func (c cells) check(t *testing.T, all bool) {
 	t.Helper()
 	missing, impossible := c.wrong()

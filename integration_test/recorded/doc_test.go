@@ -1,10 +1,10 @@
 // Package recorded_test compares the answers of random histories with recorded ones, so that a change of behaviour is noticed.
 //
-// A history is drawn from its number: one to four limits of all kinds, the options of the Limiter, rules with their eras, and 8 to 30
-// steps. A step is a call of any verb, a transaction at one of three isolation levels with calls, savepoints and rollbacks, a
-// function of InTx, a change of a rule, a deployment of another definition, or calls of a Simulation. The clock is set, and steps
-// back. Each answer, error, event and refusal is a line of text, and the hash of all lines is compared with the one in testdata.
-// CHANGES.md says how to note a deliberate change.
+// A history is drawn from its number: one to four limits of all kinds, the options of the Limiter, rules with their eras, and 8 to
+// 30 steps. A step is a call of any verb, a transaction with calls, savepoints and rollbacks, a function of InTx, a change of a
+// rule, a deployment of another definition, or calls of a Simulation. Transactions run at three isolation levels. The clock is set,
+// and steps back. Each answer, error, event and refusal is a line of text, and the hash of all lines is compared with the one in
+// testdata. CHANGES.md says how to note a deliberate change.
 //
 //	go test ./integration_test/recorded -run 'TestRecorded$' -history 4711 -v
 //

@@ -117,8 +117,8 @@ func (f *figures) overlap(turns []turn, calls []call) {
 	}
 }
 
-// utilise computes the share of the model's requests and tokens that was used while it was busy: from the first request to the
-// last, without the gap before the first one after back, when the workers came back.
+// utilise computes the used share of the model's requests and tokens while it was busy: from the first request to the last. It
+// leaves out the gap before the first request after back, when the workers came back.
 func (f *figures) utilise(calls []call, minute time.Duration, back time.Time) {
 	var busy time.Duration
 	var requests, tokens int

@@ -70,7 +70,7 @@ func worstSpan(items []item, b *bound) (worst excess, spans int64) {
 	return worst, spans
 }
 
-// maxTree is a list of sums, to each of a run of which can be added, and of a run of which the largest be told, in O(log n).
+// maxTree is a list of sums. Adding to a range of them, and finding the largest of a range, take O(log n).
 type maxTree struct {
 	size    int
 	largest []float64 // of the nodes; without additions to the nodes above

@@ -55,8 +55,8 @@ func (a *Adapting) IsOver(m Measured, afterCut bool) bool {
 //	sent < 0.7 of allowed     no change: callers do not want more, so it is unknown whether there is more
 //	else                      allowed, and Growth for each second
 //
-// If callers were not held to the share, Next assumes that they sent the tokens that it allows, and that the upstream accepted as
-// many of them as it could.
+// If the share was not applied to callers, Next assumes that they sent the tokens that it allows, and that the upstream accepted as
+// many as it could.
 func (a *Adapting) Next(share float64, m Measured) (next float64, cut bool) {
 	share = a.Clamp(share)
 	if m.Outcomes == 0 || m.Span <= 0 || m.Span > (mostEpochs+1)*a.Epoch {

@@ -108,8 +108,8 @@ func (u *Upstream) Price(adapting Adapting) (price float64, pausedUntil int64) {
 	return 1 / max(math.Float64frombits(u.share.Load()), adapting.Floor), u.pausedUntil.Load()
 }
 
-// PausedUntil returns the end of the pause that the upstream of a key has asked for, as far as that is known, and the first
-// of instants where it has not, or the policy does not apply. A nil applied counts the policy that was used last.
+// PausedUntil returns the end of the pause that the upstream of a key requested, as far as it is known. It returns MinInstant if
+// there is none, or if the policy does not apply it. A nil applied counts the policy that was used last.
 func (p *Prices) PausedUntil(k bucket.Key, applied *bool) int64 {
 	if p == nil {
 		return bucket.MinInstant

@@ -89,8 +89,8 @@ const (
 	LaterWait = 2 * time.Millisecond
 )
 
-// exchangeFree runs exchange without the reports whose rows another transaction has locked, and sets Held of these. exchange
-// changes nothing and returns a heldError if it meets such a row. exchangeFree returns that error, too, if ctx is about to end.
+// exchangeFree runs exchange without the reports whose rows another transaction has locked, and sets their Held. exchange changes
+// nothing and returns a heldError if it finds such a row. exchangeFree returns that error, too, if ctx is about to end.
 func exchangeFree(ctx context.Context, reports []*Report, exchange func(free []*Report, most time.Duration) error) error {
 	patience := mostWait
 	end, ends := ctx.Deadline()

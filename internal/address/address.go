@@ -3,8 +3,8 @@ package address
 
 import "net/netip"
 
-// Bits of an address that count where the application does not choose: of IPv6 what every network has at the
-// least, and any of its hosts may wander in.
+// The default number of significant bits of an address. An IPv6 network has at least a /64, and its hosts may use any address in
+// it.
 const (
 	IPv4Bits = 32
 	IPv6Bits = 64

@@ -1,5 +1,5 @@
-// Package fields decodes JSON objects strictly: a field that a struct does not have, a field that occurs twice, and a value of
-// another type are errors that name the field and say what to write.
+// Package fields decodes JSON objects strictly. An unknown field, a repeated field, and a value of another type are errors that
+// name the field and say what to write.
 package fields
 
 import (

@@ -1,5 +1,5 @@
-// Package gate checks, before a limiter sends its first statements, that the keys in the tables are stored under its secret, and that
-// statements do not get lost on the way to the server.
+// Package gate makes two checks before a limiter sends its first statements: the keys in the tables are stored under its secret,
+// and prepared statements are not lost on the path to the server.
 package gate
 
 import (

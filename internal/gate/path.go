@@ -20,13 +20,13 @@ const (
 	maxExamined = 3
 )
 
-// path is the knowledge of a limiter about the path to its server: whether prepared statements of its connections get lost on it, as
-// behind a pooler in transaction mode.
+// path caches whether prepared statements of a limiter's connections get lost on the path to its server, as behind a pooler in
+// transaction mode.
 //
 // Once a path is known to work, it stays so, and a call pays one check for it. Until then each call looks at its path to the
-// server, before it sends anything else. Usually the query of the fingerprint answers this: connections that prepare
-// nothing work behind any pooler, and without a pooler the connection was made to the process of the server that runs the statement.
-// Only otherwise the limiter tests, on two connections of their own, whether statements get lost.
+// server, before it sends anything else. Usually the query of the fingerprint answers this. Connections that prepare nothing work
+// behind any pooler. Without a pooler, the server process of the connection runs the statement. Only otherwise the limiter tests,
+// on two connections of their own, whether statements get lost.
 //
 // The result for the pool holds for transactions, too. The result for a transaction, maybe of another pool, holds only for these.
 type path struct {

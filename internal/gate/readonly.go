@@ -31,10 +31,9 @@ type Leaving struct {
 	last time.Time
 }
 
-// Leave closes connections of the pool on which nothing can be written, so that the
-// pool makes others: to the new primary, when the connection string asks for one. It takes connections as every
-// call does, by beginning a transaction, and stops at the first that may write: it only closes idle connections. A search that comes
-// too soon after another does nothing.
+// Leave closes read-only connections of the pool. The pool then opens others: to the new primary, if the connection string asks for
+// a primary. It takes connections as every call does, by beginning a transaction, and stops at the first that may write: it only
+// closes idle connections. A search that comes too soon after another does nothing.
 func (w *Leaving) Leave(ctx context.Context, pool Pool) {
 	if !w.mu.TryLock() {
 		return

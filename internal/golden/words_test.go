@@ -13,8 +13,8 @@ import (
 // otherWords matches names of other projects, and what a word means there.
 var otherWords = regexp.MustCompile(`denial-of-service|KeyByEndpoint|endpoint:<route>|endpoint\s+is\s+route`)
 
-// TestWords checks that texts for users have the words of the glossary in CONTRIBUTING.md, and not other words for the same things:
-// the documentation of public packages, the pages, tables, the help and JSON of the command, and metrics.
+// TestWords checks that texts for users have the words of the glossary in CONTRIBUTING.md, and not other words for the same things.
+// It checks the documentation of public packages, the pages, tables, the help and JSON of the command, and metrics.
 func TestWords(t *testing.T) {
 	t.Parallel()
 	var files []string

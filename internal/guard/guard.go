@@ -1,5 +1,5 @@
-// Package guard holds what guards in front of handlers, for HTTP and for RPC, make alike of a request: the
-// names of results, and what an error of the core means for it.
+// Package guard is the common part of guards in front of handlers, for HTTP and for RPC: the names of results, and the meaning of
+// the core's errors for a request.
 package guard
 
 import (

@@ -73,9 +73,9 @@ func isAnyHeld(limiter *ratelimit.Limiter, requests []ratelimit.Request) bool {
 // if the database does not answer.
 const releaseShare = 10
 
-// Hold keeps the lease for a handler. The context for it is ctx if no slot of an enforced limit is held. Otherwise the context ends when the
-// lease is lost. release is for when the handler has returned or panicked, and returns an error when the lease was lost. What takes
-// longer than a tenth of timeout, the time for a decision, goes on behind it. release passes on a panic of a hook within that time, and drops a later one.
+// Hold keeps the lease for a handler. The context for it is ctx if no slot of an enforced limit is held. Otherwise the context ends
+// when the lease is lost. Call release when the handler has returned or panicked. It returns an error if the lease was lost. After
+// a tenth of timeout it continues in the background. release passes on a panic of a hook within that time, and drops a later one.
 func Hold(ctx context.Context, limiter *ratelimit.Limiter, lease ratelimit.Lease, timeout time.Duration) (held context.Context, release func() error) {
 	if lease.ID == "" {
 		return ctx, func() error { return nil }

@@ -78,8 +78,8 @@ type BucketQuery struct {
 
 const defaultMost, maxMost = 50, 1000
 
-// Limits returns the names of limits that have buckets, in their order: at most so many of those after a name, 1 to 1000,
-// and 0 for 50. A limit none of whose buckets has a row is not among them: they are full.
+// Limits returns the sorted names of limits that have buckets, after a name. most is 1 to 1000; 0 means 50. A limit none of whose
+// buckets has a row is not among them: they are full.
 func (r *Reader) Limits(ctx context.Context, after string, most int) (names []string, err error) {
 	if err := checkName(after); err != nil {
 		return nil, err

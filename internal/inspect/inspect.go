@@ -66,8 +66,8 @@ func (r *Reader) Now(ctx context.Context) (time.Time, error) {
 	return instant(now[0]), nil
 }
 
-// collect returns the rows that a statement returns. The statement is planned each time, for its parameters: a plan for
-// any parameters takes the minutes of an hour, or the buckets of a limit, for few.
+// collect returns the rows that a statement returns. The statement is planned each time, for its parameters. A generic plan
+// underestimates the minutes of an hour, or the buckets of a limit.
 func collect[T any](ctx context.Context, r *Reader, doing string, scan pgx.RowToFunc[T], sql string, args ...any) ([]T, error) {
 	rows, err := r.db.Query(ctx, sql, append([]any{pgx.QueryExecModeExec}, args...)...)
 	if err != nil {

@@ -29,8 +29,8 @@ type Reservation struct {
 	Items []Item `json:"items"`
 }
 
-// Life returns where the reservation is in its life, and since or until when: "waiting until" its ReadyAt, "ready since" then,
-// "started" or "turn lost" at an instant, or else its State, with the zero time.
+// Life returns the stage of the reservation and its time: "waiting until" or "ready since" its ReadyAt, or "started" or "turn lost"
+// at an instant. For other stages it returns the State and the zero time.
 func (r *Reservation) Life(now time.Time) (string, time.Time) {
 	switch {
 	case r.State != "open":

@@ -95,8 +95,8 @@ func (f *fixture) seed(t testing.TB, buckets, refusedKeys int) {
 // few is how many rows the queries read in a test of their plans, if their parameters do not say it.
 const few = 1000
 
-// fewRefusals is how many rows of refusals a query may read: those, after it has seen how many the minutes have, of which
-// the last has more than it wants.
+// fewRefusals is the number of rows of refusals that a query may read. It first counts the rows of the minutes, the last of which
+// exceeds the bound, and then reads them.
 const fewRefusals = 2*few + refusedEachMinute + 3
 
 // refusedEachMinute is how many keys were refused in each minute of a test of the plans.

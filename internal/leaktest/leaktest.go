@@ -45,8 +45,8 @@ func all() []string {
 	}
 }
 
-// leaked returns the stacks without the first one, without the goroutines of the runtime and of the standard library, and
-// without pgx's background reader. pgx starts that reader when a write is slow, and it ends at the server's next answer.
+// leaked returns the stacks without the first one, the goroutines of the runtime and of the standard library, and pgx's background
+// reader. pgx starts that reader when a write is slow; it ends at the server's next answer.
 func leaked(stacks []string) (left []string) {
 	for _, stack := range stacks[1:] {
 		head, frames, _ := strings.Cut(stack, "\n")

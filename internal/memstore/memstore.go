@@ -1,5 +1,5 @@
-// Package memstore keeps buckets and reservations in memory, for the tests of users: it replaces Postgres under package store,
-// with rows, locks on them and transactions, and decides nothing. See store.Engine.
+// Package memstore keeps buckets and reservations in memory, for the tests of users. It replaces Postgres under package store, with
+// rows, row locks and transactions, and makes no decisions. See store.Engine.
 //
 // Transactions are READ COMMITTED. Other transactions see the writes of a transaction once it has committed. A transaction that locks
 // a row of another waits for the end of that transaction, in the order of arrival. A deadlock is

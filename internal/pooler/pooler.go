@@ -16,8 +16,8 @@ import (
 const (
 	// looks is how often two connections are compared, because other clients of a pooler may hide the loss.
 	looks = 16
-	// statement is the name under which both prepare. It is always the same, so that on connections of a server that are
-	// shared no more than one statement can stay behind, which is as good a proof as another.
+	// statement is the name under which both prepare. It is always the same, so that at most one statement can stay behind on shared
+	// connections of a server. A leftover one is as good a proof as another.
 	statement = "pgratelimit_pooler"
 	// closeTimeout bounds the end of a connection.
 	closeTimeout = time.Second

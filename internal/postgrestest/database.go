@@ -25,8 +25,8 @@ const (
 	// emptyTemplate is the template that does not accept connections. A connection would prevent cloning it.
 	emptyTemplate = "template0"
 
-	// templateLock is the advisory lock under which the template is made, in the database that the
-	// server's URL names, which test binaries that share a server have in common.
+	// templateLock is the advisory lock under which the template is created. It is in the database of the server's URL, which all test
+	// binaries on a server share.
 	templateLock int64 = 0x7067_7261_7465_7374 // "pgratest"
 )
 
@@ -52,8 +52,8 @@ func createDatabase(ctx context.Context, server *Server, name, template string) 
 	return nil
 }
 
-// clone copies the files of the template where the server can choose that (from 15 on) and where the checkpoints that it takes wait for
-// no disk. It takes the server half the time of writing each block to the log, and the drop half the time too.
+// clone copies the template. It copies files if the server supports that (from 15 on) and its checkpoints do not wait for a disk.
+// It takes the server half the time of writing each block to the log, and the drop half the time too.
 func clone(ctx context.Context, conn *pgx.Conn, name, template string) error {
 	const strategy = `SELECT CASE WHEN current_setting('server_version_num')::integer >= 150000 AND NOT current_setting('fsync')::boolean
 		THEN 'STRATEGY file_copy' ELSE '' END`

@@ -97,8 +97,8 @@ func replaceImage(ctx context.Context, binDir string, cfg migrations.Config, ima
 	return makeImage(ctx, binDir, cfg, image)
 }
 
-// imageKey returns the name of the image for the server programs in binDir, the arguments of initdb, the time zone, from which initdb
-// takes a setting, and all sources that decide what the template holds. It returns an error if these sources are not on this machine.
+// imageKey returns the name of an image. It depends on the server programs in binDir, the arguments of initdb, the time zone, from
+// which initdb takes a setting, and all sources of the template. It returns an error if these sources are not on this machine.
 func imageKey(binDir string, cfg migrations.Config) (string, error) {
 	hash := sha256.New()
 	dir, err := filepath.EvalSymlinks(binDir)

@@ -39,9 +39,9 @@ func pgbouncerPrograms() []string {
 	return []string{"pgbouncer", "/usr/sbin/pgbouncer", "/opt/homebrew/bin/pgbouncer", "/usr/local/bin/pgbouncer"}
 }
 
-// StartPgBouncer starts a PgBouncer of the test's own in front of the database at databaseURL, which names a host by TCP, and
-// returns the connection string of the same database through it. It ends with the test. Without a PgBouncer the test is
-// skipped, with the reason, on a developer's machine, and fails when CI is set.
+// StartPgBouncer starts a PgBouncer for the test in front of the database at databaseURL, which must use TCP. It returns the
+// connection string of the same database through it. It ends with the test. Without a PgBouncer the test is skipped, with the
+// reason, on a developer's machine, and fails when CI is set.
 func StartPgBouncer(t testing.TB, databaseURL string, mode PoolMode) string {
 	t.Helper()
 	program, err := findPgBouncer(pgbouncerPrograms())
@@ -121,8 +121,8 @@ func (m PoolMode) settings(ctx context.Context, program string) (string, error) 
 	return fmt.Sprintf("pool_mode = %s\n", m), nil
 }
 
-// pgbouncerScript starts PgBouncer $1 in its directory $2. It ends it, and deletes the directory, when its input ends, which
-// is when the process that holds the other end has closed it or is gone.
+// pgbouncerScript starts PgBouncer $1 in its directory $2. It stops the PgBouncer and deletes the directory when its input ends,
+// because the process at the other end has closed it or has ended.
 const pgbouncerScript = `
 trap '' INT HUP TERM
 "$1" "$2/pgbouncer.ini" </dev/null >/dev/null 2>&1 &

@@ -12,9 +12,9 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// StartStandby starts a streaming replica of a server that StartOwn or StartWith has started, with the primary's settings and the
-// settings of opts on top, and returns when it accepts read-only connections. SELECT pg_promote() makes a primary of it. It ends
-// with the test.
+// StartStandby starts a streaming replica of a server of StartOwn or StartWith, with the primary's settings and then the settings
+// of opts. It returns when the replica accepts read-only connections. SELECT pg_promote() makes a primary of it. It ends with the
+// test.
 func (s *Server) StartStandby(t testing.TB, opts Options) *Server {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), setupTimeout)

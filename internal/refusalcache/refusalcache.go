@@ -12,8 +12,8 @@ import (
 )
 
 const (
-	// maxAge is how long the cache repeats a refusal before a call goes to the database again: tokens that other processes return show
-	// at most so late.
+	// maxAge is how long the cache repeats a refusal before a call goes to the database again. It bounds how late tokens returned by
+	// other processes become visible.
 	maxAge = time.Second
 	// stripes is the number of locks of a cache, and slots the number of counts of changes under each.
 	stripes, slots = 64, 64

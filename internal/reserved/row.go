@@ -119,8 +119,8 @@ func calendarText(k bucket.Kind) string {
 	return fmt.Sprintf("%d %d %d %d %s", c.Days, c.Months, c.Month, c.First, c.Zone)
 }
 
-// kindOf returns a calendar from its stored form, and steps if there is none or this program does not know the time zone: then windows of the
-// stored length count.
+// kindOf returns a calendar from its stored form. Without one, or if this program does not know the time zone, it returns steps:
+// windows of the stored length.
 func kindOf(text string) bucket.Kind {
 	var c bucket.Calendar
 	var zone string

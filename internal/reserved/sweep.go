@@ -22,8 +22,8 @@ const (
 	expireWait = time.Second
 )
 
-// EachDue passes the IDs of the due reservations to each, in portions, every ID once, until none is left or each returns false. bounded
-// bounds the time of one search.
+// EachDue passes the IDs of the due reservations to each, in portions, every ID once. It ends when none is left or each returns
+// false. bounded bounds the time of one search.
 func EachDue(ctx context.Context, u *store.Unit, bounded func(context.Context) (context.Context, context.CancelFunc),
 	each func(ids []string) (more bool, err error),
 ) error {

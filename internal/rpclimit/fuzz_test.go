@@ -12,8 +12,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/rpclimit"
 )
 
-// FuzzAddressKey holds the key of a peer to its address: it has one, or there is an error, and the key names the
-// network that the address is in.
+// FuzzAddressKey checks that a peer has a key or an error, and that the key is the network of its address.
 func FuzzAddressKey(f *testing.F) {
 	for _, remote := range []string{"", "192.0.2.7:4711", "[::ffff:192.0.2.7%eth0]:4711", "[2001:db8:1:2:3:4:5:6]:80", "[fe80::1%lo]:80", "@", "192.0.2.7:", "[::1]:99999"} {
 		f.Add(remote)

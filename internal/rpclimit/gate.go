@@ -139,8 +139,8 @@ func (g *Gate[Call]) Open(ctx context.Context, call Call) (_ *Stream[Call], rele
 	return &Stream[Call]{Context: held, gate: g, call: call}, release, nil
 }
 
-// Receive receives a message by a function, and takes its tokens. answer makes the error for the client of a RejectionError, once: after a
-// refusal Receive returns the same error again. A message cannot ask for slots, because nothing would release them.
+// Receive receives a message by a function, and takes its tokens. answer converts a RejectionError into the client's error, once.
+// After a refusal Receive returns the same error again. A message cannot ask for slots, because nothing would release them.
 func (s *Stream[Call]) Receive(message any, receive func(message any) error, answer func(error) error) error {
 	if s.refused != nil {
 		return s.refused

@@ -18,8 +18,8 @@ func AddressKey(remote string) (string, error) {
 	return address.Network(pair.Addr(), address.IPv4Bits, address.IPv6Bits), nil
 }
 
-// OnlyValue returns the one value of a header, or an error: with none there is nothing to limit by, and with
-// several it would be the client who chooses.
+// OnlyValue returns the only value of a header. Without a value there is no key, and of several the client would choose one, so
+// both are errors.
 func OnlyValue(name string, values []string) (string, error) {
 	if len(values) != 1 || values[0] == "" {
 		return "", fmt.Errorf("%s: this call needs it once and not empty, and has it %d times", name, len(values))

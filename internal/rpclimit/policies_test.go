@@ -83,8 +83,8 @@ func TestPoliciesDecide(t *testing.T) {
 	require.Equal(t, "COST_EXCEEDS_CAPACITY", ask("ada", "pro", 7).Reason)
 }
 
-// TestAPauseIsNamedSo promises that a call which a pause refused says so and when it ends, and neither why nor which limits
-// were left alone or only tried.
+// TestAPauseIsNamedSo promises that the answer to a call refused by a pause says so, and when the pause ends. It does not say why,
+// or which limits were not checked or are in shadow mode.
 func TestAPauseIsNamedSo(t *testing.T) {
 	t.Parallel()
 	other := ratelimit.Define("other", ratelimit.PerHour(2))

@@ -12,8 +12,8 @@
 //   - walk: files that a call enters and how often it returns to one, counted by bench/walk, which needs a Postgres.
 //
 // The budget is a line for each number, in .ci/shape.txt. With -check the program prints only the numbers above their budget, with
-// the items added since the last commit that changed the budget; -against names another revision. With -update it lowers the budget
-// to the numbers, unless one rose.
+// the items that are new since the last commit that changed the budget. -against names another revision. With -update it lowers the
+// budget to the numbers, unless one rose.
 package main
 
 import (

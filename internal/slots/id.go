@@ -45,8 +45,8 @@ func (id *ID) Sort() {
 	id.Of = slices.CompactFunc(id.Of, func(a, b Share) bool { return a.Row == b.Row })
 }
 
-// String returns the ID: the version, and then in base64url the fencing number, for each limit its name, its key as stored,
-// its plan, the slots and the length, and a checksum.
+// String returns the ID: the version, and then, in base64url, the fencing token, the parts and a checksum. The part of a limit is
+// its name, its stored key, its plan, the slots and the length.
 func (id *ID) String() string {
 	b := binary.AppendUvarint(nil, uint64(id.Fence))
 	text := func(s string) {

@@ -127,8 +127,8 @@ func IsReduced(d ratelimit.Decision) bool {
 	return s != nil && Refuses(s) && s.PausedUntil.IsZero() && IsPriced(s)
 }
 
-// Failure returns what became of the request of a call that failed, and false when the call was not a
-// request, as Settle and InTx are not.
+// Failure returns the result of the request of a failed call. It returns false if the call was not a request, for example Settle or
+// InTx.
 func Failure(f ratelimit.Failed) (Request, bool) {
 	r := Request{Limit: f.Limit, Verb: f.Verb, Result: Failed}
 	if errors.Is(f.Err, ratelimit.ErrContended) {

@@ -2,9 +2,9 @@
 //
 //	go run ./internal/testrun [-brief] [-expect FILE] [-slow 1s] -- -short ./...
 //
-// Everything after -- goes to go test. It prints a line for each package, the output of each failed test, and at the end one line for
-// each reason to skip; -brief prints one line for all tests of a longer tier (see package testsize). With -expect, a reason that matches
-// no line of FILE fails the run, because a skipped test looks like a passed one.
+// Everything after -- goes to go test. It prints a line for each package, the output of each failed test, and at the end one line
+// for each reason to skip. -brief prints one line for all tests of a longer tier (see package testsize). With -expect, a reason
+// that matches no line of FILE fails the run, because a skipped test looks like a passed one.
 package main
 
 import (

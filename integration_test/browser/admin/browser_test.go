@@ -51,8 +51,8 @@ func play[T any](t *testing.T, b *tab, body string) T {
 // unfold opens folded parts, so that their forms are checked, too.
 const unfold = `document.querySelectorAll('details').forEach((d) => { d.open = true; });`
 
-// TestPagesInABrowser looks at every page: it stops at no policy, has no serious fault for people who use it with a screen
-// reader or a keyboard, and fits the width of a phone.
+// TestPagesInABrowser checks every page. It violates no Content-Security-Policy, has no serious fault for users of a screen reader
+// or a keyboard, and fits the width of a phone.
 func TestPagesInABrowser(t *testing.T) {
 	t.Parallel()
 	testsize.Long(t, "starts a browser")

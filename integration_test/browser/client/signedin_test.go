@@ -141,8 +141,8 @@ func TestSignedInCallersSeeTheirOwnStateOnly(t *testing.T) {
 // and spend each as soon as it believes that it is there. The server finds it no earlier than the client
 // can know the server's clock: half of its shortest round trip.
 //
-// The clocks of the page and of the server are one, which the page moves on: by what the way there and the way back
-// take of a request, and by five milliseconds each time it looks.
+// The page and the server share one clock, which the page moves: by the travel times of a request and its answer, and by five
+// milliseconds at each look.
 func TestSignedInCallersAreToldWhenToComeBack(t *testing.T) {
 	t.Parallel()
 	type spent struct {

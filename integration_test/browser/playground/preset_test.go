@@ -9,8 +9,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestSixtyRequestsASecond steps through the first example with the keyboard, and reads from the page what the bucket
-// does: 59 are admitted in the first second, the first refusal is at 0.983 s, and then one in six is admitted.
+// TestSixtyRequestsASecond steps through the first example with the keyboard, and reads the decisions from the page. In the first
+// second 59 requests are admitted, the first refusal is at 0.983 s, and then one in six is admitted.
 func TestSixtyRequestsASecond(t *testing.T) {
 	t.Parallel()
 	p := open(t, serve(t))

@@ -1,6 +1,6 @@
--- Returns name, key, shard, value and ts of the buckets of limit $1 whose keys are $2 or later and begin with $3: $4 at
--- most, in the order of their keys, with all rows of each. It steps from one key to the next through the primary key, and
--- ends at the first that begins with something else.
+-- Returns name, key, shard, value and ts of the buckets of limit $1 whose keys are $2 or later and begin with $3. It returns $4
+-- buckets at most, in the order of their keys, with all rows of each. It steps from one key to the next through the primary key,
+-- and ends at the first that begins with something else.
 WITH RECURSIVE keys AS (
     (SELECT b.key, 1 AS n FROM ratelimit.buckets AS b WHERE b.name = $1 AND b.key >= $2 ORDER BY b.key LIMIT 1)
     UNION ALL

@@ -1,6 +1,6 @@
--- Looks at $3 rows at most, from limit $1 and key $2 on, in the order of the primary key. Returns name, key, shard, value
--- and ts of the buckets that owe in one of the rows that were looked at, and n, how many rows were looked at so far: $4
--- rows at most. When it looked at $3, the last row is among them, whether it owes or not.
+-- Looks at $3 rows at most, from limit $1 and key $2 on, in the order of the primary key. Returns name, key, shard, value and ts of
+-- the buckets that owe in one of the rows read, and n, how many rows were read so far, at most $4. When it looked at $3, the last
+-- row is among them, whether it owes or not.
 SELECT d.name, d.key, d.shard, d.value, d.ts, d.n
 FROM (
     SELECT looked.*, min(looked.value) OVER (PARTITION BY looked.name, looked.key) AS least,
