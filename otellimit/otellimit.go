@@ -56,7 +56,7 @@
 // A span also has ratelimit.rules, the names of the rules of ratelimit.Config.Policies that decided. They may be many,
 // as overrides are, so no metric has them.
 //
-// A span lies where the call lay, also when it is reported later: ratelimit.Limiter.InTx reports when the transaction has ended.
+// A span has the times of its call, also if it is reported later: ratelimit.Limiter.InTx reports when the transaction has ended.
 package otellimit
 
 import (

@@ -75,8 +75,8 @@ const defaultMaxNames = 500
 // Config is how an Observer counts. The zero Config is ready for use. A prefix and labels of the
 // application's own come from prometheus.WrapRegistererWith.
 type Config struct {
-	// MaxNames bounds the values of the labels limit, rule and route: limits first seen when there are that
-	// many share the value "<other>". It matters where names come from outside the program. Defaults to 500.
+	// MaxNames bounds the values of the labels limit, rule and route: limits first seen when there are that many share the value
+	// "<other>". It matters if names come from outside the program. Defaults to 500.
 	MaxNames int
 }
 

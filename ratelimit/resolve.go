@@ -184,7 +184,7 @@ func (s *subject) isRuledAs(o *subject) bool {
 // eraOf returns the era of the terms t. It can differ from the era at which the request was resolved.
 func (s *subject) eraOf(t *bucket.Terms) *era { return &s.rule.eras[t.Era] }
 
-// madeElsewhere is the policy of a limit of which only the terms are known.
+// madeElsewhere is the policy of a limit if only its terms are known.
 type madeElsewhere struct{}
 
 func (madeElsewhere) String() string                 { return "defined elsewhere" }

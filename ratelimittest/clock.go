@@ -22,7 +22,7 @@ func (c *Clock) Now() time.Time {
 	return c.now
 }
 
-// Advance moves the clock by d, back where that is negative, as a database's clock may step.
+// Advance moves the clock by d. A negative d moves it back, as a database's clock may step.
 func (c *Clock) Advance(d time.Duration) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -20,7 +20,7 @@ var ErrNoDatabase = memstore.ErrNoDatabase
 type pool = memstore.Pool
 
 // DB is a [ratelimit.Pool] in memory. Pass it to New of package ratelimit, with a Config of the test's own. Several Limiters of one
-// DB are what several processes on one database are. It is safe for concurrent use. Make it with [NewDB].
+// DB behave like several processes on one database. It is safe for concurrent use. Make it with [NewDB].
 type DB struct{ pool }
 
 // SQL is the database of a test for everything but limits: a *pgxpool.Pool, or what plays one.

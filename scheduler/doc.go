@@ -50,9 +50,9 @@
 // cancelled before it was started returns its tokens, as [ratelimit.Limiter.Cancel] does. A job that was cancelled later, or
 // discarded, keeps the estimate or returns the tokens: see [Config]. Each of these happens once, even if a call is repeated.
 //
-// Cancel jobs with [Scheduler.Cancel]. [Scheduler.Maintain] finds jobs that River's own API cancelled, that its rescuer
-// discarded, or whose process died. A client without the middleware runs a job at about its time, but does not wait for its
-// turn or settle. Enqueue refuses such a client with ErrNotInstalled. If another client works the job, [Maintained] counts it,
-// and a worker that settles gets ErrNoTurn. Enqueue over one limit takes 0.77 ms (p50) where River's InsertTx takes 0.50 ms
-// (go test ./scheduler -run '^$' -bench Enqueue), and a job costs two more short transactions when it runs.
+// Cancel jobs with [Scheduler.Cancel]. [Scheduler.Maintain] finds jobs that River's own API cancelled, that its rescuer discarded,
+// or whose process died. A client without the middleware runs a job at about its time, but does not wait for its turn or settle.
+// Enqueue refuses such a client with ErrNotInstalled. If another client works the job, [Maintained] counts it, and a worker that
+// settles gets ErrNoTurn. Enqueue over one limit takes 0.77 ms (p50), while River's InsertTx takes 0.50 ms (go test ./scheduler
+// -run '^$' -bench Enqueue), and a job costs two more short transactions when it runs.
 package scheduler

@@ -18,8 +18,7 @@ import (
 
 // EnqueueOpts are River's options for the job, and the options of Enqueue. A nil *EnqueueOpts means the defaults.
 type EnqueueOpts struct {
-	// InsertOpts go to River as they are. ScheduledAt must be left alone: the reservation decides when the
-	// job runs.
+	// InsertOpts go to River as they are. Do not set ScheduledAt: the reservation decides when the job runs.
 	river.InsertOpts
 	// Jitter delays the job by a random part of this span beyond ReadyAt, so that jobs that become ready together do
 	// not start together. The delay is at most half of the time until the turn becomes stale.
@@ -110,7 +109,7 @@ func runAt(r ratelimit.Reservation, jitter time.Duration) time.Time {
 	return r.ReadyAt.Add(ratelimit.Spread(jitter).Truncate(time.Microsecond))
 }
 
-// passage is what Enqueue and the middleware tell each other through the context of an insertion.
+// passage holds the data that Enqueue and the middleware exchange through the context of an insertion.
 type passage struct {
 	key   string // of the Scheduler
 	soon  bool   // the job is due before River's next look at scheduled jobs

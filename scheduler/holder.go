@@ -127,7 +127,7 @@ func isInTheWay(ctx context.Context, err error) bool {
 }
 
 // ended returns the error to report to River for a job that has returned err. A job that succeeded although its lease was lost is
-// not an error: River would run it again and do its work twice.
+// not an error, because River would run it again and do its work twice.
 func (h *Holder) ended(ctx, held context.Context, job *rivertype.JobRow, err error) error {
 	lost := context.Cause(held)
 	if !errors.Is(lost, ratelimit.ErrLeaseLost) {

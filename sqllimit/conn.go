@@ -115,8 +115,8 @@ func endOf(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// severityOf returns how severe an error is, which lib/pq has in the words of the server's language only. Where the code leaves open
-// whether the server ended the session, it did: then the outcome of a COMMIT is unknown.
+// severityOf returns how severe an error is, which lib/pq has in the words of the server's language only. If the code leaves open
+// whether the server ended the session, it assumes so: then the outcome of a COMMIT is unknown.
 func severityOf(code string) string {
 	const classLength = 2
 	switch {

@@ -118,7 +118,7 @@ func (t *ownTx) IsClosed() bool {
 	return closed || err != nil
 }
 
-// IsIdle reports whether the connection is in no transaction any more. Only a connection of pgx tells.
+// IsIdle reports whether the connection is in no transaction any more. Only a connection of pgx provides it.
 func (t *ownTx) IsIdle() (idle bool) {
 	_ = t.own.Raw(func(of any) error {
 		if c, ok := of.(interface{ Conn() *pgx.Conn }); ok {
@@ -129,7 +129,7 @@ func (t *ownTx) IsIdle() (idle bool) {
 	return idle
 }
 
-// Commit commits. Where the server undid the transaction instead, as one in which a statement had failed, it returns
+// Commit commits. If the server rolled the transaction back instead, because a statement had failed in it, it returns
 // pgx.ErrTxCommitRollback.
 func (t *ownTx) Commit(ctx context.Context) error {
 	defer t.release()

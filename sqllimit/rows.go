@@ -35,7 +35,7 @@ func readAnswer(rows pgx.Rows, err error) answer {
 	return a
 }
 
-// cloneRow returns the values of a row in memory of their own, of which pgx has its own use.
+// cloneRow returns a copy of the values of a row, because pgx reuses their memory.
 func cloneRow(values [][]byte) [][]byte {
 	size := 0
 	for _, v := range values {

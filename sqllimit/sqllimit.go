@@ -87,7 +87,7 @@ func InTx(ctx context.Context, limiter *ratelimit.Limiter, fn func(tx *sql.Tx, l
 		}
 		err := fn(begun.tx, limiter.WithTx(owned))
 		if begun.isDone(ctx) {
-			_ = owned.Commit(ctx) // tells the Limiter that fn has ended it
+			_ = owned.Commit(ctx) // shows the Limiter that fn has ended it
 		}
 		return err
 	})

@@ -4,7 +4,7 @@ import (
 	"time"
 )
 
-// What the controller of an adaptive limit goes by. Next is the additive increase and multiplicative decrease of congestion
+// The constants of the controller of an adaptive limit. Next is the additive increase and multiplicative decrease of congestion
 // control, on a rate that was measured, once an epoch for all processes.
 const (
 	// tooMany is the share of throttled tokens above which an epoch ends in a cut. From mostThrottled on, the accepted tokens say little

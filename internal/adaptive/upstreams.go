@@ -27,7 +27,7 @@ type Report struct {
 	Held       error // the lock timeout of the row, if another transaction has locked it: nothing was added then
 }
 
-// OnlyAsks reports whether the report tells nothing.
+// OnlyAsks reports whether the report has no outcomes, and only asks for the state.
 func (r *Report) OnlyAsks() bool { return r.Outcomes == 0 && r.RetryAfter == 0 }
 
 // Known is what all processes know of the upstream of a limit and a key: a row of the prices table.

@@ -56,18 +56,18 @@ type Keeper struct {
 	shut    atomic.Bool  // whether nothing is answered from memory any more
 
 	mu       sync.Mutex
-	running  int           // fetches, and sweeps, that are under way
+	running  int           // fetches and sweeps in progress
 	timer    *time.Timer   // until the next sweep; nil: there is none to come
-	shortest int64         // the Prefetch that it goes by
+	shortest int64         // its Prefetch
 	orphans  []leftover    // of holdings that are no more, to be given back
 	slots    chan struct{} // one for each row that sweeps give back to at once
-	idle     chan struct{} // nil until Close; closed when nothing is under way any more
+	idle     chan struct{} // nil until Close; closed when all fetches and sweeps have ended
 }
 
 type stripe struct {
 	mu     sync.Mutex
 	of     map[bucket.Key]*holding
-	events []Event  // to tell the owner once mu is unlocked
+	events []Event  // to notify the owner once mu is unlocked
 	_      [24]byte // a cache line each
 }
 
@@ -133,7 +133,7 @@ func (k *Keeper) unlock(s *stripe) {
 	}
 }
 
-// tell tells the owner of tokens.
+// tell notifies the owner of tokens.
 func (k *Keeper) tell(e Event) {
 	if e != (Event{Limit: e.Limit}) {
 		k.owner.Tell(e)

@@ -74,8 +74,7 @@ func (k *Keeper) left(s *stripe, h *holding, w *waiter) bool {
 	return true
 }
 
-// enter reports whether a call may wait for the fetch of the holding, and one may begin where none is under way. The stripe is
-// locked.
+// enter reports whether a call may wait for the fetch of the holding, or begin one if none is in progress. The stripe is locked.
 func (k *Keeper) enter(h *holding) bool {
 	if k.waiting.Add(1) > int64(k.options.MaxWaiting) || !h.fetching && !k.start() {
 		k.waiting.Add(-1)

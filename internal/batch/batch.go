@@ -75,7 +75,7 @@ func (b *Batcher[T]) next(done *batch[T], blocked []Blocked[T]) *batch[T] {
 	return b.start()
 }
 
-// signal tells Close when nothing is under way any more.
+// signal notifies Close when no call is in progress any more.
 func (b *Batcher[T]) signal() {
 	if b.closed && b.batches == 0 {
 		close(b.ended)
@@ -405,7 +405,7 @@ const maxUnused = 1000
 
 // use returns the record of a bucket. It makes a new one if no call uses the bucket.
 func (b *Batcher[T]) use(key bucket.Key) *use[T] {
-	if u := b.latest; u != nil && u.key == key { // as mostly where many ask for one
+	if u := b.latest; u != nil && u.key == key { // as mostly if many calls are for one bucket
 		return u
 	}
 	u := b.uses[key]

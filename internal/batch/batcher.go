@@ -23,7 +23,7 @@ type Decider[T any] interface {
 
 // Options are what a Batcher is made with.
 type Options struct {
-	Apart         func() bool   // reports whether each call is a batch that waits for no other; nil: none is
+	Apart         func() bool   // reports whether each call is a batch of its own that waits for no other; nil: no
 	MaxWaiting    int           // calls that may wait in the queue, and behind slow batches
 	Timeout       time.Duration // that a call may wait for its answer; none when it is not above 0
 	ErrClosed     error         // what calls get after Close

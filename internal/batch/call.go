@@ -62,7 +62,7 @@ func (c *Call[T]) Needs(n int, key func(i int) bucket.Key) {
 	}
 }
 
-// Done tells that the caller, to whom Do has returned no error, looks at the call no more. A call whose caller does not say
+// Done says that the caller will not use the call again. Call it after Do has returned no error. A call whose caller does not say
 // so is not used again, as when he left or panics while his batch may look at it.
 func (c *Call[T]) Done() {
 	if c.Owner != nil && c.holders.Add(-1) == 0 {

@@ -11,9 +11,9 @@ type Ask struct {
 	Terms  Terms
 	Policy any // from which the terms were compiled, for caches of answers: equal policies decide alike
 	Cost   float64
-	Asked  float64 // what the cost is without its price, where it has one; else 0
+	Asked  float64 // the cost without its price, if it has one; else 0
 	Lowest float64 // the least value that may remain
-	Most   float64 // what a credit may fill the bucket to, where that is more than its capacity
+	Most   float64 // the value up to which a credit may fill the bucket, if that is more than its capacity
 
 	Lender *Key          // the bucket that pays when this one has too little, and is charged when it has enough; nil: none
 	Within time.Duration // how soon nothing may be owed any more; 0: however late
@@ -116,7 +116,7 @@ func (a *Ask) SoonEnoughAfter(r *Answer) time.Duration {
 	after := slices.Clone(rows)
 	after.Charge(&a.Terms, r.Now, a.Cost)
 	wait := max(r.wait(&a.Terms, a.Cost, a.Lowest), after.Wait(&a.Terms, r.Now, 0, 0)-a.Within)
-	for range 2 { // where the wait was rounded, a microsecond more is enough
+	for range 2 { // if the wait was rounded, a microsecond more is enough
 		at := r.Now + wait.Microseconds()
 		after = slices.Clone(rows)
 		if after.Take(&a.Terms, at, a.Cost, a.Lowest) && a.isSoonEnough(after, at) {

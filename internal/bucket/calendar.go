@@ -104,7 +104,7 @@ func (c Calendar) around(at int64) Run {
 	return r
 }
 
-// toldUntil returns when the last window ends that Runs tells: at least eight windows after an instant.
+// toldUntil returns the end of the last window of Runs: at least eight windows after an instant.
 func (c Calendar) toldUntil(now int64) int64 {
 	year := time.UnixMicro(now).In(c.Zone).Year()
 	first := c.index(firstInstant(time.Date(year, time.January, 1, 0, 0, 0, 0, time.UTC), c.Zone))
@@ -142,9 +142,9 @@ func (c Calendar) Runs(t Terms, since, now int64) []Run {
 	return runs
 }
 
-// firstInstant returns the first instant at which the clocks of a zone show a time or a later one, in microseconds since 1970. The time is
-// given as if in UTC. It goes by the offsets of the day before and the day after. If the time is left out, the clocks are put forward
-// between the instants to which these lead.
+// firstInstant returns the first instant at which the clocks of a zone show a time or a later one, in microseconds since 1970. The
+// time is given as if in UTC. It uses the offsets of the day before and the day after. If the time is left out, the clocks are put
+// forward between the instants to which these lead.
 func firstInstant(local time.Time, zone *time.Location) int64 {
 	_, before := local.Add(-30 * time.Hour).In(zone).Zone()
 	_, after := local.Add(30 * time.Hour).In(zone).Zone()

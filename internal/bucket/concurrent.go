@@ -170,7 +170,7 @@ func (Concurrent) Owes() bool { return false }
 // Statement implements Kind.
 func (Concurrent) Statement() Statement { return Locked }
 
-// Pruning returns the shortest terms: TS does not tell whether leases are held, and buckets_prune.sql looks at them.
+// Pruning returns the shortest terms: TS does not show whether leases are held, but buckets_prune.sql checks them.
 func (Concurrent) Pruning(t Terms) Terms { return fullAfter(1, t) }
 
 // Holds reports whether the terms are a limit on concurrency.

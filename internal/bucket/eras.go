@@ -19,7 +19,7 @@ const (
 	Reset
 )
 
-// tokens returns how many tokens a bucket or a row has after the change from one capacity to another, if it had so many.
+// tokens returns the tokens of a bucket or a row after the change from one capacity to another.
 func (c Change) tokens(tokens, before, after float64) float64 {
 	switch {
 	case c == Reset || tokens >= before:
@@ -160,7 +160,7 @@ func (e *Eras) like(t Terms, era int32) Terms {
 // IsSeeded reports whether the terms, or the terms of another era, have a phase that is derived from the key.
 func IsSeeded(t *Terms) bool { return t.PhaseByKey || t.Eras != nil && t.Eras.seeded }
 
-// Seeded returns the terms with the phase that follows from seed, where they have such a one.
+// Seeded returns the terms with the phase derived from seed, if they have such a phase.
 func (t Terms) Seeded(seed uint64) Terms {
 	if t.PhaseByKey {
 		t.Phase = PhaseOf(int64(seed%uint64(t.Step)), t.Step)

@@ -297,7 +297,7 @@ func (p *Page) FromFuture() (rows []Key) {
 	return rows
 }
 
-// HasChanged reports whether a row has to be written.
+// HasChanged reports whether a row must be written.
 func (p *Page) HasChanged() bool {
 	return slices.ContainsFunc(p.marks, func(m mark) bool { return m.changed })
 }

@@ -65,11 +65,11 @@ func (r Sliding) Wait(t Terms, s State, now int64, cost, lowest float64) time.Du
 	if passed == 0 {
 		return 0
 	}
-	forgotten := r.Begin(t, s.TS, 0) + (int64(r.Slices)+1)*t.Step // the row, also where the sum is rounded up
+	forgotten := r.Begin(t, s.TS, 0) + (int64(r.Slices)+1)*t.Step // the row, also if the sum is rounded up
 	return time.Duration(min(r.Begin(t, ts, 0)+passed*t.Step, forgotten)-now) * time.Microsecond
 }
 
-// waitForEnds is Wait for a row whose slices are of another length: until so many of those have fallen out.
+// waitForEnds is Wait for a row whose slices have another length: until enough of them have expired.
 func (r Sliding) waitForEnds(t Terms, s State, now int64, cost, lowest float64) time.Duration {
 	at := now
 	for i := len(s.Parts.Taken) - takenTotals - 2; i >= 0; i-- {
@@ -229,8 +229,7 @@ func (r Sliding) shifted(t Terms, totals []float64, ts, now int64) []float64 {
 	return append(slices.Repeat(totals[:1], int(passed)), totals...)
 }
 
-// base returns the total from which on tokens count after so many more slices have passed. After more slices than there are, none
-// count.
+// base returns the total from which on tokens count after that many more slices. After more slices than there are, none count.
 func (r Sliding) base(totals []float64, passed int64) float64 {
 	return totals[min(int64(r.Slices)+1-passed, int64(len(totals))-1)]
 }
@@ -288,7 +287,7 @@ func (r Sliding) rebinned(t Terms, totals []float64, length, ts, latest int64) (
 	return binned, max(newest, ts)
 }
 
-// state returns the row after s with these totals, of which the first belongs to the slice of ts.
+// state returns the row after s with these totals. The first belongs to the slice of ts.
 func (r Sliding) state(t Terms, s State, totals []float64, ts int64) State {
 	value := r.left(t, totals)
 	return State{Value: value, TS: ts, Parts: s.parts(append([]float64{float64(t.Step), value}, totals...))}

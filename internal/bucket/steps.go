@@ -146,7 +146,8 @@ func (Steps) Pruning(t Terms) Terms { return t }
 // Owes implements Kind.
 func (Steps) Owes() bool { return true }
 
-// fullAfter returns terms that fill a row exactly one step of so many microseconds after its TS, for any number of tokens owed.
+// fullAfter returns terms that fill a row exactly one step after its TS, for any number of tokens owed. The step has that many
+// microseconds.
 func fullAfter(idle int64, t Terms) Terms {
 	t.Step, t.Steps, t.Kind = idle, 1, Steps{}
 	t.Capacity, t.Rate = 1e100, 1e101

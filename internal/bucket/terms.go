@@ -58,7 +58,7 @@ type Terms struct {
 type State struct {
 	Value float64
 	TS    int64
-	Parts *Parts // what more the Kind keeps; nil where tokens arrive in steps
+	Parts *Parts // more data of the Kind; nil if tokens arrive in steps
 }
 
 // Full is the state of a bucket that has no row.

@@ -10,7 +10,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/store"
 )
 
-// prunePage is how many rows Prune looks at in one transaction where they are on several servers.
+// prunePage is how many rows Prune reads in one transaction if they are on several servers.
 const prunePage = 500
 
 // PrunePages returns one part: Prune knows how far it has come by the last row that it has seen.

@@ -9,13 +9,13 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/store"
 )
 
-// Takes reports whether row_take.sql is for the ask: one of a token bucket or fixed window, of which the terms always hold.
+// Takes reports whether row_take.sql is for the ask: a token bucket or fixed window whose terms are always in effect.
 func (Partitions) Takes(a *bucket.Ask, t *bucket.Traits) bool {
 	return t.Statement == bucket.StepStatement && !t.Costless && !a.Terms.HasSpan()
 }
 
-// Take takes by a statement that decides by itself, in one round trip. Nothing is taken where there is too little, or was when it looked, or where the
-// row is of a later time.
+// Take takes by a statement that decides by itself, in one round trip. It takes nothing if there is too little, now or at its look,
+// or if the row is of a later time.
 func (Partitions) Take(ctx context.Context, u *store.Unit, a *bucket.Ask) (answer bucket.Answer, taken bool, err error) {
 	batch, t := &pgx.Batch{}, &a.Terms
 	u.QueueClock(batch)

@@ -128,7 +128,7 @@ func decode(field string, data []byte, v reflect.Value) error {
 	return nil
 }
 
-// Positive is a number above 0. Where the field is left out it is 0, the default.
+// Positive is a number above 0. A missing field is 0, the default.
 type Positive float64
 
 // UnmarshalJSON returns an error for a number that is not above 0.

@@ -93,7 +93,7 @@ func (g *Gate) Pass(ctx context.Context, s *store.Session, c Call) error {
 // Forget makes the next call compare the fingerprint again: new tables may have another secret.
 func (g *Gate) Forget() { g.agreed.Store(false) }
 
-// errGaveUp is what a comparison comes to whose caller went away: another has to make it.
+// errGaveUp is the result of a comparison whose caller gave up: another caller must make it.
 var errGaveUp = errors.New("the caller gave up")
 
 // compare returns ErrMismatch when the keys in the tables are stored under another secret. A look stores nothing.

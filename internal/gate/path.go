@@ -16,7 +16,7 @@ const (
 	examineMost = 10 * time.Second
 	// examineAgain is how long an answer holds that refuses calls: the pooler may be repaired meanwhile.
 	examineAgain = 10 * time.Second
-	// maxExamined bounds how often it is tried to find that out, where there was no connection to be had, or not enough time.
+	// maxExamined bounds the attempts to find that out, if connections or time were missing.
 	maxExamined = 3
 )
 
@@ -66,7 +66,7 @@ func (p *path) settle(inTx bool) {
 	}
 }
 
-// judge returns ErrPoolerMode when statements get lost on the way by which a call got to the server.
+// judge returns ErrPoolerMode if statements get lost on the path of a call to the server.
 func (p *path) judge(ctx context.Context, inTx bool, by way) error {
 	switch {
 	case p.isUsable(inTx):

@@ -15,8 +15,8 @@ func IsHeld(limit ratelimit.Limit) bool {
 	return held
 }
 
-// Take takes what requests ask, all or nothing, and acquires it where a limit among them is one whose slots are held. The
-// lease of that has an ID, and is for Hold.
+// Take takes the costs of requests, all or nothing. If one of the limits has slots to hold, it acquires them all. The lease of that
+// has an ID, and is for Hold.
 func Take(ctx context.Context, limiter *ratelimit.Limiter, requests []ratelimit.Request) (ratelimit.Lease, error) {
 	held := isAnyHeld(limiter, requests)
 	lease, err := take(ctx, limiter, held, requests)
@@ -74,8 +74,8 @@ func isAnyHeld(limiter *ratelimit.Limiter, requests []ratelimit.Request) bool {
 const releaseShare = 10
 
 // Hold keeps the lease for a handler. The context for it is ctx if no slot of an enforced limit is held. Otherwise the context ends
-// when the lease is lost. Call release when the handler has returned or panicked. It returns an error if the lease was lost. After
-// a tenth of timeout it continues in the background. release passes on a panic of a hook within that time, and drops a later one.
+// when the lease is lost. Call release when the handler has returned or panicked. It returns an error if the lease was lost. It
+// waits a tenth of timeout for its slot to be free, passes on a panic of a hook within that time, and drops a later one.
 func Hold(ctx context.Context, limiter *ratelimit.Limiter, lease ratelimit.Lease, timeout time.Duration) (held context.Context, release func() error) {
 	if lease.ID == "" {
 		return ctx, func() error { return nil }

@@ -36,8 +36,8 @@ type Lease struct {
 	Fence int64 `json:"fence"`
 	// Slots is how many it holds.
 	Slots int `json:"slots"`
-	// Since is when it was taken, as its fencing number tells. It was earlier where another lease was taken in the same microsecond,
-	// or where the clock had stepped back.
+	// Since is when it was taken, by its fencing token. It was earlier if another lease was taken in the same microsecond, or if the
+	// clock had stepped back.
 	Since time.Time `json:"since"`
 	// Until is when it ends, on the database's clock.
 	Until time.Time `json:"until"`

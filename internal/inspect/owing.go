@@ -30,7 +30,7 @@ type Owing struct {
 	// Buckets had a negative value at their last change, in one of their rows at least. They are in the order of their limits and
 	// keys. How many tokens have arrived since depends on the policy: project each bucket to now.
 	Buckets []Bucket
-	// Next is where the next search goes on. Nil: everything was looked at.
+	// Next is where the next search continues. Nil: everything was looked at.
 	Next *Position
 }
 
@@ -78,7 +78,7 @@ func (r *Reader) Owing(ctx context.Context, query OwingQuery) (Owing, error) {
 	return owing, err
 }
 
-// complete reads all rows of the last bucket, where a search ended, and leaves it out when it owes nothing.
+// complete reads all rows of the last bucket, at which a search ended, and leaves it out if it owes nothing.
 func (r *Reader) complete(ctx context.Context, owing *Owing) error {
 	last := &owing.Buckets[len(owing.Buckets)-1]
 	owing.Next = &Position{Limit: last.Limit, Key: last.Key}

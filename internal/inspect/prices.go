@@ -11,7 +11,7 @@ import (
 type Upstream struct {
 	// Share is the share of the contract that it gives, by the policy with the lowest Floor.
 	Share float64
-	// PausedUntil is until when it wanted to be left alone. Zero: it never did.
+	// PausedUntil is the end of the pause that it requested. Zero: it never did.
 	PausedUntil time.Time
 	// Seen is when it was last reported of.
 	Seen time.Time

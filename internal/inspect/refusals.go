@@ -30,8 +30,8 @@ type Minute struct {
 	Cost    float64 `json:"cost"`
 }
 
-// How many rows a query looks at. By keys there may be as many to tell apart, which takes longer, and the sums of several
-// limits are a part of a page.
+// How many rows a query looks at. By key there may be as many groups, which takes longer, and the sums of several limits are a part
+// of a page.
 const lookRefusals, lookLimits, lookRefusedKeys = 1_000_000, 200_000, 150_000
 
 // Refusals returns the refusals by minute, in order, without empty minutes. It reads at most a million rows, the latest minutes
@@ -107,7 +107,7 @@ func (r *Reader) TopRefused(ctx context.Context, config refusals.TopConfig) (sum
 	return r.TopRefusedOf(ctx, config, look)
 }
 
-// TopRefusedOf is TopRefused that looks at so many rows, for a page that has to be there at once.
+// TopRefusedOf is TopRefused over at most that many rows, for a page that must load fast.
 func (r *Reader) TopRefusedOf(ctx context.Context, config refusals.TopConfig, look int) (sums []refusals.Sum, since time.Time, err error) {
 	if err := config.Check(); err != nil {
 		return nil, time.Time{}, err
@@ -119,8 +119,8 @@ func (r *Reader) TopRefusedOf(ctx context.Context, config refusals.TopConfig, lo
 	return sums, config.Since, err
 }
 
-// since returns since, or the later instant from which on there are so many rows at most. Of a minute that has more by
-// itself all are looked at: a program writes some 11,000.
+// since returns since, or the later instant from which on there are at most that many rows. Of a minute that has more by itself all
+// are looked at: a program writes some 11,000.
 func (r *Reader) since(ctx context.Context, since, until time.Time, look int) (time.Time, error) {
 	var end *time.Time
 	if !until.IsZero() {

@@ -60,7 +60,7 @@ type Item struct {
 type ReservationQuery struct {
 	// State is "open", "settled", "cancelled" or "expired". Empty: all.
 	State string
-	// Limit is the limit's name, and Key the key as stored, one of theirs has to be. Nil Key: any; empty Limit: any.
+	// Limit and Key select by the limit and the stored key of one of the buckets. Nil Key: any; empty Limit: any.
 	Limit string
 	Key   *string
 	// Waiting selects open reservations whose work may not begin yet.

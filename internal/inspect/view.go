@@ -16,7 +16,7 @@ type View struct {
 	// Limit is the limit's name, and Key the key as stored: "" of the bucket that everybody shares.
 	Limit string `json:"limit"`
 	Key   string `json:"key"`
-	// At is the instant of the level, or of Stored where the policy is not known.
+	// At is the instant of the level, or of Stored if the policy is unknown.
 	At time.Time `json:"at"`
 	*Level
 	// Stored are the tokens at the last change, in all rows, and Changed is when that was. They are zero without a row: the
@@ -114,7 +114,7 @@ func ViewOf(b Bucket) View {
 // SetLevel sets the level of the view.
 func (v *View) SetLevel(l *Level) { v.Level, v.At = l, l.Value.AsOf.UTC() }
 
-// Owed returns how many tokens the bucket owes: now, or at its last change where the policy is not known.
+// Owed returns how many tokens the bucket owes: now, or at its last change if the policy is unknown.
 func (v *View) Owed() float64 {
 	if v.Level == nil {
 		return max(-v.Stored, 0)

@@ -54,7 +54,7 @@ func (tx *Tx) acquire(ctx context.Context, row any) error {
 	err := tx.await(ctx, w)
 	db.mu.Lock()
 	tx.waiting = nil
-	if l.holder == tx { // also where that came together with the end of the wait
+	if l.holder == tx { // also if that came together with the end of the wait
 		tx.held = append(tx.held, row)
 	} else {
 		l.queue = slices.DeleteFunc(l.queue, func(other *waiter) bool { return other == w })

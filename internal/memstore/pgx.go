@@ -12,7 +12,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/store"
 )
 
-// ErrNoDatabase is what SQL comes to where there is no database.
+// ErrNoDatabase is the error of SQL without a database.
 var ErrNoDatabase = errors.New("ratelimittest: there is no database, so no SQL can run here; give NewDBWith or OpenSQL one, which may be a " +
 	"mock, or test with a Postgres, as package ratelimittest/postgres starts it")
 
@@ -94,7 +94,7 @@ func (p *pgxTx) Begin(ctx context.Context) (pgx.Tx, error) {
 	return &pgxTx{Tx: begun, tx: p.tx, isNested: true, before: before}, nil
 }
 
-// Commit commits in the other database first. Where that fails, nothing is kept here.
+// Commit commits in the other database first. If that fails, nothing is kept here.
 func (p *pgxTx) Commit(ctx context.Context) error {
 	if p.ended {
 		return pgx.ErrTxClosed

@@ -38,7 +38,7 @@ func (c *connector) Connect(ctx context.Context) (driver.Conn, error) {
 	return own, nil
 }
 
-// Driver returns the connector, by which package sqllimit finds the Engine of a *sql.DB.
+// Driver returns the connector, from which package sqllimit gets the Engine of a *sql.DB.
 func (c *connector) Driver() driver.Driver { return c }
 
 // Open is for sql.Open, which this driver is not registered for.
@@ -105,7 +105,7 @@ func (c *sqlConn) BeginTx(ctx context.Context, options driver.TxOptions) (driver
 	return c, nil
 }
 
-// Commit commits in the other database first. Where that fails, nothing is kept here.
+// Commit commits in the other database first. If that fails, nothing is kept here.
 func (c *sqlConn) Commit() error {
 	if c.tx.isFailed() { // as a COMMIT of a failed transaction
 		return errors.Join(pgx.ErrTxCommitRollback, c.Rollback())

@@ -56,7 +56,7 @@ func (tx *Tx) enter() error {
 
 func (tx *Tx) leave() { tx.mu.Unlock() }
 
-// lock locks a row, and fails the transaction where it cannot.
+// lock locks a row, and fails the transaction if it cannot.
 func (tx *Tx) lock(ctx context.Context, row any) error {
 	err := tx.acquire(ctx, row)
 	tx.failed = tx.failed || err != nil
@@ -147,7 +147,7 @@ func (tx *Tx) Save(_ context.Context, _ *store.Unit, p *bucket.Page, made ...sto
 // QueueBound bounds each wait for a row.
 func (tx *Tx) QueueBound(_ *pgx.Batch, _ *store.Unit, most time.Duration) { tx.mostWait = most }
 
-// mark returns the place where the transaction is. db.mu is held.
+// mark returns the position of the transaction, for a savepoint. db.mu is held.
 func (tx *Tx) mark() mark {
 	return mark{writes{maps.Clone(tx.writes.buckets), maps.Clone(tx.writes.reservations)}, len(tx.held)}
 }

@@ -51,11 +51,11 @@ func Mode(mode pgx.QueryExecMode) string {
 	}
 }
 
-// Advice returns what to do where the statements that a way to run queries prepares get lost.
+// Advice returns the remedy if the prepared statements of a query exec mode get lost.
 func Advice(mode pgx.QueryExecMode) string {
 	const set = "add default_query_exec_mode=cache_describe (or exec) to the connection string, or set DefaultQueryExecMode of the pgx.ConnConfig to " +
 		"pgx.QueryExecModeCacheDescribe"
-	if mode == pgx.QueryExecModeDescribeExec { // it prepares statements without a name, of which no PgBouncer keeps track
+	if mode == pgx.QueryExecModeDescribeExec { // it prepares statements without a name, which no PgBouncer tracks
 		return set
 	}
 	return set + "; or, with PgBouncer from 1.21 on, set max_prepared_statements in pgbouncer.ini to 200"

@@ -66,8 +66,8 @@ func usable(candidates []string) []string {
 	return dirs
 }
 
-// checkBinDir tells whether a server can be started from dir. pg_config alone is no sign of it: the
-// client's development package brings that too.
+// checkBinDir checks that a server can be started from dir. pg_config alone does not prove it, because the client's development
+// package has it too.
 func checkBinDir(dir string) error {
 	for _, program := range []string{"initdb", "pg_ctl", "postgres"} {
 		info, err := os.Stat(filepath.Join(dir, program))

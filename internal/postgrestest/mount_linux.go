@@ -8,8 +8,7 @@ import (
 	"syscall"
 )
 
-// mountMemory mounts a file system of so many bytes, in memory, at dir, for user. The file "mounted" in it says so to the
-// watchdog.
+// mountMemory mounts an in-memory file system of that size at dir, for user. The file "mounted" in it says so to the watchdog.
 func mountMemory(dir string, bytes int64, user *account) error {
 	owner := ""
 	if user != nil {

@@ -46,7 +46,7 @@ type Options struct {
 
 func (o Options) own() bool { return o.Own || len(o.Settings) > 0 || o.here() }
 
-// here reports whether the server has to be one of this machine's programs.
+// here reports whether the server must run from programs of this machine.
 func (o Options) here() bool { return len(o.Env) > 0 || o.DiskBytes > 0 }
 
 // StopMode says how a server is stopped.

@@ -2,8 +2,7 @@ package postgrestest
 
 import "syscall"
 
-// tmpfsHasRoom tells whether dir is on a tmpfs with room for a server's data and log: containers
-// often have one of 64 MB only.
+// tmpfsHasRoom reports whether dir is on a tmpfs with room for a server's data and log: containers often have one of 64 MB only.
 func tmpfsHasRoom(dir string) bool {
 	const tmpfsMagic, room = 0x01021994, 1 << 30
 	var stat syscall.Statfs_t

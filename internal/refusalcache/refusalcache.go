@@ -47,7 +47,7 @@ type entry struct {
 	heardAt time.Duration  // after
 }
 
-// New returns a cache for so many buckets, and nil for none.
+// New returns a cache for at most that many buckets, and nil for 0.
 func New(entries int, asOf func() *int64) *Cache {
 	if entries == 0 {
 		return nil

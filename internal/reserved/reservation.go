@@ -28,7 +28,7 @@ type Keeping struct {
 	OnlyLater   bool          // whether no record is kept of a reservation that is ready at once
 
 	NotBefore int64    // the instant before which it is not ready
-	Plans     []string // of each bucket's key; empty when none is on one
+	Plans     []string // of each bucket's key; empty if no key is on a plan
 }
 
 // Reservation is a row of the reservations table.

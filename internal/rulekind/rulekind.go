@@ -6,7 +6,7 @@ import "context"
 
 type contextKey struct{}
 
-// Follow returns a context whose calls of Acquire take tokens of a limit that is defined with slots, where a rule says so.
+// Follow returns a context whose calls of Acquire take tokens of a limit that is defined with slots, if a rule says so.
 func Follow(ctx context.Context) context.Context { return context.WithValue(ctx, contextKey{}, true) }
 
 // IsFollowed reports whether the context is from Follow, or derived from such a context.

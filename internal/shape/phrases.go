@@ -139,7 +139,7 @@ func readPhrases(text string) phrases {
 	return p
 }
 
-// in returns the phrases among the words, each as one word with the line on which it begins. They do not overlap; where several begin
+// in returns the phrases among the words, each as one word with the line on which it begins. They do not overlap; if several begin
 // with the same word, the first of the list counts.
 func (p phrases) in(list []word) (found []word) {
 	for i := 0; i < len(list); i++ {

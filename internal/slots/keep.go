@@ -53,9 +53,9 @@ type keeper struct {
 	owner  Owner
 	id     string // of the lease
 	lose   context.CancelCauseFunc
-	expiry *time.Timer   // loses the lease at end; nil where it was lost from the beginning
+	expiry *time.Timer   // loses the lease at end; nil if it was lost from the beginning
 	stop   chan struct{} // is closed when the work is done
-	done   chan struct{} // is closed when no renewal is under way any more
+	done   chan struct{} // is closed when no renewal is in progress any more
 
 	// Of run, once that is running.
 	length time.Duration // of the lease

@@ -91,7 +91,7 @@ const (
 	layouts
 )
 
-// SetLayout tells the Store how the tables are laid out. That stays so for as long as the Store is there.
+// SetLayout sets the layout of the tables. That stays so for as long as the Store is there.
 func (s *Store) SetLayout(distributed, inPartitions18 bool) {
 	layout := int32(layoutPlain)
 	switch {
@@ -106,7 +106,7 @@ func (s *Store) SetLayout(distributed, inPartitions18 bool) {
 // Table returns the name of the table of buckets, for to_regclass.
 func (s *Store) Table() string { return pgx.Identifier{s.schema, "buckets"}.Sanitize() }
 
-// EngineOf returns the Engine in memory that conn stands for, and nil when it is Postgres.
+// EngineOf returns the in-memory Engine behind conn, and nil for Postgres.
 func EngineOf(conn Conn) Engine {
 	if e, ok := conn.(interface{ Engine() Engine }); ok {
 		return e.Engine()

@@ -31,7 +31,7 @@ func IsRetryable(err error) bool {
 	return code == codeSerializationFailure || code == codeDeadlockDetected
 }
 
-// IsConflict is IsRetryable, and true when a statement outside a transaction has to be run again.
+// IsConflict is IsRetryable, and also true if a statement outside a transaction must be retried.
 func IsConflict(err error) bool {
 	return IsRetryable(err) || pgerr.Code(err) == codeDivisionByZero
 }

@@ -40,8 +40,8 @@ func (s *Session) lockFree(ctx context.Context, mark bool, calls ...[]bucket.Ask
 	return p, nil
 }
 
-// takeLocked decides on a call by locking all of its rows, in the transaction of s. A refusal undoes that, unless there was a clock to be put
-// right.
+// takeLocked decides on a call by locking all of its rows, in the transaction of s. A refusal undoes that, unless it must correct a
+// clock.
 func (s *Session) takeLocked(ctx context.Context, c *Call) error {
 	p, err := s.lock(ctx, true, c.Asks)
 	if errors.Is(err, ErrOtherMode) {

@@ -32,8 +32,8 @@ type answer struct {
 // NewOwnTx returns a transaction on conn, and sends nothing. Its end calls release.
 func NewOwnTx(conn *pgx.Conn, release func()) *OwnTx { return &OwnTx{conn: conn, release: release} }
 
-// lateWait is how long a statement that travels with COMMIT waits for a row or for its table. It is well below EndTimeout. After it the
-// transaction is made again and waits before COMMIT.
+// lateWait is how long a statement that travels with COMMIT waits for a row or for its table. It is well below EndTimeout. After it
+// the transaction is retried and waits before COMMIT.
 const lateWait = time.Second
 
 // isAlone reports whether the next statement is sent without others.

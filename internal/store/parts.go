@@ -12,7 +12,7 @@ import (
 // leases, must be nil. It does not scan null arrays, because pgx allocates for them, too.
 func ScanWithParts(row pgx.CollectableRow, columns []any, parts int) (*bucket.Parts, error) {
 	if raw := row.RawValues(); len(raw) != len(columns) || raw[parts] == nil && raw[parts+1] == nil {
-		return nil, row.Scan(columns...) // which says so, where the number is another
+		return nil, row.Scan(columns...) // which returns an error if the number differs
 	}
 	read := &bucket.Parts{}
 	columns[parts], columns[parts+1] = &read.Taken, &read.Leases
@@ -21,8 +21,8 @@ func ScanWithParts(row pgx.CollectableRow, columns []any, parts int) (*bucket.Pa
 	return read, err
 }
 
-// statesAsColumns returns states as the array parameters of a statement. An array in each row is the literal of one: arrays
-// of arrays would all have to be of one length.
+// statesAsColumns returns states as the array parameters of a statement. An array in each row is the literal of one: arrays of
+// arrays must all have one length.
 func statesAsColumns(states []bucket.State) (values array[double], ts array[bigint], taken, leases []*string) {
 	hasParts := false
 	for _, s := range states {

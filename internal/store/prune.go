@@ -21,7 +21,7 @@ const (
 type PrunePages struct {
 	first, step, blocks int64 // the next block, how many of each partition are looked through at once, and how many the largest has
 
-	After bucket.Key // the last row that was looked at, where parts are rows
+	After bucket.Key // the last row read, if parts are rows
 	Done  bool       // whether all were looked at
 }
 

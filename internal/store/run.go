@@ -102,8 +102,7 @@ func (c *Call) asksAllOf(locked map[bucket.Key]bool) bool {
 	return !slices.ContainsFunc(c.Asks, func(a bucket.Ask) bool { return !locked[a.Key] })
 }
 
-// isRefused reports whether a look at the call's buckets is enough to refuse it. Where a wrong clock has to be put right
-// it is not.
+// isRefused reports whether a look at the call's buckets is enough to refuse it. It is not if a wrong clock must be corrected.
 func (c *Call) isRefused() bool {
 	for i := range c.Asks {
 		if c.Asks[i].FromFuture(c.Answers[i]) {

@@ -189,7 +189,7 @@ const (
 	byLooking              // refused by a look, which locks nothing, or else decided on locked rows
 	byStatement            // by a statement, or on locked rows if that leaves it undecided
 	looks                  // nothing is taken
-	inOwnTx                // in a transaction of the Owner's, where another way is chosen
+	inOwnTx                // in a transaction of the Owner's, if another way is chosen
 )
 
 // choose sets how c is decided. No other function chooses.
@@ -236,7 +236,7 @@ func (s *Session) Decide(ctx context.Context, c *Call) (err error) {
 		c.Answers, err = s.Look(ctx, c.Asks, c.one[:0])
 	case c.way == inOwnTx:
 		return s.RetryTx(ctx, c.Verb, func(tx *Session) error { return tx.Decide(ctx, c) })
-	case s.mode != alone: // where a look would take part in the detection of conflicts
+	case s.mode != alone: // in which a look would take part in the detection of conflicts
 		err = s.takeLocked(ctx, c)
 	case c.way == byLooking:
 		err = s.lookAndLock(ctx, c)

@@ -22,7 +22,7 @@ const savepoint = "ratelimit_take"
 // caller who hangs up would turn a commit into one of unknown outcome.
 const EndTimeout = 5 * time.Second
 
-// decideByStatement has a statement decide on c. It sets another way where that leaves c undecided.
+// decideByStatement has a statement decide on c. It sets another way if that leaves c undecided.
 func (s *Session) decideByStatement(ctx context.Context, c *Call) error {
 	err := s.takeByStatement(ctx, c)
 	if err != nil && s.mode == alone { // else no function literal is allocated
@@ -292,7 +292,7 @@ func readerOf(row pgx.CollectableRow) rowReader {
 	return rowReader{values: row.RawValues(), fields: row.FieldDescriptions()}
 }
 
-// column returns the next column, of so many bytes in binary.
+// column returns the next column, which has that many bytes in binary.
 func (r *rowReader) column(size int) (raw []byte, isText bool) {
 	if r.err != nil {
 		return nil, false

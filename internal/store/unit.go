@@ -24,7 +24,7 @@ const (
 type Unit struct {
 	*Store
 	conn   Conn
-	memory Engine // that conn stands for; nil: it is Postgres
+	memory Engine // the in-memory engine behind conn; nil: Postgres
 	mode   mode
 	queue  Queue // nil: the transaction does not queue
 
@@ -32,7 +32,7 @@ type Unit struct {
 	waits   int         // how many rows the call has waited for
 }
 
-// Instant returns what time it is where there is no server that says so.
+// Instant returns the current time if no server provides it.
 func (u *Unit) Instant() int64 {
 	if asOf := u.AsOf(); asOf != nil {
 		return *asOf
@@ -72,7 +72,7 @@ func (u *Unit) save(ctx context.Context, p *bucket.Page, made ...Record) error {
 // and does not wait for another transaction that does the same. A new attempt stays in its queue.
 func (u *Unit) seed() uint64 {
 	var owner any = u.conn
-	if c, ok := owner.(interface{ Identity() any }); ok { // one of several that stand for the transaction
+	if c, ok := owner.(interface{ Identity() any }); ok { // one of several objects for the same transaction
 		owner = c.Identity()
 	}
 	if u.queue != nil {

@@ -57,9 +57,9 @@ func waitedFor(err error, row bucket.Key) error {
 	return err
 }
 
-// asHeld returns the lock timeout of a statement that waits for rows only so long, because it holds others meanwhile, as a heldError. It does not
-// tell which of the rows that was, so the error is for the next one after the row that was waited for last: in some attempts that is each of
-// them.
+// asHeld returns the lock timeout of a statement that waits for rows only so long, because it holds others meanwhile, as a
+// heldError. The error does not name the row, so it is attributed to the next row after the last one waited for. Over some attempts
+// that is each of them.
 func asHeld(err error, waited *bucket.Key, rows []bucket.Ask) error {
 	if !IsLockTimeout(err) || len(rows) == 0 {
 		return err

@@ -75,7 +75,7 @@ func resultOf(d ratelimit.Decided, s *ratelimit.State) string {
 	return Result(d)
 }
 
-// refusal returns the result of a request that a limit refuses, or would. It may be nil where none is known.
+// refusal returns the result of a request that a limit refuses, or would. It may be nil if none is known.
 func refusal(s *ratelimit.State, shadow bool) string {
 	paused := s != nil && !s.PausedUntil.IsZero()
 	switch {
@@ -181,7 +181,7 @@ func kindOf(limit ratelimit.Limit) string {
 	return strings.ReplaceAll(string(limit.Numbers().Kind), " ", "_")
 }
 
-// Lease returns what became of a lease: "renewed", "released", or "lost" where it was not held any more.
+// Lease returns the result of a lease: "renewed", "released", or "lost" if it was not held any more.
 func Lease(e ratelimit.Leased) string {
 	switch {
 	case e.Lost:
@@ -200,8 +200,8 @@ func Answer(a ratelimit.Answered) string {
 	return a.Result
 }
 
-// Load returns what became of a load of rules: "loaded", "kept" where some cannot be read and stay as they were, or
-// "failed" where all do.
+// Load returns the result of a load of rules: "loaded", "kept" if some could not be read and did not change, or "failed" if none
+// was read.
 func Load(e ratelimit.RulesLoaded) string {
 	switch {
 	case e.Kept > 0:

@@ -87,7 +87,7 @@ func (tx *turnTx) send(ctx context.Context, next *turn, batch *pgx.Batch) (pgx.B
 	all.Queue(turnCame)
 	all.Queue(turnBegin)
 	all.Queue(turnOwn, next.lock)
-	for _, q := range batch.QueuedQueries { // which may have to be sent by themselves, as they are
+	for _, q := range batch.QueuedQueries { // which may have to be sent alone and unchanged
 		all.QueuedQueries = append(all.QueuedQueries, &pgx.QueuedQuery{SQL: q.SQL, Arguments: q.Arguments, Fn: q.Fn})
 	}
 	results := tx.Tx.SendBatch(ctx, all)
@@ -127,7 +127,7 @@ func receiveTurn(results pgx.BatchResults) (waited bool, err error) {
 	return waited, nil
 }
 
-// SendBatch sends statements, with the wait before them where there is one.
+// SendBatch sends statements, with the wait before them, if any.
 func (tx *turnTx) SendBatch(ctx context.Context, batch *pgx.Batch) pgx.BatchResults {
 	next := tx.next
 	tx.use()
@@ -144,7 +144,7 @@ func (tx *turnTx) SendBatch(ctx context.Context, batch *pgx.Batch) pgx.BatchResu
 	return results
 }
 
-// Query runs a statement, with the wait before it where there is one.
+// Query runs a statement, with the wait before it, if any.
 func (tx *turnTx) Query(ctx context.Context, sql string, arguments ...any) (pgx.Rows, error) {
 	if tx.next == nil {
 		tx.use()
@@ -155,7 +155,7 @@ func (tx *turnTx) Query(ctx context.Context, sql string, arguments ...any) (pgx.
 	return store.QueryLast(tx.SendBatch(ctx, batch))
 }
 
-// Exec runs a statement, with the wait before it where there is one.
+// Exec runs a statement, with the wait before it, if any.
 func (tx *turnTx) Exec(ctx context.Context, sql string, arguments ...any) (tag pgconn.CommandTag, err error) {
 	if tx.next == nil {
 		tx.use()

@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// Wait returns the wait that Retry-After states: whole seconds, or a date (RFC 9110, section 10.2.3), which counts from the
-// Date of the response where there is one. It is false where nothing is stated that can be read, and may be below 0.
+// Wait returns the wait that Retry-After states: whole seconds, or a date (RFC 9110, section 10.2.3), which counts from the Date of
+// the response, if any. It returns false without a valid Retry-After. The wait may be below 0.
 func Wait(header http.Header, now time.Time) (time.Duration, bool) {
 	const longest = time.Duration(1<<63 - 1)
 	stated := strings.TrimSpace(header.Get("Retry-After"))

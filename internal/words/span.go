@@ -51,7 +51,7 @@ func ParseSpan(text string) (time.Duration, error) {
 	return checked(d)
 }
 
-// checked returns a span of so many nanoseconds if it is in range.
+// checked returns a span of that many nanoseconds if it is in range.
 func checked[N float64 | time.Duration](ns N) (time.Duration, error) {
 	switch {
 	case !(ns >= 1): // NaN, too

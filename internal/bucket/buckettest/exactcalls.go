@@ -21,7 +21,7 @@ func (b *ExactBucket) Rounds(numbers ...float64) {
 	b.Off += 64 * left * sum
 }
 
-// Level has the rows of the bucket hold so many tokens together.
+// Level spreads tokens evenly over the rows of the bucket.
 func (b *ExactBucket) Level(tokens *big.Rat, now int64) {
 	e := b.Eras[b.era]
 	each := quotient(tokens, big.NewRat(e.rows, 1))

@@ -28,8 +28,8 @@ type History struct {
 // Server receives the calls of a history, and compares its own answers with the answers of the algebra. found are the rows before
 // the call; nil is no row.
 type Server interface {
-	// Take is all or nothing: where one of the expected answers is a refusal, the rows stay as they were found. It reports
-	// on which of them a clock that was wrong has been put right.
+	// Take is all or nothing: if one of the expected answers is a refusal, the rows do not change. It reports the rows whose wrong
+	// clock it has corrected.
 	Take(asks []bucket.Ask, found []*bucket.State, expected []bucket.Answer) (clocksFixed []bool)
 	// Look changes nothing.
 	Look(asks []bucket.Ask, found []*bucket.State)
@@ -77,7 +77,7 @@ func (h *History) LookAtAll() {
 	}
 }
 
-// advance moves the clock, mostly to where something is about to happen to s, and sometimes back.
+// advance moves the clock, mostly to an instant just before a change of s, and sometimes back.
 func (h *History) advance(s *subject) {
 	row, period := s.state(h.Now), float64(Period(s.terms))
 	few := int64(h.Src.Unit() * 3 * period / max(s.terms.Rate, 1))

@@ -76,7 +76,7 @@ func (e *ExactSlots) write(m ExactSlots, now int64) {
 	e.stored = true
 }
 
-// Acquire takes slots. refused is how long it takes until they are free, where they are not.
+// Acquire takes slots. refused is the wait until they are free, or 0.
 func (e *ExactSlots) Acquire(now int64, p SlotPolicy, slots int64) (fence, end int64, refused time.Duration) {
 	m := e.mended(now, p)
 	if m.Held(now)+slots > p.Most {
@@ -101,7 +101,7 @@ func ExactFence(last, now int64) int64 {
 	return last + cycle - (last-now)%cycle
 }
 
-// wait returns how long it takes until so many slots are free.
+// wait returns the time until that many slots are free.
 func (e *ExactSlots) wait(now int64, p SlotPolicy, slots int64) time.Duration {
 	least := int64(-1)
 	for _, l := range e.leases {
