@@ -14,7 +14,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// What the examples share with a program.
+// Variables of a program that the examples use.
 var (
 	limiter   *ratelimit.Limiter                                     // of ratelimit.New
 	apiKey    = httplimit.Header("X-API-Key")                        // as the client states it
@@ -41,8 +41,8 @@ func ExampleNew() {
 	http.Handle("/complete", limited(http.HandlerFunc(complete)))
 }
 
-// complete answers, and books what that really cost. A charge that belongs to a write of the handler's is taken in
-// its transaction instead: see the example of Respond.
+// complete answers, and settles the real cost. If a charge belongs to a write of the handler, take it in the handler's transaction
+// instead: see the example of Respond.
 func complete(w http.ResponseWriter, r *http.Request) {
 	answer, tokens := "forty-two", 317.0
 	if admission, ok := httplimit.FromContext(r.Context()); ok {
@@ -55,8 +55,8 @@ func complete(w http.ResponseWriter, r *http.Request) {
 	_, _ = io.WriteString(w, answer)
 }
 
-// A handler that writes takes the tokens in the transaction of its writes, so that a rollback gives them back, and
-// answers as the middleware does. Who the author is, the sign-in in front of it has verified and put into the context.
+// A handler that writes takes the tokens in the transaction of its writes, so that a rollback returns them. It answers as the
+// middleware does. The sign-in in front of it has verified the author and put it into the context.
 func ExampleRespond() {
 	type signedIn struct{}
 	http.HandleFunc("POST /messages", func(w http.ResponseWriter, r *http.Request) {

@@ -62,7 +62,7 @@ func TestAdaptiveInWords(t *testing.T) {
 	require.Equal(t, "100 per second, adapting down to 0.25 of it", policy.String())
 }
 
-// A simulation knows of no upstream, and goes by the price of the request where it has one.
+// A simulation has no upstream. It uses the price of the request, if any.
 func TestAdaptiveInASimulation(t *testing.T) {
 	t.Parallel()
 	s, err := ratelimit.NewSimulation(ratelimit.Config{})

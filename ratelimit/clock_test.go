@@ -126,7 +126,7 @@ func TestClockWasAhead(t *testing.T) {
 		})
 		run(t, ratelimit.FixedWindow{Rate: 10, Period: time.Hour, Start: opening}, []step{
 			{at: 2 * time.Hour, take: 8, left: 2},
-			{at: 0, take: 1, left: 1}, // the window after the next: a wrong clock, put right
+			{at: 0, take: 1, left: 1}, // the window after the next: a wrong clock, corrected
 			{at: time.Hour, take: 10, left: 0},
 		})
 	})

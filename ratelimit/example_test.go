@@ -24,7 +24,7 @@ var (
 	Completions  = ratelimit.Define("completions", ratelimit.TokenBucket{Rate: 40_000, Period: time.Minute, MaxReserved: 400_000})
 )
 
-// What the examples share with a program.
+// Variables of a program that the examples use.
 var (
 	ctx            = context.Background()
 	limiter        *ratelimit.Limiter
@@ -71,7 +71,7 @@ func ExampleLimiter_TakeUpTo() {
 	}
 }
 
-// A caller who can wait, but no longer than his client does.
+// A caller who can wait, but no longer than his client waits.
 func ExampleLimiter_Wait() {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
@@ -117,7 +117,7 @@ func ExampleTokenBucket() {
 	// 10 per minute
 }
 
-// A quota a day, from midnight in Lisbon in winter, of which five days' worth can be saved up.
+// A quota a day, from midnight in Lisbon in winter. Up to five days' worth can be saved.
 func ExampleFixedWindow() {
 	quota := ratelimit.FixedWindow{
 		Rate:     1000,
@@ -130,7 +130,7 @@ func ExampleFixedWindow() {
 	// 1000 per day, capacity 5000 (fixed window, one starts at 2026-01-01T00:00:00Z)
 }
 
-// With nothing in store, every request is reserved, and runs when its turn comes.
+// With capacity None, every request is reserved, and runs when its turn comes.
 func ExampleTokenBucket_noCapacity() {
 	spaced := ratelimit.Define("spaced", ratelimit.TokenBucket{Rate: 60, Period: time.Minute, Capacity: ratelimit.None})
 	fmt.Println(spaced, "takes up to", spaced.Capacity())
@@ -236,7 +236,7 @@ func ExampleLimiter_WithTx() {
 	}
 }
 
-// Work that is done in any case reserves its tokens and runs when they are there.
+// Work that will be done in any case reserves its tokens, and runs when they are available.
 func ExampleLimiter_Reserve() {
 	r, err := limiter.Reserve(ctx, Completions.Global().Cost(2500))
 	if err != nil {
@@ -258,7 +258,7 @@ func ExampleLimiter_Check() {
 	log.Printf("enabled: %v", d.Allowed)
 }
 
-// One reading tells what a bucket will hold, so that a page can count down without asking again.
+// One Value predicts the tokens of a bucket, so that a page can count down without another call.
 func ExampleLimiter_Value() {
 	value, err := limiter.Value(ctx, SendMessage.For(userID))
 	if err != nil {
@@ -269,7 +269,7 @@ func ExampleLimiter_Value() {
 	}
 }
 
-// What a policy does to a burst can be tried without a database.
+// A Simulation shows the effect of a policy on a burst, without a database.
 func ExampleValue_Take() {
 	limit := ratelimit.Define("burst", ratelimit.TokenBucket{Rate: 1, Period: time.Second, Capacity: 2})
 	at := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
@@ -294,7 +294,7 @@ func ExampleLimiter_Reset() {
 	}
 }
 
-// Nil is the only answer with which the work goes on.
+// Do the work only if Require returns nil.
 func ExampleLimiter_Require() {
 	err := limiter.Require(ctx, SendMessage.For(userID), FreeTrials.Global())
 	var refused *ratelimit.LimitedError
@@ -350,7 +350,7 @@ func ExampleLimiter_Hold() {
 	}
 }
 
-// The lease is taken in the transaction that writes the work down, and kept when that has committed.
+// Acquire the lease in the transaction that stores the work, and call Keep after the commit.
 func ExampleLimiter_Keep() {
 	var lease ratelimit.Lease
 	err := limiter.InTx(ctx, func(tx pgx.Tx) error {

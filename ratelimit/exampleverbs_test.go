@@ -51,7 +51,7 @@ func ExampleLimiter_Start() {
 	log.Print("run the completion")
 }
 
-// Work that was started and not settled may have used the upstream: who finds it after a crash asks before giving anything back.
+// Work that was started and not settled may have used the upstream. After a crash, check that before you return its tokens.
 func ExampleLimiter_Started() {
 	var reservation string
 	started, err := limiter.Started(ctx, reservation)
@@ -68,7 +68,7 @@ func ExampleLimiter_Started() {
 	}
 }
 
-// Another attempt that uses the upstream again pays again, and waits for its moment.
+// A retry that uses the upstream again pays again, and waits for its turn.
 func ExampleLimiter_Renew() {
 	var reservation string
 	slot, err := limiter.Renew(ctx, reservation)
@@ -89,7 +89,7 @@ func ExampleLimiter_Expire() {
 	}
 }
 
-// A program that deletes rows of idle keys, and ends reservations that were left open, while it runs.
+// A program deletes rows of idle keys, and ends expired reservations, in the background.
 func ExampleLimiter_Maintain() {
 	go func() { log.Print(limiter.Maintain(ctx, 10*time.Minute, SendMessage, FailedLogins, FreeTrials)) }()
 }
@@ -127,7 +127,7 @@ var errNoSpace = errors.New("no space")
 
 func startTrial() error { return nil }
 
-// What a stream really sent is known when it has ended.
+// The real cost of a stream is known at its end.
 func ExampleLimiter_Charge() {
 	sent := 4_096.0
 	if err := limiter.Charge(ctx, Completions.For(userID).Cost(sent)); err != nil {
@@ -135,7 +135,7 @@ func ExampleLimiter_Charge() {
 	}
 }
 
-// A lease that is taken by hand is renewed before it ends, and released. Hold and Keep do so by themselves.
+// Renew a lease from Acquire before it ends, and release it. Hold and Keep do so by themselves.
 func ExampleLimiter_RenewLease() {
 	lease, err := limiter.Acquire(ctx, Exports.For(userID))
 	if err != nil {
@@ -168,7 +168,7 @@ func ExampleLimiter_Release() {
 	}
 }
 
-// An upstream said 429. All processes send it less from now on.
+// An upstream answered 429. From now on all processes send fewer requests to it.
 func ExampleLimiter_Report() {
 	upstream := ratelimit.Define("upstream", ratelimit.Adaptive{Contract: ratelimit.PerSecond(100), Apply: true})
 	err := limiter.Report(ctx, upstream.For("account"), ratelimit.Outcome{Throttled: true, RetryAfter: 2 * time.Second})
@@ -177,7 +177,7 @@ func ExampleLimiter_Report() {
 	}
 }
 
-// A program that ends lets the calls that are under way come to their end, and then closes its pool.
+// At its end a program first waits for calls in progress with Close, and then closes its pool.
 func ExampleLimiter_Close() {
 	if err := limiter.Close(ctx); err != nil {
 		log.Print(err)
@@ -189,7 +189,7 @@ func ExampleLimiter_Resolve() {
 	fmt.Println(limiter.Resolve(SendMessage.For(userID).Plan("pro")))
 }
 
-// A guard lets a request pass whose key is missing if its limit is not enforced.
+// A guard allows a request without a key if its limit is not enforced.
 func ExampleLimiter_Mode() {
 	if limiter.Mode(SendMessage.Global()) != ratelimit.On {
 		fmt.Println("in shadow, or off")
@@ -218,7 +218,7 @@ func ExampleLimiter_StoredKey() {
 	log.Print(stored)
 }
 
-// A transaction that reads before it takes names its bucket, and is run once.
+// A transaction that reads before it takes names its bucket, so that it runs only once.
 func ExampleWithQueue() {
 	err := limiter.InTx(ratelimit.WithQueue(ctx, FreeTrials.Global()), func(tx pgx.Tx) error {
 		var left int
@@ -232,7 +232,7 @@ func ExampleWithQueue() {
 	}
 }
 
-// Keys of parts that differ are different keys.
+// Different parts give different keys.
 func ExampleJoin() {
 	fmt.Println(ratelimit.Join("acme", ratelimit.ID(42)))
 	fmt.Println(ratelimit.Join("a|b", "c"))

@@ -28,7 +28,7 @@ func fuzzed(windows bool, rate float64, period int64, capacity, maxReserved floa
 	return policy
 }
 
-// FuzzNewLimit holds every policy that NewLimit accepts to the duties of a limit.
+// FuzzNewLimit checks the promises of a limit for every policy that NewLimit accepts.
 func FuzzNewLimit(f *testing.F) {
 	const yearOne, year9999 = int64(-62135596800000000), int64(253402300799999999)
 	f.Add("sendMessage", false, 10.0, int64(time.Minute), 3.0, 0.0, int64(0))
@@ -89,7 +89,7 @@ func grows(t *testing.T, full ratelimit.Value, step time.Duration) {
 	}
 }
 
-// FuzzCost holds every cost that is accepted to what a full bucket can give.
+// FuzzCost checks that a full bucket can give every accepted cost.
 func FuzzCost(f *testing.F) {
 	f.Add(false, 9.0, int64(time.Minute), 0.0, 3.0)
 	f.Add(false, 10.0, int64(time.Second), ratelimit.None, 0.5)
@@ -114,7 +114,7 @@ func FuzzCost(f *testing.F) {
 // errSent is what a keyRecorder answers.
 var errSent = errors.New("sent")
 
-// keyRecorder is a transaction that keeps the key that a Take sends, where no secret was used yet.
+// keyRecorder is a transaction that records the key that a Take sends, in a database without a stored secret.
 type keyRecorder struct {
 	untouched
 	key string
@@ -136,7 +136,7 @@ func (noRows) Close()     {}
 
 func (noRows) CommandTag() (tag pgconn.CommandTag) { return tag }
 
-// FuzzKey holds every key that is accepted to what the table can store.
+// FuzzKey checks that the table can store every accepted key.
 func FuzzKey(f *testing.F) {
 	for _, key := range []string{"", "a", " a ", "A", "\x00", "a\x00b", "\xff", "é", strings.Repeat("x", 256), strings.Repeat("x", 257), strings.Repeat("é", 128)} {
 		f.Add(key)

@@ -7,7 +7,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestLeaseFromContext promises that the work finds the innermost lease, and none where nothing is held.
+// TestLeaseFromContext promises that the work finds the innermost lease, and none without a lease.
 func TestLeaseFromContext(t *testing.T) {
 	t.Parallel()
 	l, err := New(&answering{}, Config{})

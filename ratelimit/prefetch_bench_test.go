@@ -36,7 +36,7 @@ func BenchmarkPrefetch(b *testing.B) {
 	}
 }
 
-// prefetchedFor returns a Limiter that has taken ahead of each of so many keys.
+// prefetchedFor returns a Limiter that has prefetched tokens of each of that many keys.
 func prefetchedFor(b *testing.B, limit Limit, keys int) (*Limiter, []Request) {
 	b.Helper()
 	limiter, err := New(&answering{rows: oneRow{allowed: true, value: 1e12}}, Config{})

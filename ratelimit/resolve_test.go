@@ -18,7 +18,7 @@ import (
 // use notes a limit.
 func (p *policies) use(limit Limit) { p.note(limit.Name(), limit) }
 
-// used returns a limit of that name, of which only the rate is known.
+// used returns a limit of that name with only a rate.
 func used(name string, rate float64) Limit {
 	return limitOf(name, madeElsewhere{}, bucket.Terms{Rate: rate})
 }

@@ -49,7 +49,7 @@ func refusals() []refusal {
 	return all
 }
 
-// refusalsOf returns calls that limit refuses: to take, and to reserve when so much is owed already.
+// refusalsOf returns calls that limit refuses: takes, and reservations beyond the most that may be owed.
 func refusalsOf(limit ratelimit.Limit, maxOwed float64) []refusal {
 	var refused []refusal
 	capacity := limit.Capacity()

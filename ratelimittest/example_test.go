@@ -19,7 +19,7 @@ import (
 
 var failedLogins = ratelimit.Define("failedLogins", ratelimit.PerHour(3))
 
-// login is a handler as an application has it.
+// login is a handler of an application.
 func login(limiter *ratelimit.Limiter) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		d, err := limiter.Take(r.Context(), failedLogins.For(r.FormValue("user")))

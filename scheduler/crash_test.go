@@ -24,7 +24,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// The variables by which a test tells a copy of its program what to do and where.
+// The environment variables with the role and the database of a copy of the test program.
 const (
 	childRole     = "SCHEDULER_TEST_CHILD"
 	childDatabase = "SCHEDULER_TEST_DATABASE"

@@ -18,7 +18,7 @@ func TestRetryAfter(t *testing.T) {
 		status int
 		after  string
 		date   string
-		wait   time.Duration // 0: it does not ask to be left alone
+		wait   time.Duration // 0: it requests no pause
 	}{
 		"Seconds":           {429, "30", "", 30 * time.Second},
 		"SecondsWithSpaces": {429, " 30 ", "", 30 * time.Second},

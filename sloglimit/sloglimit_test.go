@@ -49,7 +49,7 @@ func log(level slog.Level, config sloglimit.Config) (observer *sloglimit.Observe
 	}
 }
 
-// allowed and refused are calls over two limits, of which the second may have refused.
+// allowed and refused are calls over two limits. The second limit of refused has refused.
 func allowed(verb string) ratelimit.Decided {
 	return ratelimit.Decided{Verb: verb, Elapsed: time.Millisecond, Decision: ratelimit.Decision{
 		Allowed: true, Remaining: 2,

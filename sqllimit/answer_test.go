@@ -17,7 +17,7 @@ type stateError string
 func (e stateError) Error() string    { return "the server says " + string(e) }
 func (e stateError) SQLState() string { return string(e) }
 
-// An error of another driver has the severity that the server gave it: FATAL where it ended the connection.
+// An error of another driver has the severity that the server gave it: FATAL if it ended the connection.
 func TestAnErrorOfAnotherDriverHasASeverity(t *testing.T) {
 	t.Parallel()
 	for code, severity := range map[string]string{

@@ -40,7 +40,7 @@ func ExampleWithTx() {
 	_ = send
 }
 
-// In a transaction that is run again when it conflicts with another.
+// In a transaction that InTx retries after a conflict.
 func ExampleInTx() {
 	ctx := context.Background()
 	var limiter *ratelimit.Limiter // of sqllimit.New

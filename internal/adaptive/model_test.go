@@ -12,7 +12,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/testsize"
 )
 
-// exactShare is what Adapting.Next promises, in fractions. It is nil where the answer may be one of two, as a float is on the
+// exactShare is what Adapting.Next promises, in fractions. It is nil if the answer may be one of two, because a float is on the
 // edge between them.
 func exactShare(a adaptive.Adapting, share float64, m adaptive.Measured) (next *big.Rat, cut, onEdge bool) {
 	rat := func(f float64) *big.Rat { return new(big.Rat).SetFloat64(f) }

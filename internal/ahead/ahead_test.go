@@ -171,7 +171,7 @@ func TestPrefetchLeavesSomeForOthers(t *testing.T) {
 	})
 }
 
-// Calls that come while a fetch is under way wait for it, and go together.
+// Calls during a fetch wait for it, and then share the next one.
 func TestPrefetchIsOneAtATime(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -46,7 +46,7 @@ type prefetchWorld struct {
 	slow   int // one answer in so many is slow
 
 	phase    phase
-	active   int    // calls that are under way
+	active   int    // calls in progress
 	changing bool   // whether no call may begin, because the policy is about to change
 	change   func() // has another policy hold from now on
 	policies []*limit
@@ -329,7 +329,7 @@ func (w *prefetchWorld) run() {
 	synctest.Wait()
 }
 
-// take makes a call of a process; one in twenty goes by the row, as all calls in transactions do.
+// take makes a call of a process; one in twenty uses the row, as all calls in transactions do.
 func (w *prefetchWorld) take(l *process, policy int) {
 	cost := float64(1 + w.intN(3)*w.intN(4))
 	w.mu.Lock()

@@ -93,7 +93,7 @@ func (p *process) take(ctx context.Context, a bucket.Ask) (decision, error) {
 	return d, err
 }
 
-// ask goes by the row.
+// ask takes from the row.
 func (p *process) ask(ctx context.Context, a bucket.Ask) (decision, error) {
 	ctx, cancel := batch.Bounded(ctx, p.options.Timeout)
 	defer cancel()

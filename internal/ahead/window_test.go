@@ -56,9 +56,9 @@ func (w *prefetchWorld) changeWindows() {
 	w.hold(windows{Rate: arrives, Period: period, Capacity: capacity, Start: start, Prefetch: prefetch}, worldPace{rate, capacity, prefetch})
 }
 
-// requirePromiseOfWindows checks every window of the history, and every run of windows under one policy. An admission counts in
-// the window whose tokens it got; what a process answered from memory has to be of the window of that moment.
-// It returns the number of windows in which nearly all was admitted.
+// requirePromiseOfWindows checks every window of the history, and every run of windows under one policy. An admission counts in the
+// window whose tokens it got; tokens that a process gave from memory must be of the window of that moment. It returns the number of
+// windows in which nearly all was admitted.
 func (w *prefetchWorld) requirePromiseOfWindows(t *testing.T) (tight int64) {
 	t.Helper()
 	for i, limit := range w.policies {

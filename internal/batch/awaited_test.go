@@ -31,7 +31,7 @@ func TestACallerWhoGivesUpBeforeTheClaimLeaves(t *testing.T) {
 		calls[0].cancel()
 		<-calls[0].ended
 		require.ErrorIs(t, calls[0].err, context.Canceled)
-		time.Sleep(1500 * time.Millisecond) // the batch is under way
+		time.Sleep(1500 * time.Millisecond) // the batch is in progress
 		calls[1].cancel()
 		<-calls[1].ended
 		require.ErrorIs(t, calls[1].err, context.Canceled)

@@ -146,8 +146,8 @@ func drawSliding(src buckettest.Source) bucket.Terms {
 	return slidingTerms(buckettest.One(src, 1.0, 2, 4, 16, 64), buckettest.One[int64](src, 1, 3, 1000, 5000, 16_667, 1_000_000, 60_000_000), buckettest.One[int32](src, 1, 2, 10, 60, 128))
 }
 
-// TestSlidingWindowsAgreeWithTheExactModel holds random histories to the model: with clocks that step back, rows from wrong
-// clocks, and policies that change, in the code and from an instant on.
+// TestSlidingWindowsAgreeWithTheExactModel compares random histories with the model. Clocks step back, rows are from wrong clocks,
+// and policies change, in the code and from an instant on.
 func TestSlidingWindowsAgreeWithTheExactModel(t *testing.T) {
 	t.Parallel()
 	testsize.EachSeed(t, slidingHistories)
@@ -360,7 +360,7 @@ type givenAt struct {
 	amount float64
 }
 
-// mostInAnyPeriod returns the most that was given in any span of so many microseconds, with both its ends. Instants are in order.
+// mostInAnyPeriod returns the most tokens given in any span of that length, including both ends. Instants are in order.
 func mostInAnyPeriod(given []givenAt, period int64) (most float64) {
 	for i := range given {
 		sum := 0.0

@@ -17,7 +17,7 @@ const second = int64(1_000_000)
 // tenInAMinute gives ten in any minute, and counts in slices of ten seconds.
 var tenInAMinute = slidingTerms(10, 10*second, 6)
 
-// slidingStep is a call of a story: at so many seconds after the opening.
+// slidingStep is a call of a story, at a number of seconds after the opening.
 type slidingStep struct {
 	at, cost float64
 	tokens   float64       // that are left
@@ -207,7 +207,7 @@ func TestSlidingCreditsWhatAnotherKindReserved(t *testing.T) {
 	}
 }
 
-// A wait ends no later than a row counts, also where a sum of fractions is rounded up.
+// A wait ends at the latest when all entries of the row have expired, also if a sum of fractions is rounded up.
 func TestSlidingWaitOfFractions(t *testing.T) {
 	t.Parallel()
 	terms := slidingTerms(1/3., 60*second, 60)

@@ -11,8 +11,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/bucket/buckettest"
 )
 
-// TestWait holds the wait to the formulas by which it is usually given: (cost - tokens) / rate, in
-// seconds or milliseconds rounded up.
+// TestWait compares the wait with the usual formulas: (cost - tokens) / rate, in seconds or milliseconds rounded up.
 func TestWait(t *testing.T) {
 	t.Parallel()
 	perMinute := buckettest.TokenBucket(10, time.Minute, 10)
@@ -58,7 +57,7 @@ func TestWaitOfARowThatNeverRecovers(t *testing.T) {
 	require.Equal(t, longest, buckettest.Wait(slow, bucket.State{Value: -91, TS: slow.Begin(opening)}, opening, 7, 0))
 }
 
-// TestWaitForSeveralWindows promises that asks which have to be soon enough are allowed together after the wait, and not before.
+// TestWaitForSeveralWindows promises that asks with a Within are allowed together after the wait, and not before.
 func TestWaitForSeveralWindows(t *testing.T) {
 	t.Parallel()
 	window := func(hours, after time.Duration, cost float64) bucket.Ask {

@@ -1,4 +1,4 @@
 package inspect
 
-// LookAt has the queries look at so many rows that do not say it themselves.
+// LookAt sets the number of rows to read for queries without a bound of their own.
 func (r *Reader) LookAt(rows int) { r.look = looks{rows, rows, rows} }

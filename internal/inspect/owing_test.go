@@ -61,7 +61,7 @@ func TestOwingByPages(t *testing.T) {
 	}
 }
 
-// A search looks at so many rows, and says where it stopped, whether it found something or not.
+// A search reads a bounded number of rows, and returns where it stopped, whether or not it found a bucket.
 func TestOwingLooksNoFurther(t *testing.T) {
 	t.Parallel()
 	f := setup(t)

@@ -85,7 +85,7 @@ func (f *fixture) seed(t testing.TB, buckets, refusedKeys int) {
 		SELECT gen_random_uuid(), CASE WHEN n % 4 = 0 THEN 'open' ELSE 'settled' END, $2::bigint + n * 1000, $2::bigint + n * 1000,
 			true, ARRAY['limit-' || lpad((n % 100)::text, 3, '0')], ARRAY['key ' || n], '{1}', '{1}', '{1}', '{1}', '{1}', '{1}', '{1}'
 		FROM generate_series(1, $1::integer) AS n ORDER BY random()`,
-		max(buckets, min(5*buckets, 100_000)), noon.UnixMicro()) // so many that no version would rather sort all of them than go by the index
+		max(buckets, min(5*buckets, 100_000)), noon.UnixMicro()) // so many that no version of Postgres prefers a sort of all rows to the index
 	f.exec(t, `INSERT INTO ratelimit.refusals
 		SELECT $2::timestamptz + minute * interval '1 minute', 'limit-' || lpad((n % 10)::text, 3, '0'), 'POST /login',
 			encode(sha256((minute * 10000 + n)::text::bytea), 'base64'), false, 1 + n % 50, 1, $3::bigint

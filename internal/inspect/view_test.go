@@ -35,7 +35,7 @@ func TestDecidedBy(t *testing.T) {
 	}
 }
 
-// TestViews promises that buckets have their levels where the limit is known, and are as they are stored elsewhere.
+// TestViews promises that buckets of a known limit have their levels, and other buckets only the stored values.
 func TestViews(t *testing.T) {
 	t.Parallel()
 	noon := time.Date(2030, 1, 1, 12, 0, 0, 0, time.UTC)

@@ -26,7 +26,7 @@ func newStand(entries int) *stand {
 	return c
 }
 
-// ask returns an ask for a bucket that holds up to capacity tokens, of which rate arrive each second.
+// ask returns an ask for a bucket with that capacity and rate a second.
 func ask(name, key string, rate, capacity, cost float64) bucket.Ask {
 	terms := bucket.Terms{Kind: bucket.Steps{}, Capacity: capacity, Rate: rate, Steps: 1e6, Step: 1}
 	return bucket.Ask{Key: bucket.Key{Name: name, Key: key}, Terms: terms, Policy: terms, Cost: cost}
@@ -62,7 +62,7 @@ func TestRefusalCacheRefusesUntilTheWaitIsOver(t *testing.T) {
 	for _, test := range []struct {
 		after time.Duration
 		cost  float64
-		wait  time.Duration // 0: it has to be asked
+		wait  time.Duration // 0: the call goes to the database
 	}{
 		{0, 5, 400 * time.Millisecond},
 		{0, 20, 1900 * time.Millisecond},

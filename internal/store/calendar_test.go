@@ -115,7 +115,7 @@ func daysThere(t *testing.T, pool *pgxpool.Pool, name string, from, until time.T
 	})
 }
 
-// TestCalendarsAgreeWithTheServer compares the begins of windows with the clocks of the server, in zones of which it has the same data as
+// TestCalendarsAgreeWithTheServer compares the begins of windows with the server's, in time zones for which it has the same data as
 // this program.
 func TestCalendarsAgreeWithTheServer(t *testing.T) {
 	t.Parallel()

@@ -84,7 +84,7 @@ func randomSet(random *rand.Rand, limits []limit, keys []string) (asks []bucket.
 	return asks
 }
 
-// decideAll decides on calls, as a batch where they are several, and then on each that waits for a row by itself. It returns the
+// decideAll decides on calls, as a batch if they are several, and then by itself on each call that waits for a row. It returns the
 // decided calls.
 func (s *Session) decideAll(ctx context.Context, calls []*Call) (told []*Call, err error) {
 	apart := calls

@@ -100,7 +100,7 @@ func sortAsks(asks []bucket.Ask) {
 	}
 }
 
-// advance moves the clock, mostly to where an era begins.
+// advance moves the clock, mostly to the beginning of an era.
 func (h *eraTwins) advance() {
 	before, era := h.now, buckettest.One(h.src, buckettest.One(h.src, h.lists...)...)
 	switch h.src.Pick(8) {

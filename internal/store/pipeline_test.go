@@ -76,7 +76,7 @@ type pipeline struct {
 	recorder *recorder
 	session  Session
 	batch    *pgx.Batch
-	fixed    int // calls after which a wrong clock was put right
+	fixed    int // calls after which a wrong clock was corrected
 }
 
 // newPipeline returns a pipeline whose session is on the connection's own transactions, or in the current transaction of the
@@ -92,7 +92,7 @@ func newPipeline(t *testing.T, conn Conn, inTx bool, asOf func() *int64) *pipeli
 	return p
 }
 
-// Take queues what takes from the buckets, and what puts a wrong clock right where that is called for.
+// Take queues the statements that take from the buckets and, if necessary, correct a wrong clock.
 func (p *pipeline) Take(asks []bucket.Ask, found []*bucket.State, expected []bucket.Answer) []bool {
 	allowed := bucket.AllAllowed(expected)
 	if !allowed && len(asks) > 1 && p.session.mode == alone { // the answer is the rows as they were found
@@ -120,8 +120,8 @@ func (p *pipeline) Take(asks []bucket.Ask, found []*bucket.State, expected []buc
 	return clocksFixed
 }
 
-// fixClocks queues what a Session sends after a refusal: nothing, unless that shows rows from the future. Then it locks
-// these, which must be as in the history, and saves them with their clocks put right. It returns which rows they are.
+// fixClocks queues what a Session sends after a refusal: nothing, unless that shows rows from the future. Then it locks these,
+// which must be as in the history, and saves them with their clocks corrected. It returns which rows they are.
 func (p *pipeline) fixClocks(asks []bucket.Ask, found []*bucket.State, answers []bucket.Answer) []bool {
 	wrong := make([]bool, len(asks))
 	if bucket.AllAllowed(answers) {

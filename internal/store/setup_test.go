@@ -67,7 +67,7 @@ type limit struct {
 	terms bucket.Terms
 }
 
-// tokenBucket returns a limit of rate tokens each period, of which reservations owe up to maxOwed.
+// tokenBucket returns a limit of rate tokens each period. Reservations may owe up to maxOwed.
 func tokenBucket(name string, rate float64, period time.Duration, capacity, maxOwed float64) limit {
 	return limit{name, bucket.Terms{
 		Kind: bucket.Steps{}, Capacity: capacity, Rate: rate, Steps: float64(period.Microseconds()), Step: 1, Phase: bucket.MinInstant,
@@ -89,7 +89,7 @@ func sliding(rate float64, step int64, n int32) bucket.Terms {
 	}
 }
 
-// over returns the limit with its buckets spread over so many rows.
+// over returns the limit with that number of shards.
 func (l limit) over(shards int32) limit {
 	l.terms.Shards = shards
 	return l

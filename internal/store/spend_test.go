@@ -18,7 +18,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
 )
 
-// spending is a limit of which some keys have a row.
+// spending is a limit. Some of its keys have a row.
 var spending = tokenBucket("spending", 1, time.Hour, 100, 0)
 
 // spendingKey returns the n-th key in the order of locking.

@@ -20,7 +20,7 @@ var (
 	perDay  = ratelimit.Define("perDay", &ratelimit.FixedWindow{Rate: 10, Period: ratelimit.Day})
 )
 
-// decided is a call over both limits, of which those named refused.
+// decided is a call over both limits. The named ones refused.
 func decided(verb string, refused ...string) ratelimit.Decided {
 	d := ratelimit.Decided{Verb: verb, Decision: ratelimit.Decision{Allowed: len(refused) == 0}}
 	for i, l := range []ratelimit.Limit{perUser, perDay} {

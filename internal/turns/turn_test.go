@@ -67,7 +67,7 @@ func TestATurnThatWasForgoneLeavesNoLock(t *testing.T) {
 // lockOfA is the lock of the bucket that everybody shares, of the limit "a".
 const lockOfA = 2121283802086399797
 
-// cancelled is a transaction that is cancelled where it waits.
+// cancelled is a transaction that is cancelled during its wait.
 type cancelled struct{ pgx.Tx }
 
 // SendBatch sends a statement that fails like a cancelled one.

@@ -11,7 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestStatementsAreGenerated holds each committed statement to its template.
+// TestStatementsAreGenerated compares each committed statement with its template.
 func TestStatementsAreGenerated(t *testing.T) {
 	t.Parallel()
 	statements, err := render(os.DirFS("../tmpl"), os.DirFS("../tmpl"))
