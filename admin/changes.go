@@ -121,8 +121,8 @@ func (v *visit) deadline() (context.Context, context.CancelFunc) {
 	return context.WithTimeout(v.r.Context(), 2*partTimeout)
 }
 
-// request returns the request for the bucket that the form names. Where plans have rules it has to say which of them the key
-// is on, or none, as a space: no table does, and with the capacity of another plan a reset or a credit could take away.
+// request returns the request for the bucket that the form names. If plans have rules, the form must name the key's plan, or none
+// by a space, because no table has it. With the capacity of another plan a reset or a credit could remove tokens.
 func (v *visit) request(ctx context.Context) (ratelimit.Request, error) {
 	limit, plans, err := v.knownLimit(ctx, v.r.PostForm.Get("limit"))
 	switch {

@@ -10,8 +10,8 @@ import (
 )
 
 const (
-	// lookTop is how many rows of refusals the page of a limit looks at for who was refused most, and lookAllTop how many
-	// the page does that is for that alone.
+	// lookTop is how many rows of refusals the page of a limit reads to find its most refused keys, and lookAllTop how many their own
+	// page reads.
 	lookTop, lookAllTop = 40_000, 200_000
 	mostAllTop          = 100
 )

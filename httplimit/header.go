@@ -102,8 +102,8 @@ type stated struct {
 	ratioCap float64
 }
 
-// withUnits returns the states with the unit of each limit, where any of its states has one: a handler that asks a limit that a
-// of the Limits asks too need not repeat it.
+// withUnits returns the states with the unit of each limit, if any of its states has one. So a handler need not repeat the unit of
+// a limit of the middleware.
 func withUnits(states []stated) []stated {
 	all := states
 	for i := range states {

@@ -68,9 +68,8 @@ func seconds(d time.Duration) int64 {
 	return max(whole, 0)
 }
 
-// effectiveWindow returns t of the field RateLimit: the number of seconds in which a client that spreads the tokens that are left is
-// not refused. known is false for slots, because they come back when they are released, and for a calendar window from which nothing
-// was taken.
+// effectiveWindow returns t of the field RateLimit: a client that spreads the remaining tokens over t seconds is not refused. known
+// is false for slots, because they are free when they are released, and for a calendar window from which nothing was taken.
 func effectiveWindow(state ratelimit.State, at time.Time) (t int64, known bool) {
 	s := scheduleOf(state.Limit)
 	switch {

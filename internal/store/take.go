@@ -278,8 +278,8 @@ func scanAnswers(rows pgx.Rows, answers []bucket.Answer) ([]bucket.Answer, error
 	return answers, rows.Err()
 }
 
-// rowReader reads the columns of a row, one after the other: in binary, or as text, as the modes of pgx without prepared
-// statements have them. pgx's own Scan plans it anew for each statement, which is two allocations.
+// rowReader reads the columns of a row, one after the other. They are binary, or text in the modes of pgx without prepared
+// statements. pgx's own Scan makes a plan for each statement, which is two allocations.
 type rowReader struct {
 	values [][]byte
 	fields []pgconn.FieldDescription

@@ -4,9 +4,9 @@
 -- $1 name, $2 key, $3 shard   the bucket
 -- $4 cost, $5 capacity, $6 rate, $7 step_us, $8 steps, $9 phase_us, $10 lowest, $11 tolerance_us   as in bucket_take.sql
 --
--- Returns value and ts after the decision, or no row when there is too little, or when ts is ahead of the clock: of a wrong one, or
--- of this one as it was before a long wait for the row. Then nothing was changed. The server of the connection evaluates all
--- expressions except constants before it forwards the statement.
+-- Returns value and ts after the decision. It returns no row, and changes nothing, if there is too little, or if ts is ahead of the
+-- clock: by a wrong clock, or after a long wait for the row. The server of the connection evaluates all expressions except
+-- constants before it forwards the statement.
 INSERT INTO ratelimit.buckets AS b (name, key, shard, value, ts)
 VALUES ($1::text, $2::text, $3::integer, $5::float8 - $4::float8, $9::bigint + (current_setting('ratelimit.now_us')::bigint - $9::bigint) / $7::bigint * $7::bigint)
 ON CONFLICT (name, key, shard) DO UPDATE SET

@@ -3,11 +3,10 @@
 -- Parameters as in bucket_take.sql. Returns one row: allowed, value and ts after the decision, now_us; or none if another
 -- transaction inserted the row meanwhile, or if it does not exist and the terms do not hold.
 --
--- A look through the snapshot comes first, so that a refusal writes nothing, locks nothing and logs
--- nothing. Where it finds enough, take decides on the newest version of the row, under its lock; should
--- another have been quicker, the answer is a refusal with what the snapshot held, which shows by that being
--- enough. At SERIALIZABLE the look would take part in conflict detection, which is why a caller's
--- transaction uses bucket_take.sql.
+-- A look through the snapshot comes first, so that a refusal writes nothing, locks nothing and logs nothing. If it finds enough,
+-- take decides on the newest version of the row, under its lock. If another transaction was quicker, the answer is a refusal with
+-- the value in the snapshot. The caller sees that this value was enough. At SERIALIZABLE the look would take part in conflict
+-- detection, so a caller's transaction uses bucket_take.sql.
 WITH seen AS MATERIALIZED (
     SELECT b.value, b.ts FROM ratelimit.buckets AS b WHERE b.name = $1::text AND b.key = $2::text AND b.shard = $3::integer
 ), begun AS MATERIALIZED (

@@ -4,17 +4,17 @@
 -- $5 capacity, $6 rate, $7 step_us, $8 steps, $9 phase_us[], $10 as_of_us, $11 tolerance_us,
 -- $12 since_us, $13 until_us   as in bucket_take.sql; nothing may be owed
 --
--- Returns ord, allowed, value, ts and now_us: a row for each bucket that gave, and one for each other bucket with a row,
--- with what that row held in the statement's snapshot. If that would have been enough, another call was quicker. ord is the
--- place of the bucket in the arrays. Buckets without a row are left out if the terms do not hold now.
+-- Returns ord, allowed, value, ts and now_us: a row for each bucket that gave. Each other bucket with a row has one, too, with its
+-- value in the statement's snapshot. If that would have been enough, another call was quicker. ord is the place of the bucket in
+-- the arrays. Buckets without a row are left out if the terms do not hold now.
 --
 -- gave waits for a locked row at most 1 ms (SQLSTATE 55P03). Then nothing was taken from any bucket. That is shorter than
--- deadlock_timeout, so the order in which a plan locks rows makes no circle that lasts. gave does not touch a row that the
--- snapshot shows to be short, so that a refusal writes nothing and logs nothing. At READ COMMITTED it checks again what
--- changed meanwhile. The comparison without growth comes first because it is cheap.
+-- deadlock_timeout, so a deadlock by the order in which a plan locks rows does not last. gave does not touch a row that the
+-- snapshot shows to be short, so that a refusal writes nothing and logs nothing. At READ COMMITTED it checks changed rows again.
+-- The comparison without growth comes first because it is cheap.
 --
--- made inserts the missing rows, which are full. If another call inserts one of them first, the statement fails, and nothing
--- was taken (SQLSTATE 23505). ON CONFLICT would cost every batch more than that costs a few.
+-- made inserts the missing rows, which are full. If another call inserts one of them first, the statement fails, and nothing was
+-- taken (SQLSTATE 23505). ON CONFLICT would cost every batch more than the failure costs a few.
 --
 -- The sub-select hides the length of the array from the planner, which otherwise plans every call again. The planner does not
 -- know the LIMIT of gave, and estimates a tenth of the rows, which is one. So it looks that row up by the key, also in a
