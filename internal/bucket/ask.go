@@ -177,7 +177,7 @@ func AllAllowed(answers []Answer) bool {
 type Traits struct {
 	Costless  bool      // no ask takes anything
 	Sharded   bool      // a bucket is spread over several rows
-	Statement Statement // decides on all asks together; Locked: none does
+	Statement Statement // decides on all asks together; Locked: none does, or it would make a row for a cost of 0
 }
 
 // TraitsOf returns the traits of the asks of a call.
@@ -188,7 +188,7 @@ func TraitsOf(asks []Ask) Traits {
 		t.Costless = t.Costless && !(a.Cost > 0)
 		t.Sharded = t.Sharded || a.Terms.Shards > 1
 		statement := a.Terms.Kind.Statement()
-		if i > 0 && (statement != t.Statement || statement != StepStatement) || a.Lender != nil || a.Within != 0 {
+		if i > 0 && (statement != t.Statement || statement != StepStatement) || a.Lender != nil || a.Within != 0 || a.Cost == 0 && len(asks) > 1 {
 			statement = Locked
 		}
 		if i == 0 || statement == Locked {

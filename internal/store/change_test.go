@@ -25,6 +25,27 @@ func TestACreditEndsAtTheCapacity(t *testing.T) {
 	}
 }
 
+// A call makes no row for a bucket from which it takes nothing, also when it takes tokens from another bucket.
+func TestNoRowIsMadeForACostOfZero(t *testing.T) {
+	t.Parallel()
+	for name, inTx := range map[string]bool{"Alone": false, "InATransaction": true} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			pool := postgrestest.New(t)
+			s, tx, l := newSession(pool, standing), begin(t, pool), still("still", 10)
+			if inTx {
+				bound := s.InTx(tx, owner{pool}, nil)
+				s = &bound
+			}
+			c := taking(l.ask("ada", 4), l.ask("bob", 0))
+			require.NoError(t, s.Decide(t.Context(), c))
+			require.True(t, bucket.AllAllowed(c.Answers))
+			require.NoError(t, tx.Commit(t.Context()))
+			require.Equal(t, []string{"ada"}, freeRows(t, pool))
+		})
+	}
+}
+
 // A credit of tokens of a window ends with the window: later it changes no row, and makes none.
 func TestACreditEndsWithItsWindow(t *testing.T) {
 	t.Parallel()
