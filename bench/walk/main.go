@@ -1,184 +1,205 @@
-// Command walk counts how many files of the core a reader walks through who follows one call, for a handful of calls.
+// Command walk counts the files of the core that a reader opens to follow one call. make shape compares the counts with a budget.
 //
-//	go run ./walk [-rev revision] [-run regexp] [-v]
+//	go run ./walk [-v]
 //
-// It counts in the working tree, or in a revision, and changes neither: every function and method of the Go files of
-// ratelimit and of internal/bucket, internal/batch and internal/store, where they exist, is built with one call at its
-// entry, which records its file. Tests, and packages below these directories, are left out. Each scenario is run
-// several times, on a Postgres that is found or started as for the tests, so that its statements are prepared and the
-// Limiter remembers what it does; the last run counts, and nothing else goes on in it. The
-// requests (Limit.For) and the Limiter of a caller's transaction (WithTx) are made before; where InTx begins the
-// transaction, WithTx, BEGIN and COMMIT are part of the call. From the files in the order in which functions were entered follow
+// It builds itself with a marked copy of the core: every function of ratelimit, internal/bucket, internal/batch and internal/store
+// begins with a println of its file and name. The copy is an overlay, so no file of the checkout changes. The built program makes
+// each call several times, on a Postgres that is found or started as for the tests. The last run counts: by then the statements are
+// prepared. For a call in the caller's transaction, WithTx and the transaction are not part of the walk; for InTx they are.
 //
-//   - files: how many were entered;
-//   - changes: how often an entry is in another file than the one before it;
-//   - back: how many of the changes lead into a file that was entered before, changes - (files - 1);
-//   - calls: how many functions and methods were entered. Function literals are part of the function around them.
-//
-// Returns are not recorded: a function that goes on after a call into another file is no change back to its own.
+//   - files: files in which a function was entered
+//   - changes: entries in another file than the entry before
+//   - back: changes into a file that was entered before
+//   - calls: entries. A function literal is part of the function around it, and a return is no entry.
 package main
 
 import (
+	"bufio"
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
+	"go/ast"
+	"go/parser"
+	"go/token"
 	"io"
 	"os"
 	"os/exec"
+	"path"
 	"path/filepath"
-	"regexp"
+	"slices"
 	"strings"
 	"time"
 
 	"github.com/pgratelimit/pgratelimit/bench/internal/command"
 )
 
-const interruptGrace = time.Minute // for the recorded program to drop its database and to stop its server
-
-// options are what the program is asked to do.
 type options struct {
-	revision string // empty: the working tree
-	only     string
-	verbose  bool
-}
-
-// entry is a function that was entered.
-type entry struct {
-	File, Function string
-}
-
-// recording is what the recorded program writes for a scenario.
-type recording struct {
-	Scenario string
-	Entries  []entry
-}
-
-// figures are what is counted in a recording.
-type figures struct {
-	files                []string // in the order of their first entry
-	changes, back, calls int
+	verbose bool
+	record  bool // make the calls, in the built program
 }
 
 func main() {
-	command.Run("walk", parse, func(ctx context.Context, o options) error { return walk(ctx, os.Stdout, o) })
+	command.Run("walk", parse, func(ctx context.Context, o options) error {
+		if o.record {
+			return record(ctx)
+		}
+		return walk(ctx, os.Stdout, o)
+	})
 }
 
 func parse(args []string) (o options, err error) {
 	flags := flag.NewFlagSet("walk", flag.ContinueOnError)
-	flags.StringVar(&o.revision, "rev", "", "the `revision` to count in; empty: the working tree")
-	flags.StringVar(&o.only, "run", "", "count the scenarios whose names match this `regexp`")
-	flags.BoolVar(&o.verbose, "v", false, "list what was entered")
-	if err := command.Parse(flags, args); err != nil {
-		return o, err
-	}
-	_, err = regexp.Compile(o.only)
-	return o, err
+	flags.BoolVar(&o.verbose, "v", false, "list the functions that each call enters")
+	flags.BoolVar(&o.record, "record", false, "make the calls; for the marked program")
+	return o, command.Parse(flags, args)
 }
 
-// walk builds the recorded program in a temporary directory, runs it, and writes a line for each scenario.
+// walk builds and runs the marked program, and writes a line for each call.
 func walk(ctx context.Context, w io.Writer, o options) (err error) {
 	directory, err := os.MkdirTemp("", "walk")
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(directory)) }()
-	program, err := build(ctx, directory, o.revision)
+	root, err := exec.CommandContext(ctx, "git", "rev-parse", "--show-toplevel").Output()
+	if err != nil {
+		return fmt.Errorf("find the checkout: %w", err)
+	}
+	module, program := strings.TrimSpace(string(root)), filepath.Join(directory, "program")
+	list, err := overlay(module, directory)
 	if err != nil {
 		return err
 	}
-	recordings, err := record(ctx, program, o.only)
-	if err != nil {
-		return err
+	build := exec.CommandContext(ctx, "go", "-C", filepath.Join(module, "bench"), "build", "-buildvcs=false", "-overlay", list, "-o", program, "./walk")
+	if out, err := build.CombinedOutput(); err != nil {
+		return fmt.Errorf("build the marked program: %w: %s", err, out)
+	}
+	c := exec.CommandContext(ctx, program, "-record")
+	c.Cancel = func() error { return c.Process.Signal(os.Interrupt) }
+	c.WaitDelay = time.Minute // to drop its database and stop its server
+	var marks bytes.Buffer
+	c.Stderr = &marks
+	if err := c.Run(); err != nil {
+		text := marks.String()
+		return fmt.Errorf("make the calls: %w: %s", err, text[max(0, len(text)-1000):])
 	}
 	fmt.Fprintf(w, "%-14s %7s %7s %7s %7s\n", "", "files", "changes", "back", "calls")
-	for _, r := range recordings {
-		f := count(r.Entries)
-		fmt.Fprintf(w, "%-14s %7d %7d %7d %7d\n", r.Scenario, len(f.files), f.changes, f.back, f.calls)
+	for _, r := range read(&marks) {
+		f := count(r.entries)
+		fmt.Fprintf(w, "%-14s %7d %7d %7d %7d\n", r.name, len(f.files), f.changes, f.back, f.calls)
 		if o.verbose {
-			list(w, r.Entries, f)
+			fmt.Fprintf(w, "  %s\n", strings.Join(r.entries, "\n  "))
 		}
 	}
 	return nil
 }
 
-// build returns the program that records, made in directory.
-func build(ctx context.Context, directory, revision string) (string, error) {
-	root, err := output(exec.CommandContext(ctx, "git", "rev-parse", "--show-toplevel"))
-	if err != nil {
-		return "", err
-	}
-	module := strings.TrimSpace(root)
-	if revision != "" {
-		if module, err = checkout(ctx, module, revision, directory); err != nil {
+// The marks on standard error begin with one of these words.
+const (
+	beginMark = "walk-begin"
+	enterMark = "walk-enter"
+	endMark   = "walk-end"
+)
+
+// overlay writes the marked copy of the core to directory, and returns the file for go build -overlay.
+func overlay(module, directory string) (string, error) {
+	replaced := map[string]string{}
+	for _, part := range []string{"ratelimit", "internal/bucket", "internal/batch", "internal/store"} {
+		files, err := filepath.Glob(filepath.Join(module, part, "*.go"))
+		if err != nil {
 			return "", err
 		}
+		for _, file := range files {
+			if strings.HasSuffix(file, "_test.go") {
+				continue
+			}
+			source, err := os.ReadFile(file)
+			if err != nil {
+				return "", err
+			}
+			text, err := mark(path.Join(part, filepath.Base(file)), string(source))
+			if err != nil {
+				return "", err
+			}
+			replaced[file] = filepath.Join(directory, fmt.Sprintf("%d.go", len(replaced)))
+			if err := os.WriteFile(replaced[file], []byte(text), 0o600); err != nil {
+				return "", err
+			}
+		}
 	}
-	replaced, err := overlay(module, directory)
+	text, err := json.Marshal(map[string]any{"Replace": replaced})
 	if err != nil {
 		return "", err
 	}
-	program := filepath.Join(directory, "program")
-	_, err = output(exec.CommandContext(ctx, "go", "-C", module, "build", "-buildvcs=false", "-overlay", replaced, "-o", program, "./"+programDirectory))
-	return program, err
+	list := filepath.Join(directory, "overlay.json")
+	return list, os.WriteFile(list, text, 0o600)
 }
 
-// record runs the program and returns what it wrote. When ctx ends, the program is told to clean up.
-func record(ctx context.Context, program, only string) (recordings []recording, err error) {
-	c := exec.CommandContext(ctx, program, only)
-	c.Cancel = func() error { return c.Process.Signal(os.Interrupt) }
-	c.WaitDelay = interruptGrace
-	text, err := output(c)
+// mark returns the source of the file with a println at the beginning of each function.
+func mark(file, source string) (string, error) {
+	set := token.NewFileSet()
+	parsed, err := parser.ParseFile(set, file, source, parser.SkipObjectResolution)
 	if err != nil {
-		return nil, err
+		return "", fmt.Errorf("mark: %w", err)
 	}
-	if err := json.Unmarshal([]byte(text), &recordings); err != nil {
-		return nil, fmt.Errorf("read what was recorded: %w", err)
+	for _, declaration := range slices.Backward(parsed.Decls) {
+		if f, ok := declaration.(*ast.FuncDecl); ok && f.Body != nil {
+			at := set.Position(f.Body.Lbrace).Offset + 1
+			source = source[:at] + fmt.Sprintf(" println(%q);", enterMark+" "+file+" "+f.Name.Name) + source[at:]
+		}
 	}
-	if len(recordings) == 0 {
-		return nil, fmt.Errorf("no scenario matches %q", only)
-	}
-	return recordings, nil
+	return source, nil
 }
 
-// output runs a command and returns what it wrote.
-func output(c *exec.Cmd) (string, error) {
-	var failed strings.Builder
-	c.Stderr = &failed
-	text, err := c.Output()
-	if err != nil {
-		return "", fmt.Errorf("%s: %w: %s", strings.Join(c.Args, " "), err, strings.TrimSpace(failed.String()))
-	}
-	return string(text), nil
+// recording is the last run of a call. Each entry is "file function".
+type recording struct {
+	name    string
+	entries []string
 }
 
-// count returns the figures of a recording.
-func count(entries []entry) figures {
+// read reads the marks.
+func read(marks io.Reader) (all []recording) {
+	isOn := false
+	for lines := bufio.NewScanner(marks); lines.Scan(); {
+		switch word, rest, _ := strings.Cut(lines.Text(), " "); {
+		case word == beginMark:
+			if len(all) == 0 || all[len(all)-1].name != rest {
+				all = append(all, recording{name: rest})
+			}
+			isOn, all[len(all)-1].entries = true, nil
+		case word == endMark:
+			isOn = false
+		case word == enterMark && isOn:
+			all[len(all)-1].entries = append(all[len(all)-1].entries, rest)
+		}
+	}
+	return all
+}
+
+type figures struct {
+	files                []string // in the order of their first entry
+	changes, back, calls int
+}
+
+func count(entries []string) figures {
 	f := figures{calls: len(entries)}
-	entered := map[string]bool{}
-	for i, e := range entries {
-		if i > 0 && e.File != entries[i-1].File {
+	last := ""
+	for _, e := range entries {
+		file, _, _ := strings.Cut(e, " ")
+		isNew := !slices.Contains(f.files, file)
+		if last != "" && file != last {
 			f.changes++
-			if entered[e.File] {
+			if !isNew {
 				f.back++
 			}
 		}
-		if !entered[e.File] {
-			entered[e.File] = true
-			f.files = append(f.files, e.File)
+		if isNew {
+			f.files = append(f.files, file)
 		}
+		last = file
 	}
 	return f
-}
-
-// list writes the entries, a line for those that follow each other in one file, and the files.
-func list(w io.Writer, entries []entry, f figures) {
-	for i, e := range entries {
-		if i == 0 || e.File != entries[i-1].File {
-			fmt.Fprintf(w, "\n  %s:", e.File)
-		}
-		fmt.Fprint(w, " ", e.Function)
-	}
-	fmt.Fprintf(w, "\n\n  %d files: %s\n\n", len(f.files), strings.Join(f.files, " "))
 }

@@ -1,0 +1,158 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
+	"github.com/pgratelimit/pgratelimit/migrations"
+	"github.com/pgratelimit/pgratelimit/ratelimit"
+)
+
+const (
+	runs  = 6                     // the last one counts
+	quiet = 50 * time.Millisecond // before each run, until the goroutines of the run before have ended
+)
+
+// call is a call on a Limiter. make runs it, and what it gives to walk is the part that counts.
+type call struct {
+	name     string
+	limits   []ratelimit.Limit
+	isDenied bool
+	make     func(session, []ratelimit.Request) (ratelimit.Decision, error)
+}
+
+// session is what a call is made on.
+type session struct {
+	ctx  context.Context
+	l    *ratelimit.Limiter
+	pool *pgxpool.Pool
+	walk func(do func() error) error
+}
+
+func calls() []call {
+	one, five, tight := limits("one", 1, 1024), limits("five", 5, 1024), limits("tight", 1, 1)
+	return []call{
+		{"tx-1", one, false, inCallersTx},
+		{"take-1", one, false, alone},
+		{"five", five, false, alone},
+		{"tx-5", five, false, inCallersTx},
+		{"refused-tx-1", tight, true, inCallersTx},
+		{"reserve-settle", one, false, reserveAndSettle},
+		{"in-tx", one, false, inTx},
+	}
+}
+
+// record makes the calls on a database of its own.
+func record(ctx context.Context) (err error) {
+	server, err := postgrestest.Start(ctx, postgrestest.Options{})
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, server.Close()) }()
+	scratch, err := postgrestest.NewScratch(ctx, server.URL(), "walk", 4)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, scratch.Drop(ctx)) }()
+	if err := migrations.Up(ctx, scratch.Pool, migrations.Config{}); err != nil {
+		return err
+	}
+	for _, c := range calls() {
+		if err := c.record(ctx, scratch.Pool); err != nil {
+			return fmt.Errorf("%s: %w", c.name, err)
+		}
+	}
+	return nil
+}
+
+// record makes the runs of a call, on a Limiter of its own.
+func (c call) record(ctx context.Context, pool *pgxpool.Pool) (err error) {
+	l, err := ratelimit.New(pool, ratelimit.Config{})
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, l.Close(context.WithoutCancel(ctx))) }()
+	if _, err := l.Take(ctx, requests(limits("first", 1, 1024))...); err != nil { // the first call of a program checks the hash key
+		return err
+	}
+	var d ratelimit.Decision
+	for range runs {
+		time.Sleep(quiet)
+		d, err = c.make(session{ctx, l, pool, c.walk}, requests(c.limits))
+		if err != nil {
+			return err
+		}
+	}
+	if d.Allowed == c.isDenied {
+		return fmt.Errorf("decided %+v", d)
+	}
+	return nil
+}
+
+// walk runs do between the marks of the call.
+func (c call) walk(do func() error) error {
+	println(beginMark + " " + c.name) //nolint:forbidigo // as in the marked functions
+	defer println(endMark)            //nolint:forbidigo // the same
+	return do()
+}
+
+// limits returns limits that gain next to nothing meanwhile. A microsecond gains a power of two, so that the clock decides no rounding,
+// and with it no number of entries.
+func limits(name string, count int, capacity float64) (limits []ratelimit.Limit) {
+	const period = 1 << 36 * time.Microsecond
+	for i := range count {
+		limits = append(limits, ratelimit.Define(fmt.Sprint(name, i), ratelimit.TokenBucket{Rate: 1, Period: period, Capacity: capacity}))
+	}
+	return limits
+}
+
+func requests(limits []ratelimit.Limit) (requests []ratelimit.Request) {
+	for _, limit := range limits {
+		requests = append(requests, limit.For("key"))
+	}
+	return requests
+}
+
+func alone(s session, asked []ratelimit.Request) (d ratelimit.Decision, err error) {
+	err = s.walk(func() (err error) {
+		d, err = s.l.Take(s.ctx, asked...)
+		return err
+	})
+	return d, err
+}
+
+func inCallersTx(s session, asked []ratelimit.Request) (d ratelimit.Decision, err error) {
+	err = pgx.BeginFunc(s.ctx, s.pool, func(tx pgx.Tx) error {
+		s.l = s.l.WithTx(tx)
+		d, err = alone(s, asked)
+		return err
+	})
+	return d, err
+}
+
+func inTx(s session, asked []ratelimit.Request) (d ratelimit.Decision, err error) {
+	err = s.walk(func() error {
+		return s.l.InTx(s.ctx, func(tx pgx.Tx) (err error) {
+			d, err = s.l.WithTx(tx).Take(s.ctx, asked...)
+			return err
+		})
+	})
+	return d, err
+}
+
+func reserveAndSettle(s session, asked []ratelimit.Request) (d ratelimit.Decision, err error) {
+	err = s.walk(func() error {
+		r, err := s.l.Reserve(s.ctx, asked...)
+		if d = r.Decision; err != nil {
+			return err
+		}
+		return s.l.Settle(s.ctx, r.ID, asked[0].Cost(0.5))
+	})
+	return d, err
+}
