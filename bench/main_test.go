@@ -79,7 +79,7 @@ func TestOptions(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, 7, o.rounds)
 		require.Equal(t, 500*time.Millisecond, o.round)
-		require.Len(t, chosen(o), 3+6, "hot-512, hot-tx and hot-8, and the points of the curve")
+		require.Len(t, chosen(o), 4+6, "hot-512, hot-tx, hot-8 and hot-read, and the points of the curve")
 	})
 	t.Run("CurvesAreMeasuredWhenTheyAreNamed", func(t *testing.T) {
 		t.Parallel()

@@ -16,6 +16,7 @@ import (
 
 	"github.com/pgratelimit/pgratelimit/bench/internal/load"
 	"github.com/pgratelimit/pgratelimit/bench/internal/server"
+	"github.com/pgratelimit/pgratelimit/internal/roundtrips"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -167,7 +168,7 @@ func (t *table) minute(ctx context.Context, f *figures) error {
 // take makes the Takes of a minute, and returns how many, and the seconds of the processor that the server needed. The statistics
 // of the connections are there when it returns: they have ended.
 func (t *table) take(ctx context.Context) (takes int, seconds float64, err error) {
-	pool, err := t.Pool(ctx, connections, &load.Wire{}, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["application_name"] = callersName })
+	pool, err := t.Pool(ctx, connections, &roundtrips.Counter{}, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["application_name"] = callersName })
 	if err != nil {
 		return 0, 0, err
 	}
@@ -266,7 +267,7 @@ func (t *table) vacuum(ctx context.Context, c counts) (v vacuum, err error) {
 		return v, nil
 	}
 	var said strings.Builder
-	pool, err := t.Pool(ctx, 1, &load.Wire{}, func(c *pgxpool.Config) {
+	pool, err := t.Pool(ctx, 1, &roundtrips.Counter{}, func(c *pgxpool.Config) {
 		c.ConnConfig.OnNotice = func(_ *pgconn.PgConn, n *pgconn.Notice) { said.WriteString(n.Message + "\n" + n.Detail + "\n") }
 	})
 	if err != nil {

@@ -15,6 +15,7 @@ import (
 
 	"github.com/pgratelimit/pgratelimit/bench/internal/load"
 	"github.com/pgratelimit/pgratelimit/bench/internal/server"
+	"github.com/pgratelimit/pgratelimit/internal/roundtrips"
 	"github.com/pgratelimit/pgratelimit/migrations"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
@@ -83,7 +84,7 @@ func newTable(ctx context.Context, postgres *server.Postgres, o options, partiti
 	if t.meter, err = server.NewMeter(ctx, postgres, nil); err != nil {
 		return nil, err
 	}
-	if t.pool, err = t.Pool(ctx, connections, &load.Wire{}); err != nil {
+	if t.pool, err = t.Pool(ctx, connections, &roundtrips.Counter{}); err != nil {
 		return nil, err
 	}
 	t.limiter, err = ratelimit.New(t.pool, ratelimit.Config{})

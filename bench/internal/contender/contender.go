@@ -1,5 +1,4 @@
-// Package contender has the ways to decide on a limit that are measured: the limiter's own, and what it is
-// measured against.
+// Package contender has the ways to decide on a limit that are measured: the Limiter's calls, and other limiters.
 package contender
 
 import (
@@ -7,27 +6,31 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgratelimit/pgratelimit/bench/internal/load"
 	"github.com/pgratelimit/pgratelimit/bench/internal/server"
+	"github.com/pgratelimit/pgratelimit/internal/roundtrips"
+	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// ErrUnavailable is returned by Open when this machine, or this version of the limiter, does not have
-// what the contender needs.
+// ErrUnavailable is returned by Open when this machine does not have what the contender needs.
 var ErrUnavailable = errors.New("not available")
 
 // Way is how a contender decides.
 type Way interface {
-	// Open prepares the contender. Its Runner is closed in the end.
+	// Open prepares the contender. The caller closes its Runner.
 	Open(ctx context.Context, b Bench) (Runner, error)
 }
 
 // Bench is what a contender is opened on.
 type Bench struct {
 	Database *server.Database
-	Redis    map[server.Durability]*server.Redis // empty when there is none
+	Redis    map[server.Durability]*server.Redis // empty without a redis-server
 	Meter    *server.Meter
-	Name     string // of the contender's limits, which no other of the scenario has
+	Name     string // of the contender's limits, unique in the scenario
 	Callers  int
 	Burst    int // calls for each reading of the clock; 0 is 1
 }
@@ -36,13 +39,13 @@ type Bench struct {
 type Runner interface {
 	// Run makes a round of calls.
 	Run(ctx context.Context, amount load.Amount) (Round, error)
-	// Check returns an error when the calls so far did not do what they answered.
+	// Check returns an error if the calls so far did not do what they answered.
 	Check(ctx context.Context) error
-	// Close gives up what Open took.
+	// Close releases what Open took.
 	Close() error
 }
 
-// Round is what a round of calls measured. What cannot be measured of a contender is NaN.
+// Round is what a round of calls measured. A figure that cannot be measured is NaN.
 type Round struct {
 	Throughput  float64 // calls a second
 	P50, P99    float64 // seconds
@@ -54,30 +57,54 @@ type Round struct {
 	Calls       int
 }
 
+const (
+	poolConnections  = 16 // at most, for each contender on Postgres outside of transactions
+	redisConnections = 64
+)
+
 // runner makes calls in this process.
 type runner struct {
+	bench    Bench
 	group    *load.Group
 	call     load.Call
-	wire     *load.Wire   // nil when it needs no connection
-	attempts func() int64 // nil when a call is one attempt by its nature
-	database *server.Database
-	before   func(ctx context.Context) (stop func() error, err error) // what goes on beside the calls of a round; nil: nothing
-	check    func(ctx context.Context, calls int) error
-	close    func() error
+	wire     roundtrips.Counter
+	attempts func() int64                                             // nil: a call is one attempt
+	before   func(ctx context.Context) (stop func() error, err error) // runs beside the calls of a round; nil: nothing
+	check    func(ctx context.Context, calls int) error               // nil: there is nothing to check
+	closers  []func() error                                           // called in reverse order
 	calls    int
 }
 
-// newRunner returns a runner on b without anything to check or to close.
-func newRunner(b Bench, call load.Call) *runner {
-	group := load.NewGroup(b.Callers, b.Burst)
-	group.Meter = b.Meter.Seconds
-	return &runner{
-		group:    group,
-		call:     call,
-		database: b.Database,
-		check:    func(context.Context, int) error { return nil },
-		close:    func() error { return nil },
+// open returns a runner on b that prepare has completed.
+func open(b Bench, prepare func(r *runner) error) (Runner, error) {
+	r := &runner{bench: b, group: load.NewGroup(b.Callers, b.Burst)}
+	r.group.Meter = b.Meter.Seconds
+	if err := prepare(r); err != nil {
+		return nil, errors.Join(err, r.Close())
 	}
+	return r, nil
+}
+
+// pool returns a pool whose round trips count, and which the runner closes.
+func (r *runner) pool(ctx context.Context, connections int, configure ...func(*pgxpool.Config)) (*pgxpool.Pool, error) {
+	pool, err := r.bench.Database.Pool(ctx, connections, &r.wire, configure...)
+	if err == nil {
+		r.closers = append(r.closers, func() error { pool.Close(); return nil })
+	}
+	return pool, err
+}
+
+// limiter returns a Limiter on pool, which the runner closes.
+func (r *runner) limiter(pool *pgxpool.Pool, config ratelimit.Config) (*ratelimit.Limiter, error) {
+	limiter, err := ratelimit.New(pool, config)
+	if err == nil {
+		r.closers = append(r.closers, func() error {
+			ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+			defer cancel()
+			return limiter.Close(ctx)
+		})
+	}
+	return limiter, err
 }
 
 func (r *runner) Run(ctx context.Context, amount load.Amount) (_ Round, err error) {
@@ -119,30 +146,32 @@ func (r *runner) Run(ctx context.Context, amount load.Amount) (_ Round, err erro
 	return round, nil
 }
 
-func (r *runner) Check(ctx context.Context) error { return r.check(ctx, r.calls) }
-
-func (r *runner) Close() error { return r.close() }
-
 type counts struct{ trips, attempts, wal int64 }
 
 func (r *runner) counts(ctx context.Context) (c counts, err error) {
-	if r.wire != nil {
-		c.trips = r.wire.Trips()
-	}
+	c.trips = r.wire.Trips()
 	if r.attempts != nil {
 		c.attempts = r.attempts()
 	}
-	c.wal, err = r.database.WAL(ctx)
+	c.wal, err = r.bench.Database.WAL(ctx)
 	return c, err
+}
+
+func (r *runner) Check(ctx context.Context) error {
+	if r.check == nil {
+		return nil
+	}
+	return r.check(ctx, r.calls)
+}
+
+func (r *runner) Close() (err error) {
+	for len(r.closers) > 0 {
+		last := len(r.closers) - 1
+		err = errors.Join(err, r.closers[last]())
+		r.closers = r.closers[:last]
+	}
+	return err
 }
 
 // unavailable returns ErrUnavailable with the reason.
 func unavailable(reason string) error { return fmt.Errorf("%w: %s", ErrUnavailable, reason) }
-
-// connections returns the size of a pool for callers.
-func connections(callers, most int) int { return min(callers, most) }
-
-const (
-	poolConnections  = 16 // at most, for each contender on Postgres outside of transactions
-	redisConnections = 64
-)

@@ -9,7 +9,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/bench/internal/contender"
-	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
 func TestWhatPGBenchWrites(t *testing.T) {
@@ -44,21 +43,19 @@ func TestWhatPGBenchWrites(t *testing.T) {
 // A contender that is fast because it does not do its work fails its scenario.
 func TestExactness(t *testing.T) {
 	t.Parallel()
-	limit := ratelimit.Define("limit", ratelimit.PerHour(10))
-	tests := []struct {
-		name                    string
-		admitted, gone, arrived float64
-		exact                   bool
+	for name, test := range map[string]struct {
+		admitted, gone float64
+		exact          bool
 	}{
-		{"WhatWasAdmittedIsGone", 1000, 1000, 0, true},
-		{"SomeHasArrivedAgain", 1000, 990, 10, true},
-		{"MoreWasAdmittedThanTaken", 1000, 980, 10, false},
-		{"MoreIsGoneThanWasAdmitted", 1000, 1010, 10, false},
-	}
-	for _, test := range tests {
-		t.Run(test.name, func(t *testing.T) {
+		"AdmittedTokensAreGone":       {1000, 1000, true},
+		"SomeHaveArrivedAgain":        {1000, 991, true},
+		"MoreWereAdmittedThanAreGone": {1000, 980, false},
+		"MoreAreGoneThanWereAdmitted": {1000, 1010, false},
+	} {
+		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			err := contender.Exact(limit, test.admitted, test.gone, test.arrived)
+			// Ten keys gain ten tokens in an hour.
+			err := contender.CompareAfter(time.Hour, 10, test.admitted, test.gone)
 			require.Equal(t, test.exact, err == nil, "%v", err)
 		})
 	}

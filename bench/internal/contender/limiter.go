@@ -3,63 +3,136 @@ package contender
 import (
 	"context"
 	"errors"
-	"time"
-
-	"github.com/jackc/pgx/v5/pgxpool"
+	"fmt"
 
 	"github.com/pgratelimit/pgratelimit/bench/internal/load"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// limiterOptions are how a contender's Limiter differs from the default.
-type limiterOptions struct {
-	unbatched    bool // one statement for each call
-	refusalCache int  // entries
-	attempts     int  // at most for each call; 0: the default
-	relaxed      bool // commits are relaxed
+// Take is the Limiter's Take outside of a transaction.
+type Take struct {
+	Keys   int  // buckets of each limit
+	Limits int  // in one call; 0 is 1
+	Global bool // a call takes from a limit with one bucket, too
+	Empty  bool // the buckets hold nothing, and every call is refused
+	Config ratelimit.Config
 }
 
-// newLimiter returns a Limiter on pool.
-func newLimiter(pool *pgxpool.Pool, o limiterOptions) (*ratelimit.Limiter, error) {
-	return ratelimit.New(pool, ratelimit.Config{NoBatching: o.unbatched, RefusalCache: o.refusalCache, MaxAttempts: o.attempts, RelaxedCommit: o.relaxed})
+// emptyCost is the cost of a call on an empty bucket: more than arrives during a run.
+const emptyCost = roomyCapacity / 2
+
+// Open makes the buckets and a Limiter.
+func (w Take) Open(ctx context.Context, b Bench) (Runner, error) {
+	return open(b, func(r *runner) error {
+		pool, err := r.pool(ctx, min(b.Callers, poolConnections))
+		if err != nil {
+			return err
+		}
+		limiter, err := r.limiter(pool, w.Config)
+		if err != nil {
+			return err
+		}
+		all, err := w.fill(ctx, b)
+		if err != nil {
+			return err
+		}
+		r.call = w.call(limiter, all)
+		r.check = func(ctx context.Context, calls int) (err error) {
+			admitted := float64(calls)
+			if w.Empty {
+				admitted = roomyCapacity * float64(w.Keys) // gone from the beginning
+			}
+			for _, of := range all {
+				err = errors.Join(err, of.check(ctx, admitted))
+			}
+			return err
+		}
+		return nil
+	})
 }
 
-// openLimiter returns a runner for calls outside of a transaction, on a new Limiter with a pool of its own. prepare creates
-// the buckets and sets the runner's call and check.
-func openLimiter(ctx context.Context, b Bench, o limiterOptions, prepare func(limiter *ratelimit.Limiter, r *runner) error) (Runner, error) {
-	wire := &load.Wire{}
-	pool, err := b.Database.Pool(ctx, connections(b.Callers, poolConnections), wire)
-	if err != nil {
-		return nil, err
+// fill makes the limits and their buckets.
+func (w Take) fill(ctx context.Context, b Bench) (all []buckets, err error) {
+	sizes := make([]int, max(w.Limits, 1))
+	for i := range sizes {
+		sizes[i] = w.Keys
 	}
-	limiter, err := newLimiter(pool, o)
-	if err != nil {
-		pool.Close()
-		return nil, err
+	if w.Global {
+		sizes = append(sizes, 1)
 	}
-	r := newRunner(b, nil)
-	r.wire = wire
-	r.close = func() error { return closeLimiters([]*ratelimit.Limiter{limiter}, pool) }
-	if err := prepare(limiter, r); err != nil {
-		return nil, errors.Join(err, r.close())
+	for i, n := range sizes {
+		of := newBuckets(b, fmt.Sprintf("%s:%d", b.Name, i), n)
+		tokens := of.limit.Capacity()
+		if w.Empty {
+			tokens = 0
+		}
+		if err := fill(ctx, b, of.limit.Name(), n, tokens); err != nil {
+			return nil, err
+		}
+		all = append(all, of)
 	}
-	return r, nil
+	return all, nil
 }
 
-// newLimit returns the limit called name over so many rows for each bucket.
-func newLimit(name string, policy ratelimit.TokenBucket, shards int) (ratelimit.Limit, error) {
-	policy.Shards = shards
-	return ratelimit.NewLimit(name, policy)
+// call returns a call of Take as an application makes it.
+func (w Take) call(limiter *ratelimit.Limiter, all []buckets) load.Call {
+	cost, judge := 1.0, allowed
+	if w.Empty {
+		cost, judge = emptyCost, refused
+	}
+	if len(all) == 1 {
+		of := all[0]
+		return func(ctx context.Context, c *load.Caller) error { return judge(limiter.Take(ctx, of.any(c).Cost(cost))) }
+	}
+	return func(ctx context.Context, c *load.Caller) error {
+		requests := make([]ratelimit.Request, len(all))
+		for i, of := range all {
+			requests[i] = of.any(c).Cost(cost)
+		}
+		return judge(limiter.Take(ctx, requests...))
+	}
 }
 
-// closeLimiters closes what a contender opened; a Limiter may be there more than once.
-func closeLimiters(limiters []*ratelimit.Limiter, pool *pgxpool.Pool) error {
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-	defer cancel()
-	var errs []error
-	for _, limiter := range limiters {
-		errs = append(errs, limiter.Close(ctx))
+// refused returns an error unless the decision refuses the call.
+func refused(d ratelimit.Decision, err error) error {
+	if err == nil && d.Allowed {
+		return errors.New("a call on an empty bucket was allowed")
 	}
-	pool.Close()
-	return errors.Join(errs...)
+	return err
+}
+
+// Reserve is the Limiter's Reserve of one limit and the Settle of that reservation, outside of a transaction. A call is both.
+type Reserve struct {
+	Keys int // buckets of the limit
+}
+
+// Each reservation takes the estimated cost. Settle returns the tokens beyond the actual cost.
+const (
+	estimatedCost = 3
+	actualCost    = 1
+)
+
+// Open makes the buckets and a Limiter. Every bucket holds enough: Reserve neither refuses nor delays.
+func (w Reserve) Open(ctx context.Context, b Bench) (Runner, error) {
+	return open(b, func(r *runner) error {
+		pool, err := r.pool(ctx, min(b.Callers, poolConnections))
+		if err != nil {
+			return err
+		}
+		limiter, err := r.limiter(pool, ratelimit.Config{})
+		if err != nil {
+			return err
+		}
+		of, err := fullBuckets(ctx, b, b.Name, w.Keys)
+		r.call = func(ctx context.Context, c *load.Caller) error {
+			request := of.any(c)
+			reservation, err := limiter.Reserve(ctx, request.Cost(estimatedCost))
+			if err := allowed(reservation.Decision, err); err != nil {
+				return err
+			}
+			return limiter.Settle(ctx, reservation.ID, request.Cost(actualCost))
+		}
+		r.check = func(ctx context.Context, calls int) error { return of.check(ctx, actualCost*float64(calls)) }
+		return err
+	})
 }

@@ -14,57 +14,72 @@ import (
 
 	"github.com/pgratelimit/pgratelimit/bench/internal/load"
 	"github.com/pgratelimit/pgratelimit/bench/internal/server"
-	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
 // RedisRate is redis_rate through go-redis.
 type RedisRate struct {
 	Keys int
-	// Pipelined sends what callers ask at the same time in one pipeline, one after the other, as go-redis does it when
-	// it is asked to. Otherwise each call has a connection to itself.
+	// Pipelined sends concurrent calls in one pipeline. Otherwise each call has a connection to itself.
 	Pipelined  bool
 	Durability server.Durability
 }
 
 // Open connects to the scenario's Redis and empties it.
-func (w RedisRate) Open(ctx context.Context, b Bench) (_ Runner, err error) {
-	redisServer := b.Redis[w.Durability]
-	if redisServer == nil {
+func (w RedisRate) Open(ctx context.Context, b Bench) (Runner, error) {
+	return open(b, func(r *runner) error {
+		client, err := r.redis(ctx, w.Durability, w.Keys, redisConnections)
+		if err != nil {
+			return err
+		}
+		limiter := redis_rate.NewLimiter(client)
+		if w.Pipelined {
+			pipelines, err := client.AutoPipeline()
+			if err != nil {
+				return err
+			}
+			limiter = redis_rate.NewLimiter(pipelines)
+		}
+		all, limit := makeKeys(w.Keys), redisLimit(w.Keys)
+		r.call = func(ctx context.Context, c *load.Caller) error {
+			answer, err := limiter.Allow(ctx, b.Name+all.any(c), limit)
+			if err == nil && answer.Allowed != 1 {
+				return errRedisRefused
+			}
+			return err
+		}
+		if w.Durability == server.Logged {
+			r.before = func(ctx context.Context) (func() error, error) {
+				return func() error { return flushLog(ctx, client) }, nil
+			}
+		}
+		return nil
+	})
+}
+
+// redis returns a client of the scenario's Redis, which it empties, and sets the check of n keys.
+func (r *runner) redis(ctx context.Context, d server.Durability, n, most int) (*redis.Client, error) {
+	started := r.bench.Redis[d]
+	if started == nil {
 		return nil, unavailable("no redis-server on the PATH")
 	}
-	wire := &load.Wire{}
-	client := newRedis(redisServer, wire, connections(b.Callers, redisConnections))
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, client.Close())
-		}
-	}()
-	if err := client.FlushAll(ctx).Err(); err != nil {
-		return nil, err
-	}
-	limiter := redis_rate.NewLimiter(client)
-	if w.Pipelined {
-		pipelines, err := client.AutoPipeline()
-		if err != nil {
-			return nil, err
-		}
-		limiter = redis_rate.NewLimiter(pipelines)
-	}
-	all, limit := makeKeys(w.Keys), redisLimit(w.Keys)
-	r := newRunner(b, func(ctx context.Context, c *load.Caller) error {
-		answer, err := limiter.Allow(ctx, b.Name+all.any(c), limit)
-		if err == nil && answer.Allowed != 1 {
-			return errRedisRefused
-		}
-		return err
+	client := redis.NewClient(&redis.Options{
+		Addr:            started.Address,
+		Dialer:          r.wire.Dial,
+		PoolSize:        min(r.bench.Callers, most),
+		DisableIdentity: true,
+		// A service of cloud vendors, which looks at every reply.
+		MaintNotificationsConfig: &maintnotifications.Config{Mode: maintnotifications.ModeDisabled},
 	})
-	r.wire, r.close, r.check = wire, client.Close, checkRedis(client, b.Name, w.Keys)
-	if w.Durability == server.Logged {
-		r.before = func(ctx context.Context) (func() error, error) {
-			return func() error { return flushLog(ctx, client) }, nil
+	r.closers = append(r.closers, client.Close)
+	of := newBuckets(r.bench, r.bench.Name, n)
+	r.check = func(ctx context.Context, calls int) error {
+		gone, err := goneFromRedis(ctx, client, of, time.Now())
+		if err != nil {
+			return err
 		}
+		return of.compare(float64(calls), gone)
 	}
-	return r, nil
+	return client, client.FlushAll(ctx).Err()
 }
 
 // flushLog has the server flush its log now, and not in the turn of another contender, which it would hold up.
@@ -78,17 +93,6 @@ func flushLog(ctx context.Context, client *redis.Client) error {
 
 var errRedisRefused = errors.New("redis refused a call that it has enough for")
 
-func newRedis(s *server.Redis, wire *load.Wire, connections int) *redis.Client {
-	return redis.NewClient(&redis.Options{
-		Addr:            s.Address,
-		Dialer:          wire.Dial,
-		PoolSize:        connections,
-		DisableIdentity: true,
-		// A service of cloud vendors that costs every reply a look.
-		MaintNotificationsConfig: &maintnotifications.Config{Mode: maintnotifications.ModeDisabled},
-	})
-}
-
 // redisLimit is the limit that the others have.
 func redisLimit(n int) redis_rate.Limit {
 	policy := policyFor(n)
@@ -98,45 +102,31 @@ func redisLimit(n int) redis_rate.Limit {
 // redisKey is the key under which redis_rate keeps one of ours.
 func redisKey(name, key string) string { return "rate:" + name + key }
 
-// checkRedis returns a check that compares what is gone from n keys with the calls that were answered.
-func checkRedis(client *redis.Client, name string, n int) func(ctx context.Context, calls int) error {
-	opened := time.Now()
-	return func(ctx context.Context, calls int) error {
-		limit := ratelimit.Define(name, policyFor(n))
-		now := time.Now()
-		gone, err := takenFromRedis(ctx, client, name, n, now)
-		if err != nil {
-			return err
-		}
-		return exact(limit, float64(calls), gone, float64(n)*arrived(limit, now.Sub(opened)))
-	}
-}
-
-// takenFromRedis returns what is gone at now from n keys that were full in the beginning. A key holds the time at which it is
-// full again, in seconds since 2017.
-func takenFromRedis(ctx context.Context, client *redis.Client, name string, n int, now time.Time) (float64, error) {
+// goneFromRedis returns the tokens that are gone at now from keys that were full. A key holds the time at which it is full again, in
+// seconds since 2017.
+func goneFromRedis(ctx context.Context, client *redis.Client, of buckets, now time.Time) (float64, error) {
 	const piece = 1000
-	all, policy := makeKeys(n), policyFor(n)
+	policy := policyFor(of.keys.n)
 	interval := policy.Period.Seconds() / policy.Rate
 	began := now.Sub(time.Date(2017, 1, 1, 0, 0, 0, 0, time.UTC)).Seconds()
 	sum := 0.0
-	for from := 0; from < n; from += piece {
+	for from := 0; from < of.keys.n; from += piece {
 		var names []string
-		for i := from; i < min(from+piece, n); i++ {
-			names = append(names, redisKey(name, all.at(i)))
+		for i := from; i < min(from+piece, of.keys.n); i++ {
+			names = append(names, redisKey(of.limit.Name(), of.keys.at(i)))
 		}
 		values, err := client.MGet(ctx, names...).Result()
 		if err != nil {
-			return 0, fmt.Errorf("count what was taken: %w", err)
+			return 0, fmt.Errorf("count the tokens that are gone: %w", err)
 		}
 		for _, value := range values {
-			text, there := value.(string)
-			if !there {
-				continue // nobody asked for it
+			text, wasUsed := value.(string)
+			if !wasUsed {
+				continue
 			}
 			full, err := strconv.ParseFloat(text, 64)
 			if err != nil {
-				return 0, fmt.Errorf("count what was taken: %w", err)
+				return 0, fmt.Errorf("count the tokens that are gone: %w", err)
 			}
 			sum += (full - began) / interval
 		}

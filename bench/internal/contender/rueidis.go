@@ -5,7 +5,6 @@ package contender
 import (
 	"context"
 	"crypto/tls"
-	"errors"
 	"fmt"
 	"net"
 	"strconv"
@@ -22,47 +21,35 @@ type Rueidis struct {
 }
 
 // Open connects to the scenario's Redis and empties it.
-func (w Rueidis) Open(ctx context.Context, b Bench) (_ Runner, err error) {
-	redisServer := b.Redis[server.Nothing]
-	if redisServer == nil {
-		return nil, unavailable("no redis-server on the PATH")
-	}
-	script, err := redisScript(ctx)
-	if err != nil {
-		return nil, err
-	}
-	observer := newRedis(redisServer, &load.Wire{}, 1)
-	defer func() {
+func (w Rueidis) Open(ctx context.Context, b Bench) (Runner, error) {
+	return open(b, func(r *runner) error {
+		script, err := redisScript(ctx)
 		if err != nil {
-			err = errors.Join(err, observer.Close())
+			return err
 		}
-	}()
-	if err := observer.FlushAll(ctx).Err(); err != nil {
-		return nil, err
-	}
-	wire := &load.Wire{}
-	client, err := rueidis.NewClient(rueidis.ClientOption{
-		InitAddress:  []string{redisServer.Address},
-		DisableCache: true, // of the client's side, which no script can use
-		DialCtxFn: func(ctx context.Context, address string, _ *net.Dialer, _ *tls.Config) (net.Conn, error) {
-			return wire.Dial(ctx, "tcp", address)
-		},
+		observer, err := r.redis(ctx, server.Nothing, w.Keys, 1)
+		if err != nil {
+			return err
+		}
+		client, err := rueidis.NewClient(rueidis.ClientOption{
+			InitAddress:  []string{observer.Options().Addr},
+			DisableCache: true, // of the client's side, which no script can use
+			DialCtxFn: func(ctx context.Context, address string, _ *net.Dialer, _ *tls.Config) (net.Conn, error) {
+				return r.wire.Dial(ctx, "tcp", address)
+			},
+		})
+		if err != nil {
+			return err
+		}
+		r.closers = append(r.closers, func() error { client.Close(); return nil })
+		all, limit := makeKeys(w.Keys), redisLimit(w.Keys)
+		arguments := []string{strconv.Itoa(limit.Burst), strconv.Itoa(limit.Rate), fmt.Sprint(limit.Period.Seconds()), "1"}
+		lua := rueidis.NewLuaScript(script)
+		r.call = func(ctx context.Context, c *load.Caller) error {
+			return admitted(lua.Exec(ctx, client, []string{redisKey(b.Name, all.any(c))}, arguments))
+		}
+		return nil
 	})
-	if err != nil {
-		return nil, err
-	}
-	all, limit := makeKeys(w.Keys), redisLimit(w.Keys)
-	arguments := []string{strconv.Itoa(limit.Burst), strconv.Itoa(limit.Rate), fmt.Sprint(limit.Period.Seconds()), "1"}
-	lua := rueidis.NewLuaScript(script)
-	r := newRunner(b, func(ctx context.Context, c *load.Caller) error {
-		return admitted(lua.Exec(ctx, client, []string{redisKey(b.Name, all.any(c))}, arguments))
-	})
-	r.wire, r.check = wire, checkRedis(observer, b.Name, w.Keys)
-	r.close = func() error {
-		client.Close()
-		return observer.Close()
-	}
-	return r, nil
 }
 
 // admitted reads an answer as redis_rate does, and returns an error when it is a refusal.

@@ -2,7 +2,6 @@ package contender
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"math"
 	"sync/atomic"
@@ -12,37 +11,43 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgratelimit/pgratelimit/bench/internal/load"
-	"github.com/pgratelimit/pgratelimit/bench/internal/server"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// Body is what a transaction does besides the limit, after it.
+// Body is what a transaction does beside the limit.
 type Body struct {
-	Pause    time.Duration // a sleep of the client's, with the transaction open
-	Accounts int           // three statements on one of so many accounts; 0: none
+	Reads    bool          // it reads something before it takes
+	Pause    time.Duration // a sleep of the client's, after it has taken
+	Accounts int           // three statements on one of these accounts, after it has taken; 0: none
 }
 
 const accountTables = `
 	CREATE TABLE IF NOT EXISTS accounts (id integer PRIMARY KEY, balance bigint NOT NULL) WITH (fillfactor = 50);
-	CREATE TABLE IF NOT EXISTS messages (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, account integer NOT NULL, body text NOT NULL);`
+	CREATE TABLE IF NOT EXISTS messages (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, account integer NOT NULL, body text NOT NULL);
+	INSERT INTO accounts SELECT i, 1000000 FROM generate_series(0, %d - 1) AS i ON CONFLICT DO NOTHING`
 
 // prepare makes the tables that the body needs.
-func (b Body) prepare(ctx context.Context, d *server.Database) error {
+func (b Body) prepare(ctx context.Context, pool *pgxpool.Pool) error {
 	if b.Accounts == 0 {
 		return nil
 	}
-	if _, err := d.Admin().Exec(ctx, accountTables); err != nil {
-		return fmt.Errorf("make the accounts: %w", err)
-	}
-	const insert = `INSERT INTO accounts SELECT i, 1000000 FROM generate_series(0, $1 - 1) AS i ON CONFLICT DO NOTHING`
-	if _, err := d.Admin().Exec(ctx, insert, b.Accounts); err != nil {
+	if _, err := pool.Exec(ctx, fmt.Sprintf(accountTables, b.Accounts)); err != nil {
 		return fmt.Errorf("make the accounts: %w", err)
 	}
 	return nil
 }
 
-// run runs the body in tx.
-func (b Body) run(ctx context.Context, tx pgx.Tx, c *load.Caller) error {
+// run runs the body in tx, and take in it.
+func (b Body) run(ctx context.Context, tx pgx.Tx, c *load.Caller, take func() error) error {
+	if b.Reads {
+		var n int
+		if err := tx.QueryRow(ctx, `SELECT count(*) FROM pg_catalog.pg_namespace WHERE oid = $1`, 11).Scan(&n); err != nil {
+			return err
+		}
+	}
+	if err := take(); err != nil {
+		return err
+	}
 	if b.Pause > 0 {
 		time.Sleep(b.Pause)
 	}
@@ -60,159 +65,73 @@ func (b Body) run(ctx context.Context, tx pgx.Tx, c *load.Caller) error {
 	return err
 }
 
-// InTx is a limit taken first in the limiter's own SERIALIZABLE transactions.
+// InTx is a limit in the Limiter's own SERIALIZABLE transactions.
 type InTx struct {
-	Keys   int
-	Body   Body
-	Shards int // rows for each bucket; 0 is 1
-	// Processes is how many Limiters there are, each with a pool of its own, over which the callers are spread: as many
-	// processes have them. 0 is 1.
-	Processes int
+	Keys         int
+	Body         Body
+	Shards       int  // rows of each bucket; 0 is 1
+	Processes    int  // Limiters, each with a pool of its own, over which the callers are spread; 0 is 1
+	SharedQueues bool // of the Config
+	Named        bool // WithQueue names the bucket before the transaction
+	Committed    bool // in transactions at READ COMMITTED instead, which the caller begins
 }
 
 // Open makes the buckets and the Limiters.
-func (w InTx) Open(ctx context.Context, b Bench) (_ Runner, err error) {
-	limit, err := newLimit(b.Name, policyFor(w.Keys), w.Shards)
-	if err != nil {
-		return nil, err
-	}
-	wire := &load.Wire{}
-	limiters, closeAll, err := w.limiters(ctx, b, wire)
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, closeAll())
+func (w InTx) Open(ctx context.Context, b Bench) (Runner, error) {
+	return open(b, func(r *runner) error {
+		processes := max(w.Processes, 1)
+		pools, limiters := make([]*pgxpool.Pool, processes), make([]*ratelimit.Limiter, processes)
+		var err error
+		for i := range processes {
+			if pools[i], err = r.pool(ctx, (b.Callers+processes-1)/processes); err != nil {
+				return err
+			}
+			config := ratelimit.Config{MaxAttempts: math.MaxInt32, SharedQueues: w.SharedQueues}
+			if limiters[i], err = r.limiter(pools[i], config); err != nil {
+				return err
+			}
 		}
-	}()
-	if err != nil {
-		return nil, err
-	}
-	if err := w.Body.prepare(ctx, b.Database); err != nil {
-		return nil, err
-	}
-	if w.Shards < 2 { // a bucket of several rows makes them itself
-		if err := fill(ctx, b.Database, limit.Name(), w.Keys, limit.Capacity()); err != nil {
-			return nil, err
-		}
-	}
-	opened := time.Now()
-	var attempts atomic.Int64
-	r := newRunner(b, w.call(limiters, limit, &attempts))
-	r.wire, r.attempts, r.close = wire, attempts.Load, closeAll
-	r.check = func(ctx context.Context, calls int) error {
-		gone, err := w.gone(ctx, b, limiters[0], limit)
-		if err != nil {
+		if err := w.Body.prepare(ctx, b.Database.Admin()); err != nil {
 			return err
 		}
-		return exact(limit, float64(calls), gone, float64(w.Keys)*arrived(limit, time.Since(opened)))
-	}
-	return r, nil
-}
-
-// limiters returns a Limiter for each process, and what closes all of them, whatever the error.
-func (w InTx) limiters(ctx context.Context, b Bench, wire *load.Wire) (limiters []*ratelimit.Limiter, closeAll func() error, err error) {
-	var closes []func() error
-	closeAll = func() error {
-		var errs []error
-		for _, closeOne := range closes {
-			errs = append(errs, closeOne())
+		of := newBuckets(b, b.Name, w.Keys)
+		if w.Shards > 1 { // such a bucket makes its rows itself
+			policy := policyFor(w.Keys)
+			policy.Shards = w.Shards
+			of.limit = ratelimit.Define(b.Name, policy)
+		} else if err := fill(ctx, b, b.Name, w.Keys, of.limit.Capacity()); err != nil {
+			return err
 		}
-		return errors.Join(errs...)
-	}
-	processes := max(w.Processes, 1)
-	for range processes {
-		pool, err := b.Database.Pool(ctx, (b.Callers+processes-1)/processes, wire)
-		if err != nil {
-			return nil, closeAll, err
+		var attempts atomic.Int64
+		r.attempts = attempts.Load
+		r.call = func(ctx context.Context, c *load.Caller) error {
+			return w.transaction(ctx, pools[c.Number%processes], limiters[c.Number%processes], of.any(c), c, &attempts)
 		}
-		limiter, err := newLimiter(pool, limiterOptions{attempts: math.MaxInt32})
-		if err != nil {
-			pool.Close()
-			return nil, closeAll, err
-		}
-		limiters = append(limiters, limiter)
-		closes = append(closes, func() error { return closeLimiters([]*ratelimit.Limiter{limiter}, pool) })
-	}
-	return limiters, closeAll, nil
-}
-
-func (w InTx) call(limiters []*ratelimit.Limiter, limit ratelimit.Limit, attempts *atomic.Int64) load.Call {
-	all := makeKeys(w.Keys)
-	return func(ctx context.Context, c *load.Caller) error {
-		limiter, key := limiters[c.Number%len(limiters)], all.any(c)
-		return limiter.InTx(ctx, func(tx pgx.Tx) error {
-			attempts.Add(1)
-			d, err := limiter.WithTx(tx).Take(ctx, limit.For(key))
+		r.check = func(ctx context.Context, calls int) error {
+			if w.Keys > 1 {
+				return of.check(ctx, float64(calls))
+			}
+			value, err := limiters[0].Value(ctx, of.at(0)) // of all its rows
 			if err != nil {
 				return err
 			}
-			if !d.Allowed {
-				return d.Err()
-			}
-			return w.Body.run(ctx, tx, c)
-		})
-	}
-}
-
-// gone returns what was taken in all. One bucket is asked for what it holds, however many rows it has.
-func (w InTx) gone(ctx context.Context, b Bench, limiter *ratelimit.Limiter, limit ratelimit.Limit) (float64, error) {
-	if w.Keys > 1 {
-		return taken(ctx, b.Database, limit.Name(), limit.Capacity())
-	}
-	value, err := limiter.Value(ctx, limit.For(makeKeys(1).text))
-	return limit.Capacity() - value.Tokens, err
-}
-
-// Plain is a transaction with the bare update of a row in place of the limit, run again when it conflicts.
-type Plain struct {
-	Keys  int
-	Level pgx.TxIsoLevel
-	Body  Body
-	Bare  bool // the body alone, without even the update
-}
-
-// Open makes the rows.
-func (w Plain) Open(ctx context.Context, b Bench) (Runner, error) {
-	if err := w.Body.prepare(ctx, b.Database); err != nil {
-		return nil, err
-	}
-	all := makeKeys(w.Keys)
-	return openTransactions(ctx, b, w.Keys, w.Level, func(ctx context.Context, tx pgx.Tx, c *load.Caller) error {
-		if !w.Bare {
-			if err := updateRow(ctx, tx, b.Name, all.any(c)); err != nil {
-				return err
-			}
+			return of.compare(float64(calls), of.limit.Capacity()-value.Tokens)
 		}
-		return w.Body.run(ctx, tx, c)
+		return nil
 	})
 }
 
-// openTransactions makes the rows of b and returns a runner each call of which is a transaction, run again at
-// once until it commits.
-func openTransactions(ctx context.Context, b Bench, n int, level pgx.TxIsoLevel, fn func(context.Context, pgx.Tx, *load.Caller) error) (Runner, error) {
-	if err := fill(ctx, b.Database, b.Name, n, policyFor(n).Capacity); err != nil {
-		return nil, err
+// transaction takes in a transaction.
+func (w InTx) transaction(ctx context.Context, pool *pgxpool.Pool, l *ratelimit.Limiter, request ratelimit.Request, c *load.Caller, attempts *atomic.Int64) error {
+	run := func(tx pgx.Tx) error {
+		attempts.Add(1)
+		return w.Body.run(ctx, tx, c, func() error { return allowed(l.WithTx(tx).Take(ctx, request)) })
 	}
-	wire := &load.Wire{}
-	pool, err := b.Database.Pool(ctx, b.Callers, wire)
-	if err != nil {
-		return nil, err
+	if w.Committed {
+		return pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, run)
 	}
-	var attempts atomic.Int64
-	r := newRunner(b, func(ctx context.Context, c *load.Caller) error {
-		for {
-			attempts.Add(1)
-			err := pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{IsoLevel: level}, func(tx pgx.Tx) error { return fn(ctx, tx, c) })
-			if err == nil || !ratelimit.IsRetryable(err) {
-				return err
-			}
-		}
-	})
-	r.wire, r.attempts = wire, attempts.Load
-	r.close = func() error { return closePool(pool) }
-	return r, nil
-}
-
-func closePool(pool *pgxpool.Pool) error {
-	pool.Close()
-	return nil
+	if w.Named {
+		ctx = ratelimit.WithQueue(ctx, request)
+	}
+	return l.InTx(ctx, run)
 }

@@ -3,9 +3,7 @@ package load_test
 import (
 	"context"
 	"errors"
-	"io"
 	"math"
-	"net"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -72,34 +70,4 @@ func TestGroup(t *testing.T) {
 		})
 		require.ErrorIs(t, err, broken)
 	})
-}
-
-func TestWireCountsRoundTrips(t *testing.T) {
-	t.Parallel()
-	listener, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	defer func() { require.NoError(t, listener.Close()) }()
-	echoed := make(chan error, 1)
-	go func() {
-		conn, err := listener.Accept()
-		if err == nil {
-			_, err = io.Copy(conn, conn)
-			err = errors.Join(err, conn.Close())
-		}
-		echoed <- err
-	}()
-	var wire load.Wire
-	conn, err := wire.Dial(t.Context(), "tcp", listener.Addr().String())
-	require.NoError(t, err)
-	for range 3 {
-		for range 2 { // two writes that are answered together
-			_, err = conn.Write([]byte("ab"))
-			require.NoError(t, err)
-		}
-		_, err = io.ReadFull(conn, make([]byte, 4))
-		require.NoError(t, err)
-	}
-	require.NoError(t, conn.Close())
-	require.NoError(t, <-echoed)
-	require.EqualValues(t, 3, wire.Trips())
 }

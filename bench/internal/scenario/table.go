@@ -9,28 +9,32 @@ import (
 
 	"github.com/pgratelimit/pgratelimit/bench/internal/contender"
 	"github.com/pgratelimit/pgratelimit/bench/internal/server"
+	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
 // The names that bars refer to.
 const (
-	ours       = "pgratelimit"
-	unbatched  = "one statement a call"
-	relaxed    = "pgratelimit, relaxed commits"
-	raw        = "raw update, pgx"
-	bench      = "raw update, pgbench"
-	naive      = "naive port"
-	redis      = "redis_rate"
-	pipelined  = "redis_rate, pipelined"
-	logged     = "pipelined, AOF everysec"
-	flushed    = "pipelined, AOF always"
-	rueidis    = "rueidis, pipelined"
-	memory     = "x/time/rate, in memory"
-	bare       = "without a limit"
-	committed  = "READ COMMITTED, raw update"
-	firstTenth = "first 10 %"
-	lastTenth  = "last 10 %"
-	tableSize  = "table and index"
-	megabyte   = 1 << 20
+	ours        = "pgratelimit"
+	unbatched   = "one statement a call"
+	relaxed     = "pgratelimit, relaxed commits"
+	raw         = "raw update, pgx"
+	bench       = "raw update, pgbench"
+	naive       = "naive port"
+	redis       = "redis_rate"
+	pipelined   = "redis_rate, pipelined"
+	logged      = "pipelined, AOF everysec"
+	flushed     = "pipelined, AOF always"
+	rueidis     = "rueidis, pipelined"
+	memory      = "x/time/rate, in memory"
+	bare        = "without a limit"
+	committed   = "READ COMMITTED, raw update"
+	inCommitted = "READ COMMITTED, Take"
+	shared      = "pgratelimit, shared queues"
+	named       = "pgratelimit, WithQueue"
+	firstTenth  = "first 10 %"
+	lastTenth   = "last 10 %"
+	tableSize   = "table and index"
+	megabyte    = 1 << 20
 )
 
 const (
@@ -65,16 +69,16 @@ func onRedis(n int) []Contender {
 }
 
 func standalone() []Scenario {
-	take, one := contender.Take{Keys: manyKeys}, contender.Take{Keys: manyKeys, Unbatched: true}
+	take, one := contender.Take{Keys: manyKeys}, contender.Take{Keys: manyKeys, Config: ratelimit.Config{NoBatching: true}}
 	return []Scenario{
 		{
 			Name: "take-1", Title: "standalone Take, 100k keys, 1 caller", Callers: 1, Compare: P50,
 			Contenders: []Contender{
 				{ours, take},
-				{relaxed, contender.Take{Keys: manyKeys, Relaxed: true}},
+				{relaxed, contender.Take{Keys: manyKeys, Config: ratelimit.Config{RelaxedCommit: true}}},
 				{raw, contender.Raw{Keys: manyKeys}},
 				{bench, contender.PGBench{Keys: manyKeys}},
-				{naive, contender.Naive{Keys: manyKeys}},
+				{naive, contender.Transaction{Keys: manyKeys, Level: pgx.Serializable, Take: contender.TakeNaively}},
 			},
 			Bars: []Bar{{Contender: ours, Figure: P50, Against: raw, AtMost: 1.2}},
 		},
@@ -85,7 +89,7 @@ func standalone() []Scenario {
 				{unbatched, one},
 				{raw, contender.Raw{Keys: manyKeys}},
 				{bench, contender.PGBench{Keys: manyKeys}},
-				{naive, contender.Naive{Keys: manyKeys}},
+				{naive, contender.Transaction{Keys: manyKeys, Level: pgx.Serializable, Take: contender.TakeNaively}},
 			},
 			Bars: []Bar{{Contender: ours, Figure: Throughput, Against: raw, AtLeast: 0.75}},
 		},
@@ -93,7 +97,7 @@ func standalone() []Scenario {
 			Name: "take-64", Title: "standalone Take, 100k keys, 64 callers", Callers: 64, Compare: Throughput,
 			Contenders: append([]Contender{
 				{ours, take},
-				{relaxed, contender.Take{Keys: manyKeys, Relaxed: true}},
+				{relaxed, contender.Take{Keys: manyKeys, Config: ratelimit.Config{RelaxedCommit: true}}},
 				{unbatched, one},
 				{memory, contender.Memory{Keys: manyKeys}},
 			}, onRedis(manyKeys)...),
@@ -107,7 +111,7 @@ func standalone() []Scenario {
 			Name: "take-512", Title: "standalone Take, 100k keys, 512 callers", Callers: 512, Compare: Throughput,
 			Contenders: append([]Contender{
 				{ours, take},
-				{relaxed, contender.Take{Keys: manyKeys, Relaxed: true}},
+				{relaxed, contender.Take{Keys: manyKeys, Config: ratelimit.Config{RelaxedCommit: true}}},
 				{memory, contender.Memory{Keys: manyKeys}},
 			}, onRedis(manyKeys)...),
 			Bars: []Bar{
@@ -149,7 +153,7 @@ func refusals() []Scenario {
 			Name: "cached-1", Title: "refused Take answered by the refusal cache, 100 keys, 1 caller", Callers: 1, Burst: 256, Compare: P50,
 			Note: "the allocation is the decision's list of states; the clock is read every 256 calls; each key is looked at again once a second, which are the round trips",
 			Contenders: []Contender{
-				{cached, contender.Take{Keys: 100, Empty: true, RefusalCache: 10_000}},
+				{cached, contender.Take{Keys: 100, Empty: true, Config: ratelimit.Config{RefusalCache: 10_000}}},
 				{memory, contender.Memory{Keys: 100}},
 			},
 			Bars: []Bar{
@@ -169,9 +173,9 @@ func transactions() []Scenario {
 			Note: "a call is BEGIN, the limit, SELECT, INSERT and UPDATE on tables of the caller's, COMMIT",
 			Contenders: []Contender{
 				{ours, contender.InTx{Keys: manyKeys, Body: statements}},
-				{raw, contender.Plain{Keys: manyKeys, Level: pgx.Serializable, Body: statements}},
-				{naive, contender.Naive{Keys: manyKeys, Body: statements}},
-				{bare, contender.Plain{Keys: manyKeys, Level: pgx.Serializable, Body: statements, Bare: true}},
+				{raw, contender.Transaction{Keys: manyKeys, Level: pgx.Serializable, Body: statements, Take: contender.TakeByUpdate}},
+				{naive, contender.Transaction{Keys: manyKeys, Level: pgx.Serializable, Body: statements, Take: contender.TakeNaively}},
+				{bare, contender.Transaction{Keys: manyKeys, Level: pgx.Serializable, Body: statements}},
 			},
 			Bars: []Bar{{Contender: ours, Figure: P50, Against: raw, AtMost: most}},
 		}
@@ -211,7 +215,7 @@ func pairs() []Scenario {
 			Name: fmt.Sprintf("pair-%d", callers), Callers: callers, Compare: compare,
 			Title: fmt.Sprintf("one Take of a limit for each user, 100k keys, and a global limit, 1 key, callers: %d", callers),
 			Contenders: []Contender{
-				{two, contender.Pair{Users: manyKeys}},
+				{two, contender.Take{Keys: manyKeys, Global: true}},
 				{one, contender.Take{Keys: manyKeys}},
 			},
 			Bars: []Bar{{Contender: two, Figure: Trips, AtMost: 1}},
@@ -236,7 +240,7 @@ func reservations() []Scenario {
 }
 
 func hotTransactions() []Scenario {
-	pause := contender.Body{Pause: body}
+	pause, reading := contender.Body{Pause: body}, contender.Body{Pause: body, Reads: true}
 	const sharded, single = "8 shards", "1 shard"
 	return []Scenario{
 		{
@@ -244,8 +248,8 @@ func hotTransactions() []Scenario {
 			Note: "the limit is taken first; the body is a sleep of the client's",
 			Contenders: []Contender{
 				{ours, contender.InTx{Keys: hotKey, Body: pause}},
-				{committed, contender.Plain{Keys: hotKey, Level: pgx.ReadCommitted, Body: pause}},
-				{naive, contender.Naive{Keys: hotKey, Body: pause}},
+				{committed, contender.Transaction{Keys: hotKey, Level: pgx.ReadCommitted, Body: pause, Take: contender.TakeByUpdate}},
+				{naive, contender.Transaction{Keys: hotKey, Level: pgx.Serializable, Body: pause, Take: contender.TakeNaively}},
 			},
 			Bars: []Bar{
 				{Contender: ours, Figure: Throughput, Against: committed, AtLeast: 0.95},
@@ -257,9 +261,24 @@ func hotTransactions() []Scenario {
 			Note: "each process is a Limiter with a pool of its own; the limit is taken first",
 			Contenders: []Contender{
 				{ours, contender.InTx{Keys: hotKey, Body: pause, Processes: 8}},
-				{committed, contender.Plain{Keys: hotKey, Level: pgx.ReadCommitted, Body: pause}},
+				{shared, contender.InTx{Keys: hotKey, Body: pause, Processes: 8, SharedQueues: true}},
+				{inCommitted, contender.InTx{Keys: hotKey, Body: pause, Processes: 8, Committed: true}},
+				{committed, contender.Transaction{Keys: hotKey, Level: pgx.ReadCommitted, Body: pause, Take: contender.TakeByUpdate}},
 			},
-			Bars: []Bar{{Contender: ours, Figure: Attempts, AtMost: 1.1}},
+			Bars: []Bar{
+				{Contender: ours, Figure: Attempts, AtMost: 1.1},
+				{Contender: shared, Figure: Attempts, AtMost: 1.02},
+			},
+		},
+		{
+			Name: "hot-read", Title: "the same as hot-tx, with a read before the limit", Callers: 32, Compare: Throughput,
+			Note: "a transaction that reads has a snapshot, so it queues only if WithQueue names the limit",
+			Contenders: []Contender{
+				{ours, contender.InTx{Keys: hotKey, Body: reading}},
+				{named, contender.InTx{Keys: hotKey, Body: reading, Named: true}},
+				{committed, contender.Transaction{Keys: hotKey, Level: pgx.ReadCommitted, Body: reading, Take: contender.TakeByUpdate}},
+			},
+			Bars: []Bar{{Contender: named, Figure: Attempts, AtMost: 1.1}},
 		},
 		{
 			Name: "shards", Title: "one hot key, 32 workers that do not queue, transactions with a 2 ms body", Callers: 32, Compare: Throughput,
@@ -322,7 +341,7 @@ func size(quick bool) []Scenario {
 		{
 			Name: "updates", Title: "1,000,000 updates of one bucket with autovacuum on", Note: note, Callers: 1, Compare: P50,
 			Calls:      updates,
-			Contenders: []Contender{{ours, contender.Take{Keys: hotKey, Unbatched: true}}},
+			Contenders: []Contender{{ours, contender.Take{Keys: hotKey, Config: ratelimit.Config{NoBatching: true}}}},
 			Facts: []Fact{
 				{Name: tableSize, Unit: " bytes", Measure: tableBytes},
 				{Name: "updates in place (HOT)", Unit: " %", Measure: hotShare},

@@ -9,8 +9,8 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/pgratelimit/pgratelimit/bench/internal/load"
 	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
+	"github.com/pgratelimit/pgratelimit/internal/roundtrips"
 	"github.com/pgratelimit/pgratelimit/migrations"
 )
 
@@ -136,7 +136,7 @@ func (d *Database) Admin() *pgxpool.Pool { return d.scratch.Pool }
 
 // Pool returns a pool of connections that wire counts the round trips of. configure may change its
 // configuration.
-func (d *Database) Pool(ctx context.Context, connections int, wire *load.Wire, configure ...func(*pgxpool.Config)) (*pgxpool.Pool, error) {
+func (d *Database) Pool(ctx context.Context, connections int, wire *roundtrips.Counter, configure ...func(*pgxpool.Config)) (*pgxpool.Pool, error) {
 	config := d.scratch.Pool.Config()
 	config.MaxConns = int32(connections)
 	config.ConnConfig.DialFunc = wire.Dial

@@ -1,0 +1,113 @@
+package contender
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/pgratelimit/pgratelimit/bench/internal/load"
+	"github.com/pgratelimit/pgratelimit/ratelimit"
+)
+
+const keyBytes = 8 // "k0000000"
+
+// keys are the keys that callers choose from, in one string: a million strings would keep the garbage collector busy, and in a
+// service they come with the requests.
+type keys struct {
+	text string
+	n    int
+}
+
+func makeKeys(n int) keys {
+	var text strings.Builder
+	text.Grow(n * keyBytes)
+	for i := range n {
+		fmt.Fprintf(&text, "k%0*d", keyBytes-1, i)
+	}
+	return keys{text: text.String(), n: n}
+}
+
+// any returns a random key.
+func (k keys) any(c *load.Caller) string { return k.at(c.Random.IntN(k.n)) }
+
+func (k keys) at(i int) string { return k.text[i*keyBytes : (i+1)*keyBytes] }
+
+const (
+	roomyCapacity = 8e5 // for many keys
+	hugeCapacity  = 3e9 // for one key
+)
+
+// policyFor returns a policy that admits everything on n keys during a run. Next to nothing arrives meanwhile, so that the tokens that
+// are gone can be compared with the calls.
+func policyFor(n int) ratelimit.TokenBucket {
+	if n == 1 {
+		return ratelimit.TokenBucket{Rate: 1, Period: time.Second, Capacity: hugeCapacity}
+	}
+	return ratelimit.TokenBucket{Rate: 1, Period: time.Hour, Capacity: roomyCapacity}
+}
+
+// fill makes the rows of the limit called name, each with tokens.
+func fill(ctx context.Context, b Bench, name string, n int, tokens float64) error {
+	const insert = `
+		INSERT INTO ratelimit.buckets (name, key, shard, value, ts)
+		SELECT $1, 'k' || lpad(i::text, $2, '0'), 0, $3, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint
+		FROM generate_series(0, $4 - 1) AS i`
+	if _, err := b.Database.Admin().Exec(ctx, insert, name, keyBytes-1, tokens, n); err != nil {
+		return fmt.Errorf("make %d buckets: %w", n, err)
+	}
+	return nil
+}
+
+// buckets are the buckets of a limit, full when they were made.
+type buckets struct {
+	bench  Bench
+	limit  ratelimit.Limit
+	keys   keys
+	opened time.Time
+}
+
+// fullBuckets makes n buckets of the limit called name.
+func fullBuckets(ctx context.Context, b Bench, name string, n int) (buckets, error) {
+	return newBuckets(b, name, n), fill(ctx, b, name, n, policyFor(n).Capacity)
+}
+
+// newBuckets returns buckets whose rows the caller makes.
+func newBuckets(b Bench, name string, n int) buckets {
+	return buckets{b, ratelimit.Define(name, policyFor(n)), makeKeys(n), time.Now()}
+}
+
+// any returns a request for one token of a random bucket.
+func (f buckets) any(c *load.Caller) ratelimit.Request { return f.limit.For(f.keys.any(c)) }
+
+// at returns a request for one token of the i-th bucket.
+func (f buckets) at(i int) ratelimit.Request { return f.limit.For(f.keys.at(i)) }
+
+// check returns an error unless the admitted tokens are gone from the rows.
+func (f buckets) check(ctx context.Context, admitted float64) error {
+	const ask = `SELECT coalesce(sum($2 - value), 0) FROM ratelimit.buckets WHERE name = $1`
+	var gone float64
+	if err := f.bench.Database.Admin().QueryRow(ctx, ask, f.limit.Name(), f.limit.Capacity()).Scan(&gone); err != nil {
+		return fmt.Errorf("count the tokens that are gone: %w", err)
+	}
+	return f.compare(admitted, gone)
+}
+
+// compare returns an error unless admitted - arrived <= gone <= admitted, for the tokens that arrived since the buckets were made.
+func (f buckets) compare(admitted, gone float64) error {
+	const rounding = 1
+	policy := policyFor(f.keys.n)
+	arrived := float64(f.keys.n) * policy.Rate * float64(time.Since(f.opened)) / float64(policy.Period)
+	if gone > admitted+rounding || gone < admitted-arrived-rounding {
+		return fmt.Errorf("%s: %.0f tokens were admitted and %.0f are gone, while at most %.0f arrived", f.limit.Name(), admitted, gone, arrived)
+	}
+	return nil
+}
+
+// allowed returns an error unless the decision allows the call.
+func allowed(d ratelimit.Decision, err error) error {
+	if err != nil {
+		return err
+	}
+	return d.Err()
+}
