@@ -1,11 +1,11 @@
-// Command adaptive shows an adaptive limit beside a fixed one and none at all: twenty workers in four processes each, on
-// one Postgres, call an upstream over HTTP that takes 100 requests a second, then 40, then 100 again, and answers 429 beyond.
-// It says how much of what each upstream could have accepted it accepted, and how much of what was sent it throttled, and
-// draws the path of the share that the price leaves.
+// Command adaptive compares an adaptive limit with a fixed limit and with no limit. For each, twenty workers on four Limiters call an
+// upstream over HTTP that takes 100 requests a second, then 40, then 100 again, and answers 429 to the others. The program prints the
+// share of the requests that each upstream could have accepted and did (goodput), and the throttled share of the requests. It draws
+// the rate that the adaptive limit allowed.
 //
 //	go run ./adaptive [-third 40s] [-runs 1] [-svg ../docs/images/adaptive.svg]
 //
-// A run takes three thirds, and all three ways run in it at once. How good the figures are does not change the exit status.
+// A run lasts three thirds. The three ways to call run at once. The exit status does not depend on the figures.
 package main
 
 import (
@@ -14,43 +14,50 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"math/rand/v2"
+	"net/http"
 	"os"
-	"os/exec"
 	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+	"golang.org/x/sync/errgroup"
 
 	"github.com/pgratelimit/pgratelimit/bench/internal/command"
 	"github.com/pgratelimit/pgratelimit/bench/internal/server"
+	"github.com/pgratelimit/pgratelimit/httplimit"
+	"github.com/pgratelimit/pgratelimit/internal/roundtrips"
+	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
 const (
-	processes        = 4
-	workers          = 5 // of each process
+	limiters         = 4
+	workers          = 5 // of each Limiter
 	contract, fallen = 100, 40
 	sampleEvery      = 250 * time.Millisecond
 )
 
-// The ways to call an upstream.
-const (
-	adaptiveWay = "adaptive"
-	staticWay   = "static"
-	ungatedWay  = "ungated"
-)
+// way is how an upstream is called. A nil policy is no limit.
+type way struct {
+	name   string
+	policy ratelimit.Policy
+}
 
-// options are what the program is asked to do.
+func ways() []way {
+	return []way{
+		{"adaptive", ratelimit.Adaptive{Contract: ratelimit.PerSecond(contract), Apply: true}},
+		{"static", ratelimit.PerSecond(contract)},
+		{"ungated", nil},
+	}
+}
+
 type options struct {
-	third         time.Duration
-	runs          int
-	svg           string
-	way, upstream string // of a worker process
+	third time.Duration
+	runs  int
+	svg   string
 }
 
 func main() {
-	command.Run("adaptive", parse, func(ctx context.Context, o options) error {
-		if o.way != "" {
-			return work(ctx, o)
-		}
-		return compare(ctx, os.Stdout, o)
-	})
+	command.Run("adaptive", parse, func(ctx context.Context, o options) error { return compare(ctx, os.Stdout, o) })
 }
 
 func parse(args []string) (o options, err error) {
@@ -58,8 +65,6 @@ func parse(args []string) (o options, err error) {
 	flags.DurationVar(&o.third, "third", 40*time.Second, "how long each capacity of the upstream lasts")
 	flags.IntVar(&o.runs, "runs", 1, "how often to run")
 	flags.StringVar(&o.svg, "svg", "../docs/images/adaptive.svg", "the `file` for the drawing of the last run; empty: none")
-	flags.StringVar(&o.way, "way", "", "work in this `way`, for another process")
-	flags.StringVar(&o.upstream, "upstream", "", "the `address` to call, for another process")
 	if err := command.Parse(flags, args); err != nil {
 		return o, err
 	}
@@ -69,81 +74,134 @@ func parse(args []string) (o options, err error) {
 	return o, nil
 }
 
-// compare runs all three ways, and prints what came of them.
+// compare runs all ways, and prints their figures.
 func compare(ctx context.Context, w io.Writer, o options) (err error) {
 	postgres, err := server.StartPostgres(ctx)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, postgres.Close()) }()
-	fmt.Fprintf(w, "%s; %d processes with %d workers; %d, %d and %d requests a second for %v each\n",
-		postgres.Version, processes, workers, contract, fallen, contract, o.third)
+	fmt.Fprintf(w, "%s; %d Limiters with %d workers; %d, %d and %d requests a second for %v each\n",
+		postgres.Version, limiters, workers, contract, fallen, contract, o.third)
 	fmt.Fprintf(w, "%-4s %-9s %8s %10s %10s\n", "run", "way", "goodput", "throttled", "requests")
+	var p path
 	for run := range o.runs {
-		path, err := once(ctx, w, postgres, run+1, o)
-		if err != nil {
+		if p, err = once(ctx, w, postgres, run+1, o); err != nil {
 			return err
 		}
-		if run == o.runs-1 && o.svg != "" {
-			if err := os.WriteFile(o.svg, draw(path, o.third), 0o644); err != nil {
-				return err
-			}
-		}
 	}
-	return nil
+	if o.svg == "" {
+		return nil
+	}
+	return os.WriteFile(o.svg, draw(p, o.third), 0o644)
 }
 
-// once runs all three ways at once, each against an upstream of its own.
-func once(ctx context.Context, w io.Writer, postgres *server.Postgres, run int, o options) (path path, err error) {
+// once runs all ways at once, each against its own upstream.
+func once(ctx context.Context, w io.Writer, postgres *server.Postgres, run int, o options) (p path, err error) {
 	database, err := postgres.NewDatabase(ctx)
 	if err != nil {
-		return path, err
+		return p, err
 	}
-	defer func() { err = errors.Join(err, database.Drop(context.WithoutCancel(ctx))) }()
-	ctx, cancel := context.WithCancel(ctx)
+	defer func() { err = errors.Join(err, database.Drop(ctx)) }()
+	var upstreams []*upstream
+	group, working := errgroup.WithContext(ctx)
+	working, cancel := context.WithTimeout(working, 3*o.third)
 	defer cancel()
 	begun := time.Now()
-	var upstreams []*upstream
-	var children []*exec.Cmd
-	for _, way := range []string{adaptiveWay, staticWay, ungatedWay} {
+	for _, way := range ways() {
 		u, err := listen(begun, o.third)
 		if err != nil {
-			return path, err
+			return p, err
 		}
 		defer u.close()
 		upstreams = append(upstreams, u)
-		for range processes {
-			child, err := start(ctx, way, u.address, database.URL(), o)
-			if err != nil {
-				return path, err
-			}
-			children = append(children, child)
+		for range limiters {
+			group.Go(func() error { return way.work(working, database, u.address) })
 		}
 	}
-	path, err = follow(ctx, database.Admin(), upstreams[0], begun, o.third)
-	for _, child := range children {
-		err = errors.Join(err, child.Wait())
+	group.Go(func() (err error) {
+		p, err = follow(working, database.Admin(), upstreams[0])
+		return err
+	})
+	if err := group.Wait(); err != nil {
+		return p, err
 	}
-	if err != nil {
-		return path, err
-	}
-	for i, way := range []string{adaptiveWay, staticWay, ungatedWay} {
+	could := o.third.Seconds() * (contract + fallen + contract)
+	for i, way := range ways() {
 		accepted, throttled := upstreams[i].counts()
-		could := o.third.Seconds() * (contract + fallen + contract)
-		fmt.Fprintf(w, "%-4d %-9s %8.3f %9.2f%% %10d\n", run, way, float64(accepted)/could,
+		fmt.Fprintf(w, "%-4d %-9s %8.3f %9.2f%% %10d\n", run, way.name, float64(accepted)/could,
 			100*float64(throttled)/float64(max(accepted+throttled, 1)), accepted+throttled)
 	}
-	return path, nil
+	return p, nil
 }
 
-// start starts a process with workers.
-func start(ctx context.Context, way, address, url string, o options) (*exec.Cmd, error) {
-	program, err := os.Executable()
+// work calls the upstream with the workers of one Limiter, as fast as the limit lets them.
+func (w way) work(ctx context.Context, database *server.Database, address string) (err error) {
+	pool, err := database.Pool(ctx, workers, &roundtrips.Counter{})
 	if err != nil {
-		return nil, err
+		return err
 	}
-	child := exec.CommandContext(ctx, program, "-way", way, "-upstream", address, "-third", o.third.String())
-	child.Env = append(os.Environ(), "RATELIMIT_DATABASE_URL="+url)
-	child.Stderr = os.Stderr
-	return child, child.Start()
+	defer pool.Close()
+	client, closeClient, err := w.client(pool)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, closeClient(context.WithoutCancel(ctx))) }()
+	group, ctx := errgroup.WithContext(ctx)
+	for range workers {
+		group.Go(func() error {
+			for ctx.Err() == nil {
+				if err := call(ctx, client, address); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+	}
+	return group.Wait()
+}
+
+// client returns a client that takes before each request.
+func (w way) client(pool *pgxpool.Pool) (_ *http.Client, closeAll func(context.Context) error, err error) {
+	limiter, err := ratelimit.New(pool, ratelimit.Config{})
+	if err != nil {
+		return nil, nil, err
+	}
+	transport := &httplimit.Transport{Limiter: limiter, Take: w.policy != nil, Base: &http.Transport{MaxIdleConnsPerHost: workers}}
+	if w.policy != nil {
+		limit := ratelimit.Define(w.name, w.policy)
+		transport.Request = func(*http.Request) (ratelimit.Request, bool) { return limit.For("account"), true }
+	}
+	return &http.Client{Transport: transport}, func(ctx context.Context) error {
+		transport.CloseIdleConnections()
+		return limiter.Close(ctx)
+	}, nil
+}
+
+// call calls the upstream once, or waits as long as the limit asks.
+func call(ctx context.Context, client *http.Client, address string) error {
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, address, nil)
+	if err != nil {
+		return err
+	}
+	response, err := client.Do(request)
+	if limited, ok := errors.AsType[*ratelimit.LimitedError](err); ok {
+		select {
+		case <-time.After(limited.Decision.RetryAfter + rand.N(20*time.Millisecond)):
+		case <-ctx.Done():
+		}
+		return nil
+	}
+	if ctx.Err() != nil {
+		return nil // the run has ended
+	}
+	if err != nil {
+		return fmt.Errorf("call: %w", err)
+	}
+	_, err = io.Copy(io.Discard, response.Body)
+	err = errors.Join(err, response.Body.Close())
+	if ctx.Err() != nil {
+		return nil
+	}
+	return err
 }

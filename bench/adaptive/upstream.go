@@ -79,34 +79,31 @@ func (u *upstream) counts() (accepted, throttled int64) {
 	return u.accepted, u.throttled
 }
 
-// path is what was seen of a run, at even times.
+// path is what a run did, at even times.
 type path struct {
 	share     []float64 // of the contract
-	accepted  []float64 // requests a second
-	throttled []float64
+	throttled []float64 // requests a second
 }
 
-// follow samples the share and what the upstream does until the run has ended.
-func follow(ctx context.Context, pool *pgxpool.Pool, u *upstream, begun time.Time, third time.Duration) (p path, err error) {
+// follow samples the share and the throttled requests until ctx ends.
+func follow(ctx context.Context, pool *pgxpool.Pool, u *upstream) (p path, err error) {
 	ticker := time.NewTicker(sampleEvery)
 	defer ticker.Stop()
-	var before [2]int64
-	for time.Since(begun) < 3*third {
+	var before int64
+	for {
 		select {
 		case <-ctx.Done():
-			return p, ctx.Err()
+			return p, nil
 		case <-ticker.C:
 		}
 		share := 1.0
 		err := pool.QueryRow(ctx, `SELECT share FROM ratelimit.prices`).Scan(&share)
-		if err != nil && !errors.Is(err, pgx.ErrNoRows) {
+		if err != nil && !errors.Is(err, pgx.ErrNoRows) && ctx.Err() == nil {
 			return p, err
 		}
-		accepted, throttled := u.counts()
+		_, throttled := u.counts()
 		p.share = append(p.share, share)
-		p.accepted = append(p.accepted, float64(accepted-before[0])/sampleEvery.Seconds())
-		p.throttled = append(p.throttled, float64(throttled-before[1])/sampleEvery.Seconds())
-		before = [2]int64{accepted, throttled}
+		p.throttled = append(p.throttled, float64(throttled-before)/sampleEvery.Seconds())
+		before = throttled
 	}
-	return p, nil
 }
