@@ -4,7 +4,6 @@ package against
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -27,44 +26,15 @@ func Build(ctx context.Context, directory, ref string) (program string, err erro
 		_, removeErr := output(context.WithoutCancel(ctx), "git", "-C", root, "worktree", "remove", "--force", worktree)
 		err = errors.Join(err, removeErr)
 	}()
-	// What measures is this checkout's on both sides: only the limiter differs.
-	bench := filepath.Join(worktree, "bench")
-	if err := os.RemoveAll(bench); err != nil {
-		return "", err
-	}
-	if err := os.CopyFS(bench, os.DirFS(filepath.Join(root, "bench"))); err != nil {
-		return "", err
-	}
-	if err := forget(ctx, bench); err != nil {
+	// The harness is this checkout's on both sides.
+	work := filepath.Join(directory, "go.work")
+	text := fmt.Sprintf("go 1.26.0\nuse (\n\t%s\n\t%s\n)\n", filepath.Join(root, "bench"), worktree)
+	if err := os.WriteFile(work, []byte(text), 0o600); err != nil {
 		return "", err
 	}
 	program = filepath.Join(directory, "against")
-	_, err = output(ctx, "env", "GOWORK=off", "go", "-C", bench, "build", "-mod=mod", "-o", program, ".")
+	_, err = output(ctx, "env", "GOWORK="+work, "go", "-C", filepath.Join(root, "bench"), "build", "-o", program, ".")
 	return program, err
-}
-
-// forget has bench's go.mod name no module that the commit has as packages of another.
-func forget(ctx context.Context, bench string) error {
-	text, err := output(ctx, "go", "-C", bench, "mod", "edit", "-json")
-	if err != nil {
-		return err
-	}
-	var mod struct {
-		Replace []struct{ Old, New struct{ Path string } }
-	}
-	if err := json.Unmarshal([]byte(text), &mod); err != nil {
-		return fmt.Errorf("read bench/go.mod: %w", err)
-	}
-	for _, r := range mod.Replace {
-		_, err := os.Stat(filepath.Join(bench, r.New.Path, "go.mod"))
-		if !errors.Is(err, os.ErrNotExist) {
-			continue
-		}
-		if _, err := output(ctx, "go", "-C", bench, "mod", "edit", "-droprequire="+r.Old.Path, "-dropreplace="+r.Old.Path); err != nil {
-			return err
-		}
-	}
-	return nil
 }
 
 // output runs a command and returns what it wrote.
