@@ -40,14 +40,9 @@ func TestRun(t *testing.T) {
 	require.NoError(t, err)
 	require.Positive(t, document.Machine.Cores)
 	require.Len(t, document.Scenarios, 5)
-	five := document.Scenarios[1]
-	require.Equal(t, "five-1", five.Name)
-	for _, c := range five.Contenders {
-		require.Positive(t, c.Figures["throughput"].Median, c.Name)
-		require.InDelta(t, 1, c.Figures["roundTrips"].Median, 0.01, c.Name)
-	}
-	for _, bar := range five.Bars {
-		require.True(t, bar.Measured)
+	for name, figures := range document.Scenarios["five-1"] {
+		require.Positive(t, figures["throughput"].Median, name)
+		require.InDelta(t, 1, figures["roundTrips"].Median, 0.01, name)
 	}
 	require.Len(t, document.Curves, 1)
 	require.Len(t, document.Curves[0].Lines[0].Points, 2)

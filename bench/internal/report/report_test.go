@@ -44,12 +44,13 @@ func TestJSON(t *testing.T) {
 	require.NoError(t, written.JSON(&text))
 	read, err := report.ReadJSON(&text)
 	require.NoError(t, err)
-	written.Results = nil // which are in it as scenarios and curves
+	written.Results = nil // Scenarios and Curves have them
 	require.Equal(t, written, read)
 
-	require.Equal(t, 110.0, read.Scenarios[0].Contenders[0].Figures[scenario.Throughput].Median)
-	require.NotContains(t, read.Scenarios[0].Contenders[0].Figures, scenario.Attempts, "what was not measured is not there")
-	require.Nil(t, read.Scenarios[0].Contenders[2].Ratio)
+	figures := read.Scenarios["curve-hot-4"]
+	require.Equal(t, 110.0, figures["ours"][scenario.Throughput].Median)
+	require.NotContains(t, figures["ours"], scenario.Attempts, "it was not measured")
+	require.Empty(t, figures["nobody's"])
 }
 
 func TestJSONOfACurve(t *testing.T) {

@@ -31,27 +31,12 @@ func Figures() []Figure {
 	return []Figure{Throughput, P50, P99, Trips, Attempts, WAL, Allocations, Processor}
 }
 
-// Of returns the figure's value in a round; NaN when it was not measured.
+// Of returns the figure's value in a round. It is NaN if the round did not measure it.
 func (f Figure) Of(r contender.Round) float64 {
-	switch f {
-	case Throughput:
-		return r.Throughput
-	case P50:
-		return r.P50
-	case P99:
-		return r.P99
-	case Trips:
-		return r.Trips
-	case Attempts:
-		return r.Attempts
-	case WAL:
-		return r.WAL
-	case Allocations:
-		return r.Allocations
-	case Processor:
-		return r.Processor
-	}
-	return math.NaN()
+	return map[Figure]float64{
+		Throughput: r.Throughput, P50: r.P50, P99: r.P99, Trips: r.Trips, Attempts: r.Attempts,
+		WAL: r.WAL, Allocations: r.Allocations, Processor: r.Processor,
+	}[f]
 }
 
 // series returns the figure's value in each round.
