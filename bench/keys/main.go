@@ -1,19 +1,14 @@
-// Command keys measures what settings of the table of buckets cost with many keys, in counts rather than in times.
+// Command keys counts the effect of settings of the table of buckets with many keys: bytes of log, pruned pages, vacuums.
 //
-//	go run ./keys [-rows 1000000] [-draw uniform|skewed] [-fill 50,70,85,90,100,50:100] [-vacuum 0] [-new 0]
-//	              [-minute 60000] [-warm 30] [-minutes 5] [-callers 64] [-wal 4GB]
+//	go run ./keys [-rows 1000000] [-fill 50,70,85,90,100,50:100] [-vacuum 0] [-minute 60000] [-warm 30] [-minutes 5] [-callers 64] [-wal 4GB]
 //
-// It starts a server of its own. For each fillfactor with each autovacuum_vacuum_scale_factor it makes the table anew and fills
-// it; "50:100" is filled with a fillfactor of 50, which is set to 100 then, and the scale factor "none" is no vacuum. Then come
-// minutes of standalone Takes, whose keys are drawn uniformly, or skewed: one key in a hundred gets 90 % of the calls. A share of
-// them may be for keys that are new.
+// It starts its own server. For each fillfactor and each autovacuum_vacuum_scale_factor it makes and fills the table. "50:100" is
+// filled at 50 and is 100 from then on; the scale factor "none" is no vacuum. Then come minutes of standalone Takes of uniformly drawn
+// keys. A minute is a number of Takes, so that no count depends on the speed of the machine. After each minute the program vacuums if
+// autovacuum would. The minutes that count come after minutes of updates in the server, and after a checkpoint: whole pages are logged
+// as between two checkpoints that are as far apart.
 //
-// A minute is a number of Takes, so that nothing depends on how fast the machine is. After each the program does what autovacuum
-// does once a minute: where there are more dead rows than autovacuum_vacuum_threshold and the scale factor say, it vacuums. The
-// minutes that count come after some that do not, which are made of updates in the server, and after a checkpoint: what they log
-// of whole pages is what is logged between two checkpoints that are so far apart.
-//
-// It needs the extension pg_walinspect, of Postgres 15.
+// It needs the extension pg_walinspect of Postgres 15.
 package main
 
 import (
@@ -27,14 +22,12 @@ import (
 	"strings"
 
 	"github.com/pgratelimit/pgratelimit/bench/internal/command"
+	"github.com/pgratelimit/pgratelimit/bench/internal/load"
 	"github.com/pgratelimit/pgratelimit/bench/internal/server"
 )
 
-// options are what the program is asked to do.
 type options struct {
 	rows, minute, warm, minutes, callers int
-	skewed                               bool
-	fresh                                float64 // the share of the calls that are for new keys
 	wal                                  string
 	settings                             []setting
 }
@@ -67,21 +60,15 @@ func parse(args []string) (o options, err error) {
 	flags.IntVar(&o.warm, "warm", 30, "how many `minutes` do not count")
 	flags.IntVar(&o.minutes, "minutes", 5, "how many `minutes` count")
 	flags.IntVar(&o.callers, "callers", 64, "how many goroutines call")
-	flags.Float64Var(&o.fresh, "new", 0, "the `share` of the calls that are for new keys")
 	flags.StringVar(&o.wal, "wal", "4GB", "max_wal_size and wal_keep_size: `size` of what the minutes log, at the least")
-	draw := flags.String("draw", "uniform", "how keys are drawn: uniform or skewed")
 	fill := flags.String("fill", "50,70,85,90,100,50:100", "the `fillfactors`")
 	vacuum := flags.String("vacuum", "0", "the `scale factors` of autovacuum, or none")
 	if err := command.Parse(flags, args); err != nil {
 		return o, err
 	}
-	switch {
-	case o.rows < 100 || o.minute < 1 || o.warm < 0 || o.minutes < 1 || o.callers < 1:
+	if o.rows < 100 || o.minute < 1 || o.warm < 0 || o.minutes < 1 || o.callers < 1 {
 		return o, errors.New("use 100 rows or more, and one Take, minute and caller or more")
-	case *draw != "uniform" && *draw != "skewed":
-		return o, fmt.Errorf("the draw %q is neither uniform nor skewed", *draw)
 	}
-	o.skewed = *draw == "skewed"
 	o.settings, err = parseSettings(*fill, *vacuum)
 	return o, err
 }
@@ -119,23 +106,13 @@ func measure(ctx context.Context, w io.Writer, o options) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, postgres.Close()) }()
-	draw := "uniform"
-	if o.skewed {
-		draw = "skewed"
-	}
-	_, err = fmt.Fprintf(w, "%s, %d keys, %s draw, %g %% of the calls for new ones, %d Takes a minute, %d minutes after %d\n%s\n", postgres.Version, o.rows, draw, 100*o.fresh,
-		o.minute, o.minutes, o.warm, heading)
-	if err != nil {
-		return err
-	}
+	fmt.Fprintf(w, "%s, %d keys, %d Takes a minute, %d minutes after %d\n%s\n", postgres.Version, o.rows, o.minute, o.minutes, o.warm, heading)
 	for _, s := range o.settings {
 		f, err := measureSetting(ctx, postgres, o, s)
 		if err != nil {
 			return fmt.Errorf("%v: %w", s, err)
 		}
-		if _, err := fmt.Fprintln(w, f.line(s)); err != nil {
-			return err
-		}
+		fmt.Fprintln(w, f.line(s))
 	}
 	return nil
 }
@@ -151,7 +128,8 @@ func measureSetting(ctx context.Context, postgres *server.Postgres, o options, s
 	if err != nil {
 		return f, err
 	}
-	t := &table{Database: database, o: o, s: s, meter: meter, next: o.rows}
+	t := &table{Database: database, o: o, s: s, callers: load.NewGroup(o.callers, 1)}
+	t.callers.Meter = meter.Servers().Seconds
 	if err := t.fill(ctx); err != nil {
 		return f, err
 	}
@@ -172,4 +150,28 @@ func measureSetting(ctx context.Context, postgres *server.Postgres, o options, s
 		}
 	}
 	return f, t.sizes(ctx, &f.after, &f.afterIndex)
+}
+
+// figures are the counts of the minutes that count.
+type figures struct {
+	takes, updates, hot                    int64
+	records, pages, prunes, leaves         int64 // bytes of records and of whole pages in the log; records of pruning and of the index
+	before, beforeIndex, after, afterIndex int64 // bytes
+	minutes                                int64
+	vacuum                                 vacuum
+	seconds                                float64 // of the server's processor
+}
+
+const heading = "                   WAL B a Take      with     updates   prunes   index       vacuums     pages      MB of     dead rows    µs of the   MB of table, index\n" +
+	"fill, vacuum        (records)     pages        HOT   a Take   writes a Take  a minute  a minute  WAL a minute  a minute  server a Take    before        after"
+
+// line is a line under heading.
+func (f *figures) line(s setting) string {
+	each := func(n int64) float64 { return float64(n) / float64(f.takes) }
+	minutely := func(n int64) float64 { return float64(n) / float64(f.minutes) }
+	const mb = 1e6
+	return fmt.Sprintf("%-16s %12.1f %9.0f %8.1f %% %8.3f %11.3f %11.1f %10.0f %12.1f %10.0f %11.1f %8.0f, %.0f %6.0f, %.0f", s,
+		each(f.records), each(f.records+f.pages), 100*float64(f.hot)/float64(max(f.updates, 1)), each(f.prunes), each(f.leaves),
+		minutely(f.vacuum.ran), minutely(f.vacuum.pages), minutely(f.vacuum.bytes)/mb, minutely(f.vacuum.removed), 1e6*f.seconds/float64(f.takes),
+		float64(f.before)/mb, float64(f.beforeIndex)/mb, float64(f.after)/mb, float64(f.afterIndex)/mb)
 }

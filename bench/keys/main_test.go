@@ -19,19 +19,18 @@ func TestMain(m *testing.M) { leaktest.Main(m) }
 
 func TestParse(t *testing.T) {
 	t.Parallel()
-	o, err := parse([]string{"-fill", "50,70:100", "-vacuum", "0.2,none", "-draw", "skewed"})
+	o, err := parse([]string{"-fill", "50,70:100", "-vacuum", "0.2,none"})
 	require.NoError(t, err)
-	require.True(t, o.skewed)
 	require.Equal(t, []setting{{50, 50, 0.2}, {50, 50, -1}, {70, 100, 0.2}, {70, 100, -1}}, o.settings)
 	require.Equal(t, "70:100 none", o.settings[3].String())
 	require.Equal(t, "50 0.2", o.settings[0].String())
-	for _, wrong := range []string{"-fill x", "-fill 50:x", "-vacuum some", "-draw all", "-rows 1", "more"} {
+	for _, wrong := range []string{"-fill x", "-fill 50:x", "-vacuum some", "-rows 1", "more"} {
 		_, err := parse(strings.Fields(wrong))
 		require.Error(t, err, wrong)
 	}
 }
 
-func TestRead(t *testing.T) {
+func TestVacuumAdds(t *testing.T) {
 	t.Parallel()
 	const said = `finished vacuuming "d.ratelimit.buckets": index scans: 0
 pages: 0 removed, 339 remain, 300 scanned (88.50% of total)
@@ -42,11 +41,10 @@ pages: 0 removed, 0 remain, 0 scanned (100.00% of total)
 tuples: 0 removed, 0 remain, 0 are dead but not yet removable
 WAL usage: 1 records, 0 full page images, 188 bytes
 `
-	v, err := read(said)
-	require.NoError(t, err)
+	var v vacuum
+	require.NoError(t, v.add(said))
 	require.Equal(t, vacuum{ran: 1, pages: 300, bytes: 65_724, removed: 5052}, v)
-	_, err = read("something else")
-	require.Error(t, err)
+	require.Error(t, v.add("something else"))
 }
 
 // TestMeasure measures two settings on few rows: that it can, and that what it counts is of the right size.
@@ -54,7 +52,7 @@ func TestMeasure(t *testing.T) {
 	t.Parallel()
 	testsize.Long(t, "starts a server for the benchmark")
 	o, err := parse([]string{
-		"-rows", "2000", "-minute", "2000", "-warm", "1", "-minutes", "1", "-callers", "8", "-new", "0.05", "-draw", "skewed",
+		"-rows", "2000", "-minute", "2000", "-warm", "1", "-minutes", "1", "-callers", "8",
 		"-fill", "50,50:100", "-vacuum", "none,0", "-wal", "64MB",
 	})
 	require.NoError(t, err)

@@ -2,13 +2,11 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
-	"math/rand/v2"
 	"regexp"
 	"strconv"
 	"strings"
-	"sync/atomic"
-	"syscall"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgconn"
@@ -23,20 +21,16 @@ import (
 const (
 	connections = 8
 	callersName = "keys" // the application_name of the connections that take
-	// capacity of a bucket, to which next to nothing is added while it is measured.
-	capacity = 8e5
-	hotEvery = 100 // one key in so many gets
-	hotShare = 0.9 // of the calls, where the draw is skewed
+	capacity    = 8e5    // of a bucket, which gains next to nothing meanwhile
+	threshold   = 1000   // autovacuum_vacuum_threshold
 )
 
 // table is the table of buckets in a database of its own.
 type table struct {
 	*server.Database
-	o     options
-	s     setting
-	meter *server.Meter
-	round uint64 // minutes so far
-	next  int    // the number of the next new key
+	o       options
+	s       setting
+	callers *load.Group
 }
 
 // fill has the server configured, makes the table with the setting, and fills it.
@@ -64,10 +58,7 @@ func (t *table) fill(ctx context.Context) error {
 	if _, err := t.Admin().Exec(ctx, fmt.Sprintf("ALTER TABLE ratelimit.buckets SET (fillfactor = %d)", t.s.then)); err != nil {
 		return err
 	}
-	if err := t.Settle(ctx); err != nil {
-		return err
-	}
-	return t.Checkpoint(ctx)
+	return errors.Join(t.Settle(ctx), t.Checkpoint(ctx))
 }
 
 // sizes sets the bytes of the table and of its index.
@@ -90,27 +81,19 @@ func (t *table) counts(ctx context.Context) (c counts, err error) {
 	return c, err
 }
 
-// warmUp does in the server to the table what the Takes of a minute would do, and then what autovacuum would do.
+// warmUp updates as many rows in the server as a minute of Takes would, and then vacuums if autovacuum would.
 func (t *table) warmUp(ctx context.Context) error {
 	const together = 100 // in a transaction, about as many as in a batch of Takes
 	const updates = `
 		DO $$
 		BEGIN
-			FOR i IN 0 .. %[1]d LOOP
-				INSERT INTO ratelimit.buckets (name, key, shard, value, ts)
-				SELECT 'keys', 'k' || lpad((%[2]d + i * %[3]d + n)::text, 9, '0'), 0, %[4]g, 0 FROM generate_series(0, %[3]d - 1) AS n;
+			FOR i IN 1 .. %d LOOP
 				UPDATE ratelimit.buckets AS b SET value = b.value - 1
-				FROM (SELECT 'k' || lpad(floor(CASE WHEN random() < %[5]g THEN floor(random() * %[6]d) * %[7]d ELSE random() * %[2]d END)::bigint::text, 9, '0') AS key
-					FROM generate_series(1, %[8]d)) AS drawn
+				FROM (SELECT 'k' || lpad(floor(random() * %d)::bigint::text, 9, '0') AS key FROM generate_series(1, %d)) AS drawn
 				WHERE b.name = 'keys' AND b.key = drawn.key AND b.shard = 0;
 				COMMIT;
 			END LOOP;
 		END $$`
-	skewed := 0.0
-	if t.o.skewed {
-		skewed = hotShare
-	}
-	fresh := int(t.o.fresh * together)
 	conn, err := t.Admin().Acquire(ctx)
 	if err != nil {
 		return err
@@ -118,7 +101,7 @@ func (t *table) warmUp(ctx context.Context) error {
 	defer conn.Release()
 	for _, statement := range []string{
 		"SET synchronous_commit = off; SET enable_hashjoin = off; SET enable_mergejoin = off; SET enable_seqscan = off",
-		fmt.Sprintf(updates, t.o.minute/together-1, t.next, fresh, capacity, skewed, t.o.rows/hotEvery, hotEvery, together-fresh),
+		fmt.Sprintf(updates, t.o.minute/together, t.o.rows, together),
 		"SELECT pg_stat_force_next_flush()",
 		"RESET ALL",
 	} {
@@ -126,22 +109,20 @@ func (t *table) warmUp(ctx context.Context) error {
 			return fmt.Errorf("warm up: %w", err)
 		}
 	}
-	t.next += t.o.minute / together * fresh
 	c, err := t.counts(ctx)
-	if err == nil {
-		_, err = t.vacuum(ctx, c)
+	if err != nil {
+		return err
 	}
-	return err
+	return t.vacuum(ctx, c, &vacuum{})
 }
 
-// minute makes the Takes of a minute and then does what autovacuum would do, and adds to f what that was.
+// minute makes the Takes of a minute, vacuums if autovacuum would, and adds the counts to f.
 func (t *table) minute(ctx context.Context, f *figures) error {
-	t.round++
 	before, err := t.counts(ctx)
 	if err != nil {
 		return err
 	}
-	takes, seconds, err := t.take(ctx)
+	result, err := t.take(ctx)
 	if err != nil {
 		return err
 	}
@@ -149,81 +130,34 @@ func (t *table) minute(ctx context.Context, f *figures) error {
 	if err != nil {
 		return err
 	}
-	v, err := t.vacuum(ctx, after)
-	if err != nil {
-		return err
-	}
 	f.minutes++
-	f.takes += int64(takes)
-	f.seconds += seconds
+	f.takes += int64(result.Calls)
+	f.seconds += result.Processor
 	f.updates += after.updates - before.updates
 	f.hot += after.hot - before.hot
-	f.vacuums += v.ran
-	f.read += v.pages
-	f.vacuumed += v.bytes
-	f.vacuumedBy += v.removed
-	return t.log(ctx, f, before.log, after.log)
+	return errors.Join(t.vacuum(ctx, after, &f.vacuum), t.log(ctx, f, before.log, after.log))
 }
 
-// take makes the Takes of a minute, and returns how many, and the seconds of the processor that the server needed. The statistics
-// of the connections are there when it returns: they have ended.
-func (t *table) take(ctx context.Context) (takes int, seconds float64, err error) {
+// take makes the Takes of a minute. When it returns, its connections have ended, so the server has their statistics.
+func (t *table) take(ctx context.Context) (r load.Result, err error) {
 	pool, err := t.Pool(ctx, connections, &roundtrips.Counter{}, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["application_name"] = callersName })
 	if err != nil {
-		return 0, 0, err
+		return r, err
 	}
 	defer pool.Close()
 	limiter, err := ratelimit.New(pool, ratelimit.Config{})
 	if err != nil {
-		return 0, 0, err
+		return r, err
 	}
 	limit := ratelimit.Define("keys", ratelimit.TokenBucket{Rate: 1, Period: time.Hour, Capacity: capacity})
-	var fresh atomic.Int64
-	callers := make([]*rand.Rand, t.o.callers)
-	for i := range callers {
-		callers[i] = rand.New(rand.NewPCG(t.round, uint64(i)))
-	}
-	own := processor()
-	g := load.NewGroup(t.o.callers, 1)
-	g.Meter = t.meter.Seconds
-	result, err := g.Run(ctx, load.Amount{Calls: t.o.minute}, func(ctx context.Context, c *load.Caller) error {
-		key := t.draw(callers[c.Number])
-		if t.o.fresh > 0 && callers[c.Number].Float64() < t.o.fresh {
-			key = t.next + int(fresh.Add(1)) - 1
-		}
-		d, err := limiter.Take(ctx, limit.For(fmt.Sprintf("k%09d", key)))
-		if err != nil {
-			return err
-		}
-		return d.Err()
+	r, err = t.callers.Run(ctx, load.Amount{Calls: t.o.minute}, func(ctx context.Context, c *load.Caller) error {
+		return limiter.Require(ctx, limit.For(fmt.Sprintf("k%09d", c.Random.IntN(t.o.rows))))
 	})
-	if err != nil {
-		return 0, 0, err
-	}
-	seconds = result.Processor - (processor() - own)
-	t.next += int(fresh.Load())
-	if err := limiter.Close(ctx); err != nil {
-		return 0, 0, err
+	if err := errors.Join(err, limiter.Close(ctx)); err != nil {
+		return r, err
 	}
 	pool.Close()
-	return result.Calls, seconds, t.quiet(ctx)
-}
-
-// draw returns the number of a key that is there.
-func (t *table) draw(random *rand.Rand) int {
-	if t.o.skewed && random.Float64() < hotShare {
-		return random.IntN(t.o.rows/hotEvery) * hotEvery
-	}
-	return random.IntN(t.next)
-}
-
-// processor returns the seconds of the processor that this process has needed.
-func processor() float64 {
-	var used syscall.Rusage
-	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &used); err != nil {
-		return 0
-	}
-	return time.Duration(used.Utime.Nano() + used.Stime.Nano()).Seconds()
+	return r, t.quiet(ctx)
 }
 
 // quiet waits until the connections that took have ended.
@@ -256,28 +190,26 @@ func (t *table) log(ctx context.Context, f *figures, from, to string) error {
 	return nil
 }
 
-// vacuum is what one did.
+// vacuum is what vacuums did.
 type vacuum struct{ ran, pages, bytes, removed int64 }
 
-const threshold = 1000 // autovacuum_vacuum_threshold
-
-// vacuum vacuums the table where autovacuum would.
-func (t *table) vacuum(ctx context.Context, c counts) (v vacuum, err error) {
+// vacuum vacuums the table if autovacuum would, and adds what that did to v.
+func (t *table) vacuum(ctx context.Context, c counts, v *vacuum) error {
 	if t.s.scale < 0 || float64(c.dead) <= threshold+t.s.scale*c.rows {
-		return v, nil
+		return nil
 	}
 	var said strings.Builder
 	pool, err := t.Pool(ctx, 1, &roundtrips.Counter{}, func(c *pgxpool.Config) {
 		c.ConnConfig.OnNotice = func(_ *pgconn.PgConn, n *pgconn.Notice) { said.WriteString(n.Message + "\n" + n.Detail + "\n") }
 	})
 	if err != nil {
-		return v, err
+		return err
 	}
 	defer pool.Close()
 	if _, err := pool.Exec(ctx, "VACUUM (VERBOSE) ratelimit.buckets"); err != nil {
-		return v, err
+		return err
 	}
-	return read(said.String())
+	return v.add(said.String())
 }
 
 var (
@@ -286,24 +218,21 @@ var (
 	tuplesPicked = regexp.MustCompile(`tuples: (\d+) removed`)
 )
 
-// read returns what VACUUM (VERBOSE) says that it did, with the table of what is too long for a row, if that has one.
-func read(said string) (vacuum, error) {
-	v := vacuum{ran: 1}
-	for _, one := range []struct {
-		pattern *regexp.Regexp
-		sum     *int64
-	}{{pagesRead, &v.pages}, {bytesLogged, &v.bytes}, {tuplesPicked, &v.removed}} {
-		found := one.pattern.FindAllStringSubmatch(said, -1)
+// add adds what VACUUM (VERBOSE) says that it did, to the table and to its TOAST table.
+func (v *vacuum) add(said string) error {
+	v.ran++
+	for pattern, sum := range map[*regexp.Regexp]*int64{pagesRead: &v.pages, bytesLogged: &v.bytes, tuplesPicked: &v.removed} {
+		found := pattern.FindAllStringSubmatch(said, -1)
 		if found == nil {
-			return v, fmt.Errorf("VACUUM (VERBOSE) says nothing of %s: %.2000s", one.pattern, said)
+			return fmt.Errorf("VACUUM (VERBOSE) says nothing of %s: %.2000s", pattern, said)
 		}
 		for _, match := range found {
 			n, err := strconv.ParseInt(match[1], 10, 64)
 			if err != nil {
-				return v, err
+				return err
 			}
-			*one.sum += n
+			*sum += n
 		}
 	}
-	return v, nil
+	return nil
 }

@@ -5,6 +5,7 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -39,6 +40,13 @@ func NewMeter(ctx context.Context, postgres *Postgres, redis map[Durability]*Red
 		m.others = append(m.others, r.process)
 	}
 	return m, nil
+}
+
+// Servers returns the meter without this process.
+func (m *Meter) Servers() *Meter {
+	servers := *m
+	servers.others = slices.DeleteFunc(slices.Clone(m.others), func(pid int) bool { return pid == os.Getpid() })
+	return &servers
 }
 
 // Seconds returns the processor time so far; NaN when it is not known.
