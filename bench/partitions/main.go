@@ -1,13 +1,11 @@
-// Command partitions measures what partitions of the table of buckets cost and save.
+// Command partitions measures the cost of partitions of the table of buckets, and what they save.
 //
 //	go run ./partitions [-rows 1000000] [-partitions 1,8,16,64] [-callers 1,16,64] [-rounds 7] [-calls 2000]
 //
-// It starts a server of its own, and makes a database for each number of partitions, 1 being a plain table, all with the same rows. Then come rounds of
-// standalone Takes, from one bucket and from five, with keys that are drawn uniformly: in each round every database has its turn,
-// so that what else the machine does falls on all alike. A line is the median of the plain table, in calls a second and in
-// microseconds of the server's processor for a call, and for the others the median of the ratio to the plain table in the same round.
-//
-// In the end a tenth of the rows, which are full, is deleted by Prune and then vacuumed.
+// It starts its own server, and makes a database with the same rows for each number of partitions; 1 is a plain table. In each round
+// the databases take turns with standalone Takes of uniformly drawn keys, from one bucket and from five. A line has the plain table's
+// median of calls a second and of microseconds of the server's processor for a call. For the others it has the median ratio to the
+// plain table in the same round. In the end Prune deletes a tenth of the rows, which are full, and VACUUM runs.
 package main
 
 import (
@@ -21,10 +19,11 @@ import (
 	"strings"
 
 	"github.com/pgratelimit/pgratelimit/bench/internal/command"
+	"github.com/pgratelimit/pgratelimit/bench/internal/load"
 	"github.com/pgratelimit/pgratelimit/bench/internal/server"
+	"github.com/pgratelimit/pgratelimit/bench/internal/stats"
 )
 
-// options are what the program is asked to do.
 type options struct {
 	rows, rounds, calls int
 	partitions, callers []int
@@ -85,9 +84,7 @@ func measure(ctx context.Context, w io.Writer, o options) (err error) {
 		}
 		tables = append(tables, t)
 	}
-	if _, err := fmt.Fprintf(w, "%s, %d keys, %d rounds of %d Takes\n", postgres.Version, o.rows, o.rounds, o.calls); err != nil {
-		return err
-	}
+	fmt.Fprintf(w, "%s, %d keys, %d rounds of %d Takes\n", postgres.Version, o.rows, o.rounds, o.calls)
 	for _, limits := range []int{1, 5} {
 		for _, callers := range o.callers {
 			if err := takes(ctx, w, o, tables, limits, callers); err != nil {
@@ -103,24 +100,27 @@ func measure(ctx context.Context, w io.Writer, o options) (err error) {
 	return nil
 }
 
-// takes measures Takes from so many limits, by so many callers, in each table in turns.
-func takes(ctx context.Context, w io.Writer, o options, tables []*table, limits, callers int) error {
+// takes measures Takes from as many limits as from says, in each table in turns.
+func takes(ctx context.Context, w io.Writer, o options, tables []*table, from, callers int) error {
 	speeds, costs := make([][]float64, len(tables)), make([][]float64, len(tables))
+	group := load.NewGroup(callers, 1)
 	for round := range o.rounds + 1 {
 		for i, t := range tables {
-			speed, cost, err := t.take(ctx, limits, callers)
+			r, err := t.take(ctx, group, from)
 			if err != nil {
 				return err
 			}
-			if round > 0 { // the first has the statements planned
-				speeds[i], costs[i] = append(speeds[i], speed), append(costs[i], cost)
+			if round > 0 { // in the first the statements are planned
+				speeds[i] = append(speeds[i], float64(r.Calls)/r.Elapsed.Seconds())
+				costs[i] = append(costs[i], 1e6*r.Processor/float64(r.Calls))
 			}
 		}
 	}
-	line := fmt.Sprintf("take from %d, %2d callers: %7.0f calls/s, %6.1f us", limits, callers, median(speeds[0]), 1e6*median(costs[0]))
+	fmt.Fprintf(w, "take from %d, %2d callers: %7.0f calls/s, %6.1f us", from, callers, stats.Of(speeds[0]).Median, stats.Of(costs[0]).Median)
 	for i, t := range tables[1:] {
-		line += fmt.Sprintf("; %d partitions: x %.2f calls/s, x %.2f us", t.partitions, median(ratios(speeds[i+1], speeds[0])), median(ratios(costs[i+1], costs[0])))
+		fmt.Fprintf(w, "; %d partitions: x %.2f calls/s, x %.2f us", t.partitions,
+			stats.Ratios(speeds[i+1], speeds[0]).Median, stats.Ratios(costs[i+1], costs[0]).Median)
 	}
-	_, err := fmt.Fprintln(w, line)
-	return err
+	fmt.Fprintln(w)
+	return nil
 }

@@ -5,9 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math/rand/v2"
-	"slices"
-	"syscall"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -44,10 +41,9 @@ type table struct {
 	*server.Database
 	partitions int
 	o          options
-	meter      *server.Meter
+	meter      *server.Meter // of the server
 	pool       *pgxpool.Pool
 	limiter    *ratelimit.Limiter
-	round      uint64
 }
 
 // newTable makes a table, and fills it.
@@ -81,9 +77,11 @@ func newTable(ctx context.Context, postgres *server.Postgres, o options, partiti
 	if err := errors.Join(t.Settle(ctx), t.Checkpoint(ctx)); err != nil {
 		return nil, err
 	}
-	if t.meter, err = server.NewMeter(ctx, postgres, nil); err != nil {
+	meter, err := server.NewMeter(ctx, postgres, nil)
+	if err != nil {
 		return nil, err
 	}
+	t.meter = meter.Servers()
 	if t.pool, err = t.Pool(ctx, connections, &roundtrips.Counter{}); err != nil {
 		return nil, err
 	}
@@ -101,44 +99,28 @@ func (t *table) close(ctx context.Context) (err error) {
 	return errors.Join(err, t.Drop(ctx))
 }
 
-// take makes the Takes of a round, each from so many limits, and returns how many there were a second, and the seconds of
-// the server's processor for each.
-func (t *table) take(ctx context.Context, from, callers int) (speed, cost float64, err error) {
-	t.round++
+// take makes the Takes of a round, each from as many limits as from says.
+func (t *table) take(ctx context.Context, group *load.Group, from int) (load.Result, error) {
 	limits := busyLimits()
-	randoms := make([]*rand.Rand, callers)
-	for i := range randoms {
-		randoms[i] = rand.New(rand.NewPCG(t.round, uint64(i)))
-	}
-	own := processor()
-	g := load.NewGroup(callers, 1)
-	g.Meter = t.meter.Seconds
-	result, err := g.Run(ctx, load.Amount{Calls: t.o.calls}, func(ctx context.Context, c *load.Caller) error {
+	group.Meter = t.meter.Seconds
+	return group.Run(ctx, load.Amount{Calls: t.o.calls}, func(ctx context.Context, c *load.Caller) error {
 		requests := make([]ratelimit.Request, from)
 		for i := range requests {
-			key := randoms[c.Number].IntN(t.o.rows/idleEvery)*idleEvery + 1 + i // none of the idle ones, and one of the limit
+			key := c.Random.IntN(t.o.rows/idleEvery)*idleEvery + 1 + i // none of the idle ones
 			requests[i] = limits[key%len(limits)].For(fmt.Sprintf("k%09d", key))
 		}
-		d, err := t.limiter.Take(ctx, requests...)
-		if err != nil {
-			return err
-		}
-		return d.Err()
+		return t.limiter.Require(ctx, requests...)
 	})
-	if err != nil {
-		return 0, 0, err
-	}
-	return float64(result.Calls) / result.Elapsed.Seconds(), (result.Processor - (processor() - own)) / float64(result.Calls), nil
 }
 
 // clean prunes what is full, vacuums, and writes what that took.
 func (t *table) clean(ctx context.Context, w io.Writer) error {
-	own, used, began := processor(), t.meter.Seconds(), time.Now()
+	used, began := t.meter.Seconds(), time.Now()
 	deleted, err := t.limiter.Prune(ctx, idleLimit())
 	if err != nil {
 		return err
 	}
-	elapsed, used := time.Since(began), t.meter.Seconds()-used-(processor()-own)
+	elapsed, used := time.Since(began), t.meter.Seconds()-used
 	rows, err := t.Admin().Query(ctx, `SELECT oid::regclass::text FROM pg_class WHERE relnamespace = 'ratelimit'::regnamespace AND relname LIKE 'buckets%' AND relkind = 'r'`)
 	if err != nil {
 		return err
@@ -158,25 +140,4 @@ func (t *table) clean(ctx context.Context, w io.Writer) error {
 	_, err = fmt.Fprintf(w, "%2d partitions: Prune deleted %d in %.1f s, %.1f s of the server's processor; VACUUM took %.2f s, the longest %.2f s\n",
 		t.partitions, deleted, elapsed.Seconds(), used, all.Seconds(), longest.Seconds())
 	return err
-}
-
-// processor returns the seconds of the processor that this process has needed.
-func processor() float64 {
-	var used syscall.Rusage
-	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &used); err != nil {
-		return 0
-	}
-	return time.Duration(used.Utime.Nano() + used.Stime.Nano()).Seconds()
-}
-
-func ratios(a, b []float64) (all []float64) {
-	for i := range a {
-		all = append(all, a[i]/b[i])
-	}
-	return all
-}
-
-func median(all []float64) float64 {
-	sorted := slices.Sorted(slices.Values(all))
-	return (sorted[(len(sorted)-1)/2] + sorted[len(sorted)/2]) / 2
 }
