@@ -43,10 +43,7 @@ func run(ctx context.Context, w io.Writer, o options) (err error) {
 		Against: o.against, Redis: server.ErrNoRedis.Error(),
 	}
 	if redis := on.Redis[server.Nothing]; redis != nil {
-		described.Redis = redis.Version + " with its defaults, but for what it keeps on disk"
-		for _, durability := range server.Durabilities() {
-			described.Redis += "; " + durability.String()
-		}
+		described.Redis = fmt.Sprintf("%s with its defaults and %q", redis.Version, server.Durabilities())
 	}
 	if described.Machine, err = server.Describe(ctx, on.Postgres.Directory); err != nil {
 		return err
@@ -72,6 +69,7 @@ func start(ctx context.Context) (on scenario.Servers, closeAll func() error, err
 	}
 	closes = append(closes, on.Postgres.Close)
 	on.Redis = map[server.Durability]*server.Redis{}
+	processes := []int{os.Getpid()}
 	for _, durability := range server.Durabilities() {
 		redis, err := server.StartRedis(ctx, durability)
 		if errors.Is(err, server.ErrNoRedis) {
@@ -82,9 +80,10 @@ func start(ctx context.Context) (on scenario.Servers, closeAll func() error, err
 		}
 		closes = append(closes, redis.Close)
 		on.Redis[durability] = redis
+		processes = append(processes, redis.Process)
 	}
-	on.Meter, err = server.NewMeter(ctx, on.Postgres, on.Redis)
-	return on, closeAll, err
+	on.Meter = server.NewMeter(on.Postgres, processes...)
+	return on, closeAll, nil
 }
 
 // chosen returns the scenarios that were asked for.

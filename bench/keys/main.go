@@ -124,12 +124,8 @@ func measureSetting(ctx context.Context, postgres *server.Postgres, o options, s
 		return f, err
 	}
 	defer func() { err = errors.Join(err, database.Drop(ctx)) }()
-	meter, err := server.NewMeter(ctx, postgres, nil)
-	if err != nil {
-		return f, err
-	}
 	t := &table{Database: database, o: o, s: s, callers: load.NewGroup(o.callers, 1)}
-	t.callers.Meter = meter.Servers().Seconds
+	t.callers.Meter = server.NewMeter(postgres).Seconds
 	if err := t.fill(ctx); err != nil {
 		return f, err
 	}

@@ -52,7 +52,7 @@ func newTable(ctx context.Context, postgres *server.Postgres, o options, partiti
 	if err != nil {
 		return nil, err
 	}
-	t := &table{Database: database, partitions: partitions, o: o}
+	t := &table{Database: database, partitions: partitions, o: o, meter: server.NewMeter(postgres)}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, t.close(context.WithoutCancel(ctx)))
@@ -77,11 +77,6 @@ func newTable(ctx context.Context, postgres *server.Postgres, o options, partiti
 	if err := errors.Join(t.Settle(ctx), t.Checkpoint(ctx)); err != nil {
 		return nil, err
 	}
-	meter, err := server.NewMeter(ctx, postgres, nil)
-	if err != nil {
-		return nil, err
-	}
-	t.meter = meter.Servers()
 	if t.pool, err = t.Pool(ctx, connections, &roundtrips.Counter{}); err != nil {
 		return nil, err
 	}

@@ -155,7 +155,7 @@ func tryPgBouncer(ctx context.Context, program, databaseURL string, mode PoolMod
 	if err != nil {
 		return nil, err
 	}
-	port, err := freePort(ctx)
+	port, err := FreePort(ctx)
 	if err != nil {
 		return nil, err
 	}

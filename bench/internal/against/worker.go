@@ -5,6 +5,7 @@ import (
 	"encoding/gob"
 	"errors"
 	"io"
+	"os"
 
 	"github.com/pgratelimit/pgratelimit/bench/internal/contender"
 	"github.com/pgratelimit/pgratelimit/bench/internal/scenario"
@@ -24,10 +25,7 @@ func Work(ctx context.Context, s scenario.Scenario, in io.Reader, out io.Writer)
 		return err
 	}
 	defer func() { err = errors.Join(err, database.Drop(ctx)) }()
-	meter, err := server.NewMeter(ctx, postgres, nil)
-	if err != nil {
-		return err
-	}
+	meter := server.NewMeter(postgres, os.Getpid())
 	runner, err := s.Contenders[0].Way.Open(ctx, contender.Bench{Database: database, Meter: meter, Name: "contender0", Callers: s.Callers, Burst: s.Burst})
 	if err != nil {
 		return err

@@ -68,11 +68,11 @@ func (s Scenario) Run(ctx context.Context, on Servers, o Options) (_ Result, err
 		}
 	}
 	for _, f := range s.Facts {
-		value, err := f.Measure(ctx, database)
-		if err != nil {
+		m := Measurement{Name: f.Name, Unit: f.Unit}
+		if err := database.Admin().QueryRow(ctx, f.SQL).Scan(&m.Value); err != nil {
 			return Result{}, fmt.Errorf("%s: %w", f.Name, err)
 		}
-		result.Measured = append(result.Measured, Measurement{Name: f.Name, Unit: f.Unit, Value: value})
+		result.Measured = append(result.Measured, m)
 	}
 	result.judge()
 	return result, nil

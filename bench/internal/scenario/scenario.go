@@ -2,11 +2,9 @@
 package scenario
 
 import (
-	"context"
 	"slices"
 
 	"github.com/pgratelimit/pgratelimit/bench/internal/contender"
-	"github.com/pgratelimit/pgratelimit/bench/internal/server"
 	"github.com/pgratelimit/pgratelimit/bench/internal/stats"
 )
 
@@ -63,10 +61,10 @@ type Contender struct {
 	Way  contender.Way
 }
 
-// Fact is a number about the database.
+// Fact is a number about the database, which SQL returns.
 type Fact struct {
 	Name, Unit string
-	Measure    func(ctx context.Context, d *server.Database) (float64, error)
+	SQL        string
 }
 
 // Row is what a contender's rounds gave.

@@ -1,7 +1,6 @@
 package scenario
 
 import (
-	"context"
 	"fmt"
 	"time"
 
@@ -60,8 +59,8 @@ func All(quick bool) []Scenario {
 // onRedis returns the contenders that keep n keys in Redis.
 func onRedis(n int) []Contender {
 	return []Contender{
-		{redis, contender.RedisRate{Keys: n}},
-		{pipelined, contender.RedisRate{Keys: n, Pipelined: true}},
+		{redis, contender.RedisRate{Keys: n, Durability: server.Nothing}},
+		{pipelined, contender.RedisRate{Keys: n, Pipelined: true, Durability: server.Nothing}},
 		{logged, contender.RedisRate{Keys: n, Pipelined: true, Durability: server.Logged}},
 		{flushed, contender.RedisRate{Keys: n, Pipelined: true, Durability: server.Flushed}},
 		{rueidis, contender.Rueidis{Keys: n}},
@@ -335,7 +334,7 @@ func size(quick bool) []Scenario {
 		{
 			Name: "keys", Title: "standalone Take, 1,000,000 keys and 1,000 keys, 16 callers", Note: note, Callers: 16, Compare: Throughput,
 			Contenders: []Contender{{many, contender.Take{Keys: keys}}, {few, contender.Take{Keys: 1000}}},
-			Facts:      []Fact{{Name: "bytes a bucket, with the index", Measure: bytesPerBucket}},
+			Facts:      []Fact{{Name: "bytes a bucket, with the index", SQL: `SELECT pg_total_relation_size('ratelimit.buckets')::float8 / count(*) FROM ratelimit.buckets`}},
 			Bars:       []Bar{{Contender: many, Figure: Throughput, Against: few, AtLeast: 0.9}},
 		},
 		{
@@ -343,8 +342,8 @@ func size(quick bool) []Scenario {
 			Calls:      updates,
 			Contenders: []Contender{{ours, contender.Take{Keys: hotKey, Config: ratelimit.Config{NoBatching: true}}}},
 			Facts: []Fact{
-				{Name: tableSize, Unit: " bytes", Measure: tableBytes},
-				{Name: "updates in place (HOT)", Unit: " %", Measure: hotShare},
+				{Name: tableSize, Unit: " bytes", SQL: `SELECT pg_total_relation_size('ratelimit.buckets')::float8`},
+				{Name: "updates in place (HOT)", Unit: " %", SQL: `SELECT 100 * n_tup_hot_upd::float8 / greatest(n_tup_upd, 1) FROM pg_stat_user_tables WHERE relid = 'ratelimit.buckets'::regclass`},
 			},
 			Bars: []Bar{
 				{Contender: lastTenth, Figure: P50, Against: firstTenth, AtMost: 1.2},
@@ -352,21 +351,4 @@ func size(quick bool) []Scenario {
 			},
 		},
 	}
-}
-
-func bytesPerBucket(ctx context.Context, d *server.Database) (float64, error) {
-	return number(ctx, d, `SELECT pg_total_relation_size('ratelimit.buckets')::float8 / count(*) FROM ratelimit.buckets`)
-}
-
-func tableBytes(ctx context.Context, d *server.Database) (float64, error) {
-	return number(ctx, d, `SELECT pg_total_relation_size('ratelimit.buckets')::float8`)
-}
-
-func hotShare(ctx context.Context, d *server.Database) (float64, error) {
-	return number(ctx, d, `SELECT 100 * n_tup_hot_upd::float8 / greatest(n_tup_upd, 1) FROM pg_stat_user_tables WHERE relid = 'ratelimit.buckets'::regclass`)
-}
-
-func number(ctx context.Context, d *server.Database, sql string) (value float64, err error) {
-	err = d.Admin().QueryRow(ctx, sql).Scan(&value)
-	return value, err
 }

@@ -1,52 +1,28 @@
 package server
 
 import (
-	"context"
 	"math"
 	"os"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"strings"
-
-	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// Meter adds up the processor time of this process and of the servers that it measures: what a call costs the machine,
-// also when others use it.
+// Meter adds up the processor time of processes and of a Postgres: what a call costs the machine, also while others use it.
 type Meter struct {
 	directory string // /proc
-	postgres  int    // the process that all others of the server are children of; 0: there is none here
+	postgres  int    // the process that all others of the server are children of; 0: it is not on this machine
 	others    []int
 }
 
-// NewMeter returns a meter of this process and the servers. It knows nothing where they are not processes of this
-// machine, or it has no /proc.
-func NewMeter(ctx context.Context, postgres *Postgres, redis map[Durability]*Redis) (*Meter, error) {
-	m := &Meter{directory: "/proc", others: []int{os.Getpid()}}
-	pool, err := pgxpool.New(ctx, postgres.URL())
-	if err != nil {
-		return nil, err
+// NewMeter returns a meter of the server and of other processes. It knows nothing if the server is not on this machine, or without /proc.
+func NewMeter(postgres *Postgres, others ...int) *Meter {
+	m := &Meter{directory: "/proc", others: others}
+	name, _ := os.ReadFile(filepath.Join(m.directory, strconv.Itoa(postgres.process), "comm"))
+	if strings.HasPrefix(string(name), "postgres") {
+		m.postgres = postgres.process
 	}
-	defer pool.Close()
-	var backend int
-	if err := pool.QueryRow(ctx, `SELECT pg_backend_pid()`).Scan(&backend); err != nil {
-		return nil, err
-	}
-	if name, parent := m.process(backend); strings.HasPrefix(name, "postgres") {
-		m.postgres = parent
-	}
-	for _, r := range redis {
-		m.others = append(m.others, r.process)
-	}
-	return m, nil
-}
-
-// Servers returns the meter without this process.
-func (m *Meter) Servers() *Meter {
-	servers := *m
-	servers.others = slices.DeleteFunc(slices.Clone(m.others), func(pid int) bool { return pid == os.Getpid() })
-	return &servers
+	return m
 }
 
 // Seconds returns the processor time so far; NaN when it is not known.
@@ -69,24 +45,6 @@ func (m *Meter) Seconds() float64 {
 		}
 	}
 	return sum
-}
-
-// process returns the name of a process and its parent, "" and 0 when it is gone.
-func (m *Meter) process(pid int) (name string, parent int) {
-	text, err := os.ReadFile(filepath.Join(m.directory, strconv.Itoa(pid), "stat"))
-	if err != nil {
-		return "", 0
-	}
-	// pid (name) state parent ..; the name may have anything in it.
-	_, after, _ := strings.Cut(string(text), "(")
-	end := strings.LastIndex(after, ")")
-	if end < 0 {
-		return "", 0
-	}
-	if fields := strings.Fields(after[end+1:]); len(fields) > 1 {
-		parent, _ = strconv.Atoi(fields[1])
-	}
-	return after[:end], parent
 }
 
 // ran returns the seconds that the threads of a process have run; NaN when it is gone.

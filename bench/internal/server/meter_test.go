@@ -27,7 +27,6 @@ func TestMeter(t *testing.T) {
 		"10/task/10/schedstat": "1000000000 5 5\n", "10/task/10/children": "11 12 14 ", // 14 has ended meanwhile
 		"11/schedstat": "2000000000 5 5\n", "12/schedstat": "4000000000 5 5\n", "13/schedstat": "8000000000 5 5\n",
 		"20/task/20/schedstat": "500000000 5 5\n", "20/task/21/schedstat": "250000000 5 5\n",
-		"12/stat": "12 (a (b) c) S 10 10 12 0",
 	}
 	t.Run("AddsUpTheServerItsChildrenAndTheThreadsOfOthers", func(t *testing.T) {
 		t.Parallel()
@@ -45,11 +44,5 @@ func TestMeter(t *testing.T) {
 		t.Parallel()
 		require.True(t, math.IsNaN(machine(t, files).Seconds()))
 		require.True(t, math.IsNaN((*Meter)(nil).Seconds()))
-	})
-	t.Run("TellsNamesWithParenthesesFromWhatFollows", func(t *testing.T) {
-		t.Parallel()
-		name, parent := machine(t, files).process(12)
-		require.Equal(t, "a (b) c", name)
-		require.Equal(t, 10, parent)
 	})
 }

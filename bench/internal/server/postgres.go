@@ -41,17 +41,26 @@ type Postgres struct {
 	Version string
 	// Directory holds its data.
 	Directory string
+
+	process int
 }
 
-// StartPostgres starts a server with its data on disk. Close it in the end; it ends with this process in any
-// case.
-func StartPostgres(ctx context.Context) (_ *Postgres, err error) {
-	server, err := postgrestest.Start(ctx, postgrestest.Options{Settings: settings(), Own: true})
+// StartPostgres starts a server with its data on disk. Close it in the end; it ends with this process in any case. The error says so if
+// its commits are not durable.
+func StartPostgres(ctx context.Context) (*Postgres, error) {
+	return start(ctx, postgrestest.Options{Settings: settings(), Own: true})
+}
+
+// FindPostgres returns the server of RATELIMIT_DATABASE_URL, which another process has started.
+func FindPostgres(ctx context.Context) (*Postgres, error) { return start(ctx, postgrestest.Options{}) }
+
+func start(ctx context.Context, o postgrestest.Options) (*Postgres, error) {
+	server, err := postgrestest.Start(ctx, o)
 	if err != nil {
 		return nil, err
 	}
 	p := &Postgres{Server: server}
-	if err := p.verify(ctx); err != nil {
+	if err := p.describe(ctx, o.Own); err != nil {
 		return nil, errors.Join(err, server.Close())
 	}
 	return p, nil
@@ -63,30 +72,22 @@ func MayBeSkipped(err error) bool {
 	return errors.Is(err, postgrestest.ErrNoServer) && os.Getenv("CI") == ""
 }
 
-// FindPostgres returns the server that RATELIMIT_DATABASE_URL names, which another process has started.
-func FindPostgres(ctx context.Context) (*Postgres, error) {
-	server, err := postgrestest.Start(ctx, postgrestest.Options{})
-	if err != nil {
-		return nil, err
-	}
-	return &Postgres{Server: server}, nil
-}
-
-// verify asks the server what it is, and returns an error when its commits are not durable.
-func (p *Postgres) verify(ctx context.Context) error {
+// describe asks the server for its version, directory and process.
+func (p *Postgres) describe(ctx context.Context, hasToBeDurable bool) error {
 	pool, err := pgxpool.New(ctx, p.URL())
 	if err != nil {
 		return err
 	}
 	defer pool.Close()
-	var fsync, commit string
-	const ask = `SELECT current_setting('fsync'), current_setting('synchronous_commit'), current_setting('data_directory'), current_setting('server_version')`
-	if err := pool.QueryRow(ctx, ask).Scan(&fsync, &commit, &p.Directory, &p.Version); err != nil {
+	var isDurable bool
+	const ask = `
+		SELECT current_setting('fsync')::boolean AND current_setting('synchronous_commit') = 'on', current_setting('data_directory'),
+			'PostgreSQL ' || current_setting('server_version'), split_part(pg_read_file('postmaster.pid'), E'\n', 1)::integer`
+	if err := pool.QueryRow(ctx, ask).Scan(&isDurable, &p.Directory, &p.Version, &p.process); err != nil {
 		return fmt.Errorf("ask for the server's settings: %w", err)
 	}
-	p.Version = "PostgreSQL " + p.Version
-	if fsync != "on" || commit != "on" {
-		return fmt.Errorf("the server has fsync = %s and synchronous_commit = %s; both have to be on", fsync, commit)
+	if hasToBeDurable && !isDurable {
+		return errors.New("fsync and synchronous_commit of the server have to be on")
 	}
 	return nil
 }

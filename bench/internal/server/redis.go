@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+
+	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
 )
 
 const redisTimeout = 10 * time.Second
@@ -36,45 +38,30 @@ cd /
 rm -rf "$directory"
 `
 
-// Durability is what a Redis keeps on disk. Neither takes snapshots nor rewrites its log: those would fall into the turns
-// of others, as a checkpoint of Postgres would.
-type Durability int
+// Durability is what a Redis keeps on disk, as its settings. It never takes snapshots nor rewrites its log: those would fall into the
+// turns of others, as a checkpoint of Postgres would.
+type Durability string
 
 const (
-	// Nothing is kept: what was decided is lost in a crash. That is Redis at its fastest.
-	Nothing Durability = iota
-	// Logged writes a log, and flushes it once a second: at most that second is lost.
-	Logged
-	// Flushed flushes the log before it answers, as a commit of Postgres does: nothing is lost.
-	Flushed
+	// Nothing keeps nothing: a crash loses every decision. This is Redis at its fastest.
+	Nothing Durability = "appendonly no"
+	// Logged flushes a log once a second: a crash loses at most that second.
+	Logged Durability = "appendonly yes, appendfsync everysec"
+	// Flushed flushes the log before it answers, like a commit of Postgres.
+	Flushed Durability = "appendonly yes, appendfsync always"
 )
 
 // Durabilities returns all of them.
 func Durabilities() []Durability { return []Durability{Nothing, Logged, Flushed} }
 
-// arguments are those of redis-server.
+// arguments returns those of redis-server.
 func (d Durability) arguments() []string {
-	arguments := []string{"--save", ""}
-	if d == Nothing {
-		return append(arguments, "--appendonly", "no")
+	arguments := []string{"--save", "", "--auto-aof-rewrite-percentage", "0"}
+	for setting := range strings.SplitSeq(string(d), ", ") {
+		name, value, _ := strings.Cut(setting, " ")
+		arguments = append(arguments, "--"+name, value)
 	}
-	return append(arguments, "--appendonly", "yes", "--appendfsync", d.fsync(), "--auto-aof-rewrite-percentage", "0")
-}
-
-// fsync is what Redis calls it.
-func (d Durability) fsync() string {
-	if d == Flushed {
-		return "always"
-	}
-	return "everysec"
-}
-
-// String says how the server differs from its defaults.
-func (d Durability) String() string {
-	if d == Nothing {
-		return "nothing kept on disk"
-	}
-	return "appendonly yes, appendfsync " + d.fsync()
+	return arguments
 }
 
 // Redis is a server that this process started, for itself.
@@ -83,10 +70,11 @@ type Redis struct {
 	Address string
 	// Version is what it calls itself.
 	Version string
+	// Process is its number on this machine.
+	Process int
 
-	cmd     *exec.Cmd
-	input   io.Closer
-	process int
+	cmd   *exec.Cmd
+	input io.Closer
 }
 
 // StartRedis starts a server with its own defaults but for what it keeps on disk. Close it in the end; it ends with
@@ -99,7 +87,7 @@ func StartRedis(ctx context.Context, d Durability) (_ *Redis, err error) {
 	if err != nil {
 		return nil, err
 	}
-	port, err := freePort(ctx)
+	port, err := postgrestest.FreePort(ctx)
 	if err != nil {
 		return nil, errors.Join(err, os.RemoveAll(dir))
 	}
@@ -133,7 +121,7 @@ func (r *Redis) await(ctx context.Context) (err error) {
 		info, err := client.Info(ctx, "server").Result()
 		if err == nil {
 			r.Version = "Redis " + field(info, "redis_version")
-			r.process, err = strconv.Atoi(field(info, "process_id"))
+			r.Process, err = strconv.Atoi(field(info, "process_id"))
 			return err
 		}
 		select {
@@ -149,14 +137,4 @@ func field(info, name string) string {
 	_, value, _ := strings.Cut(info, name+":")
 	value, _, _ = strings.Cut(value, "\r\n")
 	return value
-}
-
-// freePort returns a port that nobody listens on; somebody may, a moment later.
-func freePort(ctx context.Context) (int, error) {
-	listener, err := new(net.ListenConfig).Listen(ctx, "tcp", "127.0.0.1:0")
-	if err != nil {
-		return 0, fmt.Errorf("find a free port: %w", err)
-	}
-	port := listener.Addr().(*net.TCPAddr).Port
-	return port, listener.Close()
 }
