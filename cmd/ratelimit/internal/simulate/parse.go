@@ -1,0 +1,408 @@
+package simulate
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// record is what a line says of a request. What it does not say is empty.
+type record struct {
+	at      time.Time
+	address string
+	user    string
+	tenant  string
+	plan    string
+	method  string
+	target  string // as in the request line: a path with a query, or a URL
+	route   string
+	fields  map[string]string // the further attributes of parser.wanted
+}
+
+// parser reads lines.
+type parser struct {
+	format Format
+	wanted []string               // the further attributes that tiers name
+	paths  map[string][]fieldPath // the JSON fields of each attribute, the first that is there counts
+	record record
+
+	// Lines that follow each other often have the same time.
+	lastText string
+	lastAt   time.Time
+}
+
+// fieldPath is the name of a JSON field, after those of the objects that it is in.
+type fieldPath []string
+
+// newParser returns a parser. Names are those of JSON fields by attribute, and wanted are further attributes.
+func newParser(format Format, names map[string]string, wanted []string) *parser {
+	p := &parser{format: format, wanted: wanted, paths: make(map[string][]fieldPath), record: record{fields: make(map[string]string, len(wanted))}}
+	for _, attribute := range append([]string{"time", "address", "user", "tenant", "plan", "method", "path", "route", "request"}, wanted...) {
+		found := defaultFields(attribute)
+		if name := names[attribute]; name != "" {
+			found = []string{name}
+		}
+		var paths []fieldPath
+		for _, name := range found {
+			paths = append(paths, fieldPath{name}) // a name may have dots in it
+			if strings.Contains(name, ".") {
+				paths = append(paths, strings.Split(name, "."))
+			}
+		}
+		p.paths[attribute] = paths
+	}
+	return p
+}
+
+// defaultFields returns the names under which an attribute is looked for in JSON, the first that is there: those that
+// Caddy, Traefik, Google Cloud and many others write. Every other attribute than these has the field of its own name.
+func defaultFields(attribute string) []string {
+	switch attribute {
+	case "time":
+		return []string{"time", "ts", "timestamp", "@timestamp"}
+	case "address":
+		return []string{
+			"remote_addr", "ip", "client_ip", "remote_ip", "address",
+			"request.client_ip", "request.remote_ip", "ClientHost", "httpRequest.remoteIp",
+		}
+	case "user":
+		return []string{"user", "remote_user", "user_id", "ClientUsername"}
+	case "method":
+		return []string{"method", "request_method", "request.method", "RequestMethod", "httpRequest.requestMethod"}
+	case "path":
+		return []string{"path", "url", "uri", "request_uri", "request.uri", "RequestPath", "httpRequest.requestUrl"}
+	}
+	return []string{attribute}
+}
+
+// parse reads a line. The record is good until the next call.
+func (p *parser) parse(line string) (*record, error) {
+	fields := p.record.fields
+	clear(fields)
+	p.record = record{fields: fields}
+	if p.format != Detect {
+		return &p.record, p.parseAs(p.format, line)
+	}
+	var reason error
+	for _, format := range []Format{JSON, Combined, Common} {
+		err := p.parseAs(format, line)
+		if err == nil {
+			p.format = format
+			return &p.record, nil
+		}
+		if format == JSON || !strings.HasPrefix(line, "{") { // of what is no object, Common says why
+			reason = err
+		}
+		clear(fields)
+		p.record = record{fields: fields}
+	}
+	return &p.record, fmt.Errorf("the line is in none of the formats common, combined and json: %w", reason)
+}
+
+func (p *parser) parseAs(format Format, line string) error {
+	if format == JSON {
+		return p.parseJSON(line)
+	}
+	return p.parseCommon(line, format == Combined)
+}
+
+// setFields sets the further attributes. Value returns those that are not part of the request line.
+func (p *parser) setFields(value func(name string) string) {
+	r := &p.record
+	for _, name := range p.wanted {
+		switch name {
+		case "method":
+			r.fields[name] = r.method
+		case "path":
+			r.fields[name] = pathOf(r.target)
+		default:
+			r.fields[name] = value(name)
+		}
+	}
+}
+
+// requestLine sets what the first line of a request says: GET /search?q=1 HTTP/1.1. What is no such line, as of a client that
+// speaks TLS to a port without it, sets nothing.
+func (r *record) requestLine(line string) {
+	method, rest, found := strings.Cut(line, " ")
+	if !found || !isMethod(method) {
+		return
+	}
+	if at := strings.LastIndex(rest, " HTTP/"); at >= 0 {
+		rest = rest[:at]
+	}
+	r.method, r.target = method, strings.TrimSpace(rest)
+}
+
+// isMethod reports whether s may be a method: letters and hyphens, 20 at most.
+func isMethod(s string) bool {
+	for i := range len(s) {
+		if c := s[i] | 0x20; (c < 'a' || c > 'z') && s[i] != '-' {
+			return false
+		}
+	}
+	return s != "" && s != "-" && len(s) <= 20
+}
+
+// said returns what a field says: "-" is nothing.
+func said(field string) string {
+	if field == "-" {
+		return ""
+	}
+	return field
+}
+// What is wrong with a line that is not in the Common Log Format:
+//
+//	address identity user [02/Jan/2006:15:04:05 -0700] "request" status size "referer" "user agent"
+//
+// with the name of the server before it or not.
+var (
+	errNoAddress   = errors.New("it does not begin with an address, an identity and a user")
+	errNoTime      = errors.New("it has no time such as [02/Jan/2006:15:04:05 -0700] after the user")
+	errNoRequest   = errors.New("it has no request in quotes after the time")
+	errNoStatus    = errors.New("it has no status and size after the request")
+	errNotCombined = errors.New("it has no referer and user agent in quotes at its end, or is cut off")
+)
+
+// parseCommon reads a line of the Common Log Format, and the referer and the user agent where they are there. Combined says
+// that they have to be.
+func (p *parser) parseCommon(line string, combined bool) error {
+	r := &p.record
+	address, rest, _ := strings.Cut(line, " ")
+	identity, rest, ok := strings.Cut(rest, " ")
+	if isServer(address, identity) {
+		address = identity
+		identity, rest, ok = strings.Cut(rest, " ")
+	}
+	if !ok || address == "" || identity == "" {
+		return errNoAddress
+	}
+	user, at, rest, ok := p.cutTime(rest)
+	if !ok {
+		return errNoTime
+	}
+	request, rest, ok := cutQuoted(rest)
+	if !ok {
+		return errNoRequest
+	}
+	status, rest, _ := strings.Cut(strings.TrimPrefix(rest, " "), " ")
+	size, rest, more := strings.Cut(rest, " ")
+	if !isNumber(status) || !isNumber(size) && size != "-" {
+		return errNoStatus
+	}
+	var referer, agent string
+	if more {
+		var ok bool
+		if referer, rest, ok = cutQuoted(rest); ok {
+			agent, _, ok = cutQuoted(strings.TrimPrefix(rest, " "))
+		}
+		more = ok
+	}
+	if combined && !more {
+		return errNotCombined
+	}
+	r.at, r.address, r.user = at, said(address), said(user)
+	r.requestLine(request)
+	p.setFields(func(name string) string {
+		return said(map[string]string{"status": status, "size": size, "bytes": size, "referer": referer, "user_agent": agent}[name])
+	})
+	return nil
+}
+
+const commonTime = "02/Jan/2006:15:04:05 -0700"
+
+// cutTime cuts the text after the identity: user [02/Jan/2006:15:04:05 -0700] and the rest. A user may have spaces and brackets.
+func (p *parser) cutTime(text string) (user string, at time.Time, rest string, ok bool) {
+	for from := 0; ; {
+		open := strings.Index(text[from:], " [")
+		if open < 0 {
+			return "", time.Time{}, "", false
+		}
+		open += from
+		from = open + len(" [")
+		end := from + len(commonTime)
+		if end+2 <= len(text) && text[end:end+2] == "] " {
+			if at, ok = p.instant(text[from:end], commonTime); ok {
+				return text[:open], at, text[end+2:], true
+			}
+		}
+	}
+}
+
+// isServer reports whether a line begins with the name of a server, as Apache's vhost_combined does: what follows is an
+// address then, where an identity should be.
+func isServer(text, next string) bool {
+	if next == "-" || strings.HasSuffix(text, ",") { // which is a list of addresses
+		return false
+	}
+	if _, err := netip.ParseAddr(next); err != nil {
+		return false
+	}
+	_, err := netip.ParseAddr(text)
+	return err != nil
+}
+
+// cutQuoted returns what stands in the quotes that the text begins with, without escapes, and what follows them.
+func cutQuoted(text string) (quoted, rest string, ok bool) {
+	if text == "" || text[0] != '"' {
+		return "", "", false
+	}
+	escaped := false
+	for i := 1; i < len(text); i++ {
+		switch text[i] {
+		case '\\':
+			escaped = true
+			i++
+		case '"':
+			quoted, rest = text[1:i], text[i+1:]
+			if escaped {
+				quoted = unescape(quoted)
+			}
+			return quoted, rest, true
+		}
+	}
+	return "", "", false
+}
+
+// unescape returns the text that servers write with a \ before quotes, and with bytes as \x16.
+func unescape(text string) string {
+	var b strings.Builder
+	for i := 0; i < len(text); i++ {
+		if text[i] != '\\' || i+1 == len(text) {
+			b.WriteByte(text[i])
+			continue
+		}
+		i++
+		if text[i] == 'x' && i+2 < len(text) {
+			if n, err := strconv.ParseUint(text[i+1:i+3], 16, 8); err == nil {
+				b.WriteByte(byte(n))
+				i += 2
+				continue
+			}
+		}
+		at := slices.Index([]byte("nrt"), text[i])
+		if at >= 0 {
+			b.WriteByte("\n\r\t"[at])
+			continue
+		}
+		b.WriteByte(text[i])
+	}
+	return b.String()
+}
+
+// isNumber reports whether s is a number that a status or a size can be.
+func isNumber(s string) bool {
+	for i := range len(s) {
+		if s[i] < '0' || s[i] > '9' {
+			return false
+		}
+	}
+	return s != "" && len(s) <= 19
+}
+
+var errNoObject = errors.New("it is no JSON object, or is cut off")
+
+// parseJSON reads a line that is an object.
+func (p *parser) parseJSON(line string) error {
+	var object map[string]json.RawMessage
+	if json.Unmarshal([]byte(line), &object) != nil || object == nil {
+		return errNoObject
+	}
+	field := func(attribute string) string {
+		for _, path := range p.paths[attribute] {
+			if value := fieldAt(object, path); value != "" {
+				return value
+			}
+		}
+		return ""
+	}
+	r, text := &p.record, field("time")
+	if text == "" {
+		names := make([]string, len(p.paths["time"]))
+		for i, path := range p.paths["time"] {
+			names[i] = strings.Join(path, ".")
+		}
+		return fmt.Errorf("it has no field for the time; there may be %s", strings.Join(names, ", "))
+	}
+	var ok bool
+	if r.at, ok = p.instant(text, time.RFC3339Nano, commonTime, "2006-01-02T15:04:05Z0700", "2006-01-02 15:04:05Z07:00", "2006-01-02T15:04:05", time.DateTime); !ok {
+		return errors.New("its time is neither RFC 3339 nor a number of seconds since 1970")
+	}
+	r.address, r.user, r.tenant, r.plan = field("address"), field("user"), field("tenant"), field("plan")
+	r.method, r.target, r.route = field("method"), field("path"), field("route")
+	if r.method == "" && r.target == "" {
+		r.requestLine(field("request"))
+	}
+	p.setFields(field)
+	return nil
+}
+
+// fieldAt returns the text of a field: of a string, a number or a boolean.
+func fieldAt(object map[string]json.RawMessage, path fieldPath) string {
+	raw := object[path[0]]
+	for _, name := range path[1:] {
+		var inner map[string]json.RawMessage
+		if len(raw) == 0 || raw[0] != '{' || json.Unmarshal(raw, &inner) != nil {
+			return ""
+		}
+		raw = inner[name]
+	}
+	switch {
+	case len(raw) == 0 || raw[0] == '{' || raw[0] == '[' || string(raw) == "null":
+		return ""
+	case raw[0] != '"':
+		return string(raw)
+	}
+	var text string
+	if json.Unmarshal(raw, &text) != nil {
+		return ""
+	}
+	return said(text)
+}
+
+// instant returns the time that is written in one of the layouts, in UTC where it has no zone, or as seconds, milliseconds,
+// microseconds or nanoseconds since 1970, by their size.
+func (p *parser) instant(text string, layouts ...string) (at time.Time, ok bool) {
+	if text == p.lastText {
+		return p.lastAt, true
+	}
+	if at, ok = parseNumber(text); !ok {
+		for _, layout := range layouts {
+			var err error
+			if at, err = time.Parse(layout, text); err == nil {
+				at, ok = at.UTC(), at.Year() > 0 && at.Year() <= 9999
+				break
+			}
+		}
+	}
+	if ok {
+		p.lastText, p.lastAt = strings.Clone(text), at
+	}
+	return at, ok
+}
+
+func parseNumber(text string) (at time.Time, ok bool) {
+	const lastMicrosecond = 253402300799e6 // of the year 9999
+	n, err := strconv.ParseFloat(text, 64)
+	us := n * 1e6
+	switch {
+	case err != nil:
+		return time.Time{}, false
+	case n >= 1e17:
+		us = n / 1e3
+	case n >= 1e14:
+		us = n
+	case n >= 1e11:
+		us = n * 1e3
+	}
+	if !(us >= 0 && us <= lastMicrosecond) {
+		return time.Time{}, false
+	}
+	return time.UnixMicro(int64(math.Round(us))).UTC(), true
+}
