@@ -172,7 +172,7 @@ func fillReport(t *table, r *simulate.Report) {
 	}
 	t.field("buckets", fmt.Sprint(r.Buckets))
 	if r.OutOfOrder > 0 {
-		t.field("out of order", fmt.Sprintf("%s, by %s at most", count(r.OutOfOrder, "line"), span(r.StepBack)))
+		t.field("out of order", fmt.Sprintf("%s, by %s at most", count(r.OutOfOrder, "line"), span(time.Duration(r.StepBackUs)*time.Microsecond)))
 	}
 	t.gap()
 	t.row("LIMIT", "ASKED", "REFUSED", "SHARE", "FIRST", "LAST", "BUSIEST SECOND")

@@ -14,37 +14,27 @@ import (
 const maxStepBack = time.Minute
 
 // counts are what was decided, by limit.
-type counts struct {
-	limits map[string]*limitCounts
-}
+type counts map[string]*limitCounts
 
 // limitCounts are what a limit has decided.
 type limitCounts struct {
 	report LimitReport
 	second Peak // that is under way
-	keys   map[string]*keyCounts
+	keys   map[string]*KeyReport
 }
-
-// keyCounts are the refusals of a key.
-type keyCounts struct {
-	refused     int64
-	first, last time.Time
-}
-
-func newCounts() *counts { return &counts{limits: make(map[string]*limitCounts)} }
 
 // of returns the counts of a limit.
-func (c *counts) of(name string) *limitCounts {
-	of := c.limits[name]
+func (c counts) of(name string) *limitCounts {
+	of := c[name]
 	if of == nil {
-		of = &limitCounts{report: LimitReport{Limit: name}, keys: make(map[string]*keyCounts)}
-		c.limits[name] = of
+		of = &limitCounts{report: LimitReport{Limit: name}, keys: make(map[string]*KeyReport)}
+		c[name] = of
 	}
 	return of
 }
 
 // decided counts what a limit said of a line at an instant. A limit that is not in use says nothing.
-func (c *counts) decided(at time.Time, s *ratelimit.State) {
+func (c counts) decided(at time.Time, s *ratelimit.State) {
 	of := c.of(s.Limit.Name())
 	if s.NotAsked && s.Allowed {
 		return
@@ -76,15 +66,15 @@ func (of *limitCounts) endSecond() {
 }
 
 // refused counts a refusal of a key.
-func (c *counts) refused(at time.Time, refusal *ratelimit.Refusal) {
+func (c counts) refused(at time.Time, refusal *ratelimit.Refusal) {
 	keys := c.of(refusal.Limit).keys
 	k := keys[refusal.Key]
 	if k == nil {
-		k = &keyCounts{}
-		keys[strings.Clone(refusal.Key)] = k
+		k = &KeyReport{Limit: refusal.Limit, Key: strings.Clone(refusal.Key)}
+		keys[k.Key] = k
 	}
-	k.refused++
-	k.first, k.last = widened(k.first, k.last, at)
+	k.Refused++
+	k.FirstRefusal, k.LastRefusal = widened(k.FirstRefusal, k.LastRefusal, at)
 }
 
 // widened returns the span from first to last, with an instant in it. The zero time is no span yet.
@@ -99,10 +89,10 @@ func widened(first, last, at time.Time) (time.Time, time.Time) {
 }
 
 // reports returns what the limits have decided, sorted by their names.
-func (c *counts) reports() []LimitReport {
-	reports := make([]LimitReport, 0, len(c.limits))
-	for _, name := range slices.Sorted(maps.Keys(c.limits)) {
-		of := c.limits[name]
+func (c counts) reports() []LimitReport {
+	reports := make([]LimitReport, 0, len(c))
+	for _, name := range slices.Sorted(maps.Keys(c)) {
+		of := c[name]
 		of.endSecond()
 		if of.report.Asked > 0 {
 			of.report.Share = float64(of.report.Refused) / float64(of.report.Asked)
@@ -112,17 +102,16 @@ func (c *counts) reports() []LimitReport {
 	return reports
 }
 
-// top returns the keys that were refused most, n at most, and of those that were refused as often the ones that were so first.
-func (c *counts) top(n int) []KeyReport {
+// top returns the n keys that were refused most. Of keys that were refused as often, the one that was refused first comes first.
+func (c counts) top(n int) []KeyReport {
 	top := make([]KeyReport, 0, min(n, 1000)+1)
-	for name, of := range c.limits {
-		for key, k := range of.keys {
-			next := KeyReport{name, key, k.refused, k.first, k.last}
-			if len(top) == n && (n == 0 || next.compare(top[n-1]) > 0) {
+	for _, of := range c {
+		for _, k := range of.keys {
+			if len(top) == n && (n == 0 || k.compare(top[n-1]) > 0) {
 				continue
 			}
-			at, _ := slices.BinarySearchFunc(top, next, KeyReport.compare)
-			top = slices.Insert(top, at, next)
+			at, _ := slices.BinarySearchFunc(top, *k, KeyReport.compare)
+			top = slices.Insert(top, at, *k)
 			top = top[:min(len(top), n)]
 		}
 	}

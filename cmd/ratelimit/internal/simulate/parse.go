@@ -157,6 +157,7 @@ func said(field string) string {
 	}
 	return field
 }
+
 // What is wrong with a line that is not in the Common Log Format:
 //
 //	address identity user [02/Jan/2006:15:04:05 -0700] "request" status size "referer" "user agent"
@@ -210,7 +211,17 @@ func (p *parser) parseCommon(line string, combined bool) error {
 	r.at, r.address, r.user = at, said(address), said(user)
 	r.requestLine(request)
 	p.setFields(func(name string) string {
-		return said(map[string]string{"status": status, "size": size, "bytes": size, "referer": referer, "user_agent": agent}[name])
+		switch name {
+		case "status":
+			return status
+		case "size", "bytes":
+			return said(size)
+		case "referer":
+			return said(referer)
+		case "user_agent":
+			return said(agent)
+		}
+		return ""
 	})
 	return nil
 }

@@ -62,7 +62,7 @@ tiers:
 	for _, limit := range report.Limits {
 		require.True(t, limit.Refused > 10 || limit.Limit != "burst" && limit.Limit != "quota", "%+v", limit)
 	}
-	require.Greater(t, report.StepBack, 365*24*time.Hour)
+	require.Greater(t, report.StepBackUs, (365 * 24 * time.Hour).Microseconds())
 
 	pool := postgrestest.New(t)
 	store, err := rules.NewStore(pool, rules.StoreConfig{})
@@ -103,7 +103,7 @@ tiers:
 			}
 			key := map[string]string{"address": address, "search": address, "trial": quoted[5], "burst": address, "quota": address}[s.Limit.Name()]
 			decided = append(decided, simulate.Refusal{
-				Time: now.UTC(), Limit: s.Limit.Name(), Key: key, Rule: s.Rule, Cost: s.Cost, RetryAfter: s.RetryAfter,
+				Time: now.UTC(), Limit: s.Limit.Name(), Key: key, Rule: s.Rule, Cost: s.Cost, RetryAfterUs: s.RetryAfter.Microseconds(),
 				Shadow: s.Mode == ratelimit.Shadow, Line: int64(i) + 1,
 			})
 		}

@@ -24,7 +24,7 @@ type replay struct {
 	asks       *asks
 	parser     *parser
 	simulation *ratelimit.Simulation
-	counts     *counts
+	counts     counts
 	report     Report
 	progress   Progress
 	told       time.Time // when Config.Progress was told last
@@ -38,7 +38,7 @@ func newReplay(config *Config, sources []Source) (*replay, error) {
 	}
 	r := &replay{
 		config: config, asks: asks, parser: newParser(config.Format, config.Fields, asks.wanted),
-		counts: newCounts(), told: time.Now(),
+		counts: make(counts), told: time.Now(),
 	}
 	r.simulation, err = ratelimit.NewSimulation(ratelimit.Config{
 		Policies: set, HashKey: config.HashKey,
@@ -136,7 +136,7 @@ func (r *replay) arrived(at time.Time) {
 	p := &r.report
 	if back := p.To.Sub(at); !p.To.IsZero() && back > 0 {
 		p.OutOfOrder++
-		p.StepBack = max(p.StepBack, back)
+		p.StepBackUs = max(p.StepBackUs, back.Microseconds())
 	}
 	p.From, p.To = widened(p.From, p.To, at)
 }
@@ -152,7 +152,7 @@ func (r *replay) tellRefused(source string, number int64, at time.Time, refusal 
 	}
 	for i := range d.States { // tiers ask a limit once
 		if s := &d.States[i]; s.Limit.Name() == refusal.Limit {
-			told.RetryAfter = s.RetryAfter
+			told.RetryAfterUs = s.RetryAfter.Microseconds()
 		}
 	}
 	if err := r.config.Refused(told); err != nil {

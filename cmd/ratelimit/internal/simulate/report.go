@@ -1,9 +1,6 @@
 package simulate
 
-import (
-	"encoding/json"
-	"time"
-)
+import "time"
 
 // maxProblems is how many problems of a kind a report names.
 const maxProblems = 5
@@ -19,22 +16,13 @@ type Refusal struct {
 	Rule string `json:"rule"`
 	// Cost is what the line asked for.
 	Cost float64 `json:"cost"`
-	// RetryAfter is the wait after which the limit would allow it; in JSON retry_after_us.
-	RetryAfter time.Duration `json:"-"`
+	// RetryAfterUs is the wait after which the limit would allow it, in microseconds.
+	RetryAfterUs int64 `json:"retry_after_us"`
 	// Shadow is whether the limit is in shadow, so that nobody is turned away.
 	Shadow bool `json:"shadow"`
 	// Source and Line are where the line is, from 1 on.
 	Source string `json:"source"`
 	Line   int64  `json:"line"`
-}
-
-// MarshalJSON returns the refusal with its times in microseconds.
-func (r Refusal) MarshalJSON() ([]byte, error) {
-	type plain Refusal
-	return json.Marshal(struct {
-		plain
-		RetryAfterUs int64 `json:"retry_after_us"`
-	}{plain(r), r.RetryAfter.Microseconds()})
 }
 
 // Report is what became of the lines.
@@ -57,10 +45,9 @@ type Report struct {
 	Unlimited int64 `json:"unlimited"`
 	// Buckets is how many were taken from.
 	Buckets int `json:"buckets"`
-	// OutOfOrder are lines whose instant is before that of a line above, and StepBack is the largest such step; in JSON
-	// step_back_us.
-	OutOfOrder int64         `json:"out_of_order"`
-	StepBack   time.Duration `json:"-"`
+	// OutOfOrder are lines whose instant is before that of a line above, and StepBackUs is the largest such step in microseconds.
+	OutOfOrder int64 `json:"out_of_order"`
+	StepBackUs int64 `json:"step_back_us"`
 	// Limits are those that were asked, sorted by their names.
 	Limits []LimitReport `json:"limits"`
 	// Keys are those that were refused most, the most refused first.
@@ -69,15 +56,6 @@ type Report struct {
 	// or cost more than the limit can ever give.
 	Unparsed Problems `json:"unparsed"`
 	Failed   Problems `json:"failed"`
-}
-
-// MarshalJSON returns the report with its spans in microseconds.
-func (r Report) MarshalJSON() ([]byte, error) {
-	type plain Report
-	return json.Marshal(struct {
-		plain
-		StepBackUs int64 `json:"step_back_us"`
-	}{plain(r), r.StepBack.Microseconds()})
 }
 
 // LimitReport is what a limit has decided.

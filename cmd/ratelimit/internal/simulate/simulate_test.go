@@ -55,10 +55,10 @@ func TestRun(t *testing.T) {
 		require.Equal(t, []simulate.KeyReport{{"address", "10.0.0.1", 2, second(1), second(2)}}, report.Keys)
 		require.Len(t, refusals, 2)
 		require.Equal(t, simulate.Refusal{
-			Time: second(1), Limit: "address", Key: "10.0.0.1", Rule: "address", Cost: 1, RetryAfter: 19 * time.Second,
+			Time: second(1), Limit: "address", Key: "10.0.0.1", Rule: "address", Cost: 1, RetryAfterUs: (19 * time.Second).Microseconds(),
 			Source: "access.log", Line: 5,
 		}, refusals[0])
-		require.Equal(t, 18*time.Second, refusals[1].RetryAfter)
+		require.EqualValues(t, 18e6, refusals[1].RetryAfterUs)
 	})
 
 	t.Run("TakesFromAllLimitsOrFromNone", func(t *testing.T) {
@@ -218,7 +218,7 @@ tiers: [{limit: user, key: "{user}", when: {user: "*"}}]
 		report := run(t, simulate.Config{Rules: document(t, three), By: "address"},
 			lines(at(30, "10.0.0.1", "GET /"), at(30, "10.0.0.1", "GET /"), at(30, "10.0.0.1", "GET /"), at(1, "10.0.0.1", "GET /"), at(29, "10.0.0.1", "GET /")))
 		require.EqualValues(t, 2, report.OutOfOrder)
-		require.Equal(t, 29*time.Second, report.StepBack)
+		require.EqualValues(t, 29e6, report.StepBackUs)
 		require.EqualValues(t, 2, report.Refused, "an instant before the last change counts as that change")
 	})
 }
@@ -332,7 +332,7 @@ func TestReportAsJSON(t *testing.T) {
 		"admitted": 2, "refused": 0, "unlimited": 0, "buckets": 1, "out_of_order": 1, "step_back_us": 3000000, "keys": [],
 		"limits": [{"limit": "address", "asked": 2, "admitted": 2, "refused": 0, "shadow": 0, "share": 0, "peak": {"at": "2026-03-01T12:00:05Z", "asked": 2, "refused": 0}}],
 		"unparsed": {"count": 0, "first": []}, "failed": {"count": 0, "first": []}}`, string(text))
-	text, err = json.Marshal(simulate.Refusal{Limit: "a", RetryAfter: 2 * time.Second})
+	text, err = json.Marshal(simulate.Refusal{Limit: "a", RetryAfterUs: 2e6})
 	require.NoError(t, err)
 	require.Contains(t, string(text), `"retry_after_us":2000000`)
 }

@@ -10,12 +10,8 @@ import (
 	"os"
 )
 
-const (
-	// readSize is how much is read at once.
-	readSize = 256 << 10
-	// maxLine bounds a line: what is longer is counted as one that cannot be read.
-	maxLine = 4 << 20
-)
+// maxLine bounds a line, and is how much is read at once. A longer line is counted as one that cannot be read.
+const maxLine = 4 << 20
 
 // Source is a log. What is compressed with gzip is read as what it holds, whatever its name is.
 type Source struct {
@@ -50,7 +46,6 @@ type lines struct {
 	text   *bufio.Reader
 	bytes  *int64 // how many were read of all sources
 	number int64  // of the line that was read last, from 1 on
-	long   []byte // the room for a line that is longer than what is read at once
 }
 
 // open opens a source. Bytes grows by what is read of it.
@@ -60,22 +55,19 @@ func (s *Source) open(bytes *int64) (*lines, error) {
 		return nil, fmt.Errorf("simulate: %w", err)
 	}
 	l := &lines{stored: stored, bytes: bytes}
-	l.text = bufio.NewReaderSize(l, readSize)
+	l.text = bufio.NewReaderSize(l, maxLine)
 	if magic, err := l.text.Peek(2); err == nil && magic[0] == 0x1f && magic[1] == 0x8b {
 		unzipped, err := gzip.NewReader(l.text)
 		if err != nil {
 			return nil, errors.Join(fmt.Errorf("simulate: %s: %w", s.Name, err), stored.Close())
 		}
-		l.text = bufio.NewReaderSize(unzipped, readSize)
+		l.text = bufio.NewReaderSize(unzipped, maxLine)
 	}
-	if mark, err := l.text.Peek(3); err == nil && bytesAreMark(mark) {
+	if mark, err := l.text.Peek(3); err == nil && string(mark) == "\xef\xbb\xbf" { // which some programs write before UTF-8
 		_, _ = l.text.Discard(len(mark))
 	}
 	return l, nil
 }
-
-// bytesAreMark reports whether a text begins with the mark that some programs write before UTF-8.
-func bytesAreMark(b []byte) bool { return bytes.Equal(b, []byte("\xef\xbb\xbf")) }
 
 // Read reads what is stored, and counts it.
 func (l *lines) Read(p []byte) (int, error) {
@@ -92,28 +84,18 @@ func (l *lines) next() (line []byte, err error) {
 	l.number++
 	line, err = l.text.ReadSlice('\n')
 	if errors.Is(err, bufio.ErrBufferFull) {
-		line, err = l.rest(line)
+		for errors.Is(err, bufio.ErrBufferFull) {
+			_, err = l.text.ReadSlice('\n')
+		}
+		if err == nil || errors.Is(err, io.EOF) {
+			err = errTooLong
+		}
+		return nil, err
 	}
 	if errors.Is(err, io.EOF) && len(line) > 0 {
 		err = nil // the last line has no end
 	}
 	return bytes.TrimRight(line, "\r\n"), err
-}
-
-// rest returns a line that began with part.
-func (l *lines) rest(part []byte) (line []byte, err error) {
-	l.long = append(l.long[:0], part...)
-	tooLong := false
-	for err = bufio.ErrBufferFull; errors.Is(err, bufio.ErrBufferFull); {
-		part, err = l.text.ReadSlice('\n')
-		if tooLong = tooLong || len(l.long)+len(part) > maxLine; !tooLong {
-			l.long = append(l.long, part...)
-		}
-	}
-	if tooLong && (err == nil || errors.Is(err, io.EOF)) {
-		return nil, errTooLong
-	}
-	return l.long, err
 }
 
 func (l *lines) close() error { return l.stored.Close() }
