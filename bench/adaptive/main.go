@@ -151,7 +151,7 @@ func (w way) work(ctx context.Context, database *server.Database, address string
 	for range workers {
 		group.Go(func() error {
 			for ctx.Err() == nil {
-				if err := call(ctx, client, address); err != nil {
+				if err := call(ctx, client, address); err != nil && ctx.Err() == nil {
 					return err
 				}
 			}
@@ -192,16 +192,9 @@ func call(ctx context.Context, client *http.Client, address string) error {
 		}
 		return nil
 	}
-	if ctx.Err() != nil {
-		return nil // the run has ended
-	}
 	if err != nil {
 		return fmt.Errorf("call: %w", err)
 	}
 	_, err = io.Copy(io.Discard, response.Body)
-	err = errors.Join(err, response.Body.Close())
-	if ctx.Err() != nil {
-		return nil
-	}
-	return err
+	return errors.Join(err, response.Body.Close())
 }

@@ -24,12 +24,11 @@ type call struct {
 	name     string
 	limits   []ratelimit.Limit
 	isDenied bool
-	make     func(session, []ratelimit.Request) (ratelimit.Decision, error)
+	make     func(context.Context, session, []ratelimit.Request) (ratelimit.Decision, error)
 }
 
 // session is what a call is made on.
 type session struct {
-	ctx  context.Context
 	l    *ratelimit.Limiter
 	pool *pgxpool.Pool
 	walk func(do func() error) error
@@ -84,7 +83,7 @@ func (c call) record(ctx context.Context, pool *pgxpool.Pool) (err error) {
 	var d ratelimit.Decision
 	for range runs {
 		time.Sleep(quiet)
-		d, err = c.make(session{ctx, l, pool, c.walk}, requests(c.limits))
+		d, err = c.make(ctx, session{l, pool, c.walk}, requests(c.limits))
 		if err != nil {
 			return err
 		}
@@ -119,40 +118,40 @@ func requests(limits []ratelimit.Limit) (requests []ratelimit.Request) {
 	return requests
 }
 
-func alone(s session, asked []ratelimit.Request) (d ratelimit.Decision, err error) {
+func alone(ctx context.Context, s session, asked []ratelimit.Request) (d ratelimit.Decision, err error) {
 	err = s.walk(func() (err error) {
-		d, err = s.l.Take(s.ctx, asked...)
+		d, err = s.l.Take(ctx, asked...)
 		return err
 	})
 	return d, err
 }
 
-func inCallersTx(s session, asked []ratelimit.Request) (d ratelimit.Decision, err error) {
-	err = pgx.BeginFunc(s.ctx, s.pool, func(tx pgx.Tx) error {
+func inCallersTx(ctx context.Context, s session, asked []ratelimit.Request) (d ratelimit.Decision, err error) {
+	err = pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error {
 		s.l = s.l.WithTx(tx)
-		d, err = alone(s, asked)
+		d, err = alone(ctx, s, asked)
 		return err
 	})
 	return d, err
 }
 
-func inTx(s session, asked []ratelimit.Request) (d ratelimit.Decision, err error) {
+func inTx(ctx context.Context, s session, asked []ratelimit.Request) (d ratelimit.Decision, err error) {
 	err = s.walk(func() error {
-		return s.l.InTx(s.ctx, func(tx pgx.Tx) (err error) {
-			d, err = s.l.WithTx(tx).Take(s.ctx, asked...)
+		return s.l.InTx(ctx, func(tx pgx.Tx) (err error) {
+			d, err = s.l.WithTx(tx).Take(ctx, asked...)
 			return err
 		})
 	})
 	return d, err
 }
 
-func reserveAndSettle(s session, asked []ratelimit.Request) (d ratelimit.Decision, err error) {
+func reserveAndSettle(ctx context.Context, s session, asked []ratelimit.Request) (d ratelimit.Decision, err error) {
 	err = s.walk(func() error {
-		r, err := s.l.Reserve(s.ctx, asked...)
+		r, err := s.l.Reserve(ctx, asked...)
 		if d = r.Decision; err != nil {
 			return err
 		}
-		return s.l.Settle(s.ctx, r.ID, asked[0].Cost(0.5))
+		return s.l.Settle(ctx, r.ID, asked[0].Cost(0.5))
 	})
 	return d, err
 }
