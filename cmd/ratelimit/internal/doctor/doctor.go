@@ -148,11 +148,7 @@ func Run(ctx context.Context, connection *pgx.ConnConfig, config Config) (Report
 	if err := config.validate(connection); err != nil {
 		return Report{}, err
 	}
-	known, err := knownTables()
-	if err != nil {
-		return Report{}, fmt.Errorf("doctor: read the migrations: %w", err)
-	}
-	e := &examination{connection: connection, config: config, tables: known}
+	e := &examination{connection: connection, config: config}
 	defer func() { e.close(ctx, e.conn) }()
 	var report Report
 	for _, c := range checks() {
@@ -201,7 +197,16 @@ func (c *Config) validate(connection *pgx.ConnConfig) error {
 	return nil
 }
 
-// ok returns the finding that something is as it should be.
-func ok(says string, args ...any) []Finding {
-	return []Finding{{Level: OK, Says: fmt.Sprintf(says, args...)}}
+// The following return one finding. Do is what to do about it, and says a format.
+
+func ok(says string, args ...any) []Finding { return finding(OK, "", says, args...) }
+
+func note(do, says string, args ...any) []Finding { return finding(Note, do, says, args...) }
+
+func warning(do, says string, args ...any) []Finding { return finding(Warning, do, says, args...) }
+
+func fault(do, says string, args ...any) []Finding { return finding(Fault, do, says, args...) }
+
+func finding(level Level, do, says string, args ...any) []Finding {
+	return []Finding{{Level: level, Says: fmt.Sprintf(says, args...), Do: do}}
 }

@@ -3,7 +3,6 @@ package doctor
 import (
 	"context"
 	"errors"
-	"fmt"
 	"strings"
 
 	"github.com/jackc/pgx/v5"
@@ -23,67 +22,50 @@ func (e *examination) roleOf(ctx context.Context, tx pgx.Tx) (r role, err error)
 }
 
 // lookAtRole looks who the programs are.
-func (e *examination) lookAtRole(ctx context.Context, tx pgx.Tx) (found []Finding, err error) {
+func (e *examination) lookAtRole(ctx context.Context, tx pgx.Tx) ([]Finding, error) {
 	r, err := e.roleOf(ctx, tx)
-	quoted := pgx.Identifier{r.name}.Sanitize()
 	switch {
 	case errors.Is(err, pgx.ErrNoRows):
-		found = []Finding{{
-			Level: Fault, Says: fmt.Sprintf("There is no role %q.", e.config.Role),
-			Do: "Name the role that the programs connect as, or make it:\nCREATE ROLE " + pgx.Identifier{e.config.Role}.Sanitize() + " LOGIN;",
-		}}
+		return fault("Name the role that the programs connect as, or make it:\nCREATE ROLE "+pgx.Identifier{e.config.Role}.Sanitize()+" LOGIN;",
+			"There is no role %q.", e.config.Role), nil
 	case err != nil:
-		return found, err
+		return nil, err
 	case r.superuser:
-		found = []Finding{{
-			Level: Note, Says: fmt.Sprintf("The role %q is a superuser: who gets into a program with it has the whole server, and may change every limit.", r.name),
-			Do: "Give the programs a role of their own, with the statements that ratelimit grants --application ROLE prints, or migrations.Grants returns.",
-		}}
-	default:
-		found = ok("The role %s is no superuser.", quoted)
+		return note("Give the programs a role of their own, with the statements that ratelimit grants --application ROLE prints, or migrations.Grants returns.",
+			"The role %q is a superuser: who gets into a program with it has the whole server, and may change every limit.", r.name), nil
 	}
-	return found, nil
+	return ok("The role %s is no superuser.", pgx.Identifier{r.name}.Sanitize()), nil
 }
 
 // lookAtGrants looks whether the role of the programs may do what they do.
-func (e *examination) lookAtGrants(ctx context.Context, tx pgx.Tx) (found []Finding, err error) {
+func (e *examination) lookAtGrants(ctx context.Context, tx pgx.Tx) ([]Finding, error) {
 	r, err := e.roleOf(ctx, tx)
 	if errors.Is(err, pgx.ErrNoRows) {
-		found = []Finding{{Level: Note, Says: "There is no role to look at.", Do: "Mend first what the check role says."}}
-		return found, nil
+		return note("Mend first what the check role says.", "There is no role to look at."), nil
 	}
 	if err != nil {
-		return found, err
+		return nil, err
 	}
 	grants, err := grantsFor(e.config.Schema, r.name)
 	if err != nil { // a role that is called as no role of an application is
-		found = []Finding{{Level: Note, Says: fmt.Sprintf("The role %q can be granted nothing: %v.", r.name, err), Do: "Give the programs a role of their own."}}
-		return found, nil
+		return note("Give the programs a role of their own.", "The role %q can be granted nothing: %v.", r.name, err), nil
 	}
 	lacks, statements, err := e.lacking(ctx, tx, r.name, grants)
 	if err != nil {
-		return found, err
+		return nil, err
 	}
 	if len(lacks) == 0 {
-		found = ok("The role %q may do what programs do.", r.name)
-		return found, nil
+		return ok("The role %q may do what programs do.", r.name), nil
 	}
 	onlyReads, err := e.onlyReads(ctx, tx, r.name)
 	if err != nil {
-		return found, err
+		return nil, err
 	}
 	if onlyReads && e.config.Role == "" { // it may be that of a page, which is to be granted no more
-		found = []Finding{{
-			Level: Warning, Says: fmt.Sprintf("The role %q, which is connected, only reads. What the programs may do was not looked at.", r.name),
-			Do: "Name the role that the programs connect as: ratelimit doctor --role ROLE.",
-		}}
-		return found, nil
+		return warning("Name the role that the programs connect as: ratelimit doctor --role ROLE.",
+			"The role %q, which is connected, only reads. What the programs may do was not looked at.", r.name), nil
 	}
-	found = []Finding{{
-		Level: Fault, Says: fmt.Sprintf("The role %q lacks %s.", r.name, strings.Join(lacks, "; ")),
-		Do: "Run as the owner of the tables:\n" + strings.Join(statements, "\n"),
-	}}
-	return found, nil
+	return fault("Run as the owner of the tables:\n"+strings.Join(statements, "\n"), "The role %q lacks %s.", r.name, strings.Join(lacks, "; ")), nil
 }
 
 // onlyReads reports whether a role reads the buckets and changes none, as a reader of package migrations.
@@ -97,21 +79,18 @@ func (e *examination) onlyReads(ctx context.Context, tx pgx.Tx, role string) (on
 	return only, err
 }
 
-// lacking returns the privileges that a role lacks, and the statements that grant them. Tables that are not there lack
-// nothing here.
+// lacking returns the privileges that a role lacks, and the statements that grant them. A table that is not there lacks nothing here.
 func (e *examination) lacking(ctx context.Context, tx pgx.Tx, role string, grants []grant) (lacks, statements []string, err error) {
 	for _, g := range grants {
+		on, ask := g.table, `SELECT pg_catalog.has_table_privilege($1, c.oid, $4) FROM pg_catalog.pg_class c
+			JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = $2 AND c.relname = $3`
+		if g.table == "" {
+			on, ask = "the schema", `SELECT pg_catalog.has_schema_privilege($1, oid, $4) FROM pg_catalog.pg_namespace WHERE nspname = $2 AND $3 = ''`
+		}
 		var missing []string
 		for _, privilege := range g.privileges {
 			has := true
-			if g.table == "" {
-				err = tx.QueryRow(ctx, `SELECT pg_catalog.has_schema_privilege($1, oid, $3) FROM pg_catalog.pg_namespace WHERE nspname = $2`,
-					role, e.config.Schema, privilege).Scan(&has)
-			} else {
-				err = tx.QueryRow(ctx, `SELECT pg_catalog.has_table_privilege($1, c.oid, $4) FROM pg_catalog.pg_class c
-					JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = $2 AND c.relname = $3`,
-					role, e.config.Schema, g.table, privilege).Scan(&has)
-			}
+			err := tx.QueryRow(ctx, ask, role, e.config.Schema, g.table, privilege).Scan(&has)
 			if err != nil && !errors.Is(err, pgx.ErrNoRows) {
 				return nil, nil, err
 			}
@@ -120,10 +99,6 @@ func (e *examination) lacking(ctx context.Context, tx pgx.Tx, role string, grant
 			}
 		}
 		if len(missing) > 0 {
-			on := g.table
-			if on == "" {
-				on = "the schema"
-			}
 			lacks = append(lacks, strings.Join(missing, ", ")+" on "+on)
 			statements = append(statements, g.statement)
 		}

@@ -16,53 +16,11 @@ import (
 const versionTable = "goose_db_version"
 
 // lookAtMigrations compares the tables that there are with those that this program knows.
-func (e *examination) lookAtMigrations(ctx context.Context, tx pgx.Tx) (found []Finding, err error) {
+func (e *examination) lookAtMigrations(ctx context.Context, tx pgx.Tx) ([]Finding, error) {
 	const migrate = "Run ratelimit migrate up, or migrations.Up in a program, as the role that owns the tables."
-	missing, err := e.missingTables(ctx, tx)
-	if err != nil {
-		return found, err
-	}
-	if slices.Contains(missing, versionTable) {
-		says := fmt.Sprintf("No migration is applied to the schema %q.", e.config.Schema)
-		if !slices.Contains(missing, "buckets") {
-			says = fmt.Sprintf("The schema %q has tables, and no record of the migrations that made them.", e.config.Schema)
-		}
-		found = []Finding{{Level: Fault, Says: says, Do: migrate}}
-		return found, nil
-	}
-	var version int64
-	table := pgx.Identifier{e.config.Schema, versionTable}.Sanitize()
-	if err := tx.QueryRow(ctx, "SELECT coalesce(max(version_id), 0) FROM "+table).Scan(&version); err != nil {
-		return found, err
-	}
-	known := e.tables.version
-	switch {
-	case version < known:
-		found = []Finding{{Level: Fault, Says: fmt.Sprintf("The tables are at version %d, and this program needs %d.", version, known), Do: migrate}}
-	case len(missing) > 0:
-		found = []Finding{{
-			Level: Fault, Says: fmt.Sprintf("The tables are at version %d, and lack %s.", version, strings.Join(missing, ", ")),
-			Do: "Somebody has dropped them: take them from a backup, or run ratelimit migrate down, which forgets everything, and ratelimit migrate up.",
-		}}
-	case version > known:
-		found = []Finding{{
-			Level: Warning, Says: fmt.Sprintf("The tables are at version %d, and this program knows %d: it may be older than they allow.", version, known),
-			Do: "Use the version of this module that migrated the tables, or a newer one.",
-		}}
-	default:
-		found = ok("The tables are at version %d, the newest.", version)
-	}
-	return found, nil
-}
-
-// missingTables returns the tables that are not there.
-func (e *examination) missingTables(ctx context.Context, tx pgx.Tx) ([]string, error) {
-	grants, err := grantsFor(e.config.Schema, "app")
-	if err != nil {
-		return nil, err
-	}
+	want := append(names(knownTables()), versionTable)
 	rows, err := tx.Query(ctx, `SELECT c.relname::text FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
-		WHERE n.nspname = $1 AND c.relname = ANY ($2::text[])`, e.config.Schema, tableNames(grants))
+		WHERE n.nspname = $1 AND c.relname = ANY ($2::text[])`, e.config.Schema, want)
 	if err != nil {
 		return nil, err
 	}
@@ -70,40 +28,114 @@ func (e *examination) missingTables(ctx context.Context, tx pgx.Tx) ([]string, e
 	if err != nil {
 		return nil, err
 	}
-	return slices.DeleteFunc(tableNames(grants), func(name string) bool { return slices.Contains(there, name) }), nil
+	switch missing := slices.DeleteFunc(want, func(name string) bool { return slices.Contains(there, name) }); {
+	case slices.Contains(missing, "buckets") && slices.Contains(missing, versionTable):
+		return fault(migrate, "No migration is applied to the schema %q.", e.config.Schema), nil
+	case slices.Contains(missing, versionTable):
+		return fault(migrate, "The schema %q has tables, and no record of the migrations that made them.", e.config.Schema), nil
+	default:
+		var version int64
+		err := tx.QueryRow(ctx, "SELECT coalesce(max(version_id), 0) FROM "+e.quoted(versionTable)).Scan(&version)
+		switch {
+		case err != nil:
+			return nil, err
+		case version < newestVersion:
+			return fault(migrate, "The tables are at version %d, and this program needs %d.", version, newestVersion), nil
+		case len(missing) > 0:
+			return fault("Somebody has dropped them: take them from a backup, or run ratelimit migrate down, which forgets everything, and ratelimit migrate up.",
+				"The tables are at version %d, and lack %s.", version, strings.Join(missing, ", ")), nil
+		case version > newestVersion:
+			return warning("Use the version of this module that migrated the tables, or a newer one.",
+				"The tables are at version %d, and this program knows %d: it may be older than they allow.", version, newestVersion), nil
+		}
+		return ok("The tables are at version %d, the newest.", version), nil
+	}
 }
 
 // lookAtHashKey compares the secret of the programs with the one under which keys are stored.
-func (e *examination) lookAtHashKey(ctx context.Context, tx pgx.Tx) (found []Finding, err error) {
-	table := pgx.Identifier{e.config.Schema, "fingerprint"}.Sanitize()
+func (e *examination) lookAtHashKey(ctx context.Context, tx pgx.Tx) ([]Finding, error) {
 	var stored string
-	err = tx.QueryRow(ctx, "SELECT hash_key FROM "+table).Scan(&stored)
+	err := tx.QueryRow(ctx, "SELECT hash_key FROM "+e.quoted("fingerprint")).Scan(&stored)
 	if err != nil && !errors.Is(err, pgx.ErrNoRows) {
-		return found, err
+		return nil, err
 	}
-	own, anew := gate.FingerprintOf(e.config.HashKey), "; or, to begin anew with full buckets, stop the programs and run as the owner:\nDELETE FROM "+table+";"
+	own := gate.FingerprintOf(e.config.HashKey)
+	anew := "; or, to begin anew with full buckets, stop the programs and run as the owner:\nDELETE FROM " + e.quoted("fingerprint") + ";"
 	switch {
 	case stored == "":
-		found = ok("No program has stored a key yet.")
+		return ok("No program has stored a key yet."), nil
 	case stored == own && own == gate.NoSecret:
-		found = ok("Keys are stored as they are.")
+		return ok("Keys are stored as they are."), nil
 	case stored == own:
-		found = ok("Keys are stored under this HashKey.")
+		return ok("Keys are stored under this HashKey."), nil
 	case own == gate.NoSecret:
-		found = []Finding{{
-			Level: Note, Says: "Keys are stored under a secret, and none was given here: whether the programs have the right one was not looked at.",
-			Do: "Give the secret of the programs: with --hash-key-file or RATELIMIT_HASH_KEY to ratelimit doctor, as HashKey in a program.",
-		}}
+		return note("Give the secret of the programs: with --hash-key-file or RATELIMIT_HASH_KEY to ratelimit doctor, as HashKey in a program.",
+			"Keys are stored under a secret, and none was given here: whether the programs have the right one was not looked at."), nil
 	case stored == gate.NoSecret:
-		found = []Finding{{
-			Level: Fault, Says: "Keys are stored as they are, without a secret: a program with this HashKey fails with ErrHashKeyMismatch.",
-			Do: "Leave Config.HashKey unset, as the other programs do" + anew,
-		}}
-	default:
-		found = []Finding{{
-			Level: Fault, Says: "Keys are stored under another secret: a program with this HashKey fails with ErrHashKeyMismatch.",
-			Do: "Set Config.HashKey to the one that the other programs have" + anew,
-		}}
+		return fault("Leave Config.HashKey unset, as the other programs do"+anew,
+			"Keys are stored as they are, without a secret: a program with this HashKey fails with ErrHashKeyMismatch."), nil
+	}
+	return fault("Set Config.HashKey to the one that the other programs have"+anew,
+		"Keys are stored under another secret: a program with this HashKey fails with ErrHashKeyMismatch."), nil
+}
+
+// lookAtIndexes looks whether the tables have the indexes that the migrations made. A partial restore leaves indexes out.
+func (e *examination) lookAtIndexes(ctx context.Context, tx pgx.Tx) (found []Finding, err error) {
+	unique, plain, err := e.indexes(ctx, tx)
+	if err != nil {
+		return nil, err
+	}
+	for _, t := range knownTables() {
+		if _, isThere := plain[t.name]; !isThere {
+			continue
+		}
+		name := e.quoted(t.name)
+		const run = "Run as the owner of the table; it lets nobody write meanwhile:\n"
+		if !slices.Contains(unique[t.name], t.key) {
+			found = append(found, fault(run+"ALTER TABLE "+name+" ADD PRIMARY KEY ("+t.key+");",
+				"%s has no primary key, or none that is valid: what writes to it fails.", name)...)
+		}
+		for _, index := range t.indexes {
+			_, columns, _ := strings.Cut(index, " (")
+			columns, _, _ = strings.Cut(columns, ")")
+			if slices.Contains(plain[t.name], columns) || slices.Contains(unique[t.name], columns) {
+				continue
+			}
+			indexName, on, _ := strings.Cut(index, " ")
+			found = append(found, warning(run+fmt.Sprintf("CREATE INDEX %s ON %s %s;", indexName, name, on),
+				"%s has no index of %s: what looks there reads the whole table.", name, columns)...)
+		}
+	}
+	if len(found) == 0 {
+		return ok("The tables have their indexes."), nil
 	}
 	return found, nil
+}
+
+// indexes returns the columns of the valid indexes of the tables that there are, each separated by ", ".
+func (e *examination) indexes(ctx context.Context, tx pgx.Tx) (unique, plain map[string][]string, err error) {
+	rows, err := tx.Query(ctx, `
+		SELECT c.relname::text, coalesce(i.indisunique AND i.indimmediate AND i.indpred IS NULL, false), coalesce((
+				SELECT string_agg(a.attname::text, ', ' ORDER BY k.position)
+				FROM unnest(i.indkey::smallint[]) WITH ORDINALITY AS k (attribute, position)
+				JOIN pg_catalog.pg_attribute a ON a.attrelid = c.oid AND a.attnum = k.attribute
+			), '')
+		FROM pg_catalog.pg_class c
+		JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+		LEFT JOIN pg_catalog.pg_index i ON i.indrelid = c.oid AND i.indisvalid
+		WHERE n.nspname = $1 AND c.relname = ANY ($2::text[])`, e.config.Schema, names(knownTables()))
+	if err != nil {
+		return nil, nil, err
+	}
+	unique, plain = make(map[string][]string), make(map[string][]string)
+	var table, columns string
+	var isUnique bool
+	_, err = pgx.ForEachRow(rows, []any{&table, &isUnique, &columns}, func() error {
+		if isUnique {
+			unique[table] = append(unique[table], columns)
+		}
+		plain[table] = append(plain[table], columns)
+		return nil
+	})
+	return unique, plain, err
 }

@@ -5,10 +5,12 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/cmd/ratelimit/internal/doctor"
 	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
+	"github.com/pgratelimit/pgratelimit/migrations"
 )
 
 func TestRunLooksAtTheSchema(t *testing.T) {
@@ -284,4 +286,37 @@ func TestRunLooksAtTheSchema(t *testing.T) {
 		report := look(t, postgrestest.New(t).Config().ConnConfig, doctor.Config{Schema: "limits"})
 		require.Contains(t, one(t, report, "migrations").Says, `"limits"`)
 	})
+}
+
+// TestKnownTables compares the tables that the checks expect with those that the migrations make.
+func TestKnownTables(t *testing.T) {
+	t.Parallel()
+	pool := postgrestest.NewEmpty(t)
+	require.NoError(t, migrations.Up(t.Context(), pool, migrations.Config{}))
+	version, known := doctor.Known()
+	newest, err := migrations.Version(t.Context(), pool, migrations.Config{})
+	require.NoError(t, err)
+	require.Equal(t, newest, version)
+	rows, err := pool.Query(t.Context(), `
+		SELECT c.relname::text, coalesce(c.reloptions, '{}'), array(
+			SELECT CASE WHEN indisprimary THEN '' ELSE i.relname || ' ' END || substring(pg_get_indexdef(i.oid) FROM ' USING btree (.*)$')
+			FROM pg_index JOIN pg_class i ON i.oid = indexrelid WHERE indrelid = c.oid ORDER BY indisprimary DESC, i.oid)
+		FROM pg_class c WHERE c.relnamespace = 'ratelimit'::regnamespace AND c.relkind = 'r' AND c.relname <> 'goose_db_version'`)
+	require.NoError(t, err)
+	var table string
+	var settings, indexes []string
+	_, err = pgx.ForEachRow(rows, []any{&table, &settings, &indexes}, func() error {
+		want := known[table]
+		delete(known, table)
+		require.ElementsMatch(t, want[2], settings, table)
+		var is []string
+		for _, index := range indexes {
+			// as pg_get_indexdef writes it
+			is = append(is, strings.NewReplacer(`"`, "", " WHERE (of = ANY (ARRAY['override'::text, 'pause'::text]))", " WHERE of IN ('override', 'pause')").Replace(index))
+		}
+		require.Equal(t, append([]string{"(" + want[0][0] + ")"}, want[1]...), is, table)
+		return nil
+	})
+	require.NoError(t, err)
+	require.Empty(t, known)
 }

@@ -27,66 +27,46 @@ func (e *examination) lookAtConnection(ctx context.Context) ([]Finding, error) {
 	case err == nil:
 		return ok("The server answers."), nil
 	case strings.Contains(err.Error(), "statement pooling"):
-		return []Finding{{
-			Level: Fault, Says: "A pooler in statement mode stands in between, through which there are no transactions.",
-			Do: "Set pool_mode = transaction, or session, in pgbouncer.ini, or connect to the server itself.",
-		}}, nil
+		return fault("Set pool_mode = transaction, or session, in pgbouncer.ini, or connect to the server itself.",
+			"A pooler in statement mode stands in between, through which there are no transactions."), nil
 	}
-	return []Finding{{
-		Level: Fault, Says: fmt.Sprintf("There is no connection to %s, port %d: %s.", e.connection.Host, e.connection.Port, reason(err)),
-		Do: "See that the server runs and can be reached from here, and that the host, the port, the database, the user and the password are right.",
-	}}, nil
+	return fault("See that the server runs and can be reached from here, and that the host, the port, the database, the user and the password are right.",
+		"There is no connection to %s, port %d: %s.", e.connection.Host, e.connection.Port, reason(err)), nil
 }
 
 // lookAtServer looks at the version of the server.
-func (e *examination) lookAtServer(ctx context.Context, tx pgx.Tx) (found []Finding, err error) {
+func (e *examination) lookAtServer(ctx context.Context, tx pgx.Tx) ([]Finding, error) {
 	var version int
-	if err := tx.QueryRow(ctx, `SELECT current_setting('server_version_num')::integer / 10000`).Scan(&version); err != nil {
-		return found, err
-	}
+	err := tx.QueryRow(ctx, `SELECT current_setting('server_version_num')::integer / 10000`).Scan(&version)
 	switch {
+	case err != nil:
+		return nil, err
 	case version < oldestServer:
-		found = []Finding{{
-			Level: Fault, Says: fmt.Sprintf("The server is Postgres %d, which is too old: statements of the limiter need %d.", version, oldestServer),
-			Do: fmt.Sprintf("Move to Postgres %d to %d.", oldestServer, newestServer),
-		}}
+		return fault(fmt.Sprintf("Move to Postgres %d to %d.", oldestServer, newestServer),
+			"The server is Postgres %d, which is too old: statements of the limiter need %d.", version, oldestServer), nil
 	case version > newestServer:
-		found = []Finding{{
-			Level: Note, Says: fmt.Sprintf("The server is Postgres %d, and this version was tested with %d to %d.", version, oldestServer, newestServer),
-			Do: "Look for a newer version of this module.",
-		}}
-	default:
-		found = ok("The server is Postgres %d.", version)
+		return note("Look for a newer version of this module.",
+			"The server is Postgres %d, and this version was tested with %d to %d.", version, oldestServer, newestServer), nil
 	}
-	return found, nil
+	return ok("The server is Postgres %d.", version), nil
 }
 
 // lookAtPrimary looks whether the server takes writes.
-func (e *examination) lookAtPrimary(ctx context.Context, tx pgx.Tx) (found []Finding, err error) {
+func (e *examination) lookAtPrimary(ctx context.Context, tx pgx.Tx) ([]Finding, error) {
 	var standby, readOnly bool
-	err = tx.QueryRow(ctx, `SELECT pg_catalog.pg_is_in_recovery(), current_setting('default_transaction_read_only')::boolean`).Scan(&standby, &readOnly)
+	err := tx.QueryRow(ctx, `SELECT pg_catalog.pg_is_in_recovery(), current_setting('default_transaction_read_only')::boolean`).Scan(&standby, &readOnly)
 	switch {
 	case err != nil:
-		return found, err
+		return nil, err
 	case standby:
-		found = []Finding{{
-			Level: Fault, Says: "The server is a standby, which takes no writes: a Take fails.",
-			Do: "Connect to the primary: name all hosts in the connection string, and add target_session_attrs=read-write.",
-		}}
+		return fault("Connect to the primary: name all hosts in the connection string, and add target_session_attrs=read-write.",
+			"The server is a standby, which takes no writes: a Take fails."), nil
 	case readOnly:
-		found = []Finding{{
-			Level: Fault, Says: "Transactions are read only here (default_transaction_read_only), so that a Take fails.",
-			Do: "Find what sets default_transaction_read_only for the role, the database or the server, and reset it. Where it is the role:\n" +
-				reset("default_transaction_read_only"),
-		}}
-	default:
-		found = ok("The server is a primary.")
+		return fault("Find what sets default_transaction_read_only for the role, the database or the server, and reset it. Where it is the role:\n"+
+			reset("default_transaction_read_only"), "Transactions are read only here (default_transaction_read_only), so that a Take fails."), nil
 	}
-	return found, nil
+	return ok("The server is a primary."), nil
 }
-
-// reset returns the statement that resets a setting of the role that is connected.
-func reset(setting string) string { return "ALTER ROLE CURRENT_USER RESET " + setting + ";" }
 
 // lookAtIsolation looks at the isolation level of statements that are transactions of their own, as those of most calls are.
 func (e *examination) lookAtIsolation(ctx context.Context, tx pgx.Tx) ([]Finding, error) {
@@ -97,12 +77,9 @@ func (e *examination) lookAtIsolation(ctx context.Context, tx pgx.Tx) ([]Finding
 	if strings.HasPrefix(level, "read ") {
 		return ok("Transactions are %s.", level), nil
 	}
-	return []Finding{{
-		Level: Warning,
-		Says:  fmt.Sprintf("default_transaction_isolation is %s: calls for the same bucket conflict, are made again, and may fail with ErrContended.", level),
-		Do: "Reset it for the role of the programs, and begin the transactions that need it with their own level:\n" +
-			reset("default_transaction_isolation"),
-	}}, nil
+	return warning("Reset it for the role of the programs, and begin the transactions that need it with their own level:\n"+
+		reset("default_transaction_isolation"),
+		"default_transaction_isolation is %s: calls for the same bucket conflict, are made again, and may fail with ErrContended.", level), nil
 }
 
 // lookAtSearchPath looks whether the search_path of a session names a schema before pg_catalog.
@@ -111,74 +88,58 @@ func (e *examination) lookAtSearchPath(ctx context.Context, tx pgx.Tx) ([]Findin
 	if err := tx.QueryRow(ctx, `SELECT reset_val FROM pg_catalog.pg_settings WHERE name = 'search_path'`).Scan(&path); err != nil {
 		return nil, err
 	}
-	schemas := strings.Split(path, ",")
 	isCatalog := func(name string) bool { return strings.Trim(name, ` "`) == "pg_catalog" }
-	if slices.IndexFunc(schemas, isCatalog) <= 0 {
+	if slices.IndexFunc(strings.Split(path, ","), isCatalog) <= 0 {
 		return ok("No schema comes before pg_catalog in the search_path."), nil
 	}
-	return []Finding{{
-		Level: Warning,
-		Says: fmt.Sprintf("The search_path is %s: statements of the limiter call functions and operators of the schemas before pg_catalog, "+
-			"if they have the same names.", path),
-		Do: "Leave pg_catalog out of the search_path, so that it comes first. If the role sets it:\n" + reset("search_path"),
-	}}, nil
+	return warning("Leave pg_catalog out of the search_path, so that it comes first. If the role sets it:\n"+reset("search_path"),
+		"The search_path is %s: statements of the limiter call functions and operators of the schemas before pg_catalog, if they have the same names.", path), nil
 }
 
 // lookAtClock compares the clock of the server, which decides, with that of this machine.
-func (e *examination) lookAtClock(ctx context.Context, tx pgx.Tx) (found []Finding, err error) {
+func (e *examination) lookAtClock(ctx context.Context, tx pgx.Tx) ([]Finding, error) {
 	var offset, trip time.Duration
 	for i := range clockLooks {
 		var server time.Time
 		here, began := e.config.Now(), time.Now()
 		if err := tx.QueryRow(ctx, `SELECT pg_catalog.clock_timestamp()`).Scan(&server); err != nil {
-			return found, err
+			return nil, err
 		}
 		if took := time.Since(began); i == 0 || took < trip {
 			offset, trip = server.Sub(here.Add(took/2)), took
 		}
 	}
-	within := trip / 2
+	within, direction := trip/2, "ahead of"
 	if offset.Abs()-within <= maxClockOffset {
-		found = ok("The clocks of the server and of this machine are %v apart, give or take %v.", offset.Abs().Round(time.Microsecond), within.Round(time.Microsecond))
-		return found, nil
+		return ok("The clocks of the server and of this machine are %v apart, give or take %v.", offset.Abs().Round(time.Microsecond), within.Round(time.Microsecond)), nil
 	}
-	direction := "ahead of"
 	if offset < 0 {
 		direction = "behind"
 	}
-	found = []Finding{{
-		Level: Warning,
-		Says: fmt.Sprintf("The clock of the server is %v %s that of this machine, give or take %v. The server's decides; a program whose clock "+
-			"is wrong answers pauses at the wrong time, and shows waits that are wrong.", offset.Abs().Round(time.Millisecond), direction, within.Round(time.Millisecond)),
-		Do: "Have both set their clocks by NTP, as with chrony. One that was ahead of the time leaves rows in the future, which mend themselves.",
-	}}
-	return found, nil
+	return warning("Have both set their clocks by NTP, as with chrony. One that was ahead of the time leaves rows in the future, which mend themselves.",
+		"The clock of the server is %v %s that of this machine, give or take %v. The server's decides; a program whose clock is wrong answers "+
+			"pauses at the wrong time, and shows waits that are wrong.", offset.Abs().Round(time.Millisecond), direction, within.Round(time.Millisecond)), nil
 }
 
 // lookAtDurability looks at what a loss of power would undo.
-func (e *examination) lookAtDurability(ctx context.Context, tx pgx.Tx) (found []Finding, err error) {
+func (e *examination) lookAtDurability(ctx context.Context, tx pgx.Tx) ([]Finding, error) {
 	var statements, off []string
 	for _, name := range []string{"fsync", "full_page_writes", "synchronous_commit"} {
 		var value string
 		if err := tx.QueryRow(ctx, `SELECT pg_catalog.current_setting($1)`, name).Scan(&value); err != nil {
-			return found, err
+			return nil, err
 		}
 		if value == "off" {
 			off, statements = append(off, name), append(statements, "ALTER SYSTEM SET "+name+" = on;")
 		}
 	}
 	if len(off) == 0 {
-		found = ok("What is committed is on disk.")
-		return found, nil
+		return ok("What is committed is on disk."), nil
 	}
 	says := "What is taken in the last moments before a loss of power may be given again"
 	if off[0] != "synchronous_commit" {
 		says = "A loss of power may destroy the database"
 	}
-	found = []Finding{{
-		Level: Note, Says: fmt.Sprintf("%s: %s is off.", says, strings.Join(off, " and ")),
-		Do: "Where that is not meant to be so, run as a superuser, unless the role or the database sets it:\n" +
-			strings.Join(statements, "\n") + "\nSELECT pg_reload_conf();",
-	}}
-	return found, nil
+	return note("Where that is not meant to be so, run as a superuser, unless the role or the database sets it:\n"+
+		strings.Join(statements, "\n")+"\nSELECT pg_reload_conf();", "%s: %s is off.", says, strings.Join(off, " and ")), nil
 }

@@ -19,7 +19,6 @@ type examination struct {
 	connection *pgx.ConnConfig
 	config     Config
 	conn       *pgx.Conn // nil or closed: the next check makes another
-	tables     *tables
 }
 
 // connect makes a connection that works through every pooler, whatever way the programs run queries.
@@ -108,3 +107,14 @@ func (e *examination) trouble(check string, err error) Finding {
 	}
 	return f
 }
+
+// quoted returns the name of a table as a statement has it.
+func (e *examination) quoted(table string) string {
+	return pgx.Identifier{e.config.Schema, table}.Sanitize()
+}
+
+// reset returns the statement that resets a setting of the role that is connected.
+func reset(setting string) string { return "ALTER ROLE CURRENT_USER RESET " + setting + ";" }
+
+// literal returns text as a literal of SQL.
+func literal(text string) string { return "'" + strings.ReplaceAll(text, "'", "''") + "'" }

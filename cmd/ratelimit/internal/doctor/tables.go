@@ -2,10 +2,7 @@ package doctor
 
 import (
 	"fmt"
-	"io/fs"
 	"regexp"
-	"slices"
-	"strconv"
 	"strings"
 
 	"github.com/jackc/pgx/v5"
@@ -13,87 +10,59 @@ import (
 	"github.com/pgratelimit/pgratelimit/migrations"
 )
 
-// tables are what the migrations that this program knows make of a database.
-type tables struct {
-	version  int64 // the newest
-	settings map[string][]setting
-	indexes  map[string][]index // those that have to be there
+// newestVersion is that of the migrations that made the tables of knownTables.
+const newestVersion = 3
+
+// table is what the migrations make of a table. A test compares the list with a database.
+type table struct {
+	name     string
+	key      string   // the columns of the primary key
+	indexes  []string // as in CREATE INDEX
+	settings []setting
 }
 
 // setting is a storage parameter of a table.
 type setting struct{ name, value string }
 
-var (
-	comment    = regexp.MustCompile(`--[^\n]*`)
-	tableWith  = regexp.MustCompile(`CREATE TABLE ` + migrations.DefaultSchema + `\.(\w+) \([^;]*\) WITH \(([^;]*)\);`)
-	tableMade  = regexp.MustCompile(`CREATE TABLE ` + migrations.DefaultSchema + `\.(\w+) \(([^;]*?)\n\)`)
-	keyOfTable = regexp.MustCompile(`\n\s*PRIMARY KEY \(([^)]*)\)`)
-	keyColumn  = regexp.MustCompile(`\n\s*(\w+) [^,]* PRIMARY KEY`)
-	indexMade  = regexp.MustCompile(`CREATE INDEX \w+ ON ` + migrations.DefaultSchema + `\.(\w+) \(([^)]*)\)[^;]*;`)
-	grantOf    = regexp.MustCompile(`^GRANT (.+) ON (SCHEMA )?(\S+) TO .+;$`)
-	fileNumber = regexp.MustCompile(`^(\d+)_`)
-)
-
-// knownTables reads the migrations of this program.
-func knownTables() (*tables, error) {
-	known := &tables{settings: make(map[string][]setting), indexes: make(map[string][]index)}
-	names, err := fs.Glob(migrations.FS, "*.sql")
-	if err != nil {
-		return nil, err
-	}
-	for _, name := range names {
-		if number := fileNumber.FindStringSubmatch(name); number != nil {
-			version, err := strconv.ParseInt(number[1], 10, 64)
-			if err != nil {
-				return nil, err
-			}
-			known.version = max(known.version, version)
-		}
-		text, err := migrations.FS.ReadFile(name)
-		if err != nil {
-			return nil, err
-		}
-		up, _, _ := strings.Cut(string(text), "+goose Down")
-		known.add(comment.ReplaceAllString(up, ""))
-	}
-	return known, nil
-}
-
-// add adds what the statements of a migration make.
-func (t *tables) add(statements string) {
-	for _, made := range tableWith.FindAllStringSubmatch(statements, -1) {
-		t.settings[made[1]] = settingsOf(strings.Split(made[2], ","))
-	}
-	for _, made := range tableMade.FindAllStringSubmatch(statements, -1) {
-		for _, key := range []*regexp.Regexp{keyOfTable, keyColumn} {
-			if columns := key.FindStringSubmatch(made[2]); columns != nil {
-				t.indexes[made[1]] = append(t.indexes[made[1]], index{
-					columns: columns[1], unique: true,
-					statement: fmt.Sprintf("ALTER TABLE %s.%s ADD PRIMARY KEY (%s);", migrations.DefaultSchema, made[1], columns[1]),
-				})
-				break
-			}
+func knownTables() []table {
+	// updated are the settings of a table whose rows are updated often.
+	updated := func(scale string) []setting {
+		return []setting{
+			{"fillfactor", "50"}, {"autovacuum_vacuum_scale_factor", scale}, {"autovacuum_vacuum_threshold", "1000"}, {"autovacuum_vacuum_cost_delay", "0"},
 		}
 	}
-	for _, made := range indexMade.FindAllStringSubmatch(statements, -1) {
-		t.indexes[made[1]] = append(t.indexes[made[1]], index{columns: made[2], statement: made[0]})
+	return []table{
+		{"buckets", "name, key, shard", nil, updated("0.05")},
+		{"reservations", "id", []string{"reservations_expires (expires_us)"}, []setting{{"fillfactor", "70"}}},
+		{"fingerprint", "id", nil, nil},
+		{"prices", "name, key", nil, updated("0")},
+		{"rules", "version, position", []string{
+			"rules_of_thing (of, name, key, plan, version)", "rules_by_end (end_us) WHERE of IN ('override', 'pause')",
+		}, nil},
+		{"rules_version", "id", nil, nil},
+		{"refusals", "minute, name, route, key, shadow", nil, nil},
 	}
 }
 
-// inSchema returns a statement for the default schema as one for that of the examination.
-func (e *examination) inSchema(statement string) string {
-	return strings.ReplaceAll(statement, migrations.DefaultSchema+".", pgx.Identifier{e.config.Schema}.Sanitize()+".")
+// names returns the names of the tables.
+func names(tables []table) (all []string) {
+	for _, t := range tables {
+		all = append(all, t.name)
+	}
+	return all
 }
 
-// settingsOf returns parameters that are written as name = value, or as Postgres lists them.
-func settingsOf(texts []string) []setting {
-	settings := make([]setting, 0, len(texts))
-	for _, text := range texts {
-		name, value, _ := strings.Cut(text, "=")
-		settings = append(settings, setting{strings.TrimSpace(name), strings.TrimSpace(value)})
+// settingsOf returns the settings of a table.
+func settingsOf(name string) []setting {
+	for _, t := range knownTables() {
+		if t.name == name {
+			return t.settings
+		}
 	}
-	return settings
+	return nil
 }
+
+var grantOf = regexp.MustCompile(`^GRANT (.+) ON (SCHEMA )?(\S+) TO .+;$`)
 
 // grant is a statement that lets the role of programs do something.
 type grant struct {
@@ -122,14 +91,4 @@ func grantsFor(schema, role string) ([]grant, error) {
 		grants = append(grants, g)
 	}
 	return grants, nil
-}
-
-// tableNames returns the tables that programs need.
-func tableNames(grants []grant) (names []string) {
-	for _, g := range grants {
-		if g.table != "" && !slices.Contains(names, g.table) {
-			names = append(names, g.table)
-		}
-	}
-	return names
 }

@@ -3,7 +3,6 @@ package doctor
 import (
 	"context"
 	"fmt"
-	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -54,13 +53,10 @@ func (e *examination) openTransactions(ctx context.Context, tx pgx.Tx) (found []
 		if database != "" {
 			by += fmt.Sprintf(", in the database %q", database)
 		}
-		found = append(found, Finding{
-			Level: Warning,
-			Says: fmt.Sprintf("A transaction has been open for %v: that of process %d%s, of the role %q, which is %s. While it is, dead rows stay and buckets grow.",
-				age(seconds), pid, by, user, state),
-			Do: "End it in the program, or here, and set idle_in_transaction_session_timeout for the role:\n" +
-				fmt.Sprintf("SELECT pg_terminate_backend(%d);", pid),
-		})
+		found = append(found, warning("End it in the program, or here, and set idle_in_transaction_session_timeout for the role:\n"+
+			fmt.Sprintf("SELECT pg_terminate_backend(%d);", pid),
+			"A transaction has been open for %v: that of process %d%s, of the role %q, which is %s. While it is, dead rows stay and buckets grow.",
+			age(seconds), pid, by, user, state)...)
 		return nil
 	})
 	return found, err
@@ -86,18 +82,13 @@ func (e *examination) preparedTransactions(ctx context.Context, tx pgx.Tx) (foun
 	var id, owner, database string
 	var seconds float64
 	_, err = pgx.ForEachRow(rows, []any{&id, &owner, &seconds, &database}, func() error {
-		found = append(found, Finding{
-			Level: Warning,
-			Says:  fmt.Sprintf("A transaction of the role %q was prepared %v ago, and neither committed nor rolled back. While it is there, dead rows stay and buckets grow.", owner, age(seconds)),
-			Do:    fmt.Sprintf("Find out what its coordinator wants, or run as its owner, in the database %q:\nROLLBACK PREPARED %s;", database, literal(id)),
-		})
+		found = append(found, warning(fmt.Sprintf("Find out what its coordinator wants, or run as its owner, in the database %q:\nROLLBACK PREPARED %s;", database, literal(id)),
+			"A transaction of the role %q was prepared %v ago, and neither committed nor rolled back. While it is there, dead rows stay and buckets grow.",
+			owner, age(seconds))...)
 		return nil
 	})
 	return found, err
 }
-
-// literal returns text as a literal of SQL.
-func literal(text string) string { return "'" + strings.ReplaceAll(text, "'", "''") + "'" }
 
 // heldSlots returns replication slots that keep dead rows for a standby.
 func heldSlots(ctx context.Context, tx pgx.Tx) (found []Finding, err error) {
@@ -115,10 +106,9 @@ func heldSlots(ctx context.Context, tx pgx.Tx) (found []Finding, err error) {
 		if active {
 			how = "which is in use"
 		}
-		found = append(found, Finding{
-			Level: Warning, Says: fmt.Sprintf("The replication slot %q, %s, keeps dead rows of the last %d transactions.", name, how, behind),
-			Do: "End what runs for long on its standby, or, where nobody needs the slot any more, run as a superuser:\nSELECT pg_drop_replication_slot(" + literal(name) + ");",
-		})
+		found = append(found, warning("End what runs for long on its standby, or, where nobody needs the slot any more, run as a superuser:\n"+
+			"SELECT pg_drop_replication_slot("+literal(name)+");",
+			"The replication slot %q, %s, keeps dead rows of the last %d transactions.", name, how, behind)...)
 		return nil
 	})
 	return found, err
@@ -135,8 +125,6 @@ func hiddenTransactions(ctx context.Context, tx pgx.Tx) (found []Finding, err er
 	if err != nil || hidden == 0 {
 		return nil, err
 	}
-	return []Finding{{
-		Level: Note, Says: fmt.Sprintf("Other roles have %d transactions open, and the role %q may not see since when.", hidden, user),
-		Do: "Look as a role that may, or run as a superuser:\nGRANT pg_read_all_stats TO " + pgx.Identifier{user}.Sanitize() + ";",
-	}}, nil
+	return note("Look as a role that may, or run as a superuser:\nGRANT pg_read_all_stats TO "+pgx.Identifier{user}.Sanitize()+";",
+		"Other roles have %d transactions open, and the role %q may not see since when.", hidden, user), nil
 }
