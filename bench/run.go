@@ -121,7 +121,7 @@ func versus(ctx context.Context, scenarios []scenario.Scenario, directory, postg
 }
 
 // work measures a scenario for another process.
-func work(ctx context.Context, in io.Reader, out io.Writer, o options) error {
+func work(ctx context.Context, in io.Reader, out io.WriteCloser, o options) error {
 	for _, s := range scenario.All(o.quick) {
 		if s.Name == o.worker {
 			return against.Work(ctx, s, in, out)

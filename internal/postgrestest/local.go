@@ -135,7 +135,7 @@ func (c *cluster) startOnFreePort(ctx context.Context, settings map[string]strin
 		return fmt.Errorf("read the server's configuration: %w", err)
 	}
 	for range portAttempts {
-		if c.port, err = FreePort(ctx); err != nil {
+		if c.port, err = freePort(ctx); err != nil {
 			return err
 		}
 		config := string(base) + configuration(settingList(settings, map[string]string{

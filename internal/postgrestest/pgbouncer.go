@@ -155,7 +155,7 @@ func tryPgBouncer(ctx context.Context, program, databaseURL string, mode PoolMod
 	if err != nil {
 		return nil, err
 	}
-	port, err := FreePort(ctx)
+	port, err := freePort(ctx)
 	if err != nil {
 		return nil, err
 	}

@@ -32,10 +32,8 @@ func TestWork(t *testing.T) {
 		answer.Close()
 		ended <- err
 	}()
-	side := against.NewSide(ask, answers, func() error {
-		return ask.Close()
-	})
-	if err := against.Ready(side); err != nil {
+	side := against.Remote(answers, ask)
+	if err := side.Check(t.Context()); err != nil {
 		if err := <-ended; server.MayBeSkipped(err) {
 			t.Skip(err)
 		} else {
@@ -64,6 +62,6 @@ func TestOfAProcessThatIsNotThere(t *testing.T) {
 	t.Run("OpenSaysThatItEnded", func(t *testing.T) {
 		t.Parallel()
 		_, err := against.Process{Program: "true"}.Open(t.Context(), contender.Bench{})
-		require.ErrorContains(t, err, "the process has ended")
+		require.ErrorContains(t, err, "the process of the other limiter")
 	})
 }

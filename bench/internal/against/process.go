@@ -2,15 +2,17 @@ package against
 
 import (
 	"context"
-	"encoding/gob"
 	"errors"
 	"fmt"
 	"io"
+	"net/rpc"
 	"os"
 	"os/exec"
 
 	"github.com/pgratelimit/pgratelimit/bench/internal/contender"
 	"github.com/pgratelimit/pgratelimit/bench/internal/load"
+	"github.com/pgratelimit/pgratelimit/bench/internal/scenario"
+	"github.com/pgratelimit/pgratelimit/bench/internal/server"
 )
 
 // Process is the first contender of a scenario, measured by a program that calls Work.
@@ -21,7 +23,7 @@ type Process struct {
 }
 
 // Open starts the process, and returns when it is ready.
-func (p Process) Open(ctx context.Context, _ contender.Bench) (_ contender.Runner, err error) {
+func (p Process) Open(ctx context.Context, _ contender.Bench) (contender.Runner, error) {
 	c := exec.CommandContext(ctx, p.Program, p.Arguments...)
 	c.Env = append(os.Environ(), "RATELIMIT_DATABASE_URL="+p.Postgres)
 	c.Stderr = os.Stderr
@@ -29,69 +31,84 @@ func (p Process) Open(ctx context.Context, _ contender.Bench) (_ contender.Runne
 	if err != nil {
 		return nil, err
 	}
-	answers, err := c.StdoutPipe()
+	output, err := c.StdoutPipe()
 	if err != nil {
 		return nil, err
 	}
 	if err := c.Start(); err != nil {
 		return nil, err
 	}
-	s := &side{ask: gob.NewEncoder(input), answers: gob.NewDecoder(answers), close: func() error {
-		return errors.Join(input.Close(), c.Wait())
-	}}
-	if _, err := s.answer(); err != nil {
-		return nil, errors.Join(err, s.close())
+	r := remote{rpc.NewClient(pipe{output, input}), c.Wait}
+	if err := r.Check(ctx); err != nil { // no call was made yet
+		return nil, errors.Join(fmt.Errorf("the process of the other limiter: %w", err), r.Close())
 	}
-	return s, nil
+	return r, nil
 }
 
-// question is what a process is asked: to make a round of calls, or to check those it made.
-type question struct {
-	Amount load.Amount
-	Check  bool
+// pipe is a connection over the standard input and output of a process.
+type pipe struct {
+	io.Reader
+	io.WriteCloser
 }
 
-// answer is what it answers. The first one answers nothing: the process is ready.
-type answer struct {
-	Round  contender.Round
-	Failed string // why it could not do it
+// remote is a Runner in another process.
+type remote struct {
+	client *rpc.Client
+	wait   func() error
 }
 
-// side is a process that measures, as a Runner.
-type side struct {
-	ask     *gob.Encoder
-	answers *gob.Decoder
-	close   func() error
+func (r remote) Run(_ context.Context, amount load.Amount) (round contender.Round, err error) {
+	return round, r.client.Call("Worker.Run", amount, &round)
 }
 
-func (s *side) Run(_ context.Context, amount load.Amount) (contender.Round, error) {
-	return s.exchange(question{Amount: amount})
+func (r remote) Check(context.Context) error {
+	return r.client.Call("Worker.Check", struct{}{}, &struct{}{})
 }
 
-func (s *side) Check(context.Context) error {
-	_, err := s.exchange(question{Check: true})
+func (r remote) Close() error { return errors.Join(r.client.Close(), r.wait()) }
+
+// worker is a Runner that another process calls.
+type worker struct {
+	ctx    context.Context
+	runner contender.Runner
+}
+
+// Run makes a round of calls.
+func (w worker) Run(amount load.Amount, round *contender.Round) (err error) {
+	*round, err = w.runner.Run(w.ctx, amount)
 	return err
 }
 
-func (s *side) Close() error { return s.close() }
+// Check checks the calls so far.
+func (w worker) Check(struct{}, *struct{}) error { return w.runner.Check(w.ctx) }
 
-func (s *side) exchange(q question) (contender.Round, error) {
-	if err := s.ask.Encode(q); err != nil {
-		return contender.Round{}, fmt.Errorf("ask the process: %w", err)
+// Work measures the first contender of the scenario for the process at the other end of in and out, until in ends. It has its own
+// database on the server of RATELIMIT_DATABASE_URL.
+func Work(ctx context.Context, s scenario.Scenario, in io.Reader, out io.WriteCloser) (err error) {
+	postgres, err := server.FindPostgres(ctx)
+	if err != nil {
+		return err
 	}
-	return s.answer()
-}
-
-func (s *side) answer() (contender.Round, error) {
-	var a answer
-	if err := s.answers.Decode(&a); err != nil {
-		if errors.Is(err, io.EOF) {
-			return contender.Round{}, errors.New("the process has ended")
-		}
-		return contender.Round{}, fmt.Errorf("read the process's answer: %w", err)
+	defer func() { err = errors.Join(err, postgres.Close()) }() // which does not stop the server of another process
+	database, err := postgres.NewDatabase(ctx)
+	if err != nil {
+		return err
 	}
-	if a.Failed != "" {
-		return contender.Round{}, errors.New(a.Failed)
+	defer func() { err = errors.Join(err, database.Drop(ctx)) }()
+	runner, err := s.Contenders[0].Way.Open(ctx, contender.Bench{
+		Database: database, Meter: server.NewMeter(postgres, os.Getpid()), Name: "contender0", Callers: s.Callers, Burst: s.Burst,
+	})
+	if err != nil {
+		return err
 	}
-	return a.Round, nil
+	defer func() { err = errors.Join(err, runner.Close()) }()
+	if err := database.Settle(ctx); err != nil {
+		return err
+	}
+	serving := rpc.NewServer()
+	if err := serving.RegisterName("Worker", worker{ctx, runner}); err != nil {
+		return err
+	}
+	serving.ServeConn(pipe{in, out})
+	return nil
 }

@@ -8,7 +8,6 @@ import (
 	"path/filepath"
 	"runtime"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/shirou/gopsutil/v4/cpu"
@@ -35,7 +34,10 @@ type Machine struct {
 // Describe returns what this process runs on, and measures the disk that holds directory. It returns an error
 // when that is memory: nothing that is committed there is on disk.
 func Describe(ctx context.Context, directory string) (Machine, error) {
-	m := Machine{Cores: runtime.NumCPU(), Go: runtime.Version(), FileSystem: fileSystem(ctx, directory)}
+	m := Machine{Cores: runtime.NumCPU(), Go: runtime.Version(), FileSystem: "unknown"}
+	if usage, err := disk.UsageWithContext(ctx, directory); err == nil { // in a container it is not known
+		m.FileSystem = usage.Fstype
+	}
 	if processors, err := cpu.InfoWithContext(ctx); err == nil && len(processors) > 0 {
 		m.CPU = processors[0].ModelName
 	}
@@ -56,22 +58,6 @@ func Describe(ctx context.Context, directory string) (Machine, error) {
 		return m, err
 	}
 	return m, nil
-}
-
-// fileSystem returns the type of the file system that holds directory; in a container that is not known.
-func fileSystem(ctx context.Context, directory string) string {
-	partitions, err := disk.PartitionsWithContext(ctx, true)
-	if err != nil {
-		return "unknown"
-	}
-	kind, longest := "unknown", -1
-	for _, p := range partitions {
-		inside := p.Mountpoint == "/" || directory == p.Mountpoint || strings.HasPrefix(directory, p.Mountpoint+"/")
-		if inside && len(p.Mountpoint) >= longest {
-			kind, longest = p.Fstype, len(p.Mountpoint)
-		}
-	}
-	return kind
 }
 
 // flush returns the median time of overwriting a page beside directory and flushing it, as a commit does.

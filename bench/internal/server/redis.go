@@ -14,8 +14,6 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
-
-	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
 )
 
 const redisTimeout = 10 * time.Second
@@ -87,9 +85,13 @@ func StartRedis(ctx context.Context, d Durability) (_ *Redis, err error) {
 	if err != nil {
 		return nil, err
 	}
-	port, err := postgrestest.FreePort(ctx)
+	free, err := new(net.ListenConfig).Listen(ctx, "tcp", "127.0.0.1:0") // another process may take the port a moment later
 	if err != nil {
-		return nil, errors.Join(err, os.RemoveAll(dir))
+		return nil, errors.Join(fmt.Errorf("find a free port: %w", err), os.RemoveAll(dir))
+	}
+	port := free.Addr().(*net.TCPAddr).Port
+	if err := free.Close(); err != nil {
+		return nil, err
 	}
 	r := &Redis{Address: net.JoinHostPort("127.0.0.1", strconv.Itoa(port))}
 	// No context: it ends when its input does, after what is being measured.
