@@ -1,7 +1,6 @@
 package contender_test
 
 import (
-	"strings"
 	"testing"
 	"time"
 
@@ -27,15 +26,15 @@ func TestWhatPGBenchWrites(t *testing.T) {
 	})
 	t.Run("ItsLog", func(t *testing.T) {
 		t.Parallel()
-		got, err := contender.ParseLog(nil, strings.NewReader("0 1 279 0 1741689600 123456\n1 1 3105 0 1741689600 123999\n"))
+		got, err := contender.ParseLog(nil, "0 1 279 0 1741689600 123456\n1 1 3105 0 1741689600 123999\n")
 		require.NoError(t, err)
 		require.Equal(t, []time.Duration{279 * time.Microsecond, 3105 * time.Microsecond}, got)
 	})
 	t.Run("ALogThatIsNoneIsAnError", func(t *testing.T) {
 		t.Parallel()
-		_, err := contender.ParseLog(nil, strings.NewReader("0 1 skipped 0 1741689600 123456\n"))
+		_, err := contender.ParseLog(nil, "0 1 skipped 0 1741689600 123456\n")
 		require.Error(t, err)
-		_, err = contender.ParseLog(nil, strings.NewReader("0 1\n"))
+		_, err = contender.ParseLog(nil, "0 1\n")
 		require.Error(t, err)
 	})
 }

@@ -1,11 +1,9 @@
 package contender
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"math"
 	"os"
 	"os/exec"
@@ -122,19 +120,17 @@ func parseThroughput(output string) (float64, error) {
 }
 
 // latencies returns how long each transaction took, in ascending order, and removes the logs that say so.
-func (p *pgbench) latencies() ([]time.Duration, error) {
+func (p *pgbench) latencies() (took []time.Duration, err error) {
 	logs, err := filepath.Glob(filepath.Join(p.dir, "log.*"))
 	if err != nil {
 		return nil, err
 	}
-	var took []time.Duration
 	for _, log := range logs {
-		file, err := os.Open(log)
-		if err != nil {
-			return nil, err
+		text, err := os.ReadFile(log)
+		if err == nil {
+			took, err = parseLog(took, string(text))
 		}
-		took, err = parseLog(took, file)
-		if err := errors.Join(err, file.Close(), os.Remove(log)); err != nil {
+		if err := errors.Join(err, os.Remove(log)); err != nil {
 			return nil, fmt.Errorf("read pgbench's log: %w", err)
 		}
 	}
@@ -143,20 +139,15 @@ func (p *pgbench) latencies() ([]time.Duration, error) {
 }
 
 // parseLog adds to took the third field of each line: the microseconds that the transaction took.
-func parseLog(took []time.Duration, log io.Reader) ([]time.Duration, error) {
-	lines := bufio.NewScanner(log)
-	for lines.Scan() {
-		fields := strings.Fields(lines.Text())
-		if len(fields) < 3 {
-			return took, fmt.Errorf("line %q has no third field", lines.Text())
-		}
-		us, err := strconv.ParseInt(fields[2], 10, 64)
-		if err != nil {
-			return took, err
+func parseLog(took []time.Duration, log string) ([]time.Duration, error) {
+	for line := range strings.Lines(log) {
+		var client, number, us int64
+		if _, err := fmt.Sscan(line, &client, &number, &us); err != nil {
+			return took, fmt.Errorf("line %q: %w", line, err)
 		}
 		took = append(took, time.Duration(us)*time.Microsecond)
 	}
-	return took, lines.Err()
+	return took, nil
 }
 
 func (p *pgbench) Check(context.Context) error { return nil }

@@ -3,7 +3,6 @@ package scenario
 import (
 	"fmt"
 
-	"github.com/pgratelimit/pgratelimit/bench/internal/contender"
 	"github.com/pgratelimit/pgratelimit/bench/internal/stats"
 )
 
@@ -34,11 +33,9 @@ func curves() []Scenario {
 	var points []Scenario
 	of := func(short, name string, keys int) {
 		for callers := 1; callers <= 1024; callers *= 4 {
-			points = append(points, Scenario{
-				Name: fmt.Sprintf("curve-%s-%d", short, callers), Curve: name, Callers: callers, Compare: Throughput,
-				Title:      fmt.Sprintf("standalone Take, %s, callers: %d", name, callers),
-				Contenders: append([]Contender{{ours, contender.Take{Keys: keys}}}, onRedis(keys)...),
-			})
+			point := take(fmt.Sprintf("curve-%s-%d", short, callers), name, keys, callers, Throughput, onRedis(keys))
+			point.Curve = name
+			points = append(points, point)
 		}
 	}
 	of("many", "100k keys", manyKeys)

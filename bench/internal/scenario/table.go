@@ -67,69 +67,40 @@ func onRedis(n int) []Contender {
 	}
 }
 
+// take returns the scenario of a standalone Take of one of n keys.
+func take(name, keys string, n, callers int, compare Figure, others []Contender, bars ...Bar) Scenario {
+	return Scenario{
+		Name: name, Title: fmt.Sprintf("standalone Take, %s, callers: %d", keys, callers), Callers: callers, Compare: compare, Bars: bars,
+		Contenders: append([]Contender{{ours, contender.Take{Keys: n}}}, others...),
+	}
+}
+
 func standalone() []Scenario {
-	take, one := contender.Take{Keys: manyKeys}, contender.Take{Keys: manyKeys, Config: ratelimit.Config{NoBatching: true}}
+	const many, hot = "100k keys", "one hot key"
+	fast := Contender{relaxed, contender.Take{Keys: manyKeys, Config: ratelimit.Config{RelaxedCommit: true}}}
+	single := Contender{unbatched, contender.Take{Keys: manyKeys, Config: ratelimit.Config{NoBatching: true}}}
+	inPostgres := []Contender{
+		{raw, contender.Raw{Keys: manyKeys}},
+		{bench, contender.PGBench{Keys: manyKeys}},
+		{naive, contender.Transaction{Keys: manyKeys, Level: pgx.Serializable, Take: contender.TakeNaively}},
+	}
+	beside := func(redisShare, pipelinedShare float64) []Bar {
+		return []Bar{
+			{Contender: ours, Figure: Throughput, Against: redis, AtLeast: redisShare},
+			{Contender: ours, Figure: Throughput, Against: pipelined, AtLeast: pipelinedShare},
+		}
+	}
+	inMemory := append([]Contender{{memory, contender.Memory{Keys: manyKeys}}}, onRedis(manyKeys)...)
 	return []Scenario{
-		{
-			Name: "take-1", Title: "standalone Take, 100k keys, 1 caller", Callers: 1, Compare: P50,
-			Contenders: []Contender{
-				{ours, take},
-				{relaxed, contender.Take{Keys: manyKeys, Config: ratelimit.Config{RelaxedCommit: true}}},
-				{raw, contender.Raw{Keys: manyKeys}},
-				{bench, contender.PGBench{Keys: manyKeys}},
-				{naive, contender.Transaction{Keys: manyKeys, Level: pgx.Serializable, Take: contender.TakeNaively}},
-			},
-			Bars: []Bar{{Contender: ours, Figure: P50, Against: raw, AtMost: 1.2}},
-		},
-		{
-			Name: "take-16", Title: "standalone Take, 100k keys, 16 callers", Callers: 16, Compare: Throughput,
-			Contenders: []Contender{
-				{ours, take},
-				{unbatched, one},
-				{raw, contender.Raw{Keys: manyKeys}},
-				{bench, contender.PGBench{Keys: manyKeys}},
-				{naive, contender.Transaction{Keys: manyKeys, Level: pgx.Serializable, Take: contender.TakeNaively}},
-			},
-			Bars: []Bar{{Contender: ours, Figure: Throughput, Against: raw, AtLeast: 0.75}},
-		},
-		{
-			Name: "take-64", Title: "standalone Take, 100k keys, 64 callers", Callers: 64, Compare: Throughput,
-			Contenders: append([]Contender{
-				{ours, take},
-				{relaxed, contender.Take{Keys: manyKeys, Config: ratelimit.Config{RelaxedCommit: true}}},
-				{unbatched, one},
-				{memory, contender.Memory{Keys: manyKeys}},
-			}, onRedis(manyKeys)...),
-			Bars: []Bar{
-				{Contender: ours, Figure: Throughput, Against: redis, AtLeast: 1},
-				{Contender: ours, Figure: Throughput, Against: pipelined, AtLeast: 0.6},
-				{Contender: ours, Figure: Throughput, Against: unbatched, AtLeast: 3},
-			},
-		},
-		{
-			Name: "take-512", Title: "standalone Take, 100k keys, 512 callers", Callers: 512, Compare: Throughput,
-			Contenders: append([]Contender{
-				{ours, take},
-				{relaxed, contender.Take{Keys: manyKeys, Config: ratelimit.Config{RelaxedCommit: true}}},
-				{memory, contender.Memory{Keys: manyKeys}},
-			}, onRedis(manyKeys)...),
-			Bars: []Bar{
-				{Contender: ours, Figure: Throughput, Against: redis, AtLeast: 2},
-				{Contender: ours, Figure: Throughput, Against: pipelined, AtLeast: 0.8},
-			},
-		},
-		{
-			Name: "hot-512", Title: "standalone Take, one hot key, 512 callers", Callers: 512, Compare: Throughput,
-			Contenders: append([]Contender{
-				{ours, contender.Take{Keys: hotKey}},
-				{raw, contender.Raw{Keys: hotKey}},
-				{memory, contender.Memory{Keys: hotKey}},
-			}, onRedis(hotKey)...),
-			Bars: []Bar{
-				{Contender: ours, Figure: Throughput, Against: redis, AtLeast: 10},
-				{Contender: ours, Figure: Throughput, Against: pipelined, AtLeast: 4},
-			},
-		},
+		take("take-1", many, manyKeys, 1, P50, append([]Contender{fast}, inPostgres...),
+			Bar{Contender: ours, Figure: P50, Against: raw, AtMost: 1.2}),
+		take("take-16", many, manyKeys, 16, Throughput, append([]Contender{single}, inPostgres...),
+			Bar{Contender: ours, Figure: Throughput, Against: raw, AtLeast: 0.75}),
+		take("take-64", many, manyKeys, 64, Throughput, append([]Contender{fast, single}, inMemory...),
+			append(beside(1, 0.6), Bar{Contender: ours, Figure: Throughput, Against: unbatched, AtLeast: 3})...),
+		take("take-512", many, manyKeys, 512, Throughput, append([]Contender{fast}, inMemory...), beside(2, 0.8)...),
+		take("hot-512", hot, hotKey, 512, Throughput,
+			append([]Contender{{raw, contender.Raw{Keys: hotKey}}, {memory, contender.Memory{Keys: hotKey}}}, onRedis(hotKey)...), beside(10, 4)...),
 	}
 }
 
