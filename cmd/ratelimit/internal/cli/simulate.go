@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
-	"golang.org/x/term"
 
 	"github.com/pgratelimit/pgratelimit/cmd/ratelimit/internal/simulate"
 )
@@ -29,8 +28,7 @@ line is decided as a take at its instant, on buckets that are full at first. Wit
 input. Lines are Common or Combined Log Format, or JSON; what is compressed with gzip is read as it is.
 
 Each line is asked what the tiers of the rules say. Where they have none, --by says whose buckets are asked. A log holds
-the requests that came: who had been refused might have come again. Memory grows with the distinct keys only. How far it
-is is told on standard error.`,
+the requests that came: who had been refused might have come again. Memory grows with the distinct keys only.`,
 		Args: cobra.ArbitraryArgs,
 		Example: `  ratelimit simulate -f rules.yaml --by address access.log
   zcat access.log.*.gz | ratelimit simulate -f rules.yaml --refusals refused.jsonl -o json`,
@@ -60,7 +58,7 @@ func (a *app) simulate(ctx context.Context, f *simulateFlags, args []string) (er
 		return misused("%s has no tiers, which say whose buckets are asked; add some, or give --by address", f.file)
 	}
 	config := f.config
-	config.Rules, config.Format, config.Progress = *document, simulate.Format(f.format), a.progress()
+	config.Rules, config.Format = *document, simulate.Format(f.format)
 	switch {
 	case config.Top < 0:
 		return misused("--top is %d; use 0 or more", config.Top)
@@ -121,34 +119,6 @@ func (a *app) sources(ctx context.Context, args []string) ([]simulate.Source, er
 		sources = append(sources, source)
 	}
 	return sources, nil
-}
-
-// told is the interval between lines about progress where standard error is no terminal.
-const told = 10 * time.Second
-
-// progress returns what tells on standard error how far a replay is: on one line of a terminal, and else now and then.
-func (a *app) progress() func(simulate.Progress) {
-	file, ok := a.errOut.(interface{ Fd() uintptr })
-	live := ok && term.IsTerminal(int(file.Fd()))
-	last := time.Now()
-	return func(p simulate.Progress) {
-		if !live && !p.Done && time.Since(last) < told {
-			return
-		}
-		last = time.Now()
-		text := count(p.Lines, "line")
-		if p.TotalBytes > 0 {
-			text += fmt.Sprintf(", %.0f %%", 100*float64(p.Bytes)/float64(p.TotalBytes))
-		}
-		switch {
-		case live && !p.Done:
-			fmt.Fprintf(a.errOut, "\r%s", text)
-		case live:
-			fmt.Fprintf(a.errOut, "\r%s\n", text)
-		default:
-			fmt.Fprintln(a.errOut, text)
-		}
-	}
 }
 
 func (a *app) noteProblems(what string, p simulate.Problems) {

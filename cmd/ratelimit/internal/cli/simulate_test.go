@@ -43,7 +43,6 @@ func TestSimulate(t *testing.T) {
 		refusals := filepath.Join(t.TempDir(), "refused.jsonl")
 		r := f.run(t, "simulate", "-f", rulesFile, "--by", "address", "--refusals", refusals, log)
 		require.Equal(t, 0, r.code, r.err)
-		require.Contains(t, r.err, "4 lines, 100 %", "how far it is")
 		require.Contains(t, r.out, "refused   1")
 		require.Contains(t, r.out, "perAddress  10.0.0.1  1        2026-11-22 08:00:02Z")
 		lines, err := os.ReadFile(refusals)

@@ -11,12 +11,8 @@ import (
 	"github.com/pgratelimit/pgratelimit/rules"
 )
 
-const (
-	// checkEvery is after how many lines the context and the time of the next progress are looked at.
-	checkEvery = 256
-	// progressEvery is how long Config.Progress is told nothing.
-	progressEvery = 200 * time.Millisecond
-)
+// checkEvery is after how many lines the context is looked at.
+const checkEvery = 256
 
 // replay is a replay under way.
 type replay struct {
@@ -26,19 +22,17 @@ type replay struct {
 	simulation *ratelimit.Simulation
 	counts     counts
 	report     Report
-	progress   Progress
-	told       time.Time // when Config.Progress was told last
 	refused    []ratelimit.Refusal
 }
 
-func newReplay(config *Config, sources []Source) (*replay, error) {
+func newReplay(config *Config) (*replay, error) {
 	asks, set, err := newAsks(config)
 	if err != nil {
 		return nil, err
 	}
 	r := &replay{
 		config: config, asks: asks, parser: newParser(config.Format, config.Fields, asks.wanted),
-		counts: make(counts), told: time.Now(),
+		counts: make(counts),
 	}
 	r.simulation, err = ratelimit.NewSimulation(ratelimit.Config{
 		Policies: set, HashKey: config.HashKey,
@@ -47,19 +41,12 @@ func newReplay(config *Config, sources []Source) (*replay, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrInvalidConfig, err)
 	}
-	for _, s := range sources {
-		if s.Size <= 0 {
-			r.progress.TotalBytes = 0
-			break
-		}
-		r.progress.TotalBytes += s.Size
-	}
 	return r, nil
 }
 
 // replay replays a source.
 func (r *replay) replay(ctx context.Context, source *Source) (err error) {
-	lines, err := source.open(&r.progress.Bytes)
+	lines, err := source.open()
 	if err != nil {
 		return err
 	}
@@ -69,7 +56,6 @@ func (r *replay) replay(ctx context.Context, source *Source) (err error) {
 			if err := ctx.Err(); err != nil {
 				return fmt.Errorf("simulate: %w", err)
 			}
-			r.tell()
 		}
 		line, err := lines.next()
 		switch {
@@ -161,20 +147,8 @@ func (r *replay) tellRefused(source string, number int64, at time.Time, refusal 
 	return nil
 }
 
-// tell tells Config.Progress how far the replay is, some times a second.
-func (r *replay) tell() {
-	if r.config.Progress == nil || !r.progress.Done && time.Since(r.told) < progressEvery {
-		return
-	}
-	r.progress.Lines = r.report.Lines
-	r.config.Progress(r.progress)
-	r.told = time.Now()
-}
-
 // end returns the report.
 func (r *replay) end() *Report {
-	r.progress.Done = true
-	r.tell()
 	p := &r.report
 	p.Format, p.Buckets = r.parser.format, r.simulation.Buckets()
 	p.Limits, p.Keys = r.counts.reports(), r.counts.top(r.config.Top)

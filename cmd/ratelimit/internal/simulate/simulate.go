@@ -91,18 +91,6 @@ type Config struct {
 	Top int
 	// Refused is told of each refusal, in the order of the lines. Its error ends the replay. Defaults to nil, nobody.
 	Refused func(Refusal) error
-	// Progress is told how far the replay is, some times a second while lines come, and at its end. Defaults to nil.
-	Progress func(Progress)
-}
-
-// Progress is how far a replay is.
-type Progress struct {
-	// Lines are those that were read, and Bytes what was read of the sources, as they are stored.
-	Lines, Bytes int64
-	// TotalBytes is what there is to read; 0: it is not known.
-	TotalBytes int64
-	// Done is whether this is the end.
-	Done bool
 }
 
 // Run replays the sources, one after the other as one log. Lines with which something is wrong are counted in the Report
@@ -114,7 +102,7 @@ func Run(ctx context.Context, config Config, sources ...Source) (*Report, error)
 	if err := config.validate(sources); err != nil {
 		return nil, err
 	}
-	r, err := newReplay(&config, sources)
+	r, err := newReplay(&config)
 	if err != nil {
 		return nil, err
 	}

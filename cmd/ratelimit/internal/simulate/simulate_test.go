@@ -247,14 +247,9 @@ func TestRunReads(t *testing.T) {
 			require.NoError(t, err)
 			sources = append(sources, source)
 		}
-		var told simulate.Progress
-		config := config
-		config.Progress = func(p simulate.Progress) { told = p }
 		report := run(t, config, sources...)
 		require.EqualValues(t, 6, report.Lines)
 		require.EqualValues(t, 3, report.Refused)
-		size := int64(zipped.Len() + len(text) + 3)
-		require.Equal(t, simulate.Progress{Lines: 6, Bytes: size, TotalBytes: size, Done: true}, told)
 	})
 
 	t.Run("StandardInput", func(t *testing.T) {

@@ -17,8 +17,6 @@ const maxLine = 4 << 20
 type Source struct {
 	// Name is how the source is told of, such as a file's path.
 	Name string
-	// Size is how many bytes there are; 0: it is not known.
-	Size int64
 	// Open opens the source when it is its turn.
 	Open func() (io.ReadCloser, error)
 }
@@ -32,7 +30,7 @@ func File(path string) (Source, error) {
 	case info.IsDir():
 		return Source{}, fmt.Errorf("simulate: %s is a directory; name the files in it", path)
 	}
-	return Source{Name: path, Size: info.Size(), Open: func() (io.ReadCloser, error) { return os.Open(path) }}, nil
+	return Source{Name: path, Open: func() (io.ReadCloser, error) { return os.Open(path) }}, nil
 }
 
 // Reader returns the source that is read from r, such as standard input. It does not close r.
@@ -44,18 +42,16 @@ func Reader(name string, r io.Reader) Source {
 type lines struct {
 	stored io.ReadCloser
 	text   *bufio.Reader
-	bytes  *int64 // how many were read of all sources
-	number int64  // of the line that was read last, from 1 on
+	number int64 // of the line that was read last, from 1 on
 }
 
-// open opens a source. Bytes grows by what is read of it.
-func (s *Source) open(bytes *int64) (*lines, error) {
+// open opens a source.
+func (s *Source) open() (*lines, error) {
 	stored, err := s.Open()
 	if err != nil {
 		return nil, fmt.Errorf("simulate: %w", err)
 	}
-	l := &lines{stored: stored, bytes: bytes}
-	l.text = bufio.NewReaderSize(l, maxLine)
+	l := &lines{stored: stored, text: bufio.NewReaderSize(stored, maxLine)}
 	if magic, err := l.text.Peek(2); err == nil && magic[0] == 0x1f && magic[1] == 0x8b {
 		unzipped, err := gzip.NewReader(l.text)
 		if err != nil {
@@ -67,13 +63,6 @@ func (s *Source) open(bytes *int64) (*lines, error) {
 		_, _ = l.text.Discard(len(mark))
 	}
 	return l, nil
-}
-
-// Read reads what is stored, and counts it.
-func (l *lines) Read(p []byte) (int, error) {
-	n, err := l.stored.Read(p)
-	*l.bytes += int64(n)
-	return n, err
 }
 
 // errTooLong is returned for a line that is longer than maxLine, which is passed over.
