@@ -45,7 +45,7 @@ func main() {
 		case o.worker != "":
 			return work(ctx, os.Stdin, os.Stdout, o)
 		case o.draw != "":
-			return draw(os.Stdout, o)
+			return draw(o)
 		}
 		return run(ctx, os.Stdout, o)
 	})
@@ -61,7 +61,7 @@ func parse(args []string) (o options, err error) {
 	seconds := flags.Float64("seconds", 0, "how long each contender's turn in a round is (default 2)")
 	flags.StringVar(&o.json, "json", "", "write the figures to this `file` too")
 	flags.StringVar(&o.svg, "svg", "", "draw the curves that were measured into this `directory`")
-	flags.StringVar(&o.draw, "draw", "", "measure nothing, and show the curves of this `file`, which -json wrote")
+	flags.StringVar(&o.draw, "draw", "", "measure nothing, and draw the curves of this `file`, which -json wrote")
 	flags.StringVar(&o.worker, "worker", "", "measure this `scenario` for another process that asks on the standard input")
 	if err := command.Parse(flags, args); err != nil {
 		return o, err

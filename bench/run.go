@@ -50,8 +50,7 @@ func run(ctx context.Context, w io.Writer, o options) (err error) {
 	}
 	report.Header(w, described)
 	described.Results, err = measure(ctx, w, scenarios, on, o)
-	report.Summary(w, described.Results)
-	return errors.Join(err, keep(w, report.Of(described), o))
+	return errors.Join(err, keep(report.Of(described), o))
 }
 
 // start starts the servers, and returns what stops those that run, whatever the error.
@@ -149,8 +148,8 @@ func measure(ctx context.Context, w io.Writer, scenarios []scenario.Scenario, on
 	return results, failed
 }
 
-// draw shows the curves of a file.
-func draw(w io.Writer, o options) error {
+// draw draws the curves of a file.
+func draw(o options) error {
 	file, err := os.Open(o.draw)
 	if err != nil {
 		return err
@@ -159,12 +158,11 @@ func draw(w io.Writer, o options) error {
 	if err := errors.Join(err, file.Close()); err != nil {
 		return err
 	}
-	return keep(w, document, o)
+	return keep(document, o)
 }
 
-// keep writes the curves to w, and what else was asked for to files.
-func keep(w io.Writer, d report.Document, o options) (err error) {
-	report.Curves(w, d.Curves)
+// keep writes the drawings and the figures to files.
+func keep(d report.Document, o options) (err error) {
 	if o.svg != "" {
 		for _, curve := range d.Curves {
 			for suffix, figure := range map[string]plot.Figure{"": plot.Throughput(), "-cpu": plot.Processor()} {

@@ -69,18 +69,18 @@ func (r remote) Close() error { return errors.Join(r.client.Close(), r.wait()) }
 
 // worker is a Runner that another process calls.
 type worker struct {
-	ctx    context.Context
-	runner contender.Runner
+	run   func(load.Amount) (contender.Round, error)
+	check func() error
 }
 
 // Run makes a round of calls.
 func (w worker) Run(amount load.Amount, round *contender.Round) (err error) {
-	*round, err = w.runner.Run(w.ctx, amount)
+	*round, err = w.run(amount)
 	return err
 }
 
 // Check checks the calls so far.
-func (w worker) Check(struct{}, *struct{}) error { return w.runner.Check(w.ctx) }
+func (w worker) Check(struct{}, *struct{}) error { return w.check() }
 
 // Work measures the first contender of the scenario for the process at the other end of in and out, until in ends. It has its own
 // database on the server of RATELIMIT_DATABASE_URL.
@@ -106,7 +106,11 @@ func Work(ctx context.Context, s scenario.Scenario, in io.Reader, out io.WriteCl
 		return err
 	}
 	serving := rpc.NewServer()
-	if err := serving.RegisterName("Worker", worker{ctx, runner}); err != nil {
+	w := worker{
+		run:   func(amount load.Amount) (contender.Round, error) { return runner.Run(ctx, amount) },
+		check: func() error { return runner.Check(ctx) },
+	}
+	if err := serving.RegisterName("Worker", w); err != nil {
 		return err
 	}
 	serving.ServeConn(pipe{in, out})

@@ -71,33 +71,17 @@ func TestJSONThatIsNone(t *testing.T) {
 	require.ErrorContains(t, err, "read the figures")
 }
 
-func TestCurves(t *testing.T) {
+func TestResult(t *testing.T) {
 	t.Parallel()
 	var text bytes.Buffer
-	report.Curves(&text, report.Of(measured("one hot key")).Curves)
+	report.Result(&text, measured("").Results[0])
 	require.Equal(t, `
-curve, one hot key: calls/s
-  callers            ours       theirs
-        4  110 (100..120)  45 (40..50)
-
-curve, one hot key: processor's time for a call
-  callers            ours  theirs
-        4  2ms (1ms..3ms)       -
-
-curve, one hot key: ours / this
-  callers             theirs
-        4  2.50 (2.00..3.00)
+curve-hot-4: a title
+                   calls/s   p50  p99  trips  attempts  WAL B  allocs  cpu  throughput: first / this  cpu: first / this
+  ours      110 (100..120)  15ms   0s  0.000         -   0.00     0.0  2ms                                             
+  theirs       45 (40..50)    0s   0s  0.000         -   0.00     0.0    -         2.50 (2.00..3.00)  0.50 (0.40..0.60)
+  nobody's: not here
+  size: 64
+  reached: size at most 64; it is 64
 `, text.String())
-}
-
-func TestSummary(t *testing.T) {
-	t.Parallel()
-	var text bytes.Buffer
-	report.Summary(&text, measured("").Results)
-	require.Contains(t, text.String(), "ours / theirs: throughput 2.50 (2.00..3.00), cpu 0.50 (0.40..0.60)\n")
-	require.Contains(t, text.String(), "reached: size at most 64; it is 64\n")
-	require.NotContains(t, text.String(), "nobody's")
-	text.Reset()
-	report.Summary(&text, nil)
-	require.Empty(t, text.String(), "a list of nothing has no title")
 }

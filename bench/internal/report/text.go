@@ -44,7 +44,7 @@ func Result(w io.Writer, r scenario.Result) {
 		width = max(width, len(row.Name))
 	}
 	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
-	fmt.Fprintf(table, "%*s\tcalls/s\tp50\tp99\ttrips\tattempts\tWAL B\tallocs\tcpu\t%s: first / this\t\n", width, "", r.Compare)
+	fmt.Fprintf(table, "%*s\tcalls/s\tp50\tp99\ttrips\tattempts\tWAL B\tallocs\tcpu\t%s: first / this\tcpu: first / this\t\n", width, "", r.Compare)
 	for i, row := range r.Rows {
 		if row.Missing == "" {
 			fmt.Fprintf(table, "%-*s\t%s\t\n", width, row.Name, strings.Join(cells(row, i == 0), "\t"))
@@ -71,34 +71,9 @@ func cells(row scenario.Row, isFirst bool) []string {
 		columns = append(columns, f.Format(row.Spread(f).Median))
 	}
 	if isFirst {
-		return append(columns, "")
+		return append(columns, "", "")
 	}
-	return append(columns, spread(row.Ratio, scenario.FormatRatio))
-}
-
-// Summary writes every ratio in one list, and every bar in another.
-func Summary(w io.Writer, results []scenario.Result) {
-	var ratios, bars []string
-	for _, r := range results {
-		for i, row := range r.Rows {
-			if i > 0 && row.Missing == "" {
-				ratios = append(ratios, fmt.Sprintf("%-14s %s / %s: %s %s, cpu %s", r.Name, r.Rows[0].Name, row.Name,
-					r.Compare, spread(row.Ratio, scenario.FormatRatio), spread(row.Cost, scenario.FormatRatio)))
-			}
-		}
-		for _, v := range r.Verdicts {
-			bars = append(bars, fmt.Sprintf("%-14s %s", r.Name, verdict(v)))
-		}
-	}
-	list(w, "ratios", ratios)
-	list(w, "bars", bars)
-}
-
-// list writes lines under a title, and nothing when there are none.
-func list(w io.Writer, title string, lines []string) {
-	if len(lines) > 0 {
-		fmt.Fprintf(w, "\n%s\n  %s\n", title, strings.Join(lines, "\n  "))
-	}
+	return append(columns, spread(row.Ratio, scenario.FormatRatio), spread(row.Cost, scenario.FormatRatio))
 }
 
 func verdict(v scenario.Verdict) string {
@@ -122,44 +97,4 @@ func spread(s stats.Spread, show func(float64) string) string {
 		return middle
 	}
 	return fmt.Sprintf("%s (%s..%s)", middle, low, high)
-}
-
-// Curves writes each curve as a table: calls in a second, and how the first contender compares.
-func Curves(w io.Writer, curves []scenario.Curve) {
-	for _, c := range curves {
-		fmt.Fprintf(w, "\ncurve, %s: calls/s\n", c.Name)
-		table(w, c.Lines, func(p scenario.Point) string { return spread(p.Throughput, scenario.FormatCount) })
-		fmt.Fprintf(w, "\ncurve, %s: processor's time for a call\n", c.Name)
-		table(w, c.Lines, func(p scenario.Point) string {
-			if p.Processor == nil {
-				return "-"
-			}
-			return spread(*p.Processor, scenario.FormatSeconds)
-		})
-		if len(c.Lines) > 1 {
-			fmt.Fprintf(w, "\ncurve, %s: %s / this\n", c.Name, c.Lines[0].Contender)
-			table(w, c.Lines[1:], func(p scenario.Point) string { return spread(p.Ratio, scenario.FormatRatio) })
-		}
-	}
-}
-
-// table writes a row for each number of callers and a column for each line.
-func table(w io.Writer, lines []scenario.Line, cell func(scenario.Point) string) {
-	columns := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
-	fmt.Fprint(columns, "callers\t")
-	for _, line := range lines {
-		fmt.Fprintf(columns, "%s\t", line.Contender)
-	}
-	fmt.Fprintln(columns)
-	for i, point := range lines[0].Points {
-		fmt.Fprintf(columns, "%d\t", point.Callers)
-		for _, line := range lines {
-			if i < len(line.Points) {
-				fmt.Fprint(columns, cell(line.Points[i]))
-			}
-			fmt.Fprint(columns, "\t")
-		}
-		fmt.Fprintln(columns)
-	}
-	_ = columns.Flush()
 }

@@ -24,7 +24,6 @@ type Point struct {
 	P50        stats.Spread  `json:"p50"` // seconds
 	P99        stats.Spread  `json:"p99"`
 	Throughput stats.Spread  `json:"throughput"`
-	Ratio      stats.Spread  `json:"ratio"`               // of the first line's throughput to this one's, in the same rounds
 	Processor  *stats.Spread `json:"processor,omitempty"` // seconds for each call; nil: not known
 }
 
@@ -67,7 +66,7 @@ func (c *Curve) add(r Result) {
 		line := c.line(row.Name)
 		line.Points = append(line.Points, Point{
 			Callers: r.Callers, P50: row.Spread(P50), P99: row.Spread(P99),
-			Throughput: row.Spread(Throughput), Ratio: row.Ratio, Processor: row.Spread(Processor).Known(),
+			Throughput: row.Spread(Throughput), Processor: row.Spread(Processor).Known(),
 		})
 	}
 }

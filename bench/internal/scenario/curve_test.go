@@ -30,7 +30,6 @@ func TestCurves(t *testing.T) {
 	require.Len(t, many.Lines, 2, "what was not measured has no line")
 	require.Equal(t, "b", many.Lines[1].Contender)
 	require.Equal(t, stats.Of([]float64{100, 110, 150}), many.Lines[0].Points[0].Throughput)
-	require.Equal(t, stats.Of([]float64{0.5, 0.55, 0.75}), many.Lines[1].Points[0].Ratio)
 	require.Equal(t, 4, many.Lines[1].Points[1].Callers)
 	require.Equal(t, "hot", curves[1].Name)
 }
