@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"sync"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
@@ -80,5 +81,15 @@ func connect(ctx context.Context, url string) (*pgx.Conn, error) {
 		if !pause(ctx) {
 			return nil, err
 		}
+	}
+}
+
+// pause waits for a moment before something is looked at again. It reports false when ctx ends first.
+func pause(ctx context.Context) bool {
+	select {
+	case <-ctx.Done():
+		return false
+	case <-time.After(20 * time.Millisecond):
+		return true
 	}
 }

@@ -5,3 +5,5 @@ package postgrestest
 func mountMemory(string, int64, *account) error { return ErrNoMount }
 
 func unmount(string) error { return nil }
+
+func tmpfsHasRoom(string) bool { return false }

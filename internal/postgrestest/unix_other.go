@@ -2,7 +2,15 @@
 
 package postgrestest
 
-import "testing"
+import (
+	"context"
+	"errors"
+	"testing"
+)
+
+func startLocal(context.Context, Options, environment) (*Server, error) {
+	return nil, errors.New("servers are started on Unix only")
+}
 
 // PoolMode is when PgBouncer gives a connection of the server to another client.
 type PoolMode string

@@ -1,5 +1,0 @@
-//go:build unix && !linux
-
-package postgrestest
-
-func tmpfsHasRoom(string) bool { return false }
