@@ -8,9 +8,13 @@ import (
 	"testing"
 )
 
-func startLocal(context.Context, Options, environment) (*Server, error) {
-	return nil, errors.New("servers are started on Unix only")
-}
+var errNotUnix = errors.New("servers are started on Unix only")
+
+func startLocal(context.Context, Options, environment) (*Server, error) { return nil, errNotUnix }
+
+func startCluster(context.Context, string, Options) (*Server, error) { return nil, errNotUnix }
+
+func checkBinDir(string) error { return errNotUnix }
 
 // PoolMode is when PgBouncer gives a connection of the server to another client.
 type PoolMode string
