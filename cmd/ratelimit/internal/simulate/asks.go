@@ -45,13 +45,16 @@ func newAsks(config *Config) (*asks, *rules.Set, error) {
 	}
 	attributes := file.Attributes()
 	for _, t := range file.Tiers.Tiers {
-		if !slices.ContainsFunc(file.Rules, func(r rules.Rule) bool { return r.Limit == t.Limit }) {
+		policies := policiesOf(&file, t.Limit)
+		if len(policies) == 0 {
 			return nil, nil, fmt.Errorf("%w: a tier names the limit %q, and there is no rule for it; add one, as the definitions in a program are not known here",
 				ErrInvalidConfig, t.Limit)
 		}
-		if hasSlots(&file, t.Limit) {
-			return nil, nil, fmt.Errorf("%w: a tier names the limit %q, which is of slots; a log does not say how long they are held: leave the tier out",
-				ErrInvalidConfig, t.Limit)
+		for _, p := range policies {
+			if _, isSlots := p.(ratelimit.Concurrency); isSlots {
+				return nil, nil, fmt.Errorf("%w: a tier names the limit %q, which is of slots; a log does not say how long they are held: leave the tier out",
+					ErrInvalidConfig, t.Limit)
+			}
 		}
 	}
 	site, err := rules.NewSite(set, rules.SiteConfig{Attributes: attributes})
@@ -59,14 +62,20 @@ func newAsks(config *Config) (*asks, *rules.Set, error) {
 		return nil, nil, fmt.Errorf("%w: %w", ErrInvalidConfig, err)
 	}
 	patterns, optional := config.Routes, false
-	if len(patterns) == 0 {
-		patterns, optional = routesOf(file.Tiers), true
+	wanted := slices.Clone(attributes)
+	for _, t := range file.Tiers.Tiers {
+		if len(config.Routes) == 0 && t.Route != "" && !slices.Contains(patterns, t.Route) {
+			patterns, optional = append(patterns, t.Route), true
+		}
+		if source := t.CostSource; strings.HasPrefix(source, "header:") && !slices.Contains(wanted, source) {
+			wanted = append(wanted, source)
+		}
 	}
 	routes, err := newRoutes(patterns, optional)
 	if err != nil {
 		return nil, nil, err
 	}
-	a := &asks{config: config, site: site, routes: routes, wanted: withSources(attributes, file.Tiers)}
+	a := &asks{config: config, site: site, routes: routes, wanted: wanted}
 	a.stated = a.statedBy
 	return a, set, nil
 }
@@ -93,35 +102,19 @@ func (c *Config) tier() (rules.Tier, error) {
 	return rules.Tier{Limit: limit, Key: key}, nil
 }
 
-// hasSlots reports whether a limit gives slots to any of its keys.
-func hasSlots(file *rules.Document, limit string) bool {
-	isSlots := func(policy ratelimit.Policy) bool {
-		_, ok := policy.(ratelimit.Concurrency)
-		return ok
-	}
-	return slices.ContainsFunc(file.Rules, func(r rules.Rule) bool { return r.Limit == limit && isSlots(r.Policy) }) ||
-		slices.ContainsFunc(file.Overrides, func(o rules.Override) bool { return o.Limit == limit && isSlots(o.Policy) })
-}
-
-// routesOf returns the routes that tiers name, each once.
-func routesOf(tiers rules.TierSet) (routes []string) {
-	for _, t := range tiers.Tiers {
-		if t.Route != "" && !slices.Contains(routes, t.Route) {
-			routes = append(routes, t.Route)
+// policiesOf returns the policies of a limit: those of its rules, and with them those of its overrides.
+func policiesOf(file *rules.Document, limit string) (policies []ratelimit.Policy) {
+	for _, r := range file.Rules {
+		if r.Limit == limit {
+			policies = append(policies, r.Policy)
 		}
 	}
-	return routes
-}
-
-// withSources returns the attributes and the sources of costs that lines may state, each once.
-func withSources(attributes []string, tiers rules.TierSet) []string {
-	wanted := slices.Clone(attributes)
-	for _, t := range tiers.Tiers {
-		if source := t.CostSource; strings.HasPrefix(source, "header:") && !slices.Contains(wanted, source) {
-			wanted = append(wanted, source)
+	for _, o := range file.Overrides {
+		if o.Limit == limit && len(policies) > 0 {
+			policies = append(policies, o.Policy)
 		}
 	}
-	return wanted
+	return policies
 }
 
 // of returns what a line is asked.

@@ -12,7 +12,7 @@ const maxRoutes = 4096
 
 // routes know the route of a request as a net/http.ServeMux does.
 type routes struct {
-	mux   *http.ServeMux // nil: there are none
+	mux   *http.ServeMux
 	known map[route]string
 }
 
@@ -20,7 +20,7 @@ type route struct{ method, path string }
 
 // newRoutes returns routes with these patterns. Those that are optional may be none that a ServeMux takes.
 func newRoutes(patterns []string, optional bool) (*routes, error) {
-	r := &routes{known: make(map[route]string)}
+	r := &routes{mux: http.NewServeMux(), known: make(map[route]string)}
 	for _, pattern := range patterns {
 		err := r.add(pattern)
 		if err != nil && !optional {
@@ -37,9 +37,6 @@ func (r *routes) add(pattern string) (err error) {
 			err = fmt.Errorf("%v", p)
 		}
 	}()
-	if r.mux == nil {
-		r.mux = http.NewServeMux()
-	}
 	r.mux.HandleFunc(pattern, func(http.ResponseWriter, *http.Request) {})
 	return nil
 }
@@ -51,9 +48,6 @@ func (r *routes) of(method, target string) string {
 	asked := route{method, path}
 	if path == "" {
 		return "-"
-	}
-	if r.mux == nil {
-		return asked.String()
 	}
 	if pattern, known := r.known[asked]; known {
 		return pattern
