@@ -263,7 +263,7 @@ func (l pricing) Estimate() int64 { return l.config.estimate() }
 
 // Failed reports a failed exchange to the Observer.
 func (l pricing) Failed(ctx context.Context, limit string, err error, began time.Time) {
-	err = during(fmt.Sprintf("report %q", limit), l.explained(ctx, err))
+	err = explained(ctx, l.Limiter, fmt.Sprintf("report %q", limit), err)
 	l.reports.failed(ctx, Failed{Verb: "report", Limit: limit, Err: err}, began)
 }
 

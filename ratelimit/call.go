@@ -303,7 +303,7 @@ func (c *call) run(ctx context.Context, l *Limiter) error {
 		return nil
 	}
 	if (l.isConnection || !l.gate.IsOpen(&l.session, c.plan.keyed)) && !c.isRejected(l) {
-		bounded, cancel := l.bounded(ctx) // one time limit for the check and the call
+		bounded, cancel := l.config.bounded(ctx) // one time limit for the check and the call
 		defer cancel()
 		ctx = bounded
 		if err := l.pass(ctx, c.Verb, c.plan.keyed, c.Look); err != nil {
@@ -315,7 +315,7 @@ func (c *call) run(ctx context.Context, l *Limiter) error {
 		if c.Verb != "credit taken" { // a credit is about used tokens only
 			l.ahead.GiveUp(ctx, c.Asks, l.pool == nil)
 		}
-		ctx, cancel := l.bounded(ctx)
+		ctx, cancel := l.config.bounded(ctx)
 		defer cancel()
 		return l.session.Change(ctx, c.Verb, c.change)
 	case l.pool == nil:
@@ -337,14 +337,14 @@ func (c *call) failed(ctx context.Context, l *Limiter, err error) error {
 		l.reports.invalidate(c.Asks)
 	}
 	name := c.plan.firstLimit()
-	err = during(fmt.Sprintf("%s %q", c.Verb, name), l.explained(ctx, err))
+	err = explained(ctx, l, fmt.Sprintf("%s %q", c.Verb, name), err)
 	l.reports.failed(ctx, Failed{Verb: c.Verb, Limit: name, Err: err}, c.began)
 	return err
 }
 
 // bounded returns ctx limited by Config.Timeout, for a call outside a transaction.
-func (l *Limiter) bounded(ctx context.Context) (context.Context, context.CancelFunc) {
-	return batch.Bounded(ctx, l.config.Timeout)
+func (c *Config) bounded(ctx context.Context) (context.Context, context.CancelFunc) {
+	return batch.Bounded(ctx, c.Timeout)
 }
 
 // pass returns an error if a call must not be sent: a single connection is in a transaction, the keys are stored under another
@@ -359,7 +359,7 @@ func (l *Limiter) pass(ctx context.Context, verb string, keyed, looks bool) erro
 	if l.gate.IsOpen(&l.session, keyed) {
 		return nil
 	}
-	ctx, cancel := l.bounded(ctx)
+	ctx, cancel := l.config.bounded(ctx)
 	defer cancel()
 	return l.gate.Pass(ctx, &l.session, gate.Call{Verb: verb, Keyed: keyed, Looks: looks})
 }
@@ -370,4 +370,26 @@ func (c *call) touchPrices(ctx context.Context, l *Limiter) {
 	for _, u := range c.plan.upstreams {
 		l.prices.Touch(ctx, u, c.plan.now, false)
 	}
+}
+
+// Require takes the costs of the requests from all of their limits and returns nil, or takes from none of them and returns an
+// error. Begin with it: a program that ignores the Allowed of a Take admits every request without notice. Continue only if the
+// error is nil.
+//
+//	if err := limiter.WithTx(tx).Require(ctx, SendMessage.For(userID)); err != nil {
+//		return err // refused or failed: the transaction rolls back, and nothing is taken
+//	}
+//
+// A refusal is a *[LimitedError], which [errors.As] finds. It has the Decision: the limits that refused, and the time to wait.
+// errors.Is(err, [ErrLimited]) distinguishes it from a failure. Every other error is a failure, as from Take, and [IsUndecided]
+// is true for it.
+//
+// A limit in [Shadow] mode refuses no request. If no other limit refuses, Require returns nil, and Observers receive the refusal.
+// Limits in Shadow that refused give no tokens. A failure is still an error.
+func (l *Limiter) Require(ctx context.Context, requests ...Request) error {
+	d, err := l.Take(ctx, requests...)
+	if err != nil {
+		return err
+	}
+	return d.Err()
 }

@@ -153,12 +153,12 @@ func (l keeping) GiveBack(ctx context.Context, k bucket.Key, t bucket.Terms, kep
 			l.reports.failed(ctx, Failed{Verb: "return", Limit: k.Name, Err: err}, began)
 		}
 	}()
-	bounded, cancel := l.bounded(ctx)
+	bounded, cancel := l.config.bounded(ctx)
 	defer cancel()
 	given, err = l.session.Return(bounded, k, t, kept, most)
 	l.reports.invalidate([]bucket.Ask{{Key: k}})
 	if err != nil {
-		err = during(fmt.Sprintf("return %q", k.Name), l.explained(ctx, err))
+		err = explained(ctx, l.Limiter, fmt.Sprintf("return %q", k.Name), err)
 	}
 	return given, err
 }

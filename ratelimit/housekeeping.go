@@ -77,7 +77,7 @@ func (l *Limiter) Expire(ctx context.Context) (int, error) {
 // expireAll ends all due reservations, and deletes reservations that ended long ago.
 func expireAll(ctx context.Context, l *Limiter) (int, error) {
 	if err := l.pass(ctx, "expire", false, true); err != nil {
-		return 0, during("expire", l.explained(ctx, err))
+		return 0, explained(ctx, l, "expire", err)
 	}
 	if l.pool == nil {
 		return expireTogether(ctx, l)
@@ -87,7 +87,7 @@ func expireAll(ctx context.Context, l *Limiter) (int, error) {
 		return ended, err
 	}
 	if forgetErr := forget(ctx, l); forgetErr != nil {
-		err = errors.Join(err, during("expire: forget", l.explained(ctx, forgetErr)))
+		err = errors.Join(err, explained(ctx, l, "expire: forget", forgetErr))
 	}
 	if err != nil {
 		err = prefixed(err) // one prefix for all joined errors
@@ -99,7 +99,7 @@ func expireAll(ctx context.Context, l *Limiter) (int, error) {
 func expireEach(ctx context.Context, l *Limiter) (ended int, err error) {
 	var failed []error
 	ctx = reserved.Sweeping(ctx)
-	err = reserved.EachDue(ctx, &l.session.Unit, l.bounded, func(ids []string) (more bool, err error) {
+	err = reserved.EachDue(ctx, &l.session.Unit, l.config.bounded, func(ids []string) (more bool, err error) {
 		more = true
 		for i := 0; more && i < len(ids); i++ {
 			done, err := expire(ctx, l, ids[i])
@@ -114,7 +114,7 @@ func expireEach(ctx context.Context, l *Limiter) (ended int, err error) {
 		return more, nil
 	})
 	if err != nil {
-		failed = append(failed, during("expire", l.explained(ctx, err)))
+		failed = append(failed, explained(ctx, l, "expire", err))
 	}
 	return ended, errors.Join(failed...)
 }
@@ -148,7 +148,7 @@ func expireTogether(ctx context.Context, l *Limiter) (ended int, err error) {
 	err = retryTx(ctx, l, "expire", false, func(ctx context.Context, tx *Limiter) error {
 		var all []*reserved.Reservation
 		life := lifeIn(tx)
-		err := reserved.EachDue(ctx, &tx.session.Unit, tx.bounded, func(ids []string) (more bool, err error) {
+		err := reserved.EachDue(ctx, &tx.session.Unit, tx.config.bounded, func(ids []string) (more bool, err error) {
 			due, err := life.LockDue(ctx, ids...)
 			all = append(all, due...)
 			return true, err
@@ -163,7 +163,7 @@ func expireTogether(ctx context.Context, l *Limiter) (ended int, err error) {
 		return forget(ctx, tx)
 	})
 	if err != nil {
-		return 0, during("expire", l.explained(ctx, err))
+		return 0, explained(ctx, l, "expire", err)
 	}
 	return ended, nil
 }
@@ -180,7 +180,7 @@ func forget(ctx context.Context, l *Limiter) error {
 
 // forgetSome deletes one batch. more reports whether others may be left.
 func forgetSome(ctx context.Context, l *Limiter) (more bool, err error) {
-	ctx, cancel := l.bounded(ctx)
+	ctx, cancel := l.config.bounded(ctx)
 	defer cancel()
 	err = l.session.Change(ctx, "expire", func(ctx context.Context, s *store.Session) (err error) {
 		more, err = reserved.In(&s.Unit).ForgetEnded(ctx, &s.Unit)
@@ -216,21 +216,21 @@ func (l *Limiter) Prune(ctx context.Context, limits ...Limit) (int64, error) {
 	}
 	pages, err := prunePages(ctx, l)
 	if err != nil {
-		return 0, during("prune", l.explained(ctx, err))
+		return 0, explained(ctx, l, "prune", err)
 	}
 	began, deleted := l.reports.began(), int64(0)
 	for !pages.IsDone() {
 		n, gotLock, err := pruneNext(ctx, l, pages, named)
 		deleted += n
 		if err != nil {
-			return deleted, during("prune", l.explained(ctx, err))
+			return deleted, explained(ctx, l, "prune", err)
 		}
 		if !gotLock {
 			break
 		}
 	}
 	if err := forgetPrices(ctx, l); err != nil {
-		return deleted, during("prune", l.explained(ctx, err))
+		return deleted, explained(ctx, l, "prune", err)
 	}
 	l.reports.tell(ctx, Pruned{Buckets: int(deleted), Elapsed: l.reports.elapsed(began)})
 	return deleted, nil
@@ -269,14 +269,14 @@ func ruledTerms(source Policies, name string) (terms []bucket.Terms) {
 
 // forgetPrices deletes the prices of adaptive limits without reports for a week.
 func forgetPrices(ctx context.Context, l *Limiter) error {
-	ctx, cancel := l.bounded(ctx)
+	ctx, cancel := l.config.bounded(ctx)
 	defer cancel()
 	return l.session.Change(ctx, "prune", adaptive.Forget)
 }
 
 // prunePages returns the parts of the buckets table that Prune works through.
 func prunePages(ctx context.Context, l *Limiter) (*store.PrunePages, error) {
-	ctx, cancel := l.bounded(ctx)
+	ctx, cancel := l.config.bounded(ctx)
 	defer cancel()
 	if err := l.pass(ctx, "prune", false, true); err != nil {
 		return nil, err

@@ -192,7 +192,7 @@ func withLease(ctx context.Context, l *Limiter, verb, id string) (*slots.ID, *sl
 	}
 	began, name := l.reports.began(), leases.Asks[0].Key.Name
 	if err := changeLeases(ctx, l, verb, leases); err != nil {
-		err = during(fmt.Sprintf("%s %q", verb, name), l.explained(ctx, err))
+		err = explained(ctx, l, fmt.Sprintf("%s %q", verb, name), err)
 		l.reports.failed(ctx, Failed{Verb: verb, Limit: name, Err: err}, began)
 		return nil, nil, err
 	}
@@ -208,7 +208,7 @@ func withLease(ctx context.Context, l *Limiter, verb, id string) (*slots.ID, *sl
 
 // changeLeases changes the rows of leases within Config.Timeout.
 func changeLeases(ctx context.Context, l *Limiter, verb string, leases *slots.Leases) error {
-	ctx, cancel := l.bounded(ctx)
+	ctx, cancel := l.config.bounded(ctx)
 	defer cancel()
 	if err := l.pass(ctx, verb, false, true); err != nil {
 		return err

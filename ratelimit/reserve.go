@@ -224,7 +224,7 @@ func lockedBy(ctx context.Context, l *Limiter, verb, id string, keyed bool,
 		return nil
 	}
 	stuck.Add(err, r)
-	err = during(verb+" "+id, l.explained(ctx, err))
+	err = explained(ctx, l, verb+" "+id, err)
 	isReported := stuck != nil || isAnyOf(err, ErrNotReserved, ErrReservationEnded, ErrInvalidRequest, ErrCostExceedsCapacity)
 	if !isReported { // Expire reports the failures of a sweep together
 		l.reports.failed(ctx, Failed{Verb: verb, Err: err}, began)

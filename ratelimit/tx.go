@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgratelimit/pgratelimit/internal/arg"
+	"github.com/pgratelimit/pgratelimit/internal/bucket"
 	"github.com/pgratelimit/pgratelimit/internal/pgerr"
 	"github.com/pgratelimit/pgratelimit/internal/store"
 	"github.com/pgratelimit/pgratelimit/internal/turns"
@@ -301,7 +302,7 @@ func rollback(ctx context.Context, tx pgx.Tx) {
 // its own, runs it again after a conflict, and rolls back if fn returns an error. All attempts together take at most
 // Config.Timeout. keyed is whether the call names keys that are not in their stored form.
 func retryTx(ctx context.Context, l *Limiter, verb string, keyed bool, fn func(ctx context.Context, tx *Limiter) error) error {
-	ctx, cancel := l.bounded(ctx)
+	ctx, cancel := l.config.bounded(ctx)
 	defer cancel()
 	if err := l.pass(ctx, verb, keyed, !keyed); err != nil {
 		return err
@@ -394,4 +395,30 @@ func connectionOf(pool Pool) *pgx.Conn {
 		return pool.Conn()
 	}
 	return nil
+}
+
+type queueKey struct{}
+
+// WithQueue makes transactions of InTx with the returned context queue for the buckets of requests before their first
+// statement, as if they had already conflicted there. Use it for transactions that read something before they take. Without it,
+// they queue after they have their snapshot, and must run twice if others want the bucket. If a key is invalid, InTx returns an
+// error.
+//
+// With Config.SharedQueues a transaction queues for one of the buckets.
+func WithQueue(ctx context.Context, requests ...Request) context.Context {
+	return context.WithValue(ctx, queueKey{}, requests)
+}
+
+// ticketOf returns the ticket of a call of InTx for the queues, with the buckets of WithQueue.
+func ticketOf(ctx context.Context, l *Limiter) (*turns.Ticket, error) {
+	requests, _ := ctx.Value(queueKey{}).([]Request)
+	named := make([]bucket.Key, len(requests))
+	for i := range requests {
+		key, err := storedKey(l.config.HashKey, &requests[i])
+		if err != nil {
+			return nil, during("transaction", err)
+		}
+		named[i] = bucket.Key{Name: requests[i].limit.Name(), Key: key}
+	}
+	return l.queues.Ticket(named), nil
 }

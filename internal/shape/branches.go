@@ -34,14 +34,14 @@ func mechanisms() []mechanism {
 			"kinds",
 			[]string{
 				"internal/bucket/steps.go", "internal/bucket/calendar.go", "internal/bucket/concurrent.go", "internal/bucket/sliding.go",
-				"internal/store/parts.go", "internal/store/window.go", "ratelimit/concurrency.go", "ratelimit/hold.go", "ratelimit/lease.go",
+				"internal/store/parts.go", "ratelimit/concurrency.go", "ratelimit/hold.go", "ratelimit/lease.go",
 				"ratelimit/slidingwindow.go", // and the package internal/slots
 			},
 			words(`slides|isOdd|isWindow|(All|Any)Steps|(Any)?Holds|lastFence|SlidingWindow|Concurrency|FixedWindow|TokenBucket`, `\.Kind [!=]= `, `\.Kind\.\(`, `\bStatement\b`, `\bg(roup\))?\.isPlain\b`),
 		},
 		{
 			"eras",
-			[]string{"internal/bucket/eras.go", "internal/bucket/settle.go"},
+			[]string{"internal/bucket/eras.go"},
 			words(`(Any)?Eras?|(Any|is|err)?Outside|settle|PhaseByKey|IsSeeded|EraOf|(Has|Any)Span|(Err|AnyIn)OtherMode`),
 		},
 		{
@@ -55,7 +55,7 @@ func mechanisms() []mechanism {
 			words(`memory|inMemory`),
 		},
 		{
-			"asked", []string{"internal/bucket/units.go"}, // the form of a call: a check, or up to some units
+			"asked", nil, // the form of a call: a check, or up to some units
 			words(`UpTo|Look|costless|AllCostless`),
 		},
 		{
@@ -80,7 +80,7 @@ func mechanisms() []mechanism {
 		{
 			"calendars",
 			[]string{
-				"internal/bucket/calendar*.go", "internal/store/calendar.go", "ratelimit/calendarwindow.go",
+				"internal/bucket/calendar*.go", "ratelimit/calendarwindow.go",
 			},
 			words(`Calendar|[cC]alendars|isCalendar|CalendarWindow`),
 		},
@@ -96,7 +96,7 @@ func mechanisms() []mechanism {
 		},
 		{
 			"prefetch",
-			[]string{"internal/bucket/ahead.go", "internal/store/return.go"}, // and the package internal/ahead
+			[]string{"internal/bucket/ahead.go"}, // and the package internal/ahead
 			words(`Prefetch|prefetched|ahead|fromPrefetched`),
 		},
 	}
