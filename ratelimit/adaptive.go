@@ -2,6 +2,7 @@ package ratelimit
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
@@ -11,6 +12,7 @@ import (
 
 	"github.com/pgratelimit/pgratelimit/internal/adaptive"
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
+	"github.com/pgratelimit/pgratelimit/internal/fields"
 	"github.com/pgratelimit/pgratelimit/internal/words"
 )
 
@@ -120,6 +122,54 @@ func (p Adaptive) compile() (bucket.Terms, error) {
 		return bucket.Terms{}, fmt.Errorf("its Contract cannot be used: %w", err)
 	}
 	return t, nil
+}
+
+// adaptiveText is an Adaptive as text, beside the fields of its contract.
+type adaptiveText struct {
+	Floor  fields.Positive `json:"floor,omitempty"`
+	Growth fields.Positive `json:"growth,omitempty"`
+	Epoch  span            `json:"epoch,omitempty"`
+	Apply  bool            `json:"apply"`
+}
+
+// adaptedText is the text of a policy with the field "adaptive".
+type adaptedText struct {
+	policyText
+	adaptive adaptiveText
+}
+
+func (p Adaptive) text() policyText {
+	return adaptedText{p.Contract.text(), adaptiveText{
+		fields.Positive(without(p.Floor, defaultFloor)), fields.Positive(without(p.Growth, defaultGrowth)), span(without(p.Epoch, defaultEpoch)), p.Apply,
+	}}
+}
+
+// MarshalJSON returns the object of the contract, with one more field.
+func (t adaptedText) MarshalJSON() ([]byte, error) {
+	contract, err := json.Marshal(t.policyText)
+	if err != nil {
+		return nil, err
+	}
+	adaptive, err := json.Marshal(t.adaptive)
+	return slices.Concat(contract[:len(contract)-1], []byte(`,"adaptive":`), adaptive, []byte("}")), err
+}
+
+// adaptedBy returns the Adaptive with a contract and the field "adaptive".
+func adaptedBy(field []byte, contract Policy) (Policy, error) {
+	said, err := fields.Parse(field)
+	if err != nil {
+		return nil, err
+	}
+	var t adaptiveText
+	if err := said.Decode(&t, "adaptive"); err != nil {
+		return nil, err
+	}
+	return Adaptive{Contract: contract, Floor: float64(t.Floor), Growth: float64(t.Growth), Epoch: time.Duration(t.Epoch), Apply: t.Apply}, nil
+}
+
+func (p Adaptive) scaled(times float64) Policy {
+	p.Contract = Scale(p.Contract, times)
+	return p
 }
 
 // adapting returns the policy, for a limit with the terms t, in the form that package adaptive uses.

@@ -162,3 +162,34 @@ func zoneOf(name string) (zone *time.Location, err error) {
 	}
 	return zone, err
 }
+
+// calendarText is a CalendarWindow as text.
+type calendarText struct {
+	Kind         Kind     `json:"kind"`
+	Rate         float64  `json:"rate"`
+	Resets       Calendar `json:"resets"`
+	Zone         string   `json:"zone,omitempty"`
+	FirstWeekday weekday  `json:"first_weekday,omitzero"`
+	FirstDay     int      `json:"first_day,omitempty"`
+	FirstMonth   month    `json:"first_month,omitzero"`
+	MaxReserved  *maxOwed `json:"max_reserved,omitempty"`
+}
+
+func (p CalendarWindow) text() policyText {
+	return &calendarText{
+		KindCalendarWindow, p.Rate, p.Resets, without(p.Zone, "UTC"), weekday(p.FirstWeekday), without(p.FirstDay, 1),
+		month(without(p.FirstMonth, time.January)), owedOf(without(p.MaxReserved, p.Rate)),
+	}
+}
+
+func (t *calendarText) policy() (Policy, error) {
+	return CalendarWindow{
+		Rate: t.Rate, Resets: t.Resets, Zone: t.Zone, FirstWeekday: time.Weekday(t.FirstWeekday), FirstDay: t.FirstDay,
+		FirstMonth: time.Month(t.FirstMonth), MaxReserved: t.MaxReserved.tokens(),
+	}, nil
+}
+
+func (p CalendarWindow) scaled(times float64) Policy {
+	scaleTokens(times, &p.Rate, &p.MaxReserved)
+	return p
+}

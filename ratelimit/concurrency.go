@@ -99,3 +99,23 @@ func checkSlots(limit Limit, cost float64) error {
 	}
 	return nil
 }
+
+// slotsText is a Concurrency as text.
+type slotsText struct {
+	Kind  Kind `json:"kind"`
+	Most  int  `json:"most"`
+	Lease span `json:"lease,omitempty"`
+}
+
+func (p Concurrency) text() policyText {
+	return &slotsText{KindConcurrency, p.Most, span(without(p.Lease, time.Minute))}
+}
+
+func (t *slotsText) policy() (Policy, error) {
+	return Concurrency{Most: t.Most, Lease: time.Duration(t.Lease)}, nil
+}
+
+func (p Concurrency) scaled(times float64) Policy {
+	p.Most = int(min(max(math.Floor(float64(p.Most)*times), 1), maxSlots))
+	return p
+}

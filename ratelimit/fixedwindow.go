@@ -84,3 +84,31 @@ func (p FixedWindow) prefetched(t bucket.Terms) (bucket.Terms, error) {
 	t.Prefetch = p.Prefetch.Microseconds()
 	return t, nil
 }
+
+// fixedText is a FixedWindow as text.
+type fixedText struct {
+	bucketText
+	Start instantText `json:"start,omitzero"`
+}
+
+func (p FixedWindow) text() policyText {
+	return &fixedText{bucketText{
+		KindFixedWindow, p.Rate, span(p.Period), amountOf(p.Capacity, p.Rate), owedOf(p.MaxReserved), without(p.Shards, 1), span(p.Prefetch),
+	}, instantText{p.Start}}
+}
+
+func (t *fixedText) policy() (Policy, error) {
+	p, err := t.bucketText.policy()
+	if err != nil {
+		return nil, err
+	}
+	b := p.(TokenBucket)
+	return FixedWindow{
+		Rate: b.Rate, Period: b.Period, Capacity: b.Capacity, MaxReserved: b.MaxReserved, Shards: b.Shards, Prefetch: b.Prefetch, Start: t.Start.Time,
+	}, nil
+}
+
+func (p FixedWindow) scaled(times float64) Policy {
+	scaleTokens(times, &p.Rate, &p.Capacity, &p.MaxReserved)
+	return p
+}

@@ -41,16 +41,12 @@ type incomparable struct{ Policy }
 // client/ratelimit.js), rules (flat.go, row.go, and a migration), internal/policytext, and the
 // form of admin (formpolicy.go, preview.go, web/rule.html). A new bucket.Kind also needs
 // bucket.Parts, a column if its rows hold more, buckets_prune.sql, and Reserved in internal/reserved. Until it has a statement
-// of its own (internal/store/window.go), calls lock its rows and decide in Go.
+// of its own (internal/store/parts.go), calls lock its rows and decide in Go.
 func limitOf(name string, policy Policy, t bucket.Terms) Limit {
 	_, adapts := policy.(Adaptive)
 	d := definition{name: name, policy: policy, terms: t, plain: !adapts && t.Kind == (bucket.Steps{}) && !t.HasSpan(), seeded: bucket.IsSeeded(&t)}
-	switch policy.(type) {
-	case TokenBucket, FixedWindow, SlidingWindow, CalendarWindow, Concurrency, Adaptive, madeElsewhere:
-	default:
-		if !reflect.ValueOf(policy).Comparable() {
-			d.policy = &incomparable{policy}
-		}
+	if !reflect.ValueOf(policy).Comparable() {
+		d.policy = &incomparable{policy}
 	}
 	return Limit{unique.Make(d)}
 }
@@ -197,6 +193,10 @@ func (r Request) String() string { return fmt.Sprintf("%v of %s", r.cost, r.limi
 type Policy interface {
 	fmt.Stringer
 	compile() (bucket.Terms, error)
+	// text returns the policy as a rules file has it.
+	text() policyText
+	// scaled returns the policy with its numbers of tokens multiplied by times.
+	scaled(times float64) Policy
 }
 
 // valueOf returns the policy that a pointer points to, and other policies unchanged. So a type switch needs only value types,

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
 	"time"
 
@@ -19,7 +18,7 @@ import (
 //	{"kind":"token bucket","rate":10,"period":"1m","capacity":50}
 //
 // Fields with their default are left out. A capacity and a max_reserved of 0 are [None]. Errors wrap
-// ErrInvalidLimit: NewLimit rejects the policy, or it is not of this package.
+// ErrInvalidLimit, if NewLimit rejects the policy.
 func MarshalPolicy(policy Policy) ([]byte, error) {
 	if arg.IsNil(policy) {
 		return nil, fmt.Errorf("%w: there is no policy", ErrInvalidLimit)
@@ -28,21 +27,7 @@ func MarshalPolicy(policy Policy) ([]byte, error) {
 	if _, err := policy.compile(); err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrInvalidLimit, err)
 	}
-	var prices *adaptiveText
-	if a, adapts := policy.(Adaptive); adapts {
-		prices = &adaptiveText{fields.Positive(without(a.Floor, defaultFloor)), fields.Positive(without(a.Growth, defaultGrowth)), span(without(a.Epoch, defaultEpoch)), a.Apply}
-		policy = a.Contract
-	}
-	text := textOf(policy)
-	if text == nil {
-		return nil, fmt.Errorf("%w: a %T has no text; use a policy of this package", ErrInvalidLimit, policy)
-	}
-	data, err := json.Marshal(text)
-	if err != nil || prices == nil {
-		return data, err
-	}
-	more, err := json.Marshal(prices)
-	return slices.Concat(data[:len(data)-1], []byte(`,"adaptive":`), more, []byte("}")), err
+	return json.Marshal(policy.text())
 }
 
 // UnmarshalPolicy parses a JSON object that MarshalPolicy wrote, or a person. The kind defaults to "token bucket". It returns
@@ -70,11 +55,12 @@ func unmarshalPolicy(data []byte) (Policy, error) {
 	if _, err := said.Take(&named); err != nil {
 		return nil, err
 	}
-	text := newText(named.Kind)
-	if text == nil {
+	made := newText[named.Kind]
+	if made == nil {
 		return nil, fields.Errorf("kind", "is %.40q; use one of %s, %s, %s, %s, %s", string(named.Kind),
 			KindTokenBucket, KindFixedWindow, KindSlidingWindow, KindCalendarWindow, KindConcurrency)
 	}
+	text := made()
 	prices, adapts := said["adaptive"]
 	if named.Kind != KindSlidingWindow && named.Kind != KindConcurrency {
 		delete(said, "adaptive") // of the others it is a field that they do not have
@@ -86,14 +72,7 @@ func unmarshalPolicy(data []byte) (Policy, error) {
 	if err != nil || !adapts {
 		return policy, err
 	}
-	var a adaptiveText
-	if said, err = fields.Parse(prices); err == nil {
-		err = said.Decode(&a, "adaptive")
-	}
-	if err != nil {
-		return nil, err
-	}
-	return Adaptive{Contract: policy, Floor: float64(a.Floor), Growth: float64(a.Growth), Epoch: time.Duration(a.Epoch), Apply: a.Apply}, nil
+	return adaptedBy(prices, policy)
 }
 
 // Kind is the name of a kind of policy.
@@ -108,93 +87,16 @@ const (
 	KindConcurrency    Kind = "concurrency"
 )
 
-// policyText has the fields of one kind of policy as they are written.
+// policyText has the fields of one kind of policy as they are written, without those that have their default.
 type policyText interface{ policy() (Policy, error) }
 
-type (
-	bucketText struct {
-		Kind        Kind     `json:"kind"`
-		Rate        float64  `json:"rate"`
-		Period      span     `json:"period"`
-		Capacity    *amount  `json:"capacity,omitempty"`
-		MaxReserved *maxOwed `json:"max_reserved,omitempty"`
-		Shards      int      `json:"shards,omitempty"`
-		Prefetch    span     `json:"prefetch,omitempty"`
-	}
-	fixedText struct {
-		bucketText
-		Start instantText `json:"start,omitzero"`
-	}
-	slidingText struct {
-		Kind   Kind    `json:"kind"`
-		Rate   float64 `json:"rate"`
-		Period span    `json:"period"`
-		Slices int     `json:"slices,omitempty"`
-	}
-	calendarText struct {
-		Kind         Kind     `json:"kind"`
-		Rate         float64  `json:"rate"`
-		Resets       Calendar `json:"resets"`
-		Zone         string   `json:"zone,omitempty"`
-		FirstWeekday weekday  `json:"first_weekday,omitzero"`
-		FirstDay     int      `json:"first_day,omitempty"`
-		FirstMonth   month    `json:"first_month,omitzero"`
-		MaxReserved  *maxOwed `json:"max_reserved,omitempty"`
-	}
-	slotsText struct {
-		Kind  Kind `json:"kind"`
-		Most  int  `json:"most"`
-		Lease span `json:"lease,omitempty"`
-	}
-	adaptiveText struct {
-		Floor  fields.Positive `json:"floor,omitempty"`
-		Growth fields.Positive `json:"growth,omitempty"`
-		Epoch  span            `json:"epoch,omitempty"`
-		Apply  bool            `json:"apply"`
-	}
-)
-
-// newText returns the empty fields of a kind; nil if there is no such kind.
-func newText(kind Kind) policyText {
-	switch kind {
-	case KindTokenBucket:
-		return &bucketText{}
-	case KindFixedWindow:
-		return &fixedText{}
-	case KindSlidingWindow:
-		return &slidingText{}
-	case KindCalendarWindow:
-		return &calendarText{}
-	case KindConcurrency:
-		return &slotsText{}
-	}
-	return nil
-}
-
-// textOf returns the text of a policy, without the fields that have their default; nil for a policy that is not of this
-// package.
-func textOf(policy Policy) any {
-	switch p := policy.(type) {
-	case TokenBucket:
-		return bucketText{
-			KindTokenBucket, p.Rate, span(p.Period), amountOf(p.Capacity, p.Rate), owedOf(p.MaxReserved), without(p.Shards, 1), span(p.Prefetch),
-		}
-	case FixedWindow:
-		bucket := bucketText{
-			KindFixedWindow, p.Rate, span(p.Period), amountOf(p.Capacity, p.Rate), owedOf(p.MaxReserved), without(p.Shards, 1), span(p.Prefetch),
-		}
-		return fixedText{bucket, instantText{p.Start}}
-	case SlidingWindow:
-		return slidingText{KindSlidingWindow, p.Rate, span(p.Period), without(p.Slices, int(dividing(p.Period.Microseconds())))}
-	case CalendarWindow:
-		return calendarText{
-			KindCalendarWindow, p.Rate, p.Resets, without(p.Zone, "UTC"), weekday(p.FirstWeekday), without(p.FirstDay, 1),
-			month(without(p.FirstMonth, time.January)), owedOf(without(p.MaxReserved, p.Rate)),
-		}
-	case Concurrency:
-		return slotsText{KindConcurrency, p.Most, span(without(p.Lease, time.Minute))}
-	}
-	return nil
+// newText returns the empty fields of each kind.
+var newText = map[Kind]func() policyText{ //nolint:gochecknoglobals // a table
+	KindTokenBucket:    func() policyText { return &bucketText{} },
+	KindFixedWindow:    func() policyText { return &fixedText{} },
+	KindSlidingWindow:  func() policyText { return &slidingText{} },
+	KindCalendarWindow: func() policyText { return &calendarText{} },
+	KindConcurrency:    func() policyText { return &slotsText{} },
 }
 
 // without returns v, and the zero value for the default.
@@ -203,45 +105,6 @@ func without[T comparable](v, standard T) (zero T) {
 		return zero
 	}
 	return v
-}
-
-func (t *bucketText) policy() (Policy, error) {
-	if t.Rate != 0 && t.Period == 0 {
-		return nil, fields.Errorf("period", "is missing; say in which time the rate arrives, such as 1m")
-	}
-	return TokenBucket{
-		Rate: t.Rate, Period: time.Duration(t.Period), Capacity: t.Capacity.tokens(), MaxReserved: t.MaxReserved.tokens(),
-		Shards: t.Shards, Prefetch: time.Duration(t.Prefetch),
-	}, nil
-}
-
-func (t *fixedText) policy() (Policy, error) {
-	p, err := t.bucketText.policy()
-	if err != nil {
-		return nil, err
-	}
-	b := p.(TokenBucket)
-	return FixedWindow{
-		Rate: b.Rate, Period: b.Period, Capacity: b.Capacity, MaxReserved: b.MaxReserved, Shards: b.Shards, Prefetch: b.Prefetch, Start: t.Start.Time,
-	}, nil
-}
-
-func (t *slidingText) policy() (Policy, error) {
-	if t.Rate != 0 && t.Period == 0 {
-		return nil, fields.Errorf("period", "is missing; say in which time there are at most rate tokens, such as 1m")
-	}
-	return SlidingWindow{Rate: t.Rate, Period: time.Duration(t.Period), Slices: t.Slices}, nil
-}
-
-func (t *calendarText) policy() (Policy, error) {
-	return CalendarWindow{
-		Rate: t.Rate, Resets: t.Resets, Zone: t.Zone, FirstWeekday: time.Weekday(t.FirstWeekday), FirstDay: t.FirstDay,
-		FirstMonth: time.Month(t.FirstMonth), MaxReserved: t.MaxReserved.tokens(),
-	}, nil
-}
-
-func (t *slotsText) policy() (Policy, error) {
-	return Concurrency{Most: t.Most, Lease: time.Duration(t.Lease)}, nil
 }
 
 // span is a time.Duration as text.

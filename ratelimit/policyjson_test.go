@@ -106,10 +106,13 @@ func TestFaultsOfPoliciesSayWhatToWrite(t *testing.T) {
 			require.Equal(t, want.field, fault.Field)
 		}
 	}
-	for _, policy := range []ratelimit.Policy{nil, ratelimit.PerMinute(-1), ratelimit.Adaptive{}, struct{ ratelimit.Policy }{ratelimit.PerMinute(1)}} {
+	for _, policy := range []ratelimit.Policy{nil, ratelimit.PerMinute(-1), ratelimit.Adaptive{}} {
 		_, err := ratelimit.MarshalPolicy(policy)
 		require.ErrorIs(t, err, ratelimit.ErrInvalidLimit)
 	}
+	wrapped, err := ratelimit.MarshalPolicy(struct{ ratelimit.Policy }{ratelimit.PerMinute(1)})
+	require.NoError(t, err)
+	require.JSONEq(t, `{"kind":"token bucket","rate":1,"period":"1m"}`, string(wrapped))
 }
 
 func TestNumbersOfEveryKind(t *testing.T) {

@@ -1,7 +1,6 @@
 package ratelimit
 
 import (
-	"math"
 	"time"
 
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
@@ -66,27 +65,7 @@ func kindOf(t *bucket.Terms) Kind {
 // Scale returns the policy with its numbers of tokens multiplied by times. If a product is above or below what a policy can
 // have, all numbers are multiplied by the nearest factor that is possible. Slots are rounded down, to at least 1.
 func Scale(policy Policy, times float64) Policy {
-	scaled := policy
-	switch p := policy.(type) {
-	case TokenBucket:
-		scaleTokens(times, &p.Rate, &p.Capacity, &p.MaxReserved)
-		scaled = p
-	case FixedWindow:
-		scaleTokens(times, &p.Rate, &p.Capacity, &p.MaxReserved)
-		scaled = p
-	case SlidingWindow:
-		scaleTokens(times, &p.Rate)
-		scaled = p
-	case CalendarWindow:
-		scaleTokens(times, &p.Rate, &p.MaxReserved)
-		scaled = p
-	case Concurrency:
-		p.Most = int(min(max(math.Floor(float64(p.Most)*times), 1), maxSlots))
-		return p
-	case Adaptive:
-		p.Contract = Scale(p.Contract, times)
-		return p
-	}
+	scaled := policy.scaled(times)
 	if _, err := NewLimit("scaled", scaled); err != nil { // rounding at the edge of what a policy can have
 		return policy
 	}

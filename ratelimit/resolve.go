@@ -189,6 +189,8 @@ type madeElsewhere struct{}
 
 func (madeElsewhere) String() string                 { return "defined elsewhere" }
 func (madeElsewhere) compile() (bucket.Terms, error) { return bucket.Terms{}, ErrInvalidLimit }
+func (madeElsewhere) text() policyText               { return nil }
+func (p madeElsewhere) scaled(float64) Policy        { return p }
 
 const (
 	maxNames    = 10_000 // the maximum number of names whose policies a Limiter remembers

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
+	"github.com/pgratelimit/pgratelimit/internal/fields"
 	"github.com/pgratelimit/pgratelimit/internal/words"
 )
 
@@ -72,4 +73,28 @@ func dividing(us int64) int64 {
 			return slices
 		}
 	}
+}
+
+// slidingText is a SlidingWindow as text.
+type slidingText struct {
+	Kind   Kind    `json:"kind"`
+	Rate   float64 `json:"rate"`
+	Period span    `json:"period"`
+	Slices int     `json:"slices,omitempty"`
+}
+
+func (p SlidingWindow) text() policyText {
+	return &slidingText{KindSlidingWindow, p.Rate, span(p.Period), without(p.Slices, int(dividing(p.Period.Microseconds())))}
+}
+
+func (t *slidingText) policy() (Policy, error) {
+	if t.Rate != 0 && t.Period == 0 {
+		return nil, fields.Errorf("period", "is missing; say in which time there are at most rate tokens, such as 1m")
+	}
+	return SlidingWindow{Rate: t.Rate, Period: time.Duration(t.Period), Slices: t.Slices}, nil
+}
+
+func (p SlidingWindow) scaled(times float64) Policy {
+	scaleTokens(times, &p.Rate)
+	return p
 }

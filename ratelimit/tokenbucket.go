@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
+	"github.com/pgratelimit/pgratelimit/internal/fields"
 	"github.com/pgratelimit/pgratelimit/internal/words"
 )
 
@@ -205,4 +206,36 @@ func describe(rate float64, period time.Duration, capacity float64) string {
 		return text + ", no capacity"
 	}
 	return text + ", capacity " + words.Number(capacity)
+}
+
+// bucketText is a TokenBucket as text.
+type bucketText struct {
+	Kind        Kind     `json:"kind"`
+	Rate        float64  `json:"rate"`
+	Period      span     `json:"period"`
+	Capacity    *amount  `json:"capacity,omitempty"`
+	MaxReserved *maxOwed `json:"max_reserved,omitempty"`
+	Shards      int      `json:"shards,omitempty"`
+	Prefetch    span     `json:"prefetch,omitempty"`
+}
+
+func (p TokenBucket) text() policyText {
+	return &bucketText{
+		KindTokenBucket, p.Rate, span(p.Period), amountOf(p.Capacity, p.Rate), owedOf(p.MaxReserved), without(p.Shards, 1), span(p.Prefetch),
+	}
+}
+
+func (t *bucketText) policy() (Policy, error) {
+	if t.Rate != 0 && t.Period == 0 {
+		return nil, fields.Errorf("period", "is missing; say in which time the rate arrives, such as 1m")
+	}
+	return TokenBucket{
+		Rate: t.Rate, Period: time.Duration(t.Period), Capacity: t.Capacity.tokens(), MaxReserved: t.MaxReserved.tokens(),
+		Shards: t.Shards, Prefetch: time.Duration(t.Prefetch),
+	}, nil
+}
+
+func (p TokenBucket) scaled(times float64) Policy {
+	scaleTokens(times, &p.Rate, &p.Capacity, &p.MaxReserved)
+	return p
 }
