@@ -156,12 +156,12 @@ func (t adaptedText) MarshalJSON() ([]byte, error) {
 
 // adaptedBy returns the Adaptive with a contract and the field "adaptive".
 func adaptedBy(field []byte, contract Policy) (Policy, error) {
-	said, err := fields.Parse(field)
-	if err != nil {
-		return nil, err
-	}
 	var t adaptiveText
-	if err := said.Decode(&t, "adaptive"); err != nil {
+	said, err := fields.Parse(field)
+	if err == nil {
+		err = said.Decode(&t, "adaptive")
+	}
+	if err != nil {
 		return nil, err
 	}
 	return Adaptive{Contract: contract, Floor: float64(t.Floor), Growth: float64(t.Growth), Epoch: time.Duration(t.Epoch), Apply: t.Apply}, nil

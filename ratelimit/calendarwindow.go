@@ -8,6 +8,7 @@ import (
 	_ "time/tzdata" // for machines without time zone data
 
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
+	"github.com/pgratelimit/pgratelimit/internal/store"
 	"github.com/pgratelimit/pgratelimit/internal/words"
 )
 
@@ -154,7 +155,7 @@ func zoneOf(name string) (zone *time.Location, err error) {
 		return nil, fmt.Errorf("its Zone is %q, which is another zone on each machine; name the place, such as %q", name, "Europe/Berlin")
 	}
 	if zoneName.MatchString(name) {
-		zone = bucket.Zone(name)
+		zone = store.Zone(name)
 	}
 	if zone == nil {
 		err = fmt.Errorf("this program knows no time zone %.80q; use the name of one, such as %q, or %q, which is three hours ahead of UTC",

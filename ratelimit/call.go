@@ -85,7 +85,7 @@ func (l *Limiter) TakeUpTo(ctx context.Context, n int, requests ...Request) (tak
 	if n < 1 {
 		return 0, Decision{}, fmt.Errorf("%w: TakeUpTo %d units; ask for 1 or more", ErrInvalidRequest, n)
 	}
-	if isCostless(requests) {
+	if !slices.ContainsFunc(requests, func(r Request) bool { return r.cost > 0 }) {
 		return 0, Decision{}, fmt.Errorf("%w: TakeUpTo of units that cost nothing; the cost of a request is the price of one unit", ErrInvalidCost)
 	}
 	c.UpTo = n
@@ -93,16 +93,6 @@ func (l *Limiter) TakeUpTo(ctx context.Context, n int, requests ...Request) (tak
 		return 0, d, err
 	}
 	return c.Taken, d, nil
-}
-
-// isCostless reports whether all requests cost 0.
-func isCostless(requests []Request) bool {
-	for i := range requests {
-		if requests[i].cost > 0 {
-			return false
-		}
-	}
-	return true
 }
 
 // Check returns the decision that Take would return, and takes nothing. Other calls can take the tokens before you do. So do

@@ -37,11 +37,11 @@ type incomparable struct{ Policy }
 
 // limitOf returns the limit of a compiled policy.
 //
-// To add a new kind of policy, also change policyjson.go, policynumbers.go, value.go, checkVerb, httplimit (quota.go,
-// client/ratelimit.js), rules (flat.go, row.go, and a migration), internal/policytext, and the
-// form of admin (formpolicy.go, preview.go, web/rule.html). A new bucket.Kind also needs
-// bucket.Parts, a column if its rows hold more, buckets_prune.sql, and Reserved in internal/reserved. Until it has a statement
-// of its own (internal/store/parts.go), calls lock its rows and decide in Go.
+// A new kind of policy is one file with its type, and an entry in newText and, if it has a bucket.Kind of its own, in kindOf. Some
+// packages show kinds in their own ways: httplimit (quota.go, refusal.go, client/ratelimit.js), internal/policytext, and admin
+// (preview.go and its form). A bucket.Kind whose rows hold more than value and ts also needs bucket.Parts, a column,
+// buckets_prune.sql and internal/reserved. Without a statement of its own (internal/store/parts.go), its rows are locked and
+// decided in Go.
 func limitOf(name string, policy Policy, t bucket.Terms) Limit {
 	_, adapts := policy.(Adaptive)
 	d := definition{name: name, policy: policy, terms: t, plain: !adapts && t.Kind == (bucket.Steps{}) && !t.HasSpan(), seeded: bucket.IsSeeded(&t)}

@@ -36,28 +36,25 @@ func (l *Limiter) StoredKey(r Request) (string, error) { return storedKey(l.conf
 // asks Config.Policies, but not the database: it uses the clock of this process. For an invalid key it returns the limit of the
 // request.
 func (l *Limiter) Resolve(r Request) Limit {
-	key, err := storedKey(l.config.HashKey, &r)
-	if err != nil {
+	if _, err := l.StoredKey(r); err != nil {
 		return r.limit
 	}
-	var now int64
-	s, _ := subjectOf(context.Background(), l, "resolve", &r, key, &now)
-	return s.limit
+	return resolve(l, &r).limit
 }
 
 // Mode returns the mode in which the request is decided, as Resolve returns its limit. It is On while the limit is paused. For an
 // invalid key it is the mode of keys without an override.
-func (l *Limiter) Mode(r Request) Mode {
-	key, err := storedKey(l.config.HashKey, &r)
-	if err != nil {
-		key = ""
-	}
+func (l *Limiter) Mode(r Request) Mode { return resolve(l, &r).mode }
+
+// resolve returns the subject of a request by the clock of this process. Its mode is On while it is paused.
+func resolve(l *Limiter, r *Request) subject {
+	key, _ := storedKey(l.config.HashKey, r)
 	var now int64
-	s, _ := subjectOf(context.Background(), l, "resolve", &r, key, &now)
+	s, _ := subjectOf(context.Background(), l, "resolve", r, key, &now)
 	if s.mode == "" || s.pausedUntil > now { // the zero Limit, or a pause
-		return On
+		s.mode = On
 	}
-	return s.mode
+	return s
 }
 
 // HasPolicies reports whether Config.Policies is set, so that a rule can replace a definition in the code.
@@ -231,32 +228,32 @@ func (p *policies) note(name string, limit Limit) (other *Limit) {
 	return found.(*usage).note(limit)
 }
 
+// of returns the policies of a name, or nil.
+func (p *policies) of(name string) *usage {
+	if p == nil {
+		return nil
+	}
+	found, _ := p.names.Load(name)
+	u, _ := found.(*usage)
+	return u
+}
+
 // last returns the terms that the limit called name was last used with, if it was used.
 func (p *policies) last(name string) (bucket.Terms, bool) {
-	if p == nil {
-		return bucket.Terms{}, false
+	if u := p.of(name); u != nil {
+		if last := u.last.Load(); last != nil { // nil: another goroutine is noting it
+			return last.terms(), true
+		}
 	}
-	found, ok := p.names.Load(name)
-	if !ok {
-		return bucket.Terms{}, false
-	}
-	last := found.(*usage).last.Load()
-	if last == nil { // another goroutine is noting it
-		return bucket.Terms{}, false
-	}
-	return last.terms(), true
+	return bucket.Terms{}, false
 }
 
 // seen returns the distinct terms that the limit called name was used with.
 func (p *policies) seen(name string) (seen []bucket.Terms) {
-	if p == nil {
+	u := p.of(name)
+	if u == nil {
 		return nil
 	}
-	found, ok := p.names.Load(name)
-	if !ok {
-		return nil
-	}
-	u := found.(*usage)
 	for i := range u.seen {
 		if l := u.seen[i].Load(); l != nil {
 			seen = append(seen, l.terms())

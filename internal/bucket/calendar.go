@@ -1,9 +1,6 @@
 package bucket
 
-import (
-	"sync"
-	"time"
-)
+import "time"
 
 // Calendar is the Kind of windows that begin at midnight in a time zone. A midnight that does not exist is the first instant after it, and if
 // midnight occurs twice, the first one counts. The i-th window begins on the i-th day, week, month, quarter or year, counted from 1970 on.
@@ -167,21 +164,4 @@ func (a *Ask) BoundPrice() {
 	if _, is := a.Terms.Kind.(Calendar); is && a.Asked > 0 {
 		a.Cost = min(a.Cost, max(a.Asked, a.Terms.Capacity))
 	}
-}
-
-// zones are the time zones that were loaded, by name. They are never forgotten: some 600 exist.
-var zones sync.Map //nolint:gochecknoglobals // a memo of time.LoadLocation, so that equal calendars have the same zone
-
-// Zone returns the data that this program has of a time zone, or nil if it has none.
-func Zone(name string) *time.Location {
-	known, found := zones.Load(name)
-	if !found {
-		zone, err := time.LoadLocation(name)
-		if err != nil {
-			return nil
-		}
-		known, _ = zones.LoadOrStore(name, zone)
-	}
-	zone, _ := known.(*time.Location)
-	return zone
 }

@@ -8,6 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
+	"github.com/pgratelimit/pgratelimit/internal/store"
 )
 
 // opening is the instant at which the tests decide.
@@ -52,7 +53,7 @@ func TestNoReservationOfWorkThatIsReady(t *testing.T) {
 // A reservation of a calendar whose zone this program does not know has windows of the length that is stored.
 func TestTermsInAnUnknownZone(t *testing.T) {
 	t.Parallel()
-	day := bucket.Terms{Capacity: 10, Rate: 10, Steps: 1, Step: 86_400_000_000, Kind: bucket.Calendar{Zone: bucket.Zone("Europe/Berlin"), Days: 1}}
+	day := bucket.Terms{Capacity: 10, Rate: 10, Steps: 1, Step: 86_400_000_000, Kind: bucket.Calendar{Zone: store.Zone("Europe/Berlin"), Days: 1}}
 	b := &record(t, Keeping{}, []bucket.Ask{{Terms: day}}, []bucket.Answer{{Allowed: true}}).Buckets[0]
 	require.Equal(t, day.Kind, b.Terms().Kind)
 	b.Calendar = strings.Replace(b.Calendar, "Berlin", "Atlantis", 1)

@@ -6,6 +6,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
+	"github.com/pgratelimit/pgratelimit/internal/store"
 )
 
 // column is an array in the row of a reservation, with an element for each bucket.
@@ -126,7 +127,7 @@ func kindOf(text string) bucket.Kind {
 	if _, err := fmt.Sscanf(text, "%d %d %d %d %s", &c.Days, &c.Months, &c.Month, &c.First, &zone); err != nil || c.Days+c.Months == 0 {
 		return bucket.Steps{}
 	}
-	if c.Zone = bucket.Zone(zone); c.Zone == nil {
+	if c.Zone = store.Zone(zone); c.Zone == nil {
 		return bucket.Steps{}
 	}
 	return c

@@ -126,7 +126,7 @@ func TestCalendarsAgreeWithTheServer(t *testing.T) {
 		t.Helper()
 		from, until := time.Date(first, time.January, 1, 0, 0, 0, 0, time.UTC), time.Date(last+1, time.January, 1, 0, 0, 0, 0, time.UTC)
 		days := daysThere(t, pool, name, from, until)
-		zone := bucket.Zone(name)
+		zone := Zone(name)
 		if zone == nil || !maps.Equal(days, daysHere(zone, from, until)) {
 			return false
 		}
