@@ -16,7 +16,6 @@ import (
 
 	"github.com/pgratelimit/pgratelimit/integration_test/internal/atonce"
 	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
-	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/migrations"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
@@ -43,31 +42,16 @@ func newCitusStand(t *testing.T) *citusStand {
 	return s
 }
 
-// TestCitus promises that on tables distributed by Citus every verb answers as on one Postgres. A limit is exact from each node and
-// from all of them, at each isolation level, and when a worker is killed.
+// TestCitus promises that a limit in tables distributed by Citus is exact from each node and from all of them, at each isolation level,
+// and when a worker is killed. TestRecordedOnCitus compares the answers of every verb.
 func TestCitus(t *testing.T) {
 	t.Parallel()
 	s := newCitusStand(t)
-	t.Run("AnswersAsPlain", func(t *testing.T) { s.answersAsPlain(t) })
 	t.Run("Races", func(t *testing.T) { s.races(t) })
 	t.Run("Distribute", func(t *testing.T) { s.distributes(t) })
 	t.Run("Partitions", func(t *testing.T) { s.distributesPartitions(t) })
 	t.Run("ConflictAtCommit", func(t *testing.T) { s.conflictsAtCommit(t) })
 	t.Run("KilledWorker", func(t *testing.T) { s.killsWorker(t) })
-}
-
-// answersAsPlain makes the same calls on Citus and on plain Postgres.
-func (s *citusStand) answersAsPlain(t *testing.T) {
-	t.Helper()
-	for i, pool := range s.nodes {
-		t.Run(fmt.Sprint("Node", i), func(t *testing.T) {
-			_, err := pool.Exec(t.Context(), `DELETE FROM ratelimit.reservations`) // which Expire would end
-			require.NoError(t, err)
-			e := newTwoEngines(t, &bundle{pool: pool, schema: "ratelimit"}, uint64(2000+i))
-			e.replace(1, postgrestest.New(t))
-			e.run(testsize.Of(200, 1000))
-		})
-	}
 }
 
 // races makes callers take at once from a bucket with too few tokens for all of them, through one node and through all.

@@ -111,12 +111,15 @@ func (s mixState) after(c mixCall, kinds []int, r mixReply) (next mixState, isPo
 	}
 	for i, kind := range kinds {
 		held := after[kind].free(now)
+		if kind == mixRows && r.States[i].Allowed { // what the other rows hold is an estimate
+			continue
+		}
 		if tokens := max(0, r.States[i].Value.Tokens); !c.check && tokens != float64(held) && !(kind == mixTokens && int64(tokens) == held) {
 			return nil, false
 		}
 	}
 	slots, _ := after[mixHeld].(*mixSlots)
-	if takes := allowed && !c.check && c.costs[mixHeld] > 0; takes && r.lease.Fence != slots.fence {
+	if takes := allowed && !c.check && c.costs[mixHeld] > 0; takes && (r.lease.Fence != slots.fence || r.lease.Until.UnixMicro() != slots.end) {
 		return nil, false
 	}
 	return after, true

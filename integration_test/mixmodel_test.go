@@ -3,14 +3,13 @@ package integration_test
 import (
 	"fmt"
 	"maps"
-	"slices"
 	"time"
 
 	"github.com/pgratelimit/pgratelimit/internal/bucket/buckettest"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// The model of calls that mix five kinds of buckets, in whole numbers. Instants are microseconds since 1970. No clock steps back by a minute,
+// The model of calls that mix six kinds of buckets, in whole numbers. Instants are microseconds since 1970. No clock steps back by a minute,
 // from where a bucket would mistake its row for the row of a wrong clock: package bucket has that case.
 
 const (
@@ -113,63 +112,17 @@ func (s *mixSliding) spend(now, cost int64) {
 
 // mixSlots are slots that leases hold.
 type mixSlots struct {
-	full, length, ts int64
-	used             bool
-	leases           []mixLease
-	fence            int64
+	buckettest.ExactSlots
+
+	policy     buckettest.SlotPolicy
+	fence, end int64 // of the latest lease
 }
 
-type mixLease struct{ fence, end, slots int64 }
+func (s *mixSlots) clone() mixKind { c := *s; return &c }
 
-func (s *mixSlots) clone() mixKind {
-	c := *s
-	c.leases = slices.Clone(s.leases)
-	return &c
-}
+func (s *mixSlots) free(now int64) int64 { return s.policy.Most - s.Held(now) }
 
-func (s *mixSlots) drop(now int64) {
-	s.leases = slices.DeleteFunc(s.leases, func(l mixLease) bool { return l.end <= now })
-}
-
-func (s *mixSlots) free(now int64) int64 {
-	free := s.full
-	for _, l := range s.leases {
-		if l.end > now {
-			free -= l.slots
-		}
-	}
-	return free
-}
-
-func (s *mixSlots) spend(now, cost int64) {
-	s.drop(now)
-	s.fence = buckettest.ExactFence(s.fence, now)
-	s.leases = append(s.leases, mixLease{s.fence, now + s.length, cost})
-	s.write(now)
-}
-
-// write notes that the row was written at now.
-func (s *mixSlots) write(now int64) {
-	if !s.used {
-		s.ts = now
-	}
-	s.ts, s.used = max(s.ts, now), true
-}
-
-// release gives a lease back, and reports whether it was held.
-func (s *mixSlots) release(now, fence int64) bool {
-	fixed := *s
-	fixed.leases = slices.Clone(s.leases)
-	fixed.drop(now)
-	i := slices.IndexFunc(fixed.leases, func(l mixLease) bool { return l.fence == fence })
-	if i < 0 {
-		return false
-	}
-	fixed.leases = slices.Delete(fixed.leases, i, i+1)
-	fixed.write(now)
-	*s = fixed
-	return true
-}
+func (s *mixSlots) spend(now, cost int64) { s.fence, s.end, _ = s.Acquire(now, s.policy, cost) }
 
 // mixState is what the buckets of all kinds hold.
 type mixState []mixKind
@@ -189,11 +142,13 @@ func (s mixState) String() (text string) {
 		case *mixBucket:
 			text += fmt.Sprint(*k)
 		case *mixWindow:
-			text += fmt.Sprint(k.left, k.begun, k.used)
+			if k.used {
+				text += fmt.Sprint(k.left, k.begun)
+			}
 		case *mixSliding:
 			text += fmt.Sprint(*k)
 		case *mixSlots:
-			text += fmt.Sprint(*k)
+			text += fmt.Sprint(k.ExactSlots)
 		}
 		text += ";"
 	}
@@ -206,6 +161,7 @@ const (
 	mixFixed
 	mixSlides
 	mixCalendar
+	mixRows // a fixed window on several rows, which decide as one row while all calls are in one window
 	mixHeld
 	mixKinds
 )
@@ -217,6 +173,7 @@ func mixLimits(zone string) []ratelimit.Limit {
 		ratelimit.Define("mixed-fixed", ratelimit.FixedWindow{Rate: 6, Period: 10 * time.Second, Start: clockNoon}),
 		ratelimit.Define("mixed-slides", ratelimit.SlidingWindow{Rate: 7, Period: 12 * time.Second, Slices: 4}),
 		ratelimit.Define("mixed-calendar", ratelimit.CalendarWindow{Rate: 300, Resets: ratelimit.Daily, Zone: zone}),
+		ratelimit.Define("mixed-rows", ratelimit.FixedWindow{Rate: 16, Period: 6 * time.Hour, Start: clockNoon, Shards: 4}),
 		ratelimit.Define("mixed-held", ratelimit.Concurrency{Most: 3, Lease: 20 * time.Second}),
 	}
 }
@@ -224,15 +181,21 @@ func mixLimits(zone string) []ratelimit.Limit {
 func newMixState(zone *time.Location) mixState {
 	return mixState{
 		&mixBucket{full: 8},
-		&mixWindow{full: 6, window: func(at int64) (begin, end int64) {
-			begin = at - ((at-clockNoon.UnixMicro())%(10*mixSecond)+10*mixSecond)%(10*mixSecond)
-			return begin, begin + 10*mixSecond
-		}},
+		&mixWindow{full: 6, window: windowsOf(10 * mixSecond)},
 		&mixSliding{full: 7, length: 3 * mixSecond, slices: 4, taken: map[int64]int64{}},
 		&mixWindow{full: 300, window: func(at int64) (begin, end int64) {
 			year, month, day := time.UnixMicro(at).In(zone).Date()
 			return time.Date(year, month, day, 0, 0, 0, 0, zone).UnixMicro(), time.Date(year, month, day+1, 0, 0, 0, 0, zone).UnixMicro()
 		}},
-		&mixSlots{full: 3, length: 20 * mixSecond},
+		&mixWindow{full: 16, window: windowsOf(mixDay / 4)},
+		&mixSlots{policy: buckettest.SlotPolicy{Most: 3, Length: 20 * mixSecond}},
+	}
+}
+
+// windowsOf returns a function that returns the window of an instant. A window begins at noon.
+func windowsOf(length int64) func(at int64) (begin, end int64) {
+	return func(at int64) (begin, end int64) {
+		begin = at - ((at-clockNoon.UnixMicro())%length+length)%length
+		return begin, begin + length
 	}
 }

@@ -87,11 +87,36 @@ func inMemory(t *testing.T, of numbers, visit func(result)) {
 	})
 }
 
-// onPostgres runs histories in a database that is empty for each of them. The bubble's clock stands still while the server works,
-// so a busy machine changes no answer.
+// onPostgres runs histories in the tables that the migrations make.
 func onPostgres(t *testing.T, of numbers, visit func(result)) {
 	t.Helper()
-	url := postgrestest.NewDatabase(t)
+	inDatabase(t, postgrestest.NewDatabase(t), of, visit)
+}
+
+// inPartitions runs histories in a partitioned table.
+func inPartitions(t *testing.T, of numbers, visit func(result)) {
+	t.Helper()
+	inDatabase(t, postgrestest.NewPartitioned(t, 4).Config().ConnString(), of, visit)
+}
+
+// byRow runs histories on a server that seems to have Citus, so that each statement names one row.
+func byRow(t *testing.T, of numbers, visit func(result)) {
+	t.Helper()
+	pool := postgrestest.New(t)
+	var isCitus bool
+	require.NoError(t, pool.QueryRow(t.Context(), `SELECT to_regclass('pg_catalog.pg_dist_partition') IS NOT NULL`).Scan(&isCitus))
+	if !isCitus {
+		_, err := pool.Exec(t.Context(), `SET allow_system_table_mods = on; CREATE TABLE pg_catalog.pg_dist_partition (logicalrelid regclass);
+			INSERT INTO pg_catalog.pg_dist_partition VALUES ('ratelimit.buckets')`)
+		require.NoError(t, err)
+	}
+	inDatabase(t, pool.Config().ConnString(), of, visit)
+}
+
+// inDatabase runs histories in the database at url, which is empty for each of them. The bubble's clock stands still while the server
+// works, so a busy machine changes no answer.
+func inDatabase(t *testing.T, url string, of numbers, visit func(result)) {
+	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		config, err := pgxpool.ParseConfig(url)
 		require.NoError(t, err)
@@ -210,7 +235,7 @@ func TestRecordedOnPostgres(t *testing.T) {
 			return
 		}
 		counts.add(r.called)
-		told.add(r, recorded.onServer(r.n))
+		told.add(r, recorded.onServer(r))
 		if r.hash != recorded.memory[r.n] {
 			now[r.n] = r.hash
 		}
@@ -226,6 +251,40 @@ func TestRecordedOnPostgres(t *testing.T) {
 	require.Zero(t, told.differing, "the lines above say what to do")
 	if of == (numbers{0, postgresHistories, 1}) {
 		counts.check(t, false)
+	}
+}
+
+// TestRecordedOnOtherTables makes the same calls in partitions and by statements that name one row. Each answer equals the answer in
+// memory or the recorded answer of a server.
+func TestRecordedOnOtherTables(t *testing.T) {
+	t.Parallel()
+	recorded := load(t)
+	for name, run := range map[string]func(*testing.T, numbers, func(result)){"Partitions": inPartitions, "ByRow": byRow} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var told difference
+			sized(t, 60, postgresHistories, 5).together(t, run, func(r result) {
+				if !r.random {
+					told.add(r, recorded.onServer(r))
+				}
+			})
+			require.Zero(t, told.differing, &told)
+		})
+	}
+}
+
+// TestRecordedOnCitus makes some of the calls on each node of a cluster.
+func TestRecordedOnCitus(t *testing.T) {
+	t.Parallel()
+	cluster, recorded := postgrestest.StartCitus(t, 2), load(t)
+	for i, node := range append([]*postgrestest.Server{cluster.Coordinator}, cluster.Workers...) {
+		var told difference
+		inDatabase(t, node.URL(), numbers{uint64(200 * i), uint64(200 * (i + 1)), 1}, func(r result) {
+			if !r.random {
+				told.add(r, recorded.onServer(r))
+			}
+		})
+		require.Zero(t, told.differing, &told)
 	}
 }
 
