@@ -18,7 +18,7 @@ type Bar struct {
 	AtMost    float64 // when AtLeast is 0
 }
 
-// String says what is asked for.
+// String returns the bar as text.
 func (b Bar) String() string {
 	bound := "at most " + b.Format(b.AtMost)
 	if b.AtLeast > 0 {
@@ -33,7 +33,7 @@ func (b Bar) String() string {
 	return fmt.Sprintf("%s of %s %s x %s", b.Figure, b.Contender, bound, b.Against)
 }
 
-// Format returns a value of what is bounded for readers.
+// Format returns a value of the bounded number as text.
 func (b Bar) Format(value float64) string {
 	switch {
 	case b.Fact != "":
@@ -44,7 +44,7 @@ func (b Bar) Format(value float64) string {
 	return b.Figure.Format(value)
 }
 
-// Verdict is a bar with what was measured.
+// Verdict is a bar with the measured value.
 type Verdict struct {
 	Bar
 	Value    stats.Spread

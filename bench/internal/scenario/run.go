@@ -31,7 +31,7 @@ type open struct {
 }
 
 // Run measures the scenario in a database of its own. An error says that it could not be measured, or that a
-// contender did not do what it answered; how fast anything was is no error.
+// contender gave a wrong answer; how fast anything was is no error.
 func (s Scenario) Run(ctx context.Context, on Servers, o Options) (_ Result, err error) {
 	database, err := on.Postgres.NewDatabase(ctx)
 	if err != nil {
@@ -78,7 +78,7 @@ func (s Scenario) Run(ctx context.Context, on Servers, o Options) (_ Result, err
 	return result, nil
 }
 
-// open opens the contenders that there are. What it returns is to be closed, whatever the error.
+// open opens the contenders. Close them, also after an error.
 func (s Scenario) open(ctx context.Context, database *server.Database, on Servers, result *Result) ([]open, error) {
 	var opened []open
 	for i, c := range s.Contenders {

@@ -1,4 +1,4 @@
-// Package scenario has what is measured, as data, and measures it.
+// Package scenario has the scenarios as data, and measures them.
 package scenario
 
 import (
@@ -73,7 +73,7 @@ type Row struct {
 	Missing string // why it was not measured, when it was not
 	Rounds  []contender.Round
 	Ratio   stats.Spread // of the first row to this one
-	Cost    stats.Spread // the same of what a call costs the processor
+	Cost    stats.Spread // the same of the processor time of a call
 }
 
 // Spread returns the median of a figure over the rounds, and the ends.
@@ -85,7 +85,7 @@ type Measurement struct {
 	Value      float64
 }
 
-// Result is a scenario with what was measured.
+// Result is a scenario with the measured numbers.
 type Result struct {
 	Scenario
 	Rows     []Row

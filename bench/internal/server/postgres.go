@@ -1,4 +1,4 @@
-// Package server starts the servers that are measured, and says what they run on.
+// Package server starts the measured servers, and describes their machine.
 package server
 
 import (
@@ -16,7 +16,7 @@ import (
 
 const adminConnections = 2
 
-// settings are those of the server where they are not its defaults. A commit is on disk when it is answered.
+// settings are the settings of the server that are not its defaults. A commit is on disk when it is answered.
 func settings() map[string]string {
 	return map[string]string{
 		"fsync":              "on",
@@ -37,7 +37,7 @@ func settings() map[string]string {
 // Postgres is a server that this process started, for itself.
 type Postgres struct {
 	*postgrestest.Server
-	// Version is what it calls itself.
+	// Version is the version that the server reports.
 	Version string
 	// Directory holds its data.
 	Directory string
@@ -132,7 +132,7 @@ func (d *Database) Settle(ctx context.Context) error {
 	return nil
 }
 
-// Admin returns a pool for what is not measured.
+// Admin returns a pool for statements that are not measured.
 func (d *Database) Admin() *pgxpool.Pool { return d.scratch.Pool }
 
 // Pool returns a pool of connections that wire counts the round trips of. configure may change its

@@ -52,7 +52,7 @@ const (
 // Durabilities returns all of them.
 func Durabilities() []Durability { return []Durability{Nothing, Logged, Flushed} }
 
-// arguments returns those of redis-server.
+// arguments returns the arguments of redis-server.
 func (d Durability) arguments() []string {
 	arguments := []string{"--save", "", "--auto-aof-rewrite-percentage", "0"}
 	for setting := range strings.SplitSeq(string(d), ", ") {
@@ -66,7 +66,7 @@ func (d Durability) arguments() []string {
 type Redis struct {
 	// Address is where it listens, on the loopback interface.
 	Address string
-	// Version is what it calls itself.
+	// Version is the version that the server reports.
 	Version string
 	// Process is its number on this machine.
 	Process int
@@ -75,7 +75,7 @@ type Redis struct {
 	input io.Closer
 }
 
-// StartRedis starts a server with its own defaults but for what it keeps on disk. Close it in the end; it ends with
+// StartRedis starts a server with its own defaults, except for persistence. Close it in the end; it ends with
 // this process in any case.
 func StartRedis(ctx context.Context, d Durability) (_ *Redis, err error) {
 	if _, err := exec.LookPath("redis-server"); err != nil {
