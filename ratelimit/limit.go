@@ -171,6 +171,9 @@ func (r Request) Cost(tokens float64) Request {
 	return r
 }
 
+// Times returns the request with n times its cost.
+func (r Request) Times(n float64) Request { return r.Cost(r.cost * n) }
+
 // Price returns the request at a price of an [Adaptive] limit, from 1 to 1000. 0 means no price.
 //
 // CreditTaken, Credit and Charge multiply the cost by the price. To return all that a decision took, pass its State.Charged. Without

@@ -1,0 +1,245 @@
+package rls
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	commonv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/common/ratelimit/v3"
+	ratelimitv3 "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
+	typev3 "github.com/envoyproxy/go-control-plane/envoy/type/v3"
+	"github.com/jackc/pgx/v5"
+
+	"github.com/pgratelimit/pgratelimit/ratelimit"
+	"github.com/pgratelimit/pgratelimit/rules"
+)
+
+const (
+	maxDescriptors = 64 // a call asks for up to 64 limits
+	maxEntries     = 64
+)
+
+// check returns an error for a call that cannot be decided.
+func check(call *ratelimitv3.RateLimitRequest) error {
+	switch n := len(call.GetDescriptors()); {
+	case call.GetDomain() == "":
+		return errors.New("rate limit domain must not be empty")
+	case n == 0:
+		return errors.New("rate limit descriptor list must not be empty")
+	case n > maxDescriptors:
+		return fmt.Errorf("the call has %d descriptors; send up to %d", n, maxDescriptors)
+	}
+	for i, d := range call.GetDescriptors() {
+		seen := make(map[string]bool, len(d.GetEntries()))
+		if len(d.GetEntries()) > maxEntries {
+			return fmt.Errorf("descriptor %d has %d entries; send up to %d", i, len(d.GetEntries()), maxEntries)
+		}
+		for _, e := range d.GetEntries() {
+			if seen[e.GetKey()] {
+				return fmt.Errorf("descriptor %d has two entries %.40q; give each a key of its own", i, e.GetKey())
+			}
+			seen[e.GetKey()] = true
+		}
+	}
+	return nil
+}
+
+// ask has the requests of a descriptor.
+type ask struct {
+	requests []ratelimit.Request // none: no limit applies
+	change   change
+}
+
+// change is how the hits of a descriptor change its buckets.
+type change int
+
+const (
+	taken    change = iota // taken if there are enough tokens
+	charged                // always taken
+	credited               // returned
+)
+
+// asks returns the requests of each descriptor.
+func (s *Service) asks(call *ratelimitv3.RateLimitRequest) ([]ask, error) {
+	domain, known := s.domains[call.GetDomain()]
+	asked := make([]ask, len(call.GetDescriptors()))
+	for i, d := range call.GetDescriptors() {
+		requests, err := requestsOf(domain.Site, known, call.GetDomain(), d)
+		if err != nil {
+			return nil, fmt.Errorf("descriptor %d: %w", i, err)
+		}
+		hits := float64(max(call.GetHitsAddend(), 1))
+		if d.GetHitsAddend() != nil { // 0 only checks
+			hits = float64(d.GetHitsAddend().GetValue())
+		}
+		for j := range requests {
+			requests[j] = requests[j].Times(hits)
+		}
+		asked[i].requests = requests
+		switch {
+		case d.GetIsNegativeHits():
+			asked[i].change = credited
+		case domain.Charge:
+			asked[i].change = charged
+		}
+	}
+	return asked, nil
+}
+
+// requestsOf returns the requests of a descriptor at the cost of one hit.
+func requestsOf(site *rules.Site, known bool, domain string, d *commonv3.RateLimitDescriptor) ([]ratelimit.Request, error) {
+	if override := d.GetLimit(); override != nil {
+		request, err := overridden(domain, d)
+		return []ratelimit.Request{request}, err
+	}
+	if !known {
+		return nil, nil
+	}
+	requests, err := site.Requests(attributesOf(d), nil)
+	if errors.Is(err, rules.ErrNoTier) {
+		return nil, nil
+	}
+	return requests, err
+}
+
+// attributesOf returns the entries of a descriptor as attributes.
+func attributesOf(d *commonv3.RateLimitDescriptor) rules.Attributes {
+	a := rules.Attributes{More: make(map[string]string, len(d.GetEntries()))}
+	for _, e := range d.GetEntries() {
+		switch e.GetKey() {
+		case "user":
+			a.User = e.GetValue()
+		case "tenant":
+			a.Tenant = e.GetValue()
+		case "plan":
+			a.Plan = e.GetValue()
+		case "address":
+			a.Address = e.GetValue()
+		case "route":
+			a.Route = e.GetValue()
+		default:
+			a.More[e.GetKey()] = e.GetValue()
+		}
+	}
+	return a
+}
+
+// overridden returns the request for the limit in a descriptor: a fixed window from 1970 on. A limit of 0 allows nothing.
+func overridden(domain string, d *commonv3.RateLimitDescriptor) (ratelimit.Request, error) {
+	n, unit := d.GetLimit().GetRequestsPerUnit(), d.GetLimit().GetUnit()
+	for _, u := range units() {
+		if typev3.RateLimitUnit_name[int32(unit)] != u.unit.String() {
+			continue
+		}
+		policy := ratelimit.FixedWindow{Rate: float64(n), Period: u.length, Start: time.Unix(0, 0)}
+		if n == 0 {
+			policy.Rate, policy.Capacity = 1, ratelimit.None
+		}
+		limit, err := ratelimit.NewLimit(fmt.Sprintf("override.%d.%s", n, strings.ToLower(u.unit.String())), policy)
+		parts := []string{domain}
+		for _, e := range d.GetEntries() {
+			parts = append(parts, e.GetKey(), "="+e.GetValue()) // no part is empty
+		}
+		sum := sha256.Sum256([]byte(ratelimit.Join(parts...)))
+		return limit.For(base64.RawURLEncoding.EncodeToString(sum[:])), err
+	}
+	return ratelimit.Request{}, fmt.Errorf("%w: the override has the unit %v; use second, minute, hour, day, month or year", ratelimit.ErrInvalidRequest, unit)
+}
+
+// decide decides on all descriptors together. The decision has a state for each of their requests, in order.
+func (s *Service) decide(ctx context.Context, asked []ask) (ratelimit.Decision, error) {
+	if !slices.ContainsFunc(asked, func(a ask) bool { return a.change != taken && len(a.requests) > 0 }) {
+		return take(ctx, s.limiter, requestsIn(asked, taken))
+	}
+	var d, changed ratelimit.Decision
+	err := s.limiter.InTx(ctx, func(tx pgx.Tx) (err error) {
+		limiter := s.limiter.WithTx(tx)
+		if d, err = take(ctx, limiter, requestsIn(asked, taken)); err != nil {
+			return err
+		}
+		if credits := requestsIn(asked, credited); len(credits) > 0 {
+			err = limiter.Credit(ctx, credits...)
+		}
+		if charges := requestsIn(asked, charged); err == nil && len(charges) > 0 {
+			err = limiter.Charge(ctx, charges...)
+		}
+		if err != nil {
+			return err
+		}
+		var looked []ratelimit.Request
+		for _, a := range asked {
+			if a.change != taken {
+				for _, r := range a.requests {
+					looked = append(looked, r.Cost(0))
+				}
+			}
+		}
+		changed, err = limiter.Check(ctx, looked...)
+		return err
+	})
+	return joined(asked, d, changed), err
+}
+
+// requestsIn returns the requests with a change.
+func requestsIn(asked []ask, change change) (requests []ratelimit.Request) {
+	for _, a := range asked {
+		if a.change == change {
+			requests = append(requests, a.requests...)
+		}
+	}
+	return requests
+}
+
+// take is Take, and allows a call without requests. It refuses a call that asks for more than a limit can ever give.
+func take(ctx context.Context, limiter *ratelimit.Limiter, requests []ratelimit.Request) (ratelimit.Decision, error) {
+	if len(requests) == 0 {
+		return ratelimit.Decision{Allowed: true}, nil
+	}
+	d, err := limiter.Take(ctx, requests...)
+	if errors.Is(err, ratelimit.ErrCostExceedsCapacity) {
+		return tooCostly(ctx, limiter, requests)
+	}
+	return d, err
+}
+
+// tooCostly returns the refusal of requests of which one asks for more than its limit can ever give. Its wait is 0, because waiting
+// does not help.
+func tooCostly(ctx context.Context, limiter *ratelimit.Limiter, requests []ratelimit.Request) (all ratelimit.Decision, err error) {
+	for _, r := range requests {
+		d, err := limiter.Check(ctx, r)
+		if errors.Is(err, ratelimit.ErrCostExceedsCapacity) {
+			if d, err = limiter.Check(ctx, r.Cost(0)); err == nil {
+				d.States[0].Allowed, d.States[0].RetryAfter = d.States[0].Mode != ratelimit.On, 0
+			}
+		}
+		if err != nil {
+			return ratelimit.Decision{}, err
+		}
+		all.States = append(all.States, d.States...)
+	}
+	return all, nil
+}
+
+// joined returns the decision d with the states of changed in the places of their descriptors. Hits that were not taken refuse nothing.
+func joined(asked []ask, d, changed ratelimit.Decision) ratelimit.Decision {
+	var states []ratelimit.State
+	for _, a := range asked {
+		from := &d.States
+		if a.change != taken {
+			from = &changed.States
+		}
+		n := min(len(a.requests), len(*from))
+		for _, state := range (*from)[:n] {
+			state.Allowed = state.Allowed || a.change != taken
+			states = append(states, state)
+		}
+		*from = (*from)[n:]
+	}
+	d.States = states
+	return d
+}

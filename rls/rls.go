@@ -1,0 +1,131 @@
+// Package rls answers the rate limit service of Envoy (envoy.service.ratelimit.v3) with limits of package ratelimit.
+//
+//	service, err := rls.New(limiter, rls.Config{Domains: map[string]rls.Domain{"edge": {Site: site}}})
+//	server := grpc.NewServer()
+//	ratelimitv3.RegisterRateLimitServiceServer(server, service)
+//
+// The entries of a descriptor are the attributes of package rules: an entry "user" is the attribute user, and other names must be in
+// [rules.SiteConfig].Attributes. The tiers of the Site select the limits of each descriptor. All limits of a call are decided
+// together: it takes from all of them or from none.
+//
+// # Answers
+//
+//	a domain or descriptor that no tier fits  OK without a limit, as the reference server answers
+//	a limit in shadow that refuses            OK; the Observer of the Limiter receives the refusal
+//	more hits than a limit can ever give      OVER_LIMIT
+//	an override of the descriptor             a fixed window from 1970 on, as in the reference server
+//	no domain, no descriptors, an entry twice InvalidArgument
+//	an attribute of a key is missing          InvalidArgument; see [rules.Tiers.Requests]
+//	no decision                               Unavailable
+//
+// Set failure_mode_deny in the filter of Envoy. Otherwise it admits every request while this service fails.
+//
+// The status of a descriptor shows the limit with the longest wait, or otherwise the limit with the fewest tokens left.
+// LimitRemaining is the whole number of these tokens. After a refusal, DurationUntilReset is the time after which the same call is
+// admitted if there are no competitors. Otherwise it is the time until the bucket is full. A refusal has the header retry-after.
+package rls
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+
+	ratelimitv3 "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/pgratelimit/pgratelimit/internal/guard"
+	"github.com/pgratelimit/pgratelimit/internal/telemetry"
+	"github.com/pgratelimit/pgratelimit/ratelimit"
+	"github.com/pgratelimit/pgratelimit/rules"
+)
+
+// ErrInvalidConfig is returned by New if the limiter or a field of Config cannot be used.
+var ErrInvalidConfig = errors.New("rls: invalid configuration")
+
+// Domain has the limits of a domain of Envoy's configuration.
+type Domain struct {
+	// Site selects the limits of a descriptor. It is required.
+	Site *rules.Site
+	// Charge takes the hits of every call, even if the limits have fewer tokens. Later calls then wait until the owed tokens are
+	// repaid. It is for hits that are known after the work, which Envoy sends with apply_on_stream_done. Give them a domain of their
+	// own, because a call does not say when it was sent.
+	Charge bool
+}
+
+// Config holds the settings of a Service.
+type Config struct {
+	// Domains are the domains by name. A call for another domain is allowed. It is required.
+	Domains map[string]Domain
+	// Logger receives failures. Defaults to slog.Default.
+	Logger *slog.Logger
+}
+
+// Service implements ratelimitv3.RateLimitServiceServer. It is safe for concurrent use.
+type Service struct {
+	ratelimitv3.UnimplementedRateLimitServiceServer
+
+	limiter *ratelimit.Limiter
+	domains map[string]Domain
+	logger  *slog.Logger
+}
+
+// New returns a Service that takes from limiter. Errors wrap ErrInvalidConfig.
+func New(limiter *ratelimit.Limiter, config Config) (*Service, error) {
+	switch {
+	case limiter == nil || limiter.InTransaction():
+		return nil, fmt.Errorf("%w: the limiter is nil or bound to a transaction; pass what ratelimit.New returned", ErrInvalidConfig)
+	case len(config.Domains) == 0:
+		return nil, fmt.Errorf("%w: field Domains is empty; without a domain every call is allowed", ErrInvalidConfig)
+	}
+	for name, domain := range config.Domains {
+		if name == "" || domain.Site == nil {
+			return nil, fmt.Errorf("%w: domain %.80q needs a name and a Site; pass what rules.NewSite returned", ErrInvalidConfig, name)
+		}
+	}
+	if config.Logger == nil {
+		config.Logger = slog.Default()
+	}
+	return &Service{limiter: limiter, domains: maps.Clone(config.Domains), logger: config.Logger}, nil
+}
+
+// ShouldRateLimit decides on a call. Errors have the codes of the package comment, and contain no value of an entry.
+func (s *Service) ShouldRateLimit(ctx context.Context, call *ratelimitv3.RateLimitRequest) (*ratelimitv3.RateLimitResponse, error) {
+	if err := check(call); err != nil {
+		return nil, status.Error(codes.InvalidArgument, err.Error())
+	}
+	asked, err := s.asks(call)
+	if err != nil {
+		return nil, s.failed(ctx, call, err)
+	}
+	ctx = ratelimit.WithRoute(ctx, call.GetDomain())
+	d, err := s.decide(ctx, asked)
+	if err != nil {
+		return nil, s.failed(ctx, call, err)
+	}
+	if limit := telemetry.Limit(d); limit != "" {
+		result := guard.Allowed
+		if !d.Allowed {
+			result = guard.Refused
+		}
+		s.limiter.Observe(ctx, ratelimit.Answered{Route: call.GetDomain(), Limit: limit, Result: result})
+	}
+	return answer(asked, d), nil
+}
+
+// failed logs and reports a call without a decision, and returns the error for Envoy.
+func (s *Service) failed(ctx context.Context, call *ratelimitv3.RateLimitRequest, err error) error {
+	result := guard.Result(ctx, err, false)
+	s.limiter.Observe(ctx, ratelimit.Answered{Route: call.GetDomain(), Result: result, Err: err})
+	switch {
+	case result == guard.Cancelled:
+		return status.FromContextError(ctx.Err()).Err()
+	case result == guard.BadKey || result == guard.BadCost || guard.IsMisuse(err):
+		return status.Error(codes.InvalidArgument, err.Error())
+	}
+	s.logger.LogAttrs(ctx, slog.LevelError, "rls: call without a decision", slog.String("domain", call.GetDomain()),
+		slog.String("error_type", telemetry.ErrorType(err)), slog.String("error", telemetry.ErrorText(err)))
+	return status.Error(codes.Unavailable, "the limits of this call could not be asked")
+}

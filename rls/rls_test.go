@@ -1,0 +1,284 @@
+package rls_test
+
+import (
+	"context"
+	"log/slog"
+	"net"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	commonv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/common/ratelimit/v3"
+	ratelimitv3 "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
+	typev3 "github.com/envoyproxy/go-control-plane/envoy/type/v3"
+	"github.com/stretchr/testify/require"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+	"google.golang.org/grpc/test/bufconn"
+	"google.golang.org/protobuf/types/known/wrapperspb"
+
+	"github.com/pgratelimit/pgratelimit/ratelimit"
+	"github.com/pgratelimit/pgratelimit/ratelimittest"
+	"github.com/pgratelimit/pgratelimit/rls"
+	"github.com/pgratelimit/pgratelimit/rules"
+)
+
+const document = `
+match: all
+rules:
+  - {limit: address, rate: 3, period: minute}
+  - {limit: user, rate: 10, period: minute, plan: pro}
+  - {limit: user, rate: 2, period: minute}
+  - {limit: site, rate: 100, period: 5m}
+  - {limit: tried, rate: 1, period: hour, mode: shadow}
+  - {limit: tokens, rate: 1000, period: hour}
+tiers:
+  - {limit: address, key: "{remote_address}", when: {remote_address: "*"}}
+  - {limit: user, key: "{user}", when: {user: "*"}}
+  - {limit: site, when: {generic_key: site}}
+  - {limit: tried, when: {generic_key: tried}}
+  - {limit: tokens, key: "{tenant}", when: {model: "*"}}
+`
+
+// service is a server with a real client.
+type service struct {
+	ratelimitv3.RateLimitServiceClient
+	t       *testing.T
+	limiter *ratelimit.Limiter
+	now     time.Time
+}
+
+func newService(t *testing.T, db ratelimit.Pool) *service {
+	t.Helper()
+	s := &service{t: t, now: time.Date(2026, 3, 2, 9, 0, 0, 0, time.UTC)}
+	file, err := rules.Read(strings.NewReader(document))
+	require.NoError(t, err)
+	set, err := rules.SetOf(*file)
+	require.NoError(t, err)
+	site, err := rules.NewSite(set, rules.SiteConfig{Attributes: []string{"remote_address", "generic_key", "model"}})
+	require.NoError(t, err)
+	s.limiter, err = ratelimit.New(db, ratelimit.Config{Policies: set, AsOf: func() time.Time { return s.now }})
+	require.NoError(t, err)
+	answers, err := rls.New(s.limiter, rls.Config{
+		Domains: map[string]rls.Domain{"edge": {Site: site}, "spent": {Site: site, Charge: true}}, Logger: slog.New(slog.DiscardHandler),
+	})
+	require.NoError(t, err)
+	server, listener := grpc.NewServer(), bufconn.Listen(1<<16)
+	ratelimitv3.RegisterRateLimitServiceServer(server, answers)
+	served := make(chan error, 1)
+	go func() { served <- server.Serve(listener) }()
+	client, err := grpc.NewClient("passthrough:rls", grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return listener.DialContext(ctx) }))
+	require.NoError(t, err)
+	t.Cleanup(func() {
+		require.NoError(t, client.Close())
+		server.Stop()
+		require.NoError(t, <-served)
+	})
+	s.RateLimitServiceClient = ratelimitv3.NewRateLimitServiceClient(client)
+	return s
+}
+
+// descriptor returns a descriptor of entries such as "user=ada".
+func descriptor(entries ...string) *commonv3.RateLimitDescriptor {
+	d := &commonv3.RateLimitDescriptor{}
+	for _, e := range entries {
+		key, value, _ := strings.Cut(e, "=")
+		d.Entries = append(d.Entries, &commonv3.RateLimitDescriptor_Entry{Key: key, Value: value})
+	}
+	return d
+}
+
+func withHits(d *commonv3.RateLimitDescriptor, hits uint64) *commonv3.RateLimitDescriptor {
+	d.HitsAddend = wrapperspb.UInt64(hits)
+	return d
+}
+
+// ask returns the answer to a call, and the text of its statuses.
+func (s *service) ask(domain string, hits uint32, descriptors ...*commonv3.RateLimitDescriptor) (*ratelimitv3.RateLimitResponse, string) {
+	s.t.Helper()
+	r, err := s.ShouldRateLimit(s.t.Context(), &ratelimitv3.RateLimitRequest{Domain: domain, Descriptors: descriptors, HitsAddend: hits})
+	require.NoError(s.t, err)
+	var text []string
+	for _, st := range r.GetStatuses() {
+		one := st.GetCode().String()
+		if l := st.GetCurrentLimit(); l != nil {
+			times := l.GetUnitMultiplier().GetValue()
+			one += " " + strings.Join([]string{l.GetName(), number(l.GetRequestsPerUnit()), "per", number(times), l.GetUnit().String()}, " ")
+			one += " left " + number(st.GetLimitRemaining()) + " reset " + st.GetDurationUntilReset().AsDuration().String()
+		}
+		text = append(text, one)
+	}
+	return r, r.GetOverallCode().String() + ": " + strings.Join(text, "; ")
+}
+
+func number(n uint32) string { return strconv.FormatUint(uint64(n), 10) }
+
+// TestAnswers tells a story on one clock.
+func TestAnswers(t *testing.T) {
+	t.Parallel()
+	s := newService(t, ratelimittest.NewDB())
+	for _, step := range []struct {
+		name        string
+		after       time.Duration
+		domain      string
+		hits        uint32
+		descriptors []*commonv3.RateLimitDescriptor
+		want        string
+	}{
+		{"an unknown domain", 0, "other", 0, []*commonv3.RateLimitDescriptor{descriptor("user=ada")}, "OK: OK"},
+		{"no tier fits", 0, "edge", 0, []*commonv3.RateLimitDescriptor{descriptor("path=/")}, "OK: OK"},
+		{
+			"each descriptor has a status", 0, "edge", 2,
+			[]*commonv3.RateLimitDescriptor{descriptor("remote_address=192.0.2.7"), descriptor("path=/"), descriptor("generic_key=site")},
+			"OK: OK address 3 per 0 MINUTE left 1 reset 40s; OK; OK site 100 per 5 MINUTE left 98 reset 6s",
+		},
+		{
+			"all or nothing: site keeps its tokens", 0, "edge", 2,
+			[]*commonv3.RateLimitDescriptor{descriptor("remote_address=192.0.2.7"), descriptor("generic_key=site")},
+			"OVER_LIMIT: OVER_LIMIT address 3 per 0 MINUTE left 1 reset 20s; OK site 100 per 5 MINUTE left 98 reset 6s",
+		},
+		{
+			"the wait is exact", 20 * time.Second, "edge", 2,
+			[]*commonv3.RateLimitDescriptor{descriptor("remote_address=192.0.2.7")},
+			"OK: OK address 3 per 0 MINUTE left 0 reset 1m0s",
+		},
+		{
+			"the plan of a key selects its rule", 0, "edge", 5,
+			[]*commonv3.RateLimitDescriptor{descriptor("user=ada", "plan=pro")},
+			"OK: OK user 10 per 0 MINUTE left 5 reset 30s",
+		},
+		{
+			"more than a limit can ever give", 0, "edge", 3,
+			[]*commonv3.RateLimitDescriptor{descriptor("user=bob"), descriptor("generic_key=site")},
+			"OVER_LIMIT: OVER_LIMIT user 2 per 0 MINUTE left 2 reset 0s; OK site 100 per 5 MINUTE left 100 reset 0s",
+		},
+		{
+			"hits of a descriptor go before hits of the call, and 0 takes nothing", 0, "edge", 9,
+			[]*commonv3.RateLimitDescriptor{withHits(descriptor("user=bob"), 1), withHits(descriptor("user=cyd"), 0)},
+			"OK: OK user 2 per 0 MINUTE left 1 reset 30s; OK user 2 per 0 MINUTE left 2 reset 0s",
+		},
+		{"shadow", 0, "edge", 2, []*commonv3.RateLimitDescriptor{descriptor("generic_key=tried")}, "OK: OK tried 1 per 0 HOUR left 0 reset 0s"},
+		{
+			"hits that are known after the work", 0, "spent", 1500,
+			[]*commonv3.RateLimitDescriptor{descriptor("tenant=acme", "model=m")},
+			"OK: OK tokens 1000 per 0 HOUR left 0 reset 1h30m0s",
+		},
+		{
+			"are owed", 0, "edge", 0,
+			[]*commonv3.RateLimitDescriptor{descriptor("tenant=acme", "model=m")},
+			"OVER_LIMIT: OVER_LIMIT tokens 1000 per 0 HOUR left 0 reset 30m3.6s",
+		},
+		{
+			"and given back", 0, "edge", 700,
+			[]*commonv3.RateLimitDescriptor{negative(descriptor("tenant=acme", "model=m")), descriptor("user=dan", "plan=pro")},
+			"OVER_LIMIT: OK tokens 1000 per 0 HOUR left 200 reset 48m0s; OVER_LIMIT user 10 per 0 MINUTE left 10 reset 0s",
+		},
+		{
+			"an override", 0, "any", 4,
+			[]*commonv3.RateLimitDescriptor{overridden(5, typev3.RateLimitUnit_HOUR, "user=eve")},
+			"OK: OK override.5.hour 5 per 0 HOUR left 1 reset 59m40s",
+		},
+		{
+			"its windows begin as in the reference server", 59*time.Minute + 39*time.Second, "any", 2,
+			[]*commonv3.RateLimitDescriptor{overridden(5, typev3.RateLimitUnit_HOUR, "user=eve")},
+			"OVER_LIMIT: OVER_LIMIT override.5.hour 5 per 0 HOUR left 1 reset 1s",
+		},
+		{
+			"an override of nothing", 0, "any", 0,
+			[]*commonv3.RateLimitDescriptor{overridden(0, typev3.RateLimitUnit_DAY, "user=eve")},
+			"OVER_LIMIT: OVER_LIMIT override.0.day 1 per 0 DAY left 0 reset 0s",
+		},
+	} {
+		s.now = s.now.Add(step.after)
+		_, got := s.ask(step.domain, step.hits, step.descriptors...)
+		require.Equal(t, step.want, got, step.name)
+	}
+}
+
+func negative(d *commonv3.RateLimitDescriptor) *commonv3.RateLimitDescriptor {
+	d.IsNegativeHits = true
+	return d
+}
+
+func overridden(n uint32, unit typev3.RateLimitUnit, entries ...string) *commonv3.RateLimitDescriptor {
+	d := descriptor(entries...)
+	d.Limit = &commonv3.RateLimitDescriptor_RateLimitOverride{RequestsPerUnit: n, Unit: unit}
+	return d
+}
+
+// TestRetryAfter expects that a refusal tells clients of the gateway when to come back.
+func TestRetryAfter(t *testing.T) {
+	t.Parallel()
+	s := newService(t, ratelimittest.NewDB())
+	admitted, _ := s.ask("edge", 2, descriptor("user=ada"))
+	require.Empty(t, admitted.GetResponseHeadersToAdd())
+	refused, _ := s.ask("edge", 1, descriptor("user=ada"))
+	require.Len(t, refused.GetResponseHeadersToAdd(), 1)
+	require.Equal(t, "retry-after", refused.GetResponseHeadersToAdd()[0].GetKey())
+	require.Equal(t, "30", refused.GetResponseHeadersToAdd()[0].GetValue())
+}
+
+// TestMisuse expects that no call shares a bucket by mistake, that sizes are bounded, and that no error tells a value.
+func TestMisuse(t *testing.T) {
+	t.Parallel()
+	s := newService(t, ratelimittest.NewDB())
+	many := make([]string, 1000)
+	for i := range many {
+		many[i] = "key" + strconv.Itoa(i) + "=secret"
+	}
+	for _, c := range []struct {
+		domain      string
+		descriptors []*commonv3.RateLimitDescriptor
+		want        string
+	}{
+		{"", []*commonv3.RateLimitDescriptor{descriptor("user=secret")}, "rate limit domain must not be empty"},
+		{"edge", nil, "rate limit descriptor list must not be empty"},
+		{"edge", []*commonv3.RateLimitDescriptor{descriptor("model=secret")}, `descriptor 0: ratelimit: invalid key: the key of "tokens" needs the attribute "tenant"`},
+		{"edge", []*commonv3.RateLimitDescriptor{descriptor("user=secret", "user=b")}, `descriptor 0 has two entries "user"`},
+		{"edge", []*commonv3.RateLimitDescriptor{descriptor(many...)}, "descriptor 0 has 1000 entries; send up to 64"},
+		{"edge", make([]*commonv3.RateLimitDescriptor, 65), "the call has 65 descriptors; send up to 64"},
+		{"edge", []*commonv3.RateLimitDescriptor{descriptor("user=" + strings.Repeat("secret", 1000))}, "at most 256 fit"},
+		{"edge", []*commonv3.RateLimitDescriptor{overridden(1, typev3.RateLimitUnit_UNKNOWN, "user=secret")}, "the override has the unit UNKNOWN"},
+	} {
+		for i, d := range c.descriptors {
+			if d == nil {
+				c.descriptors[i] = descriptor()
+			}
+		}
+		_, err := s.ShouldRateLimit(t.Context(), &ratelimitv3.RateLimitRequest{Domain: c.domain, Descriptors: c.descriptors})
+		require.Equal(t, codes.InvalidArgument, status.Code(err), c.want)
+		require.ErrorContains(t, err, c.want)
+		require.NotContains(t, err.Error(), "secret")
+	}
+}
+
+// TestFailure expects an error, and no answer that a gateway could take for an admission.
+func TestFailure(t *testing.T) {
+	t.Parallel()
+	s := newService(t, ratelimittest.NewDB())
+	require.NoError(t, s.limiter.Close(t.Context()))
+	_, err := s.ShouldRateLimit(t.Context(), &ratelimitv3.RateLimitRequest{Domain: "edge", Descriptors: []*commonv3.RateLimitDescriptor{descriptor("user=ada")}})
+	require.Equal(t, codes.Unavailable, status.Code(err))
+}
+
+func TestNew(t *testing.T) {
+	t.Parallel()
+	limiter, err := ratelimit.New(ratelimittest.NewDB(), ratelimit.Config{})
+	require.NoError(t, err)
+	for _, c := range []struct {
+		limiter *ratelimit.Limiter
+		config  rls.Config
+	}{
+		{nil, rls.Config{Domains: map[string]rls.Domain{"edge": {Site: &rules.Site{}}}}},
+		{limiter, rls.Config{}},
+		{limiter, rls.Config{Domains: map[string]rls.Domain{"": {Site: &rules.Site{}}}}},
+		{limiter, rls.Config{Domains: map[string]rls.Domain{"edge": {}}}},
+	} {
+		_, err := rls.New(c.limiter, c.config)
+		require.ErrorIs(t, err, rls.ErrInvalidConfig)
+	}
+}
