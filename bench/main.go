@@ -19,11 +19,11 @@ import (
 	"github.com/pgratelimit/pgratelimit/bench/internal/command"
 )
 
-// options are the options of the program.
+// options are what the program is asked to do.
 type options struct {
 	quick      bool
 	only       *regexp.Regexp // scenarios
-	named      bool           // by the user
+	named      bool           // they are asked for by name
 	contenders *regexp.Regexp
 	against    string // a commit
 	rounds     int

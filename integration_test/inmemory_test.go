@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
 
 	prices "github.com/pgratelimit/pgratelimit/internal/adaptive"
@@ -30,6 +31,20 @@ func rowsInMemory(db *ratelimittest.DB, keys string) (rows []row) {
 		}
 	}
 	return rows
+}
+
+// plantInMemory writes a row, as calls before have left it.
+func plantInMemory(t *testing.T, db *ratelimittest.DB, k bucket.Key, state bucket.State) {
+	t.Helper()
+	require.NoError(t, pgx.BeginFunc(t.Context(), db, func(tx pgx.Tx) error {
+		asks := []bucket.Ask{{Key: k}}
+		engine, u, p := store.EngineOf(tx), unitAt(time.Now()), bucket.NewPage(asks)
+		if err := engine.Lock(t.Context(), u, p, false); err != nil {
+			return err
+		}
+		p.Set(&asks[0], state)
+		return engine.Save(t.Context(), u, p)
+	}))
 }
 
 // shareInMemory sets the share of the contract that all processes go by.

@@ -17,18 +17,19 @@ import (
 type caller struct {
 	name   string
 	within func(ctx context.Context, pool ratelimit.Pool, limiter *ratelimit.Limiter, call func(l *ratelimit.Limiter) error) error
+	decide func(ctx context.Context, l *ratelimit.Limiter, requests ...ratelimit.Request) (ratelimit.Decision, error)
 }
 
-// take makes a Take in the place of the caller.
+// take makes the caller's call: Take, or Acquire for acquirers.
 func (c caller) take(ctx context.Context, pool ratelimit.Pool, limiter *ratelimit.Limiter, requests ...ratelimit.Request) (d ratelimit.Decision, err error) {
 	err = c.within(ctx, pool, limiter, func(l *ratelimit.Limiter) (err error) {
-		d, err = l.Take(ctx, requests...)
+		d, err = c.decide(ctx, l, requests...)
 		return err
 	})
 	return d, err
 }
 
-// takesUpTo makes a TakeUpTo in the place of the caller.
+// takesUpTo makes a TakeUpTo in place of the caller's call.
 func (c caller) takesUpTo(ctx context.Context, pool ratelimit.Pool, limiter *ratelimit.Limiter, n int, requests ...ratelimit.Request) (taken int, d ratelimit.Decision, err error) {
 	err = c.within(ctx, pool, limiter, func(l *ratelimit.Limiter) (err error) {
 		taken, d, err = l.TakeUpTo(ctx, n, requests...)
@@ -37,18 +38,32 @@ func (c caller) takesUpTo(ctx context.Context, pool ratelimit.Pool, limiter *rat
 	return taken, d, err
 }
 
-// callers returns a caller for each place.
+// callers returns a caller of Take for each place.
 func callers() []caller {
+	return callersOf(func(ctx context.Context, l *ratelimit.Limiter, requests ...ratelimit.Request) (ratelimit.Decision, error) {
+		return l.Take(ctx, requests...)
+	})
+}
+
+// acquirers returns a caller of Acquire for each place.
+func acquirers() []caller {
+	return callersOf(func(ctx context.Context, l *ratelimit.Limiter, requests ...ratelimit.Request) (ratelimit.Decision, error) {
+		lease, err := l.Acquire(ctx, requests...)
+		return lease.Decision, err
+	})
+}
+
+func callersOf(decide func(ctx context.Context, l *ratelimit.Limiter, requests ...ratelimit.Request) (ratelimit.Decision, error)) []caller {
 	return []caller{
-		{"ReadCommitted", inCallersTx(pgx.ReadCommitted)},
-		{"RepeatableRead", inCallersTx(pgx.RepeatableRead)},
-		{"Serializable", inCallersTx(pgx.Serializable)},
+		{"ReadCommitted", inCallersTx(pgx.ReadCommitted), decide},
+		{"RepeatableRead", inCallersTx(pgx.RepeatableRead), decide},
+		{"Serializable", inCallersTx(pgx.Serializable), decide},
 		{"Standalone", func(_ context.Context, _ ratelimit.Pool, limiter *ratelimit.Limiter, call func(l *ratelimit.Limiter) error) error {
 			return call(limiter)
-		}},
+		}, decide},
 		{"InTx", func(ctx context.Context, _ ratelimit.Pool, limiter *ratelimit.Limiter, call func(l *ratelimit.Limiter) error) error {
 			return limiter.InTx(ctx, func(tx pgx.Tx) error { return call(limiter.WithTx(tx)) })
-		}},
+		}, decide},
 	}
 }
 

@@ -95,6 +95,17 @@ func allRaces() (cells []raceCell) {
 	return slices.DeleteFunc(product, func(c raceCell) bool { return !c.isPossible() })
 }
 
+// racePairs are the pairs of values that are in cells.
+type racePairs map[[2][2]int]bool
+
+func (p racePairs) add(c raceCell) {
+	for i, a := range c {
+		for j, b := range c[:i] {
+			p[[2][2]int{{i, a}, {j, b}}] = true
+		}
+	}
+}
+
 // isOfFastPath reports whether the calls of a cell are decided by a single statement on rows that exist.
 func (c raceCell) isOfFastPath() bool {
 	return c.value(raceVerb) == "Take" && (c.value(raceKind) == "TokenBucket" || c.value(raceKind) == "SlidingWindow") &&
@@ -152,6 +163,24 @@ func fullRaces(cells []raceCell) (chosen []raceCell) {
 		first = next
 	}
 	return chosen
+}
+
+func TestRacesHaveEachPairOfValues(t *testing.T) {
+	t.Parallel()
+	all, want := allRaces(), racePairs{}
+	for _, c := range all {
+		want.add(c)
+	}
+	for name, chosen := range map[string][]raceCell{"Short": pairwise(all), "Full": fullRaces(all)} {
+		got := racePairs{}
+		for _, c := range chosen {
+			require.True(t, c.isPossible(), c)
+			got.add(c)
+		}
+		require.Equal(t, want, got, name)
+		t.Logf("%s: %d of %d cells", name, len(chosen), len(all))
+	}
+	require.Less(t, len(pairwise(all)), 45, "they are few")
 }
 
 // TestRace checks that concurrent callers of two processes, who request more than a limit has, are given exactly its capacity, and that

@@ -3,7 +3,8 @@ package integration_test
 import (
 	"context"
 	"fmt"
-	"slices"
+	"math/rand/v2"
+	"sync"
 	"testing"
 	"time"
 
@@ -29,6 +30,141 @@ func (b *bundle) stopped(t *testing.T) (*ratelimit.Limiter, *clock) {
 	c := &clock{}
 	c.set(clockNoon)
 	return b.with(t, ratelimit.Config{AsOf: c.now}), c
+}
+
+// For any costs in any order, the given and the remaining tokens add up to the capacity.
+func TestShardsGiveEveryCostItsTokens(t *testing.T) {
+	t.Parallel()
+	const tries = 6
+	seed := testsize.Seed(t)
+	b := setup(t, func(c *pgxpool.Config) { c.MaxConns = 2 * racers })
+	limiter, _ := b.stopped(t)
+	for _, shards := range []int{2, 8, 64} {
+		for _, c := range callers() {
+			t.Run(fmt.Sprintf("%d/%s", shards, c.name), func(t *testing.T) {
+				t.Parallel()
+				if shards != 8 {
+					testsize.Long(t, "eight rows are the same code")
+				}
+				limit, key := spread(shards, 64), t.Name()
+				costs := []float64{0.125, 1, 6.5, 32, 57.5, 64}
+				requireAllowed(t, taking(limit.For(key).Cost(1)), limiter)
+				var mu sync.Mutex
+				given := 1.0
+				require.NoError(t, atonce.Do(racers, func(racer int) error {
+					random := rand.New(rand.NewPCG(seed, uint64(racer)))
+					for range tries {
+						cost := costs[random.IntN(len(costs))]
+						d, err := c.take(t.Context(), b.db(), limiter, limit.For(key).Cost(cost))
+						if err != nil {
+							return err
+						}
+						if d.Allowed {
+							mu.Lock()
+							given += cost
+							mu.Unlock()
+						}
+					}
+					return nil
+				}))
+				require.Equal(t, 64-given, tokens(t, limiter, limit.For(key)))
+				if given < 64 {
+					d, err := c.take(t.Context(), b.db(), limiter, limit.For(key).Cost(64-given))
+					require.NoError(t, err)
+					require.True(t, d.Allowed, "all that is there can be taken at once")
+				}
+				require.Zero(t, b.held(t, limit.Name(), key))
+			})
+		}
+	}
+}
+
+// A call is refused when the rows are short together, until the instant at which they are not any more, and at
+// no other time, however uneven they are.
+func TestNoCostStarvesBesideSmallerOnes(t *testing.T) {
+	t.Parallel()
+	const capacity = 16
+	b := setup(t)
+	for _, shards := range []int{2, 8, 64} {
+		for _, c := range callers() {
+			for _, cost := range []float64{1, capacity / 2, 14.5, capacity} {
+				t.Run(fmt.Sprintf("%d/%s/%v", shards, c.name, cost), func(t *testing.T) {
+					t.Parallel()
+					representative(t, fmt.Sprint(shards, cost), "8 14.5", "64 16")
+					limiter, now := b.stopped(t)
+					limit, key := spread(shards, capacity), t.Name()
+					take := func(cost float64) ratelimit.Decision {
+						d, err := c.take(t.Context(), b.db(), limiter, limit.For(key).Cost(cost))
+						require.NoError(t, err)
+						return d
+					}
+					for left := capacity - 0.25; left >= cost-0.25; left -= 0.25 { // in small change, from rows at random
+						require.True(t, take(0.25).Allowed)
+					}
+					d := take(cost)
+					require.False(t, d.Allowed)
+					require.GreaterOrEqual(t, d.RetryAfter, 250*time.Millisecond, "one row gets a token a second")
+					require.LessOrEqual(t, d.RetryAfter, time.Duration(shards)*capacity*time.Second)
+					start := now.now()
+					now.set(start.Add(d.RetryAfter - time.Microsecond))
+					require.False(t, take(cost).Allowed)
+					now.set(start.Add(d.RetryAfter))
+					require.True(t, take(cost).Allowed)
+					require.InDelta(t, 0, tokens(t, limiter, limit.For(key)), 1e-4)
+				})
+			}
+		}
+	}
+}
+
+// An allowed call reports an estimate from the row that gave. Everything else reports the sum over the rows: a refusal, a look and
+// a call that takes from all rows.
+func TestShardsReportTheirSum(t *testing.T) {
+	t.Parallel()
+	onEach(t, testShardsReportTheirSum, onPostgres, inMemory)
+}
+
+func testShardsReportTheirSum(t *testing.T, on backend) {
+	b := on.setup(t)
+	for _, c := range callers() {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			limiter, now := b.stopped(t)
+			limit, key := spread(8, 64), t.Name()
+			for taken := 1.0; taken < 64; taken++ {
+				d, err := c.take(t.Context(), b.db(), limiter, limit.For(key))
+				require.NoError(t, err)
+				require.True(t, d.Allowed)
+				if taken == 1 || b.memory != nil {
+					require.Equal(t, 64-taken, d.Remaining)
+				}
+				require.GreaterOrEqual(t, d.Remaining, 0.0)
+				require.LessOrEqual(t, d.Remaining, 64.0)
+				v, err := limiter.Value(t.Context(), limit.For(key))
+				require.NoError(t, err)
+				require.Equal(t, 64-taken, v.Tokens)
+				require.Equal(t, 64-taken, v.At(now.now()))
+				require.Equal(t, 64.0, v.At(now.now().Add(64*time.Second)))
+				checked, err := limiter.Check(t.Context(), limit.For(key).Cost(64-taken))
+				require.NoError(t, err)
+				require.True(t, checked.Allowed)
+				require.Equal(t, 64-taken, checked.Remaining, "it takes nothing")
+				checked, err = limiter.Check(t.Context(), limit.For(key).Cost(64.5-taken))
+				require.NoError(t, err)
+				require.False(t, checked.Allowed)
+			}
+			d, err := c.take(t.Context(), b.db(), limiter, limit.For(key).Cost(1.5))
+			require.NoError(t, err)
+			require.False(t, d.Allowed)
+			require.Equal(t, 1.0, d.Remaining)
+			v, err := limiter.Value(t.Context(), limit.For(key))
+			require.NoError(t, err)
+			wait, err := v.RetryAfter(now.now(), 1.5)
+			require.NoError(t, err)
+			require.Equal(t, wait, d.RetryAfter)
+			require.Positive(t, d.ResetAfter)
+		})
+	}
 }
 
 // A call over several limits takes from all or from none, for any sharded limits among them. After a refusal the rows of the other
@@ -204,143 +340,32 @@ func TestAnInterruptedShardedCallLeavesNoHalf(t *testing.T) {
 	}
 }
 
-// Transactions that are open at the same time take from one bucket and all commit, where each found a row of
-// its own.
-func TestTransactionsOnDifferentShardsDoNotConflict(t *testing.T) {
+// A transaction that takes from a sharded bucket twice comes back to the row that it has locked. If it continued with any other
+// row, it could deadlock with a transaction that comes from there.
+func TestATransactionStaysWithItsRow(t *testing.T) {
 	t.Parallel()
-	fastPathOnly(t, "the general path locks all rows of a bucket")
-	transactions := testsize.Of(4, 8)
-	b, _ := setupOwn(t, nil, func(c *pgxpool.Config) { c.MaxConns = int32(transactions) + 1 })
-	for _, limit := range []ratelimit.Limit{spread(1, 64), spread(64, 64)} {
-		for _, level := range levels {
-			for _, rowsExist := range []bool{true, false} {
-				t.Run(fmt.Sprintf("%d/%s/RowsExist=%v", shardsOf(limit), level.name, rowsExist), func(t *testing.T) { // not parallel: others would be in conflict
-					limiter, _ := b.stopped(t)
-					request := limit.For(t.Name())
-					if rowsExist {
-						require.NoError(t, limiter.Reset(t.Context(), request))
-					}
-					var open []pgx.Tx
-					for met := 0; len(open) < transactions; {
-						tx := b.begin(t, level.level)
-						_, err := tx.Exec(t.Context(), "SET LOCAL lock_timeout = '100ms'")
-						require.NoError(t, err)
-						d, err := limiter.WithTx(tx).Take(t.Context(), request)
-						if sqlstate(err) != "55P03" {
-							require.NoError(t, err)
-							require.True(t, d.Allowed)
-							open = append(open, tx)
-							continue
-						}
-						require.NoError(t, tx.Rollback(t.Context()))
-						if met++; shardsOf(limit) == 1 {
-							require.Len(t, open, 1, "there is only one row")
-							break
-						}
-						require.Less(t, met, 50, "somebody is on each row")
-					}
-					for _, tx := range open {
-						require.NoError(t, tx.Commit(t.Context()))
-					}
-					require.Equal(t, float64(64-len(open)), tokens(t, limiter, request))
-				})
-			}
-		}
-	}
-}
-
-// Calls lock the rows they visit in one order, also if each row has too little, and if the requests for two limits have opposite
-// orders.
-func TestShardedTakesMeetNoDeadlock(t *testing.T) {
-	t.Parallel()
-	const workers, tries = 8, 2
-	rounds := testsize.Of(2, 25)
-	b := setup(t, func(c *pgxpool.Config) { c.MaxConns = 2 * workers })
+	const workers, rounds, each = 8, 25, 4
+	b := setup(t, func(c *pgxpool.Config) { c.MaxConns = workers })
 	limiter, _ := b.stopped(t)
-	left, right := spread(8, 6), ratelimit.Define("right", ratelimit.TokenBucket{Rate: 1, Period: time.Second, Capacity: 6, Shards: 8})
-	keyOf := func(c caller, round int) string { return fmt.Sprintf("%s %d", c.name, round) }
-	require.NoError(t, atonce.Do(workers*len(callers()), func(n int) error {
-		i, worker := n/workers, n%workers
-		for round := range rounds {
-			key := keyOf(callers()[i], round)
-			requests := []ratelimit.Request{left.For(key).Cost(0.5), right.For(key).Cost(0.5)}
-			switch {
-			case round%2 > 0:
-				requests = requests[:1]
-			case worker%2 > 0:
-				slices.Reverse(requests)
-			}
-			with := callers()[i]
-			if worker%4 > 1 { // beside another kind of caller
-				with = callers()[(i+1)%len(callers())]
-			}
-			for range tries {
-				if _, err := with.take(t.Context(), b.db(), limiter, requests...); err != nil {
-					return fmt.Errorf("%s: %w", with.name, err)
+	limit := spread(16, 1<<16)
+	for _, level := range levels {
+		require.NoError(t, atonce.Do(workers, func(int) error {
+			for range rounds {
+				_, err := atonce.Tx(t.Context(), b.db(), level.level, func(tx pgx.Tx) error {
+					for range each {
+						if err := takeAndCheck(t.Context(), limiter.WithTx(tx), []ratelimit.Request{limit.For(level.name)}); err != nil {
+							return err
+						}
+					}
+					return nil
+				})
+				if err != nil {
+					return err
 				}
 			}
-		}
-		return nil
-	}))
-	for _, c := range callers() {
-		for round := range rounds { // twelve of the sixteen, of which one row has the tokens for eight
-			key := keyOf(c, round)
-			require.Zero(t, b.held(t, left.Name(), key), key)
-			if round%2 == 0 {
-				require.Zero(t, b.held(t, right.Name(), key), key)
-			}
-		}
+			return nil
+		}))
+		require.EqualValues(t, 1<<16-workers*rounds*each, tokens(t, limiter, limit.For(level.name)))
 	}
 	require.Zero(t, deadlocks(t, b.pool))
-}
-
-// A row whose ts a wrong clock left in the future gains nothing until its ts is corrected. A refused call corrects it.
-func TestAWrongClockOnOneShardIsMended(t *testing.T) {
-	t.Parallel()
-	b := setup(t)
-	policies := []ratelimit.Limit{
-		ratelimit.Define("bucket", ratelimit.TokenBucket{Rate: 8, Period: time.Minute, Capacity: 64, Shards: 8}),
-		ratelimit.Define("window", ratelimit.FixedWindow{Rate: 8, Period: time.Minute, Capacity: 64, Start: clockNoon, Shards: 8}),
-	}
-	for _, limit := range policies {
-		for _, c := range callers() {
-			for _, cost := range []float64{8, 20} { // at most one row's tokens, and more than that
-				t.Run(fmt.Sprintf("%s/%s/%v", limit.Name(), c.name, cost), func(t *testing.T) {
-					t.Parallel()
-					limiter, now := b.stopped(t)
-					request := limit.For(t.Name())
-					take := func(cost float64) ratelimit.Decision {
-						d, err := c.take(t.Context(), b.db(), limiter, request.Cost(cost))
-						require.NoError(t, err)
-						return d
-					}
-					require.True(t, take(64).Allowed)
-					b.exec(t, `UPDATE ratelimit.buckets SET ts = ts + $1 WHERE name = $2 AND key = $3 AND shard = 5`,
-						ratelimit.Day.Microseconds(), limit.Name(), t.Name())
-					now.set(clockNoon.Add(time.Minute))
-					d := take(cost)
-					require.False(t, d.Allowed)
-					require.Equal(t, 7.0, d.Remaining)
-					for _, r := range b.rows(t, t.Name()) {
-						require.LessOrEqual(t, r.TS, now.now().UnixMicro())
-					}
-					now.set(clockNoon.Add(time.Minute + d.RetryAfter - time.Microsecond))
-					require.False(t, take(cost).Allowed)
-					now.set(clockNoon.Add(time.Minute + d.RetryAfter))
-					require.True(t, take(cost).Allowed)
-				})
-			}
-		}
-	}
-}
-
-// shardsOf returns the number of rows of a limit's buckets.
-func shardsOf(limit ratelimit.Limit) int {
-	switch p := limit.Policy().(type) {
-	case ratelimit.TokenBucket:
-		return max(p.Shards, 1)
-	case ratelimit.FixedWindow:
-		return max(p.Shards, 1)
-	}
-	panic("no such policy")
 }

@@ -139,3 +139,14 @@ func (h *changeHistory) end(t *testing.T, held float64) {
 	}
 	h.holds(t, want, "the end")
 }
+
+// shardsOf returns the number of rows of a limit's buckets.
+func shardsOf(limit ratelimit.Limit) int {
+	switch p := limit.Policy().(type) {
+	case ratelimit.TokenBucket:
+		return max(p.Shards, 1)
+	case ratelimit.FixedWindow:
+		return max(p.Shards, 1)
+	}
+	panic("no such policy")
+}

@@ -46,21 +46,32 @@ tiers:
 // service is a server with a real client.
 type service struct {
 	ratelimitv3.RateLimitServiceClient
-	t       *testing.T
+	t       testing.TB
 	limiter *ratelimit.Limiter
-	now     time.Time
+	now     *time.Time
 }
 
-func newService(t *testing.T, db ratelimit.Pool) *service {
+func newService(t testing.TB, db ratelimit.Pool) *service {
 	t.Helper()
-	s := &service{t: t, now: time.Date(2026, 3, 2, 9, 0, 0, 0, time.UTC)}
 	file, err := rules.Read(strings.NewReader(document))
 	require.NoError(t, err)
 	set, err := rules.SetOf(*file)
 	require.NoError(t, err)
+	now := time.Date(2026, 3, 2, 9, 0, 0, 0, time.UTC)
+	return newServiceOf(t, db, set, &now)
+}
+
+// newServiceOf returns a service of rules. A nil now is the clock of the database.
+func newServiceOf(t testing.TB, db ratelimit.Pool, set *rules.Set, now *time.Time) *service {
+	t.Helper()
+	s := &service{t: t, now: now}
 	site, err := rules.NewSite(set, rules.SiteConfig{Attributes: []string{"remote_address", "generic_key", "model"}})
 	require.NoError(t, err)
-	s.limiter, err = ratelimit.New(db, ratelimit.Config{Policies: set, AsOf: func() time.Time { return s.now }})
+	config := ratelimit.Config{Policies: set}
+	if now != nil {
+		config.AsOf = func() time.Time { return *now }
+	}
+	s.limiter, err = ratelimit.New(db, config)
 	require.NoError(t, err)
 	answers, err := rls.New(s.limiter, rls.Config{
 		Domains: map[string]rls.Domain{"edge": {Site: site}, "spent": {Site: site, Charge: true}}, Logger: slog.New(slog.DiscardHandler),
@@ -193,7 +204,7 @@ func TestAnswers(t *testing.T) {
 			"OVER_LIMIT: OVER_LIMIT override.0.day 1 per 0 DAY left 0 reset 0s",
 		},
 	} {
-		s.now = s.now.Add(step.after)
+		*s.now = s.now.Add(step.after)
 		_, got := s.ask(step.domain, step.hits, step.descriptors...)
 		require.Equal(t, step.want, got, step.name)
 	}

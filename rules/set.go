@@ -113,6 +113,16 @@ func (s *Set) RulingFor(limit ratelimit.Limit, plan, key string) *ratelimit.Ruli
 	return of.base(plan).rule(&limit)
 }
 
+// Limit returns the limit of a stored rule, for programs that define none in the code. Of rules for plans only it is the one with the
+// smallest capacity. It returns false if no rule is in effect or scheduled.
+func (s *Set) Limit(name string) (ratelimit.Limit, bool) {
+	current := s.loaded()
+	if current == nil || current.limits[name] == nil {
+		return ratelimit.Limit{}, false
+	}
+	return current.limits[name].standIn()
+}
+
 // Load loads the table now, for programs that need the rules before their first call; Run loads by itself. If it returns an error, the
 // Set has not changed.
 func (s *Set) Load(ctx context.Context) error {

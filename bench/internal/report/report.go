@@ -12,7 +12,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/bench/internal/stats"
 )
 
-// Run is the results, and the machine.
+// Run is what was measured, and on which machine.
 type Run struct {
 	Machine  server.Machine    `json:"machine"`
 	Postgres string            `json:"postgres"`

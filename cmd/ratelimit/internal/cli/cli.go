@@ -89,7 +89,7 @@ libpq (PGHOST, PGDATABASE, PGSERVICE and others). No error prints the connection
 	flags.DurationVar(&a.options.timeout, "timeout", defaultTimeout, "how long the database may take; 0: for ever")
 	root.AddCommand(a.migrateCommands(), a.rulesCommands(), a.getCommand(), a.checkCommand(), a.takeCommand(), a.resetCommand(),
 		a.creditCommand(), a.pauseCommand(), a.resumeCommand(), a.topCommand(), a.reservationsCommands(), a.leasesCommands(), a.pruneCommand(), a.maintainCommand(),
-		a.simulateCommand(), a.doctorCommand(), a.playgroundCommand(), a.grantsCommand(), a.versionCommand())
+		a.serveCommand(), a.simulateCommand(), a.doctorCommand(), a.playgroundCommand(), a.grantsCommand(), a.versionCommand())
 	root.AddCommand(topics()...)
 	asGroup(root)
 	return root

@@ -49,8 +49,8 @@ func steady(output string) string {
 	return strings.Join(lines, "\n")
 }
 
-// endless matches the command that runs until it is interrupted.
-var endless = regexp.MustCompile(`(?m)^ratelimit maintain .*$`)
+// endless matches the commands that run until they are interrupted.
+var endless = regexp.MustCompile(`(?m)^ratelimit (maintain|serve) .*$`)
 
 func TestDocument(t *testing.T) {
 	t.Parallel()

@@ -1,0 +1,135 @@
+package cli
+
+import (
+	"context"
+	"crypto/tls"
+	"log/slog"
+	"net"
+	"os"
+	"strings"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/spf13/cobra"
+
+	"github.com/pgratelimit/pgratelimit/cmd/ratelimit/internal/serve"
+)
+
+// serving has the flags of serve.
+type serving struct {
+	http, grpc                   string
+	domains, charged, attributes []string
+	tokenFile, certFile, keyFile string
+}
+
+func (a *app) serveCommand() *cobra.Command {
+	var f serving
+	cmd := a.command(cobra.Command{
+		Use:   "serve",
+		Short: "Decide for gateways and for programs in other languages, over gRPC and HTTP",
+		Long: `Serve decisions by the rules in the tables, until it is interrupted. A changed rule takes effect without a restart.
+
+--grpc is the rate limit service of Envoy. The entries of a descriptor are the attributes of the tiers in the tables. Name all but user,
+tenant, plan, address and route with --attribute. Calls for a domain of --charged-domain always take their hits, also below zero: use it
+for apply_on_stream_done. Set failure_mode_deny in Envoy.
+
+--http has POST /v1/take, /v1/check, /v1/reserve and /v1/settle with JSON, the admin page under /limits/, /metrics for Prometheus, and
+/healthz. A refusal is 429 with application/problem+json and Retry-After:
+
+  curl -d '{"requests":[{"limit":"messages","key":"ada","cost":2,"plan":"pro"}]}' http://127.0.0.1:8080/v1/take
+
+A limit needs a stored rule. A request needs a key, or "global":true. settle needs the id of reserve, and requests with the actual costs.
+
+Every call but health needs a token of --token-file, as Authorization: Bearer. A browser sends it as the password of any user, who may
+only look. Without tokens serve accepts addresses of this machine only.`,
+		Args:    cobra.NoArgs,
+		Example: "  ratelimit serve --domain edge --attribute remote_address --token-file tokens.txt",
+	}, func(ctx context.Context, _ []string) error { return a.serve(ctx, &f) })
+	flags := cmd.Flags()
+	flags.StringVar(&f.http, "http", "127.0.0.1:8080", "address of the HTTP server")
+	flags.StringVar(&f.grpc, "grpc", "127.0.0.1:8081", "address of the gRPC server")
+	flags.StringSliceVar(&f.domains, "domain", []string{"ratelimit"}, "domain of Envoy's configuration; several are possible")
+	flags.StringSliceVar(&f.charged, "charged-domain", nil, "domain whose hits are always taken; several are possible")
+	flags.StringSliceVar(&f.attributes, "attribute", nil, "name of an entry of descriptors that tiers use; several are possible")
+	flags.StringVar(&f.tokenFile, "token-file", "", "file with a token of 16 characters or more on each line")
+	flags.StringVar(&f.certFile, "tls-cert", "", "file with the certificate of both servers")
+	flags.StringVar(&f.keyFile, "tls-key", "", "file with the key of the certificate")
+	a.withHashKey(cmd)
+	return cmd
+}
+
+// serve listens, and serves until ctx ends.
+func (a *app) serve(ctx context.Context, f *serving) error {
+	tokens, certificate, err := a.credentials(f)
+	if err != nil {
+		return err
+	}
+	for flag, address := range map[string]string{"--http": f.http, "--grpc": f.grpc} {
+		if err := serve.CheckAddress(address, len(tokens)); err != nil {
+			return misused("%s is %.80q: %w", flag, address, err)
+		}
+	}
+	secret, err := a.hashKey()
+	if err != nil {
+		return err
+	}
+	config, _, err := a.databaseConfig()
+	if err != nil {
+		return err
+	}
+	pool, err := pgxpool.NewWithConfig(ctx, config)
+	if err != nil {
+		return err
+	}
+	defer pool.Close()
+	var server *serve.Server
+	err = within(ctx, a.options.timeout, func(ctx context.Context) (err error) {
+		server, err = serve.New(ctx, serve.Config{
+			Pool: pool, Schema: a.options.schema, HashKey: secret, Domains: f.domains, Charged: f.charged, Attributes: f.attributes,
+			Tokens: tokens, TLS: certificate, Logger: slog.New(slog.NewJSONHandler(a.errOut, nil)),
+		})
+		return err
+	})
+	if err != nil {
+		return a.explain(err)
+	}
+	var listen net.ListenConfig
+	web, err := listen.Listen(ctx, "tcp", f.http)
+	if err != nil {
+		return err
+	}
+	gateways, err := listen.Listen(ctx, "tcp", f.grpc)
+	if err != nil {
+		_ = web.Close()
+		return err
+	}
+	a.note("HTTP on %v, gRPC on %v", web.Addr(), gateways.Addr())
+	return server.Run(ctx, web, gateways)
+}
+
+// credentials reads the tokens and the certificate.
+func (a *app) credentials(f *serving) (tokens []string, certificate *tls.Config, err error) {
+	if f.tokenFile != "" {
+		text, err := os.ReadFile(f.tokenFile)
+		if err != nil {
+			return nil, nil, misused("--token-file: %w", err)
+		}
+		for i, line := range strings.Split(strings.TrimSpace(string(text)), "\n") {
+			token := strings.TrimSpace(line)
+			if len(token) < 16 || strings.ContainsAny(token, " \t") {
+				return nil, nil, misused("--token-file: line %d is no token of 16 characters or more without a space, such as openssl rand -hex 32 prints", i+1)
+			}
+			tokens, a.secrets = append(tokens, token), append(a.secrets, token)
+		}
+	}
+	if (f.certFile == "") != (f.keyFile == "") {
+		return nil, nil, misused("--tls-cert and --tls-key go together; give both, or none")
+	}
+	if f.certFile == "" {
+		return tokens, nil, nil
+	}
+	pair, err := tls.LoadX509KeyPair(f.certFile, f.keyFile)
+	if err != nil {
+		return nil, nil, misused("--tls-cert and --tls-key: %w", err)
+	}
+	return tokens, &tls.Config{Certificates: []tls.Certificate{pair}, MinVersion: tls.VersionTLS12, NextProtos: []string{"h2", "http/1.1"}}, nil
+}

@@ -1,0 +1,305 @@
+package cli_test
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/json"
+	"encoding/pem"
+	"io"
+	"math/big"
+	"net"
+	"net/http"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	commonv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/common/ratelimit/v3"
+	ratelimitv3 "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
+	"github.com/stretchr/testify/require"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
+	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+
+	"github.com/pgratelimit/pgratelimit/cmd/ratelimit/internal/cli"
+	"github.com/pgratelimit/pgratelimit/rules"
+)
+
+const token = "0123456789abcdef0123456789abcdef"
+
+// served is a running ratelimit serve with TLS and a token.
+type served struct {
+	t         *testing.T
+	f         *fixture
+	web, grpc string
+	tls       *tls.Config
+	client    *http.Client
+	stop      func() int
+}
+
+func serveOn(t *testing.T, f *fixture) *served {
+	t.Helper()
+	certificate, key, pool := selfSigned(t)
+	s := &served{t: t, f: f, tls: &tls.Config{RootCAs: pool, MinVersion: tls.VersionTLS12}}
+	transport := &http.Transport{TLSClientConfig: s.tls}
+	s.client = &http.Client{Transport: transport}
+	args := []string{
+		"serve", "--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0", "--domain", "edge", "--charged-domain", "spent", "--attribute", "model",
+		"--token-file", file(t, "tokens", token+"\n"), "--tls-cert", file(t, "cert.pem", certificate), "--tls-key", file(t, "key.pem", key),
+		"--hash-key-file", file(t, "secret", "a secret of some length"),
+	}
+	used.note(args)
+	ctx, cancel := context.WithCancel(t.Context())
+	reader, writer := io.Pipe()
+	ended := make(chan int, 1)
+	go func() {
+		code := cli.Run(ctx, args, strings.NewReader(""), io.Discard, writer, func(name string) string {
+			value := ""
+			for _, variable := range f.env {
+				if of, is := strings.CutPrefix(variable, name+"="); is {
+					value = of
+				}
+			}
+			return value
+		})
+		_ = writer.Close()
+		ended <- code
+	}()
+	lines := bufio.NewReader(reader)
+	line, err := lines.ReadString('\n')
+	require.NoError(t, err, line)
+	addresses := regexp.MustCompile(`HTTP on (\S+), gRPC on (\S+)`).FindStringSubmatch(line)
+	require.Len(t, addresses, 3, line)
+	s.web, s.grpc = addresses[1], addresses[2]
+	go func() { _, _ = io.Copy(io.Discard, lines) }()
+	s.stop = func() int {
+		transport.CloseIdleConnections()
+		cancel()
+		return <-ended
+	}
+	return s
+}
+
+// selfSigned returns a certificate for 127.0.0.1.
+func selfSigned(t *testing.T) (certificate, key string, pool *x509.CertPool) {
+	t.Helper()
+	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	require.NoError(t, err)
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(1), NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
+		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}, IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign | x509.KeyUsageDigitalSignature,
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, &private.PublicKey, private)
+	require.NoError(t, err)
+	keyDER, err := x509.MarshalPKCS8PrivateKey(private)
+	require.NoError(t, err)
+	certificate = string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}))
+	pool = x509.NewCertPool()
+	require.True(t, pool.AppendCertsFromPEM([]byte(certificate)))
+	return certificate, string(pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: keyDER})), pool
+}
+
+// do sends a request and returns the status, the body and the content type.
+func (s *served) do(method, path, authorization string, body io.Reader) (code int, text, contentType string) {
+	s.t.Helper()
+	r, err := http.NewRequestWithContext(s.t.Context(), method, "https://"+s.web+path, body)
+	require.NoError(s.t, err)
+	if authorization != "" {
+		r.Header.Set("Authorization", authorization)
+	}
+	response, err := s.client.Do(r)
+	require.NoError(s.t, err)
+	defer response.Body.Close()
+	all, err := io.ReadAll(response.Body)
+	require.NoError(s.t, err)
+	return response.StatusCode, string(all), response.Header.Get("Content-Type")
+}
+
+// post makes a call to the API.
+func (s *served) post(verb, body string) (code int, answer map[string]any) {
+	s.t.Helper()
+	code, text, contentType := s.do(http.MethodPost, "/v1/"+verb, "Bearer "+token, strings.NewReader(body))
+	require.NoError(s.t, json.Unmarshal([]byte(text), &answer), text)
+	require.Equal(s.t, map[bool]string{true: "application/json", false: "application/problem+json"}[code == http.StatusOK], contentType)
+	return code, answer
+}
+
+func TestServe(t *testing.T) {
+	t.Parallel()
+	f := setup(t)
+	f.put(t, weekly("messages", "", 3), weekly("messages", "pro", 50), weekly("tokens", "", 1000))
+	_, err := f.store.Apply(t.Context(), rules.Edit{Author: "eve", Reason: "a test"}, rules.Changes{Tiers: &rules.TierSet{Tiers: []rules.Tier{
+		{Limit: "messages", Key: "{user}", When: map[string]string{"user": "*"}},
+		{Limit: "tokens", Key: "{model}", When: map[string]string{"model": "*"}},
+	}}})
+	require.NoError(t, err)
+	s := serveOn(t, f)
+
+	code, answer := s.post("take", `{"requests":[{"limit":"messages","key":"ada","cost":2}]}`)
+	require.Equal(t, http.StatusOK, code, answer)
+	require.Equal(t, true, answer["allowed"])
+	require.InDelta(t, 1, answer["limits"].([]any)[0].(map[string]any)["remaining"], 0)
+	code, answer = s.post("take", `{"requests":[{"limit":"messages","key":"ada","cost":2}]}`)
+	require.Equal(t, http.StatusTooManyRequests, code, answer)
+	require.Equal(t, []any{"messages"}, answer["violated-policies"])
+	require.Positive(t, answer["retry_after_ms"])
+	code, answer = s.post("check", `{"requests":[{"limit":"messages","key":"ada","cost":2}]}`)
+	require.Equal(t, http.StatusOK, code, answer)
+	require.Equal(t, false, answer["allowed"])
+	code, answer = s.post("take", `{"requests":[{"limit":"messages","key":"bob","cost":20,"plan":"pro"}]}`)
+	require.Equal(t, http.StatusOK, code, answer)
+
+	code, answer = s.post("reserve", `{"requests":[{"limit":"tokens","global":true,"cost":900}]}`)
+	require.Equal(t, http.StatusOK, code, answer)
+	id := answer["id"].(string)
+	code, answer = s.post("settle", `{"id":"`+id+`","requests":[{"limit":"tokens","global":true,"cost":100}]}`)
+	require.Equal(t, http.StatusOK, code, answer)
+	code, answer = s.post("take", `{"requests":[{"limit":"tokens","global":true,"cost":900}]}`)
+	require.Equal(t, http.StatusOK, code, answer)
+	code, answer = s.post("settle", `{"id":"5d3ed9ba-3c44-4a87-9a1c-000000000000"}`)
+	require.Equal(t, http.StatusNotFound, code, answer)
+
+	s.gateway(t)
+
+	code, text, _ := s.do(http.MethodGet, "/metrics", "Bearer "+token, nil)
+	require.Equal(t, http.StatusOK, code)
+	require.Contains(t, text, `ratelimit_requests_total{cached="false",kind="fixed_window",limit="messages",result="allowed",verb="take"}`)
+	code, text, _ = s.do(http.MethodGet, "/limits/", "Basic "+basic(token), nil)
+	require.Equal(t, http.StatusOK, code)
+	require.Contains(t, text, "messages")
+	code, text, _ = s.do(http.MethodGet, "/healthz", "", nil)
+	require.Equal(t, http.StatusOK, code, text)
+
+	s.attacks(t)
+	require.Equal(t, 0, s.stop())
+}
+
+func basic(password string) string {
+	r := &http.Request{Header: http.Header{}}
+	r.SetBasicAuth("eve", password)
+	return strings.TrimPrefix(r.Header.Get("Authorization"), "Basic ")
+}
+
+// gateway asks as Envoy does. A rule that changes while the server runs decides.
+func (s *served) gateway(t *testing.T) {
+	t.Helper()
+	conn, err := grpc.NewClient(s.grpc, grpc.WithTransportCredentials(credentials.NewTLS(s.tls)))
+	require.NoError(t, err)
+	defer func() { require.NoError(t, conn.Close()) }()
+	gateway := ratelimitv3.NewRateLimitServiceClient(conn)
+	with := metadata.AppendToOutgoingContext(t.Context(), "authorization", "Bearer "+token)
+	ask := func(ctx context.Context, domain, key, value string, hits uint32) (ratelimitv3.RateLimitResponse_Code, error) {
+		r, err := gateway.ShouldRateLimit(ctx, &ratelimitv3.RateLimitRequest{Domain: domain, HitsAddend: hits, Descriptors: []*commonv3.RateLimitDescriptor{
+			{Entries: []*commonv3.RateLimitDescriptor_Entry{{Key: key, Value: value}}},
+		}})
+		return r.GetOverallCode(), err
+	}
+	for _, c := range []struct {
+		domain, key, value string
+		hits               uint32
+		want               ratelimitv3.RateLimitResponse_Code
+	}{
+		{"edge", "user", "cyd", 3, ratelimitv3.RateLimitResponse_OK},
+		{"edge", "user", "cyd", 1, ratelimitv3.RateLimitResponse_OVER_LIMIT},
+		{"other", "user", "cyd", 1, ratelimitv3.RateLimitResponse_OK},
+		{"spent", "model", "large", 4000, ratelimitv3.RateLimitResponse_OK},
+		{"edge", "model", "large", 1, ratelimitv3.RateLimitResponse_OVER_LIMIT},
+	} {
+		got, err := ask(with, c.domain, c.key, c.value, c.hits)
+		require.NoError(t, err)
+		require.Equal(t, c.want, got, c)
+	}
+	s.f.put(t, weekly("messages", "", 5))
+	require.Eventually(t, func() bool {
+		got, err := ask(with, "edge", "user", "dan", 4)
+		return err == nil && got == ratelimitv3.RateLimitResponse_OK
+	}, time.Minute, 10*time.Millisecond)
+	for _, authorization := range []string{"", "Bearer wrong", "Basic " + basic(token)} {
+		_, err := ask(metadata.AppendToOutgoingContext(t.Context(), "authorization", authorization), "edge", "user", "cyd", 1)
+		require.Equal(t, codes.Unauthenticated, status.Code(err), authorization)
+	}
+	alive, err := healthv1.NewHealthClient(conn).Check(t.Context(), &healthv1.HealthCheckRequest{})
+	require.NoError(t, err)
+	require.Equal(t, healthv1.HealthCheckResponse_SERVING, alive.GetStatus())
+}
+
+// attacks expects that hostile requests are refused or bounded, and that no answer tells a key or a token.
+func (s *served) attacks(t *testing.T) {
+	t.Helper()
+	for _, authorization := range []string{"", "Bearer", "Bearer " + token + "0", "Bearer " + token[1:], "Basic " + basic("wrong"), "Digest " + token} {
+		for _, path := range []string{"/v1/take", "/metrics", "/limits/", "/nothing"} {
+			code, text, _ := s.do(http.MethodPost, path, authorization, strings.NewReader("{}"))
+			require.Equal(t, http.StatusUnauthorized, code, "%s %s", path, authorization)
+			require.NotContains(t, text, token)
+		}
+	}
+	for _, c := range []struct {
+		body string
+		code int
+		want string
+	}{
+		{strings.Repeat(" ", 10<<20), http.StatusRequestEntityTooLarge, "65536 bytes"},
+		{`{"requests":`, http.StatusBadRequest, "the body is not a call"},
+		{`{"requests":[]}{}`, http.StatusBadRequest, "more than one value"},
+		{`{"requests":[{"limit":"messages","key":"ada","costs":1}]}`, http.StatusBadRequest, "costs"},
+		{`{"requests":[]}`, http.StatusBadRequest, "takes from 1 to 64"},
+		{`{"requests":[{"limit":"nobody","key":"ada"}]}`, http.StatusBadRequest, "no rule is stored"},
+		{`{"requests":[{"limit":"messages"}]}`, http.StatusBadRequest, "needs a key"},
+		{`{"requests":[{"limit":"messages","key":"ada","global":true}]}`, http.StatusBadRequest, "needs a key"},
+		{`{"requests":[{"limit":"messages","key":"ada","cost":-1}]}`, http.StatusBadRequest, "a cost is a number from 0 up"},
+		{`{"requests":[{"limit":"messages","key":"` + strings.Repeat("k", 60_000) + `"}]}`, http.StatusOK, ""}, // it is hashed
+		{`{"requests":[{"limit":"messages","key":"ada","cost":1e9}]}`, http.StatusRequestEntityTooLarge, "costs more"},
+		{`{"requests":[` + strings.Repeat(`{"limit":"messages","key":"ada"},`, 999) + `{"limit":"messages","key":"ada"}]}`, http.StatusBadRequest, "1000 limits"},
+	} {
+		code, answer := s.post("take", c.body)
+		require.Equal(t, c.code, code, answer)
+		if c.want != "" {
+			require.Contains(t, answer["detail"], c.want)
+		}
+	}
+	s.slowly(t)
+}
+
+// slowly sends half a request over a connection that stays open. The server answers others meanwhile.
+func (s *served) slowly(t *testing.T) {
+	t.Helper()
+	slow, err := tls.Dial("tcp", s.web, s.tls)
+	require.NoError(t, err)
+	defer slow.Close()
+	_, err = io.Copy(slow, bytes.NewReader([]byte("POST /v1/take HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n")))
+	require.NoError(t, err)
+	code, answer := s.post("check", `{"requests":[{"limit":"messages","key":"zoe"}]}`)
+	require.Equal(t, http.StatusOK, code, answer)
+}
+
+// TestServeMisuse expects that serve does not start where others could call it without a token.
+func TestServeMisuse(t *testing.T) {
+	t.Parallel()
+	env := []string{"RATELIMIT_DATABASE_URL=postgres://nobody@127.0.0.1:1/none"}
+	for _, c := range []struct {
+		args []string
+		want string
+	}{
+		{[]string{"--http", "0.0.0.0:8080"}, "other machines can reach it; add --token-file"},
+		{[]string{"--grpc", ":8081"}, "other machines can reach it"},
+		{[]string{"--http", "8080"}, "it has no host and port"},
+		{[]string{"--token-file", file(t, "tokens", "short\n")}, "line 1 is no token of 16 characters or more"},
+		{[]string{"--token-file", file(t, "tokens", "")}, "line 1 is no token"},
+		{[]string{"--token-file", "/nowhere"}, "no such file"},
+		{[]string{"--tls-cert", file(t, "cert", "x")}, "go together"},
+		{[]string{"--tls-cert", file(t, "cert", "x"), "--tls-key", file(t, "key", "x")}, "failed to find any PEM data"},
+	} {
+		r := run(t.Context(), env, "", append([]string{"serve"}, c.args...)...)
+		require.Equal(t, 2, r.code, c.args)
+		require.Contains(t, r.err, c.want)
+	}
+}

@@ -1,0 +1,272 @@
+// Package serve answers gateways and programs in other languages: over gRPC, with the rate limit service of Envoy, and over HTTP,
+// with a small JSON API, the admin page and metrics.
+package serve
+
+import (
+	"context"
+	"crypto/sha256"
+	"crypto/subtle"
+	"crypto/tls"
+	"errors"
+	"log/slog"
+	"net"
+	"net/http"
+	"strings"
+	"sync"
+	"time"
+
+	ratelimitv3 "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/health"
+	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+
+	"github.com/pgratelimit/pgratelimit/admin"
+	"github.com/pgratelimit/pgratelimit/promlimit"
+	"github.com/pgratelimit/pgratelimit/ratelimit"
+	"github.com/pgratelimit/pgratelimit/rls"
+	"github.com/pgratelimit/pgratelimit/rules"
+)
+
+const (
+	maxBody    = 64 << 10 // bytes of a request to the API
+	maxMessage = 256 << 10
+	maxHeader  = 16 << 10
+	patience   = 10 * time.Second // how long a client may take to send a request, and to read the answer
+)
+
+// Config holds the settings of a Server. Pool and Schema are required.
+type Config struct {
+	Pool    *pgxpool.Pool
+	Schema  string
+	HashKey []byte
+	// Domains are the domains of Envoy's configuration. Of Charged domains, all hits are taken.
+	Domains, Charged []string
+	// Attributes are the names of the entries of descriptors that tiers use.
+	Attributes []string
+	// Tokens are accepted as bearer tokens, and as the password of a browser. Without any, every caller is accepted.
+	Tokens []string
+	// TLS has the certificate of both servers; nil: plain text.
+	TLS    *tls.Config
+	Logger *slog.Logger
+}
+
+// Server is both servers, and the Limiter that decides.
+type Server struct {
+	config  Config
+	tokens  [][sha256.Size]byte
+	set     *rules.Set
+	limiter *ratelimit.Limiter
+	http    *http.Server
+	grpc    *grpc.Server
+	health  *health.Server
+}
+
+// New returns a Server with the rules loaded. It does not listen yet.
+func New(ctx context.Context, config Config) (*Server, error) {
+	s := &Server{config: config, health: health.NewServer()}
+	for _, token := range config.Tokens {
+		s.tokens = append(s.tokens, sha256.Sum256([]byte(token)))
+	}
+	counts, err := promlimit.New(promlimit.Config{})
+	if err != nil {
+		return nil, err
+	}
+	if s.set, err = rules.NewSet(config.Pool, rules.Config{Schema: config.Schema, Observer: counts}); err != nil {
+		return nil, err
+	}
+	if err := s.set.Load(ctx); err != nil {
+		return nil, err
+	}
+	s.limiter, err = ratelimit.New(config.Pool, ratelimit.Config{Schema: config.Schema, HashKey: config.HashKey, Policies: s.set, Observer: counts})
+	if err != nil {
+		return nil, err
+	}
+	if err := s.makeHTTP(counts); err != nil {
+		return nil, err
+	}
+	return s, s.makeGRPC()
+}
+
+// makeHTTP makes the HTTP server.
+func (s *Server) makeHTTP(counts *promlimit.Observer) error {
+	page, err := admin.New(s.limiter, s.set, admin.Config{
+		Pool: s.config.Pool, Logger: s.config.Logger,
+		Authorize: func(*http.Request) (admin.Identity, error) { return admin.Identity{Name: "serve"}, nil }, // behind the tokens
+	})
+	if err != nil {
+		return err
+	}
+	registry := prometheus.NewRegistry()
+	if err := registry.Register(counts); err != nil {
+		return err
+	}
+	closed := http.NewServeMux()
+	for path, do := range map[string]verb{"take": s.take, "check": s.check, "reserve": s.reserve, "settle": s.settle} {
+		closed.Handle("POST /v1/"+path, s.api(do))
+	}
+	closed.Handle("GET /metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
+	closed.Handle("/limits/", http.StripPrefix("/limits", page))
+	open := http.NewServeMux()
+	open.HandleFunc("GET /healthz", s.healthz)
+	open.Handle("/", s.authorize(closed))
+	s.http = &http.Server{
+		Handler: open, TLSConfig: s.config.TLS, MaxHeaderBytes: maxHeader, ReadHeaderTimeout: patience, ReadTimeout: patience,
+		WriteTimeout: 2 * patience, IdleTimeout: 2 * time.Minute, ErrorLog: slog.NewLogLogger(s.config.Logger.Handler(), slog.LevelWarn),
+	}
+	return nil
+}
+
+// makeGRPC makes the gRPC server.
+func (s *Server) makeGRPC() error {
+	site, err := rules.NewSite(s.set, rules.SiteConfig{Attributes: s.config.Attributes})
+	if err != nil {
+		return err
+	}
+	domains := make(map[string]rls.Domain)
+	for _, name := range s.config.Domains {
+		domains[name] = rls.Domain{Site: site}
+	}
+	for _, name := range s.config.Charged {
+		domains[name] = rls.Domain{Site: site, Charge: true}
+	}
+	answers, err := rls.New(s.limiter, rls.Config{Domains: domains, Logger: s.config.Logger})
+	if err != nil {
+		return err
+	}
+	options := []grpc.ServerOption{
+		grpc.MaxRecvMsgSize(maxMessage), grpc.MaxHeaderListSize(maxHeader), grpc.ConnectionTimeout(patience), grpc.UnaryInterceptor(s.authorizeCall),
+	}
+	if s.config.TLS != nil {
+		options = append(options, grpc.Creds(credentials.NewTLS(s.config.TLS)))
+	}
+	s.grpc = grpc.NewServer(options...)
+	ratelimitv3.RegisterRateLimitServiceServer(s.grpc, answers)
+	healthv1.RegisterHealthServer(s.grpc, s.health)
+	return nil
+}
+
+// Run serves until ctx ends, or a listener fails. Then it lets the calls in progress end, for up to patience, and returns prefetched
+// tokens. It returns the failure.
+func (s *Server) Run(ctx context.Context, web, gateways net.Listener) error {
+	background, stop := context.WithCancel(context.WithoutCancel(ctx))
+	var running sync.WaitGroup
+	running.Go(func() { _ = s.set.Run(background) }) // it returns the error of its context
+	failed := make(chan error, 2)
+	running.Go(func() {
+		if s.config.TLS != nil {
+			failed <- s.http.ServeTLS(web, "", "")
+			return
+		}
+		failed <- s.http.Serve(web)
+	})
+	running.Go(func() { failed <- s.grpc.Serve(gateways) })
+	var err error
+	select {
+	case <-ctx.Done():
+	case err = <-failed:
+	}
+	closing, cancel := context.WithTimeout(context.WithoutCancel(ctx), patience)
+	defer cancel()
+	s.stop(closing)
+	stop()
+	running.Wait()
+	if closeErr := s.limiter.Close(closing); err == nil {
+		err = closeErr
+	}
+	return err
+}
+
+// stop ends both servers by the end of ctx.
+func (s *Server) stop(ctx context.Context) {
+	s.health.Shutdown()
+	stopped := make(chan struct{})
+	go func() {
+		s.grpc.GracefulStop()
+		close(stopped)
+	}()
+	if s.http.Shutdown(ctx) != nil {
+		_ = s.http.Close()
+	}
+	select {
+	case <-stopped:
+	case <-ctx.Done():
+		s.grpc.Stop()
+		<-stopped
+	}
+}
+
+// healthz answers 200 while the server can decide.
+func (s *Server) healthz(w http.ResponseWriter, r *http.Request) {
+	if err := s.config.Pool.Ping(r.Context()); err != nil {
+		s.config.Logger.WarnContext(r.Context(), "serve: not ready", slog.Any("error", err))
+		http.Error(w, "not ready", http.StatusServiceUnavailable)
+		return
+	}
+	_, _ = w.Write([]byte("ok\n"))
+}
+
+// authorize passes on requests with a token.
+func (s *Server) authorize(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		_, password, isBasic := r.BasicAuth()
+		if !isBasic {
+			password = bearer(r.Header.Values("Authorization"))
+		}
+		if !s.isToken(password) {
+			w.Header().Add("WWW-Authenticate", "Bearer")
+			w.Header().Add("WWW-Authenticate", `Basic realm="ratelimit"`)
+			problem(w, http.StatusUnauthorized, "send one of the tokens of --token-file: as Authorization: Bearer, or as the password of any user")
+			return
+		}
+		next.ServeHTTP(w, r)
+	})
+}
+
+// authorizeCall passes on calls with a token. Health needs none.
+func (s *Server) authorizeCall(ctx context.Context, request any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+	values := metadata.ValueFromIncomingContext(ctx, "authorization")
+	if strings.HasPrefix(info.FullMethod, "/grpc.health.v1.Health/") || s.isToken(bearer(values)) {
+		return handler(ctx, request)
+	}
+	return nil, status.Error(codes.Unauthenticated, "send one of the tokens of --token-file in the metadata authorization, as Bearer")
+}
+
+// bearer returns the only bearer token, or "".
+func bearer(values []string) string {
+	if len(values) != 1 {
+		return ""
+	}
+	scheme, token, _ := strings.Cut(values[0], " ")
+	if !strings.EqualFold(scheme, "Bearer") {
+		return ""
+	}
+	return token
+}
+
+// isToken reports whether a text is one of the tokens, in a time that does not depend on it.
+func (s *Server) isToken(text string) bool {
+	sum, is := sha256.Sum256([]byte(text)), 0
+	for i := range s.tokens {
+		is |= subtle.ConstantTimeCompare(sum[:], s.tokens[i][:])
+	}
+	return is == 1 || len(s.tokens) == 0
+}
+
+// CheckAddress returns an error for an address that others than this machine can reach while no token is set.
+func CheckAddress(address string, tokens int) error {
+	host, _, err := net.SplitHostPort(address)
+	switch {
+	case err != nil:
+		return errors.New("it has no host and port, such as 127.0.0.1:8080")
+	case tokens > 0, host == "localhost", net.ParseIP(host).IsLoopback():
+		return nil
+	}
+	return errors.New("other machines can reach it; add --token-file, or use 127.0.0.1")
+}
