@@ -1,8 +1,6 @@
 package integration_test
 
 import (
-	"context"
-	"errors"
 	"fmt"
 	"testing"
 	"time"
@@ -11,7 +9,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/integration_test/internal/atonce"
-	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -75,74 +72,6 @@ func acquireAndRelease(t *testing.T, l *ratelimit.Limiter) string {
 	lease := acquire(t, l, daylong("others", 1).For("k"))
 	require.NoError(t, l.Release(t.Context(), lease.ID))
 	return lease.ID
-}
-
-func TestSlotsOfDifferentKeysNeverConflict(t *testing.T) {
-	t.Parallel()
-	testsize.Long(t, "a thousand transactions")
-	b, _ := setupOwn(t, nil) // transactions of other databases can conflict
-	limit, other := daylong("jobs", 2), daylong("others", 2)
-	b.exec(t, "ANALYZE ratelimit.buckets")
-	require.NoError(t, atonce.Do(racers, func(worker int) error {
-		for n := range 120 {
-			key := fmt.Sprintf("key %d %d", worker, n/3) // each is used by three transactions, the first of which makes its row
-			err := pgx.BeginTxFunc(t.Context(), b.pool, pgx.TxOptions{IsoLevel: pgx.Serializable}, func(tx pgx.Tx) error {
-				l := b.limiter.WithTx(tx)
-				lease, err := l.Acquire(t.Context(), limit.For(key), other.For(key))
-				if err != nil || !lease.Allowed {
-					return errors.Join(err, lease.Err())
-				}
-				if _, err := l.RenewLease(t.Context(), lease.ID); err != nil {
-					return err
-				}
-				return l.Release(t.Context(), lease.ID)
-			})
-			if err != nil {
-				return fmt.Errorf("worker %d, transaction %d: %w", worker, n, err)
-			}
-		}
-		return nil
-	}))
-}
-
-func TestLeasesTakeNoSIREADLock(t *testing.T) {
-	t.Parallel()
-	for _, mode := range planModes {
-		t.Run(mode, func(t *testing.T) {
-			t.Parallel()
-			b := setup(t, planning(mode))
-			limit, second := daylong("jobs", 2), daylong("second", 1)
-			lease := acquire(t, b.limiter, limit.For("here"), second.For("here"))
-			lost := acquireAndRelease(t, b.limiter)
-			b.exec(t, "ANALYZE ratelimit.buckets")
-			for name, call := range map[string]func(context.Context, *ratelimit.Limiter) error{
-				"Acquire": func(ctx context.Context, l *ratelimit.Limiter) error {
-					_, err := l.Acquire(ctx, limit.For("here"), limit.For("new"))
-					return err
-				},
-				"AcquireRefused": func(ctx context.Context, l *ratelimit.Limiter) error {
-					_, err := l.Acquire(ctx, second.For("here"))
-					return err
-				},
-				"Renew": func(ctx context.Context, l *ratelimit.Limiter) error {
-					_, err := l.RenewLease(ctx, lease.ID)
-					return err
-				},
-				"Release": func(ctx context.Context, l *ratelimit.Limiter) error { return l.Release(ctx, lease.ID) },
-				"Lost": func(ctx context.Context, l *ratelimit.Limiter) error {
-					if err := l.Release(ctx, lost); !errors.Is(err, ratelimit.ErrLeaseLost) {
-						return fmt.Errorf("not lost: %w", err)
-					}
-					return nil
-				},
-				"Reset": func(ctx context.Context, l *ratelimit.Limiter) error { return l.Reset(ctx, limit.For("here")) },
-			} {
-				t.Run(name, func(t *testing.T) { // not parallel: they share the session
-					b.requireNoSIREADs(t, func(tx pgx.Tx) error { return call(t.Context(), b.limiter.WithTx(tx)) })
-				})
-			}
-		})
-	}
 }
 
 // The ID of a lease that was rolled back differs from the ID of the next lease, also if a clock was ahead. Its fencing tokens are

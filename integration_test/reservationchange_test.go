@@ -72,63 +72,6 @@ func (e ending) config() ratelimit.Config {
 	return c
 }
 
-// A lowered limit admits only its new amount, however many earlier reservations are ended.
-func TestEndingOldReservationsDoesNotRefillAtTheOldRate(t *testing.T) {
-	t.Parallel()
-	const reservations = 25
-	for _, e := range endings() {
-		t.Run(e.name, func(t *testing.T) {
-			t.Parallel()
-			d := setup(t).desk(t, e.config())
-			before := ratelimit.Define("lowered", ratelimit.TokenBucket{Rate: 6000, Period: time.Minute, Capacity: 100}).For(t.Name())
-			after := ratelimit.Define("lowered", ratelimit.TokenBucket{Rate: 6, Period: time.Minute, Capacity: 100}).For(t.Name())
-			var open []ratelimit.Reservation
-			for range reservations {
-				open = append(open, d.reserve(t, before.Cost(changeReserved)))
-			}
-			d.requireTokens(t, 0, after)
-			admitted := 0.0
-			for second, r := range open {
-				d.at(time.Duration(second+1) * time.Second)
-				require.NoError(t, e.make(t.Context(), d.limiter, r.ID, after))
-				for range 200 {
-					decision, err := d.limiter.Take(t.Context(), after)
-					require.NoError(t, err)
-					if !decision.Allowed {
-						break
-					}
-					admitted++
-				}
-			}
-			arrived := 2.0 // whole ones, in 25 s
-			switch {
-			case e.charges > 0:
-				require.Zero(t, admitted)
-			default:
-				require.Equal(t, arrived-e.charges*reservations, admitted)
-			}
-		})
-	}
-}
-
-// A raised limit gains tokens at its new rate for the time since the last write of the bucket.
-func TestEndingOldReservationsLosesNothingOfARaisedLimit(t *testing.T) {
-	t.Parallel()
-	for _, e := range endings() {
-		t.Run(e.name, func(t *testing.T) {
-			t.Parallel()
-			d := setup(t).desk(t, e.config())
-			before := ratelimit.Define("raised", ratelimit.PerHour(100)).For(t.Name())
-			after := ratelimit.Define("raised", ratelimit.PerHour(1000)).For(t.Name())
-			r := d.reserve(t, before.Cost(changeReserved))
-			d.at(10 * time.Hour)
-			d.requireTokens(t, 1000, after)
-			require.NoError(t, e.make(t.Context(), d.limiter, r.ID, after))
-			d.requireTokens(t, 1000-max(0, e.charges), after)
-		})
-	}
-}
-
 // changedPolicies are the policies to change a limit from and to: other rates, capacities, kinds and numbers of rows.
 func changedPolicies() map[string]ratelimit.Policy {
 	policies := map[string]ratelimit.Policy{
@@ -230,30 +173,5 @@ func TestAStrangerGivesBackWhatWasTaken(t *testing.T) {
 				d.requireTokens(t, 500, now.For("deleted"))
 			})
 		}
-	}
-}
-
-// If a renewal costs more than the changed limit can ever give, the error says so instead of a wait.
-func TestRenewSaysWhenALimitCanNeverGiveThatMuch(t *testing.T) {
-	t.Parallel()
-	b := setup(t)
-	for way, commit := range commits() {
-		t.Run(way, func(t *testing.T) {
-			t.Parallel()
-			d, key := b.desk(t, ratelimit.Config{StaleAfter: time.Second}), t.Name()
-			r := d.reserve(t, ratelimit.Define("shrunk", ratelimit.PerSecond(100)).For(key).Cost(50))
-			d.at(time.Minute)
-			now := ratelimit.Define("shrunk", ratelimit.TokenBucket{Rate: 10, Period: time.Second, MaxReserved: 20}).For(key)
-			d.requireTokens(t, 10, now)
-			require.NoError(t, commit(t.Context(), d, func(limiter *ratelimit.Limiter) error {
-				_, err := limiter.Renew(t.Context(), r.ID)
-				require.ErrorIs(t, err, ratelimit.ErrCostExceedsCapacity)
-				_, err = limiter.Start(t.Context(), r.ID)
-				require.ErrorIs(t, err, ratelimit.ErrCostExceedsCapacity)
-				return nil
-			}))
-			d.requireTokens(t, 10, now)
-			require.NoError(t, d.limiter.Settle(t.Context(), r.ID), "it is still open")
-		})
 	}
 }

@@ -1,133 +1,148 @@
 package integration_test
 
 import (
+	"context"
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/integration_test/internal/atonce"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// daily and minutely are windows of which one is over an hour after noon.
-var (
-	daily    = ratelimit.Define("daily", ratelimit.FixedWindow{Rate: 10, Period: ratelimit.Day, Capacity: 300, Start: clockNoon})
-	minutely = ratelimit.Define("minutely", ratelimit.FixedWindow{Rate: 0.001, Period: time.Minute, Capacity: 300, Start: clockNoon})
-)
+// releasing expires reservations after an hour, and gives their tokens back.
+var releasing = ratelimit.Config{ExpireAfter: time.Hour, ReleaseExpired: true}
 
-// expire expires, which must end so many reservations.
-func (d *desk) expire(t *testing.T, want int) {
+// patience returns a context for calls that must not wait. If one waits, the test fails.
+func patience(t *testing.T) context.Context {
 	t.Helper()
-	ended, err := d.limiter.Expire(t.Context())
-	require.NoError(t, err)
-	require.Equal(t, want, ended)
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	t.Cleanup(cancel)
+	return ctx
 }
 
-func TestExpire(t *testing.T) {
+// Several processes expire, while a transaction holds more reservations than are read at once: each reservation that is free ends
+// once, and is returned once. In a transaction Expire does the same.
+func TestExpireBySeveralProcessesGoesPastLockedReservations(t *testing.T) {
 	t.Parallel()
-	tests := []struct {
-		name                   string
-		release                bool
-		roomy, daily, minutely float64
-		started                ratelimit.ReservationState
-	}{
-		{"KeepsTheEstimate", false, 5e5, 100, 260, ratelimit.Expired},
-		{"GivesItBackWhereThePolicySaysSo", true, 1e6, 300, 260, ratelimit.Open},
-	}
-	for _, test := range tests {
-		t.Run(test.name, func(t *testing.T) {
-			t.Parallel()
-			d := setup(t).desk(t, ratelimit.Config{ExpireAfter: time.Hour, ReleaseExpired: test.release})
-			requireTokens := func(of ratelimit.Request, want float64) {
-				value, err := d.limiter.Value(t.Context(), of)
-				require.NoError(t, err)
-				require.InDelta(t, want, value.Tokens, 10)
-			}
-			r := d.reserve(t, roomy.For("key").Cost(5e5), daily.For("key").Cost(200), minutely.For("key").Cost(40))
-			late := d.reserve(t, lookups.For("key").Cost(20)) // ready a second later
-			settled, cancelled := d.reserve(t, other.For("key").Cost(3e5)), d.reserve(t, other.For("key").Cost(5e5))
-			require.NoError(t, d.limiter.Settle(t.Context(), settled.ID))
-			require.NoError(t, d.limiter.Cancel(t.Context(), cancelled.ID))
-
-			d.at(time.Hour)
-			d.expire(t, 0)
-			d.at(time.Hour + time.Microsecond)
-			d.expire(t, 1)
-			d.expire(t, 0)
-			requireTokens(roomy.For("key"), test.roomy)
-			requireTokens(daily.For("key"), test.daily)
-			requireTokens(minutely.For("key"), test.minutely)
-			requireTokens(other.For("key"), 7e5)
-			require.ErrorIs(t, d.limiter.Settle(t.Context(), r.ID), ratelimit.ErrReservationEnded)
-			require.ErrorIs(t, d.limiter.Cancel(t.Context(), r.ID), ratelimit.ErrReservationEnded)
-			require.NoError(t, d.limiter.Cancel(t.Context(), late.ID), "it is not over yet")
-
-			slot := d.start(t, r.ID, 0)
-			require.Equal(t, test.started, slot.State)
-			requireTokens(roomy.For("key"), 5e5)
-		})
-	}
-}
-
-// If several processes call Expire, each reservation ends once and is returned once.
-func TestExpireBySeveralProcessesAtOnce(t *testing.T) {
-	t.Parallel()
-	onEach(t, testExpireBySeveralProcessesAtOnce, onPostgres, inMemory)
-}
-
-func testExpireBySeveralProcessesAtOnce(t *testing.T, on backend) {
-	const reservations = 230 // more than are read at once
-	d := on.setup(t).desk(t, ratelimit.Config{ExpireAfter: time.Hour, ReleaseExpired: true})
-	var halfIsKept float64
-	for n := range reservations {
-		key := roomy.For(fmt.Sprint("key ", n%7))
-		d.reserve(t, key.Cost(10), other.Global().Cost(10))
-		if n%2 == 0 {
-			requireAllowed(t, taking(other.Global().Cost(10)), d.limiter)
-			halfIsKept += 10
+	const locked, free, keys = 120, 230, 7
+	d := setup(t).desk(t, releasing)
+	var ids []string
+	for n := range locked + free {
+		if n == locked {
+			d.at(time.Second)
 		}
+		ids = append(ids, d.reserve(t, roomy.For(fmt.Sprint(n%keys)).Cost(10)).ID)
 	}
-	d.at(time.Hour + time.Second)
+	holder := d.begin(t, pgx.ReadCommitted)
+	_, err := holder.Exec(t.Context(), "SELECT FROM ratelimit.reservations WHERE id = ANY ($1::uuid[]) FOR UPDATE", ids[:locked])
+	require.NoError(t, err)
+	d.at(2 * time.Hour)
 	ended := make([]int, 4)
 	require.NoError(t, atonce.Do(len(ended), func(process int) (err error) {
-		ended[process], err = d.limiter.Expire(t.Context())
+		ended[process], err = d.limiter.Expire(patience(t))
 		return err
 	}))
-	value, err := d.limiter.Value(t.Context(), other.Global())
-	require.NoError(t, err)
-	require.InDelta(t, 1e6-halfIsKept, value.Tokens, 2)
-	total := 0
-	for _, n := range ended {
-		total += n
+	require.Equal(t, free, ended[0]+ended[1]+ended[2]+ended[3])
+	expireInTx := func(want int) {
+		require.NoError(t, pgx.BeginFunc(t.Context(), d.pool, func(tx pgx.Tx) error {
+			ended, err := d.limiter.WithTx(tx).Expire(patience(t))
+			require.Equal(t, want, ended)
+			return err
+		}))
 	}
-	require.Equal(t, reservations, total, "each process counts those that it ended: %v", ended)
+	expireInTx(0)
+	require.NoError(t, holder.Rollback(t.Context()))
+	expireInTx(locked)
+	for n := range keys {
+		d.requireTokens(t, 1e6, roomy.For(fmt.Sprint(n)))
+	}
 }
 
-func TestExpireForgetsAWeekLater(t *testing.T) {
+// A locked bucket keeps only the reservations open that would return tokens to it.
+func TestExpireGoesPastABucketThatIsHeld(t *testing.T) {
 	t.Parallel()
-	const expireAfter = time.Hour
-	d := setup(t).desk(t, ratelimit.Config{ExpireAfter: expireAfter})
-	settled, cancelled, open := d.reserve(t, roomy.For("key")), d.reserve(t, roomy.For("key")), d.reserve(t, roomy.For("key"))
-	require.NoError(t, d.limiter.Settle(t.Context(), settled.ID))
-	require.NoError(t, d.limiter.Cancel(t.Context(), cancelled.ID))
+	onEach(t, testExpireGoesPastABucketThatIsHeld, onPostgres, inMemory)
+}
 
-	d.at(expireAfter + ratelimit.Week)
-	d.expire(t, 1) // which is when it ends: a week from here it is deleted
-	require.Len(t, d.reservations(t), 3)
-	require.NoError(t, d.limiter.Settle(t.Context(), settled.ID))
-	require.NoError(t, d.limiter.Cancel(t.Context(), cancelled.ID))
-	require.ErrorIs(t, d.limiter.Settle(t.Context(), open.ID), ratelimit.ErrReservationEnded)
-
-	d.at(expireAfter + ratelimit.Week + time.Microsecond)
-	d.expire(t, 0)
-	require.Len(t, d.reservations(t), 1)
-	require.ErrorIs(t, d.limiter.Cancel(t.Context(), open.ID), ratelimit.ErrReservationEnded)
-	d.at(expireAfter + 2*ratelimit.Week + time.Microsecond)
-	d.expire(t, 0)
-	require.Empty(t, d.reservations(t))
-	for _, r := range []ratelimit.Reservation{settled, cancelled, open} {
-		require.ErrorIs(t, d.limiter.Settle(t.Context(), r.ID), ratelimit.ErrNotReserved)
+func testExpireGoesPastABucketThatIsHeld(t *testing.T, on backend) {
+	d := on.setup(t).desk(t, releasing)
+	for range 3 {
+		d.reserve(t, roomy.For("held").Cost(10))
+		d.reserve(t, roomy.For("free").Cost(10))
 	}
+	holder := d.begin(t, pgx.ReadCommitted)
+	requireAllowed(t, taking(roomy.For("held")), d.limiter.WithTx(holder))
+	d.at(2 * time.Hour)
+	ended, err := d.limiter.Expire(patience(t))
+	require.ErrorContains(t, err, "55P03", "it is told once, and the others of the bucket are not tried")
+	require.Equal(t, 1, strings.Count(err.Error(), "55P03"))
+	require.Equal(t, 3, ended)
+	d.requireTokens(t, 1e6, roomy.For("free"))
+	require.NoError(t, holder.Rollback(t.Context()))
+	d.expire(t, 3)
+	d.requireTokens(t, 1e6, roomy.For("held"))
+}
+
+// A reservation that cannot be ended does not keep the others from it.
+func TestExpireGoesPastAReservationThatFails(t *testing.T) {
+	t.Parallel()
+	b, heard := setup(t), &failures{}
+	d := b.desk(t, ratelimit.Config{ExpireAfter: time.Hour, ReleaseExpired: true, Observer: heard})
+	var broken []string
+	for n := range 6 {
+		r := d.reserve(t, roomy.For("key").Cost(10))
+		if n%3 == 0 {
+			broken = append(broken, r.ID)
+		}
+	}
+	b.exec(t, "UPDATE ratelimit.reservations SET names = ARRAY[repeat('x', 65)] WHERE id = ANY ($1::uuid[])", broken)
+	d.at(2 * time.Hour)
+	for _, want := range []int{4, 0} {
+		ended, err := d.limiter.Expire(t.Context())
+		require.Equal(t, want, ended)
+		for _, id := range broken {
+			require.ErrorContains(t, err, "expire "+id+": ")
+		}
+	}
+	require.InDelta(t, 1e6-20, tokens(t, d.limiter, roomy.For("key")), 5)
+	require.Len(t, heard.told, 2, "one for each Expire")
+	ctx, cancel := context.WithCancel(t.Context())
+	heard.then = cancel
+	require.ErrorIs(t, d.limiter.Maintain(ctx, time.Hour), context.Canceled)
+	require.Len(t, heard.told, 3, "Maintain does not report it again")
+}
+
+// In a transaction Expire locks the buckets of all reservations in the order in which every call does, and so cannot deadlock with
+// a transaction that locks in the same order.
+func TestExpireInATransactionLocksInOrder(t *testing.T) {
+	t.Parallel()
+	d := setup(t).desk(t, releasing)
+	d.reserve(t, roomy.For("z").Cost(10))
+	d.at(time.Second)
+	d.reserve(t, roomy.For("a").Cost(10))
+	d.at(2 * time.Hour)
+
+	holder := d.begin(t, pgx.ReadCommitted)
+	requireAllowed(t, taking(roomy.For("a")), d.limiter.WithTx(holder))
+	expired := make(chan error, 1)
+	go func() {
+		expired <- pgx.BeginTxFunc(t.Context(), d.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
+			ended, err := d.limiter.WithTx(tx).Expire(t.Context())
+			if err == nil && ended != 2 {
+				err = fmt.Errorf("%d ended", ended)
+			}
+			return err
+		})
+	}()
+	eventually(t, "Expire waits for the bucket", func() bool { return waiting(t, d.pool) == 1 })
+	requireAllowed(t, taking(roomy.For("z")), d.limiter.WithTx(holder))
+	require.NoError(t, holder.Commit(t.Context()))
+	require.NoError(t, <-expired)
+	d.requireTokens(t, 1e6-1+1, roomy.For("a"))
+	d.requireTokens(t, 1e6-1+1, roomy.For("z"))
 }

@@ -2,7 +2,6 @@ package integration_test
 
 import (
 	"context"
-	"math"
 	"testing"
 	"testing/synctest"
 
@@ -231,43 +230,4 @@ func TestFirstCallsTakeOneRoundTripMore(t *testing.T) {
 		require.Equal(t, trips()+1, first)
 		require.NoError(t, tx.Commit(t.Context()))
 	})
-}
-
-// Invalid input is rejected before any SQL, because a failed statement would abort the caller's transaction.
-func TestBadInputIsNotSent(t *testing.T) {
-	t.Parallel()
-	b, w := setupCounted(t)
-	twoPolicies := ratelimit.Define(roomy.Name(), ratelimit.PerHour(3))
-	tests := []struct {
-		name string
-		call verb
-		want error
-	}{
-		{"EmptyKey", taking(roomy.For("")), ratelimit.ErrInvalidKey},
-		{"KeyWithNUL", taking(other.Global(), roomy.For("a\x00b")), ratelimit.ErrInvalidKey},
-		{"KeyThatIsNotText", checking(roomy.For("\xff")), ratelimit.ErrInvalidKey},
-		{"NegativeCost", taking(roomy.For("a").Cost(-1)), ratelimit.ErrInvalidCost},
-		{"CostThatIsNoNumber", reserving(roomy.For("a").Cost(math.NaN())), ratelimit.ErrInvalidCost},
-		{"InfiniteCost", taking(roomy.For("a").Cost(math.Inf(1))), ratelimit.ErrInvalidCost},
-		{"CostAboveTheCapacity", taking(other.Global(), tight.For("a").Cost(2)), ratelimit.ErrCostExceedsCapacity},
-		{"CostsThatAddUpToMoreThanTheCapacity", taking(tight.For("a"), tight.For("a")), ratelimit.ErrCostExceedsCapacity},
-		{"NoRequest", taking(), ratelimit.ErrInvalidRequest},
-		{"TwoPoliciesForOneBucket", taking(roomy.For("a"), twoPolicies.For("a")), ratelimit.ErrInvalidRequest},
-		{"ZeroLimit", resetting(ratelimit.Limit{}.For("a")), ratelimit.ErrInvalidLimit},
-	}
-	for _, test := range tests {
-		t.Run(test.name, func(t *testing.T) { // not parallel: they share the connection
-			tx := b.begin(t, pgx.ReadCommitted)
-			require.Zero(t, w.count(func() {
-				_, err := test.call(t.Context(), b.limiter.WithTx(tx))
-				require.ErrorIs(t, err, test.want)
-			}))
-			requireAllowed(t, taking(roomy.For("the transaction is alive")), b.limiter.WithTx(tx))
-			require.NoError(t, tx.Commit(t.Context()))
-			require.Zero(t, w.count(func() {
-				_, err := test.call(t.Context(), b.limiter)
-				require.ErrorIs(t, err, test.want)
-			}))
-		})
-	}
 }

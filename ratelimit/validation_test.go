@@ -70,6 +70,10 @@ func callsOf(ctx context.Context, limiter *ratelimit.Limiter) map[string]func(..
 		"TakeUpTo":     func(r ...ratelimit.Request) error { _, _, err := limiter.TakeUpTo(ctx, 3, r...); return err },
 		"CheckReserve": func(r ...ratelimit.Request) error { _, err := limiter.CheckReserve(ctx, r...); return err },
 		"Reset":        func(r ...ratelimit.Request) error { return limiter.Reset(ctx, r...) },
+		"Credit":       func(r ...ratelimit.Request) error { return limiter.Credit(ctx, r...) },
+		"CreditTaken":  func(r ...ratelimit.Request) error { return limiter.CreditTaken(ctx, at, r...) },
+		"Charge":       func(r ...ratelimit.Request) error { return limiter.Charge(ctx, r...) },
+		"Settle":       func(r ...ratelimit.Request) error { return limiter.Settle(ctx, someID, r...) },
 		"Value": func(r ...ratelimit.Request) error {
 			if len(r) != 1 { // it is about one bucket
 				return limiter.Reset(ctx, r...)
@@ -77,6 +81,29 @@ func callsOf(ctx context.Context, limiter *ratelimit.Limiter) map[string]func(..
 			_, err := limiter.Value(ctx, r[0])
 			return err
 		},
+	}
+}
+
+// someID is an ID that a reservation may have.
+const someID = "2b1f8a5e-9c47-4d0a-b3e6-7f1c2d9e8a40"
+
+// TestMalformedIDs name no reservation, which the calls on one say before any SQL.
+func TestMalformedIDs(t *testing.T) {
+	t.Parallel()
+	ctx := t.Context()
+	alone, err := ratelimit.New(untouched{t: t}, ratelimit.Config{})
+	require.NoError(t, err)
+	for _, l := range []*ratelimit.Limiter{alone, alone.WithTx(untouched{t: t})} {
+		for _, id := range []string{
+			"", "42", strings.ToUpper(someID), "{" + someID + "}", someID + "\n", someID[1:] + "\x00", someID[1:] + "\xff", strings.Repeat(someID, 1e4),
+		} {
+			_, started := l.Start(ctx, id)
+			_, asked := l.Started(ctx, id)
+			_, renewed := l.Renew(ctx, id)
+			for _, err := range []error{started, asked, renewed, l.Cancel(ctx, id), l.Settle(ctx, id)} {
+				require.ErrorIs(t, err, ratelimit.ErrNotReserved, "%.50q", id)
+			}
+		}
 	}
 }
 
@@ -164,14 +191,18 @@ func TestInvalidCosts(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
 			calls := verbs(t, ratelimit.Config{})
-			for _, verb := range []string{
-				"TakeAlone", "TakeInTx", "ReserveAlone", "ReserveInTx", "CheckAlone", "CheckInTx",
-				"TakeUpToAlone", "TakeUpToInTx", "CheckReserveAlone", "CheckReserveInTx",
-			} {
-				err := calls[verb](limit.For(secret).Cost(c.cost))
-				require.ErrorIs(t, err, c.want, verb)
-				require.ErrorContains(t, err, c.text, verb)
-				require.NotContains(t, err.Error(), secret, verb)
+			named := []string{"Take", "Reserve", "Check", "TakeUpTo", "CheckReserve"}
+			if c.name != "AboveAll" { // which is a change that a bucket may owe
+				named = append(named, "Credit", "CreditTaken", "Charge", "Settle")
+			}
+			for _, verb := range named {
+				for _, where := range []string{"Alone", "InTx"} {
+					verb := verb + where
+					err := calls[verb](limit.For(secret).Cost(c.cost))
+					require.ErrorIs(t, err, c.want, verb)
+					require.ErrorContains(t, err, c.text, verb)
+					require.NotContains(t, err.Error(), secret, verb)
+				}
 			}
 		})
 	}
