@@ -25,37 +25,23 @@ func (m *market) failedOnce(t *testing.T, limiter *ratelimit.Limiter, told *pric
 	return told.failures()[before]
 }
 
-// Before the migration the contract is in effect, the Observer receives the error, and the first exchange that works writes the
-// counts so far.
+// Without its table the contract is in effect, or the price that was known. The Observer receives the error, and the first exchange that
+// works writes the counts so far.
 func TestAdaptiveWithoutItsTable(t *testing.T) {
 	t.Parallel()
 	m := newMarket(t)
-	m.exec(t, `ALTER TABLE ratelimit.prices RENAME TO not_yet`)
-	request := adaptive("upstream").For("account")
-	report(t, m.limiter, request, 5, 2)
-	require.ErrorIs(t, m.failedOnce(t, m.limiter, m.pricesTold, request), ratelimit.ErrNotMigrated)
-	d, err := m.limiter.Take(t.Context(), request)
-	require.NoError(t, err)
-	require.True(t, d.Allowed)
-	require.Equal(t, 1.0, d.States[0].Price)
-	require.NoError(t, m.limiter.Close(t.Context()))
-
-	m.exec(t, `ALTER TABLE ratelimit.not_yet RENAME TO prices`)
-	again := m.process(t, m.pricesTold)
-	report(t, again, request, 1, 0)
-	m.told(t, again, request, 1)
-}
-
-// What an exchange could not write is written by the next.
-func TestAdaptiveLosesNoCount(t *testing.T) {
-	t.Parallel()
-	m := newMarket(t)
-	request := adaptive("upstream").For("account")
+	request, fresh := adaptive("upstream").For("account"), adaptive("fresh").For("account")
 	m.share(t, "upstream", "account", 0.5)
 	learn(t, m.limiter, request, 2)
 	m.exec(t, `ALTER TABLE ratelimit.prices RENAME TO away`)
 	report(t, m.limiter, request, 3, 2)
 	require.ErrorIs(t, m.failedOnce(t, m.limiter, m.pricesTold, request), ratelimit.ErrNotMigrated)
+	for price, request := range map[float64]ratelimit.Request{2: request, 1: fresh} {
+		d, err := m.limiter.Take(t.Context(), request)
+		require.NoError(t, err)
+		require.True(t, d.Allowed)
+		require.Equal(t, price, d.States[0].Price)
+	}
 	report(t, m.limiter, request, 3, 0)
 	m.exec(t, `ALTER TABLE ratelimit.away RENAME TO prices`)
 	m.told(t, m.limiter, request, 8) // too few to end the epoch
@@ -127,51 +113,40 @@ func TestAdaptiveClockStepsBack(t *testing.T) {
 	require.Equal(t, 0.5, found.Share)
 }
 
-// Prune deletes only the states of upstreams without recent reports.
+// Prune deletes only the states of upstreams without recent reports. It waits for no row, also by statements that name one row each:
+// the next one forgets all that are old.
 func TestAdaptivePrune(t *testing.T) {
 	t.Parallel()
-	m := newMarket(t)
-	m.share(t, "upstream", "idle", 0.5)
-	m.pass(8 * ratelimit.Day)
-	m.share(t, "upstream", "busy", 0.5)
-	_, err := m.limiter.Prune(t.Context())
-	require.NoError(t, err)
-	require.Equal(t, 1.0, m.known(t, "upstream", "idle").Share)
-	require.Equal(t, 0.5, m.known(t, "upstream", "busy").Share)
-}
-
-// Prune waits for no row of an upstream, and forgets the others.
-func TestAdaptivePruneSkipsARowThatIsHeld(t *testing.T) {
-	t.Parallel()
-	m := newMarket(t)
-	m.share(t, "upstream", "held", 0.5)
-	m.share(t, "upstream", "free", 0.5)
-	m.pass(8 * ratelimit.Day)
-	holder := m.lockPrice(t, "held")
-	_, err := m.limiter.Prune(patience(t))
-	require.NoError(t, err)
-	require.Equal(t, 1.0, m.known(t, "upstream", "free").Share)
-	require.Equal(t, 0.5, m.known(t, "upstream", "held").Share)
-	require.NoError(t, holder.Rollback(t.Context()))
-	_, err = m.limiter.Prune(t.Context())
-	require.NoError(t, err)
-	require.Equal(t, 1.0, m.known(t, "upstream", "held").Share)
-}
-
-// By statements that name one row each Prune waits for no row of an upstream either: the next one forgets all that are old.
-func TestAdaptivePruneRoutedSkipsARowThatIsHeld(t *testing.T) {
-	t.Parallel()
-	m := newMarket(t)
-	m.seemDistributed(t)
-	m.share(t, "upstream", "held", 0.5)
-	m.pass(8 * ratelimit.Day)
-	holder := m.lockPrice(t, "held")
-	_, err := m.limiter.Prune(patience(t))
-	require.NoError(t, err)
-	require.NoError(t, holder.Rollback(t.Context()))
-	_, err = m.limiter.Prune(t.Context())
-	require.NoError(t, err)
-	require.Equal(t, 1.0, m.known(t, "upstream", "held").Share)
+	for name, isRouted := range map[string]bool{"Plain": false, "Routed": true} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			m := newMarket(t)
+			if isRouted {
+				m.seemDistributed(t)
+			}
+			m.share(t, "upstream", "idle", 0.5)
+			m.share(t, "upstream", "held", 0.5)
+			m.pass(8 * ratelimit.Day)
+			m.share(t, "upstream", "busy", 0.5)
+			holder := m.begin(t, pgx.ReadCommitted)
+			_, err := holder.Exec(t.Context(), `SELECT FROM ratelimit.prices WHERE key = 'held' FOR UPDATE`)
+			require.NoError(t, err)
+			prune := func() {
+				_, err := m.limiter.Prune(patience(t))
+				require.NoError(t, err)
+			}
+			prune()
+			if !isRouted {
+				require.Equal(t, 0.5, m.known(t, "upstream", "held").Share)
+				require.Equal(t, 1.0, m.known(t, "upstream", "idle").Share)
+			}
+			require.NoError(t, holder.Rollback(t.Context()))
+			prune()
+			require.Equal(t, 1.0, m.known(t, "upstream", "held").Share)
+			require.Equal(t, 1.0, m.known(t, "upstream", "idle").Share)
+			require.Equal(t, 0.5, m.known(t, "upstream", "busy").Share)
+		})
+	}
 }
 
 // A row of prices that another transaction has locked, or is inserting, delays no other row, and its outcomes are not lost.
@@ -230,16 +205,6 @@ func (m *market) madeUpstream(t *testing.T) pgx.Tx {
 	holder := m.begin(t, pgx.ReadCommitted)
 	_, err := holder.Exec(t.Context(), `INSERT INTO ratelimit.prices VALUES ('held', 'account', 0, $1, $1, 0, 0, 0, 0.5, false, 0)`, m.now().UnixMicro())
 	require.NoError(t, err)
-	return holder
-}
-
-// lockPrice begins a transaction that locks the row of an upstream's key.
-func (m *market) lockPrice(t *testing.T, key string) pgx.Tx {
-	t.Helper()
-	holder := m.begin(t, pgx.ReadCommitted)
-	tag, err := holder.Exec(t.Context(), `SELECT FROM ratelimit.prices WHERE key = $1 FOR UPDATE`, key)
-	require.NoError(t, err)
-	require.EqualValues(t, 1, tag.RowsAffected())
 	return holder
 }
 

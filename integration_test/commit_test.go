@@ -30,24 +30,60 @@ var losses = map[string]struct {
 	"the answer was lost":                  {side: cutAnswer, done: 1},
 }
 
-func TestInTxDoesNotRetryACommitOfUnknownOutcome(t *testing.T) {
+// InTx runs its function again on another connection if one breaks before COMMIT. A COMMIT without an answer is not sent again.
+func TestInTxOnAConnectionThatBreaks(t *testing.T) {
 	t.Parallel()
-	for name, loss := range losses {
+	const never, soon = 1_000_000, 10
+	for name, test := range map[string]struct {
+		request    string
+		side       cut
+		cuts       int
+		swallowed  bool // whether the function returns nil all the same
+		runs, sent int
+	}{
+		"AtBegin":                   {"begin", cutRequest, 1, false, 1, 1},
+		"AtTheAnswerToBegin":        {"begin", cutAnswer, 1, false, 1, 1},
+		"AtTheLimit":                {"ada", cutRequest, 1, false, 2, 1},
+		"AtTheAnswerOfTheLimit":     {"ada", cutAnswer, 1, false, 2, 1},
+		"ThreeTimes":                {"ada", cutAnswer, 3, false, 4, 1},
+		"Always":                    {"ada", cutAnswer, never, false, soon, 0},
+		"AtTheInsert":               {"INSERT INTO public.messages", cutRequest, 1, false, 2, 1},
+		"AtTheAnswerOfTheInsert":    {"INSERT INTO public.messages", cutAnswer, 1, false, 2, 1},
+		"ThatTheFunctionSwallows":   {"INSERT INTO public.messages", cutAnswer, 1, true, 2, 1},
+		"AtCommitBeforeTheRequest":  {"commit", cutRequest, 1, false, 1, 0},
+		"AtCommitBeforeTheResponse": {"commit", cutAnswer, 1, false, 1, 1},
+	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			s, cutter := newCutStand(t)
 			ctx, runs := t.Context(), 0
-			cutter.arm("commit", loss.side, 1)
+			cutter.arm(test.request, test.side, test.cuts)
 			err := s.limiter.InTx(ctx, func(tx pgx.Tx) error {
 				runs++
-				return s.send(ctx, tx, "ada")
+				if err := s.send(ctx, tx, "ada"); !test.swallowed {
+					return err
+				}
+				return nil
 			})
-			require.ErrorIs(t, err, ratelimit.ErrCommitUnknown)
-			require.NotErrorIs(t, err, ratelimit.ErrContended)
-			require.False(t, ratelimit.IsRetryable(err))
-			require.Equal(t, 1, runs)
-			require.Equal(t, 1, cutter.seen(), "COMMIT was sent once")
-			s.requireSent(t, loss.done)
+			switch {
+			case test.request == "commit":
+				require.ErrorIs(t, err, ratelimit.ErrCommitUnknown)
+				require.NotErrorIs(t, err, ratelimit.ErrContended)
+				require.False(t, ratelimit.IsRetryable(err))
+				require.Equal(t, 1, cutter.seen(), "COMMIT was sent once")
+			case test.cuts == never:
+				require.Error(t, err)
+				require.NotErrorIs(t, err, ratelimit.ErrCommitUnknown, "nothing was written")
+				require.Greater(t, runs, 1)
+				require.Less(t, runs, soon)
+			default:
+				require.NoError(t, err)
+			}
+			if test.cuts != never {
+				require.Equal(t, test.runs, runs)
+			}
+			cutter.arm("", 0, 0)
+			s.requireSent(t, test.sent)
 			s.requireHealthy(t)
 		})
 	}
@@ -76,74 +112,6 @@ func TestInTxIsNotLedByTheDriverIntoTakingTwice(t *testing.T) {
 	s.requireSent(t, 2)
 }
 
-func TestInTxRetriesAConnectionLostBeforeCommit(t *testing.T) {
-	t.Parallel()
-	for name, step := range map[string]struct {
-		request string
-		side    cut
-		runs    int
-	}{
-		"at BEGIN":                          {request: "begin", side: cutRequest, runs: 1},
-		"at the answer to BEGIN":            {request: "begin", side: cutAnswer, runs: 1},
-		"at the limit":                      {request: "ada", side: cutRequest, runs: 2},
-		"at the answer of the limit":        {request: "ada", side: cutAnswer, runs: 2},
-		"at the application's statement":    {request: "INSERT INTO public.messages", side: cutRequest, runs: 2},
-		"at the application's answer":       {request: "INSERT INTO public.messages", side: cutAnswer, runs: 2},
-		"three times at the limit's answer": {request: "ada", side: cutAnswer, runs: 4},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			s, cutter := newCutStand(t)
-			ctx, runs := t.Context(), 0
-			cutter.arm(step.request, step.side, max(step.runs-1, 1))
-			err := s.limiter.InTx(ctx, func(tx pgx.Tx) error {
-				runs++
-				return s.send(ctx, tx, "ada")
-			})
-			require.NoError(t, err)
-			require.Equal(t, step.runs, runs)
-			s.requireSent(t, 1)
-			s.requireHealthy(t)
-		})
-	}
-}
-
-func TestInTxGivesUpOnConnectionsThatAreAlwaysLost(t *testing.T) {
-	t.Parallel()
-	s, cutter := newCutStand(t)
-	const never, soon = 1_000_000, 10
-	ctx, runs := t.Context(), 0
-	cutter.arm("ada", cutAnswer, never)
-	err := s.limiter.InTx(ctx, func(tx pgx.Tx) error {
-		runs++
-		return s.send(ctx, tx, "ada")
-	})
-	require.Error(t, err)
-	require.NotErrorIs(t, err, ratelimit.ErrCommitUnknown, "nothing was written")
-	require.Greater(t, runs, 1)
-	require.Less(t, runs, soon)
-	s.requireSent(t, 0)
-	cutter.arm("", cutAnswer, 0)
-	s.requireHealthy(t)
-}
-
-// The function may ignore that the connection is gone; then there is nothing to commit.
-func TestInTxRetriesAConnectionWhoseLossTheFunctionSwallowed(t *testing.T) {
-	t.Parallel()
-	s, cutter := newCutStand(t)
-	ctx, runs := t.Context(), 0
-	cutter.arm("INSERT INTO public.messages", cutAnswer, 1)
-	err := s.limiter.InTx(ctx, func(tx pgx.Tx) error {
-		runs++
-		_ = s.send(ctx, tx, "ada")
-		return nil
-	})
-	require.NoError(t, err)
-	require.Equal(t, 2, runs)
-	s.requireSent(t, 1)
-	s.requireHealthy(t)
-}
-
 func TestTakeDoesNotRetryALostAnswer(t *testing.T) {
 	t.Parallel()
 	fastPathOnly(t, "it loses the answer of a statement that commits")
@@ -160,29 +128,6 @@ func TestTakeDoesNotRetryALostAnswer(t *testing.T) {
 			s.requireHealthy(t)
 		})
 	}
-}
-
-func TestInTxRetriesABackendThatWasEnded(t *testing.T) {
-	t.Parallel()
-	s, ctx := newStand(t), t.Context()
-	var codes []string
-	err := s.limiter.InTx(ctx, func(tx pgx.Tx) error {
-		if len(codes) == 0 {
-			if err := s.send(ctx, tx, "ada"); err != nil {
-				return err
-			}
-			if err := s.terminate(ctx, tx.Conn().PgConn().PID()); err != nil {
-				return err
-			}
-		}
-		err := s.send(ctx, tx, "ada")
-		codes = append(codes, sqlstate(err))
-		return err
-	})
-	require.NoError(t, err)
-	require.Equal(t, []string{"57P01", ""}, codes)
-	s.requireSent(t, 1)
-	s.requireHealthy(t)
 }
 
 // A server that restarts leaves dead connections in the pool, which only BEGIN finds out.
@@ -203,48 +148,6 @@ func TestInTxRetriesABackendThatWasEndedInThePool(t *testing.T) {
 	s.requireHealthy(t)
 }
 
-func TestInTxRetriesATransactionThatWasIdleTooLong(t *testing.T) {
-	t.Parallel()
-	s, ctx := newStand(t), t.Context()
-	runs := 0
-	err := s.limiter.InTx(ctx, func(tx pgx.Tx) error {
-		runs++
-		if runs > 1 {
-			return s.send(ctx, tx, "ada")
-		}
-		if err := s.send(ctx, tx, "ada"); err != nil {
-			return err
-		}
-		if _, err := tx.Exec(ctx, `SET LOCAL idle_in_transaction_session_timeout = '10ms'`); err != nil {
-			return err
-		}
-		s.awaitEnd(t, tx.Conn().PgConn().PID())
-		return s.send(ctx, tx, "ada")
-	})
-	require.NoError(t, err)
-	require.Equal(t, 2, runs)
-	s.requireSent(t, 1)
-	s.requireHealthy(t)
-}
-
-// Terminating a backend rolls back its transaction, but if COMMIT was sent meanwhile the client cannot know.
-func TestInTxDoesNotReportACommitAsSuccessWhoseBackendWasEnded(t *testing.T) {
-	t.Parallel()
-	s, ctx := newStand(t), t.Context()
-	runs := 0
-	err := s.limiter.InTx(ctx, func(tx pgx.Tx) error {
-		runs++
-		if err := s.send(ctx, tx, "ada"); err != nil {
-			return err
-		}
-		return s.terminate(ctx, tx.Conn().PgConn().PID())
-	})
-	require.ErrorIs(t, err, ratelimit.ErrCommitUnknown)
-	require.Equal(t, 1, runs)
-	s.requireSent(t, 0)
-	s.requireHealthy(t)
-}
-
 func TestInTxDoesNotReportACommitAsSuccessThatWasEndedWhileItWaited(t *testing.T) {
 	t.Parallel()
 	s, ctx := newStand(t), t.Context()
@@ -262,25 +165,6 @@ func TestInTxDoesNotReportACommitAsSuccessThatWasEndedWhileItWaited(t *testing.T
 	s.requireSent(t, 0)
 	open()
 	s.requireHealthy(t)
-}
-
-func TestInTxRollsBackWhenTheCallerGivesUpInTheFunction(t *testing.T) {
-	t.Parallel()
-	s := newStand(t, oneConnection)
-	ctx, cancel := context.WithCancel(t.Context())
-	defer cancel()
-	runs := 0
-	err := s.limiter.InTx(ctx, func(tx pgx.Tx) error {
-		runs++
-		defer cancel()
-		return s.send(ctx, tx, "ada")
-	})
-	require.ErrorIs(t, err, context.Canceled)
-	require.NotErrorIs(t, err, ratelimit.ErrCommitUnknown)
-	require.Equal(t, 1, runs)
-	s.requireSent(t, 0)
-	s.requireHealthy(t)
-	require.EqualValues(t, 1, s.pool.Stat().NewConnsCount(), "the connection was rolled back, not thrown away")
 }
 
 func TestInTxEndsTheBackendOfACallerWhoGaveUpWaiting(t *testing.T) {

@@ -97,30 +97,18 @@ func TestAnotherSecretIsLetInAfterTheReset(t *testing.T) {
 // A program whose tables were dropped and made again compares its secret with the new tables.
 func TestSecretsAreComparedAgainAfterTheTablesWereMissing(t *testing.T) {
 	t.Parallel()
-	for name, call := range map[string]func(ctx context.Context, limiter *ratelimit.Limiter) error{
-		"Take": func(ctx context.Context, limiter *ratelimit.Limiter) error {
-			_, err := limiter.Take(ctx, roomy.For("key"))
-			return err
-		},
-		"InTx": func(ctx context.Context, limiter *ratelimit.Limiter) error {
-			return limiter.InTx(ctx, func(tx pgx.Tx) error {
-				_, err := limiter.WithTx(tx).Take(ctx, roomy.For("key"))
-				return err
-			})
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			b, ctx := setup(t), t.Context()
-			first, second := b.with(t, secrets["One"]), b.with(t, secrets["Other"])
-			require.NoError(t, call(ctx, first))
-			require.NoError(t, migrations.Down(ctx, b.pool, migrations.Config{}))
-			require.ErrorIs(t, call(ctx, first), ratelimit.ErrNotMigrated)
-			require.NoError(t, migrations.Up(ctx, b.pool, migrations.Config{}))
-			require.NoError(t, call(ctx, second))
-			require.ErrorIs(t, call(ctx, first), ratelimit.ErrHashKeyMismatch)
-			require.NoError(t, call(ctx, second))
-		})
+	b, ctx := setup(t), t.Context()
+	for name, call := range map[string]verb{"Take": taking(roomy.For("key")), "InTx": inTx(taking(roomy.For("key")))} {
+		first, second := b.with(t, secrets["One"]), b.with(t, secrets["Other"])
+		requireAllowed(t, call, first)
+		require.NoError(t, migrations.Down(ctx, b.pool, migrations.Config{}))
+		_, err := call(ctx, first)
+		require.ErrorIs(t, err, ratelimit.ErrNotMigrated, name)
+		require.NoError(t, migrations.Up(ctx, b.pool, migrations.Config{}))
+		requireAllowed(t, call, second)
+		_, err = call(ctx, first)
+		require.ErrorIs(t, err, ratelimit.ErrHashKeyMismatch, name)
+		b.exec(t, `DELETE FROM ratelimit.fingerprint`)
 	}
 }
 
@@ -273,25 +261,20 @@ func testFingerprintOutlivesARollback(t *testing.T, on backend) {
 	require.ErrorIs(t, err, ratelimit.ErrHashKeyMismatch)
 }
 
-// Each schema has a fingerprint of its own, however the pool sends its statements.
+// Each schema has a fingerprint of its own.
 func TestFingerprintOfEachSchema(t *testing.T) {
 	t.Parallel()
-	for _, mode := range []pgx.QueryExecMode{pgx.QueryExecModeCacheStatement, pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol} {
-		t.Run(mode.String(), func(t *testing.T) {
-			t.Parallel()
-			b := setup(t, func(c *pgxpool.Config) { c.ConnConfig.DefaultQueryExecMode = mode })
-			require.NoError(t, migrations.Up(t.Context(), b.pool, migrations.Config{Schema: "user"})) // a reserved word
-			one, other := secrets["One"], secrets["Other"]
-			other.Schema = "user"
-			requireAllowed(t, taking(roomy.For("key")), b.with(t, one))
-			requireAllowed(t, taking(roomy.For("key")), b.with(t, other))
-			requireAllowed(t, taking(roomy.For("key")), b.with(t, other))
-			one.Schema = "user"
-			_, err := b.with(t, one).Take(t.Context(), roomy.For("key"))
-			require.ErrorIs(t, err, ratelimit.ErrHashKeyMismatch)
-			require.ErrorContains(t, err, `DELETE FROM "user"."fingerprint"`)
-		})
+	b := setup(t)
+	require.NoError(t, migrations.Up(t.Context(), b.pool, migrations.Config{Schema: "user"})) // a reserved word
+	one, other := secrets["One"], secrets["Other"]
+	other.Schema = "user"
+	for _, config := range []ratelimit.Config{one, other, other} {
+		requireAllowed(t, taking(roomy.For("key")), b.with(t, config))
 	}
+	one.Schema = "user"
+	_, err := b.with(t, one).Take(t.Context(), roomy.For("key"))
+	require.ErrorIs(t, err, ratelimit.ErrHashKeyMismatch)
+	require.ErrorContains(t, err, `DELETE FROM "user"."fingerprint"`)
 }
 
 // If the first call fails, the next call retries within its own timeout, and calls that waited for the first go on.
@@ -343,38 +326,4 @@ func TestLooksStoreNoFingerprint(t *testing.T) {
 	requireAllowed(t, checking(roomy.For("key")), reading.with(t, ratelimit.Config{}))
 	_, err := reading.with(t, secrets["One"]).Check(t.Context(), roomy.For("key"))
 	require.ErrorIs(t, err, ratelimit.ErrHashKeyMismatch)
-}
-
-// The first call of a Limiter pays for one look, and no other does.
-func TestFirstCallTakesOneRoundTripMore(t *testing.T) {
-	t.Parallel()
-	fastPathOnly(t, "the general path takes more round trips")
-	b, w := setupCounted(t)
-	take := func(limiter *ratelimit.Limiter) int {
-		return w.count(func() { requireAllowed(t, taking(roomy.For("key")), limiter) })
-	}
-	take(b.unbatched(t)) // to prepare the statements
-	limiter := b.unbatched(t)
-	require.Equal(t, []int{2, 1, 1}, []int{take(limiter), take(limiter), take(limiter)})
-
-	limiter = b.unbatched(t)
-	tx := b.begin(t, pgx.ReadCommitted)
-	take(b.unbatched(t).WithTx(tx)) // to prepare the statements
-	require.Equal(t, []int{2, 1}, []int{take(limiter.WithTx(tx)), take(limiter.WithTx(tx))})
-	require.NoError(t, tx.Commit(t.Context()))
-	require.Equal(t, []int{2, 1}, []int{take(limiter), take(limiter)},
-		"what a transaction has seen of the secret holds; by which way the pool gets to the server is looked at once")
-
-	limiter = b.unbatched(t)
-	everybody := func() int {
-		return w.count(func() { requireAllowed(t, taking(roomy.Global()), limiter) })
-	}
-	require.Equal(t, []int{2, 1, 1}, []int{everybody(), everybody(), everybody()}, "which names no key")
-
-	closed := b.unbatched(t)
-	require.NoError(t, closed.Close(t.Context()))
-	require.Zero(t, w.count(func() {
-		_, err := closed.Take(t.Context(), roomy.For("key"))
-		require.ErrorIs(t, err, ratelimit.ErrClosed)
-	}))
 }

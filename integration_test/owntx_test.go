@@ -2,13 +2,11 @@ package integration_test
 
 import (
 	"context"
-	"fmt"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/internal/testsize"
@@ -18,56 +16,6 @@ import (
 // execModes are the modes in which pgx sends statements.
 var execModes = []pgx.QueryExecMode{
 	pgx.QueryExecModeCacheStatement, pgx.QueryExecModeCacheDescribe, pgx.QueryExecModeDescribeExec, pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol,
-}
-
-// A call with a transaction of its own sends two messages, BEGIN with a lock and COMMIT with a save. If the connection breaks at the first,
-// nothing was written, and the error says so. If it breaks at the second, the outcome is unknown, and the call is not sent again.
-func TestACallThatBreaksAtBeginOrCommit(t *testing.T) {
-	t.Parallel()
-	for _, mode := range execModes {
-		t.Run(mode.String(), func(t *testing.T) {
-			t.Parallel()
-			representative(t, mode.String(), pgx.QueryExecModeCacheStatement.String(), pgx.QueryExecModeSimpleProtocol.String())
-			cutter := &cutter{}
-			s := newStand(t, cutter.on, oneConnection, func(c *pgxpool.Config) { c.ConnConfig.DefaultQueryExecMode = mode })
-			require.NoError(t, s.outside.limiter.Credit(t.Context(), calls.For("first"))) // stores the fingerprint
-			takeAll(t, s.limiter, calls.For("first").Cost(1))                             // learns the layout of the tables
-			for name, test := range reservationCalls {
-				for message, words := range map[string]string{"Begin": "begin", "Commit": commitMessage} {
-					for side, done := range map[cut]bool{cutRequest: false, cutHalfRequest: false, cutAnswer: true, cutHalfAnswer: true} {
-						key := fmt.Sprint(name, message, side)
-						requests := []ratelimit.Request{calls.For(key).Cost(2), roomy.For(key)}
-						var id string
-						if !test.makes {
-							r, err := s.outside.limiter.Reserve(t.Context(), requests...)
-							require.NoError(t, err)
-							id = r.ID
-							if test.before.Started {
-								_, err = s.outside.limiter.Start(t.Context(), id)
-								require.NoError(t, err)
-							}
-						}
-						cutter.arm(words, side, 1)
-						err := test.call(t.Context(), s.limiter, id, requests)
-						require.Equal(t, 1, cutter.seen(), "%s: one such message was sent", key)
-						cutter.arm("", 0, 0)
-						want := test.before
-						if message == "Begin" {
-							require.Error(t, err, key)
-							require.NotErrorIs(t, err, ratelimit.ErrCommitUnknown, key)
-						} else {
-							require.ErrorIs(t, err, ratelimit.ErrCommitUnknown, key)
-							if done {
-								want = test.after
-							}
-						}
-						require.Equal(t, want, s.outcomeOf(t, key), "%s: %v", key, err)
-					}
-				}
-			}
-			s.requireHealthy(t)
-		})
-	}
 }
 
 // An error of the server in the message of COMMIT says that nothing was written: a conflict is tried again, and another error is returned. On

@@ -165,13 +165,13 @@ func turnIs(verb func(*ratelimit.Limiter, context.Context, string) (ratelimit.Tu
 	}
 }
 
-// starts and renews return a turn that comes after wait.
+// starts starts the reservation id, and renews renews a. Both return a turn that comes after wait.
 func starts(id string, wait time.Duration) act {
 	return turnIs((*ratelimit.Limiter).Start, id, ratelimit.Turn{State: ratelimit.Open, Wait: wait})
 }
 
-func renews(id string, wait time.Duration) act {
-	return turnIs((*ratelimit.Limiter).Renew, id, ratelimit.Turn{State: ratelimit.Open, Wait: wait})
+func renews(wait time.Duration) act {
+	return turnIs((*ratelimit.Limiter).Renew, "a", ratelimit.Turn{State: ratelimit.Open, Wait: wait})
 }
 
 // restarts starts work that was started before.
@@ -325,10 +325,10 @@ func TestAWindowTakesBackOnlyItsOwnTokens(t *testing.T) {
 			stories[kind+name+"InTheSameWindow"] = []act{reserves("a", 10*day, window.Cost(8), slow.Cost(11)), takes(window.Cost(2)), end, holds(8, window)}
 			stories[kind+name+"InALaterWindow"] = []act{reserves("a", 10*day, window.Cost(8), slow.Cost(11)), after(5 * day), takes(window.Cost(10)), end, holds(0, window)}
 			stories[kind+name+"InTheWindowOfRenew"] = []act{
-				reserves("a", 10*day, window.Cost(8), slow.Cost(11)), after(5 * day), renews("a", 16*day), takes(window.Cost(2)), end, holds(8, window),
+				reserves("a", 10*day, window.Cost(8), slow.Cost(11)), after(5 * day), renews(16 * day), takes(window.Cost(2)), end, holds(8, window),
 			}
 			stories[kind+name+"AfterTheWindowOfRenew"] = []act{
-				reserves("a", 10*day, window.Cost(8), slow.Cost(11)), after(5 * day), renews("a", 16*day), after(7 * day), takes(window.Cost(10)), end, holds(0, window),
+				reserves("a", 10*day, window.Cost(8), slow.Cost(11)), after(5 * day), renews(16 * day), after(7 * day), takes(window.Cost(10)), end, holds(0, window),
 			}
 		}
 	}
@@ -383,16 +383,16 @@ func TestStartAndRenew(t *testing.T) {
 		"AfterTheClockSteppedBackWaitsAsMuchLonger": {reserves("a", half, look.Cost(15)), after(-30 * time.Second), starts("a", 30*time.Second+half)},
 		"OfWhatIsUnknown": {fails(ratelimit.ErrNotReserved)},
 		"RenewPaysEachTime": {
-			reserves("a", 0, look.Cost(10)), starts("a", 0), renews("a", time.Second) /* started */, renews("a", 2*time.Second), settles("a"),
-			renews("a", 3*time.Second) /* settled */, cancels("a"), holds(-20, look), renews("a", 3*time.Second) /* cancelled */, holds(-30, look),
+			reserves("a", 0, look.Cost(10)), starts("a", 0), renews(time.Second) /* started */, renews(2 * time.Second), settles("a"),
+			renews(3 * time.Second) /* settled */, cancels("a"), holds(-20, look), renews(3 * time.Second) /* cancelled */, holds(-30, look),
 			after(3 * time.Second), starts("a", 0),
 		},
 		"RenewChangesNothingWhenTooMuchIsOwed": {
 			reserves("a", time.Second, deep.Cost(20), look.Cost(8)), cancels("a"), reserves("b", half, deep.Cost(15)),
-			refused((*ratelimit.Limiter).Renew, half, ratelimit.Cancelled), holds(10, look), after(half), renews("a", 2*time.Second), holds(2, look),
+			refused((*ratelimit.Limiter).Renew, half, ratelimit.Cancelled), holds(10, look), after(half), renews(2 * time.Second), holds(2, look),
 		},
 		"RenewMovesTheWindowThatTakesBack": {
-			reserves("a", 0, hour.Cost(28)), after(time.Hour), renews("a", 2*time.Hour), /* 12 are there and 16 are owed */
+			reserves("a", 0, hour.Cost(28)), after(time.Hour), renews(2 * time.Hour), /* 12 are there and 16 are owed */
 			after(4*time.Hour - time.Microsecond), holds(4, hour), cancels("a"), holds(30, hour),
 		},
 		"OfMoreThanTheChangedLimitEverGives": {

@@ -10,16 +10,16 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
-	"github.com/pgratelimit/pgratelimit/integration_test/internal/atonce"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// outcome is what there is of a reservation, and of the tokens of its key.
+// outcome is what there is of a reservation or a lease, and of the tokens of its key.
 type outcome struct {
 	State   string // "" when there is no reservation
 	Started bool
 	Calls   int // tokens taken
 	Roomy   int
+	Slots   int // that are held
 }
 
 // outcomeOf returns the state of the reservation for a key.
@@ -30,99 +30,135 @@ func (s *stand) outcomeOf(t *testing.T, key string) (o outcome) {
 			(SELECT coalesce(round($2 - sum(value)), 0)::integer FROM ratelimit.buckets WHERE name = 'calls' AND key = $1),
 			(SELECT coalesce(round(1e6 - sum(value)), 0)::integer FROM ratelimit.buckets WHERE name = 'roomy' AND key = $1)
 		FROM ratelimit.reservations WHERE keys[1] = $1`, key, callsCapacity).Scan(&o.State, &o.Started, &o.Calls, &o.Roomy))
+	o.Slots = 3 - int(tokens(t, s.outside.limiter, brokenSlots.For(key)))
 	return o
 }
 
-// reservationCalls are the calls on reservations with a transaction of their own: on a started reservation, or on a new one, with
-// the state afterwards.
-var reservationCalls = map[string]struct {
-	call          func(ctx context.Context, limiter *ratelimit.Limiter, id string, requests []ratelimit.Request) error
-	makes         bool
+var brokenSlots = daylong("slots", 3)
+
+// brokenCalls are calls with a transaction of their own, on two calls and one roomy, or on two slots and one roomy.
+var brokenCalls = map[string]struct {
+	prepare       func(ctx context.Context, l *ratelimit.Limiter, requests []ratelimit.Request) (id string, err error)
+	call          func(ctx context.Context, l *ratelimit.Limiter, id string, requests []ratelimit.Request) error
 	before, after outcome
 }{
-	"Reserve": {
-		call: func(ctx context.Context, limiter *ratelimit.Limiter, _ string, requests []ratelimit.Request) error {
-			_, err := limiter.Reserve(ctx, requests...)
+	"Reserve": {nil, func(ctx context.Context, l *ratelimit.Limiter, _ string, requests []ratelimit.Request) error {
+		_, err := l.Reserve(ctx, requests[:2]...)
+		return err
+	}, outcome{}, outcome{State: "open", Calls: 2, Roomy: 1}},
+	"Start": {reserveToBreak, func(ctx context.Context, l *ratelimit.Limiter, id string, _ []ratelimit.Request) error {
+		_, err := l.Start(ctx, id)
+		return err
+	}, outcome{State: "open", Calls: 2, Roomy: 1}, outcome{State: "open", Started: true, Calls: 2, Roomy: 1}},
+	"Settle": {startToBreak, func(ctx context.Context, l *ratelimit.Limiter, id string, requests []ratelimit.Request) error {
+		return l.Settle(ctx, id, requests[0].Cost(3), requests[1].Cost(4))
+	}, outcome{State: "open", Started: true, Calls: 2, Roomy: 1}, outcome{State: "settled", Started: true, Calls: 3, Roomy: 4}},
+	"Cancel": {startToBreak, func(ctx context.Context, l *ratelimit.Limiter, id string, _ []ratelimit.Request) error {
+		return l.Cancel(ctx, id)
+	}, outcome{State: "open", Started: true, Calls: 2, Roomy: 1}, outcome{State: "cancelled", Started: true}},
+	"Renew": {startToBreak, func(ctx context.Context, l *ratelimit.Limiter, id string, _ []ratelimit.Request) error {
+		_, err := l.Renew(ctx, id)
+		return err
+	}, outcome{State: "open", Started: true, Calls: 2, Roomy: 1}, outcome{State: "open", Calls: 4, Roomy: 2}},
+	"Acquire": {nil, func(ctx context.Context, l *ratelimit.Limiter, _ string, requests []ratelimit.Request) error {
+		_, err := l.Acquire(ctx, requests[1:]...)
+		return err
+	}, outcome{}, outcome{Roomy: 1, Slots: 2}},
+	"Release": {func(ctx context.Context, l *ratelimit.Limiter, requests []ratelimit.Request) (string, error) {
+		lease, err := l.Acquire(ctx, requests[1:]...)
+		return lease.ID, err
+	}, func(ctx context.Context, l *ratelimit.Limiter, id string, _ []ratelimit.Request) error {
+		return l.Release(ctx, id)
+	}, outcome{Roomy: 1, Slots: 2}, outcome{Roomy: 1}},
+	"AcquireInTx": {nil, func(ctx context.Context, l *ratelimit.Limiter, _ string, requests []ratelimit.Request) error {
+		once := false // or InTx would try again
+		return l.InTx(ctx, func(tx pgx.Tx) error {
+			if once {
+				return errUndone
+			}
+			once = true
+			_, err := l.WithTx(tx).Acquire(ctx, requests[1:]...)
 			return err
-		},
-		makes: true, after: outcome{State: "open", Calls: 2, Roomy: 1},
-	},
-	"Start": {
-		call: func(ctx context.Context, limiter *ratelimit.Limiter, id string, _ []ratelimit.Request) error {
-			_, err := limiter.Start(ctx, id)
-			return err
-		},
-		before: outcome{State: "open", Calls: 2, Roomy: 1}, after: outcome{State: "open", Started: true, Calls: 2, Roomy: 1},
-	},
-	"Settle": {
-		call: func(ctx context.Context, limiter *ratelimit.Limiter, id string, requests []ratelimit.Request) error {
-			return limiter.Settle(ctx, id, requests[0].Cost(3), requests[1].Cost(4))
-		},
-		before: outcome{State: "open", Started: true, Calls: 2, Roomy: 1}, after: outcome{State: "settled", Started: true, Calls: 3, Roomy: 4},
-	},
-	"Cancel": {
-		call: func(ctx context.Context, limiter *ratelimit.Limiter, id string, _ []ratelimit.Request) error {
-			return limiter.Cancel(ctx, id)
-		},
-		before: outcome{State: "open", Started: true, Calls: 2, Roomy: 1}, after: outcome{State: "cancelled", Started: true},
-	},
-	"Renew": {
-		call: func(ctx context.Context, limiter *ratelimit.Limiter, id string, _ []ratelimit.Request) error {
-			_, err := limiter.Renew(ctx, id)
-			return err
-		},
-		before: outcome{State: "open", Started: true, Calls: 2, Roomy: 1}, after: outcome{State: "open", Calls: 4, Roomy: 2},
-	},
+		})
+	}, outcome{}, outcome{Roomy: 1, Slots: 2}},
 }
 
-// If a message of a call on a reservation, or its answer, is lost, or the context ends there, the reservation and its tokens stay
-// consistent. Both are as before the call, or as after it. With any error except ErrCommitUnknown they are as before.
-func TestACallOnAReservationThatBreaksAnywhereLeavesNoHalf(t *testing.T) {
+func reserveToBreak(ctx context.Context, l *ratelimit.Limiter, requests []ratelimit.Request) (string, error) {
+	r, err := l.Reserve(ctx, requests[:2]...)
+	return r.ID, err
+}
+
+func startToBreak(ctx context.Context, l *ratelimit.Limiter, requests []ratelimit.Request) (string, error) {
+	r, err := l.Reserve(ctx, requests[:2]...)
+	if err == nil {
+		_, err = l.Start(ctx, r.ID)
+	}
+	return r.ID, err
+}
+
+// breaks are the faults at a message.
+var breaks = map[string]cut{
+	"TheRequestIsLost": cutRequest, "HalfOfItArrives": cutHalfRequest, "TheAnswerIsLost": cutAnswer, "HalfOfTheAnswerArrives": cutHalfAnswer, "TheContextEnds": -1,
+}
+
+// breakAt makes the n-th request from now on break, or the context end there.
+func (c *cutter) breakAt(t *testing.T, n int, side cut) (ctx context.Context, cancel func()) {
+	t.Helper()
+	ctx, cancel = context.WithCancel(t.Context())
+	if side < 0 {
+		c.armAt(n, 0, cancel)
+	} else {
+		c.armAt(n, side, nil)
+	}
+	return ctx, cancel
+}
+
+// A call with a transaction of its own sends BEGIN with its first statement, and COMMIT with its last. Wherever a message or its answer
+// is lost, or the context ends, the outcome is as before the call, or as after it. If COMMIT may have arrived, the error is
+// ErrCommitUnknown, and the call is not sent again. With another error nothing was written.
+func TestACallThatBreaksAnywhereLeavesNoHalf(t *testing.T) {
 	t.Parallel()
-	for name, test := range reservationCalls {
-		for fault, side := range map[string]cut{"TheRequestIsLost": cutRequest, "TheAnswerIsLost": cutAnswer, "TheContextEnds": -1} {
-			t.Run(name+"/"+fault, func(t *testing.T) {
+	for _, mode := range execModes {
+		for fault, side := range breaks {
+			t.Run(mode.String()+"/"+fault, func(t *testing.T) {
 				t.Parallel()
-				representative(t, fault, "TheAnswerIsLost")
+				representative(t, mode.String(), pgx.QueryExecModeCacheStatement.String(), pgx.QueryExecModeSimpleProtocol.String())
 				cutter := &cutter{}
-				s := newStand(t, cutter.on, oneConnection)
+				s := newStand(t, cutter.on, oneConnection, func(c *pgxpool.Config) { c.ConnConfig.DefaultQueryExecMode = mode })
 				require.NoError(t, s.outside.limiter.Credit(t.Context(), calls.For("first"))) // stores the fingerprint
-				for n := 1; ; n++ {
-					key := fmt.Sprint(n)
-					requests := []ratelimit.Request{calls.For(key).Cost(2), roomy.For(key)}
-					var id string
-					if !test.makes {
-						r, err := s.outside.limiter.Reserve(t.Context(), requests...)
-						require.NoError(t, err)
-						id = r.ID
-						if test.before.Started {
-							_, err = s.outside.limiter.Start(t.Context(), id)
+				takeAll(t, s.limiter, calls.For("first").Cost(1))                             // learns the layout of the tables
+				for name, test := range brokenCalls {
+					unknown := 0
+					for n, reached := 1, true; reached; n++ {
+						key := fmt.Sprint(name, n)
+						requests := []ratelimit.Request{calls.For(key).Cost(2), roomy.For(key), brokenSlots.For(key).Cost(2)}
+						var id string
+						if test.prepare != nil {
+							made, err := test.prepare(t.Context(), s.outside.limiter, requests)
 							require.NoError(t, err)
+							id = made
+						}
+						ctx, cancel := cutter.breakAt(t, n, side)
+						err := test.call(ctx, s.limiter, id, requests)
+						cancel()
+						reached = cutter.seen() >= n
+						cutter.arm("", 0, 0)
+						want := test.before
+						isUnknown := errors.Is(err, ratelimit.ErrCommitUnknown)
+						if isUnknown {
+							unknown++
+						}
+						if err == nil || isUnknown && (side == cutAnswer || side == cutHalfAnswer) {
+							want = test.after
+						}
+						require.Equal(t, want, s.outcomeOf(t, key), "%s, message %d: %v", name, n, err)
+						if !reached {
+							require.NoError(t, err)
+							require.Greater(t, n, 2, "begin with the lock, and commit with the save")
 						}
 					}
-					ctx, cancel := context.WithCancel(t.Context())
-					if side < 0 {
-						cutter.armAt(n, 0, cancel)
-					} else {
-						cutter.armAt(n, side, nil)
-					}
-					err := test.call(ctx, s.limiter, id, requests)
-					cancel()
-					reached := cutter.seen() >= n
-					cutter.arm("", 0, 0)
-					switch found := s.outcomeOf(t, key); {
-					case err == nil:
-						require.Equal(t, test.after, found, "message %d", n)
-					case errors.Is(err, ratelimit.ErrCommitUnknown):
-						require.Contains(t, []outcome{test.before, test.after}, found, "message %d", n)
-					default:
-						require.Equal(t, test.before, found, "message %d: %v", n, err)
-					}
-					if !reached {
-						require.NoError(t, err)
-						require.Greater(t, n, 2, "begin with the lock, and commit with the save")
-						t.Logf("%d messages", n-1)
-						break
+					if side >= 0 {
+						require.Equal(t, 1, unknown, "%s: one message holds COMMIT", name)
 					}
 				}
 				s.requireHealthy(t)
@@ -134,7 +170,7 @@ func TestACallOnAReservationThatBreaksAnywhereLeavesNoHalf(t *testing.T) {
 // The same for a Wait that is cancelled while it sleeps: its reservation is open, or it has taken nothing.
 func TestAWaitThatBreaksAnywhereLeavesNoHalf(t *testing.T) {
 	t.Parallel()
-	for fault, side := range map[string]cut{"TheRequestIsLost": cutRequest, "TheAnswerIsLost": cutAnswer, "TheContextEnds": -1} {
+	for fault, side := range breaks {
 		t.Run(fault, func(t *testing.T) {
 			t.Parallel()
 			cutter := &cutter{}
@@ -143,12 +179,7 @@ func TestAWaitThatBreaksAnywhereLeavesNoHalf(t *testing.T) {
 				key := fmt.Sprint(n)
 				requests := []ratelimit.Request{calls.For(key).Cost(2), roomy.For(key)}
 				takeAll(t, s.outside.limiter, calls.For(key))
-				ctx, cancel := context.WithCancel(t.Context())
-				if side < 0 {
-					cutter.armAt(n, 0, cancel)
-				} else {
-					cutter.armAt(n, side, nil)
-				}
+				ctx, cancel := cutter.breakAt(t, n, side)
 				done := make(chan error, 1)
 				go func() {
 					_, err := s.limiter.Wait(ctx, requests...)
@@ -181,55 +212,6 @@ func TestAWaitThatBreaksAnywhereLeavesNoHalf(t *testing.T) {
 			s.requireHealthy(t)
 		})
 	}
-}
-
-// Callers who share a connection are served one after the other, and all of them get it.
-func TestReservationsOfACrowdOnOneConnection(t *testing.T) {
-	t.Parallel()
-	for name, config := range map[string]ratelimit.Config{"Batches": {}, "NoBatching": {NoBatching: true}} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			const callers = 20
-			s := newStand(t, oneConnection)
-			limiter := s.with(t, config)
-			requests := []ratelimit.Request{calls.For("ada").Cost(2), roomy.For("ada")}
-			require.NoError(t, atonce.Do(callers, func(worker int) error {
-				r, err := limiter.Reserve(t.Context(), requests...)
-				if err != nil {
-					return err
-				}
-				if _, err := limiter.Start(t.Context(), r.ID); err != nil {
-					return err
-				}
-				switch worker % 3 {
-				case 0:
-					return limiter.Cancel(t.Context(), r.ID)
-				case 1:
-					_, err = limiter.Renew(t.Context(), r.ID)
-					return err
-				}
-				return limiter.Settle(t.Context(), r.ID, requests[0].Cost(3))
-			}))
-			taken := 0
-			for worker := range callers {
-				taken += []int{0, 4, 3}[worker%3]
-			}
-			require.Equal(t, taken, s.taken(t))
-			require.Len(t, s.outside.reserved(t), callers)
-			s.requireHealthy(t)
-		})
-	}
-	t.Run("Wait", func(t *testing.T) {
-		t.Parallel()
-		const callers = 20
-		s := newStand(t, func(c *pgxpool.Config) { c.MaxConns = 1 })
-		require.NoError(t, atonce.Do(callers, func(int) error {
-			_, err := s.limiter.Wait(t.Context(), turn.Global(), roomy.For("ada"))
-			return err
-		}))
-		require.InDelta(t, 1e6-callers, s.outside.held(t, "roomy", "ada"), 0.01)
-		s.requireHealthy(t)
-	})
 }
 
 // While the table of reservations is locked, for example by CREATE INDEX, Reserve waits, alone and in batches. A statement that makes the

@@ -256,8 +256,13 @@ func (h *reservationHistory) take() {
 func (h *reservationHistory) reserve() {
 	costs, requests := h.draw(2)
 	which := h.random.IntN(2)
+	checked, err := h.limiter(which).CheckReserve(h.Context(), requests...)
+	require.NoError(h, err)
+	h.compare()
 	r, err := h.limiter(which).Reserve(h.Context(), requests...)
 	require.NoError(h, err)
+	require.Equal(h, [...]any{r.Allowed, r.RetryAfter, r.At, r.ReadyAt, r.StaleAt},
+		[...]any{checked.Allowed, checked.RetryAfter, checked.At, checked.ReadyAt, checked.StaleAt}, "CheckReserve says what Reserve answers")
 	h.decided(costs, true, r.Allowed, r.RetryAfter)
 	if r.Allowed {
 		made := exactReservation{id: r.ID, costs: costs, release: which == 1}

@@ -9,7 +9,6 @@ import (
 	"testing"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
@@ -43,60 +42,6 @@ func takeOne(t *testing.T, limiter *ratelimit.Limiter, requests ...ratelimit.Req
 	d, err := limiter.Take(t.Context(), requests...)
 	require.NoError(t, err)
 	require.True(t, d.Allowed)
-}
-
-// While a transaction holds a row, calls for other rows go on, both in the process that waits for that row and in every other.
-func TestAHeldRowStopsOnlyItsOwnCallers(t *testing.T) {
-	t.Parallel()
-	onEach(t, testAHeldRowStopsOnlyItsOwnCallers, onPostgres, inMemory)
-}
-
-func testAHeldRowStopsOnlyItsOwnCallers(t *testing.T, on backend) {
-	const keys, rounds = 24, 20
-	for _, test := range []struct {
-		name   string
-		exists bool
-		limit  ratelimit.Limit
-	}{
-		{"OfARowThatIsThere", true, fate},
-		{"OfARowThatIsBeingMade", false, fate},
-		{"OfSeveralRows", true, ratelimit.Define("fate", ratelimit.TokenBucket{Rate: 1e6, Period: century, Shards: 4})},
-	} {
-		t.Run(test.name, func(t *testing.T) {
-			t.Parallel()
-			if test.limit != fate {
-				fastPathOnly(t, "the general path locks all rows of a bucket")
-			}
-			b := on.setup(t, roomyPool)
-			held := test.limit.For("held")
-			release := b.holdKey(t, held, test.exists)
-			processes := []*ratelimit.Limiter{b.limiter, b.with(t, ratelimit.Config{})}
-			var stuck sync.WaitGroup
-			var answered atomic.Int32
-			for _, process := range processes {
-				require.NoError(t, atonce.Do(keys, func(caller int) error {
-					own := test.limit.For(fmt.Sprint("key ", caller))
-					for range rounds {
-						stuck.Go(func() {
-							if d, err := process.Take(t.Context(), held); err == nil && d.Allowed {
-								answered.Add(1)
-							}
-						})
-						if d, err := process.Take(t.Context(), own); err != nil || !d.Allowed {
-							return fmt.Errorf("%+v, %w", d, err)
-						}
-					}
-					return nil
-				}))
-			}
-			if test.limit == fate {
-				require.Zero(t, answered.Load(), "the row is held")
-			}
-			release()
-			stuck.Wait()
-			require.EqualValues(t, len(processes)*keys*rounds, answered.Load())
-		})
-	}
 }
 
 // A call that waits for the row of a user does not delay other calls on the limit that all share.
@@ -221,65 +166,6 @@ func TestCallsForOneBucketEachMeetNoDeadlock(t *testing.T) {
 	require.Positive(t, taken.Load())
 	require.InDelta(t, 2e6-float64(2+2*commits)-float64(taken.Load()), b.held(t, "fate", "a")+b.held(t, "fate", "z"), 1)
 	require.Zero(t, deadlocks(t, b.pool))
-}
-
-// The server's own timeouts end the calls that wait for a row, and no others that share their batches.
-func TestATimeoutIsToldToTheCallThatWaited(t *testing.T) {
-	t.Parallel()
-	for setting, test := range map[string]struct{ value, code string }{
-		"lock_timeout":      {"300ms", "55P03"}, // calls for other rows can wait for a lock of the table on a busy machine
-		"statement_timeout": {"2s", "57014"},
-	} {
-		for _, exists := range []bool{true, false} {
-			t.Run(fmt.Sprintf("%s/RowExists=%v", setting, exists), func(t *testing.T) {
-				t.Parallel()
-				if setting == "statement_timeout" {
-					testsize.Long(t, "waits for the timeout")
-				}
-				b := setup(t, roomyPool, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams[setting] = test.value })
-				const free, held = 16, 3
-				rounds := testsize.Of(4, 30)
-				for key := range held {
-					defer b.holdKey(t, fate.For(fmt.Sprint("held ", key)), exists)()
-				}
-				over := make(chan struct{})
-				var guilty sync.WaitGroup
-				told := make([]int, held)
-				failed := make([]error, held)
-				for key := range held {
-					guilty.Go(func() {
-						for done := false; !done || told[key] == 0; {
-							_, err := b.limiter.Take(t.Context(), fate.For(fmt.Sprint("held ", key)))
-							var pgErr *pgconn.PgError
-							if !errors.As(err, &pgErr) || pgErr.Code != test.code {
-								failed[key] = fmt.Errorf("not told that the row is held: %w", err)
-								return
-							}
-							told[key]++
-							select {
-							case <-over:
-								done = true
-							default:
-							}
-						}
-					})
-				}
-				err := atonce.Do(free, func(caller int) error {
-					for range rounds {
-						d, err := b.limiter.Take(t.Context(), fate.For(fmt.Sprint("free ", caller)))
-						if err != nil || !d.Allowed {
-							return fmt.Errorf("%+v, %w", d, err)
-						}
-					}
-					return nil
-				})
-				close(over)
-				guilty.Wait()
-				require.NoError(t, err)
-				require.NoError(t, errors.Join(failed...))
-			})
-		}
-	}
 }
 
 // A call that needs a locked row, and another that is being inserted, waits for both in turn. It does not wait for ever for the

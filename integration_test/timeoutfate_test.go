@@ -6,6 +6,7 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/integration_test/internal/atonce"
@@ -49,9 +50,9 @@ var guilty = map[string]func(ctx context.Context, limiter *ratelimit.Limiter, he
 	},
 }
 
-// A lock or statement timeout of the database, or of the role, ends calls that wait for a locked row, but not the calls that share
+// A lock or statement timeout of the session, the database or the role ends calls that wait for a locked row, but not the calls that share
 // their batches.
-func TestATimeoutOfTheDatabaseOrTheRoleHarmsNoInnocent(t *testing.T) {
+func TestATimeoutOfTheServerHarmsNoInnocent(t *testing.T) {
 	t.Parallel()
 	for setting, test := range map[string]struct{ value, code string }{
 		"lock_timeout":      {"300ms", "55P03"}, // calls for other rows can wait for a lock of the table on a busy machine
@@ -60,19 +61,26 @@ func TestATimeoutOfTheDatabaseOrTheRoleHarmsNoInnocent(t *testing.T) {
 		for of, alter := range map[string]string{
 			"Database": `ALTER DATABASE %1$I SET %2$I = %3$L`,
 			"Role":     `ALTER ROLE CURRENT_USER IN DATABASE %1$I SET %2$I = %3$L`,
+			"Session":  "",
 		} {
 			t.Run(setting+"/Of"+of, func(t *testing.T) {
 				t.Parallel()
 				if setting == "statement_timeout" {
 					testsize.Nightly(t, "a statement of an innocent call may take that long on a busy machine")
 				}
-				s := newStand(t, roomyPool)
+				s := newStand(t, roomyPool, func(c *pgxpool.Config) {
+					if of == "Session" {
+						c.ConnConfig.RuntimeParams[setting] = test.value
+					}
+				})
 				const held = 3
 				rounds := testsize.Of(2, 12)
 				for key := range held {
 					defer s.outside.holdKey(t, fate.For(fmt.Sprint("held ", key)), key > 0)()
 				}
-				s.alter(t, alter, setting, test.value)
+				if alter != "" {
+					s.alter(t, alter, setting, test.value)
+				}
 				over := make(chan struct{})
 				var waiting sync.WaitGroup
 				failed := make(chan error, len(guilty)*held)

@@ -47,6 +47,8 @@ func TestACommitThatFailsIsUnknownUnlessTheServerRefusedIt(t *testing.T) {
 		unknown bool
 	}{
 		"Conflict":          {&pgconn.PgError{SeverityUnlocalized: "ERROR", Code: "40001"}, false},
+		"Violation":         {&pgconn.PgError{SeverityUnlocalized: "ERROR", Code: "23505"}, false},
+		"InternalError":     {&pgconn.PgError{SeverityUnlocalized: "ERROR", Code: "XX000"}, true},
 		"RolledBack":        {pgx.ErrTxCommitRollback, false},
 		"BackendTerminated": {&pgconn.PgError{SeverityUnlocalized: "FATAL", Code: "57P01"}, true},
 		"WorkerLost":        {&pgconn.PgError{SeverityUnlocalized: "ERROR", Code: "08006"}, true},
