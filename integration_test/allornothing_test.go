@@ -159,9 +159,7 @@ func TestARowThatKeptTheMarkOfItsMakingHoldsWhatItHolds(t *testing.T) {
 	require.NoError(t, err)
 	requireAllowed(t, taking(roomy.For("key").Cost(20)), b.limiter)
 	b.exec(t, `UPDATE ratelimit.buckets SET leases = '{}'`)
-	err = pgx.BeginFunc(t.Context(), b.pool, func(tx pgx.Tx) error {
-		return b.limiter.WithTx(tx).Cancel(t.Context(), reserved.ID)
-	})
+	err = pgx.BeginFunc(t.Context(), b.pool, func(tx pgx.Tx) error { return b.limiter.WithTx(tx).Cancel(t.Context(), reserved.ID) })
 	require.NoError(t, err)
 	require.InDelta(t, roomy.Capacity()-20, b.held(t, "roomy", "key"), 1e-3)
 }

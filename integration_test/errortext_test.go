@@ -30,44 +30,38 @@ var rowWaits = map[string]func(ctx context.Context, limiter *ratelimit.Limiter, 
 		return err
 	},
 	"TakeAtOnce": func(ctx context.Context, limiter *ratelimit.Limiter, _ string, request ratelimit.Request) error {
-		return atonce.Do(atOnce, func(int) error {
-			_, err := limiter.Take(ctx, request)
-			return err
-		})
+		return atonce.Do(atOnce, func(int) error { return errOf(limiter.Take(ctx, request)) })
 	},
 	"Reserve": func(ctx context.Context, limiter *ratelimit.Limiter, _ string, request ratelimit.Request) error {
 		_, err := limiter.Reserve(ctx, request)
 		return err
 	},
-	"Reset": func(ctx context.Context, limiter *ratelimit.Limiter, _ string, request ratelimit.Request) error {
-		return limiter.Reset(ctx, request)
+	"Reset": func(ctx context.Context, l *ratelimit.Limiter, _ string, request ratelimit.Request) error {
+		return l.Reset(ctx, request)
 	},
-	"Credit": func(ctx context.Context, limiter *ratelimit.Limiter, _ string, request ratelimit.Request) error {
-		return limiter.Credit(ctx, request)
+	"Credit": func(ctx context.Context, l *ratelimit.Limiter, _ string, request ratelimit.Request) error {
+		return l.Credit(ctx, request)
 	},
 	"CreditTaken": func(ctx context.Context, limiter *ratelimit.Limiter, _ string, request ratelimit.Request) error {
 		return limiter.CreditTaken(ctx, clockNoon, request)
 	},
-	"Charge": func(ctx context.Context, limiter *ratelimit.Limiter, _ string, request ratelimit.Request) error {
-		return limiter.Charge(ctx, request)
+	"Charge": func(ctx context.Context, l *ratelimit.Limiter, _ string, request ratelimit.Request) error {
+		return l.Charge(ctx, request)
 	},
 	"Settle": func(ctx context.Context, limiter *ratelimit.Limiter, id string, request ratelimit.Request) error {
 		return limiter.Settle(ctx, id, request.Cost(9))
 	},
-	"Cancel": func(ctx context.Context, limiter *ratelimit.Limiter, id string, _ ratelimit.Request) error {
-		return limiter.Cancel(ctx, id)
+	"Cancel": func(ctx context.Context, l *ratelimit.Limiter, id string, _ ratelimit.Request) error {
+		return l.Cancel(ctx, id)
 	},
-	"Start": func(ctx context.Context, limiter *ratelimit.Limiter, id string, _ ratelimit.Request) error {
-		_, err := limiter.Start(ctx, id)
-		return err
+	"Start": func(ctx context.Context, l *ratelimit.Limiter, id string, _ ratelimit.Request) error {
+		return errOf(l.Start(ctx, id))
 	},
-	"Started": func(ctx context.Context, limiter *ratelimit.Limiter, id string, _ ratelimit.Request) error {
-		_, err := limiter.Started(ctx, id)
-		return err
+	"Started": func(ctx context.Context, l *ratelimit.Limiter, id string, _ ratelimit.Request) error {
+		return errOf(l.Started(ctx, id))
 	},
-	"Renew": func(ctx context.Context, limiter *ratelimit.Limiter, id string, _ ratelimit.Request) error {
-		_, err := limiter.Renew(ctx, id)
-		return err
+	"Renew": func(ctx context.Context, l *ratelimit.Limiter, id string, _ ratelimit.Request) error {
+		return errOf(l.Renew(ctx, id))
 	},
 }
 
@@ -85,9 +79,8 @@ var onlyReads = map[string]func(ctx context.Context, limiter *ratelimit.Limiter,
 		_, err := limiter.Prune(ctx, request.Limit())
 		return err
 	},
-	"Expire": func(ctx context.Context, limiter *ratelimit.Limiter, _ string, _ ratelimit.Request) error {
-		_, err := limiter.Expire(ctx)
-		return err
+	"Expire": func(ctx context.Context, l *ratelimit.Limiter, _ string, _ ratelimit.Request) error {
+		return errOf(l.Expire(ctx))
 	},
 }
 
@@ -185,10 +178,7 @@ func TestAMissingGrantIsNamed(t *testing.T) {
 	b := setup(t)
 	requireAllowed(t, taking(roomy.For("other")), b.limiter) // or there is nothing to prune
 	config := b.pool.Config()
-	config.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error {
-		_, err := conn.Exec(ctx, `SET ROLE `+role)
-		return err
-	}
+	config.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error { return errOf(conn.Exec(ctx, `SET ROLE `+role)) }
 	pool, err := pgxpool.NewWithConfig(t.Context(), config)
 	require.NoError(t, err)
 	defer pool.Close()

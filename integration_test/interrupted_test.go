@@ -2,14 +2,21 @@ package integration_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"runtime"
+	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/integration_test/internal/atonce"
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -54,10 +61,8 @@ func TestACallThatIsInterruptedLeavesNoHalf(t *testing.T) {
 			_, err := limiter.Reserve(ctx, roomy.For("a"), roomy.For("b"))
 			return err
 		},
-		"Cancel": func(ctx context.Context, limiter *ratelimit.Limiter, id string) error { return limiter.Cancel(ctx, id) },
-		"Unknown": func(ctx context.Context, limiter *ratelimit.Limiter, _ string) error {
-			return limiter.Cancel(ctx, unknownID)
-		},
+		"Cancel":  func(ctx context.Context, limiter *ratelimit.Limiter, id string) error { return limiter.Cancel(ctx, id) },
+		"Unknown": func(ctx context.Context, l *ratelimit.Limiter, _ string) error { return l.Cancel(ctx, unknownID) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -154,38 +159,376 @@ func testInTxGetsEverybodyThroughOnAFewConnections(t *testing.T, on backend) {
 	require.InDelta(t, 0, b.row(t, "hot", "").Value, 1e-3)
 }
 
-// A reservation made when the limit was smaller returns its tokens, and takes nothing else.
-func TestCancelAfterTheLimitWasRaisedTakesNothing(t *testing.T) {
+// execModes are the modes in which pgx sends statements.
+var execModes = []pgx.QueryExecMode{
+	pgx.QueryExecModeCacheStatement, pgx.QueryExecModeCacheDescribe, pgx.QueryExecModeDescribeExec, pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol,
+}
+
+// An error of the server in the message of COMMIT says that nothing was written: a conflict is tried again, and another error is returned. On
+// the same connection, which was rolled back. An error of a server behind the server leaves the outcome unknown.
+func TestAnErrorInTheMessageOfCommit(t *testing.T) {
 	t.Parallel()
-	b := setup(t)
-	for _, shards := range []int{1, 8} {
-		raised := func(capacity float64) ratelimit.Request {
-			policy := hoard(capacity)
-			policy.Shards = shards
-			return ratelimit.Define(fmt.Sprint("raised/", shards), policy).For("key")
+	for at, timing := range map[string]string{"AtTheInsert": "", "AtTheCommit": "DEFERRABLE INITIALLY DEFERRED"} {
+		for code, unknown := range map[string]bool{"40001": false, "40P01": false, "55P03": false, "23505": false, "XX000": true} {
+			t.Run(at+"/"+code, func(t *testing.T) {
+				t.Parallel()
+				representative(t, code, "40001", "23505")
+				b := setup(t, oneConnection)
+				takeAll(t, b.limiter, roomy.For("first").Cost(1))
+				b.exec(t, `CREATE SEQUENCE public.attempts`)
+				b.exec(t, `CREATE FUNCTION public.fail() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+					IF nextval('public.attempts') = 1 THEN RAISE EXCEPTION 'on purpose' USING ERRCODE = '`+code+`'; END IF; RETURN NULL; END $$`)
+				b.exec(t, `CREATE CONSTRAINT TRIGGER fail AFTER INSERT ON ratelimit.reservations `+timing+` FOR EACH ROW EXECUTE FUNCTION public.fail()`)
+				_, err := b.limiter.Reserve(t.Context(), roomy.For("ada"), other.For("ada"))
+				taken := 0
+				switch {
+				case unknown:
+					require.ErrorIs(t, err, ratelimit.ErrCommitUnknown)
+				case code == "23505":
+					require.Equal(t, code, sqlstate(err))
+					require.NotErrorIs(t, err, ratelimit.ErrCommitUnknown)
+				case code == "55P03" && at == "AtTheCommit": // COMMIT itself waits for no row
+					require.NotErrorIs(t, err, ratelimit.ErrCommitUnknown)
+				default:
+					require.NoError(t, err)
+					taken = 1
+				}
+				require.Len(t, b.reserved(t), taken)
+				require.Len(t, b.rows(t, "ada"), 2*taken)
+				b.requireNothingOpen(t)
+				require.EqualValues(t, 1, b.pool.Stat().NewConnsCount(), "the connection was rolled back, not thrown away")
+			})
 		}
-		small, large := raised(10), raised(100)
-		cancelled, err := b.limiter.Reserve(t.Context(), small.Cost(4))
-		require.NoError(t, err)
-		settled, err := b.limiter.Reserve(t.Context(), small.Cost(4))
-		require.NoError(t, err)
-		require.NoError(t, b.limiter.Reset(t.Context(), large))
-		require.NoError(t, b.limiter.Cancel(t.Context(), cancelled.ID))
-		require.InDelta(t, 100, tokens(t, b.limiter, large), 1e-3)
-		require.NoError(t, b.limiter.Settle(t.Context(), settled.ID, large.Cost(6)))
-		require.InDelta(t, 98, tokens(t, b.limiter, large), 1e-3)
 	}
 }
 
-// Owed tokens may exceed the capacity, and so may a credit against them.
-func TestCreditIsCappedByTheCapacityAndNotByItsOwnSize(t *testing.T) {
+// A call whose last statement waits for a lock returns an error that says that nothing was written when its context ends. COMMIT, which is in the
+// same message, does not make the outcome unknown.
+func TestACallThatWaitsInTheMessageOfCommit(t *testing.T) {
 	t.Parallel()
+	testsize.Long(t, "each call waits for a second")
+	reserved := []ratelimit.Request{roomy.For("ada").Cost(3), other.For("ada")}
+	for name, test := range map[string]struct {
+		lock string
+		call func(ctx context.Context, limiter *ratelimit.Limiter, id string) error
+	}{
+		"ReserveForItsTable": {`LOCK TABLE ratelimit.reservations IN SHARE MODE`, func(ctx context.Context, limiter *ratelimit.Limiter, _ string) error {
+			_, err := limiter.Reserve(ctx, roomy.For("ben"))
+			return err
+		}},
+		"SettleForARow": {`SELECT FROM ratelimit.buckets WHERE name = 'roomy' FOR UPDATE`, func(ctx context.Context, limiter *ratelimit.Limiter, id string) error {
+			return limiter.Settle(ctx, id, roomy.For("ada").Cost(1))
+		}},
+		"CancelForTheSecondRow": {`SELECT FROM ratelimit.buckets WHERE name = 'roomy' FOR UPDATE`, func(ctx context.Context, limiter *ratelimit.Limiter, id string) error {
+			return limiter.Cancel(ctx, id)
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := setup(t)
+			r, err := b.limiter.Reserve(t.Context(), reserved...)
+			require.NoError(t, err)
+			holder := b.begin(t, pgx.ReadCommitted)
+			_, err = holder.Exec(t.Context(), test.lock)
+			require.NoError(t, err)
+			ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+			defer cancel()
+			err = test.call(ctx, b.limiter, r.ID)
+			require.ErrorIs(t, err, context.DeadlineExceeded)
+			require.NotErrorIs(t, err, ratelimit.ErrCommitUnknown)
+			require.Equal(t, ratelimit.Open, ratelimit.ReservationState(b.reserved(t)[0].State))
+			require.Len(t, b.reserved(t), 1)
+
+			ended := make(chan error, 1)
+			go func() { ended <- test.call(t.Context(), b.limiter, r.ID) }()
+			select {
+			case err := <-ended:
+				require.FailNow(t, "it did not wait", "%v", err)
+			case <-time.After(1500 * time.Millisecond): // longer than the message of COMMIT waits
+			}
+			require.NoError(t, holder.Commit(t.Context()))
+			require.NoError(t, <-ended)
+			left := map[bool]float64{true: 1e6, false: 1e6 - 1}
+			if !strings.HasPrefix(name, "Reserve") {
+				require.InDelta(t, left[name == "CancelForTheSecondRow"], b.held(t, "roomy", "ada"), 0.01)
+			}
+			b.requireNothingOpen(t)
+		})
+	}
+}
+
+// heardCosts is an Observer that keeps the costs of decisions.
+type heardCosts struct {
+	mu    sync.Mutex
+	costs []float64
+}
+
+func (l *heardCosts) Observe(_ context.Context, event ratelimit.Event) {
+	if decided, ok := event.(ratelimit.Decided); ok {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		l.costs = append(l.costs, decided.Decision.States[0].Cost)
+	}
+}
+
+var errUndone = errors.New("undone")
+
+// A decision in a nested transaction is reported when the whole transaction has committed, and only if the commit includes it.
+func TestTheObserverHearsOfNestedTransactionsWhatWasCommitted(t *testing.T) {
+	t.Parallel()
+	onEach(t, testTheObserverHearsOfNestedTransactionsWhatWasCommitted, onPostgres, inMemory)
+}
+
+func testTheObserverHearsOfNestedTransactionsWhatWasCommitted(t *testing.T, on backend) {
+	b := on.setup(t)
+	for name, test := range map[string]struct {
+		run  func(ctx context.Context, tx pgx.Tx, take func(tx pgx.Tx, cost float64) error) error
+		told []float64
+	}{
+		"Released": {func(ctx context.Context, tx pgx.Tx, take func(pgx.Tx, float64) error) error {
+			return pgx.BeginFunc(ctx, tx, func(nested pgx.Tx) error { return take(nested, 1) })
+		}, []float64{1}},
+		"Undone": {func(ctx context.Context, tx pgx.Tx, take func(pgx.Tx, float64) error) error {
+			err := pgx.BeginFunc(ctx, tx, func(nested pgx.Tx) error { return errors.Join(take(nested, 1), errUndone) })
+			if !errors.Is(err, errUndone) {
+				return err
+			}
+			return take(tx, 2)
+		}, []float64{2}},
+		"ReleasedInOneThatIsUndone": {func(ctx context.Context, tx pgx.Tx, take func(pgx.Tx, float64) error) error {
+			if err := take(tx, 1); err != nil {
+				return err
+			}
+			err := pgx.BeginFunc(ctx, tx, func(nested pgx.Tx) error {
+				err := pgx.BeginFunc(ctx, nested, func(deep pgx.Tx) error { return take(deep, 2) })
+				return errors.Join(err, take(nested, 4), errUndone)
+			})
+			if !errors.Is(err, errUndone) {
+				return err
+			}
+			return take(tx, 8)
+		}, []float64{1, 8}},
+		"UndoneInOneThatIsReleased": {func(ctx context.Context, tx pgx.Tx, take func(pgx.Tx, float64) error) error {
+			return pgx.BeginFunc(ctx, tx, func(nested pgx.Tx) error {
+				err := pgx.BeginFunc(ctx, nested, func(deep pgx.Tx) error { return errors.Join(take(deep, 1), errUndone) })
+				if !errors.Is(err, errUndone) {
+					return err
+				}
+				return take(nested, 2)
+			})
+		}, []float64{2}},
+		"LeftOpen": {func(ctx context.Context, tx pgx.Tx, take func(pgx.Tx, float64) error) error {
+			nested, err := tx.Begin(ctx)
+			return errors.Join(err, take(nested, 1))
+		}, []float64{1}},
+		"RolledBackAfterItsRelease": {func(ctx context.Context, tx pgx.Tx, take func(pgx.Tx, float64) error) error {
+			nested, err := tx.Begin(ctx)
+			if err != nil {
+				return err
+			}
+			defer func() { _ = nested.Rollback(ctx) }() // as programs do
+			return errors.Join(take(nested, 1), nested.Commit(ctx))
+		}, []float64{1}},
+	} {
+		for _, outcome := range []error{nil, errUndone} {
+			t.Run(map[bool]string{true: "Committed/", false: "RolledBack/"}[outcome == nil]+name, func(t *testing.T) {
+				t.Parallel()
+				heard := &heardCosts{}
+				limiter, key := b.with(t, ratelimit.Config{Observer: heard}), t.Name()
+				err := limiter.InTx(t.Context(), func(tx pgx.Tx) error {
+					err := test.run(t.Context(), tx, func(tx pgx.Tx, cost float64) error {
+						d, err := limiter.WithTx(tx).Take(t.Context(), roomy.For(key).Cost(cost))
+						return errors.Join(err, d.Err())
+					})
+					return errors.Join(err, outcome)
+				})
+				require.ErrorIs(t, err, outcome)
+				if outcome != nil {
+					require.Empty(t, heard.costs, "the transaction was rolled back")
+					require.Empty(t, b.rows(t, key))
+					return
+				}
+				require.Equal(t, test.told, heard.costs)
+				taken := 0.0
+				for _, cost := range test.told {
+					taken += cost
+				}
+				require.InDelta(t, roomy.Capacity()-taken, b.held(t, roomy.Name(), key), 1e-3)
+			})
+		}
+	}
+}
+
+// A Reset in a nested transaction clears the caches of the bucket at the commit of the whole transaction.
+func TestAResetInANestedTransactionShowsAfterTheCommit(t *testing.T) {
+	t.Parallel()
+	onEach(t, testAResetInANestedTransactionShowsAfterTheCommit, onPostgres, inMemory)
+}
+
+func testAResetInANestedTransactionShowsAfterTheCommit(t *testing.T, on backend) {
+	b := on.setup(t)
+	for name, deep := range map[string]int{"Nested": 1, "Deep": 3} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			cached, request := b.with(t, ratelimit.Config{RefusalCache: refusalEntries}), tight.For(t.Name())
+			takeAll(t, cached, request)
+			var nest func(tx pgx.Tx, deep int) error
+			nest = func(tx pgx.Tx, deep int) error {
+				if deep == 0 {
+					return cached.WithTx(tx).Reset(t.Context(), request)
+				}
+				return pgx.BeginFunc(t.Context(), tx, func(nested pgx.Tx) error { return nest(nested, deep-1) })
+			}
+			require.NoError(t, cached.InTx(t.Context(), func(tx pgx.Tx) error {
+				if err := nest(tx, deep); err != nil {
+					return err
+				}
+				requireRefused(t, cached, []ratelimit.Request{request}) // it is not committed, and remembered
+				return nil
+			}))
+			requireAllowed(t, taking(request), cached)
+		})
+	}
+}
+
+// exits are the ways in which a hook of the application ends the goroutine that runs it.
+var exits = map[string]func(){
+	"Panic":  func() { panic("out of cheese") },
+	"Goexit": runtime.Goexit,
+}
+
+// ended runs call on a goroutine that may end in it, and reports whether it did.
+func ended(call func()) bool {
+	returned := false
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		defer func() { _ = recover() }()
+		call()
+		returned = true
+	}()
+	<-done
+	return !returned
+}
+
+// requireNothingOpen checks that no connection is lent, and no session in a transaction.
+func (b *bundle) requireNothingOpen(t *testing.T) {
+	t.Helper()
+	require.Zero(t, b.pool.Stat().AcquiredConns())
+	var open int
+	require.NoError(t, b.pool.QueryRow(t.Context(), `
+		SELECT count(*) FROM pg_stat_activity
+		WHERE datname = current_database() AND pid <> pg_backend_pid() AND state LIKE 'idle in transaction%'`).Scan(&open))
+	require.Zero(t, open)
+}
+
+// A clock that panics, or ends its goroutine, leaves no transaction open, at any of its calls.
+func TestAHookThatEndsItsGoroutineLeavesNoTransactionOpen(t *testing.T) {
+	t.Parallel()
+	const most = 20 // times that a call asks for the time
 	b := setup(t)
-	limit := ratelimit.Define("owing", hoard(10))
-	_, err := b.limiter.Reserve(t.Context(), limit.For("key").Cost(20))
-	require.NoError(t, err)
-	require.NoError(t, b.limiter.Credit(t.Context(), limit.For("key").Cost(15)))
-	require.InDelta(t, 5, b.row(t, "owing", "key").Value, 1e-3)
-	require.NoError(t, b.limiter.Credit(t.Context(), limit.For("key").Cost(15)))
-	require.InDelta(t, 10, b.row(t, "owing", "key").Value, 1e-3)
+	for name, call := range map[string]func(ctx context.Context, limiter *ratelimit.Limiter, id, key string) error{
+		"Reserve": func(ctx context.Context, limiter *ratelimit.Limiter, _, key string) error {
+			_, err := limiter.Reserve(ctx, roomy.For(key), other.For(key))
+			return err
+		},
+		"Settle": func(ctx context.Context, limiter *ratelimit.Limiter, id, key string) error {
+			return limiter.Settle(ctx, id, roomy.For(key).Cost(3))
+		},
+		"Cancel": func(ctx context.Context, l *ratelimit.Limiter, id, _ string) error { return l.Cancel(ctx, id) },
+		"Renew": func(ctx context.Context, limiter *ratelimit.Limiter, id, _ string) error {
+			return errOf(limiter.Renew(ctx, id))
+		},
+		"ShardedTake": func(ctx context.Context, limiter *ratelimit.Limiter, _, key string) error {
+			_, err := limiter.Take(ctx, wide.For(key).Cost(wide.Capacity()/2))
+			return err
+		},
+		"ShardedCharge": func(ctx context.Context, l *ratelimit.Limiter, _, key string) error {
+			return l.Charge(ctx, wide.For(key))
+		},
+		"Prune": func(ctx context.Context, limiter *ratelimit.Limiter, _, _ string) error {
+			return errOf(limiter.Prune(ctx, roomy))
+		},
+		"InTx": func(ctx context.Context, limiter *ratelimit.Limiter, _, key string) error {
+			return limiter.InTx(ctx, func(tx pgx.Tx) error { return errOf(limiter.WithTx(tx).Take(ctx, roomy.For(key), other.For(key))) })
+		},
+	} {
+		for exit, end := range exits {
+			t.Run(name+exit, func(t *testing.T) { // not parallel: they share the pool
+				finished := false
+				for nth := int64(1); !finished && nth <= most; nth++ {
+					key := fmt.Sprint(t.Name(), nth)
+					r, err := b.limiter.Reserve(t.Context(), roomy.For(key))
+					require.NoError(t, err)
+					var asked atomic.Int64
+					limiter := b.with(t, ratelimit.Config{AsOf: func() time.Time {
+						if asked.Add(1) == nth {
+							end()
+						}
+						return time.Now()
+					}})
+					finished = !ended(func() { err = call(t.Context(), limiter, r.ID, key) })
+					if err != nil && strings.Contains(err.Error(), "the goroutine of the batch has exited") {
+						finished, err = false, nil // it was not the caller's
+					}
+					require.NoError(t, err)
+					b.requireNothingOpen(t)
+				}
+				require.True(t, finished, "a call asks for the time fewer than %d times", most)
+			})
+		}
+	}
+}
+
+// trap is a tracer that ends the goroutine once, at a statement.
+type trap struct {
+	at    string
+	end   func()
+	armed atomic.Bool
+}
+
+func (h *trap) TraceQueryStart(ctx context.Context, _ *pgx.Conn, data pgx.TraceQueryStartData) context.Context {
+	if data.SQL == h.at && h.armed.CompareAndSwap(true, false) {
+		h.end()
+	}
+	return ctx
+}
+
+func (h *trap) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
+
+func (h *trap) TraceBatchStart(ctx context.Context, conn *pgx.Conn, data pgx.TraceBatchStartData) context.Context {
+	for _, q := range data.Batch.QueuedQueries {
+		h.TraceQueryStart(ctx, conn, pgx.TraceQueryStartData{SQL: q.SQL})
+	}
+	return ctx
+}
+
+func (h *trap) TraceBatchQuery(context.Context, *pgx.Conn, pgx.TraceBatchQueryData) {}
+
+func (h *trap) TraceBatchEnd(context.Context, *pgx.Conn, pgx.TraceBatchEndData) {}
+
+// A tracer may panic at COMMIT, too, which then was not sent.
+func TestATracerThatEndsTheGoroutineAtCommitLeavesNoTransactionOpen(t *testing.T) {
+	t.Parallel()
+	for exit, end := range exits {
+		t.Run(exit, func(t *testing.T) {
+			t.Parallel()
+			hook := &trap{at: "commit", end: end}
+			b := setup(t, func(c *pgxpool.Config) { c.ConnConfig.Tracer = hook })
+			for name, call := range map[string]func(){
+				"Reserve": func() { _, _ = b.limiter.Reserve(t.Context(), roomy.For("key")) },
+				"InTx": func() {
+					_ = b.limiter.InTx(t.Context(), func(tx pgx.Tx) error {
+						_, err := b.limiter.WithTx(tx).Take(t.Context(), roomy.For("key"))
+						return err
+					})
+				},
+			} {
+				hook.armed.Store(true)
+				require.True(t, ended(call), name)
+				b.requireNothingOpen(t)
+				require.Empty(t, b.rows(t, "key"), name)
+			}
+		})
+	}
 }

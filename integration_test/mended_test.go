@@ -26,9 +26,8 @@ func TestAWrongClockIsToldOfOnce(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	sharded := ratelimit.Define("sharded", ratelimit.TokenBucket{Rate: 8, Period: century, Shards: 8})
-	take := func(ctx context.Context, limiter *ratelimit.Limiter, request ratelimit.Request) error {
-		_, err := limiter.Take(ctx, request)
-		return err
+	take := func(ctx context.Context, l *ratelimit.Limiter, request ratelimit.Request) error {
+		return errOf(l.Take(ctx, request))
 	}
 	for name, call := range map[string]func(context.Context, *ratelimit.Limiter, ratelimit.Request) error{
 		"Take": take,

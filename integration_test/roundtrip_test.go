@@ -168,14 +168,8 @@ func TestOtherVerbsTakeFewRoundTrips(t *testing.T) {
 			return l.Settle(ctx, id, several[0].Cost(0.5), several[1].Cost(2))
 		}, 3, 4},
 		{"Cancel", several[:1], func(ctx context.Context, l *ratelimit.Limiter, id string) error { return l.Cancel(ctx, id) }, 3, 4},
-		{"Renew", several[:1], func(ctx context.Context, l *ratelimit.Limiter, id string) error {
-			_, err := l.Renew(ctx, id)
-			return err
-		}, 3, 3},
-		{"Start", several[:1], func(ctx context.Context, l *ratelimit.Limiter, id string) error {
-			_, err := l.Start(ctx, id)
-			return err
-		}, 2, 2},
+		{"Renew", several[:1], func(ctx context.Context, l *ratelimit.Limiter, id string) error { return errOf(l.Renew(ctx, id)) }, 3, 3},
+		{"Start", several[:1], func(ctx context.Context, l *ratelimit.Limiter, id string) error { return errOf(l.Start(ctx, id)) }, 2, 2},
 		{"Started", several[:1], func(ctx context.Context, l *ratelimit.Limiter, id string) error {
 			_, err := l.Started(ctx, id)
 			return err
@@ -196,6 +190,44 @@ func TestOtherVerbsTakeFewRoundTrips(t *testing.T) {
 			tx := b.begin(t, pgx.ReadCommitted)
 			trips(b.limiter.WithTx(tx))
 			require.Equal(t, []int{test.standalone, test.inTx}, []int{standalone, trips(b.limiter.WithTx(tx))})
+			require.NoError(t, tx.Commit(t.Context()))
+		})
+	}
+}
+
+func TestLeasesTakeFewRoundTrips(t *testing.T) {
+	t.Parallel()
+	fastPathOnly(t, "the general path takes more round trips")
+	b, w := setupCounted(t)
+	one, two := daylong("one", 1).For("ada"), daylong("two", 1).For("ada")
+	type trips struct{ acquire, refuse, renew, release, lost int }
+	count := func(l *ratelimit.Limiter, requests ...ratelimit.Request) (n trips) {
+		var lease ratelimit.Lease
+		n.acquire = w.count(func() { lease = acquire(t, l, requests...) })
+		n.refuse = w.count(func() { refused(t, l, requests...) })
+		n.renew = w.count(func() {
+			_, err := l.RenewLease(t.Context(), lease.ID)
+			require.NoError(t, err)
+		})
+		n.release = w.count(func() { require.NoError(t, l.Release(t.Context(), lease.ID)) })
+		n.lost = w.count(func() { require.ErrorIs(t, l.Release(t.Context(), lease.ID), ratelimit.ErrLeaseLost) })
+		return n
+	}
+	for _, test := range []struct {
+		name             string
+		requests         []ratelimit.Request
+		standalone, inTx trips
+	}{
+		{"OneLimit", []ratelimit.Request{one}, trips{2, 2, 2, 2, 2}, trips{2, 2, 2, 2, 1}}, // begin and lock, save and commit
+		{"TwoLimits", []ratelimit.Request{one, two}, trips{2, 2, 2, 2, 2}, trips{2, 2, 2, 2, 1}},
+		{"WithTokens", []ratelimit.Request{one, roomy.For("ada")}, trips{2, 2, 2, 2, 2}, trips{2, 2, 2, 2, 1}},
+	} {
+		t.Run(test.name, func(t *testing.T) { // not parallel: they share the connection
+			count(b.limiter, test.requests...) // to prepare the statements
+			require.Equal(t, test.standalone, count(b.limiter, test.requests...))
+			tx := b.begin(t, pgx.ReadCommitted)
+			count(b.limiter.WithTx(tx), test.requests...)
+			require.Equal(t, test.inTx, count(b.limiter.WithTx(tx), test.requests...))
 			require.NoError(t, tx.Commit(t.Context()))
 		})
 	}

@@ -4,15 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync"
-	"sync/atomic"
 	"testing"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
-	"github.com/pgratelimit/pgratelimit/integration_test/internal/atonce"
 	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
@@ -113,59 +110,6 @@ func TestACallBehindAHeldRowHoldsNoOther(t *testing.T) {
 			}
 		}
 	}
-}
-
-// A transaction that takes from two buckets one after the other cannot deadlock with calls that take from one of them each.
-func TestCallsForOneBucketEachMeetNoDeadlock(t *testing.T) {
-	t.Parallel()
-	const commits, callers = 300, 6
-	b := setup(t, roomyPool)
-	first, second := fate.For("z"), fate.For("a")
-	takeOne(t, b.limiter, first)
-	takeOne(t, b.limiter, second)
-	over := make(chan struct{})
-	var calls sync.WaitGroup
-	failed := make([]error, callers)
-	var taken atomic.Int64
-	for caller := range callers {
-		request := []ratelimit.Request{first, second}[caller%2]
-		calls.Go(func() {
-			for {
-				select {
-				case <-over:
-					return
-				default:
-				}
-				d, err := b.limiter.Take(t.Context(), request)
-				if err != nil || !d.Allowed {
-					failed[caller] = fmt.Errorf("%+v, %w", d, err)
-					return
-				}
-				taken.Add(1)
-			}
-		})
-	}
-	conflicts := 0
-	for range commits {
-		again, err := atonce.Tx(t.Context(), b.db(), pgx.ReadCommitted, func(tx pgx.Tx) error {
-			limiter := b.limiter.WithTx(tx)
-			for _, request := range []ratelimit.Request{first, second} {
-				if d, err := limiter.Take(t.Context(), request); err != nil || !d.Allowed {
-					return fmt.Errorf("%+v, %w", d, err)
-				}
-			}
-			return nil
-		})
-		require.NoError(t, err)
-		conflicts += again
-	}
-	close(over)
-	calls.Wait()
-	require.NoError(t, errors.Join(failed...))
-	require.Zero(t, conflicts)
-	require.Positive(t, taken.Load())
-	require.InDelta(t, 2e6-float64(2+2*commits)-float64(taken.Load()), b.held(t, "fate", "a")+b.held(t, "fate", "z"), 1)
-	require.Zero(t, deadlocks(t, b.pool))
 }
 
 // A call that needs a locked row, and another that is being inserted, waits for both in turn. It does not wait for ever for the

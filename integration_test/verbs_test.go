@@ -56,9 +56,7 @@ func checkingReserve(requests ...ratelimit.Request) verb {
 }
 
 func resetting(requests ...ratelimit.Request) verb {
-	return func(ctx context.Context, limiter *ratelimit.Limiter) (bool, error) {
-		return true, limiter.Reset(ctx, requests...)
-	}
+	return func(ctx context.Context, l *ratelimit.Limiter) (bool, error) { return true, l.Reset(ctx, requests...) }
 }
 
 func checking(requests ...ratelimit.Request) verb {
@@ -90,3 +88,6 @@ func owe(t *testing.T, limiter *ratelimit.Limiter, request ratelimit.Request) {
 	require.NoError(t, err)
 	require.True(t, r.Allowed)
 }
+
+// errOf returns the error of a call that also returns an answer.
+func errOf[T any](_ T, err error) error { return err }

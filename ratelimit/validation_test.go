@@ -107,6 +107,57 @@ func TestMalformedIDs(t *testing.T) {
 	}
 }
 
+// TestInvalidSlots are calls on slots that mean nothing, and IDs that name no lease. Both are refused before any SQL.
+func TestInvalidSlots(t *testing.T) {
+	t.Parallel()
+	job := ratelimit.Define("jobs", ratelimit.Concurrency{Most: 3, Lease: ratelimit.Day}).For(secret)
+	tokens := ratelimit.Define("tokens", ratelimit.PerMinute(9)).For(secret)
+	calls, ctx := verbs(t, ratelimit.Config{}), t.Context()
+	for _, verb := range []string{"Take", "TakeUpTo", "Reserve", "CheckReserve", "Credit", "CreditTaken", "Charge", "Settle"} {
+		for _, where := range []string{"Alone", "InTx"} {
+			err := calls[verb+where](tokens, job)
+			require.ErrorIs(t, err, ratelimit.ErrInvalidRequest, verb)
+			require.ErrorContains(t, err, `"jobs"`, verb)
+			require.ErrorContains(t, err, "call Acquire", verb)
+		}
+	}
+	alone, err := ratelimit.New(untouched{t: t}, ratelimit.Config{})
+	require.NoError(t, err)
+	id, err := ratelimit.StoredLeaseID(ratelimit.Define("jobs", ratelimit.Concurrency{Most: 3}).ForStored("k"), 7)
+	require.NoError(t, err)
+	for _, l := range []*ratelimit.Limiter{alone, alone.WithTx(untouched{t: t})} {
+		for _, c := range []struct {
+			requests []ratelimit.Request
+			want     error
+			text     string
+		}{
+			{[]ratelimit.Request{tokens}, ratelimit.ErrInvalidRequest, "no limit of the call has a Concurrency policy; add one, or call Take"},
+			{nil, ratelimit.ErrInvalidRequest, "takes from 1 to 64"},
+			{make([]ratelimit.Request, 65), ratelimit.ErrInvalidRequest, "takes from 1 to 64"},
+			{[]ratelimit.Request{job.Cost(0)}, ratelimit.ErrInvalidCost, "one slot or more"},
+			{[]ratelimit.Request{job.Cost(1.5)}, ratelimit.ErrInvalidCost, "slots are whole: ask for one or more"},
+			{[]ratelimit.Request{job.Cost(4)}, ratelimit.ErrCostExceedsCapacity, "more than 3"},
+			{[]ratelimit.Request{job.Cost(2), job.Cost(2)}, ratelimit.ErrCostExceedsCapacity, "more than 3"},
+			{[]ratelimit.Request{ratelimit.Limit{}.For(secret)}, ratelimit.ErrInvalidLimit, "zero Limit"},
+			{[]ratelimit.Request{job.Limit().For("")}, ratelimit.ErrInvalidKey, "empty"},
+		} {
+			_, err := l.Acquire(ctx, c.requests...)
+			require.ErrorIs(t, err, c.want)
+			require.ErrorContains(t, err, c.text)
+		}
+		require.ErrorContains(t, l.Release(ctx, someID), "that of a Reservation to Settle or Cancel")
+		require.ErrorContains(t, l.Cancel(ctx, id), "that of a Lease to Release")
+		for _, id := range []string{"", someID, id[:len(id)-1], id + "A", "L1hello", "L2" + id[2:], "L1\x00", "\xff", "L1" + strings.Repeat("A", 1<<20)} {
+			require.ErrorIs(t, l.Release(ctx, id), ratelimit.ErrInvalidLease, "%.50q", id)
+			_, err := l.RenewLease(ctx, id)
+			require.ErrorIs(t, err, ratelimit.ErrInvalidLease, "%.50q", id)
+		}
+	}
+	_, err = (*ratelimit.Limiter)(nil).Acquire(ctx, job)
+	require.ErrorIs(t, err, ratelimit.ErrInvalidConfig)
+	require.ErrorIs(t, (&ratelimit.Limiter{}).Release(ctx, id), ratelimit.ErrInvalidConfig)
+}
+
 // secret is in every key here, and may be in no error.
 const secret = "alice@example.org"
 
