@@ -38,6 +38,7 @@ import (
 	"golang.org/x/text/unicode/norm"
 
 	"github.com/pgratelimit/pgratelimit/httplimit"
+	"github.com/pgratelimit/pgratelimit/lockout"
 	"github.com/pgratelimit/pgratelimit/migrations"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
@@ -49,6 +50,8 @@ var (
 	perClient = ratelimit.Define("login.client", ratelimit.TokenBucket{Rate: 120, Period: time.Hour, Capacity: 30})
 	// overall stops a botnet that tries many accounts. It refuses everybody when it is empty: set it far above your busiest minute.
 	overall = ratelimit.Define("login.all", ratelimit.TokenBucket{Rate: 300, Period: time.Minute, Capacity: 1000})
+	// locked stops guesses at one password over days: it locks an account for 30 seconds, then a minute, up to an hour.
+	locked = lockout.Define("login.locked", lockout.Config{})
 )
 
 const (
@@ -142,15 +145,24 @@ func run(ctx context.Context, listen, proxies, add string) error {
 // password is wrong.
 func (a *app) signIn(ctx context.Context, account, password, client string) (token string, err error) {
 	// 1. Limit. A crash after this line keeps the attempt charged.
-	if err := a.limiter.Require(ctx, perAccount.For(account), perClient.For(client), overall.Global()); err != nil {
+	d, err := a.limiter.Take(ctx, perAccount.For(account), perClient.For(client), overall.Global(), locked.For(account))
+	if err == nil {
+		err = d.Err()
+	}
+	if err != nil {
 		return "", err
 	}
 	// 2. Verify, outside a transaction: hashing is slow, and a transaction would keep its locks meanwhile.
 	user, err := a.verify(ctx, account, password)
+	if errors.Is(err, errRefused) && d.States[0].Remaining < 1 { // the last guess that the account had
+		if _, err := locked.Block(ctx, a.limiter, account); err != nil {
+			return "", err
+		}
+	}
 	if err != nil {
 		return "", err
 	}
-	// 3. Admit. The account's limit is full again. The other two get back one token: if they were reset, the owner of one account
+	// 3. Admit. The account's limit is full again. Its next lock is shorter only after a quiet day. The other two get back one token: if they were reset, the owner of one account
 	// could clear the limit of an address by signing in.
 	token = rand.Text()
 	sum := sha256.Sum256([]byte(token))

@@ -15,16 +15,16 @@ import (
 )
 
 // attackTable is what TestLoginAttack prints.
-const attackTable = `   who tries what                                   at tries checked admitted refused  by             retry after
-1  200 guesses at ada's password at once            0s   200       5        0     195  login.account  3m
-2  ada, who knows it, meanwhile                     0s     1       0        0       1  login.account  3m
-3  ada, a second before Retry-After is over      2m59s     1       0        0       1  login.account  1s
+const attackTable = `   who tries what                                   at tries checked admitted refused  by               retry after
+1  200 guesses at ada's password at once            0s   200       5        0     195  account          3m
+2  ada, who knows it, meanwhile                     0s     1       0        0       1  account, locked  3m
+3  ada, a second before Retry-After is over      2m59s     1       0        0       1  account          1s
 4  ada, when it is over                             3m     1       1        1       0
-5  40 guesses at grace's, one every 45 s            3m    40      14        0      26  login.account  2m15s
+5  40 guesses at grace's, one every 45 s            3m    40      13        0      27  account, locked  15m15s
 6  alan, who mistypes twice                     32m15s     2       2        0       0
 7  alan, who then gets it right                 32m15s     1       1        1       0
 8  a wrong password for ada, and for nobody     32m15s     2       2        0       0
-9  one password tried on 40 accounts at once  1h32m15s    40      30        0      10  login.client   30s
+9  one password tried on 40 accounts at once  1h32m15s    40      30        0      10  client           30s
 `
 
 // bucketRows are patterns of what TestLoginAttack prints of the limiter's rows, as (value, time).
@@ -75,7 +75,7 @@ func TestLoginAttack(t *testing.T) {
 	t.Parallel()
 	l := startLogin(t)
 	var table, changes strings.Builder
-	fmt.Fprintf(&table, "   %-42s %8s %5s %7s %8s %7s  %-13s  %s\n", "who tries what", "at", "tries", "checked", "admitted", "refused", "by", "retry after")
+	fmt.Fprintf(&table, "   %-42s %8s %5s %7s %8s %7s  %-15s  %s\n", "who tries what", "at", "tries", "checked", "admitted", "refused", "by", "retry after")
 	before := l.rows(t)
 	for i, a := range acts() {
 		l.clock.advance(t, a.after)
@@ -87,7 +87,7 @@ func TestLoginAttack(t *testing.T) {
 		line := fmt.Sprintf("%d  %-42s %8s %5d %7d %8d %7d", i+1, a.title, short(at), len(replies), admitted+wrong, admitted, refused)
 		if refused > 0 {
 			by, wait := refusedBy(replies)
-			line += fmt.Sprintf("  %-13s  %s", by, short(wait))
+			line += fmt.Sprintf("  %-15s  %s", by, short(wait))
 		}
 		fmt.Fprintln(&table, line)
 		after := l.rows(t)
@@ -119,8 +119,8 @@ func (l *login) perform(t *testing.T, a act) (replies []reply) {
 func refusedBy(replies []reply) (by string, wait time.Duration) {
 	limits := map[string]bool{}
 	for _, r := range replies {
-		for _, name := range regexp.MustCompile(`login\.\w+`).FindAllString(r.body, -1) {
-			limits[name] = true
+		for _, name := range regexp.MustCompile(`login\.(\w+)`).FindAllStringSubmatch(r.body, -1) {
+			limits[name[1]] = true
 		}
 		wait = max(wait, r.retryAfter)
 	}

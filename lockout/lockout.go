@@ -1,0 +1,190 @@
+// Package lockout locks keys, such as the accounts of a login, each time for longer: for 30 seconds, a minute, and so on up to an hour.
+//
+//	var Locked = lockout.Define("login.locked", lockout.Config{})
+//
+//	err := limiter.InTx(ctx, func(tx pgx.Tx) error {
+//		return limiter.WithTx(tx).Require(ctx, Attempts.For(account), Locked.For(account))
+//	})
+//	// .. check the password; if it is wrong for the fifth time:
+//	until, err := Locked.Block(ctx, limiter, account)
+//
+// A lock is two limits of package ratelimit. The first, called name, is a token bucket that owes the milliseconds until the end of the
+// lock. The second, called name.blocks, is a sliding window with the blocks within Config.Forget. So a lock needs no table and no rule of
+// its own, works inside transactions, and a rollback undoes a block. NIST SP 800-63B section 3.2.2 asks for such a limit on failed logins.
+package lockout
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/pgratelimit/pgratelimit/ratelimit"
+)
+
+// ErrInvalidConfig is returned by New if the name or a field of Config cannot be used.
+var ErrInvalidConfig = errors.New("lockout: invalid configuration")
+
+// Config holds the settings of a Lock. The zero Config is ready for use.
+type Config struct {
+	// First is the length of the first block: whole microseconds. Defaults to 30 seconds.
+	First time.Duration
+	// Growth is the factor by which each block is longer than the block before it, from 1 on. Defaults to 2.
+	Growth float64
+	// Longest is the maximum length of a block, up to a year. Defaults to an hour.
+	Longest time.Duration
+	// Forget is the time after which a block no longer makes later blocks longer, up to a year. It counts from the begin of that
+	// block, so it must be above Longest. Defaults to 24 hours.
+	Forget time.Duration
+}
+
+const (
+	maxBlocks = 1000 // the blocks that are counted
+	year      = 365 * ratelimit.Day
+)
+
+func (c Config) withDefaults() Config {
+	if c.First == 0 {
+		c.First = 30 * time.Second
+	}
+	if c.Growth == 0 {
+		c.Growth = 2
+	}
+	if c.Longest == 0 {
+		c.Longest = max(time.Hour, c.First)
+	}
+	if c.Forget == 0 {
+		c.Forget = max(ratelimit.Day, 2*c.Longest)
+	}
+	return c
+}
+
+func (c Config) validate() error {
+	switch {
+	case c.First < time.Millisecond || c.First%time.Microsecond != 0:
+		return fmt.Errorf("field First is %v; use whole microseconds, from 1ms on", c.First)
+	case !(c.Growth >= 1) || math.IsInf(c.Growth, 1):
+		return fmt.Errorf("field Growth is %v; use a number from 1 on", c.Growth)
+	case c.Longest < c.First || c.Longest > year:
+		return fmt.Errorf("field Longest is %v; use a span from First, %v, to a year", c.Longest, c.First)
+	case c.Forget <= c.Longest || c.Forget > year:
+		return fmt.Errorf("field Forget is %v; use a span above Longest, %v, and up to a year", c.Forget, c.Longest)
+	}
+	return nil
+}
+
+// Lock locks keys. It does not change, and is safe for concurrent use.
+type Lock struct {
+	config         Config
+	locked, blocks ratelimit.Limit
+}
+
+// New returns the lock called name, which is also the name of its first limit. Errors wrap ErrInvalidConfig and say what to change.
+func New(name string, config Config) (*Lock, error) {
+	config = config.withDefaults()
+	if err := config.validate(); err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrInvalidConfig, err)
+	}
+	locked, err := ratelimit.NewLimit(name, ratelimit.TokenBucket{Rate: 1, Period: time.Millisecond, Capacity: ratelimit.None})
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrInvalidConfig, err)
+	}
+	blocks, err := ratelimit.NewLimit(name+".blocks", ratelimit.SlidingWindow{Rate: maxBlocks, Period: config.Forget.Truncate(time.Millisecond)})
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrInvalidConfig, err)
+	}
+	return &Lock{config, locked, blocks}, nil
+}
+
+// Define is New, and panics if the name or a field of Config is invalid. Use it for package variables.
+func Define(name string, config Config) *Lock {
+	lock, err := New(name, config)
+	if err != nil {
+		panic(err)
+	}
+	return lock
+}
+
+// For returns the request that asks whether a key is locked, for Take, Require and Check, alone or beside requests of limits. It is
+// refused until the end of the lock, which is its RetryAfter, and takes nothing.
+func (l *Lock) For(key string) ratelimit.Request { return l.locked.For(key).Cost(0) }
+
+// Limits returns the limits of the lock, for Limiter.Prune and Limiter.Maintain.
+func (l *Lock) Limits() []ratelimit.Limit { return []ratelimit.Limit{l.locked, l.blocks} }
+
+// Block locks a key for the next span, and returns the end of the lock. The span begins now, on the database's clock. It does not
+// shorten a lock that lasts longer. On a Limiter of WithTx the block is part of that transaction. It returns the errors of
+// ratelimit.Limiter.
+func (l *Lock) Block(ctx context.Context, limiter *ratelimit.Limiter, key string) (until time.Time, err error) {
+	err = within(ctx, limiter, func(tx *ratelimit.Limiter) error {
+		d, err := tx.Take(ctx, l.blocks.For(key)) // concurrent blocks of a key wait here
+		if err != nil {
+			return err
+		}
+		before := float64(maxBlocks)
+		if d.Allowed {
+			before -= d.Remaining + 1
+		}
+		until, err = l.extend(ctx, tx, key, func(now time.Time) time.Time { return now.Add(l.span(before)) })
+		return err
+	})
+	return until, err
+}
+
+// BlockUntil locks a key until an instant of the database's clock, and returns the end of the lock. It does not shorten a lock that
+// lasts longer, and does not make later blocks longer. An instant in the past does nothing. It returns ratelimit.ErrInvalidRequest
+// for an instant more than 20 years ahead.
+func (l *Lock) BlockUntil(ctx context.Context, limiter *ratelimit.Limiter, key string, until time.Time) (end time.Time, err error) {
+	if time.Until(until) > 20*year { // the row would owe too many tokens
+		return end, fmt.Errorf("%w: the lock would last until %v; lock for up to 20 years", ratelimit.ErrInvalidRequest, until)
+	}
+	err = within(ctx, limiter, func(tx *ratelimit.Limiter) (err error) {
+		end, err = l.extend(ctx, tx, key, func(time.Time) time.Time { return until })
+		return err
+	})
+	return end, err
+}
+
+// Clear unlocks a key and forgets its blocks, for example after a password was reset. In a transaction a rollback undoes it. A Reset of
+// other limits does not clear a lock.
+func (l *Lock) Clear(ctx context.Context, limiter *ratelimit.Limiter, key string) error {
+	return limiter.Reset(ctx, l.locked.For(key), l.blocks.For(key))
+}
+
+// extend locks a key until the instant that end returns for the time of now, unless it is locked longer.
+func (l *Lock) extend(ctx context.Context, tx *ratelimit.Limiter, key string, end func(now time.Time) time.Time) (until time.Time, err error) {
+	v, err := tx.Value(ctx, l.locked.For(key))
+	if err != nil {
+		return time.Time{}, err
+	}
+	wait, err := v.RetryAfter(v.AsOf, 0)
+	if err != nil {
+		return time.Time{}, err
+	}
+	locked := v.AsOf.Add(wait)
+	until = end(v.AsOf)
+	if more := until.Sub(locked); more > 0 {
+		return until, tx.Charge(ctx, l.locked.For(key).Cost(float64(more.Microseconds())/1000))
+	}
+	return locked, nil
+}
+
+// span returns the length of a block after so many blocks.
+func (l *Lock) span(before float64) time.Duration {
+	span := float64(l.config.First) * math.Pow(l.config.Growth, before)
+	if !(span < float64(l.config.Longest)) {
+		return l.config.Longest
+	}
+	return time.Duration(span).Truncate(time.Microsecond)
+}
+
+// within runs fn in the transaction of limiter, or in one of its own.
+func within(ctx context.Context, limiter *ratelimit.Limiter, fn func(tx *ratelimit.Limiter) error) error {
+	if limiter.InTransaction() {
+		return fn(limiter)
+	}
+	return limiter.InTx(ctx, func(tx pgx.Tx) error { return fn(limiter.WithTx(tx)) })
+}

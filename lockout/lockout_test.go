@@ -1,0 +1,155 @@
+package lockout_test
+
+import (
+	"errors"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
+	"github.com/pgratelimit/pgratelimit/lockout"
+	"github.com/pgratelimit/pgratelimit/ratelimit"
+	"github.com/pgratelimit/pgratelimit/ratelimittest"
+)
+
+var attempts = ratelimit.Define("attempts", ratelimit.PerHour(5))
+
+// story is a limiter on a clock.
+type story struct {
+	*testing.T
+	limiter *ratelimit.Limiter
+	now     time.Time
+}
+
+func newStory(t *testing.T, db ratelimit.Pool) *story {
+	t.Helper()
+	s := &story{T: t, now: time.Date(2026, 3, 2, 9, 0, 0, 0, time.UTC)}
+	limiter, err := ratelimit.New(db, ratelimit.Config{AsOf: func() time.Time { return s.now }})
+	require.NoError(t, err)
+	s.limiter = limiter
+	return s
+}
+
+// asks requires that a key is locked for a time, and 0 means not locked.
+func (s *story) asks(lock *lockout.Lock, key string, want time.Duration) {
+	s.Helper()
+	d, err := s.limiter.Take(s.Context(), attempts.For(key).Cost(0), lock.For(key))
+	require.NoError(s, err)
+	require.Equal(s, want == 0, d.Allowed)
+	require.Equal(s, want, d.RetryAfter)
+}
+
+func (s *story) blocks(lock *lockout.Lock, key string, want time.Duration) {
+	s.Helper()
+	until, err := lock.Block(s.Context(), s.limiter, key)
+	require.NoError(s, err)
+	require.Equal(s, want, until.Sub(s.now))
+	s.asks(lock, key, want)
+}
+
+func TestLock(t *testing.T) {
+	t.Parallel()
+	for name, db := range map[string]ratelimit.Pool{"Memory": ratelimittest.NewDB(), "Postgres": postgrestest.New(t)} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := newStory(t, db)
+			lock := lockout.Define("locked", lockout.Config{})
+			s.asks(lock, "ada", 0)
+			span := 30 * time.Second
+			for range 7 { // each twice as long as the one before
+				s.blocks(lock, "ada", span)
+				s.now = s.now.Add(span - time.Microsecond)
+				s.asks(lock, "ada", time.Microsecond)
+				s.now = s.now.Add(time.Microsecond)
+				s.asks(lock, "ada", 0)
+				span *= 2
+			}
+			s.blocks(lock, "ada", time.Hour) // the longest
+			s.asks(lock, "bob", 0)
+
+			s.blocks(lock, "bob", 30*time.Second)
+			s.blocks(lock, "bob", time.Minute) // from now on, not from the end of the first
+			until, err := lock.BlockUntil(t.Context(), s.limiter, "bob", s.now.Add(-time.Hour))
+			require.NoError(t, err)
+			require.Equal(t, time.Minute, until.Sub(s.now))
+			until, err = lock.BlockUntil(t.Context(), s.limiter, "bob", s.now.Add(time.Hour))
+			require.NoError(t, err)
+			require.Equal(t, time.Hour, until.Sub(s.now))
+			until, err = lock.Block(t.Context(), s.limiter, "bob") // two minutes are over before
+			require.NoError(t, err)
+			require.Equal(t, time.Hour, until.Sub(s.now))
+
+			require.NoError(t, s.limiter.Reset(t.Context(), attempts.For("bob")))
+			s.asks(lock, "bob", time.Hour)
+			require.NoError(t, lock.Clear(t.Context(), s.limiter, "bob"))
+			s.asks(lock, "bob", 0)
+			s.blocks(lock, "bob", 30*time.Second)
+
+			s.now = s.now.Add(25 * time.Hour) // a quiet time
+			s.blocks(lock, "ada", 30*time.Second)
+		})
+	}
+}
+
+// TestRollback expects that a block is part of the caller's transaction.
+func TestRollback(t *testing.T) {
+	t.Parallel()
+	s := newStory(t, postgrestest.New(t))
+	lock := lockout.Define("locked", lockout.Config{First: time.Minute})
+	failed := errors.New("rolled back")
+	err := s.limiter.InTx(t.Context(), func(tx pgx.Tx) error {
+		_, err := lock.Block(t.Context(), s.limiter.WithTx(tx), "ada")
+		require.NoError(t, err)
+		return failed
+	})
+	require.ErrorIs(t, err, failed)
+	s.asks(lock, "ada", 0)
+	s.blocks(lock, "ada", time.Minute)
+}
+
+// TestConcurrentBlocks expects that each of several blocks at once is longer than the one before.
+func TestConcurrentBlocks(t *testing.T) {
+	t.Parallel()
+	s := newStory(t, postgrestest.New(t))
+	lock := lockout.Define("locked", lockout.Config{First: time.Second, Growth: 3})
+	var callers sync.WaitGroup
+	for range 5 {
+		callers.Go(func() {
+			if _, err := lock.Block(t.Context(), s.limiter, "ada"); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	callers.Wait()
+	s.asks(lock, "ada", 81*time.Second)
+}
+
+func TestBlockUntilTooLong(t *testing.T) {
+	t.Parallel()
+	s := newStory(t, ratelimittest.NewDB())
+	_, err := lockout.Define("locked", lockout.Config{}).BlockUntil(t.Context(), s.limiter, "ada", time.Now().Add(21*365*ratelimit.Day))
+	require.ErrorIs(t, err, ratelimit.ErrInvalidRequest)
+}
+
+func TestNew(t *testing.T) {
+	t.Parallel()
+	for want, c := range map[string]struct {
+		name   string
+		config lockout.Config
+	}{
+		"name":    {"a b", lockout.Config{}},
+		"First":   {"a", lockout.Config{First: time.Nanosecond}},
+		"Growth":  {"a", lockout.Config{Growth: 0.5}},
+		"Longest": {"a", lockout.Config{First: time.Hour, Longest: time.Minute}},
+		"Forget":  {"a", lockout.Config{Forget: time.Minute}},
+	} {
+		_, err := lockout.New(c.name, c.config)
+		require.ErrorIs(t, err, lockout.ErrInvalidConfig)
+		require.ErrorContains(t, err, want)
+	}
+	require.Panics(t, func() { lockout.Define("", lockout.Config{}) })
+	require.Len(t, lockout.Define("a", lockout.Config{}).Limits(), 2)
+}
