@@ -19,11 +19,11 @@ import (
 	"github.com/pgratelimit/pgratelimit/bench/internal/command"
 )
 
-// options are what the program is asked to do.
+// options are the options of the program.
 type options struct {
 	quick      bool
 	only       *regexp.Regexp // scenarios
-	named      bool           // they are asked for by name
+	named      bool           // by the user
 	contenders *regexp.Regexp
 	against    string // a commit
 	rounds     int

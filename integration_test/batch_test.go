@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -11,78 +12,27 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgratelimit/pgratelimit/integration_test/internal/atonce"
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
 func TestThoseWhoWaitForOneCallShareTheNextRoundTrip(t *testing.T) {
 	t.Parallel()
 	fastPathOnly(t, "the general path takes more round trips")
-	seen := &tracer{}
-	s := newStand(t, func(c *pgxpool.Config) { c.ConnConfig.Tracer = seen })
+	w := &wire{}
+	s := newStand(t, w.onEach)
 	_, others, release := s.crowd(t, 50)
 	look := askFor(t, func(ctx context.Context) (ratelimit.Decision, error) { return s.limiter.Check(ctx, calls.For("ada")) })
 	look.requireAllowed(t) // takes nothing, and does not wait
-	batchesBefore, aloneBefore := seen.sent()
-	release()
-	for _, a := range others {
-		a.requireAllowed(t)
-	}
-	batches, alone := seen.sent()
-	require.Equal(t, 1, batches+alone-batchesBefore-aloneBefore)
+	require.LessOrEqual(t, w.count(func() {
+		release()
+		for _, a := range others {
+			a.requireAllowed(t)
+		}
+	}), 2, "it prepares the statement and executes it")
 	require.Equal(t, 52, s.taken(t))
 	s.requireHealthy(t)
-}
-
-// The calls of a batch are decided as if they came one after the other.
-func TestDecisionsOfABatchAreThoseOfTheOrderOfArrival(t *testing.T) {
-	t.Parallel()
-	const refusal = -1 // in place of what remains
-	noon := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
-	for name, test := range map[string]struct {
-		costs, remaining []float64
-	}{
-		"EnoughForAll":            {[]float64{1, 1, 2, 3}, []float64{9, 8, 6, 3}},
-		"EnoughForSome":           {[]float64{1, 3, 3, 3, 3, 3}, []float64{9, 6, 3, 0, refusal, refusal}},
-		"ALargeOneBetweenSmall":   {[]float64{1, 1, 9, 1, 8, 7, 1}, []float64{9, 8, refusal, 7, refusal, 0, refusal}},
-		"MoreThanTheyCouldEverDo": {[]float64{1, 6, 6, 2, 6, 1}, []float64{9, 3, refusal, 1, refusal, 0}},
-		"Fractions":               {[]float64{0.5, 0.25, 0.125, 9, 0.125}, []float64{9.5, 9.25, 9.125, 0.125, 0}},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			b := setup(t)
-			limiter := b.with(t, ratelimit.Config{AsOf: func() time.Time { return noon }})
-			limit := ratelimit.Define("limit", ratelimit.TokenBucket{Rate: 1, Period: time.Second, Capacity: 10})
-			require.NoError(t, limiter.Reset(t.Context(), limit.For("key")))
-			holder := b.begin(t, pgx.ReadCommitted)
-			_, err := holder.Exec(t.Context(), `SELECT FROM ratelimit.buckets FOR UPDATE`)
-			require.NoError(t, err)
-			var askers []*asker
-			for _, cost := range test.costs {
-				askers = append(askers, ask(t, limiter, limit.For("key").Cost(cost)))
-				if len(askers) == 1 {
-					eventually(t, "the first caller waits for the row", func() bool { return waiting(t, b.pool) == 1 })
-				}
-			}
-			require.NoError(t, holder.Rollback(t.Context()))
-			left := limit.Capacity()
-			for i, a := range askers {
-				<-a.ended
-				require.NoError(t, a.err)
-				require.Equal(t, test.remaining[i] != refusal, a.d.Allowed, "caller %d", i)
-				wait := time.Duration(0)
-				if a.d.Allowed {
-					left = test.remaining[i]
-				} else {
-					wait = time.Duration((test.costs[i] - left) * float64(time.Second))
-				}
-				require.Equal(t, wait, a.d.RetryAfter, "caller %d", i)
-				require.Equal(t, left, a.d.Remaining, "caller %d", i)
-				require.Equal(t, left, a.d.States[0].Value.Tokens, "caller %d", i)
-				require.Equal(t, time.Duration((10-left)*float64(time.Second)), a.d.ResetAfter, "caller %d", i)
-			}
-			require.Equal(t, left, b.row(t, "limit", "key").Value)
-		})
-	}
 }
 
 func TestACallerWhoGivesUpLeavesTheOthersAlone(t *testing.T) {
@@ -113,48 +63,10 @@ func TestACallerWhoGivesUpLeavesTheOthersAlone(t *testing.T) {
 	s.requireHealthy(t)
 }
 
-func TestABatchThatEverybodyGaveUpIsCancelled(t *testing.T) {
-	t.Parallel()
-	s := newStand(t)
-	first, others, release := s.crowd(t, 4)
-	s.giveUp(t, first)
-	pid := s.awaitWaiter(t) // with a batch of the others
-	behind := ask(t, s.limiter, calls.For("ada"))
-	for _, a := range others {
-		a.requireWaits(t)
-		a.cancel()
-		a.requireError(t, isError(context.Canceled)) // while the row is held
-	}
-	s.awaitEnd(t, pid)
-	s.awaitWaiter(t)
-	behind.requireWaits(t)
-	release()
-	behind.requireAllowed(t)
-	require.Equal(t, 1+1, s.taken(t), "by the one behind")
-	s.requireHealthy(t)
-}
-
-func TestOneOfABatchWhoStaysGetsTheAnswer(t *testing.T) {
-	t.Parallel()
-	s := newStand(t)
-	first, others, release := s.crowd(t, 4)
-	s.giveUp(t, first)
-	s.awaitWaiter(t)
-	for _, a := range others[:3] { // the first of them too, whose context the batch carries on
-		a.cancel()
-		a.requireError(t, isError(context.Canceled))
-	}
-	others[3].requireWaits(t)
-	release()
-	others[3].requireAllowed(t)
-	require.Equal(t, 1+4, s.taken(t), "what the batch asked for")
-	s.requireHealthy(t)
-}
-
 func TestMaxWaitingIsRefusedBeforeAnySQL(t *testing.T) {
 	t.Parallel()
-	seen := &tracer{}
-	s := newStand(t, func(c *pgxpool.Config) { c.ConnConfig.Tracer = seen })
+	w := &wire{}
+	s := newStand(t, w.onEach)
 	s.limiter = s.with(t, ratelimit.Config{MaxWaiting: 6})
 	first, others, release := s.crowd(t, 3)
 	eventually(t, "the line behind the row is full", func() bool {
@@ -163,7 +75,7 @@ func TestMaxWaitingIsRefusedBeforeAnySQL(t *testing.T) {
 		_, err := s.limiter.Take(ctx, calls.For("ada"))
 		return errors.Is(err, ratelimit.ErrOverloaded)
 	})
-	batchesBefore, aloneBefore := seen.sent()
+	before := w.Trips()
 	for name, call := range map[string]verb{
 		"Take": writes["Take"], "TakeSeveral": writes["TakeSeveral"], "Reserve": writes["Reserve"],
 	} {
@@ -172,8 +84,7 @@ func TestMaxWaitingIsRefusedBeforeAnySQL(t *testing.T) {
 		require.ErrorContains(t, err, "too many calls are waiting for the database; shed load, or raise Config.MaxWaiting (6)")
 		require.False(t, allowed)
 	}
-	batches, alone := seen.sent()
-	require.Equal(t, [2]int{batchesBefore, aloneBefore}, [2]int{batches, alone})
+	require.Equal(t, before, w.Trips())
 	_, err := s.limiter.Take(t.Context(), calls.For("grace"))
 	require.NoError(t, err, "it has not to wait")
 	release()
@@ -227,33 +138,216 @@ func TestClose(t *testing.T) {
 	}
 }
 
-// Rows that transactions hold for long delay only the calls on these rows.
-func TestHeldRowsDoNotHoldUpOtherKeys(t *testing.T) {
+// If a batch fails for any reason, all of its calls get the error at once, nothing was taken, and the next batch works.
+func TestABatchThatFailsRefusesAllOfIt(t *testing.T) {
 	t.Parallel()
-	const held = 3 // the number of batches in progress at once
+	for name, fault := range map[string]struct {
+		end, code string
+	}{
+		"BackendKilled":      {"pg_terminate_backend", "57P01"},
+		"StatementCancelled": {"pg_cancel_backend", "57014"}, // as a statement_timeout does
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := newStand(t)
+			first, others, release := s.crowd(t, 6)
+			several := ask(t, s.limiter, calls.For("ada"), calls.For("grace"))
+			reserving := askFor(t, func(ctx context.Context) (ratelimit.Decision, error) {
+				r, err := s.limiter.Reserve(ctx, calls.For("ada"))
+				return r.Decision, err
+			})
+			for _, a := range append([]*asker{first, several, reserving}, others...) {
+				eventually(t, "the call fails", func() bool {
+					s.outside.exec(t, `SELECT `+fault.end+`(pid) FROM pg_stat_activity
+						WHERE datname = current_database() AND wait_event_type = 'Lock'`)
+					return a.hasEnded()
+				})
+				a.requireError(t, isState(fault.code))
+			}
+			release()
+			require.Equal(t, 1, s.taken(t), "what was taken before")
+			require.Zero(t, s.outside.count(t, `SELECT count(*) FROM ratelimit.reservations`))
+			s.requireHealthy(t)
+		})
+	}
+}
+
+// An application that takes in a transaction, in another order than calls lock in, cannot deadlock with calls outside of it. These
+// take from both buckets, or share a batch with calls for the other.
+func TestABatchIsPartOfNoDeadlock(t *testing.T) {
+	t.Parallel()
 	s := newStand(t)
-	holder := s.outside.begin(t, pgx.ReadCommitted)
-	for n := range held {
-		_, err := s.outside.limiter.WithTx(holder).Take(t.Context(), calls.For(fmt.Sprint("held", n)))
+	heal := s.setDefault(t, "deadlock_timeout", "50ms") // Postgres ends one of those in a deadlock with an error
+	defer heal()
+	const rounds = 5
+	for round := range rounds {
+		tx := s.begin(t, pgx.ReadCommitted)
+		bound := s.limiter.WithTx(tx)
+		_, err := bound.Take(t.Context(), calls.For("z")) // makes the row in the first round
 		require.NoError(t, err)
+		both := ask(t, s.limiter, calls.For("a"), calls.For("z"))
+		s.awaitWaiter(t)
+		behind := ask(t, s.limiter, calls.For("z"))
+		ask(t, s.limiter, calls.For("a")).requireAllowed(t)
+		_, err = bound.Take(t.Context(), calls.For("a"))
+		require.NoError(t, err, "round %d", round)
+		both.requireWaits(t)
+		behind.requireWaits(t)
+		require.NoError(t, tx.Commit(t.Context()))
+		both.requireAllowed(t)
+		behind.requireAllowed(t)
 	}
-	var askers []*asker
-	for n := range held {
-		askers = append(askers, ask(t, s.limiter, calls.For(fmt.Sprint("held", n))))
-	}
-	eventually(t, "all wait", func() bool { return waiting(t, s.outside.pool) == held })
-	for n := range 20 {
-		d, err := s.limiter.Take(t.Context(), calls.For(fmt.Sprint("free", n)))
-		require.NoError(t, err)
-		require.True(t, d.Allowed)
-	}
-	for _, a := range askers {
-		a.requireWaits(t)
-	}
-	require.NoError(t, holder.Commit(t.Context()))
-	for _, a := range askers {
-		a.requireAllowed(t)
-	}
-	require.Equal(t, 2*held+20, s.taken(t))
+	require.Equal(t, 6*rounds, s.taken(t))
 	s.requireHealthy(t)
+}
+
+// A reset allows at most a full bucket again, also beside calls in progress.
+func TestResetsBesideBatchesAdmitNoMoreThanTheyRestore(t *testing.T) {
+	t.Parallel()
+	const resets, capacity = 5, 20
+	callers, each := testsize.Of(12, 24), testsize.Of(20, 40)
+	b := setup(t)
+	limit := ratelimit.Define("limit", hoard(capacity))
+	var admitted atomic.Int64
+	require.NoError(t, atonce.Do(callers, func(caller int) error {
+		for i := range each {
+			if caller == 0 && i%(each/resets) == 0 {
+				if err := b.limiter.Reset(t.Context(), limit.For("key")); err != nil {
+					return err
+				}
+			}
+			d, err := b.limiter.Take(t.Context(), limit.For("key"))
+			if err != nil {
+				return err
+			}
+			if d.Allowed {
+				admitted.Add(1)
+			}
+		}
+		return nil
+	}))
+	require.LessOrEqual(t, admitted.Load(), int64(capacity*(1+resets)))
+	require.GreaterOrEqual(t, admitted.Load(), int64(capacity))
+}
+
+// The first callers of new keys meet at rows that are not there, or that are being deleted because they are full.
+func TestBatchesOfFirstCallersBesidePrune(t *testing.T) {
+	t.Parallel()
+	const keys, capacity = 60, 3
+	callers := testsize.Of(8, 24)
+	b := setup(t)
+	limit := ratelimit.Define("limit", hoard(capacity))
+	b.exec(t, `INSERT INTO ratelimit.buckets SELECT 'limit', 'key' || n, 0, 3, 0 FROM generate_series(1, 60, 2) AS n`) // full long since
+	var admitted [keys]atomic.Int64
+	pruned := make(chan error, 1)
+	ctx, stop := context.WithCancel(t.Context())
+	go func() {
+		for ctx.Err() == nil {
+			if _, err := b.limiter.Prune(t.Context(), limit); err != nil {
+				pruned <- err
+				return
+			}
+		}
+		pruned <- nil
+	}()
+	err := atonce.Do(callers, func(int) error {
+		for i := range keys {
+			d, err := b.limiter.Take(t.Context(), limit.For(fmt.Sprint("key", i)))
+			if err != nil {
+				return err
+			}
+			if d.Allowed {
+				admitted[i].Add(1)
+			}
+		}
+		return nil
+	})
+	stop()
+	require.NoError(t, errors.Join(err, <-pruned))
+	for i := range keys {
+		require.EqualValues(t, capacity, admitted[i].Load(), "key %d", i)
+	}
+}
+
+// Batches are exact for each kind of connection.
+func TestBatchesAreExactOnAnyConnection(t *testing.T) {
+	t.Parallel()
+	serializable := func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["default_transaction_isolation"] = "serializable" }
+	mode := func(m pgx.QueryExecMode) func(*pgxpool.Config) {
+		return func(c *pgxpool.Config) { c.ConnConfig.DefaultQueryExecMode = m }
+	}
+	for name, configure := range map[string]func(*pgxpool.Config){
+		"OneConnection":  oneConnection,
+		"Serializable":   serializable,
+		"CacheStatement": mode(pgx.QueryExecModeCacheStatement),
+		"CacheDescribe":  mode(pgx.QueryExecModeCacheDescribe),
+		"DescribeExec":   mode(pgx.QueryExecModeDescribeExec),
+		"Exec":           mode(pgx.QueryExecModeExec),
+		"SimpleProtocol": mode(pgx.QueryExecModeSimpleProtocol),
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b, hot := setup(t, configure), ratelimit.Define("hot", hoard(raceCapacity))
+			for _, several := range []bool{false, true} {
+				b.race(t, callers()[3], hot, racersTries, fmt.Sprint("ключ's \\ ", several), several)
+			}
+		})
+	}
+	t.Run("SingleConnection", func(t *testing.T) {
+		t.Parallel()
+		b := setup(t)
+		conn, err := pgx.ConnectConfig(t.Context(), b.pool.Config().ConnConfig)
+		require.NoError(t, err)
+		defer conn.Close(context.WithoutCancel(t.Context()))
+		limiter, err := ratelimit.New(conn, ratelimit.Config{})
+		require.NoError(t, err)
+		for i := range 4 {
+			d, err := limiter.Take(t.Context(), pinch.For("key"))
+			require.NoError(t, err)
+			require.Equal(t, i < 2, d.Allowed)
+		}
+		require.NoError(t, limiter.Close(t.Context()))
+		_, err = limiter.Take(t.Context(), pinch.For("key"))
+		require.ErrorIs(t, err, ratelimit.ErrClosed)
+	})
+}
+
+// A refusal outside a transaction writes nothing at all, also when many are refused at once.
+func TestRefusalsInBatchesLogNothing(t *testing.T) {
+	t.Parallel()
+	fastPathOnly(t, "the general path locks rows to refuse what a look did not")
+	s, _ := setupOwn(t, map[string]string{
+		"autovacuum": "off", "checkpoint_timeout": "1h", "wal_level": "minimal", "max_wal_senders": "0",
+	})
+	requests := [][]ratelimit.Request{
+		{tight.For("a")},
+		{tight.For("b").Cost(0.3)},
+		{roomy.For("new"), tight.For("a")},
+		{tight.For("a"), tight.For("b"), other.For("new")},
+	}
+	takeAll(t, s.limiter, tight.For("a"))
+	takeAll(t, s.limiter, tight.For("b"))
+	s.exec(t, "VACUUM ratelimit.buckets") // reading a page tidies it, once
+	refuse := func() {
+		require.NoError(t, atonce.Do(32, func(caller int) error {
+			for i := range 20 {
+				d, err := s.limiter.Take(t.Context(), requests[(caller+i)%len(requests)]...)
+				if err != nil || d.Allowed {
+					return fmt.Errorf("%+v, %w", d, err)
+				}
+			}
+			return nil
+		}))
+	}
+	logged := func() (position string) {
+		require.NoError(t, s.pool.QueryRow(t.Context(), `SELECT pg_current_wal_insert_lsn()::text`).Scan(&position))
+		return position
+	}
+	refuse()
+	before, rows := logged(), s.rows(t, "")
+	refuse()
+	require.Equal(t, before, logged())
+	require.Equal(t, rows, s.rows(t, ""))
+	takeAll(t, s.limiter, tight.For("c"))
+	require.NotEqual(t, before, logged(), "what is taken is logged")
 }

@@ -85,28 +85,6 @@ var scarce = ratelimit.Define("scarce", hoard(3))
 var sliced = ratelimit.Define("sliced", ratelimit.SlidingWindow{Rate: callsCapacity, Period: ratelimit.Day, Slices: 24})
 
 var cutCrowds = map[string]cutCrowd{
-	"FullBuckets": {
-		calls: func(key string) (all []cutCall) {
-			for i := range 7 {
-				all = append(all, cutTake(want{calls, fmt.Sprint(key, i), 1}))
-			}
-			return all
-		},
-	},
-	"UsedBuckets": {
-		prepare: func(t *testing.T, s *stand, key string) func() {
-			t.Helper()
-			s.outside.exec(t, `INSERT INTO ratelimit.buckets (name, key, shard, value, ts)
-				SELECT 'calls', $1 || i, 0, 1000, 0 FROM generate_series(0, 6) AS i`, key)
-			return func() {}
-		},
-		calls: func(key string) (all []cutCall) {
-			for i := range 7 {
-				all = append(all, cutTake(want{calls, fmt.Sprint(key, i), float64(1 + i%2)}))
-			}
-			return all
-		},
-	},
 	"AHeldRow": {
 		waiters: 1,
 		prepare: func(t *testing.T, s *stand, key string) func() {
@@ -120,14 +98,6 @@ var cutCrowds = map[string]cutCrowd{
 				cutWait(want{calls, key + "held", 1}), cutTake(want{calls, key + "3", 1}),
 				cutWait(want{calls, key + "held", 2}, want{roomy, key, 1}),
 			}
-		},
-	},
-	"OneBucket": {
-		calls: func(key string) (all []cutCall) {
-			for range 4 {
-				all = append(all, cutTake(want{scarce, key, 1}))
-			}
-			return all
 		},
 	},
 	"EachKind": {

@@ -14,12 +14,12 @@ import (
 // monthly is a thousand a month in Berlin.
 var monthly = ratelimit.CalendarWindow{Rate: 1000, Resets: ratelimit.Monthly, Zone: "Europe/Berlin"}
 
-// in returns an instant of the year 2026 by the clocks of a zone.
-func in(t *testing.T, zone string, month time.Month, day, hour int) time.Time {
+// firstOf returns the beginning of a month of the year 2026 by the clocks of a zone.
+func firstOf(t *testing.T, zone string, month time.Month) time.Time {
 	t.Helper()
 	location, err := time.LoadLocation(zone)
 	require.NoError(t, err)
-	return time.Date(2026, month, day, hour, 0, 0, 0, location)
+	return time.Date(2026, month, 1, 0, 0, 0, 0, location)
 }
 
 // A thousand a month are available again on the first at midnight in Berlin, also if daylight saving time begins or ends in
@@ -32,9 +32,9 @@ func TestAThousandAMonthInBerlin(t *testing.T) {
 		begins, ends time.Time
 		hours        int // from one to the other
 	}{
-		{in(t, "Europe/Berlin", time.March, 1, 0), in(t, "Europe/Berlin", time.April, 1, 0), 31*24 - 1},
-		{in(t, "Europe/Berlin", time.October, 1, 0), in(t, "Europe/Berlin", time.November, 1, 0), 31*24 + 1},
-		{in(t, "Europe/Berlin", time.February, 1, 0), in(t, "Europe/Berlin", time.March, 1, 0), 28 * 24},
+		{firstOf(t, "Europe/Berlin", time.March), firstOf(t, "Europe/Berlin", time.April), 31*24 - 1},
+		{firstOf(t, "Europe/Berlin", time.October), firstOf(t, "Europe/Berlin", time.November), 31*24 + 1},
+		{firstOf(t, "Europe/Berlin", time.February), firstOf(t, "Europe/Berlin", time.March), 28 * 24},
 	} {
 		t.Run(month.begins.Format("2006-01"), func(t *testing.T) {
 			t.Parallel()
@@ -67,31 +67,6 @@ func TestAThousandAMonthInBerlin(t *testing.T) {
 	}
 }
 
-// A caller's transaction at each isolation level, and a call by itself, may be the first to use a calendar.
-func TestTheFirstUseOfACalendar(t *testing.T) {
-	t.Parallel()
-	for _, c := range callers() {
-		for _, several := range []bool{false, true} {
-			t.Run(fmt.Sprintf("%s/Several=%v", c.name, several), func(t *testing.T) {
-				t.Parallel()
-				b := setup(t)
-				limit := ratelimit.Define("month", monthly)
-				requests := []ratelimit.Request{limit.For("key").Cost(2)}
-				if several {
-					requests = append(requests, roomy.For("key"), ratelimit.Define("day", ratelimit.CalendarWindow{Rate: 10, Resets: ratelimit.Daily, Zone: "Asia/Beirut"}).For("key"))
-				}
-				d, err := c.take(t.Context(), b.db(), b.limiter, requests...)
-				require.NoError(t, err)
-				require.True(t, d.Allowed)
-				require.InDelta(t, 998, d.States[0].Remaining, 0)
-				end := d.At.Add(d.States[0].ResetAfter).In(in(t, "Europe/Berlin", 1, 1, 0).Location())
-				require.Equal(t, "01 00:00:00.000000", end.Format("02 15:04:05.000000"))
-				require.InDelta(t, 998, b.held(t, "month", "key"), 0)
-			})
-		}
-	}
-}
-
 // A decision is one round trip, also the first on a calendar, and takes no SIREAD lock.
 func TestWhatADecisionOnACalendarTakes(t *testing.T) {
 	t.Parallel()
@@ -115,4 +90,73 @@ func TestWhatADecisionOnACalendarTakes(t *testing.T) {
 		AND relation NOT IN (SELECT oid FROM pg_class WHERE relname LIKE 'pg\_%')`).Scan(&locks))
 	require.Zero(t, locks)
 	require.NoError(t, tx.Commit(t.Context()))
+}
+
+// The clock of the database goes on, or back, by many windows.
+func TestTheClockGoesManyWindowsOn(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	for _, resets := range []ratelimit.Calendar{ratelimit.Daily, ratelimit.Weekly, ratelimit.Monthly, ratelimit.Quarterly, ratelimit.Yearly} {
+		limit := ratelimit.Define("limit", ratelimit.CalendarWindow{Rate: 10, Resets: resets, Zone: "America/Santiago"})
+		for _, years := range []int{2, 30, 300, -8, -40} {
+			t.Run(string(resets)+time.Date(2000+years, 1, 1, 0, 0, 0, 0, time.UTC).Format("/2006"), func(t *testing.T) {
+				t.Parallel()
+				representative(t, fmt.Sprint(resets, years), "day300", "month2", "year-8")
+				d := b.desk(t, ratelimit.Config{})
+				d.clock.set(clockNoon)
+				takeAll(t, d.limiter, limit.For(t.Name()))
+				d.clock.set(clockNoon.AddDate(years, 0, 0))
+				next, err := d.limiter.Take(t.Context(), limit.For(t.Name()))
+				require.NoError(t, err)
+				require.Equal(t, years > 0, next.Allowed, "a clock that goes back gives nothing")
+				begin := d.clock.now().Add(next.ResetAfter)
+				fresh, err := b.with(t, ratelimit.Config{AsOf: d.clock.now}).Take(t.Context(), limit.For(t.Name()+" anew"))
+				require.NoError(t, err)
+				require.Equal(t, begin, d.clock.now().Add(fresh.ResetAfter), "a Limiter that never saw another time says the same")
+				local := begin.In(firstOf(t, "America/Santiago", 1).Location())
+				require.LessOrEqual(t, local.Hour(), 1)
+			})
+			t.Run("InTheMidst/"+string(resets)+time.Date(2000+years, 1, 1, 0, 0, 0, 0, time.UTC).Format("/2006"), func(t *testing.T) {
+				t.Parallel()
+				representative(t, fmt.Sprint(resets, years), "month2", "year-8")
+				for reads := range int64(6) {
+					n := int64(0)
+					l := b.with(t, ratelimit.Config{NoBatching: true, AsOf: func() time.Time {
+						if n++; n <= reads+4 {
+							return clockNoon
+						}
+						return clockNoon.AddDate(years, 0, 0)
+					}})
+					tx := b.begin(t, pgx.Serializable)
+					for range 3 {
+						d, err := l.WithTx(tx).Take(t.Context(), limit.For(t.Name()), roomy.For(t.Name()))
+						require.NoError(t, err)
+						require.Less(t, d.States[0].ResetAfter, 400*ratelimit.Day)
+					}
+					require.NoError(t, tx.Rollback(t.Context()))
+				}
+			})
+		}
+	}
+}
+
+// Prune deletes a full bucket, and keeps a bucket that is not full.
+func TestPruneOfCalendarWindows(t *testing.T) {
+	t.Parallel()
+	d := setup(t).desk(t, ratelimit.Config{})
+	limit := ratelimit.Define("month", monthly)
+	begins := firstOf(t, "Europe/Berlin", time.March)
+	d.clock.set(begins)
+	requireAllowed(t, taking(limit.For("used").Cost(10)), d.limiter)
+	require.NoError(t, d.limiter.Charge(t.Context(), limit.For("owing").Cost(3000)))
+	prune := func(at time.Time) int64 {
+		d.clock.set(at)
+		deleted, err := d.limiter.Prune(t.Context(), limit)
+		require.NoError(t, err)
+		return deleted
+	}
+	require.Zero(t, prune(begins.AddDate(0, 1, 0).Add(-time.Microsecond)))
+	require.EqualValues(t, 1, prune(begins.AddDate(0, 2, 10)), "the used one")
+	require.Zero(t, prune(begins.AddDate(0, 2, 20)), "a third window has not begun")
+	require.EqualValues(t, 1, prune(begins.AddDate(0, 5, 0)))
 }

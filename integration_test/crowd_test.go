@@ -6,7 +6,6 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/ratelimit"
@@ -117,43 +116,4 @@ func (s *stand) crowd(t *testing.T, n int) (first *asker, others []*asker, relea
 		others = append(others, ask(t, s.limiter, calls.For("ada")))
 	}
 	return first, others, release
-}
-
-// giveUp cancels the one call that waits for a row, and returns when the server has forgotten it.
-func (s *stand) giveUp(t *testing.T, a *asker) {
-	t.Helper()
-	pid := s.awaitWaiter(t)
-	a.cancel()
-	a.requireError(t, isError(context.Canceled))
-	s.awaitEnd(t, pid)
-}
-
-// tracer counts statements and round trips.
-type tracer struct {
-	mu      sync.Mutex
-	batches int
-	alone   int
-}
-
-func (c *tracer) TraceBatchStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceBatchStartData) context.Context {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.batches++
-	return ctx
-}
-func (c *tracer) TraceBatchQuery(context.Context, *pgx.Conn, pgx.TraceBatchQueryData) {}
-func (c *tracer) TraceBatchEnd(context.Context, *pgx.Conn, pgx.TraceBatchEndData)     {}
-
-func (c *tracer) TraceQueryStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceQueryStartData) context.Context {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.alone++
-	return ctx
-}
-func (c *tracer) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
-
-func (c *tracer) sent() (batches, alone int) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.batches, c.alone
 }

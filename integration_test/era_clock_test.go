@@ -1,7 +1,6 @@
 package integration_test
 
 import (
-	"context"
 	"fmt"
 	"sync/atomic"
 	"testing"
@@ -107,66 +106,6 @@ func TestTheModeOfARuleFollowsTheServersClock(t *testing.T) {
 				check(2)
 			}
 		})
-	})
-}
-
-// TestOtherCallsFollowTheServersClock has the other calls that decide go by the mode at the server's time.
-func TestOtherCallsFollowTheServersClock(t *testing.T) {
-	t.Parallel()
-	onWrongClocks(t, func(t *testing.T, w wrongClock) {
-		t.Helper()
-		eachPairOfModes(func(limit ratelimit.Limit, byProcess, byServer ratelimit.Era) {
-			l, isOn, isOff := w.limiter(t, limit, byProcess, byServer), byServer.Mode == ratelimit.On, byServer.Mode == ratelimit.Off
-			free := 2.0
-			if !isOff {
-				free = 0
-			}
-			n, d, err := l.TakeUpTo(t.Context(), 3, limit.For("eve"))
-			require.NoError(t, err)
-			require.Equal(t, map[bool]int{true: 2, false: 3}[isOn], n, limit)
-			require.Equal(t, byServer.Mode, d.States[0].Mode)
-			_, err = l.Take(t.Context(), limit.For("dan").Cost(2))
-			require.NoError(t, err)
-			d, err = l.Check(t.Context(), limit.For("dan"))
-			require.NoError(t, err)
-			require.Equal(t, !isOn, d.Allowed, limit)
-
-			for name, reserve := range map[string]func(context.Context, ...ratelimit.Request) (ratelimit.Reservation, error){"looks": l.CheckReserve, "makes": l.Reserve} {
-				r, err := reserve(t.Context(), limit.For("dan"))
-				require.NoError(t, err)
-				require.Equal(t, isOn, r.Delay() > 0, "%v %s", limit, name)
-				require.Equal(t, byServer.Mode, r.States[0].Mode)
-			}
-			r, err := l.Reserve(t.Context(), limit.For("fay"))
-			require.NoError(t, err)
-			require.NoError(t, w.limiter(t, limit, byProcess, byServer).Settle(t.Context(), r.ID, limit.For("fay").Cost(2)))
-			require.InDelta(t, free, tokens(t, l, limit.For("fay")), 1e-6, limit)
-		})
-	})
-}
-
-// TestRequestsAreCheckedByTheServersClock has the mode say whether Acquire needs slots, and whether a cost is too large.
-func TestRequestsAreCheckedByTheServersClock(t *testing.T) {
-	t.Parallel()
-	onWrongClocks(t, func(t *testing.T, w wrongClock) {
-		t.Helper()
-		mutex, small := ratelimit.Define("mutex", ratelimit.Concurrency{Most: 1}), ratelimit.Define("small", hoard(10))
-		off, on := ratelimit.Era{Mode: ratelimit.Off}, ratelimit.Era{}
-		l := w.limiter(t, mutex, off, on)
-		acquire(t, l, mutex.For("ada"))
-		refused(t, l, mutex.For("ada"))
-		lease := acquire(t, w.limiter(t, mutex, on, off), mutex.For("ada"))
-		require.True(t, lease.States[0].NotAsked)
-
-		tokens := ratelimit.Era{Policy: hoard(10)}
-		_, err := w.limiter(t, mutex, tokens, on).Take(t.Context(), mutex.For("dan"))
-		require.ErrorIs(t, err, ratelimit.ErrInvalidRequest)
-		_, err = w.limiter(t, mutex, on, tokens).Acquire(t.Context(), mutex.For("dan"))
-		require.ErrorIs(t, err, ratelimit.ErrInvalidRequest)
-		_, err = w.limiter(t, mutex, ratelimit.Era{Policy: hoard(10), Mode: ratelimit.Off}, tokens).Acquire(t.Context(), mutex.For("bob"))
-		require.ErrorIs(t, err, ratelimit.ErrInvalidRequest)
-		_, err = w.limiter(t, small, off, ratelimit.Era{Policy: hoard(5)}).Take(t.Context(), small.For("ada").Cost(7))
-		require.ErrorIs(t, err, ratelimit.ErrCostExceedsCapacity)
 	})
 }
 

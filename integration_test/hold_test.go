@@ -92,53 +92,28 @@ func (r *renewals) Observe(_ context.Context, event ratelimit.Event) {
 	}
 }
 
-// TestHoldOutlivesTheLease promises that work may take longer than the lease and keeps its slot, also if its lease was acquired in
-// a transaction or by another process.
+// TestHoldOutlivesTheLease promises that work may take longer than the lease and keeps its slot, also if another process acquired its lease.
 func TestHoldOutlivesTheLease(t *testing.T) {
 	t.Parallel()
 	const lease = time.Minute
 	jobs := ratelimit.Define("jobs", ratelimit.Concurrency{Most: 1, Lease: lease})
-	for name, acquire := range map[string]func(t *testing.T, b *bundle, l *ratelimit.Limiter) ratelimit.Lease{
-		"ByItself": func(t *testing.T, _ *bundle, l *ratelimit.Limiter) ratelimit.Lease {
-			t.Helper()
-			lease, err := l.Acquire(t.Context(), jobs.For("k"))
-			require.NoError(t, err)
-			return lease
-		},
-		"FromATransaction": func(t *testing.T, b *bundle, l *ratelimit.Limiter) (lease ratelimit.Lease) {
-			t.Helper()
-			require.NoError(t, pgx.BeginFunc(t.Context(), b.pool, func(tx pgx.Tx) (err error) {
-				lease, err = l.WithTx(tx).Acquire(t.Context(), jobs.For("k"))
-				return err
-			}))
-			return lease
-		},
-		"FromAnotherProcess": func(t *testing.T, b *bundle, _ *ratelimit.Limiter) ratelimit.Lease {
-			t.Helper()
-			lease, err := b.limiter.Acquire(t.Context(), jobs.For("k"))
-			require.NoError(t, err)
-			return ratelimit.Lease{ID: lease.ID}
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			inVirtualTime(t, func(t *testing.T, b *bundle) {
-				t.Helper()
-				observed := &renewals{}
-				l := b.with(t, ratelimit.Config{AsOf: time.Now, Observer: observed})
-				held, release := l.Keep(t.Context(), acquire(t, b, l))
-				time.Sleep(3 * lease)
-				require.GreaterOrEqual(t, observed.n.Load(), int64(4))
-				require.NoError(t, held.Err())
-				other, err := b.limiter.Acquire(t.Context(), jobs.For("k"))
-				require.NoError(t, err)
-				require.False(t, other.Allowed)
-				release()
-				require.Equal(t, context.Canceled, context.Cause(held))
-				require.Equal(t, 1.0, free(t, b.limiter, jobs.For("k")))
-			})
-		})
-	}
+	inVirtualTime(t, func(t *testing.T, b *bundle) {
+		t.Helper()
+		observed := &renewals{}
+		l := b.with(t, ratelimit.Config{AsOf: time.Now, Observer: observed})
+		acquired, err := b.limiter.Acquire(t.Context(), jobs.For("k"))
+		require.NoError(t, err)
+		held, release := l.Keep(t.Context(), ratelimit.Lease{ID: acquired.ID})
+		time.Sleep(3 * lease)
+		require.GreaterOrEqual(t, observed.n.Load(), int64(4))
+		require.NoError(t, held.Err())
+		other, err := b.limiter.Acquire(t.Context(), jobs.For("k"))
+		require.NoError(t, err)
+		require.False(t, other.Allowed)
+		release()
+		require.Equal(t, context.Canceled, context.Cause(held))
+		require.Equal(t, 1.0, free(t, b.limiter, jobs.For("k")))
+	})
 }
 
 // TestHoldEndsWorkThatLostItsSlot promises that losing a slot cancels the work's context, and that the caller gets an error. This
@@ -192,23 +167,6 @@ func TestHoldEndsWorkThatLostItsSlot(t *testing.T) {
 		})
 	})
 
-	t.Run("NotByAClockThatStepsBack", func(t *testing.T) {
-		t.Parallel()
-		inVirtualTime(t, func(t *testing.T, b *bundle) {
-			t.Helper()
-			observed := &renewals{}
-			var ahead atomic.Int64
-			l := b.with(t, ratelimit.Config{Observer: observed, AsOf: func() time.Time { return time.Now().Add(time.Duration(ahead.Load())) }})
-			require.NoError(t, l.Hold(t.Context(), func(ctx context.Context, _ ratelimit.Lease) error {
-				ahead.Store(-int64(40 * time.Second))
-				time.Sleep(3 * time.Minute)
-				return ctx.Err()
-			}, jobs.For("k")))
-			require.GreaterOrEqual(t, observed.n.Load(), int64(4))
-			require.Equal(t, 1.0, free(t, l, jobs.For("k")))
-		})
-	})
-
 	t.Run("ByARowThatSomebodyHolds", func(t *testing.T) { // by the real clock: virtual time stops while a statement waits
 		t.Parallel()
 		testsize.Long(t, "waits for the end of a lease")
@@ -244,13 +202,9 @@ func inVirtualTime(t *testing.T, test func(t *testing.T, b *bundle)) {
 // TestHoldersAreNeverTooMany has 32 workers hold one of 8 slots 5 times each: never 9 at once, and all come through.
 func TestHoldersAreNeverTooMany(t *testing.T) {
 	t.Parallel()
-	onEach(t, testHoldersAreNeverTooMany, onPostgres, inMemory)
-}
-
-func testHoldersAreNeverTooMany(t *testing.T, on backend) {
 	const workers, most = 32, 8
 	times := testsize.Of(1, 5)
-	b := on.setup(t)
+	b := setup(t)
 	jobs := slots("jobs", most)
 	var running, peak, done atomic.Int64
 	require.NoError(t, atonce.Do(workers, func(int) error {

@@ -2,12 +2,10 @@ package integration_test
 
 import (
 	"context"
-	"errors"
+	"encoding/json"
 	"fmt"
-	"math"
+	"os"
 	"regexp"
-	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -19,7 +17,6 @@ import (
 
 	"github.com/pgratelimit/pgratelimit/integration_test/internal/atonce"
 	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
-	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/migrations"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
@@ -41,11 +38,10 @@ func server18(t *testing.T, pool *pgxpool.Pool) (is bool) {
 	return is
 }
 
-// namesSeveral counts the statements that find several rows by arrays: statements that lock or change rows, and statements that
-// only read.
+// namesSeveral counts the statements that lock or change several rows, which they find by arrays.
 type namesSeveral struct {
 	countStatements // none
-	changes, reads  *atomic.Int64
+	changes         *atomic.Int64
 }
 
 var changesRows = regexp.MustCompile(`\b(INSERT|UPDATE|DELETE)\b`) // also FOR NO KEY UPDATE
@@ -60,12 +56,8 @@ func (n namesSeveral) TraceBatchQuery(_ context.Context, _ *pgx.Conn, data pgx.T
 }
 
 func (n namesSeveral) add(sql string) {
-	switch {
-	case !strings.Contains(sql, "unnest("):
-	case changesRows.MatchString(sql):
+	if strings.Contains(sql, "unnest(") && changesRows.MatchString(sql) {
 		n.changes.Add(1)
-	default:
-		n.reads.Add(1)
 	}
 }
 
@@ -73,7 +65,7 @@ func (n namesSeveral) add(sql string) {
 // meanwhile. So no such statement is sent there.
 func TestInPartitionsOfPostgres18EachStatementThatLocksNamesOneRow(t *testing.T) {
 	t.Parallel()
-	several := namesSeveral{changes: &atomic.Int64{}, reads: &atomic.Int64{}}
+	several := namesSeveral{changes: &atomic.Int64{}}
 	pool := postgrestest.NewPartitioned(t, partitions, func(c *pgxpool.Config) { c.ConnConfig.Tracer = several })
 	b := &bundle{pool: pool, schema: "ratelimit"}
 	b.limiter = b.with(t, ratelimit.Config{})
@@ -86,78 +78,6 @@ func TestInPartitionsOfPostgres18EachStatementThatLocksNamesOneRow(t *testing.T)
 		return nil
 	}))
 	require.Equal(t, b.inPartitions18(t), several.changes.Load() == 0)
-}
-
-// A look in partitions reads all rows by one statement, on PostgreSQL 18 too. A SELECT without locks never looks up a changed row
-// again, which is where that server crashes. Here rows are changed, made and deleted meanwhile. Each transaction moves a token from
-// one bucket to the next, so what a look finds in all of them is always the same.
-func TestALookInPartitionsReadsAllRowsAtOneInstant(t *testing.T) {
-	t.Parallel()
-	const lookers, movers, held, taken = 3, 4, 1000, 500
-	rounds, readCommitted := testsize.Of(40, 2000), pgx.TxOptions{IsoLevel: pgx.ReadCommitted}
-	several := namesSeveral{changes: &atomic.Int64{}, reads: &atomic.Int64{}}
-	pool := postgrestest.NewPartitioned(t, partitions, func(c *pgxpool.Config) { c.MaxConns, c.ConnConfig.Tracer = lookers+movers+1, several })
-	b := &bundle{pool: pool, schema: "ratelimit"}
-	b.limiter = b.with(t, ratelimit.Config{})
-	limit, ctx := ratelimit.Define("moved", hoard(held)), t.Context()
-	requests := []ratelimit.Request{limit.For("0"), limit.For("1"), limit.For("2"), limit.For("3")}
-	for _, request := range requests {
-		_, err := b.limiter.Take(ctx, request.Cost(taken))
-		require.NoError(t, err)
-	}
-	look := func() error {
-		d, err := b.limiter.Check(ctx, append(slices.Clone(requests), limit.For("made and deleted"))...)
-		if err != nil {
-			return err
-		}
-		var sum float64
-		for _, state := range d.States[:len(requests)] {
-			sum += state.Remaining
-		}
-		if math.Abs(sum-float64(len(requests))*(held-taken)) > 0.5 { // what a century gives is less
-			return fmt.Errorf("a look finds %v tokens in %v", sum, d.States)
-		}
-		return nil
-	}
-	move := func(from int, tokens float64) error {
-		return pgx.BeginTxFunc(ctx, pool, readCommitted, func(tx pgx.Tx) error {
-			const change = `UPDATE ratelimit.buckets SET value = value + $2 WHERE name = 'moved' AND key = $1 AND shard = 0`
-			_, err := tx.Exec(ctx, change, strconv.Itoa(from), -tokens)
-			if err == nil {
-				_, err = tx.Exec(ctx, change, strconv.Itoa(from+1), tokens)
-			}
-			return err
-		})
-	}
-	makeAndDelete := func() error {
-		if _, err := b.limiter.Take(ctx, limit.For("made and deleted")); err != nil {
-			return err
-		}
-		return pgx.BeginTxFunc(ctx, pool, readCommitted, func(tx pgx.Tx) error {
-			_, err := tx.Exec(ctx, `DELETE FROM ratelimit.buckets WHERE name = 'moved' AND key = 'made and deleted'`)
-			return err
-		})
-	}
-	var looking atomic.Int64
-	looking.Store(lookers)
-	require.NoError(t, atonce.Do(lookers+movers, func(worker int) error {
-		if worker < lookers {
-			defer looking.Add(-1)
-			for range rounds {
-				if err := look(); err != nil {
-					return err
-				}
-			}
-			return nil
-		}
-		for i := worker; looking.Load() > 0; i++ {
-			if err := errors.Join(move(i%(len(requests)-1), float64(1-i%2*2)), makeAndDelete()); err != nil {
-				return err
-			}
-		}
-		return nil
-	}))
-	require.Positive(t, several.reads.Load())
 }
 
 // deletions is a tracer that counts the rows that each statement of Prune deletes.
@@ -304,4 +224,115 @@ func TestPartitionBesideTraffic(t *testing.T) {
 	is, err := migrations.Partitions(ctx, b.pool, migrations.Config{})
 	require.NoError(t, err)
 	require.Equal(t, 3, is)
+}
+
+// statementIn returns a statement as it stands in its file, for the buckets of another schema.
+func statementIn(t *testing.T, file, schema string) string {
+	t.Helper()
+	text, err := os.ReadFile("../internal/store/sql/" + file)
+	require.NoError(t, err)
+	return strings.ReplaceAll(string(text), "ratelimit.buckets", schema+".buckets")
+}
+
+// A statement that takes by TID takes only from the rows with the given keys, in any partition, and locks no others.
+func TestInPartitionsNoOtherRowIsTakenFrom(t *testing.T) {
+	t.Parallel()
+	const rows = 64
+	b := setup(t)
+	b.exec(t, "CREATE SCHEMA parts")
+	b.exec(t, "CREATE TABLE parts.buckets (LIKE ratelimit.buckets INCLUDING ALL) PARTITION BY HASH (name, key)")
+	for _, remainder := range []string{"0", "1", "2", "3"} {
+		b.exec(t, "CREATE TABLE parts.buckets"+remainder+" PARTITION OF parts.buckets FOR VALUES WITH (MODULUS 4, REMAINDER "+remainder+")")
+	}
+	b.exec(t, `INSERT INTO parts.buckets SELECT 'limit', 'key ' || n, 0, 10, 0 FROM generate_series(1, $1::integer) AS n`, rows)
+	values := func() map[string]float64 {
+		found, err := b.pool.Query(t.Context(), "SELECT key, value FROM parts.buckets")
+		require.NoError(t, err)
+		values := make(map[string]float64)
+		var key string
+		var value float64
+		_, err = pgx.ForEachRow(found, []any{&key, &value}, func() error { values[key] = value; return nil })
+		require.NoError(t, err)
+		return values
+	}
+	expected := values()
+	for n := 1; n+3 <= rows; n += 4 { // two clusters, of which the second has too little
+		names, zeros, ones := []string{"limit", "limit", "limit", "limit"}, []int64{0, 0, 0, 0}, []float64{1, 1, 1, 1}
+		keys := make([]string, 4)
+		for i := range keys {
+			keys[i] = fmt.Sprint("key ", n+i)
+		}
+		_, err := b.pool.Exec(t.Context(), statementIn(t, "clusters_spend.sql", "parts"), names, keys, zeros, []float64{1, 2, 3, 11},
+			[]float64{10, 10, 10, 10}, ones, []int64{1, 1, 1, 1}, []float64{1e15, 1e15, 1e15, 1e15}, zeros, []float64{0, 0, 0, 0}, []int32{0, 0, 1, 1},
+			int64(0), []int64{60, 60, 60, 60}, nil, nil)
+		require.NoError(t, err)
+		expected[keys[0]], expected[keys[1]] = 9, 8
+		require.Equal(t, expected, values())
+	}
+}
+
+// A statement that finds rows by their TIDs never reads the whole table, also without statistics.
+func TestWhatGoesByTIDDoesNotReadTheWholeTable(t *testing.T) {
+	t.Parallel()
+	onEach(t, testWhatGoesByTIDDoesNotReadTheWholeTable, onPostgres, inPartitions)
+}
+
+func testWhatGoesByTIDDoesNotReadTheWholeTable(t *testing.T, on backend) {
+	b := on.setup(t)
+	b.exec(t, `DO $$ DECLARE leaf regclass; BEGIN
+		FOR leaf IN SELECT oid FROM pg_class WHERE relname LIKE 'buckets%' AND relkind = 'r' LOOP
+			EXECUTE format('ALTER TABLE %s SET (autovacuum_enabled = false)', leaf);
+		END LOOP; END $$`)
+	b.exec(t, `INSERT INTO ratelimit.buckets SELECT 'roomy', 'key ' || n, 0, 5, 0 FROM generate_series(1, 30000) AS n`)
+	for file, parameters := range map[string]string{
+		"buckets_prune.sql":  `'roomy', '{10,20}', '{1,2}', '{1,1}', '{1000000,1000000}', 32, 64, 60000000, NULL`,
+		"buckets_unmake.sql": threeBuckets,
+		"clusters_spend.sql": threeClusters,
+	} {
+		for _, analyzed := range []bool{false, true} {
+			for _, mode := range []string{"force_generic_plan", "force_custom_plan"} {
+				name := file + "/" + mode
+				if analyzed {
+					name += "/Analyzed"
+				}
+				t.Run(name, func(t *testing.T) { // not parallel: the statistics are of the whole server
+					conn, err := pgx.ConnectConfig(t.Context(), b.pool.Config().ConnConfig)
+					require.NoError(t, err)
+					defer conn.Close(t.Context())
+					tx, err := conn.Begin(t.Context())
+					require.NoError(t, err)
+					if analyzed {
+						_, err = tx.Exec(t.Context(), "ANALYZE ratelimit.buckets")
+						require.NoError(t, err)
+					}
+					_, err = tx.Exec(t.Context(), "SET LOCAL plan_cache_mode = "+mode)
+					require.NoError(t, err)
+					_, err = tx.Exec(t.Context(), "PREPARE statement AS "+statementIn(t, file, "ratelimit"))
+					require.NoError(t, err)
+					var explained []byte
+					require.NoError(t, tx.QueryRow(t.Context(), "EXPLAIN (FORMAT JSON) EXECUTE statement("+parameters+")").Scan(&explained))
+					var roots []struct{ Plan node }
+					require.NoError(t, json.Unmarshal(explained, &roots))
+					requireNoWholeTable(t, roots[0].Plan, string(explained))
+					require.NoError(t, tx.Rollback(t.Context()))
+				})
+			}
+		}
+	}
+}
+
+func requireNoWholeTable(t *testing.T, n node, explained string) {
+	t.Helper()
+	if strings.HasPrefix(n.Relation, "buckets") { // or a partition
+		switch n.Type {
+		case "ModifyTable", "Tid Scan", "Tid Range Scan":
+		case "Index Scan", "Index Only Scan":
+			require.Contains(t, n.Cond, "key = ", explained)
+		default:
+			require.Failf(t, "the table is read otherwise", "%s\n%s", n.Type, explained)
+		}
+	}
+	for _, child := range n.Plans {
+		requireNoWholeTable(t, child, explained)
+	}
 }

@@ -2,17 +2,18 @@ package integration_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
+	"hash/fnv"
+	"slices"
+	"sync"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
-	"github.com/pgratelimit/pgratelimit/integration_test/internal/atonce"
 	"github.com/pgratelimit/pgratelimit/internal/testsize"
+	"github.com/pgratelimit/pgratelimit/migrations"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -29,52 +30,14 @@ func TestPrune(t *testing.T) {
 
 	t.Run("ChangesNoDecision", func(t *testing.T) {
 		t.Parallel()
-		testsize.Long(t, "thousands of takes")
-		ctx := t.Context()
-		now := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
-		clock := ratelimit.Config{AsOf: func() time.Time { return now }}
-		kept, pruned := setup(t).with(t, clock), setup(t).with(t, clock)
-
-		random := testsize.Rand(t)
-		var deleted int64
-		for step := range 1500 {
-			now = now.Add(time.Duration(random.ExpFloat64() * float64(40*time.Second)))
-			if random.IntN(20) == 0 {
-				now = now.Add(-time.Duration(random.Int64N(int64(30 * time.Second))))
-			}
-			limit := pruneLimits[random.IntN(len(pruneLimits))]
-			request := limit.For(fmt.Sprint("key", random.IntN(4))).Cost(float64(1+random.IntN(4)) / 2)
-			call := (*ratelimit.Limiter).Take
-			if random.IntN(4) == 0 {
-				call = func(l *ratelimit.Limiter, ctx context.Context, requests ...ratelimit.Request) (ratelimit.Decision, error) {
-					r, err := l.Reserve(ctx, requests...)
-					return r.Decision, err
-				}
-			}
-			want, err := call(kept, ctx, request)
-			require.NoError(t, err)
-			got, err := call(pruned, ctx, request)
-			require.NoError(t, err)
-			require.Equal(t, want.Allowed, got.Allowed, "step %d: %v", step, request)
-			require.Equal(t, want.RetryAfter, got.RetryAfter, "step %d: %v", step, request)
-			require.Equal(t, want.Remaining, got.Remaining, "step %d: %v", step, request)
-			n, err := pruned.Prune(ctx, pruneLimits...)
-			require.NoError(t, err)
-			deleted += n
-		}
-		require.Greater(t, deleted, int64(50), "the history has to give it something to do")
-	})
-
-	t.Run("ChangesNothingOfWhatShardsHold", func(t *testing.T) {
-		t.Parallel()
 		ctx := t.Context()
 		b := setup(t)
 		limiter, now := b.stopped(t)
-		limits := []ratelimit.Limit{
+		limits := append(slices.Clone(pruneLimits),
 			ratelimit.Define("owing", ratelimit.TokenBucket{Rate: 8, Period: time.Minute, MaxReserved: 16, Shards: 8}),
 			ratelimit.Define("window", ratelimit.FixedWindow{Rate: 8, Period: 90 * time.Second, Capacity: 16, Shards: 2}),
 			ratelimit.Define("one", ratelimit.PerMinute(8)),
-		}
+		)
 		random := testsize.Rand(t)
 		var deleted int64
 		rounds := testsize.Of(120, 400)
@@ -110,79 +73,6 @@ func TestPrune(t *testing.T) {
 		require.Greater(t, deleted, int64(rounds/8), "the history has to give it something to do")
 	})
 
-	t.Run("LeavesWhatIsNotFullOrNotItsOwn", func(t *testing.T) {
-		t.Parallel()
-		ctx := t.Context()
-		b := setup(t)
-		now := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
-		limiter := b.with(t, ratelimit.Config{AsOf: func() time.Time { return now }})
-		quick, slow := pruneLimits[0], pruneLimits[1]
-		other := ratelimit.Define("other", ratelimit.PerSecond(1))
-		for _, request := range []ratelimit.Request{quick.For("full"), slow.For("spent"), other.For("unnamed")} {
-			_, err := limiter.Take(ctx, request)
-			require.NoError(t, err)
-		}
-		_, err := limiter.Reserve(ctx, slow.For("owing").Cost(50))
-		require.NoError(t, err)
-
-		now = now.Add(61 * time.Second)
-		_, err = limiter.Take(ctx, quick.For("fresh"))
-		require.NoError(t, err)
-		deleted, err := limiter.Prune(ctx, quick, slow)
-		require.NoError(t, err)
-		require.EqualValues(t, 1, deleted)
-		var left []string
-		for _, r := range b.rows(t, "") {
-			left = append(left, r.Key)
-		}
-		require.Equal(t, []string{"unnamed", "fresh", "owing", "spent"}, left)
-	})
-
-	t.Run("NeitherWaitsForTrafficNorDisturbsIt", func(t *testing.T) {
-		t.Parallel()
-		ctx := t.Context()
-		b := setup(t, func(c *pgxpool.Config) { c.MaxConns = 12 })
-		b.exec(t, `INSERT INTO ratelimit.buckets SELECT 'quick', 'idle' || n, 0, 10, 0 FROM generate_series(1, 20000) AS n`)
-		quick := pruneLimits[0]
-		held, err := b.pool.Begin(ctx)
-		require.NoError(t, err)
-		defer func() { _ = held.Rollback(context.WithoutCancel(ctx)) }()
-		_, err = held.Exec(ctx, `SELECT FROM ratelimit.buckets WHERE key = 'idle7' FOR UPDATE`)
-		require.NoError(t, err)
-
-		var deleted int64
-		require.NoError(t, atonce.Do(5, func(worker int) error {
-			if worker == 0 {
-				n, err := b.limiter.Prune(ctx, quick)
-				deleted = n
-				return err
-			}
-			for i := range 200 {
-				conflicts, err := atonce.Tx(ctx, b.db(), pgx.Serializable, func(tx pgx.Tx) error {
-					d, err := b.limiter.WithTx(tx).Take(ctx, quick.For(fmt.Sprintf("busy%d-%d", worker, i)))
-					return errors.Join(err, d.Err())
-				})
-				if err != nil || conflicts > 0 {
-					return fmt.Errorf("%d conflicts, %w", conflicts, err)
-				}
-				// A bucket that is being deleted may cost a retry, and is full either way.
-				err = b.limiter.InTx(ctx, func(tx pgx.Tx) error {
-					d, err := b.limiter.WithTx(tx).Take(ctx, quick.For(fmt.Sprintf("idle%d", 10+worker*4000+i)))
-					if err == nil && d.Remaining != 9 {
-						err = fmt.Errorf("%v remain", d.Remaining)
-					}
-					return err
-				})
-				if err != nil {
-					return err
-				}
-			}
-			return nil
-		}))
-		require.Greater(t, deleted, int64(19000))
-		require.Equal(t, "idle7", b.row(t, "quick", "idle7").Key, "a row that is held stays")
-	})
-
 	t.Run("RefusesWhatItCannotDo", func(t *testing.T) {
 		t.Parallel()
 		b := setup(t)
@@ -194,4 +84,107 @@ func TestPrune(t *testing.T) {
 			return nil
 		}))
 	})
+}
+
+// If a name has several policies, Prune deletes a row only if it is full under each of them: the policies passed to Prune, and the
+// policies that the Limiter has used.
+func TestPruneDeletesOnlyWhatIsFullUnderEveryPolicyOfTheName(t *testing.T) {
+	t.Parallel()
+	free := ratelimit.Define("plan", ratelimit.FixedWindow{Rate: 50, Period: ratelimit.Day, Start: clockNoon})
+	pro := ratelimit.Define("plan", ratelimit.FixedWindow{Rate: 500, Period: ratelimit.Day, Start: clockNoon})
+	wide := ratelimit.Define("plan", ratelimit.TokenBucket{Rate: 500, Period: ratelimit.Day, Shards: 2})
+	tests := map[string]struct {
+		used, named []ratelimit.Limit
+		left        []string
+	}{
+		"NamedBoth":         {nil, []ratelimit.Limit{free, pro}, []string{"free", "pro"}},
+		"NamedInOtherOrder": {nil, []ratelimit.Limit{pro, free, pro}, []string{"free", "pro"}},
+		"NamedOneUsedOther": {[]ratelimit.Limit{pro, free}, []ratelimit.Limit{free}, []string{"free", "pro"}},
+		"NamedOneUsedNone":  {nil, []ratelimit.Limit{pro}, []string{"free", "pro"}},
+		"WithShards":        {nil, []ratelimit.Limit{free, wide}, []string{"pro"}},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := setup(t)
+			d := b.desk(t, ratelimit.Config{})
+			requireAllowed(t, taking(pro.For("pro").Cost(440)), d.limiter)
+			b.exec(t, "INSERT INTO ratelimit.buckets VALUES ('plan', 'free', 0, 50, $1), ('plan', 'idle', 0, 500, $1)", clockNoon.UnixMicro())
+			d.at(2 * time.Minute)
+			if name == "WithShards" {
+				b.exec(t, "UPDATE ratelimit.buckets SET value = 250 WHERE key = 'free'")
+			}
+			pruner := d.with(t, ratelimit.Config{AsOf: d.clock.now})
+			for _, limit := range test.used {
+				_, err := pruner.Value(t.Context(), limit.For("somebody"))
+				require.NoError(t, err)
+			}
+			deleted, err := pruner.Prune(t.Context(), test.named...)
+			require.NoError(t, err)
+			var left []string
+			for _, r := range b.rows(t, "") {
+				left = append(left, r.Key)
+			}
+			require.Equal(t, test.left, left)
+			require.EqualValues(t, 3-len(left), deleted)
+			d.requireTokens(t, 60, pro.For("pro"))
+		})
+	}
+}
+
+// A process does not prune a schema while another one does, which holds the schema's advisory lock.
+func TestPruneRunsOnceAtATimeInASchema(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	require.NoError(t, migrations.Up(t.Context(), b.pool, migrations.Config{Schema: "other"}))
+	elsewhere := b.with(t, ratelimit.Config{Schema: "other"})
+	for _, schema := range []string{"ratelimit", "other"} {
+		b.exec(t, "INSERT INTO "+schema+".buckets VALUES ('quick', 'idle', 0, 10, 0)")
+	}
+	h := fnv.New64a()
+	h.Write([]byte("pgratelimit prune ratelimit"))
+	another := b.begin(t, pgx.ReadCommitted)
+	_, err := another.Exec(t.Context(), `SELECT pg_advisory_xact_lock($1)`, int64(h.Sum64()))
+	require.NoError(t, err)
+	prune := func(l *ratelimit.Limiter, deletes int64) {
+		n, err := l.Prune(t.Context(), pruneLimits...)
+		require.NoError(t, err)
+		require.Equal(t, deletes, n)
+	}
+	prune(b.limiter, 0)
+	prune(elsewhere, 1)
+	require.NoError(t, another.Rollback(t.Context()))
+	prune(b.limiter, 1)
+}
+
+// using is a pool that has a Limiter use a plan as the first transaction begins.
+type using struct {
+	ratelimit.Pool
+	once sync.Once
+	use  func(ctx context.Context)
+}
+
+func (p *using) BeginTx(ctx context.Context, options pgx.TxOptions) (pgx.Tx, error) {
+	p.once.Do(func() { p.use(ctx) })
+	return p.Pool.BeginTx(ctx, options)
+}
+
+// A plan that the Limiter is first used with while it prunes counts from then on.
+func TestPruneCountsThePlansThatAreUsedMeanwhile(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	free, vip := ratelimit.Define("plan", ratelimit.PerHour(10)), ratelimit.Define("plan", ratelimit.TokenBucket{Rate: 10, Period: century})
+	now := clockNoon
+	pool := &using{Pool: b.pool}
+	limiter, err := ratelimit.New(pool, ratelimit.Config{NoBatching: true, AsOf: func() time.Time { return now }})
+	require.NoError(t, err)
+	b.exec(t, "INSERT INTO ratelimit.buckets VALUES ('plan', 'vip', 0, 5, $1)", clockNoon.UnixMicro())
+	now = clockNoon.Add(ratelimit.Day)
+	pool.use = func(ctx context.Context) {
+		_, err := limiter.Value(ctx, vip.For("vip"))
+		require.NoError(t, err)
+	}
+	deleted, err := limiter.Prune(t.Context(), free)
+	require.NoError(t, err)
+	require.Zero(t, deleted, "the row is not full as a vip's")
 }

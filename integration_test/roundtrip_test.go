@@ -20,6 +20,9 @@ type wire struct{ roundtrips.Counter }
 // count returns the round trips that call makes.
 func (w *wire) count(call func()) int { return w.Of(call) }
 
+// onEach is for a pool's configuration: it counts on each connection.
+func (w *wire) onEach(c *pgxpool.Config) { c.ConnConfig.DialFunc = w.Dial }
+
 // on is for a pool's configuration.
 func (w *wire) on(c *pgxpool.Config) {
 	c.MaxConns = 1 // so that the test warms up the connection that it counts

@@ -210,25 +210,6 @@ func TestAPlanDecidesAndTheBucketIsOne(t *testing.T) {
 	require.InDelta(t, 500, r.Resolve(limit.For("eve").Plan("pro")).Capacity(), 0)
 }
 
-func TestAReservationEndsUnderThePlanItsKeyWasOn(t *testing.T) {
-	t.Parallel()
-	limit := ratelimit.Define("api", ratelimit.PerDay(50))
-	r := setupRuled(t, ratelimit.Config{})
-	r.rule(t, limit, "pro", ratelimit.Era{Policy: ratelimit.PerDay(500)})
-	pro := limit.For("ada").Plan("pro")
-	reserved, err := r.Reserve(t.Context(), pro.Cost(400))
-	require.NoError(t, err)
-	r.takes(t, limit.For("eve")) // the name is used under another policy meanwhile
-	require.NoError(t, r.Cancel(t.Context(), reserved.ID))
-	require.InDelta(t, 500, r.holds(t, pro), 0)
-
-	reserved, err = r.Reserve(t.Context(), pro.Cost(400))
-	require.NoError(t, err)
-	slot, err := r.Renew(t.Context(), reserved.ID)
-	require.NoError(t, err, "400 is more than the definition in the code could ever give")
-	require.Positive(t, slot.Wait)
-}
-
 func TestARefusalFromMemoryGoesByTheRule(t *testing.T) {
 	t.Parallel()
 	limit := ratelimit.Define("api", ratelimit.PerDay(1))
@@ -242,34 +223,6 @@ func TestARefusalFromMemoryGoesByTheRule(t *testing.T) {
 	require.Empty(t, cached.States[0].Rule, "the definition in the code decides until then")
 	r.at(time.Second)
 	require.True(t, r.takes(t, key).Allowed, "no refusal outlives the policy it was made under")
-}
-
-func TestAResetChangesTheNumberOfRows(t *testing.T) {
-	t.Parallel()
-	onEach(t, testAResetChangesTheNumberOfRows, onPostgres, inMemory, inPartitions)
-}
-
-func testAResetChangesTheNumberOfRows(t *testing.T, on backend) {
-	one, eight := ratelimit.TokenBucket{Rate: 80, Period: ratelimit.Day}, ratelimit.TokenBucket{Rate: 80, Period: ratelimit.Day, Shards: 8}
-	for name, change := range map[string][2]ratelimit.Policy{"more rows": {one, eight}, "fewer rows": {eight, one}} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			limit := ratelimit.Define("api", change[0])
-			r := setupRuledOn(t, on, ratelimit.Config{})
-			r.rule(t, limit, "", ratelimit.Era{}, ratelimit.Era{From: clockNoon.Add(time.Millisecond), Policy: change[1], OnChange: ratelimit.ResetTokens})
-			key := limit.For("ada")
-			require.True(t, r.takes(t, key.Cost(76)).Allowed)
-			r.at(time.Millisecond)
-			require.InDelta(t, 80, r.holds(t, key), 0)
-			admitted := 0
-			for range 100 {
-				if r.takes(t, key).Allowed {
-					admitted++
-				}
-			}
-			require.Equal(t, 80, admitted)
-		})
-	}
 }
 
 func TestWhatATransactionSettlesIsUndoneWithIt(t *testing.T) {
@@ -301,24 +254,104 @@ func TestWhatATransactionSettlesIsUndoneWithIt(t *testing.T) {
 	require.Equal(t, 20, admitted, "2 of 10 are 20 of 100")
 }
 
-func TestPruneLeavesWhatIsFullUnderOneEraAlone(t *testing.T) {
+func TestAShadowRefusesNobodyAndTakesNothingWhenItIsShort(t *testing.T) {
 	t.Parallel()
-	onEach(t, testPruneLeavesWhatIsFullUnderOneEraAlone, onPostgres, inMemory)
+	tried, enforced := ratelimit.Define("tried", ratelimit.PerDay(2)), ratelimit.Define("enforced", ratelimit.PerDay(5))
+	shadowed := func(t *testing.T) *ruled {
+		t.Helper()
+		r := setupRuled(t, ratelimit.Config{RefusalCache: 100})
+		r.rule(t, tried, "", ratelimit.Era{Mode: ratelimit.Shadow})
+		return r
+	}
+	t.Run("alone", func(t *testing.T) {
+		t.Parallel()
+		r := shadowed(t)
+		for i := range 4 {
+			d := r.takes(t, tried.For("ada"))
+			require.True(t, d.Allowed)
+			require.Zero(t, d.RetryAfter)
+			require.NoError(t, d.Err())
+			require.Equal(t, i < 2, d.States[0].Allowed, "what would be decided is told")
+			require.Equal(t, ratelimit.Shadow, d.States[0].Mode)
+		}
+		require.InDelta(t, 0, r.holds(t, tried.For("ada")), 0)
+	})
+	t.Run("beside a limit that is enforced", func(t *testing.T) {
+		t.Parallel()
+		r := shadowed(t)
+		for i := range 7 {
+			d := r.takes(t, tried.For("ada"), enforced.For("ada"))
+			require.Equal(t, i < 5, d.Allowed)
+		}
+		require.InDelta(t, 0, r.holds(t, enforced.For("ada")), 0)
+	})
 }
 
-func testPruneLeavesWhatIsFullUnderOneEraAlone(t *testing.T, on backend) {
-	limit := ratelimit.Define("api", ratelimit.PerHour(3))
-	r := setupRuledOn(t, on, ratelimit.Config{})
-	r.rule(t, limit, "", ratelimit.Era{}, ratelimit.Era{From: clockNoon.Add(30 * time.Minute), Policy: ratelimit.PerHour(60)})
+func TestALimitThatIsOffIsAllowedAndUncharged(t *testing.T) {
+	t.Parallel()
+	off, enforced := ratelimit.Define("off", ratelimit.PerDay(2)), ratelimit.Define("enforced", ratelimit.PerDay(5))
+	r := setupRuled(t, ratelimit.Config{})
+	r.rule(t, off, "", ratelimit.Era{Mode: ratelimit.Off})
+	key := off.For("ada")
+	for range 5 {
+		d := r.takes(t, key, enforced.For("ada"))
+		require.True(t, d.Allowed)
+		require.Equal(t, ratelimit.Off, d.States[0].Mode)
+		require.True(t, d.States[0].NotAsked)
+	}
+	require.False(t, r.takes(t, key, enforced.For("ada")).Allowed, "the other limit is in use")
+	d := r.takes(t, key)
+	require.True(t, d.Allowed)
+	require.Equal(t, clockNoon, d.At.UTC())
+	require.NoError(t, r.Charge(t.Context(), key))
+	require.InDelta(t, 2, r.holds(t, key), 0)
+	require.NoError(t, r.Reset(t.Context(), enforced.For("ada")))
+
+	reserved, err := r.Reserve(t.Context(), key, enforced.For("ada"))
+	require.NoError(t, err)
+	require.NoError(t, r.Settle(t.Context(), reserved.ID, key.Cost(2), enforced.For("ada").Cost(2)))
+	require.InDelta(t, 2, r.holds(t, key), 0)
+	require.InDelta(t, 3, r.holds(t, enforced.For("ada")), 0)
+}
+
+func TestAPauseLetsNothingThroughUntilItEnds(t *testing.T) {
+	t.Parallel()
+	limit, other := ratelimit.Define("upstream", ratelimit.PerDay(10)), ratelimit.Define("other", ratelimit.PerDay(10))
+	r := setupRuled(t, ratelimit.Config{RefusalCache: 100})
+	r.pausedRule(t, limit, "", time.Hour)
 	key := limit.For("ada")
-	require.True(t, r.takes(t, key.Cost(3)).Allowed)
-	r.at(31 * time.Minute)
-	n, err := r.Prune(t.Context(), limit)
+
+	d := r.takes(t, key, other.For("ada"))
+	require.False(t, d.Allowed)
+	require.Equal(t, time.Hour, d.RetryAfter)
+	require.Equal(t, clockNoon.Add(time.Hour).UTC(), d.States[0].PausedUntil.UTC())
+	require.Equal(t, "the provider is down", d.States[0].PauseReason)
+	require.True(t, d.States[1].Allowed)
+	require.True(t, d.States[1].NotAsked)
+	require.ErrorContains(t, d.Err(), "upstream")
+	require.InDelta(t, 10, r.holds(t, other.For("ada")), 0)
+	checked, err := r.Check(t.Context(), key)
 	require.NoError(t, err)
-	require.Zero(t, n)
-	require.InDelta(t, 2.5, r.holds(t, key), 1e-3)
-	r.at(48 * time.Hour)
-	n, err = r.Prune(t.Context(), limit)
+	require.False(t, checked.Allowed)
+	require.NoError(t, r.Reset(t.Context(), key))
+	require.False(t, r.takes(t, key).Allowed, "a reset does not end it")
+
+	reserved, err := r.Reserve(t.Context(), key)
 	require.NoError(t, err)
-	require.EqualValues(t, 1, n)
+	require.Equal(t, time.Hour, reserved.Delay())
+	r.at(30 * time.Minute)
+	slot, err := r.Start(t.Context(), reserved.ID)
+	require.NoError(t, err)
+	require.Equal(t, 30*time.Minute, slot.Wait)
+
+	r.at(time.Hour)
+	slot, err = r.Start(t.Context(), reserved.ID)
+	require.NoError(t, err)
+	require.Zero(t, slot.Wait)
+	require.True(t, r.takes(t, key).Allowed)
+	r.pausedRule(t, limit, "", 3*time.Hour)
+	slot, err = r.Start(t.Context(), reserved.ID)
+	require.NoError(t, err)
+	require.Equal(t, 2*time.Hour, slot.Wait, "work that was reserved before waits, too, and at its next attempt")
+	require.True(t, slot.Restarted)
 }

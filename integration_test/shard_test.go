@@ -4,7 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
-	"sync"
+	"slices"
 	"testing"
 	"time"
 
@@ -30,207 +30,6 @@ func (b *bundle) stopped(t *testing.T) (*ratelimit.Limiter, *clock) {
 	c := &clock{}
 	c.set(clockNoon)
 	return b.with(t, ratelimit.Config{AsOf: c.now}), c
-}
-
-// For any costs in any order, the given and the remaining tokens add up to the capacity.
-func TestShardsGiveEveryCostItsTokens(t *testing.T) {
-	t.Parallel()
-	const tries = 6
-	seed := testsize.Seed(t)
-	b := setup(t, func(c *pgxpool.Config) { c.MaxConns = 2 * racers })
-	limiter, _ := b.stopped(t)
-	for _, shards := range []int{2, 8, 64} {
-		for _, c := range callers() {
-			t.Run(fmt.Sprintf("%d/%s", shards, c.name), func(t *testing.T) {
-				t.Parallel()
-				if shards != 8 {
-					testsize.Long(t, "eight rows are the same code")
-				}
-				limit, key := spread(shards, 64), t.Name()
-				costs := []float64{0.125, 1, 6.5, 32, 57.5, 64}
-				requireAllowed(t, taking(limit.For(key).Cost(1)), limiter)
-				var mu sync.Mutex
-				given := 1.0
-				require.NoError(t, atonce.Do(racers, func(racer int) error {
-					random := rand.New(rand.NewPCG(seed, uint64(racer)))
-					for range tries {
-						cost := costs[random.IntN(len(costs))]
-						d, err := c.take(t.Context(), b.db(), limiter, limit.For(key).Cost(cost))
-						if err != nil {
-							return err
-						}
-						if d.Allowed {
-							mu.Lock()
-							given += cost
-							mu.Unlock()
-						}
-					}
-					return nil
-				}))
-				require.Equal(t, 64-given, tokens(t, limiter, limit.For(key)))
-				if given < 64 {
-					d, err := c.take(t.Context(), b.db(), limiter, limit.For(key).Cost(64-given))
-					require.NoError(t, err)
-					require.True(t, d.Allowed, "all that is there can be taken at once")
-				}
-				require.Zero(t, b.held(t, limit.Name(), key))
-			})
-		}
-	}
-}
-
-// A call is refused when the rows are short together, until the instant at which they are not any more, and at
-// no other time, however uneven they are.
-func TestNoCostStarvesBesideSmallerOnes(t *testing.T) {
-	t.Parallel()
-	const capacity = 16
-	b := setup(t)
-	for _, shards := range []int{2, 8, 64} {
-		for _, c := range callers() {
-			for _, cost := range []float64{1, capacity / 2, 14.5, capacity} {
-				t.Run(fmt.Sprintf("%d/%s/%v", shards, c.name, cost), func(t *testing.T) {
-					t.Parallel()
-					representative(t, fmt.Sprint(shards, cost), "8 14.5", "64 16")
-					limiter, now := b.stopped(t)
-					limit, key := spread(shards, capacity), t.Name()
-					take := func(cost float64) ratelimit.Decision {
-						d, err := c.take(t.Context(), b.db(), limiter, limit.For(key).Cost(cost))
-						require.NoError(t, err)
-						return d
-					}
-					for left := capacity - 0.25; left >= cost-0.25; left -= 0.25 { // in small change, from rows at random
-						require.True(t, take(0.25).Allowed)
-					}
-					d := take(cost)
-					require.False(t, d.Allowed)
-					require.GreaterOrEqual(t, d.RetryAfter, 250*time.Millisecond, "one row gets a token a second")
-					require.LessOrEqual(t, d.RetryAfter, time.Duration(shards)*capacity*time.Second)
-					start := now.now()
-					now.set(start.Add(d.RetryAfter - time.Microsecond))
-					require.False(t, take(cost).Allowed)
-					now.set(start.Add(d.RetryAfter))
-					require.True(t, take(cost).Allowed)
-					require.InDelta(t, 0, tokens(t, limiter, limit.For(key)), 1e-4)
-				})
-			}
-		}
-	}
-}
-
-// An allowed call reports an estimate from the row that gave. Everything else reports the sum over the rows: a refusal, a look and
-// a call that takes from all rows.
-func TestShardsReportTheirSum(t *testing.T) {
-	t.Parallel()
-	onEach(t, testShardsReportTheirSum, onPostgres, inMemory)
-}
-
-func testShardsReportTheirSum(t *testing.T, on backend) {
-	b := on.setup(t)
-	for _, c := range callers() {
-		t.Run(c.name, func(t *testing.T) {
-			t.Parallel()
-			limiter, now := b.stopped(t)
-			limit, key := spread(8, 64), t.Name()
-			for taken := 1.0; taken < 64; taken++ {
-				d, err := c.take(t.Context(), b.db(), limiter, limit.For(key))
-				require.NoError(t, err)
-				require.True(t, d.Allowed)
-				if taken == 1 || b.memory != nil {
-					require.Equal(t, 64-taken, d.Remaining)
-				}
-				require.GreaterOrEqual(t, d.Remaining, 0.0)
-				require.LessOrEqual(t, d.Remaining, 64.0)
-				v, err := limiter.Value(t.Context(), limit.For(key))
-				require.NoError(t, err)
-				require.Equal(t, 64-taken, v.Tokens)
-				require.Equal(t, 64-taken, v.At(now.now()))
-				require.Equal(t, 64.0, v.At(now.now().Add(64*time.Second)))
-				checked, err := limiter.Check(t.Context(), limit.For(key).Cost(64-taken))
-				require.NoError(t, err)
-				require.True(t, checked.Allowed)
-				require.Equal(t, 64-taken, checked.Remaining, "it takes nothing")
-				checked, err = limiter.Check(t.Context(), limit.For(key).Cost(64.5-taken))
-				require.NoError(t, err)
-				require.False(t, checked.Allowed)
-			}
-			d, err := c.take(t.Context(), b.db(), limiter, limit.For(key).Cost(1.5))
-			require.NoError(t, err)
-			require.False(t, d.Allowed)
-			require.Equal(t, 1.0, d.Remaining)
-			v, err := limiter.Value(t.Context(), limit.For(key))
-			require.NoError(t, err)
-			wait, err := v.RetryAfter(now.now(), 1.5)
-			require.NoError(t, err)
-			require.Equal(t, wait, d.RetryAfter)
-			require.Positive(t, d.ResetAfter)
-		})
-	}
-}
-
-// A call over several limits takes from all or from none, for any sharded limits among them. After a refusal the rows of the other
-// limits are unchanged.
-func TestShardedLimitsAmongOthersAreAllOrNothing(t *testing.T) {
-	t.Parallel()
-	b := setup(t)
-	limiter, _ := b.stopped(t)
-	few, many := spread(2, 8), spread(64, 64)
-	for _, c := range callers() {
-		for name, test := range map[string]struct {
-			drained ratelimit.Limit // to half a token
-			asks    func(key string) []ratelimit.Request
-			refuses int // the index of the limit that refuses
-		}{
-			"AnUnshardedOneRefuses": {pinch, func(key string) []ratelimit.Request {
-				return []ratelimit.Request{many.For(key), pinch.For(key), few.For(key), other.For(key)}
-			}, 1},
-			"AShardedOneRefuses": {few, func(key string) []ratelimit.Request {
-				return []ratelimit.Request{many.For(key), pinch.For(key), few.For(key), other.For(key)}
-			}, 2},
-			"AShardedOneRefusesWhatItsRowsCannotHold": {few, func(key string) []ratelimit.Request {
-				return []ratelimit.Request{many.For(key).Cost(40), pinch.For(key), few.For(key).Cost(7), other.For(key)}
-			}, 2},
-			"AShardedOneRefusesBesideAShardedOne": {many, func(key string) []ratelimit.Request {
-				return []ratelimit.Request{few.For(key), many.For(key)}
-			}, 1},
-		} {
-			t.Run(c.name+"/"+name, func(t *testing.T) {
-				t.Parallel()
-				if c.name != "Standalone" {
-					representative(t, name, "AShardedOneRefusesWhatItsRowsCannotHold")
-				}
-				key, requests := t.Name()+" ", test.asks(t.Name()+" ")
-				for _, limit := range []ratelimit.Limit{few, many, pinch, other} {
-					require.NoError(t, limiter.Reset(t.Context(), limit.For(key)))
-				}
-				requireAllowed(t, taking(many.For(key).Cost(0.5), few.For(key).Cost(1.5)), limiter) // so that rows differ
-				drain(t, limiter, test.drained.For(key), 0.5)
-				before := b.rows(t, key)
-				for range 8 { // each asks other rows
-					d, err := c.take(t.Context(), b.db(), limiter, requests...)
-					require.NoError(t, err)
-					require.False(t, d.Allowed)
-					require.Positive(t, d.RetryAfter)
-					for i, s := range d.States {
-						require.Equal(t, i == test.refuses, !s.Allowed, "%s", s.Limit)
-						require.Equal(t, i == test.refuses, s.RetryAfter > 0, "%s", s.Limit)
-					}
-					require.Equal(t, d.States[test.refuses].RetryAfter, d.RetryAfter)
-					require.Equal(t, before, b.rows(t, key))
-				}
-				require.NoError(t, limiter.Reset(t.Context(), test.drained.For(key)))
-				held := make([]float64, len(requests))
-				for i, r := range requests {
-					held[i] = tokens(t, limiter, r)
-				}
-				d, err := c.take(t.Context(), b.db(), limiter, requests...)
-				require.NoError(t, err)
-				require.True(t, d.Allowed)
-				for i, s := range d.States {
-					require.InDelta(t, held[i]-s.Cost, tokens(t, limiter, requests[i]), 1e-9, "%s", s.Limit)
-				}
-			})
-		}
-	}
 }
 
 // tokens returns what the bucket of a request holds.
@@ -340,32 +139,271 @@ func TestAnInterruptedShardedCallLeavesNoHalf(t *testing.T) {
 	}
 }
 
-// A transaction that takes from a sharded bucket twice comes back to the row that it has locked. If it continued with any other
-// row, it could deadlock with a transaction that comes from there.
-func TestATransactionStaysWithItsRow(t *testing.T) {
+// Transactions that are open at the same time take from one bucket and all commit, where each found a row of
+// its own.
+func TestTransactionsOnDifferentShardsDoNotConflict(t *testing.T) {
 	t.Parallel()
-	const workers, rounds, each = 8, 25, 4
-	b := setup(t, func(c *pgxpool.Config) { c.MaxConns = workers })
-	limiter, _ := b.stopped(t)
-	limit := spread(16, 1<<16)
-	for _, level := range levels {
-		require.NoError(t, atonce.Do(workers, func(int) error {
-			for range rounds {
-				_, err := atonce.Tx(t.Context(), b.db(), level.level, func(tx pgx.Tx) error {
-					for range each {
-						if err := takeAndCheck(t.Context(), limiter.WithTx(tx), []ratelimit.Request{limit.For(level.name)}); err != nil {
-							return err
-						}
+	fastPathOnly(t, "the general path locks all rows of a bucket")
+	transactions := testsize.Of(4, 8)
+	b, _ := setupOwn(t, nil, func(c *pgxpool.Config) { c.MaxConns = int32(transactions) + 1 })
+	for _, limit := range []ratelimit.Limit{spread(1, 64), spread(64, 64)} {
+		for _, level := range levels {
+			for _, rowsExist := range []bool{true, false} {
+				t.Run(fmt.Sprintf("%d/%s/RowsExist=%v", shardsOf(limit), level.name, rowsExist), func(t *testing.T) { // not parallel: others would be in conflict
+					limiter, _ := b.stopped(t)
+					request := limit.For(t.Name())
+					if rowsExist {
+						require.NoError(t, limiter.Reset(t.Context(), request))
 					}
-					return nil
+					var open []pgx.Tx
+					for met := 0; len(open) < transactions; {
+						tx := b.begin(t, level.level)
+						_, err := tx.Exec(t.Context(), "SET LOCAL lock_timeout = '100ms'")
+						require.NoError(t, err)
+						d, err := limiter.WithTx(tx).Take(t.Context(), request)
+						if sqlstate(err) != "55P03" {
+							require.NoError(t, err)
+							require.True(t, d.Allowed)
+							open = append(open, tx)
+							continue
+						}
+						require.NoError(t, tx.Rollback(t.Context()))
+						if met++; shardsOf(limit) == 1 {
+							require.Len(t, open, 1, "there is only one row")
+							break
+						}
+						require.Less(t, met, 50, "somebody is on each row")
+					}
+					for _, tx := range open {
+						require.NoError(t, tx.Commit(t.Context()))
+					}
+					require.Equal(t, float64(64-len(open)), tokens(t, limiter, request))
 				})
-				if err != nil {
-					return err
+			}
+		}
+	}
+}
+
+// Calls lock the rows they visit in one order, also if each row has too little, and if the requests for two limits have opposite
+// orders.
+func TestShardedTakesMeetNoDeadlock(t *testing.T) {
+	t.Parallel()
+	const workers, tries = 8, 2
+	rounds := testsize.Of(2, 25)
+	b := setup(t, func(c *pgxpool.Config) { c.MaxConns = 2 * workers })
+	limiter, _ := b.stopped(t)
+	left, right := spread(8, 6), ratelimit.Define("right", ratelimit.TokenBucket{Rate: 1, Period: time.Second, Capacity: 6, Shards: 8})
+	keyOf := func(c caller, round int) string { return fmt.Sprintf("%s %d", c.name, round) }
+	require.NoError(t, atonce.Do(workers*len(callers()), func(n int) error {
+		i, worker := n/workers, n%workers
+		for round := range rounds {
+			key := keyOf(callers()[i], round)
+			requests := []ratelimit.Request{left.For(key).Cost(0.5), right.For(key).Cost(0.5)}
+			switch {
+			case round%2 > 0:
+				requests = requests[:1]
+			case worker%2 > 0:
+				slices.Reverse(requests)
+			}
+			with := callers()[i]
+			if worker%4 > 1 { // beside another kind of caller
+				with = callers()[(i+1)%len(callers())]
+			}
+			for range tries {
+				if _, err := with.take(t.Context(), b.db(), limiter, requests...); err != nil {
+					return fmt.Errorf("%s: %w", with.name, err)
 				}
 			}
-			return nil
-		}))
-		require.EqualValues(t, 1<<16-workers*rounds*each, tokens(t, limiter, limit.For(level.name)))
+		}
+		return nil
+	}))
+	for _, c := range callers() {
+		for round := range rounds { // twelve of the sixteen, of which one row has the tokens for eight
+			key := keyOf(c, round)
+			require.Zero(t, b.held(t, left.Name(), key), key)
+			if round%2 == 0 {
+				require.Zero(t, b.held(t, right.Name(), key), key)
+			}
+		}
 	}
 	require.Zero(t, deadlocks(t, b.pool))
+}
+
+// A row whose ts a wrong clock left in the future gains nothing until its ts is corrected. A refused call corrects it.
+func TestAWrongClockOnOneShardIsMended(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	policies := []ratelimit.Limit{
+		ratelimit.Define("bucket", ratelimit.TokenBucket{Rate: 8, Period: time.Minute, Capacity: 64, Shards: 8}),
+		ratelimit.Define("window", ratelimit.FixedWindow{Rate: 8, Period: time.Minute, Capacity: 64, Start: clockNoon, Shards: 8}),
+	}
+	for _, limit := range policies {
+		for _, c := range callers() {
+			for _, cost := range []float64{8, 20} { // at most one row's tokens, and more than that
+				t.Run(fmt.Sprintf("%s/%s/%v", limit.Name(), c.name, cost), func(t *testing.T) {
+					t.Parallel()
+					limiter, now := b.stopped(t)
+					request := limit.For(t.Name())
+					take := func(cost float64) ratelimit.Decision {
+						d, err := c.take(t.Context(), b.db(), limiter, request.Cost(cost))
+						require.NoError(t, err)
+						return d
+					}
+					require.True(t, take(64).Allowed)
+					b.exec(t, `UPDATE ratelimit.buckets SET ts = ts + $1 WHERE name = $2 AND key = $3 AND shard = 5`,
+						ratelimit.Day.Microseconds(), limit.Name(), t.Name())
+					now.set(clockNoon.Add(time.Minute))
+					d := take(cost)
+					require.False(t, d.Allowed)
+					require.Equal(t, 7.0, d.Remaining)
+					for _, r := range b.rows(t, t.Name()) {
+						require.LessOrEqual(t, r.TS, now.now().UnixMicro())
+					}
+					now.set(clockNoon.Add(time.Minute + d.RetryAfter - time.Microsecond))
+					require.False(t, take(cost).Allowed)
+					now.set(clockNoon.Add(time.Minute + d.RetryAfter))
+					require.True(t, take(cost).Allowed)
+				})
+			}
+		}
+	}
+}
+
+// shardsOf returns the number of rows of a limit's buckets.
+func shardsOf(limit ratelimit.Limit) int {
+	switch p := limit.Policy().(type) {
+	case ratelimit.TokenBucket:
+		return max(p.Shards, 1)
+	case ratelimit.FixedWindow:
+		return max(p.Shards, 1)
+	}
+	panic("no such policy")
+}
+
+// TestAHistoryOfChangesCountsEveryToken runs random calls on one bucket whose rate, capacity, kind and shards change between them.
+// Each call changes the bucket's tokens, under the limit at that moment, by exactly the amount in its answer. Time adds the tokens
+// that Value predicted. Nothing else adds or takes any.
+func TestAHistoryOfChangesCountsEveryToken(t *testing.T) {
+	t.Parallel()
+	steps := testsize.Of(150, 600)
+	policies := changedPolicies()
+	names := make([]string, 0, len(policies))
+	for name := range policies {
+		names = append(names, name)
+	}
+	slices.Sort(names)
+	testsize.EachSeed(t, func(t *testing.T, seed uint64) {
+		h := &changeHistory{random: rand.New(rand.NewPCG(seed, 9)), desk: setup(t).desk(t, ratelimit.Config{}), policies: policies, names: names}
+		h.change(t)
+		for range steps {
+			h.step(t)
+		}
+		require.Greater(t, h.ended, steps/20)
+	})
+}
+
+type changeHistory struct {
+	*desk
+	random   *rand.Rand
+	policies map[string]ratelimit.Policy
+	names    []string
+	now      ratelimit.Request
+	open     []ratelimit.Reservation
+	ended    int
+}
+
+// change changes the limit, which may cut what the bucket holds, or start rows full, and never fills it further.
+func (h *changeHistory) change(t *testing.T) {
+	t.Helper()
+	policy := h.policies[h.names[h.random.IntN(len(h.names))]]
+	h.now = ratelimit.Define("changing", policy).For("key")
+	require.LessOrEqual(t, tokens(t, h.limiter, h.now), h.now.Limit().Capacity())
+}
+
+func (h *changeHistory) step(t *testing.T) {
+	t.Helper()
+	value, err := h.limiter.Value(t.Context(), h.now)
+	require.NoError(t, err)
+	held, cost := value.Tokens, float64(1+h.random.IntN(1+int(h.now.Limit().Capacity()/4)))
+	switch n := h.random.IntN(20); {
+	case n < 2:
+		h.change(t)
+	case n < 6:
+		h.clock.set(h.clock.now().Add(time.Duration(h.random.ExpFloat64() * float64(time.Minute))).Truncate(time.Microsecond))
+		h.holds(t, value.At(h.clock.now()), "time")
+	case n < 10:
+		d, err := h.limiter.Take(t.Context(), h.now.Cost(cost))
+		require.NoError(t, err)
+		switch {
+		case held-cost > 1e-6:
+			require.True(t, d.Allowed)
+		case cost-held > 1e-6 && shardsOf(h.now.Limit()) == 1: // rows that began full give beside a row that owes
+			require.False(t, d.Allowed)
+		}
+		if d.Allowed {
+			held -= cost
+		}
+		h.holds(t, held, "take")
+	case n < 14:
+		h.open = append(h.open, h.reserve(t, h.now.Cost(cost)))
+		h.holds(t, held-cost, "reserve")
+	default:
+		h.end(t, held)
+	}
+}
+
+// holds checks what the bucket holds.
+func (h *changeHistory) holds(t *testing.T, want float64, after string) {
+	t.Helper()
+	require.InDelta(t, want, tokens(t, h.limiter, h.now), 1e-6, "after %s of %v", after, h.now.Limit())
+}
+
+// end ends or renews a reservation, through the Limiter that uses the limit or a Limiter that never used it. The second may return
+// tokens to rows of an earlier policy, but never more tokens.
+func (h *changeHistory) end(t *testing.T, held float64) {
+	t.Helper()
+	if len(h.open) == 0 {
+		return
+	}
+	i := h.random.IntN(len(h.open))
+	r := h.open[i]
+	reserved := r.States[0].Cost
+	limiter, stranger := h.limiter, h.random.IntN(3) == 0
+	if stranger {
+		limiter = h.with(t, ratelimit.Config{AsOf: h.clock.now})
+	}
+	charged := 0.0
+	switch h.random.IntN(4) {
+	case 0:
+		charged = -reserved
+		require.NoError(t, limiter.Cancel(t.Context(), r.ID))
+	case 1:
+		require.NoError(t, limiter.Settle(t.Context(), r.ID))
+	case 2:
+		used := reserved * 2 * h.random.Float64()
+		charged, stranger = used-reserved, false // the request tells it the limit
+		require.NoError(t, limiter.Settle(t.Context(), r.ID, h.now.Cost(used)))
+	default:
+		if stranger {
+			return
+		}
+		_, err := limiter.Renew(t.Context(), r.ID)
+		require.NoError(t, err)
+		h.holds(t, held-reserved, "renew")
+		h.open = slices.Delete(h.open, i, i+1)
+		return
+	}
+	h.open = slices.Delete(h.open, i, i+1)
+	h.ended++
+	want := min(h.now.Limit().Capacity(), held-charged)
+	if w, ok := h.now.Limit().Policy().(ratelimit.FixedWindow); ok && charged < 0 && windowOf(w, r.ReadyAt) < windowOf(w, h.clock.now()) {
+		want = held
+	}
+	if stranger {
+		now := tokens(t, h.limiter, h.now)
+		require.GreaterOrEqual(t, now, held-1e-6)
+		require.LessOrEqual(t, now, min(h.now.Limit().Capacity(), held-charged)+1e-6)
+		return
+	}
+	h.holds(t, want, "the end")
 }

@@ -226,6 +226,8 @@ func TestCallsTakeNoSIREADLock(t *testing.T) {
 			require.NoError(t, takeAndCheck(t.Context(), d.limiter, []ratelimit.Request{roomy.For("here"), slider.For("here")}))
 			takeAll(t, d.limiter, tight.For("empty"))
 			takeAll(t, d.limiter, slider.For("empty"))
+			require.NoError(t, d.limiter.Reset(t.Context(), wide.For("here")))
+			drain(t, d.limiter, wide.For("low"), 0.5)
 			requests := []ratelimit.Request{lookups.For("key").Cost(8), roomy.For("key")}
 			owing := d.reserve(t, append(requests, mortgaged.For("key").Cost(10))...)
 			stale, ended := d.reserve(t, requests...), d.reserve(t, requests...)
@@ -271,6 +273,15 @@ func TestCallsTakeNoSIREADLock(t *testing.T) {
 				"WindowAmongSeveral":     {taking(slider.For("here"), roomy.For("here"), slider.For("new")), false},
 				"WindowRefusedOfSeveral": {taking(slider.For("empty"), roomy.For("here"), slider.For("new")), true},
 				"WindowReset":            {resetting(slider.For("empty")), false},
+				"Row":                    {taking(wide.For("here")), false},
+				"RowOfANewKey":           {taking(wide.For("new")), false},
+				"AllRows":                {taking(wide.For("here").Cost(4e5)), false},
+				"AllRowsOfANewKey":       {taking(wide.For("new").Cost(4e5)), false},
+				"RowsRefused":            {taking(wide.For("low")), true},
+				"RowsAmongSeveral":       {taking(wide.For("here"), wide.For("new"), other.For("key")), false},
+				"RowsRefusedOfSeveral":   {taking(wide.For("here"), wide.For("low"), other.For("key")), true},
+				"RowsReserved":           {reserving(wide.For("low"), other.For("key")), false},
+				"RowsReset":              {resetting(wide.For("low"), other.For("key")), false},
 				"Settle":                 {on(settling, fresh.ID, nil), false},
 				"SettleEnded":            {on(settling, ended.ID, ratelimit.ErrReservationEnded), true},
 				"SettleUnknown":          {on(settling, unknownID, ratelimit.ErrNotReserved), true},

@@ -1,12 +1,17 @@
 package integration_test
 
 import (
+	"fmt"
+	"math/rand/v2"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -54,101 +59,34 @@ func perMinute(name string, n float64) ratelimit.Limit {
 	return ratelimit.Define(name, ratelimit.SlidingWindow{Rate: n, Period: time.Minute, Slices: 6})
 }
 
+// A sliding window gives back the tokens of a slice a period after the slice.
 func TestSlidingWindow(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
-
-	t.Run("GivesBackAPeriodAfterTheSlice", func(t *testing.T) {
-		t.Parallel()
-		d, limit := b.slidingDesk(t, ratelimit.Config{}), perMinute("gives", 10)
-		d.requireTake(t, 0, limit.Global().Cost(6))
-		d.at(15 * time.Second)
-		decision := d.requireTake(t, 0, limit.Global().Cost(4))
-		require.Zero(t, decision.Remaining)
-		require.Equal(t, 65*time.Second, decision.ResetAfter)
-		d.requireTake(t, 55*time.Second, limit.Global())
-		d.at(70*time.Second - time.Microsecond)
-		d.requireTake(t, time.Microsecond, limit.Global())
-		d.at(70 * time.Second)
-		decision = d.requireTake(t, 0, limit.Global())
-		require.InDelta(t, 5, decision.Remaining, 0)
-		d.requireTake(t, 10*time.Second, limit.Global().Cost(9))
-		check, err := d.Check(t.Context(), limit.Global().Cost(5))
-		require.NoError(t, err)
-		require.True(t, check.Allowed)
-		require.InDelta(t, 5, check.States[0].Value.Tokens, 0)
-		require.InDelta(t, 9, check.States[0].Value.At(clockNoon.Add(80*time.Second)), 0)
-	})
-
-	t.Run("ARefusalIsNotCounted", func(t *testing.T) {
-		t.Parallel()
-		d, limit := b.slidingDesk(t, ratelimit.Config{}), perMinute("refuses", 3)
-		d.requireTake(t, 0, limit.For("a").Cost(3))
-		before := b.row(t, "refuses", "a")
-		for range 50 {
-			d.requireTake(t, 70*time.Second, limit.For("a"))
-		}
-		require.Equal(t, before, b.row(t, "refuses", "a"))
-		d.at(70 * time.Second)
-		d.requireTake(t, 0, limit.For("a").Cost(3))
-	})
-
-	t.Run("CreditsAndCharges", func(t *testing.T) {
-		t.Parallel()
-		ctx := t.Context()
-		d, limit := b.slidingDesk(t, ratelimit.Config{}), perMinute("verbs", 10)
-		request := limit.For("a")
-		require.NoError(t, d.Credit(ctx, request.Cost(5)), "of a bucket that nobody has used")
-		require.InDelta(t, 10, d.tokens(t, request), 0)
-		first := d.requireTake(t, 0, request.Cost(4))
-		d.at(20 * time.Second)
-		d.requireTake(t, 0, request.Cost(6))
-		require.NoError(t, d.CreditTaken(ctx, first.At, request.Cost(3)))
-		require.InDelta(t, 3, d.tokens(t, request), 0)
-		require.NoError(t, d.CreditTaken(ctx, first.At, request.Cost(9)), "more than was taken then")
-		require.InDelta(t, 4, d.tokens(t, request), 0)
-		require.NoError(t, d.Credit(ctx, request.Cost(2)))
-		require.InDelta(t, 6, d.tokens(t, request), 0)
-		require.NoError(t, d.Charge(ctx, request.Cost(20)))
-		require.InDelta(t, -14, d.tokens(t, request), 0)
-		d.requireTake(t, 70*time.Second, request)
-		d.at(85 * time.Second)
-		require.NoError(t, d.CreditTaken(ctx, first.At, request), "it has fallen out")
-		require.InDelta(t, -14, d.tokens(t, request), 0)
-		require.NoError(t, d.Reset(ctx, request))
-		d.requireTake(t, 0, request.Cost(10))
-		_, err := d.Reserve(ctx, request)
-		require.ErrorIs(t, err, ratelimit.ErrNoReservations)
-		require.ErrorContains(t, err, "call Take, and again after its RetryAfter")
-		_, err = d.Take(ctx, request.Cost(11))
-		require.ErrorIs(t, err, ratelimit.ErrCostExceedsCapacity)
-	})
-
-	t.Run("AClockThatStepsBack", func(t *testing.T) {
-		t.Parallel()
-		d, limit := b.slidingDesk(t, ratelimit.Config{}), perMinute("back", 10)
-		d.at(30 * time.Second)
-		d.requireTake(t, 0, limit.Global().Cost(6))
-		d.at(0)
-		d.requireTake(t, 0, limit.Global().Cost(4))
-		d.requireTake(t, 100*time.Second, limit.Global())
-		d.at(100 * time.Second)
-		d.requireTake(t, 0, limit.Global().Cost(10))
-		d.at(-time.Hour) // what wrote the row was wrong
-		d.requireTake(t, 70*time.Second, limit.Global())
-		d.at(-time.Hour + 70*time.Second)
-		d.requireTake(t, 0, limit.Global().Cost(10))
-	})
+	d, limit := b.slidingDesk(t, ratelimit.Config{}), perMinute("gives", 10)
+	d.requireTake(t, 0, limit.Global().Cost(6))
+	d.at(15 * time.Second)
+	decision := d.requireTake(t, 0, limit.Global().Cost(4))
+	require.Zero(t, decision.Remaining)
+	require.Equal(t, 65*time.Second, decision.ResetAfter)
+	d.requireTake(t, 55*time.Second, limit.Global())
+	d.at(70*time.Second - time.Microsecond)
+	d.requireTake(t, time.Microsecond, limit.Global())
+	d.at(70 * time.Second)
+	decision = d.requireTake(t, 0, limit.Global())
+	require.InDelta(t, 5, decision.Remaining, 0)
+	d.requireTake(t, 10*time.Second, limit.Global().Cost(9))
+	check, err := d.Check(t.Context(), limit.Global().Cost(5))
+	require.NoError(t, err)
+	require.True(t, check.Allowed)
+	require.InDelta(t, 5, check.States[0].Value.Tokens, 0)
+	require.InDelta(t, 9, check.States[0].Value.At(clockNoon.Add(80*time.Second)), 0)
 }
 
 // TestSlidingWindowIsPruned promises that Prune deletes full windows, and no others.
 func TestSlidingWindowIsPruned(t *testing.T) {
 	t.Parallel()
-	onEach(t, testSlidingWindowIsPruned, onPostgres, inMemory, inPartitions)
-}
-
-func testSlidingWindowIsPruned(t *testing.T, on backend) {
-	b := on.setup(t)
+	b := setup(t)
 	d, limit := b.slidingDesk(t, ratelimit.Config{}), perMinute("pruned", 10)
 	d.requireTake(t, 0, limit.For("a").Cost(10))
 	lowered := perMinute("pruned", 1)
@@ -164,4 +102,64 @@ func testSlidingWindowIsPruned(t *testing.T, on backend) {
 	}
 	require.Empty(t, b.rows(t, "a"))
 	require.InDelta(t, 10, d.tokens(t, limit.For("a")), 0)
+}
+
+// TestSlidingWindowRowsStaySmall takes in one slice after the other, from rows whose keys are as long as a key may be. A row drops
+// expired slices from time to time. Doing so with each slice would write all of the row to the log. No answer shows it, and each
+// row stays below 2,000 bytes, from where on Postgres would compress it or store it elsewhere.
+func TestSlidingWindowRowsStaySmall(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	const moves, spare = 300, 44
+	seed := testsize.Seed(t)
+	for _, slices := range []int{6, 60, 128} {
+		t.Run(fmt.Sprint(slices), func(t *testing.T) {
+			t.Parallel()
+			d, random := b.slidingDesk(t, ratelimit.Config{}), rand.New(rand.NewPCG(seed, uint64(slices)))
+			rate := 7 * float64(slices+1)
+			window := ratelimit.SlidingWindow{Rate: rate, Period: time.Duration(slices) * time.Second, Slices: slices}
+			key := fmt.Sprintf("%0256d", slices)
+			request := ratelimit.Define(strings.Repeat("n", 64), window).For(key)
+			taken, length, dropped := make([]float64, moves), 0, 0
+			for i := range moves {
+				d.at(time.Duration(i) * time.Second)
+				left, cost := rate, float64(1+random.IntN(10))
+				for _, amount := range taken[max(0, i-slices) : i+1] {
+					left -= amount
+				}
+				decision, err := d.takeEither(t, b, random.IntN(2) == 0, request.Cost(cost))
+				require.NoError(t, err)
+				require.Equal(t, left >= cost, decision.Allowed, "move %d", i)
+				if decision.Allowed {
+					taken[i] = cost
+					require.InDelta(t, left-cost, decision.Remaining, 0, "move %d", i)
+				}
+				before, row, array := length, 0, 0
+				require.NoError(t, b.pool.QueryRow(t.Context(), `SELECT cardinality(taken), pg_column_size(b), pg_column_size(taken) FROM ratelimit.buckets AS b
+					WHERE key = $1`, key).Scan(&length, &row, &array))
+				require.LessOrEqual(t, length, 4+slices+spare)
+				require.Less(t, row, 2000)
+				require.Greater(t, array, 8*length, "not compressed")
+				if length < before {
+					require.Equal(t, 4+slices, length, "what counts stays")
+					dropped++
+				}
+			}
+			require.Positive(t, dropped)
+			require.LessOrEqual(t, dropped, (moves-slices)/spare)
+		})
+	}
+}
+
+// takeEither takes by itself or in a transaction.
+func (d *slidingDesk) takeEither(t *testing.T, b *bundle, inTx bool, request ratelimit.Request) (decision ratelimit.Decision, err error) {
+	t.Helper()
+	if !inTx {
+		return d.Take(t.Context(), request)
+	}
+	err = pgx.BeginFunc(t.Context(), b.pool, func(tx pgx.Tx) error {
+		decision, err = d.WithTx(tx).Take(t.Context(), request)
+		return err
+	})
+	return decision, err
 }

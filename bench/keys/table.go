@@ -175,7 +175,7 @@ func (t *table) quiet(ctx context.Context) error {
 	}
 }
 
-// log adds what was logged from one position to another.
+// log adds the bytes of the log from one position to another.
 func (t *table) log(ctx context.Context, f *figures, from, to string) error {
 	var records, pages, prunes, leaves int64
 	err := t.Admin().QueryRow(ctx, `

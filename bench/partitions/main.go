@@ -1,4 +1,4 @@
-// Command partitions measures the cost of partitions of the table of buckets, and what they save.
+// Command partitions measures the cost of partitions of the table of buckets, and their savings.
 //
 //	go run ./partitions [-rows 1000000] [-partitions 1,8,16,64] [-callers 1,16,64] [-rounds 7] [-calls 2000]
 //

@@ -1,6 +1,7 @@
 package bucket_test
 
 import (
+	"slices"
 	"testing"
 	"time"
 
@@ -59,4 +60,19 @@ func TestALateCreditWritesNoRow(t *testing.T) {
 	require.False(t, p.HasChanged())
 	p.Charge(&asks[0], -2, p.Now)
 	require.True(t, p.HasChanged())
+}
+
+// A later call on the same page does not change the rows of an earlier answer.
+func TestAnAnswerKeepsItsRows(t *testing.T) {
+	t.Parallel()
+	asks := []bucket.Ask{{Terms: buckettest.Over(buckettest.FixedWindow(8, time.Hour, 8, opening), 2), Cost: 2}}
+	p := bucket.NewPage(asks)
+	p.Now = opening
+	p.Put(0, bucket.State{Value: 4, TS: opening}, false)
+	p.Put(1, bucket.State{Value: 4, TS: opening}, false)
+	first := p.Take(asks, nil)
+	require.True(t, first[0].Allowed)
+	rows := slices.Clone(first[0].Rows)
+	require.True(t, p.Take(asks, nil)[0].Allowed)
+	require.Equal(t, rows, first[0].Rows)
 }

@@ -171,6 +171,11 @@ func TestRefusalCacheRefusesSeveralLimits(t *testing.T) {
 	require.False(t, refused, "the hour allowed")
 	_, refused = c.Refuse([]bucket.Ask{several(1, 4)[1], ask("hour", "stranger", 0.1, 100, 1)}, nil)
 	require.False(t, refused)
+
+	answers[0].Allowed, answers[1].Allowed = false, true
+	c.Keep(c.sent(several(60, 1)...), several(60, 1), answers)
+	_, refused = c.knows(several(1, 4)[1])
+	require.True(t, refused, "an allowed state does not replace a refusal")
 }
 
 func TestRefusalCacheIsBounded(t *testing.T) {

@@ -37,7 +37,7 @@ func Build(ctx context.Context, directory, ref string) (program string, err erro
 	return program, err
 }
 
-// output runs a command and returns what it wrote.
+// output runs a command and returns its output.
 func output(ctx context.Context, name string, args ...string) (string, error) {
 	var failed strings.Builder
 	c := exec.CommandContext(ctx, name, args...)

@@ -11,8 +11,8 @@ import (
 	"syscall"
 )
 
-// Run parses the arguments of the program and does what they ask for, until that is done or a signal ends its context. The program
-// ends here when something went wrong: with 2 when it was the arguments, with 1 when it was what they ask for.
+// Run parses the arguments of the program and runs the program, until it is done or a signal ends its context. The program
+// ends here when something went wrong: with 2 when it was the arguments, with 1 when the program failed.
 func Run[O any](name string, parse func(arguments []string) (O, error), do func(context.Context, O) error) {
 	o, err := parse(os.Args[1:])
 	if errors.Is(err, flag.ErrHelp) {

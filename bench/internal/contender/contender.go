@@ -39,7 +39,7 @@ type Bench struct {
 type Runner interface {
 	// Run makes a round of calls.
 	Run(ctx context.Context, amount load.Amount) (Round, error)
-	// Check returns an error if the calls so far did not do what they answered.
+	// Check returns an error if an answer so far was wrong.
 	Check(ctx context.Context) error
 	// Close releases what Open took.
 	Close() error

@@ -91,7 +91,7 @@ func (p *pgbench) Run(ctx context.Context, amount load.Amount) (Round, error) {
 	}, nil
 }
 
-// pgbench runs the program, with each client making so many transactions, and returns what it wrote.
+// pgbench runs the program, with each client making so many transactions, and returns its output.
 func (p *pgbench) pgbench(ctx context.Context, each int) (string, error) {
 	clients := strconv.Itoa(p.bench.Callers)
 	cmd := exec.CommandContext(ctx, p.program, "--no-vacuum", "--protocol=prepared", "--client="+clients,

@@ -134,7 +134,7 @@ func goneFromRedis(ctx context.Context, client *redis.Client, of buckets, now ti
 	return sum, nil
 }
 
-// redisScript returns the script that redis_rate runs for a call, which it does not export: what it sends to a server
+// redisScript returns the script that redis_rate runs for a call, which it does not export: the text that goes to a server
 // that does not know the script yet.
 func redisScript(ctx context.Context) (string, error) {
 	var recorded recorder
@@ -145,7 +145,7 @@ func redisScript(ctx context.Context) (string, error) {
 	return recorded.script, nil
 }
 
-// recorder is a Redis that knows no script and keeps what it is sent.
+// recorder is a Redis that knows no script and keeps the commands that it receives.
 type recorder struct {
 	redis.Cmdable
 

@@ -15,7 +15,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/bench/internal/server"
 )
 
-// Rueidis is redis_rate's script through rueidis, which pipelines by itself what is asked at the same time.
+// Rueidis is redis_rate's script through rueidis, which pipelines concurrent commands by itself.
 type Rueidis struct {
 	Keys int
 }

@@ -15,7 +15,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/bench/internal/stats"
 )
 
-// Call is one call of what is measured, made by caller. An error ends the round.
+// Call is one measured call, made by caller. An error ends the round.
 type Call func(ctx context.Context, caller *Caller) error
 
 // Caller is one of the goroutines that call, one call after the other.
@@ -41,7 +41,7 @@ type Group struct {
 }
 
 // NewGroup returns a group of callers that read the clock once every burst calls. More than one a reading is
-// for calls that take no longer than reading the clock does; the percentiles are then those of means.
+// for calls that take no longer than reading the clock does; the percentiles are then percentiles of means.
 func NewGroup(callers, burst int) *Group {
 	g := &Group{callers: make([]*Caller, callers), burst: max(burst, 1)}
 	for i := range g.callers {
@@ -65,7 +65,7 @@ type Amount struct {
 	Calls int // spread evenly over the callers, each of which makes the same number, rounded up
 }
 
-// Run makes an amount of calls and returns when those that have begun are answered.
+// Run makes an amount of calls and returns when all begun calls are answered.
 func (g *Group) Run(ctx context.Context, amount Amount, call Call) (Result, error) {
 	each := math.MaxInt
 	if amount.Calls > 0 {

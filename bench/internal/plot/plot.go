@@ -23,7 +23,7 @@ const (
 	dodge         = 3  // between the spreads of two contenders with as many callers, which would hide one another
 )
 
-// colours are those of the lines on light and on dark, the first contender's first.
+// colours are the colours of the lines on light and on dark, the first contender's first.
 func colours() [][2]string {
 	return [][2]string{
 		{"#0969da", "#58a6ff"}, {"#57606a", "#9198a1"}, {"#cf222e", "#ff7b72"}, {"#1a7f37", "#3fb950"}, {"#8250df", "#bc8cff"}, {"#9a6700", "#d29922"},
@@ -46,7 +46,7 @@ func Throughput() Figure {
 	}
 }
 
-// Processor is what a call costs.
+// Processor is the processor time of a call.
 func Processor() Figure {
 	return Figure{
 		title: "the processor's time for a call, client and server",
@@ -88,7 +88,7 @@ func SVG(c scenario.Curve, f Figure) []byte {
 	return []byte(b.String())
 }
 
-// scale says where what is measured is on the drawing.
+// scale returns the place of a measured value on the drawing.
 type scale struct {
 	figure    Figure
 	callers   []int // that have a mark
@@ -178,7 +178,7 @@ func (s scale) line(w io.Writer, line scenario.Line, i, n int) {
 	fmt.Fprintf(w, `<path class="spread c%d" d="%s"/><path class="line c%d%s" d="%s"/>%s`+"\n", class, spreads, class, thick, path, dots)
 }
 
-// short returns a mark as it is written beside the axis.
+// short returns the text of a mark beside the axis.
 func short(mark float64) string {
 	switch {
 	case mark >= 1e6:

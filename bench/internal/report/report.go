@@ -12,7 +12,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/bench/internal/stats"
 )
 
-// Run is what was measured, and on which machine.
+// Run is the results, and the machine.
 type Run struct {
 	Machine  server.Machine    `json:"machine"`
 	Postgres string            `json:"postgres"`

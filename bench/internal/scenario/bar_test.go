@@ -90,7 +90,7 @@ func TestRowsAreComparedWithTheFirst(t *testing.T) {
 	require.InDelta(t, 0.5, result.Rows[1].Cost.Median, 1e-9)
 }
 
-// A bar that names a contender wrongly would never be measured, and nobody would notice.
+// A bar that names a contender wrongly would never be measured, without an error.
 func TestBarsNameWhatIsThere(t *testing.T) {
 	t.Parallel()
 	plain := regexp.MustCompile(`^[a-z0-9-]+$`)

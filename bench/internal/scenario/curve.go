@@ -9,7 +9,7 @@ import (
 // Curve is what contenders do as more and more callers call.
 type Curve struct {
 	Name  string `json:"name"`
-	Lines []Line `json:"lines"` // the first is the one that the others are compared with
+	Lines []Line `json:"lines"` // the others are compared with the first
 }
 
 // Line is a contender's part of a curve.

@@ -8,7 +8,7 @@ import (
 	"strings"
 )
 
-// Meter adds up the processor time of processes and of a Postgres: what a call costs the machine, also while others use it.
+// Meter adds up the processor time of processes and of a Postgres. So it does not count other programs on the machine.
 type Meter struct {
 	directory string // /proc
 	postgres  int    // the process that all others of the server are children of; 0: it is not on this machine

@@ -113,7 +113,7 @@ func StartRedis(ctx context.Context, d Durability) (_ *Redis, err error) {
 // Close returns when the server is down and its directory is gone.
 func (r *Redis) Close() error { return errors.Join(r.input.Close(), r.cmd.Wait()) }
 
-// await asks the server what it is until it answers.
+// await asks the server for its version until it answers.
 func (r *Redis) await(ctx context.Context) (err error) {
 	ctx, cancel := context.WithTimeout(ctx, redisTimeout)
 	defer cancel()

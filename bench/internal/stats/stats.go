@@ -1,5 +1,5 @@
 // Package stats has the few statistics that a comparison of interleaved rounds needs. A figure that was not
-// measured is NaN, and what is computed from it is NaN too.
+// measured is NaN, and every number computed from it is NaN too.
 package stats
 
 import (

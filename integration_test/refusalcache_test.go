@@ -2,9 +2,7 @@ package integration_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"math/rand/v2"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -13,7 +11,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
-	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -80,8 +77,8 @@ func TestRefusalCacheIsClosedWithItsLimiter(t *testing.T) {
 	}
 }
 
-// What gives tokens back through the Limiter shows in the next answer.
-func TestRefusalCacheForgetsWhatWasGivenBack(t *testing.T) {
+// The next answer shows tokens that a transaction of the Limiter has given back.
+func TestRefusalCacheForgetsWhatATransactionGaveBack(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	cached := b.with(t, ratelimit.Config{RefusalCache: refusalEntries})
@@ -97,28 +94,7 @@ func TestRefusalCacheForgetsWhatWasGivenBack(t *testing.T) {
 	begun := func(ctx context.Context, request ratelimit.Request) error {
 		return pgx.BeginFunc(ctx, b.pool, func(tx pgx.Tx) error { return cached.WithTx(tx).Credit(ctx, request) })
 	}
-	reserved := func(end func(ctx context.Context, id string, request ratelimit.Request) error) func(context.Context, ratelimit.Request) error {
-		return func(ctx context.Context, request ratelimit.Request) error {
-			if err := cached.Reset(ctx, request); err != nil {
-				return err
-			}
-			r, err := cached.Reserve(ctx, request)
-			if err != nil {
-				return err
-			}
-			requireRefused(t, cached, []ratelimit.Request{request})
-			return end(ctx, r.ID, request)
-		}
-	}
-	for name, give := range map[string]func(context.Context, ratelimit.Request) error{
-		"Reset":  func(ctx context.Context, request ratelimit.Request) error { return cached.Reset(ctx, request) },
-		"Credit": func(ctx context.Context, request ratelimit.Request) error { return cached.Credit(ctx, request) },
-		"InTx":   commit, "YourTransaction": begun,
-		"Cancel": reserved(func(ctx context.Context, id string, _ ratelimit.Request) error { return cached.Cancel(ctx, id) }),
-		"Settle": reserved(func(ctx context.Context, id string, request ratelimit.Request) error {
-			return cached.Settle(ctx, id, request.Cost(0))
-		}),
-	} {
+	for name, give := range map[string]func(context.Context, ratelimit.Request) error{"InTx": commit, "YourTransaction": begun} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			request := tight.For(t.Name())
@@ -165,138 +141,6 @@ func TestRefusalCacheShowsWhatAnotherProcessGaveBackWithinASecond(t *testing.T) 
 	})
 }
 
-// An answer from the cache equals the database's, to the last digit. Two limiters, one with a cache, go through the same history at
-// the same instants.
-func TestRefusalCacheChangesNoAnswer(t *testing.T) {
-	t.Parallel()
-	steps := testsize.Of(400, 4000)
-	b := setup(t)
-	clock := clockNoon
-	asOf := func() time.Time { return clock }
-	twins := [2]*twin{
-		{name: "plain", limiter: b.with(t, ratelimit.Config{AsOf: asOf})},
-		{name: "cached", limiter: b.with(t, ratelimit.Config{AsOf: asOf, RefusalCache: 4})},
-	}
-	limits := []ratelimit.Limit{
-		ratelimit.Define("bucket", ratelimit.TokenBucket{Rate: 10, Period: time.Second}),
-		ratelimit.Define("window", ratelimit.FixedWindow{Rate: 7, Period: time.Second, Capacity: 9, Start: clockNoon}),
-		ratelimit.Define("slow", ratelimit.TokenBucket{Rate: 8, Period: time.Minute}),
-	}
-	src := testsize.Rand(t)
-	for step := range steps {
-		clock = clock.Add(time.Duration(src.IntN(60_000)) * time.Microsecond)
-		which, seed := src.Perm(len(limits))[:1+src.IntN(2)], src.Uint64()
-		var decisions [2]ratelimit.Decision
-		for i, w := range twins {
-			same := rand.New(rand.NewPCG(seed, 0))
-			var requests []ratelimit.Request
-			for _, j := range which {
-				requests = append(requests, limits[j].For(fmt.Sprint(w.name, " ", same.IntN(3))).Cost(float64(1+same.IntN(7))))
-			}
-			var err error
-			decisions[i], err = w.step(t.Context(), same, requests)
-			require.NoError(t, err, "step %d", step)
-		}
-		requireSameDecision(t, step, decisions[0], decisions[1])
-	}
-}
-
-// twin is a limiter that goes through a history.
-type twin struct {
-	name     string
-	limiter  *ratelimit.Limiter
-	reserved []reserved
-}
-
-type reserved struct {
-	id       string
-	requests []ratelimit.Request
-}
-
-// step makes one call of any kind, and returns the decision if it was to take.
-func (w *twin) step(ctx context.Context, src *rand.Rand, requests []ratelimit.Request) (d ratelimit.Decision, err error) {
-	l, kind := w.limiter, src.IntN(40)
-	switch {
-	case kind == 0:
-		return d, l.Reset(ctx, requests...)
-	case kind == 1:
-		return d, l.Credit(ctx, requests...)
-	case kind == 2:
-		return d, l.Charge(ctx, requests...)
-	case kind < 6:
-		return d, w.reserve(ctx, l, requests)
-	case kind < 10 && len(w.reserved) > 0:
-		return d, w.end(ctx, src, w.reserved[src.IntN(len(w.reserved))])
-	case kind < 13: // in a transaction or a nested one, of which one in three is rolled back
-		err := l.InTx(ctx, func(tx pgx.Tx) error {
-			err := pgx.BeginFunc(ctx, tx, func(nested pgx.Tx) error {
-				inner := tx
-				if src.IntN(2) == 0 {
-					inner = nested
-				}
-				bound := l.WithTx(inner)
-				if src.IntN(4) == 0 {
-					return bound.Reset(ctx, requests...)
-				}
-				_, err := bound.Take(ctx, requests...)
-				return err
-			})
-			if err == nil && src.IntN(3) == 0 {
-				err = errUndone
-			}
-			return err
-		})
-		if errors.Is(err, errUndone) {
-			err = nil
-		}
-		return d, err
-	}
-	return l.Take(ctx, requests...)
-}
-
-func (w *twin) reserve(ctx context.Context, limiter *ratelimit.Limiter, requests []ratelimit.Request) error {
-	r, err := limiter.Reserve(ctx, requests...)
-	if err == nil && r.Allowed {
-		w.reserved = append(w.reserved, reserved{r.ID, requests})
-	}
-	return err
-}
-
-// end settles a reservation with more or less than it took, cancels it, or renews it.
-func (w *twin) end(ctx context.Context, src *rand.Rand, r reserved) (err error) {
-	switch src.IntN(3) {
-	case 0:
-		err = w.limiter.Settle(ctx, r.id, r.requests[0].Cost(float64(src.IntN(9))))
-	case 1:
-		err = w.limiter.Cancel(ctx, r.id)
-	default:
-		_, err = w.limiter.Renew(ctx, r.id)
-	}
-	if errors.Is(err, ratelimit.ErrReservationEnded) {
-		return nil
-	}
-	return err
-}
-
-// requireSameDecision compares two decisions, except the other limits of a refused call, for which the cache has older values.
-func requireSameDecision(t *testing.T, step int, want, got ratelimit.Decision) {
-	t.Helper()
-	require.Equal(t, want.Allowed, got.Allowed, "step %d", step)
-	require.True(t, want.At.Equal(got.At), "step %d", step)
-	for i := range want.States {
-		w, g := want.States[i], got.States[i]
-		require.Equal(t, w.Limit, g.Limit)
-		require.Equal(t, w.Cost, g.Cost)
-		if w.Allowed && !want.Allowed {
-			continue
-		}
-		require.Equal(t, w.Allowed, g.Allowed, "step %d", step)
-		require.Equal(t, w.RetryAfter, g.RetryAfter, "step %d", step)
-		require.InDelta(t, w.Remaining, g.Remaining, 1e-9, "step %d", step)
-		require.Equal(t, w.ResetAfter, g.ResetAfter, "step %d", step)
-	}
-}
-
 // A call with an unknown outcome may have taken tokens, so a cached refusal from before would return too short a wait.
 func TestRefusalCacheForgetsWhatACallOfUnknownOutcomeMayHaveTaken(t *testing.T) {
 	t.Parallel()
@@ -341,5 +185,85 @@ func TestRefusalCacheForgetsWhatACallOfUnknownOutcomeMayHaveTaken(t *testing.T) 
 			require.Equal(t, 1, c.seen())
 			require.Equal(t, 36*time.Second, want(6).RetryAfter)
 		})
+	}
+}
+
+// If this Limiter returns tokens, of any kind of limit, it drops the cached refusal: it never repeats a refusal that the table
+// would not make.
+func TestARememberedRefusalOfEveryKindIsForgotten(t *testing.T) {
+	t.Parallel()
+	b, now := setup(t), &clock{}
+	now.set(springNight)
+	limits, rules := answerable(t)
+	limits = append(limits, ratelimit.Define("slots", ratelimit.Concurrency{Most: 4, Lease: 24 * time.Hour}))
+	observed := &leaseEvents{}
+	l := b.with(t, ratelimit.Config{AsOf: now.now, Policies: rules, RefusalCache: 1000, Observer: observed})
+	for _, limit := range limits {
+		if limit.Name() == "shadows" { // which refuses no call
+			continue
+		}
+		_, holds := limit.Policy().(ratelimit.Concurrency)
+		for _, several := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s/Several=%v", limit.Name(), several), func(t *testing.T) { // not parallel: they share the observer
+				request := limit.For(t.Name())
+				requests := []ratelimit.Request{request}
+				if several {
+					requests = append(requests, roomy.For(t.Name()))
+				}
+				var lease ratelimit.Lease
+				ask := func() bool {
+					if holds {
+						asked, err := l.Acquire(t.Context(), requests...)
+						require.NoError(t, err)
+						if asked.Allowed {
+							lease = asked
+						}
+						return asked.Allowed
+					}
+					d, err := l.Take(t.Context(), requests...)
+					require.NoError(t, err)
+					return d.Allowed
+				}
+				empty := func() {
+					for ask() {
+					}
+					observed.events = nil
+					require.False(t, ask())
+					require.False(t, ask())
+					cached := 0
+					for _, event := range observed.events {
+						if decided, is := event.(ratelimit.Decided); is && decided.Cached {
+							cached++
+						}
+					}
+					require.Equal(t, map[bool]int{false: 2, true: 0}[holds], cached, "slots are given back by anybody")
+				}
+				ways := map[string]func() error{"Reset": func() error { return l.Reset(t.Context(), requests...) }}
+				if holds {
+					ways["Release"] = func() error { return l.Release(t.Context(), lease.ID) }
+				} else {
+					ways["Credit"] = func() error { return l.Credit(t.Context(), request) }
+					ways["CreditTaken"] = func() error { return l.CreditTaken(t.Context(), now.now(), request) }
+				}
+				for name, giveBack := range ways {
+					empty()
+					require.NoError(t, giveBack(), name)
+					require.True(t, ask(), name)
+				}
+				if r, err := l.Reserve(t.Context(), request); err == nil && r.Allowed {
+					for name, end := range map[string]func(id string) error{
+						"Cancel": func(id string) error { return l.Cancel(t.Context(), id) },
+						"Settle": func(id string) error { return l.Settle(t.Context(), id, request.Cost(0)) },
+					} {
+						require.NoError(t, l.Reset(t.Context(), request))
+						r, err = l.Reserve(t.Context(), request)
+						require.NoError(t, err)
+						empty()
+						require.NoError(t, end(r.ID), name)
+						require.True(t, ask(), name)
+					}
+				}
+			})
+		}
 	}
 }
