@@ -12,12 +12,12 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// upstreamRule gives the limit "upstream" a rule with these policies, each of which begins so long after the one before, the first at noon.
-func (m *market) upstreamRule(t *testing.T, every time.Duration, policies ...ratelimit.Policy) eraRules {
+// upstreamRule gives the limit "upstream" a rule with these policies, one a minute from noon on.
+func (m *market) upstreamRule(t *testing.T, policies ...ratelimit.Policy) eraRules {
 	t.Helper()
 	eras := make([]ratelimit.Era, len(policies))
 	for i, policy := range policies {
-		eras[i] = ratelimit.Era{Policy: policy, From: clockNoon.Add(time.Duration(i) * every), Name: fmt.Sprint("era ", i)}
+		eras[i] = ratelimit.Era{Policy: policy, From: clockNoon.Add(time.Duration(i) * time.Minute), Name: fmt.Sprint("era ", i)}
 	}
 	rule, err := ratelimit.NewRuling(upstreamInCode, ratelimit.RulingConfig{Eras: eras})
 	require.NoError(t, err)
@@ -55,7 +55,7 @@ func TestAdaptiveWhoseRuleChanges(t *testing.T) {
 				request := upstreamInCode.For(name + c.name).Cost(3)
 				m.set(clockNoon)
 				m.share(t, "upstream", name+c.name, 0.25)
-				rules := m.upstreamRule(t, time.Minute, adapts(hoard(1000), 0, true), test.before, test.after)
+				rules := m.upstreamRule(t, adapts(hoard(1000), 0, true), test.before, test.after)
 				m.limiter = m.with(t, ratelimit.Config{AsOf: m.now, Policies: rules})
 				learn(t, m.limiter, request, 4) // while the first era holds, of which nothing is taken
 				left := 1000.0
@@ -109,7 +109,7 @@ func testAPauseOfAnUpstreamWhoseRuleChanges(t *testing.T, on backend) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			m := newMarketOn(t, on)
-			rules := m.upstreamRule(t, time.Minute, applied, policy, applied)
+			rules := m.upstreamRule(t, applied, policy, applied)
 			m.limiter = m.with(t, ratelimit.Config{AsOf: m.now, Policies: rules})
 			request := upstreamInCode.For("account")
 			r, err := m.limiter.Reserve(t.Context(), request)
@@ -160,7 +160,7 @@ func TestACreditAtAPriceIsOfWhatWasCharged(t *testing.T) {
 				request := upstreamInCode.For(name + c.name).Cost(3)
 				m.set(clockNoon)
 				m.share(t, "upstream", name+c.name, 0.25)
-				m.limiter = m.with(t, ratelimit.Config{AsOf: m.now, Policies: m.upstreamRule(t, time.Minute, adapts(hoard(1000), true), test.before, test.after)})
+				m.limiter = m.with(t, ratelimit.Config{AsOf: m.now, Policies: m.upstreamRule(t, adapts(hoard(1000), true), test.before, test.after)})
 				learn(t, m.limiter, request, 4)
 				m.set(clockNoon.Add(time.Minute))
 				v, err := m.limiter.Value(t.Context(), request)
@@ -195,7 +195,7 @@ func TestWhatIsChargedWhileAPriceIsTurnedOn(t *testing.T) {
 			for reads := range int64(8) {
 				var left atomic.Int64
 				left.Store(1 << 40)
-				m.limiter = m.with(t, ratelimit.Config{Policies: m.upstreamRule(t, time.Minute, policies...), AsOf: func() time.Time {
+				m.limiter = m.with(t, ratelimit.Config{Policies: m.upstreamRule(t, policies...), AsOf: func() time.Time {
 					if left.Add(-1) >= 0 {
 						return clockNoon.Add(time.Minute - time.Microsecond)
 					}
