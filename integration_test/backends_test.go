@@ -80,7 +80,7 @@ func onEach(t *testing.T, test func(t *testing.T, on backend), backends ...backe
 	}
 }
 
-// rowsInMemory returns the buckets of db whose keys start so, as the method rows does.
+// rowsInMemory returns the buckets of db whose keys have a prefix, as the method rows does.
 func rowsInMemory(db *ratelimittest.DB, keys string) (rows []row) {
 	engine, _ := store.EngineOf(db).(*memstore.Tx)
 	all := engine.Buckets()
@@ -94,7 +94,7 @@ func rowsInMemory(db *ratelimittest.DB, keys string) (rows []row) {
 	return rows
 }
 
-// shareInMemory sets the share of the contract that all processes go by.
+// shareInMemory sets the share of the contract that all processes use.
 func shareInMemory(t *testing.T, db *ratelimittest.DB, k bucket.Key, share float64, now time.Time) {
 	t.Helper()
 	upstreams, isOne := store.EngineOf(db).(prices.Upstreams)

@@ -20,14 +20,14 @@ var (
 	}
 )
 
-// tenants are callers who take one token each, again and again, in each step of the clock.
+// tenants take one token after the other, in each step of the clock.
 type tenants struct {
 	*desk
 	pool string
 	now  time.Duration
 }
 
-// run has the tenants that are busy ask until each is refused, in every step of span, in turns. It returns what each got.
+// run makes the busy tenants take in turns until each is refused, in every step of span. It returns the tokens of each.
 func (x *tenants) run(t *testing.T, span time.Duration, busy ...int) (got [3]int) {
 	t.Helper()
 	step := testsize.Of(20*time.Millisecond, 10*time.Millisecond)
@@ -51,6 +51,7 @@ func (x *tenants) run(t *testing.T, span time.Duration, busy ...int) (got [3]int
 	return got
 }
 
+// Each busy tenant has its guarantee, and the busy ones together have the tokens that an idle one leaves.
 func TestBorrowGuaranteesAndLends(t *testing.T) {
 	t.Parallel()
 	x := &tenants{desk: inMemory.setup(t).desk(t, ratelimit.Config{}), pool: "one"}

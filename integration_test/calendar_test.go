@@ -11,7 +11,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// monthly is a thousand a month in Berlin.
+// monthly is a limit of a thousand a month, by months in Berlin.
 var monthly = ratelimit.CalendarWindow{Rate: 1000, Resets: ratelimit.Monthly, Zone: "Europe/Berlin"}
 
 // firstOf returns the beginning of a month of the year 2026 by the clocks of a zone.

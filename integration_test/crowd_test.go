@@ -11,7 +11,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// announcing is a context that says when its end is first waited for: the call that does is under way by then.
+// announcing is a context that closes underway at the first call of Done. A call that waits for the end of its context is under way by then.
 type announcing struct {
 	context.Context //nolint:containedctx // it is one
 	once            *sync.Once
@@ -31,7 +31,7 @@ type asker struct {
 	err             error
 }
 
-// ask makes a call and returns when it is under way, so that calls come in the order they are made in.
+// ask begins a call and returns when it is under way, so calls arrive in the order of ask.
 func ask(t *testing.T, limiter *ratelimit.Limiter, requests ...ratelimit.Request) *asker {
 	t.Helper()
 	return askFor(t, func(ctx context.Context) (ratelimit.Decision, error) { return limiter.Take(ctx, requests...) })
@@ -104,8 +104,8 @@ func isError(target error) func(error) bool {
 	return func(err error) bool { return errors.Is(err, target) }
 }
 
-// crowd has the first caller wait for the row of ada, which is held until release is called, and n others
-// for the first.
+// crowd makes a first caller wait for the row of ada, which another transaction locks until release is called, and n others wait for the
+// first.
 func (s *stand) crowd(t *testing.T, n int) (first *asker, others []*asker, release func()) {
 	t.Helper()
 	require.NoError(t, s.takeOutside(t.Context(), "ada"))

@@ -22,8 +22,8 @@ type wrongClock struct {
 	ahead  bool
 }
 
-// limiter returns a Limiter whose limit has a rule that says one thing by the clock of the process, and another by the server's. By the
-// clock of the process, the rule changes in 30 seconds or changed 30 seconds ago.
+// limiter returns a Limiter whose limit has a rule with two eras: byProcess is in effect by the clock of the process, and byServer by the
+// server's. By the clock of the process, the rule changes in 30 seconds or changed 30 seconds ago.
 func (w wrongClock) limiter(t *testing.T, limit ratelimit.Limit, byProcess, byServer ratelimit.Era) *ratelimit.Limiter {
 	t.Helper()
 	eras, distance := []ratelimit.Era{byProcess, byServer}, 30*time.Second
@@ -65,8 +65,8 @@ func eachPairOfModes(test func(limit ratelimit.Limit, byProcess, byServer rateli
 	}
 }
 
-// TestTheModeOfARuleFollowsTheServersClock has the server's clock choose the mode, in a batch and in a transaction: it is in the answer,
-// it decides, and each token is taken once.
+// TestTheModeOfARuleFollowsTheServersClock checks that the server's clock chooses the mode, in a batch and in a transaction. The mode is
+// in the answer, it decides, and each token is taken once.
 func TestTheModeOfARuleFollowsTheServersClock(t *testing.T) {
 	t.Parallel()
 	other := ratelimit.Define("other", hoard(100))
@@ -109,7 +109,7 @@ func TestTheModeOfARuleFollowsTheServersClock(t *testing.T) {
 	})
 }
 
-// TestTheModeChangesInTheMidstOfACall has a rule change between the begin of a call and its decision, on both stores.
+// TestTheModeChangesInTheMidstOfACall changes a rule between the begin of a call and its decision, on each backend.
 func TestTheModeChangesInTheMidstOfACall(t *testing.T) {
 	t.Parallel()
 	limit, other := changingLimit("limit"), ratelimit.Define("other", slowly(10, 1))

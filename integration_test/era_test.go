@@ -28,13 +28,13 @@ func (r eraRules) RulingsOf(name string) []*ratelimit.Ruling {
 	return nil
 }
 
-// eraChange is what a rule says of a limit: a policy, and at the instant of the change another one.
+// eraChange is a rule: a policy, and from changeInstant on another one.
 type eraChange struct {
 	before, after ratelimit.Policy
 	onChange      ratelimit.OnChange
 }
 
-// changeInstant is when the limits of these tests change.
+// changeInstant is the instant at which the limits of these tests change.
 var changeInstant = clockNoon
 
 // rule returns the rule for a limit.
@@ -60,7 +60,7 @@ func (b *bundle) changing(t *testing.T, config ratelimit.Config, changes map[str
 	return d
 }
 
-// changingLimit is what the code says of a limit, which nothing goes by.
+// changingLimit is the definition of a limit in the code, which its rule replaces.
 func changingLimit(name string) ratelimit.Limit {
 	return ratelimit.Define(name, ratelimit.TokenBucket{Rate: 1e9, Period: time.Second})
 }
@@ -75,14 +75,14 @@ func faster(capacity float64, shards int) ratelimit.TokenBucket {
 	return ratelimit.TokenBucket{Rate: 2 * capacity, Period: century, Capacity: capacity, Shards: shards}
 }
 
-// plant writes a row of a bucket of the limit that changes, as calls before have left it.
+// plant writes a row of a bucket of the changing limit, as earlier calls could have left it.
 func (b *bundle) plant(t *testing.T, key string, shard int, value float64, ts time.Time) {
 	t.Helper()
 	b.exec(t, fmt.Sprintf(`INSERT INTO %s.buckets (name, key, shard, value, ts) VALUES ('limit', $1, $2, $3, $4)`, b.schema),
 		key, shard, value, ts.UnixMicro())
 }
 
-// admitted takes one token at a time, by so many callers at once, and returns how many are given.
+// admitted makes concurrent callers take one token at a time, each so often, and returns the number of tokens that they got.
 func admitted(t *testing.T, limiter *ratelimit.Limiter, request ratelimit.Request, callers, each int) (given int) {
 	t.Helper()
 	counts := make([]int, callers)
@@ -104,7 +104,7 @@ func admitted(t *testing.T, limiter *ratelimit.Limiter, request ratelimit.Reques
 	return given
 }
 
-// jumping is a clock that is read so many times before the change, and after that shows it.
+// jumping returns a clock that shows an instant before the change for a number of reads, and an instant after the change from then on.
 func jumping(reads int64) func() time.Time {
 	var n atomic.Int64
 	return func() time.Time {
@@ -115,7 +115,7 @@ func jumping(reads int64) func() time.Time {
 	}
 }
 
-// A call that began before the change decides by the policy of the instant at which it does.
+// A call that began before the change decides by the policy of the instant of its decision.
 func TestTheChangeComesInTheMidstOfACall(t *testing.T) {
 	t.Parallel()
 	tests := map[string]struct {
@@ -425,7 +425,7 @@ func callsOfAllKinds(t *testing.T, limiter *ratelimit.Limiter, request ratelimit
 	return int(given.Load()) + admitted(t, limiter, request, 1, 60) // the reservations in between are returned
 }
 
-// What a bucket owes after a change is not forgotten because the row that owes it was full by the policy before.
+// Prune does not delete a row that owes tokens after a change, although it is full by the policy before.
 func TestPruneForgivesNothingOwedThatAChangeScales(t *testing.T) {
 	t.Parallel()
 	tests := map[string]eraChange{

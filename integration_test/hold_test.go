@@ -83,7 +83,7 @@ func TestHoldRefuses(t *testing.T) {
 	release()
 }
 
-// renewals is an observer that counts them.
+// renewals is an observer that counts renewals of leases.
 type renewals struct{ n atomic.Int64 }
 
 func (r *renewals) Observe(_ context.Context, event ratelimit.Event) {

@@ -21,7 +21,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// inPartitions18 reports whether the buckets are in partitions of PostgreSQL 18, where a Limiter goes by statements that name one row each.
+// inPartitions18 reports whether the buckets are in partitions of PostgreSQL 18, where a Limiter's statements name one row each.
 func (b *bundle) inPartitions18(t *testing.T) (is bool) {
 	t.Helper()
 	if b.memory != nil {

@@ -28,7 +28,7 @@ const (
 	kindPace = 180 * time.Millisecond
 )
 
-// kindQuestion is what one operation asks: calls that take effect at one instant, or a call that is not told its instant.
+// kindQuestion is the question of one operation: calls that take effect at one instant, or a call whose answer has no instant.
 type kindQuestion struct {
 	calls  []kindCall
 	change kindChange

@@ -92,7 +92,7 @@ func TestPrefetchComesBackPastRowsThatAreHeld(t *testing.T) {
 	}
 }
 
-// With any concurrent calls, no call waits for ever, also while the Limiter closes.
+// With all verbs at once, no call waits for ever, also while the Limiter closes.
 func TestPrefetchWithEveryCallAtOnce(t *testing.T) {
 	t.Parallel()
 	b := setup(t)

@@ -157,7 +157,7 @@ func TestPruneRunsOnceAtATimeInASchema(t *testing.T) {
 	prune(b.limiter, 1)
 }
 
-// using is a pool that has a Limiter use a plan as the first transaction begins.
+// using is a pool that calls use before it begins its first transaction.
 type using struct {
 	ratelimit.Pool
 	once sync.Once
@@ -169,7 +169,7 @@ func (p *using) BeginTx(ctx context.Context, options pgx.TxOptions) (pgx.Tx, err
 	return p.Pool.BeginTx(ctx, options)
 }
 
-// A plan that the Limiter is first used with while it prunes counts from then on.
+// A plan that the Limiter is first used with during a Prune counts from then on.
 func TestPruneCountsThePlansThatAreUsedMeanwhile(t *testing.T) {
 	t.Parallel()
 	b := setup(t)

@@ -31,7 +31,7 @@ func (r *recorder[Q, A]) record(ctx context.Context, caller int, o operation[Q, 
 	return porcupine.Operation{ClientId: caller, Input: o.asks, Call: call, Output: told, Return: r.events.Add(1)}, err
 }
 
-// recordAll has callers do each so many operations, all at once.
+// recordAll makes concurrent callers do a number of operations each.
 func (r *recorder[Q, A]) recordAll(t *testing.T, callers, each int, draw func(caller int, random *rand.Rand) operation[Q, A]) []porcupine.Operation {
 	t.Helper()
 	seed := testsize.Seed(t)
@@ -77,8 +77,7 @@ func requireLinearizable(t *testing.T, model porcupine.Model, history []porcupin
 	require.Equal(t, porcupine.Ok, result)
 }
 
-// requireOnce checks that the model, from its beginning, lets a caller be told what take tells him once and not a
-// second time: the same tokens, given twice.
+// requireOnce checks that the model accepts the answer of take once, and not the same tokens a second time.
 func requireOnce[Q, A any](t *testing.T, model porcupine.Model, take operation[Q, A]) {
 	t.Helper()
 	var r recorder[Q, A]

@@ -90,7 +90,7 @@ type row struct {
 	Bits      string
 }
 
-// db returns what limiters of the bundle are on.
+// db returns the pool of the bundle's limiters.
 func (b *bundle) db() ratelimit.Pool {
 	if b.memory != nil {
 		return b.memory
@@ -98,7 +98,7 @@ func (b *bundle) db() ratelimit.Pool {
 	return b.pool
 }
 
-// rows returns the buckets whose keys start so, in the order of the primary key. Bits are the value to the
+// rows returns the buckets whose keys have a prefix, in the order of the primary key. Bits are the value to the
 // last bit, so that two answers are equal only when the rows are.
 func (b *bundle) rows(t *testing.T, keys string) []row {
 	t.Helper()
@@ -169,8 +169,7 @@ func representative(t *testing.T, row string, named ...string) {
 	}
 }
 
-// fastPathOnly leaves a test out where the statements that decide by themselves are switched off (make general): it is
-// about them, and not about what callers are promised.
+// fastPathOnly skips a test of the statements that decide by themselves if these are switched off (make general).
 func fastPathOnly(t *testing.T, why string) {
 	t.Helper()
 	if generalPath {
@@ -183,8 +182,8 @@ func eventually(t *testing.T, what string, done func() bool) {
 	world.Eventually(t, what, done)
 }
 
-// lastSession closes pool, and returns a connection to its database that has it for itself. Sessions
-// report to the server's statistics when they end, and otherwise when they find the time.
+// lastSession closes pool, and returns the only connection to its database. Sessions report to the server's statistics at the latest when
+// they end.
 func lastSession(t *testing.T, pool *pgxpool.Pool) *pgx.Conn {
 	t.Helper()
 	config := pool.Config().ConnConfig

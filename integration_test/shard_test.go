@@ -18,13 +18,13 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// spread is a bucket of a token a second over so many rows.
+// spread returns a limit of a token a second, whose buckets have a number of rows.
 func spread(shards int, capacity float64) ratelimit.Limit {
 	return ratelimit.Define(fmt.Sprintf("spread/%d", shards),
 		ratelimit.TokenBucket{Rate: 1, Period: time.Second, Capacity: capacity, Shards: shards})
 }
 
-// stopped returns a limiter on a clock of the test's own.
+// stopped returns a limiter with a clock that the test sets.
 func (b *bundle) stopped(t *testing.T) (*ratelimit.Limiter, *clock) {
 	t.Helper()
 	c := &clock{}
@@ -40,7 +40,7 @@ func tokens(t *testing.T, limiter *ratelimit.Limiter, request ratelimit.Request)
 	return v.Tokens
 }
 
-// drain takes from a bucket until only left is in it.
+// drain takes from a bucket until only left tokens remain.
 func drain(t *testing.T, limiter *ratelimit.Limiter, request ratelimit.Request, left float64) {
 	t.Helper()
 	requireAllowed(t, taking(request.Cost(tokens(t, limiter, request)-left)), limiter)
@@ -139,8 +139,7 @@ func TestAnInterruptedShardedCallLeavesNoHalf(t *testing.T) {
 	}
 }
 
-// Transactions that are open at the same time take from one bucket and all commit, where each found a row of
-// its own.
+// Open transactions that take from one bucket all commit if each found a row of its own.
 func TestTransactionsOnDifferentShardsDoNotConflict(t *testing.T) {
 	t.Parallel()
 	fastPathOnly(t, "the general path locks all rows of a bucket")

@@ -4,11 +4,9 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"time"
 
-	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/internal/testsize"
@@ -18,42 +16,6 @@ import (
 // slider is a window from which nothing falls out during a test.
 var slider = ratelimit.Define("slider", ratelimit.SlidingWindow{Rate: 1e6, Period: ratelimit.Week})
 
-// slidingDesk is a limiter with a clock of the test's own.
-type slidingDesk struct {
-	*ratelimit.Limiter
-	now atomic.Int64
-}
-
-func (b *bundle) slidingDesk(t *testing.T, config ratelimit.Config) *slidingDesk {
-	t.Helper()
-	d := &slidingDesk{}
-	d.at(0)
-	config.AsOf = func() time.Time { return time.UnixMicro(d.now.Load()) }
-	d.Limiter = b.with(t, config)
-	return d
-}
-
-// at sets the clock to so much after noon.
-func (d *slidingDesk) at(after time.Duration) { d.now.Store(clockNoon.Add(after).UnixMicro()) }
-
-// tokens returns what the bucket holds.
-func (d *slidingDesk) tokens(t *testing.T, request ratelimit.Request) float64 {
-	t.Helper()
-	v, err := d.Value(t.Context(), request)
-	require.NoError(t, err)
-	return v.Tokens
-}
-
-// requireTake takes and checks the answer. retryAfter is the expected wait; 0 means allowed.
-func (d *slidingDesk) requireTake(t *testing.T, retryAfter time.Duration, requests ...ratelimit.Request) ratelimit.Decision {
-	t.Helper()
-	decision, err := d.Take(t.Context(), requests...)
-	require.NoError(t, err)
-	require.Equal(t, retryAfter, decision.RetryAfter, "%+v", decision)
-	require.Equal(t, retryAfter == 0, decision.Allowed)
-	return decision
-}
-
 // perMinute gives n in any minute, and counts in slices of 10 s.
 func perMinute(name string, n float64) ratelimit.Limit {
 	return ratelimit.Define(name, ratelimit.SlidingWindow{Rate: n, Period: time.Minute, Slices: 6})
@@ -62,46 +24,48 @@ func perMinute(name string, n float64) ratelimit.Limit {
 // A sliding window gives back the tokens of a slice a period after the slice.
 func TestSlidingWindow(t *testing.T) {
 	t.Parallel()
-	b := setup(t)
-	d, limit := b.slidingDesk(t, ratelimit.Config{}), perMinute("gives", 10)
-	d.requireTake(t, 0, limit.Global().Cost(6))
-	d.at(15 * time.Second)
-	decision := d.requireTake(t, 0, limit.Global().Cost(4))
-	require.Zero(t, decision.Remaining)
-	require.Equal(t, 65*time.Second, decision.ResetAfter)
-	d.requireTake(t, 55*time.Second, limit.Global())
-	d.at(70*time.Second - time.Microsecond)
-	d.requireTake(t, time.Microsecond, limit.Global())
-	d.at(70 * time.Second)
-	decision = d.requireTake(t, 0, limit.Global())
-	require.InDelta(t, 5, decision.Remaining, 0)
-	d.requireTake(t, 10*time.Second, limit.Global().Cost(9))
-	check, err := d.Check(t.Context(), limit.Global().Cost(5))
+	d, request := setup(t).desk(t, ratelimit.Config{}), perMinute("gives", 10).Global()
+	for _, step := range []struct {
+		at         time.Duration
+		cost, left float64
+		retryAfter time.Duration // of a refusal
+	}{
+		{0, 6, 4, 0},
+		{15 * time.Second, 4, 0, 0},
+		{15 * time.Second, 1, 0, 55 * time.Second},
+		{70*time.Second - time.Microsecond, 1, 0, time.Microsecond},
+		{70 * time.Second, 1, 5, 0},
+		{70 * time.Second, 9, 5, 10 * time.Second},
+	} {
+		d.at(step.at)
+		decision, err := d.limiter.Take(t.Context(), request.Cost(step.cost))
+		require.NoError(t, err)
+		require.Equal(t, step.retryAfter, decision.RetryAfter, "%+v", step)
+		require.Equal(t, step.retryAfter == 0, decision.Allowed)
+		require.InDelta(t, step.left, decision.Remaining, 0)
+	}
+	v, err := d.limiter.Value(t.Context(), request)
 	require.NoError(t, err)
-	require.True(t, check.Allowed)
-	require.InDelta(t, 5, check.States[0].Value.Tokens, 0)
-	require.InDelta(t, 9, check.States[0].Value.At(clockNoon.Add(80*time.Second)), 0)
+	require.InDelta(t, 9, v.At(clockNoon.Add(80*time.Second)), 0)
 }
 
-// TestSlidingWindowIsPruned promises that Prune deletes full windows, and no others.
+// Prune deletes full sliding windows, and no others.
 func TestSlidingWindowIsPruned(t *testing.T) {
 	t.Parallel()
-	b := setup(t)
-	d, limit := b.slidingDesk(t, ratelimit.Config{}), perMinute("pruned", 10)
-	d.requireTake(t, 0, limit.For("a").Cost(10))
-	lowered := perMinute("pruned", 1)
+	d, request, lowered := setup(t).desk(t, ratelimit.Config{}), perMinute("pruned", 10).For("a"), perMinute("pruned", 1)
+	takeAll(t, d.limiter, request)
 	for after := time.Duration(0); after < 3*time.Minute; after += 7 * time.Second {
 		d.at(after)
-		n, err := d.Prune(t.Context(), lowered)
+		n, err := d.limiter.Prune(t.Context(), lowered)
 		require.NoError(t, err)
 		if after < 70*time.Second {
 			require.Zero(t, n)
-			require.InDelta(t, 0, d.tokens(t, limit.For("a")), 0)
-			require.InDelta(t, -9, d.tokens(t, lowered.For("a")), 0)
+			d.requireTokens(t, 0, request)
+			d.requireTokens(t, -9, lowered.For("a"))
 		}
 	}
-	require.Empty(t, b.rows(t, "a"))
-	require.InDelta(t, 10, d.tokens(t, limit.For("a")), 0)
+	require.Empty(t, d.rows(t, "a"))
+	d.requireTokens(t, 10, request)
 }
 
 // TestSlidingWindowRowsStaySmall takes in one slice after the other, from rows whose keys are as long as a key may be. A row drops
@@ -115,7 +79,7 @@ func TestSlidingWindowRowsStaySmall(t *testing.T) {
 	for _, slices := range []int{6, 60, 128} {
 		t.Run(fmt.Sprint(slices), func(t *testing.T) {
 			t.Parallel()
-			d, random := b.slidingDesk(t, ratelimit.Config{}), rand.New(rand.NewPCG(seed, uint64(slices)))
+			d, random := b.desk(t, ratelimit.Config{}), rand.New(rand.NewPCG(seed, uint64(slices)))
 			rate := 7 * float64(slices+1)
 			window := ratelimit.SlidingWindow{Rate: rate, Period: time.Duration(slices) * time.Second, Slices: slices}
 			key := fmt.Sprintf("%0256d", slices)
@@ -127,7 +91,8 @@ func TestSlidingWindowRowsStaySmall(t *testing.T) {
 				for _, amount := range taken[max(0, i-slices) : i+1] {
 					left -= amount
 				}
-				decision, err := d.takeEither(t, b, random.IntN(2) == 0, request.Cost(cost))
+				in := callers()[[]int{0, 3}[random.IntN(2)]] // a transaction, or none
+				decision, err := in.take(t.Context(), b.pool, d.limiter, request.Cost(cost))
 				require.NoError(t, err)
 				require.Equal(t, left >= cost, decision.Allowed, "move %d", i)
 				if decision.Allowed {
@@ -149,17 +114,4 @@ func TestSlidingWindowRowsStaySmall(t *testing.T) {
 			require.LessOrEqual(t, dropped, (moves-slices)/spare)
 		})
 	}
-}
-
-// takeEither takes by itself or in a transaction.
-func (d *slidingDesk) takeEither(t *testing.T, b *bundle, inTx bool, request ratelimit.Request) (decision ratelimit.Decision, err error) {
-	t.Helper()
-	if !inTx {
-		return d.Take(t.Context(), request)
-	}
-	err = pgx.BeginFunc(t.Context(), b.pool, func(tx pgx.Tx) error {
-		decision, err = d.WithTx(tx).Take(t.Context(), request)
-		return err
-	})
-	return decision, err
 }

@@ -191,7 +191,7 @@ func TestThePureStepRefusesWhatIsNoCost(t *testing.T) {
 	require.ErrorIs(t, d.Err(), ratelimit.ErrLimited)
 }
 
-// What no wait would ever meet is refused, as what Reserve returns an error for.
+// Costs for which Reserve returns an error are refused.
 func TestThePureStepRefusesWhatCannotBeReserved(t *testing.T) {
 	t.Parallel()
 	const longest = 250 * 365 * ratelimit.Day
@@ -218,7 +218,7 @@ func TestThePureStepRefusesWhatCannotBeReserved(t *testing.T) {
 	require.Equal(t, longest, r.RetryAfter)
 }
 
-// Full is what the database answers for a bucket that has no row, with and without Shards and windows of its own.
+// Full equals the database's answer for a bucket without a row, with and without Shards and windows of the key.
 func TestFullIsABucketThatNobodyHasUsed(t *testing.T) {
 	t.Parallel()
 	limiter, clock := setup(t).stopped(t)

@@ -81,7 +81,7 @@ func takeAll(t *testing.T, limiter *ratelimit.Limiter, request ratelimit.Request
 	require.True(t, d.Allowed)
 }
 
-// owe takes what a full bucket holds, and as much again.
+// owe reserves twice the capacity.
 func owe(t *testing.T, limiter *ratelimit.Limiter, request ratelimit.Request) {
 	t.Helper()
 	r, err := limiter.Reserve(t.Context(), request.Cost(2*request.Limit().Capacity()))
