@@ -66,26 +66,10 @@ func openOutside(t *testing.T, url string) *bundle {
 
 // send is what the application does in a transaction: take, then write.
 func (s *stand) send(ctx context.Context, tx pgx.Tx, key string) error {
-	return s.sendUnder(ctx, tx, key, calls.For(key))
-}
-
-// sendSharded is send under another limit as well.
-func (s *stand) sendSharded(ctx context.Context, tx pgx.Tx, key string) error {
-	return s.sendUnder(ctx, tx, shardedKey+key, calls.For(key), shardedCalls.For(key))
-}
-
-// shardedKey begins the keys of the messages of sendSharded.
-const shardedKey = "sharded "
-
-func (s *stand) sendUnder(ctx context.Context, tx pgx.Tx, key string, requests ...ratelimit.Request) error {
-	d, err := s.limiter.WithTx(tx).Take(ctx, requests...)
-	if err != nil {
+	if err := s.limiter.WithTx(tx).Require(ctx, calls.For(key)); err != nil {
 		return err
 	}
-	if !d.Allowed {
-		return d.Err()
-	}
-	_, err = tx.Exec(ctx, `INSERT INTO public.messages (key) VALUES ($1)`, key)
+	_, err := tx.Exec(ctx, `INSERT INTO public.messages (key) VALUES ($1)`, key)
 	return err
 }
 
@@ -101,16 +85,10 @@ func (s *stand) takeOutside(ctx context.Context, key string) error {
 // taken returns how many tokens are missing from all buckets of calls.
 func (s *stand) taken(t *testing.T) int {
 	t.Helper()
-	return s.takenFrom(t, calls)
-}
-
-// takenFrom returns how many tokens are missing from all buckets of a limit of callsCapacity.
-func (s *stand) takenFrom(t *testing.T, limit ratelimit.Limit) int {
-	t.Helper()
 	taken := 0.0
 	for _, r := range s.outside.rows(t, "") {
-		if r.Name == limit.Name() {
-			taken += callsCapacity/float64(shardsOf(limit)) - r.Value
+		if r.Name == calls.Name() {
+			taken += callsCapacity - r.Value
 		}
 	}
 	return int(math.Round(taken)) // without the fraction that arrived meanwhile

@@ -16,7 +16,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/integration_test/internal/atonce"
-	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -206,52 +205,44 @@ func TestAnErrorInTheMessageOfCommit(t *testing.T) {
 // same message, does not make the outcome unknown.
 func TestACallThatWaitsInTheMessageOfCommit(t *testing.T) {
 	t.Parallel()
-	testsize.Long(t, "each call waits for a second")
-	reserved := []ratelimit.Request{roomy.For("ada").Cost(3), other.For("ada")}
+	const row, table = `SELECT FROM ratelimit.buckets WHERE name = 'roomy' FOR UPDATE`, `LOCK TABLE ratelimit.reservations IN SHARE MODE`
 	for name, test := range map[string]struct {
 		lock string
-		call func(ctx context.Context, limiter *ratelimit.Limiter, id string) error
+		call func(ctx context.Context, l *ratelimit.Limiter, id string) error
 	}{
-		"ReserveForItsTable": {`LOCK TABLE ratelimit.reservations IN SHARE MODE`, func(ctx context.Context, limiter *ratelimit.Limiter, _ string) error {
-			_, err := limiter.Reserve(ctx, roomy.For("ben"))
-			return err
+		"Reserve": {table, func(ctx context.Context, l *ratelimit.Limiter, _ string) error {
+			return errOf(l.Reserve(ctx, roomy.For("ben")))
 		}},
-		"SettleForARow": {`SELECT FROM ratelimit.buckets WHERE name = 'roomy' FOR UPDATE`, func(ctx context.Context, limiter *ratelimit.Limiter, id string) error {
-			return limiter.Settle(ctx, id, roomy.For("ada").Cost(1))
+		"Settle": {row, func(ctx context.Context, l *ratelimit.Limiter, id string) error {
+			return l.Settle(ctx, id, roomy.For("ada").Cost(1))
 		}},
-		"CancelForTheSecondRow": {`SELECT FROM ratelimit.buckets WHERE name = 'roomy' FOR UPDATE`, func(ctx context.Context, limiter *ratelimit.Limiter, id string) error {
-			return limiter.Cancel(ctx, id)
-		}},
+		"Cancel": {row, func(ctx context.Context, l *ratelimit.Limiter, id string) error { return l.Cancel(ctx, id) }},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			b := setup(t)
-			r, err := b.limiter.Reserve(t.Context(), reserved...)
-			require.NoError(t, err)
+			b := setup(t, func(c *pgxpool.Config) { c.MaxConns = 2 })
 			holder := b.begin(t, pgx.ReadCommitted)
+			r, err := b.limiter.Reserve(t.Context(), roomy.For("ada").Cost(3), other.For("ada")) // prepares, on the other connection
+			require.NoError(t, err)
 			_, err = holder.Exec(t.Context(), test.lock)
 			require.NoError(t, err)
-			ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
-			defer cancel()
-			err = test.call(ctx, b.limiter, r.ID)
-			require.ErrorIs(t, err, context.DeadlineExceeded)
-			require.NotErrorIs(t, err, ratelimit.ErrCommitUnknown)
-			require.Equal(t, ratelimit.Open, ratelimit.ReservationState(b.reserved(t)[0].State))
-			require.Len(t, b.reserved(t), 1)
-
+			ctx, cancel := context.WithCancel(t.Context())
 			ended := make(chan error, 1)
-			go func() { ended <- test.call(t.Context(), b.limiter, r.ID) }()
-			select {
-			case err := <-ended:
-				require.FailNow(t, "it did not wait", "%v", err)
-			case <-time.After(1500 * time.Millisecond): // longer than the message of COMMIT waits
-			}
-			require.NoError(t, holder.Commit(t.Context()))
-			require.NoError(t, <-ended)
-			left := map[bool]float64{true: 1e6, false: 1e6 - 1}
-			if !strings.HasPrefix(name, "Reserve") {
-				require.InDelta(t, left[name == "CancelForTheSecondRow"], b.held(t, "roomy", "ada"), 0.01)
-			}
+			go func() { ended <- test.call(ctx, b.limiter, r.ID) }()
+			eventually(t, "the call waits", func() (waits bool) {
+				require.NoError(t, holder.QueryRow(t.Context(), `SELECT EXISTS (SELECT FROM pg_locks
+					WHERE NOT granted AND pg_backend_pid() = ANY (pg_blocking_pids(pid)))`).Scan(&waits))
+				return waits
+			})
+			cancel()
+			err = <-ended
+			require.ErrorIs(t, err, context.Canceled)
+			require.NotErrorIs(t, err, ratelimit.ErrCommitUnknown)
+			require.NoError(t, holder.Rollback(t.Context()))
+			require.Len(t, b.reserved(t), 1)
+			require.Equal(t, "open", b.reserved(t)[0].State)
+			require.NoError(t, test.call(t.Context(), b.limiter, r.ID))
+			eventually(t, "the connections are idle", func() bool { return b.pool.Stat().AcquiredConns() == 0 })
 			b.requireNothingOpen(t)
 		})
 	}

@@ -29,68 +29,33 @@ const brief = 50 * time.Millisecond
 func TestACallThatWaitsForItsOwnTransactionComesBack(t *testing.T) {
 	t.Parallel()
 	for name, call := range rowWaits {
-		for how, end := range map[string]func(t *testing.T, b *bundle) (context.Context, *ratelimit.Limiter){
-			"Timeout": func(t *testing.T, b *bundle) (context.Context, *ratelimit.Limiter) {
-				t.Helper()
-				return context.WithoutCancel(t.Context()), b.with(t, ratelimit.Config{Timeout: brief})
-			},
-			"Deadline": func(t *testing.T, b *bundle) (context.Context, *ratelimit.Limiter) {
-				t.Helper()
-				ctx := &expiring{Context: t.Context(), expired: make(chan struct{})}
-				apart, err := pgx.ConnectConfig(t.Context(), b.pool.Config().ConnConfig) // calls may use up the pool
-				require.NoError(t, err)
-				waits := 1 // the sessions of the call: a session cancelled before its statement begins still takes
-				if name == "TakeAtOnce" {
-					waits = min(atOnce, int(b.pool.Config().MaxConns)-1)
-				}
-				go func() {
-					defer close(ctx.expired)
-					defer apart.Close(context.WithoutCancel(t.Context()))
-					for t.Context().Err() == nil { // until they wait for a lock
-						var do bool
-						const ask = `SELECT count(*) >= $1 FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'`
-						if apart.QueryRow(t.Context(), ask, waits).Scan(&do) != nil || do {
-							return
-						}
-					}
-				}()
-				return ctx, b.with(t, ratelimit.Config{Timeout: -1, NoBatching: true})
-			},
-		} {
-			t.Run(name+"/"+how, func(t *testing.T) {
-				t.Parallel()
-				if how == "Deadline" {
-					testsize.Long(t, "a database for each verb, as with a Timeout")
-				}
-				b := setup(t, func(c *pgxpool.Config) { // a cancel request that comes between two statements ends none
-					c.ConnConfig.RuntimeParams["client_connection_check_interval"] = "100ms"
-				})
-				request := roomy.For("key")
-				r, err := b.limiter.Reserve(t.Context(), request)
-				require.NoError(t, err)
-				before := b.rows(t, "")
-				ctx, limiter := end(t, b)
-
-				tx := b.begin(t, pgx.ReadCommitted)
-				requireAllowed(t, taking(request), b.limiter.WithTx(tx))
-				_, err = b.limiter.WithTx(tx).Started(t.Context(), r.ID)
-				require.NoError(t, err)
-				err = call(ctx, limiter, r.ID, request)
-				require.ErrorIs(t, err, context.DeadlineExceeded)
-				if name != "TakeAtOnce" { // which joins several
-					requireOnePrefix(t, err, context.DeadlineExceeded, name)
-				}
-				require.ErrorContains(t, err, "a transaction may hold a row")
-				require.ErrorContains(t, err, "WithTx")
-
-				eventually(t, "the statement is given up", func() bool { // also if it has not begun to wait
-					return b.waiters(t) == 0 && b.pool.Stat().AcquiredConns() == 1 && b.sessions(t) == int(b.pool.Stat().TotalConns())
-				})
-				require.NoError(t, tx.Rollback(t.Context()))
-				eventually(t, "the connections are idle", func() bool { return b.pool.Stat().AcquiredConns() == 0 })
-				require.Equal(t, before, b.rows(t, ""))
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := setup(t, func(c *pgxpool.Config) { // a cancel request that comes between two statements ends none
+				c.ConnConfig.RuntimeParams["client_connection_check_interval"] = "100ms"
 			})
-		}
+			request := roomy.For("key")
+			r, err := b.limiter.Reserve(t.Context(), request)
+			require.NoError(t, err)
+			before := b.rows(t, "")
+			tx := b.begin(t, pgx.ReadCommitted)
+			requireAllowed(t, taking(request), b.limiter.WithTx(tx))
+			require.NoError(t, errOf(b.limiter.WithTx(tx).Started(t.Context(), r.ID)))
+			err = call(t.Context(), b.with(t, ratelimit.Config{Timeout: brief}), r.ID, request)
+			require.ErrorIs(t, err, context.DeadlineExceeded)
+			if name != "TakeAtOnce" { // which joins several
+				requireOnePrefix(t, err, context.DeadlineExceeded, name)
+			}
+			require.ErrorContains(t, err, "a transaction may hold a row")
+			require.ErrorContains(t, err, "WithTx")
+
+			eventually(t, "the statement is given up", func() bool { // also if it has not begun to wait
+				return b.waiters(t) == 0 && b.pool.Stat().AcquiredConns() == 1 && b.sessions(t) == int(b.pool.Stat().TotalConns())
+			})
+			require.NoError(t, tx.Rollback(t.Context()))
+			eventually(t, "the connections are idle", func() bool { return b.pool.Stat().AcquiredConns() == 0 })
+			require.Equal(t, before, b.rows(t, ""))
+		})
 	}
 }
 
