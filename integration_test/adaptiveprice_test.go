@@ -74,6 +74,23 @@ func TestAdaptivePriceBeyondTheCapacity(t *testing.T) {
 	require.ErrorIs(t, err, ratelimit.ErrCostExceedsCapacity)
 }
 
+// A window of a calendar owes nothing: it charges what it has, and a credit returns that.
+func TestAdaptivePriceBeyondAWindow(t *testing.T) {
+	t.Parallel()
+	m := newMarket(t)
+	daily := ratelimit.CalendarWindow{Rate: 10, Resets: ratelimit.Daily}
+	request := ratelimit.Define("daily", ratelimit.Adaptive{Contract: daily, Apply: true}).For("account").Cost(3)
+	m.share(t, "daily", "account", 0.25)
+	learn(t, m.limiter, request, 4)
+	d, err := m.limiter.Take(t.Context(), request)
+	require.NoError(t, err)
+	require.True(t, d.Allowed)
+	require.InDelta(t, 10./3, d.States[0].Charged, 1e-9)
+	m.holds(t, request, 0)
+	require.NoError(t, m.limiter.CreditTaken(t.Context(), d.At, request.Price(d.States[0].Charged)))
+	m.holds(t, request, 10)
+}
+
 // Two requests of one call for one bucket are charged each.
 func TestAdaptivePriceOfTwoRequests(t *testing.T) {
 	t.Parallel()

@@ -27,8 +27,8 @@ func (m *market) upstreamRule(t *testing.T, policies ...ratelimit.Policy) eraRul
 // upstreamInCode is what the code says of that limit.
 var upstreamInCode = ratelimit.Define("upstream", ratelimit.Adaptive{Contract: hoard(1e6), Apply: true})
 
-// A rule that changes an adaptive limit changes the price exactly from its instant on. A reservation is settled at its original
-// price, also if the limit has changed.
+// A rule that changes an adaptive limit changes the price exactly from its instant on. A reservation is settled, and a decision is
+// credited, at its original price, also if the limit has changed.
 func TestAdaptiveWhoseRuleChanges(t *testing.T) {
 	t.Parallel()
 	m := newMarket(t)
@@ -59,7 +59,7 @@ func TestAdaptiveWhoseRuleChanges(t *testing.T) {
 				m.limiter = m.with(t, ratelimit.Config{AsOf: m.now, Policies: rules})
 				learn(t, m.limiter, request, 4) // while the first era holds, of which nothing is taken
 				left := 1000.0
-				take := func(at time.Duration, era int) {
+				take := func(at time.Duration, era int) ratelimit.Decision {
 					m.set(clockNoon.Add(at))
 					d, err := c.take(t.Context(), m.db(), m.limiter, request)
 					require.NoError(t, err)
@@ -67,10 +67,12 @@ func TestAdaptiveWhoseRuleChanges(t *testing.T) {
 					require.Equal(t, fmt.Sprint("era ", era), d.States[0].Rule)
 					require.InDelta(t, test.told[era-1], d.States[0].Price, 1e-9)
 					require.InDelta(t, 3, d.States[0].Cost, 0)
+					require.InDelta(t, test.charged[era-1], d.States[0].Charged, 1e-9)
 					left -= 3 * test.charged[era-1]
 					m.holds(t, request, left)
+					return d
 				}
-				take(time.Minute, 1)
+				first := take(time.Minute, 1)
 				var ids [2]string
 				for i := range ids {
 					r, err := m.limiter.Reserve(t.Context(), request)
@@ -87,9 +89,11 @@ func TestAdaptiveWhoseRuleChanges(t *testing.T) {
 				require.NoError(t, m.limiter.Cancel(t.Context(), ids[1]))
 				left += 3 * test.charged[0]
 				m.holds(t, request, left)
-				_, err := m.limiter.Renew(t.Context(), ids[1])
-				require.NoError(t, err)
+				require.NoError(t, errOf(m.limiter.Renew(t.Context(), ids[1])))
 				left -= 3 * test.charged[0]
+				m.holds(t, request, left)
+				require.NoError(t, m.limiter.CreditTaken(t.Context(), first.At, request.Price(first.States[0].Charged)))
+				left += 3 * test.charged[0]
 				m.holds(t, request, left)
 			}
 		})
@@ -129,54 +133,6 @@ func testAPauseOfAnUpstreamWhoseRuleChanges(t *testing.T, on backend) {
 				d, err := m.limiter.Take(t.Context(), request)
 				require.NoError(t, err)
 				require.Equal(t, step.paused, !d.Allowed, "take after %v", step.at)
-			}
-		})
-	}
-}
-
-// A credit returns exactly the charge in the decision, also if a rule has changed the limit since.
-func TestACreditAtAPriceIsOfWhatWasCharged(t *testing.T) {
-	t.Parallel()
-	m := newMarket(t)
-	adapts := func(contract ratelimit.Policy, apply bool) ratelimit.Policy {
-		return ratelimit.Adaptive{Contract: contract, Apply: apply}
-	}
-	daily := ratelimit.CalendarWindow{Rate: 10, Resets: ratelimit.Daily}
-	for name, test := range map[string]struct {
-		before, after ratelimit.Policy
-		told, charged float64 // at a share of a quarter
-	}{
-		"TurnedOn":           {adapts(hoard(1000), false), adapts(hoard(1000), true), 4, 1},
-		"TurnedOff":          {adapts(hoard(1000), true), adapts(hoard(1000), false), 4, 4},
-		"Stays":              {adapts(hoard(1000), true), adapts(hoard(1000), true), 4, 4},
-		"InShadow":           {adapts(hoard(1000), false), adapts(hoard(1000), false), 4, 1},
-		"ToABucket":          {adapts(hoard(1000), true), hoard(1000), 4, 4},
-		"FromABucket":        {hoard(1000), adapts(hoard(1000), true), 1, 1},
-		"MoreThanTheWindow":  {adapts(daily, true), adapts(hoard(1000), true), 4, 10. / 3},
-		"TheWindowToABucket": {adapts(daily, true), hoard(1000), 4, 10. / 3},
-	} {
-		t.Run(name, func(t *testing.T) { // not parallel: they share the clock
-			for _, c := range testsize.Of(callers()[3:], callers()) {
-				request := upstreamInCode.For(name + c.name).Cost(3)
-				m.set(clockNoon)
-				m.share(t, "upstream", name+c.name, 0.25)
-				m.limiter = m.with(t, ratelimit.Config{AsOf: m.now, Policies: m.upstreamRule(t, adapts(hoard(1000), true), test.before, test.after)})
-				learn(t, m.limiter, request, 4)
-				m.set(clockNoon.Add(time.Minute))
-				v, err := m.limiter.Value(t.Context(), request)
-				require.NoError(t, err)
-				d, err := c.take(t.Context(), m.db(), m.limiter, request)
-				require.NoError(t, err)
-				require.True(t, d.Allowed)
-				require.InDelta(t, test.told, d.States[0].Price, 1e-9)
-				require.InDelta(t, test.charged, d.States[0].Charged, 1e-9)
-				m.holds(t, request, v.Tokens-3*test.charged)
-				m.set(clockNoon.Add(2 * time.Minute))
-				require.NoError(t, m.limiter.Charge(t.Context(), request.Price(0).Cost(200))) // so that it does not become full
-				before, err := m.limiter.Value(t.Context(), request)
-				require.NoError(t, err)
-				require.NoError(t, m.limiter.CreditTaken(t.Context(), d.At, request.Price(d.States[0].Charged)))
-				m.holds(t, request, before.Tokens+3*test.charged)
 			}
 		})
 	}

@@ -1,8 +1,6 @@
 package integration_test
 
 import (
-	"context"
-	"errors"
 	"fmt"
 	"sync/atomic"
 	"testing"
@@ -147,33 +145,6 @@ func TestAConflictInASavepointIsTheCallers(t *testing.T) {
 			})
 		}
 	}
-}
-
-// InTx does not run its function again for a conflict that this has undone by itself.
-func TestInTxLeavesAConflictInASavepointToItsFunction(t *testing.T) {
-	t.Parallel()
-	s, ctx := newStand(t), t.Context()
-	require.NoError(t, s.takeOutside(ctx, "lost"))
-	runs := 0
-	err := s.limiter.InTx(ctx, func(tx pgx.Tx) error {
-		runs++
-		if err := s.send(ctx, tx, "kept"); err != nil {
-			return err
-		}
-		if err := s.takeOutside(context.WithoutCancel(ctx), "lost"); err != nil {
-			return err
-		}
-		err := pgx.BeginFunc(ctx, tx, func(savepoint pgx.Tx) error { return s.send(ctx, savepoint, "lost") })
-		if sqlstate(err) != "40001" {
-			return errors.Join(errors.New("it did not lose"), err)
-		}
-		return s.send(ctx, tx, "after")
-	})
-	require.NoError(t, err)
-	require.Equal(t, 1, runs)
-	s.requireTakenFrom(t, map[string]int{"kept": 1, "after": 1, "lost": 2})
-	require.Equal(t, 2, s.messages(t))
-	s.requireHealthy(t)
 }
 
 // requireTakenFrom checks how many tokens of calls are missing from the bucket of each key.

@@ -102,102 +102,80 @@ func (s *stand) cancelWaiters(t *testing.T) (stop func()) {
 	return func() { cancel(); cancelling.Wait() }
 }
 
-func TestWritesFailClosed(t *testing.T) {
-	t.Parallel()
-	for name, fault := range map[string]struct {
-		setting, value string
-		locked         bool // by another transaction
-		code           string
-	}{
-		"LockTimeout":       {setting: "lock_timeout", value: "20ms", locked: true, code: "55P03"},
-		"Cancelled":         {setting: "statement_timeout", value: "0", locked: true, code: "57014"}, // as a statement_timeout does
-		"ReadOnlyByDefault": {setting: "default_transaction_read_only", value: "on", code: "25006"},
-		"MayNotWrite":       {setting: "role", value: "pg_read_all_data", code: "42501"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			s := newStand(t)
-			require.NoError(t, s.takeOutside(t.Context(), "ada"))
-			heal := s.setDefault(t, fault.setting, fault.value)
-			release := func() {}
-			if fault.locked {
-				release = s.hold(t)
-			}
-			stop := func() {}
-			if fault.code == "57014" {
-				stop = s.cancelWaiters(t)
-			}
-			s.requireClosed(t, writes, patient, isState(fault.code))
-			stop()
-			if fault.locked { // a slow machine may exceed the timeouts where nothing is locked
-				heal()
-			}
-			for name, read := range reads {
-				_, err := read(t.Context(), s.limiter)
-				require.NoError(t, err, "%s needs no lock and no right to write", name)
-			}
-			s.requireIdle(t)
-			release()
-			heal()
-			s.requireHealthy(t)
-		})
-	}
-}
+func isAny(error) bool { return true }
 
-func TestEveryCallFailsClosedWhenTheRoleMayNotUseTheSchema(t *testing.T) {
+// Whatever is wrong with the database or the pool, a call that needs it fails, takes nothing, and leaves no connection behind. When that is
+// over, all works again.
+func TestCallsFailClosed(t *testing.T) {
 	t.Parallel()
-	s := newStand(t)
-	heal := s.setDefault(t, "role", "pg_monitor")
-	s.requireClosed(t, writes, patient, isState("42501"))
-	s.requireClosed(t, reads, patient, isState("42501"))
-	heal()
-	s.requireHealthy(t)
-}
-
-func TestEveryCallFailsClosedWhenTheTableIsMissing(t *testing.T) {
-	t.Parallel()
-	s, ctx := newStand(t), t.Context()
-	s.limiter = s.with(t, ratelimit.Config{Schema: "elsewhere"})
+	isDeadline := func(err error) bool { return errors.Is(err, context.DeadlineExceeded) }
 	isNotMigrated := func(err error) bool {
 		return errors.Is(err, ratelimit.ErrNotMigrated) && strings.Contains(err.Error(), "migrations.Up") && strings.Contains(err.Error(), `"elsewhere"`)
 	}
-	s.requireClosed(t, writes, patient, isNotMigrated)
-	s.requireClosed(t, reads, patient, isNotMigrated)
-
-	require.NoError(t, migrations.Up(ctx, s.outside.pool, migrations.Config{Schema: "elsewhere"}))
-	s.requireHealthy(t)
-	require.NoError(t, migrations.Down(ctx, s.outside.pool, migrations.Config{Schema: "elsewhere"}))
-	s.requireClosed(t, writes, patient, isNotMigrated)
-	require.NoError(t, migrations.Up(ctx, s.outside.pool, migrations.Config{Schema: "elsewhere"}))
-	s.requireHealthy(t)
-}
-
-func TestEveryCallFailsClosedWhenThePoolIsExhausted(t *testing.T) {
-	t.Parallel()
-	const connections, patience = 2, 50 * time.Millisecond
-	s := newStand(t, func(config *pgxpool.Config) { config.MaxConns = connections })
-	var held []*pgxpool.Conn
-	for range connections {
-		conn, err := s.pool.Acquire(t.Context())
-		require.NoError(t, err)
-		held = append(held, conn)
+	setting := func(name, value string) func(*testing.T, *stand) func() {
+		return func(t *testing.T, s *stand) func() {
+			t.Helper()
+			return s.setDefault(t, name, value)
+		}
 	}
-	isDeadline := func(err error) bool { return errors.Is(err, context.DeadlineExceeded) }
-	s.requireClosed(t, writes, patience, isDeadline)
-	s.requireClosed(t, reads, patience, isDeadline)
-	for _, conn := range held {
-		conn.Release()
+	for name, fault := range map[string]struct {
+		cause    func(t *testing.T, s *stand) (heal func())
+		patience time.Duration
+		writes   func(error) bool
+		reads    func(error) bool // nil: they work
+	}{
+		"ReadOnlyByDefault":  {setting("default_transaction_read_only", "on"), patient, isState("25006"), nil},
+		"MayNotWrite":        {setting("role", "pg_read_all_data"), patient, isState("42501"), nil},
+		"MayNotUseTheSchema": {setting("role", "pg_monitor"), patient, isState("42501"), isState("42501")},
+		"LockTimeout": {func(t *testing.T, s *stand) func() {
+			t.Helper()
+			heal, release := s.setDefault(t, "lock_timeout", "20ms"), s.hold(t)
+			return func() { release(); heal() }
+		}, patient, isState("55P03"), nil},
+		"Cancelled": {func(t *testing.T, s *stand) func() { // as a statement_timeout does
+			t.Helper()
+			release, stop := s.hold(t), s.cancelWaiters(t)
+			return func() { stop(); release() }
+		}, patient, isState("57014"), nil},
+		"TableMissing": {func(t *testing.T, s *stand) func() {
+			t.Helper()
+			s.limiter = s.with(t, ratelimit.Config{Schema: "elsewhere"})
+			return func() {
+				for _, migrate := range []func(context.Context, *pgxpool.Pool, migrations.Config) error{migrations.Up, migrations.Down} {
+					require.NoError(t, migrate(t.Context(), s.outside.pool, migrations.Config{Schema: "elsewhere"}))
+				}
+				s.requireClosed(t, writes, patient, isNotMigrated)
+				require.NoError(t, migrations.Up(t.Context(), s.outside.pool, migrations.Config{Schema: "elsewhere"}))
+			}
+		}, patient, isNotMigrated, isNotMigrated},
+		"PoolExhausted": {func(t *testing.T, s *stand) func() {
+			t.Helper()
+			conn, err := s.pool.Acquire(t.Context())
+			require.NoError(t, err)
+			return conn.Release
+		}, 50 * time.Millisecond, isDeadline, isDeadline},
+		"PoolClosed": {func(_ *testing.T, s *stand) func() { s.pool.Close(); return nil }, patient, isAny, isAny},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := newStand(t, oneConnection)
+			require.NoError(t, s.takeOutside(t.Context(), "ada"))
+			heal := fault.cause(t, s)
+			s.requireClosed(t, writes, fault.patience, fault.writes)
+			if fault.reads != nil {
+				s.requireClosed(t, reads, fault.patience, fault.reads)
+			} else {
+				for name, read := range reads {
+					_, err := read(t.Context(), s.limiter)
+					require.NoError(t, err, "%s needs no lock and no right to write", name)
+				}
+			}
+			if heal != nil {
+				heal()
+				s.requireHealthy(t)
+			}
+		})
 	}
-	s.requireHealthy(t)
-}
-
-func TestEveryCallFailsClosedWhenThePoolIsClosed(t *testing.T) {
-	t.Parallel()
-	s := newStand(t)
-	s.pool.Close()
-	whichever := func(error) bool { return true }
-	s.requireClosed(t, writes, patient, whichever)
-	s.requireClosed(t, reads, patient, whichever)
 }
 
 func TestWithTxNeedsNoConnectionButTheCallers(t *testing.T) {

@@ -273,53 +273,15 @@ func TestTheObserverHearsOfNestedTransactionsWhatWasCommitted(t *testing.T) {
 func testTheObserverHearsOfNestedTransactionsWhatWasCommitted(t *testing.T, on backend) {
 	b := on.setup(t)
 	for name, test := range map[string]struct {
-		run  func(ctx context.Context, tx pgx.Tx, take func(tx pgx.Tx, cost float64) error) error
-		told []float64
+		steps string // ( begins a transaction in the one before, ) commits it, x rolls it back, r too, after its commit; a digit is a Take
+		told  []float64
 	}{
-		"Released": {func(ctx context.Context, tx pgx.Tx, take func(pgx.Tx, float64) error) error {
-			return pgx.BeginFunc(ctx, tx, func(nested pgx.Tx) error { return take(nested, 1) })
-		}, []float64{1}},
-		"Undone": {func(ctx context.Context, tx pgx.Tx, take func(pgx.Tx, float64) error) error {
-			err := pgx.BeginFunc(ctx, tx, func(nested pgx.Tx) error { return errors.Join(take(nested, 1), errUndone) })
-			if !errors.Is(err, errUndone) {
-				return err
-			}
-			return take(tx, 2)
-		}, []float64{2}},
-		"ReleasedInOneThatIsUndone": {func(ctx context.Context, tx pgx.Tx, take func(pgx.Tx, float64) error) error {
-			if err := take(tx, 1); err != nil {
-				return err
-			}
-			err := pgx.BeginFunc(ctx, tx, func(nested pgx.Tx) error {
-				err := pgx.BeginFunc(ctx, nested, func(deep pgx.Tx) error { return take(deep, 2) })
-				return errors.Join(err, take(nested, 4), errUndone)
-			})
-			if !errors.Is(err, errUndone) {
-				return err
-			}
-			return take(tx, 8)
-		}, []float64{1, 8}},
-		"UndoneInOneThatIsReleased": {func(ctx context.Context, tx pgx.Tx, take func(pgx.Tx, float64) error) error {
-			return pgx.BeginFunc(ctx, tx, func(nested pgx.Tx) error {
-				err := pgx.BeginFunc(ctx, nested, func(deep pgx.Tx) error { return errors.Join(take(deep, 1), errUndone) })
-				if !errors.Is(err, errUndone) {
-					return err
-				}
-				return take(nested, 2)
-			})
-		}, []float64{2}},
-		"LeftOpen": {func(ctx context.Context, tx pgx.Tx, take func(pgx.Tx, float64) error) error {
-			nested, err := tx.Begin(ctx)
-			return errors.Join(err, take(nested, 1))
-		}, []float64{1}},
-		"RolledBackAfterItsRelease": {func(ctx context.Context, tx pgx.Tx, take func(pgx.Tx, float64) error) error {
-			nested, err := tx.Begin(ctx)
-			if err != nil {
-				return err
-			}
-			defer func() { _ = nested.Rollback(ctx) }() // as programs do
-			return errors.Join(take(nested, 1), nested.Commit(ctx))
-		}, []float64{1}},
+		"Released":                  {"(1)", []float64{1}},
+		"Undone":                    {"(1x2", []float64{2}},
+		"ReleasedInOneThatIsUndone": {"1((2)4x8", []float64{1, 8}},
+		"UndoneInOneThatIsReleased": {"((1x2)", []float64{2}},
+		"LeftOpen":                  {"(1", []float64{1}},
+		"RolledBackAfterItsRelease": {"(1)r", []float64{1}}, // as programs do in a defer
 	} {
 		for _, outcome := range []error{nil, errUndone} {
 			t.Run(map[bool]string{true: "Committed/", false: "RolledBack/"}[outcome == nil]+name, func(t *testing.T) {
@@ -327,11 +289,31 @@ func testTheObserverHearsOfNestedTransactionsWhatWasCommitted(t *testing.T, on b
 				heard := &heardCosts{}
 				limiter, key := b.with(t, ratelimit.Config{Observer: heard}), t.Name()
 				err := limiter.InTx(t.Context(), func(tx pgx.Tx) error {
-					err := test.run(t.Context(), tx, func(tx pgx.Tx, cost float64) error {
-						d, err := limiter.WithTx(tx).Take(t.Context(), roomy.For(key).Cost(cost))
-						return errors.Join(err, d.Err())
-					})
-					return errors.Join(err, outcome)
+					txs := []pgx.Tx{tx}
+					for _, step := range test.steps {
+						last := txs[len(txs)-1]
+						var err error
+						switch step {
+						case '(':
+							tx, err = last.Begin(t.Context())
+							txs = append(txs, tx)
+						case ')', 'x':
+							txs = txs[:len(txs)-1]
+							if tx = last; step == ')' {
+								err = last.Commit(t.Context())
+							} else {
+								err = last.Rollback(t.Context())
+							}
+						case 'r':
+							_ = tx.Rollback(t.Context())
+						default:
+							err = limiter.WithTx(last).Require(t.Context(), roomy.For(key).Cost(float64(step-'0')))
+						}
+						if err != nil {
+							return err
+						}
+					}
+					return outcome
 				})
 				require.ErrorIs(t, err, outcome)
 				if outcome != nil {

@@ -135,6 +135,20 @@ func TestInTxRunsAgainOrSaysWhy(t *testing.T) {
 			fn: func(r run) error { return errors.Join(r.sends("ada"), r.execute(`ROLLBACK`)) }, want: pgx.ErrTxClosed, says: ended, runs: 1,
 			config: ratelimit.Config{SharedQueues: true},
 		},
+		"AConflictInASavepoint": { // which is the function's
+			fn: func(r run) error {
+				err := r.sends("kept")
+				lost := pgx.BeginFunc(r.ctx, r.Tx, func(savepoint pgx.Tx) error {
+					inner := r
+					inner.Tx = savepoint
+					return inner.isBeaten()
+				})
+				if sqlstate(lost) != "40001" {
+					return errors.Join(errFull, lost)
+				}
+				return errors.Join(err, r.sends("after"))
+			}, runs: 1, taken: 4, messages: 2,
+		},
 		"UnknownInsideTheFunction": {
 			fn: func(r run) error {
 				unknown := &pgconn.PgError{SeverityUnlocalized: "FATAL", Code: "57P01", Message: "terminating connection"}

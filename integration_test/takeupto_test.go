@@ -7,44 +7,8 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
 
-	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
-
-// Taking all available units at odd moments reaches the rate of the limit within a token, over 190 seconds, because fractions are
-// not lost.
-func TestTakeUpToLosesNoFraction(t *testing.T) {
-	t.Parallel()
-	b, last := setup(t), time.Duration(testsize.Of(40, 190))*time.Second
-	for _, limit := range []ratelimit.Limit{
-		ratelimit.Define("polled", ratelimit.TokenBucket{Rate: 7, Period: 3 * time.Second, Capacity: 20}),
-		ratelimit.Define("polledRows", ratelimit.TokenBucket{Rate: 7, Period: 3 * time.Second, Capacity: 20, Shards: 4}),
-	} {
-		t.Run(limit.Name(), func(t *testing.T) {
-			t.Parallel()
-			d := b.desk(t, ratelimit.Config{})
-			random := testsize.Rand(t)
-			total, now := 0, time.Duration(0)
-			for polls := 0; now < last; polls++ {
-				taken, answer, err := d.limiter.TakeUpTo(t.Context(), 100, limit.Global())
-				require.NoError(t, err)
-				total += taken
-				if taken == 0 {
-					require.Positive(t, answer.RetryAfter)
-					require.LessOrEqual(t, answer.RetryAfter, 3*time.Second/7+time.Microsecond)
-				}
-				now = min(last, now+time.Duration(random.IntN(1700))*time.Millisecond)
-				d.at(now)
-			}
-			taken, _, err := d.limiter.TakeUpTo(t.Context(), 100, limit.Global())
-			require.NoError(t, err)
-			ideal := 20 + last.Seconds()*7/3
-			t.Logf("%d of %.2f", total+taken, ideal)
-			require.LessOrEqual(t, float64(total+taken), ideal)
-			require.InDelta(t, ideal, total+taken, 1)
-		})
-	}
-}
 
 func TestTakeUpTo(t *testing.T) {
 	t.Parallel()
@@ -72,12 +36,6 @@ func TestTakeUpTo(t *testing.T) {
 		require.Equal(t, 200*time.Millisecond, answer.RetryAfter, "until there is one unit")
 		require.InDelta(t, 30, answer.States[1].Cost, 0)
 		d.requireTokens(t, 2, few.For("a"))
-	})
-	t.Run("NoMoreThanN", func(t *testing.T) {
-		t.Parallel()
-		taken, answer := upTo(2, few.For("b"))
-		require.Equal(t, 2, taken)
-		require.InDelta(t, 3, answer.Remaining, 0)
 	})
 	t.Run("OneBucketTwice", func(t *testing.T) {
 		t.Parallel()
@@ -107,7 +65,6 @@ func TestTakeUpTo(t *testing.T) {
 	})
 	t.Run("Wrong", func(t *testing.T) {
 		t.Parallel()
-		slots := ratelimit.Define("slots", ratelimit.Concurrency{Most: 3})
 		for _, limiter := range []*ratelimit.Limiter{d.limiter, d.limiter.WithTx(d.begin(t, pgx.ReadCommitted))} {
 			for _, wrong := range []struct {
 				n        int
@@ -119,8 +76,6 @@ func TestTakeUpTo(t *testing.T) {
 				{-1, []ratelimit.Request{few.For("f")}, ratelimit.ErrInvalidRequest, "ask for 1 or more"},
 				{1, []ratelimit.Request{few.For("f").Cost(0), bytes.For("f").Cost(0)}, ratelimit.ErrInvalidCost, "units that cost nothing"},
 				{1, []ratelimit.Request{few.For("f").Cost(6)}, ratelimit.ErrCostExceedsCapacity, `6 of "few"`},
-				{1, []ratelimit.Request{slots.For("f")}, ratelimit.ErrInvalidRequest, "call Acquire"},
-				{1, nil, ratelimit.ErrInvalidRequest, "from 1 to 64"},
 			} {
 				_, _, err := limiter.TakeUpTo(t.Context(), wrong.n, wrong.requests...)
 				require.ErrorIs(t, err, wrong.want)

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -74,39 +73,6 @@ func (b *bundle) sessions(t *testing.T) (n int) {
 	require.NoError(t, b.pool.QueryRow(t.Context(), `
 		SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND backend_type = 'client backend'`).Scan(&n))
 	return n
-}
-
-// The first call of a Limiter compares the fingerprint of the secret, in the time of the call. If that uses up the time, the error
-// is the same as for a call whose time ended later.
-func TestTimeThatTheFingerprintUsesUp(t *testing.T) {
-	t.Parallel()
-	slow := &slowFingerprint{}
-	b := setup(t, func(c *pgxpool.Config) { c.ConnConfig.Tracer = slow })
-	r, err := b.limiter.Reserve(t.Context(), roomy.For("key"))
-	require.NoError(t, err)
-	before := b.rows(t, "")
-	slow.on.Store(true)
-	err = b.with(t, ratelimit.Config{Timeout: brief}).Settle(t.Context(), r.ID, roomy.For("key").Cost(9))
-	require.ErrorIs(t, err, context.DeadlineExceeded)
-	requireOnePrefix(t, err, context.DeadlineExceeded, "Settle")
-	require.ErrorContains(t, err, "a transaction may hold a row")
-	require.ErrorContains(t, err, r.ID)
-	require.Equal(t, before, b.rows(t, ""))
-}
-
-// slowFingerprint holds the end of the statement that reads the fingerprint up until the time of its context ends.
-type slowFingerprint struct{ on atomic.Bool }
-
-type fingerprintStatement struct{}
-
-func (*slowFingerprint) TraceQueryStart(ctx context.Context, _ *pgx.Conn, data pgx.TraceQueryStartData) context.Context {
-	return context.WithValue(ctx, fingerprintStatement{}, strings.Contains(data.SQL, `"fingerprint"`))
-}
-
-func (s *slowFingerprint) TraceQueryEnd(ctx context.Context, _ *pgx.Conn, _ pgx.TraceQueryEndData) {
-	if ours, _ := ctx.Value(fingerprintStatement{}).(bool); ours && s.on.Load() {
-		<-ctx.Done()
-	}
 }
 
 // Config.Timeout is for calls outside a transaction: a transaction has the deadline of its context.
