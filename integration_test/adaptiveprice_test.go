@@ -74,7 +74,7 @@ func TestAdaptivePriceBeyondTheCapacity(t *testing.T) {
 	require.ErrorIs(t, err, ratelimit.ErrCostExceedsCapacity)
 }
 
-// A window of a calendar owes nothing: it charges what it has, and a credit returns that.
+// A window of a calendar owes nothing: it charges its tokens, and a credit returns them.
 func TestAdaptivePriceBeyondAWindow(t *testing.T) {
 	t.Parallel()
 	m := newMarket(t)

@@ -104,8 +104,8 @@ func (s *stand) cancelWaiters(t *testing.T) (stop func()) {
 
 func isAny(error) bool { return true }
 
-// Whatever is wrong with the database or the pool, a call that needs it fails, takes nothing, and leaves no connection behind. When that is
-// over, all works again.
+// If the database or the pool fails in any of these ways, a call returns an error, takes nothing, and leaves no connection behind. When
+// the fault ends, calls work again.
 func TestCallsFailClosed(t *testing.T) {
 	t.Parallel()
 	isDeadline := func(err error) bool { return errors.Is(err, context.DeadlineExceeded) }

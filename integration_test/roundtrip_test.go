@@ -69,53 +69,86 @@ func (b *bundle) spend(t *testing.T) {
 	takeAll(t, b.limiter, wide.For("empty"))
 }
 
-func TestDecisionsTakeOneRoundTrip(t *testing.T) {
+// Each call takes these round trips on the only connection, which has prepared its statements. Behind begin and lock come save and commit.
+func TestCallsTakeFewRoundTrips(t *testing.T) {
 	t.Parallel()
 	fastPathOnly(t, "the general path takes more round trips")
 	five := []ratelimit.Request{roomy.For("e"), roomy.For("a"), other.For("x"), other.Global(), roomy.For("c")}
-	b, w := setupCounted(t)
-	tests := []struct {
-		name             string
-		call             verb
-		allowed          bool
-		standalone, inTx int // round trips
-	}{
-		{"TakeFromOneLimit", taking(roomy.For("a")), true, 1, 1},
-		{"TakeFromFiveLimits", taking(five...), true, 1, 1},
-		{"ReserveFromOneLimit", reserving(roomy.For("a")), true, 2, 2}, // begin and take, record and commit
-		{"ReserveFromFiveLimits", reserving(five...), true, 2, 2},
-		{"RefusalByOneLimit", taking(tight.For("empty")), false, 1, 1},
-		{"RefusalByOneOfSix", taking(append(five, tight.For("empty"))...), false, 1, 2}, // and the savepoint undone
-		{"TakeFromAShardedLimit", taking(wide.For("a")), true, 1, 1},
-		{"TakeFromAShardedLimitAndFive", taking(append(five, wide.For("a"))...), true, 1, 1},
-		{"TakeFromAllItsRows", taking(wide.For("a").Cost(2e5)), true, 3, 2}, // look, begin and lock, save and commit
-		{"RefusalByAShardedLimit", taking(wide.For("empty")), false, 2, 4},  // and a look; in a transaction all rows are locked, and that is undone
-		{"RefusalByAShardedLimitOfSix", taking(append(five, wide.For("empty"))...), false, 2, 4},
-		{"RefusalByAllItsRows", taking(wide.For("empty").Cost(2e5)), false, 1, 2},
-		{"ReserveFromAShardedLimit", reserving(wide.For("a")), true, 2, 2},
-		{"CheckAShardedLimit", checking(wide.For("a")), true, 1, 1},
-		{"ValueOfAShardedLimit", valuing(wide.For("a")), true, 1, 1},
-		{"ResetAShardedLimit", resetting(wide.For("a")), true, 2, 2},
-		{"TakeUpTo", takingUpTo(3, five...), true, 2, 2},                           // begin and lock, save and commit
-		{"TakeUpToOfNothingThere", takingUpTo(3, tight.For("empty")), false, 2, 2}, // nothing to save
-		{"Borrow", taking(ratelimit.Borrow(roomy.For("own"), other.For("pool"))), true, 2, 2},
-		{"CheckABorrow", checking(ratelimit.Borrow(roomy.For("own"), other.For("pool"))), true, 1, 1},
-		{"CheckReserve", checkingReserve(five...), true, 1, 1},
-		{"TakeOfNothing", taking(roomy.For("a").Cost(0)), true, 1, 1},
-		{"Check", checking(five...), true, 1, 1},
-		{"Value", valuing(roomy.For("a")), true, 1, 1},
-		{"Reset", resetting(five...), true, 2, 2},
+	three := []ratelimit.Request{roomy.For("a"), roomy.For("b"), roomy.For("c")}
+	type prepare func(ctx context.Context, l *ratelimit.Limiter) (id string, err error)
+	reserved := func(requests ...ratelimit.Request) prepare {
+		return func(ctx context.Context, l *ratelimit.Limiter) (string, error) {
+			r, err := l.Reserve(ctx, requests...)
+			return r.ID, err
+		}
 	}
-	for _, test := range tests {
+	b, w := setupCounted(t)
+	var id string // of the reservation of the row
+	on := func(call func(ctx context.Context, l *ratelimit.Limiter, id string) error) verb {
+		return func(ctx context.Context, l *ratelimit.Limiter) (bool, error) { return true, call(ctx, l, id) }
+	}
+	for _, test := range []struct {
+		name             string
+		prepare          prepare
+		call             verb
+		refused          bool
+		standalone, inTx int
+	}{
+		{"TakeFromOneLimit", nil, taking(roomy.For("a")), false, 1, 1},
+		{"TakeFromFiveLimits", nil, taking(five...), false, 1, 1},
+		{"ReserveFromOneLimit", nil, reserving(roomy.For("a")), false, 2, 2}, // begin and take, record and commit
+		{"ReserveFromFiveLimits", nil, reserving(five...), false, 2, 2},
+		{"RefusalByOneLimit", nil, taking(tight.For("empty")), true, 1, 1},
+		{"RefusalByOneOfSix", nil, taking(append(five, tight.For("empty"))...), true, 1, 2}, // and the savepoint undone
+		{"TakeFromAShardedLimit", nil, taking(wide.For("a")), false, 1, 1},
+		{"TakeFromAShardedLimitAndFive", nil, taking(append(five, wide.For("a"))...), false, 1, 1},
+		{"TakeFromAllItsRows", nil, taking(wide.For("a").Cost(2e5)), false, 3, 2}, // look, begin and lock, save and commit
+		{"RefusalByAShardedLimit", nil, taking(wide.For("empty")), true, 2, 4},    // and a look; in a transaction all rows are locked, and that is undone
+		{"RefusalByAShardedLimitOfSix", nil, taking(append(five, wide.For("empty"))...), true, 2, 4},
+		{"RefusalByAllItsRows", nil, taking(wide.For("empty").Cost(2e5)), true, 1, 2},
+		{"ReserveFromAShardedLimit", nil, reserving(wide.For("a")), false, 2, 2},
+		{"CheckAShardedLimit", nil, checking(wide.For("a")), false, 1, 1},
+		{"ValueOfAShardedLimit", nil, valuing(wide.For("a")), false, 1, 1},
+		{"ResetAShardedLimit", nil, resetting(wide.For("a")), false, 2, 2},
+		{"TakeUpTo", nil, takingUpTo(3, five...), false, 2, 2},                         // begin and lock, save and commit
+		{"TakeUpToOfNothingThere", nil, takingUpTo(3, tight.For("empty")), true, 2, 2}, // nothing to save
+		{"Borrow", nil, taking(ratelimit.Borrow(roomy.For("own"), other.For("pool"))), false, 2, 2},
+		{"CheckABorrow", nil, checking(ratelimit.Borrow(roomy.For("own"), other.For("pool"))), false, 1, 1},
+		{"CheckReserve", nil, checkingReserve(five...), false, 1, 1},
+		{"TakeOfNothing", nil, taking(roomy.For("a").Cost(0)), false, 1, 1},
+		{"Check", nil, checking(five...), false, 1, 1},
+		{"Value", nil, valuing(roomy.For("a")), false, 1, 1},
+		{"Reset", nil, resetting(five...), false, 2, 2},
+		{"Settle", reserved(three[0]), on(func(ctx context.Context, l *ratelimit.Limiter, id string) error { return l.Settle(ctx, id) }), false, 2, 2},
+		{"SettleWithASurplus", reserved(three[0]), on(func(ctx context.Context, l *ratelimit.Limiter, id string) error {
+			return l.Settle(ctx, id, three[0].Cost(0.5))
+		}), false, 3, 4},
+		{"SettleOfThree", reserved(three...), on(func(ctx context.Context, l *ratelimit.Limiter, id string) error {
+			return l.Settle(ctx, id, three[0].Cost(0.5), three[1].Cost(2))
+		}), false, 3, 4},
+		{"Cancel", reserved(three[0]), on(func(ctx context.Context, l *ratelimit.Limiter, id string) error { return l.Cancel(ctx, id) }), false, 3, 4},
+		{"Renew", reserved(three[0]), on(func(ctx context.Context, l *ratelimit.Limiter, id string) error { return errOf(l.Renew(ctx, id)) }), false, 3, 3},
+		{"Start", reserved(three[0]), on(func(ctx context.Context, l *ratelimit.Limiter, id string) error { return errOf(l.Start(ctx, id)) }), false, 2, 2},
+		{"Started", reserved(three[0]), on(func(ctx context.Context, l *ratelimit.Limiter, id string) error { return errOf(l.Started(ctx, id)) }), false, 2, 1},
+		{"Charge", nil, on(func(ctx context.Context, l *ratelimit.Limiter, _ string) error { return l.Charge(ctx, three[0]) }), false, 2, 2},
+		{"ChargeThree", nil, on(func(ctx context.Context, l *ratelimit.Limiter, _ string) error { return l.Charge(ctx, three...) }), false, 2, 2},
+		{"Credit", nil, on(func(ctx context.Context, l *ratelimit.Limiter, _ string) error { return l.Credit(ctx, three[0]) }), false, 2, 2},
+		{"CreditThree", nil, on(func(ctx context.Context, l *ratelimit.Limiter, _ string) error { return l.Credit(ctx, three...) }), false, 2, 2},
+	} {
 		t.Run(test.name, func(t *testing.T) { // not parallel: they share the connection
 			trips := func(limiter *ratelimit.Limiter) int {
+				if test.prepare != nil {
+					made, err := test.prepare(t.Context(), limiter)
+					require.NoError(t, err)
+					id = made
+				}
 				return w.count(func() {
 					allowed, err := test.call(t.Context(), limiter)
 					require.NoError(t, err)
-					require.Equal(t, test.allowed, allowed)
+					require.Equal(t, !test.refused, allowed)
 				})
 			}
-			trips(b.limiter) // to prepare the statement
+			trips(b.limiter) // to prepare the statements
 			standalone := trips(b.limiter)
 			tx := b.begin(t, pgx.ReadCommitted)
 			trips(b.limiter.WithTx(tx))
@@ -150,54 +183,6 @@ func TestALoneCallInABatchTakesOneRoundTrip(t *testing.T) {
 	})
 }
 
-// Calls on a reservation, and changes of buckets, take these round trips.
-func TestOtherVerbsTakeFewRoundTrips(t *testing.T) {
-	t.Parallel()
-	fastPathOnly(t, "the general path takes more round trips")
-	b, w := setupCounted(t)
-	type call func(ctx context.Context, limiter *ratelimit.Limiter, id string) error
-	several := []ratelimit.Request{roomy.For("a"), roomy.For("b"), roomy.For("c")}
-	for _, test := range []struct {
-		name             string
-		reserved         []ratelimit.Request
-		call             call
-		standalone, inTx int
-	}{
-		{"Settle", several[:1], func(ctx context.Context, l *ratelimit.Limiter, id string) error { return l.Settle(ctx, id) }, 2, 2}, // begin and lock, save and commit
-		{"SettleWithASurplus", several[:1], func(ctx context.Context, l *ratelimit.Limiter, id string) error {
-			return l.Settle(ctx, id, several[0].Cost(0.5))
-		}, 3, 4},
-		{"SettleOfThree", several, func(ctx context.Context, l *ratelimit.Limiter, id string) error {
-			return l.Settle(ctx, id, several[0].Cost(0.5), several[1].Cost(2))
-		}, 3, 4},
-		{"Cancel", several[:1], func(ctx context.Context, l *ratelimit.Limiter, id string) error { return l.Cancel(ctx, id) }, 3, 4},
-		{"Renew", several[:1], func(ctx context.Context, l *ratelimit.Limiter, id string) error { return errOf(l.Renew(ctx, id)) }, 3, 3},
-		{"Start", several[:1], func(ctx context.Context, l *ratelimit.Limiter, id string) error { return errOf(l.Start(ctx, id)) }, 2, 2},
-		{"Started", several[:1], func(ctx context.Context, l *ratelimit.Limiter, id string) error {
-			_, err := l.Started(ctx, id)
-			return err
-		}, 2, 1},
-		{"Charge", several[:1], func(ctx context.Context, l *ratelimit.Limiter, _ string) error { return l.Charge(ctx, several[0]) }, 2, 2},
-		{"ChargeThree", several[:1], func(ctx context.Context, l *ratelimit.Limiter, _ string) error { return l.Charge(ctx, several...) }, 2, 2},
-		{"Credit", several[:1], func(ctx context.Context, l *ratelimit.Limiter, _ string) error { return l.Credit(ctx, several[0]) }, 2, 2},
-		{"CreditThree", several[:1], func(ctx context.Context, l *ratelimit.Limiter, _ string) error { return l.Credit(ctx, several...) }, 2, 2},
-	} {
-		t.Run(test.name, func(t *testing.T) { // not parallel: they share the connection
-			trips := func(limiter *ratelimit.Limiter) int {
-				r, err := limiter.Reserve(t.Context(), test.reserved...)
-				require.NoError(t, err)
-				return w.count(func() { require.NoError(t, test.call(t.Context(), limiter, r.ID)) })
-			}
-			trips(b.limiter) // to prepare the statements
-			standalone := trips(b.limiter)
-			tx := b.begin(t, pgx.ReadCommitted)
-			trips(b.limiter.WithTx(tx))
-			require.Equal(t, []int{test.standalone, test.inTx}, []int{standalone, trips(b.limiter.WithTx(tx))})
-			require.NoError(t, tx.Commit(t.Context()))
-		})
-	}
-}
-
 func TestLeasesTakeFewRoundTrips(t *testing.T) {
 	t.Parallel()
 	fastPathOnly(t, "the general path takes more round trips")
@@ -208,31 +193,18 @@ func TestLeasesTakeFewRoundTrips(t *testing.T) {
 		var lease ratelimit.Lease
 		n.acquire = w.count(func() { lease = acquire(t, l, requests...) })
 		n.refuse = w.count(func() { refused(t, l, requests...) })
-		n.renew = w.count(func() {
-			_, err := l.RenewLease(t.Context(), lease.ID)
-			require.NoError(t, err)
-		})
+		n.renew = w.count(func() { require.NoError(t, errOf(l.RenewLease(t.Context(), lease.ID))) })
 		n.release = w.count(func() { require.NoError(t, l.Release(t.Context(), lease.ID)) })
 		n.lost = w.count(func() { require.ErrorIs(t, l.Release(t.Context(), lease.ID), ratelimit.ErrLeaseLost) })
 		return n
 	}
-	for _, test := range []struct {
-		name             string
-		requests         []ratelimit.Request
-		standalone, inTx trips
-	}{
-		{"OneLimit", []ratelimit.Request{one}, trips{2, 2, 2, 2, 2}, trips{2, 2, 2, 2, 1}}, // begin and lock, save and commit
-		{"TwoLimits", []ratelimit.Request{one, two}, trips{2, 2, 2, 2, 2}, trips{2, 2, 2, 2, 1}},
-		{"WithTokens", []ratelimit.Request{one, roomy.For("ada")}, trips{2, 2, 2, 2, 2}, trips{2, 2, 2, 2, 1}},
-	} {
-		t.Run(test.name, func(t *testing.T) { // not parallel: they share the connection
-			count(b.limiter, test.requests...) // to prepare the statements
-			require.Equal(t, test.standalone, count(b.limiter, test.requests...))
-			tx := b.begin(t, pgx.ReadCommitted)
-			count(b.limiter.WithTx(tx), test.requests...)
-			require.Equal(t, test.inTx, count(b.limiter.WithTx(tx), test.requests...))
-			require.NoError(t, tx.Commit(t.Context()))
-		})
+	for _, requests := range [][]ratelimit.Request{{one}, {one, two}, {one, roomy.For("ada")}} {
+		count(b.limiter, requests...) // to prepare the statements
+		require.Equal(t, trips{2, 2, 2, 2, 2}, count(b.limiter, requests...), requests)
+		tx := b.begin(t, pgx.ReadCommitted)
+		count(b.limiter.WithTx(tx), requests...)
+		require.Equal(t, trips{2, 2, 2, 2, 1}, count(b.limiter.WithTx(tx), requests...), requests)
+		require.NoError(t, tx.Commit(t.Context()))
 	}
 }
 
