@@ -11,24 +11,24 @@ CREATE TABLE ratelimit.buckets (
     value  double precision NOT NULL CHECK (value > '-Infinity' AND value < 'Infinity'),
     -- Years 1 to 9999, as in the time types of applications.
     ts     bigint           NOT NULL CHECK (ts BETWEEN -62135596800000000 AND 253402300799999999),
-    -- Sliding window: the length of a slice in microseconds, value, and then totals of all tokens ever taken: up to ts, up to the
-    -- end of the slice before that of ts, up to the end of the slice before that one, and so on. Null for other kinds.
+    -- Sliding window: the length of a slice in microseconds, value, and then totals of all tokens ever taken: up to ts, and up to
+    -- the end of each earlier slice, newest first. Null for other kinds.
     taken  double precision[],
     -- Concurrency: the last fencing token, and then the fencing token, the end and the slots of each lease. Null for other kinds.
     leases bigint[],
     PRIMARY KEY (name, key, shard)
 ) WITH (
     -- Each page has room for the next version of a row, so an update touches no index (HOT). The next update on a page removes
-    -- what is dead there. A vacuum is needed for the room of deleted rows only, so it follows the number of rows.
+    -- dead versions. Only deleted rows need a vacuum, so it follows the number of rows.
     fillfactor = 50,
     autovacuum_vacuum_scale_factor = 0.05,
     autovacuum_vacuum_threshold = 1000,
     autovacuum_vacuum_cost_delay = 0
 );
 
--- A reservation that can still be settled, cancelled or started. One that has ended stays for a while, so that a repeated call
--- learns of it. It has the policy that it was made under, because the process that ends it may not know that policy. Element n
--- of every array is about the n-th bucket.
+-- A reservation that can still be settled, cancelled or started. Ended reservations stay for a while, for repeated calls. The row
+-- has the policy under which it was made, because the process that ends it may not know that policy. Element n of every array
+-- is about the n-th bucket.
 CREATE TABLE ratelimit.reservations (
     id         uuid    PRIMARY KEY,
     state      text    NOT NULL CHECK (state IN ('open', 'settled', 'cancelled', 'expired')),
@@ -64,9 +64,9 @@ CREATE TABLE ratelimit.fingerprint (
     hash_key text COLLATE "C" NOT NULL CHECK (hash_key = 'none' OR hash_key ~ '^[A-Za-z0-9_-]{43}$')
 );
 
--- What adaptive limits know of their upstreams: one row for each limit and key, for all processes. Every fraction of an epoch a
--- process adds what was reported to it. One process ends the epoch and sets the share of the contract that is given from then on.
--- A request costs 1 / share of its cost. Without a row the contract holds: deleting a row returns to it, and ends a pause.
+-- The upstreams of adaptive limits: one row for each limit and key, for all processes. Several times an epoch, a process adds its
+-- outcomes. One process ends the epoch and sets the share of the contract that is allowed from then on. A request costs 1 / share
+-- of its cost. Without a row the whole contract is allowed, so deleting a row returns to it, and ends a pause.
 CREATE TABLE ratelimit.prices (
     name            text COLLATE "C" NOT NULL CHECK (octet_length(name) BETWEEN 1 AND 64),
     key             text COLLATE "C" NOT NULL CHECK (octet_length(key) <= 256),

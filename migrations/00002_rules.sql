@@ -1,14 +1,14 @@
 -- +goose Up
--- The policies of limits that are not in the code, as statements: what holds from an instant on, who said so, and why. Rows are
--- added and not changed, but for replaced_us. No decision reads the table: each program loads what it needs of it.
--- Every instant is in microseconds since 1970-01-01 UTC. Whoever writes here by hand adds 1 to rules_version in the same
--- transaction, and programs see it with their next poll.
+-- The stored policies of limits, as statements: a policy, the instant from which it is in effect, its author and the reason. Rows
+-- are added, and only replaced_us of a row changes. No decision reads the table: programs load it. All instants are in
+-- microseconds since 1970-01-01 UTC. If you write rows by hand, add 1 to rules_version in the same transaction; programs load
+-- them with their next poll.
 --
--- A statement takes the place of earlier ones about the same thing, from from_us on: of a rule (name and plan; the plan '' is all
--- plans that have no rule), of an override or a pause (name and key; in a pause, the key '' is every key), or of the tiers.
+-- From from_us on, a statement replaces earlier statements about the same thing: a rule (name and plan; the plan '' is all plans
+-- without a rule), an override or a pause (name and key; in a pause, the key '' is every key), or the tiers.
 CREATE TABLE ratelimit.rules (
-    version  bigint           NOT NULL, -- that of rules_version when it was made
-    position integer          NOT NULL DEFAULT 0, -- among those that were made together
+    version  bigint           NOT NULL, -- of the change, as in rules_version
+    position integer          NOT NULL DEFAULT 0, -- among the statements of a change
     of       text COLLATE "C" NOT NULL CHECK (of IN ('rule', 'override', 'pause', 'tiers')),
     name     text COLLATE "C" NOT NULL DEFAULT '' CHECK (name ~ '^[A-Za-z0-9_.:/-]{1,64}$' OR of = 'tiers' AND name = ''),
     plan     text COLLATE "C" NOT NULL DEFAULT '' CHECK (plan = '' OR of = 'rule' AND plan ~ '^[A-Za-z0-9_.:/-]{1,64}$'),
@@ -18,7 +18,7 @@ CREATE TABLE ratelimit.rules (
     from_us  bigint           NOT NULL DEFAULT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint
                               CHECK (from_us BETWEEN -62135596800000000 AND 253402300799999999), -- the years 1 to 9999
     until_us bigint           CHECK (until_us > from_us AND until_us <= 253402300799999999), -- its end; null: none
-    -- From when a later statement takes its place; up to from_us: it never holds. null: none does, and in rows written by hand.
+    -- When a later statement replaces it; up to from_us: it was never in effect. null: none does, and in rows written by hand.
     replaced_us bigint,
     end_us   bigint           GENERATED ALWAYS AS (least(until_us, replaced_us)) STORED,
     made_us  bigint           NOT NULL DEFAULT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint,
@@ -31,7 +31,7 @@ CREATE TABLE ratelimit.rules (
 CREATE INDEX rules_of_thing ON ratelimit.rules (of, name, key, plan, version);
 CREATE INDEX rules_by_end ON ratelimit.rules (end_us) WHERE of IN ('override', 'pause');
 
--- One row, or none before the first change: what programs poll, and what one change after the other locks.
+-- One row, or none before the first change. Programs poll it, and each change locks it.
 CREATE TABLE ratelimit.rules_version (
     id      boolean PRIMARY KEY DEFAULT true CHECK (id),
     version bigint  NOT NULL CHECK (version >= 0)

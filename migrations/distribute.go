@@ -9,47 +9,46 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// DefaultShards is how many shards Distribution makes when it names no number. It is none that Citus has by itself, which is 32,
-// nor a usual one.
+// DefaultShards is the default of Distribution.Shards. It is not a usual number, and not the default of Citus, which is 32.
 const DefaultShards = 48
 
-// isDistributed asks whether Citus distributes a table, where Citus is there.
+// isDistributed asks whether Citus distributes a table, if Citus is installed.
 const isDistributed = `SELECT EXISTS (SELECT FROM pg_catalog.pg_dist_partition WHERE logicalrelid = $1::text::regclass)`
 
-// maxShards is what Citus takes.
+// maxShards is the maximum of Citus.
 const maxShards = 64_000
 
 var (
-	// ErrNoCitus is returned by [Distribute] in a database without the extension citus, or with one of before version 11.
+	// ErrNoCitus is returned by [Distribute] in a database without the extension citus, or with a version below 11.
 	ErrNoCitus = errors.New("migrations: the database has no Citus that this works with")
 
-	// ErrShards is returned by [Distribute] for a number of shards that cannot be, and for one that tables of the application
-	// have, or would get.
+	// ErrShards is returned by [Distribute] for an invalid number of shards, and for a number that tables of the application have
+	// or would get.
 	ErrShards = errors.New("migrations: the number of shards cannot be used")
 )
 
-// Distribution says how Citus is to distribute the tables. Its zero value is DefaultShards shards.
+// Distribution holds the settings of Distribute. The zero Distribution is ready for use.
 type Distribution struct {
-	// Shards is how many shards buckets and prices have, and reservations. Once they are distributed it changes nothing.
+	// Shards is the number of shards of each table. Defaults to DefaultShards. It has no effect on tables that are distributed
+	// already.
 	//
-	// It has to be a number that no table of the application's has that is distributed by a text, nor citus.shard_count, by which
-	// the next one would be. Citus distributes tables of one type of key and one number of shards together, whatever it was
-	// asked for, and then refuses to distribute a text of another collation: that of keys here is "C", and the application's is
-	// the database's.
+	// It must differ from the numbers of shards of the application's tables with a text as distribution column, and from
+	// citus.shard_count, the number of the next such table. Citus places tables with the same number and the same type of key
+	// together. Then it refuses other tables whose keys have another collation: keys here have "C", and the application's keys
+	// have the collation of the database.
 	Shards int
 }
 
-// Distribute has Citus distribute the tables that decisions are made on: buckets and prices by key, reservations by id; and
-// puts the fingerprint on every server. The tables of rules and of refusals, and the record of migrations, stay on the coordinator,
-// as no decision reads them. Tables that are distributed already are left as they are, so it does the same however often it
-// runs, and several processes may run it at once.
+// Distribute lets Citus distribute the tables that decisions use: buckets and prices by key, and reservations by id. It copies
+// the fingerprint to every server. The tables of rules, refusals and versions stay on the coordinator, because no decision reads
+// them. It changes no table that is distributed already, so it can run any number of times, and in several processes at once.
 //
-// Buckets that are in partitions are distributed with them; [Partition] makes none where the table is distributed.
+// The partitions of buckets are distributed with the table. [Partition] returns an error for a distributed table.
 //
-// Run it after [Up], on the coordinator, and restart the programs that used the tables before: a program finds out once whether
-// they are distributed. Rows that are there are moved, and calls wait meanwhile.
+// Run it after [Up], on the coordinator. Existing rows are moved, and calls wait meanwhile. Then restart the programs, because a
+// program checks only once whether the tables are distributed.
 //
-// It returns ErrNoCitus, and ErrShards where tables of the application would come to harm; then nothing was changed.
+// It returns ErrNoCitus, and ErrShards if tables of the application could no longer be distributed. Then nothing was changed.
 func Distribute(ctx context.Context, pool *pgxpool.Pool, cfg Config, distribution Distribution) error {
 	schema, err := cfg.schema()
 	if err != nil {
@@ -82,7 +81,7 @@ type distributing struct {
 	shards int
 }
 
-// all distributes those tables that are not distributed.
+// all distributes the tables that are not distributed yet.
 func (d *distributing) all(ctx context.Context) error {
 	if _, err := d.tx.Exec(ctx, takeLock, lockID); err != nil {
 		return err
@@ -108,7 +107,8 @@ func (d *distributing) all(ctx context.Context) error {
 	return nil
 }
 
-// one distributes a table by key, with the shards of another or of its own; without a key, to every server. It does so once.
+// one distributes a table by key, with the shards of another table or its own, or copies a table without a key to every server. It
+// does nothing if that was done before.
 func (d *distributing) one(ctx context.Context, name, key, with string) error {
 	table := pgx.Identifier{d.schema, name}.Sanitize()
 	var done bool
@@ -130,8 +130,8 @@ func (d *distributing) one(ctx context.Context, name, key, with string) error {
 	return err
 }
 
-// checkShards returns ErrShards when tables of the application would be, or are, distributed into so many shards by a text or a
-// uuid.
+// checkShards returns ErrShards if tables of the application have, or would get, the same number of shards and a text or a uuid as
+// distribution column.
 func (d *distributing) checkShards(ctx context.Context) error {
 	const query = `
 		SELECT current_setting('citus.shard_count')::integer = $1,

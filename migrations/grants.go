@@ -9,32 +9,32 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// ErrInvalidRole is returned by [Grants] when no role is named, or one whose name Postgres does not take.
+// ErrInvalidRole is returned by [Grants] if Roles has no name, or a name that Postgres rejects.
 var ErrInvalidRole = errors.New("migrations: invalid role")
 
-// Roles are the roles of a database that work with the tables, by their names. One that is empty is left out, and one may
-// be named twice: it then has what both may do.
+// Roles are the names of the database roles that use the tables. Empty names are left out. A role with two names gets the
+// privileges of both.
 type Roles struct {
-	// Owner is the role that migrates, and the only one that may alter, truncate or drop a table, or delete from the history of
-	// the rules. Leave it empty when it made the tables: they are its own.
+	// Owner is the role that migrates. Only the owner can alter, truncate or drop a table, or delete from the history of the
+	// rules. Leave it empty if this role created the tables.
 	Owner string
-	// Application is the role of programs with a Limiter: they take, reserve, settle, expire and prune, load rules and
-	// listen for their changes, and write down what was refused. They change no rule.
+	// Application is the role of programs with a Limiter. They take, reserve, settle, expire and prune, load rules, and count
+	// refusals. They cannot change rules.
 	Application string
 	// Operator is the role of people who change rules, overrides and pauses, and of tools that reset, credit and charge buckets.
-	// It adds rows to the rules, and sets in others when they were replaced. Deleting the fingerprint of HashKey is theirs, too.
+	// Operators can also delete the fingerprint of HashKey.
 	Operator string
-	// Reader is the role of pages and of monitoring: it reads all tables, with the keys as they are stored, and writes
-	// nothing. Set Config.HashKey of package ratelimit where it must not see whom the keys name.
+	// Reader is the role of pages and of monitoring. It reads all tables, with the keys as they are stored, and writes nothing.
+	// If it must not see personal data in keys, set Config.HashKey of package ratelimit.
 	Reader string
 }
 
-// Grants returns the statements that let the roles do what [Roles] says with the tables of the newest migration: one a
-// line, to be run as one text by the owner of the tables, or by a superuser when Roles.Owner names another one. They do
-// the same however often they run, and take nothing away that a role was granted before. Run them again after an [Up]
-// that made tables. The roles have to be there, and to be allowed to connect.
+// Grants returns the statements that grant the roles their privileges on the tables of the newest migration, one on each line.
+// Run them as one text, as the owner of the tables, or as a superuser if Roles.Owner names another role. You can run them
+// any number of times. They revoke nothing. Run them again after an [Up] that created tables. The roles must exist, and must be
+// allowed to connect.
 //
-// Grants sends nothing. It returns [ErrInvalidSchema] and [ErrInvalidRole].
+// Grants sends no statement. It returns [ErrInvalidSchema] and [ErrInvalidRole].
 func Grants(cfg Config, roles Roles) (string, error) {
 	schema, err := cfg.schema()
 	if err != nil {
@@ -56,8 +56,8 @@ func Grants(cfg Config, roles Roles) (string, error) {
 	return s.text.String(), nil
 }
 
-// checkRole returns an error when the name of a role is one that no role has. Postgres takes public, quoted or not, for
-// everybody, and none for nobody.
+// checkRole returns an error for a name that no role can have. In Postgres, public means every role, also in quotes, and none means no
+// role.
 func checkRole(role string) error {
 	switch {
 	case len(role) > 63, !utf8.ValidString(role), strings.ContainsRune(role, 0), strings.HasPrefix(role, "pg_"):
@@ -68,7 +68,7 @@ func checkRole(role string) error {
 	return fmt.Errorf("%w: %.80q; use the name of a role of yours, of up to 63 bytes", ErrInvalidRole, role)
 }
 
-// What a role may do with a table. To lock a row takes UPDATE, and to write with ON CONFLICT SELECT.
+// Sets of privileges on a table. To lock a row a role needs UPDATE, and for ON CONFLICT it needs SELECT.
 const (
 	mayRead   = "SELECT"
 	mayAdd    = "SELECT, INSERT"
@@ -78,10 +78,10 @@ const (
 	mayChange = "SELECT, INSERT, UPDATE, DELETE"
 )
 
-// privileges are what the roles may do with a table.
+// privileges are the privileges of the roles on a table.
 type privileges struct{ table, application, operator string }
 
-// allPrivileges returns those for each table, also for goose's, which tells everybody what is applied.
+// allPrivileges returns the privileges on each table, also on goose's table of versions.
 func allPrivileges() []privileges {
 	return []privileges{
 		{"buckets", mayChange, mayChange},
@@ -101,7 +101,7 @@ type grants struct {
 	text   strings.Builder
 }
 
-// own hands the schema and its tables to owner.
+// own makes owner the owner of the schema and its tables.
 func (g *grants) own(owner string) {
 	if owner == "" {
 		return
@@ -111,14 +111,14 @@ func (g *grants) own(owner string) {
 	for _, p := range allPrivileges() {
 		fmt.Fprintf(&g.text, "ALTER TABLE %s OWNER TO %s;\n", pgx.Identifier{g.schema, p.table}.Sanitize(), to)
 	}
-	// To whom a table belongs says nothing of its partitions.
+	// A partition can have another owner than its table.
 	const each = "DECLARE leaf regclass; BEGIN FOR leaf IN SELECT p.relid FROM pg_catalog.pg_partition_tree(%s) p WHERE p.level > 0 LOOP " +
 		"EXECUTE pg_catalog.format('ALTER TABLE %%s OWNER TO %%s', leaf, %s); END LOOP; END"
 	table := pgx.Identifier{g.schema, "buckets"}.Sanitize()
 	fmt.Fprintf(&g.text, "DO %s;\n", literal(fmt.Sprintf(each, literal(table), literal(to))))
 }
 
-// literal returns a text as a statement has it.
+// literal returns a text as a literal of SQL.
 func literal(text string) string {
 	quoted := "'" + strings.ReplaceAll(text, "'", "''") + "'"
 	if strings.Contains(text, `\`) {
@@ -127,7 +127,7 @@ func literal(text string) string {
 	return quoted
 }
 
-// grant grants role what of says for each table.
+// grant returns the statements that grant a role the privileges that of returns for each table.
 func (g *grants) grant(role string, of func(privileges) string) {
 	if role == "" {
 		return

@@ -1,26 +1,22 @@
-// Package migrations holds the tables of the rate limiter as goose migrations, and applies them.
+// Package migrations creates the tables of the rate limiter, as migrations of goose.
 //
-// The files create tables, constraints and indexes and nothing else: what the limiter does is in the
-// statements it sends, so that a new version of the program never waits for a new function in the
-// database. A released file is never edited; a change is a new file.
+// The files create tables, constraints and indexes, and no functions: the limiter sends its statements. So a new version of a
+// program never waits for a new function in the database. Released files do not change; each change is a new file.
 //
-// A program usually calls [Up] when it starts. Any number of processes may do so at once: one
-// applies what is missing, the others wait for it. Who would rather run goose's own tool can, on the
-// same files:
+// A program usually calls [Up] when it starts. Any number of processes may do so at once: one applies the missing migrations,
+// and the others wait for it. You can also run goose's own command on the files, after CREATE SCHEMA ratelimit, because goose
+// creates its table of versions first:
 //
 //	goose -dir migrations -table ratelimit.goose_db_version postgres "$DATABASE_URL" up
 //
-// once the schema is there (CREATE SCHEMA ratelimit), because goose wants to write its table first.
-//
-// [Up] and [Down] hold a session's advisory lock while they work. Give them a pool that is connected
-// to Postgres itself, or to a pooler in session mode: a pooler in transaction mode hands the session
-// to others between two statements.
+// [Up] and [Down] hold an advisory lock of their session. Connect the pool to Postgres itself, or to a pooler in session mode. A
+// pooler in transaction mode gives the session to other clients between two statements.
 //
 // # Roles
 //
-// The tables belong to the role that makes them. The programs that use them need less, and what they lack an attacker lacks
-// who gets into one: [Grants] returns the statements for a role of programs with limits, which changes no rule, one of
-// people who change rules, whose history they cannot change, and one that only reads. With a role that migrates:
+// The tables belong to the role that creates them. Programs need fewer privileges. [Grants] returns the statements for three
+// roles: of programs, which cannot change rules; of people who change rules, but not the history; and of readers. With a role
+// that migrates:
 //
 //	CREATE ROLE ratelimit_owner LOGIN;
 //	CREATE ROLE app LOGIN;
@@ -28,7 +24,7 @@
 //	CREATE ROLE status_page LOGIN;
 //	CREATE SCHEMA ratelimit AUTHORIZATION ratelimit_owner;
 //
-// and, where migrations run, on a pool that is connected as ratelimit_owner:
+// and in the program that migrates, on a pool connected as ratelimit_owner:
 //
 //	err := migrations.Up(ctx, pool, cfg)
 //	// ...
@@ -36,8 +32,8 @@
 //	// ...
 //	_, err = pool.Exec(ctx, statements)
 //
-// Where the application owns the tables today, name the new owner as Roles.Owner, and run the statements as a superuser.
-// A program may go on to call Up when it starts: when everything is applied it only reads.
+// If the application owns the tables today, name the new owner in Roles.Owner, and run the statements as a superuser. Programs
+// can still call Up when they start: if all migrations are applied, it only reads.
 package migrations
 
 import (
@@ -53,48 +49,45 @@ import (
 	"github.com/pressly/goose/v3/lock"
 )
 
-// DefaultSchema is the schema that the files name, and the one used when Config names none.
+// DefaultSchema is the schema in the files, and the default of Config.Schema.
 const DefaultSchema = "ratelimit"
 
-// versionTable stands in the configured schema, so that an application that has migrations of its
-// own, applied by goose or not, never sees these among them.
+// versionTable is in the configured schema, apart from the application's own migrations.
 const versionTable = "goose_db_version"
 
-// lockID is the advisory lock held while migrating, which takeLock takes. It is not goose's default: an application that
-// calls Up from inside a goose migration of its own holds that one already.
+// lockID is the advisory lock of migrations, which takeLock takes. It differs from goose's default, because an application that
+// calls Up in a goose migration of its own already holds that lock.
 const (
 	lockID   int64 = 0x7067_7261_7465 // "pgrate"
 	takeLock       = "SELECT pg_catalog.pg_advisory_xact_lock($1)"
 )
 
-// FS holds the migration files, which name [DefaultSchema], for who applies them with another tool.
+// FS holds the migration files for other tools. They use [DefaultSchema].
 //
 //go:embed *.sql
 var FS embed.FS
 
-// ErrInvalidSchema is returned by every function of this package when Config.Schema is not a name of
-// lower-case letters, digits and underscores that starts with no digit and has at most 63 bytes.
+// ErrInvalidSchema is returned by every function of this package for an invalid Config.Schema. A name has up to 63 lower-case
+// letters, digits and underscores, and does not begin with a digit.
 var ErrInvalidSchema = errors.New("migrations: invalid schema name")
 
 var errNilPool = errors.New("the pool is nil; pass what pgxpool.New returned")
 
-// Config says where the tables are. Its zero value is the schema "ratelimit".
+// Config holds the place and the form of the tables. The zero Config is ready for use.
 type Config struct {
-	// Schema is the schema that holds the tables and the record of what was applied. It is created
-	// when it is missing, which needs the CREATE privilege on the database; when it is there already,
-	// the CREATE privilege on the schema is enough. The connection's search_path plays no part.
+	// Schema is the schema of the tables and of the applied versions. Defaults to "ratelimit". Up creates a missing schema, which
+	// needs the CREATE privilege on the database. If it exists, the CREATE privilege on the schema is enough. The search_path of
+	// the connection does not matter.
 	Schema string
-	// Partitions is over how many partitions, by a hash of the name and the key, the table of buckets is spread: 1 is one plain table,
-	// and [MaxPartitions] the most. 0 is whatever it is, and one plain table where Up makes it. Up makes a new table so, and
-	// returns [ErrPartitions] where there is one already that is not: [Partition] changes that.
+	// Partitions is the number of partitions of the table of buckets, by a hash of the name and the key: up to [MaxPartitions]. 1
+	// is one plain table. Defaults to 0: any number for an existing table, and 1 for a new one. If an existing table has another
+	// number, Up returns [ErrPartitions], and [Partition] changes it.
 	Partitions int
 }
 
-// Up applies every migration that is not applied yet, each in its own transaction, and does nothing
-// when there is none. It is safe when several processes call it at once, at any default isolation
-// level, and works on a pool of one connection.
-//
-// When a migration fails, those before it stay applied, and the next Up goes on from there.
+// Up applies all missing migrations, each in its own transaction. Several processes can call it at once, at any default
+// isolation level. It works on a pool of one connection. If a migration fails, the migrations before it stay applied, and the
+// next Up continues.
 func Up(ctx context.Context, pool *pgxpool.Pool, cfg Config) error {
 	err := migrate(ctx, pool, cfg, func(provider *goose.Provider, current int64) error {
 		schema, err := cfg.schema()

@@ -11,17 +11,17 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// MaxPartitions is the most that [Config.Partitions] may be.
+// MaxPartitions is the maximum of [Config.Partitions].
 const MaxPartitions = 256
 
-// ErrPartitions is returned by [Up] and [Partition] when the table of buckets is not, and must not be, in as many partitions as
-// Config.Partitions says. Nothing was changed, and the text of the error says what to do.
+// ErrPartitions is returned by [Up] and [Partition] if the table of buckets has another number of partitions than
+// Config.Partitions, and cannot be changed. Nothing was changed. The message says what to do.
 var ErrPartitions = errors.New("migrations: partitions of the buckets")
 
-// lockWait is how long Partition waits for the calls that are under way. Those that come meanwhile wait behind it.
+// lockWait is the maximum time for which Partition waits for calls in progress. Later calls wait behind it.
 const lockWait = "3s"
 
-// checkPartitions returns an error when there can be no table of so many partitions.
+// checkPartitions returns an error for a number of partitions that no table can have.
 func checkPartitions(partitions int) error {
 	if partitions < 0 || partitions > MaxPartitions {
 		return fmt.Errorf("%w: %d; use 1, which is one plain table, to %d", ErrPartitions, partitions, MaxPartitions)
@@ -29,20 +29,20 @@ func checkPartitions(partitions int) error {
 	return nil
 }
 
-// Partition makes the table of buckets anew, over cfg.Partitions partitions by a hash of the name and the key, or with 1 as one plain
-// table. It does nothing when the table is so. It keeps all rows, and all that is said of the table: owner, grants,
-// storage parameters, comments, checks and indexes. docs/operations.md says when partitions pay.
+// Partition copies the table of buckets into cfg.Partitions partitions, by a hash of the name and the key, or with 1 into one plain
+// table. It does nothing if the table has that number already. It keeps all rows, and the owner, grants, storage parameters,
+// comments, checks and indexes. docs/operations.md says when partitions pay.
 //
-// It is one transaction, which holds an ACCESS EXCLUSIVE lock on the table while it copies the rows: a million are a second and a half of
-// the processor, and what the disk needs to write them. Calls wait meanwhile, those outside of transactions for Config.Timeout of the Limiter at most, and no longer.
-// The disk has to have room for the table a second time. For the lock itself it waits three seconds, and then
-// fails with SQLSTATE 55P03, as a transaction that has taken something and stays open would have every call wait behind Partition.
+// It is one transaction, which holds an ACCESS EXCLUSIVE lock on the table while it copies the rows. A million rows take a second and
+// a half of processor time, and the time to write them to disk. Calls wait meanwhile; calls outside transactions fail after their
+// Config.Timeout. The disk must have room for a second copy of the table. Partition waits up to three seconds for the lock, and then
+// fails with SQLSTATE 55P03. Otherwise all calls would wait behind it for a transaction that stays open.
 //
-// It returns [ErrPartitions] when somebody has partitioned the table in another way, when Citus distributes it, when something stands on the table that would be
-// lost with it (a view, a trigger, a rule, a policy, a foreign key or a publication), and when the server has too few locks for so many
-// partitions. On PostgreSQL 18 it does so too while other sessions are connected that may write a plain table: a Limiter that has found one must not
-// go on with partitions there, as the server crashes by its statements. Stop all programs before, and start them again afterwards. The idle connections of
-// pool are not counted: make no Limiter on it before.
+// It returns [ErrPartitions] if the table is partitioned in another way, if Citus distributes it, or if the server has too few locks
+// for the partitions. It also does so if a view, trigger, rule, policy, foreign key or publication depends on the table, and would be
+// lost. On PostgreSQL 18 it returns ErrPartitions while other sessions may use the plain table: a Limiter that has used a plain table
+// crashes that server if it goes on with partitions. Stop all programs before, and start them again afterwards. Idle connections of
+// pool do not count, so make no Limiter on it before.
 func Partition(ctx context.Context, pool *pgxpool.Pool, cfg Config) error {
 	if pool == nil {
 		return errNilPool
@@ -65,7 +65,7 @@ func Partition(ctx context.Context, pool *pgxpool.Pool, cfg Config) error {
 
 // partitionBy does what Partition does.
 func partitionBy(ctx context.Context, pool *pgxpool.Pool, schema string, partitions int) error {
-	own := []uint32{} // sessions that are the caller's
+	own := []uint32{} // the caller's sessions
 	for _, idle := range pool.AcquireAllIdle(ctx) {
 		own = append(own, idle.Conn().PgConn().PID())
 		idle.Release()
@@ -76,7 +76,7 @@ func partitionBy(ctx context.Context, pool *pgxpool.Pool, schema string, partiti
 
 // partitionIn does what Partition does, in a transaction.
 func partitionIn(ctx context.Context, tx pgx.Tx, schema string, partitions int, own []uint32) error {
-	// As long as somebody migrates, no migration is under way in a table that is exchanged.
+	// With this lock, no migration runs on a table that is replaced.
 	if _, err := tx.Exec(ctx, takeLock, lockID); err != nil {
 		return err
 	}
@@ -116,10 +116,10 @@ func partitionIn(ctx context.Context, tx pgx.Tx, schema string, partitions int, 
 	if _, err := tx.Exec(ctx, partition(schema, partitions)); err != nil || is > 1 {
 		return err
 	}
-	return nobodyGoesOn(ctx, tx, table, own) // somebody may have come meanwhile, and found one table
+	return nobodyGoesOn(ctx, tx, table, own) // again, for sessions that have connected meanwhile
 }
 
-// explainLock adds to an error that says that the lock was not to be had what to do about it.
+// explainLock adds advice to the error of a lock that was not granted in time.
 func explainLock(err error) error {
 	var server *pgconn.PgError
 	if errors.As(err, &server) && server.Code == "55P03" {
@@ -133,8 +133,8 @@ type querier interface {
 	QueryRow(ctx context.Context, sql string, arguments ...any) pgx.Row
 }
 
-// Partitions returns over how many partitions the table of buckets is spread: 1 is a plain table, and 0 says that there is none. It only
-// reads. It returns [ErrPartitions] when somebody has partitioned the table in another way than [Partition] does.
+// Partitions returns the number of partitions of the table of buckets: 1 for a plain table, and 0 if there is no table. It only reads.
+// It returns [ErrPartitions] if the table is partitioned in another way than [Partition] does.
 func Partitions(ctx context.Context, pool *pgxpool.Pool, cfg Config) (int, error) {
 	if pool == nil {
 		return 0, errNilPool
@@ -151,7 +151,7 @@ func Partitions(ctx context.Context, pool *pgxpool.Pool, cfg Config) (int, error
 }
 
 func readPartitions(ctx context.Context, db querier, schema string) (partitions int, err error) {
-	// A partition of Partition has the modulus that is their number, and none under it.
+	// The modulus of each partition is the number of partitions, and no partition has partitions of its own.
 	const count = `
 		SELECT CASE WHEN c.relkind = 'r' AND NOT c.relispartition THEN 1 ELSE (
 				SELECT count(*) FROM pg_catalog.pg_inherits i JOIN pg_catalog.pg_class k ON k.oid = i.inhrelid
@@ -175,7 +175,7 @@ func readPartitions(ctx context.Context, db querier, schema string) (partitions 
 	return partitions, nil
 }
 
-// notDistributed returns an error when Citus distributes the table: one made anew would be on the coordinator alone.
+// notDistributed returns an error if Citus distributes the table, because the new table would be on the coordinator only.
 func notDistributed(ctx context.Context, db querier, table string) error {
 	var hasCitus, distributed bool
 	if err := db.QueryRow(ctx, `SELECT pg_catalog.to_regclass('pg_catalog.pg_dist_partition') IS NOT NULL`).Scan(&hasCitus); err != nil || !hasCitus {
@@ -187,7 +187,7 @@ func notDistributed(ctx context.Context, db querier, table string) error {
 	return fmt.Errorf("%w: Citus distributes the table; make the partitions before Distribute does that", ErrPartitions)
 }
 
-// enoughLocks returns an error when the lock table of the server is too small: a statement on many buckets locks each partition and its
+// enoughLocks returns an error if the lock table of the server is too small. A statement on many buckets locks each partition and its
 // index.
 func enoughLocks(ctx context.Context, db querier, partitions int) error {
 	if partitions == 1 {
@@ -204,9 +204,9 @@ func enoughLocks(ctx context.Context, db querier, partitions int) error {
 	return nil
 }
 
-// nobodyGoesOn returns an error when there may be programs on PostgreSQL 18 that would go on with statements for one plain table, by which its server
-// is ended (see routed.go in internal/store). A Limiter looks at the table in its first call, and not again. Of a session of another role
-// a role without the rights of pg_read_all_stats is not told what kind it is.
+// nobodyGoesOn returns an error if programs on PostgreSQL 18 may go on with statements for a plain table, which crash that server
+// (see package byrow). A Limiter reads the layout of the table in its first call only. A role without pg_read_all_stats does not see
+// the kinds of other roles' sessions.
 func nobodyGoesOn(ctx context.Context, db pgx.Tx, table string, own []uint32) error {
 	const ask = `
 		SELECT count(*) FROM pg_catalog.pg_stat_activity a
@@ -225,7 +225,7 @@ func nobodyGoesOn(ctx context.Context, db pgx.Tx, table string, own []uint32) er
 		"and start them again afterwards (%d other sessions that may write the table are connected to the database)", ErrPartitions, others)
 }
 
-// nothingStandsOn returns an error that names what would be lost with the table.
+// nothingStandsOn returns an error that names the objects that would be lost with the table.
 func nothingStandsOn(ctx context.Context, tx pgx.Tx, table string) error {
 	const ask = `
 		WITH kept AS (
@@ -252,7 +252,7 @@ func nothingStandsOn(ctx context.Context, tx pgx.Tx, table string) error {
 	return fmt.Errorf("%w: this stands on the table, and would be lost with it; drop it, and make it again afterwards: %s", ErrPartitions, strings.Join(names, "; "))
 }
 
-// checkMade returns an error when the table of buckets is there, and not as cfg wants it.
+// checkMade returns an error if the table of buckets exists with another number of partitions than cfg has.
 func checkMade(ctx context.Context, db querier, schema string, want int) error {
 	if want == 0 {
 		return nil

@@ -6,12 +6,11 @@ import (
 	"strconv"
 )
 
-// partitionStatement makes the table of buckets anew, over as many partitions as $N says by a hash of the name and the key; 1 is one plain
-// table. All that Postgres keeps of a table goes along: rows, columns, checks, indexes, comments, the owner, grants, and on each
-// partition the storage parameters. Grants are on the whole: nobody reads or writes a partition by its own name. The
-// default privileges of the one who runs it give nobody anything.
+// partitionStatement copies the table of buckets into $N partitions, by a hash of the name and the key; 1 is one plain table. The
+// copy has the same rows, columns, checks, indexes, comments, owner and grants, and each partition has the storage parameters.
+// Grants are on the whole table only. Default privileges of the current role grant nothing on the partitions.
 //
-// It stands for DefaultSchema, as the files do. The index is built when the rows are there, which takes a third of the time.
+// It uses DefaultSchema, as the files do. It builds the index after it has copied the rows, in a third of the time.
 const partitionStatement = `DO $partition$
 DECLARE
     modulus CONSTANT integer := $N;
@@ -97,11 +96,10 @@ func partitionInto(partitions int) []byte {
 	return bytes.ReplaceAll([]byte(partitionStatement), []byte("$N"), []byte(strconv.Itoa(partitions)))
 }
 
-// bucketsFile is the file that makes the table of buckets.
+// bucketsFile is the file that creates the table of buckets.
 const bucketsFile = "00001_limits.sql"
 
-// withPartitions returns that file with a statement behind the others that makes the partitions, so that they are made in the same
-// transaction.
+// withPartitions returns bucketsFile with a statement at its end that makes the partitions in the same transaction.
 func withPartitions(content []byte, partitions int) []byte {
 	const downMarker = "-- +goose Down"
 	up, down, _ := bytes.Cut(content, []byte(downMarker))

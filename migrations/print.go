@@ -16,9 +16,9 @@ import (
 // directive matches the comments that only goose reads.
 var directive = regexp.MustCompile(`(?m)^-- \+goose .*\n`)
 
-// SQL returns the statements that Up sends to an empty database, in their order, for other migration tools. It needs no
-// database. The statements record their versions as Up does, so that Up, Version and ratelimit doctor know what is applied.
-// After an update of this module, apply the files of [FS] that are new. A schema that exists stays as it is.
+// SQL returns the statements that Up sends to an empty database, in order, for other migration tools. It needs no database. The
+// statements record their versions as Up does, for Up, Version and ratelimit doctor. After an update of this module, apply the
+// new files of [FS]. An existing schema is not changed.
 func SQL(cfg Config) (string, error) {
 	schema, err := cfg.schema()
 	if err != nil {

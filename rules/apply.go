@@ -118,8 +118,8 @@ func (w *writer) queue(sql string, args ...any) {
 // check has the statement that was queued last looked at.
 func (w *writer) check(of func(pgconn.CommandTag) error) { w.checks[len(w.checks)-1] = of }
 
-// state queues a row that replaces earlier statements about the same thing: the ones that begin before an instant. If the row removes
-// the thing, it must exist; missing is its name in the error.
+// state queues a row that replaces the statements about the same thing that begin before an instant. If the row removes the thing, the
+// thing must exist; missing is its name in the error.
 func (w *writer) state(r row, before int64, missing string, args ...any) {
 	w.queue(w.sql.replace, r.of, r.name, r.plan, r.key, r.from, before)
 	if r.says == nil {

@@ -172,9 +172,9 @@ func bucketOf(policy ratelimit.Policy) point {
 }
 
 // merged returns the policy of an era that stands for several eras with the point p. A bucket that was unused in all of
-// them gains tokens at the slowest of their rates. It has the largest of their capacities and of next's: otherwise a bucket
-// with more tokens than the smallest capacity would count as full, and be filled. Its kind and its rows are those of next, the policy
-// after them, so that no row counts as missing, and leases stay.
+// them gains tokens at the slowest of their rates. The policy has the largest of their capacities and of next's: otherwise a bucket
+// with more tokens than the smallest capacity would count as full, and be filled. It has the kind and the number of rows of next, the
+// policy after them, so that no row counts as missing, and leases stay.
 func (p point) merged(next ratelimit.Policy) ratelimit.Policy {
 	if _, slots := next.(ratelimit.Concurrency); slots {
 		return next

@@ -1,8 +1,8 @@
-// Package doctor looks at a database and says what is wrong with it for a limiter, and what to do.
+// Package doctor checks a database for problems of a limiter, and advises what to do.
 //
-// It only reads. Each check is a transaction of its own that is READ ONLY and has a time limit, so that one that fails is a
-// finding and does not end the others. It needs no more privileges than an application has: what it may not see it says. No
-// check reads a table from end to end. Behind a pooler it prepares a statement, SELECT 1, and may leave it there.
+// It only reads. Each check is a READ ONLY transaction of its own with a time limit, so a failed check is a finding and does not
+// end the others. The privileges of an application are enough, and a check that lacks a privilege reports it. No check reads a
+// whole table. Behind a pooler it prepares a statement, SELECT 1, and may leave it there.
 package doctor
 
 import (
@@ -18,8 +18,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/migrations"
 )
 
-// ErrInvalidConfig is returned by Run when an argument or a field of the Config cannot be used; the message says what to
-// write instead.
+// ErrInvalidConfig is returned by Run for an invalid argument or field of Config. The message says what to use instead.
 var ErrInvalidConfig = errors.New("doctor: invalid configuration")
 
 // Level is how bad a finding is.
@@ -27,34 +26,34 @@ type Level string
 
 // The levels, from the best.
 const (
-	// OK is as it should be.
+	// OK is for a check without a problem.
 	OK Level = "ok"
-	// Note is worth knowing, and may be meant to be so.
+	// Note is for a fact that may be intended.
 	Note Level = "note"
-	// Warning makes limits slow, or will.
+	// Warning is for a problem that makes limits slow, now or later.
 	Warning Level = "warning"
-	// Fault makes calls fail.
+	// Fault is for a problem that makes calls fail.
 	Fault Level = "fault"
 )
 
-// Finding is what a check has found. No finding holds a password or a connection string.
+// Finding is a result of a check. It contains no password and no connection string.
 type Finding struct {
 	// Check is the name of the check: one of Checks.
 	Check string `json:"check"`
 	Level Level  `json:"level"`
-	// Says is what was found, in a sentence or two.
+	// Says describes the finding in a sentence or two.
 	Says string `json:"says"`
-	// Do is what to do about it. SQL statements to run stand on lines of their own, which end with a semicolon. It is empty
-	// where there is nothing to do.
+	// Do is the advice. SQL statements are on lines of their own, which end with a semicolon. It is empty if there is nothing
+	// to do.
 	Do string `json:"do,omitempty"`
 }
 
-// Report is what all checks have found, in the order of Checks. A check has one finding or more.
+// Report has the findings of all checks, in the order of Checks. Each check has at least one.
 type Report struct {
 	Findings []Finding `json:"findings"`
 }
 
-// Worst returns the worst level of the findings, and OK where there are none.
+// Worst returns the worst level of the findings, or OK if there are none.
 func (r Report) Worst() Level {
 	worst := OK
 	for _, f := range r.Findings {
@@ -65,20 +64,20 @@ func (r Report) Worst() Level {
 	return worst
 }
 
-// badness returns a number that is the higher the worse a level is.
+// badness returns a higher number for a worse level.
 func (l Level) badness() int { return slices.Index([]Level{OK, Note, Warning, Fault}, l) }
 
-// Config says what to look at. Its zero value looks at the schema "ratelimit" for the role that is connected.
+// Config holds the settings of Run. The zero Config is ready for use.
 type Config struct {
 	// Schema is the schema of the tables. Defaults to "ratelimit".
 	Schema string
-	// HashKey is ratelimit.Config.HashKey of the programs. Defaults to nil: they have none, or it is not known here.
+	// HashKey is ratelimit.Config.HashKey of the programs. Defaults to nil: they have none, or it is unknown.
 	HashKey []byte
-	// Role is the role of the programs, whose privileges are checked. Defaults to the one that is connected.
+	// Role is the role of the programs, whose privileges are checked. Defaults to the connected role.
 	Role string
-	// MaxTransaction is how old a transaction may be. Defaults to 5 minutes.
+	// MaxTransaction is the maximum age of a transaction. Defaults to 5 minutes.
 	MaxTransaction time.Duration
-	// Timeout bounds each statement, and each connection that is made. Defaults to 5 seconds.
+	// Timeout limits each statement and each attempt to connect. Defaults to 5 seconds.
 	Timeout time.Duration
 	// Now replaces the clock of this machine, for tests. Defaults to time.Now.
 	Now func() time.Time
@@ -90,7 +89,7 @@ const (
 	minSecretBytes        = 16
 )
 
-// check is one thing to look at: with look in a transaction that only reads, or with alone on connections of its own.
+// check is one check: look runs in a transaction that only reads, and alone on connections of its own.
 type check struct {
 	name  string
 	look  func(*examination, context.Context, pgx.Tx) ([]Finding, error)
@@ -131,7 +130,7 @@ func checks() []check {
 	}
 }
 
-// Checks returns the names of the checks, in the order in which they are made.
+// Checks returns the names of the checks, in order.
 func Checks() []string {
 	var names []string
 	for _, c := range checks() {
@@ -140,9 +139,9 @@ func Checks() []string {
 	return names
 }
 
-// Run makes all checks on connections of its own that it makes as connection says: pass what pgx.ParseConfig returned, or
-// ConnConfig of the configuration of the pool that the programs use, as its DefaultQueryExecMode is checked, too. Where the
-// server cannot be reached, that is the only finding. The error wraps ErrInvalidConfig, or is that of ctx.
+// Run makes all checks on connections of its own. Pass a configuration of pgx.ParseConfig, or ConnConfig of the configuration of
+// the programs' pool, because its DefaultQueryExecMode is checked, too. If the server is unreachable, that is the only finding. The
+// error wraps ErrInvalidConfig, or is the error of ctx.
 func Run(ctx context.Context, connection *pgx.ConnConfig, config Config) (Report, error) {
 	config = config.withDefaults()
 	if err := config.validate(connection); err != nil {
@@ -197,7 +196,7 @@ func (c *Config) validate(connection *pgx.ConnConfig) error {
 	return nil
 }
 
-// The following return one finding. Do is what to do about it, and says a format.
+// The following return one finding. do is the advice, and says the format of its description.
 
 func ok(says string, args ...any) []Finding { return finding(OK, "", says, args...) }
 

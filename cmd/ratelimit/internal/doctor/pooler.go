@@ -9,10 +9,10 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/pooler"
 )
 
-// poolerLooks is how often two connections are compared, because other clients of a pooler may hide what it does.
+// poolerLooks is the number of comparisons of two connections, because other clients of a pooler can hide its mode.
 const poolerLooks = 5
 
-// lookAtPooler looks how the server is reached, and whether the way in which the programs run queries suits it.
+// lookAtPooler checks whether the programs' way to run queries works on the path to the server.
 func (e *examination) lookAtPooler(ctx context.Context) ([]Finding, error) {
 	own, err := e.backend(ctx, e.conn)
 	if err != nil {
@@ -46,7 +46,7 @@ func (e *examination) lookAtPooler(ctx context.Context) ([]Finding, error) {
 		"Nobody can listen through it: a rules.Set needs NoListen, or Connect, and migrations a connection to the server itself.", pooler.Mode(mode)), nil
 }
 
-// shares reports whether two connections of ours had transactions in the same process of the server, or one had them in several.
+// shares reports whether two connections had transactions in the same server process, or one connection in several processes.
 func (e *examination) shares(ctx context.Context) (bool, error) {
 	var conns [2]*pgx.Conn
 	var err error
@@ -72,7 +72,7 @@ func (e *examination) shares(ctx context.Context) (bool, error) {
 	return len(connOf) > len(conns), nil
 }
 
-// backend returns the process of the server that a transaction of a connection is in.
+// backend returns the server process of a transaction on the connection.
 func (e *examination) backend(ctx context.Context, conn *pgx.Conn) (pid uint32, err error) {
 	err = e.readOn(ctx, conn, func(ctx context.Context, tx pgx.Tx) error {
 		return tx.QueryRow(ctx, `SELECT pg_catalog.pg_backend_pid()::bigint`).Scan(&pid)

@@ -14,14 +14,14 @@ type role struct {
 	superuser bool
 }
 
-// roleOf returns the role of the programs. It returns pgx.ErrNoRows where there is none of that name.
+// roleOf returns the role of the programs. It returns pgx.ErrNoRows if the role does not exist.
 func (e *examination) roleOf(ctx context.Context, tx pgx.Tx) (r role, err error) {
 	err = tx.QueryRow(ctx, `SELECT rolname::text, rolsuper FROM pg_catalog.pg_roles WHERE rolname = coalesce(nullif($1, ''), current_user)`,
 		e.config.Role).Scan(&r.name, &r.superuser)
 	return r, err
 }
 
-// lookAtRole looks who the programs are.
+// lookAtRole checks the role of the programs.
 func (e *examination) lookAtRole(ctx context.Context, tx pgx.Tx) ([]Finding, error) {
 	r, err := e.roleOf(ctx, tx)
 	switch {
@@ -37,7 +37,7 @@ func (e *examination) lookAtRole(ctx context.Context, tx pgx.Tx) ([]Finding, err
 	return ok("The role %s is no superuser.", pgx.Identifier{r.name}.Sanitize()), nil
 }
 
-// lookAtGrants looks whether the role of the programs may do what they do.
+// lookAtGrants checks whether the role has the privileges that programs need.
 func (e *examination) lookAtGrants(ctx context.Context, tx pgx.Tx) ([]Finding, error) {
 	r, err := e.roleOf(ctx, tx)
 	if errors.Is(err, pgx.ErrNoRows) {
@@ -47,7 +47,7 @@ func (e *examination) lookAtGrants(ctx context.Context, tx pgx.Tx) ([]Finding, e
 		return nil, err
 	}
 	grants, err := grantsFor(e.config.Schema, r.name)
-	if err != nil { // a role that is called as no role of an application is
+	if err != nil { // the role has a name that no role of an application can have
 		return note("Give the programs a role of their own.", "The role %q can be granted nothing: %v.", r.name, err), nil
 	}
 	lacks, statements, err := e.lacking(ctx, tx, r.name, grants)
@@ -61,14 +61,14 @@ func (e *examination) lookAtGrants(ctx context.Context, tx pgx.Tx) ([]Finding, e
 	if err != nil {
 		return nil, err
 	}
-	if onlyReads && e.config.Role == "" { // it may be that of a page, which is to be granted no more
+	if onlyReads && e.config.Role == "" { // it may be the role of a page, which needs no more privileges
 		return warning("Name the role that the programs connect as: ratelimit doctor --role ROLE.",
 			"The role %q, which is connected, only reads. What the programs may do was not looked at.", r.name), nil
 	}
 	return fault("Run as the owner of the tables:\n"+strings.Join(statements, "\n"), "The role %q lacks %s.", r.name, strings.Join(lacks, "; ")), nil
 }
 
-// onlyReads reports whether a role reads the buckets and changes none, as a reader of package migrations.
+// onlyReads reports whether a role can read the buckets and not change them, as Roles.Reader of package migrations.
 func (e *examination) onlyReads(ctx context.Context, tx pgx.Tx, role string) (only bool, err error) {
 	err = tx.QueryRow(ctx, `SELECT pg_catalog.has_table_privilege($1, c.oid, 'SELECT') AND NOT pg_catalog.has_table_privilege($1, c.oid, 'INSERT, UPDATE, DELETE')
 		FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = $2 AND c.relname = 'buckets'`,
@@ -79,7 +79,7 @@ func (e *examination) onlyReads(ctx context.Context, tx pgx.Tx, role string) (on
 	return only, err
 }
 
-// lacking returns the privileges that a role lacks, and the statements that grant them. A table that is not there lacks nothing here.
+// lacking returns the privileges that a role lacks, and the statements that grant them. It skips missing tables.
 func (e *examination) lacking(ctx context.Context, tx pgx.Tx, role string, grants []grant) (lacks, statements []string, err error) {
 	for _, g := range grants {
 		on, ask := g.table, `SELECT pg_catalog.has_table_privilege($1, c.oid, $4) FROM pg_catalog.pg_class c

@@ -12,10 +12,10 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/gate"
 )
 
-// versionTable is where goose keeps what is applied.
+// versionTable is goose's table of applied versions.
 const versionTable = "goose_db_version"
 
-// lookAtMigrations compares the tables that there are with those that this program knows.
+// lookAtMigrations compares the existing tables with the tables that this program knows.
 func (e *examination) lookAtMigrations(ctx context.Context, tx pgx.Tx) ([]Finding, error) {
 	const migrate = "Run ratelimit migrate up, or migrations.Up in a program, as the role that owns the tables."
 	want := append(names(knownTables()), versionTable)
@@ -52,7 +52,7 @@ func (e *examination) lookAtMigrations(ctx context.Context, tx pgx.Tx) ([]Findin
 	}
 }
 
-// lookAtHashKey compares the secret of the programs with the one under which keys are stored.
+// lookAtHashKey compares the secret of the programs with the fingerprint in the tables.
 func (e *examination) lookAtHashKey(ctx context.Context, tx pgx.Tx) ([]Finding, error) {
 	var stored string
 	err := tx.QueryRow(ctx, "SELECT hash_key FROM "+e.quoted("fingerprint")).Scan(&stored)
@@ -79,7 +79,7 @@ func (e *examination) lookAtHashKey(ctx context.Context, tx pgx.Tx) ([]Finding, 
 		"Keys are stored under another secret: a program with this HashKey fails with ErrHashKeyMismatch."), nil
 }
 
-// lookAtIndexes looks whether the tables have the indexes that the migrations made. A partial restore leaves indexes out.
+// lookAtIndexes checks whether the tables have the indexes of the migrations. A partial restore leaves indexes out.
 func (e *examination) lookAtIndexes(ctx context.Context, tx pgx.Tx) (found []Finding, err error) {
 	unique, plain, err := e.indexes(ctx, tx)
 	if err != nil {
@@ -112,7 +112,7 @@ func (e *examination) lookAtIndexes(ctx context.Context, tx pgx.Tx) (found []Fin
 	return found, nil
 }
 
-// indexes returns the columns of the valid indexes of the tables that there are, each separated by ", ".
+// indexes returns the columns of the valid indexes of the existing tables, separated by ", ".
 func (e *examination) indexes(ctx context.Context, tx pgx.Tx) (unique, plain map[string][]string, err error) {
 	rows, err := tx.Query(ctx, `
 		SELECT c.relname::text, coalesce(i.indisunique AND i.indimmediate AND i.indpred IS NULL, false), coalesce((

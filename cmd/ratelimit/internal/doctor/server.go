@@ -14,13 +14,13 @@ const (
 	// oldestServer and newestServer are the versions of Postgres that this module is tested with.
 	oldestServer = 14
 	newestServer = 18
-	// maxClockOffset is how far apart the clocks of the server and of a program may be.
+	// maxClockOffset is the maximum difference between the clocks of the server and of a program.
 	maxClockOffset = time.Second
-	// clockLooks is how often the server is asked for the time: the quickest answer counts.
+	// clockLooks is the number of times that the clock of the server is read: the quickest answer counts.
 	clockLooks = 5
 )
 
-// lookAtConnection looks whether there is a server.
+// lookAtConnection checks whether the server can be reached.
 func (e *examination) lookAtConnection(ctx context.Context) ([]Finding, error) {
 	err := e.read(ctx, func(context.Context, pgx.Tx) error { return nil })
 	switch {
@@ -34,7 +34,7 @@ func (e *examination) lookAtConnection(ctx context.Context) ([]Finding, error) {
 		"There is no connection to %s, port %d: %s.", e.connection.Host, e.connection.Port, reason(err)), nil
 }
 
-// lookAtServer looks at the version of the server.
+// lookAtServer checks the version of the server.
 func (e *examination) lookAtServer(ctx context.Context, tx pgx.Tx) ([]Finding, error) {
 	var version int
 	err := tx.QueryRow(ctx, `SELECT current_setting('server_version_num')::integer / 10000`).Scan(&version)
@@ -51,7 +51,7 @@ func (e *examination) lookAtServer(ctx context.Context, tx pgx.Tx) ([]Finding, e
 	return ok("The server is Postgres %d.", version), nil
 }
 
-// lookAtPrimary looks whether the server takes writes.
+// lookAtPrimary checks whether the server accepts writes.
 func (e *examination) lookAtPrimary(ctx context.Context, tx pgx.Tx) ([]Finding, error) {
 	var standby, readOnly bool
 	err := tx.QueryRow(ctx, `SELECT pg_catalog.pg_is_in_recovery(), current_setting('default_transaction_read_only')::boolean`).Scan(&standby, &readOnly)
@@ -68,7 +68,7 @@ func (e *examination) lookAtPrimary(ctx context.Context, tx pgx.Tx) ([]Finding, 
 	return ok("The server is a primary."), nil
 }
 
-// lookAtIsolation looks at the isolation level of statements that are transactions of their own, as those of most calls are.
+// lookAtIsolation checks the default isolation level, which statements outside transactions have.
 func (e *examination) lookAtIsolation(ctx context.Context, tx pgx.Tx) ([]Finding, error) {
 	var level string
 	if err := tx.QueryRow(ctx, `SHOW default_transaction_isolation`).Scan(&level); err != nil {
@@ -82,7 +82,7 @@ func (e *examination) lookAtIsolation(ctx context.Context, tx pgx.Tx) ([]Finding
 		"default_transaction_isolation is %s: calls for the same bucket conflict, are made again, and may fail with ErrContended.", level), nil
 }
 
-// lookAtSearchPath looks whether the search_path of a session names a schema before pg_catalog.
+// lookAtSearchPath checks whether the search_path of a session names a schema before pg_catalog.
 func (e *examination) lookAtSearchPath(ctx context.Context, tx pgx.Tx) ([]Finding, error) {
 	var path string // the default of the session; the transaction has another search_path
 	if err := tx.QueryRow(ctx, `SELECT reset_val FROM pg_catalog.pg_settings WHERE name = 'search_path'`).Scan(&path); err != nil {
@@ -96,7 +96,7 @@ func (e *examination) lookAtSearchPath(ctx context.Context, tx pgx.Tx) ([]Findin
 		"The search_path is %s: statements of the limiter call functions and operators of the schemas before pg_catalog, if they have the same names.", path), nil
 }
 
-// lookAtClock compares the clock of the server, which decides, with that of this machine.
+// lookAtClock compares the clock of the server, which decides, with the clock of this machine.
 func (e *examination) lookAtClock(ctx context.Context, tx pgx.Tx) ([]Finding, error) {
 	var offset, trip time.Duration
 	for i := range clockLooks {
@@ -121,7 +121,7 @@ func (e *examination) lookAtClock(ctx context.Context, tx pgx.Tx) ([]Finding, er
 			"pauses at the wrong time, and shows waits that are wrong.", offset.Abs().Round(time.Millisecond), direction, within.Round(time.Millisecond)), nil
 }
 
-// lookAtDurability looks at what a loss of power would undo.
+// lookAtDurability checks the settings that decide whether commits survive a loss of power.
 func (e *examination) lookAtDurability(ctx context.Context, tx pgx.Tx) ([]Finding, error) {
 	var statements, off []string
 	for _, name := range []string{"fsync", "full_page_writes", "synchronous_commit"} {

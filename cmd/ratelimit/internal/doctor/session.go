@@ -14,14 +14,14 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/pgerr"
 )
 
-// examination is a Run under way.
+// examination is one Run.
 type examination struct {
 	connection *pgx.ConnConfig
 	config     Config
 	conn       *pgx.Conn // nil or closed: the next check makes another
 }
 
-// connect makes a connection that works through every pooler, whatever way the programs run queries.
+// connect makes a connection that works through every pooler, in every mode of the programs.
 func (e *examination) connect(ctx context.Context) (*pgx.Conn, error) {
 	connection := e.connection.Copy()
 	connection.DefaultQueryExecMode = pgx.QueryExecModeExec
@@ -57,14 +57,14 @@ func (e *examination) read(ctx context.Context, use func(ctx context.Context, tx
 
 // readOn is read on a connection.
 func (e *examination) readOn(ctx context.Context, conn *pgx.Conn, use func(ctx context.Context, tx pgx.Tx) error) (err error) {
-	ctx, cancel := context.WithTimeout(ctx, 3*e.config.Timeout) // of a server that does not answer at all
+	ctx, cancel := context.WithTimeout(ctx, 3*e.config.Timeout) // for a server that does not answer at all
 	defer cancel()
 	tx, err := conn.BeginTx(ctx, pgx.TxOptions{AccessMode: pgx.ReadOnly})
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, tx.Rollback(context.WithoutCancel(ctx))) }()
-	// With a search_path of its own, a role cannot have the checks call functions and operators that are not Postgres's.
+	// Otherwise the search_path of a role could make the checks call other functions and operators than Postgres's.
 	settings := "SET LOCAL search_path = pg_catalog; SET LOCAL statement_timeout = " + strconv.FormatInt(max(e.config.Timeout.Milliseconds(), 1), 10)
 	if _, err := tx.Exec(ctx, settings, pgx.QueryExecModeSimpleProtocol); err != nil {
 		return err
@@ -72,7 +72,7 @@ func (e *examination) readOn(ctx context.Context, conn *pgx.Conn, use func(ctx c
 	return use(ctx, tx)
 }
 
-// reason returns what an error says, without the connection string or a part of it.
+// reason returns the text of an error, without the connection string or a part of it.
 func reason(err error) string {
 	var pgErr *pgconn.PgError
 	var network *net.OpError
@@ -92,7 +92,7 @@ func reason(err error) string {
 	return "the connection was lost, or is not one of Postgres"
 }
 
-// trouble returns the finding that a check could not be made.
+// trouble returns the finding for a check that failed.
 func (e *examination) trouble(check string, err error) Finding {
 	f := Finding{Check: check, Level: Warning, Says: "This could not be looked at: " + reason(err) + "."}
 	switch {
@@ -108,12 +108,12 @@ func (e *examination) trouble(check string, err error) Finding {
 	return f
 }
 
-// quoted returns the name of a table as a statement has it.
+// quoted returns the name of a table as an SQL identifier.
 func (e *examination) quoted(table string) string {
 	return pgx.Identifier{e.config.Schema, table}.Sanitize()
 }
 
-// reset returns the statement that resets a setting of the role that is connected.
+// reset returns the statement that resets a setting of the connected role.
 func reset(setting string) string { return "ALTER ROLE CURRENT_USER RESET " + setting + ";" }
 
 // literal returns text as a literal of SQL.

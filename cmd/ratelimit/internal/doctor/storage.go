@@ -12,29 +12,29 @@ import (
 )
 
 const (
-	// maxLeaves bounds the tables and partitions that are looked at, and maxNamed those that a finding names.
+	// maxLeaves limits the tables and partitions that are checked, and maxNamed the names in a finding.
 	maxLeaves = 1000
 	maxNamed  = 5
-	// minUpdates is how many updates have to have been made for their kind to say something, and minHotShare is how many of
-	// them have to have touched no index.
+	// minUpdates is the number of updates from which their statistics count, and minHotShare the share of them that should
+	// touch no index.
 	minUpdates  = 1000
 	minHotShare = 0.7
-	// maxDead is how many dead rows there may be however few live ones, and minBloat how large a table is at the least of
-	// which the bytes of a row say something, which are less than maxRowBytes.
+	// maxDead is the number of dead rows that is acceptable even with few live ones. From the size minBloat on, a table
+	// should have fewer than maxRowBytes for each row.
 	maxDead     = 10_000
 	minBloat    = 64 << 20
 	maxRowBytes = 4000
 )
 
-// leaf is a table, or a partition of one, with what the statistics say of it.
+// leaf is a table or a partition, with its statistics.
 type leaf struct {
-	table    string // that it is, or that it is a partition of
+	table    string // the name of the table, or of the partitioned table
 	name     string // quoted
 	settings map[string]string
 	noVacuum bool // autovacuum is off for it
 	unlogged bool
 	bytes    int64
-	counted  bool // whether live was counted by a VACUUM or an ANALYZE: statistics begin anew after a crash or an upgrade
+	counted  bool // whether a VACUUM or an ANALYZE has counted live: statistics begin anew after a crash or an upgrade
 	live     int64
 	dead     int64
 	updates  int64
@@ -76,7 +76,7 @@ func (e *examination) leaves(ctx context.Context, tx pgx.Tx) ([]leaf, error) {
 	})
 }
 
-// lookAtStorage compares how the tables are kept with how the migrations made them.
+// lookAtStorage compares the storage of the tables with the migrations.
 func (e *examination) lookAtStorage(ctx context.Context, tx pgx.Tx) (found []Finding, err error) {
 	var vacuum, counts bool
 	err = tx.QueryRow(ctx, `SELECT current_setting('autovacuum')::boolean, current_setting('track_counts')::boolean`).Scan(&vacuum, &counts)
@@ -100,7 +100,7 @@ func (e *examination) lookAtStorage(ctx context.Context, tx pgx.Tx) (found []Fin
 	return found, nil
 }
 
-// few returns the first of the worst findings, and says how many others there are.
+// few returns the first of the worst findings, and the number of the others.
 func few(found []Finding) []Finding {
 	if len(found) <= maxNamed {
 		return found
@@ -111,7 +111,7 @@ func few(found []Finding) []Finding {
 	return append(found[:maxNamed-1:maxNamed-1], last)
 }
 
-// lookAtSettings compares the parameters of a table with those that it was made with.
+// lookAtSettings compares the storage parameters of a table with the migrations.
 func (l *leaf) lookAtSettings() (found []Finding) {
 	if l.noVacuum {
 		found = append(found, fault("Run as the owner of the table:\nALTER TABLE "+l.name+" RESET (autovacuum_enabled);\nVACUUM "+l.name+";",
@@ -131,7 +131,7 @@ func (l *leaf) lookAtSettings() (found []Finding) {
 				differs = append(differs, "a fillfactor of "+is)
 				wanted = append(wanted, "fillfactor = "+want.value)
 			}
-		case !isSet: // somebody may have chosen another value
+		case !isSet: // another value may be intended
 			differs = append(differs, "no "+want.name)
 			wanted = append(wanted, want.name+" = "+want.value)
 		}
@@ -144,7 +144,7 @@ func (l *leaf) lookAtSettings() (found []Finding) {
 	return found
 }
 
-// lookAtHot looks how many updates touch no index (HOT).
+// lookAtHot checks the share of updates that touch no index (HOT).
 func (e *examination) lookAtHot(ctx context.Context, tx pgx.Tx) (found []Finding, err error) {
 	leaves, err := e.leaves(ctx, tx)
 	if err != nil {
@@ -173,7 +173,7 @@ func (e *examination) lookAtHot(ctx context.Context, tx pgx.Tx) (found []Finding
 	return found, nil
 }
 
-// lookAtBloat looks at dead rows, and at the room that rows take.
+// lookAtBloat checks dead rows, and the size of the table.
 func (e *examination) lookAtBloat(ctx context.Context, tx pgx.Tx) (found []Finding, err error) {
 	leaves, err := e.leaves(ctx, tx)
 	if err != nil {
@@ -198,13 +198,13 @@ func (e *examination) lookAtBloat(ctx context.Context, tx pgx.Tx) (found []Findi
 	return found, nil
 }
 
-// lookAtPartitions looks whether there is a partition for each bucket, where the table was made a partitioned one.
+// lookAtPartitions checks whether a partitioned table has a partition for each bucket.
 func (e *examination) lookAtPartitions(ctx context.Context, tx pgx.Tx) ([]Finding, error) {
 	var strategy *string
 	var leaves int64
 	var hasDefault bool
-	var covered *float64 // of a hash partitioned table: the share of the hashes that has a partition
-	var locks int64      // for which the server has room for each connection
+	var covered *float64 // the share of the hashes that has a partition; nil: not partitioned by a hash
+	var locks int64      // the room in the server's lock table for each connection
 	err := tx.QueryRow(ctx, `
 		SELECT p.partstrat::text, coalesce(p.partdefid, 0) <> 0,
 			(SELECT count(*) FROM pg_catalog.pg_inherits i WHERE i.inhparent = c.oid),

@@ -10,10 +10,10 @@ import (
 	"github.com/pgratelimit/pgratelimit/migrations"
 )
 
-// newestVersion is that of the migrations that made the tables of knownTables.
+// newestVersion is the version of the migrations that create knownTables.
 const newestVersion = 3
 
-// table is what the migrations make of a table. A test compares the list with a database.
+// table is a table as the migrations create it. A test compares the list with a database.
 type table struct {
 	name     string
 	key      string   // the columns of the primary key
@@ -64,14 +64,14 @@ func settingsOf(name string) []setting {
 
 var grantOf = regexp.MustCompile(`^GRANT (.+) ON (SCHEMA )?(\S+) TO .+;$`)
 
-// grant is a statement that lets the role of programs do something.
+// grant is a statement that grants a privilege to the role of programs.
 type grant struct {
 	statement  string
 	table      string // empty: the schema
 	privileges []string
 }
 
-// grantsFor returns what a role has to be granted.
+// grantsFor returns the grants that a role needs.
 func grantsFor(schema, role string) ([]grant, error) {
 	text, err := migrations.Grants(migrations.Config{Schema: schema}, migrations.Roles{Application: role})
 	if err != nil {

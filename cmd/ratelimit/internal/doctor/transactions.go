@@ -8,11 +8,10 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// maxSlotAge is how many transactions a replication slot in use may hold back.
+// maxSlotAge is the maximum number of transactions that an active replication slot may hold back.
 const maxSlotAge = 10_000_000
 
-// lookAtTransactions looks for what keeps dead rows from being removed: transactions that stay open, prepared ones, and
-// replication slots.
+// lookAtTransactions finds the open transactions, prepared transactions and replication slots that keep dead rows.
 func (e *examination) lookAtTransactions(ctx context.Context, tx pgx.Tx) (found []Finding, err error) {
 	for _, look := range []func(context.Context, pgx.Tx) ([]Finding, error){e.openTransactions, e.preparedTransactions, heldSlots, hiddenTransactions} {
 		more, err := look(ctx, tx)
@@ -27,9 +26,9 @@ func (e *examination) lookAtTransactions(ctx context.Context, tx pgx.Tx) (found 
 	return found, nil
 }
 
-// openTransactions returns the sessions whose transaction is too old and keeps dead rows, the oldest first: those of this
-// database that have a snapshot, and those of every database that have written something, since the snapshots taken
-// meanwhile, here as well, begin with them. A vacuum keeps none.
+// openTransactions returns the sessions whose transaction is too old and keeps dead rows, the oldest first. In this database these
+// are sessions with a snapshot. In other databases they are sessions that have written, because later snapshots here begin
+// with them. A vacuum keeps none.
 func (e *examination) openTransactions(ctx context.Context, tx pgx.Tx) (found []Finding, err error) {
 	rows, err := tx.Query(ctx, `
 		SELECT a.pid, coalesce(a.usename::text, ''), coalesce(a.application_name, ''), coalesce(a.state, ''),
@@ -70,7 +69,7 @@ func age(seconds float64) time.Duration {
 	return d.Round(time.Second)
 }
 
-// preparedTransactions returns those that PREPARE TRANSACTION left in any database, which outlive every session.
+// preparedTransactions returns the prepared transactions of all databases, which outlive every session.
 func (e *examination) preparedTransactions(ctx context.Context, tx pgx.Tx) (found []Finding, err error) {
 	rows, err := tx.Query(ctx, `
 		SELECT gid, owner::text, extract(epoch FROM pg_catalog.clock_timestamp() - prepared)::float8, database::text FROM pg_catalog.pg_prepared_xacts
@@ -90,7 +89,7 @@ func (e *examination) preparedTransactions(ctx context.Context, tx pgx.Tx) (foun
 	return found, err
 }
 
-// heldSlots returns replication slots that keep dead rows for a standby.
+// heldSlots returns the replication slots that keep dead rows for a standby.
 func heldSlots(ctx context.Context, tx pgx.Tx) (found []Finding, err error) {
 	rows, err := tx.Query(ctx, `
 		SELECT slot_name::text, active, age(xmin)::bigint FROM pg_catalog.pg_replication_slots
@@ -114,7 +113,7 @@ func heldSlots(ctx context.Context, tx pgx.Tx) (found []Finding, err error) {
 	return found, err
 }
 
-// hiddenTransactions returns a note where other roles have transactions open and the role may not see since when.
+// hiddenTransactions returns a note if the role cannot see how old the transactions of other roles are.
 func hiddenTransactions(ctx context.Context, tx pgx.Tx) (found []Finding, err error) {
 	var hidden int64
 	var user string

@@ -21,11 +21,11 @@ type asks struct {
 	site   *rules.Site
 	routes *routes
 	wanted []string
-	line   *record                             // that is being asked
+	line   *record                             // the current line
 	stated func(source string) (said []string) // of line
 }
 
-// newAsks returns what the rules ask of lines, and the Set that decides on them.
+// newAsks returns the asks of the rules, and the Set that decides.
 func newAsks(config *Config) (*asks, *rules.Set, error) {
 	file := config.Rules
 	if config.By != "" {
@@ -80,7 +80,7 @@ func newAsks(config *Config) (*asks, *rules.Set, error) {
 	return a, set, nil
 }
 
-// tier returns the tier that By means.
+// tier returns the tier of By.
 func (c *Config) tier() (rules.Tier, error) {
 	limit := c.Limit
 	if limit == "" {
@@ -102,7 +102,7 @@ func (c *Config) tier() (rules.Tier, error) {
 	return rules.Tier{Limit: limit, Key: key}, nil
 }
 
-// policiesOf returns the policies of a limit: those of its rules, and with them those of its overrides.
+// policiesOf returns the policies of a limit's rules and overrides.
 func policiesOf(file *rules.Document, limit string) (policies []ratelimit.Policy) {
 	for _, r := range file.Rules {
 		if r.Limit == limit {
@@ -117,7 +117,7 @@ func policiesOf(file *rules.Document, limit string) (policies []ratelimit.Policy
 	return policies
 }
 
-// of returns what a line is asked.
+// of returns the requests of a line.
 func (a *asks) of(r *record) ([]ratelimit.Request, error) {
 	a.line = r
 	route := r.route
@@ -135,7 +135,7 @@ func (a *asks) of(r *record) ([]ratelimit.Request, error) {
 
 var errAddresses = errors.New("it has a list of addresses, of which the client's is not known here; log the one that the program takes")
 
-// network returns what counts of an address. What is none, such as a host name, counts as it is, and a list for nothing.
+// network returns the part of an address that counts. It returns other text unchanged, such as a host name, and "" for a list.
 func (a *asks) network(text string) string {
 	if strings.Contains(text, ",") {
 		return ""
@@ -151,7 +151,7 @@ func (a *asks) network(text string) string {
 	return address.Network(ip, a.config.IPv4Bits, a.config.IPv6Bits)
 }
 
-// statedBy returns what a line states for a source of costs.
+// statedBy returns the values of a line for a source of costs.
 func (a *asks) statedBy(source string) []string {
 	name, ofQuery := strings.CutPrefix(source, "query:")
 	if !ofQuery {
@@ -161,6 +161,6 @@ func (a *asks) statedBy(source string) []string {
 		return nil
 	}
 	_, query, _ := strings.Cut(a.line.target, "?")
-	values, _ := url.ParseQuery(query) // of one that is wrong in part, what is right
+	values, _ := url.ParseQuery(query) // the valid part, if a part is invalid
 	return values[name]
 }

@@ -10,16 +10,16 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// maxStepBack is how far a line that steps back counts for the second of the lines above.
+// maxStepBack is the maximum step back of a line that counts for the second of the lines above.
 const maxStepBack = time.Minute
 
-// counts are what was decided, by limit.
+// counts are the counts of decisions by limit.
 type counts map[string]*limitCounts
 
-// limitCounts are what a limit has decided.
+// limitCounts are the counts of one limit.
 type limitCounts struct {
 	report LimitReport
-	second Peak // that is under way
+	second Peak // the current second
 	keys   map[string]*KeyReport
 }
 
@@ -33,7 +33,7 @@ func (c counts) of(name string) *limitCounts {
 	return of
 }
 
-// decided counts what a limit said of a line at an instant. A limit that is not in use says nothing.
+// decided counts the decision of a limit on a line at an instant. A limit that is off does not count.
 func (c counts) decided(at time.Time, s *ratelimit.State) {
 	of := c.of(s.Limit.Name())
 	if s.NotAsked && s.Allowed {
@@ -58,7 +58,7 @@ func (c counts) decided(at time.Time, s *ratelimit.State) {
 	r.FirstRefusal, r.LastRefusal = widened(r.FirstRefusal, r.LastRefusal, at)
 }
 
-// endSecond takes the second that was under way for the peak, where it is.
+// endSecond ends the current second, which may be the peak.
 func (of *limitCounts) endSecond() {
 	if of.second.Asked > of.report.Peak.Asked {
 		of.report.Peak = of.second
@@ -77,7 +77,7 @@ func (c counts) refused(at time.Time, refusal *ratelimit.Refusal) {
 	k.FirstRefusal, k.LastRefusal = widened(k.FirstRefusal, k.LastRefusal, at)
 }
 
-// widened returns the span from first to last, with an instant in it. The zero time is no span yet.
+// widened returns the span from first to last, extended to an instant. The zero time means no span yet.
 func widened(first, last, at time.Time) (time.Time, time.Time) {
 	if first.IsZero() || at.Before(first) {
 		first = at
@@ -88,7 +88,7 @@ func widened(first, last, at time.Time) (time.Time, time.Time) {
 	return first, last
 }
 
-// reports returns what the limits have decided, sorted by their names.
+// reports returns the reports of the limits, sorted by name.
 func (c counts) reports() []LimitReport {
 	reports := make([]LimitReport, 0, len(c))
 	for _, name := range slices.Sorted(maps.Keys(c)) {
@@ -102,7 +102,7 @@ func (c counts) reports() []LimitReport {
 	return reports
 }
 
-// top returns the n keys that were refused most. Of keys that were refused as often, the one that was refused first comes first.
+// top returns the n keys with the most refusals. Of keys with as many refusals, the key that was refused first comes first.
 func (c counts) top(n int) []KeyReport {
 	top := make([]KeyReport, 0, min(n, 1000)+1)
 	for _, of := range c {
@@ -118,7 +118,7 @@ func (c counts) top(n int) []KeyReport {
 	return top
 }
 
-// compare returns below 0 when k comes before o.
+// compare returns a number below 0 if k comes before o.
 func (k KeyReport) compare(o KeyReport) int {
 	return cmp.Or(cmp.Compare(o.Refused, k.Refused), k.FirstRefusal.Compare(o.FirstRefusal),
 		cmp.Compare(k.Limit, o.Limit), cmp.Compare(k.Key, o.Key))

@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// record is what a line says of a request. What it does not say is empty.
+// record has the fields of a request in a line. Missing fields are empty.
 type record struct {
 	at      time.Time
 	address string
@@ -22,25 +22,25 @@ type record struct {
 	method  string
 	target  string // as in the request line: a path with a query, or a URL
 	route   string
-	fields  map[string]string // the further attributes of parser.wanted
+	fields  map[string]string // the attributes of parser.wanted
 }
 
 // parser reads lines.
 type parser struct {
 	format Format
-	wanted []string               // the further attributes that tiers name
-	paths  map[string][]fieldPath // the JSON fields of each attribute, the first that is there counts
+	wanted []string               // the other attributes that tiers name
+	paths  map[string][]fieldPath // the JSON fields of each attribute; the first existing one counts
 	record record
 
-	// Lines that follow each other often have the same time.
+	// Consecutive lines often have the same time.
 	lastText string
 	lastAt   time.Time
 }
 
-// fieldPath is the name of a JSON field, after those of the objects that it is in.
+// fieldPath is the names of the objects around a JSON field, and its own name.
 type fieldPath []string
 
-// newParser returns a parser. Names are those of JSON fields by attribute, and wanted are further attributes.
+// newParser returns a parser. names are the names of JSON fields by attribute, and wanted are other attributes.
 func newParser(format Format, names map[string]string, wanted []string) *parser {
 	p := &parser{format: format, wanted: wanted, paths: make(map[string][]fieldPath), record: record{fields: make(map[string]string, len(wanted))}}
 	for _, attribute := range append([]string{"time", "address", "user", "tenant", "plan", "method", "path", "route", "request"}, wanted...) {
@@ -60,8 +60,8 @@ func newParser(format Format, names map[string]string, wanted []string) *parser 
 	return p
 }
 
-// defaultFields returns the names under which an attribute is looked for in JSON, the first that is there: those that
-// Caddy, Traefik, Google Cloud and many others write. Every other attribute than these has the field of its own name.
+// defaultFields returns the names of an attribute in JSON logs of Caddy, Traefik, Google Cloud and others; the first existing one
+// counts. Other attributes have a field with their own name.
 func defaultFields(attribute string) []string {
 	switch attribute {
 	case "time":
@@ -81,7 +81,7 @@ func defaultFields(attribute string) []string {
 	return []string{attribute}
 }
 
-// parse reads a line. The record is good until the next call.
+// parse reads a line. The record is valid until the next call.
 func (p *parser) parse(line string) (*record, error) {
 	fields := p.record.fields
 	clear(fields)
@@ -96,7 +96,7 @@ func (p *parser) parse(line string) (*record, error) {
 			p.format = format
 			return &p.record, nil
 		}
-		if format == JSON || !strings.HasPrefix(line, "{") { // of what is no object, Common says why
+		if format == JSON || !strings.HasPrefix(line, "{") { // for other lines than objects, the reason of Common is better
 			reason = err
 		}
 		clear(fields)
@@ -112,7 +112,7 @@ func (p *parser) parseAs(format Format, line string) error {
 	return p.parseCommon(line, format == Combined)
 }
 
-// setFields sets the further attributes. Value returns those that are not part of the request line.
+// setFields sets the other attributes. value returns attributes that are not part of the request line.
 func (p *parser) setFields(value func(name string) string) {
 	r := &p.record
 	for _, name := range p.wanted {
@@ -127,8 +127,8 @@ func (p *parser) setFields(value func(name string) string) {
 	}
 }
 
-// requestLine sets what the first line of a request says: GET /search?q=1 HTTP/1.1. What is no such line, as of a client that
-// speaks TLS to a port without it, sets nothing.
+// requestLine sets the fields of a request line such as GET /search?q=1 HTTP/1.1. Other text sets nothing, for example from a client
+// that speaks TLS to a port without TLS.
 func (r *record) requestLine(line string) {
 	method, rest, found := strings.Cut(line, " ")
 	if !found || !isMethod(method) {
@@ -140,7 +140,7 @@ func (r *record) requestLine(line string) {
 	r.method, r.target = method, strings.TrimSpace(rest)
 }
 
-// isMethod reports whether s may be a method: letters and hyphens, 20 at most.
+// isMethod reports whether s can be a method: up to 20 letters and hyphens.
 func isMethod(s string) bool {
 	for i := range len(s) {
 		if c := s[i] | 0x20; (c < 'a' || c > 'z') && s[i] != '-' {
@@ -150,7 +150,7 @@ func isMethod(s string) bool {
 	return s != "" && s != "-" && len(s) <= 20
 }
 
-// said returns what a field says: "-" is nothing.
+// said returns the value of a field. "-" is an empty value.
 func said(field string) string {
 	if field == "-" {
 		return ""
@@ -158,11 +158,11 @@ func said(field string) string {
 	return field
 }
 
-// What is wrong with a line that is not in the Common Log Format:
+// The errors for a line that is not in the Common Log Format:
 //
 //	address identity user [02/Jan/2006:15:04:05 -0700] "request" status size "referer" "user agent"
 //
-// with the name of the server before it or not.
+// which may begin with the name of the server.
 var (
 	errNoAddress   = errors.New("it does not begin with an address, an identity and a user")
 	errNoTime      = errors.New("it has no time such as [02/Jan/2006:15:04:05 -0700] after the user")
@@ -171,8 +171,7 @@ var (
 	errNotCombined = errors.New("it has no referer and user agent in quotes at its end, or is cut off")
 )
 
-// parseCommon reads a line of the Common Log Format, and the referer and the user agent where they are there. Combined says
-// that they have to be.
+// parseCommon reads a line of the Common Log Format, and the referer and the user agent if the line has them. Combined requires them.
 func (p *parser) parseCommon(line string, combined bool) error {
 	r := &p.record
 	address, rest, _ := strings.Cut(line, " ")
@@ -228,7 +227,7 @@ func (p *parser) parseCommon(line string, combined bool) error {
 
 const commonTime = "02/Jan/2006:15:04:05 -0700"
 
-// cutTime cuts the text after the identity: user [02/Jan/2006:15:04:05 -0700] and the rest. A user may have spaces and brackets.
+// cutTime cuts the text after the identity: user [02/Jan/2006:15:04:05 -0700] and the rest. A user can contain spaces and brackets.
 func (p *parser) cutTime(text string) (user string, at time.Time, rest string, ok bool) {
 	for from := 0; ; {
 		open := strings.Index(text[from:], " [")
@@ -246,10 +245,10 @@ func (p *parser) cutTime(text string) (user string, at time.Time, rest string, o
 	}
 }
 
-// isServer reports whether a line begins with the name of a server, as Apache's vhost_combined does: what follows is an
-// address then, where an identity should be.
+// isServer reports whether a line begins with the name of a server, as in Apache's vhost_combined. Then an address is in the place of
+// the identity.
 func isServer(text, next string) bool {
-	if next == "-" || strings.HasSuffix(text, ",") { // which is a list of addresses
+	if next == "-" || strings.HasSuffix(text, ",") { // a list of addresses
 		return false
 	}
 	if _, err := netip.ParseAddr(next); err != nil {
@@ -259,7 +258,7 @@ func isServer(text, next string) bool {
 	return err != nil
 }
 
-// cutQuoted returns what stands in the quotes that the text begins with, without escapes, and what follows them.
+// cutQuoted returns the quoted text at the beginning, without escapes, and the rest.
 func cutQuoted(text string) (quoted, rest string, ok bool) {
 	if text == "" || text[0] != '"' {
 		return "", "", false
@@ -281,7 +280,7 @@ func cutQuoted(text string) (quoted, rest string, ok bool) {
 	return "", "", false
 }
 
-// unescape returns the text that servers write with a \ before quotes, and with bytes as \x16.
+// unescape removes the escapes of servers: a \ before quotes, and bytes such as \x16.
 func unescape(text string) string {
 	var b strings.Builder
 	for i := 0; i < len(text); i++ {
@@ -307,7 +306,7 @@ func unescape(text string) string {
 	return b.String()
 }
 
-// isNumber reports whether s is a number that a status or a size can be.
+// isNumber reports whether s can be a status or a size.
 func isNumber(s string) bool {
 	for i := range len(s) {
 		if s[i] < '0' || s[i] > '9' {
@@ -319,7 +318,7 @@ func isNumber(s string) bool {
 
 var errNoObject = errors.New("it is no JSON object, or is cut off")
 
-// parseJSON reads a line that is an object.
+// parseJSON reads a JSON object.
 func (p *parser) parseJSON(line string) error {
 	var object map[string]json.RawMessage
 	if json.Unmarshal([]byte(line), &object) != nil || object == nil {
@@ -354,7 +353,7 @@ func (p *parser) parseJSON(line string) error {
 	return nil
 }
 
-// fieldAt returns the text of a field: of a string, a number or a boolean.
+// fieldAt returns a field as text, if it is a string, a number or a boolean.
 func fieldAt(object map[string]json.RawMessage, path fieldPath) string {
 	raw := object[path[0]]
 	for _, name := range path[1:] {
@@ -377,8 +376,8 @@ func fieldAt(object map[string]json.RawMessage, path fieldPath) string {
 	return said(text)
 }
 
-// instant returns the time that is written in one of the layouts, in UTC where it has no zone, or as seconds, milliseconds,
-// microseconds or nanoseconds since 1970, by their size.
+// instant parses a time in one of the layouts, in UTC if it has no zone. A number is seconds, milliseconds, microseconds or
+// nanoseconds since 1970, by its size.
 func (p *parser) instant(text string, layouts ...string) (at time.Time, ok bool) {
 	if text == p.lastText {
 		return p.lastAt, true

@@ -11,10 +11,10 @@ import (
 	"github.com/pgratelimit/pgratelimit/rules"
 )
 
-// checkEvery is after how many lines the context is looked at.
+// checkEvery is the number of lines between checks of the context.
 const checkEvery = 256
 
-// replay is a replay under way.
+// replay is one replay.
 type replay struct {
 	config     *Config
 	asks       *asks
@@ -127,7 +127,7 @@ func (r *replay) arrived(at time.Time) {
 	p.From, p.To = widened(p.From, p.To, at)
 }
 
-// tellRefused tells Config.Refused of a refusal.
+// tellRefused passes a refusal to Config.Refused.
 func (r *replay) tellRefused(source string, number int64, at time.Time, refusal *ratelimit.Refusal, d *ratelimit.Decision) error {
 	if r.config.Refused == nil {
 		return nil
@@ -136,7 +136,7 @@ func (r *replay) tellRefused(source string, number int64, at time.Time, refusal 
 		Time: at, Limit: refusal.Limit, Key: refusal.Key, Rule: refusal.Rule, Cost: refusal.Cost, Shadow: refusal.Shadow,
 		Source: source, Line: number,
 	}
-	for i := range d.States { // tiers ask a limit once
+	for i := range d.States { // tiers name a limit once
 		if s := &d.States[i]; s.Limit.Name() == refusal.Limit {
 			told.RetryAfterUs = s.RetryAfter.Microseconds()
 		}

@@ -2,7 +2,7 @@ package simulate
 
 import "time"
 
-// maxProblems is how many problems of a kind a report names.
+// maxProblems is the number of problems of a kind in a report.
 const maxProblems = 5
 
 // Refusal is a limit that refused a line.
@@ -14,70 +14,69 @@ type Refusal struct {
 	Key   string `json:"key"`
 	// Rule is the name of the rule that decided.
 	Rule string `json:"rule"`
-	// Cost is what the line asked for.
+	// Cost is the cost of the line.
 	Cost float64 `json:"cost"`
-	// RetryAfterUs is the wait after which the limit would allow it, in microseconds.
+	// RetryAfterUs is the time after which the limit would allow the line, in microseconds.
 	RetryAfterUs int64 `json:"retry_after_us"`
-	// Shadow is whether the limit is in shadow, so that nobody is turned away.
+	// Shadow reports whether the limit is in shadow, so that the request is not refused.
 	Shadow bool `json:"shadow"`
-	// Source and Line are where the line is, from 1 on.
+	// Source and Line are the place of the line, from 1 on.
 	Source string `json:"source"`
 	Line   int64  `json:"line"`
 }
 
-// Report is what became of the lines.
+// Report has the results of a replay.
 //
 //	Lines    = Unparsed.Count + Failed.Count + Unlimited + Decided
 //	Decided  = Admitted + Refused
 type Report struct {
-	// Format is how the lines are written.
+	// Format is the format of the lines.
 	Format Format `json:"format"`
 	// From and To are the earliest and the latest instant of a line.
 	From time.Time `json:"from"`
 	To   time.Time `json:"to"`
-	// Lines are those that were read, without empty ones.
+	// Lines is the number of lines, without empty lines.
 	Lines int64 `json:"lines"`
-	// Decided are those that limits were asked for, of which some were Admitted and the others Refused.
+	// Decided is the number of lines with a decision: Admitted or Refused.
 	Decided  int64 `json:"decided"`
 	Admitted int64 `json:"admitted"`
 	Refused  int64 `json:"refused"`
-	// Unlimited are lines that no tier fits: nothing limits such a request.
+	// Unlimited is the number of lines that no tier fits, so that no limit applies.
 	Unlimited int64 `json:"unlimited"`
-	// Buckets is how many were taken from.
+	// Buckets is the number of buckets with taken tokens.
 	Buckets int `json:"buckets"`
-	// OutOfOrder are lines whose instant is before that of a line above, and StepBackUs is the largest such step in microseconds.
+	// OutOfOrder is the number of lines that are earlier than a line above, and StepBackUs the largest such step in microseconds.
 	OutOfOrder int64 `json:"out_of_order"`
 	StepBackUs int64 `json:"step_back_us"`
-	// Limits are those that were asked, sorted by their names.
+	// Limits are the limits that decided, sorted by name.
 	Limits []LimitReport `json:"limits"`
-	// Keys are those that were refused most, the most refused first.
+	// Keys are the keys with the most refusals, in descending order.
 	Keys []KeyReport `json:"keys"`
-	// Unparsed are lines that could not be read, and Failed those whose limits could not be asked, as they lack an attribute
-	// or cost more than the limit can ever give.
+	// Unparsed are lines that could not be read. Failed are lines without a decision: they lack an attribute, or cost more than
+	// the limit can ever give.
 	Unparsed Problems `json:"unparsed"`
 	Failed   Problems `json:"failed"`
 }
 
-// LimitReport is what a limit has decided.
+// LimitReport has the decisions of a limit.
 //
 //	Asked = Admitted + Refused
 type LimitReport struct {
 	// Limit is the limit's name.
 	Limit string `json:"limit"`
-	// Asked are the lines that the limit was asked for. It had enough for those Admitted, of which another limit may have
-	// refused some: nothing was taken then.
+	// Asked is the number of lines that the limit decided. It had enough tokens for the Admitted lines. If another limit refused
+	// one of these, nothing was taken.
 	Asked    int64 `json:"asked"`
 	Admitted int64 `json:"admitted"`
 	Refused  int64 `json:"refused"`
-	// Shadow is how many of the Refused went through all the same, as the limit was in shadow.
+	// Shadow is the number of Refused lines that were admitted, because the limit was in shadow.
 	Shadow int64 `json:"shadow"`
 	// Share is Refused of Asked, from 0 to 1.
 	Share float64 `json:"share"`
-	// FirstRefusal and LastRefusal are the earliest and the latest, and the zero time where nothing was refused.
+	// FirstRefusal and LastRefusal are the earliest and the latest refusal, and the zero time without refusals.
 	FirstRefusal time.Time `json:"first_refusal,omitzero"`
 	LastRefusal  time.Time `json:"last_refusal,omitzero"`
-	// Peak is the second in which the limit was asked most. A line that steps back by up to a minute counts for the second of
-	// the lines above.
+	// Peak is the second with the most lines. A line that steps back by up to a minute counts for the second of the lines above.
 	Peak Peak `json:"peak"`
 }
 
@@ -88,29 +87,29 @@ type Peak struct {
 	Refused int64     `json:"refused"`
 }
 
-// KeyReport is a key that was refused.
+// KeyReport is a refused key.
 type KeyReport struct {
-	// Limit and Key are the bucket, as of a Refusal.
+	// Limit and Key are the bucket, as in Refusal.
 	Limit string `json:"limit"`
 	Key   string `json:"key"`
-	// Refused is how often it refused, from FirstRefusal to LastRefusal.
+	// Refused is the number of refusals, from FirstRefusal to LastRefusal.
 	Refused      int64     `json:"refused"`
 	FirstRefusal time.Time `json:"first_refusal"`
 	LastRefusal  time.Time `json:"last_refusal"`
 }
 
-// Problems are lines with which something is wrong: how many, and the first 5 of them.
+// Problems are lines with an error: their number, and the first 5 of them.
 type Problems struct {
 	Count int64     `json:"count"`
 	First []Problem `json:"first"`
 }
 
-// Problem is what is wrong with a line. It holds no text of the line.
+// Problem is the error of a line. It contains no text of the line.
 type Problem struct {
-	// Source and Line are where the line is, from 1 on.
+	// Source and Line are the place of the line, from 1 on.
 	Source string `json:"source"`
 	Line   int64  `json:"line"`
-	// Reason is what is wrong.
+	// Reason is the error.
 	Reason string `json:"reason"`
 }
 

@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// maxRoutes bounds the requests whose routes are remembered.
+// maxRoutes limits the requests whose routes are remembered.
 const maxRoutes = 4096
 
 // routes know the route of a request as a net/http.ServeMux does.
@@ -18,7 +18,7 @@ type routes struct {
 
 type route struct{ method, path string }
 
-// newRoutes returns routes with these patterns. Those that are optional may be none that a ServeMux takes.
+// newRoutes returns routes with these patterns. If they are optional, it skips patterns that a ServeMux rejects.
 func newRoutes(patterns []string, optional bool) (*routes, error) {
 	r := &routes{mux: http.NewServeMux(), known: make(map[route]string)}
 	for _, pattern := range patterns {
@@ -30,7 +30,7 @@ func newRoutes(patterns []string, optional bool) (*routes, error) {
 	return r, nil
 }
 
-// add adds a pattern, with which a ServeMux panics when it cannot take it.
+// add adds a pattern. A ServeMux panics if the pattern is invalid.
 func (r *routes) add(pattern string) (err error) {
 	defer func() {
 		if p := recover(); p != nil {
@@ -41,7 +41,7 @@ func (r *routes) add(pattern string) (err error) {
 	return nil
 }
 
-// of returns the route of a request: the pattern that matches it, else its method and path. A line without a request has
+// of returns the route of a request: the pattern that matches it, or otherwise its method and path. A line without a request has
 // the route "-".
 func (r *routes) of(method, target string) string {
 	path := pathOf(target)
@@ -72,7 +72,7 @@ func (r route) String() string {
 	return r.method + " " + r.path
 }
 
-// pathOf returns the path of what a request line asks for.
+// pathOf returns the path of the target of a request line.
 func pathOf(target string) string {
 	if at := strings.IndexAny(target, "?#"); at >= 0 {
 		target = target[:at]

@@ -1,24 +1,24 @@
 // Package simulate replays access logs against rules: who would have been refused, by which limit, and when. It needs no
-// database. Each line of a log is decided as package ratelimit decides a Take at the line's instant, on buckets in memory
-// that are full at first.
+// database. It decides each line as a Take of package ratelimit at the instant of the line, on buckets in memory that are full at
+// first.
 //
-// # What it keeps and costs
+// # Memory and time
 //
-// Logs are read as a stream. What is kept grows with the distinct keys only: 70 to 100 bytes for a bucket whose key has ten,
-// the more with a million of them, and some more for one that has refused. A core replays about 300,000 lines of the combined format in a second for one limit,
-// 200,000 for three, and 120,000 of JSON; BenchmarkMillionLines says how to measure it.
+// It reads logs as a stream. Its memory grows with the number of distinct keys: 70 to 100 bytes for a bucket whose key has ten
+// bytes, and more for refused keys. In a second, a core replays about 300,000 lines of the combined format for one limit, 200,000
+// for three limits, and 120,000 lines of JSON; measure it with BenchmarkMillionLines.
 //
-// # Lines that are out of order
+// # Lines out of order
 //
-// A server writes a line when a request is over, and most write the instant at which it began, so that lines step back.
-// Each line is decided at its own instant. Where that is before the last change of a bucket it counts as that change: no
-// token arrives, and none is taken back. Where it is more than a minute and a window before it, the clock is taken to have
-// been wrong, as a Limiter does, and the bucket goes on from the line. Report.OutOfOrder counts the lines that step back, and
-// Report.StepBack says by how much: sort a log that steps back by more than a few seconds.
+// A server writes a line at the end of a request, and usually with the instant of its begin, so lines step back. Each line is
+// decided at its own instant. If that is before the last change of a bucket, no tokens are added. If it is more than a minute and
+// a window before, the clock counts as having been wrong, as in a Limiter, and the bucket continues at the line.
+// Report.OutOfOrder counts the lines that step back, and Report.StepBackUs is the largest step. Sort a log with steps of more
+// than a few seconds.
 //
-// # What it does not know
+// # Limits of the method
 //
-// A log holds the requests that came. Who had been refused might have come later, or not at all.
+// A log contains the requests that arrived. A refused client might have returned later, or not at all.
 package simulate
 
 import (
@@ -31,30 +31,30 @@ import (
 	"github.com/pgratelimit/pgratelimit/rules"
 )
 
-// defaultTop is how many keys a report names.
+// defaultTop is the number of keys in a report.
 const defaultTop = 10
 
 var (
-	// ErrInvalidConfig is returned by Run, before anything is read, when a field of the Config cannot be used, or the rules
-	// cannot be asked of log lines; the message says what to change.
+	// ErrInvalidConfig is returned by Run, before it reads a log, for an invalid field of Config and for rules that cannot
+	// decide on log lines. The message says what to change.
 	ErrInvalidConfig = errors.New("simulate: invalid configuration")
 
-	// ErrUnreadable is returned by Run when no line of the logs could be read; the message has the first reason.
+	// ErrUnreadable is returned by Run if no line could be read. The message has the first reason.
 	ErrUnreadable = errors.New("simulate: no line could be read")
 
-	// ErrUnasked is returned by Run when lines could be read, and limits be asked for none of them; the message has the
-	// first reason.
+	// ErrUnasked is returned by Run if no line got a decision, although lines could be read. The message has the first
+	// reason.
 	ErrUnasked = errors.New("simulate: no line could be asked")
 )
 
-// Format is how a line of a log is written.
+// Format is the format of the lines of a log.
 type Format string
 
 const (
-	// Detect takes the format that the first lines are in. It is what the empty Format means.
+	// Detect detects the format from the first lines. The empty Format means Detect.
 	Detect Format = "detect"
-	// Common is the Common Log Format of Apache, nginx and others, with the name of the server before it or not. Anything may
-	// follow the size.
+	// Common is the Common Log Format of Apache, nginx and others. A line may begin with the name of the server, and any text
+	// may follow the size.
 	Common Format = "common"
 	// Combined is Common with the referer and the user agent, as nginx writes it by default.
 	Combined Format = "combined"
@@ -62,41 +62,40 @@ const (
 	JSON Format = "json"
 )
 
-// Config says what is replayed. Rules are all that it needs.
+// Config holds the settings of Run. Only Rules is required.
 type Config struct {
-	// Rules are what rules.ReadFile returned. They count as if they had always held; overrides end when they say so.
+	// Rules is the rules file. The rules are in effect for the whole log; overrides end at their Until.
 	Rules rules.Document
-	// Format is how the lines are written. Defaults to Detect.
+	// Format is the format of the lines. Defaults to Detect.
 	Format Format
-	// Fields are names of JSON fields, by the attribute that they hold: time, address, user, tenant, plan, method, path,
-	// route, or any other that a tier names. A dot goes into an object: request.remote_ip. Defaults to the names that
-	// DefaultFields returns, and for every other attribute to its own name.
+	// Fields are the names of JSON fields by attribute: time, address, user, tenant, plan, method, path, route, or another
+	// attribute that a tier names. A dot selects a field of an object: request.remote_ip. Defaults to the names that
+	// DefaultFields returns, and for other attributes to their own names.
 	Fields map[string]string
 	// Routes are patterns of net/http.ServeMux, such as "GET /search/{id}". The route of a request is the pattern that
-	// matches it. Defaults to the routes that the tiers name. A request that none matches has its method and path.
+	// matches it, or otherwise its method and path. Defaults to the routes of the tiers.
 	Routes []string
-	// By is the attribute whose buckets are asked, such as "address", or a pattern of them such as "{tenant}/{user}", at
-	// a cost of 1 for each line, in place of the tiers. It is needed where the rules have no tiers.
+	// By replaces the tiers: each line costs 1, and the key is this attribute, such as "address", or a pattern such as
+	// "{tenant}/{user}". It is required if the rules have no tiers.
 	By string
-	// Limit is the limit that By asks. Defaults to the only one that the rules have.
+	// Limit is the limit of By. Defaults to the only limit of the rules.
 	Limit string
-	// Plan is the plan of requests whose line names none. Defaults to none.
+	// Plan is the plan of lines without a plan. Defaults to none.
 	Plan string
-	// HashKey is that of ratelimit.Config, for rules whose overrides name keys as they are stored under it. The keys of the
-	// report are then as stored, too. Defaults to none.
+	// HashKey is the HashKey of ratelimit.Config, for overrides of hashed keys. The report then has hashed keys, too.
+	// Defaults to none.
 	HashKey []byte
-	// IPv4Bits and IPv6Bits are how much of an address counts, as httplimit.Bits. Defaults to 32 and 64.
+	// IPv4Bits and IPv6Bits are the bits of an address that count, as in httplimit.Bits. Defaults to 32 and 64.
 	IPv4Bits, IPv6Bits int
-	// Top is how many keys the report names. Defaults to 10; below 0 it names none.
+	// Top is the number of keys in the report. Defaults to 10; below 0 there are none.
 	Top int
-	// Refused is told of each refusal, in the order of the lines. Its error ends the replay. Defaults to nil, nobody.
+	// Refused receives each refusal, in the order of the lines. If it returns an error, the replay ends. Defaults to nil.
 	Refused func(Refusal) error
 }
 
-// Run replays the sources, one after the other as one log. Lines with which something is wrong are counted in the Report
-// and left out. It returns an error that wraps ErrInvalidConfig, ErrUnreadable or ErrUnasked, that of a source which cannot
-// be opened or read, that of Config.Refused, or that of ctx, which is asked between lines; with the Report as far as it got,
-// which is nil for ErrInvalidConfig only.
+// Run replays the sources in order, as one log. It counts invalid lines in the Report and skips them. The error wraps
+// ErrInvalidConfig, ErrUnreadable or ErrUnasked, or it is the error of a source, of Config.Refused or of ctx. With an error Run also
+// returns the Report up to then, except with ErrInvalidConfig.
 func Run(ctx context.Context, config Config, sources ...Source) (*Report, error) {
 	config = config.withDefaults()
 	if err := config.validate(sources); err != nil {
@@ -115,7 +114,7 @@ func Run(ctx context.Context, config Config, sources ...Source) (*Report, error)
 	return report, report.none()
 }
 
-// none returns an error where there were lines, and something is wrong with all of them.
+// none returns an error if there were lines and all of them are invalid.
 func (r *Report) none() error {
 	switch {
 	case r.Lines == 0 || r.Unparsed.Count+r.Failed.Count < r.Lines:

@@ -10,18 +10,18 @@ import (
 	"os"
 )
 
-// maxLine bounds a line, and is how much is read at once. A longer line is counted as one that cannot be read.
+// maxLine is the maximum length of a line, and the size of the read buffer. A longer line counts as unreadable.
 const maxLine = 4 << 20
 
-// Source is a log. What is compressed with gzip is read as what it holds, whatever its name is.
+// Source is a log. If its content is compressed with gzip, it is decompressed.
 type Source struct {
-	// Name is how the source is told of, such as a file's path.
+	// Name is the name of the source in errors, such as the path of a file.
 	Name string
-	// Open opens the source when it is its turn.
+	// Open opens the source.
 	Open func() (io.ReadCloser, error)
 }
 
-// File returns the source that is the file at path. It returns an error when there is no such file.
+// File returns the file at path as a source, or an error if it does not exist.
 func File(path string) (Source, error) {
 	info, err := os.Stat(path)
 	switch {
@@ -33,7 +33,7 @@ func File(path string) (Source, error) {
 	return Source{Name: path, Open: func() (io.ReadCloser, error) { return os.Open(path) }}, nil
 }
 
-// Reader returns the source that is read from r, such as standard input. It does not close r.
+// Reader returns r as a source, such as standard input. It does not close r.
 func Reader(name string, r io.Reader) Source {
 	return Source{Name: name, Open: func() (io.ReadCloser, error) { return io.NopCloser(r), nil }}
 }
@@ -42,7 +42,7 @@ func Reader(name string, r io.Reader) Source {
 type lines struct {
 	stored io.ReadCloser
 	text   *bufio.Reader
-	number int64 // of the line that was read last, from 1 on
+	number int64 // the number of the last line, from 1 on
 }
 
 // open opens a source.
@@ -59,16 +59,16 @@ func (s *Source) open() (*lines, error) {
 		}
 		l.text = bufio.NewReaderSize(unzipped, maxLine)
 	}
-	if mark, err := l.text.Peek(3); err == nil && string(mark) == "\xef\xbb\xbf" { // which some programs write before UTF-8
+	if mark, err := l.text.Peek(3); err == nil && string(mark) == "\xef\xbb\xbf" { // the byte order mark
 		_, _ = l.text.Discard(len(mark))
 	}
 	return l, nil
 }
 
-// errTooLong is returned for a line that is longer than maxLine, which is passed over.
+// errTooLong is returned for a line that is longer than maxLine, which is skipped.
 var errTooLong = fmt.Errorf("the line has more than %d bytes", maxLine)
 
-// next returns the next line without its end, good until the next call. At the end of the source the error is io.EOF.
+// next returns the next line without its end, valid until the next call. At the end of the source it returns io.EOF.
 func (l *lines) next() (line []byte, err error) {
 	l.number++
 	line, err = l.text.ReadSlice('\n')
@@ -82,7 +82,7 @@ func (l *lines) next() (line []byte, err error) {
 		return nil, err
 	}
 	if errors.Is(err, io.EOF) && len(line) > 0 {
-		err = nil // the last line has no end
+		err = nil // the last line may have no end
 	}
 	return bytes.TrimRight(line, "\r\n"), err
 }
