@@ -92,6 +92,28 @@ func TestPrefetchComesBackPastRowsThatAreHeld(t *testing.T) {
 	}
 }
 
+// Reset, Charge and Close return prefetched tokens to the row first.
+func TestPrefetchGivesBackFirst(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	for name, test := range map[string]struct {
+		call func(*ratelimit.Limiter, ratelimit.Request) error
+		left float64
+	}{
+		"Reset":  {func(l *ratelimit.Limiter, r ratelimit.Request) error { return l.Reset(t.Context(), r) }, 1000},
+		"Charge": {func(l *ratelimit.Limiter, r ratelimit.Request) error { return l.Charge(t.Context(), r.Cost(10)) }, 890},
+		"Close":  {func(l *ratelimit.Limiter, _ ratelimit.Request) error { return l.Close(t.Context()) }, 900},
+	} {
+		limiter, request := b.with(t, ratelimit.Config{}), hotLimit("change", 1000).For(name)
+		for range 100 {
+			takeOne(t, limiter, request)
+		}
+		require.Less(t, b.held(t, "change", name), 899.0, "some is taken ahead")
+		require.NoError(t, test.call(limiter, request), name)
+		require.InDelta(t, test.left, b.held(t, "change", name), 1, name)
+	}
+}
+
 // With all verbs at once, no call waits for ever, also while the Limiter closes.
 func TestPrefetchWithEveryCallAtOnce(t *testing.T) {
 	t.Parallel()
