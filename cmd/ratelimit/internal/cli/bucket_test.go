@@ -90,10 +90,10 @@ func TestTakeAndCheck(t *testing.T) {
 		t.Parallel()
 		f := setup(t)
 		for _, verb := range []string{"take", "check", "credit"} {
-			require.Contains(t, f.fails(t, 2, verb, "sends", "ada"), "give -f rules.yaml, or --policy with the policy of the code")
+			require.Contains(t, f.fails(t, 2, verb, "sends", "ada"), "set -f rules.yaml, or --policy with the policy in the code")
 		}
-		require.Contains(t, f.fails(t, 2, "reset", "sends", "ada", "--yes"), "give -f rules.yaml, or --policy with the policy of the code")
-		require.Contains(t, f.fails(t, 2, "prune", "sends", "--yes"), "give -f rules.yaml, or --policy with the policy of the code")
+		require.Contains(t, f.fails(t, 2, "reset", "sends", "ada", "--yes"), "set -f rules.yaml, or --policy with the policy in the code")
+		require.Contains(t, f.fails(t, 2, "prune", "sends", "--yes"), "set -f rules.yaml, or --policy with the policy in the code")
 		require.Contains(t, f.fails(t, 2, "take", "sends", "ada", "--policy", "3"), "--policy \"3\": this is no policy; write one as")
 		require.Contains(t, f.fails(t, 2, "take", "sends", "ada", "--policy", "3 per 1m", "-f", "x.yaml"), "[file policy] were all set")
 		require.Contains(t, f.fails(t, 2, "take", "sends", "ada", "--policy", "3 per 1m, capacity 1e13"), "invalid limit")
@@ -139,7 +139,7 @@ func TestTakeAndCheck(t *testing.T) {
 		require.Equal(t, "override", d.DecidedBy)
 		r := f.run(t, "check", "sends", "ada", "--policy", "1000 per 1s", "--no-plan")
 		require.Equal(t, 0, r.code)
-		require.Contains(t, r.err, "the rule in the tables decides, and not the definition by --policy")
+		require.Contains(t, r.err, "the rule in the tables decides, not the definition of --policy")
 		require.Contains(t, r.out, "remaining   4")
 	})
 
@@ -165,8 +165,8 @@ func TestTakeAndCheck(t *testing.T) {
 		t.Parallel()
 		f := setup(t)
 		f.put(t, weekly("sends", "", 5))
-		require.Contains(t, f.fails(t, 2, "take", "snds", "ada"), "they know sends")
-		require.Contains(t, f.run(t, "get", "snds", "ada").err, "they know sends")
+		require.Contains(t, f.fails(t, 2, "take", "snds", "ada"), "the limits with rules are sends")
+		require.Contains(t, f.run(t, "get", "snds", "ada").err, "the limits with rules are sends")
 	})
 
 	t.Run("ARuleThatCannotBeReadIsNoted", func(t *testing.T) {
@@ -183,7 +183,7 @@ func TestTakeAndCheck(t *testing.T) {
 		f := setup(t)
 		_, err := f.store.Put(t.Context(), rules.Edit{Author: "eve", Reason: "later", From: time.Now().Add(time.Hour)}, weekly("sends", "", 5))
 		require.NoError(t, err)
-		require.Contains(t, f.fails(t, 2, "take", "sends", "ada"), "no policy is known")
+		require.Contains(t, f.fails(t, 2, "take", "sends", "ada"), "policy of this bucket of")
 	})
 
 	t.Run("ADefinitionIsNeededWhereTheTablesDoNotDecideAlone", func(t *testing.T) {
@@ -192,8 +192,8 @@ func TestTakeAndCheck(t *testing.T) {
 		f.put(t, weekly("plans", "pro", 50))
 		_, err := f.store.Override(t.Context(), rules.Edit{Author: "eve", Reason: "a trial"}, rules.Override{Limit: "times", Key: "ada", Multiplier: 10})
 		require.NoError(t, err)
-		require.Contains(t, f.fails(t, 2, "take", "plans", "ada", "--no-plan"), "no policy is known")
-		require.Contains(t, f.fails(t, 2, "take", "times", "ada"), "no policy is known")
+		require.Contains(t, f.fails(t, 2, "take", "plans", "ada", "--no-plan"), "policy of this bucket of")
+		require.Contains(t, f.fails(t, 2, "take", "times", "ada"), "policy of this bucket of")
 		d := read[decision](t, f, 0, with(window(), "take", "times", "ada")...)
 		require.Equal(t, 29.0, d.Remaining)
 		require.Equal(t, "override", d.DecidedBy)
@@ -319,7 +319,7 @@ func TestGet(t *testing.T) {
 		f.ok(t, with(window(), "take", "sends", "ada")...)
 		r := f.run(t, "get", "sends", "ada")
 		require.Equal(t, 0, r.code)
-		require.Contains(t, r.err, "the level is as it was when it was last changed")
+		require.Contains(t, r.err, "the level is that of the last change")
 		require.Contains(t, r.out, "stored  2 at")
 		b := read[bucket](t, f, 0, "get", "sends", "ada")
 		require.Nil(t, b.Tokens)

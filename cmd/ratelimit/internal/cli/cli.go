@@ -84,9 +84,9 @@ libpq (PGHOST, PGDATABASE, PGSERVICE and others). No error prints the connection
 		DisableAutoGenTag: true,
 	}
 	flags := root.PersistentFlags()
-	flags.StringVar(&a.options.databaseURL, "database-url", "", "connection string of the database; better in RATELIMIT_DATABASE_URL, as others see the arguments of a process")
+	flags.StringVar(&a.options.databaseURL, "database-url", "", "connection string of the database; safer in RATELIMIT_DATABASE_URL, because other users can see arguments")
 	flags.StringVar(&a.options.schema, "schema", "ratelimit", "schema of the tables")
-	flags.DurationVar(&a.options.timeout, "timeout", defaultTimeout, "how long the database may take; 0: for ever")
+	flags.DurationVar(&a.options.timeout, "timeout", defaultTimeout, "time limit for the database; 0: none")
 	root.AddCommand(a.migrateCommands(), a.rulesCommands(), a.getCommand(), a.checkCommand(), a.takeCommand(), a.resetCommand(),
 		a.creditCommand(), a.pauseCommand(), a.resumeCommand(), a.topCommand(), a.reservationsCommands(), a.leasesCommands(), a.pruneCommand(), a.maintainCommand(),
 		a.serveCommand(), a.simulateCommand(), a.doctorCommand(), a.playgroundCommand(), a.grantsCommand(), a.versionCommand())
@@ -99,18 +99,18 @@ libpq (PGHOST, PGDATABASE, PGSERVICE and others). No error prints the connection
 func topics() []*cobra.Command {
 	return []*cobra.Command{
 		{Use: "exit-codes", Short: "The exit codes of all commands", Long: exitCodesText()},
-		{Use: "policies", Short: "Which policy a bucket is asked under", Long: policiesText()},
-		{Use: "environment", Short: "The variables that are read", Long: environmentText},
+		{Use: "policies", Short: "How a command finds the policy of a limit", Long: policiesText()},
+		{Use: "environment", Short: "The environment variables", Long: environmentText},
 	}
 }
 
-const environmentText = `The variables that are read, where the flag beside them is not given:
+const environmentText = `The environment variables, which a flag overrides:
 
   RATELIMIT_DATABASE_URL  --database-url
-  DATABASE_URL            --database-url, where the one above is not set
-  PGHOST, PGPORT, ..      where neither is set, as every client of Postgres reads them
-  RATELIMIT_HASH_KEY      the secret of Config.HashKey, as it is; --hash-key-file names a file with it
-  RATELIMIT_AUTHOR        --author; else SUDO_USER, else USER unless that is root`
+  DATABASE_URL            --database-url, if RATELIMIT_DATABASE_URL is not set
+  PGHOST, PGPORT, ..      the variables of libpq, if neither is set
+  RATELIMIT_HASH_KEY      the secret of Config.HashKey; --hash-key-file names a file with it
+  RATELIMIT_AUTHOR        --author; otherwise SUDO_USER, or USER unless that is root`
 
 // asGroup makes a command that has others show them when none is named.
 func asGroup(cmd *cobra.Command) {

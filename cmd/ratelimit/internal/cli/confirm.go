@@ -12,7 +12,7 @@ import (
 
 // withYes gives a command that destroys something the flag --yes.
 func (a *app) withYes(cmd *cobra.Command) *cobra.Command {
-	cmd.Flags().BoolVarP(&a.options.yes, "yes", "y", false, "do it without asking")
+	cmd.Flags().BoolVarP(&a.options.yes, "yes", "y", false, "do not ask for confirmation")
 	return cmd
 }
 

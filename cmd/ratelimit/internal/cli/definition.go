@@ -25,7 +25,7 @@ type definition struct {
 
 func (a *app) withDefinition(cmd *cobra.Command, d *definition) *cobra.Command {
 	a.withDefinitionFile(cmd, d)
-	cmd.Flags().StringVar(&d.policy, "policy", "", "policy that the code defines, such as '10 per minute, capacity 50'; see ratelimit help policies")
+	cmd.Flags().StringVar(&d.policy, "policy", "", "definition in the code, such as '10 per minute, capacity 50'; see ratelimit help policies")
 	cmd.MarkFlagsMutuallyExclusive("file", "policy")
 	return cmd
 }
@@ -33,12 +33,12 @@ func (a *app) withDefinition(cmd *cobra.Command, d *definition) *cobra.Command {
 // withDefinitionFile is withDefinition for a command that takes a definition from a file only.
 func (a *app) withDefinitionFile(cmd *cobra.Command, d *definition) *cobra.Command {
 	d.read = a.wantedRules
-	cmd.Flags().StringVarP(&d.file, "file", "f", "", "rules file that defines the limit where the tables do not; see ratelimit help policies; - is standard input")
+	cmd.Flags().StringVarP(&d.file, "file", "f", "", "rules file with the definition of the limit, if the tables have none; - is standard input; see ratelimit help policies")
 	return cmd
 }
 
 // errNoDefinition is returned where nothing says how a limit is defined.
-var errNoDefinition = errors.New("nothing says how it is defined")
+var errNoDefinition = errors.New("no definition is given")
 
 // of returns the definition of the limit of this name, and its source. Without a definition it returns errNoDefinition.
 func (d *definition) of(ctx context.Context, name, storedKey string) (limit ratelimit.Limit, from string, err error) {

@@ -18,9 +18,9 @@ func (a *app) doctorCommand() *cobra.Command {
 	var all bool
 	cmd := a.command(cobra.Command{
 		Use:   "doctor",
-		Short: "Check the database and the server, and say how to fix what is wrong",
-		Long: `Look at the database, and say what is wrong with it for limits and what to do. It only reads. --all prints each check, also
-those that find nothing. Connect as your programs do, through the same pooler: how they connect is looked at, too.`,
+		Short: "Check the database and the server, and advise how to correct problems",
+		Long: `Check the database for problems of rate limits, and advise how to correct them. It only reads. Connect as your programs do,
+through the same pooler, because the connection is checked, too. --all also prints the checks without a problem.`,
 		Args:    noArguments,
 		Example: "  ratelimit doctor --role app",
 	}, func(ctx context.Context, _ []string) (err error) {
@@ -29,10 +29,10 @@ those that find nothing. Connect as your programs do, through the same pooler: h
 			return err
 		}
 		return a.examine(ctx, config, all)
-	}, "0 nothing is wrong", "5 something is wrong")
-	cmd.Flags().StringVar(&config.Role, "role", "", "role of the programs, whose privileges are looked at; without it the one that is connected")
-	cmd.Flags().Var(&oldest, "max-transaction", "how old a transaction may be; without it 5m")
-	cmd.Flags().BoolVarP(&all, "all", "a", false, "print each check, also those that find nothing")
+	}, "0 no problem", "5 there is a problem")
+	cmd.Flags().StringVar(&config.Role, "role", "", "role of the programs, whose privileges are checked (default: the connected role)")
+	cmd.Flags().Var(&oldest, "max-transaction", "maximum age of a transaction (default 5m)")
+	cmd.Flags().BoolVarP(&all, "all", "a", false, "also print the checks without a problem")
 	a.withHashKey(cmd)
 	return a.withOutput(cmd)
 }

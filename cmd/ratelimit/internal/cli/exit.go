@@ -33,13 +33,13 @@ type meaning struct {
 // meanings returns what each exit code says, in their order.
 func meanings() []meaning {
 	return []meaning{
-		{exitDone, "done; of check and take: allowed"},
-		{exitFailure, "a failure, such as a database that does not answer"},
-		{exitUsage, "wrong usage, or nobody confirmed: nothing was done"},
-		{exitRefused, "check, take: refused, and nothing was taken"},
-		{exitDifference, "rules diff, rules apply --dry-run: there is a difference; migrate status: not all is applied"},
-		{exitFault, "doctor: something is wrong; rules validate: the file is not valid"},
-		{exitNotFound, "there is no such rule, pause, reservation or lease: nothing was done"},
+		{exitDone, "done; for check and take: allowed"},
+		{exitFailure, "a failure, for example the database does not answer"},
+		{exitUsage, "wrong usage, or no confirmation; nothing was done"},
+		{exitRefused, "check, take: refused; nothing was taken"},
+		{exitDifference, "rules diff, rules apply --dry-run: there is a difference; migrate status: a migration is missing"},
+		{exitFault, "doctor: there is a problem; rules validate: the file is invalid"},
+		{exitNotFound, "no such rule, pause, reservation or lease; nothing was done"},
 		{exitInterrupted, "interrupted"},
 	}
 }
@@ -50,7 +50,7 @@ func exitCodesText() string {
 	for _, m := range meanings() {
 		fmt.Fprintf(&b, "  %3d  %s\n", m.code, m.says)
 	}
-	b.WriteString("\nAn answer is on standard output. What went wrong is on standard error.")
+	b.WriteString("\nAnswers are on standard output, and errors on standard error.")
 	return b.String()
 }
 

@@ -36,13 +36,13 @@ func (a *app) getCommand() *cobra.Command {
 	var f bucketFlags
 	cmd := a.command(cobra.Command{
 		Use:   "get LIMIT [KEY]",
-		Short: "Show a bucket: its level, what decides, and who waits",
-		Long: `Show a bucket: how full it is, which policy decides and where that is from, what is owed and when it is full, the pause,
-the open reservations, the leases on its slots, what its upstream accepts where it is adaptive, and what was refused in the last hour where
-programs count it (package refusals). It takes nothing. Without KEY it shows the bucket that everybody shares.
-Where the limit has rules for plans, and neither --plan nor --no-plan is given, it shows a line for each plan.
+		Short: "Show a bucket: its level, its policy, and who waits",
+		Long: `Show a bucket: its level, its policy and where the policy comes from, owed tokens, when it is full, pauses, open
+reservations, leases, the accepted rate of an adaptive limit, and the refusals of the last hour if programs count them
+(package refusals). It takes nothing. Without KEY it shows the shared bucket.
 
-Where no policy is known it shows the numbers as they are stored, and says so.`,
+If the limit has rules for plans, it shows a line for each plan, unless you name one with --plan or --no-plan. If no policy
+is known, it shows the stored numbers.`,
 		Args: limitAndKey,
 		Example: `  ratelimit get sendMessage ada
   ratelimit get sendMessage ada --plan pro -o json`,
@@ -53,7 +53,7 @@ Where no policy is known it shows the numbers as they are stored, and says so.`,
 				return err
 			}
 			if b.why != nil && len(b.plans) == 0 {
-				a.note("%v; the level is as it was when it was last changed", b.why)
+				a.note("%v; the level is that of the last change", b.why)
 			}
 			return a.show(v, v.fill)
 		})
@@ -146,7 +146,7 @@ func (v *bucketView) fill(t *table) {
 		v.fillLevel(t)
 	}
 	for _, p := range v.Plans {
-		name, says := "no plan", "no policy is known"
+		name, says := "no plan", "policy unknown"
 		if p.Plan != "" {
 			name = "plan " + p.Plan
 		}

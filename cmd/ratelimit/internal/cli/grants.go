@@ -15,8 +15,8 @@ func (a *app) grantsCommand() *cobra.Command {
 	cmd := a.command(cobra.Command{
 		Use:   "grants",
 		Short: "Print the statements that give each role its privileges",
-		Long: `Print the statements that give each role only the privileges it needs. It uses no database: pipe it to psql, as the
-owner of the tables. The roles have to be there.`,
+		Long: `Print the statements that give each role only the privileges it needs. It uses no database: pipe the output to psql as the
+owner of the tables. The roles must exist.`,
 		Args:    noArguments,
 		Example: "  ratelimit grants --application app --operator support --reader status_page | psql",
 	}, func(context.Context, []string) error {
@@ -31,9 +31,9 @@ owner of the tables. The roles have to be there.`,
 		return err
 	})
 	flags := cmd.Flags()
-	flags.StringVar(&roles.Application, "application", "", "role of programs that take: they change no rule")
+	flags.StringVar(&roles.Application, "application", "", "role of programs that take; they cannot change rules")
 	flags.StringVar(&roles.Operator, "operator", "", "role of people who change rules, and who reset, credit and charge")
-	flags.StringVar(&roles.Reader, "reader", "", "role of pages and monitoring: it writes nothing")
-	flags.StringVar(&roles.Owner, "owner", "", "role that migrates, when the tables are to become its own")
+	flags.StringVar(&roles.Reader, "reader", "", "role of pages and monitoring, which only reads")
+	flags.StringVar(&roles.Owner, "owner", "", "role that migrates; it becomes the owner of the tables")
 	return cmd
 }

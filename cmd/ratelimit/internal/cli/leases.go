@@ -19,7 +19,7 @@ func leaseWords(l inspect.Lease, now time.Time) string {
 }
 
 func (a *app) leasesCommands() *cobra.Command {
-	cmd := &cobra.Command{Use: "leases", Short: "Show who holds slots, and take slots back"}
+	cmd := &cobra.Command{Use: "leases", Short: "Show who holds slots, and end leases"}
 	cmd.AddCommand(a.leasesList(), a.leasesRelease())
 	asGroup(cmd)
 	return cmd
@@ -51,8 +51,8 @@ func (a *app) leasesList() *cobra.Command {
 	cmd := a.command(cobra.Command{
 		Use:   "list LIMIT [KEY]",
 		Short: "Show the leases on the slots of a bucket",
-		Long: `Show the leases on the slots of a bucket that have not ended: how many slots each has, since when, until when without
-another renewal, and its fencing number. Without KEY it shows those of the bucket that everybody shares.`,
+		Long: `Show the current leases on the slots of a bucket: the number of slots, the begin, the end without another renewal, and the
+fencing number. Without KEY it shows the leases of the shared bucket.`,
 		Args:    limitAndKey,
 		Example: "  ratelimit leases list exports acme",
 	}, func(ctx context.Context, args []string) error {
@@ -85,10 +85,9 @@ func (a *app) leasesRelease() *cobra.Command {
 	var fence int64
 	cmd := a.command(cobra.Command{
 		Use:   "release LIMIT [KEY]",
-		Short: "Take back the slots of a lease",
-		Long: `Take back the slots of a lease, so that others get them at once and not when it ends: of a holder that is known to be
-dead. One that lives works on beside others, until its next renewal tells it that the lease is lost. Of a lease on
-several limits it takes back the slots of this one.`,
+		Short: "End a lease",
+		Long: `End a lease, so that its slots are free now. Use it if the holder is known to be dead. A living holder works on beside the
+next holder until its next renewal fails. If the lease is on several limits, it ends on this one only.`,
 		Args:    limitAndKey,
 		Example: "  ratelimit leases release exports acme --fence 1767225600000000 --yes",
 	}, func(ctx context.Context, args []string) error {
@@ -111,8 +110,8 @@ several limits it takes back the slots of this one.`,
 			}
 			return a.showDone(releasedView{args[0], key, fence}, func(t *table) { t.row(fmt.Sprintf("released: %d", fence)) })
 		})
-	}, "0 done", "6 there is no such lease")
-	cmd.Flags().Int64Var(&fence, "fence", 0, "fencing number of the lease (needed)")
+	}, "0 done", "6 no such lease")
+	cmd.Flags().Int64Var(&fence, "fence", 0, "fencing number of the lease (required)")
 	a.withKey(cmd, &stored)
 	return a.withYes(a.withOutput(cmd))
 }

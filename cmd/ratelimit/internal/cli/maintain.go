@@ -17,10 +17,10 @@ func (a *app) maintainCommand() *cobra.Command {
 	every := spanFlag(10 * time.Minute)
 	cmd := a.command(cobra.Command{
 		Use:   "maintain [LIMIT ...]",
-		Short: "Prune and expire at once and then every interval, until it is interrupted",
-		Long: `Delete the rows of full buckets of the named limits, and end reservations that were not settled, at once and then every interval. Each time it
-prints how many rows and reservations that were. It follows the rules in the tables. For the policies of limits see ratelimit prune.
-Several of them can run at the same time. An error is printed, and the next interval tries again. It ends when it is interrupted.`,
+		Short: "Prune and expire at regular intervals, until interrupted",
+		Long: `Delete the rows of full buckets of the named limits, and end reservations that are due, now and after each interval, until
+interrupted. Each time it prints the number of rows and reservations. It uses the rules in the tables; for other policies see
+ratelimit prune. Several processes can run it at the same time. It prints errors, and continues with the next interval.`,
 		Args:    cobra.ArbitraryArgs,
 		Example: "  ratelimit maintain sendMessage freeTrials -f rules.yaml --every 10m --yes",
 	}, func(ctx context.Context, args []string) error {

@@ -88,13 +88,13 @@ func (a *app) migrateUp() *cobra.Command {
 	var config migrations.Config
 	cmd = a.withOutput(a.command(cobra.Command{
 		Use:   "up",
-		Short: "Apply the migrations that are missing",
-		Long: `Apply the migrations that are missing, each in a transaction of its own. Do it before programs of a newer version start.
-The tables belong to the role that does it. It may be done at any time, several times, and while programs run. Connect to
-the server itself, or through a pooler in session mode. Without --timeout it takes as long as it takes.
+		Short: "Apply the missing migrations",
+		Long: `Apply the missing migrations, each in its own transaction. Run it before you start programs of a newer version. You can run
+it any number of times, and while programs run. The role that runs it owns the tables. Connect to the server itself, or
+through a pooler in session mode. Without --timeout there is no time limit.
 
-With --partitions a table of buckets that is made is one of so many partitions by hash, and one that is there has to be: where
-it is not, nothing is done, and ratelimit migrate partition changes it.`,
+With --partitions it creates the table of buckets with this number of partitions. If the table exists with another number, it
+changes nothing; use ratelimit migrate partition.`,
 		Args: noArguments,
 		Example: `  ratelimit migrate up
   ratelimit migrate up --partitions 16`,
@@ -109,9 +109,9 @@ func (a *app) migrateDown() *cobra.Command {
 	var cmd *cobra.Command
 	cmd = a.withYes(a.withOutput(a.command(cobra.Command{
 		Use:   "down",
-		Short: "Remove the tables and all that is in them",
-		Long: `Remove the tables and all that is in them: every bucket, reservation and rule, and the history of the rules. Every limit
-is full again after the next up. Programs that run fail until then.`,
+		Short: "Remove the tables with all data",
+		Long: `Remove the tables with all data: buckets, reservations, rules and the history of the rules. After the next up every bucket is
+full. Until then, the calls of programs fail.`,
 		Args:    noArguments,
 		Example: "  ratelimit migrate down --schema trial --yes",
 	}, func(ctx context.Context, _ []string) error {
@@ -130,8 +130,8 @@ func (a *app) migratePrint() *cobra.Command {
 	cmd := a.command(cobra.Command{
 		Use:   "print",
 		Short: "Print the SQL that up sends to an empty database",
-		Long: `Print the SQL of all migrations in order, for teams that use another migration tool. It uses no database. The SQL records its
-versions, so that migrate status and doctor know them. After an update of ratelimit, print again, and take the new migrations.`,
+		Long: `Print the SQL of all migrations in order, for other migration tools. It uses no database. The SQL records its versions for
+migrate status and doctor. After an update of ratelimit, print again, and apply the new migrations.`,
 		Args: noArguments,
 		Example: `  ratelimit migrate print > migrations/0042_ratelimit.sql
   ratelimit migrate print --schema limits --partitions 16 | psql --single-transaction`,
@@ -149,7 +149,7 @@ versions, so that migrate status and doctor know them. After an update of rateli
 }
 
 func (a *app) withPartitions(cmd *cobra.Command, config *migrations.Config) {
-	cmd.Flags().IntVar(&config.Partitions, "partitions", 0, "over how many partitions the buckets are; 1: one plain table; 0: as they are")
+	cmd.Flags().IntVar(&config.Partitions, "partitions", 0, "number of partitions of the buckets; 1: one plain table; 0: no change")
 }
 
 // migrationView is how far a schema is.
@@ -163,8 +163,8 @@ type migrationView struct {
 func (a *app) migrateStatus() *cobra.Command {
 	return a.withOutput(a.command(cobra.Command{
 		Use:     "status",
-		Short:   "Say which migrations are applied",
-		Long:    "Say which migrations are applied, and which are missing. It only reads.",
+		Short:   "Show the applied migrations",
+		Long:    "Show the applied and the missing migrations. It only reads.",
 		Args:    noArguments,
 		Example: "  ratelimit migrate status -o json",
 	}, func(ctx context.Context, _ []string) error {
@@ -197,7 +197,7 @@ func (a *app) migrateStatus() *cobra.Command {
 			}
 			return nil
 		})
-	}, "0 all is applied", "4 some are missing"))
+	}, "0 all are applied", "4 some are missing"))
 }
 
 func (v *migrationView) fill(t *table) {

@@ -45,7 +45,7 @@ func (o *output) Write(text []byte) (int, error) {
 
 // withOutput gives a command the flag -o.
 func (a *app) withOutput(cmd *cobra.Command) *cobra.Command {
-	cmd.Flags().StringVarP(&a.options.format, "output", "o", asTable, "table for people, json or yaml for programs")
+	cmd.Flags().StringVarP(&a.options.format, "output", "o", asTable, "table, json or yaml")
 	return cmd
 }
 

@@ -35,13 +35,13 @@ func (a *app) migratePartition() *cobra.Command {
 	var cmd *cobra.Command
 	cmd = a.withYes(a.withOutput(a.command(cobra.Command{
 		Use:   "partition NUMBER",
-		Short: "Spread the table of buckets over partitions, or make one table of them again",
-		Long: `Spread the table of buckets over so many partitions by hash; 1 is one plain table. Each call costs more then: see the operations
-guide for when it pays.
+		Short: "Change the number of partitions of the buckets",
+		Long: `Copy the table of buckets into a number of partitions, by hash; 1 is one plain table. With partitions each call costs more:
+docs/operations.md says when they pay.
 
-The rows are copied in one transaction, which locks the table: calls wait meanwhile, some seconds for each million rows, and
-those that may wait no longer fail. The disk has to have room for the table a second time. Do it at an hour when calls
-may wait. It waits three seconds for transactions that use the table, and then gives up; nothing is changed then.`,
+It copies the rows in one transaction, which locks the table. Calls wait meanwhile, for some seconds for each million rows,
+or fail after their timeout. The disk must have room for a second copy of the table. It waits up to three seconds for
+transactions that use the table, and otherwise changes nothing.`,
 		Args:    cobra.ExactArgs(1),
 		Example: "  ratelimit migrate partition 16 --yes",
 	}, func(ctx context.Context, args []string) error {

@@ -20,8 +20,8 @@ type editFlags struct {
 }
 
 func withEdit(cmd *cobra.Command, e *editFlags) *cobra.Command {
-	cmd.Flags().StringVar(&e.author, "author", "", "who makes the change, for the history; else RATELIMIT_AUTHOR or the user of the system")
-	cmd.Flags().StringVar(&e.reason, "reason", "", "why the change is made, for the history (needed)")
+	cmd.Flags().StringVar(&e.author, "author", "", "author of the change, for the history (default: RATELIMIT_AUTHOR, or the system user)")
+	cmd.Flags().StringVar(&e.reason, "reason", "", "reason of the change, for the history (required)")
 	return cmd
 }
 
@@ -60,9 +60,9 @@ func (a *app) pauseCommand() *cobra.Command {
 	cmd := a.command(cobra.Command{
 		Use:   "pause LIMIT [KEY]",
 		Short: "Refuse every request to a limit, or to one key of it, for a time",
-		Long: `Have every bucket of a limit, or that of one KEY, give nothing until an end: take and check refuse, and what is reserved
-is ready no earlier. It holds as soon as each program hears of it, takes the place of pauses that it overlaps with, and ends
-by itself. Programs need Config.Policies for it. Without KEY it stops everybody, and asks.`,
+		Long: `Refuse all requests to a limit, or to one KEY, until an instant. Reserved work is not ready before. The pause takes effect
+when a program loads it, replaces overlapping pauses, and ends by itself. Programs need Config.Policies. Without KEY it is
+for all keys, and needs a confirmation.`,
 		Args: limitAndKey,
 		Example: `  ratelimit pause sendMessage ada --for 1h --reason "the key was published"
   ratelimit pause completions --until 2026-12-31T18:00:00Z --reason "the provider is down" --yes`,
@@ -82,8 +82,8 @@ by itself. Programs need Config.Policies for it. Without KEY it stops everybody,
 			return a.pause(ctx, db, edit, stored, args, time.Duration(lasts), until.at)
 		})
 	})
-	cmd.Flags().Var(&lasts, "for", "how long, such as 10m or 2h")
-	cmd.Flags().Var(&until, "until", "until when, as 2026-12-31T18:00:00Z")
+	cmd.Flags().Var(&lasts, "for", "duration, such as 10m or 2h")
+	cmd.Flags().Var(&until, "until", "end, such as 2026-12-31T18:00:00Z")
 	a.withKey(cmd, &stored)
 	return a.withYes(a.withOutput(withEdit(cmd, &e)))
 }
@@ -123,7 +123,7 @@ func (a *app) noteUnknown(ctx context.Context, db *database, limit string) error
 	if buckets, err := db.reader.Buckets(ctx, inspect.BucketQuery{Limit: limit, Most: 1}); err != nil || len(buckets) > 0 {
 		return err
 	}
-	a.note("no rule and no bucket is of a limit %q; see that it is spelled as in the program (%s)", limit, namesIn(&list))
+	a.note("there is no rule and no bucket of a limit %q; check its spelling: %s", limit, namesIn(&list))
 	return nil
 }
 
@@ -153,7 +153,7 @@ func (a *app) resumeCommand() *cobra.Command {
 	cmd := a.command(cobra.Command{
 		Use:     "resume LIMIT [KEY]",
 		Short:   "End a pause",
-		Long:    "End the pause of a limit, or of one KEY, now, and cancel its later pauses. A pause of the limit and one of the key are ended one by one.",
+		Long:    "End the pause of a limit, or of one KEY, and cancel its later pauses. A pause of the limit and a pause of a key are separate.",
 		Args:    limitAndKey,
 		Example: `  ratelimit resume sendMessage ada --reason "there is a new key"`,
 	}, func(ctx context.Context, args []string) error {
@@ -179,7 +179,7 @@ func (a *app) resumeCommand() *cobra.Command {
 			v := changedView{Limit: args[0], Key: key, Author: edit.Author, Reason: edit.Reason, Version: applied.Version}
 			return a.showDone(v, v.fill("resumed"))
 		})
-	}, "0 done", "6 there is no such pause")
+	}, "0 done", "6 no such pause")
 	a.withKey(cmd, &stored)
 	return a.withOutput(withEdit(cmd, &e))
 }

@@ -70,7 +70,7 @@ func TestPause(t *testing.T) {
 		f.put(t, weekly("sends", "", 5))
 		r := f.run(t, "pause", "snds", "ada", "--for", "10m", "--reason", "down")
 		require.Equal(t, 0, r.code)
-		require.Contains(t, r.err, `no rule and no bucket is of a limit "snds"; see that it is spelled as in the program (they know sends)`)
+		require.Contains(t, r.err, `there is no rule and no bucket of a limit "snds"; check its spelling: the limits with rules are sends`)
 		require.Empty(t, f.run(t, "pause", "sends", "ada", "--for", "10m", "--reason", "down").err)
 		f.ok(t, with(window(), "take", "code", "ada")...)
 		require.Empty(t, f.run(t, "pause", "code", "ada", "--for", "10m", "--reason", "down").err)

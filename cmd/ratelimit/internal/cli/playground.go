@@ -10,10 +10,9 @@ import (
 
 func (a *app) playgroundCommand() *cobra.Command {
 	return a.command(cobra.Command{
-		Use:   "playground",
-		Short: "Print a page that shows what a limit does, for a browser",
-		Long: `Print a page that shows what a limit does, as one file that needs no server: open it in a browser, or host it. It asks no
-database.`,
+		Use:     "playground",
+		Short:   "Print a page that shows what a limit does, for a browser",
+		Long:    `Print a page that shows what a limit does, as one file for a browser or any web server. It uses no database.`,
 		Args:    noArguments,
 		Example: "  ratelimit playground > index.html",
 	}, func(context.Context, []string) error { return playground.WriteHTML(a.out) })

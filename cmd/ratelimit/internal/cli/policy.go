@@ -20,20 +20,20 @@ import (
 func policiesText() string {
 	return `get, check, take, reset, credit and prune need the policy of a limit. It comes from
 
-  1. the rules in the tables: an override of the key, the rule of --plan, the rule without a plan; pauses count, too.
-     Where a limit has rules for plans, give --plan, or --no-plan for a key on none of them; only prune needs neither
-  2. else the program's own definition, which the tables do not have: say it with -f rules.yaml, or with --policy, in the
-     words in which all commands print a policy:
+  1. the rules in the tables: an override of the key, the rule of --plan, or the rule without a plan. Pauses count, too.
+     If the limit has rules for plans, set --plan, or --no-plan for a key without a plan. prune needs neither
+  2. the definition in the program's code, which is not in the tables: name it with -f rules.yaml, or with --policy in the
+     form in which all commands print a policy:
 
 ` + indented(policytext.Examples) + `
 
-Where the tables decide by themselves, the second is not needed. Where they say so many times what the definition in the
-code says, or have a rule for another plan only, it is; and where a bucket was last used before they had a rule, as long as
-what it holds depends on what held then. No policy is ever guessed: a take under a wrong one leaves a wrong
-number of tokens. get then shows what is stored, and the others end with exit code 2.
+The definition is needed if the tables have no rule for the limit, only rules for other plans, or an override with a
+multiplier. It is also needed if the bucket was last used before the first rule, while its level depends on the policy of
+that time. Commands never guess a policy, because a take under a wrong policy leaves a wrong number of tokens. Without the
+policy, get shows the stored numbers, and the other commands end with exit code 2.
 
-KEY is what the program calls For with. The bucket of Global has no key: leave KEY out. Where programs have
-Config.HashKey, give the same secret with --hash-key-file or RATELIMIT_HASH_KEY, or the key as it is stored with --stored.`
+KEY is the key that the program passes to For. For the bucket of Global leave KEY out. If programs have Config.HashKey, set
+the same secret with --hash-key-file or RATELIMIT_HASH_KEY, or pass the stored form of the key with --stored.`
 }
 
 // indented returns lines with spaces in front of them.
@@ -50,20 +50,20 @@ type bucketFlags struct {
 // withBucket gives a command the flags for a bucket.
 func (a *app) withBucket(cmd *cobra.Command, f *bucketFlags) *cobra.Command {
 	a.withKey(cmd, &f.stored)
-	cmd.Flags().StringVar(&f.plan, "plan", "", "plan of the key; needed where the limit has rules for plans")
-	cmd.Flags().BoolVar(&f.noPlan, "no-plan", false, "the key is on none of the plans that have a rule")
+	cmd.Flags().StringVar(&f.plan, "plan", "", "plan of the key; required if the limit has rules for plans")
+	cmd.Flags().BoolVar(&f.noPlan, "no-plan", false, "the key has no plan, or a plan without a rule")
 	cmd.MarkFlagsMutuallyExclusive("plan", "no-plan")
 	return a.withDefinition(cmd, &f.definition)
 }
 
 // withKey gives a command the flags for a KEY.
 func (a *app) withKey(cmd *cobra.Command, stored *bool) {
-	cmd.Flags().BoolVar(stored, "stored", false, "KEY is as it is stored, so that no secret is needed")
+	cmd.Flags().BoolVar(stored, "stored", false, "KEY is in its stored form, so no secret is needed")
 	a.withHashKey(cmd)
 }
 
 func (a *app) withHashKey(cmd *cobra.Command) {
-	cmd.Flags().StringVar(&a.options.hashKeyFile, "hash-key-file", "", "file with the secret of Config.HashKey, byte for byte but for a last line break; else RATELIMIT_HASH_KEY")
+	cmd.Flags().StringVar(&a.options.hashKeyFile, "hash-key-file", "", "file with the secret of Config.HashKey; a last line break is ignored (default: RATELIMIT_HASH_KEY)")
 }
 
 // bucket is the bucket of a command, with the policy for its decisions.
@@ -141,7 +141,7 @@ func (a *app) onPlan(ctx context.Context, db *database, b bucket, d definition, 
 	}
 	switch {
 	case err == nil && alone:
-		a.note("the rule in the tables decides, and not the definition by %s", from)
+		a.note("the rule in the tables decides, not the definition of %s", from)
 	case err == nil:
 	case !errors.Is(err, errNoDefinition):
 		return nil, err
@@ -160,7 +160,7 @@ func (a *app) onPlan(ctx context.Context, db *database, b bucket, d definition, 
 	if b.why == nil {
 		b.limiter, err = ratelimit.New(db.pool, ratelimit.Config{Schema: db.schema, Policies: b.set, Timeout: -1, NoBatching: true})
 	} else {
-		b.why = fmt.Errorf("no policy is known for this bucket of %q: the tables do not decide by themselves, and %w; give -f rules.yaml, or --policy with the policy of the code; see ratelimit help policies", name, b.why)
+		b.why = fmt.Errorf("the policy of this bucket of %q is unknown: the tables are not enough, and %w; set -f rules.yaml, or --policy with the policy in the code; see ratelimit help policies", name, b.why)
 	}
 	return &b, err
 }
@@ -180,7 +180,7 @@ type unreadable struct{ app *app }
 // Observe receives the events of a load.
 func (u unreadable) Observe(_ context.Context, event ratelimit.Event) {
 	if loaded, ok := event.(ratelimit.RulesLoaded); ok && loaded.Kept > 0 {
-		u.app.note("%d rules or overrides in the tables cannot be read, and what they said before counts; put them again: %v", loaded.Kept, loaded.Err)
+		u.app.note("%d rules or overrides in the tables cannot be read, so their earlier versions stay in effect; store them again: %v", loaded.Kept, loaded.Err)
 	}
 }
 
@@ -196,7 +196,7 @@ func (db *database) whyUnknown(ctx context.Context, name string, why error) erro
 			return fmt.Errorf("%w (a rule in the tables holds from %s on)", why, instantFrom(r.From, list.Now))
 		}
 	}
-	return fmt.Errorf("%w (of limits in tables %s)", why, namesIn(&list))
+	return fmt.Errorf("%w (%s)", why, namesIn(&list))
 }
 
 // errOlder is why no policy is known for a bucket that was last used before the tables had a rule for it.

@@ -27,14 +27,14 @@ func (a *app) pruneCommand() *cobra.Command {
 	var cmd *cobra.Command
 	cmd = a.command(cobra.Command{
 		Use:   "prune [LIMIT ...]",
-		Short: "Delete the rows of buckets that are full, and old counts of refusals",
-		Long: `Delete the rows of buckets of the named limits that are full, which changes no decision, as a bucket without a row is
-full. With --refusals-older-than it deletes old counts of refusals.
+		Short: "Delete the rows of full buckets, and old counts of refusals",
+		Long: `Delete the rows of full buckets of the named limits. This changes no decision, because a bucket without a row is full. With
+--refusals-older-than it also deletes old counts of refusals.
 
-A row is deleted when it is full under each policy of its limit: those in the tables, with the ones they took the place of,
-and the definition that is given. Where programs define a limit in several ways, as plans of their own, prune in such a
-program: this one does not know them, and tokens that were taken would be there again. Without --timeout it takes as long
-as it takes.`,
+It deletes a row if the bucket is full under every policy of its limit: the current and the replaced rules, and the definition
+of -f or --policy. If programs define a limit with several policies, for example for plans, call Prune in such a program:
+this command does not know these policies, and taken tokens could be available again. Without --timeout there is no time
+limit.`,
 		Args: cobra.ArbitraryArgs,
 		Example: `  ratelimit prune sendMessage freeTrials -f rules.yaml --yes
   ratelimit prune --refusals-older-than 30d --yes`,
@@ -59,7 +59,7 @@ as it takes.`,
 			})
 		})
 	})
-	cmd.Flags().Var(&older, "refusals-older-than", "delete counts of refusals that are older, such as 30d")
+	cmd.Flags().Var(&older, "refusals-older-than", "also delete older counts of refusals, such as 30d")
 	return a.withYes(a.withOutput(a.withDefinition(cmd, &d)))
 }
 

@@ -52,8 +52,8 @@ func (a *app) reservationsList() *cobra.Command {
 	cmd = a.command(cobra.Command{
 		Use:   "list",
 		Short: "Show reservations",
-		Long: `Show reservations: what they took, and where they are in their life. Those come first that end first: open ones when they
-expire, others when their record goes.`,
+		Long: `Show reservations: their tokens and their state. They are sorted by the instant at which they expire, or at which the record
+of an ended reservation is deleted.`,
 		Args:    noArguments,
 		Example: "  ratelimit reservations list --limit completions --waiting",
 	}, func(ctx context.Context, _ []string) error {
@@ -80,17 +80,17 @@ expire, others when their record goes.`,
 				return err
 			}
 			if more {
-				a.note("there are more; narrow the search with --limit and --key, or give a larger --most")
+				a.note("there are more; use --limit and --key, or a larger --most")
 			}
 			return a.show(list(found), func(t *table) { fillReservations(t, query.State, found, now) })
 		})
 	})
 	flags := cmd.Flags()
-	flags.StringVar(&query.State, "state", "open", "only those that are open, settled, cancelled or expired; or all")
-	flags.StringVar(&query.Limit, "limit", "", "only those that took from this limit")
-	flags.StringVar(&key, "key", "", "only those that took from this key, as it is stored")
-	flags.BoolVar(&query.Waiting, "waiting", false, "only those whose work may not begin yet")
-	flags.IntVarP(&query.Most, "most", "n", 50, "how many, up to 1000")
+	flags.StringVar(&query.State, "state", "open", "state: open, settled, cancelled, expired or all")
+	flags.StringVar(&query.Limit, "limit", "", "only reservations of this limit")
+	flags.StringVar(&key, "key", "", "only reservations of this key, in its stored form")
+	flags.BoolVar(&query.Waiting, "waiting", false, "only reservations that are not ready")
+	flags.IntVarP(&query.Most, "most", "n", 50, "maximum number, up to 1000")
 	return a.withOutput(cmd)
 }
 
@@ -146,9 +146,9 @@ type cancelledView struct {
 func (a *app) reservationsCancel() *cobra.Command {
 	cmd := a.command(cobra.Command{
 		Use:   "cancel ID",
-		Short: "Cancel a reservation and give back what it took",
-		Long: `Cancel a reservation whose work will not run, and give back what it took. Those that were made later keep their time.
-Work that asks Start first does not run then. Cancelling again changes nothing.`,
+		Short: "Cancel a reservation and return its tokens",
+		Long: `Cancel a reservation whose work will not run, and return its tokens. Later reservations keep their times. Work that calls
+Start first does not run then. Cancelling again changes nothing.`,
 		Args:    oneArgument("an ID, as reservations list shows it"),
 		Example: "  ratelimit reservations cancel 0d5f7c0e-6c0b-4f6e-9a5c-0f1f8e3d2a11 --yes",
 	}, func(ctx context.Context, args []string) error {
@@ -169,6 +169,6 @@ Work that asks Start first does not run then. Cancelling again changes nothing.`
 			}
 			return a.showDone(cancelledView{args[0], "cancelled"}, func(t *table) { t.row("cancelled: " + args[0]) })
 		})
-	}, "0 done", "6 there is no such reservation")
+	}, "0 done", "6 no such reservation")
 	return a.withYes(a.withOutput(cmd))
 }

@@ -211,7 +211,7 @@ func TestRulesShow(t *testing.T) {
 			require.Contains(t, f.ok(t, "rules", "validate", "-f", file(t, "one", one)), "has 1 rule, 1 tier and 0 overrides")
 		}
 		require.NotContains(t, f.ok(t, "rules", "get", "site"), "search")
-		require.Contains(t, f.fails(t, 6, "rules", "get", "sight"), `the tables say nothing of a limit "sight"; they know search, site`)
+		require.Contains(t, f.fails(t, 6, "rules", "get", "sight"), `the tables have nothing about a limit "sight"; the limits with rules are search, site`)
 		require.Equal(t, 2, f.run(t, "rules", "get", "not a name").code)
 	})
 

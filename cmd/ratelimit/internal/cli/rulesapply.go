@@ -25,12 +25,12 @@ func (a *app) rulesApply() *cobra.Command {
 	var dryRun bool
 	cmd := a.command(cobra.Command{
 		Use:   "apply",
-		Short: "Change the stored rules to those of a file",
-		Long: `Change the stored rules to those of a file, in one transaction, once the difference has been shown and confirmed. Rules that
-are the same are left alone. Where somebody else changes rules between the two, nothing is changed.
+		Short: "Store the rules of a file",
+		Long: `Show how the tables differ from a file, and after a confirmation store the difference in one transaction. It does not change
+equal rules. If the stored rules have changed meanwhile, it changes nothing.
 
-The change holds 2 seconds later in every program alike, or from --from on. Rules and overrides that the file does not have
-stay, unless --delete-missing or --delete-missing-overrides is given. Pauses always stay.`,
+The change takes effect 2 seconds later in all programs, or at --from. Rules and overrides that are not in the file stay,
+unless you set --delete-missing or --delete-missing-overrides. Pauses always stay.`,
 		Args: noArguments,
 		Example: `  ratelimit rules apply -f rules.yaml --dry-run
   ratelimit rules apply -f rules.yaml --reason "the spring offer"`,
@@ -52,7 +52,7 @@ stay, unless --delete-missing or --delete-missing-overrides is given. Pauses alw
 		return a.apply(ctx, &f, document, edit)
 	}, "0 done, or nothing to change", "4 there is a difference (--dry-run)")
 	cmd.Flags().BoolVar(&dryRun, "dry-run", false, "show the difference and change nothing")
-	cmd.Flags().Var(&e.from, "from", "instant from which the change holds, as 2026-12-31T18:00:00Z")
+	cmd.Flags().Var(&e.from, "from", "instant at which the change takes effect, such as 2026-12-31T18:00:00Z")
 	return a.withYes(a.withOutput(withEdit(withFile(cmd, &f), &e)))
 }
 

@@ -15,9 +15,10 @@ func (a *app) rulesConvert() *cobra.Command {
 	var path string
 	cmd := a.command(cobra.Command{
 		Use:   "convert",
-		Short: "Convert a file of one of two other forms to a rules file",
-		Long: `Convert a file of one of two other forms to a rules file, which validate, diff, apply and simulate read. It uses no database.
-It notes what programs must declare, for example the attributes that keys name. go doc rules.Convert describes the two forms: records with name, limit_keys and algorithm_config, and records with key_pattern, scope and plan.`,
+		Short: "Convert a file of another form to a rules file",
+		Long: `Convert a file of one of two other forms to a rules file, for validate, diff, apply and simulate. It uses no database. It notes
+what programs must declare, such as the attributes in keys. The forms are records with name, limit_keys and
+algorithm_config, and records with key_pattern, scope and plan; see go doc rules.Convert.`,
 		Args:    noArguments,
 		Example: "  ratelimit rules convert -f limits.json > rules.yaml",
 	}, func(ctx context.Context, _ []string) error {
@@ -35,7 +36,7 @@ It notes what programs must declare, for example the attributes that keys name. 
 		}
 		return err
 	}, "0 done")
-	cmd.Flags().StringVarP(&path, "file", "f", "", "file in YAML or JSON (needed); - is standard input")
+	cmd.Flags().StringVarP(&path, "file", "f", "", "file in YAML or JSON (required); - is standard input")
 	return a.withOutput(cmd)
 }
 

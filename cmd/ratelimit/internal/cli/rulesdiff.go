@@ -73,9 +73,9 @@ type diffFlags struct {
 }
 
 func withFile(cmd *cobra.Command, f *diffFlags) *cobra.Command {
-	cmd.Flags().StringVarP(&f.file, "file", "f", "", "rules file, in YAML or JSON (needed); - is standard input")
-	cmd.Flags().BoolVar(&f.deleteRules, "delete-missing", false, "delete rules, and tiers, that the file does not have")
-	cmd.Flags().BoolVar(&f.deleteOverrides, "delete-missing-overrides", false, "delete overrides that the file does not have")
+	cmd.Flags().StringVarP(&f.file, "file", "f", "", "rules file, in YAML or JSON (required); - is standard input")
+	cmd.Flags().BoolVar(&f.deleteRules, "delete-missing", false, "delete rules and tiers that are not in the file")
+	cmd.Flags().BoolVar(&f.deleteOverrides, "delete-missing-overrides", false, "delete overrides that are not in the file")
 	return cmd
 }
 
@@ -197,7 +197,7 @@ func (d *difference) fill(t *table) {
 // noteMissing says what only the tables have.
 func (a *app) noteMissing(d *difference) {
 	if n := len(d.missing); n > mostNames {
-		a.note("%d rules and overrides are in the tables only, and stay: --delete-missing and --delete-missing-overrides delete them", n)
+		a.note("%d rules and overrides are only in the tables, and stay; --delete-missing and --delete-missing-overrides delete them", n)
 		return
 	}
 	for _, note := range d.missing {
@@ -210,9 +210,9 @@ func (a *app) rulesDiff() *cobra.Command {
 	cmd := a.command(cobra.Command{
 		Use:   "diff",
 		Short: "Show how the tables differ from a file",
-		Long: `Show what apply would change so that the tables say what a file says. It changes nothing. A rule counts as it was stated
-last, also where that holds only later. What only the tables have is a difference with --delete-missing and
---delete-missing-overrides; without them it stays, and is told on standard error.`,
+		Long: `Show what apply would change, and change nothing. The last stored version of a rule counts, also before it takes effect. Rules
+and overrides that are not in the file count as a difference only with --delete-missing and --delete-missing-overrides;
+otherwise they are noted on standard error.`,
 		Args:    noArguments,
 		Example: "  ratelimit rules diff -f rules.yaml",
 	}, func(ctx context.Context, _ []string) error {

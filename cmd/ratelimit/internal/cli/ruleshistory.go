@@ -29,8 +29,8 @@ func (a *app) rulesHistory() *cobra.Command {
 	var cmd *cobra.Command
 	cmd = a.command(cobra.Command{
 		Use:   "history [LIMIT]",
-		Short: "Show who changed which rule, when and why",
-		Long:  "Show who changed which rule, override, pause or tiers, when and why: the newest change first.",
+		Short: "Show the changes of rules, with author, time and reason",
+		Long:  "Show the changes of rules, overrides, pauses and tiers, with author, time and reason. The newest change comes first.",
 		Args:  limitAtMost,
 		Example: `  ratelimit rules history sendMessage --of rule
   ratelimit rules history --most 20 -o json`,
@@ -74,10 +74,10 @@ func (a *app) rulesHistory() *cobra.Command {
 		})
 	})
 	flags := cmd.Flags()
-	flags.StringVar(&query.Of, "of", "", "only changes of: rule, override, pause or tiers")
-	flags.StringVar(&plan, "plan", "", "only rules for the plan; empty: those without one")
-	flags.StringVar(&key, "key", "", "only overrides and pauses of the key, as it is stored")
+	flags.StringVar(&query.Of, "of", "", "only changes of one of rule, override, pause and tiers")
+	flags.StringVar(&plan, "plan", "", "only rules for the plan; empty: rules without a plan")
+	flags.StringVar(&key, "key", "", "only overrides and pauses of the key, in its stored form")
 	flags.Int64Var(&query.Before, "before", 0, "only changes before this version")
-	flags.IntVarP(&query.Most, "most", "n", 50, "how many changes")
+	flags.IntVarP(&query.Most, "most", "n", 50, "maximum number of changes")
 	return a.withOutput(cmd)
 }

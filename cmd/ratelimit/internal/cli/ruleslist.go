@@ -15,9 +15,9 @@ import (
 func (a *app) rulesCommands() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "rules",
-		Short: "Show and change the policies that are in tables",
-		Long: `Show and change the policies that are in tables: rules of limits and plans, tiers, overrides of keys and pauses. Keep
-them in a YAML file in git, look at the difference, and apply it. go doc rules.Document has the fields of the file.`,
+		Short: "Show and change the stored rules",
+		Long: `Show and change the stored rules of limits and plans, and tiers, overrides and pauses. Keep them in a YAML file in git, show
+the difference, and apply it. go doc rules.Document lists the fields of the file.`,
 	}
 	cmd.AddCommand(a.rulesList(), a.rulesGet(), a.rulesValidate(), a.rulesDiff(), a.rulesApply(), a.rulesHistory(), a.rulesConvert())
 	asGroup(cmd)
@@ -44,11 +44,11 @@ func namesIn(list *rules.Listing) string {
 	names = slices.Compact(names)
 	switch {
 	case len(names) == 0:
-		return "they have no rules at all"
+		return "no limit has a rule"
 	case len(names) > mostNames:
-		return fmt.Sprintf("they know %s and %d others", strings.Join(names[:mostNames], ", "), len(names)-mostNames)
+		return fmt.Sprintf("the limits with rules are %s and %d others", strings.Join(names[:mostNames], ", "), len(names)-mostNames)
 	}
-	return "they know " + strings.Join(names, ", ")
+	return "the limits with rules are " + strings.Join(names, ", ")
 }
 
 // mostNames is how many names of limits an error names.
@@ -62,7 +62,7 @@ func (a *app) showListing(list *rules.Listing) error {
 	case !a.isTable():
 		return a.show(documentOf(list), nil)
 	case list.Err != nil:
-		a.note("what this version of the program cannot read is not shown: %v", list.Err)
+		a.note("rows that this version cannot read are not shown: %v", list.Err)
 	}
 	var tables []*table
 	add := func(rows int, fill func(t *table)) {
@@ -126,9 +126,9 @@ func (a *app) rulesList() *cobra.Command {
 	cmd := a.command(cobra.Command{
 		Use:   "list",
 		Short: "Show all rules, overrides, pauses and tiers",
-		Long: `Show all rules, overrides, pauses and tiers that hold now or lie ahead. With -o yaml and -o json it prints the rules,
-overrides and tiers, as they were stated last, as a file that apply reads: a start for keeping them in git. Pauses are not in
-such a file; rules history --of pause has them.`,
+		Long: `Show all current and future rules, overrides, pauses and tiers. With -o yaml or -o json it prints the last stored rules,
+overrides and tiers as a file for apply, for example to begin with rules in git. Such a file has no pauses; see rules
+history --of pause.`,
 		Args:    noArguments,
 		Example: "  ratelimit rules list -o yaml > rules.yaml",
 	}, func(ctx context.Context, _ []string) error {
@@ -180,10 +180,10 @@ func (a *app) rulesGet() *cobra.Command {
 			}
 			of := ofLimit(&list, args[0])
 			if len(of.Rules)+len(of.Overrides)+len(of.Pauses)+len(of.Tiers.Tiers) == 0 {
-				return &exit{exitNotFound, fmt.Errorf("the tables say nothing of a limit %q; %s", args[0], namesIn(&list))}
+				return &exit{exitNotFound, fmt.Errorf("the tables have nothing about a limit %q; %s", args[0], namesIn(&list))}
 			}
 			return a.showListing(of)
 		})
-	}, "0 done", "6 the tables say nothing of the limit")
+	}, "0 done", "6 the tables have nothing about the limit")
 	return a.withOutput(cmd)
 }

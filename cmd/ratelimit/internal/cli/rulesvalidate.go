@@ -27,8 +27,8 @@ func (a *app) rulesValidate() *cobra.Command {
 	cmd := a.command(cobra.Command{
 		Use:   "validate",
 		Short: "Check a rules file",
-		Long: `Check a rules file, and say what is wrong with it and in which line. It asks no database. It notes a capacity below 1, limits
-whose names differ only in case, limits of tiers that have no rule, and attributes of tiers that programs have to declare.`,
+		Long: `Check a rules file, and print the first error with its line. It uses no database. It notes a capacity below 1, names of limits
+that differ only in case, limits of tiers without a rule, and attributes of tiers that programs must declare.`,
 		Args:    noArguments,
 		Example: "  ratelimit rules validate -f rules.yaml",
 	}, func(ctx context.Context, _ []string) error {
@@ -49,8 +49,8 @@ whose names differ only in case, limits of tiers that have no rule, and attribut
 		return a.show(v, func(t *table) {
 			t.row(fmt.Sprintf("valid: %s has %s, %s and %s", fileName(path), count(v.Rules, "rule"), count(v.Tiers, "tier"), count(v.Overrides, "override")))
 		})
-	}, "0 valid", "5 not valid")
-	cmd.Flags().StringVarP(&path, "file", "f", "", "rules file, in YAML or JSON (needed); - is standard input")
+	}, "0 valid", "5 invalid")
+	cmd.Flags().StringVarP(&path, "file", "f", "", "rules file, in YAML or JSON (required); - is standard input")
 	return a.withOutput(cmd)
 }
 

@@ -23,28 +23,28 @@ func (a *app) simulateCommand() *cobra.Command {
 	cmd := a.command(cobra.Command{
 		Use:   "simulate -f rules.yaml [access.log ...]",
 		Short: "Replay access logs against rules: who would have been refused, and when",
-		Long: `Replay access logs against a rules file, without a database: who would have been refused, by which limit, and when. Each
-line is decided as a take at its instant, on buckets that are full at first. Without a file, or with -, it reads standard
-input. Lines are Common or Combined Log Format, or JSON; what is compressed with gzip is read as it is.
+		Long: `Replay access logs against a rules file: who would have been refused, by which limit, and when. It uses no database. Each line
+is decided as a take at the instant of the line, on buckets that are full at first. Without a file, or with -, it reads
+standard input. Lines are in the Common or Combined Log Format or in JSON; logs can be compressed with gzip.
 
-Each line is asked what the tiers of the rules say. Where they have none, --by says whose buckets are asked. A log holds
-the requests that came: who had been refused might have come again. Memory grows with the distinct keys only.`,
+The tiers of the rules select the limits for a line. Without tiers, use --by. A log contains only the requests that arrived:
+refused clients might have returned. Memory grows with the number of distinct keys.`,
 		Args: cobra.ArbitraryArgs,
 		Example: `  ratelimit simulate -f rules.yaml --by address access.log
   zcat access.log.*.gz | ratelimit simulate -f rules.yaml --refusals refused.jsonl -o json`,
 	}, func(ctx context.Context, args []string) error { return a.simulate(ctx, &f, args) })
 	flags := cmd.Flags()
-	flags.StringVarP(&f.file, "file", "f", "", "rules file, in YAML or JSON (needed); - is standard input")
-	flags.StringVar(&f.refusals, "refusals", "", "write each refusal to this file, as a line of JSON")
-	flags.StringVar(&f.format, "format", string(simulate.Detect), "of the lines: detect, common, combined or json")
-	flags.StringToStringVar(&f.config.Fields, "field", nil, "name of a JSON field, by what it holds, as time=ts,address=request.remote_ip")
-	flags.StringArrayVar(&f.config.Routes, "route", nil, "pattern of a route, as \"GET /search/{id}\"; may be given again; without it those of the tiers")
-	flags.StringVar(&f.config.By, "by", "", "whose buckets are asked in place of the tiers: address, user or a pattern such as {tenant}/{user}")
-	flags.StringVar(&f.config.Limit, "limit", "", "limit that --by asks; without it the only one that the rules have")
-	flags.StringVar(&f.config.Plan, "plan", "", "plan of requests whose line names none")
-	flags.IntVar(&f.config.IPv4Bits, "ipv4-bits", 0, "how much of an IPv4 address counts; without it 32")
-	flags.IntVar(&f.config.IPv6Bits, "ipv6-bits", 0, "how much of an IPv6 address counts; without it 64")
-	flags.IntVarP(&f.config.Top, "top", "n", 10, "how many keys to name of those that are refused most")
+	flags.StringVarP(&f.file, "file", "f", "", "rules file, in YAML or JSON (required); - is standard input")
+	flags.StringVar(&f.refusals, "refusals", "", "file for all refusals, as lines of JSON")
+	flags.StringVar(&f.format, "format", string(simulate.Detect), "format of the lines: detect, common, combined or json")
+	flags.StringToStringVar(&f.config.Fields, "field", nil, "names of JSON fields by attribute, such as time=ts,address=request.remote_ip")
+	flags.StringArrayVar(&f.config.Routes, "route", nil, "pattern of a route, such as \"GET /search/{id}\"; several are possible (default: the routes of the tiers)")
+	flags.StringVar(&f.config.By, "by", "", "key in place of the tiers: address, user or a pattern such as {tenant}/{user}")
+	flags.StringVar(&f.config.Limit, "limit", "", "limit of --by (default: the only limit of the rules)")
+	flags.StringVar(&f.config.Plan, "plan", "", "plan of lines without a plan")
+	flags.IntVar(&f.config.IPv4Bits, "ipv4-bits", 0, "bits of an IPv4 address that count (default 32)")
+	flags.IntVar(&f.config.IPv6Bits, "ipv6-bits", 0, "bits of an IPv6 address that count (default 64)")
+	flags.IntVarP(&f.config.Top, "top", "n", 10, "number of keys with the most refusals to print")
 	a.withHashKey(cmd)
 	return a.withOutput(cmd)
 }

@@ -117,14 +117,14 @@ func (a *app) checkCommand() *cobra.Command {
 	cmd := a.command(cobra.Command{
 		Use:   "check LIMIT [KEY]",
 		Short: "Report whether a request would be allowed, and take nothing",
-		Long:  "Say what take would say, and take nothing. Without KEY it asks the bucket that everybody shares.",
+		Long:  "Print the answer that take would give, and take nothing. Without KEY it checks the shared bucket.",
 		Args:  limitAndKey,
 		Example: `  ratelimit check sendMessage ada --cost 3
   ratelimit check sendMessage ada --policy '10 per minute, capacity 3'`,
 	}, func(ctx context.Context, args []string) error {
 		return a.decide(ctx, &f, args, cost, (*ratelimit.Limiter).Check, a.show)
 	}, "0 allowed", "3 refused")
-	cmd.Flags().Float64Var(&cost, "cost", 1, "tokens to ask for")
+	cmd.Flags().Float64Var(&cost, "cost", 1, "tokens to check")
 	return a.withOutput(a.withBucket(cmd, &f))
 }
 
@@ -134,8 +134,8 @@ func (a *app) takeCommand() *cobra.Command {
 	cmd := a.command(cobra.Command{
 		Use:   "take LIMIT [KEY]",
 		Short: "Take tokens from a bucket",
-		Long: `Take tokens from a bucket, as a program does: all that is asked for, or nothing. Without KEY it takes from the bucket
-that everybody shares. It does not ask, as taking is what a script wants of it; the tokens come back with time.`,
+		Long: `Take tokens from a bucket, as a program does: the whole cost, or nothing. Without KEY it takes from the shared bucket. It needs
+no confirmation.`,
 		Args:    limitAndKey,
 		Example: "  ratelimit take nightlyExport && ./export.sh",
 	}, func(ctx context.Context, args []string) error {
@@ -172,9 +172,9 @@ func (a *app) resetCommand() *cobra.Command {
 	var f bucketFlags
 	cmd := a.command(cobra.Command{
 		Use:   "reset LIMIT [KEY]",
-		Short: "Fill a bucket and forget what it owes",
-		Long: `Fill a bucket to its capacity and forget what it owes, so that work that is reserved comes on top. A pause stays: see
-resume. Without KEY it fills the bucket that everybody shares.`,
+		Short: "Fill a bucket and forget its owed tokens",
+		Long: `Fill a bucket to its capacity, and forget owed tokens, so reserved work comes on top. A pause stays: see resume. Without KEY it
+fills the shared bucket.`,
 		Args:    limitAndKey,
 		Example: "  ratelimit reset failedLogins ada --yes",
 	}, func(ctx context.Context, args []string) error {
@@ -195,9 +195,9 @@ func (a *app) creditCommand() *cobra.Command {
 	var cost float64
 	cmd := a.command(cobra.Command{
 		Use:   "credit LIMIT [KEY]",
-		Short: "Give tokens back to a bucket",
-		Long: `Give tokens back to a bucket, up to its capacity. It is not idempotent: after an error look with get before you do it
-again. Without KEY it gives to the bucket that everybody shares.`,
+		Short: "Return tokens to a bucket",
+		Long: `Return tokens to a bucket, up to its capacity. It is not idempotent: after an error use get before you try again. Without KEY
+it returns them to the shared bucket.`,
 		Args:    limitAndKey,
 		Example: "  ratelimit credit sendMessage ada --cost 2",
 	}, func(ctx context.Context, args []string) error {
@@ -205,6 +205,6 @@ again. Without KEY it gives to the bucket that everybody shares.`,
 			return b.limiter.Credit(ctx, b.request.Cost(cost))
 		})
 	})
-	cmd.Flags().Float64Var(&cost, "cost", 1, "tokens to give")
+	cmd.Flags().Float64Var(&cost, "cost", 1, "tokens to return")
 	return a.withOutput(a.withBucket(cmd, &f))
 }

@@ -44,12 +44,12 @@ func (a *app) topCommand() *cobra.Command {
 	f := topFlags{since: spanFlag(lately)}
 	cmd := a.command(cobra.Command{
 		Use:   "top",
-		Short: "Show who is refused most, who owes most, or who has reserved most",
-		Long: `Show what is refused most (where programs count it with package refusals), which buckets owe most, or for which
-buckets most is reserved. Each looks at a bounded number of rows, and says when there are more.
+		Short: "Show the keys with the most refusals, owed tokens or reservations",
+		Long: `Show the limits, routes or keys with the most refusals (if programs count them with package refusals), or the buckets with the
+most owed or reserved tokens. It reads a bounded number of rows, and notes if there are more.
 
-What a bucket owes now depends on its policy. It is that of the tables. Where they do not decide, or have rules for plans,
-it shows what was owed when the bucket was last changed, as no row says which plan a key is on.`,
+The owed tokens of now depend on the policy in the tables. If there is none, or if the limit has rules for plans, it shows the
+owed tokens at the last change of the bucket, because no row has the plan of its key.`,
 		Args: noArguments,
 		Example: `  ratelimit top --group key --since 15m
   ratelimit top --by owed --limit completions`,
@@ -67,12 +67,12 @@ it shows what was owed when the bucket was last changed, as no row says which pl
 	})
 	flags := cmd.Flags()
 	flags.StringVar(&f.by, "by", "refusals", "refusals, owed or reservations")
-	flags.StringVar(&f.group, "group", string(refusals.ByLimit), "sum refusals up by limit, route or key")
+	flags.StringVar(&f.group, "group", string(refusals.ByLimit), "group refusals by limit, route or key")
 	flags.StringVar(&f.limit, "limit", "", "only this limit")
-	flags.Var(&f.since, "since", "how far back refusals count, up to 1000d")
-	flags.BoolVar(&f.shadow, "shadow", false, "refusals that turned nobody away, of limits in shadow")
-	flags.IntVarP(&f.most, "most", "n", 10, "how many to show, up to 1000")
-	flags.IntVar(&f.look, "look", 100_000, "how many rows or reservations to look at, by owed and by reservations")
+	flags.Var(&f.since, "since", "age of the oldest refusals, up to 1000d")
+	flags.BoolVar(&f.shadow, "shadow", false, "show the refusals of limits in shadow")
+	flags.IntVarP(&f.most, "most", "n", 10, "maximum number of lines, up to 1000")
+	flags.IntVar(&f.look, "look", 100_000, "maximum number of rows to read, for owed and reservations")
 	return a.withOutput(cmd)
 }
 
@@ -97,7 +97,7 @@ func (a *app) topRefusals(ctx context.Context, db *database, f *topFlags) error 
 		return err
 	}
 	if since.After(asked) {
-		a.note("there are too many counts to look at; these are since %s only", instantFrom(since, now))
+		a.note("there are too many counts; these are only since %s", instantFrom(since, now))
 	}
 	views := make([]sumView, len(sums))
 	for i, s := range sums {
@@ -128,7 +128,7 @@ func (a *app) topOwing(ctx context.Context, db *database, f *topFlags) error {
 		return err
 	}
 	if more {
-		a.note("only the first %d rows were looked at; give a larger --look, or --limit", f.look)
+		a.note("only the first %d rows were read; use a larger --look, or --limit", f.look)
 	}
 	now, err := db.reader.Now(ctx)
 	if err != nil {
@@ -251,7 +251,7 @@ func (a *app) topReservations(ctx context.Context, db *database, f *topFlags) er
 			break
 		}
 		if looked >= f.look {
-			a.note("only the first %d open reservations were looked at; give a larger --look, or --limit", looked)
+			a.note("only the first %d open reservations were read; use a larger --look, or --limit", looked)
 			break
 		}
 	}

@@ -99,7 +99,7 @@ func TestTop(t *testing.T) {
 		require.Contains(t, f.fails(t, 2, "top", "--group", "size"), "--group is")
 		require.Contains(t, f.fails(t, 2, "top", "--since", "2000d"), "--since is 2000 days; use up to 1000d")
 		r := f.run(t, "top", "--by", "owed", "--look", "1")
-		require.Contains(t, r.err, "only the first 1 rows were looked at")
+		require.Contains(t, r.err, "only the first 1 rows were read")
 	})
 
 	t.Run("ByReservations", func(t *testing.T) {
@@ -185,7 +185,7 @@ func TestMaintain(t *testing.T) {
 	require.NoError(t, err)
 	path := file(t, "rules.yaml", "rules: [{limit: sends, rate: 10, period: 1m}]")
 	require.Contains(t, f.fails(t, 2, "maintain", "sends", "-f", path), "give --yes")
-	require.Contains(t, f.fails(t, 2, "maintain", "sends", "--yes"), "no policy is known")
+	require.Contains(t, f.fails(t, 2, "maintain", "sends", "--yes"), "policy of this bucket of")
 	require.Contains(t, f.fails(t, 2, "maintain", "se nds", "--yes"), "name")
 
 	ctx, interrupt := context.WithCancel(t.Context())
@@ -227,7 +227,7 @@ func TestPrune(t *testing.T) {
 
 	_, err = f.store.Override(t.Context(), rules.Edit{Author: "eve", Reason: "x"}, rules.Override{Limit: "ruled", Policy: ratelimit.TokenBucket{Rate: 1, Period: time.Minute}})
 	require.NoError(t, err)
-	require.Contains(t, f.fails(t, 2, "prune", "ruled", "--yes"), "no policy is known", "the override of the shared bucket is of no other key")
+	require.Contains(t, f.fails(t, 2, "prune", "ruled", "--yes"), "policy of this bucket of", "the override of the shared bucket is of no other key")
 	f.put(t, rules.Rule{Limit: "ruled", Policy: ratelimit.TokenBucket{Rate: 10, Period: time.Minute}})
 	f.refuse(t, "sends", "", "ada", 7, 48*time.Hour)
 	f.refuse(t, "sends", "", "ada", 7, time.Hour)

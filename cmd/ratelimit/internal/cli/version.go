@@ -42,8 +42,8 @@ func buildOf() build {
 func (a *app) versionCommand() *cobra.Command {
 	return a.withOutput(a.command(cobra.Command{
 		Use:     "version",
-		Short:   "Show which build this is",
-		Long:    "Show which build this is. It asks no database.",
+		Short:   "Show the version of this build",
+		Long:    "Show the version of this build. It uses no database.",
 		Args:    noArguments,
 		Example: "  ratelimit version",
 	}, func(context.Context, []string) error {
