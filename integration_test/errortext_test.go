@@ -3,7 +3,6 @@ package integration_test
 import (
 	"context"
 	"errors"
-	"maps"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -14,86 +13,9 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
-	"github.com/pgratelimit/pgratelimit/integration_test/internal/atonce"
 	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
-
-// rowWaits are calls outside a transaction that want the row of a key, or of the reservation that took from it.
-var rowWaits = map[string]func(ctx context.Context, limiter *ratelimit.Limiter, id string, request ratelimit.Request) error{
-	"Take": func(ctx context.Context, limiter *ratelimit.Limiter, _ string, request ratelimit.Request) error {
-		_, err := limiter.Take(ctx, request)
-		return err
-	},
-	"TakeSeveral": func(ctx context.Context, limiter *ratelimit.Limiter, _ string, request ratelimit.Request) error {
-		_, err := limiter.Take(ctx, request, other.For("free"))
-		return err
-	},
-	"TakeAtOnce": func(ctx context.Context, limiter *ratelimit.Limiter, _ string, request ratelimit.Request) error {
-		return atonce.Do(atOnce, func(int) error { return errOf(limiter.Take(ctx, request)) })
-	},
-	"Reserve": func(ctx context.Context, limiter *ratelimit.Limiter, _ string, request ratelimit.Request) error {
-		_, err := limiter.Reserve(ctx, request)
-		return err
-	},
-	"Reset": func(ctx context.Context, l *ratelimit.Limiter, _ string, request ratelimit.Request) error {
-		return l.Reset(ctx, request)
-	},
-	"Credit": func(ctx context.Context, l *ratelimit.Limiter, _ string, request ratelimit.Request) error {
-		return l.Credit(ctx, request)
-	},
-	"CreditTaken": func(ctx context.Context, limiter *ratelimit.Limiter, _ string, request ratelimit.Request) error {
-		return limiter.CreditTaken(ctx, clockNoon, request)
-	},
-	"Charge": func(ctx context.Context, l *ratelimit.Limiter, _ string, request ratelimit.Request) error {
-		return l.Charge(ctx, request)
-	},
-	"Settle": func(ctx context.Context, limiter *ratelimit.Limiter, id string, request ratelimit.Request) error {
-		return limiter.Settle(ctx, id, request.Cost(9))
-	},
-	"Cancel": func(ctx context.Context, l *ratelimit.Limiter, id string, _ ratelimit.Request) error {
-		return l.Cancel(ctx, id)
-	},
-	"Start": func(ctx context.Context, l *ratelimit.Limiter, id string, _ ratelimit.Request) error {
-		return errOf(l.Start(ctx, id))
-	},
-	"Started": func(ctx context.Context, l *ratelimit.Limiter, id string, _ ratelimit.Request) error {
-		return errOf(l.Started(ctx, id))
-	},
-	"Renew": func(ctx context.Context, l *ratelimit.Limiter, id string, _ ratelimit.Request) error {
-		return errOf(l.Renew(ctx, id))
-	},
-}
-
-// onlyReads are the calls that wait for no row.
-var onlyReads = map[string]func(ctx context.Context, limiter *ratelimit.Limiter, id string, request ratelimit.Request) error{
-	"Check": func(ctx context.Context, limiter *ratelimit.Limiter, _ string, request ratelimit.Request) error {
-		_, err := limiter.Check(ctx, request)
-		return err
-	},
-	"Value": func(ctx context.Context, limiter *ratelimit.Limiter, _ string, request ratelimit.Request) error {
-		_, err := limiter.Value(ctx, request)
-		return err
-	},
-	"Prune": func(ctx context.Context, limiter *ratelimit.Limiter, _ string, request ratelimit.Request) error {
-		_, err := limiter.Prune(ctx, request.Limit())
-		return err
-	},
-	"Expire": func(ctx context.Context, l *ratelimit.Limiter, _ string, _ ratelimit.Request) error {
-		return errOf(l.Expire(ctx))
-	},
-}
-
-// atOnce is how many calls TakeAtOnce makes.
-const atOnce = 8
-
-// everyCall returns every call that needs the database.
-func everyCall() map[string]func(context.Context, *ratelimit.Limiter, string, ratelimit.Request) error {
-	all := maps.Clone(rowWaits)
-	delete(all, "TakeAtOnce") // which joins the errors of several calls
-	maps.Copy(all, onlyReads)
-	return all
-}
 
 // requireOnePrefix checks that the text of an error says once where it comes from.
 func requireOnePrefix(t *testing.T, err, want error, name string) {
@@ -115,7 +37,7 @@ func TestErrorsSayOnceWhereTheyComeFrom(t *testing.T) {
 	settled, err := b.limiter.Reserve(t.Context(), roomy.For("key"))
 	require.NoError(t, err)
 	require.NoError(t, b.limiter.Settle(t.Context(), settled.ID))
-	for name, call := range everyCall() {
+	for name, call := range everyCall {
 		requireOnePrefix(t, call(t.Context(), unmade, unknownID, roomy.For("key")), ratelimit.ErrNotMigrated, name)
 		requireOnePrefix(t, call(cancelled, b.limiter, unknownID, roomy.For("key")), context.Canceled, name)
 		requireOnePrefix(t, call(expired, b.limiter, unknownID, roomy.For("key")), context.DeadlineExceeded, name)
@@ -186,7 +108,7 @@ func TestAMissingGrantIsNamed(t *testing.T) {
 	require.NoError(t, err)
 
 	for _, grant := range []string{`GRANT USAGE ON SCHEMA ratelimit TO `, ``} { // none, the first of two, both
-		for name, call := range everyCall() {
+		for name, call := range everyCall {
 			err := call(t.Context(), limiter, unknownID, roomy.For("key"))
 			require.Equal(t, "42501", sqlstate(err), "%s: %v", name, err)
 			require.ErrorContains(t, err, `on schema "ratelimit" the role needs USAGE, and SELECT, INSERT, UPDATE and DELETE on its tables buckets, reservations and prices, and SELECT and INSERT on fingerprint`, name)
@@ -199,7 +121,7 @@ func TestAMissingGrantIsNamed(t *testing.T) {
 	b.exec(t, `GRANT SELECT, INSERT ON ratelimit.fingerprint TO `+role)
 	r, err := limiter.Reserve(t.Context(), roomy.For("key"))
 	require.NoError(t, err)
-	for name, call := range everyCall() {
+	for name, call := range everyCall {
 		if err := call(t.Context(), limiter, r.ID, roomy.For("key")); !errors.Is(err, ratelimit.ErrReservationEnded) {
 			require.NoError(t, err, name)
 		}

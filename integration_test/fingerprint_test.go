@@ -58,7 +58,7 @@ func testAnotherSecretIsRefused(t *testing.T, on backend) {
 				}
 				id := reserve()
 				stranger := b.with(t, theirs)
-				for name, call := range everyCall() {
+				for name, call := range everyCall {
 					if !asks(name) {
 						require.NoError(t, call(t.Context(), b.with(t, theirs), reserve(), roomy.For("key")), name)
 						continue
@@ -355,7 +355,7 @@ func TestAStoredKeyNeedsNoSecret(t *testing.T) {
 			r, err := tool.Reserve(t.Context(), ada)
 			require.NoError(t, err)
 			require.NoError(t, tool.Settle(t.Context(), r.ID, ada.Cost(3)))
-			for call, run := range everyCall() {
+			for call, run := range everyCall {
 				if asks(call) && call != "Settle" && call != "TakeSeveral" { // TakeSeveral has a request for another key, too
 					require.NoError(t, run(t.Context(), tool, "", ada), call)
 				}

@@ -176,7 +176,7 @@ func testCallsOnAClosedTransaction(t *testing.T, on backend) {
 	b := on.setup(t)
 	tx := b.begin(t, pgx.ReadCommitted)
 	require.NoError(t, tx.Commit(t.Context()))
-	for name, call := range everyCall() {
+	for name, call := range everyCall {
 		if name != "Prune" { // which is for no transaction
 			require.ErrorIs(t, call(t.Context(), b.limiter.WithTx(tx), unknownID, lookups.For("key")), pgx.ErrTxClosed, name)
 		}
@@ -191,7 +191,7 @@ func TestReservationsWithoutTheirMigration(t *testing.T) {
 	b.exec(t, "DROP TABLE ratelimit.reservations")
 	requireAllowed(t, taking(roomy.For("key")), b.limiter)
 	before := b.rows(t, "")
-	for name, call := range everyCall() {
+	for name, call := range everyCall {
 		switch name {
 		case "Reserve", "Settle", "Cancel", "Start", "Started", "Renew", "Expire":
 			require.ErrorIs(t, call(t.Context(), b.limiter, unknownID, roomy.For("key")), ratelimit.ErrNotMigrated, name)

@@ -171,7 +171,7 @@ func (s *stand) showCalls(t *testing.T, shown *exposed, limiter *ratelimit.Limit
 	require.NoError(t, err)
 	cancelled, cancel := context.WithCancel(ctx)
 	cancel()
-	for name, call := range everyCall() {
+	for name, call := range everyCall {
 		for _, request := range []ratelimit.Request{
 			tight.For(secretEmail).Cost(2), roomy.For(secretEmail + "\x00"), daylong("slots", 1).For(strings.Repeat(secretEmail, 20)),
 		} {
@@ -202,7 +202,7 @@ func (s *stand) showFailures(t *testing.T, shown *exposed, config ratelimit.Conf
 	ask := func(pool ratelimit.Pool, config ratelimit.Config) {
 		limiter, err := ratelimit.New(pool, config)
 		require.NoError(t, err)
-		for name, call := range everyCall() {
+		for name, call := range everyCall {
 			if !some[name] && config.Schema == "" {
 				continue
 			}

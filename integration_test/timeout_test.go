@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -27,7 +28,15 @@ const brief = 50 * time.Millisecond
 // what to do about it, and has done nothing.
 func TestACallThatWaitsForItsOwnTransactionComesBack(t *testing.T) {
 	t.Parallel()
-	for name, call := range rowWaits {
+	waiting := map[string]call{"TakeAtOnce": func(ctx context.Context, l *ratelimit.Limiter, _ string, r ratelimit.Request) error {
+		return atonce.Do(8, func(int) error { return errOf(l.Take(ctx, r)) })
+	}}
+	for name, call := range everyCall {
+		if !slices.Contains([]string{"Check", "CheckReserve", "Value", "Prune", "Expire"}, name) { // which wait for no row
+			waiting[name] = call
+		}
+	}
+	for name, call := range waiting {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			b := setup(t, func(c *pgxpool.Config) { // a cancel request that comes between two statements ends none
@@ -233,53 +242,32 @@ func byCancelRequest(patience time.Duration) func(*pgxpool.Config) {
 	}
 }
 
-// givingUp are calls that wait for the locked rows of the key "held". id is a reservation and lease a lease of that key. No two
-// callers have the same number.
-var givingUp = map[string]func(ctx context.Context, l *ratelimit.Limiter, caller int, id, lease string) error{
-	"Take": func(ctx context.Context, l *ratelimit.Limiter, _ int, _, _ string) error {
-		return errOf(l.Take(ctx, fate.For("held")))
-	},
-	"TakeSeveral": func(ctx context.Context, l *ratelimit.Limiter, caller int, _, _ string) error {
-		_, err := l.Take(ctx, fate.For("held"), roomy.For(fmt.Sprint(caller)), other.For(fmt.Sprint(caller)))
-		return err
-	},
-	"TakeUpTo": func(ctx context.Context, l *ratelimit.Limiter, _ int, _, _ string) error {
-		_, _, err := l.TakeUpTo(ctx, 3, fate.For("held"))
-		return err
-	},
-	"TakeAWindow": func(ctx context.Context, l *ratelimit.Limiter, _ int, _, _ string) error {
-		_, err := l.Take(ctx, sliced.For("held"))
-		return err
-	},
-	"Reserve": func(ctx context.Context, l *ratelimit.Limiter, _ int, _, _ string) error {
-		return errOf(l.Reserve(ctx, fate.For("held")))
-	},
-	"ReserveSeveral": func(ctx context.Context, l *ratelimit.Limiter, caller int, _, _ string) error {
-		_, err := l.Reserve(ctx, fate.For("held"), roomy.For(fmt.Sprint(caller)))
-		return err
-	},
-	"Settle": func(ctx context.Context, l *ratelimit.Limiter, _ int, id, _ string) error {
-		return l.Settle(ctx, id, fate.For("held").Cost(2))
-	},
-	"Reset": func(ctx context.Context, l *ratelimit.Limiter, _ int, _, _ string) error {
-		return l.Reset(ctx, fate.For("held"))
-	},
-	"ResetSeveral": func(ctx context.Context, l *ratelimit.Limiter, caller int, _, _ string) error {
-		return l.Reset(ctx, fate.For("held"), roomy.For(fmt.Sprint(caller)))
-	},
-	"Credit": func(ctx context.Context, l *ratelimit.Limiter, _ int, _, _ string) error {
-		return l.Credit(ctx, fate.For("held"))
-	},
-	"ChargeSeveral": func(ctx context.Context, l *ratelimit.Limiter, caller int, _, _ string) error {
-		return l.Charge(ctx, fate.For("held"), roomy.For(fmt.Sprint(caller)))
-	},
-	"Acquire": func(ctx context.Context, l *ratelimit.Limiter, _ int, _, _ string) error {
-		_, err := l.Acquire(ctx, leased.For("held"))
-		return err
-	},
-	"Release": func(ctx context.Context, l *ratelimit.Limiter, _ int, _, lease string) error {
-		return l.Release(ctx, lease)
-	},
+// givingUp returns calls that wait for the locked rows of the key "held", or of a lease of that key.
+func givingUp() map[string]call {
+	calls := map[string]call{
+		"TakeAWindow": func(ctx context.Context, l *ratelimit.Limiter, _ string, _ ratelimit.Request) error {
+			return errOf(l.Take(ctx, sliced.For("held")))
+		},
+		"ReserveSeveral": func(ctx context.Context, l *ratelimit.Limiter, _ string, r ratelimit.Request) error {
+			return errOf(l.Reserve(ctx, r, roomy.For("free")))
+		},
+		"ResetSeveral": func(ctx context.Context, l *ratelimit.Limiter, _ string, r ratelimit.Request) error {
+			return l.Reset(ctx, r, roomy.For("free"))
+		},
+		"ChargeSeveral": func(ctx context.Context, l *ratelimit.Limiter, _ string, r ratelimit.Request) error {
+			return l.Charge(ctx, r, roomy.For("free"))
+		},
+		"Acquire": func(ctx context.Context, l *ratelimit.Limiter, _ string, _ ratelimit.Request) error {
+			return errOf(l.Acquire(ctx, leased.For("held")))
+		},
+		"Release": func(ctx context.Context, l *ratelimit.Limiter, id string, _ ratelimit.Request) error {
+			return l.Release(ctx, id)
+		},
+	}
+	for _, name := range []string{"Take", "TakeSeveral", "TakeUpTo", "Reserve", "Settle", "Reset", "Credit"} {
+		calls[name] = everyCall[name]
+	}
+	return calls
 }
 
 // A caller whose context ends while another transaction holds the row gets the error of its context. With a pool that sends cancel
@@ -287,7 +275,7 @@ var givingUp = map[string]func(ctx context.Context, l *ratelimit.Limiter, caller
 func TestGiveUpAtAHeldRowKeepsTheConnection(t *testing.T) {
 	t.Parallel()
 	testsize.Long(t, "callers give up after a tenth of a second, one after the other")
-	for name, call := range givingUp {
+	for name, call := range givingUp() {
 		for _, callers := range []int{1, 3} {
 			if callers > 1 && !strings.HasPrefix(name, "Take") && !strings.HasPrefix(name, "Reserve") {
 				continue // only these calls form batches
@@ -305,6 +293,10 @@ func TestGiveUpAtAHeldRowKeepsTheConnection(t *testing.T) {
 				require.NoError(t, err)
 				lease, err := s.limiter.Acquire(t.Context(), leased.For("held"))
 				require.NoError(t, err)
+				id := r.ID
+				if name == "Release" {
+					id = lease.ID
+				}
 				takeOne(t, s.limiter, sliced.For("held"))
 				require.NoError(t, s.connectAll(t.Context(), connections))
 				before := s.rows(t, "")
@@ -324,7 +316,7 @@ func TestGiveUpAtAHeldRowKeepsTheConnection(t *testing.T) {
 							time.AfterFunc(patience, cancel)
 						}
 						defer cancel()
-						if err := call(ctx, s.limiter, round*callers+caller, r.ID, lease.ID); !errors.Is(err, want) || !errors.Is(err, ctx.Err()) {
+						if err := call(ctx, s.limiter, id, fate.For("held")); !errors.Is(err, want) || !errors.Is(err, ctx.Err()) {
 							return fmt.Errorf("not the error of the context: %w", err)
 						}
 						return nil
@@ -336,7 +328,7 @@ func TestGiveUpAtAHeldRowKeepsTheConnection(t *testing.T) {
 				require.Equal(t, made, s.pool.Stat().NewConnsCount(), "new connections")
 				require.NoError(t, holder.Rollback(t.Context()))
 				require.Equal(t, before, s.rows(t, ""), "something was taken")
-				require.NoError(t, call(t.Context(), s.limiter, 0, r.ID, lease.ID))
+				require.NoError(t, call(t.Context(), s.limiter, id, fate.For("held")))
 			})
 		}
 	}
