@@ -230,39 +230,26 @@ func (b *bundle) holdRow(t *testing.T, name, key string) (release func()) {
 func TestARowOfSlotsThatSomebodyHolds(t *testing.T) {
 	t.Parallel()
 	s := newStand(t)
-	one, two := daylong("one", 2), daylong("two", 2)
-	full := daylong("full", 1)
-	for name, requests := range map[string][]ratelimit.Request{
-		"OneLimit": {one.For("ada")}, "TwoLimits": {one.For("bob"), two.For("bob")},
-	} {
-		t.Run(name, func(t *testing.T) { // not parallel: each waits for the only session that waits
-			key := map[string]string{"OneLimit": "ada", "TwoLimits": "bob"}[name]
-			lease := acquire(t, s.limiter, requests...)
-			release := s.outside.holdRow(t, "one", key)
-			impatient := s.with(t, ratelimit.Config{Timeout: 50 * time.Millisecond})
-			require.ErrorIs(t, impatient.Release(t.Context(), lease.ID), context.DeadlineExceeded)
-			_, err := impatient.RenewLease(t.Context(), lease.ID)
-			require.ErrorIs(t, err, context.DeadlineExceeded)
-			_, err = impatient.Acquire(t.Context(), requests...)
-			require.ErrorIs(t, err, context.DeadlineExceeded)
+	one, two, full := daylong("one", 2).For("ada"), daylong("two", 2).For("ada"), daylong("full", 1).For("ada")
+	lease := acquire(t, s.limiter, one, two)
+	release := s.outside.holdRow(t, "one", "ada")
+	impatient := s.with(t, ratelimit.Config{Timeout: 50 * time.Millisecond})
+	require.ErrorIs(t, impatient.Release(t.Context(), lease.ID), context.DeadlineExceeded)
+	require.ErrorIs(t, errOf(impatient.RenewLease(t.Context(), lease.ID)), context.DeadlineExceeded)
+	require.ErrorIs(t, errOf(impatient.Acquire(t.Context(), one)), context.DeadlineExceeded)
+	s.awaitNoWaiter(t) // otherwise an abandoned statement might get the row after all
+	released := make(chan error, 1)
+	go func() { released <- s.limiter.Release(t.Context(), lease.ID) }()
+	s.awaitWaiter(t)
+	release()
+	require.NoError(t, <-released)
+	s.requireHealthy(t)
 
-			s.awaitNoWaiter(t) // otherwise an abandoned statement might get the row after all
-			released := make(chan error, 1)
-			go func() { released <- s.limiter.Release(t.Context(), lease.ID) }()
-			s.awaitWaiter(t)
-			release()
-			require.NoError(t, <-released)
-			s.requireHealthy(t)
-		})
-	}
-	t.Run("Refusal", func(t *testing.T) {
-		acquire(t, s.limiter, full.For("ada"))
-		release := s.outside.holdRow(t, "full", "ada")
-		defer release()
-		refused(t, s.limiter, full.For("ada"))
-		refused(t, s.limiter, full.For("ada"), one.For("new"))
-		require.Zero(t, s.outside.count(t, `SELECT count(*) FROM ratelimit.buckets WHERE key = 'new'`))
-	})
+	acquire(t, s.limiter, full)
+	defer s.outside.holdRow(t, "full", "ada")()
+	refused(t, s.limiter, full)
+	refused(t, s.limiter, full, daylong("one", 2).For("new"))
+	require.Zero(t, s.outside.count(t, `SELECT count(*) FROM ratelimit.buckets WHERE key = 'new'`))
 }
 
 func TestSlotsOfALimitThatIsNotEnforced(t *testing.T) {

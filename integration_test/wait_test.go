@@ -198,35 +198,6 @@ func TestWaitThatIsWrong(t *testing.T) {
 	require.InDelta(t, time.Hour, d.RetryAfter, float64(time.Minute))
 }
 
-// If the database's clock is slower than the process's, or if the limit is paused, Wait sleeps again: it returns when the
-// database's clock reaches the moment.
-func TestWaitSleepsOnUntilTheDatabaseSays(t *testing.T) {
-	t.Parallel()
-	b := setup(t)
-	clock := &clock{}
-	clock.set(clockNoon)
-	limiter := b.with(t, ratelimit.Config{AsOf: clock.now})
-	limit := ratelimit.Define("drift", ratelimit.TokenBucket{Rate: 5, Period: time.Second, Capacity: 1})
-	takeAll(t, limiter, limit.Global())
-	done := make(chan error, 1)
-	go func() {
-		_, err := limiter.Wait(t.Context(), limit.Global())
-		done <- err
-	}()
-	eventually(t, "it has reserved", func() bool { return len(b.reserved(t)) == 1 })
-	before := xact(t, b)
-	eventually(t, "it has come back to ask, and sleeps on", func() bool { return xact(t, b) != before })
-	select {
-	case err := <-done:
-		require.Fail(t, "it returned before its moment", "%v", err)
-	default:
-	}
-	require.Nil(t, b.reserved(t)[0].StartedUs)
-	clock.set(clockNoon.Add(200 * time.Millisecond))
-	require.NoError(t, <-done)
-	require.Equal(t, "settled", b.reserved(t)[0].State)
-}
-
 // xact returns which transaction has written the reservation last.
 func xact(t *testing.T, b *bundle) (id string) {
 	t.Helper()
@@ -381,80 +352,61 @@ func TestAReserveThatIsCancelledWhileItWaitsReservesNothing(t *testing.T) {
 	s.requireHealthy(t)
 }
 
-// If another caller ends the reservation of a sleeping Wait, the Wait learns it at its next check. It is not admitted if the tokens
-// were returned, nor before its moment if they are paid. It still returns if its context ends meanwhile.
-func TestWaitWhoseReservationSomebodyElseEnds(t *testing.T) {
+// Wait returns when the database's clock reaches its moment, however fast the clock of the process is: until then it asks, and sleeps
+// again. If another caller ends its reservation, Wait learns that when it asks. It is not admitted if the tokens were returned, nor before its
+// moment if they are paid. It also returns if its context ends meanwhile.
+func TestWaitSleepsUntilTheDatabaseSays(t *testing.T) {
 	t.Parallel()
-	type waiting struct {
-		*bundle
-		clock   *clock
-		limiter *ratelimit.Limiter
-		cancel  context.CancelFunc
-		id      string
-		done    chan error
+	type sleeper struct {
+		*desk
+		id     string
+		giveUp context.CancelFunc
 	}
 	limit := ratelimit.Define("drift", ratelimit.TokenBucket{Rate: 5, Period: time.Second, Capacity: 1})
-	begin := func(t *testing.T) *waiting {
-		t.Helper()
-		w := &waiting{bundle: setup(t), clock: &clock{}, done: make(chan error, 1)}
-		w.clock.set(clockNoon)
-		w.limiter = w.with(t, ratelimit.Config{AsOf: w.clock.now})
-		takeAll(t, w.limiter, limit.Global())
-		var ctx context.Context
-		ctx, w.cancel = context.WithCancel(t.Context())
-		t.Cleanup(w.cancel)
-		go func() {
-			_, err := w.limiter.Wait(ctx, limit.Global())
-			w.done <- err
-		}()
-		eventually(t, "it has reserved", func() bool { return len(w.reserved(t)) == 1 })
-		require.NoError(t, w.pool.QueryRow(t.Context(), "SELECT id::text FROM ratelimit.reservations").Scan(&w.id))
-		return w
+	settle := func(t *testing.T, w sleeper) error { t.Helper(); return w.limiter.Settle(t.Context(), w.id) }
+	atItsMoment := func(w sleeper) { w.at(200 * time.Millisecond) }
+	for name, test := range map[string]struct {
+		end   func(t *testing.T, w sleeper) error // while it sleeps; nil: nobody ends its reservation
+		then  func(w sleeper)                     // after it has asked again; nil: it returns by itself
+		want  error
+		state string
+		held  float64
+	}{
+		"NobodyEndsIt": {nil, atItsMoment, nil, "settled", -1},
+		"Settled":      {settle, atItsMoment, nil, "settled", -1}, // it paid once
+		"Cancelled": {func(t *testing.T, w sleeper) error {
+			t.Helper()
+			return w.limiter.Cancel(t.Context(), w.id)
+		}, nil, ratelimit.ErrReservationEnded, "cancelled", 0},
+		"SettledAndGivenUp": {settle, func(w sleeper) { w.giveUp() }, context.Canceled, "settled", -1},
+		"Expired": {func(t *testing.T, w sleeper) error { // when there are tokens for it
+			t.Helper()
+			w.at(time.Hour)
+			return errOf(w.limiter.Expire(t.Context()))
+		}, nil, nil, "settled", 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			ctx, giveUp := context.WithCancel(t.Context())
+			defer giveUp()
+			w := sleeper{desk: setup(t).desk(t, ratelimit.Config{}), giveUp: giveUp}
+			takeAll(t, w.limiter, limit.Global())
+			done := make(chan error, 1)
+			go func() { done <- errOf(w.limiter.Wait(ctx, limit.Global())) }()
+			eventually(t, "it has reserved", func() bool { return len(w.reserved(t)) == 1 })
+			require.NoError(t, w.pool.QueryRow(t.Context(), "SELECT id::text FROM ratelimit.reservations").Scan(&w.id))
+			if test.end != nil {
+				require.NoError(t, test.end(t, w))
+			}
+			if test.then != nil {
+				before := xact(t, w.bundle)
+				eventually(t, "it asks, and sleeps on", func() bool { return xact(t, w.bundle) != before })
+				require.Empty(t, done, "it returned before its moment")
+				test.then(w)
+			}
+			require.ErrorIs(t, <-done, test.want)
+			require.Equal(t, test.state, w.reserved(t)[0].State)
+			require.InDelta(t, test.held, w.held(t, "drift", ""), 0.01)
+		})
 	}
-	asks := func(t *testing.T, w *waiting) {
-		t.Helper()
-		before := xact(t, w.bundle)
-		eventually(t, "it asks, and sleeps on", func() bool { return xact(t, w.bundle) != before })
-		select {
-		case err := <-w.done:
-			require.Fail(t, "it returned before its moment", "%v", err)
-		default:
-		}
-	}
-	t.Run("Cancelled", func(t *testing.T) {
-		t.Parallel()
-		w := begin(t)
-		require.NoError(t, w.limiter.Cancel(t.Context(), w.id))
-		err := <-w.done
-		require.ErrorIs(t, err, ratelimit.ErrReservationEnded)
-		require.ErrorContains(t, err, "it was cancelled")
-		require.InDelta(t, 0, w.held(t, "drift", ""), 0.01)
-	})
-	t.Run("Settled", func(t *testing.T) {
-		t.Parallel()
-		w := begin(t)
-		require.NoError(t, w.limiter.Settle(t.Context(), w.id))
-		asks(t, w)
-		w.clock.set(clockNoon.Add(200 * time.Millisecond))
-		require.NoError(t, <-w.done)
-		require.InDelta(t, -1, w.held(t, "drift", ""), 0.01, "it paid once")
-	})
-	t.Run("SettledAndGivenUp", func(t *testing.T) {
-		t.Parallel()
-		w := begin(t)
-		require.NoError(t, w.limiter.Settle(t.Context(), w.id))
-		asks(t, w)
-		w.cancel()
-		require.ErrorIs(t, <-w.done, context.Canceled)
-		require.Equal(t, "settled", w.reserved(t)[0].State)
-	})
-	t.Run("Expired", func(t *testing.T) {
-		t.Parallel()
-		w := begin(t)
-		w.clock.set(clockNoon.Add(time.Hour))
-		_, err := w.limiter.Expire(t.Context())
-		require.NoError(t, err)
-		require.NoError(t, <-w.done, "by then there are tokens for it")
-		require.Equal(t, "settled", w.reserved(t)[0].State)
-	})
 }
