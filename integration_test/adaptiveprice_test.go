@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgratelimit/pgratelimit/internal/bucket"
 	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
@@ -91,98 +92,35 @@ func TestAdaptivePriceBeyondAWindow(t *testing.T) {
 	m.holds(t, request, 10)
 }
 
-// Two requests of one call for one bucket are charged each.
-func TestAdaptivePriceOfTwoRequests(t *testing.T) {
-	t.Parallel()
-	m := newMarket(t)
-	upstream := ratelimit.Define("upstream", ratelimit.Adaptive{Contract: hoard(100), Apply: true})
-	m.share(t, "upstream", "account", 0.25)
-	request := upstream.For("account")
-	learn(t, m.limiter, request, 4)
-	d, err := m.limiter.Take(t.Context(), request.Cost(2), request.Cost(3))
-	require.NoError(t, err)
-	require.True(t, d.Allowed)
-	require.Equal(t, 2.0, d.States[0].Cost)
-	require.Equal(t, 3.0, d.States[1].Cost)
-	m.holds(t, request, 80)
-}
-
-// A credit returns the charge, even if the price has changed since.
-func TestAdaptiveCredit(t *testing.T) {
-	t.Parallel()
-	onEach(t, testAdaptiveCredit, onPostgres, inMemory)
-}
-
-func testAdaptiveCredit(t *testing.T, on backend) {
-	m := newMarketOn(t, on)
-	upstream := ratelimit.Define("upstream", ratelimit.Adaptive{Contract: hoard(100), Apply: true})
-	request := upstream.For("account").Cost(3)
-	m.share(t, "upstream", "account", 0.25)
-	learn(t, m.limiter, request, 4)
-	d, err := m.limiter.Take(t.Context(), request)
-	require.NoError(t, err)
-	m.holds(t, request, 88)
-
-	m.share(t, "upstream", "account", 1)
-	m.pass(time.Minute)
-	learn(t, m.limiter, request, 1)
-	m.set(clockNoon)
-	require.NoError(t, m.limiter.CreditTaken(t.Context(), d.At, request.Price(d.States[0].Charged)))
-	m.holds(t, request, 100)
-	require.NoError(t, m.limiter.Charge(t.Context(), request.Price(4)))
-	m.holds(t, request, 88)
-	require.NoError(t, m.limiter.Credit(t.Context(), request))
-	m.holds(t, request, 91)
-	for _, price := range []float64{-1, 0.5, 1001} {
-		_, err = m.limiter.Take(t.Context(), request.Price(price))
-		require.ErrorIs(t, err, ratelimit.ErrInvalidCost)
-		require.ErrorIs(t, m.limiter.Credit(t.Context(), request.Price(price)), ratelimit.ErrInvalidCost)
+// costs waits until the limiter of a story charges a price for the key of an upstream, a minute later.
+func costs(price float64, upstream ratelimit.Request) act {
+	return func(s *story) {
+		s.clock.set(s.clock.now().Add(time.Minute))
+		shareInMemory(s.T, s.memory, bucket.Key{Name: upstream.Limit().Name(), Key: "key"}, 1/price, s.clock.now())
+		learn(s.T, s.limiter, upstream, price)
 	}
 }
 
-// A reservation is settled, cancelled and renewed at the price at which it was made.
-func TestAdaptiveReservations(t *testing.T) {
+// A reservation is settled, cancelled and renewed, and tokens are credited, at the price at which they were taken.
+func TestAdaptiveGivesBackAtThePriceOfThen(t *testing.T) {
 	t.Parallel()
-	m := newMarket(t)
-	upstream := ratelimit.Define("upstream", ratelimit.Adaptive{Contract: hoard(100), Apply: true})
-	plain := ratelimit.Define("plain", hoard(100))
-	request := upstream.For("account").Cost(3)
-	reserve := func(more ...ratelimit.Request) string {
-		require.NoError(t, m.limiter.Reset(t.Context(), request, plain.For("account")))
-		m.share(t, "upstream", "account", 0.25)
-		m.pass(time.Minute)
-		learn(t, m.limiter, request, 4)
-		r, err := m.limiter.Reserve(t.Context(), append([]ratelimit.Request{request}, more...)...)
-		require.NoError(t, err)
-		require.True(t, r.Allowed)
-		require.Equal(t, 3.0, r.States[0].Cost)
-		require.Equal(t, 4.0, r.States[0].Price)
-		m.holds(t, request, 88)
-		m.share(t, "upstream", "account", 1)
-		m.pass(time.Minute)
-		learn(t, m.limiter, request, 1)
-		return r.ID
-	}
-	id := reserve(plain.For("account").Cost(5))
-	require.NoError(t, m.limiter.Settle(t.Context(), id, request.Cost(5), plain.For("account").Cost(1)))
-	m.holds(t, request, 80)
-	m.holds(t, plain.For("account"), 99)
-
-	id = reserve()
-	require.NoError(t, m.limiter.Settle(t.Context(), id, request))
-	m.holds(t, request, 88)
-
-	id = reserve()
-	require.NoError(t, m.limiter.Cancel(t.Context(), id))
-	m.holds(t, request, 100)
-	_, err := m.limiter.Renew(t.Context(), id)
-	require.NoError(t, err)
-	m.holds(t, request, 88)
-
-	id = reserve()
-	m.exec(t, `UPDATE ratelimit.reservations SET prices = '{}' WHERE id = $1`, id) // as one from before there were prices
-	require.NoError(t, m.limiter.Settle(t.Context(), id, request.Cost(13)))
-	m.holds(t, request, 87)
+	upstream := ratelimit.Define("upstream", ratelimit.Adaptive{Contract: hoard(100), Apply: true}).For("key")
+	shadow := ratelimit.Define("shadow", ratelimit.Adaptive{Contract: hoard(100)}).For("key")
+	three, plain := upstream.Cost(3), ratelimit.Define("plain", hoard(100)).For("key")
+	play(t, ratelimit.Config{}, map[string][]act{
+		"TwoRequestsForOneBucket": {costs(4, upstream), takes(upstream.Cost(2), three), holds(80, upstream)},
+		"InShadow":                {costs(4, shadow), takes(shadow.Cost(3)), holds(97, shadow)},
+		"Credit": {
+			costs(4, upstream), takes(three), holds(88, upstream), costs(1, upstream), creditsTaken(time.Minute, three.Price(4)), holds(100, upstream),
+			charges(three.Price(4)), holds(88, upstream), credits(three), holds(91, upstream),
+		},
+		"Settle": {
+			costs(4, upstream), reserves("a", 0, three, plain.Cost(5)), holds(88, upstream), costs(1, upstream),
+			settles("a", upstream.Cost(5), plain.Cost(1)), holds(80, upstream), holds(99, plain),
+		},
+		"SettleOfTheEstimate": {costs(4, upstream), reserves("a", 0, three), costs(1, upstream), settles("a", three), holds(88, upstream)},
+		"CancelAndRenew":      {costs(4, upstream), reserves("a", 0, three), costs(1, upstream), cancels("a"), holds(100, upstream), renews(0), holds(88, upstream)},
+	})
 }
 
 // With a bound on owed tokens, a price does not reduce the amount that can be reserved.

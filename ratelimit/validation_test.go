@@ -259,6 +259,19 @@ func TestInvalidCosts(t *testing.T) {
 	}
 }
 
+// TestInvalidPrices are below 1, or above all that a policy charges.
+func TestInvalidPrices(t *testing.T) {
+	t.Parallel()
+	limit := ratelimit.Define("upstream", ratelimit.Adaptive{Contract: ratelimit.PerSecond(100), Apply: true})
+	for verb, call := range verbs(t, ratelimit.Config{}) {
+		for _, price := range []float64{-1, 0.5, 1001} {
+			if !strings.HasPrefix(verb, "Value") && !strings.HasPrefix(verb, "Reset") { // which have no cost
+				require.ErrorIs(t, call(limit.For(secret).Price(price)), ratelimit.ErrInvalidCost, "%s at %v", verb, price)
+			}
+		}
+	}
+}
+
 // invalid is a call that is refused before any SQL.
 type invalid struct {
 	name, verb string
