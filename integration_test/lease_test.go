@@ -26,41 +26,141 @@ func slots(name string, most int) ratelimit.Limit {
 	return ratelimit.Define(name, ratelimit.Concurrency{Most: most, Lease: time.Hour})
 }
 
-func TestASlotIsHeldUntilItIsGivenBack(t *testing.T) {
-	t.Parallel()
-	b := setup(t)
-	jobs := slots("jobs", 2)
-	first, err := b.limiter.Acquire(t.Context(), jobs.For("k"))
-	require.NoError(t, err)
-	require.True(t, first.Allowed)
-	require.Equal(t, time.Hour, first.Until.Sub(first.At))
-	second, err := b.limiter.Acquire(t.Context(), jobs.For("k"))
-	require.NoError(t, err)
-	require.Greater(t, second.Fence, first.Fence)
-	refused, err := b.limiter.Acquire(t.Context(), jobs.For("k"))
-	require.NoError(t, err)
-	require.False(t, refused.Allowed)
-	require.Empty(t, refused.ID)
-	require.Equal(t, first.Until.Sub(refused.At), refused.RetryAfter, "at the latest when the first lease ends")
+// acquires takes slots for a lease of a length. The fencing token is greater than those of the leases before.
+func acquires(id string, length time.Duration, requests ...ratelimit.Request) act {
+	return func(s *story) {
+		lease := acquire(s.T, s.limiter, requests...)
+		require.Equal(s, length, lease.Until.Sub(lease.At))
+		for before, other := range s.leases {
+			require.Greater(s, lease.Fence, other.Fence, "%s after %s", id, before)
+		}
+		s.leases[id] = lease
+	}
+}
 
-	require.NoError(t, b.limiter.Release(t.Context(), first.ID))
-	require.ErrorIs(t, b.limiter.Release(t.Context(), first.ID), ratelimit.ErrLeaseLost)
-	_, err = b.limiter.RenewLease(t.Context(), first.ID)
-	require.ErrorIs(t, err, ratelimit.ErrLeaseLost)
-	renewed, err := b.limiter.RenewLease(t.Context(), second.ID)
+// isRefused asks for slots that are free after wait at the latest.
+func isRefused(wait time.Duration, requests ...ratelimit.Request) act {
+	return func(s *story) { require.Equal(s, wait, refused(s.T, s.limiter, requests...).RetryAfter) }
+}
+
+// prolongs renews a lease, which then ends so long after noon.
+func prolongs(id string, until time.Duration) act {
+	return func(s *story) {
+		lease, err := s.limiter.RenewLease(s.Context(), s.leases[id].ID)
+		require.NoError(s, err)
+		requireInstant(s.T, clockNoon.Add(until), lease.Until)
+		require.Equal(s, []any{s.leases[id].ID, s.leases[id].Fence}, []any{lease.ID, lease.Fence})
+	}
+}
+
+func releases(id string) act {
+	return func(s *story) { require.NoError(s, s.limiter.Release(s.Context(), s.leases[id].ID)) }
+}
+
+// isLost renews and releases a lease that is lost.
+func isLost(id string) act {
+	return func(s *story) {
+		require.ErrorIs(s, errOf(s.limiter.RenewLease(s.Context(), s.leases[id].ID)), ratelimit.ErrLeaseLost)
+		require.ErrorIs(s, s.limiter.Release(s.Context(), s.leases[id].ID), ratelimit.ErrLeaseLost)
+	}
+}
+
+// frees checks how many slots are free.
+func frees(slots float64, requests ...ratelimit.Request) act {
+	return func(s *story) {
+		for _, request := range requests {
+			requireFree(s.T, s.limiter, slots, request)
+		}
+	}
+}
+
+func resets(requests ...ratelimit.Request) act {
+	return func(s *story) { require.NoError(s, s.limiter.Reset(s.Context(), requests...)) }
+}
+
+func TestLeases(t *testing.T) {
+	t.Parallel()
+	two, one, beside, short := slots("jobs", 2).For("k"), daylong("one", 1).For("k"), daylong("two", 1).For("k"), slots("short", 1).For("k")
+	play(t, ratelimit.Config{}, map[string][]act{
+		"ASlotIsHeldUntilItIsGivenBack": {
+			acquires("a", time.Hour, two), acquires("b", time.Hour, two), isRefused(time.Hour, two), releases("a"), isLost("a"), prolongs("b", time.Hour),
+			frees(1, two), acquires("c", time.Hour, two), isRefused(time.Hour, two), after(time.Hour - time.Microsecond), frees(0, two),
+			after(time.Hour), frees(2, two), isLost("b"),
+		},
+		"ALeaseOfSeveralEndsWithTheShortest": {acquires("a", time.Hour, short, beside, one), after(time.Minute), prolongs("a", time.Hour+time.Minute)},
+		"ALeaseOfWhichAPartIsLost": { // nothing is renewed, and the other parts are released
+			acquires("a", time.Hour, short, beside, one), resets(beside), after(time.Minute), isLost("a"), frees(1, one, short, beside),
+		},
+		"OneFenceForAllRows": {acquires("a", 24*time.Hour, one), releases("a"), acquires("b", 24*time.Hour, beside, one)},
+	})
+}
+
+// rulesOf returns rules with one for a limit and a plan.
+func rulesOf(t *testing.T, limit ratelimit.Limit, plan string, eras ...ratelimit.Era) *ruleBook {
+	t.Helper()
+	rule, err := ratelimit.NewRuling(limit, ratelimit.RulingConfig{Name: limit.Name(), Eras: eras})
 	require.NoError(t, err)
-	require.Equal(t, second.ID, renewed.ID)
-	require.Equal(t, second.Fence, renewed.Fence)
-	require.Equal(t, time.Hour, renewed.Until.Sub(renewed.At))
-	v, err := b.limiter.Value(t.Context(), jobs.For("k"))
-	require.NoError(t, err)
-	require.Equal(t, 1.0, v.Tokens)
-	require.Equal(t, 2.0, v.At(renewed.Until))
-	require.Equal(t, 1.0, v.At(renewed.Until.Add(-time.Microsecond)))
-	third, err := b.limiter.Acquire(t.Context(), jobs.For("k"))
-	require.NoError(t, err)
-	require.True(t, third.Allowed)
-	require.Greater(t, third.Fence, second.Fence)
+	rules := &ruleBook{rules: make(map[[3]string]*ratelimit.Ruling)}
+	rules.set(limit.Name(), plan, "", rule)
+	return rules
+}
+
+// A rule that changes a limit on concurrency keeps the leases, unless it fills the buckets. Leases are renewed by the rule of their
+// key's plan. In shadow mode a slot that is not free is given, but not held.
+func TestLeasesUnderRules(t *testing.T) {
+	t.Parallel()
+	const day = 24 * time.Hour
+	jobs, lowered := daylong("jobs", 4), ratelimit.Concurrency{Most: 1, Lease: time.Minute}
+	pro, other := jobs.For("ada").Plan("pro"), daylong("other", 5).For("ada")
+	era := func(seconds int, policy ratelimit.Policy, how ratelimit.OnChange) ratelimit.Era {
+		return ratelimit.Era{From: clockNoon.Add(time.Duration(seconds) * time.Second), Policy: policy, OnChange: how}
+	}
+	for _, how := range []ratelimit.OnChange{ratelimit.KeepTokens, ratelimit.ScaleTokens, ratelimit.AddTokens} {
+		play(t, ratelimit.Config{Policies: rulesOf(t, jobs, "pro", ratelimit.Era{}, era(1, lowered, how))}, map[string][]act{
+			"Lowered/" + string(how): {
+				acquires("a", day, pro), acquires("b", day, pro.Cost(2)), after(time.Second), frees(-2, pro), prolongs("b", day), // no earlier than before
+				releases("b"), isRefused(day-time.Second, pro), releases("a"), acquires("c", time.Minute, pro),
+				after(31 * time.Second), prolongs("c", 91*time.Second),
+			},
+		})
+	}
+	play(t, ratelimit.Config{Policies: rulesOf(t, jobs, "pro", ratelimit.Era{}, era(1, lowered, ratelimit.ResetTokens))}, map[string][]act{
+		"Reset": {acquires("a", day, pro), after(time.Second), isLost("a"), acquires("b", time.Minute, pro)},
+	})
+	tokens := era(1, ratelimit.TokenBucket{Rate: 8, Period: century}, "")
+	play(t, ratelimit.Config{Policies: rulesOf(t, jobs, "pro", ratelimit.Era{}, tokens, era(2, lowered, ""))}, map[string][]act{
+		"ToTokensAndBack": {
+			acquires("a", day, pro), after(time.Second), func(s *story) {
+				require.ErrorIs(s, errOf(s.limiter.Acquire(s.Context(), pro)), ratelimit.ErrInvalidRequest, "the limit has tokens and no slots now")
+			}, isLost("a"), after(2 * time.Second), acquires("b", time.Minute, pro), isRefused(time.Minute, pro),
+		},
+	})
+	play(t, ratelimit.Config{Policies: rulesOf(t, jobs, "", ratelimit.Era{Mode: ratelimit.Shadow}), RefusalCache: 100}, map[string][]act{
+		"Shadow": {
+			acquires("a", day, jobs.For("ada").Cost(4)), after(time.Second), acquires("b", day, jobs.For("ada")), frees(0, jobs.For("ada")),
+			prolongs("b", day+time.Second), releases("b"), releases("b"), after(2 * time.Second), acquires("c", day, jobs.For("ada"), other), frees(4, other),
+			releases("c"), frees(5, other), frees(0, jobs.For("ada")), releases("a"), frees(4, jobs.For("ada")),
+		},
+	})
+	play(t, ratelimit.Config{Policies: rulesOf(t, jobs, "", ratelimit.Era{Mode: ratelimit.Off})}, map[string][]act{
+		"Off": {
+			acquires("a", day, jobs.For("ada").Cost(4)), after(time.Second), acquires("b", day, jobs.For("ada"), other), releases("a"), releases("b"),
+			func(s *story) { require.Len(s, s.rows(s.T, ""), 1, "only of the other limit") },
+		},
+	})
+	paused := rulesOf(t, jobs, "", ratelimit.Era{})
+	play(t, ratelimit.Config{Policies: paused}, map[string][]act{
+		"Paused": {
+			acquires("a", day, jobs.For("ada")), func(s *story) {
+				pause := ratelimit.RulingConfig{Name: "jobs", PausedUntil: clockNoon.Add(time.Minute), PauseReason: "the provider is down"}
+				rule, err := ratelimit.NewRuling(jobs, pause)
+				require.NoError(s, err)
+				paused.set("jobs", "", "", rule)
+				require.Equal(s, pause.PauseReason, refused(s.T, s.limiter, jobs.For("bob"), other).States[0].PauseReason)
+			}, isRefused(time.Minute, jobs.For("bob"), other), prolongs("a", day) /* who holds a slot goes on */, releases("a"),
+			after(time.Minute), acquires("b", day, jobs.For("bob"), other),
+		},
+	})
 }
 
 // The ID of a lease of another schema, or of no bucket here, is a lost lease, and makes no row.
@@ -93,36 +193,6 @@ func TestALeaseUnderAHashedKey(t *testing.T) {
 	require.NotContains(t, lease.ID, "=")
 	require.NoError(t, b.limiter.Release(t.Context(), lease.ID))
 	acquire(t, hashing, jobs.For("ada@example.org"))
-}
-
-// If one limit's part of a lease is lost, nothing is renewed, and the other parts are released.
-func TestALeaseOfWhichAPartIsLost(t *testing.T) {
-	t.Parallel()
-	b := setup(t)
-	one, two, three := daylong("one", 1).For("ada"), daylong("two", 1).For("ada"), ratelimit.Define("three", ratelimit.Concurrency{Most: 1, Lease: time.Hour}).For("ada")
-	for _, inTx := range []bool{false, true} {
-		lease := acquire(t, b.limiter, three, two, one)
-		require.Equal(t, time.Hour, lease.Until.Sub(lease.At), "that of the shortest")
-		renewed, err := b.limiter.RenewLease(t.Context(), lease.ID)
-		require.NoError(t, err)
-		require.Equal(t, time.Hour, renewed.Until.Sub(renewed.At))
-		require.NoError(t, b.limiter.Reset(t.Context(), two))
-		held, err := b.limiter.Value(t.Context(), one)
-		require.NoError(t, err)
-		l := b.limiter
-		if inTx {
-			l = b.limiter.WithTx(b.begin(t, pgx.ReadCommitted))
-		}
-		_, err = l.RenewLease(t.Context(), lease.ID)
-		require.ErrorIs(t, err, ratelimit.ErrLeaseLost)
-		require.ErrorContains(t, err, `"two"`)
-		after, err := l.Value(t.Context(), one)
-		require.NoError(t, err)
-		require.Equal(t, held.At(held.AsOf.Add(24*time.Hour)), after.At(held.AsOf.Add(24*time.Hour)))
-		require.ErrorIs(t, l.Release(t.Context(), lease.ID), ratelimit.ErrLeaseLost)
-		requireFree(t, l, 1, one)
-		requireFree(t, l, 1, three)
-	}
 }
 
 // acquire acquires free slots.
@@ -250,126 +320,6 @@ func TestARowOfSlotsThatSomebodyHolds(t *testing.T) {
 	refused(t, s.limiter, full)
 	refused(t, s.limiter, full, daylong("one", 2).For("new"))
 	require.Zero(t, s.outside.count(t, `SELECT count(*) FROM ratelimit.buckets WHERE key = 'new'`))
-}
-
-func TestSlotsOfALimitThatIsNotEnforced(t *testing.T) {
-	t.Parallel()
-	jobs, other := daylong("jobs", 1), daylong("other", 5)
-	t.Run("Shadow", func(t *testing.T) {
-		t.Parallel()
-		r := setupRuled(t, ratelimit.Config{RefusalCache: 100})
-		r.rule(t, jobs, "", ratelimit.Era{Mode: ratelimit.Shadow})
-		first := acquire(t, r.Limiter, jobs.For("ada"))
-		second := acquire(t, r.Limiter, jobs.For("ada"))
-		require.False(t, second.States[0].Allowed, "what would be decided is told")
-		require.Equal(t, second.At.UnixMicro(), second.Fence)
-		require.Equal(t, second.At.Add(24*time.Hour), second.Until)
-		renewed, err := r.RenewLease(t.Context(), second.ID)
-		require.NoError(t, err)
-		require.Equal(t, second.Until, renewed.Until)
-		require.NoError(t, r.Release(t.Context(), second.ID), "nothing is held")
-		require.NoError(t, r.Release(t.Context(), second.ID))
-		requireFree(t, r.Limiter, 0, jobs.For("ada"))
-		require.NoError(t, r.Release(t.Context(), first.ID))
-		requireFree(t, r.Limiter, 1, jobs.For("ada"))
-		acquire(t, r.Limiter, jobs.For("ada"))
-		both := acquire(t, r.Limiter, jobs.For("ada"), other.For("ada"))
-		requireFree(t, r.Limiter, 4, other.For("ada"))
-		require.NoError(t, r.Release(t.Context(), both.ID))
-		requireFree(t, r.Limiter, 5, other.For("ada"))
-		requireFree(t, r.Limiter, 0, jobs.For("ada"))
-	})
-	t.Run("Off", func(t *testing.T) {
-		t.Parallel()
-		r := setupRuled(t, ratelimit.Config{})
-		r.rule(t, jobs, "", ratelimit.Era{Mode: ratelimit.Off})
-		for range 2 {
-			lease := acquire(t, r.Limiter, jobs.For("ada"))
-			require.NotZero(t, lease.Fence)
-			require.NoError(t, r.Release(t.Context(), lease.ID))
-		}
-		require.NoError(t, r.InTx(t.Context(), func(tx pgx.Tx) error {
-			lease := acquire(t, r.WithTx(tx), jobs.For("ada"), other.For("ada"))
-			return r.WithTx(tx).Release(t.Context(), lease.ID)
-		}))
-		require.Zero(t, (&bundle{pool: r.pool}).count(t, `SELECT count(*) FROM ratelimit.buckets WHERE name = 'jobs'`))
-	})
-	t.Run("Paused", func(t *testing.T) {
-		t.Parallel()
-		r := setupRuled(t, ratelimit.Config{})
-		lease := acquire(t, r.Limiter, jobs.For("ada"))
-		r.pausedRule(t, jobs, "", time.Minute)
-		d := refused(t, r.Limiter, jobs.For("bob"), other.For("bob"))
-		require.Equal(t, time.Minute, d.RetryAfter)
-		require.Equal(t, "the provider is down", d.States[0].PauseReason)
-		_, err := r.RenewLease(t.Context(), lease.ID)
-		require.NoError(t, err, "who holds a slot goes on")
-		require.NoError(t, r.Release(t.Context(), lease.ID))
-		r.at(time.Minute)
-		acquire(t, r.Limiter, jobs.For("bob"), other.For("bob"))
-	})
-}
-
-// A rule that changes a limit on concurrency keeps the leases, unless it fills the buckets. Leases are renewed by the rule of their
-// key's plan.
-func TestSlotsOfALimitWhoseRuleChanges(t *testing.T) {
-	t.Parallel()
-	jobs := daylong("jobs", 4)
-	lowered := ratelimit.Concurrency{Most: 1, Lease: time.Minute}
-	change := func(t *testing.T, policy ratelimit.Policy, how ratelimit.OnChange) *ruled {
-		t.Helper()
-		r := setupRuled(t, ratelimit.Config{})
-		r.rule(t, jobs, "pro", ratelimit.Era{}, ratelimit.Era{From: clockNoon.Add(time.Second), Policy: policy, OnChange: how})
-		return r
-	}
-	request := jobs.For("ada").Plan("pro")
-	for _, how := range []ratelimit.OnChange{ratelimit.KeepTokens, ratelimit.ScaleTokens, ratelimit.AddTokens} {
-		t.Run(string(how), func(t *testing.T) {
-			t.Parallel()
-			r := change(t, lowered, how)
-			first, second := acquire(t, r.Limiter, request), acquire(t, r.Limiter, request.Cost(2))
-			r.at(time.Second)
-			requireFree(t, r.Limiter, -2, request)
-			refused(t, r.Limiter, request)
-			renewed, err := r.RenewLease(t.Context(), second.ID)
-			require.NoError(t, err)
-			require.Equal(t, second.Until, renewed.Until, "it ends no earlier than it would have")
-			require.NoError(t, r.Release(t.Context(), second.ID))
-			refused(t, r.Limiter, request)
-			require.NoError(t, r.Release(t.Context(), first.ID))
-			lease := acquire(t, r.Limiter, request)
-			require.Equal(t, time.Minute, lease.Until.Sub(lease.At))
-			r.at(31 * time.Second)
-			renewed, err = r.RenewLease(t.Context(), lease.ID)
-			require.NoError(t, err)
-			require.Equal(t, lease.Until.Add(30*time.Second), renewed.Until)
-			require.Less(t, second.Fence, lease.Fence)
-		})
-	}
-	t.Run("Reset", func(t *testing.T) {
-		t.Parallel()
-		r := change(t, lowered, ratelimit.ResetTokens)
-		lease := acquire(t, r.Limiter, request)
-		r.at(time.Second)
-		_, err := r.RenewLease(t.Context(), lease.ID)
-		require.ErrorIs(t, err, ratelimit.ErrLeaseLost)
-		require.Greater(t, acquire(t, r.Limiter, request).Fence, lease.Fence)
-	})
-	t.Run("ToTokensAndBack", func(t *testing.T) {
-		t.Parallel()
-		r := setupRuled(t, ratelimit.Config{})
-		r.rule(t, jobs, "pro", ratelimit.Era{}, ratelimit.Era{From: clockNoon.Add(time.Second), Policy: ratelimit.TokenBucket{Rate: 8, Period: century}},
-			ratelimit.Era{From: clockNoon.Add(2 * time.Second), Policy: lowered})
-		lease := acquire(t, r.Limiter, request)
-		r.at(time.Second)
-		_, err := r.Acquire(t.Context(), request)
-		require.ErrorIs(t, err, ratelimit.ErrInvalidRequest, "the limit has tokens and no slots now")
-		require.ErrorIs(t, r.Release(t.Context(), lease.ID), ratelimit.ErrLeaseLost)
-		r.at(2 * time.Second)
-		again := acquire(t, r.Limiter, request)
-		require.Greater(t, again.Fence, lease.Fence)
-		refused(t, r.Limiter, request)
-	})
 }
 
 // TestSlotsUnderTwoDefinitions has programs of two versions use one bucket.

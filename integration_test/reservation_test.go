@@ -76,13 +76,14 @@ func requireInstant(t *testing.T, want, got time.Time) {
 	require.Equal(t, want.UnixMicro(), got.UnixMicro())
 }
 
-// story is a desk in memory with the IDs of reservations, by the names that the story gives them.
+// story is a desk in memory with the IDs of reservations and the leases, by the names that the story gives them.
 type story struct {
 	*testing.T
 	*desk
 
 	staleAfter time.Duration
 	ids        map[string]string
+	leases     map[string]ratelimit.Lease
 }
 
 // act is a step of a story: a call, and its answer.
@@ -94,7 +95,7 @@ func play(t *testing.T, config ratelimit.Config, stories map[string][]act) {
 	for name, acts := range stories {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			s := &story{t, inMemory.setup(t).desk(t, config), config.StaleAfter, map[string]string{}}
+			s := &story{t, inMemory.setup(t).desk(t, config), config.StaleAfter, map[string]string{}, map[string]ratelimit.Lease{}}
 			for _, do := range acts {
 				do(s)
 			}
