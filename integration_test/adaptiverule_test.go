@@ -124,7 +124,8 @@ func testAPauseOfAnUpstreamWhoseRuleChanges(t *testing.T, on backend) {
 				paused bool
 			}{{time.Minute - time.Microsecond, true}, {time.Minute, false}, {2*time.Minute - time.Microsecond, false}, {2 * time.Minute, true}} {
 				m.set(clockNoon.Add(step.at))
-				slot, err := m.limiter.Start(t.Context(), r.ID) // before any other call
+				require.NoError(t, m.limiter.Report(t.Context(), request, ratelimit.Outcome{}), "a program reports whatever the rule says")
+				slot, err := m.limiter.Start(t.Context(), r.ID) // before any other call that decides
 				require.NoError(t, err)
 				require.Equal(t, step.paused, slot.Wait > 0, "start after %v", step.at)
 				made, err := m.limiter.CheckReserve(t.Context(), request)

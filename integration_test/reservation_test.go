@@ -234,7 +234,14 @@ func TestReserveAndCredit(t *testing.T) {
 
 func TestSettle(t *testing.T) {
 	t.Parallel()
+	widened := ratelimit.Define("lookups", ratelimit.TokenBucket{Rate: 10, Period: time.Second, Capacity: 100}).For("key")
+	narrowed := ratelimit.Define("lookups", ratelimit.TokenBucket{Rate: 10, Period: time.Second, Capacity: 5}).For("key")
 	stories := map[string][]act{
+		"UsesTheTermsOfNow": {
+			reserves("a", 0, look.Cost(4)), reserves("b", 0, look.Cost(4)), after(700 * time.Millisecond), settles("a", widened.Cost(3)), holds(10, widened),
+			cancels("b"), holds(14, widened), reserves("c", 0, widened.Cost(4)), settles("c", narrowed.Cost(6)), holds(3, narrowed),
+			settlesTo(ratelimit.ErrInvalidRequest, "c", narrowed.Cost(6), widened.Cost(6)), // one bucket under two policies
+		},
 		"OverSeveralLimitsChangesThoseItNames": {
 			reserves("a", 0, word.Cost(40), look, globally.Cost(40), room.Cost(7)), settles("a", globally.Cost(15), room.Cost(1e6+1)),
 			holds(10, word), holds(9, look), holds(35, globally), holds(-1, room),
@@ -281,6 +288,12 @@ func TestSettle(t *testing.T) {
 		stories[name] = []act{reserves("a", delay, look.Cost(row.estimate)), after(row.at), settles("a", actual...), holds(row.want, look)}
 	}
 	play(t, ratelimit.Config{}, stories)
+	pro := look.Plan("pro")
+	play(t, ratelimit.Config{Policies: rulesOf(t, lookups, "pro", ratelimit.Era{Policy: ratelimit.PerSecond(100)})}, map[string][]act{
+		"UsesTheRuleOfItsPlan": {
+			reserves("a", 0, pro.Cost(80)), holds(20, pro), cancels("a"), holds(100, pro), renews(0), holds(20, pro), settles("a", pro.Cost(90)), holds(10, pro),
+		},
+	})
 	play(t, ratelimit.Config{HashKey: []byte("a secret of some length")}, map[string][]act{
 		"KnowsHashedKeys": {reserves("a", 0, lookups.For("key\x00").Cost(8)), settles("a", lookups.For("key\x00").Cost(1)), holds(9, lookups.For("key\x00"))},
 	})
