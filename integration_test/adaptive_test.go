@@ -271,28 +271,19 @@ func TestAdaptiveOfTwoVersions(t *testing.T) {
 	require.EqualValues(t, 1, m.known(t, "upstream", "account").Epoch, "the older one has ended the epoch")
 }
 
-// In shadow mode the price is reported, but not charged.
+// In shadow mode the price is reported, but not charged, and nobody is paused.
 func TestAdaptiveInShadow(t *testing.T) {
 	t.Parallel()
 	m := newMarket(t)
-	upstream := ratelimit.Define("upstream", ratelimit.Adaptive{Contract: hoard(100)})
+	request := ratelimit.Define("upstream", ratelimit.Adaptive{Contract: hoard(100)}).For("account")
 	m.share(t, "upstream", "account", 0.25)
-	learn(t, m.limiter, upstream.For("account"), 4)
-	for _, c := range callers() {
-		before, err := m.limiter.Value(t.Context(), upstream.For("account"))
-		require.NoError(t, err)
-		d, err := c.take(t.Context(), m.db(), m.limiter, upstream.For("account").Cost(3))
-		require.NoError(t, err)
-		require.True(t, d.Allowed)
-		require.Equal(t, 4.0, d.States[0].Price)
-		require.Equal(t, 3.0, d.States[0].Cost)
-		after, err := m.limiter.Value(t.Context(), upstream.For("account"))
-		require.NoError(t, err)
-		require.InDelta(t, 3, before.Tokens-after.Tokens, 1e-9, c.name)
-	}
-	require.NoError(t, m.limiter.Report(t.Context(), upstream.For("account"), ratelimit.Outcome{Throttled: true, RetryAfter: time.Hour}))
-	d, err := m.limiter.Take(t.Context(), upstream.For("account"))
-	require.NoError(t, err)
-	require.True(t, d.Allowed, "nor is anybody paused")
+	learn(t, m.limiter, request, 4)
 	require.False(t, m.all()[0].Applied)
+	require.NoError(t, m.limiter.Report(t.Context(), request, ratelimit.Outcome{Throttled: true, RetryAfter: time.Hour}))
+	for _, c := range callers() {
+		d, err := c.take(t.Context(), m.db(), m.limiter, request.Cost(3))
+		require.NoError(t, err)
+		require.True(t, d.Allowed, c.name)
+		require.Equal(t, []float64{4, 3, 1}, []float64{d.States[0].Price, d.States[0].Cost, d.States[0].Charged}, c.name)
+	}
 }

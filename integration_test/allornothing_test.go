@@ -96,45 +96,6 @@ func requireRefused(t *testing.T, limiter *ratelimit.Limiter, requests []ratelim
 	}
 }
 
-// A refused call over several limits lets the others go on at once, not at the end of the transaction.
-func TestRefusedTakeOverSeveralLimitsHoldsNoRow(t *testing.T) {
-	t.Parallel()
-	b := setupWork(t)
-	makeMixed(t, b, "key")
-	tx := b.begin(t, pgx.ReadCommitted)
-	requireRefused(t, b.limiter.WithTx(tx), mixed("key"))
-	err := pgx.BeginFunc(t.Context(), b.pool, func(elsewhere pgx.Tx) error {
-		_, err := elsewhere.Exec(t.Context(), "SET LOCAL lock_timeout = '5s'")
-		require.NoError(t, err)
-		requireAllowed(t, taking(roomy.For("key"), other.For("key without a row")), b.limiter.WithTx(elsewhere))
-		requireAllowed(t, resetting(pinch.For("key")), b.limiter.WithTx(elsewhere))
-		return nil
-	})
-	require.NoError(t, err)
-	require.NoError(t, tx.Commit(t.Context()))
-}
-
-// So does a refused reservation over several limits.
-func TestRefusedReserveOverSeveralLimitsHoldsNoRow(t *testing.T) {
-	t.Parallel()
-	b := setup(t)
-	requireAllowed(t, taking(roomy.For("key")), b.limiter)
-	requireAllowed(t, reserving(bounded.For("key").Cost(2)), b.limiter)
-	tx := b.begin(t, pgx.ReadCommitted)
-	r, err := b.limiter.WithTx(tx).Reserve(t.Context(), bounded.For("key"), roomy.For("key"))
-	require.NoError(t, err)
-	require.False(t, r.Allowed)
-	err = pgx.BeginFunc(t.Context(), b.pool, func(elsewhere pgx.Tx) error {
-		_, err := elsewhere.Exec(t.Context(), "SET LOCAL lock_timeout = '5s'")
-		require.NoError(t, err)
-		requireAllowed(t, taking(roomy.For("key")), b.limiter.WithTx(elsewhere))
-		requireAllowed(t, resetting(bounded.For("key")), b.limiter.WithTx(elsewhere))
-		return nil
-	})
-	require.NoError(t, err)
-	require.NoError(t, tx.Commit(t.Context()))
-}
-
 // A row inserted for a lock is marked by an empty array of leases. If the mark stays in a row, the row's value still counts: it is
 // not mistaken for a new, full row.
 func TestARowThatKeptTheMarkOfItsMakingHoldsWhatItHolds(t *testing.T) {

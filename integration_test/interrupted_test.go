@@ -400,32 +400,21 @@ func TestAHookThatEndsItsGoroutineLeavesNoTransactionOpen(t *testing.T) {
 	t.Parallel()
 	const most = 20 // times that a call asks for the time
 	b := setup(t)
-	for name, call := range map[string]func(ctx context.Context, limiter *ratelimit.Limiter, id, key string) error{
-		"Reserve": func(ctx context.Context, limiter *ratelimit.Limiter, _, key string) error {
-			_, err := limiter.Reserve(ctx, roomy.For(key), other.For(key))
-			return err
+	hooked := map[string]call{
+		"ShardedTake": func(ctx context.Context, l *ratelimit.Limiter, _ string, _ ratelimit.Request) error {
+			return errOf(l.Take(ctx, wide.For("hooked").Cost(wide.Capacity()/2)))
 		},
-		"Settle": func(ctx context.Context, limiter *ratelimit.Limiter, id, key string) error {
-			return limiter.Settle(ctx, id, roomy.For(key).Cost(3))
+		"ShardedCharge": func(ctx context.Context, l *ratelimit.Limiter, _ string, _ ratelimit.Request) error {
+			return l.Charge(ctx, wide.For("hooked"))
 		},
-		"Cancel": func(ctx context.Context, l *ratelimit.Limiter, id, _ string) error { return l.Cancel(ctx, id) },
-		"Renew": func(ctx context.Context, limiter *ratelimit.Limiter, id, _ string) error {
-			return errOf(limiter.Renew(ctx, id))
+		"InTx": func(ctx context.Context, l *ratelimit.Limiter, id string, r ratelimit.Request) error {
+			return l.InTx(ctx, func(tx pgx.Tx) error { return everyCall["TakeSeveral"](ctx, l.WithTx(tx), id, r) })
 		},
-		"ShardedTake": func(ctx context.Context, limiter *ratelimit.Limiter, _, key string) error {
-			_, err := limiter.Take(ctx, wide.For(key).Cost(wide.Capacity()/2))
-			return err
-		},
-		"ShardedCharge": func(ctx context.Context, l *ratelimit.Limiter, _, key string) error {
-			return l.Charge(ctx, wide.For(key))
-		},
-		"Prune": func(ctx context.Context, limiter *ratelimit.Limiter, _, _ string) error {
-			return errOf(limiter.Prune(ctx, roomy))
-		},
-		"InTx": func(ctx context.Context, limiter *ratelimit.Limiter, _, key string) error {
-			return limiter.InTx(ctx, func(tx pgx.Tx) error { return errOf(limiter.WithTx(tx).Take(ctx, roomy.For(key), other.For(key))) })
-		},
-	} {
+	}
+	for _, name := range []string{"Reserve", "Settle", "Cancel", "Renew", "Prune"} {
+		hooked[name] = everyCall[name]
+	}
+	for name, call := range hooked {
 		for exit, end := range exits {
 			t.Run(name+exit, func(t *testing.T) { // not parallel: they share the pool
 				finished := false
@@ -440,7 +429,7 @@ func TestAHookThatEndsItsGoroutineLeavesNoTransactionOpen(t *testing.T) {
 						}
 						return time.Now()
 					}})
-					finished = !ended(func() { err = call(t.Context(), limiter, r.ID, key) })
+					finished = !ended(func() { err = call(t.Context(), limiter, r.ID, roomy.For(key)) })
 					if err != nil && strings.Contains(err.Error(), "the goroutine of the batch has exited") {
 						finished, err = false, nil // it was not the caller's
 					}
