@@ -101,7 +101,7 @@ func rulesOf(t *testing.T, limit ratelimit.Limit, plan string, eras ...ratelimit
 	rule, err := ratelimit.NewRuling(limit, ratelimit.RulingConfig{Name: limit.Name(), Eras: eras})
 	require.NoError(t, err)
 	rules := &ruleBook{rules: make(map[[3]string]*ratelimit.Ruling)}
-	rules.set(limit.Name(), plan, "", rule)
+	rules.set(limit.Name(), plan, rule)
 	return rules
 }
 
@@ -155,7 +155,7 @@ func TestLeasesUnderRules(t *testing.T) {
 				pause := ratelimit.RulingConfig{Name: "jobs", PausedUntil: clockNoon.Add(time.Minute), PauseReason: "the provider is down"}
 				rule, err := ratelimit.NewRuling(jobs, pause)
 				require.NoError(s, err)
-				paused.set("jobs", "", "", rule)
+				paused.set("jobs", "", rule)
 				require.Equal(s, pause.PauseReason, refused(s.T, s.limiter, jobs.For("bob"), other).States[0].PauseReason)
 			}, isRefused(time.Minute, jobs.For("bob"), other), prolongs("a", day) /* who holds a slot goes on */, releases("a"),
 			after(time.Minute), acquires("b", day, jobs.For("bob"), other),

@@ -121,7 +121,6 @@ func TestRefusedIsToldOfEachBucketThatRefused(t *testing.T) {
 func TestRefusedIsToldOfReserve(t *testing.T) {
 	t.Parallel()
 	limiter, h := setup(t).hooked(t, ratelimit.Config{})
-	bounded := ratelimit.Define("bounded", ratelimit.TokenBucket{Rate: 1, Period: century, MaxReserved: 1})
 	_, err := limiter.Reserve(t.Context(), bounded.For("key").Cost(2))
 	require.NoError(t, err)
 	require.Empty(t, h.told, "what has to wait is not refused")

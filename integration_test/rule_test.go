@@ -57,10 +57,10 @@ func (b *ruleBook) RulingsOf(name string) (rules []*ratelimit.Ruling) {
 	return rules
 }
 
-func (b *ruleBook) set(limit, plan, key string, rule *ratelimit.Ruling) {
+func (b *ruleBook) set(limit, plan string, rule *ratelimit.Ruling) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.rules[[3]string{limit, plan, key}] = rule
+	b.rules[[3]string{limit, plan, ""}] = rule
 }
 
 func setupRuled(t *testing.T, config ratelimit.Config, pool ...func(*pgxpool.Config)) *ruled {
@@ -100,7 +100,7 @@ func (r *ruled) pausedRule(t *testing.T, limit ratelimit.Limit, plan string, pau
 	}
 	made, err := ratelimit.NewRuling(limit, config)
 	require.NoError(t, err)
-	r.rules.set(limit.Name(), plan, "", made)
+	r.rules.set(limit.Name(), plan, made)
 }
 
 // takes takes tokens, and returns the decision.
@@ -163,7 +163,7 @@ func TestASourceThatFailsLeavesTheDefinitionInTheCode(t *testing.T) {
 	require.NoError(t, err)
 	for name, fail := range map[string]func(r *ruled){
 		"it panics":                      func(r *ruled) { r.rules.panics = true },
-		"it has a rule of another limit": func(r *ruled) { r.rules.set("api", "", "", foreign) },
+		"it has a rule of another limit": func(r *ruled) { r.rules.set("api", "", foreign) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
