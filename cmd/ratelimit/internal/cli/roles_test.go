@@ -69,7 +69,7 @@ func TestRoles(t *testing.T) {
 		if c.role == reader {
 			r := run(t.Context(), env, "", "doctor")
 			require.Equal(t, 5, r.code, r.err)
-			require.Contains(t, r.out, "only reads")
+			require.Contains(t, r.out, "can only read")
 			require.NotContains(t, r.out, "GRANT ")
 			require.Contains(t, run(t.Context(), env, "", "doctor", "--role", reader).out, "GRANT SELECT, INSERT, UPDATE, DELETE")
 			require.NotContains(t, run(t.Context(), env, "", "doctor", "--role", application).out, "grants:")

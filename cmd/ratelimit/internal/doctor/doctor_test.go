@@ -114,10 +114,10 @@ func TestRunLooksAtTheHashKey(t *testing.T) {
 		says          string
 	}{
 		"TheSame":      {secret, secret, doctor.OK, "under this HashKey"},
-		"None":         {nil, nil, doctor.OK, "as they are"},
+		"None":         {nil, nil, doctor.OK, "without a secret"},
 		"AnotherOne":   {secret, append([]byte("not "), secret...), doctor.Fault, "under another secret"},
 		"OneWhereNone": {nil, secret, doctor.Fault, "without a secret"},
-		"NotGiven":     {secret, nil, doctor.Note, "none was given here"},
+		"NotGiven":     {secret, nil, doctor.Note, "none is set here"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -324,6 +324,6 @@ func TestRunWithoutAServer(t *testing.T) {
 	encrypted, err := pgx.ParseConfig(pool.Config().ConnString())
 	require.NoError(t, err)
 	encrypted.TLSConfig = &tls.Config{InsecureSkipVerify: true} // of which the server knows nothing
-	require.Contains(t, one(t, look(t, encrypted, doctor.Config{}), "connection").Says, "TLS cannot be agreed on; sslmode")
+	require.Contains(t, one(t, look(t, encrypted, doctor.Config{}), "connection").Says, "TLS failed; see sslmode")
 	require.NotContains(t, fmt.Sprint(report), password)
 }

@@ -26,7 +26,7 @@ func (e *examination) lookAtPooler(ctx context.Context) ([]Finding, error) {
 		return nil, err
 	}
 	if !shares {
-		return ok("The server is reached through a pooler that keeps a session together, as in session mode."), nil
+		return ok("The path to the server has a pooler in session mode, or one that behaves so."), nil
 	}
 	mode := e.connection.DefaultQueryExecMode
 	if pooler.Prepares(mode) {
@@ -37,13 +37,13 @@ func (e *examination) lookAtPooler(ctx context.Context) ([]Finding, error) {
 			return nil, err
 		}
 		if loses {
-			return fault("In the programs "+pooler.Advice(mode)+". A rules.Set needs NoListen, or Connect, besides.",
-				"The server is reached through a pooler in transaction mode, such as PgBouncer, and queries are run as prepared statements (%s): "+
+			return fault("In the programs, "+pooler.Advice(mode)+". A rules.Set also needs NoListen or Connect.",
+				"The path to the server has a pooler in transaction mode, such as PgBouncer, and queries are prepared statements (%s): "+
 					"calls fail, as a statement that one connection of the server has prepared is not there on the next, or there already.", pooler.Mode(mode)), nil
 		}
 	}
-	return ok("The server is reached through a pooler in transaction mode, and the way to run queries (%s) suits it. "+
-		"Nobody can listen through it: a rules.Set needs NoListen, or Connect, and migrations a connection to the server itself.", pooler.Mode(mode)), nil
+	return ok("The path to the server has a pooler in transaction mode, and the query mode (%s) works with it. "+
+		"LISTEN does not work through it: a rules.Set needs NoListen or Connect, and migrations need a connection to the server itself.", pooler.Mode(mode)), nil
 }
 
 // shares reports whether two connections had transactions in the same server process, or one connection in several processes.

@@ -26,44 +26,44 @@ func (e *examination) lookAtRole(ctx context.Context, tx pgx.Tx) ([]Finding, err
 	r, err := e.roleOf(ctx, tx)
 	switch {
 	case errors.Is(err, pgx.ErrNoRows):
-		return fault("Name the role that the programs connect as, or make it:\nCREATE ROLE "+pgx.Identifier{e.config.Role}.Sanitize()+" LOGIN;",
+		return fault("Name the role of the programs, or create it:\nCREATE ROLE "+pgx.Identifier{e.config.Role}.Sanitize()+" LOGIN;",
 			"There is no role %q.", e.config.Role), nil
 	case err != nil:
 		return nil, err
 	case r.superuser:
 		return note("Give the programs a role of their own, with the statements that ratelimit grants --application ROLE prints, or migrations.Grants returns.",
-			"The role %q is a superuser: who gets into a program with it has the whole server, and may change every limit.", r.name), nil
+			"The role %q is a superuser: an attacker in a program with it controls the whole server, and every limit.", r.name), nil
 	}
-	return ok("The role %s is no superuser.", pgx.Identifier{r.name}.Sanitize()), nil
+	return ok("The role %s is not a superuser.", pgx.Identifier{r.name}.Sanitize()), nil
 }
 
 // lookAtGrants checks whether the role has the privileges that programs need.
 func (e *examination) lookAtGrants(ctx context.Context, tx pgx.Tx) ([]Finding, error) {
 	r, err := e.roleOf(ctx, tx)
 	if errors.Is(err, pgx.ErrNoRows) {
-		return note("Mend first what the check role says.", "There is no role to look at."), nil
+		return note("First correct the finding of the check role.", "There is no role to check."), nil
 	}
 	if err != nil {
 		return nil, err
 	}
 	grants, err := grantsFor(e.config.Schema, r.name)
 	if err != nil { // the role has a name that no role of an application can have
-		return note("Give the programs a role of their own.", "The role %q can be granted nothing: %v.", r.name, err), nil
+		return note("Give the programs a role of their own.", "The role %q cannot be granted privileges: %v.", r.name, err), nil
 	}
 	lacks, statements, err := e.lacking(ctx, tx, r.name, grants)
 	if err != nil {
 		return nil, err
 	}
 	if len(lacks) == 0 {
-		return ok("The role %q may do what programs do.", r.name), nil
+		return ok("The role %q has the privileges that programs need.", r.name), nil
 	}
 	onlyReads, err := e.onlyReads(ctx, tx, r.name)
 	if err != nil {
 		return nil, err
 	}
 	if onlyReads && e.config.Role == "" { // it may be the role of a page, which needs no more privileges
-		return warning("Name the role that the programs connect as: ratelimit doctor --role ROLE.",
-			"The role %q, which is connected, only reads. What the programs may do was not looked at.", r.name), nil
+		return warning("Name the role of the programs: ratelimit doctor --role ROLE.",
+			"The connected role %q can only read. The privileges of the programs were not checked.", r.name), nil
 	}
 	return fault("Run as the owner of the tables:\n"+strings.Join(statements, "\n"), "The role %q lacks %s.", r.name, strings.Join(lacks, "; ")), nil
 }

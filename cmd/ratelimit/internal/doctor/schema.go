@@ -32,7 +32,7 @@ func (e *examination) lookAtMigrations(ctx context.Context, tx pgx.Tx) ([]Findin
 	case slices.Contains(missing, "buckets") && slices.Contains(missing, versionTable):
 		return fault(migrate, "No migration is applied to the schema %q.", e.config.Schema), nil
 	case slices.Contains(missing, versionTable):
-		return fault(migrate, "The schema %q has tables, and no record of the migrations that made them.", e.config.Schema), nil
+		return fault(migrate, "The schema %q has tables, but no record of their migrations.", e.config.Schema), nil
 	default:
 		var version int64
 		err := tx.QueryRow(ctx, "SELECT coalesce(max(version_id), 0) FROM "+e.quoted(versionTable)).Scan(&version)
@@ -42,11 +42,11 @@ func (e *examination) lookAtMigrations(ctx context.Context, tx pgx.Tx) ([]Findin
 		case version < newestVersion:
 			return fault(migrate, "The tables are at version %d, and this program needs %d.", version, newestVersion), nil
 		case len(missing) > 0:
-			return fault("Somebody has dropped them: take them from a backup, or run ratelimit migrate down, which forgets everything, and ratelimit migrate up.",
+			return fault("They were dropped: restore them from a backup, or run ratelimit migrate down, which deletes all data, and ratelimit migrate up.",
 				"The tables are at version %d, and lack %s.", version, strings.Join(missing, ", ")), nil
 		case version > newestVersion:
 			return warning("Use the version of this module that migrated the tables, or a newer one.",
-				"The tables are at version %d, and this program knows %d: it may be older than they allow.", version, newestVersion), nil
+				"The tables are at version %d, and this program knows %d: it may be too old for them.", version, newestVersion), nil
 		}
 		return ok("The tables are at version %d, the newest.", version), nil
 	}
@@ -65,17 +65,17 @@ func (e *examination) lookAtHashKey(ctx context.Context, tx pgx.Tx) ([]Finding, 
 	case stored == "":
 		return ok("No program has stored a key yet."), nil
 	case stored == own && own == gate.NoSecret:
-		return ok("Keys are stored as they are."), nil
+		return ok("Keys are stored without a secret."), nil
 	case stored == own:
 		return ok("Keys are stored under this HashKey."), nil
 	case own == gate.NoSecret:
-		return note("Give the secret of the programs: with --hash-key-file or RATELIMIT_HASH_KEY to ratelimit doctor, as HashKey in a program.",
-			"Keys are stored under a secret, and none was given here: whether the programs have the right one was not looked at."), nil
+		return note("Set the secret of the programs: for ratelimit doctor with --hash-key-file or RATELIMIT_HASH_KEY, and in a program as HashKey.",
+			"Keys are stored under a secret, and none is set here: the secret of the programs was not checked."), nil
 	case stored == gate.NoSecret:
 		return fault("Leave Config.HashKey unset, as the other programs do"+anew,
-			"Keys are stored as they are, without a secret: a program with this HashKey fails with ErrHashKeyMismatch."), nil
+			"Keys are stored without a secret: a program with this HashKey fails with ErrHashKeyMismatch."), nil
 	}
-	return fault("Set Config.HashKey to the one that the other programs have"+anew,
+	return fault("Set Config.HashKey to the secret of the other programs"+anew,
 		"Keys are stored under another secret: a program with this HashKey fails with ErrHashKeyMismatch."), nil
 }
 
@@ -90,7 +90,7 @@ func (e *examination) lookAtIndexes(ctx context.Context, tx pgx.Tx) (found []Fin
 			continue
 		}
 		name := e.quoted(t.name)
-		const run = "Run as the owner of the table; it lets nobody write meanwhile:\n"
+		const run = "Run as the owner of the table; it blocks writes meanwhile:\n"
 		if !slices.Contains(unique[t.name], t.key) {
 			found = append(found, fault(run+"ALTER TABLE "+name+" ADD PRIMARY KEY ("+t.key+");",
 				"%s has no primary key, or none that is valid: what writes to it fails.", name)...)

@@ -54,7 +54,7 @@ func TestRunLooksAtTheSchema(t *testing.T) {
 		require.Contains(t, f.Says, "lack refusals")
 		_, err = pool.Exec(t.Context(), "DROP TABLE ratelimit.goose_db_version")
 		require.NoError(t, err)
-		require.Contains(t, one(t, look(t, pool.Config().ConnConfig, doctor.Config{}), "migrations").Says, "no record of the migrations")
+		require.Contains(t, one(t, look(t, pool.Config().ConnConfig, doctor.Config{}), "migrations").Says, "no record of their migrations")
 	})
 
 	t.Run("WithoutAnyOfTheTables", func(t *testing.T) {

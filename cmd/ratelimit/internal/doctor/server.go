@@ -28,9 +28,9 @@ func (e *examination) lookAtConnection(ctx context.Context) ([]Finding, error) {
 		return ok("The server answers."), nil
 	case strings.Contains(err.Error(), "statement pooling"):
 		return fault("Set pool_mode = transaction, or session, in pgbouncer.ini, or connect to the server itself.",
-			"A pooler in statement mode stands in between, through which there are no transactions."), nil
+			"The path to the server has a pooler in statement mode, which does not support transactions."), nil
 	}
-	return fault("See that the server runs and can be reached from here, and that the host, the port, the database, the user and the password are right.",
+	return fault("Check that the server runs and is reachable from here, and that host, port, database, user and password are correct.",
 		"There is no connection to %s, port %d: %s.", e.connection.Host, e.connection.Port, reason(err)), nil
 }
 
@@ -45,7 +45,7 @@ func (e *examination) lookAtServer(ctx context.Context, tx pgx.Tx) ([]Finding, e
 		return fault(fmt.Sprintf("Move to Postgres %d to %d.", oldestServer, newestServer),
 			"The server is Postgres %d, which is too old: statements of the limiter need %d.", version, oldestServer), nil
 	case version > newestServer:
-		return note("Look for a newer version of this module.",
+		return note("Use a newer version of this module, if there is one.",
 			"The server is Postgres %d, and this version was tested with %d to %d.", version, oldestServer, newestServer), nil
 	}
 	return ok("The server is Postgres %d.", version), nil
@@ -60,10 +60,10 @@ func (e *examination) lookAtPrimary(ctx context.Context, tx pgx.Tx) ([]Finding, 
 		return nil, err
 	case standby:
 		return fault("Connect to the primary: name all hosts in the connection string, and add target_session_attrs=read-write.",
-			"The server is a standby, which takes no writes: a Take fails."), nil
+			"The server is a standby, which rejects writes: a Take fails."), nil
 	case readOnly:
-		return fault("Find what sets default_transaction_read_only for the role, the database or the server, and reset it. Where it is the role:\n"+
-			reset("default_transaction_read_only"), "Transactions are read only here (default_transaction_read_only), so that a Take fails."), nil
+		return fault("Find the setting default_transaction_read_only of the role, the database or the server, and reset it. For the role:\n"+
+			reset("default_transaction_read_only"), "Transactions are read-only here (default_transaction_read_only): a Take fails."), nil
 	}
 	return ok("The server is a primary."), nil
 }
@@ -111,13 +111,13 @@ func (e *examination) lookAtClock(ctx context.Context, tx pgx.Tx) ([]Finding, er
 	}
 	within, direction := trip/2, "ahead of"
 	if offset.Abs()-within <= maxClockOffset {
-		return ok("The clocks of the server and of this machine are %v apart, give or take %v.", offset.Abs().Round(time.Microsecond), within.Round(time.Microsecond)), nil
+		return ok("The clocks of the server and of this machine differ by %v, plus or minus %v.", offset.Abs().Round(time.Microsecond), within.Round(time.Microsecond)), nil
 	}
 	if offset < 0 {
 		direction = "behind"
 	}
-	return warning("Have both set their clocks by NTP, as with chrony. One that was ahead of the time leaves rows in the future, which mend themselves.",
-		"The clock of the server is %v %s that of this machine, give or take %v. The server's decides; a program whose clock is wrong answers "+
+	return warning("Set both clocks by NTP, for example with chrony. A clock that was ahead leaves rows in the future, which are corrected by themselves.",
+		"The clock of the server is %v %s the clock of this machine, plus or minus %v. The server's clock decides; a program with a wrong clock answers "+
 			"pauses at the wrong time, and shows waits that are wrong.", offset.Abs().Round(time.Millisecond), direction, within.Round(time.Millisecond)), nil
 }
 
@@ -134,12 +134,12 @@ func (e *examination) lookAtDurability(ctx context.Context, tx pgx.Tx) ([]Findin
 		}
 	}
 	if len(off) == 0 {
-		return ok("What is committed is on disk."), nil
+		return ok("Commits are on disk before they return."), nil
 	}
-	says := "What is taken in the last moments before a loss of power may be given again"
+	says := "Tokens taken in the last moments before a loss of power may be available again"
 	if off[0] != "synchronous_commit" {
 		says = "A loss of power may destroy the database"
 	}
-	return note("Where that is not meant to be so, run as a superuser, unless the role or the database sets it:\n"+
+	return note("If this is not intended, run as a superuser, unless the role or the database has the setting:\n"+
 		strings.Join(statements, "\n")+"\nSELECT pg_reload_conf();", "%s: %s is off.", says, strings.Join(off, " and ")), nil
 }

@@ -87,7 +87,7 @@ func reason(err error) string {
 	case errors.As(err, &network):
 		return network.Err.Error()
 	case strings.Contains(err.Error(), "tls") || strings.Contains(err.Error(), "TLS") || strings.Contains(err.Error(), "x509"):
-		return "TLS cannot be agreed on; sslmode and sslrootcert of the connection string say how"
+		return "TLS failed; see sslmode and sslrootcert of the connection string"
 	}
 	return "the connection was lost, or is not one of Postgres"
 }
@@ -97,13 +97,13 @@ func (e *examination) trouble(check string, err error) Finding {
 	f := Finding{Check: check, Level: Warning, Says: "This could not be looked at: " + reason(err) + "."}
 	switch {
 	case pgerr.Code(err) == pgerr.InsufficientPrivilege:
-		f.Level, f.Do = Note, "Grant what the check grants names, or look as a role that may see it, such as a member of pg_monitor."
+		f.Level, f.Do = Note, "Grant the privileges of the check grants, or connect as a role that can see it, such as a member of pg_monitor."
 	case pgerr.IsMissing(err):
-		f.Level, f.Do = Note, "Mend first what the check migrations says."
+		f.Level, f.Do = Note, "First correct the finding of the check migrations."
 	case pgerr.Code(err) == pgerr.QueryCanceled:
-		f.Do = "Look again when the server is less busy, or when nobody alters the tables."
+		f.Do = "Try again when the server is less busy and no statement alters the tables."
 	default:
-		f.Do = "Look again; if it stays so, the log of the server says more."
+		f.Do = "Try again; if it fails again, see the log of the server."
 	}
 	return f
 }

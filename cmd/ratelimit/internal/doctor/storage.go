@@ -95,7 +95,7 @@ func (e *examination) lookAtStorage(ctx context.Context, tx pgx.Tx) (found []Fin
 		found = append(found, l.lookAtSettings()...)
 	}
 	if len(found) == 0 {
-		found = ok("The tables are kept as the migrations made them.")
+		found = ok("The storage of the tables is as the migrations set it.")
 	}
 	return found, nil
 }
@@ -118,7 +118,7 @@ func (l *leaf) lookAtSettings() (found []Finding) {
 			"Autovacuum is off for %s: it grows with every Take, and calls become slow.", l.name)...)
 	}
 	if l.unlogged {
-		found = append(found, note("Where that is not meant to be so, run as the owner of the table, which locks it meanwhile:\nALTER TABLE "+l.name+" SET LOGGED;",
+		found = append(found, note("If this is not intended, run as the owner of the table, which is locked meanwhile:\nALTER TABLE "+l.name+" SET LOGGED;",
 			"%s is UNLOGGED: a crash of the server empties it, and a standby does not have it.", l.name)...)
 	}
 	var differs, wanted []string
@@ -137,7 +137,7 @@ func (l *leaf) lookAtSettings() (found []Finding) {
 		}
 	}
 	if len(differs) > 0 {
-		found = append(found, warning("Run as the owner of the table; pages that are full get the room as their rows change:\nALTER TABLE "+l.name+
+		found = append(found, warning("Run as the owner of the table; full pages get room when their rows change:\nALTER TABLE "+l.name+
 			" SET ("+strings.Join(wanted, ", ")+");",
 			"%s has %s: updates find no room on their page and write to the index, or dead rows stay for longer.", l.name, strings.Join(differs, ", "))...)
 	}
@@ -157,7 +157,7 @@ func (e *examination) lookAtHot(ctx context.Context, tx pgx.Tx) (found []Finding
 		}
 		updates, hot = updates+l.updates, hot+l.hot
 		if share := float64(l.hot) / float64(l.updates); l.updates >= minUpdates && share < minHotShare {
-			found = append(found, warning("Mend what the checks storage and transactions say, and then, as a superuser, have the server count anew:\n"+
+			found = append(found, warning("Correct the findings of the checks storage and transactions, and then reset the statistics as a superuser:\n"+
 				"SELECT pg_stat_reset_single_table_counters("+literal(l.name)+"::regclass);",
 				"%.0f %% of the %d updates of %s wrote to the index, of which few should: their page had no room, or an open transaction kept the dead rows on it.",
 				100*(1-share), l.updates, l.name)...)
@@ -166,7 +166,7 @@ func (e *examination) lookAtHot(ctx context.Context, tx pgx.Tx) (found []Finding
 	switch {
 	case len(found) > 0:
 	case updates < minUpdates:
-		found = ok("There were %d updates of buckets, too few to say how they went.", updates)
+		found = ok("There were %d updates of buckets, too few for a finding.", updates)
 	default:
 		found = ok("%.1f %% of %d updates of buckets touched no index.", 100*float64(hot)/float64(updates), updates)
 	}
@@ -184,10 +184,10 @@ func (e *examination) lookAtBloat(ctx context.Context, tx pgx.Tx) (found []Findi
 		bytes, live = bytes+l.bytes, live+l.live
 		switch each := l.bytes / max(l.live, 1); {
 		case l.dead > maxDead+l.live:
-			found = append(found, warning("Mend what the checks storage and transactions say, and then run as the owner of the table:\nVACUUM "+l.name+";",
+			found = append(found, warning("Correct the findings of the checks storage and transactions, and then run as the owner of the table:\nVACUUM "+l.name+";",
 				"%s has %d dead rows and %d live ones: autovacuum does not keep up.", l.name, l.dead, l.live)...)
 		case l.counted && l.bytes > minBloat && each > maxRowBytes:
-			found = append(found, warning("Rows that come fill it again. To give it back to the system run as the owner of the table, at an hour when nobody calls, since it locks the table:\n"+
+			found = append(found, warning("New rows use the free space. To return it to the system, run as the owner of the table when there are few calls, because it locks the table:\n"+
 				"VACUUM FULL "+l.name+";",
 				"%s has %d MiB for %d rows, which is %d bytes each: it was larger, or dead rows stayed for long.", l.name, l.bytes>>20, l.live, each)...)
 		}
@@ -218,13 +218,13 @@ func (e *examination) lookAtPartitions(ctx context.Context, tx pgx.Tx) ([]Findin
 	table := e.quoted("buckets")
 	switch {
 	case errors.Is(err, pgx.ErrNoRows):
-		return note("Mend first what the check migrations says.", "There is no table of buckets."), nil
+		return note("First correct the finding of the check migrations.", "There is no table of buckets."), nil
 	case err != nil:
 		return nil, err
 	case strategy == nil:
 		return ok("The buckets are in one table."), nil
 	case *strategy == "h" && (covered == nil || *covered < 1-1e-9):
-		return fault("Make the partitions of the remainders that are missing, with CREATE TABLE ... PARTITION OF.",
+		return fault("Create the partitions of the missing remainders, with CREATE TABLE ... PARTITION OF.",
 			"%s is partitioned by hash, and some hashes have no partition: a Take of such a key fails.", table), nil
 	case *strategy != "h" && !hasDefault:
 		level := Warning
@@ -239,7 +239,7 @@ func (e *examination) lookAtPartitions(ctx context.Context, tx pgx.Tx) ([]Findin
 			"%s has %d partitions and no default one: a Take of a name or key that is in none of them fails.", table, leaves), nil
 	case locks < 2*(leaves+1):
 		return warning(fmt.Sprintf("Run as a superuser, and restart the server:\nALTER SYSTEM SET max_locks_per_transaction = %d;", 2*(leaves+1)),
-			"The buckets are in %d partitions, which a statement locks with their indexes, and the server is set up for %d locks for each connection: "+
+			"A statement locks all %d partitions of the buckets with their indexes, and the server has room for %d locks for each connection: "+
 				"when many call at once, calls may fail with \"out of shared memory\".", leaves, locks), nil
 	}
 	return ok("The buckets are in %d partitions.", leaves), nil

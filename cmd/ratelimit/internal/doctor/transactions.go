@@ -54,7 +54,7 @@ func (e *examination) openTransactions(ctx context.Context, tx pgx.Tx) (found []
 		}
 		found = append(found, warning("End it in the program, or here, and set idle_in_transaction_session_timeout for the role:\n"+
 			fmt.Sprintf("SELECT pg_terminate_backend(%d);", pid),
-			"A transaction has been open for %v: that of process %d%s, of the role %q, which is %s. While it is, dead rows stay and buckets grow.",
+			"A transaction has been open for %v: in process %d%s, of the role %q, which is %s. Until it ends, dead rows stay and buckets grow.",
 			age(seconds), pid, by, user, state)...)
 		return nil
 	})
@@ -81,8 +81,8 @@ func (e *examination) preparedTransactions(ctx context.Context, tx pgx.Tx) (foun
 	var id, owner, database string
 	var seconds float64
 	_, err = pgx.ForEachRow(rows, []any{&id, &owner, &seconds, &database}, func() error {
-		found = append(found, warning(fmt.Sprintf("Find out what its coordinator wants, or run as its owner, in the database %q:\nROLLBACK PREPARED %s;", database, literal(id)),
-			"A transaction of the role %q was prepared %v ago, and neither committed nor rolled back. While it is there, dead rows stay and buckets grow.",
+		found = append(found, warning(fmt.Sprintf("Ask its coordinator, or run as its owner, in the database %q:\nROLLBACK PREPARED %s;", database, literal(id)),
+			"A transaction of the role %q was prepared %v ago, and neither committed nor rolled back. Until it ends, dead rows stay and buckets grow.",
 			owner, age(seconds))...)
 		return nil
 	})
@@ -105,7 +105,7 @@ func heldSlots(ctx context.Context, tx pgx.Tx) (found []Finding, err error) {
 		if active {
 			how = "which is in use"
 		}
-		found = append(found, warning("End what runs for long on its standby, or, where nobody needs the slot any more, run as a superuser:\n"+
+		found = append(found, warning("End long queries on its standby, or if the slot is no longer needed, run as a superuser:\n"+
 			"SELECT pg_drop_replication_slot("+literal(name)+");",
 			"The replication slot %q, %s, keeps dead rows of the last %d transactions.", name, how, behind)...)
 		return nil
@@ -124,6 +124,6 @@ func hiddenTransactions(ctx context.Context, tx pgx.Tx) (found []Finding, err er
 	if err != nil || hidden == 0 {
 		return nil, err
 	}
-	return note("Look as a role that may, or run as a superuser:\nGRANT pg_read_all_stats TO "+pgx.Identifier{user}.Sanitize()+";",
-		"Other roles have %d transactions open, and the role %q may not see since when.", hidden, user), nil
+	return note("Connect as a role that can, or run as a superuser:\nGRANT pg_read_all_stats TO "+pgx.Identifier{user}.Sanitize()+";",
+		"Other roles have %d open transactions, and the role %q cannot see how old they are.", hidden, user), nil
 }
