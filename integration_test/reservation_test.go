@@ -89,7 +89,7 @@ type story struct {
 // act is a step of a story: a call, and its answer.
 type act func(s *story)
 
-// play runs stories in memory. TestEnginesAnswerTheSame tests that Postgres answers the same.
+// play runs stories in memory. TestRecordedOnPostgres checks that Postgres answers the same.
 func play(t *testing.T, config ratelimit.Config, stories map[string][]act) {
 	t.Helper()
 	for name, acts := range stories {
