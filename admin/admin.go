@@ -123,8 +123,8 @@ func (c Config) validate(limiter *ratelimit.Limiter, set *rules.Set) error {
 	case c.Pool == nil:
 		return errors.New("Config has no Pool; pass the one that the limiter works on")
 	case c.Authorize == nil:
-		return errors.New("Config has no Authorize; it says who may see the page, and nobody may without: " +
-			"return the name of who is signed in, and an error for everybody else")
+		return errors.New("Config has no Authorize; it identifies the visitors, and there is no default: " +
+			"return the name of the signed-in user, and an error for other visitors")
 	}
 	for _, limit := range c.Limits {
 		if limit.Name() == "" {

@@ -139,11 +139,11 @@ func TestProgramWithoutRules(t *testing.T) {
 		require.Equal(t, want, got.status, name)
 	}
 	for _, page := range []string{"/admin/rules", "/admin/overrides", "/admin/history", admintest.Address("rule", "limit", "messages", "plan", "")} {
-		require.Contains(t, f.get(t, page).body, "no rules in tables", page)
+		require.Contains(t, f.get(t, page).body, "no stored rules", page)
 	}
 	got := f.post(t, "/admin/pause", "limit", "messages", "key", "ada", "for", "1", "for_unit", "hour", "reason", "x")
 	require.Equal(t, http.StatusBadRequest, got.status)
-	require.Contains(t, got.body, "no rules in tables")
+	require.Contains(t, got.body, "no stored rules")
 	require.Equal(t, http.StatusSeeOther, f.post(t, "/admin/reset", "limit", "messages", "key", "ada").status, "a reset needs no rules")
 	require.NotContains(t, f.log.String(), "ada")
 }

@@ -138,7 +138,7 @@ func TestRuleThatSomebodyElseChanged(t *testing.T) {
 	f.changed(t, "put-rule", rule("70", "")...)
 	got := f.post(t, "/admin/put-rule", rule("80", "")...)
 	require.Equal(t, http.StatusConflict, got.status)
-	require.Contains(t, got.body, "Somebody has changed this rule")
+	require.Contains(t, got.body, "This rule has changed since")
 	f.changed(t, "put-rule", rule("80", "1")...)
 	gone := []string{"limit", "messages", "plan", "", "reason", "why", "version"}
 	require.Equal(t, http.StatusConflict, f.post(t, "/admin/delete-rule", append(gone, "1")...).status)
@@ -190,26 +190,26 @@ func TestFormSaysWhatIsWrong(t *testing.T) {
 	bucket := []string{"limit", "messages", "key", "ada", "reason", "x"}
 	with := func(pairs ...string) []string { return append(append([]string(nil), bucket...), pairs...) }
 	for want, form := range map[string][]string{
-		"Tokens is no number above 0":     append([]string{"credit"}, with("tokens", "-1")...),
-		"tokens is no number above 0":     append([]string{"credit"}, with("tokens", "NaN")...),
-		"The pause has no end":            append([]string{"pause"}, with()...),
-		"has no reason":                   {"pause", "limit", "messages", "key", "ada", "for", "1", "for_unit", "hour"},
-		"For is no span":                  append([]string{"pause"}, with("for", "1e300", "for_unit", "week")...),
-		"The override says nothing":       append([]string{"override"}, with()...),
-		"names no plan":                   append([]string{"override"}, with("says", "on_plan")...),
-		"its Rate is 0":                   append([]string{"override"}, with("says", "policy")...),
-		"For is no number above 0":        append([]string{"pause"}, with("for", "1,5", "for_unit", "hour")...),
-		"Rate is no number from 0 up. ":   append([]string{"override"}, with("says", "policy", "rate", "0x10", "period", "1", "period_unit", "hour")...),
-		"From is no instant":              append([]string{"override"}, with("says", "multiplier", "multiplier", "2", "from", "tomorrow")...),
-		"Nobody knows the policy":         {"reset", "limit", "unheard-of", "key", "ada"},
-		"The form names no key":           {"reset", "limit", "messages"},
-		"The form names no key.":          {"override", "limit", "messages", "says", "multiplier", "multiplier", "2", "reason", "x"},
-		"form names no key. Open":         {"remove-override", "limit", "messages", "reason", "x"},
-		"is no text, or too long":         {"reset", "limit", "messages", "key", "a\x00b"},
-		"Multiplier is no number above 0": append([]string{"override"}, with("says", "multiplier", "multiplier", "Inf")...),
-		"rules: not found":                append([]string{"resume"}, with()...),
-		"use 1 to 64 letters, digits":     {"pause", "limit", "a limit", "key", "k", "for", "1", "for_unit", "hour", "reason", "x"},
-		"Capacity is no number from 0 up": append([]string{"override"}, with("says", "policy", "rate", "1", "period", "1", "period_unit", "hour", "capacity", "x")...),
+		"Tokens is no number above 0":         append([]string{"credit"}, with("tokens", "-1")...),
+		"tokens is no number above 0":         append([]string{"credit"}, with("tokens", "NaN")...),
+		"The pause has no duration":           append([]string{"pause"}, with()...),
+		"has no reason":                       {"pause", "limit", "messages", "key", "ada", "for", "1", "for_unit", "hour"},
+		"For is no span":                      append([]string{"pause"}, with("for", "1e300", "for_unit", "week")...),
+		"The override is empty":               append([]string{"override"}, with()...),
+		"has no plan":                         append([]string{"override"}, with("says", "on_plan")...),
+		"its Rate is 0":                       append([]string{"override"}, with("says", "policy")...),
+		"For is no number above 0":            append([]string{"pause"}, with("for", "1,5", "for_unit", "hour")...),
+		"Rate is no number from 0 up. ":       append([]string{"override"}, with("says", "policy", "rate", "0x10", "period", "1", "period_unit", "hour")...),
+		"From is no instant":                  append([]string{"override"}, with("says", "multiplier", "multiplier", "2", "from", "tomorrow")...),
+		"The policy of this limit is unknown": {"reset", "limit", "unheard-of", "key", "ada"},
+		"The form names no key":               {"reset", "limit", "messages"},
+		"The form names no key.":              {"override", "limit", "messages", "says", "multiplier", "multiplier", "2", "reason", "x"},
+		"form names no key. Open":             {"remove-override", "limit", "messages", "reason", "x"},
+		"is not text, or too long":            {"reset", "limit", "messages", "key", "a\x00b"},
+		"Multiplier is no number above 0":     append([]string{"override"}, with("says", "multiplier", "multiplier", "Inf")...),
+		"rules: not found":                    append([]string{"resume"}, with()...),
+		"use 1 to 64 letters, digits":         {"pause", "limit", "a limit", "key", "k", "for", "1", "for_unit", "hour", "reason", "x"},
+		"Capacity is no number from 0 up":     append([]string{"override"}, with("says", "policy", "rate", "1", "period", "1", "period_unit", "hour", "capacity", "x")...),
 	} {
 		got := f.post(t, "/admin/"+form[0], form[1:]...)
 		require.Contains(t, []int{http.StatusBadRequest, http.StatusNotFound}, got.status, want)

@@ -25,12 +25,12 @@ func doneText(what string) string {
 	return map[string]string{
 		"reset":           "The bucket is full.",
 		"credit":          "The tokens are in the bucket.",
-		"cancel":          "The reservation is cancelled, and what it took is given back.",
-		"pause":           "It is paused, as soon as each process hears of it.",
-		"resume":          "The pause is over, as soon as each process hears of it.",
-		"override":        "The key has an override. It holds from the instant below.",
+		"cancel":          "The reservation is cancelled, and its tokens are returned.",
+		"pause":           "It is paused in each process that has loaded the pause.",
+		"resume":          "The pause ends in each process that has loaded the change.",
+		"override":        "The key has an override. It is in effect from the instant below.",
 		"remove-override": "The override ends.",
-		"put-rule":        "The rule is stored. It holds from the instant below.",
+		"put-rule":        "The rule is stored. It is in effect from the instant below.",
 		"delete-rule":     "The rule is deleted, and the next one takes over.",
 	}[what]
 }
@@ -53,7 +53,7 @@ func changing(do func(*visit) (done, error)) func(*visit) {
 		}
 		address, err := link(result.Page, append(result.Query, "done", result.What)...)
 		if err != nil {
-			v.say(http.StatusInternalServerError, "It was done, and the page that shows it has no address.")
+			v.say(http.StatusInternalServerError, "The change was made, but its page has no address.")
 			return
 		}
 		v.redirect(http.StatusSeeOther, address)
@@ -71,7 +71,7 @@ func (v *visit) problem(status int, err error, limit string) {
 	body := problemBody{Sentence: sentenceOf(err), Limit: limit, Open: isOpen(err)}
 	title := "Nothing was changed"
 	if body.Open {
-		title = "The change may be made, or not"
+		title = "It is unknown whether the change was made"
 	}
 	if status >= http.StatusInternalServerError {
 		v.log("a change failed", err)
@@ -129,9 +129,9 @@ func (v *visit) request(ctx context.Context) (ratelimit.Request, error) {
 	case err != nil:
 		return ratelimit.Request{}, err
 	case len(plans) > 0 && v.r.PostForm.Get("plan") != " " && !slices.Contains(plans, v.r.PostForm.Get("plan")):
-		return ratelimit.Request{}, wrong("The form does not say which plan the key is on. Choose it, or no plan.")
+		return ratelimit.Request{}, wrong("The form has no plan. Choose the plan of the key, or no plan.")
 	case limit.Name() == "":
-		return ratelimit.Request{}, wrong("Nobody knows the policy of this limit. List it in admin.Config.Limits, or give it a rule.")
+		return ratelimit.Request{}, wrong("The policy of this limit is unknown. Add it to admin.Config.Limits, or store a rule.")
 	case !v.r.PostForm.Has("key"):
 		return ratelimit.Request{}, errNoKey
 	}

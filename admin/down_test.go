@@ -48,7 +48,7 @@ func TestDatabaseIsDown(t *testing.T) {
 	require.Equal(t, http.StatusServiceUnavailable, f.get(t, admintest.Address("state", "limit", "messages", "key", "ada")).status)
 	got := f.post(t, "/admin/reset", "limit", "messages", "key", "ada")
 	require.Equal(t, http.StatusServiceUnavailable, got.status)
-	require.Contains(t, got.body, "Look whether the change is there", "nobody can tell")
+	require.Contains(t, got.body, "Check whether the change is there", "nobody can tell")
 	require.NotContains(t, f.log.String(), "ada")
 }
 

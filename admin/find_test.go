@@ -27,7 +27,7 @@ func TestSearchOfLimits(t *testing.T) {
 	require.Equal(t, []string{"failed-logins"}, rowsOf(f.get(t, admintest.Address("", "search", " LOG")).body, limit))
 	none := f.get(t, admintest.Address("", "search", "nothing"))
 	require.Equal(t, http.StatusOK, none.status)
-	require.Contains(t, none.body, "No limit has this in its name.")
+	require.Contains(t, none.body, "No name of a limit contains this.")
 }
 
 func TestOrderOfBuckets(t *testing.T) {

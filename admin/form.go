@@ -124,7 +124,7 @@ func (f form) rule() (rules.Rule, error) {
 func (v *visit) edit() (rules.Edit, error) {
 	from, err := v.form().instant("from")
 	if err == nil && v.form().text("reason") == "" {
-		err = wrong("The change has no reason. Say in a few words why it is made; the history keeps them.")
+		err = wrong("The change has no reason. Write a few words for the history.")
 	}
 	return rules.Edit{Author: strings.TrimSpace(v.who.Name), Reason: v.form().text("reason"), From: from}, err
 }

@@ -43,7 +43,7 @@ func (f form) policy() (ratelimit.Policy, error) {
 	}
 	r := d.Rules[0]
 	if r.Plan != "" || r.Mode != "" || r.OnChange != "" || r.Unit != "" || r.Description != "" {
-		return nil, wrong("The other fields are those of a policy. Mode, unit and description have fields of their own.")
+		return nil, wrong("The text box is for fields of a policy. Mode, unit and description have fields of their own.")
 	}
 	return r.Policy, nil
 }

@@ -64,7 +64,7 @@ func TestOwingFarBehind(t *testing.T) {
 		after = append(after, page...)
 	}
 	require.Equal(t, []string{"user-024000"}, after)
-	require.Contains(t, f.get(t, admintest.Address("owed", "limit", "free-trials")).body, "Nobody.")
+	require.Contains(t, f.get(t, admintest.Address("owed", "limit", "free-trials")).body, "None.")
 }
 
 // TestMoreWhoWereRefused than the page of a limit lists.

@@ -173,7 +173,7 @@ func (v *visit) state() {
 	}
 	text, err := json.Marshal(map[string]any{"limits": []ratelimit.Value{value}})
 	if err != nil || value.Limit.Name() == "" {
-		v.say(http.StatusNotFound, "Nobody knows the policy of this limit. List it in admin.Config.Limits, or give it a rule.")
+		v.say(http.StatusNotFound, "The policy of this limit is unknown. Add it to admin.Config.Limits, or store a rule.")
 		return
 	}
 	v.w.Header().Set("Content-Type", "application/json")

@@ -35,7 +35,7 @@ func TestChangeOfAKeyOnAPlan(t *testing.T) {
 	for _, form := range [][]string{{"reset"}, {"credit", "tokens", "50"}, {"reset", "plan", "prro"}} {
 		got := f.post(t, "/admin/"+form[0], with(form[1:]...)...)
 		require.Equal(t, http.StatusBadRequest, got.status)
-		require.Contains(t, got.body, "which plan the key is on")
+		require.Contains(t, got.body, "The form has no plan")
 	}
 	require.InDelta(t, 700, f.value(t, onPro).Tokens, 1, "nothing was changed")
 	f.changed(t, "credit", with("tokens", "50", "plan", "pro")...)
@@ -46,9 +46,9 @@ func TestChangeOfAKeyOnAPlan(t *testing.T) {
 	require.InDelta(t, 100, f.value(t, onPro).Tokens, 1, "which is all that a key on no plan holds")
 
 	page := f.get(t, admintest.Address("key", "limit", "messages", "key", "ada")).body
-	require.Contains(t, page, "The level is that of a key on no plan")
+	require.Contains(t, page, "The level is for a key without a plan")
 	require.Contains(t, page, `<select name="plan" required>`)
-	require.Contains(t, f.get(t, admintest.Address("limit", "name", "messages")).body, "The levels are those of keys on no plan")
+	require.Contains(t, f.get(t, admintest.Address("limit", "name", "messages")).body, "The levels are for keys without a plan")
 }
 
 // TestAPauseIsNoRule shows the page of a paused key where the code decides: before a limit has a rule, and after its rule is deleted.

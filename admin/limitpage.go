@@ -107,7 +107,7 @@ func (v *visit) limit() {
 
 const (
 	noLimit = "The address names no limit. Go back to the list of limits, and choose one."
-	unheard = "No limit has this name: neither the program nor a table knows one. Go back to the list of limits, and choose one."
+	unheard = "No limit has this name, in the program or in the tables. Go back to the list of limits, and choose one."
 )
 
 // isUnheard reports whether no table has anything about a limit that is neither in the code nor has a rule.

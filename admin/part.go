@@ -114,9 +114,9 @@ func faultOf(err error) string {
 	case isSaid(err):
 		return strings.TrimPrefix(err.Error(), rules.ErrInvalid.Error()+": ")
 	case errors.Is(err, errChanged):
-		return "Somebody has changed this rule since you looked at it. Open it again, and make your change there."
+		return "This rule has changed since you opened it. Open it again, and make your change there."
 	case errors.Is(err, ratelimit.ErrCommitUnknown):
-		return "The database went away in the midst of the change."
+		return "The connection to the database failed during the change."
 	case errors.Is(err, ratelimit.ErrNotMigrated), kind == "42P01", kind == "42703", kind == "3F000":
 		return "A table or a column is missing. Run migrations.Up of this version, and load the page again."
 	case errors.Is(err, ratelimit.ErrHashKeyMismatch):
@@ -126,11 +126,11 @@ func faultOf(err error) string {
 	case kind == "42501":
 		return "The role of this program lacks a privilege. migrations.Grants has the statements that grant it."
 	case kind == "timeout", kind == "57014":
-		return "The database took longer than 2 seconds. Load the page again; if it stays so, see what the database is busy with."
+		return "The database took longer than 2 seconds. Load the page again. If that does not help, check the load of the database."
 	case kind == "connection", kind == "closed", kind == "57P01", kind == "57P03", kind == "53300":
-		return "The database cannot be reached. Nobody is admitted meanwhile. See that it runs and takes connections, and load the page again."
+		return "The database cannot be reached, so all requests are refused. Check that it runs and accepts connections, and load the page again."
 	case errors.Is(err, errBusy), errors.Is(err, ratelimit.ErrContended), errors.Is(err, ratelimit.ErrOverloaded), kind == "40001", kind == "40P01":
-		return "Others were at the same rows. Try again."
+		return "Other transactions used the same rows. Try again."
 	}
-	return "The database answered with an error. The program's log says which; load the page again when it is mended."
+	return "The database returned an error. It is in the log of the program. Correct it, and load the page again."
 }

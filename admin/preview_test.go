@@ -29,7 +29,7 @@ func (f *fixture) preview(t *testing.T, rate, capacity, mode string) string {
 func TestPreviewSaysWhatARuleWouldHaveMeant(t *testing.T) {
 	t.Parallel()
 	f := setup(t)
-	require.Contains(t, f.preview(t, "90", "100", "on"), "Nothing was refused")
+	require.Contains(t, f.preview(t, "90", "100", "on"), "No refusals were counted")
 	// Two keys, one of which was refused less than the rule gives in an hour, and refusals without a key.
 	f.Exec(t, `INSERT INTO ratelimit.refusals SELECT date_trunc('minute', now()) - interval '5 minutes', 'messages', 'x', k, false, n, n, 1
 		FROM (VALUES ('ada', 100000), ('bob', 40), ('', 7)) AS v (k, n)`)
@@ -59,7 +59,7 @@ func TestPreviewOfMoreThanItLooksAt(t *testing.T) {
 		FROM generate_series(1, 3) AS m, generate_series(1, 40000) AS i`)
 	page := f.preview(t, "90", "120", "on")
 	require.Contains(t, page, "80,000 requests were refused")
-	require.Contains(t, page, "There are more refusals than a page looks at: counted from 2")
+	require.Contains(t, page, "There are more refusals than a page reads: counted from 2")
 }
 
 // TestAtMostIsABound plays an hour under a rule and under a larger one: of what the first refused, no more than the bound

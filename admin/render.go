@@ -74,7 +74,7 @@ func (v *visit) show(status int, name string, p page) {
 	var out bytes.Buffer
 	if err := v.pages[name].ExecuteTemplate(&out, "layout.html", p); err != nil {
 		v.log("a page could not be written", err)
-		v.say(http.StatusInternalServerError, "The page could not be written. The program's log says why.")
+		v.say(http.StatusInternalServerError, "The page could not be written. The reason is in the log of the program.")
 		return
 	}
 	v.w.Header().Set("Content-Type", "text/html; charset=utf-8")
@@ -96,9 +96,9 @@ func (h *Handler) behind() string {
 	}
 	switch age := h.set.Age(); {
 	case age == math.MaxInt64:
-		return "This process has not loaded the rules yet: it decides by the definitions in the code, and levels are computed by them." + mend
+		return "This process has not loaded the rules yet. Decisions and levels use the definitions in the code." + mend
 	case age > mostBehind:
-		return "This process has not heard from the tables for " + span(age) + ". It decides by version " + whole(h.set.Version()) + " of the rules." + mend
+		return "This process has not read the tables for " + span(age) + ". It decides by version " + whole(h.set.Version()) + " of the rules." + mend
 	}
 	return ""
 }

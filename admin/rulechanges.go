@@ -24,7 +24,7 @@ func (v *visit) stored() error {
 var errNoKey = wrong("The form names no key. Open the page of a bucket, and begin there.")
 
 // noRules says why nothing is said about rules.
-const noRules = "This program has no rules in tables: its limits are as they are defined in the code. " +
+const noRules = "This program has no stored rules: the code defines its limits. " +
 	"Pass the rules.Set of its limiter to admin.New."
 
 // pause gives a bucket, or a limit, nothing for a while.
@@ -33,7 +33,7 @@ func (v *visit) pause() (done, error) {
 	defer cancel()
 	span, err := v.form().duration("for")
 	if err == nil && span == 0 {
-		err = wrong("The pause has no end. Say for how long it is.")
+		err = wrong("The pause has no duration.")
 	}
 	edit, err := v.editUnless(err)
 	if err != nil {
@@ -107,13 +107,13 @@ func (v *visit) fillOverride(o *rules.Override) (err error) {
 		o.Multiplier, err = v.form().positive("multiplier")
 	case "on_plan":
 		if o.OnPlan = v.form().text("on_plan"); o.OnPlan == "" {
-			err = wrong("The override names no plan. Write the name of one that has a rule.")
+			err = wrong("The override has no plan. Write the name of a plan with a rule.")
 		}
 	case "policy":
 		o.Policy, err = v.form().policy()
 		o.Mode = ratelimit.Mode(v.form().text("mode"))
 	default:
-		err = wrong("The override says nothing. Choose a multiple, a plan, or a policy of the key's own.")
+		err = wrong("The override is empty. Choose a multiple, a plan, or a policy of its own.")
 	}
 	return err
 }

@@ -86,7 +86,7 @@ func TestNothingIsChangedThatMayNotBe(t *testing.T) {
 			f.who = who
 			got := f.do(t, http.MethodPost, "/admin/"+name, form)
 			require.Equal(t, http.StatusForbidden, got.status, name)
-			require.Contains(t, got.body, "You may look, and not change anything.")
+			require.Contains(t, got.body, "You cannot make changes.")
 		}
 		f.who = admin.Identity{Name: operator, MayChange: true}
 	}

@@ -87,7 +87,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	who, err := h.config.Authorize(r)
 	if err != nil {
-		v.say(http.StatusForbidden, "You may not see this page. Sign in as somebody who may, or ask whoever runs the program.")
+		v.say(http.StatusForbidden, "You have no access to this page. Sign in as another user, or ask the operators of the program.")
 		return
 	}
 	v.who = who
@@ -144,7 +144,7 @@ func (v *visit) serve() {
 		v.w.Header().Set("Allow", allowed)
 		v.say(http.StatusMethodNotAllowed, "This address does not take "+v.r.Method+"; it takes "+allowed+". Nothing was changed.")
 	case route.changes && !v.mayChange():
-		v.say(http.StatusForbidden, "You may look, and not change anything. Nothing was changed.")
+		v.say(http.StatusForbidden, "You cannot make changes. Nothing was changed.")
 	case !isText(v.r.URL.Query()):
 		v.say(http.StatusBadRequest, notText)
 	default:
@@ -154,7 +154,7 @@ func (v *visit) serve() {
 }
 
 // notText is the text about names and keys that no table can hold.
-const notText = "A name or a key of the request is no text, or too long: tables hold UTF-8 without NUL, up to 64 bytes of a name and 256 of a key."
+const notText = "A name or a key of the request is not text, or too long: tables store UTF-8 without NUL, up to 64 bytes of a name and 256 of a key."
 
 // isText reports whether the tables could hold what a query or a form says.
 func isText(fields url.Values) bool {
