@@ -26,19 +26,14 @@ func settling(ctx context.Context, limiter *ratelimit.Limiter, key, id string) e
 	return limiter.Settle(ctx, id, lookups.For(key).Cost(3), roomy.For(key).Cost(5))
 }
 
-func cancelling(ctx context.Context, limiter *ratelimit.Limiter, _, id string) error {
-	return limiter.Cancel(ctx, id)
+// byID is a call of everyCall that needs no request.
+func byID(name string) change {
+	return func(ctx context.Context, l *ratelimit.Limiter, _, id string) error {
+		return everyCall[name](ctx, l, id, ratelimit.Request{})
+	}
 }
 
-func starting(ctx context.Context, limiter *ratelimit.Limiter, _, id string) error {
-	_, err := limiter.Start(ctx, id)
-	return err
-}
-
-func renewing(ctx context.Context, limiter *ratelimit.Limiter, _, id string) error {
-	_, err := limiter.Renew(ctx, id)
-	return err
-}
+var cancelling, starting, renewing = byID("Cancel"), byID("Start"), byID("Renew")
 
 // lifeChanges are all of them, and what a change leaves in the buckets.
 var lifeChanges = []struct {
@@ -218,41 +213,31 @@ type ending struct {
 	release bool    // of ReleaseExpired
 	stale   bool    // whether the work has lost its slot by then
 	charges float64 // the tokens that it takes from the bucket; below zero: returns
-	make    func(ctx context.Context, limiter *ratelimit.Limiter, id string, now ratelimit.Request) error
+	make    call    // with a request for the changed limit
 }
 
 const changeReserved = 4.0
 
-// endings returns all of the ways. now is a request for the changed limit.
+// endings returns all of the ways.
 func endings() []ending {
-	settle := func(cost float64) func(context.Context, *ratelimit.Limiter, string, ratelimit.Request) error {
-		return func(ctx context.Context, limiter *ratelimit.Limiter, id string, now ratelimit.Request) error {
-			return limiter.Settle(ctx, id, now.Cost(cost))
+	settle := func(cost float64) call {
+		return func(ctx context.Context, l *ratelimit.Limiter, id string, r ratelimit.Request) error {
+			return l.Settle(ctx, id, r.Cost(cost))
 		}
 	}
-	expire := func(ctx context.Context, l *ratelimit.Limiter, _ string, _ ratelimit.Request) error {
-		return errOf(l.Expire(ctx))
+	bare := func(ctx context.Context, l *ratelimit.Limiter, id string, _ ratelimit.Request) error {
+		return l.Settle(ctx, id)
 	}
 	return []ending{
 		{name: "SettleAnOverage", charges: 1, make: settle(5)},
 		{name: "SettleASurplus", charges: -1, make: settle(3)},
 		{name: "SettleTheEstimate", make: settle(4)},
-		{name: "SettleBare", make: func(ctx context.Context, limiter *ratelimit.Limiter, id string, _ ratelimit.Request) error {
-			return limiter.Settle(ctx, id)
-		}},
-		{name: "Cancel", charges: -4, make: func(ctx context.Context, limiter *ratelimit.Limiter, id string, _ ratelimit.Request) error {
-			return limiter.Cancel(ctx, id)
-		}},
-		{name: "ExpireAndKeep", expires: true, make: expire},
-		{name: "ExpireAndRelease", expires: true, release: true, charges: -4, make: expire},
-		{name: "Renew", charges: 4, make: func(ctx context.Context, limiter *ratelimit.Limiter, id string, _ ratelimit.Request) error {
-			_, err := limiter.Renew(ctx, id)
-			return err
-		}},
-		{name: "StartOfStaleWork", stale: true, charges: 4, make: func(ctx context.Context, limiter *ratelimit.Limiter, id string, _ ratelimit.Request) error {
-			_, err := limiter.Start(ctx, id)
-			return err
-		}},
+		{name: "SettleBare", make: bare},
+		{name: "Cancel", charges: -4, make: everyCall["Cancel"]},
+		{name: "ExpireAndKeep", expires: true, make: everyCall["Expire"]},
+		{name: "ExpireAndRelease", expires: true, release: true, charges: -4, make: everyCall["Expire"]},
+		{name: "Renew", charges: 4, make: everyCall["Renew"]},
+		{name: "StartOfStaleWork", stale: true, charges: 4, make: everyCall["Start"]},
 	}
 }
 

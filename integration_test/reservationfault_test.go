@@ -43,12 +43,10 @@ var brokenCalls = map[string]struct {
 	before, after outcome
 }{
 	"Reserve": {nil, func(ctx context.Context, l *ratelimit.Limiter, _ string, requests []ratelimit.Request) error {
-		_, err := l.Reserve(ctx, requests[:2]...)
-		return err
+		return errOf(l.Reserve(ctx, requests[:2]...))
 	}, outcome{}, outcome{State: "open", Calls: 2, Roomy: 1}},
 	"Start": {reserveToBreak, func(ctx context.Context, l *ratelimit.Limiter, id string, _ []ratelimit.Request) error {
-		_, err := l.Start(ctx, id)
-		return err
+		return errOf(l.Start(ctx, id))
 	}, outcome{State: "open", Calls: 2, Roomy: 1}, outcome{State: "open", Started: true, Calls: 2, Roomy: 1}},
 	"Settle": {startToBreak, func(ctx context.Context, l *ratelimit.Limiter, id string, requests []ratelimit.Request) error {
 		return l.Settle(ctx, id, requests[0].Cost(3), requests[1].Cost(4))
@@ -57,12 +55,10 @@ var brokenCalls = map[string]struct {
 		return l.Cancel(ctx, id)
 	}, outcome{State: "open", Started: true, Calls: 2, Roomy: 1}, outcome{State: "cancelled", Started: true}},
 	"Renew": {startToBreak, func(ctx context.Context, l *ratelimit.Limiter, id string, _ []ratelimit.Request) error {
-		_, err := l.Renew(ctx, id)
-		return err
+		return errOf(l.Renew(ctx, id))
 	}, outcome{State: "open", Started: true, Calls: 2, Roomy: 1}, outcome{State: "open", Calls: 4, Roomy: 2}},
 	"Acquire": {nil, func(ctx context.Context, l *ratelimit.Limiter, _ string, requests []ratelimit.Request) error {
-		_, err := l.Acquire(ctx, requests[1:]...)
-		return err
+		return errOf(l.Acquire(ctx, requests[1:]...))
 	}, outcome{}, outcome{Roomy: 1, Slots: 2}},
 	"Release": {func(ctx context.Context, l *ratelimit.Limiter, requests []ratelimit.Request) (string, error) {
 		lease, err := l.Acquire(ctx, requests[1:]...)

@@ -299,8 +299,7 @@ func TestCallsTakeNoSIREADLock(t *testing.T) {
 				"Acquire":                {acquiring(jobs.For("here"), jobs.For("new")), false},
 				"AcquireRefused":         {acquiring(second.For("here")), true},
 				"RenewLease": {on(func(ctx context.Context, l *ratelimit.Limiter, _, id string) error {
-					_, err := l.RenewLease(ctx, id)
-					return err
+					return errOf(l.RenewLease(ctx, id))
 				}, held.ID, nil), false},
 				"Release":     {on(release, held.ID, nil), false},
 				"ReleaseLost": {on(release, lost, ratelimit.ErrLeaseLost), true},
