@@ -10,139 +10,81 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
+// takesUpTo takes up to n units, and gets some. For each limit the answer reports the cost of these, or of one unit if there are none.
+func takesUpTo(n, want int, requests ...ratelimit.Request) act {
+	return func(s *story) {
+		taken, d, err := s.limiter.TakeUpTo(s.Context(), n, requests...)
+		require.NoError(s, err)
+		require.Equal(s, want, taken)
+		require.Equal(s, want > 0, d.Allowed)
+		one, err := s.limiter.Check(s.Context(), requests...)
+		require.NoError(s, err)
+		for i := range requests {
+			require.InDelta(s, one.States[i].Cost*float64(max(1, want)), d.States[i].Cost, 1e-9)
+		}
+		if want == 0 && d.States[0].PausedUntil.IsZero() {
+			require.Equal(s, one.RetryAfter, d.RetryAfter, "until there is one unit")
+		}
+	}
+}
+
 func TestTakeUpTo(t *testing.T) {
 	t.Parallel()
-	d := setup(t).desk(t, ratelimit.Config{RefusalCache: 64})
-	few, bytes := ratelimit.Define("few", ratelimit.TokenBucket{Rate: 1, Period: time.Second, Capacity: 5}), ratelimit.Define("bytes", ratelimit.PerSecond(100))
-	upTo := func(n int, requests ...ratelimit.Request) (int, ratelimit.Decision) {
-		t.Helper()
-		taken, answer, err := d.limiter.TakeUpTo(t.Context(), n, requests...)
-		require.NoError(t, err)
-		return taken, answer
+	few := ratelimit.Define("few", ratelimit.TokenBucket{Rate: 1, Period: time.Second, Capacity: 5}).For("key")
+	bytes := ratelimit.Define("bytes", ratelimit.PerSecond(100)).For("key")
+	own := ratelimit.Borrow(few, bytes)
+	play(t, ratelimit.Config{RefusalCache: 64}, map[string][]act{
+		"TheMostThatAllHave":     {takesUpTo(10, 3, few, bytes.Cost(30)), holds(10, bytes), takesUpTo(10, 0, few, bytes.Cost(30)), holds(2, few)},
+		"OneBucketTwice":         {takesUpTo(10, 2, few, few.Cost(1.5)), holds(0, few)},
+		"OfAPool":                {takesUpTo(200, 100, own), holds(5, few), takesUpTo(200, 5, own), holds(-5, bytes)}, // the pool has more than the guarantee
+		"NotRememberedAsRefusal": {takesUpTo(4, 4, few), takesUpTo(10, 0, few.Cost(2)), takes(few)},
+	})
+	limiter := inMemory.setup(t).limiter
+	for _, wrong := range []struct {
+		n        int
+		requests []ratelimit.Request
+		want     error
+		text     string
+	}{
+		{0, []ratelimit.Request{few}, ratelimit.ErrInvalidRequest, "TakeUpTo 0 units; ask for 1 or more"},
+		{-1, []ratelimit.Request{few}, ratelimit.ErrInvalidRequest, "ask for 1 or more"},
+		{1, []ratelimit.Request{few.Cost(0), bytes.Cost(0)}, ratelimit.ErrInvalidCost, "units that cost nothing"},
+		{1, []ratelimit.Request{few.Cost(6)}, ratelimit.ErrCostExceedsCapacity, `6 of "few"`},
+	} {
+		_, _, err := limiter.TakeUpTo(t.Context(), wrong.n, wrong.requests...)
+		require.ErrorIs(t, err, wrong.want)
+		require.ErrorContains(t, err, wrong.text)
 	}
-	t.Run("TheMostThatAllHave", func(t *testing.T) {
-		t.Parallel()
-		taken, answer := upTo(10, few.For("a"), bytes.For("a").Cost(30))
-		require.Equal(t, 3, taken)
-		require.True(t, answer.Allowed)
-		require.InDelta(t, 3, answer.States[0].Cost, 0)
-		require.InDelta(t, 90, answer.States[1].Cost, 0)
-		require.InDelta(t, 2, answer.States[0].Remaining, 0)
-		d.requireTokens(t, 10, bytes.For("a"))
-
-		taken, answer = upTo(10, few.For("a"), bytes.For("a").Cost(30))
-		require.Zero(t, taken)
-		require.False(t, answer.Allowed)
-		require.Equal(t, 200*time.Millisecond, answer.RetryAfter, "until there is one unit")
-		require.InDelta(t, 30, answer.States[1].Cost, 0)
-		d.requireTokens(t, 2, few.For("a"))
-	})
-	t.Run("OneBucketTwice", func(t *testing.T) {
-		t.Parallel()
-		taken, answer := upTo(10, few.For("c"), few.For("c").Cost(1.5))
-		require.Equal(t, 2, taken)
-		require.InDelta(t, 2, answer.States[0].Cost, 0)
-		require.InDelta(t, 3, answer.States[1].Cost, 0)
-		require.InDelta(t, 0, answer.Remaining, 0)
-	})
-	t.Run("Borrowed", func(t *testing.T) {
-		t.Parallel()
-		own := ratelimit.Borrow(few.For("d"), bytes.For("d"))
-		taken, answer := upTo(200, own)
-		require.Equal(t, 100, taken, "all of the pool, as that is more than he has himself")
-		require.True(t, answer.States[0].Borrowed)
-		taken, answer = upTo(200, own)
-		require.Equal(t, 5, taken)
-		require.False(t, answer.States[0].Borrowed)
-		d.requireTokens(t, -5, bytes.For("d"))
-	})
-	t.Run("NotRememberedAsARefusal", func(t *testing.T) {
-		t.Parallel()
-		upTo(4, few.For("e"))
-		taken, _ := upTo(10, few.For("e").Cost(2))
-		require.Zero(t, taken)
-		requireAllowed(t, taking(few.For("e")), d.limiter)
-	})
-	t.Run("Wrong", func(t *testing.T) {
-		t.Parallel()
-		for _, limiter := range []*ratelimit.Limiter{d.limiter, d.limiter.WithTx(d.begin(t, pgx.ReadCommitted))} {
-			for _, wrong := range []struct {
-				n        int
-				requests []ratelimit.Request
-				want     error
-				text     string
-			}{
-				{0, []ratelimit.Request{few.For("f")}, ratelimit.ErrInvalidRequest, "TakeUpTo 0 units; ask for 1 or more"},
-				{-1, []ratelimit.Request{few.For("f")}, ratelimit.ErrInvalidRequest, "ask for 1 or more"},
-				{1, []ratelimit.Request{few.For("f").Cost(0), bytes.For("f").Cost(0)}, ratelimit.ErrInvalidCost, "units that cost nothing"},
-				{1, []ratelimit.Request{few.For("f").Cost(6)}, ratelimit.ErrCostExceedsCapacity, `6 of "few"`},
-			} {
-				_, _, err := limiter.TakeUpTo(t.Context(), wrong.n, wrong.requests...)
-				require.ErrorIs(t, err, wrong.want)
-				require.ErrorContains(t, err, wrong.text)
-			}
-			_, _, err := limiter.TakeUpTo(t.Context(), 3, few.For("f"))
-			require.NoError(t, err, "the transaction is alive")
-		}
-	})
 }
 
 // A limit in shadow mode does not reduce the units, a limit that is off is not checked, a paused limit gives none, and a limit that
 // changes gives its tokens at that time.
 func TestTakeUpToUnderRules(t *testing.T) {
 	t.Parallel()
-	tried, unused, enforced := ratelimit.Define("tried", ratelimit.PerDay(2)), ratelimit.Define("unused", ratelimit.PerDay(1)), ratelimit.Define("enforced", ratelimit.PerDay(5))
-	changing := ratelimit.Define("changing", ratelimit.TokenBucket{Rate: 1, Period: ratelimit.Day, Capacity: 8})
-	stopped := ratelimit.Define("stopped", ratelimit.PerDay(5))
 	rules := eraRules{}
-	for _, r := range []struct {
-		limit  ratelimit.Limit
-		config ratelimit.RulingConfig
-	}{
-		{tried, ratelimit.RulingConfig{Name: "tried", Eras: []ratelimit.Era{{Mode: ratelimit.Shadow}}}},
-		{unused, ratelimit.RulingConfig{Name: "unused", Eras: []ratelimit.Era{{Mode: ratelimit.Off}}}},
-		{changing, ratelimit.RulingConfig{Name: "changing", Eras: []ratelimit.Era{{}, {From: changeInstant, Policy: ratelimit.TokenBucket{Rate: 1, Period: ratelimit.Day, Capacity: 4}}}}},
-		{stopped, ratelimit.RulingConfig{Name: "stopped", Eras: []ratelimit.Era{{}}, PausedUntil: changeInstant.Add(time.Hour)}},
-	} {
-		rule, err := ratelimit.NewRuling(r.limit, r.config)
+	ruled := func(name string, policy ratelimit.Policy, config ratelimit.RulingConfig) ratelimit.Request {
+		limit := ratelimit.Define(name, policy)
+		config.Name = name
+		rule, err := ratelimit.NewRuling(limit, config)
 		require.NoError(t, err)
-		rules[r.limit.Name()] = rule
+		rules[name] = rule
+		return limit.For("key")
 	}
-	d := setup(t).desk(t, ratelimit.Config{Policies: rules})
-	d.at(-time.Second)
-	upTo := func(n int, requests ...ratelimit.Request) (int, ratelimit.Decision) {
-		t.Helper()
-		taken, answer, err := d.limiter.TakeUpTo(t.Context(), n, requests...)
-		require.NoError(t, err)
-		return taken, answer
-	}
-	taken, answer := upTo(9, tried.For("a"), enforced.For("a"), unused.For("a"))
-	require.Equal(t, 5, taken)
-	require.False(t, answer.States[0].Allowed, "what would be decided is told")
-	require.Equal(t, ratelimit.Shadow, answer.States[0].Mode)
-	require.True(t, answer.States[2].NotAsked)
-	d.requireTokens(t, 2, tried.For("a"))
-	d.requireTokens(t, 0, enforced.For("a"))
-	taken, _ = upTo(2, tried.For("a"), unused.For("a"))
-	require.Equal(t, 2, taken)
-	d.requireTokens(t, 0, tried.For("a"))
-	taken, answer = upTo(2, tried.For("a"))
-	require.Equal(t, 2, taken, "it refuses nobody")
-	require.False(t, answer.States[0].Allowed)
-	taken, answer = upTo(3, unused.For("a"))
-	require.Equal(t, 3, taken)
-	require.InDelta(t, 3, answer.States[0].Cost, 0)
-	taken, answer = upTo(3, stopped.For("a"), unused.For("a"))
-	require.Zero(t, taken)
-	require.False(t, answer.Allowed)
-	require.InDelta(t, 1, answer.States[0].Cost, 0)
-	require.False(t, answer.States[0].PausedUntil.IsZero())
-
-	taken, _ = upTo(1, changing.For("a"))
-	require.Equal(t, 1, taken)
-	d.at(time.Second)
-	taken, _ = upTo(9, changing.For("a"))
-	require.Equal(t, 4, taken)
+	smaller := ratelimit.Era{From: clockNoon.Add(time.Second), Policy: ratelimit.TokenBucket{Rate: 1, Period: ratelimit.Day, Capacity: 4}}
+	tried := ruled("tried", ratelimit.PerDay(2), ratelimit.RulingConfig{Eras: []ratelimit.Era{{Mode: ratelimit.Shadow}}})
+	unused := ruled("unused", ratelimit.PerDay(1), ratelimit.RulingConfig{Eras: []ratelimit.Era{{Mode: ratelimit.Off}}})
+	stopped := ruled("stopped", ratelimit.PerDay(5), ratelimit.RulingConfig{Eras: []ratelimit.Era{{}}, PausedUntil: clockNoon.Add(time.Hour)})
+	changing := ruled("changing", ratelimit.TokenBucket{Rate: 1, Period: ratelimit.Day, Capacity: 8}, ratelimit.RulingConfig{Eras: []ratelimit.Era{{}, smaller}})
+	enforced := ratelimit.Define("enforced", ratelimit.PerDay(5)).For("key")
+	play(t, ratelimit.Config{Policies: rules}, map[string][]act{
+		"Shadow": {
+			takesUpTo(9, 5, tried, enforced, unused), holds(2, tried), holds(0, enforced), takesUpTo(2, 2, tried, unused), holds(0, tried),
+			takesUpTo(2, 2, tried), // it refuses nobody
+		},
+		"Off":     {takesUpTo(3, 3, unused)},
+		"Paused":  {takesUpTo(3, 0, stopped, unused)},
+		"Changes": {takesUpTo(1, 1, changing), after(time.Second), takesUpTo(9, 4, changing)},
+	})
 }
 
 // TakeUpTo waits for a locked row, and takes the units available after the wait.
