@@ -23,67 +23,36 @@ func deadlocks(t *testing.T, pool *pgxpool.Pool) (found int) {
 	return found
 }
 
-// opposite asks for two limits, each caller in its own order.
-var opposite = []ratelimit.Limit{ratelimit.Define("left", hoard(1e4)), ratelimit.Define("right", hoard(1e4))}
-
-type pair struct {
-	name    string
-	callers [2]caller
-}
-
-func pairs() []pair {
-	readCommitted, serializable, standalone := callers()[0], callers()[2], callers()[3]
-	return []pair{
-		{"ReadCommitted", [2]caller{readCommitted, readCommitted}},
-		{"Serializable", [2]caller{serializable, serializable}},
-		{"Standalone", [2]caller{standalone, standalone}},
-		{"StandaloneAndReadCommitted", [2]caller{standalone, readCommitted}},
-		{"StandaloneAndSerializable", [2]caller{standalone, serializable}},
-		{"ReadCommittedAndStandalone", [2]caller{readCommitted, standalone}},
-	}
-}
-
-// requireTaken checks that tokens were taken from each of the opposite limits, over all keys that start so.
-func requireTaken(t *testing.T, b *bundle, keys string, tokens float64) {
-	t.Helper()
-	taken := map[string]float64{}
-	for _, r := range b.rows(t, keys) {
-		taken[r.Name] += opposite[0].Capacity() - r.Value
-	}
-	for _, limit := range opposite {
-		require.InDelta(t, tokens, taken[limit.Name()], tokens/1000)
-	}
-}
-
 // The order of locking must not depend on which rows exist already. Another transaction holds the second row, and one caller and
 // then the other queue for it, each with the rows it has locked by then.
 func TestTakeLocksInOneOrderWhateverRowsExist(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
-	for _, test := range pairs() {
+	left, right := ratelimit.Define("left", hoard(1e4)), ratelimit.Define("right", hoard(1e4))
+	readCommitted, serializable, standalone := callers()[0], callers()[2], callers()[3]
+	for _, pair := range [][2]caller{
+		{readCommitted, readCommitted}, {serializable, serializable}, {standalone, standalone},
+		{standalone, readCommitted}, {standalone, serializable}, {readCommitted, standalone},
+	} {
 		for _, leftExists := range []bool{true, false} {
-			t.Run(fmt.Sprintf("%s/LeftExists=%v", test.name, leftExists), func(t *testing.T) { // not parallel: waiting counts all
+			t.Run(fmt.Sprintf("%s/%s/LeftExists=%v", pair[0].name, pair[1].name, leftExists), func(t *testing.T) { // not parallel: waiting counts all
 				key := t.Name()
-				require.NoError(t, b.limiter.Reset(t.Context(), opposite[1].For(key)))
+				require.NoError(t, b.limiter.Reset(t.Context(), right.For(key)))
 				if leftExists {
-					require.NoError(t, b.limiter.Reset(t.Context(), opposite[0].For(key)))
+					require.NoError(t, b.limiter.Reset(t.Context(), left.For(key)))
 				}
-				holder := b.begin(t, pgx.ReadCommitted)
-				_, err := holder.Exec(t.Context(), `SELECT FROM ratelimit.buckets WHERE name = $1 AND key = $2 FOR UPDATE`, opposite[1].Name(), key)
-				require.NoError(t, err)
+				release := b.holdRow(t, right.Name(), key)
 				done := make(chan error, 2)
-				for i, c := range test.callers {
+				for i, c := range pair {
 					process := b.with(t, ratelimit.Config{})
-					go func() {
-						_, err := c.take(t.Context(), b.db(), process, opposite[0].For(key), opposite[1].For(key))
-						done <- err
-					}()
+					go func() { done <- errOf(c.take(t.Context(), b.db(), process, left.For(key), right.For(key))) }()
 					eventually(t, "the caller waits for a row", func() bool { return waiting(t, b.pool) == i+1 })
 				}
-				require.NoError(t, holder.Rollback(t.Context()))
+				release()
 				require.NoError(t, <-done)
 				require.NoError(t, <-done)
-				requireTaken(t, b, key, 2)
+				require.InDelta(t, 1e4-2, b.held(t, "left", key), 0.01)
+				require.InDelta(t, 1e4-2, b.held(t, "right", key), 0.01)
 			})
 		}
 	}
