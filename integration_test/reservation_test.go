@@ -381,6 +381,7 @@ func TestStartAndRenew(t *testing.T) {
 			restarts("a", ratelimit.Open), after(time.Hour), restarts("a", ratelimit.Open), after(time.Second), holds(5, look), cancels("a"),
 		},
 		"BeforeStaleAtKeepsItsTurn": {reserves("a", half, look.Cost(15)), after(half + staleAfter - time.Microsecond), starts("a", 0), holds(10, look)},
+		"AtStaleAtPaysForANewTurn":  {reserves("a", half, look.Cost(15)), after(half + staleAfter), starts("a", half), holds(-5, look)},
 		"AfterStaleAtPaysForANewTurn": {
 			reserves("a", half, look.Cost(15)), starts("a", half) /* too early is no start */, after(time.Minute), starts("a", half), holds(-5, look),
 			starts("a", half), holds(-5, look), after(time.Minute + half), starts("a", 0), after(time.Hour), restarts("a", ratelimit.Open), holds(10, look),
