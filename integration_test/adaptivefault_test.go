@@ -207,25 +207,3 @@ func (m *market) madeUpstream(t *testing.T) pgx.Tx {
 	require.NoError(t, err)
 	return holder
 }
-
-// What cannot be reported is an error before any SQL.
-func TestReportRefuses(t *testing.T) {
-	t.Parallel()
-	m := newMarket(t)
-	upstream := adaptive("upstream")
-	for name, c := range map[string]struct {
-		request ratelimit.Request
-		outcome ratelimit.Outcome
-		want    error
-	}{
-		"NotAdaptive": {ratelimit.Define("plain", hoard(1)).For("k"), ratelimit.Outcome{}, ratelimit.ErrInvalidRequest},
-		"NoKey":       {upstream.For(""), ratelimit.Outcome{}, ratelimit.ErrInvalidKey},
-		"NoCost":      {upstream.For("k").Cost(-1), ratelimit.Outcome{}, ratelimit.ErrInvalidCost},
-		"Earlier":     {upstream.For("k"), ratelimit.Outcome{RetryAfter: -1}, ratelimit.ErrInvalidRequest},
-		"ZeroLimit":   {ratelimit.Limit{}.For("k"), ratelimit.Outcome{}, ratelimit.ErrInvalidLimit},
-	} {
-		require.ErrorIs(t, m.limiter.Report(t.Context(), c.request, c.outcome), c.want, name)
-	}
-	var none *ratelimit.Limiter
-	require.ErrorIs(t, none.Report(t.Context(), upstream.For("k"), ratelimit.Outcome{}), ratelimit.ErrInvalidConfig)
-}

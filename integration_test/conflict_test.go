@@ -31,8 +31,12 @@ func TestTakeLocksInOneOrderWhateverRowsExist(t *testing.T) {
 	left, right := ratelimit.Define("left", hoard(1e4)), ratelimit.Define("right", hoard(1e4))
 	readCommitted, serializable, standalone := callers()[0], callers()[2], callers()[3]
 	for _, pair := range [][2]caller{
-		{readCommitted, readCommitted}, {serializable, serializable}, {standalone, standalone},
-		{standalone, readCommitted}, {standalone, serializable}, {readCommitted, standalone},
+		{readCommitted, readCommitted},
+		{serializable, serializable},
+		{standalone, standalone},
+		{standalone, readCommitted},
+		{standalone, serializable},
+		{readCommitted, standalone},
 	} {
 		for _, leftExists := range []bool{true, false} {
 			t.Run(fmt.Sprintf("%s/%s/LeftExists=%v", pair[0].name, pair[1].name, leftExists), func(t *testing.T) { // not parallel: waiting counts all

@@ -272,6 +272,28 @@ func TestInvalidPrices(t *testing.T) {
 	}
 }
 
+// TestInvalidReports are refused before any SQL.
+func TestInvalidReports(t *testing.T) {
+	t.Parallel()
+	limiter, err := ratelimit.New(untouched{t: t}, ratelimit.Config{})
+	require.NoError(t, err)
+	upstream := ratelimit.Define("upstream", ratelimit.Adaptive{Contract: ratelimit.PerSecond(100), Apply: true})
+	for name, c := range map[string]struct {
+		request ratelimit.Request
+		outcome ratelimit.Outcome
+		want    error
+	}{
+		"NotAdaptive": {ratelimit.Define("plain", ratelimit.PerMinute(1)).For("k"), ratelimit.Outcome{}, ratelimit.ErrInvalidRequest},
+		"NoKey":       {upstream.For(""), ratelimit.Outcome{}, ratelimit.ErrInvalidKey},
+		"NoCost":      {upstream.For("k").Cost(-1), ratelimit.Outcome{}, ratelimit.ErrInvalidCost},
+		"Earlier":     {upstream.For("k"), ratelimit.Outcome{RetryAfter: -1}, ratelimit.ErrInvalidRequest},
+		"ZeroLimit":   {ratelimit.Limit{}.For("k"), ratelimit.Outcome{}, ratelimit.ErrInvalidLimit},
+	} {
+		require.ErrorIs(t, limiter.Report(t.Context(), c.request, c.outcome), c.want, name)
+	}
+	require.ErrorIs(t, (*ratelimit.Limiter)(nil).Report(t.Context(), upstream.For("k"), ratelimit.Outcome{}), ratelimit.ErrInvalidConfig)
+}
+
 // invalid is a call that is refused before any SQL.
 type invalid struct {
 	name, verb string
