@@ -81,6 +81,8 @@ func TestTakeUpToUnderRules(t *testing.T) {
 			takesUpTo(9, 5, tried, enforced, unused), holds(2, tried), holds(0, enforced), takesUpTo(2, 2, tried, unused), holds(0, tried),
 			takesUpTo(2, 2, tried), // it refuses nobody
 		},
+		"ShadowOfALimitThatIsTooSmall": {takes(tried.Cost(3), enforced), holds(2, tried), holds(4, enforced)},
+
 		"Off":     {takesUpTo(3, 3, unused)},
 		"Paused":  {takesUpTo(3, 0, stopped, unused)},
 		"Changes": {takesUpTo(1, 1, changing), after(time.Second), takesUpTo(9, 4, changing)},
