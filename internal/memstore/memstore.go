@@ -42,11 +42,16 @@ func (db *DB) ForgetEnded(_ context.Context, u *store.Unit) (more bool, err erro
 	db.mu.Lock()
 	defer db.mu.Unlock()
 	for id, r := range db.reservations {
-		if r.State != reserved.Open && r.ExpiresUs < before && db.locks[id] == nil {
+		if db.isForgettable(r, before) {
 			delete(db.reservations, id)
 		}
 	}
 	return false, nil
+}
+
+// isForgettable reports whether a reservation ended before an instant, and no transaction has locked it.
+func (db *DB) isForgettable(r *reserved.Reservation, before int64) bool {
+	return r.State != reserved.Open && r.ExpiresUs < before && db.locks[r.ID] == nil
 }
 
 // Fingerprint returns the fingerprint that was stored first, and stores own if there is none.

@@ -30,7 +30,7 @@ type Tx struct {
 // writes are what a transaction has written and not committed.
 type writes struct {
 	buckets      map[bucket.Key]bucket.State
-	reservations map[string]*reserved.Reservation
+	reservations map[string]*reserved.Reservation // nil: deleted
 }
 
 // mark is a place in a transaction to go back to.
@@ -191,11 +191,14 @@ func (tx *Tx) SaveReservation(_ context.Context, _ *store.Unit, r *reserved.Rese
 }
 
 // writeReservation writes a reservation. db.mu is held.
-func (tx *Tx) writeReservation(r *reserved.Reservation) {
+func (tx *Tx) writeReservation(r *reserved.Reservation) { tx.setReservation(r.ID, copyOf(r)) }
+
+// setReservation sets the row of a reservation; nil deletes it. db.mu is held.
+func (tx *Tx) setReservation(id string, r *reserved.Reservation) {
 	if tx.writes.reservations == nil {
 		tx.writes.reservations = make(map[string]*reserved.Reservation)
 	}
-	tx.writes.reservations[r.ID] = copyOf(r)
+	tx.writes.reservations[id] = r
 }
 
 // LockReservation locks and returns a reservation.
@@ -231,7 +234,7 @@ func (tx *Tx) Due(_ context.Context, u *store.Unit, after int64, last string, mo
 	all := maps.Clone(tx.reservations)
 	maps.Copy(all, tx.writes.reservations)
 	for _, r := range all {
-		if r.IsDue(now) && (r.ExpiresUs > after || r.ExpiresUs == after && r.ID > last) {
+		if r != nil && r.IsDue(now) && (r.ExpiresUs > after || r.ExpiresUs == after && r.ID > last) {
 			due = append(due, r)
 		}
 	}
@@ -261,6 +264,24 @@ func (tx *Tx) LockDue(_ context.Context, u *store.Unit, ids []string) (due []*re
 	}
 	slices.SortFunc(due, reserved.ByEnd)
 	return due, nil
+}
+
+// ForgetEnded is as on the DB, at the commit.
+func (tx *Tx) ForgetEnded(_ context.Context, u *store.Unit) (more bool, err error) {
+	before := u.Instant() - reserved.KeepEnded.Microseconds()
+	err = tx.enter()
+	defer tx.leave()
+	if err != nil {
+		return false, err
+	}
+	for id, r := range tx.reservations {
+		if tx.isForgettable(r, before) {
+			tx.locks[id] = &lock{holder: tx}
+			tx.held = append(tx.held, id)
+			tx.setReservation(id, nil)
+		}
+	}
+	return false, nil
 }
 
 // PrunePages returns one part.
@@ -312,6 +333,11 @@ func (tx *Tx) commit() error {
 	}
 	maps.Copy(tx.buckets, tx.writes.buckets)
 	maps.Copy(tx.reservations, tx.writes.reservations)
+	for id, r := range tx.writes.reservations {
+		if r == nil {
+			delete(tx.reservations, id)
+		}
+	}
 	tx.ended = true
 	tx.release(0)
 	return nil
