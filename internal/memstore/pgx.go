@@ -46,7 +46,7 @@ func NewPool(sql SQL) Pool {
 }
 
 // Engine returns the Engine for calls outside a transaction.
-func (p Pool) Engine() store.Engine { return p.db.Begin() }
+func (p Pool) Engine() store.Engine { return &Tx{DB: p.db, alone: true} }
 
 // Begin begins a transaction.
 func (p Pool) Begin(ctx context.Context) (pgx.Tx, error) { return p.BeginTx(ctx, pgx.TxOptions{}) }

@@ -45,7 +45,7 @@ func (c *connector) Driver() driver.Driver { return c }
 func (c *connector) Open(string) (driver.Conn, error) { return c.Connect(context.Background()) }
 
 // Engine returns the Engine for calls outside a transaction.
-func (c *connector) Engine() store.Engine { return c.db.Begin() }
+func (c *connector) Engine() store.Engine { return &Tx{DB: c.db, alone: true} }
 
 // sqlConn is a connection, and the transaction that was begun on it.
 type sqlConn struct {

@@ -24,6 +24,7 @@ type Tx struct {
 	waiting  *lock // nil: it waits for none
 	mostWait time.Duration
 	failed   bool // whether it can only be rolled back
+	alone    bool // whether it is for calls outside a transaction
 	ended    bool
 }
 
@@ -267,7 +268,10 @@ func (tx *Tx) LockDue(_ context.Context, u *store.Unit, ids []string) (due []*re
 }
 
 // ForgetEnded is as on the DB, at the commit.
-func (tx *Tx) ForgetEnded(_ context.Context, u *store.Unit) (more bool, err error) {
+func (tx *Tx) ForgetEnded(ctx context.Context, u *store.Unit) (more bool, err error) {
+	if tx.alone {
+		return tx.DB.ForgetEnded(ctx, u)
+	}
 	before := u.Instant() - reserved.KeepEnded.Microseconds()
 	err = tx.enter()
 	defer tx.leave()
