@@ -5,11 +5,11 @@
 //	err := limiter.InTx(ctx, func(tx pgx.Tx) error {
 //		return limiter.WithTx(tx).Require(ctx, Attempts.For(account), Locked.For(account))
 //	})
-//	// .. check the password; if it is wrong for the fifth time:
+//	// .. check the password; if it is wrong, and the account has no attempts left (see examples/login):
 //	until, err := Locked.Block(ctx, limiter, account)
 //
-// A lock is two limits of package ratelimit. The first, called name, is a token bucket that owes the milliseconds until the end of the
-// lock. The second, called name.blocks, is a sliding window with the blocks within Config.Forget. So a lock needs no table and no rule of
+// A lock is two limits of package ratelimit. The first, called name, is a token bucket of one token per millisecond, which owes the
+// rest of the lock. The second, called name.blocks, is a sliding window with the blocks within Config.Forget. So a lock needs no table and no rule of
 // its own, works inside transactions, and a rollback undoes a block. NIST SP 800-63B section 3.2.2 asks for such a limit on failed logins.
 package lockout
 
@@ -36,8 +36,8 @@ type Config struct {
 	Growth float64
 	// Longest is the maximum length of a block, up to a year. Defaults to an hour.
 	Longest time.Duration
-	// Forget is the time after which a block no longer makes later blocks longer, up to a year. It counts from the begin of that
-	// block, so it must be above Longest. Defaults to 24 hours.
+	// Forget is the time after which a block no longer makes later blocks longer, up to a year. It counts from the start of that
+	// block, so it must be above Longest. Defaults to 24 hours, or to twice Longest if that is more.
 	Forget time.Duration
 }
 

@@ -26,10 +26,10 @@ func (a *app) serveCommand() *cobra.Command {
 	cmd := a.command(cobra.Command{
 		Use:   "serve",
 		Short: "Decide for gateways and for programs in other languages, over gRPC and HTTP",
-		Long: `Decide by the rules in the tables, until interrupted. A changed rule takes effect without a restart.
+		Long: `Answer rate limit calls by the stored rules, until interrupted. A changed rule takes effect without a restart.
 
---grpc is the rate limit service of Envoy. The entries of a descriptor are the attributes of the stored tiers. Name all entries
-except user, tenant, plan, address and route with --attribute. Calls for a domain of --charged-domain always take their hits,
+--grpc is the rate limit service of Envoy. Tiers can use the entries user, tenant, plan, address and route of a descriptor.
+Declare other entries with --attribute. Calls for a domain of --charged-domain always take their hits,
 even below zero: use such a domain for apply_on_stream_done. Set failure_mode_deny in Envoy.
 
 --http has POST /v1/take, /v1/check, /v1/reserve and /v1/settle with JSON, the admin page under /limits/, /metrics for
@@ -38,7 +38,7 @@ Prometheus, and /healthz. A refusal has status 429, application/problem+json and
   curl -d '{"requests":[{"limit":"messages","key":"ada","cost":2,"plan":"pro"}]}' http://127.0.0.1:8080/v1/take
 
 A limit needs a stored rule. A request needs a key, or "global":true. settle needs the id of reserve, and requests with the
-actual costs.
+actual costs; without requests the reserved costs stay. A cost above the capacity has status 413.
 
 Every call except health needs a token of --token-file, as Authorization: Bearer. A browser sends it as the password of any
 user; the page is read-only. Without tokens serve listens only on addresses of this machine.`,

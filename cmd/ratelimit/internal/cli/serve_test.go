@@ -165,6 +165,8 @@ func TestServe(t *testing.T) {
 	require.Equal(t, http.StatusOK, code, answer)
 	code, answer = s.post("take", `{"requests":[{"limit":"tokens","global":true,"cost":900}]}`)
 	require.Equal(t, http.StatusOK, code, answer)
+	code, answer = s.post("settle", `{"requests":[{"limit":"tokens","global":true}]}`)
+	require.Equal(t, http.StatusBadRequest, code, answer)
 	code, answer = s.post("settle", `{"id":"5d3ed9ba-3c44-4a87-9a1c-000000000000"}`)
 	require.Equal(t, http.StatusNotFound, code, answer)
 
@@ -253,8 +255,9 @@ func (s *served) attacks(t *testing.T) {
 		{`{"requests":[{"limit":"messages","key":"ada","costs":1}]}`, http.StatusBadRequest, "costs"},
 		{`{"requests":[]}`, http.StatusBadRequest, "takes from 1 to 64"},
 		{`{"requests":[{"limit":"nobody","key":"ada"}]}`, http.StatusBadRequest, "no rule is stored"},
-		{`{"requests":[{"limit":"messages"}]}`, http.StatusBadRequest, "needs a key"},
-		{`{"requests":[{"limit":"messages","key":"ada","global":true}]}`, http.StatusBadRequest, "needs a key"},
+		{`{"requests":[{"limit":"messages"}]}`, http.StatusBadRequest, "needs either a key"},
+		{`{"requests":[{"limit":"messages","key":"ada","global":true}]}`, http.StatusBadRequest, "needs either a key"},
+		{`{"id":"x","requests":[{"limit":"messages","key":"ada"}]}`, http.StatusBadRequest, "only settle"},
 		{`{"requests":[{"limit":"messages","key":"ada","cost":-1}]}`, http.StatusBadRequest, "a cost is a number from 0 up"},
 		{`{"requests":[{"limit":"messages","key":"` + strings.Repeat("k", 60_000) + `"}]}`, http.StatusOK, ""}, // it is hashed
 		{`{"requests":[{"limit":"messages","key":"ada","cost":1e9}]}`, http.StatusRequestEntityTooLarge, "costs more"},

@@ -8,6 +8,7 @@ import (
 	"io"
 	"log/slog"
 	"net/http"
+	"path"
 	"time"
 
 	"github.com/pgratelimit/pgratelimit/httplimit"
@@ -112,6 +113,10 @@ func (s *Server) api(do verb) http.Handler {
 			problem(w, http.StatusBadRequest, err.Error())
 			return
 		}
+		if id := path.Base(r.URL.Path) == "settle"; id != (c.ID != "") {
+			problem(w, http.StatusBadRequest, "settle, and only settle, needs the id that reserve returned")
+			return
+		}
 		requests, err := s.requests(c.Requests)
 		if err != nil {
 			problem(w, http.StatusBadRequest, err.Error())
@@ -149,7 +154,7 @@ func (s *Server) requests(asked []request) ([]ratelimit.Request, error) {
 		case !known:
 			return nil, fmt.Errorf("request %d: no rule is stored for the limit %.80q; store one with ratelimit rules apply", i, a.Limit)
 		case a.Global == (a.Key != ""):
-			return nil, fmt.Errorf("request %d: it needs a key, or global: true for the bucket that everybody shares", i)
+			return nil, fmt.Errorf("request %d: it needs either a key, or global: true for the shared bucket", i)
 		case a.Global:
 			requests[i] = limit.Global()
 		default:
@@ -167,7 +172,7 @@ func (s *Server) requests(asked []request) ([]ratelimit.Request, error) {
 func (s *Server) refuse(w http.ResponseWriter, r *http.Request, err error) {
 	switch {
 	case errors.Is(err, ratelimit.ErrNotReserved):
-		problem(w, http.StatusNotFound, "there is no reservation with this ID")
+		problem(w, http.StatusNotFound, "there is no reservation with this id: it was never made, or was deleted")
 	case errors.Is(err, ratelimit.ErrReservationEnded):
 		problem(w, http.StatusConflict, "the reservation has ended in another way")
 	case errors.Is(err, ratelimit.ErrInvalidRequest), errors.Is(err, ratelimit.ErrInvalidCost), errors.Is(err, ratelimit.ErrInvalidKey),
