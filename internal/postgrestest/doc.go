@@ -15,14 +15,7 @@
 // Package ratelimittest/postgres, a module of its own, also starts containers. Its command run gives the URL of such a server to a command,
 // for example to go test.
 //
-// # How a server begins
-//
-// A server of 2 begins from an image: a copy of the data directory of a stopped server that already has the template database, in
-// pgratelimit/clusters of the user's cache directory. The first server makes the image; others that start at the same time wait for it. The
-// name of the image is a hash of the server programs (path, size, modification time), the arguments of initdb, RATELIMIT_PARTITIONS, the
-// time zone, and the sources of the migrations and of this package. The package keeps the ten images that were used last. If the cache
-// directory cannot be used, or if the binary was built with -trimpath, initdb makes the data directory, which takes a second or two
-// longer. Citus servers never begin from an image.
+// # A server of this package
 //
 // The server listens on the loopback interface. The superuser postgres needs no password, so any user of this machine can connect while it
 // runs. Other roles need their passwords.

@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
-	"path/filepath"
 	"time"
 )
 
@@ -27,15 +25,6 @@ type environment struct {
 	url         string
 	binDir      string
 	citusBinDir string // the programs of the server with Citus that all tests run on; empty: no Citus
-	cache       string // the directory of images; if it is empty, initdb makes the data
-}
-
-func environmentFromOS() environment {
-	env := environmentFrom(os.Getenv)
-	if cache, err := os.UserCacheDir(); err == nil {
-		env.cache = filepath.Join(cache, "pgratelimit", "clusters")
-	}
-	return env
 }
 
 func environmentFrom(getenv func(string) string) environment {

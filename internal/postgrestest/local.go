@@ -35,7 +35,6 @@ func startLocal(ctx context.Context, opts Options, env environment) (*Server, er
 	if err != nil {
 		return nil, err
 	}
-	opts.cache = env.cache
 	var failed error
 	for _, binDir := range dirs {
 		server, err := startCluster(ctx, binDir, opts)
@@ -62,7 +61,7 @@ func startCluster(ctx context.Context, binDir string, opts Options) (_ *Server, 
 			err = errors.Join(err, c.remove(context.WithoutCancel(ctx)))
 		}
 	}()
-	if err := c.begin(ctx, opts.cache); err != nil {
+	if err := c.initialize(ctx); err != nil {
 		return nil, err
 	}
 	if err := c.startOnFreePort(ctx, opts.Settings); err != nil {
@@ -118,8 +117,9 @@ const hba = "host all,replication postgres 127.0.0.1/32 trust\nhost all all 127.
 
 // initialize makes the data directory by initdb.
 func (c *cluster) initialize(ctx context.Context) error {
-	args := append([]string{"-D", c.data()}, initdbArgs()...)
-	if _, err := c.user.run(ctx, c.dir, filepath.Join(c.binDir, "initdb"), args...); err != nil {
+	_, err := c.user.run(ctx, c.dir, filepath.Join(c.binDir, "initdb"),
+		"-D", c.data(), "-U", "postgres", "-A", "trust", "-E", "UTF8", "--no-locale", "--no-sync")
+	if err != nil {
 		return err
 	}
 	if err := os.WriteFile(filepath.Join(c.data(), "pg_hba.conf"), []byte(hba), 0o600); err != nil {

@@ -32,7 +32,7 @@ func TestMain(m *testing.M) {
 }
 
 func startAndWait() {
-	server, err := startLocal(context.Background(), Options{}, environmentFromOS())
+	server, err := startLocal(context.Background(), Options{}, environmentFrom(os.Getenv))
 	if err != nil {
 		fmt.Println(err)
 		return
@@ -81,7 +81,7 @@ func TestBinDirs(t *testing.T) {
 // needsLocal ends a test of the server's programs if there are none.
 func needsLocal(t *testing.T) environment {
 	t.Helper()
-	env := environmentFromOS()
+	env := environmentFrom(os.Getenv)
 	if _, err := binDirs(t.Context(), env); err != nil {
 		giveUp(t, noServer(env, err), os.Getenv("CI") != "")
 	}

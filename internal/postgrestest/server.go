@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"strings"
 
 	"github.com/jackc/pgx/v5"
@@ -40,8 +41,6 @@ type Options struct {
 	// mounted at Server.Disk, in memory; this process must run as root on Linux. The server then runs from programs of this
 	// machine.
 	DiskBytes int64
-
-	cache string // the directory of images; if it is empty, initdb makes the data
 }
 
 func (o Options) own() bool { return o.Own || len(o.Settings) > 0 || o.here() }
@@ -85,7 +84,7 @@ type host interface {
 // Start finds a server or starts one, in the order of the package documentation. If there is none, it returns an error that is
 // ErrNoServer. The error lists the attempts, why each failed, and how to get a server.
 func Start(ctx context.Context, opts Options) (*Server, error) {
-	return start(ctx, opts, environmentFromOS())
+	return start(ctx, opts, environmentFrom(os.Getenv))
 }
 
 // StartedAt returns the server at url, a superuser's, that the caller has started. Close calls stop. The server cannot be restarted.
