@@ -24,7 +24,7 @@ func TestRun(t *testing.T) {
 	testsize.Long(t, "starts a server for the benchmark")
 	directory := t.TempDir()
 	o := options{
-		quick: true, only: regexp.MustCompile(`^(five-1|pair-1|reserve-1|hot-tx|cached-1|curve-hot-(1|16))$`), named: true, contenders: regexp.MustCompile(""),
+		quick: true, only: regexp.MustCompile(`^(five-1|disk-1|sliding-64|rules-64|acquire-16|pair-1|reserve-1|hot-tx|cached-1|curve-hot-(1|16))$`), named: true, contenders: regexp.MustCompile(""),
 		rounds: 2, round: 10 * time.Millisecond, json: filepath.Join(directory, "figures.json"), svg: directory,
 	}
 	var output bytes.Buffer
@@ -38,7 +38,7 @@ func TestRun(t *testing.T) {
 	document, err := report.ReadJSON(bytes.NewReader(written))
 	require.NoError(t, err)
 	require.Positive(t, document.Machine.Cores)
-	require.Len(t, document.Scenarios, 5)
+	require.Len(t, document.Scenarios, 9)
 	for name, figures := range document.Scenarios["five-1"] {
 		require.Positive(t, figures["throughput"].Median, name)
 		require.InDelta(t, 1, figures["roundTrips"].Median, 0.01, name)

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"strconv"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -32,7 +33,8 @@ type Bench struct {
 	Meter    *server.Meter
 	Name     string // of the contender's limits, unique in the scenario
 	Callers  int
-	Burst    int // calls for each reading of the clock; 0 is 1
+	Burst    int           // calls for each reading of the clock; 0 is 1
+	Disk     time.Duration // by which each flush of a commit takes longer
 }
 
 // Runner is an open contender.
@@ -87,11 +89,26 @@ func open(b Bench, prepare func(r *runner) error) (Runner, error) {
 
 // pool returns a pool whose round trips count, and which the runner closes.
 func (r *runner) pool(ctx context.Context, connections int, configure ...func(*pgxpool.Config)) (*pgxpool.Pool, error) {
+	if r.bench.Disk > 0 {
+		configure = append(configure, func(config *pgxpool.Config) {
+			config.ConnConfig.RuntimeParams["commit_delay"] = strconv.FormatInt(r.bench.Disk.Microseconds(), 10)
+			config.ConnConfig.RuntimeParams["commit_siblings"] = "0"
+		})
+	}
 	pool, err := r.bench.Database.Pool(ctx, connections, &r.wire, configure...)
 	if err == nil {
 		r.closers = append(r.closers, func() error { pool.Close(); return nil })
 	}
 	return pool, err
+}
+
+// standalone returns a Limiter for calls outside of transactions, which the runner closes.
+func (r *runner) standalone(ctx context.Context, config ratelimit.Config) (*ratelimit.Limiter, error) {
+	pool, err := r.pool(ctx, min(r.bench.Callers, poolConnections))
+	if err != nil {
+		return nil, err
+	}
+	return r.limiter(pool, config)
 }
 
 // limiter returns a Limiter on pool, which the runner closes.

@@ -24,11 +24,7 @@ const emptyCost = roomyCapacity / 2
 // Open makes the buckets and a Limiter.
 func (w Take) Open(ctx context.Context, b Bench) (Runner, error) {
 	return open(b, func(r *runner) error {
-		pool, err := r.pool(ctx, min(b.Callers, poolConnections))
-		if err != nil {
-			return err
-		}
-		limiter, err := r.limiter(pool, w.Config)
+		limiter, err := r.standalone(ctx, w.Config)
 		if err != nil {
 			return err
 		}
@@ -115,11 +111,7 @@ const (
 // Open makes the buckets and a Limiter. Every bucket holds enough: Reserve neither refuses nor delays.
 func (w Reserve) Open(ctx context.Context, b Bench) (Runner, error) {
 	return open(b, func(r *runner) error {
-		pool, err := r.pool(ctx, min(b.Callers, poolConnections))
-		if err != nil {
-			return err
-		}
-		limiter, err := r.limiter(pool, ratelimit.Config{})
+		limiter, err := r.standalone(ctx, ratelimit.Config{})
 		if err != nil {
 			return err
 		}

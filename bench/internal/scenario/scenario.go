@@ -3,6 +3,7 @@ package scenario
 
 import (
 	"slices"
+	"time"
 
 	"github.com/pgratelimit/pgratelimit/bench/internal/contender"
 	"github.com/pgratelimit/pgratelimit/bench/internal/stats"
@@ -18,6 +19,8 @@ type Scenario struct {
 	Callers int
 	// Burst is how many calls are made for each reading of the clock. Defaults to 1.
 	Burst int
+	// Disk is by how much each flush of a commit takes longer, as on a slower disk. Defaults to 0.
+	Disk time.Duration
 	// Compare is the figure by which the first contender is compared with each of the others.
 	Compare Figure
 	// Contenders take turns within each round.

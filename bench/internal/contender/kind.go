@@ -1,0 +1,126 @@
+package contender
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/pgratelimit/pgratelimit/bench/internal/load"
+	"github.com/pgratelimit/pgratelimit/ratelimit"
+	"github.com/pgratelimit/pgratelimit/rules"
+)
+
+// Sliding is Take outside of a transaction, on a sliding window that admits everything.
+type Sliding struct {
+	Keys int
+}
+
+// Open makes the buckets by a Take from each.
+func (w Sliding) Open(ctx context.Context, b Bench) (Runner, error) {
+	return open(b, func(r *runner) error {
+		limiter, err := r.standalone(ctx, ratelimit.Config{})
+		if err != nil {
+			return err
+		}
+		limit, all := ratelimit.Define(b.Name, ratelimit.SlidingWindow{Rate: roomyCapacity, Period: time.Hour}), makeKeys(w.Keys)
+		if err := takeEach(ctx, limiter, limit, all); err != nil {
+			return err
+		}
+		r.call = func(ctx context.Context, c *load.Caller) error {
+			return allowed(limiter.Take(ctx, limit.For(all.any(c))))
+		}
+		r.check = func(ctx context.Context, calls int) error {
+			const ask = `SELECT coalesce(sum(taken[3]), 0) FROM ratelimit.buckets WHERE name = $1`
+			return b.equal(ctx, ask, float64(calls+w.Keys))
+		}
+		return nil
+	})
+}
+
+// takeEach takes a token of each key, in batches.
+func takeEach(ctx context.Context, l *ratelimit.Limiter, limit ratelimit.Limit, all keys) error {
+	g, ctx := errgroup.WithContext(ctx)
+	g.SetLimit(512)
+	for i := range all.n {
+		g.Go(func() error { return allowed(l.Take(ctx, limit.For(all.at(i)))) })
+	}
+	return g.Wait()
+}
+
+// equal returns an error unless the query, which has the name of the limit as its argument, returns the number.
+func (b Bench) equal(ctx context.Context, query string, want float64) error {
+	var got float64
+	if err := b.Database.Admin().QueryRow(ctx, query, b.Name).Scan(&got); err != nil {
+		return err
+	}
+	if got != want {
+		return fmt.Errorf("%s: the rows have %v, the calls %v", b.Name, got, want)
+	}
+	return nil
+}
+
+// Ruled is Take outside of a transaction, under a stored rule.
+type Ruled struct {
+	Keys int
+}
+
+// Open stores the rule, loads it, and makes the buckets.
+func (w Ruled) Open(ctx context.Context, b Bench) (Runner, error) {
+	return open(b, func(r *runner) error {
+		store, err := rules.NewStore(b.Database.Admin(), rules.StoreConfig{Lead: -1})
+		if err != nil {
+			return err
+		}
+		edit := rules.Edit{Author: "bench", Reason: "a measurement"}
+		if _, err := store.Put(ctx, edit, rules.Rule{Limit: b.Name, Policy: policyFor(w.Keys)}); err != nil {
+			return err
+		}
+		set, err := rules.NewSet(b.Database.Admin(), rules.Config{})
+		if err != nil {
+			return err
+		}
+		if err := set.Load(ctx); err != nil {
+			return err
+		}
+		limiter, err := r.standalone(ctx, ratelimit.Config{Policies: set})
+		if err != nil {
+			return err
+		}
+		of, err := fullBuckets(ctx, b, b.Name, w.Keys)
+		limit := ratelimit.Define(b.Name, ratelimit.PerHour(1)) // which the rule replaces
+		r.call = func(ctx context.Context, c *load.Caller) error {
+			return allowed(limiter.Take(ctx, limit.For(of.keys.any(c))))
+		}
+		r.check = func(ctx context.Context, calls int) error { return of.check(ctx, float64(calls)) }
+		return err
+	})
+}
+
+// Acquire is Acquire and Release of a slot, outside of a transaction. A call is both.
+type Acquire struct {
+	Keys int
+}
+
+// Open makes the buckets. Each has a slot for every caller.
+func (w Acquire) Open(ctx context.Context, b Bench) (Runner, error) {
+	return open(b, func(r *runner) error {
+		limiter, err := r.standalone(ctx, ratelimit.Config{})
+		if err != nil {
+			return err
+		}
+		limit, all := ratelimit.Define(b.Name, ratelimit.Concurrency{Most: b.Callers}), makeKeys(w.Keys)
+		r.call = func(ctx context.Context, c *load.Caller) error {
+			lease, err := limiter.Acquire(ctx, limit.For(all.any(c)))
+			if err := allowed(lease.Decision, err); err != nil {
+				return err
+			}
+			return limiter.Release(ctx, lease.ID)
+		}
+		r.check = func(ctx context.Context, _ int) error {
+			return b.equal(ctx, `SELECT count(*)::float8 FROM ratelimit.buckets WHERE name = $1 AND cardinality(leases) > 1`, 0)
+		}
+		return nil
+	})
+}
