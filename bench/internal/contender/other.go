@@ -10,6 +10,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
 	"golang.org/x/time/rate"
 
 	"github.com/pgratelimit/pgratelimit/bench/internal/load"
@@ -46,13 +47,18 @@ func (w Memory) Open(_ context.Context, b Bench) (Runner, error) {
 
 // Raw is the bare update of a row by its primary key, through pgx. It neither refills nor refuses.
 type Raw struct {
-	Keys int
+	Keys    int
+	Relaxed bool // its commits are answered before they are flushed
 }
 
 // Open makes the rows.
 func (w Raw) Open(ctx context.Context, b Bench) (Runner, error) {
 	return open(b, func(r *runner) error {
-		pool, err := r.pool(ctx, min(b.Callers, poolConnections))
+		pool, err := r.pool(ctx, min(b.Callers, poolConnections), func(config *pgxpool.Config) {
+			if w.Relaxed {
+				config.ConnConfig.RuntimeParams["synchronous_commit"] = "off"
+			}
+		})
 		if err != nil {
 			return err
 		}

@@ -17,6 +17,7 @@ const (
 	unbatched   = "one statement a call"
 	relaxed     = "pgratelimit, relaxed commits"
 	raw         = "raw update, pgx"
+	relaxedRaw  = "raw update, relaxed commits"
 	bench       = "raw update, pgbench"
 	naive       = "naive port"
 	redis       = "redis_rate"
@@ -95,6 +96,11 @@ func standalone() []Scenario {
 	return []Scenario{
 		take("take-1", many, manyKeys, 1, P50, append([]Contender{fast}, inPostgres...),
 			Bar{Contender: ours, Figure: P50, Against: raw, AtMost: 1.2}),
+		{
+			Name: "relaxed-1", Title: "relaxed commits, 100k keys, callers: 1", Callers: 1, Compare: P50,
+			Contenders: []Contender{fast, {relaxedRaw, contender.Raw{Keys: manyKeys, Relaxed: true}}},
+			Bars:       []Bar{{Contender: relaxed, Figure: P50, Against: relaxedRaw, AtMost: 1.15}},
+		},
 		slowDisk(fast),
 		take("take-16", many, manyKeys, 16, Throughput, append([]Contender{single}, inPostgres...),
 			Bar{Contender: ours, Figure: Throughput, Against: raw, AtLeast: 0.75}),
