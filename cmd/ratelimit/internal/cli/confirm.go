@@ -21,7 +21,7 @@ func (a *app) mayAsk() error {
 	if a.options.yes || a.isTerminal() {
 		return nil
 	}
-	return misused("nobody can be asked, as standard input is no terminal; look at what it would do, and give --yes")
+	return misused("the command needs a confirmation, and standard input is not a terminal; check what it would do, and give --yes")
 }
 
 func (a *app) isTerminal() bool {

@@ -56,20 +56,14 @@ func (a *app) withDatabaseWithin(ctx context.Context, timeout time.Duration, fn 
 		// A command runs a statement once or twice. Prepared ones would only fail behind a pooler in transaction mode.
 		config.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeExec
 	}
-	if config.ConnConfig.RuntimeParams["application_name"] == "" {
-		config.ConnConfig.RuntimeParams["application_name"] = "ratelimit"
-	}
-	pool, err := pgxpool.NewWithConfig(ctx, config)
+	pool, err := newPool(ctx, config, from)
 	if err != nil {
-		return fmt.Errorf("cannot make a pool for the database of %s: %s", from, causeOf(err))
+		return err
 	}
 	defer pool.Close()
 	return within(ctx, timeout, func(ctx context.Context) error {
-		if err := pool.Ping(ctx); err != nil {
-			if ctx.Err() != nil {
-				return ctx.Err()
-			}
-			return fmt.Errorf("cannot connect to the database of %s, at %s, port %d: %s", from, config.ConnConfig.Host, config.ConnConfig.Port, causeOf(err))
+		if err := ping(ctx, pool, from); err != nil {
+			return err
 		}
 		reader, err := inspect.New(pool, a.options.schema)
 		if err != nil {
@@ -81,6 +75,28 @@ func (a *app) withDatabaseWithin(ctx context.Context, timeout time.Duration, fn 
 		}
 		return a.explain(fn(ctx, &database{pool, config, a.options.schema, reader, store}))
 	})
+}
+
+// newPool returns a pool for the database that from names.
+func newPool(ctx context.Context, config *pgxpool.Config, from string) (*pgxpool.Pool, error) {
+	if config.ConnConfig.RuntimeParams["application_name"] == "" {
+		config.ConnConfig.RuntimeParams["application_name"] = "ratelimit"
+	}
+	pool, err := pgxpool.NewWithConfig(ctx, config)
+	if err != nil {
+		return nil, fmt.Errorf("cannot make a pool for the database of %s: %s", from, causeOf(err))
+	}
+	return pool, nil
+}
+
+// ping connects to the database that from names. Its error says what to check, and names neither user nor database.
+func ping(ctx context.Context, pool *pgxpool.Pool, from string) error {
+	err := pool.Ping(ctx)
+	if err == nil || ctx.Err() != nil {
+		return ctx.Err()
+	}
+	config := pool.Config().ConnConfig
+	return fmt.Errorf("cannot connect to the database of %s, at %s, port %d: %s", from, config.Host, config.Port, causeOf(err))
 }
 
 // within runs fn with a context that ends after a time; 0 is no bound.

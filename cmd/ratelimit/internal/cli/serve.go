@@ -3,12 +3,14 @@ package cli
 import (
 	"context"
 	"crypto/tls"
+	"errors"
+	"fmt"
 	"log/slog"
 	"net"
 	"os"
 	"strings"
+	"syscall"
 
-	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/spf13/cobra"
 
 	"github.com/pgratelimit/pgratelimit/cmd/ratelimit/internal/serve"
@@ -38,7 +40,8 @@ Prometheus, and /healthz. A refusal has status 429, application/problem+json and
   curl -d '{"requests":[{"limit":"messages","key":"ada","cost":2,"plan":"pro"}]}' http://127.0.0.1:8080/v1/take
 
 A limit needs a stored rule. A request needs a key, or "global":true. settle needs the id of reserve, and requests with the
-actual costs; without requests the reserved costs stay. A cost above the capacity has status 413.
+actual costs; without requests the reserved costs stay. A repeated settle answers "settled_before":true. A cost above the
+capacity has status 413, and a plan that no stored rule has 400, if others have one.
 
 Every call except health needs a token of --token-file, as Authorization: Bearer. A browser sends it as the password of any
 user; the page is read-only. Without tokens serve listens only on addresses of this machine.`,
@@ -73,38 +76,59 @@ func (a *app) serve(ctx context.Context, f *serving) error {
 	if err != nil {
 		return err
 	}
-	config, _, err := a.databaseConfig()
+	config, from, err := a.databaseConfig()
 	if err != nil {
 		return err
 	}
-	pool, err := pgxpool.NewWithConfig(ctx, config)
+	pool, err := newPool(ctx, config, from)
 	if err != nil {
 		return err
 	}
 	defer pool.Close()
+	logger := slog.New(slog.NewJSONHandler(a.errOut, nil))
 	var server *serve.Server
-	err = within(ctx, a.options.timeout, func(ctx context.Context) (err error) {
+	err = within(ctx, a.options.timeout, func(ctx context.Context) error {
+		if err := ping(ctx, pool, from); err != nil {
+			return err
+		}
 		server, err = serve.New(ctx, serve.Config{
 			Pool: pool, Schema: a.options.schema, HashKey: secret, Domains: f.domains, Charged: f.charged, Attributes: f.attributes,
-			Tokens: tokens, TLS: certificate, Logger: slog.New(slog.NewJSONHandler(a.errOut, nil)),
+			Tokens: tokens, TLS: certificate, Logger: logger,
 		})
 		return err
 	})
 	if err != nil {
 		return a.explain(err)
 	}
-	var listen net.ListenConfig
-	web, err := listen.Listen(ctx, "tcp", f.http)
+	web, err := listen(ctx, "--http", f.http)
 	if err != nil {
 		return err
 	}
-	gateways, err := listen.Listen(ctx, "tcp", f.grpc)
+	gateways, err := listen(ctx, "--grpc", f.grpc)
 	if err != nil {
 		_ = web.Close()
 		return err
 	}
-	a.note("HTTP on %v, gRPC on %v", web.Addr(), gateways.Addr())
-	return server.Run(ctx, web, gateways)
+	logger.InfoContext(ctx, "serve: listening", slog.String("http", web.Addr().String()), slog.String("grpc", gateways.Addr().String()))
+	if err := server.Run(ctx, web, gateways); err != nil {
+		logger.ErrorContext(ctx, "serve: stopped", slog.String("error", a.scrub(err.Error())))
+		return answer(exitFailure)
+	}
+	logger.InfoContext(ctx, "serve: stopped")
+	return nil
+}
+
+// listen listens on the address of a flag.
+func listen(ctx context.Context, flag, address string) (net.Listener, error) {
+	var config net.ListenConfig
+	listener, err := config.Listen(ctx, "tcp", address)
+	if errors.Is(err, syscall.EADDRINUSE) {
+		return nil, fmt.Errorf("%s is %s, which another program uses; choose another port with %s", flag, address, flag)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", flag, err)
+	}
+	return listener, nil
 }
 
 // credentials reads the tokens and the certificate.
@@ -114,7 +138,11 @@ func (a *app) credentials(f *serving) (tokens []string, certificate *tls.Config,
 		if err != nil {
 			return nil, nil, misused("--token-file: %w", err)
 		}
-		for i, line := range strings.Split(strings.TrimSpace(string(text)), "\n") {
+		lines := strings.Split(strings.TrimSpace(string(text)), "\n")
+		if lines[0] == "" {
+			return nil, nil, misused("--token-file: the file is empty; write a token on each line, such as openssl rand -hex 32 prints")
+		}
+		for i, line := range lines {
 			token := strings.TrimSpace(line)
 			if len(token) < 16 || strings.ContainsAny(token, " \t") {
 				return nil, nil, misused("--token-file: line %d is no token of 16 characters or more without a space, such as openssl rand -hex 32 prints", i+1)

@@ -15,7 +15,6 @@ import (
 	"math/big"
 	"net"
 	"net/http"
-	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -31,6 +30,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/pgratelimit/pgratelimit/cmd/ratelimit/internal/cli"
+	"github.com/pgratelimit/pgratelimit/refusals"
 	"github.com/pgratelimit/pgratelimit/rules"
 )
 
@@ -43,7 +43,7 @@ type served struct {
 	web, grpc string
 	tls       *tls.Config
 	client    *http.Client
-	stop      func() int
+	stop      func() (code int, log string)
 }
 
 func serveOn(t *testing.T, f *fixture) *served {
@@ -77,14 +77,19 @@ func serveOn(t *testing.T, f *fixture) *served {
 	lines := bufio.NewReader(reader)
 	line, err := lines.ReadString('\n')
 	require.NoError(t, err, line)
-	addresses := regexp.MustCompile(`HTTP on (\S+), gRPC on (\S+)`).FindStringSubmatch(line)
-	require.Len(t, addresses, 3, line)
-	s.web, s.grpc = addresses[1], addresses[2]
-	go func() { _, _ = io.Copy(io.Discard, lines) }()
-	s.stop = func() int {
+	var listening struct{ Msg, HTTP, GRPC string }
+	require.NoError(t, json.Unmarshal([]byte(line), &listening), line)
+	require.Equal(t, "serve: listening", listening.Msg)
+	s.web, s.grpc = listening.HTTP, listening.GRPC
+	rest := make(chan string, 1)
+	go func() {
+		text, _ := io.ReadAll(lines)
+		rest <- string(text)
+	}()
+	s.stop = func() (int, string) {
 		transport.CloseIdleConnections()
 		cancel()
-		return <-ended
+		return <-ended, <-rest
 	}
 	return s
 }
@@ -161,8 +166,13 @@ func TestServe(t *testing.T) {
 	code, answer = s.post("reserve", `{"requests":[{"limit":"tokens","global":true,"cost":900}]}`)
 	require.Equal(t, http.StatusOK, code, answer)
 	id := answer["id"].(string)
-	code, answer = s.post("settle", `{"id":"`+id+`","requests":[{"limit":"tokens","global":true,"cost":100}]}`)
+	settle := `{"id":"` + id + `","requests":[{"limit":"tokens","global":true,"cost":100}]}`
+	code, answer = s.post("settle", settle)
 	require.Equal(t, http.StatusOK, code, answer)
+	require.NotContains(t, answer, "settled_before")
+	code, answer = s.post("settle", strings.Replace(settle, "100", "1", 1))
+	require.Equal(t, http.StatusOK, code, answer)
+	require.Equal(t, true, answer["settled_before"])
 	code, answer = s.post("take", `{"requests":[{"limit":"tokens","global":true,"cost":900}]}`)
 	require.Equal(t, http.StatusOK, code, answer)
 	code, answer = s.post("settle", `{"requests":[{"limit":"tokens","global":true}]}`)
@@ -182,7 +192,17 @@ func TestServe(t *testing.T) {
 	require.Equal(t, http.StatusOK, code, text)
 
 	s.attacks(t)
-	require.Equal(t, 0, s.stop())
+	code, log := s.stop()
+	require.Equal(t, 0, code)
+	for line := range strings.Lines(log) {
+		require.True(t, json.Valid([]byte(line)), line)
+	}
+	require.Contains(t, log, `"serve: stopped"`)
+	require.NotContains(t, log, token)
+	refused, err := refusals.Top(t.Context(), f.pool, "", refusals.TopConfig{Limit: "messages"})
+	require.NoError(t, err)
+	require.Len(t, refused, 1, "the counter wrote its last counts")
+	require.GreaterOrEqual(t, refused[0].Refused, int64(2))
 }
 
 func basic(password string) string {
@@ -250,24 +270,39 @@ func (s *served) attacks(t *testing.T) {
 		want string
 	}{
 		{strings.Repeat(" ", 10<<20), http.StatusRequestEntityTooLarge, "65536 bytes"},
-		{`{"requests":`, http.StatusBadRequest, "the body is not a call"},
+		{``, http.StatusBadRequest, "the body is empty or ends early"},
+		{`{"requests":`, http.StatusBadRequest, "the body is empty or ends early"},
+		{`{"requests":]`, http.StatusBadRequest, "the body is not JSON at byte 13"},
+		{`[]`, http.StatusBadRequest, "the body must be an object; it is of type array"},
+		{`{"requests":{}}`, http.StatusBadRequest, "requests must be an array; it is of type object"},
+		{`{"requests":[{"limit":5}]}`, http.StatusBadRequest, "requests.limit must be a string; it is of type number"},
+		{`{"requests":[{"cost":"5"}]}`, http.StatusBadRequest, "requests.cost must be a number; it is of type string"},
+		{`{"requests":[{"global":1}]}`, http.StatusBadRequest, "requests.global must be true or false; it is of type number"},
 		{`{"requests":[]}{}`, http.StatusBadRequest, "more than one value"},
-		{`{"requests":[{"limit":"messages","key":"ada","costs":1}]}`, http.StatusBadRequest, "costs"},
-		{`{"requests":[]}`, http.StatusBadRequest, "takes from 1 to 64"},
+		{`{"requests":[{"limit":"messages","key":"ada","costs":1}]}`, http.StatusBadRequest, `no field "costs"`},
+		{`{"requests":[]}`, http.StatusBadRequest, "requests is missing or empty; name 1 to 64 limits"},
 		{`{"requests":[{"limit":"nobody","key":"ada"}]}`, http.StatusBadRequest, "no rule is stored"},
 		{`{"requests":[{"limit":"messages"}]}`, http.StatusBadRequest, "needs either a key"},
 		{`{"requests":[{"limit":"messages","key":"ada","global":true}]}`, http.StatusBadRequest, "needs either a key"},
+		{`{"requests":[{"limit":"messages","key":"ada","plan":"Pro"}]}`, http.StatusBadRequest, `no stored rule has the plan "Pro"; the rules have pro;`},
+		{`{"requests":[{"limit":"tokens","key":"ada","plan":"pro"}]}`, http.StatusOK, ""}, // its rule is for all plans
 		{`{"id":"x","requests":[{"limit":"messages","key":"ada"}]}`, http.StatusBadRequest, "only settle"},
 		{`{"requests":[{"limit":"messages","key":"ada","cost":-1}]}`, http.StatusBadRequest, "a cost is a number from 0 up"},
 		{`{"requests":[{"limit":"messages","key":"` + strings.Repeat("k", 60_000) + `"}]}`, http.StatusOK, ""}, // it is hashed
-		{`{"requests":[{"limit":"messages","key":"ada","cost":1e9}]}`, http.StatusRequestEntityTooLarge, "costs more"},
+		{`{"requests":[{"limit":"messages","key":"ada","cost":1e9}]}`, http.StatusRequestEntityTooLarge, `can never give more than 5 at once`},
 		{`{"requests":[` + strings.Repeat(`{"limit":"messages","key":"ada"},`, 999) + `{"limit":"messages","key":"ada"}]}`, http.StatusBadRequest, "1000 limits"},
 	} {
 		code, answer := s.post("take", c.body)
-		require.Equal(t, c.code, code, answer)
+		require.Equal(t, c.code, code, "%s %v", c.body, answer)
 		if c.want != "" {
 			require.Contains(t, answer["detail"], c.want)
 		}
+	}
+	for path, want := range map[string]int{"/v1/take": http.StatusMethodNotAllowed, "/v1/give": http.StatusNotFound, "/": http.StatusNotFound} {
+		code, text, contentType := s.do(http.MethodGet, path, "Bearer "+token, nil)
+		require.Equal(t, want, code, path)
+		require.Equal(t, "application/problem+json", contentType)
+		require.Contains(t, text, "POST")
 	}
 	s.slowly(t)
 }
@@ -296,7 +331,7 @@ func TestServeMisuse(t *testing.T) {
 		{[]string{"--grpc", ":8081"}, "other machines can reach it"},
 		{[]string{"--http", "8080"}, "it has no host and port"},
 		{[]string{"--token-file", file(t, "tokens", "short\n")}, "line 1 is no token of 16 characters or more"},
-		{[]string{"--token-file", file(t, "tokens", "")}, "line 1 is no token"},
+		{[]string{"--token-file", file(t, "tokens", "\n")}, "the file is empty; write a token on each line"},
 		{[]string{"--token-file", "/nowhere"}, "no such file"},
 		{[]string{"--tls-cert", file(t, "cert", "x")}, "go together"},
 		{[]string{"--tls-cert", file(t, "cert", "x"), "--tls-key", file(t, "key", "x")}, "failed to find any PEM data"},
@@ -305,4 +340,28 @@ func TestServeMisuse(t *testing.T) {
 		require.Equal(t, 2, r.code, c.args)
 		require.Contains(t, r.err, c.want)
 	}
+	r := run(t.Context(), env, "", "serve")
+	require.Equal(t, 1, r.code)
+	require.Contains(t, r.err, "at 127.0.0.1, port 1: connection refused; see whether the server runs")
+	require.NotContains(t, r.err, "nobody")
+}
+
+// TestServeDoesNotStart expects advice for a used port and for an undeclared attribute.
+func TestServeDoesNotStart(t *testing.T) {
+	t.Parallel()
+	f := setup(t)
+	var config net.ListenConfig
+	taken, err := config.Listen(t.Context(), "tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer taken.Close()
+	address := taken.Addr().String()
+	require.Contains(t, f.fails(t, 1, "serve", "--http", address), "--http is "+address+", which another program uses; choose another port with --http")
+	require.Contains(t, f.fails(t, 1, "serve", "--http", "127.0.0.1:0", "--grpc", address), "choose another port with --grpc")
+
+	f.put(t, weekly("messages", "", 3))
+	_, err = f.store.Apply(t.Context(), rules.Edit{Author: "eve", Reason: "a test"}, rules.Changes{Tiers: &rules.TierSet{Tiers: []rules.Tier{
+		{Limit: "messages", When: map[string]string{"region": "*"}},
+	}}})
+	require.NoError(t, err)
+	require.Contains(t, f.fails(t, 2, "serve"), `the attribute "region"; there are user, tenant, plan, address, route; declare other entries of descriptors with --attribute`)
 }

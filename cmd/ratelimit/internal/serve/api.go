@@ -8,10 +8,13 @@ import (
 	"io"
 	"log/slog"
 	"net/http"
-	"path"
+	"reflect"
+	"strings"
 	"time"
 
 	"github.com/pgratelimit/pgratelimit/httplimit"
+	"github.com/pgratelimit/pgratelimit/internal/guard"
+	"github.com/pgratelimit/pgratelimit/internal/telemetry"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -39,7 +42,9 @@ type answer struct {
 	ID      string     `json:"id,omitempty"`
 	ReadyAt *time.Time `json:"ready_at,omitempty"`
 	StaleAt *time.Time `json:"stale_at,omitempty"`
-	Limits  []state    `json:"limits,omitempty"`
+	// SettledBefore reports that an earlier call settled the reservation, and that this call changed nothing.
+	SettledBefore bool    `json:"settled_before,omitempty"`
+	Limits        []state `json:"limits,omitempty"`
 }
 
 // state is the answer of one limit.
@@ -97,27 +102,42 @@ func (s *Server) reserve(ctx context.Context, _ *call, requests []ratelimit.Requ
 }
 
 func (s *Server) settle(ctx context.Context, c *call, requests []ratelimit.Request) (*answer, error) {
-	return &answer{Allowed: true}, s.limiter.Settle(ctx, c.ID, requests...)
+	settled := false
+	err := s.limiter.Settle(context.WithValue(ctx, settling{}, &settled), c.ID, requests...)
+	return &answer{Allowed: true, SettledBefore: !settled}, err
+}
+
+// settling is the key of a context whose *bool becomes true if the call settles its reservation.
+type settling struct{}
+
+// settlements sets the *bool of settling. A repeated Settle has no event.
+type settlements struct{}
+
+// Observe implements ratelimit.Observer.
+func (settlements) Observe(ctx context.Context, event ratelimit.Event) {
+	if _, is := event.(ratelimit.Settlement); !is {
+		return
+	}
+	if settled, is := ctx.Value(settling{}).(*bool); is {
+		*settled = true
+	}
 }
 
 // api returns the handler of a verb.
-func (s *Server) api(do verb) http.Handler {
+func (s *Server) api(name string, do verb) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		c, err := decode(http.MaxBytesReader(w, r.Body, maxBody))
-		var tooLarge *http.MaxBytesError
-		switch {
-		case errors.As(err, &tooLarge):
+		if tooLarge := new(http.MaxBytesError); errors.As(err, &tooLarge) {
 			problem(w, http.StatusRequestEntityTooLarge, fmt.Sprintf("the body has more than %d bytes", maxBody))
 			return
-		case err != nil:
-			problem(w, http.StatusBadRequest, err.Error())
-			return
 		}
-		if id := path.Base(r.URL.Path) == "settle"; id != (c.ID != "") {
-			problem(w, http.StatusBadRequest, "settle, and only settle, needs the id that reserve returned")
-			return
+		if err == nil {
+			err = c.check(name == "settle")
 		}
-		requests, err := s.requests(c.Requests)
+		var requests []ratelimit.Request
+		if err == nil {
+			requests, err = s.requests(c.Requests)
+		}
 		if err != nil {
 			problem(w, http.StatusBadRequest, err.Error())
 			return
@@ -131,18 +151,57 @@ func (s *Server) api(do verb) http.Handler {
 	})
 }
 
-// decode reads a call, and returns an error for a field that it does not have.
+// check returns an error if c lacks what its verb needs.
+func (c *call) check(settles bool) error {
+	switch {
+	case settles && c.ID == "":
+		return errors.New("settle needs the id that reserve returned")
+	case !settles && c.ID != "":
+		return errors.New("only settle uses an id; leave it out")
+	case !settles && len(c.Requests) == 0:
+		return errors.New(`requests is missing or empty; name 1 to 64 limits, such as {"requests":[{"limit":"messages","key":"ada"}]}`)
+	}
+	return nil
+}
+
+// decode reads a call. It returns an error for an unknown field.
 func decode(body io.Reader) (*call, error) {
 	d := json.NewDecoder(body)
 	d.DisallowUnknownFields()
 	c := &call{}
 	if err := d.Decode(c); err != nil {
-		return nil, fmt.Errorf("the body is not a call such as {\"requests\":[{\"limit\":\"messages\",\"key\":\"ada\"}]}: %w", err)
+		return nil, inJSON(err)
 	}
 	if _, err := d.Token(); !errors.Is(err, io.EOF) {
 		return nil, errors.New("the body has more than one value")
 	}
 	return c, nil
+}
+
+// inJSON returns an error of the decoder in the words of JSON.
+func inJSON(err error) error {
+	var kind *json.UnmarshalTypeError
+	var syntax *json.SyntaxError
+	unknown, isUnknown := strings.CutPrefix(err.Error(), "json: unknown field ")
+	switch {
+	case errors.As(err, &kind):
+		field := kind.Field
+		if field == "" {
+			field = "the body"
+		}
+		expected := map[reflect.Kind]string{
+			reflect.String: "a string", reflect.Bool: "true or false", reflect.Float64: "a number", reflect.Slice: "an array", reflect.Struct: "an object",
+		}
+		value, _, _ := strings.Cut(kind.Value, " ") // a number follows its digits
+		return fmt.Errorf("%s must be %s; it is of type %s", field, expected[kind.Type.Kind()], value)
+	case isUnknown:
+		return fmt.Errorf("there is no field %s; a call has id and requests, and a request has limit, key, global, cost and plan", unknown)
+	case errors.As(err, &syntax):
+		return fmt.Errorf("the body is not JSON at byte %d: %w", syntax.Offset, err)
+	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
+		return errors.New(`the body is empty or ends early; send a call such as {"requests":[{"limit":"messages","key":"ada"}]}`)
+	}
+	return fmt.Errorf("the body cannot be read: %w", err)
 }
 
 // requests returns the requests to limits that have a stored rule.
@@ -160,6 +219,9 @@ func (s *Server) requests(asked []request) ([]ratelimit.Request, error) {
 		default:
 			requests[i] = limit.For(a.Key)
 		}
+		if err := s.plans.check(a.Plan); err != nil {
+			return nil, fmt.Errorf("request %d: %w", i, err)
+		}
 		if a.Cost != nil {
 			requests[i] = requests[i].Cost(*a.Cost)
 		}
@@ -170,17 +232,32 @@ func (s *Server) requests(asked []request) ([]ratelimit.Request, error) {
 
 // refuse answers an error of the Limiter.
 func (s *Server) refuse(w http.ResponseWriter, r *http.Request, err error) {
-	switch {
+	var limited *ratelimit.LimitedError
+	switch fault, ofRequest := guard.Fault(err); {
+	case errors.As(err, &limited):
+		httplimit.Respond(w, r, err)
+	case fault == guard.TooCostly:
+		problem(w, http.StatusRequestEntityTooLarge, err.Error())
+	case ofRequest, guard.IsMisuse(err), errors.Is(err, ratelimit.ErrNoReservations):
+		problem(w, http.StatusBadRequest, err.Error())
 	case errors.Is(err, ratelimit.ErrNotReserved):
 		problem(w, http.StatusNotFound, "there is no reservation with this id: it was never made, or was deleted")
 	case errors.Is(err, ratelimit.ErrReservationEnded):
 		problem(w, http.StatusConflict, "the reservation has ended in another way")
-	case errors.Is(err, ratelimit.ErrInvalidRequest), errors.Is(err, ratelimit.ErrInvalidCost), errors.Is(err, ratelimit.ErrInvalidKey),
-		errors.Is(err, ratelimit.ErrNoReservations):
-		problem(w, http.StatusBadRequest, err.Error())
-	case !httplimit.Respond(w, r, err):
-		s.config.Logger.ErrorContext(r.Context(), "serve: call without an outcome", slog.Any("error", err))
+	case r.Context().Err() != nil, ratelimit.IsUndecided(err):
+		s.log(r.Context(), "serve: call without a decision", err)
+		w.Header().Set("Retry-After", "1")
+		problem(w, http.StatusServiceUnavailable, "rate limits cannot be checked; retry in 1 s")
+	default:
+		s.log(r.Context(), "serve: call without an outcome", err)
 		problem(w, http.StatusInternalServerError, "it is unknown whether the call took effect")
+	}
+}
+
+// log writes a failure. A client that has gone is none.
+func (s *Server) log(ctx context.Context, message string, err error) {
+	if ctx.Err() == nil {
+		s.config.Logger.ErrorContext(ctx, message, slog.String("error", telemetry.ErrorText(err)))
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 	"crypto/subtle"
 	"crypto/tls"
 	"errors"
+	"fmt"
 	"log/slog"
 	"net"
 	"net/http"
@@ -28,10 +29,13 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/pgratelimit/pgratelimit/admin"
+	"github.com/pgratelimit/pgratelimit/internal/telemetry"
 	"github.com/pgratelimit/pgratelimit/promlimit"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
+	"github.com/pgratelimit/pgratelimit/refusals"
 	"github.com/pgratelimit/pgratelimit/rls"
 	"github.com/pgratelimit/pgratelimit/rules"
+	"github.com/pgratelimit/pgratelimit/sloglimit"
 )
 
 const (
@@ -61,6 +65,8 @@ type Config struct {
 type Server struct {
 	config  Config
 	tokens  [][sha256.Size]byte
+	counter *refusals.Counter
+	plans   plans
 	set     *rules.Set
 	limiter *ratelimit.Limiter
 	http    *http.Server
@@ -78,13 +84,23 @@ func New(ctx context.Context, config Config) (*Server, error) {
 	if err != nil {
 		return nil, err
 	}
-	if s.set, err = rules.NewSet(config.Pool, rules.Config{Schema: config.Schema, Observer: counts}); err != nil {
+	if s.plans.store, err = rules.NewStore(config.Pool, rules.StoreConfig{Schema: config.Schema}); err != nil {
+		return nil, err
+	}
+	loads := ratelimit.Observers(counts, &s.plans, sloglimit.New(sloglimit.Config{Logger: config.Logger}))
+	if s.set, err = rules.NewSet(config.Pool, rules.Config{Schema: config.Schema, Observer: loads}); err != nil {
 		return nil, err
 	}
 	if err := s.set.Load(ctx); err != nil {
 		return nil, err
 	}
-	s.limiter, err = ratelimit.New(config.Pool, ratelimit.Config{Schema: config.Schema, HashKey: config.HashKey, Policies: s.set, Observer: counts})
+	if s.counter, err = refusals.New(config.Pool, refusals.Config{Schema: config.Schema, Keys: true, Logger: config.Logger}); err != nil {
+		return nil, err
+	}
+	s.limiter, err = ratelimit.New(config.Pool, ratelimit.Config{
+		Schema: config.Schema, HashKey: config.HashKey, Policies: s.set, Refused: s.counter.Refused,
+		Observer: ratelimit.Observers(counts, settlements{}),
+	})
 	if err != nil {
 		return nil, err
 	}
@@ -108,13 +124,16 @@ func (s *Server) makeHTTP(counts *promlimit.Observer) error {
 		return err
 	}
 	closed := http.NewServeMux()
-	for path, do := range map[string]verb{"take": s.take, "check": s.check, "reserve": s.reserve, "settle": s.settle} {
-		closed.Handle("POST /v1/"+path, s.api(do))
+	for name, do := range map[string]verb{"take": s.take, "check": s.check, "reserve": s.reserve, "settle": s.settle} {
+		handle(closed, http.MethodPost, "/v1/"+name, s.api(name, do))
 	}
-	closed.Handle("GET /metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
+	handle(closed, http.MethodGet, "/metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
 	closed.Handle("/limits/", http.StripPrefix("/limits", page))
+	closed.HandleFunc("/", func(w http.ResponseWriter, _ *http.Request) {
+		problem(w, http.StatusNotFound, "there are POST /v1/take, /v1/check, /v1/reserve and /v1/settle, and GET /limits/, /metrics and /healthz")
+	})
 	open := http.NewServeMux()
-	open.HandleFunc("GET /healthz", s.healthz)
+	handle(open, http.MethodGet, "/healthz", http.HandlerFunc(s.healthz))
 	open.Handle("/", s.authorize(closed))
 	s.http = &http.Server{
 		Handler: open, TLSConfig: s.config.TLS, MaxHeaderBytes: maxHeader, ReadHeaderTimeout: patience, ReadTimeout: patience,
@@ -123,10 +142,22 @@ func (s *Server) makeHTTP(counts *promlimit.Observer) error {
 	return nil
 }
 
+// handle mounts a handler for one method. Other methods get a problem.
+func handle(mux *http.ServeMux, method, path string, handler http.Handler) {
+	mux.Handle(method+" "+path, handler)
+	mux.HandleFunc(path, func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Allow", method)
+		problem(w, http.StatusMethodNotAllowed, fmt.Sprintf("%s takes %s, not %.20s", path, method, r.Method))
+	})
+}
+
 // makeGRPC makes the gRPC server.
 func (s *Server) makeGRPC() error {
 	site, err := rules.NewSite(s.set, rules.SiteConfig{Attributes: s.config.Attributes})
-	if err != nil {
+	switch {
+	case errors.Is(err, rules.ErrInvalid) && strings.Contains(err.Error(), "attribute"):
+		return fmt.Errorf("%w; declare other entries of descriptors with --attribute", err)
+	case err != nil:
 		return err
 	}
 	domains := make(map[string]rls.Domain)
@@ -158,6 +189,11 @@ func (s *Server) Run(ctx context.Context, web, gateways net.Listener) error {
 	background, stop := context.WithCancel(context.WithoutCancel(ctx))
 	var running sync.WaitGroup
 	running.Go(func() { _ = s.set.Run(background) }) // it returns the error of its context
+	running.Go(func() {
+		if err := s.counter.Run(background); err != nil {
+			s.config.Logger.WarnContext(ctx, "serve: the last refusals are not counted", slog.String("error", telemetry.ErrorText(err)))
+		}
+	})
 	failed := make(chan error, 2)
 	running.Go(func() {
 		if s.config.TLS != nil {
@@ -205,8 +241,8 @@ func (s *Server) stop(ctx context.Context) {
 // healthz answers 200 while the server can decide.
 func (s *Server) healthz(w http.ResponseWriter, r *http.Request) {
 	if err := s.config.Pool.Ping(r.Context()); err != nil {
-		s.config.Logger.WarnContext(r.Context(), "serve: not ready", slog.Any("error", err))
-		http.Error(w, "not ready", http.StatusServiceUnavailable)
+		s.config.Logger.WarnContext(r.Context(), "serve: not ready", slog.String("error", telemetry.ErrorText(err)))
+		problem(w, http.StatusServiceUnavailable, "the database does not answer")
 		return
 	}
 	_, _ = w.Write([]byte("ok\n"))
