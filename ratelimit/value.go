@@ -44,6 +44,20 @@ func (v Value) RetryAfter(instant time.Time, cost float64) (time.Duration, error
 	return v.held.Wait(clampInstant(instant), cost), nil
 }
 
+// Leases returns the leases on the slots of a [Concurrency] limit that had not ended at AsOf, by ascending Fence. Only the fields
+// Fence and Until are set.
+func (v Value) Leases() (leases []Lease) {
+	if v.held == nil {
+		return nil
+	}
+	for _, h := range v.held.State.Leases() {
+		if end := time.UnixMicro(h.End); end.After(v.AsOf) {
+			leases = append(leases, Lease{Fence: h.Fence, Until: end})
+		}
+	}
+	return leases
+}
+
 // capacity returns the maximum number of tokens of the bucket, and 0 for the zero Value.
 func (v *Value) capacity() float64 {
 	if v.held == nil {

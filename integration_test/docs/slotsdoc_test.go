@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/riverqueue/river"
 	"github.com/riverqueue/river/riverdriver/riverpgxv5"
 	"github.com/riverqueue/river/rivertype"
@@ -18,6 +19,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/scheduler"
+	"github.com/pgratelimit/pgratelimit/waitlist"
 )
 
 // The functions below hold code blocks of docs/slots.md. The tests run each of them.
@@ -44,6 +46,27 @@ func slotsJobs(limiter *ratelimit.Limiter, sched *scheduler.Scheduler, config *r
 		return err
 	}
 	return sched.Install(config, holder) // the river.Config of the client that works the jobs
+}
+
+func slotsWait(ctx context.Context, limiter *ratelimit.Limiter, pool *pgxpool.Pool, tenant string) error {
+	export := func(context.Context, int64) error { return nil }
+	exports, err := waitlist.New(limiter, Exports, waitlist.Config{Pool: pool})
+	if err != nil {
+		return err
+	}
+	go func() { _ = exports.Run(ctx) }() // listens for slots that other processes release, until ctx ends
+
+	err = exports.Hold(ctx, tenant, func(ctx context.Context, lease ratelimit.Lease) error {
+		return export(ctx, lease.Fence)
+	})
+	return err
+}
+
+func TestSlotsAreWaitedFor(t *testing.T) {
+	t.Parallel()
+	testsize.Long(t, documents)
+	pool, limiter, _ := guideStand(t)
+	require.NoError(t, slotsWait(t.Context(), limiter, pool, "acme"))
 }
 
 func slotsHandler(limiter *ratelimit.Limiter, apiKey httplimit.Key, handler http.Handler) (http.Handler, error) {

@@ -1,0 +1,183 @@
+// Package waitlist lets callers wait for a limit: they get slots or tokens in the order in which they came.
+//
+//	var Exports = ratelimit.Define("exports", ratelimit.Concurrency{Most: 3, Lease: 30 * time.Second})
+//
+//	exports, err := waitlist.New(limiter, Exports, waitlist.Config{Pool: pool})
+//	go exports.Run(ctx) // listens for slots that other processes release
+//
+//	err = exports.Hold(ctx, tenant, func(ctx context.Context, lease ratelimit.Lease) error {
+//		return export(ctx, tenant, lease.Fence)
+//	})
+//
+// The callers of a process stand in a queue for each key. Processes whose callers wait for the same key take turns: each
+// process has a place in a line, asks for its first caller when it is the first of the line, and then goes to the end of the
+// line. The line is a limit of its own, called name.line, in which a place is a lease. So it needs no table, and the place of a
+// process that dies is free after 10 seconds at the latest.
+//
+// Only the first caller of the first process asks for a slot: after a notification of a release, when the next lease ends, and
+// otherwise each Config.Poll. So a thousand waiting callers cost the database as much as one.
+//
+// For tokens of a limit that takes reservations, [ratelimit.Limiter.Wait] is better: it needs no line, because a caller reserves its
+// tokens at once. A sliding window takes no reservations.
+package waitlist
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgratelimit/pgratelimit/ratelimit"
+)
+
+var (
+	// ErrInvalidConfig is returned by New and Run if an argument or a field of Config cannot be used.
+	ErrInvalidConfig = errors.New("waitlist: invalid configuration")
+	// ErrTooManyWaiting is returned by Acquire and Hold if Config.MaxWaiting callers of this process wait for the key.
+	ErrTooManyWaiting = errors.New("waitlist: too many callers wait")
+)
+
+// Config holds the settings of a List. The zero Config is ready for use.
+type Config struct {
+	// Pool has Release tell the other processes of each slot, and is where Run listens. It must lead to the server itself or to a
+	// pooler in session mode. Defaults to nil: the others find a free slot by Poll.
+	Pool *pgxpool.Pool
+	// Poll is how often the first in line asks for a slot, from a millisecond on. It bounds how late a caller gets a slot that was
+	// released by Limiter.Release or by a process without Pool. For tokens, which come at a known time, the first in line does not
+	// poll. Defaults to 100ms.
+	Poll time.Duration
+	// MaxWaiting is how many callers of this process may wait for a key. Defaults to 10,000.
+	MaxWaiting int
+}
+
+const (
+	maxPlaces    = 1000             // processes in a line
+	longestPlace = 10 * time.Second // how long the place of a dead process is kept
+)
+
+// List has the callers of this process that wait for a limit. It is safe for concurrent use.
+type List struct {
+	config  Config
+	limiter *ratelimit.Limiter
+	limit   ratelimit.Limit
+	line    ratelimit.Limit // its slots are the places of processes
+
+	mu     sync.Mutex
+	queues map[string]*queue
+}
+
+// New returns a List for a limit. Errors wrap ErrInvalidConfig and say what to change.
+func New(limiter *ratelimit.Limiter, limit ratelimit.Limit, config Config) (*List, error) {
+	if config.Poll == 0 {
+		config.Poll = 100 * time.Millisecond
+	}
+	if config.MaxWaiting == 0 {
+		config.MaxWaiting = 10_000
+	}
+	switch {
+	case limiter == nil:
+		return nil, fmt.Errorf("%w: the Limiter is nil; pass what ratelimit.New returned", ErrInvalidConfig)
+	case limiter.InTransaction():
+		return nil, fmt.Errorf("%w: the Limiter is bound to a transaction, which would stay open while a caller waits; pass what ratelimit.New returned", ErrInvalidConfig)
+	case limit.Name() == "":
+		return nil, fmt.Errorf("%w: the limit is the zero Limit; pass one of ratelimit.Define or NewLimit", ErrInvalidConfig)
+	case config.Poll < time.Millisecond:
+		return nil, fmt.Errorf("%w: field Poll is %v; use a millisecond or more", ErrInvalidConfig, config.Poll)
+	case config.MaxWaiting < 1:
+		return nil, fmt.Errorf("%w: field MaxWaiting is %d; use 1 or more", ErrInvalidConfig, config.MaxWaiting)
+	}
+	place := longestPlace
+	if policy, holds := limit.Policy().(ratelimit.Concurrency); holds && policy.Lease > 0 {
+		place = min(place, policy.Lease)
+	}
+	line, err := ratelimit.NewLimit(limit.Name()+".line", ratelimit.Concurrency{Most: maxPlaces, Lease: place})
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrInvalidConfig, err)
+	}
+	return &List{config: config, limiter: limiter, limit: limit, line: line, queues: make(map[string]*queue)}, nil
+}
+
+// Limits returns the limits of the List, for Limiter.Prune and Limiter.Maintain.
+func (s *List) Limits() []ratelimit.Limit { return []ratelimit.Limit{s.limit, s.line} }
+
+// Acquire waits for a slot for the key, and acquires it together with what the other requests ask for, as [ratelimit.Limiter.Acquire]
+// does. It waits until ctx ends, and then returns the error and the cause of ctx. It never returns a refusal: it waits for tokens of the
+// other requests, too, and those behind it wait as long. It returns ErrTooManyWaiting, and the other errors of Limiter.Acquire, at
+// once.
+//
+// Release the slot with Release. Callers of Limiter.Acquire do not stand in line, and can overtake callers that wait here.
+func (s *List) Acquire(ctx context.Context, key string, others ...ratelimit.Request) (ratelimit.Lease, error) {
+	requests := append([]ratelimit.Request{s.limit.For(key)}, others...)
+	return s.wait(&waiter{ctx: ctx, key: key, slots: true, ask: func() (ratelimit.Lease, error) { return s.limiter.Acquire(ctx, requests...) }})
+}
+
+// Take waits for tokens for the key, and takes them together with those of the other requests, as [ratelimit.Limiter.Take] does. It
+// waits as Acquire does. Tokens that come earlier than was known, by a Credit, a Reset or a changed rule, are not noticed before.
+func (s *List) Take(ctx context.Context, key string, cost float64, others ...ratelimit.Request) (ratelimit.Decision, error) {
+	requests := append([]ratelimit.Request{s.limit.For(key).Cost(cost)}, others...)
+	lease, err := s.wait(&waiter{ctx: ctx, key: key, ask: func() (ratelimit.Lease, error) {
+		d, err := s.limiter.Take(ctx, requests...)
+		return ratelimit.Lease{Decision: d}, err
+	}})
+	return lease.Decision, err
+}
+
+// wait returns the answer to a caller: at once if nobody waits for its key, and else when it is its turn.
+func (s *List) wait(w *waiter) (ratelimit.Lease, error) {
+	if !s.waits(w.key) {
+		value, err := s.limiter.Value(w.ctx, s.line.For(w.key))
+		if err != nil {
+			return ratelimit.Lease{}, err
+		}
+		if len(value.Leases()) == 0 { // nobody waits elsewhere
+			if lease, err := w.ask(); err != nil || lease.Allowed {
+				return lease, err
+			}
+		}
+	}
+	w.done = make(chan answer, 1)
+	if err := s.join(w); err != nil {
+		return ratelimit.Lease{}, err
+	}
+	var a answer
+	select {
+	case a = <-w.done:
+	case <-w.ctx.Done():
+		if a.err = w.ctx.Err(); !s.leave(w) {
+			a = <-w.done // it was asked for this moment
+		}
+	}
+	if a.err != nil && w.ctx.Err() != nil {
+		a.err = fmt.Errorf("waitlist: wait for %q: %w", s.limit.Name(), errors.Join(w.ctx.Err(), context.Cause(w.ctx)))
+	}
+	return a.lease, a.err
+}
+
+// Release returns the slots of a lease, and wakes the callers that wait for a slot of the key. It returns the errors of
+// [ratelimit.Limiter.Release].
+func (s *List) Release(ctx context.Context, key string, lease ratelimit.Lease) error {
+	err := s.limiter.Release(ctx, lease.ID)
+	s.released(ctx, key)
+	return err
+}
+
+// Hold acquires a slot for the key, calls fn, and releases the slot when fn has returned or panicked. It renews the lease meanwhile:
+// the context of fn ends if the lease is lost, as in [ratelimit.Limiter.Hold].
+func (s *List) Hold(ctx context.Context, key string, fn func(ctx context.Context, lease ratelimit.Lease) error, others ...ratelimit.Request) error {
+	lease, err := s.Acquire(ctx, key, others...)
+	if err != nil {
+		return err
+	}
+	held, release := s.limiter.Keep(ctx, lease)
+	defer s.released(context.WithoutCancel(ctx), key)
+	defer release()
+	err = fn(held, lease)
+	release()
+	if lost := context.Cause(held); errors.Is(lost, ratelimit.ErrLeaseLost) && !errors.Is(err, ratelimit.ErrLeaseLost) {
+		return errors.Join(fmt.Errorf("waitlist: hold: %w", lost), err)
+	}
+	return err
+}

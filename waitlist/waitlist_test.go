@@ -1,0 +1,312 @@
+package waitlist_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/pgratelimit/pgratelimit/ratelimit"
+	"github.com/pgratelimit/pgratelimit/ratelimittest"
+	"github.com/pgratelimit/pgratelimit/waitlist"
+)
+
+var exports = ratelimit.Define("exports", ratelimit.Concurrency{Most: 3, Lease: 30 * time.Second})
+
+func newList(t *testing.T, limiter *ratelimit.Limiter, config waitlist.Config) *waitlist.List {
+	t.Helper()
+	s, err := waitlist.New(limiter, exports, config)
+	require.NoError(t, err)
+	return s
+}
+
+// TestOrder has ten thousand callers wait for three slots. They come one after the other, and some of the holders die: these slots are
+// given again when their leases end. Each caller gets its slot in the order in which it came.
+func TestOrder(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := newList(t, ratelimittest.New(t, nil), waitlist.Config{})
+		const callers, dead = 10_000, 100
+		fences := make([]int64, callers)
+		var g errgroup.Group
+		begun := time.Now()
+		for i := range callers {
+			g.Go(func() error {
+				lease, err := s.Acquire(t.Context(), "acme")
+				if err != nil {
+					return err
+				}
+				fences[i] = lease.Fence
+				if i%(callers/dead) == 0 { // its process dies
+					return nil
+				}
+				time.Sleep(time.Second)
+				return s.Release(t.Context(), "acme", lease)
+			})
+			synctest.Wait() // until it waits
+		}
+		require.NoError(t, g.Wait())
+		require.IsIncreasing(t, fences)
+		// A slot works for a second, or is lost for 30 s.
+		work := time.Duration(callers-dead)*time.Second + time.Duration(dead)*exports.Policy().(ratelimit.Concurrency).Lease
+		require.Less(t, time.Since(begun), work/3+time.Minute)
+	})
+}
+
+// TestTurns has callers of three processes wait for one slot: each process gets it once in three times, and nobody is left out.
+func TestTurns(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		db := ratelimittest.NewDB()
+		one := ratelimit.Define("exports", ratelimit.Concurrency{Most: 1, Lease: 30 * time.Second})
+		var got []int
+		var g errgroup.Group
+		for process := range 3 {
+			limiter, err := ratelimit.New(db, ratelimit.Config{})
+			require.NoError(t, err)
+			s, err := waitlist.New(limiter, one, waitlist.Config{})
+			require.NoError(t, err)
+			for range 20 {
+				g.Go(func() error {
+					return s.Hold(t.Context(), "acme", func(context.Context, ratelimit.Lease) error {
+						got = append(got, process)
+						time.Sleep(time.Duration(1+rand.IntN(1000)) * time.Millisecond)
+						return nil
+					})
+				})
+			}
+			synctest.Wait()
+		}
+		require.NoError(t, g.Wait())
+		require.Len(t, got, 60)
+		for i := 1; i+3 < len(got); i += 3 { // the first one did not wait
+			require.ElementsMatch(t, []int{0, 1, 2}, got[i:i+3], "%v", got)
+		}
+	})
+}
+
+// TestADeadProcessLeavesTheLine has a process die that is first in the line. The next one is first at most ten seconds later.
+func TestADeadProcessLeavesTheLine(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		limiter := ratelimittest.New(t, nil)
+		line := ratelimit.Define("exports.line", ratelimit.Concurrency{Most: 1000, Lease: 10 * time.Second})
+		_, err := limiter.Acquire(t.Context(), line.For("acme")) // and does not renew it
+		require.NoError(t, err)
+		begun := time.Now()
+		lease, err := newList(t, limiter, waitlist.Config{}).Acquire(t.Context(), "acme")
+		require.NoError(t, err)
+		require.True(t, lease.Allowed)
+		require.InDelta(t, 10*time.Second, time.Since(begun), float64(time.Second))
+	})
+}
+
+// stand is a limiter in memory with a list of its callers.
+type stand struct {
+	*testing.T
+	limiter *ratelimit.Limiter
+	list    *waitlist.List
+}
+
+// fill acquires all slots.
+func (s stand) fill() (held []ratelimit.Lease) {
+	s.Helper()
+	for range 3 {
+		lease, err := s.limiter.Acquire(s.Context(), exports.For("acme"))
+		require.NoError(s, err)
+		require.True(s, lease.Allowed)
+		held = append(held, lease)
+	}
+	return held
+}
+
+func TestAcquire(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]func(s stand){
+		"A free slot is given at once, and nobody stands in line": func(s stand) {
+			_, err := s.list.Acquire(s.Context(), "acme")
+			require.NoError(s, err)
+			value, err := s.limiter.Value(s.Context(), s.list.Limits()[1].For("acme"))
+			require.NoError(s, err)
+			require.Empty(s, value.Leases())
+		},
+		"A caller that gives up gets the error of its context, and those behind it go on": func(s stand) {
+			held := s.fill()
+			gone := errors.New("the client has gone")
+			ctx, cancel := context.WithTimeoutCause(s.Context(), time.Second, gone)
+			defer cancel()
+			var g errgroup.Group
+			g.Go(func() error {
+				if _, err := s.list.Acquire(ctx, "acme"); !errors.Is(err, gone) {
+					return fmt.Errorf("got %w", err)
+				}
+				return nil
+			})
+			synctest.Wait()
+			g.Go(func() error {
+				_, err := s.list.Acquire(s.Context(), "acme")
+				return err
+			})
+			time.Sleep(5 * time.Second)
+			require.NoError(s, s.list.Release(s.Context(), "acme", held[0]))
+			require.NoError(s, g.Wait())
+		},
+		"A slot that Limiter.Release returned is found by Poll": func(s stand) {
+			held := s.fill()
+			time.AfterFunc(3*time.Second, func() { _ = s.limiter.Release(s.Context(), held[0].ID) })
+			begun := time.Now()
+			_, err := s.list.Acquire(s.Context(), "acme")
+			require.NoError(s, err)
+			require.InDelta(s, 3*time.Second, time.Since(begun), float64(150*time.Millisecond))
+		},
+		"It waits for the tokens of other limits, and takes them with the slot": func(s stand) {
+			starts := ratelimit.Define("starts", ratelimit.PerMinute(1))
+			_, err := s.limiter.Take(s.Context(), starts.For("acme"))
+			require.NoError(s, err)
+			begun := time.Now()
+			_, err = s.list.Acquire(s.Context(), "acme", starts.For("acme"))
+			require.NoError(s, err)
+			require.GreaterOrEqual(s, time.Since(begun), 59*time.Second)
+			d, err := s.limiter.Check(s.Context(), starts.For("acme"))
+			require.NoError(s, err)
+			require.False(s, d.Allowed)
+		},
+		"A place in the line that was lost is taken again": func(s stand) {
+			held := s.fill()
+			var g errgroup.Group
+			g.Go(func() error {
+				_, err := s.list.Acquire(s.Context(), "acme")
+				return err
+			})
+			synctest.Wait()
+			line := s.list.Limits()[1].For("acme")
+			require.NoError(s, s.limiter.Reset(s.Context(), line))
+			time.Sleep(10 * time.Second)
+			value, err := s.limiter.Value(s.Context(), line)
+			require.NoError(s, err)
+			require.Len(s, value.Leases(), 1)
+			require.NoError(s, s.list.Release(s.Context(), "acme", held[0]))
+			require.NoError(s, g.Wait())
+		},
+		"More callers than MaxWaiting are refused": func(s stand) {
+			s.fill()
+			ctx, cancel := context.WithCancel(s.Context())
+			var g errgroup.Group
+			for range 5 {
+				g.Go(func() error { _, _ = s.list.Acquire(ctx, "acme"); return nil })
+			}
+			synctest.Wait()
+			_, err := s.list.Acquire(ctx, "acme")
+			require.ErrorIs(s, err, waitlist.ErrTooManyWaiting)
+			require.ErrorContains(s, err, "(5)")
+			cancel()
+			require.NoError(s, g.Wait())
+		},
+		"All callers get the error of a database that does not answer": func(s stand) {
+			s.fill()
+			var g errgroup.Group
+			var failed atomic.Int32
+			for range 5 {
+				g.Go(func() error {
+					if _, err := s.list.Acquire(s.Context(), "acme"); errors.Is(err, ratelimit.ErrClosed) {
+						failed.Add(1)
+					}
+					return nil
+				})
+			}
+			synctest.Wait()
+			require.NoError(s, s.limiter.Close(s.Context()))
+			require.NoError(s, g.Wait())
+			require.EqualValues(s, 5, failed.Load())
+		},
+		"Bad requests are refused at once": func(s stand) {
+			s.fill()
+			_, err := s.list.Acquire(s.Context(), "acme\x00")
+			require.ErrorIs(s, err, ratelimit.ErrInvalidKey)
+			_, err = s.list.Acquire(s.Context(), "acme", exports.For("acme").Cost(4))
+			require.ErrorIs(s, err, ratelimit.ErrCostExceedsCapacity)
+		},
+		"Hold releases the slot when the function panics": func(s stand) {
+			require.Panics(s, func() {
+				_ = s.list.Hold(s.Context(), "acme", func(context.Context, ratelimit.Lease) error { panic("a bug") })
+			})
+			s.fill()
+		},
+		"Hold says when the lease is lost": func(s stand) {
+			err := s.list.Hold(s.Context(), "acme", func(ctx context.Context, lease ratelimit.Lease) error {
+				require.NoError(s, s.limiter.Reset(ctx, exports.For("acme")))
+				<-ctx.Done()
+				return ctx.Err()
+			})
+			require.ErrorIs(s, err, ratelimit.ErrLeaseLost)
+			require.ErrorIs(s, err, context.Canceled)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				limiter := ratelimittest.New(t, nil)
+				test(stand{t, limiter, newList(t, limiter, waitlist.Config{MaxWaiting: 5})})
+			})
+		})
+	}
+}
+
+// TestTakeWaitsForASlidingWindow has callers wait for tokens of a kind that takes no reservations: two in any minute.
+func TestTakeWaitsForASlidingWindow(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		limit := ratelimit.Define("mails", ratelimit.SlidingWindow{Rate: 2, Period: time.Minute})
+		l, err := waitlist.New(ratelimittest.New(t, nil), limit, waitlist.Config{})
+		require.NoError(t, err)
+		var g errgroup.Group
+		at := make([]time.Time, 10)
+		for i := range at {
+			g.Go(func() error {
+				d, err := l.Take(t.Context(), "ada", 1)
+				at[i] = d.At
+				return err
+			})
+			synctest.Wait()
+		}
+		require.NoError(t, g.Wait())
+		for i := 2; i < len(at); i++ {
+			require.False(t, at[i].Before(at[i-1]), "%d", i)
+			require.InDelta(t, time.Minute, at[i].Sub(at[i-2]), float64(1100*time.Millisecond), "%d", i) // a slice more
+		}
+	})
+}
+
+func TestNewSaysWhatIsWrong(t *testing.T) {
+	t.Parallel()
+	limiter := ratelimittest.New(t, nil)
+	for name, test := range map[string]struct {
+		limiter *ratelimit.Limiter
+		limit   ratelimit.Limit
+		config  waitlist.Config
+		says    string
+	}{
+		"no Limiter":     {nil, exports, waitlist.Config{}, "the Limiter is nil"},
+		"a long name":    {limiter, ratelimit.Define(fmt.Sprintf("%060d", 1), ratelimit.PerMinute(1)), waitlist.Config{}, "64"},
+		"a short Poll":   {limiter, exports, waitlist.Config{Poll: 1}, "field Poll is 1ns"},
+		"no waiters":     {limiter, exports, waitlist.Config{MaxWaiting: -1}, "field MaxWaiting is -1"},
+		"the zero limit": {limiter, ratelimit.Limit{}, waitlist.Config{}, "the zero Limit"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			_, err := waitlist.New(test.limiter, test.limit, test.config)
+			require.ErrorIs(t, err, waitlist.ErrInvalidConfig)
+			require.ErrorContains(t, err, test.says)
+		})
+	}
+	s, err := waitlist.New(limiter, exports, waitlist.Config{})
+	require.NoError(t, err)
+	require.ErrorIs(t, s.Run(t.Context()), waitlist.ErrInvalidConfig)
+}
