@@ -67,7 +67,7 @@ func TestPrefetchComesBackPastRowsThatAreHeld(t *testing.T) {
 					_, err := limiter.Take(t.Context(), limit.For(key))
 					require.NoError(t, err)
 				}
-				require.Less(t, b.held(t, "ahead", key), limit.Capacity()-takes-1, "some is taken ahead")
+				require.Less(t, b.held(t, "ahead", key), limit.Capacity()-takes-1, "some are prefetched")
 			}
 			holder := b.begin(t, "")
 			for _, key := range keys[1:] {
@@ -108,7 +108,7 @@ func TestPrefetchGivesBackFirst(t *testing.T) {
 		for range 100 {
 			takeOne(t, limiter, request)
 		}
-		require.Less(t, b.held(t, "change", name), 899.0, "some is taken ahead")
+		require.Less(t, b.held(t, "change", name), 899.0, "some are prefetched")
 		require.NoError(t, test.call(limiter, request), name)
 		require.InDelta(t, test.left, b.held(t, "change", name), 1, name)
 	}

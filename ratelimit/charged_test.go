@@ -57,7 +57,7 @@ func TestARefusalFromMemorySaysThePrice(t *testing.T) {
 	}
 }
 
-// Tokens that were taken ahead are charged at a price of 1.
+// Prefetched tokens are charged at a price of 1.
 func TestTokensTakenAheadSayThePrice(t *testing.T) {
 	t.Parallel()
 	policy := ratelimit.TokenBucket{Rate: 1, Period: ratelimit.Day, Capacity: 10_000, Prefetch: 10 * time.Second}

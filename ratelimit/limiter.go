@@ -60,7 +60,7 @@ type Limiter struct {
 	gate         *gate.Gate
 	leaving      *gate.Leaving
 	prices       *adaptive.Prices // of adaptive limits
-	ahead        *ahead.Keeper    // nil: no tokens are taken ahead
+	ahead        *ahead.Keeper    // nil: no tokens are prefetched
 }
 
 // New returns a Limiter whose calls run on pool. It makes no connection: if the tables are missing, the first call returns

@@ -9,7 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// BenchmarkPrefetch is what a Take costs that is answered with tokens which were taken ahead, with the Decision. The database is not in it: all that is needed is taken ahead before.
+// BenchmarkPrefetch is what a Take costs that is answered with prefetched tokens, with the Decision, but without the database: all tokens are prefetched before.
 func BenchmarkPrefetch(b *testing.B) {
 	limit := Define("hot", TokenBucket{Rate: 1e6, Period: time.Second, Capacity: 1e12, Prefetch: time.Hour})
 	for _, keys := range []int{1, 1000} {

@@ -15,7 +15,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimittest"
 )
 
-// modes are rules of limits: on trial, not in use, and changed in the middle of the test.
+// modes are rules of limits: in shadow, off, and changed in the middle of the test.
 type modes map[string]*ratelimit.Ruling
 
 func (m modes) RulingFor(limit ratelimit.Limit, _, _ string) *ratelimit.Ruling {

@@ -58,7 +58,7 @@ func recipeHotKey(ctx context.Context, limiter *ratelimit.Limiter) (ratelimit.De
 	return d, err
 }
 
-// fetchCount counts how often tokens were taken ahead.
+// fetchCount counts how often tokens were prefetched.
 type fetchCount int
 
 func (n *fetchCount) Observe(_ context.Context, event ratelimit.Event) {

@@ -109,7 +109,7 @@ func New(owner Owner, options Options) *Keeper {
 // IsEmpty reports whether the Keeper keeps tokens of no bucket.
 func (k *Keeper) IsEmpty() bool { return k == nil || k.count.Load() == 0 }
 
-// Serves reports whether a call with these asks may be answered with tokens that are taken ahead of all the buckets.
+// Serves reports whether a call with these asks may be answered with prefetched tokens of all the buckets.
 func (k *Keeper) Serves(asks []bucket.Ask) bool {
 	for i := range asks {
 		if asks[i].Terms.Prefetch == 0 || asks[i].Cost == 0 {

@@ -23,9 +23,9 @@ type waiter struct {
 
 var (
 	// errExited is what calls get whose fetch was ended by runtime.Goexit in a hook of the program.
-	errExited = errors.New("the goroutine that takes ahead has exited")
+	errExited = errors.New("the goroutine that prefetches has exited")
 	// errApart has a call go to the database by itself.
-	errApart = errors.New("nothing was taken ahead")
+	errApart = errors.New("nothing was prefetched")
 )
 
 // answer gives the calls an error, or tokens if there is none. Some may have left.

@@ -11,10 +11,10 @@ const (
 	usedUpSoon = 8
 )
 
-// pace is how many tokens a process takes ahead of one bucket, before the bounds.
+// pace is how many tokens a process prefetches of one bucket, before the bounds.
 type pace float64
 
-// next sets how many tokens are taken ahead in a decision that comes gap microseconds after the one before it. It doubles while those were
+// next sets how many tokens are prefetched in a decision that comes gap microseconds after the one before it. It doubles while those were
 // used up soon, and halves when they were not within half of the time.
 func (p *pace) next(t *bucket.Terms, gap int64, cost float64) {
 	switch {

@@ -212,7 +212,7 @@ func Load(e ratelimit.RulesLoaded) string {
 	return "loaded"
 }
 
-// Prefetched yields what became of tokens that are taken ahead: "taken", "returned" or "lost", and how many.
+// Prefetched yields the fate of prefetched tokens: "taken", "returned" or "lost", and how many.
 func Prefetched(e ratelimit.Prefetched) iter.Seq2[string, float64] {
 	return func(yield func(string, float64) bool) {
 		_ = (e.Taken == 0 || yield("taken", e.Taken)) && (e.Returned == 0 || yield("returned", e.Returned)) && (e.Lost == 0 || yield("lost", e.Lost))
