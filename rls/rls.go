@@ -18,8 +18,7 @@
 //	an attribute of a key is missing          InvalidArgument; see [rules.Tiers.Requests]
 //	no decision                               Unavailable
 //
-// A misspelled domain or entry therefore admits every call. Set failure_mode_deny in the filter of Envoy. Otherwise it admits every
-// request while this service fails.
+// A misspelled domain or entry admits every call. So does a failure of this service, unless Envoy's filter has failure_mode_deny.
 //
 // The status of a descriptor shows the limit with the longest wait, or otherwise the limit with the fewest tokens left.
 // LimitRemaining is the whole number of these tokens. After a refusal, DurationUntilReset is the time after which the same call is
