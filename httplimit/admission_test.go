@@ -131,20 +131,20 @@ func TestNothingIsGivenBackToALaterWindow(t *testing.T) {
 	rule := httplimit.Limit{Limit: windowed, Key: user, Cost: httplimit.FixedCost(4)}
 	const before = time.Microsecond
 	b := setup(t)
-	b.setClock(ten.Add(time.Hour - before)) // the window ends while the handler works
+	b.clock.Set(ten.Add(time.Hour - before)) // the window ends while the handler works
 	b.within(t, limits(rule), func(ctx context.Context, a *httplimit.Admission) {
 		state, _ := a.State(windowed)
 		require.Equal(t, before, state.ResetAfter)
-		b.setClock(ten.Add(time.Hour))
+		b.clock.Set(ten.Add(time.Hour))
 		b.take(t, windowed.For("ada").Cost(6)) // of the next window
 		require.NoError(t, a.Settle(ctx, 1, windowed))
 	})
 	require.Equal(t, 6.0, b.charged(t, windowed.For("ada")))
 
 	b = setup(t)
-	b.setClock(ten.Add(time.Hour - before))
+	b.clock.Set(ten.Add(time.Hour - before))
 	b.within(t, limits(rule), func(ctx context.Context, a *httplimit.Admission) {
-		b.setClock(ten.Add(time.Hour))
+		b.clock.Set(ten.Add(time.Hour))
 		require.NoError(t, a.Settle(ctx, 6, windowed))
 	})
 	require.Equal(t, 2.0, b.charged(t, windowed.For("ada")))
@@ -156,7 +156,7 @@ func TestNothingIsGivenBackToALaterWindow(t *testing.T) {
 	require.Equal(t, 1.0, b.charged(t, windowed.For("ada")))
 
 	b = setup(t)
-	b.setClock(ten.Add(time.Hour - before)) // and there it stands still, while this process's clock passes the end
+	b.clock.Set(ten.Add(time.Hour - before)) // and there it stands still, while this process's clock passes the end
 	b.within(t, limits(rule), func(ctx context.Context, a *httplimit.Admission) {
 		require.NoError(t, a.Settle(ctx, 1, windowed), "the clock that counts is the limiter's")
 	})

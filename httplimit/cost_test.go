@@ -11,7 +11,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/httplimit"
-	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
 func TestStatedCost(t *testing.T) {
@@ -115,16 +114,4 @@ func TestCostsAreChargedAndAnswered(t *testing.T) {
 			require.Equal(t, []string{c.result}, b.told.results())
 		})
 	}
-}
-
-func TestTooCostlySaysWhatTheLimitHolds(t *testing.T) {
-	t.Parallel()
-	b := setup(t)
-	big := ratelimit.Define("big", ratelimit.PerDay(2_500_000))
-	w := do(b.limited(t, limits(httplimit.Limit{Limit: big, Key: user, Cost: httplimit.StatedCost{Header: "X-Tokens"}}), mustNotRun(t)),
-		request(t, "X-Tokens", "2500001"))
-	require.JSONEq(t, `{
-		"type": "about:blank", "title": "Request Entity Too Large", "status": 413,
-		"detail": "the request costs more than can be had at once: big holds 2500000", "violated-policies": ["big"]
-	}`, w.Body.String())
 }

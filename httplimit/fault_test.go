@@ -1,16 +1,19 @@
 package httplimit_test
 
 import (
+	"context"
+	"errors"
 	"io"
 	"net/http"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/httplimit"
-	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
 // fault is one line of the table: the fault, the answer to the client, how often the handler ran, and the charge at the end.
@@ -41,10 +44,23 @@ func all(arrange ...func(*testing.T, *stand)) func(*testing.T, *stand) {
 func crediting(_ *testing.T, s *stand) { s.config.Limits[0].Credit = httplimit.CreditOn5xx }
 func open(_ *testing.T, s *stand)      { s.config.FailOpen = true }
 func hurried(_ *testing.T, s *stand)   { s.config.DecisionTimeout = 200 * time.Millisecond }
+func down(t *testing.T, s *stand)      { t.Helper(); s.asked = s.down(t) }
+func shadow(t *testing.T, s *stand)    { t.Helper(); s.inShadow(t, perUser) }
+func spendAll(t *testing.T, s *stand)  { t.Helper(); s.take(t, perUser.For("ada").Cost(3)) }
 
-func shadow(t *testing.T, s *stand) {
+// lockTheBucket locks the row of ada's bucket, so that calls on it wait.
+func lockTheBucket(t *testing.T, s *stand) {
 	t.Helper()
-	s.inShadow(t, perUser)
+	tx, err := s.db.Begin(t.Context())
+	require.NoError(t, err)
+	_, err = s.limiter.WithTx(tx).Take(t.Context(), perUser.For("ada"))
+	require.NoError(t, err)
+	s.unlock = func() {
+		if err := tx.Rollback(context.WithoutCancel(t.Context())); err != nil && !errors.Is(err, pgx.ErrTxClosed) {
+			t.Error(err)
+		}
+	}
+	t.Cleanup(s.unlock)
 }
 
 func panics(http.ResponseWriter, *http.Request) { panic("handler") }
@@ -63,6 +79,8 @@ func failsWhenLeft(w http.ResponseWriter, r *http.Request) {
 	w.WriteHeader(http.StatusInternalServerError)
 }
 
+const undecided = "503 rate limits cannot be checked; retry in 1 s"
+
 var faults = map[string]fault{
 	"Nothing": {sees: "200 done", ran: 1, charged: 1, told: []string{"allowed perUser"}},
 
@@ -73,10 +91,6 @@ var faults = map[string]fault{
 		arrange: all(during(panics), crediting), sees: "connection closed", ran: 1, charged: 0,
 		told: []string{"allowed perUser", "credited perUser"},
 	},
-	"TheAbortedResponseIsCredited": {
-		arrange: all(during(aborts), crediting), sees: "connection closed", ran: 1, charged: 0,
-		told: []string{"allowed perUser", "credited perUser"},
-	},
 	"ThePanicHalfWayIsPaidFor": {
 		arrange: all(during(panicsHalfWay), crediting), sees: "200, cut off after half", ran: 1, charged: 1,
 		told: []string{"allowed perUser"},
@@ -85,17 +99,9 @@ var faults = map[string]fault{
 		arrange: all(during(failsWhenLeft), crediting), act: (*stand).hangUpDuringTheHandler, sees: "cancelled", ran: 1, charged: 1,
 		told: []string{"allowed perUser"},
 	},
-	"TheClientThatHangsUpBeforeTheDecision": {
-		arrange: lockTheBucket, act: (*stand).hangUpDuringTheDecision, sees: "cancelled", ran: 0, charged: 0,
-		told: []string{"cancelled perUser"},
-	},
-	"TheClientThatHangsUpBeforeTheDecisionWhenOpen": {
-		arrange: all(lockTheBucket, open), act: (*stand).hangUpDuringTheDecision, sees: "cancelled", ran: 0, charged: 0,
-		told: []string{"cancelled perUser"},
-	},
 
 	"TheSlowBody": {
-		arrange: during(readsTheBody), act: (*stand).sendSlowly, sees: "200 read 4 bytes <nil>; meanwhile charged 1 and 0 transactions open",
+		arrange: during(readsTheBody), act: (*stand).sendSlowly, sees: "200 read 4 bytes <nil>; meanwhile charged 1",
 		ran: 1, charged: 1, told: []string{"allowed perUser"},
 	},
 	"TheSlowBodyThatIsRefused": {
@@ -107,30 +113,14 @@ var faults = map[string]fault{
 		ran: 0, charged: 3, told: []string{"refused perUser", "refused perUser"},
 	},
 
-	"TheServerIsDown": {
-		arrange: down, sees: "503 rate limits cannot be checked; retry in 1 s", ran: 0, charged: 0, told: []string{"failed_closed perUser"},
-	},
-	"TheServerIsDownAndOpen": {
-		arrange: all(down, open), sees: "200 done", ran: 1, charged: 0, told: []string{"failed_open perUser"},
-	},
+	"TheServerIsDown":        {arrange: down, sees: undecided, ran: 0, charged: 0, told: []string{"failed_closed perUser"}},
+	"TheServerIsDownAndOpen": {arrange: all(down, open), sees: "200 done", ran: 1, charged: 0, told: []string{"failed_open perUser"}},
 	"TheServerIsDownInShadow": {
 		arrange: all(shadow, down), sees: "200 done", ran: 1, charged: 0, told: []string{"shadow_failed_closed perUser"},
 	},
 	"TheServerIsSlow": {
-		arrange: all(lockTheBucket, hurried), act: (*stand).getThenUnlock, sees: "503 rate limits cannot be checked; retry in 1 s", ran: 0, charged: 0,
+		arrange: all(lockTheBucket, hurried), act: (*stand).getThenUnlock, sees: undecided, ran: 0, charged: 0,
 		told: []string{"failed_closed perUser"},
-	},
-	"TheServerIsSlowAndOpen": {
-		arrange: all(lockTheBucket, hurried, open), act: (*stand).getThenUnlock, sees: "200 done", ran: 1, charged: 0,
-		told: []string{"failed_open perUser"},
-	},
-	"TheAnswerIsLost": { // after the commit
-		arrange: loseAnswers, sees: "503 rate limits cannot be checked; retry in 1 s", ran: 0, charged: 1,
-		told: []string{"failed_closed perUser"},
-	},
-	"TheServerGoesDownBeforeTheCredit": {
-		arrange: downDuringTheHandler, sees: "500 failed", ran: 1, charged: 1,
-		told: []string{"allowed perUser", "credit_failed perUser"},
 	},
 }
 
@@ -160,36 +150,47 @@ func TestFaults(t *testing.T) {
 	}
 }
 
-// TestOpenIsNotOpenToThoseWhoAskTooMuch promises that FailOpen allows no request that failed for a reason that clients can provoke
-// with many requests, nor one while the program ends.
-func TestOpenIsNotOpenToThoseWhoAskTooMuch(t *testing.T) {
+// TestACreditThatFailsIsTold promises that a request stays charged if the server does not answer after its handler, and that the
+// client has its answer.
+func TestACreditThatFailsIsTold(t *testing.T) {
 	t.Parallel()
-	s := newStand(t)
-	var err error
-	s.asked, err = ratelimit.New(s.pool, ratelimit.Config{AsOf: s.clock, Observer: s.told, MaxWaiting: 1})
-	require.NoError(t, err)
-	open(t, s)
-	lockTheBucket(t, s)
-	s.start(t)
-	seen := make(chan string)
-	ask := func() { seen <- s.describe(t.Context()) }
-	go ask()
-	s.waiting(t, 1)
-	for range 3 {
-		go ask()
-	}
-	const undecided = "503 rate limits cannot be checked; retry in 1 s"
-	for range 2 { // one asks the store, and one waits for it
-		require.Equal(t, undecided, <-seen)
-	}
-	s.unlock()
-	for range 2 {
-		require.Equal(t, "200 done", <-seen)
-	}
-	require.NoError(t, s.asked.Close(t.Context()))
-	require.Equal(t, undecided, s.get(t))
-	require.Equal(t, []string{
-		"failed_closed perUser", "failed_closed perUser", "allowed perUser", "allowed perUser", "failed_closed perUser",
-	}, s.told.results())
-	require.Equal(t, 2.0, s.charged(t, perUser.For("ada")))
+	inBubble(t, nil, func(t *testing.T, b *bundle) {
+		rule, unlock := httplimit.Limit{Limit: windowed, Key: user, Credit: httplimit.CreditOn5xx}, func() {}
+		handler := b.limited(t, limits(rule), inline(func(e exchange) {
+			unlock = b.lock(t, windowed)
+			e.w.WriteHeader(http.StatusInternalServerError)
+		}))
+		require.Equal(t, http.StatusInternalServerError, do(handler, request(t)).Code)
+		unlock()
+		require.Equal(t, []string{"allowed windowed", "credit_failed windowed"}, b.told.results())
+		require.Equal(t, 1.0, b.charged(t, windowed.For("ada")))
+		require.Contains(t, b.log.String(), "rate limit credit failed")
+	})
+}
+
+// TestFailuresAreLoggedOnceASecond promises a line for the first failure of a second, with the number of failures before it.
+func TestFailuresAreLoggedOnceASecond(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) { // its clock stands still except where the test sleeps
+		s := newStand(t)
+		require.NoError(t, s.limiter.Close(t.Context()))
+		handler := s.limited(t, s.config, mustNotRun(t))
+		fail := func(times int) {
+			for range times {
+				require.Equal(t, http.StatusServiceUnavailable, do(handler, request(t)).Code)
+			}
+		}
+		lines := func() int { return strings.Count(s.log.String(), "rate limits are not decided") }
+		fail(5)
+		require.Equal(t, 1, lines())
+		require.Contains(t, s.log.String(), "omitted=0\n")
+		time.Sleep(time.Second - 1)
+		fail(1)
+		require.Equal(t, 1, lines())
+		time.Sleep(time.Nanosecond)
+		fail(2)
+		require.Equal(t, 2, lines())
+		require.Contains(t, s.log.String(), "omitted=5\n")
+		require.NotContains(t, s.log.String(), "ada")
+	})
 }

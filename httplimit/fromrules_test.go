@@ -6,12 +6,10 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
-	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -19,16 +17,6 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 	tables "github.com/pgratelimit/pgratelimit/rules"
 )
-
-// tablesite is a site whose limits are all in tables, behind a server. Its clock stands still at an instant at which the stored
-// rules are in effect.
-type tablesite struct {
-	*bundle
-	store  *tables.Store
-	set    *tables.Set
-	config httplimit.Config
-	server *httptest.Server
-}
 
 // signedIn says what the requests of these tests are: their headers are what a site has verified.
 func signedIn(r *http.Request) (tables.Attributes, error) {
@@ -38,191 +26,138 @@ func signedIn(r *http.Request) (tables.Attributes, error) {
 	}, nil
 }
 
-// serveTables stores what a file of package rules says, and serves a site that is limited by it.
-func serveTables(t *testing.T, file string, change ...func(*tablesite)) *tablesite {
+// siteOf returns a handler that is limited by what a file of package rules says, and the limiter of it.
+func siteOf(t *testing.T, file string) (http.Handler, *ratelimit.Limiter) {
 	t.Helper()
-	s := &tablesite{bundle: setup(t)}
-	var err error
-	s.store, err = tables.NewStore(s.pool, tables.StoreConfig{Lead: -1})
-	require.NoError(t, err)
-	s.set, err = tables.NewSet(s.pool, tables.Config{})
-	require.NoError(t, err)
 	text, err := os.ReadFile(filepath.Join("..", "rules", "testdata", "seeds", file))
 	require.NoError(t, err)
-	d, err := tables.Convert(bytes.NewReader(text))
+	document, err := tables.Convert(bytes.NewReader(text))
 	require.NoError(t, err)
-	s.apply(t, tables.Changes{Put: d.Rules, Tiers: &d.Tiers})
-	s.limiter, err = ratelimit.New(s.pool, ratelimit.Config{AsOf: s.clock, Observer: s.told, Policies: s.set})
+	set, err := tables.SetOf(*document)
 	require.NoError(t, err)
-	site, err := tables.NewSite(s.set, tables.SiteConfig{Attributes: []string{"header:x-api-key", "jwt:plan"}})
+	site, err := tables.NewSite(set, tables.SiteConfig{Attributes: []string{"header:x-api-key", "jwt:plan"}})
 	require.NoError(t, err)
-	s.config.Requests = httplimit.FromRules(site, signedIn)
-	for _, change := range change {
-		change(s)
-	}
+	b := setup(t)
+	b.policies = set
+	b.limiter = b.on(t, b.db)
 	mux := http.NewServeMux()
-	for _, route := range []string{"GET /api/search", "GET /api/items"} {
-		mux.Handle(route, s.limited(t, s.config, respond()))
-	}
-	s.server = serve(t, mux)
-	return s
+	limited := b.limited(t, httplimit.Config{Requests: httplimit.FromRules(site, signedIn)}, respond())
+	mux.Handle("GET /api/search", limited)
+	mux.Handle("GET /api/items", limited)
+	return mux, b.limiter
 }
 
-// apply makes changes, and lets them hold.
-func (s *tablesite) apply(t *testing.T, changes tables.Changes) {
+// said returns the answer to a GET: the status, and who refused.
+func said(t *testing.T, handler http.Handler, path string, headers ...string) string {
 	t.Helper()
-	applied, err := s.store.Apply(t.Context(), tables.Edit{Author: "ana", Reason: "a test"}, changes)
-	require.NoError(t, err)
-	require.NoError(t, s.set.Load(t.Context()))
-	s.setClock(applied.From.Add(time.Hour))
-}
-
-// get sends a GET and says what came of it: the status, and who refused.
-func (s *tablesite) get(t *testing.T, path string, headers ...string) string {
-	t.Helper()
-	r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, s.server.URL+path, http.NoBody)
-	require.NoError(t, err)
-	for i := 0; i < len(headers); i += 2 {
-		r.Header.Set(headers[i], headers[i+1])
-	}
-	response, err := s.server.Client().Do(r)
-	require.NoError(t, err)
-	defer response.Body.Close()
-	said := fmt.Sprint(response.StatusCode)
-	if response.StatusCode == http.StatusOK {
-		return said
-	}
+	r := request(t, append([]string{"X-User", ""}, headers...)...)
+	r.URL.Path = path
+	w := do(handler, r)
 	var problem struct {
 		Tiers  []string `json:"violated-policies"`
 		Rules  []string `json:"violated-rules"`
 		Detail string   `json:"detail"`
 	}
-	require.NoError(t, json.NewDecoder(response.Body).Decode(&problem))
-	if len(problem.Tiers) == 0 {
-		return said + " " + problem.Detail
-	}
-	return fmt.Sprintf("%s by the tier %s, rule %s, wait %s", said,
-		strings.Join(problem.Tiers, "+"), strings.Join(problem.Rules, "+"), response.Header.Get("Retry-After"))
-}
-
-// allowed sends so many GETs, all of which have to pass.
-func (s *tablesite) allowed(t *testing.T, n int, path string, headers ...string) {
-	t.Helper()
-	for i := range n {
-		require.Equal(t, "200", s.get(t, path, headers...), "request %d", i+1)
+	switch err := json.Unmarshal(w.Body.Bytes(), &problem); {
+	case w.Code == http.StatusOK:
+		return "200"
+	case err == nil && len(problem.Rules) > 0:
+		return fmt.Sprintf("%d by the tier %s, rule %s", w.Code, strings.Join(problem.Tiers, "+"), strings.Join(problem.Rules, "+"))
+	default:
+		return fmt.Sprint(w.Code, " ", problem.Detail)
 	}
 }
 
 // inTables is the limit that the tables have the policy of.
 func inTables(name string) ratelimit.Limit { return ratelimit.Define(name, ratelimit.PerSecond(1)) }
 
-// left returns what a bucket holds.
-func (s *tablesite) left(t *testing.T, request ratelimit.Request) float64 {
-	t.Helper()
-	v, err := s.limiter.Value(t.Context(), request)
-	require.NoError(t, err)
-	return v.Tokens
-}
-
-// The four example rules of the low-level design page.
-func TestFromRulesOfUserRouteAndAll(t *testing.T) {
+// TestFromRules promises that the tiers of each example file see the user, plan, route, address, API key and cost of a request.
+// steps are requests, each allowed so many times and then refused.
+func TestFromRules(t *testing.T) {
 	t.Parallel()
-	s := serveTables(t, "rows.yaml")
-	ada, bob, eve := []string{"X-User", "ada", "X-Plan", "free"}, []string{"X-User", "bob", "X-Plan", "pro"}, []string{"X-User", "eve", "X-Plan", "enterprise"}
-	bobs, searches, all := inTables("user").For("user:bob").Plan("pro"), inTables("endpoint:/api/search").Global(), inTables("global").Global()
-
-	s.allowed(t, 50, "/api/items", ada...)
-	require.Equal(t, "429 by the tier user, rule user, plan free, wait 1", s.get(t, "/api/items", ada...))
-	require.Equal(t, 100_000.0-50, s.left(t, all), "a refused request takes nothing from the other tiers")
-	s.allowed(t, 51, "/api/items", bob...)
-	require.Equal(t, 500.0-51, s.left(t, bobs))
-	require.Equal(t, 100_000.0-101, s.left(t, all))
-	require.Equal(t, 2000.0, s.left(t, searches), "nobody has searched")
-
-	s.take(t, searches.Cost(1999))
-	s.allowed(t, 1, "/api/search", bob...)
-	require.Equal(t, "429 by the tier endpoint:/api/search, rule endpoint:/api/search, wait 1", s.get(t, "/api/search?page=2", bob...))
-	require.Equal(t, 500.0-52, s.left(t, bobs))
-	require.Equal(t, 100_000.0-102, s.left(t, all))
-	s.allowed(t, 1, "/api/items", bob...)
-
-	s.take(t, all.Cost(s.left(t, all)-1))
-	s.allowed(t, 1, "/api/items", eve...)
-	require.Equal(t, "429 by the tier global, rule global, wait 1", s.get(t, "/api/items", eve...))
-	require.Equal(t, "429 by the tier user+global, rule user, plan free+global, wait 1", s.get(t, "/api/items", ada...))
-	require.Equal(t, 500.0-53, s.left(t, bobs))
-}
-
-// If a user changes plans, the usage so far carries over.
-func TestFromRulesKeepsOneBucketForAllPlans(t *testing.T) {
-	t.Parallel()
-	s := serveTables(t, "rows.json")
-	s.allowed(t, 50, "/api/items", "X-User", "ada", "X-Plan", "free")
-	require.Equal(t, "429 by the tier user, rule user, plan pro, wait 1", s.get(t, "/api/items", "X-User", "ada", "X-Plan", "pro"))
-	s.setClock(s.clock().Add(time.Second))
-	s.allowed(t, 10, "/api/items", "X-User", "ada", "X-Plan", "pro")
-
-	s.apply(t, tables.Changes{Put: []tables.Rule{{Limit: "user", Plan: "free", Policy: ratelimit.TokenBucket{Rate: 1, Period: time.Hour, Capacity: 3}}}})
-	s.allowed(t, 3, "/api/items", "X-User", "new", "X-Plan", "free")
-	require.Equal(t, "429 by the tier user, rule user, plan free, wait 3600", s.get(t, "/api/items", "X-User", "new", "X-Plan", "free"))
-}
-
-// The tiers by API key of the page on the token bucket.
-func TestFromRulesOfTiersByKey(t *testing.T) {
-	t.Parallel()
-	s := serveTables(t, "tiers.json")
-	free, enterprise := []string{"X-Api-Key", "k-1"}, []string{"X-Api-Key", "k-2", "X-Plan", "enterprise"}
-	s.allowed(t, 20, "/api/items", free...)
-	require.Equal(t, "429 by the tier free, rule free, wait 1", s.get(t, "/api/items", free...))
-	s.allowed(t, 21, "/api/items", enterprise...)
-	s.take(t, inTables("enterprise").For("k-2").Cost(2000-22))
-	s.allowed(t, 1, "/api/items", enterprise...)
-	require.Equal(t, "429 by the tier enterprise, rule enterprise, wait 1", s.get(t, "/api/items", enterprise...))
-	require.Equal(t, 20.0, s.left(t, inTables("free").For("k-2")), "the first tier that fits is asked, and no other")
-	require.Equal(t, "400 the request does not say who it is from", s.get(t, "/api/items", "X-Plan", "enterprise"))
-}
-
-// The limit by address, and the cost from a header, of the same page.
-func TestFromRulesOfAddressAndCost(t *testing.T) {
-	t.Parallel()
-	s := serveTables(t, "globalrps.json")
-	s.allowed(t, 10, "/api/items", "X-Address", "203.0.113.7")
-	require.Equal(t, "429 by the tier global-rps, rule global-rps, wait 1", s.get(t, "/api/items", "X-Address", "203.0.113.7"))
-	s.allowed(t, 1, "/api/items", "X-Address", "2001:db8::1")
-
-	s = serveTables(t, "variablecost.json")
-	left := 1000.0
-	for weight, cost := range map[string]float64{"": 1, "5": 5, "2.5": 2.5, "many": 1, "-3": 1, "0.001": 1} {
-		s.allowed(t, 1, "/api/items", "X-Request-Weight", weight)
-		left -= cost
-		require.Equal(t, left, s.left(t, inTables("default").Global()), weight)
+	type step struct {
+		path    string
+		headers []string
+		allowed int
+		then    string
 	}
-	require.Equal(t, "429 by the tier default, rule default, wait 1", s.get(t, "/api/items", "X-Request-Weight", "1000"))
-	require.Equal(t, "413 the request costs more than can be had at once", s.get(t, "/api/items", "X-Request-Weight", "1001"))
-	require.Equal(t, left, s.left(t, inTables("default").Global()))
+	const items, search = "/api/items", "/api/search"
+	ada, bob := []string{"X-User", "ada", "X-Plan", "free"}, []string{"X-User", "bob", "X-Plan", "pro"}
+	adaPro := []string{"X-User", "ada", "X-Plan", "pro"}
+	for name, c := range map[string]struct {
+		file  string
+		spend ratelimit.Request // before
+		steps []step
+	}{
+		"ByUser": {"rows.yaml", ratelimit.Request{}, []step{
+			{items, ada, 50, "429 by the tier user, rule user, plan free"},
+			{items, bob, 51, "200"},
+			{search, bob, 51, "200"},
+		}},
+		"ByPlan": {"rows.json", ratelimit.Request{}, []step{
+			{items, ada, 50, "429 by the tier user, rule user, plan free"},
+			{items, adaPro, 0, "429 by the tier user, rule user, plan pro"}, // the usage so far carries over
+		}},
+		"ByRoute": {"rows.yaml", inTables("endpoint:/api/search").Global().Cost(1999), []step{
+			{search, bob, 1, "429 by the tier endpoint:/api/search, rule endpoint:/api/search"},
+			{items, bob, 1, "200"},
+		}},
+		"Together": {"rows.yaml", inTables("global").Global().Cost(100_000 - 50), []step{
+			{items, ada, 50, "429 by the tier user+global, rule user, plan free+global"},
+		}},
+		"ByKey": {"tiers.json", ratelimit.Request{}, []step{
+			{items, []string{"X-Api-Key", "k-1"}, 20, "429 by the tier free, rule free"},
+			{items, []string{"X-Api-Key", "k-2", "X-Plan", "enterprise"}, 21, "200"},
+			{items, []string{"X-Plan", "enterprise"}, 0, "400 the request does not say who it is from"},
+		}},
+		"ByAddress": {"globalrps.json", ratelimit.Request{}, []step{
+			{items, []string{"X-Address", "203.0.113.7"}, 10, "429 by the tier global-rps, rule global-rps"},
+			{items, []string{"X-Address", "2001:db8::1"}, 1, "200"},
+		}},
+		"AtACost": {"variablecost.json", ratelimit.Request{}, []step{
+			{items, []string{"X-Request-Weight", "500"}, 1, "200"},
+			{items, nil, 0, "429 by the tier default, rule default"},
+			{items, []string{"X-Request-Weight", "1001"}, 0, "413 the request costs more than can be had at once"},
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			handler, limiter := siteOf(t, c.file)
+			if c.spend.Limit().Name() != "" {
+				require.NoError(t, limiter.Require(t.Context(), c.spend))
+			}
+			for _, s := range c.steps {
+				for i := range s.allowed {
+					require.Equal(t, "200", said(t, handler, s.path, s.headers...), "request %d", i+1)
+				}
+				answer := said(t, handler, s.path, s.headers...)
+				require.True(t, strings.HasPrefix(answer, s.then), answer)
+			}
+		})
+	}
 }
 
 // A request that matches no tier is refused, unless the program allows it.
 func TestFromRulesWithoutTier(t *testing.T) {
 	t.Parallel()
-	onlySearch := tables.Changes{Tiers: &tables.TierSet{Tiers: []tables.Tier{{Limit: "global", Route: "/api/search"}}}}
-	s := serveTables(t, "rows.yaml", func(s *tablesite) { s.apply(t, onlySearch) })
-	s.allowed(t, 1, "/api/search")
-	require.Equal(t, "503 rate limits cannot be checked; retry in 1 s", s.get(t, "/api/items"))
-
-	s = serveTables(t, "rows.yaml", func(s *tablesite) {
-		s.apply(t, onlySearch)
-		all := s.config.Requests
-		s.config.Requests = func(r *http.Request) ([]ratelimit.Request, error) {
-			requests, err := all(r)
-			if errors.Is(err, tables.ErrNoTier) {
-				return nil, nil
-			}
-			return requests, err
-		}
+	set, err := tables.SetOf(tables.Document{
+		Rules: []tables.Rule{{Limit: "global", Policy: ratelimit.PerSecond(1)}},
+		Tiers: tables.TierSet{Tiers: []tables.Tier{{Limit: "global", Route: "/api/search"}}},
 	})
-	s.allowed(t, 1, "/api/items")
-	require.Equal(t, 100_000.0, s.left(t, inTables("global").Global()))
+	require.NoError(t, err)
+	site, err := tables.NewSite(set, tables.SiteConfig{})
+	require.NoError(t, err)
+	fromRules, b, r := httplimit.FromRules(site, signedIn), setup(t), request(t)
+	r.Pattern = "/api/items"
+	require.Equal(t, http.StatusServiceUnavailable, do(b.limited(t, limitsAnd(fromRules), mustNotRun(t)), r).Code)
+	open := limitsAnd(func(r *http.Request) ([]ratelimit.Request, error) {
+		requests, err := fromRules(r)
+		if errors.Is(err, tables.ErrNoTier) {
+			return nil, nil
+		}
+		return requests, err
+	})
+	require.Equal(t, http.StatusOK, do(b.limited(t, open, respond()), r).Code)
 }
 
 // The requests of Config.Requests are one call with the Limits, and are settled and credited in the same way.
@@ -287,25 +222,6 @@ func TestRequestsThatCannotBeAsked(t *testing.T) {
 			}
 		})
 	}
-}
-
-// A refused caller waits a little longer than necessary: always the same time, and not the same as other callers.
-func TestRequestsAreSpread(t *testing.T) {
-	t.Parallel()
-	b := setup(t)
-	config := limitsAnd(func(r *http.Request) ([]ratelimit.Request, error) {
-		return []ratelimit.Request{perPlan.For(r.Header.Get("X-User")).Cost(100)}, nil
-	})
-	config.RetryJitter = 0.5
-	handler := b.limited(t, config, respond())
-	waits := map[string]bool{}
-	for _, name := range []string{"ada", "bob", "eve"} {
-		require.Equal(t, http.StatusOK, do(handler, request(t, "X-User", name)).Code)
-		first := do(handler, request(t, "X-User", name)).Header().Get("Retry-After")
-		require.Equal(t, first, do(handler, request(t, "X-User", name)).Header().Get("Retry-After"))
-		waits[first] = true
-	}
-	require.Len(t, waits, 3)
 }
 
 func TestFromRulesPanicsWithout(t *testing.T) {

@@ -3,18 +3,15 @@ package httplimit_test
 import (
 	"errors"
 	"math"
-	"net/http"
 	"net/url"
 	"strconv"
 	"strings"
 	"testing"
-	"time"
 	"unicode/utf8"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/httplimit"
-	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
 // FuzzKeys holds the keys of what a request says to what the table can store, and keys that are joined to being different where
@@ -92,45 +89,6 @@ func FuzzStatedCost(f *testing.F) {
 			require.Equal(t, absent, got)
 		} else {
 			require.Equal(t, min(max(n, least), most), got)
-		}
-	})
-}
-
-// FuzzFields checks the RateLimit fields of any policy and any answer: a parser of structured fields reads them, and their wait is
-// not too short.
-func FuzzFields(f *testing.F) {
-	f.Add("sendMessage", false, 10.0, int64(time.Minute), 3.0, 3.0, uint8(3))
-	f.Add("a.b/c:d_e-f", true, 1e12, int64(time.Microsecond), 0.0, 1.0, uint8(0))
-	f.Add("slow", false, 1e-9, int64(36525*ratelimit.Day), 1e-9, 1e-9, uint8(2))
-	f.Add("odd", true, 1.0/3, int64(7*time.Second), 2.5, 0.7, uint8(4))
-	f.Fuzz(func(t *testing.T, name string, windows bool, rate float64, period int64, capacity, cost float64, form uint8) {
-		var policy ratelimit.Policy = ratelimit.TokenBucket{Rate: rate, Period: time.Duration(period), Capacity: capacity}
-		if windows {
-			policy = ratelimit.FixedWindow{Rate: rate, Period: time.Duration(period), Capacity: capacity}
-		}
-		limit, err := ratelimit.NewLimit(name, policy)
-		if err != nil {
-			return
-		}
-		v, now := limit.For("key").Full(ten), ten
-		for range 3 {
-			var d ratelimit.Decision
-			v, d = v.Take(now, cost)
-			header := http.Header{}
-			forms := []httplimit.Headers{httplimit.DraftHeaders, httplimit.Draft06Headers, httplimit.EpochHeaders, httplimit.OpenAIHeaders}
-			forms[int(form)%len(forms)].Set(header, d)
-			if _, stated := header["Ratelimit"]; stated {
-				requireDraftFields(t, header)
-			}
-			if text := header.Get("Retry-After"); text != "" {
-				seconds, err := strconv.ParseInt(text, 10, 64)
-				require.NoError(t, err)
-				require.GreaterOrEqual(t, float64(seconds), math.Floor(d.RetryAfter.Seconds()))
-			}
-			for field, values := range header {
-				require.False(t, strings.ContainsAny(strings.Join(values, ""), "\r\n\x00"), "%s: %q", field, values)
-			}
-			now = now.Add(time.Duration(period) / 3)
 		}
 	})
 }

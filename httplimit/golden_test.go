@@ -32,12 +32,12 @@ func response(w *httptest.ResponseRecorder) string {
 	return text.String() + "\n" + strings.TrimRight(w.Body.String(), "\n") + "\n"
 }
 
-// inMemory returns handler behind the middleware, on a limiter in memory at 10:00.
+// inMemory returns handler behind the middleware, on a limiter in memory at 10:00:01.5.
 func inMemory(t *testing.T, config httplimit.Config, handler http.Handler) http.Handler {
 	t.Helper()
 	config.DecisionTimeout, config.Logger = patient, slog.New(slog.DiscardHandler)
 	clock := ratelimittest.NewClock()
-	clock.Set(ten)
+	clock.Set(ten.Add(1500 * time.Millisecond))
 	middleware, err := httplimit.New(ratelimittest.New(t, clock), config)
 	require.NoError(t, err)
 	return middleware(handler)
@@ -65,6 +65,9 @@ func TestHeaderFields(t *testing.T) {
 			{"fixed window", []httplimit.Limit{{Limit: windowed, Key: user, Cost: httplimit.FixedCost(10)}}},
 			{"sliding window", []httplimit.Limit{{Limit: anyMinute, Key: user, Cost: httplimit.FixedCost(10)}}},
 			{"tokens", []httplimit.Limit{{Limit: llmTokens, Key: user, Unit: "tokens", Cost: httplimit.FixedCost(40_000)}}},
+			{"requests and tokens", []httplimit.Limit{
+				{Limit: rpm, Key: user}, {Limit: llmTokens, Key: user, Unit: "tokens", Cost: httplimit.FixedCost(20_500)},
+			}},
 			{"two limits", []httplimit.Limit{{Limit: perUser, Key: user, Cost: httplimit.FixedCost(3)}, {Limit: everyone, Global: true}}},
 		} {
 			handler := inMemory(t, httplimit.Config{Limits: c.limits, Headers: form.headers}, respond())

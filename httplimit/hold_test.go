@@ -2,13 +2,10 @@ package httplimit_test
 
 import (
 	"context"
-	"errors"
 	"io"
 	"net/http"
 	"net/http/httptest"
 	"strings"
-	"sync"
-	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -32,65 +29,6 @@ func (b *bundle) slotless(t *testing.T, limit ratelimit.Limit) {
 	require.Eventually(t, func() bool { return b.charged(t, limit.For("ada")) == 0 }, patient, time.Millisecond)
 }
 
-// TestHandlersAreNeverMoreThanTheSlots has 32 clients send 4 requests each to a handler with 8 slots: never 9 at once, and each
-// request is served once.
-func TestHandlersAreNeverMoreThanTheSlots(t *testing.T) {
-	t.Parallel()
-	const clients, each, most = 32, 4, 8
-	b := setup(t)
-	eight := ratelimit.Define("eight", ratelimit.Concurrency{Most: most})
-	var running, peak, served atomic.Int64
-	server := serve(t, b.limited(t, limits(httplimit.Limit{Limit: eight, Key: user}), http.HandlerFunc(func(http.ResponseWriter, *http.Request) {
-		now := running.Add(1)
-		defer running.Add(-1)
-		for p := peak.Load(); now > p && !peak.CompareAndSwap(p, now); p = peak.Load() {
-		}
-		served.Add(1)
-	})))
-	failed := make([]error, clients)
-	var group sync.WaitGroup
-	for client := range clients {
-		group.Go(func() {
-			for n := 0; n < each && failed[client] == nil; {
-				status, body, err := get(t.Context(), server, "/")
-				switch {
-				case err != nil:
-					failed[client] = err
-				case status == http.StatusOK:
-					n++
-				case status != http.StatusTooManyRequests:
-					failed[client] = errors.New(body)
-				}
-			}
-		})
-	}
-	group.Wait()
-	require.NoError(t, errors.Join(failed...))
-	require.LessOrEqual(t, peak.Load(), int64(most))
-	require.Equal(t, int64(clients*each), served.Load())
-	b.slotless(t, eight)
-}
-
-// TestAClientWithAsManyRequestsAsSlotsIsNotRefused promises that the slot of a request is free when its client has the answer.
-func TestAClientWithAsManyRequestsAsSlotsIsNotRefused(t *testing.T) {
-	t.Parallel()
-	b := setup(t)
-	server := serve(t, b.limited(t, limits(slotLimit), respond()))
-	var refused atomic.Int64
-	var group sync.WaitGroup
-	for range 2 {
-		group.Go(func() {
-			for range 50 {
-				if status, _, err := get(t.Context(), server, "/"); err != nil || status != http.StatusOK {
-					refused.Add(1)
-				}
-			}
-		})
-	}
-	group.Wait()
-	require.Zero(t, refused.Load())
-}
-
 // TestTheSlotIsFreeHoweverTheHandlerEnds promises that the slot is held while the handler runs and free afterwards, also after a
 // panic or a hang-up.
 func TestTheSlotIsFreeHoweverTheHandlerEnds(t *testing.T) {
@@ -102,7 +40,6 @@ func TestTheSlotIsFreeHoweverTheHandlerEnds(t *testing.T) {
 	}{
 		"Returns":      {handler: func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "done") }, sees: "200 done"},
 		"Panics":       {handler: panics, sees: "connection closed"},
-		"Aborts":       {handler: aborts, sees: "connection closed"},
 		"PanicsMidway": {handler: panicsHalfWay, sees: "200, cut off after half"},
 		"IsLeft":       {handler: failsWhenLeft, leave: true, sees: "cancelled"},
 		"Hijacks": {handler: func(w http.ResponseWriter, _ *http.Request) {
@@ -139,20 +76,15 @@ func TestTheSlotIsFreeHoweverTheHandlerEnds(t *testing.T) {
 // known to it.
 func TestAStreamKeepsItsSlot(t *testing.T) {
 	t.Parallel()
-	synctest.Test(t, func(t *testing.T) { // the leases use its clock
-		limiter, err := ratelimit.New(ratelimittest.NewDB(), ratelimit.Config{AsOf: time.Now})
-		require.NoError(t, err)
-		b := &bundle{told: &told{}, log: &logtest.Journal{}}
-		handler := b.limitedOn(t, limiter, limits(slotLimit), inline(func(e exchange) {
+	inBubble(t, nil, func(t *testing.T, b *bundle) {
+		handler := b.limited(t, limits(slotLimit), inline(func(e exchange) {
 			lease, held := ratelimit.LeaseFromContext(e.r.Context())
 			require.True(t, held)
 			require.NotZero(t, lease.Fence)
 			for range 4 { // leases
 				time.Sleep(3 * time.Second)
 				require.NoError(t, e.r.Context().Err())
-				v, err := limiter.Value(e.r.Context(), atOnce.For("ada"))
-				require.NoError(t, err)
-				require.Equal(t, 1.0, v.At(time.Now()))
+				require.Equal(t, 1.0, b.charged(t, atOnce.For("ada")))
 				_, _ = io.WriteString(e.w, "more ")
 				require.NoError(t, http.NewResponseController(e.w).Flush())
 			}
@@ -160,9 +92,7 @@ func TestAStreamKeepsItsSlot(t *testing.T) {
 		answer := do(handler, request(t))
 		require.Equal(t, http.StatusOK, answer.Code)
 		require.Equal(t, strings.Repeat("more ", 4), answer.Body.String())
-		v, err := limiter.Value(t.Context(), atOnce.For("ada"))
-		require.NoError(t, err)
-		require.Equal(t, 2.0, v.At(time.Now()))
+		require.Zero(t, b.charged(t, atOnce.For("ada")))
 	})
 }
 
@@ -180,13 +110,10 @@ func TestALostSlotEndsTheRequest(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			synctest.Test(t, func(t *testing.T) { // the leases use its clock
-				b := &bundle{told: &told{}, log: &logtest.Journal{}}
-				limiter, err := ratelimit.New(ratelimittest.NewDB(), ratelimit.Config{AsOf: time.Now, Observer: b.told, Policies: c.policies})
-				require.NoError(t, err)
+			inBubble(t, c.policies, func(t *testing.T, b *bundle) {
 				var cause error
-				handler := b.limitedOn(t, limiter, limits(httplimit.Limit{Limit: quick, Key: user}), inline(func(e exchange) {
-					require.NoError(t, limiter.Reset(t.Context(), quick.For("ada")))
+				handler := b.limited(t, limits(httplimit.Limit{Limit: quick, Key: user}), inline(func(e exchange) {
+					require.NoError(t, b.limiter.Reset(t.Context(), quick.For("ada")))
 					select {
 					case <-e.r.Context().Done():
 						cause = context.Cause(e.r.Context())
@@ -280,62 +207,71 @@ func TestAStoredRuleMayHaveSlots(t *testing.T) {
 	require.Equal(t, http.StatusOK, do(handler(func(exchange) {}), request(t)).Code)
 }
 
-// TestSlotsFailClosed promises that no handler runs without a slot when the database does not answer, and that none waits for
-// it at its end.
-func TestSlotsFailClosed(t *testing.T) {
-	t.Parallel()
-	s := newStand(t)
-	s.config = limits(slotLimit)
-	s.config.DecisionTimeout = 5 * time.Second // of which an answer waits a tenth
-	locked := make(chan func(), 1)
-	s.handler = func(w http.ResponseWriter, _ *http.Request) {
-		tx, err := s.pool.Begin(context.WithoutCancel(t.Context()))
-		if err == nil {
-			_, err = tx.Exec(t.Context(), "SELECT FROM ratelimit.buckets FOR UPDATE")
-			locked <- func() { _ = tx.Rollback(context.WithoutCancel(t.Context())) }
-		}
-		if err == nil {
-			_, _ = io.WriteString(w, "done")
-		}
-	}
-	s.start(t)
-	require.Equal(t, "200 done", s.get(t), "while its slot cannot be released")
-	s.waiting(t, 1)
-	(<-locked)()
-	s.slotless(t, atOnce)
-
-	closed := s.on(t, s.pool)
-	require.NoError(t, closed.Close(t.Context()))
-	handler := s.limitedOn(t, closed, httplimit.Config{Limits: []httplimit.Limit{slotLimit}, FailOpen: true}, respond())
-	require.Equal(t, http.StatusServiceUnavailable, do(handler, request(t)).Code)
+// inBubble runs a test on a limiter in memory, in a bubble whose time is the clock of leases.
+func inBubble(t *testing.T, policies ratelimit.Policies, test func(t *testing.T, b *bundle)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		b := &bundle{db: ratelimittest.NewDB(), told: &told{}, log: &logtest.Journal{}}
+		var err error
+		b.limiter, err = ratelimit.New(b.db, ratelimit.Config{AsOf: time.Now, Observer: b.told, Policies: policies})
+		require.NoError(t, err)
+		test(t, b)
+	})
 }
 
-// TestAClientThatHangsUpHoldsNothing promises that the slot of a client which hangs up during Acquire is released before the lease
-// ends.
+// lock locks the row of ada's slots until unlock.
+func (b *bundle) lock(t *testing.T, limit ratelimit.Limit) (unlock func()) {
+	t.Helper()
+	tx, err := b.db.Begin(t.Context())
+	require.NoError(t, err)
+	require.NoError(t, b.limiter.WithTx(tx).Reset(t.Context(), limit.For("ada")))
+	return func() { require.NoError(t, tx.Rollback(context.WithoutCancel(t.Context()))) }
+}
+
+// TestAnAnswerWaitsALittleForTheRelease promises that a slot is free when its client has the answer, but that no answer waits for a
+// database that does not release the slot.
+func TestAnAnswerWaitsALittleForTheRelease(t *testing.T) {
+	t.Parallel()
+	inBubble(t, nil, func(t *testing.T, b *bundle) {
+		config := limits(slotLimit)
+		config.DecisionTimeout = time.Second // of which an answer waits a tenth
+		unlock := func() {}
+		handler := b.limited(t, config, inline(func(exchange) { unlock = b.lock(t, atOnce) }))
+		began := time.Now()
+		require.Equal(t, http.StatusOK, do(handler, request(t)).Code)
+		require.Equal(t, 100*time.Millisecond, time.Since(began))
+		unlock()
+		synctest.Wait()
+		require.Zero(t, b.charged(t, atOnce.For("ada")))
+		require.Equal(t, http.StatusOK, do(b.limited(t, config, respond()), request(t)).Code)
+		require.Zero(t, b.charged(t, atOnce.For("ada")))
+
+		require.NoError(t, b.limiter.Close(t.Context()))
+		config.FailOpen = true
+		require.Equal(t, http.StatusServiceUnavailable, do(b.limited(t, config, mustNotRun(t)), request(t)).Code)
+	})
+}
+
+// TestAClientThatHangsUpHoldsNothing promises that a request whose client hangs up during its decision is not served, also with
+// FailOpen, and that it holds no slot and costs nothing.
 func TestAClientThatHangsUpHoldsNothing(t *testing.T) {
 	t.Parallel()
-	s := newStand(t)
-	hourly := ratelimit.Define("atOnce", ratelimit.Concurrency{Most: 2, Lease: time.Hour})
-	s.config = limits(httplimit.Limit{Limit: hourly, Key: user})
-	first, err := s.limiter.Acquire(t.Context(), hourly.For("ada"))
-	require.NoError(t, err)
-	tx, err := s.pool.Begin(t.Context())
-	require.NoError(t, err)
-	_, err = tx.Exec(t.Context(), "SELECT FROM ratelimit.buckets FOR UPDATE")
-	require.NoError(t, err)
-	limited, gone := s.limitedOn(t, s.asked, s.config, s.counted()), make(chan (<-chan struct{}), 1)
-	s.server = serve(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		gone <- r.Context().Done()
-		limited.ServeHTTP(w, r)
-	}))
-	require.Equal(t, "cancelled", s.hangUp(t, func() { s.waiting(t, 1) }))
-	<-<-gone // the server may learn it later
-	require.NoError(t, tx.Rollback(t.Context()))
-	require.NoError(t, s.limiter.Release(t.Context(), first.ID))
-	require.Eventually(t, func() bool { return len(s.told.results()) == 1 }, patient, time.Millisecond)
-	require.Equal(t, []string{"cancelled atOnce"}, s.told.results())
-	s.slotless(t, hourly)
-	require.Zero(t, s.ran.Load())
+	for _, limit := range []ratelimit.Limit{atOnce, windowed} {
+		inBubble(t, nil, func(t *testing.T, b *bundle) {
+			config := httplimit.Config{Limits: []httplimit.Limit{{Limit: limit, Key: user}}, FailOpen: true}
+			handler, unlock := b.limited(t, config, mustNotRun(t)), b.lock(t, limit)
+			ctx, hangUp := context.WithCancel(t.Context())
+			r, ended := request(t).WithContext(ctx), make(chan int, 1)
+			go func() { ended <- do(handler, r).Code }()
+			synctest.Wait() // it waits for the row
+			hangUp()
+			synctest.Wait()
+			unlock()
+			require.Equal(t, http.StatusServiceUnavailable, <-ended)
+			require.Equal(t, []string{"cancelled " + limit.Name()}, b.told.results())
+			require.Zero(t, b.charged(t, limit.For("ada")))
+		})
+	}
 }
 
 // TestRulesForSlotsAreChecked promises that a rule which can mean nothing for slots is an error when the program starts.

@@ -2,8 +2,6 @@ package httplimit_test
 
 import (
 	"net/http"
-	"net/http/httptest"
-	"strconv"
 	"testing"
 	"time"
 
@@ -73,24 +71,6 @@ func TestFieldsLeaveOutWhatIsNotEnforced(t *testing.T) {
 	}
 }
 
-// TestARefusalByAPauseSaysWhenItEnds promises 429 and a Retry-After until the pause's end, and that why it is paused stays
-// inside.
-func TestARefusalByAPauseSaysWhenItEnds(t *testing.T) {
-	t.Parallel()
-	refusal := httplimit.NewRefusal(decision(false, leftAlone, pausedState))
-	w := httptest.NewRecorder()
-	refusal.ServeHTTP(w, request(t))
-	require.Equal(t, http.StatusTooManyRequests, w.Code)
-	require.Equal(t, "91", w.Header().Get("Retry-After"))
-	require.Equal(t, "temporary-reduced-capacity", w.Header().Get("RateLimit-Reason"))
-	require.JSONEq(t, `{
-		"type": "https://iana.org/assignments/http-problem-types#temporary-reduced-capacity",
-		"title": "Request cannot be satisfied due to temporary server capacity constraints",
-		"status": 429, "detail": "rpd is paused; retry in 91 s", "violated-policies": ["rpd"], "retry_after_ms": 90001
-	}`, w.Body.String())
-	require.Equal(t, "the provider is down", refusal.Decision.States[1].PauseReason, "who answers may tell")
-}
-
 // TestARefusalNamesOnlyWhatIsEnforced promises that a refusal does not name a limit in shadow mode.
 func TestARefusalNamesOnlyWhatIsEnforced(t *testing.T) {
 	t.Parallel()
@@ -103,40 +83,6 @@ func TestARefusalNamesOnlyWhatIsEnforced(t *testing.T) {
 
 // mode is an era that keeps the code's policy.
 func mode(m ratelimit.Mode) ratelimit.Era { return ratelimit.Era{Mode: m} }
-
-// TestAStoredRuleMayOnlyBeTried promises that a limit whose rule is in shadow mode takes available tokens, refuses no request, is
-// reported only to observers, and returns no more than it took.
-func TestAStoredRuleMayOnlyBeTried(t *testing.T) {
-	t.Parallel()
-	b, s := setupStored(t)
-	s.set(t, perUser, "", mode(ratelimit.Shadow))
-	rule := userLimit
-	rule.Credit = httplimit.CountOnlyFailures
-	rule.Cost = httplimit.StatedCost{Header: "X-Tokens"}
-	b.take(t, perUser.For("ada").Cost(2))
-	handler := b.limited(t, limits(httplimit.Limit{Limit: everyone, Global: true}, rule), inline(func(e exchange) {
-		status, err := strconv.Atoi(e.r.Header.Get("X-Status"))
-		require.NoError(t, err)
-		e.w.WriteHeader(status)
-	}))
-	for _, tokens := range []string{"1", "2", "4"} { // as much as there is, more than there is, and more than there ever is
-		w := do(handler, request(t, "X-Tokens", tokens, "X-Status", "500"))
-		require.Equal(t, http.StatusInternalServerError, w.Code)
-		policies, limits := requireDraftFields(t, w.Header())
-		require.NotContains(t, policies, "perUser")
-		require.NotContains(t, limits, "perUser")
-	}
-	require.Equal(t, 3.0, b.charged(t, perUser.For("ada")))
-	require.Equal(t, 3.0, b.charged(t, everyone.Global()))
-	do(handler, request(t, "X-Tokens", "2", "X-Status", "200"))
-	require.Equal(t, 3.0, b.charged(t, perUser.For("ada")), "nothing was taken, so nothing is given back")
-	require.Equal(t, []string{
-		"allowed everyone",
-		"allowed everyone", "shadow_refused perUser",
-		"allowed everyone", "shadow_refused perUser",
-		"allowed everyone", "shadow_refused perUser",
-	}, b.told.results())
-}
 
 // TestALimitThatIsOffIsNotInTheWay promises that a limit whose rule is off allows a request of any cost, takes nothing and is in no
 // field.
@@ -199,7 +145,7 @@ func TestAPausedLimitAnswers429UntilThePauseEnds(t *testing.T) {
 	require.Equal(t, []string{"refused perUser"}, b.told.results())
 	require.Zero(t, b.charged(t, everyone.Global()))
 
-	b.setClock(ten.Add(91 * time.Second))
+	b.clock.Set(ten.Add(91 * time.Second))
 	require.Equal(t, http.StatusOK, do(handler, request(t)).Code)
 }
 
@@ -219,7 +165,7 @@ func TestClientStateLeavesOutWhatIsNotEnforced(t *testing.T) {
 	require.JSONEq(t, `{"limits": [{"limit": "windowed", "kind": "fixed window", "rate": 10, "period_us": 3600000000, "capacity": 10,
 		"value": 10, "ts_us": 1773050400000000, "now_us": 1773050400000000}], "left_out": ["perUser", "perPlan", "rpm"]}`,
 		do(handler, request(t)).Body.String())
-	b.setClock(ten.Add(time.Minute))
+	b.clock.Set(ten.Add(time.Minute))
 	require.Contains(t, do(handler, request(t)).Body.String(), `"left_out":["perPlan","rpm"]`)
 
 	alone, err := httplimit.NewClientState(httplimit.ClientStateConfig{Limiter: b.limiter, Key: user, Limits: []ratelimit.Limit{perPlan}})

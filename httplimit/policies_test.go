@@ -54,7 +54,7 @@ func setupStored(t *testing.T) (*bundle, *stored) {
 	t.Helper()
 	b, s := setup(t), &stored{}
 	b.policies = s
-	b.limiter = b.on(t, b.pool)
+	b.limiter = b.on(t, b.db)
 	return b, s
 }
 
@@ -84,7 +84,7 @@ func TestACostIsJudgedByThePolicyThatDecides(t *testing.T) {
 	require.Empty(t, w.Header().Get("Retry-After"))
 	require.Equal(t, http.StatusOK, ask("20"))
 	s.set(t, perPlan, "", of(ratelimit.PerHour(1000)))
-	b.setClock(ten.Add(time.Hour))
+	b.clock.Set(ten.Add(time.Hour))
 	require.Equal(t, http.StatusOK, ask("500"), "more than the code's capacity")
 	require.Equal(t, http.StatusRequestEntityTooLarge, ask("1001"))
 	s.drop(perPlan, "")
@@ -102,7 +102,7 @@ func TestRulesMayHaveOtherCapacities(t *testing.T) {
 	b, s := setupStored(t)
 	shut := ratelimit.Define("shut", ratelimit.TokenBucket{Rate: 1, Period: time.Hour, Capacity: ratelimit.None})
 	config := limits(planned(shut), httplimit.Limit{Limit: perUser, Key: user, Cost: httplimit.FixedCost(4)})
-	without, err := ratelimit.New(b.pool, ratelimit.Config{})
+	without, err := ratelimit.New(b.db, ratelimit.Config{})
 	require.NoError(t, err)
 	_, err = httplimit.New(without, config)
 	require.ErrorIs(t, err, ratelimit.ErrInvalidConfig)

@@ -13,7 +13,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/httplimit"
-	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -95,9 +94,7 @@ func TestRespondBehindAMiddleware(t *testing.T) {
 func TestRespondTellsFailuresFromTheHandlersErrors(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
-	closed := postgrestest.New(t)
-	closed.Close()
-	cut := b.on(t, closed)
+	cut := b.down(t)
 	fails := func(err error) func() error { return func() error { return err } }
 	for name, c := range map[string]struct {
 		handler http.Handler

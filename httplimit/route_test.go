@@ -2,7 +2,6 @@ package httplimit_test
 
 import (
 	"context"
-	"sync"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -11,32 +10,28 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// The Refusal for Config.Refused of the limiter names the route, for limits that are enforced and in shadow mode.
-func TestRefusalsAreToldWithTheRoute(t *testing.T) {
+// TestTheRouteIsTold promises the route in each Answered for the Observer, and in each Refusal for Config.Refused, for limits that are
+// enforced and in shadow mode.
+func TestTheRouteIsTold(t *testing.T) {
 	t.Parallel()
-	b := setup(t)
-	var mu sync.Mutex
-	told := map[string]bool{} // whether it was a shadow, by limit and route
+	b, refused := setup(t), map[string]bool{} // whether it was a shadow, by limit and route
 	once, tried := ratelimit.Define("once", ratelimit.PerDay(1)), ratelimit.Define("tried", ratelimit.PerDay(1))
-	limiter, err := ratelimit.New(b.pool, ratelimit.Config{AsOf: b.clock, Policies: ratelimit.ShadowLimits(tried), Refused: func(_ context.Context, r ratelimit.Refusal) {
-		mu.Lock()
-		defer mu.Unlock()
-		told[r.Limit+" "+r.Route] = r.Shadow
-	}})
+	limiter, err := ratelimit.New(b.db, ratelimit.Config{
+		AsOf: b.clock.Now, Policies: ratelimit.ShadowLimits(tried), Observer: b.told,
+		Refused: func(_ context.Context, r ratelimit.Refusal) { refused[r.Limit+" "+r.Route] = r.Shadow },
+	})
 	require.NoError(t, err)
-	for _, route := range []string{"POST /chat", ""} {
-		handler := b.limitedOn(t, limiter, httplimit.Config{Route: route, Limits: []httplimit.Limit{
-			userLimit, {Limit: tried, Global: true},
-		}}, respond())
-		for range 2 {
-			do(handler, request(t))
-		}
-		handler = b.limitedOn(t, limiter, httplimit.Config{Route: route, Limits: []httplimit.Limit{{Limit: once, Global: true}}}, respond())
-		for range 2 {
-			do(handler, request(t))
-		}
+	config := httplimit.Config{Route: "POST /chat", Limits: []httplimit.Limit{{Limit: once, Key: user}, {Limit: tried, Global: true}}}
+	handler := b.limitedOn(t, limiter, config, respond())
+	for _, name := range []string{"ada", "bob", "ada", ""} {
+		do(handler, request(t, "X-User", name))
 	}
-	require.Equal(t, map[string]bool{
-		"tried POST /chat": true, "once POST /chat": false, "tried ": true, "once ": false, "perUser ": false,
-	}, told)
+	require.Equal(t, map[string]bool{"tried POST /chat": true, "once POST /chat": false}, refused)
+	require.Equal(t, []string{
+		"allowed once", "allowed once", "shadow_refused tried", "refused once", "shadow_refused tried", "bad_key once",
+	}, b.told.results())
+	for _, answered := range b.told.answered {
+		require.Equal(t, "POST /chat", answered.Route)
+	}
+	require.ErrorIs(t, b.told.answered[5].Err, httplimit.ErrNoKey)
 }

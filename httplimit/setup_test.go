@@ -18,9 +18,9 @@ import (
 	"github.com/pgratelimit/pgratelimit/httplimit"
 	"github.com/pgratelimit/pgratelimit/internal/leaktest"
 	"github.com/pgratelimit/pgratelimit/internal/logtest"
-	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
 	"github.com/pgratelimit/pgratelimit/internal/telemetry"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
+	"github.com/pgratelimit/pgratelimit/ratelimittest"
 )
 
 func TestMain(m *testing.M) { leaktest.Main(m) }
@@ -38,23 +38,22 @@ var (
 	windowed = ratelimit.Define("windowed", ratelimit.FixedWindow{Rate: 10, Period: time.Hour, Start: ten})
 )
 
-// bundle is a database of the test's own and a limiter on it, whose clock stands still until a test moves it.
+// bundle is a limiter in memory. Its clock stands still until a test moves it.
 type bundle struct {
-	pool    *pgxpool.Pool
+	db      *ratelimittest.DB
 	limiter *ratelimit.Limiter
+	clock   *ratelimittest.Clock
 	told    *told
 	log     *logtest.Journal
 
 	policies ratelimit.Policies
-
-	mu  sync.Mutex
-	now time.Time
 }
 
 func setup(t *testing.T) *bundle {
 	t.Helper()
-	b := &bundle{pool: postgrestest.New(t), told: &told{}, log: &logtest.Journal{}, now: ten}
-	b.limiter = b.on(t, b.pool)
+	b := &bundle{db: ratelimittest.NewDB(), clock: ratelimittest.NewClock(), told: &told{}, log: &logtest.Journal{}}
+	b.clock.Set(ten)
+	b.limiter = b.on(t, b.db)
 	return b
 }
 
@@ -62,27 +61,24 @@ func setup(t *testing.T) *bundle {
 func (b *bundle) inShadow(t *testing.T, limits ...ratelimit.Limit) {
 	t.Helper()
 	b.policies = ratelimit.ShadowLimits(limits...)
-	b.limiter = b.on(t, b.pool)
+	b.limiter = b.on(t, b.db)
 }
 
 // on returns a limiter on another pool, with the same clock and policies.
-func (b *bundle) on(t *testing.T, pool *pgxpool.Pool) *ratelimit.Limiter {
+func (b *bundle) on(t *testing.T, pool ratelimit.Pool) *ratelimit.Limiter {
 	t.Helper()
-	limiter, err := ratelimit.New(pool, ratelimit.Config{AsOf: b.clock, Observer: b.told, Policies: b.policies})
+	limiter, err := ratelimit.New(pool, ratelimit.Config{AsOf: b.clock.Now, Observer: b.told, Policies: b.policies})
 	require.NoError(t, err)
 	return limiter
 }
 
-func (b *bundle) clock() time.Time {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.now
-}
-
-func (b *bundle) setClock(now time.Time) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.now = now
+// down returns a limiter whose server does not answer.
+func (b *bundle) down(t *testing.T) *ratelimit.Limiter {
+	t.Helper()
+	pool, err := pgxpool.New(t.Context(), "postgres://nobody@127.0.0.1:1/none?sslmode=disable")
+	require.NoError(t, err)
+	pool.Close()
+	return b.on(t, pool)
 }
 
 // limited returns handler behind the middleware, which tells the bundle.

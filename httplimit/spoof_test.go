@@ -1,7 +1,6 @@
 package httplimit_test
 
 import (
-	"context"
 	"fmt"
 	"io"
 	"net/http"
@@ -9,12 +8,10 @@ import (
 	"net/http/httputil"
 	"net/netip"
 	neturl "net/url"
-	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
-	"golang.org/x/sync/errgroup"
 
 	"github.com/pgratelimit/pgratelimit/httplimit"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
@@ -268,42 +265,6 @@ func TestSpoofingThroughProxies(t *testing.T) {
 	}
 }
 
-// sendAll sends n requests to handler, several at once.
-func sendAll(t *testing.T, n int, handler http.Handler, request func(i int) *http.Request) {
-	t.Helper()
-	var group errgroup.Group
-	group.SetLimit(8)
-	for i := range n {
-		group.Go(func() error {
-			handler.ServeHTTP(httptest.NewRecorder(), request(i))
-			return nil
-		})
-	}
-	require.NoError(t, group.Wait())
-}
-
-// tally counts the requests that a limit admits and refuses, and those without a key.
-type tally struct{ admitted, refused, failed atomic.Int64 }
-
-// limited returns a handler that takes from limit for key, as the middleware does, and counts in c.
-func (c *tally) limited(limiter *ratelimit.Limiter, limit ratelimit.Limit, key httplimit.Key) http.Handler {
-	return http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
-		text, err := key.Of(r)
-		if err != nil {
-			c.failed.Add(1)
-			return
-		}
-		switch d, err := limiter.Take(context.WithoutCancel(r.Context()), limit.For(text)); {
-		case err != nil:
-			c.failed.Add(1)
-		case d.Allowed:
-			c.admitted.Add(1)
-		default:
-			c.refused.Add(1)
-		}
-	})
-}
-
 // newLimiter returns a limiter in memory whose clock stands still, so that nothing is refilled.
 func newLimiter(t *testing.T) *ratelimit.Limiter {
 	t.Helper()
@@ -312,24 +273,21 @@ func newLimiter(t *testing.T) *ratelimit.Limiter {
 
 func TestSpoofingTenThousandAddressesOfOneNetwork(t *testing.T) {
 	t.Parallel()
-	limiter := newLimiter(t)
 	limit := ratelimit.Define("requests", ratelimit.TokenBucket{Rate: 20, Period: time.Minute})
-	var count tally
 	key := httplimit.ClientIP(httplimit.XForwardedFor(named()), httplimit.Bits{})
-	sendAll(t, 10_000, count.limited(limiter, limit, key), func(i int) *http.Request {
+	handler, answers := setup(t).limited(t, limits(httplimit.Limit{Limit: limit, Key: key}), respond()), map[int]int{}
+	for i := range 10_000 {
 		address := fmt.Sprintf("2001:db8:0:7:%x:%x::%x", i, i*7%65536, i)
+		r := from("["+address+"]:80", xff(fmt.Sprintf("2001:db8:%x::1", i)))
 		switch i % 4 { // and by every trick at once
 		case 0:
-			return from(balancer, xff(address))
+			r = from(balancer, xff(address))
 		case 1:
-			return from(balancer, xff(fmt.Sprintf("192.0.2.%d", i%256)), xff(address+", "+edge))
+			r = from(balancer, xff(fmt.Sprintf("192.0.2.%d", i%256)), xff(address+", "+edge))
 		case 2:
-			return from(balancer, xff(fmt.Sprintf("unknown, [%s%%eth%d]:%d", address, i, i)))
-		default:
-			return from("["+address+"]:80", xff(fmt.Sprintf("2001:db8:%x::1", i)))
+			r = from(balancer, xff(fmt.Sprintf("unknown, [%s%%eth%d]:%d", address, i, i)))
 		}
-	})
-	require.EqualValues(t, 20, count.admitted.Load())
-	require.EqualValues(t, 9_980, count.refused.Load())
-	require.Zero(t, count.failed.Load())
+		answers[do(handler, r).Code]++
+	}
+	require.Equal(t, map[int]int{http.StatusOK: 20, http.StatusTooManyRequests: 9_980}, answers)
 }

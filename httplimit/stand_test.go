@@ -2,6 +2,7 @@ package httplimit_test
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -10,13 +11,10 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
-	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/httplimit"
@@ -26,7 +24,7 @@ import (
 // stand is a server whose handler is limited, and what can go wrong with it.
 type stand struct {
 	*bundle
-	asked   *ratelimit.Limiter // by the middleware; the bundle's own is never at fault
+	asked   *ratelimit.Limiter // by the middleware if it is set; the bundle's own is never at fault
 	config  httplimit.Config
 	handler http.HandlerFunc
 	ran     atomic.Int64
@@ -37,14 +35,13 @@ type stand struct {
 func newStand(t *testing.T) *stand {
 	t.Helper()
 	s := &stand{bundle: setup(t), config: limits(userLimit)}
-	s.asked = s.limiter
 	s.handler = func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "done") }
 	return s
 }
 
 func (s *stand) start(t *testing.T) {
 	t.Helper()
-	s.server = serve(t, s.limitedOn(t, s.asked, s.config, s.counted()))
+	s.server = serve(t, s.limitedOn(t, cmp.Or(s.asked, s.limiter), s.config, s.counted()))
 }
 
 // counted is the stand's handler, which counts how often it runs.
@@ -54,23 +51,6 @@ func (s *stand) counted() http.Handler {
 		s.handler(w, r)
 	})
 }
-
-// waiting returns when as many transactions as want wait for a lock.
-func (s *stand) waiting(t *testing.T, want int) {
-	t.Helper()
-	require.Eventually(t, func() bool { return s.count(t, countWaiting) == want }, patient, 5*time.Millisecond)
-}
-
-func (s *stand) count(t *testing.T, query string) (n int) {
-	t.Helper()
-	require.NoError(t, s.pool.QueryRow(t.Context(), query).Scan(&n))
-	return n
-}
-
-const (
-	countWaiting = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
-	countOpen    = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND xact_start IS NOT NULL AND pid <> pg_backend_pid()"
-)
 
 // get sends a GET and says what came of it.
 func (s *stand) get(t *testing.T) string {
@@ -96,23 +76,6 @@ func (s *stand) describe(ctx context.Context) string {
 	return fmt.Sprintf("%d %s", status, body)
 }
 
-// lockTheBucket locks the row of ada's bucket, so that calls on it wait.
-func lockTheBucket(t *testing.T, s *stand) {
-	t.Helper()
-	s.take(t, perUser.For("ada"))
-	require.NoError(t, s.limiter.Credit(t.Context(), perUser.For("ada")))
-	tx, err := s.pool.Begin(t.Context())
-	require.NoError(t, err)
-	_, err = tx.Exec(t.Context(), "SELECT FROM ratelimit.buckets FOR UPDATE")
-	require.NoError(t, err)
-	s.unlock = sync.OnceFunc(func() {
-		if err := tx.Rollback(context.WithoutCancel(t.Context())); err != nil && !errors.Is(err, pgx.ErrTxClosed) {
-			t.Error(err)
-		}
-	})
-	t.Cleanup(s.unlock)
-}
-
 // hangUp sends a GET and cancels it when ready returns.
 func (s *stand) hangUp(t *testing.T, ready func()) string {
 	t.Helper()
@@ -132,24 +95,12 @@ func (s *stand) hangUpDuringTheHandler(t *testing.T) string {
 	})
 }
 
-func (s *stand) hangUpDuringTheDecision(t *testing.T) string {
-	t.Helper()
-	seen := s.hangUp(t, func() { s.waiting(t, 1) })
-	s.waiting(t, 0)
-	s.unlock()
-	return seen
-}
-
 // getThenUnlock sends a GET, which is too slow to be decided.
 func (s *stand) getThenUnlock(t *testing.T) string {
 	t.Helper()
-	seen := s.get(t)
-	s.waiting(t, 0)
-	s.unlock()
-	return seen
+	defer s.unlock()
+	return s.get(t)
 }
-
-func spendAll(t *testing.T, s *stand) { t.Helper(); s.take(t, perUser.For("ada").Cost(3)) }
 
 func readsTheBody(w http.ResponseWriter, r *http.Request) {
 	body, err := io.ReadAll(r.Body)
@@ -183,11 +134,11 @@ func (s *stand) sendSlowly(t *testing.T) string {
 	t.Helper()
 	conn, from := s.send(t, "ab")
 	require.Eventually(t, func() bool { return s.ran.Load() == 1 }, patient, time.Millisecond)
-	charged, open := s.charged(t, perUser.For("ada")), s.count(t, countOpen)
+	charged := s.charged(t, perUser.For("ada"))
 	_, err := io.WriteString(conn, "cd")
 	require.NoError(t, err)
 	status, body := answer(t, from)
-	return fmt.Sprintf("%d %s; meanwhile charged %v and %d transactions open", status, body, charged, open)
+	return fmt.Sprintf("%d %s; meanwhile charged %v", status, body, charged)
 }
 
 func (s *stand) sendSlowlyAndBeRefused(t *testing.T) string {
@@ -206,102 +157,4 @@ func (s *stand) sendAllAndBeRefused(t *testing.T) string {
 	require.NoError(t, err)
 	second, _ := answer(t, from)
 	return fmt.Sprintf("%d, then %d on the same connection", first, second)
-}
-
-// down points the middleware at a closed port.
-func down(t *testing.T, s *stand) {
-	t.Helper()
-	listener, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	require.NoError(t, listener.Close())
-	pool, err := pgxpool.New(t.Context(), fmt.Sprintf("postgres://nobody@%s/none?sslmode=disable", listener.Addr()))
-	require.NoError(t, err)
-	t.Cleanup(pool.Close)
-	s.asked = s.on(t, pool)
-}
-
-// cable is between the middleware's pool and the server.
-type cable struct {
-	mu    sync.Mutex
-	lossy bool // the server's answers are lost
-	cut   bool
-	conns []net.Conn
-}
-
-type end struct {
-	net.Conn
-	cable *cable
-}
-
-// Read returns what the server sent, or what a broken connection does.
-func (e end) Read(b []byte) (int, error) {
-	n, err := e.Conn.Read(b)
-	e.cable.mu.Lock()
-	defer e.cable.mu.Unlock()
-	if e.cable.lossy && n > 0 {
-		return 0, errors.Join(io.ErrUnexpectedEOF, e.Close())
-	}
-	return n, err
-}
-
-func (c *cable) dial(dial func(ctx context.Context, network, address string) (net.Conn, error)) func(ctx context.Context, network, address string) (net.Conn, error) {
-	return func(ctx context.Context, network, address string) (net.Conn, error) {
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		if c.cut {
-			return nil, errors.New("cut")
-		}
-		conn, err := dial(ctx, network, address)
-		if err != nil {
-			return nil, err
-		}
-		c.conns = append(c.conns, conn)
-		return end{conn, c}, nil
-	}
-}
-
-func (c *cable) lose() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.lossy = true
-}
-
-func (c *cable) tear() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.cut = true
-	for _, conn := range c.conns {
-		_ = conn.Close()
-	}
-}
-
-// wire makes the middleware ask through a cable, on one connection that has its statements prepared.
-func wire(t *testing.T, s *stand) *cable {
-	t.Helper()
-	c := &cable{}
-	config := s.pool.Config()
-	config.MaxConns = 1
-	config.ShouldPing = func(context.Context, pgxpool.ShouldPingParams) bool { return false }
-	config.ConnConfig.DialFunc = c.dial(config.ConnConfig.DialFunc)
-	pool, err := pgxpool.NewWithConfig(t.Context(), config)
-	require.NoError(t, err)
-	t.Cleanup(pool.Close)
-	s.asked = s.on(t, pool)
-	_, err = s.asked.Take(t.Context(), perUser.For("somebody else"))
-	require.NoError(t, err)
-	return c
-}
-
-// loseAnswers makes the decision's answer be lost on its way.
-func loseAnswers(t *testing.T, s *stand) { t.Helper(); wire(t, s).lose() }
-
-func downDuringTheHandler(t *testing.T, s *stand) {
-	t.Helper()
-	c := wire(t, s)
-	crediting(t, s)
-	s.handler = func(w http.ResponseWriter, _ *http.Request) {
-		c.tear()
-		w.WriteHeader(http.StatusInternalServerError)
-		_, _ = io.WriteString(w, "failed")
-	}
 }
