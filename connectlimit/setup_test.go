@@ -13,15 +13,13 @@ import (
 	"time"
 
 	"connectrpc.com/connect"
-	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
-	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
 	"github.com/pgratelimit/pgratelimit/connectlimit"
 	"github.com/pgratelimit/pgratelimit/internal/logtest"
-	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
+	"github.com/pgratelimit/pgratelimit/ratelimittest"
 )
 
 // deadline is the longest wait for an expected event. It only ends a test that hangs.
@@ -41,12 +39,11 @@ var (
 // text is the message of the tests.
 type text = wrapperspb.StringValue
 
-// bundle is a server that echoes, with limits on a database of its own.
+// bundle is a server that echoes, with limits in memory.
 type bundle struct {
-	pool    *pgxpool.Pool
 	limiter *ratelimit.Limiter
 	server  *httptest.Server
-	now     atomic.Int64 // what the limiter's clock shows, in nanoseconds since 1970
+	clock   *ratelimittest.Clock
 	handled atomic.Int64
 	logged  *logtest.Journal
 	// say takes the place of the answer when it is set.
@@ -55,9 +52,14 @@ type bundle struct {
 
 func setup(t *testing.T, config connectlimit.Config) *bundle {
 	t.Helper()
-	b := &bundle{pool: postgrestest.New(t), logged: &logtest.Journal{}}
-	b.now.Store(time.Date(2030, 1, 1, 12, 0, 0, 0, time.UTC).UnixNano())
-	limiter, err := ratelimit.New(b.pool, ratelimit.Config{AsOf: func() time.Time { return time.Unix(0, b.now.Load()) }})
+	return setupOn(t, ratelimittest.NewDB(), config)
+}
+
+// setupOn is setup on another pool.
+func setupOn(t *testing.T, pool ratelimit.Pool, config connectlimit.Config) *bundle {
+	t.Helper()
+	b := &bundle{clock: ratelimittest.NewClock(), logged: &logtest.Journal{}}
+	limiter, err := ratelimit.New(pool, ratelimit.Config{AsOf: b.clock.Now})
 	require.NoError(t, err)
 	b.limiter = limiter
 	config.Timeout = cmp.Or(config.Timeout, deadline) // the default is short for a machine that runs all tests
@@ -177,12 +179,6 @@ func asError(t *testing.T, err error) *connect.Error {
 	var found *connect.Error
 	require.ErrorAs(t, err, &found)
 	return found
-}
-
-// reason returns the reason in the details of err.
-func reason(t *testing.T, err error) string {
-	t.Helper()
-	return detail[*errdetails.ErrorInfo](t, err).GetReason()
 }
 
 // detail returns the detail of type T in err, or nothing.

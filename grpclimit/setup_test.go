@@ -11,9 +11,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
-	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
@@ -21,8 +19,8 @@ import (
 
 	"github.com/pgratelimit/pgratelimit/grpclimit"
 	"github.com/pgratelimit/pgratelimit/internal/logtest"
-	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
+	"github.com/pgratelimit/pgratelimit/ratelimittest"
 )
 
 // deadline is the longest wait for an expected event. It only ends a test that hangs.
@@ -85,22 +83,26 @@ func (e *echo) description() *grpc.ServiceDesc {
 	}
 }
 
-// bundle is a server with limits on a database of its own, and a client.
+// bundle is a server with limits in memory, and a client.
 type bundle struct {
 	*echo
 
-	pool    *pgxpool.Pool
 	limiter *ratelimit.Limiter
 	client  *grpc.ClientConn
-	now     atomic.Int64 // what the limiter's clock shows, in nanoseconds since 1970
+	clock   *ratelimittest.Clock
 	logged  *logtest.Journal
 }
 
 func setup(t *testing.T, config grpclimit.Config, options ...grpc.DialOption) *bundle {
 	t.Helper()
-	b := &bundle{echo: &echo{}, pool: postgrestest.New(t), logged: &logtest.Journal{}}
-	b.now.Store(time.Date(2030, 1, 1, 12, 0, 0, 0, time.UTC).UnixNano())
-	limiter, err := ratelimit.New(b.pool, ratelimit.Config{AsOf: func() time.Time { return time.Unix(0, b.now.Load()) }})
+	return setupOn(t, ratelimittest.NewDB(), config, options...)
+}
+
+// setupOn is setup on another pool.
+func setupOn(t *testing.T, pool ratelimit.Pool, config grpclimit.Config, options ...grpc.DialOption) *bundle {
+	t.Helper()
+	b := &bundle{echo: &echo{}, clock: ratelimittest.NewClock(), logged: &logtest.Journal{}}
+	limiter, err := ratelimit.New(pool, ratelimit.Config{AsOf: b.clock.Now})
 	require.NoError(t, err)
 	b.limiter = limiter
 	config.Timeout = cmp.Or(config.Timeout, deadline) // the default is short for a machine that runs all tests
@@ -162,14 +164,6 @@ func (b *bundle) left(t *testing.T, request ratelimit.Request) float64 {
 // asking returns a function that always asks for requests.
 func asking(requests ...ratelimit.Request) func(context.Context, string) ([]ratelimit.Request, error) {
 	return func(context.Context, string) ([]ratelimit.Request, error) { return requests, nil }
-}
-
-// reason returns the reason in the details of err.
-func reason(err error) string {
-	if info := detail[*errdetails.ErrorInfo](err); info != nil {
-		return info.GetReason()
-	}
-	return ""
 }
 
 // detail returns the detail of type T in err, or nothing.

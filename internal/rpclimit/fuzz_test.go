@@ -1,11 +1,8 @@
 package rpclimit_test
 
 import (
-	"math"
 	"net/netip"
-	"strconv"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -34,45 +31,5 @@ func FuzzAddressKey(f *testing.F) {
 		require.NoError(t, err)
 		require.Equal(t, 64, network.Bits())
 		require.True(t, network.Contains(address), "%v in %v", address, network)
-	})
-}
-
-// FuzzOnlyValue compares the value of a header with the value that was set.
-func FuzzOnlyValue(f *testing.F) {
-	f.Add("x-key", "a", "b", 1)
-	f.Add("", "", "", 2)
-	f.Fuzz(func(t *testing.T, name, first, second string, n int) {
-		values := []string{first, second}[:min(max(n, 0), 2)]
-		got, err := rpclimit.OnlyValue(name, values)
-		if n == 1 && first != "" {
-			require.NoError(t, err)
-			require.Equal(t, first, got)
-			return
-		}
-		require.Error(t, err)
-		require.Empty(t, got)
-	})
-}
-
-// longestWait is the longest wait that a decision tells.
-const longestWait = 250 * 365 * 24 * time.Hour
-
-// FuzzRetryAfter checks that the wait sent to clients is never too short, and is a whole number in their range.
-func FuzzRetryAfter(f *testing.F) {
-	for _, wait := range []time.Duration{0, 1, time.Millisecond, time.Second + 1, 40 * 24 * time.Hour, longestWait} {
-		f.Add(int64(wait))
-	}
-	f.Fuzz(func(t *testing.T, wait int64) {
-		if wait < 0 || wait > int64(longestWait) {
-			return
-		}
-		r := rpclimit.RejectionError{RetryAfter: time.Duration(wait)}
-		ms, err := strconv.ParseInt(r.PushbackMillis(), 10, 32)
-		require.NoError(t, err)
-		require.True(t, ms == math.MaxInt32 || ms >= wait/1e6, "%d ms for %v", ms, r.RetryAfter)
-		require.LessOrEqual(t, ms, wait/1e6+1)
-		seconds, err := strconv.ParseInt(r.RetryAfterSeconds(), 10, 64)
-		require.NoError(t, err)
-		require.True(t, seconds >= wait/1e9 && seconds <= wait/1e9+1 && (seconds > wait/1e9 || wait%1e9 == 0), "%d s for %v", seconds, r.RetryAfter)
 	})
 }

@@ -4,23 +4,29 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"math"
+	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
-	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
-	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
+	"github.com/pgratelimit/pgratelimit/internal/logtest"
 	"github.com/pgratelimit/pgratelimit/internal/rpclimit"
 	"github.com/pgratelimit/pgratelimit/internal/telemetry"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
+	"github.com/pgratelimit/pgratelimit/ratelimittest"
 )
 
 // method is the method that a client called, with invalid UTF-8.
 const method = "/test.Echo/Say\xff"
 
-var perUser = ratelimit.Define("perUser", ratelimit.PerHour(2))
+var (
+	perUser = ratelimit.Define("perUser", ratelimit.PerHour(2))
+	other   = ratelimit.Define("other", ratelimit.PerHour(2))
+)
 
 // patient is the longest wait for an expected event. It only ends a test that hangs.
 const patient = 2 * time.Minute
@@ -66,14 +72,16 @@ func rejectionOf(t *testing.T, err error) *rpclimit.RejectionError {
 	return rejection
 }
 
-// bundle is a gate that allows calls without a decision.
+// bundle is a gate on a limiter in memory. It allows calls without a decision.
 type bundle struct {
-	pool    *pgxpool.Pool
+	db      *ratelimittest.DB
 	limiter *ratelimit.Limiter
 	gate    *rpclimit.Gate[call]
+	log     logtest.Journal
 
-	mu   sync.Mutex
-	told []ratelimit.Answered
+	mu      sync.Mutex
+	told    []ratelimit.Answered
+	refused []string // limit and route, by Config.Refused
 }
 
 func (b *bundle) Observe(_ context.Context, event ratelimit.Event) {
@@ -95,23 +103,46 @@ func (b *bundle) results() []string {
 	return all
 }
 
-func setup(t *testing.T) *bundle {
+func setup(t *testing.T, change ...func(*rpclimit.Config[call])) *bundle {
 	t.Helper()
-	return setupWith(t, nil)
+	return setupWith(t, nil, change...)
 }
 
 // setupWith is setup with a source of policies.
-func setupWith(t *testing.T, policies ratelimit.Policies) *bundle {
+func setupWith(t *testing.T, policies ratelimit.Policies, change ...func(*rpclimit.Config[call])) *bundle {
 	t.Helper()
-	b := &bundle{pool: postgrestest.New(t)}
+	b := &bundle{db: ratelimittest.NewDB()}
 	var err error
-	b.limiter, err = ratelimit.New(b.pool, ratelimit.Config{Observer: b, MaxWaiting: 1, Policies: policies})
+	b.limiter, err = ratelimit.New(b.db, ratelimit.Config{Observer: b, Policies: policies, Refused: func(_ context.Context, r ratelimit.Refusal) {
+		b.refused = append(b.refused, r.Limit+" "+r.Route)
+	}})
 	require.NoError(t, err)
 	c := config()
-	c.FailOpen, c.Timeout = true, patient
+	c.FailOpen, c.Timeout, c.Logger = true, patient, slog.New(slog.NewTextHandler(&b.log, nil))
+	for _, change := range change {
+		change(&c)
+	}
 	b.gate, err = rpclimit.New(b.limiter, c)
 	require.NoError(t, err)
 	return b
+}
+
+// lock locks the row of a bucket until the test ends.
+func (b *bundle) lock(t *testing.T, request ratelimit.Request) {
+	t.Helper()
+	tx, err := b.db.Begin(t.Context())
+	require.NoError(t, err)
+	require.NoError(t, b.limiter.WithTx(tx).Require(t.Context(), request))
+	t.Cleanup(func() { require.NoError(t, tx.Rollback(context.WithoutCancel(t.Context()))) })
+}
+
+// codes returns the results that the Observer received, without route and limit.
+func (b *bundle) codes() []string {
+	all := b.results()
+	for i := range all {
+		all[i], _, _ = strings.Cut(all[i], " ")
+	}
+	return all
 }
 
 // admit returns the code that a call is answered with.
@@ -123,62 +154,153 @@ func (b *bundle) admit(ctx context.Context, requests ...ratelimit.Request) rpcli
 	return codeOf(err)
 }
 
-// The limiter's Observer receives the result of each call.
-func TestAnswersAreTold(t *testing.T) {
+// TestAnswers promises the code and the reason of the answer to a call, what the Observer and the log receive, and that neither the
+// answer nor the log has a key.
+func TestAnswers(t *testing.T) {
+	t.Parallel()
+	const secret = "hunter2"
+	broken := errors.New("no session store")
+	for name, c := range map[string]struct {
+		call   call
+		change func(*rpclimit.Config[call])
+		code   rpclimit.Code
+		reason string
+		told   string
+		logged string
+	}{
+		"Allowed":      {call: call{requests: []ratelimit.Request{perUser.For(secret)}}, told: "allowed"},
+		"BadKey":       {call: call{requests: []ratelimit.Request{perUser.For("")}}, code: rpclimit.InvalidArgument, reason: "INVALID_KEY", told: "bad_key"},
+		"BadKeyOfMany": {call: call{requests: []ratelimit.Request{perUser.For(secret), other.For("\xff" + secret)}}, code: rpclimit.InvalidArgument, reason: "INVALID_KEY", told: "bad_key"},
+		"KeyOfAnotherCode": {
+			call:   call{requests: []ratelimit.Request{perUser.For("")}},
+			change: func(c *rpclimit.Config[call]) { c.InvalidKey = rpclimit.Unauthenticated },
+			code:   rpclimit.Unauthenticated, reason: "INVALID_KEY", told: "bad_key",
+		},
+		"BadCost":   {call: call{requests: []ratelimit.Request{perUser.For(secret).Cost(math.NaN())}}, code: rpclimit.InvalidArgument, reason: "INVALID_COST", told: "bad_cost"},
+		"TooCostly": {call: call{requests: []ratelimit.Request{perUser.For(secret).Cost(3)}}, code: rpclimit.InvalidArgument, reason: "COST_EXCEEDS_CAPACITY", told: "too_costly"},
+		"NoLimits":  {call: call{}, code: rpclimit.Internal, told: "failed_closed", logged: "Config.Skip"},
+		"NoLimit":   {call: call{requests: []ratelimit.Request{ratelimit.Limit{}.For(secret)}}, code: rpclimit.Internal, told: "failed_closed", logged: "invalid limit"},
+		"Broken":    {call: call{err: broken}, code: rpclimit.Internal, told: "failed_closed", logged: "no session store"},
+		"OwnCode":   {call: call{err: errCoded}, code: 99},
+		"Skipped":   {call: call{err: broken}, change: func(c *rpclimit.Config[call]) { c.Skip = func(context.Context, call) bool { return true } }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			if c.change == nil {
+				c.change = func(*rpclimit.Config[call]) {}
+			}
+			b := setup(t, c.change)
+			_, release, err := b.gate.Unary(t.Context(), c.call, nil)
+			require.Equal(t, c.code, codeOf(err))
+			if err == nil {
+				release()
+			} else if c.code != 99 {
+				r := rejectionOf(t, err)
+				require.Equal(t, c.reason, r.Reason)
+				require.Zero(t, r.RetryAfter, "no wait helps")
+				require.NotContains(t, r.Message+b.log.String(), secret)
+			}
+			require.Equal(t, c.told, strings.Join(b.codes(), " "))
+			require.Contains(t, b.log.String(), c.logged)
+			require.Equal(t, c.logged == "", b.log.String() == "", b.log.String())
+		})
+	}
+}
+
+// TestUndecided promises the answer to calls that the store does not decide in time, and to calls that end before it.
+func TestUndecided(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		open  bool
+		slow  bool
+		ended func(context.Context) (context.Context, context.CancelFunc) // of the call
+		code  rpclimit.Code
+		told  string
+	}{
+		"Slow":     {slow: true, code: rpclimit.Unavailable, told: "failed_closed"},
+		"SlowOpen": {slow: true, open: true, code: rpclimit.OK, told: "failed_open"},
+		"Late": {slow: true, open: true, code: rpclimit.DeadlineExceeded, told: "cancelled", ended: func(ctx context.Context) (context.Context, context.CancelFunc) {
+			return context.WithTimeout(ctx, time.Millisecond)
+		}},
+		"Gone": {open: true, code: rpclimit.Canceled, told: "cancelled", ended: func(ctx context.Context) (context.Context, context.CancelFunc) {
+			ctx, cancel := context.WithCancel(ctx)
+			cancel()
+			return ctx, cancel
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				b := setup(t, func(config *rpclimit.Config[call]) {
+					config.FailOpen, config.Timeout, config.RetryAfter = c.open, time.Second, 2500*time.Millisecond
+				})
+				if c.slow {
+					b.lock(t, perUser.For("ada"))
+				}
+				ctx, cancel := t.Context(), func() {}
+				if c.ended != nil {
+					ctx, cancel = c.ended(ctx)
+				}
+				defer cancel()
+				_, release, err := b.gate.Unary(ctx, call{requests: []ratelimit.Request{perUser.For("ada")}}, nil)
+				require.Equal(t, c.code, codeOf(err))
+				require.Equal(t, []string{c.told}, b.codes())
+				switch c.code {
+				case rpclimit.OK:
+					release()
+				case rpclimit.Unavailable:
+					require.Equal(t, 2500*time.Millisecond, rejectionOf(t, err).RetryAfter)
+					require.Equal(t, "RATE_LIMIT_UNAVAILABLE", rejectionOf(t, err).Reason)
+					require.Contains(t, b.log.String(), "error_type=timeout")
+				default:
+					require.Empty(t, b.log.String(), "the client's own end is no failure of the store")
+				}
+			})
+		})
+	}
+}
+
+// TestRefusalsAreTold promises the method as route for the Observer and for Config.Refused, as text that a database can store.
+func TestRefusalsAreTold(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	for _, want := range []rpclimit.Code{rpclimit.OK, rpclimit.OK, rpclimit.ResourceExhausted} {
 		require.Equal(t, want, b.admit(t.Context(), perUser.For("ada")))
 	}
-	require.Equal(t, rpclimit.InvalidArgument, b.admit(t.Context(), perUser.For("")))
-	require.Equal(t, rpclimit.InvalidArgument, b.admit(t.Context(), perUser.For("ada").Cost(-1)))
-	require.Equal(t, rpclimit.InvalidArgument, b.admit(t.Context(), perUser.For("ada").Cost(3)))
-	require.Equal(t, rpclimit.Internal, b.admit(t.Context()))
-	_, _, err := b.gate.Unary(t.Context(), call{err: errors.New("no account")}, nil)
-	require.Equal(t, rpclimit.Internal, codeOf(err))
-	_, _, err = b.gate.Unary(t.Context(), call{err: errCoded}, nil)
-	require.Equal(t, errCoded, err, "it is the answer, and nobody is told")
-	gone, leave := context.WithCancel(t.Context())
-	leave()
-	require.Equal(t, rpclimit.Canceled, b.admit(gone, perUser.For("ada")))
-	b.pool.Close()
-	require.Equal(t, rpclimit.OK, b.admit(t.Context(), perUser.For("bob")), "open")
-	const of = " /test.Echo/Say? "
-	require.Equal(t, []string{
-		"allowed" + of + "perUser", "allowed" + of + "perUser", "refused" + of + "perUser",
-		"bad_key" + of + "perUser", "bad_cost" + of + "perUser", "too_costly" + of + "perUser",
-		"failed_closed" + of, "failed_closed" + of, "cancelled" + of + "perUser", "failed_open" + of + "perUser",
-	}, b.results())
+	const of = " /test.Echo/Say? perUser"
+	require.Equal(t, []string{"allowed" + of, "allowed" + of, "refused" + of}, b.results())
+	require.Equal(t, []string{"perUser /test.Echo/Say?"}, b.refused)
 }
 
-// An open gate still refuses calls that failed because of many calls, and calls while the program ends.
-func TestOpenIsNotOpenToThoseWhoAskTooMuch(t *testing.T) {
+// TestMessageAddsToTheDecision promises one decision on a call and its message, all or nothing.
+func TestMessageAddsToTheDecision(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
-	require.Equal(t, rpclimit.OK, b.admit(t.Context(), perUser.For("ada")))
-	tx, err := b.pool.Begin(t.Context())
-	require.NoError(t, err)
-	_, err = tx.Exec(t.Context(), "SELECT FROM ratelimit.buckets FOR UPDATE")
-	require.NoError(t, err)
-
-	answers := make(chan rpclimit.Code)
-	ask := func() { answers <- b.admit(t.Context(), perUser.For("ada")) }
-	go ask()
-	require.Eventually(t, func() bool {
-		var waiting int
-		err := b.pool.QueryRow(t.Context(),
-			"SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'").Scan(&waiting)
-		return err == nil && waiting == 1
-	}, patient, 5*time.Millisecond)
-	for range 3 {
-		go ask()
+	ask := func(cost float64) error {
+		_, _, err := b.gate.Unary(t.Context(), call{requests: []ratelimit.Request{other.For("ada").Cost(0.5)}}, []ratelimit.Request{perUser.For("ada").Cost(cost)})
+		return err
 	}
-	for range 2 { // one asks the store, and one waits for it
-		require.Equal(t, rpclimit.Unavailable, <-answers)
-	}
-	require.NoError(t, tx.Rollback(t.Context()))
-	require.ElementsMatch(t, []rpclimit.Code{rpclimit.OK, rpclimit.ResourceExhausted}, []rpclimit.Code{<-answers, <-answers})
+	require.NoError(t, ask(1.5))
+	require.Equal(t, rpclimit.ResourceExhausted, codeOf(ask(1)))
+	require.Equal(t, rpclimit.OK, b.admit(t.Context(), other.For("ada").Cost(1.5)), "the refused call took nothing")
+}
 
-	require.NoError(t, b.limiter.Close(t.Context()))
-	require.Equal(t, rpclimit.Unavailable, b.admit(t.Context(), perUser.For("ada")))
+func TestNewRefuses(t *testing.T) {
+	t.Parallel()
+	limiter := setup(t).limiter
+	for want, change := range map[string]func(*rpclimit.Config[call]){
+		"Requests is nil":    func(c *rpclimit.Config[call]) { c.Requests = nil },
+		"Timeout is -1s":     func(c *rpclimit.Config[call]) { c.Timeout = -time.Second },
+		"RetryAfter is -1s":  func(c *rpclimit.Config[call]) { c.RetryAfter = -time.Second },
+		"InvalidKey is 4711": func(c *rpclimit.Config[call]) { c.InvalidKey = 4711 },
+	} {
+		c := config()
+		change(&c)
+		_, err := rpclimit.New(limiter, c)
+		require.ErrorContains(t, err, want)
+	}
+	for _, unusable := range []*ratelimit.Limiter{nil, limiter.WithTx(nil)} {
+		_, err := rpclimit.New(unusable, config())
+		require.ErrorContains(t, err, "pass what ratelimit.New returned")
+	}
 }

@@ -87,7 +87,6 @@ func TestPoliciesDecide(t *testing.T) {
 // or which limits were not checked or are in shadow mode.
 func TestAPauseIsNamedSo(t *testing.T) {
 	t.Parallel()
-	other := ratelimit.Define("other", ratelimit.PerHour(2))
 	tried := ratelimit.Define("tried", ratelimit.PerHour(2))
 	r := rpclimit.Refused(ratelimit.Decision{RetryAfter: 90 * time.Second, States: []ratelimit.State{
 		{Limit: other, Allowed: true, Mode: ratelimit.On, NotAsked: true},
@@ -122,7 +121,6 @@ func TestModesRefuseNobody(t *testing.T) {
 	const of = " /test.Echo/Say? perUser"
 	require.Equal(t, []string{"allowed" + of, "allowed" + of, "allowed" + of, "shadow_refused" + of, "allowed" + of, "refused" + of}, b.results())
 
-	b.pool.Close()
 	require.NoError(t, b.limiter.Close(t.Context()))
 	require.Equal(t, rpclimit.Unavailable, b.admit(t.Context(), perUser.For("ada"), perUser.For("bob").Plan("tried")))
 	require.Equal(t, rpclimit.OK, b.admit(t.Context(), perUser.For("ada").Plan("off"), perUser.For("bob").Plan("tried")), "undecided")
