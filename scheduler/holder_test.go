@@ -23,11 +23,10 @@ import (
 	"github.com/pgratelimit/pgratelimit/scheduler"
 )
 
-// oneEach and threeEach have slots for each tenant. A lease of killable is short: a test waits for its end.
+// oneEach and killable have a slot for each tenant. A lease of killable is short: a test waits for its end.
 var (
-	oneEach   = ratelimit.Define("oneEach", ratelimit.Concurrency{Most: 1})
-	killable  = ratelimit.Define("killable", ratelimit.Concurrency{Most: 1, Lease: 4 * time.Second})
-	threeEach = ratelimit.Define("threeEach", ratelimit.Concurrency{Most: 3})
+	oneEach  = ratelimit.Define("oneEach", ratelimit.Concurrency{Most: 1})
+	killable = ratelimit.Define("killable", ratelimit.Concurrency{Most: 1, Lease: 4 * time.Second})
 )
 
 // tenantOf returns the tenant of a task, which is its name.
@@ -71,43 +70,6 @@ func (f *fixture) slots(t testing.TB, limit ratelimit.Limit, tenant string) floa
 	v, err := f.limiter.Value(context.WithoutCancel(t.Context()), limit.For(tenant))
 	require.NoError(t, err)
 	return v.At(time.Now())
-}
-
-// TestHolderRunsNoMoreThanTheSlots runs 40 jobs of 4 tenants with 3 slots each. The jobs count themselves in a table: never more
-// than 3 of a tenant run at once. No job is lost or loses an attempt.
-func TestHolderRunsNoMoreThanTheSlots(t *testing.T) {
-	t.Parallel()
-	const each, most = 10, 3
-	f := setup(t, holding(threeEach))
-	_, err := f.pool.Exec(t.Context(), "CREATE TABLE running (tenant text, job bigint); CREATE TABLE seen (tenant text, job bigint, beside int, fence bigint)")
-	require.NoError(t, err)
-	tenants := []string{"a", "b", "c", "d"}
-	for range each {
-		for _, tenant := range tenants {
-			f.insert(t, tenant, &river.InsertOpts{MaxAttempts: 1})
-		}
-	}
-	events := f.start(t, func(ctx context.Context, job *river.Job[taskArgs]) error {
-		lease, _ := ratelimit.LeaseFromContext(ctx)
-		if _, err := f.pool.Exec(ctx, "INSERT INTO running VALUES ($1, $2)", job.Args.Name, job.ID); err != nil {
-			return err
-		}
-		// The last of the jobs that run together sees all of them.
-		if _, err := f.pool.Exec(ctx, "INSERT INTO seen SELECT $1, $2, count(*), $3 FROM running WHERE tenant = $1", job.Args.Name, job.ID, lease.Fence); err != nil {
-			return err
-		}
-		_, err := f.pool.Exec(ctx, "DELETE FROM running WHERE job = $1", job.ID)
-		return err
-	})
-	for _, job := range await(t, events, each*len(tenants), river.EventKindJobCompleted) {
-		require.Equal(t, 1, job.Attempt)
-	}
-	require.LessOrEqual(t, one[int](t, f.pool, "SELECT max(beside) FROM seen"), most)
-	require.Equal(t, each*len(tenants), one[int](t, f.pool, "SELECT count(DISTINCT (tenant, fence)) FROM seen WHERE fence > 0"))
-	for _, tenant := range tenants {
-		require.Equal(t, each, one[int](t, f.pool, "SELECT count(*) FROM seen WHERE tenant = $1", tenant))
-		eventually(t, func() bool { return f.slots(t, threeEach, tenant) == most })
-	}
 }
 
 // TestHolderReleases promises that a slot is free when its job has ended, however it has, and that the next one gets it.

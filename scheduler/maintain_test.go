@@ -165,31 +165,6 @@ func TestMaintain(t *testing.T) {
 		require.Equal(t, ratelimit.Settled, f.state(t, e.ID))
 	})
 
-	t.Run("ExpiresReservationsWhoseTimeIsOver", func(t *testing.T) {
-		t.Parallel()
-		f := setup(t, func(s *settings) {
-			s.limiter.AsOf = func() time.Time { return time.Now().Add(-48 * time.Hour) }
-			s.limiter.ReleaseExpired = true
-		})
-		e := f.enqueue(t, nil, perSecond.Global().Cost(4))
-		now := setupOn(t, f.pool)
-		require.Equal(t, scheduler.Maintained{Expired: 1}, maintain(t, now))
-		require.Equal(t, ratelimit.Expired, f.state(t, e.ID))
-	})
-
-	t.Run("RunsAsAPeriodicJob", func(t *testing.T) {
-		t.Parallel()
-		f := setup(t)
-		e := f.enqueue(t, nil, daily.Global().Cost(30))
-		_, err := f.client.JobCancel(t.Context(), e.Job.ID)
-		require.NoError(t, err)
-		periodic := setupOn(t, f.pool, func(s *settings) {
-			s.river.PeriodicJobs = []*river.PeriodicJob{f.scheduler.PeriodicJob(time.Hour, nil)}
-		})
-		periodic.start(t, func(context.Context, *river.Job[taskArgs]) error { return nil })
-		eventually(t, func() bool { return f.state(t, e.ID) == ratelimit.Cancelled })
-	})
-
 	t.Run("LooksAtReservationsOfItsOwnSchemaOnly", func(t *testing.T) {
 		t.Parallel()
 		f := setup(t)

@@ -135,18 +135,4 @@ func TestPauseFor(t *testing.T) {
 		require.WithinDuration(t, end.Add(time.Second), until, 0)
 		require.Len(t, p.pauses, 1)
 	})
-
-	t.Run("IsHeardOfByWhoeverLoadsTheRules", func(t *testing.T) {
-		t.Parallel()
-		store, err := rules.NewStore(f.pool, rules.StoreConfig{})
-		require.NoError(t, err)
-		set, err := rules.NewSet(f.pool, rules.Config{})
-		require.NoError(t, err)
-		other := ratelimit.Define("other", ratelimit.PerSecond(1))
-		_, err = pauseFor(t, store, 429, "3600", other.Global())
-		require.NoError(t, err)
-		require.Nil(t, set.RulingFor(other, "", ""))
-		require.NoError(t, set.Load(t.Context()))
-		require.NotNil(t, set.RulingFor(other, "", ""))
-	})
 }

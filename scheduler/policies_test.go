@@ -11,7 +11,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/ratelimit"
-	"github.com/pgratelimit/pgratelimit/scheduler"
 )
 
 // ruled is the rule of one limit for the plan pro, and none for the others. It changes while the program runs.
@@ -58,30 +57,6 @@ func TestPolicies(t *testing.T) {
 		f.enqueue(t, nil, small.For("acme").Plan("pro").Cost(400))
 		await(t, events, 1, river.EventKindJobCompleted)
 		require.Equal(t, 200.0, f.held(t, small, "acme"), "two attempts by the plan's policy")
-	})
-
-	t.Run("AJobIsSettledByTheRuleOfItsPlan", func(t *testing.T) {
-		t.Parallel()
-		r := &ruled{}
-		r.set(t, small, large)
-		f := setup(t, stopped, func(s *settings) { s.limiter.Policies = r })
-		events := f.start(t, func(ctx context.Context, _ *river.Job[taskArgs]) error {
-			return scheduler.TurnFromContext(ctx).Settle(ctx, small.For("acme").Plan("pro").Cost(150))
-		})
-		f.enqueue(t, nil, small.For("acme").Plan("pro").Cost(400))
-		await(t, events, 1, river.EventKindJobCompleted)
-		require.Equal(t, 850.0, f.held(t, small, "acme"))
-	})
-
-	t.Run("ALimitThatIsOffCostsNothing", func(t *testing.T) {
-		t.Parallel()
-		r := &ruled{}
-		r.set(t, small, ratelimit.Era{Mode: ratelimit.Off})
-		f := setup(t, stopped, func(s *settings) { s.limiter.Policies = r })
-		events := f.start(t, func(context.Context, *river.Job[taskArgs]) error { return nil })
-		f.enqueue(t, nil, small.For("acme").Plan("pro").Cost(400))
-		await(t, events, 1, river.EventKindJobCompleted)
-		require.Equal(t, 0, one[int](t, f.pool, "SELECT count(*) FROM ratelimit.buckets WHERE value < 10"))
 	})
 
 	t.Run("AJobWaitsForTheEndOfAPause", func(t *testing.T) {

@@ -3,7 +3,6 @@ package scheduler_test
 import (
 	"context"
 	"errors"
-	"slices"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -82,33 +81,6 @@ func TestJob(t *testing.T) {
 			await(t, events, jobs, river.EventKindJobCompleted)
 		})
 	}
-
-	t.Run("IsSnoozedWithoutLosingAnAttemptWhenItIsWokenEarly", func(t *testing.T) {
-		t.Parallel()
-		var c *clock
-		f := setup(t, func(s *settings) { c = onClock(s) })
-		f.enqueue(t, nil, perSecond.Global().Cost(10))
-		e := f.enqueue(t, &scheduler.EnqueueOpts{InsertOpts: river.InsertOpts{MaxAttempts: 1}}, perSecond.For("other"), perSecond.Global().Cost(2))
-		var started atomic.Bool
-		events := f.start(t, func(_ context.Context, job *river.Job[taskArgs]) error {
-			if job.ID == e.Job.ID {
-				started.Store(true)
-			}
-			return nil
-		})
-		_, err := f.client.JobRetry(t.Context(), e.Job.ID) // makes it available at once
-		require.NoError(t, err)
-		require.Equal(t, e.Job.ID, await(t, events, 1, river.EventKindJobSnoozed)[0].ID)
-		require.False(t, started.Load())
-		c.move(time.Second) // for which it was to wait
-		eventually(t, func() bool {
-			job, err := f.client.JobGet(t.Context(), e.Job.ID)
-			require.NoError(t, err)
-			require.Equal(t, 1, job.MaxAttempts)
-			return job.State == rivertype.JobStateCompleted && job.Attempt == 1
-		})
-		require.True(t, started.Load())
-	})
 
 	t.Run("WaitsAgainWhenItComesUpAfterItsSlotWentStale", func(t *testing.T) {
 		t.Parallel()
@@ -239,48 +211,4 @@ func TestRetries(t *testing.T) {
 		require.InDelta(t, 93, f.held(t, daily, ""), 1e-9)
 		require.Equal(t, ratelimit.Settled, f.state(t, e.ID))
 	})
-}
-
-// TestPrecision has jobs become due before and after River looks at scheduled jobs: all run, and none early. How
-// late they start is the machine's, and measured; run it with -v to see the figures.
-func TestPrecision(t *testing.T) {
-	t.Parallel()
-	testsize.Nightly(t, "it measures for thirteen seconds how late jobs start")
-	for name, early := range map[string]time.Duration{
-		"ByDefault": 0,
-		"NotEarly":  -1, // River polls every second, up to a tenth later
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			const jobs = 60
-			f := setup(t, func(s *settings) {
-				s.scheduler.TakeUpEarly = early
-				s.river.FetchCooldown, s.river.FetchPollInterval, s.river.TestOnly = 0, 0, false
-			})
-			late := make(chan time.Duration, jobs)
-			f.start(t, func(ctx context.Context, _ *river.Job[taskArgs]) error {
-				late <- time.Since(scheduler.TurnFromContext(ctx).ReadyAt)
-				return nil
-			})
-			// The first is due in a second, the last in 13: some before River looks at scheduled jobs, some after.
-			f.enqueue(t, nil, perSecond.Global().Cost(18))
-			for range jobs {
-				f.enqueue(t, nil, perSecond.Global().Cost(2))
-			}
-			var delays []time.Duration
-			timeout := time.After(2 * deadline)
-			for len(delays) < jobs+1 {
-				select {
-				case d := <-late:
-					delays = append(delays, d)
-				case <-timeout:
-					require.FailNow(t, "the jobs did not run in time")
-				}
-			}
-			slices.Sort(delays)
-			t.Logf("%d jobs, TakeUpEarly %v: late by p50 %v, p95 %v, max %v", len(delays), early,
-				delays[len(delays)/2].Round(time.Millisecond), delays[len(delays)*95/100].Round(time.Millisecond), delays[len(delays)-1].Round(time.Millisecond))
-			require.GreaterOrEqual(t, delays[0], time.Duration(0))
-		})
-	}
 }
