@@ -72,33 +72,6 @@ func TestDBIsShared(t *testing.T) {
 	require.ErrorIs(t, err, ratelimit.ErrHashKeyMismatch)
 }
 
-// However many take at once, no more is admitted than there is.
-func TestNoMoreThanThereIs(t *testing.T) {
-	t.Parallel()
-	limiter := ratelimittest.New(t, ratelimittest.NewClock())
-	var g errgroup.Group
-	for range 20 {
-		g.Go(func() error {
-			for range 5 {
-				err := limiter.InTx(t.Context(), func(tx pgx.Tx) error {
-					d, err := limiter.WithTx(tx).Take(t.Context(), ten.For("key"), other.For("key"))
-					if err != nil {
-						return err
-					}
-					return d.Err()
-				})
-				if limited := (*ratelimit.LimitedError)(nil); err != nil && !errors.As(err, &limited) {
-					return err
-				}
-			}
-			return nil
-		})
-	}
-	require.NoError(t, g.Wait())
-	holds(t, limiter, 0, ten.For("key"))
-	holds(t, limiter, 0, other.For("key"))
-}
-
 func TestTransactions(t *testing.T) {
 	t.Parallel()
 

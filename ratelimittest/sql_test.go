@@ -114,52 +114,36 @@ func sendTen(ctx context.Context, limiter *ratelimit.Limiter, tx *sql.Tx, cost f
 func TestOpenSQL(t *testing.T) {
 	t.Parallel()
 
-	t.Run("CommitsBoth", func(t *testing.T) {
-		t.Parallel()
-		db, limiter, rows := onSQL(t)
-		tx, err := db.BeginTx(t.Context(), nil)
-		require.NoError(t, err)
-		require.NoError(t, sendTen(t.Context(), limiter, tx, 4))
-		require.Equal(t, 10.0, held(t, limiter), "it is not committed")
-		require.NoError(t, tx.Commit())
-		require.Equal(t, 6.0, held(t, limiter))
-		require.Equal(t, []string{"BEGIN", insert, "COMMIT"}, rows.told)
-	})
-
-	t.Run("RollsBackBoth", func(t *testing.T) {
-		t.Parallel()
-		db, limiter, rows := onSQL(t)
-		tx, err := db.BeginTx(t.Context(), nil)
-		require.NoError(t, err)
-		require.NoError(t, sendTen(t.Context(), limiter, tx, 4))
-		require.NoError(t, tx.Rollback())
-		require.Equal(t, 10.0, held(t, limiter))
-		require.Equal(t, []string{"BEGIN", insert, "ROLLBACK"}, rows.told)
-	})
-
-	t.Run("GoesOnAfterARefusal", func(t *testing.T) {
-		t.Parallel()
-		db, limiter, rows := onSQL(t)
-		tx, err := db.BeginTx(t.Context(), nil)
-		require.NoError(t, err)
-		require.NoError(t, sendTen(t.Context(), limiter, tx, 4))
-		require.ErrorIs(t, sendTen(t.Context(), limiter, tx, 7), ratelimit.ErrLimited)
-		require.NoError(t, sendTen(t.Context(), limiter, tx, 6))
-		require.NoError(t, tx.Commit())
-		require.Zero(t, held(t, limiter))
-		require.Equal(t, []string{"BEGIN", insert, insert, "COMMIT"}, rows.told)
-	})
-
-	t.Run("KeepsNothingWhereTheOtherCommitFails", func(t *testing.T) {
-		t.Parallel()
-		db, limiter, rows := onSQL(t)
-		rows.refuse = "COMMIT"
-		tx, err := db.BeginTx(t.Context(), nil)
-		require.NoError(t, err)
-		require.NoError(t, sendTen(t.Context(), limiter, tx, 4))
-		require.ErrorIs(t, tx.Commit(), errRefused)
-		require.Equal(t, 10.0, held(t, limiter))
-	})
+	for name, c := range map[string]struct {
+		costs  []float64
+		end    func(*sql.Tx) error
+		refuse string
+		held   float64
+		told   []string
+	}{
+		"CommitsBoth":                          {[]float64{4}, (*sql.Tx).Commit, "", 6, []string{"BEGIN", insert, "COMMIT"}},
+		"RollsBackBoth":                        {[]float64{4}, (*sql.Tx).Rollback, "", 10, []string{"BEGIN", insert, "ROLLBACK"}},
+		"GoesOnAfterARefusal":                  {[]float64{4, 7, 6}, (*sql.Tx).Commit, "", 0, []string{"BEGIN", insert, insert, "COMMIT"}},
+		"KeepsNothingWhereTheOtherCommitFails": {[]float64{4}, (*sql.Tx).Commit, "COMMIT", 10, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			db, limiter, rows := onSQL(t)
+			rows.refuse = c.refuse
+			tx, err := db.BeginTx(t.Context(), nil)
+			require.NoError(t, err)
+			for _, cost := range c.costs {
+				err := sendTen(t.Context(), limiter, tx, cost)
+				require.Equal(t, cost == 7, errors.Is(err, ratelimit.ErrLimited), err)
+			}
+			require.Equal(t, 10.0, held(t, limiter), "it is not committed")
+			require.Equal(t, c.refuse != "", errors.Is(c.end(tx), errRefused))
+			require.Equal(t, c.held, held(t, limiter))
+			if c.told != nil {
+				require.Equal(t, c.told, rows.told)
+			}
+		})
+	}
 
 	t.Run("RollsBackWhenItsContextEnds", func(t *testing.T) {
 		t.Parallel()

@@ -188,13 +188,10 @@ type seen struct {
 	served   int            // 200
 	unknown  int            // 401: the limits allowed it, and the key is unknown
 	refused  map[string]int // 429, by the rule that refused
-	told     map[string]int // 200, by the policy of gateway.key that RateLimit-Policy states
 	mistaken []string       // answers that are wrong
 }
 
-func newSeen() *seen { return &seen{refused: map[string]int{}, told: map[string]int{}} }
-
-var keyPolicy = regexp.MustCompile(`"gateway\.key";q=\d+`)
+func newSeen() *seen { return &seen{refused: map[string]int{}} }
 
 func (s *seen) admitted() int { return s.served + s.unknown }
 
@@ -209,7 +206,6 @@ func (s *seen) note(response *http.Response, body []byte) {
 	switch response.StatusCode {
 	case http.StatusOK:
 		s.served++
-		s.told[keyPolicy.FindString(response.Header.Get("RateLimit-Policy"))]++
 	case http.StatusUnauthorized:
 		s.unknown++
 	case http.StatusTooManyRequests:

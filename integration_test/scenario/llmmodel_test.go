@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"hash/crc32"
 	"net/http"
-	"net/http/httptest"
 	"strconv"
 	"strings"
 	"sync"
@@ -148,63 +147,30 @@ func answerTokens(question completion) int {
 	return (question.MaxTokens*percent + 99) / 100
 }
 
+// TestModel promises that the model refuses a request beyond its tokens, or beyond its requests, of any minute.
 func TestModel(t *testing.T) {
 	t.Parallel()
 	start := time.Now()
-
-	t.Run("RefusesTokensBeyondTheLimitOfAnyMinute", func(t *testing.T) {
-		t.Parallel()
-		m := &model{minute: time.Minute}
-		for _, step := range []struct {
-			at       time.Duration
-			tokens   int
-			accepted bool
-		}{
-			{0, modelTokens / 2, true},
-			{30 * time.Second, modelTokens / 2, true},
-			{30 * time.Second, 1, false},
-			{60*time.Second - 1, 1, false},
-			{60 * time.Second, modelTokens / 2, true}, // the first has left the minute
-			{60 * time.Second, 1, false},
-		} {
-			require.Equal(t, step.accepted, m.admit("a", step.tokens, start.Add(step.at)) != nil, step)
-		}
-		require.Equal(t, 3, m.refused)
-		require.Equal(t, modelTokens, m.fullest)
-	})
-
-	t.Run("RefusesRequestsBeyondTheLimitOfAnyMinute", func(t *testing.T) {
-		t.Parallel()
-		m := &model{minute: time.Minute}
-		for range modelRequests {
-			require.NotNil(t, m.admit("a", 1, start))
-		}
-		require.Nil(t, m.admit("a", 1, start.Add(time.Minute-1)))
-		require.NotNil(t, m.admit("a", 1, start.Add(time.Minute)))
-	})
-
-	t.Run("CountsTheUsedTokensOfAnswers", func(t *testing.T) {
-		t.Parallel()
-		m := &model{minute: time.Minute}
-		m.settle(m.admit("a", modelTokens, start), modelTokens-10, start)
-		require.Nil(t, m.admit("b", 11, start))
-		require.NotNil(t, m.admit("b", 10, start))
-	})
-
-	t.Run("AnswersWithTheUsedTokens", func(t *testing.T) {
-		t.Parallel()
-		m := &model{minute: time.Minute}
-		post := func(most int) *httptest.ResponseRecorder {
-			body, err := json.Marshal(completion{strings.Repeat("word ", 100), most})
-			require.NoError(t, err)
-			recorder := httptest.NewRecorder()
-			m.ServeHTTP(recorder, httptest.NewRequest(http.MethodPost, "/", strings.NewReader(string(body))))
-			return recorder
-		}
-		require.JSONEq(t, `{"answer": "An answer of 10 tokens.", "tokens": 110}`, post(10).Body.String())
-		require.Equal(t, 110, m.calls()[0].tokens)
-		require.Equal(t, http.StatusTooManyRequests, post(modelTokens).Code)
-		m.overload(time.Hour)
-		require.Equal(t, "3600", post(1).Header().Get("Retry-After"))
-	})
+	m := &model{minute: time.Minute}
+	for _, step := range []struct {
+		at       time.Duration
+		tokens   int
+		accepted bool
+	}{
+		{0, modelTokens / 2, true},
+		{30 * time.Second, modelTokens / 2, true},
+		{30 * time.Second, 1, false},
+		{60*time.Second - 1, 1, false},
+		{60 * time.Second, modelTokens / 2, true}, // the first has left the minute
+		{60 * time.Second, 1, false},
+	} {
+		require.Equal(t, step.accepted, m.admit("a", step.tokens, start.Add(step.at)) != nil, step)
+	}
+	m = &model{minute: time.Minute}
+	m.settle(m.admit("a", modelTokens, start), 0, start) // the answer used none
+	for range modelRequests - 1 {
+		require.NotNil(t, m.admit("a", 1, start))
+	}
+	require.Nil(t, m.admit("a", 1, start.Add(time.Minute-1)))
+	require.NotNil(t, m.admit("a", 1, start.Add(time.Minute)))
 }

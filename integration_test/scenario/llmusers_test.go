@@ -119,34 +119,28 @@ func text(random *rand.Rand, words []string, size int) string {
 	}
 }
 
+// TestScript promises that late work fits into the room that a scale leaves, and that questions are the same each time and settle
+// both above and below their estimates.
 func TestScript(t *testing.T) {
 	t.Parallel()
-	for name, s := range map[string]scale{"Full": fullScale(), "Short": shortScale()} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			held := s.share*float64(s.minute+s.slack())/float64(s.minute) + float64(maxQuestion)/modelTokens
-			require.InDelta(t, 1, held, 1e-6, "a minute has no room for late work")
-			require.Greater(t, s.slack(), 500*time.Millisecond)
-			prompts, _ := script(s)
-			again, _ := script(s)
-			require.Equal(t, prompts, again)
-			estimated, used, above, below := 0, 0, 0, 0
-			for i, u := range users() {
-				for _, q := range prompts[i] {
-					require.LessOrEqual(t, q.estimate(), u.most+1)
-					require.LessOrEqual(t, countTokens(q.Prompt)+q.MaxTokens, maxQuestion)
-					cost := countTokens(q.Prompt) + answerTokens(q.completion)
-					estimated, used = estimated+q.estimate(), used+cost
-					if cost > q.estimate() {
-						above++
-					} else if cost < q.estimate() {
-						below++
-					}
+	for _, s := range []scale{fullScale(), shortScale()} {
+		held := s.share*float64(s.minute+s.slack())/float64(s.minute) + float64(maxQuestion)/modelTokens
+		require.InDelta(t, 1, held, 1e-6, "a minute has no room for late work")
+		prompts, _ := script(s)
+		again, _ := script(s)
+		require.Equal(t, prompts, again)
+		above, below := 0, 0
+		for i := range users() {
+			for _, q := range prompts[i] {
+				require.LessOrEqual(t, countTokens(q.Prompt)+q.MaxTokens, maxQuestion)
+				if cost := countTokens(q.Prompt) + answerTokens(q.completion); cost > q.estimate() {
+					above++
+				} else if cost < q.estimate() {
+					below++
 				}
 			}
-			require.InEpsilon(t, estimated, used, 0.02)
-			require.Greater(t, above, 20) // there is something to charge
-			require.Greater(t, below, 20) // and something to give back
-		})
+		}
+		require.Greater(t, above, 20) // there is something to charge
+		require.Greater(t, below, 20) // and something to give back
 	}
 }

@@ -9,9 +9,9 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
 	"github.com/pgratelimit/pgratelimit/internal/telemetry"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
+	"github.com/pgratelimit/pgratelimit/ratelimittest"
 )
 
 // stored is the one rule there is, which changes while the program runs.
@@ -45,7 +45,7 @@ func TestWhatDecidedIsTold(t *testing.T) {
 	t.Parallel()
 	s, o := &stored{}, &told{}
 	now := time.Date(2026, time.March, 9, 10, 0, 0, 0, time.UTC)
-	limiter, err := ratelimit.New(postgrestest.New(t), ratelimit.Config{Policies: s, Observer: o, AsOf: func() time.Time { return now }})
+	limiter, err := ratelimit.New(ratelimittest.NewDB(), ratelimit.Config{Policies: s, Observer: o, AsOf: func() time.Time { return now }})
 	require.NoError(t, err)
 	ofOne := ratelimit.FixedWindow{Rate: 1, Period: time.Hour, Start: now}
 	for _, config := range []*ratelimit.RulingConfig{
