@@ -124,7 +124,7 @@ func TestStoreDownFailsClosed(t *testing.T) {
 	pool.Close()
 	b := setupOn(t, pool, connectlimit.Config{RetryAfter: 2500 * time.Millisecond, Requests: asking(perUser.For("hunter2"))})
 	_, err = b.call(t.Context(), "hello")
-	_, ofStream := exchange(b.open(t), "hello")
+	_, ofStream := exchange(b.open(t))
 	for _, err := range []error{err, ofStream} {
 		require.Equal(t, connect.CodeUnavailable, connect.CodeOf(err), err)
 		require.Equal(t, "RATE_LIMIT_UNAVAILABLE", detail[*errdetails.ErrorInfo](t, err).GetReason())
@@ -156,7 +156,7 @@ func TestStreamIsChargedWhenItOpens(t *testing.T) {
 			for range 2 {
 				stream := b.open(t, c.options...)
 				for range 5 {
-					answer, err := exchange(stream, "hello")
+					answer, err := exchange(stream)
 					require.NoError(t, err)
 					require.Equal(t, "hello", answer)
 				}
@@ -164,7 +164,7 @@ func TestStreamIsChargedWhenItOpens(t *testing.T) {
 				_, err := stream.Receive()
 				require.ErrorIs(t, err, io.EOF)
 			}
-			_, err := exchange(b.open(t, c.options...), "hello")
+			_, err := exchange(b.open(t, c.options...))
 			require.Equal(t, connect.CodeResourceExhausted, connect.CodeOf(err))
 			require.NotNil(t, detail[*errdetails.RetryInfo](t, err))
 			require.Equal(t, c.value, asError(t, err).Meta().Get(c.header))
@@ -224,7 +224,7 @@ func TestSlotsAreHeldWhileTheHandlerRuns(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, connect.CodeResourceExhausted.String(), said)
 		stream := b.open(t)
-		_, err = exchange(stream, "hello")
+		_, err = exchange(stream)
 		require.NoError(t, err)
 		_, err = b.call(t.Context(), "beside")
 		require.Equal(t, connect.CodeResourceExhausted, connect.CodeOf(err))
@@ -244,7 +244,7 @@ func TestClientsAreNotLimited(t *testing.T) {
 		_, err := client.CallUnary(t.Context(), connect.NewRequest(wrapperspb.String("hello")))
 		require.NoError(t, err)
 	}
-	_, err = exchange(b.open(t, connect.WithInterceptors(limits)), "hello")
+	_, err = exchange(b.open(t, connect.WithInterceptors(limits)))
 	require.NoError(t, err)
 	require.Equal(t, 2.0, b.left(t, perUser.For("17")))
 }

@@ -151,9 +151,9 @@ func (b *bundle) open(t *testing.T, options ...connect.ClientOption) *connect.Bi
 	return stream
 }
 
-// exchange sends said and returns what comes back.
-func exchange(stream *connect.BidiStreamForClient[text, text], said string) (string, error) {
-	if err := stream.Send(wrapperspb.String(said)); err != nil && !errors.Is(err, io.EOF) {
+// exchange sends "hello" and returns what comes back.
+func exchange(stream *connect.BidiStreamForClient[text, text]) (string, error) {
+	if err := stream.Send(wrapperspb.String("hello")); err != nil && !errors.Is(err, io.EOF) {
 		return "", err
 	}
 	message, err := stream.Receive()

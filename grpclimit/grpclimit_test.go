@@ -101,7 +101,7 @@ func TestStoreDownFailsClosed(t *testing.T) {
 	require.Equal(t, []string{"3"}, trailer.Get("grpc-retry-pushback-ms"))
 	require.Contains(t, b.logged.String(), "method="+say)
 	require.NotContains(t, b.logged.String(), "hunter2")
-	_, err = exchange(b.open(t), "hello")
+	_, err = exchange(b.open(t))
 	require.Equal(t, codes.Unavailable, status.Code(err))
 	require.Zero(t, b.handled.Load())
 
@@ -143,7 +143,7 @@ func TestStreamIsChargedWhenItOpens(t *testing.T) {
 	for range 2 {
 		stream := b.open(t)
 		for range 5 {
-			text, err := exchange(stream, "hello")
+			text, err := exchange(stream)
 			require.NoError(t, err)
 			require.Equal(t, "hello", text)
 		}
@@ -151,7 +151,7 @@ func TestStreamIsChargedWhenItOpens(t *testing.T) {
 		require.ErrorIs(t, stream.RecvMsg(new(wrapperspb.StringValue)), io.EOF)
 	}
 	stream := b.open(t)
-	_, err := exchange(stream, "hello")
+	_, err := exchange(stream)
 	require.Equal(t, codes.ResourceExhausted, status.Code(err))
 	require.NotNil(t, detail[*errdetails.RetryInfo](err))
 	require.Equal(t, []string{"30000"}, stream.Trailer().Get("grpc-retry-pushback-ms"))
@@ -224,7 +224,7 @@ func TestSlotsAreHeldWhileTheHandlerRuns(t *testing.T) {
 		text, err := b.call(t.Context(), "outer")
 		require.NoError(t, err)
 		require.Equal(t, codes.ResourceExhausted.String(), text)
-		_, err = exchange(b.open(t), "hello")
+		_, err = exchange(b.open(t))
 		require.Equal(t, codes.ResourceExhausted, status.Code(err))
 		require.Eventually(t, func() bool { return b.left(t, atOnce.For("17")) == 1 }, deadline, time.Millisecond)
 	}
@@ -250,7 +250,7 @@ func TestKeys(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, 1.0, b.left(t, perUser.For("a")))
 	require.Equal(t, 1.5, b.left(t, perUser.For("127.0.0.1")))
-	_, err = exchange(b.open(t), "hello")
+	_, err = exchange(b.open(t))
 	require.NoError(t, err, "skipped")
 
 	_, err = grpclimit.PeerAddress(t.Context())

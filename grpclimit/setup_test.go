@@ -143,9 +143,9 @@ func (b *bundle) open(t *testing.T) grpc.ClientStream {
 	return stream
 }
 
-// exchange sends text and returns what comes back.
-func exchange(stream grpc.ClientStream, text string) (string, error) {
-	if err := stream.SendMsg(wrapperspb.String(text)); err != nil && !errors.Is(err, io.EOF) {
+// exchange sends "hello" and returns what comes back.
+func exchange(stream grpc.ClientStream) (string, error) {
+	if err := stream.SendMsg(wrapperspb.String("hello")); err != nil && !errors.Is(err, io.EOF) {
 		return "", err
 	}
 	out := new(wrapperspb.StringValue)

@@ -155,6 +155,7 @@ func TestFaults(t *testing.T) {
 func TestACreditThatFailsIsTold(t *testing.T) {
 	t.Parallel()
 	inBubble(t, nil, func(t *testing.T, b *bundle) {
+		t.Helper()
 		rule, unlock := httplimit.Limit{Limit: windowed, Key: user, Credit: httplimit.CreditOn5xx}, func() {}
 		handler := b.limited(t, limits(rule), inline(func(e exchange) {
 			unlock = b.lock(t, windowed)

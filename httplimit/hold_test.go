@@ -77,6 +77,7 @@ func TestTheSlotIsFreeHoweverTheHandlerEnds(t *testing.T) {
 func TestAStreamKeepsItsSlot(t *testing.T) {
 	t.Parallel()
 	inBubble(t, nil, func(t *testing.T, b *bundle) {
+		t.Helper()
 		handler := b.limited(t, limits(slotLimit), inline(func(e exchange) {
 			lease, held := ratelimit.LeaseFromContext(e.r.Context())
 			require.True(t, held)
@@ -111,6 +112,7 @@ func TestALostSlotEndsTheRequest(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			inBubble(t, c.policies, func(t *testing.T, b *bundle) {
+				t.Helper()
 				var cause error
 				handler := b.limited(t, limits(httplimit.Limit{Limit: quick, Key: user}), inline(func(e exchange) {
 					require.NoError(t, b.limiter.Reset(t.Context(), quick.For("ada")))
@@ -197,7 +199,7 @@ func TestAStoredRuleMayHaveSlots(t *testing.T) {
 			require.Equal(t, http.StatusTooManyRequests, do(handler(func(exchange) {}), request(t)).Code)
 		}), request(t)).Code)
 	}
-	s.drop(perUser, "")
+	s.drop(perUser)
 	require.NoError(t, b.limiter.Reset(t.Context(), perUser.For("ada"))) // a bucket begins with the slots that were free
 	require.Equal(t, http.StatusOK, do(handler(func(e exchange) {
 		_, held := ratelimit.LeaseFromContext(e.r.Context())
@@ -233,6 +235,7 @@ func (b *bundle) lock(t *testing.T, limit ratelimit.Limit) (unlock func()) {
 func TestAnAnswerWaitsALittleForTheRelease(t *testing.T) {
 	t.Parallel()
 	inBubble(t, nil, func(t *testing.T, b *bundle) {
+		t.Helper()
 		config := limits(slotLimit)
 		config.DecisionTimeout = time.Second // of which an answer waits a tenth
 		unlock := func() {}
@@ -258,6 +261,7 @@ func TestAClientThatHangsUpHoldsNothing(t *testing.T) {
 	t.Parallel()
 	for _, limit := range []ratelimit.Limit{atOnce, windowed} {
 		inBubble(t, nil, func(t *testing.T, b *bundle) {
+			t.Helper()
 			config := httplimit.Config{Limits: []httplimit.Limit{{Limit: limit, Key: user}}, FailOpen: true}
 			handler, unlock := b.limited(t, config, mustNotRun(t)), b.lock(t, limit)
 			ctx, hangUp := context.WithCancel(t.Context())

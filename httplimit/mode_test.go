@@ -94,7 +94,7 @@ func TestALimitThatIsOffIsNotInTheWay(t *testing.T) {
 	rule.Cost = httplimit.StatedCost{Header: "X-Tokens"}
 	rule.Credit = httplimit.CreditOn5xx
 	handler := b.limited(t, limits(rule), inline(func(e exchange) {
-		s.drop(perUser, "") // a request allowed while off is not settled when the limit is on again
+		s.drop(perUser) // a request allowed while off is not settled when the limit is on again
 		require.NoError(t, e.admission.Settle(t.Context(), 2, perUser))
 		state, known := e.admission.State(perUser)
 		require.True(t, known)

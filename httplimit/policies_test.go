@@ -45,9 +45,7 @@ func (s *stored) set(t *testing.T, limit ratelimit.Limit, plan string, era ratel
 	s.rules.Store(storedKey{limit.Name(), plan}, rule)
 }
 
-func (s *stored) drop(limit ratelimit.Limit, plan string) {
-	s.rules.Delete(storedKey{limit.Name(), plan})
-}
+func (s *stored) drop(limit ratelimit.Limit) { s.rules.Delete(storedKey{limit.Name(), ""}) }
 
 // setupStored is setup with a limiter whose policies are stored.
 func setupStored(t *testing.T) (*bundle, *stored) {
@@ -87,7 +85,7 @@ func TestACostIsJudgedByThePolicyThatDecides(t *testing.T) {
 	b.clock.Set(ten.Add(time.Hour))
 	require.Equal(t, http.StatusOK, ask("500"), "more than the code's capacity")
 	require.Equal(t, http.StatusRequestEntityTooLarge, ask("1001"))
-	s.drop(perPlan, "")
+	s.drop(perPlan)
 	require.Equal(t, http.StatusRequestEntityTooLarge, ask("500"))
 	require.Equal(t, []string{
 		"allowed everyone", "too_costly perPlan", "allowed everyone", "allowed everyone",

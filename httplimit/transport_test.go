@@ -88,7 +88,7 @@ func TestTransportReports(t *testing.T) {
 	require.NoError(t, send(t, &httplimit.Transport{Base: transport.Base}, "account"))
 	s.set(t, upstream, "", of(ratelimit.PerMinute(3)))
 	require.NoError(t, send(t, transport, "stored"))
-	s.drop(upstream, "")
+	s.drop(upstream)
 	for _, account := range []string{"failing", "elsewhere", "account", "stored"} {
 		require.Zero(t, paused(account), account)
 	}
