@@ -100,14 +100,14 @@ func (a *Admission) settle(ctx context.Context, verb string, actual float64, wan
 	return nil
 }
 
-// knows reports whether the middleware has the limit, or may have chosen it.
+// knows reports whether the middleware has the limit, or may have it by Config.Requests.
 func (a *Admission) knows(limit string) bool {
 	for ; a != nil; a = a.outer {
 		if a.middleware.config.Requests != nil {
 			return true
 		}
 		for _, l := range a.middleware.config.Limits {
-			if l.LimitFor != nil || l.Limit.Name() == limit {
+			if l.Limit.Name() == limit {
 				return true
 			}
 		}

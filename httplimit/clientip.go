@@ -9,7 +9,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/address"
 )
 
-// Source is where a client's address is read: [Peer], [XForwardedFor], [Forwarded], [TrustedHeader], or a
+// Source is where a client's address is read: [Peer], [XForwardedFor], [TrustedHeader], or a
 // function of your own. There is no default, because none is right: behind a proxy the peer is the proxy, and
 // without one the headers are the client's own words.
 //
@@ -55,7 +55,7 @@ func (b Bits) validate() error {
 // Put it in front of middleware that rewrites [http.Request.RemoteAddr].
 func ClientIP(source Source, bits Bits) Key {
 	if source == nil {
-		panic("httplimit: ClientIP: the source is nil; say where the address is: Peer, XForwardedFor, Forwarded or TrustedHeader")
+		panic("httplimit: ClientIP: the source is nil; say where the address is: Peer, XForwardedFor or TrustedHeader")
 	}
 	bits = bits.withDefaults()
 	if err := bits.validate(); err != nil {
@@ -106,13 +106,19 @@ func Peer(r *http.Request) (netip.Addr, error) {
 //
 // Addresses may have ports, and IPv6 ones brackets. It panics if proxies is invalid.
 func XForwardedFor(proxies Proxies) Source {
-	return proxies.source("XForwardedFor", "X-Forwarded-For", func(element string) (string, bool) { return element, true })
-}
-
-// Forwarded returns the Source that reads the for parameters of Forwarded (RFC 7239), as [XForwardedFor]
-// reads its header. "unknown", obfuscated identifiers such as _hidden, and elements without for are garbage.
-func Forwarded(proxies Proxies) Source {
-	return proxies.source("Forwarded", "Forwarded", forwardedFor)
+	p := proxies.checked("XForwardedFor")
+	return func(r *http.Request) (netip.Addr, error) {
+		if p.Count == 0 {
+			if peer, err := Peer(r); err != nil || !p.trusts(peer) {
+				return peer, err
+			}
+		}
+		client, err := p.walk(r.Header.Values("X-Forwarded-For"))
+		if err != nil {
+			return netip.Addr{}, fmt.Errorf("%w in X-Forwarded-For", err)
+		}
+		return client, nil
+	}
 }
 
 // TrustedHeader returns the Source that reads the one address in the header called name, such as CF-Connecting-IP, if
@@ -143,32 +149,14 @@ func TrustedHeader(name string, trusted ...netip.Prefix) Source {
 	}
 }
 
-// source returns the Source that walks the list in header; node finds the address in an element.
-func (p Proxies) source(constructor, header string, node func(element string) (string, bool)) Source {
-	p = p.checked(constructor)
-	return func(r *http.Request) (netip.Addr, error) {
-		if p.Count == 0 {
-			if peer, err := Peer(r); err != nil || !p.trusts(peer) {
-				return peer, err
-			}
-		}
-		client, err := p.walk(r.Header.Values(header), node)
-		if err != nil {
-			return netip.Addr{}, fmt.Errorf("%w in %s", err, header)
-		}
-		return client, nil
-	}
-}
-
 // walk returns the client's address in the list, which is lines from left to right.
-func (p Proxies) walk(lines []string, node func(element string) (string, bool)) (netip.Addr, error) {
+func (p Proxies) walk(lines []string) (netip.Addr, error) {
 	hop := 0
 	for element := range elementsBackward(lines) {
 		hop++
-		text, ok := node(element)
-		parsed, valid := parseHop(text)
+		parsed, valid := parseHop(element)
 		switch {
-		case !ok || !valid:
+		case !valid:
 			return netip.Addr{}, fmt.Errorf("%w: element %d from the right is no IP address", ErrBadKey, hop)
 		case p.Count == 0 && !p.trusts(parsed), p.Count == hop:
 			return parsed, nil

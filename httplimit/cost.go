@@ -88,8 +88,6 @@ type StatedCost struct {
 	// Max is the most that counts. Defaults to no bound: a request that states more than the limit's capacity is
 	// answered 413.
 	Max float64
-	// Reject answers a cost out of range with 400. Defaults to false: the nearest in range is taken.
-	Reject bool
 }
 
 func (c StatedCost) withDefaults() StatedCost {
@@ -121,15 +119,12 @@ func (c StatedCost) validate() error {
 	return nil
 }
 
-// Of returns the cost that r states, brought into range or refused.
+// Of returns the cost that r states, brought into range.
 func (c StatedCost) Of(r *http.Request) (float64, error) {
 	c = c.withDefaults()
 	stated, ok := greatest(c.values(r))
-	switch {
-	case !ok:
+	if !ok {
 		return c.Default, nil
-	case c.Reject && (stated < c.Min || stated > c.Max):
-		return 0, fmt.Errorf("%w: %v is not from %v to %v", ErrInvalidCost, stated, c.Min, c.Max)
 	}
 	return min(max(stated, c.Min), c.Max), nil
 }

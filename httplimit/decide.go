@@ -34,7 +34,7 @@ func (m *middleware) decide(r *http.Request, asks []ask) (*Admission, *Refusal) 
 			refusal = new(fault.refusal())
 		}
 	case !d.Allowed:
-		refusal = new(m.refusal(asks, d))
+		refusal = new(newRefusal(d, m.jitter(asks, d.RetryAfter)))
 		answered.Result, answered.Limit = guard.Refused, refusal.Violated[0]
 	default:
 		admission.charges, admission.lease = charged(asks, d), lease

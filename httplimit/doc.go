@@ -4,7 +4,7 @@
 //	limited, err := httplimit.New(limiter, httplimit.Config{
 //		Limits: []httplimit.Limit{
 //			{Limit: PerAddress, Key: address},
-//			{LimitFor: planOf, Key: apiKey, Cost: httplimit.StatedCost{Header: "X-Tokens", Max: 4000}, Unit: "tokens"},
+//			{Limit: PerKey, Key: apiKey, Cost: httplimit.StatedCost{Header: "X-Tokens", Max: 4000}, Unit: "tokens"},
 //			{Limit: Everybody, Global: true},
 //		},
 //	})
@@ -38,7 +38,6 @@
 // RateLimit-Reason, and a body as problem+json, plain text or a page, by its Accept field:
 //
 //	429 quota-exceeded              a limit refused; Retry-After is the longest wait of the refusing limits
-//	429 abnormal-usage-detected     the same, for limits with Abuse
 //	429 temporary-reduced-capacity  a limit is paused until Retry-After, or an adaptive limit gives less than its contract
 //	400 bad-key                     the request has no key
 //	400 bad-cost                    it states an invalid cost

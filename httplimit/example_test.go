@@ -114,7 +114,7 @@ func ExampleCountOnlyFailures() {
 	limited, err := httplimit.New(limiter, httplimit.Config{
 		Limits: []httplimit.Limit{
 			{Limit: PerIP, Key: address},
-			{Limit: failedLogins, Key: account, Credit: httplimit.CountOnlyFailures, Abuse: true},
+			{Limit: failedLogins, Key: account, Credit: httplimit.CountOnlyFailures},
 		},
 	})
 	if err != nil {

@@ -3,6 +3,7 @@ package httplimit
 import (
 	"fmt"
 	"net/http"
+	"slices"
 	"strings"
 
 	"github.com/pgratelimit/pgratelimit/ratelimit"
@@ -65,7 +66,7 @@ func (m *middleware) askGiven(r *http.Request, enforced []ask) ([]ask, *fault) {
 			return nil, unasked(a, fmt.Errorf("%w: Config.Requests returned a request for the zero Limit; make limits with ratelimit.Define",
 				ratelimit.ErrInvalidLimit))
 		}
-		if a.apart(all) != nil {
+		if slices.ContainsFunc(all, func(other ask) bool { return other.limit.Name() == a.limit.Name() }) {
 			return nil, unasked(a, fmt.Errorf("%w: Config.Requests asks the limit %q, and so does another request or one of Limits; ask each limit once",
 				ratelimit.ErrInvalidRequest, a.limit.Name()))
 		}

@@ -54,7 +54,6 @@ func TestHeaderFields(t *testing.T) {
 		{"draft", httplimit.DraftHeaders},
 		{"trio", httplimit.Draft06Headers},
 		{"epoch", httplimit.EpochHeaders},
-		{"openai", httplimit.OpenAIHeaders},
 		{"none", httplimit.NoHeaders},
 	} {
 		for _, c := range []struct {
@@ -106,7 +105,6 @@ func TestAnswers(t *testing.T) {
 		{"refused", spend(limits(httplimit.Limit{Limit: perUser, Key: user, Cost: all}))},
 		{"refused by two limits", spend(limits(
 			httplimit.Limit{Limit: perUser, Key: user, Cost: all}, httplimit.Limit{Limit: windowed, Key: user, Cost: httplimit.FixedCost(10)}))},
-		{"refused as abuse", spend(limits(httplimit.Limit{Limit: perUser, Key: user, Cost: all, Abuse: true}))},
 		{"paused", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { httplimit.NewRefusal(paused).ServeHTTP(w, r) })},
 		{"no key", inMemory(t, limits(httplimit.Limit{Limit: perUser, Key: failing(httplimit.ErrNoKey)}), respond())},
 		{"bad key", inMemory(t, limits(httplimit.Limit{Limit: perUser, Key: failing(httplimit.ErrBadKey)}), respond())},

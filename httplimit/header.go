@@ -55,10 +55,6 @@ const (
 	// EpochHeaders are X-RateLimit-Limit, X-RateLimit-Remaining and X-RateLimit-Reset. Reset is in seconds
 	// since 1970, on the database's clock.
 	EpochHeaders
-	// OpenAIHeaders are x-ratelimit-limit-requests, x-ratelimit-remaining-requests and
-	// x-ratelimit-reset-requests, and the same for each other Unit of the limits, as in -tokens. Reset is a
-	// duration such as 6m0s.
-	OpenAIHeaders
 	// NoHeaders are none. The body of a refusal still says which limit it was, and its rate.
 	NoHeaders
 )
@@ -66,7 +62,7 @@ const (
 // Set sets the fields of a decision, and replaces existing ones, for handlers without a middleware around them. Behind
 // a middleware use [Merge], which keeps its fields.
 func (h Headers) Set(header http.Header, d ratelimit.Decision) {
-	h.set(header, tellable(d, func(int) string { return "" }, 0), !d.Allowed)
+	h.set(header, tellable(d, func(int) string { return "" }), !d.Allowed)
 }
 
 const (
@@ -87,8 +83,6 @@ func (h Headers) set(header http.Header, states []stated, refused bool) {
 		set(header, "RateLimit-%s", states, func(_ time.Time, wait time.Duration) int64 { return seconds(wait) })
 	case EpochHeaders:
 		set(header, "X-RateLimit-%s", states, epoch)
-	case OpenAIHeaders:
-		setOpenAI(header, states)
 	case NoHeaders:
 	}
 }
@@ -97,9 +91,8 @@ func (h Headers) set(header http.Header, states []stated, refused bool) {
 type stated struct {
 	ratelimit.State
 
-	unit     string    // that it counts
-	at       time.Time // the instant of the decision
-	ratioCap float64
+	unit string    // that it counts
+	at   time.Time // the instant of the decision
 }
 
 // withUnits returns the states with the unit of each limit, if any of its states has one. So a handler need not repeat the unit of
@@ -125,7 +118,7 @@ func withUnits(states []stated) []stated {
 
 // tellable returns the states to send to clients. It leaves out limits that are off or were not asked because another is
 // paused (their state is unknown), and limits in shadow, which are not enforced. A paused limit has no tokens until the pause ends.
-func tellable(d ratelimit.Decision, unit func(int) string, ratioCap float64) []stated {
+func tellable(d ratelimit.Decision, unit func(int) string) []stated {
 	states := make([]stated, 0, len(d.States))
 	for i, s := range d.States {
 		isPaused := telemetry.Refuses(&s) && !s.PausedUntil.IsZero()
@@ -139,7 +132,7 @@ func tellable(d ratelimit.Decision, unit func(int) string, ratioCap float64) []s
 		if in == "" && validUnit.MatchString(s.Unit) { // what a stored rule says
 			in = s.Unit
 		}
-		states = append(states, stated{s, in, d.At, ratioCap})
+		states = append(states, stated{s, in, d.At})
 	}
 	return states
 }
@@ -177,23 +170,6 @@ func tightest(states []stated) int {
 		}
 	}
 	return best
-}
-
-func setOpenAI(header http.Header, states []stated) {
-	byUnit := make(map[string][]stated, 2)
-	for _, s := range states {
-		name := s.unit
-		if name == "" {
-			name = "requests"
-		}
-		byUnit[name] = append(byUnit[name], s)
-	}
-	for name, states := range byUnit {
-		s := states[tightest(states)]
-		header.Set("X-RateLimit-Limit-"+name, strconv.FormatInt(integer(s.Limit.Capacity()), 10))
-		header.Set("X-RateLimit-Remaining-"+name, strconv.FormatInt(integer(min(s.Remaining, s.Limit.Capacity())), 10))
-		header.Set("X-RateLimit-Reset-"+name, roundUp(s.ResetAfter, time.Millisecond).String())
-	}
 }
 
 // roundUp returns d as a multiple of unit, up to where a Duration ends.
@@ -252,15 +228,11 @@ func policyItem(limit ratelimit.Limit, unit string) string {
 // limitItem returns the tokens left and the time until more come. A bucket may hold more than the quota of policyItem; then it
 // returns the quota.
 func limitItem(s *stated) string {
-	schedule := scheduleOf(s.Limit)
-	tokens, period := schedule.quota()
+	tokens, _ := scheduleOf(s.Limit).quota()
 	left := min(integer(s.Remaining), tokens)
 	window, known := effectiveWindow(s.State, s.at)
 	if !known {
 		return fmt.Sprintf(`"%s";r=%d`, s.Limit.Name(), left)
-	}
-	if s.ratioCap > 0 && schedule.period() > 0 {
-		left = min(left, integer(math.Ceil(s.ratioCap*float64(tokens)*float64(window)/float64(period))))
 	}
 	return fmt.Sprintf(`"%s";r=%d;t=%d`, s.Limit.Name(), left, window)
 }

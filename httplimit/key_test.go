@@ -87,7 +87,6 @@ func TestKey(t *testing.T) {
 		"JoinWithAPartMissing":    {key: httplimit.Join(text("a"), header), request: get("/"), err: httplimit.ErrNoKey},
 		"JoinWithAnEmptyPart":     {key: httplimit.Join(text("a"), text("")), request: get("/"), err: httplimit.ErrNoKey},
 		"JoinWithABadPart":        {key: httplimit.Join(text("a"), query), request: get("/?user=a&user=b"), err: httplimit.ErrBadKey},
-		"HashedAbsent":            {key: httplimit.Hashed(make([]byte, 16), header), request: get("/"), err: httplimit.ErrNoKey},
 		"FirstOfNone":             {key: httplimit.FirstOf(header, query), request: get("/"), err: httplimit.ErrNoKey},
 		"FirstOfStopsAtABadKey":   {key: httplimit.FirstOf(query, text("a")), request: get("/?user=a&user=b"), err: httplimit.ErrBadKey},
 		"FirstOfSkipsAnEmptyKey":  {key: httplimit.FirstOf(text(""), text("a")), request: get("/"), want: "1|a"},
@@ -119,7 +118,7 @@ func TestKey(t *testing.T) {
 		t.Parallel()
 		down := errors.New("the directory is down")
 		failing := httplimit.Key(func(*http.Request) (string, error) { return "half", down })
-		for _, key := range []httplimit.Key{failing, httplimit.Join(text("a"), failing), httplimit.FirstOf(failing, text("a")), httplimit.Hashed(make([]byte, 16), failing)} {
+		for _, key := range []httplimit.Key{failing, httplimit.Join(text("a"), failing), httplimit.FirstOf(failing, text("a"))} {
 			got, err := key.Of(get("/"))
 			require.ErrorIs(t, err, down)
 			require.Empty(t, got)
@@ -210,30 +209,6 @@ func TestJoinNeverCollides(t *testing.T) {
 	}
 }
 
-func TestHashed(t *testing.T) {
-	t.Parallel()
-	of := func(secret, value string) string {
-		key, err := httplimit.Hashed([]byte(secret), text(value)).Of(nil)
-		require.NoError(t, err)
-		return key
-	}
-	// HMAC-SHA-256 of "httplimit key", NUL and the value, as openssl dgst computes it.
-	require.Equal(t, "FmOJfaAprJ91OkO69EBW2LTdouEB57eo3wxVFsRX3hQ", of("0123456789abcdef", "ada"))
-	require.NotEqual(t, of("0123456789abcdef", "ada"), of("0123456789abcdef", "bob"))
-	require.NotEqual(t, of("0123456789abcdef", "ada"), of("0123456789abcdeF", "ada"))
-	require.Len(t, of("0123456789abcdef", strings.Repeat("a", 5000)), 43)
-
-	t.Run("DoesNotNoticeThatTheCallerWipesTheSecret", func(t *testing.T) {
-		t.Parallel()
-		secret := []byte("0123456789abcdef")
-		key := httplimit.Hashed(secret, text("ada"))
-		clear(secret)
-		got, err := key.Of(nil)
-		require.NoError(t, err)
-		require.Equal(t, of("0123456789abcdef", "ada"), got)
-	})
-}
-
 func TestKeysThatAreMistakesPanic(t *testing.T) {
 	t.Parallel()
 	for name, construct := range map[string]func(){
@@ -245,8 +220,6 @@ func TestKeysThatAreMistakesPanic(t *testing.T) {
 		"JoinOfNothing":    func() { httplimit.Join() },
 		"JoinOfNil":        func() { httplimit.Join(text("a"), nil) },
 		"FirstOfNothing":   func() { httplimit.FirstOf() },
-		"HashedNil":        func() { httplimit.Hashed(make([]byte, 16), nil) },
-		"ShortSecret":      func() { httplimit.Hashed(make([]byte, 15), text("a")) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -1,9 +1,6 @@
 package httplimit
 
 import (
-	"crypto/hmac"
-	"crypto/sha256"
-	"encoding/base64"
 	"errors"
 	"fmt"
 	"net/http"
@@ -12,8 +9,6 @@ import (
 
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
-
-const minSecretBytes = 16
 
 // Join returns the Key of all of keys together, as an account and an address: "ada|203.0.113.7". The parts are joined
 // as by [ratelimit.Join], so that keys that differ in any part differ as a whole. When a part is missing there is no key. It panics when there are no keys, or a nil one.
@@ -56,26 +51,6 @@ func FirstOf(keys ...Key) Key {
 	}
 }
 
-// Hashed returns the Key with the HMAC-SHA-256 of the text of key under secret, as 43 characters of base64url, so that
-// neither the table nor a log has an address, a name or an API key. A new secret resets the limits. It panics if the
-// secret has fewer than 16 bytes or key is nil.
-//
-// To hash the keys of every limit, set HashKey of ratelimit.Config instead.
-func Hashed(secret []byte, key Key) Key {
-	if len(secret) < minSecretBytes {
-		panic(fmt.Sprintf("httplimit: Hashed: the secret has %d bytes; use %d random ones or more", len(secret), minSecretBytes))
-	}
-	mustKeys("Hashed", []Key{key})
-	secret = slices.Clone(secret)
-	return func(r *http.Request) (string, error) {
-		text, err := key.Of(r)
-		if err != nil {
-			return "", err
-		}
-		return base64.RawURLEncoding.EncodeToString(keyedHash(secret, text)), nil
-	}
-}
-
 // mustKeys returns a copy of keys, and panics when one is missing: a mistake of the program.
 func mustKeys(constructor string, keys []Key) []Key {
 	if len(keys) == 0 {
@@ -87,12 +62,4 @@ func mustKeys(constructor string, keys []Key) []Key {
 		}
 	}
 	return slices.Clone(keys)
-}
-
-// keyedHash returns the HMAC-SHA-256 of text under secret. The prefix keeps it apart from other uses of the secret.
-func keyedHash(secret []byte, text string) []byte {
-	mac := hmac.New(sha256.New, secret)
-	mac.Write([]byte("httplimit key\x00"))
-	mac.Write([]byte(text))
-	return mac.Sum(nil)
 }

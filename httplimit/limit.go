@@ -16,11 +16,6 @@ type Limit struct {
 	// Limit is the limit. Each Limit of a Config needs another one: requests may differ in cost and key. A request
 	// holds the slots of a [ratelimit.Concurrency] while its handler runs; its cost is their number.
 	Limit ratelimit.Limit
-	// LimitFor chooses the limit by the request, in place of Limit, for example for the plans of customers. Give the
-	// limits of different plans different names: under one name a caller who changes plans keeps the bucket, which then
-	// has two policies. For plans under one name, see Plan. A request fails if LimitFor returns the zero Limit, or a
-	// limit that already applies to the request. Errors are answered as errors of Key.
-	LimitFor func(r *http.Request) (ratelimit.Limit, error)
 	// Key returns the key of the bucket that pays. An error that wraps ErrNoKey or ErrBadKey is answered 400, any other
 	// 503, also with FailOpen: no request shares a bucket by mistake, and none passes without one.
 	Key Key
@@ -31,7 +26,7 @@ type Limit struct {
 	Global bool
 	// Cost returns the cost of a request. Defaults to FixedCost(1).
 	Cost Cost
-	// When reports whether the limit applies to a request. Defaults to nil, always.
+	// When reports whether the limit applies to a request, for example by the plan of its caller. Defaults to nil, always.
 	When func(r *http.Request) bool
 	// Credit reports, by the status of the response, whether the request gets its tokens back: see [CreditOn5xx] and
 	// [CountOnlyFailures]. Slots are always released. A nil Credit means never.
@@ -39,8 +34,6 @@ type Limit struct {
 	// Unit is the unit of the limit in header fields: lower-case letters, digits and hyphens, as in "tokens" or
 	// "content-bytes". Defaults to requests.
 	Unit string
-	// Abuse reports a refusal as detected abuse rather than as an exceeded quota.
-	Abuse bool
 }
 
 const maxLimits = 64 // limits in one call of the core
@@ -49,10 +42,9 @@ var validUnit = regexp.MustCompile(`^[a-z0-9-]{1,32}$`)
 
 // validate returns an error unless l can ask every request.
 func (l *Limit) validate() error {
-	hasLimit := l.Limit.Policy() != nil
 	switch {
-	case hasLimit == (l.LimitFor != nil):
-		return errors.New("it needs a Limit, made with ratelimit.Define, or a LimitFor, and not both")
+	case l.Limit.Policy() == nil:
+		return errors.New("it needs a Limit, made with ratelimit.Define")
 	case l.Global == (l.Key != nil):
 		return errors.New("it needs a Key that says who pays, or Global for one bucket for everybody, and not both")
 	case l.Unit != "" && !validUnit.MatchString(l.Unit):
@@ -71,9 +63,6 @@ func (l *Limit) validate() error {
 
 // validateCapacity returns an error if a fixed cost is larger than the capacity of the Limit's definition.
 func (l *Limit) validateCapacity() error {
-	if l.Limit.Policy() == nil {
-		return nil
-	}
 	if l.Limit.Capacity() == 0 {
 		return errors.New("its limit has the Capacity None, from which only reservations can take")
 	}
@@ -105,9 +94,9 @@ func validateLimits(limits []Limit, hasPolicies bool) error {
 			err = limits[i].validateCapacity()
 		}
 		if err != nil {
-			return fmt.Errorf("field Limits[%d]%s: %w", i, inParentheses(name), err)
+			return fmt.Errorf("field Limits[%d] (%s): %w", i, name, err)
 		}
-		if name != "" && seen[name] {
+		if seen[name] {
 			return fmt.Errorf("field Limits[%d]: an earlier one has the limit %q; define one with a name of its own, "+
 				"or let one choose the key or the cost by the request", i, name)
 		}
@@ -116,17 +105,9 @@ func validateLimits(limits []Limit, hasPolicies bool) error {
 	return nil
 }
 
-func inParentheses(name string) string {
-	if name == "" {
-		return ""
-	}
-	return " (" + name + ")"
-}
-
 // ask is the charge of a request for one Limit.
 type ask struct {
 	spec  *Limit
-	index int // of spec in Config.Limits
 	limit ratelimit.Limit
 	key   string // empty when spec is global
 	plan  string // empty when there is none
@@ -135,19 +116,10 @@ type ask struct {
 	given *ratelimit.Request // from Config.Requests; if nil, the other fields make the request
 }
 
-// ask returns what l, which is Limits[index], asks a request for. A fault is the reason why it cannot.
-func (l *Limit) ask(request *http.Request, index int) (ask, *fault) {
-	a := ask{spec: l, index: index, limit: l.Limit, cost: 1}
+// ask returns what l asks a request for. A fault is the reason why it cannot.
+func (l *Limit) ask(request *http.Request) (ask, *fault) {
+	a := ask{spec: l, limit: l.Limit, cost: 1}
 	var err error
-	if l.LimitFor != nil {
-		if a.limit, err = l.LimitFor(request); err != nil {
-			return ask{}, unasked(ask{}, err)
-		}
-		if a.limit.Policy() == nil {
-			return ask{}, unasked(a, fmt.Errorf("%w: Limits[%d].LimitFor returned the zero Limit; make limits with ratelimit.Define",
-				ratelimit.ErrInvalidLimit, index))
-		}
-	}
 	if l.Key != nil {
 		if a.key, err = l.Key.Of(request); err != nil {
 			return ask{}, unasked(a, err)
@@ -165,17 +137,6 @@ func (l *Limit) ask(request *http.Request, index int) (ask, *fault) {
 		a.cost = min(a.cost, math.MaxFloat64) // an infinite cost exceeds the capacity; it is not invalid
 	}
 	return a, nil
-}
-
-// apart returns the fault of an ask for a limit that one of the others asks too, and nil when there is none.
-func (a *ask) apart(others []ask) *fault {
-	for i := range others {
-		if others[i].limit.Name() == a.limit.Name() {
-			return unasked(*a, fmt.Errorf("%w: Limits[%d] and Limits[%d] have the limit %q for one request; give each of them a limit with a name of its own",
-				ratelimit.ErrInvalidRequest, others[i].index, a.index, a.limit.Name()))
-		}
-	}
-	return nil
 }
 
 // unasked returns the fault of a request whose limit, key or cost is an error. a has the parts that are known.

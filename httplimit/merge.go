@@ -39,15 +39,13 @@ func waitFor(header http.Header, wait int64) int64 {
 // merge adds the states of d to the states of the outer middlewares.
 func (a *Admission) merge(header http.Header, d ratelimit.Decision) {
 	a.mu.Lock()
-	a.merged = append(a.merged, tellable(d, func(int) string { return "" }, a.middleware.config.RatioCap)...)
+	a.merged = append(a.merged, tellable(d, func(int) string { return "" })...)
 	a.mu.Unlock()
 	var set []Headers
 	for around := a; around != nil; around = around.outer {
-		for _, form := range around.middleware.forms {
-			if !slices.Contains(set, form) {
-				form.set(header, a.told(form), !d.Allowed)
-				set = append(set, form)
-			}
+		if form := around.middleware.config.Headers; !slices.Contains(set, form) {
+			form.set(header, a.told(form), !d.Allowed)
+			set = append(set, form)
 		}
 	}
 }
@@ -58,7 +56,7 @@ func (a *Admission) told(form Headers) []stated {
 		return nil
 	}
 	all := a.outer.told(form)
-	if slices.Contains(a.middleware.forms, form) {
+	if a.middleware.config.Headers == form {
 		all = append(all, a.stated...)
 	}
 	a.mu.Lock()
@@ -68,7 +66,7 @@ func (a *Admission) told(form Headers) []stated {
 
 // stated returns what the fields tell of a decision on asks.
 func (m *middleware) stated(asks []ask, d ratelimit.Decision) []stated {
-	return tellable(d, func(i int) string { return asks[i].spec.Unit }, m.config.RatioCap)
+	return tellable(d, func(i int) string { return asks[i].spec.Unit })
 }
 
 // setHeaders adds the states of this middleware to the states of the outer ones. refused reports whether it refuses the request.
@@ -76,11 +74,6 @@ func (m *middleware) setHeaders(header http.Header, outer *Admission, states []s
 	if len(states) == 0 {
 		return
 	}
-	for _, form := range m.forms {
-		all := states
-		if outer != nil {
-			all = append(outer.told(form), states...)
-		}
-		form.set(header, all, refused)
-	}
+	form := m.config.Headers
+	form.set(header, append(outer.told(form), states...), refused)
 }

@@ -27,11 +27,6 @@ type Config struct {
 	Route string
 	// Headers is the form of the fields in responses. Defaults to DraftHeaders.
 	Headers Headers
-	// AlsoHeaders are further forms, for example EpochHeaders for old clients. Defaults to none.
-	AlsoHeaders []Headers
-	// RatioCap makes Draft11Headers understate the tokens left: at most RatioCap times the tokens that the rate gives
-	// in the stated time. This keeps clients from using up a fixed window in its last seconds. 0 disables it.
-	RatioCap float64
 	// RetryJitter lengthens Retry-After by up to this share of the wait, 0.5 at most, so that clients that were refused
 	// together do not return together. The key decides the amount, or chance for requests with global limits only. 0
 	// disables it.
@@ -61,7 +56,7 @@ const (
 )
 
 func (c Config) withDefaults() Config {
-	c.Limits, c.AlsoHeaders = slices.Clone(c.Limits), slices.Clone(c.AlsoHeaders) // the caller may go on with its own
+	c.Limits = slices.Clone(c.Limits) // the caller may go on with its own
 	if c.DecisionTimeout == 0 {
 		c.DecisionTimeout = defaultDecisionTimeout
 	}
@@ -80,10 +75,6 @@ func (c Config) validate(hasPolicies bool) error {
 		return fmt.Errorf("field Route is %.40q; use up to %d bytes of UTF-8", c.Route, maxRouteBytes)
 	case c.Headers < 0 || c.Headers > NoHeaders:
 		return fmt.Errorf("field Headers is %d; use one of the constants", c.Headers)
-	case !areForms(c.Headers, c.AlsoHeaders):
-		return fmt.Errorf("field AlsoHeaders is %v beside Headers %v; use other forms than that, each once, and none beside NoHeaders", c.AlsoHeaders, c.Headers)
-	case !(c.RatioCap >= 0):
-		return fmt.Errorf("field RatioCap is %v; use a number above 0, or 0 for no cap", c.RatioCap)
 	case !(c.RetryJitter >= 0 && c.RetryJitter <= maxRetryJitter):
 		return fmt.Errorf("field RetryJitter is %v; use a share from 0 to %v", c.RetryJitter, maxRetryJitter)
 	case len(c.Limits) == 0 && c.Requests == nil:
@@ -94,23 +85,10 @@ func (c Config) validate(hasPolicies bool) error {
 	return validateLimits(c.Limits, hasPolicies)
 }
 
-// areForms reports whether others are forms beside the first, each once.
-func areForms(first Headers, others []Headers) bool {
-	seen := map[Headers]bool{first: true}
-	for _, h := range others {
-		if h < 0 || h >= NoHeaders || first == NoHeaders || seen[h] {
-			return false
-		}
-		seen[h] = true
-	}
-	return true
-}
-
 // middleware is a Config that is in use.
 type middleware struct {
 	limiter *ratelimit.Limiter
 	config  Config
-	forms   []Headers // the headers of responses
 	log     failureLog
 }
 
@@ -130,7 +108,6 @@ func New(limiter *ratelimit.Limiter, config Config) (func(http.Handler) http.Han
 		return nil, fmt.Errorf("%w: httplimit: %w", ratelimit.ErrInvalidConfig, err)
 	}
 	m := &middleware{limiter: limiter, config: config, log: failureLog{logger: config.Logger}}
-	m.forms = append([]Headers{config.Headers}, config.AlsoHeaders...)
 	return func(next http.Handler) http.Handler {
 		mustHandler(next)
 		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { m.serve(w, r, next) })
@@ -175,10 +152,7 @@ func (m *middleware) ask(r *http.Request) (asks []ask, _ *fault) {
 		if l.When != nil && !l.When(r) {
 			continue
 		}
-		a, fault := l.ask(r, i)
-		if fault == nil {
-			fault = a.apart(asks)
-		}
+		a, fault := l.ask(r)
 		switch {
 		case fault == nil:
 			asks = append(asks, a)

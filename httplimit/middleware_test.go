@@ -109,93 +109,29 @@ func mustNotRun(t *testing.T) http.Handler {
 	return http.HandlerFunc(func(http.ResponseWriter, *http.Request) { t.Error("the handler ran") })
 }
 
+// TestLimitsByPlan promises that one of several limits applies, by a When of each.
 func TestLimitsByPlan(t *testing.T) {
 	t.Parallel()
-	b := setup(t)
-	plans := map[string]ratelimit.Limit{
-		"free": ratelimit.Define("freePlan", ratelimit.PerHour(2)),
-		"pro":  ratelimit.Define("proPlan", ratelimit.PerHour(200)),
-		"zero": {},
+	onPlan := func(plan string) func(*http.Request) bool {
+		return func(r *http.Request) bool { return r.Header.Get("X-Plan") == plan }
 	}
-	handler := b.limited(t, httplimit.Config{FailOpen: true, Limits: []httplimit.Limit{{
-		Key: user,
-		LimitFor: func(r *http.Request) (ratelimit.Limit, error) {
-			plan := r.Header.Get("X-Plan")
-			if plan == "" {
-				return ratelimit.Limit{}, httplimit.ErrNoKey
-			}
-			limit, ok := plans[plan]
-			if !ok {
-				return ratelimit.Limit{}, errors.New("the plans cannot be read")
-			}
-			return limit, nil
-		},
-	}}}, respond())
+	handler := setup(t).limited(t, limits(
+		httplimit.Limit{Limit: ratelimit.Define("freePlan", ratelimit.PerHour(1)), Key: user, When: onPlan("free")},
+		httplimit.Limit{Limit: ratelimit.Define("proPlan", ratelimit.PerHour(200)), Key: user, When: onPlan("pro")},
+	), respond())
 	for _, step := range []struct {
 		plan   string
 		status int
 		policy string
 	}{
-		{"free", 200, `"freePlan";q=2;w=3600`},
-		{"free", 200, `"freePlan";q=2;w=3600`},
-		{"free", 429, `"freePlan";q=2;w=3600`},
+		{"free", 200, `"freePlan";q=1;w=3600`},
+		{"free", 429, `"freePlan";q=1;w=3600`},
 		{"pro", 200, `"proPlan";q=200;w=3600`},
-		{"", 400, ""},
-		{"gold", 503, ""},
-		{"zero", 503, ""},
 	} {
 		w := do(handler, request(t, "X-Plan", step.plan))
 		require.Equal(t, step.status, w.Code, step.plan)
 		require.Equal(t, step.policy, w.Header().Get("RateLimit-Policy"), step.plan)
 	}
-
-	b = setup(t)
-	config := limits(userLimit, httplimit.Limit{Key: user, LimitFor: func(*http.Request) (ratelimit.Limit, error) { return ratelimit.Limit{}, nil }})
-	require.Equal(t, http.StatusServiceUnavailable, do(b.limited(t, config, mustNotRun(t)), request(t)).Code)
-	require.Contains(t, b.log.String(), "Limits[1].LimitFor returned the zero Limit")
-}
-
-// TestTwoRulesInOneLimit promises an error if the limit chosen by a request is also the limit of another rule, and that a rule in
-// shadow mode is left out then.
-func TestTwoRulesInOneLimit(t *testing.T) {
-	t.Parallel()
-	b := setup(t)
-	chosen := httplimit.Limit{
-		LimitFor: func(*http.Request) (ratelimit.Limit, error) { return perUser, nil },
-		Key:      func(*http.Request) (string, error) { return "bob", nil },
-	}
-	for name, c := range map[string]struct {
-		limits  []httplimit.Limit
-		shadow  bool
-		status  int
-		told    []string
-		charged float64
-		logged  string
-	}{
-		"BehindOneOfItsOwn": {[]httplimit.Limit{userLimit, chosen}, false, 503, []string{"failed_closed perUser"}, 0, "Limits[0] and Limits[1]"},
-		"BeforeOneOfItsOwn": {[]httplimit.Limit{chosen, {Limit: everyone, Global: true}, userLimit}, false, 503, []string{"failed_closed perUser"}, 0, "Limits[0] and Limits[2]"},
-		"BothChosen":        {[]httplimit.Limit{chosen, chosen}, false, 503, []string{"failed_closed perUser"}, 0, "Limits[0] and Limits[1]"},
-		"InShadow":          {[]httplimit.Limit{userLimit, chosen}, true, 200, []string{"shadow_failed_closed perUser", "allowed perUser"}, 1, "Limits[0] and Limits[1]"},
-		"BothInShadow":      {[]httplimit.Limit{chosen, chosen}, true, 200, []string{"shadow_failed_closed perUser", "allowed perUser"}, 0, "Limits[0] and Limits[1]"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			b := setup(t)
-			if c.shadow {
-				b.inShadow(t, perUser)
-			}
-			w := do(b.limited(t, httplimit.Config{Limits: c.limits, FailOpen: true}, respond()), request(t))
-			require.Equal(t, c.status, w.Code)
-			require.Equal(t, c.told, b.told.results())
-			require.Equal(t, c.charged, b.charged(t, perUser.For("ada")))
-			require.Contains(t, b.log.String(), c.logged)
-		})
-	}
-
-	apart := chosen
-	apart.When = func(r *http.Request) bool { return r.Header.Get("X-User") == "" }
-	w := do(b.limited(t, limits(userLimit, apart), respond()), request(t))
-	require.Equal(t, http.StatusOK, w.Code, "what does not apply is not in the way")
 }
 
 // TestJitterIsSteadyForAKeyAndOnlyAdds promises that a refused caller waits a little longer than necessary: always the same time, and
@@ -235,7 +171,7 @@ func TestNewRefusesWhatCannotWork(t *testing.T) {
 		"Limits has 0":   {},
 		"field Route is": {Limits: []httplimit.Limit{userLimit}, Route: "/\xff"},
 		"field Route":    {Limits: []httplimit.Limit{userLimit}, Route: strings.Repeat("r", 201)},
-		"Limits[0]: it needs a Limit, made with ratelimit.Define, or a LimitFor": limits(httplimit.Limit{Key: user}),
+		"it needs a Limit, made with ratelimit.Define": limits(httplimit.Limit{Key: user}),
 		"and not both":            limits(httplimit.Limit{Limit: perUser, Key: user, Global: true}),
 		"says who pays":           limits(httplimit.Limit{Limit: perUser}),
 		`has the limit "perUser"`: limits(userLimit, httplimit.Limit{Limit: perUser, Global: true}),
@@ -253,7 +189,6 @@ func TestNewRefusesWhatCannotWork(t *testing.T) {
 		"in this order":                         limits(httplimit.Limit{Limit: perUser, Key: user, Cost: httplimit.StatedCost{Header: "X", Min: 4, Max: 2}}),
 		"Unit is":                               limits(httplimit.Limit{Limit: perUser, Key: user, Unit: "Tokens!"}),
 		"Headers is 9":                          {Limits: []httplimit.Limit{userLimit}, Headers: 9},
-		"RatioCap is NaN":                       {Limits: []httplimit.Limit{userLimit}, RatioCap: math.NaN()},
 		"RetryJitter is 0.6":                    {Limits: []httplimit.Limit{userLimit}, RetryJitter: 0.6},
 		"DecisionTimeout is -1s":                {Limits: []httplimit.Limit{userLimit}, DecisionTimeout: -time.Second},
 	} {

@@ -55,9 +55,6 @@ func TestFieldsLeaveOutWhatIsNotEnforced(t *testing.T) {
 		"PausedTrio":  {httplimit.Draft06Headers, decision(false, leftAlone, pausedState), map[string]string{"Ratelimit-Limit": "1000", "Ratelimit-Remaining": "0", "Ratelimit-Reset": "91"}},
 		"ShadowTrio":  {httplimit.Draft06Headers, decision(true, triedState, allowedState), map[string]string{"Ratelimit-Limit": "60", "Ratelimit-Remaining": "59", "Ratelimit-Reset": "1"}},
 		"ShadowEpoch": {httplimit.EpochHeaders, decision(true, triedState, allowedState), map[string]string{"X-Ratelimit-Limit": "60", "X-Ratelimit-Remaining": "59", "X-Ratelimit-Reset": "1773050401"}},
-		"PausedOpenAI": {httplimit.OpenAIHeaders, decision(false, pausedState), map[string]string{
-			"X-Ratelimit-Limit-Requests": "1000", "X-Ratelimit-Remaining-Requests": "0", "X-Ratelimit-Reset-Requests": "1m30.001s",
-		}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -135,7 +132,7 @@ func TestAPausedLimitAnswers429UntilThePauseEnds(t *testing.T) {
 	s.set(t, perUser, "", of(ratelimit.PerMinute(3)))
 	rule := s.RulingFor(perUser, "", "").Paused(ten.Add(90*time.Second+time.Microsecond), "the provider is down")
 	s.rules.Store(storedKey{"perUser", ""}, rule)
-	handler := b.limited(t, limits(httplimit.Limit{Limit: everyone, Global: true, Abuse: true}, httplimit.Limit{Limit: perUser, Key: user, Abuse: true}), respond())
+	handler := b.limited(t, limits(httplimit.Limit{Limit: everyone, Global: true}, userLimit), respond())
 	w := do(handler, request(t))
 	require.Equal(t, http.StatusTooManyRequests, w.Code)
 	require.Equal(t, "91", w.Header().Get("Retry-After"))

@@ -139,11 +139,9 @@ func TestFieldsStateThePolicyThatDecides(t *testing.T) {
 		require.Equal(t, c.limit, got.Get("RateLimit"))
 	}
 	require.Equal(t, "900", fields(httplimit.Draft06Headers, "ada", "pro").Get("RateLimit-Limit"))
-	require.Equal(t, "5", fields(httplimit.OpenAIHeaders, "bob", "free").Get("X-RateLimit-Limit-requests"))
 
 	s.set(t, perPlan, "batch", ratelimit.Era{Policy: ratelimit.PerMinute(600), Unit: "tokens"})
 	require.Equal(t, `"perPlan";q=600;w=60;qu="tokens"`, fields(httplimit.DraftHeaders, "eve", "batch").Get("RateLimit-Policy"))
-	require.Equal(t, "599", fields(httplimit.OpenAIHeaders, "eve2", "batch").Get("X-RateLimit-Remaining-tokens"))
 
 	s.set(t, perPlan, "free", of(ratelimit.PerDay(2)))
 	w := do(b.limited(t, limits(planned(perPlan)), respond()), request(t, "X-User", "dan", "X-Plan", "free"))

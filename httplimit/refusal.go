@@ -98,12 +98,6 @@ func (f *Refusal) waitFor(seconds int64) {
 	}
 }
 
-// abuse words the refusal as detected abuse.
-func (f *Refusal) abuse() {
-	f.Reason, f.Title = "abnormal-usage-detected", "Request not satisfied due to detection of abnormal request pattern"
-	f.Type, f.Detail = problemTypes+f.Reason, fmt.Sprintf("retry in %d s", f.RetryAfter)
-}
-
 // fault is why no decision was made.
 type fault struct {
 	result    string
@@ -231,18 +225,6 @@ func refuseWith(w http.ResponseWriter, r *http.Request, refusal Refusal, answer 
 		_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(bodyTimeout)) // w may not have it
 	}
 	answer(w, r, refusal)
-}
-
-// refusal returns the answer to a decision that refuses.
-func (m *middleware) refusal(asks []ask, d ratelimit.Decision) Refusal {
-	f := newRefusal(d, m.jitter(asks, d.RetryAfter))
-	for i := range d.States {
-		if asks[i].spec.Abuse && telemetry.Refuses(&d.States[i]) && !telemetry.IsPaused(d) && !telemetry.IsReduced(d) {
-			f.abuse()
-			break
-		}
-	}
-	return f
 }
 
 // longestJittered keeps the sum of a wait and its jitter within a Duration.

@@ -72,17 +72,6 @@ func TestHeadGetsNoBody(t *testing.T) {
 	require.Equal(t, "20", w.Header().Get("Retry-After"))
 }
 
-func TestAbuseIsNamedSo(t *testing.T) {
-	t.Parallel()
-	b := setup(t)
-	failures := ratelimit.Define("failures", ratelimit.PerMinute(1))
-	b.take(t, failures.For("ada"))
-	handler := b.limited(t, limits(userLimit, httplimit.Limit{Limit: failures, Key: user, Abuse: true}), mustNotRun(t))
-	w := do(handler, request(t))
-	require.Equal(t, http.StatusTooManyRequests, w.Code)
-	require.Equal(t, "abnormal-usage-detected", w.Header().Get("RateLimit-Reason"))
-}
-
 // TestRefuseMayAnswerInItsOwnWay promises that the fields are set for an answer that is replaced, and that it may
 // change the default one.
 func TestRefuseMayAnswerInItsOwnWay(t *testing.T) {

@@ -17,7 +17,6 @@ type example struct {
 	reserved ratelimit.Request
 	at       time.Duration // after ten
 	cost     float64
-	ratioCap float64
 	status   int
 	policy   string
 	limit    string
@@ -57,10 +56,6 @@ var examples = map[string]example{
 		limits: one(freeTrial), spent: freeTrial.For("ada").Cost(40), at: 59*time.Minute + 50*time.Second, status: 200,
 		policy: `"freeTrialSignUp";q=100;w=3600`, limit: `"freeTrialSignUp";r=59;t=10`,
 	},
-	"FW-A2 with a cap on the ratio": {
-		limits: one(freeTrial), spent: freeTrial.For("ada").Cost(40), at: 59*time.Minute + 50*time.Second, ratioCap: 10, status: 200,
-		policy: `"freeTrialSignUp";q=100;w=3600`, limit: `"freeTrialSignUp";r=3;t=10`,
-	},
 	"FW-A3": {
 		limits: one(freeTrial), spent: freeTrial.For("ada").Cost(99), at: 40 * time.Minute, status: 200,
 		policy: `"freeTrialSignUp";q=100;w=3600`, limit: `"freeTrialSignUp";r=0;t=1200`,
@@ -68,10 +63,6 @@ var examples = map[string]example{
 	"SW-A1 until more than what is left can be had": {
 		limits: one(anyMinute), spent: anyMinute.For("ada").Cost(4), status: 200,
 		policy: `"anyMinute";q=10;w=60`, limit: `"anyMinute";r=5;t=70`,
-	},
-	"SW-A2 with a cap on the ratio": {
-		limits: one(anyMinute), ratioCap: 0.5, status: 200,
-		policy: `"anyMinute";q=10;w=60`, limit: `"anyMinute";r=6;t=70`,
 	},
 	"SW-R1": {
 		limits: one(anyMinute), spent: anyMinute.For("ada").Cost(10), status: 429, retry: "70",
@@ -109,7 +100,7 @@ func TestDraftHeadersOfTheWorkedExamples(t *testing.T) {
 			b := setup(t)
 			b.clock.Set(ten.Add(e.at))
 			e.prepare(t, b)
-			config := httplimit.Config{Limits: e.limits, RatioCap: e.ratioCap}
+			config := httplimit.Config{Limits: e.limits}
 			if e.cost != 0 {
 				config.Limits[0].Cost = httplimit.FixedCost(e.cost)
 			}
