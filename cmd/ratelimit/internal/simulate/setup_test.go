@@ -47,7 +47,6 @@ type traffic struct {
 	at              time.Time
 	buffer          []byte
 	json            bool
-	end             func() // called at the end, if it is not nil
 }
 
 func newTraffic(lines, addresses int) *traffic {
@@ -64,10 +63,6 @@ func (g *traffic) Read(p []byte) (int, error) {
 		g.left--
 	}
 	if len(g.buffer) == 0 {
-		if g.end != nil {
-			g.buffer = nil
-			g.end()
-		}
 		return 0, io.EOF
 	}
 	n := copy(p, g.buffer)

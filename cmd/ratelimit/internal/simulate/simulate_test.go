@@ -138,6 +138,22 @@ tiers:
 		}, refused, "ada has 4 tokens, which a plan does not fill up again, and neither does the end of the override")
 	})
 
+	t.Run("TakesTheCostThatALineStates", func(t *testing.T) {
+		t.Parallel()
+		config := simulate.Config{Rules: document(t, `
+match: all
+rules: [{limit: query, rate: 10, period: hour}, {limit: header, rate: 10, period: hour}]
+tiers: [{limit: query, cost_source: "query:n"}, {limit: header, cost_source: "header:x-cost"}]
+`)}
+		var costs []float64
+		config.Refused = func(r simulate.Refusal) error { costs = append(costs, r.Cost); return nil }
+		run(t, config, lines(
+			`{"time":"2026-03-01T12:00:00Z","path":"/?n=6","header:x-cost":"7"}`, `{"time":"2026-03-01T12:00:00Z","path":"/?n=5","header:x-cost":"4"}`,
+			`{"time":"2026-03-01T12:00:00Z","path":"/?n=4"}`,
+		))
+		require.Equal(t, []float64{5, 4}, costs, "without a statement the cost is 1")
+	})
+
 	t.Run("CountsTheWorstKeysOnly", func(t *testing.T) {
 		t.Parallel()
 		var text []string
