@@ -87,3 +87,10 @@ func TestVersion(t *testing.T) {
 	require.Contains(t, f.ok(t, "--version"), v.Version)
 	require.Equal(t, 0, run(t.Context(), nil, "", "help", "exit-codes").code)
 }
+
+func TestPlayground(t *testing.T) {
+	t.Parallel()
+	page := (&fixture{}).ok(t, "playground")
+	require.True(t, strings.HasPrefix(page, "<!doctype html>"))
+	require.True(t, strings.HasSuffix(page, "</html>\n"))
+}

@@ -20,7 +20,7 @@ func TestEveryCommandWorksThroughPgBouncer(t *testing.T) {
 	require.Equal(t, 0, r.code, r.err)
 	require.Contains(t, r.err, "migrate on a connection to the server itself")
 	require.NotContains(t, run(t.Context(), direct, "", "migrate", "up").err, "pooler")
-	first, second := file(t, "first.yaml", firstFile), file(t, "second.yaml", secondFile)
+	first, second := file(t, "first.yaml", firstFile), file(t, "second.yaml", "rules: [{limit: search, plan: pro, rate: 600, period: minute}]")
 	for _, command := range []struct {
 		args string
 		code int

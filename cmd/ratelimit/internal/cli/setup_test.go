@@ -149,6 +149,7 @@ type fixture struct {
 	env   []string
 	pool  *pgxpool.Pool
 	store *rules.Store // whose changes hold at once
+	start time.Time    // of windows that do not end while the test runs
 }
 
 func setup(t *testing.T) *fixture {
@@ -166,7 +167,9 @@ func on(t *testing.T, url string) *fixture {
 	t.Cleanup(pool.Close)
 	store, err := rules.NewStore(pool, rules.StoreConfig{Lead: -1})
 	require.NoError(t, err)
-	return &fixture{url: url, env: []string{"RATELIMIT_DATABASE_URL=" + url, "USER=ana"}, pool: pool, store: store}
+	return &fixture{
+		url: url, env: []string{"RATELIMIT_DATABASE_URL=" + url, "USER=ana"}, pool: pool, store: store, start: time.Now().UTC().Truncate(time.Second),
+	}
 }
 
 // run runs the program on the database.
@@ -217,6 +220,29 @@ func (f *fixture) limiter(t *testing.T, config ratelimit.Config) *ratelimit.Limi
 	return limiter
 }
 
+// refuse writes that a key was refused so often, so long ago.
+func (f *fixture) refuse(t *testing.T, limit, route, key string, refused int64, ago time.Duration) {
+	t.Helper()
+	_, err := f.pool.Exec(t.Context(), `INSERT INTO ratelimit.refusals (minute, name, route, key, shadow, refused, cost, last_us)
+		SELECT date_trunc('minute', at), $1, $2::text, $3, $2::text = 'shadow', $4::bigint, $4::bigint * 2, (extract(epoch FROM at) * 1e6)::bigint
+		FROM (SELECT clock_timestamp() - $5::interval AS at) a`, limit, route, key, refused, ago)
+	require.NoError(t, err)
+}
+
+// reserve reserves under the stored rule, or a policy of 10 tokens a week, and returns the reservation's ID.
+func (f *fixture) reserve(t *testing.T, limit, key string, cost float64) string {
+	t.Helper()
+	set, err := rules.NewSet(f.pool, rules.Config{})
+	require.NoError(t, err)
+	require.NoError(t, set.Load(t.Context()))
+	limiter := f.limiter(t, ratelimit.Config{Policies: set})
+	policy := ratelimit.FixedWindow{Rate: 10, Period: ratelimit.Week, Start: f.start}
+	r, err := limiter.Reserve(t.Context(), ratelimit.Define(limit, policy).For(key).Cost(cost))
+	require.NoError(t, err)
+	require.True(t, r.Allowed)
+	return r.ID
+}
+
 // file writes a file and returns its path.
 func file(t *testing.T, name, text string) string {
 	t.Helper()
@@ -249,3 +275,22 @@ func split(line string) (args []string) {
 
 // with returns arguments and more of them.
 func with(args []string, more ...string) []string { return append(slices.Clone(more), args...) }
+
+const firstFile = `
+match: all
+rules:
+  - {limit: search, plan: free, rate: 5, period: minute}
+  - {limit: search, plan: pro, rate: 300, period: minute}
+  - {limit: site, rate: 1000, period: 1s, capacity: 2000, unit: requests}
+tiers:
+  - {limit: search, key: "{user}", route: GET /search, when: {user: "*"}}
+  - {limit: site}
+overrides:
+  - {limit: search, key: ada, multiplier: 10}
+`
+
+const accessLog = `10.0.0.1 - ada [22/Nov/2026:08:00:00 +0000] "GET /search?q=1 HTTP/1.1" 200 12 "-" "curl"
+10.0.0.1 - ada [22/Nov/2026:08:00:00 +0000] "GET /search?q=2 HTTP/1.1" 200 12 "-" "curl"
+10.0.0.2 - - [22/Nov/2026:08:00:01 +0000] "GET /search?q=2 HTTP/1.1" 200 12 "-" "curl"
+10.0.0.1 - ada [22/Nov/2026:08:00:02 +0000] "GET /search?q=3 HTTP/1.1" 200 12 "-" "curl"
+`

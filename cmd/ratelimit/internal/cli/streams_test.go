@@ -76,44 +76,6 @@ func TestAnErrorLeavesNoDocument(t *testing.T) {
 	}
 }
 
-func TestAFlagWithoutAValueIsRefused(t *testing.T) {
-	t.Parallel()
-	f := setup(t)
-	for _, args := range []string{
-		"migrate down --yes --schema=", "migrate up --schema=", "rules list --database-url=", "take sends ada --policy '1 per week' --hash-key-file=",
-		"take sends ada --file=", "top --limit=", "reservations list --limit=", "grants --application=", "pause sends ada --for 1h --reason x --author=",
-		"doctor --role=", "simulate --refusals=",
-	} {
-		require.Contains(t, f.fails(t, 2, split(args)...), "is empty; give it a value, or leave it out", args)
-	}
-	require.Contains(t, f.ok(t, "migrate", "status"), "3 of 3", "the tables of the default schema are there")
-	f.ok(t, "rules", "history", "--plan", "", "--key", "")
-}
-
-func TestStandardInputIsARulesFile(t *testing.T) {
-	t.Parallel()
-	f := setup(t)
-	const text = "\ufeffrules:\r\n  - {limit: mail, rate: 3, period: week}\r\n"
-	in := func(text string, args ...string) result { return run(t.Context(), f.env, text, args...) }
-	require.Contains(t, in(text, "rules", "validate", "-f", "-").out, "valid: standard input has 1 rule, 0 tiers and 0 overrides")
-	require.Equal(t, 4, in(text, "rules", "diff", "-f", "-").code)
-	r := in(text, "take", "mail", "ada", "-f", "-")
-	require.Equal(t, 0, r.code, r.err)
-	require.Contains(t, r.out, "policy      3 per week")
-	require.Contains(t, r.out, "decided by  standard input")
-	require.Equal(t, 0, in(text, "prune", "mail", "mail", "-f", "-", "--yes").code, "it is read once")
-	require.Equal(t, 4, in(text, "rules", "apply", "-f", "-", "--dry-run").code)
-	r = in(text, "rules", "apply", "-f", "-", "--reason", "x", "--yes")
-	require.Equal(t, 0, r.code, r.err)
-	require.Contains(t, r.out, "applied: 1 change, version 1")
-	r = in("rules: [{limit: mail, rps: -1}]", "rules", "apply", "-f", "-", "--reason", "x", "--yes")
-	require.Equal(t, 2, r.code)
-	require.Contains(t, r.err, "standard input: ")
-	log := file(t, "access.log", accessLog)
-	require.Contains(t, in(text, "simulate", "-f", "-", "--by", "address", log).out, "refused   0")
-	require.Contains(t, in(text, "simulate", "-f", "-", "--by", "address").err, "standard input cannot be both the rules and a log")
-}
-
 func TestAnInterruptEndsAWaitForInput(t *testing.T) {
 	t.Parallel()
 	rulesFile := file(t, "rules.yaml", "rules: [{limit: a, rate: 1, period: 1s}]")

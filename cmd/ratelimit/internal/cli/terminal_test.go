@@ -55,7 +55,7 @@ func TestATerminalIsAsked(t *testing.T) {
 		require.Contains(t, errOut.String(), "Fill the bucket of ada of sends, and forget what it owes? [y/N] ")
 		require.Contains(t, errOut.String(), c.says)
 		tokens := read[bucket](t, f, 0, "get", "sends", "ada").Tokens
-		require.Equal(t, map[bool]float64{true: 5, false: 0}[code == 0], *tokens)
+		require.Equal(t, map[bool]float64{true: 5, false: 0}[code == 0], tokens)
 	}
 }
 

@@ -49,6 +49,11 @@ func TestUsage(t *testing.T) {
 		{"grants --application app --schema Bad", "invalid schema name"},
 		{"doctor --hash-key-file " + nothing, "is empty"},
 		{"doctor", "no database is named"},
+		{"migrate down --yes --schema=", "is empty; give it a value, or leave it out"},
+		{"rules list --database-url=", "--database-url is empty"},
+		{"take sends ada --policy '1 per week' --hash-key-file=", "--hash-key-file is empty"},
+		{"pause sends ada --for 1h --reason x --author=", "--author is empty"},
+		{"simulate --refusals=", "--refusals is empty"},
 		// What destroys something is refused before a database is looked for.
 		{"migrate down", "give --yes"},
 		{"migrate partition 8", "give --yes"},

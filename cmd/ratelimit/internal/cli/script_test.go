@@ -1,0 +1,192 @@
+package cli_test
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgratelimit/pgratelimit/internal/golden"
+	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
+	"github.com/pgratelimit/pgratelimit/rules"
+)
+
+// TestScripts runs the commands of each file of testdata/script on a database of its own, and compares all they print. -update writes
+// the outputs. A line that begins with "$ " is a command, and the lines up to the next empty line or comment are its output, its errors
+// and its exit code. Files follow as in a txtar archive. Some commands are the test's own:
+//
+//	empty                                  a database without tables from here on
+//	env NAME=VALUE                         a variable from here on
+//	put FILE [INSTANT]                     stores the rules and overrides of a file, in effect at once or from an instant
+//	sql STATEMENT                          changes the tables
+//	reserve LIMIT KEY COST                 reserves tokens, of 10 a week if there is no rule
+//	refuse LIMIT ROUTE KEY NUMBER AGO      counts refusals
+//	cat FILE                               prints a file
+//
+// START is the time of the test, WINDOW a policy of 3 tokens whose window does not end, and RESERVATION the last reservation.
+// "< FILE" at the end of a command is its standard input, and "> FILE" is a new file for its output.
+func TestScripts(t *testing.T) {
+	t.Parallel()
+	files, err := filepath.Glob(filepath.Join("testdata", "script", "*.txt"))
+	require.NoError(t, err)
+	require.NotEmpty(t, files)
+	for _, path := range files {
+		name := filepath.Base(path)
+		t.Run(strings.TrimSuffix(name, ".txt"), func(t *testing.T) {
+			t.Parallel()
+			text, err := os.ReadFile(path)
+			require.NoError(t, err)
+			golden.Equal(t, "script/"+name, newScript(t, string(text)).run(t))
+		})
+	}
+}
+
+// script is one file of testdata/script.
+type script struct {
+	f     *fixture
+	lines []string // without outputs
+	files string   // the part with the files
+	names []string // pairs for a strings.Replacer
+	last  string   // the last reservation
+}
+
+var fileHeads = regexp.MustCompile(`(?m)^-- (\S+) --\n`)
+
+func newScript(t *testing.T, text string) *script {
+	t.Helper()
+	start := time.Now().UTC().Format(time.RFC3339)
+	s := &script{f: setup(t), names: []string{"START", start, "WINDOW", "'3 per week (fixed window, one starts at " + start + ")'"}}
+	heads := append(fileHeads.FindAllStringSubmatchIndex(text, -1), []int{len(text)})
+	for i, head := range heads[:len(heads)-1] {
+		name := text[head[2]:head[3]]
+		s.names = append(s.names, name, file(t, name, strings.ReplaceAll(text[head[1]:heads[i+1][0]], "START", start)))
+	}
+	s.files = text[heads[0][0]:]
+	isOutput := false
+	for line := range strings.Lines(text[:heads[0][0]]) {
+		isCommand := strings.HasPrefix(line, "$ ")
+		if isCommand || line == "\n" || strings.HasPrefix(line, "# ") {
+			s.lines, isOutput = append(s.lines, line), isCommand
+		}
+		require.True(t, isCommand || isOutput || line == "\n" || strings.HasPrefix(line, "# "), "%q belongs to no command", line)
+	}
+	return s
+}
+
+// run runs the commands, and returns the file with their outputs.
+func (s *script) run(t *testing.T) string {
+	t.Helper()
+	var text strings.Builder
+	for i, line := range s.lines {
+		if i > 0 && strings.HasPrefix(line, "$ ") && strings.HasPrefix(s.lines[i-1], "$ ") {
+			text.WriteString("\n")
+		}
+		text.WriteString(line)
+		if command, is := strings.CutPrefix(line, "$ "); is {
+			text.WriteString(s.steady(s.do(t, strings.TrimSpace(command))))
+		}
+	}
+	return text.String() + s.files
+}
+
+// do runs a command, and returns what it prints.
+func (s *script) do(t *testing.T, command string) string {
+	t.Helper()
+	command = strings.NewReplacer(append(slices.Clone(s.names), "RESERVATION", s.last)...).Replace(command)
+	command, target, _ := strings.Cut(command, " > ")
+	command, input, _ := strings.Cut(command, " < ")
+	args, stdin := split(command), ""
+	if input != "" {
+		stdin = content(t, input)
+	}
+	switch args[0] {
+	case "ratelimit":
+		r := run(t.Context(), s.f.env, stdin, args[1:]...)
+		if r.code != 0 {
+			r.err += fmt.Sprintf("[exit code %d]\n", r.code)
+		}
+		if target != "" {
+			s.names = append(s.names, target, file(t, target, r.out))
+			return r.err
+		}
+		return r.out + r.err
+	case "empty":
+		s.f = on(t, postgrestest.NewEmptyDatabase(t))
+	case "env":
+		s.f.env = append(s.f.env, args[1])
+	case "put":
+		s.put(t, args[1:])
+	case "sql":
+		_, err := s.f.pool.Exec(t.Context(), strings.TrimPrefix(command, "sql "))
+		require.NoError(t, err)
+	case "reserve":
+		s.last = s.f.reserve(t, args[1], args[2], number(t, args[3]))
+	case "refuse":
+		ago, err := time.ParseDuration(args[5])
+		require.NoError(t, err)
+		s.f.refuse(t, args[1], args[2], args[3], int64(number(t, args[4])), ago)
+	case "cat":
+		return content(t, args[1])
+	default:
+		require.Fail(t, "there is no such command", command)
+	}
+	return ""
+}
+
+// put stores the rules of a file.
+func (s *script) put(t *testing.T, args []string) {
+	t.Helper()
+	document, err := rules.ReadFile(args[0])
+	require.NoError(t, err)
+	changes, edit := rules.Changes{Put: document.Rules, Override: document.Overrides}, rules.Edit{Author: "eve", Reason: "a test"}
+	if len(document.Tiers.Tiers) > 0 {
+		changes.Tiers = &document.Tiers
+	}
+	if len(args) > 1 {
+		edit.From, err = time.Parse(time.RFC3339, args[1])
+		require.NoError(t, err)
+	}
+	_, err = s.f.store.Apply(t.Context(), edit, changes)
+	require.NoError(t, err)
+}
+
+func content(t *testing.T, path string) string {
+	t.Helper()
+	text, err := os.ReadFile(path)
+	require.NoError(t, err)
+	return string(text)
+}
+
+func number(t *testing.T, text string) (n float64) {
+	t.Helper()
+	_, err := fmt.Sscan(text, &n)
+	require.NoError(t, err)
+	return n
+}
+
+var (
+	anInstant  = regexp.MustCompile(`\b20[23]\d-\d\d-\d\d[ T]\d\d:\d\d:\d\d(\.\d+)?(Z| \+0000 UTC)`)
+	aDistance  = regexp.MustCompile(`INSTANT \((in [^d)]*|[^d)]* ago|now)\)`)
+	someDays   = regexp.MustCompile(`INSTANT \((in )?\d+ days`)
+	anID       = regexp.MustCompile(`\b[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\b`)
+	aWait      = regexp.MustCompile(`(retry after|full after|(?:retry|reset)_after_us:)( +)[1-9]\S*`)
+	severalGap = regexp.MustCompile(`   +`)
+)
+
+// steady returns an output without what differs from run to run. The width of a column depends on how far away an instant is.
+func (s *script) steady(text string) string {
+	for i := 4; i < len(s.names); i += 2 { // the files
+		text = strings.ReplaceAll(text, s.names[i+1], s.names[i])
+	}
+	text = aWait.ReplaceAllString(anID.ReplaceAllString(anInstant.ReplaceAllString(text, "INSTANT"), "ID"), "${1}${2}WAIT")
+	if near := aDistance.ReplaceAllString(someDays.ReplaceAllString(text, "INSTANT (${1}N days"), "INSTANT"); near != text {
+		text = severalGap.ReplaceAllString(near, "  ")
+	}
+	return strings.ReplaceAll(text, "\n\n", "\n|\n") // an empty line ends an output
+}
