@@ -99,23 +99,10 @@ func (s *script) run(t *testing.T) string {
 func (s *script) do(t *testing.T, command string) string {
 	t.Helper()
 	command = strings.NewReplacer(append(slices.Clone(s.names), "RESERVATION", s.last)...).Replace(command)
-	command, target, _ := strings.Cut(command, " > ")
-	command, input, _ := strings.Cut(command, " < ")
-	args, stdin := split(command), ""
-	if input != "" {
-		stdin = content(t, input)
-	}
+	args := split(command)
 	switch args[0] {
 	case "ratelimit":
-		r := run(t.Context(), s.f.env, stdin, args[1:]...)
-		if r.code != 0 {
-			r.err += fmt.Sprintf("[exit code %d]\n", r.code)
-		}
-		if target != "" {
-			s.names = append(s.names, target, file(t, target, r.out))
-			return r.err
-		}
-		return r.out + r.err
+		return s.ratelimit(t, command)
 	case "empty":
 		s.f = on(t, postgrestest.NewEmptyDatabase(t))
 	case "env":
@@ -137,6 +124,25 @@ func (s *script) do(t *testing.T, command string) string {
 		require.Fail(t, "there is no such command", command)
 	}
 	return ""
+}
+
+// ratelimit runs the program.
+func (s *script) ratelimit(t *testing.T, command string) string {
+	t.Helper()
+	command, target, redirected := strings.Cut(command, " > ")
+	command, input, hasInput := strings.Cut(command, " < ")
+	if hasInput {
+		input = content(t, input)
+	}
+	r := run(t.Context(), s.f.env, input, split(command)[1:]...)
+	if r.code != 0 {
+		r.err += fmt.Sprintf("[exit code %d]\n", r.code)
+	}
+	if redirected {
+		s.names = append(s.names, target, file(t, target, r.out))
+		return r.err
+	}
+	return r.out + r.err
 }
 
 // put stores the rules of a file.

@@ -170,7 +170,7 @@ func TestServe(t *testing.T) {
 	code, answer = s.post("settle", settle)
 	require.Equal(t, http.StatusOK, code, answer)
 	require.NotContains(t, answer, "settled_before")
-	code, answer = s.post("settle", strings.Replace(settle, "100", "1", 1))
+	code, answer = s.post("settle", strings.Replace(settle, `"cost":100`, `"cost":1`, 1))
 	require.Equal(t, http.StatusOK, code, answer)
 	require.Equal(t, true, answer["settled_before"])
 	code, answer = s.post("take", `{"requests":[{"limit":"tokens","global":true,"cost":900}]}`)
