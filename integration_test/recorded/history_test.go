@@ -490,6 +490,7 @@ func (h *history) look(ctx context.Context) {
 				h.text.tokens(v, false)
 			}
 			h.text.WriteByte('\n')
+			synctest.Wait() // an exchange of prices that began with this look ends before the next
 		}
 	}
 }

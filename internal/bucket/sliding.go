@@ -174,7 +174,7 @@ func (r Sliding) IsPlain(t Terms, s State, now int64) bool {
 		return false
 	}
 	taken := s.Parts.Taken
-	return taken[takenLength] == float64(t.Step) && taken[takenValue] == s.Value && taken[takenTotals] <= mostTotals*t.Capacity
+	return taken[takenLength] == float64(t.Step) && taken[takenTotals] <= mostTotals*t.Capacity
 }
 
 // at returns the totals at now, the newest first, and the TS of a row that says so.
@@ -197,11 +197,7 @@ func (r Sliding) read(t Terms, s State, now int64) ([]float64, int64) {
 	if !isSlid(s) {
 		return totalsOf(max(0, t.Capacity-s.Value)), s.TS
 	}
-	totals, ts := r.rebinned(t, slices.Clone(s.Parts.Taken[takenTotals:]), r.length(t, s), s.TS, max(s.TS, now))
-	if s.Parts.Taken[takenValue] != s.Value {
-		totals[0] += max(0, r.left(t, totals)-s.Value)
-	}
-	return totals, ts
+	return r.rebinned(t, slices.Clone(s.Parts.Taken[takenTotals:]), r.length(t, s), s.TS, max(s.TS, now))
 }
 
 // lowered returns smaller totals for totals that have grown large. Their differences stay the same to the last bit: it subtracts
@@ -255,8 +251,10 @@ func (r Sliding) length(t Terms, s State) int64 {
 	return t.Step
 }
 
-// isSlid reports whether a sliding window has written the row.
-func isSlid(s State) bool { return s.Parts != nil && len(s.Parts.Taken) >= takenTotals+2 }
+// isSlid reports whether a sliding window has written the row last.
+func isSlid(s State) bool {
+	return s.Parts != nil && len(s.Parts.Taken) >= takenTotals+2 && s.Parts.Taken[takenValue] == s.Value
+}
 
 // endOf returns the last instant of the i-th slice before the slice of ts, for slices of a length.
 func endOf(t Terms, ts, length int64, i int) int64 {

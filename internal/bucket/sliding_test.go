@@ -85,8 +85,8 @@ func TestSlidingStories(t *testing.T) {
 	}
 }
 
-// What another kind of limit, or an older program, has written counts as taken in the slice of ts.
-func TestSlidingNeverForgivesWhatOthersWrote(t *testing.T) {
+// After another kind of limit, or an older program, the tokens missing to the capacity count as taken in the slice of ts.
+func TestSlidingGoesOnFromTheValueOfAnotherKind(t *testing.T) {
 	t.Parallel()
 	slid := tellSliding(t, tenInAMinute, tenInAMinute.Full(opening), []slidingStep{{at: 0, cost: 2, tokens: 8}, {at: 20, cost: 1, tokens: 7}})
 	for name, test := range map[string]struct {
@@ -96,7 +96,7 @@ func TestSlidingNeverForgivesWhatOthersWrote(t *testing.T) {
 	}{
 		"Nothing":     {func(*bucket.State) {}, 7, time.Minute},
 		"ABucketTook": {func(s *bucket.State) { s.Value, s.TS = 3, opening+31*second }, 3, 70 * time.Second},
-		"ABucketGave": {func(s *bucket.State) { s.Value, s.TS = 9, opening+31*second }, 7, 70 * time.Second},
+		"ABucketGave": {func(s *bucket.State) { s.Value, s.TS = 9, opening+31*second }, 9, 70 * time.Second},
 		"ABucketOwes": {func(s *bucket.State) { s.Value = -5 }, -5, time.Minute},
 		"NoSlices":    {func(s *bucket.State) { s.Parts = nil }, 7, time.Minute},
 		"OfABucket":   {func(s *bucket.State) { *s = bucket.State{Value: 4, TS: opening + 15*second} }, 4, 50 * time.Second},
