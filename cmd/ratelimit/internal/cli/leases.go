@@ -126,11 +126,7 @@ func (a *app) release(ctx context.Context, db *database, name, key string, fence
 	if err != nil {
 		return err
 	}
-	set, err := a.loadRules(ctx, db)
-	if err != nil {
-		return err
-	}
-	limiter, err := ratelimit.New(db.pool, ratelimit.Config{Schema: db.schema, Policies: set, Timeout: -1, NoBatching: true})
+	limiter, _, err := a.limiter(ctx, db)
 	if err != nil {
 		return err
 	}

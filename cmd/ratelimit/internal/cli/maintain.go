@@ -35,11 +35,7 @@ ratelimit prune. Several processes can run it at the same time. It prints errors
 			if err != nil {
 				return err
 			}
-			set, err := a.loadRules(ctx, db, limits...)
-			if err != nil {
-				return err
-			}
-			limiter, err := ratelimit.New(db.pool, ratelimit.Config{Schema: db.schema, Policies: set})
+			limiter, set, err := a.limiter(ctx, db, limits...)
 			if err != nil {
 				return err
 			}

@@ -174,6 +174,16 @@ func (a *app) loadRules(ctx context.Context, db *database, limits ...ratelimit.L
 	return set, set.Load(ctx)
 }
 
+// limiter returns a Limiter under the rules in the tables, and the rules.
+func (a *app) limiter(ctx context.Context, db *database, limits ...ratelimit.Limit) (*ratelimit.Limiter, *rules.Set, error) {
+	set, err := a.loadRules(ctx, db, limits...)
+	if err != nil {
+		return nil, nil, err
+	}
+	limiter, err := ratelimit.New(db.pool, ratelimit.Config{Schema: db.schema, Policies: set, Timeout: -1, NoBatching: true})
+	return limiter, set, err
+}
+
 // unreadable notes invalid rules in the tables. The statement before an invalid one stays in force.
 type unreadable struct{ app *app }
 

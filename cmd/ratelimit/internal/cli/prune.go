@@ -95,11 +95,7 @@ func (a *app) prune(ctx context.Context, db *database, d *definition, args []str
 		return v, err
 	}
 	if len(limits) > 0 {
-		set, err := a.loadRules(ctx, db, limits...)
-		if err != nil {
-			return v, err
-		}
-		limiter, err := ratelimit.New(db.pool, ratelimit.Config{Schema: db.schema, Policies: set, Timeout: -1})
+		limiter, _, err := a.limiter(ctx, db, limits...)
 		if err != nil {
 			return v, err
 		}

@@ -9,7 +9,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/pgratelimit/pgratelimit/internal/inspect"
-	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
 // reservationWords returns a reservation for people who look at one of its buckets.
@@ -156,11 +155,7 @@ Start first does not run then. Cancelling again changes nothing.`,
 			return err
 		}
 		return a.withDatabase(ctx, func(ctx context.Context, db *database) error {
-			set, err := a.loadRules(ctx, db)
-			if err != nil {
-				return err
-			}
-			limiter, err := ratelimit.New(db.pool, ratelimit.Config{Schema: db.schema, Policies: set, Timeout: -1})
+			limiter, _, err := a.limiter(ctx, db)
 			if err != nil {
 				return err
 			}

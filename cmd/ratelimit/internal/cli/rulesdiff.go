@@ -91,11 +91,54 @@ func (a *app) wantedRules(ctx context.Context, path string) (*rules.Document, er
 	return document, err
 }
 
+// thing is what a rule or an override is for.
+type thing struct{ of, limit, plan, key string }
+
+// entry is a rule or an override.
+type entry struct {
+	thing
+	says  fmt.Stringer
+	ended bool // an override that has ended
+}
+
+func entriesOf(d *rules.Document, now time.Time) (all []entry) {
+	for i := range d.Rules {
+		r := &d.Rules[i]
+		all = append(all, entry{thing{rules.OfRule, r.Limit, r.Plan, ""}, r, false})
+	}
+	for i := range d.Overrides {
+		o := &d.Overrides[i]
+		all = append(all, entry{thing{rules.OfOverride, o.Limit, "", o.Key}, o, !o.Until.IsZero() && !o.Until.After(now)})
+	}
+	return all
+}
+
 // between compares a file with the tables as they are at now.
 func (f *diffFlags) between(list *rules.Listing, file *rules.Document) *difference {
-	d, tables := &difference{views: []changeView{}}, documentOf(list)
-	d.compareRules(f, tables.Rules, file)
-	d.compareOverrides(f, tables.Overrides, file, list.Now)
+	d, stored, inFile := &difference{views: []changeView{}}, make(map[thing]fmt.Stringer), make(map[thing]bool)
+	tables := entriesOf(documentOf(list), list.Now)
+	for _, e := range tables {
+		stored[e.thing] = e.says
+	}
+	for _, e := range entriesOf(file, list.Now) {
+		inFile[e.thing] = true
+		if old := stored[e.thing]; !e.ended && (old == nil || !same(old, e.says)) {
+			d.add(e.thing, old, e.says)
+		}
+	}
+	for _, e := range tables {
+		remove, flag := f.deleteRules, "--delete-missing"
+		if e.of == rules.OfOverride {
+			remove, flag = f.deleteOverrides, "--delete-missing-overrides"
+		}
+		switch {
+		case inFile[e.thing]:
+		case remove:
+			d.add(e.thing, e.says, nil)
+		default:
+			d.missing = append(d.missing, fmt.Sprintf("%s is only in the tables, and stays; %s deletes it", nameOf(e.of, e.limit, e.plan, e.key), flag))
+		}
+	}
 	old, next := rules.Document{Tiers: list.Tiers}, rules.Document{Tiers: file.Tiers}
 	if (len(next.Tiers.Tiers) > 0 || f.deleteRules && len(old.Tiers.Tiers) > 0) && !same(old, next) {
 		d.changes.Tiers = &file.Tiers
@@ -104,79 +147,26 @@ func (f *diffFlags) between(list *rules.Listing, file *rules.Document) *differen
 	return d
 }
 
-func (d *difference) compareRules(f *diffFlags, list []rules.Rule, file *rules.Document) {
-	stored := make(map[rules.RuleID]*rules.Rule)
-	for i := range list {
-		stored[rules.RuleID{Limit: list[i].Limit, Plan: list[i].Plan}] = &list[i]
-	}
-	inFile := make(map[rules.RuleID]bool)
-	for i := range file.Rules {
-		r := &file.Rules[i]
-		id := rules.RuleID{Limit: r.Limit, Plan: r.Plan}
-		inFile[id] = true
-		view := changeView{Of: rules.OfRule, Change: added, Limit: r.Limit, Plan: r.Plan, New: r}
-		if old := stored[id]; old != nil {
-			if same(old, r) {
-				continue
-			}
-			view.Change, view.Old = replaced, old
-		}
-		d.views = append(d.views, view)
-		d.changes.Put = append(d.changes.Put, *r)
-	}
-	for i := range list {
-		r := &list[i]
-		id := rules.RuleID{Limit: r.Limit, Plan: r.Plan}
-		switch view := (changeView{Of: rules.OfRule, Change: deleted, Limit: r.Limit, Plan: r.Plan, Old: stored[id]}); {
-		case inFile[id]:
-		case f.deleteRules:
-			d.views = append(d.views, view)
-			d.changes.Delete = append(d.changes.Delete, id)
-		default:
-			d.missing = append(d.missing, view.name()+" is only in the tables, and stays; --delete-missing deletes it")
+// add adds a change. A nil old means an addition, and a nil next a deletion.
+func (d *difference) add(t thing, old, next fmt.Stringer) {
+	change := replaced
+	switch next := next.(type) {
+	case *rules.Rule:
+		d.changes.Put = append(d.changes.Put, *next)
+	case *rules.Override:
+		d.changes.Override = append(d.changes.Override, *next)
+	default:
+		change = deleted
+		if t.of == rules.OfRule {
+			d.changes.Delete = append(d.changes.Delete, rules.RuleID{Limit: t.limit, Plan: t.plan})
+		} else {
+			d.changes.RemoveOverride = append(d.changes.RemoveOverride, rules.Bucket{Limit: t.limit, Key: t.key})
 		}
 	}
-}
-
-// compareOverrides compares the overrides. It leaves out overrides of the file that have ended.
-func (d *difference) compareOverrides(f *diffFlags, list []rules.Override, file *rules.Document, now time.Time) {
-	stored := make(map[rules.Bucket]*rules.Override)
-	for i := range list {
-		stored[rules.Bucket{Limit: list[i].Limit, Key: list[i].Key}] = &list[i]
+	if old == nil {
+		change = added
 	}
-	inFile := make(map[rules.Bucket]bool)
-	for i := range file.Overrides {
-		o := &file.Overrides[i]
-		id := rules.Bucket{Limit: o.Limit, Key: o.Key}
-		inFile[id] = true
-		view := changeView{Of: rules.OfOverride, Change: added, Limit: o.Limit, Key: o.Key, New: o}
-		old := stored[id]
-		if old != nil {
-			view.Change, view.Old = replaced, old
-		}
-		if !o.Until.IsZero() && !o.Until.After(now) || old != nil && same(old, asStored(*o)) {
-			continue
-		}
-		d.views = append(d.views, view)
-		d.changes.Override = append(d.changes.Override, *o)
-	}
-	for i := range list {
-		id := rules.Bucket{Limit: list[i].Limit, Key: list[i].Key}
-		switch view := (changeView{Of: rules.OfOverride, Change: deleted, Limit: id.Limit, Key: id.Key, Old: stored[id]}); {
-		case inFile[id]:
-		case f.deleteOverrides:
-			d.views = append(d.views, view)
-			d.changes.RemoveOverride = append(d.changes.RemoveOverride, id)
-		default:
-			d.missing = append(d.missing, view.name()+" is only in the tables, and stays; --delete-missing-overrides deletes it")
-		}
-	}
-}
-
-// asStored returns the override with its end as the tables keep it.
-func asStored(o rules.Override) rules.Override {
-	o.Until = o.Until.UTC().Truncate(time.Microsecond)
-	return o
+	d.views = append(d.views, changeView{t.of, change, t.limit, t.plan, t.key, old, next})
 }
 
 // same reports whether two rules, overrides or documents say the same.

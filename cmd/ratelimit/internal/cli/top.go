@@ -183,7 +183,7 @@ func (db *database) plans(ctx context.Context) (map[string][]string, error) {
 
 // owingViews returns buckets with their levels if the tables give their policies for every plan.
 func (a *app) owingViews(ctx context.Context, db *database, found []inspect.Bucket, now time.Time) ([]inspect.View, error) {
-	set, err := a.loadRules(ctx, db)
+	limiter, set, err := a.limiter(ctx, db)
 	if err != nil {
 		return nil, err
 	}
@@ -198,10 +198,6 @@ func (a *app) owingViews(ctx context.Context, db *database, found []inspect.Buck
 			return nil, err
 		}
 		limits[rules.Bucket{Limit: b.Limit, Key: b.Key}] = limit
-	}
-	limiter, err := ratelimit.New(db.pool, ratelimit.Config{Schema: db.schema, Policies: set, Timeout: -1})
-	if err != nil {
-		return nil, err
 	}
 	return inspect.Views(ctx, limiter, found, func(b inspect.Bucket) ratelimit.Limit { return limits[rules.Bucket{Limit: b.Limit, Key: b.Key}] })
 }

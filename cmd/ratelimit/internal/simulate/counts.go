@@ -104,22 +104,20 @@ func (c counts) reports() []LimitReport {
 
 // top returns the n keys with the most refusals. Of keys with as many refusals, the key that was refused first comes first.
 func (c counts) top(n int) []KeyReport {
-	top := make([]KeyReport, 0, min(n, 1000)+1)
+	var all []*KeyReport
 	for _, of := range c {
-		for _, k := range of.keys {
-			if len(top) == n && (n == 0 || k.compare(top[n-1]) > 0) {
-				continue
-			}
-			at, _ := slices.BinarySearchFunc(top, *k, KeyReport.compare)
-			top = slices.Insert(top, at, *k)
-			top = top[:min(len(top), n)]
-		}
+		all = slices.AppendSeq(all, maps.Values(of.keys))
+	}
+	slices.SortFunc(all, func(k, o *KeyReport) int { return k.compare(o) })
+	top := make([]KeyReport, min(n, len(all)))
+	for i := range top {
+		top[i] = *all[i]
 	}
 	return top
 }
 
 // compare returns a number below 0 if k comes before o.
-func (k KeyReport) compare(o KeyReport) int {
+func (k *KeyReport) compare(o *KeyReport) int {
 	return cmp.Or(cmp.Compare(o.Refused, k.Refused), k.FirstRefusal.Compare(o.FirstRefusal),
 		cmp.Compare(k.Limit, o.Limit), cmp.Compare(k.Key, o.Key))
 }

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"math"
 	"net/netip"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -193,7 +192,7 @@ func (p *parser) parseCommon(line string, combined bool) error {
 	}
 	status, rest, _ := strings.Cut(strings.TrimPrefix(rest, " "), " ")
 	size, rest, more := strings.Cut(rest, " ")
-	if !isNumber(status) || !isNumber(size) && size != "-" {
+	if !isNumber(status) || size != "-" && !isNumber(size) {
 		return errNoStatus
 	}
 	var referer, agent string
@@ -263,57 +262,25 @@ func cutQuoted(text string) (quoted, rest string, ok bool) {
 	if text == "" || text[0] != '"' {
 		return "", "", false
 	}
-	escaped := false
 	for i := 1; i < len(text); i++ {
 		switch text[i] {
 		case '\\':
-			escaped = true
 			i++
 		case '"':
-			quoted, rest = text[1:i], text[i+1:]
-			if escaped {
-				quoted = unescape(quoted)
+			quoted = text[1:i]
+			if unescaped, err := strconv.Unquote(text[:i+1]); err == nil { // servers escape quotes and bytes, such as \x16
+				quoted = unescaped
 			}
-			return quoted, rest, true
+			return quoted, text[i+1:], true
 		}
 	}
 	return "", "", false
 }
 
-// unescape removes the escapes of servers: a \ before quotes, and bytes such as \x16.
-func unescape(text string) string {
-	var b strings.Builder
-	for i := 0; i < len(text); i++ {
-		if text[i] != '\\' || i+1 == len(text) {
-			b.WriteByte(text[i])
-			continue
-		}
-		i++
-		if text[i] == 'x' && i+2 < len(text) {
-			if n, err := strconv.ParseUint(text[i+1:i+3], 16, 8); err == nil {
-				b.WriteByte(byte(n))
-				i += 2
-				continue
-			}
-		}
-		at := slices.Index([]byte("nrt"), text[i])
-		if at >= 0 {
-			b.WriteByte("\n\r\t"[at])
-			continue
-		}
-		b.WriteByte(text[i])
-	}
-	return b.String()
-}
-
 // isNumber reports whether s can be a status or a size.
 func isNumber(s string) bool {
-	for i := range len(s) {
-		if s[i] < '0' || s[i] > '9' {
-			return false
-		}
-	}
-	return s != "" && len(s) <= 19
+	_, err := strconv.ParseUint(s, 10, 64)
+	return err == nil
 }
 
 var errNoObject = errors.New("it is no JSON object, or is cut off")
