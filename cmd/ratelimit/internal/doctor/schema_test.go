@@ -1,6 +1,7 @@
 package doctor_test
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -12,6 +13,107 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
 	"github.com/pgratelimit/pgratelimit/migrations"
 )
+
+// step changes the tables, and names the worst level of a check and parts of its findings. With cure the test follows the advice, and
+// expects that the check finds nothing.
+type step struct {
+	sql, check string
+	level      doctor.Level
+	says       []string
+	cure       bool
+}
+
+// TestRunLooksAtTheTables changes tables, a database for each story.
+func TestRunLooksAtTheTables(t *testing.T) {
+	t.Parallel()
+	const inPartitions = "ALTER TABLE ratelimit.buckets RENAME TO was; CREATE TABLE ratelimit.buckets (LIKE ratelimit.was) PARTITION BY "
+	for name, story := range map[string][]step{
+		"OfOtherVersions": {
+			{"DELETE FROM ratelimit.goose_db_version WHERE version_id > 2", "migrations", doctor.Fault, []string{"at version 2, and this program needs"}, false},
+			{"INSERT INTO ratelimit.goose_db_version (version_id, is_applied) VALUES (9999, true)", "migrations", doctor.Warning, []string{"at version 9999"}, false},
+		},
+		"ThatLack": {
+			{"DROP TABLE ratelimit.refusals", "migrations", doctor.Fault, []string{"lack refusals"}, false},
+			{"DROP TABLE ratelimit.goose_db_version", "migrations", doctor.Fault, []string{"no record of their migrations"}, false},
+		},
+		"WithOtherStorage": {
+			{
+				"ALTER TABLE ratelimit.prices SET (autovacuum_enabled = false, fillfactor = 100)", "storage", doctor.Fault,
+				[]string{"Autovacuum is off for ratelimit.prices", "ratelimit.prices has a fillfactor of 100"}, true,
+			},
+			{"ALTER TABLE ratelimit.reservations SET UNLOGGED", "storage", doctor.Note, []string{"ratelimit.reservations is UNLOGGED"}, true},
+		},
+		"WithoutIndexes": {
+			{"", "indexes", doctor.OK, nil, false},
+			{
+				`ALTER TABLE ratelimit.prices DROP CONSTRAINT prices_pkey; ALTER TABLE ratelimit.rules_version DROP CONSTRAINT rules_version_pkey;
+				DROP INDEX ratelimit.reservations_expires`, "indexes", doctor.Fault, []string{
+					`"ratelimit"."prices" has no primary key`, `"ratelimit"."reservations" has no index of expires_us`, "ADD PRIMARY KEY (id);",
+				}, true,
+			},
+			{
+				"ALTER TABLE ratelimit.buckets DROP CONSTRAINT buckets_pkey; CREATE UNIQUE INDEX ON ratelimit.buckets (name, key, shard)",
+				"indexes", doctor.OK, nil, false, // which does as well
+			},
+		},
+		"InAList": {
+			{
+				inPartitions + "LIST (name); CREATE TABLE ratelimit.buckets_a PARTITION OF ratelimit.buckets FOR VALUES IN ('a')",
+				"partitions", doctor.Warning, []string{"no default one"}, true,
+			},
+			{"", "storage", doctor.Warning, []string{"ratelimit.buckets_a has a fillfactor of 100"}, true}, // and not the default one
+		},
+		"InHashes": {
+			{
+				inPartitions + `HASH (name, key); CREATE TABLE ratelimit.buckets_0 PARTITION OF ratelimit.buckets FOR VALUES WITH (MODULUS 3, REMAINDER 0);
+				CREATE TABLE ratelimit.buckets_1 PARTITION OF ratelimit.buckets FOR VALUES WITH (MODULUS 3, REMAINDER 1)`,
+				"partitions", doctor.Fault, []string{"some hashes have no partition"}, false,
+			},
+			{"CREATE TABLE ratelimit.buckets_2 PARTITION OF ratelimit.buckets FOR VALUES WITH (MODULUS 3, REMAINDER 2)", "partitions", doctor.OK, nil, false},
+		},
+		"WithManyFaults": {
+			{
+				inPartitions + `HASH (name, key); DO $$ BEGIN FOR i IN 0 .. 6 LOOP
+					EXECUTE format('CREATE TABLE ratelimit.buckets_%s PARTITION OF ratelimit.buckets FOR VALUES WITH (MODULUS 7, REMAINDER %s)', i, i);
+				END LOOP; END $$; ALTER TABLE ratelimit.prices SET (autovacuum_enabled = off)`,
+				"storage", doctor.Fault, []string{"Autovacuum is off for ratelimit.prices", "with 3 more"}, false,
+			},
+		},
+		"ThatNobodyHasCounted": { // after pg_upgrade, or a crash
+			{
+				`ALTER TABLE ratelimit.buckets SET (autovacuum_enabled = false, fillfactor = 10); SET LOCAL track_counts = off;
+				INSERT INTO ratelimit.buckets SELECT 'a', i::text, 0, 1, 1 FROM generate_series(1, 110000) i`, "bloat", doctor.OK, nil, false,
+			},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			pool := postgrestest.New(t)
+			run := func(statements string) {
+				_, err := pool.Exec(t.Context(), statements)
+				require.NoError(t, err)
+			}
+			for _, s := range story {
+				run(s.sql)
+				found := of(look(t, pool.Config().ConnConfig, doctor.Config{}), s.check)
+				require.Equal(t, s.level, doctor.Report{Findings: found}.Worst(), "%+v", found)
+				for _, says := range s.says {
+					require.Contains(t, fmt.Sprint(found), says)
+				}
+				if !s.cure {
+					continue
+				}
+				for _, f := range found {
+					for statement := range strings.Lines(statements(t, f)) {
+						run(statement)
+					}
+				}
+				require.Equal(t, doctor.OK, one(t, look(t, pool.Config().ConnConfig, doctor.Config{}), s.check).Level)
+			}
+		})
+	}
+	require.Contains(t, one(t, look(t, postgrestest.New(t).Config().ConnConfig, doctor.Config{Schema: "limits"}), "migrations").Says, `"limits"`)
+}
 
 func TestRunLooksAtTheSchema(t *testing.T) {
 	t.Parallel()
@@ -25,51 +127,6 @@ func TestRunLooksAtTheSchema(t *testing.T) {
 		require.Contains(t, f.Do, "ratelimit migrate up")
 		for _, check := range []string{"hashkey", "partitions"} { // as they can see nothing
 			require.Equal(t, doctor.Note, one(t, report, check).Level)
-		}
-	})
-
-	t.Run("OfOtherVersions", func(t *testing.T) {
-		t.Parallel()
-		pool := postgrestest.New(t)
-		config := pool.Config().ConnConfig
-		_, err := pool.Exec(t.Context(), "DELETE FROM ratelimit.goose_db_version WHERE version_id > 2")
-		require.NoError(t, err)
-		f := one(t, look(t, config, doctor.Config{}), "migrations")
-		require.Equal(t, doctor.Fault, f.Level)
-		require.Contains(t, f.Says, "at version 2, and this program needs")
-		_, err = pool.Exec(t.Context(), "INSERT INTO ratelimit.goose_db_version (version_id, is_applied) VALUES (9999, true)")
-		require.NoError(t, err)
-		f = one(t, look(t, config, doctor.Config{}), "migrations")
-		require.Equal(t, doctor.Warning, f.Level)
-		require.Contains(t, f.Says, "at version 9999")
-	})
-
-	t.Run("WithoutATable", func(t *testing.T) {
-		t.Parallel()
-		pool := postgrestest.New(t)
-		_, err := pool.Exec(t.Context(), "DROP TABLE ratelimit.refusals")
-		require.NoError(t, err)
-		f := one(t, look(t, pool.Config().ConnConfig, doctor.Config{}), "migrations")
-		require.Equal(t, doctor.Fault, f.Level)
-		require.Contains(t, f.Says, "lack refusals")
-		_, err = pool.Exec(t.Context(), "DROP TABLE ratelimit.goose_db_version")
-		require.NoError(t, err)
-		require.Contains(t, one(t, look(t, pool.Config().ConnConfig, doctor.Config{}), "migrations").Says, "no record of their migrations")
-	})
-
-	t.Run("WithoutAnyOfTheTables", func(t *testing.T) {
-		t.Parallel()
-		pool := postgrestest.New(t)
-		for _, table := range []string{
-			"buckets", "reservations", "rules", "rules_version", "refusals", "fingerprint", "prices",
-		} {
-			_, err := pool.Exec(t.Context(), "ALTER TABLE ratelimit."+table+" RENAME TO gone")
-			require.NoError(t, err)
-			f := one(t, look(t, pool.Config().ConnConfig, doctor.Config{}), "migrations")
-			require.Equal(t, doctor.Fault, f.Level, table)
-			require.Contains(t, f.Says, "lack "+table+".")
-			_, err = pool.Exec(t.Context(), "ALTER TABLE ratelimit.gone RENAME TO "+table)
-			require.NoError(t, err)
 		}
 	})
 
@@ -99,68 +156,6 @@ func TestRunLooksAtTheSchema(t *testing.T) {
 			require.Equal(t, want, f.Level, path)
 			require.Equal(t, want == doctor.Warning, strings.Contains(f.Do, "ALTER ROLE CURRENT_USER RESET search_path;"), path)
 		}
-	})
-
-	t.Run("WithPricesThatAreKeptOtherwise", func(t *testing.T) {
-		t.Parallel()
-		pool := postgrestest.New(t)
-		config := pool.Config().ConnConfig
-		run := func(statements string) {
-			_, err := pool.Exec(t.Context(), statements)
-			require.NoError(t, err)
-		}
-		run(`ALTER TABLE ratelimit.prices SET (autovacuum_enabled = false, fillfactor = 100); ALTER TABLE ratelimit.prices DROP CONSTRAINT prices_pkey`)
-		report := look(t, config, doctor.Config{})
-		storage := of(report, "storage")
-		require.Contains(t, storage[0].Says, "Autovacuum is off for ratelimit.prices")
-		require.Contains(t, storage[1].Says, "ratelimit.prices has a fillfactor of 100")
-		index := one(t, report, "indexes")
-		require.Contains(t, index.Says, `"ratelimit"."prices" has no primary key`)
-		run(statements(t, index))
-		for _, f := range storage {
-			for statement := range strings.Lines(statements(t, f)) {
-				run(statement)
-			}
-		}
-		report = look(t, config, doctor.Config{})
-		require.Equal(t, doctor.OK, one(t, report, "storage").Level)
-		require.Equal(t, doctor.OK, one(t, report, "indexes").Level)
-		run("DROP TABLE ratelimit.prices")
-		require.Contains(t, one(t, look(t, config, doctor.Config{}), "migrations").Says, "lack prices")
-	})
-
-	t.Run("InPartitions", func(t *testing.T) {
-		t.Parallel()
-		pool := postgrestest.New(t)
-		run := func(statements string) {
-			_, err := pool.Exec(t.Context(), statements)
-			require.NoError(t, err)
-		}
-		run(`ALTER TABLE ratelimit.buckets RENAME TO was;
-			CREATE TABLE ratelimit.buckets (LIKE ratelimit.was) PARTITION BY LIST (name);
-			CREATE TABLE ratelimit.buckets_a PARTITION OF ratelimit.buckets FOR VALUES IN ('a')`)
-		report := look(t, pool.Config().ConnConfig, doctor.Config{})
-		f := one(t, report, "partitions")
-		require.Equal(t, doctor.Warning, f.Level)
-		require.Contains(t, f.Says, "no default one")
-		require.Contains(t, one(t, report, "storage").Says, "ratelimit.buckets_a has a fillfactor of 100")
-		run(statements(t, f))
-		run(statements(t, one(t, report, "storage")))
-		report = look(t, pool.Config().ConnConfig, doctor.Config{})
-		require.Equal(t, "The buckets are in 2 partitions.", one(t, report, "partitions").Says)
-		var alike int
-		const ask = `SELECT count(*) FROM pg_class WHERE relname IN ('buckets_a', 'buckets_default') AND reloptions @> '{fillfactor=50,autovacuum_vacuum_scale_factor=0.05}'`
-		require.NoError(t, pool.QueryRow(t.Context(), ask).Scan(&alike))
-		require.Equal(t, 2, alike, "as the newest migration has it")
-		require.Equal(t, doctor.OK, one(t, report, "storage").Level)
-
-		run(`DROP TABLE ratelimit.buckets;
-			CREATE TABLE ratelimit.buckets (LIKE ratelimit.was) PARTITION BY HASH (name, key);
-			CREATE TABLE ratelimit.buckets_0 PARTITION OF ratelimit.buckets FOR VALUES WITH (MODULUS 3, REMAINDER 0);
-			CREATE TABLE ratelimit.buckets_1 PARTITION OF ratelimit.buckets FOR VALUES WITH (MODULUS 3, REMAINDER 1)`)
-		require.Equal(t, doctor.Fault, one(t, look(t, pool.Config().ConnConfig, doctor.Config{}), "partitions").Level)
-		run(`CREATE TABLE ratelimit.buckets_2 PARTITION OF ratelimit.buckets FOR VALUES WITH (MODULUS 3, REMAINDER 2)`)
-		require.Equal(t, doctor.OK, one(t, look(t, pool.Config().ConnConfig, doctor.Config{}), "partitions").Level)
 	})
 
 	t.Run("InPartitionsOfMigrations", func(t *testing.T) {
@@ -194,77 +189,6 @@ func TestRunLooksAtTheSchema(t *testing.T) {
 		require.Contains(t, f.Do, "max_locks_per_transaction = 136;")
 	})
 
-	t.Run("WithoutIndexes", func(t *testing.T) {
-		t.Parallel()
-		pool := postgrestest.New(t)
-		config := pool.Config().ConnConfig
-		run := func(statements string) {
-			_, err := pool.Exec(t.Context(), statements)
-			require.NoError(t, err)
-		}
-		require.Equal(t, doctor.OK, one(t, look(t, config, doctor.Config{}), "indexes").Level)
-		run(`ALTER TABLE ratelimit.buckets DROP CONSTRAINT buckets_pkey;
-			ALTER TABLE ratelimit.rules_version DROP CONSTRAINT rules_version_pkey;
-			DROP INDEX ratelimit.reservations_expires`)
-		_, err := pool.Exec(t.Context(), "INSERT INTO ratelimit.buckets VALUES ('a', 'k', 0, 1, 1) ON CONFLICT (name, key, shard) DO NOTHING")
-		require.Error(t, err, "as a Take")
-		report := look(t, config, doctor.Config{})
-		found := of(report, "indexes")
-		require.Len(t, found, 3)
-		require.Equal(t, doctor.Fault, found[0].Level)
-		require.Contains(t, found[0].Says, `"ratelimit"."buckets" has no primary key`)
-		require.Equal(t, doctor.Warning, found[1].Level)
-		require.Contains(t, found[1].Says, `"ratelimit"."reservations" has no index of expires_us`)
-		require.Contains(t, found[2].Do, `ADD PRIMARY KEY (id)`)
-		run(statements(t, found[1]) + statements(t, found[2]) + "CREATE UNIQUE INDEX ON ratelimit.buckets (name, key, shard)")
-		require.Equal(t, doctor.OK, one(t, look(t, config, doctor.Config{}), "indexes").Level, "which does as well")
-
-		run("DROP SCHEMA ratelimit CASCADE; CREATE SCHEMA ratelimit; CREATE TABLE ratelimit.buckets (name text)")
-		require.Contains(t, one(t, look(t, config, doctor.Config{}), "indexes").Do, "ADD PRIMARY KEY (name, key, shard);")
-	})
-
-	t.Run("ThatNobodyHasCounted", func(t *testing.T) { // after pg_upgrade, or a crash
-		t.Parallel()
-		pool := postgrestest.New(t)
-		config := pool.Config().ConnConfig
-		run := func(statement string) {
-			_, err := pool.Exec(t.Context(), statement)
-			require.NoError(t, err)
-		}
-		run("ALTER TABLE ratelimit.buckets SET (autovacuum_enabled = false, fillfactor = 10)")
-		run("SET LOCAL track_counts = off; INSERT INTO ratelimit.buckets SELECT 'a', i::text, 0, 1, 1 FROM generate_series(1, 110000) i")
-		require.Equal(t, doctor.OK, one(t, look(t, config, doctor.Config{}), "bloat").Level)
-	})
-
-	t.Run("WithManyFaults", func(t *testing.T) {
-		t.Parallel()
-		pool := postgrestest.New(t)
-		_, err := pool.Exec(t.Context(), `ALTER TABLE ratelimit.buckets RENAME TO was;
-			CREATE TABLE ratelimit.buckets (LIKE ratelimit.was INCLUDING ALL) PARTITION BY HASH (name, key);
-			DO $$ BEGIN FOR i IN 0 .. 6 LOOP
-				EXECUTE format('CREATE TABLE ratelimit.buckets_%s PARTITION OF ratelimit.buckets FOR VALUES WITH (MODULUS 7, REMAINDER %s)', i, i);
-			END LOOP; END $$;
-			ALTER TABLE ratelimit.reservations SET UNLOGGED;
-			ALTER TABLE ratelimit.reservations SET (autovacuum_enabled = off)`)
-		require.NoError(t, err)
-		storage := of(look(t, pool.Config().ConnConfig, doctor.Config{}), "storage")
-		require.Len(t, storage, 5)
-		require.Equal(t, doctor.Fault, storage[0].Level)
-		require.Contains(t, storage[0].Says, "Autovacuum is off for ratelimit.reservations")
-		require.Contains(t, storage[4].Says, "with 4 more")
-		_, err = pool.Exec(t.Context(), "DROP TABLE ratelimit.buckets")
-		require.NoError(t, err)
-		storage = of(look(t, pool.Config().ConnConfig, doctor.Config{}), "storage")
-		require.Contains(t, storage[1].Says, "ratelimit.reservations is UNLOGGED")
-		for _, f := range storage {
-			for statement := range strings.Lines(statements(t, f)) {
-				_, err = pool.Exec(t.Context(), statement)
-				require.NoError(t, err)
-			}
-		}
-		require.Equal(t, doctor.OK, one(t, look(t, pool.Config().ConnConfig, doctor.Config{}), "storage").Level)
-	})
-
 	t.Run("WithASearchPath", func(t *testing.T) {
 		t.Parallel()
 		pool := postgrestest.New(t)
@@ -279,12 +203,6 @@ func TestRunLooksAtTheSchema(t *testing.T) {
 		for _, check := range []string{"server", "storage", "hot", "bloat"} {
 			require.Equal(t, one(t, want, check).Level, one(t, got, check).Level, "%+v", one(t, got, check))
 		}
-	})
-
-	t.Run("WithAnotherName", func(t *testing.T) {
-		t.Parallel()
-		report := look(t, postgrestest.New(t).Config().ConnConfig, doctor.Config{Schema: "limits"})
-		require.Contains(t, one(t, report, "migrations").Says, `"limits"`)
 	})
 }
 
