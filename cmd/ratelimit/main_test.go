@@ -65,11 +65,11 @@ func TestProgram(t *testing.T) {
 	t.Run("EndsWithItsExitCode", func(t *testing.T) {
 		t.Parallel()
 		env := []string{"RATELIMIT_DATABASE_URL=" + postgrestest.NewDatabase(t)}
-		take := []string{"take", "sends", "ada", "--rate", "1", "--period", "week"}
+		take := []string{"take", "sends", "ada", "--policy", "1 per week"}
 		for _, c := range []struct {
 			code int
 			args []string
-		}{{0, []string{"version"}}, {2, nil}, {2, []string{"tak"}}, {0, take}, {3, take}, {2, []string{"migrate", "down"}}, {6, []string{"rules", "get", "none"}}} {
+		}{{0, []string{"version"}}, {0, nil}, {2, []string{"tak"}}, {0, take}, {3, take}, {2, []string{"migrate", "down"}}, {6, []string{"rules", "get", "none"}}} {
 			cmd, out, errOut := command(t, env, c.args...)
 			_ = cmd.Run()
 			require.Equal(t, c.code, cmd.ProcessState.ExitCode(), "%v: %s%s", c.args, out, errOut)
@@ -104,7 +104,7 @@ func TestProgram(t *testing.T) {
 		require.NoError(t, err)
 		_, err = tx.Exec(ctx, "LOCK TABLE ratelimit.buckets IN ACCESS EXCLUSIVE MODE")
 		require.NoError(t, err)
-		cmd, _, errOut := command(t, []string{"RATELIMIT_DATABASE_URL=" + url}, "take", "sends", "ada", "--rate", "1", "--period", "week")
+		cmd, _, errOut := command(t, []string{"RATELIMIT_DATABASE_URL=" + url}, "take", "sends", "ada", "--policy", "1 per week")
 		require.NoError(t, cmd.Start())
 		watch, err := pgx.Connect(ctx, url)
 		require.NoError(t, err)
