@@ -57,15 +57,8 @@ fencing number. Without KEY it shows the leases of the shared bucket.`,
 		Example: "  ratelimit leases list exports acme",
 	}, func(ctx context.Context, args []string) error {
 		return a.withLeasesOf(ctx, stored, args, func(_ context.Context, _ *database, _ string, leases []inspect.Lease, now time.Time) error {
-			return a.show(list(leases), func(t *table) {
-				if len(leases) == 0 {
-					t.row("nobody holds a slot")
-					return
-				}
-				t.row("FENCE", "SLOTS", "SINCE", "UNTIL")
-				for _, v := range leases {
-					t.row(fmt.Sprint(v.Fence), fmt.Sprint(v.Slots), instantFrom(v.Since, now), instantFrom(v.Until, now))
-				}
+			return showList(a, leases, "nobody holds a slot", []string{"FENCE", "SLOTS", "SINCE", "UNTIL"}, func(v *inspect.Lease) []string {
+				return []string{fmt.Sprint(v.Fence), fmt.Sprint(v.Slots), instantFrom(v.Since, now), instantFrom(v.Until, now)}
 			})
 		})
 	})

@@ -82,6 +82,20 @@ func (a *app) showValue(value any) error {
 	return err
 }
 
+// showList prints values as lines of a table with a head, or a sentence if there are none.
+func showList[T any](a *app, values []T, none string, head []string, row func(v *T) []string) error {
+	return a.show(list(values), func(t *table) {
+		if len(values) == 0 {
+			t.row(none)
+			return
+		}
+		t.row(head...)
+		for i := range values {
+			t.row(row(&values[i])...)
+		}
+	})
+}
+
 // list returns values that JSON shows as an array, also when there are none.
 func list[T any](values []T) []T {
 	if values == nil {

@@ -81,7 +81,7 @@ of an ended reservation is deleted.`,
 			if more {
 				a.note("there are more; use --limit and --key, or a larger --most")
 			}
-			return a.show(list(found), func(t *table) { fillReservations(t, query.State, found, now) })
+			return a.showReservations(query.State, found, now)
 		})
 	})
 	flags := cmd.Flags()
@@ -120,20 +120,15 @@ func checkMost(most int) error {
 	return nil
 }
 
-func fillReservations(t *table, state string, found []inspect.Reservation, now time.Time) {
-	if len(found) == 0 {
-		t.row(strings.TrimSpace("there are no "+state) + " reservations")
-		return
-	}
-	t.row("ID", "TOOK", "LIFE", "ENDS")
-	for i := range found {
-		v := &found[i]
+func (a *app) showReservations(state string, found []inspect.Reservation, now time.Time) error {
+	none := strings.TrimSpace("there are no "+state) + " reservations"
+	return showList(a, found, none, []string{"ID", "TOOK", "LIFE", "ENDS"}, func(v *inspect.Reservation) []string {
 		took := make([]string, len(v.Items))
 		for j, item := range v.Items {
 			took[j] = fmt.Sprintf("%s of %s %s", itemWords(item), item.Limit, shown(keyText(item.Key)))
 		}
-		t.row(v.ID, strings.Join(took, ", "), lifeWords(v, now), instantFrom(v.ExpiresAt, now))
-	}
+		return []string{v.ID, strings.Join(took, ", "), lifeWords(v, now), instantFrom(v.ExpiresAt, now)}
+	})
 }
 
 // cancelledView is a reservation that was cancelled, for programs.

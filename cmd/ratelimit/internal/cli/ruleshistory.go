@@ -60,16 +60,9 @@ func (a *app) rulesHistory() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return a.show(statements, func(t *table) {
-				if len(statements) == 0 {
-					t.row("there are no changes")
-					return
-				}
-				t.row("VERSION", "MADE", "AUTHOR", "REASON", "OF", "CHANGE")
-				for i := range statements {
-					s := &statements[i]
-					t.row(fmt.Sprint(s.Version), instant(s.Made), s.Author, s.Reason, nameOf(s.Of, s.Limit, s.Plan, s.Key), changeOf(s))
-				}
+			head := []string{"VERSION", "MADE", "AUTHOR", "REASON", "OF", "CHANGE"}
+			return showList(a, statements, "there are no changes", head, func(s *rules.Statement) []string {
+				return []string{fmt.Sprint(s.Version), instant(s.Made), s.Author, s.Reason, nameOf(s.Of, s.Limit, s.Plan, s.Key), changeOf(s)}
 			})
 		})
 	})

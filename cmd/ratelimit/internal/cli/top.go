@@ -103,22 +103,16 @@ func (a *app) topRefusals(ctx context.Context, db *database, f *topFlags) error 
 	for i, s := range sums {
 		views[i] = sumView{s.Limit, s.Route, s.Key, s.Refused, s.Cost, s.Last}
 	}
-	return a.show(views, func(t *table) {
-		if len(views) == 0 {
-			t.row("nothing is counted as refused in the last " + words.Period(time.Duration(f.since)) + "; programs count with package refusals")
-			return
+	none := "nothing is counted as refused in the last " + words.Period(time.Duration(f.since)) + "; programs count with package refusals"
+	return showList(a, views, none, []string{"LIMIT", "WHAT", "REFUSED", "COST", "LAST"}, func(v *sumView) []string {
+		what := dash(v.Route)
+		switch {
+		case f.group == string(refusals.ByKey) && v.Key == "":
+			what = "(shared, and keys not told apart)"
+		case f.group == string(refusals.ByKey):
+			what = keyText(v.Key)
 		}
-		t.row("LIMIT", "WHAT", "REFUSED", "COST", "LAST")
-		for _, v := range views {
-			what := v.Route
-			if f.group == string(refusals.ByKey) {
-				what = keyText(v.Key)
-				if v.Key == "" {
-					what = "(shared, and keys not told apart)"
-				}
-			}
-			t.row(v.Limit, dash(what), fmt.Sprint(v.Refused), number(v.Cost), instantFrom(v.Last, now))
-		}
+		return []string{v.Limit, what, fmt.Sprint(v.Refused), number(v.Cost), instantFrom(v.Last, now)}
 	})
 }
 
@@ -141,21 +135,12 @@ func (a *app) topOwing(ctx context.Context, db *database, f *topFlags) error {
 	views = slices.DeleteFunc(views, func(v inspect.View) bool { return v.Owed() == 0 })
 	slices.SortStableFunc(views, func(a, b inspect.View) int { return cmp.Compare(b.Owed(), a.Owed()) })
 	views = views[:min(len(views), f.most)]
-	return a.show(list(views), func(t *table) {
-		if len(views) == 0 {
-			t.row("no bucket owes anything")
-			return
+	return showList(a, views, "no bucket owes anything", []string{"LIMIT", "KEY", "OWED", "AT", "FREE AT"}, func(v *inspect.View) []string {
+		at, free := instantFrom(v.At, now)+", as stored", "-"
+		if v.Level != nil {
+			at, free = "now", dash(instantFrom(v.FreeAt, now))
 		}
-		t.row("LIMIT", "KEY", "OWED", "AT", "FREE AT")
-		for i := range views {
-			v, at, free := &views[i], "now", ""
-			if v.Level == nil {
-				at = instantFrom(v.At, now) + ", as stored"
-			} else {
-				free = instantFrom(v.FreeAt, now)
-			}
-			t.row(v.Limit, keyText(v.Key), number(v.Owed()), at, dash(free))
-		}
+		return []string{v.Limit, keyText(v.Key), number(v.Owed()), at, free}
 	})
 }
 
@@ -259,15 +244,8 @@ func (a *app) topReservations(ctx context.Context, db *database, f *topFlags) er
 		return cmp.Or(cmp.Compare(b.Cost, a.Cost), cmp.Compare(a.Limit, b.Limit), cmp.Compare(a.Key, b.Key))
 	})
 	views = views[:min(len(views), f.most)]
-	return a.show(views, func(t *table) {
-		if len(views) == 0 {
-			t.row("nothing is reserved")
-			return
-		}
-		t.row("LIMIT", "KEY", "RESERVED", "RESERVATIONS", "WAITING")
-		for _, v := range views {
-			t.row(v.Limit, keyText(v.Key), number(v.Cost), fmt.Sprint(v.Reservations), fmt.Sprint(v.Waiting))
-		}
+	return showList(a, views, "nothing is reserved", []string{"LIMIT", "KEY", "RESERVED", "RESERVATIONS", "WAITING"}, func(v *reservedView) []string {
+		return []string{v.Limit, keyText(v.Key), number(v.Cost), fmt.Sprint(v.Reservations), fmt.Sprint(v.Waiting)}
 	})
 }
 
