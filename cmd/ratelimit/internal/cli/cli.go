@@ -17,8 +17,8 @@ type app struct {
 	in          io.Reader
 	out, errOut io.Writer
 	env         func(name string) string
-	secrets     []string // never shown
-	running     bool     // whether the arguments were fine
+	secrets     []string       // never shown
+	cmd         *cobra.Command // the running command; nil: the arguments are not checked yet
 	options     options
 }
 
@@ -43,9 +43,9 @@ func Run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.
 	cmd, err := root.ExecuteContextC(ctx)
 	var e *exit
 	switch {
-	case out.err != nil && (err == nil || !a.running || errors.As(err, &e) && e.err == nil): // not reported yet
+	case out.err != nil && (err == nil || a.cmd == nil || errors.As(err, &e) && e.err == nil): // not reported yet
 		err = out.err
-	case err != nil && !a.running && !errors.As(err, &e): // what cobra found wrong
+	case err != nil && a.cmd == nil && !errors.As(err, &e): // what cobra found wrong
 		err = &exit{exitUsage, fmt.Errorf("%w; see %s --help", err, cmd.CommandPath())}
 	}
 	a.report(ctx, err)
@@ -144,7 +144,7 @@ func (a *app) command(cmd cobra.Command, do task, exits ...string) *cobra.Comman
 	cmd.DisableFlagsInUseLine = true
 	cmd.Use += " [flags]"
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		a.running = true
+		a.cmd = cmd
 		if err := a.checkOptions(cmd); err != nil {
 			return err
 		}
@@ -152,6 +152,9 @@ func (a *app) command(cmd cobra.Command, do task, exits ...string) *cobra.Comman
 	}
 	return &cmd
 }
+
+// isGiven reports whether the arguments have a flag.
+func (a *app) isGiven(flag string) bool { return a.cmd.Flags().Changed(flag) }
 
 // checkOptions checks the flags that several commands have.
 func (a *app) checkOptions(cmd *cobra.Command) error {

@@ -6,7 +6,6 @@ import (
 	"io"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/spf13/cobra"
@@ -22,12 +21,11 @@ func (a *app) migrateCommands() *cobra.Command {
 }
 
 // withNoTimeout runs fn on the database without a bound, unless --timeout is given.
-func (a *app) withNoTimeout(ctx context.Context, cmd *cobra.Command, fn func(ctx context.Context, db *database) error) error {
-	timeout := time.Duration(0)
-	if cmd.Flags().Changed("timeout") {
-		timeout = a.options.timeout
+func (a *app) withNoTimeout(ctx context.Context, fn func(ctx context.Context, db *database) error) error {
+	if a.isGiven("timeout") {
+		return a.withDatabase(ctx, fn)
 	}
-	return a.withDatabaseWithin(ctx, timeout, fn)
+	return a.withDatabaseWithin(ctx, 0, fn)
 }
 
 // migratedView is what a migration has done, for programs.
@@ -84,9 +82,8 @@ func (a *app) notePooler(ctx context.Context, db *database) error {
 }
 
 func (a *app) migrateUp() *cobra.Command {
-	var cmd *cobra.Command
 	var config migrations.Config
-	cmd = a.withOutput(a.command(cobra.Command{
+	cmd := a.withOutput(a.command(cobra.Command{
 		Use:   "up",
 		Short: "Apply the missing migrations",
 		Long: `Apply the missing migrations, each in its own transaction. Run it before you start programs of a newer version. You can run
@@ -99,15 +96,14 @@ changes nothing; use ratelimit migrate partition.`,
 		Example: `  ratelimit migrate up
   ratelimit migrate up --partitions 16`,
 	}, func(ctx context.Context, _ []string) error {
-		return a.withNoTimeout(ctx, cmd, func(ctx context.Context, db *database) error { return a.migrate(ctx, db, config, migrations.Up) })
+		return a.withNoTimeout(ctx, func(ctx context.Context, db *database) error { return a.migrate(ctx, db, config, migrations.Up) })
 	}))
 	a.withPartitions(cmd, &config)
 	return cmd
 }
 
 func (a *app) migrateDown() *cobra.Command {
-	var cmd *cobra.Command
-	cmd = a.withYes(a.withOutput(a.command(cobra.Command{
+	return a.withYes(a.withOutput(a.command(cobra.Command{
 		Use:   "down",
 		Short: "Remove the tables with all data",
 		Long: `Remove the tables with all data: buckets, reservations, rules and the history of the rules. After the next up every bucket is
@@ -118,11 +114,10 @@ full. Until then, the calls of programs fail.`,
 		if err := a.confirm(ctx, "Remove all limits, reservations, rules and their history from schema %s?", a.options.schema); err != nil {
 			return err
 		}
-		return a.withNoTimeout(ctx, cmd, func(ctx context.Context, db *database) error {
+		return a.withNoTimeout(ctx, func(ctx context.Context, db *database) error {
 			return a.migrate(ctx, db, migrations.Config{}, migrations.Down)
 		})
 	})))
-	return cmd
 }
 
 func (a *app) migratePrint() *cobra.Command {

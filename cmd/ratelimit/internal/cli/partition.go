@@ -32,8 +32,7 @@ func inPartitions(n int) string {
 }
 
 func (a *app) migratePartition() *cobra.Command {
-	var cmd *cobra.Command
-	cmd = a.withYes(a.withOutput(a.command(cobra.Command{
+	return a.withYes(a.withOutput(a.command(cobra.Command{
 		Use:   "partition NUMBER",
 		Short: "Change the number of partitions of the buckets",
 		Long: `Copy the table of buckets into a number of partitions, by hash; 1 is one plain table. With partitions each call costs more:
@@ -52,7 +51,7 @@ transactions that use the table, and otherwise changes nothing.`,
 		if err := a.confirm(ctx, "Lock the table of buckets of schema %s, and copy it into %s?", a.options.schema, inPartitions(n)); err != nil {
 			return err
 		}
-		return a.withNoTimeout(ctx, cmd, func(ctx context.Context, db *database) error {
+		return a.withNoTimeout(ctx, func(ctx context.Context, db *database) error {
 			config := migrations.Config{Schema: db.schema, Partitions: n}
 			was, err := migrations.Partitions(ctx, db.pool, config)
 			if err != nil {
@@ -65,5 +64,4 @@ transactions that use the table, and otherwise changes nothing.`,
 			return a.showDone(v, func(t *table) { t.row(v.words()) })
 		})
 	})))
-	return cmd
 }

@@ -24,8 +24,7 @@ type prunedView struct {
 func (a *app) pruneCommand() *cobra.Command {
 	var d definition
 	var older spanFlag
-	var cmd *cobra.Command
-	cmd = a.command(cobra.Command{
+	cmd := a.command(cobra.Command{
 		Use:   "prune [LIMIT ...]",
 		Short: "Delete the rows of full buckets, and old counts of refusals",
 		Long: `Delete the rows of full buckets of the named limits. This changes no decision, because a bucket without a row is full. With
@@ -48,7 +47,7 @@ limit.`,
 		if err := a.confirm(ctx, "Delete %s?", pruned(args, time.Duration(older))); err != nil {
 			return err
 		}
-		return a.withNoTimeout(ctx, cmd, func(ctx context.Context, db *database) error {
+		return a.withNoTimeout(ctx, func(ctx context.Context, db *database) error {
 			v, err := a.prune(ctx, db, &d, args, time.Duration(older))
 			if err != nil {
 				return err

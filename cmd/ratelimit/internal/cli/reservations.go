@@ -47,8 +47,7 @@ func (a *app) reservationsCommands() *cobra.Command {
 func (a *app) reservationsList() *cobra.Command {
 	query := inspect.ReservationQuery{}
 	var key string
-	var cmd *cobra.Command
-	cmd = a.command(cobra.Command{
+	cmd := a.command(cobra.Command{
 		Use:   "list",
 		Short: "Show reservations",
 		Long: `Show reservations: their tokens and their state. They are sorted by the instant at which they expire, or at which the record
@@ -66,7 +65,7 @@ of an ended reservation is deleted.`,
 		if err := checkMost(query.Most); err != nil {
 			return err
 		}
-		if cmd.Flags().Changed("key") {
+		if a.isGiven("key") {
 			query.Key = &key
 		}
 		return a.withDatabase(ctx, func(ctx context.Context, db *database) error {

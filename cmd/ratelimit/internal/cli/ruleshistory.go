@@ -26,8 +26,7 @@ func changeOf(s *rules.Statement) string {
 func (a *app) rulesHistory() *cobra.Command {
 	var query rules.HistoryQuery
 	var plan, key string
-	var cmd *cobra.Command
-	cmd = a.command(cobra.Command{
+	cmd := a.command(cobra.Command{
 		Use:   "history [LIMIT]",
 		Short: "Show the changes of rules, with author, time and reason",
 		Long:  "Show the changes of rules, overrides, pauses and tiers, with author, time and reason. The newest change comes first.",
@@ -49,10 +48,10 @@ func (a *app) rulesHistory() *cobra.Command {
 		if query.Most < 1 || query.Most > 10_000 {
 			return misused("--most is %d; use 1 to 10000", query.Most)
 		}
-		if cmd.Flags().Changed("plan") {
+		if a.isGiven("plan") {
 			query.Plan = &plan
 		}
-		if cmd.Flags().Changed("key") {
+		if a.isGiven("key") {
 			query.Key = &key
 		}
 		return a.withDatabase(ctx, func(ctx context.Context, db *database) error {

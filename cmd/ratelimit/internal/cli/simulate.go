@@ -59,11 +59,8 @@ func (a *app) simulate(ctx context.Context, f *simulateFlags, args []string) (er
 	}
 	config := f.config
 	config.Rules, config.Format = *document, simulate.Format(f.format)
-	switch {
-	case config.Top < 0:
+	if config.Top < 0 {
 		return misused("--top is %d; use 0 or more", config.Top)
-	case config.Top == 0:
-		config.Top = -1
 	}
 	if config.HashKey, err = a.hashKey(); err != nil {
 		return err

@@ -31,9 +31,6 @@ import (
 	"github.com/pgratelimit/pgratelimit/rules"
 )
 
-// defaultTop is the number of keys in a report.
-const defaultTop = 10
-
 var (
 	// ErrInvalidConfig is returned by Run, before it reads a log, for an invalid field of Config and for rules that cannot
 	// decide on log lines. The message says what to change.
@@ -87,7 +84,7 @@ type Config struct {
 	HashKey []byte
 	// IPv4Bits and IPv6Bits are the bits of an address that count, as in httplimit.Bits. Defaults to 32 and 64.
 	IPv4Bits, IPv6Bits int
-	// Top is the number of keys in the report. Defaults to 10; below 0 there are none.
+	// Top is the number of keys in the report. Defaults to none.
 	Top int
 	// Refused receives each refusal, in the order of the lines. If it returns an error, the replay ends. Defaults to nil.
 	Refused func(Refusal) error
@@ -134,7 +131,6 @@ func (c Config) withDefaults() Config {
 	c.Format = cmp.Or(c.Format, Detect)
 	c.IPv4Bits = cmp.Or(c.IPv4Bits, address.IPv4Bits)
 	c.IPv6Bits = cmp.Or(c.IPv6Bits, address.IPv6Bits)
-	c.Top = max(cmp.Or(c.Top, defaultTop), 0)
 	return c
 }
 

@@ -37,7 +37,7 @@ func TestRun(t *testing.T) {
 		t.Parallel()
 		var refusals []simulate.Refusal
 		report := run(t, simulate.Config{
-			Rules: document(t, three), By: "address",
+			Rules: document(t, three), By: "address", Top: 10,
 			Refused: func(r simulate.Refusal) error { refusals = append(refusals, r); return nil },
 		}, lines(
 			at(0, "10.0.0.1", "GET /"), at(0, "10.0.0.1", "GET /"), at(0, "10.0.0.2", "GET /"), at(1, "10.0.0.1", "GET /"),
@@ -166,7 +166,7 @@ tiers: [{limit: query, cost_source: "query:n"}, {limit: header, cost_source: "he
 		require.Equal(t, []simulate.KeyReport{
 			{"address", "10.0.0.29", 29, second(29), second(29)}, {"address", "10.0.0.28", 28, second(28), second(28)},
 		}, report.Keys)
-		report = run(t, simulate.Config{Rules: document(t, three), By: "address", Top: -1}, lines(text...))
+		report = run(t, simulate.Config{Rules: document(t, three), By: "address"}, lines(text...))
 		require.Empty(t, report.Keys)
 		require.Equal(t, simulate.Peak{At: second(29), Asked: 32, Refused: 29}, report.Limits[0].Peak)
 	})
