@@ -39,7 +39,8 @@ func TestRunLooksAtTheTables(t *testing.T) {
 		"WithOtherStorage": {
 			{
 				"ALTER TABLE ratelimit.prices SET (autovacuum_enabled = false, fillfactor = 100)", "storage", doctor.Fault,
-				[]string{"Autovacuum is off for ratelimit.prices", "ratelimit.prices has a fillfactor of 100"}, true,
+				[]string{"Autovacuum is off for ratelimit.prices", "ratelimit.prices has a fillfactor of 100"},
+				true,
 			},
 			{"ALTER TABLE ratelimit.reservations SET UNLOGGED", "storage", doctor.Note, []string{"ratelimit.reservations is UNLOGGED"}, true},
 		},
@@ -59,7 +60,9 @@ func TestRunLooksAtTheTables(t *testing.T) {
 		"InAList": {
 			{
 				inPartitions + "LIST (name); CREATE TABLE ratelimit.buckets_a PARTITION OF ratelimit.buckets FOR VALUES IN ('a')",
-				"partitions", doctor.Warning, []string{"no default one"}, true,
+				"partitions", doctor.Warning,
+				[]string{"no default one"},
+				true,
 			},
 			{"", "storage", doctor.Warning, []string{"ratelimit.buckets_a has a fillfactor of 100"}, true}, // and not the default one
 		},
@@ -67,7 +70,9 @@ func TestRunLooksAtTheTables(t *testing.T) {
 			{
 				inPartitions + `HASH (name, key); CREATE TABLE ratelimit.buckets_0 PARTITION OF ratelimit.buckets FOR VALUES WITH (MODULUS 3, REMAINDER 0);
 				CREATE TABLE ratelimit.buckets_1 PARTITION OF ratelimit.buckets FOR VALUES WITH (MODULUS 3, REMAINDER 1)`,
-				"partitions", doctor.Fault, []string{"some hashes have no partition"}, false,
+				"partitions", doctor.Fault,
+				[]string{"some hashes have no partition"},
+				false,
 			},
 			{"CREATE TABLE ratelimit.buckets_2 PARTITION OF ratelimit.buckets FOR VALUES WITH (MODULUS 3, REMAINDER 2)", "partitions", doctor.OK, nil, false},
 		},
@@ -76,7 +81,9 @@ func TestRunLooksAtTheTables(t *testing.T) {
 				inPartitions + `HASH (name, key); DO $$ BEGIN FOR i IN 0 .. 6 LOOP
 					EXECUTE format('CREATE TABLE ratelimit.buckets_%s PARTITION OF ratelimit.buckets FOR VALUES WITH (MODULUS 7, REMAINDER %s)', i, i);
 				END LOOP; END $$; ALTER TABLE ratelimit.prices SET (autovacuum_enabled = off)`,
-				"storage", doctor.Fault, []string{"Autovacuum is off for ratelimit.prices", "with 3 more"}, false,
+				"storage", doctor.Fault,
+				[]string{"Autovacuum is off for ratelimit.prices", "with 3 more"},
+				false,
 			},
 		},
 		"ThatNobodyHasCounted": { // after pg_upgrade, or a crash
