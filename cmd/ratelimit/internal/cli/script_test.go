@@ -29,7 +29,7 @@ import (
 //	refuse LIMIT ROUTE KEY NUMBER AGO      counts refusals
 //	cat FILE                               prints a file
 //
-// START is the time of the test, WINDOW a policy of 3 tokens whose window does not end, and RESERVATION the last reservation.
+// DATABASE is the connection string, START the time of the test, WINDOW a policy of 3 tokens whose window does not end, and RESERVATION the last reservation.
 // "< FILE" at the end of a command is its standard input, and "> FILE" is a new file for its output.
 func TestScripts(t *testing.T) {
 	t.Parallel()
@@ -98,7 +98,7 @@ func (s *script) run(t *testing.T) string {
 // do runs a command, and returns what it prints.
 func (s *script) do(t *testing.T, command string) string {
 	t.Helper()
-	command = strings.NewReplacer(append(slices.Clone(s.names), "RESERVATION", s.last)...).Replace(command)
+	command = strings.NewReplacer(append(slices.Clone(s.names), "=DATABASE", "="+s.f.url, "RESERVATION", s.last)...).Replace(command)
 	args := split(command)
 	switch args[0] {
 	case "ratelimit":

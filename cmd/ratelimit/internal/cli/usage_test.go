@@ -10,7 +10,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/cmd/ratelimit/internal/cli"
-	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
 )
 
 func TestUsage(t *testing.T) {
@@ -146,41 +145,6 @@ func TestDatabase(t *testing.T) {
 		}
 	})
 
-	t.Run("HowItIsWrittenIsShown", func(t *testing.T) {
-		t.Parallel()
-		for _, env := range [][]string{nil, {"DATABASE_URL=postgres://ana:s3cr3t-word%zz@127.0.0.1:1/limits"}} {
-			require.Contains(t, run(t.Context(), env, "", "rules", "list").err, "postgres://user:password@host:5432/name, ", "%v", env)
-		}
-	})
-
-	t.Run("AFileThatItNamesAndThatIsNotThereIsTold", func(t *testing.T) {
-		t.Parallel()
-		r := run(t.Context(), []string{"DATABASE_URL=postgres://ana:s3cr3t-word@127.0.0.1:1/limits?sslmode=verify-full&sslrootcert=/none/s3cr3t-word"}, "", "rules", "list")
-		require.Equal(t, 2, r.code)
-		require.Contains(t, r.err, "DATABASE_URL names a file that cannot be read; see sslrootcert")
-		require.NotContains(t, r.err, "s3cr3t-word")
-	})
-
-	t.Run("APasswordThatIsNotEncodedIsTold", func(t *testing.T) {
-		t.Parallel()
-		for _, dsn := range []string{"postgres://ana:12/34@127.0.0.1:1/limits", "postgres://ana:12?34@127.0.0.1:1/limits", "postgres://ana:12#34@127.0.0.1:1/limits"} {
-			r := run(t.Context(), []string{"DATABASE_URL=" + dsn}, "", "rules", "list")
-			require.Equal(t, 2, r.code)
-			require.Contains(t, r.err, "percent-encode the special characters of the password")
-		}
-	})
-
-	t.Run("ThatDoesNotAnswerIsAFailure", func(t *testing.T) {
-		t.Parallel()
-		r := run(t.Context(), []string{"RATELIMIT_DATABASE_URL=postgres://ana@127.0.0.1:1/limits"}, "", "rules", "list")
-		require.Equal(t, 1, r.code)
-		require.Contains(t, r.err, "at 127.0.0.1, port 1: connection refused; see whether the server runs")
-		r = run(t.Context(), []string{"RATELIMIT_DATABASE_URL=postgres://ana@nowhere.invalid/limits"}, "", "rules", "list")
-		require.Equal(t, 1, r.code)
-		require.Contains(t, r.err, "at nowhere.invalid, port 5432: the name of its host is not known")
-		require.NotContains(t, r.err, "ana")
-	})
-
 	t.Run("ThatIsNotThereOrLetsNobodyInIsAFailure", func(t *testing.T) {
 		t.Parallel()
 		f := setup(t)
@@ -190,33 +154,6 @@ func TestDatabase(t *testing.T) {
 		r := run(t.Context(), []string{"DATABASE_URL=" + other.String()}, "", "rules", "list")
 		require.Equal(t, 1, r.code)
 		require.Contains(t, r.err, "there is no database of that name")
-	})
-
-	t.Run("TheFlagComesBeforeTheVariables", func(t *testing.T) {
-		t.Parallel()
-		f := setup(t)
-		wrong := "postgres://ana@127.0.0.1:1/limits"
-		for _, env := range [][]string{{"RATELIMIT_DATABASE_URL=" + f.url, "DATABASE_URL=" + wrong}, {"DATABASE_URL=" + f.url}} {
-			require.Equal(t, 0, run(t.Context(), env, "", "rules", "list").code)
-		}
-		require.Equal(t, 0, run(t.Context(), []string{"RATELIMIT_DATABASE_URL=" + wrong}, "", "rules", "list", "--database-url", f.url).code)
-	})
-
-	t.Run("WithoutTablesSaysWhatToDo", func(t *testing.T) {
-		t.Parallel()
-		f := on(t, postgrestest.NewEmptyDatabase(t))
-		rulesFile := file(t, "rules.yaml", "rules: [{limit: a, rate: 1, period: 1s}]")
-		for _, args := range []string{
-			"rules list", "rules get a", "rules history", "rules diff -f " + rulesFile, "rules apply --yes --reason x -f " + rulesFile,
-			"get a b", "get a", "take a b --policy '1 per 1s'", "check a --policy '1 per 1s'", "reset a --yes", "credit a",
-			"pause a b --for 1h --reason x", "resume a b --reason x", "top", "top --by owed", "top --by reservations",
-			"reservations list", "reservations cancel 0d5f7c0e-6c0b-4f6e-9a5c-0f1f8e3d2a11 --yes", "prune a --yes",
-			"prune --refusals-older-than 1d --yes",
-		} {
-			require.Contains(t, f.fails(t, 1, split(args)...), "run ratelimit migrate up", args)
-			require.Contains(t, setupElsewhere(t, f, args), "elsewhere", args)
-		}
-		require.Equal(t, 2, f.run(t, "rules", "list", "--schema", "Bad-Name").code)
 	})
 
 	t.Run("AReadOnlyRoleIsToldWhatItLacks", func(t *testing.T) {
@@ -251,12 +188,6 @@ func TestDatabase(t *testing.T) {
 		said := f.fails(t, 1, "take", "a", "b", "--policy", "1 per 1s", "--timeout", "200ms")
 		require.Contains(t, said, "may have been done or not; --timeout gives it longer")
 	})
-}
-
-// setupElsewhere runs a command on another schema, which has no tables either, and returns its output.
-func setupElsewhere(t *testing.T, f *fixture, args string) string {
-	t.Helper()
-	return f.fails(t, 1, append(split(args), "--schema", "elsewhere")...)
 }
 
 func withParameter(url, parameter string) string {

@@ -115,10 +115,8 @@ type settlements struct{}
 
 // Observe implements ratelimit.Observer.
 func (settlements) Observe(ctx context.Context, event ratelimit.Event) {
-	if _, is := event.(ratelimit.Settlement); !is {
-		return
-	}
-	if settled, is := ctx.Value(settling{}).(*bool); is {
+	settled, isCall := ctx.Value(settling{}).(*bool)
+	if _, is := event.(ratelimit.Settlement); is && isCall {
 		*settled = true
 	}
 }

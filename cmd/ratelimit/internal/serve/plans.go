@@ -42,7 +42,6 @@ func (p *plans) check(plan string) error {
 	if plan == "" || names == nil || len(*names) == 0 || slices.Contains(*names, plan) {
 		return nil
 	}
-	const most = 20
-	return fmt.Errorf("no stored rule has the plan %.80q; the rules have %s; leave plan out for the rule without a plan",
-		plan, strings.Join((*names)[:min(len(*names), most)], ", "))
+	some := (*names)[:min(len(*names), 20)]
+	return fmt.Errorf("no stored rule has the plan %.80q; the rules have %s; leave plan out for the rule without a plan", plan, strings.Join(some, ", "))
 }

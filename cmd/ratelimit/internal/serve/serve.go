@@ -87,7 +87,9 @@ func New(ctx context.Context, config Config) (*Server, error) {
 	if s.plans.store, err = rules.NewStore(config.Pool, rules.StoreConfig{Schema: config.Schema}); err != nil {
 		return nil, err
 	}
-	loads := ratelimit.Observers(counts, &s.plans, sloglimit.New(sloglimit.Config{Logger: config.Logger}))
+	failed := &slog.LevelVar{} // of failed loads: until the server is made, New returns their errors
+	failed.Set(slog.LevelDebug)
+	loads := ratelimit.Observers(counts, &s.plans, sloglimit.New(sloglimit.Config{Logger: config.Logger, Failed: failed}))
 	if s.set, err = rules.NewSet(config.Pool, rules.Config{Schema: config.Schema, Observer: loads}); err != nil {
 		return nil, err
 	}
@@ -107,6 +109,7 @@ func New(ctx context.Context, config Config) (*Server, error) {
 	if err := s.makeHTTP(counts); err != nil {
 		return nil, err
 	}
+	defer failed.Set(slog.LevelError)
 	return s, s.makeGRPC()
 }
 
