@@ -42,13 +42,15 @@ func (s chartSpan) around(now time.Time) (since, until time.Time) {
 	return until.Add(-s.length()), until
 }
 
-// refusalBars are the bars of a chart of refusals. Its minutes have no gaps.
+// refusalBars are the bars of a chart of refusals, above those of allowed requests. Its minutes have no gaps.
 type refusalBars struct {
 	// Bars are in the order of the minutes.
 	Bars []bar
 	// Refused is the number of refusals, and Cost the sum of their costs in tokens. Highest is the most refusals of one bar.
 	Refused, Highest int64
-	Cost             float64
+	// Allowed is the number of allowed requests.
+	Allowed int64
+	Cost    float64
 	// Since is the start of the first minute. Late reports whether it is later than the requested start, because there are too many
 	// rows.
 	Since time.Time
@@ -59,34 +61,46 @@ type refusalBars struct {
 
 // bar is a minute or more of a chart that is 61 wide and 100 high.
 type bar struct {
-	Begin   time.Time
-	Refused int64
-	X       int
-	Y       float64
-	Height  float64
+	Begin            time.Time
+	Refused, Allowed int64
+	X                int
+	Y, Height        float64 // of the refusals
+	AllowedHeight    float64 // from the ground up to the refusals
 }
+
+// AllowedY is where the allowed requests begin, under the refusals.
+func (b bar) AllowedY() float64 { return 100 - b.AllowedHeight }
 
 // lastHour returns from when to when the last hour is.
 func lastHour(now time.Time) (since, until time.Time) { return spanOf("hour").around(now) }
 
-// barsOf returns the bars of refusals. A minute without a refusal has an empty bar.
+// barsOf returns the bars of minutes. A minute without a request has an empty bar.
 func (s chartSpan) barsOf(minutes []inspect.Minute, since, seen time.Time) refusalBars {
 	r := refusalBars{Since: seen, Late: seen.After(since), Span: s, Bars: make([]bar, s.Bars)}
 	for i := range r.Bars {
-		r.Bars[i] = bar{Begin: since.Add(time.Duration(i) * s.Bar), X: i, Y: 100}
+		r.Bars[i] = bar{Begin: since.Add(time.Duration(i) * s.Bar), X: i}
 	}
+	var highest int64 // refused and allowed requests of one bar
 	for _, m := range minutes {
-		r.Refused, r.Cost = r.Refused+m.Refused, r.Cost+m.Cost
+		r.Refused, r.Allowed, r.Cost = r.Refused+m.Refused, r.Allowed+m.Allowed, r.Cost+m.Cost
 		if i := int(m.Begin.Sub(since) / s.Bar); i >= 0 && i < len(r.Bars) {
 			r.Bars[i].Refused += m.Refused
+			r.Bars[i].Allowed += m.Allowed
 			r.Highest = max(r.Highest, r.Bars[i].Refused)
+			highest = max(highest, r.Bars[i].Refused+r.Bars[i].Allowed)
 		}
 	}
-	for i := range r.Bars {
-		if b := &r.Bars[i]; b.Refused > 0 {
-			b.Height = math.Max(math.Round(float64(b.Refused)/float64(r.Highest)*1000)/10, 3) // one refusal is seen, too
-			b.Y = 100 - b.Height
+	height := func(n int64) float64 {
+		if n == 0 {
+			return 0
 		}
+		return math.Max(math.Round(float64(n)/float64(highest)*1000)/10, 3) // one request is seen, too
+	}
+	for i := range r.Bars {
+		b := &r.Bars[i]
+		b.Height = height(b.Refused)
+		b.AllowedHeight = math.Min(height(b.Allowed), 100-b.Height)
+		b.Y = 100 - b.AllowedHeight - b.Height
 	}
 	return r
 }

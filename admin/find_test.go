@@ -43,16 +43,21 @@ func TestOrderOfBuckets(t *testing.T) {
 	}
 }
 
-// TestRangeOfRefusals promises that charts show an hour, or the day that the tables have.
-func TestRangeOfRefusals(t *testing.T) {
+// TestRangeOfRequests promises that charts show the allowed and refused requests of an hour, or of a day.
+func TestRangeOfRequests(t *testing.T) {
 	t.Parallel()
 	f := setup(t)
-	f.Exec(t, `INSERT INTO ratelimit.refusals (minute, name, route, key, shadow, refused, cost, last_us)
-		SELECT date_trunc('minute', now()) - ago, 'messages', '', '', false, n, n, (extract(epoch FROM now() - ago) * 1e6)::bigint
+	f.Exec(t, `INSERT INTO ratelimit.refusals (minute, name, route, key, shadow, refused, cost, last_us, allowed)
+		SELECT date_trunc('minute', now()) - ago, 'messages', '', '', false, n, n, (extract(epoch FROM now() - ago) * 1e6)::bigint, 100 * n
 		FROM (VALUES (interval '0', 2), (interval '5 hours', 30), (interval '5 hours 1 minute', 10), (interval '30 hours', 7)) AS v (ago, n)`)
-	for shown, want := range map[string]string{"": "<strong>2</strong> refused in the last hour", "hour": "<strong>2</strong> refused in the last hour", "day": "<strong>42</strong> refused in the last day"} {
-		require.Contains(t, f.get(t, admintest.Address("limit", "name", "messages", "range", shown)).body, want)
-		require.Contains(t, f.get(t, admintest.Address("", "range", shown)).body, want[:len("<strong>2")])
+	for shown, want := range map[string]struct{ allowed, refused, span string }{
+		"": {"200", "2", "hour"}, "hour": {"200", "2", "hour"}, "day": {"4,200", "42", "day"},
+	} {
+		chart := "<strong>" + want.allowed + "</strong> allowed and <strong>" + want.refused + "</strong> refused in the last " + want.span
+		page := f.get(t, admintest.Address("limit", "name", "messages", "range", shown)).body
+		require.Contains(t, page, chart)
+		require.Contains(t, page, ": 200 allowed</title>", "of the present minute")
+		require.Contains(t, f.get(t, admintest.Address("", "range", shown)).body, want.allowed+" allowed, <strong>"+want.refused+"</strong> refused")
 	}
 	require.Contains(t, f.get(t, "/admin/").body, `<a href="./?range=day&amp;search=">day</a>`)
 }

@@ -41,7 +41,7 @@ type limitRow struct {
 	Pause *rules.Statement
 	// Global is the bucket that everybody shares; nil: it was never used.
 	Global *part[*inspect.Level]
-	// Hour counts the refusals of the last hour.
+	// Hour counts the allowed requests and the refusals of the shown time.
 	Hour hour
 }
 
@@ -115,7 +115,7 @@ func (v *visit) globalLevel(ctx context.Context, name string, list []rules.State
 	return inspect.LevelOf(value), nil
 }
 
-// hour holds the refusals of a limit in the time that is shown: the enforced ones and the ones in shadow.
+// hour holds the requests of a limit in the time that is shown: the enforced ones, and the refusals in shadow.
 type hour struct{ Refused, Shadow refusalBars }
 
 // hours reads what limits refused in a time until now.

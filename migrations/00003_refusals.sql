@@ -1,5 +1,5 @@
 -- +goose Up
--- Refusals by minute of the database's clock. If programs write keys, those with the most refusals have rows of their own. The row
+-- Refusals and allowed requests by minute of the database's clock. If programs write keys, those with the most refusals have rows of their own. The row
 -- with the empty key has the rest of its limit and route, so sums over rows are exact.
 CREATE TABLE ratelimit.refusals (
     minute  timestamptz      NOT NULL, -- its beginning
@@ -9,7 +9,8 @@ CREATE TABLE ratelimit.refusals (
     shadow  boolean          NOT NULL, -- whether the limit was in shadow, so that no request was turned away
     refused bigint           NOT NULL,
     cost    double precision NOT NULL CHECK (cost > '-Infinity' AND cost < 'Infinity'),
-    last_us bigint           NOT NULL, -- the latest of them; microseconds since 1970-01-01 UTC
+    last_us bigint           NOT NULL, -- the latest refusal, 0 without one; microseconds since 1970-01-01 UTC
+    allowed bigint           NOT NULL DEFAULT 0, -- requests that a limit allowed; only where route and key are empty
     PRIMARY KEY (minute, name, route, key, shadow)
 );
 

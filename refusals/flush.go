@@ -144,12 +144,13 @@ func columns(startUs int64, rows map[id]tally) []any {
 		names, routes, keys = make([]string, 0, len(rows)), make([]string, 0, len(rows)), make([]string, 0, len(rows))
 		shadows             = make([]bool, 0, len(rows))
 		refused, last       = make([]int64, 0, len(rows)), make([]int64, 0, len(rows))
+		allowed             = make([]int64, 0, len(rows))
 		costs               = make([]float64, 0, len(rows))
 	)
 	for of, t := range rows {
 		names, routes, keys = append(names, of.limit), append(routes, of.route), append(keys, of.key)
 		shadows, refused = append(shadows, of.shadow), append(refused, t.refused)
-		costs, last = append(costs, t.cost), append(last, t.lastUs)
+		costs, last, allowed = append(costs, t.cost), append(last, t.lastUs), append(allowed, t.allowed)
 	}
-	return []any{time.UnixMicro(startUs), names, routes, keys, shadows, refused, costs, last}
+	return []any{time.UnixMicro(startUs), names, routes, keys, shadows, refused, costs, last, allowed}
 }

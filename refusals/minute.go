@@ -39,15 +39,17 @@ type id struct {
 	key string
 }
 
-// tally is a sum of refusals.
+// tally is a sum of refusals, and of allowed requests.
 type tally struct {
 	refused int64
+	allowed int64
 	cost    float64
 	lastUs  int64
 }
 
 func (t *tally) add(o tally) {
-	t.refused, t.cost, t.lastUs = t.refused+o.refused, t.cost+o.cost, max(t.lastUs, o.lastUs)
+	t.refused, t.allowed = t.refused+o.refused, t.allowed+o.allowed
+	t.cost, t.lastUs = t.cost+o.cost, max(t.lastUs, o.lastUs)
 }
 
 // sum is the tally of a pair that is not collected yet.
@@ -122,7 +124,7 @@ func (m *minute) collect(all bool) map[id]tally {
 		rows = make(map[id]tally)
 	}
 	for of, sum := range m.sums {
-		if sum.refused > 0 {
+		if sum.tally != (tally{}) {
 			add(rows, id{pair: of}, sum.tally)
 			sum.tally = tally{}
 		}
@@ -141,7 +143,7 @@ func (m *minute) collect(all bool) map[id]tally {
 		}
 		p.hasRow = true
 		add(rows, p.id, p.own)
-		add(rows, id{pair: p.id.pair}, tally{-p.own.refused, -p.own.cost, p.own.lastUs})
+		add(rows, id{pair: p.id.pair}, tally{refused: -p.own.refused, cost: -p.own.cost, lastUs: p.own.lastUs})
 		p.own = tally{}
 	}
 	return rows

@@ -59,7 +59,7 @@ func TestTheRowsOfAMinuteAddUp(t *testing.T) {
 			}
 			m.count(&refusal)
 			of := id{pair{refusal.Limit, refusal.Route, refusal.Shadow}, refusal.Key}
-			one := tally{1, refusal.Cost, refusal.At.UnixMicro()}
+			one := tally{refused: 1, cost: refusal.Cost, lastUs: refusal.At.UnixMicro()}
 			sum := exact[of.pair]
 			sum.add(one)
 			exact[of.pair] = sum
@@ -90,7 +90,7 @@ func TestKeysAreToldApart(t *testing.T) {
 		}
 		refuse(m, "mallory", 1000)
 		rows := m.collect(false)
-		require.Equal(t, tally{1000, 2000, us}, rows[row("mallory")], "the heaviest are told at once")
+		require.Equal(t, tally{refused: 1000, cost: 2000, lastUs: us}, rows[row("mallory")], "the heaviest are told at once")
 		require.Len(t, rows, earlyOnce+1)
 		require.Positive(t, rows[row("")].refused)
 		rows = m.collect(true)
@@ -104,7 +104,7 @@ func TestKeysAreToldApart(t *testing.T) {
 		t.Parallel()
 		m := minuteAt(noon, 0)
 		refuse(m, "mallory", 3)
-		require.Equal(t, map[id]tally{row(""): {3, 6, us}}, m.collect(true))
+		require.Equal(t, map[id]tally{row(""): {refused: 3, cost: 6, lastUs: us}}, m.collect(true))
 	})
 
 	t.Run("ButNotMoreThanTenThousand", func(t *testing.T) {

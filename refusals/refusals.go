@@ -1,4 +1,4 @@
-// Package refusals counts in a table who was refused by which limit, and on which route.
+// Package refusals counts in a table who was refused by which limit, and on which route, and how many requests each limit allowed.
 //
 // One row for each refusal would let an attacker generate database writes. A [Counter] counts in memory, by the minute, and adds
 // the counts to the table ratelimit.refusals each second. It writes exact sums for each limit and route, and rows for the keys with
@@ -6,7 +6,7 @@
 // the Counter or fails because of it. Rows stay until Prune deletes them.
 //
 //	counter, err := refusals.New(pool, refusals.Config{Keys: true})
-//	limiter, err := ratelimit.New(pool, ratelimit.Config{Refused: counter.Refused})
+//	limiter, err := ratelimit.New(pool, ratelimit.Config{Refused: counter.Refused, Observer: counter})
 //	go counter.Run(ctx)
 package refusals
 
@@ -102,15 +102,40 @@ func schemaOf(name string) (string, error) {
 //
 // A minute has up to 1,000 pairs of a limit and a route. Further routes, and then further limits, are counted under the name *.
 func (c *Counter) Refused(_ context.Context, refusal ratelimit.Refusal) {
-	us := refusal.At.UnixMicro()
-	start := us - ((us%usPerMinute)+usPerMinute)%usPerMinute
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if m := c.minute(start); m != nil {
+	if m := c.minute(startOf(refusal.At)); m != nil {
 		m.count(&refusal)
 	} else {
 		c.dropped++
 	}
+}
+
+// Observe counts the requests that each limit of an allowed Take, Reserve or Acquire has allowed. It does not count limits that are
+// off, and refusals in shadow. Pass the Counter as [ratelimit.Config.Observer], with others by [ratelimit.Observers]. Without it,
+// pages show no allowed requests.
+func (c *Counter) Observe(_ context.Context, event ratelimit.Event) {
+	d, ok := event.(ratelimit.Decided)
+	if !ok || !d.Decision.Allowed || d.Verb == "check" {
+		return
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for i := range d.Decision.States {
+		s := &d.Decision.States[i]
+		if !s.Allowed || s.NotAsked {
+			continue
+		}
+		if m := c.minute(startOf(d.Decision.At)); m != nil {
+			m.sum(pair{limit: s.Limit.Name()}).allowed++
+		}
+	}
+}
+
+// startOf returns the start of the minute of an instant, in microseconds since 1970.
+func startOf(at time.Time) int64 {
+	us := at.UnixMicro()
+	return us - ((us%usPerMinute)+usPerMinute)%usPerMinute
 }
 
 // Dropped returns how many refusals may be missing in the table. A refusal is dropped if its minute could not be written for

@@ -19,7 +19,7 @@ var (
 	tried  = ratelimit.Define("tried", ratelimit.PerDay(1))
 )
 
-// The refusals of a Limiter are in the table, with stored keys only if Config asks for them.
+// The refusals of a Limiter are in the table, with stored keys only if Config asks for them, and the number of allowed requests.
 func TestRefusalsOfALimiterAreInTheTable(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
@@ -38,7 +38,7 @@ func TestRefusalsOfALimiterAreInTheTable(t *testing.T) {
 			b := on(t, pool, test.config)
 			at := noon.Add(59 * time.Second)
 			limiter, err := ratelimit.New(pool, ratelimit.Config{
-				Schema: test.config.Schema, HashKey: test.hashKey, Refused: b.Refused, RefusalCache: 100, AsOf: func() time.Time { return at },
+				Schema: test.config.Schema, HashKey: test.hashKey, Refused: b.Refused, Observer: b, RefusalCache: 100, AsOf: func() time.Time { return at },
 				Policies: ratelimit.ShadowLimits(tried),
 			})
 			require.NoError(t, err)
@@ -51,7 +51,10 @@ func TestRefusalsOfALimiterAreInTheTable(t *testing.T) {
 				_, err = limiter.Take(ctx, tried.For("alice"))
 				require.NoError(t, err)
 			}
+			_, err = limiter.Check(ctx, perDay.For("bob")) // takes nothing, and does not count
+			require.NoError(t, err)
 			require.NoError(t, b.flush(t.Context(), true))
+			require.Equal(t, map[string]int64{"perDay": 1, "tried": 1}, b.allowed(t))
 			of := func(limit ratelimit.Limit, shadow bool) id {
 				stored, err := limiter.StoredKey(limit.For("alice"))
 				require.NoError(t, err)

@@ -90,6 +90,20 @@ func (b *bundle) rows(t *testing.T) []row {
 	return rows
 }
 
+// allowed returns how many requests the limits have allowed.
+func (b *bundle) allowed(t *testing.T) map[string]int64 {
+	t.Helper()
+	found, err := b.pool.Query(t.Context(), `SELECT name, allowed FROM `+pgx.Identifier{b.config.Schema, "refusals"}.Sanitize()+`
+		WHERE allowed <> 0 AND minute = $1 AND route = '' AND key = '' AND NOT shadow AND last_us = 0`, noon)
+	require.NoError(t, err)
+	limits := make(map[string]int64)
+	var name string
+	var n int64
+	_, err = pgx.ForEachRow(found, []any{&name, &n}, func() error { limits[name] = n; return nil })
+	require.NoError(t, err)
+	return limits
+}
+
 // sum returns how many refusals are in the table.
 func (b *bundle) sum(t *testing.T) (refused int64) {
 	t.Helper()

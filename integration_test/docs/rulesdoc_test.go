@@ -130,7 +130,7 @@ func rulesRefusals(ctx context.Context, pool *pgxpool.Pool, set *rules.Set) (*re
 	if err != nil {
 		return nil, nil, nil, err
 	}
-	limiter, err := ratelimit.New(pool, ratelimit.Config{Policies: set, Refused: counter.Refused})
+	limiter, err := ratelimit.New(pool, ratelimit.Config{Policies: set, Refused: counter.Refused, Observer: counter})
 	return counter, limiter, func() error { return counter.Run(ctx) }, err
 }
 

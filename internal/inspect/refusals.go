@@ -28,6 +28,8 @@ type Minute struct {
 	// Refused is the number of refusals, and Cost the tokens they requested.
 	Refused int64   `json:"refused"`
 	Cost    float64 `json:"cost"`
+	// Allowed is the number of allowed requests. Only RefusalsByLimit reads it.
+	Allowed int64 `json:"-"`
 }
 
 // How many rows a query looks at. By key there may be as many groups, which takes longer, and the sums of several limits are a part
@@ -47,7 +49,7 @@ func (r *Reader) Refusals(ctx context.Context, query RefusalQuery) (minutes []Mi
 	return minutes, since, err
 }
 
-// LimitMinute holds the refusals of a limit in a minute.
+// LimitMinute holds the refusals and the allowed requests of a limit in a minute.
 type LimitMinute struct {
 	Minute
 	// Limit is the limit's name.
@@ -56,7 +58,7 @@ type LimitMinute struct {
 	Shadow bool
 }
 
-// RefusalsByLimit is Refusals for several limits at once, including refusals in shadow mode. It reads at most 200,000 rows.
+// RefusalsByLimit is Refusals for several limits at once, including refusals in shadow mode and allowed requests. It reads at most 200,000 rows.
 func (r *Reader) RefusalsByLimit(ctx context.Context, limits []string, since, until time.Time) ([]LimitMinute, time.Time, error) {
 	for _, limit := range limits {
 		query := RefusalQuery{Limit: limit, Since: since, Until: until}
@@ -73,7 +75,7 @@ func (r *Reader) RefusalsByLimit(ctx context.Context, limits []string, since, un
 }
 
 func rowToLimitMinute(row pgx.CollectableRow) (m LimitMinute, err error) {
-	err = row.Scan(&m.Limit, &m.Shadow, &m.Begin, &m.Refused, &m.Cost)
+	err = row.Scan(&m.Limit, &m.Shadow, &m.Begin, &m.Refused, &m.Cost, &m.Allowed)
 	m.Begin = m.Begin.UTC()
 	return m, err
 }

@@ -153,11 +153,14 @@ func TestRefusalsByLimit(t *testing.T) {
 	f.refused(t, 0, "logins", "ada", true, 4)
 	f.refused(t, 1, "words", "ada", false, 8)
 	f.refused(t, 2, "others", "ada", false, 16)
-	minutes, since, err := f.RefusalsByLimit(t.Context(), []string{"logins", "words", "unused"}, noon, noon.Add(time.Hour))
+	f.exec(t, `INSERT INTO ratelimit.refusals VALUES ($1, 'logins', '', '', false, 0, 0, 0, 32), ($1, 'calm', '', '', false, 0, 0, 0, 64)`, noon)
+	minutes, since, err := f.RefusalsByLimit(t.Context(), []string{"logins", "words", "calm", "unused"}, noon, noon.Add(time.Hour))
 	require.NoError(t, err)
 	require.Equal(t, noon, since)
 	require.ElementsMatch(t, []inspect.LimitMinute{
-		{Minute: minute(0, 3), Limit: "logins"}, {Minute: minute(0, 4), Limit: "logins", Shadow: true}, {Minute: minute(1, 8), Limit: "words"},
+		{Minute: minute(0, 4), Limit: "logins", Shadow: true}, {Minute: minute(1, 8), Limit: "words"},
+		{Minute: inspect.Minute{Begin: noon, Refused: 3, Cost: 6, Allowed: 32}, Limit: "logins"},
+		{Minute: inspect.Minute{Begin: noon, Allowed: 64}, Limit: "calm"},
 	}, minutes)
 	_, _, err = f.RefusalsByLimit(t.Context(), []string{"logins"}, noon, noon.Add(48*time.Hour))
 	require.ErrorIs(t, err, inspect.ErrInvalid)

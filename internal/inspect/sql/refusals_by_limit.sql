@@ -1,7 +1,7 @@
--- Returns name, shadow, minute, refused and cost of each minute from $1 to before $2, of the limits $3.
-SELECT r.name, r.shadow, r.minute, sum(r.refused)::bigint, sum(r.cost)
+-- Returns name, shadow, minute, refused, cost and allowed of each minute from $1 to before $2, of the limits $3.
+SELECT r.name, r.shadow, r.minute, sum(r.refused)::bigint, sum(r.cost), sum(r.allowed)::bigint
 FROM ratelimit.refusals AS r
 WHERE r.minute >= $1 AND r.minute < $2 AND r.name = ANY ($3::text[])
 GROUP BY r.name, r.shadow, r.minute
-HAVING sum(r.refused) > 0
+HAVING sum(r.refused) > 0 OR sum(r.allowed) > 0
 ORDER BY r.minute
