@@ -154,7 +154,7 @@ func TestNewRefusesWhatCannotBe(t *testing.T) {
 	require.ErrorIs(t, err, ratelimit.ErrInvalidConfig)
 	b.refuse(noon, "key", 1)
 	require.ErrorIs(t, b.flush(t.Context(), true), ratelimit.ErrNotMigrated)
-	_, err = b.Top(t.Context(), TopConfig{})
+	_, err = b.top(t, TopConfig{})
 	require.ErrorIs(t, err, ratelimit.ErrNotMigrated)
 	_, err = b.Prune(t.Context(), noon)
 	require.ErrorIs(t, err, ratelimit.ErrNotMigrated)

@@ -104,6 +104,12 @@ func (b *bundle) allowed(t *testing.T) map[string]int64 {
 	return limits
 }
 
+// top returns the largest sums of refusals in the table.
+func (b *bundle) top(t *testing.T, config TopConfig) ([]Sum, error) {
+	t.Helper()
+	return Top(t.Context(), b.pool, b.config.Schema, config)
+}
+
 // sum returns how many refusals are in the table.
 func (b *bundle) sum(t *testing.T) (refused int64) {
 	t.Helper()

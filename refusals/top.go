@@ -70,19 +70,14 @@ func (c *TopConfig) Check() error {
 	return nil
 }
 
-// Top returns the sums with the most refusals, the largest first. It reads all rows of the selected minutes, so it does not
-// count refusals that are not written yet. The error wraps ratelimit.ErrInvalidRequest if config is invalid.
-func (c *Counter) Top(ctx context.Context, config TopConfig) ([]Sum, error) {
-	return Top(ctx, c.pool, c.config.Schema, config)
-}
-
 // DB is a pool, a connection or a transaction.
 type DB interface {
 	Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error)
 }
 
-// Top is [Counter.Top] for a program without a Counter, such as a page. schema is the schema of the table; "" is "ratelimit".
-// The error wraps ratelimit.ErrInvalidConfig if schema is invalid.
+// Top returns the sums with the most refusals, the largest first. It reads all rows of the selected minutes, so it does not
+// count refusals that are not written yet. schema is the schema of the table; "" is "ratelimit". The error wraps
+// ratelimit.ErrInvalidConfig if schema is invalid, and ratelimit.ErrInvalidRequest if config is invalid.
 func Top(ctx context.Context, db DB, schema string, config TopConfig) ([]Sum, error) {
 	schema, err := schemaOf(schema)
 	if err != nil {

@@ -64,7 +64,7 @@ func TestTop(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			top, err := b.Top(t.Context(), test.config)
+			top, err := b.top(t, test.config)
 			require.NoError(t, err)
 			for i := range top {
 				top[i].Last = top[i].Last.UTC()
@@ -73,34 +73,13 @@ func TestTop(t *testing.T) {
 		})
 	}
 	for _, config := range []TopConfig{{By: "name"}, {Most: -1}, {Most: maxMost + 1}} {
-		_, err := b.Top(t.Context(), config)
+		_, err := b.top(t, config)
 		require.ErrorIs(t, err, ratelimit.ErrInvalidRequest)
 	}
-}
-
-// Without a Counter, the function returns the same as a Counter of the named schema.
-func TestTopWithoutACounter(t *testing.T) {
-	t.Parallel()
-	b := setup(t)
-	b.refuse(noon, "mallory", 3)
-	require.NoError(t, b.flush(t.Context(), true))
-	config := TopConfig{By: ByKey}
-	want, err := b.Top(t.Context(), config)
-	require.NoError(t, err)
-	require.Len(t, want, 1)
-	for _, schema := range []string{"", "ratelimit"} {
-		top, err := Top(t.Context(), b.pool, schema, config)
-		require.NoError(t, err)
-		require.Equal(t, want, top)
+	for schema, want := range map[string]error{"another": ratelimit.ErrNotMigrated, "a b": ratelimit.ErrInvalidConfig} {
+		_, err := Top(t.Context(), b.pool, schema, TopConfig{})
+		require.ErrorIs(t, err, want)
 	}
-	_, err = Top(t.Context(), b.pool, "another", config)
-	require.ErrorIs(t, err, ratelimit.ErrNotMigrated)
-	_, err = Top(t.Context(), b.pool, "a b", config)
-	require.ErrorIs(t, err, ratelimit.ErrInvalidConfig)
-	config.By = "name"
-	require.ErrorIs(t, config.Check(), ratelimit.ErrInvalidRequest)
-	_, err = Top(t.Context(), b.pool, "", config)
-	require.ErrorIs(t, err, ratelimit.ErrInvalidRequest)
 }
 
 func TestPrune(t *testing.T) {
@@ -162,7 +141,7 @@ func TestTopNamesTheGrants(t *testing.T) {
 			return err
 		}
 	})
-	_, err := b.Top(t.Context(), TopConfig{})
+	_, err := b.top(t, TopConfig{})
 	require.ErrorContains(t, err, "SQLSTATE 42501")
 	require.ErrorContains(t, err, "migrations.Grants has the statements")
 }

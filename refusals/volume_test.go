@@ -82,7 +82,7 @@ func TestAMillionRefusals(t *testing.T) { //nolint:paralleltest // what others a
 	require.EqualValues(t, refusals, cost)
 	require.Greater(t, ofHeavy, (heavy[0]+heavy[1]+heavy[2]+heavy[3])*99/100)
 	require.Zero(t, b.Dropped())
-	top, err := b.Top(t.Context(), TopConfig{By: ByKey, Most: 11})
+	top, err := b.top(t, TopConfig{By: ByKey, Most: 11})
 	require.NoError(t, err)
 	require.Empty(t, top[0].Key)
 	for _, s := range top[1:] {

@@ -15,7 +15,7 @@
 //	more hits than a limit can ever give      OVER_LIMIT
 //	an override of the descriptor             a fixed window from 1970 on, as in the reference server
 //	no domain, no descriptors, an entry twice InvalidArgument
-//	an attribute of a key is missing          InvalidArgument; see [rules.Tiers.Requests]
+//	an attribute of a key is missing          InvalidArgument; see [rules.Site.Requests]
 //	no decision                               Unavailable
 //
 // A misspelled domain or entry admits every call. So does a failure of this service, unless Envoy's filter has failure_mode_deny.

@@ -2,8 +2,6 @@ package rules_test
 
 import (
 	"fmt"
-	"runtime"
-	"slices"
 	"testing"
 	"time"
 
@@ -84,52 +82,6 @@ func BenchmarkRulingFor(b *testing.B) {
 			f.set.RulingFor(messages, "", keys[i%len(keys)])
 		}
 	})
-}
-
-// BenchmarkLoad is what each change costs each program, and what it keeps in memory.
-func BenchmarkLoad(b *testing.B) {
-	for _, n := range []int{1000, manyOverrides} {
-		b.Run(fmt.Sprint(n, "Overrides"), func(b *testing.B) {
-			f := setup(b)
-			f.overrideMany(b, n)
-			before := heap()
-			for b.Loop() {
-				f.load(b)
-			}
-			b.ReportMetric(float64(heap()-before)/float64(n*11/10), "B/override")
-			runtime.KeepAlive(f.set)
-		})
-	}
-}
-
-// BenchmarkNews is how long after a change has been made a program that listens decides by it.
-func BenchmarkNews(b *testing.B) {
-	f := setup(b)
-	f.overrideMany(b, 1000)
-	f.run(b, rules.Config{})
-	f.listening(b, 1)
-	news := make(chan int64, 1000)
-	f.events.tell(news)
-	var took []time.Duration
-	for b.Loop() {
-		applied, err := f.store.Put(b.Context(), why, perMinute("messages", "", 5))
-		require.NoError(b, err)
-		made := time.Now()
-		for <-news < applied.Version {
-		}
-		took = append(took, time.Since(made))
-	}
-	slices.Sort(took)
-	b.ReportMetric(float64(took[len(took)*99/100].Microseconds())/1000, "p99-ms")
-	b.ReportMetric(float64(took[len(took)/2].Microseconds())/1000, "p50-ms")
-}
-
-func heap() uint64 {
-	runtime.GC()
-	runtime.GC()
-	var m runtime.MemStats
-	runtime.ReadMemStats(&m)
-	return m.HeapAlloc
 }
 
 // TestRulingForAllocatesNothing holds for each decision but the first of a limit, a plan or a key.

@@ -23,7 +23,7 @@ type Changes struct {
 	Pause []Pause
 	// Resume is as for Store.Resume.
 	Resume []Bucket
-	// Tiers is as for Store.ReplaceTiers. Nil: they stay.
+	// Tiers is the whole list of tiers. Nil: they stay.
 	Tiers *TierSet
 }
 

@@ -113,7 +113,7 @@ func ReadFile(path string) (*Document, error) {
 
 // Read returns the content of a rules file in YAML or JSON, up to 2 MiB. It returns an error for a field that does not exist or
 // occurs twice, and for a value of another type. Errors wrap ErrInvalid and name the line. The document that Read
-// returns is valid by itself. NewTiers checks that the program declares the attributes of its tiers.
+// returns is valid by itself. NewSite checks that the program declares the attributes of its tiers.
 func Read(r io.Reader) (*Document, error) {
 	root, err := readNode(r)
 	if err != nil {
@@ -333,7 +333,7 @@ func (d *Document) validate() error {
 			return err
 		}
 	}
-	_, err := NewTiers(d.Tiers, anyLimit, d.Attributes()...)
+	_, err := newTiers(d.Tiers, anyLimit, d.Attributes()...)
 	return err
 }
 

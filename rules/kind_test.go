@@ -79,20 +79,6 @@ func TestKindsAreStored(t *testing.T) {
 	}
 }
 
-// TestARuleMayForbidReservations promises that Reserve is an error once such a rule holds.
-func TestARuleMayForbidReservations(t *testing.T) {
-	t.Parallel()
-	f := setup(t)
-	limiter, request := f.at(t, f.now(t).Add(time.Hour)), messages.For("ana")
-	_, err := limiter.Reserve(t.Context(), request)
-	require.NoError(t, err)
-	_, err = f.store.Put(t.Context(), why, rules.Rule{Limit: "messages", Policy: ratelimit.TokenBucket{Rate: 10, Period: time.Minute, MaxReserved: ratelimit.NoReservations}})
-	require.NoError(t, err)
-	f.load(t)
-	_, err = limiter.Reserve(t.Context(), request)
-	require.ErrorIs(t, err, ratelimit.ErrNoReservations)
-}
-
 // asWritten returns the policy without the fields that have their default.
 func asWritten(t *testing.T, policy ratelimit.Policy) ratelimit.Policy {
 	t.Helper()
@@ -101,30 +87,6 @@ func asWritten(t *testing.T, policy ratelimit.Policy) ratelimit.Policy {
 	policy, err = ratelimit.UnmarshalPolicy(data)
 	require.NoError(t, err)
 	return policy
-}
-
-// TestUnknownZone promises that a rule whose time zone this program does not know is not stored, and that the caller's
-// transaction goes on.
-func TestUnknownZone(t *testing.T) {
-	t.Parallel()
-	f := setup(t)
-	tx, err := f.pool.Begin(t.Context())
-	require.NoError(t, err)
-	defer func() { _ = tx.Rollback(t.Context()) }()
-	store := f.store.WithTx(tx)
-	r := rules.Rule{Limit: "quota", Policy: ratelimit.CalendarWindow{Rate: 10, Resets: ratelimit.Daily, Zone: "Europe/Atlantis"}}
-	_, err = store.Put(t.Context(), why, r)
-	require.ErrorIs(t, err, rules.ErrInvalid)
-	require.ErrorContains(t, err, `this program knows no time zone "Europe/Atlantis"`)
-	_, err = store.Override(t.Context(), why, rules.Override{Limit: "quota", Key: "ana", Policy: r.Policy})
-	require.ErrorContains(t, err, `this program knows no time zone "Europe/Atlantis"`)
-	r.Policy = ratelimit.CalendarWindow{Rate: 10, Resets: ratelimit.Daily, Zone: "europe/berlin"}
-	_, err = store.Put(t.Context(), why, r)
-	require.ErrorContains(t, err, `this program knows no time zone "europe/berlin"`)
-	r.Policy = ratelimit.CalendarWindow{Rate: 10, Resets: ratelimit.Daily, Zone: "Europe/Berlin"}
-	_, err = store.Put(t.Context(), why, r)
-	require.NoError(t, err)
-	require.NoError(t, tx.Commit(t.Context()))
 }
 
 // TestKindsInFiles promises that a file says all kinds, and is written as it is read.

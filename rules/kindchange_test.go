@@ -1,7 +1,6 @@
 package rules_test
 
 import (
-	"math"
 	"testing"
 	"time"
 
@@ -60,8 +59,6 @@ func TestKindsFollowEachOther(t *testing.T) {
 	const keep, scale = ratelimit.KeepTokens, ratelimit.ScaleTokens
 	sliding := rules.Rule{Policy: ratelimit.SlidingWindow{Rate: 100, Period: 30 * time.Minute}, OnChange: keep}
 	bucket := rules.Rule{Policy: ratelimit.TokenBucket{Rate: 60, Period: time.Hour, Capacity: 60}, OnChange: keep}
-	daily := rules.Rule{Policy: ratelimit.CalendarWindow{Rate: 1000, Resets: ratelimit.Daily, Zone: "Europe/Berlin"}, OnChange: keep}
-	slots := rules.Rule{Policy: ratelimit.Concurrency{Most: 2, Lease: time.Hour}}
 
 	t.Run("TokensBecomeAWindowThatSlides", func(t *testing.T) {
 		t.Parallel()
@@ -79,49 +76,6 @@ func TestKindsFollowEachOther(t *testing.T) {
 		}
 	})
 
-	t.Run("AWindowThatSlidesBecomesTokens", func(t *testing.T) {
-		t.Parallel()
-		c := changing(t, sliding, bucket)
-		require.True(t, c.take(t, 50*time.Minute, 70))
-		require.Equal(t, 30.0, c.value(t, time.Hour-time.Second))
-		require.Equal(t, 30.0, c.value(t, time.Hour))
-		require.Equal(t, 45.0, c.value(t, time.Hour+15*time.Minute))
-		require.False(t, c.take(t, time.Hour+15*time.Minute, 46))
-		require.True(t, c.take(t, time.Hour+15*time.Minute, 45))
-	})
-
-	t.Run("TokensBecomeWindowsOfTheCalendar", func(t *testing.T) {
-		t.Parallel()
-		c := changing(t, bucket, daily)
-		require.True(t, c.take(t, 30*time.Minute, 60))
-		require.Equal(t, 30.0, c.value(t, time.Hour), "half an hour's")
-		require.True(t, c.take(t, time.Hour+time.Second, 30))
-		require.False(t, c.take(t, time.Hour+2*time.Second, 1))
-		v, err := c.at(t, c.from.Add(time.Hour+2*time.Second)).Value(t.Context(), kinds.For("ada"))
-		require.NoError(t, err)
-		wait, err := v.RetryAfter(v.AsOf, 1000)
-		require.NoError(t, err)
-		berlin, err := time.LoadLocation("Europe/Berlin")
-		require.NoError(t, err)
-		next := v.AsOf.In(berlin).AddDate(0, 0, 1)
-		require.Equal(t, time.Date(next.Year(), next.Month(), next.Day(), 0, 0, 0, 0, berlin).UTC(), v.AsOf.Add(wait).UTC())
-	})
-
-	t.Run("SlotsBeginFreeAndEndAsTokens", func(t *testing.T) {
-		t.Parallel()
-		c := changing(t, bucket, slots, bucket)
-		require.True(t, c.take(t, 59*time.Minute, 60))
-		within := c.at(t, c.from.Add(90*time.Minute))
-		_, err := within.Take(t.Context(), kinds.For("ada"))
-		require.ErrorIs(t, err, ratelimit.ErrInvalidRequest)
-		require.ErrorContains(t, err, "call Acquire", "a program that takes has to be changed first")
-		lease, err := within.Acquire(t.Context(), kinds.For("ada").Cost(2))
-		require.NoError(t, err)
-		require.True(t, lease.Allowed, "what was taken before is not held")
-		require.Equal(t, 0.0, c.value(t, 90*time.Minute))
-		require.Equal(t, 30.0, c.value(t, 2*time.Hour+30*time.Minute), "what is held at the change counts as taken")
-	})
-
 	t.Run("AnOverrideHasAKindOfItsOwn", func(t *testing.T) {
 		t.Parallel()
 		c := changing(t, bucket)
@@ -136,70 +90,6 @@ func TestKindsFollowEachOther(t *testing.T) {
 		require.Equal(t, 10.0, c.value(t, 2*time.Hour))
 		require.Equal(t, 40.0, c.value(t, 2*time.Hour+30*time.Minute), "30 of the rule's arrived")
 	})
-}
-
-// TestRulesThatAdapt promises that a price is charged from the instant on at which a rule says so, until one says otherwise,
-// around each contract.
-func TestRulesThatAdapt(t *testing.T) {
-	t.Parallel()
-	for name, contract := range map[string]rules.Rule{
-		"TokenBucket":    {Policy: ratelimit.TokenBucket{Rate: 100, Period: 1000 * ratelimit.Day}},
-		"FixedWindow":    {Policy: ratelimit.FixedWindow{Rate: 100, Period: 1000 * ratelimit.Day, Start: time.Date(2020, 1, 1, 0, 0, 0, 0, time.UTC)}},
-		"CalendarWindow": {Policy: ratelimit.CalendarWindow{Rate: 100, Resets: ratelimit.Yearly}},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			told, charged := contract, contract
-			told.Policy = ratelimit.Adaptive{Contract: contract.Policy}
-			charged.Policy = ratelimit.Adaptive{Contract: contract.Policy, Floor: 0.3, Apply: true}
-			c := changing(t, contract, told, charged, contract)
-			c.exec(t, `INSERT INTO ratelimit.prices VALUES ('kinds', 'ada', 0, $1, $1, 0, 0, 0, 0.25, false, 0)`, c.from.UnixMicro())
-			for hour, want := range []struct{ price, taken float64 }{{1, 10}, {4, 10}, {1 / 0.3, 10 / 0.3}, {1, 10}} {
-				for _, minute := range []time.Duration{0, 59} { // the first instant, and near the last
-					limiter := c.at(t, c.from.Add(time.Duration(hour)*time.Hour+minute*time.Minute))
-					request := kinds.For("ada").Cost(10)
-					require.Eventually(t, func() bool { // it asks what the price is beside its calls
-						d, err := limiter.Check(t.Context(), request)
-						require.NoError(t, err)
-						return d.States[0].Price == want.price
-					}, deadline, time.Millisecond)
-					require.NoError(t, limiter.Reset(t.Context(), request))
-					d, err := limiter.Take(t.Context(), request)
-					require.NoError(t, err)
-					require.True(t, d.Allowed)
-					require.Equal(t, want.price, d.States[0].Price)
-					v, err := limiter.Value(t.Context(), request)
-					require.NoError(t, err)
-					require.InDelta(t, 100-want.taken, v.Tokens, 1e-2, "hour %d", hour)
-					require.NoError(t, limiter.Close(t.Context()))
-				}
-			}
-		})
-	}
-}
-
-// TestAdaptiveOutOfRange promises an error before any SQL, wherever a rule is stated.
-func TestAdaptiveOutOfRange(t *testing.T) {
-	t.Parallel()
-	f := setup(t)
-	for want, a := range map[string]ratelimit.Adaptive{
-		"its Floor is 0.0001": {Floor: 0.0001}, "its Floor is 1.5": {Floor: 1.5}, "its Growth is -1": {Growth: -1}, "its Growth is NaN": {Growth: math.NaN()},
-		"its Epoch is 99ms": {Epoch: 99 * time.Millisecond}, "its Epoch is 1h0m1s": {Epoch: time.Hour + time.Second},
-	} {
-		a.Contract = ratelimit.PerSecond(1)
-		r := rules.Rule{Limit: "kinds", Policy: a}
-		_, err := f.store.Put(t.Context(), why, r)
-		require.ErrorIs(t, err, rules.ErrInvalid, want)
-		require.ErrorContains(t, err, want)
-		_, err = f.store.Apply(t.Context(), why, rules.Changes{Override: []rules.Override{{Limit: "kinds", Key: "ada", Policy: a}}})
-		require.ErrorIs(t, err, rules.ErrInvalid, want)
-		require.ErrorContains(t, err, want)
-		_, err = r.AsLimit()
-		require.ErrorContains(t, err, want)
-	}
-	list, err := f.store.List(t.Context(), rules.ListQuery{})
-	require.NoError(t, err)
-	require.Zero(t, list.Version)
 }
 
 // TestMultiplesOfKinds promises what an override of so many times gives of each kind.

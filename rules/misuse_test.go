@@ -10,7 +10,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
-	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/rules"
 )
 
@@ -85,56 +84,6 @@ func TestEndsBeforeItBegins(t *testing.T) {
 		require.ErrorContains(t, err, test.want)
 		require.NotContains(t, err.Error(), "m=+")
 	}
-}
-
-func TestEditNamesTheAuthorFirst(t *testing.T) {
-	t.Parallel()
-	store, err := rules.NewStore(&pgxpool.Pool{}, rules.StoreConfig{})
-	require.NoError(t, err)
-	for range 20 {
-		_, err = store.Put(t.Context(), rules.Edit{}, perMinute("messages", "", 5))
-		require.ErrorContains(t, err, "the Edit has no Author")
-	}
-}
-
-func TestHistoryOfNothing(t *testing.T) {
-	t.Parallel()
-	store, err := rules.NewStore(&pgxpool.Pool{}, rules.StoreConfig{})
-	require.NoError(t, err)
-	_, err = store.History(t.Context(), rules.HistoryQuery{Of: "rules"})
-	require.ErrorIs(t, err, rules.ErrInvalid)
-	require.ErrorContains(t, err, `Of is "rules"; use rule, override, pause or tiers`)
-}
-
-// A pattern that no program can use is refused before it is stored; whether an attribute is declared, the program knows.
-func TestReplaceTiersRefusesPatterns(t *testing.T) {
-	t.Parallel()
-	store, err := rules.NewStore(&pgxpool.Pool{}, rules.StoreConfig{})
-	require.NoError(t, err)
-	for key, want := range map[string]string{
-		"{user":          "it has a brace",
-		"user":           "it names no attribute",
-		"{}":             `it names the attribute ""`,
-		"{user}{tenant}": "there is nothing between",
-	} {
-		_, err := store.ReplaceTiers(t.Context(), why, rules.TierSet{Tiers: []rules.Tier{{Limit: "messages", Key: key}}})
-		require.ErrorIs(t, err, rules.ErrInvalid)
-		require.ErrorContains(t, err, want)
-	}
-	f := setup(t)
-	_, err = f.store.ReplaceTiers(t.Context(), why, rules.TierSet{Tiers: []rules.Tier{{Limit: "messages", Key: "{region}"}}})
-	require.NoError(t, err)
-}
-
-// A tier for a path that is no route fits nothing, and the error says what a Route is.
-func TestNoTierSaysWhatARouteIs(t *testing.T) {
-	t.Parallel()
-	tiers, err := rules.NewTiers(rules.TierSet{Tiers: []rules.Tier{{Limit: "messages", Route: "/search/*"}}},
-		func(string) (ratelimit.Limit, bool) { return messages, true })
-	require.NoError(t, err)
-	_, err = tiers.Requests(rules.Attributes{Route: "GET /search/{id}"}, nil)
-	require.ErrorIs(t, err, rules.ErrNoTier)
-	require.ErrorContains(t, err, "the Route of a tier is a pattern")
 }
 
 // Who lacks a privilege is told where the statements are that grant it.

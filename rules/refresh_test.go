@@ -346,9 +346,9 @@ func TestLoad(t *testing.T) {
 			{Limit: "logins", FixedCost: 2},
 		}}
 		require.Zero(t, f.set.Tiers())
-		_, err := f.store.ReplaceTiers(t.Context(), why, rules.TierSet{Tiers: make([]rules.Tier, 0)})
+		_, err := f.store.Apply(t.Context(), why, rules.Changes{Tiers: &rules.TierSet{Tiers: make([]rules.Tier, 0)}})
 		require.NoError(t, err)
-		_, err = f.store.ReplaceTiers(t.Context(), why, want)
+		_, err = f.store.Apply(t.Context(), why, rules.Changes{Tiers: &want})
 		require.NoError(t, err)
 		f.load(t)
 		require.Equal(t, want, f.set.Tiers())

@@ -69,19 +69,6 @@ func TestSet(t *testing.T) {
 		}
 	})
 
-	t.Run("NamesTheRule", func(t *testing.T) {
-		t.Parallel()
-		f := setup(t)
-		_, err := f.store.Put(t.Context(), why, perMinute("messages", "", 20), perMinute("messages", "pro", 50))
-		require.NoError(t, err)
-		_, err = f.store.Override(t.Context(), why, rules.Override{Limit: "messages", Key: "ana", Multiplier: 3})
-		require.NoError(t, err)
-		f.load(t)
-		require.Equal(t, "messages", f.set.RulingFor(messages, "", "bob").Name())
-		require.Equal(t, "messages, plan pro", f.set.RulingFor(messages, "pro", "bob").Name())
-		require.Equal(t, "messages, override", f.set.RulingFor(messages, "pro", "ana").Name())
-	})
-
 	t.Run("TellsTheRuleThatHasDecided", func(t *testing.T) {
 		t.Parallel()
 		f := setup(t)
@@ -107,42 +94,6 @@ func TestSet(t *testing.T) {
 			require.Equal(t, told.rule, d.States[0].Rule)
 			require.Equal(t, told.unit, d.States[0].Unit)
 		}
-	})
-
-	t.Run("DecidesForTheLimiter", func(t *testing.T) {
-		t.Parallel()
-		f := setup(t)
-		applied, err := f.store.Put(t.Context(), why, perMinute("messages", "", 2))
-		require.NoError(t, err)
-		f.load(t)
-		limiter := f.at(t, applied.From.Add(time.Minute))
-		for _, allowed := range []bool{true, true, false} {
-			d, err := limiter.Take(t.Context(), messages.For("ana"))
-			require.NoError(t, err)
-			require.Equal(t, allowed, d.Allowed)
-		}
-	})
-
-	t.Run("PruneGoesByIt", func(t *testing.T) {
-		t.Parallel()
-		f := setup(t)
-		applied, err := f.store.Put(t.Context(), why, perMinute("messages", "", 1000))
-		require.NoError(t, err)
-		_, err = f.store.Override(t.Context(), why, rules.Override{Limit: "messages", Key: "ana", Multiplier: 50})
-		require.NoError(t, err)
-		f.load(t)
-		now := applied.From.Add(time.Hour)
-		for _, key := range []string{"ana", "bob"} {
-			_, err = f.at(t, now).Take(t.Context(), messages.For(key).Cost(1000))
-			require.NoError(t, err)
-		}
-		deleted := func(at time.Time) int64 {
-			n, err := f.at(t, at).Prune(t.Context(), messages)
-			require.NoError(t, err)
-			return n
-		}
-		require.Zero(t, deleted(now.Add(10*time.Minute)), "they would be full long since by the definition in the code")
-		require.Equal(t, int64(2), deleted(now.Add(100*24*time.Hour)))
 	})
 
 	t.Run("MayBeAskedWhileItLoads", func(t *testing.T) {

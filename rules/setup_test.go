@@ -59,14 +59,6 @@ func (f *fixture) now(t testing.TB) (now time.Time) {
 type events struct {
 	mu   sync.Mutex
 	told []ratelimit.RulesLoaded
-	news chan<- int64
-}
-
-// tell has the version of each load told.
-func (e *events) tell(news chan<- int64) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	e.news = news
 }
 
 func (e *events) Observe(_ context.Context, event ratelimit.Event) {
@@ -74,9 +66,6 @@ func (e *events) Observe(_ context.Context, event ratelimit.Event) {
 	defer e.mu.Unlock()
 	if loaded, ok := event.(ratelimit.RulesLoaded); ok {
 		e.told = append(e.told, loaded)
-		if e.news != nil {
-			e.news <- loaded.Version
-		}
 	}
 }
 

@@ -136,11 +136,6 @@ func (s *Store) Resume(ctx context.Context, edit Edit, limit, key string) (Appli
 	return s.Apply(ctx, edit, Changes{Resume: []Bucket{{Limit: limit, Key: key}}})
 }
 
-// ReplaceTiers states the whole list of tiers.
-func (s *Store) ReplaceTiers(ctx context.Context, edit Edit, tiers TierSet) (Applied, error) {
-	return s.Apply(ctx, edit, Changes{Tiers: &tiers})
-}
-
 func checkSchema(schema string) error {
 	if err := arg.CheckSchema(schema); err != nil {
 		return fmt.Errorf("%w: %w", ErrInvalidConfig, err)

@@ -137,6 +137,7 @@ func TestApply(t *testing.T) {
 			"admits nothing":               {Put: []rules.Rule{{Limit: "messages", Policy: ratelimit.TokenBucket{Rate: 1, Period: 1e9, Capacity: ratelimit.None, MaxReserved: ratelimit.None}}}},
 			"Unit has 65 bytes":            {Put: []rules.Rule{{Limit: "messages", Policy: ratelimit.TokenBucket{Rate: 1, Period: 1e9}, Unit: strings.Repeat("u", 65)}}},
 			"Description has":              {Put: []rules.Rule{{Limit: "messages", Policy: ratelimit.TokenBucket{Rate: 1, Period: 1e9}, Description: "a\x00"}}},
+			"no time zone \"Europe/Atla":   {Put: []rules.Rule{{Limit: "messages", Policy: ratelimit.CalendarWindow{Rate: 1, Resets: ratelimit.Daily, Zone: "Europe/Atlantis"}}}},
 			"changed twice":                {Put: []rules.Rule{good}, Delete: []rules.RuleID{{Limit: "messages"}}},
 			"rule \"\"":                    {Delete: []rules.RuleID{{}}},
 			"it has 0 of":                  override(rules.Override{Limit: "messages", Key: "ana"}),
@@ -153,6 +154,7 @@ func TestApply(t *testing.T) {
 			"it has no Until":              {Pause: []rules.Pause{{Limit: "messages"}}},
 			"pause of \"no name\"":         {Resume: []rules.Bucket{{Limit: "no name"}}},
 			"tier 0":                       {Tiers: &rules.TierSet{Tiers: []rules.Tier{{Limit: "messages", CostSource: "cookie:x"}}}},
+			"it has a brace":               {Tiers: &rules.TierSet{Tiers: []rules.Tier{{Limit: "messages", Key: "{user"}}}},
 			"Match is":                     {Tiers: &rules.TierSet{Match: "some"}},
 			"10001 changes":                {Delete: make([]rules.RuleID, 10_001)},
 		} {
@@ -343,7 +345,7 @@ func TestHistory(t *testing.T) {
 	note(f.store.RemoveOverride(ctx, why, "messages", "ana"))
 	note(f.store.Pause(ctx, why, rules.Pause{Limit: "messages", Until: until}))
 	note(f.store.Resume(ctx, why, "messages", ""))
-	note(f.store.ReplaceTiers(ctx, why, rules.TierSet{Match: rules.MatchFirst, Tiers: []rules.Tier{{Limit: "messages", When: map[string]string{"plan": "pro"}}}}))
+	note(f.store.Apply(ctx, why, rules.Changes{Tiers: &rules.TierSet{Match: rules.MatchFirst, Tiers: []rules.Tier{{Limit: "messages", When: map[string]string{"plan": "pro"}}}}}))
 	note(f.store.Delete(ctx, why, "messages", "pro"))
 
 	history, err := f.store.History(ctx, rules.HistoryQuery{})
@@ -374,6 +376,8 @@ func TestHistory(t *testing.T) {
 	require.Equal(t, 3, some(rules.HistoryQuery{Before: 3}))
 	require.Equal(t, 2, some(rules.HistoryQuery{Most: 2}))
 	require.Equal(t, 0, some(rules.HistoryQuery{Limit: "other"}))
-	_, err = f.store.History(ctx, rules.HistoryQuery{Most: -1})
-	require.ErrorIs(t, err, rules.ErrInvalid)
+	for _, query := range []rules.HistoryQuery{{Most: -1}, {Of: "rules"}} {
+		_, err = f.store.History(ctx, query)
+		require.ErrorIs(t, err, rules.ErrInvalid)
+	}
 }

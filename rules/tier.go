@@ -76,8 +76,8 @@ type Attributes struct {
 var ErrNoTier = errors.New("rules: no tier fits the request; " +
 	"the Route of a tier is a pattern such as GET /search/{id}, and is compared as it is")
 
-// Tiers are the tiers of a site, checked and ready to ask. They do not change.
-type Tiers struct {
+// readyTiers are the tiers of a site, checked and ready to ask. They do not change.
+type readyTiers struct {
 	match Match
 	tiers []tier
 }
@@ -94,10 +94,10 @@ type tier struct {
 // condition is what an attribute must be.
 type condition struct{ attribute, value string }
 
-// NewTiers returns the tiers of a set, ready to ask. limitOf returns the limit of a name, from the code or from a stored
+// newTiers returns the tiers of a set, ready to ask. limitOf returns the limit of a name, from the code or from a stored
 // rule, and false where there is none. attributes are the names that Attributes.More may have, such as "region" or
 // "header:x-api-key". An error wraps ErrInvalid and says what to change.
-func NewTiers(set TierSet, limitOf func(name string) (ratelimit.Limit, bool), attributes ...string) (*Tiers, error) {
+func newTiers(set TierSet, limitOf func(name string) (ratelimit.Limit, bool), attributes ...string) (*readyTiers, error) {
 	if err := set.validate(); err != nil {
 		return nil, err
 	}
@@ -107,7 +107,7 @@ func NewTiers(set TierSet, limitOf func(name string) (ratelimit.Limit, bool), at
 			return nil, invalid("the attribute %.40q: use a name of its own, of 1 to 64 letters, digits and _ . : -", name)
 		}
 	}
-	t := &Tiers{match: set.Match, tiers: make([]tier, len(set.Tiers))}
+	t := &readyTiers{match: set.Match, tiers: make([]tier, len(set.Tiers))}
 	for i := range set.Tiers {
 		of := &set.Tiers[i]
 		limit, ok := limitOf(of.Limit)
@@ -146,15 +146,8 @@ func newTier(of *Tier, limit ratelimit.Limit, known []string) (t tier, err error
 	return t, nil
 }
 
-// Requests returns what to ask of the limits for a request: in one Take, which takes from all of them or from none.
-// The rules of a.Plan decide. stated returns what the request states for a CostSource, such as the values of the header
-// for "header:x-cost"; nil states nothing.
-//
-// Requests never share a bucket by mistake. If a tier that fits has a key, and the request lacks an attribute of it, the
-// error wraps ratelimit.ErrInvalidKey: for requests without that attribute make a tier whose When has it as "", before
-// or beside the tier whose When has it as "*". If a tier is for a route and the request has none, the error wraps
-// ratelimit.ErrInvalidRequest. If no tier fits it is ErrNoTier. No error holds an attribute's value.
-func (t *Tiers) Requests(a Attributes, stated func(source string) []string) ([]ratelimit.Request, error) {
+// requests returns what to ask of the limits for a request; see Site.Requests.
+func (t *readyTiers) requests(a Attributes, stated func(source string) []string) ([]ratelimit.Request, error) {
 	var requests []ratelimit.Request
 	for i := range t.tiers {
 		tier := &t.tiers[i]

@@ -95,7 +95,7 @@ func (p *pattern) expand(a *Attributes) (key, missing string) {
 }
 
 // validateKeys returns an error where a limit has two patterns of which one request may spell the key of the other's.
-func (t *Tiers) validateKeys() error {
+func (t *readyTiers) validateKeys() error {
 	byLimit := make(map[string][]*pattern, len(t.tiers))
 	for i := range t.tiers {
 		name, p := t.tiers[i].limit.Name(), t.tiers[i].key

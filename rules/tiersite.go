@@ -39,7 +39,7 @@ type SiteConfig struct {
 // siteTiers are the tiers that were made of what a Set had loaded.
 type siteTiers struct {
 	of    *snapshot
-	tiers *Tiers
+	tiers *readyTiers
 	err   error // where there are none
 }
 
@@ -51,7 +51,7 @@ func NewSite(set *Set, config SiteConfig) (*Site, error) {
 	}
 	config.Limits, config.Attributes = slices.Clone(config.Limits), slices.Clone(config.Attributes) // the caller may go on with its own
 	s := &Site{set: set, config: config}
-	tiers, err := NewTiers(config.Tiers, s.limitIn(nil), config.Attributes...)
+	tiers, err := newTiers(config.Tiers, s.limitIn(nil), config.Attributes...)
 	if err != nil {
 		return nil, fmt.Errorf("field Tiers: %w", err)
 	}
@@ -68,9 +68,17 @@ func NewSite(set *Set, config SiteConfig) (*Site, error) {
 	return s, nil
 }
 
-// Requests returns the requests to the limits, as [Tiers.Requests] does. Before the first load of the Set,
-// and while the loaded tiers cannot be used, it returns an error, unless there are earlier tiers or
-// SiteConfig.Tiers.
+// Requests returns what to ask of the limits for a request: in one Take, which takes from all of them or from none.
+// The rules of a.Plan decide. stated returns what the request states for a CostSource, such as the values of the header
+// for "header:x-cost"; nil states nothing.
+//
+// Requests never share a bucket by mistake. If a tier that fits has a key, and the request lacks an attribute of it, the
+// error wraps ratelimit.ErrInvalidKey: for requests without that attribute make a tier whose When has it as "", before
+// or beside the tier whose When has it as "*". If a tier is for a route and the request has none, the error wraps
+// ratelimit.ErrInvalidRequest. If no tier fits it is ErrNoTier. No error holds an attribute's value.
+//
+// Before the first load of the Set, and while the loaded tiers cannot be used, it returns an error, unless there are earlier
+// tiers or SiteConfig.Tiers.
 func (s *Site) Requests(a Attributes, stated func(source string) []string) ([]ratelimit.Request, error) {
 	if s == nil || s.set == nil {
 		return nil, fmt.Errorf("%w: the Site was not made by NewSite; use the one that NewSite returned", ErrInvalidConfig)
@@ -82,7 +90,7 @@ func (s *Site) Requests(a Attributes, stated func(source string) []string) ([]ra
 	if current.err != nil {
 		return nil, current.err
 	}
-	return current.tiers.Requests(a, stated)
+	return current.tiers.requests(a, stated)
 }
 
 // renew makes tiers of the loaded ones, unless another goroutine has.
@@ -98,7 +106,7 @@ func (s *Site) renew() *siteTiers {
 		set = s.config.Tiers
 	}
 	next := &siteTiers{of: loaded}
-	next.tiers, next.err = NewTiers(set, s.limitIn(loaded), s.config.Attributes...)
+	next.tiers, next.err = newTiers(set, s.limitIn(loaded), s.config.Attributes...)
 	if next.err != nil {
 		s.set.tell(context.Background(), ratelimit.RulesLoaded{Version: loaded.version, Err: next.err})
 		if current.err == nil {

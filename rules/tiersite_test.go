@@ -28,7 +28,7 @@ func newSite(t *testing.T, set *rules.Set, config rules.SiteConfig) *rules.Site 
 // replaceTiers stores tiers, and loads them.
 func (f *fixture) replaceTiers(t *testing.T, tiers ...rules.Tier) {
 	t.Helper()
-	_, err := f.store.ReplaceTiers(t.Context(), why, rules.TierSet{Tiers: tiers})
+	_, err := f.store.Apply(t.Context(), why, rules.Changes{Tiers: &rules.TierSet{Tiers: tiers}})
 	require.NoError(t, err)
 	f.load(t)
 }
@@ -142,25 +142,6 @@ func TestSiteStartsWhileAChangeLiesAhead(t *testing.T) {
 	f.load(t)
 	_, err = rules.NewSite(f.set, rules.SiteConfig{})
 	require.ErrorContains(t, err, `nobody knows the limit "search"`)
-}
-
-// The decision on several tiers names who refused.
-func TestSiteRefusal(t *testing.T) {
-	t.Parallel()
-	f := setup(t)
-	d := convertSeed(t, "rows.yaml")
-	applied, err := f.store.Apply(t.Context(), why, rules.Changes{Put: d.Rules, Tiers: &d.Tiers})
-	require.NoError(t, err)
-	f.load(t)
-	requests, err := newSite(t, f.set, rules.SiteConfig{}).Requests(ada, nil)
-	require.NoError(t, err)
-	require.Len(t, requests, 3)
-	limiter := f.at(t, applied.From.Add(time.Second))
-	_, err = limiter.Take(t.Context(), requests[0].Cost(500))
-	require.NoError(t, err)
-	decision, err := limiter.Take(t.Context(), requests...)
-	require.NoError(t, err)
-	require.ErrorContains(t, decision.Err(), `user`)
 }
 
 func TestNewSiteRefuses(t *testing.T) {

@@ -125,17 +125,17 @@ func rulesHistory(ctx context.Context, store *rules.Store) ([]rules.Statement, e
 	return entries, err
 }
 
-func rulesRefusals(ctx context.Context, pool *pgxpool.Pool, set *rules.Set) (*refusals.Counter, *ratelimit.Limiter, func() error, error) {
+func rulesRefusals(ctx context.Context, pool *pgxpool.Pool, set *rules.Set) (*ratelimit.Limiter, func() error, error) {
 	counter, err := refusals.New(pool, refusals.Config{Keys: true})
 	if err != nil {
-		return nil, nil, nil, err
+		return nil, nil, err
 	}
 	limiter, err := ratelimit.New(pool, ratelimit.Config{Policies: set, Refused: counter.Refused, Observer: counter})
-	return counter, limiter, func() error { return counter.Run(ctx) }, err
+	return limiter, func() error { return counter.Run(ctx) }, err
 }
 
-func rulesTop(ctx context.Context, counter *refusals.Counter) ([]refusals.Sum, error) {
-	top, err := counter.Top(ctx, refusals.TopConfig{By: refusals.ByKey, Since: time.Now().Add(-time.Hour)})
+func rulesTop(ctx context.Context, pool *pgxpool.Pool) ([]refusals.Sum, error) {
+	top, err := refusals.Top(ctx, pool, "", refusals.TopConfig{By: refusals.ByKey, Since: time.Now().Add(-time.Hour)})
 	return top, err
 }
 

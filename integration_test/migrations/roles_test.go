@@ -208,7 +208,7 @@ func TestTheApplicationDoesItsWorkAndNothingElse(t *testing.T) {
 	t.Run("WritesRefusals", func(t *testing.T) { // not parallel: one story
 		counter := refuse(t, pool)
 		require.NoError(t, writeRefusals(ctx, counter))
-		top, err := counter.Top(ctx, refusals.TopConfig{})
+		top, err := refusals.Top(ctx, pool, "", refusals.TopConfig{})
 		require.NoError(t, err)
 		require.Len(t, top, 1)
 		deleted, err := counter.Prune(ctx, time.Now().Add(ratelimit.Day))
@@ -254,14 +254,14 @@ func TestTheOperatorDoesTheirWorkAndNothingElse(t *testing.T) {
 		{"RemoveOverride", func() error { _, err := store.RemoveOverride(ctx, why, "logins", "ada"); return err }},
 		{"Pause", func() error { _, err := store.Pause(ctx, why, rules.Pause{Limit: "logins", Until: later}); return err }},
 		{"Resume", func() error { _, err := store.Resume(ctx, why, "logins", ""); return err }},
-		{"ReplaceTiers", func() error {
-			_, err := store.ReplaceTiers(ctx, why, rules.TierSet{Tiers: []rules.Tier{{Limit: "logins"}}})
+		{"Tiers", func() error {
+			_, err := store.Apply(ctx, why, rules.Changes{Tiers: &rules.TierSet{Tiers: []rules.Tier{{Limit: "logins"}}}})
 			return err
 		}},
 		{"Delete", func() error { _, err := store.Delete(ctx, why, "logins", ""); return err }},
 		{"List", func() error { _, err := store.List(ctx, rules.ListQuery{}); return err }},
 		{"History", func() error { _, err := store.History(ctx, rules.HistoryQuery{}); return err }},
-		{"Top", func() error { _, err := refuse(t, pool).Top(ctx, refusals.TopConfig{}); return err }},
+		{"Top", func() error { _, err := refusals.Top(ctx, pool, "", refusals.TopConfig{}); return err }},
 		{"Charge", func() error { return limiter.Charge(ctx, logins.For("ada"), spread.For("ada").Cost(80)) }},
 		{"Credit", func() error { return limiter.Credit(ctx, logins.For("ada"), spread.For("ada")) }},
 		{"Reset", func() error { return limiter.Reset(ctx, logins.For("ada"), spread.For("ada")) }},
@@ -297,7 +297,7 @@ func TestTheReaderReadsAllAndWritesNothing(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, set.Load(ctx))
 	counter := refuse(t, pool)
-	_, err = counter.Top(ctx, refusals.TopConfig{})
+	_, err = refusals.Top(ctx, pool, "", refusals.TopConfig{})
 	require.NoError(t, err)
 	requireLatest(t, pool)
 

@@ -62,12 +62,13 @@ func TestTierKeysDiffer(t *testing.T) {
 		separator := rapid.SampledFrom([]string{"/", "|", "a", "//", "/|", ":/"})
 		pattern := "{tenant}" + separator.Draw(t, "first") + "{user}" + separator.Draw(t, "second") + "{address}"
 		key := func(of rules.Attributes) ratelimit.Request {
-			tiers, err := rules.NewTiers(rules.TierSet{Tiers: []rules.Tier{{Limit: "calls", Key: pattern}}}, func(name string) (ratelimit.Limit, bool) {
-				limit, err := ratelimit.NewLimit(name, ratelimit.PerHour(10))
-				return limit, err == nil
+			set, err := rules.SetOf(rules.Document{
+				Rules: []rules.Rule{{Limit: "calls", Policy: ratelimit.PerHour(10)}}, Tiers: rules.TierSet{Tiers: []rules.Tier{{Limit: "calls", Key: pattern}}},
 			})
 			require.NoError(t, err)
-			requests, err := tiers.Requests(of, nil)
+			site, err := rules.NewSite(set, rules.SiteConfig{})
+			require.NoError(t, err)
+			requests, err := site.Requests(of, nil)
 			require.NoError(t, err)
 			return requests[0]
 		}

@@ -120,8 +120,6 @@ func TestTopRefused(t *testing.T) {
 		f.refused(t, n, "logins", []string{"a", "b"}[n%2], false, 1+n)
 		f.refused(t, n, "words", "", n%2 == 0, 10)
 	}
-	counter, err := refusals.New(f.pool, refusals.Config{})
-	require.NoError(t, err)
 	for _, config := range []refusals.TopConfig{
 		{},
 		{By: refusals.ByRoute},
@@ -131,7 +129,7 @@ func TestTopRefused(t *testing.T) {
 		{Most: 1},
 		{Since: noon.Add(time.Minute), Until: noon.Add(3 * time.Minute)},
 	} {
-		want, err := counter.Top(t.Context(), config)
+		want, err := refusals.Top(t.Context(), f.pool, "", config)
 		require.NoError(t, err)
 		require.NotEmpty(t, want)
 		sums, since, err := f.TopRefused(t.Context(), config)
