@@ -141,7 +141,7 @@ func TestProgramWithoutRules(t *testing.T) {
 	for _, page := range []string{"/admin/rules", "/admin/overrides", "/admin/history", admintest.Address("rule", "limit", "messages", "plan", "")} {
 		require.Contains(t, f.get(t, page).body, "no stored rules", page)
 	}
-	got := f.post(t, "/admin/pause", "limit", "messages", "key", "ada", "for", "1", "for_unit", "hour", "reason", "x")
+	got := f.post(t, "/admin/pause", "limit", "messages", "key", "ada", "for", "1h", "reason", "x")
 	require.Equal(t, http.StatusBadRequest, got.status)
 	require.Contains(t, got.body, "no stored rules")
 	require.Equal(t, http.StatusSeeOther, f.post(t, "/admin/reset", "limit", "messages", "key", "ada").status, "a reset needs no rules")
@@ -166,7 +166,7 @@ func TestSchemaOfAnotherName(t *testing.T) {
 		require.NotContains(t, got.body, `class="fault"`, name)
 	}
 	require.Contains(t, f.get(t, admintest.Address("limit", "name", "messages")).body, "ada")
-	got := f.post(t, "/admin/pause", "limit", "messages", "key", "ada", "for", "1", "for_unit", "hour", "reason", "x")
+	got := f.post(t, "/admin/pause", "limit", "messages", "key", "ada", "for", "1h", "reason", "x")
 	require.Equal(t, http.StatusSeeOther, got.status)
 	require.Contains(t, f.get(t, "/admin/history").body, "Ana")
 }

@@ -69,7 +69,7 @@ func TestChangesAreInTheHistoryWithTheirAuthor(t *testing.T) {
 	bucket := []string{"limit", "messages", "key", "ada"}
 	with := func(pairs ...string) []string { return append(append([]string(nil), bucket...), pairs...) }
 
-	f.changed(t, "pause", with("for", "2", "for_unit", "hour", "reason", "a leak")...)
+	f.changed(t, "pause", with("for", "2h", "reason", "a leak")...)
 	d, err := f.Limiter.Take(t.Context(), messages.For("ada"))
 	require.NoError(t, err)
 	require.False(t, d.Allowed)
@@ -81,8 +81,8 @@ func TestChangesAreInTheHistoryWithTheirAuthor(t *testing.T) {
 	require.NoError(t, err)
 	require.True(t, d.Allowed)
 
-	f.changed(t, "override", with("says", "policy", "rate", "7", "period", "1", "period_unit", "hour", "capacity", "9",
-		"kind", "token bucket", "for", "1", "for_unit", "day", "reason", "a launch")...)
+	f.changed(t, "override", with("says", "policy", "rate", "7", "period", "1h", "capacity", "9",
+		"kind", "token bucket", "for", "1d", "reason", "a launch")...)
 	list, err := f.Store.List(t.Context(), rules.ListQuery{})
 	require.NoError(t, err)
 	require.Len(t, list.Overrides, 1)
@@ -91,7 +91,7 @@ func TestChangesAreInTheHistoryWithTheirAuthor(t *testing.T) {
 	f.changed(t, "remove-override", with("reason", "it is over")...)
 
 	rule := []string{
-		"limit", "messages", "plan", "pro", "rate", "600", "period", "1", "period_unit", "minute", "capacity", "1,000",
+		"limit", "messages", "plan", "pro", "rate", "600", "period", "1m", "capacity", "1,000",
 		"kind", "token bucket", "mode", "shadow", "on_change", "scale", "reason", "the offer", "version", "",
 	}
 	f.changed(t, "put-rule", rule...)
@@ -131,7 +131,7 @@ func TestRuleThatSomebodyElseChanged(t *testing.T) {
 	f := setup(t)
 	rule := func(rate, version string) []string {
 		return []string{
-			"limit", "messages", "plan", "", "rate", rate, "period", "1", "period_unit", "minute",
+			"limit", "messages", "plan", "", "rate", rate, "period", "1m",
 			"kind", "token bucket", "mode", "on", "on_change", "keep", "reason", "why", "version", version,
 		}
 	}
@@ -153,8 +153,7 @@ func TestOneOfTwoWhoChangeARuleAtOnce(t *testing.T) {
 	var wait sync.WaitGroup
 	for i := range statuses {
 		wait.Go(func() {
-			statuses[i] = f.post(t, "/admin/put-rule", "limit", "messages", "plan", "", "rate", strconv.Itoa(i+1), "period", "1",
-				"period_unit", "minute", "kind", "token bucket", "reason", "why", "version", "").status
+			statuses[i] = f.post(t, "/admin/put-rule", "limit", "messages", "plan", "", "rate", strconv.Itoa(i+1), "period", "1m", "kind", "token bucket", "reason", "why", "version", "").status
 		})
 	}
 	wait.Wait()
@@ -190,26 +189,26 @@ func TestFormSaysWhatIsWrong(t *testing.T) {
 	bucket := []string{"limit", "messages", "key", "ada", "reason", "x"}
 	with := func(pairs ...string) []string { return append(append([]string(nil), bucket...), pairs...) }
 	for want, form := range map[string][]string{
-		"Tokens is no number above 0":         append([]string{"credit"}, with("tokens", "-1")...),
-		"tokens is no number above 0":         append([]string{"credit"}, with("tokens", "NaN")...),
-		"The pause has no duration":           append([]string{"pause"}, with()...),
-		"has no reason":                       {"pause", "limit", "messages", "key", "ada", "for", "1", "for_unit", "hour"},
-		"For is no span":                      append([]string{"pause"}, with("for", "1e300", "for_unit", "week")...),
-		"The override is empty":               append([]string{"override"}, with()...),
-		"has no plan":                         append([]string{"override"}, with("says", "on_plan")...),
-		"its Rate is 0":                       append([]string{"override"}, with("says", "policy")...),
-		"For is no number above 0":            append([]string{"pause"}, with("for", "1,5", "for_unit", "hour")...),
-		"Rate is no number from 0 up. ":       append([]string{"override"}, with("says", "policy", "rate", "0x10", "period", "1", "period_unit", "hour")...),
-		"From is no instant":                  append([]string{"override"}, with("says", "multiplier", "multiplier", "2", "from", "tomorrow")...),
-		"The policy of this limit is unknown": {"reset", "limit", "unheard-of", "key", "ada"},
-		"The form names no key":               {"reset", "limit", "messages"},
-		"The form names no key.":              {"override", "limit", "messages", "says", "multiplier", "multiplier", "2", "reason", "x"},
-		"form names no key. Open":             {"remove-override", "limit", "messages", "reason", "x"},
-		"is not text, or too long":            {"reset", "limit", "messages", "key", "a\x00b"},
-		"Multiplier is no number above 0":     append([]string{"override"}, with("says", "multiplier", "multiplier", "Inf")...),
-		"rules: not found":                    append([]string{"resume"}, with()...),
-		"use 1 to 64 letters, digits":         {"pause", "limit", "a limit", "key", "k", "for", "1", "for_unit", "hour", "reason", "x"},
-		"Capacity is no number from 0 up":     append([]string{"override"}, with("says", "policy", "rate", "1", "period", "1", "period_unit", "hour", "capacity", "x")...),
+		"Tokens is no number above 0":          append([]string{"credit"}, with("tokens", "-1")...),
+		"tokens is no number above 0":          append([]string{"credit"}, with("tokens", "NaN")...),
+		"The pause has no duration":            append([]string{"pause"}, with()...),
+		"has no reason":                        {"pause", "limit", "messages", "key", "ada", "for", "1h"},
+		"write a span of up to 40000 days":     append([]string{"pause"}, with("for", "1e300w")...),
+		"The override is empty":                append([]string{"override"}, with()...),
+		"has no plan":                          append([]string{"override"}, with("says", "on_plan")...),
+		"its Rate is 0":                        append([]string{"override"}, with("says", "policy")...),
+		"For is no span of time: write a span": append([]string{"pause"}, with("for", "1,5h")...),
+		"Rate is no number from 0 up. ":        append([]string{"override"}, with("says", "policy", "rate", "0x10", "period", "1h")...),
+		"From is no instant":                   append([]string{"override"}, with("says", "multiplier", "multiplier", "2", "from", "tomorrow")...),
+		"The policy of this limit is unknown":  {"reset", "limit", "unheard-of", "key", "ada"},
+		"The form names no key":                {"reset", "limit", "messages"},
+		"The form names no key.":               {"override", "limit", "messages", "says", "multiplier", "multiplier", "2", "reason", "x"},
+		"form names no key. Open":              {"remove-override", "limit", "messages", "reason", "x"},
+		"is not text, or too long":             {"reset", "limit", "messages", "key", "a\x00b"},
+		"Multiplier is no number above 0":      append([]string{"override"}, with("says", "multiplier", "multiplier", "Inf")...),
+		"rules: not found":                     append([]string{"resume"}, with()...),
+		"use 1 to 64 letters, digits":          {"pause", "limit", "a limit", "key", "k", "for", "1h", "reason", "x"},
+		"Capacity is no number from 0 up":      append([]string{"override"}, with("says", "policy", "rate", "1", "period", "1h", "capacity", "x")...),
 	} {
 		got := f.post(t, "/admin/"+form[0], form[1:]...)
 		require.Contains(t, []int{http.StatusBadRequest, http.StatusNotFound}, got.status, want)

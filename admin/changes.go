@@ -36,7 +36,7 @@ func doneText(what string) string {
 }
 
 // changing answers to a form that changes something: with the page that shows it, or with why nothing was changed.
-func changing(do func(*visit) (done, error)) func(*visit) {
+func changing(do func(*visit, context.Context) (done, error)) func(*visit) {
 	return func(v *visit) {
 		if err := v.r.ParseForm(); err != nil {
 			v.say(http.StatusBadRequest, "The form could not be read. Go back, and send it again. Nothing was changed.")
@@ -46,7 +46,9 @@ func changing(do func(*visit) (done, error)) func(*visit) {
 			v.say(http.StatusBadRequest, notText+" Nothing was changed.")
 			return
 		}
-		result, err := do(v)
+		ctx, cancel := v.deadline()
+		defer cancel()
+		result, err := do(v, ctx)
 		if err != nil {
 			v.problem(statusOf(err), err, v.r.PostForm.Get("limit"))
 			return
@@ -139,9 +141,7 @@ func (v *visit) request(ctx context.Context) (ratelimit.Request, error) {
 }
 
 // reset fills a bucket.
-func (v *visit) reset() (done, error) {
-	ctx, cancel := v.deadline()
-	defer cancel()
+func (v *visit) reset(ctx context.Context) (done, error) {
 	request, err := v.request(ctx)
 	if err == nil {
 		err = v.limiter.Reset(ctx, request)
@@ -154,9 +154,7 @@ func (v *visit) reset() (done, error) {
 }
 
 // credit gives tokens to a bucket.
-func (v *visit) credit() (done, error) {
-	ctx, cancel := v.deadline()
-	defer cancel()
+func (v *visit) credit(ctx context.Context) (done, error) {
 	tokens, err := v.form().positive("tokens")
 	if err != nil {
 		return done{}, err
@@ -173,9 +171,7 @@ func (v *visit) credit() (done, error) {
 }
 
 // cancel ends a reservation whose work will not run.
-func (v *visit) cancel() (done, error) {
-	ctx, cancel := v.deadline()
-	defer cancel()
+func (v *visit) cancel(ctx context.Context) (done, error) {
 	id := v.form().text("id")
 	if err := v.limiter.Cancel(ctx, id); err != nil {
 		return done{}, err

@@ -135,7 +135,7 @@ func TestRoleOfAReader(t *testing.T) {
 	before := owner.written(t)
 	for _, form := range [][]string{
 		{"reset", "limit", "failed-logins", "key", "ada"},
-		{"pause", "limit", "messages", "key", "ada", "for", "1", "for_unit", "hour", "reason", "x"},
+		{"pause", "limit", "messages", "key", "ada", "for", "1h", "reason", "x"},
 		{"delete-rule", "limit", "messages", "plan", "pro", "reason", "x", "version", "1"},
 	} {
 		got := f.post(t, "/admin/"+form[0], form[1:]...)

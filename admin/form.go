@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/pgratelimit/pgratelimit/internal/words"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/rules"
 )
@@ -60,38 +61,17 @@ func label(name string) string {
 	return strings.ToUpper(name[:1]) + name[1:]
 }
 
-// duration returns a span, given as a number and a unit, and 0 where the number is left out.
+// duration returns a span such as 90s or 7d, and 0 where the field is left out.
 func (f form) duration(name string) (time.Duration, error) {
-	if f.text(name) == "" {
+	text := f.text(name)
+	if text == "" {
 		return 0, nil
 	}
-	n, err := f.positive(name)
+	d, err := words.ParseSpan(text)
 	if err != nil {
-		return 0, err
+		return 0, wrong("%s is no span of time: %w.", label(name), err)
 	}
-	const most = 36_525 * ratelimit.Day // 100 years
-	span := n * float64(unitOf(f.text(name+"_unit")))
-	if span < float64(time.Microsecond) || span > float64(most) {
-		return 0, wrong("%s is no span from a microsecond to 100 years. Write a number, and choose its unit.", label(name))
-	}
-	return time.Duration(span).Round(time.Microsecond), nil
-}
-
-// units are the units of spans, the longest first.
-func units() []string { return []string{"week", "day", "hour", "minute", "second"} }
-
-func unitOf(name string) time.Duration {
-	return map[string]time.Duration{"week": ratelimit.Week, "day": ratelimit.Day, "hour": time.Hour, "minute": time.Minute, "second": time.Second}[name]
-}
-
-// inUnits returns a span as a number and the longest unit that it is a whole number of, or seconds.
-func inUnits(span time.Duration) (number, unit string) {
-	for _, unit := range units() {
-		if d := unitOf(unit); span >= d && span%d == 0 {
-			return strconv.FormatInt(int64(span/d), 10), unit
-		}
-	}
-	return strconv.FormatFloat(span.Seconds(), 'f', -1, 64), "second"
+	return d, nil
 }
 
 // localTime is how browsers write an instant without a zone. The pages say that it is UTC.

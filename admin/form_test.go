@@ -12,11 +12,11 @@ import (
 // FuzzForm parses a filled-in form. The result is an error of the form, or a rule that survives a round trip through a form.
 func FuzzForm(f *testing.F) {
 	for _, query := range []string{
-		"", "kind=token+bucket&rate=10&period=1&period_unit=minute&capacity=1,000.5&more=shards:+4", "kind=concurrency&more=most:+5%0Alease:+90s",
+		"", "kind=token+bucket&rate=10&period=1m&capacity=1,000.5&more=shards:+4", "kind=concurrency&more=most:+5%0Alease:+90s",
 		"kind=calendar+window&rate=1e3&more=resets:+week%0D%0Afirst_weekday:+monday%0Azone:+Europe/Berlin",
-		"kind=fixed+window&rate=1&period=0.000001&more=start:+2026-01-01T00:00:00Z", "rate=1,5&period=1e300", "rate=1&period=1&more=mode:+off",
-		"rate=1&period=1&more=adaptive:+{floor:+0.5,+growth:+1e-3,+epoch:+2s}", "rate=1&period=1&more=rate:+2", "rate=1&period=1&more=-+limit:+b",
-		"rate=1&period=3.3333333333&period_unit=week", "%zz", "rate=NaN", "rate=Inf&period=1", "rate=1e999", "rate=1&period=1&more=%22",
+		"kind=fixed+window&rate=1&period=1us&more=start:+2026-01-01T00:00:00Z", "rate=1,5&period=1e300", "rate=1&period=1s&more=mode:+off",
+		"rate=1&period=1s&more=adaptive:+{floor:+0.5,+growth:+1e-3,+epoch:+2s}", "rate=1&period=1s&more=rate:+2", "rate=1&period=1s&more=-+limit:+b",
+		"rate=1&period=3.3333333333w", "%zz", "rate=NaN", "rate=Inf&period=1s", "rate=1e999", "rate=1&period=1s&more=%22",
 	} {
 		f.Add(query)
 	}

@@ -7,7 +7,6 @@ import (
 	"regexp"
 	"strings"
 
-	"github.com/pgratelimit/pgratelimit/internal/words"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/rules"
 )
@@ -27,12 +26,9 @@ func (f form) policy() (ratelimit.Policy, error) {
 			fmt.Fprintf(&file, "    %s: %s\n", name, decimal(*n))
 		}
 	}
-	period, err := f.duration("period")
-	if err != nil {
-		return nil, err
-	}
-	if period != 0 && kind != string(ratelimit.KindConcurrency) && kind != string(ratelimit.KindCalendarWindow) {
-		fmt.Fprintf(&file, "    period: %s\n", words.Span(period))
+	period := f.text("period")
+	if period != "" && kind != string(ratelimit.KindConcurrency) && kind != string(ratelimit.KindCalendarWindow) {
+		fmt.Fprintf(&file, "    period: %q\n", period)
 	}
 	for line := range strings.Lines(f.text("more")) {
 		file.WriteString("    " + strings.TrimRight(line, "\r\n") + "\n")
@@ -67,13 +63,8 @@ func (f form) fill(r rules.Rule) {
 		name, value, _ := strings.Cut(strings.TrimSpace(line), ": ")
 		switch {
 		case !isField:
-		case name == "kind", name == "rate", name == "capacity":
+		case name == "kind", name == "rate", name == "period", name == "capacity":
 			set(name, value)
-		case name == "period":
-			period, _ := words.ParseSpan(value) // as Document.YAML writes it
-			n, unit := inUnits(period)
-			set("period", n)
-			set("period_unit", unit)
 		default:
 			more.WriteString(line)
 		}

@@ -123,11 +123,11 @@ func TestRulesOfKindsAreEdited(t *testing.T) {
 		"&#34;most&#34; is &#34;x&#34;; write":                {"kind", "concurrency", "more", "most: x"},
 		"its Resets is not set":                               {"kind", "calendar window", "rate", "3"},
 		"its Rate is 0":                                       {"kind", "calendar window", "more", "resets: day"},
-		"&#34;capacity&#34; is no field of a sliding window":  {"kind", "sliding window", "rate", "3", "period", "1", "period_unit", "hour", "capacity", "3"},
+		"&#34;capacity&#34; is no field of a sliding window":  {"kind", "sliding window", "rate", "3", "period", "1h", "capacity", "3"},
 		"it has a FirstDay, which is for Monthly":             {"kind", "calendar window", "rate", "3", "more", "resets: day\nfirst_day: 3"},
-		"&#34;rate&#34; is there twice":                       {"rate", "3", "period", "1", "period_unit", "hour", "more", "rate: 4"},
-		"Mode, unit and description have fields of their own": {"rate", "3", "period", "1", "period_unit", "hour", "more", "mode: off"},
-		"anchors, aliases and tags are not read":              {"rate", "3", "period", "1", "period_unit", "hour", "more", "shards: &a 4"},
+		"&#34;rate&#34; is there twice":                       {"rate", "3", "period", "1h", "more", "rate: 4"},
+		"Mode, unit and description have fields of their own": {"rate", "3", "period", "1h", "more", "mode: off"},
+		"anchors, aliases and tags are not read":              {"rate", "3", "period", "1h", "more", "shards: &a 4"},
 	} {
 		got := f.get(t, admintest.Address("preview", append([]string{"limit", "messages", "plan", ""}, fields...)...)).body
 		require.Contains(t, got, want, fields)

@@ -20,7 +20,7 @@ import (
 // preview opens the preview of a rule of 60 a minute and 100 at most, and returns its text.
 func (f *fixture) preview(t *testing.T, rate, capacity, mode string) string {
 	t.Helper()
-	got := f.get(t, admintest.Address("preview", "limit", "messages", "plan", "", "rate", rate, "period", "1", "period_unit", "minute",
+	got := f.get(t, admintest.Address("preview", "limit", "messages", "plan", "", "rate", rate, "period", "1m",
 		"capacity", capacity, "kind", "token bucket", "mode", mode, "on_change", "keep"))
 	require.Equal(t, http.StatusOK, got.status)
 	return strings.Join(strings.Fields(got.body), " ")

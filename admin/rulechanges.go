@@ -28,9 +28,7 @@ const noRules = "This program has no stored rules: the code defines its limits. 
 	"Pass the rules.Set of its limiter to admin.New."
 
 // pause gives a bucket, or a limit, nothing for a while.
-func (v *visit) pause() (done, error) {
-	ctx, cancel := v.deadline()
-	defer cancel()
+func (v *visit) pause(ctx context.Context) (done, error) {
 	span, err := v.form().duration("for")
 	if err == nil && span == 0 {
 		err = wrong("The pause has no duration.")
@@ -61,9 +59,7 @@ func (v *visit) editUnless(err error) (rules.Edit, error) {
 }
 
 // resume ends a pause.
-func (v *visit) resume() (done, error) {
-	ctx, cancel := v.deadline()
-	defer cancel()
+func (v *visit) resume(ctx context.Context) (done, error) {
 	edit, err := v.editUnless(nil)
 	if err == nil {
 		_, err = v.store.Resume(ctx, edit, v.r.PostForm.Get("limit"), v.r.PostForm.Get("key"))
@@ -72,9 +68,7 @@ func (v *visit) resume() (done, error) {
 }
 
 // override gives a key a policy of its own.
-func (v *visit) override() (done, error) {
-	ctx, cancel := v.deadline()
-	defer cancel()
+func (v *visit) override(ctx context.Context) (done, error) {
 	o := rules.Override{Limit: v.r.PostForm.Get("limit"), Key: v.r.PostForm.Get("key")}
 	span, err := v.form().duration("for")
 	if err == nil {
@@ -119,9 +113,7 @@ func (v *visit) fillOverride(o *rules.Override) (err error) {
 }
 
 // removeOverride ends the override of a key.
-func (v *visit) removeOverride() (done, error) {
-	ctx, cancel := v.deadline()
-	defer cancel()
+func (v *visit) removeOverride(ctx context.Context) (done, error) {
 	edit, err := v.editUnless(nil)
 	if !v.r.PostForm.Has("key") {
 		err = errNoKey
@@ -133,9 +125,7 @@ func (v *visit) removeOverride() (done, error) {
 }
 
 // putRule stores a rule, unless it has changed since the page was shown.
-func (v *visit) putRule() (done, error) {
-	ctx, cancel := v.deadline()
-	defer cancel()
+func (v *visit) putRule(ctx context.Context) (done, error) {
 	r, err := v.form().rule()
 	edit, err := v.editUnless(err)
 	if err != nil {
@@ -146,9 +136,7 @@ func (v *visit) putRule() (done, error) {
 }
 
 // deleteRule deletes a rule, unless it has changed since the page was shown.
-func (v *visit) deleteRule() (done, error) {
-	ctx, cancel := v.deadline()
-	defer cancel()
+func (v *visit) deleteRule(ctx context.Context) (done, error) {
 	limit, plan := v.form().text("limit"), v.form().text("plan")
 	edit, err := v.editUnless(nil)
 	if err != nil {

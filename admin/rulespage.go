@@ -53,7 +53,6 @@ type ruleBody struct {
 	Limit, Plan string
 	// Form is what the fields say.
 	Form    url.Values
-	Units   []string
 	Problem string
 	List    *part[rules.Listing]
 	// Stored is the rule in force. If it is nil, there is none, and Without decides.
@@ -78,7 +77,7 @@ func (v *visit) rule() {
 // rulePage shows the page of a rule. fields are the fields that were filled in; if they are nil, it shows the rule in force.
 func (v *visit) rulePage(limit, plan string, fields url.Values) {
 	g := v.gather()
-	body := ruleBody{Limit: limit, Plan: plan, Form: fields, Units: units()}
+	body := ruleBody{Limit: limit, Plan: plan, Form: fields}
 	body.List = v.rulesOf(g, limit)
 	body.History = v.entries(g, rules.HistoryQuery{Of: rules.OfRule, Limit: limit, Plan: &plan, Most: mostWaiting})
 	g.wait()

@@ -17,16 +17,16 @@ func (f *fixture) filled(t *testing.T) map[string][]string {
 	bucket := []string{"limit", "messages", "key", "ada", "reason", "a test"}
 	with := func(pairs ...string) []string { return append(append([]string(nil), bucket...), pairs...) }
 	rule := []string{
-		"limit", "messages", "plan", "", "rate", "70", "period", "1", "period_unit", "minute",
+		"limit", "messages", "plan", "", "rate", "70", "period", "1m",
 		"kind", "token bucket", "mode", "on", "on_change", "keep", "reason", "a test", "version", "",
 	}
 	return map[string][]string{
 		"reset":           with("plan", " "),
 		"credit":          with("plan", "pro", "tokens", "3"),
 		"cancel":          {"id", id},
-		"pause":           with("for", "2", "for_unit", "hour"),
+		"pause":           with("for", "2h"),
 		"resume":          {"limit", "messages", "key", "dmitri", "reason", "a test"},
-		"override":        with("says", "multiplier", "multiplier", "3", "for", "1", "for_unit", "day"),
+		"override":        with("says", "multiplier", "multiplier", "3", "for", "1d"),
 		"remove-override": with(),
 		"put-rule":        rule,
 		"delete-rule":     {"limit", "messages", "plan", "pro", "reason", "a test", "version", "1"},

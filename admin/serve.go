@@ -1,6 +1,7 @@
 package admin
 
 import (
+	"context"
 	"net/http"
 	"net/url"
 	"path"
@@ -38,7 +39,9 @@ type visit struct {
 
 // routing returns the pages by the last elements of their paths.
 func (h *Handler) routing() map[string]route {
-	change := func(do func(*visit) (done, error)) route { return route{post: changing(do), changes: true} }
+	change := func(do func(*visit, context.Context) (done, error)) route {
+		return route{post: changing(do), changes: true}
+	}
 	return map[string]route{
 		"":                {get: (*visit).overview},
 		"limit":           {get: (*visit).limit},

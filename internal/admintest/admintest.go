@@ -127,7 +127,7 @@ func Pages(id string) map[string]string {
 		"reservation":  Address("reservation", "id", id),
 		"rules":        "/admin/rules",
 		"rule":         Address("rule", "limit", "messages", "plan", "pro"),
-		"preview":      Address("preview", "limit", "messages", "plan", "", "rate", "90", "period", "1", "period_unit", "minute", "kind", "token bucket", "mode", "on", "on_change", "keep"),
+		"preview":      Address("preview", "limit", "messages", "plan", "", "rate", "90", "period", "1m", "kind", "token bucket", "mode", "on", "on_change", "keep"),
 		"overrides":    "/admin/overrides",
 		"history":      "/admin/history",
 	}
