@@ -180,6 +180,11 @@ func TestRuleOfManyPlans(t *testing.T) {
 	page := f.get(t, admintest.Address("rule", "limit", "messages", "plan", "plan-149")).body
 	require.Contains(t, page, "10 per minute")
 	require.NotContains(t, page, "No rule is stored.")
+	page = f.get(t, admintest.Address("rule", "limit", "messages", "plan", "none")).body
+	require.Contains(t, page, "No rule is stored. Without one it is <strong>60 per minute, capacity 100</strong>.")
+	f.put(t, rules.Rule{Limit: "messages", Policy: ratelimit.PerMinute(7)})
+	page = f.get(t, admintest.Address("rule", "limit", "messages", "plan", "none")).body
+	require.Contains(t, page, "Without one it is <strong>7 per minute</strong>.")
 	f.changed(t, "delete-rule", "limit", "messages", "plan", "plan-149", "reason", "x", "version", "1")
 }
 

@@ -126,19 +126,24 @@ func (v *visit) deadline() (context.Context, context.CancelFunc) {
 // request returns the request for the bucket that the form names. If plans have rules, the form must name the key's plan, or none
 // by a space, because no table has it. With the capacity of another plan a reset or a credit could remove tokens.
 func (v *visit) request(ctx context.Context) (ratelimit.Request, error) {
-	limit, plans, err := v.knownLimit(ctx, v.r.PostForm.Get("limit"))
+	name := v.r.PostForm.Get("limit")
+	limit, known := v.limitOf(name)
+	list, err := v.list(ctx, rules.ListQuery{Limit: name, Key: new(""), Most: mostRules})
+	plans := plansOf(name, list.Rules)
 	switch {
 	case err != nil:
 		return ratelimit.Request{}, err
 	case len(plans) > 0 && v.r.PostForm.Get("plan") != " " && !slices.Contains(plans, v.r.PostForm.Get("plan")):
 		return ratelimit.Request{}, wrong("The form has no plan. Choose the plan of the key, or no plan.")
-	case limit.Name() == "":
-		return ratelimit.Request{}, wrong("The policy of this limit is unknown. Add it to admin.Config.Limits, or store a rule.")
+	case !known:
+		return ratelimit.Request{}, wrong("%s", unknownPolicy)
 	case !v.r.PostForm.Has("key"):
 		return ratelimit.Request{}, errNoKey
 	}
 	return limit.ForStored(v.r.PostForm.Get("key")).Plan(v.form().text("plan")), nil
 }
+
+const unknownPolicy = "The policy of this limit is unknown. Add it to admin.Config.Limits, or store a rule."
 
 // reset fills a bucket.
 func (v *visit) reset(ctx context.Context) (done, error) {

@@ -18,7 +18,7 @@ import (
 func functions() template.FuncMap {
 	return template.FuncMap{
 		"link": link, "number": number, "whole": whole[int64], "span": span, "clock": clock, "stamp": stamp, "micros": micros, "when": when, "spell": spell,
-		"policy": policyWords, "plural": plural[int64], "several": plural[int], "modeClass": modeClass,
+		"plural": plural[int64], "several": plural[int], "modeClass": modeClass,
 		"isPast": isPast, "dict": dict, "title": title,
 	}
 }

@@ -71,11 +71,3 @@ func (f form) fill(r rules.Rule) {
 	}
 	set("more", more.String())
 }
-
-// policyWords returns a policy for people.
-func policyWords(limit ratelimit.Limit) string {
-	if limit == (ratelimit.Limit{}) {
-		return "not known"
-	}
-	return limit.Policy().String()
-}

@@ -89,7 +89,7 @@ func (v *visit) key() {
 	g.wait()
 	list := body.Rules.Shows
 	body.Now = cmp.Or(list.Now, time.Now()) // of this machine where nothing could be read
-	limit, known := v.limitOf(body.Limit, list.Rules)
+	limit, known := v.limitOf(body.Limit)
 	if !known && v.isUnheard(body.Limit, body.Now) {
 		v.say(http.StatusNotFound, unheard)
 		return
@@ -164,7 +164,12 @@ func (v *visit) state() {
 	name := query.Get("limit")
 	ctx, cancel := context.WithTimeout(v.r.Context(), partTimeout)
 	defer cancel()
-	value, err := v.value(ctx, name, query.Get("key"), query.Get("plan"))
+	limit, known := v.limitOf(name)
+	if !known {
+		v.say(http.StatusNotFound, unknownPolicy)
+		return
+	}
+	value, err := v.limiter.Value(ctx, limit.ForStored(query.Get("key")).Plan(query.Get("plan")))
 	if err != nil {
 		v.log("a bucket could not be read", err)
 		v.w.Header().Set("Retry-After", "5")
@@ -172,31 +177,10 @@ func (v *visit) state() {
 		return
 	}
 	text, err := json.Marshal(map[string]any{"limits": []ratelimit.Value{value}})
-	if err != nil || value.Limit.Name() == "" {
-		v.say(http.StatusNotFound, "The policy of this limit is unknown. Add it to admin.Config.Limits, or store a rule.")
+	if err != nil {
+		v.say(http.StatusInternalServerError, faultOf(err))
 		return
 	}
 	v.w.Header().Set("Content-Type", "application/json")
 	_, _ = v.w.Write(text) // a client that is gone does not need it
-}
-
-// value returns the Value of a bucket, or the zero Value for an unknown limit.
-func (v *visit) value(ctx context.Context, name, key, plan string) (ratelimit.Value, error) {
-	limit, _, err := v.knownLimit(ctx, name)
-	if err != nil || limit.Name() == "" {
-		return ratelimit.Value{}, err
-	}
-	return v.limiter.Value(ctx, limit.ForStored(key).Plan(plan))
-}
-
-// knownLimit returns the limit of this name, or the zero Limit if it is unknown, and the plans with a rule for it.
-func (v *visit) knownLimit(ctx context.Context, name string) (limit ratelimit.Limit, plans []string, err error) {
-	var list rules.Listing
-	if v.store != nil && name != "" {
-		if list, err = v.store.List(ctx, rules.ListQuery{Limit: name, Key: new(""), Most: mostRules}); err != nil {
-			return ratelimit.Limit{}, nil, err
-		}
-	}
-	limit, _ = v.limitOf(name, list.Rules)
-	return limit, plansOf(name, list.Rules), nil
 }

@@ -3,7 +3,6 @@ package admin
 import (
 	"cmp"
 	"context"
-	"slices"
 	"time"
 
 	"github.com/pgratelimit/pgratelimit/ratelimit"
@@ -22,29 +21,12 @@ func (v *visit) list(ctx context.Context, query rules.ListQuery) (list rules.Lis
 	return v.store.List(ctx, query)
 }
 
-// limitOf returns the limit of this name as the code defines it, or else as its rules do, and false if neither does. If only
-// plans have rules, it returns the one with the smallest capacity, as package rules decides then.
-func (h *Handler) limitOf(name string, list []rules.Statement) (ratelimit.Limit, bool) {
+// limitOf returns the limit of this name as the code defines it, or else as the loaded rules do, and false if neither does.
+func (h *Handler) limitOf(name string) (ratelimit.Limit, bool) {
 	if limit, ok := h.defined[name]; ok {
 		return limit, true
 	}
-	var known []ratelimit.Limit
-	for i := range list {
-		if list[i].Limit != name {
-			continue
-		}
-		limit, err := list[i].Rule.AsLimit()
-		if err == nil && list[i].Plan == "" {
-			return limit, true
-		}
-		if err == nil {
-			known = append(known, limit)
-		}
-	}
-	if len(known) == 0 {
-		return ratelimit.Limit{}, false
-	}
-	return slices.MinFunc(known, func(a, b ratelimit.Limit) int { return cmp.Compare(a.Capacity(), b.Capacity()) }), true
+	return h.set.Limit(name)
 }
 
 // policyLine is a policy of a limit, and where it comes from.
@@ -68,7 +50,7 @@ type policyLine struct {
 // policiesOf returns the policies of a limit. The policy in the code comes first.
 func (h *Handler) policiesOf(name string, list *rules.Listing) (lines []policyLine) {
 	if limit, ok := h.defined[name]; ok {
-		lines = append(lines, policyLine{InCode: true, Words: policyWords(limit), Mode: ratelimit.On})
+		lines = append(lines, policyLine{InCode: true, Words: limit.Policy().String(), Mode: ratelimit.On})
 	}
 	for i := range list.Rules {
 		if r := &list.Rules[i]; r.Limit == name {

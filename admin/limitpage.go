@@ -78,7 +78,7 @@ func (v *visit) limit() {
 	g.wait()
 	list := body.Rules.Shows
 	body.Now = cmp.Or(list.Now, time.Now()) // of this machine where nothing could be read
-	limit, known := v.limitOf(body.Name, list.Rules)
+	limit, known := v.limitOf(body.Name)
 	if !known && v.isUnheard(body.Name, body.Now) {
 		v.say(http.StatusNotFound, unheard)
 		return
@@ -94,7 +94,7 @@ func (v *visit) limit() {
 		}
 		return v.buckets(ctx, limit, asked)
 	})
-	body.Global = ask(g, "a bucket", func(ctx context.Context) (*inspect.Level, error) { return v.globalLevel(ctx, body.Name, list.Rules) })
+	body.Global = ask(g, "a bucket", func(ctx context.Context) (*inspect.Level, error) { return v.globalLevel(ctx, body.Name) })
 	body.Owing = ask(g, "what is owed", func(ctx context.Context) (owingList, error) { return v.owingFor(ctx, limit, body.Name, nil, 0) })
 	body.Hours = v.hours(g, body.Span, []string{body.Name}, body.Now)
 	body.Top = v.top(g, body.Name, body.Now, lookTop, mostTop)

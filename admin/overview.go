@@ -76,7 +76,7 @@ func (v *visit) overview() {
 		body.Limits = append(body.Limits, limitRow{
 			Name: name, Policies: v.policiesOf(name, &list), Pause: pauseOf(&list, name, ""),
 			Global: ask(g, "a bucket", func(ctx context.Context) (*inspect.Level, error) {
-				return v.globalLevel(ctx, name, list.Rules)
+				return v.globalLevel(ctx, name)
 			}),
 		})
 	}
@@ -99,8 +99,8 @@ func namesAfter(after string, stored, defined []string, list []rules.Statement) 
 }
 
 // globalLevel returns what the bucket holds that everybody shares, or nil where there is none or the policy is not known.
-func (v *visit) globalLevel(ctx context.Context, name string, list []rules.Statement) (*inspect.Level, error) {
-	limit, known := v.limitOf(name, list)
+func (v *visit) globalLevel(ctx context.Context, name string) (*inspect.Level, error) {
+	limit, known := v.limitOf(name)
 	if !known {
 		return nil, nil //nolint:nilnil // there may be nothing to show
 	}

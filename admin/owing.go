@@ -8,7 +8,6 @@ import (
 
 	"github.com/pgratelimit/pgratelimit/internal/inspect"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
-	"github.com/pgratelimit/pgratelimit/rules"
 )
 
 const (
@@ -28,7 +27,6 @@ type owingList struct {
 // owingBody is the content of the page Owed: the buckets that owe.
 type owingBody struct {
 	Limit string
-	Rules *part[rules.Listing]
 	List  *part[owingList]
 	// First is whether the search began with the first bucket.
 	First bool
@@ -43,21 +41,12 @@ func (v *visit) owing() {
 		return
 	}
 	g := v.gather()
-	body.Rules = v.rulesOf(g, body.Limit)
-	g.wait()
-	limit, _ := v.limitOf(body.Limit, body.Rules.Shows.Rules)
+	limit, _ := v.limitOf(body.Limit)
 	body.List = ask(g, "what is owed", func(ctx context.Context) (owingList, error) {
 		return v.owingFor(ctx, limit, body.Limit, afterOf(query), lookFor)
 	})
 	g.wait()
 	g.show("owed.html", page{Title: "Owed of " + body.Limit, Here: "limits", Body: body})
-}
-
-// rulesOf reads the rules of a limit, and no overrides.
-func (v *visit) rulesOf(g *gather, limit string) *part[rules.Listing] {
-	return ask(g, "the rules", func(ctx context.Context) (rules.Listing, error) {
-		return v.list(ctx, rules.ListQuery{Limit: limit, Key: new("")})
-	})
 }
 
 // owingFor searches for buckets that owe now. It ends when it has enough, has seen all buckets, or has searched for so long,

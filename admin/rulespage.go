@@ -78,15 +78,19 @@ func (v *visit) rule() {
 func (v *visit) rulePage(limit, plan string, fields url.Values) {
 	g := v.gather()
 	body := ruleBody{Limit: limit, Plan: plan, Form: fields}
-	body.List = v.rulesOf(g, limit)
+	body.List = ask(g, "the rules", func(ctx context.Context) (rules.Listing, error) {
+		return v.list(ctx, rules.ListQuery{Limit: limit, Key: new("")})
+	})
 	body.History = v.entries(g, rules.HistoryQuery{Of: rules.OfRule, Limit: limit, Plan: &plan, Most: mostWaiting})
 	g.wait()
 	body.Older = older(body.History, mostWaiting)
 	list := body.List.Shows
 	body.Stored, body.Version = ruleOf(list.Rules, limit, plan), versionOf(body.History.Shows)
 	body.Now = list.Now
-	if old, known := v.limitOf(limit, list.Rules); known && body.Stored == nil {
-		body.Without = policyWords(old)
+	if r := ruleOf(list.Rules, limit, ""); r != nil {
+		body.Without = r.Rule.Policy.String()
+	} else if code, ok := v.defined[limit]; ok {
+		body.Without = code.Policy().String()
 	}
 	if fields != nil {
 		v.compare(g, &body)
