@@ -116,10 +116,7 @@ func (r *Reader) Buckets(ctx context.Context, query BucketQuery) ([]Bucket, erro
 // Bucket returns a bucket. It has no Rows when it is full and has none.
 func (r *Reader) Bucket(ctx context.Context, limit, key string) (Bucket, error) {
 	bucket := Bucket{Limit: limit, Key: key}
-	if err := checkName(limit); err != nil {
-		return bucket, err
-	}
-	if err := checkKey("the key", key); err != nil {
+	if err := checkBucket(limit, key); err != nil {
 		return bucket, err
 	}
 	rows, err := collect(ctx, r, "bucket", rowToLeases, r.sql.bucket, limit, key)

@@ -95,6 +95,9 @@ func checkName(name string) error { return checkText("the limit", name, maxNameB
 // checkKey returns an error when no bucket can have the key.
 func checkKey(what, key string) error { return checkText(what, key, maxKeyBytes) }
 
+// checkBucket returns an error when no limit can have the name, or no bucket the key.
+func checkBucket(limit, key string) error { return cmp.Or(checkName(limit), checkKey("the key", key)) }
+
 func checkText(what, text string, most int) error {
 	if len(text) > most || !utf8.ValidString(text) || strings.IndexByte(text, 0) >= 0 {
 		return invalid("%s is %.80q; use up to %d bytes of UTF-8 without NUL", what, text, most)

@@ -23,10 +23,7 @@ func (u Upstream) Within(floor float64) float64 { return min(max(u.Share, floor)
 // Upstream returns the stored state of the upstream of a limit and a key. found is false if there is none; then the contract is in
 // effect.
 func (r *Reader) Upstream(ctx context.Context, limit, key string) (u Upstream, found bool, err error) {
-	if err := checkName(limit); err != nil {
-		return u, false, err
-	}
-	if err := checkKey("the key", key); err != nil {
+	if err := checkBucket(limit, key); err != nil {
 		return u, false, err
 	}
 	rows, err := collect(ctx, r, "price", rowToUpstream, r.sql.price, limit, key)
