@@ -156,7 +156,8 @@ func TestRefusalsByLimit(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, noon, since)
 	require.ElementsMatch(t, []inspect.LimitMinute{
-		{Minute: minute(0, 4), Limit: "logins", Shadow: true}, {Minute: minute(1, 8), Limit: "words"},
+		{Minute: minute(0, 4), Limit: "logins", Shadow: true},
+		{Minute: minute(1, 8), Limit: "words"},
 		{Minute: inspect.Minute{Begin: noon, Refused: 3, Cost: 6, Allowed: 32}, Limit: "logins"},
 		{Minute: inspect.Minute{Begin: noon, Allowed: 64}, Limit: "calm"},
 	}, minutes)
