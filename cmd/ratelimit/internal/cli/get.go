@@ -102,7 +102,7 @@ func (b *bucket) viewOfLevel(ctx context.Context, db *database) (v inspect.View,
 // level returns how full the bucket is, or nil if no policy is known.
 func (b *bucket) level(ctx context.Context, db *database) (*inspect.Level, error) {
 	if b.limiter == nil {
-		return nil, nil //nolint:nilnil // nobody knows it
+		return nil, nil //nolint:nilnil // the policy is unknown
 	}
 	return db.reader.Level(ctx, b.limiter, b.request, b.stored, b.definedBy())
 }

@@ -17,20 +17,21 @@ import (
 	"github.com/pgratelimit/pgratelimit/rules"
 )
 
-// TestScripts runs the commands of each file of testdata/script on a database of its own, and compares all they print. -update writes
-// the outputs. A line that begins with "$ " is a command, and the lines up to the next empty line or comment are its output, its errors
-// and its exit code. Files follow as in a txtar archive. Some commands are the test's own:
+// TestScripts runs the commands of each file of testdata/script on a database of its own, and compares their outputs with the file.
+// -update writes the outputs. A line that begins with "$ " is a command. The lines up to the next empty line are its output, its errors
+// and its exit code. Files follow as in a txtar archive. Some commands are not commands of the program:
 //
-//	empty                                  a database without tables from here on
-//	env NAME=VALUE                         a variable from here on
+//	empty                                  uses a database without tables from here on
+//	env NAME=VALUE                         sets a variable from here on
 //	put FILE [INSTANT]                     stores the rules and overrides of a file, in effect at once or from an instant
-//	sql STATEMENT                          changes the tables
+//	sql STATEMENT                          runs a statement
 //	reserve LIMIT KEY COST                 reserves tokens, of 10 a week if there is no rule
 //	refuse LIMIT ROUTE KEY NUMBER AGO      counts refusals
 //	cat FILE                               prints a file
 //
-// DATABASE is the connection string, START the time of the test, WINDOW a policy of 3 tokens whose window does not end, and RESERVATION the last reservation.
-// "< FILE" at the end of a command is its standard input, and "> FILE" is a new file for its output.
+// DATABASE stands for the connection string, START for the time of the test, WINDOW for a policy of 3 tokens whose window does not end,
+// and RESERVATION for the last reservation. "< FILE" at the end of a command is its standard input, and "> FILE" a new file for its
+// output.
 func TestScripts(t *testing.T) {
 	t.Parallel()
 	files, err := filepath.Glob(filepath.Join("testdata", "script", "*.txt"))
@@ -95,7 +96,7 @@ func (s *script) run(t *testing.T) string {
 	return text.String() + s.files
 }
 
-// do runs a command, and returns what it prints.
+// do runs a command, and returns its outputs.
 func (s *script) do(t *testing.T, command string) string {
 	t.Helper()
 	command = strings.NewReplacer(append(slices.Clone(s.names), "=DATABASE", "="+s.f.url, "RESERVATION", s.last)...).Replace(command)

@@ -169,7 +169,7 @@ func TestRunWithoutPrivileges(t *testing.T) {
 	p.do(t, statements(t, one(t, report, "grants")))
 	requireGood(t, look(t, stranger, doctor.Config{}))
 
-	t.Run("OfItsOwn", func(t *testing.T) { // they are those of another role, or of everybody
+	t.Run("OfItsOwn", func(t *testing.T) { // the privileges belong to another role, or to PUBLIC
 		p.do(t, "CREATE ROLE member LOGIN IN ROLE app PASSWORD '"+password+"'")
 		member := p.app.Copy()
 		member.User = "member"
@@ -223,7 +223,7 @@ func TestRunLooksAtWhatKeepsDeadRows(t *testing.T) {
 		hidden := one(t, look(t, p.app, doctor.Config{MaxTransaction: time.Nanosecond}), "transactions")
 		require.Equal(t, f.Level == doctor.OK, hidden.Level == doctor.OK, "who may not see since when is told that there are some")
 
-		// What Postgres does: a row is updated, and each version that nobody can see any more makes room for the next.
+		// Postgres reuses the room of a dead version of a row for the next version, unless a transaction may still read it.
 		p.do(t, "TRUNCATE ratelimit.buckets")
 		p.do(t, "INSERT INTO ratelimit.buckets VALUES ('a', 'k', 0, 1, 1)")
 		for range 300 {
@@ -301,7 +301,7 @@ func TestRunRefusesWhatCannotBe(t *testing.T) {
 	require.ErrorIs(t, err, context.Canceled)
 }
 
-// TestRunWithoutAServer expects a finding, which tells nobody how to connect.
+// TestRunWithoutAServer expects a finding without the parts of the connection string.
 func TestRunWithoutAServer(t *testing.T) {
 	t.Parallel()
 	pool := postgrestest.New(t)

@@ -38,7 +38,7 @@ func TestRunBehindPgBouncer(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, doctor.Fault, one(t, look(t, config, doctor.Config{}), "pooler").Level)
 
-		url += "&default_query_exec_mode=exec" // what it says
+		url += "&default_query_exec_mode=exec" // the advice
 		require.NoError(t, takeOften(t, url))
 		config, err = pgx.ParseConfig(url)
 		require.NoError(t, err)

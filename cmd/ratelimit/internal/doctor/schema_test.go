@@ -213,7 +213,7 @@ func TestRunLooksAtTheSchema(t *testing.T) {
 	})
 }
 
-// TestKnownTables compares the tables that the checks expect with those that the migrations make.
+// TestKnownTables compares the tables that the checks expect with the tables of the migrations.
 func TestKnownTables(t *testing.T) {
 	t.Parallel()
 	pool := postgrestest.NewEmpty(t)

@@ -35,7 +35,7 @@ type patient struct {
 	app   *pgx.ConnConfig // as the application
 }
 
-// admit starts a server with settings, makes the tables and the role app, and grants it what it needs.
+// admit starts a server with settings, and creates the tables and the role app with the privileges of an application.
 func admit(t *testing.T, settings map[string]string) *patient {
 	t.Helper()
 	server := postgrestest.StartOwn(t, settings)
@@ -114,7 +114,7 @@ func one(t *testing.T, report doctor.Report, check string) doctor.Finding {
 	return found[0]
 }
 
-// statements returns the statements of a finding, as somebody would copy them.
+// statements returns the statements of a finding, for a copy into psql.
 func statements(t *testing.T, f doctor.Finding) string {
 	t.Helper()
 	var list []string

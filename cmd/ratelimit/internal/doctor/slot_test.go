@@ -19,7 +19,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/migrations"
 )
 
-// TestRunLooksAtReplicationSlots plays a standby that has said what it still reads, and went away.
+// TestRunLooksAtReplicationSlots plays a standby that reported its oldest transaction, and disconnected.
 func TestRunLooksAtReplicationSlots(t *testing.T) {
 	t.Parallel()
 	testsize.Long(t, "starts a server of its own")
@@ -67,7 +67,7 @@ func TestRunOnAStandby(t *testing.T) {
 	require.NoError(t, server.Restart(t.Context()))
 
 	var report doctor.Report
-	require.EventuallyWithT(t, func(c *assert.CollectT) { // it lets nobody in before it has recovered so far
+	require.EventuallyWithT(t, func(c *assert.CollectT) { // it refuses connections until it is consistent
 		report = look(t, config, doctor.Config{})
 		require.NotEqual(c, "connection", report.Findings[len(report.Findings)-1].Check)
 	}, 2*time.Minute, 20*time.Millisecond)

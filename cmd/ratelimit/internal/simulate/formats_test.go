@@ -12,7 +12,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/cmd/ratelimit/internal/simulate"
 )
 
-// seen returns how a line is read: the instant and the attributes that it has, or what is wrong with it.
+// seen returns the instant and the attributes of a line, or the problem.
 func seen(t testing.TB, config simulate.Config, line string) (at time.Time, attributes, problem string) {
 	t.Helper()
 	names := []string{"address", "user", "tenant", "plan", "route", "method", "path", "status", "size", "referer", "user_agent", "region"}
@@ -234,7 +234,7 @@ func TestRunTakesNoListForAnAddress(t *testing.T) {
 	}
 }
 
-// FuzzRun holds whatever is in a log to the sums of the report. Nothing panics, and nothing hangs.
+// FuzzRun expects that the sums of a report agree for any log.
 func FuzzRun(f *testing.F) {
 	f.Add(at(0, "10.0.0.1", "GET /")+"\n"+at(9, "2001:db8::1", `POST /\x16`), uint8(0))
 	f.Add(`{"time":"2026-03-01T12:00:00Z","remote_addr":"10.0.0.1","request":{"uri":"/a"}}`, uint8(3))
