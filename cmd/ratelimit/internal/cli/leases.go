@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -25,27 +24,6 @@ func (a *app) leasesCommands() *cobra.Command {
 	return cmd
 }
 
-// withLeasesOf runs fn on the leases of the bucket that LIMIT [KEY] name.
-func (a *app) withLeasesOf(
-	ctx context.Context, stored bool, args []string, fn func(ctx context.Context, db *database, key string, leases []inspect.Lease, now time.Time) error,
-) error {
-	return a.withDatabase(ctx, func(ctx context.Context, db *database) error {
-		key, err := a.storedKey(ctx, db, stored, args)
-		if err != nil {
-			return err
-		}
-		bucket, err := db.reader.Bucket(ctx, args[0], key)
-		if err != nil {
-			return err
-		}
-		now, err := db.reader.Now(ctx)
-		if err != nil {
-			return err
-		}
-		return fn(ctx, db, key, bucket.Held(now), now)
-	})
-}
-
 func (a *app) leasesList() *cobra.Command {
 	var stored bool
 	cmd := a.command(cobra.Command{
@@ -56,8 +34,21 @@ fencing number. Without KEY it shows the leases of the shared bucket.`,
 		Args:    limitAndKey,
 		Example: "  ratelimit leases list exports acme",
 	}, func(ctx context.Context, args []string) error {
-		return a.withLeasesOf(ctx, stored, args, func(_ context.Context, _ *database, _ string, leases []inspect.Lease, now time.Time) error {
-			return showList(a, leases, "nobody holds a slot", []string{"FENCE", "SLOTS", "SINCE", "UNTIL"}, func(v *inspect.Lease) []string {
+		return a.withDatabase(ctx, func(ctx context.Context, db *database) error {
+			key, err := a.storedKey(ctx, db, stored, args)
+			if err != nil {
+				return err
+			}
+			bucket, err := db.reader.Bucket(ctx, args[0], key)
+			if err != nil {
+				return err
+			}
+			now, err := db.reader.Now(ctx)
+			if err != nil {
+				return err
+			}
+			head := []string{"FENCE", "SLOTS", "SINCE", "UNTIL"}
+			return showList(a, bucket.Held(now), "nobody holds a slot", head, func(v *inspect.Lease) []string {
 				return []string{fmt.Sprint(v.Fence), fmt.Sprint(v.Slots), instantFrom(v.Since, now), instantFrom(v.Until, now)}
 			})
 		})
@@ -90,15 +81,16 @@ next holder until its next renewal fails. If the lease is on several limits, it 
 		if err := a.confirm(ctx, "Take back the slots of the lease %s of %s?", fmt.Sprint(fence), args[0]); err != nil {
 			return err
 		}
-		return a.withLeasesOf(ctx, stored, args, func(ctx context.Context, db *database, key string, leases []inspect.Lease, _ time.Time) error {
-			gone := &exit{exitNotFound, fmt.Errorf("there is no lease %d on this bucket of %q, or it has ended; see ratelimit leases list", fence, args[0])}
-			if !slices.ContainsFunc(leases, func(l inspect.Lease) bool { return l.Fence == fence }) {
-				return gone
+		return a.withDatabase(ctx, func(ctx context.Context, db *database) error {
+			key, err := a.storedKey(ctx, db, stored, args)
+			if err != nil {
+				return err
 			}
-			switch err := a.release(ctx, db, args[0], key, fence); {
-			case errors.Is(err, ratelimit.ErrLeaseLost):
-				return gone
-			case err != nil:
+			err = a.release(ctx, db, args[0], key, fence)
+			if errors.Is(err, ratelimit.ErrLeaseLost) {
+				return &exit{exitNotFound, fmt.Errorf("there is no lease %d on this bucket of %q, or it has ended; see ratelimit leases list", fence, args[0])}
+			}
+			if err != nil {
 				return err
 			}
 			return a.showDone(releasedView{args[0], key, fence}, func(t *table) { t.row(fmt.Sprintf("released: %d", fence)) })
