@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"time"
 
+	"github.com/pgratelimit/pgratelimit/internal/guard"
 	"github.com/pgratelimit/pgratelimit/internal/telemetry"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
@@ -50,11 +51,10 @@ func (c ClientStateConfig) withDefaults() ClientStateConfig {
 }
 
 func (c ClientStateConfig) validate() error {
+	if err := guard.CheckLimiter(c.Limiter); err != nil {
+		return fmt.Errorf("ClientStateConfig: %w", err)
+	}
 	switch {
-	case c.Limiter == nil:
-		return errors.New("ClientStateConfig has no Limiter; pass what ratelimit.New returned")
-	case c.Limiter.InTransaction():
-		return errors.New("ClientStateConfig.Limiter is bound to a transaction by WithTx; pass what ratelimit.New returned")
 	case c.Key == nil:
 		return errors.New("ClientStateConfig has no Key; pass the one that the limits are taken by")
 	case len(c.Limits) == 0 || len(c.Limits) > maxClientLimits:

@@ -140,7 +140,7 @@ func TestNewClientState(t *testing.T) {
 		Limiter: setup(t).limiter, Key: signedInUser, Limits: []ratelimit.Limit{windowed, sendMessage},
 	}
 	for want, change := range map[string]func(*httplimit.ClientStateConfig){
-		"no Limiter":             func(c *httplimit.ClientStateConfig) { c.Limiter = nil },
+		"limiter is nil":         func(c *httplimit.ClientStateConfig) { c.Limiter = nil },
 		"bound to a transaction": func(c *httplimit.ClientStateConfig) { c.Limiter = c.Limiter.WithTx(nil) },
 		"no Key":                 func(c *httplimit.ClientStateConfig) { c.Key = nil },
 		"0 Limits":               func(c *httplimit.ClientStateConfig) { c.Limits = nil },

@@ -9,6 +9,7 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"github.com/pgratelimit/pgratelimit/internal/guard"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -97,11 +98,8 @@ type middleware struct {
 // the same form are merged. The error wraps ratelimit.ErrInvalidConfig and says what to change. The middleware panics
 // without a handler.
 func New(limiter *ratelimit.Limiter, config Config) (func(http.Handler) http.Handler, error) {
-	if limiter == nil {
-		return nil, fmt.Errorf("%w: httplimit: the limiter is nil; pass what ratelimit.New returned", ratelimit.ErrInvalidConfig)
-	}
-	if limiter.InTransaction() {
-		return nil, fmt.Errorf("%w: httplimit: the limiter is bound to a transaction by WithTx; pass what ratelimit.New returned", ratelimit.ErrInvalidConfig)
+	if err := guard.CheckLimiter(limiter); err != nil {
+		return nil, fmt.Errorf("%w: httplimit: %w", ratelimit.ErrInvalidConfig, err)
 	}
 	config = config.withDefaults()
 	if err := config.validate(limiter.HasPolicies()); err != nil {

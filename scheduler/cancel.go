@@ -23,8 +23,8 @@ func (s *Scheduler) Cancel(ctx context.Context, client *river.Client[pgx.Tx], tx
 	if err != nil {
 		return nil, fmt.Errorf("scheduler: cancel job %d: %w", jobID, err)
 	}
-	id, ok := s.reservationOf(job)
-	if !ok || job.State != rivertype.JobStateCancelled {
+	id := s.reservationOf(job)
+	if id == "" || job.State != rivertype.JobStateCancelled {
 		return job, nil
 	}
 	if err := s.endFailed(ctx, s.limiter.WithTx(tx), id, s.config.Cancelled); err != nil {

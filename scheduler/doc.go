@@ -23,8 +23,7 @@
 //
 // A job never starts before its ReadyAt on the database's clock: the middleware asks the database, and snoozes an early job, which
 // loses no attempt. River polls once a second, so a worker takes up a job 1.3 seconds early and waits ([Config.TakeUpEarly]). On
-// two busy cores jobs were late by 3 ms (p50) and 11 ms at most, and without it by 0.56 s and 1.05 s (go test ./scheduler -run
-// TestPrecision -v). Other queued work, too few MaxWorkers and wrong clocks make jobs later, never earlier. Jobs due more than ten
+// two busy cores jobs were late by 3 ms (p50) and 11 ms at most, and without it by 0.56 s and 1.05 s. Other queued work, too few MaxWorkers and wrong clocks make jobs later, never earlier. Jobs due more than ten
 // seconds ahead need a River client that may lead, as all scheduled jobs do.
 //
 // Jobs that start up to d late can arrive together with jobs that are on time. In a span t the upstream then gets up to
@@ -53,6 +52,5 @@
 // Cancel jobs with [Scheduler.Cancel]. [Scheduler.Maintain] finds jobs that River's own API cancelled, that its rescuer discarded,
 // or whose process died. A client without the middleware runs a job at about its time, but does not wait for its turn or settle.
 // Enqueue refuses such a client with ErrNotInstalled. If another client works the job, [Maintained] counts it, and a worker that
-// settles gets ErrNoTurn. Enqueue over one limit takes 0.77 ms (p50), while River's InsertTx takes 0.50 ms (go test ./scheduler
-// -run '^$' -bench Enqueue), and a job costs two more short transactions when it runs.
+// settles gets ErrNoTurn.
 package scheduler

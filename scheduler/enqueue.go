@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
+	"strconv"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -121,7 +122,8 @@ type passageKey struct{}
 // insert inserts the job of e and checks that the middleware saw it.
 func (s *Scheduler) insert(ctx context.Context, client *river.Client[pgx.Tx], tx pgx.Tx, args river.JobArgs, opts river.InsertOpts, metadata map[string]json.RawMessage, e Enqueued) (*rivertype.JobInsertResult, error) {
 	var err error
-	if opts.Metadata, err = withReservation(metadata, s.key, e.ID); err != nil {
+	metadata[s.key] = json.RawMessage(strconv.Quote(e.ID)) // a UUID
+	if opts.Metadata, err = json.Marshal(metadata); err != nil {
 		return nil, err
 	}
 	// The earlier moment is when a worker may take up the job.

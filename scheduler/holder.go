@@ -48,11 +48,10 @@ type Holder struct {
 // NewHolder returns a Holder for the slots of limiter. It sends nothing to the database. Install its Middleware in every
 // River client that works the jobs.
 func NewHolder(limiter *ratelimit.Limiter, config HolderConfig) (*Holder, error) {
+	if err := guard.CheckLimiter(limiter); err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrInvalidConfig, err)
+	}
 	switch {
-	case limiter == nil:
-		return nil, fmt.Errorf("%w: the limiter is nil; pass what ratelimit.New returned", ErrInvalidConfig)
-	case limiter.InTransaction():
-		return nil, fmt.Errorf("%w: the limiter is bound to a transaction by WithTx; pass what ratelimit.New returned", ErrInvalidConfig)
 	case config.Requests == nil:
 		return nil, fmt.Errorf("%w: Requests is nil; return what a job holds while it runs", ErrInvalidConfig)
 	case config.MaxSnooze < 0:

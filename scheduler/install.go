@@ -3,14 +3,10 @@ package scheduler
 import (
 	"fmt"
 	"slices"
-	"time"
 
 	"github.com/riverqueue/river"
 	"github.com/riverqueue/river/rivertype"
 )
-
-// maintainEvery is how often a client that Install was called for has Maintain called.
-const maintainEvery = time.Minute
 
 // Install adds to the configuration of a River client, before river.NewClient:
 //
@@ -21,7 +17,7 @@ const maintainEvery = time.Minute
 //	client, err := river.NewClient(riverpgxv5.New(pool), config)
 //
 // It adds the Middleware, before existing ones, and the middlewares of holders before it, in their order. For a client
-// with Queues, which works jobs, it also adds the Worker and the PeriodicJob that call Maintain every minute. If
+// with Queues, which works jobs, it also adds a periodic job that calls Maintain every minute, and its worker. If
 // Install returns an error, the configuration is unchanged.
 func (s *Scheduler) Install(config *river.Config, holders ...*Holder) error {
 	if config == nil {
@@ -42,11 +38,11 @@ func (s *Scheduler) Install(config *river.Config, holders ...*Holder) error {
 		if workers == nil {
 			workers = river.NewWorkers()
 		}
-		if err := river.AddWorkerSafely(workers, s.Worker()); err != nil {
-			return fmt.Errorf("%w: the Worker of a Scheduler is there: %w", ErrInvalidConfig, err)
+		if err := river.AddWorkerSafely(workers, s.worker()); err != nil {
+			return fmt.Errorf("%w: these Workers have the worker of a Scheduler; call Install once for them: %w", ErrInvalidConfig, err)
 		}
 		config.Workers = workers
-		config.PeriodicJobs = append(slices.Clip(config.PeriodicJobs), s.PeriodicJob(maintainEvery, nil))
+		config.PeriodicJobs = append(slices.Clip(config.PeriodicJobs), periodicJob())
 	}
 	config.Middleware = append(append(installed, s.Middleware()), config.Middleware...)
 	return nil

@@ -74,7 +74,7 @@ func TestInstall(t *testing.T) {
 		require.ErrorContains(t, f.scheduler.Install(config), "call Install once")
 		require.Len(t, config.Middleware, 1)
 		workers := river.NewWorkers()
-		river.AddWorker(workers, f.scheduler.Worker())
+		require.NoError(t, f.scheduler.Install(&river.Config{Queues: map[string]river.QueueConfig{"q": {MaxWorkers: 1}}, Workers: workers}))
 		config = &river.Config{Queues: map[string]river.QueueConfig{"q": {MaxWorkers: 1}}, Workers: workers}
 		require.ErrorIs(t, f.scheduler.Install(config), scheduler.ErrInvalidConfig)
 		require.Empty(t, config.Middleware, "it is as it was")

@@ -41,7 +41,7 @@ const (
 
 // Maintain ends the reservations of jobs whose end the middleware did not see. These were cancelled through River's own API,
 // discarded by its rescuer, panicked in the last attempt, or ended while their process was killed. It also calls
-// [ratelimit.Limiter.Expire]. Call it every minute or so from one process or several, or let River call it: see PeriodicJob.
+// [ratelimit.Limiter.Expire]. Call it every minute or so from one process or several, or let River call it: see Install.
 //
 // If a reservation cannot be ended, Maintain still ends the others. It returns the joined errors with the result, and
 // tries again at the next call. It waits at most a second for a bucket whose row another transaction has locked, and
@@ -139,10 +139,7 @@ func (s *Scheduler) sweep(ctx context.Context, client *river.Client[pgx.Tx], sin
 
 // endOf ends the reservation of a job that has ended.
 func (s *Scheduler) endOf(ctx context.Context, job *rivertype.JobRow) error {
-	id, ok := s.reservationOf(job)
-	if !ok {
-		return nil
-	}
+	id := s.reservationOf(job)
 	switch job.State {
 	case rivertype.JobStateCancelled:
 		return s.endFailed(ctx, s.limiter, id, s.config.Cancelled)
@@ -153,30 +150,25 @@ func (s *Scheduler) endOf(ctx context.Context, job *rivertype.JobRow) error {
 	}
 }
 
-// MaintainArgs are the args of the River job that calls Maintain.
-type MaintainArgs struct{}
+// maintainArgs are the args of the River job that calls Maintain.
+type maintainArgs struct{}
 
 // Kind returns "ratelimit_maintain".
-func (MaintainArgs) Kind() string { return "ratelimit_maintain" }
+func (maintainArgs) Kind() string { return "ratelimit_maintain" }
 
-// PeriodicJob returns an element for river.Config.PeriodicJobs that calls Maintain every interval. Add Worker to the
-// client's workers too. opts are the options of the job, for example its queue, and may be nil.
-func (s *Scheduler) PeriodicJob(interval time.Duration, opts *river.InsertOpts) *river.PeriodicJob {
-	if opts == nil {
-		opts = &river.InsertOpts{}
-	}
-	return river.NewPeriodicJob(river.PeriodicInterval(interval), func() (river.JobArgs, *river.InsertOpts) {
-		job := *opts
-		if job.MaxAttempts == 0 {
-			job.MaxAttempts = 1 // the next job does the rest
-		}
-		return MaintainArgs{}, &job
+// maintainEvery is how often a client that Install has configured calls Maintain.
+const maintainEvery = time.Minute
+
+// periodicJob returns the element of river.Config.PeriodicJobs that has Maintain called.
+func periodicJob() *river.PeriodicJob {
+	return river.NewPeriodicJob(river.PeriodicInterval(maintainEvery), func() (river.JobArgs, *river.InsertOpts) {
+		return maintainArgs{}, &river.InsertOpts{MaxAttempts: 1} // the next job does the rest
 	}, &river.PeriodicJobOpts{RunOnStart: true})
 }
 
-// Worker returns the worker for the jobs of PeriodicJob.
-func (s *Scheduler) Worker() river.Worker[MaintainArgs] {
-	return river.WorkFunc(func(ctx context.Context, _ *river.Job[MaintainArgs]) error {
+// worker returns the worker for the jobs of periodicJob.
+func (s *Scheduler) worker() river.Worker[maintainArgs] {
+	return river.WorkFunc(func(ctx context.Context, _ *river.Job[maintainArgs]) error {
 		client, err := river.ClientFromContextSafely[pgx.Tx](ctx)
 		if err != nil {
 			return err

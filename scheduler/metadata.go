@@ -23,19 +23,19 @@ func (s *Scheduler) attemptKey() string { return s.key + ":attempt" }
 // sameAttempt reports whether the job is at the attempt that was started last. So it is after a snooze, and after its
 // client was stopped: River counts neither as an attempt, and gives the number again.
 func (s *Scheduler) sameAttempt(job *rivertype.JobRow) bool {
-	var metadata map[string]json.RawMessage
-	var attempt int
-	return json.Unmarshal(job.Metadata, &metadata) == nil && json.Unmarshal(metadata[s.attemptKey()], &attempt) == nil && attempt == job.Attempt
+	return recorded[int](job, s.attemptKey()) == job.Attempt
 }
 
-// withReservation returns the metadata with the ID of the reservation in it.
-func withReservation(metadata map[string]json.RawMessage, key, id string) ([]byte, error) {
-	quoted, err := json.Marshal(id)
-	if err != nil {
-		return nil, err
+// reservationOf returns the ID of the job's reservation, and "" if it has none.
+func (s *Scheduler) reservationOf(job *rivertype.JobRow) string { return recorded[string](job, s.key) }
+
+// recorded returns the value of a key of the job's metadata, and the zero value without such a value.
+func recorded[T any](job *rivertype.JobRow, key string) (value T) {
+	var metadata map[string]json.RawMessage
+	if json.Unmarshal(job.Metadata, &metadata) != nil || json.Unmarshal(metadata[key], &value) != nil {
+		return *new(T)
 	}
-	metadata[key] = quoted
-	return json.Marshal(metadata)
+	return value
 }
 
 // parseMetadata parses the caller's InsertOpts.Metadata.
@@ -51,17 +51,4 @@ func parseMetadata(raw []byte, key string) (map[string]json.RawMessage, error) {
 		return nil, fmt.Errorf("%w: InsertOpts.Metadata has the key %q, which Enqueue sets", ErrInvalidJob, key)
 	}
 	return metadata, nil
-}
-
-// reservationOf returns the ID of the job's reservation, and whether it has one.
-func (s *Scheduler) reservationOf(job *rivertype.JobRow) (string, bool) {
-	var metadata map[string]json.RawMessage
-	if json.Unmarshal(job.Metadata, &metadata) != nil {
-		return "", false
-	}
-	var id string
-	if json.Unmarshal(metadata[s.key], &id) != nil {
-		return "", false
-	}
-	return id, id != ""
 }

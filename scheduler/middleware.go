@@ -44,8 +44,8 @@ func (m *middleware) InsertMany(ctx context.Context, jobs []*rivertype.JobInsert
 // Work runs a job when its turn has come, and ends its reservation when it will not run again.
 func (m *middleware) Work(ctx context.Context, job *rivertype.JobRow, work func(context.Context) error) error {
 	s := m.scheduler
-	id, ok := s.reservationOf(job)
-	if !ok {
+	id := s.reservationOf(job)
+	if id == "" {
 		var err error
 		if id, err = s.reserve(ctx, job); err != nil {
 			return err
@@ -82,12 +82,8 @@ func (s *Scheduler) await(ctx context.Context, job *rivertype.JobRow, id string)
 		if err != nil || turn.Wait == 0 || turn.Wait > s.takeUpEarly() || round == mostRounds {
 			return turn, err
 		}
-		timer := time.NewTimer(turn.Wait)
-		select {
-		case <-timer.C:
-		case <-ctx.Done():
-			timer.Stop()
-			return turn, ctx.Err()
+		if err := pause(ctx, turn.Wait); err != nil {
+			return turn, err
 		}
 	}
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/riverqueue/river/rivertype"
 
+	"github.com/pgratelimit/pgratelimit/internal/guard"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -99,11 +100,8 @@ type Scheduler struct {
 // New returns a Scheduler for the reservations of limiter. It sends nothing to the database. Install it in every River
 // client that inserts or works its jobs.
 func New(limiter *ratelimit.Limiter, config Config) (*Scheduler, error) {
-	if limiter == nil {
-		return nil, fmt.Errorf("%w: the limiter is nil; pass what ratelimit.New returned", ErrInvalidConfig)
-	}
-	if limiter.InTransaction() {
-		return nil, fmt.Errorf("%w: the limiter is bound to a transaction by WithTx; pass what ratelimit.New returned", ErrInvalidConfig)
+	if err := guard.CheckLimiter(limiter); err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrInvalidConfig, err)
 	}
 	config = config.withDefaults()
 	if err := config.validate(); err != nil {

@@ -116,7 +116,6 @@ func newFixture(pool *pgxpool.Pool, configure ...func(*settings)) (*fixture, err
 		return nil, err
 	}
 	s.river.Workers = river.NewWorkers()
-	river.AddWorker(s.river.Workers, f.scheduler.Worker())
 	river.AddWorker(s.river.Workers, river.WorkFunc(func(ctx context.Context, job *river.Job[taskArgs]) error {
 		f.mu.Lock()
 		work := f.work

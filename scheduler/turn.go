@@ -44,7 +44,7 @@ func (s *Turn) WithTx(tx pgx.Tx) *Turn {
 // nothing, so a job that may be retried settles last.
 func (s *Turn) Settle(ctx context.Context, actual ...ratelimit.Request) error {
 	if s.limiter == nil {
-		return fmt.Errorf("%w: Settle in a job that Enqueue did not insert, or on a client without the middleware", ErrNoTurn)
+		return noTurn("Settle")
 	}
 	return s.limiter.Settle(ctx, s.ID, actual...)
 }
@@ -52,7 +52,11 @@ func (s *Turn) Settle(ctx context.Context, actual ...ratelimit.Request) error {
 // Cancel returns all reserved tokens, for a job that has nothing to do.
 func (s *Turn) Cancel(ctx context.Context) error {
 	if s.limiter == nil {
-		return fmt.Errorf("%w: Cancel in a job that Enqueue did not insert, or on a client without the middleware", ErrNoTurn)
+		return noTurn("Cancel")
 	}
 	return s.limiter.Cancel(ctx, s.ID)
+}
+
+func noTurn(method string) error {
+	return fmt.Errorf("%w: %s in a job that Enqueue did not insert, or on a client without the middleware", ErrNoTurn, method)
 }

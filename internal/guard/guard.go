@@ -25,6 +25,17 @@ const (
 	LeaseLost    = "lease_lost"
 )
 
+// CheckLimiter returns an error unless limiter can decide outside of transactions.
+func CheckLimiter(limiter *ratelimit.Limiter) error {
+	switch {
+	case limiter == nil:
+		return errors.New("the limiter is nil; pass what ratelimit.New returned")
+	case limiter.InTransaction():
+		return errors.New("the limiter is bound to a transaction by WithTx; pass what ratelimit.New returned")
+	}
+	return nil
+}
+
 // Fault returns the result for an error of the core, and whether the request caused it.
 func Fault(err error) (result string, ofRequest bool) {
 	switch {

@@ -83,11 +83,8 @@ type Gate[Call any] struct {
 
 // New returns a Gate that takes from limiter. Its errors name the field that cannot be used.
 func New[Call any](limiter *ratelimit.Limiter, config Config[Call]) (*Gate[Call], error) {
-	if limiter == nil {
-		return nil, errors.New("the limiter is nil; pass what ratelimit.New returned")
-	}
-	if limiter.InTransaction() {
-		return nil, errors.New("the limiter is bound to a transaction by WithTx; pass what ratelimit.New returned")
+	if err := guard.CheckLimiter(limiter); err != nil {
+		return nil, err
 	}
 	config = config.withDefaults()
 	if err := config.validate(); err != nil {
