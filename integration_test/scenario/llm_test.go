@@ -22,7 +22,7 @@ func TestLLM(t *testing.T) {
 		f := p.measure(t)
 		f.print(t.Output(), p.refused)
 		require.NoError(t, f.judge(p.way()))
-		require.Len(t, f.allWaits, len(p.asked))
+		require.Len(t, p.asked, f.done)
 		return f
 	}
 

@@ -6,7 +6,6 @@ import (
 	"io"
 	"math"
 	"slices"
-	"strings"
 	"testing"
 	"time"
 
@@ -25,7 +24,7 @@ type figures struct {
 	fullest          float64 // the share of its tokens that was used in the fullest minute
 
 	// From the database.
-	lost, twice       int           // jobs
+	done, lost, twice int           // jobs
 	reserved, settled int           // tokens
 	surplus, overage  int           // tokens given back, and charged on top
 	open              int           // reservations that were not settled
@@ -34,14 +33,9 @@ type figures struct {
 	snoozes           int           // how often a job was put off
 	longestWay        time.Duration // from the start of a question to its arrival at the model
 	late              []time.Duration
-	waits             map[string][]time.Duration // by user
-	allWaits          []time.Duration
 	atOnce            map[string]int // by user: the most questions that the model had at a time
 
-	// The large requests, numbered in the order of asking, in the order in which the model saw them. overtaken is how many it saw
-	// after a request whose time was later by more than the slack.
-	served    []int
-	overtaken int
+	overtaken int // large requests that the model saw after one whose time was later by more than the slack
 }
 
 // turn is the row of a question that was answered, with its reservation.
@@ -67,7 +61,7 @@ func (p *play) measure(t *testing.T) *figures {
 	calls := p.model.calls()
 	f := &figures{
 		refused: p.model.refused, fullest: float64(p.model.fullest) / modelTokens, overloaded: p.overload, turnedAway: p.model.turnedAway,
-		waits: map[string][]time.Duration{}, atOnce: map[string]int{},
+		atOnce: map[string]int{}, done: len(turns),
 		open:    query[int](t, p.pool, `SELECT count(*) FROM ratelimit.reservations WHERE state = 'open'`),
 		snoozes: query[int](t, p.pool, `SELECT coalesce(sum((metadata ->> 'snoozes')::int), 0) FROM river_job`),
 	}
@@ -94,8 +88,6 @@ func (f *figures) addUp(turns []turn, arrived map[string]time.Time, staleAfter t
 		}
 		sent := arrived[t.ID]
 		f.longestWay = max(f.longestWay, sent.Sub(t.StartedAt))
-		f.waits[t.Asker] = append(f.waits[t.Asker], sent.Sub(t.AskedAt))
-		f.allWaits = append(f.allWaits, sent.Sub(t.AskedAt))
 		f.late = append(f.late, sent.Sub(t.SlotAt))
 	}
 }
@@ -155,22 +147,20 @@ func (f *figures) countRuns(asked []string, turns []turn, calls []call) {
 	}
 }
 
-// orderLarge finds in which order the large requests were served.
+// orderLarge counts the large requests that were overtaken.
 func (f *figures) orderLarge(turns []turn, calls []call, slack time.Duration) {
-	numbers, slots := map[string]int{}, map[string]time.Time{}
+	slots := map[string]time.Time{}
 	for _, t := range turns {
 		if t.Estimate >= large {
-			numbers[t.ID], slots[t.ID] = len(numbers)+1, t.SlotAt
+			slots[t.ID] = t.SlotAt
 		}
 	}
 	var latest time.Time
 	for _, c := range calls {
-		number, isLarge := numbers[c.id]
+		slot, isLarge := slots[c.id]
 		if !isLarge {
 			continue
 		}
-		f.served = append(f.served, number)
-		slot := slots[c.id]
 		if latest.Sub(slot) > slack {
 			f.overtaken++
 		}
@@ -195,32 +185,15 @@ func (f *figures) print(w io.Writer, refused int) {
 		fmt.Fprintf(w, "%-15s %s\n", what, fmt.Sprintf(format, args...))
 	}
 	ms := func(d time.Duration) string { return fmt.Sprintf("%d ms", d.Milliseconds()) }
-	seconds := func(d time.Duration) string { return fmt.Sprintf("%.1f s", d.Seconds()) }
-	spread := func(waits []time.Duration) string {
-		return fmt.Sprintf("%8s %8s %8s", seconds(percentile(waits, 0.5)), seconds(percentile(waits, 0.95)), seconds(percentile(waits, 1)))
-	}
 	fmt.Fprintln(w)
 	line("model", "refused %d requests", f.refused)
-	if f.overloaded {
-		line("overload", "turned away %d requests while it asked to be left alone", f.turnedAway)
-	}
 	line("utilisation", "%.1f %% of its tokens, %.0f %% of its requests; %.1f %% of its tokens in the fullest minute", 100*f.tokens, 100*f.requests, 100*f.fullest)
-	line("jobs", "%d done, %d lost, %d run twice", len(f.allWaits), f.lost, f.twice)
+	line("jobs", "%d done, %d lost, %d run twice", f.done, f.lost, f.twice)
 	line("tokens", "%d reserved - %d given back + %d charged on top = %d settled; the model counted %d", f.reserved, f.surplus, f.overage, f.settled, f.metered)
 	line("sent", "p50 %s, p95 %s, at most %s after the time reserved", ms(percentile(f.late, 0.5)), ms(percentile(f.late, 0.95)), ms(percentile(f.late, 1)))
-	line("way", "at most %s from the start of a job until the model had it", ms(f.longestWay))
 	line("moved", "%d jobs came up too late and reserved again", f.moved)
 	line("slots", "jobs were put off %d times, most of them until their user had a slot free", f.snoozes)
 	line("users", "refused %d times by limits of their own, and asked again", refused)
-	line("large requests", "the %d of over %d tokens, numbered as asked, in the order served:", len(f.served), large)
-	for numbers := range slices.Chunk(f.served, 20) {
-		fmt.Fprintf(w, "%-15s %s\n", "", strings.Trim(fmt.Sprint(numbers), "[]"))
-	}
-	fmt.Fprintf(w, "\n%-15s %-4s %9s %8s %8s %8s %9s\n", "waits", "plan", "questions", "p50", "p95", "longest", "at once")
-	for _, u := range users() {
-		fmt.Fprintf(w, "%-15s %-4s %9d %s %4d of %d\n", u.name, u.plan, len(f.waits[u.name]), spread(f.waits[u.name]), f.atOnce[u.name], u.slots())
-	}
-	fmt.Fprintf(w, "%-15s %-4s %9d %s\n", "everybody", "", len(f.allWaits), spread(f.allWaits))
 }
 
 // judge returns an error for each broken promise. Two promises require that the way to the model is not longer than allowed,
@@ -274,6 +247,5 @@ func TestFigures(t *testing.T) {
 	begin, f := time.Now(), figures{}
 	turns := []turn{{ID: "a", Estimate: large, SlotAt: begin}, {ID: "b", Estimate: large, SlotAt: begin.Add(time.Second)}}
 	f.orderLarge(turns, []call{{id: "b"}, {id: "small"}, {id: "a"}}, time.Second/2)
-	require.Equal(t, []int{2, 1}, f.served)
 	require.Equal(t, 1, f.overtaken)
 }
