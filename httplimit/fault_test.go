@@ -1,8 +1,6 @@
 package httplimit_test
 
 import (
-	"context"
-	"errors"
 	"io"
 	"net/http"
 	"strings"
@@ -10,7 +8,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/httplimit"
@@ -43,25 +40,9 @@ func all(arrange ...func(*testing.T, *stand)) func(*testing.T, *stand) {
 
 func crediting(_ *testing.T, s *stand) { s.config.Limits[0].Credit = httplimit.CreditOn5xx }
 func open(_ *testing.T, s *stand)      { s.config.FailOpen = true }
-func hurried(_ *testing.T, s *stand)   { s.config.DecisionTimeout = 200 * time.Millisecond }
 func down(t *testing.T, s *stand)      { t.Helper(); s.asked = s.down(t) }
 func shadow(t *testing.T, s *stand)    { t.Helper(); s.inShadow(t, perUser) }
 func spendAll(t *testing.T, s *stand)  { t.Helper(); s.take(t, perUser.For("ada").Cost(3)) }
-
-// lockTheBucket locks the row of ada's bucket, so that calls on it wait.
-func lockTheBucket(t *testing.T, s *stand) {
-	t.Helper()
-	tx, err := s.db.Begin(t.Context())
-	require.NoError(t, err)
-	_, err = s.limiter.WithTx(tx).Take(t.Context(), perUser.For("ada"))
-	require.NoError(t, err)
-	s.unlock = func() {
-		if err := tx.Rollback(context.WithoutCancel(t.Context())); err != nil && !errors.Is(err, pgx.ErrTxClosed) {
-			t.Error(err)
-		}
-	}
-	t.Cleanup(s.unlock)
-}
 
 func panics(http.ResponseWriter, *http.Request) { panic("handler") }
 func aborts(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) }
@@ -118,10 +99,6 @@ var faults = map[string]fault{
 	"TheServerIsDownInShadow": {
 		arrange: all(shadow, down), sees: "200 done", ran: 1, charged: 0, told: []string{"shadow_failed_closed perUser"},
 	},
-	"TheServerIsSlow": {
-		arrange: all(lockTheBucket, hurried), act: (*stand).getThenUnlock, sees: undecided, ran: 0, charged: 0,
-		told: []string{"failed_closed perUser"},
-	},
 }
 
 // TestFaults checks the answer and the charge for each fault.
@@ -146,6 +123,22 @@ func TestFaults(t *testing.T) {
 			require.Equal(t, f.charged, s.charged(t, perUser.For("ada")))
 			failed := strings.Contains(strings.Join(f.told, " "), "failed")
 			require.Equal(t, failed, strings.Contains(s.log.String(), "level=ERROR"), s.log.String())
+		})
+	}
+}
+
+// TestASlowServerFailsClosed promises an answer after the DecisionTimeout, which is that of a server that is down.
+func TestASlowServerFailsClosed(t *testing.T) {
+	t.Parallel()
+	for open, code := range map[bool]int{false: http.StatusServiceUnavailable, true: http.StatusOK} {
+		inBubble(t, nil, func(t *testing.T, b *bundle) {
+			t.Helper()
+			config := httplimit.Config{Limits: []httplimit.Limit{{Limit: windowed, Key: user}}, FailOpen: open, DecisionTimeout: time.Second}
+			unlock, began := b.lock(t, windowed), time.Now()
+			require.Equal(t, code, do(b.limited(t, config, respond()), request(t)).Code)
+			require.Equal(t, time.Second, time.Since(began))
+			unlock()
+			require.Zero(t, b.charged(t, windowed.For("ada")))
 		})
 	}
 }

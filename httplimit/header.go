@@ -123,7 +123,7 @@ func tellable(d ratelimit.Decision, unit func(int) string) []stated {
 	for i, s := range d.States {
 		isPaused := telemetry.Refuses(&s) && !s.PausedUntil.IsZero()
 		switch {
-		case s.Mode == ratelimit.Shadow, s.Mode == ratelimit.Off, s.NotAsked && !isPaused:
+		case s.Mode == ratelimit.Shadow, s.NotAsked && !isPaused:
 			continue
 		case isPaused:
 			s.Remaining, s.ResetAfter = 0, s.RetryAfter

@@ -103,6 +103,11 @@ func TestNestedMiddlewaresStateTheTightest(t *testing.T) {
 	w := do(trio(userLimit, trio(httplimit.Limit{Limit: everyone, Global: true}, respond())), request(t))
 	require.Equal(t, "3", w.Header().Get("RateLimit-Limit"))
 	require.Equal(t, "2", w.Header().Get("RateLimit-Remaining"))
+
+	epoch := httplimit.Config{Headers: httplimit.EpochHeaders, Limits: []httplimit.Limit{{Limit: everyone, Global: true}}}
+	w = do(trio(userLimit, b.limited(t, epoch, respond())), request(t))
+	require.Equal(t, "3", w.Header().Get("RateLimit-Limit"))
+	require.Equal(t, "1000", w.Header().Get("X-RateLimit-Limit"), "in another form it stands alone")
 }
 
 // TestMergeWithoutAMiddleware promises what DraftHeaders.Set does, and the longest Retry-After.

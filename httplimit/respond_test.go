@@ -141,6 +141,8 @@ func TestRespondWhenTheRequestHasEnded(t *testing.T) {
 
 	require.False(t, httplimit.Respond(nil, request(t), nil), "nothing is written")
 	require.False(t, httplimit.Respond(nil, request(t).WithContext(ended), errOwn))
+	unknown := fmt.Errorf("%w: %w", ratelimit.ErrCommitUnknown, context.DeadlineExceeded)
+	require.False(t, httplimit.Respond(nil, request(t).WithContext(ended), unknown), "the work may be done")
 }
 
 // TestRespondLogsFailures promises that the log holds mistakes in the program and failures of the store, which the client does not

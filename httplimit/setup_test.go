@@ -118,13 +118,17 @@ func (b *bundle) charged(t *testing.T, request ratelimit.Request) float64 {
 type told struct {
 	mu       sync.Mutex
 	answered []ratelimit.Answered
+	failed   []ratelimit.Failed
 }
 
 func (o *told) Observe(_ context.Context, event ratelimit.Event) {
-	if answered, ok := event.(ratelimit.Answered); ok {
-		o.mu.Lock()
-		defer o.mu.Unlock()
-		o.answered = append(o.answered, answered)
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	switch e := event.(type) {
+	case ratelimit.Answered:
+		o.answered = append(o.answered, e)
+	case ratelimit.Failed:
+		o.failed = append(o.failed, e)
 	}
 }
 

@@ -135,6 +135,7 @@ func TestSpoofingXForwardedForBehindACount(t *testing.T) {
 		"TheInnerKnewNobody":   {lines: [][2]string{xff(victim + ", " + client + ", ")}, err: httplimit.ErrBadKey},
 		"TheOuterKnewNobody":   {lines: [][2]string{xff(victim + ", , " + edge)}, err: httplimit.ErrBadKey},
 		"GarbageForTheClient":  {lines: [][2]string{xff(victim + ", unknown, " + edge)}, err: httplimit.ErrBadKey},
+		"NobodyBefore":         {lines: [][2]string{xff("," + edge)}, err: httplimit.ErrBadKey},
 		"GarbageForTheOuter":   {lines: [][2]string{xff(client + ", unknown")}, err: httplimit.ErrBadKey},
 		"APortThatIsTooLong":   {lines: [][2]string{xff(client + ":123456, " + edge)}, err: httplimit.ErrBadKey},
 		"APortThatIsNone":      {lines: [][2]string{xff(client + ":, " + edge)}, err: httplimit.ErrBadKey},

@@ -29,7 +29,6 @@ type stand struct {
 	handler http.HandlerFunc
 	ran     atomic.Int64
 	server  *httptest.Server
-	unlock  func()
 }
 
 func newStand(t *testing.T) *stand {
@@ -93,13 +92,6 @@ func (s *stand) hangUpDuringTheHandler(t *testing.T) string {
 	return s.hangUp(t, func() {
 		require.Eventually(t, func() bool { return s.ran.Load() == 1 }, patient, time.Millisecond)
 	})
-}
-
-// getThenUnlock sends a GET, which is too slow to be decided.
-func (s *stand) getThenUnlock(t *testing.T) string {
-	t.Helper()
-	defer s.unlock()
-	return s.get(t)
 }
 
 func readsTheBody(w http.ResponseWriter, r *http.Request) {

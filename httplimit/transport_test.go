@@ -92,6 +92,10 @@ func TestTransportReports(t *testing.T) {
 	for _, account := range []string{"failing", "elsewhere", "account", "stored"} {
 		require.Zero(t, paused(account), account)
 	}
+	plain := calling(b.limiter, transport.Base.(roundTrips))
+	plain.Request = func(*http.Request) (ratelimit.Request, bool) { return perUser.For("ada"), true }
+	require.NoError(t, send(t, plain, "account"))
+	require.Empty(t, b.told.failed, "no report was tried")
 }
 
 // TestTransportTakes promises that a refused request is not sent, and its body is closed.
