@@ -65,8 +65,7 @@ func (o *Observer) traceDecided(ctx context.Context, e ratelimit.Decided) {
 func (o *Observer) traceFailed(ctx context.Context, e ratelimit.Failed) {
 	span := o.span(ctx, e.Verb, e.Began)
 	if span.IsRecording() {
-		r, _ := telemetry.Failure(e)
-		span.SetAttributes(limitKey.String(e.Limit), resultKey.String(r.Result), verbKey.String(e.Verb),
+		span.SetAttributes(limitKey.String(e.Limit), resultKey.String(telemetry.Failure(e)), verbKey.String(e.Verb),
 			errorKey.String(telemetry.ErrorType(e.Err)))
 		span.SetStatus(codes.Error, telemetry.ErrorText(e.Err))
 	}
@@ -130,14 +129,7 @@ func decisionAttributes(e ratelimit.Decided) []attribute.KeyValue {
 	case telemetry.Result(e) == telemetry.Reserved:
 		attributes = append(attributes, waitKey.Float64(e.Delay.Seconds()))
 	}
-	var limits, rules []string
-	for i := range e.Decision.States {
-		s := &e.Decision.States[i]
-		limits = append(limits, s.Limit.Name())
-		if s.Rule != "" {
-			rules = append(rules, s.Rule)
-		}
-	}
+	limits, rules := telemetry.Names(e.Decision)
 	if len(limits) > 1 {
 		attributes = append(attributes, limitsKey.StringSlice(limits))
 	}

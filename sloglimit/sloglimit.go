@@ -109,14 +109,15 @@ func (o *Observer) decided(ctx context.Context, e ratelimit.Decided) {
 	if !o.enabled(ctx, level) {
 		return
 	}
-	attrs := []slog.Attr{slog.String("verb", e.Verb), slog.Any("limits", limits(e.Decision))}
+	limits, rules := telemetry.Names(e.Decision)
+	attrs := []slog.Attr{slog.String("verb", e.Verb), slog.Any("limits", limits)}
 	if !e.Decision.Allowed {
 		attrs = append(attrs, slog.Any("refused_by", refused), seconds("retry_after_s", e.Decision.RetryAfter))
 	}
 	if len(wouldRefuse) > 0 {
 		attrs = append(attrs, slog.Any("would_refuse", wouldRefuse))
 	}
-	if rules := rules(e.Decision); len(rules) > 0 {
+	if len(rules) > 0 {
 		attrs = append(attrs, slog.Any("rules", rules))
 	}
 	if telemetry.Result(e) == telemetry.Reserved {
@@ -127,26 +128,6 @@ func (o *Observer) decided(ctx context.Context, e ratelimit.Decided) {
 	attrs = appendSet(attrs, "cached", e.Cached)
 	attrs = appendSet(attrs, "pending", e.Pending)
 	o.log(ctx, level, message, attrs...)
-}
-
-// limits returns the names of the limits of a call.
-func limits(d ratelimit.Decision) []string {
-	all := make([]string, len(d.States))
-	for i := range d.States {
-		all[i] = d.States[i].Limit.Name()
-	}
-	return all
-}
-
-// rules returns the names of the rules of ratelimit.Config.Policies that decided.
-func rules(d ratelimit.Decision) []string {
-	var all []string
-	for i := range d.States {
-		if name := d.States[i].Rule; name != "" {
-			all = append(all, name)
-		}
-	}
-	return all
 }
 
 // answered writes what a guard made of a request.

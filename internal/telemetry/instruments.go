@@ -33,6 +33,16 @@ type Instrument struct {
 	Bounds []float64
 }
 
+// The upper bounds of histograms.
+var (
+	// seconds is for a call to the database.
+	seconds = []float64{.0001, .00025, .0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10}
+	// waits is, in seconds, for reserved work. The first bucket has the work that need not wait.
+	waits = []float64{0, .1, .5, 1, 5, 15, 30, 60, 300, 900, 3600, 14400, 86400}
+	// sizes is for the calls that one statement answers.
+	sizes = []float64{1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024}
+)
+
 // Indices into Instruments.
 const (
 	requests = iota
@@ -72,9 +82,9 @@ func Instruments() []Instrument {
 		ruleRequests: counter("ratelimit_rule_requests_total", "", "{request}",
 			"Requests that a rule of Config.Policies decided, by result.", "limit", "rule", "result"),
 		duration: histogram("ratelimit_decision_duration_seconds", "ratelimit.decision.duration", "s",
-			"Duration of a call, as its caller saw it.", Seconds(), "limit", "verb", "result"),
+			"Duration of a call, as its caller saw it.", seconds, "limit", "verb", "result"),
 		reservationWait: histogram("ratelimit_reservation_wait_seconds", "ratelimit.reservation.wait", "s",
-			"Time until reserved work may run.", Waits(), "limit", "verb"),
+			"Time until reserved work may run.", waits, "limit", "verb"),
 		settlementDelta: counter("ratelimit_settlement_delta_tokens_total", "ratelimit.settlement.delta", "{token}",
 			"Difference between the reserved and the actual cost.", "limit", "direction"),
 		leases: counter("ratelimit_leases_total", "ratelimit.leases", "{lease}",
@@ -86,11 +96,11 @@ func Instruments() []Instrument {
 		conflicts: counter("ratelimit_conflicts_total", "ratelimit.conflicts", "{attempt}",
 			"Attempts that conflicted with another transaction.", "verb"),
 		batchSize: histogram("ratelimit_batch_size", "ratelimit.batch.size", "{call}",
-			"Calls that one statement answered.", Sizes()),
+			"Calls that one statement answered.", sizes),
 		batchDuration: histogram("ratelimit_batch_duration_seconds", "ratelimit.batch.duration", "s",
-			"Time that the database took for a batch.", Seconds()),
+			"Time that the database took for a batch.", seconds),
 		queueWait: histogram("ratelimit_queue_wait_seconds", "ratelimit.queue.wait", "s",
-			"Wait for earlier transactions of this process, or with Config.SharedQueues of all processes.", Seconds()),
+			"Wait for earlier transactions of this process, or with Config.SharedQueues of all processes.", seconds),
 		pruned: counter("ratelimit_pruned_buckets_total", "ratelimit.pruned", "{bucket}",
 			"Deleted rows of full buckets."),
 		mended: counter("ratelimit_mended_buckets_total", "ratelimit.mended", "{bucket}",
@@ -100,9 +110,9 @@ func Instruments() []Instrument {
 		ruleLoads: counter("ratelimit_rules_loads_total", "ratelimit.rules.loads", "{load}",
 			"Loads of stored rules, by result.", "result"),
 		ruleLoadDuration: histogram("ratelimit_rules_load_duration_seconds", "ratelimit.rules.load.duration", "s",
-			"Duration of a load of stored rules.", Seconds(), "result"),
+			"Duration of a load of stored rules.", seconds, "result"),
 		ruleLate: histogram("ratelimit_rules_late_seconds", "ratelimit.rules.late", "s",
-			"Time from the start of the latest change of rules until this process learned of it.", Waits()),
+			"Time from the start of the latest change of rules until this process learned of it.", waits),
 		ruleTime: gauge("ratelimit_rules_loaded_timestamp_seconds", "", "s",
 			"Time of the last load of stored rules that succeeded."),
 		ruleVersion: gauge("ratelimit_rules_version", "ratelimit.rules.version", "{version}",
@@ -137,8 +147,8 @@ func Measure(event ratelimit.Event, record func(instrument int, value float64, l
 	case ratelimit.Failed:
 		measureFailed(e, record)
 	case ratelimit.Settlement:
-		direction, tokens := Direction(e)
-		record(settlementDelta, tokens, e.Limit, direction)
+		name, tokens := direction(e)
+		record(settlementDelta, tokens, e.Limit, name)
 	case ratelimit.Leased:
 		record(leases, 1, e.Limit, Lease(e))
 	case ratelimit.Conflicted:
@@ -166,12 +176,14 @@ func Measure(event ratelimit.Event, record func(instrument int, value float64, l
 }
 
 func measureDecided(e ratelimit.Decided, record func(int, float64, ...string)) {
-	for r := range Requests(e) {
-		cached := strconv.FormatBool(r.Cached)
-		record(requests, 1, r.Limit, r.Kind, r.Verb, r.Result, cached)
-		record(cost, r.Cost, r.Limit, r.Kind, r.Verb, r.Result, cached)
-		if r.Rule != "" {
-			record(ruleRequests, 1, r.Limit, r.Rule, r.Result)
+	cached := strconv.FormatBool(e.Cached)
+	for i := range e.Decision.States {
+		s := &e.Decision.States[i]
+		name, kind, result := s.Limit.Name(), kindOf(s.Limit), resultOf(e, s)
+		record(requests, 1, name, kind, e.Verb, result, cached)
+		record(cost, s.Cost, name, kind, e.Verb, result, cached)
+		if s.Rule != "" {
+			record(ruleRequests, 1, name, s.Rule, result)
 		}
 	}
 	limit, result := Limit(e.Decision), Result(e)
@@ -182,12 +194,12 @@ func measureDecided(e ratelimit.Decided, record func(int, float64, ...string)) {
 }
 
 func measureFailed(e ratelimit.Failed, record func(int, float64, ...string)) {
-	r, isRequest := Failure(e)
-	if isRequest {
-		record(requests, 1, r.Limit, r.Kind, r.Verb, r.Result, "false")
-		record(duration, e.Elapsed.Seconds(), e.Limit, e.Verb, r.Result)
+	result := Failure(e)
+	if isRequest(e.Verb) {
+		record(requests, 1, e.Limit, "", e.Verb, result, "false")
+		record(duration, e.Elapsed.Seconds(), e.Limit, e.Verb, result)
 	}
-	if r.Result == Contended {
+	if result == Contended {
 		record(contended, 1, e.Verb)
 	} else {
 		record(failures, 1, e.Verb, ErrorType(e.Err))

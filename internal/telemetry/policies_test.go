@@ -9,7 +9,6 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/pgratelimit/pgratelimit/internal/telemetry"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/ratelimittest"
 )
@@ -33,8 +32,8 @@ func (o *told) Observe(_ context.Context, event ratelimit.Event) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if d, ok := event.(ratelimit.Decided); ok {
-		for r := range telemetry.Requests(d) {
-			o.all = append(o.all, r.Rule+" "+r.Kind+" "+r.Result)
+		for i, request := range requests(d) {
+			o.all = append(o.all, d.Decision.States[i].Rule+" "+request)
 		}
 	}
 }
@@ -67,7 +66,8 @@ func TestWhatDecidedIsTold(t *testing.T) {
 		require.NoError(t, err)
 	}
 	require.Equal(t, []string{
-		" token_bucket allowed", "window fixed_window allowed", "window fixed_window refused", "tried fixed_window shadow_refused",
-		"off token_bucket off", " token_bucket paused", "window fixed_window paused",
+		" perUser token_bucket take allowed false", "window perUser fixed_window take allowed false",
+		"window perUser fixed_window take refused false", "tried perUser fixed_window take shadow_refused false",
+		"off perUser token_bucket take off false", " perUser token_bucket take paused false", "window perUser fixed_window take paused false",
 	}, o.all)
 }

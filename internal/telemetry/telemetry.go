@@ -5,6 +5,7 @@ package telemetry
 import (
 	"errors"
 	"iter"
+	"slices"
 	"strings"
 
 	"github.com/pgratelimit/pgratelimit/ratelimit"
@@ -12,81 +13,47 @@ import (
 
 // Results of a request to one limit. Refused, contended (the call gave up) and failed requests are counted separately.
 const (
-	Allowed   = "allowed"
+	allowed   = "allowed"
 	Reserved  = "reserved"  // allowed, by Reserve
-	Refused   = "refused"   // this limit refused
-	Vetoed    = "vetoed"    // this limit had enough, another limit of the call refused
+	refused   = "refused"   // this limit refused
+	vetoed    = "vetoed"    // this limit had enough, another limit of the call refused
 	Contended = "contended" // every attempt conflicted; neither allowed nor refused
-	Failed    = "failed"    // the store did not answer; neither allowed nor refused
+	failed    = "failed"    // the store did not answer; neither allowed nor refused
 
-	Paused = "paused" // this limit is paused, and refused for that
-	Off    = "off"    // the rule of this limit is off, so that it was not asked
+	paused = "paused" // this limit is paused, and refused for that
+	off    = "off"    // the rule of this limit is off, so that it was not asked
 
-	ShadowRefused = "shadow_refused" // this limit would have refused, if it were enforced
-	ShadowPaused  = "shadow_paused"  // so it would, because it is paused
+	shadowRefused = "shadow_refused" // this limit would have refused, if it were enforced
+	shadowPaused  = "shadow_paused"  // so it would, because it is paused
 )
-
-// Request is what became of a call's request to one limit.
-type Request struct {
-	// Limit is the limit's name.
-	Limit string
-	// Rule is the name of the rule of ratelimit.Config.Policies that decided, and empty when the code's definition did.
-	Rule string
-	// Kind is "token_bucket", "fixed_window", "sliding_window", "calendar_window" or "concurrency", and empty if the call failed. An
-	// adaptive limit has the kind of its contract.
-	Kind string
-	// Verb and Cached are copied from the event.
-	Verb   string
-	Cached bool
-	// Result is one of the constants above.
-	Result string
-	// Cost is the cost of the request.
-	Cost float64
-}
-
-// Requests yields what became of each request of a call, in the order asked.
-func Requests(d ratelimit.Decided) iter.Seq[Request] {
-	return func(yield func(Request) bool) {
-		for i := range d.Decision.States {
-			s := &d.Decision.States[i]
-			r := Request{
-				Limit: s.Limit.Name(), Rule: s.Rule, Kind: kindOf(s.Limit),
-				Verb: d.Verb, Cached: d.Cached, Cost: s.Cost, Result: resultOf(d, s),
-			}
-			if !yield(r) {
-				return
-			}
-		}
-	}
-}
 
 // resultOf returns the result of the request to one limit of a call.
 func resultOf(d ratelimit.Decided, s *ratelimit.State) string {
 	switch {
 	case s.Mode == ratelimit.Off:
-		return Off
+		return off
 	case WouldRefuse(s):
 		return refusal(s, true)
 	case Refuses(s):
 		return refusal(s, false)
 	case !d.Decision.Allowed:
-		return Vetoed
+		return vetoed
 	}
 	return Result(d)
 }
 
 // refusal returns the result of a request that a limit refuses, or would. It may be nil if none is known.
 func refusal(s *ratelimit.State, shadow bool) string {
-	paused := s != nil && !s.PausedUntil.IsZero()
+	isPaused := s != nil && !s.PausedUntil.IsZero()
 	switch {
-	case paused && shadow:
-		return ShadowPaused
-	case paused:
-		return Paused
+	case isPaused && shadow:
+		return shadowPaused
+	case isPaused:
+		return paused
 	case shadow:
-		return ShadowRefused
+		return shadowRefused
 	}
-	return Refused
+	return refused
 }
 
 // Refuses reports whether the limit of s refuses its call. A limit in shadow mode never does, nor does a limit that was not
@@ -97,16 +64,28 @@ func Refuses(s *ratelimit.State) bool { return !s.Allowed && s.Mode != ratelimit
 func WouldRefuse(s *ratelimit.State) bool { return !s.Allowed && s.Mode == ratelimit.Shadow }
 
 // Refusing returns the names of the limits that refuse a call, and of those in shadow mode that would.
-func Refusing(d ratelimit.Decision) (refused, wouldRefuse []string) {
+func Refusing(d ratelimit.Decision) (refuse, wouldRefuse []string) {
 	for i := range d.States {
 		switch s := &d.States[i]; {
 		case Refuses(s):
-			refused = append(refused, s.Limit.Name())
+			refuse = append(refuse, s.Limit.Name())
 		case WouldRefuse(s):
 			wouldRefuse = append(wouldRefuse, s.Limit.Name())
 		}
 	}
-	return refused, wouldRefuse
+	return refuse, wouldRefuse
+}
+
+// Names returns the names of the limits of a call, and of the rules of ratelimit.Config.Policies that decided.
+func Names(d ratelimit.Decision) (limits, rules []string) {
+	for i := range d.States {
+		s := &d.States[i]
+		limits = append(limits, s.Limit.Name())
+		if s.Rule != "" {
+			rules = append(rules, s.Rule)
+		}
+	}
+	return limits, rules
 }
 
 // IsPaused reports whether a call is refused because a limit is paused. The other limits are not asked then.
@@ -127,18 +106,17 @@ func IsReduced(d ratelimit.Decision) bool {
 	return s != nil && Refuses(s) && s.PausedUntil.IsZero() && IsPriced(s)
 }
 
-// Failure returns the result of the request of a failed call. It returns false if the call was not a request, for example Settle or
-// InTx.
-func Failure(f ratelimit.Failed) (Request, bool) {
-	r := Request{Limit: f.Limit, Verb: f.Verb, Result: Failed}
+// Failure returns the result of a failed call.
+func Failure(f ratelimit.Failed) string {
 	if errors.Is(f.Err, ratelimit.ErrContended) {
-		r.Result = Contended
+		return Contended
 	}
-	switch f.Verb {
-	case "take", "check", reserve, "acquire":
-		return r, true
-	}
-	return r, false
+	return failed
+}
+
+// isRequest reports whether a call of the verb is a request to limits, as Settle and InTx are not.
+func isRequest(verb string) bool {
+	return slices.Contains([]string{"take", "check", reserve, "acquire"}, verb)
 }
 
 // Result returns the result of the whole call.
@@ -149,7 +127,7 @@ func Result(d ratelimit.Decided) string {
 	case d.Verb == reserve:
 		return Reserved
 	}
-	return Allowed
+	return allowed
 }
 
 // reserve is the verb whose work may have to wait.
@@ -219,22 +197,10 @@ func Prefetched(e ratelimit.Prefetched) iter.Seq2[string, float64] {
 	}
 }
 
-// Direction returns which way a settlement moved tokens, and how many.
-func Direction(s ratelimit.Settlement) (direction string, tokens float64) {
+// direction returns which way a settlement moved tokens, and how many.
+func direction(s ratelimit.Settlement) (name string, tokens float64) {
 	if s.Delta < 0 {
 		return "returned", -s.Delta
 	}
 	return "charged", s.Delta
 }
-
-// Seconds returns the bounds of a histogram of how long a call to the database takes.
-func Seconds() []float64 {
-	return []float64{.0001, .00025, .0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10}
-}
-
-// Waits returns the bounds, in seconds, of a histogram of how long reserved work waits. The first holds
-// what need not wait.
-func Waits() []float64 { return []float64{0, .1, .5, 1, 5, 15, 30, 60, 300, 900, 3600, 14400, 86400} }
-
-// Sizes returns the bounds of a histogram of how many calls one statement answers.
-func Sizes() []float64 { return []float64{1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024} }

@@ -30,6 +30,16 @@ func decided(verb string, refused ...string) ratelimit.Decided {
 	return d
 }
 
+// requests returns the requests that an event is counted as: limit, kind, verb, result, and whether it was cached.
+func requests(event ratelimit.Event) (all []string) {
+	telemetry.Measure(event, func(i int, _ float64, labels ...string) {
+		if telemetry.Instruments()[i].Prometheus == "ratelimit_requests_total" {
+			all = append(all, strings.Join(labels, " "))
+		}
+	})
+	return all
+}
+
 func TestRequests(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -37,29 +47,16 @@ func TestRequests(t *testing.T) {
 		want  []string
 		limit string
 	}{
-		"allowed":  {decided("take"), []string{"perUser allowed", "perDay allowed"}, "perUser"},
-		"checked":  {decided("check"), []string{"perUser allowed", "perDay allowed"}, "perUser"},
-		"reserved": {decided("reserve"), []string{"perUser reserved", "perDay reserved"}, "perUser"},
-		"refused":  {decided("take", "perDay"), []string{"perUser vetoed", "perDay refused"}, "perDay"},
-		"full":     {decided("reserve", "perUser", "perDay"), []string{"perUser refused", "perDay refused"}, "perUser"},
+		"allowed":  {decided("take"), []string{"perUser token_bucket take allowed false", "perDay fixed_window take allowed false"}, "perUser"},
+		"checked":  {decided("check"), []string{"perUser token_bucket check allowed false", "perDay fixed_window check allowed false"}, "perUser"},
+		"reserved": {decided("reserve"), []string{"perUser token_bucket reserve reserved false", "perDay fixed_window reserve reserved false"}, "perUser"},
+		"refused":  {decided("take", "perDay"), []string{"perUser token_bucket take vetoed false", "perDay fixed_window take refused false"}, "perDay"},
+		"full":     {decided("reserve", "perUser", "perDay"), []string{"perUser token_bucket reserve refused false", "perDay fixed_window reserve refused false"}, "perUser"},
 		"nothing":  {ratelimit.Decided{Verb: "take"}, nil, ""},
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			var got []string
-			for r := range telemetry.Requests(c.event) {
-				got = append(got, r.Limit+" "+r.Result)
-			}
-			require.Equal(t, c.want, got)
-			require.Equal(t, c.limit, telemetry.Limit(c.event.Decision))
-		})
+		require.Equal(t, c.want, requests(c.event), name)
+		require.Equal(t, c.limit, telemetry.Limit(c.event.Decision), name)
 	}
-	for r := range telemetry.Requests(decided("take")) {
-		require.Equal(t, telemetry.Request{Limit: "perUser", Kind: "token_bucket", Verb: "take", Result: "allowed", Cost: 1}, r)
-		break
-	}
-	last := slices.Collect(telemetry.Requests(decided("take")))[1]
-	require.Equal(t, "fixed_window", last.Kind)
 }
 
 // TestKinds promises that each kind has a name of its own, also where it is given by a pointer.
@@ -76,16 +73,12 @@ func TestKinds(t *testing.T) {
 		"concurrency":     {slots, &slots},
 	} {
 		for _, policy := range policies {
-			d := ratelimit.Decided{Verb: "acquire", Decision: ratelimit.Decision{
+			d := ratelimit.Decided{Verb: "acquire", Cached: true, Decision: ratelimit.Decision{
 				Allowed: true, States: []ratelimit.State{{Limit: ratelimit.Define("limit", policy), Cost: 1, Allowed: true}},
 			}}
-			require.Equal(t, []telemetry.Request{{Limit: "limit", Kind: want, Verb: "acquire", Result: "allowed", Cost: 1}}, slices.Collect(telemetry.Requests(d)))
+			require.Equal(t, []string{"limit " + want + " acquire allowed true"}, requests(d))
 		}
 	}
-	_, isRequest := telemetry.Failure(ratelimit.Failed{Verb: "acquire", Err: io.EOF})
-	require.True(t, isRequest)
-	_, isRequest = telemetry.Failure(ratelimit.Failed{Verb: "release", Err: io.EOF})
-	require.False(t, isRequest)
 }
 
 // TestRequestsOfRules promises the reports on limits that a rule of Config.Policies has switched off, put into shadow mode, or
@@ -141,9 +134,11 @@ func TestRequestsOfRules(t *testing.T) {
 			t.Parallel()
 			d := ratelimit.Decided{Verb: c.verb, Decision: ratelimit.Decision{Allowed: c.allowed, States: c.states}}
 			var got []string
-			for r := range telemetry.Requests(d) {
-				got = append(got, r.Rule+" "+r.Result)
-			}
+			telemetry.Measure(d, func(i int, _ float64, labels ...string) {
+				if telemetry.Instruments()[i].Prometheus == "ratelimit_rule_requests_total" {
+					got = append(got, labels[1]+" "+labels[2])
+				}
+			})
 			require.Equal(t, c.want, got)
 			require.Equal(t, c.result, telemetry.Result(d))
 			require.Equal(t, c.limit, telemetry.Limit(d.Decision))
@@ -160,18 +155,18 @@ func TestFailure(t *testing.T) {
 	t.Parallel()
 	contended := fmt.Errorf("%w: %w", ratelimit.ErrContended, errors.New("40001"))
 	for _, c := range []struct {
-		event     ratelimit.Failed
-		result    string
-		isRequest bool
+		event    ratelimit.Failed
+		result   string
+		requests []string
 	}{
-		{ratelimit.Failed{Verb: "take", Err: io.EOF}, "failed", true},
-		{ratelimit.Failed{Verb: "reserve", Err: contended}, "contended", true},
-		{ratelimit.Failed{Verb: "start", Err: io.EOF}, "failed", false},
-		{ratelimit.Failed{Verb: "transaction", Err: contended}, "contended", false},
+		{ratelimit.Failed{Verb: "take", Limit: "a", Err: io.EOF}, "failed", []string{"a  take failed false"}},
+		{ratelimit.Failed{Verb: "reserve", Limit: "a", Err: contended}, "contended", []string{"a  reserve contended false"}},
+		{ratelimit.Failed{Verb: "acquire", Limit: "a", Err: io.EOF}, "failed", []string{"a  acquire failed false"}},
+		{ratelimit.Failed{Verb: "release", Limit: "a", Err: io.EOF}, "failed", nil},
+		{ratelimit.Failed{Verb: "transaction", Err: contended}, "contended", nil},
 	} {
-		r, isRequest := telemetry.Failure(c.event)
-		require.Equal(t, c.result, r.Result)
-		require.Equal(t, c.isRequest, isRequest)
+		require.Equal(t, c.result, telemetry.Failure(c.event))
+		require.Equal(t, c.requests, requests(c.event))
 	}
 }
 
@@ -186,14 +181,4 @@ func TestLoad(t *testing.T) {
 	require.Equal(t, "loaded", telemetry.Load(ratelimit.RulesLoaded{Version: 3}))
 	require.Equal(t, "kept", telemetry.Load(ratelimit.RulesLoaded{Version: 3, Kept: 1, Err: io.EOF}))
 	require.Equal(t, "failed", telemetry.Load(ratelimit.RulesLoaded{Version: 3, Err: io.EOF}))
-}
-
-func TestDirection(t *testing.T) {
-	t.Parallel()
-	direction, tokens := telemetry.Direction(ratelimit.Settlement{Delta: 7})
-	require.Equal(t, "charged", direction)
-	require.Equal(t, 7.0, tokens)
-	direction, tokens = telemetry.Direction(ratelimit.Settlement{Delta: -3})
-	require.Equal(t, "returned", direction)
-	require.Equal(t, 3.0, tokens)
 }
