@@ -161,7 +161,6 @@ func TestLoginGuessesAtOnce(t *testing.T) {
 		account         string
 		guesses, before int
 	}{
-		"60":                 {"ada", 60, 0},
 		"200":                {"ada", 200, 0},
 		"AfterAMistake":      {"ada", 200, 1},
 		"AtAnUnknownAccount": {"nobody", 200, 0},
@@ -194,52 +193,6 @@ func TestLoginGuessesAtOnce(t *testing.T) {
 
 func TestLoginLimits(t *testing.T) {
 	t.Parallel()
-
-	t.Run("TheLockOutEndsExactlyWhenItSays", func(t *testing.T) {
-		t.Parallel()
-		l := startLogin(t)
-		for range perAccount {
-			require.Equal(t, http.StatusUnauthorized, l.try(t, attempt{login: "ada", password: guess}).status)
-		}
-		right := attempt{login: "ada", password: passwordOf("ada")}
-		require.Equal(t, 3*time.Minute, l.try(t, right).retryAfter)
-		l.clock.advance(t, 500*time.Millisecond)
-		require.Equal(t, 3*time.Minute, l.try(t, right).retryAfter, "rounded up")
-		l.clock.advance(t, 3*time.Minute-500*time.Millisecond-time.Microsecond)
-		refused := l.try(t, right)
-		require.Equal(t, http.StatusTooManyRequests, refused.status)
-		require.Equal(t, time.Second, refused.retryAfter)
-		l.clock.advance(t, time.Microsecond)
-		require.Equal(t, http.StatusNoContent, l.try(t, right).status)
-	})
-
-	t.Run("RefusalsDoNotProlongTheLockOut", func(t *testing.T) {
-		t.Parallel()
-		l := startLogin(t)
-		for range perAccount {
-			l.try(t, attempt{login: "ada", password: guess})
-		}
-		before := l.buckets(t)
-		for range 50 {
-			require.Equal(t, http.StatusTooManyRequests, l.try(t, attempt{login: "ada", password: guess}).status)
-		}
-		require.Equal(t, before, l.buckets(t))
-	})
-
-	t.Run("OneClientTriesThirtyAccounts", func(t *testing.T) {
-		t.Parallel()
-		l := startLogin(t)
-		for i := range perClient {
-			require.Equal(t, http.StatusUnauthorized, l.try(t, attempt{login: fmt.Sprint("user", i), password: guess}).status)
-		}
-		before := l.buckets(t)
-		refused := l.try(t, attempt{login: "ada", password: passwordOf("ada")})
-		require.Equal(t, http.StatusTooManyRequests, refused.status)
-		require.Contains(t, refused.body, asClient)
-		require.NotContains(t, refused.body, asLimited)
-		require.Equal(t, before, l.buckets(t), "the refusal charged the account")
-		require.Equal(t, http.StatusNoContent, l.try(t, attempt{login: "ada", password: passwordOf("ada"), from: "192.0.2.2"}).status)
-	})
 
 	t.Run("OneIPv6NetworkIsOneClient", func(t *testing.T) {
 		t.Parallel()
