@@ -11,6 +11,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/riverqueue/river"
@@ -20,6 +21,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/logtest"
 	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
+	"github.com/pgratelimit/pgratelimit/ratelimittest"
 	"github.com/pgratelimit/pgratelimit/scheduler"
 )
 
@@ -137,6 +139,28 @@ func TestHolderPutsOffWhatItRefuses(t *testing.T) {
 	done := await(t, events, 1, river.EventKindJobCompleted)[0]
 	require.Equal(t, waiting.ID, done.ID)
 	require.Equal(t, 1, done.Attempt)
+}
+
+// TestHolderPutsOffWhatOthersBlock promises that a job which others keep from a decision is snoozed, and loses no attempt.
+func TestHolderPutsOffWhatOthersBlock(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		db, s := ratelimittest.NewDB(), settings{}
+		limiter, err := ratelimit.New(db, ratelimit.Config{AsOf: time.Now})
+		require.NoError(t, err)
+		holding(oneEach)(&s)
+		holder, err := scheduler.NewHolder(limiter, *s.holder)
+		require.NoError(t, err)
+		worker, ok := holder.Middleware().(rivertype.WorkerMiddleware)
+		require.True(t, ok)
+		tx, err := db.Begin(t.Context())
+		require.NoError(t, err)
+		require.NoError(t, limiter.WithTx(tx).Reset(t.Context(), oneEach.For("a"))) // which locks its row
+		job := &rivertype.JobRow{Kind: taskArgs{}.Kind(), EncodedArgs: []byte(`{"name": "a"}`)}
+		var snoozed *rivertype.JobSnoozeError
+		require.ErrorAs(t, worker.Work(t.Context(), job, func(context.Context) error { return nil }), &snoozed)
+		require.NoError(t, tx.Rollback(t.Context()))
+	})
 }
 
 // TestHolderStopsWhatLostItsSlot promises that a lost lease cancels the job's context, and that the job fails with the cause and is

@@ -167,13 +167,16 @@ func TestRetries(t *testing.T) {
 		f := setup(t, func(s *settings) { s.scheduler.RetriesPay = true })
 		results := []error{river.JobSnooze(0), fail, river.JobSnooze(0), river.JobSnooze(0), nil}
 		var attempts []int
-		events := f.start(t, func(_ context.Context, job *river.Job[taskArgs]) error {
+		ended := false // its reservation, by a snooze
+		events := f.start(t, func(ctx context.Context, job *river.Job[taskArgs]) error {
+			ended = ended || f.state(t, scheduler.TurnFromContext(ctx).ID) != ratelimit.Open
 			attempts = append(attempts, job.Attempt)
 			return results[len(attempts)-1]
 		})
 		f.enqueue(t, nil, daily.Global().Cost(7))
 		await(t, events, 1, river.EventKindJobCompleted)
 		require.Equal(t, []int{1, 1, 2, 2, 2}, attempts)
+		require.False(t, ended)
 		require.InDelta(t, 100-2*7, f.held(t, daily, ""), 1e-9)
 	})
 
