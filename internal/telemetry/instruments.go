@@ -33,16 +33,6 @@ type Instrument struct {
 	Bounds []float64
 }
 
-// The upper bounds of histograms.
-var (
-	// seconds is for a call to the database.
-	seconds = []float64{.0001, .00025, .0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10}
-	// waits is, in seconds, for reserved work. The first bucket has the work that need not wait.
-	waits = []float64{0, .1, .5, 1, 5, 15, 30, 60, 300, 900, 3600, 14400, 86400}
-	// sizes is for the calls that one statement answers.
-	sizes = []float64{1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024}
-)
-
 // Indices into Instruments.
 const (
 	requests = iota
@@ -82,9 +72,9 @@ func Instruments() []Instrument {
 		ruleRequests: counter("ratelimit_rule_requests_total", "", "{request}",
 			"Requests that a rule of Config.Policies decided, by result.", "limit", "rule", "result"),
 		duration: histogram("ratelimit_decision_duration_seconds", "ratelimit.decision.duration", "s",
-			"Duration of a call, as its caller saw it.", seconds, "limit", "verb", "result"),
+			"Duration of a call, as its caller saw it.", seconds(), "limit", "verb", "result"),
 		reservationWait: histogram("ratelimit_reservation_wait_seconds", "ratelimit.reservation.wait", "s",
-			"Time until reserved work may run.", waits, "limit", "verb"),
+			"Time until reserved work may run.", waits(), "limit", "verb"),
 		settlementDelta: counter("ratelimit_settlement_delta_tokens_total", "ratelimit.settlement.delta", "{token}",
 			"Difference between the reserved and the actual cost.", "limit", "direction"),
 		leases: counter("ratelimit_leases_total", "ratelimit.leases", "{lease}",
@@ -96,11 +86,11 @@ func Instruments() []Instrument {
 		conflicts: counter("ratelimit_conflicts_total", "ratelimit.conflicts", "{attempt}",
 			"Attempts that conflicted with another transaction.", "verb"),
 		batchSize: histogram("ratelimit_batch_size", "ratelimit.batch.size", "{call}",
-			"Calls that one statement answered.", sizes),
+			"Calls that one statement answered.", sizes()),
 		batchDuration: histogram("ratelimit_batch_duration_seconds", "ratelimit.batch.duration", "s",
-			"Time that the database took for a batch.", seconds),
+			"Time that the database took for a batch.", seconds()),
 		queueWait: histogram("ratelimit_queue_wait_seconds", "ratelimit.queue.wait", "s",
-			"Wait for earlier transactions of this process, or with Config.SharedQueues of all processes.", seconds),
+			"Wait for earlier transactions of this process, or with Config.SharedQueues of all processes.", seconds()),
 		pruned: counter("ratelimit_pruned_buckets_total", "ratelimit.pruned", "{bucket}",
 			"Deleted rows of full buckets."),
 		mended: counter("ratelimit_mended_buckets_total", "ratelimit.mended", "{bucket}",
@@ -110,9 +100,9 @@ func Instruments() []Instrument {
 		ruleLoads: counter("ratelimit_rules_loads_total", "ratelimit.rules.loads", "{load}",
 			"Loads of stored rules, by result.", "result"),
 		ruleLoadDuration: histogram("ratelimit_rules_load_duration_seconds", "ratelimit.rules.load.duration", "s",
-			"Duration of a load of stored rules.", seconds, "result"),
+			"Duration of a load of stored rules.", seconds(), "result"),
 		ruleLate: histogram("ratelimit_rules_late_seconds", "ratelimit.rules.late", "s",
-			"Time from the start of the latest change of rules until this process learned of it.", waits),
+			"Time from the start of the latest change of rules until this process learned of it.", waits()),
 		ruleTime: gauge("ratelimit_rules_loaded_timestamp_seconds", "", "s",
 			"Time of the last load of stored rules that succeeded."),
 		ruleVersion: gauge("ratelimit_rules_version", "ratelimit.rules.version", "{version}",
@@ -125,6 +115,17 @@ func Instruments() []Instrument {
 			"Prefetched tokens: taken, returned and lost.", "limit", "result"),
 	}
 }
+
+// seconds returns the bounds of a histogram of how long a call to the database takes.
+func seconds() []float64 {
+	return []float64{.0001, .00025, .0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10}
+}
+
+// waits returns the bounds, in seconds, of a histogram of how long reserved work waits. The first holds the work that need not wait.
+func waits() []float64 { return []float64{0, .1, .5, 1, 5, 15, 30, 60, 300, 900, 3600, 14400, 86400} }
+
+// sizes returns the bounds of a histogram of how many calls one statement answers.
+func sizes() []float64 { return []float64{1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024} }
 
 func counter(prometheus, otel, unit, help string, labels ...string) Instrument {
 	return Instrument{prometheus, otel, Counter, unit, help, labels, nil}
