@@ -1,7 +1,6 @@
 package rules
 
 import (
-	"reflect"
 	"slices"
 	"sync/atomic"
 	"time"
@@ -61,11 +60,7 @@ func (b *base) rule(limit *ratelimit.Limit) *ratelimit.Ruling {
 func (b *base) compile(limit ratelimit.Limit) *ratelimit.Ruling {
 	rule := ruleOf(limit, b.name, b.chain, b.of.pause, b.of.now)
 	b.of.noted.note(limit)
-	for isComparable(limit) {
-		known := b.compiled.Load()
-		if len(*known) >= maxCompiled {
-			break
-		}
+	for known := b.compiled.Load(); len(*known) < maxCompiled; known = b.compiled.Load() {
 		more := append(slices.Clone(*known), compiledRule{limit, rule})
 		if b.compiled.CompareAndSwap(known, &more) {
 			break
@@ -87,11 +82,6 @@ func ruleOf(limit ratelimit.Limit, name string, so chain, p pause, now int64) *r
 	return rule
 }
 
-// isComparable reports whether limits can be compared, as limits with policies of package ratelimit can.
-func isComparable(limit ratelimit.Limit) bool {
-	return limit.Policy() != nil && reflect.TypeOf(limit.Policy()).Comparable()
-}
-
 // keyRule is the last rule made for a key: for a plan and a definition in the code.
 type keyRule struct {
 	base  *base
@@ -106,9 +96,7 @@ func (of *limitRules) keyRule(k *keyRules, limit *ratelimit.Limit, plan string) 
 		return known.rule
 	}
 	rule := of.compileKey(k, *limit, b, plan)
-	if isComparable(*limit) {
-		k.compiled.Store(&keyRule{b, *limit, rule})
-	}
+	k.compiled.Store(&keyRule{b, *limit, rule})
 	return rule
 }
 

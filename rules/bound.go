@@ -32,9 +32,10 @@ func (d *definition) note(limit ratelimit.Limit) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	switch policy := limit.Policy(); {
-	case !isComparable(limit), len(d.limits) == maxCompiled && !slices.Contains(d.limits, policy):
+	case slices.Contains(d.limits, policy):
+	case len(d.limits) == maxCompiled:
 		d.many = true
-	case !slices.Contains(d.limits, policy):
+	default:
 		d.limits = append(d.limits, policy)
 	}
 }
