@@ -57,6 +57,10 @@ func TestRangeOfRequests(t *testing.T) {
 		page := f.get(t, admintest.Address("limit", "name", "messages", "range", shown)).body
 		require.Contains(t, page, chart)
 		require.Contains(t, page, ": 200 allowed</title>", "of the present minute")
+		if shown == "hour" {
+			require.Contains(t, page, `<rect class="allowed" x="60" y="3" width="0.8" height="97">`, "under the refusals")
+			require.Contains(t, page, `<rect x="60" y="0" width="0.8" height="3">`)
+		}
 		require.Contains(t, f.get(t, admintest.Address("", "range", shown)).body, want.allowed+" allowed, <strong>"+want.refused+"</strong> refused")
 	}
 	require.Contains(t, f.get(t, "/admin/").body, `<a href="./?range=day&amp;search=">day</a>`)

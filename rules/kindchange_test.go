@@ -90,6 +90,19 @@ func TestKindsFollowEachOther(t *testing.T) {
 		require.Equal(t, 10.0, c.value(t, 2*time.Hour))
 		require.Equal(t, 40.0, c.value(t, 2*time.Hour+30*time.Minute), "30 of the rule's arrived")
 	})
+
+	t.Run("AnOverrideChangesTheTokensAsItSays", func(t *testing.T) {
+		t.Parallel()
+		c := changing(t, bucket)
+		_, err := c.store.Override(t.Context(), from(c.from.Add(time.Hour)),
+			rules.Override{Limit: "kinds", Key: "ada", Multiplier: 2, OnChange: scale, Until: c.from.Add(2 * time.Hour)})
+		require.NoError(t, err)
+		c.load(t)
+		require.True(t, c.take(t, 59*time.Minute, 60))
+		require.Equal(t, 2.0, c.value(t, time.Hour))
+		require.True(t, c.take(t, 119*time.Minute, 100))
+		require.Equal(t, 11.0, c.value(t, 2*time.Hour), "half of 20 that are left, and 2 that arrived")
+	})
 }
 
 // TestMultiplesOfKinds promises what an override of so many times gives of each kind.
