@@ -10,14 +10,6 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-func TestNew(t *testing.T) {
-	t.Parallel()
-	ctx := New(t)
-	sum, err := chromedp.Run(ctx, chromedp.Evaluate[float64](`0.1 + 0.2`))
-	require.NoError(t, err)
-	require.NotEqual(t, 0.3, sum)
-}
-
 func TestShared(t *testing.T) {
 	t.Parallel()
 	var s Shared

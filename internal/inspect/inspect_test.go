@@ -98,18 +98,6 @@ func TestInvalid(t *testing.T) {
 	require.ErrorIs(t, err, ratelimit.ErrInvalidRequest)
 }
 
-func TestNow(t *testing.T) {
-	t.Parallel()
-	f := setup(t)
-	var before, after time.Time
-	require.NoError(t, f.pool.QueryRow(t.Context(), "SELECT clock_timestamp()").Scan(&before))
-	now, err := f.Now(t.Context())
-	require.NoError(t, err)
-	require.NoError(t, f.pool.QueryRow(t.Context(), "SELECT clock_timestamp()").Scan(&after))
-	require.False(t, now.Before(before) || now.After(after), "%v is not from %v to %v", now, before, after)
-	require.Equal(t, time.UTC, now.Location())
-}
-
 // Each query reads the schema of its Reader, not the search path, also if the name is an SQL keyword.
 func TestSchema(t *testing.T) {
 	t.Parallel()
@@ -200,21 +188,4 @@ func TestOnAHotStandby(t *testing.T) {
 	for _, query := range all {
 		require.NoError(t, query.run(t.Context(), f.Reader), query.name)
 	}
-}
-
-// A Reader reads in a transaction what that has written.
-func TestInATransaction(t *testing.T) {
-	t.Parallel()
-	f := setup(t)
-	tx, err := f.pool.Begin(t.Context())
-	require.NoError(t, err)
-	_, err = tx.Exec(t.Context(), "INSERT INTO ratelimit.buckets VALUES ('words', 'ada', 0, 1, 0)")
-	require.NoError(t, err)
-	b, err := newReader(t, tx, "").Bucket(t.Context(), "words", "ada")
-	require.NoError(t, err)
-	require.Len(t, b.Rows, 1)
-	require.NoError(t, tx.Rollback(t.Context()))
-	b, err = f.Bucket(t.Context(), "words", "ada")
-	require.NoError(t, err)
-	require.Empty(t, b.Rows)
 }
