@@ -74,13 +74,11 @@ func (f CostFunc) validate() error {
 	return nil
 }
 
-// StatedCost is a cost that the request states, in a header or in the query. Where the client states it, take
+// StatedCost is a cost that the request states in a header. Where the client states it, take
 // an estimate and settle the real cost (see [Admission.Settle]); or let only a proxy of yours set the header.
 type StatedCost struct {
 	// Header is the name of the header, as "X-Tokens". Of several values the greatest counts.
 	Header string
-	// Query is the name of the query value, in place of Header.
-	Query string
 	// Min is the least that counts. Defaults to 1.
 	Min float64
 	// Default is the cost of a request that states none, or something that is not a number. Defaults to Min.
@@ -111,8 +109,8 @@ func (c StatedCost) static() []staticCost {
 func (c StatedCost) validate() error {
 	d := c.withDefaults()
 	switch {
-	case (c.Header == "") == (c.Query == ""):
-		return errors.New("its StatedCost needs the name of a Header or of a Query value, and not both")
+	case c.Header == "":
+		return errors.New("its StatedCost needs the name of a Header")
 	case !(d.Min > 0 && d.Min <= d.Default && d.Default <= d.Max) || math.IsInf(d.Default, 1):
 		return fmt.Errorf("its StatedCost has Min %v, Default %v and Max %v; they must be above 0 and in this order", d.Min, d.Default, d.Max)
 	}
@@ -122,18 +120,11 @@ func (c StatedCost) validate() error {
 // Of returns the cost that r states, brought into range.
 func (c StatedCost) Of(r *http.Request) (float64, error) {
 	c = c.withDefaults()
-	stated, ok := greatest(c.values(r))
+	stated, ok := greatest(r.Header.Values(c.Header))
 	if !ok {
 		return c.Default, nil
 	}
 	return min(max(stated, c.Min), c.Max), nil
-}
-
-func (c StatedCost) values(r *http.Request) []string {
-	if c.Query != "" {
-		return r.URL.Query()[c.Query]
-	}
-	return r.Header.Values(c.Header)
 }
 
 // greatest returns the greatest of the values that are numbers, and whether there is one. One too large for
