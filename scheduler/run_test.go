@@ -60,28 +60,6 @@ func TestJob(t *testing.T) {
 		await(t, events, 1, river.EventKindJobCompleted)
 	})
 
-	for name, early := range map[string]time.Duration{"NeverStartsBeforeItsTurn": 0, "NeverStartsBeforeItsTurnWhenTakenUpEarly": time.Second} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			f := setup(t, func(s *settings) { s.scheduler.TakeUpEarly = early })
-			events := f.start(t, func(ctx context.Context, _ *river.Job[taskArgs]) error {
-				var now time.Time
-				if err := f.pool.QueryRow(ctx, "SELECT clock_timestamp()").Scan(&now); err != nil {
-					return err
-				}
-				if turn := scheduler.TurnFromContext(ctx); now.Before(turn.ReadyAt) {
-					return river.JobCancel(errors.New("early"))
-				}
-				return nil
-			})
-			jobs := testsize.Of(14, 25) // of which the first ten find a token
-			for range jobs {
-				f.enqueue(t, nil, perSecond.Global())
-			}
-			await(t, events, jobs, river.EventKindJobCompleted)
-		})
-	}
-
 	t.Run("WaitsAgainWhenItComesUpAfterItsSlotWentStale", func(t *testing.T) {
 		t.Parallel()
 		// The workers are down for an hour: everything is reserved then, and comes up now.
