@@ -87,14 +87,11 @@ func (s *Site) Furnish(t testing.TB) string {
 	require.NoError(t, err)
 	require.NoError(t, s.Limiter.Settle(ctx, done.ID, tokens.For("globex").Cost(6_500)))
 	for _, limit := range []string{"messages", "failed-logins"} {
-		s.Exec(t, `INSERT INTO ratelimit.refusals (minute, name, route, key, shadow, refused, cost, last_us)
-			SELECT m, $1, 'POST /x', k, false, n, n, (extract(epoch FROM m) * 1000000 + 30000000)::bigint
-			FROM generate_series(0, 59) AS i, LATERAL (SELECT date_trunc('minute', now()) - i * interval '1 minute' AS m) AS t,
-				LATERAL (VALUES ('ada', (30 + 28 * sin(i / 7.0) + i % 5)::bigint), ('10.0.0.7', (i % 11)::bigint), ('', 3)) AS v (k, n)
-			WHERE n > 0`, limit)
 		s.Exec(t, `INSERT INTO ratelimit.refusals (minute, name, route, key, shadow, refused, cost, last_us, allowed)
-			SELECT date_trunc('minute', now()) - i * interval '1 minute', $1, '', '', false, 0, 0, 0, (120 + 60 * cos(i / 9.0))::bigint
-			FROM generate_series(0, 59) AS i`, limit)
+			SELECT m, $1, 'POST /x', k, false, n, n, (extract(epoch FROM m) * 1000000 + 30000000)::bigint, taken
+			FROM generate_series(0, 59) AS i, LATERAL (SELECT date_trunc('minute', now()) - i * interval '1 minute' AS m) AS t, LATERAL (VALUES
+				('ada', (30 + 28 * sin(i / 7.0) + i % 5)::bigint, 0), ('10.0.0.7', (i % 11)::bigint, 0), ('', 3, 120 + (60 * cos(i / 9.0))::int)) AS v (k, n, taken)
+			WHERE n > 0`, limit)
 	}
 	edit := rules.Edit{Author: "ana@example.com", Reason: "the spring offer"}
 	_, err = s.Store.Put(ctx, edit, rules.Rule{Limit: "messages", Plan: "pro", Policy: ratelimit.TokenBucket{Rate: 600, Period: time.Minute, Capacity: 1000}, Unit: "messages", Description: "what pro customers pay for"}, rules.Rule{Limit: "search", Policy: ratelimit.TokenBucket{Rate: 20, Period: time.Second}, Mode: ratelimit.Shadow})
