@@ -1,6 +1,6 @@
 -- +goose Up
--- Refusals and allowed requests by minute of the database's clock. If programs write keys, those with the most refusals have rows of their own. The row
--- with the empty key has the rest of its limit and route, so sums over rows are exact.
+-- Refusals and allowed requests by minute of the database's clock. If programs write keys, those with the most refusals have
+-- rows of their own. The row with the empty key has the rest of its limit and route, so sums over rows are exact.
 CREATE TABLE ratelimit.refusals (
     minute  timestamptz      NOT NULL, -- its beginning
     name    text COLLATE "C" NOT NULL CHECK (octet_length(name) BETWEEN 1 AND 64),

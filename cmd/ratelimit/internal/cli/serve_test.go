@@ -203,6 +203,9 @@ func TestServe(t *testing.T) {
 	require.NoError(t, err)
 	require.Len(t, refused, 1, "the counter wrote its last counts")
 	require.GreaterOrEqual(t, refused[0].Refused, int64(2))
+	var allowed int64
+	require.NoError(t, f.pool.QueryRow(t.Context(), `SELECT sum(allowed) FROM ratelimit.refusals WHERE name = 'messages'`).Scan(&allowed))
+	require.Positive(t, allowed)
 }
 
 func basic(password string) string {

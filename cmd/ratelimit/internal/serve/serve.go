@@ -101,7 +101,7 @@ func New(ctx context.Context, config Config) (*Server, error) {
 	}
 	s.limiter, err = ratelimit.New(config.Pool, ratelimit.Config{
 		Schema: config.Schema, HashKey: config.HashKey, Policies: s.set, Refused: s.counter.Refused,
-		Observer: ratelimit.Observers(counts, settlements{}),
+		Observer: ratelimit.Observers(counts, settlements{}, s.counter),
 	})
 	if err != nil {
 		return nil, err
