@@ -35,6 +35,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgratelimit/pgratelimit/admin/playground"
+	"github.com/pgratelimit/pgratelimit/internal/guard"
 	"github.com/pgratelimit/pgratelimit/internal/inspect"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/rules"
@@ -113,11 +114,10 @@ func New(limiter *ratelimit.Limiter, set *rules.Set, config Config) (*Handler, e
 }
 
 func (c Config) validate(limiter *ratelimit.Limiter, set *rules.Set) error {
+	if err := guard.CheckLimiter(limiter); err != nil {
+		return err
+	}
 	switch {
-	case limiter == nil:
-		return errors.New("no limiter; pass what ratelimit.New returned")
-	case limiter.InTransaction():
-		return errors.New("the limiter is bound to a transaction by WithTx; pass what ratelimit.New returned")
 	case set != nil && !limiter.HasPolicies():
 		return errors.New("the limiter does not decide by the set; give it to ratelimit.Config.Policies, or pass nil for it here")
 	case c.Pool == nil:

@@ -28,7 +28,7 @@ func TestNewSaysWhatIsMissing(t *testing.T) {
 	for want, ask := range map[string]func() (*admin.Handler, error){
 		"no Authorize": func() (*admin.Handler, error) { return admin.New(plain, nil, admin.Config{Pool: pool}) },
 		"no Pool":      func() (*admin.Handler, error) { return admin.New(plain, nil, admin.Config{Authorize: anybody}) },
-		"no limiter": func() (*admin.Handler, error) {
+		"the limiter is nil": func() (*admin.Handler, error) {
 			return admin.New(nil, nil, admin.Config{Pool: pool, Authorize: anybody})
 		},
 		"does not decid": func() (*admin.Handler, error) {

@@ -30,6 +30,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/pgratelimit/pgratelimit/internal/guard"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -77,11 +78,10 @@ func New(limiter *ratelimit.Limiter, limit ratelimit.Limit, config Config) (*Lis
 	if config.MaxWaiting == 0 {
 		config.MaxWaiting = 10_000
 	}
+	if err := guard.CheckLimiter(limiter); err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrInvalidConfig, err)
+	}
 	switch {
-	case limiter == nil:
-		return nil, fmt.Errorf("%w: the Limiter is nil; pass what ratelimit.New returned", ErrInvalidConfig)
-	case limiter.InTransaction():
-		return nil, fmt.Errorf("%w: the Limiter is bound to a transaction, which would stay open while a caller waits; pass what ratelimit.New returned", ErrInvalidConfig)
 	case limit.Name() == "":
 		return nil, fmt.Errorf("%w: the limit is the zero Limit; pass one of ratelimit.Define or NewLimit", ErrInvalidConfig)
 	case config.Poll < time.Millisecond:

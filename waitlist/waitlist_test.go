@@ -293,7 +293,7 @@ func TestNewSaysWhatIsWrong(t *testing.T) {
 		config  waitlist.Config
 		says    string
 	}{
-		"no Limiter":     {nil, exports, waitlist.Config{}, "the Limiter is nil"},
+		"no Limiter":     {nil, exports, waitlist.Config{}, "the limiter is nil"},
 		"a long name":    {limiter, ratelimit.Define(fmt.Sprintf("%060d", 1), ratelimit.PerMinute(1)), waitlist.Config{}, "64"},
 		"a short Poll":   {limiter, exports, waitlist.Config{Poll: 1}, "field Poll is 1ns"},
 		"no waiters":     {limiter, exports, waitlist.Config{MaxWaiting: -1}, "field MaxWaiting is -1"},
