@@ -43,7 +43,7 @@ func TestDatabaseIsDown(t *testing.T) {
 	id := f.Furnish(t)
 	require.NoError(t, server.Stop(t.Context(), postgrestest.Immediate))
 	for name, page := range admintest.Pages(id) {
-		isReported(t, name, f.get(t, page), "The database cannot be reached.")
+		isReported(t, name, f.get(t, page), "The database cannot be reached, so all requests are refused.")
 	}
 	require.Equal(t, http.StatusServiceUnavailable, f.get(t, admintest.Address("state", "limit", "messages", "key", "ada")).status)
 	got := f.post(t, "/admin/reset", "limit", "messages", "key", "ada")

@@ -172,6 +172,19 @@ func (s *stand) awaitNoWaiter(t *testing.T) {
 	eventually(t, "no session waits for a lock", func() bool { return len(s.waiters(t, 0)) == 0 })
 }
 
+// endWaiters ends the sessions that wait for a lock. After a call that gave up, one may wait on: a cancel request that comes before the
+// statement does nothing.
+func (s *stand) endWaiters(t *testing.T) {
+	t.Helper()
+	eventually(t, "no session waits for a lock", func() bool {
+		waiters := s.waiters(t, 0)
+		for _, pid := range waiters {
+			s.outside.exec(t, `SELECT pg_terminate_backend($1)`, pid)
+		}
+		return len(waiters) == 0
+	})
+}
+
 // waiters returns the sessions of the database that wait for a lock, in a statement that began so long ago.
 func (s *stand) waiters(t *testing.T, since time.Duration) []uint32 {
 	t.Helper()

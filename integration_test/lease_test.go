@@ -307,7 +307,7 @@ func TestARowOfSlotsThatSomebodyHolds(t *testing.T) {
 	require.ErrorIs(t, impatient.Release(t.Context(), lease.ID), context.DeadlineExceeded)
 	require.ErrorIs(t, errOf(impatient.RenewLease(t.Context(), lease.ID)), context.DeadlineExceeded)
 	require.ErrorIs(t, errOf(impatient.Acquire(t.Context(), one)), context.DeadlineExceeded)
-	s.awaitNoWaiter(t) // otherwise an abandoned statement might get the row after all
+	s.endWaiters(t) // otherwise an abandoned statement might get the row after all
 	released := make(chan error, 1)
 	go func() { released <- s.limiter.Release(t.Context(), lease.ID) }()
 	s.awaitWaiter(t)
