@@ -39,24 +39,24 @@ func TestNotifications(t *testing.T) {
 		return s, entered, refused
 	}
 	holder, _, _ := process()
-	lease, err := holder.Acquire(ctx, "acme")
+	lease, err := holder.Acquire(ctx, one.For("acme"))
 	require.NoError(t, err)
 	first, _, refusedFirst := process()
 	second, enteredSecond, refusedSecond := process()
 	var g errgroup.Group
 	g.Go(func() error {
-		return first.Hold(ctx, "acme", func(context.Context, ratelimit.Lease) error {
+		return first.Hold(ctx, func(context.Context, ratelimit.Lease) error {
 			<-refusedSecond // it has become the first
 			return nil
-		})
+		}, one.For("acme"))
 	})
 	<-refusedFirst // without a place in the line, and then with one
 	<-refusedFirst
 	g.Go(func() error {
-		return second.Hold(ctx, "acme", func(context.Context, ratelimit.Lease) error { return nil })
+		return second.Hold(ctx, func(context.Context, ratelimit.Lease) error { return nil }, one.For("acme"))
 	})
 	<-enteredSecond
-	require.NoError(t, holder.Release(ctx, "acme", lease))
+	require.NoError(t, holder.Release(ctx, lease, one.For("acme")))
 	require.NoError(t, g.Wait())
 	cancel()
 	require.NoError(t, running.Wait())
@@ -75,7 +75,7 @@ func BenchmarkWaiting(b *testing.B) {
 	s, err := waitlist.New(limiter, exports, waitlist.Config{})
 	require.NoError(b, err)
 	for range 3 {
-		lease, err := s.Acquire(b.Context(), "acme")
+		lease, err := s.Acquire(b.Context(), exports.For("acme"))
 		require.NoError(b, err)
 		_, release := limiter.Keep(b.Context(), lease)
 		defer release()
@@ -83,7 +83,7 @@ func BenchmarkWaiting(b *testing.B) {
 	ctx, cancel := context.WithCancel(b.Context())
 	var g errgroup.Group
 	for range 1000 {
-		g.Go(func() error { _, _ = s.Acquire(ctx, "acme"); return nil })
+		g.Go(func() error { _, _ = s.Acquire(ctx, exports.For("acme")); return nil })
 	}
 	before := int64(0)
 	for i := 0; b.Loop(); i++ { // a second each

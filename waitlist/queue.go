@@ -11,7 +11,7 @@ import (
 
 // queue has the callers of this process that wait for a key, the first one first. While it has any, a goroutine asks for them.
 type queue struct {
-	key     string
+	key     string // in its stored form
 	waiting []*waiter
 	wake    chan struct{} // has an element after a release
 }
@@ -179,7 +179,7 @@ func (p *place) find(ctx context.Context) (ahead int, others bool, err error) {
 		p.giveUp(ctx)
 	}
 	if p.held == nil {
-		lease, err := p.s.limiter.Acquire(ctx, p.s.line.For(p.key))
+		lease, err := p.s.limiter.Acquire(ctx, p.s.line.ForStored(p.key))
 		if err != nil {
 			return 0, false, err
 		}
@@ -189,7 +189,7 @@ func (p *place) find(ctx context.Context) (ahead int, others bool, err error) {
 		p.lease = lease
 		p.held, p.release = p.s.limiter.Keep(ctx, lease)
 	}
-	value, err := p.s.limiter.Value(ctx, p.s.line.For(p.key))
+	value, err := p.s.limiter.Value(ctx, p.s.line.ForStored(p.key))
 	if err != nil {
 		return 0, false, err
 	}

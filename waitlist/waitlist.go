@@ -5,9 +5,9 @@
 //	exports, err := waitlist.New(limiter, Exports, waitlist.Config{Pool: pool})
 //	go exports.Run(ctx) // listens for slots that other processes release
 //
-//	err = exports.Hold(ctx, tenant, func(ctx context.Context, lease ratelimit.Lease) error {
+//	err = exports.Hold(ctx, func(ctx context.Context, lease ratelimit.Lease) error {
 //		return export(ctx, tenant, lease.Fence)
-//	})
+//	}, Exports.For(tenant))
 //
 // The callers of a process stand in a queue for each key. Processes whose callers wait for the same key take turns: each
 // process has a place in a line, asks for its first caller when it is the first of the line, and then goes to the end of the
@@ -103,32 +103,41 @@ func New(limiter *ratelimit.Limiter, limit ratelimit.Limit, config Config) (*Lis
 // Limits returns the limits of the List, for Limiter.Prune and Limiter.Maintain.
 func (s *List) Limits() []ratelimit.Limit { return []ratelimit.Limit{s.limit, s.line} }
 
-// Acquire waits for a slot for the key, and acquires it together with what the other requests ask for, as [ratelimit.Limiter.Acquire]
-// does. It waits until ctx ends, and then returns the error and the cause of ctx. It never returns a refusal: it waits for tokens of the
-// other requests, too, and those behind it wait as long. It returns ErrTooManyWaiting, and the other errors of Limiter.Acquire, at
-// once.
+// Acquire waits for a slot of the first request's bucket, and acquires the slots and tokens of all requests, as
+// [ratelimit.Limiter.Acquire] does. The first request is for the limit of the List. It waits until ctx ends, and then returns the
+// error and the cause of ctx. It never returns a refusal: it waits for the other requests, too, and those behind it wait as long. It
+// returns ErrTooManyWaiting, ratelimit.ErrInvalidRequest for another first request, and the other errors of Limiter.Acquire, at once.
 //
 // Release the slot with Release. Callers of Limiter.Acquire do not stand in line, and can overtake callers that wait here.
-func (s *List) Acquire(ctx context.Context, key string, others ...ratelimit.Request) (ratelimit.Lease, error) {
-	requests := append([]ratelimit.Request{s.limit.For(key)}, others...)
-	return s.wait(&waiter{ctx: ctx, key: key, slots: true, ask: func() (ratelimit.Lease, error) { return s.limiter.Acquire(ctx, requests...) }})
+func (s *List) Acquire(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Lease, error) {
+	return s.wait(requests, &waiter{ctx: ctx, slots: true, ask: func() (ratelimit.Lease, error) { return s.limiter.Acquire(ctx, requests...) }})
 }
 
-// Take waits for tokens for the key, and takes them together with those of the other requests, as [ratelimit.Limiter.Take] does. It
-// waits as Acquire does. Tokens that come earlier than was known, by a Credit, a Reset or a changed rule, are not noticed before.
-func (s *List) Take(ctx context.Context, key string, cost float64, others ...ratelimit.Request) (ratelimit.Decision, error) {
-	requests := append([]ratelimit.Request{s.limit.For(key).Cost(cost)}, others...)
-	lease, err := s.wait(&waiter{ctx: ctx, key: key, ask: func() (ratelimit.Lease, error) {
+// Take waits for the tokens of the first request, and takes the tokens of all requests, as [ratelimit.Limiter.Take] does. It waits as
+// Acquire does. Tokens that come earlier than was known, by a Credit, a Reset or a changed rule, are not noticed before.
+func (s *List) Take(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Decision, error) {
+	lease, err := s.wait(requests, &waiter{ctx: ctx, ask: func() (ratelimit.Lease, error) {
 		d, err := s.limiter.Take(ctx, requests...)
 		return ratelimit.Lease{Decision: d}, err
 	}})
 	return lease.Decision, err
 }
 
+// keyOf returns the stored key of the first request.
+func (s *List) keyOf(requests []ratelimit.Request) (string, error) {
+	if len(requests) == 0 || requests[0].Limit().Name() != s.limit.Name() {
+		return "", fmt.Errorf("%w: the first request to wait for must be for the limit of the waitlist, %q", ratelimit.ErrInvalidRequest, s.limit.Name())
+	}
+	return s.limiter.StoredKey(requests[0])
+}
+
 // wait returns the answer to a caller: at once if nobody waits for its key, and else when it is its turn.
-func (s *List) wait(w *waiter) (ratelimit.Lease, error) {
+func (s *List) wait(requests []ratelimit.Request, w *waiter) (_ ratelimit.Lease, err error) {
+	if w.key, err = s.keyOf(requests); err != nil {
+		return ratelimit.Lease{}, err
+	}
 	if !s.waits(w.key) {
-		value, err := s.limiter.Value(w.ctx, s.line.For(w.key))
+		value, err := s.limiter.Value(w.ctx, s.line.ForStored(w.key))
 		if err != nil {
 			return ratelimit.Lease{}, err
 		}
@@ -156,18 +165,26 @@ func (s *List) wait(w *waiter) (ratelimit.Lease, error) {
 	return a.lease, a.err
 }
 
-// Release returns the slots of a lease, and wakes the callers that wait for a slot of the key. It returns the errors of
-// [ratelimit.Limiter.Release].
-func (s *List) Release(ctx context.Context, key string, lease ratelimit.Lease) error {
-	err := s.limiter.Release(ctx, lease.ID)
+// Release returns the slots of a lease, and wakes the callers that wait for the bucket of the request with which it was acquired. It
+// returns the errors of [ratelimit.Limiter.Release], and ratelimit.ErrInvalidRequest as Acquire does.
+func (s *List) Release(ctx context.Context, lease ratelimit.Lease, request ratelimit.Request) error {
+	key, err := s.keyOf([]ratelimit.Request{request})
+	if err != nil {
+		return err
+	}
+	err = s.limiter.Release(ctx, lease.ID)
 	s.released(ctx, key)
 	return err
 }
 
-// Hold acquires a slot for the key, calls fn, and releases the slot when fn has returned or panicked. It renews the lease meanwhile:
-// the context of fn ends if the lease is lost, as in [ratelimit.Limiter.Hold].
-func (s *List) Hold(ctx context.Context, key string, fn func(ctx context.Context, lease ratelimit.Lease) error, others ...ratelimit.Request) error {
-	lease, err := s.Acquire(ctx, key, others...)
+// Hold acquires slots, calls fn, and releases the slots when fn has returned or panicked. It renews the lease meanwhile: the context of
+// fn ends if the lease is lost, as in [ratelimit.Limiter.Hold].
+func (s *List) Hold(ctx context.Context, fn func(ctx context.Context, lease ratelimit.Lease) error, requests ...ratelimit.Request) error {
+	key, err := s.keyOf(requests)
+	if err != nil {
+		return err
+	}
+	lease, err := s.Acquire(ctx, requests...)
 	if err != nil {
 		return err
 	}

@@ -39,7 +39,7 @@ func TestOrder(t *testing.T) {
 		begun := time.Now()
 		for i := range callers {
 			g.Go(func() error {
-				lease, err := s.Acquire(t.Context(), "acme")
+				lease, err := s.Acquire(t.Context(), exports.For("acme"))
 				if err != nil {
 					return err
 				}
@@ -48,7 +48,7 @@ func TestOrder(t *testing.T) {
 					return nil
 				}
 				time.Sleep(time.Second)
-				return s.Release(t.Context(), "acme", lease)
+				return s.Release(t.Context(), lease, exports.For("acme"))
 			})
 			synctest.Wait() // until it waits
 		}
@@ -75,11 +75,11 @@ func TestTurns(t *testing.T) {
 			require.NoError(t, err)
 			for range 20 {
 				g.Go(func() error {
-					return s.Hold(t.Context(), "acme", func(context.Context, ratelimit.Lease) error {
+					return s.Hold(t.Context(), func(context.Context, ratelimit.Lease) error {
 						got = append(got, process)
 						time.Sleep(time.Duration(1+rand.IntN(1000)) * time.Millisecond)
 						return nil
-					})
+					}, one.For("acme"))
 				})
 			}
 			synctest.Wait()
@@ -101,7 +101,7 @@ func TestADeadProcessLeavesTheLine(t *testing.T) {
 		_, err := limiter.Acquire(t.Context(), line.For("acme")) // and does not renew it
 		require.NoError(t, err)
 		begun := time.Now()
-		lease, err := newList(t, limiter, waitlist.Config{}).Acquire(t.Context(), "acme")
+		lease, err := newList(t, limiter, waitlist.Config{}).Acquire(t.Context(), exports.For("acme"))
 		require.NoError(t, err)
 		require.True(t, lease.Allowed)
 		require.InDelta(t, 10*time.Second, time.Since(begun), float64(time.Second))
@@ -131,7 +131,7 @@ func TestAcquire(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]func(s stand){
 		"A free slot is given at once, and nobody stands in line": func(s stand) {
-			_, err := s.list.Acquire(s.Context(), "acme")
+			_, err := s.list.Acquire(s.Context(), exports.For("acme"))
 			require.NoError(s, err)
 			value, err := s.limiter.Value(s.Context(), s.list.Limits()[1].For("acme"))
 			require.NoError(s, err)
@@ -144,25 +144,25 @@ func TestAcquire(t *testing.T) {
 			defer cancel()
 			var g errgroup.Group
 			g.Go(func() error {
-				if _, err := s.list.Acquire(ctx, "acme"); !errors.Is(err, gone) {
+				if _, err := s.list.Acquire(ctx, exports.For("acme")); !errors.Is(err, gone) {
 					return fmt.Errorf("got %w", err)
 				}
 				return nil
 			})
 			synctest.Wait()
 			g.Go(func() error {
-				_, err := s.list.Acquire(s.Context(), "acme")
+				_, err := s.list.Acquire(s.Context(), exports.For("acme"))
 				return err
 			})
 			time.Sleep(5 * time.Second)
-			require.NoError(s, s.list.Release(s.Context(), "acme", held[0]))
+			require.NoError(s, s.list.Release(s.Context(), held[0], exports.For("acme")))
 			require.NoError(s, g.Wait())
 		},
 		"A slot that Limiter.Release returned is found by Poll": func(s stand) {
 			held := s.fill()
 			time.AfterFunc(3*time.Second, func() { _ = s.limiter.Release(s.Context(), held[0].ID) })
 			begun := time.Now()
-			_, err := s.list.Acquire(s.Context(), "acme")
+			_, err := s.list.Acquire(s.Context(), exports.For("acme"))
 			require.NoError(s, err)
 			require.InDelta(s, 3*time.Second, time.Since(begun), float64(150*time.Millisecond))
 		},
@@ -171,7 +171,7 @@ func TestAcquire(t *testing.T) {
 			_, err := s.limiter.Take(s.Context(), starts.For("acme"))
 			require.NoError(s, err)
 			begun := time.Now()
-			_, err = s.list.Acquire(s.Context(), "acme", starts.For("acme"))
+			_, err = s.list.Acquire(s.Context(), exports.For("acme"), starts.For("acme"))
 			require.NoError(s, err)
 			require.GreaterOrEqual(s, time.Since(begun), 59*time.Second)
 			d, err := s.limiter.Check(s.Context(), starts.For("acme"))
@@ -182,7 +182,7 @@ func TestAcquire(t *testing.T) {
 			held := s.fill()
 			var g errgroup.Group
 			g.Go(func() error {
-				_, err := s.list.Acquire(s.Context(), "acme")
+				_, err := s.list.Acquire(s.Context(), exports.For("acme"))
 				return err
 			})
 			synctest.Wait()
@@ -192,18 +192,26 @@ func TestAcquire(t *testing.T) {
 			value, err := s.limiter.Value(s.Context(), line)
 			require.NoError(s, err)
 			require.Len(s, value.Leases(), 1)
-			require.NoError(s, s.list.Release(s.Context(), "acme", held[0]))
+			require.NoError(s, s.list.Release(s.Context(), held[0], exports.For("acme")))
 			require.NoError(s, g.Wait())
+		},
+		"The bucket for everybody, several slots and plans can be waited for": func(s stand) {
+			all := exports.Global().Cost(3).Plan("pro")
+			lease, err := s.list.Acquire(s.Context(), all)
+			require.NoError(s, err)
+			time.AfterFunc(time.Second, func() { _ = s.list.Release(s.Context(), lease, all) })
+			_, err = s.list.Acquire(s.Context(), all)
+			require.NoError(s, err)
 		},
 		"More callers than MaxWaiting are refused": func(s stand) {
 			s.fill()
 			ctx, cancel := context.WithCancel(s.Context())
 			var g errgroup.Group
 			for range 5 {
-				g.Go(func() error { _, _ = s.list.Acquire(ctx, "acme"); return nil })
+				g.Go(func() error { _, _ = s.list.Acquire(ctx, exports.For("acme")); return nil })
 			}
 			synctest.Wait()
-			_, err := s.list.Acquire(ctx, "acme")
+			_, err := s.list.Acquire(ctx, exports.For("acme"))
 			require.ErrorIs(s, err, waitlist.ErrTooManyWaiting)
 			require.ErrorContains(s, err, "(5)")
 			cancel()
@@ -215,7 +223,7 @@ func TestAcquire(t *testing.T) {
 			var failed atomic.Int32
 			for range 5 {
 				g.Go(func() error {
-					if _, err := s.list.Acquire(s.Context(), "acme"); errors.Is(err, ratelimit.ErrClosed) {
+					if _, err := s.list.Acquire(s.Context(), exports.For("acme")); errors.Is(err, ratelimit.ErrClosed) {
 						failed.Add(1)
 					}
 					return nil
@@ -228,23 +236,30 @@ func TestAcquire(t *testing.T) {
 		},
 		"Bad requests are refused at once": func(s stand) {
 			s.fill()
-			_, err := s.list.Acquire(s.Context(), "acme\x00")
+			_, err := s.list.Acquire(s.Context(), exports.For("acme\x00"))
 			require.ErrorIs(s, err, ratelimit.ErrInvalidKey)
-			_, err = s.list.Acquire(s.Context(), "acme", exports.For("acme").Cost(4))
+			_, err = s.list.Acquire(s.Context(), exports.For("acme"), exports.For("acme").Cost(4))
 			require.ErrorIs(s, err, ratelimit.ErrCostExceedsCapacity)
+			for _, wrong := range [][]ratelimit.Request{nil, {ratelimit.Define("starts", ratelimit.PerMinute(1)).For("acme")}} {
+				_, err = s.list.Take(s.Context(), wrong...)
+				require.ErrorIs(s, err, ratelimit.ErrInvalidRequest)
+				require.ErrorContains(s, err, `must be for the limit of the waitlist, "exports"`)
+				require.ErrorIs(s, s.list.Hold(s.Context(), nil, wrong...), ratelimit.ErrInvalidRequest)
+			}
+			require.ErrorIs(s, s.list.Release(s.Context(), ratelimit.Lease{}, ratelimit.Request{}), ratelimit.ErrInvalidRequest)
 		},
 		"Hold releases the slot when the function panics": func(s stand) {
 			require.Panics(s, func() {
-				_ = s.list.Hold(s.Context(), "acme", func(context.Context, ratelimit.Lease) error { panic("a bug") })
+				_ = s.list.Hold(s.Context(), func(context.Context, ratelimit.Lease) error { panic("a bug") }, exports.For("acme"))
 			})
 			s.fill()
 		},
 		"Hold says when the lease is lost": func(s stand) {
-			err := s.list.Hold(s.Context(), "acme", func(ctx context.Context, lease ratelimit.Lease) error {
+			err := s.list.Hold(s.Context(), func(ctx context.Context, lease ratelimit.Lease) error {
 				require.NoError(s, s.limiter.Reset(ctx, exports.For("acme")))
 				<-ctx.Done()
 				return ctx.Err()
-			})
+			}, exports.For("acme"))
 			require.ErrorIs(s, err, ratelimit.ErrLeaseLost)
 			require.ErrorIs(s, err, context.Canceled)
 		},
@@ -270,7 +285,7 @@ func TestTakeWaitsForASlidingWindow(t *testing.T) {
 		at := make([]time.Time, 10)
 		for i := range at {
 			g.Go(func() error {
-				d, err := l.Take(t.Context(), "ada", 1)
+				d, err := l.Take(t.Context(), limit.For("ada"))
 				at[i] = d.At
 				return err
 			})

@@ -56,9 +56,9 @@ func slotsWait(ctx context.Context, limiter *ratelimit.Limiter, pool *pgxpool.Po
 	}
 	go func() { _ = exports.Run(ctx) }() // listens for slots that other processes release, until ctx ends
 
-	err = exports.Hold(ctx, tenant, func(ctx context.Context, lease ratelimit.Lease) error {
+	err = exports.Hold(ctx, func(ctx context.Context, lease ratelimit.Lease) error {
 		return export(ctx, lease.Fence)
-	})
+	}, Exports.For(tenant))
 	return err
 }
 
