@@ -16,7 +16,7 @@ type definitions struct{ names sync.Map } // of *definition by name
 // definition is how the limits of one name are defined.
 type definition struct {
 	mu     sync.Mutex
-	limits []ratelimit.Policy
+	limits []ratelimit.Limit
 	many   bool // there are more
 
 	unmatched unmatched
@@ -31,17 +31,17 @@ func (d *definitions) of(name string) *definition {
 func (d *definition) note(limit ratelimit.Limit) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	switch policy := limit.Policy(); {
-	case slices.Contains(d.limits, policy):
+	switch {
+	case slices.Contains(d.limits, limit):
 	case len(d.limits) == maxCompiled:
 		d.many = true
 	default:
-		d.limits = append(d.limits, policy)
+		d.limits = append(d.limits, limit)
 	}
 }
 
 // known returns the definitions; ok is false when there may be others.
-func (d *definition) known() (policies []ratelimit.Policy, ok bool) {
+func (d *definition) known() (limits []ratelimit.Limit, ok bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return slices.Clone(d.limits), len(d.limits) > 0 && !d.many
@@ -172,9 +172,9 @@ type bounds struct {
 // boundsOf collects the loaded rules and overrides of a limit.
 func boundsOf(of *limitRules) *bounds {
 	b := &bounds{name: of.name, code: nowhere()}
-	policies, known := of.noted.known()
-	for _, policy := range policies {
-		p, ok := pointOf(policy)
+	limits, known := of.noted.known()
+	for _, limit := range limits {
+		p, ok := pointOf(limit.Policy())
 		b.code, known = b.code.with(p), known && ok
 	}
 	b.unknown = !known

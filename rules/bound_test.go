@@ -219,6 +219,20 @@ func TestRulingsOf(t *testing.T) {
 		require.Equal(t, maxTokens, most(s), "there are too many to know")
 	})
 
+	t.Run("KnowsPoliciesThatCannotBeCompared", func(t *testing.T) {
+		t.Parallel()
+		type tagged struct { // of a program
+			ratelimit.TokenBucket
+			tags []string
+		}
+		s := set(twenty, override(Override{Key: "ana", Multiplier: 2}))
+		limit := ratelimit.Define("messages", tagged{ratelimit.PerMinute(30), []string{"chat"}})
+		for _, key := range []string{"ana", "bob"} {
+			require.NotNil(t, s.RulingFor(limit, "", key))
+		}
+		require.InEpsilon(t, 60, most(s), 1e-9)
+	})
+
 	t.Run("KnowsTheLimitsOfTheConfiguration", func(t *testing.T) {
 		t.Parallel()
 		pool, err := pgxpool.New(t.Context(), "postgres://nobody@localhost:1/none")
