@@ -18,12 +18,13 @@ type queue struct {
 
 // waiter is a caller that waits.
 type waiter struct {
-	ctx   context.Context //nolint:containedctx // of a call that waits
-	key   string
-	slots bool                            // whether it waits for a slot, and not for tokens alone
-	ask   func() (ratelimit.Lease, error) // has the decision only, if it waits for tokens
-	done  chan answer
-	asked bool // whether ask is running, which answers the caller unless it is refused
+	ctx      context.Context //nolint:containedctx // of a call that waits
+	key      string
+	requests []ratelimit.Request
+	slots    bool                            // whether it waits for a slot, and not for tokens alone
+	acquire  func() (ratelimit.Lease, error) // has the decision only, if it waits for tokens
+	done     chan answer
+	asked    bool // whether a call for it is under way, which answers it unless it is refused and may wait on
 }
 
 type answer struct {
@@ -64,13 +65,13 @@ func (s *List) leave(w *waiter) bool {
 		return false
 	}
 	i := slices.Index(q.waiting, w)
-	if i == 0 {
-		q.signal() // the next one is first, or the call that is under way is the last one for w
-	}
 	if i < 0 || w.asked {
 		return false
 	}
 	q.waiting = slices.Delete(q.waiting, i, i+1)
+	if i == 0 {
+		q.signal() // for the next one
+	}
 	return true
 }
 
@@ -95,15 +96,20 @@ func (s *List) first(q *queue, ask bool) *waiter {
 	return w
 }
 
-// answered gives the first caller its answer. Without one it stays first.
-func (s *List) answered(q *queue, w *waiter, a answer, final bool) {
+// answer gives the first caller its answer. A caller that was refused stays first and waits on, unless its context has ended: then it
+// may have tried to leave while it was asked for.
+func (s *List) answer(q *queue, w *waiter, a answer) (answered bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	w.asked = false
-	if final {
-		q.waiting = q.waiting[1:]
-		w.done <- a
+	if a.err == nil && !a.lease.Allowed {
+		if a.err = w.ctx.Err(); a.err == nil {
+			return false
+		}
 	}
+	q.waiting = q.waiting[1:]
+	w.done <- a
+	return true
 }
 
 // fail gives all callers of the queue an error.
@@ -116,10 +122,23 @@ func (s *List) fail(q *queue, err error) {
 	q.waiting = nil
 }
 
+// ask acquires for a caller if a check finds enough, also of the other requests. A refusal by a check is not counted: a caller that
+// waits is not turned away.
+func (s *List) ask(w *waiter, others ...ratelimit.Request) (ratelimit.Lease, error) {
+	d, err := s.limiter.Check(w.ctx, slices.Concat(w.requests, others)...)
+	if err != nil || !d.Allowed {
+		return ratelimit.Lease{Decision: d}, err
+	}
+	return w.acquire()
+}
+
 // serve asks for the callers of a queue, one after the other, until none is left.
 func (s *List) serve(ctx context.Context, q *queue) {
 	p := &place{s: s, key: q.key}
-	defer p.giveUp(ctx)
+	defer func() {
+		p.giveUp(ctx)
+		s.signal(q.key) // a queue that began meanwhile is behind this place
+	}()
 	defer func() {
 		if failure := recover(); failure != nil { // of a hook of the program, such as a tracer of pgx
 			s.fail(q, fmt.Errorf("waitlist: wait for %q: a hook panicked: %v", s.limit.Name(), failure))
@@ -140,13 +159,12 @@ func (s *List) serve(ctx context.Context, q *queue) {
 		if w == nil {
 			return
 		}
-		lease, err := w.ask()
-		final := err != nil || lease.Allowed
-		s.answered(q, w, answer{lease, err}, final)
+		lease, err := s.ask(w)
+		answered := s.answer(q, w, answer{lease, err})
 		switch {
-		case !final && w.slots:
+		case !answered && w.slots:
 			q.pause(min(s.config.Poll, lease.RetryAfter))
-		case !final:
+		case !answered:
 			q.pause(lease.RetryAfter)
 		case others:
 			p.giveUp(ctx) // to the end of the line

@@ -1,4 +1,5 @@
-// Package waitlist lets callers wait for a limit: they get slots or tokens in the order in which they came.
+// Package waitlist lets callers wait for a limit. The callers of a process get slots or tokens in the order in which they came, and
+// processes take turns.
 //
 //	var Exports = ratelimit.Define("exports", ratelimit.Concurrency{Most: 3, Lease: 30 * time.Second})
 //
@@ -37,7 +38,8 @@ import (
 var (
 	// ErrInvalidConfig is returned by New and Run if an argument or a field of Config cannot be used.
 	ErrInvalidConfig = errors.New("waitlist: invalid configuration")
-	// ErrTooManyWaiting is returned by Acquire and Hold if Config.MaxWaiting callers of this process wait for the key.
+	// ErrTooManyWaiting is returned by Acquire, Take and Hold if Config.MaxWaiting callers of this process, or 1000 processes, wait
+	// for the key.
 	ErrTooManyWaiting = errors.New("waitlist: too many callers wait")
 )
 
@@ -105,21 +107,24 @@ func (s *List) Limits() []ratelimit.Limit { return []ratelimit.Limit{s.limit, s.
 
 // Acquire waits for a slot of the first request's bucket, and acquires the slots and tokens of all requests, as
 // [ratelimit.Limiter.Acquire] does. The first request is for the limit of the List. It waits until ctx ends, and then returns the
-// error and the cause of ctx. It never returns a refusal: it waits for the other requests, too, and those behind it wait as long. It
-// returns ErrTooManyWaiting, ratelimit.ErrInvalidRequest for another first request, and the other errors of Limiter.Acquire, at once.
+// error and the cause of ctx. It never returns a refusal: it waits for the other requests, too, and the callers behind it wait as long.
+// It asks by Limiter.Check, so that a caller that waits is not counted as refused. It returns ErrTooManyWaiting,
+// ratelimit.ErrInvalidRequest for another first request or more than 63, and the other errors of Limiter.Acquire, at once.
 //
 // Release the slot with Release. Callers of Limiter.Acquire do not stand in line, and can overtake callers that wait here.
 func (s *List) Acquire(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Lease, error) {
-	return s.wait(requests, &waiter{ctx: ctx, slots: true, ask: func() (ratelimit.Lease, error) { return s.limiter.Acquire(ctx, requests...) }})
+	acquire := func() (ratelimit.Lease, error) { return s.limiter.Acquire(ctx, requests...) }
+	return s.wait(&waiter{ctx: ctx, requests: requests, slots: true, acquire: acquire})
 }
 
 // Take waits for the tokens of the first request, and takes the tokens of all requests, as [ratelimit.Limiter.Take] does. It waits as
 // Acquire does. Tokens that come earlier than was known, by a Credit, a Reset or a changed rule, are not noticed before.
 func (s *List) Take(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Decision, error) {
-	lease, err := s.wait(requests, &waiter{ctx: ctx, ask: func() (ratelimit.Lease, error) {
+	take := func() (ratelimit.Lease, error) {
 		d, err := s.limiter.Take(ctx, requests...)
 		return ratelimit.Lease{Decision: d}, err
-	}})
+	}
+	lease, err := s.wait(&waiter{ctx: ctx, requests: requests, acquire: take})
 	return lease.Decision, err
 }
 
@@ -132,19 +137,14 @@ func (s *List) keyOf(requests []ratelimit.Request) (string, error) {
 }
 
 // wait returns the answer to a caller: at once if nobody waits for its key, and else when it is its turn.
-func (s *List) wait(requests []ratelimit.Request, w *waiter) (_ ratelimit.Lease, err error) {
-	if w.key, err = s.keyOf(requests); err != nil {
+func (s *List) wait(w *waiter) (_ ratelimit.Lease, err error) {
+	if w.key, err = s.keyOf(w.requests); err != nil {
 		return ratelimit.Lease{}, err
 	}
 	if !s.waits(w.key) {
-		value, err := s.limiter.Value(w.ctx, s.line.ForStored(w.key))
-		if err != nil {
-			return ratelimit.Lease{}, err
-		}
-		if len(value.Leases()) == 0 { // nobody waits elsewhere
-			if lease, err := w.ask(); err != nil || lease.Allowed {
-				return lease, err
-			}
+		emptyLine := s.line.ForStored(w.key).Cost(maxPlaces)
+		if lease, err := s.ask(w, emptyLine); err != nil || lease.Allowed {
+			return lease, err
 		}
 	}
 	w.done = make(chan answer, 1)

@@ -274,6 +274,42 @@ func TestAcquire(t *testing.T) {
 	}
 }
 
+// TestWaitingIsNoRefusal has a caller wait for a minute, and a caller whose context ends while a call for it is under way.
+func TestWaitingIsNoRefusal(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		checks := 0
+		limiter, err := ratelimit.New(ratelimittest.NewDB(), ratelimit.Config{
+			Refused: func(_ context.Context, r ratelimit.Refusal) { t.Errorf("%v was refused", r.Limit) },
+			Observer: observer(func(event ratelimit.Event) {
+				if d, ok := event.(ratelimit.Decided); !ok || d.Decision.Allowed {
+					return
+				}
+				if checks++; checks == 2 { // the first call of the line for it
+					cancel()
+					time.Sleep(time.Second) // until it has tried to leave
+				}
+			}),
+		})
+		require.NoError(t, err)
+		l := newList(t, limiter, waitlist.Config{Poll: time.Hour})
+		held, err := limiter.Acquire(t.Context(), exports.For("acme").Cost(3))
+		require.NoError(t, err)
+		held, err = limiter.RenewLease(t.Context(), held.ID)
+		require.NoError(t, err)
+		begun := time.Now()
+		_, err = l.Acquire(ctx, exports.For("acme"))
+		require.ErrorIs(t, err, context.Canceled)
+		require.Equal(t, time.Second, time.Since(begun))
+		require.Equal(t, 2, checks)
+		_, err = l.Acquire(t.Context(), exports.For("acme"))
+		require.NoError(t, err)
+		require.WithinDuration(t, held.Until, time.Now(), time.Second)
+	})
+}
+
 // TestTakeWaitsForASlidingWindow has callers wait for tokens of a kind that takes no reservations: two in any minute.
 func TestTakeWaitsForASlidingWindow(t *testing.T) {
 	t.Parallel()
