@@ -42,7 +42,7 @@ func (s chartSpan) around(now time.Time) (since, until time.Time) {
 	return until.Add(-s.length()), until
 }
 
-// refusalBars are the bars of a chart of refusals, above those of allowed requests. Its minutes have no gaps.
+// refusalBars are the bars of a chart: the refusals above the allowed requests. Its minutes have no gaps.
 type refusalBars struct {
 	// Bars are in the order of the minutes.
 	Bars []bar

@@ -127,7 +127,7 @@ func TestFaults(t *testing.T) {
 	}
 }
 
-// TestASlowServerFailsClosed promises an answer after the DecisionTimeout, which is that of a server that is down.
+// TestASlowServerFailsClosed promises that a request gets the answer of a server that is down after the DecisionTimeout.
 func TestASlowServerFailsClosed(t *testing.T) {
 	t.Parallel()
 	for open, code := range map[bool]int{false: http.StatusServiceUnavailable, true: http.StatusOK} {

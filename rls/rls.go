@@ -74,10 +74,10 @@ type Service struct {
 
 // New returns a Service that takes from limiter. Errors wrap ErrInvalidConfig.
 func New(limiter *ratelimit.Limiter, config Config) (*Service, error) {
-	switch {
-	case limiter == nil || limiter.InTransaction():
-		return nil, fmt.Errorf("%w: the limiter is nil or bound to a transaction; pass what ratelimit.New returned", ErrInvalidConfig)
-	case len(config.Domains) == 0:
+	if err := guard.CheckLimiter(limiter); err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrInvalidConfig, err)
+	}
+	if len(config.Domains) == 0 {
 		return nil, fmt.Errorf("%w: field Domains is empty; without a domain every call is allowed", ErrInvalidConfig)
 	}
 	for name, domain := range config.Domains {

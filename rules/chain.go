@@ -71,6 +71,14 @@ func (c chain) between(from, until int64) chain {
 	return part
 }
 
+// hasTerms reports whether the span leaves nothing to the less specific.
+func (s span) hasTerms() bool { return s.says != nil }
+
+// holdsFrom reports whether a span with terms holds at now or later.
+func (c chain) holdsFrom(now int64) bool {
+	return slices.ContainsFunc(c.between(now, maxInstant), span.hasTerms)
+}
+
 // over returns the chain of c where it says something, and of base elsewhere.
 func (c chain) over(base chain) chain {
 	var merged chain

@@ -3,6 +3,7 @@ package rules
 import (
 	"errors"
 	"maps"
+	"slices"
 	"sync/atomic"
 	"time"
 )
@@ -14,6 +15,7 @@ const maxReported = 10
 type snapshot struct {
 	version   int64
 	limits    map[string]*limitRules
+	plans     []string // that rules are for, in order
 	tiers     TierSet
 	now       int64 // when it was loaded
 	rules     int
@@ -93,7 +95,14 @@ func compile(l *loaded, noted *definitions) *snapshot {
 			continue
 		}
 		of.finish(noted.of(name))
+		for plan, stated := range of.plans {
+			if plan != "" && stated.holdsFrom(of.now) {
+				c.next.plans = append(c.next.plans, plan)
+			}
+		}
 	}
+	slices.Sort(c.next.plans)
+	c.next.plans = slices.Compact(c.next.plans)
 	if c.next.skipped = len(c.bad); c.next.skipped > 0 {
 		c.next.err = errors.Join(c.bad[:min(len(c.bad), maxReported)]...)
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -46,6 +47,11 @@ func TestAPlanWithoutARuleIsReportedOnce(t *testing.T) {
 
 	_, err := f.store.Put(t.Context(), why, perMinute("messages", "pro", 50), perMinute("messages", "free", 5))
 	require.NoError(t, err)
+	set, err := rules.NewSet(f.pool, rules.Config{})
+	require.NoError(t, err)
+	require.Empty(t, set.Plans(), "nothing is loaded")
+	require.NoError(t, set.Load(t.Context()))
+	require.Equal(t, []string{"free", "pro"}, set.Plans())
 	_, err = f.store.Override(t.Context(), why, rules.Override{Limit: "messages", Key: "ana", Multiplier: 3})
 	require.NoError(t, err)
 	require.Empty(t, ask(t, "pro", "free"))
@@ -59,4 +65,16 @@ func TestAPlanWithoutARuleIsReportedOnce(t *testing.T) {
 	_, err = f.store.Put(t.Context(), why, perMinute("messages", "", 10))
 	require.NoError(t, err)
 	require.Equal(t, []string{"por"}, ask(t, "", "por"), "the rule without a plan is the default")
+
+	later := why
+	later.From = time.Now().Add(time.Hour)
+	_, err = f.store.Delete(t.Context(), later, "messages", "pro")
+	require.NoError(t, err)
+	require.NoError(t, set.Load(t.Context()))
+	require.Equal(t, []string{"free", "pro"}, set.Plans(), "the end lies ahead")
+	soon := why
+	soon.From = time.Now().Add(time.Second)
+	_, err = f.store.Delete(t.Context(), soon, "messages", "free")
+	require.NoError(t, err)
+	require.Eventually(t, func() bool { return set.Load(t.Context()) == nil && len(set.Plans()) == 1 }, time.Minute, 50*time.Millisecond)
 }

@@ -123,6 +123,15 @@ func (s *Set) Limit(name string) (ratelimit.Limit, bool) {
 	return current.limits[name].standIn()
 }
 
+// Plans returns the plans that the loaded rules are for, in order, also of rules that begin later.
+func (s *Set) Plans() []string {
+	current := s.loaded()
+	if current == nil {
+		return nil
+	}
+	return slices.Clone(current.plans)
+}
+
 // Load loads the table now, for programs that need the rules before their first call; Run loads by itself. If it returns an error, the
 // Set has not changed.
 func (s *Set) Load(ctx context.Context) error {

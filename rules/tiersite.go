@@ -139,11 +139,10 @@ func (of *limitRules) standIn() (ratelimit.Limit, bool) {
 	var found []ratelimit.Limit
 	for _, plan := range slices.Sorted(maps.Keys(of.plans)) { // the empty one first
 		stated := of.plans[plan]
-		says := func(s span) bool { return s.says != nil }
-		if !slices.ContainsFunc(stated.between(of.now, maxInstant), says) {
+		if !stated.holdsFrom(of.now) {
 			continue
 		}
-		i := slices.IndexFunc(stated, says)
+		i := slices.IndexFunc(stated, span.hasTerms)
 		limit, err := ratelimit.NewLimit(of.name, stated[i].says.policy)
 		if err != nil {
 			continue

@@ -22,9 +22,9 @@
 // # Start of a job
 //
 // A job never starts before its ReadyAt on the database's clock: the middleware asks the database, and snoozes an early job, which
-// loses no attempt. River polls once a second, so a worker takes up a job 1.3 seconds early and waits ([Config.TakeUpEarly]). On
-// two busy cores jobs were late by 3 ms (p50) and 11 ms at most, and without it by 0.56 s and 1.05 s. Other queued work, too few MaxWorkers and wrong clocks make jobs later, never earlier. Jobs due more than ten
-// seconds ahead need a River client that may lead, as all scheduled jobs do.
+// loses no attempt. River polls once a second, so a worker takes up a job 1.3 seconds early and waits ([Config.TakeUpEarly]). Other
+// queued work, too few MaxWorkers and wrong clocks make jobs later, never earlier. Jobs due more than ten seconds ahead need a River
+// client that may lead, as all scheduled jobs do.
 //
 // Jobs that start up to d late can arrive together with jobs that are on time. In a span t the upstream then gets up to
 // Capacity + Rate * (t + d) / Period, so leave that much room. With StaleAfter of [ratelimit.Config], a job that comes up that

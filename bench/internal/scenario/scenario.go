@@ -58,7 +58,7 @@ func (s Scenario) Versus(this, other contender.Way, commit string) Scenario {
 	return s
 }
 
-// Contender is a way to decide, and what it is called in the tables.
+// Contender is a way to decide, with its name in the tables.
 type Contender struct {
 	Name string
 	Way  contender.Way

@@ -114,10 +114,11 @@ func standalone() []Scenario {
 
 // slowDisk has commits whose flush takes as long as on a disk of a cloud. The sleep of commit_delay is the same for all contenders.
 func slowDisk(relaxedTake Contender) Scenario {
-	s := take("disk-1", "100k keys, a flush takes 2 ms longer", manyKeys, 1, P50, []Contender{{ours, contender.Take{Keys: manyKeys}}, {raw, contender.Raw{Keys: manyKeys}}},
-		Bar{Contender: relaxed, Figure: P50, Against: ours, AtMost: 1. / 8})
-	s.Contenders[0], s.Disk = relaxedTake, 2*time.Millisecond
-	return s
+	return Scenario{
+		Name: "disk-1", Title: "100k keys, a flush takes 2 ms longer, callers: 1", Callers: 1, Compare: P50, Disk: 2 * time.Millisecond,
+		Contenders: []Contender{relaxedTake, {ours, contender.Take{Keys: manyKeys}}, {raw, contender.Raw{Keys: manyKeys}}},
+		Bars:       []Bar{{Contender: relaxed, Figure: P50, Against: ours, AtMost: 1. / 8}},
+	}
 }
 
 // kinds measures a Take of other kinds, or under a stored rule, beside a token bucket, and slots.

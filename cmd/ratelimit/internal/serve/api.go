@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"net/http"
 	"reflect"
+	"slices"
 	"strings"
 	"time"
 
@@ -217,7 +218,7 @@ func (s *Server) requests(asked []request) ([]ratelimit.Request, error) {
 		default:
 			requests[i] = limit.For(a.Key)
 		}
-		if err := s.plans.check(a.Plan); err != nil {
+		if err := s.checkPlan(a.Plan); err != nil {
 			return nil, fmt.Errorf("request %d: %w", i, err)
 		}
 		if a.Cost != nil {
@@ -226,6 +227,17 @@ func (s *Server) requests(asked []request) ([]ratelimit.Request, error) {
 		requests[i] = requests[i].Plan(a.Plan)
 	}
 	return requests, nil
+}
+
+// checkPlan returns an error for a plan that no stored rule has, if there are rules for other plans: its name may be misspelled.
+// A plan with a rule for another limit passes, because a limit may have one rule for several plans.
+func (s *Server) checkPlan(plan string) error {
+	plans := s.set.Plans()
+	if plan == "" || len(plans) == 0 || slices.Contains(plans, plan) {
+		return nil
+	}
+	some := strings.Join(plans[:min(len(plans), 20)], ", ")
+	return fmt.Errorf("no stored rule has the plan %.80q; the rules have %s; leave plan out for the rule without a plan", plan, some)
 }
 
 // refuse answers an error of the Limiter.

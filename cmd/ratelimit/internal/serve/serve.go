@@ -66,7 +66,6 @@ type Server struct {
 	config  Config
 	tokens  [][sha256.Size]byte
 	counter *refusals.Counter
-	plans   plans
 	set     *rules.Set
 	limiter *ratelimit.Limiter
 	http    *http.Server
@@ -84,12 +83,9 @@ func New(ctx context.Context, config Config) (*Server, error) {
 	if err != nil {
 		return nil, err
 	}
-	if s.plans.store, err = rules.NewStore(config.Pool, rules.StoreConfig{Schema: config.Schema}); err != nil {
-		return nil, err
-	}
 	failed := &slog.LevelVar{} // of failed loads: until the server is made, New returns their errors
 	failed.Set(slog.LevelDebug)
-	loads := ratelimit.Observers(counts, &s.plans, sloglimit.New(sloglimit.Config{Logger: config.Logger, Failed: failed}))
+	loads := ratelimit.Observers(counts, sloglimit.New(sloglimit.Config{Logger: config.Logger, Failed: failed}))
 	if s.set, err = rules.NewSet(config.Pool, rules.Config{Schema: config.Schema, Observer: loads}); err != nil {
 		return nil, err
 	}
