@@ -3,7 +3,6 @@ package docs_test
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -80,18 +79,6 @@ func guideMail(ctx context.Context, limiter *ratelimit.Limiter, send func() erro
 		return err // tomorrow: it says when
 	}
 	return send()
-}
-
-var Rollup = ratelimit.Define("rollup", ratelimit.Concurrency{Most: 1, Lease: 30 * time.Second})
-
-func guideRollup(ctx context.Context, limiter *ratelimit.Limiter, rollUp func(ctx context.Context, number int64) error) error {
-	err := limiter.Hold(ctx, func(ctx context.Context, lease ratelimit.Lease) error {
-		return rollUp(ctx, lease.Fence) // and stops when ctx ends
-	}, Rollup.Global())
-	if errors.Is(err, ratelimit.ErrLimited) {
-		return nil // the last one is still running
-	}
-	return err
 }
 
 var RollupHourly = ratelimit.Define("rollup.hourly",

@@ -37,11 +37,7 @@ func recipeCost(limiter *ratelimit.Limiter, user httplimit.Key, complete http.Ha
 	return limited(complete), nil
 }
 
-var Table = ratelimit.Define("table", ratelimit.TokenBucket{Rate: 1, Period: time.Second, Capacity: 300})
-
 var HalfAndHalf = ratelimit.Define("half", ratelimit.TokenBucket{Rate: 50, Period: time.Minute, Capacity: 50})
-
-var Partner = ratelimit.Define("partner", ratelimit.TokenBucket{Rate: 90, Period: time.Hour, Capacity: 10})
 
 var Spaced = ratelimit.Define("spaced",
 	ratelimit.TokenBucket{Rate: 1, Period: time.Second, Capacity: ratelimit.None})
@@ -53,18 +49,6 @@ func recipeSpaced(ctx context.Context, limiter *ratelimit.Limiter, schedule func
 	}
 	schedule(r.ReadyAt)
 	return nil
-}
-
-var (
-	Outer = ratelimit.Define("outer",
-		ratelimit.TokenBucket{Rate: 10, Period: time.Second, Capacity: 50, MaxReserved: ratelimit.None})
-	Inner = ratelimit.Define("inner",
-		ratelimit.TokenBucket{Rate: 10, Period: time.Second, Capacity: ratelimit.None})
-)
-
-func recipeOuterInner(ctx context.Context, limiter *ratelimit.Limiter, userID string) (ratelimit.Reservation, error) {
-	r, err := limiter.Reserve(ctx, Outer.For(userID), Inner.Global())
-	return r, err
 }
 
 var Cooldown = ratelimit.Define("cooldown", ratelimit.TokenBucket{Rate: 1, Period: 30 * time.Second})

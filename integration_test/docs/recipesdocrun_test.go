@@ -151,26 +151,12 @@ func TestRecipesOfRates(t *testing.T) {
 		says(t, "With shares of 0.6 and 0.4, the regions together never admit more than one limit with a rate of 100 and a capacity of 50.")
 	})
 
-	t.Run("Credit", func(t *testing.T) {
-		t.Parallel()
-		admitted, refused := pressed(t, Table, 5, 5*200)
-		require.Equal(t, 100, within(admitted, 200*time.Second)-within(admitted, 100*time.Second), "of 500")
-		says(t, "a surge of five a second has %d admitted before %s, and then one in five", within(admitted, refused[0]), inSeconds(refused[0]))
-	})
-
 	t.Run("SomebodyElsesCap", func(t *testing.T) {
 		t.Parallel()
 		admitted, _ := pressed(t, HalfAndHalf, 1000, 1000*200)
 		most := busiest(admitted, time.Minute)
 		says(t, "the busiest minute has %d, and the minutes after it have 50", most)
 		require.Equal(t, 50, within(admitted, 3*time.Minute)-within(admitted, 2*time.Minute))
-		admitted, _ = pressed(t, Partner, 1, 5*3600)
-		says(t, "the busiest hour has %d, and each hour has at least 90", busiest(admitted, time.Hour))
-		for i, at := range admitted {
-			if until := at + time.Hour; until < 5*time.Hour {
-				require.GreaterOrEqual(t, within(admitted[i:], until), 90)
-			}
-		}
 	})
 }
 
@@ -190,26 +176,6 @@ func TestRecipesOfSpacing(t *testing.T) {
 			require.WithinRange(t, recipeStart.Add(at), recipeStart.Add(time.Duration(i+1)*time.Second), recipeStart.Add(time.Duration(i+1)*time.Second+time.Microsecond))
 		}
 		says(t, "Eight jobs that come within a second run at %s, %s and so on: one a second, the last at %s", inSeconds(ready[0]), inSeconds(ready[1]), inSeconds(ready[7]))
-	})
-
-	t.Run("OuterAndInner", func(t *testing.T) {
-		t.Parallel()
-		f := newFrozen(t)
-		var last ratelimit.Reservation
-		admitted := 0
-		for range 60 {
-			r, err := recipeOuterInner(t.Context(), f.Limiter, "ada")
-			require.NoError(t, err)
-			if !r.Allowed {
-				require.Equal(t, 100*time.Millisecond, r.RetryAfter)
-				continue
-			}
-			admitted++
-			require.Equal(t, time.Duration(admitted)*100*time.Millisecond, r.ReadyAt.Sub(recipeStart))
-			last = r
-		}
-		require.Equal(t, -50.0, f.tokens(t, Inner.Global()), "a refusal owes nothing inside")
-		says(t, "Of 60 requests at once %d are admitted, and run 100 ms apart, the last after %s; the other %d are refused", admitted, inSeconds(last.ReadyAt.Sub(recipeStart)), 60-admitted)
 	})
 
 	t.Run("Cooldown", func(t *testing.T) {
