@@ -131,6 +131,15 @@ func TestNumbersOfEveryKind(t *testing.T) {
 	} {
 		require.Equal(t, want, ratelimit.Define("a", policy).Numbers())
 	}
+	for most, policy := range map[float64]ratelimit.Policy{ // owed by default: the tokens of a century, or the most that is possible
+		36525 * 86400:   ratelimit.PerSecond(1),
+		36525 * 0.5:     ratelimit.PerDay(0.5),
+		1e12:            ratelimit.PerSecond(1e9),
+		36525 * 3.0 / 7: ratelimit.TokenBucket{Rate: 3, Period: ratelimit.Week, Capacity: ratelimit.None},
+		36525 * 48:      ratelimit.FixedWindow{Rate: 2, Period: time.Hour, Capacity: 7},
+	} {
+		require.InEpsilon(t, most, ratelimit.Define("a", policy).Numbers().MaxOwed, 1e-12)
+	}
 	require.Zero(t, ratelimit.Limit{}.Numbers())
 }
 

@@ -67,7 +67,7 @@ func TestPrefetchEndsWithItsPolicy(t *testing.T) {
 		less := ratelimit.TokenBucket{Rate: 1, Period: ratelimit.Day, Capacity: 100, Prefetch: 10 * time.Second}
 		rule, err := ratelimit.NewRuling(still, ratelimit.RulingConfig{Name: "less", Eras: []ratelimit.Era{{}, {From: change, Policy: less}}})
 		require.NoError(t, err)
-		limiter, err := ratelimit.New(ratelimittest.NewDB(), ratelimit.Config{Policies: ruleOf{still, rule}})
+		limiter, err := ratelimit.New(ratelimittest.NewDB(), ratelimit.Config{Policies: modes{"still": rule}})
 		require.NoError(t, err)
 		prefetched := func() bool {
 			d, err := limiter.Take(t.Context(), still.For("hot"))

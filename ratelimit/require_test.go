@@ -108,23 +108,3 @@ func TestRequireGoesOnInShadow(t *testing.T) {
 	require.Zero(t, held(t, limiter, kept.For("ada")), "and the other one has given")
 	require.ErrorIs(t, limiter.Require(t.Context(), tried.For("ada"), kept.For("ada")), ratelimit.ErrLimited)
 }
-
-// ruleOf is a source of policies that has a rule for one limit.
-type ruleOf struct {
-	limit ratelimit.Limit
-	rule  *ratelimit.Ruling
-}
-
-func (p ruleOf) RulingFor(limit ratelimit.Limit, _, _ string) *ratelimit.Ruling {
-	if limit.Name() == p.limit.Name() {
-		return p.rule
-	}
-	return nil
-}
-
-func (p ruleOf) RulingsOf(name string) []*ratelimit.Ruling {
-	if name == p.limit.Name() {
-		return []*ratelimit.Ruling{p.rule}
-	}
-	return nil
-}

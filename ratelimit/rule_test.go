@@ -62,7 +62,7 @@ func TestResolveFollowsTheEras(t *testing.T) {
 			rule, err := ratelimit.NewRuling(limit, ratelimit.RulingConfig{Eras: test.eras})
 			require.NoError(t, err)
 			now := at
-			limiter, err := ratelimit.New(untouched{}, ratelimit.Config{Policies: storedRule{rule}, AsOf: func() time.Time { return now }})
+			limiter, err := ratelimit.New(untouched{}, ratelimit.Config{Policies: modes{"api": rule}, AsOf: func() time.Time { return now }})
 			require.NoError(t, err)
 			for i, after := range []time.Duration{-time.Microsecond, 0, time.Hour} {
 				now = at.Add(after)
@@ -82,7 +82,7 @@ func TestModeFollowsTheErasAndThePause(t *testing.T) {
 	})
 	require.NoError(t, err)
 	now := at
-	limiter, err := ratelimit.New(untouched{}, ratelimit.Config{Policies: storedRule{rule}, AsOf: func() time.Time { return now }})
+	limiter, err := ratelimit.New(untouched{}, ratelimit.Config{Policies: modes{"api": rule}, AsOf: func() time.Time { return now }})
 	require.NoError(t, err)
 	for after, want := range map[time.Duration]ratelimit.Mode{
 		-2 * time.Hour: ratelimit.On, -time.Minute: ratelimit.Shadow, 0: ratelimit.Off, time.Hour: ratelimit.On,

@@ -6,81 +6,68 @@ import (
 	"testing"
 	"time"
 
-	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/ratelimittest"
 )
 
-// opening is when every story begins. It is a multiple of minutes, hours and days since the Unix epoch. No story depends on that:
-// windows that should start here say so.
+// opening is the start of every story. It is a multiple of minutes, hours and days since the Unix epoch. No story depends on that:
+// windows that should start at opening say so.
 var opening = at
 
-// forever marks a step that no wait would turn around.
+// forever is the wait of a call that fails, because it can never be allowed.
 const forever = time.Duration(math.MaxInt64)
 
-// step is one call of a story, and its answer. A step that takes and reserves nothing only looks.
+// story is calls on one bucket that has no row at first.
+type story struct {
+	policy ratelimit.Policy
+	steps  []step
+}
+
+// step is one call of a story, and its answer. A step that takes and reserves nothing reads the tokens.
 type step struct {
 	at      time.Duration    // since opening; the clock may step back
-	policy  ratelimit.Policy // replaces the story's policy from here on
+	policy  ratelimit.Policy // replaces the policy from here on
 	take    float64
 	reserve float64
 	refused bool
-	left    float64       // what the bucket holds after the step
+	left    float64       // the tokens of the bucket after the step
 	wait    time.Duration // refused: until the same call is allowed. reserved: until the work may run
 }
 
-// run tells a story of one bucket that has no row when it opens, by the step of the algebra without a database. Nothing
-// is reserved in it, and its policy stays.
-func run(t *testing.T, policy ratelimit.Policy, story []step) {
-	t.Helper()
-	value := ratelimit.Define("story", policy).Global().Full(opening)
-	for i, s := range story {
-		require.True(t, s.policy == nil && s.reserve == 0, "step %d is for a server", i)
-		now := opening.Add(s.at)
-		next, d := value.Take(now, s.take)
-		switch {
-		case s.wait == forever:
-			require.False(t, d.Allowed, "step %d at %v", i, s.at)
-			_, err := value.RetryAfter(now, s.take)
-			require.Error(t, err, "step %d at %v: no wait helps, so it is an error", i, s.at)
-		case s.take == 0:
-			s.holds(t, i, value.At(now))
-		default:
-			s.answers(t, i, d, d.RetryAfter)
-			if s.refused {
-				require.Equal(t, value.At(now), next.Tokens, "step %d at %v: a refusal changes nothing", i, s.at)
-			}
-			value = next
+// TestStories makes the calls of each story on a server and in memory. The exact arithmetic of all policies is tested in
+// integration_test/bucket.
+func TestStories(t *testing.T) {
+	t.Parallel()
+	pool := postgrestest.New(t)
+	for _, stories := range []map[string]story{storiesOfTokens(), storiesOfWindows(), storiesOfClocks(), storiesOfChanges(), storiesOfReservations()} {
+		for name, s := range stories {
+			t.Run(name, func(t *testing.T) {
+				t.Parallel()
+				s.run(t, pool)
+				s.run(t, ratelimittest.NewDB())
+			})
 		}
 	}
 }
 
-// runOnServer tells a story of one bucket that has no row when it opens, on a server, and in memory.
-func runOnServer(t *testing.T, pool *pgxpool.Pool, policy ratelimit.Policy, story []step) {
+func (s story) run(t *testing.T, db ratelimit.Pool) {
 	t.Helper()
-	runOn(t, pool, policy, story)
-	runOn(t, ratelimittest.NewDB(), policy, story)
-}
-
-func runOn(t *testing.T, db ratelimit.Pool, policy ratelimit.Policy, story []step) {
-	t.Helper()
-	now := opening
+	now, policy, key := opening, s.policy, rand.Text()
 	limiter, err := ratelimit.New(db, ratelimit.Config{AsOf: func() time.Time { return now }})
 	require.NoError(t, err)
-	key := rand.Text()
-	for i, s := range story {
-		if s.policy != nil {
-			policy = s.policy
+	for i, step := range s.steps {
+		if step.policy != nil {
+			policy = step.policy
 		}
-		now = opening.Add(s.at)
-		s.call(t, i, limiter, ratelimit.Define("story", policy).For(key))
+		now = opening.Add(step.at)
+		step.run(t, i, limiter, ratelimit.Define("story", policy).For(key))
 	}
 }
 
-// call makes the call of one step.
-func (s step) call(t *testing.T, i int, limiter *ratelimit.Limiter, request ratelimit.Request) {
+func (s step) run(t *testing.T, i int, limiter *ratelimit.Limiter, request ratelimit.Request) {
 	t.Helper()
 	var r ratelimit.Reservation
 	var err error
@@ -89,62 +76,207 @@ func (s step) call(t *testing.T, i int, limiter *ratelimit.Limiter, request rate
 		r, err = limiter.Reserve(t.Context(), request.Cost(s.reserve))
 	case s.take > 0:
 		r.Decision, err = limiter.Take(t.Context(), request.Cost(s.take))
-	default:
-		s.holds(t, i, held(t, limiter, request))
-		return
 	}
 	if s.wait == forever {
-		require.Error(t, err, "step %d at %v: no wait helps, so it is an error", i, s.at)
+		require.Error(t, err, "step %d at %v", i, s.at)
 		return
 	}
 	require.NoError(t, err, "step %d at %v", i, s.at)
-	wait := r.RetryAfter
-	if s.reserve > 0 && r.Allowed {
-		wait = r.Delay()
+	require.InDelta(t, s.left, held(t, limiter, request), 1e-9, "step %d at %v: tokens left", i, s.at)
+	if s.reserve+s.take == 0 {
+		return
 	}
-	s.answers(t, i, r.Decision, wait)
-	if s.refused {
-		s.holds(t, i, held(t, limiter, request))
+	require.Equal(t, !s.refused, r.Allowed, "step %d at %v", i, s.at)
+	require.InDelta(t, max(s.left, 0), r.Remaining, 1e-9, "step %d at %v: remaining", i, s.at)
+	require.Equal(t, s.wait, r.RetryAfter+r.Delay(), "step %d at %v: wait", i, s.at)
+}
+
+func storiesOfTokens() map[string]story {
+	return map[string]story{
+		"ABurstThenOneEverySixSeconds": {ratelimit.TokenBucket{Rate: 10, Period: time.Minute, Capacity: 3}, []step{
+			{at: 0, take: 1, left: 2},
+			{at: 0, take: 2, left: 0},
+			{at: 0, take: 1, refused: true, left: 0, wait: 6 * time.Second},
+			{at: 6*time.Second - time.Microsecond, take: 1, refused: true, left: 1 - 10.0/60e6, wait: time.Microsecond},
+			{at: 6 * time.Second, take: 1, left: 0},
+			{at: time.Hour, take: 3, left: 0}, // idle for an hour, and still no more than 3
+			{at: time.Hour, take: 1, refused: true, left: 0, wait: 6 * time.Second},
+		}},
+		"CostsMayBeFractions": {ratelimit.TokenBucket{Rate: 40_000, Period: time.Minute, Capacity: 60_000}, []step{
+			{at: 0, take: 60_000, left: 0},
+			{at: 15 * time.Second, take: 2_500.25, left: 7_499.75},
+			{at: 30 * time.Second, take: 20_000, refused: true, left: 17_499.75, wait: 3_750_375 * time.Microsecond},
+			{at: 33_750_375 * time.Microsecond, take: 20_000, left: 0},
+			{at: time.Hour, left: 60_000},
+		}},
+		"ACostAboveTheCapacityIsAnError": {ratelimit.PerHour(10), []step{
+			{at: 0, take: 4, left: 6},
+			{at: 0, take: 100, wait: forever},
+			{at: 0, take: 6, left: 0},
+		}},
 	}
 }
 
-// answers checks the decision of the step's call.
-func (s step) answers(t *testing.T, i int, d ratelimit.Decision, wait time.Duration) {
-	t.Helper()
-	tokens := d.States[0].Value.Tokens
-	require.Equal(t, !s.refused, d.Allowed, "step %d at %v: allowed, with %v left", i, s.at, tokens)
-	s.holds(t, i, tokens)
-	require.InDelta(t, max(s.left, 0), d.Remaining, 1e-9, "step %d at %v: remaining", i, s.at)
-	require.Equal(t, s.wait, wait, "step %d at %v: wait", i, s.at)
-}
-
-// holds checks what the bucket holds after the step.
-func (s step) holds(t *testing.T, i int, tokens float64) {
-	t.Helper()
-	require.InDelta(t, s.left, tokens, 1e-9, "step %d at %v: tokens left", i, s.at)
-}
-
-// admitted counts the allowed requests of a caller who requests one token at every instant of a schedule.
-func admitted(limit ratelimit.Limit, schedule []time.Duration) int {
-	value := limit.Global().Full(opening)
-	count := 0
-	for _, after := range schedule {
-		next, d := value.Take(opening.Add(after), 1)
-		if value = next; d.Allowed {
-			count++
-		}
+func storiesOfWindows() map[string]story {
+	hourly := func(start time.Time) ratelimit.Policy {
+		return ratelimit.FixedWindow{Rate: 5, Period: time.Hour, Start: start}
 	}
-	return count
+	atTwenty := []step{
+		{at: 0, take: 5, left: 0},
+		{at: 0, take: 1, refused: true, left: 0, wait: 20 * time.Minute},
+		{at: 20 * time.Minute, take: 5, left: 0},
+		{at: 20 * time.Minute, take: 1, refused: true, left: 0, wait: time.Hour},
+		{at: 80 * time.Minute, left: 5},
+	}
+	return map[string]story{
+		"AllTokensAtTheStartOfEachWindow": {ratelimit.FixedWindow{Rate: 100, Period: time.Minute, Start: opening}, []step{
+			{at: 10 * time.Second, take: 100, left: 0},
+			{at: 10 * time.Second, take: 1, refused: true, left: 0, wait: 50 * time.Second},
+			{at: time.Minute - time.Microsecond, take: 1, refused: true, left: 0, wait: time.Microsecond},
+			{at: time.Minute, take: 1, left: 99}, // though the last call was ten seconds into its window
+			{at: time.Hour, left: 100},
+		}},
+		"UnusedTokensRollOverUpToTheCapacity": {ratelimit.FixedWindow{Rate: 10, Period: time.Hour, Capacity: 25, Start: opening}, []step{
+			{at: 0, take: 25, left: 0},
+			{at: time.Hour, take: 4, left: 6},
+			{at: 3 * time.Hour, left: 25},
+			{at: 4 * time.Hour, take: 25, left: 0}, // a whole capacity in one window, and no more
+			{at: 4*time.Hour + 59*time.Minute, take: 21, refused: true, left: 0, wait: 2*time.Hour + time.Minute},
+			{at: 100 * time.Hour, take: 26, wait: forever},
+		}},
+		"AStartAfterTheCalls":    {hourly(opening.Add(72*time.Hour + 20*time.Minute)), atTwenty},
+		"AStartBeforeTheCalls":   {hourly(opening.Add(-40 * time.Minute)), atTwenty},
+		"AStartInYearOne":        {hourly(time.Date(1, 1, 1, 0, 20, 0, 0, time.UTC)), atTwenty},
+		"AStartInYear9999":       {hourly(time.Date(9999, 12, 31, 0, 20, 0, 0, time.UTC)), atTwenty},
+		"AStartAtALocalMidnight": {hourly(time.Date(2025, 7, 4, 0, 0, 0, 0, time.FixedZone("", -20*60))), atTwenty},
+	}
 }
 
-// every is a schedule of n instants, evenly over each second, from start on.
-func every(perSecond int, start, length time.Duration) []time.Duration {
-	var schedule []time.Duration
-	for i := 0; ; i++ {
-		at := time.Duration(i) * time.Second / time.Duration(perSecond)
-		if at >= length {
-			return schedule
-		}
-		schedule = append(schedule, start+at)
+func storiesOfClocks() map[string]story {
+	windows := ratelimit.FixedWindow{Rate: 10, Period: time.Hour, Start: opening}
+	return map[string]story{
+		"AClockThatStepsBackTakesNothingAway": {ratelimit.PerMinute(10), []step{
+			{at: 100 * time.Second, take: 4, left: 6},
+			{at: 40 * time.Second, take: 6, left: 0},
+			{at: 40 * time.Second, take: 1, refused: true, left: 0, wait: 66 * time.Second},
+			{at: 106 * time.Second, take: 1, left: 0},
+		}},
+		"AClockThatStepsBackCreditsNoInstantTwice": {ratelimit.PerMinute(10), []step{
+			{at: 60 * time.Second, take: 10, left: 0},
+			{at: 30 * time.Second, take: 1, refused: true, left: 0, wait: 36 * time.Second},
+			{at: 66 * time.Second, take: 1, left: 0},
+			{at: 6 * time.Second, take: 1, refused: true, left: 0, wait: 66 * time.Second},
+			{at: 72 * time.Second, take: 1, left: 0},
+		}},
+		"AClockThatStepsBackGivesNoWindowTwice": {windows, []step{
+			{at: time.Hour - time.Millisecond, take: 1, left: 9},
+			{at: time.Hour, take: 4, left: 6},
+			{at: time.Hour - time.Millisecond, take: 5, left: 1}, // from the window that has begun once
+			{at: time.Hour, take: 2, refused: true, left: 1, wait: time.Hour},
+			{at: 2 * time.Hour, take: 10, left: 0},
+		}},
+		"UpToAMinuteAheadARowIsTrusted": {ratelimit.PerMinute(10), []step{
+			{at: time.Minute, take: 8, left: 2},
+			{at: 0, take: 1, left: 1},
+			{at: 59 * time.Second, left: 1},
+			{at: 66 * time.Second, take: 2, left: 0},
+		}},
+		"ARowOfAWrongClockCountsFromNow": {ratelimit.PerMinute(10), []step{
+			{at: 61 * time.Second, take: 8, left: 2},
+			{at: 0, take: 1, left: 1},
+			{at: 6 * time.Second, take: 2, left: 0},
+			{at: 6 * time.Second, take: 1, refused: true, left: 0, wait: 6 * time.Second},
+		}},
+		"ARowOfTheNextWindowIsTrusted": {windows, []step{
+			{at: time.Hour, take: 8, left: 2},
+			{at: 0, take: 1, left: 1},
+			{at: time.Hour, take: 2, refused: true, left: 1, wait: time.Hour},
+		}},
+		"ARowOfTheWindowAfterTheNextIsOfAWrongClock": {windows, []step{
+			{at: 2 * time.Hour, take: 8, left: 2},
+			{at: 0, take: 1, left: 1},
+			{at: time.Hour, take: 10, left: 0},
+		}},
+	}
+}
+
+// storiesOfChanges changes the definition of a limit in the code while its row stays.
+func storiesOfChanges() map[string]story {
+	capacity := func(c float64) ratelimit.Policy {
+		return ratelimit.TokenBucket{Rate: 10, Period: time.Minute, Capacity: c}
+	}
+	return map[string]story{
+		"ANewRateCountsFromTheLastTake": {ratelimit.PerMinute(10), []step{
+			{at: 0, take: 10, left: 0},
+			{at: 30 * time.Second, policy: ratelimit.PerMinute(1000), left: 500},
+			{at: 30 * time.Second, policy: ratelimit.PerMinute(10), take: 5, left: 0}, // a take settles the time before it
+			{at: 30 * time.Second, policy: ratelimit.PerMinute(1000), take: 1, refused: true, left: 0, wait: 60 * time.Millisecond},
+		}},
+		"ALowerCapacityCutsTheTokens": {capacity(20), []step{
+			{at: 0, take: 1, left: 19},
+			{at: 0, policy: capacity(5), take: 1, left: 4},
+			{at: 0, policy: capacity(20), left: 4},
+		}},
+		"OwedTokensBeyondTheNewBoundAreRepaid": {ratelimit.PerSecond(1), []step{
+			{at: 0, reserve: 101, left: -100, wait: 100 * time.Second},
+			{at: 0, policy: ratelimit.TokenBucket{Rate: 1, Period: time.Second, MaxReserved: 10}, reserve: 1, refused: true, left: -100, wait: 91 * time.Second},
+			{at: 91 * time.Second, reserve: 1, left: -10, wait: 10 * time.Second},
+			{
+				at: 101 * time.Second, policy: ratelimit.TokenBucket{Rate: 1, Period: time.Second, MaxReserved: ratelimit.NoReservations},
+				take: 1, refused: true, left: 0, wait: time.Second,
+			},
+		}},
+		"ABucketBecomesAWindowAtTheNextStart": {ratelimit.PerMinute(10), []step{
+			{at: 90 * time.Second, take: 10, left: 0},
+			{at: 91 * time.Second, policy: ratelimit.FixedWindow{Rate: 10, Period: time.Minute, Start: opening}, take: 1, refused: true, left: 0, wait: 29 * time.Second},
+			{at: 120 * time.Second, take: 10, left: 0},
+			{at: 120 * time.Second, policy: ratelimit.PerMinute(10), take: 1, refused: true, left: 0, wait: 6 * time.Second},
+		}},
+	}
+}
+
+func storiesOfReservations() map[string]story {
+	return map[string]story{
+		"LaterCallsWaitBehindAReservation": {ratelimit.PerSecond(10), []step{
+			{at: 0, take: 7, left: 3},
+			{at: 0, reserve: 13, left: -10, wait: time.Second},
+			{at: 500 * time.Millisecond, take: 1, refused: true, left: -5, wait: 600 * time.Millisecond},
+			{at: 500 * time.Millisecond, reserve: 1, left: -6, wait: 600 * time.Millisecond},
+			{at: 1100 * time.Millisecond, take: 1, refused: true, left: 0, wait: 100 * time.Millisecond},
+			{at: time.Hour, take: 10, left: 0}, // owed tokens are repaid once
+			{at: time.Hour, take: 1, refused: true, left: 0, wait: 100 * time.Millisecond},
+		}},
+		"WindowsAheadPayForAReservation": {ratelimit.FixedWindow{Rate: 10, Period: time.Minute, Start: opening}, []step{
+			{at: 30 * time.Second, reserve: 20, left: -10, wait: 30 * time.Second},
+			{at: 30 * time.Second, reserve: 1, left: -11, wait: 90 * time.Second},
+			{at: time.Minute, take: 1, refused: true, left: -1, wait: time.Minute},
+			{at: 2 * time.Minute, take: 9, left: 0},
+		}},
+		"AReservationStopsAtMaxReserved": {ratelimit.TokenBucket{Rate: 100, Period: time.Minute, MaxReserved: 50}, []step{
+			{at: 0, reserve: 150, left: -50, wait: 30 * time.Second},
+			{at: 600*time.Millisecond - time.Microsecond, reserve: 1, refused: true, left: -49 - 1e-4/60, wait: time.Microsecond},
+			{at: 600 * time.Millisecond, reserve: 1, left: -50, wait: 30 * time.Second},
+			{at: time.Hour, reserve: 151, wait: forever},
+		}},
+		"TheLargestReservationIsExact": {ratelimit.TokenBucket{Rate: 1, Period: time.Second, Capacity: 0.1, MaxReserved: 0.2}, []step{
+			{at: 0, reserve: 0.30000000000000004, wait: forever}, // the float64 sum of 0.1 and 0.2
+			{at: 0, reserve: 0.3, left: -0.2, wait: 200 * time.Millisecond},
+		}},
+		"ReservationsMayBeForbidden": {ratelimit.TokenBucket{Rate: 100, Period: time.Minute, MaxReserved: ratelimit.NoReservations}, []step{
+			{at: 0, reserve: 1, wait: forever},
+			{at: 0, take: 100, left: 0},
+		}},
+		"AReservationMayBeOfAvailableTokensOnly": {ratelimit.TokenBucket{Rate: 100, Period: time.Minute, MaxReserved: ratelimit.None}, []step{
+			{at: 0, reserve: 60, left: 40},
+			{at: 0, reserve: 41, refused: true, left: 40, wait: 600 * time.Millisecond},
+			{at: 0, reserve: 101, wait: forever},
+		}},
+		"WithoutACapacityRequestsAreSpaced": {ratelimit.TokenBucket{Rate: 60, Period: time.Minute, Capacity: ratelimit.None}, []step{
+			{at: 0, take: 1e-9, wait: forever},
+			{at: 0, reserve: 1, left: -1, wait: time.Second},
+			{at: 0, reserve: 5.5, left: -6.5, wait: 6500 * time.Millisecond},
+			{at: time.Hour, left: 0}, // nothing is saved up
+			{at: time.Hour, reserve: 1, left: -1, wait: time.Second},
+		}},
 	}
 }
