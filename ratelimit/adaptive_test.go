@@ -1,7 +1,6 @@
 package ratelimit_test
 
 import (
-	"math"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -12,55 +11,6 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/ratelimittest"
 )
-
-func TestAdaptiveIsChecked(t *testing.T) {
-	t.Parallel()
-	contract := ratelimit.PerSecond(100)
-	for name, c := range map[string]struct {
-		policy ratelimit.Adaptive
-		says   string
-	}{
-		"NoContract":       {ratelimit.Adaptive{}, "Contract is a <nil>"},
-		"OfItself":         {ratelimit.Adaptive{Contract: ratelimit.Adaptive{Contract: contract}}, "must be a TokenBucket"},
-		"InvalidContract":  {ratelimit.Adaptive{Contract: ratelimit.TokenBucket{Rate: -1}}, "its Contract cannot be used: its Rate"},
-		"FloorBelow":       {ratelimit.Adaptive{Contract: contract, Floor: 0.0001}, "Floor is 0.0001"},
-		"FloorAbove":       {ratelimit.Adaptive{Contract: contract, Floor: 1.1}, "Floor is 1.1"},
-		"FloorOfNothing":   {ratelimit.Adaptive{Contract: contract, Floor: math.NaN()}, "Floor is NaN"},
-		"GrowthBelow":      {ratelimit.Adaptive{Contract: contract, Growth: -1}, "Growth is -1"},
-		"GrowthAbove":      {ratelimit.Adaptive{Contract: contract, Growth: 2}, "Growth is 2"},
-		"GrowthOfNothing":  {ratelimit.Adaptive{Contract: contract, Growth: math.NaN()}, "Growth is NaN"},
-		"EpochTooShort":    {ratelimit.Adaptive{Contract: contract, Epoch: time.Millisecond}, "Epoch is 1ms"},
-		"EpochTooLong":     {ratelimit.Adaptive{Contract: contract, Epoch: 2 * time.Hour}, "Epoch is 2h0m0s"},
-		"EpochBackwards":   {ratelimit.Adaptive{Contract: contract, Epoch: -time.Second}, "Epoch is -1s"},
-		"SlidingContract":  {ratelimit.Adaptive{Contract: ratelimit.SlidingWindow{Rate: 1, Period: time.Second}}, "must be a TokenBucket"},
-		"HoldingContract":  {ratelimit.Adaptive{Contract: ratelimit.Concurrency{Most: 1}}, "must be a TokenBucket"},
-		"InfiniteGrowth":   {ratelimit.Adaptive{Contract: contract, Growth: math.Inf(1)}, "Growth is +Inf"},
-		"PointersContract": {ratelimit.Adaptive{Contract: &contract}, "must be a TokenBucket"},
-	} {
-		_, err := ratelimit.NewLimit("upstream", c.policy)
-		require.ErrorIs(t, err, ratelimit.ErrInvalidLimit, name)
-		require.ErrorContains(t, err, c.says, name)
-	}
-	for _, policy := range []ratelimit.Adaptive{
-		{Contract: contract},
-		{Contract: contract, Floor: 1, Growth: 1, Epoch: time.Hour, Apply: true},
-		{Contract: contract, Floor: 0.001, Growth: 0.001, Epoch: 100 * time.Millisecond},
-		{Contract: ratelimit.FixedWindow{Rate: 1, Period: time.Hour}},
-		{Contract: ratelimit.TokenBucket{Rate: 1, Period: time.Second, Capacity: ratelimit.None}},
-	} {
-		limit, err := ratelimit.NewLimit("upstream", policy)
-		require.NoError(t, err)
-		require.Equal(t, policy, limit.Policy())
-	}
-}
-
-func TestAdaptiveInWords(t *testing.T) {
-	t.Parallel()
-	policy := ratelimit.Adaptive{Contract: ratelimit.PerSecond(100)}
-	require.Equal(t, "100 per second, adapting down to 0.1 of it, in shadow", policy.String())
-	policy.Apply, policy.Floor = true, 0.25
-	require.Equal(t, "100 per second, adapting down to 0.25 of it", policy.String())
-}
 
 // A simulation has no upstream. It uses the price of the request, if any.
 func TestAdaptiveInASimulation(t *testing.T) {

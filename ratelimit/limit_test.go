@@ -11,7 +11,21 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-const century = 36525 * ratelimit.Day
+const (
+	century = 36525 * ratelimit.Day
+	second  = time.Second
+	none    = ratelimit.None
+)
+
+// The policies of most rows below.
+type (
+	tokens   = ratelimit.TokenBucket
+	windows  = ratelimit.FixedWindow
+	sliding  = ratelimit.SlidingWindow
+	calendar = ratelimit.CalendarWindow
+	slots    = ratelimit.Concurrency
+	adaptive = ratelimit.Adaptive
+)
 
 func TestNewLimitChecksTheName(t *testing.T) {
 	t.Parallel()
@@ -31,173 +45,230 @@ func TestNewLimitChecksTheName(t *testing.T) {
 	}
 }
 
-// TestNewLimitChecksThePolicy covers each invalid number, and the error text for it.
-func TestNewLimitChecksThePolicy(t *testing.T) {
+// wrong is a policy that NewLimit refuses, and a part of the error.
+type wrong struct {
+	policy ratelimit.Policy
+	says   string
+}
+
+// Each invalid policy gives an error that names the field and what to write.
+func TestNewLimitSaysWhatIsWrong(t *testing.T) {
 	t.Parallel()
-	const second, none = time.Second, ratelimit.None
-	for _, c := range []struct {
-		name                        string
-		rate, capacity, maxReserved float64
-		period                      time.Duration
-		text                        string
-	}{
-		{name: "ZeroRate", rate: 0, period: second, text: "Rate is 0; it must be from 1e-09"},
-		{name: "NegativeRate", rate: -1, period: second, text: "Rate is -1"},
-		{name: "NaNRate", rate: math.NaN(), period: second, text: "Rate is NaN"},
-		{name: "InfiniteRate", rate: math.Inf(1), period: second, text: "Rate is +Inf"},
-		{name: "TinyRate", rate: 9e-10, period: second, text: "Rate is 9e-10"},
-		{name: "HugeRate", rate: 1.1e12, period: second, text: "Rate is 1.1e+12"},
-		{name: "ZeroPeriod", rate: 1, period: 0, text: "Period is 0s; it must be whole microseconds"},
-		{name: "NegativePeriod", rate: 1, period: -second, text: "Period is -1s"},
-		{name: "ForgottenUnit", rate: 1, period: 10, text: "write 10*time.Second, not 10"},
-		{name: "BrokenMicrosecond", rate: 1, period: 1500, text: "Period is 1.5µs"},
-		{name: "HugePeriod", rate: 1, period: century + time.Microsecond, text: "from 1µs to 100 years"},
-		{name: "NegativeCapacity", rate: 1, capacity: -1, period: second, text: "Capacity is -1; it must be from 1e-09"},
-		{name: "NaNCapacity", rate: 1, capacity: math.NaN(), period: second, text: "Capacity is NaN"},
-		{name: "InfiniteCapacity", rate: 1, capacity: math.Inf(1), period: second, text: "Capacity is +Inf"},
-		{name: "MinusInfiniteCapacity", rate: 1, capacity: math.Inf(-1), period: second, text: "Capacity is -Inf"},
-		{name: "TinyCapacity", rate: 1, capacity: 9e-10, period: second, text: "Capacity is 9e-10"},
-		{name: "HugeCapacity", rate: 1e12, capacity: 1.1e12, period: second, text: "Capacity is 1.1e+12"},
-		{name: "CapacityThatNeverFills", rate: 1, capacity: 101, period: ratelimit.Day * 366, text: "takes over 100 years to fill"},
-		{name: "NegativeMaxReserved", rate: 1, maxReserved: -1, period: second, text: "MaxReserved is -1; it must be from 1e-09"},
-		{name: "NaNMaxReserved", rate: 1, maxReserved: math.NaN(), period: second, text: "MaxReserved is NaN"},
-		{name: "InfiniteMaxReserved", rate: 1, maxReserved: math.Inf(1), period: second, text: "MaxReserved is +Inf"},
-		{name: "HugeMaxReserved", rate: 1e12, maxReserved: 1.1e12, period: second, text: "MaxReserved is 1.1e+12"},
-		{name: "OwedAndNeverRepaid", rate: 1, maxReserved: 101, period: ratelimit.Day * 366, text: "takes over 100 years to repay"},
-		{name: "NothingToTakeOrReserve", rate: 1, capacity: none, maxReserved: ratelimit.NoReservations, period: second, text: "admits nothing"},
-		{name: "NothingToTakeOrOwe", rate: 1, capacity: none, maxReserved: ratelimit.None, period: second, text: "admits nothing"},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			t.Parallel()
-			for _, policy := range []ratelimit.Policy{
-				ratelimit.TokenBucket{Rate: c.rate, Period: c.period, Capacity: c.capacity, MaxReserved: c.maxReserved},
-				ratelimit.FixedWindow{Rate: c.rate, Period: c.period, Capacity: c.capacity, MaxReserved: c.maxReserved},
-			} {
-				limit, err := ratelimit.NewLimit("story", policy)
-				require.ErrorIs(t, err, ratelimit.ErrInvalidLimit)
-				require.ErrorContains(t, err, c.text)
-				require.ErrorContains(t, err, `"story"`)
-				require.Zero(t, limit)
-				require.PanicsWithError(t, err.Error(), func() { ratelimit.Define("story", policy) })
+	for _, rows := range [][]wrong{wrongNumbers(), wrongPrefetches(), wrongCalendars(), wrongPolicies()} {
+		for _, c := range rows {
+			policies := []ratelimit.Policy{c.policy}
+			if p, ok := c.policy.(tokens); ok && p.Prefetch == 0 {
+				policies = append(policies, windows{Rate: p.Rate, Period: p.Period, Capacity: p.Capacity, MaxReserved: p.MaxReserved, Shards: p.Shards})
 			}
-		})
+			for _, policy := range policies {
+				limit, err := ratelimit.NewLimit("wrong", policy)
+				require.ErrorIs(t, err, ratelimit.ErrInvalidLimit, c.says)
+				require.ErrorContains(t, err, c.says)
+				require.ErrorContains(t, err, `"wrong"`)
+				require.Zero(t, limit)
+				require.PanicsWithError(t, err.Error(), func() { ratelimit.Define("wrong", policy) })
+			}
+		}
 	}
 }
 
-func TestNewLimitTakesWhatItSays(t *testing.T) {
-	t.Parallel()
-	for _, policy := range []ratelimit.Policy{
-		ratelimit.TokenBucket{Rate: 1e-9, Period: time.Microsecond},
-		ratelimit.TokenBucket{Rate: 1e12, Period: time.Microsecond, Capacity: 1e-9, MaxReserved: 1e-9},
-		ratelimit.TokenBucket{Rate: 1e12, Period: century, Capacity: 1e11, MaxReserved: 1e11},
-		ratelimit.TokenBucket{Rate: 1e-9, Period: century},
-		ratelimit.TokenBucket{Rate: 1, Period: time.Second, Capacity: ratelimit.None},
-		ratelimit.TokenBucket{Rate: 1, Period: time.Second, MaxReserved: ratelimit.NoReservations},
-		ratelimit.FixedWindow{Rate: 1, Period: century, Start: time.Date(9999, 12, 31, 0, 0, 0, 0, time.UTC)},
-		ratelimit.FixedWindow{Rate: 1, Period: time.Microsecond, Start: time.Date(1, 1, 1, 0, 0, 0, 1, time.UTC)},
-		&ratelimit.TokenBucket{Rate: 1, Period: time.Second},
+// wrongNumbers are token buckets, whose numbers fixed windows may not have either.
+func wrongNumbers() []wrong {
+	const shards = "; it must be 1, 2, 4, 8, 16, 32 or 64, so that each row's part is exact"
+	return []wrong{
+		{tokens{Period: second}, "its Rate is 0; it must be from 1e-09"},
+		{tokens{Rate: -1, Period: second}, "Rate is -1"},
+		{tokens{Rate: math.NaN(), Period: second}, "Rate is NaN"},
+		{tokens{Rate: math.Inf(1), Period: second}, "Rate is +Inf"},
+		{tokens{Rate: 9e-10, Period: second}, "Rate is 9e-10"},
+		{tokens{Rate: 1.1e12, Period: second}, "Rate is 1.1e+12"},
+		{tokens{Rate: 1}, "its Period is 0s; it must be whole microseconds"},
+		{tokens{Rate: 1, Period: -second}, "Period is -1s"},
+		{tokens{Rate: 1, Period: 10}, "write 10*time.Second, not 10"},
+		{tokens{Rate: 1, Period: 1500}, "Period is 1.5µs"},
+		{tokens{Rate: 1, Period: century + time.Microsecond}, "from 1µs to 100 years"},
+		{tokens{Rate: 1, Capacity: -1, Period: second}, "its Capacity is -1; it must be from 1e-09"},
+		{tokens{Rate: 1, Capacity: math.NaN(), Period: second}, "Capacity is NaN"},
+		{tokens{Rate: 1, Capacity: math.Inf(1), Period: second}, "Capacity is +Inf"},
+		{tokens{Rate: 1, Capacity: math.Inf(-1), Period: second}, "Capacity is -Inf"},
+		{tokens{Rate: 1, Capacity: 9e-10, Period: second}, "Capacity is 9e-10"},
+		{tokens{Rate: 1e12, Capacity: 1.1e12, Period: second}, "Capacity is 1.1e+12"},
+		{tokens{Rate: 1, Capacity: 101, Period: ratelimit.Day * 366}, "takes over 100 years to fill"},
+		{tokens{Rate: 1, MaxReserved: -1, Period: second}, "its MaxReserved is -1; it must be from 1e-09"},
+		{tokens{Rate: 1, MaxReserved: math.NaN(), Period: second}, "MaxReserved is NaN"},
+		{tokens{Rate: 1, MaxReserved: math.Inf(1), Period: second}, "MaxReserved is +Inf"},
+		{tokens{Rate: 1e12, MaxReserved: 1.1e12, Period: second}, "MaxReserved is 1.1e+12"},
+		{tokens{Rate: 1, MaxReserved: 101, Period: ratelimit.Day * 366}, "takes over 100 years to repay"},
+		{tokens{Rate: 1, Capacity: none, MaxReserved: ratelimit.NoReservations, Period: second}, "admits nothing"},
+		{tokens{Rate: 1, Capacity: none, MaxReserved: none, Period: second}, "admits nothing"},
+		{tokens{Rate: 1, Period: second, Shards: -8}, "its Shards is -8" + shards},
+		{tokens{Rate: 1, Period: second, Shards: 6}, "its Shards is 6" + shards},
+		{tokens{Rate: 1, Period: second, Shards: 128}, "its Shards is 128" + shards},
+		{tokens{Rate: 1, Period: second, Shards: math.MinInt}, shards},
+	}
+}
+
+func wrongPrefetches() []wrong {
+	const short = 10 * time.Millisecond
+	return []wrong{
+		{tokens{Rate: 10, Period: second, Capacity: 20, Prefetch: 1001 * time.Millisecond}, "must be 1s or less"},
+		{tokens{Rate: 10, Period: second, Prefetch: time.Microsecond}, "from 1ms to 1h"},
+		{tokens{Rate: 10, Period: second, Prefetch: -second}, "from 1ms to 1h"},
+		{tokens{Rate: 10, Period: second, Prefetch: 2*time.Millisecond + 1}, "whole microseconds"},
+		{tokens{Rate: 10, Period: second, Prefetch: short, Shards: 2}, "use one of them"},
+		{tokens{Rate: 10, Period: second, Prefetch: short, Capacity: none}, "too long"},
+		{windows{Rate: 10, Period: second, Prefetch: 1001 * time.Millisecond}, "must be that or less"},
+		{windows{Rate: 10, Period: second, Prefetch: time.Microsecond}, "from 1ms to 1h"},
+		{windows{Rate: 10, Period: second, Prefetch: short, Shards: 2}, "use one of them"},
+		{windows{Rate: 10, Period: second, Prefetch: short, Capacity: none}, "the Capacity None"},
+		{adaptive{Contract: tokens{Rate: 10, Period: second, Prefetch: short}}, "cannot follow the price"},
+		{adaptive{Contract: windows{Rate: 10, Period: second, Prefetch: short}}, "cannot follow the price"},
+	}
+}
+
+func wrongCalendars() []wrong {
+	rows := []wrong{
+		{calendar{Rate: 1}, "Resets is not set"},
+		{calendar{Rate: 1, Resets: "fortnight"}, `Resets is "fortnight"`},
+		{calendar{Resets: ratelimit.Daily}, "Rate is 0"},
+		{calendar{Rate: 1, Resets: ratelimit.Daily, FirstDay: 2}, "FirstDay, which is for Monthly, Quarterly and Yearly windows; leave it out of one for each day"},
+		{calendar{Rate: 1, Resets: ratelimit.Weekly, FirstMonth: 2}, "FirstMonth, which is for Quarterly"},
+		{calendar{Rate: 1, Resets: ratelimit.Weekly, FirstWeekday: 7}, "FirstWeekday is 7"},
+		{calendar{Rate: 1, Resets: ratelimit.Monthly, FirstWeekday: time.Monday}, "FirstWeekday, which is for Weekly"},
+		{calendar{Rate: 1, Resets: ratelimit.Monthly, FirstMonth: time.March}, "FirstMonth, which is for Quarterly"},
+		{calendar{Rate: 1, Resets: ratelimit.Monthly, FirstDay: 32}, "FirstDay is 32"},
+		{calendar{Rate: 1, Resets: ratelimit.Monthly, FirstDay: -1}, "FirstDay is -1"},
+		{calendar{Rate: 1, Resets: ratelimit.Yearly, FirstMonth: 13}, "FirstMonth is 13"},
+		{calendar{Rate: 10, Resets: ratelimit.Monthly, MaxReserved: 11}, "up to its Rate of 10"},
+	}
+	for zone, says := range map[string]string{
+		"Local": "another zone on each machine", "LOCALTIME": "another zone on each machine", "UTC-5": "three hours ahead of UTC",
+		"Foo+3": `knows no time zone "Foo+3"`, "europe/berlin": "", "Europe": "", "Europe/Berlni+1": "", "+03:00": "", "5": "", "Europe/Berlin\x00": "",
+		"Europe//Berlin": "", "../etc/passwd": "", "<+03>-3": "", "Straße": "", "A" + string(make([]byte, 100)): "",
 	} {
-		_, err := ratelimit.NewLimit("edge", policy)
-		require.NoError(t, err, "%v", policy)
+		if says == "" {
+			says = "knows no time zone"
+		}
+		rows = append(rows, wrong{calendar{Rate: 1, Resets: ratelimit.Monthly, Zone: zone}, says})
 	}
-	for rate := range 1000 {
-		_, err := ratelimit.NewLimit("century", ratelimit.FixedWindow{Rate: float64(rate + 1), Period: century})
-		require.NoError(t, err)
-	}
+	return rows
 }
 
-func TestNewLimitChecksTheStart(t *testing.T) {
-	t.Parallel()
+// wrongPolicies are of the other kinds, or none.
+func wrongPolicies() []wrong {
+	contract := ratelimit.PerSecond(100)
+	rows := []wrong{
+		{nil, "pass a TokenBucket, or another"},
+		{(*tokens)(nil), "pass a TokenBucket, or another"},
+		{(*windows)(nil), "pass a TokenBucket, or another"},
+		{sliding{Period: second}, "its Rate is 0"},
+		{sliding{Rate: 1}, "its Period is 0s"},
+		{sliding{Rate: 1, Period: time.Nanosecond}, "its Period is 1ns"},
+		{sliding{Rate: 5, Period: time.Minute, Slices: 129}, "its Slices is 129; it must be from 1 to 128, or 0 for 60"},
+		{sliding{Rate: 5, Period: time.Minute, Slices: -1}, "its Slices is -1"},
+		{sliding{Rate: 5, Period: second, Slices: 60}, "leave out Slices for 50, or set it to a number that divides 1000000"},
+		{slots{}, "from 1 to 1000 slots"},
+		{slots{Most: -1}, "its Most is -1"},
+		{slots{Most: 1001}, "its Most is 1001"},
+		{slots{Most: 1, Lease: 30}, "its Lease is 30ns"},
+		{slots{Most: 1, Lease: second + 500}, "its Lease is 1.0000005s"},
+		{slots{Most: 1, Lease: ratelimit.Day + 10*time.Microsecond}, "its Lease is 24h0m0.00001s"},
+		{slots{Most: 1, Lease: -time.Minute}, "its Lease is -1m0s"},
+		{adaptive{}, "Contract is a <nil>"},
+		{adaptive{Contract: tokens{Rate: -1}}, "its Contract cannot be used: its Rate"},
+		{adaptive{Contract: (*tokens)(nil)}, "its Contract is a *ratelimit.TokenBucket; it must be a TokenBucket"},
+		{adaptive{Contract: contract, Floor: 0.0001}, "Floor is 0.0001"},
+		{adaptive{Contract: contract, Floor: 1.1}, "Floor is 1.1"},
+		{adaptive{Contract: contract, Floor: math.NaN()}, "Floor is NaN"},
+		{adaptive{Contract: contract, Growth: -1}, "Growth is -1"},
+		{adaptive{Contract: contract, Growth: 2}, "Growth is 2"},
+		{adaptive{Contract: contract, Growth: math.NaN()}, "Growth is NaN"},
+		{adaptive{Contract: contract, Epoch: time.Millisecond}, "Epoch is 1ms"},
+		{adaptive{Contract: contract, Epoch: 2 * time.Hour}, "Epoch is 2h0m0s"},
+		{adaptive{Contract: contract, Epoch: -second}, "Epoch is -1s"},
+	}
+	for _, of := range []ratelimit.Policy{adaptive{Contract: contract}, sliding{Rate: 1, Period: second}, slots{Most: 1}} {
+		rows = append(rows, wrong{adaptive{Contract: of}, "must be a TokenBucket"})
+	}
 	for _, start := range []time.Time{
 		time.Date(0, 12, 31, 0, 0, 0, 0, time.UTC), time.Date(10_000, 1, 1, 0, 0, 0, 0, time.UTC),
 		time.Date(586_542, 1, 1, 0, 0, 0, 0, time.UTC), time.Unix(1<<58, 0), time.Unix(-1<<58, 0),
 	} {
-		_, err := ratelimit.NewLimit("start", ratelimit.FixedWindow{Rate: 1, Period: time.Hour, Start: start})
-		require.ErrorIs(t, err, ratelimit.ErrInvalidLimit)
-		require.ErrorContains(t, err, "it must be from year 1 to year 9999")
+		rows = append(rows, wrong{windows{Rate: 1, Period: time.Hour, Start: start}, "it must be from year 1 to year 9999"})
 	}
+	return rows
 }
 
-func TestNewLimitNeedsAPolicy(t *testing.T) {
+// These policies are at the edge of what is valid.
+func TestNewLimitTakesWhatItSays(t *testing.T) {
 	t.Parallel()
-	for _, policy := range []ratelimit.Policy{nil, (*ratelimit.TokenBucket)(nil), (*ratelimit.FixedWindow)(nil)} {
-		_, err := ratelimit.NewLimit("none", policy)
-		require.ErrorIs(t, err, ratelimit.ErrInvalidLimit)
-		require.ErrorContains(t, err, "pass a TokenBucket, or another")
+	policies := []ratelimit.Policy{
+		tokens{Rate: 1e-9, Period: time.Microsecond},
+		tokens{Rate: 1e12, Period: time.Microsecond, Capacity: 1e-9, MaxReserved: 1e-9},
+		tokens{Rate: 1e12, Period: century, Capacity: 1e11, MaxReserved: 1e11},
+		tokens{Rate: 1e-9, Period: century},
+		windows{Rate: 1, Period: century, Start: time.Date(9999, 12, 31, 0, 0, 0, 0, time.UTC)},
+		windows{Rate: 1, Period: time.Microsecond, Start: time.Date(1, 1, 1, 0, 0, 0, 1, time.UTC)},
+		slots{Most: 1000, Lease: ratelimit.Day},
+		slots{Most: 1, Lease: time.Millisecond},
+		adaptive{Contract: ratelimit.PerSecond(1), Floor: 1, Growth: 1, Epoch: time.Hour, Apply: true},
+		adaptive{Contract: ratelimit.PerSecond(1), Floor: 0.001, Growth: 0.001, Epoch: 100 * time.Millisecond},
+		adaptive{Contract: tokens{Rate: 1, Period: second, Capacity: none}},
+	}
+	for rate := range 1000 {
+		policies = append(policies, windows{Rate: float64(rate + 1), Period: century})
+	}
+	for _, shards := range []int{0, 1, 2, 4, 8, 16, 32, 64} {
+		policies = append(policies, tokens{Rate: 1, Period: second, Shards: shards})
+	}
+	for _, zone := range []string{"EST5EDT", "Etc/GMT+12", "Etc/GMT-14", "GMT0", "GMT+0", "America/Argentina/ComodRivadavia"} {
+		policies = append(policies, calendar{Rate: 1, Resets: ratelimit.Monthly, Zone: zone})
+	}
+	for _, policy := range policies {
+		limit, err := ratelimit.NewLimit("edge", policy)
+		require.NoError(t, err, "%v", policy)
+		require.Equal(t, policy, limit.Policy())
 	}
 }
 
 func TestLimitSaysWhatItIs(t *testing.T) {
 	t.Parallel()
 	for want, policy := range map[string]ratelimit.Policy{
-		"x: 10 per minute, capacity 3":              ratelimit.TokenBucket{Rate: 10, Period: time.Minute, Capacity: 3},
-		"x: 10 per minute":                          ratelimit.TokenBucket{Rate: 10, Period: time.Minute, Capacity: 10},
-		"x: 0.5 per second":                         ratelimit.PerSecond(0.5),
-		"x: 7 per minute":                           ratelimit.PerMinute(7),
-		"x: 7 per hour":                             ratelimit.PerHour(7),
-		"x: 7 per day":                              ratelimit.PerDay(7),
-		"x: 7 per week":                             ratelimit.PerWeek(7),
-		"x: 60 per minute, no capacity":             ratelimit.TokenBucket{Rate: 60, Period: time.Minute, Capacity: ratelimit.None},
-		"x: 100 per hour (fixed window)":            ratelimit.FixedWindow{Rate: 100, Period: time.Hour},
-		"x: 1 per hour, capacity 5 (fixed window)":  ratelimit.FixedWindow{Rate: 1, Period: time.Hour, Capacity: 5},
-		"x: 1 per hour, no capacity (fixed window)": ratelimit.FixedWindow{Rate: 1, Period: time.Hour, Capacity: ratelimit.None},
+		"10 per minute, capacity 3":  tokens{Rate: 10, Period: time.Minute, Capacity: 3},
+		"10 per minute":              tokens{Rate: 10, Period: time.Minute, Capacity: 10},
+		"0.5 per second":             ratelimit.PerSecond(0.5),
+		"7 per minute":               ratelimit.PerMinute(7),
+		"7 per hour":                 ratelimit.PerHour(7),
+		"7 per day":                  ratelimit.PerDay(7),
+		"7 per week":                 ratelimit.PerWeek(7),
+		"60 per minute, no capacity": tokens{Rate: 60, Period: time.Minute, Capacity: none},
+		"10 per second, capacity 20, prefetch 1s":            tokens{Rate: 10, Period: second, Capacity: 20, Prefetch: second},
+		"100 per hour (fixed window)":                        windows{Rate: 100, Period: time.Hour},
+		"1 per hour, capacity 5 (fixed window), prefetch 1s": windows{Rate: 1, Period: time.Hour, Capacity: 5, Prefetch: second},
+		"1 per hour, no capacity (fixed window)":             windows{Rate: 1, Period: time.Hour, Capacity: none},
+		"never more than 5 in any minute":                    sliding{Rate: 5, Period: time.Minute},
+		"5 at a time, leases of 1m":                          slots{Most: 5},
+		"1000 per month in Europe/Berlin":                    calendar{Rate: 1000, Resets: ratelimit.Monthly, Zone: "Europe/Berlin"},
+		"10 per day in UTC":                                  calendar{Rate: 10, Resets: ratelimit.Daily},
+		"5 per week in UTC from Monday on":                   calendar{Rate: 5, Resets: ratelimit.Weekly, FirstWeekday: time.Monday},
+		"7 per month in Asia/Tokyo from day 31 on":           calendar{Rate: 7, Resets: ratelimit.Monthly, Zone: "Asia/Tokyo", FirstDay: 31},
+		"2 per quarter in UTC":                               calendar{Rate: 2, Resets: ratelimit.Quarterly, FirstMonth: time.January, FirstDay: 1},
+		"0.5 per year in Europe/London from April 6 on":      calendar{Rate: 0.5, Resets: ratelimit.Yearly, Zone: "Europe/London", FirstMonth: time.April, FirstDay: 6},
+		"3 per quarter in Etc/GMT-14 from February 1 on":     calendar{Rate: 3, Resets: ratelimit.Quarterly, Zone: "Etc/GMT-14", FirstMonth: time.February},
+		"100 per second, adapting down to 0.1 of it, in shadow": adaptive{
+			Contract: ratelimit.PerSecond(100),
+		},
+		"100 per second, adapting down to 0.25 of it": adaptive{Contract: ratelimit.PerSecond(100), Floor: 0.25, Apply: true},
 	} {
 		limit := ratelimit.Define("x", policy)
-		require.Equal(t, want, limit.String())
+		require.Equal(t, "x: "+want, limit.String())
 		require.Equal(t, policy, limit.Policy())
 	}
 	require.Equal(t, "undefined limit", ratelimit.Limit{}.String())
-}
-
-// TestAPolicyByPointerIsItsValue promises that a policy by pointer gives the same limit as by value, also if the pointed-to policy
-// changes later.
-func TestAPolicyByPointerIsItsValue(t *testing.T) {
-	t.Parallel()
-	bucket, window := ratelimit.PerSecond(10), ratelimit.FixedWindow{Rate: 100, Period: time.Hour}
-	sliding, monthly := ratelimit.SlidingWindow{Rate: 5, Period: time.Minute}, ratelimit.CalendarWindow{Rate: 5, Resets: ratelimit.Monthly}
-	slots, adaptive := ratelimit.Concurrency{Most: 4}, ratelimit.Adaptive{Contract: bucket, Apply: true}
-	for value, pointer := range map[ratelimit.Policy]ratelimit.Policy{
-		bucket: &bucket, window: &window, sliding: &sliding, monthly: &monthly, slots: &slots, adaptive: &adaptive,
-		ratelimit.Adaptive{Contract: window}: &ratelimit.Adaptive{Contract: &window},
-	} {
-		require.Equal(t, ratelimit.Define("x", value), ratelimit.Define("x", pointer))
-	}
-	limit := ratelimit.Define("x", &bucket)
-	bucket.Rate = 20
-	require.Equal(t, ratelimit.PerSecond(10), limit.Policy())
-	_, err := ratelimit.NewLimit("x", ratelimit.Adaptive{Contract: (*ratelimit.TokenBucket)(nil)})
-	require.ErrorContains(t, err, "its Contract is a *ratelimit.TokenBucket; it must be a TokenBucket")
-}
-
-func TestLimitCapacityIsTheLargestCost(t *testing.T) {
-	t.Parallel()
-	require.Equal(t, 10.0, ratelimit.Define("x", ratelimit.PerSecond(10)).Capacity())
-	require.Equal(t, 3.0, ratelimit.Define("x", ratelimit.FixedWindow{Rate: 10, Period: time.Hour, Capacity: 3}).Capacity())
-	require.Zero(t, ratelimit.Define("x", ratelimit.TokenBucket{Rate: 10, Period: time.Hour, Capacity: ratelimit.None}).Capacity())
-}
-
-func TestRequestNamesNoKey(t *testing.T) {
-	t.Parallel()
-	limit := ratelimit.Define("sendMessage", ratelimit.PerMinute(10))
-	require.Equal(t, "1 of sendMessage", limit.For("alice@example.org").String())
-	require.Equal(t, "2.5 of sendMessage", limit.Global().Cost(2.5).String())
-	require.Equal(t, limit, limit.For("alice@example.org").Limit())
-}
-
-func TestEqualLimitsAreOfOneNameAndOnePolicy(t *testing.T) {
-	t.Parallel()
-	limit := ratelimit.Define("api", ratelimit.PerSecond(5))
-	require.True(t, limit == ratelimit.Define("api", ratelimit.PerSecond(5)))                       //nolint:testifylint // == is what is tested
-	require.True(t, limit == ratelimit.Define("api", &ratelimit.TokenBucket{Rate: 5, Period: 1e9})) //nolint:testifylint // as above
-	for _, other := range []ratelimit.Limit{
-		{},
-		ratelimit.Define("other", ratelimit.PerSecond(5)), ratelimit.Define("api", ratelimit.PerSecond(6)),
-		ratelimit.Define("api", ratelimit.TokenBucket{Rate: 5, Period: time.Second, Capacity: 5}), // which says the same in other words
-		ratelimit.Define("api", ratelimit.FixedWindow{Rate: 5, Period: time.Second}),
-	} {
-		require.False(t, limit == other, "%v", other) //nolint:testifylint // as above
-	}
-	require.Len(t, map[ratelimit.Limit]bool{limit: true, ratelimit.Define("api", ratelimit.PerSecond(5)): true}, 1)
+	limit := ratelimit.Define("x", ratelimit.PerMinute(10))
+	require.Equal(t, "1 of x", limit.For(secret).String(), "a request does not show its key")
+	require.Equal(t, "2.5 of x", limit.Global().Cost(2.5).String())
+	require.Equal(t, limit, limit.For(secret).Limit())
 }
 
 // noted is a policy of a type that cannot be compared.
@@ -207,19 +278,38 @@ type noted struct {
 	notes []string
 }
 
-func TestAPolicyThatCannotBeComparedIsALimit(t *testing.T) {
+// Two limits are equal if their names and policies are. A policy by pointer is the same as by value, also if the pointed-to policy
+// changes later.
+//
+//nolint:testifylint // == is tested
+func TestEqualLimitsAreOfOneNameAndOnePolicy(t *testing.T) {
 	t.Parallel()
-	policy := noted{ratelimit.PerSecond(5), []string{"for the demo"}}
-	limit := ratelimit.Define("api", policy)
-	again := limit
-	require.Equal(t, policy, limit.Policy())
-	require.Equal(t, "api: "+ratelimit.PerSecond(5).String(), limit.String())
-	require.InDelta(t, 5, limit.Capacity(), 0)
-	require.True(t, limit == again)                                            //nolint:testifylint // == is what is tested
-	require.False(t, limit == ratelimit.Define("api", ratelimit.PerSecond(5))) //nolint:testifylint // as above
-	value := limit.For("key").Full(time.Unix(0, 0))
-	_, decision := value.Take(time.Unix(0, 0), 5)
-	require.True(t, decision.Allowed)
-	require.True(t, decision.States[0].Limit == limit) //nolint:testifylint // as above
-	require.Equal(t, policy, decision.States[0].Limit.Policy())
+	bucket, window, slide := ratelimit.PerSecond(5), windows{Rate: 100, Period: time.Hour}, sliding{Rate: 5, Period: time.Minute}
+	monthly, jobs, upstream := calendar{Rate: 5, Resets: ratelimit.Monthly}, slots{Most: 4}, adaptive{Contract: bucket, Apply: true}
+	for value, pointer := range map[ratelimit.Policy]ratelimit.Policy{
+		bucket: &bucket, window: &window, slide: &slide, monthly: &monthly, jobs: &jobs, upstream: &upstream,
+		adaptive{Contract: window}: &adaptive{Contract: &window},
+	} {
+		require.True(t, ratelimit.Define("x", value) == ratelimit.Define("x", pointer))
+	}
+	limit := ratelimit.Define("x", &bucket)
+	bucket.Rate = 20
+	require.Equal(t, ratelimit.PerSecond(5), limit.Policy())
+	uncomparable := ratelimit.Define("x", noted{ratelimit.PerSecond(5), []string{"for the demo"}})
+	for _, other := range []ratelimit.Limit{
+		{},
+		ratelimit.Define("other", ratelimit.PerSecond(5)), ratelimit.Define("x", ratelimit.PerSecond(6)),
+		ratelimit.Define("x", tokens{Rate: 5, Period: second, Capacity: 5}), // in other words
+		ratelimit.Define("x", windows{Rate: 5, Period: second}), uncomparable,
+	} {
+		require.False(t, limit == other, "%v", other)
+	}
+	require.Len(t, map[ratelimit.Limit]bool{limit: true, ratelimit.Define("x", ratelimit.PerSecond(5)): true}, 1)
+
+	again := uncomparable
+	require.True(t, again == uncomparable)
+	require.Equal(t, noted{ratelimit.PerSecond(5), []string{"for the demo"}}, again.Policy())
+	_, d := again.For("key").Full(opening).Take(opening, 5)
+	require.True(t, d.Allowed)
+	require.True(t, d.States[0].Limit == uncomparable)
 }

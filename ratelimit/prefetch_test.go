@@ -11,51 +11,6 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimittest"
 )
 
-func TestPrefetchIsChecked(t *testing.T) {
-	t.Parallel()
-	for name, test := range map[string]struct {
-		policy ratelimit.Policy
-		says   string
-	}{
-		"TooLong":  {ratelimit.TokenBucket{Rate: 10, Period: time.Second, Capacity: 20, Prefetch: 1001 * time.Millisecond}, "must be 1s or less"},
-		"TooShort": {ratelimit.TokenBucket{Rate: 10, Period: time.Second, Prefetch: time.Microsecond}, "from 1ms to 1h"},
-		"BelowZero": {
-			ratelimit.TokenBucket{Rate: 10, Period: time.Second, Prefetch: -time.Second}, "from 1ms to 1h",
-		},
-		"Nanoseconds": {ratelimit.TokenBucket{Rate: 10, Period: time.Second, Prefetch: 2*time.Millisecond + 1}, "whole microseconds"},
-		"Shards":      {ratelimit.TokenBucket{Rate: 10, Period: time.Second, Shards: 2, Prefetch: 10 * time.Millisecond}, "use one of them"},
-		"NoCapacity":  {ratelimit.TokenBucket{Rate: 10, Period: time.Second, Capacity: ratelimit.None, Prefetch: 10 * time.Millisecond}, "too long"},
-		"Adaptive": {
-			ratelimit.Adaptive{Contract: ratelimit.TokenBucket{Rate: 10, Period: time.Second, Prefetch: 10 * time.Millisecond}}, "cannot follow the price",
-		},
-	} {
-		_, err := ratelimit.NewLimit("hot", test.policy)
-		require.ErrorIs(t, err, ratelimit.ErrInvalidLimit, name)
-		require.ErrorContains(t, err, test.says, name)
-	}
-	limit := ratelimit.Define("hot", ratelimit.TokenBucket{Rate: 10, Period: time.Second, Capacity: 20, Prefetch: time.Second})
-	require.InDelta(t, 10, limit.Capacity(), 0)
-	require.Equal(t, "hot: 10 per second, capacity 20, prefetch 1s", limit.String())
-}
-
-func TestPrefetchOfWindowsIsChecked(t *testing.T) {
-	t.Parallel()
-	for says, policy := range map[string]ratelimit.Policy{
-		"must be that or less":    ratelimit.FixedWindow{Rate: 10, Period: time.Second, Prefetch: 1001 * time.Millisecond},
-		"from 1ms to 1h":          ratelimit.FixedWindow{Rate: 10, Period: time.Second, Prefetch: time.Microsecond},
-		"use one of them":         ratelimit.FixedWindow{Rate: 10, Period: time.Second, Shards: 2, Prefetch: 10 * time.Millisecond},
-		"the Capacity None":       ratelimit.FixedWindow{Rate: 10, Period: time.Second, Capacity: ratelimit.None, Prefetch: 10 * time.Millisecond},
-		"cannot follow the price": ratelimit.Adaptive{Contract: ratelimit.FixedWindow{Rate: 10, Period: time.Second, Prefetch: 10 * time.Millisecond}},
-	} {
-		_, err := ratelimit.NewLimit("hot", policy)
-		require.ErrorIs(t, err, ratelimit.ErrInvalidLimit)
-		require.ErrorContains(t, err, says)
-	}
-	limit := ratelimit.Define("hot", ratelimit.FixedWindow{Rate: 10, Period: time.Second, Capacity: 20, Prefetch: time.Second})
-	require.InDelta(t, 20, limit.Capacity(), 0)
-	require.Equal(t, "hot: 10 per second, capacity 20 (fixed window), prefetch 1s", limit.String())
-}
-
 // still is a limit that gains next to nothing while a test runs.
 var still = ratelimit.Define("still", ratelimit.TokenBucket{Rate: 1, Period: ratelimit.Day, Capacity: 10_000, Prefetch: 10 * time.Second})
 

@@ -148,8 +148,31 @@ func TestNewSimulation(t *testing.T) {
 	require.NoError(t, err)
 	_, err = simulation.Take(t.Context(), opening, ratelimit.Define("three", ratelimit.PerHour(3)).Global().Cost(4))
 	require.ErrorIs(t, err, ratelimit.ErrCostExceedsCapacity)
+	_, err = simulation.Take(t.Context(), opening, ratelimit.Define("jobs", ratelimit.Concurrency{Most: 3}).For("ada"))
+	require.ErrorIs(t, err, ratelimit.ErrInvalidRequest)
+	require.ErrorContains(t, err, "a Simulation is not told when slots are given back")
+	require.Zero(t, simulation.Buckets())
 	_, err = new(ratelimit.Simulation).Take(t.Context(), opening, ratelimit.Define("three", ratelimit.PerHour(3)).Global())
 	require.ErrorIs(t, err, ratelimit.ErrInvalidConfig)
+}
+
+// A Simulation knows the windows of a calendar at every instant.
+func TestASimulationOfACalendar(t *testing.T) {
+	t.Parallel()
+	berlin, err := time.LoadLocation("Europe/Berlin")
+	require.NoError(t, err)
+	request := ratelimit.Define("month", ratelimit.CalendarWindow{Rate: 10, Resets: ratelimit.Monthly, Zone: "Europe/Berlin"}).For("key").Cost(7)
+	march, april := time.Date(2026, 3, 1, 0, 0, 0, 0, berlin), time.Date(2026, 4, 1, 0, 0, 0, 0, berlin)
+	s, err := ratelimit.NewSimulation(ratelimit.Config{})
+	require.NoError(t, err)
+	for i, now := range []time.Time{march, april.Add(-time.Microsecond), april, april.AddDate(20, 0, 0), april.AddDate(40, 0, 0)} {
+		d, err := s.Take(t.Context(), now, request)
+		require.NoError(t, err)
+		require.Equal(t, i != 1, d.Allowed, now)
+		if i == 1 {
+			require.Equal(t, time.Microsecond, d.RetryAfter)
+		}
+	}
 }
 
 func ExampleSimulation() {
