@@ -1,6 +1,7 @@
 package ratelimit_test
 
 import (
+	"context"
 	"testing"
 	"time"
 
@@ -145,4 +146,72 @@ func TestAcquireWhereARuleMakesTokensOfSlots(t *testing.T) {
 			}
 		})
 	}
+}
+
+// The clock of the database chooses the mode of a rule, where it differs from the clock of the process. A call that is impossible in
+// this mode fails.
+func TestTheModeByTheDatabasesClock(t *testing.T) {
+	t.Parallel()
+	limit := ratelimit.Define("limit", ratelimit.PerDay(10))
+	smaller := ratelimit.TokenBucket{Rate: 3, Period: ratelimit.Day, MaxReserved: ratelimit.None}
+	for name, c := range map[string]struct {
+		byProcess, byDatabase ratelimit.Era
+		want                  error
+	}{
+		"On":        {ratelimit.Era{Mode: ratelimit.Shadow}, ratelimit.Era{Mode: ratelimit.On}, nil},
+		"Off":       {ratelimit.Era{}, ratelimit.Era{Mode: ratelimit.Off}, nil},
+		"TooCostly": {ratelimit.Era{Mode: ratelimit.Shadow}, ratelimit.Era{Policy: smaller}, ratelimit.ErrCostExceedsCapacity},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			c.byDatabase.From = at
+			rule, err := ratelimit.NewRuling(limit, ratelimit.RulingConfig{Eras: []ratelimit.Era{c.byProcess, c.byDatabase}})
+			require.NoError(t, err)
+			reads := 0 // of the clock, the first by the process
+			limiter, err := ratelimit.New(ratelimittest.NewDB(), ratelimit.Config{Policies: modes{"limit": rule}, NoBatching: true, AsOf: func() time.Time {
+				if reads++; reads == 1 {
+					return at.Add(-time.Second)
+				}
+				return at
+			}})
+			require.NoError(t, err)
+			taking := func(ctx context.Context, requests ...ratelimit.Request) (r ratelimit.Reservation, err error) {
+				r.Decision, err = limiter.Take(ctx, requests...)
+				return r, err
+			}
+			for i, call := range []func(context.Context, ...ratelimit.Request) (ratelimit.Reservation, error){taking, limiter.Reserve, limiter.CheckReserve} {
+				reads = 0
+				r, err := call(t.Context(), limit.For("ada").Cost(4))
+				require.ErrorIs(t, err, c.want, "call %d", i)
+				if err == nil {
+					require.True(t, r.Allowed, "call %d", i)
+					require.Equal(t, c.byDatabase.Mode, r.States[0].Mode, "call %d", i)
+				}
+			}
+		})
+	}
+}
+
+// rulings are the answers of a source to its requests, one after the other.
+type rulings []*ratelimit.Ruling
+
+func (r *rulings) RulingFor(ratelimit.Limit, string, string) *ratelimit.Ruling {
+	next := (*r)[0]
+	*r = (*r)[1:]
+	return next
+}
+func (*rulings) RulingsOf(string) []*ratelimit.Ruling { return nil }
+
+// A call that asks the database for its time, because its limit is about to be off no more, goes by the rule of after the answer.
+func TestARuleThatChangesWhileTheTimeIsAskedFor(t *testing.T) {
+	t.Parallel()
+	limit := ratelimit.Define("limit", ratelimit.PerDay(10))
+	off, err := ratelimit.NewRuling(limit, ratelimit.RulingConfig{Eras: []ratelimit.Era{{Mode: ratelimit.Off}, {From: time.Now().Add(30 * time.Second)}}})
+	require.NoError(t, err)
+	smaller, err := ratelimit.NewRuling(limit, ratelimit.RulingConfig{Eras: []ratelimit.Era{{Policy: ratelimit.PerDay(3)}}})
+	require.NoError(t, err)
+	limiter, err := ratelimit.New(ratelimittest.NewDB(), ratelimit.Config{Policies: &rulings{off, smaller}})
+	require.NoError(t, err)
+	_, err = limiter.Take(t.Context(), limit.For("ada").Cost(4))
+	require.ErrorIs(t, err, ratelimit.ErrCostExceedsCapacity)
 }
