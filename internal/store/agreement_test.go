@@ -4,9 +4,12 @@ package store
 
 import (
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"testing"
+	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
@@ -16,77 +19,295 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/testsize"
 )
 
-// era is a kind of history to run on a server.
-type era struct {
-	name      string
-	draw      func(buckettest.Source) bucket.Terms
-	exact     bool // nothing may round
-	inTx      bool
-	histories int
+// history is a kind of random history.
+type history struct {
+	draw func(buckettest.Source) bucket.Terms
+	eras bool // the policies change by eras; otherwise they change in the code
+	busy bool // no bucket is idle for a period, so that a window drops its oldest totals
 }
 
-const callsInHistory = 1000
+// twin is a bucket that exists twice.
+type twin struct {
+	key   string
+	terms bucket.Terms
+	list  []bucket.Era // nil: no eras
+	eras  *bucket.Eras
+	row   bucket.State // as last found
+}
 
-// TestStatementsAgree runs random histories three times: by the statements on a server, by the algebra in
-// Go, and by the exact model. The first two must agree in every decision, value and ts to the last bit;
-// how near the third must be, buckettest.History says.
+// twins are buckets that exist twice. Statements decide on one of the two, and Go decides on the locked row of the other.
+type twins struct {
+	history
+
+	src     buckettest.Seeded
+	pool    *pgxpool.Pool
+	session *Session
+	now     int64
+	buckets []*twin
+
+	calls, byStatement, trimmed int
+	unfixed                     bool // a refusal in a transaction may have left a clock wrong
+}
+
+func drawWindow(src buckettest.Source) bucket.Terms {
+	return sliding(buckettest.One(src, 1, 3, 10, 0.1, 1e6/3), buckettest.One[int64](src, 1, 3, 5000, 16_667, 1_000_000), buckettest.One[int32](src, 1, 2, 10, 60, 128))
+}
+
+// TestStatementsAgree runs random histories of calls for one bucket or several, alone, in a batch, and in transactions of each
+// isolation level. They have costs that round, rows that others have written, clocks that step back, and policies that change. Every
+// decision, value, ts and slice of the statements and of the algebra in Go is the same to the last bit.
 func TestStatementsAgree(t *testing.T) {
 	t.Parallel()
 	pool := postgrestest.New(t)
 	testsize.EachSeed(t, func(t *testing.T, seed uint64) {
 		t.Helper()
-		agreeFrom(t, pool, seed)
+		for name, kind := range map[string]history{
+			"Everyday":         {draw: buckettest.Everyday},
+			"Extreme":          {draw: buckettest.Extreme},
+			"EverydayOverEras": {draw: buckettest.Everyday, eras: true},
+			"Windows":          {draw: drawWindow},
+			"WindowsOverEras":  {draw: drawWindow, eras: true},
+			"BusyWindows":      {draw: func(buckettest.Source) bucket.Terms { return sliding(10, 5000, 10) }, busy: true},
+		} {
+			t.Run(name, func(t *testing.T) {
+				t.Parallel()
+				h := &twins{history: kind, src: buckettest.Seeded{Rand: rand.New(rand.NewPCG(seed, 0))}, pool: pool, now: opening - buckettest.Minute}
+				h.session = newSession(pool, func() *int64 { return new(h.now) })
+				for i := range 3 {
+					h.buckets = append(h.buckets, &twin{key: fmt.Sprintf("%s%d of %d", name, i, seed)})
+					h.redraw(h.buckets[i])
+				}
+				for range testsize.Of(200, 800) {
+					h.step(t)
+				}
+				if !h.eras {
+					require.Greater(t, h.byStatement, h.calls/2)
+				}
+				if h.busy {
+					require.Positive(t, h.trimmed)
+				}
+			})
+		}
 	})
 }
 
-func agreeFrom(t *testing.T, pool *pgxpool.Pool, seed uint64) {
-	t.Helper()
-	for i, e := range []era{
-		{name: "Everyday", draw: buckettest.Everyday, histories: testsize.Of(1, 2)},
-		{name: "EverydayInTx", draw: buckettest.Everyday, inTx: true, histories: 1},
-		{name: "Extreme", draw: buckettest.Extreme, histories: testsize.Of(1, 2)},
-		{name: "DyadicToTheLastBit", draw: buckettest.Dyadic, exact: true, histories: 1},
-		{name: "DyadicInTxToTheLastBit", draw: buckettest.Dyadic, exact: true, inTx: true, histories: 1},
-	} {
-		t.Run(e.name, func(t *testing.T) {
-			t.Parallel()
-			var decisions, open, rejected, fixed int
-			for j := range e.histories {
-				src := buckettest.Seeded{Rand: rand.New(rand.NewPCG(seed, uint64(1000*i+j)))}
-				h, p := e.run(t, pool, src, fmt.Sprintf("%s%d of %d", e.name, j, seed))
-				decisions, open, rejected, fixed = decisions+h.Decisions, open+h.Open, rejected+h.Rejected, fixed+p.fixed
-			}
-			t.Logf("%d decisions agree, %d of them within the rounding; %d calls could never be met; %d put a wrong clock right", decisions, open, rejected, fixed)
-			require.Positive(t, fixed)
-			require.Greater(t, decisions, e.histories*callsInHistory*3/4)
-			require.Less(t, open, decisions/5)
-			if e.exact {
-				require.Zero(t, open)
-			}
-		})
+// redraw draws the policies of a bucket.
+func (h *twins) redraw(b *twin) {
+	if b.terms = h.draw(h.src); h.eras {
+		b.list = buckettest.DrawEras(h.src, h.draw)
+		for i := range b.list {
+			b.list[i].Terms.Shards = 1
+		}
+		b.eras = bucket.NewEras(b.list)
 	}
 }
 
-// run runs one history, on a server too.
-func (e era) run(t *testing.T, pool *pgxpool.Pool, src buckettest.Source, name string) (*buckettest.History, *pipeline) {
+// at returns the terms of the bucket that hold at an instant.
+func (b *twin) at(now int64) bucket.Terms {
+	if b.eras != nil {
+		return b.eras.Holding(now)
+	}
+	return b.terms
+}
+
+// step makes one call on both twins.
+func (h *twins) step(t *testing.T) {
 	t.Helper()
-	h := &buckettest.History{T: t, Src: src, Draw: e.draw, Exact: e.exact}
-	var conn Conn = pool
-	if e.inTx {
-		tx, err := pool.Begin(t.Context())
+	first := h.src.Pick(len(h.buckets))
+	b := h.buckets[first]
+	h.advance(b)
+	if h.src.Pick(25) == 0 {
+		h.disturb(t, b)
+	}
+	if h.src.Pick(40) == 0 && !h.eras && !h.busy {
+		h.redraw(b)
+	}
+	var fast, general []bucket.Ask
+	resolved := h.now
+	if h.src.Pick(3) == 0 { // what a process takes to be the instant
+		resolved += int64((h.src.Unit()*2 - 1) * float64(buckettest.Day))
+	}
+	for i := range 1 + h.src.Pick(3)/2*h.src.Pick(3) {
+		b := h.buckets[(first+i)%len(h.buckets)]
+		a := h.ask(b, b.at(resolved))
+		fast, general = append(fast, a), append(general, a)
+		fast[i].Key.Name, general[i].Key.Name = "fast", "general"
+	}
+	fast, general = asking("", fast...).Asks, asking("", general...).Asks
+	h.unfixed = false
+	h.call(t, fast, general)
+	for _, b := range h.buckets {
+		h.compare(t, b)
+	}
+}
+
+// ask returns an ask for as many tokens as the bucket just has, for a few more, or for any other number that it can give.
+func (h *twins) ask(b *twin, terms bucket.Terms) bucket.Ask {
+	now := terms.At(h.now)
+	a := bucket.Ask{Key: bucket.Key{Key: b.key}, Terms: terms, Lowest: -min(terms.MaxOwed, now.MaxOwed) * float64(h.src.Pick(2))}
+	room := buckettest.Tokens(now, b.row, h.now) - a.Lowest
+	most := min(terms.Capacity, now.Capacity) - a.Lowest
+	switch h.src.Pick(8) {
+	case 0:
+		a.Cost = buckettest.One(h.src, room, math.Nextafter(room, math.Inf(1)))
+	case 1, 2:
+		a.Cost = room * h.src.Unit() * 2
+	case 3:
+		a.Cost = terms.Capacity / 16
+	default:
+		a.Cost = most * h.src.Unit() * buckettest.One(h.src, 1, 0.3, 0.05)
+	}
+	if !buckettest.Possible(terms, a.Cost, a.Lowest) || !buckettest.Possible(now, a.Cost, a.Lowest) {
+		a.Cost = 0
+	}
+	return a
+}
+
+// advance moves the clock, mostly to an instant just before a change of b, and sometimes back.
+func (h *twins) advance(b *twin) {
+	terms, before := b.at(h.now), h.now
+	period, rest := float64(buckettest.Period(terms)), terms.Begin(h.now)+terms.Step-h.now
+	switch h.src.Pick(12) {
+	case 0:
+	case 1:
+		h.now++
+	case 2, 3:
+		h.now += int64(h.src.Unit() * 3 * period / max(terms.Rate, 1))
+	case 4:
+		h.now += int64(h.src.Unit() * 2 * period)
+	case 5:
+		h.now += rest - int64(h.src.Pick(2))
+	case 6:
+		h.now += buckettest.Wait(terms, b.row, h.now, h.src.Unit()*terms.Capacity, 0).Microseconds() - int64(h.src.Pick(2))
+	case 7:
+		h.now -= int64(h.src.Unit() * float64(buckettest.Minute))
+	case 8: // back to the end of the tolerance
+		h.now = b.row.TS - buckettest.Minute - terms.Step + int64(h.src.Pick(4)-1)
+	case 9:
+		if h.eras {
+			if from := buckettest.One(h.src, b.list...).From; from > math.MinInt64 {
+				h.now = from + int64(h.src.Pick(3)-1)
+			}
+		}
+	default:
+		h.now += int64(h.src.Unit() * 3 * float64(terms.Step))
+	}
+	switch year := time.UnixMicro(h.now).Year(); {
+	case h.busy:
+		h.now = min(max(h.now, before-terms.Step), before+3*terms.Step)
+	case h.eras: // a clock that steps back shows whether a full row has been written
+		h.now = max(h.now, before)
+	case year < 1000 || year > 4000:
+		h.now = opening
+	}
+}
+
+// disturb writes both rows as another kind of limit, an older program or a wrong clock would.
+func (h *twins) disturb(t *testing.T, b *twin) {
+	t.Helper()
+	const larger = `taken = taken[:2] || ARRAY(SELECT total + 40e6 FROM unnest(taken[3:]) WITH ORDINALITY AS u (total, at) ORDER BY at)`
+	capacity, future := b.at(h.now).Capacity, h.now+buckettest.Minute+b.at(h.now).Step
+	value := buckettest.One(h.src, 0, capacity, 2*capacity+1, -capacity-1, -1, 1e300, -1e300, math.MaxFloat64, -math.MaxFloat64, 5e-324)
+	ts := buckettest.One(h.src, h.now, h.now-buckettest.Minute, future, future+1, bucket.MinInstant, bucket.MaxInstant)
+	statements := []string{larger, `value = value / 2`, `value = value + 1`, `taken = NULL`, `ts = ts + 7200000000`}
+	if h.eras { // rows of another era
+		statements = statements[1:3]
+	}
+	set := buckettest.One(h.src, statements...)
+	var err error
+	switch chance := h.src.Pick(3); {
+	case h.busy:
+		_, err = h.pool.Exec(t.Context(), `UPDATE ratelimit.buckets SET `+larger+` WHERE key = $1`, b.key)
+	case h.eras || chance == 0:
+		_, err = h.pool.Exec(t.Context(), `UPDATE ratelimit.buckets SET `+set+` WHERE key = $1`, b.key)
+	case chance == 1:
+		_, err = h.pool.Exec(t.Context(), `DELETE FROM ratelimit.buckets WHERE key = $1`, b.key)
+	default:
+		_, err = h.pool.Exec(t.Context(), `INSERT INTO ratelimit.buckets SELECT name, $1, 0, $2, $3 FROM unnest(ARRAY['fast', 'general']) AS name
+			ON CONFLICT (name, key, shard) DO UPDATE SET value = excluded.value, ts = excluded.ts`, b.key, value, ts)
+	}
+	require.NoError(t, err)
+	h.compare(t, b)
+}
+
+// call fills the buckets, charges them, or takes from them.
+func (h *twins) call(t *testing.T, fast, general []bucket.Ask) {
+	t.Helper()
+	switch chance := h.src.Pick(12); {
+	case chance == 0:
+		require.NoError(t, h.session.Fill(t.Context(), fast))
+		require.NoError(t, h.session.Fill(t.Context(), general))
+	case chance == 1:
+		charge := Charge{Amounts: make([]float64, len(fast)), Taken: make([]int64, len(fast))}
+		for i := range fast {
+			charge.Amounts[i], charge.Taken[i] = fast[i].Cost*float64(h.src.Pick(3)-1), bucket.Whenever
+		}
+		for _, asks := range [][]bucket.Ask{fast, general} {
+			charge.Asks = asks
+			require.NoError(t, h.session.Charge(t.Context(), charge))
+		}
+	case !bucket.AllCostless(fast):
+		h.take(t, fast, general)
+	}
+}
+
+// take takes by statements, and by locking.
+func (h *twins) take(t *testing.T, fast, general []bucket.Ask) {
+	t.Helper()
+	want, err := h.session.takeByLocking(t.Context(), general)
+	require.NoError(t, err)
+	call := taking(fast...)
+	switch way := h.src.Pick(4); {
+	case way == 0 && fast[0].Lowest == 0:
+		require.Empty(t, runBatch(t, h.session, call))
+		require.NoError(t, call.Result())
+	case way == 1:
+		require.NoError(t, h.session.Decide(t.Context(), call))
+	default:
+		isolation := buckettest.One(h.src, pgx.ReadCommitted, pgx.RepeatableRead, pgx.Serializable)
+		require.NoError(t, pgx.BeginTxFunc(t.Context(), h.pool, pgx.TxOptions{IsoLevel: isolation}, func(tx pgx.Tx) error {
+			in := h.session.InTx(tx, owner{h.pool}, nil)
+			return in.Decide(t.Context(), call)
+		}))
+		h.unfixed = len(fast) > 1 && !bucket.AllAllowed(want)
+	}
+	if h.calls++; call.way == byStatement {
+		h.byStatement++
+	}
+	got := call.Answers
+	require.Equal(t, bucket.AllAllowed(want), bucket.AllAllowed(got), "%+v at %d: %+v, and by locking %+v", fast, h.now, got, want)
+	for i := range got {
+		require.Equal(t, want[i].Allowed, got[i].Allowed, "%+v at %d: %+v, and by locking %+v", fast, h.now, got, want)
+		require.Equal(t, want[i].Now, got[i].Now)
+		if bucket.AllAllowed(want) {
+			require.True(t, want[i].State.Equal(got[i].State), "%+v at %d: %+v, and by locking %+v", fast, h.now, got, want)
+		}
+	}
+}
+
+// compare compares the rows of both twins.
+func (h *twins) compare(t *testing.T, b *twin) {
+	t.Helper()
+	rows, err := h.pool.Query(t.Context(), `SELECT value, ts, taken FROM ratelimit.buckets WHERE key = $1 ORDER BY name`, b.key)
+	require.NoError(t, err)
+	states, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (s bucket.State, err error) {
+		s.Parts = &bucket.Parts{}
+		return s, row.Scan(&s.Value, &s.TS, &s.Parts.Taken)
+	})
+	require.NoError(t, err)
+	before := b.row
+	if b.row = b.at(h.now).Full(h.now); len(states) == 0 {
+		return
+	}
+	require.Len(t, states, 2)
+	if terms := b.at(h.now); h.unfixed && terms.FromFuture(states[0], h.now) && !terms.FromFuture(states[1], h.now) {
+		states[0] = terms.FixClock(states[0], h.now)
+		_, err = h.pool.Exec(t.Context(), `UPDATE ratelimit.buckets SET ts = $2 WHERE key = $1`, b.key, states[0].TS)
 		require.NoError(t, err)
-		defer func() { require.NoError(t, tx.Rollback(t.Context())) }()
-		conn = tx
 	}
-	p := newPipeline(t, conn, e.inTx, func() *int64 { now := h.Now; return &now })
-	h.Server = p
-	keys := make([]string, 20)
-	for i := range keys {
-		keys[i] = fmt.Sprintf("%s/%d", name, i)
+	require.True(t, states[0].Equal(states[1]), "%+v at %d: %+v, and by locking %+v", b.at(h.now), h.now, states[0], states[1])
+	b.row = states[0]
+	if totals := len(b.row.Parts.Taken); totals > 4 && before.Parts != nil && totals < len(before.Parts.Taken) {
+		h.trimmed++
 	}
-	h.Begin(keys...)
-	h.Run(callsInHistory)
-	h.LookAtAll()
-	p.flush()
-	return h, p
 }

@@ -81,6 +81,20 @@ func TestClustersAreTakenAtOnce(t *testing.T) {
 	require.Equal(t, []float64{85, 5, 7}, held(t, s, all.ask("", 0), user.ask("ada", 0), user.ask("bob", 0)))
 }
 
+// Calls for one sliding window are folded into one statement.
+func TestCallsForAWindowAreFolded(t *testing.T) {
+	t.Parallel()
+	pool := &tripCounter{Pool: postgrestest.New(t)}
+	s, l := newSession(pool, standing), limit{"window", sliding(1, 1_000_000, 60)}
+	calls := []*Call{taking(l.ask("key", 0.125)), taking(l.ask("key", 0.125)), taking(l.ask("key", 0.125))}
+	require.Empty(t, runBatch(t, s, calls...))
+	require.Equal(t, 1, pool.trips)
+	for _, c := range calls {
+		require.True(t, c.isAllowed(t))
+	}
+	require.Equal(t, []float64{0.625}, held(t, s, l.ask("key", 0)))
+}
+
 // Calls over several limits take from one row of a bucket that has several, and from all of its rows when that has too little.
 func TestClustersTakeFromOneOfSeveralRows(t *testing.T) {
 	t.Parallel()

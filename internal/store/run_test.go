@@ -20,43 +20,41 @@ import (
 	"github.com/pgratelimit/pgratelimit/migrations"
 )
 
-// dyadic are limits whose tokens and costs are sums of powers of two, so that no sum of them is rounded.
+// dyadic are limits whose tokens and costs are sums of powers of two, so that no sum of them is rounded. The last two are sliding windows.
 var dyadic = []limit{
 	tokenBucket("bucket", 1, 2048*time.Microsecond, 16, 8),
 	tokenBucket("small", 1, 4096*time.Microsecond, 3, 0),
 	fixedWindow("window", 8, 100*time.Millisecond, 12, 100),
+	{"coarse", sliding(16, 20_000, 4)},
+	{"fine", sliding(32, 5000, 60)},
 }
 
-// dyadicKeys are the keys of the dyadic limits.
-var dyadicKeys = []string{"ada", "bob", "eve"}
-
-// A batch decides as its calls would be decided one after the other. Only a refused call may report the buckets as they were before
-// allowed calls of the batch.
+// A batch decides as its calls would be decided one after the other, also if rows are not as their limit leaves them. Only a refused
+// call may report the buckets as they were before allowed calls of the batch.
 func TestABatchDecidesAsItsCallsWouldOneAfterTheOther(t *testing.T) {
 	t.Parallel()
-	const most = 30
-	rounds := testsize.Of(8, 20)
-	now := opening
+	rounds, now, random := testsize.Of(24, 60), opening, testsize.Rand(t)
 	clock := func() *int64 { return new(now) }
-	single, folded := newSession(postgrestest.New(t), clock), newSession(postgrestest.New(t), clock)
-	random := testsize.Rand(t)
-	var all []bucket.Ask
-	for _, limit := range dyadic {
-		for _, key := range dyadicKeys {
-			all = append(all, limit.ask(key, 0))
-		}
-	}
+	pools := []*pgxpool.Pool{postgrestest.New(t), postgrestest.New(t)}
+	single, folded := newSession(pools[0], clock), newSession(pools[1], clock)
 	allowed, refused := 0, 0
 	for round := range rounds {
 		now += int64(random.ExpFloat64() * 20_000)
-		calls, alone := make([]*Call, 1+random.IntN(most)), make([]*Call, 0, most)
-		for i := range calls {
-			asks, kind := randomAsks(random), taking
+		limits, keys := dyadic, []string{"ada", "bob", "eve"}
+		if round%3 == 0 { // all for one window
+			limits, keys = dyadic[3+random.IntN(2):][:1], keys[:1]
+		}
+		if random.IntN(8) == 0 {
+			disturb(t, pools, random.IntN(3))
+		}
+		var calls, alone []*Call
+		for range 1 + random.IntN(30) {
+			asks, kind := randomAsks(random, limits, keys), taking
 			if random.IntN(6) == 0 {
 				kind = reserving
 			}
-			calls[i], alone = kind(asks...), append(alone, kind(slices.Clone(asks)...))
-			require.NoError(t, single.decideOne(t.Context(), alone[i]))
+			calls, alone = append(calls, kind(asks...)), append(alone, kind(slices.Clone(asks)...))
+			require.NoError(t, single.decideOne(t.Context(), alone[len(alone)-1]))
 		}
 		require.Empty(t, runBatch(t, folded, calls...))
 		for i, got := range calls {
@@ -74,17 +72,31 @@ func TestABatchDecidesAsItsCallsWouldOneAfterTheOther(t *testing.T) {
 			require.Positive(t, got.wait())
 			require.Nil(t, got.Record)
 		}
-		require.Equal(t, held(t, single, all...), held(t, folded, all...), "round %d", round)
+		for _, l := range limits {
+			for _, key := range keys {
+				require.Equal(t, held(t, single, l.ask(key, 0)), held(t, folded, l.ask(key, 0)), "round %d", round)
+			}
+		}
 	}
-	t.Logf("%d allowed, %d refused", allowed, refused)
-	require.Greater(t, allowed, rounds)
-	require.Greater(t, refused, rounds)
+	require.Greater(t, min(allowed, refused), rounds)
+}
+
+// disturb leaves rows in each database as another kind of limit or an older program would.
+func disturb(t *testing.T, pools []*pgxpool.Pool, way int) {
+	t.Helper()
+	change := []string{
+		`UPDATE ratelimit.buckets SET value = value / 2`, `UPDATE ratelimit.buckets SET taken = NULL`, `DELETE FROM ratelimit.buckets`,
+	}[way]
+	for _, pool := range pools {
+		_, err := pool.Exec(t.Context(), change+" WHERE key = 'ada'")
+		require.NoError(t, err)
+	}
 }
 
 // randomAsks returns an ask for a bucket of one limit, or for one of each of several.
-func randomAsks(random *rand.Rand) (asks []bucket.Ask) {
-	for _, i := range random.Perm(len(dyadic))[:1+random.IntN(8)/6] {
-		asks = append(asks, dyadic[i].ask(dyadicKeys[random.IntN(len(dyadicKeys))], float64(1+random.IntN(12))/4))
+func randomAsks(random *rand.Rand, limits []limit, keys []string) (asks []bucket.Ask) {
+	for _, i := range random.Perm(len(limits))[:min(1+random.IntN(8)/6, len(limits))] {
+		asks = append(asks, limits[i].ask(keys[random.IntN(len(keys))], float64(1+random.IntN(12))/4))
 	}
 	return asks
 }

@@ -223,6 +223,11 @@ func (p *tripCounter) SendBatch(ctx context.Context, batch *pgx.Batch) pgx.Batch
 	return p.Pool.SendBatch(ctx, batch)
 }
 
+func (p *tripCounter) Query(ctx context.Context, sql string, arguments ...any) (pgx.Rows, error) {
+	p.trips++
+	return p.Pool.Query(ctx, sql, arguments...)
+}
+
 func (p *tripCounter) BeginTx(ctx context.Context, options pgx.TxOptions) (pgx.Tx, error) {
 	p.trips++
 	return p.Pool.BeginTx(ctx, options)
