@@ -39,107 +39,6 @@ func TestShardsAddUpToTheWhole(t *testing.T) {
 	}
 }
 
-// rowsStep is one call on all rows of a bucket, and their values after it.
-type rowsStep struct {
-	at      time.Duration // since the opening
-	cost    float64
-	lowest  float64
-	refused bool
-	wait    time.Duration // until it is allowed, when refused
-	left    []float64     // each row, as of the step
-}
-
-func TestRowsTogetherGiveWhatNoneOfThemHas(t *testing.T) {
-	t.Parallel()
-	wide := buckettest.Over(buckettest.TokenBucket(4, time.Second, 8), 4)
-	owing := buckettest.Over(buckettest.TokenBucket(2, time.Second, 2), 2)
-	owing.MaxOwed = 4
-	tests := map[string]struct {
-		terms bucket.Terms
-		rows  []float64 // at the opening
-		steps []rowsStep
-	}{
-		"FromUnevenRows": {
-			wide,
-			[]float64{2, 1, 0, 0},
-			[]rowsStep{
-				{cost: 2.5, left: []float64{0.125, 0.125, 0.125, 0.125}},
-				{cost: 1, refused: true, wait: 125 * time.Millisecond, left: []float64{0.125, 0.125, 0.125, 0.125}},
-				{at: 125 * time.Millisecond, cost: 1, left: []float64{0, 0, 0, 0}},
-			},
-		},
-		"WhatAFullRowDoesNotGainTheOthersDoNotEither": {
-			wide,
-			[]float64{2, 2, 2, 0},
-			[]rowsStep{
-				{cost: 8, refused: true, wait: 2 * time.Second, left: []float64{2, 2, 2, 0}}, // alone on one row: half a second
-				{at: 2*time.Second - time.Microsecond, cost: 8, refused: true, wait: time.Microsecond, left: []float64{2, 2, 2, 1.999999}},
-				{at: 2 * time.Second, cost: 8, left: []float64{0, 0, 0, 0}},
-			},
-		},
-		"RowsFillUpOneAfterTheOther": {
-			wide,
-			[]float64{1.5, 1, 0.5, 0},
-			[]rowsStep{
-				// 3 tokens, and 4 a second for the first half, then 3, then 2, then 1.
-				{cost: 7, refused: true, wait: 1250 * time.Millisecond, left: []float64{1.5, 1, 0.5, 0}},
-				{at: 1250 * time.Millisecond, cost: 7, left: []float64{0, 0, 0, 0}},
-			},
-		},
-		"OwedEvenly": {
-			owing,
-			[]float64{1, 0},
-			[]rowsStep{
-				{cost: 5, lowest: -4, left: []float64{-2, -2}},
-				{cost: 1, lowest: -4, refused: true, wait: 500 * time.Millisecond, left: []float64{-2, -2}},
-				{cost: 1, refused: true, wait: 2500 * time.Millisecond, left: []float64{-2, -2}},
-				{at: 2500 * time.Millisecond, cost: 1, left: []float64{0, 0}},
-			},
-		},
-		"WindowsBeginForAllRowsAtOnce": {
-			buckettest.Over(buckettest.FixedWindow(4, time.Minute, 4, opening), 2),
-			[]float64{2, 1},
-			[]rowsStep{
-				{at: time.Second, cost: 3.5, refused: true, wait: 59 * time.Second, left: []float64{2, 1}},
-				{at: time.Second, cost: 3, left: []float64{0, 0}},
-				{at: time.Minute - time.Microsecond, cost: 1, refused: true, wait: time.Microsecond, left: []float64{0, 0}},
-				{at: time.Minute, cost: 4, left: []float64{0, 0}},
-			},
-		},
-	}
-	for name, test := range tests {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			rows := make([]bucket.State, len(test.rows))
-			for i, value := range test.rows {
-				rows[i] = bucket.State{Value: value, TS: opening}
-			}
-			for i, s := range test.steps {
-				now := opening + s.at.Microseconds()
-				require.Equal(t, s.wait, bucket.Rows(rows).Wait(&test.terms, now, s.cost, s.lowest), "step %d", i)
-				require.Equal(t, !s.refused, bucket.Rows(rows).Take(&test.terms, now, s.cost, s.lowest), "step %d", i)
-				left := make([]float64, len(rows))
-				for j, row := range rows {
-					left[j] = buckettest.Tokens(test.terms.OfShard(), row, now)
-				}
-				require.Equal(t, s.left, left, "step %d", i)
-			}
-		})
-	}
-}
-
-// A row that a wrong clock left in the future counts with its value, and from the present.
-func TestTakingTogetherFixesAWrongClock(t *testing.T) {
-	t.Parallel()
-	for _, terms := range []bucket.Terms{buckettest.Over(buckettest.TokenBucket(4, time.Minute, 4), 2), buckettest.Over(buckettest.FixedWindow(4, time.Minute, 4, opening), 2)} {
-		rows := []bucket.State{{Value: 1, TS: opening}, {Value: 2, TS: opening + day}}
-		require.Equal(t, 3.0, bucket.Rows(rows).Tokens(&terms, opening))
-		require.Equal(t, time.Minute, bucket.Rows([]bucket.State{{Value: 2, TS: opening}, {Value: 0, TS: opening + day}}).Wait(&terms, opening, 4, 0))
-		require.True(t, bucket.Rows(rows).Take(&terms, opening, 2, 0))
-		require.Equal(t, evenly(bucket.State{Value: 1, TS: opening}, 2), rows)
-	}
-}
-
 // TestRowsKeepTheirPromises checks the invariants with calls on random rows; FuzzTakeRows checks them with hostile ones.
 func TestRowsKeepTheirPromises(t *testing.T) {
 	t.Parallel()
@@ -277,29 +176,29 @@ func TestShardsNeverGiveMoreThanOneRow(t *testing.T) {
 	})
 }
 
-// TestChargeRows compares a charge to even rows with a charge to one row.
-func TestChargeRows(t *testing.T) {
+func TestACreditGoesToTheRowsThatHaveRoom(t *testing.T) {
 	t.Parallel()
-	rapid.Check(t, func(t *rapid.T) {
-		src := shrinking{t}
-		terms := buckettest.Over(buckettest.One(src, buckettest.Everyday, buckettest.Extreme, buckettest.Dyadic)(src), buckettest.One[int32](src, 2, 4, 8, 64))
-		rows, now := rowsOf(src, terms)
-		row := rows[0]
-		row.Value *= float64(terms.Shards) * buckettest.One(src, 1.0, 1, 3)
-		rows = evenly(row, terms.Shards)
-		amount := buckettest.One(src, terms.Capacity, terms.MaxOwed) * src.Unit()
-
-		held := buckettest.Tokens(terms, terms.FixClock(row, now), now)
-		expected := bucket.State{Value: held - amount, TS: max(terms.FixClock(row, now).TS, terms.Begin(now))}
-
-		bucket.Rows(rows).Charge(&terms, now, amount)
-		require.Equal(t, evenly(expected, terms.Shards), rows)
-	})
-	t.Run("EvensTheRowsOut", func(t *testing.T) {
-		t.Parallel()
-		now := opening
-		rows := []bucket.State{{Value: 2, TS: now}, {Value: -3, TS: now}, {Value: 0, TS: now}, {Value: 1, TS: now}}
-		bucket.Rows(rows).Charge(new(buckettest.Over(buckettest.TokenBucket(4, time.Second, 8), 4)), now, 4)
-		require.Equal(t, evenly(bucket.State{Value: -4, TS: now}, 4), rows)
-	})
+	const now = opening
+	wide := buckettest.Over(buckettest.TokenBucket(4, time.Second, 8), 4)
+	for name, test := range map[string]struct {
+		rows         []bucket.State
+		amount, most float64
+		values       []float64
+	}{
+		"EvenlyWhereAllHaveRoom":      {[]bucket.State{{Value: 0, TS: now}, {Value: -1, TS: now}, {Value: 0.5, TS: now}, {Value: 1, TS: now}}, 2, 0, []float64{0.5, -0.5, 1, 1.5}},
+		"TheRestWhereThereIsMore":     {[]bucket.State{{Value: 2, TS: now}, {Value: 1.75, TS: now}, {Value: 0, TS: now}, {Value: 2, TS: now}}, 2, 0, []float64{2, 2, 1.75, 2}},
+		"FullIsFullWithWhatArrived":   {[]bucket.State{{Value: 0, TS: now - minute}, {Value: 0, TS: now}, {Value: 2, TS: now}, {Value: 2, TS: now}}, 2, 0, []float64{0, 2, 2, 2}},
+		"NoMoreThanTheCapacity":       {[]bucket.State{{Value: 2, TS: now}, {Value: 1, TS: now}, {Value: 2, TS: now}, {Value: 2, TS: now}}, 8, 0, []float64{2, 2, 2, 2}},
+		"AsFarAsItWasWhenItWasTaken":  {[]bucket.State{{Value: 2, TS: now}, {Value: 1, TS: now}, {Value: 2, TS: now}, {Value: 2, TS: now}}, 4, 12, []float64{2.75, 2.75, 2.75, 2.75}},
+		"WhatIsAboveTheCapacityStays": {[]bucket.State{{Value: 5, TS: now}, {Value: 1, TS: now}, {Value: 2, TS: now}, {Value: 2, TS: now}}, 1, 0, []float64{5, 2, 2, 2}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			before := slices.Clone(test.rows)
+			bucket.Rows(test.rows).Credit(&wide, now, test.amount, test.most, math.MaxInt64)
+			for i, s := range test.rows {
+				require.Equal(t, bucket.State{Value: test.values[i], TS: before[i].TS}, s, "row %d of %v", i, test.rows)
+			}
+		})
+	}
 }

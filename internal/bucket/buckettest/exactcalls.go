@@ -18,7 +18,7 @@ func (b *ExactBucket) Rounds(numbers ...float64) {
 	for _, n := range numbers {
 		sum += max(n, -n)
 	}
-	b.Off += 64 * left * sum
+	b.Off += 0x1p-47 * sum
 }
 
 // Level spreads tokens evenly over the rows of the bucket.

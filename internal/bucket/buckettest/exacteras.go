@@ -202,5 +202,5 @@ func (b *ExactBucket) enter(next int) (unsure bool) {
 // isOpen reports whether rounding decides if there are as many tokens as the capacity.
 func (b *ExactBucket) isOpen(tokens *big.Rat, e exactEra) bool {
 	distance := size(total(tokens, negative(e.capacity)))
-	return distance > 0 && distance <= b.Off+32*left*size(tokens)
+	return distance > 0 && distance <= b.Off+0x1p-48*size(tokens)
 }
