@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"net/http"
 	"net/http/httptest"
 	"net/url"
@@ -19,23 +20,46 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-const progressEvery = 3 * time.Second
+// user asks prompts of least to most tokens, by the program's estimate.
+type user struct {
+	name, plan  string
+	prompts     int
+	least, most int
+	words       string
+	slots       int // how many questions of a user of this plan the model may have at a time
+}
+
+func users() []user {
+	const prose = "what does this text mean when you read it with care "
+	const code = "func main type case else map nil for var int "
+	return []user{
+		{name: "librarian", plan: "pro", prompts: 24, least: 4_200, most: maxQuestion - 200, words: prose, slots: 4},
+		{name: "programmer", plan: "pro", prompts: 70, least: 1_500, most: 2_500, words: code, slots: 4},
+		{name: "student", plan: "free", prompts: 60, least: 300, most: 1_500, words: prose, slots: 2},
+	}
+}
+
+// scale is the speed of a run, its share of the model, and its share of the prompts of users.
+type scale struct {
+	minute         time.Duration // of the model
+	share, prompts float64
+}
+
+// slack and staleAfter are the program's: how late work may reach the model, and how late it may start.
+func (s scale) slack() time.Duration {
+	return time.Duration(float64(s.minute) * ((1-float64(maxQuestion)/modelTokens)/s.share - 1))
+}
+func (s scale) staleAfter() time.Duration { return s.slack() * 3 / 4 }
 
 // play is a run: the model, the program in front of it, and the users. One process takes the questions, another one answers them.
 type play struct {
 	scale
-	stopWorkers, overload bool
-
 	database string
 	pool     *pgxpool.Pool
 	model    *model
 	modelURL string
 	web      *server
 	client   *http.Client
-	prompts  [][]prompt // of each of users()
-	span     time.Duration
-
-	begun, back time.Time // when the run began, and the workers came back
 
 	mu      sync.Mutex
 	asked   []string // the IDs of the questions
@@ -44,9 +68,9 @@ type play struct {
 
 func newPlay(t *testing.T, s scale) *play {
 	t.Helper()
-	p := &play{scale: s, model: &model{minute: s.minute}, client: client(50)}
+	p := &play{scale: s, client: client(50)}
+	p.model = &model{minute: s.minute, arrived: map[string]time.Time{}, current: map[string]int{}, most: map[string]int{}}
 	p.database, p.pool = newDatabase(t)
-	p.prompts, p.span = script(s)
 	upstream := httptest.NewServer(p.model)
 	t.Cleanup(upstream.Close)
 	p.modelURL = upstream.URL
@@ -63,57 +87,55 @@ func (p *play) process(t *testing.T, workers int) *server {
 
 const maxWorkers = 32
 
-// run makes all users ask and the workers answer, until no question waits.
-func (p *play) run(t *testing.T) {
+// run makes all users ask and the workers answer. interrupt runs once a quarter of the questions is answered.
+func (p *play) run(t *testing.T, interrupt func(workers *server) *server) {
 	t.Helper()
-	total := 0
-	for _, prompts := range p.prompts {
-		total += len(prompts)
-	}
-	fmt.Fprintf(t.Output(), "%d users ask %d questions of a model that takes %d requests and %d tokens in any minute.\nA minute lasts %v here; this takes about %v.\n\n",
-		len(users()), total, modelRequests, modelTokens, p.minute, p.span.Round(time.Second))
-	ctx, cancel := context.WithTimeout(t.Context(), p.span+p.outage()+patience)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	workers := p.process(t, maxWorkers)
-	p.begun = time.Now()
+	random, total := rand.New(rand.NewPCG(1, 2)), 0
 	everybody, ctx := errgroup.WithContext(ctx)
-	for i, u := range users() {
-		everybody.Go(func() error { return p.askAll(ctx, u, p.prompts[i]) })
+	for _, u := range users() {
+		prompts := make([]completion, int(float64(u.prompts)*p.prompts))
+		for i := range prompts {
+			size := u.least + random.IntN(u.most-u.least+1)
+			words := strings.Repeat(u.words, 4*size/len(u.words)+1)
+			prompts[i] = completion{Prompt: u.name + " " + words[:4*(size-size/8)-len(u.name)-1], MaxTokens: size / 8}
+		}
+		total += len(prompts)
+		everybody.Go(func() error { return p.askAll(ctx, u, prompts) })
 	}
-	p.await(ctx, t, total/4)
-	switch {
-	case p.stopWorkers:
-		p.say(t, "the workers are stopped")
-		workers.stop(t)
-		time.Sleep(p.outage())
-		p.back = time.Now()
-		workers = p.process(t, maxWorkers)
-		p.say(t, "new workers are started")
-	case p.overload:
-		p.say(t, "the model asks to be left alone for "+p.outage().String())
-		p.model.overload(p.outage())
-	}
-	p.await(ctx, t, total)
+	p.await(t, total/4)
+	workers = interrupt(workers)
 	require.NoError(t, everybody.Wait())
+	p.await(t, total)
 	workers.stop(t)
+	require.Len(t, p.asked, total)
 }
 
-// outage is how long workers are stopped, or the model is overloaded.
-func (p *play) outage() time.Duration { return p.minute / 2 }
+// await waits until so many questions are answered.
+func (p *play) await(t *testing.T, answered int) {
+	t.Helper()
+	require.Eventually(t, func() bool {
+		return query[int](t, p.pool, `SELECT count(*) FROM llm_turns WHERE answer IS NOT NULL`) >= answered
+	}, patience, 50*time.Millisecond)
+}
 
-// askAll has u ask each question at its time. After a refusal the user waits for Retry-After and asks again.
-func (p *play) askAll(ctx context.Context, u user, prompts []prompt) error {
+// askAll has u ask the questions one after the other. After a refusal the user waits for Retry-After and asks again.
+func (p *play) askAll(ctx context.Context, u user, prompts []completion) error {
 	for _, q := range prompts {
-		wait := time.Until(p.begun.Add(q.at))
-		for asked := false; !asked; {
+		for {
+			asked, wait, err := p.ask(ctx, u, q)
+			if err != nil {
+				return err
+			}
+			if asked {
+				break
+			}
 			select {
 			case <-time.After(wait):
 			case <-ctx.Done():
 				return ctx.Err()
-			}
-			var err error
-			if asked, wait, err = p.ask(ctx, u, q.completion); err != nil {
-				return err
 			}
 		}
 	}
@@ -153,31 +175,50 @@ func (p *play) ask(ctx context.Context, u user, q completion) (asked bool, wait 
 	return false, 0, fmt.Errorf("%s: %s", response.Status, body)
 }
 
-// await waits until so many questions are answered, and prints how far the run is.
-func (p *play) await(ctx context.Context, t *testing.T, answered int) {
+// judge checks the promises of the program, prints the figures, and returns how many questions lost their time and reserved another.
+func (p *play) judge(t *testing.T) (moved int) {
 	t.Helper()
-	shown := time.Now()
-	for {
-		n := query[int](t, p.pool, `SELECT count(*) FROM llm_turns WHERE answer IS NOT NULL`)
-		if done := n >= answered; done || time.Since(shown) >= progressEvery {
-			shown = time.Now()
-			p.mu.Lock()
-			asked := len(p.asked)
-			p.mu.Unlock()
-			p.say(t, fmt.Sprintf("asked %3d   answered %3d   waiting %3d", asked, n, asked-n))
-			if done {
-				return
-			}
-		}
-		select {
-		case <-ctx.Done():
-			require.NoError(t, ctx.Err(), "%d of %d questions are answered", n, answered)
-		case <-time.After(50 * time.Millisecond):
+	metered, runs := 0, map[string]int{}
+	for _, c := range p.model.accepted {
+		metered += c.tokens
+		runs[c.id]++
+	}
+	require.Len(t, p.model.accepted, len(p.asked), "each question reaches the model once")
+	for _, id := range p.asked {
+		require.Equal(t, 1, runs[id])
+	}
+	for _, u := range users() {
+		require.LessOrEqual(t, p.model.most[u.name], u.slots, u.name)
+	}
+	require.Equal(t, metered, query[int](t, p.pool, `SELECT sum(tokens) FROM llm_turns`), "the used tokens are settled")
+	require.Zero(t, query[int](t, p.pool, `SELECT count(*) FROM ratelimit.reservations WHERE state = 'open'`))
+
+	rows, err := p.pool.Query(t.Context(), `SELECT t.id, t.ready_at, to_timestamp(r.ready_us / 1e6), to_timestamp(r.started_us / 1e6)
+		FROM llm_turns AS t
+		JOIN river_job AS j ON j.args ->> 'turn' = t.id
+		JOIN ratelimit.reservations AS r ON r.id::text = j.metadata ->> 'ratelimit:reservation'`)
+	require.NoError(t, err)
+	defer rows.Close()
+	var late time.Duration // how late the latest request reached the model
+	for rows.Next() {
+		var id string
+		var promised, ready, started time.Time // ready is the time that was reserved last
+		require.NoError(t, rows.Scan(&id, &promised, &ready, &started))
+		require.LessOrEqual(t, started.Sub(ready), p.staleAfter()+time.Millisecond, "a job was started although its time was over")
+		late = max(late, p.model.arrived[id].Sub(ready))
+		if ready.Sub(promised).Abs() > time.Millisecond {
+			moved++
 		}
 	}
-}
-
-func (p *play) say(t *testing.T, text string) {
-	t.Helper()
-	fmt.Fprintf(t.Output(), "%5.0f s  %s\n", time.Since(p.begun).Seconds(), text)
+	require.NoError(t, rows.Err())
+	if late <= p.slack() && p.model.turnedAway == 0 { // how long the way to the model takes depends on the machine
+		require.Zero(t, p.model.refused)
+	}
+	first, last := p.model.accepted[0], p.model.accepted[len(p.asked)-1]
+	busy := float64(last.at.Sub(first.at)) / float64(p.minute) * modelTokens
+	fmt.Fprintf(t.Output(), "model           refused %d requests\nutilisation     %.1f %% of its tokens\n"+
+		"jobs            %d done, 0 lost, 0 run twice\ntokens          %d settled; the model counted %[4]d\n"+
+		"moved           %d jobs came up too late and reserved again\nusers           refused %d times by limits of their own, and asked again\n",
+		p.model.refused, 100*float64(metered-last.tokens)/busy, len(p.asked), metered, moved, p.refused)
+	return moved
 }
