@@ -154,57 +154,27 @@ func (l *login) buckets(t *testing.T) string {
 	return query[string](t, l.pool, `SELECT coalesce(string_agg(b::text, ' ' ORDER BY name, key), '') FROM ratelimit.buckets AS b`)
 }
 
-// A limit lets as many guesses as it has tokens reach the password check, however many arrive at once.
+// A limit lets as many guesses as it has tokens reach the password check, however many arrive at once, from however many addresses.
 func TestLoginGuessesAtOnce(t *testing.T) {
 	t.Parallel()
-	for name, test := range map[string]struct {
-		account         string
-		guesses, before int
-	}{
-		"200":                {"ada", 200, 0},
-		"AfterAMistake":      {"ada", 200, 1},
-		"AtAnUnknownAccount": {"nobody", 200, 0},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			l := startLogin(t)
-			for range test.before {
-				require.Equal(t, http.StatusUnauthorized, l.try(t, attempt{login: test.account, password: guess}).status)
-			}
-			// Checking this hash fails, which shows that a refused attempt was not checked.
-			execute(t, l.pool, `UPDATE login_users SET password_hash = 'no hash'`)
-			var attempts []attempt
-			for i := range test.guesses {
-				attempts = append(attempts, attempt{
-					login: []string{test.account, " " + test.account, strings.ToUpper(test.account) + "\t"}[i%3], password: guess,
-					from: fmt.Sprintf("198.51.%d.%d", i/250, i%250+1), // a botnet
-				})
-			}
-			replies := l.together(t, attempts)
-			checked := http.StatusServiceUnavailable
-			if test.account == "nobody" {
-				checked = http.StatusUnauthorized
-			}
-			require.Equal(t, perAccount-test.before, count(replies, checked))
-			require.Equal(t, test.guesses-perAccount+test.before, count(replies, http.StatusTooManyRequests))
+	l := startLogin(t)
+	require.Equal(t, http.StatusUnauthorized, l.try(t, attempt{login: "ada", password: guess}).status)
+	// Checking this hash fails, which shows that a refused attempt was not checked.
+	execute(t, l.pool, `UPDATE login_users SET password_hash = 'no hash'`)
+	var attempts []attempt
+	for i := range 200 {
+		attempts = append(attempts, attempt{
+			login: []string{"ada", " ada", "ADA\t"}[i%3], password: guess,
+			from: fmt.Sprintf("198.51.%d.%d", i/250, i%250+1), // a botnet
 		})
 	}
+	replies := l.together(t, attempts)
+	require.Equal(t, perAccount-1, count(replies, http.StatusServiceUnavailable))
+	require.Equal(t, 200-perAccount+1, count(replies, http.StatusTooManyRequests))
 }
 
 func TestLoginLimits(t *testing.T) {
 	t.Parallel()
-
-	t.Run("OneIPv6NetworkIsOneClient", func(t *testing.T) {
-		t.Parallel()
-		l := startLogin(t)
-		for i := range 3 {
-			from := fmt.Sprintf("2001:db8:0:7::%x", i+1)
-			require.Equal(t, http.StatusUnauthorized, l.try(t, attempt{fmt.Sprint("user", i), guess, from}).status)
-			l.leave(t, asClient, 2-i)
-		}
-		require.Equal(t, http.StatusTooManyRequests, l.try(t, attempt{"ada", passwordOf("ada"), "2001:db8:0:7:ffff::1"}).status)
-		require.Equal(t, http.StatusNoContent, l.try(t, attempt{"ada", passwordOf("ada"), "2001:db8:0:8::1"}).status)
-	})
 
 	t.Run("AllClientsTogetherAreLimited", func(t *testing.T) {
 		t.Parallel()

@@ -6,11 +6,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
-
-	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
-	"github.com/pgratelimit/pgratelimit/internal/testsize"
 )
 
 // After a failure no login is admitted.
@@ -40,25 +36,6 @@ func TestLoginFailsClosed(t *testing.T) {
 		execute(t, l.pool, `ALTER TABLE login_users RENAME TO gone`)
 		requireClosed(t, l)
 		require.InDelta(t, perAccount-1, l.tokens(t, asLimited), 0, "the attempt stays charged")
-	})
-
-	t.Run("WhileTheServerIsDown", func(t *testing.T) {
-		t.Parallel()
-		testsize.Long(t, "starts a server of its own")
-		own := postgrestest.StartOwn(t, nil)
-		pool, err := pgxpool.New(t.Context(), own.URL())
-		require.NoError(t, err)
-		t.Cleanup(pool.Close)
-		output, err := invoke(t, own.URL(), "login", "-add", "ada:"+passwordOf("ada"))
-		require.NoError(t, err, output)
-		l := &login{server: start(t, own.URL(), "login", nil), pool: pool, client: client(1)}
-		require.Equal(t, http.StatusUnauthorized, l.try(t, attempt{login: "ada", password: guess}).status)
-		require.NoError(t, own.Stop(t.Context(), postgrestest.Immediate))
-		requireClosed(t, l)
-		require.NoError(t, own.Restart(t.Context()))
-		require.Eventually(t, func() bool {
-			return l.try(t, attempt{login: "ada", password: passwordOf("ada")}).status == http.StatusNoContent
-		}, patience, 10*time.Millisecond)
 	})
 }
 
