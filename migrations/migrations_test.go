@@ -382,20 +382,20 @@ func tables(t *testing.T, pool *pgxpool.Pool) []string {
 		WHERE schemaname NOT IN ('pg_catalog', 'information_schema') ORDER BY 1`)
 }
 
-// definitions returns what the schema's tables are made of, one line each.
+// definitions returns what the catalog says of the tables in schemas that are not the server's, one line each, without goose's table.
 func definitions(t *testing.T, pool *pgxpool.Pool) []string {
 	t.Helper()
 	return texts(t, pool, `
-		WITH tables AS (
-			SELECT oid, relname, reloptions FROM pg_class
-			WHERE relnamespace = 'ratelimit'::regnamespace AND relkind IN ('r', 'p') AND relname <> 'goose_db_version')
-		SELECT format('table %s %s', relname, reloptions) FROM tables
-		UNION ALL SELECT format('column %s.%s %s %s', relname, attname, format_type(atttypid, atttypmod), attnotnull)
-			FROM tables JOIN pg_attribute ON attrelid = tables.oid WHERE attnum > 0 AND NOT attisdropped
-		UNION ALL SELECT format('constraint %s %s %s', relname, conname, pg_get_constraintdef(pg_constraint.oid))
-			FROM tables JOIN pg_constraint ON conrelid = tables.oid
-		UNION ALL SELECT format('index %s', indexdef) FROM pg_indexes JOIN tables ON tablename = relname
-			WHERE schemaname = 'ratelimit'
+		WITH ours AS (
+			SELECT c.oid, c.relname, c.relkind, c.relpersistence, c.reloptions, n.nspname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+			WHERE n.nspname !~ '^pg_' AND n.nspname NOT IN ('information_schema', 'public') AND c.relname !~ '^goose_db_version')
+		SELECT format('%s.%s %s %s %s', nspname, relname, relkind, relpersistence, reloptions) FROM ours
+		UNION ALL SELECT format('column %s.%s %s %s %s', o.relname, a.attname, format_type(a.atttypid, a.atttypmod), a.attnotnull, pg_get_expr(d.adbin, d.adrelid))
+			FROM ours o JOIN pg_attribute a ON a.attrelid = o.oid LEFT JOIN pg_attrdef d ON d.adrelid = o.oid AND d.adnum = a.attnum
+			WHERE a.attnum > 0 AND NOT a.attisdropped
+		UNION ALL SELECT format('%s %s', k.conname, pg_get_constraintdef(k.oid)) FROM ours o JOIN pg_constraint k ON k.conrelid = o.oid
+		UNION ALL SELECT pg_get_indexdef(i.indexrelid) FROM ours o JOIN pg_index i ON i.indrelid = o.oid
+		UNION ALL SELECT format('%s %s', o.relname, d.description) FROM ours o JOIN pg_description d ON d.objoid = o.oid
 		ORDER BY 1`)
 }
 

@@ -61,35 +61,26 @@ func TestDocument(t *testing.T) {
 	t.Run("EveryBlockRuns", func(t *testing.T) {
 		t.Parallel()
 		testsize.Long(t, "builds the program, and runs it in a shell")
-		shell, err := exec.LookPath("bash")
-		if err != nil {
-			t.Skip("there is no bash")
-		}
-		f := on(t, postgrestest.NewEmptyDatabase(t))
-		bin, work := t.TempDir(), t.TempDir()
-		build := exec.CommandContext(t.Context(), "go", "build", "-o", filepath.Join(bin, "ratelimit"), "../..")
-		out, err := build.CombinedOutput()
-		require.NoError(t, err, "%s", out)
-		found := blocks(t, document)
-		require.Greater(t, len(found), 10)
-		start := time.Now().UTC().Format(time.RFC3339) // of windows: none ends while the test runs
-		for _, b := range found {
-			f.wait(t)
-			b.commands = strings.ReplaceAll(b.commands, "2026-01-01T00:00:00Z", start)
-			b.commands = endless.ReplaceAllString(b.commands, "timeout --signal INT --preserve-status 2 $0 || test $$? = 130")
-			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-			cmd := exec.CommandContext(ctx, shell, "-e", "-o", "pipefail", "-c", b.commands)
-			cmd.Dir = work
-			cmd.Env = append(os.Environ(), "PATH="+bin+string(os.PathListSeparator)+os.Getenv("PATH"), "RATELIMIT_DATABASE_URL="+f.url)
-			var out, errOut bytes.Buffer
-			cmd.Stdout, cmd.Stderr = &out, &errOut
-			err := cmd.Run()
-			cancel()
-			require.NoError(t, err, "%s\n%s%s", b.commands, &out, &errOut)
-			if b.output != "" {
-				require.Equal(t, steady(b.output), steady(out.String()), b.commands)
+		requireRuns(t, blocks(t, document), nil)
+	})
+
+	t.Run("TheCommandsOfTheGuideRun", func(t *testing.T) {
+		t.Parallel()
+		testsize.Long(t, "builds the program, and runs it in a shell")
+		guide, err := os.ReadFile(filepath.Join("..", "..", "..", "..", "docs", "guide.md"))
+		require.NoError(t, err)
+		var found []block
+		for _, b := range blocks(t, string(guide)) {
+			for line := range strings.Lines(b.commands) {
+				if strings.HasPrefix(line, "ratelimit ") {
+					found = append(found, block{commands: line})
+				}
 			}
 		}
+		requireRuns(t, found, map[string]string{
+			"rules.yaml": "rules: [{limit: sendMessage, rate: 1, period: hour}]\n",
+			"access.log": strings.Repeat("192.0.2.7 - - [22/Nov/2026:08:00:00 +0000] \"GET / HTTP/1.1\" 200 5\n", 3),
+		})
 	})
 
 	t.Run("NamesEveryCommand", func(t *testing.T) {
@@ -123,6 +114,42 @@ func TestDocument(t *testing.T) {
 			require.Regexp(t, `(?m)^ +`+row[1]+`  `+regexp.QuoteMeta(row[2])+`$`, help)
 		}
 	})
+}
+
+// requireRuns runs blocks in a shell in a directory with files, and compares the outputs that a block shows.
+func requireRuns(t *testing.T, found []block, files map[string]string) {
+	t.Helper()
+	shell, err := exec.LookPath("bash")
+	if err != nil {
+		t.Skip("there is no bash")
+	}
+	f := on(t, postgrestest.NewEmptyDatabase(t))
+	bin, work := t.TempDir(), t.TempDir()
+	for name, text := range files {
+		require.NoError(t, os.WriteFile(filepath.Join(work, name), []byte(text), 0o600))
+	}
+	build := exec.CommandContext(t.Context(), "go", "build", "-o", filepath.Join(bin, "ratelimit"), "../..")
+	out, err := build.CombinedOutput()
+	require.NoError(t, err, "%s", out)
+	require.Greater(t, len(found), 5)
+	start := time.Now().UTC().Format(time.RFC3339) // of windows: none ends while the test runs
+	for _, b := range found {
+		f.wait(t)
+		b.commands = strings.ReplaceAll(b.commands, "2026-01-01T00:00:00Z", start)
+		b.commands = endless.ReplaceAllString(b.commands, "timeout --signal INT --preserve-status 2 $0 || test $$? = 130")
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		cmd := exec.CommandContext(ctx, shell, "-e", "-o", "pipefail", "-c", b.commands)
+		cmd.Dir = work
+		cmd.Env = append(os.Environ(), "PATH="+bin+string(os.PathListSeparator)+os.Getenv("PATH"), "RATELIMIT_DATABASE_URL="+f.url)
+		var out, errOut bytes.Buffer
+		cmd.Stdout, cmd.Stderr = &out, &errOut
+		err := cmd.Run()
+		cancel()
+		require.NoError(t, err, "%s\n%s%s", b.commands, &out, &errOut)
+		if b.output != "" {
+			require.Equal(t, steady(b.output), steady(out.String()), b.commands)
+		}
+	}
 }
 
 // fieldsOf returns the names that the fields of a type have in JSON.

@@ -47,22 +47,15 @@ func TestHelp(t *testing.T) {
 		})
 	})
 
-	t.Run("OfATopicNeedsNoFurtherWord", func(t *testing.T) {
+	t.Run("IsTheSameInEachForm", func(t *testing.T) {
 		t.Parallel()
-		for _, topic := range []string{"exit-codes", "environment", "policies", "completion"} {
-			r := run(t.Context(), nil, "", topic)
-			require.Equal(t, 0, r.code)
-			require.Equal(t, run(t.Context(), nil, "", "help", topic).out, r.out)
+		for form, command := range map[string]string{
+			"": "help", "take --help": "help take", "exit-codes": "help exit-codes", "environment": "help environment", "policies": "help policies",
+			"completion": "help completion",
+		} {
+			r := run(t.Context(), nil, "", strings.Fields(form)...)
+			require.Equal(t, result{0, run(t.Context(), nil, "", strings.Fields(command)...).out, ""}, r, form)
 		}
-	})
-
-	t.Run("TheFlagSaysTheSameAsTheCommand", func(t *testing.T) {
-		t.Parallel()
-		byFlag := run(t.Context(), nil, "", "take", "--help")
-		require.Equal(t, 0, byFlag.code)
-		require.Equal(t, run(t.Context(), nil, "", "help", "take").out, byFlag.out)
-		alone := run(t.Context(), nil, "")
-		require.Equal(t, result{0, run(t.Context(), nil, "", "help").out, ""}, alone)
 	})
 
 	t.Run("CompletesWithoutADatabase", func(t *testing.T) {
@@ -78,19 +71,14 @@ func TestHelp(t *testing.T) {
 	})
 }
 
-func TestVersion(t *testing.T) {
+func TestVersionAndPlayground(t *testing.T) {
 	t.Parallel()
 	f := &fixture{}
 	require.Contains(t, f.ok(t, "version"), "go1.")
 	v := read[struct{ Version, Go, Platform string }](t, f, 0, "version")
 	require.NotEmpty(t, v.Version)
 	require.Contains(t, f.ok(t, "--version"), v.Version)
-	require.Equal(t, 0, run(t.Context(), nil, "", "help", "exit-codes").code)
-}
-
-func TestPlayground(t *testing.T) {
-	t.Parallel()
-	page := (&fixture{}).ok(t, "playground")
+	page := f.ok(t, "playground")
 	require.True(t, strings.HasPrefix(page, "<!doctype html>"))
 	require.True(t, strings.HasSuffix(page, "</html>\n"))
 }

@@ -14,6 +14,7 @@ import (
 
 	"github.com/pgratelimit/pgratelimit/internal/golden"
 	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
+	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/rules"
 )
 
@@ -24,13 +25,14 @@ import (
 //	empty                                  uses a database without tables from here on
 //	env NAME=VALUE                         sets a variable from here on
 //	put FILE [INSTANT]                     stores the rules and overrides of a file, in effect at once or from an instant
-//	sql STATEMENT                          runs a statement
+//	sql STATEMENT                          runs a statement, and prints its rows
 //	reserve LIMIT KEY COST                 reserves tokens, of 10 a week if there is no rule
+//	acquire LIMIT KEY SLOTS                takes a lease
 //	refuse LIMIT ROUTE KEY NUMBER AGO      counts refusals
 //	cat FILE                               prints a file
 //
 // DATABASE stands for the connection string, START for the time of the test, WINDOW for a policy of 3 tokens whose window does not end,
-// and RESERVATION for the last reservation. "< FILE" at the end of a command is its standard input, and "> FILE" a new file for its
+// RESERVATION for the last reservation, and FENCE for the fencing token of the last lease. "< FILE" at the end of a command is its standard input, and "> FILE" a new file for its
 // output.
 func TestScripts(t *testing.T) {
 	t.Parallel()
@@ -55,6 +57,9 @@ type script struct {
 	files string   // the part with the files
 	names []string // pairs for a strings.Replacer
 	last  string   // the last reservation
+	fence string   // of the last lease
+
+	fences []string // pairs for a strings.Replacer
 }
 
 var fileHeads = regexp.MustCompile(`(?m)^-- (\S+) --\n`)
@@ -99,7 +104,7 @@ func (s *script) run(t *testing.T) string {
 // do runs a command, and returns its outputs.
 func (s *script) do(t *testing.T, command string) string {
 	t.Helper()
-	command = strings.NewReplacer(append(slices.Clone(s.names), "=DATABASE", "="+s.f.url, "RESERVATION", s.last)...).Replace(command)
+	command = strings.NewReplacer(append(slices.Clone(s.names), "=DATABASE", "="+s.f.url, "RESERVATION", s.last, "FENCE", s.fence)...).Replace(command)
 	args := split(command)
 	switch args[0] {
 	case "ratelimit":
@@ -111,8 +116,9 @@ func (s *script) do(t *testing.T, command string) string {
 	case "put":
 		s.put(t, args[1:])
 	case "sql":
-		_, err := s.f.pool.Exec(t.Context(), strings.TrimPrefix(command, "sql "))
-		require.NoError(t, err)
+		return s.query(t, strings.TrimPrefix(command, "sql "))
+	case "acquire":
+		s.acquire(t, args[1], args[2], number(t, args[3]))
 	case "reserve":
 		s.last = s.f.reserve(t, args[1], args[2], number(t, args[3]))
 	case "refuse":
@@ -163,6 +169,30 @@ func (s *script) put(t *testing.T, args []string) {
 	require.NoError(t, err)
 }
 
+func (s *script) query(t *testing.T, statement string) (text string) {
+	t.Helper()
+	rows, err := s.f.pool.Query(t.Context(), statement)
+	require.NoError(t, err)
+	defer rows.Close()
+	for rows.Next() {
+		values, err := rows.Values()
+		require.NoError(t, err)
+		text += fmt.Sprintln(values...)
+	}
+	require.NoError(t, rows.Err())
+	return text
+}
+
+func (s *script) acquire(t *testing.T, limit, key string, slots float64) {
+	t.Helper()
+	request := ratelimit.Define(limit, ratelimit.Concurrency{Most: 5, Lease: time.Hour}).For(key).Cost(slots)
+	lease, err := s.f.withRules(t).Acquire(t.Context(), request)
+	require.NoError(t, err)
+	require.True(t, lease.Allowed)
+	s.fence = fmt.Sprint(lease.Fence)
+	s.fences = append(s.fences, s.fence, "FENCE")
+}
+
 func content(t *testing.T, path string) string {
 	t.Helper()
 	text, err := os.ReadFile(path)
@@ -191,6 +221,7 @@ func (s *script) steady(text string) string {
 	for i := 4; i < len(s.names); i += 2 { // the files
 		text = strings.ReplaceAll(text, s.names[i+1], s.names[i])
 	}
+	text = strings.NewReplacer(s.fences...).Replace(text)
 	text = aWait.ReplaceAllString(anID.ReplaceAllString(anInstant.ReplaceAllString(text, "INSTANT"), "ID"), "${1}${2}WAIT")
 	if near := aDistance.ReplaceAllString(someDays.ReplaceAllString(text, "INSTANT (${1}N days"), "INSTANT"); near != text {
 		text = severalGap.ReplaceAllString(near, "  ")

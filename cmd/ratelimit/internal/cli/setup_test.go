@@ -132,15 +132,18 @@ func runTo(ctx context.Context, out interface {
 ) result {
 	used.note(args)
 	var errOut bytes.Buffer
-	code := cli.Run(ctx, args, strings.NewReader(stdin), out, &errOut, func(name string) string {
-		for _, variable := range slices.Backward(env) {
-			if value, ok := strings.CutPrefix(variable, name+"="); ok {
-				return value
-			}
-		}
-		return ""
-	})
+	code := cli.Run(ctx, args, strings.NewReader(stdin), out, &errOut, func(name string) string { return variable(env, name) })
 	return result{code, out.String(), errOut.String()}
+}
+
+// variable returns the last value of an environment variable.
+func variable(env []string, name string) string {
+	for _, assignment := range slices.Backward(env) {
+		if value, ok := strings.CutPrefix(assignment, name+"="); ok {
+			return value
+		}
+	}
+	return ""
 }
 
 // fixture is a database of the test's own, and what works on it beside the program.
@@ -220,6 +223,19 @@ func (f *fixture) limiter(t *testing.T, config ratelimit.Config) *ratelimit.Limi
 	return limiter
 }
 
+// withRules returns a limiter of a program with the stored rules, and the secret of RATELIMIT_HASH_KEY.
+func (f *fixture) withRules(t *testing.T) *ratelimit.Limiter {
+	t.Helper()
+	set, err := rules.NewSet(f.pool, rules.Config{})
+	require.NoError(t, err)
+	require.NoError(t, set.Load(t.Context()))
+	config := ratelimit.Config{Policies: set}
+	if secret := variable(f.env, "RATELIMIT_HASH_KEY"); secret != "" {
+		config.HashKey = []byte(secret)
+	}
+	return f.limiter(t, config)
+}
+
 // refuse writes that a key was refused so often, so long ago.
 func (f *fixture) refuse(t *testing.T, limit, route, key string, refused int64, ago time.Duration) {
 	t.Helper()
@@ -232,12 +248,8 @@ func (f *fixture) refuse(t *testing.T, limit, route, key string, refused int64, 
 // reserve reserves under the stored rule, or a policy of 10 tokens a week, and returns the reservation's ID.
 func (f *fixture) reserve(t *testing.T, limit, key string, cost float64) string {
 	t.Helper()
-	set, err := rules.NewSet(f.pool, rules.Config{})
-	require.NoError(t, err)
-	require.NoError(t, set.Load(t.Context()))
-	limiter := f.limiter(t, ratelimit.Config{Policies: set})
 	policy := ratelimit.FixedWindow{Rate: 10, Period: ratelimit.Week, Start: f.start}
-	r, err := limiter.Reserve(t.Context(), ratelimit.Define(limit, policy).For(key).Cost(cost))
+	r, err := f.withRules(t).Reserve(t.Context(), ratelimit.Define(limit, policy).For(key).Cost(cost))
 	require.NoError(t, err)
 	require.True(t, r.Allowed)
 	return r.ID

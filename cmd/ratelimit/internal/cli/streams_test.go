@@ -5,8 +5,6 @@ import (
 	"context"
 	"errors"
 	"io"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 
@@ -91,30 +89,4 @@ func TestAnInterruptEndsAWaitForInput(t *testing.T) {
 		require.Equal(t, 130, <-ended, errOut.String())
 		require.NoError(t, writer.Close())
 	}
-}
-
-func TestRefusalsTakeTheFileOfNobody(t *testing.T) {
-	t.Parallel()
-	f := &fixture{}
-	rulesFile, log := file(t, "rules.yaml", "rules: [{limit: a, rate: 1, period: 1s}]"), file(t, "access.log", accessLog)
-	for _, path := range []string{log, rulesFile} {
-		require.Contains(t, f.fails(t, 2, "simulate", "-f", rulesFile, "--by", "address", "--refusals", path, log), "is read, too")
-	}
-	old := file(t, "refused.jsonl", "of before\n")
-	f.fails(t, 2, "simulate", "-f", rulesFile, "--by", "address", "--ipv4-bits", "77", "--refusals", old, log)
-	f.fails(t, 2, "simulate", "-f", rulesFile, "--by", "address", "--refusals", old, "no-such.log")
-	for path, want := range map[string]string{log: accessLog, rulesFile: "rules: [{limit: a, rate: 1, period: 1s}]", old: "of before\n"} {
-		text, err := os.ReadFile(path)
-		require.NoError(t, err)
-		require.Equal(t, want, string(text))
-	}
-	f.ok(t, "simulate", "-f", rulesFile, "--by", "user", "--refusals", old, log)
-	text, err := os.ReadFile(old)
-	require.NoError(t, err)
-	require.NotContains(t, string(text), "of before")
-	f.ok(t, "simulate", "-f", file(t, "more.yaml", "rules: [{limit: a, rate: 1000, period: 1s}]"), "--by", "address", "--refusals", old, log)
-	text, err = os.ReadFile(old)
-	require.NoError(t, err)
-	require.Empty(t, text, "nobody was refused")
-	require.Contains(t, f.fails(t, 2, "simulate", "-f", rulesFile, "--by", "address", "--refusals", filepath.Join(t.TempDir(), "none", "x"), log), "no such file")
 }

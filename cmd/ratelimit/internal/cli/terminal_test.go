@@ -29,33 +29,34 @@ func terminal(t *testing.T) (keyboard, screen *os.File) {
 	return keyboard, screen
 }
 
+// typed runs the program on a terminal in which somebody types.
+func (f *fixture) typed(t *testing.T, types string, args ...string) result {
+	t.Helper()
+	keyboard, screen := terminal(t)
+	_, err := keyboard.WriteString(types)
+	require.NoError(t, err)
+	var out, errOut bytes.Buffer
+	code := cli.Run(t.Context(), args, screen, &out, &errOut, func(name string) string { return variable(f.env, name) })
+	return result{code, out.String(), errOut.String()}
+}
+
 func TestATerminalIsAsked(t *testing.T) {
 	t.Parallel()
 	f := setup(t)
 	f.put(t, weekly("sends", "", 5))
 	f.ok(t, "take", "sends", "ada", "--cost", "5")
-	for _, c := range []struct {
-		types string
-		code  int
-		says  string
-	}{
-		{"\n", 2, "not confirmed; nothing was done"},
-		{"no\n", 2, "not confirmed; nothing was done"},
-		{"\x04", 2, "not confirmed; nothing was done"},
-		{"Y\n", 0, ""},
-	} {
-		keyboard, screen := terminal(t)
-		_, err := keyboard.WriteString(c.types)
-		require.NoError(t, err)
-		var out, errOut bytes.Buffer
-		code := cli.Run(t.Context(), []string{"reset", "sends", "ada"}, screen, &out, &errOut, func(name string) string {
-			return map[string]string{"RATELIMIT_DATABASE_URL": f.url}[name]
-		})
-		require.Equal(t, c.code, code, errOut.String())
-		require.Contains(t, errOut.String(), "Fill the bucket of ada of sends, and forget what it owes? [y/N] ")
-		require.Contains(t, errOut.String(), c.says)
-		tokens := read[bucket](t, f, 0, "get", "sends", "ada").Tokens
-		require.Equal(t, map[bool]float64{true: 5, false: 0}[code == 0], tokens)
+	for _, types := range []string{"\n", "no\n", "\x04", "Y\n"} {
+		r := f.typed(t, types, "reset", "sends", "ada")
+		require.Contains(t, r.err, "Fill the bucket of ada of sends, and forget what it owes? [y/N] ")
+		level := "level       0 of 5"
+		if types == "Y\n" {
+			level = "level       5 of 5"
+			require.Equal(t, 0, r.code, r.err)
+		} else {
+			require.Equal(t, 2, r.code)
+			require.Contains(t, r.err, "not confirmed; nothing was done")
+		}
+		require.Contains(t, f.ok(t, "get", "sends", "ada"), level)
 	}
 }
 
@@ -64,17 +65,10 @@ func TestADifferenceIsShownBeforeATerminalIsAsked(t *testing.T) {
 	f := setup(t)
 	path := file(t, "rules.yaml", firstFile)
 	for _, format := range []string{"table", "json"} {
-		keyboard, screen := terminal(t)
-		_, err := keyboard.WriteString("n\n")
-		require.NoError(t, err)
-		var out, errOut bytes.Buffer
-		code := cli.Run(t.Context(), []string{"rules", "apply", "-f", path, "--reason", "x", "-o", format}, screen, &out, &errOut, func(name string) string {
-			return map[string]string{"RATELIMIT_DATABASE_URL": f.url, "USER": "ana"}[name]
-		})
-		require.Equal(t, 2, code)
-		shown := map[string]string{"table": out.String(), "json": errOut.String()}[format]
-		require.Contains(t, shown, "+ rule search, plan free")
-		require.Contains(t, errOut.String(), "Make 5 changes? [y/N]")
+		r := f.typed(t, "n\n", "rules", "apply", "-f", path, "--reason", "x", "-o", format)
+		require.Equal(t, 2, r.code)
+		require.Contains(t, map[string]string{"table": r.out, "json": r.err}[format], "+ rule search, plan free")
+		require.Contains(t, r.err, "Make 5 changes? [y/N]")
 	}
 	require.Contains(t, f.ok(t, "rules", "list"), "no rules")
 }
