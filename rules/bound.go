@@ -54,9 +54,9 @@ func (d *definition) count() int {
 	return len(d.limits) + count(d.many)
 }
 
-// RulingsOf returns rulings for Prune; see [ratelimit.Policies]. Under them no bucket of a limit is full before it is full under the
-// loaded rules and overrides, in all eras. They are few for any number of overrides. A Set learns the definition in the code from
-// Config.Limits, or from the first call for the limit. Until then no bucket is full.
+// RulingsOf returns a ruling for Prune; see [ratelimit.Policies]. Under it no bucket of a limit is full before it is full under the
+// loaded rules and overrides, in all eras. A Set learns the definition in the code from Config.Limits, or from the first call for the
+// limit. Until then no bucket is full.
 func (s *Set) RulingsOf(name string) []*ratelimit.Ruling {
 	current := s.loaded()
 	if current == nil || current.limits[name] == nil {
@@ -65,17 +65,17 @@ func (s *Set) RulingsOf(name string) []*ratelimit.Ruling {
 	of := current.limits[name]
 	known := of.noted.count()
 	if last := of.bounded.Load(); last != nil && last.known == known {
-		return last.rules
+		return last.rulings
 	}
-	rules := boundsOf(of).rules()
-	of.bounded.Store(&bounded{known, rules})
-	return rules
+	rulings := []*ratelimit.Ruling{boundsOf(of).ruling()}
+	of.bounded.Store(&bounded{known, rulings})
+	return rulings
 }
 
-// bounded are the rules that bound a limit of which so many definitions are known.
+// bounded is the ruling that bounds a limit of which so many definitions are known.
 type bounded struct {
-	known int
-	rules []*ratelimit.Ruling
+	known   int
+	rulings []*ratelimit.Ruling
 }
 
 // point is what policies are to one row of a bucket: the most tokens that it holds, and the fewest that arrive in a
@@ -166,12 +166,12 @@ type bounds struct {
 	unknown bool  // whether there is something that it cannot judge
 	slow    int64 // until when a span stands for statements that were not loaded, so that nothing arrives; 0: none does
 	code    point
-	groups  [64]point // without lags, by the size of the capacity; those without a speed are not in use
+	all     point // without lags and growth
 }
 
 // boundsOf collects the loaded rules and overrides of a limit.
 func boundsOf(of *limitRules) *bounds {
-	b := &bounds{name: of.name, code: nowhere()}
+	b := &bounds{name: of.name, code: nowhere(), all: nowhere()}
 	limits, known := of.noted.known()
 	for _, limit := range limits {
 		p, ok := pointOf(limit.Policy())
@@ -199,8 +199,7 @@ func boundsOf(of *limitRules) *bounds {
 	}
 	for _, k := range of.keys {
 		for _, p := range on {
-			q := k.point(p, ofPlan)
-			b.add(q)
+			b.add(k.point(p, ofPlan))
 		}
 	}
 	return b
@@ -245,49 +244,23 @@ func (k *keyRules) point(p point, ofPlan func(plan string) point) point {
 	return all
 }
 
-// add adds a point to those with a capacity of its size. A bucket that holds more by the lag is full later than it.
+// add adds a point. A bucket that holds more by the lag is full later than it.
 func (b *bounds) add(p point) {
-	p.capacity, p.lag, p.speed, p.scaled, p.kept = p.capacity+p.lag, 0, p.speed/p.growth(), 0, 0
-	size := math.Log2(max(p.capacity, minTokens) / minTokens) // up to 71
-	g := &b.groups[min(int(size)*len(b.groups)/72, len(b.groups)-1)]
-	if g.speed == 0 {
-		*g = p
-	}
-	*g = g.with(p)
+	b.all = b.all.with(point{capacity: p.capacity + p.lag, speed: p.speed / p.growth(), least: p.least})
 }
 
-// rules returns a rule for each policy that bounds.
-func (b *bounds) rules() (rules []*ratelimit.Ruling) {
-	for _, policy := range b.policies() {
-		if rule := b.rule(policy); rule != nil {
-			rules = append(rules, rule)
-		}
+// policy returns a policy under which a bucket is full last: one that never fills if a part is unknown or cannot be bounded.
+func (b *bounds) policy() ratelimit.Policy {
+	policy := b.all.policy()
+	if _, err := ratelimit.NewLimit(b.name, policy); err != nil || b.unknown {
+		return ratelimit.TokenBucket{Rate: maxTokens, Period: maxPeriod}
 	}
-	return rules
+	return policy
 }
 
-// policies returns a policy for each group, and a policy that is never full if a part cannot be bounded by a policy.
-func (b *bounds) policies() (policies []ratelimit.Policy) {
-	unknown := b.unknown
-	for _, g := range b.groups {
-		if g.speed == 0 || math.IsInf(g.speed, 1) {
-			continue
-		}
-		policy := g.policy()
-		if b.rule(policy) == nil {
-			unknown = true
-			continue
-		}
-		policies = append(policies, policy)
-	}
-	if unknown {
-		policies = append(policies, ratelimit.TokenBucket{Rate: maxTokens, Period: maxPeriod})
-	}
-	return policies
-}
-
-// rule returns nil when the policy cannot be.
-func (b *bounds) rule(policy ratelimit.Policy) *ratelimit.Ruling {
+// ruling returns the ruling of the policy. Under it nothing arrives before b.slow.
+func (b *bounds) ruling() *ratelimit.Ruling {
+	policy := b.policy()
 	limit, err := ratelimit.NewLimit(b.name, policy)
 	if err != nil {
 		return nil
