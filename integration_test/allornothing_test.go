@@ -116,29 +116,3 @@ func requireAllowed(t *testing.T, call verb, limiter *ratelimit.Limiter) {
 	require.NoError(t, err)
 	require.True(t, allowed)
 }
-
-// One bucket named twice is one row, which one statement cannot update twice: the costs add up first.
-func TestTakeAddsUpWhatACallAsksOfOneBucket(t *testing.T) {
-	t.Parallel()
-	five := ratelimit.Define("five", hoard(5))
-	b := setup(t)
-	for _, c := range callers() {
-		t.Run(c.name, func(t *testing.T) {
-			t.Parallel()
-			key := t.Name() + " "
-			take := func(requests ...ratelimit.Request) ratelimit.Decision {
-				d, err := c.take(t.Context(), b.db(), b.limiter, requests...)
-				require.NoError(t, err)
-				require.Len(t, d.States, len(requests))
-				return d
-			}
-			require.True(t, take(five.For(key).Cost(2), roomy.For(key), five.For(key), five.For(key+"another")).Allowed)
-			require.InDelta(t, 2, b.row(t, "five", key).Value, 1e-3)
-			require.InDelta(t, 4, b.row(t, "five", key+"another").Value, 1e-3)
-
-			before := b.rows(t, key)
-			require.False(t, take(five.For(key).Cost(2), roomy.For(key), five.For(key).Cost(2)).Allowed, "each alone would fit, but not both")
-			require.Equal(t, before, b.rows(t, key))
-		})
-	}
-}

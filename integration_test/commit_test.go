@@ -2,14 +2,13 @@ package integration_test
 
 import (
 	"context"
+	"fmt"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/stretchr/testify/require"
 
-	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -21,19 +20,11 @@ func newCutStand(t *testing.T) (*stand, *cutter) {
 	return s, c
 }
 
-// losses are the two sides on which the answer to a request can be lost, and what then was sent in truth.
-var losses = map[string]struct {
-	side cut
-	done int
-}{
-	"the request never reached the server": {side: cutRequest, done: 0},
-	"the answer was lost":                  {side: cutAnswer, done: 1},
-}
-
 // InTx runs its function again on another connection if one breaks before COMMIT. A COMMIT without an answer is not sent again.
 func TestInTxOnAConnectionThatBreaks(t *testing.T) {
 	t.Parallel()
 	const never, soon = 1_000_000, 10
+	const insert = "INSERT INTO public.messages"
 	for name, test := range map[string]struct {
 		request    string
 		side       cut
@@ -47,9 +38,8 @@ func TestInTxOnAConnectionThatBreaks(t *testing.T) {
 		"AtTheAnswerOfTheLimit":     {"ada", cutAnswer, 1, false, 2, 1},
 		"ThreeTimes":                {"ada", cutAnswer, 3, false, 4, 1},
 		"Always":                    {"ada", cutAnswer, never, false, soon, 0},
-		"AtTheInsert":               {"INSERT INTO public.messages", cutRequest, 1, false, 2, 1},
-		"AtTheAnswerOfTheInsert":    {"INSERT INTO public.messages", cutAnswer, 1, false, 2, 1},
-		"ThatTheFunctionSwallows":   {"INSERT INTO public.messages", cutAnswer, 1, true, 2, 1},
+		"AtTheInsert":               {insert, cutRequest, 1, false, 2, 1},
+		"ThatTheFunctionSwallows":   {insert, cutAnswer, 1, true, 2, 1},
 		"AtCommitBeforeTheRequest":  {"commit", cutRequest, 1, false, 1, 0},
 		"AtCommitBeforeTheResponse": {"commit", cutAnswer, 1, false, 1, 1},
 	} {
@@ -70,7 +60,7 @@ func TestInTxOnAConnectionThatBreaks(t *testing.T) {
 				require.ErrorIs(t, err, ratelimit.ErrCommitUnknown)
 				require.NotErrorIs(t, err, ratelimit.ErrContended)
 				require.False(t, ratelimit.IsRetryable(err))
-				require.Equal(t, 1, cutter.seen(), "COMMIT was sent once")
+				require.Equal(t, 1, cutter.seen(), "COMMIT was sent once, whatever the driver's SafeToRetry says")
 			case test.cuts == never:
 				require.Error(t, err)
 				require.NotErrorIs(t, err, ratelimit.ErrCommitUnknown, "nothing was written")
@@ -89,138 +79,113 @@ func TestInTxOnAConnectionThatBreaks(t *testing.T) {
 	}
 }
 
-// The driver's SafeToRetry says of a COMMIT whose answer was lost that it is safe to retry, in pgx 5.9 to 5.12. The limiter must
-// not depend on it.
-func TestInTxIsNotLedByTheDriverIntoTakingTwice(t *testing.T) {
+// If the server refuses a COMMIT, nothing was written: a conflict is tried again, and another error is returned. That is on the same
+// connection, which was rolled back. An error of a server behind the server leaves the outcome unknown.
+func TestAnErrorInTheMessageOfCommit(t *testing.T) {
 	t.Parallel()
-	s, cutter := newCutStand(t)
-	ctx := t.Context()
-	tx, err := s.pool.Begin(ctx)
-	require.NoError(t, err)
-	require.NoError(t, s.send(ctx, tx, "ada"))
-	cutter.arm("commit", cutAnswer, 1)
-	lost := tx.Commit(ctx)
-	require.Error(t, lost)
-	s.requireSent(t, 1)
-	t.Logf("a COMMIT that was carried out: %q, SafeToRetry is %t", lost, pgconn.SafeToRetry(lost))
-
-	cutter.arm("commit", cutAnswer, 1)
-	err = s.limiter.InTx(ctx, func(tx pgx.Tx) error { return s.send(ctx, tx, "ada") })
-	require.ErrorIs(t, err, ratelimit.ErrCommitUnknown)
-	require.Equal(t, pgconn.SafeToRetry(lost), pgconn.SafeToRetry(err), "the driver's error is wrapped, to be looked at")
-	require.Equal(t, 1, cutter.seen())
-	s.requireSent(t, 2)
+	reserve := func(ctx context.Context, s *stand) error {
+		return errOf(s.limiter.Reserve(ctx, calls.For("ada"), other.For("ada")))
+	}
+	send := func(ctx context.Context, s *stand) error {
+		return s.limiter.InTx(ctx, func(tx pgx.Tx) error { return s.send(ctx, tx, "ada") })
+	}
+	for _, test := range []struct {
+		name, table string
+		call        func(ctx context.Context, s *stand) error
+		atCommit    bool // otherwise at the insert, which Reserve sends in the message of COMMIT
+	}{
+		{"Reserve/AtTheInsert", "ratelimit.reservations", reserve, false},
+		{"Reserve/AtTheCommit", "ratelimit.reservations", reserve, true},
+		{"InTx/AtTheCommit", "public.messages", send, true},
+	} {
+		for code, want := range map[string]error{"40001": nil, "40P01": nil, "55P03": nil, "23505": nil, "XX000": ratelimit.ErrCommitUnknown, "Always40001": ratelimit.ErrContended} {
+			t.Run(test.name+"/"+code, func(t *testing.T) {
+				t.Parallel()
+				representative(t, code, "40001", "23505", "Always40001")
+				s := newStand(t, oneConnection)
+				s.limiter = s.with(t, ratelimit.Config{MaxAttempts: 3})
+				takeOne(t, s.limiter, roomy.For("first"))
+				failures, timing := 1, ""
+				if code == "Always40001" {
+					failures, code = 1000, "40001"
+				}
+				if test.atCommit {
+					timing = "DEFERRABLE INITIALLY DEFERRED"
+				}
+				s.outside.exec(t, `CREATE SEQUENCE public.attempts`)
+				s.outside.exec(t, fmt.Sprintf(`CREATE FUNCTION public.fail() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+					IF nextval('public.attempts') <= %d THEN RAISE EXCEPTION 'on purpose' USING ERRCODE = '%s'; END IF; RETURN NULL; END $$`, failures, code))
+				s.outside.exec(t, `CREATE CONSTRAINT TRIGGER fail AFTER INSERT ON `+test.table+` `+timing+` FOR EACH ROW EXECUTE FUNCTION public.fail()`)
+				err := test.call(t.Context(), s)
+				if want != ratelimit.ErrCommitUnknown { //nolint:errorlint // it is that one
+					require.NotErrorIs(t, err, ratelimit.ErrCommitUnknown)
+				}
+				taken := 0
+				switch {
+				case want != nil:
+					require.ErrorIs(t, err, want)
+				case code == "23505", code == "55P03" && test.atCommit: // COMMIT itself waits for no row
+					require.Equal(t, code, sqlstate(err))
+				default:
+					require.NoError(t, err)
+					taken = 1
+				}
+				require.Equal(t, taken, s.taken(t))
+				require.Equal(t, taken, len(s.outside.reserved(t))+s.messages(t))
+				require.EqualValues(t, 1, s.pool.Stat().NewConnsCount(), "the connection was rolled back, not thrown away")
+				s.requireIdle(t)
+			})
+		}
+	}
 }
 
-func TestTakeDoesNotRetryALostAnswer(t *testing.T) {
+// A COMMIT that waits is not reported as success if its backend is ended, nor cut short if its caller gives up. A COMMIT without an answer is
+// given up after a while, and the server receives a cancel request.
+func TestInTxWhileItsCommitWaits(t *testing.T) {
 	t.Parallel()
-	fastPathOnly(t, "it loses the answer of a statement that commits")
-	for name, loss := range losses {
+	for name, test := range map[string]struct {
+		meanwhile func(t *testing.T, s *stand, open, giveUp func())
+		want      error
+		sent      int
+	}{
+		"ItsBackendIsEnded": {func(t *testing.T, s *stand, _, _ func()) {
+			t.Helper()
+			require.NoError(t, s.terminate(t.Context(), s.awaitWaiter(t)))
+		}, ratelimit.ErrCommitUnknown, 0},
+		"ItsCallerGivesUp": {func(t *testing.T, s *stand, open, giveUp func()) {
+			t.Helper()
+			s.awaitWaiter(t)
+			giveUp()
+			open()
+		}, nil, 1},
+		"ItHasNoAnswer": {func(t *testing.T, s *stand, open, _ func()) {
+			t.Helper()
+			s.awaitWaiter(t)
+			tooLong := time.AfterFunc(patient, open)
+			t.Cleanup(func() { tooLong.Stop() })
+		}, ratelimit.ErrCommitUnknown, 0},
+	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			s, cutter := newCutStand(t)
-			cutter.arm("ada", loss.side, 1)
-			d, err := s.limiter.Take(t.Context(), calls.For("ada"))
-			require.Error(t, err)
-			require.Zero(t, d, "an error carries no decision")
-			require.Equal(t, 1, cutter.seen(), "sent once")
-			require.Equal(t, loss.done, s.taken(t))
+			representative(t, name, "ItsBackendIsEnded", "ItsCallerGivesUp")
+			s := newStand(t)
+			open := s.closeGate(t)
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			runs, ended := 0, make(chan error, 1)
+			go func() {
+				ended <- s.limiter.InTx(ctx, func(tx pgx.Tx) error {
+					runs++
+					return s.send(ctx, tx, "ada")
+				})
+			}()
+			test.meanwhile(t, s, open, cancel)
+			require.ErrorIs(t, <-ended, test.want)
+			require.Equal(t, 1, runs)
+			s.requireIdle(t)
+			s.requireSent(t, test.sent)
+			open()
 			s.requireHealthy(t)
 		})
 	}
-}
-
-// A server that restarts leaves dead connections in the pool, which only BEGIN finds out.
-func TestInTxRetriesABackendThatWasEndedInThePool(t *testing.T) {
-	t.Parallel()
-	s, ctx := newStand(t, oneConnection), t.Context()
-	runs, pid := 0, uint32(0)
-	send := func(tx pgx.Tx) error {
-		runs++
-		pid = tx.Conn().PgConn().PID()
-		return s.send(ctx, tx, "ada")
-	}
-	require.NoError(t, s.limiter.InTx(ctx, send))
-	require.NoError(t, s.terminate(ctx, pid))
-	require.NoError(t, s.limiter.InTx(ctx, send))
-	require.Equal(t, 2, runs, "once each")
-	s.requireSent(t, 2)
-	s.requireHealthy(t)
-}
-
-func TestInTxDoesNotReportACommitAsSuccessThatWasEndedWhileItWaited(t *testing.T) {
-	t.Parallel()
-	s, ctx := newStand(t), t.Context()
-	open := s.closeGate(t)
-	runs, failed := 0, make(chan error, 1)
-	go func() {
-		failed <- s.limiter.InTx(ctx, func(tx pgx.Tx) error {
-			runs++
-			return s.send(ctx, tx, "ada")
-		})
-	}()
-	require.NoError(t, s.terminate(ctx, s.awaitWaiter(t)))
-	require.ErrorIs(t, <-failed, ratelimit.ErrCommitUnknown)
-	require.Equal(t, 1, runs)
-	s.requireSent(t, 0)
-	open()
-	s.requireHealthy(t)
-}
-
-func TestInTxEndsTheBackendOfACallerWhoGaveUpWaiting(t *testing.T) {
-	t.Parallel()
-	s := newStand(t)
-	require.NoError(t, s.takeOutside(t.Context(), "ada"))
-	s.hold(t)
-	ctx, cancel := context.WithCancel(t.Context())
-	defer cancel()
-	failed := make(chan error, 1)
-	go func() {
-		failed <- s.limiter.InTx(ctx, func(tx pgx.Tx) error { return s.send(ctx, tx, "ada") })
-	}()
-	pid := s.awaitWaiter(t)
-	cancel()
-	err := <-failed
-	require.ErrorIs(t, err, context.Canceled)
-	s.awaitEnd(t, pid) // while the row is still locked
-	require.Equal(t, 1, s.taken(t))
-}
-
-func TestInTxDoesNotCutACommitShortWhenTheCallerGivesUp(t *testing.T) {
-	t.Parallel()
-	s := newStand(t)
-	open := s.closeGate(t)
-	ctx, cancel := context.WithCancel(t.Context())
-	defer cancel()
-	failed := make(chan error, 1)
-	go func() {
-		failed <- s.limiter.InTx(ctx, func(tx pgx.Tx) error { return s.send(ctx, tx, "ada") })
-	}()
-	s.awaitWaiter(t)
-	cancel()
-	open()
-	require.NoError(t, <-failed)
-	s.requireSent(t, 1)
-	s.requireHealthy(t)
-}
-
-// A COMMIT without an answer is given up after a while, and the server receives a cancel request.
-func TestInTxDoesNotWaitForeverForACommit(t *testing.T) {
-	t.Parallel()
-	testsize.Long(t, "it waits until a COMMIT is given up")
-	s, ctx := newStand(t), t.Context()
-	open := s.closeGate(t)
-	tooLong := time.AfterFunc(patient, open)
-	defer tooLong.Stop()
-	runs := 0
-	err := s.limiter.InTx(ctx, func(tx pgx.Tx) error {
-		runs++
-		return s.send(ctx, tx, "ada")
-	})
-	require.ErrorIs(t, err, ratelimit.ErrCommitUnknown)
-	require.Equal(t, 1, runs)
-	s.requireIdle(t)
-	s.requireSent(t, 0)
-	open()
-	s.requireHealthy(t)
 }

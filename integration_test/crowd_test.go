@@ -2,7 +2,6 @@ package integration_test
 
 import (
 	"context"
-	"errors"
 	"sync"
 	"testing"
 
@@ -23,29 +22,30 @@ func (c announcing) Done() <-chan struct{} {
 	return c.Context.Done()
 }
 
-// asker is a caller that waits for a decision.
+// asker is a caller that waits for an answer.
 type asker struct {
 	cancel          context.CancelFunc
 	underway, ended chan struct{}
-	d               ratelimit.Decision
+	allowed         bool
 	err             error
 }
 
-// ask begins a call and returns when it is under way, so calls arrive in the order of ask.
+// ask begins a Take and returns when it is under way, so calls arrive in the order of ask.
 func ask(t *testing.T, limiter *ratelimit.Limiter, requests ...ratelimit.Request) *asker {
 	t.Helper()
-	return askFor(t, func(ctx context.Context) (ratelimit.Decision, error) { return limiter.Take(ctx, requests...) })
+	return askFor(t, func(ctx context.Context) error { return limiter.Require(ctx, requests...) })
 }
 
-func askFor(t *testing.T, call func(context.Context) (ratelimit.Decision, error)) *asker {
+// askFor begins a call, which is allowed unless it returns an error, and returns when it is under way.
+func askFor(t *testing.T, call func(context.Context) error) *asker {
 	t.Helper()
-	a := startAsking(t, call)
+	a := startAsking(t, func(ctx context.Context) (bool, error) { err := call(ctx); return err == nil, err })
 	a.awaitUnderway()
 	return a
 }
 
-// startAsking is askFor that does not wait until the call is under way.
-func startAsking(t *testing.T, call func(context.Context) (ratelimit.Decision, error)) *asker {
+// startAsking begins a call.
+func startAsking(t *testing.T, call func(context.Context) (bool, error)) *asker {
 	t.Helper()
 	inner, cancel := context.WithCancel(t.Context())
 	ctx := announcing{Context: inner, once: &sync.Once{}, underway: make(chan struct{})}
@@ -53,7 +53,7 @@ func startAsking(t *testing.T, call func(context.Context) (ratelimit.Decision, e
 	t.Cleanup(func() { cancel(); <-a.ended })
 	go func() {
 		defer close(a.ended)
-		a.d, a.err = call(ctx)
+		a.allowed, a.err = call(ctx)
 	}()
 	return a
 }
@@ -75,45 +75,34 @@ func (a *asker) hasEnded() bool {
 	}
 }
 
-// requireWaits checks that the call has no answer yet.
-func (a *asker) requireWaits(t *testing.T) {
+// requireWaiting checks that the calls have no answer yet.
+func requireWaiting(t *testing.T, askers ...*asker) {
 	t.Helper()
-	select {
-	case <-a.ended:
-		require.Fail(t, "the call has ended", "%+v, %v", a.d, a.err)
-	default:
+	for _, a := range askers {
+		require.False(t, a.hasEnded(), "the call has ended: %v, %v", a.allowed, a.err)
 	}
 }
 
-func (a *asker) requireAllowed(t *testing.T) {
+// requireAllAllowed waits for the answers of the calls, which must be allowed.
+func requireAllAllowed(t *testing.T, askers ...*asker) {
 	t.Helper()
-	<-a.ended
-	require.NoError(t, a.err)
-	require.True(t, a.d.Allowed)
-}
-
-func (a *asker) requireError(t *testing.T, want func(error) bool) {
-	t.Helper()
-	<-a.ended
-	require.Error(t, a.err)
-	require.False(t, a.d.Allowed)
-	require.True(t, want(a.err), "%v", a.err)
-}
-
-func isError(target error) func(error) bool {
-	return func(err error) bool { return errors.Is(err, target) }
+	for _, a := range askers {
+		<-a.ended
+		require.NoError(t, a.err)
+		require.True(t, a.allowed)
+	}
 }
 
 // crowd makes a first caller wait for the row of ada, which another transaction locks until release is called, and n others wait for the
 // first.
-func (s *stand) crowd(t *testing.T, n int) (first *asker, others []*asker, release func()) {
+func (s *stand) crowd(t *testing.T, n int) (askers []*asker, release func()) {
 	t.Helper()
 	require.NoError(t, s.takeOutside(t.Context(), "ada"))
 	release = s.hold(t)
-	first = ask(t, s.limiter, calls.For("ada"))
+	askers = []*asker{ask(t, s.limiter, calls.For("ada"))}
 	s.awaitWaiter(t)
 	for range n {
-		others = append(others, ask(t, s.limiter, calls.For("ada")))
+		askers = append(askers, ask(t, s.limiter, calls.For("ada")))
 	}
-	return first, others, release
+	return askers, release
 }

@@ -67,7 +67,7 @@ func (p beaten) Query(ctx context.Context, _ string, _ ...any) (pgx.Rows, error)
 	return p.Pool.Query(ctx, `SELECT 1 / (CASE WHEN ratelimit.lose() THEN 0 ELSE 1 END)`)
 }
 
-func TestErrorsOfContentionSayOnceWhereTheyComeFrom(t *testing.T) {
+func TestATakeThatAlwaysLosesIsContended(t *testing.T) {
 	t.Parallel()
 	fastPathOnly(t, "it makes a statement of the fast path lose")
 	s, ctx := newStand(t), t.Context()
@@ -75,22 +75,7 @@ func TestErrorsOfContentionSayOnceWhereTheyComeFrom(t *testing.T) {
 	require.NoError(t, s.takeOutside(ctx, "ada"))
 	limiter, err := ratelimit.New(beaten{s.pool}, ratelimit.Config{MaxAttempts: 2})
 	require.NoError(t, err)
-	_, err = limiter.Take(ctx, calls.For("ada"))
-	requireOnePrefix(t, err, ratelimit.ErrContended, "Take")
-
-	s.limiter = s.with(t, ratelimit.Config{MaxAttempts: 2})
-	runs := 0
-	requireOnePrefix(t, s.limiter.InTx(ctx, s.alwaysBeaten(ctx, &runs)), ratelimit.ErrContended, "InTx")
-
-	soon, cancel := context.WithCancel(ctx)
-	defer cancel()
-	lose := s.alwaysBeaten(ctx, &runs)
-	err = s.limiter.InTx(soon, func(tx pgx.Tx) error {
-		err := lose(tx)
-		cancel()
-		return err
-	})
-	requireOnePrefix(t, err, context.Canceled, "InTx")
+	requireOnePrefix(t, limiter.Require(ctx, calls.For("ada")), ratelimit.ErrContended, "Require")
 }
 
 // The error for a role without privileges names them, and with these every call works.

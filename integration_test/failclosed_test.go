@@ -4,16 +4,17 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strings"
+	"os"
+	"path/filepath"
 	"sync"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
-	"github.com/pgratelimit/pgratelimit/migrations"
+	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -102,16 +103,11 @@ func (s *stand) cancelWaiters(t *testing.T) (stop func()) {
 	return func() { cancel(); cancelling.Wait() }
 }
 
-func isAny(error) bool { return true }
-
 // If the database or the pool fails in any of these ways, a call returns an error, takes nothing, and leaves no connection behind. When
 // the fault ends, calls work again.
 func TestCallsFailClosed(t *testing.T) {
 	t.Parallel()
 	isDeadline := func(err error) bool { return errors.Is(err, context.DeadlineExceeded) }
-	isNotMigrated := func(err error) bool {
-		return errors.Is(err, ratelimit.ErrNotMigrated) && strings.Contains(err.Error(), "migrations.Up") && strings.Contains(err.Error(), `"elsewhere"`)
-	}
 	setting := func(name, value string) func(*testing.T, *stand) func() {
 		return func(t *testing.T, s *stand) func() {
 			t.Helper()
@@ -137,24 +133,12 @@ func TestCallsFailClosed(t *testing.T) {
 			release, stop := s.hold(t), s.cancelWaiters(t)
 			return func() { stop(); release() }
 		}, patient, isState("57014"), nil},
-		"TableMissing": {func(t *testing.T, s *stand) func() {
-			t.Helper()
-			s.limiter = s.with(t, ratelimit.Config{Schema: "elsewhere"})
-			return func() {
-				for _, migrate := range []func(context.Context, *pgxpool.Pool, migrations.Config) error{migrations.Up, migrations.Down} {
-					require.NoError(t, migrate(t.Context(), s.outside.pool, migrations.Config{Schema: "elsewhere"}))
-				}
-				s.requireClosed(t, writes, patient, isNotMigrated)
-				require.NoError(t, migrations.Up(t.Context(), s.outside.pool, migrations.Config{Schema: "elsewhere"}))
-			}
-		}, patient, isNotMigrated, isNotMigrated},
 		"PoolExhausted": {func(t *testing.T, s *stand) func() {
 			t.Helper()
 			conn, err := s.pool.Acquire(t.Context())
 			require.NoError(t, err)
 			return conn.Release
 		}, 50 * time.Millisecond, isDeadline, isDeadline},
-		"PoolClosed": {func(_ *testing.T, s *stand) func() { s.pool.Close(); return nil }, patient, isAny, isAny},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -165,45 +149,111 @@ func TestCallsFailClosed(t *testing.T) {
 			if fault.reads != nil {
 				s.requireClosed(t, reads, fault.patience, fault.reads)
 			} else {
-				for name, read := range reads {
-					_, err := read(t.Context(), s.limiter)
-					require.NoError(t, err, "%s needs no lock and no right to write", name)
-				}
+				s.requireReads(t)
 			}
-			if heal != nil {
-				heal()
-				s.requireHealthy(t)
-			}
+			heal()
+			s.requireHealthy(t)
 		})
 	}
+}
+
+// requireReads checks that the calls work that need no lock and no right to write.
+func (s *stand) requireReads(t *testing.T) {
+	t.Helper()
+	for name, read := range reads {
+		require.NoError(t, errOf(read(t.Context(), s.limiter)), name)
+	}
+}
+
+// newServerStand returns a stand on a server of the test's own, to stop.
+func newServerStand(t *testing.T) (*stand, *postgrestest.Server) {
+	t.Helper()
+	inside, server := setupOwn(t, nil)
+	s := &stand{bundle: inside, outside: openOutside(t, server.URL())}
+	s.makeMessages(t)
+	require.NoError(t, s.takeOutside(t.Context(), "ada"))
+	return s, server
+}
+
+// restart restarts the server, and returns when it takes connections.
+func (s *stand) restart(t *testing.T, server *postgrestest.Server) {
+	t.Helper()
+	require.NoError(t, server.Restart(t.Context()))
+	s.outside.pool.Reset()
+	eventually(t, "the server takes connections", func() bool { return s.outside.pool.Ping(t.Context()) == nil })
+}
+
+// awaitRecovery returns when the limiter works again: each of the pool's connections is found dead by the call that gets it, which
+// fails closed.
+func (s *stand) awaitRecovery(t *testing.T) {
+	t.Helper()
+	eventually(t, "the limiter works again", func() bool { return s.limiter.Require(t.Context(), calls.For("the first caller")) == nil })
+	s.requireHealthy(t)
+}
+
+func TestEveryCallFailsClosedWhenTheServerIsDown(t *testing.T) {
+	t.Parallel()
+	s, server := newServerStand(t)
+	before := s.outside.rows(t, "ada")
+	require.NoError(t, server.Stop(t.Context(), postgrestest.Fast))
+	for _, verbs := range []map[string]verb{writes, reads} {
+		for name, call := range verbs {
+			ctx, cancel := context.WithTimeout(t.Context(), patient)
+			allowed, err := call(ctx, s.limiter)
+			cancel()
+			require.Error(t, err, name)
+			require.False(t, allowed && name != "Reset", name)
+			for _, not := range []error{ratelimit.ErrLimited, ratelimit.ErrCommitUnknown, context.DeadlineExceeded} {
+				require.NotErrorIs(t, err, not, name)
+			}
+		}
+	}
+	s.restart(t, server)
+	s.awaitRecovery(t)
+	require.Equal(t, before, s.outside.rows(t, "ada"))
+}
+
+func TestWritesFailClosedOnAHotStandby(t *testing.T) {
+	t.Parallel()
+	testsize.Long(t, "it restarts a server of its own as a standby")
+	s, server := newServerStand(t)
+	var directory string
+	require.NoError(t, s.outside.pool.QueryRow(t.Context(), `SHOW data_directory`).Scan(&directory))
+	if _, err := os.Stat(directory); err != nil {
+		t.Skipf("the server is not on this machine: %v", err)
+	}
+
+	// With this file a server recovers for ever, and can be read meanwhile, as the standby of a primary.
+	signal := filepath.Join(directory, "standby.signal")
+	require.NoError(t, server.Stop(t.Context(), postgrestest.Fast))
+	require.NoError(t, os.WriteFile(signal, nil, 0o600))
+	s.restart(t, server)
+	s.pool.Reset()
+	s.requireClosed(t, writes, patient, func(err error) bool {
+		return sqlstate(err) == "25006" || sqlstate(err) == "0A000" // 0A000 at SERIALIZABLE
+	})
+	s.requireReads(t)
+
+	require.NoError(t, server.Stop(t.Context(), postgrestest.Fast))
+	require.NoError(t, os.Remove(signal))
+	s.restart(t, server)
+	s.awaitRecovery(t)
 }
 
 func TestWithTxNeedsNoConnectionButTheCallers(t *testing.T) {
 	t.Parallel()
 	s := newStand(t, oneConnection)
-	ctx, cancel := context.WithTimeout(t.Context(), patient)
-	defer cancel()
-	tx, err := s.pool.Begin(ctx)
+	tx := s.begin(t, pgx.ReadCommitted)
+	acquired, bound := s.pool.Stat().AcquireCount(), s.limiter.WithTx(tx)
+	r, err := bound.Reserve(t.Context(), calls.For("ada"))
 	require.NoError(t, err)
-	acquired := s.pool.Stat().AcquireCount()
-	bound := s.limiter.WithTx(tx)
-
-	once := ratelimit.Define("once", hoard(1))
-	for range 2 { // the second is refused, and undone
-		_, err = bound.Take(ctx, once.For("ada"), calls.For("ada"))
-		require.NoError(t, err)
+	for name, call := range everyCall {
+		if err := call(t.Context(), bound, r.ID, calls.For("ada")); name != "Prune" && !errors.Is(err, ratelimit.ErrReservationEnded) {
+			require.NoError(t, err, name)
+		}
 	}
-	d, err := bound.Take(ctx, once.For("ada"))
-	require.NoError(t, err)
-	require.False(t, d.Allowed)
-	_, err = bound.Check(ctx, once.For("ada"), calls.For("ada"))
-	require.NoError(t, err)
-	_, err = bound.Value(ctx, calls.For("ada"))
-	require.NoError(t, err)
-	_, err = bound.Reserve(ctx, once.For("ada"), calls.For("ada"))
-	require.NoError(t, err)
-	require.NoError(t, bound.Reset(ctx, once.For("ada"), calls.For("ada")))
+	require.ErrorIs(t, bound.Require(t.Context(), roomy.For("ada"), calls.For("ada").Cost(callsCapacity)), ratelimit.ErrLimited)
 	require.Equal(t, acquired, s.pool.Stat().AcquireCount())
-	require.NoError(t, tx.Commit(ctx))
+	require.NoError(t, tx.Commit(t.Context()))
 	s.requireHealthy(t)
 }

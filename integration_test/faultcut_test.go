@@ -21,9 +21,7 @@ const (
 	cutRequest     cut = iota // the request never arrives
 	cutAnswer                 // the request is carried out, and its answer is lost
 	cutHalfRequest            // half of the request arrives
-	cutUnanswered             // the request arrives, but the connection breaks before its answer
 	cutHalfAnswer             // the request is carried out, and half of its answer arrives
-	cutAnswered               // the answer arrives, and the connection breaks behind it
 )
 
 // cutter makes a pool's connections break at a request that contains some bytes: a statement's first words or, for a prepared
@@ -39,8 +37,6 @@ type cutter struct {
 	instead func() // called at that request in place of a cut; nil: cut it
 
 	prepared map[string]string // the statements that requests have named, by these names
-	broken   [][]string        // the statements of each request that was cut
-	from     string            // the address on this side of the last connection that broke
 }
 
 // on is for a pool's configuration.
@@ -78,19 +74,13 @@ func (c *cutter) seen() int {
 	return c.requests
 }
 
-// brokenFrom returns the address on this side of the last connection that broke.
-func (c *cutter) brokenFrom() string {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.from
-}
-
-func (c *cutter) decide(conn net.Conn, message []byte) (side cut, now bool) {
+// decide returns the side at which a message breaks the connection, if it does.
+func (c *cutter) decide(message []byte) (side cut, now bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	isStatement := len(message) > 0 && bytes.IndexByte([]byte("QPB"), message[0]) >= 0 // not a connection's start
-	sql, carriedOut := c.statements(message)
-	if !isStatement || c.at == 0 && (len(c.request) == 0 || !c.isIn(message, carriedOut)) {
+	executed := c.executed(message)
+	if !isStatement || c.at == 0 && (len(c.request) == 0 || !c.isIn(message, executed)) {
 		return 0, false
 	}
 	c.requests++
@@ -102,23 +92,21 @@ func (c *cutter) decide(conn net.Conn, message []byte) (side cut, now bool) {
 		c.instead()
 		return 0, false
 	}
-	c.broken = append(c.broken, sql)
-	c.from = conn.LocalAddr().String()
 	return c.side, true
 }
 
-// isIn reports whether the cutter is armed for a message that carries out some statements: by its bytes, or by the first words of a statement
-// that was prepared before. A message that only prepares BEGIN or COMMIT is no such message.
-func (c *cutter) isIn(message []byte, carriedOut []string) bool {
-	if len(carriedOut) == 0 && (bytes.HasPrefix(c.request, []byte("begin")) || bytes.HasPrefix(c.request, []byte("commit"))) {
+// isIn reports whether the cutter is armed for a message that executes some statements: by its bytes, or by the first words of a statement
+// that was prepared before. It is not armed for a message that only prepares BEGIN or COMMIT.
+func (c *cutter) isIn(message []byte, executed []string) bool {
+	if len(executed) == 0 && (bytes.HasPrefix(c.request, []byte("begin")) || bytes.HasPrefix(c.request, []byte("commit"))) {
 		return false
 	}
 	return bytes.Contains(message, c.request) ||
-		slices.ContainsFunc(carriedOut, func(sql string) bool { return strings.HasPrefix(sql+"\x00", string(c.request)) })
+		slices.ContainsFunc(executed, func(sql string) bool { return strings.HasPrefix(sql+"\x00", string(c.request)) })
 }
 
-// statements returns the statements that a request prepares or executes, and the statements that it executes.
-func (c *cutter) statements(request []byte) (sql, carriedOut []string) {
+// executed returns the statements that a request executes, and remembers the statements that it prepares.
+func (c *cutter) executed(request []byte) (sql []string) {
 	text := func(rest []byte) (string, []byte) {
 		before, after, _ := bytes.Cut(rest, []byte{0})
 		return string(before), after
@@ -129,23 +117,21 @@ func (c *cutter) statements(request []byte) (sql, carriedOut []string) {
 			break // the beginning of a connection
 		}
 		first, rest := text(request[5 : size+1])
+		second, _ := text(rest)
 		switch kind {
 		case 'Q':
-			sql, carriedOut = append(sql, first), append(carriedOut, first)
+			sql = append(sql, first)
 		case 'P':
-			statement, _ := text(rest)
 			if c.prepared == nil {
 				c.prepared = map[string]string{}
 			}
-			c.prepared[first] = statement
-			sql = append(sql, statement)
+			c.prepared[first] = second
 		case 'B':
-			name, _ := text(rest)
-			sql, carriedOut = append(sql, c.prepared[name]), append(carriedOut, c.prepared[name])
+			sql = append(sql, c.prepared[second])
 		}
 		request = request[size+1:]
 	}
-	return sql, carriedOut
+	return sql
 }
 
 // cutConn is a connection that a cutter may break.
@@ -162,7 +148,7 @@ type cutConn struct {
 
 // Write reports success for a message that the network is about to lose, as a socket does.
 func (c *cutConn) Write(message []byte) (int, error) {
-	side, now := c.cutter.decide(c.Conn, message)
+	side, now := c.cutter.decide(message)
 	if !now {
 		return c.Conn.Write(message)
 	}
@@ -172,9 +158,6 @@ func (c *cutConn) Write(message []byte) (int, error) {
 	case cutHalfRequest:
 		_, err := c.Conn.Write(message[:len(message)/2])
 		return len(message), errors.Join(err, c.Close())
-	case cutUnanswered:
-		_, err := c.Conn.Write(message)
-		return len(message), errors.Join(err, c.reset())
 	default:
 		c.mu.Lock()
 		defer c.mu.Unlock()
@@ -191,7 +174,9 @@ func (c *cutConn) Read(p []byte) (int, error) {
 		return c.readKept(p)
 	}
 	n, err := c.Conn.Read(p)
-	side := c.loses()
+	c.mu.Lock()
+	side := c.lose
+	c.mu.Unlock()
 	if err != nil || side == cutRequest {
 		return n, err
 	}
@@ -208,10 +193,12 @@ func (c *cutConn) Read(p []byte) (int, error) {
 	if side == cutHalfAnswer {
 		c.kept = answer[:len(answer)/2]
 	}
-	if side == cutAnswered {
-		c.kept = answer
+	if conn, ok := c.Conn.(*net.TCPConn); ok { // the server notices at its next read or write
+		if err := conn.SetLinger(0); err != nil {
+			return 0, err
+		}
 	}
-	if err := c.reset(); err != nil {
+	if err := c.Close(); err != nil {
 		return 0, err
 	}
 	return c.readKept(p)
@@ -225,20 +212,4 @@ func (c *cutConn) readKept(p []byte) (int, error) {
 	n := copy(p, c.kept)
 	c.kept = c.kept[n:]
 	return n, nil
-}
-
-// reset breaks the connection without a message to the server, which notices at its next read or write.
-func (c *cutConn) reset() error {
-	if conn, ok := c.Conn.(*net.TCPConn); ok {
-		if err := conn.SetLinger(0); err != nil {
-			return err
-		}
-	}
-	return c.Close()
-}
-
-func (c *cutConn) loses() cut {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.lose
 }

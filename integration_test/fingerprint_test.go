@@ -3,11 +3,9 @@ package integration_test
 import (
 	"context"
 	"errors"
-	"fmt"
 	"strings"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -37,44 +35,33 @@ func asks(call string) bool {
 // A program with another secret would have full buckets of its own: its calls return an error, and take nothing.
 func TestAnotherSecretIsRefused(t *testing.T) {
 	t.Parallel()
-	onEach(t, testAnotherSecretIsRefused, onPostgres, inMemory)
-}
-
-func testAnotherSecretIsRefused(t *testing.T, on backend) {
-	for first, ours := range secrets {
-		for second, theirs := range secrets {
-			if first == second {
-				continue
-			}
-			t.Run(first+"Then"+second, func(t *testing.T) {
+	onEach(t, func(t *testing.T, on backend) {
+		for _, pair := range [][2]string{{"One", "Other"}, {"None", "One"}, {"One", "None"}} {
+			t.Run(pair[0]+"Then"+pair[1], func(t *testing.T) {
 				t.Parallel()
-				representative(t, first+second, "OneThenOther", "NoneThenOne", "OneThenNone")
 				b := on.setup(t)
-				b.limiter = b.with(t, ours)
+				b.limiter = b.with(t, secrets[pair[0]])
 				reserve := func() string {
 					r, err := b.limiter.Reserve(t.Context(), roomy.For("key"))
 					require.NoError(t, err)
 					return r.ID
 				}
-				id := reserve()
-				stranger := b.with(t, theirs)
+				id, stranger := reserve(), b.with(t, secrets[pair[1]])
 				for name, call := range everyCall {
 					if !asks(name) {
-						require.NoError(t, call(t.Context(), b.with(t, theirs), reserve(), roomy.For("key")), name)
+						require.NoError(t, call(t.Context(), b.with(t, secrets[pair[1]]), reserve(), roomy.For("key")), name)
 						continue
 					}
 					before := b.rows(t, "")
 					requireOnePrefix(t, call(t.Context(), stranger, id, roomy.For("key")), ratelimit.ErrHashKeyMismatch, name)
 					require.Equal(t, before, b.rows(t, ""), name)
 				}
-				ran := false
-				err := stranger.InTx(t.Context(), func(pgx.Tx) error { ran = true; return nil })
+				err := stranger.InTx(t.Context(), func(pgx.Tx) error { t.Error("the function was run"); return nil })
 				requireOnePrefix(t, err, ratelimit.ErrHashKeyMismatch, "InTx")
-				require.False(t, ran)
 				require.NoError(t, b.limiter.Settle(t.Context(), id, roomy.For("key").Cost(2)), "who was first goes on")
 			})
 		}
-	}
+	}, onPostgres, inMemory)
 }
 
 // The error says how to begin anew, and that takes effect with the next call.
@@ -112,18 +99,6 @@ func TestSecretsAreComparedAgainAfterTheTablesWereMissing(t *testing.T) {
 	}
 }
 
-// counting counts the statements about the fingerprint.
-type counting struct{ n atomic.Int64 }
-
-func (c *counting) TraceQueryStart(ctx context.Context, _ *pgx.Conn, data pgx.TraceQueryStartData) context.Context {
-	if strings.Contains(data.SQL, `"fingerprint"`) {
-		c.n.Add(1)
-	}
-	return ctx
-}
-
-func (*counting) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
-
 // Of two programs that start at once, one has its secret in the tables, and the other gets nothing.
 func TestFirstUseIsARaceThatOneWins(t *testing.T) {
 	t.Parallel()
@@ -131,25 +106,28 @@ func TestFirstUseIsARaceThatOneWins(t *testing.T) {
 		t.Run(isolation, func(t *testing.T) {
 			t.Parallel()
 			const callers = 32
-			statements := &counting{}
+			var statements atomic.Int64 // about the fingerprint
 			b := setup(t, func(c *pgxpool.Config) {
-				c.ConnConfig.Tracer = statements
+				c.ConnConfig.Tracer = tracing(func(sql string) {
+					if strings.Contains(sql, `"fingerprint"`) {
+						statements.Add(1)
+					}
+				})
 				c.ConnConfig.RuntimeParams["default_transaction_isolation"] = isolation
 			})
 			limiters := []*ratelimit.Limiter{b.with(t, secrets["One"]), b.with(t, secrets["Other"])}
 			var allowed, refused [2]atomic.Int64
 			require.NoError(t, atonce.Do(callers*len(limiters), func(worker int) error {
 				program := worker % len(limiters)
-				d, err := limiters[program].Take(t.Context(), roomy.For("key"))
+				err := limiters[program].Require(t.Context(), roomy.For("key"))
 				switch {
+				case err == nil:
+					allowed[program].Add(1)
 				case errors.Is(err, ratelimit.ErrHashKeyMismatch):
 					refused[program].Add(1)
-				case err != nil || !d.Allowed:
-					return fmt.Errorf("allowed %v: %w", d.Allowed, err)
-				default:
-					allowed[program].Add(1)
+					err = nil
 				}
-				return nil
+				return err
 			}))
 			winner := 0
 			if allowed[1].Load() > 0 {
@@ -159,54 +137,17 @@ func TestFirstUseIsARaceThatOneWins(t *testing.T) {
 			require.EqualValues(t, callers, refused[1-winner].Load())
 			require.Len(t, b.rows(t, ""), 1)
 
-			before := statements.n.Load()
+			before := statements.Load()
 			late := b.with(t, secrets[[]string{"One", "Other"}[winner]])
 			require.NoError(t, atonce.Do(callers, func(int) error { return late.Reset(t.Context(), roomy.For("key")) }))
-			require.EqualValues(t, 1, statements.n.Load()-before, "concurrent first calls look once")
+			require.EqualValues(t, 1, statements.Load()-before, "concurrent first calls look once")
 		})
 	}
 }
 
-// A call in the caller's transaction looks, in that transaction, and stores nothing there.
+// A call in the caller's transaction looks, in that transaction, and stores nothing there. The transaction does not lose against the
+// program that stores the fingerprint meanwhile, and goes on after a mismatch.
 func TestFingerprintInTheCallersTransaction(t *testing.T) {
-	t.Parallel()
-	for _, level := range levels {
-		t.Run(level.name, func(t *testing.T) {
-			t.Parallel()
-			b := setup(t, func(c *pgxpool.Config) { c.MaxConns = 1 }) // or a second connection would do
-			b.exec(t, `CREATE TABLE notes (note text)`)
-			stored := func() (n int) {
-				require.NoError(t, b.pool.QueryRow(t.Context(), `SELECT count(*) FROM ratelimit.fingerprint`).Scan(&n))
-				return n
-			}
-			one := b.with(t, secrets["One"])
-			tx := b.begin(t, level.level)
-			requireAllowed(t, taking(tight.For("key")), one.WithTx(tx))
-			require.NoError(t, tx.Rollback(t.Context()))
-			tx = b.begin(t, level.level)
-			requireAllowed(t, taking(tight.For("key")), one.WithTx(tx))
-			require.NoError(t, tx.Commit(t.Context()))
-			require.Zero(t, stored())
-
-			requireAllowed(t, taking(roomy.For("key")), one)
-			require.Equal(t, 1, stored())
-			other := b.with(t, secrets["Other"])
-			tx = b.begin(t, level.level)
-			_, err := tx.Exec(t.Context(), `INSERT INTO notes VALUES ('before')`)
-			require.NoError(t, err)
-			for range 2 {
-				_, err = other.WithTx(tx).Take(t.Context(), tight.For("key"))
-				requireOnePrefix(t, err, ratelimit.ErrHashKeyMismatch, "Take")
-			}
-			_, err = tx.Exec(t.Context(), `INSERT INTO notes VALUES ('after')`)
-			require.NoError(t, err, "the transaction goes on")
-			require.NoError(t, tx.Commit(t.Context()))
-		})
-	}
-}
-
-// A look at a fingerprint that is not there does not make a transaction lose against the program that stores it.
-func TestStoringTheFingerprintBeatsNobody(t *testing.T) {
 	t.Parallel()
 	for _, level := range levels {
 		t.Run(level.name, func(t *testing.T) {
@@ -215,12 +156,26 @@ func TestStoringTheFingerprintBeatsNobody(t *testing.T) {
 				c.ConnConfig.RuntimeParams["default_transaction_isolation"] = string(level.level)
 			})
 			b.exec(t, `CREATE TABLE notes (note text)`)
+			one := b.with(t, secrets["One"])
 			tx := b.begin(t, level.level)
 			_, err := tx.Exec(t.Context(), `INSERT INTO notes SELECT 'one more than ' || count(*) FROM notes`)
 			require.NoError(t, err)
-			requireAllowed(t, taking(roomy.For("in the transaction")), b.limiter.WithTx(tx))
-			requireAllowed(t, taking(roomy.For("beside it")), b.with(t, ratelimit.Config{}))
-			requireAllowed(t, taking(other.For("in the transaction")), b.limiter.WithTx(tx))
+			acquired := b.pool.Stat().AcquireCount()
+			takeOne(t, one.WithTx(tx), roomy.For("in the transaction"))
+			require.Equal(t, acquired, b.pool.Stat().AcquireCount(), "it uses no other connection")
+			require.Zero(t, b.count(t, `SELECT count(*) FROM ratelimit.fingerprint`))
+			takeOne(t, b.with(t, secrets["One"]), roomy.For("beside it"))
+			require.Equal(t, 1, b.count(t, `SELECT count(*) FROM ratelimit.fingerprint`))
+			takeOne(t, one.WithTx(tx), other.For("in the transaction"))
+			require.NoError(t, tx.Commit(t.Context()))
+
+			stranger := b.with(t, secrets["Other"])
+			tx = b.begin(t, level.level)
+			for range 2 {
+				requireOnePrefix(t, stranger.WithTx(tx).Require(t.Context(), tight.For("key")), ratelimit.ErrHashKeyMismatch, "Require")
+			}
+			_, err = tx.Exec(t.Context(), `INSERT INTO notes VALUES ('after')`)
+			require.NoError(t, err, "the transaction goes on")
 			require.NoError(t, tx.Commit(t.Context()))
 		})
 	}
@@ -245,20 +200,16 @@ func TestTransactionsLookAgainForTheFingerprint(t *testing.T) {
 // What InTx stores is not part of its transaction, and stays when that is rolled back.
 func TestFingerprintOutlivesARollback(t *testing.T) {
 	t.Parallel()
-	onEach(t, testFingerprintOutlivesARollback, onPostgres, inMemory)
-}
-
-func testFingerprintOutlivesARollback(t *testing.T, on backend) {
-	b := on.setup(t)
-	one, giveUp := b.with(t, secrets["One"]), errors.New("give up")
-	err := one.InTx(t.Context(), func(tx pgx.Tx) error {
-		_, err := one.WithTx(tx).Take(t.Context(), roomy.For("key"))
-		return errors.Join(err, giveUp)
-	})
-	require.ErrorIs(t, err, giveUp)
-	require.Empty(t, b.rows(t, ""))
-	_, err = b.with(t, secrets["Other"]).Check(t.Context(), roomy.For("key"))
-	require.ErrorIs(t, err, ratelimit.ErrHashKeyMismatch)
+	onEach(t, func(t *testing.T, on backend) {
+		b := on.setup(t)
+		one := b.with(t, secrets["One"])
+		err := one.InTx(t.Context(), func(tx pgx.Tx) error {
+			return errors.Join(one.WithTx(tx).Require(t.Context(), roomy.For("key")), errUndone)
+		})
+		require.ErrorIs(t, err, errUndone)
+		require.Empty(t, b.rows(t, ""))
+		require.ErrorIs(t, errOf(b.with(t, secrets["Other"]).Check(t.Context(), roomy.For("key"))), ratelimit.ErrHashKeyMismatch)
+	}, onPostgres, inMemory)
 }
 
 // Each schema has a fingerprint of its own.
@@ -288,30 +239,22 @@ func TestFirstCallThatFailsIsTriedAgain(t *testing.T) {
 		return tx
 	}
 
-	limiter := b.with(t, ratelimit.Config{Timeout: 50 * time.Millisecond})
 	tx := lock()
-	_, err := limiter.Take(t.Context(), roomy.For("key"))
-	requireOnePrefix(t, err, context.DeadlineExceeded, "Take")
+	err := b.with(t, ratelimit.Config{Timeout: brief}).Require(t.Context(), roomy.For("key"))
+	requireOnePrefix(t, err, context.DeadlineExceeded, "Require")
 	require.ErrorContains(t, err, "a transaction may hold a row")
 	require.NoError(t, tx.Rollback(t.Context()))
-	limiter = b.with(t, ratelimit.Config{})
 
 	tx = lock()
-	first, cancel := context.WithCancel(t.Context())
-	defer cancel()
-	gaveUp, waited := make(chan error, 1), make(chan error, 1)
-	take := func(ctx context.Context, told chan<- error) {
-		_, err := limiter.Take(ctx, roomy.For("key"))
-		told <- err
-	}
-	go take(first, gaveUp)
+	first := ask(t, b.limiter, roomy.For("key"))
 	eventually(t, "the first looks", func() bool { return waiting(t, b.pool) == 1 })
-	go take(t.Context(), waited)
-	cancel()
-	require.ErrorIs(t, <-gaveUp, context.Canceled)
+	second := ask(t, b.limiter, roomy.For("key"))
+	first.cancel()
+	<-first.ended
+	require.ErrorIs(t, first.err, context.Canceled)
 	eventually(t, "the second looks", func() bool { return waiting(t, b.pool) == 1 })
 	require.NoError(t, tx.Rollback(t.Context()))
-	require.NoError(t, <-waited)
+	requireAllAllowed(t, second)
 }
 
 // Calls that only look store nothing, so that they work where nothing can be written.
@@ -337,37 +280,29 @@ func TestAStoredKeyNeedsNoSecret(t *testing.T) {
 			t.Parallel()
 			b := setup(t)
 			program, tool := b.with(t, config), b.with(t, ratelimit.Config{})
-			d, err := program.Take(t.Context(), roomy.For("ada").Cost(2))
-			require.NoError(t, err)
-			require.True(t, d.Allowed)
+			takeOne(t, program, roomy.For("ada").Cost(2))
 			stored, err := program.StoredKey(roomy.For("ada"))
 			require.NoError(t, err)
-
 			ada := roomy.ForStored(stored)
 			for by, limiter := range map[string]*ratelimit.Limiter{"program": program, "tool": tool} {
 				same, err := limiter.StoredKey(ada)
 				require.NoError(t, err)
 				require.Equal(t, stored, same, by)
-				value, err := limiter.Value(t.Context(), ada)
-				require.NoError(t, err)
-				require.InDelta(t, roomy.Capacity()-2, value.Tokens, 1, by)
+				require.InDelta(t, roomy.Capacity()-2, tokens(t, limiter, ada), 1, by)
 			}
-			r, err := tool.Reserve(t.Context(), ada)
-			require.NoError(t, err)
-			require.NoError(t, tool.Settle(t.Context(), r.ID, ada.Cost(3)))
-			for call, run := range everyCall {
-				if asks(call) && call != "Settle" && call != "TakeSeveral" { // TakeSeveral has a request for another key, too
-					require.NoError(t, run(t.Context(), tool, "", ada), call)
+			for name, run := range everyCall {
+				if asks(name) && name != "TakeSeveral" { // which has a request for another key, too
+					r, err := tool.Reserve(t.Context(), ada)
+					require.NoError(t, err)
+					require.NoError(t, run(t.Context(), tool, r.ID, ada), name)
 				}
 			}
 			require.NoError(t, tool.Reset(t.Context(), ada))
 			require.Equal(t, roomy.Capacity(), b.held(t, roomy.Name(), stored))
 			if config.HashKey != nil {
-				_, err = tool.Take(t.Context(), ada, roomy.For("grace"))
-				require.ErrorIs(t, err, ratelimit.ErrHashKeyMismatch, "one key that has to be hashed")
+				require.ErrorIs(t, tool.Require(t.Context(), ada, roomy.For("grace")), ratelimit.ErrHashKeyMismatch, "one key that has to be hashed")
 			}
-			_, err = program.Take(t.Context(), roomy.For("grace"))
-			require.NoError(t, err, "the tool has left no fingerprint of its own")
+			takeOne(t, program, roomy.For("grace")) // the tool has left no fingerprint of its own
 		})
 	}
 }
@@ -375,29 +310,21 @@ func TestAStoredKeyNeedsNoSecret(t *testing.T) {
 func TestTheStoredKeyOfGlobalIsEmpty(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
-	_, err := b.with(t, secrets["One"]).Take(t.Context(), roomy.Global().Cost(2))
-	require.NoError(t, err)
-	_, err = b.limiter.Take(t.Context(), roomy.Global())
-	require.ErrorIs(t, err, ratelimit.ErrHashKeyMismatch, "a program has to have the secret whatever it asks for")
+	takeOne(t, b.with(t, secrets["One"]), roomy.Global().Cost(2))
+	require.ErrorIs(t, b.limiter.Require(t.Context(), roomy.Global()), ratelimit.ErrHashKeyMismatch, "a program has to have the secret whatever it asks for")
 	require.NoError(t, b.limiter.Reset(t.Context(), roomy.ForStored("")))
 	require.Equal(t, roomy.Capacity(), b.held(t, roomy.Name(), ""))
 }
 
 func TestAKeyThatCannotBeStoredIsRefused(t *testing.T) {
 	t.Parallel()
-	onEach(t, testAKeyThatCannotBeStoredIsRefused, onPostgres, inMemory)
-}
-
-func testAKeyThatCannotBeStoredIsRefused(t *testing.T, on backend) {
-	b := on.setup(t)
-	tx := b.begin(t, "read committed")
-	for _, key := range []string{strings.Repeat("k", 257), "a\x00b", "\xff"} {
-		for _, limiter := range []*ratelimit.Limiter{b.limiter, b.with(t, secrets["One"]), b.limiter.WithTx(tx)} {
-			_, err := limiter.Take(t.Context(), roomy.ForStored(key))
-			requireOnePrefix(t, err, ratelimit.ErrInvalidKey, "take")
+	onEach(t, func(t *testing.T, on backend) {
+		b := on.setup(t)
+		for _, key := range []string{strings.Repeat("k", 257), "a\x00b", "\xff"} {
+			for _, limiter := range []*ratelimit.Limiter{b.limiter, b.with(t, secrets["One"])} {
+				requireOnePrefix(t, limiter.Require(t.Context(), roomy.ForStored(key)), ratelimit.ErrInvalidKey, "Require")
+			}
 		}
-	}
-	_, err := b.limiter.WithTx(tx).Take(t.Context(), roomy.ForStored(strings.Repeat("k", 256)))
-	require.NoError(t, err)
-	require.NoError(t, tx.Commit(t.Context()))
+		takeOne(t, b.limiter, roomy.ForStored(strings.Repeat("k", 256)))
+	}, onPostgres, inMemory)
 }

@@ -13,7 +13,6 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
 
-	"github.com/pgratelimit/pgratelimit/integration_test/internal/atonce"
 	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
 	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
@@ -83,15 +82,6 @@ func TestHoldRefuses(t *testing.T) {
 	release()
 }
 
-// renewals is an observer that counts renewals of leases.
-type renewals struct{ n atomic.Int64 }
-
-func (r *renewals) Observe(_ context.Context, event ratelimit.Event) {
-	if leased, ok := event.(ratelimit.Leased); ok && leased.Verb == "renew_lease" && !leased.Lost {
-		r.n.Add(1)
-	}
-}
-
 // TestHoldOutlivesTheLease promises that work may take longer than the lease and keeps its slot, also if another process acquired its lease.
 func TestHoldOutlivesTheLease(t *testing.T) {
 	t.Parallel()
@@ -99,13 +89,17 @@ func TestHoldOutlivesTheLease(t *testing.T) {
 	jobs := ratelimit.Define("jobs", ratelimit.Concurrency{Most: 1, Lease: lease})
 	inVirtualTime(t, func(t *testing.T, b *bundle) {
 		t.Helper()
-		observed := &renewals{}
-		l := b.with(t, ratelimit.Config{AsOf: time.Now, Observer: observed})
+		var renewals atomic.Int64
+		l := b.with(t, ratelimit.Config{AsOf: time.Now, Observer: observing(func(event ratelimit.Event) {
+			if leased, is := event.(ratelimit.Leased); is && leased.Verb == "renew_lease" && !leased.Lost {
+				renewals.Add(1)
+			}
+		})})
 		acquired, err := b.limiter.Acquire(t.Context(), jobs.For("k"))
 		require.NoError(t, err)
 		held, release := l.Keep(t.Context(), ratelimit.Lease{ID: acquired.ID})
 		time.Sleep(3 * lease)
-		require.GreaterOrEqual(t, observed.n.Load(), int64(4))
+		require.GreaterOrEqual(t, renewals.Load(), int64(4))
 		require.NoError(t, held.Err())
 		other, err := b.limiter.Acquire(t.Context(), jobs.For("k"))
 		require.NoError(t, err)
@@ -197,37 +191,4 @@ func inVirtualTime(t *testing.T, test func(t *testing.T, b *bundle)) {
 		b.limiter = b.with(t, ratelimit.Config{AsOf: time.Now})
 		test(t, b)
 	})
-}
-
-// TestHoldersAreNeverTooMany has 32 workers hold one of 8 slots 5 times each: never 9 at once, and all come through.
-func TestHoldersAreNeverTooMany(t *testing.T) {
-	t.Parallel()
-	const workers, most = 32, 8
-	times := testsize.Of(1, 5)
-	b := setup(t)
-	jobs := slots("jobs", most)
-	var running, peak, done atomic.Int64
-	require.NoError(t, atonce.Do(workers, func(int) error {
-		for n := 0; n < times; {
-			err := b.limiter.Hold(t.Context(), func(context.Context, ratelimit.Lease) error {
-				now := running.Add(1)
-				defer running.Add(-1)
-				for p := peak.Load(); now > p && !peak.CompareAndSwap(p, now); p = peak.Load() {
-				}
-				runtime.Gosched()
-				done.Add(1)
-				return nil
-			}, jobs.For("k"))
-			switch {
-			case err == nil:
-				n++
-			case !errors.Is(err, ratelimit.ErrLimited):
-				return err
-			}
-		}
-		return nil
-	}))
-	require.LessOrEqual(t, peak.Load(), int64(most))
-	require.Equal(t, int64(workers*times), done.Load())
-	require.Equal(t, float64(most), free(t, b.limiter, jobs.For("k")))
 }

@@ -34,7 +34,7 @@ func TestHotRowStaysSmall(t *testing.T) {
 	single := b.with(t, ratelimit.Config{NoBatching: true})
 	require.NoError(t, atonce.Do(takers, func(int) error {
 		for range perTaker {
-			if err := takeAndCheck(t.Context(), single, []ratelimit.Request{hot.For("key")}); err != nil {
+			if err := single.Require(t.Context(), hot.For("key")); err != nil {
 				return err
 			}
 		}

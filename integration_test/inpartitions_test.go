@@ -40,8 +40,8 @@ func server18(t *testing.T, pool *pgxpool.Pool) (is bool) {
 
 // namesSeveral counts the statements that lock or change several rows, which they find by arrays.
 type namesSeveral struct {
-	countStatements // none
-	changes         *atomic.Int64
+	tracing // none
+	changes *atomic.Int64
 }
 
 var changesRows = regexp.MustCompile(`\b(INSERT|UPDATE|DELETE)\b`) // also FOR NO KEY UPDATE

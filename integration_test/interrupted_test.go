@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"runtime"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -47,21 +46,14 @@ func (r hangingUpResults) Close() error {
 // owner commits all the same.
 func TestACallThatIsInterruptedLeavesNoHalf(t *testing.T) {
 	t.Parallel()
-	tight := ratelimit.Define("tight", hoard(1))
-	for name, call := range map[string]func(ctx context.Context, limiter *ratelimit.Limiter, id string) error{
-		"RefusedTake": func(ctx context.Context, limiter *ratelimit.Limiter, _ string) error {
-			d, err := limiter.Take(ctx, roomy.For("a").Cost(4), tight.For("empty"))
-			if err == nil && d.Allowed {
-				return fmt.Errorf("allowed")
-			}
-			return err
+	for name, call := range map[string]call{
+		"RefusedTake": func(ctx context.Context, l *ratelimit.Limiter, _ string, r ratelimit.Request) error {
+			return l.Require(ctx, r.Cost(4), tight.For("empty"))
 		},
-		"Reserve": func(ctx context.Context, limiter *ratelimit.Limiter, _ string) error {
-			_, err := limiter.Reserve(ctx, roomy.For("a"), roomy.For("b"))
-			return err
+		"Reserve": func(ctx context.Context, l *ratelimit.Limiter, _ string, r ratelimit.Request) error {
+			return errOf(l.Reserve(ctx, r, roomy.For("b")))
 		},
-		"Cancel":  func(ctx context.Context, limiter *ratelimit.Limiter, id string) error { return limiter.Cancel(ctx, id) },
-		"Unknown": func(ctx context.Context, l *ratelimit.Limiter, _ string) error { return l.Cancel(ctx, unknownID) },
+		"Cancel": everyCall["Cancel"],
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -73,16 +65,14 @@ func TestACallThatIsInterruptedLeavesNoHalf(t *testing.T) {
 
 			ctx, cancel := context.WithCancel(t.Context())
 			defer cancel()
-			begun, err := b.pool.Begin(t.Context())
-			require.NoError(t, err)
-			_ = call(ctx, b.limiter.WithTx(&hangingUp{Tx: begun, after: 1, hangUp: cancel}), r.ID)
+			begun := b.begin(t, pgx.ReadCommitted)
+			_ = call(ctx, b.limiter.WithTx(&hangingUp{Tx: begun, after: 1, hangUp: cancel}), r.ID, roomy.For("a"))
 			require.Error(t, ctx.Err(), "the call has to be interrupted")
 			_ = begun.Commit(t.Context())
 
 			require.Equal(t, before, b.rows(t, ""))
-			var open int
-			require.NoError(t, b.pool.QueryRow(t.Context(), `SELECT count(*) FROM ratelimit.reservations WHERE state = 'open'`).Scan(&open))
-			require.Equal(t, 1, open)
+			require.Equal(t, "open", b.reserved(t)[0].State)
+			require.Len(t, b.reserved(t), 1)
 		})
 	}
 }
@@ -111,21 +101,17 @@ func TestAConnectionInATransactionIsNotEndedByTheLimiter(t *testing.T) {
 			require.NoError(t, err)
 			_, err = tx.Exec(t.Context(), `INSERT INTO work VALUES (1)`)
 			require.NoError(t, err)
-			for name, call := range map[string]func() error{
-				"Take":    func() error { _, err := limiter.Take(t.Context(), roomy.For("a")); return err },
-				"Reserve": func() error { _, err := limiter.Reserve(t.Context(), roomy.For("a")); return err },
-				"Charge":  func() error { return limiter.Charge(t.Context(), roomy.For("a")) },
-				"InTx":    func() error { return limiter.InTx(t.Context(), func(pgx.Tx) error { return nil }) },
+			for name, call := range map[string]verb{
+				"Take": taking(roomy.For("a")), "Reserve": reserving(roomy.For("a")), "Reset": resetting(roomy.For("a")), "InTx": inTx(taking(roomy.For("a"))),
 			} {
-				require.ErrorIs(t, call(), ratelimit.ErrInvalidConfig, name)
-				require.ErrorContains(t, call(), "use WithTx", name)
+				err := errOf(call(t.Context(), limiter))
+				require.ErrorIs(t, err, ratelimit.ErrInvalidConfig, name)
+				require.ErrorContains(t, err, "use WithTx", name)
 			}
-			requireAllowed(t, taking(roomy.For("a")), limiter.WithTx(tx))
+			takeOne(t, limiter.WithTx(tx), roomy.For("a"))
 			require.NoError(t, tx.Rollback(t.Context()))
-			var rows int
-			require.NoError(t, b.pool.QueryRow(t.Context(), `SELECT count(*) FROM work`).Scan(&rows))
-			require.Zero(t, rows)
-			requireAllowed(t, taking(roomy.For("a")), limiter)
+			require.Zero(t, b.count(t, `SELECT count(*) FROM work`))
+			takeOne(t, limiter, roomy.For("a"))
 		})
 	}
 }
@@ -133,29 +119,21 @@ func TestAConnectionInATransactionIsNotEndedByTheLimiter(t *testing.T) {
 // A transaction that waits in a queue has a connection, so the head of the queue must not wait for one.
 func TestInTxGetsEverybodyThroughOnAFewConnections(t *testing.T) {
 	t.Parallel()
-	onEach(t, testInTxGetsEverybodyThroughOnAFewConnections, onPostgres, inMemory)
-}
-
-func testInTxGetsEverybodyThroughOnAFewConnections(t *testing.T, on backend) {
-	const workers, each = 64, 5
-	b := on.setup(t, func(c *pgxpool.Config) { c.MaxConns = 4 })
-	hot := ratelimit.Define("hot", hoard(workers*each))
-	require.NoError(t, atonce.Do(workers, func(int) error {
-		for range each {
-			err := b.limiter.InTx(t.Context(), func(tx pgx.Tx) error {
-				d, err := b.limiter.WithTx(tx).Take(t.Context(), hot.Global())
+	onEach(t, func(t *testing.T, on backend) {
+		const workers, each = 64, 5
+		b := on.setup(t, func(c *pgxpool.Config) { c.MaxConns = 4 })
+		hot := ratelimit.Define("hot", hoard(workers*each)).Global()
+		require.NoError(t, atonce.Do(workers, func(int) error {
+			for range each {
+				err := b.limiter.InTx(t.Context(), func(tx pgx.Tx) error { return b.limiter.WithTx(tx).Require(t.Context(), hot) })
 				if err != nil {
 					return err
 				}
-				return d.Err()
-			})
-			if err != nil {
-				return err
 			}
-		}
-		return nil
-	}))
-	require.InDelta(t, 0, b.row(t, "hot", "").Value, 1e-3)
+			return nil
+		}))
+		require.InDelta(t, 0, b.row(t, "hot", "").Value, 1e-3)
+	}, onPostgres, inMemory)
 }
 
 // execModes are the modes in which pgx sends statements.
@@ -163,205 +141,102 @@ var execModes = []pgx.QueryExecMode{
 	pgx.QueryExecModeCacheStatement, pgx.QueryExecModeCacheDescribe, pgx.QueryExecModeDescribeExec, pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol,
 }
 
-// An error of the server in the message of COMMIT says that nothing was written: a conflict is tried again, and another error is returned. On
-// the same connection, which was rolled back. An error of a server behind the server leaves the outcome unknown.
-func TestAnErrorInTheMessageOfCommit(t *testing.T) {
-	t.Parallel()
-	for at, timing := range map[string]string{"AtTheInsert": "", "AtTheCommit": "DEFERRABLE INITIALLY DEFERRED"} {
-		for code, unknown := range map[string]bool{"40001": false, "40P01": false, "55P03": false, "23505": false, "XX000": true} {
-			t.Run(at+"/"+code, func(t *testing.T) {
-				t.Parallel()
-				representative(t, code, "40001", "23505")
-				b := setup(t, oneConnection)
-				takeAll(t, b.limiter, roomy.For("first").Cost(1))
-				b.exec(t, `CREATE SEQUENCE public.attempts`)
-				b.exec(t, `CREATE FUNCTION public.fail() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
-					IF nextval('public.attempts') = 1 THEN RAISE EXCEPTION 'on purpose' USING ERRCODE = '`+code+`'; END IF; RETURN NULL; END $$`)
-				b.exec(t, `CREATE CONSTRAINT TRIGGER fail AFTER INSERT ON ratelimit.reservations `+timing+` FOR EACH ROW EXECUTE FUNCTION public.fail()`)
-				_, err := b.limiter.Reserve(t.Context(), roomy.For("ada"), other.For("ada"))
-				taken := 0
-				switch {
-				case unknown:
-					require.ErrorIs(t, err, ratelimit.ErrCommitUnknown)
-				case code == "23505":
-					require.Equal(t, code, sqlstate(err))
-					require.NotErrorIs(t, err, ratelimit.ErrCommitUnknown)
-				case code == "55P03" && at == "AtTheCommit": // COMMIT itself waits for no row
-					require.NotErrorIs(t, err, ratelimit.ErrCommitUnknown)
-				default:
-					require.NoError(t, err)
-					taken = 1
-				}
-				require.Len(t, b.reserved(t), taken)
-				require.Len(t, b.rows(t, "ada"), 2*taken)
-				b.requireNothingOpen(t)
-				require.EqualValues(t, 1, b.pool.Stat().NewConnsCount(), "the connection was rolled back, not thrown away")
-			})
-		}
-	}
-}
+// observing is an Observer that is called with each event.
+type observing func(ratelimit.Event)
 
-// A call whose last statement waits for a lock returns an error that says that nothing was written when its context ends. COMMIT, which is in the
-// same message, does not make the outcome unknown.
-func TestACallThatWaitsInTheMessageOfCommit(t *testing.T) {
-	t.Parallel()
-	const row, table = `SELECT FROM ratelimit.buckets WHERE name = 'roomy' FOR UPDATE`, `LOCK TABLE ratelimit.reservations IN SHARE MODE`
-	for name, test := range map[string]struct {
-		lock string
-		call func(ctx context.Context, l *ratelimit.Limiter, id string) error
-	}{
-		"Reserve": {table, func(ctx context.Context, l *ratelimit.Limiter, _ string) error {
-			return errOf(l.Reserve(ctx, roomy.For("ben")))
-		}},
-		"Settle": {row, func(ctx context.Context, l *ratelimit.Limiter, id string) error {
-			return l.Settle(ctx, id, roomy.For("ada").Cost(1))
-		}},
-		"Cancel": {row, func(ctx context.Context, l *ratelimit.Limiter, id string) error { return l.Cancel(ctx, id) }},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			b := setup(t, func(c *pgxpool.Config) { c.MaxConns = 2 })
-			holder := b.begin(t, pgx.ReadCommitted)
-			r, err := b.limiter.Reserve(t.Context(), roomy.For("ada").Cost(3), other.For("ada")) // prepares, on the other connection
-			require.NoError(t, err)
-			_, err = holder.Exec(t.Context(), test.lock)
-			require.NoError(t, err)
-			ctx, cancel := context.WithCancel(t.Context())
-			ended := make(chan error, 1)
-			go func() { ended <- test.call(ctx, b.limiter, r.ID) }()
-			eventually(t, "the call waits", func() (waits bool) {
-				require.NoError(t, holder.QueryRow(t.Context(), `SELECT EXISTS (SELECT FROM pg_locks
-					WHERE NOT granted AND pg_backend_pid() = ANY (pg_blocking_pids(pid)))`).Scan(&waits))
-				return waits
-			})
-			cancel()
-			err = <-ended
-			require.ErrorIs(t, err, context.Canceled)
-			require.NotErrorIs(t, err, ratelimit.ErrCommitUnknown)
-			require.NoError(t, holder.Rollback(t.Context()))
-			require.Len(t, b.reserved(t), 1)
-			require.Equal(t, "open", b.reserved(t)[0].State)
-			require.NoError(t, test.call(t.Context(), b.limiter, r.ID))
-			eventually(t, "the connections are idle", func() bool { return b.pool.Stat().AcquiredConns() == 0 })
-			b.requireNothingOpen(t)
-		})
-	}
-}
-
-// heardCosts is an Observer that keeps the costs of decisions.
-type heardCosts struct {
-	mu    sync.Mutex
-	costs []float64
-}
-
-func (l *heardCosts) Observe(_ context.Context, event ratelimit.Event) {
-	if decided, ok := event.(ratelimit.Decided); ok {
-		l.mu.Lock()
-		defer l.mu.Unlock()
-		l.costs = append(l.costs, decided.Decision.States[0].Cost)
-	}
-}
+func (o observing) Observe(_ context.Context, event ratelimit.Event) { o(event) }
 
 var errUndone = errors.New("undone")
 
 // A decision in a nested transaction is reported when the whole transaction has committed, and only if the commit includes it.
 func TestTheObserverHearsOfNestedTransactionsWhatWasCommitted(t *testing.T) {
 	t.Parallel()
-	onEach(t, testTheObserverHearsOfNestedTransactionsWhatWasCommitted, onPostgres, inMemory)
+	onEach(t, func(t *testing.T, on backend) {
+		b := on.setup(t)
+		for name, test := range map[string]struct {
+			steps string // ( begins a transaction in the one before, ) commits it, x rolls it back, r too, after its commit; a digit is a Take
+			told  []float64
+		}{
+			"Released":                  {"(1)", []float64{1}},
+			"Undone":                    {"(1x2", []float64{2}},
+			"ReleasedInOneThatIsUndone": {"1((2)4x8", []float64{1, 8}},
+			"UndoneInOneThatIsReleased": {"((1x2)", []float64{2}},
+			"LeftOpen":                  {"(1", []float64{1}},
+			"RolledBackAfterItsRelease": {"(1)r", []float64{1}}, // as programs do in a defer
+		} {
+			for _, outcome := range []error{nil, errUndone} {
+				t.Run(fmt.Sprintf("%s/%v", name, outcome), func(t *testing.T) {
+					t.Parallel()
+					var told []float64
+					taken, key := 0.0, t.Name()
+					limiter := b.with(t, ratelimit.Config{Observer: observing(func(event ratelimit.Event) {
+						if decided, ok := event.(ratelimit.Decided); ok {
+							told = append(told, decided.Decision.States[0].Cost)
+							taken += decided.Decision.States[0].Cost
+						}
+					})})
+					err := limiter.InTx(t.Context(), func(tx pgx.Tx) error {
+						return errors.Join(nest(tx, test.steps, func(tx pgx.Tx, cost float64) error {
+							return limiter.WithTx(tx).Require(t.Context(), roomy.For(key).Cost(cost))
+						}), outcome)
+					})
+					require.ErrorIs(t, err, outcome)
+					if outcome != nil {
+						require.Empty(t, told, "the transaction was rolled back")
+						require.Empty(t, b.rows(t, key))
+						return
+					}
+					require.Equal(t, test.told, told)
+					require.InDelta(t, roomy.Capacity()-taken, b.held(t, roomy.Name(), key), 1e-3)
+				})
+			}
+		}
+	}, onPostgres, inMemory)
 }
 
-func testTheObserverHearsOfNestedTransactionsWhatWasCommitted(t *testing.T, on backend) {
-	b := on.setup(t)
-	for name, test := range map[string]struct {
-		steps string // ( begins a transaction in the one before, ) commits it, x rolls it back, r too, after its commit; a digit is a Take
-		told  []float64
-	}{
-		"Released":                  {"(1)", []float64{1}},
-		"Undone":                    {"(1x2", []float64{2}},
-		"ReleasedInOneThatIsUndone": {"1((2)4x8", []float64{1, 8}},
-		"UndoneInOneThatIsReleased": {"((1x2)", []float64{2}},
-		"LeftOpen":                  {"(1", []float64{1}},
-		"RolledBackAfterItsRelease": {"(1)r", []float64{1}}, // as programs do in a defer
-	} {
-		for _, outcome := range []error{nil, errUndone} {
-			t.Run(map[bool]string{true: "Committed/", false: "RolledBack/"}[outcome == nil]+name, func(t *testing.T) {
-				t.Parallel()
-				heard := &heardCosts{}
-				limiter, key := b.with(t, ratelimit.Config{Observer: heard}), t.Name()
-				err := limiter.InTx(t.Context(), func(tx pgx.Tx) error {
-					txs := []pgx.Tx{tx}
-					for _, step := range test.steps {
-						last := txs[len(txs)-1]
-						var err error
-						switch step {
-						case '(':
-							tx, err = last.Begin(t.Context())
-							txs = append(txs, tx)
-						case ')', 'x':
-							txs = txs[:len(txs)-1]
-							if tx = last; step == ')' {
-								err = last.Commit(t.Context())
-							} else {
-								err = last.Rollback(t.Context())
-							}
-						case 'r':
-							_ = tx.Rollback(t.Context())
-						default:
-							err = limiter.WithTx(last).Require(t.Context(), roomy.For(key).Cost(float64(step-'0')))
-						}
-						if err != nil {
-							return err
-						}
-					}
-					return outcome
-				})
-				require.ErrorIs(t, err, outcome)
-				if outcome != nil {
-					require.Empty(t, heard.costs, "the transaction was rolled back")
-					require.Empty(t, b.rows(t, key))
-					return
-				}
-				require.Equal(t, test.told, heard.costs)
-				taken := 0.0
-				for _, cost := range test.told {
-					taken += cost
-				}
-				require.InDelta(t, roomy.Capacity()-taken, b.held(t, roomy.Name(), key), 1e-3)
-			})
+// nest makes steps in a transaction.
+func nest(tx pgx.Tx, steps string, take func(tx pgx.Tx, cost float64) error) (err error) {
+	ctx, txs := context.Background(), []pgx.Tx{tx}
+	for _, step := range steps {
+		last := txs[len(txs)-1]
+		switch step {
+		case '(':
+			tx, err = last.Begin(ctx)
+			txs = append(txs, tx)
+		case ')', 'x':
+			txs = txs[:len(txs)-1]
+			if tx = last; step == ')' {
+				err = last.Commit(ctx)
+			} else {
+				err = last.Rollback(ctx)
+			}
+		case 'r':
+			_ = tx.Rollback(ctx)
+		default:
+			err = take(last, float64(step-'0'))
+		}
+		if err != nil {
+			return err
 		}
 	}
+	return nil
 }
 
 // A Reset in a nested transaction clears the caches of the bucket at the commit of the whole transaction.
 func TestAResetInANestedTransactionShowsAfterTheCommit(t *testing.T) {
 	t.Parallel()
-	onEach(t, testAResetInANestedTransactionShowsAfterTheCommit, onPostgres, inMemory)
-}
-
-func testAResetInANestedTransactionShowsAfterTheCommit(t *testing.T, on backend) {
-	b := on.setup(t)
-	for name, deep := range map[string]int{"Nested": 1, "Deep": 3} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			cached, request := b.with(t, ratelimit.Config{RefusalCache: refusalEntries}), tight.For(t.Name())
-			takeAll(t, cached, request)
-			var nest func(tx pgx.Tx, deep int) error
-			nest = func(tx pgx.Tx, deep int) error {
-				if deep == 0 {
-					return cached.WithTx(tx).Reset(t.Context(), request)
-				}
-				return pgx.BeginFunc(t.Context(), tx, func(nested pgx.Tx) error { return nest(nested, deep-1) })
-			}
-			require.NoError(t, cached.InTx(t.Context(), func(tx pgx.Tx) error {
-				if err := nest(tx, deep); err != nil {
-					return err
-				}
-				requireRefused(t, cached, []ratelimit.Request{request}) // it is not committed, and remembered
-				return nil
-			}))
-			requireAllowed(t, taking(request), cached)
-		})
-	}
+	onEach(t, func(t *testing.T, on backend) {
+		cached, request := on.setup(t).with(t, ratelimit.Config{RefusalCache: refusalEntries}), tight.For("key")
+		takeAll(t, cached, request)
+		require.NoError(t, cached.InTx(t.Context(), func(tx pgx.Tx) error {
+			err := pgx.BeginFunc(t.Context(), tx, func(nested pgx.Tx) error {
+				return pgx.BeginFunc(t.Context(), nested, func(deep pgx.Tx) error { return cached.WithTx(deep).Reset(t.Context(), request) })
+			})
+			requireRefused(t, cached, []ratelimit.Request{request}) // it is not committed, and remembered
+			return err
+		}))
+		requireAllowed(t, taking(request), cached)
+	}, onPostgres, inMemory)
 }
 
 // exits are the ways in which a hook of the application ends the goroutine that runs it.
@@ -442,52 +317,23 @@ func TestAHookThatEndsItsGoroutineLeavesNoTransactionOpen(t *testing.T) {
 	}
 }
 
-// trap is a tracer that ends the goroutine once, at a statement.
-type trap struct {
-	at    string
-	end   func()
-	armed atomic.Bool
-}
-
-func (h *trap) TraceQueryStart(ctx context.Context, _ *pgx.Conn, data pgx.TraceQueryStartData) context.Context {
-	if data.SQL == h.at && h.armed.CompareAndSwap(true, false) {
-		h.end()
-	}
-	return ctx
-}
-
-func (h *trap) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
-
-func (h *trap) TraceBatchStart(ctx context.Context, conn *pgx.Conn, data pgx.TraceBatchStartData) context.Context {
-	for _, q := range data.Batch.QueuedQueries {
-		h.TraceQueryStart(ctx, conn, pgx.TraceQueryStartData{SQL: q.SQL})
-	}
-	return ctx
-}
-
-func (h *trap) TraceBatchQuery(context.Context, *pgx.Conn, pgx.TraceBatchQueryData) {}
-
-func (h *trap) TraceBatchEnd(context.Context, *pgx.Conn, pgx.TraceBatchEndData) {}
-
 // A tracer may panic at COMMIT, too, which then was not sent.
 func TestATracerThatEndsTheGoroutineAtCommitLeavesNoTransactionOpen(t *testing.T) {
 	t.Parallel()
 	for exit, end := range exits {
 		t.Run(exit, func(t *testing.T) {
 			t.Parallel()
-			hook := &trap{at: "commit", end: end}
-			b := setup(t, func(c *pgxpool.Config) { c.ConnConfig.Tracer = hook })
-			for name, call := range map[string]func(){
-				"Reserve": func() { _, _ = b.limiter.Reserve(t.Context(), roomy.For("key")) },
-				"InTx": func() {
-					_ = b.limiter.InTx(t.Context(), func(tx pgx.Tx) error {
-						_, err := b.limiter.WithTx(tx).Take(t.Context(), roomy.For("key"))
-						return err
-					})
-				},
-			} {
-				hook.armed.Store(true)
-				require.True(t, ended(call), name)
+			var isArmed atomic.Bool
+			b := setup(t, func(c *pgxpool.Config) {
+				c.ConnConfig.Tracer = tracing(func(sql string) {
+					if sql == "commit" && isArmed.CompareAndSwap(true, false) {
+						end()
+					}
+				})
+			})
+			for name, call := range map[string]verb{"Reserve": reserving(roomy.For("key")), "InTx": inTx(taking(roomy.For("key")))} {
+				isArmed.Store(true)
+				require.True(t, ended(func() { _, _ = call(t.Context(), b.limiter) }), name)
 				b.requireNothingOpen(t)
 				require.Empty(t, b.rows(t, "key"), name)
 			}

@@ -12,42 +12,34 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// mendings counts the buckets that a wrong clock had left ahead.
-type mendings struct{ told atomic.Int64 }
-
-func (m *mendings) Observe(_ context.Context, event ratelimit.Event) {
-	if _, ok := event.(ratelimit.Mended); ok {
-		m.told.Add(1)
-	}
-}
-
 // A wrong clock is reported once, by the call that finds it.
 func TestAWrongClockIsToldOfOnce(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	sharded := ratelimit.Define("sharded", ratelimit.TokenBucket{Rate: 8, Period: century, Shards: 8})
-	take := func(ctx context.Context, l *ratelimit.Limiter, request ratelimit.Request) error {
-		return errOf(l.Take(ctx, request))
-	}
-	for name, call := range map[string]func(context.Context, *ratelimit.Limiter, ratelimit.Request) error{
-		"Take": take,
-		"AtOnce": func(ctx context.Context, limiter *ratelimit.Limiter, request ratelimit.Request) error {
-			return atonce.Do(32, func(int) error { return take(ctx, limiter, request) })
+	for name, call := range map[string]call{
+		"Take": everyCall["Take"],
+		"AtOnce": func(ctx context.Context, limiter *ratelimit.Limiter, _ string, request ratelimit.Request) error {
+			return atonce.Do(32, func(int) error { return errOf(limiter.Take(ctx, request)) })
 		},
-		"InTx": func(ctx context.Context, limiter *ratelimit.Limiter, request ratelimit.Request) error {
-			return limiter.InTx(ctx, func(tx pgx.Tx) error { return take(ctx, limiter.WithTx(tx), request) })
+		"InTx": func(ctx context.Context, limiter *ratelimit.Limiter, _ string, request ratelimit.Request) error {
+			return limiter.InTx(ctx, func(tx pgx.Tx) error { return errOf(limiter.WithTx(tx).Take(ctx, request)) })
 		},
 	} {
 		for _, limit := range []ratelimit.Limit{pinch, sharded} {
 			t.Run(name+"/"+limit.Name(), func(t *testing.T) {
 				t.Parallel()
-				heard := &mendings{}
-				limiter, request := b.with(t, ratelimit.Config{Observer: heard}), limit.For(t.Name())
+				var mended atomic.Int64
+				limiter, request := b.with(t, ratelimit.Config{Observer: observing(func(event ratelimit.Event) {
+					if _, is := event.(ratelimit.Mended); is {
+						mended.Add(1)
+					}
+				})}), limit.For(t.Name())
 				takeAll(t, limiter, request)
 				b.exec(t, `UPDATE ratelimit.buckets SET ts = ts + $1 WHERE key = $2 AND shard = 0`, ratelimit.Day.Microseconds(), t.Name())
 				for range 2 {
-					require.NoError(t, call(t.Context(), limiter, request))
-					require.EqualValues(t, 1, heard.told.Load())
+					require.NoError(t, call(t.Context(), limiter, "", request))
+					require.EqualValues(t, 1, mended.Load())
 				}
 			})
 		}

@@ -1,30 +1,18 @@
 package integration_test
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"sync"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
-	"github.com/prometheus/client_golang/prometheus"
-	"github.com/prometheus/client_golang/prometheus/testutil"
 	"github.com/stretchr/testify/require"
-	sdkmetric "go.opentelemetry.io/otel/sdk/metric"
-	"go.opentelemetry.io/otel/sdk/metric/metricdata"
-	sdktrace "go.opentelemetry.io/otel/sdk/trace"
-	"go.opentelemetry.io/otel/sdk/trace/tracetest"
 
-	"github.com/pgratelimit/pgratelimit/otellimit"
-	"github.com/pgratelimit/pgratelimit/promlimit"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
-	"github.com/pgratelimit/pgratelimit/sloglimit"
 )
 
 // hook keeps the refusals for Config.Refused, and the events of refusals and of lost leases, for a test that calls from one
@@ -49,14 +37,11 @@ func (h *hook) Observe(_ context.Context, event ratelimit.Event) {
 	}
 }
 
-// hooked returns a limiter that tells the hook, and the stored key of one of its requests.
+// hooked returns a limiter that tells the hook.
 func (b *bundle) hooked(t *testing.T, config ratelimit.Config) (*ratelimit.Limiter, *hook) {
 	t.Helper()
 	h := &hook{}
-	config.Refused = h.refused
-	if config.Observer == nil {
-		config.Observer = h
-	}
+	config.Refused, config.Observer = h.refused, h
 	return b.with(t, config), h
 }
 
@@ -69,16 +54,13 @@ func TestRefusedIsToldOfEachBucketThatRefused(t *testing.T) {
 		config ratelimit.Config
 		again  bool // whether the second refusal is reported, from the cache
 	}{
-		"Plain":         {},
-		"Hashed":        {config: ratelimit.Config{HashKey: secret}},
-		"Alone":         {config: ratelimit.Config{NoBatching: true}},
-		"Cached":        {config: ratelimit.Config{RefusalCache: refusalEntries}, again: true},
-		"HashedCached":  {config: ratelimit.Config{RefusalCache: refusalEntries, HashKey: secret}, again: true},
-		"CachedNotYet":  {config: ratelimit.Config{RefusalCache: refusalEntries}},
-		"OtherObserver": {config: ratelimit.Config{Observer: &heardCosts{}}},
+		"Plain":        {},
+		"Hashed":       {config: ratelimit.Config{HashKey: secret}},
+		"Alone":        {config: ratelimit.Config{NoBatching: true}},
+		"Cached":       {config: ratelimit.Config{RefusalCache: refusalEntries}, again: true},
+		"HashedCached": {config: ratelimit.Config{RefusalCache: refusalEntries, HashKey: secret}, again: true},
 	} {
 		for calls, of := range map[string]func(tight, roomy ratelimit.Request) []ratelimit.Request{
-			"OneLimit":  func(tight, _ ratelimit.Request) []ratelimit.Request { return []ratelimit.Request{tight} },
 			"TwoLimits": func(tight, roomy ratelimit.Request) []ratelimit.Request { return []ratelimit.Request{roomy, tight} },
 			"OneBucketTwice": func(tight, roomy ratelimit.Request) []ratelimit.Request {
 				return []ratelimit.Request{tight.Cost(0.25), roomy, tight.Cost(0.75)}
@@ -136,109 +118,68 @@ func TestRefusedIsToldOfReserve(t *testing.T) {
 // refusal made it roll back.
 func TestRefusedIsToldWhenTheTransactionHasEnded(t *testing.T) {
 	t.Parallel()
-	onEach(t, testRefusedIsToldWhenTheTransactionHasEnded, onPostgres, inMemory)
-}
-
-func testRefusedIsToldWhenTheTransactionHasEnded(t *testing.T, on backend) {
-	b := on.setup(t)
-	for name, refused := range map[string]func(ctx context.Context, tx pgx.Tx, take func(pgx.Tx) error) error{
-		"AndCommitted":  func(_ context.Context, tx pgx.Tx, take func(pgx.Tx) error) error { _ = take(tx); return nil },
-		"AndRolledBack": func(_ context.Context, tx pgx.Tx, take func(pgx.Tx) error) error { return take(tx) },
-		"AndFailed": func(_ context.Context, tx pgx.Tx, take func(pgx.Tx) error) error {
-			_ = take(tx)
-			return errUndone
-		},
-		"AndPanicked": func(_ context.Context, tx pgx.Tx, take func(pgx.Tx) error) error { panic(take(tx)) },
-		"InANestedOneThatIsUndone": func(ctx context.Context, tx pgx.Tx, take func(pgx.Tx) error) error {
-			_ = pgx.BeginFunc(ctx, tx, take)
-			return nil
-		},
-		"AndEndedByItsFunction": func(ctx context.Context, tx pgx.Tx, take func(pgx.Tx) error) error {
-			return errors.Join(take(tx), tx.Rollback(ctx))
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			limiter, h := b.hooked(t, ratelimit.Config{})
-			empty := tight.For(t.Name())
-			takeAll(t, limiter, empty)
-			var want ratelimit.Refusal
-			require.Equal(t, name == "AndPanicked", ended(func() {
-				_ = limiter.InTx(t.Context(), func(tx pgx.Tx) error {
-					err := refused(t.Context(), tx, func(tx pgx.Tx) error {
-						d, err := limiter.WithTx(tx).Take(ratelimit.WithRoute(t.Context(), "POST /"), empty)
-						want = ratelimit.Refusal{Limit: tight.Name(), Key: t.Name(), Route: "POST /", Cost: 1, At: d.At}
-						return errors.Join(err, d.Err())
-					})
-					if len(h.told)+len(h.events) > 0 {
-						return fmt.Errorf("told before the transaction had ended: %v %v", h.told, h.events)
-					}
-					return err
-				})
-			}))
-			require.Equal(t, []ratelimit.Refusal{want}, h.told)
-			require.Len(t, h.events, 1)
-			require.Equal(t, tight.Name(), h.events[0].(ratelimit.Decided).Decision.States[0].Limit.Name())
-		})
-	}
-}
-
-// An attempt that lost a conflict reports nothing: it is retried, or its caller got an error.
-func TestRefusedIsNotToldOfAttemptsThatLostAConflict(t *testing.T) {
-	t.Parallel()
-	b := setup(t)
-	b.exec(t, "CREATE TABLE public.contested (key text PRIMARY KEY, n integer NOT NULL)")
-	for name, test := range map[string]struct {
-		lost   int  // attempts
-		filled bool // whether the bucket is full by the last attempt
-		err    error
-		told   int
-	}{
-		"RefusedAgain":     {lost: 3, err: ratelimit.ErrLimited, told: 1},
-		"AllowedInTheLast": {lost: 2, filled: true, told: 0},
-		"AllOfThemLost":    {lost: 4, err: ratelimit.ErrContended, told: 0},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			limiter, h := b.hooked(t, ratelimit.Config{MaxAttempts: 4})
-			empty := tight.For(t.Name())
-			takeAll(t, limiter, empty)
-			b.exec(t, "INSERT INTO public.contested VALUES ($1, 0)", t.Name())
-			attempts := 0
-			err := limiter.InTx(t.Context(), func(tx pgx.Tx) error {
-				attempts++
-				if test.filled && attempts > test.lost {
-					if err := b.limiter.Reset(t.Context(), empty); err != nil {
+	onEach(t, func(t *testing.T, on backend) {
+		b := on.setup(t)
+		for name, refused := range map[string]func(tx pgx.Tx, take func(pgx.Tx) error) error{
+			"AndCommitted":  func(tx pgx.Tx, take func(pgx.Tx) error) error { _ = take(tx); return nil },
+			"AndRolledBack": func(tx pgx.Tx, take func(pgx.Tx) error) error { return take(tx) },
+			"AndPanicked":   func(tx pgx.Tx, take func(pgx.Tx) error) error { panic(take(tx)) },
+			"AndEndedByItsFunction": func(tx pgx.Tx, take func(pgx.Tx) error) error {
+				return errors.Join(take(tx), tx.Rollback(context.Background()))
+			},
+			"InANestedOneThatIsUndone": func(tx pgx.Tx, take func(pgx.Tx) error) error {
+				_ = pgx.BeginFunc(context.Background(), tx, take)
+				return nil
+			},
+		} {
+			t.Run(name, func(t *testing.T) {
+				t.Parallel()
+				limiter, h := b.hooked(t, ratelimit.Config{})
+				empty := tight.For(t.Name())
+				takeAll(t, limiter, empty)
+				var want ratelimit.Refusal
+				require.Equal(t, name == "AndPanicked", ended(func() {
+					_ = limiter.InTx(t.Context(), func(tx pgx.Tx) error {
+						err := refused(tx, func(tx pgx.Tx) error {
+							d, err := limiter.WithTx(tx).Take(ratelimit.WithRoute(t.Context(), "POST /"), empty)
+							want = ratelimit.Refusal{Limit: tight.Name(), Key: t.Name(), Route: "POST /", Cost: 1, At: d.At}
+							return errors.Join(err, d.Err())
+						})
+						if len(h.told)+len(h.events) > 0 {
+							return fmt.Errorf("told before the transaction had ended: %v %v", h.told, h.events)
+						}
 						return err
-					}
-				}
-				d, err := limiter.WithTx(tx).Take(t.Context(), empty)
-				if err != nil {
-					return err
-				}
-				if attempts <= test.lost {
-					b.exec(t, "UPDATE public.contested SET n = n + 1 WHERE key = $1", t.Name())
-					_, err = tx.Exec(t.Context(), "UPDATE public.contested SET n = n + 1 WHERE key = $1", t.Name())
-					return err
-				}
-				return d.Err()
+					})
+				}))
+				require.Equal(t, []ratelimit.Refusal{want}, h.told)
+				require.Len(t, h.events, 1)
+				require.Equal(t, tight.Name(), h.events[0].(ratelimit.Decided).Decision.States[0].Limit.Name())
 			})
-			require.ErrorIs(t, err, test.err)
-			require.Equal(t, min(test.lost+1, 4), attempts)
-			require.Len(t, h.told, test.told)
-			require.Len(t, h.events, test.told)
-		})
-	}
+		}
+	}, onPostgres, inMemory)
 }
 
-// An attempt that lost its connection is made again, and tells nothing.
-func TestRefusedIsNotToldOfAttemptsThatLostTheirConnection(t *testing.T) {
+// An attempt that lost a conflict or its connection reports nothing: it is retried, or its caller got an error.
+func TestRefusedIsNotToldOfAttemptsThatAreLost(t *testing.T) {
 	t.Parallel()
-	for name, told := range map[string]int{"RefusedAgain": 1, "NeverConnectedAgain": 0} {
+	for name, test := range map[string]struct {
+		lost        int  // attempts
+		connections bool // whether they lose their connections
+		filled      bool // whether the bucket is full by the last attempt
+		isAway      bool // whether no connection can be made after the first attempt
+		want        error
+		told        int
+	}{
+		"RefusedAgain":        {lost: 3, want: ratelimit.ErrLimited, told: 1},
+		"AllowedInTheLast":    {lost: 2, filled: true},
+		"AllOfThemLost":       {lost: 4, want: ratelimit.ErrContended},
+		"ConnectedAgain":      {lost: 1, connections: true, want: ratelimit.ErrLimited, told: 1},
+		"NeverConnectedAgain": {lost: 1, connections: true, isAway: true, want: errUndone},
+	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			var isAway atomic.Bool
-			b := setup(t, func(c *pgxpool.Config) {
+			s := newStand(t, func(c *pgxpool.Config) {
 				c.PrepareConn = func(context.Context, *pgx.Conn) (bool, error) {
 					if isAway.Load() {
 						return false, errUndone
@@ -246,22 +187,33 @@ func TestRefusedIsNotToldOfAttemptsThatLostTheirConnection(t *testing.T) {
 					return true, nil
 				}
 			})
-			limiter, h := b.hooked(t, ratelimit.Config{})
-			takeAll(t, limiter, tight.For("key"))
+			limiter, h := s.hooked(t, ratelimit.Config{MaxAttempts: 4})
+			empty, lose := tight.For("key"), "UPDATE public.messages SET key = key || '!'"
+			takeAll(t, limiter, empty)
+			s.outside.exec(t, "INSERT INTO public.messages (key) VALUES ('contested')")
 			attempts := 0
 			err := limiter.InTx(t.Context(), func(tx pgx.Tx) error {
 				attempts++
-				d, err := limiter.WithTx(tx).Take(t.Context(), tight.For("key"))
-				if err == nil && attempts == 1 {
-					isAway.Store(told == 0)
-					_, err = tx.Exec(t.Context(), "SELECT pg_terminate_backend(pg_backend_pid())")
+				if test.filled && attempts > test.lost {
+					require.NoError(t, s.outside.limiter.Reset(t.Context(), empty))
 				}
-				return errors.Join(err, d.Err())
+				err := limiter.WithTx(tx).Require(t.Context(), empty)
+				if attempts > test.lost || !errors.Is(err, ratelimit.ErrLimited) {
+					return err
+				}
+				if test.connections {
+					isAway.Store(test.isAway)
+					return errOf(tx.Exec(t.Context(), "SELECT pg_terminate_backend(pg_backend_pid())"))
+				}
+				s.outside.exec(t, lose)
+				return errOf(tx.Exec(t.Context(), lose))
 			})
-			require.Equal(t, told == 1, errors.Is(err, ratelimit.ErrLimited), err)
-			require.Equal(t, 1+told, attempts)
-			require.Len(t, h.told, told)
-			require.Len(t, h.events, told)
+			require.ErrorIs(t, err, test.want)
+			if !test.isAway {
+				require.Equal(t, min(test.lost+1, 4), attempts)
+			}
+			require.Len(t, h.told, test.told)
+			require.Len(t, h.events, test.told)
 			isAway.Store(false)
 		})
 	}
@@ -328,80 +280,4 @@ func TestFailedNamesTheFirstLimitOfTheCall(t *testing.T) {
 	require.ErrorContains(t, err, `take "zebra"`)
 	require.Len(t, heard.told, 1)
 	require.Equal(t, "zebra", heard.told[0].Limit)
-}
-
-// What a Limiter did on a real server is in the log, the metrics and the spans, and no key is.
-func TestObservers(t *testing.T) {
-	t.Parallel()
-	const secret = "hunter2"
-	b := setup(t)
-	var logged bytes.Buffer
-	logs := sloglimit.New(sloglimit.Config{Logger: slog.New(slog.NewJSONHandler(&logged, &slog.HandlerOptions{Level: slog.LevelDebug}))})
-	counts, err := promlimit.New(promlimit.Config{})
-	require.NoError(t, err)
-	reader, spans := sdkmetric.NewManualReader(), tracetest.NewSpanRecorder()
-	traces, err := otellimit.New(otellimit.Config{
-		MeterProvider:  sdkmetric.NewMeterProvider(sdkmetric.WithReader(reader)),
-		TracerProvider: sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(spans)),
-	})
-	require.NoError(t, err)
-	limiter := b.with(t, ratelimit.Config{RefusalCache: 10, Observer: ratelimit.Observers(logs, counts, traces)})
-	uploads := ratelimit.Define("uploads", ratelimit.FixedWindow{Rate: 3, Period: century})
-	tasks := ratelimit.Define("tasks", ratelimit.TokenBucket{Rate: 10, Period: century})
-
-	for range 4 { // three times allowed, then refused
-		_, err := limiter.Take(t.Context(), uploads.For(secret), tasks.For(secret))
-		require.NoError(t, err)
-	}
-	_, err = limiter.Take(t.Context(), uploads.For(secret)) // refused from memory
-	require.NoError(t, err)
-	r, err := limiter.Reserve(t.Context(), tasks.For(secret).Cost(5))
-	require.NoError(t, err)
-	require.NoError(t, limiter.Settle(t.Context(), r.ID, tasks.For(secret).Cost(2)))
-	undone, ended := errors.New("undone"), map[error]time.Time{}
-	for _, outcome := range []error{nil, undone} { // decisions that are rolled back are not reported
-		err = limiter.InTx(t.Context(), func(tx pgx.Tx) error {
-			_, err := limiter.WithTx(tx).Take(t.Context(), tasks.For(secret))
-			ended[outcome] = time.Now()
-			return errors.Join(err, outcome)
-		})
-		require.ErrorIs(t, err, outcome)
-	}
-	inTx := spans.Ended()[len(spans.Ended())-1]
-	require.False(t, inTx.EndTime().After(ended[nil]), "the span ends with the call, and not with the transaction")
-	b.pool.Close()
-	_, err = limiter.Take(t.Context(), tasks.For(secret))
-	require.Error(t, err)
-
-	registry := prometheus.NewPedanticRegistry()
-	require.NoError(t, registry.Register(counts))
-	require.NoError(t, testutil.GatherAndCompare(registry, bytes.NewBufferString(`
-# HELP ratelimit_requests_total Requests to a limit, by result.
-# TYPE ratelimit_requests_total counter
-ratelimit_requests_total{cached="false",kind="",limit="tasks",result="failed",verb="take"} 1
-ratelimit_requests_total{cached="false",kind="fixed_window",limit="uploads",result="allowed",verb="take"} 3
-ratelimit_requests_total{cached="false",kind="fixed_window",limit="uploads",result="refused",verb="take"} 1
-ratelimit_requests_total{cached="true",kind="fixed_window",limit="uploads",result="refused",verb="take"} 1
-ratelimit_requests_total{cached="false",kind="token_bucket",limit="tasks",result="allowed",verb="take"} 4
-ratelimit_requests_total{cached="false",kind="token_bucket",limit="tasks",result="reserved",verb="reserve"} 1
-ratelimit_requests_total{cached="false",kind="token_bucket",limit="tasks",result="vetoed",verb="take"} 1
-# HELP ratelimit_settlement_delta_tokens_total Difference between the reserved and the actual cost.
-# TYPE ratelimit_settlement_delta_tokens_total counter
-ratelimit_settlement_delta_tokens_total{direction="returned",limit="tasks"} 3
-`), "ratelimit_requests_total", "ratelimit_settlement_delta_tokens_total"))
-
-	var measured metricdata.ResourceMetrics
-	require.NoError(t, reader.Collect(t.Context(), &measured))
-	var requests float64
-	for _, m := range measured.ScopeMetrics[0].Metrics {
-		if m.Name == "ratelimit.requests" {
-			for _, p := range m.Data.(metricdata.Sum[float64]).DataPoints {
-				requests += p.Value
-			}
-		}
-	}
-	require.EqualValues(t, 12, requests, "as many as above")
-	require.Len(t, spans.Ended(), 8, "one for each call that was decided or failed")
-	require.NotContains(t, logged.String(), secret)
-	require.Equal(t, 2, bytes.Count(logged.Bytes(), []byte("ratelimit: refused")), logged.String())
 }

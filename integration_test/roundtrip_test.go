@@ -159,7 +159,7 @@ func TestCallsTakeFewRoundTrips(t *testing.T) {
 	t.Run("ATransactionIsThree", func(t *testing.T) { // not parallel: begin, take, commit
 		require.Equal(t, 3, w.count(func() {
 			require.NoError(t, b.limiter.InTx(t.Context(), func(tx pgx.Tx) error {
-				return takeAndCheck(t.Context(), b.limiter.WithTx(tx), five)
+				return b.limiter.WithTx(tx).Require(t.Context(), five...)
 			}))
 		}))
 	})

@@ -2,7 +2,6 @@ package integration_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"strings"
@@ -185,58 +184,6 @@ func TestTakeIsExactWhenTheServerSummarizesItsConflicts(t *testing.T) {
 
 	_, err = b.limiter.WithTx(old).Take(t.Context(), hot.For("shared"))
 	require.True(t, ratelimit.IsRetryable(err), "the open transaction does not see what the others took: %v", err)
-}
-
-// Once the open transaction has written, false conflicts abort each transaction that reads rows written since, even without
-// concurrency, and at each retry. A decision reads no rows in that sense.
-func TestDecisionsNeverConflictWhenTheServerSummarizes(t *testing.T) {
-	t.Parallel()
-	testsize.Long(t, "a server of its own, and thousands of transactions")
-	b, _ := setupOwn(t, map[string]string{"max_connections": "20"})
-	b.exec(t, `CREATE TABLE filler (n integer); CREATE TABLE nothing ()`)
-	old := b.begin(t, pgx.Serializable)
-	_, err := old.Exec(t.Context(), `CREATE TABLE unfinished (n integer)`)
-	require.NoError(t, err)
-	summarize(t, b, `PERFORM FROM nothing; INSERT INTO filler VALUES (1)`)
-
-	limit, other := ratelimit.Define("limit", hoard(1e6)), ratelimit.Define("other", ratelimit.FixedWindow{Rate: 1e6, Period: century})
-	for name, decide := range map[string]func(ctx context.Context, l *ratelimit.Limiter, key string) error{
-		"Take": func(ctx context.Context, l *ratelimit.Limiter, key string) error {
-			return errOf(l.Take(ctx, limit.For(key)))
-		},
-		"TakeSeveral": func(ctx context.Context, l *ratelimit.Limiter, key string) error {
-			_, err := l.Take(ctx, limit.For(key), other.For(key))
-			return err
-		},
-		"TakeTwice": func(ctx context.Context, l *ratelimit.Limiter, key string) error {
-			_, err := l.Take(ctx, other.For(key))
-			_, again := l.Take(ctx, limit.For(key))
-			return errors.Join(err, again)
-		},
-	} {
-		require.Zero(t, conflicts(t, b, decide), name)
-	}
-	require.Positive(t, conflicts(t, b, func(ctx context.Context, l *ratelimit.Limiter, key string) error {
-		_, err := l.Check(ctx, limit.For(key))
-		_, again := l.Take(ctx, limit.For(key))
-		return errors.Join(err, again)
-	}), "a transaction that reads, too, would have been failed")
-}
-
-// conflicts counts how many of 200 SERIALIZABLE transactions, one after the other, the server gives up.
-func conflicts(t *testing.T, b *bundle, decide func(ctx context.Context, l *ratelimit.Limiter, key string) error) (count int) {
-	t.Helper()
-	for i := range 200 {
-		err := pgx.BeginTxFunc(t.Context(), b.pool, pgx.TxOptions{IsoLevel: pgx.Serializable}, func(tx pgx.Tx) error {
-			return decide(t.Context(), b.limiter.WithTx(tx), fmt.Sprint(i%5))
-		})
-		if ratelimit.IsRetryable(err) {
-			count++
-			continue
-		}
-		require.NoError(t, err)
-	}
-	return count
 }
 
 // summarize commits transactions that each read and change something, until the server has summarized some: it remembers ten for each session

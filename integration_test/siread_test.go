@@ -29,87 +29,42 @@ func (b *bundle) serializable(t *testing.T, fn func(tx pgx.Tx) error) {
 	require.Equal(t, undo, err)
 }
 
-// requireNoSIREADs makes a call in SERIALIZABLE transactions, so often that the server considers a plan for all parameters, which it does from
-// the sixth execution on. The call leaves no SIREAD lock on our tables and their indexes.
-func (b *bundle) requireNoSIREADs(t *testing.T, call func(tx pgx.Tx) error) {
-	t.Helper()
-	for range 7 {
-		b.serializable(t, func(tx pgx.Tx) error {
-			err := call(tx)
-			if err == nil {
-				require.Zero(t, reservationSIREADs(t, tx))
-			}
-			return err
-		})
-	}
-}
-
-// sireads returns how many SIREAD locks, on the table of buckets or its index, the session holds.
-func sireads(t *testing.T, tx pgx.Tx) int {
-	t.Helper()
-	return countSIREADs(t, tx, `c.relname LIKE 'buckets%'`)
-}
-
-// reservationSIREADs returns how many SIREAD locks the session holds on our tables and their indexes.
-func reservationSIREADs(t *testing.T, tx pgx.Tx) int {
-	t.Helper()
-	return countSIREADs(t, tx, `c.relnamespace = 'ratelimit'::regnamespace`)
-}
-
-// countSIREADs counts SIREAD locks, without locks on rows and pages of tables if the server keeps these for rows that the session
-// itself has written. A read through the snapshot also locks in an index.
-func countSIREADs(t *testing.T, tx pgx.Tx, of string) (n int) {
+// sireads returns how many SIREAD locks the session holds on our tables and their indexes.
+func sireads(t *testing.T, tx pgx.Tx) (n int) {
 	t.Helper()
 	require.NoError(t, tx.QueryRow(t.Context(), `
-		SELECT count(*) FROM pg_locks AS l JOIN pg_class AS c ON c.oid = l.relation
-		WHERE l.mode = 'SIReadLock' AND l.pid = pg_backend_pid() AND NOT (l.locktype IN ('tuple', 'page') AND c.relkind = 'r' AND $1) AND `+of,
+		SELECT count(*) FROM pg_locks AS l JOIN pg_class AS c ON c.oid = l.relation WHERE l.mode = 'SIReadLock' AND l.pid = pg_backend_pid()
+			AND NOT (l.locktype IN ('tuple', 'page') AND c.relkind = 'r' AND $1) AND c.relnamespace = 'ratelimit'::regnamespace`,
 		keepsRowLocks(t, tx.Conn().Config())).Scan(&n))
 	return n
 }
 
-// server is an address.
-type server struct {
-	host string
-	port uint16
-}
-
-// keepers caches, by server, whether it keeps such locks.
-var keepers = struct {
-	mu  sync.Mutex
-	are map[server]bool
-}{are: make(map[server]bool)}
+// keepers caches, by server, what keepsRowLocks returns.
+var keepers sync.Map
 
 // keepsRowLocks reports whether an upsert behind a savepoint keeps a SIREAD lock on the row that it has written. PostgreSQL 15.18
-// does not, 15.20 does.
-func keepsRowLocks(t *testing.T, config *pgx.ConnConfig) bool {
+// does not, 15.20 does. Then sireads does not count the locks on rows and pages of tables. A read through the snapshot also locks in an index.
+func keepsRowLocks(t *testing.T, config *pgx.ConnConfig) (keeps bool) {
 	t.Helper()
-	keepers.mu.Lock()
-	defer keepers.mu.Unlock()
-	at := server{config.Host, config.Port}
-	if keeps, known := keepers.are[at]; known {
-		return keeps
+	server := fmt.Sprint(config.Host, config.Port)
+	if known, is := keepers.Load(server); is {
+		return known.(bool)
 	}
 	conn, err := pgx.ConnectConfig(t.Context(), config.Copy())
 	require.NoError(t, err)
 	defer conn.Close(context.WithoutCancel(t.Context()))
-	var keeps bool
-	for _, sql := range []string{
-		`CREATE TABLE IF NOT EXISTS public.sireads (id integer PRIMARY KEY)`,
-		`INSERT INTO public.sireads VALUES (1) ON CONFLICT DO NOTHING`,
-		`BEGIN ISOLATION LEVEL SERIALIZABLE`,
-		`SAVEPOINT s`,
-		`INSERT INTO public.sireads AS s VALUES (1) ON CONFLICT (id) DO UPDATE SET id = s.id`,
-	} {
-		_, err := conn.Exec(t.Context(), sql)
-		require.NoError(t, err, sql)
+	run := func(statements ...string) {
+		for _, sql := range statements {
+			_, err := conn.Exec(t.Context(), sql)
+			require.NoError(t, err, sql)
+		}
 	}
+	run(`CREATE TABLE IF NOT EXISTS public.sireads (id integer PRIMARY KEY)`, `INSERT INTO public.sireads VALUES (1) ON CONFLICT DO NOTHING`,
+		`BEGIN ISOLATION LEVEL SERIALIZABLE`, `SAVEPOINT s`, `INSERT INTO public.sireads AS s VALUES (1) ON CONFLICT (id) DO UPDATE SET id = s.id`)
 	require.NoError(t, conn.QueryRow(t.Context(), `
 		SELECT count(*) > 0 FROM pg_locks WHERE mode = 'SIReadLock' AND pid = pg_backend_pid() AND relation = 'public.sireads'::regclass`).Scan(&keeps))
-	for _, sql := range []string{`ROLLBACK`, `DROP TABLE public.sireads`} {
-		_, err := conn.Exec(t.Context(), sql)
-		require.NoError(t, err, sql)
-	}
-	keepers.are[at] = keeps
+	run(`ROLLBACK`)
+	keepers.Store(server, keeps)
 	return keeps
 }
 
@@ -121,27 +76,20 @@ func TestDifferentKeysNeverConflict(t *testing.T) {
 	key := func(worker, _ int) string { return fmt.Sprint("key ", worker) }
 	fresh := func(worker, n int) string { return fmt.Sprintf("key %06d", n*workers+worker) }
 	jobs, others := daylong("jobs", 2), daylong("others", 2)
-	take := func(requests func(worker, n int) []ratelimit.Request) func(context.Context, *ratelimit.Limiter, int, int) error {
-		return func(ctx context.Context, l *ratelimit.Limiter, worker, n int) error {
-			return takeAndCheck(ctx, l, requests(worker, n))
-		}
-	}
 	for name, test := range map[string]struct {
 		rows int // in the table, analyzed, before it starts
 		call func(ctx context.Context, l *ratelimit.Limiter, worker, n int) error
 	}{
-		"InASmallTable": {10, take(func(worker, n int) []ratelimit.Request { return []ratelimit.Request{roomy.For(key(worker, n))} })},
-		"AtTheFirstUse": {0, take(func(worker, n int) []ratelimit.Request { return []ratelimit.Request{roomy.For(fresh(worker, n))} })},
-		"OfAWindow":     {10, take(func(worker, n int) []ratelimit.Request { return []ratelimit.Request{slider.For(key(worker, n))} })},
-		"OverAWindowAndTwoLimits": {10, take(func(worker, n int) []ratelimit.Request {
-			return []ratelimit.Request{roomy.For(key(worker, n)), slider.For(fresh(worker, n)), other.For(fresh(worker, n))}
-		})},
-		"OverFiveLimitsOnOnePage": {40, take(func(worker, _ int) (requests []ratelimit.Request) {
+		"OverAWindowAndTwoLimits": {10, func(ctx context.Context, l *ratelimit.Limiter, worker, n int) error {
+			return l.Require(ctx, roomy.For(key(worker, n)), slider.For(fresh(worker, n)), other.For(fresh(worker, n)))
+		}},
+		"OverFiveLimitsOnOnePage": {40, func(ctx context.Context, l *ratelimit.Limiter, worker, _ int) error {
+			var requests []ratelimit.Request
 			for i := range 5 {
 				requests = append(requests, roomy.For(fmt.Sprint("key ", 5*worker+i)))
 			}
-			return requests
-		})},
+			return l.Require(ctx, requests...)
+		}},
 		"OfReservations": {0, func(ctx context.Context, l *ratelimit.Limiter, worker, n int) error {
 			return lifeOfReservations(ctx, l, key(worker, n))
 		}},
@@ -182,15 +130,6 @@ func TestDifferentKeysNeverConflict(t *testing.T) {
 	}
 }
 
-// takeAndCheck takes; a refusal is an error, because none is due.
-func takeAndCheck(ctx context.Context, limiter *ratelimit.Limiter, requests []ratelimit.Request) error {
-	d, err := limiter.Take(ctx, requests...)
-	if err != nil {
-		return err
-	}
-	return d.Err()
-}
-
 // lifeOfReservations makes one reservation and settles it, and makes another and cancels it. It costs four roomy: three and, as the
 // first is started late, three again, of which one is settled and one is credited back.
 func lifeOfReservations(ctx context.Context, limiter *ratelimit.Limiter, key string) error {
@@ -217,109 +156,113 @@ func lifeOfReservations(ctx context.Context, limiter *ratelimit.Limiter, key str
 // No verb leaves a SIREAD lock on our tables, under each plan of the server.
 func TestCallsTakeNoSIREADLock(t *testing.T) {
 	t.Parallel()
-	jobs, second := daylong("jobs", 2), daylong("second", 1)
 	for _, mode := range planModes {
 		t.Run(mode, func(t *testing.T) {
 			t.Parallel()
 			b := setup(t, planning(mode))
-			d := b.desk(t, ratelimit.Config{StaleAfter: staleAfter})
-			require.NoError(t, takeAndCheck(t.Context(), d.limiter, []ratelimit.Request{roomy.For("here"), slider.For("here")}))
-			takeAll(t, d.limiter, tight.For("empty"))
-			takeAll(t, d.limiter, slider.For("empty"))
-			require.NoError(t, d.limiter.Reset(t.Context(), wide.For("here")))
-			drain(t, d.limiter, wide.For("low"), 0.5)
-			requests := []ratelimit.Request{lookups.For("key").Cost(8), roomy.For("key")}
-			owing := d.reserve(t, append(requests, mortgaged.For("key").Cost(10))...)
-			stale, ended := d.reserve(t, requests...), d.reserve(t, requests...)
-			d.at(2 * staleAfter)
-			fresh := d.reserve(t, requests...)
-			d.reserve(t, mortgaged.For("key").Cost(30)) // no more may be owed
-			require.NoError(t, d.limiter.Cancel(t.Context(), ended.ID))
-			held, lost := acquire(t, d.limiter, jobs.For("here"), second.For("here")), acquireAndRelease(t, d.limiter)
+			clock := &clock{}
+			clock.set(clockNoon)
+			b.limiter = b.with(t, ratelimit.Config{StaleAfter: staleAfter, AsOf: clock.now})
+			calls := callsForSIREADs(t, b, clock)
 			b.exec(t, "ANALYZE ratelimit.buckets, ratelimit.reservations")
-			on := func(c change, id string, want error) verb {
-				return func(ctx context.Context, l *ratelimit.Limiter) (bool, error) {
-					err := c(ctx, l, "key", id)
-					if want != nil && errors.Is(err, want) {
-						return false, nil
-					}
-					return true, err
-				}
-			}
-			acquiring := func(requests ...ratelimit.Request) verb {
-				return func(ctx context.Context, l *ratelimit.Limiter) (bool, error) {
-					lease, err := l.Acquire(ctx, requests...)
-					return lease.Allowed, err
-				}
-			}
-			release := func(ctx context.Context, l *ratelimit.Limiter, _, id string) error { return l.Release(ctx, id) }
-			for name, c := range map[string]struct {
-				call    verb
-				refused bool
-			}{
-				"Take":                   {taking(roomy.For("here")), false},
-				"TakeOnANewKey":          {taking(roomy.For("new")), false},
-				"TakeRefused":            {taking(tight.For("empty")), true},
-				"TakeSeveral":            {taking(roomy.For("here"), roomy.For("new"), other.Global()), false},
-				"TakeSeveralRefused":     {taking(roomy.For("here"), roomy.For("new"), tight.For("empty")), true},
-				"Reserve":                {reserving(tight.For("empty")), false},
-				"ReserveSeveral":         {reserving(append(requests, words.For("new"))...), false},
-				"ReserveRefused":         {reserving(mortgaged.For("key")), true},
-				"ReserveSeveralRefused":  {reserving(roomy.For("here"), mortgaged.For("key")), true},
-				"Reset":                  {resetting(tight.For("empty"), roomy.For("new")), false},
-				"Window":                 {taking(slider.For("here")), false},
-				"WindowOnANewKey":        {taking(slider.For("new")), false},
-				"WindowRefused":          {taking(slider.For("empty")), true},
-				"WindowAmongSeveral":     {taking(slider.For("here"), roomy.For("here"), slider.For("new")), false},
-				"WindowRefusedOfSeveral": {taking(slider.For("empty"), roomy.For("here"), slider.For("new")), true},
-				"WindowReset":            {resetting(slider.For("empty")), false},
-				"Row":                    {taking(wide.For("here")), false},
-				"RowOfANewKey":           {taking(wide.For("new")), false},
-				"AllRows":                {taking(wide.For("here").Cost(4e5)), false},
-				"AllRowsOfANewKey":       {taking(wide.For("new").Cost(4e5)), false},
-				"RowsRefused":            {taking(wide.For("low")), true},
-				"RowsAmongSeveral":       {taking(wide.For("here"), wide.For("new"), other.For("key")), false},
-				"RowsRefusedOfSeveral":   {taking(wide.For("here"), wide.For("low"), other.For("key")), true},
-				"RowsReserved":           {reserving(wide.For("low"), other.For("key")), false},
-				"RowsReset":              {resetting(wide.For("low"), other.For("key")), false},
-				"Settle":                 {on(settling, fresh.ID, nil), false},
-				"SettleEnded":            {on(settling, ended.ID, ratelimit.ErrReservationEnded), true},
-				"SettleUnknown":          {on(settling, unknownID, ratelimit.ErrNotReserved), true},
-				"Cancel":                 {on(cancelling, fresh.ID, nil), false},
-				"CancelEnded":            {on(cancelling, ended.ID, nil), false},
-				"Start":                  {on(starting, fresh.ID, nil), false},
-				"StartStale":             {on(starting, stale.ID, nil), false},
-				"StartRefused":           {on(starting, owing.ID, nil), false},
-				"StartUnknown":           {on(starting, unknownID, ratelimit.ErrNotReserved), true},
-				"Renew":                  {on(renewing, fresh.ID, nil), false},
-				"RenewRefused":           {on(renewing, owing.ID, nil), false},
-				"RenewCancelled":         {on(renewing, ended.ID, nil), false},
-				"Charge":                 {on(func(ctx context.Context, l *ratelimit.Limiter, _, _ string) error { return l.Charge(ctx, requests...) }, "", nil), false},
-				"Credit":                 {on(func(ctx context.Context, l *ratelimit.Limiter, _, _ string) error { return l.Credit(ctx, requests...) }, "", nil), false},
-				"Acquire":                {acquiring(jobs.For("here"), jobs.For("new")), false},
-				"AcquireRefused":         {acquiring(second.For("here")), true},
-				"RenewLease": {on(func(ctx context.Context, l *ratelimit.Limiter, _, id string) error {
-					return errOf(l.RenewLease(ctx, id))
-				}, held.ID, nil), false},
-				"Release":     {on(release, held.ID, nil), false},
-				"ReleaseLost": {on(release, lost, ratelimit.ErrLeaseLost), true},
-				"ResetSlots":  {resetting(jobs.For("here")), false},
-			} {
-				t.Run(name, func(t *testing.T) { // not parallel: they share the session
-					d.requireNoSIREADs(t, func(tx pgx.Tx) error {
-						allowed, err := c.call(t.Context(), d.limiter.WithTx(tx))
-						require.True(t, err != nil || allowed != c.refused)
+			for i, call := range calls {
+				for range 7 { // from the sixth execution on the server considers a plan for all parameters
+					b.serializable(t, func(tx pgx.Tx) error {
+						err := call(t.Context(), b.limiter.WithTx(tx))
+						for _, answer := range []error{ratelimit.ErrLimited, ratelimit.ErrReservationEnded, ratelimit.ErrNotReserved, ratelimit.ErrLeaseLost} {
+							if errors.Is(err, answer) {
+								err = nil
+							}
+						}
+						if err == nil {
+							require.Zero(t, sireads(t, tx), "call %d", i)
+						}
 						return err
 					})
-				})
+				}
 			}
-			t.Run("WhereASelectWould", func(t *testing.T) { // not parallel: it shares the session
-				tx := d.begin(t, pgx.Serializable)
-				_, err := d.limiter.WithTx(tx).Value(t.Context(), tight.For("empty"))
-				require.NoError(t, err)
-				require.NotZero(t, sireads(t, tx))
-				require.NoError(t, tx.Rollback(t.Context()))
-			})
+			tx := b.begin(t, pgx.Serializable)
+			require.NoError(t, errOf(b.limiter.WithTx(tx).Value(t.Context(), tight.For("empty"))))
+			require.NotZero(t, sireads(t, tx), "where a SELECT would")
+			require.NoError(t, tx.Rollback(t.Context()))
 		})
 	}
+}
+
+// callsForSIREADs returns calls of each verb, for buckets of each kind, which have a row or none, and allow or refuse.
+func callsForSIREADs(t *testing.T, b *bundle, clock *clock) (calls []func(ctx context.Context, l *ratelimit.Limiter) error) {
+	t.Helper()
+	jobs, full := daylong("jobs", 2), daylong("full", 1)
+	takeOne(t, b.limiter, roomy.For("here"), slider.For("here"))
+	for _, limit := range []ratelimit.Limit{tight, slider, wide} {
+		takeAll(t, b.limiter, limit.For("empty"))
+	}
+	require.NoError(t, b.limiter.Reset(t.Context(), wide.For("here")))
+	reserve := func(requests ...ratelimit.Request) string {
+		r, err := b.limiter.Reserve(t.Context(), requests...)
+		require.NoError(t, err)
+		return r.ID
+	}
+	two := []ratelimit.Request{lookups.For("key").Cost(8), roomy.For("key")}
+	owing := reserve(append(two, mortgaged.For("key").Cost(10))...)
+	stale, ended := reserve(two...), reserve(two...)
+	clock.set(clockNoon.Add(2 * staleAfter))
+	fresh := reserve(two...)
+	reserve(mortgaged.For("key").Cost(30)) // no more may be owed
+	require.NoError(t, b.limiter.Cancel(t.Context(), ended))
+	held, fullLease, lost := acquire(t, b.limiter, jobs.For("here")), acquire(t, b.limiter, full.For("here")), acquireAndRelease(t, b.limiter)
+	require.True(t, fullLease.Allowed)
+	add := func(call func(ctx context.Context, l *ratelimit.Limiter) error) { calls = append(calls, call) }
+
+	requests := [][]ratelimit.Request{
+		{roomy.For("here"), roomy.For("new"), other.Global()},
+		{roomy.For("here"), roomy.For("new"), tight.For("empty")},
+		{slider.For("here"), roomy.For("here"), slider.For("new")},
+		{slider.For("empty"), roomy.For("here"), slider.For("new")},
+		{wide.For("here"), wide.For("new"), other.For("key")},
+		{wide.For("here"), wide.For("empty"), other.For("key")},
+	}
+	for _, request := range []ratelimit.Request{
+		roomy.For("here"), roomy.For("new"), tight.For("empty"), slider.For("here"), slider.For("new"), slider.For("empty"),
+		wide.For("here"), wide.For("new"), wide.For("here").Cost(4e5), wide.For("new").Cost(4e5), wide.For("empty"),
+	} {
+		requests = append(requests, []ratelimit.Request{request})
+	}
+	for _, requests := range requests {
+		add(func(ctx context.Context, l *ratelimit.Limiter) error { return l.Require(ctx, requests...) })
+		add(func(ctx context.Context, l *ratelimit.Limiter) error { return l.Reset(ctx, requests...) })
+	}
+	for _, requests := range [][]ratelimit.Request{
+		{tight.For("empty")},
+		append(two, words.For("new")),
+		{mortgaged.For("key")},
+		{roomy.For("here"), mortgaged.For("key")},
+		{wide.For("empty"), other.For("key")},
+	} {
+		add(func(ctx context.Context, l *ratelimit.Limiter) error {
+			r, err := l.Reserve(ctx, requests...)
+			return errors.Join(err, r.Err())
+		})
+	}
+	for _, id := range []string{fresh, stale, owing, ended, unknownID} {
+		for _, name := range []string{"Settle", "Cancel", "Start", "Renew"} {
+			add(func(ctx context.Context, l *ratelimit.Limiter) error {
+				return everyCall[name](ctx, l, id, roomy.For("key"))
+			})
+		}
+	}
+	add(func(ctx context.Context, l *ratelimit.Limiter) error { return l.Charge(ctx, two...) })
+	add(func(ctx context.Context, l *ratelimit.Limiter) error { return l.Credit(ctx, two...) })
+	for _, requests := range [][]ratelimit.Request{{jobs.For("here"), jobs.For("new")}, {full.For("here")}} {
+		add(func(ctx context.Context, l *ratelimit.Limiter) error {
+			lease, err := l.Acquire(ctx, requests...)
+			return errors.Join(err, lease.Err())
+		})
+	}
+	for _, id := range []string{held.ID, lost} {
+		add(func(ctx context.Context, l *ratelimit.Limiter) error { return errOf(l.RenewLease(ctx, id)) })
+		add(func(ctx context.Context, l *ratelimit.Limiter) error { return l.Release(ctx, id) })
+	}
+	add(func(ctx context.Context, l *ratelimit.Limiter) error { return l.Reset(ctx, jobs.For("here")) })
+	return calls
 }

@@ -110,11 +110,11 @@ func (c *slidingCosts) turn(b *testing.B, w *slidingWay) {
 		if c.inTx {
 			tx, err := c.pool.Begin(b.Context())
 			require.NoError(b, err)
-			require.NoError(b, takeAndCheck(b.Context(), on.WithTx(tx), []ratelimit.Request{request}))
+			require.NoError(b, on.WithTx(tx).Require(b.Context(), request))
 			require.NoError(b, tx.Commit(b.Context()))
 			continue
 		}
-		require.NoError(b, takeAndCheck(b.Context(), on, []ratelimit.Request{request}))
+		require.NoError(b, on.Require(b.Context(), request))
 	}
 	after := costOf(b, c.pool)
 	w.wal = append(w.wal, float64(after.wal-before.wal)/keys)

@@ -249,30 +249,6 @@ func TestWaitOfAProcessThatDiedIsGivenBack(t *testing.T) {
 	require.InDelta(t, 1, v.Tokens, 0.01)
 }
 
-// txEnds counts how the transactions of a pool end.
-type txEnds struct{ made, undone atomic.Int64 }
-
-func (e *txEnds) on(c *pgxpool.Config) { c.ConnConfig.Tracer = e }
-
-func (e *txEnds) TraceQueryStart(ctx context.Context, _ *pgx.Conn, data pgx.TraceQueryStartData) context.Context {
-	switch data.SQL {
-	case "commit":
-		e.made.Add(1)
-	case "rollback":
-		e.undone.Add(1)
-	}
-	return ctx
-}
-func (e *txEnds) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
-
-func (e *txEnds) TraceBatchStart(ctx context.Context, conn *pgx.Conn, data pgx.TraceBatchStartData) context.Context {
-	last := data.Batch.QueuedQueries[len(data.Batch.QueuedQueries)-1]
-	return e.TraceQueryStart(ctx, conn, pgx.TraceQueryStartData{SQL: last.SQL})
-}
-
-func (e *txEnds) TraceBatchQuery(context.Context, *pgx.Conn, pgx.TraceBatchQueryData) {}
-func (e *txEnds) TraceBatchEnd(context.Context, *pgx.Conn, pgx.TraceBatchEndData)     {}
-
 // A crowd that waits for one limit queues: no transaction conflicts and is retried, at reserving or at cancelling. No caller
 // remains in the queue, also if the calls are over other limits, too.
 func TestACrowdThatWaitsStandsInLine(t *testing.T) {
@@ -281,8 +257,15 @@ func TestACrowdThatWaitsStandsInLine(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			const callers = 50
-			tx := &txEnds{}
-			b := setup(t, tx.on, func(c *pgxpool.Config) { c.MaxConns = 16 })
+			var undone atomic.Int64 // transactions
+			b := setup(t, func(c *pgxpool.Config) {
+				c.MaxConns = 16
+				c.ConnConfig.Tracer = tracing(func(sql string) {
+					if sql == "rollback" {
+						undone.Add(1)
+					}
+				})
+			})
 			b.limiter = b.with(t, config)
 			takeAll(t, b.limiter, queued.Global())
 			ctx, cancel := context.WithCancel(t.Context())
@@ -300,7 +283,6 @@ func TestACrowdThatWaitsStandsInLine(t *testing.T) {
 			require.NoError(t, errors.Join(others...))
 			eventually(t, "all have reserved", func() bool { return len(b.reserved(t)) == callers })
 			require.InDelta(t, -callers, b.held(t, "queued", ""), 0.01)
-			t.Logf("%d transactions reserve", tx.made.Load())
 			cancel()
 			waits.Wait()
 			for _, err := range failed {
@@ -311,53 +293,10 @@ func TestACrowdThatWaitsStandsInLine(t *testing.T) {
 			}
 			require.InDelta(t, 0, b.held(t, "queued", ""), 0.01)
 			if !generalPath { // where a Take is a transaction, too, that leaves out a row that is held
-				require.Zero(t, tx.undone.Load())
+				require.Zero(t, undone.Load())
 			}
 		})
 	}
-}
-
-// What ends a reservation waits for the buckets that it charges, and for no other.
-func TestSettleWaitsForNoBucketThatItLeavesAsItIs(t *testing.T) {
-	t.Parallel()
-	s := newStand(t)
-	r, err := s.limiter.Reserve(t.Context(), calls.For("ada"), roomy.For("a").Cost(3))
-	require.NoError(t, err)
-	s.hold(t)
-	require.NoError(t, s.limiter.Settle(t.Context(), r.ID, roomy.For("a").Cost(2)))
-	require.InDelta(t, 1e6-2, s.outside.held(t, "roomy", "a"), 0.01)
-	require.Equal(t, 1, s.taken(t))
-}
-
-// A Reserve whose context ends while it waits for a row has reserved nothing, and the calls that wait with it get their
-// reservations.
-func TestAReserveThatIsCancelledWhileItWaitsReservesNothing(t *testing.T) {
-	t.Parallel()
-	const callers = 10
-	s := newStand(t, func(c *pgxpool.Config) { c.MaxConns = 4 })
-	require.NoError(t, s.takeOutside(t.Context(), "ada"))
-	release := s.hold(t)
-	var askers []*asker
-	for i := range callers {
-		askers = append(askers, askFor(t, func(ctx context.Context) (ratelimit.Decision, error) {
-			r, err := s.limiter.Reserve(ctx, calls.For("ada"))
-			return r.Decision, err
-		}))
-		if i == 0 {
-			s.awaitWaiter(t)
-		}
-	}
-	for _, a := range askers[callers/2:] {
-		a.cancel()
-		a.requireError(t, isError(context.Canceled))
-	}
-	release()
-	for _, a := range askers[:callers/2] {
-		a.requireAllowed(t)
-	}
-	require.Len(t, s.outside.reserved(t), callers/2)
-	require.Equal(t, 1+callers/2, s.taken(t))
-	s.requireHealthy(t)
 }
 
 // Wait returns when the database's clock reaches its moment, however fast the clock of the process is: until then it asks, and sleeps
