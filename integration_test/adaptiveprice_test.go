@@ -9,7 +9,6 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
-	"github.com/pgratelimit/pgratelimit/internal/bucket"
 	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
@@ -72,81 +71,6 @@ func TestAdaptivePriceBeyondTheCapacity(t *testing.T) {
 		}
 	}
 	_, err := m.limiter.Take(t.Context(), ratelimit.Define("TokenBucket", ratelimit.Adaptive{Contract: policies["TokenBucket"], Apply: true}).For("k").Cost(11))
-	require.ErrorIs(t, err, ratelimit.ErrCostExceedsCapacity)
-}
-
-// A window of a calendar owes nothing: it charges its tokens, and a credit returns them.
-func TestAdaptivePriceBeyondAWindow(t *testing.T) {
-	t.Parallel()
-	m := newMarket(t)
-	daily := ratelimit.CalendarWindow{Rate: 10, Resets: ratelimit.Daily}
-	request := ratelimit.Define("daily", ratelimit.Adaptive{Contract: daily, Apply: true}).For("account").Cost(3)
-	m.share(t, "daily", "account", 0.25)
-	learn(t, m.limiter, request, 4)
-	d, err := m.limiter.Take(t.Context(), request)
-	require.NoError(t, err)
-	require.True(t, d.Allowed)
-	require.InDelta(t, 10./3, d.States[0].Charged, 1e-9)
-	m.holds(t, request, 0)
-	require.NoError(t, m.limiter.CreditTaken(t.Context(), d.At, request.Price(d.States[0].Charged)))
-	m.holds(t, request, 10)
-}
-
-// costs waits until the limiter of a story charges a price for the key of an upstream, a minute later.
-func costs(price float64, upstream ratelimit.Request) act {
-	return func(s *story) {
-		s.clock.set(s.clock.now().Add(time.Minute))
-		shareInMemory(s.T, s.memory, bucket.Key{Name: upstream.Limit().Name(), Key: "key"}, 1/price, s.clock.now())
-		learn(s.T, s.limiter, upstream, price)
-	}
-}
-
-// A reservation is settled, cancelled and renewed, and tokens are credited, at the price at which they were taken.
-func TestAdaptiveGivesBackAtThePriceOfThen(t *testing.T) {
-	t.Parallel()
-	upstream := ratelimit.Define("upstream", ratelimit.Adaptive{Contract: hoard(100), Apply: true}).For("key")
-	shadow := ratelimit.Define("shadow", ratelimit.Adaptive{Contract: hoard(100)}).For("key")
-	three, plain := upstream.Cost(3), ratelimit.Define("plain", hoard(100)).For("key")
-	play(t, ratelimit.Config{}, map[string][]act{
-		"TwoRequestsForOneBucket": {costs(4, upstream), takes(upstream.Cost(2), three), holds(80, upstream)},
-		"InShadow":                {costs(4, shadow), takes(shadow.Cost(3)), holds(97, shadow)},
-		"Credit": {
-			costs(4, upstream), takes(three), holds(88, upstream), costs(1, upstream), creditsTaken(time.Minute, three.Price(4)), holds(100, upstream),
-			charges(three.Price(4)), holds(88, upstream), credits(three), holds(91, upstream),
-		},
-		"Settle": {
-			costs(4, upstream), reserves("a", 0, three, plain.Cost(5)), holds(88, upstream), costs(1, upstream),
-			settles("a", upstream.Cost(5), plain.Cost(1)), holds(80, upstream), holds(99, plain),
-		},
-		"SettleOfTheEstimate": {costs(4, upstream), reserves("a", 0, three), costs(1, upstream), settles("a", three), holds(88, upstream)},
-		"CancelAndRenew":      {costs(4, upstream), reserves("a", 0, three), costs(1, upstream), cancels("a"), holds(100, upstream), renews(0), holds(88, upstream)},
-	})
-}
-
-// With a bound on owed tokens, a price does not reduce the amount that can be reserved.
-func TestAdaptiveReserveBeyondTheMost(t *testing.T) {
-	t.Parallel()
-	m := newMarket(t)
-	upstream := ratelimit.Define("upstream", ratelimit.Adaptive{Contract: ratelimit.TokenBucket{Rate: 10, Period: time.Second, MaxReserved: 5}, Apply: true})
-	request := upstream.For("account").Cost(12)
-	m.share(t, "upstream", "account", 0.25)
-	learn(t, m.limiter, request.Cost(1), 4)
-	r, err := m.limiter.Reserve(t.Context(), request)
-	require.NoError(t, err)
-	require.True(t, r.Allowed)
-	m.holds(t, request, -38)
-	require.Equal(t, 3800*time.Millisecond, r.Delay())
-	again, err := m.limiter.Reserve(t.Context(), request)
-	require.NoError(t, err)
-	require.False(t, again.Allowed)
-	m.pass(again.RetryAfter)
-	again, err = m.limiter.Reserve(t.Context(), request)
-	require.NoError(t, err)
-	require.True(t, again.Allowed)
-	require.NoError(t, m.limiter.Cancel(t.Context(), again.ID))
-	_, err = m.limiter.Renew(t.Context(), again.ID)
-	require.NoError(t, err)
-	_, err = m.limiter.Reserve(t.Context(), request.Cost(16))
 	require.ErrorIs(t, err, ratelimit.ErrCostExceedsCapacity)
 }
 
@@ -236,4 +160,31 @@ func TestAdaptiveOnASingleConnection(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, 4.0, d.States[0].Price)
 	require.EqualValues(t, 1, m.known(t, "upstream", "account").Outcomes)
+}
+
+// With a bound on owed tokens, a price does not reduce the amount that can be reserved.
+func TestAdaptiveReserveBeyondTheMost(t *testing.T) {
+	t.Parallel()
+	m := newMarket(t)
+	upstream := ratelimit.Define("upstream", ratelimit.Adaptive{Contract: ratelimit.TokenBucket{Rate: 10, Period: time.Second, MaxReserved: 5}, Apply: true})
+	request := upstream.For("account").Cost(12)
+	m.share(t, "upstream", "account", 0.25)
+	learn(t, m.limiter, request.Cost(1), 4)
+	r, err := m.limiter.Reserve(t.Context(), request)
+	require.NoError(t, err)
+	require.True(t, r.Allowed)
+	m.holds(t, request, -38)
+	require.Equal(t, 3800*time.Millisecond, r.Delay())
+	again, err := m.limiter.Reserve(t.Context(), request)
+	require.NoError(t, err)
+	require.False(t, again.Allowed)
+	m.pass(again.RetryAfter)
+	again, err = m.limiter.Reserve(t.Context(), request)
+	require.NoError(t, err)
+	require.True(t, again.Allowed)
+	require.NoError(t, m.limiter.Cancel(t.Context(), again.ID))
+	_, err = m.limiter.Renew(t.Context(), again.ID)
+	require.NoError(t, err)
+	_, err = m.limiter.Reserve(t.Context(), request.Cost(16))
+	require.ErrorIs(t, err, ratelimit.ErrCostExceedsCapacity)
 }

@@ -22,51 +22,6 @@ func firstOf(t *testing.T, zone string, month time.Month) time.Time {
 	return time.Date(2026, month, 1, 0, 0, 0, 0, location)
 }
 
-// A thousand a month are available again on the first at midnight in Berlin, also if daylight saving time begins or ends in
-// between.
-func TestAThousandAMonthInBerlin(t *testing.T) {
-	t.Parallel()
-	b := setup(t)
-	limit := ratelimit.Define("month", monthly)
-	for _, month := range []struct {
-		begins, ends time.Time
-		hours        int // from one to the other
-	}{
-		{firstOf(t, "Europe/Berlin", time.March), firstOf(t, "Europe/Berlin", time.April), 31*24 - 1},
-		{firstOf(t, "Europe/Berlin", time.October), firstOf(t, "Europe/Berlin", time.November), 31*24 + 1},
-		{firstOf(t, "Europe/Berlin", time.February), firstOf(t, "Europe/Berlin", time.March), 28 * 24},
-	} {
-		t.Run(month.begins.Format("2006-01"), func(t *testing.T) {
-			t.Parallel()
-			require.Equal(t, time.Duration(month.hours)*time.Hour, month.ends.Sub(month.begins))
-			d := b.desk(t, ratelimit.Config{})
-			request := limit.For(t.Name())
-			take := func(cost float64) ratelimit.Decision {
-				decision, err := d.limiter.Take(t.Context(), request.Cost(cost))
-				require.NoError(t, err)
-				return decision
-			}
-			d.clock.set(month.begins.Add(-time.Microsecond))
-			require.True(t, take(1000).Allowed, "of the month before")
-			require.False(t, take(1).Allowed)
-			d.clock.set(month.begins)
-			decision := take(400)
-			require.True(t, decision.Allowed)
-			require.InDelta(t, 600, decision.Remaining, 0, "nothing of the month before is left")
-			require.Equal(t, month.ends.Sub(month.begins), decision.ResetAfter)
-			d.clock.set(month.begins.AddDate(0, 0, 20).Add(13 * time.Minute))
-			require.True(t, take(600).Allowed)
-			refused := take(1)
-			require.False(t, refused.Allowed)
-			require.Equal(t, month.ends.Sub(d.clock.now()), refused.RetryAfter)
-			d.clock.set(month.ends.Add(-time.Microsecond))
-			require.Equal(t, time.Microsecond, take(1).RetryAfter)
-			d.clock.set(month.ends)
-			require.InDelta(t, 999, take(1).Remaining, 0)
-		})
-	}
-}
-
 // A decision is one round trip, also the first on a calendar, and takes no SIREAD lock.
 func TestWhatADecisionOnACalendarTakes(t *testing.T) {
 	t.Parallel()
@@ -138,25 +93,4 @@ func TestTheClockGoesManyWindowsOn(t *testing.T) {
 			})
 		}
 	}
-}
-
-// Prune deletes a full bucket, and keeps a bucket that is not full.
-func TestPruneOfCalendarWindows(t *testing.T) {
-	t.Parallel()
-	d := setup(t).desk(t, ratelimit.Config{})
-	limit := ratelimit.Define("month", monthly)
-	begins := firstOf(t, "Europe/Berlin", time.March)
-	d.clock.set(begins)
-	requireAllowed(t, taking(limit.For("used").Cost(10)), d.limiter)
-	require.NoError(t, d.limiter.Charge(t.Context(), limit.For("owing").Cost(3000)))
-	prune := func(at time.Time) int64 {
-		d.clock.set(at)
-		deleted, err := d.limiter.Prune(t.Context(), limit)
-		require.NoError(t, err)
-		return deleted
-	}
-	require.Zero(t, prune(begins.AddDate(0, 1, 0).Add(-time.Microsecond)))
-	require.EqualValues(t, 1, prune(begins.AddDate(0, 2, 10)), "the used one")
-	require.Zero(t, prune(begins.AddDate(0, 2, 20)), "a third window has not begun")
-	require.EqualValues(t, 1, prune(begins.AddDate(0, 5, 0)))
 }

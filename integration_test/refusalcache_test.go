@@ -2,7 +2,6 @@ package integration_test
 
 import (
 	"context"
-	"fmt"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -59,21 +58,6 @@ func TestRefusalCacheAnswersWithoutTheDatabase(t *testing.T) {
 				require.NotZero(t, w.count(func() { requireAllowed(t, taking(roomy.For("key")), cached) }))
 			})
 		})
-	}
-}
-
-func TestRefusalCacheIsClosedWithItsLimiter(t *testing.T) {
-	t.Parallel()
-	cached := setup(t).with(t, ratelimit.Config{RefusalCache: refusalEntries})
-	takeAll(t, cached, tight.For("key"))
-	requireRefused(t, cached, []ratelimit.Request{tight.For("key")})
-	several := []ratelimit.Request{tight.For("key"), roomy.For("key")}
-	_, err := cached.Take(t.Context(), several...)
-	require.NoError(t, err)
-	require.NoError(t, cached.Close(t.Context()))
-	for _, requests := range [][]ratelimit.Request{several[:1], several} {
-		_, err := cached.Take(t.Context(), requests...)
-		require.ErrorIs(t, err, ratelimit.ErrClosed)
 	}
 }
 
@@ -185,85 +169,5 @@ func TestRefusalCacheForgetsWhatACallOfUnknownOutcomeMayHaveTaken(t *testing.T) 
 			require.Equal(t, 1, c.seen())
 			require.Equal(t, 36*time.Second, want(6).RetryAfter)
 		})
-	}
-}
-
-// If this Limiter returns tokens, of any kind of limit, it drops the cached refusal: it never repeats a refusal that the table
-// would not make.
-func TestARememberedRefusalOfEveryKindIsForgotten(t *testing.T) {
-	t.Parallel()
-	b, now := setup(t), &clock{}
-	now.set(springNight)
-	limits, rules := answerable(t)
-	limits = append(limits, ratelimit.Define("slots", ratelimit.Concurrency{Most: 4, Lease: 24 * time.Hour}))
-	observed := &leaseEvents{}
-	l := b.with(t, ratelimit.Config{AsOf: now.now, Policies: rules, RefusalCache: 1000, Observer: observed})
-	for _, limit := range limits {
-		if limit.Name() == "shadows" { // which refuses no call
-			continue
-		}
-		_, holds := limit.Policy().(ratelimit.Concurrency)
-		for _, several := range []bool{false, true} {
-			t.Run(fmt.Sprintf("%s/Several=%v", limit.Name(), several), func(t *testing.T) { // not parallel: they share the observer
-				request := limit.For(t.Name())
-				requests := []ratelimit.Request{request}
-				if several {
-					requests = append(requests, roomy.For(t.Name()))
-				}
-				var lease ratelimit.Lease
-				ask := func() bool {
-					if holds {
-						asked, err := l.Acquire(t.Context(), requests...)
-						require.NoError(t, err)
-						if asked.Allowed {
-							lease = asked
-						}
-						return asked.Allowed
-					}
-					d, err := l.Take(t.Context(), requests...)
-					require.NoError(t, err)
-					return d.Allowed
-				}
-				empty := func() {
-					for ask() {
-					}
-					observed.events = nil
-					require.False(t, ask())
-					require.False(t, ask())
-					cached := 0
-					for _, event := range observed.events {
-						if decided, is := event.(ratelimit.Decided); is && decided.Cached {
-							cached++
-						}
-					}
-					require.Equal(t, map[bool]int{false: 2, true: 0}[holds], cached, "slots are given back by anybody")
-				}
-				ways := map[string]func() error{"Reset": func() error { return l.Reset(t.Context(), requests...) }}
-				if holds {
-					ways["Release"] = func() error { return l.Release(t.Context(), lease.ID) }
-				} else {
-					ways["Credit"] = func() error { return l.Credit(t.Context(), request) }
-					ways["CreditTaken"] = func() error { return l.CreditTaken(t.Context(), now.now(), request) }
-				}
-				for name, giveBack := range ways {
-					empty()
-					require.NoError(t, giveBack(), name)
-					require.True(t, ask(), name)
-				}
-				if r, err := l.Reserve(t.Context(), request); err == nil && r.Allowed {
-					for name, end := range map[string]func(id string) error{
-						"Cancel": func(id string) error { return l.Cancel(t.Context(), id) },
-						"Settle": func(id string) error { return l.Settle(t.Context(), id, request.Cost(0)) },
-					} {
-						require.NoError(t, l.Reset(t.Context(), request))
-						r, err = l.Reserve(t.Context(), request)
-						require.NoError(t, err)
-						empty()
-						require.NoError(t, end(r.ID), name)
-						require.True(t, ask(), name)
-					}
-				}
-			})
-		}
 	}
 }

@@ -1,7 +1,6 @@
 package integration_test
 
 import (
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -9,7 +8,6 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
-	"github.com/pgratelimit/pgratelimit/integration_test/internal/atonce"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -53,51 +51,6 @@ func TestRoutedStatementsRefuseWithoutWaiting(t *testing.T) {
 	d, err = b.limiter.Take(t.Context(), limit.For("k"), two.For("k"))
 	require.NoError(t, err)
 	require.False(t, d.Allowed)
-}
-
-// TestRoutedStatementsGiveBack promises that unused prefetched tokens are returned.
-func TestRoutedStatementsGiveBack(t *testing.T) {
-	t.Parallel()
-	b := setupRouted(t)
-	limit := hotLimit("ahead", 20_000)
-	told := &aheads{}
-	limiter := b.with(t, ratelimit.Config{Observer: told})
-	var admitted atomic.Int64
-	require.NoError(t, atonce.Do(4, func(int) error {
-		for range 400 {
-			d, err := limiter.Take(t.Context(), limit.For("hot"))
-			if err != nil {
-				return err
-			}
-			if d.Allowed {
-				admitted.Add(1)
-			}
-		}
-		return nil
-	}))
-	require.NoError(t, limiter.Close(t.Context()))
-	require.Positive(t, told.fetches)
-	v, err := b.limiter.Value(t.Context(), limit.For("hot"))
-	require.NoError(t, err)
-	require.EqualValues(t, 1600, admitted.Load())
-	require.InDelta(t, 20_000-1600, v.Tokens+told.lost, 2, "what was taken is what was used")
-}
-
-// TestRoutedStatementsExchangePrices promises that processes tell each other of an upstream.
-func TestRoutedStatementsExchangePrices(t *testing.T) {
-	t.Parallel()
-	b := setupRouted(t)
-	clock := &clock{}
-	clock.set(time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC))
-	upstream := ratelimit.Define("upstream", ratelimit.Adaptive{Contract: ratelimit.PerSecond(100), Apply: true}).For("k")
-	limiter := b.with(t, ratelimit.Config{AsOf: clock.now})
-	require.NoError(t, limiter.Report(t.Context(), upstream, ratelimit.Outcome{Throttled: true, RetryAfter: time.Hour}))
-	require.NoError(t, limiter.Close(t.Context()))
-	var outcomes int
-	var paused int64
-	require.NoError(t, b.pool.QueryRow(t.Context(), `SELECT outcomes, paused_until_us FROM ratelimit.prices`).Scan(&outcomes, &paused))
-	require.Equal(t, 1, outcomes)
-	require.Equal(t, clock.now().Add(time.Hour).UnixMicro(), paused)
 }
 
 // TestRoutedStatementsPrune promises that Prune deletes the rows that are full, and no other, also those past the first page, and that it waits for
