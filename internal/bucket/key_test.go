@@ -27,10 +27,3 @@ func TestKeysAreInTheOrderOfThePrimaryKey(t *testing.T) {
 	slices.SortFunc(keys, Key.Compare)
 	require.Equal(t, sorted, keys)
 }
-
-func TestWholeIsTheKeyOfTheFirstRow(t *testing.T) {
-	t.Parallel()
-	row := Key{Name: "limit", Key: "alice", Shard: 7}
-	require.Equal(t, Key{Name: "limit", Key: "alice"}, row.Whole())
-	require.Equal(t, row.Whole(), row.Whole().Whole())
-}

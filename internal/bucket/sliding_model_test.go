@@ -157,21 +157,27 @@ func slidingHistories(t *testing.T, seed uint64) {
 	t.Helper()
 	total, histories, calls := slidingHistory{}, testsize.Of(4, 12), 500
 	for i := range uint64(histories) {
-		h := &slidingHistory{TB: t, src: buckettest.Seeded{Rand: rand.New(rand.NewPCG(seed, i))}, now: opening}
-		h.terms = drawSliding(h.src)
-		h.state, h.exact = h.terms.Full(h.now), exactWindow{ts: floorTo(h.now, h.terms.Step), step: h.terms.Step}
-		for range calls {
-			h.advance()
-			h.call()
-			h.compare()
-		}
+		h := runSliding(t, seed, i, calls)
 		total.taken, total.refused = total.taken+h.taken, total.refused+h.refused
 		total.changed, total.fixed = total.changed+h.changed, total.fixed+h.fixed
 	}
 	steps := histories * calls
-	t.Logf("of %d steps %d took, %d were refused, %d changed the policy, %d put a wrong clock right", steps, total.taken, total.refused, total.changed, total.fixed)
 	require.Greater(t, min(total.taken, total.refused), steps/10)
 	require.Greater(t, min(total.changed, total.fixed), steps/500)
+}
+
+// runSliding runs a history of calls.
+func runSliding(t testing.TB, seed, stream uint64, calls int) *slidingHistory {
+	t.Helper()
+	h := &slidingHistory{TB: t, src: buckettest.Seeded{Rand: rand.New(rand.NewPCG(seed, stream))}, now: opening}
+	h.terms = drawSliding(h.src)
+	h.state, h.exact = h.terms.Full(h.now), exactWindow{ts: floorTo(h.now, h.terms.Step), step: h.terms.Step}
+	for range calls {
+		h.advance()
+		h.call()
+		h.compare()
+	}
+	return h
 }
 
 // advance moves the clock, mostly to where something is about to happen, and sometimes back.
@@ -312,80 +318,10 @@ func (h *slidingHistory) compare() {
 	require.Equal(h, buckettest.UntilFull(h.terms, s, h.now), buckettest.Wait(h.terms, s, h.now, h.terms.Capacity, 0))
 }
 
-// TestSlidingWindowsGiveNoMoreThanTheRateInAnyPeriod counts, by brute force, the tokens given in every Period of random histories.
-// A clock that steps back by less than the tolerance has passed no time.
-func TestSlidingWindowsGiveNoMoreThanTheRateInAnyPeriod(t *testing.T) {
-	t.Parallel()
-	testsize.EachSeed(t, slidingBounds)
-}
-
-func slidingBounds(t *testing.T, seed uint64) {
-	t.Helper()
-	full, histories := 0, testsize.Of(20, 30)
-	for i := range uint64(histories) {
-		src := buckettest.Seeded{Rand: rand.New(rand.NewPCG(seed, i))}
-		terms, now, latest := drawSliding(src), opening, opening
-		s := terms.Full(now)
-		var given []givenAt
-		for range 400 {
-			switch src.Pick(6) {
-			case 0:
-				now -= int64(src.Unit() * float64(min(buckettest.Minute, 3*buckettest.Period(terms))))
-			case 1:
-				now += int64(src.Unit() * 2 * float64(buckettest.Period(terms)))
-			default:
-				now += int64(src.Unit() * float64(terms.Step))
-			}
-			if terms.FromFuture(s, now) {
-				now = s.TS
-			}
-			cost := math.Ceil(src.Unit() * terms.Capacity / 2)
-			if next, allowed := buckettest.Take(terms, s, now, cost, 0); allowed {
-				s, latest = next, max(latest, now)
-				given = append(given, givenAt{latest, cost})
-			}
-		}
-		most := mostInAnyPeriod(given, buckettest.Period(terms))
-		require.LessOrEqual(t, most, terms.Capacity, "%+v", terms)
-		if most == terms.Capacity {
-			full++
-		}
-	}
-	require.Greater(t, full, histories/2, "the bound is reached")
-}
-
-// givenAt is the number of tokens given at an instant.
-type givenAt struct {
-	at     int64
-	amount float64
-}
-
-// mostInAnyPeriod returns the most tokens given in any span of that length, including both ends. Instants are in order.
-func mostInAnyPeriod(given []givenAt, period int64) (most float64) {
-	for i := range given {
-		sum := 0.0
-		for _, g := range given[i:] {
-			if g.at > given[i].at+period {
-				break
-			}
-			sum += g.amount
-		}
-		most = max(most, sum)
-	}
-	return most
-}
-
 // FuzzSliding looks for an input on which a window gives more than its rate, or says a wrong wait.
 func FuzzSliding(f *testing.F) {
 	f.Add(uint64(1), uint64(2))
 	f.Fuzz(func(t *testing.T, seed, stream uint64) {
-		h := &slidingHistory{TB: t, src: buckettest.Seeded{Rand: rand.New(rand.NewPCG(seed, stream))}, now: opening}
-		h.terms = drawSliding(h.src)
-		h.state, h.exact = h.terms.Full(h.now), exactWindow{ts: floorTo(h.now, h.terms.Step), step: h.terms.Step}
-		for range 50 {
-			h.advance()
-			h.call()
-			h.compare()
-		}
+		runSliding(t, seed, stream, 50)
 	})
 }

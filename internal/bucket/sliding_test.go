@@ -114,45 +114,6 @@ func TestSlidingGoesOnFromTheValueOfAnotherKind(t *testing.T) {
 	}
 }
 
-// A row that a wrong clock has written counts as written now.
-func TestSlidingPutsAWrongClockRight(t *testing.T) {
-	t.Parallel()
-	s := tellSliding(t, tenInAMinute, tenInAMinute.Full(opening), []slidingStep{{at: 90_000, cost: 9, tokens: 1}})
-	s = tellSliding(t, tenInAMinute, s, []slidingStep{{at: 0, cost: 2, tokens: 1, wait: 70 * time.Second}, {at: 0, cost: 1, tokens: 0}})
-	require.Equal(t, opening, s.TS)
-	tellSliding(t, tenInAMinute, s, []slidingStep{{at: 70, cost: 10, tokens: 0}})
-}
-
-// Returned tokens are subtracted from the newest slices, or from the slice of an instant.
-func TestSlidingCredit(t *testing.T) {
-	t.Parallel()
-	terms := tenInAMinute
-	s := tellSliding(t, terms, terms.Full(opening), []slidingStep{{at: 0, cost: 3, tokens: 7}, {at: 20, cost: 2, tokens: 5}, {at: 30, cost: 1, tokens: 4}})
-	now := opening + 35*second
-	for name, test := range map[string]struct {
-		amount float64
-		until  int64
-		at70   float64 // the tokens left then, after the first slice has expired
-		tokens float64
-	}{
-		"TheNewest":        {2, bucket.MaxInstant, 9, 6},
-		"All":              {50, bucket.MaxInstant, 10, 10},
-		"OfAnInstant":      {2, buckettest.CreditUntil(terms, opening+25*second), 9, 6},
-		"NoMoreThanTaken":  {7, buckettest.CreditUntil(terms, opening+25*second), 9, 6},
-		"WhereNothingWas":  {7, buckettest.CreditUntil(terms, opening+15*second), 7, 4},
-		"WhatHasFallenOut": {7, buckettest.CreditUntil(terms, opening-40*second), 7, 4},
-		"WhatIsToCome":     {7, buckettest.CreditUntil(terms, opening+55*second), 7, 4},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			after := buckettest.Credit(terms, s, now, test.amount, test.until)
-			require.InDelta(t, test.tokens, buckettest.Tokens(terms, after, now), 0)
-			require.InDelta(t, test.at70, buckettest.Tokens(terms, after, opening+70*second), 0)
-			require.InDelta(t, 4, buckettest.Tokens(terms, s, now), 0, "the state before is as it was")
-		})
-	}
-}
-
 // A credit also reaches tokens taken under the policy before, if they carried over with the change.
 func TestSlidingCreditsAcrossAChange(t *testing.T) {
 	t.Parallel()
@@ -225,10 +186,9 @@ func TestSlidingIdle(t *testing.T) {
 	t.Parallel()
 	for _, terms := range []bucket.Terms{tenInAMinute, slidingTerms(10, 60*second, 1)} {
 		s, _ := buckettest.Take(terms, terms.Full(opening), opening+terms.Step-1, 10, 0)
-		require.InDelta(t, 10, buckettest.Tokens(terms, s, s.TS+terms.Kind.Pruning(terms).Step), 0)
 		pruning := terms.Kind.Pruning(terms)
 		require.Equal(t, bucket.Steps{}, pruning.Kind)
-		require.Equal(t, terms.Kind.Pruning(terms).Step, pruning.Step)
+		require.InDelta(t, 10, buckettest.Tokens(terms, s, s.TS+pruning.Step), 0)
 	}
 }
 
@@ -242,7 +202,6 @@ func TestSlidingTotalsStaySmall(t *testing.T) {
 		now := opening + i*7*second
 		s, _ = buckettest.Take(terms, s, now, 0.1, 0)
 		most = max(most, s.Parts.Taken[2])
-		require.InDelta(t, 0.7, buckettest.Tokens(terms, s, s.TS+terms.Kind.Pruning(terms).Step), 0)
 	}
 	require.Greater(t, most, 64*0.7)
 	require.Less(t, most, 66*0.7)

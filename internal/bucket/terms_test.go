@@ -1,7 +1,6 @@
 package bucket_test
 
 import (
-	"math"
 	"testing"
 	"time"
 
@@ -42,13 +41,4 @@ func TestPhaseOf(t *testing.T) {
 			require.Zero(t, (start-phase)%step, "a step begins at start")
 		}
 	}
-}
-
-func TestCreditUntil(t *testing.T) {
-	t.Parallel()
-	require.Equal(t, int64(math.MaxInt64), buckettest.CreditUntil(buckettest.TokenBucket(10, time.Minute, 10), opening+7))
-	window := buckettest.FixedWindow(10, time.Minute, 10, opening)
-	require.Equal(t, opening, buckettest.CreditUntil(window, opening))
-	require.Equal(t, opening, buckettest.CreditUntil(window, opening+minute-1))
-	require.Equal(t, opening+minute, buckettest.CreditUntil(window, opening+minute))
 }

@@ -21,9 +21,10 @@ import (
 
 // history is a kind of random history.
 type history struct {
-	draw func(buckettest.Source) bucket.Terms
-	eras bool // the policies change by eras; otherwise they change in the code
-	busy bool // no bucket is idle for a period, so that a window drops its oldest totals
+	draw    func(buckettest.Source) bucket.Terms
+	decides bool // statements decide on all rows
+	eras    bool // the policies change by eras; otherwise they change in the code
+	busy    bool // no bucket is idle for a period, so that a window drops its oldest totals
 }
 
 // twin is a bucket that exists twice.
@@ -62,8 +63,8 @@ func TestStatementsAgree(t *testing.T) {
 	testsize.EachSeed(t, func(t *testing.T, seed uint64) {
 		t.Helper()
 		for name, kind := range map[string]history{
-			"Everyday":         {draw: buckettest.Everyday},
-			"Extreme":          {draw: buckettest.Extreme},
+			"Everyday":         {draw: buckettest.Everyday, decides: true},
+			"Extreme":          {draw: buckettest.Extreme, decides: true},
 			"EverydayOverEras": {draw: buckettest.Everyday, eras: true},
 			"Windows":          {draw: drawWindow},
 			"WindowsOverEras":  {draw: drawWindow, eras: true},
@@ -257,6 +258,7 @@ func (h *twins) take(t *testing.T, fast, general []bucket.Ask) {
 	want, err := h.session.takeByLocking(t.Context(), general)
 	require.NoError(t, err)
 	call := taking(fast...)
+	chosen := call.way
 	switch way := h.src.Pick(4); {
 	case way == 0 && fast[0].Lowest == 0:
 		require.Empty(t, runBatch(t, h.session, call))
@@ -273,6 +275,9 @@ func (h *twins) take(t *testing.T, fast, general []bucket.Ask) {
 	}
 	if h.calls++; call.way == byStatement {
 		h.byStatement++
+	}
+	if h.decides {
+		require.Equal(t, chosen, call.way, "%+v at %d: %+v", fast, h.now, call.Answers)
 	}
 	got := call.Answers
 	require.Equal(t, bucket.AllAllowed(want), bucket.AllAllowed(got), "%+v at %d: %+v, and by locking %+v", fast, h.now, got, want)
