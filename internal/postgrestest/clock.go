@@ -60,7 +60,7 @@ func findFaketime(patterns []string) (string, error) {
 			return found[0], nil
 		}
 	}
-	return "", ErrNoClock
+	return "", errNoClock
 }
 
 // Env is what a server is started with, in Options, to go by the clock. Its timers, which go by the monotonic clock, do not.

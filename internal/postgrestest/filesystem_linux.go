@@ -15,7 +15,7 @@ func mountMemory(dir string, bytes int64, user *account) error {
 		owner = fmt.Sprintf(",uid=%d,gid=%d", user.uid, user.gid)
 	}
 	if err := syscall.Mount("tmpfs", dir, "tmpfs", 0, fmt.Sprintf("size=%d,mode=700%s", bytes, owner)); err != nil {
-		return fmt.Errorf("%w: mount at %s: %w", ErrNoMount, dir, err)
+		return fmt.Errorf("%w: mount at %s: %w", errNoMount, dir, err)
 	}
 	if err := os.WriteFile(filepath.Join(dir, "mounted"), nil, 0o600); err != nil {
 		return errors.Join(err, unmount(dir))

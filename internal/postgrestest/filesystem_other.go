@@ -2,7 +2,7 @@
 
 package postgrestest
 
-func mountMemory(string, int64, *account) error { return ErrNoMount }
+func mountMemory(string, int64, *account) error { return errNoMount }
 
 func unmount(string) error { return nil }
 

@@ -49,12 +49,12 @@ func start(ctx context.Context, opts Options, env environment) (*Server, error) 
 	}
 	server, err := startLocal(ctx, opts, env)
 	switch {
-	case err == nil || env.binDir != "" || errors.Is(err, ErrNoMount):
+	case err == nil || env.binDir != "" || errors.Is(err, errNoMount):
 		return server, err
 	case ctx.Err() != nil:
 		return nil, fmt.Errorf("start Postgres: %w", errors.Join(err, context.Cause(ctx)))
 	case opts.here():
-		return nil, fmt.Errorf("%w: %w", ErrNotHere, err)
+		return nil, fmt.Errorf("%w: %w", errNotHere, err)
 	}
 	return nil, noServer(env, err)
 }

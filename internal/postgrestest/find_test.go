@@ -33,57 +33,36 @@ func TestEnvironment(t *testing.T) {
 
 func TestStart(t *testing.T) {
 	t.Parallel()
-
-	t.Run("SaysWhatWasTriedAndHowToGetOne", func(t *testing.T) {
-		t.Parallel()
-		err := noServer(environment{}, errors.New("no programs here"))
-		require.ErrorIs(t, err, ErrNoServer)
-		for _, part := range []string{
-			"RATELIMIT_DATABASE_URL nor DATABASE_URL", "no programs here", "apt-get install", "brew install", "docker run",
-		} {
-			require.ErrorContains(t, err, part)
-		}
-	})
-
-	t.Run("SaysThatAServerNamedByURLIsPassedOver", func(t *testing.T) {
-		t.Parallel()
-		err := noServer(environment{url: "postgres://a", urlVariable: "DATABASE_URL"}, errors.New("no programs here"))
-		require.ErrorContains(t, err, "DATABASE_URL is passed over")
-	})
-
-	t.Run("StopsWhenTheContextDoes", func(t *testing.T) {
-		t.Parallel()
-		ctx, cancel := context.WithCancel(t.Context())
-		cancel()
-		_, err := start(ctx, Options{}, environment{})
-		require.ErrorIs(t, err, context.Canceled)
-		require.NotErrorIs(t, err, ErrNoServer)
-	})
-
-	t.Run("TriesNothingElseWhenAURLIsSet", func(t *testing.T) {
-		t.Parallel()
-		env := environment{url: "postgres://user:secret@127.0.0.1:1/db", urlVariable: "DATABASE_URL"}
-		_, err := start(t.Context(), Options{}, env)
-		require.ErrorContains(t, err, "DATABASE_URL: ")
-		require.NotErrorIs(t, err, ErrNoServer, "what was asked for and not found is not to be skipped")
-		require.NotContains(t, err.Error(), "secret")
-	})
-
-	t.Run("TriesOnlyTheProgramsThatAreNamed", func(t *testing.T) {
-		t.Parallel()
-		_, err := start(t.Context(), Options{}, environment{binDir: t.TempDir()})
-		require.ErrorContains(t, err, "RATELIMIT_POSTGRES_BINDIR: ")
-		require.NotErrorIs(t, err, ErrNoServer)
-	})
+	canceled, cancel := context.WithCancel(t.Context())
+	cancel()
+	for name, test := range map[string]struct {
+		ctx  context.Context
+		env  environment
+		says string
+	}{
+		"StopsWhenTheContextDoes":        {canceled, environment{}, "context canceled"},
+		"TriesNothingElseWhenAURLIsSet":  {t.Context(), environment{url: "postgres://user:secret@127.0.0.1:1/db", urlVariable: "DATABASE_URL"}, "DATABASE_URL: "},
+		"TriesOnlyTheProgramsThatAreSet": {t.Context(), environment{binDir: t.TempDir()}, "RATELIMIT_POSTGRES_BINDIR: "},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			_, err := start(test.ctx, Options{}, test.env)
+			require.ErrorContains(t, err, test.says)
+			require.NotErrorIs(t, err, ErrNoServer, "what was asked for and not found is not to be skipped")
+			require.NotContains(t, err.Error(), "secret")
+		})
+	}
 }
 
-func TestConfiguration(t *testing.T) {
+func TestNoServerSaysWhatWasTriedAndHowToGetOne(t *testing.T) {
 	t.Parallel()
-	list := settingList(map[string]string{"fsync": "on", "search_path": "a"}, map[string]string{"search_path": "it's"})
-	text := configuration(list)
-	require.Contains(t, text, "fsync = 'on'\n")
-	require.Contains(t, text, "search_path = 'it''s'\n")
-	require.Contains(t, text, "max_connections = '200'\n")
+	for _, env := range []environment{{}, {url: "postgres://a", urlVariable: "DATABASE_URL"}} {
+		err := noServer(env, errors.New("no programs here"))
+		require.ErrorIs(t, err, ErrNoServer)
+		for _, part := range []string{"DATABASE_URL is", "no programs here", "apt-get install", "docker run"} {
+			require.ErrorContains(t, err, part)
+		}
+	}
 }
 
 func TestChosenSettings(t *testing.T) {

@@ -10,17 +10,17 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// ErrNotHere is returned for operations that need a server which this package started from programs of this machine.
-var ErrNotHere = errors.New("postgrestest: the server does not run from programs of this machine")
+// errNotHere is returned for operations that need a server which this package started from programs of this machine.
+var errNotHere = errors.New("postgrestest: the server does not run from programs of this machine")
 
-// ErrNoMount is returned by Start with DiskBytes when this process may not mount file systems.
-var ErrNoMount = errors.New("postgrestest: file systems are mounted on Linux only, and by root with the right to")
+// errNoMount is returned by Start with DiskBytes when this process may not mount file systems.
+var errNoMount = errors.New("postgrestest: file systems are mounted on Linux only, and by root with the right to")
 
-// ErrNoClock says that libfaketime is not on this machine; see NewClock.
-var ErrNoClock = errors.New("no libfaketime to move a server's clock with: apt-get install faketime")
+// errNoClock says that libfaketime is not on this machine; see NewClock.
+var errNoClock = errors.New("no libfaketime to move a server's clock with: apt-get install faketime")
 
-// ErrNotOwn is returned by Server's Stop and Restart for a server named by URL, which others use.
-var ErrNotOwn = errors.New("postgrestest: the server is not ours to stop")
+// errNotOwn is returned by Server's Stop and Restart for a server named by URL, which others use.
+var errNotOwn = errors.New("postgrestest: the server is not ours to stop")
 
 // Options describe the server that Start returns. The zero value accepts any server.
 type Options struct {
@@ -99,8 +99,8 @@ func StartedAt(ctx context.Context, url, place string, stop func(context.Context
 // elsewhere is the host of a server that another package has started.
 type elsewhere struct{ remover func(context.Context) error }
 
-func (elsewhere) start(context.Context) error          { return ErrNotHere }
-func (elsewhere) stop(context.Context, StopMode) error { return ErrNotHere }
+func (elsewhere) start(context.Context) error          { return errNotHere }
+func (elsewhere) stop(context.Context, StopMode) error { return errNotHere }
 func (elsewhere) log(context.Context) string           { return "" }
 func (e elsewhere) remove(ctx context.Context) error   { return e.remover(ctx) }
 
@@ -114,7 +114,7 @@ func (s *Server) String() string { return s.origin }
 // Stop stops the server and keeps its data for Restart. The port stays the same.
 func (s *Server) Stop(ctx context.Context, mode StopMode) error {
 	if s.host == nil {
-		return ErrNotOwn
+		return errNotOwn
 	}
 	if err := s.host.stop(ctx, mode); err != nil {
 		return fmt.Errorf("stop %s (%s): %w", s, mode, err)
@@ -125,7 +125,7 @@ func (s *Server) Stop(ctx context.Context, mode StopMode) error {
 // Restart starts a stopped server, and returns when it accepts connections.
 func (s *Server) Restart(ctx context.Context) error {
 	if s.host == nil {
-		return ErrNotOwn
+		return errNotOwn
 	}
 	if err := s.host.start(ctx); err != nil {
 		return fmt.Errorf("restart %s: %w", s, err)

@@ -30,7 +30,7 @@ func (s *Server) StartStandby(t testing.TB, opts Options) *Server {
 func (s *Server) startStandby(ctx context.Context, opts Options) (_ *Server, err error) {
 	primary, ok := s.host.(*cluster)
 	if !ok {
-		return nil, ErrNotHere
+		return nil, errNotHere
 	}
 	c, err := newCluster(ctx, primary.binDir, opts)
 	if err != nil {
@@ -88,7 +88,7 @@ func (c *cluster) copyOf(ctx context.Context, primary *cluster, primaryURL strin
 func (s *Server) Disk() (string, error) {
 	c, ok := s.host.(*cluster)
 	if !ok {
-		return "", ErrNotHere
+		return "", errNotHere
 	}
 	return c.dir, nil
 }
@@ -100,7 +100,7 @@ func (s *Server) AwaitStop(t testing.TB) {
 	defer cancel()
 	c, ok := s.host.(*cluster)
 	if !ok {
-		t.Fatal(ErrNotHere)
+		t.Fatal(errNotHere)
 	}
 	pid, err := c.pid()
 	if errors.Is(err, os.ErrNotExist) { // it has removed the file

@@ -187,7 +187,7 @@ var shared = NewShared(func(ctx context.Context) (*Server, error) { return Start
 // set or a variable asked for a server, because a skipped test looks like a passed one.
 func giveUp(t testing.TB, err error, ci bool) {
 	t.Helper()
-	for _, missing := range []error{ErrNoServer, ErrNotHere, ErrNoMount, ErrNoClock} {
+	for _, missing := range []error{ErrNoServer, errNotHere, errNoMount, errNoClock} {
 		if errors.Is(err, missing) && !ci {
 			t.Skip(err)
 		}
