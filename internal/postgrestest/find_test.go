@@ -33,20 +33,23 @@ func TestEnvironment(t *testing.T) {
 
 func TestStart(t *testing.T) {
 	t.Parallel()
-	canceled, cancel := context.WithCancel(t.Context())
-	cancel()
 	for name, test := range map[string]struct {
-		ctx  context.Context
-		env  environment
-		says string
+		env      environment
+		canceled bool
+		says     string
 	}{
-		"StopsWhenTheContextDoes":        {canceled, environment{}, "context canceled"},
-		"TriesNothingElseWhenAURLIsSet":  {t.Context(), environment{url: "postgres://user:secret@127.0.0.1:1/db", urlVariable: "DATABASE_URL"}, "DATABASE_URL: "},
-		"TriesOnlyTheProgramsThatAreSet": {t.Context(), environment{binDir: t.TempDir()}, "RATELIMIT_POSTGRES_BINDIR: "},
+		"StopsWhenTheContextDoes":        {environment{}, true, "context canceled"},
+		"TriesNothingElseWhenAURLIsSet":  {environment{url: "postgres://user:secret@127.0.0.1:1/db", urlVariable: "DATABASE_URL"}, false, "DATABASE_URL: "},
+		"TriesOnlyTheProgramsThatAreSet": {environment{binDir: t.TempDir()}, false, "RATELIMIT_POSTGRES_BINDIR: "},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			_, err := start(test.ctx, Options{}, test.env)
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			if test.canceled {
+				cancel()
+			}
+			_, err := start(ctx, Options{}, test.env)
 			require.ErrorContains(t, err, test.says)
 			require.NotErrorIs(t, err, ErrNoServer, "what was asked for and not found is not to be skipped")
 			require.NotContains(t, err.Error(), "secret")
