@@ -66,7 +66,7 @@ func TestAClientThatIsKilledWhileItWaits(t *testing.T) {
 			blocker := w.Begin(t, pgx.ReadCommitted)
 			_, err := blocker.Exec(ctx, `SELECT FROM ratelimit.buckets WHERE key = 'ada' FOR UPDATE`)
 			require.NoError(t, err)
-			p := start(t, "client", w.URL(), nil, test.call, test.check)
+			p := start(t, "client", w.URL(), test.call, test.check)
 			const waits = `FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'
 				AND query_start <= clock_timestamp() - interval '20 ms'`
 			world.Eventually(t, "it waits for the lock", func() bool { return w.Count(t, `SELECT count(*) `+waits) == 1 })

@@ -2,9 +2,7 @@ package processes_test
 
 import (
 	"fmt"
-	"slices"
 	"strconv"
-	"sync"
 	"testing"
 	"time"
 
@@ -22,7 +20,7 @@ func acrossProcesses(rate float64) ratelimit.TokenBucket {
 }
 
 // prefetching is a process that takes as fast as it can from a limit with the rate of its argument. It stops after enough takes,
-// without tokens, or when it is killed. It writes the instant of each token that it was given before it takes the next.
+// without tokens, or when it is killed. It reports each token that it was given before it takes the next.
 func prefetching(t *testing.T, url string, arguments []string) {
 	t.Helper()
 	rate, err := strconv.ParseFloat(arguments[0], 64)
@@ -39,8 +37,7 @@ func prefetching(t *testing.T, url string, arguments []string) {
 			time.Sleep(min(d.RetryAfter, 10*time.Millisecond))
 			continue
 		}
-		_, err = fmt.Printf("took %d %t\n", d.At.UnixMicro(), d.States[0].Prefetched)
-		require.NoError(t, err)
+		require.NoError(t, report(d, 0))
 	}
 	require.NoError(t, limiter.Close(t.Context()))
 }
@@ -53,62 +50,47 @@ func TestPrefetchAcrossProcesses(t *testing.T) {
 	t.Run("NoSpanHasMore", func(t *testing.T) {
 		t.Parallel()
 		const rate = 2000
-		took, _ := prefetchFleet(t, world.New(t), rate)
-		level, last, highest := 0.0, took[0], 0.0
+		took := allowedAt(prefetchFleet(t, world.New(t), rate))
+		level, last := 0.0, took[0]
 		for _, at := range took {
 			level = max(level-float64(at-last)*rate/1e6, 0) + 1
-			last, highest = at, max(highest, level)
+			require.LessOrEqual(t, level, acrossProcesses(rate).Capacity)
+			last = at
 		}
-		t.Logf("%d tokens in %v, at most %.0f beyond the rate", len(took), time.Duration(last-took[0])*time.Microsecond, highest)
-		require.LessOrEqual(t, highest, acrossProcesses(rate).Capacity)
 	})
 	t.Run("NoneIsGivenTwice", func(t *testing.T) {
 		t.Parallel()
 		const rate = 1e-4 // hardly any arrive
 		w := world.New(t)
-		took, fromMemory := prefetchFleet(t, w, rate)
-		left := w.Held(t, "across", "hot")
-		stranded := acrossProcesses(rate).Capacity - float64(len(took)) - left
-		t.Logf("%d admitted, %d of them from memory; %.2f left, %.2f stranded", len(took), fromMemory, left, stranded)
+		took, fromMemory := prefetchFleet(t, w, rate), 0
+		for _, d := range took {
+			if d.Prefetched {
+				fromMemory++
+			}
+		}
+		stranded := acrossProcesses(rate).Capacity - float64(len(took)) - w.Held(t, "across", "hot")
 		require.GreaterOrEqual(t, stranded, -1.0)
 		require.LessOrEqual(t, stranded, 2*acrossProcesses(rate).Capacity/8, "a process keeps so much at most")
 		require.Greater(t, fromMemory, len(took)/2)
 	})
 }
 
-// prefetchFleet returns the instants at which eight processes were given tokens, in order, and how many were from memory.
-func prefetchFleet(t *testing.T, w *world.World, rate float64) (took []int64, fromMemory int) {
+// prefetchFleet returns the decisions of eight processes by which they were given tokens.
+func prefetchFleet(t *testing.T, w *world.World, rate float64) (took []decided) {
 	t.Helper()
-	var mu sync.Mutex
-	require.NoError(t, atonce.Do(8, func(n int) error {
-		count, enough := 0, make(chan struct{})
-		p := start(t, "prefetching", w.URL(), func(line string) bool {
-			var at int64
-			var memory bool
-			if _, err := fmt.Sscanf(line, "took %d %t", &at, &memory); err != nil {
-				return false
-			}
-			mu.Lock()
-			defer mu.Unlock()
-			took = append(took, at)
-			if memory {
-				fromMemory++
-			}
-			if count++; count == 1000 {
-				close(enough)
-			}
-			return true
-		}, fmt.Sprint(rate))
+	var processes [8]*process
+	require.NoError(t, atonce.Do(len(processes), func(n int) error {
+		p := start(t, "prefetching", w.URL(), fmt.Sprint(rate))
+		processes[n] = p
 		if n >= 2 {
-			return p.wait()
+			return p.end()
 		}
-		select {
-		case <-enough:
-			p.kill()
-		case <-p.ended:
-		}
+		p.await(t, 1000, func(decided) bool { return true })
+		p.kill()
 		return nil
 	}))
-	slices.Sort(took)
-	return took, fromMemory
+	for _, p := range processes {
+		took = append(took, p.decisions...)
+	}
+	return took
 }

@@ -1,4 +1,4 @@
-// Package processes_test holds tests that start processes, and tests of programs that decide by stored rules.
+// Package processes_test holds tests that start processes.
 package processes_test
 
 import (
@@ -12,11 +12,12 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgratelimit/pgratelimit/integration_test/internal/world"
 	"github.com/pgratelimit/pgratelimit/internal/leaktest"
+	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
 // No test leaves a goroutine behind, also after faults.
@@ -25,7 +26,7 @@ func TestMain(m *testing.M) { leaktest.Main(m) }
 // roleVariable holds the role of a process that is a copy of this program, as JSON.
 const roleVariable = "RATELIMIT_TEST_ROLE"
 
-// role is what a process does: the function of that name in roles, on the database at URL.
+// role is the purpose of a process: the function of that name in roles, on the database at URL.
 type role struct {
 	Name, URL string
 	Arguments []string
@@ -33,7 +34,7 @@ type role struct {
 
 var roles = map[string]func(t *testing.T, url string, arguments []string){
 	"attacked": attacked, "client": client, "deployed": deployed, "holders": holders, "prefetching": prefetching,
-	"ruled": ruledWorkers, "sharedQueue": sharedQueue,
+	"ruled": ruled, "sharedQueue": sharedQueue,
 }
 
 // TestRole is not a test but the body of the processes that the other tests start.
@@ -47,9 +48,6 @@ func TestRole(t *testing.T) { //nolint:paralleltest // alone in its process
 	roles[r.Name](t, r.URL, r.Arguments)
 }
 
-// noon is an instant at which windows begin.
-var noon = time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
-
 // inputEnded returns a context that ends with the standard input of this process.
 func inputEnded(t *testing.T) context.Context {
 	t.Helper()
@@ -61,6 +59,25 @@ func inputEnded(t *testing.T) context.Context {
 	return ctx
 }
 
+// decided is a decision that a process reports.
+type decided struct {
+	At                  int64 // microseconds since 1970
+	Allowed, Prefetched bool
+	Policy              string
+	Rules               int64 // the version of the stored rules that the process knew before the call
+}
+
+// report writes a decision on one limit to the output of this process.
+func report(d ratelimit.Decision, rules int64) error {
+	state := d.States[0]
+	line, err := json.Marshal(decided{d.At.UnixMicro(), d.Allowed, state.Prefetched, state.Limit.Policy().String(), rules})
+	if err != nil {
+		return err
+	}
+	_, err = os.Stdout.Write(append(line, '\n')) // one write, beside those of other goroutines
+	return err
+}
+
 // process is a process that plays a role.
 type process struct {
 	command *exec.Cmd
@@ -68,13 +85,13 @@ type process struct {
 	ended   chan struct{}
 	err     error // once it has ended
 
-	mu     sync.Mutex
-	output []string // the lines that hear did not want
+	mu        sync.Mutex
+	decisions []decided
+	output    []string // the other lines
 }
 
-// start starts a process. It passes each line that the process writes to hear, which returns whether it understood the line. A nil
-// hear understands none. The process is killed at the end of the test.
-func start(t *testing.T, name, url string, hear func(line string) bool, arguments ...string) *process {
+// start starts a process, which is killed at the end of the test.
+func start(t *testing.T, name, url string, arguments ...string) *process {
 	t.Helper()
 	text, err := json.Marshal(role{name, url, arguments})
 	require.NoError(t, err)
@@ -89,16 +106,47 @@ func start(t *testing.T, name, url string, hear func(line string) bool, argument
 	go func() {
 		defer close(p.ended)
 		for lines := bufio.NewScanner(output); lines.Scan(); {
-			if hear == nil || !hear(lines.Text()) {
-				p.mu.Lock()
-				p.output = append(p.output, lines.Text())
-				p.mu.Unlock()
-			}
+			p.hear(lines.Bytes())
 		}
 		p.err = p.command.Wait()
 	}()
 	t.Cleanup(p.kill)
 	return p
+}
+
+func (p *process) hear(line []byte) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	var d decided
+	if json.Unmarshal(line, &d) == nil {
+		p.decisions = append(p.decisions, d)
+	} else {
+		p.output = append(p.output, string(line))
+	}
+}
+
+// await returns when the process has reported n more decisions that are as asked for. A process that ends earlier fails the test.
+func (p *process) await(t *testing.T, n int, is func(decided) bool) {
+	t.Helper()
+	count, seen := -n, 0
+	p.mu.Lock()
+	seen = len(p.decisions)
+	p.mu.Unlock()
+	world.Eventually(t, "the process has decided", func() bool {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		for ; seen < len(p.decisions); seen++ {
+			if is(p.decisions[seen]) {
+				count++
+			}
+		}
+		select {
+		case <-p.ended:
+			require.GreaterOrEqual(t, count, 0, "the process has ended: %v %v", p.err, p.output)
+		default:
+		}
+		return count >= 0
+	})
 }
 
 // kill kills the process with SIGKILL, and returns when it has ended.
@@ -111,28 +159,15 @@ func (p *process) kill() {
 func (p *process) requireKilled(t *testing.T) {
 	t.Helper()
 	p.kill()
-	require.ErrorContains(t, p.err, "killed", "%s", p.said())
+	require.ErrorContains(t, p.err, "killed", "%v", p.output)
 }
 
-// end ends the input of the process, and requires that it ends without an error.
-func (p *process) end(t *testing.T) {
-	t.Helper()
+// end ends the input of the process, and returns when the process has ended by itself.
+func (p *process) end() error {
 	_ = p.input.Close() // it may have ended
-	require.NoError(t, p.wait())
-}
-
-// wait returns when the process has ended by itself, with its error.
-func (p *process) wait() error {
 	<-p.ended
 	if p.err != nil {
-		return fmt.Errorf("%w\n%s", p.err, p.said())
+		return fmt.Errorf("%w\n%s", p.err, strings.Join(p.output, "\n"))
 	}
 	return nil
-}
-
-// said returns the lines that hear did not want.
-func (p *process) said() string {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return strings.Join(p.output, "\n")
 }
