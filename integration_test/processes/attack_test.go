@@ -38,7 +38,9 @@ func attacked(t *testing.T, url string, arguments []string) {
 	a.now.Store(noon.UnixMicro())
 	a.Limiter = a.With(t, ratelimit.Config{RefusalCache: 512, AsOf: func() time.Time { return time.UnixMicro(a.now.Load()) }})
 	network := func(name string) func(key string) []ratelimit.Request {
-		return func(key string) []ratelimit.Request { return []ratelimit.Request{fromNetwork.For(name), ofAccount.For(key)} }
+		return func(key string) []ratelimit.Request {
+			return []ratelimit.Request{fromNetwork.For(name), ofAccount.For(key)}
+		}
 	}
 	a.wave(t, "warm", attackKeys/10, network("other"))
 	a.prune(t)
@@ -141,7 +143,7 @@ func TestAnAttackerWithManyKeys(t *testing.T) {
 			if arguments != nil {
 				testsize.Nightly(t, "the sizes of a heap and a table depend on the machine and on vacuum")
 			}
-			require.NoError(t, start(t, "attacked", world.New(t).URL(), arguments...).end())
+			require.NoError(t, start(t, "attacked", world.New(t).URL(), arguments...).End())
 		})
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/integration_test/internal/atonce"
+	"github.com/pgratelimit/pgratelimit/integration_test/internal/child"
 	"github.com/pgratelimit/pgratelimit/integration_test/internal/world"
 	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
@@ -62,7 +63,7 @@ func deployed(t *testing.T, url string, arguments []string) {
 		policy = deployedPolicies[arguments[0]].after
 	}
 	limit, beside := ratelimit.Define("deployed", policy), ratelimit.Define("roomy", world.Hoard(1e6))
-	over := inputEnded(t)
+	over := child.InputEnded(t.Context())
 	require.NoError(t, atonce.Do(deployedWorkers, func(worker int) error {
 		for over.Err() == nil {
 			d, err := takeAs(t.Context(), worker, w.Pool, limiter, limit.For("hot"), beside.For("beside"))
@@ -113,9 +114,9 @@ func TestARollingDeploymentOfTwoProcesses(t *testing.T) {
 			after := start(t, "deployed", url, name, "new")
 			after.await(t, 30, asked) // nothing is promised to either: the other may always be quicker
 			before.await(t, 30, asked)
-			require.NoError(t, before.end())
+			require.NoError(t, before.End())
 			after.await(t, 12, allowed)
-			require.NoError(t, after.end())
+			require.NoError(t, after.End())
 			requireSpans(t, append(before.decisions, after.decisions...), test.most)
 		})
 	}

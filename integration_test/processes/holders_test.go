@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/integration_test/internal/atonce"
+	"github.com/pgratelimit/pgratelimit/integration_test/internal/child"
 	"github.com/pgratelimit/pgratelimit/integration_test/internal/world"
 	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
@@ -20,7 +21,7 @@ var held = ratelimit.Define("held", ratelimit.Concurrency{Most: 8, Lease: 300 * 
 // holders is a process of eight holders. Each acquires a slot, renews its lease and releases it, until the process is killed.
 func holders(t *testing.T, url string, _ []string) {
 	t.Helper()
-	limiter, ctx := world.Open(t, url).Limiter, inputEnded(t)
+	limiter, ctx := world.Open(t, url).Limiter, child.InputEnded(t.Context())
 	require.NoError(t, atonce.Do(8, func(int) error {
 		for ctx.Err() == nil {
 			// A lease that is lost on the way is no failure: the machine may be busy.
@@ -74,10 +75,10 @@ func TestHoldersThatAreKilledAreReplaced(t *testing.T) {
 		seen := versions()
 		world.Eventually(t, "slots change hands", func() bool { return versions() > seen+100 })
 		world.Eventually(t, "all slots are held", func() bool { return slotsHeld() == 8 })
-		running[started-processes].requireKilled(t)
+		require.True(t, running[started-processes].Kill(), running[started-processes].Output())
 	}
 	for _, p := range running[starts-processes:] {
-		p.requireKilled(t)
+		require.True(t, p.Kill(), p.Output())
 	}
 	world.Eventually(t, "the leases of the dead end", func() bool { return slotsHeld() == 0 })
 	all, err := w.Limiter.Acquire(t.Context(), held.Cost(8))

@@ -83,10 +83,10 @@ func prefetchFleet(t *testing.T, w *world.World, rate float64) (took []decided) 
 		p := start(t, "prefetching", w.URL(), fmt.Sprint(rate))
 		processes[n] = p
 		if n >= 2 {
-			return p.end()
+			return p.End()
 		}
 		p.await(t, 1000, func(decided) bool { return true })
-		p.kill()
+		p.Kill()
 		return nil
 	}))
 	for _, p := range processes {

@@ -2,19 +2,14 @@
 package processes_test
 
 import (
-	"bufio"
-	"context"
 	"encoding/json"
-	"fmt"
-	"io"
 	"os"
-	"os/exec"
-	"strings"
 	"sync"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgratelimit/pgratelimit/integration_test/internal/child"
 	"github.com/pgratelimit/pgratelimit/integration_test/internal/world"
 	"github.com/pgratelimit/pgratelimit/internal/leaktest"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
@@ -22,9 +17,6 @@ import (
 
 // No test leaves a goroutine behind, also after faults.
 func TestMain(m *testing.M) { leaktest.Main(m) }
-
-// roleVariable holds the role of a process that is a copy of this program, as JSON.
-const roleVariable = "RATELIMIT_TEST_ROLE"
 
 // role is the purpose of a process: the function of that name in roles, on the database at URL.
 type role struct {
@@ -39,24 +31,13 @@ var roles = map[string]func(t *testing.T, url string, arguments []string){
 
 // TestRole is not a test but the body of the processes that the other tests start.
 func TestRole(t *testing.T) { //nolint:paralleltest // alone in its process
-	text := os.Getenv(roleVariable)
-	if text == "" {
+	var r role
+	isChild, err := child.Role(&r)
+	require.NoError(t, err)
+	if !isChild {
 		t.Skip("a process of other tests")
 	}
-	var r role
-	require.NoError(t, json.Unmarshal([]byte(text), &r))
 	roles[r.Name](t, r.URL, r.Arguments)
-}
-
-// inputEnded returns a context that ends with the standard input of this process.
-func inputEnded(t *testing.T) context.Context {
-	t.Helper()
-	ctx, cancel := context.WithCancel(t.Context())
-	go func() {
-		_, _ = io.Copy(io.Discard, os.Stdin)
-		cancel()
-	}()
-	return ctx
 }
 
 // decided is a decision that a process reports.
@@ -78,96 +59,55 @@ func report(d ratelimit.Decision, rules int64) error {
 	return err
 }
 
-// process is a process that plays a role.
+// process is a process that plays a role, and the decisions that it has reported.
 type process struct {
-	command *exec.Cmd
-	input   io.Closer
-	ended   chan struct{}
-	err     error // once it has ended
+	*child.Process
 
 	mu        sync.Mutex
 	decisions []decided
-	output    []string // the other lines
 }
 
 // start starts a process, which is killed at the end of the test.
 func start(t *testing.T, name, url string, arguments ...string) *process {
 	t.Helper()
-	text, err := json.Marshal(role{name, url, arguments})
+	p := &process{}
+	var err error
+	p.Process, err = child.Start(role{name, url, arguments}, p.hear)
 	require.NoError(t, err)
-	p := &process{command: exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestRole$", "-test.timeout=60m"), ended: make(chan struct{})}
-	// Without the option a process that the race detector watches sleeps for a second before it exits.
-	p.command.Env = append(os.Environ(), roleVariable+"="+string(text), strings.TrimSpace("GORACE="+os.Getenv("GORACE")+" atexit_sleep_ms=0"))
-	p.input, err = p.command.StdinPipe()
-	require.NoError(t, err)
-	output, err := p.command.StdoutPipe()
-	require.NoError(t, err)
-	require.NoError(t, p.command.Start())
-	go func() {
-		defer close(p.ended)
-		for lines := bufio.NewScanner(output); lines.Scan(); {
-			p.hear(lines.Bytes())
-		}
-		p.err = p.command.Wait()
-	}()
-	t.Cleanup(p.kill)
+	t.Cleanup(func() { p.Kill() })
 	return p
 }
 
-func (p *process) hear(line []byte) {
+func (p *process) hear(line []byte) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	var d decided
-	if json.Unmarshal(line, &d) == nil {
-		p.decisions = append(p.decisions, d)
-	} else {
-		p.output = append(p.output, string(line))
+	if json.Unmarshal(line, &d) != nil {
+		return false
 	}
+	p.decisions = append(p.decisions, d)
+	return true
 }
 
 // await returns when the process has reported n more decisions that are as asked for. A process that ends earlier fails the test.
 func (p *process) await(t *testing.T, n int, is func(decided) bool) {
 	t.Helper()
-	count, seen := -n, 0
 	p.mu.Lock()
-	seen = len(p.decisions)
+	seen := len(p.decisions)
 	p.mu.Unlock()
 	world.Eventually(t, "the process has decided", func() bool {
 		p.mu.Lock()
 		defer p.mu.Unlock()
 		for ; seen < len(p.decisions); seen++ {
 			if is(p.decisions[seen]) {
-				count++
+				n--
 			}
 		}
 		select {
-		case <-p.ended:
-			require.GreaterOrEqual(t, count, 0, "the process has ended: %v %v", p.err, p.output)
+		case <-p.Ended:
+			require.LessOrEqual(t, n, 0, "the process has ended: %s", p.Output())
 		default:
 		}
-		return count >= 0
+		return n <= 0
 	})
-}
-
-// kill kills the process with SIGKILL, and returns when it has ended.
-func (p *process) kill() {
-	_ = p.command.Process.Kill() // it may have ended
-	<-p.ended
-}
-
-// requireKilled kills the process, which must not have ended by itself.
-func (p *process) requireKilled(t *testing.T) {
-	t.Helper()
-	p.kill()
-	require.ErrorContains(t, p.err, "killed", "%v", p.output)
-}
-
-// end ends the input of the process, and returns when the process has ended by itself.
-func (p *process) end() error {
-	_ = p.input.Close() // it may have ended
-	<-p.ended
-	if p.err != nil {
-		return fmt.Errorf("%w\n%s", p.err, strings.Join(p.output, "\n"))
-	}
-	return nil
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/integration_test/internal/atonce"
+	"github.com/pgratelimit/pgratelimit/integration_test/internal/child"
 	"github.com/pgratelimit/pgratelimit/integration_test/internal/world"
 	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
@@ -27,7 +28,7 @@ func ruled(t *testing.T, url string, _ []string) {
 	var running sync.WaitGroup
 	running.Go(func() { _ = set.Run(ctx) })
 	world.Eventually(t, "the rules are loaded", func() bool { return set.Version() > 0 })
-	over, limit := inputEnded(t), ratelimit.Define("api", ratelimit.PerHour(7)) // while there is a rule, nothing decides by it
+	over, limit := child.InputEnded(t.Context()), ratelimit.Define("api", ratelimit.PerHour(7)) // while there is a rule, nothing decides by it
 	require.NoError(t, atonce.Do(5, func(int) error {
 		for over.Err() == nil {
 			version := set.Version()
@@ -120,7 +121,7 @@ func TestPoliciesChangeInAllProcessesAtOneInstant(t *testing.T) {
 	note(bucket(500), applied, nil)
 
 	for _, p := range processes {
-		require.NoError(t, p.end())
+		require.NoError(t, p.End())
 		require.NotContains(t, eras.requireKept(t, p.decisions), 0, "every process decides in every era: %v", eras)
 	}
 }

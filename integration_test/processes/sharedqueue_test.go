@@ -75,7 +75,7 @@ func TestSharedQueuesOfManyProcesses(t *testing.T) {
 			const processes, rounds = 8, 10
 			w := world.New(t)
 			url := through(t, w.URL())
-			require.NoError(t, atonce.Do(processes, func(int) error { return start(t, "sharedQueue", url, strconv.Itoa(rounds)).end() }))
+			require.NoError(t, atonce.Do(processes, func(int) error { return start(t, "sharedQueue", url, strconv.Itoa(rounds)).End() }))
 			const commits = processes * sharedQueueWorkers * rounds
 			require.InDelta(t, 100_000-commits, w.Held(t, "hot", ""), 0.01)
 			require.Zero(t, turns(t, w))
@@ -93,7 +93,7 @@ func TestAProcessThatIsKilledInItsSharedTurn(t *testing.T) {
 	world.Eventually(t, "it has its turn", func() bool { return turns(t, w) == 1 })
 	done := make(chan error, 1)
 	go func() { done <- takeShared(t.Context(), limiter, true, func() {}) }()
-	holder.requireKilled(t)
+	require.True(t, holder.Kill(), holder.Output())
 	require.NoError(t, <-done)
 	require.InDelta(t, 100_000-1, w.Held(t, "hot", ""), 0.01)
 	world.Eventually(t, "no lock is held", func() bool { return turns(t, w) == 0 })

@@ -26,11 +26,7 @@ type audit struct {
 
 	work  map[place][]item
 	taken map[place]float64 // as the rows of the buckets say, of limits whose rows do
-	spans int64
 	wrong []string
-
-	mayHave, have float64 // tokens that calls of unknown outcome may have taken, and have
-	txsDone       int     // transactions of unknown outcome that were committed
 }
 
 func (a *audit) failf(format string, arguments ...any) {
@@ -39,13 +35,14 @@ func (a *audit) failf(format string, arguments ...any) {
 
 // run makes all checks. It returns the error of a query; findings are in a.wrong.
 func (a *audit) run(ctx context.Context) error {
-	for _, check := range []func(context.Context) error{
-		a.checkTransactions, a.checkRows, a.checkReservations, a.checkPairs, a.checkSpans, a.checkSlots,
-	} {
+	for _, check := range []func(context.Context) error{a.checkTransactions, a.readRows, a.checkReservations} {
 		if err := check(ctx); err != nil {
 			return err
 		}
 	}
+	a.checkRows()
+	a.checkSpans()
+	a.checkSlots()
 	return nil
 }
 
@@ -60,82 +57,29 @@ func (a *audit) checkTransactions(ctx context.Context) error {
 	worked := map[string]map[place]float64{}
 	var call string
 	var of item
-	_, err = pgx.ForEachRow(rows, []any{&call, &of.name, &of.key, &of.tokens, &of.lo, &of.hi}, func() error {
-		at := place{of.name, of.key}
-		a.work[at] = append(a.work[at], of)
-		if worked[call] == nil {
-			worked[call] = map[place]float64{}
-		}
-		worked[call][at] += of.tokens
+	_, err = pgx.ForEachRow(rows, []any{&call, &of.Name, &of.Key, &of.Tokens, &of.Lo, &of.Hi}, func() error {
+		a.work[of.place] = append(a.work[of.place], of)
+		entered(worked, call, map[place]float64{})[of.place] += of.Tokens
 		return nil
 	})
-	if err != nil {
-		return err
-	}
 	for call, of := range worked {
 		switch tx := a.ledger.txs[call]; {
 		case tx == nil:
 			a.failf("transactions: %s took %v and is in no history", call, of)
-		case tx.outcome == unknown || tx.outcome == begun:
-			a.txsDone++
-		case tx.outcome == failed || tx.outcome == refused:
-			a.failf("transactions: %s (%s, from %d to %d) is said to have %s, and took %v: %s", call, tx.path, tx.begin, tx.end, tx.outcome, of, tx.note)
+		case tx.Outcome == failed || tx.Outcome == refused:
+			a.failf("transactions: %s (%s, from %d to %d) is said to have %s, and took %v: %s", call, tx.Path, tx.Begin, tx.End, tx.Outcome, of, tx.Note)
 		}
 	}
 	for call, tx := range a.ledger.txs {
-		if tx.outcome != allowed {
-			continue
-		}
 		told := map[place]float64{}
-		for _, of := range tx.items {
-			told[place{of.name, of.key}] += of.tokens
+		for _, of := range tx.Items {
+			told[of.place] += of.Tokens
 		}
-		if !maps.Equal(told, worked[call]) {
-			a.failf("transactions: %s (%s, from %d to %d) is acknowledged to have taken %v, and its rows of work say %v", call, tx.path, tx.begin, tx.end, told, worked[call])
-		}
-	}
-	return nil
-}
-
-// checkRows compares the tokens missing in the rows of buckets with the calls. At least the acknowledged tokens and the tokens in
-// rows of work are missing; at most these plus the tokens of calls with an unknown outcome.
-func (a *audit) checkRows(ctx context.Context) error {
-	if err := a.readRows(ctx); err != nil {
-		return err
-	}
-	a.compareRows()
-	return nil
-}
-
-func (a *audit) compareRows() {
-	places := map[place]bool{}
-	for at := range a.ledger.accounts {
-		places[at] = true
-	}
-	for _, at := range slices.Concat(slices.Collect(maps.Keys(a.work)), slices.Collect(maps.Keys(a.taken))) {
-		places[at] = true
-	}
-	for at := range places {
-		s := a.catalog.took[at.name]
-		if s == nil || s.capacity == 0 || s.ofReservations {
-			continue
-		}
-		work := 0.0
-		for _, of := range a.work[at] {
-			work += of.tokens
-		}
-		account := a.ledger.account(item{name: at.name, key: at.key})
-		known, taken, since := work+account.took, a.taken[at], arrived(s.capacity, a.catalog.began)
-		if taken+since < known-account.less-tolerance || taken > known+account.more+tolerance {
-			a.failf("rows: of %v %v are taken; acknowledged are %v and the rows of work say %v more, of unknown outcome are %v, and %v given back",
-				at, taken, account.took, work, account.more, account.less)
-		}
-		a.mayHave += account.more
-		a.have += max(0, math.Round(taken-known)) // without costs with a price
-		if taken > s.capacity+tolerance {
-			a.failf("rows: of %v %v are taken, and it held %v", at, taken, s.capacity)
+		if tx.Outcome == allowed && !maps.Equal(told, worked[call]) {
+			a.failf("transactions: %s (%s, from %d to %d) is acknowledged to have taken %v, and its rows of work say %v", call, tx.Path, tx.Begin, tx.End, told, worked[call])
 		}
 	}
+	return err
 }
 
 // readRows reads the tokens taken from buckets that gain nothing: their initial value minus their current value.
@@ -147,21 +91,49 @@ func (a *audit) readRows(ctx context.Context) error {
 	a.taken = map[place]float64{}
 	var at place
 	var count, held float64
-	_, err = pgx.ForEachRow(rows, []any{&at.name, &at.key, &count, &held}, func() error {
-		s := a.catalog.took[at.name]
-		if s != nil && s.capacity > 0 {
-			a.taken[at] = s.capacity*count/rowsOf(s.Limit) - held // a row that is not there is full
+	_, err = pgx.ForEachRow(rows, []any{&at.Name, &at.Key, &count, &held}, func() error {
+		if s := a.catalog.took[at.Name]; s != nil && s.capacity > 0 {
+			if p, ok := s.Policy().(ratelimit.TokenBucket); ok {
+				count /= float64(max(1, p.Shards)) // a row that is not there is full
+			}
+			a.taken[at] = s.capacity*count - held
 		}
 		return nil
 	})
 	return err
 }
 
-func rowsOf(limit ratelimit.Limit) float64 {
-	if p, ok := limit.Policy().(ratelimit.TokenBucket); ok {
-		return float64(max(1, p.Shards))
+// checkRows compares the tokens missing in the rows of buckets with the calls. At least the acknowledged tokens and the tokens in
+// rows of work are missing; at most these plus the tokens of calls with an unknown outcome. There are no halves of calls over two limits.
+func (a *audit) checkRows() {
+	places := map[place]bool{}
+	for _, all := range [][]place{slices.Collect(maps.Keys(a.ledger.accounts)), slices.Collect(maps.Keys(a.work)), slices.Collect(maps.Keys(a.taken))} {
+		for _, at := range all {
+			places[at] = true
+		}
 	}
-	return 1
+	for at := range places {
+		s := a.catalog.took[at.Name]
+		if s == nil || s.capacity == 0 || s.ofReservations {
+			continue
+		}
+		work := 0.0
+		for _, of := range a.work[at] {
+			work += of.Tokens
+		}
+		account := a.ledger.account(at)
+		known, taken, since := work+account.took, a.taken[at], arrived(s.capacity, a.catalog.began)
+		if taken+since < known-account.less-tolerance || taken > known+account.more+tolerance {
+			a.failf("rows: of %v %v are taken; acknowledged are %v and the rows of work say %v more, of unknown outcome are %v, and %v given back",
+				at, taken, account.took, work, account.more, account.less)
+		}
+		if taken > s.capacity+tolerance {
+			a.failf("rows: of %v %v are taken, and it held %v", at, taken, s.capacity)
+		}
+		if other := a.taken[place{"pairB", at.Key}]; at.Name == "pairA" && math.Abs(taken-other) > tolerance+since {
+			a.failf("pairs: of %v %v are taken, and of the limit that is always taken with it %v", at, taken, other)
+		}
+	}
 }
 
 // checkReservations compares the tokens missing in buckets that only reservations take from with the stored reservations, and these
@@ -181,8 +153,10 @@ func (a *audit) checkReservations(ctx context.Context) error {
 		there[id] = state
 		for i := range names {
 			at, cost := place{names[i], keys[i]}, costs[i]
-			if state == string(ratelimit.Settled) {
-				cost = a.actual(id, at, cost)
+			if r := a.ledger.reservations[id]; r != nil && state == string(ratelimit.Settled) {
+				if j := slices.IndexFunc(r.actual, func(of item) bool { return of.place == at }); j >= 0 {
+					cost = r.actual[j].Tokens
+				}
 			}
 			if state != string(ratelimit.Cancelled) && (state != string(ratelimit.Expired) || !release) {
 				charged[at] += cost
@@ -190,11 +164,8 @@ func (a *audit) checkReservations(ctx context.Context) error {
 		}
 		return nil
 	})
-	if err != nil {
-		return err
-	}
 	for at, taken := range a.taken {
-		if a.catalog.took[at.name].ofReservations && math.Abs(taken-charged[at]) > tolerance+arrived(plenty, a.catalog.began) {
+		if a.catalog.took[at.Name].ofReservations && math.Abs(taken-charged[at]) > tolerance+arrived(plenty, a.catalog.began) {
 			a.failf("reservations: of %v %v are taken, and its reservations cost %v", at, taken, charged[at])
 		}
 	}
@@ -202,78 +173,100 @@ func (a *audit) checkReservations(ctx context.Context) error {
 		switch state, ok := there[id]; {
 		case !ok && r.acknowledged:
 			a.failf("reservations: %s is acknowledged, and is not there", id)
-		case r.settled && state != string(ratelimit.Settled):
-			a.failf("reservations: %s is acknowledged to be settled, and is %s", id, state)
-		case r.cancelled && !r.renewed && state != string(ratelimit.Cancelled):
-			a.failf("reservations: %s is acknowledged to be cancelled, and is %s", id, state)
+		case r.settled && state != string(ratelimit.Settled), r.cancelled && !r.renewed && state != string(ratelimit.Cancelled):
+			a.failf("reservations: %s is acknowledged to be settled (%v) or cancelled (%v), and is %s", id, r.settled, r.cancelled, state)
 		}
 	}
-	return nil
-}
-
-// actual returns what a settled reservation cost.
-func (a *audit) actual(id string, at place, estimate float64) float64 {
-	if r := a.ledger.reservations[id]; r != nil {
-		for _, of := range r.actual {
-			if of.name == at.name && of.key == at.key {
-				return of.tokens
-			}
-		}
-	}
-	return estimate
-}
-
-// checkPairs looks for halves of calls over two limits.
-func (a *audit) checkPairs(context.Context) error {
-	for at, taken := range a.taken {
-		if at.name == "pairA" && math.Abs(taken-a.taken[place{"pairB", at.key}]) > tolerance+arrived(plenty, a.catalog.began) {
-			a.failf("pairs: of %v %v are taken, and of the limit that is always taken with it %v", at, taken, a.taken[place{"pairB", at.key}])
-		}
-	}
-	return nil
+	return err
 }
 
 // checkSpans looks, for each bucket, at every span of time.
-func (a *audit) checkSpans(context.Context) error {
+func (a *audit) checkSpans() {
 	for at, account := range a.ledger.accounts {
-		s := a.catalog.took[at.name]
+		s := a.catalog.took[at.Name]
 		if s.bound == nil || s.ofReservations {
 			continue
 		}
-		items := slices.Concat(account.admitted, a.work[at])
-		if len(items) == 0 {
-			continue
-		}
-		worst, spans := worstSpan(items, s.bound)
-		a.spans += spans
+		worst := worstSpan(slices.Concat(account.admitted, a.work[at]), s.bound)
 		if worst.by > tolerance+arrived(s.capacity, a.catalog.began) {
-			a.failf("spans: of %v, which gives %s, was admitted %v", at, s.bound.words, worst)
+			a.failf("spans: of %v, which gives %s, was admitted %.6f too much from %d to %d", at, s.bound.words, worst.by, worst.from, worst.to)
 		}
 	}
-	return nil
+}
+
+// excess is the span in which most was admitted beyond the bound; by is below 0 where that was kept.
+type excess struct {
+	by       float64
+	from, to int64
+}
+
+// worstSpan looks at every span [from, to], and returns the one in which the admitted items exceed the bound by most. An item with
+// taken tokens counts in a span that contains all of [Lo, Hi], because it may have taken them anywhere in between. An item with
+// returned tokens counts in each span that contains any part of it.
+func worstSpan(items []item, b *bound) (worst excess) {
+	worst.by = math.Inf(-1)
+	var froms []int64
+	longest := b.within - 1
+	for i := range items {
+		of := &items[i]
+		if of.Tokens < 0 {
+			of.Lo, of.Hi = of.Hi, of.Lo // it counts from Hi on, in spans from no later than Lo
+			continue
+		}
+		froms = append(froms, of.Lo)
+		longest = max(longest, of.Hi-of.Lo)
+	}
+	slices.Sort(froms)
+	froms = slices.Compact(froms)
+	sums := make([]float64, len(froms)) // what was admitted since each of them, and what had arrived before
+	for i, from := range froms {
+		sums[i] = b.arrived(from)
+	}
+	slices.SortFunc(items, func(a, b item) int {
+		return cmp.Or(cmp.Compare(a.Hi, b.Hi), cmp.Compare(a.Tokens, b.Tokens)) // returned tokens count first
+	})
+	early := excess{by: math.Inf(-1)} // the largest of the first sums, for which every later item counts
+	merged := 0
+	for _, of := range items {
+		for ; merged < len(froms) && froms[merged] < of.Hi-longest; merged++ {
+			if sums[merged] > early.by && b.within == 0 {
+				early = excess{by: sums[merged], from: froms[merged]}
+			}
+		}
+		early.by += of.Tokens
+		for i := merged; i < len(froms) && froms[i] <= of.Lo; i++ {
+			sums[i] += of.Tokens
+		}
+		if of.Tokens < 0 {
+			continue
+		}
+		most := early
+		for i := merged; i < len(froms) && froms[i] <= of.Hi; i++ {
+			if sums[i] > most.by && (b.within == 0 || of.Hi-froms[i] < b.within) {
+				most = excess{by: sums[i], from: froms[i]}
+			}
+		}
+		if most.by -= b.arrived(of.Hi) + b.capacity; most.by > worst.by {
+			worst = excess{by: most.by, from: most.from, to: of.Hi}
+		}
+	}
+	return worst
 }
 
 // checkSlots looks whether more slots were held at once than there are.
-func (a *audit) checkSlots(context.Context) error {
+func (a *audit) checkSlots() {
 	for at, account := range a.ledger.accounts {
-		type change struct {
-			instant int64
-			slots   float64
-		}
-		var changes []change
+		var changes []item
 		for _, of := range account.held {
-			changes = append(changes, change{of.lo, of.tokens}, change{of.hi, -of.tokens})
+			changes = append(changes, item{Hi: of.Lo, Tokens: of.Tokens}, item{Hi: of.Hi, Tokens: -of.Tokens})
 		}
-		slices.SortFunc(changes, func(a, b change) int {
-			return cmp.Or(cmp.Compare(a.instant, b.instant), cmp.Compare(a.slots, b.slots))
-		})
+		slices.SortFunc(changes, func(a, b item) int { return cmp.Or(cmp.Compare(a.Hi, b.Hi), cmp.Compare(a.Tokens, b.Tokens)) })
 		held := 0.0
 		for _, c := range changes {
-			if held += c.slots; held > mostSlots {
-				a.failf("slots: of %v %v are held at %d, and it has %d", at, held, c.instant, mostSlots)
+			if held += c.Tokens; held > mostSlots {
+				a.failf("slots: of %v %v are held at %d, and it has %d", at, held, c.Hi, mostSlots)
 				break
 			}
 		}
 	}
-	return nil
 }

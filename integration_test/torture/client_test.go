@@ -3,25 +3,26 @@
 package torture_test
 
 import (
+	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
+	"net"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/rules"
 )
 
-// The names that distinguish sessions of the limiters from sessions that cause faults and check their effects.
-const (
-	limiterSessions = "limiter"
-	outsideSessions = "outside"
-)
+// limiterSessions is the name of the sessions of the limiters. Faults are done to these.
+const limiterSessions = "limiter"
 
 // clientConfig is the configuration of a process of a run.
 type clientConfig struct {
@@ -32,8 +33,7 @@ type clientConfig struct {
 	Began     int64 // of the run, in microseconds since 1970
 	Workers   int
 	Conns     int32
-	Decisions int64 // how many to make; 0: until it is stopped
-	Mortal    bool  // may be killed
+	Mortal    bool // may be killed
 }
 
 // client is one process of a run: its Limiters, and the workers that call them.
@@ -50,32 +50,18 @@ type client struct {
 	paths    []string             // the special setting of each
 	shared   *ratelimit.Limiter   // has turns among processes
 
-	calls     atomic.Int64
-	decisions atomic.Int64
-	allowed   atomic.Int64
-	allowedTx atomic.Int64
-	broken    atomic.Pointer[error] // why the histories cannot be written
+	allowed, allowedTx atomic.Int64          // calls outside of transactions, and transactions
+	broken             atomic.Pointer[error] // why the histories cannot be written
 }
 
 func newClient(ctx context.Context, config clientConfig) (*client, error) {
-	racing := config.Decisions > 0
-	c := &client{config: config, answers: &answers{}}
-	tight := 2 * time.Second
-	if racing {
-		tight = 20 * time.Millisecond
-	}
-	c.catalog = newCatalog(time.UnixMicro(config.Began), tight, racing)
-	var err error
-	if c.pool, err = openPool(ctx, config.URL, limiterSessions, config.Conns, c.answers.of); err != nil {
-		return nil, err
-	}
-	if c.history, err = newHistory(config.Directory, config.Name, config.Mortal, racing); err != nil {
-		return nil, err
-	}
-	if c.set, err = rules.NewSet(c.pool, rules.Config{Poll: time.Second}); err != nil {
-		return nil, err
-	}
-	if c.store, err = rules.NewStore(c.pool, rules.StoreConfig{Lead: 300 * time.Millisecond}); err != nil {
+	c := &client{config: config, answers: &answers{}, catalog: newCatalog(time.UnixMicro(config.Began))}
+	var failed [4]error
+	c.pool, failed[0] = openPool(ctx, config.URL, config.Conns, c.answers)
+	c.history, failed[1] = newHistory(config.Directory, config.Name)
+	c.set, failed[2] = rules.NewSet(c.pool, rules.Config{Poll: time.Second})
+	c.store, failed[3] = rules.NewStore(c.pool, rules.StoreConfig{Lead: 300 * time.Millisecond})
+	if err := errors.Join(failed[:]...); err != nil {
 		return nil, err
 	}
 	for _, of := range []struct {
@@ -101,54 +87,39 @@ func newClient(ctx context.Context, config clientConfig) (*client, error) {
 	return c, nil
 }
 
-// openPool opens a pool whose sessions have a name that pg_stat_activity shows.
-func openPool(ctx context.Context, url, name string, conns int32, change ...func(*pgxpool.Config)) (*pgxpool.Pool, error) {
+// openPool opens the pool of the limiters, whose answers come through a.
+func openPool(ctx context.Context, url string, conns int32, a *answers) (*pgxpool.Pool, error) {
 	config, err := pgxpool.ParseConfig(url)
 	if err != nil {
 		return nil, err
 	}
 	config.MaxConns = conns
-	config.ConnConfig.RuntimeParams["application_name"] = name
+	config.ConnConfig.RuntimeParams["application_name"] = limiterSessions
 	config.ConnConfig.ConnectTimeout = 5 * time.Second
-	for _, c := range change {
-		c(config)
+	dial := config.ConnConfig.DialFunc
+	config.ConnConfig.DialFunc = func(ctx context.Context, network, address string) (net.Conn, error) {
+		conn, err := dial(ctx, network, address)
+		if err != nil {
+			return nil, err
+		}
+		return &answeredConn{Conn: conn, answers: a}, nil
 	}
 	return pgxpool.NewWithConfig(ctx, config)
 }
 
-// delays tells a Wait when its reservation was ready.
-type delays struct{}
-
-type delayKey struct{}
-
-func (delays) Observe(ctx context.Context, event ratelimit.Event) {
-	if of, ok := ctx.Value(delayKey{}).(*atomic.Int64); ok {
-		if decided, ok := event.(ratelimit.Decided); ok && decided.Decision.Allowed {
-			of.Store(decided.Delay.Microseconds())
-		}
-	}
-}
-
-// run has the workers call until ctx ends, or as often as was said, and returns when all calls have been answered.
+// run has the workers call until ctx ends, and returns when all calls have been answered.
 func (c *client) run(ctx context.Context) error {
-	ctx, cancel := context.WithCancel(ctx)
-	var beside, workers sync.WaitGroup
-	beside.Go(func() { _ = c.set.Run(ctx) })
+	var all sync.WaitGroup
+	all.Go(func() { _ = c.set.Run(ctx) })
 	for i := range c.config.Workers {
 		w := &worker{client: c, name: fmt.Sprintf("%s.%d", c.config.Name, i), random: rand.New(rand.NewPCG(c.config.Seed, uint64(i)))}
-		acts := actions
-		if c.config.Decisions > 0 {
-			acts = races(i)
-		}
-		workers.Go(func() {
-			for ctx.Err() == nil && !c.done() {
-				w.act(acts)
+		all.Go(func() {
+			for ctx.Err() == nil && c.broken.Load() == nil {
+				w.act()
 			}
 		})
 	}
-	workers.Wait()
-	cancel()
-	beside.Wait()
+	all.Wait()
 	for _, limiter := range c.limiters {
 		closing, cancel := context.WithTimeout(context.WithoutCancel(ctx), patient)
 		err := limiter.Close(closing)
@@ -157,19 +128,86 @@ func (c *client) run(ctx context.Context) error {
 			return fmt.Errorf("close the limiter: %w", err)
 		}
 	}
-	return nil
-}
-
-// close ends the history after the last call.
-func (c *client) close() error {
 	if broken := c.broken.Load(); broken != nil {
 		return *broken
 	}
-	return c.history.close()
+	return nil
 }
 
-func (c *client) done() bool {
-	return c.config.Decisions > 0 && c.decisions.Load() >= c.config.Decisions || c.broken.Load() != nil
+// answers loses answers on their way from the server to the process. The server has run the statement then, its connection breaks,
+// and the process cannot know the outcome.
+type answers struct {
+	losing      atomic.Bool
+	onlyCommits atomic.Bool
+	lost        atomic.Int64
+}
+
+var errLost = errors.New("the connection broke before the answer came")
+
+// lose loses answers, to any statement or only to COMMIT, until so many were lost, or ctx ends.
+func (a *answers) lose(ctx context.Context, onlyCommits bool, many int64) error {
+	before := a.lost.Load()
+	a.onlyCommits.Store(onlyCommits)
+	a.losing.Store(true)
+	defer a.losing.Store(false)
+	return until(ctx, func() bool { return a.lost.Load()-before >= many })
+}
+
+type answeredConn struct {
+	net.Conn
+	*answers
+
+	commits atomic.Bool // whether the last statement sent is a COMMIT
+}
+
+func (c *answeredConn) Write(b []byte) (int, error) {
+	c.commits.Store(bytes.Contains(b, []byte("commit\x00")) || bytes.Contains(b, []byte("COMMIT\x00")))
+	return c.Conn.Write(b)
+}
+
+func (c *answeredConn) Read(b []byte) (int, error) {
+	n, err := c.Conn.Read(b)
+	if n == 0 || !c.losing.Load() || c.onlyCommits.Load() && !c.commits.Load() {
+		return n, err
+	}
+	c.lost.Add(1)
+	return 0, errors.Join(errLost, c.Close())
+}
+
+// errNothing says of an error that nothing was done, because the transaction did not come to its COMMIT, and errAny says of an error
+// of COMMIT that all or nothing was done.
+var (
+	errNothing = errors.New("rolled back")
+	errAny     = errors.New("the commit is unknown")
+)
+
+// classify returns the outcome that an error promises, or unknown if it promises none.
+func classify(err error) outcome {
+	switch {
+	case errors.Is(err, ratelimit.ErrCommitUnknown), errors.Is(err, errAny):
+		return unknown
+	case errors.Is(err, ratelimit.ErrLimited):
+		return refused
+	}
+	for _, nothing := range []error{
+		errNothing, ratelimit.ErrContended, ratelimit.ErrOverloaded, ratelimit.ErrClosed, ratelimit.ErrReservationEnded, ratelimit.ErrNotReserved,
+		ratelimit.ErrLeaseLost, ratelimit.ErrInvalidRequest, ratelimit.ErrInvalidCost, ratelimit.ErrCostExceedsCapacity, ratelimit.ErrNoReservations,
+	} {
+		if errors.Is(err, nothing) {
+			return failed
+		}
+	}
+	var unreachable *pgconn.ConnectError // nothing was sent
+	if isUndone(err) || errors.As(err, &unreachable) {
+		return failed
+	}
+	return unknown
+}
+
+// isUndone reports whether the server says that it has undone the statement.
+func isUndone(err error) bool {
+	var undone *pgconn.PgError
+	return errors.As(err, &undone) && undone.SeverityUnlocalized == "ERROR" || errors.Is(err, pgx.ErrTxCommitRollback)
 }
 
 // worker makes one call after the other.
@@ -180,127 +218,111 @@ type worker struct {
 	made   int64
 }
 
-// act draws an action and does it.
-func (w *worker) act(actions []action) {
-	total := 0
-	for _, a := range actions {
-		total += a.weight
-	}
-	drawn := w.random.IntN(total)
-	for _, a := range actions {
-		if drawn -= a.weight; drawn < 0 {
-			a.do(w)
-			return
-		}
-	}
-}
-
-// limiter draws a Limiter for a call outside of a transaction. In a race few calls use the Limiter that has a connection for each.
-func (w *worker) limiter() (*ratelimit.Limiter, string) {
-	i := w.random.IntN(len(w.limiters))
-	if w.config.Decisions > 0 && w.paths[i] == "alone" && w.random.IntN(50) > 0 {
-		i = 0
-	}
-	return w.limiters[i], w.paths[i]
-}
-
-// request draws a bucket of a limit, and a cost.
-func (w *worker) request(name string) wish {
-	s := w.catalog.took[name]
-	return wish{subject: s, key: w.catalog.keyOf(s, w.random.Uint64()), cost: float64(1 + w.random.IntN(3))}
-}
-
 // wish is a request, with the subject that it is for.
 type wish struct {
 	*subject
-	key  string
-	cost float64
+	key        string
+	cost, most float64 // most is the most tokens that a call takes; 0: the cost
+}
+
+// wish draws a bucket of one of the limits, and a cost.
+func (w *worker) wish(names ...string) wish {
+	s := w.catalog.took[names[w.random.IntN(len(names))]]
+	return wish{subject: s, key: w.catalog.keyOf(s, w.random.Uint64()), cost: float64(1 + w.random.IntN(3))}
+}
+
+func (w *worker) wishes(names ...string) (wishes []wish) {
+	for _, name := range names {
+		wishes = append(wishes, w.wish(name))
+	}
+	return wishes
 }
 
 func (w wish) request() ratelimit.Request { return w.For(w.key).Cost(w.cost) }
 
-func (w wish) item() item { return item{name: w.Name(), key: w.key, tokens: w.cost} }
+func (w wish) item() item { return item{place: place{w.Name(), w.key}, Tokens: max(w.cost, w.most)} }
 
-func itemsOf(wishes []wish) (items []item, requests []ratelimit.Request) {
+func requests(wishes []wish) (requests []ratelimit.Request) {
 	for _, of := range wishes {
-		items, requests = append(items, of.item()), append(requests, of.request())
+		requests = append(requests, of.request())
 	}
-	return items, requests
+	return requests
 }
 
-// call makes a call, and writes its outcome. The entry passed to do holds the most the call may take; do sets the tokens taken, and
-// the outcome of a refusal.
-func (w *worker) call(verb, path string, most []item, do func(ctx context.Context, e *entry) error) *entry {
-	return w.callOn("", verb, path, most, do)
+func items(wishes []wish) (items []item) {
+	for _, of := range wishes {
+		items = append(items, of.item())
+	}
+	return items
 }
 
-// callOn is call on the reservation with an ID.
-func (w *worker) callOn(id, verb, path string, most []item, do func(ctx context.Context, e *entry) error) *entry {
-	w.made++
-	e := &entry{
-		begin: time.Now().UnixMicro(), call: fmt.Sprintf("%s.%d", w.name, w.made), verb: verb, path: path,
-		outcome: begun, times: 1, items: most, id: id,
-	}
-	if w.config.Mortal {
-		w.write(e)
-	}
-	e.outcome = allowed
-	ctx, cancel := context.WithTimeout(context.Background(), w.patience())
-	err := do(ctx, e)
-	cancel()
-	e.end = time.Now().UnixMicro()
-	if err != nil {
-		e.outcome, e.note = classify(err), err.Error()
-	}
-	switch e.outcome {
-	case allowed:
-		for i := range e.items {
-			of := &e.items[i]
-			if of.lo == 0 {
-				of.lo = e.begin
-			}
-			if of.hi == 0 {
-				of.hi = max(e.end, of.lo)
+// limiter draws a Limiter for a call outside of a transaction.
+func (w *worker) limiter() (*ratelimit.Limiter, string) {
+	i := w.random.IntN(len(w.limiters))
+	return w.limiters[i], w.paths[i]
+}
+
+// change makes a call without a decision, through a Limiter that is drawn. It takes the items, or returns them.
+func (w *worker) change(verb, id string, items []item, do func(ctx context.Context, limiter *ratelimit.Limiter) error) outcome {
+	limiter, path := w.limiter()
+	e := &entry{Verb: verb, Path: path, Items: items, ID: id}
+	return w.call(e, func(ctx context.Context) error { return do(ctx, limiter) })
+}
+
+// decide makes a call that is answered with a decision, through a Limiter that is drawn. It may change the entry after do.
+func (w *worker) decide(verb string, wishes []wish, do func(ctx context.Context, limiter *ratelimit.Limiter) (ratelimit.Decision, error), then ...func(*entry)) *entry {
+	limiter, path := w.limiter()
+	e := &entry{Verb: verb, Path: path, Items: items(wishes)}
+	w.call(e, func(ctx context.Context) error {
+		d, err := do(ctx, limiter)
+		if err != nil {
+			return err
+		}
+		if !d.Allowed {
+			e.Outcome = refused
+			return nil
+		}
+		if e.Items, err = taken(wishes, d, e.Begin); err == nil {
+			for _, change := range then {
+				change(e)
 			}
 		}
-	case refused, failed:
-		e.items = nil
-	default: // each of them may have been given back or taken at any time from now on
-		e.items = most
-		for i := range e.items {
-			e.items[i].lo, e.items[i].hi = e.begin, forever
-		}
-	}
-	w.count(e)
-	w.write(e)
-	if e.outcome == failed || e.outcome == unknown {
-		pause(5 * time.Millisecond) // as a program does whose server is away
-	}
+		return err
+	})
 	return e
 }
 
-// forever is later than any run.
-const forever = 1 << 60
-
-// patience is how long a call has: mostly longer than its Limiter gives it, and now and then so short that it is cut off.
-func (w *worker) patience() time.Duration {
-	if w.config.Decisions == 0 && w.random.IntN(50) == 0 {
-		return time.Duration(w.random.Int64N(int64(5 * time.Millisecond)))
+// call makes a call, and writes its outcome. The items of the entry are the most that the call may take. The call may set the items
+// that it took, and the outcome of a refusal.
+func (w *worker) call(e *entry, do func(ctx context.Context) error) outcome {
+	w.made++
+	most := e.Items
+	e.Begin, e.Call, e.Outcome = now(), fmt.Sprintf("%s.%d", w.name, w.made), begun
+	if w.config.Mortal {
+		w.write(e)
 	}
-	return 6 * time.Second
-}
-
-func (w *worker) count(e *entry) {
-	w.calls.Add(1)
-	if decides[e.verb] && (e.outcome == allowed || e.outcome == refused) {
-		w.decisions.Add(1)
+	e.Outcome = allowed
+	patience := 6 * time.Second // mostly longer than the Limiter gives it, and now and then so short that it is cut off
+	if w.random.IntN(50) == 0 {
+		patience = time.Duration(w.random.Int64N(int64(5 * time.Millisecond)))
 	}
-	if e.outcome == allowed {
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	err := do(ctx)
+	cancel()
+	e.End = now()
+	if err != nil {
+		e.Outcome, e.Note, e.Items = classify(err), err.Error(), most
+	}
+	if e.Outcome == allowed && e.Verb == "tx" {
+		w.allowedTx.Add(1)
+	} else if e.Outcome == allowed {
 		w.allowed.Add(1)
-		if e.verb == "tx" {
-			w.allowedTx.Add(1)
-		}
 	}
+	w.write(e)
+	if e.Outcome == failed || e.Outcome == unknown {
+		pause(5 * time.Millisecond) // as a program does whose server is away
+	}
+	return e.Outcome
 }
 
 func (w *worker) write(e *entry) {
@@ -309,5 +331,4 @@ func (w *worker) write(e *entry) {
 	}
 }
 
-// levels are the isolation levels of transactions, by their names in histories.
-var levels = map[string]pgx.TxIsoLevel{"rc": pgx.ReadCommitted, "rr": pgx.RepeatableRead, "ser": pgx.Serializable}
+func now() int64 { return time.Now().UnixMicro() }

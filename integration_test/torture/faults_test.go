@@ -8,12 +8,12 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
-	"path/filepath"
 	"syscall"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/pgratelimit/pgratelimit/integration_test/internal/child"
 	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
 )
 
@@ -21,46 +21,40 @@ import (
 // with other work.
 const patient = 2 * time.Minute
 
-// quick is how soon calls must be allowed again, on an idle machine.
-const quick = 5 * time.Second
-
 // errNobody is why a fault did not happen: there was no session, or it was gone.
 var errNobody = errors.New("no session to do it to")
 
-// fault is one way to break something. It returns the broken thing, when calls can work again.
+// fault is one way to break something. It returns when calls can work again.
 type fault struct {
 	name  string
-	cause func(context.Context) (what string, err error)
+	cause func(context.Context) error
 }
 
-// faults does faults to the server and to the clients of a run.
+// faults does faults to the server and to the processes of a run.
 type faults struct {
-	server   *postgrestest.Server
-	client   *client
-	children *children
-	random   *rand.Rand
-	file     *os.File
+	server *postgrestest.Server
+	client *client
+	random *rand.Rand
+	done   map[string]int
 
-	done     map[string]int
-	recovery []time.Duration
-	slow     int // recoveries that took longer than quick
+	config  clientConfig // of the process beside this one
+	started uint64
+	process *child.Process
 }
 
-func newFaults(directory string, seed uint64) (*faults, error) {
-	file, err := os.Create(filepath.Join(directory, "faults.tsv"))
-	return &faults{random: rand.New(rand.NewPCG(seed, 1<<32)), file: file, done: map[string]int{}}, err
-}
-
-// kinds returns the faults there are. Those to processes need the server on this machine.
+// kinds returns the faults there are. Those to processes of the server need it on this machine.
 func (f *faults) kinds(ctx context.Context) ([]fault, error) {
 	all := []fault{
-		{"pg_terminate_backend", func(ctx context.Context) (string, error) { return f.tell(ctx, "pg_terminate_backend") }},
-		{"pg_cancel_backend", func(ctx context.Context) (string, error) { return f.tell(ctx, "pg_cancel_backend") }},
-		{"immediate stop", f.stop(postgrestest.Immediate)},
-		{"fast stop", f.stop(postgrestest.Fast)},
-		{"answers lost", f.loseAnswers(allStatements)},
-		{"answer to COMMIT lost", f.loseAnswers(onlyCommits)},
-		{"client killed", func(context.Context) (string, error) { return "", f.children.kill() }},
+		{"pg_terminate_backend", func(ctx context.Context) error { return f.tell(ctx, "SELECT pg_terminate_backend($1)") }},
+		{"pg_cancel_backend", func(ctx context.Context) error { return f.tell(ctx, "SELECT pg_cancel_backend($1)") }},
+		{"immediate stop", func(ctx context.Context) error { return f.stop(ctx, postgrestest.Immediate) }},
+		{"fast stop", func(ctx context.Context) error { return f.stop(ctx, postgrestest.Fast) }},
+		{"answers lost", func(ctx context.Context) error { return f.client.answers.lose(ctx, false, 4+f.random.Int64N(12)) }},
+		{"answer to COMMIT lost", func(ctx context.Context) error { return f.client.answers.lose(ctx, true, 4+f.random.Int64N(12)) }},
+		{"client killed", func(context.Context) error {
+			f.process.Kill()
+			return f.startProcess()
+		}},
 	}
 	var directory string
 	err := f.outside(ctx, func(conn *pgx.Conn) error { return conn.QueryRow(ctx, `SHOW data_directory`).Scan(&directory) })
@@ -73,8 +67,18 @@ func (f *faults) kinds(ctx context.Context) ([]fault, error) {
 	return append(all,
 		fault{"backend stopped and continued", f.pauseBackend},
 		fault{"backend killed", f.killBackend},
-		fault{"postmaster killed", f.stop(postgrestest.Kill)},
+		fault{"postmaster killed", func(ctx context.Context) error { return f.stop(ctx, postgrestest.Kill) }},
 	), nil
+}
+
+// startProcess starts the next process that calls beside this one.
+func (f *faults) startProcess() (err error) {
+	f.started++
+	config := f.config
+	config.Name = fmt.Sprintf("child%d", f.started)
+	config.Seed += f.started
+	f.process, err = child.Start(config, func([]byte) bool { return false })
+	return err
 }
 
 // run does one fault after the other, each kind once in a round, until ctx ends, and each kind once at least. Between them is
@@ -102,39 +106,26 @@ func (f *faults) run(ctx context.Context, rounds int, between time.Duration) err
 	return nil
 }
 
-// do does a fault, and waits until calls of both kinds are allowed again.
+// do does a fault, and waits until a call outside of a transaction is allowed, and a transaction that takes is committed.
 func (f *faults) do(ctx context.Context, kind fault) error {
 	ctx, cancel := context.WithTimeout(ctx, patient)
 	defer cancel()
-	began := now()
-	what, err := kind.cause(ctx)
+	e := &entry{Begin: now(), Verb: "fault", Path: kind.name, Outcome: allowed}
+	err := kind.cause(ctx)
 	for errors.Is(err, errNobody) && ctx.Err() == nil {
-		what, err = kind.cause(ctx)
+		err = kind.cause(ctx)
 	}
 	if err != nil {
 		return fmt.Errorf("%s: %w", kind.name, err)
 	}
-	healed := time.Now()
-	if err := f.awaitProgress(ctx); err != nil {
-		return fmt.Errorf("after %s of %s at %d no more calls are allowed: %w", kind.name, what, began, err)
+	alone, tx := f.client.allowed.Load(), f.client.allowedTx.Load()
+	err = until(ctx, func() bool { return f.client.allowed.Load() > alone && f.client.allowedTx.Load() > tx })
+	if err != nil {
+		return fmt.Errorf("after %s at %d no more calls are allowed: %w", kind.name, e.Begin, err)
 	}
-	recovery := time.Since(healed)
 	f.done[kind.name]++
-	f.recovery = append(f.recovery, recovery)
-	if recovery > quick {
-		f.slow++
-	}
-	_, err = fmt.Fprintf(f.file, "%d\t%d\tfault\t%s\t%s\tprogress after %v\n", began, healed.UnixMicro(), kind.name, what, recovery)
-	return err
-}
-
-// awaitProgress returns when a call outside of a transaction was allowed, and a transaction that takes was committed.
-func (f *faults) awaitProgress(ctx context.Context) error {
-	alone, tx := f.client.allowed.Load()-f.client.allowedTx.Load(), f.client.allowedTx.Load()
-	return until(ctx, func() bool {
-		inTx := f.client.allowedTx.Load()
-		return f.client.allowed.Load()-inTx > alone && inTx > tx
-	})
+	e.End = now()
+	return f.client.history.write(e)
 }
 
 // until returns when done is true.
@@ -155,15 +146,10 @@ func until(ctx context.Context, done func() bool) error {
 func pause(d time.Duration) { <-time.After(d) }
 
 // outside does something on a connection that no fault is done to. It waits until the server takes one.
-func (f *faults) outside(ctx context.Context, do func(*pgx.Conn) error) error {
-	config, err := pgx.ParseConfig(f.server.URL())
-	if err != nil {
-		return err
-	}
-	config.RuntimeParams["application_name"] = outsideSessions
+func (f *faults) outside(ctx context.Context, do func(*pgx.Conn) error) (err error) {
 	var conn *pgx.Conn
 	connected := until(ctx, func() bool {
-		conn, err = pgx.ConnectConfig(ctx, config)
+		conn, err = pgx.Connect(ctx, f.server.URL())
 		return err == nil
 	})
 	if connected != nil {
@@ -173,67 +159,62 @@ func (f *faults) outside(ctx context.Context, do func(*pgx.Conn) error) error {
 	return do(conn)
 }
 
-// victim draws a session of a limiter, mostly a busy one.
-func (f *faults) victim(ctx context.Context, conn *pgx.Conn) (pid int, state string, err error) {
-	err = conn.QueryRow(ctx, `SELECT pid, state || ' ' || coalesce(wait_event_type, '') FROM pg_stat_activity
-		WHERE application_name = $1 AND state IS NOT NULL ORDER BY (state <> 'idle')::int * random() DESC LIMIT 1`, limiterSessions).Scan(&pid, &state)
-	if errors.Is(err, pgx.ErrNoRows) {
-		return 0, "", errNobody
-	}
-	return pid, state, err
-}
-
-// tell calls a function of the server on a session.
-func (f *faults) tell(ctx context.Context, function string) (what string, err error) {
-	err = f.outside(ctx, func(conn *pgx.Conn) error {
-		pid, state, err := f.victim(ctx, conn)
+// toVictim draws a session of a limiter, mostly a busy one.
+func (f *faults) toVictim(ctx context.Context, do func(conn *pgx.Conn, pid int) error) error {
+	return f.outside(ctx, func(conn *pgx.Conn) error {
+		var pid int
+		err := conn.QueryRow(ctx, `SELECT pid FROM pg_stat_activity WHERE application_name = $1 AND state IS NOT NULL
+			ORDER BY (state <> 'idle')::int * random() DESC LIMIT 1`, limiterSessions).Scan(&pid)
+		if errors.Is(err, pgx.ErrNoRows) {
+			return errNobody
+		}
 		if err != nil {
 			return err
 		}
-		what = fmt.Sprintf("%d (%s)", pid, state)
-		_, err = conn.Exec(ctx, "SELECT "+function+"($1)", pid)
+		return do(conn, pid)
+	})
+}
+
+// tell executes a statement about a session.
+func (f *faults) tell(ctx context.Context, sql string) error {
+	return f.toVictim(ctx, func(conn *pgx.Conn, pid int) error {
+		_, err := conn.Exec(ctx, sql, pid)
 		return err
 	})
-	return what, err
 }
 
 // signal sends a signal to the process of a session.
-func (f *faults) signal(ctx context.Context, signal syscall.Signal) (pid int, what string, err error) {
-	err = f.outside(ctx, func(conn *pgx.Conn) (err error) {
-		if pid, what, err = f.victim(ctx, conn); err != nil {
-			return err
-		}
-		if err := syscall.Kill(pid, signal); err != nil {
+func (f *faults) signal(ctx context.Context, signal syscall.Signal) (victim int, err error) {
+	err = f.toVictim(ctx, func(_ *pgx.Conn, pid int) error {
+		victim = pid
+		if syscall.Kill(pid, signal) != nil {
 			return errNobody
 		}
 		return nil
 	})
-	return pid, fmt.Sprintf("%d (%s)", pid, what), err
+	return victim, err
 }
 
-func (f *faults) pauseBackend(ctx context.Context) (what string, err error) {
-	pid, what, err := f.signal(ctx, syscall.SIGSTOP)
+func (f *faults) pauseBackend(ctx context.Context) error {
+	pid, err := f.signal(ctx, syscall.SIGSTOP)
 	if err != nil {
-		return "", err
+		return err
 	}
 	pause(time.Duration(50+f.random.IntN(1500)) * time.Millisecond) // it may hold what every other session waits for
-	return what, syscall.Kill(pid, syscall.SIGCONT)
+	return syscall.Kill(pid, syscall.SIGCONT)
 }
 
 // killBackend takes away the process of a session, upon which the server ends all others and recovers.
-func (f *faults) killBackend(ctx context.Context) (what string, err error) {
-	_, what, err = f.signal(ctx, syscall.SIGKILL)
-	if err != nil {
-		return "", err
+func (f *faults) killBackend(ctx context.Context) error {
+	if _, err := f.signal(ctx, syscall.SIGKILL); err != nil {
+		return err
 	}
-	return what, f.outside(ctx, func(*pgx.Conn) error { return nil })
+	return f.outside(ctx, func(*pgx.Conn) error { return nil })
 }
 
-func (f *faults) stop(mode postgrestest.StopMode) func(context.Context) (string, error) {
-	return func(ctx context.Context) (string, error) {
-		if err := f.server.Stop(ctx, mode); err != nil {
-			return "", err
-		}
-		return "the server", f.server.Restart(ctx)
+func (f *faults) stop(ctx context.Context, mode postgrestest.StopMode) error {
+	if err := f.server.Stop(ctx, mode); err != nil {
+		return err
 	}
+	return f.server.Restart(ctx)
 }

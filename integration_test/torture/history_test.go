@@ -3,13 +3,12 @@
 package torture_test
 
 import (
-	"bufio"
+	"cmp"
+	"encoding/json"
 	"errors"
-	"fmt"
-	"io/fs"
+	"io"
 	"os"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"sync"
 )
@@ -25,166 +24,200 @@ const (
 	unknown outcome = "unknown" // done or not: the error leaves it open
 )
 
-// item holds the tokens that a call took from a bucket, or may have taken; below 0 it returned them.
+// place is a bucket.
+type place struct{ Name, Key string }
+
+func (p place) String() string { return p.Name + "/" + p.Key }
+
+// item holds the tokens that a call took from a bucket, or may have taken; below 0 it returned them. They were taken between two
+// instants, in microseconds since 1970. Zeros mean the beginning and the end of the call.
 type item struct {
-	name, key string
-	tokens    float64
-	lo, hi    int64 // tokens were taken between these instants, in microseconds since 1970
+	place
+
+	Tokens float64
+	Lo, Hi int64 `json:",omitempty"`
 }
+
+// forever is later than any run.
+const forever = 1 << 60
 
 // entry is a call: a line of the history, or two where a process may be killed, the first with the outcome begun.
 type entry struct {
-	begin, end int64 // by this machine's clock, which is the server's, too; in microseconds since 1970
-	call       string
-	verb, path string
-	outcome    outcome
-	times      int64 // how many calls the line stands for
-	items      []item
-	id         string // of a reservation
-	note       string
-}
-
-// line returns the entry as it stands in the file.
-func (e *entry) line() string {
-	items := make([]string, len(e.items))
-	for i, of := range e.items {
-		items[i] = fmt.Sprintf("%s/%s=%v@%d..%d", of.name, of.key, of.tokens, of.lo, of.hi)
-	}
-	note := strings.NewReplacer("\t", " ", "\n", " ").Replace(e.note)
-	return fmt.Sprintf("%d\t%d\t%s\t%s\t%s\t%s\t%d\t%s\t%s\t%s\n",
-		e.begin, e.end, e.call, e.verb, e.path, e.outcome, e.times, strings.Join(items, ","), e.id, note)
-}
-
-// parse reads a line. The last line of a killed process may be cut off.
-func parse(line string) (e entry, err error) {
-	fields := strings.Split(line, "\t")
-	if len(fields) != 10 {
-		return e, fmt.Errorf("%d fields in %q", len(fields), line)
-	}
-	number := func(field string) (n int64) {
-		n, wrong := strconv.ParseInt(field, 10, 64)
-		err = errors.Join(err, wrong)
-		return n
-	}
-	e = entry{
-		begin: number(fields[0]), end: number(fields[1]), call: fields[2], verb: fields[3], path: fields[4],
-		outcome: outcome(fields[5]), times: number(fields[6]), id: fields[8], note: fields[9],
-	}
-	if fields[7] == "" {
-		return e, err
-	}
-	for text := range strings.SplitSeq(fields[7], ",") {
-		bucket, rest, _ := strings.Cut(text, "=")
-		tokens, span, _ := strings.Cut(rest, "@")
-		lo, hi, _ := strings.Cut(span, "..")
-		of := item{lo: number(lo), hi: number(hi)}
-		of.name, of.key, _ = strings.Cut(bucket, "/")
-		of.tokens, _ = strconv.ParseFloat(tokens, 64)
-		e.items = append(e.items, of)
-	}
-	return e, err
+	Begin, End int64 // by this machine's clock, which is the server's, too; in microseconds since 1970
+	Call       string
+	Verb, Path string
+	Outcome    outcome
+	Items      []item `json:",omitempty"` // unless it is allowed: the most that the call may have taken
+	ID         string `json:",omitempty"` // of a reservation
+	Note       string `json:",omitempty"`
 }
 
 // history is the file to which a process writes its calls.
 type history struct {
-	mu     sync.Mutex
-	file   *os.File
-	buffer *bufio.Writer // nil where each line has to be in the file before the call goes on
-	lean   bool          // count refusals, and write no line for them
-
-	counted map[[2]string]int64
+	mu   sync.Mutex
+	file *os.File
 }
 
-const historyFiles = "calls-*.tsv"
+const historyFiles = "calls-*.json"
 
-// newHistory makes the file of a process. A mortal one may be killed.
-func newHistory(directory, process string, mortal, lean bool) (*history, error) {
+func newHistory(directory, process string) (*history, error) {
 	file, err := os.Create(filepath.Join(directory, strings.Replace(historyFiles, "*", process, 1)))
-	if err != nil {
-		return nil, err
-	}
-	h := &history{file: file, lean: lean, counted: map[[2]string]int64{}}
-	if !mortal {
-		h.buffer = bufio.NewWriterSize(file, 1<<16)
-	}
-	return h, nil
+	return &history{file: file}, err
 }
 
+// write writes an entry at once, because the process may be killed.
 func (h *history) write(e *entry) error {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if h.lean && e.outcome == refused {
-		h.counted[[2]string{e.verb, e.path}]++
-		return nil
-	}
-	if h.buffer == nil {
-		_, err := h.file.WriteString(e.line())
+	line, err := json.Marshal(e)
+	if err != nil {
 		return err
 	}
-	_, err := h.buffer.WriteString(e.line())
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	_, err = h.file.Write(append(line, '\n'))
 	return err
 }
 
-func (h *history) close() error {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	for of, times := range h.counted {
-		e := entry{verb: of[0], path: of[1], outcome: refused, times: times}
-		if _, err := h.buffer.WriteString(e.line()); err != nil {
-			return err
-		}
-	}
-	if h.buffer != nil {
-		if err := h.buffer.Flush(); err != nil {
-			return err
-		}
-	}
-	return h.file.Close()
+// account is what the histories say of a bucket.
+type account struct {
+	// took is what calls outside of transactions took for certain; they may have taken up to more beyond that, or less.
+	took, more, less float64
+	admitted         []item // with returned tokens
+	held             []item // slots, and when they were held for certain
 }
 
-// readHistories returns the calls of all processes of a run. Of a call with two lines it returns the second.
-func readHistories(directory string, each func(e entry)) error {
+// reserved is what the histories say of a reservation.
+type reserved struct {
+	acknowledged, settled, cancelled bool
+	renewed                          bool // or may be
+	actual                           []item
+}
+
+// ledger is what the histories say altogether.
+type ledger struct {
+	accounts     map[place]*account
+	txs          map[string]*entry // transactions, by their call
+	reservations map[string]*reserved
+	counts       map[string]map[outcome]int // of calls, by verb
+}
+
+func newLedger() *ledger {
+	return &ledger{map[place]*account{}, map[string]*entry{}, map[string]*reserved{}, map[string]map[outcome]int{}}
+}
+
+// read enters the calls of all processes of a run. Of a call with two lines the second counts.
+func (l *ledger) read(directory string) error {
 	paths, err := filepath.Glob(filepath.Join(directory, historyFiles))
-	if err != nil {
-		return err
-	}
-	if len(paths) == 0 {
-		return fs.ErrNotExist
-	}
 	for _, path := range paths {
-		if err := readHistory(path, each); err != nil {
-			return fmt.Errorf("%s: %w", path, err)
-		}
+		err = errors.Join(err, l.readFile(path))
 	}
-	return nil
+	return err
 }
 
-func readHistory(path string, each func(e entry)) error {
+func (l *ledger) readFile(path string) error {
 	file, err := os.Open(path)
 	if err != nil {
 		return err
 	}
 	defer func() { _ = file.Close() }()
 	open := map[string]entry{}
-	lines := bufio.NewReaderSize(file, 1<<16)
-	for {
-		line, err := lines.ReadString('\n')
-		if err != nil { // the end, or a line whose process was killed in the middle of it
+	for lines := json.NewDecoder(file); ; {
+		var e entry
+		err := lines.Decode(&e)
+		if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) { // the process was killed in the middle of a line
 			break
 		}
-		e, err := parse(strings.TrimSuffix(line, "\n"))
 		if err != nil {
 			return err
 		}
-		if e.outcome == begun {
-			open[e.call] = e
+		if e.Outcome == begun {
+			open[e.Call] = e
 			continue
 		}
-		delete(open, e.call)
-		each(e)
+		delete(open, e.Call)
+		l.add(e)
 	}
 	for _, e := range open {
-		each(e)
+		l.add(e)
 	}
 	return nil
+}
+
+// add enters a call.
+func (l *ledger) add(e entry) {
+	entered(l.counts, e.Verb, map[outcome]int{})[e.Outcome]++
+	switch {
+	case e.Verb == "tx":
+		l.txs[e.Call] = &e
+		for id := range strings.FieldsSeq(e.ID) {
+			if e.Outcome == allowed {
+				entered(l.reservations, id, &reserved{}).acknowledged = true
+			}
+		}
+	case e.Verb == "held":
+		a := l.account(e.Items[0].place)
+		a.held = append(a.held, e.Items[0])
+	case e.ID != "":
+		l.addReservation(e)
+	default:
+		l.addItems(e)
+	}
+}
+
+// entered returns the value of a key, which is fresh if the map has none.
+func entered[K comparable, V any](m map[K]V, key K, fresh V) V {
+	if _, ok := m[key]; !ok {
+		m[key] = fresh
+	}
+	return m[key]
+}
+
+func (l *ledger) account(at place) *account { return entered(l.accounts, at, &account{}) }
+
+func (l *ledger) addItems(e entry) {
+	if e.Outcome == refused {
+		return
+	}
+	for _, of := range e.Items {
+		a := l.account(of.place)
+		if e.Outcome == allowed {
+			of.Lo = cmp.Or(of.Lo, e.Begin)
+			of.Hi = cmp.Or(of.Hi, max(e.End, of.Lo))
+			a.took += of.Tokens
+			a.admitted = append(a.admitted, of)
+			continue
+		}
+		of.Lo, of.Hi = e.Begin, forever // the tokens may be taken or returned at any time from now on
+		if e.Verb == "wait" {           // its reserved tokens are returned, at once or by Expire, while the callers behind it keep their time
+			back := of
+			back.Tokens = -of.Tokens
+			a.admitted = append(a.admitted, back)
+		}
+		switch {
+		case e.Outcome == failed:
+		case of.Tokens < 0:
+			a.less -= of.Tokens
+			a.admitted = append(a.admitted, of)
+		default:
+			a.more += of.Tokens
+		}
+	}
+}
+
+func (l *ledger) addReservation(e entry) {
+	r := entered(l.reservations, e.ID, &reserved{})
+	certain := e.Outcome == allowed
+	switch e.Verb {
+	case "reserve":
+		r.acknowledged = r.acknowledged || certain
+		l.addItems(e)
+	case "settle":
+		if e.Outcome != failed {
+			r.actual = e.Items
+		}
+		r.settled = certain
+	case "cancel":
+		r.cancelled = certain
+	case "renew":
+		r.renewed = e.Outcome != failed
+	}
 }

@@ -5,7 +5,6 @@ package torture_test
 import (
 	"fmt"
 	"math"
-	"strings"
 	"time"
 
 	"github.com/pgratelimit/pgratelimit/ratelimit"
@@ -33,12 +32,14 @@ func arrived(capacity float64, since time.Time) float64 {
 	return capacity * time.Since(since).Seconds() / century.Seconds()
 }
 
+// tight is how long a key of the limits of few is in use.
+const tight = 2 * time.Second
+
 // catalog is the limits of a run. All processes of a run make the same one.
 type catalog struct {
-	took      map[string]*subject
-	tight     time.Duration // how long a key of the limits of few is in use
-	began     time.Time
-	unlimited []ratelimit.Limit
+	took   map[string]*subject
+	began  time.Time
+	limits []ratelimit.Limit
 }
 
 // subject is a limit, with its checks.
@@ -55,14 +56,10 @@ type subject struct {
 	keys           []string
 }
 
-// newCatalog returns the limits of a run that began at an instant. A key of the limits of few is in use for as long as tight.
-func newCatalog(began time.Time, tight time.Duration, racing bool) *catalog {
-	c := &catalog{took: map[string]*subject{}, tight: tight, began: began}
-	two, hot := []string{"ada", "bob"}, []string{"ada"}
-	if racing { // so that most calls need not wait for the rows that transactions hold
-		two = strings.Split("ada bob cyd dan eve fay gil hal ivy jim kay leo mia ned oda pia", " ")
-		hot = two[:8]
-	}
+// newCatalog returns the limits of a run that began at an instant.
+func newCatalog(began time.Time) *catalog {
+	c := &catalog{took: map[string]*subject{}, began: began}
+	two := []string{"ada", "bob"}
 	century0 := began.Truncate(time.Microsecond).Add(-time.Hour)
 	otherHalf := time.Month((int(began.UTC().Month())+5)%12 + 1) // so that no window begins during the run
 	for _, of := range []struct {
@@ -92,12 +89,12 @@ func newCatalog(began time.Time, tight time.Duration, racing bool) *catalog {
 	}
 	c.took["reserved"].ofReservations, c.took["released"].ofReservations = true, true
 	c.took["corrected"].bound = nil // returned tokens may be taken again
-	c.addMoving(hot)
+	c.addMoving()
 	return c
 }
 
 // addMoving adds limits whose tokens arrive while the run lasts.
-func (c *catalog) addMoving(keys []string) {
+func (c *catalog) addMoving() {
 	epoch := time.Unix(0, 0)
 	window := ratelimit.FixedWindow{Rate: 12, Period: 400 * time.Millisecond, Start: epoch}
 	kept := ratelimit.FixedWindow{Rate: 40, Period: 500 * time.Millisecond, Start: epoch, Prefetch: 50 * time.Millisecond}
@@ -114,7 +111,7 @@ func (c *catalog) addMoving(keys []string) {
 		{Limit: ratelimit.Define("ruled", perSecond(10, 10)), bound: flow(mostRuled, mostRuled, c.began)},
 		{Limit: ratelimit.Define("slots", ratelimit.Concurrency{Most: mostSlots, Lease: lease})},
 	} {
-		s.keys = keys
+		s.keys = []string{"ada"}
 		c.add(s)
 	}
 	// What a process takes ahead of this one is lost with it, so its rows say no more than how much is gone at most.
@@ -126,7 +123,7 @@ func (c *catalog) addMoving(keys []string) {
 
 func (c *catalog) add(s *subject) {
 	c.took[s.Name()] = s
-	c.unlimited = append(c.unlimited, s.Limit)
+	c.limits = append(c.limits, s.Limit)
 }
 
 // keyOf returns a key of a limit. A limit without fixed keys has one key at a time.
@@ -134,7 +131,7 @@ func (c *catalog) keyOf(s *subject, drawn uint64) string {
 	if s.keys != nil {
 		return s.keys[drawn%uint64(len(s.keys))]
 	}
-	return fmt.Sprintf("turn%d", time.Since(c.began)/c.tight)
+	return fmt.Sprintf("turn%d", time.Since(c.began)/tight)
 }
 
 func perSecond(rate, capacity float64) ratelimit.TokenBucket {

@@ -10,11 +10,9 @@ import (
 	"errors"
 	"flag"
 	"fmt"
-	"maps"
 	"math"
 	"math/rand/v2"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -24,9 +22,12 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgratelimit/pgratelimit/integration_test/internal/child"
+	"github.com/pgratelimit/pgratelimit/internal/leaktest"
 	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
 	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/migrations"
+	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
 // Without a flag, as in make test-all, a run continues until each kind of fault was done shortRounds times. It ends after short as
@@ -36,192 +37,217 @@ const (
 	short       = 40 * time.Second
 )
 
-var (
-	minutes   = flag.Float64("minutes", 0, "for how many minutes calls are made and faults done, each kind once at least (0: until each has been done twice, and for no more than 40 seconds when it was done once)")
-	decisions = flag.Int64("decisions", 0, "make so many decisions instead, as fast as they come and without faults, and stop sooner after -minutes, if given")
-	out       = flag.String("out", "", "the directory for the histories (empty: a temporary one, kept when the test fails)")
-)
+var minutes = flag.Float64("minutes", 0, "for how many minutes calls are made and faults done, each kind once at least (0: until each has been done twice, and for no more than 40 seconds when it was done once)")
+
+func TestMain(m *testing.M) { leaktest.Main(m) }
+
+// TestRole is not a test but the body of the process that TestTorture starts. It makes calls until its input ends.
+func TestRole(t *testing.T) { //nolint:paralleltest // alone in its process
+	var config clientConfig
+	isChild, err := child.Role(&config)
+	require.NoError(t, err)
+	if !isChild {
+		t.Skip("a process of TestTorture")
+	}
+	c, err := newClient(t.Context(), config)
+	require.NoError(t, err)
+	defer c.pool.Close()
+	require.NoError(t, c.run(child.InputEnded(t.Context())))
+}
 
 func TestTorture(t *testing.T) {
 	t.Parallel()
 	testsize.Long(t, "it kills sessions, processes and servers")
 	seed := testsize.Seed(t)
-	again := fmt.Sprintf("make torture ARGS='-minutes %v -decisions %d -seed %d'", *minutes, *decisions, seed)
-	t.Logf("seed %d; to draw the same again: %s", seed, again)
-	directory := historyDirectory(t)
-	server := postgrestest.StartOwn(t, map[string]string{
-		"synchronous_commit": "on", "deadlock_timeout": "100ms",
-	})
-	r := &run{server: server, directory: directory, seed: seed}
-	require.NoError(t, r.prepare(t.Context()))
-
-	began := time.Now()
-	require.NoError(t, r.calls(t.Context()), "seed %d, histories in %s", seed, directory)
-	ended := time.Now()
-
-	// Ten million decisions in 36 minutes took 7 to check.
-	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute+ended.Sub(began))
-	defer cancel()
-	require.NoError(t, r.look(ctx), "seed %d, histories in %s", seed, directory)
-	t.Logf("%s\nin %v, and %v to check\n%s", strings.Join(r.ledger.report(), "\n"), ended.Sub(began).Round(time.Millisecond), time.Since(ended).Round(time.Millisecond), r.report())
-	if len(r.audit.wrong) > 0 {
-		t.Fatalf("seed %d, histories in %s; to draw the same again: %s\n%s", seed, directory, again, strings.Join(r.audit.wrong[:min(len(r.audit.wrong), 50)], "\n"))
-	}
-	require.Positive(t, r.audit.spans)
-	require.Positive(t, r.ledger.outcomes[allowed])
-	require.Positive(t, r.ledger.outcomes[refused])
-}
-
-// historyDirectory returns the directory of the histories. A temporary one is removed when the test passes.
-func historyDirectory(t *testing.T) string {
-	t.Helper()
-	if *out != "" {
-		require.NoError(t, os.MkdirAll(*out, 0o700))
-		before, err := filepath.Glob(filepath.Join(*out, historyFiles))
-		require.NoError(t, err)
-		for _, path := range before {
-			require.NoError(t, os.Remove(path))
-		}
-		return *out
-	}
 	directory, err := os.MkdirTemp("", "torture") //nolint:usetesting // t.TempDir is removed when the test fails, too
 	require.NoError(t, err)
-	t.Cleanup(func() {
-		if t.Failed() {
-			t.Logf("the histories are kept in %s", directory)
-			return
-		}
-		require.NoError(t, os.RemoveAll(directory))
-	})
-	return directory
+	server := postgrestest.StartOwn(t, map[string]string{"synchronous_commit": "on", "deadlock_timeout": "100ms"})
+	f, err := prepare(t.Context(), server, directory, seed)
+	require.NoError(t, err)
+
+	began := time.Now()
+	require.NoError(t, f.calls(t.Context()), "seed %d, histories in %s", seed, directory)
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute+time.Since(began))
+	defer cancel()
+	found, counts, err := f.look(ctx, directory)
+	require.NoError(t, err, "seed %d, histories in %s", seed, directory)
+	t.Logf("seed %d; calls: %v; faults: %v", seed, counts, f.done)
+	require.Empty(t, found[:min(len(found), 50)], "histories in %s; to draw the same again: make torture ARGS='-minutes %v -seed %d'", directory, *minutes, seed)
+	require.Positive(t, counts["take"][allowed])
+	require.Positive(t, counts["take"][refused])
+	require.NoError(t, os.RemoveAll(directory))
 }
 
-// run is one run: its processes, its faults, and its findings.
-type run struct {
-	server    *postgrestest.Server
-	directory string
-	seed      uint64
-	client    *client
-	children  *children
-	faults    *faults
-	ledger    *ledger
-	audit     *audit
-}
-
-// prepare makes the tables and the first process.
-func (r *run) prepare(ctx context.Context) error {
-	pool, err := openPool(ctx, r.server.URL(), outsideSessions, 2)
+// prepare makes the tables and the processes.
+func prepare(ctx context.Context, server *postgrestest.Server, directory string, seed uint64) (*faults, error) {
+	config := clientConfig{Name: "main", URL: server.URL(), Directory: directory, Seed: seed, Began: now(), Workers: 10, Conns: 14}
+	c, err := newClient(context.WithoutCancel(ctx), config)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	defer pool.Close()
-	if err := migrations.Up(ctx, pool, migrations.Config{}); err != nil {
-		return err
+	if err := migrations.Up(ctx, c.pool, migrations.Config{}); err != nil {
+		return nil, err
 	}
-	if _, err := pool.Exec(ctx, workTable); err != nil {
-		return err
+	if _, err := c.pool.Exec(ctx, workTable); err != nil {
+		return nil, err
 	}
-	config := clientConfig{Name: "main", URL: r.server.URL(), Directory: r.directory, Seed: r.seed, Began: now(), Workers: 10, Conns: 14}
-	if *decisions > 0 {
-		config.Workers, config.Conns, config.Decisions = 256, 24, (*decisions+1)/2
-	}
-	if r.client, err = newClient(context.WithoutCancel(ctx), config); err != nil {
-		return err
-	}
-	r.children = &children{config: config}
-	r.children.config.Mortal = *decisions == 0
-	if *decisions == 0 {
-		r.children.config.Workers = 5
-	}
-	if r.faults, err = newFaults(r.directory, r.seed); err != nil {
-		return err
-	}
-	r.faults.server, r.faults.client, r.faults.children = r.server, r.client, r.children
-	return r.children.start()
+	config.Mortal, config.Workers = true, 5
+	f := &faults{server: server, client: c, random: rand.New(rand.NewPCG(seed, 1<<32)), done: map[string]int{}, config: config}
+	return f, f.startProcess()
 }
 
 // calls has all processes call while faults are done, and returns when every call has been answered. Calls go on until the last
 // fault is over, so that it is seen whether they are allowed again.
-func (r *run) calls(ctx context.Context) error {
-	timed, cancel := context.WithTimeout(ctx, lasts())
+func (f *faults) calls(ctx context.Context) error {
+	rounds, between, lasts := math.MaxInt, 3*time.Second, time.Duration(*minutes*float64(time.Minute))
+	if *minutes == 0 {
+		rounds, between, lasts = shortRounds, time.Second, short
+	}
+	timed, cancel := context.WithTimeout(ctx, lasts)
 	defer cancel()
 	calling, stop := context.WithCancel(ctx)
 	defer stop()
 	var all sync.WaitGroup
 	var failed [3]error
-	if racing := *decisions > 0; racing {
-		calling = timed
-		all.Go(func() { failed[1] = r.children.end(timed) })
-	} else {
-		rounds, between := math.MaxInt, 3*time.Second
-		if *minutes == 0 {
-			rounds, between = shortRounds, time.Second
-		}
-		house := &worker{client: r.client, name: "house", random: rand.New(rand.NewPCG(r.seed, 1<<33))}
-		all.Go(func() { house.keepHouse(calling) })
-		all.Go(func() {
-			failed[0] = r.faults.run(timed, rounds, between)
-			stop()
-			failed[1] = r.children.end(calling)
-		})
-	}
-	all.Go(func() { failed[2] = r.client.run(calling) })
+	house := &worker{client: f.client, name: "house", random: rand.New(rand.NewPCG(f.config.Seed, 1<<33))}
+	all.Go(func() { house.keepHouse(calling) })
+	all.Go(func() {
+		failed[0] = f.run(timed, rounds, between)
+		stop()
+		failed[1] = f.process.End()
+	})
+	all.Go(func() { failed[2] = f.client.run(calling) })
 	all.Wait()
-	return errors.Join(failed[0], failed[1], failed[2], r.client.close(), r.faults.file.Close())
+	return errors.Join(failed[:]...)
 }
 
-// lasts returns for how long calls are made at most.
-func lasts() time.Duration {
-	switch {
-	case *minutes > 0:
-		return time.Duration(*minutes * float64(time.Minute))
-	case *decisions > 0:
-		return 24 * time.Hour
+// look makes the checks. It returns what is wrong, and how many calls there were.
+func (f *faults) look(ctx context.Context, directory string) (wrong []string, counts map[string]map[outcome]int, err error) {
+	l := newLedger()
+	if err := l.read(directory); err != nil {
+		return nil, nil, err
 	}
-	return short
-}
-
-// look makes the checks.
-func (r *run) look(ctx context.Context) error {
-	r.ledger = newLedger()
-	if err := readHistories(r.directory, r.ledger.add); err != nil {
-		return err
-	}
-	return r.faults.outside(ctx, func(conn *pgx.Conn) error {
+	return wrong, l.counts, f.outside(ctx, func(conn *pgx.Conn) error {
 		// Sessions of clients that were killed may still be at it.
-		err := awaitNone(ctx, conn, "transactions", `SELECT string_agg(pid || ': ' || query, E'\n') FROM pg_stat_activity
-			WHERE application_name = 'limiter' AND state <> 'idle'`)
-		if err != nil {
+		if err := awaitNone(ctx, conn, "state <> 'idle'"); err != nil {
 			return err
 		}
-		a := &audit{catalog: r.client.catalog, ledger: r.ledger, conn: conn}
+		a := &audit{catalog: f.client.catalog, ledger: l, conn: conn}
 		if err := a.run(ctx); err != nil {
 			return err
 		}
-		if err := checkLeftovers(ctx, r.client, conn); err != nil {
+		if err := checkLeftovers(ctx, f.client, conn); err != nil {
 			a.failf("left: %v", err)
 		}
 		slices.Sort(a.wrong)
-		r.audit = a
+		wrong = a.wrong
 		return nil
 	})
 }
 
-// report says what faults were done, and how much was looked at.
-func (r *run) report() string {
-	f := r.faults
-	lines := []string{
-		fmt.Sprintf("%d spans of %d buckets, %d transactions and %d reservations checked", r.audit.spans, len(r.ledger.accounts), len(r.ledger.txs), len(r.ledger.reservations)),
-		fmt.Sprintf("  calls of unknown outcome have taken %v of the %v tokens that they may have; %d transactions of unknown outcome or cut off were committed",
-			r.audit.have, r.audit.mayHave, r.audit.txsDone),
+// checkLeftovers looks for what calls may have left behind, now that all of them have been answered, and closes the pool.
+func checkLeftovers(ctx context.Context, c *client, conn *pgx.Conn) error {
+	ctx, cancel := context.WithTimeout(ctx, patient)
+	defer cancel()
+	if err := until(ctx, func() bool { return c.pool.Stat().AcquiredConns() == 0 }); err != nil {
+		return fmt.Errorf("%d connections of the pool are in use: %w", c.pool.Stat().AcquiredConns(), err)
 	}
-	for _, kind := range slices.Sorted(maps.Keys(f.done)) {
-		lines = append(lines, fmt.Sprintf("  fault: %-28s %5d", kind, f.done[kind]))
+	for _, left := range []string{"state <> 'idle'", "EXISTS (SELECT FROM pg_locks AS l WHERE l.pid = pg_stat_activity.pid)"} {
+		if err := awaitNone(ctx, conn, left); err != nil {
+			return err
+		}
 	}
-	if len(f.recovery) > 0 {
-		slices.Sort(f.recovery)
-		lines = append(lines, fmt.Sprintf("  calls were allowed again %v after a fault in the median, %v at most; %d of %d times it took longer than %v",
-			f.recovery[len(f.recovery)/2].Round(time.Millisecond), slices.Max(f.recovery).Round(time.Millisecond), f.slow, len(f.recovery), quick))
+	if err := checkAllWorks(ctx, c); err != nil {
+		return err
 	}
-	return strings.Join(lines, "\n")
+	c.pool.Close()
+	return awaitNone(ctx, conn, "true")
+}
+
+// awaitNone waits until no session of the limiters is as the condition says.
+func awaitNone(ctx context.Context, conn *pgx.Conn, condition string) (err error) {
+	var left *string
+	waited := until(ctx, func() bool {
+		err = conn.QueryRow(ctx, `SELECT string_agg(pid || ': ' || state || ': ' || query, E'\n') FROM pg_stat_activity
+			WHERE application_name = 'limiter' AND `+condition).Scan(&left)
+		return err != nil || left == nil
+	})
+	if waited != nil {
+		return fmt.Errorf("sessions with %s:\n%s: %w", condition, *left, waited)
+	}
+	return err
+}
+
+// checkAllWorks checks that each limit that gains tokens gives them again, and that all slots are free when the leases of killed
+// processes have ended.
+func checkAllWorks(ctx context.Context, c *client) error {
+	limiter, err := ratelimit.New(c.pool, ratelimit.Config{Timeout: patient})
+	if err != nil {
+		return err
+	}
+	for _, s := range c.catalog.took {
+		for _, key := range s.keys {
+			request := s.For(key)
+			works := func() bool { err = limiter.Require(ctx, request); return err == nil }
+			if _, ok := s.Policy().(ratelimit.Concurrency); ok {
+				works = func() bool {
+					var free ratelimit.Value
+					free, err = limiter.Value(ctx, request)
+					return err == nil && free.Tokens == mostSlots
+				}
+			}
+			if waited := until(ctx, works); waited != nil {
+				return fmt.Errorf("%s for %s does not work when all is over: %w: %w", s.Name(), key, waited, err)
+			}
+		}
+	}
+	return nil
+}
+
+// An account that is wrong by one token, or by one slot, is found.
+func TestWhatIsWrongIsFound(t *testing.T) {
+	t.Parallel()
+	took := func(name string, o outcome, tokens float64, lo, hi int64) entry {
+		return entry{Verb: "take", Outcome: o, Items: []item{{place{name, "ada"}, tokens, lo, hi}}}
+	}
+	held := func(slots float64, lo, hi int64) entry {
+		e := took("slots", allowed, slots, lo, hi)
+		e.Verb = "held"
+		return e
+	}
+	six := func(a *audit) { // the row says that 6 are taken
+		a.taken = map[place]float64{{"still", "ada"}: 6}
+		a.checkRows()
+	}
+	second := time.Second.Microseconds()
+	flow := func(last entry) []entry { // of 10, and 12 a second
+		return []entry{took("flow", allowed, 10, 1, 1), took("flow", allowed, 6, second/2, second/2), last}
+	}
+	for name, of := range map[string]struct {
+		entries []entry
+		check   func(*audit)
+		finds   string
+	}{
+		"InTheSpan":         {flow(took("flow", allowed, 6, second, second)), (*audit).checkSpans, ""},
+		"OverTheSpan":       {flow(took("flow", allowed, 7, second, second)), (*audit).checkSpans, "spans: of flow/ada"},
+		"MayBeOverTheSpan":  {flow(took("flow", allowed, 7, second, 2*second)), (*audit).checkSpans, ""},
+		"Returned":          {append(flow(took("flow", allowed, 7, second, second)), took("flow", unknown, -1, 0, 0)), (*audit).checkSpans, ""},
+		"InTheWindow":       {[]entry{took("sliding", allowed, 12, 1, 1), took("sliding", allowed, 12, 1+second, 1+second)}, (*audit).checkSpans, ""},
+		"OverTheWindow":     {[]entry{took("sliding", allowed, 12, 1, 1), took("sliding", allowed, 1, second, second)}, (*audit).checkSpans, "spans: of sliding/ada"},
+		"Unknown":           {[]entry{took("still", allowed, 5, 1, 1), took("still", unknown, 1, 0, 0)}, six, ""},
+		"CutOff":            {[]entry{took("still", allowed, 5, 1, 1), took("still", begun, 1, 0, 0)}, six, ""},
+		"Failed":            {[]entry{took("still", allowed, 5, 1, 1), took("still", failed, 1, 0, 0)}, six, "rows: of still/ada 6 are taken"},
+		"TakenByNobodyElse": {[]entry{took("still", allowed, 5, 1, 1)}, six, "rows: of still/ada 6 are taken"},
+		"NotTaken":          {[]entry{took("still", allowed, 7, 1, 1), took("still", unknown, 1, 0, 0)}, six, "rows: of still/ada 6 are taken"},
+		"Slots":             {[]entry{held(2, 1, 5), held(2, 2, 5), held(1, 5, 6)}, (*audit).checkSlots, ""},
+		"OneSlotTooMany":    {[]entry{held(2, 1, 5), held(2, 2, 5), held(1, 4, 6)}, (*audit).checkSlots, "slots: of slots/ada 5 are held at 4"},
+	} {
+		a := &audit{catalog: newCatalog(time.Now()), ledger: newLedger()}
+		for _, e := range of.entries {
+			a.ledger.add(e)
+		}
+		of.check(a)
+		require.Equal(t, of.finds != "", len(a.wrong) == 1, "%s: %v", name, a.wrong)
+		require.Contains(t, strings.Join(a.wrong, "\n"), of.finds, name)
+	}
 }
