@@ -55,7 +55,7 @@ func report(d ratelimit.Decision, rules int64) error {
 	if err != nil {
 		return err
 	}
-	_, err = os.Stdout.Write(append(line, '\n')) // one write, beside those of other goroutines
+	_, err = os.Stdout.Write(append(line, '\n')) // one write, because other goroutines write as well
 	return err
 }
 

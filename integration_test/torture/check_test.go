@@ -218,7 +218,7 @@ func worstSpan(items []item, b *bound) (worst excess) {
 	}
 	slices.Sort(froms)
 	froms = slices.Compact(froms)
-	sums := make([]float64, len(froms)) // what was admitted since each of them, and what had arrived before
+	sums := make([]float64, len(froms)) // tokens admitted since each instant, plus tokens that arrived before it
 	for i, from := range froms {
 		sums[i] = b.arrived(from)
 	}

@@ -121,7 +121,7 @@ func (f *faults) calls(ctx context.Context) error {
 	return errors.Join(failed[:]...)
 }
 
-// look makes the checks. It returns what is wrong, and how many calls there were.
+// look makes the checks. It returns the findings, and how many calls there were.
 func (f *faults) look(ctx context.Context, directory string) (wrong []string, counts map[string]map[outcome]int, err error) {
 	l := newLedger()
 	if err := l.read(directory); err != nil {
