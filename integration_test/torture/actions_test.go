@@ -90,8 +90,8 @@ func taken(wishes []wish, d ratelimit.Decision, begin int64) (items []item, err 
 func take(names ...string) func(*worker) { return func(w *worker) { w.take(w.wish(names...)) } }
 
 // take takes from one or several limits outside of a transaction.
-func (w *worker) take(wishes ...wish) *entry {
-	return w.decide("take", wishes, func(ctx context.Context, limiter *ratelimit.Limiter) (ratelimit.Decision, error) {
+func (w *worker) take(wishes ...wish) {
+	w.decide("take", wishes, func(ctx context.Context, limiter *ratelimit.Limiter) (ratelimit.Decision, error) {
 		return limiter.Take(ctx, requests(wishes)...)
 	})
 }
