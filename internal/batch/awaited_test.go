@@ -3,7 +3,6 @@ package batch
 import (
 	"context"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -25,27 +24,22 @@ func (w *simulation) reserveTogether(n int) (together []*pending) {
 
 func TestACallerWhoGivesUpBeforeTheClaimLeaves(t *testing.T) {
 	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		w := newSimulation(t, 10)
+	simulate(t, 10, func(t *testing.T, w *simulation) {
 		calls := w.reserveTogether(3)
 		calls[0].cancel()
-		<-calls[0].ended
-		require.ErrorIs(t, calls[0].err, context.Canceled)
+		calls[0].requireFails(t, context.Canceled)
 		time.Sleep(1500 * time.Millisecond) // the batch is in progress
 		calls[1].cancel()
-		<-calls[1].ended
-		require.ErrorIs(t, calls[1].err, context.Canceled)
+		calls[1].requireFails(t, context.Canceled)
 		require.Equal(t, 1500*time.Millisecond, calls[1].took)
 		calls[2].requireAnswered(t, 3*time.Second)
 		require.Equal(t, []bool{false, false, true}, []bool{calls[0].Of.claimed, calls[1].Of.claimed, calls[2].Of.claimed})
-		w.requireEmpty()
 	})
 }
 
 func TestACallerWhoGivesUpAfterTheClaimHearsOfIt(t *testing.T) {
 	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		w := newSimulation(t, 10)
+	simulate(t, 10, func(t *testing.T, w *simulation) {
 		calls := w.reserveTogether(2)
 		behind := w.ask(t.Context(), time.Second, "a")
 		time.Sleep(2500 * time.Millisecond)
@@ -54,15 +48,13 @@ func TestACallerWhoGivesUpAfterTheClaimHearsOfIt(t *testing.T) {
 		calls[0].requireAnswered(t, 3*time.Second)
 		calls[1].requireAnswered(t, 3*time.Second)
 		behind.requireAnswered(t, 3*time.Second) // it was in their batch
-		w.requireEmpty()
 	})
 }
 
 // If all callers of a batch have given up, the batch is cancelled, for example if its connection hangs.
 func TestABatchWhoseCallersHaveAllGivenUpIsCancelled(t *testing.T) {
 	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		w := newSimulation(t, 10)
+	simulate(t, 10, func(t *testing.T, w *simulation) {
 		calls := w.reserveTogether(2)
 		calls = append(calls, w.ask(t.Context(), time.Second, "a"))
 		time.Sleep(2500 * time.Millisecond)
@@ -71,12 +63,10 @@ func TestABatchWhoseCallersHaveAllGivenUpIsCancelled(t *testing.T) {
 			p.cancel()
 		}
 		for _, p := range calls {
-			<-p.ended
-			require.ErrorIs(t, p.err, context.Canceled)
+			p.requireFails(t, context.Canceled)
 			require.Equal(t, 2500*time.Millisecond, p.took)
 		}
 		w.reserve(t.Context()).requireAnswered(t, 2*time.Second)
-		w.requireEmpty()
 	})
 }
 
@@ -90,16 +80,13 @@ func TestTheTimeForACallThatIsAwaitedEndsIt(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				w := newSimulation(t, 10)
+			simulate(t, 10, func(t *testing.T, w *simulation) {
 				w.options.Timeout = c.timeout
 				for _, p := range w.reserveTogether(2) {
-					<-p.ended
-					require.ErrorIs(t, p.err, context.DeadlineExceeded)
+					p.requireFails(t, context.DeadlineExceeded)
 					require.Equal(t, c.took, p.took)
 				}
 				time.Sleep(time.Minute)
-				w.requireEmpty()
 			})
 		})
 	}
@@ -108,8 +95,7 @@ func TestTheTimeForACallThatIsAwaitedEndsIt(t *testing.T) {
 // A claimed call that then finds its row locked waits like any other.
 func TestACallThatWaitsAfterTheClaimCanBeLeft(t *testing.T) {
 	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		w := newSimulation(t, 10)
+	simulate(t, 10, func(t *testing.T, w *simulation) {
 		w.ask(t.Context(), time.Second, "a")
 		var calls []*pending
 		for range 3 {
@@ -120,24 +106,20 @@ func TestACallThatWaitsAfterTheClaimCanBeLeft(t *testing.T) {
 		calls[0].cancel()
 		calls[0].requireWaits(t) // it was claimed
 		time.Sleep(time.Second)
-		<-calls[0].ended
-		require.ErrorIs(t, calls[0].err, context.Canceled)
+		calls[0].requireFails(t, context.Canceled)
 		require.Equal(t, 3*time.Second, calls[0].took)
 		calls[1].cancel() // by now it waits for the row
-		<-calls[1].ended
-		require.ErrorIs(t, calls[1].err, context.Canceled)
+		calls[1].requireFails(t, context.Canceled)
 		require.Equal(t, 3500*time.Millisecond, calls[1].took)
 		release()
 		calls[2].requireAnswered(t, 5500*time.Millisecond)
-		w.requireEmpty()
 	})
 }
 
 // A panic of a hook after the claim also reaches callers who have given up.
 func TestAPanicReachesThoseWhoHaveGivenUp(t *testing.T) {
 	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		w := newSimulation(t, 10)
+	simulate(t, 10, func(t *testing.T, w *simulation) {
 		w.ask(t.Context(), time.Second, "a")
 		crash := func() { panic("out of fuel") }
 		early := w.make(t.Context(), &job{writes: time.Second}, time.Second, crash, "a")
@@ -146,10 +128,8 @@ func TestAPanicReachesThoseWhoHaveGivenUp(t *testing.T) {
 		early.cancel()
 		early.requireWaits(t)
 		for _, p := range []*pending{early, with} {
-			<-p.ended
-			require.Contains(t, p.panics, "out of fuel")
+			p.requirePanics(t, "out of fuel")
 		}
 		w.reserve(t.Context()).requireAnswered(t, 2*time.Second)
-		w.requireEmpty()
 	})
 }

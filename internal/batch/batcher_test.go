@@ -89,8 +89,7 @@ func randomHistory(t *testing.T, random *rand.Rand, slow bool) {
 
 func TestACallThatFindsNothingInItsWayLeavesAtOnce(t *testing.T) {
 	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		w := newSimulation(t, 10)
+	simulate(t, 10, func(t *testing.T, w *simulation) {
 		for range 3 {
 			w.ask(t.Context(), time.Millisecond, "a").requireAnswered(t, time.Millisecond)
 			w.requireEmpty()
@@ -104,8 +103,7 @@ func TestACallThatFindsNothingInItsWayLeavesAtOnce(t *testing.T) {
 
 func TestThoseWhoWaitLeaveTogether(t *testing.T) {
 	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		w := newSimulation(t, 2*maxCalls)
+	simulate(t, 2*maxCalls, func(t *testing.T, w *simulation) {
 		w.ask(t.Context(), time.Millisecond, "hot")
 		var waiting []*pending
 		for range maxCalls + 1 {
@@ -116,14 +114,12 @@ func TestThoseWhoWaitLeaveTogether(t *testing.T) {
 		}
 		waiting[maxCalls].requireAnswered(t, 3*time.Millisecond)
 		require.Equal(t, []int{1, maxCalls, 1}, w.sizes)
-		w.requireEmpty()
 	})
 }
 
 func TestNoCallOvertakesOneThatWantsItsBucket(t *testing.T) {
 	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		w := newSimulation(t, 10)
+	simulate(t, 10, func(t *testing.T, w *simulation) {
 		first := w.ask(t.Context(), 5*time.Millisecond, "a")
 		both := w.ask(t.Context(), time.Millisecond, "a", "b")
 		behind := w.ask(t.Context(), time.Millisecond, "b", "c")
@@ -136,15 +132,13 @@ func TestNoCallOvertakesOneThatWantsItsBucket(t *testing.T) {
 		both.requireAnswered(t, 6*time.Millisecond)
 		behind.requireAnswered(t, 6*time.Millisecond)
 		last.requireAnswered(t, 6*time.Millisecond)
-		w.requireEmpty()
 	})
 }
 
 // However many rows are held, each has a batch that waits for it, and the calls for others go on.
 func TestBatchesThatAreSlowDoNotHoldUpOtherBuckets(t *testing.T) {
 	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		w := newSimulation(t, 100)
+	simulate(t, 100, func(t *testing.T, w *simulation) {
 		for n := range 3 * maxWide {
 			w.ask(t.Context(), 10*time.Second, fmt.Sprint("held", n))
 			w.requireSound()
@@ -163,15 +157,13 @@ func TestBatchesThatAreSlowDoNotHoldUpOtherBuckets(t *testing.T) {
 		w.ask(t.Context(), time.Millisecond, "free").requireAnswered(t, slowAfter+time.Millisecond)
 		w.ask(t.Context(), time.Millisecond, "free").requireAnswered(t, time.Millisecond)
 		time.Sleep(10 * time.Second)
-		w.requireEmpty()
 	})
 }
 
 // Batches for more than one bucket wait for nothing but the server, and only so many at once have it do so.
 func TestAServerThatDoesNotAnswerGetsSoManyBatchesAndNoMore(t *testing.T) {
 	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		w := newSimulation(t, 100)
+	simulate(t, 100, func(t *testing.T, w *simulation) {
 		for n := range maxWide {
 			w.ask(t.Context(), 10*time.Second, fmt.Sprint("a", n), fmt.Sprint("b", n))
 			time.Sleep(2 * wideSlowAfter)
@@ -182,7 +174,6 @@ func TestAServerThatDoesNotAnswerGetsSoManyBatchesAndNoMore(t *testing.T) {
 		full.requireWaits(t)
 		full.cancel()
 		time.Sleep(20 * time.Second)
-		w.requireEmpty()
 	})
 }
 
@@ -190,8 +181,7 @@ func TestAServerThatDoesNotAnswerGetsSoManyBatchesAndNoMore(t *testing.T) {
 // batch.
 func TestAHeldRowStopsOnlyTheCallsThatNeedIt(t *testing.T) {
 	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		w := newSimulation(t, 100)
+	simulate(t, 100, func(t *testing.T, w *simulation) {
 		release := w.hold("held")
 		alone := w.ask(t.Context(), time.Millisecond, "global", "held")
 		first := w.ask(t.Context(), time.Millisecond, "busy")
@@ -214,8 +204,7 @@ func TestAHeldRowStopsOnlyTheCallsThatNeedIt(t *testing.T) {
 		}
 		w.requireSound()
 		waiting[2].cancel()
-		<-waiting[2].ended
-		require.ErrorIs(t, waiting[2].err, context.Canceled)
+		waiting[2].requireFails(t, context.Canceled)
 		w.requireSound()
 		release()
 		for i, p := range waiting {
@@ -224,7 +213,6 @@ func TestAHeldRowStopsOnlyTheCallsThatNeedIt(t *testing.T) {
 				require.NoError(t, p.err)
 			}
 		}
-		w.requireEmpty()
 	})
 }
 
@@ -232,8 +220,7 @@ func TestAHeldRowStopsOnlyTheCallsThatNeedIt(t *testing.T) {
 // nothing behind.
 func TestACallThatNeedsTwoHeldRowsWaitsForBoth(t *testing.T) {
 	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		w := newSimulation(t, 100)
+	simulate(t, 100, func(t *testing.T, w *simulation) {
 		releaseA, releaseB := w.hold("a"), w.hold("b")
 		both := w.ask(t.Context(), time.Millisecond, "a", "b")
 		gone := w.ask(t.Context(), time.Millisecond, "b", "a")
@@ -241,8 +228,7 @@ func TestACallThatNeedsTwoHeldRowsWaitsForBoth(t *testing.T) {
 		releaseA()
 		both.requireWaits(t)
 		gone.cancel()
-		<-gone.ended
-		require.ErrorIs(t, gone.err, context.Canceled)
+		gone.requireFails(t, context.Canceled)
 		w.requireSound()
 		w.ask(t.Context(), time.Millisecond, "a").requireAnswered(t, time.Millisecond)
 		releaseB()

@@ -21,49 +21,31 @@ func (w *simulation) askOwned(ctx context.Context, j *job, keys ...string) (*pen
 	return w.make(ctx, j, time.Millisecond, nil, keys...), owner
 }
 
-func TestACallIsGivenBackOnceNeitherItsCallerNorItsBatchLooksAtIt(t *testing.T) {
+// A call is given back once, after its caller and all of its batches are done with it.
+func TestACallIsGivenBackOnce(t *testing.T) {
 	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		w := newSimulation(t, 10)
-		w.ask(t.Context(), time.Millisecond, "a")
-		first, ofFirst := w.askOwned(t.Context(), &job{}, "a")
-		second, ofSecond := w.askOwned(t.Context(), &job{}, "a")
-		first.requireAnswered(t, 2*time.Millisecond)
-		second.requireAnswered(t, 2*time.Millisecond)
-		synctest.Wait()
-		w.requireEmpty()
-		require.Zero(t, *ofFirst, "its caller has not said that he is done with it")
-		first.Done()
-		require.EqualValues(t, 1, *ofFirst)
-		second.Done()
-		require.EqualValues(t, 1, *ofSecond)
-	})
-}
-
-func TestACallThatWasInTwoBatchesIsGivenBackOnce(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		w := newSimulation(t, 10)
+	simulate(t, 10, func(t *testing.T, w *simulation) {
 		release := w.hold("b")
 		w.ask(t.Context(), time.Millisecond, "a")
-		waits, owner := w.askOwned(t.Context(), &job{}, "a", "b")
-		other, _ := w.askOwned(t.Context(), &job{}, "a")
+		inTwo, ofTwo := w.askOwned(t.Context(), &job{}, "a", "b")
+		other, ofOther := w.askOwned(t.Context(), &job{}, "a")
 		other.requireAnswered(t, 2*time.Millisecond)
-		waits.requireWaits(t)
+		inTwo.requireWaits(t)
 		release()
-		<-waits.ended
-		require.NoError(t, waits.err)
-		require.Zero(t, *owner)
-		waits.Done()
+		<-inTwo.ended
+		require.NoError(t, inTwo.err)
+		require.Zero(t, *ofTwo+*ofOther, "their callers have not said that they are done with them")
+		inTwo.Done()
+		other.Done()
 		synctest.Wait()
-		require.EqualValues(t, 1, *owner)
+		require.Equal(t, []freed{1, 1}, []freed{*ofTwo, *ofOther})
 	})
 }
 
-func TestACallIsKeptThatABatchMayLookAt(t *testing.T) {
+// A call whose caller left, or whose batch panicked, is not given back: its batch may still read it.
+func TestACallIsKeptThatABatchMayRead(t *testing.T) {
 	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		w := newSimulation(t, 10)
+	simulate(t, 10, func(t *testing.T, w *simulation) {
 		alone := w.ask(t.Context(), time.Millisecond, "a")
 		left, ofLeft := w.askOwned(t.Context(), &job{}, "a")
 		leaves, ofLeaves := w.askOwned(t.Context(), &job{}, "a")
@@ -71,17 +53,12 @@ func TestACallIsKeptThatABatchMayLookAt(t *testing.T) {
 		alone.requireAnswered(t, time.Millisecond)
 		leaves.cancel()
 		<-leaves.ended
-		crash := &job{}
 		ofCrash := new(freed)
+		crash := &job{}
 		crash.Owner = ofCrash
 		w.ask(t.Context(), time.Millisecond, "b")
-		panics := w.make(t.Context(), crash, time.Millisecond, func() { panic("a hook") }, "b")
-		<-panics.ended
-		require.Contains(t, panics.panics, "a hook")
+		w.make(t.Context(), crash, time.Millisecond, func() { panic("a hook") }, "b").requirePanics(t, "a hook")
 		time.Sleep(time.Minute)
-		w.requireEmpty()
-		for _, of := range []*freed{ofLeft, ofLeaves, ofCrash} {
-			require.Zero(t, *of)
-		}
+		require.Zero(t, *ofLeft+*ofLeaves+*ofCrash)
 	})
 }

@@ -15,8 +15,7 @@ import (
 
 func TestACallThatIsGivenUpIsOutOfTheWay(t *testing.T) {
 	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		w := newSimulation(t, 10)
+	simulate(t, 10, func(t *testing.T, w *simulation) {
 		held := w.ask(t.Context(), time.Second, "a")
 		both := w.ask(t.Context(), time.Millisecond, "a", "b")
 		behind := w.ask(t.Context(), time.Millisecond, "b")
@@ -24,40 +23,34 @@ func TestACallThatIsGivenUpIsOutOfTheWay(t *testing.T) {
 		behind.requireWaits(t)
 		both.cancel()
 		behind.requireAnswered(t, 6*time.Millisecond)
-		<-both.ended
-		require.ErrorIs(t, both.err, context.Canceled)
+		both.requireFails(t, context.Canceled)
 		require.Equal(t, 5*time.Millisecond, both.took)
 		require.Zero(t, w.started[both.call])
 		w.ask(t.Context(), time.Millisecond, "b").requireAnswered(t, time.Millisecond)
 		held.requireAnswered(t, time.Second)
-		w.requireEmpty()
 	})
 }
 
 func TestACallerWhoGivesUpHarmsNobodyInItsBatch(t *testing.T) {
 	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		w := newSimulation(t, 10)
+	simulate(t, 10, func(t *testing.T, w *simulation) {
 		w.ask(t.Context(), time.Millisecond, "a")
 		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
 		defer cancel()
 		impatient := w.ask(ctx, time.Second, "a") // the batch carries on its context's values, and only these
 		patient := w.ask(t.Context(), time.Second, "a")
 		behind := w.ask(t.Context(), time.Second, "a")
-		<-impatient.ended
-		require.ErrorIs(t, impatient.err, context.DeadlineExceeded)
+		impatient.requireFails(t, context.DeadlineExceeded)
 		require.Equal(t, 10*time.Millisecond, impatient.took)
 		behind.cancel()
 		patient.requireAnswered(t, time.Second+time.Millisecond)
 		require.Equal(t, []int{1, 3}, w.sizes)
-		w.requireEmpty()
 	})
 }
 
 func TestABatchThatNobodyWaitsForIsCancelled(t *testing.T) {
 	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		w := newSimulation(t, 10)
+	simulate(t, 10, func(t *testing.T, w *simulation) {
 		w.ask(t.Context(), time.Millisecond, "a")
 		inBatch := []*pending{w.ask(t.Context(), time.Hour, "a"), w.ask(t.Context(), time.Hour, "b", "a"), w.ask(t.Context(), time.Hour, "a")}
 		next := w.ask(t.Context(), time.Millisecond, "c")
@@ -69,14 +62,12 @@ func TestABatchThatNobodyWaitsForIsCancelled(t *testing.T) {
 		w.requireEmpty()
 		alone := w.ask(t.Context(), time.Hour, "a")
 		alone.cancel()
-		w.requireEmpty()
 	})
 }
 
 func TestABatchThatNobodyWaitsForWhenItLeavesIsCancelledThen(t *testing.T) {
 	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		w := newSimulation(t, 10)
+	simulate(t, 10, func(t *testing.T, w *simulation) {
 		ctx, cancel := context.WithCancel(t.Context())
 		c := &call{Of: &job{}, ctx: ctx, done: make(chan struct{}, 1)}
 		w.lasts[c] = time.Hour
@@ -88,7 +79,6 @@ func TestABatchThatNobodyWaitsForWhenItLeavesIsCancelledThen(t *testing.T) {
 		left := time.Now()
 		w.runAll(f)
 		require.Zero(t, time.Since(left))
-		w.requireEmpty()
 	})
 }
 
@@ -105,8 +95,7 @@ func (w partly) Run(ctx context.Context, calls []*job, waitFor *bucket.Key) []Bl
 
 func TestABatchIsCancelledWhenTheLastOfItsUnansweredCallersLeaves(t *testing.T) {
 	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		w := newSimulation(t, 10)
+	simulate(t, 10, func(t *testing.T, w *simulation) {
 		w.decider = partly{w}
 		w.ask(t.Context(), time.Millisecond, "a")
 		answered, second, third := w.ask(t.Context(), 0, "a"), w.ask(t.Context(), time.Hour, "a"), w.ask(t.Context(), time.Hour, "a")
@@ -114,7 +103,6 @@ func TestABatchIsCancelledWhenTheLastOfItsUnansweredCallersLeaves(t *testing.T) 
 		second.cancel()
 		third.requireWaits(t)
 		third.cancel()
-		w.requireEmpty()
 	})
 }
 
@@ -145,22 +133,13 @@ func TestMaxWaitingBoundsThoseWhoWait(t *testing.T) {
 		for range most {
 			waiting = append(waiting, w.ask(t.Context(), time.Millisecond, "hot"))
 		}
-		refuse := func() {
-			t.Helper()
-			refused := w.ask(t.Context(), time.Millisecond, "hot")
-			<-refused.ended
-			require.ErrorIs(t, refused.err, errOverloaded)
-			require.ErrorContains(t, refused.err, "overloaded (5)")
-			require.Zero(t, w.started[refused.call])
-			w.requireSound()
-		}
-		refuse()
+		w.ask(t.Context(), time.Millisecond, "hot").requireRefused(t, w)
 		w.ask(t.Context(), time.Millisecond, "idle").requireAnswered(t, time.Millisecond) // has not to wait
 		waiting[2].cancel()
 		w.requireSound()
 		instead := w.ask(t.Context(), time.Millisecond, "hot")
 		instead.requireWaits(t)
-		refuse()
+		w.ask(t.Context(), time.Millisecond, "hot").requireRefused(t, w)
 		instead.requireAnswered(t, time.Second)
 		w.requireEmpty()
 		w.ask(t.Context(), time.Millisecond, "hot").requireAnswered(t, time.Millisecond)
@@ -180,7 +159,7 @@ func TestCallersOfAHeldRowLeaveTheQueueToOthers(t *testing.T) {
 			for range most / 2 {
 				line = append(line, w.ask(t.Context(), time.Millisecond, key))
 			}
-			w.ask(t.Context(), time.Millisecond, key).requireRefused(t)
+			w.ask(t.Context(), time.Millisecond, key).requireRefused(t, w)
 			return release, line
 		}
 		releaseFirst, first := hold("first")
@@ -191,7 +170,7 @@ func TestCallersOfAHeldRowLeaveTheQueueToOthers(t *testing.T) {
 		for range most {
 			free = append(free, w.ask(t.Context(), time.Millisecond, "free"))
 		}
-		w.ask(t.Context(), time.Millisecond, "free").requireRefused(t)
+		w.ask(t.Context(), time.Millisecond, "free").requireRefused(t, w)
 		for _, p := range free {
 			p.requireAnswered(t, 6*time.Millisecond)
 		}
@@ -210,8 +189,7 @@ func TestCallersOfAHeldRowLeaveTheQueueToOthers(t *testing.T) {
 
 func TestTheQueueForgetsCallsThatWereGivenUp(t *testing.T) {
 	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		w := newSimulation(t, 1000)
+	simulate(t, 1000, func(t *testing.T, w *simulation) {
 		w.ask(t.Context(), time.Second, "hot")
 		var waiting []*pending
 		for range 1000 {
@@ -226,7 +204,6 @@ func TestTheQueueForgetsCallsThatWereGivenUp(t *testing.T) {
 		for i := 0; i < len(waiting); i += 100 {
 			waiting[i].requireAnswered(t, time.Second+time.Millisecond)
 		}
-		w.requireEmpty()
 	})
 }
 
@@ -245,8 +222,7 @@ func TestCloseWaitsForThoseWhoAreIn(t *testing.T) {
 			cancel()
 			require.ErrorIs(t, w.Close(ended), context.Canceled)
 			refused := w.ask(t.Context(), time.Second, "b")
-			<-refused.ended
-			require.ErrorIs(t, refused.err, errClosed)
+			refused.requireFails(t, errClosed)
 			require.NoError(t, w.Close(t.Context()))
 			first.requireAnswered(t, time.Second)
 			if second != nil {
@@ -265,18 +241,15 @@ func TestCloseWaitsForThoseWhoAreIn(t *testing.T) {
 // What a hook of the application's panics with goes on in the callers, as without batches, and stays there.
 func TestAPanicReachesItsCallersAndNobodyElse(t *testing.T) {
 	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		w := newSimulation(t, 10)
+	simulate(t, 10, func(t *testing.T, w *simulation) {
 		crash := func() { panic("out of fuel") }
 		first := w.make(t.Context(), &job{}, time.Second, crash, "a")
 		second := w.make(t.Context(), &job{}, time.Second, crash, "a")
 		with := w.ask(t.Context(), time.Second, "a")
-		<-first.ended
-		require.Contains(t, first.panics, "out of fuel")
+		first.requirePanics(t, "out of fuel")
 		behind := w.ask(t.Context(), time.Second, "a")
 		for _, p := range []*pending{second, with} {
-			<-p.ended
-			require.Contains(t, p.panics, "out of fuel")
+			p.requirePanics(t, "out of fuel")
 			require.Contains(t, p.panics, "end_test.go", "where it came from")
 		}
 		behind.requireAnswered(t, 2*time.Second)
@@ -287,19 +260,16 @@ func TestAPanicReachesItsCallersAndNobodyElse(t *testing.T) {
 
 func TestAHookThatExitsItsGoroutineFailsTheCallsOfTheBatch(t *testing.T) {
 	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		w := newSimulation(t, 10)
+	simulate(t, 10, func(t *testing.T, w *simulation) {
 		w.ask(t.Context(), time.Second, "a")
 		exits := w.make(t.Context(), &job{}, time.Second, runtime.Goexit, "a")
 		with := w.ask(t.Context(), time.Second, "a")
 		time.Sleep(1500 * time.Millisecond)
 		behind := w.ask(t.Context(), time.Second, "a")
 		for _, p := range []*pending{exits, with} {
-			<-p.ended
-			require.ErrorIs(t, p.err, errAbandoned)
+			p.requireFails(t, errAbandoned)
 		}
 		behind.requireAnswered(t, 1500*time.Millisecond)
-		w.requireEmpty()
 	})
 }
 
@@ -325,8 +295,7 @@ func TestTheTimeForACallEndsItWhereverItWaits(t *testing.T) {
 		quick.requireAnswered(t, time.Millisecond)
 		second := w.make(t.Context(), &job{deaf: true}, 3*timeout, nil, "c")
 		over["in the queue"] = w.ask(t.Context(), time.Hour, "c")
-		<-sooner.ended
-		require.ErrorIs(t, sooner.err, context.DeadlineExceeded)
+		sooner.requireFails(t, context.DeadlineExceeded)
 		require.Equal(t, timeout/2, sooner.took)
 		for where, p := range over {
 			<-p.ended
@@ -355,14 +324,12 @@ func TestTheTimeForACallByItselfEndsIt(t *testing.T) {
 		for _, apart := range []bool{false, true} {
 			t.Run(fmt.Sprint(name, " apart ", apart), func(t *testing.T) {
 				t.Parallel()
-				synctest.Test(t, func(t *testing.T) {
-					w := newSimulation(t, 10)
+				simulate(t, 10, func(t *testing.T, w *simulation) {
 					w.options.Timeout, w.options.Apart = test.timeout, func() bool { return apart }
 					ctx, cancel := context.WithTimeout(t.Context(), test.context)
 					defer cancel()
 					p := w.ask(ctx, time.Hour, "a")
-					<-p.ended
-					require.ErrorIs(t, p.err, context.DeadlineExceeded)
+					p.requireFails(t, context.DeadlineExceeded)
 					require.GreaterOrEqual(t, p.took, test.took)
 					require.LessOrEqual(t, p.took, test.took+time.Second/sweepsPerTimeout)
 					time.Sleep(time.Minute)
@@ -378,14 +345,12 @@ func TestTheTimeForACallByItselfEndsIt(t *testing.T) {
 // connection.
 func TestACallApartStaysOnItsGoroutine(t *testing.T) {
 	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		w := newSimulation(t, 10)
+	simulate(t, 10, func(t *testing.T, w *simulation) {
 		w.options.Timeout, w.options.Apart = time.Second, func() bool { return true }
 		release := w.hold("a")
 		for _, keys := range [][]string{{"a"}, {"a", "b"}} {
 			late := w.ask(t.Context(), time.Millisecond, keys...)
-			<-late.ended
-			require.ErrorIs(t, late.err, context.DeadlineExceeded)
+			late.requireFails(t, context.DeadlineExceeded)
 			require.LessOrEqual(t, late.took, time.Second+time.Second/sweepsPerTimeout)
 			require.Zero(t, w.batches)
 		}
@@ -400,16 +365,13 @@ func TestACallApartStaysOnItsGoroutine(t *testing.T) {
 
 func TestACallThatPanicsWhenItsTimeIsOverLeavesNoAnswerToOthers(t *testing.T) {
 	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		w := newSimulation(t, 10)
+	simulate(t, 10, func(t *testing.T, w *simulation) {
 		w.options.Timeout = time.Second
 		p := w.make(t.Context(), &job{deaf: true}, 2*time.Second, func() { panic("out of fuel") }, "a")
-		<-p.ended
-		require.Contains(t, p.panics, "out of fuel")
+		p.requirePanics(t, "out of fuel")
 		for range 20 {
 			w.ask(t.Context(), time.Millisecond, "a").requireAnswered(t, time.Millisecond)
 		}
 		require.Empty(t, p.done)
-		w.requireEmpty()
 	})
 }

@@ -58,6 +58,16 @@ func newSimulation(t *testing.T, limit int) *simulation {
 	return w
 }
 
+// simulate runs test with a simulation in a bubble. In the end no call may be left.
+func simulate(t *testing.T, limit int, test func(t *testing.T, w *simulation)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		w := newSimulation(t, limit)
+		test(t, w)
+		w.requireEmpty()
+	})
+}
+
 func (w *simulation) Run(ctx context.Context, jobs []*job, waitFor *bucket.Key) (waiting []Blocked[job]) {
 	if waitFor != nil {
 		select {
@@ -245,16 +255,27 @@ func (p *pending) requireAnswered(t *testing.T, took time.Duration) {
 	require.Equal(t, took, p.took)
 }
 
-// requireRefused checks that too many wait already.
-func (p *pending) requireRefused(t *testing.T) {
+// requireFails checks that the call ends with an error.
+func (p *pending) requireFails(t *testing.T, want error) {
 	t.Helper()
-	synctest.Wait()
-	select {
-	case <-p.ended:
-		require.ErrorIs(t, p.err, errOverloaded)
-	default:
-		require.Fail(t, "the call waits")
-	}
+	<-p.ended
+	require.ErrorIs(t, p.err, want)
+}
+
+// requirePanics checks that the caller panics.
+func (p *pending) requirePanics(t *testing.T, text string) {
+	t.Helper()
+	<-p.ended
+	require.Contains(t, p.panics, text)
+}
+
+// requireRefused checks that too many wait already, and that the call has not left.
+func (p *pending) requireRefused(t *testing.T, w *simulation) {
+	t.Helper()
+	require.Zero(t, p.took)
+	p.requireFails(t, errOverloaded)
+	require.Zero(t, w.started[p.call])
+	w.requireSound()
 }
 
 // requireWaits checks that the call has not been answered.
