@@ -241,6 +241,50 @@ func TestPrefetchThatFailsFailsThoseWhoWait(t *testing.T) {
 	}
 }
 
+// A fetch that the row refuses, or that fails after a later caller has left, ends: the next call does not wait for it.
+func TestNoCallWaitsForAFetchThatTookNothing(t *testing.T) {
+	t.Parallel()
+	for name, fetch := range map[string]func(t *testing.T, row *ledger, limiter *process){
+		"Refused": func(t *testing.T, row *ledger, limiter *process) {
+			t.Helper()
+			row.change(func() { row.row.Value = -1 }) // another process has taken all
+			d, err := limiter.take(t.Context(), still.ask("hot", 1))
+			require.NoError(t, err)
+			require.False(t, d.Allowed)
+			row.change(func() { row.row.Value = 100 })
+		},
+		"Left": func(t *testing.T, row *ledger, limiter *process) {
+			t.Helper()
+			row.change(func() {
+				row.before = func(context.Context, float64) error { time.Sleep(time.Second); return errors.New("lost") }
+			})
+			var first sync.WaitGroup
+			first.Go(func() { _, _ = limiter.take(t.Context(), still.ask("hot", 1)) })
+			synctest.Wait()
+			ctx, leave := context.WithTimeout(t.Context(), time.Millisecond)
+			defer leave()
+			_, err := limiter.take(ctx, still.ask("hot", 1))
+			require.ErrorIs(t, err, context.DeadlineExceeded)
+			first.Wait()
+			row.change(func() { row.before = nil })
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				row := &ledger{}
+				limiter := row.on(Options{Timeout: time.Minute})
+				warm(t, limiter, still.ask("hot", 1), 0)
+				fetch(t, row, limiter)
+				d, err := limiter.take(t.Context(), still.ask("hot", 1))
+				require.NoError(t, err)
+				require.True(t, d.Allowed)
+				limiter.end(t)
+			})
+		})
+	}
+}
+
 // An Observer that does not return stops no call for the bucket, or for others of its stripe.
 func TestPrefetchDoesNotWaitForItsObserver(t *testing.T) {
 	t.Parallel()
