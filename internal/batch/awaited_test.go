@@ -3,6 +3,7 @@ package batch
 import (
 	"context"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -24,7 +25,8 @@ func (w *simulation) reserveTogether(n int) (together []*pending) {
 
 func TestACallerWhoGivesUpBeforeTheClaimLeaves(t *testing.T) {
 	t.Parallel()
-	simulate(t, 10, func(t *testing.T, w *simulation) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newSimulation(t, 10)
 		calls := w.reserveTogether(3)
 		calls[0].cancel()
 		calls[0].requireFails(t, context.Canceled)
@@ -39,7 +41,8 @@ func TestACallerWhoGivesUpBeforeTheClaimLeaves(t *testing.T) {
 
 func TestACallerWhoGivesUpAfterTheClaimHearsOfIt(t *testing.T) {
 	t.Parallel()
-	simulate(t, 10, func(t *testing.T, w *simulation) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newSimulation(t, 10)
 		calls := w.reserveTogether(2)
 		behind := w.ask(t.Context(), time.Second, "a")
 		time.Sleep(2500 * time.Millisecond)
@@ -54,7 +57,8 @@ func TestACallerWhoGivesUpAfterTheClaimHearsOfIt(t *testing.T) {
 // If all callers of a batch have given up, the batch is cancelled, for example if its connection hangs.
 func TestABatchWhoseCallersHaveAllGivenUpIsCancelled(t *testing.T) {
 	t.Parallel()
-	simulate(t, 10, func(t *testing.T, w *simulation) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newSimulation(t, 10)
 		calls := w.reserveTogether(2)
 		calls = append(calls, w.ask(t.Context(), time.Second, "a"))
 		time.Sleep(2500 * time.Millisecond)
@@ -80,7 +84,8 @@ func TestTheTimeForACallThatIsAwaitedEndsIt(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			simulate(t, 10, func(t *testing.T, w *simulation) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newSimulation(t, 10)
 				w.options.Timeout = c.timeout
 				for _, p := range w.reserveTogether(2) {
 					p.requireFails(t, context.DeadlineExceeded)
@@ -95,7 +100,8 @@ func TestTheTimeForACallThatIsAwaitedEndsIt(t *testing.T) {
 // A claimed call that then finds its row locked waits like any other.
 func TestACallThatWaitsAfterTheClaimCanBeLeft(t *testing.T) {
 	t.Parallel()
-	simulate(t, 10, func(t *testing.T, w *simulation) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newSimulation(t, 10)
 		w.ask(t.Context(), time.Second, "a")
 		var calls []*pending
 		for range 3 {
@@ -119,7 +125,8 @@ func TestACallThatWaitsAfterTheClaimCanBeLeft(t *testing.T) {
 // A panic of a hook after the claim also reaches callers who have given up.
 func TestAPanicReachesThoseWhoHaveGivenUp(t *testing.T) {
 	t.Parallel()
-	simulate(t, 10, func(t *testing.T, w *simulation) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newSimulation(t, 10)
 		w.ask(t.Context(), time.Second, "a")
 		crash := func() { panic("out of fuel") }
 		early := w.make(t.Context(), &job{writes: time.Second}, time.Second, crash, "a")

@@ -89,7 +89,8 @@ func randomHistory(t *testing.T, random *rand.Rand, slow bool) {
 
 func TestACallThatFindsNothingInItsWayLeavesAtOnce(t *testing.T) {
 	t.Parallel()
-	simulate(t, 10, func(t *testing.T, w *simulation) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newSimulation(t, 10)
 		for range 3 {
 			w.ask(t.Context(), time.Millisecond, "a").requireAnswered(t, time.Millisecond)
 			w.requireEmpty()
@@ -103,7 +104,8 @@ func TestACallThatFindsNothingInItsWayLeavesAtOnce(t *testing.T) {
 
 func TestThoseWhoWaitLeaveTogether(t *testing.T) {
 	t.Parallel()
-	simulate(t, 2*maxCalls, func(t *testing.T, w *simulation) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newSimulation(t, 2*maxCalls)
 		w.ask(t.Context(), time.Millisecond, "hot")
 		var waiting []*pending
 		for range maxCalls + 1 {
@@ -119,7 +121,8 @@ func TestThoseWhoWaitLeaveTogether(t *testing.T) {
 
 func TestNoCallOvertakesOneThatWantsItsBucket(t *testing.T) {
 	t.Parallel()
-	simulate(t, 10, func(t *testing.T, w *simulation) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newSimulation(t, 10)
 		first := w.ask(t.Context(), 5*time.Millisecond, "a")
 		both := w.ask(t.Context(), time.Millisecond, "a", "b")
 		behind := w.ask(t.Context(), time.Millisecond, "b", "c")
@@ -138,7 +141,8 @@ func TestNoCallOvertakesOneThatWantsItsBucket(t *testing.T) {
 // However many rows are held, each has a batch that waits for it, and the calls for others go on.
 func TestBatchesThatAreSlowDoNotHoldUpOtherBuckets(t *testing.T) {
 	t.Parallel()
-	simulate(t, 100, func(t *testing.T, w *simulation) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newSimulation(t, 100)
 		for n := range 3 * maxWide {
 			w.ask(t.Context(), 10*time.Second, fmt.Sprint("held", n))
 			w.requireSound()
@@ -163,7 +167,8 @@ func TestBatchesThatAreSlowDoNotHoldUpOtherBuckets(t *testing.T) {
 // Batches for more than one bucket wait for nothing but the server, and only so many at once have it do so.
 func TestAServerThatDoesNotAnswerGetsSoManyBatchesAndNoMore(t *testing.T) {
 	t.Parallel()
-	simulate(t, 100, func(t *testing.T, w *simulation) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newSimulation(t, 100)
 		for n := range maxWide {
 			w.ask(t.Context(), 10*time.Second, fmt.Sprint("a", n), fmt.Sprint("b", n))
 			time.Sleep(2 * wideSlowAfter)
@@ -181,7 +186,8 @@ func TestAServerThatDoesNotAnswerGetsSoManyBatchesAndNoMore(t *testing.T) {
 // batch.
 func TestAHeldRowStopsOnlyTheCallsThatNeedIt(t *testing.T) {
 	t.Parallel()
-	simulate(t, 100, func(t *testing.T, w *simulation) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newSimulation(t, 100)
 		release := w.hold("held")
 		alone := w.ask(t.Context(), time.Millisecond, "global", "held")
 		first := w.ask(t.Context(), time.Millisecond, "busy")
@@ -220,7 +226,8 @@ func TestAHeldRowStopsOnlyTheCallsThatNeedIt(t *testing.T) {
 // nothing behind.
 func TestACallThatNeedsTwoHeldRowsWaitsForBoth(t *testing.T) {
 	t.Parallel()
-	simulate(t, 100, func(t *testing.T, w *simulation) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newSimulation(t, 100)
 		releaseA, releaseB := w.hold("a"), w.hold("b")
 		both := w.ask(t.Context(), time.Millisecond, "a", "b")
 		gone := w.ask(t.Context(), time.Millisecond, "b", "a")

@@ -24,7 +24,8 @@ func (w *simulation) askOwned(ctx context.Context, j *job, keys ...string) (*pen
 // A call is given back once, after its caller and all of its batches are done with it.
 func TestACallIsGivenBackOnce(t *testing.T) {
 	t.Parallel()
-	simulate(t, 10, func(t *testing.T, w *simulation) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newSimulation(t, 10)
 		release := w.hold("b")
 		w.ask(t.Context(), time.Millisecond, "a")
 		inTwo, ofTwo := w.askOwned(t.Context(), &job{}, "a", "b")
@@ -45,7 +46,8 @@ func TestACallIsGivenBackOnce(t *testing.T) {
 // A call whose caller left, or whose batch panicked, is not given back: its batch may still read it.
 func TestACallIsKeptThatABatchMayRead(t *testing.T) {
 	t.Parallel()
-	simulate(t, 10, func(t *testing.T, w *simulation) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newSimulation(t, 10)
 		alone := w.ask(t.Context(), time.Millisecond, "a")
 		left, ofLeft := w.askOwned(t.Context(), &job{}, "a")
 		leaves, ofLeaves := w.askOwned(t.Context(), &job{}, "a")

@@ -15,7 +15,8 @@ import (
 
 func TestACallThatIsGivenUpIsOutOfTheWay(t *testing.T) {
 	t.Parallel()
-	simulate(t, 10, func(t *testing.T, w *simulation) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newSimulation(t, 10)
 		held := w.ask(t.Context(), time.Second, "a")
 		both := w.ask(t.Context(), time.Millisecond, "a", "b")
 		behind := w.ask(t.Context(), time.Millisecond, "b")
@@ -33,7 +34,8 @@ func TestACallThatIsGivenUpIsOutOfTheWay(t *testing.T) {
 
 func TestACallerWhoGivesUpHarmsNobodyInItsBatch(t *testing.T) {
 	t.Parallel()
-	simulate(t, 10, func(t *testing.T, w *simulation) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newSimulation(t, 10)
 		w.ask(t.Context(), time.Millisecond, "a")
 		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
 		defer cancel()
@@ -50,7 +52,8 @@ func TestACallerWhoGivesUpHarmsNobodyInItsBatch(t *testing.T) {
 
 func TestABatchThatNobodyWaitsForIsCancelled(t *testing.T) {
 	t.Parallel()
-	simulate(t, 10, func(t *testing.T, w *simulation) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newSimulation(t, 10)
 		w.ask(t.Context(), time.Millisecond, "a")
 		inBatch := []*pending{w.ask(t.Context(), time.Hour, "a"), w.ask(t.Context(), time.Hour, "b", "a"), w.ask(t.Context(), time.Hour, "a")}
 		next := w.ask(t.Context(), time.Millisecond, "c")
@@ -67,7 +70,8 @@ func TestABatchThatNobodyWaitsForIsCancelled(t *testing.T) {
 
 func TestABatchThatNobodyWaitsForWhenItLeavesIsCancelledThen(t *testing.T) {
 	t.Parallel()
-	simulate(t, 10, func(t *testing.T, w *simulation) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newSimulation(t, 10)
 		ctx, cancel := context.WithCancel(t.Context())
 		c := &call{Of: &job{}, ctx: ctx, done: make(chan struct{}, 1)}
 		w.lasts[c] = time.Hour
@@ -95,7 +99,8 @@ func (w partly) Run(ctx context.Context, calls []*job, waitFor *bucket.Key) []Bl
 
 func TestABatchIsCancelledWhenTheLastOfItsUnansweredCallersLeaves(t *testing.T) {
 	t.Parallel()
-	simulate(t, 10, func(t *testing.T, w *simulation) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newSimulation(t, 10)
 		w.decider = partly{w}
 		w.ask(t.Context(), time.Millisecond, "a")
 		answered, second, third := w.ask(t.Context(), 0, "a"), w.ask(t.Context(), time.Hour, "a"), w.ask(t.Context(), time.Hour, "a")
@@ -108,19 +113,21 @@ func TestABatchIsCancelledWhenTheLastOfItsUnansweredCallersLeaves(t *testing.T) 
 
 func TestAnAnswerThatIsThereIsGivenToACallerWhoseContextEnds(t *testing.T) {
 	t.Parallel()
-	w := newSimulation(t, 10)
-	for range 100 {
-		c := &call{Of: &job{}, done: make(chan struct{}, 1)}
-		_, err := w.enqueue(c)
-		require.NoError(t, err)
-		f := w.next(nil, nil)
-		c.Answer(nil)
-		c.Answer(context.Canceled) // a call is answered only once
-		ctx, cancel := context.WithCancel(t.Context())
-		cancel()
-		require.NoError(t, w.wait(ctx, c))
-		require.Nil(t, w.next(f, nil))
-	}
+	synctest.Test(t, func(t *testing.T) {
+		w := newSimulation(t, 10)
+		for range 100 {
+			c := &call{Of: &job{}, done: make(chan struct{}, 1)}
+			_, err := w.enqueue(c)
+			require.NoError(t, err)
+			f := w.next(nil, nil)
+			c.Answer(nil)
+			c.Answer(context.Canceled) // a call is answered only once
+			ctx, cancel := context.WithCancel(t.Context())
+			cancel()
+			require.NoError(t, w.wait(ctx, c))
+			require.Nil(t, w.next(f, nil))
+		}
+	})
 }
 
 func TestMaxWaitingBoundsThoseWhoWait(t *testing.T) {
@@ -189,7 +196,8 @@ func TestCallersOfAHeldRowLeaveTheQueueToOthers(t *testing.T) {
 
 func TestTheQueueForgetsCallsThatWereGivenUp(t *testing.T) {
 	t.Parallel()
-	simulate(t, 1000, func(t *testing.T, w *simulation) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newSimulation(t, 1000)
 		w.ask(t.Context(), time.Second, "hot")
 		var waiting []*pending
 		for range 1000 {
@@ -241,7 +249,8 @@ func TestCloseWaitsForThoseWhoAreIn(t *testing.T) {
 // What a hook of the application's panics with goes on in the callers, as without batches, and stays there.
 func TestAPanicReachesItsCallersAndNobodyElse(t *testing.T) {
 	t.Parallel()
-	simulate(t, 10, func(t *testing.T, w *simulation) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newSimulation(t, 10)
 		crash := func() { panic("out of fuel") }
 		first := w.make(t.Context(), &job{}, time.Second, crash, "a")
 		second := w.make(t.Context(), &job{}, time.Second, crash, "a")
@@ -260,7 +269,8 @@ func TestAPanicReachesItsCallersAndNobodyElse(t *testing.T) {
 
 func TestAHookThatExitsItsGoroutineFailsTheCallsOfTheBatch(t *testing.T) {
 	t.Parallel()
-	simulate(t, 10, func(t *testing.T, w *simulation) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newSimulation(t, 10)
 		w.ask(t.Context(), time.Second, "a")
 		exits := w.make(t.Context(), &job{}, time.Second, runtime.Goexit, "a")
 		with := w.ask(t.Context(), time.Second, "a")
@@ -324,7 +334,8 @@ func TestTheTimeForACallByItselfEndsIt(t *testing.T) {
 		for _, apart := range []bool{false, true} {
 			t.Run(fmt.Sprint(name, " apart ", apart), func(t *testing.T) {
 				t.Parallel()
-				simulate(t, 10, func(t *testing.T, w *simulation) {
+				synctest.Test(t, func(t *testing.T) {
+					w := newSimulation(t, 10)
 					w.options.Timeout, w.options.Apart = test.timeout, func() bool { return apart }
 					ctx, cancel := context.WithTimeout(t.Context(), test.context)
 					defer cancel()
@@ -345,7 +356,8 @@ func TestTheTimeForACallByItselfEndsIt(t *testing.T) {
 // connection.
 func TestACallApartStaysOnItsGoroutine(t *testing.T) {
 	t.Parallel()
-	simulate(t, 10, func(t *testing.T, w *simulation) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newSimulation(t, 10)
 		w.options.Timeout, w.options.Apart = time.Second, func() bool { return true }
 		release := w.hold("a")
 		for _, keys := range [][]string{{"a"}, {"a", "b"}} {
@@ -365,7 +377,8 @@ func TestACallApartStaysOnItsGoroutine(t *testing.T) {
 
 func TestACallThatPanicsWhenItsTimeIsOverLeavesNoAnswerToOthers(t *testing.T) {
 	t.Parallel()
-	simulate(t, 10, func(t *testing.T, w *simulation) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newSimulation(t, 10)
 		w.options.Timeout = time.Second
 		p := w.make(t.Context(), &job{deaf: true}, 2*time.Second, func() { panic("out of fuel") }, "a")
 		p.requirePanics(t, "out of fuel")

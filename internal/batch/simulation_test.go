@@ -48,6 +48,7 @@ type simulation struct {
 	heldRows    map[string]chan struct{}
 }
 
+// newSimulation returns a simulation in which no call may be left in the end.
 func newSimulation(t *testing.T, limit int) *simulation {
 	t.Helper()
 	w := &simulation{
@@ -55,17 +56,8 @@ func newSimulation(t *testing.T, limit int) *simulation {
 		decided: make(map[string][]int), inFlightNow: make(map[string]bool), heldRows: make(map[string]chan struct{}),
 	}
 	w.Batcher = New[job](w, Options{MaxWaiting: limit, ErrClosed: errClosed, ErrOverloaded: errOverloaded})
+	t.Cleanup(w.requireEmpty)
 	return w
-}
-
-// simulate runs test with a simulation in a bubble. In the end no call may be left.
-func simulate(t *testing.T, limit int, test func(t *testing.T, w *simulation)) {
-	t.Helper()
-	synctest.Test(t, func(t *testing.T) {
-		w := newSimulation(t, limit)
-		test(t, w)
-		w.requireEmpty()
-	})
 }
 
 func (w *simulation) Run(ctx context.Context, jobs []*job, waitFor *bucket.Key) (waiting []Blocked[job]) {
