@@ -15,7 +15,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/integration_test/internal/atonce"
-	"github.com/pgratelimit/pgratelimit/internal/bucket"
 	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
@@ -34,12 +33,7 @@ type market struct {
 
 func newMarket(t *testing.T, configure ...func(*pgxpool.Config)) *market {
 	t.Helper()
-	return newMarketOn(t, onPostgres, configure...)
-}
-
-func newMarketOn(t *testing.T, on backend, configure ...func(*pgxpool.Config)) *market {
-	t.Helper()
-	m := &market{bundle: on.setup(t, configure...), clock: &clock{}, pricesTold: &pricesTold{}}
+	m := &market{bundle: setup(t, configure...), clock: &clock{}, pricesTold: &pricesTold{}}
 	m.set(clockNoon)
 	m.limiter = m.process(t, m.pricesTold)
 	return m
@@ -68,10 +62,6 @@ func (m *market) pass(d time.Duration) { m.set(m.now().Add(d)) }
 // share sets the share of the contract that all processes go by.
 func (m *market) share(t *testing.T, name, key string, share float64) {
 	t.Helper()
-	if m.memory != nil {
-		shareInMemory(t, m.memory, bucket.Key{Name: name, Key: key}, share, m.now())
-		return
-	}
 	m.exec(t, `INSERT INTO ratelimit.prices VALUES ($1, $2, 0, $3, $3, 0, 0, 0, $4, false, 0)
 		ON CONFLICT (name, key) DO UPDATE SET share = $4`, name, key, m.now().UnixMicro(), share)
 }
@@ -279,21 +269,4 @@ func TestAdaptiveOfTwoVersions(t *testing.T) {
 	other := m.synchronous(t, &pricesTold{})
 	report(t, other, older, 1, 0)
 	require.EqualValues(t, 1, m.known(t, "upstream", "account").Epoch, "the older one has ended the epoch")
-}
-
-// In shadow mode the price is reported, but not charged, and nobody is paused.
-func TestAdaptiveInShadow(t *testing.T) {
-	t.Parallel()
-	m := newMarket(t)
-	request := ratelimit.Define("upstream", ratelimit.Adaptive{Contract: hoard(100)}).For("account")
-	m.share(t, "upstream", "account", 0.25)
-	learn(t, m.limiter, request, 4)
-	require.False(t, m.all()[0].Applied)
-	require.NoError(t, m.limiter.Report(t.Context(), request, ratelimit.Outcome{Throttled: true, RetryAfter: time.Hour}))
-	for _, c := range callers() {
-		d, err := c.take(t.Context(), m.db(), m.limiter, request.Cost(3))
-		require.NoError(t, err)
-		require.True(t, d.Allowed, c.name)
-		require.Equal(t, []float64{4, 3, 1}, []float64{d.States[0].Price, d.States[0].Cost, d.States[0].Charged}, c.name)
-	}
 }

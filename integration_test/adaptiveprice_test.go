@@ -2,14 +2,13 @@ package integration_test
 
 import (
 	"context"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
-	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -19,59 +18,6 @@ func (m *market) holds(t *testing.T, request ratelimit.Request, tokens float64) 
 	v, err := m.limiter.Value(t.Context(), request)
 	require.NoError(t, err)
 	require.InDelta(t, tokens, v.Tokens, 1e-4) // what arrives in a few minutes
-}
-
-// A price makes no request impossible: a full bucket gives it and owes the rest.
-func TestAdaptivePriceBeyondTheCapacity(t *testing.T) {
-	t.Parallel()
-	m := newMarket(t, func(c *pgxpool.Config) { c.MaxConns = 20 })
-	room := ratelimit.Define("room", hoard(1e6))
-	policies := map[string]ratelimit.Policy{
-		"TokenBucket": ratelimit.TokenBucket{Rate: 10, Period: time.Second},
-		"FixedWindow": ratelimit.FixedWindow{Rate: 10, Period: time.Second, Start: clockNoon},
-		"Sharded":     ratelimit.TokenBucket{Rate: 10, Period: time.Second, Shards: 2},
-	}
-	cached := m.with(t, ratelimit.Config{AsOf: m.now, RefusalCache: 100})
-	for name, contract := range policies {
-		for _, c := range testsize.Of(callers()[3:], callers()) {
-			for _, several := range []bool{false, true} {
-				for _, limiter := range []*ratelimit.Limiter{m.limiter, cached} {
-					key := t.Name() + name + c.name
-					upstream := ratelimit.Define(name, ratelimit.Adaptive{Contract: contract, Apply: true})
-					requests := []ratelimit.Request{upstream.For(key).Cost(8)}
-					if several {
-						requests = append(requests, room.For(key))
-					}
-					m.share(t, name, key, 0.25)
-					require.NoError(t, m.limiter.Reset(t.Context(), requests...))
-					require.NoError(t, cached.Reset(t.Context(), requests...))
-					learn(t, limiter, requests[0], 4)
-					take := func() ratelimit.Decision {
-						d, err := c.take(t.Context(), m.db(), limiter, requests...)
-						require.NoError(t, err)
-						return d
-					}
-					d := take()
-					require.True(t, d.Allowed)
-					require.Equal(t, 8.0, d.States[0].Cost)
-					require.Equal(t, 4.0, d.States[0].Price)
-					m.holds(t, requests[0], -22)
-					d = take()
-					require.False(t, d.Allowed)
-					require.Equal(t, 4.0, d.States[0].Price)
-					require.GreaterOrEqual(t, d.RetryAfter, 3*time.Second)
-					require.LessOrEqual(t, d.RetryAfter, 4*time.Second)
-					wait := d.RetryAfter
-					m.pass(wait - time.Microsecond)
-					require.False(t, take().Allowed)
-					m.pass(time.Microsecond)
-					require.True(t, take().Allowed)
-				}
-			}
-		}
-	}
-	_, err := m.limiter.Take(t.Context(), ratelimit.Define("TokenBucket", ratelimit.Adaptive{Contract: policies["TokenBucket"], Apply: true}).For("k").Cost(11))
-	require.ErrorIs(t, err, ratelimit.ErrCostExceedsCapacity)
 }
 
 // An upstream that wants to be left alone is, by all processes, until then.
@@ -187,4 +133,41 @@ func TestAdaptiveReserveBeyondTheMost(t *testing.T) {
 	require.NoError(t, err)
 	_, err = m.limiter.Reserve(t.Context(), request.Cost(16))
 	require.ErrorIs(t, err, ratelimit.ErrCostExceedsCapacity)
+}
+
+// A call in the midst of which a rule turns the price on or off is credited at the price that it was charged.
+func TestWhatIsChargedWhileAPriceIsTurnedOn(t *testing.T) {
+	t.Parallel()
+	applied, shadow := ratelimit.Adaptive{Contract: hoard(1000), Apply: true}, ratelimit.Adaptive{Contract: hoard(1000)}
+	upstream := ratelimit.Define("upstream", ratelimit.Adaptive{Contract: hoard(1e6), Apply: true})
+	for name, change := range map[string]eraChange{"On": {before: shadow, after: applied}, "Off": {before: applied, after: shadow}} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			m, charged := newMarket(t), map[float64]int{}
+			m.share(t, "upstream", "account", 0.25)
+			request := upstream.For("account").Cost(3)
+			for reads := range int64(8) {
+				var left atomic.Int64
+				left.Store(1 << 40)
+				m.limiter = m.with(t, ratelimit.Config{Policies: eraRules{"upstream": change.rule(t, upstream)}, AsOf: func() time.Time {
+					if left.Add(-1) >= 0 {
+						return changeInstant.Add(-time.Microsecond)
+					}
+					return changeInstant
+				}})
+				learn(t, m.limiter, request, 4)
+				require.NoError(t, m.limiter.Reset(t.Context(), request))
+				require.NoError(t, m.limiter.Charge(t.Context(), request.Price(0).Cost(500)))
+				left.Store(reads)
+				d, err := m.limiter.Take(t.Context(), request)
+				require.NoError(t, err)
+				left.Store(0)
+				m.holds(t, request, 500-3*d.States[0].Charged)
+				require.NoError(t, m.limiter.CreditTaken(t.Context(), d.At, request.Price(d.States[0].Charged)))
+				m.holds(t, request, 500)
+				charged[d.States[0].Charged]++
+			}
+			require.Len(t, charged, 2, "of %v", charged)
+		})
+	}
 }

@@ -8,12 +8,10 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
-	prices "github.com/pgratelimit/pgratelimit/internal/adaptive"
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
 	"github.com/pgratelimit/pgratelimit/internal/memstore"
 	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
@@ -98,20 +96,4 @@ func rowsInMemory(db *ratelimittest.DB, keys string) (rows []row) {
 		}
 	}
 	return rows
-}
-
-// shareInMemory sets the share of the contract that all processes use.
-func shareInMemory(t *testing.T, db *ratelimittest.DB, k bucket.Key, share float64, now time.Time) {
-	t.Helper()
-	upstreams, isOne := store.EngineOf(db).(prices.Upstreams)
-	require.True(t, isOne)
-	reports := []*prices.Report{{Key: k, Outcomes: 1, NextShare: share}}
-	require.NoError(t, upstreams.Report(t.Context(), unitAt(now), reports, 0))
-	require.NoError(t, upstreams.Turn(t.Context(), unitAt(now), reports, 0)) // which forgets the outcome
-}
-
-// unitAt returns a unit in memory, at an instant.
-func unitAt(now time.Time) *store.Unit {
-	us := now.UnixMicro()
-	return &store.Unit{Store: store.NewInMemory(store.Options{Schema: store.DefaultSchema, AsOf: func() *int64 { return &us }})}
 }

@@ -117,7 +117,7 @@ func TestPruneGoesThroughEachPartition(t *testing.T) {
 			pool := postgrestest.NewPartitioned(t, n, func(c *pgxpool.Config) { c.MaxConns, c.ConnConfig.Tracer = 12, traced })
 			b := &bundle{pool: pool, schema: "ratelimit"}
 			b.limiter = b.with(t, ratelimit.Config{})
-			quick := pruneLimits[0]
+			quick := ratelimit.Define("quick", ratelimit.PerSecond(10))
 			b.exec(t, `INSERT INTO ratelimit.buckets SELECT 'quick', 'idle' || n, 0, 10, 0 FROM generate_series(1, $1::integer) AS n
 				UNION ALL SELECT 'quick', 'owing' || n, 0, -1e12, 0 FROM generate_series(1, $2::integer) AS n
 				UNION ALL SELECT 'other', 'idle' || n, 0, 10, 0 FROM generate_series(1, $3::integer) AS n`, idle, owing, others)

@@ -2,9 +2,7 @@ package integration_test
 
 import (
 	"context"
-	"fmt"
 	"hash/fnv"
-	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -12,79 +10,9 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
 
-	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/migrations"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
-
-// pruneLimits have every shape: slow and quick, windows with and without a start, rollover, tokens owed.
-var pruneLimits = []ratelimit.Limit{
-	ratelimit.Define("quick", ratelimit.TokenBucket{Rate: 10, Period: time.Second}),
-	ratelimit.Define("slow", ratelimit.TokenBucket{Rate: 3, Period: time.Hour, Capacity: 2}),
-	ratelimit.Define("window", ratelimit.FixedWindow{Rate: 4, Period: 90 * time.Second}),
-	ratelimit.Define("aligned", ratelimit.FixedWindow{Rate: 2, Period: 5 * time.Minute, Capacity: 6, Start: time.Date(2030, 5, 1, 7, 0, 0, 0, time.UTC)}),
-}
-
-func TestPrune(t *testing.T) {
-	t.Parallel()
-
-	t.Run("ChangesNoDecision", func(t *testing.T) {
-		t.Parallel()
-		ctx := t.Context()
-		b := setup(t)
-		limiter, now := b.stopped(t)
-		limits := append(slices.Clone(pruneLimits),
-			ratelimit.Define("owing", ratelimit.TokenBucket{Rate: 8, Period: time.Minute, MaxReserved: 16, Shards: 8}),
-			ratelimit.Define("window", ratelimit.FixedWindow{Rate: 8, Period: 90 * time.Second, Capacity: 16, Shards: 2}),
-			ratelimit.Define("one", ratelimit.PerMinute(8)),
-		)
-		random := testsize.Rand(t)
-		var deleted int64
-		rounds := testsize.Of(120, 400)
-		for range rounds {
-			now.set(now.now().Add(time.Duration(random.ExpFloat64() * float64(40*time.Second))))
-			request := limits[random.IntN(len(limits))].For(fmt.Sprint("key", random.IntN(2)))
-			if random.IntN(3) > 0 {
-				_, err := limiter.Reserve(ctx, request.Cost(float64(1+random.IntN(24))/2))
-				require.NoError(t, err)
-			}
-			var before, after []ratelimit.Value
-			for _, values := range []*[]ratelimit.Value{&before, &after} {
-				for _, limit := range limits {
-					for key := range 2 {
-						v, err := limiter.Value(ctx, limit.For(fmt.Sprint("key", key)))
-						require.NoError(t, err)
-						*values = append(*values, v)
-					}
-				}
-				if len(after) == 0 {
-					n, err := limiter.Prune(ctx, limits...)
-					require.NoError(t, err)
-					deleted += n
-				}
-			}
-			for i := range before {
-				for _, later := range []time.Duration{0, 10 * time.Second, time.Minute, 3 * time.Minute} {
-					at := now.now().Add(later)
-					require.Equal(t, before[i].At(at), after[i].At(at), "%s", before[i].Limit)
-				}
-			}
-		}
-		require.Greater(t, deleted, int64(rounds/8), "the history has to give it something to do")
-	})
-
-	t.Run("RefusesWhatItCannotDo", func(t *testing.T) {
-		t.Parallel()
-		b := setup(t)
-		_, err := b.limiter.Prune(t.Context(), ratelimit.Limit{})
-		require.ErrorIs(t, err, ratelimit.ErrInvalidLimit)
-		require.NoError(t, pgx.BeginFunc(t.Context(), b.pool, func(tx pgx.Tx) error {
-			_, err := b.limiter.WithTx(tx).Prune(t.Context())
-			require.ErrorIs(t, err, ratelimit.ErrInvalidConfig)
-			return nil
-		}))
-	})
-}
 
 // If a name has several policies, Prune deletes a row only if it is full under each of them: the policies passed to Prune, and the
 // policies that the Limiter has used.
@@ -147,7 +75,7 @@ func TestPruneRunsOnceAtATimeInASchema(t *testing.T) {
 	_, err := another.Exec(t.Context(), `SELECT pg_advisory_xact_lock($1)`, int64(h.Sum64()))
 	require.NoError(t, err)
 	prune := func(l *ratelimit.Limiter, deletes int64) {
-		n, err := l.Prune(t.Context(), pruneLimits...)
+		n, err := l.Prune(t.Context(), ratelimit.Define("quick", ratelimit.PerSecond(10)))
 		require.NoError(t, err)
 		require.Equal(t, deletes, n)
 	}

@@ -171,3 +171,26 @@ func TestRefusalCacheForgetsWhatACallOfUnknownOutcomeMayHaveTaken(t *testing.T) 
 		})
 	}
 }
+
+// A verb that gives tokens back or takes them drops the refusals of its buckets: the next answer is as the bucket is.
+func TestRefusalCacheForgetsTheBucketsOfEachVerb(t *testing.T) {
+	t.Parallel()
+	const reserved, second = 5.0, time.Second
+	for verb, left := range map[string]float64{
+		"Reset": 10, "Credit": 1, "CreditTaken": 1, "Charge": -1, "Cancel": reserved, "Settle": reserved - 9, "Renew": -reserved,
+	} {
+		limiter := inMemory.setup(t).with(t, ratelimit.Config{RefusalCache: refusalEntries, AsOf: func() time.Time { return clockNoon }})
+		request := ratelimit.Define("ten", ratelimit.PerMinute(10)).For("ada")
+		r, err := limiter.Reserve(t.Context(), request.Cost(reserved))
+		require.NoError(t, err)
+		requireAllowed(t, taking(request.Cost(5)), limiter)
+		wait := func() time.Duration {
+			d, err := limiter.Take(t.Context(), request.Cost(10))
+			require.NoError(t, err)
+			return d.RetryAfter
+		}
+		require.Equal(t, 60*second, wait())
+		require.NoError(t, everyCall[verb](t.Context(), limiter, r.ID, request))
+		require.Equal(t, time.Duration(10-left)*6*second, wait(), verb)
+	}
+}

@@ -127,6 +127,7 @@ func TestReservationsOnTheMicrosecond(t *testing.T) {
 			reserves(0, room), cancels(nil), after(forgotten), expires(0), cancels(nil),
 			after(forgotten + time.Microsecond), expires(0), cancels(ratelimit.ErrNotReserved),
 		},
+		"IsKeptAfterItExpiredLate": {reserves(0, room), after(forgotten + time.Microsecond), expires(1), cancels(ratelimit.ErrReservationEnded)},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
