@@ -1,176 +1,175 @@
 package ratelimit_test
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
+	"math"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgconn"
-	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
-	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
+	"github.com/pgratelimit/pgratelimit/ratelimittest"
 )
 
-// planted is a row that is written behind the limiter's back.
-type planted struct {
-	name, key string
-	shard     int
-	value     float64
-	after     time.Duration // how long after opening its ts is
-}
-
-func plant(t *testing.T, pool *pgxpool.Pool, rows ...planted) {
-	t.Helper()
-	for _, r := range rows {
-		_, err := pool.Exec(t.Context(), "INSERT INTO ratelimit.buckets (name, key, shard, value, ts) VALUES ($1, $2, $3, $4, $5)",
-			r.name, r.key, r.shard, r.value, opening.Add(r.after).UnixMicro())
-		require.NoError(t, err)
-	}
-}
-
-// TestDecision folds the states of several limits into one answer.
+// A decision over several limits has the fewest tokens and the longest wait of them, and the state of each request in the order asked.
+// Two requests for one bucket add up.
 func TestDecision(t *testing.T) {
 	t.Parallel()
-	pool := postgrestest.New(t)
-	limiter := newLimiter(t, pool, ratelimit.Config{})
-	perMinute, perDay := ratelimit.Define("perMinute", ratelimit.PerMinute(10)), ratelimit.Define("perDay", ratelimit.PerDay(100))
-	decide := func(t *testing.T, minute, day float64) ratelimit.Decision {
-		t.Helper()
-		key := t.Name()
-		plant(t, pool, planted{name: "perMinute", key: key, value: minute}, planted{name: "perDay", key: key, value: day})
-		d, err := limiter.Take(t.Context(), perMinute.For(key).Cost(2), perDay.For(key).Cost(3), perMinute.For(key).Cost(1))
+	minute, day := ratelimit.Define("minute", ratelimit.PerMinute(10)), ratelimit.Define("day", ratelimit.PerDay(100))
+	for name, c := range map[string]struct {
+		minute, day float64         // the tokens before the call
+		remaining   []float64       // of the states
+		resets      time.Duration   // until both buckets are full
+		waits       []time.Duration // of the states; nil: it is allowed
+	}{
+		"AllAllow":         {10, 5.5, []float64{7, 2.5, 7}, ratelimit.Day * 975 / 1000, nil},
+		"AllRefuse":        {1, -1, []float64{1, 0, 1}, ratelimit.Day * 101 / 100, []time.Duration{12 * second, ratelimit.Day * 4 / 100, 12 * second}},
+		"OneRefuses":       {1, 50, []float64{1, 50, 1}, ratelimit.Day / 2, []time.Duration{12 * second, 0, 12 * second}},
+		"OnlyTheSumIsMore": {2.5, 50, []float64{2.5, 50, 2.5}, ratelimit.Day / 2, []time.Duration{3 * second, 0, 3 * second}},
+	} {
+		limiter := newLimiter(t, ratelimittest.NewDB(), ratelimit.Config{})
+		_, err := limiter.Reserve(t.Context(), minute.For("ada").Cost(10-c.minute), day.For("ada").Cost(100-c.day))
 		require.NoError(t, err)
-		return d
-	}
-
-	t.Run("IsTheLeastThatIsLeftWhenAllAllow", func(t *testing.T) {
-		t.Parallel()
-		d := decide(t, 10, 5.5)
-		require.True(t, d.Allowed)
-		require.NoError(t, d.Err())
-		require.Zero(t, d.RetryAfter)
-		require.Equal(t, 2.5, d.Remaining)
-		require.Equal(t, ratelimit.Day*975/1000, d.ResetAfter)
+		d, err := limiter.Take(t.Context(), minute.For("ada").Cost(2), day.For("ada").Cost(3), minute.For("ada").Cost(1))
+		require.NoError(t, err)
 		require.True(t, d.At.Equal(opening))
-	})
-	t.Run("HasAStateForEachRequestInTheOrderAsked", func(t *testing.T) {
-		t.Parallel()
-		d := decide(t, 10, 5.5)
+		require.Equal(t, c.waits == nil, d.Allowed, name)
 		require.Len(t, d.States, 3)
-		for i, want := range []struct {
-			limit     ratelimit.Limit
-			cost      float64
-			remaining float64
-		}{{perMinute, 2, 7}, {perDay, 3, 2.5}, {perMinute, 1, 7}} {
-			require.Equal(t, want.limit, d.States[i].Limit)
-			require.Equal(t, want.cost, d.States[i].Cost)
-			require.Equal(t, want.remaining, d.States[i].Remaining)
-			require.Zero(t, d.States[i].RetryAfter)
+		least, longest := math.Inf(1), time.Duration(0)
+		for i, limit := range []ratelimit.Limit{minute, day, minute} {
+			s := &d.States[i]
+			require.Equal(t, limit, s.Limit)
+			require.Equal(t, []float64{2, 3, 1}[i], s.Cost)
+			require.Equal(t, c.remaining[i], s.Remaining, name)
+			if c.waits != nil {
+				require.Equal(t, c.waits[i], s.RetryAfter, name)
+				require.Equal(t, c.waits[i] == 0, s.Allowed, name)
+				longest = max(longest, c.waits[i])
+			}
+			least = min(least, s.Remaining)
 		}
-	})
-	t.Run("IsTheLongestWaitOfThoseThatRefuse", func(t *testing.T) {
-		t.Parallel()
-		d := decide(t, 1, -1)
-		require.False(t, d.Allowed)
-		require.Equal(t, ratelimit.Day*4/100, d.RetryAfter)
-		require.Equal(t, 12*time.Second, d.States[0].RetryAfter)
-		require.Zero(t, d.Remaining, "who owes has nothing left")
-		require.Equal(t, -1.0, d.States[1].Value.Tokens)
-	})
-	t.Run("WaitsForNoneThatAllows", func(t *testing.T) {
-		t.Parallel()
-		d := decide(t, 1, 50)
-		require.Equal(t, 12*time.Second, d.RetryAfter)
-		require.True(t, d.States[1].Allowed)
-		require.Zero(t, d.States[1].RetryAfter)
-		require.Equal(t, 1.0, d.Remaining)
-	})
+		require.Equal(t, []any{least, longest, c.resets}, []any{d.Remaining, d.RetryAfter, d.ResetAfter}, name)
+		require.Equal(t, d.Allowed, d.Err() == nil)
+	}
 }
 
+// The error of a refusal names the limits that refused.
 func TestLimitedError(t *testing.T) {
 	t.Parallel()
-	limiter := newLimiter(t, postgrestest.New(t), ratelimit.Config{})
+	limiter := newLimiter(t, ratelimittest.NewDB(), ratelimit.Config{})
 	first, second := ratelimit.Define("first", ratelimit.PerMinute(10)), ratelimit.Define("second", ratelimit.PerMinute(5))
-	take := func(requests ...ratelimit.Request) ratelimit.Decision {
-		d, err := limiter.Take(t.Context(), requests...)
-		require.NoError(t, err)
-		return d
-	}
-	require.NoError(t, take(first.For("alice").Cost(10), second.For("alice").Cost(5)).Err())
-	err := fmt.Errorf("send: %w", take(first.For("alice"), second.For("alice")).Err())
-
+	require.NoError(t, limiter.Require(t.Context(), first.For("alice").Cost(10), second.For("alice").Cost(5)))
+	err := fmt.Errorf("send: %w", limiter.Require(t.Context(), first.For("alice"), second.For("alice")))
 	require.ErrorIs(t, err, ratelimit.ErrLimited)
 	require.NotErrorIs(t, err, ratelimit.ErrContended)
 	require.EqualError(t, err, "send: ratelimit: limited by first, second: retry after 12s")
 	var limited *ratelimit.LimitedError
 	require.ErrorAs(t, err, &limited)
 	require.Equal(t, 12*time.Second, limited.Decision.RetryAfter)
-
-	err = take(first.For("bob"), second.For("alice")).Err()
-	require.EqualError(t, err, "ratelimit: limited by second: retry after 12s", "the one that allowed is not blamed")
+	require.EqualError(t, limiter.Require(t.Context(), first.For("bob"), second.For("alice")), "ratelimit: limited by second: retry after 12s")
+	require.Equal(t, 10.0, held(t, limiter, first.For("bob")), "a refused call takes nothing")
 }
 
-// TestValue projects a reading to other instants.
+// valueAt returns the Value of a bucket at opening, from which cost was reserved some time before.
+func valueAt(t *testing.T, request ratelimit.Request, before time.Duration) ratelimit.Value {
+	t.Helper()
+	now := opening.Add(-before)
+	limiter, err := ratelimit.New(ratelimittest.NewDB(), ratelimit.Config{AsOf: func() time.Time { return now }})
+	require.NoError(t, err)
+	_, err = limiter.Reserve(t.Context(), request)
+	require.NoError(t, err)
+	now = opening
+	v, err := limiter.Value(t.Context(), request)
+	require.NoError(t, err)
+	return v
+}
+
+// A Value says what the bucket holds at any instant, and when it can give a cost.
 func TestValue(t *testing.T) {
 	t.Parallel()
-	pool := postgrestest.New(t)
-	limiter, err := ratelimit.New(pool, ratelimit.Config{AsOf: func() time.Time { return opening.Add(6 * time.Second) }})
-	require.NoError(t, err)
-	plant(t, pool, planted{name: "projected", key: "a", value: -5})
-	v, err := limiter.Value(t.Context(), ratelimit.Define("projected", ratelimit.TokenBucket{Rate: 10, Period: time.Minute, Capacity: 20}).For("a"))
-	require.NoError(t, err)
+	v := valueAt(t, ratelimit.Define("projected", ratelimit.TokenBucket{Rate: 10, Period: time.Minute, Capacity: 20}).For("a").Cost(25), 6*time.Second)
+	require.True(t, v.AsOf.Equal(opening))
+	for instant, want := range map[time.Time]float64{
+		opening: -4, opening.Add(24 * time.Second): 0, opening.Add(54 * time.Second): 5, opening.Add(time.Hour): 20,
+		time.Date(9999, 1, 1, 0, 0, 0, 0, time.UTC): 20, time.Date(586_542, 1, 1, 0, 0, 0, 0, time.UTC): 20, time.Unix(1<<58, 0): 20,
+		opening.Add(-6 * time.Second): -5, opening.Add(-time.Hour): -5, {}: -5, time.Date(-5000, 1, 1, 0, 0, 0, 0, time.UTC): -5, time.Unix(-1<<58, 0): -5,
+	} {
+		require.Equal(t, want, v.At(instant), instant)
+	}
 	require.Equal(t, -4.0, v.Tokens)
-	require.True(t, v.AsOf.Equal(opening.Add(6*time.Second)))
-
-	t.Run("RisesWithTimeUpToTheCapacity", func(t *testing.T) {
-		t.Parallel()
-		require.Equal(t, -4.0, v.At(v.AsOf))
-		require.Equal(t, 0.0, v.At(opening.Add(30*time.Second)))
-		require.Equal(t, 5.0, v.At(opening.Add(time.Minute)))
-		require.Equal(t, 20.0, v.At(opening.Add(time.Hour)))
-		require.Equal(t, 20.0, v.At(time.Date(9999, 1, 1, 0, 0, 0, 0, time.UTC)))
-		require.Equal(t, 20.0, v.At(time.Date(20_000, 1, 1, 0, 0, 0, 0, time.UTC)))
-	})
-	t.Run("IsThatOfTheLastChangeBeforeIt", func(t *testing.T) {
-		t.Parallel()
-		require.Equal(t, -5.0, v.At(opening))
-		require.Equal(t, -5.0, v.At(opening.Add(-time.Hour)))
-		require.Equal(t, -5.0, v.At(time.Time{}))
-		require.Equal(t, -5.0, v.At(time.Date(-5000, 1, 1, 0, 0, 0, 0, time.UTC)))
-	})
-	t.Run("IsNothingWhenZero", func(t *testing.T) {
-		t.Parallel()
-		require.Zero(t, ratelimit.Value{}.At(opening))
-	})
-	t.Run("KnowsInstantsThatMicrosecondsCannotCount", func(t *testing.T) {
-		t.Parallel()
-		require.Equal(t, 20.0, v.At(time.Date(586_542, 1, 1, 0, 0, 0, 0, time.UTC)))
-		require.Equal(t, 20.0, v.At(time.Unix(1<<58, 0)))
-		require.Equal(t, -5.0, v.At(time.Unix(-1<<58, 0)))
-	})
-	t.Run("SaysWhenACostCanBeTaken", func(t *testing.T) {
-		t.Parallel()
-		for cost, want := range map[float64]time.Duration{0: 24 * time.Second, 1: 30 * time.Second, 20: 144 * time.Second} {
-			wait, err := v.RetryAfter(v.AsOf, cost)
+	require.Zero(t, ratelimit.Value{}.At(opening))
+	for cost, want := range map[float64]time.Duration{0: 24 * time.Second, 1: 30 * time.Second, 20: 144 * time.Second} {
+		for _, after := range []time.Duration{0, time.Hour} {
+			wait, err := v.RetryAfter(v.AsOf.Add(after), cost)
 			require.NoError(t, err)
-			require.Equal(t, want, wait, "%v", cost)
+			require.Equal(t, max(want-after, 0), wait, "%v after %v", cost, after)
 		}
-		wait, err := v.RetryAfter(opening.Add(time.Hour), 20)
+	}
+	_, err := v.RetryAfter(v.AsOf, 21)
+	require.ErrorIs(t, err, ratelimit.ErrCostExceedsCapacity)
+	_, err = v.RetryAfter(v.AsOf, -1)
+	require.ErrorIs(t, err, ratelimit.ErrInvalidCost)
+	_, err = ratelimit.Value{}.RetryAfter(v.AsOf, 1)
+	require.ErrorIs(t, err, ratelimit.ErrInvalidLimit)
+}
+
+// The JSON of a Value has the numbers that a client needs to project it.
+func TestValueMarshalJSON(t *testing.T) {
+	t.Parallel()
+	tokens := ratelimit.Define("sendMessage", ratelimit.TokenBucket{Rate: 10, Period: time.Minute, Capacity: 3}).For("alice")
+	windows := ratelimit.Define("uploads", ratelimit.FixedWindow{Rate: 5, Period: time.Hour, Start: opening.Add(-20 * time.Minute)}).For("alice")
+	for want, v := range map[string]ratelimit.Value{
+		`{"limit": "sendMessage", "kind": "token bucket", "rate": 10, "period_us": 60000000,
+			"capacity": 3, "value": -0.25, "ts_us": 1772409599999993, "now_us": 1772409600000000}`: valueAt(t, tokens.Cost(3.25), 7*time.Microsecond),
+		`{"limit": "uploads", "kind": "fixed window", "rate": 5, "period_us": 3600000000, "start_us": 2400000000,
+			"capacity": 5, "value": 1, "ts_us": 1772408400000000, "now_us": 1772409600000000}`: valueAt(t, windows.Cost(4), time.Microsecond),
+		`{"limit": "sendMessage", "kind": "token bucket", "rate": 10, "period_us": 60000000,
+			"capacity": 3, "value": 1, "ts_us": 1772409600000000, "now_us": 1772409600000000}`: valueAt(t, tokens.Cost(2), -1000*time.Second), // a wrong clock
+		`null`: {},
+	} {
+		text, err := json.Marshal(v)
 		require.NoError(t, err)
-		require.Zero(t, wait)
-	})
-	t.Run("RefusesCostsThatNeverCanBeTaken", func(t *testing.T) {
-		t.Parallel()
-		_, err := v.RetryAfter(v.AsOf, 21)
-		require.ErrorIs(t, err, ratelimit.ErrCostExceedsCapacity)
-		_, err = v.RetryAfter(v.AsOf, -1)
-		require.ErrorIs(t, err, ratelimit.ErrInvalidCost)
-		_, err = ratelimit.Value{}.RetryAfter(v.AsOf, 1)
-		require.ErrorIs(t, err, ratelimit.ErrInvalidLimit)
-	})
+		require.JSONEq(t, want, string(text))
+	}
+}
+
+// The start_us that a client gets, which a float64 holds, begins the same windows as the limit does.
+func TestValueMarshalJSONStart(t *testing.T) {
+	t.Parallel()
+	const exact = int64(1) << 53
+	random := testsize.Rand(t)
+	for range 500 {
+		period := time.Duration(math.Pow(float64(century/time.Microsecond), random.Float64())) * time.Microsecond
+		start := opening.Add(time.Duration((random.Float64()*2 - 1) * float64(century)))
+		if random.IntN(3) == 0 {
+			start = time.Time{}
+		}
+		rate := max(1, float64(period)/float64(century)*10) // which fills within a century
+		limit, err := ratelimit.NewLimit("x", ratelimit.FixedWindow{Rate: rate, Period: period, Start: start})
+		require.NoError(t, err)
+		for range 20 {
+			now := random.Int64N(exact)
+			text, err := json.Marshal(limit.For("alice").Full(time.UnixMicro(now)))
+			require.NoError(t, err)
+			var got struct {
+				Kind   string `json:"kind"`
+				Period int64  `json:"period_us"`
+				Start  int64  `json:"start_us"`
+				TS     int64  `json:"ts_us"` // when the window of now began
+			}
+			require.NoError(t, json.Unmarshal(text, &got))
+			require.Equal(t, period.Microseconds(), got.Period)
+			require.Equal(t, got.Kind == "fixed window", period > time.Microsecond)
+			require.True(t, got.Start >= 0 && got.Start < got.Period)
+			into := ((now-got.Start)%got.Period + got.Period) % got.Period // below 2^53 throughout
+			require.Equal(t, got.TS, now-into, "%v at %d", limit, now)
+		}
+	}
 }
 
 func TestReservationDelay(t *testing.T) {
@@ -183,10 +182,10 @@ func TestReservationDelay(t *testing.T) {
 
 func TestIsRetryable(t *testing.T) {
 	t.Parallel()
-	for code, want := range map[string]bool{"40001": true, "40P01": true, "23505": false, "22012": false, "25P02": false, "08006": false, "57014": false} {
+	for code, want := range map[string]bool{"40001": true, "40P01": true, "23505": false, "22012": false, "25P02": false, "08006": false} {
 		require.Equal(t, want, ratelimit.IsRetryable(fmt.Errorf("insert: %w", &pgconn.PgError{Code: code})), code)
 	}
-	require.False(t, ratelimit.IsRetryable(nil))
-	require.False(t, ratelimit.IsRetryable(errors.New("SQLSTATE 40001")))
-	require.False(t, ratelimit.IsRetryable(ratelimit.ErrLimited))
+	for _, err := range []error{nil, errors.New("SQLSTATE 40001"), ratelimit.ErrLimited} {
+		require.False(t, ratelimit.IsRetryable(err), "%v", err)
+	}
 }

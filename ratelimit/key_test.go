@@ -119,56 +119,6 @@ func TestHashedKeysAreNotStored(t *testing.T) {
 	}
 }
 
-// TestDuplicatesInACallAddUp promises that two requests for one bucket are one for the sum of their costs.
-func TestDuplicatesInACallAddUp(t *testing.T) {
-	t.Parallel()
-
-	t.Run("Alone", func(t *testing.T) {
-		t.Parallel()
-		addUp(t, newLimiter(t, postgrestest.New(t), ratelimit.Config{}))
-	})
-	t.Run("InTx", func(t *testing.T) {
-		t.Parallel()
-		pool := postgrestest.New(t)
-		tx, err := pool.Begin(t.Context())
-		require.NoError(t, err)
-		addUp(t, newLimiter(t, pool, ratelimit.Config{}).WithTx(tx))
-		require.NoError(t, tx.Commit(t.Context()))
-		require.Len(t, storedKeys(t, pool), 3)
-	})
-}
-
-func addUp(t *testing.T, limiter *ratelimit.Limiter) {
-	t.Helper()
-	limit := ratelimit.Define("sendMessage", ratelimit.PerDay(10))
-	ample := ratelimit.Define("ample", ratelimit.PerDay(100))
-
-	d, err := limiter.Take(t.Context(), limit.For("b").Cost(2), ample.For("a"), limit.For("b").Cost(3), limit.For("a"))
-	require.NoError(t, err)
-	require.True(t, d.Allowed)
-	require.Equal(t, 5.0, d.Remaining)
-	require.Equal(t, []float64{5, 99, 5, 9}, remaining(d), "in the order asked")
-	require.Equal(t, 2.0, d.States[0].Cost, "each with its own cost")
-	require.Equal(t, 3.0, d.States[2].Cost, "each with its own cost")
-
-	d, err = limiter.Take(t.Context(), limit.For("b").Cost(3), ample.For("a"), limit.For("b").Cost(3))
-	require.NoError(t, err)
-	require.False(t, d.Allowed, "3 and 3 are more than the 5 that are left")
-	require.True(t, d.States[1].Allowed)
-	require.Equal(t, []float64{5, 99, 5}, remaining(d), "and nothing was taken")
-	require.Equal(t, ratelimit.Day/10, d.RetryAfter)
-	require.Equal(t, 99.0, held(t, limiter, ample.For("a")))
-}
-
-// remaining returns the tokens left in each limit of a call.
-func remaining(d ratelimit.Decision) []float64 {
-	var all []float64
-	for _, s := range d.States {
-		all = append(all, s.Remaining)
-	}
-	return all
-}
-
 func TestACallTakesUpTo64Limits(t *testing.T) {
 	t.Parallel()
 	pool := postgrestest.New(t)

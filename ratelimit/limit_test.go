@@ -131,7 +131,10 @@ func wrongCalendars() []wrong {
 		{calendar{Rate: 1}, "Resets is not set"},
 		{calendar{Rate: 1, Resets: "fortnight"}, `Resets is "fortnight"`},
 		{calendar{Resets: ratelimit.Daily}, "Rate is 0"},
-		{calendar{Rate: 1, Resets: ratelimit.Daily, FirstDay: 2}, "FirstDay, which is for Monthly, Quarterly and Yearly windows; leave it out of one for each day"},
+		{
+			calendar{Rate: 1, Resets: ratelimit.Daily, FirstDay: 2},
+			"FirstDay, which is for Monthly, Quarterly and Yearly windows; leave it out of one for each day",
+		},
 		{calendar{Rate: 1, Resets: ratelimit.Weekly, FirstMonth: 2}, "FirstMonth, which is for Quarterly"},
 		{calendar{Rate: 1, Resets: ratelimit.Weekly, FirstWeekday: 7}, "FirstWeekday is 7"},
 		{calendar{Rate: 1, Resets: ratelimit.Monthly, FirstWeekday: time.Monday}, "FirstWeekday, which is for Weekly"},
@@ -253,7 +256,7 @@ func TestLimitSaysWhatItIs(t *testing.T) {
 		"5 per week in UTC from Monday on":                   calendar{Rate: 5, Resets: ratelimit.Weekly, FirstWeekday: time.Monday},
 		"7 per month in Asia/Tokyo from day 31 on":           calendar{Rate: 7, Resets: ratelimit.Monthly, Zone: "Asia/Tokyo", FirstDay: 31},
 		"2 per quarter in UTC":                               calendar{Rate: 2, Resets: ratelimit.Quarterly, FirstMonth: time.January, FirstDay: 1},
-		"0.5 per year in Europe/London from April 6 on":      calendar{Rate: 0.5, Resets: ratelimit.Yearly, Zone: "Europe/London", FirstMonth: time.April, FirstDay: 6},
+		"5 per year in UTC from April 6 on":                  calendar{Rate: 5, Resets: ratelimit.Yearly, FirstMonth: 4, FirstDay: 6},
 		"3 per quarter in Etc/GMT-14 from February 1 on":     calendar{Rate: 3, Resets: ratelimit.Quarterly, Zone: "Etc/GMT-14", FirstMonth: time.February},
 		"100 per second, adapting down to 0.1 of it, in shadow": adaptive{
 			Contract: ratelimit.PerSecond(100),

@@ -8,95 +8,36 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
+	"github.com/pgratelimit/pgratelimit/ratelimittest"
 )
 
-// row is a bucket's row, with the transaction that wrote it.
-type row struct {
-	Name, Key string
-	Value     float64
-	TS        int64
-	XMin, ID  string
-}
-
-// table returns every row there is.
-func table(t *testing.T, pool *pgxpool.Pool) []row {
-	t.Helper()
-	rows, err := pool.Query(t.Context(), "SELECT name, key, value, ts, xmin::text, ctid::text FROM ratelimit.buckets ORDER BY name, key")
-	require.NoError(t, err)
-	all, err := pgx.CollectRows(rows, pgx.RowToStructByPos[row])
-	require.NoError(t, err)
-	return all
-}
-
-// fourOfTenTaken returns a limiter and a limit of ten, from whose bucket of "a" four were taken.
-func fourOfTenTaken(t *testing.T) (*pgxpool.Pool, *ratelimit.Limiter, ratelimit.Limit) {
-	t.Helper()
+// A cost of 0, in either sign, only looks: no row is written.
+func TestCostOfZeroWritesNothing(t *testing.T) {
+	t.Parallel()
 	pool := postgrestest.New(t)
 	limiter := newLimiter(t, pool, ratelimit.Config{})
 	limit := ratelimit.Define("sendMessage", ratelimit.PerDay(10))
-	d, err := limiter.Take(t.Context(), limit.For("a").Cost(4))
-	require.NoError(t, err)
-	require.True(t, d.Allowed)
-	return pool, limiter, limit
-}
-
-// TestInvalidCallsLeaveTheRowUntouched promises that a call that is an error changes nothing, and that the
-// transaction it was made in goes on.
-func TestInvalidCallsLeaveTheRowUntouched(t *testing.T) {
-	t.Parallel()
-	pool, limiter, limit := fourOfTenTaken(t)
-	before := table(t, pool)
-
-	costs := []float64{math.NaN(), math.Inf(1), math.Inf(-1), -1, -0.5, 1e308, math.MaxInt64, math.MaxFloat64, 100, 10.5, 5e-324}
-	for _, cost := range costs {
-		d, err := limiter.Take(t.Context(), limit.For("a").Cost(cost))
-		require.Error(t, err, "%v", cost)
-		require.False(t, d.Allowed, "%v", cost)
+	require.NoError(t, limiter.Require(t.Context(), limit.For("a").Cost(4)))
+	rows := func() (text string) {
+		require.NoError(t, pool.QueryRow(t.Context(), "SELECT string_agg(format('%s %s %s', b, xmin, ctid), E'\n') FROM ratelimit.buckets b").Scan(&text))
+		return text
 	}
-	require.Equal(t, before, table(t, pool))
-
-	err := pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error {
-		bound := limiter.WithTx(tx)
-		require.True(t, bound.InTransaction())
-		require.False(t, limiter.InTransaction())
-		for _, cost := range costs {
-			_, err := bound.Take(t.Context(), limit.For("a").Cost(cost))
-			require.Error(t, err, "%v", cost)
-		}
-		d, err := bound.Take(t.Context(), limit.For("a").Cost(6))
-		require.NoError(t, err, "the transaction is still usable")
-		require.True(t, d.Allowed, "all that was left is left")
-		return nil
-	})
-	require.NoError(t, err)
-	require.Zero(t, held(t, limiter, limit.For("a")))
-}
-
-// TestCostOfZeroWritesNothing promises that asking for nothing, in either sign, only looks.
-func TestCostOfZeroWritesNothing(t *testing.T) {
-	t.Parallel()
-	pool, limiter, limit := fourOfTenTaken(t)
-	before := table(t, pool)
-
+	before := rows()
 	for _, zero := range []float64{0, math.Copysign(0, -1)} {
-		d, err := limiter.Take(t.Context(), limit.For("a").Cost(zero))
+		d, err := limiter.Take(t.Context(), limit.For("a").Cost(zero), limit.For("new").Cost(zero))
 		require.NoError(t, err)
 		require.True(t, d.Allowed)
 		require.Equal(t, 6.0, d.Remaining)
-		d, err = limiter.Take(t.Context(), limit.For("new").Cost(zero), limit.For("a").Cost(zero))
-		require.NoError(t, err)
-		require.True(t, d.Allowed)
 		r, err := limiter.Reserve(t.Context(), limit.For("new").Cost(zero))
 		require.NoError(t, err)
 		require.True(t, r.Allowed)
 		require.Equal(t, at, r.ReadyAt.UTC())
 	}
-	require.Equal(t, before, table(t, pool))
+	require.Equal(t, before, rows())
 
 	_, err := limiter.Reserve(t.Context(), limit.For("a").Cost(7))
 	require.NoError(t, err)
@@ -106,25 +47,7 @@ func TestCostOfZeroWritesNothing(t *testing.T) {
 	require.Equal(t, ratelimit.Day/10, d.RetryAfter)
 }
 
-// TestRefusalLeavesWhatIsThere promises that a refused request costs nothing.
-func TestRefusalLeavesWhatIsThere(t *testing.T) {
-	t.Parallel()
-	pool, limiter, limit := fourOfTenTaken(t)
-	for range 5 {
-		d, err := limiter.Take(t.Context(), limit.For("a").Cost(8))
-		require.NoError(t, err)
-		require.False(t, d.Allowed)
-		require.Equal(t, 6.0, d.Remaining)
-		require.Equal(t, ratelimit.Day/5, d.RetryAfter)
-		require.ErrorIs(t, d.Err(), ratelimit.ErrLimited)
-	}
-	_, err := limiter.Take(t.Context(), limit.For("a").Cost(100))
-	require.ErrorIs(t, err, ratelimit.ErrCostExceedsCapacity)
-	require.Equal(t, 6.0, held(t, limiter, limit.For("a")))
-	require.Equal(t, 6.0, table(t, pool)[0].Value)
-}
-
-// TestDatabaseClockDecides promises that no clock but the database's has a say.
+// Without Config.AsOf, only the clock of the database decides.
 func TestDatabaseClockDecides(t *testing.T) {
 	t.Parallel()
 	pool := postgrestest.New(t)
@@ -139,13 +62,12 @@ func TestDatabaseClockDecides(t *testing.T) {
 	require.NoError(t, err)
 	require.False(t, d.At.Before(before), "%v before %v", d.At, before)
 	require.False(t, d.At.After(databaseClock()))
-	require.Equal(t, d.At.UnixMicro(), table(t, pool)[0].TS)
 }
 
-// TestResetFillsWhateverTheCost promises that Reset is about buckets and not about tokens.
+// Reset fills the buckets of its requests, whatever their costs, and no other bucket.
 func TestResetFillsWhateverTheCost(t *testing.T) {
 	t.Parallel()
-	limiter := newLimiter(t, postgrestest.New(t), ratelimit.Config{})
+	limiter := newLimiter(t, ratelimittest.NewDB(), ratelimit.Config{})
 	spaced := ratelimit.Define("spaced", ratelimit.TokenBucket{Rate: 1, Period: time.Hour, Capacity: ratelimit.None})
 	limit := ratelimit.Define("sendMessage", ratelimit.PerDay(10))
 	_, err := limiter.Reserve(t.Context(), spaced.For("a").Cost(3), limit.For("a").Cost(13), limit.For("b").Cost(13))
@@ -153,90 +75,55 @@ func TestResetFillsWhateverTheCost(t *testing.T) {
 	require.NoError(t, limiter.Reset(t.Context(), spaced.For("a"), limit.For("a").Cost(100)))
 	require.Zero(t, held(t, limiter, spaced.For("a")), "owed tokens are forgotten")
 	require.Equal(t, 10.0, held(t, limiter, limit.For("a")))
-	require.Equal(t, -3.0, held(t, limiter, limit.For("b")), "who was not asked for is left alone")
+	require.Equal(t, -3.0, held(t, limiter, limit.For("b")))
 }
 
-// TestReserveIsReadyWhenAllItsLimitsAre promises the latest ReadyAt of the limits, in any order of the requests.
-func TestReserveIsReadyWhenAllItsLimitsAre(t *testing.T) {
+// A call that cannot be decided is an error that says why, and shows no key.
+func TestCallsThatCannotBeDecided(t *testing.T) {
 	t.Parallel()
-	limiter := newLimiter(t, postgrestest.New(t), ratelimit.Config{})
-	slow, fast := ratelimit.Define("slow", ratelimit.PerHour(10)), ratelimit.Define("fast", ratelimit.PerSecond(10))
-	for i, key := range []string{"a", "b"} {
-		requests := []ratelimit.Request{slow.For(key).Cost(15), fast.For(key).Cost(15)}
-		r, err := limiter.Reserve(t.Context(), requests[i], requests[1-i])
-		require.NoError(t, err)
-		require.True(t, r.Allowed)
-		require.Equal(t, at.Add(30*time.Minute), r.ReadyAt.UTC())
-		require.Equal(t, 30*time.Minute, r.Delay())
-	}
-}
-
-// TestClosedPoolIsAnError promises that a call that cannot be decided is never allowed.
-func TestClosedPoolIsAnError(t *testing.T) {
-	t.Parallel()
-	pool := postgrestest.New(t)
-	limiter := newLimiter(t, pool, ratelimit.Config{})
-	pool.Close()
+	closed := postgrestest.New(t)
+	closed.Close()
 	request := ratelimit.Define("sendMessage", ratelimit.PerDay(10)).For(secret)
-	d, err := limiter.Take(t.Context(), request)
-	require.ErrorContains(t, err, `take "sendMessage": closed pool`)
-	require.NotContains(t, err.Error(), secret)
-	require.Zero(t, d)
-	for verb, call := range callsOf(t.Context(), limiter) {
-		require.Error(t, call(request), verb)
+	for says, limiter := range map[string]*ratelimit.Limiter{
+		"closed pool":                         newLimiter(t, closed, ratelimit.Config{}),
+		`run migrations.Up (schema "limits")`: newLimiter(t, postgrestest.NewEmpty(t), ratelimit.Config{Schema: "limits"}),
+	} {
+		for verb, call := range callsOf(t.Context(), limiter) {
+			err := call(request)
+			require.ErrorContains(t, err, says, verb)
+			require.Equal(t, says != "closed pool", errors.Is(err, ratelimit.ErrNotMigrated), verb)
+			require.NotContains(t, err.Error(), secret, verb)
+		}
 	}
-	called := false
-	err = limiter.InTx(t.Context(), func(pgx.Tx) error { called = true; return nil })
+	err := newLimiter(t, closed, ratelimit.Config{}).InTx(t.Context(), func(pgx.Tx) error {
+		t.Error("the function ran")
+		return nil
+	})
 	require.Error(t, err)
-	require.False(t, called)
 	require.NotErrorIs(t, err, ratelimit.ErrCommitUnknown)
 }
 
-// TestMissingTableSaysWhatToRun names the step that was forgotten.
-func TestMissingTableSaysWhatToRun(t *testing.T) {
-	t.Parallel()
-	limiter := newLimiter(t, postgrestest.NewEmpty(t), ratelimit.Config{Schema: "limits"})
-	request := ratelimit.Define("sendMessage", ratelimit.PerDay(10)).For(secret)
-	for verb, call := range callsOf(t.Context(), limiter) {
-		err := call(request)
-		require.ErrorIs(t, err, ratelimit.ErrNotMigrated, verb)
-		require.ErrorContains(t, err, "run migrations.Up", verb)
-		require.ErrorContains(t, err, `schema "limits"`, verb)
-		require.NotContains(t, err.Error(), secret, verb)
-	}
-}
-
-// TestCallsThatNeedTheirOwnTransactions promises one kind of error for each call that cannot be part of a transaction, before any SQL.
+// A call that cannot be part of a transaction fails there before any SQL.
 func TestCallsThatNeedTheirOwnTransactions(t *testing.T) {
 	t.Parallel()
-	pool, limiter, limit := fourOfTenTaken(t)
-	slots := ratelimit.Define("slots", ratelimit.Concurrency{Most: 1})
-	err := pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error {
-		bound := limiter.WithTx(tx)
-		never := func() error { return errors.New("the function ran") }
-		for name, call := range map[string]func() error{
-			"Wait": func() error {
-				_, err := bound.Wait(t.Context(), limit.For("a"))
-				return err
-			},
-			"Hold": func() error {
-				return bound.Hold(t.Context(), func(context.Context, ratelimit.Lease) error { return never() }, slots.For("a"))
-			},
-			"Keep": func() error {
-				held, release := bound.Keep(t.Context(), ratelimit.Lease{ID: "lease"})
-				defer release()
-				return context.Cause(held)
-			},
-			"Prune": func() error {
-				_, err := bound.Prune(t.Context(), limit)
-				return err
-			},
-			"Close": func() error { return bound.Close(t.Context()) },
-			"InTx":  func() error { return bound.InTx(t.Context(), func(pgx.Tx) error { return never() }) },
-		} {
-			require.ErrorIs(t, call(), ratelimit.ErrInvalidConfig, name)
-		}
-		return bound.Require(t.Context(), limit.For("a").Cost(6)) // the transaction can be used
-	})
-	require.NoError(t, err)
+	alone := untouchedLimiters(t, ratelimit.Config{})
+	bound, ctx := alone[1], t.Context()
+	require.True(t, bound.InTransaction())
+	require.False(t, alone[0].InTransaction())
+	limit, slots := ratelimit.Define("limit", ratelimit.PerDay(10)), ratelimit.Define("slots", ratelimit.Concurrency{Most: 1})
+	never := errors.New("the function ran")
+	_, waited := bound.Wait(ctx, limit.For("a"))
+	_, pruned := bound.Prune(ctx, limit)
+	held, release := bound.Keep(ctx, ratelimit.Lease{ID: "lease"})
+	defer release()
+	for name, err := range map[string]error{
+		"Wait":  waited,
+		"Hold":  bound.Hold(ctx, func(context.Context, ratelimit.Lease) error { return never }, slots.For("a")),
+		"Keep":  context.Cause(held),
+		"Prune": pruned,
+		"Close": bound.Close(ctx),
+		"InTx":  bound.InTx(ctx, func(pgx.Tx) error { return never }),
+	} {
+		require.ErrorIs(t, err, ratelimit.ErrInvalidConfig, name)
+	}
 }

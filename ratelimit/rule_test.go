@@ -206,7 +206,8 @@ func (*rulings) RulingsOf(string) []*ratelimit.Ruling { return nil }
 func TestARuleThatChangesWhileTheTimeIsAskedFor(t *testing.T) {
 	t.Parallel()
 	limit := ratelimit.Define("limit", ratelimit.PerDay(10))
-	off, err := ratelimit.NewRuling(limit, ratelimit.RulingConfig{Eras: []ratelimit.Era{{Mode: ratelimit.Off}, {From: time.Now().Add(30 * time.Second)}}})
+	soon := time.Now().Add(30 * time.Second)
+	off, err := ratelimit.NewRuling(limit, ratelimit.RulingConfig{Eras: []ratelimit.Era{{Mode: ratelimit.Off}, {From: soon}}})
 	require.NoError(t, err)
 	smaller, err := ratelimit.NewRuling(limit, ratelimit.RulingConfig{Eras: []ratelimit.Era{{Policy: ratelimit.PerDay(3)}}})
 	require.NoError(t, err)

@@ -2,15 +2,18 @@ package ratelimit_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log"
 	"math/rand/v2"
+	"slices"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/ratelimittest"
 )
@@ -22,11 +25,6 @@ func (m modes) RulingFor(limit ratelimit.Limit, _, _ string) *ratelimit.Ruling {
 	return m[limit.Name()]
 }
 func (m modes) RulingsOf(string) []*ratelimit.Ruling { return nil }
-
-// note returns a hook that appends each refusal to told.
-func note(told *[]ratelimit.Refusal) func(context.Context, ratelimit.Refusal) {
-	return func(_ context.Context, refusal ratelimit.Refusal) { *told = append(*told, refusal) }
-}
 
 // TestASimulationOfTomorrowChangesNothingToday: a Simulation and a Limiter share the rules of one source. An instant that the
 // Simulation has seen affects neither calls of the Limiter nor calls of the Simulation at an earlier instant.
@@ -67,77 +65,147 @@ func TestASimulationOfTomorrowChangesNothingToday(t *testing.T) {
 	}
 }
 
-// TestSimulation compares a Simulation with a Limiter on Postgres, for the same calls at the same instants, some of which step
-// back. It compares decisions over several limits, of every kind and mode, and the reported refusals.
-func TestSimulation(t *testing.T) {
-	t.Parallel()
-	start := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
-	change := start.Add(20 * time.Second)
-	limits := []ratelimit.Limit{
-		ratelimit.Define("tokens", ratelimit.TokenBucket{Rate: 7, Period: 10 * time.Second, Capacity: 5}),
-		ratelimit.Define("windows", ratelimit.FixedWindow{Rate: 4, Period: 5 * time.Second, Capacity: 6}),
-		ratelimit.Define("trial", ratelimit.TokenBucket{Rate: 1, Period: 5 * time.Second, Capacity: 2}),
-		ratelimit.Define("unused", ratelimit.PerHour(1)),
+// simulated is a Simulation, and a Limiter on Postgres under the same rules.
+type simulated struct {
+	own, pools []ratelimit.Limit
+	modes      map[string]ratelimit.Mode
+	simulation *ratelimit.Simulation
+	limiter    *ratelimit.Limiter
+	now        time.Time              // of both
+	refused    [2][]ratelimit.Refusal // by the latest call
+}
+
+// newSimulated gives some limits another mode than On. Two limits change to another policy after ten seconds.
+func newSimulated(t *testing.T, modesOf map[string]ratelimit.Mode) *simulated {
+	t.Helper()
+	s := &simulated{now: opening, modes: modesOf}
+	s.own = []ratelimit.Limit{
+		ratelimit.Define("tokens", ratelimit.TokenBucket{Rate: 3, Period: time.Second, Capacity: 4}),
+		ratelimit.Define("windows", ratelimit.FixedWindow{Rate: 4, Period: 2 * time.Second, Capacity: 6}),
+		ratelimit.Define("rows", ratelimit.TokenBucket{Rate: 2, Period: time.Second, Capacity: 8, Shards: 4}),
 		ratelimit.Define("changes", ratelimit.TokenBucket{Rate: 1, Period: time.Second, Capacity: 3}),
 	}
+	s.pools = []ratelimit.Limit{
+		ratelimit.Define("pool", ratelimit.TokenBucket{Rate: 8, Period: time.Second}),
+		ratelimit.Define("poolOfRows", ratelimit.TokenBucket{Rate: 8, Period: time.Second, Shards: 2}),
+	}
+	changes := map[string]ratelimit.Era{
+		"changes":    {Policy: ratelimit.FixedWindow{Rate: 2, Period: 3 * time.Second, Capacity: 4}, OnChange: ratelimit.ScaleTokens},
+		"poolOfRows": {Policy: ratelimit.TokenBucket{Rate: 12, Period: time.Second, Shards: 2}, OnChange: ratelimit.AddTokens},
+	}
 	policies := make(modes)
-	rule := func(i int, eras ...ratelimit.Era) {
-		made, err := ratelimit.NewRuling(limits[i], ratelimit.RulingConfig{Name: "rule of " + limits[i].Name(), Eras: eras})
+	for _, limit := range slices.Concat(s.own, s.pools) {
+		eras := []ratelimit.Era{{Mode: modesOf[limit.Name()]}}
+		if era, is := changes[limit.Name()]; is {
+			era.From = opening.Add(10 * time.Second)
+			eras = append(eras, era)
+		}
+		rule, err := ratelimit.NewRuling(limit, ratelimit.RulingConfig{Name: "rule of " + limit.Name(), Eras: eras})
 		require.NoError(t, err)
-		policies[limits[i].Name()] = made
+		policies[limit.Name()] = rule
 	}
-	rule(2, ratelimit.Era{Mode: ratelimit.Shadow})
-	rule(3, ratelimit.Era{Mode: ratelimit.Off})
-	rule(4, ratelimit.Era{}, ratelimit.Era{
-		From: change, OnChange: ratelimit.ScaleTokens,
-		Policy: ratelimit.FixedWindow{Rate: 2, Period: 3 * time.Second, Capacity: 4},
+	note := func(i int) func(context.Context, ratelimit.Refusal) {
+		return func(_ context.Context, r ratelimit.Refusal) {
+			r.Cached = false // a Simulation has no cache
+			s.refused[i] = append(s.refused[i], r)
+		}
+	}
+	var err error
+	s.simulation, err = ratelimit.NewSimulation(ratelimit.Config{Policies: policies, Refused: note(0)})
+	require.NoError(t, err)
+	s.limiter, err = ratelimit.New(postgrestest.New(t), ratelimit.Config{
+		Policies: policies, AsOf: func() time.Time { return s.now }, RefusalCache: 64 * len(modesOf), Refused: note(1),
 	})
-
-	now := start
-	var told, toldInMemory []ratelimit.Refusal
-	config := ratelimit.Config{Policies: policies, AsOf: func() time.Time { return now }, Refused: note(&told)}
-	limiter, err := ratelimit.New(postgrestest.New(t), config)
 	require.NoError(t, err)
-	config.AsOf, config.Refused = nil, note(&toldInMemory)
-	simulation, err := ratelimit.NewSimulation(config)
-	require.NoError(t, err)
+	return s
+}
 
-	random, refused, changed := rand.New(rand.NewPCG(1, 2)), 0, false
-	for i := range 900 {
-		step := time.Duration(random.IntN(150_000)) * time.Microsecond
-		switch {
-		case !changed && now.After(change.Add(time.Second)):
-			changed, step = true, -2*time.Second // before the change, when buckets have seen it
-		case i%100 == 99:
-			step = -time.Second
-		case i > 700 && i%20 == 0:
-			step = -2 * time.Minute // which looks like a clock that was wrong
-		}
-		now = now.Add(step)
-		var requests []ratelimit.Request
-		for _, j := range random.Perm(len(limits))[:1+random.IntN(len(limits))] {
-			requests = append(requests, limits[j].For(fmt.Sprint(random.IntN(2))).Cost(float64(random.IntN(3))))
-		}
-		want, err := limiter.Take(t.Context(), requests...)
-		require.NoError(t, err)
-		got, err := simulation.Take(t.Context(), now, requests...)
-		require.NoError(t, err)
-		require.Equal(t, want.Allowed, got.Allowed, "call %d", i)
-		require.Equal(t, want.RetryAfter, got.RetryAfter, "call %d", i)
-		require.Equal(t, want.At, got.At, "call %d", i)
-		for k := range want.States {
-			w, g := &want.States[k], &got.States[k]
-			require.Equal(t, [...]any{w.Allowed, w.RetryAfter, w.Remaining, w.Mode, w.Rule, w.NotAsked, w.Value.Tokens},
-				[...]any{g.Allowed, g.RetryAfter, g.Remaining, g.Mode, g.Rule, g.NotAsked, g.Value.Tokens}, "call %d, %v", i, w.Limit)
-		}
-		if !want.Allowed {
-			refused++
-		}
+// draw returns requests for some limits, of which some borrow from a pool.
+func (s *simulated) draw(random *rand.Rand) (requests []ratelimit.Request) {
+	drawn := random.Perm(len(s.own))[:1+random.IntN(len(s.own))]
+	pool := s.pools[random.IntN(2)].Global()
+	if slices.ContainsFunc(drawn, func(j int) bool { return s.modes[s.own[j].Name()] != "" }) {
+		pool = s.pools[0].Global() // one of several rows would pay, if the pool decides alone
 	}
-	require.Equal(t, told, toldInMemory)
-	require.Greater(t, refused, 50)
-	require.True(t, changed)
-	require.Equal(t, 8, simulation.Buckets(), "two keys of each limit that is in use")
+	borrows := random.IntN(2) == 0
+	for _, j := range drawn {
+		request := s.own[j].For(pool.Limit().Name())
+		if borrows || s.own[j].Numbers().Shards > 1 { // a take that does not borrow is from a row at random
+			request = ratelimit.Borrow(request, pool)
+		}
+		requests = append(requests, request.Cost(float64(random.IntN(4))))
+	}
+	if random.IntN(4) == 0 {
+		requests = append(requests, requests[0].Cost(1))
+	}
+	if borrows && random.IntN(5) == 0 {
+		requests = append(requests, pool)
+	}
+	return requests
+}
+
+// told are the parts of a decision in which a Simulation and a Limiter must agree.
+func told(d *ratelimit.Decision) []any {
+	all := []any{d.Allowed, d.RetryAfter, d.At}
+	for i := range d.States {
+		s := &d.States[i]
+		all = append(all, s.Allowed, s.RetryAfter, s.Remaining, s.Mode, s.Rule, s.NotAsked, s.Cost, s.Borrowed, s.Value.Tokens)
+	}
+	return all
+}
+
+// TestSimulation compares a Simulation with a Limiter on Postgres, for the same calls at the same instants, some of which step back.
+func TestSimulation(t *testing.T) {
+	t.Parallel()
+	for name, modesOf := range map[string]map[string]ratelimit.Mode{
+		"plain": {}, "a pool in shadow": {"pool": ratelimit.Shadow}, "a pool off": {"pool": ratelimit.Off},
+		"one in shadow": {"tokens": ratelimit.Shadow}, "two off": {"tokens": ratelimit.Off, "rows": ratelimit.Off},
+		"mixed":    {"tokens": ratelimit.Shadow, "pool": ratelimit.Shadow, "windows": ratelimit.Off},
+		"both off": {"windows": ratelimit.Off, "pool": ratelimit.Off},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			if name != "plain" && name != "mixed" {
+				testsize.Long(t, "makes 1000 calls, as the other modes do")
+			}
+			s := newSimulated(t, modesOf)
+			random, borrowed, refused := rand.New(rand.NewPCG(3, 4)), 0, 0
+			for i := range 500 {
+				s.now = s.now.Add(time.Duration(random.IntN(100_000)) * time.Microsecond)
+				switch {
+				case i%90 != 89:
+				case len(modesOf) == 0 && i > 400: // which looks like a clock that was wrong
+					s.now = s.now.Add(-2 * time.Minute)
+				default:
+					s.now = s.now.Add(-time.Second)
+				}
+				requests := s.draw(random)
+				checked, err := s.limiter.Check(t.Context(), requests...)
+				if errors.Is(err, ratelimit.ErrCostExceedsCapacity) {
+					_, err = s.simulation.Take(t.Context(), s.now, requests...)
+					require.ErrorIs(t, err, ratelimit.ErrCostExceedsCapacity)
+					continue
+				}
+				require.NoError(t, err)
+				want, err := s.limiter.Take(t.Context(), requests...)
+				require.NoError(t, err)
+				got, err := s.simulation.Take(t.Context(), s.now, requests...)
+				require.NoError(t, err)
+				require.Equal(t, told(&want), told(&got), "call %d: %v", i, requests)
+				require.Equal(t, [...]any{want.Allowed, want.RetryAfter}, [...]any{checked.Allowed, checked.RetryAfter}, "call %d: %v", i, requests)
+				require.Equal(t, s.refused[1], s.refused[0], "call %d: %v", i, requests)
+				s.refused = [2][]ratelimit.Refusal{}
+				if slices.ContainsFunc(want.States, func(s ratelimit.State) bool { return s.Borrowed }) {
+					borrowed++
+				}
+				if !want.Allowed {
+					refused++
+				}
+			}
+			require.Greater(t, borrowed, 10)
+			require.Greater(t, refused, 10)
+		})
+	}
 }
 
 func TestNewSimulation(t *testing.T) {

@@ -205,6 +205,10 @@ func storiesOfChanges() map[string]story {
 	capacity := func(c float64) ratelimit.Policy {
 		return ratelimit.TokenBucket{Rate: 10, Period: time.Minute, Capacity: c}
 	}
+	owing := func(most float64) ratelimit.Policy {
+		return ratelimit.TokenBucket{Rate: 1, Period: time.Second, MaxReserved: most}
+	}
+	windows := ratelimit.FixedWindow{Rate: 10, Period: time.Minute, Start: opening}
 	return map[string]story{
 		"ANewRateCountsFromTheLastTake": {ratelimit.PerMinute(10), []step{
 			{at: 0, take: 10, left: 0},
@@ -219,16 +223,13 @@ func storiesOfChanges() map[string]story {
 		}},
 		"OwedTokensBeyondTheNewBoundAreRepaid": {ratelimit.PerSecond(1), []step{
 			{at: 0, reserve: 101, left: -100, wait: 100 * time.Second},
-			{at: 0, policy: ratelimit.TokenBucket{Rate: 1, Period: time.Second, MaxReserved: 10}, reserve: 1, refused: true, left: -100, wait: 91 * time.Second},
+			{at: 0, policy: owing(10), reserve: 1, refused: true, left: -100, wait: 91 * time.Second},
 			{at: 91 * time.Second, reserve: 1, left: -10, wait: 10 * time.Second},
-			{
-				at: 101 * time.Second, policy: ratelimit.TokenBucket{Rate: 1, Period: time.Second, MaxReserved: ratelimit.NoReservations},
-				take: 1, refused: true, left: 0, wait: time.Second,
-			},
+			{at: 101 * time.Second, policy: owing(ratelimit.NoReservations), take: 1, refused: true, left: 0, wait: time.Second},
 		}},
 		"ABucketBecomesAWindowAtTheNextStart": {ratelimit.PerMinute(10), []step{
 			{at: 90 * time.Second, take: 10, left: 0},
-			{at: 91 * time.Second, policy: ratelimit.FixedWindow{Rate: 10, Period: time.Minute, Start: opening}, take: 1, refused: true, left: 0, wait: 29 * time.Second},
+			{at: 91 * time.Second, policy: windows, take: 1, refused: true, left: 0, wait: 29 * time.Second},
 			{at: 120 * time.Second, take: 10, left: 0},
 			{at: 120 * time.Second, policy: ratelimit.PerMinute(10), take: 1, refused: true, left: 0, wait: 6 * time.Second},
 		}},

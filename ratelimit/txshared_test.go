@@ -39,12 +39,6 @@ func newSharing(t *testing.T, configure ...func(*pgxpool.Config)) *sharing {
 	return &sharing{pool, limiter}
 }
 
-func (b *sharing) exec(t *testing.T, sql string, arguments ...any) {
-	t.Helper()
-	_, err := b.pool.Exec(t.Context(), sql, arguments...)
-	require.NoError(t, err)
-}
-
 // requireTaken checks the number of tokens taken from the bucket.
 func (b *sharing) requireTaken(t *testing.T, want float64) {
 	t.Helper()
@@ -69,11 +63,13 @@ func (b *sharing) turns(t *testing.T) (held, waiting int) {
 	return held, waiting
 }
 
-func (b *sharing) requireNoTurns(t *testing.T) {
+// requireTurns waits until that many sessions hold a lock, and none waits for one.
+func (b *sharing) requireTurns(t *testing.T, want int) {
 	t.Helper()
-	held, waiting := b.turns(t)
-	require.Zero(t, held, "nobody holds a lock")
-	require.Zero(t, waiting, "nobody waits for one")
+	eventually(t, "locks are held", func() bool {
+		held, waiting := b.turns(t)
+		return held == want && waiting == 0
+	})
 }
 
 // takeHot takes one token in a transaction of InTx and does something else.
@@ -93,75 +89,59 @@ func (b *sharing) takeHot(ctx context.Context, then func(tx pgx.Tx) error) error
 func TestASharedTurnEndsWithItsTransaction(t *testing.T) {
 	t.Parallel()
 	errBody := errors.New("the body failed")
-	for name, end := range map[string]func(t *testing.T, b *sharing, tx pgx.Tx) error{
-		"commit": func(*testing.T, *sharing, pgx.Tx) error { return nil },
-		"error":  func(*testing.T, *sharing, pgx.Tx) error { return errBody },
-		"panic":  func(*testing.T, *sharing, pgx.Tx) error { panic(errBody) },
-		"goexit": func(*testing.T, *sharing, pgx.Tx) error { runtime.Goexit(); return nil },
-		"a commit of its own": func(t *testing.T, _ *sharing, tx pgx.Tx) error {
-			t.Helper()
-			return tx.Commit(t.Context())
-		},
-		"a rollback of its own": func(t *testing.T, _ *sharing, tx pgx.Tx) error {
-			t.Helper()
-			return tx.Rollback(t.Context())
-		},
-		"a failed statement": func(t *testing.T, _ *sharing, tx pgx.Tx) error {
-			t.Helper()
-			_, err := tx.Exec(t.Context(), `SELECT 1/0`)
+	for name, end := range map[string]func(ctx context.Context, b *sharing, tx pgx.Tx) error{
+		"commit":                func(context.Context, *sharing, pgx.Tx) error { return nil },
+		"error":                 func(context.Context, *sharing, pgx.Tx) error { return errBody },
+		"panic":                 func(context.Context, *sharing, pgx.Tx) error { panic(errBody) },
+		"goexit":                func(context.Context, *sharing, pgx.Tx) error { runtime.Goexit(); return nil },
+		"a commit of its own":   func(ctx context.Context, _ *sharing, tx pgx.Tx) error { return tx.Commit(ctx) },
+		"a rollback of its own": func(ctx context.Context, _ *sharing, tx pgx.Tx) error { return tx.Rollback(ctx) },
+		"a closed connection":   func(ctx context.Context, _ *sharing, tx pgx.Tx) error { return tx.Conn().Close(ctx) },
+		"a failed statement": func(ctx context.Context, _ *sharing, tx pgx.Tx) error {
+			_, err := tx.Exec(ctx, `SELECT 1/0`)
 			return err
 		},
-		"a failed statement that is kept back": func(t *testing.T, _ *sharing, tx pgx.Tx) error {
-			t.Helper()
-			_, _ = tx.Exec(t.Context(), `SELECT 1/0`)
+		"a failed statement that is kept back": func(ctx context.Context, _ *sharing, tx pgx.Tx) error {
+			_, _ = tx.Exec(ctx, `SELECT 1/0`)
 			return nil
 		},
-		"a commit that fails": func(t *testing.T, _ *sharing, tx pgx.Tx) error {
-			t.Helper()
-			_, err := tx.Exec(t.Context(), `INSERT INTO child VALUES (1)`)
+		"a commit that fails": func(ctx context.Context, _ *sharing, tx pgx.Tx) error {
+			_, err := tx.Exec(ctx, `CREATE TABLE parent (id int PRIMARY KEY);
+				CREATE TABLE child (id int REFERENCES parent DEFERRABLE INITIALLY DEFERRED); INSERT INTO child VALUES (1)`)
 			return err
 		},
-		"a closed connection": func(t *testing.T, _ *sharing, tx pgx.Tx) error {
-			t.Helper()
-			return tx.Conn().Close(t.Context())
-		},
-		"an ended backend": func(t *testing.T, b *sharing, tx pgx.Tx) error {
-			t.Helper()
-			b.exec(t, `SELECT pg_terminate_backend($1, 10000)`, tx.Conn().PgConn().PID())
-			_, err := tx.Exec(t.Context(), `SELECT 1`)
+		"an ended backend": func(ctx context.Context, b *sharing, tx pgx.Tx) error {
+			if _, err := b.pool.Exec(ctx, `SELECT pg_terminate_backend($1, 10000)`, tx.Conn().PgConn().PID()); err != nil {
+				return err
+			}
+			_, err := tx.Exec(ctx, `SELECT 1`)
 			return err
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			b := newSharing(t)
-			b.exec(t, `CREATE TABLE parent (id int PRIMARY KEY);
-				CREATE TABLE child (id int REFERENCES parent DEFERRABLE INITIALLY DEFERRED)`)
 			for _, ctx := range []context.Context{WithQueue(t.Context(), turnsAtHot), t.Context()} {
 				var over sync.WaitGroup
 				over.Go(func() { // which panics and exits in its stead
 					defer func() { _ = recover() }()
 					first := true
 					_ = b.takeHot(ctx, func(tx pgx.Tx) error {
-						held, _ := b.turns(t)
-						if held != 1 {
+						if held, _ := b.turns(t); held != 1 {
 							t.Errorf("%d locks are held", held)
 						}
 						if !first {
 							return nil
 						}
 						first = false
-						return end(t, b, tx)
+						return end(t.Context(), b, tx)
 					})
 				})
 				over.Wait()
-				eventually(t, "no lock is held", func() bool {
-					held, waiting := b.turns(t)
-					return held == 0 && waiting == 0
-				})
+				b.requireTurns(t, 0)
 				require.NoError(t, b.takeHot(ctx, nil), "the next one is not in its way")
 			}
-			b.requireNoTurns(t)
+			b.requireTurns(t, 0)
 		})
 	}
 }
@@ -180,14 +160,13 @@ func TestSharedQueuesHandOverInTheServer(t *testing.T) {
 				require.NoError(t, err)
 				c.ConnConfig.DefaultQueryExecMode = q.DefaultQueryExecMode
 			})
-			var attempts, begun atomic.Int64
+			var attempts atomic.Int64
 			var others sync.WaitGroup
 			require.NoError(t, b.takeHot(t.Context(), func(pgx.Tx) error {
 				for range workers {
 					others.Go(func() {
 						err := b.limiter.InTx(t.Context(), func(tx pgx.Tx) error {
 							attempts.Add(1)
-							begun.Add(1)
 							_, err := b.limiter.WithTx(tx).Take(t.Context(), turnsAtHot)
 							return err
 						})
@@ -199,14 +178,14 @@ func TestSharedQueuesHandOverInTheServer(t *testing.T) {
 				eventually(t, "one of them waits in the server", func() bool {
 					_, waiting := b.turns(t)
 					require.LessOrEqual(t, waiting, 1)
-					return waiting == 1 && begun.Load() == workers
+					return waiting == 1 && attempts.Load() == workers
 				})
 				return nil
 			}))
 			others.Wait()
 			require.EqualValues(t, workers, attempts.Load())
 			b.requireTaken(t, workers+1)
-			b.requireNoTurns(t)
+			b.requireTurns(t, 0)
 		})
 	}
 }
@@ -234,9 +213,7 @@ func TestAWaitForASharedTurnIsBounded(t *testing.T) {
 		return err
 	}))
 	b.requireTaken(t, 4)
-	held, waiting := b.turns(t)
-	require.Equal(t, 1, held, "the stranger's")
-	require.Zero(t, waiting)
+	b.requireTurns(t, 1) // the stranger's
 }
 
 // A caller who gives up waiting leaves no waiting session in the server.
@@ -264,53 +241,47 @@ func TestACallerWhoGivesUpWaitingForASharedTurn(t *testing.T) {
 			return nil
 		})
 		require.NoError(t, err)
-		b.requireNoTurns(t)
+		b.requireTurns(t, 0)
 	}
 	b.requireTaken(t, 2)
 }
 
 // A transaction takes only one turn. So turns add no deadlocks between transactions that take from several buckets one after the
-// other.
+// other, each in an order of its own.
 func TestSharedTurnsOfTransactionsThatWantSeveralBuckets(t *testing.T) {
 	t.Parallel()
-	const workers, rounds = 4, 2
+	const workers = 4
 	b := newSharing(t, func(c *pgxpool.Config) { c.MaxConns = workers })
 	b.limiter.queues.Wait = time.Second
 	limit := Define("many", TokenBucket{Rate: 100_000, Period: 36525 * Day})
 	keys := []Request{limit.For("a"), limit.For("b"), limit.For("c")}
 	var group sync.WaitGroup
-	failed := make([]error, workers)
-	work := func(worker int) error {
-		for round := range rounds {
+	for i := range 2 * workers {
+		group.Go(func() {
 			ctx := t.Context()
-			if worker%2 == 0 {
-				ctx = WithQueue(ctx, keys[(worker+round)%len(keys)])
+			if i%2 == 0 {
+				ctx = WithQueue(ctx, keys[i%len(keys)])
 			}
 			err := b.limiter.InTx(ctx, func(tx pgx.Tx) error {
-				for i := range keys { // each in an order of its own
-					if _, err := b.limiter.WithTx(tx).Take(ctx, keys[(worker+i*(1+round%2))%len(keys)]); err != nil {
+				for j := range keys {
+					if _, err := b.limiter.WithTx(tx).Take(ctx, keys[(i+j*(1+i%2))%len(keys)]); err != nil {
 						return err
 					}
 				}
 				return nil
 			})
 			if err != nil {
-				return err
+				t.Error(err)
 			}
-		}
-		return nil
-	}
-	for worker := range workers {
-		group.Go(func() { failed[worker] = work(worker) })
+		})
 	}
 	group.Wait()
-	require.NoError(t, errors.Join(failed...))
 	for _, key := range keys {
 		v, err := b.limiter.Value(t.Context(), key)
 		require.NoError(t, err)
-		require.InDelta(t, 100_000-workers*rounds, v.Tokens, 0.01)
+		require.InDelta(t, 100_000-2*workers, v.Tokens, 0.01)
 	}
-	b.requireNoTurns(t)
+	b.requireTurns(t, 0)
 }
 
 // A transaction inside another one, on a connection of its own, has a turn of its own.
@@ -326,24 +297,36 @@ func TestSharedTurnsOfATransactionInsideAnother(t *testing.T) {
 			return err
 		})
 	}))
-	b.requireNoTurns(t)
+	b.requireTurns(t, 0)
 	require.NoError(t, b.limiter.InTx(WithQueue(t.Context(), turnsAtHot), func(tx pgx.Tx) error {
 		return pgx.BeginFunc(t.Context(), tx, func(nested pgx.Tx) error { // a savepoint
 			_, err := b.limiter.WithTx(nested).Take(t.Context(), turnsAtHot)
 			return err
 		})
 	}))
-	b.requireNoTurns(t)
+	b.requireTurns(t, 0)
+	require.NoError(t, b.limiter.InTx(t.Context(), func(tx pgx.Tx) error {
+		_, err := b.limiter.WithTx(tx).Take(t.Context(), Define("quiet", PerHour(100)).Global())
+		held, _ := b.turns(t)
+		require.Zero(t, held, "no transactions have conflicted there")
+		return err
+	}))
 	err := b.limiter.InTx(WithQueue(t.Context(), Define("hot", PerHour(1)).For("")), func(pgx.Tx) error { return nil })
 	require.ErrorIs(t, err, ErrInvalidKey)
 }
 
-// The first statement of a body decides whether its transaction can still wait. The body runs once in either case, and its SET
-// LOCAL stays in effect.
+// The body of a transaction runs once, before its turn and after it. Its SET LOCAL stays in effect, and a lock timeout of the wait
+// does not.
 func TestWhatATransactionSetBeforeItsTurnStays(t *testing.T) {
 	t.Parallel()
 	b := newSharing(t)
-	require.NoError(t, b.takeHot(WithQueue(t.Context(), turnsAtHot), nil))
+	settings := func(tx pgx.Tx, want ...string) error {
+		got := make([]string, 3)
+		err := tx.QueryRow(t.Context(), `SELECT current_setting('transaction_isolation'), current_setting('lock_timeout'),
+			current_setting('application_name')`).Scan(&got[0], &got[1], &got[2])
+		require.Equal(t, want, got[:len(want)])
+		return err
+	}
 	require.NoError(t, b.limiter.InTx(t.Context(), func(tx pgx.Tx) error {
 		if _, err := tx.Exec(t.Context(), `SET LOCAL application_name = 'mine'`); err != nil {
 			return err
@@ -351,25 +334,16 @@ func TestWhatATransactionSetBeforeItsTurnStays(t *testing.T) {
 		if _, err := b.limiter.WithTx(tx).Take(t.Context(), turnsAtHot); err != nil {
 			return err
 		}
-		var name, level string
-		err := tx.QueryRow(t.Context(), `SELECT current_setting('application_name'), current_setting('transaction_isolation')`).Scan(&name, &level)
-		require.Equal(t, "mine", name)
-		require.Equal(t, "serializable", level)
-		return err
+		return settings(tx, "serializable", "0", "mine")
 	}))
-	require.NoError(t, b.takeHot(WithQueue(t.Context(), turnsAtHot), func(tx pgx.Tx) error {
-		var level, timeout string
-		err := tx.QueryRow(t.Context(), `SELECT current_setting('transaction_isolation'), current_setting('lock_timeout')`).Scan(&level, &timeout)
-		require.Equal(t, "serializable", level)
-		require.Equal(t, "0", timeout)
-		return err
-	}))
+	require.NoError(t, b.takeHot(WithQueue(t.Context(), turnsAtHot), func(tx pgx.Tx) error { return settings(tx, "serializable", "0") }))
 	var pgErr *pgconn.PgError
-	b.exec(t, `ALTER TABLE ratelimit.buckets RENAME TO elsewhere`)
-	err := b.takeHot(t.Context(), nil)
+	_, err := b.pool.Exec(t.Context(), `ALTER TABLE ratelimit.buckets RENAME TO elsewhere`)
+	require.NoError(t, err)
+	err = b.takeHot(t.Context(), nil)
 	require.ErrorIs(t, err, ErrNotMigrated)
 	require.ErrorAs(t, err, &pgErr)
-	b.requireNoTurns(t)
+	b.requireTurns(t, 0)
 }
 
 // A pool that runs something in the transactions that it begins would have that undone.
@@ -390,5 +364,69 @@ func TestSharedQueuesTakeThePoolsOfPgx(t *testing.T) {
 		require.ErrorContains(t, err, "SharedQueues")
 		_, err = New(own, Config{})
 		require.NoError(t, err)
+	}
+}
+
+// For every verb, the wait is part of the first statement, and the answer is the same as without a wait.
+func TestEveryVerbWaitsForItsSharedTurn(t *testing.T) {
+	t.Parallel()
+	bucketed := Define("bucketed", TokenBucket{Rate: 10, Period: 36525 * Day, MaxReserved: 10}).For("key")
+	other := Define("other", PerHour(10)).For("key")
+	sliding := Define("sliding", SlidingWindow{Rate: 10, Period: time.Hour}).For("key")
+	sharded := Define("sharded", TokenBucket{Rate: 10, Period: 36525 * Day, Shards: 2}).For("key")
+	slots := Define("slots", Concurrency{Most: 10}).For("key")
+	takes := func(requests ...Request) func(context.Context, *Limiter) error {
+		return func(ctx context.Context, l *Limiter) error { return l.Require(ctx, requests...) }
+	}
+	for name, verb := range map[string]func(context.Context, *Limiter) error{
+		"take":    takes(bucketed),
+		"two":     takes(bucketed, other),
+		"sliding": takes(sliding),
+		"sharded": takes(sharded),
+		"credit":  func(ctx context.Context, l *Limiter) error { return l.Credit(ctx, bucketed) },
+		"charge":  func(ctx context.Context, l *Limiter) error { return l.Charge(ctx, bucketed) },
+		"reset":   func(ctx context.Context, l *Limiter) error { return l.Reset(ctx, bucketed) },
+		"up to": func(ctx context.Context, l *Limiter) error {
+			n, d, err := l.TakeUpTo(ctx, 3, bucketed)
+			require.Equal(t, 3, n)
+			return errors.Join(err, d.Err())
+		},
+		"refused": func(ctx context.Context, l *Limiter) error {
+			if err := l.Require(ctx, bucketed.Cost(5), other.Cost(10)); err != nil {
+				return err
+			}
+			err := l.Require(ctx, bucketed, other.Cost(10))
+			if errors.Is(err, ErrLimited) {
+				return nil
+			}
+			return errors.Join(errors.New("it is allowed"), err)
+		},
+		"reserve": func(ctx context.Context, l *Limiter) error {
+			r, err := l.Reserve(ctx, bucketed.Cost(10))
+			return errors.Join(err, r.Err())
+		},
+		"acquire": func(ctx context.Context, l *Limiter) error {
+			lease, err := l.Acquire(ctx, slots)
+			return errors.Join(err, lease.Err())
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			for _, mode := range []pgx.QueryExecMode{pgx.QueryExecModeCacheStatement, pgx.QueryExecModeExec} {
+				b := newSharing(t, func(c *pgxpool.Config) { c.ConnConfig.DefaultQueryExecMode = mode })
+				for _, limit := range []string{"bucketed", "other", "sliding", "sharded", "slots"} {
+					for shard := range int32(2) {
+						b.limiter.queues.Conflict([]bucket.Key{{Name: limit, Key: "key", Shard: shard}})
+					}
+				}
+				require.NoError(t, b.limiter.InTx(t.Context(), func(tx pgx.Tx) error {
+					err := verb(t.Context(), b.limiter.WithTx(tx))
+					held, _ := b.turns(t)
+					require.Equal(t, 1, held)
+					return err
+				}))
+				b.requireTurns(t, 0)
+			}
+		})
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"math"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -46,22 +47,15 @@ func (u untouched) BeginTx(context.Context, pgx.TxOptions) (pgx.Tx, error) {
 
 func (u untouched) Conn() *pgx.Conn { return nil }
 
-// verbs returns every call that takes requests, on a limiter that may not touch the database, outside a
-// transaction and in one.
-func verbs(t *testing.T, config ratelimit.Config) map[string]func(...ratelimit.Request) error {
+// untouchedLimiters returns a Limiter that may not touch the database, outside a transaction and in one.
+func untouchedLimiters(t *testing.T, config ratelimit.Config) []*ratelimit.Limiter {
 	t.Helper()
 	alone, err := ratelimit.New(untouched{t: t}, config)
 	require.NoError(t, err)
-	calls := make(map[string]func(...ratelimit.Request) error)
-	for where, limiter := range map[string]*ratelimit.Limiter{"Alone": alone, "InTx": alone.WithTx(untouched{t: t})} {
-		for verb, call := range callsOf(t.Context(), limiter) {
-			calls[verb+where] = call
-		}
-	}
-	return calls
+	return []*ratelimit.Limiter{alone, alone.WithTx(untouched{t: t})}
 }
 
-// callsOf returns the calls of a limiter.
+// callsOf returns the calls of a limiter that take requests for tokens.
 func callsOf(ctx context.Context, limiter *ratelimit.Limiter) map[string]func(...ratelimit.Request) error {
 	return map[string]func(...ratelimit.Request) error{
 		"Take":         func(r ...ratelimit.Request) error { _, err := limiter.Take(ctx, r...); return err },
@@ -87,196 +81,202 @@ func callsOf(ctx context.Context, limiter *ratelimit.Limiter) map[string]func(..
 // someID is an ID that a reservation may have.
 const someID = "2b1f8a5e-9c47-4d0a-b3e6-7f1c2d9e8a40"
 
-// TestMalformedIDs name no reservation, which the calls on one say before any SQL.
-func TestMalformedIDs(t *testing.T) {
-	t.Parallel()
-	ctx := t.Context()
-	alone, err := ratelimit.New(untouched{t: t}, ratelimit.Config{})
-	require.NoError(t, err)
-	for _, l := range []*ratelimit.Limiter{alone, alone.WithTx(untouched{t: t})} {
-		for _, id := range []string{
-			"", "42", strings.ToUpper(someID), "{" + someID + "}", someID + "\n", someID[1:] + "\x00", someID[1:] + "\xff", strings.Repeat(someID, 1e4),
-		} {
-			_, started := l.Start(ctx, id)
-			_, asked := l.Started(ctx, id)
-			_, renewed := l.Renew(ctx, id)
-			for _, err := range []error{started, asked, renewed, l.Cancel(ctx, id), l.Settle(ctx, id)} {
-				require.ErrorIs(t, err, ratelimit.ErrNotReserved, "%.50q", id)
-			}
-		}
-	}
-}
-
-// TestInvalidSlots are calls on slots that mean nothing, and IDs that name no lease. Both are refused before any SQL.
-func TestInvalidSlots(t *testing.T) {
-	t.Parallel()
-	job := ratelimit.Define("jobs", ratelimit.Concurrency{Most: 3, Lease: ratelimit.Day}).For(secret)
-	tokens := ratelimit.Define("tokens", ratelimit.PerMinute(9)).For(secret)
-	calls, ctx := verbs(t, ratelimit.Config{}), t.Context()
-	for _, verb := range []string{"Take", "TakeUpTo", "Reserve", "CheckReserve", "Credit", "CreditTaken", "Charge", "Settle"} {
-		for _, where := range []string{"Alone", "InTx"} {
-			err := calls[verb+where](tokens, job)
-			require.ErrorIs(t, err, ratelimit.ErrInvalidRequest, verb)
-			require.ErrorContains(t, err, `"jobs"`, verb)
-			require.ErrorContains(t, err, "call Acquire", verb)
-		}
-	}
-	alone, err := ratelimit.New(untouched{t: t}, ratelimit.Config{})
-	require.NoError(t, err)
-	id, err := ratelimit.StoredLeaseID(ratelimit.Define("jobs", ratelimit.Concurrency{Most: 3}).ForStored("k"), 7)
-	require.NoError(t, err)
-	for _, l := range []*ratelimit.Limiter{alone, alone.WithTx(untouched{t: t})} {
-		for _, c := range []struct {
-			requests []ratelimit.Request
-			want     error
-			text     string
-		}{
-			{[]ratelimit.Request{tokens}, ratelimit.ErrInvalidRequest, "no limit of the call has a Concurrency policy; add one, or call Take"},
-			{nil, ratelimit.ErrInvalidRequest, "takes from 1 to 64"},
-			{make([]ratelimit.Request, 65), ratelimit.ErrInvalidRequest, "takes from 1 to 64"},
-			{[]ratelimit.Request{job.Cost(0)}, ratelimit.ErrInvalidCost, "one slot or more"},
-			{[]ratelimit.Request{job.Cost(1.5)}, ratelimit.ErrInvalidCost, "slots are whole: ask for one or more"},
-			{[]ratelimit.Request{job.Cost(4)}, ratelimit.ErrCostExceedsCapacity, "more than 3"},
-			{[]ratelimit.Request{job.Cost(2), job.Cost(2)}, ratelimit.ErrCostExceedsCapacity, "more than 3"},
-			{[]ratelimit.Request{ratelimit.Limit{}.For(secret)}, ratelimit.ErrInvalidLimit, "zero Limit"},
-			{[]ratelimit.Request{job.Limit().For("")}, ratelimit.ErrInvalidKey, "empty"},
-		} {
-			_, err := l.Acquire(ctx, c.requests...)
-			require.ErrorIs(t, err, c.want)
-			require.ErrorContains(t, err, c.text)
-		}
-		require.ErrorContains(t, l.Release(ctx, someID), "that of a Reservation to Settle or Cancel")
-		require.ErrorContains(t, l.Cancel(ctx, id), "that of a Lease to Release")
-		for _, id := range []string{"", someID, id[:len(id)-1], id + "A", "L1hello", "L2" + id[2:], "L1\x00", "\xff", "L1" + strings.Repeat("A", 1<<20)} {
-			require.ErrorIs(t, l.Release(ctx, id), ratelimit.ErrInvalidLease, "%.50q", id)
-			_, err := l.RenewLease(ctx, id)
-			require.ErrorIs(t, err, ratelimit.ErrInvalidLease, "%.50q", id)
-		}
-	}
-	_, err = (*ratelimit.Limiter)(nil).Acquire(ctx, job)
-	require.ErrorIs(t, err, ratelimit.ErrInvalidConfig)
-	require.ErrorIs(t, (&ratelimit.Limiter{}).Release(ctx, id), ratelimit.ErrInvalidConfig)
-}
-
 // secret is in every key here, and may be in no error.
 const secret = "alice@example.org"
 
-// TestInvalidKeys are refused by every call, before any SQL.
-func TestInvalidKeys(t *testing.T) {
-	t.Parallel()
-	limit := ratelimit.Define("sendMessage", ratelimit.PerMinute(10))
-	for _, c := range []struct{ name, key, text string }{
-		{"Empty", "", "it is empty (an ID of 0, a nil UUID and a Join with an empty part also give an empty key); name who is being limited, or use Global"},
-		{"NUL", secret + "\x00", "it holds a NUL byte"},
-		{"NULFirst", "\x00" + secret, "it holds a NUL byte"},
-		{"BadUTF8", secret + "\xff", "it is not valid UTF-8"},
-		{"HalfARune", secret + "é"[:1], "it is not valid UTF-8"},
-		{"Surrogate", secret + "\xed\xa0\x80", "it is not valid UTF-8"},
-		{"TooLong", secret + strings.Repeat("x", 257-len(secret)), "it has 257 bytes and at most 256 fit; shorten it, or set Config.HashKey"},
-		{"FarTooLong", strings.Repeat(secret, 1<<16), "at most 256 fit"},
-		{"TooManyBytesOfFewRunes", strings.Repeat("é", 129), "it has 258 bytes"},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			t.Parallel()
-			for verb, call := range verbs(t, ratelimit.Config{}) {
-				err := call(limit.For(c.key))
-				require.ErrorIs(t, err, ratelimit.ErrInvalidKey, verb)
-				require.ErrorContains(t, err, c.text, verb)
-				require.ErrorContains(t, err, `"sendMessage"`, verb)
-				require.NotContains(t, err.Error(), secret, verb)
-			}
-		})
-	}
-	t.Run("WhenHashed", func(t *testing.T) {
-		t.Parallel()
-		for verb, call := range verbs(t, ratelimit.Config{HashKey: make([]byte, 16)}) {
-			require.ErrorIs(t, call(limit.For("")), ratelimit.ErrInvalidKey, verb)
-			err := call(limit.For(secret + strings.Repeat("x", 1<<16)))
-			require.ErrorIs(t, err, ratelimit.ErrInvalidKey, verb)
-			require.ErrorContains(t, err, "at most 65536 can be hashed", verb)
-			require.NotContains(t, err.Error(), secret, verb)
-		}
-	})
+// deciding and changing are the verbs whose requests have costs.
+const (
+	deciding = "Take Reserve Check TakeUpTo CheckReserve"
+	changing = "Credit CreditTaken Charge Settle"
+)
+
+// invalid is a call that is refused before any SQL, with an error that says what to change.
+type invalid struct {
+	verbs    string // Acquire and Wait are among them only if they are named; "": the others
+	requests []ratelimit.Request
+	want     error
+	says     string
 }
 
-// TestInvalidPlans are refused by every call, before any SQL.
-func TestInvalidPlans(t *testing.T) {
+func TestInvalidCalls(t *testing.T) {
 	t.Parallel()
-	limit := ratelimit.Define("sendMessage", ratelimit.PerMinute(10))
-	for name, plan := range map[string]string{"NUL": "a\x00b", "BadUTF8": "pro\xff", "TooLong": strings.Repeat("p", 257)} {
+	for name, rows := range map[string][]invalid{
+		"Keys": invalidKeys(), "Costs": invalidCosts(), "Slots": invalidSlots(), "Requests": invalidRequests(), "Borrows": invalidBorrows(),
+	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			for verb, call := range verbs(t, ratelimit.Config{}) {
-				err := call(limit.For(secret).Plan(plan))
-				require.ErrorIs(t, err, ratelimit.ErrInvalidRequest, verb)
-				require.ErrorContains(t, err, `the plan of "sendMessage"`, verb)
-				require.NotContains(t, err.Error(), secret, verb)
-			}
-		})
-	}
-}
-
-// TestInvalidCosts are refused before any SQL by the calls that have a cost.
-func TestInvalidCosts(t *testing.T) {
-	t.Parallel()
-	limit := ratelimit.Define("tokens", ratelimit.TokenBucket{Rate: 10, Period: time.Hour, Capacity: 1e6, MaxReserved: 5})
-	for _, c := range []struct {
-		name string
-		cost float64
-		want error
-		text string
-	}{
-		{"NaN", math.NaN(), ratelimit.ErrInvalidCost, "a cost is a number from 0 up"},
-		{"Infinite", math.Inf(1), ratelimit.ErrInvalidCost, "a cost is a number from 0 up"},
-		{"MinusInfinite", math.Inf(-1), ratelimit.ErrInvalidCost, "a cost is a number from 0 up"},
-		{"MinusOne", -1, ratelimit.ErrInvalidCost, "-1 of \"tokens\"; a cost is a number from 0 up"},
-		{"MinusHalf", -0.5, ratelimit.ErrInvalidCost, "a cost is a number from 0 up"},
-		{"LeastNegative", -math.SmallestNonzeroFloat64, ratelimit.ErrInvalidCost, "a cost is a number from 0 up"},
-		{"LeastPositive", math.SmallestNonzeroFloat64, ratelimit.ErrInvalidCost, "too small beside its capacity of 1e+06"},
-		{"LostBesideTheCapacity", 1e6 * 0x1p-41, ratelimit.ErrInvalidCost, "use a larger unit of cost or a smaller capacity"},
-		{"AboveAll", 1e6 + 5.1, ratelimit.ErrCostExceedsCapacity, "lower the cost or raise the capacity"},
-		{"Largest", math.MaxFloat64, ratelimit.ErrCostExceedsCapacity, "can never give more than"},
-		{"LargestInteger", math.MaxInt64, ratelimit.ErrCostExceedsCapacity, "can never give more than"},
-		{"Large", 1e308, ratelimit.ErrCostExceedsCapacity, "can never give more than"},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			t.Parallel()
-			calls := verbs(t, ratelimit.Config{})
-			named := []string{"Take", "Reserve", "Check", "TakeUpTo", "CheckReserve"}
-			if c.name != "AboveAll" { // which is a change that a bucket may owe
-				named = append(named, "Credit", "CreditTaken", "Charge", "Settle")
-			}
-			for _, verb := range named {
-				for _, where := range []string{"Alone", "InTx"} {
-					verb := verb + where
-					err := calls[verb](limit.For(secret).Cost(c.cost))
-					require.ErrorIs(t, err, c.want, verb)
-					require.ErrorContains(t, err, c.text, verb)
-					require.NotContains(t, err.Error(), secret, verb)
+			for _, c := range rows {
+				for _, limiter := range untouchedLimiters(t, ratelimit.Config{}) {
+					calls := callsOf(t.Context(), limiter)
+					verbs := strings.Fields(c.verbs)
+					calls["Acquire"] = func(r ...ratelimit.Request) error { _, err := limiter.Acquire(t.Context(), r...); return err }
+					if !limiter.InTransaction() {
+						calls["Wait"] = func(r ...ratelimit.Request) error { _, err := limiter.Wait(t.Context(), r...); return err }
+					}
+					for verb, call := range calls {
+						if named := slices.Contains(verbs, verb); !named && (len(verbs) > 0 || verb == "Acquire" || verb == "Wait") {
+							continue
+						}
+						err := call(c.requests...)
+						require.ErrorIs(t, err, c.want, "%s: %s", verb, c.says)
+						require.ErrorContains(t, err, c.says, verb)
+						require.NotContains(t, err.Error(), secret, verb)
+					}
 				}
 			}
 		})
 	}
-}
-
-// TestInvalidPrices are below 1, or above all that a policy charges.
-func TestInvalidPrices(t *testing.T) {
-	t.Parallel()
-	limit := ratelimit.Define("upstream", ratelimit.Adaptive{Contract: ratelimit.PerSecond(100), Apply: true})
-	for verb, call := range verbs(t, ratelimit.Config{}) {
-		for _, price := range []float64{-1, 0.5, 1001} {
-			if !strings.HasPrefix(verb, "Value") && !strings.HasPrefix(verb, "Reset") { // which have no cost
-				require.ErrorIs(t, call(limit.For(secret).Price(price)), ratelimit.ErrInvalidCost, "%s at %v", verb, price)
+	t.Run("HashedKeys", func(t *testing.T) {
+		t.Parallel()
+		limit := ratelimit.Define("sendMessage", ratelimit.PerMinute(10))
+		for _, limiter := range untouchedLimiters(t, ratelimit.Config{HashKey: make([]byte, 16)}) {
+			for verb, call := range callsOf(t.Context(), limiter) {
+				require.ErrorIs(t, call(limit.For("")), ratelimit.ErrInvalidKey, verb)
+				err := call(limit.For(secret + strings.Repeat("x", 1<<16)))
+				require.ErrorIs(t, err, ratelimit.ErrInvalidKey, verb)
+				require.ErrorContains(t, err, "at most 65536 can be hashed", verb)
+				require.NotContains(t, err.Error(), secret, verb)
 			}
 		}
+	})
+}
+
+func invalidKeys() (rows []invalid) {
+	limit := ratelimit.Define("sendMessage", ratelimit.PerMinute(10))
+	const empty = "it is empty (an ID of 0, a nil UUID and a Join with an empty part also give an empty key); name who is being limited, or use Global"
+	for key, says := range map[string]string{
+		"":                  empty,
+		secret + "\x00":     "it holds a NUL byte",
+		"\x00" + secret:     "it holds a NUL byte",
+		secret + "\xff":     "it is not valid UTF-8",
+		secret + "é"[:1]:    "it is not valid UTF-8",
+		secret + "\xed\xa0": "it is not valid UTF-8", // half of a surrogate pair
+		secret + strings.Repeat("x", 257-len(secret)): "it has 257 bytes and at most 256 fit; shorten it, or set Config.HashKey",
+		strings.Repeat(secret, 1<<16):                 "it has 1114112 bytes and at most 256 fit",
+		strings.Repeat("é", 129):                      "it has 258 bytes",
+	} {
+		rows = append(rows, invalid{"", []ratelimit.Request{limit.For(key)}, ratelimit.ErrInvalidKey, `"sendMessage": ` + says})
+	}
+	for _, plan := range []string{"a\x00b", "pro\xff", strings.Repeat("p", 257)} {
+		rows = append(rows, invalid{"", []ratelimit.Request{limit.For(secret).Plan(plan)}, ratelimit.ErrInvalidRequest, `the plan of "sendMessage"`})
+	}
+	return rows
+}
+
+func invalidCosts() (rows []invalid) {
+	limit := ratelimit.Define("tokens", ratelimit.TokenBucket{Rate: 10, Period: time.Hour, Capacity: 1e6, MaxReserved: 5})
+	upstream := ratelimit.Define("upstream", ratelimit.Adaptive{Contract: ratelimit.PerSecond(100), Apply: true})
+	add := func(verbs string, request ratelimit.Request, want error, says string) {
+		rows = append(rows, invalid{verbs, []ratelimit.Request{request}, want, says})
+	}
+	for _, cost := range []float64{math.NaN(), math.Inf(1), math.Inf(-1), -1, -0.5, -math.SmallestNonzeroFloat64} {
+		add(deciding+" "+changing, limit.For(secret).Cost(cost), ratelimit.ErrInvalidCost, ` of "tokens"; a cost is a number from 0 up`)
+	}
+	const small = "too small beside its capacity of 1e+06; use a larger unit of cost or a smaller capacity"
+	for _, cost := range []float64{math.SmallestNonzeroFloat64, 1e6 * 0x1p-41} {
+		add(deciding+" "+changing, limit.For(secret).Cost(cost), ratelimit.ErrInvalidCost, small)
+	}
+	for _, cost := range []float64{math.MaxFloat64, math.MaxInt64, 1e308} {
+		add(deciding+" "+changing, limit.For(secret).Cost(cost), ratelimit.ErrCostExceedsCapacity, "can never give more than")
+	}
+	add(deciding, limit.For(secret).Cost(1e6+5.1), ratelimit.ErrCostExceedsCapacity, "lower the cost or raise the capacity") // a bucket may owe it
+	for _, price := range []float64{-1, 0.5, 1001} {
+		add(deciding+" "+changing, upstream.For(secret).Price(price), ratelimit.ErrInvalidCost, `"upstream"`)
+	}
+	return rows
+}
+
+func invalidSlots() []invalid {
+	job := ratelimit.Define("jobs", ratelimit.Concurrency{Most: 3, Lease: ratelimit.Day}).For(secret)
+	tokens := ratelimit.Define("tokens", ratelimit.PerMinute(9)).For(secret)
+	type requests = []ratelimit.Request
+	return []invalid{
+		{"Take TakeUpTo Reserve CheckReserve " + changing, requests{tokens, job}, ratelimit.ErrInvalidRequest, `"jobs"`},
+		{"Take TakeUpTo Reserve CheckReserve " + changing, requests{tokens, job}, ratelimit.ErrInvalidRequest, "call Acquire"},
+		{"Acquire", requests{tokens}, ratelimit.ErrInvalidRequest, "no limit of the call has a Concurrency policy; add one, or call Take"},
+		{"Acquire", nil, ratelimit.ErrInvalidRequest, "takes from 1 to 64"},
+		{"Acquire", make(requests, 65), ratelimit.ErrInvalidRequest, "takes from 1 to 64"},
+		{"Acquire", requests{job.Cost(0)}, ratelimit.ErrInvalidCost, "one slot or more"},
+		{"Acquire", requests{job.Cost(1.5)}, ratelimit.ErrInvalidCost, "slots are whole: ask for one or more"},
+		{"Acquire", requests{job.Cost(4)}, ratelimit.ErrCostExceedsCapacity, "more than 3"},
+		{"Acquire", requests{job.Cost(2), job.Cost(2)}, ratelimit.ErrCostExceedsCapacity, "more than 3"},
+		{"Acquire", requests{ratelimit.Limit{}.For(secret)}, ratelimit.ErrInvalidLimit, "zero Limit"},
+		{"Acquire", requests{job.Limit().For("")}, ratelimit.ErrInvalidKey, "empty"},
 	}
 }
 
-// TestInvalidReports are refused before any SQL.
+// invalidRequests are requests that do not fit together, or whose limits do not fit the verb.
+func invalidRequests() []invalid {
+	limit := ratelimit.Define("sendMessage", ratelimit.PerMinute(10))
+	again := ratelimit.Define("sendMessage", ratelimit.PerMinute(11))
+	windows := ratelimit.Define("sendMessage", ratelimit.FixedWindow{Rate: 10, Period: ratelimit.Week})
+	full := ratelimit.Define("full", ratelimit.TokenBucket{Rate: 1, Period: ratelimit.Day, MaxReserved: ratelimit.NoReservations})
+	spaced := ratelimit.Define("spaced", ratelimit.TokenBucket{Rate: 1, Period: ratelimit.Day, Capacity: ratelimit.None})
+	sliding := ratelimit.Define("sliding", ratelimit.SlidingWindow{Rate: 5, Period: time.Minute})
+	var zero ratelimit.Limit
+	type requests = []ratelimit.Request
+	return []invalid{
+		{deciding + " Reset", nil, ratelimit.ErrInvalidRequest, "the call asks for 0 limits; it takes from 1 to 64"},
+		{deciding + " Reset", slices.Repeat(requests{limit.For(secret)}, 65), ratelimit.ErrInvalidRequest, "asks for 65 limits; it takes from 1 to 64"},
+		{"", requests{zero.For(secret)}, ratelimit.ErrInvalidLimit, "make limits with Define or NewLimit"},
+		{"", requests{zero.Global()}, ratelimit.ErrInvalidLimit, "make limits with Define or NewLimit"},
+		{"", requests{zero.For("")}, ratelimit.ErrInvalidLimit, "make limits with Define or NewLimit"},
+		{"", requests{{}}, ratelimit.ErrInvalidLimit, "make limits with Define or NewLimit"},
+		{deciding, requests{limit.For(secret), again.For(secret)}, ratelimit.ErrInvalidRequest, "under two policies; give the name one policy"},
+		{deciding, requests{limit.For(secret), windows.For(secret)}, ratelimit.ErrInvalidRequest, "under two policies"},
+		{"Take Check", requests{limit.For(secret).Cost(6), limit.For(secret).Cost(5)}, ratelimit.ErrCostExceedsCapacity, `11 of "sendMessage"`},
+		{"Take Check", requests{full.Global(), full.Global()}, ratelimit.ErrCostExceedsCapacity, `2 of "full"`},
+		{"Take Check", requests{limit.For(secret), full.For(secret).Cost(2)}, ratelimit.ErrCostExceedsCapacity, `2 of "full"`},
+		{"Take Check", requests{spaced.For(secret)}, ratelimit.ErrCostExceedsCapacity, "can never give more than 0 at once"},
+		{"Reserve", requests{full.For(secret)}, ratelimit.ErrNoReservations, "call Take, or set MaxReserved"},
+		{"Reserve", requests{limit.For(secret), full.For(secret)}, ratelimit.ErrNoReservations, `"full"`},
+		{"Reserve", requests{sliding.For(secret)}, ratelimit.ErrNoReservations, "call Take, and again after its RetryAfter"},
+	}
+}
+
+func invalidBorrows() []invalid {
+	guarantee, shared := ratelimit.Define("guarantee", ratelimit.PerSecond(20)), ratelimit.Define("shared", ratelimit.PerSecond(100))
+	own, pool := guarantee.For(secret), shared.Global()
+	borrow, huge := ratelimit.Borrow(own, pool), ratelimit.Define("huge", ratelimit.PerSecond(1e12)).Global()
+	sliding := ratelimit.Define("sliding", ratelimit.SlidingWindow{Rate: 5, Period: time.Minute})
+	slots := ratelimit.Define("slots", ratelimit.Concurrency{Most: 5})
+	of := func(a, b ratelimit.Request) []ratelimit.Request { return []ratelimit.Request{ratelimit.Borrow(a, b)} }
+	also := func(r ratelimit.Request) []ratelimit.Request { return []ratelimit.Request{borrow, r} }
+	const kinds = "use token buckets, fixed windows or calendar windows"
+	const rest = "Reset Value Wait " + changing
+	return []invalid{
+		{
+			"Reserve", of(own, pool), ratelimit.ErrInvalidRequest,
+			`reserve of a Borrow, which is for Take, Check and TakeUpTo: name "guarantee", or the pool "shared", by itself`,
+		},
+		{"CheckReserve " + rest, of(own, pool), ratelimit.ErrInvalidRequest, "by itself"},
+		{"Take", of(own, borrow), ratelimit.ErrInvalidRequest, "pass the request of one guarantee and that of one pool"},
+		{"Take", of(borrow, shared.For("b")), ratelimit.ErrInvalidRequest, "pass the request of one guarantee and that of one pool"},
+		{"Take", of(pool, pool), ratelimit.ErrInvalidRequest, `"shared" is to borrow from itself`},
+		{"Take", also(ratelimit.Borrow(own, shared.For("b"))), ratelimit.ErrInvalidRequest, "from two pools in one call"},
+		{"Check", also(own), ratelimit.ErrInvalidRequest, "borrows and is asked otherwise"},
+		{"Take", also(ratelimit.Borrow(guarantee.For("b"), own)), ratelimit.ErrInvalidRequest, "borrows and is asked otherwise"},
+		{"Take", of(own, ratelimit.Request{}), ratelimit.ErrInvalidLimit, "make limits with Define"},
+		{"Take", of(ratelimit.Request{}, pool), ratelimit.ErrInvalidLimit, "make limits with Define"},
+		{"Take", of(own, shared.For("")), ratelimit.ErrInvalidKey, `"shared"`},
+		{"Take", of(own, sliding.Global()), ratelimit.ErrInvalidRequest, kinds},
+		{"TakeUpTo", of(sliding.For(secret), pool), ratelimit.ErrInvalidRequest, kinds},
+		{"Take", of(own, slots.Global()), ratelimit.ErrInvalidRequest, `"slots"`},
+		{"Take", of(own.Cost(101), pool), ratelimit.ErrCostExceedsCapacity, `nor can its pool "shared"`},
+		{
+			"Take", []ratelimit.Request{borrow.Cost(60), ratelimit.Borrow(guarantee.For("b"), pool).Cost(60)}, ratelimit.ErrCostExceedsCapacity,
+			"nor can its pool",
+		},
+		{"Take", of(own.Cost(0.1), huge), ratelimit.ErrInvalidCost, `"huge"`},
+		{"Take", of(own.Cost(-1), pool), ratelimit.ErrInvalidCost, "from 0 up"},
+		{"Take", slices.Repeat(of(own, pool), 33), ratelimit.ErrInvalidRequest, "asks for 66 limits, of which a Borrow has two"},
+	}
+}
+
+// Reports are refused before any SQL, too.
 func TestInvalidReports(t *testing.T) {
 	t.Parallel()
-	limiter, err := ratelimit.New(untouched{t: t}, ratelimit.Config{})
-	require.NoError(t, err)
+	limiter := untouchedLimiters(t, ratelimit.Config{})[0]
 	upstream := ratelimit.Define("upstream", ratelimit.Adaptive{Contract: ratelimit.PerSecond(100), Apply: true})
 	for name, c := range map[string]struct {
 		request ratelimit.Request
@@ -294,151 +294,108 @@ func TestInvalidReports(t *testing.T) {
 	require.ErrorIs(t, (*ratelimit.Limiter)(nil).Report(t.Context(), upstream.For("k"), ratelimit.Outcome{}), ratelimit.ErrInvalidConfig)
 }
 
-// invalid is a call that is refused before any SQL.
-type invalid struct {
-	name, verb string
-	requests   []ratelimit.Request
-	want       error
-	text       string
-}
-
-// requireInvalid makes the calls outside of a transaction and in one, and checks that their errors name no key.
-func requireInvalid(t *testing.T, calls []invalid) {
-	t.Helper()
-	for _, c := range calls {
-		t.Run(c.name, func(t *testing.T) {
-			t.Parallel()
-			for _, where := range []string{"Alone", "InTx"} {
-				err := verbs(t, ratelimit.Config{})[c.verb+where](c.requests...)
-				require.ErrorIs(t, err, c.want)
-				require.ErrorContains(t, err, c.text)
-				require.NotContains(t, err.Error(), secret)
-			}
-		})
-	}
-}
-
-// TestInvalidRequests are calls in which the requests do not fit together, or their limits.
-func TestInvalidRequests(t *testing.T) {
+// An ID that names no reservation, or no lease, is refused before any SQL.
+func TestMalformedIDs(t *testing.T) {
 	t.Parallel()
-	limit := ratelimit.Define("sendMessage", ratelimit.PerMinute(10))
-	again := ratelimit.Define("sendMessage", ratelimit.PerMinute(11))
-	windows := ratelimit.Define("sendMessage", ratelimit.FixedWindow{Rate: 10, Period: ratelimit.Week})
-	full := ratelimit.Define("full", ratelimit.TokenBucket{Rate: 1, Period: ratelimit.Day, MaxReserved: ratelimit.NoReservations})
-	spaced := ratelimit.Define("spaced", ratelimit.TokenBucket{Rate: 1, Period: ratelimit.Day, Capacity: ratelimit.None})
-	var zero ratelimit.Limit
-	many := make([]ratelimit.Request, 65)
-	for i := range many {
-		many[i] = limit.For(secret + string(rune('a'+i)))
+	ctx := t.Context()
+	lease, err := ratelimit.StoredLeaseID(ratelimit.Define("jobs", ratelimit.Concurrency{Most: 3}).ForStored("k"), 7)
+	require.NoError(t, err)
+	for _, l := range untouchedLimiters(t, ratelimit.Config{}) {
+		for _, id := range []string{
+			"", "42", strings.ToUpper(someID), "{" + someID + "}", someID + "\n", someID[1:] + "\x00", someID[1:] + "\xff", strings.Repeat(someID, 1e4),
+		} {
+			_, started := l.Start(ctx, id)
+			_, asked := l.Started(ctx, id)
+			_, renewed := l.Renew(ctx, id)
+			for _, err := range []error{started, asked, renewed, l.Cancel(ctx, id), l.Settle(ctx, id)} {
+				require.ErrorIs(t, err, ratelimit.ErrNotReserved, "%.50q", id)
+			}
+		}
+		for _, id := range []string{
+			"", someID, lease[:len(lease)-1], lease + "A", "L1hello", "L2" + lease[2:], "L1\x00", "\xff", "L1" + strings.Repeat("A", 1<<20),
+		} {
+			require.ErrorIs(t, l.Release(ctx, id), ratelimit.ErrInvalidLease, "%.50q", id)
+			_, err := l.RenewLease(ctx, id)
+			require.ErrorIs(t, err, ratelimit.ErrInvalidLease, "%.50q", id)
+		}
+		require.ErrorContains(t, l.Release(ctx, someID), "that of a Reservation to Settle or Cancel")
+		require.ErrorContains(t, l.Cancel(ctx, lease), "that of a Lease to Release")
 	}
-	type requests = []ratelimit.Request
-	requireInvalid(t, []invalid{
-		{"None", "Take", nil, ratelimit.ErrInvalidRequest, "the call asks for 0 limits; it takes from 1 to 64"},
-		{"NoneReserved", "Reserve", nil, ratelimit.ErrInvalidRequest, "from 1 to 64"},
-		{"NoneReset", "Reset", nil, ratelimit.ErrInvalidRequest, "from 1 to 64"},
-		{"TooMany", "Take", many, ratelimit.ErrInvalidRequest, "the call asks for 65 limits; it takes from 1 to 64"},
-		{"TooManyChecked", "Check", many, ratelimit.ErrInvalidRequest, "from 1 to 64"},
-		{"ZeroLimit", "Take", requests{zero.For(secret)}, ratelimit.ErrInvalidLimit, "make limits with Define or NewLimit"},
-		{"ZeroLimitOfAll", "Take", requests{zero.Global()}, ratelimit.ErrInvalidLimit, "make limits with Define or NewLimit"},
-		{"ZeroLimitWithoutKey", "Reset", requests{zero.For("")}, ratelimit.ErrInvalidLimit, "make limits with Define or NewLimit"},
-		{"ZeroRequest", "Reserve", requests{{}}, ratelimit.ErrInvalidLimit, "make limits with Define or NewLimit"},
-		{"OneBucketUnderTwoRates", "Take", requests{limit.For(secret), again.For(secret)}, ratelimit.ErrInvalidRequest, "under two policies; give the name one policy"},
-		{"OneBucketUnderTwoKinds", "Check", requests{limit.For(secret), windows.For(secret)}, ratelimit.ErrInvalidRequest, "under two policies"},
-		{"DuplicatesAddUp", "Take", requests{limit.For(secret).Cost(6), limit.For(secret).Cost(5)}, ratelimit.ErrCostExceedsCapacity, "11 of \"sendMessage\""},
-		{"DuplicatesOfAllAddUp", "Take", requests{full.Global(), full.Global()}, ratelimit.ErrCostExceedsCapacity, "2 of \"full\""},
-		{"OneOfSeveralIsWrong", "Take", requests{limit.For(secret), full.For(secret).Cost(2)}, ratelimit.ErrCostExceedsCapacity, "2 of \"full\""},
-		{"NoReservations", "Reserve", requests{full.For(secret)}, ratelimit.ErrNoReservations, "call Take, or set MaxReserved"},
-		{"NoReservationsInOne", "Reserve", requests{limit.For(secret), full.For(secret)}, ratelimit.ErrNoReservations, `"full"`},
-		{"NoCapacity", "Take", requests{spaced.For(secret)}, ratelimit.ErrCostExceedsCapacity, "can never give more than 0 at once"},
-	})
 }
 
-// TestInvalidLimiters are calls on what New did not return, or that cannot reach a database.
+// Limiters that New did not return, or that cannot reach a database, refuse every call.
 func TestInvalidLimiters(t *testing.T) {
 	t.Parallel()
-	limit := ratelimit.Define("sendMessage", ratelimit.PerMinute(10))
-	good, err := ratelimit.New(untouched{t: t}, ratelimit.Config{})
-	require.NoError(t, err)
-	for _, c := range []struct {
-		name    string
-		limiter *ratelimit.Limiter
-		text    string
-	}{
-		{"Nil", nil, "a Limiter that New did not return"},
-		{"Zero", &ratelimit.Limiter{}, "a Limiter that New did not return"},
-		{"NilInTx", (*ratelimit.Limiter)(nil).WithTx(untouched{t: t}), "a Limiter that New did not return"},
-		{"ZeroInTx", new(ratelimit.Limiter).WithTx(untouched{t: t}), "a Limiter that New did not return"},
-		{"NilTx", good.WithTx(nil), "a nil transaction; pass WithTx the one you began"},
-		{"TypedNilTx", good.WithTx((*pgxpool.Tx)(nil)), "a nil transaction; pass WithTx the one you began"},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			t.Parallel()
-			for verb, call := range callsOf(t.Context(), c.limiter) {
-				err := call(limit.For(secret))
-				require.ErrorIs(t, err, ratelimit.ErrInvalidConfig, verb)
-				require.ErrorContains(t, err, c.text, verb)
-			}
-			err := c.limiter.InTx(t.Context(), func(pgx.Tx) error { return errTouched })
-			require.ErrorIs(t, err, ratelimit.ErrInvalidConfig)
-			require.ErrorContains(t, err, "needs a Limiter that New returned, not one of WithTx")
-		})
-	}
-	t.Run("InTxWithoutAFunction", func(t *testing.T) {
-		t.Parallel()
-		require.ErrorIs(t, good.InTx(t.Context(), nil), ratelimit.ErrInvalidRequest)
-	})
-}
-
-func TestCancelledContextIsRefusedBeforeAnySQL(t *testing.T) {
-	t.Parallel()
-	ctx, cancel := context.WithCancel(t.Context())
+	good := untouchedLimiters(t, ratelimit.Config{})[0]
+	ended, cancel := context.WithCancel(t.Context())
 	cancel()
-	alone, err := ratelimit.New(untouched{t: t}, ratelimit.Config{})
-	require.NoError(t, err)
-	for _, limiter := range []*ratelimit.Limiter{alone, alone.WithTx(untouched{t: t})} {
-		for verb, call := range callsOf(ctx, limiter) {
-			err := call(ratelimit.Define("sendMessage", ratelimit.PerMinute(10)).For(secret))
+	request := ratelimit.Define("sendMessage", ratelimit.PerMinute(10)).For(secret)
+	const notNew = "a Limiter that New did not return"
+	for name, c := range map[string]struct {
+		limiter *ratelimit.Limiter
+		says    string
+	}{
+		"Nil":        {nil, notNew},
+		"Zero":       {&ratelimit.Limiter{}, notNew},
+		"NilInTx":    {(*ratelimit.Limiter)(nil).WithTx(untouched{t: t}), notNew},
+		"ZeroInTx":   {new(ratelimit.Limiter).WithTx(untouched{t: t}), notNew},
+		"NilTx":      {good.WithTx(nil), "a nil transaction; pass WithTx the one you began"},
+		"TypedNilTx": {good.WithTx((*pgxpool.Tx)(nil)), "a nil transaction; pass WithTx the one you began"},
+	} {
+		for verb, call := range callsOf(t.Context(), c.limiter) {
+			err := call(request)
+			require.ErrorIs(t, err, ratelimit.ErrInvalidConfig, "%s: %s", name, verb)
+			require.ErrorContains(t, err, c.says, "%s: %s", name, verb)
+		}
+		err := c.limiter.InTx(t.Context(), func(pgx.Tx) error { return errTouched })
+		require.ErrorIs(t, err, ratelimit.ErrInvalidConfig, name)
+		require.ErrorContains(t, err, "needs a Limiter that New returned, not one of WithTx", name)
+		_, err = c.limiter.Acquire(t.Context(), request)
+		require.ErrorIs(t, err, ratelimit.ErrInvalidConfig, name)
+		require.ErrorIs(t, c.limiter.Release(t.Context(), someID), ratelimit.ErrInvalidConfig, name)
+	}
+	require.ErrorIs(t, good.InTx(t.Context(), nil), ratelimit.ErrInvalidRequest)
+	for _, limiter := range untouchedLimiters(t, ratelimit.Config{}) { // and every Limiter, for a context that has ended
+		for verb, call := range callsOf(ended, limiter) {
+			err := call(request)
 			require.ErrorIs(t, err, context.Canceled, verb)
 			require.NotContains(t, err.Error(), secret, verb)
 		}
 	}
-	require.ErrorIs(t, alone.InTx(ctx, func(pgx.Tx) error { return errTouched }), context.Canceled)
+	require.ErrorIs(t, good.InTx(ended, func(pgx.Tx) error { return errTouched }), context.Canceled)
 }
 
 func TestNewChecksItsArguments(t *testing.T) {
 	t.Parallel()
+	const names, spans = "use a lower-case letter or _", "use a span up to 100 years"
 	for _, c := range []struct {
-		name   string
 		pool   ratelimit.Pool
 		config ratelimit.Config
-		text   string
+		says   string
 	}{
-		{"NilPool", nil, ratelimit.Config{}, "the pool is nil; pass what pgxpool.New returned"},
-		{"TypedNilPool", (*pgxpool.Pool)(nil), ratelimit.Config{}, "the pool is nil"},
-		{"TypedNilConn", (*pgx.Conn)(nil), ratelimit.Config{}, "the pool is nil"},
-		{"SchemaWithQuote", untouched{}, ratelimit.Config{Schema: `a"; DROP TABLE users; --`}, "use a lower-case letter or _"},
-		{"SchemaWithDot", untouched{}, ratelimit.Config{Schema: "public.ratelimit"}, "use a lower-case letter or _"},
-		{"SchemaInCapitals", untouched{}, ratelimit.Config{Schema: "RateLimit"}, "use a lower-case letter or _"},
-		{"SchemaWithDigitFirst", untouched{}, ratelimit.Config{Schema: "1st"}, "use a lower-case letter or _"},
-		{"SchemaWithNewline", untouched{}, ratelimit.Config{Schema: "ratelimit\n"}, "use a lower-case letter or _"},
-		{"SchemaTooLong", untouched{}, ratelimit.Config{Schema: strings.Repeat("s", 64)}, "use a lower-case letter or _"},
-		{"ShortHashKey", untouched{}, ratelimit.Config{HashKey: []byte("short-secret")}, "HashKey has 12 bytes; use 16 random ones or more"},
-		{"EmptyHashKey", untouched{}, ratelimit.Config{HashKey: []byte{}}, "HashKey has 0 bytes; use 16 random ones or more"},
-		{"NegativeMaxAttempts", untouched{}, ratelimit.Config{MaxAttempts: -1}, "MaxAttempts is -1; use 1 or more"},
-		{"NilPolicies", untouched{}, ratelimit.Config{Policies: (*noPolicies)(nil)}, "Policies holds a nil *ratelimit_test.noPolicies"},
-		{"NegativeStaleAfter", untouched{}, ratelimit.Config{StaleAfter: -time.Second}, "StaleAfter is -1s; use a span up to 100 years"},
-		{"HugeStaleAfter", untouched{}, ratelimit.Config{StaleAfter: century + 1}, "use a span up to 100 years"},
-		{"NegativeExpireAfter", untouched{}, ratelimit.Config{ExpireAfter: -time.Second}, "ExpireAfter is -1s; use a span up to 100 years"},
-		{"HugeExpireAfter", untouched{}, ratelimit.Config{ExpireAfter: century + 1}, "use a span up to 100 years"},
+		{nil, ratelimit.Config{}, "the pool is nil; pass what pgxpool.New returned"},
+		{(*pgxpool.Pool)(nil), ratelimit.Config{}, "the pool is nil"},
+		{(*pgx.Conn)(nil), ratelimit.Config{}, "the pool is nil"},
+		{untouched{}, ratelimit.Config{Schema: `a"; DROP TABLE users; --`}, names},
+		{untouched{}, ratelimit.Config{Schema: "public.ratelimit"}, names},
+		{untouched{}, ratelimit.Config{Schema: "RateLimit"}, names},
+		{untouched{}, ratelimit.Config{Schema: "1st"}, names},
+		{untouched{}, ratelimit.Config{Schema: "ratelimit\n"}, names},
+		{untouched{}, ratelimit.Config{Schema: strings.Repeat("s", 64)}, names},
+		{untouched{}, ratelimit.Config{HashKey: []byte("short-secret")}, "HashKey has 12 bytes; use 16 random ones or more"},
+		{untouched{}, ratelimit.Config{HashKey: []byte{}}, "HashKey has 0 bytes; use 16 random ones or more"},
+		{untouched{}, ratelimit.Config{MaxAttempts: -1}, "MaxAttempts is -1; use 1 or more"},
+		{untouched{}, ratelimit.Config{Policies: (*rulings)(nil)}, "Policies holds a nil *ratelimit_test.rulings"},
+		{untouched{}, ratelimit.Config{StaleAfter: -time.Second}, "StaleAfter is -1s; " + spans},
+		{untouched{}, ratelimit.Config{StaleAfter: century + 1}, spans},
+		{untouched{}, ratelimit.Config{ExpireAfter: -time.Second}, "ExpireAfter is -1s; " + spans},
+		{untouched{}, ratelimit.Config{ExpireAfter: century + 1}, spans},
 	} {
-		t.Run(c.name, func(t *testing.T) {
-			t.Parallel()
-			limiter, err := ratelimit.New(c.pool, c.config)
-			require.ErrorIs(t, err, ratelimit.ErrInvalidConfig)
-			require.ErrorContains(t, err, c.text)
-			require.NotContains(t, err.Error(), "short-secret", "a secret is not repeated")
-			require.Nil(t, limiter)
-		})
+		limiter, err := ratelimit.New(c.pool, c.config)
+		require.ErrorIs(t, err, ratelimit.ErrInvalidConfig, c.says)
+		require.ErrorContains(t, err, c.says)
+		require.NotContains(t, err.Error(), "short-secret", "a secret is not repeated")
+		require.Nil(t, limiter)
 	}
 	for _, config := range []ratelimit.Config{
 		{}, {Schema: "_"}, {Schema: strings.Repeat("s", 63)}, {HashKey: make([]byte, 16)}, {MaxAttempts: 1},
@@ -447,9 +404,3 @@ func TestNewChecksItsArguments(t *testing.T) {
 		require.NoError(t, err, "%+v", config)
 	}
 }
-
-// noPolicies is a source that may be nil.
-type noPolicies struct{}
-
-func (*noPolicies) RulingFor(ratelimit.Limit, string, string) *ratelimit.Ruling { return nil }
-func (*noPolicies) RulingsOf(string) []*ratelimit.Ruling                        { return nil }

@@ -1,6 +1,7 @@
 package ratelimittest_test
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"math"
@@ -138,70 +139,41 @@ func FuzzPolicies(f *testing.F) {
 	})
 }
 
-// verbs is what FuzzVerbs calls: on a Limiter, with two requests, the actual cost, an instant, and the last reservation.
-var verbs = []func(ctx context.Context, l *ratelimit.Limiter, a *answers) error{
-	func(ctx context.Context, l *ratelimit.Limiter, a *answers) error {
-		_, err := l.Take(ctx, a.one)
-		return err
-	},
-	func(ctx context.Context, l *ratelimit.Limiter, a *answers) error {
-		_, err := l.Take(ctx, a.one, a.other)
-		return err
-	},
-	func(ctx context.Context, l *ratelimit.Limiter, a *answers) error {
-		_, err := l.Check(ctx, a.other, a.one)
-		return err
-	},
-	func(ctx context.Context, l *ratelimit.Limiter, a *answers) error {
-		taken, _, err := l.TakeUpTo(ctx, a.n, a.one, a.other)
+// verbs are the calls of FuzzVerbs.
+var verbs = []func(context.Context, *answers) error{
+	func(ctx context.Context, a *answers) error { return a.Require(ctx, a.one) },
+	func(ctx context.Context, a *answers) error { return a.Require(ctx, a.one, a.other) },
+	func(ctx context.Context, a *answers) error { _, err := a.Check(ctx, a.other, a.one); return err },
+	func(ctx context.Context, a *answers) error {
+		taken, _, err := a.TakeUpTo(ctx, a.n, a.one, a.other)
 		if err == nil && (taken < 0 || taken > a.n) {
 			return errors.New("took more than was asked for")
 		}
 		return err
 	},
-	func(ctx context.Context, l *ratelimit.Limiter, a *answers) error {
-		r, err := l.Reserve(ctx, a.one, a.other)
-		if r.ID != "" {
-			a.id = r.ID
-		}
+	func(ctx context.Context, a *answers) error {
+		r, err := a.Reserve(ctx, a.one, a.other)
+		a.id = cmp.Or(r.ID, a.id)
 		return err
 	},
-	func(ctx context.Context, l *ratelimit.Limiter, a *answers) error {
-		_, err := l.CheckReserve(ctx, a.one)
-		return err
-	},
-	func(ctx context.Context, l *ratelimit.Limiter, a *answers) error {
-		return l.Settle(ctx, a.id, a.actual)
-	},
-	func(ctx context.Context, l *ratelimit.Limiter, a *answers) error { return l.Cancel(ctx, a.id) },
-	func(ctx context.Context, l *ratelimit.Limiter, a *answers) error {
-		_, err := l.Start(ctx, a.id)
-		return err
-	},
-	func(ctx context.Context, l *ratelimit.Limiter, a *answers) error {
-		_, err := l.Renew(ctx, a.id)
-		return err
-	},
-	func(ctx context.Context, l *ratelimit.Limiter, a *answers) error {
-		return l.Credit(ctx, a.one, a.other)
-	},
-	func(ctx context.Context, l *ratelimit.Limiter, a *answers) error {
-		return l.CreditTaken(ctx, a.at, a.one)
-	},
-	func(ctx context.Context, l *ratelimit.Limiter, a *answers) error { return l.Charge(ctx, a.actual) },
-	func(ctx context.Context, l *ratelimit.Limiter, a *answers) error { return l.Reset(ctx, a.one) },
-	func(ctx context.Context, l *ratelimit.Limiter, a *answers) error {
-		_, err := l.Acquire(ctx, a.one)
-		return err
-	},
-	func(ctx context.Context, l *ratelimit.Limiter, a *answers) error {
-		_, err := l.Take(ctx, ratelimit.Borrow(a.one, a.other))
-		return err
-	},
-	func(ctx context.Context, l *ratelimit.Limiter, a *answers) error { return l.Release(ctx, a.id) },
+	func(ctx context.Context, a *answers) error { _, err := a.CheckReserve(ctx, a.one); return err },
+	func(ctx context.Context, a *answers) error { return a.Settle(ctx, a.id, a.actual) },
+	func(ctx context.Context, a *answers) error { return a.Cancel(ctx, a.id) },
+	func(ctx context.Context, a *answers) error { _, err := a.Start(ctx, a.id); return err },
+	func(ctx context.Context, a *answers) error { _, err := a.Renew(ctx, a.id); return err },
+	func(ctx context.Context, a *answers) error { return a.Credit(ctx, a.one, a.other) },
+	func(ctx context.Context, a *answers) error { return a.CreditTaken(ctx, a.at, a.one) },
+	func(ctx context.Context, a *answers) error { return a.Charge(ctx, a.actual) },
+	func(ctx context.Context, a *answers) error { return a.Reset(ctx, a.one) },
+	func(ctx context.Context, a *answers) error { _, err := a.Acquire(ctx, a.one); return err },
+	func(ctx context.Context, a *answers) error { return a.Require(ctx, ratelimit.Borrow(a.one, a.other)) },
+	func(ctx context.Context, a *answers) error { return a.Release(ctx, a.id) },
 }
 
+// answers are the requests of the calls, the actual cost, a number of units, an instant, and the last reservation.
 type answers struct {
+	*ratelimit.Limiter
+
 	one, other, actual ratelimit.Request
 	n                  int
 	at                 time.Time
@@ -229,9 +201,10 @@ func FuzzVerbs(f *testing.F) {
 			one: bucket.For("key").Cost(cost), other: contract.For("key").Cost(otherCost).Price(price), actual: bucket.For("key").Cost(actual),
 			n: n, at: time.UnixMicro(at), id: id,
 		}
-		call := func(ctx context.Context, l *ratelimit.Limiter, calls []byte) {
+		call := func(l *ratelimit.Limiter, calls []byte) {
+			a.Limiter = l
 			for _, call := range calls[:min(len(calls), 12)] {
-				if err := verbs[int(call)%len(verbs)](ctx, l, a); err != nil {
+				if err := verbs[int(call)%len(verbs)](t.Context(), a); err != nil && !errors.Is(err, ratelimit.ErrLimited) {
 					require.True(t, isRefusalOfInput(err), "verb %d: %v", int(call)%len(verbs), err)
 				}
 				clock.Advance(time.Duration(call) * time.Second / 16)
@@ -247,12 +220,12 @@ func FuzzVerbs(f *testing.F) {
 			return held
 		}
 		half := len(calls) / 2
-		call(t.Context(), limiter, calls[:half])
+		call(limiter, calls[:half])
 		rolledBack := errors.New("rolled back")
 		now := clock.Now()
 		before := tokens(limiter)
 		require.ErrorIs(t, limiter.InTx(t.Context(), func(tx pgx.Tx) error {
-			call(t.Context(), limiter.WithTx(tx), calls[half:])
+			call(limiter.WithTx(tx), calls[half:])
 			tokens(limiter.WithTx(tx))
 			require.NoError(t, limiter.WithTx(tx).Reset(t.Context(), bucket.For("key")))
 			d, err := limiter.WithTx(tx).Take(t.Context(), bucket.For("key"))
