@@ -2,6 +2,7 @@ package ratelimit
 
 import (
 	"math"
+	"slices"
 	"testing"
 	"time"
 
@@ -61,4 +62,26 @@ func BenchmarkRefusalCache(b *testing.B) {
 			b.Fatal(decision, err)
 		}
 	}
+}
+
+// switching is a pool that changes to another one.
+type switching struct{ Pool }
+
+// The Observer hears of prefetched tokens that could not be returned.
+func TestTokensThatCannotBeReturnedAreReported(t *testing.T) {
+	t.Parallel()
+	pool, heard := &switching{&answering{rows: oneRow{allowed: true, value: 1e12}}}, &heardEvents{}
+	limiter, err := New(pool, Config{Observer: heard})
+	require.NoError(t, err)
+	request := Define("hot", TokenBucket{Rate: 1e6, Period: time.Second, Capacity: 1e12, Prefetch: time.Hour}).For("alice")
+	for range 4 { // so that tokens are prefetched
+		require.NoError(t, limiter.Require(t.Context(), request.Cost(1e10)))
+	}
+	pool.Pool = &nowhere{}
+	_ = limiter.Close(t.Context())
+	i := slices.IndexFunc(heard.events, func(e Event) bool { _, is := e.(Failed); return is })
+	require.GreaterOrEqual(t, i, 0)
+	failed := heard.events[i].(Failed)
+	require.Equal(t, "return hot", failed.Verb+" "+failed.Limit)
+	require.ErrorIs(t, failed.Err, errNowhere)
 }
