@@ -47,14 +47,6 @@ func ExampleNew() {
 	fmt.Println(d.Allowed, err)
 }
 
-func ExampleDefine() {
-	fmt.Println(SendMessage)
-	fmt.Println(FreeTrials)
-	// Output:
-	// sendMessage: 10 per minute, capacity 3
-	// freeTrials: 100 per hour (fixed window)
-}
-
 // Mails go out as fast as the limit allows: each round sends one mail for each available token.
 func ExampleLimiter_TakeUpTo() {
 	var queue []string
@@ -128,24 +120,6 @@ func ExampleFixedWindow() {
 	fmt.Println(quota)
 	// Output:
 	// 1000 per day, capacity 5000 (fixed window, one starts at 2026-01-01T00:00:00Z)
-}
-
-// With capacity None, every request is reserved, and runs when its turn comes.
-func ExampleTokenBucket_noCapacity() {
-	spaced := ratelimit.Define("spaced", ratelimit.TokenBucket{Rate: 60, Period: time.Minute, Capacity: ratelimit.None})
-	fmt.Println(spaced, "takes up to", spaced.Capacity())
-	// Output:
-	// spaced: 60 per minute, no capacity takes up to 0
-}
-
-func ExampleLimit_For() {
-	fmt.Println(SendMessage.For("user 17"))
-	fmt.Println(Completions.For("user 17").Cost(812.5))
-	fmt.Println(FreeTrials.Global())
-	// Output:
-	// 1 of sendMessage
-	// 812.5 of completions
-	// 1 of freeTrials
 }
 
 func ExampleLimiter_Take() {
@@ -320,18 +294,6 @@ func ExampleLimitedError() {
 	// Output:
 	// send: ratelimit: limited by sendMessage: retry after 3s
 	// true 3s false
-}
-
-func ExampleDecision_Err() {
-	allowed := ratelimit.Decision{Allowed: true}
-	refused := ratelimit.Decision{RetryAfter: 6 * time.Second, States: []ratelimit.State{{Limit: SendMessage}}}
-	fmt.Println(allowed.Err())
-	fmt.Println(refused.Err())
-	fmt.Println(errors.Is(refused.Err(), ratelimit.ErrLimited))
-	// Output:
-	// <nil>
-	// ratelimit: limited by sendMessage: retry after 6s
-	// true
 }
 
 // No user has more than three exports running at a time. The storage that they write to compares the fencing number.

@@ -1,10 +1,8 @@
 package ratelimit_test
 
 import (
-	"encoding/hex"
 	"math"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
 
@@ -53,44 +51,6 @@ func FuzzJoin(f *testing.F) {
 			}
 		}
 	})
-}
-
-// FuzzID holds the keys of IDs: they are read back, and IDs that differ have keys that differ.
-func FuzzID(f *testing.F) {
-	f.Add(int64(0), uint64(0), []byte(nil))
-	f.Add(int64(math.MinInt64), uint64(math.MaxUint64), []byte("0123456789abcdef"))
-	f.Add(int64(-1), uint64(1), make([]byte, 16))
-	f.Fuzz(func(t *testing.T, signed int64, unsigned uint64, bytes []byte) {
-		requireKeyOf(t, signed, ratelimit.ID(signed), func(key string) (int64, error) { return strconv.ParseInt(key, 10, 64) })
-		requireKeyOf(t, memberID(signed), ratelimit.ID(memberID(signed)), func(key string) (memberID, error) {
-			n, err := strconv.ParseInt(key, 10, 64)
-			return memberID(n), err
-		})
-		requireKeyOf(t, unsigned, ratelimit.ID(unsigned), func(key string) (uint64, error) { return strconv.ParseUint(key, 10, 64) })
-		var id accountID
-		copy(id[:], bytes)
-		key := ratelimit.UUID(id)
-		requireKeyOf(t, id, key, func(key string) (id accountID, err error) {
-			_, err = hex.Decode(id[:], []byte(strings.ReplaceAll(key, "-", "")))
-			return id, err
-		})
-		if key != "" {
-			require.Regexp(t, `^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$`, key)
-		}
-	})
-}
-
-// requireKeyOf checks that an ID is read back from its key, and that one which was not set has none.
-func requireKeyOf[T comparable](t *testing.T, id T, key string, read func(key string) (T, error)) {
-	t.Helper()
-	var unset T
-	if id == unset {
-		require.Empty(t, key)
-		return
-	}
-	got, err := read(key)
-	require.NoError(t, err)
-	require.Equal(t, id, got)
 }
 
 // takeApart returns the parts of a key that was joined.

@@ -109,14 +109,10 @@ func (unreachable) Query(context.Context, string, ...any) (pgx.Rows, error) {
 func (unreachable) BeginTx(context.Context, pgx.TxOptions) (pgx.Tx, error) {
 	return nil, errUnreachable
 }
-func (unreachable) SendBatch(context.Context, *pgx.Batch) pgx.BatchResults { return unanswered{} }
 
-type unanswered struct{ pgx.BatchResults }
-
-func (unanswered) Exec() (pgconn.CommandTag, error) { return pgconn.CommandTag{}, errUnreachable }
-func (unanswered) Query() (pgx.Rows, error)         { return nil, errUnreachable }
-func (unanswered) QueryRow() pgx.Row                { return nil }
-func (unanswered) Close() error                     { return errUnreachable }
+func (unreachable) SendBatch(_ context.Context, batch *pgx.Batch) pgx.BatchResults {
+	return pgx.FailedBatchResults(batch, errUnreachable)
+}
 
 // TestMaintainGoesOnAfterErrors promises that the Observer receives each error, and that its panic ends nothing.
 func TestMaintainGoesOnAfterErrors(t *testing.T) {

@@ -34,72 +34,53 @@ func TestTheLimiterOutlivesAnObserverThatPanics(t *testing.T) {
 	slot := ratelimit.Define("slot", ratelimit.Concurrency{Most: 1, Lease: 3 * time.Second})
 	upstream := ratelimit.Define("upstream", ratelimit.Adaptive{Contract: ratelimit.PerSecond(100), Epoch: time.Second})
 	prefetch := func(t *testing.T, limiter *ratelimit.Limiter) {
-		t.Helper()
 		for range 200 {
-			d, err := limiter.Take(t.Context(), hot.For("key"))
-			require.NoError(t, err)
-			require.True(t, d.Allowed)
+			require.NoError(t, limiter.Require(t.Context(), hot.For("key")))
 		}
 		time.Sleep(time.Minute) // meanwhile the Limiter returns unused tokens
+	}
+	prefetched := func(test func(ratelimit.Prefetched) bool) func(ratelimit.Event) bool {
+		return func(e ratelimit.Event) bool { p, is := e.(ratelimit.Prefetched); return is && test(p) }
 	}
 	for name, test := range map[string]struct {
 		panicsAt func(ratelimit.Event) bool
 		act      func(t *testing.T, limiter *ratelimit.Limiter)
 		panics   int64 // at least
 	}{
-		"TakenAhead": {
-			panicsAt: func(e ratelimit.Event) bool { p, is := e.(ratelimit.Prefetched); return is && p.Taken > 0 },
-			act:      prefetch, panics: 1,
-		},
-		"GivenBack": {
-			panicsAt: func(e ratelimit.Event) bool { p, is := e.(ratelimit.Prefetched); return is && p.Returned > 0 },
-			act:      prefetch, panics: 1,
-		},
+		"TakenAhead": {prefetched(func(p ratelimit.Prefetched) bool { return p.Taken > 0 }), prefetch, 1},
+		"GivenBack":  {prefetched(func(p ratelimit.Prefetched) bool { return p.Returned > 0 }), prefetch, 1},
 		"Lost": {
-			panicsAt: func(e ratelimit.Event) bool { p, is := e.(ratelimit.Prefetched); return is && p.Lost > 0 },
-			act: func(t *testing.T, limiter *ratelimit.Limiter) {
-				t.Helper()
+			prefetched(func(p ratelimit.Prefetched) bool { return p.Lost > 0 }),
+			func(t *testing.T, limiter *ratelimit.Limiter) {
 				for kept := false; !kept; {
 					d, err := limiter.Take(t.Context(), hot.For("key"))
 					require.NoError(t, err)
 					kept = d.States[0].Prefetched
 				}
 				for range 2 {
-					_, err := limiter.Take(t.Context(), window.For("key"))
-					require.NoError(t, err)
+					require.NoError(t, limiter.Require(t.Context(), window.For("key")))
 				}
-			},
-			panics: 1,
+			}, 1,
 		},
 		"Leased": {
-			panicsAt: func(e ratelimit.Event) bool { _, is := e.(ratelimit.Leased); return is },
-			act: func(t *testing.T, limiter *ratelimit.Limiter) {
-				t.Helper()
+			func(e ratelimit.Event) bool { _, is := e.(ratelimit.Leased); return is },
+			func(t *testing.T, limiter *ratelimit.Limiter) {
 				require.NoError(t, limiter.Hold(t.Context(), func(ctx context.Context, _ ratelimit.Lease) error {
 					time.Sleep(10 * time.Second) // the lease is renewed each second
 					return ctx.Err()
 				}, slot.For("key")))
-			},
-			panics: 9 + 1, // one of the release
+			}, 9 + 1, // one of the release
 		},
-		"PriceChangedAndFailed": {
-			panicsAt: func(e ratelimit.Event) bool {
-				switch e.(type) {
-				case ratelimit.PriceChanged, ratelimit.Failed:
-					return true
-				}
-				return false
-			},
-			act: func(t *testing.T, limiter *ratelimit.Limiter) {
-				t.Helper()
+		"PriceChanged": {
+			func(e ratelimit.Event) bool { _, is := e.(ratelimit.PriceChanged); return is },
+			func(t *testing.T, limiter *ratelimit.Limiter) {
 				for range 30 {
 					for range 100 {
 						require.NoError(t, limiter.Report(t.Context(), upstream.For("key"), ratelimit.Outcome{Throttled: true}))
 					}
 					time.Sleep(time.Second)
 				}
-			},
-			panics: 1,
+			}, 1,
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -1,6 +1,7 @@
 package ratelimit_test
 
 import (
+	"context"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -44,6 +45,30 @@ func TestPrefetchEndsWithItsPolicy(t *testing.T) {
 		require.False(t, prefetched())
 		require.NoError(t, limiter.Close(t.Context()))
 	})
+}
+
+// A call over several limits prefetches tokens of each.
+func TestPrefetchOfSeveralLimits(t *testing.T) {
+	t.Parallel()
+	other := ratelimit.Define("other", still.Policy())
+	synctest.Test(t, func(t *testing.T) {
+		limiter := ratelimittest.New(t, nil)
+		for prefetched := false; !prefetched; {
+			d, err := limiter.Take(t.Context(), still.For("hot"), other.For("hot"))
+			require.NoError(t, err)
+			require.True(t, d.Allowed)
+			prefetched = d.States[0].Prefetched && d.States[1].Prefetched
+		}
+	})
+}
+
+// lastDecided is an Observer that keeps the latest decision.
+type lastDecided struct{ ratelimit.Decided }
+
+func (l *lastDecided) Observe(_ context.Context, event ratelimit.Event) {
+	if d, ok := event.(ratelimit.Decided); ok {
+		l.Decided = d
+	}
 }
 
 func TestPrefetchAndTheRefusalCache(t *testing.T) {
