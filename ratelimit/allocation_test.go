@@ -50,18 +50,17 @@ func (p *answeringAll) Query(context.Context, string, ...any) (pgx.Rows, error) 
 }
 
 func (p *answeringAll) SendBatch(ctx context.Context, _ *pgx.Batch) pgx.BatchResults {
-	rows, err := p.Query(ctx, "")
-	return &oneResult{rows: rows, err: err}
+	rows, _ := p.Query(ctx, "")
+	return &oneResult{rows: rows}
 }
 
 // oneResult is what a batch of one statement is answered.
 type oneResult struct {
 	pgx.BatchResults
 	rows pgx.Rows
-	err  error
 }
 
-func (r *oneResult) Query() (pgx.Rows, error) { return r.rows, r.err }
+func (r *oneResult) Query() (pgx.Rows, error) { return r.rows, nil }
 func (r *oneResult) Close() error             { return nil }
 
 // instant is when each call is decided on.
@@ -129,7 +128,17 @@ func TestAllocations(t *testing.T) { //nolint:paralleltest // what others alloca
 		require.NoError(t, err)
 		return func() (Decision, error) { return limiter.Take(t.Context(), request) }
 	}
-	measure("CachedRefusal", 2, take(&answering{rows: oneRow{value: 0.5}}, Config{RefusalCache: 10}), false)
+	told := 0
+	hook := func(_ context.Context, r Refusal) { // which costs no allocation
+		if r.Key == "alice" {
+			told++
+		}
+	}
+	for _, refused := range []func(context.Context, Refusal){nil, hook} {
+		measure("CachedRefusal", 2, take(&answering{rows: oneRow{value: 0.5}}, Config{RefusalCache: 10, Refused: refused}), false)
+		measure("Refusal", 7, take(&answering{rows: oneRow{value: 0.5}}, Config{NoBatching: true, Refused: refused}), false)
+	}
+	require.Greater(t, told, 2000)
 	hot := Define("hot", TokenBucket{Rate: 1e6, Period: time.Second, Capacity: 1e12, Prefetch: time.Hour})
 	keeping, err := New(&answering{rows: oneRow{allowed: true, value: 1e12}}, Config{})
 	require.NoError(t, err)

@@ -34,6 +34,7 @@ func TestTheLimiterOutlivesAnObserverThatPanics(t *testing.T) {
 	slot := ratelimit.Define("slot", ratelimit.Concurrency{Most: 1, Lease: 3 * time.Second})
 	upstream := ratelimit.Define("upstream", ratelimit.Adaptive{Contract: ratelimit.PerSecond(100), Epoch: time.Second})
 	prefetch := func(t *testing.T, limiter *ratelimit.Limiter) {
+		t.Helper()
 		for range 200 {
 			require.NoError(t, limiter.Require(t.Context(), hot.For("key")))
 		}
@@ -52,6 +53,7 @@ func TestTheLimiterOutlivesAnObserverThatPanics(t *testing.T) {
 		"Lost": {
 			prefetched(func(p ratelimit.Prefetched) bool { return p.Lost > 0 }),
 			func(t *testing.T, limiter *ratelimit.Limiter) {
+				t.Helper()
 				for kept := false; !kept; {
 					d, err := limiter.Take(t.Context(), hot.For("key"))
 					require.NoError(t, err)
@@ -65,6 +67,7 @@ func TestTheLimiterOutlivesAnObserverThatPanics(t *testing.T) {
 		"Leased": {
 			func(e ratelimit.Event) bool { _, is := e.(ratelimit.Leased); return is },
 			func(t *testing.T, limiter *ratelimit.Limiter) {
+				t.Helper()
 				require.NoError(t, limiter.Hold(t.Context(), func(ctx context.Context, _ ratelimit.Lease) error {
 					time.Sleep(10 * time.Second) // the lease is renewed each second
 					return ctx.Err()
@@ -74,6 +77,7 @@ func TestTheLimiterOutlivesAnObserverThatPanics(t *testing.T) {
 		"PriceChanged": {
 			func(e ratelimit.Event) bool { _, is := e.(ratelimit.PriceChanged); return is },
 			func(t *testing.T, limiter *ratelimit.Limiter) {
+				t.Helper()
 				for range 30 {
 					for range 100 {
 						require.NoError(t, limiter.Report(t.Context(), upstream.For("key"), ratelimit.Outcome{Throttled: true}))

@@ -264,8 +264,9 @@ func invalidBorrows() []invalid {
 		{"Take", of(own, slots.Global()), ratelimit.ErrInvalidRequest, `"slots"`},
 		{"Take", of(own.Cost(101), pool), ratelimit.ErrCostExceedsCapacity, `nor can its pool "shared"`},
 		{
-			"Take", []ratelimit.Request{borrow.Cost(60), ratelimit.Borrow(guarantee.For("b"), pool).Cost(60)}, ratelimit.ErrCostExceedsCapacity,
-			"nor can its pool",
+			"Take",
+			[]ratelimit.Request{borrow.Cost(60), ratelimit.Borrow(guarantee.For("b"), pool).Cost(60)},
+			ratelimit.ErrCostExceedsCapacity, "nor can its pool",
 		},
 		{"Take", of(own.Cost(0.1), huge), ratelimit.ErrInvalidCost, `"huge"`},
 		{"Take", of(own.Cost(-1), pool), ratelimit.ErrInvalidCost, "from 0 up"},

@@ -92,7 +92,7 @@ func TestGuideDouble(t *testing.T) {
 	require.Equal(t, []any{"hello"}, rows.inserted)
 	require.ErrorIs(t, send("hello?", 6), ratelimit.ErrLimited)
 	require.Empty(t, rows.inserted, "a double that keeps only one transaction forgets all")
-	require.Equal(t, 4.0, held(t, limiter))
+	holds(t, limiter, 4, ten.For("ada"))
 }
 
 // TestGuide checks that each line of Go in docs/testing.md is in this file, except lines that need a server or a mock.

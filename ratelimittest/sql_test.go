@@ -111,9 +111,9 @@ func sendTen(ctx context.Context, limiter *ratelimit.Limiter, tx *sql.Tx, cost f
 	return err
 }
 
+// Tokens are taken in the transaction of the other database, and end with it.
 func TestOpenSQL(t *testing.T) {
 	t.Parallel()
-
 	for name, c := range map[string]struct {
 		costs  []float64
 		end    func(*sql.Tx) error
@@ -124,7 +124,7 @@ func TestOpenSQL(t *testing.T) {
 		"CommitsBoth":                          {[]float64{4}, (*sql.Tx).Commit, "", 6, []string{"BEGIN", insert, "COMMIT"}},
 		"RollsBackBoth":                        {[]float64{4}, (*sql.Tx).Rollback, "", 10, []string{"BEGIN", insert, "ROLLBACK"}},
 		"GoesOnAfterARefusal":                  {[]float64{4, 7, 6}, (*sql.Tx).Commit, "", 0, []string{"BEGIN", insert, insert, "COMMIT"}},
-		"KeepsNothingWhereTheOtherCommitFails": {[]float64{4}, (*sql.Tx).Commit, "COMMIT", 10, nil},
+		"KeepsNothingWhereTheOtherCommitFails": {[]float64{4}, (*sql.Tx).Commit, "COMMIT", 10, []string{"BEGIN", insert, "COMMIT"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -136,168 +136,118 @@ func TestOpenSQL(t *testing.T) {
 				err := sendTen(t.Context(), limiter, tx, cost)
 				require.Equal(t, cost == 7, errors.Is(err, ratelimit.ErrLimited), err)
 			}
-			require.Equal(t, 10.0, held(t, limiter), "it is not committed")
+			holds(t, limiter, 10, ten.For("ada")) // it is not committed
 			require.Equal(t, c.refuse != "", errors.Is(c.end(tx), errRefused))
-			require.Equal(t, c.held, held(t, limiter))
-			if c.told != nil {
-				require.Equal(t, c.told, rows.told)
-			}
+			holds(t, limiter, c.held, ten.For("ada"))
+			require.Equal(t, c.told, rows.told[:len(c.told)])
 		})
 	}
-
-	t.Run("RollsBackWhenItsContextEnds", func(t *testing.T) {
-		t.Parallel()
-		db, limiter, _ := onSQL(t)
-		ctx, cancel := context.WithCancel(t.Context())
-		tx, err := db.BeginTx(ctx, nil)
-		require.NoError(t, err)
-		require.NoError(t, sendTen(ctx, limiter, tx, 10))
-		cancel()
-		require.NoError(t, limiter.Require(t.Context(), ten.For("ada").Cost(10)), "it waits for the end of the transaction")
-		require.Error(t, tx.Commit())
-	})
-
-	t.Run("GoesBackToASavepoint", func(t *testing.T) {
-		t.Parallel()
-		db, limiter, rows := onSQL(t)
-		tx, err := db.BeginTx(t.Context(), nil)
-		require.NoError(t, err)
-		run := func(query string) {
-			_, err := tx.ExecContext(t.Context(), query)
-			require.NoError(t, err)
-		}
-		limits := sqllimit.WithTx(limiter, tx)
-		take := func() { require.NoError(t, limits.Require(t.Context(), ten.For("ada").Cost(2))) }
-		take()
-		run("SAVEPOINT outer_one")
-		take()
-		run(`savepoint "inner one"`)
-		take()
-		run(`ROLLBACK TO SAVEPOINT "inner one"`)
-		require.Equal(t, 6.0, held(t, limits))
-		run(`RELEASE SAVEPOINT "inner one"`)
-		_, err = tx.ExecContext(t.Context(), `ROLLBACK TO "inner one"`)
-		require.ErrorContains(t, err, `does not exist`)
-		require.ErrorContains(t, limits.Require(t.Context(), ten.For("ada")), "aborted")
-		run("rollback to outer_one;")
-		require.Equal(t, 8.0, held(t, limits))
-		require.NoError(t, tx.Commit())
-		require.Equal(t, 8.0, held(t, limiter))
-		require.Equal(t, "rollback to outer_one;", rows.told[len(rows.told)-2], "the other database hears of them")
-	})
-
-	t.Run("LeavesCallsOutsideToALimiterOnTheBucketsAlone", func(t *testing.T) {
-		t.Parallel()
-		rows := &recorder{}
-		other := sql.OpenDB(rows)
-		buckets := ratelimittest.NewDB()
-		db := buckets.OpenSQL(other)
-		t.Cleanup(func() { require.NoError(t, errors.Join(db.Close(), other.Close())) })
-		limiter, err := ratelimit.New(buckets, ratelimit.Config{AsOf: ratelimittest.NewClock().Now})
-		require.NoError(t, err)
-		_, err = limiter.Reserve(t.Context(), ten.For("ada").Cost(3))
-		require.NoError(t, err)
-		require.Empty(t, rows.told)
-		tx, err := db.BeginTx(t.Context(), nil)
-		require.NoError(t, err)
-		require.NoError(t, sendTen(t.Context(), limiter, tx, 4))
-		require.NoError(t, tx.Commit())
-		require.Equal(t, 3.0, held(t, limiter))
-		require.Equal(t, []string{"BEGIN", insert, "COMMIT"}, rows.told)
-	})
-
-	t.Run("RunsInTx", func(t *testing.T) {
-		t.Parallel()
-		_, limiter, rows := onSQL(t)
-		send := func(tx *sql.Tx, limits *ratelimit.Limiter) error {
-			if err := limits.Require(t.Context(), ten.For("ada")); err != nil {
-				return err
-			}
-			_, err := tx.ExecContext(t.Context(), insert)
-			return err
-		}
-		require.NoError(t, sqllimit.InTx(t.Context(), limiter, send))
-		require.Equal(t, 9.0, held(t, limiter))
-		rows.refuse = insert
-		require.ErrorIs(t, sqllimit.InTx(t.Context(), limiter, send), errRefused)
-		require.Equal(t, 9.0, held(t, limiter))
-		require.Equal(t, []string{"BEGIN", insert, "COMMIT", "BEGIN", insert, "ROLLBACK"}, rows.told)
-	})
-
-	t.Run("GivesParametersAndRowsOnAsTheyAre", func(t *testing.T) {
-		t.Parallel()
-		db, _, rows := onSQL(t)
-		for _, run := range []func() *sql.Row{
-			func() *sql.Row { return db.QueryRowContext(t.Context(), "SELECT", "ada", 7, []byte{1}, nil) },
-			func() *sql.Row {
-				prepared, err := db.PrepareContext(t.Context(), "SELECT")
-				require.NoError(t, err)
-				t.Cleanup(func() { _ = prepared.Close() })
-				return prepared.QueryRowContext(t.Context(), "ada", 7, []byte{1}, nil)
-			},
-		} {
-			var name string
-			var n int
-			var raw []byte
-			var none *string
-			require.NoError(t, run().Scan(&name, &n, &raw, &none))
-			require.Equal(t, []any{"ada", 7, []byte{1}, (*string)(nil)}, []any{name, n, raw, none})
-		}
-		result, err := db.ExecContext(t.Context(), insert)
-		require.NoError(t, err)
-		n, err := result.RowsAffected()
-		require.NoError(t, err)
-		require.EqualValues(t, 7, n)
-		require.Equal(t, []string{"SELECT", "SELECT", insert}, rows.told)
-	})
-
-	t.Run("HasNoSQLOfItsOwn", func(t *testing.T) {
-		t.Parallel()
-		db := ratelimittest.NewDB().OpenSQL(nil)
-		defer func() { require.NoError(t, db.Close()) }()
-		limiter, err := sqllimit.New(db, ratelimit.Config{})
-		require.NoError(t, err)
-		tx, err := db.BeginTx(t.Context(), nil)
-		require.NoError(t, err)
-		require.ErrorIs(t, sendTen(t.Context(), limiter, tx, 4), ratelimittest.ErrNoDatabase)
-		_, err = tx.QueryContext(t.Context(), "SELECT 1") //nolint:sqlclosecheck,rowserrcheck // it fails
-		require.ErrorIs(t, err, ratelimittest.ErrNoDatabase)
-		_, err = tx.PrepareContext(t.Context(), "SELECT 1") //nolint:sqlclosecheck // it fails
-		require.ErrorIs(t, err, ratelimittest.ErrNoDatabase)
-		require.NoError(t, tx.Rollback())
-	})
-
-	t.Run("KnowsNoTransactionOfAnother", func(t *testing.T) {
-		t.Parallel()
-		_, limiter, _ := onSQL(t)
-		stranger := sql.OpenDB(&recorder{})
-		defer func() { require.NoError(t, stranger.Close()) }()
-		tx, err := stranger.BeginTx(t.Context(), nil)
-		require.NoError(t, err)
-		require.ErrorIs(t, sendTen(t.Context(), limiter, tx, 4), ratelimit.ErrInvalidConfig)
-		require.NoError(t, tx.Rollback())
-		require.ErrorIs(t, sqllimit.WithTx(limiter, stranger).Require(t.Context(), ten.For("ada")), ratelimit.ErrInvalidConfig)
-	})
-
-	t.Run("KnowsATransactionOnAConn", func(t *testing.T) {
-		t.Parallel()
-		db, limiter, _ := onSQL(t)
-		conn, err := db.Conn(t.Context())
-		require.NoError(t, err)
-		t.Cleanup(func() { require.NoError(t, conn.Close()) }) // once the test's context has ended the transaction
-		require.ErrorIs(t, sqllimit.WithTx(limiter, conn).Require(t.Context(), ten.For("ada")), ratelimit.ErrInvalidConfig, "none was begun")
-		tx, err := conn.BeginTx(t.Context(), nil)
-		require.NoError(t, err)
-		require.NoError(t, sqllimit.WithTx(limiter, conn).Require(t.Context(), ten.For("ada")))
-		require.NoError(t, tx.Rollback())
-		require.Equal(t, 10.0, held(t, limiter))
-	})
 }
 
-// held returns what the bucket of ada holds.
-func held(t *testing.T, limiter *ratelimit.Limiter) float64 {
-	t.Helper()
-	v, err := limiter.Value(t.Context(), ten.For("ada"))
+// A transaction whose context ends is rolled back.
+func TestOpenSQLRollsBackWhenItsContextEnds(t *testing.T) {
+	t.Parallel()
+	db, limiter, _ := onSQL(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	tx, err := db.BeginTx(ctx, nil)
 	require.NoError(t, err)
-	return v.Tokens
+	require.NoError(t, sendTen(ctx, limiter, tx, 10))
+	cancel()
+	require.NoError(t, limiter.Require(t.Context(), ten.For("ada").Cost(10)), "it waits for the end of the transaction")
+	require.Error(t, tx.Commit())
+}
+
+// ROLLBACK TO returns the tokens that were taken since the savepoint, and the other database gets the statement, too.
+func TestOpenSQLGoesBackToASavepoint(t *testing.T) {
+	t.Parallel()
+	db, limiter, rows := onSQL(t)
+	tx, err := db.BeginTx(t.Context(), nil)
+	require.NoError(t, err)
+	run := func(query string) {
+		_, err := tx.ExecContext(t.Context(), query)
+		require.NoError(t, err)
+	}
+	limits := sqllimit.WithTx(limiter, tx)
+	take := func() { require.NoError(t, limits.Require(t.Context(), ten.For("ada").Cost(2))) }
+	take()
+	run("SAVEPOINT outer_one")
+	take()
+	run(`savepoint "inner one"`)
+	take()
+	run(`ROLLBACK TO SAVEPOINT "inner one"`)
+	holds(t, limits, 6, ten.For("ada"))
+	run(`RELEASE SAVEPOINT "inner one"`)
+	_, err = tx.ExecContext(t.Context(), `ROLLBACK TO "inner one"`)
+	require.ErrorContains(t, err, `does not exist`)
+	require.ErrorContains(t, limits.Require(t.Context(), ten.For("ada")), "aborted")
+	run("rollback to outer_one;")
+	holds(t, limits, 8, ten.For("ada"))
+	require.NoError(t, tx.Commit())
+	holds(t, limiter, 8, ten.For("ada"))
+	require.Equal(t, "rollback to outer_one;", rows.told[len(rows.told)-2])
+}
+
+// The other database gets parameters, and returns rows, as they are.
+func TestOpenSQLLeavesOtherStatementsAsTheyAre(t *testing.T) {
+	t.Parallel()
+	db, _, rows := onSQL(t)
+	prepared, err := db.PrepareContext(t.Context(), "SELECT")
+	require.NoError(t, err)
+	defer func() { require.NoError(t, prepared.Close()) }()
+	for _, row := range []*sql.Row{
+		db.QueryRowContext(t.Context(), "SELECT", "ada", 7, []byte{1}, nil), prepared.QueryRowContext(t.Context(), "ada", 7, []byte{1}, nil),
+	} {
+		var name string
+		var n int
+		var raw []byte
+		var none *string
+		require.NoError(t, row.Scan(&name, &n, &raw, &none))
+		require.Equal(t, []any{"ada", 7, []byte{1}, (*string)(nil)}, []any{name, n, raw, none})
+	}
+	result, err := db.ExecContext(t.Context(), insert)
+	require.NoError(t, err)
+	n, err := result.RowsAffected()
+	require.NoError(t, err)
+	require.EqualValues(t, 7, n)
+	require.Equal(t, []string{"SELECT", "SELECT", insert}, rows.told)
+}
+
+// Without another database, SQL fails. A transaction that was begun elsewhere is refused.
+func TestOpenSQLRefusesWhatItCannotRun(t *testing.T) {
+	t.Parallel()
+	db := ratelimittest.NewDB().OpenSQL(nil)
+	defer func() { require.NoError(t, db.Close()) }()
+	limiter, err := sqllimit.New(db, ratelimit.Config{})
+	require.NoError(t, err)
+	tx, err := db.BeginTx(t.Context(), nil)
+	require.NoError(t, err)
+	require.ErrorIs(t, sendTen(t.Context(), limiter, tx, 4), ratelimittest.ErrNoDatabase)
+	_, err = tx.QueryContext(t.Context(), "SELECT 1") //nolint:sqlclosecheck,rowserrcheck // it fails
+	require.ErrorIs(t, err, ratelimittest.ErrNoDatabase)
+	_, err = tx.PrepareContext(t.Context(), "SELECT 1") //nolint:sqlclosecheck // it fails
+	require.ErrorIs(t, err, ratelimittest.ErrNoDatabase)
+	require.NoError(t, tx.Rollback())
+
+	stranger := sql.OpenDB(&recorder{})
+	defer func() { require.NoError(t, stranger.Close()) }()
+	tx, err = stranger.BeginTx(t.Context(), nil)
+	require.NoError(t, err)
+	require.ErrorIs(t, sendTen(t.Context(), limiter, tx, 4), ratelimit.ErrInvalidConfig)
+	require.NoError(t, tx.Rollback())
+	require.ErrorIs(t, sqllimit.WithTx(limiter, stranger).Require(t.Context(), ten.For("ada")), ratelimit.ErrInvalidConfig)
+}
+
+// A transaction that was begun on a sql.Conn is found by the Conn.
+func TestOpenSQLKnowsATransactionOnAConn(t *testing.T) {
+	t.Parallel()
+	db, limiter, _ := onSQL(t)
+	conn, err := db.Conn(t.Context())
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, conn.Close()) }) // once the test's context has ended the transaction
+	require.ErrorIs(t, sqllimit.WithTx(limiter, conn).Require(t.Context(), ten.For("ada")), ratelimit.ErrInvalidConfig, "none was begun")
+	tx, err := conn.BeginTx(t.Context(), nil)
+	require.NoError(t, err)
+	require.NoError(t, sqllimit.WithTx(limiter, conn).Require(t.Context(), ten.For("ada")))
+	require.NoError(t, tx.Rollback())
+	holds(t, limiter, 10, ten.For("ada"))
 }

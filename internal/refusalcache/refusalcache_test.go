@@ -99,53 +99,45 @@ func TestRefusalCacheForgets(t *testing.T) {
 		"WhatWasChanged":       func(c *stand) { c.Forget(&key) },
 		"AnotherPolicysAnswer": func(c *stand) { known(c, ask("cached", "key", 2, 60, 1)) },
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			c := newStand(10)
-			require.False(t, known(c, of))
-			c.refused(of, -1)
-			require.True(t, known(c, of))
-			require.False(t, known(c, ask("cached", "other", 1, 60, 1)))
-			change(c)
-			require.False(t, known(c, of))
-		})
-	}
-	refused := []bucket.Answer{refusedAt(cacheMade, 0)}
-	t.Run("ARefusalFromBeforeTokensWereGivenBack", func(t *testing.T) {
-		t.Parallel()
 		c := newStand(10)
-		sent := c.sent(of)
-		c.Forget(&key) // while the call was on its way
-		c.Keep(sent, []bucket.Ask{of}, refused)
-		require.False(t, known(c, of))
-	})
-	t.Run("ARefusalWhoseBucketIsFilledWhileItIsStored", func(t *testing.T) {
-		t.Parallel()
+		require.False(t, known(c, of), name)
+		c.refused(of, -1)
+		require.True(t, known(c, of), name)
+		require.False(t, known(c, ask("cached", "other", 1, 60, 1)), name)
+		change(c)
+		require.False(t, known(c, of), name)
+	}
+	stranger := bucket.Key{Name: "cached"} // in the same stripe
+	c := newStand(10)
+	stripe, slot := c.place(&key)
+	for i, found := 0, false; !found; i++ {
+		stranger.Key = fmt.Sprint("stranger", i)
+		other, its := c.place(&stranger)
+		found = other == stripe && its != slot
+	}
+	for name, test := range map[string]struct {
+		changed      bucket.Key // while the call is on its way
+		whileStoring bool       // or while the answer is stored
+		known        bool
+	}{
+		"ARefusalFromBeforeTokensWereGivenBack":           {key, false, false},
+		"ARefusalWhoseBucketIsFilledWhileItIsStored":      {key, true, false},
+		"NoRefusalIfOnlyAnotherBucketOfTheStripeIsFilled": {stranger, false, true},
+	} {
 		c := newStand(10)
 		sent, clock := c.sent(of), c.now
-		c.now = func() time.Duration { // Keep asks for the time when it has the answer and has not stored it
-			c.Forget(&key)
-			return clock()
-		}
-		c.Keep(sent, []bucket.Ask{of}, refused)
-		c.now = clock
-		require.False(t, known(c, of))
-	})
-	t.Run("NothingOfOtherBuckets", func(t *testing.T) {
-		t.Parallel()
-		c := newStand(10)
-		sent, stranger := c.sent(of), bucket.Key{Name: "cached"}
-		stripe, slot := c.place(&key)
-		for i := 0; ; i++ {
-			if other, its := c.place(&stranger); other == stripe && its != slot {
-				break
+		if test.whileStoring {
+			c.now = func() time.Duration { // Keep reads the clock when it has the answer and has not stored it
+				c.Forget(&test.changed)
+				return clock()
 			}
-			stranger.Key = fmt.Sprint("stranger", i)
+		} else {
+			c.Forget(&test.changed)
 		}
-		c.Forget(&stranger)
-		c.Keep(sent, []bucket.Ask{of}, refused)
-		require.True(t, known(c, of))
-	})
+		c.Keep(sent, []bucket.Ask{of}, []bucket.Answer{refusedAt(cacheMade, 0)})
+		c.now = clock
+		require.Equal(t, test.known, known(c, of), name)
+	}
 }
 
 // The cache refuses a call over several limits only if it knows all of their states, and one of them refuses.
