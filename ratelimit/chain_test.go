@@ -67,7 +67,7 @@ func BenchmarkRefusalCache(b *testing.B) {
 // switching is a pool that changes to another one.
 type switching struct{ Pool }
 
-// The Observer hears of prefetched tokens that could not be returned.
+// The Observer receives a Failed if prefetched tokens cannot be returned.
 func TestTokensThatCannotBeReturnedAreReported(t *testing.T) {
 	t.Parallel()
 	pool, heard := &switching{&answering{rows: oneRow{allowed: true, value: 1e12}}}, &heardEvents{}

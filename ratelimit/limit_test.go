@@ -202,7 +202,7 @@ func wrongPolicies() []wrong {
 	return rows
 }
 
-// These policies are at the edge of what is valid.
+// These policies are just valid.
 func TestNewLimitTakesWhatItSays(t *testing.T) {
 	t.Parallel()
 	policies := []ratelimit.Policy{

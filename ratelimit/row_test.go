@@ -12,7 +12,6 @@ import (
 
 	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
-	"github.com/pgratelimit/pgratelimit/ratelimittest"
 )
 
 // A cost of 0, in either sign, only looks: no row is written.
@@ -62,20 +61,6 @@ func TestDatabaseClockDecides(t *testing.T) {
 	require.NoError(t, err)
 	require.False(t, d.At.Before(before), "%v before %v", d.At, before)
 	require.False(t, d.At.After(databaseClock()))
-}
-
-// Reset fills the buckets of its requests, whatever their costs, and no other bucket.
-func TestResetFillsWhateverTheCost(t *testing.T) {
-	t.Parallel()
-	limiter := newLimiter(t, ratelimittest.NewDB(), ratelimit.Config{})
-	spaced := ratelimit.Define("spaced", ratelimit.TokenBucket{Rate: 1, Period: time.Hour, Capacity: ratelimit.None})
-	limit := ratelimit.Define("sendMessage", ratelimit.PerDay(10))
-	_, err := limiter.Reserve(t.Context(), spaced.For("a").Cost(3), limit.For("a").Cost(13), limit.For("b").Cost(13))
-	require.NoError(t, err)
-	require.NoError(t, limiter.Reset(t.Context(), spaced.For("a"), limit.For("a").Cost(100)))
-	require.Zero(t, held(t, limiter, spaced.For("a")), "owed tokens are forgotten")
-	require.Equal(t, 10.0, held(t, limiter, limit.For("a")))
-	require.Equal(t, -3.0, held(t, limiter, limit.For("b")))
 }
 
 // A call that cannot be decided is an error that says why, and shows no key.

@@ -28,8 +28,7 @@ type story struct {
 
 // step is one call of a story, and its answer. A step that takes and reserves nothing reads the tokens.
 type step struct {
-	at      time.Duration    // since opening; the clock may step back
-	policy  ratelimit.Policy // replaces the policy from here on
+	at      time.Duration // since opening; the clock may step back
 	take    float64
 	reserve float64
 	refused bool
@@ -37,12 +36,12 @@ type step struct {
 	wait    time.Duration // refused: until the same call is allowed. reserved: until the work may run
 }
 
-// TestStories makes the calls of each story on a server and in memory. The exact arithmetic of all policies is tested in
-// integration_test/bucket.
+// TestStories makes the calls of each story on a server and in memory. The exact arithmetic of all policies, and of clocks that step
+// back, is tested in integration_test/bucket.
 func TestStories(t *testing.T) {
 	t.Parallel()
 	pool := postgrestest.New(t)
-	for _, stories := range []map[string]story{storiesOfTokens(), storiesOfWindows(), storiesOfClocks(), storiesOfChanges(), storiesOfReservations()} {
+	for _, stories := range []map[string]story{storiesOfTokens(), storiesOfWindows(), storiesOfReservations()} {
 		for name, s := range stories {
 			t.Run(name, func(t *testing.T) {
 				t.Parallel()
@@ -55,15 +54,12 @@ func TestStories(t *testing.T) {
 
 func (s story) run(t *testing.T, db ratelimit.Pool) {
 	t.Helper()
-	now, policy, key := opening, s.policy, rand.Text()
+	now, request := opening, ratelimit.Define("story", s.policy).For(rand.Text())
 	limiter, err := ratelimit.New(db, ratelimit.Config{AsOf: func() time.Time { return now }})
 	require.NoError(t, err)
 	for i, step := range s.steps {
-		if step.policy != nil {
-			policy = step.policy
-		}
 		now = opening.Add(step.at)
-		step.run(t, i, limiter, ratelimit.Define("story", policy).For(key))
+		step.run(t, i, limiter, request)
 	}
 }
 
@@ -109,6 +105,18 @@ func storiesOfTokens() map[string]story {
 			{at: 33_750_375 * time.Microsecond, take: 20_000, left: 0},
 			{at: time.Hour, left: 60_000},
 		}},
+		"AClockThatStepsBackCreditsNoInstantTwice": {ratelimit.PerMinute(10), []step{
+			{at: 60 * time.Second, take: 4, left: 6},
+			{at: 30 * time.Second, take: 6, left: 0},
+			{at: 30 * time.Second, take: 1, refused: true, left: 0, wait: 36 * time.Second},
+			{at: 66 * time.Second, take: 1, left: 0},
+		}},
+		"ARowOfAWrongClockCountsFromNow": {ratelimit.PerMinute(10), []step{
+			{at: time.Hour, take: 8, left: 2},
+			{at: 0, take: 1, left: 1},
+			{at: 6 * time.Second, take: 2, left: 0},
+			{at: 6 * time.Second, take: 1, refused: true, left: 0, wait: 6 * time.Second},
+		}},
 		"ACostAboveTheCapacityIsAnError": {ratelimit.PerHour(10), []step{
 			{at: 0, take: 4, left: 6},
 			{at: 0, take: 100, wait: forever},
@@ -149,90 +157,6 @@ func storiesOfWindows() map[string]story {
 		"AStartInYearOne":        {hourly(time.Date(1, 1, 1, 0, 20, 0, 0, time.UTC)), atTwenty},
 		"AStartInYear9999":       {hourly(time.Date(9999, 12, 31, 0, 20, 0, 0, time.UTC)), atTwenty},
 		"AStartAtALocalMidnight": {hourly(time.Date(2025, 7, 4, 0, 0, 0, 0, time.FixedZone("", -20*60))), atTwenty},
-	}
-}
-
-func storiesOfClocks() map[string]story {
-	windows := ratelimit.FixedWindow{Rate: 10, Period: time.Hour, Start: opening}
-	return map[string]story{
-		"AClockThatStepsBackTakesNothingAway": {ratelimit.PerMinute(10), []step{
-			{at: 100 * time.Second, take: 4, left: 6},
-			{at: 40 * time.Second, take: 6, left: 0},
-			{at: 40 * time.Second, take: 1, refused: true, left: 0, wait: 66 * time.Second},
-			{at: 106 * time.Second, take: 1, left: 0},
-		}},
-		"AClockThatStepsBackCreditsNoInstantTwice": {ratelimit.PerMinute(10), []step{
-			{at: 60 * time.Second, take: 10, left: 0},
-			{at: 30 * time.Second, take: 1, refused: true, left: 0, wait: 36 * time.Second},
-			{at: 66 * time.Second, take: 1, left: 0},
-			{at: 6 * time.Second, take: 1, refused: true, left: 0, wait: 66 * time.Second},
-			{at: 72 * time.Second, take: 1, left: 0},
-		}},
-		"AClockThatStepsBackGivesNoWindowTwice": {windows, []step{
-			{at: time.Hour - time.Millisecond, take: 1, left: 9},
-			{at: time.Hour, take: 4, left: 6},
-			{at: time.Hour - time.Millisecond, take: 5, left: 1}, // from the window that has begun once
-			{at: time.Hour, take: 2, refused: true, left: 1, wait: time.Hour},
-			{at: 2 * time.Hour, take: 10, left: 0},
-		}},
-		"UpToAMinuteAheadARowIsTrusted": {ratelimit.PerMinute(10), []step{
-			{at: time.Minute, take: 8, left: 2},
-			{at: 0, take: 1, left: 1},
-			{at: 59 * time.Second, left: 1},
-			{at: 66 * time.Second, take: 2, left: 0},
-		}},
-		"ARowOfAWrongClockCountsFromNow": {ratelimit.PerMinute(10), []step{
-			{at: 61 * time.Second, take: 8, left: 2},
-			{at: 0, take: 1, left: 1},
-			{at: 6 * time.Second, take: 2, left: 0},
-			{at: 6 * time.Second, take: 1, refused: true, left: 0, wait: 6 * time.Second},
-		}},
-		"ARowOfTheNextWindowIsTrusted": {windows, []step{
-			{at: time.Hour, take: 8, left: 2},
-			{at: 0, take: 1, left: 1},
-			{at: time.Hour, take: 2, refused: true, left: 1, wait: time.Hour},
-		}},
-		"ARowOfTheWindowAfterTheNextIsOfAWrongClock": {windows, []step{
-			{at: 2 * time.Hour, take: 8, left: 2},
-			{at: 0, take: 1, left: 1},
-			{at: time.Hour, take: 10, left: 0},
-		}},
-	}
-}
-
-// storiesOfChanges changes the definition of a limit in the code while its row stays.
-func storiesOfChanges() map[string]story {
-	capacity := func(c float64) ratelimit.Policy {
-		return ratelimit.TokenBucket{Rate: 10, Period: time.Minute, Capacity: c}
-	}
-	owing := func(most float64) ratelimit.Policy {
-		return ratelimit.TokenBucket{Rate: 1, Period: time.Second, MaxReserved: most}
-	}
-	windows := ratelimit.FixedWindow{Rate: 10, Period: time.Minute, Start: opening}
-	return map[string]story{
-		"ANewRateCountsFromTheLastTake": {ratelimit.PerMinute(10), []step{
-			{at: 0, take: 10, left: 0},
-			{at: 30 * time.Second, policy: ratelimit.PerMinute(1000), left: 500},
-			{at: 30 * time.Second, policy: ratelimit.PerMinute(10), take: 5, left: 0}, // a take settles the time before it
-			{at: 30 * time.Second, policy: ratelimit.PerMinute(1000), take: 1, refused: true, left: 0, wait: 60 * time.Millisecond},
-		}},
-		"ALowerCapacityCutsTheTokens": {capacity(20), []step{
-			{at: 0, take: 1, left: 19},
-			{at: 0, policy: capacity(5), take: 1, left: 4},
-			{at: 0, policy: capacity(20), left: 4},
-		}},
-		"OwedTokensBeyondTheNewBoundAreRepaid": {ratelimit.PerSecond(1), []step{
-			{at: 0, reserve: 101, left: -100, wait: 100 * time.Second},
-			{at: 0, policy: owing(10), reserve: 1, refused: true, left: -100, wait: 91 * time.Second},
-			{at: 91 * time.Second, reserve: 1, left: -10, wait: 10 * time.Second},
-			{at: 101 * time.Second, policy: owing(ratelimit.NoReservations), take: 1, refused: true, left: 0, wait: time.Second},
-		}},
-		"ABucketBecomesAWindowAtTheNextStart": {ratelimit.PerMinute(10), []step{
-			{at: 90 * time.Second, take: 10, left: 0},
-			{at: 91 * time.Second, policy: windows, take: 1, refused: true, left: 0, wait: 29 * time.Second},
-			{at: 120 * time.Second, take: 10, left: 0},
-			{at: 120 * time.Second, policy: ratelimit.PerMinute(10), take: 1, refused: true, left: 0, wait: 6 * time.Second},
-		}},
 	}
 }
 

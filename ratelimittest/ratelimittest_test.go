@@ -40,20 +40,6 @@ func takes(ctx context.Context, t *testing.T, limiter *ratelimit.Limiter, reques
 	require.True(t, d.Allowed)
 }
 
-func TestClock(t *testing.T) {
-	t.Parallel()
-	clock := ratelimittest.NewClock()
-	limiter := ratelimittest.New(t, clock)
-	takes(t.Context(), t, limiter, ten.For("key").Cost(10))
-	holds(t, limiter, 0, ten.For("key"))
-	clock.Advance(6 * time.Second)
-	holds(t, limiter, 1, ten.For("key"))
-	clock.Advance(-6 * time.Second)
-	holds(t, limiter, 0, ten.For("key"))
-	clock.Set(clock.Now().Add(time.Hour))
-	holds(t, limiter, 10, ten.For("key"))
-}
-
 // Limiters of one DB are what processes on one database are.
 func TestDBIsShared(t *testing.T) {
 	t.Parallel()
@@ -101,22 +87,6 @@ func TestTransactions(t *testing.T) {
 		holds(t, limiter, 5, ten.For("held"))
 		_, err = limiter.WithTx(tx).Take(t.Context(), ten.For("held"))
 		require.ErrorIs(t, err, pgx.ErrTxClosed)
-	})
-
-	t.Run("NestedAreUndone", func(t *testing.T) {
-		t.Parallel()
-		limiter := ratelimittest.New(t, ratelimittest.NewClock())
-		require.NoError(t, limiter.InTx(t.Context(), func(tx pgx.Tx) error {
-			takes(t.Context(), t, limiter.WithTx(tx), ten.For("key"))
-			nested, err := tx.Begin(t.Context())
-			require.NoError(t, err)
-			takes(t.Context(), t, limiter.WithTx(nested), ten.For("key").Cost(5), other.For("key"))
-			require.NoError(t, nested.Rollback(t.Context()))
-			takes(t.Context(), t, limiter, other.For("key")) // its row is free again
-			return nil
-		}))
-		holds(t, limiter, 9, ten.For("key"))
-		holds(t, limiter, 9, other.For("key"))
 	})
 
 	// Two transactions in opposite orders: one of them is run again.
@@ -241,39 +211,19 @@ func (l lost) Commit(ctx context.Context) error {
 	return errors.Join(&pgconn.PgError{Code: "40001", SeverityUnlocalized: "ERROR"}, l.Rollback(ctx))
 }
 
-// In a bubble of package synctest what sleeps takes no time.
-func TestInABubble(t *testing.T) {
+// In a bubble of package synctest, a call that waits for a row takes no real time until its timeout.
+func TestATimeoutInABubble(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		limiter := ratelimittest.New(t, nil)
-		takes(t.Context(), t, limiter, ten.For("key").Cost(10))
-		began := time.Now()
-		d, err := limiter.Wait(t.Context(), ten.For("key").Cost(5))
-		require.NoError(t, err)
-		require.True(t, d.Allowed)
-		require.InDelta(t, 30*time.Second, time.Since(began), float64(time.Second))
-
-		slots := ratelimit.Define("slots", ratelimit.Concurrency{Most: 1, Lease: 10 * time.Second})
-		require.NoError(t, limiter.Hold(t.Context(), func(ctx context.Context, _ ratelimit.Lease) error {
-			time.Sleep(time.Hour) // the lease is renewed meanwhile
-			return ctx.Err()
-		}, slots.For("key")))
-
-		started := make(chan struct{})
-		go func() {
-			_ = limiter.InTx(context.WithoutCancel(t.Context()), func(tx pgx.Tx) error {
-				_, err := limiter.WithTx(tx).Take(t.Context(), other.For("key"))
-				close(started)
-				time.Sleep(time.Minute)
-				return err
-			})
-		}()
-		<-started
-		began = time.Now()
-		_, err = limiter.Take(t.Context(), other.For("key"))
-		require.ErrorIs(t, err, context.DeadlineExceeded)
-		require.Equal(t, 10*time.Second, time.Since(began), "the default of Config.Timeout")
-		time.Sleep(time.Minute)
+		require.NoError(t, limiter.InTx(t.Context(), func(tx pgx.Tx) error {
+			takes(t.Context(), t, limiter.WithTx(tx), ten.For("key"))
+			began := time.Now()
+			_, err := limiter.Take(t.Context(), ten.For("key"))
+			require.ErrorIs(t, err, context.DeadlineExceeded)
+			require.Equal(t, 10*time.Second, time.Since(began), "the default of Config.Timeout")
+			return nil
+		}))
 	})
 }
 

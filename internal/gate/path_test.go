@@ -13,7 +13,7 @@ import (
 // unreachable is a connection path that cannot be examined, because its port is closed.
 func unreachable(t *testing.T) (way, route) {
 	t.Helper()
-	c, err := pgx.ParseConfig("postgres://nobody@127.0.0.1:1/nothing")
+	c, err := pgx.ParseConfig("postgres://app@127.0.0.1:1/nothing")
 	require.NoError(t, err)
 	return way{config: c}, route{c.Host, c.Database, c.User, c.Port, c.DefaultQueryExecMode}
 }
