@@ -19,10 +19,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimittest"
 )
 
-var (
-	ten   = ratelimit.Define("ten", ratelimit.TokenBucket{Rate: 10, Period: time.Minute})
-	other = ratelimit.Define("other", ratelimit.TokenBucket{Rate: 10, Period: time.Minute})
-)
+var ten = ratelimit.Define("ten", ratelimit.TokenBucket{Rate: 10, Period: time.Minute})
 
 // holds checks how many tokens the bucket of request holds.
 func holds(t *testing.T, limiter *ratelimit.Limiter, want float64, request ratelimit.Request) {
