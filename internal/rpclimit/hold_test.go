@@ -52,8 +52,9 @@ func TestACallThatLosesItsSlotIsTold(t *testing.T) {
 	})
 }
 
-// TestMessagesHoldNothing promises that a message of a stream does not take a slot that nothing would give back.
-func TestMessagesHoldNothing(t *testing.T) {
+// TestMessagesOfAStream promises that each message is decided when it arrives, that it takes no slot, which nothing would release, and
+// that after a rejection no message is received.
+func TestMessagesOfAStream(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	stream, release, err := b.gate.Open(t.Context(), call{requests: []ratelimit.Request{perUser.For("ada")}})
@@ -63,7 +64,9 @@ func TestMessagesHoldNothing(t *testing.T) {
 		return stream.Receive(requests, func(any) error { return nil }, func(err error) error { return err })
 	}
 	require.NoError(t, receive(perUser.For("ada")))
+	require.NoError(t, receive(), "a message may cost nothing")
 	require.Equal(t, rpclimit.Internal, codeOf(receive(atOnce.For("ada"))))
+	require.Equal(t, rpclimit.Internal, codeOf(receive()), "a stream that was refused stays refused")
 	v, err := b.limiter.Value(t.Context(), atOnce.For("ada"))
 	require.NoError(t, err)
 	require.Equal(t, 1.0, v.Tokens)
