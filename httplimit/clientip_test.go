@@ -28,28 +28,17 @@ func TestClientIP(t *testing.T) {
 		"NAT64IsIPv4":    {httplimit.Bits{}, "[64:ff9b::203.0.113.7]:1", "203.0.113.7"},
 		"V4MappedIsIPv4": {httplimit.Bits{IPv4: 24}, "[::ffff:203.0.113.7]:1", "203.0.113.0/24"},
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			got, err := httplimit.ClientIP(httplimit.Peer, test.bits).Of(from(test.peer))
-			require.NoError(t, err)
-			require.Equal(t, test.want, got)
-		})
+		got, err := httplimit.ClientIP(httplimit.Peer, test.bits).Of(from(test.peer))
+		require.NoError(t, err, name)
+		require.Equal(t, test.want, got, name)
 	}
-
-	t.Run("FoldsWhatASourceOfOnesOwnReturns", func(t *testing.T) {
-		t.Parallel()
-		own := func(*http.Request) (netip.Addr, error) { return netip.MustParseAddr("::ffff:203.0.113.7%eth0"), nil }
-		got, err := httplimit.ClientIP(own, httplimit.Bits{}).Of(from(balancer))
-		require.NoError(t, err)
-		require.Equal(t, client, got)
-	})
-
-	t.Run("NoAddressIsAnError", func(t *testing.T) {
-		t.Parallel()
-		none := func(*http.Request) (netip.Addr, error) { return netip.Addr{}, nil }
-		_, err := httplimit.ClientIP(none, httplimit.Bits{}).Of(from(balancer))
-		require.ErrorIs(t, err, httplimit.ErrNoKey)
-	})
+	own := func(*http.Request) (netip.Addr, error) { return netip.MustParseAddr("::ffff:203.0.113.7%eth0"), nil }
+	got, err := httplimit.ClientIP(own, httplimit.Bits{}).Of(from(balancer))
+	require.NoError(t, err)
+	require.Equal(t, client, got, "a source of the program's own")
+	none := func(*http.Request) (netip.Addr, error) { return netip.Addr{}, nil }
+	_, err = httplimit.ClientIP(none, httplimit.Bits{}).Of(from(balancer))
+	require.ErrorIs(t, err, httplimit.ErrNoKey)
 }
 
 func TestMistakesOfTheProgramPanic(t *testing.T) {
@@ -79,38 +68,36 @@ func TestMistakesOfTheProgramPanic(t *testing.T) {
 		"EverybodyV4Mapped": func() { httplimit.XForwardedFor(httplimit.Proxies{Trusted: prefixes("::ffff:0:0/96")}) },
 		"InvalidPrefix":     func() { httplimit.XForwardedFor(httplimit.Proxies{Trusted: make([]netip.Prefix, 1)}) },
 		"HeaderOfAnybody":   func() { httplimit.TrustedHeader("CF-Connecting-IP") },
-		"HeaderUnnamed":     func() { httplimit.TrustedHeader("", prefixes("10.0.0.0/8")...) },
+		"TrustedUnnamed":    func() { httplimit.TrustedHeader("", prefixes("10.0.0.0/8")...) },
+		"FromRulesOfNone":   func() { httplimit.FromRules(nil, nil) },
+		"HeaderUnnamed":     func() { httplimit.Header("") },
+		"CookieUnnamed":     func() { httplimit.Cookie("") },
+		"QueryUnnamed":      func() { httplimit.Query("") },
+		"PathValueUnnamed":  func() { httplimit.PathValue("") },
+		"ContextUnnamed":    func() { httplimit.ContextValue(nil) },
+		"JoinOfNothing":     func() { httplimit.Join() },
+		"JoinOfNil":         func() { httplimit.Join(text("a"), nil) },
+		"FirstOfNothing":    func() { httplimit.FirstOf() },
 		"NoHandler":         func() { limited(nil) },
 		"NilHandlerFunc":    func() { limited(http.HandlerFunc(nil)) },
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			require.Panics(t, construct)
-		})
+		require.Panics(t, construct, name)
 	}
 }
 
 func TestParseProxies(t *testing.T) {
 	t.Parallel()
-
-	t.Run("TakesPrefixesAndAddresses", func(t *testing.T) {
-		t.Parallel()
-		proxies, err := httplimit.ParseProxies("10.0.0.0/8", "192.0.2.80", "2001:db8::/32", "::ffff:172.16.0.0/108")
-		require.NoError(t, err)
-		key := httplimit.ClientIP(httplimit.XForwardedFor(proxies), httplimit.Bits{})
-		got, err := key.Of(from("[2001:db8::9]:1", xff(client+", 172.16.0.9, 192.0.2.80, 10.9.9.9")))
-		require.NoError(t, err)
-		require.Equal(t, client, got)
-	})
-
+	proxies, err := httplimit.ParseProxies("10.0.0.0/8", "192.0.2.80", "2001:db8::/32", "::ffff:172.16.0.0/108")
+	require.NoError(t, err)
+	key := httplimit.ClientIP(httplimit.XForwardedFor(proxies), httplimit.Bits{})
+	got, err := key.Of(from("[2001:db8::9]:1", xff(client+", 172.16.0.9, 192.0.2.80, 10.9.9.9")))
+	require.NoError(t, err)
+	require.Equal(t, client, got)
 	for name, texts := range map[string][]string{
 		"None": nil, "Empty": {""}, "Name": {"10.0.0.0/8", "proxy.internal"}, "Everybody": {"::/0"}, "Zone": {"fe80::1%eth0"}, "Bits": {"10.0.0.0/33"},
 	} {
-		t.Run("Refuses"+name, func(t *testing.T) {
-			t.Parallel()
-			_, err := httplimit.ParseProxies(texts...)
-			require.Error(t, err)
-		})
+		_, err := httplimit.ParseProxies(texts...)
+		require.Error(t, err, name)
 	}
 }
 

@@ -2,7 +2,6 @@ package httplimit_test
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"log/slog"
 	"net/http"
@@ -17,7 +16,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// signedInUser is the key of the header User: who has signed in.
+// signedInUser is the key of the header User, and the errors of a sign-in.
 func signedInUser(r *http.Request) (string, error) {
 	switch user := r.Header.Get("User"); user {
 	case "nobody":
@@ -31,11 +30,11 @@ func signedInUser(r *http.Request) (string, error) {
 	}
 }
 
-// clientState returns the handler for windowed and sendMessage, on a limiter.
-func (b *bundle) clientState(t *testing.T, limiter *ratelimit.Limiter, timeout time.Duration) http.Handler {
+// clientState returns the handler for limits, by user and plan.
+func (b *bundle) clientState(t *testing.T, limiter *ratelimit.Limiter, timeout time.Duration, limits ...ratelimit.Limit) http.Handler {
 	t.Helper()
 	handler, err := httplimit.NewClientState(httplimit.ClientStateConfig{
-		Limiter: limiter, Key: signedInUser, Limits: []ratelimit.Limit{windowed, sendMessage}, Timeout: timeout,
+		Limiter: limiter, Key: signedInUser, Plan: httplimit.Header("X-Plan"), Limits: limits, Timeout: timeout,
 		Logger: slog.New(slog.NewTextHandler(b.log, nil)),
 	})
 	require.NoError(t, err)
@@ -43,9 +42,10 @@ func (b *bundle) clientState(t *testing.T, limiter *ratelimit.Limiter, timeout t
 }
 
 // askState returns the answer to a user. The rest of the request tries to read the state of others.
-func askState(ctx context.Context, handler http.Handler, method, user string) *httptest.ResponseRecorder {
+func askState(ctx context.Context, handler http.Handler, method, user string, plans ...string) *httptest.ResponseRecorder {
 	r := httptest.NewRequestWithContext(ctx, method, "/limits?key=bob&limit=others", strings.NewReader("key=bob"))
 	r.Header.Set("User", user)
+	r.Header["X-Plan"] = plans
 	return do(handler, r)
 }
 
@@ -59,10 +59,17 @@ func requireStateHeaders(t *testing.T, header http.Header) {
 	require.Empty(t, header.Get("Access-Control-Allow-Origin"))
 }
 
+// bucketState is the state of a limit at ten.
+func bucketState(limit, numbers string) string {
+	return `{"limit": "` + limit + `", ` + numbers + `, "ts_us": 1773050400000000, "now_us": 1773050400000000}`
+}
+
+const windowedNumbers = `"kind": "fixed window", "rate": 10, "period_us": 3600000000, "capacity": 10, "value": `
+
 func TestClientState(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
-	handler := b.clientState(t, b.limiter, 0)
+	handler := b.clientState(t, b.limiter, 0, windowed, sendMessage)
 	long := strings.Repeat("long", 100)
 	middleware := b.limited(t, limits(httplimit.Limit{Limit: windowed, Key: signedInUser}), respond())
 	require.Equal(t, http.StatusOK, askState(t.Context(), middleware, http.MethodGet, long).Code)
@@ -72,11 +79,8 @@ func TestClientState(t *testing.T) {
 		got := askState(t.Context(), handler, http.MethodGet, "alice")
 		require.Equal(t, http.StatusOK, got.Code)
 		requireStateHeaders(t, got.Header())
-		require.JSONEq(t, `{"limits": [
-			{"limit": "windowed", "kind": "fixed window", "rate": 10, "period_us": 3600000000,
-			 "capacity": 10, "value": 9, "ts_us": 1773050400000000, "now_us": 1773050400000000},
-			{"limit": "sendMessage", "kind": "token bucket", "rate": 10, "period_us": 60000000,
-			 "capacity": 3, "value": 0.5, "ts_us": 1773050400000000, "now_us": 1773050400000000}]}`, got.Body.String())
+		message := `"kind": "token bucket", "rate": 10, "period_us": 60000000, "capacity": 3, "value": 0.5`
+		require.JSONEq(t, `{"limits": [`+bucketState("windowed", windowedNumbers+"9")+`, `+bucketState("sendMessage", message)+`]}`, got.Body.String())
 	}
 	require.Contains(t, askState(t.Context(), handler, http.MethodGet, long).Body.String(), `"value":9,`, "the key of the middleware")
 	require.Contains(t, askState(t.Context(), handler, http.MethodGet, "carol").Body.String(), `"value":10,`, "a new key")
@@ -86,119 +90,115 @@ func TestClientStateFailures(t *testing.T) {
 	t.Parallel()
 	gone, leave := context.WithCancel(t.Context())
 	leave()
+	b := setup(t)
+	works, down, hangs := b.clientState(t, b.limiter, 0, windowed), b.clientState(t, b.down(t), 0, windowed), b.clientState(t, b.limiter, 1, windowed)
 	for name, test := range map[string]struct {
+		handler      http.Handler
 		method, user string
+		plans        []string
 		status       int
 		log          string
-		change       func(t *testing.T, b *bundle) http.Handler // nil: the store works
-		ctx          context.Context                            //nolint:containedctx // of the request
 	}{
-		"RefusesWhoIsNotSignedIn":      {method: http.MethodGet, user: "nobody", status: http.StatusForbidden},
-		"RefusesAnEmptyKey":            {method: http.MethodGet, user: "", status: http.StatusForbidden},
-		"RefusesABadKey":               {method: http.MethodGet, user: "forged", status: http.StatusForbidden},
-		"IsUnavailableWhenTheKeyFails": {method: http.MethodGet, user: "broken", status: http.StatusServiceUnavailable, log: "sessions"},
-		"OnlyReads":                    {method: http.MethodPost, user: "alice", status: http.StatusMethodNotAllowed},
-		"IsNoPreflight":                {method: http.MethodOptions, user: "alice", status: http.StatusMethodNotAllowed},
-		"IsUnavailableWithoutTheStore": {
-			method: http.MethodGet, user: "alice", status: http.StatusServiceUnavailable, log: "closed pool",
-			change: func(t *testing.T, b *bundle) http.Handler { t.Helper(); return b.clientState(t, b.down(t), 0) },
-		},
-		"IsUnavailableWhenTheStoreHangs": {
-			method: http.MethodGet, user: "alice", status: http.StatusServiceUnavailable, log: "deadline",
-			change: func(t *testing.T, b *bundle) http.Handler { t.Helper(); return b.clientState(t, b.limiter, 1) },
-		},
-		"SaysNothingOfCallersThatLeave": {method: http.MethodGet, user: "alice", status: http.StatusServiceUnavailable, ctx: gone},
+		"not signed in": {works, http.MethodGet, "nobody", nil, http.StatusForbidden, ""},
+		"an empty key":  {works, http.MethodGet, "", nil, http.StatusForbidden, ""},
+		"a bad key":     {works, http.MethodGet, "forged", nil, http.StatusForbidden, ""},
+		"two plans":     {works, http.MethodGet, "alice", []string{"pro", "free"}, http.StatusForbidden, ""},
+		"the key fails": {works, http.MethodGet, "broken", nil, http.StatusServiceUnavailable, "sessions"},
+		"a POST":        {works, http.MethodPost, "alice", nil, http.StatusMethodNotAllowed, ""},
+		"a preflight":   {works, http.MethodOptions, "alice", nil, http.StatusMethodNotAllowed, ""},
+		"store down":    {down, http.MethodGet, "alice", nil, http.StatusServiceUnavailable, "closed pool"},
+		"store hangs":   {hangs, http.MethodGet, "alice", nil, http.StatusServiceUnavailable, "deadline"},
+		"caller gone":   {works, http.MethodGet, "alice", nil, http.StatusServiceUnavailable, ""},
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			b := setup(t)
-			handler := b.clientState(t, b.limiter, 0)
-			if test.change != nil {
-				handler = test.change(t, b)
-			}
-			ctx := test.ctx
-			if ctx == nil {
-				ctx = t.Context()
-			}
-			got := askState(ctx, handler, test.method, test.user)
-			require.Equal(t, test.status, got.Code)
-			requireStateHeaders(t, got.Header())
-			require.Equal(t, "application/problem+json", got.Header().Get("Content-Type"))
-			require.Equal(t, test.status == http.StatusServiceUnavailable, got.Header().Get("Retry-After") == "5")
-			require.NotContains(t, got.Body.String(), "limits")
-			require.Contains(t, b.log.String(), test.log)
-			require.Equal(t, test.log == "", b.log.String() == "")
-			require.NotContains(t, b.log.String(), "hunter2")
-			require.NotContains(t, b.log.String(), "alice")
-		})
+		logged, ctx := len(b.log.String()), t.Context()
+		if name == "caller gone" {
+			ctx = gone
+		}
+		got := askState(ctx, test.handler, test.method, test.user, test.plans...)
+		require.Equal(t, test.status, got.Code, name)
+		requireStateHeaders(t, got.Header())
+		require.Equal(t, "application/problem+json", got.Header().Get("Content-Type"), name)
+		require.Equal(t, test.status == http.StatusServiceUnavailable, got.Header().Get("Retry-After") == "5", name)
+		require.NotContains(t, got.Body.String(), "limits", name)
+		log := b.log.String()[logged:]
+		require.Contains(t, log, test.log, name)
+		require.Equal(t, test.log == "", log == "", name)
+		require.NotContains(t, log, "hunter2")
+		require.NotContains(t, log, "alice")
 	}
 }
 
 func TestNewClientState(t *testing.T) {
 	t.Parallel()
-	valid := httplimit.ClientStateConfig{
-		Limiter: setup(t).limiter, Key: signedInUser, Limits: []ratelimit.Limit{windowed, sendMessage},
+	b := setup(t)
+	valid := httplimit.ClientStateConfig{Limiter: b.limiter, Key: signedInUser, Limits: []ratelimit.Limit{windowed}}
+	with := func(limits ...ratelimit.Limit) httplimit.ClientStateConfig {
+		c := valid
+		c.Limits = limits
+		return c
 	}
-	for want, change := range map[string]func(*httplimit.ClientStateConfig){
-		"limiter is nil":         func(c *httplimit.ClientStateConfig) { c.Limiter = nil },
-		"bound to a transaction": func(c *httplimit.ClientStateConfig) { c.Limiter = c.Limiter.WithTx(nil) },
-		"no Key":                 func(c *httplimit.ClientStateConfig) { c.Key = nil },
-		"0 Limits":               func(c *httplimit.ClientStateConfig) { c.Limits = nil },
-		"65 Limits":              func(c *httplimit.ClientStateConfig) { c.Limits = make([]ratelimit.Limit, 65) },
-		"zero Limit":             func(c *httplimit.ClientStateConfig) { c.Limits = []ratelimit.Limit{windowed, {}} },
-		`are called "windowed"`:  func(c *httplimit.ClientStateConfig) { c.Limits = []ratelimit.Limit{windowed, windowed} },
-		`limit "adaptive" is Adaptive`: func(c *httplimit.ClientStateConfig) {
-			c.Limits = []ratelimit.Limit{ratelimit.Define("adaptive", ratelimit.Adaptive{Contract: ratelimit.PerSecond(9)})}
-		},
-		`limit "sharded" has Shards`: func(c *httplimit.ClientStateConfig) {
-			c.Limits = []ratelimit.Limit{ratelimit.Define("sharded", ratelimit.TokenBucket{Rate: 8, Period: time.Hour, Shards: 4})}
-		},
-		`limit "shardedWindow" has Shards`: func(c *httplimit.ClientStateConfig) {
-			c.Limits = []ratelimit.Limit{ratelimit.Define("shardedWindow", &ratelimit.FixedWindow{Rate: 8, Period: time.Hour, Shards: 2})}
-		},
-		"Timeout is -1ns; use a": func(c *httplimit.ClientStateConfig) { c.Timeout = -1 },
+	withoutKey, bound, early, none := valid, valid, valid, valid
+	withoutKey.Key, bound.Limiter, early.Timeout, none.Limiter = nil, b.limiter.WithTx(nil), -1, nil
+	for want, config := range map[string]httplimit.ClientStateConfig{
+		"limiter is nil":                   none,
+		"bound to a transaction":           bound,
+		"no Key":                           withoutKey,
+		"0 Limits":                         with(),
+		"65 Limits":                        with(make([]ratelimit.Limit, 65)...),
+		"zero Limit":                       with(windowed, ratelimit.Limit{}),
+		`are called "windowed"`:            with(windowed, windowed),
+		`limit "adaptive" is Adaptive`:     with(ratelimit.Define("adaptive", ratelimit.Adaptive{Contract: ratelimit.PerSecond(9)})),
+		`limit "sharded" has Shards`:       with(ratelimit.Define("sharded", ratelimit.TokenBucket{Rate: 8, Period: time.Hour, Shards: 4})),
+		`limit "shardedWindow" has Shards`: with(ratelimit.Define("shardedWindow", ratelimit.FixedWindow{Rate: 8, Period: time.Hour, Shards: 2})),
+		"Timeout is -1ns; use a":           early,
 	} {
-		t.Run(want, func(t *testing.T) {
-			t.Parallel()
-			config := valid
-			change(&config)
-			_, err := httplimit.NewClientState(config)
-			require.ErrorIs(t, err, ratelimit.ErrInvalidConfig)
-			require.ErrorContains(t, err, want)
-		})
+		_, err := httplimit.NewClientState(config)
+		require.ErrorIs(t, err, ratelimit.ErrInvalidConfig, want)
+		require.ErrorContains(t, err, want)
 	}
 }
 
-// TestClientStateOfEachKind tells the state of windows that slide, of the calendar and of slots, so that a page can compute
+// TestClientStateOfEachKind promises the state of windows that slide, of the calendar and of slots, so that a page can compute
 // them, and nothing by which a slot could be released.
 func TestClientStateOfEachKind(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
-	limits := []ratelimit.Limit{anyMinute, aMonth, slots}
-	handler, err := httplimit.NewClientState(httplimit.ClientStateConfig{
-		Limiter: b.limiter, Limits: limits, Key: user, Timeout: time.Hour,
-	})
+	_, err := b.limiter.Acquire(t.Context(), slots.For("ada").Cost(2), anyMinute.For("ada").Cost(4), aMonth.For("ada"))
 	require.NoError(t, err)
-	lease, err := b.limiter.Acquire(t.Context(), limits[2].For("ada").Cost(2), limits[0].For("ada").Cost(4), limits[1].For("ada"))
-	require.NoError(t, err)
-	require.True(t, lease.Allowed)
+	got := askState(t.Context(), b.clientState(t, b.limiter, time.Hour, anyMinute, aMonth, slots), http.MethodGet, "ada").Body.String()
+	require.Contains(t, got, `"kind":"sliding window"`)
+	require.Contains(t, got, `"totals":[4,0]`)
+	require.Contains(t, got, `"kind":"calendar window"`)
+	require.Contains(t, got, `"value":999`)
+	require.Contains(t, got, `"until_us":1774994400000000`, "April begins in Berlin")
+	require.Contains(t, got, `{"limit":"slots","kind":"concurrency","capacity":3,"lease_us":60000000,`+
+		`"ends_us":[1773050460000000,1773050460000000],"ts_us":1773050400000000,"now_us":1773050400000000}`)
+}
 
-	w := do(handler, request(t))
-	require.Equal(t, http.StatusOK, w.Code)
-	var state struct {
-		Limits []map[string]any `json:"limits"`
+// TestClientStateOfRules promises the policy of the caller's plan at the time of the request, and a state without the limits that are
+// off, in shadow mode, paused or sharded, but with all others.
+func TestClientStateOfRules(t *testing.T) {
+	t.Parallel()
+	b, s := setupStored(t)
+	handler := b.clientState(t, b.limiter, 0, perUser, perPlan, windowed, rpm)
+	state := func(plan string) string {
+		return askState(t.Context(), handler, http.MethodGet, "ada", plan).Body.String()
 	}
-	require.NoError(t, json.Unmarshal(w.Body.Bytes(), &state))
-	require.Len(t, state.Limits, 3)
-	require.Equal(t, "sliding window", state.Limits[0]["kind"])
-	require.Equal(t, []any{4.0, 0.0}, state.Limits[0]["totals"])
-	require.Equal(t, "calendar window", state.Limits[1]["kind"])
-	require.Equal(t, 999.0, state.Limits[1]["value"])
-	until := time.Date(2026, time.March, 31, 22, 0, 0, 0, time.UTC) // and April begins in Berlin
-	require.Equal(t, float64(until.UnixMicro()), state.Limits[1]["windows"].([]any)[0].(map[string]any)["until_us"])
-	ends := float64(ten.Add(time.Minute).UnixMicro())
-	require.Equal(t, map[string]any{
-		"limit": "slots", "kind": "concurrency", "capacity": 3.0, "lease_us": 60e6, "ends_us": []any{ends, ends},
-		"ts_us": float64(ten.UnixMicro()), "now_us": float64(ten.UnixMicro()),
-	}, state.Limits[2])
+	s.set(t, perPlan, "", mode(ratelimit.Off))
+	s.set(t, rpm, "", mode(ratelimit.Shadow))
+	s.set(t, perUser, "pro", of(ratelimit.FixedWindow{Rate: 7, Period: time.Hour, Start: ten}))
+	window, rest := bucketState("windowed", windowedNumbers+"10"), `"left_out": ["perPlan", "rpm"]}`
+	code := bucketState("perUser", `"kind": "token bucket", "rate": 3, "period_us": 60000000, "capacity": 3, "value": 3`)
+	pro := bucketState("perUser", `"kind": "fixed window", "rate": 7, "period_us": 3600000000, "capacity": 7, "value": 7`)
+	require.JSONEq(t, `{"limits": [`+code+`, `+window+`], `+rest, state("free"))
+	require.JSONEq(t, `{"limits": [`+pro+`, `+window+`], `+rest, state("pro"))
+	s.set(t, perUser, "free", of(ratelimit.TokenBucket{Rate: 3, Period: time.Minute, Shards: 4}))
+	without := `{"limits": [` + window + `], "left_out": ["perUser", "perPlan", "rpm"]}`
+	require.JSONEq(t, without, state("free"), "of rows a page could only have the sum")
+	s.rules.Store(storedKey{"perUser", "pro"}, s.RulingFor(perUser, "pro", "").Paused(ten.Add(time.Minute), ""))
+	require.JSONEq(t, without, state("pro"))
+	b.clock.Set(ten.Add(time.Minute))
+	require.Contains(t, state("pro"), `"left_out":["perPlan","rpm"]`)
+	alone := b.clientState(t, b.limiter, 0, perPlan)
+	require.JSONEq(t, `{"limits": [], "left_out": ["perPlan"]}`, askState(t.Context(), alone, http.MethodGet, "ada").Body.String())
 }

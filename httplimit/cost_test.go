@@ -14,38 +14,22 @@ import (
 func TestStatedCost(t *testing.T) {
 	t.Parallel()
 	clamped := httplimit.StatedCost{Header: "X-Tokens", Min: 2, Default: 5, Max: 100}
-	for _, c := range []struct {
-		stated []string
-		cost   float64
-	}{
-		{nil, 5},
-		{[]string{""}, 5},
-		{[]string{"many"}, 5},
-		{[]string{"NaN"}, 5},
-		{[]string{"12 34"}, 5},
-		{[]string{"1,000"}, 5},
-		{[]string{"7"}, 7},
-		{[]string{" 7.5 "}, 7.5},
-		{[]string{"2"}, 2},
-		{[]string{"100"}, 100},
-		{[]string{"1"}, 2},
-		{[]string{"0"}, 2},
-		{[]string{"-3"}, 2},
-		{[]string{"101"}, 100},
-		{[]string{"1e300"}, 100},
-		{[]string{"1e999"}, 100},
-		{[]string{"Inf"}, 100},
-		{[]string{"-Inf"}, 2},
-		{[]string{"7", "9", "x"}, 9}, // of several the greatest
-		{[]string{"x", "7"}, 7},
+	for want, all := range map[float64][][]string{
+		5:   {nil, {""}, {"many"}, {"NaN"}, {"12 34"}, {"1,000"}},
+		7:   {{"7"}, {"x", "7"}},
+		7.5: {{" 7.5 "}},
+		2:   {{"2"}, {"1"}, {"0"}, {"-3"}, {"-Inf"}},
+		100: {{"100"}, {"101"}, {"1e300"}, {"1e999"}, {"Inf"}},
+		9:   {{"7", "9", "x"}}, // the greatest
 	} {
-		r := request(t)
-		r.Header["X-Tokens"] = c.stated
-		cost, err := clamped.Of(r)
-		require.NoError(t, err, c.stated)
-		require.Equal(t, c.cost, cost, c.stated)
+		for _, stated := range all {
+			r := request(t)
+			r.Header["X-Tokens"] = stated
+			cost, err := clamped.Of(r)
+			require.NoError(t, err, stated)
+			require.Equal(t, want, cost, stated)
+		}
 	}
-
 	cost, err := httplimit.StatedCost{Header: "X-Tokens"}.Of(request(t))
 	require.NoError(t, err)
 	require.Equal(t, 1.0, cost, "the zero StatedCost's default")
@@ -82,16 +66,13 @@ func TestCostsAreChargedAndAnswered(t *testing.T) {
 		"TooSmall":      {fn(1e-300, nil), "", 400, "bad-cost", 0, "bad_cost perPlan"},
 		"TooLarge":      {fn(math.Inf(1), nil), "", 413, "too-costly", 0, "too_costly perPlan"},
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			b := setup(t)
-			config := httplimit.Config{Limits: []httplimit.Limit{{Limit: perPlan, Key: user, Cost: c.cost}}, FailOpen: true}
-			w := do(b.limited(t, config, respond()), request(t, "X-Tokens", c.stated))
-			require.Equal(t, c.status, w.Code)
-			require.Equal(t, c.reason, w.Header().Get("RateLimit-Reason"))
-			require.Equal(t, c.status == 503, w.Header().Get("Retry-After") != "", "where a wait may help")
-			require.Equal(t, c.charged, b.charged(t, perPlan.For("ada")))
-			require.Equal(t, []string{c.result}, b.told.results())
-		})
+		b := setup(t)
+		config := httplimit.Config{Limits: []httplimit.Limit{{Limit: perPlan, Key: user, Cost: c.cost}}, FailOpen: true}
+		w := do(b.limited(t, config, respond()), request(t, "X-Tokens", c.stated))
+		require.Equal(t, c.status, w.Code, name)
+		require.Equal(t, c.reason, w.Header().Get("RateLimit-Reason"), name)
+		require.Equal(t, c.status == 503, w.Header().Get("Retry-After") != "", "where a wait may help")
+		require.Equal(t, c.charged, b.charged(t, perPlan.For("ada")), name)
+		require.Equal(t, []string{c.result}, b.told.results(), name)
 	}
 }

@@ -1,7 +1,9 @@
 package httplimit_test
 
 import (
+	"bufio"
 	"io"
+	"net"
 	"net/http"
 	"strings"
 	"testing"
@@ -13,117 +15,63 @@ import (
 	"github.com/pgratelimit/pgratelimit/httplimit"
 )
 
-// fault is one line of the table: the fault, the answer to the client, how often the handler ran, and the charge at the end.
-type fault struct {
-	arrange func(t *testing.T, s *stand)
-	act     func(s *stand, t *testing.T) string // defaults to a GET
-	sees    string
-	ran     int64
-	charged float64
-	told    []string
-}
-
-// during makes the handler do what f does.
-func during(f http.HandlerFunc) func(*testing.T, *stand) {
-	return func(_ *testing.T, s *stand) { s.handler = f }
-}
-
-// all arranges several things.
-func all(arrange ...func(*testing.T, *stand)) func(*testing.T, *stand) {
-	return func(t *testing.T, s *stand) {
-		t.Helper()
-		for _, a := range arrange {
-			a(t, s)
+// TestFaults promises the answer and the charge when the database is down: by default, with FailOpen, and for a limit in shadow mode.
+func TestFaults(t *testing.T) {
+	t.Parallel()
+	for told, c := range map[string]struct {
+		open, shadow bool
+		status       int
+		says         string
+	}{
+		"failed_closed perUser":        {false, false, 503, "rate limits cannot be checked; retry in 1 s"},
+		"failed_open perUser":          {true, false, 200, "hello"},
+		"shadow_failed_closed perUser": {false, true, 200, "hello"},
+	} {
+		b := setup(t)
+		if c.shadow {
+			b.inShadow(t, perUser)
 		}
+		config := httplimit.Config{Limits: []httplimit.Limit{userLimit}, FailOpen: c.open}
+		w := do(b.limitedOn(t, b.down(t), config, respond()), request(t))
+		require.Equal(t, c.status, w.Code, told)
+		require.Contains(t, w.Body.String(), c.says)
+		require.Equal(t, []string{told}, b.told.results())
+		require.Zero(t, b.charged(t, perUser.For("ada")), told)
+		require.Contains(t, b.log.String(), "level=ERROR")
 	}
 }
 
-func crediting(_ *testing.T, s *stand) { s.config.Limits[0].Credit = httplimit.CreditOn5xx }
-func open(_ *testing.T, s *stand)      { s.config.FailOpen = true }
-func down(t *testing.T, s *stand)      { t.Helper(); s.asked = s.down(t) }
-func shadow(t *testing.T, s *stand)    { t.Helper(); s.inShadow(t, perUser) }
-func spendAll(t *testing.T, s *stand)  { t.Helper(); s.take(t, perUser.For("ada").Cost(3)) }
-
-func panics(http.ResponseWriter, *http.Request) { panic("handler") }
-func aborts(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) }
-
-func panicsHalfWay(w http.ResponseWriter, _ *http.Request) {
-	w.Header().Set("Content-Length", "100")
-	_, _ = io.WriteString(w, "half")
-	_ = http.NewResponseController(w).Flush()
-	panic("handler")
-}
-
-// failsWhenLeft works until the client has gone, and fails because of that.
-func failsWhenLeft(w http.ResponseWriter, r *http.Request) {
-	<-r.Context().Done()
-	w.WriteHeader(http.StatusInternalServerError)
-}
-
-const undecided = "503 rate limits cannot be checked; retry in 1 s"
-
-var faults = map[string]fault{
-	"Nothing": {sees: "200 done", ran: 1, charged: 1, told: []string{"allowed perUser"}},
-
-	"ThePanickingHandlerIsPaidFor": {
-		arrange: during(panics), sees: "connection closed", ran: 1, charged: 1, told: []string{"allowed perUser"},
-	},
-	"ThePanickingHandlerIsCredited": {
-		arrange: all(during(panics), crediting), sees: "connection closed", ran: 1, charged: 0,
-		told: []string{"allowed perUser", "credited perUser"},
-	},
-	"ThePanicHalfWayIsPaidFor": {
-		arrange: all(during(panicsHalfWay), crediting), sees: "200, cut off after half", ran: 1, charged: 1,
-		told: []string{"allowed perUser"},
-	},
-	"TheClientThatHangsUpPays": {
-		arrange: all(during(failsWhenLeft), crediting), act: (*stand).hangUpDuringTheHandler, sees: "cancelled", ran: 1, charged: 1,
-		told: []string{"allowed perUser"},
-	},
-
-	"TheSlowBody": {
-		arrange: during(readsTheBody), act: (*stand).sendSlowly, sees: "200 read 4 bytes <nil>; meanwhile charged 1",
-		ran: 1, charged: 1, told: []string{"allowed perUser"},
-	},
-	"TheSlowBodyThatIsRefused": {
-		arrange: spendAll, act: (*stand).sendSlowlyAndBeRefused, sees: "429 without the rest of the body, then EOF",
-		ran: 0, charged: 3, told: []string{"refused perUser"},
-	},
-	"TheBodyThatIsRefused": {
-		arrange: spendAll, act: (*stand).sendAllAndBeRefused, sees: "429, then 429 on the same connection",
-		ran: 0, charged: 3, told: []string{"refused perUser", "refused perUser"},
-	},
-
-	"TheServerIsDown":        {arrange: down, sees: undecided, ran: 0, charged: 0, told: []string{"failed_closed perUser"}},
-	"TheServerIsDownAndOpen": {arrange: all(down, open), sees: "200 done", ran: 1, charged: 0, told: []string{"failed_open perUser"}},
-	"TheServerIsDownInShadow": {
-		arrange: all(shadow, down), sees: "200 done", ran: 1, charged: 0, told: []string{"shadow_failed_closed perUser"},
-	},
-}
-
-// TestFaults checks the answer and the charge for each fault.
-func TestFaults(t *testing.T) {
+// TestTheBodyOfARefusedRequest promises that a refused client which sends slowly is cut off, and that a client which has sent its body
+// can go on with its connection.
+func TestTheBodyOfARefusedRequest(t *testing.T) {
 	t.Parallel()
-	for name, f := range faults {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			s := newStand(t)
-			if f.arrange != nil {
-				f.arrange(t, s)
-			}
-			see := (*stand).get
-			if f.act != nil {
-				see = f.act
-			}
-			s.start(t)
-			require.Equal(t, f.sees, see(s, t))
-			s.server.Close() // which waits for the requests
-			require.Equal(t, f.ran, s.ran.Load(), "times the handler ran")
-			require.Equal(t, f.told, s.told.results())
-			require.Equal(t, f.charged, s.charged(t, perUser.For("ada")))
-			failed := strings.Contains(strings.Join(f.told, " "), "failed")
-			require.Equal(t, failed, strings.Contains(s.log.String(), "level=ERROR"), s.log.String())
-		})
+	b := setup(t)
+	server := serve(t, b.spent(t, httplimit.Config{}))
+	for body, next := range map[string]int{"ab": 0, "abcd": http.StatusTooManyRequests} { // of 4 bytes
+		conn, err := (&net.Dialer{}).DialContext(t.Context(), "tcp", server.Listener.Addr().String())
+		require.NoError(t, err)
+		t.Cleanup(func() { _ = conn.Close() })
+		require.NoError(t, conn.SetDeadline(time.Now().Add(patient)))
+		_, err = io.WriteString(conn, "POST / HTTP/1.1\r\nHost: test\r\nX-User: ada\r\nContent-Length: 4\r\n\r\n"+body)
+		require.NoError(t, err)
+		reader := bufio.NewReader(conn)
+		response, err := http.ReadResponse(reader, nil)
+		require.NoError(t, err)
+		_, err = io.Copy(io.Discard, response.Body)
+		require.NoError(t, err)
+		require.NoError(t, response.Body.Close())
+		require.Equal(t, http.StatusTooManyRequests, response.StatusCode)
+		if next == 0 {
+			_, err = reader.ReadByte()
+			require.ErrorIs(t, err, io.EOF)
+			continue
+		}
+		_, err = io.WriteString(conn, "GET / HTTP/1.1\r\nHost: test\r\nX-User: ada\r\nConnection: close\r\n\r\n")
+		require.NoError(t, err)
+		response, err = http.ReadResponse(reader, nil)
+		require.NoError(t, err)
+		require.NoError(t, response.Body.Close())
+		require.Equal(t, next, response.StatusCode)
 	}
 }
 
@@ -165,26 +113,29 @@ func TestACreditThatFailsIsTold(t *testing.T) {
 // TestFailuresAreLoggedOnceASecond promises a line for the first failure of a second, with the number of failures before it.
 func TestFailuresAreLoggedOnceASecond(t *testing.T) {
 	t.Parallel()
-	synctest.Test(t, func(t *testing.T) { // its clock stands still except where the test sleeps
-		s := newStand(t)
-		require.NoError(t, s.limiter.Close(t.Context()))
-		handler := s.limited(t, s.config, mustNotRun(t))
-		fail := func(times int) {
-			for range times {
+	inBubble(t, nil, func(t *testing.T, b *bundle) { // its clock stands still except where the test sleeps
+		t.Helper()
+		require.NoError(t, b.limiter.Close(t.Context()))
+		handler := b.limited(t, limits(userLimit), mustNotRun(t))
+		for _, step := range []struct {
+			after time.Duration
+			times int
+			lines string
+		}{
+			{0, 5, "omitted=0\n"}, {time.Second - 1, 1, "omitted=0\n"}, {1, 2, "omitted=0\nomitted=5\n"},
+		} {
+			time.Sleep(step.after)
+			for range step.times {
 				require.Equal(t, http.StatusServiceUnavailable, do(handler, request(t)).Code)
 			}
+			var lines string
+			for line := range strings.Lines(b.log.String()) {
+				require.Contains(t, line, "rate limits are not decided")
+				lines += line[strings.LastIndex(line, " ")+1:]
+			}
+			require.Equal(t, step.lines, lines)
 		}
-		lines := func() int { return strings.Count(s.log.String(), "rate limits are not decided") }
-		fail(5)
-		require.Equal(t, 1, lines())
-		require.Contains(t, s.log.String(), "omitted=0\n")
-		time.Sleep(time.Second - 1)
-		fail(1)
-		require.Equal(t, 1, lines())
-		time.Sleep(time.Nanosecond)
-		fail(2)
-		require.Equal(t, 2, lines())
-		require.Contains(t, s.log.String(), "omitted=5\n")
-		require.NotContains(t, s.log.String(), "ada")
+		require.NotContains(t, b.log.String(), "ada")
+		synctest.Wait()
 	})
 }

@@ -26,8 +26,8 @@ func signedIn(r *http.Request) (tables.Attributes, error) {
 	}, nil
 }
 
-// siteOf returns a handler that is limited by what a file of package rules says, and the limiter of it.
-func siteOf(t *testing.T, file string) (http.Handler, *ratelimit.Limiter) {
+// siteOf returns a handler that is limited by a file of package rules.
+func siteOf(t *testing.T, file string) http.Handler {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join("..", "rules", "testdata", "seeds", file))
 	require.NoError(t, err)
@@ -44,7 +44,7 @@ func siteOf(t *testing.T, file string) (http.Handler, *ratelimit.Limiter) {
 	limited := b.limited(t, httplimit.Config{Requests: httplimit.FromRules(site, signedIn)}, respond())
 	mux.Handle("GET /api/search", limited)
 	mux.Handle("GET /api/items", limited)
-	return mux, b.limiter
+	return mux
 }
 
 // said returns the answer to a GET: the status, and who refused.
@@ -68,10 +68,7 @@ func said(t *testing.T, handler http.Handler, path string, headers ...string) st
 	}
 }
 
-// inTables is the limit that the tables have the policy of.
-func inTables(name string) ratelimit.Limit { return ratelimit.Define(name, ratelimit.PerSecond(1)) }
-
-// TestFromRules promises that the tiers of each example file see the user, plan, route, address, API key and cost of a request.
+// TestFromRules promises that the tiers of an example file see the user, plan, route, API key and cost of a request.
 // steps are requests, each allowed so many times and then refused.
 func TestFromRules(t *testing.T) {
 	t.Parallel()
@@ -83,38 +80,21 @@ func TestFromRules(t *testing.T) {
 	}
 	const items, search = "/api/items", "/api/search"
 	ada, bob := []string{"X-User", "ada", "X-Plan", "free"}, []string{"X-User", "bob", "X-Plan", "pro"}
-	adaPro := []string{"X-User", "ada", "X-Plan", "pro"}
 	for name, c := range map[string]struct {
 		file  string
-		spend ratelimit.Request // before
 		steps []step
 	}{
-		"ByUser": {"rows.yaml", ratelimit.Request{}, []step{
+		"ByUser": {"rows.yaml", []step{
 			{items, ada, 50, "429 by the tier user, rule user, plan free"},
 			{items, bob, 51, "200"},
 			{search, bob, 51, "200"},
 		}},
-		"ByPlan": {"rows.json", ratelimit.Request{}, []step{
-			{items, ada, 50, "429 by the tier user, rule user, plan free"},
-			{items, adaPro, 0, "429 by the tier user, rule user, plan pro"}, // the usage so far carries over
-		}},
-		"ByRoute": {"rows.yaml", inTables("endpoint:/api/search").Global().Cost(1999), []step{
-			{search, bob, 1, "429 by the tier endpoint:/api/search, rule endpoint:/api/search"},
-			{items, bob, 1, "200"},
-		}},
-		"Together": {"rows.yaml", inTables("global").Global().Cost(100_000 - 50), []step{
-			{items, ada, 50, "429 by the tier user+global, rule user, plan free+global"},
-		}},
-		"ByKey": {"tiers.json", ratelimit.Request{}, []step{
+		"ByKey": {"tiers.json", []step{
 			{items, []string{"X-Api-Key", "k-1"}, 20, "429 by the tier free, rule free"},
 			{items, []string{"X-Api-Key", "k-2", "X-Plan", "enterprise"}, 21, "200"},
 			{items, []string{"X-Plan", "enterprise"}, 0, "400 the request does not say who it is from"},
 		}},
-		"ByAddress": {"globalrps.json", ratelimit.Request{}, []step{
-			{items, []string{"X-Address", "203.0.113.7"}, 10, "429 by the tier global-rps, rule global-rps"},
-			{items, []string{"X-Address", "2001:db8::1"}, 1, "200"},
-		}},
-		"AtACost": {"variablecost.json", ratelimit.Request{}, []step{
+		"AtACost": {"variablecost.json", []step{
 			{items, []string{"X-Request-Weight", "500"}, 1, "200"},
 			{items, nil, 0, "429 by the tier default, rule default"},
 			{items, []string{"X-Request-Weight", "1001"}, 0, "413 the request costs more than can be had at once"},
@@ -122,10 +102,7 @@ func TestFromRules(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			handler, limiter := siteOf(t, c.file)
-			if c.spend.Limit().Name() != "" {
-				require.NoError(t, limiter.Require(t.Context(), c.spend))
-			}
+			handler := siteOf(t, c.file)
 			for _, s := range c.steps {
 				for i := range s.allowed {
 					require.Equal(t, "200", said(t, handler, s.path, s.headers...), "request %d", i+1)
@@ -222,9 +199,4 @@ func TestRequestsThatCannotBeAsked(t *testing.T) {
 			}
 		})
 	}
-}
-
-func TestFromRulesPanicsWithout(t *testing.T) {
-	t.Parallel()
-	require.Panics(t, func() { httplimit.FromRules(nil, signedIn) })
 }

@@ -2,9 +2,7 @@ package httplimit_test
 
 import (
 	"errors"
-	"math"
 	"net/url"
-	"strconv"
 	"strings"
 	"testing"
 	"unicode/utf8"
@@ -48,42 +46,6 @@ func FuzzKeys(f *testing.F) {
 		require.Equal(t, one == "" || other == "", x == "")
 		if x != "" && y != "" {
 			require.Equal(t, one == another && other == yetAnother, x == y)
-		}
-	})
-}
-
-// FuzzStatedCost holds the cost that a request states to its range.
-func FuzzStatedCost(f *testing.F) {
-	for _, stated := range []string{"", "5", " 7 ", "1e400", "-1e400", "NaN", "Inf", "0x1p63", "1_000", "5,6", "1;2"} {
-		f.Add(stated, "2", 0.0, 0.0, 0.0)
-		f.Add(stated, "x", 2.0, 3.0, 9.0)
-	}
-	f.Fuzz(func(t *testing.T, stated, too string, least, absent, most float64) {
-		cost := httplimit.StatedCost{Header: "X-Cost", Min: least, Default: absent, Max: most}
-		defer func() { // its numbers are checked when a middleware is made
-			if t.Failed() {
-				t.Logf("%+v", cost)
-			}
-		}()
-		if !(least > 0 && least <= absent && absent <= most && most <= math.MaxFloat64) {
-			cost.Min, cost.Default, cost.Max = 0, 0, 0
-			least, absent, most = 1, 1, math.MaxFloat64
-		}
-		r := from(balancer)
-		r.Header["X-Cost"] = []string{stated, too}
-		got, err := cost.Of(r)
-		require.NoError(t, err)
-		require.True(t, got >= least && got <= most, "%v", got)
-		n, ok := math.Inf(-1), false
-		for _, text := range []string{stated, too} {
-			if one, err := strconv.ParseFloat(strings.TrimSpace(text), 64); !math.IsNaN(one) && (err == nil || errors.Is(err, strconv.ErrRange)) {
-				n, ok = max(n, one), true
-			}
-		}
-		if !ok {
-			require.Equal(t, absent, got)
-		} else {
-			require.Equal(t, min(max(n, least), most), got)
 		}
 	})
 }

@@ -2,10 +2,8 @@ package httplimit_test
 
 import (
 	"context"
-	"io"
 	"net/http"
 	"net/http/httptest"
-	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -29,72 +27,32 @@ func (b *bundle) slotless(t *testing.T, limit ratelimit.Limit) {
 	require.Eventually(t, func() bool { return b.charged(t, limit.For("ada")) == 0 }, patient, time.Millisecond)
 }
 
-// TestTheSlotIsFreeHoweverTheHandlerEnds promises that the slot is held while the handler runs and free afterwards, also after a
-// panic or a hang-up.
+// TestTheSlotIsFreeHoweverTheHandlerEnds promises that a handler knows the lease of its slot, and that the slot is free afterwards, also
+// after a panic or a hang-up.
 func TestTheSlotIsFreeHoweverTheHandlerEnds(t *testing.T) {
 	t.Parallel()
-	for name, c := range map[string]struct {
-		handler http.HandlerFunc
-		leave   bool // the client hangs up while the handler runs
-		sees    string
-	}{
-		"Returns":      {handler: func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "done") }, sees: "200 done"},
-		"Panics":       {handler: panics, sees: "connection closed"},
-		"PanicsMidway": {handler: panicsHalfWay, sees: "200, cut off after half"},
-		"IsLeft":       {handler: failsWhenLeft, leave: true, sees: "cancelled"},
-		"Hijacks": {handler: func(w http.ResponseWriter, _ *http.Request) {
-			conn, _, err := http.NewResponseController(w).Hijack()
-			if err == nil {
-				_, _ = io.WriteString(conn, "HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\ndone")
-				_ = conn.Close()
-			}
-		}, sees: "200 done"},
+	for name, end := range map[string]func(hangUp func()){
+		"returns": func(func()) {}, "panics": func(func()) { panic("handler") }, "is left": func(hangUp func()) { hangUp() },
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			s := newStand(t)
-			s.config = limits(slotLimit)
-			held := make(chan float64, 1)
-			s.handler = func(w http.ResponseWriter, r *http.Request) {
-				held <- s.charged(t, atOnce.For("ada"))
-				c.handler(w, r)
-			}
-			s.start(t)
-			client := (*stand).get
-			if c.leave {
-				client = (*stand).hangUpDuringTheHandler
-			}
-			require.Equal(t, c.sees, client(s, t))
-			require.Equal(t, 1.0, <-held)
-			s.slotless(t, atOnce)
-			require.Equal(t, []string{"allowed atOnce"}, s.told.results())
-		})
-	}
-}
-
-// TestAStreamKeepsItsSlot promises that a handler which works for longer than its lease keeps the slot, and that the lease is
-// known to it.
-func TestAStreamKeepsItsSlot(t *testing.T) {
-	t.Parallel()
-	inBubble(t, nil, func(t *testing.T, b *bundle) {
-		t.Helper()
+		b := setup(t)
+		ctx, hangUp := context.WithCancel(t.Context())
 		handler := b.limited(t, limits(slotLimit), inline(func(e exchange) {
 			lease, held := ratelimit.LeaseFromContext(e.r.Context())
 			require.True(t, held)
 			require.NotZero(t, lease.Fence)
-			for range 4 { // leases
-				time.Sleep(3 * time.Second)
-				require.NoError(t, e.r.Context().Err())
-				require.Equal(t, 1.0, b.charged(t, atOnce.For("ada")))
-				_, _ = io.WriteString(e.w, "more ")
-				require.NoError(t, http.NewResponseController(e.w).Flush())
-			}
+			require.Equal(t, 1.0, b.charged(t, atOnce.For("ada")))
+			end(hangUp)
 		}))
-		answer := do(handler, request(t))
-		require.Equal(t, http.StatusOK, answer.Code)
-		require.Equal(t, strings.Repeat("more ", 4), answer.Body.String())
-		require.Zero(t, b.charged(t, atOnce.For("ada")))
-	})
+		serves := func() { do(handler, request(t).WithContext(ctx)) }
+		if name == "panics" {
+			require.Panics(t, serves)
+		} else {
+			serves()
+		}
+		hangUp()
+		b.slotless(t, atOnce)
+		require.Equal(t, []string{"allowed atOnce"}, b.told.results(), name)
+	}
 }
 
 // TestALostSlotEndsTheRequest promises that the loss of a slot cancels the handler's context, and that the observer receives it
@@ -275,22 +233,5 @@ func TestAClientThatHangsUpHoldsNothing(t *testing.T) {
 			require.Equal(t, []string{"cancelled " + limit.Name()}, b.told.results())
 			require.Zero(t, b.charged(t, limit.For("ada")))
 		})
-	}
-}
-
-// TestRulesForSlotsAreChecked promises that a rule which can mean nothing for slots is an error when the program starts.
-func TestRulesForSlotsAreChecked(t *testing.T) {
-	t.Parallel()
-	b := setup(t)
-	for want, change := range map[string]func(*httplimit.Limit){
-		"leave Credit out":        func(r *httplimit.Limit) { r.Credit = httplimit.CreditOn5xx },
-		"slots are whole":         func(r *httplimit.Limit) { r.Cost = httplimit.FixedCost(1.5) },
-		"never holds more than 2": func(r *httplimit.Limit) { r.Cost = httplimit.FixedCost(3) },
-	} {
-		rule := slotLimit
-		change(&rule)
-		_, err := httplimit.New(b.limiter, limits(rule))
-		require.ErrorIs(t, err, ratelimit.ErrInvalidConfig)
-		require.ErrorContains(t, err, want)
 	}
 }

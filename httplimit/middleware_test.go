@@ -109,31 +109,6 @@ func mustNotRun(t *testing.T) http.Handler {
 	return http.HandlerFunc(func(http.ResponseWriter, *http.Request) { t.Error("the handler ran") })
 }
 
-// TestLimitsByPlan promises that one of several limits applies, by a When of each.
-func TestLimitsByPlan(t *testing.T) {
-	t.Parallel()
-	onPlan := func(plan string) func(*http.Request) bool {
-		return func(r *http.Request) bool { return r.Header.Get("X-Plan") == plan }
-	}
-	handler := setup(t).limited(t, limits(
-		httplimit.Limit{Limit: ratelimit.Define("freePlan", ratelimit.PerHour(1)), Key: user, When: onPlan("free")},
-		httplimit.Limit{Limit: ratelimit.Define("proPlan", ratelimit.PerHour(200)), Key: user, When: onPlan("pro")},
-	), respond())
-	for _, step := range []struct {
-		plan   string
-		status int
-		policy string
-	}{
-		{"free", 200, `"freePlan";q=1;w=3600`},
-		{"free", 429, `"freePlan";q=1;w=3600`},
-		{"pro", 200, `"proPlan";q=200;w=3600`},
-	} {
-		w := do(handler, request(t, "X-Plan", step.plan))
-		require.Equal(t, step.status, w.Code, step.plan)
-		require.Equal(t, step.policy, w.Header().Get("RateLimit-Policy"), step.plan)
-	}
-}
-
 // TestJitterIsSteadyForAKeyAndOnlyAdds promises that a refused caller waits a little longer than necessary: always the same time, and
 // not the same as other callers. Requests of Config.Requests are spread in the same way.
 func TestJitterIsSteadyForAKeyAndOnlyAdds(t *testing.T) {
@@ -190,6 +165,9 @@ func TestNewRefusesWhatCannotWork(t *testing.T) {
 		"Unit is":                               limits(httplimit.Limit{Limit: perUser, Key: user, Unit: "Tokens!"}),
 		"Headers is 9":                          {Limits: []httplimit.Limit{userLimit}, Headers: 9},
 		"RetryJitter is 0.6":                    {Limits: []httplimit.Limit{userLimit}, RetryJitter: 0.6},
+		"leave Credit out":                      limits(httplimit.Limit{Limit: atOnce, Key: user, Credit: httplimit.CreditOn5xx}),
+		"slots are whole":                       limits(httplimit.Limit{Limit: atOnce, Key: user, Cost: httplimit.FixedCost(1.5)}),
+		"never holds more than 2":               limits(httplimit.Limit{Limit: atOnce, Key: user, Cost: httplimit.FixedCost(3)}),
 		"DecisionTimeout is -1s":                {Limits: []httplimit.Limit{userLimit}, DecisionTimeout: -time.Second},
 	} {
 		_, err := httplimit.New(b.limiter, config)

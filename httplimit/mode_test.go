@@ -145,27 +145,3 @@ func TestAPausedLimitAnswers429UntilThePauseEnds(t *testing.T) {
 	b.clock.Set(ten.Add(91 * time.Second))
 	require.Equal(t, http.StatusOK, do(handler, request(t)).Code)
 }
-
-// TestClientStateLeavesOutWhatIsNotEnforced promises a state without the limits that are off, in shadow mode or paused, but with
-// all others.
-func TestClientStateLeavesOutWhatIsNotEnforced(t *testing.T) {
-	t.Parallel()
-	b, s := setupStored(t)
-	s.set(t, perPlan, "", mode(ratelimit.Off))
-	s.set(t, rpm, "", mode(ratelimit.Shadow))
-	s.set(t, perUser, "", of(ratelimit.PerMinute(3)))
-	s.rules.Store(storedKey{"perUser", ""}, s.RulingFor(perUser, "", "").Paused(ten.Add(time.Minute), ""))
-	handler, err := httplimit.NewClientState(httplimit.ClientStateConfig{
-		Limiter: b.limiter, Key: user, Limits: []ratelimit.Limit{perUser, perPlan, windowed, rpm},
-	})
-	require.NoError(t, err)
-	require.JSONEq(t, `{"limits": [{"limit": "windowed", "kind": "fixed window", "rate": 10, "period_us": 3600000000, "capacity": 10,
-		"value": 10, "ts_us": 1773050400000000, "now_us": 1773050400000000}], "left_out": ["perUser", "perPlan", "rpm"]}`,
-		do(handler, request(t)).Body.String())
-	b.clock.Set(ten.Add(time.Minute))
-	require.Contains(t, do(handler, request(t)).Body.String(), `"left_out":["perPlan","rpm"]`)
-
-	alone, err := httplimit.NewClientState(httplimit.ClientStateConfig{Limiter: b.limiter, Key: user, Limits: []ratelimit.Limit{perPlan}})
-	require.NoError(t, err)
-	require.JSONEq(t, `{"limits": [], "left_out": ["perPlan"]}`, do(alone, request(t)).Body.String())
-}

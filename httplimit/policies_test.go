@@ -191,29 +191,3 @@ func TestWhatIsSettledFollowsThePlan(t *testing.T) {
 	do(handler, request(t, "X-Plan", "pro"))
 	require.Equal(t, 1e6-140, left())
 }
-
-// TestClientStateHasThePolicyThatDecides promises that callers see the policy of their plan at the time of the request.
-func TestClientStateHasThePolicyThatDecides(t *testing.T) {
-	t.Parallel()
-	b, s := setupStored(t)
-	handler, err := httplimit.NewClientState(httplimit.ClientStateConfig{
-		Limiter: b.limiter, Key: user, Plan: httplimit.Header("X-Plan"), Limits: []ratelimit.Limit{perUser, windowed},
-	})
-	require.NoError(t, err)
-	state := func(plan string) string { return do(handler, request(t, "X-Plan", plan)).Body.String() }
-	const code = `{"limit": "perUser", "kind": "token bucket", "rate": 3, "period_us": 60000000, "capacity": 3,
-		"value": 3, "ts_us": 1773050400000000, "now_us": 1773050400000000}`
-	const window = `{"limit": "windowed", "kind": "fixed window", "rate": 10, "period_us": 3600000000, "capacity": 10,
-		"value": 10, "ts_us": 1773050400000000, "now_us": 1773050400000000}`
-	require.JSONEq(t, `{"limits": [`+code+`, `+window+`]}`, state("pro"))
-	s.set(t, perUser, "pro", of(ratelimit.FixedWindow{Rate: 7, Period: time.Hour, Start: ten}))
-	require.JSONEq(t, `{"limits": [{"limit": "perUser", "kind": "fixed window", "rate": 7, "period_us": 3600000000, "capacity": 7,
-		"value": 7, "ts_us": 1773050400000000, "now_us": 1773050400000000}, `+window+`]}`, state("pro"))
-	require.JSONEq(t, `{"limits": [`+code+`, `+window+`]}`, state("free"))
-
-	s.set(t, perUser, "free", of(ratelimit.TokenBucket{Rate: 3, Period: time.Minute, Shards: 4}))
-	require.JSONEq(t, `{"limits": [`+window+`], "left_out": ["perUser"]}`, state("free"), "of rows a page could only have the sum")
-	twice := request(t, "X-Plan", "pro")
-	twice.Header.Add("X-Plan", "free")
-	require.Equal(t, http.StatusForbidden, do(handler, twice).Code)
-}
