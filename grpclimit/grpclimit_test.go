@@ -47,7 +47,7 @@ type bundle struct {
 	client  *grpc.ClientConn
 	clock   *ratelimittest.Clock
 	logged  *logtest.Journal
-	// say takes the place of the answer when it is set, and chat that of the handler of streams.
+	// say and chat take the place of the handlers when they are set.
 	say  func(ctx context.Context) (string, error)
 	chat func(stream grpc.ServerStream) error
 }

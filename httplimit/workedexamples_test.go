@@ -20,7 +20,7 @@ type example struct {
 	retry         string
 }
 
-// TestDraftHeadersOfTheWorkedExamples promises fields that are true for a client that reads them alone: what is left, rounded down, and
+// TestDraftHeadersOfTheWorkedExamples promises fields that are true for a client that reads them alone: the tokens left, rounded down, and
 // the seconds until there is more, rounded up.
 func TestDraftHeadersOfTheWorkedExamples(t *testing.T) {
 	t.Parallel()

@@ -10,7 +10,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/httplimit/client"
 )
 
-// TestHandler promises a script that is asked for again, not sniffed, and not sent to a client that has it.
+// TestHandler promises a script that browsers revalidate, do not sniff, and do not load twice.
 func TestHandler(t *testing.T) {
 	t.Parallel()
 	serve := func(method string, headers ...string) *httptest.ResponseRecorder {
