@@ -3,13 +3,11 @@
 package store
 
 import (
-	"context"
 	"fmt"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
@@ -61,24 +59,16 @@ func TestWhatWasUndoneIsNotGiven(t *testing.T) {
 	}
 }
 
-// cancelling is a pool whose statements are cancelled from the n-th batch on.
-type cancelling struct {
-	*pgxpool.Pool
-	batches, from int
-}
-
-func (p *cancelling) SendBatch(ctx context.Context, batch *pgx.Batch) pgx.BatchResults {
-	if p.batches++; p.batches >= p.from {
-		batch = &pgx.Batch{}
-		batch.Queue("DO $$ BEGIN RAISE EXCEPTION USING ERRCODE = 'deadlock_detected'; END $$")
-	}
-	return p.Pool.SendBatch(ctx, batch)
-}
-
 // A batch that meets a held row takes nothing. If its next attempt fails, its calls get that error, and nothing was taken.
 func TestAFailureOfASecondAttemptTakesNothing(t *testing.T) {
 	t.Parallel()
-	pool := &cancelling{Pool: postgrestest.New(t), from: 2}
+	pool, batches := spyOn(postgrestest.New(t)), 0
+	pool.change = func(batch *pgx.Batch) {
+		if batches++; batches > 1 {
+			*batch = pgx.Batch{}
+			batch.Queue("DO $$ BEGIN RAISE EXCEPTION USING ERRCODE = 'deadlock_detected'; END $$")
+		}
+	}
 	s := newSession(pool, standing)
 	plain, sharded := tokenBucket("plain", 100, time.Hour, 100, 0), tokenBucket("sharded", 100, time.Hour, 100, 0).over(2)
 	_, err := pool.Exec(t.Context(), `INSERT INTO ratelimit.buckets SELECT 'sharded', 'key', shard, 50, $1 FROM generate_series(0, 1) AS shard`, opening)
@@ -92,26 +82,10 @@ func TestAFailureOfASecondAttemptTakesNothing(t *testing.T) {
 	require.Zero(t, spent(t, pool, plain))
 }
 
-// failing is a pool that frees held rows before the second batch, and has the last statement of that batch fail.
-type failing struct {
-	*pgxpool.Pool
-	batches int
-	holder  pgx.Tx
-}
-
-func (p *failing) SendBatch(ctx context.Context, batch *pgx.Batch) pgx.BatchResults {
-	if p.batches++; p.batches == 2 {
-		_ = p.holder.Rollback(ctx)
-		last := batch.QueuedQueries[len(batch.QueuedQueries)-1]
-		last.SQL, last.Arguments = "SELECT 1/0", nil
-	}
-	return p.Pool.SendBatch(ctx, batch)
-}
-
 // What a second attempt gave before it failed is undone with the rest, and asked for again.
 func TestWhatASecondAttemptGaveBeforeItFailedIsNotGiven(t *testing.T) {
 	t.Parallel()
-	pool := &failing{Pool: postgrestest.New(t)}
+	pool, batches := spyOn(postgrestest.New(t)), 0
 	s := newSession(pool, standing)
 	var calls []*Call
 	for _, name := range []string{"a", "b"} {
@@ -119,8 +93,15 @@ func TestWhatASecondAttemptGaveBeforeItFailedIsNotGiven(t *testing.T) {
 		require.NoError(t, err)
 		calls = append(calls, taking(tokenBucket(name, 100, time.Hour, 100, 0).over(2).ask("key", 1)))
 	}
-	pool.holder = begin(t, pool)
-	_, err := pool.holder.Exec(t.Context(), `SELECT FROM ratelimit.buckets FOR UPDATE`)
+	holder := begin(t, pool)
+	pool.change = func(batch *pgx.Batch) {
+		if batches++; batches == 2 { // the rows are free, and the last statement fails
+			require.NoError(t, holder.Rollback(t.Context()))
+			last := batch.QueuedQueries[len(batch.QueuedQueries)-1]
+			last.SQL, last.Arguments = "SELECT 1/0", nil
+		}
+	}
+	_, err := holder.Exec(t.Context(), `SELECT FROM ratelimit.buckets FOR UPDATE`)
 	require.NoError(t, err)
 	require.Empty(t, runBatch(t, s, calls...))
 	for _, c := range calls {

@@ -44,12 +44,7 @@ func TestAnErrorOfOneRowFailsOnlyTheCallsForIt(t *testing.T) {
 				for i := range innocents {
 					innocents[i] = call(fmt.Sprint(code, " ", name, " ", i))
 				}
-				waiting := runBatch(t, s, append([]*Call{guilty}, innocents...)...)
-				for _, w := range waiting { // as other tests may hold the shared row
-					for again := []blocked{w}; len(again) > 0; {
-						again = s.Run(t.Context(), []*Call{w.Call.Of}, &again[0].Row)
-					}
-				}
+				s.decideAll(t.Context(), append([]*Call{guilty}, innocents...)...) // other tests may hold the shared row
 				require.Equal(t, code, pgerr.Code(guilty.Result()))
 				for _, c := range innocents {
 					require.True(t, c.isAllowed(t))
@@ -109,7 +104,7 @@ func TestAnErrorOfTheServerIsAnsweredToAWholeBatch(t *testing.T) {
 	pool := postgrestest.New(t)
 	_, err := pool.Exec(t.Context(), `ALTER TABLE ratelimit.buckets RENAME TO elsewhere`)
 	require.NoError(t, err)
-	sent := &tripCounter{Pool: pool}
+	sent := spyOn(pool)
 	l, s := tokenBucket("limit", 10, time.Hour, 1000, 0), newSession(sent, standing)
 	var calls []*Call
 	for i := range 20 {

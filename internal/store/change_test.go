@@ -88,3 +88,26 @@ func TestPruneKeepsABucketThatIsNotFullUnderEachPolicy(t *testing.T) {
 	require.Equal(t, int64(1), deleted)
 	require.Equal(t, []string{"half"}, freeRows(t, pool))
 }
+
+// A row is spare if it was full under each policy, counted from its last slice, and its leases had ended.
+func TestIsSpare(t *testing.T) {
+	t.Parallel()
+	const second = int64(time.Second / time.Microsecond)
+	small, large := tokenBucket("spare", 1, time.Second, 10, 0).terms, tokenBucket("spare", 1, time.Second, 20, 0).terms
+	until := opening - PruneIdle.Microseconds()
+	for name, test := range map[string]struct {
+		row  bucket.State
+		want bool
+	}{
+		"Full":          {bucket.State{Value: 20, TS: until}, true},
+		"FullByNow":     {bucket.State{TS: until - 20*second}, true},
+		"FullUnderOne":  {bucket.State{Value: 10, TS: until}, false},
+		"Young":         {bucket.State{Value: 20, TS: until + 1}, false},
+		"ALaterSlice":   {bucket.State{TS: until - 20*second, Parts: &bucket.Parts{Taken: []float64{1e6}}}, false},
+		"ALeaseIsOver":  {bucket.State{Value: 20, TS: until, Parts: &bucket.Parts{Leases: []int64{1, 1, until, 1}}}, true},
+		"ALeaseIsHeld":  {bucket.State{Value: 20, TS: until, Parts: &bucket.Parts{Leases: []int64{1, 1, until + 1, 1}}}, false},
+		"OfAnotherKind": {bucket.State{Value: 20, TS: until, Parts: &bucket.Parts{}}, true},
+	} {
+		require.Equal(t, test.want, IsSpare([]bucket.Terms{small, large}, opening)(test.row), name)
+	}
+}

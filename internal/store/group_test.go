@@ -7,9 +7,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
-	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
@@ -61,7 +59,7 @@ func TestWhichCallsGoTogether(t *testing.T) {
 // If the buckets have enough for all calls, one round trip takes for all of them, and each answer has the tokens left after it.
 func TestClustersAreTakenAtOnce(t *testing.T) {
 	t.Parallel()
-	pool := &tripCounter{Pool: postgrestest.New(t)}
+	pool := spyOn(postgrestest.New(t))
 	s := newSession(pool, standing)
 	user, all := still("user", 10), still("all", 100)
 	for _, key := range []string{"ada", "bob"} {
@@ -84,7 +82,7 @@ func TestClustersAreTakenAtOnce(t *testing.T) {
 // Calls for one sliding window are folded into one statement.
 func TestCallsForAWindowAreFolded(t *testing.T) {
 	t.Parallel()
-	pool := &tripCounter{Pool: postgrestest.New(t)}
+	pool := spyOn(postgrestest.New(t))
 	s, l := newSession(pool, standing), limit{"window", sliding(1, 1_000_000, 60)}
 	calls := []*Call{taking(l.ask("key", 0.125)), taking(l.ask("key", 0.125)), taking(l.ask("key", 0.125))}
 	require.Empty(t, runBatch(t, s, calls...))
@@ -98,7 +96,7 @@ func TestCallsForAWindowAreFolded(t *testing.T) {
 // Calls over several limits take from one row of a bucket that has several, and from all of its rows when that has too little.
 func TestClustersTakeFromOneOfSeveralRows(t *testing.T) {
 	t.Parallel()
-	pool := &tripCounter{Pool: postgrestest.New(t)}
+	pool := spyOn(postgrestest.New(t))
 	s := newSession(pool, standing)
 	user, wide := still("user", 10), still("wide", 80).over(8)
 	makeRows(t, pool, "ada", user)
@@ -122,41 +120,6 @@ func TestClustersTakeFromOneOfSeveralRows(t *testing.T) {
 		require.Equal(t, i == 0, c.isAllowed(t))
 	}
 	require.Equal(t, []float64{7, 8, 4}, held(t, s, user.ask("ada", 0), user.ask("bob", 0), wide.ask("", 0)))
-}
-
-// If the buckets have too little for all, the calls are decided in the order in which they came. Calls that share no bucket with
-// them are not affected.
-func TestAClusterWithTooLittleIsDecidedInTurn(t *testing.T) {
-	t.Parallel()
-	pool := postgrestest.New(t)
-	s := newSession(pool, standing)
-	user, tight := still("user", 10), still("tight", 5)
-	for _, key := range []string{"ada", "bob", "eve"} {
-		makeRows(t, pool, key, user, tight)
-	}
-	calls := []*Call{
-		taking(user.ask("ada", 1), tight.ask("ada", 3)), taking(user.ask("ada", 1), tight.ask("ada", 3)), taking(user.ask("ada", 1), tight.ask("ada", 2)),
-		taking(user.ask("bob", 1), tight.ask("bob", 5)), taking(user.ask("eve", 20), tight.ask("eve", 1)),
-	}
-	require.Empty(t, runBatch(t, s, calls...))
-	var allowed []bool
-	for _, c := range calls {
-		allowed = append(allowed, c.isAllowed(t))
-	}
-	require.Equal(t, []bool{true, false, true, true, false}, allowed)
-	for _, want := range []struct {
-		ask  bucket.Ask
-		left float64
-	}{
-		{user.ask("ada", 0), 8},
-		{tight.ask("ada", 0), 0},
-		{user.ask("bob", 0), 9},
-		{tight.ask("bob", 0), 0},
-		{user.ask("eve", 0), 10},
-		{tight.ask("eve", 0), 5},
-	} {
-		require.Equal(t, []float64{want.left}, held(t, s, want.ask), "%+v", want.ask.Key)
-	}
 }
 
 // A locked row stops only the calls that need it, also within their cluster. Nothing is taken for these calls meanwhile.
@@ -188,55 +151,6 @@ func TestAHeldRowStopsTheCallsOfAClusterThatNeedIt(t *testing.T) {
 	require.Equal(t, []float64{99}, held(t, s, all.ask("ada", 0)))
 }
 
-// A bucket without a row is full, for a call by itself and for calls in a batch.
-func TestClustersWithMissingRows(t *testing.T) {
-	t.Parallel()
-	pool := postgrestest.New(t)
-	s := newSession(pool, standing)
-	user, all := still("user", 10), still("all", 100)
-	makeRows(t, pool, "", all)
-	calls := []*Call{
-		taking(user.ask("ada", 4), all.ask("", 1)), taking(user.ask("ada", 4), all.ask("", 1)), taking(user.ask("ada", 4), all.ask("", 1)),
-		taking(user.ask("bob", 11), user.ask("new", 1)), taking(user.ask("eve", 10), all.ask("eve", 1)),
-	}
-	require.Empty(t, runBatch(t, s, calls...))
-	var allowed []bool
-	for _, c := range calls {
-		allowed = append(allowed, c.isAllowed(t))
-	}
-	require.Equal(t, []bool{true, true, false, false, true}, allowed)
-	require.NoError(t, s.Decide(t.Context(), taking(user.ask("leo", 4), all.ask("", 1))))
-	refused := taking(user.ask("leo", 7), user.ask("max", 1))
-	require.NoError(t, s.Decide(t.Context(), refused))
-	require.Equal(t, []bool{false, true}, []bool{refused.Answers[0].Allowed, refused.Answers[1].Allowed})
-	var rows []string
-	found, err := pool.Query(t.Context(), `SELECT format('%s %s %s', name, key, value) FROM ratelimit.buckets ORDER BY name, key`)
-	require.NoError(t, err)
-	rows, err = pgx.CollectRows(found, pgx.RowTo[string])
-	require.NoError(t, err)
-	require.Equal(t, []string{"all  97", "all eve 99", "user ada 2", "user eve 0", "user leo 6"}, rows, "refusals made none")
-}
-
-// Buckets, windows, reservations and looks in a batch are decided as one after the other.
-func TestClustersAmongCallsOfOtherKinds(t *testing.T) {
-	t.Parallel()
-	pool := postgrestest.New(t)
-	s := newSession(pool, standing)
-	user, all, window := still("user", 10), still("all", 100), limit{"window", sliding(3, 1_000_000, 4)}
-	makeRows(t, pool, "ada", user, all)
-	makeRows(t, pool, "bob", user, all)
-	calls := []*Call{
-		taking(user.ask("ada", 1), window.ask("ada", 2)), taking(user.ask("ada", 1), all.ask("ada", 1)), taking(user.ask("ada", 1), window.ask("ada", 2)),
-		reserving(all.ask("ada", 9)), looking(all.ask("ada", 1)), taking(user.ask("bob", 1), all.ask("bob", 1)), taking(window.ask("bob", 3)),
-	}
-	require.Empty(t, runBatch(t, s, calls...))
-	for i, c := range calls {
-		require.Equal(t, i != 2, c.isAllowed(t), "call %d", i)
-	}
-	require.Equal(t, []float64{90, 8}, held(t, s, user.ask("ada", 0), all.ask("ada", 0)))
-	require.Equal(t, []float64{99, 9}, held(t, s, user.ask("bob", 0), all.ask("bob", 0)))
-}
-
 // overtaken makes a call whose statement stands still between its look and its locks, until another connection has run a
 // statement.
 func overtaken(t *testing.T, pool *pgxpool.Pool, call *Call, alone bool, statement string) error {
@@ -248,46 +162,42 @@ func overtaken(t *testing.T, pool *pgxpool.Pool, call *Call, alone bool, stateme
 	tx := begin(t, pool)
 	_, err := tx.Exec(t.Context(), `SELECT pg_advisory_xact_lock($1)`, gate)
 	require.NoError(t, err)
-	over := make(chan error, 1)
-	go func() {
+	whileWaiting(t, pool, func() {
 		if alone {
-			over <- s.Decide(t.Context(), call)
+			err = s.Decide(t.Context(), call)
 			return
 		}
-		call.Queueable().StartAlone()
-		s.Run(t.Context(), []*Call{call}, nil)
-		over <- call.Result()
-	}()
-	require.Eventually(t, func() (waits bool) {
-		require.NoError(t, pool.QueryRow(t.Context(), `SELECT EXISTS (SELECT FROM pg_locks WHERE locktype = 'advisory' AND NOT granted
-			AND database = (SELECT oid FROM pg_database WHERE datname = current_database()))`).Scan(&waits))
-		return waits
-	}, time.Minute, time.Millisecond)
-	_, err = pool.Exec(t.Context(), statement)
-	require.NoError(t, err)
-	require.NoError(t, tx.Commit(t.Context()))
-	return <-over
+		s.decideAll(t.Context(), call)
+		err = call.Result()
+	}, func() {
+		_, err := pool.Exec(t.Context(), statement)
+		require.NoError(t, err)
+		require.NoError(t, tx.Commit(t.Context()))
+	})
+	return err
 }
 
 // If another transaction writes between the look and the lock, the statement takes nothing, and the call is decided on the new
 // rows.
 func TestAClusterThatIsOvertakenTakesNothingOfWhatWasSeen(t *testing.T) {
 	t.Parallel()
+	user, all := still("user", 10), still("all", 100)
 	for name, test := range map[string]struct {
 		overtake string
+		rows     []limit   // that exist before
 		left     []float64 // of all and of user
 	}{
-		"Taken":   {`UPDATE ratelimit.buckets SET value = value - 3 WHERE name = 'all'`, []float64{96, 9}},
-		"Emptied": {`UPDATE ratelimit.buckets SET value = 0 WHERE name = 'all'`, []float64{0, 10}},
-		"Deleted": {`DELETE FROM ratelimit.buckets WHERE name = 'all'`, []float64{99, 9}},
-		"Not":     {`SELECT`, []float64{99, 9}},
+		"Taken":   {`UPDATE ratelimit.buckets SET value = value - 3 WHERE name = 'all'`, []limit{user, all}, []float64{96, 9}},
+		"Emptied": {`UPDATE ratelimit.buckets SET value = 0 WHERE name = 'all'`, []limit{user, all}, []float64{0, 10}},
+		"Deleted": {`DELETE FROM ratelimit.buckets WHERE name = 'all'`, []limit{user, all}, []float64{99, 9}},
+		"Made":    {fmt.Sprintf(`INSERT INTO ratelimit.buckets VALUES ('user', 'ada', 0, 5, %d)`, opening), []limit{all}, []float64{99, 4}},
+		"Not":     {`SELECT`, []limit{user, all}, []float64{99, 9}},
 	} {
 		for _, alone := range []bool{true, false} {
 			t.Run(fmt.Sprintf("%s/Alone=%v", name, alone), func(t *testing.T) {
 				t.Parallel()
 				pool := postgrestest.New(t)
-				user, all := still("user", 10), still("all", 100)
-				makeRows(t, pool, "ada", user, all)
+				makeRows(t, pool, "ada", test.rows...)
 				call := taking(user.ask("ada", 1), all.ask("ada", 1))
 				require.NoError(t, overtaken(t, pool, call, alone, test.overtake))
 				require.Equal(t, name != "Emptied", bucket.AllAllowed(call.Answers))
@@ -295,16 +205,4 @@ func TestAClusterThatIsOvertakenTakesNothingOfWhatWasSeen(t *testing.T) {
 			})
 		}
 	}
-}
-
-// A row that another has made since the look undoes all that the statement did. Then locked rows decide.
-func TestAClusterWhoseRowIsMadeMeanwhileIsDecidedOnLockedRows(t *testing.T) {
-	t.Parallel()
-	pool := postgrestest.New(t)
-	user, all := still("user", 10), still("all", 100)
-	makeRows(t, pool, "ada", all)
-	call := taking(user.ask("ada", 1), all.ask("ada", 1))
-	require.NoError(t, overtaken(t, pool, call, true, fmt.Sprintf(`INSERT INTO ratelimit.buckets VALUES ('user', 'ada', 0, 5, %d)`, opening)))
-	require.True(t, bucket.AllAllowed(call.Answers))
-	require.Equal(t, []float64{99, 4}, held(t, newSession(pool, standing), all.ask("ada", 0), user.ask("ada", 0)))
 }

@@ -3,7 +3,6 @@
 package store
 
 import (
-	"context"
 	"strings"
 	"testing"
 	"time"
@@ -58,29 +57,6 @@ func TestATakeThatWaitedDecidesOnTheLockedRow(t *testing.T) {
 			require.Equal(t, []float64{0}, held(t, s, l.ask("ada", 0)))
 		})
 	}
-}
-
-// A batch that finds a row locked leaves out its calls, which wait by themselves. It refuses none of them, and does not wait.
-func TestABatchLeavesOutACallWhoseRowIsLocked(t *testing.T) {
-	t.Parallel()
-	pool := postgrestest.New(t)
-	s := newSession(pool, standing)
-	l := still("still", 10)
-	makeRows(t, pool, "ada", l)
-	makeRows(t, pool, "bob", l)
-	_, err := begin(t, pool).Exec(t.Context(), `SELECT FROM ratelimit.buckets WHERE key = 'ada' FOR UPDATE`)
-	require.NoError(t, err)
-
-	ada, bob := taking(l.ask("ada", 1)), taking(l.ask("bob", 1))
-	ada.Queueable().StartAlone()
-	bob.Queueable().StartAlone()
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second) // ends a batch that waits
-	defer cancel()
-	waiting := s.Run(ctx, []*Call{ada, bob}, nil)
-	require.Len(t, waiting, 1)
-	require.Same(t, ada, waiting[0].Call.Of)
-	require.True(t, bob.isAllowed(t))
-	require.Equal(t, []float64{10, 9}, held(t, s, l.ask("ada", 0), l.ask("bob", 0)))
 }
 
 // A batch that adds a row, which another transaction has added since the batch's snapshot, takes at most the tokens of that row.

@@ -72,6 +72,7 @@ func TestABatchDecidesAsItsCallsWouldOneAfterTheOther(t *testing.T) {
 			require.Positive(t, got.wait())
 			require.Nil(t, got.Record)
 		}
+		require.Equal(t, rowKeys(t, pools[0]), rowKeys(t, pools[1]), "refusals made no rows")
 		for _, l := range limits {
 			for _, key := range keys {
 				require.Equal(t, held(t, single, l.ask(key, 0)), held(t, folded, l.ask(key, 0)), "round %d", round)
@@ -79,6 +80,16 @@ func TestABatchDecidesAsItsCallsWouldOneAfterTheOther(t *testing.T) {
 		}
 	}
 	require.Greater(t, min(allowed, refused), rounds)
+}
+
+// rowKeys returns the keys of the rows.
+func rowKeys(t *testing.T, pool *pgxpool.Pool) []string {
+	t.Helper()
+	rows, err := pool.Query(t.Context(), `SELECT name || ' ' || key FROM ratelimit.buckets ORDER BY 1`)
+	require.NoError(t, err)
+	keys, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	require.NoError(t, err)
+	return keys
 }
 
 // disturb leaves rows in each database as another kind of limit or an older program would.

@@ -154,12 +154,20 @@ func runBatch(t *testing.T, s *Session, calls ...*Call) []blocked {
 	return s.Run(t.Context(), calls, nil)
 }
 
-// decideOne decides on c as a batch of one call, and retries while it needs a locked row.
-func (s *Session) decideOne(ctx context.Context, c *Call) error {
-	c.Queueable().StartAlone()
-	for waiting := s.Run(ctx, []*Call{c}, nil); len(waiting) > 0; {
-		waiting = s.Run(ctx, []*Call{c}, &waiting[0].Row)
+// decideAll decides on calls as a batch, and then on each call that waits for a row.
+func (s *Session) decideAll(ctx context.Context, calls ...*Call) {
+	for _, c := range calls {
+		c.Queueable().StartAlone()
 	}
+	for waiting := s.Run(ctx, calls, nil); len(waiting) > 0; {
+		next := waiting[0]
+		waiting = append(waiting[1:], s.Run(ctx, []*Call{next.Call.Of}, &next.Row)...)
+	}
+}
+
+// decideOne decides on a call as a batch of one.
+func (s *Session) decideOne(ctx context.Context, c *Call) error {
+	s.decideAll(ctx, c)
 	return c.Result()
 }
 
@@ -212,25 +220,41 @@ func makeRows(t *testing.T, db Conn, key string, limits ...limit) {
 	}
 }
 
-// tripCounter is a pool that counts round trips.
-type tripCounter struct {
+// spy is a pool that counts round trips, and the statements of batches. It may change a batch before it is sent.
+type spy struct {
 	*pgxpool.Pool
-	trips int
+	trips  int
+	sent   map[string]int
+	change func(batch *pgx.Batch)
 }
 
-func (p *tripCounter) SendBatch(ctx context.Context, batch *pgx.Batch) pgx.BatchResults {
+func spyOn(pool *pgxpool.Pool) *spy { return &spy{pool, 0, make(map[string]int), func(*pgx.Batch) {}} }
+
+func (p *spy) SendBatch(ctx context.Context, batch *pgx.Batch) pgx.BatchResults {
 	p.trips++
+	for _, q := range batch.QueuedQueries {
+		p.sent[q.SQL]++
+	}
+	p.change(batch)
 	return p.Pool.SendBatch(ctx, batch)
 }
 
-func (p *tripCounter) Query(ctx context.Context, sql string, arguments ...any) (pgx.Rows, error) {
+func (p *spy) Query(ctx context.Context, sql string, arguments ...any) (pgx.Rows, error) {
 	p.trips++
 	return p.Pool.Query(ctx, sql, arguments...)
 }
 
-func (p *tripCounter) BeginTx(ctx context.Context, options pgx.TxOptions) (pgx.Tx, error) {
+func (p *spy) BeginTx(ctx context.Context, options pgx.TxOptions) (pgx.Tx, error) {
 	p.trips++
 	return p.Pool.BeginTx(ctx, options)
+}
+
+// requireSent checks that one statement took, and how many read rows, since the last time.
+func (p *spy) requireSent(t *testing.T, s *Session, read int, message string) {
+	t.Helper()
+	require.Equal(t, 1, p.sent[s.statements.spend], message)
+	require.Equal(t, read, p.sent[s.statements.read], message)
+	clear(p.sent)
 }
 
 // still returns a limit whose tokens do not come back while a test runs.

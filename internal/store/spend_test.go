@@ -3,7 +3,6 @@
 package store
 
 import (
-	"context"
 	"fmt"
 	"strings"
 	"sync"
@@ -40,32 +39,6 @@ func takeSpending(keys int) (calls []*Call) {
 	}
 	return calls
 }
-
-// watching is a database that counts the statements sent to it in batches.
-type watching struct {
-	database
-	mu   sync.Mutex
-	sent map[string]int
-}
-
-func (w *watching) SendBatch(ctx context.Context, batch *pgx.Batch) pgx.BatchResults {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	for _, q := range batch.QueuedQueries {
-		w.sent[q.SQL]++
-	}
-	return w.database.SendBatch(ctx, batch)
-}
-
-// requireSent checks that one statement took, and how many read rows, since the last time.
-func (w *watching) requireSent(t *testing.T, s *Session, read int, message string) {
-	t.Helper()
-	require.Equal(t, 1, w.sent[s.statements.spend], message)
-	require.Equal(t, read, w.sent[s.statements.read], message)
-	clear(w.sent)
-}
-
-func watch(db database) *watching { return &watching{database: db, sent: make(map[string]int)} }
 
 // with opens another pool on the database, on which something is set as it may be for the database.
 func with(t *testing.T, pool *pgxpool.Pool, settings string, mode pgx.QueryExecMode) *pgxpool.Pool {
@@ -119,7 +92,7 @@ func TestWhateverThePlanABatchIsAnsweredTheSame(t *testing.T) {
 				default:
 					settings += ";plan_cache_mode=force_generic_plan"
 				}
-				db := watch(with(t, pool, settings, mode))
+				db := spyOn(with(t, pool, settings, mode))
 				s := newSession(db, standing)
 				calls := append(takeSpending(8), taking(spending.ask(spendingKey(9), 80)))
 				require.Empty(t, runBatch(t, s, calls...), settings)
@@ -167,7 +140,7 @@ func TestAHeldRowStopsNobodyElseInABatch(t *testing.T) {
 				t.Parallel()
 				pool := postgrestest.New(t)
 				fillSpending(t, pool, keys)
-				db := watch(with(t, pool, settings, pgx.QueryExecModeCacheStatement))
+				db := spyOn(with(t, pool, settings, pgx.QueryExecModeCacheStatement))
 				s := newSession(db, standing)
 				if !test.alone {
 					_, err := begin(t, pool).Exec(t.Context(), `SELECT FROM ratelimit.buckets `+row+` FOR KEY SHARE`)
@@ -223,13 +196,7 @@ func TestBatchesInOppositeOrdersFailNoCall(t *testing.T) {
 		racers.Go(func() {
 			for range rounds {
 				calls := takeSpending(keys)
-				for _, c := range calls {
-					c.Queueable().StartAlone()
-				}
-				for waiting := s.Run(t.Context(), calls, nil); len(waiting) > 0; {
-					next := waiting[0]
-					waiting = append(waiting[1:], s.Run(t.Context(), []*Call{next.Call.Of}, &next.Row)...)
-				}
+				s.decideAll(t.Context(), calls...)
 				mu.Lock()
 				for _, c := range calls {
 					if c.Result() == nil && bucket.AllAllowed(c.Answers) {
@@ -249,18 +216,10 @@ func TestBatchesInOppositeOrdersFailNoCall(t *testing.T) {
 // In a table with partitions a batch takes from each row the cost for that row.
 func TestABatchTakesFromPartitions(t *testing.T) {
 	t.Parallel()
-	pool := postgrestest.New(t)
-	for _, statement := range []string{
-		"ALTER TABLE ratelimit.buckets RENAME TO whole",
-		"CREATE TABLE ratelimit.buckets (LIKE ratelimit.whole INCLUDING ALL) PARTITION BY HASH (name, key)",
-		"CREATE TABLE ratelimit.buckets0 PARTITION OF ratelimit.buckets FOR VALUES WITH (MODULUS 2, REMAINDER 0)",
-		"CREATE TABLE ratelimit.buckets1 PARTITION OF ratelimit.buckets FOR VALUES WITH (MODULUS 2, REMAINDER 1)",
-		fmt.Sprintf("INSERT INTO ratelimit.buckets SELECT 'spending', 'key ' || lpad(n::text, 6, '0'), 0, n, %d FROM generate_series(1, 40) AS n", opening),
-	} {
-		_, err := pool.Exec(t.Context(), statement)
-		require.NoError(t, err)
-	}
-	db := watch(pool)
+	pool := postgrestest.NewPartitioned(t, 2)
+	_, err := pool.Exec(t.Context(), `INSERT INTO ratelimit.buckets SELECT 'spending', 'key ' || lpad(n::text, 6, '0'), 0, n, $1 FROM generate_series(1, 40) AS n`, opening)
+	require.NoError(t, err)
+	db := spyOn(pool)
 	s := newSession(db, standing)
 	calls := takeSpending(40)
 	require.Empty(t, runBatch(t, s, calls...))
