@@ -134,54 +134,6 @@ func TestAdaptingTakesNoShareThatIsNone(t *testing.T) {
 	require.Equal(t, 1.0, next)
 }
 
-// The story of an incident, epoch by epoch of two seconds, at 100 a second.
-func TestAdapting(t *testing.T) {
-	t.Parallel()
-	a := adaptive.Adapting{Rate: 100, Floor: 0.1, Growth: 0.04, Epoch: 2 * time.Second, Applied: true}
-	share := 1.0
-	for _, c := range []struct {
-		what                string
-		accepted, throttled float64
-		outcomes            int64
-		span                time.Duration
-		share               float64
-		cut                 bool
-	}{
-		{"all is well", 200, 0, 200, 2 * time.Second, 1, false},
-		{"one in a hundred is no reason", 198, 2, 200, 2 * time.Second, 1, false},
-		{"a little is refused", 190, 10, 200, 2 * time.Second, 0.8075, true},
-		{"more than half is refused", 80, 100, 180, 2 * time.Second, 0.28, true},
-		{"less than ten outcomes", 1, 8, 9, 2 * time.Second, 0.28, false},
-		{"callers want little", 20, 0, 20, 2 * time.Second, 0.28, false},
-		{"callers want all", 56, 0, 56, 2 * time.Second, 0.36, false},
-		{"a late end of the epoch", 90, 0, 90, 2500 * time.Millisecond, 0.46, false},
-		{"above what the upstream can", 80, 12, 92, 2 * time.Second, 0.34, true},
-		{"refused what callers wanted little of", 4, 20, 24, 2 * time.Second, 0.238, true},
-		{"reports of long ago", 0, 100, 100, time.Hour, 0.238, false},
-		{"nobody reports", 0, 0, 0, 2 * time.Second, 0.238, false},
-		{"an outage", 0, 60, 60, 2 * time.Second, 0.1, true},
-		{"at the floor", 0, 20, 20, 2 * time.Second, 0.1, true},
-	} {
-		next, cut := a.Next(share, adaptive.Measured{Span: c.span, Outcomes: c.outcomes, Accepted: c.accepted, Throttled: c.throttled})
-		require.InDelta(t, c.share, next, 1e-9, c.what)
-		require.Equal(t, c.cut, cut, c.what)
-		share = next
-	}
-}
-
-// A share in shadow mode does not limit callers. It follows the decisions that it would have made.
-func TestAdaptingInShadow(t *testing.T) {
-	t.Parallel()
-	a := adaptive.Adapting{Rate: 100, Floor: 0.1, Growth: 0.04, Epoch: 2 * time.Second}
-	share, lowest := 1.0, 1.0
-	for range 50 { // the upstream takes 40 a second of the 100 that are sent
-		share, _ = a.Next(share, adaptive.Measured{Span: a.Epoch, Outcomes: 200, Accepted: 80, Throttled: 120})
-		lowest = min(lowest, share)
-	}
-	require.InDelta(t, 0.4, share, 0.08)
-	require.Greater(t, lowest, 0.25)
-}
-
 func TestEpochIsOver(t *testing.T) {
 	t.Parallel()
 	a := adaptive.Adapting{Rate: 100, Floor: 0.1, Growth: 0.04, Epoch: 2 * time.Second, Applied: true}

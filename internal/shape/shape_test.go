@@ -4,7 +4,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"regexp"
 	"strings"
 	"testing"
 
@@ -42,14 +41,13 @@ func items(n numbers, name string) (list []string) {
 	return list
 }
 
-func TestCore(t *testing.T) {
-	t.Parallel()
-	require.Equal(t, []string{"branches 11", "exported 10", "files 4", "lines 72", "sql 4"}, values(measured(t), "core/"))
-}
-
 func TestPackage(t *testing.T) {
 	t.Parallel()
 	n := measured(t)
+	require.Equal(t, []string{"branches 11", "exported 10", "files 4", "lines 72", "sql 4"}, values(n, "core/"))
+	require.Equal(t, []string{
+		"Limiter 2", "Limiter/exported 1", "Session 1", "Session/exported 1", "Terms 2", "Terms/exported 1",
+	}, values(n, "methods/"))
 	require.Equal(t, []string{
 		"internal/bucket/exported 2", "internal/bucket/files 2", "internal/bucket/lines 22",
 		"internal/store/exported 2", "internal/store/files 1", "internal/store/lines 15", "internal/store/sql 4",
@@ -65,13 +63,6 @@ func TestPackage(t *testing.T) {
 		"internal/store/session.go:11  SELECT 1", "internal/store/session.go:13  UPDATE rows SET value = 1",
 		"internal/store/sql/lock.sql  1", "internal/store/sql/take.sql  1",
 	}, items(n, "package/internal/store/sql"))
-}
-
-func TestMethods(t *testing.T) {
-	t.Parallel()
-	require.Equal(t, []string{
-		"Limiter 2", "Limiter/exported 1", "Session 1", "Session/exported 1", "Terms 2", "Terms/exported 1",
-	}, values(measured(t), "methods/"))
 }
 
 func TestBranches(t *testing.T) {
@@ -232,28 +223,4 @@ func TestCheckNamesWhatWasAdded(t *testing.T) {
 	require.Error(t, err)
 	require.Contains(t, out, "branches/shards is 5; its budget is 4\n    internal/store/session.go:18  s.Shards > 1\n")
 	require.NotContains(t, out, "limiter.go")
-}
-
-func TestList(t *testing.T) {
-	t.Parallel()
-	var out strings.Builder
-	list(&out, measured(t), regexp.MustCompile("^branches/memory$"))
-	require.Equal(t, "branches/memory 1\n  internal/store/session.go:7  !s.IsRouted() && s.memory != nil\n", out.String())
-}
-
-func TestFlags(t *testing.T) {
-	t.Parallel()
-	for _, wrong := range []string{"surplus", "-check -update", "-v (", "-unknown"} {
-		_, err := parse(strings.Fields(wrong))
-		require.Error(t, err, wrong)
-	}
-	_, err := readTree(t.TempDir())
-	require.ErrorContains(t, err, "no source files")
-}
-
-func TestAddedTo(t *testing.T) {
-	t.Parallel()
-	old := []item{{file: "a", line: 1, text: "if x", size: 1}, {file: "a", line: 2, text: "if x", size: 1}, {file: "b", size: 10}, {file: "c", size: 5}}
-	now := []item{{file: "a", line: 7, text: "if x", size: 1}, {file: "a", line: 8, text: "if x", size: 1}, {file: "a", line: 9, text: "if x", size: 1}, {file: "b", size: 12}, {file: "c", size: 4}}
-	require.Equal(t, []item{{file: "a", line: 9, text: "if x", size: 1}, {file: "b", size: 2}}, addedTo(old, now))
 }

@@ -28,19 +28,3 @@ func TestSeeds(t *testing.T) {
 	require.Len(t, seeds(now, fresh), 32)
 	require.Equal(t, []uint64{1, 2, 7}, seeds(now, fresh)[:3])
 }
-
-func TestLong(t *testing.T) {
-	t.Parallel()
-	require.Equal(t, testing.Short(), isSkipped(t, Long))
-	require.Equal(t, !isNightly(), isSkipped(t, Nightly))
-	require.Equal(t, testing.Short(), Of("short", "full") == "short")
-}
-
-func isSkipped(t *testing.T, skip func(t testing.TB, why string)) (skipped bool) {
-	t.Helper()
-	t.Run("Size", func(t *testing.T) {
-		defer func() { skipped = t.Skipped() }()
-		skip(t, "this shows that it is left out")
-	})
-	return skipped
-}

@@ -6,7 +6,6 @@ import (
 	"regexp"
 	"strings"
 	"testing"
-	"testing/fstest"
 
 	"github.com/stretchr/testify/require"
 )
@@ -74,31 +73,4 @@ func (m macros) pattern(t *testing.T, expression string) *regexp.Regexp {
 // squeezed returns text without spaces and line ends, which may be set otherwise.
 func squeezed(text string) string {
 	return strings.Join(strings.Fields(text), "")
-}
-
-// TestRender shows the parts of a template, and the errors of invalid templates.
-func TestRender(t *testing.T) {
-	t.Parallel()
-	for name, test := range map[string]struct{ template, want, err string }{
-		"Named":       {template: `SELECT {{half "of=a"}}`, want: "SELECT a / 2"},
-		"Terms":       {template: `{{$terms := args "of=$1" "rest=b"}}{{half $terms}} {{half $terms "of=c"}}`, want: "$1 / 2 c / 2"},
-		"Columns":     {template: `{{half (columns "u") "of=c"}} {{whole (columns "u")}}`, want: "c / 2 u.capacity"},
-		"InAnother":   {template: `{{half (print "of=" (half "of=a"))}}`, want: "a / 2 / 2"},
-		"Missing":     {template: `{{half "from=a"}}`, err: "one.sql.tmpl:1:2"},
-		"Nameless":    {template: `{{half "a"}}`, err: `"a" is not name=value`},
-		"Unknown":     {template: `{{third "of=a"}}`, err: `function "third" not defined`},
-		"NoArguments": {template: `{{half 1}}`, err: "argument 1 is neither"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			first := fstest.MapFS{algebra: {Data: []byte(`{{define "half"}}{{.of}} / 2{{end}}{{define "whole"}}{{.capacity}}{{end}}`)}}
-			got, err := render(first, fstest.MapFS{"one.sql.tmpl": {Data: []byte(test.template)}})
-			if test.err != "" {
-				require.ErrorContains(t, err, test.err)
-				return
-			}
-			require.NoError(t, err)
-			require.Equal(t, map[string]string{"one.sql": test.want}, got)
-		})
-	}
 }
