@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/cmd/ratelimit/internal/cli"
+	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
 )
 
 func TestUsage(t *testing.T) {
@@ -26,6 +27,9 @@ func TestUsage(t *testing.T) {
 		{"take a b c", "there are 3 arguments"},
 		{"rules list more", "takes no arguments"},
 		{"rules get", "needs a LIMIT"},
+		{"rules get 'two words'", `name "two words"`},
+		{"rules history 'two words'", `name "two words"`},
+		{"rules history a b", "there are 2 arguments"},
 		{"reservations cancel", "needs an ID"},
 		{"get sendMessage --rte 5", "unknown flag: --rte; see ratelimit get --help"},
 		{"get sendMessage -o xml", "use -o table, -o json or -o yaml"},
@@ -182,6 +186,20 @@ func TestDatabase(t *testing.T) {
 		said := f.fails(t, 1, "take", "a", "b", "--policy", "1 per 1s", "--timeout", "200ms")
 		require.Contains(t, said, "may have been done or not; --timeout gives it longer")
 	})
+}
+
+// Without tables, each command says how to create them.
+func TestWithoutTables(t *testing.T) {
+	t.Parallel()
+	f := on(t, postgrestest.NewEmptyDatabase(t))
+	path := file(t, "rules.yaml", "rules: [{limit: a, rate: 1, period: 1s}]")
+	for _, args := range []string{
+		"rules list", "rules history", "rules diff -f " + path, "rules apply --yes --reason x -f " + path, "get a b", "take a b --policy '1 per 1s'",
+		"pause a b --for 1h --reason x", "resume a b --reason x", "top", "top --by owed", "reservations cancel 0d5f7c0e-6c0b-4f6e-9a5c-0f1f8e3d2a11 --yes",
+		"prune a --yes", "prune --refusals-older-than 1d --yes", "serve", "top --schema elsewhere",
+	} {
+		require.Contains(t, f.fails(t, 1, split(args)...), "run ratelimit migrate up, or name another with --schema", args)
+	}
 }
 
 func withParameter(url, parameter string) string {
