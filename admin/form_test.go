@@ -3,11 +3,33 @@ package admin
 import (
 	"net/url"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/rules"
 )
+
+// TestFormHoldsEveryKind promises that the form of a rule holds all fields of its policy.
+func TestFormHoldsEveryKind(t *testing.T) {
+	t.Parallel()
+	for _, policy := range []ratelimit.Policy{
+		ratelimit.SlidingWindow{Rate: 50, Period: time.Hour, Slices: 12},
+		ratelimit.CalendarWindow{Rate: 50, Resets: ratelimit.Yearly, Zone: "Europe/Berlin", FirstMonth: time.April, FirstDay: 6},
+		ratelimit.CalendarWindow{Rate: 5, Resets: ratelimit.Weekly, Zone: "UTC", FirstWeekday: time.Saturday, MaxReserved: 1},
+		ratelimit.Concurrency{Most: 50, Lease: time.Hour},
+		ratelimit.Adaptive{
+			Contract: ratelimit.FixedWindow{Rate: 50, Period: time.Minute}, Floor: 0.2, Growth: 0.05, Epoch: 1500 * time.Millisecond, Apply: true,
+		},
+	} {
+		filled := form{}
+		filled.fill(rules.Rule{Policy: policy})
+		again, err := filled.policy()
+		require.NoError(t, err)
+		require.Equal(t, policy.String(), again.String())
+	}
+}
 
 // FuzzForm parses a filled-in form. The result is an error of the form, or a rule that survives a round trip through a form.
 func FuzzForm(f *testing.F) {

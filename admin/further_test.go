@@ -81,19 +81,6 @@ func TestMoreWhoWereRefused(t *testing.T) {
 	require.Equal(t, "user-30", all[0][1])
 }
 
-// TestMoreOwingThanOnePageShows goes through all of them.
-func TestMoreOwingThanOnePageShows(t *testing.T) {
-	t.Parallel()
-	f := setup(t)
-	f.Exec(t, `INSERT INTO ratelimit.buckets (name, key, shard, value, ts)
-		SELECT 'messages', 'user-' || to_char(i, 'FM000000'), 0, -5000, (extract(epoch FROM now()) * 1000000)::bigint FROM generate_series(1, 230) AS i`)
-	pages := f.further(t, admintest.Address("owed", "limit", "messages"), keyLink)
-	require.Len(t, pages, 3)
-	require.Len(t, pages[0], 100)
-	require.Equal(t, "user-000101", pages[1][0])
-	require.Len(t, pages[2], 30)
-}
-
 func TestAllWhoWait(t *testing.T) {
 	t.Parallel()
 	f := setup(t)

@@ -1,6 +1,7 @@
 package admin_test
 
 import (
+	"fmt"
 	"math"
 	"net/http"
 	"strings"
@@ -116,40 +117,44 @@ func TestPageSaysWhenABucketGives(t *testing.T) {
 	require.Equal(t, "when the pause ends", f.gives(t, "messages"))
 }
 
-// TestPageShowsWhatTheLimiterSays of buckets of each kind: spread over rows, in a window, owing, off, and in shadow.
+// TestPageShowsWhatTheLimiterSays of buckets of each kind: spread over rows, in a window, with leases, owing, off, and in shadow.
 func TestPageShowsWhatTheLimiterSays(t *testing.T) {
 	t.Parallel()
 	f := setup(t)
-	f.put(t, rules.Rule{Limit: "spread", Policy: ratelimit.TokenBucket{Rate: 1, Period: ratelimit.Day, Capacity: 64, Shards: 8}},
+	daily := ratelimit.TokenBucket{Rate: 5, Period: ratelimit.Day}
+	f.put(t, append(kindsOf(), rules.Rule{Limit: "spread", Policy: ratelimit.TokenBucket{Rate: 1, Period: ratelimit.Day, Capacity: 64, Shards: 8}},
 		rules.Rule{Limit: "windows", Policy: ratelimit.FixedWindow{Rate: 50, Period: ratelimit.Day}},
-		rules.Rule{Limit: "off", Policy: ratelimit.TokenBucket{Rate: 5, Period: ratelimit.Day}, Mode: ratelimit.Off},
-		rules.Rule{Limit: "shadow", Policy: ratelimit.TokenBucket{Rate: 5, Period: ratelimit.Day}, Mode: ratelimit.Shadow},
-		rules.Rule{Limit: "owing", Policy: ratelimit.TokenBucket{Rate: 5, Period: ratelimit.Day}})
-	limitOf := func(name string) ratelimit.Request {
-		limit, err := ratelimit.NewLimit(name, ratelimit.PerDay(1))
-		require.NoError(t, err)
-		return limit.For("ada")
+		rules.Rule{Limit: "off", Policy: daily, Mode: ratelimit.Off}, rules.Rule{Limit: "shadow", Policy: daily, Mode: ratelimit.Shadow},
+		rules.Rule{Limit: "owing", Policy: daily})...)
+	for _, name := range []string{"spread", "windows", "off", "shadow", "exports", "quota"} {
+		f.Take(t, requestOf(t, name).Cost(4))
 	}
-	for _, name := range []string{"spread", "windows", "off", "shadow"} {
-		for range 3 {
-			f.Take(t, limitOf(name))
-		}
-	}
-	require.NoError(t, f.Limiter.Charge(t.Context(), limitOf("owing").Cost(25)))
-	for _, name := range []string{"spread", "windows", "off", "shadow", "owing"} {
-		v := f.value(t, limitOf(name))
-		_, rest, found := strings.Cut(f.get(t, admintest.Address("key", "limit", name, "key", "ada")).body, `data-figure="tokens">`)
+	require.NoError(t, f.Limiter.Charge(t.Context(), requestOf(t, "owing").Cost(25)))
+	lease, err := f.Limiter.Acquire(t.Context(), requestOf(t, "jobs").Cost(20))
+	require.NoError(t, err)
+	for name, words := range map[string]string{
+		"spread": "capacity 64", "windows": "50 per day", "off": "5 per day", "shadow": "5 per day", "owing": "5 per day",
+		"exports": "50 in any hour", "quota": "50 per year in Europe/Berlin from April 6 on", "jobs": "50 at a time, leases of 1h",
+	} {
+		v := f.value(t, requestOf(t, name))
+		page := f.get(t, admintest.Address("key", "limit", name, "key", "ada")).body
+		require.Contains(t, page, words)
+		require.Contains(t, f.get(t, "/admin/rules").body, words)
+		_, rest, found := strings.Cut(page, `data-figure="tokens">`)
 		require.True(t, found, name)
 		told, _, _ := strings.Cut(rest, "<")
 		require.Equal(t, admin.Number(math.Abs(v.Tokens)), strings.TrimPrefix(told, "−"), name)
 		require.Equal(t, v.Tokens < 0, strings.HasPrefix(told, "−"), name)
+		require.Equal(t, name == "jobs", strings.Contains(page, fmt.Sprintf(`data-label="Fence">%d</th><td data-label="Slots">20</td>`, lease.Fence)))
+		row := admin.Number(math.Abs(v.Tokens)) + ` <span class="of">`
 		if name == "off" { // which takes nothing, and writes no row
-			require.Contains(t, f.get(t, admintest.Address("limit", "name", name)).body, "No bucket has a row")
-			continue
+			row = "No bucket has a row"
 		}
-		require.Contains(t, f.get(t, admintest.Address("limit", "name", name)).body, admin.Number(math.Abs(v.Tokens))+` <span class="of">`, name)
+		require.Contains(t, f.get(t, admintest.Address("limit", "name", name)).body, row, name)
 	}
 	require.Contains(t, f.get(t, admintest.Address("limit", "name", "owing")).body, "Buckets that owe tokens now")
+	require.NoError(t, f.Limiter.Release(t.Context(), lease.ID))
+	require.NotContains(t, f.get(t, admintest.Address("key", "limit", "jobs", "key", "ada")).body, "Who holds slots")
 }
 
 // TestPauseThatLiesAhead promises that a pause with a later beginning refuses no request yet.

@@ -16,7 +16,6 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/admintest"
 	"github.com/pgratelimit/pgratelimit/internal/leaktest"
 	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
-	"github.com/pgratelimit/pgratelimit/migrations"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/rules"
 )
@@ -133,9 +132,4 @@ func (f *fixture) getOnce(t testing.TB, address string) answer {
 func (f *fixture) post(t testing.TB, address string, pairs ...string) answer {
 	t.Helper()
 	return f.do(t, http.MethodPost, address, admintest.Values(pairs...))
-}
-
-func migrate(t testing.TB, pool *pgxpool.Pool) {
-	t.Helper()
-	require.NoError(t, migrations.Up(t.Context(), pool, migrations.Config{}))
 }

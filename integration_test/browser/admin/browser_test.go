@@ -2,8 +2,6 @@ package admin_test
 
 import (
 	"context"
-	"os"
-	"path/filepath"
 	"strconv"
 	"testing"
 	"time"
@@ -16,7 +14,6 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/admintest"
 	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
-	"github.com/pgratelimit/pgratelimit/rules"
 )
 
 // tab is a tab of a browser that looks at the page.
@@ -58,7 +55,7 @@ func TestPagesInABrowser(t *testing.T) {
 	testsize.Long(t, "starts a browser")
 	f := setup(t)
 	pages := admintest.Pages(f.Furnish(t))
-	f.put(t, append(kindsOf(), rules.Rule{Limit: "upstream", Policy: ratelimit.Adaptive{Contract: ratelimit.TokenBucket{Rate: 50, Period: time.Minute}, Apply: true}})...)
+	f.put(t, append(kindsOf(), upstream)...)
 	f.Exec(t, `INSERT INTO ratelimit.prices VALUES ('upstream', 'ada', 3, 0, 0, 0, 0, 0, 0.4, true, $1)`, time.Now().Add(time.Hour).UnixMicro())
 	for _, name := range []string{"exports", "quota", "jobs", "upstream"} {
 		pages[name] = admintest.Address("key", "limit", name, "key", "ada")
@@ -121,44 +118,29 @@ func TestLiveLevelIsThatOfGo(t *testing.T) {
 	t.Parallel()
 	testsize.Long(t, "starts a browser")
 	f := setup(t)
-	f.put(t, append(kindsOf(), rules.Rule{Limit: "upstream", Policy: ratelimit.Adaptive{Contract: ratelimit.TokenBucket{Rate: 50, Period: time.Minute}, Apply: true}})...)
-	f.Take(t, requestOf(t, "exports").Cost(20), requestOf(t, "quota").Cost(20), requestOf(t, "upstream").Cost(20))
-	for _, slots := range []float64{2, 3} {
-		_, err := f.Limiter.Acquire(t.Context(), requestOf(t, "jobs").Cost(slots))
-		require.NoError(t, err)
-	}
+	f.put(t, append(kindsOf(), upstream)...)
+	_, err := f.Limiter.Acquire(t.Context(), requestOf(t, "jobs").Cost(2))
+	require.NoError(t, err)
 	b := f.browse(t)
-	for _, request := range []struct{ page string }{
-		{admintest.Address("key", "limit", "messages", "key", "ada")},
-		{admintest.Address("key", "limit", "free-trials", "key", "")},
-		{admintest.Address("key", "limit", "llm/tokens", "key", "acme")},
-		{admintest.Address("key", "limit", "exports", "key", "ada")},
-		{admintest.Address("key", "limit", "quota", "key", "ada")},
-		{admintest.Address("key", "limit", "jobs", "key", "ada")},
-		{admintest.Address("key", "limit", "upstream", "key", "ada")},
-	} {
-		f.Take(t, messages.For("ada").Cost(77.7), trials.Global().Cost(3), tokens.For("acme").Cost(1234.5))
-		b.open(t, request.page)
-		const live = `
+	requests := map[string]ratelimit.Request{"messages": messages.For("ada")}
+	for _, name := range []string{"exports", "quota", "jobs", "upstream"} {
+		requests[name] = requestOf(t, name)
+	}
+	for name, request := range requests {
+		if name != "jobs" {
+			f.Take(t, request.Cost(12.5))
+		}
+		b.open(t, admintest.Address("key", "limit", name, "key", "ada"))
+		seen := play[[]string](t, b, `
 			const section = document.querySelector('[data-live]');
 			while (!section.dataset.at || section.querySelector('.live').hidden) await new Promise(requestAnimationFrame);
-			return [section.dataset.limit, section.dataset.at, section.dataset.tokens, section.querySelector('.past').getAttribute('d').slice(0, 1)];`
-		seen := play[[]string](t, b, live)
-		us, err := strconv.ParseInt(seen[1], 10, 64)
+			return [section.dataset.at, section.dataset.tokens, section.querySelector('.past').getAttribute('d').slice(0, 1)];`)
+		us, err := strconv.ParseInt(seen[0], 10, 64)
 		require.NoError(t, err)
-		got, err := strconv.ParseFloat(seen[2], 64)
+		got, err := strconv.ParseFloat(seen[1], 64)
 		require.NoError(t, err)
-		require.Equal(t, "M", seen[3])
-		v := f.value(t, messages.For("ada"))
-		switch seen[0] {
-		case "free-trials":
-			v = f.value(t, trials.Global())
-		case "llm/tokens":
-			v = f.value(t, tokens.For("acme"))
-		case "exports", "quota", "jobs", "upstream":
-			v = f.value(t, requestOf(t, seen[0]))
-		}
-		require.Equal(t, v.At(time.UnixMicro(us)), got, seen[0])
+		require.Equal(t, "M", seen[2])
+		require.Equal(t, f.value(t, request).At(time.UnixMicro(us)), got, name)
 	}
 }
 
@@ -176,44 +158,4 @@ func TestPressesButtons(t *testing.T) {
 		chromedp.Click(`details:has(form[action=reset]) summary`), chromedp.Click(`form[action=reset] button`),
 		chromedp.WaitVisible(`[role=status]`)))
 	require.Equal(t, 10.0, f.value(t, logins.For("ada")).Tokens)
-}
-
-// TestPictures writes the pictures of docs/admin.md, with RATELIMIT_PICTURES=1.
-func TestPictures(t *testing.T) {
-	t.Parallel()
-	if os.Getenv("RATELIMIT_PICTURES") == "" {
-		t.Skip("RATELIMIT_PICTURES is not set; with it the pictures of the documentation are made anew")
-	}
-	f := setup(t)
-	id := f.Furnish(t)
-	f.Exec(t, `DELETE FROM ratelimit.buckets WHERE key !~ '^[a-z0-9.]*$'`)
-	f.Exec(t, `UPDATE ratelimit.rules SET from_us = from_us - 3600000000 WHERE of = 'override'`)
-	f.Load(t)
-	for i, key := range []string{"acme", "globex", "initech", "umbrella", "10.0.0.12", "10.0.3.4"} {
-		f.Take(t, messages.For(key).Cost(float64(12*i+20)))
-	}
-	b := f.browse(t)
-	for name, picture := range map[string]struct {
-		page          string
-		width, height int64
-		scheme        string
-	}{
-		"admin-limit": {admintest.Pages(id)["limit"], 1100, 780, "light"},
-		"admin-key":   {admintest.Pages(id)["key"], 1100, 800, "dark"},
-		"admin-phone": {admintest.Pages(id)["key"], 390, 844, "light"},
-	} {
-		f.Exec(t, `UPDATE ratelimit.buckets SET value = 90, ts = (extract(epoch FROM now() - interval '40 seconds') * 1000000)::bigint
-			WHERE name = 'messages' AND key = 'ada'`)
-		b.width(t, picture.width, picture.height)
-		browsertest.Prefer(t, b.ctx, "prefers-color-scheme", picture.scheme)
-		b.open(t, picture.page)
-		play[bool](t, b, `
-			const live = document.querySelector('.live');
-			while (live?.hidden) await new Promise(requestAnimationFrame);
-			return true;`)
-		png, err := chromedp.Run(b.ctx, chromedp.CaptureScreenshot())
-		require.NoError(t, err)
-		require.Less(t, len(png), 200_000, name)
-		require.NoError(t, os.WriteFile(filepath.Join("..", "..", "..", "docs", "images", name+".png"), png, 0o600))
-	}
 }

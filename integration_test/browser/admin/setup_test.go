@@ -69,6 +69,8 @@ func (f *fixture) put(t *testing.T, stated ...rules.Rule) {
 	f.Load(t)
 }
 
+var upstream = rules.Rule{Limit: "upstream", Policy: ratelimit.Adaptive{Contract: ratelimit.TokenBucket{Rate: 50, Period: time.Minute}, Apply: true}}
+
 // kindsOf are rules of kinds that do not fill steadily.
 func kindsOf() []rules.Rule {
 	return []rules.Rule{

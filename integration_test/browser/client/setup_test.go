@@ -5,7 +5,6 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"testing"
-	"time"
 
 	"github.com/chromedp/chromedp"
 	"github.com/stretchr/testify/require"
@@ -53,9 +52,5 @@ func (s *site) newTab(t *testing.T) context.Context {
 // play runs the body of an async function in the tab and returns its result.
 func play[T any](t *testing.T, tab context.Context, body string) T {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(tab, 5*time.Minute)
-	defer cancel()
-	result, err := chromedp.Run(ctx, chromedp.Evaluate[T]("(async () => {"+body+"})()", chromedp.EvalAwaitPromise))
-	require.NoError(t, err)
-	return result
+	return browsertest.Play[T](t, tab, body)
 }

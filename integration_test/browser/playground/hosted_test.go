@@ -1,6 +1,7 @@
 package playground_test
 
 import (
+	"bytes"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -13,36 +14,20 @@ import (
 	"github.com/pgratelimit/pgratelimit/integration_test/browsertest"
 )
 
-// exported returns the path of the page as one file.
-func exported(t *testing.T) string {
-	t.Helper()
-	path := filepath.Join(t.TempDir(), "index.html")
-	file, err := os.Create(path)
-	require.NoError(t, err)
-	require.NoError(t, playground.WriteHTML(file))
-	require.NoError(t, file.Close())
-	return path
-}
-
 // TestTheFileWorksByItself opens the page as one file, from a disk and from a server that has nothing else.
 func TestTheFileWorksByItself(t *testing.T) {
 	t.Parallel()
-	path := exported(t)
-	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if r.URL.Path != "/docs/" {
-			http.NotFound(w, r)
-			return
-		}
-		text, err := os.ReadFile(path)
-		if err != nil {
-			http.Error(w, err.Error(), http.StatusInternalServerError)
-			return
-		}
+	var text bytes.Buffer
+	require.NoError(t, playground.WriteHTML(&text))
+	path := filepath.Join(t.TempDir(), "index.html")
+	require.NoError(t, os.WriteFile(path, text.Bytes(), 0o600))
+	mux := http.NewServeMux()
+	mux.HandleFunc("/docs/{$}", func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "text/html")
-		_, _ = w.Write(text)
-	}))
+		_, _ = w.Write(text.Bytes())
+	})
+	server := httptest.NewServer(mux)
 	t.Cleanup(server.Close)
-	served := open(t, serve(t))
 	p := open(t, "file://"+path)
 	for _, url := range []string{"file://" + path, server.URL + "/docs/"} {
 		before := len(p.watch.Requests())
@@ -58,21 +43,5 @@ func TestTheFileWorksByItself(t *testing.T) {
 		for _, asked := range p.watch.Requests()[before:] {
 			require.Contains(t, []string{url, "about:blank", "data:,"}, asked)
 		}
-	}
-
-	for _, id := range presetIDs(t, p) { // the same page, however it came
-		choose := `
-			document.getElementById('preset-` + id + `').click();
-			const scrub = document.getElementById('scrub');
-			scrub.value = scrub.max / 3;
-			scrub.dispatchEvent(new Event('input'));
-			return true;`
-		play[bool](t, p, choose)
-		play[bool](t, served, choose)
-		const all = `
-			document.getElementById('said').textContent = ''; // which tells what was chosen last
-			const values = [...document.querySelectorAll('input, select')].map((e) => [e.id, e.value, e.checked].join(' '));
-			return [document.body.innerText, ...values];`
-		require.Equal(t, play[[]string](t, served, all), play[[]string](t, p, all))
 	}
 }

@@ -29,7 +29,8 @@ func TestRunsWhenItOpens(t *testing.T) {
 // TestKeyboard does everything without a mouse.
 func TestKeyboard(t *testing.T) {
 	t.Parallel()
-	p := open(t, serve(t))
+	url := serve(t)
+	p := open(t, url)
 	t.Run("SpaceRunsAndStops", func(t *testing.T) {
 		p.press(t, " ")
 		require.Equal(t, "Pause", p.text(t, "run"))
@@ -100,6 +101,11 @@ func TestKeyboard(t *testing.T) {
 		require.NotEmpty(t, missing)
 		require.Empty(t, play[[]string](t, p, `return window.reached();`))
 	})
+	for _, asked := range p.watch.Requests() {
+		if asked != "about:blank" && asked != "data:," {
+			require.Regexp(t, "^"+url+`([a-z]+\.(js|css))?(#.*)?$`, asked, "the page asks for its files only")
+		}
+	}
 }
 
 // TestLittleIsAnnounced runs an example to its end on a clock of the test's own, and counts the announcements to screen readers.
@@ -176,20 +182,9 @@ func TestAPhonesWidth(t *testing.T) {
 	}
 }
 
-// TestALowScreen keeps no part of the page on it, as for a page that is magnified to 200 %.
-func TestALowScreen(t *testing.T) {
-	t.Parallel()
-	p := open(t, serve(t))
-	position := func(width, height int64) string {
-		require.NoError(t, chromedp.Do(p.tab, chromedp.EmulateViewport(width, height)))
-		return play[string](t, p, `return getComputedStyle(document.querySelector('.transport')).position;`)
-	}
-	require.Equal(t, "sticky", position(360, 740))
-	require.Equal(t, "static", position(640, 400))
-}
-
-// TestForcedColors finds the example that was chosen, and the marks of the legend, in colours that the user forces.
-func TestForcedColors(t *testing.T) {
+// TestPreferences shows the page as the user prefers it: forced colours keep the chosen example and the marks apart, a low screen (as of a
+// page that is magnified to 200 %) keeps no part of the page on it, and paper gets dark text without buttons.
+func TestPreferences(t *testing.T) {
 	t.Parallel()
 	p := open(t, serve(t))
 	browsertest.Prefer(t, p.tab, "forced-colors", "active")
@@ -204,19 +199,15 @@ func TestForcedColors(t *testing.T) {
 		if (colour('.now', '::before') === paper) wrong.push('the answer');
 		if (getComputedStyle(document.querySelector('.veil')).fill !== paper) wrong.push('the veil');
 		return wrong;`))
-}
-
-// TestPrint prints the page, dark on white, without its buttons.
-func TestPrint(t *testing.T) {
-	t.Parallel()
-	p := open(t, serve(t))
-	browsertest.Prefer(t, p.tab, "prefers-color-scheme", "light")
-	p.press(t, "d")
+	for height, want := range map[int64]string{740: "sticky", 400: "static"} {
+		require.NoError(t, chromedp.Do(p.tab, chromedp.EmulateViewport(640, height)))
+		require.Equal(t, want, play[string](t, p, `return getComputedStyle(document.querySelector('.transport')).position;`))
+	}
+	browsertest.Prefer(t, p.tab, "forced-colors", "none", "prefers-color-scheme", "light")
 	_, err := chromedp.Call(p.tab, emulation.SetEmulatedMedia, emulation.SetEmulatedMediaParams{Media: "print"})
 	require.NoError(t, err)
 	require.Equal(t, "rgb(35, 38, 43)", play[string](t, p, `return getComputedStyle(document.body).color;`))
 	require.Empty(t, p.text(t, "run"))
-	require.Empty(t, p.text(t, "controls"))
 	require.Contains(t, p.text(t, "lane-token"), "10 tokens a second, at most 50 kept")
 }
 
