@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/riverqueue/river"
 	"github.com/riverqueue/river/riverdriver/riverpgxv5"
@@ -59,21 +60,11 @@ func TestGuideWebhooks(t *testing.T) {
 	t.Parallel()
 	testsize.Long(t, documents)
 	pool := postgrestest.New(t)
-	require.NoError(t, scheduler.Migrate(t.Context(), pool, scheduler.MigrateConfig{}))
 	sent := make(chan string, 3)
-	workers := river.NewWorkers()
-	river.AddWorker(workers, river.WorkFunc(func(_ context.Context, job *river.Job[WebhookArgs]) error {
+	client := runJobs(t, pool, func(_ context.Context, job *river.Job[WebhookArgs]) error {
 		sent <- job.Args.Endpoint
 		return nil
-	}))
-	config := &river.Config{
-		Logger: slog.New(slog.DiscardHandler), Queues: map[string]river.QueueConfig{river.QueueDefault: {MaxWorkers: 5}}, TestOnly: true, Workers: workers,
-	}
-	require.NoError(t, guideWebhooks(pool, config))
-	client, err := river.NewClient(riverpgxv5.New(pool), config)
-	require.NoError(t, err)
-	require.NoError(t, client.Start(context.WithoutCancel(t.Context())))
-	t.Cleanup(func() { require.NoError(t, client.StopAndCancel(context.Background())) })
+	}, func(config *river.Config) error { return guideWebhooks(pool, config) })
 	for range 3 {
 		_, err := client.Insert(t.Context(), WebhookArgs{Endpoint: "https://example.com/hook"}, nil)
 		require.NoError(t, err)
@@ -84,6 +75,23 @@ func TestGuideWebhooks(t *testing.T) {
 	var reserved int
 	require.NoError(t, pool.QueryRow(t.Context(), `SELECT count(*) FROM ratelimit.reservations`).Scan(&reserved))
 	require.Equal(t, 3, reserved)
+}
+
+// runJobs runs jobs of a kind with work, by a client with a configuration of a page.
+func runJobs[T river.JobArgs](t *testing.T, pool *pgxpool.Pool, work func(context.Context, *river.Job[T]) error, install func(*river.Config) error) *river.Client[pgx.Tx] {
+	t.Helper()
+	require.NoError(t, scheduler.Migrate(t.Context(), pool, scheduler.MigrateConfig{}))
+	workers := river.NewWorkers()
+	river.AddWorker(workers, river.WorkFunc(work))
+	config := &river.Config{
+		Logger: slog.New(slog.DiscardHandler), Queues: map[string]river.QueueConfig{river.QueueDefault: {MaxWorkers: 5}}, TestOnly: true, Workers: workers,
+	}
+	require.NoError(t, install(config))
+	client, err := river.NewClient(riverpgxv5.New(pool), config)
+	require.NoError(t, err)
+	require.NoError(t, client.Start(context.WithoutCancel(t.Context())))
+	t.Cleanup(func() { require.NoError(t, client.StopAndCancel(context.Background())) })
+	return client
 }
 
 func TestGuideMail(t *testing.T) {

@@ -3,7 +3,6 @@ package docs_test
 import (
 	"context"
 	"encoding/json"
-	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -142,23 +141,6 @@ func TestRulesDocument(t *testing.T) {
 		}, reasons)
 	})
 
-	t.Run("ThePlanOfARequestHasNoInstantAndAnOverrideHas", func(t *testing.T) {
-		t.Parallel()
-		s := newRulesStory(t)
-		s.hear(t, s.put(t).From)
-		s.admitted(t, "ada", "free")
-		s.admitted(t, "grace", "free")
-		from := s.now.Add(30 * time.Second)
-		_, err := s.store.Override(t.Context(), rules.Edit{Author: "ana", Reason: "she pays", From: from},
-			rules.Override{Limit: "messages", Key: "grace", OnPlan: "pro"})
-		require.NoError(t, err)
-		s.hear(t, from)
-		n, _ := s.admitted(t, "ada", "pro")
-		require.Equal(t, 30, n, "30 s at the rate of her new plan")
-		n, _ = s.admitted(t, "grace", "free")
-		require.Equal(t, 10, n, "30 s at the rate before the instant")
-	})
-
 	t.Run("AFileSaysWhoIsAskedWhat", func(t *testing.T) {
 		t.Parallel()
 		ctx, s := t.Context(), newRulesStory(t)
@@ -206,20 +188,7 @@ func TestRulesDocument(t *testing.T) {
 			limit, err := ratelimit.NewLimit(request.limit, ratelimit.PerSecond(1))
 			require.NoError(t, err)
 			require.Contains(t, s.limiter.Resolve(limit.For(request.key)).String(), want)
-			if request.limit == "jobs" {
-				lease, err := s.limiter.Acquire(ctx, limit.For(request.key))
-				require.NoError(t, err)
-				require.True(t, lease.Allowed)
-				continue
-			}
-			d, err := s.limiter.Take(ctx, limit.For(request.key))
-			require.NoError(t, err)
-			require.True(t, d.Allowed)
 		}
-		_, err := s.limiter.Take(ctx, ratelimit.Define("jobs", ratelimit.PerSecond(1)).For("ada"))
-		require.ErrorIs(t, err, ratelimit.ErrInvalidRequest)
-		_, err = s.limiter.Reserve(ctx, ratelimit.Define("exports", ratelimit.PerSecond(1)).For("ada"))
-		require.ErrorIs(t, err, ratelimit.ErrNoReservations)
 	})
 
 	t.Run("RefusalsAreCounted", func(t *testing.T) {
@@ -242,21 +211,6 @@ func TestRulesDocument(t *testing.T) {
 		require.Equal(t, [3]any{"messages", "eve", int64(1)}, [3]any{top[0].Limit, top[0].Key, top[0].Refused})
 	})
 
-	t.Run("WhatBecomesOfTokens", func(t *testing.T) {
-		t.Parallel()
-		pool := postgrestest.New(t)
-		for change, want := range map[ratelimit.OnChange][4]float64{
-			ratelimit.KeepTokens:  {1.8, 200, 200, -2.75},
-			ratelimit.ScaleTokens: {36, 200, 360, -1.375},
-			ratelimit.AddTokens:   {58.8, 200, 600, -5.75},
-			ratelimit.ResetTokens: {60, 200, 900, 3},
-		} {
-			for i, v := range [][3]float64{{1.8, 3, 60}, {500, 500, 200}, {200, 500, 900}, {-2.75, 6, 3}} {
-				require.InDelta(t, want[i], becomes(t, pool, change, v[0], v[1], v[2]), 1e-9, "%s: %v", change, v)
-			}
-		}
-	})
-
 	t.Run("RunsEachBlock", func(t *testing.T) {
 		t.Parallel()
 		blocks := rulesBlocks(t, "go")
@@ -266,32 +220,3 @@ func TestRulesDocument(t *testing.T) {
 		require.Equal(t, len(blocks)+2, strings.Count(string(document), "```")/2, "no block that nothing runs")
 	})
 }
-
-// becomes returns what a bucket holds at the instant at which its capacity changes, when it held so many tokens just before.
-func becomes(t *testing.T, pool *pgxpool.Pool, change ratelimit.OnChange, tokens, before, after float64) float64 {
-	t.Helper()
-	from := time.Date(2026, time.May, 1, 12, 0, 0, 0, time.UTC)
-	still := func(capacity float64) ratelimit.Policy {
-		return ratelimit.TokenBucket{Rate: capacity / 1000, Period: ratelimit.Day, Capacity: capacity}
-	}
-	limit := ratelimit.Define("vector", still(before))
-	bucket := limit.For(fmt.Sprint(change, tokens, before, after))
-	rule, err := ratelimit.NewRuling(limit, ratelimit.RulingConfig{Eras: []ratelimit.Era{{}, {From: from, Policy: still(after), OnChange: change}}})
-	require.NoError(t, err)
-	now := from
-	limiter, err := ratelimit.New(pool, ratelimit.Config{AsOf: func() time.Time { return now }, Policies: eraRule{rule}})
-	require.NoError(t, err)
-	now = from.Add(-time.Microsecond)
-	require.NoError(t, limiter.Charge(t.Context(), bucket.Cost(before-tokens)))
-	now = from
-	v, err := limiter.Value(t.Context(), bucket)
-	require.NoError(t, err)
-	return v.Tokens
-}
-
-// eraRule is a source with one rule.
-type eraRule struct{ rule *ratelimit.Ruling }
-
-func (e eraRule) RulingFor(ratelimit.Limit, string, string) *ratelimit.Ruling { return e.rule }
-
-func (e eraRule) RulingsOf(string) []*ratelimit.Ruling { return []*ratelimit.Ruling{e.rule} }

@@ -1,7 +1,6 @@
 package links_test
 
 import (
-	"os"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -20,26 +19,15 @@ var (
 func TestBlocksAreRun(t *testing.T) {
 	t.Parallel()
 	var source strings.Builder
-	for _, pattern := range []string{"../*_test.go", "../../http/*_test.go", "../../../admin/*_test.go", "../../../admin/playground/*_test.go", "../../../examples/*/*.go"} {
-		files, err := filepath.Glob(pattern)
-		require.NoError(t, err)
-		require.NotEmpty(t, files, pattern)
-		for _, file := range files {
-			text, err := os.ReadFile(file)
-			require.NoError(t, err)
-			source.WriteString(lineIndent.ReplaceAllString(string(text), ""))
-		}
+	for _, text := range pages(t, "integration_test/docs/*_test.go", "integration_test/http/*_test.go", "admin/*_test.go", "admin/playground/*_test.go", "examples/*/*.go") {
+		source.WriteString(lineIndent.ReplaceAllString(text, ""))
 	}
-	pages, err := filepath.Glob("../../../docs/*.md")
-	require.NoError(t, err)
 	blocks := 0
-	for _, page := range append(pages, "../../../README.md") {
+	for page, text := range pages(t, "docs/*.md", "README.md") {
 		if filepath.Base(page) == "testing.md" {
 			continue
 		}
-		text, err := os.ReadFile(page)
-		require.NoError(t, err)
-		for _, block := range goBlock.FindAllStringSubmatch(string(text), -1) {
+		for _, block := range goBlock.FindAllStringSubmatch(text, -1) {
 			blocks++
 			for part := range strings.SplitSeq(strings.TrimSpace(block[1]), "\n\n") {
 				if !strings.Contains(source.String(), lineIndent.ReplaceAllString(part, "")+"\n") {

@@ -19,20 +19,19 @@ var (
 // words.
 func TestContributing(t *testing.T) {
 	t.Parallel()
-	text, err := os.ReadFile("../../../CONTRIBUTING.md")
-	require.NoError(t, err)
-	_, where, found := strings.Cut(string(text), "| change | begin in |\n")
+	text := pages(t, "CONTRIBUTING.md")[filepath.Join(root, "CONTRIBUTING.md")]
+	_, where, found := strings.Cut(text, "| change | begin in |\n")
 	require.True(t, found)
 	where, _, _ = strings.Cut(where, "\n\n")
 	rows := mapRow.FindAllStringSubmatch(where+"\n", -1)
 	require.Len(t, rows, strings.Count(where, "\n"), "each row names one file")
 	require.LessOrEqual(t, len(rows), 20)
 	for _, row := range rows {
-		_, err := os.Stat(filepath.Join("../../..", row[1]))
+		_, err := os.Stat(filepath.Join(root, row[1]))
 		require.NoError(t, err)
 	}
 
-	_, glossary, found := strings.Cut(string(text), "| word | meaning | not |\n")
+	_, glossary, found := strings.Cut(text, "| word | meaning | not |\n")
 	require.True(t, found)
 	glossary, _, _ = strings.Cut(glossary, "\n\n")
 	words := wordRow.FindAllString(glossary+"\n", -1)

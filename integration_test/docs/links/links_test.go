@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"unicode/utf8"
 
 	"github.com/stretchr/testify/require"
 )
@@ -19,21 +20,31 @@ var (
 	unspoken   = regexp.MustCompile(`[^\p{L}\p{N} _-]`)
 )
 
+const root = "../../.."
+
+// pages returns the texts of the files that patterns match, by their paths.
+func pages(t *testing.T, patterns ...string) map[string]string {
+	t.Helper()
+	texts := map[string]string{}
+	for _, pattern := range patterns {
+		paths, err := filepath.Glob(filepath.Join(root, pattern))
+		require.NoError(t, err)
+		require.NotEmpty(t, paths, pattern)
+		for _, path := range paths {
+			text, err := os.ReadFile(path)
+			require.NoError(t, err)
+			texts[path] = string(text)
+		}
+	}
+	return texts
+}
+
 // TestLinksLeadSomewhere promises that every page's links into the repository lead to existing files and headings.
 func TestLinksLeadSomewhere(t *testing.T) {
 	t.Parallel()
-	var pages []string
-	for _, pattern := range []string{"../../../*.md", "../../../*/*.md", "../../../*/*/*.md"} {
-		found, err := filepath.Glob(pattern)
-		require.NoError(t, err)
-		pages = append(pages, found...)
-	}
-	require.NotEmpty(t, pages)
-	for _, page := range pages {
-		text, err := os.ReadFile(page)
-		require.NoError(t, err)
-		require.NotRegexp(t, `(?m)^(<<<<<<<|>>>>>>>) `, string(text), "%s has the marks of a merge", page)
-		for _, link := range mdLink.FindAllStringSubmatch(mdCode.ReplaceAllString(string(text), ""), -1) {
+	for page, text := range pages(t, "*.md", "*/*.md", "*/*/*.md") {
+		require.NotRegexp(t, `(?m)^(<<<<<<<|>>>>>>>) `, text, "%s has the marks of a merge", page)
+		for _, link := range mdLink.FindAllStringSubmatch(mdCode.ReplaceAllString(text, ""), -1) {
 			if strings.Contains(link[1], "://") || strings.HasPrefix(link[1], "mailto:") {
 				continue
 			}
@@ -57,7 +68,7 @@ func TestLinksLeadSomewhere(t *testing.T) {
 func TestCodeNamesPagesOfTheRepository(t *testing.T) {
 	t.Parallel()
 	named := 0
-	require.NoError(t, filepath.WalkDir("../../..", func(path string, entry os.DirEntry, err error) error {
+	require.NoError(t, filepath.WalkDir(root, func(path string, entry os.DirEntry, err error) error {
 		switch {
 		case err != nil:
 			return err
@@ -69,7 +80,7 @@ func TestCodeNamesPagesOfTheRepository(t *testing.T) {
 		text, err := os.ReadFile(path)
 		for _, page := range pageOfDocs.FindAllString(string(text), -1) {
 			named++
-			if _, err := os.Stat(filepath.Join("../../..", page)); err != nil {
+			if _, err := os.Stat(filepath.Join(root, page)); err != nil {
 				t.Errorf("%s names %s, which is not there", path, page)
 			}
 		}
@@ -90,4 +101,21 @@ func hasHeading(t *testing.T, page, anchor string) bool {
 		}
 	}
 	return false
+}
+
+// TestLinesFit promises that no line of a page has more than 120 characters, also in tables.
+func TestLinesFit(t *testing.T) {
+	t.Parallel()
+	for page, text := range pages(t, "*.md", "docs/*.md", "examples/*.md") {
+		if filepath.Base(page) == "BENCHMARKS.md" { // it shows what a program prints
+			continue
+		}
+		number := 0
+		for line := range strings.Lines(text) {
+			number++
+			if n := utf8.RuneCountInString(strings.TrimSuffix(line, "\n")); n > 120 {
+				t.Errorf("%s:%d has %d characters", page, number, n)
+			}
+		}
+	}
 }

@@ -2,14 +2,11 @@ package links_test
 
 import (
 	"maps"
-	"os"
 	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
 	"testing"
-
-	"github.com/stretchr/testify/require"
 )
 
 var (
@@ -30,30 +27,21 @@ var foreign = []string{
 // such as rules.Store must be in the documentation of rules. The test skips pages for contributors and names of other limiters.
 func TestPagesNamePublicAPI(t *testing.T) {
 	t.Parallel()
-	files, err := filepath.Glob("../../../internal/golden/testdata/doc/*.txt")
-	require.NoError(t, err)
-	require.NotEmpty(t, files)
 	names, packages := map[string]bool{}, map[string]map[string]bool{}
-	for _, file := range files {
-		text, err := os.ReadFile(file)
-		require.NoError(t, err)
+	for file, text := range pages(t, "internal/golden/testdata/doc/*.txt") {
 		of := map[string]bool{}
-		for _, name := range nameOf.FindAllString(string(text), -1) {
+		for _, name := range nameOf.FindAllString(text, -1) {
 			of[name] = true
 		}
 		maps.Copy(names, of)
 		packages[strings.TrimSuffix(filepath.Base(file), ".txt")] = of
 	}
-	pages, err := filepath.Glob("../../../docs/*.md")
-	require.NoError(t, err)
-	for _, page := range append(pages, "../../../README.md", "../../../SECURITY.md", "../../../CHANGELOG.md") {
+	for page, text := range pages(t, "docs/*.md", "README.md", "SECURITY.md", "CHANGELOG.md") {
 		base := filepath.Base(page)
 		if base == "architecture.md" || base == "reliability.md" {
 			continue
 		}
-		text, err := os.ReadFile(page)
-		require.NoError(t, err)
-		for _, code := range inlineCode.FindAllStringSubmatch(fenced.ReplaceAllString(string(text), ""), -1) {
+		for _, code := range inlineCode.FindAllStringSubmatch(fenced.ReplaceAllString(text, ""), -1) {
 			if strings.HasPrefix(code[1], "go test") || strings.HasPrefix(code[1], "Test") {
 				continue
 			}

@@ -27,7 +27,9 @@ func TestPromisesNameTests(t *testing.T) {
 			require.Len(t, fields, 2, line)
 			directory := fields[0]
 			if _, read := sources[directory]; !read {
-				sources[directory] = testsIn(t, filepath.Join("../../..", directory))
+				for _, text := range pages(t, filepath.Join(directory, "*_test.go")) {
+					sources[directory] += text
+				}
 			}
 			name, part, _ := strings.Cut(fields[1], "/")
 			if !strings.Contains(sources[directory], "\nfunc "+name+"(") || part != "" && !strings.Contains(sources[directory], strconv.Quote(part)) {
@@ -42,18 +44,4 @@ func TestPromisesNameTests(t *testing.T) {
 	}
 	require.True(t, named)
 	require.Equal(t, promised, entries)
-}
-
-// testsIn returns the text of the test files of a directory.
-func testsIn(t *testing.T, directory string) string {
-	t.Helper()
-	files, err := filepath.Glob(filepath.Join(directory, "*_test.go"))
-	require.NoError(t, err)
-	var all strings.Builder
-	for _, file := range files {
-		text, err := os.ReadFile(file)
-		require.NoError(t, err)
-		all.Write(text)
-	}
-	return all.String()
 }

@@ -18,14 +18,6 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// TestRunOnAGoodServer expects nothing to be said of a server as the README has it made, for a role with the least privileges.
-func TestRunOnAGoodServer(t *testing.T) {
-	t.Parallel()
-	testsize.Long(t, "starts a server")
-	p := admit(t, safe())
-	requireGood(t, look(t, p.app, doctor.Config{}))
-}
-
 // TestRunOnABadServer makes a server bad in every way that the checks of its storage, its transactions and its secret know,
 // expects each to be named, does what the findings say, and expects nothing to be said any more.
 func TestRunOnABadServer(t *testing.T) {

@@ -290,7 +290,7 @@ func TestRunReads(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		config := config
 		config.Refused = func(simulate.Refusal) error { cancel(); return nil }
-		report, err := simulate.Run(ctx, config, simulate.Reader("generated", newTraffic(100_000, 3)))
+		report, err := simulate.Run(ctx, config, lines(strings.Repeat(at(0, "10.0.0.1", "GET /")+"\n", 100_000)))
 		require.ErrorIs(t, err, context.Canceled)
 		require.Less(t, report.Lines, int64(10_000))
 	})
@@ -300,7 +300,7 @@ func TestRunReads(t *testing.T) {
 		full := errors.New("the disk is full")
 		config := config
 		config.Refused = func(simulate.Refusal) error { return full }
-		report, err := simulate.Run(t.Context(), config, simulate.Reader("generated", newTraffic(1000, 3)))
+		report, err := simulate.Run(t.Context(), config, lines(strings.Repeat(at(0, "10.0.0.1", "GET /")+"\n", 100)))
 		require.ErrorIs(t, err, full)
 		require.EqualValues(t, 1, report.Refused)
 	})
