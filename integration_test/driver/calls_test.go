@@ -3,7 +3,7 @@ package driver_test
 import (
 	"context"
 	"database/sql"
-	"sync"
+	"errors"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -11,203 +11,135 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgratelimit/pgratelimit/integration_test/internal/atonce"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/sqllimit"
 )
 
-const (
-	callers  = 8
-	each     = 25
-	capacity = 50
-)
-
-// crowd has each of the callers call so often, and returns how many calls were allowed.
-func crowd(t *testing.T, call func(ctx context.Context) (bool, error)) int {
-	t.Helper()
-	var allowed atomic.Int64
-	var all sync.WaitGroup
-	for range callers {
-		all.Go(func() {
-			for range each {
-				ok, err := call(t.Context())
-				if err != nil {
-					t.Error(err)
-					return
-				}
-				if ok {
+// exactAtOnce has eight callers take, in each way, from buckets that hold fifty.
+func exactAtOnce(t *testing.T, b *bundle) {
+	ctx := t.Context()
+	inTx := func(level sql.IsolationLevel) func(requests ...ratelimit.Request) error {
+		return func(requests ...ratelimit.Request) (err error) {
+			for again := true; again; again = ratelimit.IsRetryable(err) {
+				err = takeInTx(ctx, b, level, requests)
+			}
+			return err
+		}
+	}
+	for name, take := range map[string]func(requests ...ratelimit.Request) error{
+		"outside":         func(requests ...ratelimit.Request) error { return b.limiter.Require(ctx, requests...) },
+		"read committed":  inTx(sql.LevelReadCommitted),
+		"repeatable read": inTx(sql.LevelRepeatableRead),
+		"serializable":    inTx(sql.LevelSerializable),
+		"InTx": func(requests ...ratelimit.Request) error {
+			return sqllimit.InTx(ctx, b.limiter, func(_ *sql.Tx, limits *ratelimit.Limiter) error { return limits.Require(ctx, requests...) })
+		},
+	} {
+		for _, requests := range [][]ratelimit.Request{{b.fifty.For(name)}, {b.fifty.For("several " + name), b.wide.For(name), b.sliding.For(name).Cost(0.1)}} {
+			var allowed atomic.Int64
+			require.NoError(t, atonce.Do(8, func(int) error {
+				for {
+					if err := take(requests...); errors.Is(err, ratelimit.ErrLimited) {
+						return nil
+					} else if err != nil {
+						return err
+					}
 					allowed.Add(1)
 				}
-			}
-		})
+			}), name)
+			require.EqualValues(t, 50, allowed.Load(), name)
+			require.InDelta(t, 0, b.tokens(t, requests[0]), 1e-3, name)
+		}
+		require.InDelta(t, 5, b.tokens(t, b.sliding.For(name)), 1e-3, "nothing was taken for what was refused")
 	}
-	all.Wait()
-	return int(allowed.Load())
+	require.NoError(t, b.limiter.Close(ctx))
 }
 
-func exactInTransactions(t *testing.T, b *bundle) {
-	for _, level := range []sql.IsolationLevel{sql.LevelReadCommitted, sql.LevelRepeatableRead, sql.LevelSerializable} {
-		request := b.fifty.For(level.String())
-		allowed := crowd(t, func(ctx context.Context) (bool, error) {
-			for {
-				ok, err := takeOnce(ctx, b, level, request)
-				if err == nil || !ratelimit.IsRetryable(err) {
-					return ok, err
-				}
-			}
-		})
-		require.Equal(t, capacity, allowed, level)
-		require.InDelta(t, 0, b.tokens(t, request), 1e-3, level)
-	}
-}
-
-// takeOnce takes in a transaction of the caller's.
-func takeOnce(ctx context.Context, b *bundle, level sql.IsolationLevel, request ratelimit.Request) (bool, error) {
+// takeInTx takes in a transaction of the caller's.
+func takeInTx(ctx context.Context, b *bundle, level sql.IsolationLevel, requests []ratelimit.Request) error {
 	tx, err := b.db.BeginTx(ctx, &sql.TxOptions{Isolation: level})
 	if err != nil {
-		return false, err
+		return err
 	}
 	defer func() { _ = tx.Rollback() }()
-	d, err := sqllimit.WithTx(b.limiter, tx).Take(ctx, request)
-	if err != nil || !d.Allowed {
-		return false, err
+	if err := sqllimit.WithTx(b.limiter, tx).Require(ctx, requests...); err != nil {
+		return err
 	}
-	return true, tx.Commit()
+	return tx.Commit()
 }
 
-func exactOutsideTransactions(t *testing.T, b *bundle) {
-	one, several := b.fifty.For("one"), []ratelimit.Request{b.fifty.For("a"), b.wide.For("b"), b.sliding.For("c").Cost(0.1)}
-	require.Equal(t, capacity, crowd(t, func(ctx context.Context) (bool, error) {
-		d, err := b.limiter.Take(ctx, one)
-		return d.Allowed, err
-	}))
-	require.Equal(t, capacity, crowd(t, func(ctx context.Context) (bool, error) {
-		d, err := b.limiter.Take(ctx, several...)
-		return d.Allowed, err
-	}))
-	require.InDelta(t, 5, b.tokens(t, several[2]), 1e-3, "nothing was taken for what was refused")
-	require.NoError(t, b.limiter.Close(t.Context()))
-}
-
-func exactOverShards(t *testing.T, b *bundle) {
-	require.Equal(t, capacity, crowd(t, func(ctx context.Context) (bool, error) {
-		for {
-			ok, err := takeOnce(ctx, b, sql.LevelReadCommitted, b.wide.For("ada"))
-			if err == nil || !ratelimit.IsRetryable(err) {
-				return ok, err
-			}
-		}
-	}))
-}
-
+// rollbackGivesBack rolls back to a savepoint of the caller's, and then the transaction, or commits it.
 func rollbackGivesBack(t *testing.T, b *bundle) {
 	ctx := t.Context()
-	tx := b.begin(t, sql.LevelDefault)
-	limits := sqllimit.WithTx(b.limiter, tx)
-	d, err := limits.Take(ctx, b.five.For("ada").Cost(3), b.windows.For("ada"), b.sliding.For("ada"))
-	require.NoError(t, err)
-	require.True(t, d.Allowed)
-	v, err := limits.Value(ctx, b.five.For("ada"))
-	require.NoError(t, err)
-	require.InDelta(t, 2, v.Tokens, 1e-3, "the transaction sees what it took")
-	require.NoError(t, tx.Rollback())
-	require.InDelta(t, 5, b.tokens(t, b.five.For("ada")), 0)
-	require.InDelta(t, 10, b.tokens(t, b.windows.For("ada")), 0)
-	require.InDelta(t, 10, b.tokens(t, b.sliding.For("ada")), 0)
-}
-
-func severalLimitsAllOrNothing(t *testing.T, b *bundle) {
-	ctx := t.Context()
-	tx := b.begin(t, sql.LevelDefault)
-	limits := sqllimit.WithTx(b.limiter, tx)
-	both := []ratelimit.Request{b.five.For("ada"), b.one.For("ada")}
-	d, err := limits.Take(ctx, both...)
-	require.NoError(t, err)
-	require.True(t, d.Allowed)
-	d, err = limits.Take(ctx, both...)
-	require.NoError(t, err)
-	require.False(t, d.Allowed)
-	require.Positive(t, d.RetryAfter)
-	require.NoError(t, tx.Commit())
-	require.InDelta(t, 4, b.tokens(t, b.five.For("ada")), 1e-3)
-	require.InDelta(t, 0, b.tokens(t, b.one.For("ada")), 1e-3)
+	for _, commit := range []bool{false, true} {
+		tx := b.begin(t, sql.LevelDefault)
+		limits := sqllimit.WithTx(b.limiter, tx)
+		execute := func(statement string) {
+			_, err := tx.ExecContext(ctx, statement)
+			require.NoError(t, err)
+		}
+		take := func() {
+			require.NoError(t, limits.Require(ctx, b.five.For("ada").Cost(2), b.windows.For("ada"), b.sliding.For("ada")))
+		}
+		take()
+		execute("SAVEPOINT mine")
+		take()
+		execute("ROLLBACK TO SAVEPOINT mine")
+		v, err := limits.Value(ctx, b.five.For("ada"))
+		require.NoError(t, err)
+		require.InDelta(t, 3, v.Tokens, 1e-3, "the transaction sees what it took")
+		taken := 0.0
+		if commit {
+			taken = 1
+			require.NoError(t, tx.Commit())
+		} else {
+			require.NoError(t, tx.Rollback())
+		}
+		require.InDelta(t, 5-2*taken, b.tokens(t, b.five.For("ada")), 1e-3)
+		require.InDelta(t, 10-taken, b.tokens(t, b.windows.For("ada")), 0)
+		require.InDelta(t, 10-taken, b.tokens(t, b.sliding.For("ada")), 0)
+	}
 }
 
 func refusalLeavesUsable(t *testing.T, b *bundle) {
 	ctx := t.Context()
+	odd := `a'da "\{},$1` + "é"
 	for name, requests := range map[string][]ratelimit.Request{
-		"one limit":       {b.one.For("ada")},
-		"several limits":  {b.one.For("bob"), b.five.For("bob")},
-		"several shards":  {b.wide.For("ada").Cost(50), b.five.For("eve")},
-		"a slidingwindow": {b.sliding.For("ada").Cost(10)},
-		"a calendar":      {b.days.For("ada").Cost(10)},
+		"one limit":        {b.one.For(odd)},
+		"several limits":   {b.one.For("bob"), b.five.For("bob")},
+		"several shards":   {b.wide.For("ada").Cost(50), b.five.For("eve")},
+		"a sliding window": {b.sliding.For("ada").Cost(10)},
+		"a calendar":       {b.days.For("ada").Cost(10)},
 	} {
 		tx := b.begin(t, sql.LevelSerializable)
 		limits := sqllimit.WithTx(b.limiter, tx)
-		for _, want := range []bool{true, false} {
-			d, err := limits.Take(ctx, requests...)
-			require.NoError(t, err, name)
-			require.Equal(t, want, d.Allowed, name)
-		}
+		require.NoError(t, limits.Require(ctx, requests...), name)
+		require.ErrorIs(t, limits.Require(ctx, requests...), ratelimit.ErrLimited, name)
+		require.ErrorIs(t, limits.Require(ctx, b.five.For("")), ratelimit.ErrInvalidKey)
+		require.ErrorIs(t, limits.Require(ctx, b.five.For("ada").Cost(6)), ratelimit.ErrCostExceedsCapacity)
+		require.ErrorIs(t, limits.Cancel(ctx, "3fa85f64-5717-4562-b3fc-2c963f66afa6"), ratelimit.ErrNotReserved)
+		require.ErrorIs(t, limits.Release(ctx, "nonsense"), ratelimit.ErrInvalidLease)
 		_, err := tx.ExecContext(ctx, `INSERT INTO public.messages (author) VALUES ($1)`, name)
 		require.NoError(t, err, name)
 		require.NoError(t, tx.Commit(), name)
 	}
 	require.Equal(t, 5, b.messages(t))
-}
-
-func badInputLeavesUsable(t *testing.T, b *bundle) {
-	ctx := t.Context()
-	tx := b.begin(t, sql.LevelDefault)
-	limits := sqllimit.WithTx(b.limiter, tx)
-	_, err := limits.Take(ctx, b.five.For(""))
-	require.ErrorIs(t, err, ratelimit.ErrInvalidKey)
-	_, err = limits.Take(ctx, b.five.For("ada").Cost(6))
-	require.ErrorIs(t, err, ratelimit.ErrCostExceedsCapacity)
-	require.ErrorIs(t, limits.Cancel(ctx, "3fa85f64-5717-4562-b3fc-2c963f66afa6"), ratelimit.ErrNotReserved)
-	require.ErrorIs(t, limits.Release(ctx, "nonsense"), ratelimit.ErrInvalidLease)
-	d, err := limits.Take(ctx, b.five.For(`a'da "\{},$1`+"é"))
-	require.NoError(t, err)
-	require.True(t, d.Allowed)
-	require.NoError(t, tx.Commit())
-	require.InDelta(t, 4, b.tokens(t, b.five.For(`a'da "\{},$1`+"é")), 1e-3)
-}
-
-func savepointOfTheCaller(t *testing.T, b *bundle) {
-	ctx := t.Context()
-	tx := b.begin(t, sql.LevelDefault)
-	limits := sqllimit.WithTx(b.limiter, tx)
-	take := func() {
-		d, err := limits.Take(ctx, b.five.For("ada"), b.fifty.For("ada"))
-		require.NoError(t, err)
-		require.True(t, d.Allowed)
-	}
-	take()
-	for _, statement := range []string{"SAVEPOINT mine", "", "ROLLBACK TO SAVEPOINT mine"} {
-		if statement == "" {
-			take()
-			continue
-		}
-		_, err := tx.ExecContext(ctx, statement)
-		require.NoError(t, err)
-	}
-	require.NoError(t, tx.Commit())
-	require.InDelta(t, 4, b.tokens(t, b.five.For("ada")), 1e-3)
+	require.InDelta(t, 0, b.tokens(t, b.one.For(odd)), 1e-3)
+	require.InDelta(t, 4, b.tokens(t, b.five.For("bob")), 1e-3)
 }
 
 func abortedTransaction(t *testing.T, b *bundle) {
 	ctx := t.Context()
-	for name, requests := range map[string][]ratelimit.Request{
-		"one limit": {b.five.For("ada")}, "several limits": {b.five.For("ada"), b.one.For("ada")}, "slots": {b.slots.For("ada")},
+	for name, call := range map[string]func(limits *ratelimit.Limiter) error{
+		"one limit":      func(limits *ratelimit.Limiter) error { return limits.Require(ctx, b.five.For("ada")) },
+		"several limits": func(limits *ratelimit.Limiter) error { return limits.Require(ctx, b.five.For("ada"), b.one.For("ada")) },
+		"slots":          func(limits *ratelimit.Limiter) error { _, err := limits.Acquire(ctx, b.slots.For("ada")); return err },
 	} {
 		tx := b.begin(t, sql.LevelDefault)
-		limits := sqllimit.WithTx(b.limiter, tx)
 		_, err := tx.ExecContext(ctx, `SELECT 1/0`)
 		require.Error(t, err, name)
-		if name == "slots" {
-			_, err = limits.Acquire(ctx, requests...)
-		} else {
-			_, err = limits.Take(ctx, requests...)
-		}
+		err = call(sqllimit.WithTx(b.limiter, tx))
 		var ofPgx *pgconn.PgError
 		require.ErrorAs(t, err, &ofPgx, name)
 		require.Equal(t, "25P02", ofPgx.Code, name)
@@ -223,77 +155,49 @@ func endedTransaction(t *testing.T, b *bundle) {
 	ctx := t.Context()
 	tx := b.begin(t, sql.LevelDefault)
 	limits := sqllimit.WithTx(b.limiter, tx)
-	_, err := limits.Take(ctx, b.five.For("ada"))
-	require.NoError(t, err)
+	require.NoError(t, limits.Require(ctx, b.five.For("ada")))
 	require.NoError(t, tx.Commit())
 	for range 2 {
-		_, err = limits.Take(ctx, b.five.For("ada"), b.one.For("ada"))
-		require.ErrorIs(t, err, sql.ErrTxDone)
-		_, err = sqllimit.WithTx(b.limiter, tx).Take(ctx, b.five.For("ada"))
-		require.ErrorIs(t, err, sql.ErrTxDone)
+		require.ErrorIs(t, limits.Require(ctx, b.five.For("ada"), b.one.For("ada")), sql.ErrTxDone)
+		require.ErrorIs(t, sqllimit.WithTx(b.limiter, tx).Require(ctx, b.five.For("ada")), sql.ErrTxDone)
 	}
 	require.InDelta(t, 4, b.tokens(t, b.five.For("ada")), 1e-3)
 }
 
+// endedContext ends the context of a call that waits for a row, or the context of its transaction. Then database/sql rolls the transaction
+// back, but must not use the call's connection at the same time.
 func endedContext(t *testing.T, b *bundle) {
-	holder := b.begin(t, sql.LevelDefault)
-	_, err := sqllimit.WithTx(b.limiter, holder).Take(t.Context(), b.five.For("ada"))
-	require.NoError(t, err)
-
-	tx := b.begin(t, sql.LevelDefault)
-	limits := sqllimit.WithTx(b.limiter, tx)
-	d, err := limits.Take(t.Context(), b.fifty.For("ada"))
-	require.NoError(t, err)
-	require.True(t, d.Allowed)
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error)
-	go func() {
-		_, err := limits.Take(ctx, b.five.For("ada"))
-		done <- err
-	}()
-	b.awaitWaiting(t)
-	cancel()
-	err = <-done
-	require.ErrorIs(t, err, context.Canceled)
-
-	hurried, err := sqllimit.New(b.db, ratelimit.Config{Timeout: time.Millisecond})
-	require.NoError(t, err)
-	_, err = hurried.Take(t.Context(), b.five.For("ada"))
-	require.ErrorIs(t, err, context.DeadlineExceeded)
-	require.NoError(t, holder.Rollback())
-	require.Error(t, tx.Commit(), "it can only be rolled back")
-	require.InDelta(t, 50, b.tokens(t, b.fifty.For("ada")), 0)
-	require.InDelta(t, 5, b.tokens(t, b.five.For("ada")), 0)
-}
-
-// endOfTheTransactionsContext ends the context of a transaction while a call of it waits for a row. database/sql rolls the
-// transaction back, but must not use the call's connection at the same time.
-func endOfTheTransactionsContext(t *testing.T, b *bundle) {
-	holder := b.begin(t, sql.LevelDefault)
-	_, err := sqllimit.WithTx(b.limiter, holder).Take(t.Context(), b.five.For("ada"))
-	require.NoError(t, err)
-
-	ctx, cancel := context.WithCancel(t.Context())
-	tx, err := b.db.BeginTx(ctx, nil)
-	require.NoError(t, err)
-	limits := sqllimit.WithTx(b.limiter, tx)
-	done := make(chan error)
-	go func() {
-		_, err := limits.Take(t.Context(), b.five.For("ada"), b.fifty.For("ada"))
-		done <- err
-	}()
-	b.awaitWaiting(t)
-	cancel()
-	require.NoError(t, holder.Rollback())
-	if err := <-done; err != nil { // it may have been between two statements
-		require.NotErrorIs(t, err, ratelimit.ErrInvalidConfig)
+	for _, ofCall := range []bool{true, false} {
+		holder := b.begin(t, sql.LevelDefault)
+		require.NoError(t, sqllimit.WithTx(b.limiter, holder).Require(t.Context(), b.five.For("ada")))
+		ctx, cancel := context.WithCancel(t.Context())
+		ofTx, ctxOfCall := t.Context(), ctx
+		if !ofCall {
+			ofTx, ctxOfCall = ctx, t.Context()
+		}
+		tx, err := b.db.BeginTx(ofTx, nil)
+		require.NoError(t, err)
+		limits := sqllimit.WithTx(b.limiter, tx)
+		require.NoError(t, limits.Require(t.Context(), b.fifty.For("ada")))
+		done := make(chan error, 1)
+		go func() { done <- limits.Require(ctxOfCall, b.five.For("ada"), b.fifty.For("ada")) }()
+		b.awaitWaiting(t)
+		cancel()
+		if ofCall {
+			require.ErrorIs(t, <-done, context.Canceled)
+			hurried, err := sqllimit.New(b.db, ratelimit.Config{Timeout: time.Millisecond})
+			require.NoError(t, err)
+			require.ErrorIs(t, hurried.Require(t.Context(), b.five.For("ada")), context.DeadlineExceeded)
+		}
+		require.NoError(t, holder.Rollback())
+		if !ofCall {
+			require.NotErrorIs(t, <-done, ratelimit.ErrInvalidConfig) // it may have been between two statements
+		}
+		require.Error(t, tx.Commit(), "it can only be rolled back")
+		require.InDelta(t, 50, b.tokens(t, b.fifty.For("ada")), 0)
+		require.InDelta(t, 5, b.tokens(t, b.five.For("ada")), 0)
 	}
-	require.Error(t, tx.Commit())
-	require.InDelta(t, 50, b.tokens(t, b.fifty.For("ada")), 0)
-	require.InDelta(t, 5, b.tokens(t, b.five.For("ada")), 0)
-	d, err := b.limiter.Take(t.Context(), b.five.For("ada"))
-	require.NoError(t, err)
-	require.True(t, d.Allowed)
+	require.NoError(t, b.limiter.Require(t.Context(), b.five.For("ada")))
 }
 
 // awaitWaiting waits until a session waits for a row.
@@ -315,16 +219,14 @@ func noTransaction(t *testing.T, b *bundle) {
 		"a nil *sql.Con": sqllimit.WithTx(b.limiter, (*sql.Conn)(nil)),
 		"what prepares":  sqllimit.WithTx(b.limiter, preparing{b.db}),
 	} {
-		_, err := limits.Take(ctx, b.five.For("ada"), b.one.For("ada"))
-		require.ErrorIs(t, err, ratelimit.ErrInvalidConfig, name)
-		_, err = limits.Reserve(ctx, b.five.For("ada"))
+		require.ErrorIs(t, limits.Require(ctx, b.five.For("ada"), b.one.For("ada")), ratelimit.ErrInvalidConfig, name)
+		_, err := limits.Reserve(ctx, b.five.For("ada"))
 		require.ErrorIs(t, err, ratelimit.ErrInvalidConfig, name)
 	}
 	_, err := sqllimit.New(nil, ratelimit.Config{})
 	require.ErrorIs(t, err, ratelimit.ErrInvalidConfig)
 	_, err = sqllimit.New(b.db, ratelimit.Config{SharedQueues: true})
 	require.ErrorIs(t, err, ratelimit.ErrInvalidConfig)
-	require.ErrorIs(t, sqllimit.InTx(ctx, b.limiter, nil), ratelimit.ErrInvalidRequest)
 	require.InDelta(t, 5, b.tokens(t, b.five.For("ada")), 0)
 }
 
@@ -336,6 +238,12 @@ func (r rewriting) ExecContext(ctx context.Context, query string, _ ...any) (sql
 	return r.Tx.ExecContext(ctx, query)
 }
 
+// preparing is a pool that prepares each statement, as GORM has with PrepareStmt.
+type preparing struct{ *sql.DB }
+
+// GetDBConn returns the pool.
+func (p preparing) GetDBConn() (*sql.DB, error) { return p.DB, nil }
+
 func connectionWithATransaction(t *testing.T, b *bundle) {
 	ctx := t.Context()
 	own, err := b.db.Conn(ctx)
@@ -345,9 +253,7 @@ func connectionWithATransaction(t *testing.T, b *bundle) {
 	for _, end := range []string{"ROLLBACK", "COMMIT"} {
 		_, err = own.ExecContext(ctx, "BEGIN")
 		require.NoError(t, err)
-		d, err := limits.Take(ctx, b.five.For("ada"), b.one.For("ada"))
-		require.NoError(t, err)
-		require.True(t, d.Allowed)
+		require.NoError(t, limits.Require(ctx, b.five.For("ada"), b.one.For("ada")))
 		_, err = own.ExecContext(ctx, end)
 		require.NoError(t, err)
 	}
@@ -357,17 +263,15 @@ func connectionWithATransaction(t *testing.T, b *bundle) {
 // nothingIsRunTwice loses a connection while the answer to a Take is awaited: the server has ended it after the row was changed.
 func nothingIsRunTwice(t *testing.T, b *bundle) {
 	ctx := t.Context()
-	_, err := b.limiter.Take(ctx, b.fifty.For("ada"))
-	require.NoError(t, err)
-	_, err = b.pool.Exec(ctx, `CREATE TABLE public.runs (n int);
-		CREATE SEQUENCE public.attempts;
+	require.NoError(t, b.limiter.Require(ctx, b.fifty.For("ada")))
+	_, err := b.pool.Exec(ctx, `CREATE SEQUENCE public.attempts;
 		CREATE FUNCTION public.ends() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
 			PERFORM nextval('public.attempts'), pg_terminate_backend(pg_backend_pid());
 			RETURN NEW;
 		END $$;
 		CREATE TRIGGER ends BEFORE UPDATE ON ratelimit.buckets FOR EACH ROW EXECUTE FUNCTION public.ends()`)
 	require.NoError(t, err)
-	_, err = b.limiter.Take(ctx, b.fifty.For("ada"))
+	err = b.limiter.Require(ctx, b.fifty.For("ada"))
 	require.Error(t, err)
 	require.NotErrorIs(t, err, ratelimit.ErrLimited)
 	var attempts int

@@ -6,7 +6,6 @@ import (
 	"net"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/lib/pq"
 	"github.com/lib/pq/pqerror"
@@ -19,27 +18,21 @@ import (
 )
 
 // dialing has lib/pq make connections with a function.
-type dialing func(ctx context.Context, network, address string) (net.Conn, error)
+type dialing struct {
+	pq.Dialer // is not used, because there is DialContext
 
-func (d dialing) Dial(network, address string) (net.Conn, error) {
-	return d(context.Background(), network, address)
-}
-
-func (d dialing) DialTimeout(network, address string, timeout time.Duration) (net.Conn, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), timeout)
-	defer cancel()
-	return d(ctx, network, address)
+	dial dial
 }
 
 func (d dialing) DialContext(ctx context.Context, network, address string) (net.Conn, error) {
-	return d(ctx, network, address)
+	return d.dial(ctx, network, address)
 }
 
-func openPQ(t testing.TB, url string, dial func(ctx context.Context, network, address string) (net.Conn, error)) *sql.DB {
+func openPQ(t testing.TB, url string, dial dial) *sql.DB {
 	t.Helper()
 	connector, err := pq.NewConnector(url)
 	require.NoError(t, err)
-	connector.Dialer(dialing(dial))
+	connector.Dialer(dialing{dial: dial})
 	return sql.OpenDB(connector)
 }
 
@@ -52,7 +45,7 @@ func TestPQ(t *testing.T) {
 func TestPQWithBinaryParameters(t *testing.T) {
 	t.Parallel()
 	testsize.Long(t, "runs the tests of TestPQ again")
-	run(t, testedDriver{Prepares: true, Open: func(t testing.TB, url string, dial func(ctx context.Context, network, address string) (net.Conn, error)) *sql.DB {
+	run(t, testedDriver{Prepares: true, Open: func(t testing.TB, url string, dial dial) *sql.DB {
 		t.Helper()
 		separator := "?"
 		if strings.Contains(url, separator) {

@@ -1,7 +1,6 @@
 package driver_test
 
 import (
-	"context"
 	"database/sql"
 	"math"
 	"testing"
@@ -14,57 +13,6 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/sqllimit"
 )
-
-func reservationsThroughTheirLife(t *testing.T, b *bundle) {
-	for _, inTx := range []bool{false, true} {
-		ctx, key := t.Context(), map[bool]string{false: "outside", true: "inside"}[inTx]
-		step := func(fn func(l *ratelimit.Limiter)) {
-			if !inTx {
-				fn(b.limiter)
-				return
-			}
-			tx := b.begin(t, sql.LevelSerializable)
-			fn(sqllimit.WithTx(b.limiter, tx))
-			require.NoError(t, tx.Commit())
-		}
-		want := func(tokens float64) { // owing gains some meanwhile, fifty does not
-			t.Helper()
-			require.InDelta(t, tokens, b.tokens(t, b.fifty.For(key)), 1e-3)
-		}
-		requests := []ratelimit.Request{b.fifty.For(key).Cost(10), b.owing.For(key).Cost(15)}
-		var first, second ratelimit.Reservation
-		step(func(l *ratelimit.Limiter) {
-			var err error
-			first, err = l.Reserve(ctx, requests...)
-			require.NoError(t, err)
-			require.True(t, first.Allowed)
-			require.Positive(t, first.Delay())
-		})
-		want(40)
-		step(func(l *ratelimit.Limiter) {
-			slot, err := l.Start(ctx, first.ID)
-			require.NoError(t, err)
-			require.Positive(t, slot.Wait)
-			require.NoError(t, l.Settle(ctx, first.ID, b.fifty.For(key).Cost(4)))
-			require.NoError(t, l.Settle(ctx, first.ID, b.fifty.For(key).Cost(4)), "again, which changes nothing")
-			require.ErrorIs(t, l.Cancel(ctx, first.ID), ratelimit.ErrReservationEnded)
-		})
-		want(46)
-		step(func(l *ratelimit.Limiter) {
-			slot, err := l.Renew(ctx, first.ID)
-			require.NoError(t, err)
-			require.Equal(t, first.ID, slot.ID)
-		})
-		step(func(l *ratelimit.Limiter) {
-			var err error
-			second, err = l.Reserve(ctx, b.fifty.For(key).Cost(1.5))
-			require.NoError(t, err)
-			require.NoError(t, l.Cancel(ctx, second.ID))
-			require.NoError(t, l.Cancel(ctx, first.ID))
-		})
-		want(46) // Renew paid for another attempt, and what that paid is back
-	}
-}
 
 // side is a limiter over database/sql or over pgx, on a database of its own, with a clock that the test sets.
 type side struct {
@@ -203,31 +151,10 @@ func reservingCalls(t *testing.T, limits limits, l *ratelimit.Limiter, key strin
 	started, err := l.Started(ctx, ids[0])
 	say(started, err)
 	say("settle", l.Settle(ctx, ids[0], owed[0].Cost(3.125)))
+	require.ErrorIs(t, l.Cancel(ctx, ids[0]), ratelimit.ErrReservationEnded)
 	slot, err = l.Renew(ctx, ids[0])
 	say([]any{slot.State, slot.Wait, slot.ReadyAt, slot.StaleAt}, err)
-}
-
-// sameBitsAsPgx takes costs that have no short text.
-func sameBitsAsPgx(t *testing.T, b *bundle) {
-	ctx := t.Context()
-	clock := time.Date(2031, time.March, 4, 5, 6, 7, 0, time.UTC)
-	odd := ratelimit.Define("odd", ratelimit.TokenBucket{Rate: 1e6 / 7, Period: 13 * time.Microsecond, Capacity: math.Nextafter(1e6, 0), MaxReserved: 1e11})
-	var rows [2][]string
-	for i, s := range sidesOf(t, b, &clock) {
-		cost := 1.0 / 3
-		for range 40 {
-			for _, call := range []func(context.Context, ...ratelimit.Request) error{s.limiter.Charge, s.limiter.Credit} {
-				require.NoError(t, call(ctx, odd.For("ada").Cost(cost), b.windows.For("ada").Cost(math.Pi/7)))
-			}
-			cost *= 1.9 + 1e-13
-			_, err := s.limiter.Reserve(ctx, odd.For("ada").Cost(math.Nextafter(min(cost, 1e6), 0)))
-			require.NoError(t, err)
-			_, err = s.limiter.Take(ctx, b.sliding.For("ada").Cost(0.1))
-			require.NoError(t, err)
-		}
-		rows[i] = s.rows(t)
-	}
-	require.Equal(t, rows[1], rows[0])
+	say("cancel", l.Cancel(ctx, ids[0]))
 }
 
 // roundTrips counts the round trips of calls in transactions. pgx's own driver needs the same number as pgx.
@@ -251,22 +178,13 @@ func roundTrips(t *testing.T, b *bundle) {
 		_, err := b.limiter.Take(ctx, requests...)
 		require.NoError(t, err)
 	}
-	got := []int{count(one), count(two), count(refused)}
-	alone := b.wire.Of(func() {
-		_, err := b.limiter.Take(ctx, one...)
-		require.NoError(t, err)
-	})
-	t.Logf("a Take in a transaction: %d round trips, of two limits %d, of two limits that is refused %d; alone: %d", got[0], got[1], got[2], alone)
-	if b.driver.IsPgx {
-		require.Equal(t, []int{1, 1, 2}, got)
-		require.Equal(t, 1, alone)
-		return
+	got := []int{count(one), count(two), count(refused), b.wire.Of(func() { require.NoError(t, b.limiter.Require(ctx, one...)) })}
+	switch {
+	case b.driver.IsPgx:
+		require.Equal(t, []int{1, 1, 2, 1}, got)
+	case b.driver.Prepares:
+		require.Equal(t, []int{1, 2, 3, 1}, got)
+	default:
+		require.Equal(t, []int{2, 3, 4, 2}, got)
 	}
-	if b.driver.Prepares {
-		require.Equal(t, []int{1, 2, 3}, got)
-		require.Equal(t, 1, alone)
-		return
-	}
-	require.Equal(t, []int{2, 3, 4}, got)
-	require.Equal(t, 2, alone)
 }

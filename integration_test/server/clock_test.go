@@ -3,7 +3,9 @@
 package server_test
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"sync"
@@ -13,6 +15,8 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgratelimit/pgratelimit/integration_test/internal/atonce"
+	"github.com/pgratelimit/pgratelimit/integration_test/internal/world"
 	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
 	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
@@ -58,12 +62,12 @@ func (a *application) drain(t *testing.T, s stepped, key string, inTx bool) (giv
 		var d ratelimit.Decision
 		var err error
 		if inTx {
-			err = a.limiter.InTx(t.Context(), func(tx pgx.Tx) (err error) {
-				d, err = take(a.limiter.WithTx(tx))
+			err = a.Limiter.InTx(t.Context(), func(tx pgx.Tx) (err error) {
+				d, err = take(a.Limiter.WithTx(tx))
 				return err
 			})
 		} else {
-			d, err = take(a.limiter)
+			d, err = take(a.Limiter)
 		}
 		require.NoError(t, err)
 		if !d.Allowed {
@@ -87,7 +91,7 @@ func TestAServersClockSteps(t *testing.T) {
 		return all
 	}
 	whole := map[string]int{"bucket": 10, "window": 10, "sliding": 10, "slots": 10}
-	limits := steppedLimits(one[time.Time](t, a.pool, `SELECT clock_timestamp()`))
+	limits := steppedLimits(one[time.Time](t, a.Pool, `SELECT clock_timestamp()`))
 	for i, step := range []struct {
 		ahead time.Duration
 		given map[string]int
@@ -124,7 +128,7 @@ type bucket struct {
 
 func (a *application) bucket(t *testing.T, limit ratelimit.Limit) (b bucket) {
 	t.Helper()
-	require.NoError(t, a.pool.QueryRow(t.Context(), `SELECT value, ts FROM ratelimit.buckets WHERE name = $1 AND key = 'key'`, limit.Name()).Scan(&b.value, &b.ts))
+	require.NoError(t, a.Pool.QueryRow(t.Context(), `SELECT value, ts FROM ratelimit.buckets WHERE name = $1 AND key = 'key'`, limit.Name()).Scan(&b.value, &b.ts))
 	return b
 }
 
@@ -135,14 +139,6 @@ func requireExactRefill(t *testing.T, before, after bucket, taken int) {
 	require.InDelta(t, before.value+float64(after.ts-before.ts)/1e3-float64(taken), after.value, 0.01)
 }
 
-// take takes one token, which there has to be.
-func (a *application) take(t *testing.T, request ratelimit.Request) {
-	t.Helper()
-	d, err := a.limiter.Take(t.Context(), request)
-	require.NoError(t, err)
-	require.True(t, d.Allowed)
-}
-
 // While the clock goes back and forth under a load, no instant is credited twice, and no more is given than comes by the latest time
 // that the clock has shown.
 func TestAServersClockJitters(t *testing.T) {
@@ -150,28 +146,26 @@ func TestAServersClockJitters(t *testing.T) {
 	testsize.Long(t, "servers of its own")
 	_, a, clock := startClocked(t)
 	tight := ratelimit.Define("tight", ratelimit.TokenBucket{Rate: 20, Period: time.Second})
-	a.take(t, steady.For("key").Cost(5e8))
+	require.NoError(t, a.Limiter.Require(t.Context(), steady.For("key").Cost(5e8)))
 	before := a.bucket(t, steady)
-	made, err := a.limiter.Take(t.Context(), tight.For("key")) // before the clock goes back
+	made, err := a.Limiter.Take(t.Context(), tight.For("key")) // before the clock goes back
 	require.NoError(t, err)
 	first := made.At
 
 	ctx, stop := context.WithCancel(t.Context())
-	var callers sync.WaitGroup
 	var mu sync.Mutex
-	taken, given, refused, latest, failed := 0, 1, 0, first, error(nil)
-	for range workers {
-		callers.Go(func() {
+	taken, given, refused, latest := 0, 1, 0, first
+	called := make(chan error, 1)
+	go func() {
+		called <- atonce.Do(workers, func(int) error {
 			for ctx.Err() == nil {
-				d, err := a.limiter.Take(t.Context(), steady.For("key"))
-				tightly, errTight := a.limiter.Take(t.Context(), tight.For("key"))
-				mu.Lock()
-				switch {
-				case err != nil || errTight != nil || !d.Allowed:
-					failed = fmt.Errorf("%+v: %w, %w", d, err, errTight)
-				default:
-					taken++
+				err := a.Limiter.Require(t.Context(), steady.For("key"))
+				tightly, errTight := a.Limiter.Take(t.Context(), tight.For("key"))
+				if err := errors.Join(err, errTight); err != nil {
+					return err
 				}
+				mu.Lock()
+				taken++
 				if tightly.Allowed {
 					given++
 				} else {
@@ -182,14 +176,15 @@ func TestAServersClockJitters(t *testing.T) {
 				}
 				mu.Unlock()
 			}
+			return nil
 		})
-	}
+	}()
 	back, last := 0, first
 	ahead := 200 * time.Millisecond
-	eventually(t, "the clock has stepped back often, and callers were refused", func() bool {
+	world.Eventually(t, "the clock has stepped back often, and callers were refused", func() bool {
 		clock.Set(t, ahead)
 		ahead = -ahead
-		now := one[time.Time](t, a.pool, `SELECT clock_timestamp()`)
+		now := one[time.Time](t, a.Pool, `SELECT clock_timestamp()`)
 		if now.Before(last) {
 			back++
 		}
@@ -199,11 +194,9 @@ func TestAServersClockJitters(t *testing.T) {
 		return back >= 20 && refused >= 100 && given > 40
 	})
 	stop()
-	callers.Wait()
-	require.NoError(t, failed)
+	require.NoError(t, <-called)
 	requireExactRefill(t, before, a.bucket(t, steady), taken)
 	require.LessOrEqual(t, float64(given), 20+20*latest.Sub(first).Seconds())
-	t.Logf("%d steps back under %d calls; %d of %d were given", back, taken+given+refused, given, given+refused)
 }
 
 // A standby whose clock is behind takes over. It credits nothing twice; a bucket gains nothing until the clock reaches the old
@@ -215,7 +208,7 @@ func TestAPromotedServersClockIsBehind(t *testing.T) {
 	behind := postgrestest.NewClock(t)
 	behind.Set(t, -50*time.Second)
 	standby := connect(t, server.StartStandby(t, postgrestest.Options{Env: behind.Env()}).URL())
-	primary.take(t, steady.For("key").Cost(5e8))
+	require.NoError(t, primary.Limiter.Require(t.Context(), steady.For("key").Cost(5e8)))
 	before := primary.bucket(t, steady)
 	awaitReplay(t, primary, standby)
 	require.NoError(t, server.Stop(t.Context(), postgrestest.Fast))
@@ -223,23 +216,102 @@ func TestAPromotedServersClockIsBehind(t *testing.T) {
 	standby.awaitServer(t)
 
 	for range 3 {
-		standby.take(t, steady.For("key"))
+		require.NoError(t, standby.Limiter.Require(t.Context(), steady.For("key")))
 	}
 	after := standby.bucket(t, steady)
 	requireExactRefill(t, before, after, 3)
 
 	behind.Set(t, time.Minute)
-	standby.take(t, steady.For("key"))
+	require.NoError(t, standby.Limiter.Require(t.Context(), steady.For("key")))
 	caughtUp := standby.bucket(t, steady)
 	requireExactRefill(t, after, caughtUp, 1)
 	require.GreaterOrEqual(t, caughtUp.ts-before.ts, (50 * time.Second).Microseconds())
 
 	behind.Set(t, -time.Hour) // further than clocks of two servers differ
-	standby.take(t, steady.For("key"))
+	require.NoError(t, standby.Limiter.Require(t.Context(), steady.For("key")))
 	mended := standby.bucket(t, steady)
 	require.InDelta(t, caughtUp.value-1, mended.value, 0.01, "the way back brings nothing")
 	require.Less(t, mended.ts, caughtUp.ts-(50*time.Minute).Microseconds(), "and it does not wait for the hour")
 	behind.Set(t, -time.Hour+time.Minute)
-	standby.take(t, steady.For("key"))
+	require.NoError(t, standby.Limiter.Require(t.Context(), steady.For("key")))
 	requireExactRefill(t, mended, standby.bucket(t, steady), 1)
+}
+
+// A call waits for a row for days, and the transaction that holds the row takes from it at the beginning and at the end. The call
+// began long before the row's ts, but must not treat that ts as a wrong clock. The tokens that arrived between the two takes count
+// once.
+func TestWhoWaitsForDaysCreditsNothingTwice(t *testing.T) {
+	t.Parallel()
+	testsize.Long(t, "servers of its own")
+	_, a, clock := startClocked(t)
+	const capacity, wait = 10, 41 * time.Hour // which fills every limit, and is two windows long
+	beside := ratelimit.Define("beside", ratelimit.TokenBucket{Rate: 1000, Period: time.Second})
+	var began time.Time
+	type call func(ctx context.Context, l *ratelimit.Limiter, r ratelimit.Request) error
+	acquire := func(ctx context.Context, l *ratelimit.Limiter, r ratelimit.Request) error {
+		lease, err := l.Acquire(ctx, r)
+		return cmp.Or(err, lease.Err())
+	}
+	take := func(ctx context.Context, l *ratelimit.Limiter, r ratelimit.Request) error { return l.Require(ctx, r) }
+	calls := map[string]call{
+		"Take": take,
+		"Several": func(ctx context.Context, l *ratelimit.Limiter, r ratelimit.Request) error {
+			return l.Require(ctx, r, beside.For("all"))
+		},
+		"Charge": func(ctx context.Context, l *ratelimit.Limiter, r ratelimit.Request) error { return l.Charge(ctx, r) },
+		"CreditTaken": func(ctx context.Context, l *ratelimit.Limiter, r ratelimit.Request) error {
+			return l.CreditTaken(ctx, began, r)
+		},
+	}
+	ahead := time.Duration(0)
+	for kind, s := range steppedLimits(one[time.Time](t, a.Pool, `SELECT clock_timestamp()`)) {
+		hold, ways := take, calls
+		if kind == "slots" {
+			hold, ways = acquire, map[string]call{"Acquire": acquire}
+		}
+		for way, call := range ways {
+			for _, level := range []pgx.TxIsoLevel{"", pgx.ReadCommitted, pgx.Serializable} {
+				t.Run(fmt.Sprint(kind, "/", way, "/", level), func(t *testing.T) { // one after the other: they share the clock
+					request := s.limit.For(t.Name())
+					began = one[time.Time](t, a.Pool, `SELECT clock_timestamp()`)
+					holder, err := a.Pool.Begin(t.Context())
+					require.NoError(t, err)
+					require.NoError(t, hold(t.Context(), a.Limiter.WithTx(holder), request))
+					waited := make(chan error, 1)
+					go func() {
+						waited <- a.at(t.Context(), level, func(l *ratelimit.Limiter) error { return call(t.Context(), l, request) })
+					}()
+					world.Eventually(t, "the call waits for the row", func() bool {
+						return a.Count(t, `SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'`) == 1
+					})
+					ahead += wait
+					clock.Set(t, ahead)
+					require.NoError(t, hold(t.Context(), a.Limiter.WithTx(holder), request))
+					require.NoError(t, holder.Commit(t.Context()))
+					require.NoError(t, <-waited)
+					left := capacity - 2
+					switch {
+					case way == "CreditTaken" && kind == "bucket":
+						left = capacity
+					case way == "CreditTaken": // of a window that has ended meanwhile
+						left = capacity - 1
+					}
+					require.Equal(t, left, a.drain(t, s, t.Name(), false))
+				})
+			}
+		}
+	}
+}
+
+// at runs call in a transaction of the isolation level, which is made again after a conflict, or in none.
+func (a *application) at(ctx context.Context, level pgx.TxIsoLevel, call func(*ratelimit.Limiter) error) error {
+	if level == "" {
+		return call(a.Limiter)
+	}
+	for {
+		err := pgx.BeginTxFunc(ctx, a.Pool, pgx.TxOptions{IsoLevel: level}, func(tx pgx.Tx) error { return call(a.Limiter.WithTx(tx)) })
+		if sqlstate(err) != "40001" {
+			return err
+		}
+	}
 }

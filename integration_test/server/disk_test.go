@@ -10,9 +10,11 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgratelimit/pgratelimit/integration_test/internal/world"
 	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
 	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
@@ -52,28 +54,27 @@ func TestADiskThatIsFull(t *testing.T) {
 	free := fill(t, disk)
 	a.requireNoRoomForData(t)
 	free()
-	a.exec(t, `DELETE FROM ratelimit.buckets WHERE starts_with(key, 'long')`)
+	a.Exec(t, `DELETE FROM ratelimit.buckets WHERE starts_with(key, 'long')`)
 	require.NoError(t, a.do(t.Context(), workers, 1))
 	a.requireWhole(t)
 
 	l := a.startLoad(t)
 	l.awaitAcks(t, 5)
 	free = fill(t, disk)
-	eventually(t, "the log finds no room, and the server stops", func() bool {
-		_, err := a.pool.Exec(t.Context(), `SELECT pg_switch_wal()`)
-		return err != nil && a.pool.Ping(t.Context()) != nil
+	world.Eventually(t, "the log finds no room, and the server stops", func() bool {
+		_, err := a.Pool.Exec(t.Context(), `SELECT pg_switch_wal()`)
+		return err != nil && a.Pool.Ping(t.Context()) != nil
 	})
 	server.AwaitStop(t)
-	_, err = a.limiter.Take(t.Context(), sent.For("ada"))
+	_, err = a.Limiter.Take(t.Context(), sent.For("ada"))
 	require.Error(t, err)
 	require.NotErrorIs(t, err, ratelimit.ErrLimited)
 	l.finish()
 	free()
 	require.NoError(t, server.Restart(t.Context()))
 	a.awaitServer(t)
-	left := a.requireWhole(t)
+	a.requireWhole(t)
 	require.Zero(t, l.requireSuffixLost(t, a, l.acks()))
-	t.Logf("%d pieces of work, %d unknown, and nothing lost", left, l.unknown.Load())
 	require.NoError(t, a.do(t.Context(), workers, 2))
 }
 
@@ -84,20 +85,20 @@ func (a *application) requireNoRoomForData(t *testing.T) {
 	admitted := 0
 	var err error
 	for ; admitted < most && err == nil; admitted++ {
-		_, err = a.limiter.Take(t.Context(), sent.For(longKey(admitted)))
+		_, err = a.Limiter.Take(t.Context(), sent.For(longKey(admitted)))
 	}
 	require.Equal(t, "53100", sqlstate(err), "%v", err)
 	require.True(t, ratelimit.IsUndecided(err))
 	admitted-- // the failed call
 	for name, call := range map[string]func(context.Context) error{
-		"Take": func(ctx context.Context) error { _, err := a.limiter.Take(ctx, sent.For(longKey(most))); return err },
+		"Take": func(ctx context.Context) error { _, err := a.Limiter.Take(ctx, sent.For(longKey(most))); return err },
 		"TakeSeveral": func(ctx context.Context) error {
-			_, err := a.limiter.Take(ctx, sent.For("0"), sent.For(longKey(most)))
+			_, err := a.Limiter.Take(ctx, sent.For("0"), sent.For(longKey(most)))
 			return err
 		},
-		"Reserve": func(ctx context.Context) error { _, err := a.limiter.Reserve(ctx, sent.For(longKey(most))); return err },
+		"Reserve": func(ctx context.Context) error { _, err := a.Limiter.Reserve(ctx, sent.For(longKey(most))); return err },
 		"Acquire": func(ctx context.Context) error {
-			_, err := a.limiter.Acquire(ctx, slots.For(longKey(most)))
+			_, err := a.Limiter.Acquire(ctx, ratelimit.Define("slots", ratelimit.Concurrency{Most: 3, Lease: time.Hour}).For(longKey(most)))
 			return err
 		},
 	} {
@@ -105,9 +106,9 @@ func (a *application) requireNoRoomForData(t *testing.T) {
 		require.Equal(t, "53100", sqlstate(err), "%s: %v", name, err)
 		require.NotErrorIs(t, err, ratelimit.ErrLimited, name)
 	}
-	require.Equal(t, admitted, one[int](t, a.pool, `SELECT count(*) FROM ratelimit.buckets WHERE starts_with(key, 'long')`))
-	require.Equal(t, 1, one[int](t, a.pool, `SELECT count(*) FROM ratelimit.reservations`))
-	d, err := a.limiter.Take(t.Context(), sent.For("the first call"))
+	require.Equal(t, admitted, one[int](t, a.Pool, `SELECT count(*) FROM ratelimit.buckets WHERE starts_with(key, 'long')`))
+	require.Equal(t, 1, one[int](t, a.Pool, `SELECT count(*) FROM ratelimit.reservations`))
+	d, err := a.Limiter.Take(t.Context(), sent.For("the first call"))
 	require.NoError(t, err, "its row is there")
 	require.True(t, d.Allowed)
 }

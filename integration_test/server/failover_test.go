@@ -5,135 +5,49 @@ package server_test
 import (
 	"context"
 	"net/url"
-	"os"
-	"path/filepath"
 	"syscall"
 	"testing"
-	"time"
 
-	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgratelimit/pgratelimit/integration_test/internal/world"
 	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
 	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// slots are for the verbs on leases.
-var slots = ratelimit.Define("slots", ratelimit.Concurrency{Most: 3, Lease: time.Hour})
-
 // replicated are settings with which a standby that does not answer stays connected, for as long as a busy machine takes.
 var replicated = map[string]string{"synchronous_commit": "on", "wal_sender_timeout": "0", "wal_receiver_timeout": "0"}
-
-// writing returns every call that writes, on the reservation and the lease, which are open.
-func writing(reservation, lease string) map[string]func(context.Context, *ratelimit.Limiter) error {
-	request := sent.For("ada")
-	inTx := func(ctx context.Context, l *ratelimit.Limiter) error {
-		return l.InTx(ctx, func(tx pgx.Tx) error {
-			_, err := l.WithTx(tx).Take(ctx, request)
-			return err
-		})
-	}
-	return map[string]func(context.Context, *ratelimit.Limiter) error{
-		"Take": func(ctx context.Context, l *ratelimit.Limiter) error { _, err := l.Take(ctx, request); return err },
-		"TakeNew": func(ctx context.Context, l *ratelimit.Limiter) error {
-			_, err := l.Take(ctx, sent.For("new"))
-			return err
-		},
-		"TakeSeveral": func(ctx context.Context, l *ratelimit.Limiter) error {
-			_, err := l.Take(ctx, request, reserved.For("ada"))
-			return err
-		},
-		"TakeUpTo": func(ctx context.Context, l *ratelimit.Limiter) error {
-			_, _, err := l.TakeUpTo(ctx, 3, request)
-			return err
-		},
-		"Reserve":     func(ctx context.Context, l *ratelimit.Limiter) error { _, err := l.Reserve(ctx, request); return err },
-		"Reset":       func(ctx context.Context, l *ratelimit.Limiter) error { return l.Reset(ctx, request) },
-		"Credit":      func(ctx context.Context, l *ratelimit.Limiter) error { return l.Credit(ctx, request) },
-		"CreditTaken": func(ctx context.Context, l *ratelimit.Limiter) error { return l.CreditTaken(ctx, time.Now(), request) },
-		"Charge":      func(ctx context.Context, l *ratelimit.Limiter) error { return l.Charge(ctx, request) },
-		"Settle": func(ctx context.Context, l *ratelimit.Limiter) error {
-			return l.Settle(ctx, reservation, request.Cost(2))
-		},
-		"Cancel": func(ctx context.Context, l *ratelimit.Limiter) error { return l.Cancel(ctx, reservation) },
-		"Start":  func(ctx context.Context, l *ratelimit.Limiter) error { _, err := l.Start(ctx, reservation); return err },
-		"Started": func(ctx context.Context, l *ratelimit.Limiter) error {
-			_, err := l.Started(ctx, reservation)
-			return err
-		},
-		"Renew": func(ctx context.Context, l *ratelimit.Limiter) error { _, err := l.Renew(ctx, reservation); return err },
-		"Acquire": func(ctx context.Context, l *ratelimit.Limiter) error {
-			_, err := l.Acquire(ctx, slots.For("ada"))
-			return err
-		},
-		"RenewLease": func(ctx context.Context, l *ratelimit.Limiter) error { _, err := l.RenewLease(ctx, lease); return err },
-		"Release":    func(ctx context.Context, l *ratelimit.Limiter) error { return l.Release(ctx, lease) },
-		"Prune":      func(ctx context.Context, l *ratelimit.Limiter) error { _, err := l.Prune(ctx, sent); return err },
-		"Expire":     func(ctx context.Context, l *ratelimit.Limiter) error { _, err := l.Expire(ctx); return err },
-		"InTx":       inTx,
-	}
-}
-
-// requireReadOnly checks that on a read-only server each call that writes fails with an error that says what to do, and that calls
-// that read work.
-func requireReadOnly(t *testing.T, limiter *ratelimit.Limiter, reservation, lease string) {
-	t.Helper()
-	for name, call := range writing(reservation, lease) {
-		err := call(t.Context(), limiter)
-		require.Error(t, err, name)
-		require.NotErrorIs(t, err, ratelimit.ErrLimited, name)
-		require.NotErrorIs(t, err, ratelimit.ErrCommitUnknown, name)
-		require.True(t, ratelimit.IsUndecided(err), "%s: %v", name, err)
-		require.Contains(t, []string{"25006", "0A000"}, sqlstate(err), "%s: %v", name, err) // 0A000 at SERIALIZABLE
-		require.ErrorContains(t, err, "target_session_attrs=read-write", name)
-	}
-	d, err := limiter.Check(t.Context(), sent.For("ada"))
-	require.NoError(t, err)
-	require.True(t, d.Allowed)
-	_, err = limiter.Value(t.Context(), sent.For("ada"))
-	require.NoError(t, err)
-}
-
-// open returns a reservation and a lease that are open.
-func (a *application) open(t *testing.T) (reservation, lease string) {
-	t.Helper()
-	r, err := a.limiter.Reserve(t.Context(), reserved.For("open"))
-	require.NoError(t, err)
-	held, err := a.limiter.Acquire(t.Context(), slots.For("ada"))
-	require.NoError(t, err)
-	return r.ID, held.ID
-}
 
 // rows returns all that the limiter keeps, and the work, as text.
 func (a *application) rows(t *testing.T) string {
 	t.Helper()
-	return one[string](t, a.pool, `SELECT concat_ws(' ', (SELECT string_agg(b::text, ' ' ORDER BY name, key) FROM ratelimit.buckets b),
+	return one[string](t, a.Pool, `SELECT concat_ws(' ', (SELECT string_agg(b::text, ' ' ORDER BY name, key) FROM ratelimit.buckets b),
 		(SELECT string_agg(r::text, ' ' ORDER BY id) FROM ratelimit.reservations r), (SELECT count(*) FROM public.work))`)
 }
 
 // awaitReplay returns when the standby shows what the primary has committed.
 func awaitReplay(t *testing.T, primary, standby *application) {
 	t.Helper()
-	position := one[string](t, primary.pool, `SELECT pg_current_wal_lsn()::text`)
-	eventually(t, "the standby has it", func() bool {
-		return one[bool](t, standby.pool, `SELECT pg_last_wal_replay_lsn() >= $1::text::pg_lsn`, position)
+	position := one[string](t, primary.Pool, `SELECT pg_current_wal_lsn()::text`)
+	world.Eventually(t, "the standby has it", func() bool {
+		return one[bool](t, standby.Pool, `SELECT pg_last_wal_replay_lsn() >= $1::text::pg_lsn`, position)
 	})
 }
 
 // promote makes a primary of the standby, and returns when it is one.
 func (a *application) promote(t *testing.T) {
 	t.Helper()
-	require.True(t, one[bool](t, a.pool, `SELECT pg_promote(true, 180)`))
+	require.True(t, one[bool](t, a.Pool, `SELECT pg_promote(true, 180)`))
 }
 
 // stall stops the process of the server that sends its log to the standby, until goOn is called.
 func (a *application) stall(t *testing.T) (goOn func()) {
 	t.Helper()
 	var sender int
-	eventually(t, "the standby is connected", func() bool {
-		return a.pool.QueryRow(t.Context(), `SELECT pid FROM pg_stat_replication WHERE state = 'streaming'`).Scan(&sender) == nil
+	world.Eventually(t, "the standby is connected", func() bool {
+		return a.Pool.QueryRow(t.Context(), `SELECT pid FROM pg_stat_replication WHERE state = 'streaming'`).Scan(&sender) == nil
 	})
 	require.NoError(t, syscall.Kill(sender, syscall.SIGSTOP))
 	goOn = func() { _ = syscall.Kill(sender, syscall.SIGCONT) }
@@ -163,22 +77,14 @@ func portOf(t *testing.T, pool *pgxpool.Pool) uint16 {
 	return port
 }
 
-// A standby rejects writes and answers reads. If a lagging standby is promoted, it has lost the last transactions, each as a whole.
+// If a lagging standby is promoted, it has lost the last transactions, each as a whole.
 // Programs move from the old primary, once it is read-only, to the new one, without closing connections themselves.
 func TestAReplicaThatLagsIsPromoted(t *testing.T) {
 	t.Parallel()
 	testsize.Long(t, "servers of its own")
 	server, primary := startServer(t, postgrestest.Options{Settings: replicated})
-	reservation, lease := primary.open(t)
 	standbyServer := server.StartStandby(t, postgrestest.Options{})
 	standby := connect(t, standbyServer.URL())
-	awaitReplay(t, primary, standby)
-	before := standby.rows(t)
-	requireReadOnly(t, standby.limiter, reservation, lease)
-	require.Equal(t, before, standby.rows(t))
-	require.NoError(t, primary.limiter.Cancel(t.Context(), reservation))
-	primary.exec(t, `TRUNCATE public.work, ratelimit.buckets, ratelimit.reservations`)
-
 	clients := connect(t, both(t, server.URL(), standbyServer.URL()))
 	l := clients.startLoad(t)
 	l.awaitAcks(t, 10)
@@ -187,37 +93,33 @@ func TestAReplicaThatLagsIsPromoted(t *testing.T) {
 	goOn := primary.stall(t)
 	l.awaitAcks(t, 10)
 	l.finish()
-	old := portOf(t, clients.pool)
-	require.Equal(t, primary.pool.Config().ConnConfig.Port, old)
+	old := portOf(t, clients.Pool)
+	require.Equal(t, primary.Pool.Config().ConnConfig.Port, old)
 
 	// Fenced off: nothing is written any more, and its sessions stay.
-	primary.exec(t, `ALTER SYSTEM SET default_transaction_read_only = on`)
-	primary.exec(t, `SELECT pg_reload_conf()`)
-	eventually(t, "each session is read-only", func() bool { return isReadOnly(t, clients.pool) && isReadOnly(t, primary.pool) })
+	primary.Exec(t, `ALTER SYSTEM SET default_transaction_read_only = on`)
+	primary.Exec(t, `SELECT pg_reload_conf()`)
+	world.Eventually(t, "each session is read-only", func() bool { return isReadOnly(t, clients.Pool) && isReadOnly(t, primary.Pool) })
 	fenced := primary.rows(t)
-	held, err := clients.pool.Acquire(t.Context()) // another caller's, of the same pool
+	held, err := clients.Pool.Acquire(t.Context()) // another caller's, of the same pool
 	require.NoError(t, err)
 	defer held.Release()
-	_, err = clients.limiter.Take(t.Context(), sent.For("ada"))
+	_, err = clients.Limiter.Take(t.Context(), sent.For("ada"))
 	require.Equal(t, "25006", sqlstate(err), "%v", err)
 	require.ErrorContains(t, err, "target_session_attrs=read-write")
 	require.NoError(t, held.Ping(t.Context()), "a connection that somebody has is left alone")
 
 	standby.promote(t)
-	eventually(t, "the programs reach the new primary", func() bool {
-		d, err := clients.limiter.Take(t.Context(), sent.For("the first call"))
-		return err == nil && d.Allowed
+	world.Eventually(t, "the programs reach the new primary", func() bool {
+		return clients.Limiter.Require(t.Context(), sent.For("the first call")) == nil
 	})
 	require.NoError(t, clients.do(t.Context(), workers, 0))
-	require.Equal(t, standby.pool.Config().ConnConfig.Port, portOf(t, clients.pool))
+	require.Equal(t, standby.Pool.Config().ConnConfig.Port, portOf(t, clients.Pool))
 	require.Equal(t, fenced, primary.rows(t), "nothing was written there")
 	goOn()
 
-	left := standby.requireWhole(t)
-	lost := l.requireSuffixLost(t, standby, certain)
-	require.Positive(t, lost, "the standby lagged")
-	t.Logf("%d pieces of work are left, %d that were acknowledged are lost", left, lost)
-	requireStaysReadOnly(t, server, primary)
+	standby.requireWhole(t)
+	require.Positive(t, l.requireSuffixLost(t, standby, certain), "the standby lagged")
 }
 
 // isReadOnly reports whether the pool has only sessions on which nothing can be written.
@@ -234,22 +136,6 @@ func isReadOnly(t *testing.T, pool *pgxpool.Pool) bool {
 	return all
 }
 
-// requireStaysReadOnly makes the old primary a standby without a primary, which is read-only as well.
-func requireStaysReadOnly(t *testing.T, server *postgrestest.Server, old *application) {
-	t.Helper()
-	require.NoError(t, server.Stop(t.Context(), postgrestest.Fast))
-	disk, err := server.Disk()
-	require.NoError(t, err)
-	require.NoError(t, os.WriteFile(filepath.Join(disk, "data", "standby.signal"), nil, 0o600))
-	require.NoError(t, server.Restart(t.Context()))
-	old.pool.Reset()
-	require.True(t, one[bool](t, old.pool, `SELECT pg_is_in_recovery()`))
-	before := old.rows(t)
-	_, err = old.limiter.Take(t.Context(), sent.For("ada"))
-	require.Equal(t, "25006", sqlstate(err), "%v", err)
-	require.Equal(t, before, old.rows(t))
-}
-
 // With a synchronous standby nothing that was acknowledged is lost. While the standby does not answer, a commit waits; the call's
 // end leaves its outcome open, and it is charged. Who needs no commit is not kept waiting.
 func TestASynchronousStandby(t *testing.T) {
@@ -258,10 +144,10 @@ func TestASynchronousStandby(t *testing.T) {
 	server, primary := startServer(t, postgrestest.Options{Settings: replicated})
 	standbyServer := server.StartStandby(t, postgrestest.Options{})
 	standby := connect(t, standbyServer.URL())
-	primary.exec(t, `ALTER SYSTEM SET synchronous_standby_names = '*'`)
-	primary.exec(t, `SELECT pg_reload_conf()`)
-	eventually(t, "the standby is synchronous", func() bool {
-		return one[int](t, primary.pool, `SELECT count(*) FROM pg_stat_replication WHERE sync_state = 'sync'`) == 1
+	primary.Exec(t, `ALTER SYSTEM SET synchronous_standby_names = '*'`)
+	primary.Exec(t, `SELECT pg_reload_conf()`)
+	world.Eventually(t, "the standby is synchronous", func() bool {
+		return one[int](t, primary.Pool, `SELECT count(*) FROM pg_stat_replication WHERE sync_state = 'sync'`) == 1
 	})
 	requireStalledIsUnknown(t, primary)
 
@@ -270,12 +156,11 @@ func TestASynchronousStandby(t *testing.T) {
 	require.NoError(t, server.Stop(t.Context(), postgrestest.Kill))
 	l.finish()
 	standby.promote(t)
-	standby.exec(t, `ALTER SYSTEM RESET synchronous_standby_names`) // it has the setting of its primary, and no standby
-	standby.exec(t, `SELECT pg_reload_conf()`)
+	standby.Exec(t, `ALTER SYSTEM RESET synchronous_standby_names`) // it has the setting of its primary, and no standby
+	standby.Exec(t, `SELECT pg_reload_conf()`)
 	standby.awaitServer(t)
-	left := standby.requireWhole(t)
+	standby.requireWhole(t)
 	require.Zero(t, l.requireSuffixLost(t, standby, l.acks()))
-	t.Logf("%d pieces of work, %d unknown, and nothing lost", left, l.unknown.Load())
 	require.NoError(t, standby.do(t.Context(), workers, 0))
 }
 
@@ -283,13 +168,13 @@ func TestASynchronousStandby(t *testing.T) {
 func requireStalledIsUnknown(t *testing.T, primary *application) {
 	t.Helper()
 	require.NoError(t, primary.do(t.Context(), workers, 1))
-	local := connect(t, primary.pool.Config().ConnString(), func(c *pgxpool.Config) {
+	local := connect(t, primary.Pool.Config().ConnString(), func(c *pgxpool.Config) {
 		c.ConnConfig.RuntimeParams["synchronous_commit"] = "local" // waits for no standby
 		c.ConnConfig.RuntimeParams["application_name"] = "local"
 	})
 	waiting := func(n int) func() bool {
 		return func() bool {
-			return one[int](t, local.pool, `SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep' AND backend_type = 'client backend'`) == n
+			return one[int](t, local.Pool, `SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep' AND backend_type = 'client backend'`) == n
 		}
 	}
 	goOn := primary.stall(t)
@@ -297,29 +182,23 @@ func requireStalledIsUnknown(t *testing.T, primary *application) {
 	defer cancel()
 	worked, took := make(chan error, 1), make(chan error, 1)
 	go func() { worked <- primary.do(ctx, workers, 2) }()
-	eventually(t, "the transaction waits for the standby", waiting(1))
-	go func() {
-		_, err := primary.limiter.Take(ctx, sent.For("the first call"))
-		took <- err
-	}()
-	eventually(t, "the call waits for the standby", waiting(2))
+	world.Eventually(t, "the transaction waits for the standby", waiting(1))
+	go func() { took <- primary.Limiter.Require(ctx, sent.For("the first call")) }()
+	world.Eventually(t, "the call waits for the standby", waiting(2))
 
 	// Callers that do not wait for the standby are not delayed, unless they need the same rows.
-	d, err := local.limiter.Take(t.Context(), sent.For("another"))
+	require.NoError(t, local.Limiter.Require(t.Context(), sent.For("another")))
+	_, err := primary.Limiter.Check(t.Context(), sent.For("2"))
 	require.NoError(t, err)
-	require.True(t, d.Allowed)
-	d, err = primary.limiter.Check(t.Context(), sent.For("2"))
-	require.NoError(t, err)
-	require.True(t, d.Allowed)
 
 	cancel()
 	require.ErrorIs(t, <-took, context.Canceled, "which leaves open whether it took")
 	err = <-worked
 	require.ErrorIs(t, err, ratelimit.ErrCommitUnknown)
-	eventually(t, "nobody waits any more", waiting(0))
-	require.Equal(t, 1, one[int](t, local.pool, `SELECT count(*) FROM public.work WHERE n = 2`), "it is charged")
-	local.exec(t, `DELETE FROM ratelimit.buckets WHERE name = $1 AND key = 'another'`, sent.Name())
+	world.Eventually(t, "nobody waits any more", waiting(0))
+	require.Equal(t, 1, one[int](t, local.Pool, `SELECT count(*) FROM public.work WHERE n = 2`), "it is charged")
+	local.Exec(t, `DELETE FROM ratelimit.buckets WHERE name = $1 AND key = 'another'`, sent.Name())
 	local.requireWhole(t)
 	goOn()
-	local.exec(t, `TRUNCATE public.work, ratelimit.buckets, ratelimit.reservations`)
+	local.Exec(t, `TRUNCATE public.work, ratelimit.buckets, ratelimit.reservations`)
 }

@@ -12,68 +12,37 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgratelimit/pgratelimit/integration_test/internal/world"
+	"github.com/pgratelimit/pgratelimit/internal/leaktest"
 	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
 	"github.com/pgratelimit/pgratelimit/migrations"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// patient bounds what ends by itself, so that a test that hangs fails. It decides nothing.
-const patient = 3 * time.Minute
+// No test leaves a goroutine behind, also after faults.
+func TestMain(m *testing.M) { leaktest.Main(m) }
 
-const (
-	century  = 36525 * ratelimit.Day
-	capacity = 100_000
-)
+const capacity = 100_000
 
 // The limits of the load. They gain less than a thousandth of a token during a test.
 var (
-	sent     = ratelimit.Define("sent", ratelimit.TokenBucket{Rate: capacity, Period: century})
-	reserved = ratelimit.Define("reserved", ratelimit.FixedWindow{Rate: capacity, Period: century})
+	sent     = ratelimit.Define("sent", world.Hoard(capacity))
+	reserved = ratelimit.Define("reserved", ratelimit.FixedWindow{Rate: capacity, Period: world.Century})
 )
 
 // application is a program that takes tokens and writes down its work in the same transactions.
-type application struct {
-	pool    *pgxpool.Pool
-	limiter *ratelimit.Limiter
-}
+type application struct{ *world.World }
 
 // connect returns the application on a server.
 func connect(t *testing.T, url string, configure ...func(*pgxpool.Config)) *application {
 	t.Helper()
-	config, err := pgxpool.ParseConfig(url)
-	require.NoError(t, err)
-	config.MaxConns = 8
-	for _, change := range configure {
-		change(config)
-	}
-	pool, err := pgxpool.NewWithConfig(t.Context(), config)
-	require.NoError(t, err)
-	t.Cleanup(pool.Close)
-	limiter, err := ratelimit.New(pool, ratelimit.Config{Timeout: patient})
-	require.NoError(t, err)
-	return &application{pool, limiter}
-}
-
-// install creates the tables of the limits, and the table of the work.
-func (a *application) install(t *testing.T) {
-	t.Helper()
-	require.NoError(t, migrations.Up(t.Context(), a.pool, migrations.Config{}))
-	a.exec(t, `CREATE TABLE public.work (worker integer, n integer, reservation text NOT NULL, PRIMARY KEY (worker, n))`)
-	_, err := a.limiter.Take(t.Context(), sent.For("the first call")) // stores the fingerprint
-	require.NoError(t, err)
-}
-
-func (a *application) exec(t *testing.T, sql string, arguments ...any) {
-	t.Helper()
-	_, err := a.pool.Exec(t.Context(), sql, arguments...)
-	require.NoError(t, err)
+	return &application{world.Open(t, url, append(configure, func(c *pgxpool.Config) { c.MaxConns = 8 })...)}
 }
 
 // one returns the only value of a query's only row.
@@ -86,14 +55,10 @@ func one[T any](t *testing.T, pool *pgxpool.Pool, sql string, arguments ...any) 
 // do takes a token, reserves another, and writes the work down, in one transaction.
 func (a *application) do(ctx context.Context, worker, n int) error {
 	key := fmt.Sprint(n % 5)
-	return a.limiter.InTx(ctx, func(tx pgx.Tx) error {
-		bound := a.limiter.WithTx(tx)
-		d, err := bound.Take(ctx, sent.For(key))
-		if err != nil {
+	return a.Limiter.InTx(ctx, func(tx pgx.Tx) error {
+		bound := a.Limiter.WithTx(tx)
+		if err := bound.Require(ctx, sent.For(key)); err != nil {
 			return err
-		}
-		if !d.Allowed {
-			return d.Err()
 		}
 		r, err := bound.Reserve(ctx, reserved.For(key))
 		if err != nil {
@@ -104,18 +69,17 @@ func (a *application) do(ctx context.Context, worker, n int) error {
 	})
 }
 
-// requireWhole checks that work, tokens and reservations are of the same transactions, and returns how many there are.
-func (a *application) requireWhole(t *testing.T) int {
+// requireWhole checks that work, tokens and reservations are of the same transactions.
+func (a *application) requireWhole(t *testing.T) {
 	t.Helper()
-	work := one[int](t, a.pool, `SELECT count(*) FROM public.work`)
+	work := one[int](t, a.Pool, `SELECT count(*) FROM public.work`)
 	for _, limit := range []ratelimit.Limit{sent, reserved} {
-		taken := one[float64](t, a.pool, `SELECT coalesce(sum($2 - value), 0) FROM ratelimit.buckets WHERE name = $1 AND key <> 'the first call'`,
+		taken := one[float64](t, a.Pool, `SELECT coalesce(sum($2 - value), 0) FROM ratelimit.buckets WHERE name = $1 AND key <> 'the first call'`,
 			limit.Name(), float64(capacity))
 		require.Equal(t, work, int(math.Round(taken)), "tokens of %s", limit.Name())
 	}
-	require.Equal(t, work, one[int](t, a.pool, `SELECT count(*) FROM ratelimit.reservations`))
-	require.Equal(t, work, one[int](t, a.pool, `SELECT count(DISTINCT id) FROM ratelimit.reservations JOIN public.work ON id::text = reservation`))
-	return work
+	require.Equal(t, work, one[int](t, a.Pool, `SELECT count(*) FROM ratelimit.reservations`))
+	require.Equal(t, work, one[int](t, a.Pool, `SELECT count(DISTINCT id) FROM ratelimit.reservations JOIN public.work ON id::text = reservation`))
 }
 
 // load is a group of workers that do work until they are stopped, also while the server fails. It counts their answers.
@@ -162,7 +126,7 @@ func (a *application) startLoad(t *testing.T) *load {
 func (l *load) awaitAcks(t *testing.T, more int64) {
 	t.Helper()
 	before := l.acks()
-	eventually(t, "work is done", func() bool {
+	world.Eventually(t, "work is done", func() bool {
 		for worker := range workers {
 			if l.acked[worker].Load() < before[worker]+more {
 				return false
@@ -191,8 +155,8 @@ func (l *load) requireSuffixLost(t *testing.T, left *application, certain [worke
 	t.Helper()
 	acked := l.acks()
 	for worker := range workers {
-		n := one[int64](t, left.pool, `SELECT count(*) FROM public.work WHERE worker = $1`, worker)
-		last := one[int64](t, left.pool, `SELECT coalesce(max(n) + 1, 0) FROM public.work WHERE worker = $1`, worker)
+		n := one[int64](t, left.Pool, `SELECT count(*) FROM public.work WHERE worker = $1`, worker)
+		last := one[int64](t, left.Pool, `SELECT coalesce(max(n) + 1, 0) FROM public.work WHERE worker = $1`, worker)
 		require.Equal(t, last, n, "worker %d lost work before work that is left", worker)
 		require.GreaterOrEqual(t, n, certain[worker], "worker %d", worker)
 		require.LessOrEqual(t, n, acked[worker]+1, "worker %d", worker)
@@ -201,30 +165,23 @@ func (l *load) requireSuffixLost(t *testing.T, left *application, certain [worke
 	return lost
 }
 
-// eventually asks until done is true, for states that only the server knows when it reaches.
-func eventually(t *testing.T, what string, done func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(patient); !done(); time.Sleep(time.Millisecond) {
-		require.True(t, time.Now().Before(deadline), what)
-	}
-}
-
 // awaitServer returns when the server takes connections, and the limiter works on them.
 func (a *application) awaitServer(t *testing.T) {
 	t.Helper()
-	a.pool.Reset()
-	eventually(t, "the limiter works again", func() bool {
-		d, err := a.limiter.Take(t.Context(), sent.For("the first call"))
-		return err == nil && d.Allowed
+	a.Pool.Reset()
+	world.Eventually(t, "the limiter works again", func() bool {
+		return a.Limiter.Require(t.Context(), sent.For("the first call")) == nil
 	})
 }
 
-// startServer starts a server of the test's own, and the application on it.
+// startServer starts a server of the test's own, with the tables of the limits and of the work, and the application on it.
 func startServer(t *testing.T, opts postgrestest.Options) (*postgrestest.Server, *application) {
 	t.Helper()
 	server := postgrestest.StartWith(t, opts)
 	a := connect(t, server.URL())
-	a.install(t)
+	require.NoError(t, migrations.Up(t.Context(), a.Pool, migrations.Config{}))
+	a.Exec(t, `CREATE TABLE public.work (worker integer, n integer, reservation text NOT NULL, PRIMARY KEY (worker, n))`)
+	require.NoError(t, a.Limiter.Require(t.Context(), sent.For("the first call"))) // stores the fingerprint
 	return server, a
 }
 
