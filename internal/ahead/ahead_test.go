@@ -128,7 +128,7 @@ func kept(limiter *process) (tokens float64) {
 const day = 24 * time.Hour
 
 // still is a limit that gains next to nothing while a test runs.
-var still = define("still", tokens{Rate: 1, Period: day, Capacity: 10_000, Prefetch: 10 * time.Second})
+var still = tokenBucket("still", 1, day, 10_000, 10*time.Second)
 
 func TestPrefetchTakesMoreWhileItIsUsedUp(t *testing.T) {
 	t.Parallel()
@@ -154,7 +154,7 @@ func TestPrefetchLeavesSomeForOthers(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		row := &ledger{}
-		few := define("few", tokens{Rate: 1, Period: day, Capacity: 100, Prefetch: time.Minute})
+		few := tokenBucket("few", 1, day, 100, time.Minute)
 		limiter, admitted := row.on(Options{}), 0
 		for range 200 {
 			d, err := limiter.take(t.Context(), few.ask("hot", 1))

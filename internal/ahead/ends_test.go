@@ -18,7 +18,7 @@ func TestPrefetchEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		row := &ledger{}
 		limiter := row.on(Options{})
-		fast := define("fast", tokens{Rate: 100, Period: time.Second, Capacity: 10_000, Prefetch: time.Second})
+		fast := tokenBucket("fast", 100, time.Second, 10_000, time.Second)
 		warm(t, limiter, fast.ask("hot", 1), 100)
 		limiter.timer.Stop() // as in a process that stood still
 		pass(time.Second)

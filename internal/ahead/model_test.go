@@ -53,9 +53,9 @@ type prefetchWorld struct {
 	pace     worldPace   // of the last of them
 	changed  []time.Time // when each of them began to hold
 
-	took                      []admission
-	fromMemory, died, refused int
-	taken, returned, lost     float64 // the sums of the events
+	took             []admission
+	fromMemory, died int
+	returned, lost   float64 // the sums of the events
 }
 
 func newPrefetchWorld(t *testing.T, random *rand.Rand) *prefetchWorld {
@@ -86,12 +86,12 @@ func (w *prefetchWorld) changeBuckets() {
 	prefetch := time.Duration(1<<(15+w.random.IntN(5))) * time.Microsecond
 	kept := rate * float64(prefetch.Microseconds()) / 1024
 	capacity := math.Ceil(max(2*kept, 64) * (1 + w.random.Float64()))
-	w.hold(tokens{Rate: rate, Period: 1024 * time.Microsecond, Capacity: capacity, Prefetch: prefetch}, worldPace{rate, capacity, prefetch})
+	w.hold(tokenBucket("hot", rate, 1024*time.Microsecond, capacity, prefetch), worldPace{rate, capacity, prefetch})
 }
 
 // hold has a policy hold from now on.
-func (w *prefetchWorld) hold(policy any, pace worldPace) {
-	w.policies = append(w.policies, define("hot", policy))
+func (w *prefetchWorld) hold(policy *limit, pace worldPace) {
+	w.policies = append(w.policies, policy)
 	w.pace = pace
 	w.changed = append(w.changed, time.Now())
 }
@@ -162,7 +162,7 @@ func (w *prefetchWorld) GiveBack(_ context.Context, _ bucket.Key, t bucket.Terms
 // Tell adds up the events of the prefetch.
 func (w *prefetchWorld) Tell(e Event) {
 	w.mu.Lock()
-	w.taken, w.returned, w.lost = w.taken+e.Taken, w.returned+e.Returned, w.lost+e.Lost
+	w.returned, w.lost = w.returned+e.Returned, w.lost+e.Lost
 	w.mu.Unlock()
 }
 
@@ -356,7 +356,6 @@ func (w *prefetchWorld) take(l *process, policy int) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if err != nil || !d.Allowed {
-		w.refused++
 		return
 	}
 	told := time.UnixMicro(d.Now).Add(-w.offset)

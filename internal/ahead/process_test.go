@@ -9,45 +9,29 @@ import (
 
 	"github.com/pgratelimit/pgratelimit/internal/batch"
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
+	"github.com/pgratelimit/pgratelimit/internal/bucket/buckettest"
 	"github.com/pgratelimit/pgratelimit/internal/store"
 )
 
 // limit is a policy of some name, as the limiter knows it.
 type limit struct {
-	name   string
-	policy any // tokens or windows
-	terms  bucket.Terms
+	name           string
+	rate, capacity float64 // of the policy: the row may hold less
+	terms          bucket.Terms
 }
 
-// tokens is a token bucket: Rate tokens arrive each Period.
-type tokens struct {
-	Rate     float64
-	Period   time.Duration
-	Capacity float64
-	Prefetch time.Duration
+// tokenBucket returns a limit of rate tokens each period.
+func tokenBucket(name string, rate float64, period time.Duration, capacity float64, prefetch time.Duration) *limit {
+	l := &limit{name, rate, capacity, buckettest.TokenBucket(rate, period, capacity)}
+	l.terms.Prefetch = prefetch.Microseconds()
+	l.terms.Capacity, _ = bucket.RowCapacity(capacity, rate, l.terms.Steps, l.terms.Prefetch)
+	return l
 }
 
-// windows is a fixed window.
-type windows struct {
-	Rate     float64
-	Period   time.Duration
-	Capacity float64
-	Start    time.Time
-	Prefetch time.Duration
-}
-
-func define(name string, policy any) *limit {
-	l := &limit{name: name, policy: policy}
-	switch p := policy.(type) {
-	case tokens:
-		l.terms = bucket.Terms{Kind: bucket.Steps{}, Rate: p.Rate, Steps: float64(p.Period.Microseconds()), Step: 1, Phase: bucket.MinInstant, Prefetch: p.Prefetch.Microseconds()}
-		l.terms.Capacity, _ = bucket.RowCapacity(p.Capacity, p.Rate, l.terms.Steps, l.terms.Prefetch)
-	case windows:
-		l.terms = bucket.Terms{
-			Kind: bucket.Steps{}, Capacity: max(p.Capacity, p.Rate), Rate: p.Rate, Steps: 1, Step: p.Period.Microseconds(), Prefetch: p.Prefetch.Microseconds(),
-		}
-		l.terms.Phase = bucket.PhaseOf(p.Start.UnixMicro(), l.terms.Step)
-	}
+// fixedWindow returns a limit of rate tokens in each window.
+func fixedWindow(name string, rate float64, period time.Duration, capacity float64, start time.Time, prefetch time.Duration) *limit {
+	l := &limit{name, rate, capacity, buckettest.FixedWindow(rate, period, capacity, start.UnixMicro())}
+	l.terms.Prefetch = prefetch.Microseconds()
 	return l
 }
 

@@ -1,6 +1,7 @@
 package ahead
 
 import (
+	"maps"
 	"math"
 	"math/rand/v2"
 	"slices"
@@ -53,7 +54,7 @@ func (w *prefetchWorld) changeWindows() {
 	arrives := rate * float64(period.Microseconds()) / 1024
 	capacity := arrives * float64(1+w.random.IntN(3)) // unused tokens roll over
 	start := time.UnixMicro(w.random.Int64N(1 << 40))
-	w.hold(windows{Rate: arrives, Period: period, Capacity: capacity, Start: start, Prefetch: prefetch}, worldPace{rate, capacity, prefetch})
+	w.hold(fixedWindow("hot", arrives, period, capacity, start, prefetch), worldPace{rate, capacity, prefetch})
 }
 
 // requirePromiseOfWindows checks every window of the history, and every run of windows under one policy. An admission counts in the
@@ -62,7 +63,6 @@ func (w *prefetchWorld) changeWindows() {
 func (w *prefetchWorld) requirePromiseOfWindows(t *testing.T) (tight int64) {
 	t.Helper()
 	for i, limit := range w.policies {
-		policy := limit.policy.(windows)
 		terms := limit.terms
 		windows := make(map[int64]float64) // the tokens admitted in each, by its beginning
 		for _, a := range w.took {
@@ -75,26 +75,19 @@ func (w *prefetchWorld) requirePromiseOfWindows(t *testing.T) (tight int64) {
 				require.Equal(t, terms.Begin(w.clock(a.at)), begin, "answered at %v, in another window", a.at)
 			}
 		}
-		begins := make([]int64, 0, len(windows))
-		for begin := range windows {
-			begins = append(begins, begin)
-		}
-		slices.Sort(begins)
+		begins := slices.Sorted(maps.Keys(windows))
 		most, admitted := math.Inf(1), 0.0
 		for _, begin := range begins {
-			arrived := float64((begin-begins[0])/terms.Step) * policy.Rate
-			require.LessOrEqual(t, windows[begin], policy.Capacity, "in the window from %d", begin)
-			most = min(most, admitted-arrived+policy.Capacity) // of admitted - arrived, for runs that begin here and before
+			arrived := float64((begin-begins[0])/terms.Step) * limit.rate
+			require.LessOrEqual(t, windows[begin], limit.capacity, "in the window from %d", begin)
+			most = min(most, admitted-arrived+limit.capacity) // of admitted - arrived, for runs that begin here and before
 			admitted += windows[begin]
 			require.LessOrEqual(t, admitted-arrived, most, "in windows up to that from %d", begin)
-			if most-(admitted-arrived) < policy.Capacity/16 {
+			if most-(admitted-arrived) < limit.capacity/16 {
 				tight++
 			}
 		}
-		t.Logf("%v: %d windows", policy, len(begins))
 	}
-	t.Logf("%d admissions, %d from memory, %d refused or failed, %d windows in which nearly all was admitted", len(w.took), w.fromMemory, w.refused, tight)
-	t.Logf("taken ahead %v, returned %v, lost %v; %d processes killed; drift %v", w.taken, w.returned, w.lost, w.died, w.drift)
 	require.Greater(t, w.fromMemory, len(w.took)/20)
 	return tight
 }
@@ -107,7 +100,7 @@ func TestPrefetchEndsWithTheWindow(t *testing.T) {
 		t.Helper()
 		row := &ledger{}
 		start := time.Now().Add(-period / 2)
-		limit := define("window", windows{Rate: 10_000, Period: period, Start: start, Prefetch: period})
+		limit := fixedWindow("window", 10_000, period, 10_000, start, period)
 		limiter := row.on(Options{})
 		warm(t, limiter, limit.ask("hot", 1), 100)
 		return row, limiter, limit.ask("hot", 1), start.Add(period)
@@ -150,8 +143,8 @@ func TestPrefetchEndsWithTheWindow(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			row, limiter, _, end := setup(t)
 			before := row.held()
-			again := windows{Rate: 20_000, Period: period, Start: end, Prefetch: period}
-			_, err := limiter.take(t.Context(), define("window", again).ask("hot", 1))
+			again := fixedWindow("window", 20_000, period, 20_000, end, period)
+			_, err := limiter.take(t.Context(), again.ask("hot", 1))
 			require.NoError(t, err)
 			limiter.end(t)
 			require.InDelta(t, 100, row.changed.Lost, 0)
