@@ -2,6 +2,7 @@ package bucket_test
 
 import (
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"testing"
 	"time"
@@ -13,75 +14,38 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/testsize"
 )
 
-// The numbers of these tests are whole in units of 2^-20 of a token, so that float64 holds them all, and a model in whole
-// numbers has to agree to the last bit.
-const tokenUnits = int64(1) << 20
-
-// wholeLimit is a limit in whole numbers: rate units arrive with each step.
-type wholeLimit struct{ capacity, rate, step, phase int64 }
-
-// terms returns the limit as the algebra has it.
-func (l wholeLimit) terms() bucket.Terms {
-	steps := 1.0
-	rate := float64(l.rate) / float64(tokenUnits)
-	if l.step == 1 {
-		steps, rate = float64(tokenUnits), float64(l.rate)
-	}
-	return bucket.Terms{
-		Kind: bucket.Steps{}, Capacity: float64(l.capacity) / float64(tokenUnits), Rate: rate, Steps: steps, Step: l.step,
-		Phase: bucket.PhaseOf(l.phase, l.step), Shards: 1,
-	}
+// account is a bucket by itself. The tokens of these tests are multiples of 2^-20, so that float64 holds them all.
+type account struct {
+	terms  bucket.Terms
+	state  bucket.State
+	stored bool
 }
 
-// wholeBucket is a bucket in whole numbers.
-type wholeBucket struct {
-	limit     wholeLimit
-	value, ts int64
-	stored    bool
-}
-
-// begun returns the begin of the step that holds at an instant, which is not before 1970.
-func (b *wholeBucket) begun(now int64) int64 { return now - (now-b.limit.phase)%b.limit.step }
-
-func (b *wholeBucket) isWrong(now int64) bool {
-	return b.ts > b.begun(now)+b.limit.step+time.Minute.Microseconds()
-}
-
-// tokens returns what the bucket holds at an instant, in units.
-func (b *wholeBucket) tokens(now int64) int64 {
+// row returns the row with a right clock.
+func (b *account) row(now int64) bucket.State {
 	if !b.stored {
-		return b.limit.capacity
+		return b.terms.Full(now)
 	}
-	held := b.value
-	if begun := b.begun(now); begun > b.ts {
-		held += (begun - b.ts + b.limit.step - 1) / b.limit.step * b.limit.rate
-	}
-	return min(held, b.limit.capacity)
+	return b.terms.FixClock(b.state, now)
 }
 
-func (b *wholeBucket) set(units, now int64) {
-	begun := b.begun(now)
-	if b.stored && !b.isWrong(now) {
-		begun = max(begun, b.ts)
-	}
-	b.value, b.ts, b.stored = units, begun, true
+func (b *account) tokens(now int64) float64 { return buckettest.Tokens(b.terms, b.row(now), now) }
+
+// take takes also what the bucket does not hold.
+func (b *account) take(cost float64, now int64) {
+	b.state, b.stored = b.terms.Kind.Charge(b.terms, b.row(now), now, cost), true
 }
 
-// fix brings a bucket back to an instant that a wrong clock has left in the future.
-func (b *wholeBucket) fix(now int64) {
-	if b.stored && b.isWrong(now) {
-		b.ts = b.begun(now)
-	}
-}
+func (b *account) fix(now int64) { b.state = b.row(now) }
 
-// wholeCall is a call: the costs that each tenant borrows, and the direct costs of the pool.
-type wholeCall struct {
-	own    []int64 // in units; 0: the tenant is not part of it
-	direct int64   // -1: the pool is not asked for itself
+// loan is a call: the costs that each tenant borrows, and the direct costs of the pool.
+type loan struct {
+	own    []float64 // 0: the tenant is not part of it
+	direct float64   // -1: the pool is not asked for itself
 }
 
 // allowed tries all ways to pay for the call: each tenant from his own bucket, or from the pool.
-func (c wholeCall) allowed(owns []*wholeBucket, pool *wholeBucket, now int64) bool {
+func (c loan) allowed(owns []*account, pool *account, now int64) bool {
 	for ways := range 1 << len(owns) {
 		fromPool, ok := max(c.direct, 0), true
 		for i, cost := range c.own {
@@ -102,36 +66,33 @@ func (c wholeCall) allowed(owns []*wholeBucket, pool *wholeBucket, now int64) bo
 }
 
 // asks returns the call as the algebra has it.
-func (c wholeCall) asks(owns []*wholeBucket, pool *wholeBucket) (asks []bucket.Ask) {
+func (c loan) asks(owns []*account, pool *account) (asks []bucket.Ask) {
 	lender := bucket.Key{Name: "pool"}
 	for i, cost := range c.own {
 		if cost > 0 {
-			asks = append(asks, bucket.Ask{
-				Key: bucket.Key{Name: "own", Key: fmt.Sprint(i)}, Terms: owns[i].limit.terms(),
-				Cost: float64(cost) / float64(tokenUnits), Lender: &lender,
-			})
+			asks = append(asks, bucket.Ask{Key: bucket.Key{Name: "own", Key: fmt.Sprint(i)}, Terms: owns[i].terms, Cost: cost, Lender: &lender})
 		}
 	}
-	a := bucket.Ask{Key: lender, Terms: pool.limit.terms(), Cost: float64(max(c.direct, 0)) / float64(tokenUnits)}
+	a := bucket.Ask{Key: lender, Terms: pool.terms, Cost: max(c.direct, 0)}
 	if c.direct < 0 {
 		a.Lowest = -1e300
 	}
 	return append(asks, a)
 }
 
-// drawLimit draws a token bucket or a fixed window.
-func drawLimit(src *rand.Rand, rate int64) wholeLimit {
-	l := wholeLimit{capacity: (1 + src.Int64N(16)) * tokenUnits, rate: rate * (1 + src.Int64N(4)), step: 1}
+// drawAccount draws a token bucket or a fixed window.
+func drawAccount(src *rand.Rand, rate int64) *account {
+	capacity := float64(1 + src.Int64N(16))
 	if src.IntN(3) == 0 {
-		l.step = 50_000 + src.Int64N(500_000)
-		l.phase, l.rate = src.Int64N(l.step), (1+src.Int64N(8))*tokenUnits/2
+		period := time.Duration(50_000+src.Int64N(500_000)) * time.Microsecond
+		return &account{terms: buckettest.FixedWindow(float64(1+src.Int64N(8))/2, period, capacity, src.Int64N(period.Microseconds()))}
 	}
-	return l
+	return &account{terms: buckettest.TokenBucket(float64(rate*(1+src.Int64N(4))), 1<<20*time.Microsecond, capacity)}
 }
 
-// TestBorrowAgreesWithAModelInWholeNumbers makes random calls, with clocks that step back, a little or by more than a minute, and
-// limits that change. Decisions, buckets and waits must equal the model's to the last bit.
-func TestBorrowAgreesWithAModelInWholeNumbers(t *testing.T) {
+// TestBorrowPaysInAnyWayThatThereIs makes random calls, with clocks that step back, a little or by more than a minute, and
+// limits that change. A call is allowed if its tenants can pay for it from any of the buckets. Buckets and waits are exact.
+func TestBorrowPaysInAnyWayThatThereIs(t *testing.T) {
 	t.Parallel()
 	testsize.EachSeed(t, borrowHistories)
 }
@@ -142,15 +103,12 @@ func borrowHistories(t *testing.T, seed uint64) {
 	src := rand.New(rand.NewPCG(seed, 7))
 	allowed, borrowed, refused := 0, 0, 0
 	var memory *bucket.Memory
-	var owns []*wholeBucket
-	var pool *wholeBucket
+	var owns []*account
+	var pool *account
 	now := int64(1_700_000_000_000_000)
 	for step := range steps {
 		if step%500 == 0 {
-			memory, pool, owns = bucket.NewMemory(), &wholeBucket{limit: drawLimit(src, 8)}, nil
-			for range 3 {
-				owns = append(owns, &wholeBucket{limit: drawLimit(src, 2)})
-			}
+			memory, pool, owns = bucket.NewMemory(), drawAccount(src, 8), []*account{drawAccount(src, 2), drawAccount(src, 2), drawAccount(src, 2)}
 		}
 		switch src.IntN(60) {
 		case 0:
@@ -159,22 +117,20 @@ func borrowHistories(t *testing.T, seed uint64) {
 			now -= 60_000_000 + src.Int64N(300_000_000)
 		case 2:
 			b := append(owns, pool)[src.IntN(4)]
-			l := drawLimit(src, 4)
-			if l.step, l.phase = b.limit.step, b.limit.phase; l.step > 1 {
-				l.rate = tokenUnits
+			if b.terms.Capacity, b.terms.Rate = float64(1+src.Int64N(16)), 1; b.terms.Step == 1 {
+				b.terms.Rate = float64(4 * (1 + src.Int64N(4)))
 			}
-			b.limit = l
 		default:
 			now += src.Int64N(400_000)
 		}
-		call := wholeCall{own: make([]int64, len(owns)), direct: -1}
+		call := loan{own: make([]float64, len(owns)), direct: -1}
 		for i := range owns {
 			if src.IntN(2) == 0 {
-				call.own[i] = (1 + src.Int64N(24)) * tokenUnits / 4
+				call.own[i] = float64(1+src.Int64N(24)) / 4
 			}
 		}
 		if src.IntN(4) == 0 {
-			call.direct = src.Int64N(8) * tokenUnits / 4
+			call.direct = float64(src.Int64N(8)) / 4
 		}
 		asks := call.asks(owns, pool)
 		if bucket.AllCostless(asks) {
@@ -188,14 +144,14 @@ func borrowHistories(t *testing.T, seed uint64) {
 			total := max(call.direct, 0)
 			for i, cost := range call.own {
 				total += cost
-				if held := owns[i].tokens(now); cost > 0 && held >= cost {
-					owns[i].set(held-cost, now)
+				if cost > 0 && owns[i].tokens(now) >= cost {
+					owns[i].take(cost, now)
 				} else if cost > 0 {
 					borrowed++
 					owns[i].fix(now)
 				}
 			}
-			pool.set(pool.tokens(now)-total, now)
+			pool.take(total, now)
 		} else {
 			refused++
 			requireWait(t, call, owns, pool, asks, answers, now)
@@ -206,13 +162,13 @@ func borrowHistories(t *testing.T, seed uint64) {
 				}
 			}
 		}
-		requireHolds(t, append([]*wholeBucket{pool}, owns...), memory, now, step)
+		requireHolds(t, append([]*account{pool}, owns...), memory, now, step)
 	}
 	require.Greater(t, min(allowed, borrowed, refused), steps/250)
 }
 
 // requireWait checks that the call is allowed after its RetryAfter, and not a microsecond before.
-func requireWait(t *testing.T, call wholeCall, owns []*wholeBucket, pool *wholeBucket, asks []bucket.Ask, answers []bucket.Answer, now int64) {
+func requireWait(t *testing.T, call loan, owns []*account, pool *account, asks []bucket.Ask, answers []bucket.Answer, now int64) {
 	t.Helper()
 	var wait time.Duration
 	for i, w := range bucket.BorrowWaits(asks, answers) {
@@ -222,8 +178,8 @@ func requireWait(t *testing.T, call wholeCall, owns []*wholeBucket, pool *wholeB
 			wait = max(wait, o.RetryAfter)
 		}
 	}
-	fixed := func(b *wholeBucket) *wholeBucket { c := *b; c.fix(now); return &c }
-	var later []*wholeBucket
+	fixed := func(b *account) *account { c := *b; c.fix(now); return &c }
+	var later []*account
 	for _, b := range owns {
 		later = append(later, fixed(b))
 	}
@@ -247,21 +203,20 @@ func anyRefused(asks []bucket.Ask, answers []bucket.Answer) bool {
 }
 
 // requireHolds checks what the buckets hold, the pool first.
-func requireHolds(t *testing.T, want []*wholeBucket, memory *bucket.Memory, now int64, step int) {
+func requireHolds(t *testing.T, want []*account, memory *bucket.Memory, now int64, step int) {
 	t.Helper()
 	for i, b := range want {
 		k := bucket.Key{Name: "pool"}
 		if i > 0 {
 			k = bucket.Key{Name: "own", Key: fmt.Sprint(i - 1)}
 		}
-		ask := []bucket.Ask{{Key: k, Terms: b.limit.terms(), Lowest: -1e300}}
+		ask := []bucket.Ask{{Key: k, Terms: b.terms, Lowest: -1e300}}
 		answers := memory.Take(ask, now)
-		require.Equal(t, float64(b.tokens(now))/float64(tokenUnits), buckettest.Tokens(ask[0].Terms, answers[0].State, now), "step %d, bucket %d", step, i)
+		require.Equal(t, b.tokens(now), buckettest.Tokens(ask[0].Terms, answers[0].State, now), "step %d, bucket %d", step, i)
 	}
 }
 
-// TestMostUnitsIsTheMost compares the units that are had of several buckets with the most that the model in whole numbers
-// finds, one after the other.
+// TestMostUnitsIsTheMost compares the units that are had of several buckets with the most that each of them holds.
 func TestMostUnitsIsTheMost(t *testing.T) {
 	t.Parallel()
 	testsize.EachSeed(t, mostUnits)
@@ -279,16 +234,13 @@ func mostUnits(t *testing.T, seed uint64) {
 		var rows []bucket.State
 		want := n
 		for i := range 1 + src.IntN(3) {
-			b := &wholeBucket{limit: drawLimit(src, 2), stored: true}
-			b.value, b.ts = src.Int64N(16*tokenUnits)-4*tokenUnits, now-src.Int64N(2_000_000)
-			b.ts = b.begun(b.ts)
-			cost := (1 + src.Int64N(12)) * tokenUnits / 4
-			want = min(want, max(0, int(b.tokens(now)/cost)))
-			if b.tokens(now) < 0 {
-				want = 0
-			}
-			asks = append(asks, bucket.Ask{Key: bucket.Key{Name: fmt.Sprint(i)}, Terms: b.limit.terms(), Cost: float64(cost) / float64(tokenUnits)})
-			rows = append(rows, bucket.State{Value: float64(b.value) / float64(tokenUnits), TS: b.ts})
+			b := drawAccount(src, 2)
+			ts := now - src.Int64N(2_000_000)
+			b.state, b.stored = bucket.State{Value: float64(src.Int64N(16<<20)-4<<20) / (1 << 20), TS: b.terms.Begin(ts)}, true
+			cost := float64(1+src.Int64N(12)) / 4
+			want = min(want, max(0, int(math.Floor(b.tokens(now)/cost))))
+			asks = append(asks, bucket.Ask{Key: bucket.Key{Name: fmt.Sprint(i)}, Terms: b.terms, Cost: cost})
+			rows = append(rows, b.state)
 		}
 		got, answers := pageOf(asks, now, rows...).TakeUpTo(asks, n, nil)
 		require.Equal(t, want, got)
