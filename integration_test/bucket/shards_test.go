@@ -13,32 +13,6 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/bucket/buckettest"
 )
 
-func TestShardsAddUpToTheWhole(t *testing.T) {
-	t.Parallel()
-	for _, shards := range []int32{1, 2, 8, 64} {
-		for _, capacity := range []float64{1, 0.1, 0.8, 1.0 / 3, 7, 100, 1e8, bucket.MinTokens} {
-			whole := buckettest.Over(buckettest.TokenBucket(0.7, time.Second, capacity), shards)
-			whole.MaxOwed = 0.3
-			shard, n := whole.OfShard(), float64(shards)
-			require.Equal(t, whole.Capacity, shard.Capacity*n)
-			require.Equal(t, whole.Rate, shard.Rate*n)
-			require.Equal(t, whole.MaxOwed, shard.MaxOwed*n)
-			require.EqualValues(t, 1, shard.Shards)
-			require.Equal(t, shard, shard.OfShard())
-
-			now := opening
-			rows := slices.Repeat([]bucket.State{shard.Full(now)}, int(shards))
-			require.Equal(t, capacity, bucket.Rows(rows).Tokens(&whole, now), "full rows are a full bucket")
-			require.Zero(t, bucket.Rows(rows).Wait(&whole, now, capacity, 0))
-			require.True(t, bucket.Rows(rows).Take(&whole, now, capacity, 0), "the largest cost is given")
-			require.Zero(t, bucket.Rows(rows).Tokens(&whole, now))
-			wait := bucket.Rows(rows).Wait(&whole, now, capacity, 0)
-			require.Equal(t, buckettest.Wait(whole, bucket.State{TS: now}, now, capacity, 0), wait)
-			require.True(t, bucket.Rows(rows).Take(&whole, now+wait.Microseconds(), capacity, 0), "and again, when it has come")
-		}
-	}
-}
-
 // TestRowsKeepTheirPromises checks the invariants with calls on random rows; FuzzTakeRows checks them with hostile ones.
 func TestRowsKeepTheirPromises(t *testing.T) {
 	t.Parallel()
@@ -141,37 +115,6 @@ func FuzzTakeRows(f *testing.F) {
 		}
 		if math.Abs(rows[0].Value) > 1e-200 { // whose shares are exact
 			likeOneRow(t, terms, rows[0], now, cost, lowest)
-		}
-	})
-}
-
-// TestShardsNeverGiveMoreThanOneRow takes from single rows and from all of them as callers do, and charges their tokens to a bucket
-// on one row, which must have enough.
-func TestShardsNeverGiveMoreThanOneRow(t *testing.T) {
-	t.Parallel()
-	rapid.Check(t, func(t *rapid.T) {
-		src := shrinking{t}
-		period := time.Duration(1+src.Pick(100)) * time.Millisecond
-		terms := buckettest.Over(buckettest.OfEitherKind(src, 1+float64(src.Pick(50)), period, 1+float64(src.Pick(100)), 0, buckettest.Everyday), buckettest.One[int32](src, 2, 8, 64))
-		now := opening
-		shard, whole := terms.OfShard(), terms.Full(now)
-		rows := evenly(whole, terms.Shards)
-		for range 60 {
-			now += int64(src.Unit() * src.Unit() * 2 * terms.Steps * float64(terms.Step))
-			cost := terms.Capacity * math.Pow(src.Unit(), 3)
-			allowed := false
-			if i := src.Pick(len(rows)); cost <= shard.Capacity {
-				rows[i], allowed = buckettest.Take(shard, rows[i], now, cost, 0)
-			}
-			if !allowed {
-				allowed = bucket.Rows(rows).Take(&terms, now, cost, 0)
-			}
-			if allowed {
-				next, had := buckettest.Take(terms, whole, now, cost, -terms.Capacity*1e-12)
-				require.True(t, had, "%v of %v at %d", cost, buckettest.Tokens(terms, whole, now), now)
-				whole = next
-			}
-			require.LessOrEqual(t, bucket.Rows(rows).Tokens(&terms, now), buckettest.Tokens(terms, whole, now)+terms.Capacity*1e-12)
 		}
 	})
 }

@@ -2,7 +2,6 @@ package bucket_test
 
 import (
 	"math"
-	"math/big"
 	"math/rand/v2"
 	"slices"
 	"testing"
@@ -31,7 +30,7 @@ type exactWindow struct {
 
 type exactTaking struct {
 	end    int64 // the first instant behind the slice
-	amount *big.Rat
+	amount float64
 }
 
 // floorTo returns the begin of the slice of at. Instants are from MinInstant on.
@@ -45,7 +44,7 @@ func (w exactWindow) under(t bucket.Terms, now int64) exactWindow {
 		if w.step != t.Step {
 			end = floorTo(min(end-1, max(w.ts, now)), t.Step) + t.Step
 		}
-		under.entries = append(under.entries, exactTaking{end, new(big.Rat).Set(e.amount)})
+		under.entries = append(under.entries, exactTaking{end, e.amount})
 	}
 	return under
 }
@@ -71,31 +70,26 @@ func (w exactWindow) keptBy(s bucket.State) exactWindow {
 }
 
 // add counts amount in the newest slice.
-func (w *exactWindow) add(amount *big.Rat) {
+func (w *exactWindow) add(amount float64) {
 	w.entries = append(w.entries, exactTaking{floorTo(w.ts, w.step) + w.step, amount})
 }
 
-func (w exactWindow) tokens(t bucket.Terms, now int64) *big.Rat {
-	left := rat(t.Capacity)
+func (w exactWindow) tokens(t bucket.Terms, now int64) float64 {
+	left := t.Capacity
 	for _, e := range w.seenBy(t, now).entries {
-		left.Sub(left, e.amount)
+		left -= e.amount
 	}
 	return left
 }
 
 // giveBack subtracts amount from the entries: the entries that end last first, or only the entries of one slice.
-func (w *exactWindow) giveBack(amount *big.Rat, onlyAt int64) {
+func (w *exactWindow) giveBack(amount float64, onlyAt int64) {
 	slices.SortStableFunc(w.entries, func(a, b exactTaking) int { return int(b.end - a.end) })
-	for _, e := range w.entries {
-		if onlyAt != 0 && e.end != onlyAt+w.step {
-			continue
+	for i := range w.entries {
+		if e := &w.entries[i]; onlyAt == 0 || e.end == onlyAt+w.step {
+			given := min(amount, e.amount)
+			e.amount, amount = e.amount-given, amount-given
 		}
-		given := new(big.Rat).Set(amount)
-		if given.Cmp(e.amount) > 0 {
-			given.Set(e.amount)
-		}
-		e.amount.Sub(e.amount, given)
-		amount.Sub(amount, given)
 	}
 }
 
@@ -119,14 +113,12 @@ func (w exactWindow) wait(t bucket.Terms, now int64, cost float64) int64 {
 	}
 	slices.Sort(instants)
 	for _, at := range instants {
-		if w.tokens(t, at).Cmp(rat(cost)) >= 0 {
+		if w.tokens(t, at) >= cost {
 			return at - now
 		}
 	}
 	return -1
 }
-
-func rat(x float64) *big.Rat { return new(big.Rat).SetFloat64(x) }
 
 // slidingHistory is a window twice: as stored, and in the exact model.
 type slidingHistory struct {
@@ -226,14 +218,14 @@ func (h *slidingHistory) call() {
 	case chance == 1:
 		h.state = rule.Charge(h.terms, h.state, h.now, cost)
 		seen = h.exact.under(h.terms, h.now)
-		seen.add(rat(cost))
+		seen.add(cost)
 	case chance < 4:
 		before := h.state
 		h.state = buckettest.Credit(h.terms, h.state, h.now, cost, bucket.MaxInstant)
 		if h.state.Equal(before) {
 			return
 		}
-		seen.giveBack(rat(cost), 0)
+		seen.giveBack(cost, 0)
 	case chance < 6:
 		at := h.now - int64(h.src.Unit()*float64(buckettest.Period(h.terms)))
 		before := h.state
@@ -241,7 +233,7 @@ func (h *slidingHistory) call() {
 		if h.state.Equal(before) {
 			return
 		}
-		seen.giveBack(rat(cost), floorTo(at, h.terms.Step))
+		seen.giveBack(cost, floorTo(at, h.terms.Step))
 	case chance == 6: // in the code
 		h.terms = drawSliding(h.src)
 		if h.changed++; h.state.Parts == nil { // no row is there, which is full
@@ -253,7 +245,7 @@ func (h *slidingHistory) call() {
 		seen = h.enter(seen)
 	default:
 		next, allowed := buckettest.Take(h.terms, h.state, h.now, cost, 0)
-		require.Equal(h, h.exact.tokens(h.terms, h.now).Cmp(rat(cost)) >= 0, allowed, "%v of %+v %+v at %d", cost, h.terms, h.state.Parts, h.now)
+		require.Equal(h, h.exact.tokens(h.terms, h.now) >= cost, allowed, "%v of %+v %+v at %d", cost, h.terms, h.state.Parts, h.now)
 		if !allowed {
 			h.refused++
 			return
@@ -261,7 +253,7 @@ func (h *slidingHistory) call() {
 		h.taken++
 		h.state = next
 		seen = h.exact.under(h.terms, h.now)
-		seen.add(rat(cost))
+		seen.add(cost)
 	}
 	h.exact = seen.keptBy(h.state)
 }
@@ -283,7 +275,7 @@ func (h *slidingHistory) enter(seen exactWindow) exactWindow {
 		e := &seen.entries[i]
 		e.end = floorTo(min(e.end-1, from), after.Step) + after.Step
 		if change == bucket.Scale {
-			e.amount.Mul(e.amount, rat(after.Capacity/before.Capacity))
+			e.amount *= after.Capacity / before.Capacity
 		}
 	}
 	if change == bucket.Reset {
@@ -295,12 +287,11 @@ func (h *slidingHistory) enter(seen exactWindow) exactWindow {
 
 // compare compares the row's answers for now and for later with the model.
 func (h *slidingHistory) compare() {
-	want, _ := h.exact.tokens(h.terms, h.now).Float64()
 	s := h.state
 	if h.terms.FromFuture(s, h.now) {
 		return
 	}
-	require.Equal(h, want, buckettest.Tokens(h.terms, s, h.now), "%+v %+v at %d", h.terms, s.Parts, h.now)
+	require.Equal(h, h.exact.tokens(h.terms, h.now), buckettest.Tokens(h.terms, s, h.now), "%+v %+v at %d", h.terms, s.Parts, h.now)
 	if p := s.Parts; p != nil {
 		require.LessOrEqual(h, len(p.Taken), 4+128+44)
 		require.Equal(h, p.Taken[1], s.Value)
