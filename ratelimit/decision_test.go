@@ -118,6 +118,49 @@ func TestValue(t *testing.T) {
 	require.ErrorIs(t, err, ratelimit.ErrInvalidLimit)
 }
 
+// Take and Reserve of a Value predict the answers of a Limiter, for every kind. They refuse a cost for which it returns an error.
+func TestStepsOfAValue(t *testing.T) {
+	t.Parallel()
+	for _, policy := range []ratelimit.Policy{
+		tokens{Rate: 7, Period: time.Hour, Capacity: 9, MaxReserved: 4}, tokens{Rate: 7, Period: time.Hour, MaxReserved: ratelimit.NoReservations},
+		windows{Rate: 5, Period: time.Hour, Capacity: 8}, windows{Rate: 16, Period: time.Hour, Shards: 4}, sliding{Rate: 8, Period: time.Hour},
+		calendar{Rate: 6, Resets: ratelimit.Daily, Zone: "Europe/Berlin"}, slots{Most: 7, Lease: time.Hour}, adaptive{Contract: ratelimit.PerHour(5)},
+	} {
+		now, request := opening, ratelimit.Define("limit", policy).For("key")
+		limiter, err := ratelimit.New(ratelimittest.NewDB(), ratelimit.Config{AsOf: func() time.Time { return now }})
+		require.NoError(t, err)
+		for range 4 {
+			v, err := limiter.Value(t.Context(), request)
+			require.NoError(t, err)
+			now = now.Add(17 * time.Minute)
+			for _, cost := range []float64{-1, math.NaN(), math.Inf(1), 1e-300, 1, 3, 5, 8.001, 21} {
+				said, err := limiter.Check(t.Context(), request.Cost(cost))
+				after, d := v.Take(now, cost)
+				require.Equal(t, err == nil && said.Allowed, d.Allowed, "%v of %v", cost, policy)
+				require.Equal(t, err != nil, d.RetryAfter > 200*365*ratelimit.Day, "%v of %v: %v", cost, policy, err)
+				if err == nil {
+					require.Equal(t, said.RetryAfter, d.RetryAfter, "%v of %v", cost, policy)
+				}
+				if !d.Allowed {
+					require.Equal(t, v.At(now), after.At(now), "%v of %v", cost, policy)
+				}
+				slot, err := limiter.CheckReserve(t.Context(), request.Cost(cost))
+				_, r := v.Reserve(now, cost)
+				require.Equal(t, err == nil && slot.Allowed, r.Allowed, "%v of %v", cost, policy)
+				require.True(t, !r.Allowed || slot.ReadyAt.Equal(r.ReadyAt), "%v of %v", cost, policy)
+			}
+			if _, holds := policy.(slots); holds {
+				_, err = limiter.Acquire(t.Context(), request.Cost(3))
+			} else {
+				_, err = limiter.Take(t.Context(), request.Cost(3))
+			}
+			require.NoError(t, err)
+		}
+	}
+	_, d := ratelimit.Value{}.Take(opening, 1)
+	require.ErrorIs(t, d.Err(), ratelimit.ErrLimited, "of the zero Value")
+}
+
 // The JSON of a Value has the numbers that a client needs to project it.
 func TestValueMarshalJSON(t *testing.T) {
 	t.Parallel()
