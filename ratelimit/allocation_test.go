@@ -16,7 +16,6 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/stretchr/testify/require"
 
-	"github.com/pgratelimit/pgratelimit/internal/bucket"
 	"github.com/pgratelimit/pgratelimit/internal/gate"
 )
 
@@ -172,23 +171,6 @@ func TestAllocations(t *testing.T) { //nolint:paralleltest // what others alloca
 		})
 		require.Less(t, allocations/(callers*each), 1.6, "the states of its decision, and its share in what a batch takes")
 	})
-	t.Run("TheFingerprintIsReadOnce", func(t *testing.T) {
-		pool := &answering{rows: oneRow{allowed: true, value: 5}}
-		call := take(pool, Config{NoBatching: true})
-		for range 3 {
-			_, err := call()
-			require.NoError(t, err)
-		}
-		require.Equal(t, 1, pool.looks)
-	})
-	measure("PlanAndDecide", 2, func() (Decision, error) {
-		c := &call{}
-		if err := c.plan.arrange(t.Context(), &Limiter{}, verbTake, []Request{request}); err != nil {
-			return Decision{}, err
-		}
-		state := bucket.State{Value: 5, TS: instant.UnixMicro()}
-		return c.plan.decide([]bucket.Answer{{Allowed: true, State: state, Now: instant.UnixMicro()}}), nil
-	}, true)
 }
 
 // A Limit is copied into every request and state, and programs that collect decisions keep States.

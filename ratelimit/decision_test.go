@@ -122,9 +122,14 @@ func TestValue(t *testing.T) {
 func TestStepsOfAValue(t *testing.T) {
 	t.Parallel()
 	for _, policy := range []ratelimit.Policy{
-		tokens{Rate: 7, Period: time.Hour, Capacity: 9, MaxReserved: 4}, tokens{Rate: 7, Period: time.Hour, MaxReserved: ratelimit.NoReservations},
-		windows{Rate: 5, Period: time.Hour, Capacity: 8}, windows{Rate: 16, Period: time.Hour, Shards: 4}, sliding{Rate: 8, Period: time.Hour},
-		calendar{Rate: 6, Resets: ratelimit.Daily, Zone: "Europe/Berlin"}, slots{Most: 7, Lease: time.Hour}, adaptive{Contract: ratelimit.PerHour(5)},
+		tokens{Rate: 7, Period: time.Hour, Capacity: 9, MaxReserved: 4},
+		tokens{Rate: 7, Period: time.Hour, MaxReserved: ratelimit.NoReservations},
+		windows{Rate: 5, Period: time.Hour, Capacity: 8},
+		windows{Rate: 16, Period: time.Hour, Shards: 4},
+		sliding{Rate: 8, Period: time.Hour},
+		calendar{Rate: 6, Resets: ratelimit.Daily, Zone: "Europe/Berlin"},
+		slots{Most: 7, Lease: time.Hour},
+		adaptive{Contract: ratelimit.PerHour(5)},
 	} {
 		now, request := opening, ratelimit.Define("limit", policy).For("key")
 		limiter, err := ratelimit.New(ratelimittest.NewDB(), ratelimit.Config{AsOf: func() time.Time { return now }})

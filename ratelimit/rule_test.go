@@ -44,42 +44,14 @@ func TestNewRulingRefusesWhatCannotBe(t *testing.T) {
 	}
 }
 
-// Resolve returns the policy in effect at an instant. A rule without eras leaves the definition in the code in effect.
-func TestResolveFollowsTheEras(t *testing.T) {
-	t.Parallel()
-	limit := ratelimit.Define("api", ratelimit.PerMinute(10))
-	for name, test := range map[string]struct {
-		eras []ratelimit.Era
-		want []float64 // the capacity before noon, at noon, and an hour later
-	}{
-		"None":     {nil, []float64{10, 10, 10}},
-		"One":      {[]ratelimit.Era{{Policy: ratelimit.PerMinute(5)}}, []float64{5, 5, 5}},
-		"Change":   {[]ratelimit.Era{{}, {From: at, Policy: ratelimit.PerMinute(5)}}, []float64{10, 5, 5}},
-		"AndBack":  {[]ratelimit.Era{{}, {From: at, Policy: ratelimit.PerMinute(5)}, {From: at.Add(time.Hour)}}, []float64{10, 5, 10}},
-		"FromLong": {[]ratelimit.Era{{From: at.Add(time.Hour), Policy: ratelimit.PerMinute(5)}}, []float64{5, 5, 5}},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			rule, err := ratelimit.NewRuling(limit, ratelimit.RulingConfig{Eras: test.eras})
-			require.NoError(t, err)
-			now := at
-			limiter, err := ratelimit.New(untouched{}, ratelimit.Config{Policies: modes{"api": rule}, AsOf: func() time.Time { return now }})
-			require.NoError(t, err)
-			for i, after := range []time.Duration{-time.Microsecond, 0, time.Hour} {
-				now = at.Add(after)
-				require.InDelta(t, test.want[i], limiter.Resolve(limit.For("ada")).Capacity(), 0)
-			}
-		})
-	}
-}
-
-// A guard asks for the mode of a limit that it cannot ask, as for a request without a key.
+// Mode and Resolve follow the eras and the pause. Mode also answers for a request without a key.
 func TestModeFollowsTheErasAndThePause(t *testing.T) {
 	t.Parallel()
 	limit, other := ratelimit.Define("api", ratelimit.PerSecond(1)), ratelimit.Define("other", ratelimit.PerSecond(1))
 	at := time.Date(2026, time.March, 9, 10, 0, 0, 0, time.UTC)
 	rule, err := ratelimit.NewRuling(limit, ratelimit.RulingConfig{
-		Eras: []ratelimit.Era{{Mode: ratelimit.Shadow}, {From: at, Mode: ratelimit.Off}, {From: at.Add(time.Hour)}}, PausedUntil: at.Add(-time.Hour),
+		Eras:        []ratelimit.Era{{Mode: ratelimit.Shadow}, {From: at, Mode: ratelimit.Off}, {From: at.Add(time.Hour), Policy: ratelimit.PerSecond(5)}},
+		PausedUntil: at.Add(-time.Hour),
 	})
 	require.NoError(t, err)
 	now := at
@@ -90,6 +62,7 @@ func TestModeFollowsTheErasAndThePause(t *testing.T) {
 	} {
 		now = at.Add(after)
 		require.Equal(t, want, limiter.Mode(limit.For("ada")), after)
+		require.Equal(t, map[bool]float64{true: 1, false: 5}[after < time.Hour], limiter.Resolve(limit.For("ada")).Capacity(), after)
 	}
 	shadows, err := ratelimit.New(untouched{}, ratelimit.Config{Policies: ratelimit.ShadowLimits(limit)})
 	require.NoError(t, err)

@@ -105,6 +105,12 @@ func storiesOfTokens() map[string]story {
 			{at: 33_750_375 * time.Microsecond, take: 20_000, left: 0},
 			{at: time.Hour, left: 60_000},
 		}},
+		"ARetryAMicrosecondTooEarlyIsRefused": {ratelimit.PerMinute(9), []step{ // 9.0 / 60e6 is no short number
+			{at: 0, take: 9, left: 0},
+			{at: 0, take: 3, refused: true, left: 0, wait: 20 * time.Second},
+			{at: 20*time.Second - time.Microsecond, take: 3, refused: true, left: 3 - 9.0/60e6, wait: time.Microsecond},
+			{at: 20 * time.Second, take: 3, left: 0},
+		}},
 		"AClockThatStepsBackCreditsNoInstantTwice": {ratelimit.PerMinute(10), []step{
 			{at: 60 * time.Second, take: 4, left: 6},
 			{at: 30 * time.Second, take: 6, left: 0},

@@ -92,7 +92,7 @@ const (
 
 // invalid is a call that is refused before any SQL, with an error that says what to change.
 type invalid struct {
-	verbs    string // Acquire and Wait are among them only if they are named; "": the others
+	verbs    string // Acquire, Wait and Report are among them only if they are named; "": the others
 	requests []ratelimit.Request
 	want     error
 	says     string
@@ -112,9 +112,10 @@ func TestInvalidCalls(t *testing.T) {
 					calls["Acquire"] = func(r ...ratelimit.Request) error { _, err := limiter.Acquire(t.Context(), r...); return err }
 					if !limiter.InTransaction() {
 						calls["Wait"] = func(r ...ratelimit.Request) error { _, err := limiter.Wait(t.Context(), r...); return err }
+						calls["Report"] = func(r ...ratelimit.Request) error { return limiter.Report(t.Context(), r[0], ratelimit.Outcome{}) }
 					}
 					for verb, call := range calls {
-						if named := slices.Contains(verbs, verb); !named && (len(verbs) > 0 || verb == "Acquire" || verb == "Wait") {
+						if named := slices.Contains(verbs, verb); !named && (len(verbs) > 0 || slices.Contains([]string{"Acquire", "Wait", "Report"}, verb)) {
 							continue
 						}
 						err := call(c.requests...)
@@ -213,6 +214,7 @@ func invalidRequests() []invalid {
 	full := ratelimit.Define("full", ratelimit.TokenBucket{Rate: 1, Period: ratelimit.Day, MaxReserved: ratelimit.NoReservations})
 	spaced := ratelimit.Define("spaced", ratelimit.TokenBucket{Rate: 1, Period: ratelimit.Day, Capacity: ratelimit.None})
 	sliding := ratelimit.Define("sliding", ratelimit.SlidingWindow{Rate: 5, Period: time.Minute})
+	upstream := ratelimit.Define("upstream", ratelimit.Adaptive{Contract: ratelimit.PerSecond(100), Apply: true})
 	var zero ratelimit.Limit
 	type requests = []ratelimit.Request
 	return []invalid{
@@ -231,6 +233,10 @@ func invalidRequests() []invalid {
 		{"Reserve", requests{full.For(secret)}, ratelimit.ErrNoReservations, "call Take, or set MaxReserved"},
 		{"Reserve", requests{limit.For(secret), full.For(secret)}, ratelimit.ErrNoReservations, `"full"`},
 		{"Reserve", requests{sliding.For(secret)}, ratelimit.ErrNoReservations, "call Take, and again after its RetryAfter"},
+		{"Report", requests{limit.For(secret)}, ratelimit.ErrInvalidRequest, `"sendMessage"`},
+		{"Report", requests{upstream.For("")}, ratelimit.ErrInvalidKey, `"upstream"`},
+		{"Report", requests{upstream.For(secret).Cost(-1)}, ratelimit.ErrInvalidCost, `"upstream"`},
+		{"Report", requests{zero.For(secret)}, ratelimit.ErrInvalidLimit, "make limits with Define or NewLimit"},
 	}
 }
 
@@ -272,27 +278,6 @@ func invalidBorrows() []invalid {
 		{"Take", of(own.Cost(-1), pool), ratelimit.ErrInvalidCost, "from 0 up"},
 		{"Take", slices.Repeat(of(own, pool), 33), ratelimit.ErrInvalidRequest, "asks for 66 limits, of which a Borrow has two"},
 	}
-}
-
-// Reports are refused before any SQL, too.
-func TestInvalidReports(t *testing.T) {
-	t.Parallel()
-	limiter := untouchedLimiters(t, ratelimit.Config{})[0]
-	upstream := ratelimit.Define("upstream", ratelimit.Adaptive{Contract: ratelimit.PerSecond(100), Apply: true})
-	for name, c := range map[string]struct {
-		request ratelimit.Request
-		outcome ratelimit.Outcome
-		want    error
-	}{
-		"NotAdaptive": {ratelimit.Define("plain", ratelimit.PerMinute(1)).For("k"), ratelimit.Outcome{}, ratelimit.ErrInvalidRequest},
-		"NoKey":       {upstream.For(""), ratelimit.Outcome{}, ratelimit.ErrInvalidKey},
-		"NoCost":      {upstream.For("k").Cost(-1), ratelimit.Outcome{}, ratelimit.ErrInvalidCost},
-		"Earlier":     {upstream.For("k"), ratelimit.Outcome{RetryAfter: -1}, ratelimit.ErrInvalidRequest},
-		"ZeroLimit":   {ratelimit.Limit{}.For("k"), ratelimit.Outcome{}, ratelimit.ErrInvalidLimit},
-	} {
-		require.ErrorIs(t, limiter.Report(t.Context(), c.request, c.outcome), c.want, name)
-	}
-	require.ErrorIs(t, (*ratelimit.Limiter)(nil).Report(t.Context(), upstream.For("k"), ratelimit.Outcome{}), ratelimit.ErrInvalidConfig)
 }
 
 // An ID that names no reservation, or no lease, is refused before any SQL.
@@ -354,6 +339,7 @@ func TestInvalidLimiters(t *testing.T) {
 		_, err = c.limiter.Acquire(t.Context(), request)
 		require.ErrorIs(t, err, ratelimit.ErrInvalidConfig, name)
 		require.ErrorIs(t, c.limiter.Release(t.Context(), someID), ratelimit.ErrInvalidConfig, name)
+		require.ErrorIs(t, c.limiter.Report(t.Context(), request, ratelimit.Outcome{}), ratelimit.ErrInvalidConfig, name)
 	}
 	require.ErrorIs(t, good.InTx(t.Context(), nil), ratelimit.ErrInvalidRequest)
 	for _, limiter := range untouchedLimiters(t, ratelimit.Config{}) { // and every Limiter, for a context that has ended
