@@ -82,7 +82,7 @@ fuzz: ## Give each fuzz target a million inputs, or FUZZ=10000x; ONLY=Key picks 
 mutants: ## Break the code in each way that .ci/mutants.tsv lists; a short test must fail. ONLY=m01,m13 picks some
 	@go run .ci/mutants.go '$(ONLY)'
 
-settings: ## Run integration_test under six settings of the database, or under SETTINGS="jit=on,jit_above_cost=0"
+settings: ## Run integration_test under seven settings of the database, or under SETTINGS="jit=on,jit_above_cost=0"
 	@.ci/settings $(SETTINGS)
 
 cover: ## Run every test and write coverage.html, which shows the lines that no test reached

@@ -43,39 +43,28 @@ func makeMixed(t *testing.T, b *bundle, key string) []row {
 func TestTakeChangesNoRowWhenTheLastLimitRefuses(t *testing.T) {
 	t.Parallel()
 	b := setupWork(t)
-	t.Run("Standalone", func(t *testing.T) {
-		t.Parallel()
-		key := t.Name() + " "
-		before := makeMixed(t, b, key)
-		requireRefused(t, b.limiter, mixed(key))
-		require.Equal(t, before, b.rows(t, key))
-	})
+	key := t.Name() + " "
+	before := makeMixed(t, b, key)
+	requireRefused(t, b.limiter, mixed(key))
 	for _, level := range levels {
-		t.Run(level.name, func(t *testing.T) {
-			t.Parallel()
-			key := t.Name() + " "
-			before := makeMixed(t, b, key)
-			tx := b.begin(t, level.level)
-			requireRefused(t, b.limiter.WithTx(tx), mixed(key))
-			_, err := tx.Exec(t.Context(), "INSERT INTO work VALUES ($1)", key)
-			require.NoError(t, err)
-			savepoint, err := tx.Begin(t.Context())
-			require.NoError(t, err)
-			requireRefused(t, b.limiter.WithTx(savepoint), mixed(key))
-			require.NoError(t, savepoint.Commit(t.Context()))
-			require.NoError(t, tx.Commit(t.Context()))
-			require.Equal(t, before, b.rows(t, key))
-			requireWork(t, b, key)
-		})
+		tx := b.begin(t, level.level)
+		requireRefused(t, b.limiter.WithTx(tx), mixed(key))
+		_, err := tx.Exec(t.Context(), "INSERT INTO work VALUES ($1)", level.name)
+		require.NoError(t, err)
+		savepoint, err := tx.Begin(t.Context())
+		require.NoError(t, err)
+		requireRefused(t, b.limiter.WithTx(savepoint), mixed(key))
+		require.NoError(t, savepoint.Commit(t.Context()))
+		require.NoError(t, tx.Commit(t.Context()))
+		requireWork(t, b, level.name)
 	}
+	require.Equal(t, before, b.rows(t, key))
 }
 
 // requireWork checks that the work for key was committed once.
 func requireWork(t *testing.T, b *bundle, key string) {
 	t.Helper()
-	var done int
-	require.NoError(t, b.pool.QueryRow(t.Context(), "SELECT count(*) FROM work WHERE key = $1", key).Scan(&done))
-	require.Equal(t, 1, done)
+	require.Equal(t, 1, b.count(t, "SELECT count(*) FROM work WHERE key = $1", key))
 }
 
 func requireRefused(t *testing.T, limiter *ratelimit.Limiter, requests []ratelimit.Request) {

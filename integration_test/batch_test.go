@@ -143,7 +143,7 @@ func TestBatchesOfFirstCallersBesidePrune(t *testing.T) {
 func TestRefusalsInBatchesLogNothing(t *testing.T) {
 	t.Parallel()
 	fastPathOnly(t, "the general path locks rows to refuse what a look did not")
-	s, _ := setupOwn(t, map[string]string{
+	s := setupOwn(t, map[string]string{
 		"autovacuum": "off", "checkpoint_timeout": "1h", "wal_level": "minimal", "max_wal_senders": "0",
 	})
 	requests := [][]ratelimit.Request{

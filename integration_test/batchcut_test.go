@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"math"
 	"slices"
 	"testing"
@@ -14,76 +13,38 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// cutCall is a call of a crowd. The answers of all calls for one bucket must fit the tokens taken from it.
-type cutCall struct {
-	wants   []want // all of them or none
-	call    func(ctx context.Context, limiter *ratelimit.Limiter, requests []ratelimit.Request) (bool, error)
-	commits bool // whether an error but ErrCommitUnknown says that nothing was taken
-}
-
-// want is the cost of a call for a bucket.
-type want struct {
-	limit ratelimit.Limit
-	key   string
-	cost  float64
-}
-
-func (w want) bucket() string { return w.limit.Name() + " " + w.key }
-
-func cutTake(wants ...want) cutCall {
-	return cutCall{wants: wants, call: func(ctx context.Context, limiter *ratelimit.Limiter, requests []ratelimit.Request) (bool, error) {
-		d, err := limiter.Take(ctx, requests...)
-		return d.Allowed, err
-	}}
-}
-
-func cutReserve(wants ...want) cutCall {
-	return cutCall{wants: wants, commits: true, call: func(ctx context.Context, limiter *ratelimit.Limiter, requests []ratelimit.Request) (bool, error) {
-		r, err := limiter.Reserve(ctx, requests...)
-		return r.Allowed, err
-	}}
-}
-
-// cutTakeUpTo takes four times its cost, because the bucket has enough.
-func cutTakeUpTo(of want) cutCall {
-	return cutCall{wants: []want{{of.limit, of.key, 4 * of.cost}}, commits: true, call: func(ctx context.Context, l *ratelimit.Limiter, _ []ratelimit.Request) (bool, error) {
-		_, d, err := l.TakeUpTo(ctx, 4, of.limit.For(of.key).Cost(of.cost))
-		return d.Allowed, err
-	}}
-}
-
-// requests returns a request for each bucket of the call.
-func (c *cutCall) requests() []ratelimit.Request {
-	all := make([]ratelimit.Request, len(c.wants))
-	for i, w := range c.wants {
-		all[i] = w.limit.For(w.key).Cost(w.cost)
-	}
-	return all
-}
-
-// takeFrom subtracts the costs of the call, times times.
-func (c *cutCall) takeFrom(taken map[string]float64, times float64) {
-	for _, w := range c.wants {
-		taken[w.bucket()] -= times * w.cost
-	}
-}
-
-// scarce has three tokens for two calls that want two.
-var scarce = ratelimit.Define("scarce", hoard(3))
-
 // sliced is a sliding window that gains nothing while a test runs.
 var sliced = ratelimit.Define("sliced", ratelimit.SlidingWindow{Rate: callsCapacity, Period: ratelimit.Day, Slices: 24})
 
-// cutCrowd returns calls of each kind, which are made at once. Some of them share a statement.
-func cutCrowd(key string) []cutCall {
-	return []cutCall{
-		cutTake(want{calls, key + "0", 1}), cutTake(want{calls, key + "1", 1}),
-		cutTake(want{calls, key + "2", 1}, want{roomy, key + "2", 3}), cutTake(want{sliced, key, 1}), cutTake(want{sliced, key + "0", 1}),
-		cutTake(want{sliced, key + "1", 1}),
-		cutTake(want{shardedCalls, key, 1}), cutTake(want{calls, key + "3", 1}), cutReserve(want{calls, key + "r", 2}, want{roomy, key + "r", 1}),
-		cutTake(want{scarce, key, 2}), cutTake(want{scarce, key, 2}),
-		cutTake(want{roomy, key + "4", 1}, want{calls, key + "4", 1}, want{other, key, 1}), cutTakeUpTo(want{roomy, key + "5", 1}),
+// cutCall is a call for a bucket of each of its limits, all with the same key.
+type cutCall struct {
+	limits []ratelimit.Limit
+	verb   func(requests ...ratelimit.Request) verb
+	cost   float64 // which it takes of each
+	// commits says that after an error other than ErrCommitUnknown nothing was taken.
+	commits bool
+}
+
+// cutCrowd are calls of each kind, which are made at once. Some of them share a statement. There is nothing left of tight.
+var cutCrowd = []cutCall{
+	{[]ratelimit.Limit{calls}, taking, 1, false},
+	{[]ratelimit.Limit{calls}, taking, 1, false},
+	{[]ratelimit.Limit{calls, roomy}, taking, 1, false},
+	{[]ratelimit.Limit{sliced}, taking, 1, false},
+	{[]ratelimit.Limit{sliced}, taking, 1, false},
+	{[]ratelimit.Limit{shardedCalls}, taking, 1, false},
+	{[]ratelimit.Limit{calls, roomy}, reserving, 1, true},
+	{[]ratelimit.Limit{calls, tight}, taking, 0, false},
+	{[]ratelimit.Limit{roomy, calls, other}, taking, 1, false},
+	{[]ratelimit.Limit{roomy}, func(requests ...ratelimit.Request) verb { return takingUpTo(4, requests...) }, 4, true},
+}
+
+// requests returns the requests of the call.
+func (c cutCall) requests(key string) (all []ratelimit.Request) {
+	for _, limit := range c.limits {
+		all = append(all, limit.For(key))
 	}
+	return all
 }
 
 // Wherever the connection of a batch breaks, each of its callers gets an error or an answer. An answer is true. A call with an
@@ -111,13 +72,15 @@ func TestABatchWhoseConnectionBreaksAnywhere(t *testing.T) {
 // cutAt breaks the connection of a crowd at the n-th request that it sends, and reports whether it sent so many.
 func (s *stand) cutAt(t *testing.T, cutter *cutter, n int, side cut) (reached bool) {
 	t.Helper()
-	key := fmt.Sprint(n, " ")
-	made := cutCrowd(key)
+	key := func(i int) string { return fmt.Sprint(n, " ", i) }
 	conn, err := s.pool.Acquire(t.Context()) // so that all calls are there before the first is sent
 	require.NoError(t, err)
-	askers := make([]*asker, len(made))
-	for i, m := range made {
-		askers[i] = startAsking(t, func(ctx context.Context) (bool, error) { return m.call(ctx, s.limiter, m.requests()) })
+	askers := make([]*asker, len(cutCrowd))
+	for i, c := range cutCrowd {
+		if slices.Contains(c.limits, tight) {
+			takeAll(t, s.outside.limiter, tight.For(key(i)))
+		}
+		askers[i] = startAsking(t, func(ctx context.Context) (bool, error) { return c.verb(c.requests(key(i))...)(ctx, s.limiter) })
 		if i == 0 {
 			askers[0].awaitUnderway() // it goes alone; the others come together, before a busy machine takes its batch for slow
 		}
@@ -132,77 +95,35 @@ func (s *stand) cutAt(t *testing.T, cutter *cutter, n int, side cut) (reached bo
 	}
 	reached = cutter.seen() >= n
 	cutter.arm("", 0, 0)
-	s.requireTrue(t, made, askers)
-	if !reached {
-		for i, a := range askers {
-			require.NoError(t, a.err, "call %d", i)
-		}
-		return false
-	}
-	_, _ = s.limiter.Take(t.Context(), calls.For(key+"after")) // finds out that the connection is broken
-	takeOne(t, s.limiter, calls.For(key+"after"))
-	return true
-}
-
-// requireTrue checks the answers against the rows. The tokens taken are the costs of some of the calls, each as a whole: of all
-// allowed calls, and of no call whose answer says that it took nothing.
-func (s *stand) requireTrue(t *testing.T, made []cutCall, askers []*asker) {
-	t.Helper()
-	taken := s.takenOf(t)
-	left := maps.Clone(taken)
-	var unknown []cutCall
-	buckets := map[string]bool{}
-	for i, m := range made {
+	reservations := 0
+	for i, c := range cutCrowd {
 		a := askers[i]
-		require.False(t, a.err != nil && a.allowed, "an error carries no admission")
-		for _, w := range m.wants {
-			buckets[w.bucket()] = true
-			require.True(t, a.err != nil || a.allowed || taken[w.bucket()]+w.cost > w.limit.Capacity(), "%s was refused while there was enough", w.bucket())
+		require.True(t, reached || a.err == nil, "call %d: %v", i, a.err)
+		taken := s.takenBy(t, c, key(i))
+		if a.err == nil || c.commits && !errors.Is(a.err, ratelimit.ErrCommitUnknown) {
+			require.Equal(t, a.allowed && a.err == nil, taken > 0, "call %d: allowed %t, %v, and %v is taken", i, a.allowed, a.err, taken)
 		}
-		switch {
-		case a.err == nil && a.allowed:
-			m.takeFrom(left, 1)
-		case a.err != nil && (!m.commits || errors.Is(a.err, ratelimit.ErrCommitUnknown)):
-			unknown = append(unknown, m)
+		require.Contains(t, []float64{0, c.cost}, taken, "call %d", i)
+		if len(c.limits) > 1 && c.commits && taken > 0 {
+			reservations++
 		}
 	}
-	maps.DeleteFunc(left, func(bucket string, _ float64) bool { return !buckets[bucket] })
-	require.True(t, areTaken(unknown, left), "beyond what was allowed these were taken: %v; these may be: %v", left, unknown)
-	require.Equal(t, s.outside.count(t, `SELECT count(*) FROM ratelimit.reservations`),
-		s.outside.count(t, `SELECT count(*) FROM ratelimit.buckets WHERE name = 'roomy' AND key LIKE '%r' AND value < 1e6 - 0.5`), "reservations and what they took")
+	require.Equal(t, reservations, s.outside.count(t, `SELECT count(*) FROM ratelimit.reservations WHERE keys[1] LIKE $1`, fmt.Sprint(n, " %")))
+	_, _ = s.limiter.Take(t.Context(), calls.For("after")) // finds out that the connection is broken
+	takeOne(t, s.limiter, calls.For("after"))
+	return reached
 }
 
-// areTaken reports whether the costs of some of the calls add up to exactly taken.
-func areTaken(calls []cutCall, taken map[string]float64) bool {
-	if len(calls) == 0 {
-		return !slices.ContainsFunc(slices.Collect(maps.Values(taken)), func(n float64) bool { return n != 0 })
-	}
-	c := calls[0]
-	if areTaken(calls[1:], taken) {
-		return true
-	}
-	c.takeFrom(taken, 1)
-	defer c.takeFrom(taken, -1)
-	return areTaken(calls[1:], taken)
-}
-
-// takenOf returns how many tokens were taken from each bucket of the limits of crowds.
-func (s *stand) takenOf(t *testing.T) map[string]float64 {
+// takenBy returns how many tokens a call has taken, which must be as many of each of its buckets.
+func (s *stand) takenBy(t *testing.T, c cutCall, key string) (taken float64) {
 	t.Helper()
-	taken := map[string]float64{}
-	for _, r := range s.outside.rows(t, "") {
-		for _, limit := range []ratelimit.Limit{calls, shardedCalls, roomy, other, scarce, sliced} {
-			if r.Name == limit.Name() {
-				rows := 1.0
-				if limit == shardedCalls {
-					rows = 8
-				}
-				taken[r.Name+" "+r.Key] += limit.Capacity()/rows - r.Value // of a row it may be a part of a token
-			}
+	for i, request := range c.requests(key) {
+		if request.Limit() == tight {
+			continue
 		}
-	}
-	for bucket, n := range taken {
-		taken[bucket] = math.Round(n) // without the fraction that arrived meanwhile
+		of := math.Round(request.Limit().Capacity() - tokens(t, s.outside.limiter, request))
+		require.True(t, i == 0 || of == taken, "%v of %s, %v of another limit", of, request.Limit().Name(), taken)
+		taken = of
 	}
 	return taken
 }

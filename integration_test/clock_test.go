@@ -1,6 +1,7 @@
 package integration_test
 
 import (
+	"context"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -25,37 +26,29 @@ func requireExactRefill(t *testing.T, before, after row, taken float64) {
 // A statement's time is its start. After a wait for the row, that time may be before the row's own.
 func TestWaitingForTheRowCreditsNoInstantTwice(t *testing.T) {
 	t.Parallel()
-	requests := map[string]func(key string) []ratelimit.Request{
-		"OneLimit": func(key string) []ratelimit.Request { return []ratelimit.Request{steady.For(key)} },
-		"SeveralLimits": func(key string) []ratelimit.Request {
-			return []ratelimit.Request{steady.For(key), roomy.For(key), other.For(key)}
-		},
-	}
 	b := setup(t)
-	for name, ask := range requests {
-		for _, c := range callers() {
-			t.Run(name+"/"+c.name, func(t *testing.T) { // not parallel: waiting counts all
-				key := t.Name()
-				requireAllowed(t, taking(steady.For(key).Cost(5e5)), b.limiter)
-				before := b.row(t, "steady", key)
+	for _, c := range callers() {
+		t.Run(c.name, func(t *testing.T) { // not parallel: waiting counts all
+			key := t.Name()
+			takeOne(t, b.limiter, steady.For(key).Cost(5e5))
+			before := b.row(t, "steady", key)
 
-				holder := b.begin(t, pgx.ReadCommitted)
-				requireAllowed(t, taking(steady.For(key)), b.limiter.WithTx(holder))
-				waited := make(chan error, 1)
-				var told ratelimit.Decision
-				go func() {
-					var err error
-					told, err = c.take(t.Context(), b.db(), b.limiter, ask(key)...)
-					waited <- err
-				}()
-				eventually(t, "the caller waits for the row", func() bool { return waiting(t, b.pool) == 1 })
-				requireAllowed(t, taking(steady.For(key)), b.limiter.WithTx(holder))
-				require.NoError(t, holder.Commit(t.Context()))
-				require.NoError(t, <-waited)
-				require.True(t, told.Allowed)
-				requireExactRefill(t, before, b.row(t, "steady", key), 3)
-			})
-		}
+			holder := b.begin(t, pgx.ReadCommitted)
+			takeOne(t, b.limiter.WithTx(holder), steady.For(key))
+			var waiters []*asker
+			for i, requests := range [][]ratelimit.Request{{steady.For(key)}, {steady.For(key), roomy.For(key), other.For(key)}} {
+				process := b.with(t, ratelimit.Config{})
+				waiters = append(waiters, startAsking(t, func(ctx context.Context) (bool, error) {
+					d, err := c.take(ctx, b.db(), process, requests...)
+					return d.Allowed, err
+				}))
+				eventually(t, "the caller waits for the row", func() bool { return waiting(t, b.pool) == i+1 })
+			}
+			takeOne(t, b.limiter.WithTx(holder), steady.For(key))
+			require.NoError(t, holder.Commit(t.Context()))
+			requireAllAllowed(t, waiters...)
+			requireExactRefill(t, before, b.row(t, "steady", key), 4)
+		})
 	}
 }
 
@@ -67,15 +60,14 @@ func TestLongTransactionDecidesAtThePresent(t *testing.T) {
 		t.Run(level.name, func(t *testing.T) {
 			t.Parallel()
 			key := t.Name()
-			requireAllowed(t, taking(steady.For(key).Cost(5e5)), b.limiter)
+			takeOne(t, b.limiter, steady.For(key).Cost(5e5))
 			before := b.row(t, "steady", key)
 			old := b.begin(t, level.level)
-			var meanwhile ratelimit.Decision
-			for range 100 {
-				var err error
-				meanwhile, err = b.limiter.Take(t.Context(), steady.For(key))
-				require.NoError(t, err)
+			for range 99 {
+				takeOne(t, b.limiter, steady.For(key))
 			}
+			meanwhile, err := b.limiter.Take(t.Context(), steady.For(key))
+			require.NoError(t, err)
 			d, err := b.limiter.WithTx(old).Take(t.Context(), steady.For(key))
 			require.NoError(t, err)
 			require.True(t, d.Allowed)

@@ -60,24 +60,6 @@ func TestErrorsSayOnceWhereTheyComeFrom(t *testing.T) {
 	}
 }
 
-// beaten is a pool on which every statement that takes loses against another transaction.
-type beaten struct{ ratelimit.Pool }
-
-func (p beaten) Query(ctx context.Context, _ string, _ ...any) (pgx.Rows, error) {
-	return p.Pool.Query(ctx, `SELECT 1 / (CASE WHEN ratelimit.lose() THEN 0 ELSE 1 END)`)
-}
-
-func TestATakeThatAlwaysLosesIsContended(t *testing.T) {
-	t.Parallel()
-	fastPathOnly(t, "it makes a statement of the fast path lose")
-	s, ctx := newStand(t), t.Context()
-	s.outside.exec(t, `CREATE FUNCTION ratelimit.lose() RETURNS boolean LANGUAGE plpgsql AS $$ BEGIN RAISE SQLSTATE '40001'; END $$`)
-	require.NoError(t, s.takeOutside(ctx, "ada"))
-	limiter, err := ratelimit.New(beaten{s.pool}, ratelimit.Config{MaxAttempts: 2})
-	require.NoError(t, err)
-	requireOnePrefix(t, limiter.Require(ctx, calls.For("ada")), ratelimit.ErrContended, "Require")
-}
-
 // The error for a role without privileges names them, and with these every call works.
 func TestAMissingGrantIsNamed(t *testing.T) {
 	t.Parallel()

@@ -349,76 +349,27 @@ func waitsLong(t *testing.T, pool *pgxpool.Pool, tx pgx.Tx) (long bool) {
 	return long
 }
 
-// A lock or statement timeout of the session or of the database ends calls that wait for a locked row, but not the calls that share
-// their batches.
+// A lock_timeout of the session ends the calls that wait for a locked row, but not the calls that share their batches.
 func TestATimeoutOfTheServerHarmsNoInnocent(t *testing.T) {
 	t.Parallel()
-	verbs := []call{everyCall["Require"], everyCall["TakeSeveral"], everyCall["Reserve"]}
-	for setting, test := range map[string]struct{ value, code string }{
-		"lock_timeout":      {"300ms", "55P03"}, // calls for other rows can wait for a lock of the table on a busy machine
-		"statement_timeout": {"2s", "57014"},
-	} {
-		for _, ofDatabase := range []bool{false, true} {
-			t.Run(fmt.Sprintf("%s/OfDatabase=%t", setting, ofDatabase), func(t *testing.T) {
-				t.Parallel()
-				if setting == "statement_timeout" {
-					testsize.Nightly(t, "a statement of an innocent call may take that long on a busy machine")
-				}
-				s := newStand(t, roomyPool, func(c *pgxpool.Config) {
-					if !ofDatabase {
-						c.ConnConfig.RuntimeParams[setting] = test.value
-					}
-				})
-				const held, innocents = 3, 20
-				for key := range held {
-					defer s.outside.holdKey(t, fate.For(fmt.Sprint("held ", key)), key > 0)()
-				}
-				if ofDatabase {
-					s.setDefault(t, setting, test.value)
-				}
-				over := make(chan struct{})
-				var innocent sync.WaitGroup
-				innocent.Add(innocents)
-				go func() { innocent.Wait(); close(over) }()
-				require.NoError(t, atonce.Do(innocents+held*len(verbs), func(caller int) error {
-					if caller >= innocents {
-						return s.failUntil(over, verbs[caller%len(verbs)], fate.For(fmt.Sprint("held ", caller%held)), test.code)
-					}
-					defer innocent.Done()
-					for round := range testsize.Of(2, 12) {
-						key := fmt.Sprint("free ", caller, " ", round%3)
-						for _, call := range verbs {
-							if err := call(t.Context(), s.limiter, "", fate.For(key)); err != nil {
-								return err
-							}
-						}
-						err := errors.Join(s.limiter.Require(t.Context(), sliced.For(key)), s.limiter.Require(t.Context(), fate.For(key), wide.For(key)),
-							errOf(s.limiter.Check(t.Context(), fate.For("held 0"))))
-						if err != nil {
-							return err
-						}
-					}
-					return nil
-				}))
-				require.Zero(t, s.outside.count(t, `SELECT count(*) FROM ratelimit.reservations WHERE keys[1] LIKE 'held%'`))
-			})
+	s := newStand(t, roomyPool, func(c *pgxpool.Config) {
+		c.ConnConfig.RuntimeParams["lock_timeout"] = "300ms" // calls for other rows can wait for a lock of the table on a busy machine
+	})
+	defer s.outside.holdKey(t, fate.For("held"), true)()
+	require.NoError(t, atonce.Do(16, func(caller int) error {
+		for _, name := range []string{"Require", "TakeSeveral", "Reserve", "Require"} {
+			key, code := "held", "55P03"
+			if caller%2 == 0 {
+				key, code = fmt.Sprint("free ", caller), ""
+			}
+			err := everyCall[name](t.Context(), s.limiter, "", fate.For(key))
+			if sqlstate(err) != code || (err == nil) != (code == "") {
+				return fmt.Errorf("%s for %s: %w", name, key, err)
+			}
 		}
-	}
-}
-
-// failUntil repeats a call for a locked row until over is closed, at least once. It returns an error if the call fails with another
-// code.
-func (s *stand) failUntil(over chan struct{}, call call, held ratelimit.Request, code string) error {
-	for {
-		if err := call(context.Background(), s.limiter, "", held); sqlstate(err) != code {
-			return fmt.Errorf("not told that %v is held: %w", held, err)
-		}
-		select {
-		case <-over:
-			return nil
-		default:
-		}
-	}
+		return nil
+	}))
+	require.Zero(t, s.outside.count(t, `SELECT count(*) FROM ratelimit.reservations WHERE keys[1] LIKE 'held%'`))
 }
 
 // A cancel request ends the statement of the caller who gave up, but no later statement on the same connection. Callers of other

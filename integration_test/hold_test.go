@@ -4,27 +4,15 @@ import (
 	"context"
 	"errors"
 	"runtime"
-	"sync"
-	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
-	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
-	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
-
-// free returns how many slots of jobs a key has.
-func free(t *testing.T, l *ratelimit.Limiter, request ratelimit.Request) float64 {
-	t.Helper()
-	v, err := l.Value(t.Context(), request)
-	require.NoError(t, err)
-	return v.Tokens
-}
 
 // TestHoldGivesBack promises that a slot is held while the work runs and free afterwards, however the work ends.
 func TestHoldGivesBack(t *testing.T) {
@@ -34,7 +22,7 @@ func TestHoldGivesBack(t *testing.T) {
 	failure := errors.New("it failed")
 	work := func(end func(ctx context.Context) error) error {
 		return b.limiter.Hold(t.Context(), func(ctx context.Context, lease ratelimit.Lease) error {
-			require.Zero(t, free(t, b.limiter, jobs.For("k")))
+			require.Zero(t, tokens(t, b.limiter, jobs.For("k")))
 			found, held := ratelimit.LeaseFromContext(ctx)
 			require.True(t, held)
 			require.Equal(t, lease, found)
@@ -44,13 +32,11 @@ func TestHoldGivesBack(t *testing.T) {
 	require.NoError(t, work(func(context.Context) error { return nil }))
 	require.Equal(t, failure, work(func(context.Context) error { return failure }))
 	require.PanicsWithValue(t, "broken", func() { _ = work(func(context.Context) error { panic("broken") }) })
-	var ended sync.WaitGroup
-	ended.Go(func() { _ = work(func(context.Context) error { runtime.Goexit(); return nil }) })
-	ended.Wait()
+	require.True(t, ended(func() { _ = work(func(context.Context) error { runtime.Goexit(); return nil }) }))
 	var kept context.Context
 	require.NoError(t, work(func(ctx context.Context) error { kept = ctx; return nil }))
 	require.Equal(t, context.Canceled, context.Cause(kept), "the context ends with the work")
-	require.Equal(t, 1.0, free(t, b.limiter, jobs.For("k")))
+	require.Equal(t, 1.0, tokens(t, b.limiter, jobs.For("k")))
 	require.InDelta(t, 90, b.held(t, "hourly", "k"), 1e-6, "tokens stay taken")
 }
 
@@ -69,14 +55,7 @@ func TestHoldRefuses(t *testing.T) {
 		return nil
 	}, jobs.For("k")))
 	require.ErrorIs(t, b.limiter.Hold(t.Context(), never, hourly.For("k")), ratelimit.ErrInvalidRequest)
-	tx := b.begin(t, pgx.Serializable)
-	require.ErrorIs(t, b.limiter.WithTx(tx).Hold(t.Context(), never, jobs.For("k")), ratelimit.ErrInvalidConfig)
-	held, release := b.limiter.WithTx(tx).Keep(t.Context(), ratelimit.Lease{ID: "L1"})
-	require.ErrorIs(t, context.Cause(held), ratelimit.ErrInvalidConfig)
-	release()
-	_, err := b.limiter.WithTx(tx).Take(t.Context(), hourly.For("k"))
-	require.NoError(t, err, "the transaction can be used")
-	held, release = b.limiter.Keep(t.Context(), ratelimit.Lease{ID: "L1"})
+	held, release := b.limiter.Keep(t.Context(), ratelimit.Lease{ID: "L1"})
 	require.ErrorIs(t, context.Cause(held), ratelimit.ErrLeaseLost)
 	require.ErrorIs(t, context.Cause(held), ratelimit.ErrInvalidLease)
 	release()
@@ -89,96 +68,40 @@ func TestHoldOutlivesTheLease(t *testing.T) {
 	jobs := ratelimit.Define("jobs", ratelimit.Concurrency{Most: 1, Lease: lease})
 	inVirtualTime(t, func(t *testing.T, b *bundle) {
 		t.Helper()
-		var renewals atomic.Int64
-		l := b.with(t, ratelimit.Config{AsOf: time.Now, Observer: observing(func(event ratelimit.Event) {
-			if leased, is := event.(ratelimit.Leased); is && leased.Verb == "renew_lease" && !leased.Lost {
-				renewals.Add(1)
-			}
-		})})
-		acquired, err := b.limiter.Acquire(t.Context(), jobs.For("k"))
-		require.NoError(t, err)
-		held, release := l.Keep(t.Context(), ratelimit.Lease{ID: acquired.ID})
+		l := b.with(t, ratelimit.Config{AsOf: time.Now})
+		held, release := l.Keep(t.Context(), ratelimit.Lease{ID: acquire(t, b.limiter, jobs.For("k")).ID})
 		time.Sleep(3 * lease)
-		require.GreaterOrEqual(t, renewals.Load(), int64(4))
 		require.NoError(t, held.Err())
-		other, err := b.limiter.Acquire(t.Context(), jobs.For("k"))
-		require.NoError(t, err)
-		require.False(t, other.Allowed)
+		refused(t, b.limiter, jobs.For("k"))
 		release()
 		require.Equal(t, context.Canceled, context.Cause(held))
-		require.Equal(t, 1.0, free(t, b.limiter, jobs.For("k")))
+		require.Equal(t, 1.0, tokens(t, b.limiter, jobs.For("k")))
 	})
 }
 
-// TestHoldEndsWorkThatLostItsSlot promises that losing a slot cancels the work's context, and that the caller gets an error. This
-// holds also if another caller or a step of the database's clock ended the lease.
+// TestHoldEndsWorkThatLostItsSlot promises that losing a slot cancels the work's context, and that the caller gets an error. TestKeep of
+// internal/slots has the other ways to lose one.
 func TestHoldEndsWorkThatLostItsSlot(t *testing.T) {
 	t.Parallel()
 	jobs := ratelimit.Define("jobs", ratelimit.Concurrency{Most: 1, Lease: time.Minute})
-	for name, steal := range map[string]func(ctx context.Context, b *bundle, lease ratelimit.Lease) error{
-		"ByARelease": func(ctx context.Context, b *bundle, lease ratelimit.Lease) error {
-			return b.limiter.Release(ctx, lease.ID)
-		},
-		"ByAReset": func(ctx context.Context, b *bundle, _ ratelimit.Lease) error {
-			return b.limiter.Reset(ctx, jobs.For("k"))
-		},
-		"ByALostRow": func(ctx context.Context, b *bundle, _ ratelimit.Lease) error {
-			_, err := b.pool.Exec(ctx, "DELETE FROM ratelimit.buckets")
-			return err
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			inVirtualTime(t, func(t *testing.T, b *bundle) {
-				t.Helper()
-				failure := errors.New("it stopped")
+	inVirtualTime(t, func(t *testing.T, b *bundle) {
+		t.Helper()
+		for name, steal := range map[string]func(lease ratelimit.Lease) error{
+			"ByARelease": func(lease ratelimit.Lease) error { return b.limiter.Release(t.Context(), lease.ID) },
+			"ByAReset":   func(ratelimit.Lease) error { return b.limiter.Reset(t.Context(), jobs.For("k")) },
+			"ByALostRow": func(ratelimit.Lease) error { return errOf(b.pool.Exec(t.Context(), "DELETE FROM ratelimit.buckets")) },
+		} {
+			for _, end := range []error{nil, errFull} {
 				err := b.limiter.Hold(t.Context(), func(ctx context.Context, lease ratelimit.Lease) error {
-					if err := steal(ctx, b, lease); err != nil {
-						return err
-					}
+					require.NoError(t, steal(lease), name)
 					<-ctx.Done()
-					require.ErrorIs(t, context.Cause(ctx), ratelimit.ErrLeaseLost)
-					return failure
+					require.ErrorIs(t, context.Cause(ctx), ratelimit.ErrLeaseLost, name)
+					return end
 				}, jobs.For("k"))
-				require.ErrorIs(t, err, ratelimit.ErrLeaseLost)
-				require.ErrorIs(t, err, failure)
-			})
-		})
-	}
-
-	t.Run("ByAClockThatStepsForward", func(t *testing.T) {
-		t.Parallel()
-		inVirtualTime(t, func(t *testing.T, b *bundle) {
-			t.Helper()
-			var ahead atomic.Int64
-			l := b.with(t, ratelimit.Config{AsOf: func() time.Time { return time.Now().Add(time.Duration(ahead.Load())) }})
-			err := l.Hold(t.Context(), func(ctx context.Context, _ ratelimit.Lease) error {
-				ahead.Store(int64(time.Hour))
-				<-ctx.Done()
-				return nil
-			}, jobs.For("k"))
-			require.ErrorIs(t, err, ratelimit.ErrLeaseLost, "also where the work says that it is done")
-		})
-	})
-
-	t.Run("ByARowThatSomebodyHolds", func(t *testing.T) { // by the real clock: virtual time stops while a statement waits
-		t.Parallel()
-		testsize.Long(t, "waits for the end of a lease")
-		b := setup(t)
-		short := ratelimit.Define("jobs", ratelimit.Concurrency{Most: 1, Lease: 600 * time.Millisecond})
-		err := b.limiter.Hold(t.Context(), func(ctx context.Context, _ ratelimit.Lease) error {
-			tx, err := b.pool.Begin(context.WithoutCancel(ctx))
-			if err != nil {
-				return err
+				require.ErrorIs(t, err, ratelimit.ErrLeaseLost, name)
+				require.True(t, end == nil || errors.Is(err, end), name)
 			}
-			if _, err := tx.Exec(context.WithoutCancel(ctx), "SELECT FROM ratelimit.buckets FOR UPDATE"); err != nil {
-				return err
-			}
-			<-ctx.Done()
-			require.ErrorIs(t, context.Cause(ctx), ratelimit.ErrLeaseLost)
-			return tx.Rollback(context.WithoutCancel(ctx))
-		}, short.For("k"))
-		require.ErrorIs(t, err, ratelimit.ErrLeaseLost)
+		}
 	})
 }
 

@@ -14,7 +14,6 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
-	"github.com/pgratelimit/pgratelimit/integration_test/internal/atonce"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -114,26 +113,6 @@ func TestAConnectionInATransactionIsNotEndedByTheLimiter(t *testing.T) {
 			takeOne(t, limiter, roomy.For("a"))
 		})
 	}
-}
-
-// A transaction that waits in a queue has a connection, so the head of the queue must not wait for one.
-func TestInTxGetsEverybodyThroughOnAFewConnections(t *testing.T) {
-	t.Parallel()
-	onEach(t, func(t *testing.T, on backend) {
-		const workers, each = 64, 5
-		b := on.setup(t, func(c *pgxpool.Config) { c.MaxConns = 4 })
-		hot := ratelimit.Define("hot", hoard(workers*each)).Global()
-		require.NoError(t, atonce.Do(workers, func(int) error {
-			for range each {
-				err := b.limiter.InTx(t.Context(), func(tx pgx.Tx) error { return b.limiter.WithTx(tx).Require(t.Context(), hot) })
-				if err != nil {
-					return err
-				}
-			}
-			return nil
-		}))
-		require.InDelta(t, 0, b.row(t, "hot", "").Value, 1e-3)
-	}, onPostgres, inMemory)
 }
 
 // execModes are the modes in which pgx sends statements.
@@ -275,7 +254,8 @@ func TestAHookThatEndsItsGoroutineLeavesNoTransactionOpen(t *testing.T) {
 	t.Parallel()
 	const most = 20 // times that a call asks for the time
 	b := setup(t)
-	hooked := map[string]call{
+	for name, call := range map[string]call{
+		"Reserve": everyCall["Reserve"], "Settle": everyCall["Settle"], "Cancel": everyCall["Cancel"], "Renew": everyCall["Renew"], "Prune": everyCall["Prune"],
 		"ShardedTake": func(ctx context.Context, l *ratelimit.Limiter, _ string, _ ratelimit.Request) error {
 			return errOf(l.Take(ctx, wide.For("hooked").Cost(wide.Capacity()/2)))
 		},
@@ -285,17 +265,14 @@ func TestAHookThatEndsItsGoroutineLeavesNoTransactionOpen(t *testing.T) {
 		"InTx": func(ctx context.Context, l *ratelimit.Limiter, id string, r ratelimit.Request) error {
 			return l.InTx(ctx, func(tx pgx.Tx) error { return everyCall["TakeSeveral"](ctx, l.WithTx(tx), id, r) })
 		},
-	}
-	for _, name := range []string{"Reserve", "Settle", "Cancel", "Renew", "Prune"} {
-		hooked[name] = everyCall[name]
-	}
-	for name, call := range hooked {
+	} {
 		for exit, end := range exits {
 			t.Run(name+exit, func(t *testing.T) { // not parallel: they share the pool
 				finished := false
-				for nth := int64(1); !finished && nth <= most; nth++ {
-					key := fmt.Sprint(t.Name(), nth)
-					r, err := b.limiter.Reserve(t.Context(), roomy.For(key))
+				for nth := int64(1); !finished; nth++ {
+					require.LessOrEqual(t, nth, int64(most), "a call asks for the time fewer times")
+					request := roomy.For(fmt.Sprint(t.Name(), nth))
+					r, err := b.limiter.Reserve(t.Context(), request)
 					require.NoError(t, err)
 					var asked atomic.Int64
 					limiter := b.with(t, ratelimit.Config{AsOf: func() time.Time {
@@ -304,14 +281,13 @@ func TestAHookThatEndsItsGoroutineLeavesNoTransactionOpen(t *testing.T) {
 						}
 						return time.Now()
 					}})
-					finished = !ended(func() { err = call(t.Context(), limiter, r.ID, roomy.For(key)) })
+					finished = !ended(func() { err = call(t.Context(), limiter, r.ID, request) })
 					if err != nil && strings.Contains(err.Error(), "the goroutine of the batch has exited") {
 						finished, err = false, nil // it was not the caller's
 					}
 					require.NoError(t, err)
 					b.requireNothingOpen(t)
 				}
-				require.True(t, finished, "a call asks for the time fewer than %d times", most)
 			})
 		}
 	}

@@ -84,8 +84,15 @@ func TestCallsTakeFewRoundTrips(t *testing.T) {
 	}
 	b, w := setupCounted(t)
 	var id string // of the reservation of the row
-	on := func(call func(ctx context.Context, l *ratelimit.Limiter, id string) error) verb {
-		return func(ctx context.Context, l *ratelimit.Limiter) (bool, error) { return true, call(ctx, l, id) }
+	byName := func(name string) verb {
+		return func(ctx context.Context, l *ratelimit.Limiter) (bool, error) {
+			return true, everyCall[name](ctx, l, id, three[0])
+		}
+	}
+	settling := func(requests ...ratelimit.Request) verb {
+		return func(ctx context.Context, l *ratelimit.Limiter) (bool, error) {
+			return true, l.Settle(ctx, id, requests...)
+		}
 	}
 	for _, test := range []struct {
 		name             string
@@ -119,21 +126,15 @@ func TestCallsTakeFewRoundTrips(t *testing.T) {
 		{"Check", nil, checking(five...), false, 1, 1},
 		{"Value", nil, valuing(roomy.For("a")), false, 1, 1},
 		{"Reset", nil, resetting(five...), false, 2, 2},
-		{"Settle", reserved(three[0]), on(func(ctx context.Context, l *ratelimit.Limiter, id string) error { return l.Settle(ctx, id) }), false, 2, 2},
-		{"SettleWithASurplus", reserved(three[0]), on(func(ctx context.Context, l *ratelimit.Limiter, id string) error {
-			return l.Settle(ctx, id, three[0].Cost(0.5))
-		}), false, 3, 4},
-		{"SettleOfThree", reserved(three...), on(func(ctx context.Context, l *ratelimit.Limiter, id string) error {
-			return l.Settle(ctx, id, three[0].Cost(0.5), three[1].Cost(2))
-		}), false, 3, 4},
-		{"Cancel", reserved(three[0]), on(func(ctx context.Context, l *ratelimit.Limiter, id string) error { return l.Cancel(ctx, id) }), false, 3, 4},
-		{"Renew", reserved(three[0]), on(func(ctx context.Context, l *ratelimit.Limiter, id string) error { return errOf(l.Renew(ctx, id)) }), false, 3, 3},
-		{"Start", reserved(three[0]), on(func(ctx context.Context, l *ratelimit.Limiter, id string) error { return errOf(l.Start(ctx, id)) }), false, 2, 2},
-		{"Started", reserved(three[0]), on(func(ctx context.Context, l *ratelimit.Limiter, id string) error { return errOf(l.Started(ctx, id)) }), false, 2, 1},
-		{"Charge", nil, on(func(ctx context.Context, l *ratelimit.Limiter, _ string) error { return l.Charge(ctx, three[0]) }), false, 2, 2},
-		{"ChargeThree", nil, on(func(ctx context.Context, l *ratelimit.Limiter, _ string) error { return l.Charge(ctx, three...) }), false, 2, 2},
-		{"Credit", nil, on(func(ctx context.Context, l *ratelimit.Limiter, _ string) error { return l.Credit(ctx, three[0]) }), false, 2, 2},
-		{"CreditThree", nil, on(func(ctx context.Context, l *ratelimit.Limiter, _ string) error { return l.Credit(ctx, three...) }), false, 2, 2},
+		{"Settle", reserved(three[0]), settling(), false, 2, 2},
+		{"SettleWithASurplus", reserved(three[0]), settling(three[0].Cost(0.5)), false, 3, 4},
+		{"SettleOfThree", reserved(three...), settling(three[0].Cost(0.5), three[1].Cost(2)), false, 3, 4},
+		{"Cancel", reserved(three[0]), byName("Cancel"), false, 3, 4},
+		{"Renew", reserved(three[0]), byName("Renew"), false, 3, 3},
+		{"Start", reserved(three[0]), byName("Start"), false, 2, 2},
+		{"Started", reserved(three[0]), byName("Started"), false, 2, 1},
+		{"Charge", nil, byName("Charge"), false, 2, 2},
+		{"Credit", nil, byName("Credit"), false, 2, 2},
 	} {
 		t.Run(test.name, func(t *testing.T) { // not parallel: they share the connection
 			trips := func(limiter *ratelimit.Limiter) int {
@@ -212,29 +213,26 @@ func TestLeasesTakeFewRoundTrips(t *testing.T) {
 func TestFirstCallsTakeOneRoundTripMore(t *testing.T) {
 	t.Parallel()
 	b, w := setupCounted(t)
-	take := func(l *ratelimit.Limiter) error { _, err := l.Take(t.Context(), roomy.For("a")); return err }
-	for name, call := range map[string]func(l *ratelimit.Limiter) error{
-		"Take":   take,
-		"Check":  func(l *ratelimit.Limiter) error { _, err := l.Check(t.Context(), roomy.For("a")); return err },
-		"Expire": func(l *ratelimit.Limiter) error { _, err := l.Expire(t.Context()); return err },
-		"Prune":  func(l *ratelimit.Limiter) error { _, err := l.Prune(t.Context(), roomy); return err },
-		"InTx": func(l *ratelimit.Limiter) error {
-			return l.InTx(t.Context(), func(tx pgx.Tx) error { return take(l.WithTx(tx)) })
+	for name, call := range map[string]verb{
+		"Take":  taking(roomy.For("a")),
+		"Check": checking(roomy.For("a")),
+		"InTx":  inTx(taking(roomy.For("a"))),
+		"Expire": func(ctx context.Context, l *ratelimit.Limiter) (bool, error) {
+			return true, everyCall["Expire"](ctx, l, "", roomy.For("a"))
+		},
+		"Prune": func(ctx context.Context, l *ratelimit.Limiter) (bool, error) {
+			return true, everyCall["Prune"](ctx, l, "", roomy.For("a"))
 		},
 	} {
-		t.Run(name, func(t *testing.T) { // not parallel: they share the connection
-			trips := func(l *ratelimit.Limiter) int { return w.count(func() { require.NoError(t, call(l)) }) }
-			trips(b.limiter) // to prepare the statements
-			fresh := b.unbatched(t)
-			first := trips(fresh)
-			require.Equal(t, trips(fresh)+1, first)
-		})
+		trips := func(l *ratelimit.Limiter) int { return w.count(func() { requireAllowed(t, call, l) }) }
+		trips(b.limiter) // to prepare the statements
+		fresh := b.unbatched(t)
+		first := trips(fresh)
+		require.Equal(t, trips(fresh)+1, first, name)
 	}
-	t.Run("WithTx", func(t *testing.T) {
-		tx, fresh := b.begin(t, pgx.ReadCommitted), b.unbatched(t)
-		trips := func() int { return w.count(func() { require.NoError(t, take(fresh.WithTx(tx))) }) }
-		first := trips()
-		require.Equal(t, trips()+1, first)
-		require.NoError(t, tx.Commit(t.Context()))
-	})
+	tx, fresh := b.begin(t, pgx.ReadCommitted), b.unbatched(t)
+	trips := func() int { return w.count(func() { takeOne(t, fresh.WithTx(tx), roomy.For("a")) }) }
+	first := trips()
+	require.Equal(t, trips()+1, first)
+	require.NoError(t, tx.Commit(t.Context()))
 }

@@ -39,6 +39,7 @@ const (
 // exposed is everything that a program with a Limiter shows to others.
 type exposed struct {
 	logtest.Journal
+	tracing // none
 
 	counts  *promlimit.Observer
 	metrics *sdkmetric.ManualReader
@@ -57,11 +58,8 @@ func expose(t *testing.T) (*exposed, ratelimit.Observer) {
 		TracerProvider: sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(e.spans)),
 	})
 	require.NoError(t, err)
-	return e, ratelimit.Observers(sloglimit.New(sloglimit.Config{Logger: e.logger()}), e.counts, traces)
-}
-
-func (e *exposed) logger() *slog.Logger {
-	return slog.New(slog.NewJSONHandler(e, &slog.HandlerOptions{Level: slog.LevelDebug}))
+	logger := slog.New(slog.NewJSONHandler(e, &slog.HandlerOptions{Level: slog.LevelDebug}))
+	return e, ratelimit.Observers(sloglimit.New(sloglimit.Config{Logger: logger}), e.counts, traces)
 }
 
 // failed writes an error in each way in which a caller would.
@@ -87,24 +85,12 @@ func (e *exposed) all(t *testing.T) string {
 	return text
 }
 
-// TraceQueryStart and the others are what a tracer of pgx that writes errors writes.
-func (e *exposed) TraceQueryStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceQueryStartData) context.Context {
-	return ctx
-}
-
+// TraceQueryEnd and the others are of a tracer of pgx that writes errors.
 func (e *exposed) TraceQueryEnd(_ context.Context, _ *pgx.Conn, data pgx.TraceQueryEndData) {
 	e.failed(data.Err)
 }
 
-func (e *exposed) TraceBatchStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceBatchStartData) context.Context {
-	return ctx
-}
-
 func (e *exposed) TraceBatchQuery(_ context.Context, _ *pgx.Conn, data pgx.TraceBatchQueryData) {
-	e.failed(data.Err)
-}
-
-func (e *exposed) TraceBatchEnd(_ context.Context, _ *pgx.Conn, data pgx.TraceBatchEndData) {
 	e.failed(data.Err)
 }
 
@@ -160,11 +146,10 @@ func TestNothingThatIsShownHoldsASecret(t *testing.T) {
 // showCalls makes every call, allowed and refused, and calls that cannot be.
 func (s *stand) showCalls(t *testing.T, shown *exposed, limiter *ratelimit.Limiter) {
 	t.Helper()
-	ctx := t.Context()
+	ctx, slot := t.Context(), daylong("slots", 1).For(secretEmail)
 	r, err := limiter.Reserve(ctx, roomy.For(secretEmail))
 	require.NoError(t, err)
-	lease, err := limiter.Acquire(ctx, daylong("slots", 1).For(secretEmail))
-	require.NoError(t, err)
+	lease := acquire(t, limiter, slot)
 	cancelled, cancel := context.WithCancel(ctx)
 	cancel()
 	for name, call := range everyCall {
@@ -175,20 +160,13 @@ func (s *stand) showCalls(t *testing.T, shown *exposed, limiter *ratelimit.Limit
 			shown.failed(call(ctx, limiter, unknownID, request))
 			shown.failed(call(cancelled, limiter, r.ID, request))
 			shown.failed(limiter.InTx(ctx, func(tx pgx.Tx) error { return call(ctx, limiter.WithTx(tx), r.ID, request) }))
-			d, err := limiter.Take(ctx, request, tight.For(secretEmail))
-			shown.failed(errors.Join(err, d.Err()))
-			_, _ = fmt.Fprintf(shown, "%s of %v: %v\n", name, request, d.Err())
+			shown.failed(limiter.Require(ctx, request, tight.For(secretEmail)))
+			_, _ = fmt.Fprintf(shown, "%s of %v\n", name, request)
 		}
 	}
-	_, err = limiter.Acquire(ctx, daylong("slots", 1).For(secretEmail))
-	shown.failed(err)
-	for range 2 {
-		shown.failed(limiter.Release(ctx, lease.ID))
-	}
-	_, err = limiter.RenewLease(ctx, lease.ID)
-	shown.failed(err)
-	_, err = limiter.RenewLease(ctx, lease.ID+"0")
-	shown.failed(err)
+	shown.failed(errOf(limiter.Acquire(ctx, slot)))
+	shown.failed(errors.Join(limiter.Release(ctx, lease.ID), limiter.Release(ctx, lease.ID)))
+	shown.failed(errors.Join(errOf(limiter.RenewLease(ctx, lease.ID)), errOf(limiter.RenewLease(ctx, lease.ID+"0"))))
 }
 
 // showFailures makes calls where the database fails in one way after the other.
@@ -207,8 +185,7 @@ func (s *stand) showFailures(t *testing.T, shown *exposed, config ratelimit.Conf
 			cancel()
 		}
 		shown.failed(limiter.Close(t.Context()))
-		_, err = limiter.Take(t.Context(), roomy.For(secretEmail))
-		shown.failed(err)
+		shown.failed(limiter.Require(t.Context(), roomy.For(secretEmail)))
 	}
 	other, unmade := config, config
 	other.HashKey, unmade.Schema = []byte("another-"+secretHashKey), "unmade"
@@ -229,9 +206,8 @@ func (s *stand) showFailures(t *testing.T, shown *exposed, config ratelimit.Conf
 	}
 	takeOne(t, s.with(t, ratelimit.Config{HashKey: config.HashKey}), roomy.For(secretEmail))
 	heal := s.setDefault(t, "lock_timeout", "20ms")
-	tx, err := s.outside.pool.Begin(t.Context())
-	require.NoError(t, err)
-	_, err = tx.Exec(t.Context(), `SELECT FROM ratelimit.buckets FOR UPDATE`)
+	tx := s.outside.begin(t, pgx.ReadCommitted)
+	_, err := tx.Exec(t.Context(), `SELECT FROM ratelimit.buckets FOR UPDATE`)
 	require.NoError(t, err)
 	ask(s.pool, config)
 	require.NoError(t, tx.Rollback(t.Context()))

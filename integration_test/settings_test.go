@@ -1,8 +1,7 @@
 package integration_test
 
 import (
-	"context"
-	"fmt"
+	"errors"
 	"os"
 	"strings"
 	"testing"
@@ -15,125 +14,43 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// Settings of the whole database change no answer.
-func TestDatabaseSettingsChangeNoAnswer(t *testing.T) {
-	t.Parallel()
-	testsize.Nightly(t, "forty races under eight settings of the database, some of which have the server compile each statement")
-	all := callers()
-	few := []caller{all[0], all[3]} // a transaction of the caller's, and standalone
-	tests := []struct {
-		name     string
-		settings []string
-		callers  []caller
-		tries    int // of each racer
-	}{
-		{"Serializable", []string{"default_transaction_isolation = 'serializable'"}, all, 6},
-		{"RepeatableRead", []string{"default_transaction_isolation = 'repeatable read'"}, all, 6},
-		{"NoIndexScan", []string{"enable_indexscan = off", "enable_indexonlyscan = off", "enable_bitmapscan = off"}, all, 6},
-		{"JustInTimeCompilation", []string{"jit = on", "jit_above_cost = 0"}, few, 2}, // each call takes its time
-		{"GenericPlans", []string{"plan_cache_mode = force_generic_plan"}, all, 6},
-		{"CustomPlans", []string{"plan_cache_mode = force_custom_plan"}, all, 6},
-		{"Timeouts", []string{"lock_timeout = '60s'", "statement_timeout = '60s'"}, all, 6}, // longer than any wait here
-		{"OtherTextAndTime", []string{"timezone = 'Pacific/Chatham'", "datestyle = 'SQL, DMY'", "bytea_output = 'escape'", "search_path = ''"}, all, 6},
-	}
-	for _, test := range tests {
-		t.Run(test.name, func(t *testing.T) {
-			t.Parallel()
-			b := setup(t)
-			for _, setting := range test.settings {
-				b.exec(t, fmt.Sprintf("ALTER DATABASE %s SET %s", pgx.Identifier{b.pool.Config().ConnConfig.Database}.Sanitize(), setting))
-			}
-			b.pool.Reset() // sessions take the settings when they begin
-			hot := ratelimit.Define("hot", hoard(float64(racers*test.tries/2)))
-			sharded := hoard(float64(racers * test.tries / 2))
-			sharded.Shards = 4
-			for _, c := range test.callers {
-				for _, several := range []bool{false, true} {
-					key := fmt.Sprintf("%s several=%v", c.name, several)
-					b.race(t, c, hot, test.tries, key, several)
-				}
-				b.race(t, c, ratelimit.Define("sharded", sharded), test.tries, c.name, false)
-			}
-			before := b.rows(t, "")
-			requireRefused(t, b.limiter, []ratelimit.Request{roomy.For("new"), hot.For("Standalone several=true")})
-			require.Equal(t, before, b.rows(t, ""))
-		})
-	}
-}
-
 // Every verb works in each query exec mode of the application's pool, because a pooler often allows only some of the modes.
 func TestEveryVerbWorksInEveryExecMode(t *testing.T) {
 	t.Parallel()
-	modes := []pgx.QueryExecMode{
-		pgx.QueryExecModeCacheStatement, pgx.QueryExecModeCacheDescribe, pgx.QueryExecModeDescribeExec,
-		pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol,
-	}
-	five := []ratelimit.Request{roomy.For("it's a \\ key"), roomy.For("a"), other.For("x"), other.Global(), pinch.For("ключ").Cost(0.1)}
-	window := ratelimit.Define("window", ratelimit.FixedWindow{Rate: 2, Period: century})
-	verbs := []struct {
-		name    string
-		allowed bool
-		call    verb
-	}{
-		{"Take", true, taking(roomy.For("a").Cost(0.1))},
-		{"TakeAWindow", true, taking(window.For("a").Cost(0.1))},
-		{"TakeFive", true, taking(five...)},
-		{"TakeRefused", false, taking(tight.For("empty"))},
-		{"TakeFiveAndRefused", false, taking(append(five, tight.For("empty"))...)},
-		{"TakeSharded", true, taking(wide.For("a").Cost(0.1))},
-		{"TakeShardedAndFive", true, taking(append(five, wide.For("ключ"))...)},
-		{"TakeShardedFromAllRows", true, taking(wide.For("b").Cost(2e5))},
-		{"TakeShardedRefused", false, taking(roomy.For("a"), wide.For("empty").Cost(0.1))},
-		{"TakeShardedRefusedByAllRows", false, taking(roomy.For("a"), wide.For("empty").Cost(2e5))},
-		{"ReserveSharded", true, reserving(wide.For("a").Cost(1e-3))},
-		{"CheckSharded", false, checking(wide.For("empty"))},
-		{"TakeNothing", true, taking(roomy.For("a").Cost(0))},
-		{"Check", true, checking(five...)},
-		{"CheckRefused", false, checking(roomy.For("a"), tight.For("empty"))},
-		{"Reserve", true, reserving(roomy.For("a").Cost(1e-3))},
-		{"ReserveFive", true, reserving(five...)},
-		{"Value", true, valuing(roomy.For("a"))},
-		{"Reset", true, resetting(five...)},
-	}
-	for _, mode := range modes {
+	for _, mode := range execModes {
 		t.Run(mode.String(), func(t *testing.T) {
 			t.Parallel()
 			b := setup(t, func(c *pgxpool.Config) { c.ConnConfig.DefaultQueryExecMode = mode })
-			takeAll(t, b.limiter, tight.For("empty"))
 			takeAll(t, b.limiter, wide.For("empty"))
-			for _, v := range verbs {
-				for _, where := range places(b) {
-					t.Run(v.name+where.name, func(t *testing.T) { // not parallel: they share the buckets
-						require.NoError(t, where.run(t.Context(), func(limiter *ratelimit.Limiter) error {
-							allowed, err := v.call(t.Context(), limiter)
-							require.NoError(t, err)
-							require.Equal(t, v.allowed, allowed)
-							return nil
-						}))
-					})
+			for _, c := range callers() {
+				within := func(call func(l *ratelimit.Limiter) error) error {
+					return c.within(t.Context(), b.pool, b.limiter, call)
 				}
+				key := c.name + " it's a \\ ключ"
+				r, err := b.limiter.Reserve(t.Context(), roomy.For(key))
+				require.NoError(t, err)
+				for name, call := range everyCall {
+					err := within(func(l *ratelimit.Limiter) error { return call(t.Context(), l, r.ID, roomy.For(key)) })
+					if !errors.Is(err, ratelimit.ErrReservationEnded) && (name != "Prune" || c.name == "Standalone") {
+						require.NoError(t, err, "%s %s", c.name, name)
+					}
+				}
+				for _, requests := range [][]ratelimit.Request{
+					{wide.For(key)},
+					{wide.For(key).Cost(2e5)}, // of all rows
+					{roomy.For(key), other.Global(), wide.For(key), pinch.For(key).Cost(0.1), slider.For(key)},
+				} {
+					require.NoError(t, within(func(l *ratelimit.Limiter) error { return l.Require(t.Context(), requests...) }), c.name)
+				}
+				for _, cost := range []float64{0.1, 2e5} {
+					err := within(func(l *ratelimit.Limiter) error {
+						return l.Require(t.Context(), roomy.For(key), wide.For("empty").Cost(cost))
+					})
+					require.ErrorIs(t, err, ratelimit.ErrLimited, c.name)
+				}
+				require.InDelta(t, 2-0.1, b.row(t, "pinch", key).Value, 1e-3)
 			}
-			require.InDelta(t, 2, b.row(t, "pinch", "ключ").Value, 1e-3)
-			require.InDelta(t, 2-3*0.1, b.row(t, "window", "a").Value, 1e-9)
 		})
-	}
-}
-
-// place is where a call is made: on the limiter itself, or in a transaction.
-type place struct {
-	name string
-	run  func(ctx context.Context, call func(*ratelimit.Limiter) error) error
-}
-
-func places(b *bundle) []place {
-	return []place{
-		{"Standalone", func(_ context.Context, call func(*ratelimit.Limiter) error) error { return call(b.limiter) }},
-		{"InACallersTransaction", func(ctx context.Context, call func(*ratelimit.Limiter) error) error {
-			return pgx.BeginFunc(ctx, b.pool, func(tx pgx.Tx) error { return call(b.limiter.WithTx(tx)) })
-		}},
-		{"InTx", func(ctx context.Context, call func(*ratelimit.Limiter) error) error {
-			return b.limiter.InTx(ctx, func(tx pgx.Tx) error { return call(b.limiter.WithTx(tx)) })
-		}},
 	}
 }
 
@@ -165,10 +82,8 @@ func TestTheChosenSettingsHold(t *testing.T) {
 func TestTakeIsExactWhenTheServerSummarizesItsConflicts(t *testing.T) {
 	t.Parallel()
 	testsize.Long(t, "a server of its own, and thousands of transactions")
-	b, _ := setupOwn(t, map[string]string{"max_connections": "40"}, func(c *pgxpool.Config) { c.MaxConns = racers + 2 })
-	hot := ratelimit.Define("hot", hoard(raceCapacity))
-	sharded := ratelimit.Define("sharded", ratelimit.TokenBucket{Rate: raceCapacity, Period: century, Shards: 8})
-	require.NoError(t, b.limiter.Reset(t.Context(), hot.For("shared"), sharded.For("shared")))
+	b := setupOwn(t, map[string]string{"max_connections": "40"}, func(c *pgxpool.Config) { c.MaxConns = racers + 2 })
+	takeOne(t, b.limiter, tight.For("old").Cost(0.5))
 	b.exec(t, `CREATE TABLE filler AS SELECT 0 AS n`)
 
 	old := b.begin(t, pgx.Serializable)
@@ -176,13 +91,14 @@ func TestTakeIsExactWhenTheServerSummarizesItsConflicts(t *testing.T) {
 	require.NoError(t, err)
 	summarize(t, b, `UPDATE filler SET n = n + 1`) // which also reads it
 
-	for i, c := range []caller{callers()[2], callers()[4]} {
-		key := []string{"shared", "new"}[i]
-		b.race(t, c, hot, racersTries, key, i > 0)
-		b.race(t, c, sharded, racersTries, key, i > 0)
+	for _, rows := range raceValues[raceRows] {
+		for place, row := range map[string]string{"Serializable": "Full", "InTx": "None"} {
+			cell := raceCellOf("Take", "TokenBucket", place, row, "ThreeLimits", rows, "ClockOfTheServer", "Batched", "OverRows")
+			t.Run(cell.String(), func(t *testing.T) { raceStand{b, cell}.run(t) }) // not parallel: meanwhile the transaction is open
+		}
 	}
-
-	_, err = b.limiter.WithTx(old).Take(t.Context(), hot.For("shared"))
+	takeOne(t, b.limiter, tight.For("old").Cost(0.5))
+	err = errOf(b.limiter.WithTx(old).Take(t.Context(), tight.For("old")))
 	require.True(t, ratelimit.IsRetryable(err), "the open transaction does not see what the others took: %v", err)
 }
 

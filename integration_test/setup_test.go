@@ -38,10 +38,9 @@ func setup(t *testing.T, configure ...func(*pgxpool.Config)) *bundle {
 }
 
 // setupOwn is setup on a server of the test's own.
-func setupOwn(t *testing.T, settings map[string]string, configure ...func(*pgxpool.Config)) (*bundle, *postgrestest.Server) {
+func setupOwn(t *testing.T, settings map[string]string, configure ...func(*pgxpool.Config)) *bundle {
 	t.Helper()
-	server := postgrestest.StartOwn(t, settings)
-	config, err := pgxpool.ParseConfig(server.URL())
+	config, err := pgxpool.ParseConfig(postgrestest.StartOwn(t, settings).URL())
 	require.NoError(t, err)
 	for _, set := range configure {
 		set(config)
@@ -54,7 +53,7 @@ func setupOwn(t *testing.T, settings map[string]string, configure ...func(*pgxpo
 	require.NoError(t, migrations.Up(t.Context(), pool, cfg))
 	b := &bundle{pool: pool, schema: "ratelimit"}
 	b.limiter = b.with(t, ratelimit.Config{})
-	return b, server
+	return b
 }
 
 // planModes are the values of plan_cache_mode.

@@ -73,84 +73,40 @@ func keepsRowLocks(t *testing.T, config *pgx.ConnConfig) (keeps bool) {
 func TestDifferentKeysNeverConflict(t *testing.T) {
 	t.Parallel()
 	const workers = 8
-	key := func(worker, _ int) string { return fmt.Sprint("key ", worker) }
-	fresh := func(worker, n int) string { return fmt.Sprintf("key %06d", n*workers+worker) }
-	jobs, others := daylong("jobs", 2), daylong("others", 2)
-	for name, test := range map[string]struct {
-		rows int // in the table, analyzed, before it starts
-		call func(ctx context.Context, l *ratelimit.Limiter, worker, n int) error
-	}{
-		"OverAWindowAndTwoLimits": {10, func(ctx context.Context, l *ratelimit.Limiter, worker, n int) error {
-			return l.Require(ctx, roomy.For(key(worker, n)), slider.For(fresh(worker, n)), other.For(fresh(worker, n)))
-		}},
-		"OverFiveLimitsOnOnePage": {40, func(ctx context.Context, l *ratelimit.Limiter, worker, _ int) error {
-			var requests []ratelimit.Request
-			for i := range 5 {
-				requests = append(requests, roomy.For(fmt.Sprint("key ", 5*worker+i)))
+	jobs := daylong("jobs", 2)
+	b := setupOwn(t, nil) // the transactions of other databases of a server count as neighbours
+	if keepsRowLocks(t, b.pool.Config().ConnConfig) {
+		b = setupOwn(t, map[string]string{"max_pred_locks_per_page": "64"}) // as docs/operations.md says
+	}
+	for i := range 5 * workers {
+		require.NoError(t, b.limiter.Reset(t.Context(), roomy.For(fmt.Sprint(i))))
+	}
+	b.exec(t, "ANALYZE ratelimit.buckets, ratelimit.reservations")
+	require.NoError(t, atonce.Do(workers, func(worker int) error {
+		for n := range testsize.Of(6, 350) {
+			key := fmt.Sprintf("key %06d", n/3*workers+worker) // of three transactions, the first of which makes its row
+			requests := []ratelimit.Request{slider.For(key), other.For(key)}
+			for i := range 5 { // on one page with the neighbours' rows
+				requests = append(requests, roomy.For(fmt.Sprint(5*worker+i)))
 			}
-			return l.Require(ctx, requests...)
-		}},
-		"OfReservations": {0, func(ctx context.Context, l *ratelimit.Limiter, worker, n int) error {
-			return lifeOfReservations(ctx, l, key(worker, n))
-		}},
-		"OfSlots": {0, func(ctx context.Context, l *ratelimit.Limiter, worker, n int) error {
-			key := fresh(worker, n/3) // each is used by three transactions, the first of which makes its row
-			lease, err := l.Acquire(ctx, jobs.For(key), others.For(key))
-			if err != nil || !lease.Allowed {
-				return errors.Join(err, lease.Err())
+			err := pgx.BeginTxFunc(t.Context(), b.pool, pgx.TxOptions{IsoLevel: pgx.Serializable}, func(tx pgx.Tx) error {
+				ctx, l := t.Context(), b.limiter.WithTx(tx)
+				first, err := l.Reserve(ctx, roomy.For(key).Cost(3), other.For(key))
+				second, again := l.Reserve(ctx, roomy.For(key).Cost(3))
+				lease, slot := l.Acquire(ctx, jobs.For(key))
+				return errors.Join(
+					l.Require(ctx, requests...), err, again, slot,
+					errOf(l.Start(ctx, first.ID)), l.Settle(ctx, first.ID, roomy.For(key).Cost(2), other.For(key).Cost(2)),
+					l.Cancel(ctx, second.ID), l.Credit(ctx, roomy.For(key), other.For(key)),
+					errOf(l.RenewLease(ctx, lease.ID)), l.Release(ctx, lease.ID),
+				)
+			})
+			if err != nil {
+				return fmt.Errorf("worker %d, transaction %d: %w", worker, n, err)
 			}
-			_, err = l.RenewLease(ctx, lease.ID)
-			return errors.Join(err, l.Release(ctx, lease.ID))
-		}},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			representative(t, name, "OfReservations")
-			b, _ := setupOwn(t, nil) // the transactions of other databases of a server count as neighbours
-			if name == "OverFiveLimitsOnOnePage" && keepsRowLocks(t, b.pool.Config().ConnConfig) {
-				b, _ = setupOwn(t, map[string]string{"max_pred_locks_per_page": "64"}) // as docs/operations.md says
-			}
-			limiter := b.with(t, ratelimit.Config{StaleAfter: 1}) // so that all reservations are late
-			for i := range test.rows {
-				require.NoError(t, limiter.Reset(t.Context(), roomy.For(fmt.Sprint("key ", i))))
-			}
-			b.exec(t, "ANALYZE ratelimit.buckets, ratelimit.reservations")
-			require.NoError(t, atonce.Do(workers, func(worker int) error {
-				for n := range testsize.Of(6, 350) {
-					err := pgx.BeginTxFunc(t.Context(), b.pool, pgx.TxOptions{IsoLevel: pgx.Serializable}, func(tx pgx.Tx) error {
-						return test.call(t.Context(), limiter.WithTx(tx), worker, n)
-					})
-					if err != nil {
-						return fmt.Errorf("worker %d, transaction %d: %w", worker, n, err)
-					}
-				}
-				return nil
-			}))
-		})
-	}
-}
-
-// lifeOfReservations makes one reservation and settles it, and makes another and cancels it. It costs four roomy: three and, as the
-// first is started late, three again, of which one is settled and one is credited back.
-func lifeOfReservations(ctx context.Context, limiter *ratelimit.Limiter, key string) error {
-	first, err := limiter.Reserve(ctx, roomy.For(key).Cost(3), other.For(key))
-	if err != nil {
-		return err
-	}
-	second, err := limiter.Reserve(ctx, roomy.For(key).Cost(3))
-	if err != nil {
-		return err
-	}
-	if _, err := limiter.Start(ctx, first.ID); err != nil {
-		return err
-	}
-	if err := limiter.Settle(ctx, first.ID, roomy.For(key).Cost(2), other.For(key).Cost(2)); err != nil {
-		return err
-	}
-	if err := limiter.Cancel(ctx, second.ID); err != nil {
-		return err
-	}
-	return limiter.Credit(ctx, roomy.For(key).Cost(1), other.For(key))
+		}
+		return nil
+	}))
 }
 
 // No verb leaves a SIREAD lock on our tables, under each plan of the server.

@@ -10,17 +10,17 @@ import (
 type tracing func(sql string)
 
 func (f tracing) TraceQueryStart(ctx context.Context, _ *pgx.Conn, data pgx.TraceQueryStartData) context.Context {
-	f(data.SQL)
+	if f != nil {
+		f(data.SQL)
+	}
 	return ctx
 }
 
 func (tracing) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
 
-func (f tracing) TraceBatchStart(ctx context.Context, _ *pgx.Conn, data pgx.TraceBatchStartData) context.Context {
+func (f tracing) TraceBatchStart(ctx context.Context, conn *pgx.Conn, data pgx.TraceBatchStartData) context.Context {
 	for _, query := range data.Batch.QueuedQueries {
-		if f != nil {
-			f(query.SQL)
-		}
+		f.TraceQueryStart(ctx, conn, pgx.TraceQueryStartData{SQL: query.SQL})
 	}
 	return ctx
 }
