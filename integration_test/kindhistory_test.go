@@ -2,25 +2,27 @@ package integration_test
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
+	"math"
 	"math/rand/v2"
 	"slices"
-	"sync"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/anishathalye/porcupine"
 	"github.com/jackc/pgx/v5"
-	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/integration_test/internal/atonce"
 	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// The answers to many concurrent callers in three processes, for a bucket of each kind, must be linearizable: the model in whole
-// numbers gives the same answers to the calls in some order. In that order no call is answered before it began, and each decides at
-// an instant that the clock showed meanwhile. The callers move the clock as they call, and the test does between two phases.
+// The answers to many concurrent callers in three processes, for a bucket of each kind, must be linearizable: the method Take of a Value of
+// each bucket, which the tests of package bucket compare with exact models, gives the same answers to the calls in some order. In that order
+// no call is answered before it began, and each decides at an instant that the clock showed meanwhile. The callers move the clock as they
+// call, and the test does between two phases.
 const (
 	kindCallers, kindPhases = 8, 3
 	// kindPace is by how much a call moves the clock at most: a phase lasts less than a minute, because after a minute the clock
@@ -28,144 +30,198 @@ const (
 	kindPace = 180 * time.Millisecond
 )
 
-// kindQuestion is the question of one operation: calls that take effect at one instant, or a call whose answer has no instant.
-type kindQuestion struct {
-	calls  []kindCall
-	change kindChange
-	undone bool  // the calls were in a transaction that was rolled back
-	began  int64 // the clock's time before it
-}
+// The kinds, in the order of kindLimits.
+const (
+	kindTokens = iota
+	kindFixed
+	kindSlides
+	kindCalendar
+	kindRows // a fixed window on several rows, which decide as one row while all calls are in one window
+	kindHeld
+	kinds
+)
 
+var (
+	kindStart = time.Date(2026, 3, 28, 12, 0, 0, 0, time.UTC) // the next day in Berlin has 23 hours
+	onRows    = ratelimit.FixedWindow{Rate: 16, Period: 6 * time.Hour, Start: clockNoon, Shards: 4}
+
+	kindLimits = [kinds]ratelimit.Limit{
+		ratelimit.Define("mixed-tokens", ratelimit.TokenBucket{Rate: 1, Period: time.Second, Capacity: 8}),
+		ratelimit.Define("mixed-fixed", ratelimit.FixedWindow{Rate: 6, Period: 10 * time.Second, Start: clockNoon}),
+		ratelimit.Define("mixed-slides", ratelimit.SlidingWindow{Rate: 7, Period: 12 * time.Second, Slices: 4}),
+		ratelimit.Define("mixed-calendar", ratelimit.CalendarWindow{Rate: 300, Resets: ratelimit.Daily, Zone: "Europe/Berlin"}),
+		ratelimit.Define("mixed-rows", onRows),
+		ratelimit.Define("mixed-held", ratelimit.Concurrency{Most: 3, Lease: 2 * time.Second}),
+	}
+)
+
+// kindCall is a call, with its cost for each kind. 0 means that the call is not over that kind.
 type kindCall struct {
-	mixCall
-
-	requests []ratelimit.Request
-	kinds    []int
+	costs [kinds]float64
+	upTo  int // the number of units for TakeUpTo; 0: take the cost
+	check bool
+	order []int // of the requests
 }
 
-// kindChange is a call whose answer has no instant: it renews or releases a lease, or ends all leases.
-type kindChange struct {
-	verb  kindVerb
+// kindReply is the answer to a call.
+type kindReply struct {
+	ratelimit.Decision
+	taken int
 	lease ratelimit.Lease
 }
 
-type kindVerb int
-
-const (
-	kindDecides kindVerb = iota
-	kindRenews
-	kindReleases
-	kindResets
-)
-
-// kindReply holds the answers to the calls that were made. The last may be a refusal.
-type kindReply struct {
-	told  []mixReply
-	lost  bool  // the lease
-	until int64 // the end of a lease that was renewed
-	ended int64 // the clock's time after it
-}
-
-func kindModel(zone *time.Location) porcupine.Model {
-	return porcupine.Model{
-		Init: func() any { return []mixState{newMixState(zone)} },
-		Step: func(state, input, output any) (bool, any) {
-			was, asked, told := state.([]mixState), input.(kindQuestion), output.(kindReply)
-			after := was
-			if asked.change.verb != kindDecides {
-				after = changedIn(was, asked, told)
-			}
-			for i, r := range told.told {
-				if at := r.At.UnixMicro(); at < asked.began || at > told.ended {
-					return false, was
-				}
-				after = afterAll(after, asked.calls[i].mixCall, asked.calls[i].kinds, r)
-			}
-			if asked.undone && len(after) > 0 {
-				return true, was
-			}
-			return len(after) > 0, after
-		},
-		Equal: func(a, b any) bool { return slices.Equal(texts(a.([]mixState)), texts(b.([]mixState))) },
+func (c *kindCall) requests() (requests []ratelimit.Request) {
+	for _, kind := range c.order {
+		requests = append(requests, kindLimits[kind].For("key").Cost(c.costs[kind]))
 	}
+	return requests
 }
 
-func texts(states []mixState) (all []string) {
-	for _, s := range states {
-		all = append(all, s.String())
-	}
-	slices.Sort(all)
-	return all
-}
-
-// changedIn returns the states that a change with the answer told may have left. The answer has no instant, but the instant
-// decides which leases had ended.
-func changedIn(states []mixState, asked kindQuestion, told kindReply) (after []mixState) {
-	for _, s := range states {
-		slots, _ := s[mixHeld].(*mixSlots)
-		instants := append(slots.Ends(asked.began, told.ended), asked.began, told.ended)
-		if told.until != 0 {
-			instants = append(instants, told.until-slots.policy.Length)
-		}
-		for _, now := range instants {
-			next := s.clone()
-			if now < asked.began || now > told.ended || !asked.change.possible(next, told, now) {
-				continue
-			}
-			if !slices.ContainsFunc(after, func(other mixState) bool { return other.String() == next.String() }) {
-				after = append(after, next)
-			}
-		}
-	}
-	return after
-}
-
-// possible makes the change at an instant, and reports whether the model answers the same.
-func (c kindChange) possible(s mixState, told kindReply, now int64) bool {
-	slots, _ := s[mixHeld].(*mixSlots)
-	switch c.verb {
-	case kindRenews:
-		end, held := slots.Renew(now, slots.policy, c.lease.Fence)
-		return held != told.lost && end == told.until
-	case kindReleases:
-		return slots.Release(now, slots.policy, c.lease.Fence) != told.lost
+// call makes the call.
+func (c *kindCall) call(ctx context.Context, l *ratelimit.Limiter) (r kindReply, err error) {
+	switch {
+	case c.check:
+		r.Decision, err = l.Check(ctx, c.requests()...)
+	case c.upTo > 0:
+		r.taken, r.Decision, err = l.TakeUpTo(ctx, c.upTo, c.requests()...)
+	case c.costs[kindHeld] > 0:
+		r.lease, err = l.Acquire(ctx, c.requests()...)
+		r.Decision = r.lease.Decision
 	default:
-		slots.Fill(now, slots.policy)
-		return true
+		r.Decision, err = l.Take(ctx, c.requests()...)
 	}
+	return r, err
+}
+
+// kindState has the buckets of all kinds.
+type kindState [kinds]ratelimit.Value
+
+func newKindState() (s kindState) {
+	for kind, limit := range kindLimits {
+		if kind == kindRows {
+			oneRow := onRows
+			oneRow.Shards = 0
+			limit = ratelimit.Define("mixed-rows", oneRow)
+		}
+		s[kind] = limit.For("key").Full(kindStart)
+	}
+	return s
+}
+
+func (s *kindState) equal(o *kindState) bool {
+	for kind := range s {
+		text, _ := json.Marshal(s[kind])
+		other, _ := json.Marshal(o[kind])
+		before, _, _ := strings.Cut(string(text), `"now_us"`)
+		if !strings.HasPrefix(string(other), before) {
+			return false
+		}
+	}
+	return true
+}
+
+// take returns the state after a call for a number of units, and the decision of each bucket.
+func (s kindState) take(c *kindCall, at time.Time, units int) (after kindState, decisions [kinds]ratelimit.Decision, allowed bool) {
+	after, allowed = s, true
+	for _, kind := range c.order {
+		after[kind], decisions[kind] = s[kind].Take(at, c.costs[kind]*float64(units))
+		allowed = allowed && decisions[kind].Allowed
+	}
+	if !allowed || c.check {
+		after = s
+	}
+	return after, decisions, allowed
+}
+
+// after returns the state after a call with this answer, and whether this can be the answer.
+func (s kindState) after(c *kindCall, r kindReply) (after kindState, isPossible bool) {
+	units := max(c.upTo, 1)
+	after, decisions, allowed := s.take(c, r.At, units)
+	for !allowed && units > 1 {
+		units--
+		after, decisions, allowed = s.take(c, r.At, units)
+	}
+	if r.Allowed != allowed || c.upTo > 0 && allowed && r.taken != units || c.upTo > 0 && !allowed && r.taken != 0 {
+		return s, false
+	}
+	longest := time.Duration(0)
+	for i, kind := range c.order {
+		told, want := r.States[i], decisions[kind]
+		longest = max(longest, want.RetryAfter)
+		if told.Allowed != want.Allowed || told.RetryAfter != want.RetryAfter || told.Cost != c.costs[kind]*float64(units) {
+			return s, false
+		}
+		isEstimate := kind == kindRows && told.Allowed // what the other rows hold
+		if !isEstimate && !c.check && math.Abs(told.Value.Tokens-after[kind].At(r.At)) > 1e-6 {
+			return s, false
+		}
+	}
+	isHeld := func(l ratelimit.Lease) bool { return l.Fence == r.lease.Fence && l.Until.Equal(r.lease.Until) }
+	if r.lease.ID != "" && !slices.ContainsFunc(after[kindHeld].Leases(), isHeld) {
+		return s, false
+	}
+	return after, r.RetryAfter == longest
+}
+
+// kindQuestion is the question of one operation: calls that take effect together.
+type kindQuestion struct {
+	calls  []*kindCall
+	undone bool      // the calls were in a transaction that was rolled back
+	began  time.Time // by the clock
+}
+
+// kindReplies are the answers to the calls that were made. The last may be a refusal.
+type kindReplies struct {
+	told  []kindReply
+	ended time.Time
+}
+
+var kindModel = porcupine.Model{
+	Init: func() any { return newKindState() },
+	Step: func(state, input, output any) (bool, any) {
+		was, asked, told := state.(kindState), input.(kindQuestion), output.(kindReplies)
+		after := was
+		for i, r := range told.told {
+			next, isPossible := after.after(asked.calls[i], r)
+			if !isPossible || r.At.Before(asked.began) || r.At.After(told.ended) {
+				return false, was
+			}
+			after = next
+		}
+		if asked.undone {
+			return true, was
+		}
+		return true, after
+	},
+	Equal: func(a, b any) bool {
+		one, other := a.(kindState), b.(kindState)
+		return one.equal(&other)
+	},
 }
 
 // kindHistory is what callers do with a bucket of each kind.
 type kindHistory struct {
 	b         *bundle
 	clock     *clock
-	zone      *time.Location
-	limits    []ratelimit.Limit
 	processes []*ratelimit.Limiter
 
 	// looksApart reports whether a look reads one row after the other, as docs/operations.md says of Citus. Then each call is for one row.
 	looksApart bool
-
-	mu     sync.Mutex
-	leases []ratelimit.Lease
 }
 
 func newKindHistory(t *testing.T, on backend) *kindHistory {
 	t.Helper()
-	zone, err := time.LoadLocation("Europe/Berlin") // where a day of the history is of 23 hours
-	require.NoError(t, err)
-	b := on.setup(t)
-	h := &kindHistory{b: b, clock: &clock{}, zone: zone, limits: mixLimits(zone.String()), looksApart: on.name == byRoutedStatements.name}
-	h.clock.set(time.Date(2026, 3, 28, 12, 0, 0, 0, time.UTC))
+	h := &kindHistory{b: on.setup(t), clock: &clock{}, looksApart: on.name == byRoutedStatements.name}
+	h.clock.set(kindStart)
 	for _, config := range []ratelimit.Config{{}, {}, {NoBatching: true}} {
 		config.AsOf = h.clock.now
-		h.processes = append(h.processes, b.with(t, config))
+		h.processes = append(h.processes, h.b.with(t, config))
 	}
 	return h
 }
 
 // TestHistoryOfAllKindsIsLinearizable makes concurrent calls, many of them for several kinds, in batches and unbatched, alone and in
-// transactions that are committed or rolled back. On each backend, the model of one call after the other explains all answers.
+// transactions that are committed or rolled back. On each backend, some order of the calls one after the other explains all answers.
 func TestHistoryOfAllKindsIsLinearizable(t *testing.T) {
 	t.Parallel()
 	onEach(t, testHistoryOfAllKindsIsLinearizable, onPostgres, inMemory, inPartitions, byRoutedStatements)
@@ -174,97 +230,78 @@ func TestHistoryOfAllKindsIsLinearizable(t *testing.T) {
 func testHistoryOfAllKindsIsLinearizable(t *testing.T, on backend) {
 	t.Helper()
 	h := newKindHistory(t, on)
-	var r recorder[kindQuestion, kindReply]
+	var r recorder[kindQuestion, kindReplies]
 	var history []porcupine.Operation
 	for range kindPhases {
 		history = append(history, r.recordAll(t, kindCallers, testsize.Of(8, 40), h.draw)...)
-		h.clock.unixMicro.Add(rand.Int64N(2 * mixDay))
-		if _, end := windowsOf(mixDay / 4)(h.clock.unixMicro.Load()); end-h.clock.unixMicro.Load() < 60*mixSecond {
-			h.clock.unixMicro.Add(60 * mixSecond)
+		h.clock.set(h.clock.now().Add(time.Duration(rand.Int64N(int64(2 * ratelimit.Day)))))
+		if inWindow := h.clock.now().Sub(clockNoon) % onRows.Period; onRows.Period-inWindow < time.Minute { // no phase is in two windows
+			h.clock.set(h.clock.now().Add(time.Minute))
 		}
 	}
-	calls := slices.DeleteFunc(slices.Clone(history), func(o porcupine.Operation) bool { return len(o.Input.(kindQuestion).calls) == 0 })
-	requireBoth(t, calls, func(told kindReply) bool { return told.told[0].Allowed })
-	requireLinearizable(t, kindModel(h.zone), history)
+	requireBoth(t, history, func(told kindReplies) bool { return told.told[0].Allowed })
+	requireLinearizable(t, kindModel, history)
 
 	another := newKindHistory(t, on)
-	for kind := range mixKinds {
-		var all mixCall
-		all.costs[kind] = 1 + int64(another.limits[kind].Capacity())/2
-		requireOnce(t, kindModel(h.zone), another.alone(another.processes[0], another.ask(all, rand.New(rand.NewPCG(1, 1)))))
+	for kind, limit := range kindLimits {
+		c := &kindCall{order: []int{kind}}
+		c.costs[kind] = 1 + math.Floor(limit.Capacity()/2)
+		requireOnce(t, kindModel, another.alone(another.processes[0], c))
 	}
 }
 
 // draw returns an operation.
-func (h *kindHistory) draw(caller int, random *rand.Rand) operation[kindQuestion, kindReply] {
+func (h *kindHistory) draw(caller int, random *rand.Rand) operation[kindQuestion, kindReplies] {
 	h.clock.unixMicro.Add(random.Int64N(kindPace.Microseconds()))
 	limiter := h.processes[caller%8/3] // three, three and two callers
-	if random.IntN(4) == 0 {
-		if c := h.drawChange(random); c.verb != kindDecides {
-			return h.change(limiter, c, random.IntN(2*len(levels)), random.IntN(6) == 0)
-		}
-	}
-	first := h.ask(h.drawKinds(random), random)
+	first := h.drawCall(random)
 	if random.IntN(5) < 3 {
 		return h.alone(limiter, first)
 	}
-	calls := []kindCall{first}
-	if !first.check {
-		// Rows that are locked in another order would wait for each other.
-		if last := slices.Max(first.requestNames()); random.IntN(2) == 0 {
-			for kind, limit := range h.limits {
-				if limit.Name() > last {
-					var next mixCall
-					next.costs[kind] = 1 + random.Int64N(2)
-					calls = append(calls, h.ask(next, random))
-					break
-				}
+	calls := []*kindCall{first}
+	if !first.check && random.IntN(2) == 0 { // rows that are locked in another order would wait for each other
+		byName := func(a, b int) int { return strings.Compare(kindLimits[a].Name(), kindLimits[b].Name()) }
+		last := slices.MaxFunc(first.order, byName)
+		for kind := range kinds {
+			if byName(kind, last) > 0 {
+				next := &kindCall{order: []int{kind}}
+				next.costs[kind] = float64(1 + random.IntN(2))
+				calls = append(calls, next)
+				break
 			}
 		}
 	}
 	return h.inTx(limiter, calls, random.IntN(4), random.IntN(4) == 0)
 }
 
-// drawKinds returns a call for one kind, for the two that statements decide in any number, or for any.
-func (h *kindHistory) drawKinds(random *rand.Rand) (c mixCall) {
-	most := [mixKinds]int64{5, 4, 5, 120, 6, 2}
-	asked := []int{random.IntN(mixKinds)}
+// drawCall returns a call for one kind, for the two that statements decide in any number, or for any.
+func (h *kindHistory) drawCall(random *rand.Rand) *kindCall {
+	most := [kinds]int{5, 4, 5, 120, 6, 2}
+	c := &kindCall{order: []int{random.IntN(kinds)}}
 	switch several := random.IntN(5); {
 	case h.looksApart:
-		asked[0] = []int{mixTokens, mixFixed, mixSlides, mixCalendar, mixHeld}[random.IntN(5)]
+		c.order[0] = []int{kindTokens, kindFixed, kindSlides, kindCalendar, kindHeld}[random.IntN(5)]
 	case several == 0:
-		asked = []int{mixTokens, mixFixed}
+		c.order = []int{kindTokens, kindFixed}
 	case several == 1:
-		asked = random.Perm(mixKinds)[:2+random.IntN(mixKinds-1)]
+		c.order = random.Perm(kinds)[:2+random.IntN(kinds-1)]
 	}
-	for _, kind := range asked {
-		c.costs[kind] = 1 + random.Int64N(most[kind])
+	for _, kind := range c.order {
+		c.costs[kind] = float64(1 + random.IntN(most[kind]))
 	}
 	switch {
 	case random.IntN(10) == 0:
 		c.check = true
-	case c.costs[mixHeld] == 0 && random.IntN(8) == 0:
+	case c.costs[kindHeld] == 0 && random.IntN(8) == 0:
 		c.upTo = 1 + random.IntN(4)
 	}
 	return c
 }
 
-func (h *kindHistory) ask(c mixCall, random *rand.Rand) kindCall {
-	requests, kinds := c.requests(h.limits, "key", random)
-	return kindCall{c, requests, slices.Clone(kinds)}
-}
-
-func (c kindCall) requestNames() (names []string) {
-	for _, r := range c.requests {
-		names = append(names, r.Limit().Name())
-	}
-	return names
-}
-
 // make makes the calls, up to the first that takes nothing, because such a call locks no row until the transaction ends.
-func (h *kindHistory) make(ctx context.Context, limiter *ratelimit.Limiter, calls []kindCall) (told []mixReply, err error) {
+func (h *kindHistory) make(ctx context.Context, limiter *ratelimit.Limiter, calls []*kindCall) (told []kindReply, err error) {
 	for _, c := range calls {
-		r, err := c.call(ctx, limiter, c.requests)
+		r, err := c.call(ctx, limiter)
 		if err != nil {
 			return nil, err
 		}
@@ -275,104 +312,35 @@ func (h *kindHistory) make(ctx context.Context, limiter *ratelimit.Limiter, call
 	return told, nil
 }
 
-// done notes the leases of an operation that stays.
-func (h *kindHistory) done(told []mixReply) kindReply {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	for _, r := range told {
-		if r.lease.ID != "" {
-			h.leases = append(h.leases, r.lease)
-		}
-	}
-	return kindReply{told: told, ended: h.clock.unixMicro.Load()}
-}
-
-func (h *kindHistory) alone(limiter *ratelimit.Limiter, c kindCall) operation[kindQuestion, kindReply] {
-	asks := kindQuestion{calls: []kindCall{c}, began: h.clock.unixMicro.Load()}
-	return operation[kindQuestion, kindReply]{asks, func(ctx context.Context) (kindReply, error) {
+func (h *kindHistory) alone(limiter *ratelimit.Limiter, c *kindCall) operation[kindQuestion, kindReplies] {
+	asks := kindQuestion{calls: []*kindCall{c}, began: h.clock.now()}
+	return operation[kindQuestion, kindReplies]{asks, func(ctx context.Context) (kindReplies, error) {
 		told, err := h.make(ctx, limiter, asks.calls)
-		return h.done(told), err
+		return kindReplies{told, h.clock.now()}, err
 	}}
 }
 
 // inTx has the calls be in a transaction of the Limiter's, or of the caller's at a level.
-func (h *kindHistory) inTx(limiter *ratelimit.Limiter, calls []kindCall, how int, undone bool) operation[kindQuestion, kindReply] {
-	asks := kindQuestion{calls: calls, undone: undone, began: h.clock.unixMicro.Load()}
-	return operation[kindQuestion, kindReply]{asks, func(ctx context.Context) (kindReply, error) {
-		var told []mixReply
-		err := h.within(ctx, limiter, how, undone, func(limiter *ratelimit.Limiter) (err error) {
-			told, err = h.make(ctx, limiter, calls)
-			return err
-		})
-		if undone {
-			return kindReply{told: told, ended: h.clock.unixMicro.Load()}, err
-		}
-		return h.done(told), err
-	}}
-}
-
-// within calls run in a transaction of the Limiter, or in a transaction of the caller at a level.
-func (h *kindHistory) within(ctx context.Context, limiter *ratelimit.Limiter, how int, undone bool, run func(*ratelimit.Limiter) error) (err error) {
+func (h *kindHistory) inTx(limiter *ratelimit.Limiter, calls []*kindCall, how int, undone bool) operation[kindQuestion, kindReplies] {
+	asks := kindQuestion{calls: calls, undone: undone, began: h.clock.now()}
 	rolledBack := errors.New("rolled back")
-	inTx := func(tx pgx.Tx) error {
-		if err := run(limiter.WithTx(tx)); err != nil || !undone {
-			return err
-		}
-		return rolledBack
-	}
-	if how < len(levels) {
-		_, err = atonce.Tx(ctx, h.b.db(), levels[how].level, inTx)
-	} else {
-		err = limiter.InTx(ctx, inTx)
-	}
-	if errors.Is(err, rolledBack) && !ratelimit.IsRetryable(err) {
-		return nil
-	}
-	return err
-}
-
-// drawChange draws a change of one of the last leases, which another caller may have released, or of all leases.
-func (h *kindHistory) drawChange(random *rand.Rand) kindChange {
-	if random.IntN(8) == 0 {
-		return kindChange{verb: kindResets}
-	}
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if len(h.leases) == 0 {
-		return kindChange{}
-	}
-	return kindChange{verb: kindRenews + kindVerb(random.IntN(2)), lease: h.leases[max(0, len(h.leases)-1-random.IntN(4))]}
-}
-
-// change returns an operation that makes a change alone, or in a transaction as within does.
-func (h *kindHistory) change(limiter *ratelimit.Limiter, c kindChange, how int, undone bool) operation[kindQuestion, kindReply] {
-	isAlone := how > len(levels)
-	asks := kindQuestion{change: c, undone: undone && !isAlone, began: h.clock.unixMicro.Load()}
-	return operation[kindQuestion, kindReply]{asks, func(ctx context.Context) (told kindReply, err error) {
-		run := func(limiter *ratelimit.Limiter) (err error) {
-			told = kindReply{}
-			switch c.verb {
-			case kindRenews:
-				var renewed ratelimit.Lease
-				if renewed, err = limiter.RenewLease(ctx, c.lease.ID); err == nil {
-					told.until = renewed.Until.UnixMicro()
-				}
-			case kindReleases:
-				err = limiter.Release(ctx, c.lease.ID)
-			default:
-				err = limiter.Reset(ctx, h.limits[mixHeld].For("key"))
-			}
-			if errors.Is(err, ratelimit.ErrLeaseLost) {
-				told.lost, err = true, nil
+	return operation[kindQuestion, kindReplies]{asks, func(ctx context.Context) (kindReplies, error) {
+		var told []kindReply
+		inTx := func(tx pgx.Tx) (err error) {
+			if told, err = h.make(ctx, limiter.WithTx(tx), calls); err == nil && undone {
+				err = rolledBack
 			}
 			return err
 		}
-		if isAlone {
-			err = run(limiter)
+		var err error
+		if how < len(levels) {
+			_, err = atonce.Tx(ctx, h.b.db(), levels[how].level, inTx)
 		} else {
-			err = h.within(ctx, limiter, how, undone, run)
+			err = limiter.InTx(ctx, inTx)
 		}
-		told.ended = h.clock.unixMicro.Load()
-		return told, err
+		if errors.Is(err, rolledBack) && !ratelimit.IsRetryable(err) {
+			err = nil
+		}
+		return kindReplies{told, h.clock.now()}, err
 	}}
 }

@@ -266,7 +266,7 @@ func TestHistoryOfTokensTakenAheadIsLinearizable(t *testing.T) {
 			require.InDelta(t, left[i], v.Tokens, aheadRounded, "nothing is lost, and nothing given back twice")
 		}
 		note(aheadQuestion{looks: true}, told)
-		clock.unixMicro.Add((1 + rand.Int64N(4)) * 256 * mixSecond)
+		clock.unixMicro.Add((1 + rand.Int64N(4)) * 256 * time.Second.Microseconds())
 		note(aheadQuestion{filled: true}, aheadReply{})
 	}
 	t.Logf("%d from memory", fromMemory)

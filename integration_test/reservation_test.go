@@ -1,6 +1,7 @@
 package integration_test
 
 import (
+	"context"
 	"testing"
 	"time"
 
@@ -91,10 +92,13 @@ func cancels(want error) act {
 	return func(s *story) { require.ErrorIs(s, s.limiter.Cancel(s.Context(), s.id), want) }
 }
 
-// starts starts the reservation, which is ready after wait.
-func starts(wait time.Duration) act {
+// starts starts the reservation, and renews renews it. It is ready after wait.
+func starts(wait time.Duration) act { return turnAfter((*ratelimit.Limiter).Start, wait) }
+func renews(wait time.Duration) act { return turnAfter((*ratelimit.Limiter).Renew, wait) }
+
+func turnAfter(call func(*ratelimit.Limiter, context.Context, string) (ratelimit.Turn, error), wait time.Duration) act {
 	return func(s *story) {
-		turn, err := s.limiter.Start(s.Context(), s.id)
+		turn, err := call(s.limiter, s.Context(), s.id)
 		require.NoError(s, err)
 		require.Equal(s, wait, turn.Wait)
 	}
@@ -122,6 +126,9 @@ func TestReservationsOnTheMicrosecond(t *testing.T) {
 		"AtStaleAtPaysAgain":      {reserves(half, look.Cost(15)), after(half + staleAfter), starts(half), holds(-5, look)},
 		"CancelInItsWindow":       {reserves(0, hour.Cost(28)), after(time.Hour - time.Microsecond), cancels(nil), holds(30, hour)},
 		"CancelInTheNextReturns0": {reserves(0, hour.Cost(28)), after(time.Hour), cancels(nil), holds(12, hour)},
+		"CancelInTheWindowOfRenew": { // 12 are there then, and 16 are owed
+			reserves(0, hour.Cost(28)), after(time.Hour), renews(2 * time.Hour), after(4*time.Hour - time.Microsecond), holds(4, hour), cancels(nil), holds(30, hour),
+		},
 		"ExpiresAfterExpireAfter": {reserves(0, room), after(expired), expires(0), after(expired + time.Microsecond), expires(1), expires(0)},
 		"IsForgottenAWeekLater": {
 			reserves(0, room), cancels(nil), after(forgotten), expires(0), cancels(nil),

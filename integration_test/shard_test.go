@@ -76,6 +76,15 @@ func TestARefusalByShardsWritesNothing(t *testing.T) {
 	}
 }
 
+// Full equals the database's answer for a sharded bucket without rows.
+func TestFullOfABucketOfSeveralRows(t *testing.T) {
+	t.Parallel()
+	d, request := inMemory.setup(t).desk(t, ratelimit.Config{}), spread(8, 64).For("key")
+	want, err := d.limiter.Value(t.Context(), request)
+	require.NoError(t, err)
+	require.Equal(t, want, request.Full(d.clock.now()))
+}
+
 // hangsUp is a transaction whose caller's context ends before so many of its requests.
 type hangsUp struct {
 	pgx.Tx
