@@ -13,9 +13,9 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/integration_test/internal/atonce"
+	"github.com/pgratelimit/pgratelimit/integration_test/internal/world"
 	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
 	"github.com/pgratelimit/pgratelimit/internal/testsize"
-	"github.com/pgratelimit/pgratelimit/migrations"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/rules"
 	"github.com/pgratelimit/pgratelimit/scheduler"
@@ -33,7 +33,7 @@ func TestJobsThroughPgBouncer(t *testing.T) {
 	t.Parallel()
 	testsize.Long(t, "PgBouncers of its own")
 	d := setup(t)
-	require.NoError(t, scheduler.Migrate(t.Context(), d.direct, scheduler.MigrateConfig{}))
+	require.NoError(t, scheduler.Migrate(t.Context(), d.Pool, scheduler.MigrateConfig{}))
 	url := d.behind(t, postgrestest.TransactionPool)
 	for _, how := range atOnce {
 		t.Run(how, func(t *testing.T) {
@@ -72,7 +72,7 @@ func TestJobsThroughPgBouncer(t *testing.T) {
 				case id := <-ran:
 					require.False(t, done[id], "it ran twice")
 					done[id] = true
-				case <-time.After(patient):
+				case <-time.After(world.Patient):
 					require.FailNow(t, "jobs did not run", "only %d", len(done))
 				}
 			}
@@ -98,7 +98,7 @@ func TestRulesThroughPgBouncer(t *testing.T) {
 			pool := connect(t, mode(url, how), callers)
 			store, err := rules.NewStore(pool, rules.StoreConfig{Lead: -1})
 			require.NoError(t, err)
-			limit := ratelimit.Define("of_"+how, hoard(1))
+			limit := ratelimit.Define("of_"+how, world.Hoard(1))
 			for _, noListen := range []bool{true, false} {
 				set, err := rules.NewSet(pool, rules.Config{Poll: 20 * time.Millisecond, NoListen: noListen, Limits: []ratelimit.Limit{limit}})
 				require.NoError(t, err)
@@ -108,9 +108,9 @@ func TestRulesThroughPgBouncer(t *testing.T) {
 				limiter := limiterOn(t, pool, ratelimit.Config{Policies: set})
 				for _, rate := range []float64{10, 20} {
 					applied, err := store.Put(t.Context(), rules.Edit{Author: "test", Reason: "test"},
-						rules.Rule{Limit: limit.Name(), Policy: ratelimit.TokenBucket{Rate: rate, Period: century}})
+						rules.Rule{Limit: limit.Name(), Policy: ratelimit.TokenBucket{Rate: rate, Period: world.Century}})
 					require.NoError(t, err)
-					eventually(t, "the change is heard of", func() bool { return set.Version() >= applied.Version })
+					world.Eventually(t, "the change is heard of", func() bool { return set.Version() >= applied.Version })
 					d, err := limiter.Check(t.Context(), limit.For(fmt.Sprint(noListen, rate)).Cost(rate))
 					require.NoError(t, err)
 					require.True(t, d.Allowed)
@@ -118,38 +118,6 @@ func TestRulesThroughPgBouncer(t *testing.T) {
 				stop()
 				require.ErrorIs(t, <-ended, context.Canceled)
 			}
-		})
-	}
-}
-
-// eventually asks until done is true.
-func eventually(t *testing.T, what string, done func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(patient); !done(); time.Sleep(time.Millisecond) {
-		require.True(t, time.Now().Before(deadline), what)
-	}
-}
-
-// A lone migration works through the pooler, and leaves no lock behind that would block the next migration.
-func TestMigrationsThroughPgBouncer(t *testing.T) {
-	t.Parallel()
-	testsize.Long(t, "PgBouncers of its own")
-	for _, how := range atOnce {
-		t.Run(how, func(t *testing.T) {
-			t.Parallel()
-			url := postgrestest.NewEmptyDatabase(t)
-			pool := connect(t, mode(postgrestest.StartPgBouncer(t, url, postgrestest.TransactionPool), how), 4)
-			require.NoError(t, migrations.Up(t.Context(), pool, migrations.Config{}))
-			direct := connect(t, url, 2)
-			through, err := migrations.Version(t.Context(), pool, migrations.Config{})
-			require.NoError(t, err)
-			past, err := migrations.Version(t.Context(), direct, migrations.Config{})
-			require.NoError(t, err)
-			require.Equal(t, past, through)
-			require.NoError(t, migrations.Down(t.Context(), pool, migrations.Config{}))
-			require.NoError(t, migrations.Up(t.Context(), direct, migrations.Config{}))
-			_, err = limiterOn(t, pool, ratelimit.Config{}).Take(t.Context(), roomy.For("key"))
-			require.NoError(t, err)
 		})
 	}
 }

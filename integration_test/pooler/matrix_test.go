@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/integration_test/internal/atonce"
+	"github.com/pgratelimit/pgratelimit/integration_test/internal/world"
 	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
 	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
@@ -76,7 +77,7 @@ func useOfStandard(t *testing.T, url string, conns int) use {
 	db.SetMaxOpenConns(conns)
 	db.SetMaxIdleConns(conns)
 	t.Cleanup(func() { require.NoError(t, db.Close()) })
-	limiter, err := sqllimit.New(db, ratelimit.Config{Timeout: patient})
+	limiter, err := sqllimit.New(db, ratelimit.Config{Timeout: world.Patient})
 	require.NoError(t, err)
 	return use{"standard", limiter, func(ctx context.Context, who string, fn func(*ratelimit.Limiter) error) error {
 		tx, err := db.BeginTx(ctx, &sql.TxOptions{})
@@ -128,8 +129,8 @@ func (d *database) work(t *testing.T, workers int, uses []use) {
 		})
 	}))
 	const of = `SELECT count(*) FROM pooled WHERE strpos(who, $1 || ' ') = 1`
-	require.Equal(t, workers*(len(anywhere())+1), d.count(t, of, t.Name()), "what was committed with the limits, and in InTx")
-	require.Zero(t, d.count(t, of+` AND who LIKE '%undone'`, t.Name()))
+	require.Equal(t, workers*(len(anywhere())+1), d.Count(t, of, t.Name()), "what was committed with the limits, and in InTx")
+	require.Zero(t, d.Count(t, of+` AND who LIKE '%undone'`, t.Name()))
 }
 
 func wrapped(what string, err error) error {
@@ -155,9 +156,9 @@ func TestEveryCallThroughPgBouncer(t *testing.T) {
 			})
 		}
 	})
-	require.Equal(t, int(1e6)-2*callers*len(atOnce), d.count(t, `SELECT round(value) FROM ratelimit.buckets WHERE name = 'crowd'`),
+	require.Equal(t, int(1e6)-2*callers*len(atOnce), d.Count(t, `SELECT round(value) FROM ratelimit.buckets WHERE name = 'crowd'`),
 		"one token in each transaction and one beside, no more and no fewer")
-	require.Zero(t, d.count(t, `SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'
+	require.Zero(t, d.Count(t, `SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'
 		AND database = (SELECT oid FROM pg_database WHERE datname = current_database())`), "no turn is left behind")
 }
 

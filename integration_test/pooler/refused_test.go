@@ -157,7 +157,7 @@ func TestPreparingIsRefusedThroughPgBouncer(t *testing.T) {
 					for name, call := range inAny(ids) {
 						who := how + u.name + name
 						require.NoError(t, u.inTx(t.Context(), who, func(l *ratelimit.Limiter) error { return errAbout(call(t.Context(), l), how) }), who)
-						require.Equal(t, 1, d.count(t, `SELECT count(*) FROM pooled WHERE who = $1`, who), "the transaction goes on, and commits")
+						require.Equal(t, 1, d.Count(t, `SELECT count(*) FROM pooled WHERE who = $1`, who), "the transaction goes on, and commits")
 					}
 				}
 			})
@@ -238,9 +238,8 @@ func TestStatementsThatGetLostSayWhy(t *testing.T) {
 	require.Equal(t, "42P05", answer.Code)
 }
 
-// If statements stay with their connection, no call is refused: directly at the server, and through a pooler in session mode, a
-// pooler that tracks statements, or a pooler that pins a connection once a statement was prepared on it. Only behind a pooler a
-// Limiter tests that, once.
+// If statements stay with their connection, no call is refused: directly at the server, and through a pooler that gives a
+// client one connection or tracks statements. Only behind a pooler a Limiter tests that, once.
 func TestPreparingWorksElsewhere(t *testing.T) {
 	t.Parallel()
 	testsize.Long(t, "PgBouncers of its own")
@@ -250,9 +249,8 @@ func TestPreparingWorksElsewhere(t *testing.T) {
 		tried int64 // connections that were made to try it, by each Limiter
 	}
 	ways := map[string]way{
-		"Direct":      {func(_ *testing.T, d *database) string { return d.url() }, preparing, 0},
+		"Direct":      {func(_ *testing.T, d *database) string { return d.URL() }, preparing, 0},
 		"SessionPool": {func(t *testing.T, d *database) string { t.Helper(); return d.behind(t, postgrestest.SessionPool) }, preparing, 2},
-		"PinningPool": {func(t *testing.T, d *database) string { t.Helper(); return startPinning(t, d.url()) }, preparing[:1], 2},
 	}
 	if postgrestest.HasTrackingPool(t) {
 		ways["TrackingPool"] = way{func(t *testing.T, d *database) string { t.Helper(); return d.behind(t, postgrestest.TrackingPool) }, preparing[:1], 2}

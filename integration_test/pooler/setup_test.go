@@ -3,67 +3,76 @@
 package pooler_test
 
 import (
+	"strings"
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgratelimit/pgratelimit/integration_test/internal/world"
+	"github.com/pgratelimit/pgratelimit/internal/leaktest"
 	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// patient bounds what ends by itself, so that a test that hangs fails. It decides nothing.
-const patient = 2 * time.Minute
+// No test leaves a goroutine behind, also after faults.
+func TestMain(m *testing.M) { leaktest.Main(m) }
 
-// database is one of the test's own, with a table of the application's.
-type database struct {
-	direct *pgxpool.Pool // past any pooler
-}
+// database is one of the test's own, past any pooler, with a table of the application's.
+type database struct{ *world.World }
 
 func setup(t *testing.T) *database {
 	t.Helper()
-	d := &database{direct: postgrestest.New(t)}
-	_, err := d.direct.Exec(t.Context(), `CREATE TABLE pooled (who text PRIMARY KEY)`)
-	require.NoError(t, err)
+	d := &database{world.New(t)}
+	d.Exec(t, `CREATE TABLE pooled (who text PRIMARY KEY)`)
 	return d
 }
-
-// url returns the connection string of the database, past any pooler.
-func (d *database) url() string { return d.direct.Config().ConnString() }
 
 // behind returns the connection string of the database through a PgBouncer of the test's own.
 func (d *database) behind(t *testing.T, mode postgrestest.PoolMode) string {
 	t.Helper()
-	return postgrestest.StartPgBouncer(t, d.url(), mode)
+	return postgrestest.StartPgBouncer(t, d.URL(), mode)
 }
 
-// count returns what a query counts.
-func (d *database) count(t *testing.T, query string, arguments ...any) (n int) {
+// ids are the IDs of an existing reservation and lease.
+type ids struct {
+	reservation, lease string
+	at                 time.Time
+}
+
+// ids makes a reservation and a lease, past any pooler.
+func (d *database) ids(t *testing.T) ids {
 	t.Helper()
-	require.NoError(t, d.direct.QueryRow(t.Context(), query, arguments...).Scan(&n))
-	return n
+	r, err := d.Limiter.Reserve(t.Context(), roomy.For("there"))
+	require.NoError(t, err)
+	lease, err := d.Limiter.Acquire(t.Context(), slots.For("there"))
+	require.NoError(t, err)
+	return ids{r.ID, lease.ID, r.At}
+}
+
+// contents returns the rows of the tables that calls write.
+func (d *database) contents(t *testing.T) []string {
+	t.Helper()
+	rows, err := d.Pool.Query(t.Context(), `SELECT b::text FROM ratelimit.buckets b UNION ALL SELECT r::text FROM ratelimit.reservations r
+		UNION ALL SELECT f::text FROM ratelimit.fingerprint f UNION ALL SELECT p::text FROM ratelimit.prices p ORDER BY 1`)
+	require.NoError(t, err)
+	texts, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	require.NoError(t, err)
+	return texts
 }
 
 // connect returns a pool of so many connections.
 func connect(t *testing.T, url string, conns int32, configure ...func(*pgxpool.Config)) *pgxpool.Pool {
 	t.Helper()
-	config, err := pgxpool.ParseConfig(url)
-	require.NoError(t, err)
-	config.MaxConns = conns
-	for _, change := range configure {
-		change(config)
-	}
-	pool, err := pgxpool.NewWithConfig(t.Context(), config)
-	require.NoError(t, err)
-	t.Cleanup(pool.Close)
-	return pool
+	return world.Open(t, url, append(configure, func(c *pgxpool.Config) { c.MaxConns = conns })...).Pool
 }
 
 // limiterOn returns a Limiter whose calls have the time that they take on a busy machine.
 func limiterOn(t *testing.T, pool ratelimit.Pool, config ratelimit.Config) *ratelimit.Limiter {
 	t.Helper()
-	config.Timeout = patient
+	config.Timeout = world.Patient
 	limiter, err := ratelimit.New(pool, config)
 	require.NoError(t, err)
 	return limiter
@@ -72,10 +81,8 @@ func limiterOn(t *testing.T, pool ratelimit.Pool, config ratelimit.Config) *rate
 // mode adds a way to run queries to a connection string.
 func mode(url, mode string) string {
 	separator := "?"
-	for _, c := range url {
-		if c == '?' {
-			separator = "&"
-		}
+	if strings.Contains(url, separator) {
+		separator = "&"
 	}
 	return url + separator + "default_query_exec_mode=" + mode
 }

@@ -7,6 +7,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgratelimit/pgratelimit/integration_test/internal/world"
 	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
 	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
@@ -15,7 +16,7 @@ import (
 // turns returns how many sessions have a turn, or wait for one.
 func (d *database) turns(t *testing.T, granted bool) int {
 	t.Helper()
-	return d.count(t, `SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND granted = $1
+	return d.Count(t, `SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND granted = $1
 		AND database = (SELECT oid FROM pg_database WHERE datname = current_database())`, granted)
 }
 
@@ -69,7 +70,7 @@ func TestSharedTurnsThroughPgBouncer(t *testing.T) {
 			h := hold(t, first, request)
 			require.Equal(t, 1, d.turns(t, true))
 			done := take(t.Context())
-			eventually(t, "the second waits", func() bool { return d.turns(t, false) == 1 || len(done) == 1 })
+			world.Eventually(t, "the second waits", func() bool { return d.turns(t, false) == 1 || len(done) == 1 })
 			require.NoError(t, h.end())
 			require.NoError(t, <-done)
 			require.Zero(t, d.turns(t, true))
@@ -85,13 +86,13 @@ func TestSharedTurnsThroughPgBouncer(t *testing.T) {
 			h = hold(t, first, request)
 			ctx, cancel := context.WithCancel(t.Context())
 			done = take(ctx)
-			eventually(t, "the second waits again", func() bool { return d.turns(t, false) == 1 || len(done) == 1 })
+			world.Eventually(t, "the second waits again", func() bool { return d.turns(t, false) == 1 || len(done) == 1 })
 			cancel()
 			if err := <-done; err != nil { // else its second was over
 				require.ErrorIs(t, err, context.Canceled)
 			}
 			require.NoError(t, h.end())
-			eventually(t, "no turn is left behind", func() bool { return d.turns(t, true) == 0 })
+			world.Eventually(t, "no turn is left behind", func() bool { return d.turns(t, true) == 0 })
 			require.NoError(t, <-take(t.Context()))
 			require.Zero(t, d.turns(t, true))
 		})

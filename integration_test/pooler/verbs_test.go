@@ -9,28 +9,22 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/pgratelimit/pgratelimit/integration_test/internal/world"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// hoard is a policy that holds capacity tokens and gains less than a thousandth of one during a test.
-func hoard(capacity float64) ratelimit.TokenBucket {
-	return ratelimit.TokenBucket{Rate: capacity, Period: century}
-}
-
-const century = 36525 * ratelimit.Day
-
 // The limits, at least one of each kind. Only ahead gains tokens while a test runs.
 var (
-	roomy    = ratelimit.Define("roomy", hoard(1e6))
-	other    = ratelimit.Define("other", hoard(1e6))
-	tight    = ratelimit.Define("tight", hoard(1))
-	pinch    = ratelimit.Define("pinch", hoard(2))
-	wide     = ratelimit.Define("wide", ratelimit.TokenBucket{Rate: 1e6, Period: century, Shards: 8})
-	window   = ratelimit.Define("window", ratelimit.FixedWindow{Rate: 3, Period: century})
-	sliding  = ratelimit.Define("sliding", ratelimit.SlidingWindow{Rate: 3, Period: century, Slices: 10})
+	roomy    = ratelimit.Define("roomy", world.Hoard(1e6))
+	other    = ratelimit.Define("other", world.Hoard(1e6))
+	tight    = ratelimit.Define("tight", world.Hoard(1))
+	pinch    = ratelimit.Define("pinch", world.Hoard(2))
+	wide     = ratelimit.Define("wide", ratelimit.TokenBucket{Rate: 1e6, Period: world.Century, Shards: 8})
+	window   = ratelimit.Define("window", ratelimit.FixedWindow{Rate: 3, Period: world.Century})
+	sliding  = ratelimit.Define("sliding", ratelimit.SlidingWindow{Rate: 3, Period: world.Century, Slices: 10})
 	year     = ratelimit.Define("year", ratelimit.CalendarWindow{Rate: 3, Resets: ratelimit.Yearly, Zone: "Europe/Berlin"})
 	slots    = ratelimit.Define("slots", ratelimit.Concurrency{Most: 2, Lease: time.Hour})
-	adaptive = ratelimit.Define("adaptive", ratelimit.Adaptive{Contract: hoard(1e6)})
+	adaptive = ratelimit.Define("adaptive", ratelimit.Adaptive{Contract: world.Hoard(1e6)})
 	ahead    = ratelimit.Define("ahead", ratelimit.TokenBucket{Rate: 1e6, Period: time.Second, Capacity: 1e6, Prefetch: 100 * time.Millisecond})
 )
 
@@ -250,4 +244,4 @@ func outside() []verb {
 }
 
 // crowd is a bucket from which all take one token in a transaction, and a second token outside.
-var crowd = ratelimit.Define("crowd", hoard(1e6)).For("all")
+var crowd = ratelimit.Define("crowd", world.Hoard(1e6)).For("all")
