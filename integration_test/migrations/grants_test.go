@@ -7,10 +7,10 @@ import (
 	"testing"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgratelimit/pgratelimit/integration_test/internal/world"
 	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
 	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/migrations"
@@ -43,20 +43,17 @@ func newCrew(t *testing.T) *crew {
 	c.roles = migrations.Roles{
 		Owner: prefix + " owner", Application: prefix + " application", Operator: prefix + ` "operator"`, Reader: prefix + "'s reader",
 	}
-	for _, role := range c.all() {
+	all := []string{c.roles.Owner, c.roles.Application, c.roles.Operator, c.roles.Reader}
+	for _, role := range all {
 		c.exec(t, fmt.Sprintf("CREATE ROLE %s LOGIN PASSWORD 'of no use elsewhere'", quoted(role)))
 	}
 	t.Cleanup(func() {
-		for _, role := range c.all() {
+		for _, role := range all {
 			_, err := c.admin.Exec(context.WithoutCancel(t.Context()), fmt.Sprintf("DROP OWNED BY %[1]s CASCADE; DROP ROLE %[1]s", quoted(role)))
 			require.NoError(t, err)
 		}
 	})
 	return c
-}
-
-func (c *crew) all() []string {
-	return []string{c.roles.Owner, c.roles.Application, c.roles.Operator, c.roles.Reader}
 }
 
 func (c *crew) exec(t *testing.T, sql string) {
@@ -68,10 +65,10 @@ func (c *crew) exec(t *testing.T, sql string) {
 // as returns a pool that is connected as role.
 func (c *crew) as(t *testing.T, role string) *pgxpool.Pool {
 	t.Helper()
-	return openPool(t, c.admin.Config().ConnString(), func(config *pgxpool.Config) {
+	return world.Open(t, c.admin.Config().ConnString(), func(config *pgxpool.Config) {
 		config.MaxConns = 4
 		config.ConnConfig.User, config.ConnConfig.Password = role, "of no use elsewhere"
-	})
+	}).Pool
 }
 
 // grant runs what Grants returns, as who owns the tables.
@@ -83,6 +80,28 @@ func (c *crew) grant(t *testing.T, pool *pgxpool.Pool, cfg migrations.Config, ro
 		_, err = pool.Exec(t.Context(), statements)
 		require.NoError(t, err)
 	}
+}
+
+// newGrantedCrew returns a database whose tables the owner has made, and the others may use.
+func newGrantedCrew(t *testing.T, schema string) *crew {
+	t.Helper()
+	c, cfg := newCrew(t), migrations.Config{Schema: schema}
+	c.exec(t, fmt.Sprintf("CREATE SCHEMA %s AUTHORIZATION %s", quoted(schema), quoted(c.roles.Owner)))
+	owner, roles := c.as(t, c.roles.Owner), c.roles
+	require.NoError(t, migrations.Up(t.Context(), owner, cfg))
+	roles.Owner = "" // it made the tables
+	c.grant(t, owner, cfg, roles)
+	return c
+}
+
+// count returns what a query on a pool or in a transaction counts.
+func count(t *testing.T, on interface {
+	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
+}, query string, arguments ...any,
+) (n int) {
+	t.Helper()
+	require.NoError(t, on.QueryRow(t.Context(), query, arguments...).Scan(&n))
+	return n
 }
 
 // may returns what role may do with the tables of the schema, in the words of granted.
@@ -112,19 +131,14 @@ func TestGrants(t *testing.T) {
 	t.Run("NamesEveryTable", func(t *testing.T) {
 		t.Parallel()
 		for _, schema := range testsize.Of([]string{"user"}, []string{"ratelimit", "user"}) {
-			c, cfg := newCrew(t), migrations.Config{Schema: schema}
-			c.exec(t, fmt.Sprintf("CREATE SCHEMA %s AUTHORIZATION %s", quoted(schema), quoted(c.roles.Owner)))
-			owner, roles := c.as(t, c.roles.Owner), c.roles
-			require.NoError(t, migrations.Up(t.Context(), owner, cfg))
-			roles.Owner = "" // it made the tables
-			c.grant(t, owner, cfg, roles)
+			c := newGrantedCrew(t, schema)
 			application, operator, reader := map[string]string{}, map[string]string{}, map[string]string{}
 			for table, may := range granted {
 				application[table], operator[table], reader[table] = may.application, may.operator, "SELECT"
 			}
-			require.Equal(t, application, c.may(t, roles.Application, schema))
-			require.Equal(t, operator, c.may(t, roles.Operator, schema))
-			require.Equal(t, reader, c.may(t, roles.Reader, schema))
+			require.Equal(t, application, c.may(t, c.roles.Application, schema))
+			require.Equal(t, operator, c.may(t, c.roles.Operator, schema))
+			require.Equal(t, reader, c.may(t, c.roles.Reader, schema))
 		}
 	})
 
@@ -143,10 +157,7 @@ func TestGrants(t *testing.T) {
 			requirePartition(t, owner, 2)
 			limiter, err := ratelimit.New(c.as(t, c.roles.Application), ratelimit.Config{})
 			require.NoError(t, err)
-			for _, call := range []func(context.Context, ...ratelimit.Request) (ratelimit.Decision, error){limiter.Take, limiter.Check} {
-				_, err := call(t.Context(), logins.For("ada"), spread.For("ada").Cost(30))
-				require.NoError(t, err)
-			}
+			require.NoError(t, limiter.Require(t.Context(), logins.For("ada"), spread.For("ada").Cost(30)))
 			c.exec(t, "UPDATE ratelimit.buckets SET ts = 0 WHERE name = 'logins'")
 			deleted, err := limiter.Prune(t.Context(), logins)
 			require.NoError(t, err)
@@ -160,9 +171,11 @@ func TestGrants(t *testing.T) {
 
 	t.Run("LeavesTheTablesToTheirOwner", func(t *testing.T) {
 		t.Parallel()
-		c := newCrew(t)
-		require.NoError(t, migrations.Up(t.Context(), c.admin, migrations.Config{}))
-		c.grant(t, c.admin, migrations.Config{}, c.roles)
+		c := newGrantedCrew(t, "ratelimit")
+		forbidden := func(pool *pgxpool.Pool, statement string) {
+			_, err := pool.Exec(t.Context(), statement)
+			requireNoRight(t, err, statement)
+		}
 		for _, role := range []string{c.roles.Application, c.roles.Operator, c.roles.Reader} {
 			pool := c.as(t, role)
 			require.NoError(t, migrations.Up(t.Context(), pool, migrations.Config{}), "there is nothing to do")
@@ -172,10 +185,10 @@ func TestGrants(t *testing.T) {
 					"DROP TABLE " + table, "TRUNCATE " + table, "ALTER TABLE " + table + " ADD COLUMN more text", "CREATE INDEX ON " + table + " ((1))",
 					"CREATE TABLE ratelimit.another (n integer)",
 				} {
-					requireForbidden(t, pool, statement)
+					forbidden(pool, statement)
 				}
 			}
-			requireForbidden(t, pool, "DROP SCHEMA ratelimit CASCADE")
+			forbidden(pool, "DROP SCHEMA ratelimit CASCADE")
 			require.Error(t, migrations.Down(t.Context(), pool, migrations.Config{}))
 			requireLatest(t, c.admin)
 		}
@@ -210,11 +223,12 @@ func TestGrants(t *testing.T) {
 	})
 }
 
-// requireForbidden checks that the server does not let the pool's role do it.
-func requireForbidden(t *testing.T, pool *pgxpool.Pool, statement string) {
+// requireLatest checks that every migration has been applied, which the role of the pool may ask.
+func requireLatest(t *testing.T, pool *pgxpool.Pool) {
 	t.Helper()
-	_, err := pool.Exec(t.Context(), statement)
-	var refused *pgconn.PgError
-	require.ErrorAs(t, err, &refused, statement)
-	require.Equal(t, "42501", refused.Code, "%s: %s", statement, refused.Message)
+	version, err := migrations.Version(t.Context(), pool, migrations.Config{})
+	require.NoError(t, err)
+	files, err := migrations.FS.ReadDir(".")
+	require.NoError(t, err)
+	require.EqualValues(t, len(files), version)
 }

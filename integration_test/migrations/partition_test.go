@@ -2,15 +2,13 @@ package migrations_test
 
 import (
 	"errors"
-	"sync"
 	"testing"
-	"time"
 
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
-	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgratelimit/pgratelimit/integration_test/internal/world"
 	"github.com/pgratelimit/pgratelimit/migrations"
 )
 
@@ -28,9 +26,9 @@ func newPartitioner(t *testing.T) (c *crew, owner *pgxpool.Pool, is18 bool) {
 // requirePartition makes that number of partitions after the server has ended the sessions of closed pools.
 func requirePartition(t *testing.T, owner *pgxpool.Pool, partitions int) {
 	t.Helper()
-	require.EventuallyWithT(t, func(c *assert.CollectT) {
-		require.NoError(c, migrations.Partition(t.Context(), owner, migrations.Config{Partitions: partitions}))
-	}, time.Minute, 10*time.Millisecond)
+	world.Eventually(t, "the table is in partitions", func() bool {
+		return migrations.Partition(t.Context(), owner, migrations.Config{Partitions: partitions}) == nil
+	})
 }
 
 // On PostgreSQL 18 an owner without the privilege to see other roles' sessions finds them nevertheless.
@@ -48,16 +46,6 @@ func TestPartitionFindsTheProgramsOfAnotherRole(t *testing.T) {
 	requirePartition(t, owner, 2)
 }
 
-// awaitNone returns when the server has ended the sessions of role.
-func (c *crew) awaitNone(t *testing.T, pool *pgxpool.Pool, role string) {
-	t.Helper()
-	require.Eventually(t, func() bool {
-		var is bool
-		err := pool.QueryRow(t.Context(), "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE usename = $1)", role).Scan(&is)
-		return assert.NoError(t, err) && !is
-	}, time.Minute, time.Millisecond)
-}
-
 // On PostgreSQL 18 a program that connects while Partition waits for the table has found one table, and Partition does not change
 // it.
 func TestPartitionFindsTheProgramsThatComeMeanwhile(t *testing.T) {
@@ -69,23 +57,21 @@ func TestPartitionFindsTheProgramsThatComeMeanwhile(t *testing.T) {
 		require.NoError(t, err)
 		_, err = look.Exec(t.Context(), "SELECT FROM ratelimit.buckets")
 		require.NoError(t, err)
-		var partition sync.WaitGroup
-		var ended error
-		partition.Go(func() { ended = migrations.Partition(t.Context(), owner, migrations.Config{Partitions: 2}) })
-		assert.Eventually(t, func() bool {
-			var waits bool
-			err := look.QueryRow(t.Context(), `SELECT EXISTS (SELECT FROM pg_locks WHERE relation = 'ratelimit.buckets'::regclass AND NOT granted)`).Scan(&waits)
-			return assert.NoError(t, err) && waits
-		}, time.Minute, time.Millisecond)
+		ended := make(chan error, 1)
+		go func() { ended <- migrations.Partition(t.Context(), owner, migrations.Config{Partitions: 2}) }()
+		world.Eventually(t, "Partition waits", func() bool {
+			return count(t, look, "SELECT count(*) FROM pg_locks WHERE relation = 'ratelimit.buckets'::regclass AND NOT granted") > 0
+		})
 		require.NoError(t, late.Ping(t.Context()))
-		assert.NoError(t, look.Rollback(t.Context()))
-		partition.Wait()
-		return ended
+		require.NoError(t, look.Rollback(t.Context()))
+		return <-ended
 	}
 	err := meanwhile()
 	for busy := new(pgconn.PgError); errors.As(err, &busy) && busy.Code == "55P03"; err = meanwhile() { // it did not wait for as long as this took
 		late.Reset()
-		c.awaitNone(t, reader, c.roles.Application)
+		world.Eventually(t, "its sessions have ended", func() bool {
+			return count(t, reader, "SELECT count(*) FROM pg_stat_activity WHERE usename = $1", c.roles.Application) == 0
+		})
 	}
 	made := 2
 	if is18 {
