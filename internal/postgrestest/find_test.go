@@ -8,29 +8,6 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-func TestEnvironment(t *testing.T) {
-	t.Parallel()
-	for name, test := range map[string]struct {
-		variables map[string]string
-		want      environment
-	}{
-		"IsEmpty":           {nil, environment{}},
-		"TakesDATABASE_URL": {map[string]string{"DATABASE_URL": "postgres://b"}, environment{urlVariable: "DATABASE_URL", url: "postgres://b"}},
-		"PrefersRATELIMIT_DATABASE_URL": {
-			map[string]string{"RATELIMIT_DATABASE_URL": "postgres://a", "DATABASE_URL": "postgres://b"},
-			environment{urlVariable: "RATELIMIT_DATABASE_URL", url: "postgres://a"},
-		},
-		"TakesPrograms":       {map[string]string{"RATELIMIT_POSTGRES_BINDIR": "/bin"}, environment{binDir: "/bin"}},
-		"TakesCitusForAll":    {map[string]string{citusBinDir: "/citus", citusForAll: "1"}, environment{citusBinDir: "/citus"}},
-		"LeavesCitusForCitus": {map[string]string{citusBinDir: "/citus"}, environment{}},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			require.Equal(t, test.want, environmentFrom(func(name string) string { return test.variables[name] }))
-		})
-	}
-}
-
 func TestStart(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
