@@ -10,7 +10,6 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
-	"github.com/pgratelimit/pgratelimit/migrations"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -54,14 +53,11 @@ func record(ctx context.Context) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, server.Close()) }()
-	scratch, err := postgrestest.NewScratch(ctx, server.URL(), "walk", 4)
+	scratch, err := server.NewScratch(ctx, "walk", 4)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, scratch.Drop(ctx)) }()
-	if err := migrations.Up(ctx, scratch.Pool, migrations.Config{}); err != nil {
-		return err
-	}
 	for _, c := range calls() {
 		if err := c.record(ctx, scratch.Pool); err != nil {
 			return fmt.Errorf("%s: %w", c.name, err)

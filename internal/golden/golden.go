@@ -17,9 +17,6 @@ import (
 //nolint:gochecknoglobals // a flag of go test
 var update = flag.Bool("update", false, "write the golden files of the tests that run")
 
-// Updating reports whether the flag -update is set.
-func Updating() bool { return *update }
-
 // Equal fails t unless text equals the file testdata/name. With -update it writes the file.
 func Equal(t testing.TB, name, text string) {
 	t.Helper()

@@ -124,12 +124,8 @@ func trustItself(ctx context.Context, server *Server) error {
 
 // portOf returns the port that the server has on its own machine, where the others of its cluster are.
 func portOf(ctx context.Context, url string) (port int, err error) {
-	conn, err := pgx.Connect(ctx, url)
-	if err != nil {
-		return 0, err
-	}
-	defer func() { err = errors.Join(err, conn.Close(context.WithoutCancel(ctx))) }()
-	return port, conn.QueryRow(ctx, `SELECT current_setting('port')::integer`).Scan(&port)
+	err = ask(ctx, url, `SELECT current_setting('port')::integer`, &port)
+	return port, err
 }
 
 // distribute creates Citus in the database at url, with workers or without, migrates it, and distributes the tables.

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/url"
 	"strings"
 
 	"github.com/jackc/pgx/v5"
@@ -45,13 +44,9 @@ func bucketRows(ctx context.Context, url string) (_ []string, err error) {
 
 // redacted returns a connection string without its password, which logs are no place for.
 func redacted(connString string) string {
-	parsed, err := url.Parse(connString)
-	if err != nil || parsed.Host == "" {
-		config, err := pgx.ParseConfig(connString)
-		if err != nil {
-			return "(a connection string that cannot be read)"
-		}
-		return fmt.Sprintf("host=%s port=%d user=%s dbname=%s", config.Host, config.Port, config.User, config.Database)
+	config, err := pgx.ParseConfig(connString)
+	if err != nil {
+		return "(a connection string that cannot be read)"
 	}
-	return parsed.Redacted()
+	return fmt.Sprintf("host=%s port=%d user=%s dbname=%s", config.Host, config.Port, config.User, config.Database)
 }

@@ -150,14 +150,19 @@ func (s *Server) Close() error {
 
 // describe returns the version of the server at url. It returns an error if the server does not answer.
 func describe(ctx context.Context, url string) (version string, err error) {
-	conn, err := pgx.Connect(ctx, url)
-	if err != nil {
+	if err := ask(ctx, url, "SHOW server_version", &version); err != nil {
 		return "", err
-	}
-	defer func() { err = errors.Join(err, conn.Close(context.WithoutCancel(ctx))) }()
-	if err := conn.QueryRow(ctx, "SHOW server_version").Scan(&version); err != nil {
-		return "", fmt.Errorf("ask for the server's version: %w", err)
 	}
 	version, _, _ = strings.Cut(version, " ") // "15.18 (Debian 15.18-0+deb12u1)"
 	return "PostgreSQL " + version, nil
+}
+
+// ask asks the server at url for one value.
+func ask(ctx context.Context, url, sql string, value any) (err error) {
+	conn, err := pgx.Connect(ctx, url)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, conn.Close(context.WithoutCancel(ctx))) }()
+	return conn.QueryRow(ctx, sql).Scan(value)
 }

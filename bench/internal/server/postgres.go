@@ -11,7 +11,6 @@ import (
 
 	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
 	"github.com/pgratelimit/pgratelimit/internal/roundtrips"
-	"github.com/pgratelimit/pgratelimit/migrations"
 )
 
 const adminConnections = 2
@@ -100,14 +99,11 @@ type Database struct {
 	scratch *postgrestest.Scratch
 }
 
-// NewDatabase makes an empty database. Drop it in the end.
-func (p *Postgres) NewDatabase(ctx context.Context) (_ *Database, err error) {
-	scratch, err := postgrestest.NewScratch(ctx, p.URL(), "bench", adminConnections)
+// NewDatabase makes a migrated database without rows. Drop it in the end.
+func (p *Postgres) NewDatabase(ctx context.Context) (*Database, error) {
+	scratch, err := p.NewScratch(ctx, "bench", adminConnections)
 	if err != nil {
 		return nil, err
-	}
-	if err := migrations.Up(ctx, scratch.Pool, migrations.Config{}); err != nil {
-		return nil, errors.Join(err, scratch.Drop(ctx))
 	}
 	return &Database{scratch}, nil
 }
