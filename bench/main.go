@@ -1,11 +1,11 @@
-// Command bench measures the limiter against what it is compared with, on servers that it starts, and says which
-// of its bars it reached. How fast anything is does not change the exit status: that is not 0 when a scenario
-// could not be measured, or when more or less was taken from a limit than was admitted.
+// Command bench measures the limiter and other contenders on servers that it starts, and reports which bars it
+// reached. The speed does not change the exit status. The status is not 0 if a scenario could not be measured,
+// or if the tokens taken from a limit differ from the admitted calls.
 //
 //	go run . [-quick] [-run regexp] [-contenders regexp] [-against commit] [-rounds n] [-seconds s] [-json file] [-svg directory]
 //	go run . -draw file -svg directory
 //
-// A build with -tags rueidis has one contender more.
+// A build with -tags rueidis has another contender.
 package main
 
 import (
@@ -23,17 +23,17 @@ import (
 type options struct {
 	quick      bool
 	only       *regexp.Regexp // scenarios
-	named      bool           // by the user
+	named      bool           // the user gave -run
 	contenders *regexp.Regexp
 	against    string // a commit
 	rounds     int
 	round      time.Duration
 	json, svg  string // where to write
-	draw       string // what to draw in place of measuring
+	draw       string // a file to draw, without measuring
 	worker     string // the scenario to measure for another process
 }
 
-// A run for figures to quote, and one that takes less than a minute.
+// The defaults of a full run, and of a quick run of less than a minute.
 const (
 	rounds, round           = 5, 2 * time.Second
 	quickRounds, quickRound = 5, 100 * time.Millisecond

@@ -17,7 +17,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/bench/internal/server"
 )
 
-// run measures, and writes the tables to w as they come.
+// run measures the scenarios, and writes each table to w when it is ready.
 func run(ctx context.Context, w io.Writer, o options) (err error) {
 	scenarios := chosen(o)
 	if len(scenarios) == 0 {
@@ -53,7 +53,7 @@ func run(ctx context.Context, w io.Writer, o options) (err error) {
 	return errors.Join(err, keep(report.Of(described), o))
 }
 
-// start starts the servers, and returns what stops those that run, whatever the error.
+// start starts the servers. closeAll ends the servers that run; call it also after an error.
 func start(ctx context.Context) (on scenario.Servers, closeAll func() error, err error) {
 	var closes []func() error
 	closeAll = func() error {
@@ -85,7 +85,7 @@ func start(ctx context.Context) (on scenario.Servers, closeAll func() error, err
 	return on, closeAll, nil
 }
 
-// chosen returns the scenarios that were asked for.
+// chosen returns the requested scenarios.
 func chosen(o options) []scenario.Scenario {
 	var chosen []scenario.Scenario
 	for _, s := range scenario.All(o.quick) {
@@ -96,7 +96,7 @@ func chosen(o options) []scenario.Scenario {
 	return chosen
 }
 
-// versus returns the scenarios with the first contender of each in a process of its own, and that of another commit after it.
+// versus returns the scenarios with two contenders each: the first one in a process of its own, and the same of another commit.
 func versus(ctx context.Context, scenarios []scenario.Scenario, directory, postgres string, o options) ([]scenario.Scenario, error) {
 	this, err := os.Executable()
 	if err != nil {
@@ -109,7 +109,7 @@ func versus(ctx context.Context, scenarios []scenario.Scenario, directory, postg
 	var both []scenario.Scenario
 	for _, s := range scenarios {
 		if s.Calls > 0 {
-			continue // it has turns for one contender only
+			continue // it measures one contender only
 		}
 		process := against.Process{Program: this, Postgres: postgres, Arguments: []string{"-worker", s.Name, fmt.Sprintf("-quick=%t", o.quick)}}
 		theirs := process
@@ -129,7 +129,7 @@ func work(ctx context.Context, in io.Reader, out io.WriteCloser, o options) erro
 	return fmt.Errorf("there is no scenario %q", o.worker)
 }
 
-// measure runs the scenarios one after the other, and the rest when one fails, until ctx ends.
+// measure runs the scenarios one after the other until ctx ends. It continues after a failed scenario.
 func measure(ctx context.Context, w io.Writer, scenarios []scenario.Scenario, on scenario.Servers, o options) ([]scenario.Result, error) {
 	var results []scenario.Result
 	var failed error

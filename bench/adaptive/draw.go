@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// The drawing, in its own units.
+// The sizes of the drawing, in units of its viewBox.
 const (
 	width, height       = 728, 300
 	left, right         = 44, 20
@@ -76,7 +76,7 @@ func draw(p path, third time.Duration) []byte {
 	return []byte(b.String())
 }
 
-// first returns the first of the values, and 1 when there is none.
+// first returns the first value, or 1 without values.
 func first(values []float64) float64 {
 	if len(values) == 0 {
 		return 1

@@ -36,7 +36,7 @@ const (
 	sampleEvery      = 250 * time.Millisecond
 )
 
-// way is how an upstream is called. A nil policy is no limit.
+// way is a way to call an upstream. A nil policy is no limit.
 type way struct {
 	name   string
 	policy ratelimit.Policy
@@ -96,7 +96,7 @@ func compare(ctx context.Context, w io.Writer, o options) (err error) {
 	return os.WriteFile(o.svg, draw(p, o.third), 0o644)
 }
 
-// once runs all ways at once, each against its own upstream.
+// once runs all ways concurrently, each against its own upstream.
 func once(ctx context.Context, w io.Writer, postgres *server.Postgres, run int, o options) (p path, err error) {
 	database, err := postgres.NewDatabase(ctx)
 	if err != nil {
@@ -135,7 +135,7 @@ func once(ctx context.Context, w io.Writer, postgres *server.Postgres, run int, 
 	return p, nil
 }
 
-// work calls the upstream with the workers of one Limiter, as fast as the limit lets them.
+// work calls the upstream with the workers of one Limiter, as fast as the limit allows.
 func (w way) work(ctx context.Context, database *server.Database, address string) (err error) {
 	pool, err := database.Pool(ctx, workers, &roundtrips.Counter{})
 	if err != nil {
@@ -178,7 +178,7 @@ func (w way) client(pool *pgxpool.Pool) (_ *http.Client, closeAll func(context.C
 	}, nil
 }
 
-// call calls the upstream once, or waits as long as the limit asks.
+// call calls the upstream once, or waits for RetryAfter.
 func call(ctx context.Context, client *http.Client, address string) error {
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, address, nil)
 	if err != nil {

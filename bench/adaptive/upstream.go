@@ -13,7 +13,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// upstream accepts as many requests a second as it can at the time, and answers 429 to the others.
+// upstream accepts up to its current capacity, and answers 429 to the other requests.
 type upstream struct {
 	address string
 	begun   time.Time
@@ -21,7 +21,7 @@ type upstream struct {
 	server  *http.Server
 
 	mu                  sync.Mutex
-	left                float64 // that it can take at once
+	left                float64 // requests that it can accept now
 	at                  time.Time
 	accepted, throttled int64
 }
@@ -34,13 +34,13 @@ func listen(begun time.Time, third time.Duration) (*upstream, error) {
 	}
 	u := &upstream{address: "http://" + listener.Addr().String(), begun: begun, third: third, left: contract, at: begun}
 	u.server = &http.Server{Handler: u, ReadHeaderTimeout: time.Minute}
-	go func() { _ = u.server.Serve(listener) }() // which ends with close
+	go func() { _ = u.server.Serve(listener) }() // until close
 	return u, nil
 }
 
 func (u *upstream) close() { _ = u.server.Close() }
 
-// ServeHTTP takes 50 to 150 milliseconds.
+// ServeHTTP answers after 50 to 150 milliseconds.
 func (u *upstream) ServeHTTP(w http.ResponseWriter, _ *http.Request) {
 	half := time.Duration(25+rand.IntN(50)) * time.Millisecond
 	time.Sleep(half)
@@ -51,7 +51,7 @@ func (u *upstream) ServeHTTP(w http.ResponseWriter, _ *http.Request) {
 	}
 }
 
-// capacity returns how many requests a second it takes at some time after it has begun.
+// capacity returns the accepted requests a second at a time since the start.
 func capacity(after, third time.Duration) float64 {
 	if after >= third && after < 2*third {
 		return fallen
@@ -79,7 +79,7 @@ func (u *upstream) counts() (accepted, throttled int64) {
 	return u.accepted, u.throttled
 }
 
-// path is what a run did, at even times.
+// path holds samples of a run at equal intervals.
 type path struct {
 	share     []float64 // of the contract
 	throttled []float64 // requests a second

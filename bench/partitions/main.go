@@ -1,8 +1,8 @@
-// Command partitions measures the cost of partitions of the table of buckets, and their savings.
+// Command partitions measures the costs and savings of a partitioned table of buckets.
 //
 //	go run ./partitions [-rows 1000000] [-partitions 1,8,16,64] [-callers 1,16,64] [-rounds 7] [-calls 2000]
 //
-// It starts its own server, and makes a database with the same rows for each number of partitions; 1 is a plain table. In each round
+// It starts its own server, and creates a database with the same rows for each number of partitions; 1 is a plain table. In each round
 // the databases take turns with standalone Takes of uniformly drawn keys, from one bucket and from five. A line has the plain table's
 // median of calls a second and of microseconds of the server's processor for a call. For the others it has the median ratio to the
 // plain table in the same round. In the end Prune deletes a tenth of the rows, which are full, and VACUUM runs.
@@ -64,7 +64,7 @@ func numbers(list string) (all []int, err error) {
 	return all, nil
 }
 
-// measure starts a server, measures on it, and writes what there is to say.
+// measure starts a server, measures on it, and writes the figures.
 func measure(ctx context.Context, w io.Writer, o options) (err error) {
 	postgres, err := server.StartPostgres(ctx)
 	if err != nil {
@@ -100,7 +100,7 @@ func measure(ctx context.Context, w io.Writer, o options) (err error) {
 	return nil
 }
 
-// takes measures Takes from as many limits as from says, in each table in turns.
+// takes measures Takes from so many limits. The tables take turns.
 func takes(ctx context.Context, w io.Writer, o options, tables []*table, from, callers int) error {
 	speeds, costs := make([][]float64, len(tables)), make([][]float64, len(tables))
 	group := load.NewGroup(callers, 1)
@@ -110,7 +110,7 @@ func takes(ctx context.Context, w io.Writer, o options, tables []*table, from, c
 			if err != nil {
 				return err
 			}
-			if round > 0 { // in the first the statements are planned
+			if round > 0 { // the first round plans the statements
 				speeds[i] = append(speeds[i], float64(r.Calls)/r.Elapsed.Seconds())
 				costs[i] = append(costs[i], 1e6*r.Processor/float64(r.Calls))
 			}

@@ -20,7 +20,7 @@ import (
 const (
 	connections = 8
 	capacity    = 8e5
-	idleEvery   = 10 // one row in so many belongs to the limit that is pruned
+	idleEvery   = 10 // one in so many rows belongs to the pruned limit
 )
 
 // idleLimit returns the limit whose buckets are full.
@@ -28,7 +28,7 @@ func idleLimit() ratelimit.Limit {
 	return ratelimit.Define("idle", ratelimit.TokenBucket{Rate: 1, Period: time.Hour, Capacity: 10})
 }
 
-// busyLimits returns those that are taken from. Next to nothing is added to them while it is measured.
+// busyLimits returns the limits of the Takes. Almost no tokens arrive during the measurement.
 func busyLimits() (all []ratelimit.Limit) {
 	for _, name := range []string{"keys", "keys2", "keys3", "keys4", "keys5"} {
 		all = append(all, ratelimit.Define(name, ratelimit.TokenBucket{Rate: 1, Period: time.Hour, Capacity: capacity}))
@@ -46,7 +46,7 @@ type table struct {
 	limiter    *ratelimit.Limiter
 }
 
-// newTable makes a table, and fills it.
+// newTable creates and fills a table.
 func newTable(ctx context.Context, postgres *server.Postgres, o options, partitions int) (_ *table, err error) {
 	database, err := postgres.NewDatabase(ctx)
 	if err != nil {
@@ -94,21 +94,21 @@ func (t *table) close(ctx context.Context) (err error) {
 	return errors.Join(err, t.Drop(ctx))
 }
 
-// take makes the Takes of a round, each from as many limits as from says.
+// take makes the Takes of a round, each from so many limits.
 func (t *table) take(ctx context.Context, group *load.Group, from int) (load.Result, error) {
 	limits := busyLimits()
 	group.Meter = t.meter.Seconds
 	return group.Run(ctx, load.Amount{Calls: t.o.calls}, func(ctx context.Context, c *load.Caller) error {
 		requests := make([]ratelimit.Request, from)
 		for i := range requests {
-			key := c.Random.IntN(t.o.rows/idleEvery)*idleEvery + 1 + i // none of the idle ones
+			key := c.Random.IntN(t.o.rows/idleEvery)*idleEvery + 1 + i // not an idle row
 			requests[i] = limits[key%len(limits)].For(fmt.Sprintf("k%09d", key))
 		}
 		return t.limiter.Require(ctx, requests...)
 	})
 }
 
-// clean prunes what is full, vacuums, and writes what that took.
+// clean prunes full rows, vacuums, and writes the durations.
 func (t *table) clean(ctx context.Context, w io.Writer) error {
 	used, began := t.meter.Seconds(), time.Now()
 	deleted, err := t.limiter.Prune(ctx, idleLimit())

@@ -18,7 +18,7 @@ const (
 	quiet = 50 * time.Millisecond // before each run, until the goroutines of the run before have ended
 )
 
-// call is a call on a Limiter. make runs it, and what it gives to walk is the part that counts.
+// call is a call on a Limiter. make runs it; the part in the argument of walk is counted.
 type call struct {
 	name     string
 	limits   []ratelimit.Limit
@@ -26,7 +26,7 @@ type call struct {
 	make     func(context.Context, session, []ratelimit.Request) (ratelimit.Decision, error)
 }
 
-// session is what a call is made on.
+// session holds the Limiter and the pool of a call.
 type session struct {
 	l    *ratelimit.Limiter
 	pool *pgxpool.Pool

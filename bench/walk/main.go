@@ -38,7 +38,7 @@ import (
 
 type options struct {
 	verbose bool
-	record  bool // make the calls, in the built program
+	record  bool // make the calls (set in the built program)
 }
 
 func main() {

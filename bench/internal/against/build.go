@@ -1,5 +1,5 @@
-// Package against has the limiter of another commit as a contender: this module, built with that commit's limiter, in a
-// process of its own.
+// Package against measures the limiter of another commit: it builds this module with that commit's limiter, and runs it as a
+// separate process.
 package against
 
 import (
@@ -26,7 +26,7 @@ func Build(ctx context.Context, directory, ref string) (program string, err erro
 		_, removeErr := output(context.WithoutCancel(ctx), "git", "-C", root, "worktree", "remove", "--force", worktree)
 		err = errors.Join(err, removeErr)
 	}()
-	// The harness is this checkout's on both sides.
+	// Both sides use the harness of this checkout.
 	work := filepath.Join(directory, "go.work")
 	text := fmt.Sprintf("go 1.26.0\nuse (\n\t%s\n\t%s\n)\n", filepath.Join(root, "bench"), worktree)
 	if err := os.WriteFile(work, []byte(text), 0o600); err != nil {

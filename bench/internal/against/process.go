@@ -15,14 +15,14 @@ import (
 	"github.com/pgratelimit/pgratelimit/bench/internal/server"
 )
 
-// Process is the first contender of a scenario, measured by a program that calls Work.
+// Process measures the first contender of a scenario in a program that calls Work.
 type Process struct {
 	Program   string
-	Arguments []string // which have the program call Work
+	Arguments []string // make the program call Work
 	Postgres  string   // the server's connection string
 }
 
-// Open starts the process, and returns when it is ready.
+// Open starts the process and waits until it is ready.
 func (p Process) Open(ctx context.Context, _ contender.Bench) (contender.Runner, error) {
 	c := exec.CommandContext(ctx, p.Program, p.Arguments...)
 	c.Env = append(os.Environ(), "RATELIMIT_DATABASE_URL="+p.Postgres)
@@ -39,7 +39,7 @@ func (p Process) Open(ctx context.Context, _ contender.Bench) (contender.Runner,
 		return nil, err
 	}
 	r := remote{rpc.NewClient(pipe{output, input}), c.Wait}
-	if err := r.Check(ctx); err != nil { // no call was made yet
+	if err := r.Check(ctx); err != nil { // before the first call
 		return nil, errors.Join(fmt.Errorf("the process of the other limiter: %w", err), r.Close())
 	}
 	return r, nil
@@ -67,7 +67,7 @@ func (r remote) Check(context.Context) error {
 
 func (r remote) Close() error { return errors.Join(r.client.Close(), r.wait()) }
 
-// worker is a Runner that another process calls.
+// worker serves a Runner to another process.
 type worker struct {
 	run   func(load.Amount) (contender.Round, error)
 	check func() error
@@ -82,14 +82,14 @@ func (w worker) Run(amount load.Amount, round *contender.Round) (err error) {
 // Check checks the calls so far.
 func (w worker) Check(struct{}, *struct{}) error { return w.check() }
 
-// Work measures the first contender of the scenario for the process at the other end of in and out, until in ends. It has its own
+// Work measures the first contender of the scenario for the process at the other end of in and out, until in ends. It uses its own
 // database on the server of RATELIMIT_DATABASE_URL.
 func Work(ctx context.Context, s scenario.Scenario, in io.Reader, out io.WriteCloser) (err error) {
 	postgres, err := server.FindPostgres(ctx)
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, postgres.Close()) }() // which does not stop the server of another process
+	defer func() { err = errors.Join(err, postgres.Close()) }() // another process's server keeps running
 	database, err := postgres.NewDatabase(ctx)
 	if err != nil {
 		return err

@@ -1,4 +1,4 @@
-// Package command is what the main functions of the benchmarks have in common.
+// Package command has the code that the main functions of the benchmarks share.
 package command
 
 import (
@@ -11,8 +11,8 @@ import (
 	"syscall"
 )
 
-// Run parses the arguments of the program and runs the program, until it is done or a signal ends its context. The program
-// ends here when something went wrong: with 2 when it was the arguments, with 1 when the program failed.
+// Run parses the arguments and calls do. A signal ends the context of do. On an error it exits:
+// with 2 if the arguments are wrong, with 1 if the program failed.
 func Run[O any](name string, parse func(arguments []string) (O, error), do func(context.Context, O) error) {
 	o, err := parse(os.Args[1:])
 	if errors.Is(err, flag.ErrHelp) {
@@ -31,7 +31,7 @@ func Run[O any](name string, parse func(arguments []string) (O, error), do func(
 	}
 }
 
-// Parse parses arguments that are flags and nothing else.
+// Parse parses arguments that are all flags.
 func Parse(flags *flag.FlagSet, arguments []string) error {
 	if err := flags.Parse(arguments); err != nil {
 		return err

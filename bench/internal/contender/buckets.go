@@ -12,8 +12,8 @@ import (
 
 const keyBytes = 8 // "k0000000"
 
-// keys are the keys that callers choose from, in one string: a million strings would keep the garbage collector busy, and in a
-// service they come with the requests.
+// keys holds the keys in one string, because a million strings would keep the garbage collector busy. In a service the keys come with
+// the requests.
 type keys struct {
 	text string
 	n    int
@@ -38,8 +38,8 @@ const (
 	hugeCapacity  = 3e9 // for one key
 )
 
-// policyFor returns a policy that admits everything on n keys during a run. Next to nothing arrives meanwhile, so that the tokens that
-// are gone can be compared with the calls.
+// policyFor returns a policy that admits every call on n keys during a run. Almost no tokens arrive meanwhile, so the missing tokens
+// equal the calls.
 func policyFor(n int) ratelimit.TokenBucket {
 	if n == 1 {
 		return ratelimit.TokenBucket{Rate: 1, Period: time.Second, Capacity: hugeCapacity}
@@ -47,7 +47,7 @@ func policyFor(n int) ratelimit.TokenBucket {
 	return ratelimit.TokenBucket{Rate: 1, Period: time.Hour, Capacity: roomyCapacity}
 }
 
-// fill makes the rows of the limit called name, each with tokens.
+// fill inserts the rows of the limit called name, each with tokens.
 func fill(ctx context.Context, b Bench, name string, n int, tokens float64) error {
 	const insert = `
 		INSERT INTO ratelimit.buckets (name, key, shard, value, ts)
@@ -59,7 +59,7 @@ func fill(ctx context.Context, b Bench, name string, n int, tokens float64) erro
 	return nil
 }
 
-// buckets are the buckets of a limit, full when they were made.
+// buckets are the buckets of a limit. They begin full.
 type buckets struct {
 	bench  Bench
 	limit  ratelimit.Limit
@@ -72,7 +72,7 @@ func fullBuckets(ctx context.Context, b Bench, name string, n int) (buckets, err
 	return newBuckets(b, name, n), fill(ctx, b, name, n, policyFor(n).Capacity)
 }
 
-// newBuckets returns buckets whose rows the caller makes.
+// newBuckets returns buckets whose rows the caller inserts.
 func newBuckets(b Bench, name string, n int) buckets {
 	return buckets{b, ratelimit.Define(name, policyFor(n)), makeKeys(n), time.Now()}
 }
@@ -83,7 +83,7 @@ func (f buckets) any(c *load.Caller) ratelimit.Request { return f.limit.For(f.ke
 // at returns a request for one token of the i-th bucket.
 func (f buckets) at(i int) ratelimit.Request { return f.limit.For(f.keys.at(i)) }
 
-// check returns an error unless the admitted tokens are gone from the rows.
+// check returns an error unless the rows lack exactly the admitted tokens.
 func (f buckets) check(ctx context.Context, admitted float64) error {
 	const ask = `SELECT coalesce(sum($2 - value), 0) FROM ratelimit.buckets WHERE name = $1`
 	var gone float64
@@ -93,7 +93,7 @@ func (f buckets) check(ctx context.Context, admitted float64) error {
 	return f.compare(admitted, gone)
 }
 
-// compare returns an error unless admitted - arrived <= gone <= admitted, for the tokens that arrived since the buckets were made.
+// compare returns an error unless admitted - arrived <= gone <= admitted. arrived are the tokens since the buckets were created.
 func (f buckets) compare(admitted, gone float64) error {
 	const rounding = 1
 	policy := policyFor(f.keys.n)

@@ -1,4 +1,4 @@
-// Package contender has the ways to decide on a limit that are measured: the Limiter's calls, and other limiters.
+// Package contender has the measured contenders: calls of the Limiter, and other limiters.
 package contender
 
 import (
@@ -17,37 +17,37 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// ErrUnavailable is returned by Open when this machine does not have what the contender needs.
+// ErrUnavailable is returned by Open if this machine lacks a program that the contender needs.
 var ErrUnavailable = errors.New("not available")
 
-// Way is how a contender decides.
+// Way opens a contender.
 type Way interface {
 	// Open prepares the contender. The caller closes its Runner.
 	Open(ctx context.Context, b Bench) (Runner, error)
 }
 
-// Bench is what a contender is opened on.
+// Bench holds the servers and settings of a contender.
 type Bench struct {
 	Database *server.Database
 	Redis    map[server.Durability]*server.Redis // empty without a redis-server
 	Meter    *server.Meter
 	Name     string // of the contender's limits, unique in the scenario
 	Callers  int
-	Burst    int           // calls for each reading of the clock; 0 is 1
-	Disk     time.Duration // by which each flush of a commit takes longer
+	Burst    int           // calls between two clock readings; 0 is 1
+	Disk     time.Duration // extra time of each commit's flush
 }
 
 // Runner is an open contender.
 type Runner interface {
 	// Run makes a round of calls.
 	Run(ctx context.Context, amount load.Amount) (Round, error)
-	// Check returns an error if an answer so far was wrong.
+	// Check returns an error if any answer was wrong.
 	Check(ctx context.Context) error
-	// Close releases what Open took.
+	// Close releases the resources of Open.
 	Close() error
 }
 
-// Round is what a round of calls measured. A figure that cannot be measured is NaN.
+// Round holds the figures of a round of calls. A figure that cannot be measured is NaN.
 type Round struct {
 	Throughput  float64 // calls a second
 	P50, P99    float64 // seconds
@@ -60,7 +60,7 @@ type Round struct {
 }
 
 const (
-	poolConnections  = 16 // at most, for each contender on Postgres outside of transactions
+	poolConnections  = 16 // the largest pool of a contender outside transactions
 	redisConnections = 64
 )
 
@@ -70,14 +70,14 @@ type runner struct {
 	group    *load.Group
 	call     load.Call
 	wire     roundtrips.Counter
-	attempts func() int64                                             // nil: a call is one attempt
-	before   func(ctx context.Context) (stop func() error, err error) // runs beside the calls of a round; nil: nothing
-	check    func(ctx context.Context, calls int) error               // nil: there is nothing to check
+	attempts func() int64                                             // nil: one attempt a call
+	before   func(ctx context.Context) (stop func() error, err error) // starts work that runs beside the calls of a round; may be nil
+	check    func(ctx context.Context, calls int) error               // may be nil
 	closers  []func() error                                           // called in reverse order
 	calls    int
 }
 
-// open returns a runner on b that prepare has completed.
+// open returns a runner on b. prepare completes it.
 func open(b Bench, prepare func(r *runner) error) (Runner, error) {
 	r := &runner{bench: b, group: load.NewGroup(b.Callers, b.Burst)}
 	r.group.Meter = b.Meter.Seconds
@@ -87,7 +87,7 @@ func open(b Bench, prepare func(r *runner) error) (Runner, error) {
 	return r, nil
 }
 
-// pool returns a pool whose round trips count, and which the runner closes.
+// pool returns a pool whose round trips are counted. The runner closes it.
 func (r *runner) pool(ctx context.Context, connections int, configure ...func(*pgxpool.Config)) (*pgxpool.Pool, error) {
 	if r.bench.Disk > 0 {
 		configure = append(configure, func(config *pgxpool.Config) {
@@ -102,7 +102,7 @@ func (r *runner) pool(ctx context.Context, connections int, configure ...func(*p
 	return pool, err
 }
 
-// standalone returns a Limiter for calls outside of transactions, which the runner closes.
+// standalone returns a Limiter for calls outside transactions. The runner closes it.
 func (r *runner) standalone(ctx context.Context, config ratelimit.Config) (*ratelimit.Limiter, error) {
 	pool, err := r.pool(ctx, min(r.bench.Callers, poolConnections))
 	if err != nil {
@@ -111,7 +111,7 @@ func (r *runner) standalone(ctx context.Context, config ratelimit.Config) (*rate
 	return r.limiter(pool, config)
 }
 
-// limiter returns a Limiter on pool, which the runner closes.
+// limiter returns a Limiter on pool. The runner closes it.
 func (r *runner) limiter(pool *pgxpool.Pool, config ratelimit.Config) (*ratelimit.Limiter, error) {
 	limiter, err := ratelimit.New(pool, config)
 	if err == nil {
@@ -190,5 +190,4 @@ func (r *runner) Close() (err error) {
 	return err
 }
 
-// unavailable returns ErrUnavailable with the reason.
 func unavailable(reason string) error { return fmt.Errorf("%w: %s", ErrUnavailable, reason) }

@@ -15,21 +15,21 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// HeldRows is Take for free keys, beside keys whose rows a transaction holds and other callers want, on Limiters of their own as in
-// processes of their own.
+// HeldRows takes from free keys while a transaction holds the rows of other keys, for which other callers wait. Every Limiter has a pool of
+// its own, like a process of its own.
 type HeldRows struct {
 	Unbatched   bool
 	Processes   int
 	Held        int           // rows
-	LockTimeout time.Duration // of the server, for every connection; 0: none
+	LockTimeout time.Duration // sets lock_timeout on every connection; 0: none
 }
 
 const (
-	holdFor      = 6 * time.Second // at most, from the beginning of a round
-	stalledAfter = 5 * time.Second // a call that takes as long has waited for a row that it did not ask for
+	holdFor      = 6 * time.Second // the longest hold, from the start of a round
+	stalledAfter = 5 * time.Second // a call this slow has waited for another call's row
 )
 
-// Open makes the buckets and the Limiters.
+// Open creates the buckets and the Limiters.
 func (w HeldRows) Open(ctx context.Context, b Bench) (Runner, error) {
 	return open(b, func(r *runner) error {
 		pool, err := r.pool(ctx, b.Callers+16, func(c *pgxpool.Config) {
@@ -72,7 +72,7 @@ func (w HeldRows) Open(ctx context.Context, b Bench) (Runner, error) {
 	})
 }
 
-// hold holds rows until stop is called, or for holdFor. Meanwhile each Limiter takes from them.
+// hold locks rows until stop is called or holdFor has passed. Meanwhile each Limiter takes from them.
 func (w HeldRows) hold(ctx context.Context, b Bench, limiters []*ratelimit.Limiter, held func(int) ratelimit.Request) (stop func() error, err error) {
 	tx, err := b.Database.Admin().Begin(ctx)
 	if err != nil {
@@ -84,7 +84,7 @@ func (w HeldRows) hold(ctx context.Context, b Bench, limiters []*ratelimit.Limit
 		}
 	}
 	end := background(ctx, w.Held*len(limiters), func(ctx context.Context, n int) error {
-		_, _ = limiters[n%len(limiters)].Take(ctx, held(n/len(limiters))) // it may run into a timeout
+		_, _ = limiters[n%len(limiters)].Take(ctx, held(n/len(limiters))) // it may time out
 		return nil
 	})
 	release := sync.OnceValue(func() error { return tx.Rollback(context.WithoutCancel(ctx)) })
@@ -95,14 +95,14 @@ func (w HeldRows) hold(ctx context.Context, b Bench, limiters []*ratelimit.Limit
 	}, nil
 }
 
-// Crossing is single calls for one of two keys each, beside READ COMMITTED transactions that take from the second key and then from
+// Crossing makes single calls for one of two keys each, beside READ COMMITTED transactions that take from the second key and then from
 // the first, in separate calls.
 type Crossing struct {
 	Unbatched    bool
-	Transactions bool // measures the transactions instead of the calls
+	Transactions bool // measure the transactions, not the calls
 }
 
-// Open makes the buckets and the Limiter.
+// Open creates the buckets and the Limiter.
 func (w Crossing) Open(ctx context.Context, b Bench) (Runner, error) {
 	return open(b, func(r *runner) error {
 		pool, err := r.pool(ctx, poolConnections)

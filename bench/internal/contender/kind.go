@@ -12,12 +12,12 @@ import (
 	"github.com/pgratelimit/pgratelimit/rules"
 )
 
-// Sliding is Take outside of a transaction, on a sliding window that admits everything.
+// Sliding calls Take outside a transaction, on a sliding window that admits every call.
 type Sliding struct {
 	Keys int
 }
 
-// Open makes the buckets by a Take from each.
+// Open creates the buckets with one Take each.
 func (w Sliding) Open(ctx context.Context, b Bench) (Runner, error) {
 	return open(b, func(r *runner) error {
 		limiter, err := r.standalone(ctx, ratelimit.Config{})
@@ -49,7 +49,7 @@ func takeEach(ctx context.Context, l *ratelimit.Limiter, limit ratelimit.Limit, 
 	return g.Wait()
 }
 
-// equal returns an error unless the query, which has the name of the limit as its argument, returns the number.
+// equal returns an error unless the query returns the number. The name of the limit is its argument.
 func (b Bench) equal(ctx context.Context, query string, want float64) error {
 	var got float64
 	if err := b.Database.Admin().QueryRow(ctx, query, b.Name).Scan(&got); err != nil {
@@ -61,12 +61,12 @@ func (b Bench) equal(ctx context.Context, query string, want float64) error {
 	return nil
 }
 
-// Ruled is Take outside of a transaction, under a stored rule.
+// Ruled calls Take outside a transaction, under a stored rule.
 type Ruled struct {
 	Keys int
 }
 
-// Open stores the rule, loads it, and makes the buckets.
+// Open stores the rule, loads it, and creates the buckets.
 func (w Ruled) Open(ctx context.Context, b Bench) (Runner, error) {
 	return open(b, func(r *runner) error {
 		store, err := rules.NewStore(b.Database.Admin(), rules.StoreConfig{Lead: -1})
@@ -89,7 +89,7 @@ func (w Ruled) Open(ctx context.Context, b Bench) (Runner, error) {
 			return err
 		}
 		of, err := fullBuckets(ctx, b, b.Name, w.Keys)
-		limit := ratelimit.Define(b.Name, ratelimit.PerHour(1)) // which the rule replaces
+		limit := ratelimit.Define(b.Name, ratelimit.PerHour(1)) // the rule replaces it
 		r.call = func(ctx context.Context, c *load.Caller) error {
 			return allowed(limiter.Take(ctx, limit.For(of.keys.any(c))))
 		}
@@ -98,12 +98,12 @@ func (w Ruled) Open(ctx context.Context, b Bench) (Runner, error) {
 	})
 }
 
-// Acquire is Acquire and Release of a slot, outside of a transaction. A call is both.
+// Acquire calls Acquire and Release of a slot outside a transaction. One measured call is both.
 type Acquire struct {
 	Keys int
 }
 
-// Open makes the buckets. Each has a slot for every caller.
+// Open creates the buckets. Each has a slot for every caller.
 func (w Acquire) Open(ctx context.Context, b Bench) (Runner, error) {
 	return open(b, func(r *runner) error {
 		limiter, err := r.standalone(ctx, ratelimit.Config{})

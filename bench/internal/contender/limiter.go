@@ -9,19 +9,19 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// Take is the Limiter's Take outside of a transaction.
+// Take calls Take outside a transaction.
 type Take struct {
 	Keys   int  // buckets of each limit
 	Limits int  // in one call; 0 is 1
-	Global bool // a call takes from a limit with one bucket, too
-	Empty  bool // the buckets hold nothing, and every call is refused
+	Global bool // a call also takes from a limit with one bucket
+	Empty  bool // the buckets are empty, so every call is refused
 	Config ratelimit.Config
 }
 
-// emptyCost is the cost of a call on an empty bucket: more than arrives during a run.
+// emptyCost is the cost of a call on an empty bucket. It exceeds the tokens that arrive during a run.
 const emptyCost = roomyCapacity / 2
 
-// Open makes the buckets and a Limiter.
+// Open creates the buckets and a Limiter.
 func (w Take) Open(ctx context.Context, b Bench) (Runner, error) {
 	return open(b, func(r *runner) error {
 		limiter, err := r.standalone(ctx, w.Config)
@@ -36,7 +36,7 @@ func (w Take) Open(ctx context.Context, b Bench) (Runner, error) {
 		r.check = func(ctx context.Context, calls int) (err error) {
 			admitted := float64(calls)
 			if w.Empty {
-				admitted = roomyCapacity * float64(w.Keys) // gone from the beginning
+				admitted = roomyCapacity * float64(w.Keys) // missing from the start
 			}
 			for _, of := range all {
 				err = errors.Join(err, of.check(ctx, admitted))
@@ -47,7 +47,7 @@ func (w Take) Open(ctx context.Context, b Bench) (Runner, error) {
 	})
 }
 
-// fill makes the limits and their buckets.
+// fill creates the limits and their buckets.
 func (w Take) fill(ctx context.Context, b Bench) (all []buckets, err error) {
 	sizes := make([]int, max(w.Limits, 1))
 	for i := range sizes {
@@ -97,7 +97,7 @@ func refused(d ratelimit.Decision, err error) error {
 	return err
 }
 
-// Reserve is the Limiter's Reserve of one limit and the Settle of that reservation, outside of a transaction. A call is both.
+// Reserve calls Reserve on one limit, and then Settle, outside a transaction. One measured call is both.
 type Reserve struct {
 	Keys int // buckets of the limit
 }

@@ -17,12 +17,12 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// Memory is golang.org/x/time/rate with a map of keys: for one process, and forgotten when it ends.
+// Memory is golang.org/x/time/rate with a map of keys. It limits one process, and its state ends with the process.
 type Memory struct {
 	Keys int
 }
 
-// Open makes the map.
+// Open creates the map.
 func (w Memory) Open(_ context.Context, b Bench) (Runner, error) {
 	return open(b, func(r *runner) error {
 		var mu sync.Mutex
@@ -45,13 +45,13 @@ func (w Memory) Open(_ context.Context, b Bench) (Runner, error) {
 	})
 }
 
-// Raw is the bare update of a row by its primary key, through pgx. It neither refills nor refuses.
+// Raw updates a row by its primary key, through pgx. It neither refills nor refuses.
 type Raw struct {
 	Keys    int
-	Relaxed bool // its commits are answered before they are flushed
+	Relaxed bool // synchronous_commit is off
 }
 
-// Open makes the rows.
+// Open creates the rows.
 func (w Raw) Open(ctx context.Context, b Bench) (Runner, error) {
 	return open(b, func(r *runner) error {
 		pool, err := r.pool(ctx, min(b.Callers, poolConnections), func(config *pgxpool.Config) {
@@ -68,7 +68,7 @@ func (w Raw) Open(ctx context.Context, b Bench) (Runner, error) {
 	})
 }
 
-// updateRow takes a token from a row, which has to exist.
+// updateRow takes a token from an existing row.
 func updateRow(ctx context.Context, db interface {
 	Exec(ctx context.Context, sql string, arguments ...any) (pgconn.CommandTag, error)
 }, name, key string,
@@ -80,16 +80,16 @@ func updateRow(ctx context.Context, db interface {
 	return err
 }
 
-// Transaction is a transaction without the Limiter. A conflict runs it again at once.
+// Transaction runs a transaction without the Limiter. It retries a conflict immediately.
 type Transaction struct {
 	Keys  int
 	Level pgx.TxIsoLevel
 	Body  Body
-	// Take takes a token of the key. Nil takes none.
+	// Take takes a token of the key. A nil Take takes none.
 	Take func(ctx context.Context, tx pgx.Tx, name, key string, policy ratelimit.TokenBucket) error
 }
 
-// Open makes the rows.
+// Open creates the rows.
 func (w Transaction) Open(ctx context.Context, b Bench) (Runner, error) {
 	return open(b, func(r *runner) error {
 		if err := w.Body.prepare(ctx, b.Database.Admin()); err != nil {
@@ -127,7 +127,7 @@ func TakeByUpdate(ctx context.Context, tx pgx.Tx, name, key string, _ ratelimit.
 	return updateRow(ctx, tx, name, key)
 }
 
-// TakeNaively reads the row, computes in Go, and writes the row, as a limiter for a document database does.
+// TakeNaively reads the row, computes in Go, and writes the row.
 func TakeNaively(ctx context.Context, tx pgx.Tx, name, key string, policy ratelimit.TokenBucket) error {
 	value, ts := 0.0, int64(0)
 	const read = `SELECT value, ts FROM ratelimit.buckets WHERE name = $1 AND key = $2 AND shard = 0`

@@ -19,15 +19,15 @@ import (
 	"github.com/pgratelimit/pgratelimit/bench/internal/stats"
 )
 
-// PGBench is Raw by PostgreSQL's own program: what the server can do when the client costs nearly nothing.
+// PGBench is Raw by PostgreSQL's own program. Its client costs almost nothing, so it shows the server's maximum.
 type PGBench struct {
 	Keys int
 }
 
-// firstTransactions are how many each client makes in the first round, from which the next ones are measured out.
+// firstTransactions is the number of each client's transactions in the first round. Its speed determines the size of later rounds.
 const firstTransactions = 100
 
-// Open makes the rows and writes the script.
+// Open creates the rows and writes the script.
 func (w PGBench) Open(ctx context.Context, b Bench) (_ Runner, err error) {
 	program, err := exec.LookPath("pgbench")
 	if err != nil {
@@ -86,12 +86,12 @@ func (p *pgbench) Run(ctx context.Context, amount load.Amount) (Round, error) {
 		Attempts:    math.NaN(),
 		WAL:         float64(after-before) / float64(len(took)),
 		Allocations: math.NaN(),
-		Processor:   math.NaN(), // it is another process
+		Processor:   math.NaN(), // pgbench is another process
 		Calls:       len(took),
 	}, nil
 }
 
-// pgbench runs the program, with each client making so many transactions, and returns its output.
+// pgbench runs the program with so many transactions for each client, and returns its output.
 func (p *pgbench) pgbench(ctx context.Context, each int) (string, error) {
 	clients := strconv.Itoa(p.bench.Callers)
 	cmd := exec.CommandContext(ctx, p.program, "--no-vacuum", "--protocol=prepared", "--client="+clients,
@@ -119,7 +119,7 @@ func parseThroughput(output string) (float64, error) {
 	return strconv.ParseFloat(found[1], 64)
 }
 
-// latencies returns how long each transaction took, in ascending order, and removes the logs that say so.
+// latencies returns the durations of the transactions in ascending order, and removes their logs.
 func (p *pgbench) latencies() (took []time.Duration, err error) {
 	logs, err := filepath.Glob(filepath.Join(p.dir, "log.*"))
 	if err != nil {
@@ -138,7 +138,7 @@ func (p *pgbench) latencies() (took []time.Duration, err error) {
 	return took, nil
 }
 
-// parseLog adds to took the third field of each line: the microseconds that the transaction took.
+// parseLog appends the third field of each line to took: the transaction's microseconds.
 func parseLog(took []time.Duration, log string) ([]time.Duration, error) {
 	for line := range strings.Lines(log) {
 		var client, number, us int64

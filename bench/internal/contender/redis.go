@@ -19,7 +19,7 @@ import (
 // RedisRate is redis_rate through go-redis.
 type RedisRate struct {
 	Keys int
-	// Pipelined sends concurrent calls in one pipeline. Otherwise each call has a connection to itself.
+	// Pipelined sends concurrent calls in one pipeline. Otherwise each call uses its own connection.
 	Pipelined  bool
 	Durability server.Durability
 }
@@ -56,7 +56,7 @@ func (w RedisRate) Open(ctx context.Context, b Bench) (Runner, error) {
 	})
 }
 
-// redis returns a client of the scenario's Redis, which it empties, and sets the check of n keys.
+// redis empties the scenario's Redis, sets the check of n keys, and returns a client.
 func (r *runner) redis(ctx context.Context, d server.Durability, n, most int) (*redis.Client, error) {
 	started := r.bench.Redis[d]
 	if started == nil {
@@ -67,7 +67,7 @@ func (r *runner) redis(ctx context.Context, d server.Durability, n, most int) (*
 		Dialer:          r.wire.Dial,
 		PoolSize:        min(r.bench.Callers, most),
 		DisableIdentity: true,
-		// A service of cloud vendors, which looks at every reply.
+		// It is for cloud services, and inspects every reply.
 		MaintNotificationsConfig: &maintnotifications.Config{Mode: maintnotifications.ModeDisabled},
 	})
 	r.closers = append(r.closers, client.Close)
@@ -82,7 +82,7 @@ func (r *runner) redis(ctx context.Context, d server.Durability, n, most int) (*
 	return client, client.FlushAll(ctx).Err()
 }
 
-// flushLog has the server flush its log now, and not in the turn of another contender, which it would hold up.
+// flushLog makes the server flush its log now, so that it does not delay another contender.
 func flushLog(ctx context.Context, client *redis.Client) error {
 	return errors.Join(
 		client.ConfigSet(ctx, "appendfsync", "always").Err(),
@@ -93,16 +93,16 @@ func flushLog(ctx context.Context, client *redis.Client) error {
 
 var errRedisRefused = errors.New("redis refused a call that it has enough for")
 
-// redisLimit is the limit that the others have.
+// redisLimit equals the limit of the other contenders.
 func redisLimit(n int) redis_rate.Limit {
 	policy := policyFor(n)
 	return redis_rate.Limit{Rate: int(policy.Rate), Burst: int(policy.Capacity), Period: policy.Period}
 }
 
-// redisKey is the key under which redis_rate keeps one of ours.
+// redisKey returns the Redis key that redis_rate uses for a key.
 func redisKey(name, key string) string { return "rate:" + name + key }
 
-// goneFromRedis returns the tokens that are gone at now from keys that were full. A key holds the time at which it is full again, in
+// goneFromRedis returns the tokens that are missing at now from keys that were full. A key holds the time when it is full again, in
 // seconds since 2017.
 func goneFromRedis(ctx context.Context, client *redis.Client, of buckets, now time.Time) (float64, error) {
 	const piece = 1000
@@ -134,8 +134,8 @@ func goneFromRedis(ctx context.Context, client *redis.Client, of buckets, now ti
 	return sum, nil
 }
 
-// redisScript returns the script that redis_rate runs for a call, which it does not export: the text that goes to a server
-// that does not know the script yet.
+// redisScript returns the script that redis_rate runs for a call. redis_rate does not export it, but sends the text to a server
+// that lacks the script.
 func redisScript(ctx context.Context) (string, error) {
 	var recorded recorder
 	_, err := redis_rate.NewLimiter(&recorded).Allow(ctx, "key", redis_rate.PerSecond(1))
@@ -145,7 +145,7 @@ func redisScript(ctx context.Context) (string, error) {
 	return recorded.script, nil
 }
 
-// recorder is a Redis that knows no script and keeps the commands that it receives.
+// recorder is a fake Redis without scripts. It records the commands that it receives.
 type recorder struct {
 	redis.Cmdable
 

@@ -33,7 +33,7 @@ func (w Rueidis) Open(ctx context.Context, b Bench) (Runner, error) {
 		}
 		client, err := rueidis.NewClient(rueidis.ClientOption{
 			InitAddress:  []string{observer.Options().Addr},
-			DisableCache: true, // of the client's side, which no script can use
+			DisableCache: true, // scripts cannot use the client-side cache
 			DialCtxFn: func(ctx context.Context, address string, _ *net.Dialer, _ *tls.Config) (net.Conn, error) {
 				return r.wire.Dial(ctx, "tcp", address)
 			},
@@ -52,7 +52,7 @@ func (w Rueidis) Open(ctx context.Context, b Bench) (Runner, error) {
 	})
 }
 
-// admitted reads an answer as redis_rate does, and returns an error when it is a refusal.
+// admitted parses an answer as redis_rate does, and returns an error if it is a refusal.
 func admitted(answer rueidis.RedisResult) error {
 	values, err := answer.ToArray()
 	if err != nil {
@@ -66,7 +66,7 @@ func admitted(answer rueidis.RedisResult) error {
 	if err != nil {
 		return err
 	}
-	for _, wait := range values[2:] { // until it is allowed again, and until the limit is full
+	for _, wait := range values[2:] { // RetryAfter and ResetAfter
 		if _, err := wait.AsFloat64(); err != nil {
 			return err
 		}

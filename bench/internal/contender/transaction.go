@@ -14,11 +14,11 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// Body is what a transaction does beside the limit.
+// Body is the other work of a transaction.
 type Body struct {
-	Reads    bool          // it reads something before it takes
-	Pause    time.Duration // a sleep of the client's, after it has taken
-	Accounts int           // three statements on one of these accounts, after it has taken; 0: none
+	Reads    bool          // reads a row before the Take
+	Pause    time.Duration // the client sleeps after the Take
+	Accounts int           // runs three statements on one of so many accounts after the Take; 0: none
 }
 
 const accountTables = `
@@ -26,7 +26,7 @@ const accountTables = `
 	CREATE TABLE IF NOT EXISTS messages (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, account integer NOT NULL, body text NOT NULL);
 	INSERT INTO accounts SELECT i, 1000000 FROM generate_series(0, %d - 1) AS i ON CONFLICT DO NOTHING`
 
-// prepare makes the tables that the body needs.
+// prepare creates the tables of the body.
 func (b Body) prepare(ctx context.Context, pool *pgxpool.Pool) error {
 	if b.Accounts == 0 {
 		return nil
@@ -37,7 +37,7 @@ func (b Body) prepare(ctx context.Context, pool *pgxpool.Pool) error {
 	return nil
 }
 
-// run runs the body in tx, and take in it.
+// run runs the body and take in tx.
 func (b Body) run(ctx context.Context, tx pgx.Tx, c *load.Caller, take func() error) error {
 	if b.Reads {
 		var n int
@@ -65,18 +65,18 @@ func (b Body) run(ctx context.Context, tx pgx.Tx, c *load.Caller, take func() er
 	return err
 }
 
-// InTx is a limit in the Limiter's own SERIALIZABLE transactions.
+// InTx takes in SERIALIZABLE transactions that the Limiter begins.
 type InTx struct {
 	Keys         int
 	Body         Body
 	Shards       int  // rows of each bucket; 0 is 1
-	Processes    int  // Limiters, each with a pool of its own, over which the callers are spread; 0 is 1
-	SharedQueues bool // of the Config
-	Named        bool // WithQueue names the bucket before the transaction
-	Committed    bool // in transactions at READ COMMITTED instead, which the caller begins
+	Processes    int  // Limiters with a pool each; callers are spread over them; 0 is 1
+	SharedQueues bool // sets Config.SharedQueues
+	Named        bool // calls WithQueue before the transaction
+	Committed    bool // the caller begins READ COMMITTED transactions instead
 }
 
-// Open makes the buckets and the Limiters.
+// Open creates the buckets and the Limiters.
 func (w InTx) Open(ctx context.Context, b Bench) (Runner, error) {
 	return open(b, func(r *runner) error {
 		processes := max(w.Processes, 1)
@@ -95,7 +95,7 @@ func (w InTx) Open(ctx context.Context, b Bench) (Runner, error) {
 			return err
 		}
 		of := newBuckets(b, b.Name, w.Keys)
-		if w.Shards > 1 { // such a bucket makes its rows itself
+		if w.Shards > 1 { // Take inserts the rows of such a bucket
 			policy := policyFor(w.Keys)
 			policy.Shards = w.Shards
 			of.limit = ratelimit.Define(b.Name, policy)
@@ -111,7 +111,7 @@ func (w InTx) Open(ctx context.Context, b Bench) (Runner, error) {
 			if w.Keys > 1 {
 				return of.check(ctx, float64(calls))
 			}
-			value, err := limiters[0].Value(ctx, of.at(0)) // of all its rows
+			value, err := limiters[0].Value(ctx, of.at(0)) // the sum of its rows
 			if err != nil {
 				return err
 			}

@@ -1,4 +1,4 @@
-// Package load calls something from many goroutines at once, and measures it.
+// Package load calls a function from many goroutines at once, and measures it.
 package load
 
 import (
@@ -15,24 +15,24 @@ import (
 	"github.com/pgratelimit/pgratelimit/bench/internal/stats"
 )
 
-// Call is one measured call, made by caller. An error ends the round.
+// Call makes one measured call. An error ends the round.
 type Call func(ctx context.Context, caller *Caller) error
 
-// Caller is one of the goroutines that call, one call after the other.
+// Caller is a goroutine that makes one call after the other.
 type Caller struct {
 	// Number is 0 for the first caller.
 	Number int
-	// Random is for this caller alone, and begins anew with the Group.
+	// Random belongs to this caller. Each Group seeds it again.
 	Random *rand.Rand
 
 	calls   int
 	samples []time.Duration
 }
 
-// Group is the callers of one contender. It keeps its memory from round to round, so that measuring
-// allocates next to nothing.
+// Group holds the callers of one contender. It keeps its memory from round to round, so that measuring
+// allocates almost nothing.
 type Group struct {
-	// Meter returns the processor time so far, in seconds; nil: it is not known.
+	// Meter returns the processor time so far, in seconds. It may be nil.
 	Meter func() float64
 
 	callers []*Caller
@@ -40,8 +40,8 @@ type Group struct {
 	merged  []time.Duration
 }
 
-// NewGroup returns a group of callers that read the clock once every burst calls. More than one a reading is
-// for calls that take no longer than reading the clock does; the percentiles are then percentiles of means.
+// NewGroup returns callers that read the clock once every burst calls. A burst above 1 is
+// for calls that are as fast as reading the clock. The percentiles are then percentiles of means.
 func NewGroup(callers, burst int) *Group {
 	g := &Group{callers: make([]*Caller, callers), burst: max(burst, 1)}
 	for i := range g.callers {
@@ -50,22 +50,22 @@ func NewGroup(callers, burst int) *Group {
 	return g
 }
 
-// Result is what a round measured.
+// Result holds the figures of a round.
 type Result struct {
 	Calls       int
-	Elapsed     time.Duration // until the last call that had begun was answered
+	Elapsed     time.Duration // until the last answer
 	P50, P99    time.Duration // of one call
-	Allocations uint64        // of this process meanwhile
-	Processor   float64       // seconds of the processor meanwhile, by the group's meter; NaN without one
+	Allocations uint64        // of this process
+	Processor   float64       // processor seconds by the group's meter; NaN without one
 }
 
-// Amount says when a round is over: after a time, or after a number of calls.
+// Amount is the length of a round: a time, or a number of calls.
 type Amount struct {
 	For   time.Duration
-	Calls int // spread evenly over the callers, each of which makes the same number, rounded up
+	Calls int // in all; each caller makes an equal share, rounded up
 }
 
-// Run makes an amount of calls and returns when all begun calls are answered.
+// Run makes an amount of calls and waits for all answers.
 func (g *Group) Run(ctx context.Context, amount Amount, call Call) (Result, error) {
 	each := math.MaxInt
 	if amount.Calls > 0 {
@@ -74,7 +74,7 @@ func (g *Group) Run(ctx context.Context, amount Amount, call Call) (Result, erro
 	for _, c := range g.callers {
 		c.calls, c.samples = 0, c.samples[:0]
 	}
-	runtime.GC() // what the one before has left is not this one's to clean up
+	runtime.GC() // collects the garbage of the contender before
 	processor := g.processor()
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
@@ -105,7 +105,6 @@ func (g *Group) Run(ctx context.Context, amount Amount, call Call) (Result, erro
 	return result, nil
 }
 
-// processor returns what the meter says.
 func (g *Group) processor() float64 {
 	if g.Meter == nil {
 		return math.NaN()
@@ -113,8 +112,8 @@ func (g *Group) processor() float64 {
 	return g.Meter()
 }
 
-// loop calls until done says so at the end of a burst. It reads the clock once a burst: the end of one is
-// the beginning of the next.
+// loop calls until done returns true at the end of a burst. It reads the clock once a burst: the end of one is
+// the start of the next.
 func (c *Caller) loop(ctx context.Context, burst int, call Call, done func(now time.Time) bool) error {
 	for began := time.Now(); ; {
 		for range burst {

@@ -12,32 +12,32 @@ import (
 	"github.com/pgratelimit/pgratelimit/bench/internal/stats"
 )
 
-// The drawing, in its own units.
+// The sizes of the drawing, in units of its viewBox.
 const (
 	width, height = 720, 400
 	left, right   = 56, 16
 	top, bottom   = 78, 44
 	legendColumns = 3
 	legendHeight  = 20
-	inset         = 20 // of the points, from the ends of the grid
-	dodge         = 3  // between the spreads of two contenders with as many callers, which would hide one another
+	inset         = 20 // the distance of points from the ends of the grid
+	dodge         = 3  // the distance between the spreads of two contenders at the same number of callers
 )
 
-// colours are the colours of the lines on light and on dark, the first contender's first.
+// colours are the colours of the lines on light and on dark, in the order of the contenders.
 func colours() [][2]string {
 	return [][2]string{
 		{"#0969da", "#58a6ff"}, {"#57606a", "#9198a1"}, {"#cf222e", "#ff7b72"}, {"#1a7f37", "#3fb950"}, {"#8250df", "#bc8cff"}, {"#9a6700", "#d29922"},
 	}
 }
 
-// Figure is what a drawing shows of each point.
+// Figure is the figure that a drawing shows.
 type Figure struct {
 	title string
-	of    func(scenario.Point) *stats.Spread // nil where it is not known
-	mark  func(float64) string               // a value as it stands beside the axis
+	of    func(scenario.Point) *stats.Spread // nil if it was not measured
+	mark  func(float64) string               // formats a value beside the axis
 }
 
-// Throughput is how many calls are answered in a second.
+// Throughput is the number of calls a second.
 func Throughput() Figure {
 	return Figure{
 		title: "calls a second, all callers together",
@@ -55,8 +55,8 @@ func Processor() Figure {
 	}
 }
 
-// SVG returns a figure of the curve as a drawing that is readable on light and on dark. Both axes are logarithmic: the same distance is
-// the same ratio everywhere. An upright stroke is the middle half of the rounds.
+// SVG returns a drawing of a figure that is readable on light and on dark. Both axes are logarithmic: the same distance is
+// the same ratio. An upright stroke is the middle half of the rounds.
 func SVG(c scenario.Curve, f Figure) []byte {
 	var b strings.Builder
 	s := scales(c, f)
@@ -76,7 +76,7 @@ func SVG(c scenario.Curve, f Figure) []byte {
 	b.WriteString("  }\n</style>\n")
 	s.axes(&b)
 	fmt.Fprintf(&b, `<text class="name" x="%d" y="18">%s: %s</text>`+"\n", left, escape(c.Name), f.title)
-	for i := len(c.Lines) - 1; i >= 0; i-- { // the first is drawn on top of the others
+	for i := len(c.Lines) - 1; i >= 0; i-- { // draw the first one on top
 		s.line(&b, c.Lines[i], i, len(c.Lines))
 	}
 	for i, line := range c.Lines {
@@ -88,16 +88,16 @@ func SVG(c scenario.Curve, f Figure) []byte {
 	return []byte(b.String())
 }
 
-// scale returns the place of a measured value on the drawing.
+// scale maps measured values to the drawing.
 type scale struct {
 	figure    Figure
-	callers   []int // that have a mark
+	callers   []int // with a mark
 	marks     []float64
 	low, high float64 // the first mark and the last
 	most      float64 // callers
 }
 
-// scales returns the scale that everything in the curve is within.
+// scales returns a scale that contains the whole curve.
 func scales(c scenario.Curve, f Figure) scale {
 	s := scale{figure: f, most: 2, low: math.Inf(1)}
 	seen := map[int]bool{}
@@ -118,7 +118,7 @@ func scales(c scenario.Curve, f Figure) scale {
 	return s
 }
 
-// marks returns 1, 2 and 5 times powers of ten, from the last that is not above low to the first that is not below high.
+// marks returns 1, 2 and 5 times powers of ten, from the last one up to low to the first one from high.
 func marks(low, high float64) []float64 {
 	if !(low > 0) || math.IsInf(low, 0) || high < low {
 		return []float64{1, 10}

@@ -12,12 +12,12 @@ import (
 	"github.com/pgratelimit/pgratelimit/bench/internal/stats"
 )
 
-// Run is the results, and the machine.
+// Run holds the results and the machine.
 type Run struct {
 	Machine  server.Machine    `json:"machine"`
 	Postgres string            `json:"postgres"`
 	Settings map[string]string `json:"settings"`
-	Redis    string            `json:"redis"` // or why there is none
+	Redis    string            `json:"redis"` // the version, or the reason for its absence
 	Rounds   int               `json:"rounds"`
 	Round    time.Duration     `json:"roundNs"`
 	Quick    bool              `json:"quick"`
@@ -25,7 +25,7 @@ type Run struct {
 	Results  []scenario.Result `json:"-"`
 }
 
-// Document is a Run as JSON. Times are in seconds. A figure that was not measured is missing.
+// Document is a Run as JSON. Times are in seconds. Figures that were not measured are absent.
 type Document struct {
 	Run
 	// Scenarios are the figures by the names of the scenario and the contender, without the points of curves.

@@ -13,7 +13,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/bench/internal/stats"
 )
 
-// Header writes what the run is measured on.
+// Header writes the machine and the servers.
 func Header(w io.Writer, run Run) {
 	m := run.Machine
 	fmt.Fprintf(w, "%s, %d cores, %.0f GiB, %s, %s, load %.2f before the start\n", m.CPU, m.Cores, m.MemoryGiB, m.OS, m.Go, m.Load)

@@ -7,15 +7,15 @@ import (
 	"github.com/pgratelimit/pgratelimit/bench/internal/stats"
 )
 
-// Bar is what a scenario has to reach: a bound on a contender's figure, or on its ratio to another contender's
+// Bar is a bound that a scenario must reach: on a contender's figure, on its ratio to another contender's
 // figure, or on a fact.
 type Bar struct {
 	Contender string
 	Figure    Figure
-	Against   string // the contender that the ratio is to; empty: the figure itself is bounded
-	Fact      string // the fact that is bounded, in place of a contender's figure
+	Against   string // the contender of the ratio's denominator; empty: bound the figure itself
+	Fact      string // bound this fact, not a contender's figure
 	AtLeast   float64
-	AtMost    float64 // when AtLeast is 0
+	AtMost    float64 // used if AtLeast is 0
 }
 
 // String returns the bar as text.
@@ -52,7 +52,7 @@ type Verdict struct {
 	Reached  bool
 }
 
-// row returns the row of that name, nil when there is none.
+// row returns the row of that name, or nil.
 func (r *Result) row(name string) *Row {
 	for i := range r.Rows {
 		if r.Rows[i].Name == name {
@@ -77,7 +77,7 @@ func (r *Result) judge() {
 	}
 }
 
-// value returns what the bar bounds.
+// value returns the bounded number.
 func (r *Result) value(bar Bar) stats.Spread {
 	for _, m := range r.Measured {
 		if m.Name == bar.Fact {

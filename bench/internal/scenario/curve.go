@@ -6,10 +6,10 @@ import (
 	"github.com/pgratelimit/pgratelimit/bench/internal/stats"
 )
 
-// Curve is what contenders do as more and more callers call.
+// Curve shows contenders by the number of callers.
 type Curve struct {
 	Name  string `json:"name"`
-	Lines []Line `json:"lines"` // the others are compared with the first
+	Lines []Line `json:"lines"` // the first is the baseline
 }
 
 // Line is a contender's part of a curve.
@@ -18,13 +18,13 @@ type Line struct {
 	Points    []Point `json:"points"` // by ascending callers
 }
 
-// Point is what a contender did with so many callers.
+// Point holds the figures of a contender at a number of callers.
 type Point struct {
 	Callers    int           `json:"callers"`
 	P50        stats.Spread  `json:"p50"` // seconds
 	P99        stats.Spread  `json:"p99"`
 	Throughput stats.Spread  `json:"throughput"`
-	Processor  *stats.Spread `json:"processor,omitempty"` // seconds for each call; nil: not known
+	Processor  *stats.Spread `json:"processor,omitempty"` // seconds a call; nil: not measured
 }
 
 // curves returns the points of all curves.
@@ -42,7 +42,7 @@ func curves() []Scenario {
 	return points
 }
 
-// Curves returns the curves that the results are points of.
+// Curves returns the curves of the results.
 func Curves(results []Result) []Curve {
 	var curves []Curve
 	for _, r := range results {
@@ -71,7 +71,7 @@ func (c *Curve) add(r Result) {
 	}
 }
 
-// line returns the line of that contender, a new one when there is none yet.
+// line returns the line of that contender. It adds a missing one.
 func (c *Curve) line(name string) *Line {
 	for i := range c.Lines {
 		if c.Lines[i].Contender == name {

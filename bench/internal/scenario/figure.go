@@ -11,10 +11,10 @@ import (
 	"github.com/pgratelimit/pgratelimit/bench/internal/contender"
 )
 
-// Figure is one of the numbers that a round gives.
+// Figure names a figure of a round.
 type Figure string
 
-// The figures, by the names that the output gives them.
+// The figures, with their names in the output.
 const (
 	Throughput  Figure = "throughput"
 	P50         Figure = "p50"
@@ -26,7 +26,7 @@ const (
 	Processor   Figure = "processor"
 )
 
-// Figures returns all of them.
+// Figures returns all figures.
 func Figures() []Figure {
 	return []Figure{Throughput, P50, P99, Trips, Attempts, WAL, Allocations, Processor}
 }
@@ -48,7 +48,7 @@ func (f Figure) series(rounds []contender.Round) []float64 {
 	return values
 }
 
-// Format returns a value of the figure for readers, with its unit; "-" when it was not measured.
+// Format returns a value of the figure with its unit, or "-" if it was not measured.
 func (f Figure) Format(value float64) string {
 	switch {
 	case math.IsNaN(value):
@@ -70,7 +70,7 @@ func FormatCount(value float64) string {
 	return message.NewPrinter(language.English).Sprintf("%.0f", value)
 }
 
-// FormatSeconds returns seconds with three digits that count, in the unit that suits them.
+// FormatSeconds returns seconds with three significant digits, in a fitting unit.
 func FormatSeconds(seconds float64) string {
 	d := time.Duration(seconds * float64(time.Second))
 	digit := time.Duration(1)
@@ -80,7 +80,7 @@ func FormatSeconds(seconds float64) string {
 	return d.Round(digit).String()
 }
 
-// FormatRatio returns a ratio with two digits that count, or two decimals when it is not small.
+// FormatRatio returns a small ratio with two significant digits, and others with two decimals.
 func FormatRatio(ratio float64) string {
 	if ratio < 0.1 {
 		return fmt.Sprintf("%.2g", ratio)

@@ -11,34 +11,34 @@ import (
 	"github.com/pgratelimit/pgratelimit/bench/internal/server"
 )
 
-// Options are how scenarios are run.
+// Options are the settings of a run.
 type Options struct {
 	Rounds int
-	Round  time.Duration // how long each contender calls in each round
+	Round  time.Duration // the time of a contender in each round
 }
 
-// Servers are what scenarios run on.
+// Servers are the servers of a run.
 type Servers struct {
 	Postgres *server.Postgres
-	Redis    map[server.Durability]*server.Redis // empty when there is none
+	Redis    map[server.Durability]*server.Redis // empty without a redis-server
 	Meter    *server.Meter
 }
 
-// open is a contender with its runner, and its row in the result.
+// open is a contender with its runner and its row.
 type open struct {
 	runner contender.Runner
 	row    int
 }
 
-// Run measures the scenario in a database of its own. An error says that it could not be measured, or that a
-// contender gave a wrong answer; how fast anything was is no error.
+// Run measures the scenario in a database of its own. It returns an error if the scenario could not be measured, or if a
+// contender gave a wrong answer, but not for a slow contender.
 func (s Scenario) Run(ctx context.Context, on Servers, o Options) (_ Result, err error) {
 	database, err := on.Postgres.NewDatabase(ctx)
 	if err != nil {
 		return Result{}, err
 	}
 	defer func() { err = errors.Join(err, database.Drop(ctx)) }()
-	if err := database.Checkpoint(ctx); err != nil { // before anything is filled, also in the databases of contenders' own
+	if err := database.Checkpoint(ctx); err != nil { // before rows are filled, also in the contenders' own databases
 		return Result{}, err
 	}
 	result := Result{Scenario: s}
@@ -78,7 +78,7 @@ func (s Scenario) Run(ctx context.Context, on Servers, o Options) (_ Result, err
 	return result, nil
 }
 
-// open opens the contenders. Close them, also after an error.
+// open opens the contenders. Close them, even after an error.
 func (s Scenario) open(ctx context.Context, database *server.Database, on Servers, result *Result) ([]open, error) {
 	var opened []open
 	for i, c := range s.Contenders {
@@ -98,8 +98,8 @@ func (s Scenario) open(ctx context.Context, database *server.Database, on Server
 	return opened, nil
 }
 
-// rounds lets the contenders call in turns: first one turn each to warm up, then in each round one turn each,
-// beginning with another one every time.
+// rounds makes the contenders take turns: one turn each to warm up, then one turn each in every round,
+// each round beginning with the next contender.
 func (s Scenario) rounds(ctx context.Context, opened []open, o Options, result *Result) error {
 	for round := -1; round < o.Rounds; round++ {
 		for i := range opened {
@@ -121,7 +121,7 @@ const (
 	roundsPerTenth = 5
 )
 
-// sequence lets the one contender make all its calls, and keeps the rounds of the first tenth and the last.
+// sequence makes all calls of the only contender, and keeps the rounds of the first and the last tenth.
 func (s Scenario) sequence(ctx context.Context, opened []open, result *Result) error {
 	if len(opened) == 0 {
 		return nil

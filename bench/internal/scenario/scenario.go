@@ -1,4 +1,4 @@
-// Package scenario has the scenarios as data, and measures them.
+// Package scenario has the table of scenarios, and measures them.
 package scenario
 
 import (
@@ -9,32 +9,31 @@ import (
 	"github.com/pgratelimit/pgratelimit/bench/internal/stats"
 )
 
-// Scenario is one situation, and the contenders in it.
+// Scenario is a situation with its contenders.
 type Scenario struct {
 	Name  string // for -run
 	Title string
-	Note  string // what a reader has to know to read the figures
-	Curve string // of which this is a point; empty: it stands for itself
-	// Callers is how many goroutines call at once, each one call after the other.
+	Note  string // explains the figures
+	Curve string // the curve that this is a point of; empty: none
+	// Callers is the number of goroutines that call.
 	Callers int
-	// Burst is how many calls are made for each reading of the clock. Defaults to 1.
+	// Burst is the number of calls between two clock readings. Defaults to 1.
 	Burst int
-	// Disk is by how much each flush of a commit takes longer, as on a slower disk. Defaults to 0.
+	// Disk is the extra time of each commit's flush, as on a slower disk. Defaults to 0.
 	Disk time.Duration
-	// Compare is the figure by which the first contender is compared with each of the others.
+	// Compare is the figure of the ratios between the first contender and the others.
 	Compare Figure
 	// Contenders take turns within each round.
 	Contenders []Contender
-	// Calls, when set, is how many calls the one contender makes in all. Its first and last tenth are then what
-	// is compared.
+	// Calls, if set, is the number of calls of the only contender. Its first tenth is then compared with its last.
 	Calls int
-	// Facts are measured when all rounds are over.
+	// Facts are measured after all rounds.
 	Facts []Fact
 	Bars  []Bar
 }
 
-// With returns the scenario with its first contender and those others whose names are wanted, and with the bars that are
-// about these.
+// With returns the scenario with its first contender, the other contenders whose names are wanted, and the bars
+// of these contenders.
 func (s Scenario) With(wanted func(name string) bool) Scenario {
 	there := map[string]bool{"": true, firstTenth: true, lastTenth: true}
 	var contenders []Contender
@@ -48,8 +47,8 @@ func (s Scenario) With(wanted func(name string) bool) Scenario {
 	return s
 }
 
-// Versus returns the scenario with ways for its first contender, and for the same of another commit after it. These have
-// databases of their own, so no facts about the scenario's are measured.
+// Versus returns the scenario with two ways: of its first contender, and of the same contender of another commit. They have
+// databases of their own, so no facts are measured.
 func (s Scenario) Versus(this, other contender.Way, commit string) Scenario {
 	name := s.Contenders[0].Name
 	s.Contenders = append([]Contender{{name, this}, {name + " at " + commit, other}}, s.Contenders[1:]...)
@@ -70,16 +69,16 @@ type Fact struct {
 	SQL        string
 }
 
-// Row is what a contender's rounds gave.
+// Row holds the rounds of a contender.
 type Row struct {
 	Name    string
-	Missing string // why it was not measured, when it was not
+	Missing string // the reason if it was not measured
 	Rounds  []contender.Round
 	Ratio   stats.Spread // of the first row to this one
-	Cost    stats.Spread // the same of the processor time of a call
+	Cost    stats.Spread // of the first row's processor time of a call to this one's
 }
 
-// Spread returns the median of a figure over the rounds, and the ends.
+// Spread returns the spread of a figure over the rounds.
 func (r Row) Spread(f Figure) stats.Spread { return stats.Of(f.series(r.Rounds)) }
 
 // Measurement is a fact that was measured.

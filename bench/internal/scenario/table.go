@@ -11,7 +11,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// The names that bars refer to.
+// The names of contenders in bars.
 const (
 	ours        = "pgratelimit"
 	unbatched   = "one statement a call"
@@ -39,12 +39,12 @@ const (
 
 const (
 	manyKeys = 100_000
-	fewKeys  = 20_000 // where several limits are filled
+	fewKeys  = 20_000 // for scenarios with several limits
 	hotKey   = 1
 	body     = 2 * time.Millisecond
 )
 
-// All returns every scenario. A quick run has fewer keys and updates where those take long to make.
+// All returns every scenario. A quick run has fewer keys and updates.
 func All(quick bool) []Scenario {
 	scenarios := append(standalone(), refusals()...)
 	scenarios = append(scenarios, transactions()...)
@@ -112,7 +112,7 @@ func standalone() []Scenario {
 	}
 }
 
-// slowDisk has commits whose flush takes as long as on a disk of a cloud. The sleep of commit_delay is the same for all contenders.
+// slowDisk delays the flush of commits as a cloud disk does. The sleep of commit_delay is the same for all contenders.
 func slowDisk(relaxedTake Contender) Scenario {
 	return Scenario{
 		Name: "disk-1", Title: "100k keys, a flush takes 2 ms longer, callers: 1", Callers: 1, Compare: P50, Disk: 2 * time.Millisecond,
@@ -217,7 +217,7 @@ func fiveLimits() []Scenario {
 	}
 }
 
-// pairs measures the commonest pair of limits of an API. Every call takes from the one bucket of the global limit.
+// pairs measures a limit for each key with a global limit. Every call takes from the one bucket of the global limit.
 func pairs() []Scenario {
 	const two, one = "user and global limit", "user limit alone"
 	of := func(callers int, compare Figure) Scenario {
@@ -302,8 +302,8 @@ func hotTransactions() []Scenario {
 	}
 }
 
-// sharedFate has calls that share batches with others who wait for something. The check of a contender fails when a
-// batch has calls stall, fail or deadlock.
+// sharedFate measures calls that share batches with waiting calls. The check of a contender fails if a
+// batch makes calls stall, fail or deadlock.
 func sharedFate() []Scenario {
 	of := func(name, title, note string, callers int, way func(unbatched bool) contender.Way) Scenario {
 		return Scenario{

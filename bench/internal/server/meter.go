@@ -8,14 +8,14 @@ import (
 	"strings"
 )
 
-// Meter adds up the processor time of processes and of a Postgres. So it does not count other programs on the machine.
+// Meter adds up the processor time of some processes and of a Postgres. It does not count other programs.
 type Meter struct {
 	directory string // /proc
-	postgres  int    // the process that all others of the server are children of; 0: it is not on this machine
+	postgres  int    // the postmaster; 0: the server is on another machine
 	others    []int
 }
 
-// NewMeter returns a meter of the server and of other processes. It knows nothing if the server is not on this machine, or without /proc.
+// NewMeter returns a meter of the server and of other processes. It returns NaN if the server is on another machine, or without /proc.
 func NewMeter(postgres *Postgres, others ...int) *Meter {
 	m := &Meter{directory: "/proc", others: others}
 	name, _ := os.ReadFile(filepath.Join(m.directory, strconv.Itoa(postgres.process), "comm"))
@@ -25,7 +25,7 @@ func NewMeter(postgres *Postgres, others ...int) *Meter {
 	return m
 }
 
-// Seconds returns the processor time so far; NaN when it is not known.
+// Seconds returns the processor time so far, or NaN.
 func (m *Meter) Seconds() float64 {
 	if m == nil || m.postgres == 0 {
 		return math.NaN()
@@ -40,14 +40,14 @@ func (m *Meter) Seconds() float64 {
 		sum += m.ran(pid)
 	}
 	for _, child := range strings.Fields(string(children)) {
-		if seconds, err := m.read(child); err == nil { // the others have ended
+		if seconds, err := m.read(child); err == nil { // ended processes are skipped
 			sum += seconds
 		}
 	}
 	return sum
 }
 
-// ran returns the seconds that the threads of a process have run; NaN when it is gone.
+// ran returns the processor seconds of a process's threads, or NaN if it has ended.
 func (m *Meter) ran(pid int) float64 {
 	threads, err := os.ReadDir(filepath.Join(m.directory, strconv.Itoa(pid), "task"))
 	if err != nil {
@@ -62,7 +62,7 @@ func (m *Meter) ran(pid int) float64 {
 	return sum
 }
 
-// read returns the seconds that a thread has run.
+// read returns the processor seconds of a thread.
 func (m *Meter) read(thread string) (float64, error) {
 	text, err := os.ReadFile(filepath.Join(m.directory, thread, "schedstat"))
 	if err != nil {

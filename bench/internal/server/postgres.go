@@ -15,7 +15,7 @@ import (
 
 const adminConnections = 2
 
-// settings are the settings of the server that are not its defaults. A commit is on disk when it is answered.
+// settings are the changed settings of the server. Commits are durable.
 func settings() map[string]string {
 	return map[string]string{
 		"fsync":              "on",
@@ -25,27 +25,27 @@ func settings() map[string]string {
 		"max_connections":    "400",
 		// For a statement on 64 partitions and their indexes.
 		"max_locks_per_transaction": "160",
-		// No checkpoint falls into a round: each scenario begins with one. What a checkpoint costs, it costs
-		// every statement alike, but in whichever round it happens to come.
+		// No checkpoint runs during a round, because each scenario begins with one. A checkpoint would slow
+		// one random round.
 		"checkpoint_timeout": "1h",
 		"max_wal_size":       "8GB",
 		"min_wal_size":       "1GB",
 	}
 }
 
-// Postgres is a server that this process started, for itself.
+// Postgres is a server that this process started.
 type Postgres struct {
 	*postgrestest.Server
 	// Version is the version that the server reports.
 	Version string
-	// Directory holds its data.
+	// Directory is the data directory.
 	Directory string
 
 	process int
 }
 
-// StartPostgres starts a server with its data on disk. Close it in the end; it ends with this process in any case. The error says so if
-// its commits are not durable.
+// StartPostgres starts a server with its data on disk. Call Close when done; the server ends with this process in any case. It returns
+// an error if commits are not durable.
 func StartPostgres(ctx context.Context) (*Postgres, error) {
 	return start(ctx, postgrestest.Options{Settings: settings(), Own: true})
 }
@@ -65,8 +65,8 @@ func start(ctx context.Context, o postgrestest.Options) (*Postgres, error) {
 	return p, nil
 }
 
-// MayBeSkipped reports whether err says that there is no Postgres, and nobody said that there would be one: a test that
-// is skipped where it counts would pass for one that ran.
+// MayBeSkipped reports whether a test may be skipped: err means that there is no Postgres, and CI is not set. In CI a
+// skipped test would pass for a successful one.
 func MayBeSkipped(err error) bool {
 	return errors.Is(err, postgrestest.ErrNoServer) && os.Getenv("CI") == ""
 }
@@ -91,7 +91,7 @@ func (p *Postgres) describe(ctx context.Context, hasToBeDurable bool) error {
 	return nil
 }
 
-// Settings returns the settings of the server that are not its defaults.
+// Settings returns the changed settings of the server.
 func (p *Postgres) Settings() map[string]string { return settings() }
 
 // Database is a database with the limiter's tables.
@@ -99,7 +99,7 @@ type Database struct {
 	scratch *postgrestest.Scratch
 }
 
-// NewDatabase makes a migrated database without rows. Drop it in the end.
+// NewDatabase creates a migrated database without rows. Call Drop when done.
 func (p *Postgres) NewDatabase(ctx context.Context) (*Database, error) {
 	scratch, err := p.NewScratch(ctx, "bench", adminConnections)
 	if err != nil {
@@ -108,8 +108,8 @@ func (p *Postgres) NewDatabase(ctx context.Context) (*Database, error) {
 	return &Database{scratch}, nil
 }
 
-// Checkpoint writes out what the server has so far. What is filled after it is logged without full-page images when it is
-// updated.
+// Checkpoint runs a checkpoint. Pages that are filled after it are updated without full-page images in the
+// log.
 func (d *Database) Checkpoint(ctx context.Context) error {
 	if _, err := d.Admin().Exec(ctx, "CHECKPOINT"); err != nil {
 		return fmt.Errorf("checkpoint: %w", err)
@@ -117,10 +117,10 @@ func (d *Database) Checkpoint(ctx context.Context) error {
 	return nil
 }
 
-// Drop drops the database, also when ctx has ended.
+// Drop drops the database, even if ctx has ended.
 func (d *Database) Drop(ctx context.Context) error { return d.scratch.Drop(ctx) }
 
-// Settle vacuums and analyzes the tables, once they are filled, as autovacuum would in time.
+// Settle vacuums and analyzes the filled tables, as autovacuum would later.
 func (d *Database) Settle(ctx context.Context) error {
 	if _, err := d.Admin().Exec(ctx, "VACUUM (ANALYZE)"); err != nil {
 		return fmt.Errorf("vacuum the database: %w", err)
@@ -131,13 +131,13 @@ func (d *Database) Settle(ctx context.Context) error {
 // Admin returns a pool for statements that are not measured.
 func (d *Database) Admin() *pgxpool.Pool { return d.scratch.Pool }
 
-// Pool returns a pool of connections that wire counts the round trips of. configure may change its
+// Pool returns a pool whose round trips wire counts. configure may change its
 // configuration.
 func (d *Database) Pool(ctx context.Context, connections int, wire *roundtrips.Counter, configure ...func(*pgxpool.Config)) (*pgxpool.Pool, error) {
 	config := d.scratch.Pool.Config()
 	config.MaxConns = int32(connections)
 	config.ConnConfig.DialFunc = wire.Dial
-	// Connections idle while the other contenders have their rounds, and a ping would count as a round trip.
+	// Connections are idle during the rounds of other contenders, and a ping would count as a round trip.
 	config.ShouldPing = func(context.Context, pgxpool.ShouldPingParams) bool { return false }
 	for _, change := range configure {
 		change(config)
@@ -145,7 +145,7 @@ func (d *Database) Pool(ctx context.Context, connections int, wire *roundtrips.C
 	return pgxpool.NewWithConfig(ctx, config)
 }
 
-// WAL returns the bytes of write-ahead log that the server has written since it was made.
+// WAL returns the bytes of write-ahead log since initdb.
 func (d *Database) WAL(ctx context.Context) (int64, error) {
 	var bytes int64
 	if err := d.Admin().QueryRow(ctx, `SELECT (pg_current_wal_insert_lsn() - '0/0')::bigint`).Scan(&bytes); err != nil {

@@ -18,11 +18,11 @@ import (
 
 const redisTimeout = 10 * time.Second
 
-// ErrNoRedis is returned by StartRedis when there is no redis-server on the PATH.
+// ErrNoRedis is returned by StartRedis if PATH has no redis-server.
 var ErrNoRedis = errors.New("there is no redis-server on the PATH (apt-get install redis-server)")
 
-// redisScript runs a server in the directory $1 on the port $2, with the arguments after these, until its input ends,
-// which is when this process has closed it or is gone.
+// redisScript runs a server in the directory $1 on port $2 with the remaining arguments. It stops when its input ends:
+// when this process closes it or exits.
 const redisScript = `
 trap '' INT HUP TERM
 directory=$1 port=$2
@@ -36,20 +36,20 @@ cd /
 rm -rf "$directory"
 `
 
-// Durability is what a Redis keeps on disk, as its settings. It never takes snapshots nor rewrites its log: those would fall into the
-// turns of others, as a checkpoint of Postgres would.
+// Durability is the persistence of a Redis. The server takes no snapshots and does not rewrite its log, because that would slow
+// the turns of other contenders.
 type Durability string
 
 const (
-	// Nothing keeps nothing: a crash loses every decision. This is Redis at its fastest.
+	// Nothing writes nothing to disk: a crash loses every decision. This is the fastest setting.
 	Nothing Durability = "appendonly no"
-	// Logged flushes a log once a second: a crash loses at most that second.
+	// Logged flushes a log once a second: a crash loses at most one second.
 	Logged Durability = "appendonly yes, appendfsync everysec"
-	// Flushed flushes the log before it answers, like a commit of Postgres.
+	// Flushed flushes the log before each answer, like a commit of Postgres.
 	Flushed Durability = "appendonly yes, appendfsync always"
 )
 
-// Durabilities returns all of them.
+// Durabilities returns all durabilities.
 func Durabilities() []Durability { return []Durability{Nothing, Logged, Flushed} }
 
 // arguments returns the arguments of redis-server.
@@ -62,20 +62,20 @@ func (d Durability) arguments() []string {
 	return arguments
 }
 
-// Redis is a server that this process started, for itself.
+// Redis is a server that this process started.
 type Redis struct {
-	// Address is where it listens, on the loopback interface.
+	// Address is its host and port on the loopback interface.
 	Address string
 	// Version is the version that the server reports.
 	Version string
-	// Process is its number on this machine.
+	// Process is its process ID.
 	Process int
 
 	cmd   *exec.Cmd
 	input io.Closer
 }
 
-// StartRedis starts a server with its own defaults, except for persistence. Close it in the end; it ends with
+// StartRedis starts a server with default settings, except for persistence. Call Close when done; the server ends with
 // this process in any case.
 func StartRedis(ctx context.Context, d Durability) (_ *Redis, err error) {
 	if _, err := exec.LookPath("redis-server"); err != nil {

@@ -8,8 +8,8 @@ import (
 	"slices"
 )
 
-// Percentile returns the p-th percentile, from 0 to 100, of values in ascending order: the smallest of them
-// that p percent of all do not exceed (nearest rank). It returns the zero value when there are none.
+// Percentile returns the p-th percentile (0 to 100) of values in ascending order: the smallest value
+// that p percent do not exceed (nearest rank). It returns 0 without values.
 func Percentile[T cmp.Ordered](ascending []T, p float64) T {
 	if len(ascending) == 0 {
 		var none T
@@ -19,8 +19,8 @@ func Percentile[T cmp.Ordered](ascending []T, p float64) T {
 	return ascending[min(max(rank, 1), len(ascending))-1]
 }
 
-// Spread is what several rounds gave for one figure. The middle half of them is from Low to High, which more rounds make
-// surer; the ends are wider the more rounds there are on a machine that others use as well.
+// Spread is one figure over several rounds. The middle half of the rounds is from Low to High. More rounds
+// make it more reliable, while the extremes only widen on a shared machine.
 type Spread struct {
 	Median float64 `json:"median"`
 	Low    float64 `json:"low"`  // the 25th percentile
@@ -29,7 +29,7 @@ type Spread struct {
 	Max    float64 `json:"max"`
 }
 
-// Of returns the spread of values. The median of an even number of them is the mean of the middle two.
+// Of returns the spread of values. The median of an even number is the mean of the middle two.
 func Of(values []float64) Spread {
 	if len(values) == 0 || slices.ContainsFunc(values, math.IsNaN) {
 		nan := math.NaN()
@@ -44,7 +44,7 @@ func Of(values []float64) Spread {
 	}
 }
 
-// Known returns the spread, and nil when it was not measured: JSON has no number for that.
+// Known returns the spread, or nil if it was not measured, because JSON has no NaN.
 func (s Spread) Known() *Spread {
 	if math.IsNaN(s.Median) {
 		return nil
@@ -52,8 +52,8 @@ func (s Spread) Known() *Spread {
 	return &s
 }
 
-// Ratios returns the spread of a round's value over the baseline's value of the same round. That of two
-// medians would compare rounds in which the machine may have been busy with something else.
+// Ratios returns the spread of each round's ratio of the value to the baseline's value. The ratio of two
+// medians would compare different rounds, in which the machine may have been busy.
 func Ratios(values, baseline []float64) Spread {
 	ratios := make([]float64, min(len(values), len(baseline)))
 	for i := range ratios {
