@@ -59,7 +59,6 @@ func drawWindow(src buckettest.Source) bucket.Terms {
 // decision, value, ts and slice of the statements and of the algebra in Go is the same to the last bit.
 func TestStatementsAgree(t *testing.T) {
 	t.Parallel()
-	pool := postgrestest.New(t)
 	testsize.EachSeed(t, func(t *testing.T, seed uint64) {
 		t.Helper()
 		for name, kind := range map[string]history{
@@ -72,10 +71,10 @@ func TestStatementsAgree(t *testing.T) {
 		} {
 			t.Run(name, func(t *testing.T) {
 				t.Parallel()
-				h := &twins{history: kind, src: buckettest.Seeded{Rand: rand.New(rand.NewPCG(seed, 0))}, pool: pool, now: opening - buckettest.Minute}
-				h.session = newSession(pool, func() *int64 { return new(h.now) })
+				h := &twins{history: kind, src: buckettest.Seeded{Rand: rand.New(rand.NewPCG(seed, 0))}, pool: postgrestest.New(t), now: opening - buckettest.Minute}
+				h.session = newSession(h.pool, func() *int64 { return new(h.now) })
 				for i := range 3 {
-					h.buckets = append(h.buckets, &twin{key: fmt.Sprintf("%s%d of %d", name, i, seed)})
+					h.buckets = append(h.buckets, &twin{key: fmt.Sprint("key ", i)})
 					h.redraw(h.buckets[i])
 				}
 				for range testsize.Of(200, 800) {
