@@ -21,7 +21,7 @@ type snapshot struct {
 	rules     int
 	overrides int
 	skipped   int   // rows that cannot be read: the rows before them stay in effect
-	wake      int64 // when the next pause begins; maxInstant for never
+	wake      int64 // when a pause begins or a stand-in changes next; maxInstant for never
 	ahead     time.Duration
 	err       error // of the skipped rows
 }
@@ -95,6 +95,7 @@ func compile(l *loaded, noted *definitions) *snapshot {
 			continue
 		}
 		of.finish(noted.of(name))
+		c.next.wake = min(c.next.wake, of.standInUntil())
 		for plan, stated := range of.plans {
 			if plan != "" && stated.holdsFrom(of.now) {
 				c.next.plans = append(c.next.plans, plan)

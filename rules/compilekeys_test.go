@@ -4,6 +4,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
 // TestPausesOfRows promises what pauses are left of rows, which one is under way at an instant, and when the next begins.
@@ -42,5 +44,30 @@ func TestPausesOfRows(t *testing.T) {
 			c.next = maxInstant
 		}
 		require.Equal(t, c.next, s.wake, name)
+	}
+}
+
+// A limit that no code defines has, on a plan without a rule, the smallest of the policies in effect, and not one that was replaced.
+func TestStandInIsTheSmallestPolicyInEffect(t *testing.T) {
+	t.Parallel()
+	var rows []row
+	for _, r := range []struct {
+		plan           string
+		capacity, from int64
+	}{{"free", 7, 10}, {"pro", 60, 10}, {"free", 20, 20}, {"pro", 5, 40}} {
+		made, err := rowOfRule(Rule{Limit: "api", Plan: r.plan, Policy: ratelimit.PerMinute(float64(r.capacity))})
+		require.NoError(t, err)
+		made.from = r.from
+		rows = append(rows, made)
+	}
+	for now, want := range map[int64]struct {
+		capacity float64
+		until    int64
+	}{5: {7, 10}, 15: {7, 20}, 25: {20, 40}, 45: {5, maxInstant}} {
+		s := compile(&loaded{now: now, rows: rows}, &definitions{})
+		limit, ok := s.limits["api"].standIn()
+		require.True(t, ok)
+		require.Equal(t, want.capacity, limit.Capacity(), now)
+		require.Equal(t, want.until, s.wake, now)
 	}
 }

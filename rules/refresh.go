@@ -125,8 +125,8 @@ func (s *Set) poll(ctx context.Context) error {
 	}
 }
 
-// untilNext returns how long it is until the tables are looked at next: Config.Poll and a little chance, or less when a
-// pause begins before.
+// untilNext returns how long it is until the tables are looked at next: Config.Poll and a little chance, or less if the
+// loaded rules are out of date before.
 func (s *Set) untilNext() time.Duration {
 	next := s.config.Poll - rand.N(s.config.Poll/8+1)
 	if current := s.current.Load(); current != nil && current.wake != maxInstant {
@@ -144,7 +144,7 @@ type source interface {
 // reload is refresh over the pool, without an error.
 func (s *Set) reload(ctx context.Context) { _ = s.refresh(ctx, s.pool) }
 
-// refresh loads the table if it is newer than the loaded version, or if a pause begins.
+// refresh loads the table if it is newer than the loaded version, or if the loaded rules are out of date.
 func (s *Set) refresh(ctx context.Context, db source) error {
 	current := s.current.Load()
 	if current == nil || !time.Now().Add(current.ahead).Before(time.UnixMicro(current.wake)) {

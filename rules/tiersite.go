@@ -132,15 +132,17 @@ func (s *Site) limitIn(loaded *snapshot) func(name string) (ratelimit.Limit, boo
 	}
 }
 
-// standIn returns a limit in place of a missing definition in the code: with the first policy
-// stated for all plans, or else with the smallest capacity among the plans. It returns false if no rule is in
-// effect, and none lies ahead.
+// standIn returns a limit in place of a missing definition in the code: with the first policy stated for all plans, or else with the
+// smallest capacity among the policies of plans that are in effect or begin next. It returns false if there are none.
 func (of *limitRules) standIn() (ratelimit.Limit, bool) {
 	var found []ratelimit.Limit
 	for _, plan := range slices.Sorted(maps.Keys(of.plans)) { // the empty one first
 		stated := of.plans[plan]
 		if !stated.holdsFrom(of.now) {
 			continue
+		}
+		if plan != "" {
+			stated = stated.between(of.now, maxInstant)
 		}
 		i := slices.IndexFunc(stated, span.hasTerms)
 		limit, err := ratelimit.NewLimit(of.name, stated[i].says.policy)
@@ -156,4 +158,16 @@ func (of *limitRules) standIn() (ratelimit.Limit, bool) {
 		return ratelimit.Limit{}, false
 	}
 	return slices.MinFunc(found, func(a, b ratelimit.Limit) int { return cmp.Compare(a.Capacity(), b.Capacity()) }), true
+}
+
+// standInUntil returns when the policy of standIn changes next: that of a plan has no eras.
+func (of *limitRules) standInUntil() int64 {
+	until := maxInstant
+	if of.chainOf("").holdsFrom(of.now) {
+		return until
+	}
+	for _, stated := range of.plans {
+		until = min(until, stated.between(of.now, maxInstant).until(0))
+	}
+	return until
 }
