@@ -66,6 +66,10 @@ func TestAPlanWithoutARuleIsReportedOnce(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, []string{"por"}, ask(t, "", "por"), "the rule without a plan is the default")
 
+	_, err = f.store.Override(t.Context(), why, rules.Override{Limit: "messages", Key: "bob", OnPlan: "platnum"})
+	require.NoError(t, err)
+	require.Equal(t, []string{"platnum"}, ask(t, "pro"), "the plan of an override has no rule")
+
 	later := why
 	later.From = time.Now().Add(time.Hour)
 	_, err = f.store.Delete(t.Context(), later, "messages", "pro")

@@ -107,6 +107,11 @@ func (s *Set) RulingFor(limit ratelimit.Limit, plan, key string) *ratelimit.Ruli
 	s.checkPlan(of, plan)
 	if of.keys != nil {
 		if k := of.keys[key]; k != nil {
+			for i := range k.overrides {
+				if onPlan := k.overrides[i].plan; onPlan != "" {
+					s.checkPlan(of, onPlan)
+				}
+			}
 			return of.keyRule(k, &limit, plan)
 		}
 	}

@@ -16,6 +16,7 @@ const (
 	InsufficientPrivilege = "42501"
 	ReadOnly              = "25006"
 	QueryCanceled         = "57014"
+	InFailedTransaction   = "25P02"
 )
 
 // ErrNotMigrated is ratelimit.ErrNotMigrated.
@@ -42,12 +43,14 @@ func IsMissing(err error) bool {
 	return false
 }
 
-// Explain adds the remedy to err: ErrNotMigrated if something is missing in the schema, and the privileges that the role needs
-// if it lacks one. It returns other errors as they are. privileges ends a sentence that begins with "the role needs".
+// Explain adds the remedy to err: ErrNotMigrated if something is missing in the schema, the privileges that the role needs
+// if it lacks one, and what to do in a transaction that has failed. It returns other errors as they are. privileges ends a sentence that begins with "the role needs".
 func Explain(err error, schema, privileges string) error {
 	switch {
 	case IsMissing(err):
 		return fmt.Errorf("%w (schema %q): %w", ErrNotMigrated, schema, err)
+	case Code(err) == InFailedTransaction:
+		return fmt.Errorf("%w; an earlier statement of the transaction failed: return its error, and roll back", err)
 	case Code(err) == InsufficientPrivilege:
 		return fmt.Errorf("%w; on schema %q the role needs %s: migrations.Grants has the statements", err, schema, privileges)
 	}

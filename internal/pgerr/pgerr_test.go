@@ -22,6 +22,7 @@ func TestExplain(t *testing.T) {
 	err := Explain(server(InsufficientPrivilege), "limits", "SELECT on rules")
 	require.NotErrorIs(t, err, ErrNotMigrated)
 	require.ErrorContains(t, err, `; on schema "limits" the role needs SELECT on rules: migrations.Grants has the statements`)
+	require.ErrorContains(t, Explain(server(InFailedTransaction), "limits", ""), "; an earlier statement of the transaction failed")
 	for _, other := range []error{nil, errors.ErrUnsupported, server(QueryCanceled)} {
 		require.Equal(t, other, Explain(other, "limits", "SELECT"))
 		require.False(t, IsMissing(other))

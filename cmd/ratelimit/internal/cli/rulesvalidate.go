@@ -83,17 +83,29 @@ func (a *app) noteMistakes(d *rules.Document) {
 	}
 }
 
-// noteUndefined notes the limits that tiers of a file name and that have a rule neither in the file nor among the stored rules.
+// noteUndefined notes the limits that tiers of a file name, and the plans that overrides name, if they have a rule neither in the file
+// nor among the stored rules.
 func (a *app) noteUndefined(d *rules.Document, stored []rules.Statement) {
+	limits, ids := make(map[string]bool), make(map[rules.RuleID]bool)
+	for _, r := range d.Rules {
+		limits[r.Limit], ids[rules.RuleID{Limit: r.Limit, Plan: r.Plan}] = true, true
+	}
+	for _, s := range stored {
+		limits[s.Limit], ids[rules.RuleID{Limit: s.Limit, Plan: s.Plan}] = true, true
+	}
 	var undefined []string
 	for _, t := range d.Tiers.Tiers {
-		if !slices.ContainsFunc(d.Rules, func(r rules.Rule) bool { return r.Limit == t.Limit }) &&
-			!slices.ContainsFunc(stored, func(s rules.Statement) bool { return s.Limit == t.Limit }) {
+		if !limits[t.Limit] {
 			undefined = append(undefined, t.Limit)
 		}
 	}
 	slices.Sort(undefined)
 	if undefined = slices.Compact(undefined); len(undefined) > 0 {
-		a.note("tiers name limits that have no rule: %s; correct the names, add rules, or name the limits in rules.SiteConfig of each program", strings.Join(undefined, ", "))
+		a.note("tiers name limits that have no rule: %s; correct the names, add rules, or name the limits in rules.SiteConfig of each program, which otherwise cannot start", strings.Join(undefined, ", "))
+	}
+	for _, o := range d.Overrides {
+		if o.OnPlan != "" && !ids[rules.RuleID{Limit: o.Limit, Plan: o.OnPlan}] {
+			a.note("the override of %q for the key %s is on plan %q, for which %q has no rule; correct the name, or add a rule", o.Limit, keyText(o.Key), o.OnPlan, o.Limit)
+		}
 	}
 }

@@ -103,8 +103,12 @@ func (a *app) topRefusals(ctx context.Context, db *database, f *topFlags) error 
 	for i, s := range sums {
 		views[i] = sumView{s.Limit, s.Route, s.Key, s.Refused, s.Cost, s.Last}
 	}
+	column := "ROUTE"
+	if f.group == string(refusals.ByKey) {
+		column = "KEY"
+	}
 	none := "nothing is counted as refused in the last " + words.Period(time.Duration(f.since)) + "; programs count with package refusals"
-	return showList(a, views, none, []string{"LIMIT", "WHAT", "REFUSED", "COST", "LAST"}, func(v *sumView) []string {
+	return showList(a, views, none, []string{"LIMIT", column, "REFUSED", "COST", "LAST"}, func(v *sumView) []string {
 		what := dash(v.Route)
 		switch {
 		case f.group == string(refusals.ByKey) && v.Key == "":
