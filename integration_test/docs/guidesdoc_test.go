@@ -68,7 +68,7 @@ func guideWebhooks(pool *pgxpool.Pool, config *river.Config) error {
 
 var (
 	MailDay    = ratelimit.Define("mail.day", ratelimit.SlidingWindow{Rate: 50_000, Period: ratelimit.Day})
-	MailSecond = ratelimit.Define("mail.second", ratelimit.TokenBucket{Rate: 14, Period: time.Second, Capacity: 1})
+	MailSecond = ratelimit.Define("mail.second", ratelimit.TokenBucket{Rate: 13, Period: time.Second, Capacity: 1})
 )
 
 func guideMail(ctx context.Context, limiter *ratelimit.Limiter, send func() error) error {

@@ -3,6 +3,7 @@ package docs_test
 import (
 	"context"
 	"database/sql"
+	"errors"
 	"fmt"
 	"net/http"
 	"net/http/httptest"
@@ -77,7 +78,7 @@ func readmeTake(ctx context.Context, limiter *ratelimit.Limiter, userID string) 
 	return nil
 }
 
-func readmeReserve(ctx context.Context, limiter *ratelimit.Limiter, userID string, schedule func(time.Time, func() error), complete func() float64) error {
+func readmeReserve(ctx context.Context, limiter *ratelimit.Limiter, userID string, sleep func(context.Context, time.Duration) error, complete func() float64) error {
 	r, err := limiter.Reserve(ctx, Completions.For(userID).Cost(1500))
 	if err != nil {
 		return err
@@ -85,21 +86,20 @@ func readmeReserve(ctx context.Context, limiter *ratelimit.Limiter, userID strin
 	if !r.Allowed {
 		return r.Err() // MaxReserved is owed already
 	}
-	var work func() error
-	work = func() error {
+	for {
 		turn, err := limiter.Start(ctx, r.ID)
 		if err != nil {
 			return err
 		}
-		if turn.Wait > 0 { // too early, the limit is paused, or the turn was lost
-			schedule(time.Now().Add(turn.Wait), work)
-			return nil
+		if turn.Wait == 0 {
+			break
 		}
-		used := complete()
-		return limiter.Settle(ctx, r.ID, Completions.For(userID).Cost(used))
+		if err := sleep(ctx, turn.Wait); err != nil { // ctx has ended: nothing was done
+			return errors.Join(err, limiter.Cancel(context.WithoutCancel(ctx), r.ID))
+		}
 	}
-	schedule(r.ReadyAt, work)
-	return nil
+	used := complete()
+	return limiter.Settle(ctx, r.ID, Completions.For(userID).Cost(used))
 }
 
 func readmeMiddleware(limiter *ratelimit.Limiter, chat http.Handler) (http.Handler, error) {
@@ -142,19 +142,14 @@ func TestReadme(t *testing.T) {
 		require.NoError(t, readmeTake(ctx, limiter, "grace"))
 		require.ErrorContains(t, readmeTake(ctx, limiter, "ada"), "try again in ")
 
-		var readyAt time.Time
-		var work func() error
-		require.NoError(t, readmeReserve(ctx, limiter, "ada",
-			func(at time.Time, run func() error) { readyAt, work = at, run }, func() float64 { return 600 }))
+		reserved := present
+		var waited []time.Duration
+		require.NoError(t, readmeReserve(ctx, limiter, "ada", func(_ context.Context, d time.Duration) error {
+			waited, present = append(waited, d), present.Add(d)
+			return nil
+		}, func() float64 { return 600 }))
+		require.Equal(t, []time.Duration{30 * time.Second}, waited, "1500 of 1000 a minute: half a minute is owed")
 		completions, err := limiter.Value(ctx, Completions.For("ada"))
-		require.NoError(t, err)
-		require.Equal(t, 30*time.Second, readyAt.Sub(completions.AsOf), "1500 of 1000 a minute: half a minute is owed")
-		slot, reserved := readyAt, present
-		require.NoError(t, work())
-		require.False(t, readyAt.Before(slot), "it came too early, and is scheduled again")
-		present = slot
-		require.NoError(t, work())
-		completions, err = limiter.Value(ctx, Completions.For("ada"))
 		require.NoError(t, err)
 		require.Equal(t, 900.0, completions.Tokens, "nothing is owed, and 900 came back")
 
