@@ -182,7 +182,8 @@ func TestWithTxNeedsNoConnectionButTheCallers(t *testing.T) {
 			require.NoError(t, err, name)
 		}
 	}
-	require.ErrorIs(t, bound.Require(t.Context(), roomy.For("ada"), calls.For("ada").Cost(callsCapacity)), ratelimit.ErrLimited)
+	takeOne(t, bound, tight.For("ada"))
+	require.ErrorIs(t, bound.Require(t.Context(), roomy.For("ada"), tight.For("ada")), ratelimit.ErrLimited)
 	require.Equal(t, acquired, s.pool.Stat().AcquireCount())
 	require.NoError(t, tx.Commit(t.Context()))
 	s.requireHealthy(t)

@@ -18,7 +18,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/integration_test/internal/atonce"
-	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -370,58 +369,4 @@ func TestATimeoutOfTheServerHarmsNoInnocent(t *testing.T) {
 		return nil
 	}))
 	require.Zero(t, s.outside.count(t, `SELECT count(*) FROM ratelimit.reservations WHERE keys[1] LIKE 'held%'`))
-}
-
-// A cancel request ends the statement of the caller who gave up, but no later statement on the same connection. Callers of other
-// keys share the few connections of the pool, and none of their calls fails. A cancel request that reaches the server between two
-// statements ends none; then pgx closes the connection.
-func TestGiveUpHarmsNoCallOnTheSameConnection(t *testing.T) {
-	t.Parallel()
-	testsize.Long(t, "callers give up after a tenth of a second, one after the other")
-	const givers, innocents = 12, 6
-	for _, noBatching := range []bool{false, true} {
-		t.Run(fmt.Sprintf("NoBatching=%t", noBatching), func(t *testing.T) {
-			t.Parallel()
-			s := newStand(t, byCancelRequest(time.Second), func(c *pgxpool.Config) { c.MaxConns = givers + 4 })
-			limiter := s.with(t, ratelimit.Config{NoBatching: noBatching})
-			for giver := range givers {
-				takeOne(t, limiter, fate.For(fmt.Sprint("held", giver)))
-			}
-			require.NoError(t, s.connectAll(t.Context(), givers+4))
-			holder := s.outside.begin(t, pgx.ReadCommitted)
-			_, err := holder.Exec(t.Context(), `SELECT FROM ratelimit.buckets WHERE starts_with(key, 'held') FOR UPDATE`)
-			require.NoError(t, err)
-			before := s.rows(t, "held")
-			working, done := context.WithCancel(t.Context())
-			defer done()
-			var giving sync.WaitGroup
-			giving.Add(givers)
-			go func() { giving.Wait(); done() }()
-			require.NoError(t, atonce.Do(givers+innocents, func(worker int) error {
-				if worker >= givers {
-					for working.Err() == nil {
-						if err := limiter.Require(t.Context(), fate.For(fmt.Sprint("free", worker))); err != nil {
-							return fmt.Errorf("innocent %d: %w", worker, err)
-						}
-					}
-					return nil
-				}
-				defer giving.Done()
-				for round := range testsize.Of(15, 200) {
-					// Some contexts end before the statement waits, or while it is sent.
-					ctx, cancel := context.WithTimeout(t.Context(), time.Duration(1+(round*7+worker)%40)*time.Millisecond)
-					err := limiter.Require(ctx, fate.For(fmt.Sprint("held", worker)))
-					cancel()
-					if !errors.Is(err, context.DeadlineExceeded) {
-						return fmt.Errorf("giver %d: %w", worker, err)
-					}
-				}
-				return nil
-			}))
-			s.requireIdle(t)
-			s.awaitNoWaiter(t)
-			require.NoError(t, holder.Rollback(t.Context()))
-			require.Equal(t, before, s.rows(t, "held"), "something was taken")
-		})
-	}
 }

@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/ratelimit"
@@ -290,29 +289,5 @@ func TestAHookThatEndsItsGoroutineLeavesNoTransactionOpen(t *testing.T) {
 				}
 			})
 		}
-	}
-}
-
-// A tracer may panic at COMMIT, too, which then was not sent.
-func TestATracerThatEndsTheGoroutineAtCommitLeavesNoTransactionOpen(t *testing.T) {
-	t.Parallel()
-	for exit, end := range exits {
-		t.Run(exit, func(t *testing.T) {
-			t.Parallel()
-			var isArmed atomic.Bool
-			b := setup(t, func(c *pgxpool.Config) {
-				c.ConnConfig.Tracer = tracing(func(sql string) {
-					if sql == "commit" && isArmed.CompareAndSwap(true, false) {
-						end()
-					}
-				})
-			})
-			for name, call := range map[string]verb{"Reserve": reserving(roomy.For("key")), "InTx": inTx(taking(roomy.For("key")))} {
-				isArmed.Store(true)
-				require.True(t, ended(func() { _, _ = call(t.Context(), b.limiter) }), name)
-				b.requireNothingOpen(t)
-				require.Empty(t, b.rows(t, "key"), name)
-			}
-		})
 	}
 }

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
@@ -16,24 +15,6 @@ import (
 	"github.com/pgratelimit/pgratelimit/integration_test/internal/atonce"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
-
-// expiring is a context whose deadline is over when the test says so.
-type expiring struct {
-	context.Context //nolint:containedctx // it is one
-	expired         chan struct{}
-}
-
-func (c *expiring) Deadline() (time.Time, bool) { return time.Now().Add(patient), true }
-func (c *expiring) Done() <-chan struct{}       { return c.expired }
-
-func (c *expiring) Err() error {
-	select {
-	case <-c.expired:
-		return context.DeadlineExceeded
-	default:
-		return nil
-	}
-}
 
 // run is one run of the function of InTx.
 type run struct {
@@ -146,14 +127,14 @@ func TestInTxRunsAgainOrSaysWhy(t *testing.T) {
 			return errors.Join(r.execute(`INSERT INTO public.messages (key) VALUES ('undone')`), r.isBeaten())
 		}), runs: 2, taken: 3, messages: 1},
 		"AConflictEachTime":    {fn: run.isBeaten, want: ratelimit.ErrContended, says: "40001", runs: 4, taken: 8, config: ratelimit.Config{MaxAttempts: 4}},
-		"GivenUpInTheFunction": {fn: then(func(r run) error { r.giveUp(); return nil }), want: context.DeadlineExceeded, runs: 1},
+		"GivenUpInTheFunction": {fn: then(func(r run) error { r.giveUp(); return nil }), want: context.Canceled, runs: 1},
 		"GivenUpBetweenAttempts": {fn: func(r run) error {
 			err := r.isBeaten()
 			if r.n == 3 {
 				r.giveUp()
 			}
 			return err
-		}, want: context.DeadlineExceeded, says: "40001", runs: 3, taken: 6},
+		}, want: context.Canceled, says: "40001", runs: 3, taken: 6},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -164,10 +145,11 @@ func TestInTxRunsAgainOrSaysWhy(t *testing.T) {
 				}
 			})
 			s.limiter = s.with(t, test.config)
-			ctx := &expiring{Context: t.Context(), expired: make(chan struct{})}
+			ctx, giveUp := context.WithCancel(t.Context())
+			defer giveUp()
 			err := s.limiter.InTx(ctx, func(tx pgx.Tx) error {
 				runs++
-				return test.fn(run{s, tx, t, ctx, func() { close(ctx.expired) }, runs})
+				return test.fn(run{s, tx, t, ctx, giveUp, runs})
 			})
 			require.ErrorIs(t, err, test.want)
 			if test.want != nil {
@@ -233,46 +215,37 @@ func TestInTxRetriesADeadlock(t *testing.T) {
 	s.requireHealthy(t)
 }
 
-// A function that ends its transaction gives the connection back, and the pool may lend it to another caller at once, or close it.
+// A function that ends its transaction gives the connection back, and the pool may lend it to another caller at once.
 // After that InTx must not touch it.
 func TestInTxLeavesTheConnectionAloneThatTheFunctionGaveBack(t *testing.T) {
 	t.Parallel()
-	for name, lend := range map[string]func(*pgx.Conn) error{
-		"InUse": func(conn *pgx.Conn) (err error) {
-			for range 20 {
-				err = errors.Join(err, conn.Ping(t.Context()))
-			}
+	s, ctx := newStand(t, oneConnection), t.Context()
+	lent := make(chan error, 1)
+	err := s.limiter.InTx(ctx, func(tx pgx.Tx) error {
+		if err := errors.Join(s.send(ctx, tx, "ada"), tx.Commit(ctx)); err != nil {
 			return err
-		},
-		"Closed": func(conn *pgx.Conn) error { return conn.Close(t.Context()) },
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			s, ctx := newStand(t, oneConnection), t.Context()
-			lent := make(chan error, 1)
-			err := s.limiter.InTx(ctx, func(tx pgx.Tx) error {
-				if err := errors.Join(s.send(ctx, tx, "ada"), tx.Commit(ctx)); err != nil {
-					return err
-				}
-				conn, err := s.pool.Acquire(ctx)
-				if err != nil {
-					return err
-				}
-				started := make(chan struct{})
-				go func() {
-					defer conn.Release()
-					close(started)
-					lent <- lend(conn.Conn())
-				}()
-				<-started
-				return nil
-			})
-			require.NoError(t, <-lent)
-			require.ErrorIs(t, err, pgx.ErrTxClosed)
-			s.requireSent(t, 1) // what was committed is not run again
-			s.requireHealthy(t)
-		})
-	}
+		}
+		conn, err := s.pool.Acquire(ctx)
+		if err != nil {
+			return err
+		}
+		started := make(chan struct{})
+		go func() {
+			defer conn.Release()
+			close(started)
+			var err error
+			for range 20 {
+				err = errors.Join(err, conn.Ping(ctx))
+			}
+			lent <- err
+		}()
+		<-started
+		return nil
+	})
+	require.NoError(t, <-lent)
+	require.ErrorIs(t, err, pgx.ErrTxClosed)
+	s.requireSent(t, 1) // what was committed is not run again
+	s.requireHealthy(t)
 }
 
 func oneConnection(config *pgxpool.Config) { config.MaxConns = 1 }

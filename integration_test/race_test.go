@@ -202,7 +202,7 @@ func (s raceStand) run(t *testing.T) {
 	own := ratelimit.Define(fmt.Sprint("own", s.cell.value(raceKind), capacity), s.oneRow().policy(capacity/2)) // borrows from hot
 	price := 1
 	for _, key := range keys {
-		if s.cell.value(raceKind) == "Adaptive" { // before the first call, which reads the price: on a stopped clock only once
+		if s.cell.value(raceKind) == "Adaptive" && s.memory == nil { // before the first call, which reads the price: on a stopped clock only once
 			price = 2
 			(&market{bundle: s.bundle, clock: stoppedAt(raceNoon)}).share(t, hot.Name(), key, 1/float64(price))
 			for _, process := range processes {

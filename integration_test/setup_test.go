@@ -158,6 +158,31 @@ func (b *bundle) exec(t *testing.T, sql string, arguments ...any) {
 
 func hoard(capacity float64) ratelimit.TokenBucket { return world.Hoard(capacity) }
 
+var levels = []struct {
+	name  string
+	level pgx.TxIsoLevel
+}{
+	{"ReadCommitted", pgx.ReadCommitted},
+	{"RepeatableRead", pgx.RepeatableRead},
+	{"Serializable", pgx.Serializable},
+}
+
+func requireAllowed(t *testing.T, call verb, limiter *ratelimit.Limiter) {
+	t.Helper()
+	allowed, err := call(t.Context(), limiter)
+	require.NoError(t, err)
+	require.True(t, allowed)
+}
+
+// requireRefused checks that a Take is refused, and says for how long.
+func requireRefused(t *testing.T, limiter *ratelimit.Limiter, requests []ratelimit.Request) {
+	t.Helper()
+	d, err := limiter.Take(t.Context(), requests...)
+	require.NoError(t, err)
+	require.False(t, d.Allowed)
+	require.Positive(t, d.RetryAfter)
+}
+
 const patient = world.Patient
 
 // representative skips a row of a table in the short tier, unless it is one of those named.

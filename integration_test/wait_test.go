@@ -253,25 +253,24 @@ func TestACrowdThatWaitsStandsInLine(t *testing.T) {
 			})
 			b.limiter = b.with(t, config)
 			takeAll(t, b.limiter, queued.Global())
-			ctx, cancel := context.WithCancel(t.Context())
-			var waits, takes sync.WaitGroup
-			failed, others := make([]error, callers), make([]error, callers)
+			var waits, takes []*asker
 			for i := range callers {
 				requests := []ratelimit.Request{queued.Global()}
 				if i%2 == 0 {
 					requests = append(requests, roomy.For(fmt.Sprint(i%7)))
 				}
-				waits.Go(func() { _, failed[i] = b.limiter.Wait(ctx, requests...) })
-				takes.Go(func() { _, others[i] = b.limiter.Take(ctx, other.For(fmt.Sprint(i))) })
+				waits = append(waits, startAsking(t, func(ctx context.Context) (bool, error) { return false, errOf(b.limiter.Wait(ctx, requests...)) }))
+				takes = append(takes, ask(t, b.limiter, other.For(fmt.Sprint(i))))
 			}
-			takes.Wait()
-			require.NoError(t, errors.Join(others...))
+			requireAllAllowed(t, takes...)
 			eventually(t, "all have reserved", func() bool { return len(b.reserved(t)) == callers })
 			require.InDelta(t, -callers, b.held(t, "queued", ""), 0.01)
-			cancel()
-			waits.Wait()
-			for _, err := range failed {
-				require.ErrorIs(t, err, context.Canceled)
+			for _, a := range waits {
+				a.cancel()
+			}
+			for _, a := range waits {
+				<-a.ended
+				require.ErrorIs(t, a.err, context.Canceled)
 			}
 			for _, r := range b.reserved(t) {
 				require.Equal(t, "cancelled", r.State)
