@@ -1,222 +1,160 @@
-//go:build unix
-
 package scheduler_test
 
 import (
 	"context"
 	"fmt"
 	"net"
-	"os"
-	"os/exec"
 	"strconv"
-	"strings"
-	"syscall"
+	"sync"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/riverqueue/river"
 	"github.com/riverqueue/river/rivertype"
 	"github.com/stretchr/testify/require"
-	"golang.org/x/sync/errgroup"
 
-	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// The environment variables with the role and the database of a copy of the test program.
-const (
-	childRole     = "SCHEDULER_TEST_CHILD"
-	childDatabase = "SCHEDULER_TEST_DATABASE"
-	childKey      = "SCHEDULER_TEST_KEY"
-	childPoint    = "SCHEDULER_TEST_POINT"
-)
-
-func TestMain(m *testing.M) {
-	if role := os.Getenv(childRole); role != "" {
-		os.Exit(child(context.Background(), role))
-	}
-	os.Exit(m.Run())
-}
-
-// child is the program that is killed.
-func child(ctx context.Context, role string) int {
-	var err error
-	switch role {
-	case "enqueue":
-		err = enqueueAndDie(ctx)
-	case "work":
-		err = workAndDie(ctx)
-	case "hold":
-		err = workAndDie(ctx, holding(killable))
-	}
-	fmt.Fprintln(os.Stderr, err)
-	return 1
-}
-
-func die() {
-	_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
-	select {}
-}
-
-// spawn runs a child to its end and returns its output. It fails when the child was not killed.
-func spawn(ctx context.Context, role, database string, settings ...string) (string, error) {
-	ctx, cancel := context.WithTimeout(ctx, deadline)
-	defer cancel()
-	cmd := exec.CommandContext(ctx, os.Args[0])
-	cmd.Env = append(os.Environ(), append(settings, childRole+"="+role, childDatabase+"="+database)...)
-	output, err := cmd.CombinedOutput()
-	status, ok := cmd.ProcessState.Sys().(syscall.WaitStatus)
-	if !ok || !status.Signaled() || ctx.Err() != nil {
-		return "", fmt.Errorf("the child was not killed: %w\n%s", err, output)
-	}
-	return string(output), nil
-}
-
-// deadlyConn dies before or after one of the messages it sends: point 2n is before the n-th, 2n+1 after it.
-type deadlyConn struct {
+// dyingConn is the connection of a process that dies before or after one of its messages: at point 2n before the n-th, at 2n+1 after
+// it. The server sees what it sees of a killed process.
+type dyingConn struct {
 	net.Conn
+	mu          sync.Mutex
 	sent, point int
-	armed       bool
+	armed, dead bool
+	die         func() // ends what the process does
 }
 
-func (c *deadlyConn) Write(b []byte) (int, error) {
+func (c *dyingConn) Write(b []byte) (int, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
 	if !c.armed {
 		return c.Conn.Write(b)
 	}
 	if c.point == 2*c.sent {
-		die()
+		return 0, c.end()
 	}
 	n, err := c.Conn.Write(b)
 	if c.point == 2*c.sent+1 {
-		die()
+		err = c.end()
 	}
 	c.sent++
 	return n, err
 }
 
-// enqueueAndDie enqueues a job and dies at the point that its environment names, or after the end.
-func enqueueAndDie(ctx context.Context) error {
-	config, err := pgxpool.ParseConfig(os.Getenv(childDatabase))
-	if err != nil {
-		return err
-	}
-	point, err := strconv.Atoi(os.Getenv(childPoint))
-	if err != nil {
-		return err
-	}
-	deadly := &deadlyConn{point: point}
+func (c *dyingConn) arm(armed bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.armed = armed
+}
+
+func (c *dyingConn) end() error {
+	c.dead = true
+	_ = c.Close()
+	c.die()
+	return net.ErrClosed
+}
+
+// enqueueAndDie enqueues a job on a connection of its own, and returns how many points there are until the process dies.
+func enqueueAndDie(t *testing.T, pool *pgxpool.Pool, key string, point int) int {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	config, dying := pool.Config(), &dyingConn{point: point, die: cancel}
 	config.MaxConns = 1
-	config.ConnConfig.DialFunc = func(ctx context.Context, network, addr string) (net.Conn, error) {
-		conn, err := (&net.Dialer{}).DialContext(ctx, network, addr)
-		deadly.Conn = conn
-		return deadly, err
+	config.ConnConfig.DialFunc = func(ctx context.Context, network, address string) (_ net.Conn, err error) {
+		dying.mu.Lock()
+		defer dying.mu.Unlock()
+		if dying.dead {
+			return nil, net.ErrClosed
+		}
+		dying.Conn, err = (&net.Dialer{}).DialContext(ctx, network, address)
+		return dying, err
 	}
-	pool, err := pgxpool.NewWithConfig(ctx, config)
-	if err != nil {
-		return err
-	}
-	f, err := newFixture(pool)
-	if err != nil {
-		return err
-	}
-	if err := pool.Ping(ctx); err != nil {
-		return err
-	}
-	deadly.armed = true
-	key := os.Getenv(childKey)
-	if err := f.limiter.InTx(ctx, func(tx pgx.Tx) error {
+	own, err := pgxpool.NewWithConfig(t.Context(), config)
+	require.NoError(t, err)
+	f := setupOn(t, own)
+	require.NoError(t, own.Ping(t.Context()))
+	dying.arm(true)
+	err = f.limiter.InTx(ctx, func(tx pgx.Tx) error {
 		_, err := f.scheduler.Enqueue(ctx, f.client, tx, taskArgs{Name: key}, nil, daily.For(key).Cost(30), daily.For("b"+key).Cost(10))
 		return err
-	}); err != nil {
-		return err
-	}
-	fmt.Println(2 * deadly.sent)
-	die()
-	return nil
+	})
+	require.Equal(t, point < 0, err == nil, err)
+	dying.arm(false)
+	own.Close()
+	return 2 * dying.sent
 }
 
-// workAndDie works jobs and dies in the middle of the first.
-func workAndDie(ctx context.Context, configure ...func(*settings)) error {
-	pool, err := pgxpool.New(ctx, os.Getenv(childDatabase))
-	if err != nil {
-		return err
-	}
-	f, err := newFixture(pool, append(configure, func(s *settings) { s.river.LeaderElectionDisabled = true })...)
-	if err != nil {
-		return err
-	}
-	f.work = func(context.Context, *river.Job[taskArgs]) error {
-		die()
-		return nil
-	}
-	if err := f.client.Start(ctx); err != nil {
-		return err
-	}
-	<-f.client.Stopped() // to be killed before that
-	return nil
-}
-
+// TestClientKilledWhileEnqueueing promises that a process which dies at any point of a transaction leaves both a job and its
+// reservation, or neither.
 func TestClientKilledWhileEnqueueing(t *testing.T) {
 	t.Parallel()
-	testsize.Long(t, "kills processes")
 	f := setup(t)
-	database := f.pool.Config().ConnString()
-	_, err := f.limiter.Take(t.Context(), daily.For("first")) // stores the fingerprint: the first child sends no more than the others
+	_, err := f.limiter.Take(t.Context(), daily.For("first")) // stores the fingerprint: the first process sends no more than the others
 	require.NoError(t, err)
-	output, err := spawn(t.Context(), "enqueue", database, childKey+"=whole", childPoint+"=-1")
-	require.NoError(t, err)
-	points, err := strconv.Atoi(strings.TrimSpace(output))
-	require.NoError(t, err)
+	points := enqueueAndDie(t, f.pool, "whole", -1)
 	require.Greater(t, points, 8)
-
-	var group errgroup.Group
-	group.SetLimit(2)
-	for point := range points {
-		group.Go(func() error {
-			_, err := spawn(t.Context(), "enqueue", database, fmt.Sprintf("%s=%d", childKey, point), fmt.Sprintf("%s=%d", childPoint, point))
-			return err
-		})
-	}
-	require.NoError(t, group.Wait())
-	eventually(t, func() bool { // the server has seen that they are gone
-		return one[int](t, f.pool, "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND state LIKE 'idle in transaction%'") == 0
-	})
-
 	whole := 0
 	for point := range points {
 		key := strconv.Itoa(point)
+		enqueueAndDie(t, f.pool, key, point)
+		eventually(t, func() bool { // the server has seen that it is gone
+			return one[int](t, f.pool, `SELECT count(*) FROM pg_stat_activity
+				WHERE datname = current_database() AND pid <> pg_backend_pid() AND state <> 'idle' AND backend_type = 'client backend'`) == 0
+		})
 		jobs := one[int](t, f.pool, "SELECT count(*) FROM river_job WHERE args ->> 'name' = $1", key)
-		reservations := one[int](t, f.pool, "SELECT count(*) FROM ratelimit.reservations WHERE $1 = ANY(keys)", key)
 		pairs := one[int](t, f.pool, `SELECT count(*) FROM river_job AS j JOIN ratelimit.reservations AS r ON r.id::text = j.metadata ->> 'ratelimit:reservation'
 			WHERE j.args ->> 'name' = $1 AND $1 = ANY(r.keys)`, key)
 		taken := one[float64](t, f.pool, "SELECT coalesce(sum(100 - value), 0) FROM ratelimit.buckets WHERE key IN ($1, 'b' || $1)", key)
-		require.Equal(t, jobs, reservations, "killed at point %d", point)
 		require.Equal(t, jobs, pairs, "killed at point %d", point)
+		require.Equal(t, jobs, one[int](t, f.pool, "SELECT count(*) FROM ratelimit.reservations WHERE $1 = ANY(keys)", key))
 		require.InDelta(t, 40*jobs, taken, 1e-9, "killed at point %d", point)
 		whole += jobs
 	}
-	t.Logf("killed at %d points: %d left both a job and a turn, %d neither", points, whole, points-whole)
-	require.LessOrEqual(t, whole, 1) // only the last point, after COMMIT was sent, may leave them
+	require.LessOrEqual(t, whole, 1, "only the last point, after COMMIT was sent, may leave them")
+}
+
+// killedAt leaves a job as a worker leaves it that was killed two hours ago. River rescues jobs that have been running for an hour.
+func (f *fixture) killed(t *testing.T, job *rivertype.JobRow) {
+	t.Helper()
+	one[int64](t, f.pool, `UPDATE river_job SET state = 'running', attempt = 1, attempted_at = now() - interval '2 hours', attempted_by = '{killed}'
+		WHERE id = $1 RETURNING id`, job.ID)
 }
 
 func TestWorkerKilledInTheMiddleOfAJob(t *testing.T) {
 	t.Parallel()
-	testsize.Long(t, "kills a process")
 	f := setup(t)
 	e := f.enqueue(t, nil, daily.Global().Cost(30))
-	_, err := spawn(t.Context(), "work", f.pool.Config().ConnString())
+	_, err := f.limiter.Start(t.Context(), e.ID)
 	require.NoError(t, err)
-	job, err := f.client.JobGet(t.Context(), e.Job.ID)
-	require.NoError(t, err)
-	require.Equal(t, rivertype.JobStateRunning, job.State)
-	require.Equal(t, ratelimit.Open, f.state(t, e.ID))
-
-	// River rescues jobs that have been running for an hour.
-	_, err = f.pool.Exec(t.Context(), "UPDATE river_job SET attempted_at = attempted_at - interval '2 hours'")
-	require.NoError(t, err)
+	f.killed(t, e.Job)
 	events := f.start(t, func(context.Context, *river.Job[taskArgs]) error { return nil })
 	require.Equal(t, 2, await(t, events, 1, river.EventKindJobCompleted)[0].Attempt)
 	require.Equal(t, ratelimit.Settled, f.state(t, e.ID))
 	require.InDelta(t, 70, f.held(t, daily, ""), 1e-9)
+}
+
+// TestWorkerKilledWhileItHolds promises that the slot of a killed worker is free when its lease ends, and not before. Its job runs again
+// when River has rescued it, and no attempt is lost by waiting.
+func TestWorkerKilledWhileItHolds(t *testing.T) {
+	t.Parallel()
+	f := setup(t, func(s *settings) { s.holds = []ratelimit.Request{oneEach.For("a")} })
+	inserted, err := f.client.Insert(t.Context(), taskArgs{Name: "a"}, nil)
+	require.NoError(t, err)
+	lease, err := f.limiter.Acquire(t.Context(), oneEach.For("a")) // which nobody renews
+	require.NoError(t, err)
+	f.killed(t, inserted.Job)
+	var started time.Time
+	events := f.start(t, func(ctx context.Context, _ *river.Job[taskArgs]) error {
+		if _, held := ratelimit.LeaseFromContext(ctx); !held {
+			return river.JobCancel(fmt.Errorf("it holds nothing"))
+		}
+		return f.pool.QueryRow(ctx, "SELECT clock_timestamp()").Scan(&started)
+	})
+	require.Equal(t, 2, await(t, events, 1, river.EventKindJobCompleted)[0].Attempt)
+	require.False(t, started.Before(lease.Until), "the slot was the dead worker's until %v", lease.Until)
 }

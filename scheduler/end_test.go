@@ -2,7 +2,6 @@ package scheduler_test
 
 import (
 	"context"
-	"errors"
 	"testing"
 	"time"
 
@@ -20,107 +19,30 @@ import (
 // daily holds 100 tokens, and nothing arrives while a test runs, so that its value shows the charge.
 var daily = ratelimit.Define("daily", ratelimit.FixedWindow{Rate: 100, Period: 24 * time.Hour, Start: time.Now()})
 
-var errUpstream = errors.New("the upstream is down")
-
+// TestSettle promises that a settlement commits with the work and the completion of the job.
 func TestSettle(t *testing.T) {
 	t.Parallel()
-
-	t.Run("KeepsTheEstimateOfAJobThatSucceedsWithout", func(t *testing.T) {
-		t.Parallel()
-		f := setup(t)
-		events := f.start(t, func(context.Context, *river.Job[taskArgs]) error { return nil })
-		e := f.enqueue(t, nil, daily.Global().Cost(30))
-		await(t, events, 1, river.EventKindJobCompleted)
-		require.Equal(t, ratelimit.Settled, f.state(t, e.ID))
-		require.InDelta(t, 70, f.held(t, daily, ""), 1e-9)
-	})
-
-	t.Run("ChargesWhatTheWorkCost", func(t *testing.T) {
-		t.Parallel()
-		f := setup(t)
-		events := f.start(t, func(ctx context.Context, _ *river.Job[taskArgs]) error {
-			return scheduler.TurnFromContext(ctx).Settle(ctx, daily.For("b").Cost(45))
-		})
-		f.enqueue(t, nil, daily.For("a").Cost(30), daily.For("b").Cost(30))
-		await(t, events, 1, river.EventKindJobCompleted)
-		require.InDelta(t, 70, f.held(t, daily, "a"), 1e-9)
-		require.InDelta(t, 55, f.held(t, daily, "b"), 1e-9)
-	})
-
-	t.Run("CommitsWithTheWorkAndTheCompletionOfTheJob", func(t *testing.T) {
-		t.Parallel()
-		f := setup(t)
-		var states []ratelimit.ReservationState
-		events := f.start(t, func(ctx context.Context, job *river.Job[taskArgs]) error {
-			states = append(states, f.state(t, scheduler.TurnFromContext(ctx).ID))
-			return pgx.BeginFunc(ctx, f.pool, func(tx pgx.Tx) error {
-				if err := scheduler.TurnFromContext(ctx).WithTx(tx).Settle(ctx, daily.Global().Cost(10)); err != nil {
-					return err
-				}
-				if job.Attempt == 1 {
-					return errUpstream // and the settlement is undone
-				}
-				_, err := river.JobCompleteTx[*riverpgxv5.Driver](ctx, tx, job)
+	f := setup(t)
+	var states []ratelimit.ReservationState
+	events := f.start(t, func(ctx context.Context, job *river.Job[taskArgs]) error {
+		states = append(states, f.state(t, scheduler.TurnFromContext(ctx).ID))
+		return pgx.BeginFunc(ctx, f.pool, func(tx pgx.Tx) error {
+			if err := scheduler.TurnFromContext(ctx).WithTx(tx).Settle(ctx, daily.Global().Cost(10)); err != nil {
 				return err
-			})
-		})
-		e := f.enqueue(t, nil, daily.Global().Cost(30))
-		require.Equal(t, rivertype.JobStateAvailable, await(t, events, 1, river.EventKindJobFailed)[0].State)
-		await(t, events, 1, river.EventKindJobCompleted)
-		require.Equal(t, []ratelimit.ReservationState{ratelimit.Open, ratelimit.Open}, states)
-		require.Equal(t, ratelimit.Settled, f.state(t, e.ID))
-		require.InDelta(t, 90, f.held(t, daily, ""), 1e-9)
-	})
-
-	t.Run("IsRefusedInAJobWithoutATurn", func(t *testing.T) {
-		t.Parallel()
-		f := setup(t)
-		events := f.start(t, func(ctx context.Context, _ *river.Job[taskArgs]) error {
-			turn := scheduler.TurnFromContext(ctx)
-			if !errors.Is(turn.Settle(ctx), scheduler.ErrNoTurn) || !errors.Is(turn.WithTx(nil).Cancel(ctx), scheduler.ErrNoTurn) {
-				return river.JobCancel(errors.New("it has a turn"))
 			}
-			return nil
+			if job.Attempt == 1 {
+				return errUpstream // and the settlement is undone
+			}
+			_, err := river.JobCompleteTx[*riverpgxv5.Driver](ctx, tx, job)
+			return err
 		})
-		_, err := f.client.Insert(t.Context(), taskArgs{}, nil) // a job of others
-		require.NoError(t, err)
-		await(t, events, 1, river.EventKindJobCompleted)
 	})
-}
-
-func TestJobThatEndsWithoutSuccess(t *testing.T) {
-	t.Parallel()
-	cancel := func(context.Context, *river.Job[taskArgs]) error { return river.JobCancel(errUpstream) }
-	fail := func(context.Context, *river.Job[taskArgs]) error { return errUpstream }
-	giveBack := func(ctx context.Context, _ *river.Job[taskArgs]) error {
-		return river.JobCancel(scheduler.TurnFromContext(ctx).Cancel(ctx))
-	}
-	for name, test := range map[string]struct {
-		config scheduler.Config
-		work   task
-		event  river.EventKind
-		state  ratelimit.ReservationState
-		held   float64
-	}{
-		"KeepsTheEstimateWhenCancelled":           {scheduler.Config{}, cancel, river.EventKindJobCancelled, ratelimit.Settled, 70},
-		"GivesBackWhenCancelledIfSoConfigured":    {scheduler.Config{Cancelled: scheduler.GiveBack}, cancel, river.EventKindJobCancelled, ratelimit.Cancelled, 100},
-		"GivesBackWhenItSaysSoItself":             {scheduler.Config{}, giveBack, river.EventKindJobCancelled, ratelimit.Cancelled, 100},
-		"KeepsTheEstimateWhenDiscarded":           {scheduler.Config{}, fail, river.EventKindJobFailed, ratelimit.Settled, 70},
-		"GivesBackWhenDiscardedIfSoConfigured":    {scheduler.Config{Discarded: scheduler.GiveBack}, fail, river.EventKindJobFailed, ratelimit.Cancelled, 100},
-		"ConfiguresCancelledAndDiscardedSeparate": {scheduler.Config{Cancelled: scheduler.GiveBack}, fail, river.EventKindJobFailed, ratelimit.Settled, 70},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			f := setup(t, func(s *settings) {
-				s.scheduler.Cancelled, s.scheduler.Discarded = test.config.Cancelled, test.config.Discarded
-			})
-			events := f.start(t, test.work)
-			e := f.enqueue(t, &scheduler.EnqueueOpts{InsertOpts: river.InsertOpts{MaxAttempts: 1}}, daily.Global().Cost(30))
-			await(t, events, 1, test.event)
-			require.Equal(t, test.state, f.state(t, e.ID))
-			require.InDelta(t, test.held, f.held(t, daily, ""), 1e-9)
-		})
-	}
+	e := f.enqueue(t, nil, daily.Global().Cost(30))
+	require.Equal(t, rivertype.JobStateAvailable, await(t, events, 1, river.EventKindJobFailed)[0].State)
+	await(t, events, 1, river.EventKindJobCompleted)
+	require.Equal(t, []ratelimit.ReservationState{ratelimit.Open, ratelimit.Open}, states)
+	require.Equal(t, ratelimit.Settled, f.state(t, e.ID))
+	require.InDelta(t, 90, f.held(t, daily, ""), 1e-9)
 }
 
 func TestCancel(t *testing.T) {
@@ -140,6 +62,13 @@ func TestCancel(t *testing.T) {
 		f := setup(t)
 		f.enqueue(t, nil, daily.Global().Cost(30))
 		e := f.enqueue(t, nil, daily.Global().Cost(30))
+		require.ErrorIs(t, pgx.BeginFunc(t.Context(), f.pool, func(tx pgx.Tx) error {
+			job, err := f.scheduler.Cancel(t.Context(), f.client, tx, e.Job.ID)
+			require.NoError(t, err)
+			require.Equal(t, rivertype.JobStateCancelled, job.State)
+			return errUpstream
+		}), errUpstream)
+		require.Equal(t, ratelimit.Open, f.state(t, e.ID), "the transaction was rolled back")
 		var group errgroup.Group
 		for range 10 {
 			group.Go(func() error {
@@ -152,25 +81,6 @@ func TestCancel(t *testing.T) {
 		require.NoError(t, group.Wait())
 		require.Equal(t, ratelimit.Cancelled, f.state(t, e.ID))
 		require.InDelta(t, 70, f.held(t, daily, ""), 1e-9)
-		_, err := f.scheduler.Maintain(t.Context(), f.client)
-		require.NoError(t, err)
-		require.InDelta(t, 70, f.held(t, daily, ""), 1e-9)
-	})
-
-	t.Run("IsUndoneWithItsTransaction", func(t *testing.T) {
-		t.Parallel()
-		f := setup(t)
-		e := f.enqueue(t, nil, daily.Global().Cost(30))
-		require.ErrorIs(t, pgx.BeginFunc(t.Context(), f.pool, func(tx pgx.Tx) error {
-			job, err := f.scheduler.Cancel(t.Context(), f.client, tx, e.Job.ID)
-			require.NoError(t, err)
-			require.Equal(t, rivertype.JobStateCancelled, job.State)
-			return errUpstream
-		}), errUpstream)
-		require.Equal(t, ratelimit.Open, f.state(t, e.ID))
-		require.InDelta(t, 70, f.held(t, daily, ""), 1e-9)
-		events := f.start(t, func(context.Context, *river.Job[taskArgs]) error { return nil })
-		await(t, events, 1, river.EventKindJobCompleted)
 	})
 
 	t.Run("KeepsWhatAnAttemptMayHaveUsed", func(t *testing.T) {

@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/riverqueue/river"
-	"github.com/riverqueue/river/rivertype"
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/ratelimit"
@@ -122,47 +121,22 @@ func TestMaintain(t *testing.T) {
 		require.InDelta(t, 100, f.held(t, daily, ""), 1e-9)
 	})
 
-	t.Run("CountsJobsThatRanWithoutTheMiddleware", func(t *testing.T) {
+	t.Run("SettlesAJobThatEndedOutsideOfTheMiddleware", func(t *testing.T) {
 		t.Parallel()
-		f := setup(t)
-		e := f.enqueue(t, nil, daily.Global().Cost(30))
-		bare := setupOn(t, f.pool, func(s *settings) { s.river.Middleware = []rivertype.Middleware{} })
-		events := bare.start(t, func(context.Context, *river.Job[taskArgs]) error { return nil })
-		await(t, events, 1, river.EventKindJobCompleted)
-		require.Equal(t, ratelimit.Open, f.state(t, e.ID))
-		require.Equal(t, scheduler.Maintained{Ended: 1, Unguarded: 1}, maintain(t, f))
-		require.Equal(t, ratelimit.Settled, f.state(t, e.ID))
-		require.InDelta(t, 70, f.held(t, daily, ""), 1e-9)
-	})
-
-	t.Run("GivesBackWhatAJobTookThatWasCancelledWhileItWasHeld", func(t *testing.T) {
-		t.Parallel()
-		f := setup(t, stopped, func(s *settings) { s.scheduler.TakeUpEarly = 5 * time.Second })
-		slow := ratelimit.Define("slow", ratelimit.TokenBucket{Rate: 10, Period: 20 * time.Second, Capacity: 10})
-		f.enqueue(t, nil, slow.Global().Cost(10))
-		events := f.start(t, func(context.Context, *river.Job[taskArgs]) error { return nil })
-		await(t, events, 1, river.EventKindJobCompleted)
-		e := f.enqueue(t, nil, slow.Global().Cost(2)) // in four seconds, which never are over
-		eventually(t, func() bool { return f.jobState(t, e) == rivertype.JobStateRunning })
-		_, err := f.client.JobCancel(t.Context(), e.Job.ID)
-		require.NoError(t, err)
-		eventually(t, func() bool { return f.jobState(t, e) == rivertype.JobStateCancelled })
-		maintain(t, f)
-		require.Equal(t, ratelimit.Cancelled, f.state(t, e.ID))
-	})
-
-	t.Run("SettlesAJobWhoseProcessDiedBeforeItCould", func(t *testing.T) {
-		t.Parallel()
-		f := setup(t, func(s *settings) { s.limiter.ReleaseExpired = true })
-		e := f.enqueue(t, nil, daily.Global().Cost(30))
-		bare := setupOn(t, f.pool, func(s *settings) { s.river.Middleware = []rivertype.Middleware{} })
-		events := bare.start(t, func(ctx context.Context, _ *river.Job[taskArgs]) error {
-			_, err := f.limiter.Start(ctx, e.ID)
-			return err
-		})
-		await(t, events, 1, river.EventKindJobCompleted)
-		require.Equal(t, scheduler.Maintained{Ended: 1}, maintain(t, f))
-		require.Equal(t, ratelimit.Settled, f.state(t, e.ID))
+		for _, started := range []bool{true, false} { // its process died before it could settle, or its client lacks the middleware
+			f := setup(t)
+			e := f.enqueue(t, nil, daily.Global().Cost(30))
+			want := scheduler.Maintained{Ended: 1, Unguarded: 1}
+			if started {
+				_, err := f.limiter.Start(t.Context(), e.ID)
+				require.NoError(t, err)
+				want.Unguarded = 0
+			}
+			one[int64](t, f.pool, "UPDATE river_job SET state = 'completed', finalized_at = now() WHERE id = $1 RETURNING id", e.Job.ID)
+			require.Equal(t, want, maintain(t, f))
+			require.Equal(t, ratelimit.Settled, f.state(t, e.ID))
+			require.InDelta(t, 70, f.held(t, daily, ""), 1e-9)
+		}
 	})
 
 	t.Run("LooksAtReservationsOfItsOwnSchemaOnly", func(t *testing.T) {

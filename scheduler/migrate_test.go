@@ -4,7 +4,6 @@ import (
 	"context"
 	"testing"
 
-	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/riverqueue/river"
 	"github.com/stretchr/testify/require"
@@ -13,6 +12,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
 	"github.com/pgratelimit/pgratelimit/migrations"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
+	"github.com/pgratelimit/pgratelimit/ratelimittest"
 	"github.com/pgratelimit/pgratelimit/scheduler"
 )
 
@@ -44,25 +44,13 @@ func TestMigrate(t *testing.T) {
 
 	t.Run("MayBeCalledByManyAtOnceAndAgain", func(t *testing.T) {
 		t.Parallel()
-		pool := postgrestest.New(t)
+		pool := postgrestest.New(t, func(c *pgxpool.Config) { c.MaxConns = 1 })
 		var group errgroup.Group
 		for range 4 {
 			group.Go(func() error { return scheduler.Migrate(t.Context(), pool, scheduler.MigrateConfig{Schema: "jobs"}) })
 		}
 		require.NoError(t, group.Wait())
-		require.NoError(t, scheduler.Migrate(t.Context(), pool, scheduler.MigrateConfig{Schema: "jobs"}))
 		require.Equal(t, 1, one[int](t, pool, "SELECT count(*) FROM pg_tables WHERE schemaname = 'jobs' AND tablename = 'river_job'"))
-	})
-
-	t.Run("WorksOnAPoolOfOneConnection", func(t *testing.T) {
-		t.Parallel()
-		pool := postgrestest.New(t, func(c *pgxpool.Config) { c.MaxConns = 1 })
-		require.NoError(t, scheduler.Migrate(t.Context(), pool, scheduler.MigrateConfig{}))
-	})
-
-	t.Run("RefusesWhatIsNoSchema", func(t *testing.T) {
-		t.Parallel()
-		pool := postgrestest.New(t)
 		require.ErrorIs(t, scheduler.Migrate(t.Context(), pool, scheduler.MigrateConfig{Schema: `a"; DROP`}), scheduler.ErrInvalidConfig)
 		require.ErrorIs(t, scheduler.Migrate(t.Context(), nil, scheduler.MigrateConfig{}), scheduler.ErrInvalidConfig)
 	})
@@ -70,35 +58,28 @@ func TestMigrate(t *testing.T) {
 
 func TestNew(t *testing.T) {
 	t.Parallel()
-	pool := postgrestest.New(t)
-	limiter, err := ratelimit.New(pool, ratelimit.Config{})
-	require.NoError(t, err)
-	for name, config := range map[string]scheduler.Config{
-		"LongTakeUp":  {TakeUpEarly: 6e9},
-		"NoCancelled": {Cancelled: 2},
-		"NoDiscarded": {Discarded: -1},
+	limiter := ratelimittest.New(t, nil)
+	for want, c := range map[string]struct {
+		limiter *ratelimit.Limiter
+		config  scheduler.Config
+	}{
+		"TakeUpEarly is 6s":          {limiter, scheduler.Config{TakeUpEarly: 6e9}},
+		"2 is neither KeepEstimate":  {limiter, scheduler.Config{Cancelled: 2}},
+		"-1 is neither KeepEstimate": {limiter, scheduler.Config{Discarded: -1}},
+		"the limiter is nil":         {nil, scheduler.Config{}},
+		"bound to a transaction":     {limiter.WithTx(nil), scheduler.Config{}},
 	} {
-		t.Run("Refuses"+name, func(t *testing.T) {
-			t.Parallel()
-			_, err := scheduler.New(limiter, config)
-			require.ErrorIs(t, err, scheduler.ErrInvalidConfig)
-		})
-	}
-	for _, unusable := range []*ratelimit.Limiter{nil, limiter.WithTx(nil)} {
-		_, err = scheduler.New(unusable, scheduler.Config{})
-		require.ErrorIs(t, err, scheduler.ErrInvalidConfig)
-		require.ErrorContains(t, err, "pass what ratelimit.New returned")
+		_, err := scheduler.New(c.limiter, c.config)
+		require.ErrorIs(t, err, scheduler.ErrInvalidConfig, want)
+		require.ErrorContains(t, err, want)
 	}
 }
 
 func TestEnqueueSaysThatRiversTablesAreMissing(t *testing.T) {
 	t.Parallel()
 	f := setup(t)
-	require.NoError(t, pgx.BeginFunc(t.Context(), f.pool, func(tx pgx.Tx) error {
-		_, err := tx.Exec(t.Context(), `DROP TABLE river_job CASCADE`)
-		require.NoError(t, err)
-		return nil
-	}))
-	_, err := f.tryEnqueue(t.Context(), nil, perSecond.Global())
+	_, err := f.pool.Exec(t.Context(), `DROP TABLE river_job CASCADE`)
+	require.NoError(t, err)
+	_, err = f.tryEnqueue(t.Context(), nil, perSecond.Global())
 	require.ErrorIs(t, err, scheduler.ErrNotMigrated)
 }

@@ -2,7 +2,6 @@ package scheduler_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net/http"
 	"testing"
@@ -33,6 +32,7 @@ func TestPauseFor(t *testing.T) {
 	t.Parallel()
 	var c *clock
 	f := setup(t, func(s *settings) { c = onClock(s); s.limiter.HashKey = []byte("0123456789abcdef") })
+	now := c.now
 
 	pauseFor := func(t *testing.T, p scheduler.Pauser, status int, retryAfter string, request ratelimit.Request) (time.Time, error) {
 		t.Helper()
@@ -41,50 +41,41 @@ func TestPauseFor(t *testing.T) {
 		return f.scheduler.PauseFor(t.Context(), p, answer, time.Hour, request)
 	}
 
-	t.Run("PausesTheLimitUntilTheUpstreamSays", func(t *testing.T) {
+	t.Run("PausesTheLimitOrTheKeyAsItIsStored", func(t *testing.T) {
 		t.Parallel()
-		p := &pauser{}
-		until, err := pauseFor(t, p, 429, "30", perSecond.Global())
-		require.NoError(t, err)
-		require.Equal(t, c.now().Add(30*time.Second), until)
-		require.Equal(t, []rules.Pause{{Limit: "perSecond", Until: until, NoSooner: true}}, p.pauses)
-		require.Equal(t, rules.Edit{Author: "scheduler", Reason: "the upstream answered 429 and to come back later"}, p.edit)
-	})
-
-	t.Run("PausesOneKeyAsItIsStored", func(t *testing.T) {
-		t.Parallel()
-		p := &pauser{}
-		until, err := pauseFor(t, p, 503, "7200", perSecond.For("acme"))
-		require.NoError(t, err)
-		key, err := f.limiter.StoredKey(perSecond.For("acme"))
-		require.NoError(t, err)
-		require.Equal(t, []rules.Pause{{Limit: "perSecond", Key: key, Until: c.now().Add(time.Hour), NoSooner: true}}, p.pauses)
-		require.Equal(t, c.now().Add(time.Hour), until)
-	})
-
-	t.Run("PausesSlots", func(t *testing.T) {
-		t.Parallel()
-		p := &pauser{}
-		until, err := pauseFor(t, p, 429, "30", ratelimit.Define("slots", ratelimit.Concurrency{Most: 2}).For("acme"))
-		require.NoError(t, err)
-		require.Equal(t, c.now().Add(30*time.Second), until)
-		require.Equal(t, "slots", p.pauses[0].Limit)
-	})
-
-	t.Run("PausesNothingUnlessItIsAsked", func(t *testing.T) {
-		t.Parallel()
-		p := &pauser{}
-		until, err := pauseFor(t, p, 500, "30", perSecond.Global())
-		require.NoError(t, err)
-		require.Zero(t, until)
-		require.Empty(t, p.pauses)
+		slots := ratelimit.Define("slots", ratelimit.Concurrency{Most: 2})
+		for _, c := range []struct {
+			status  int
+			after   string
+			request ratelimit.Request
+			wait    time.Duration // 0: no pause
+		}{
+			{429, "30", perSecond.Global(), 30 * time.Second},
+			{503, "7200", perSecond.For("acme"), time.Hour},
+			{429, "30", slots.For("acme"), 30 * time.Second},
+			{500, "30", perSecond.Global(), 0},
+		} {
+			p := &pauser{}
+			until, err := pauseFor(t, p, c.status, c.after, c.request)
+			require.NoError(t, err)
+			if c.wait == 0 {
+				require.Zero(t, until)
+				require.Empty(t, p.pauses)
+				continue
+			}
+			require.Equal(t, now().Add(c.wait), until)
+			key, err := f.limiter.StoredKey(c.request)
+			require.NoError(t, err)
+			require.Equal(t, []rules.Pause{{Limit: c.request.Limit().Name(), Key: key, Until: until, NoSooner: true}}, p.pauses)
+			require.Equal(t, "scheduler", p.edit.Author)
+			require.Contains(t, p.edit.Reason, fmt.Sprintf("the upstream answered %d", c.status))
+		}
 	})
 
 	t.Run("SaysWhenThePauseIsNotMade", func(t *testing.T) {
 		t.Parallel()
-		lost := errors.New("lost")
-		_, err := pauseFor(t, &pauser{err: lost}, 429, "30", perSecond.Global())
-		require.ErrorIs(t, err, lost)
+		_, err := pauseFor(t, &pauser{err: errUpstream}, 429, "30", perSecond.Global())
+		require.ErrorIs(t, err, errUpstream)
 		_, err = pauseFor(t, &pauser{}, 429, "30", perSecond.For(""))
 		require.ErrorIs(t, err, ratelimit.ErrInvalidKey)
 	})

@@ -56,7 +56,7 @@ type settings struct {
 	limiter   ratelimit.Config
 	scheduler scheduler.Config
 	river     river.Config
-	holder    *scheduler.HolderConfig // nil: jobs hold nothing
+	holds     []ratelimit.Request // by each job
 }
 
 // clock is what a limiter takes for the database's clock. It stands still until it is moved on.
@@ -125,8 +125,11 @@ func newFixture(pool *pgxpool.Pool, configure ...func(*settings)) (*fixture, err
 	if s.river.Middleware == nil {
 		s.river.Middleware = []rivertype.Middleware{f.scheduler.Middleware()}
 	}
-	if s.holder != nil {
-		holder, err := scheduler.NewHolder(f.limiter, *s.holder)
+	if s.holds != nil {
+		holder, err := scheduler.NewHolder(f.limiter, scheduler.HolderConfig{
+			Requests:  func(*rivertype.JobRow) ([]ratelimit.Request, error) { return s.holds, nil },
+			MaxSnooze: 50 * time.Millisecond,
+		})
 		if err != nil {
 			return nil, err
 		}
@@ -200,14 +203,6 @@ func one[T any](t testing.TB, pool *pgxpool.Pool, sql string, args ...any) T {
 func (f *fixture) state(t testing.TB, id string) ratelimit.ReservationState {
 	t.Helper()
 	return ratelimit.ReservationState(one[string](t, f.pool, "SELECT state FROM ratelimit.reservations WHERE id = $1::uuid", id))
-}
-
-// jobState returns the state of the job of e.
-func (f *fixture) jobState(t testing.TB, e scheduler.Enqueued) rivertype.JobState {
-	t.Helper()
-	job, err := f.client.JobGet(t.Context(), e.Job.ID)
-	require.NoError(t, err)
-	return job.State
 }
 
 // held returns the value in a bucket's row, without the tokens that have arrived since.
