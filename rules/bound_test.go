@@ -13,7 +13,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// isFull reports whether a row that held value so many nanoseconds ago is full under a policy, whatever the phase of its
+// isFull reports whether a row that held value so many nanoseconds ago is full under a policy, in every phase of its
 // windows.
 func isFull(policy ratelimit.Policy, value, elapsed float64) bool {
 	n, _ := numbersOf(policy)
@@ -75,7 +75,7 @@ func TestBoundsAreFullLast(t *testing.T) {
 	require.Greater(t, decided, 2000, "the draw is of some use")
 }
 
-// isFullAfter reports whether a row that held value is full after it has lived through the eras. One that is full stays so.
+// isFullAfter reports whether a row that held value is full after it has lived through the eras. A full row stays full.
 func isFullAfter(eras []ratelimit.Policy, spans []float64, value float64) (full bool) {
 	for i, policy := range eras {
 		n, _ := numbersOf(policy)

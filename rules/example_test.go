@@ -10,7 +10,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/rules"
 )
 
-// A program decides by what is stored, and by its own definitions where nothing is.
+// A program decides by stored rules, and by its own definitions for limits without a rule.
 func ExampleSet() {
 	_ = func(ctx context.Context, pool *pgxpool.Pool) (*ratelimit.Limiter, error) {
 		set, err := rules.NewSet(pool, rules.Config{})

@@ -38,7 +38,7 @@ func perSecond(limit, plan string, rate, capacity float64) rules.Rule {
 	return rules.Rule{Limit: limit, Plan: plan, Policy: ratelimit.TokenBucket{Rate: rate, Period: time.Second, Capacity: capacity}}
 }
 
-// The documents as they stand, and what they mean.
+// TestConvertSeeds promises the document for each example file.
 func TestConvertSeeds(t *testing.T) {
 	t.Parallel()
 	rows := &rules.Document{

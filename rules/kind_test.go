@@ -10,8 +10,8 @@ import (
 	"github.com/pgratelimit/pgratelimit/rules"
 )
 
-// kindsSaid returns a rule of each new kind, with every field that means something for it.
-func kindsSaid() []rules.Rule {
+// ruleOfEachKind returns a rule of each kind, with every field that means something for it.
+func ruleOfEachKind() []rules.Rule {
 	return []rules.Rule{
 		{Limit: "unreserved", Policy: ratelimit.TokenBucket{Rate: 10, Period: time.Minute, MaxReserved: ratelimit.NoReservations}},
 		{Limit: "exports", Policy: ratelimit.SlidingWindow{Rate: 100, Period: time.Minute, Slices: 30}},
@@ -26,73 +26,115 @@ func kindsSaid() []rules.Rule {
 	}
 }
 
-// TestKindsAreStored promises that what is put is what is listed, what the history tells, and what decides.
+// TestKindsAreStored promises that rules and overrides of each kind are listed, and decide, as they were put.
 func TestKindsAreStored(t *testing.T) {
 	t.Parallel()
 	f := setup(t)
-	said := kindsSaid()
-	changes := rules.Changes{Put: said}
-	for _, r := range said {
+	changes := rules.Changes{Put: ruleOfEachKind()}
+	want := make(map[string]ratelimit.Policy) // without the fields that have their default
+	for _, r := range changes.Put {
+		data, err := ratelimit.MarshalPolicy(r.Policy)
+		require.NoError(t, err)
+		want[r.Limit], err = ratelimit.UnmarshalPolicy(data)
+		require.NoError(t, err)
 		changes.Override = append(changes.Override, rules.Override{Limit: r.Limit, Key: "own", Policy: r.Policy, Mode: ratelimit.On})
 	}
 	_, err := f.store.Apply(t.Context(), why, changes)
 	require.NoError(t, err)
 	list, err := f.store.List(t.Context(), rules.ListQuery{})
 	require.NoError(t, err)
-	entries, err := f.store.History(t.Context(), rules.HistoryQuery{})
-	require.NoError(t, err)
+	require.Len(t, list.Rules, len(want))
+	require.Len(t, list.Overrides, len(want))
+	for i := range list.Rules {
+		require.Equal(t, want[list.Rules[i].Limit], list.Rules[i].Rule.Policy)
+		require.Equal(t, want[list.Overrides[i].Limit], list.Overrides[i].Override.Policy)
+	}
 	f.load(t)
 	require.Zero(t, f.events.last(t).Kept)
 	limiter := f.at(t, f.now(t).Add(time.Hour))
-	for _, want := range said {
-		stored := want
-		stored.Policy = asWritten(t, want.Policy)
-		found := 0
-		for _, r := range list.Rules {
-			if r.Limit == want.Limit {
-				found++
-				require.Equal(t, stored, *r.Rule)
-			}
+	for name, policy := range want {
+		for _, key := range []string{"somebody", "own"} {
+			require.Equal(t, policy, limiter.Resolve(ratelimit.Define(name, ratelimit.PerSecond(1)).For(key)).Policy())
 		}
-		for _, o := range list.Overrides {
-			if o.Limit == want.Limit {
-				found++
-				require.Equal(t, stored.Policy, o.Override.Policy)
-			}
-		}
-		for _, e := range entries {
-			switch {
-			case e.Limit == want.Limit && e.Rule != nil:
-				found++
-				require.Equal(t, stored, *e.Rule)
-			case e.Limit == want.Limit:
-				found++
-				require.Equal(t, stored.Policy, e.Override.Policy)
-			}
-		}
-		require.Equal(t, 4, found, want.Limit)
-		limit, err := want.AsLimit()
-		require.NoError(t, err)
-		resolved := limiter.Resolve(ratelimit.Define(want.Limit, ratelimit.PerSecond(1)).For("somebody"))
-		require.Equal(t, limit.Numbers(), resolved.Numbers())
-		require.Equal(t, stored.Policy, resolved.Policy())
 	}
 }
 
-// asWritten returns the policy without the fields that have their default.
-func asWritten(t *testing.T, policy ratelimit.Policy) ratelimit.Policy {
-	t.Helper()
-	data, err := ratelimit.MarshalPolicy(policy)
-	require.NoError(t, err)
-	policy, err = ratelimit.UnmarshalPolicy(data)
-	require.NoError(t, err)
-	return policy
-}
-
-// TestKindsInFiles promises that a file says all kinds, and is written as it is read.
+// TestKindsInFiles promises that a file has all kinds, and is written as it is read.
 func TestKindsInFiles(t *testing.T) {
 	t.Parallel()
 	requireRoundTrip(t, &rules.Document{
-		Rules: kindsSaid(), Overrides: []rules.Override{{Limit: "monthly", Key: "ada", Policy: kindsSaid()[3].Policy, Mode: ratelimit.Off}},
+		Rules: ruleOfEachKind(), Overrides: []rules.Override{{Limit: "monthly", Key: "ada", Policy: ruleOfEachKind()[3].Policy, Mode: ratelimit.Off}},
 	})
+}
+
+// TestMultiplesOfKinds promises the policy of an override that multiplies the rule of each kind.
+func TestMultiplesOfKinds(t *testing.T) {
+	t.Parallel()
+	f := setup(t)
+	cases := map[string]struct {
+		policy ratelimit.Policy
+		times  float64
+		want   ratelimit.Policy
+	}{
+		"sliding":    {ratelimit.SlidingWindow{Rate: 100, Period: time.Minute}, 2.5, ratelimit.SlidingWindow{Rate: 250, Period: time.Minute}},
+		"calendar":   {ratelimit.CalendarWindow{Rate: 100, Resets: ratelimit.Daily, MaxReserved: 10}, 0.5, ratelimit.CalendarWindow{Rate: 50, Resets: ratelimit.Daily, MaxReserved: 5}},
+		"slots":      {ratelimit.Concurrency{Most: 5}, 1.5, ratelimit.Concurrency{Most: 7}},
+		"leastSlots": {ratelimit.Concurrency{Most: 5}, 0.1, ratelimit.Concurrency{Most: 1}},
+		"mostSlots":  {ratelimit.Concurrency{Most: 5}, 1e6, ratelimit.Concurrency{Most: 1000}},
+		"adaptive":   {ratelimit.Adaptive{Contract: ratelimit.TokenBucket{Rate: 5, Period: time.Second}}, 2, ratelimit.Adaptive{Contract: ratelimit.TokenBucket{Rate: 10, Period: time.Second}}},
+	}
+	var changes rules.Changes
+	for name, c := range cases {
+		changes.Put = append(changes.Put, rules.Rule{Limit: name, Policy: c.policy})
+		changes.Override = append(changes.Override, rules.Override{Limit: name, Key: "ada", Multiplier: c.times})
+	}
+	_, err := f.store.Apply(t.Context(), why, changes)
+	require.NoError(t, err)
+	f.load(t)
+	limiter := f.at(t, f.now(t).Add(time.Hour))
+	for name, c := range cases {
+		require.Equal(t, c.want, limiter.Resolve(ratelimit.Define(name, ratelimit.PerMinute(10)).For("ada")).Policy(), name)
+	}
+}
+
+// TestPruneOfKinds promises that no row is deleted before its bucket is full by the rules, and that it is some time after.
+func TestPruneOfKinds(t *testing.T) {
+	t.Parallel()
+	f := setup(t)
+	for name, policy := range map[string]ratelimit.Policy{
+		"sliding":  ratelimit.SlidingWindow{Rate: 100, Period: time.Minute, Slices: 6},
+		"daily":    ratelimit.CalendarWindow{Rate: 100, Resets: ratelimit.Daily, Zone: "America/Santiago"},
+		"monthly":  ratelimit.CalendarWindow{Rate: 100, Resets: ratelimit.Monthly, Zone: "Europe/Berlin", FirstDay: 31},
+		"adaptive": ratelimit.Adaptive{Contract: ratelimit.TokenBucket{Rate: 100, Period: time.Hour}},
+		"slots":    ratelimit.Concurrency{Most: 100, Lease: time.Hour},
+	} {
+		_, err := f.store.Apply(t.Context(), why, rules.Changes{
+			Put: []rules.Rule{{Limit: name, Policy: policy}}, Override: []rules.Override{{Limit: name, Key: "bob", Multiplier: 3}},
+		})
+		require.NoError(t, err)
+		f.load(t)
+		limit, now := ratelimit.Define(name, ratelimit.PerMinute(10)), f.now(t).Add(time.Hour)
+		prune := func(at time.Time) int64 {
+			deleted, err := f.at(t, at).Prune(t.Context(), limit)
+			require.NoError(t, err)
+			return deleted
+		}
+		for i := range 12 {
+			now = now.Add(time.Duration(i) * 7919 * time.Second)
+			request, limiter, wait := limit.For([]string{"ada", "bob"}[i%2]), f.at(t, now), time.Hour
+			if name == "slots" {
+				_, err = limiter.Acquire(t.Context(), request.Cost(1+float64(i*4)))
+				require.NoError(t, err)
+			} else {
+				require.NoError(t, limiter.Require(t.Context(), request.Cost(1+float64(i*4))))
+				v, err := limiter.Value(t.Context(), request)
+				require.NoError(t, err)
+				wait, err = v.RetryAfter(now, v.Limit.Capacity())
+				require.NoError(t, err)
+				require.Positive(t, wait)
+			}
+			require.Zero(t, prune(now.Add(wait+time.Minute-time.Microsecond)), "it has not been full for a minute")
+			require.EqualValues(t, 1, prune(now.Add(4*wait+400*ratelimit.Day)))
+		}
+	}
 }

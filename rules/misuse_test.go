@@ -13,7 +13,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/rules"
 )
 
-// What nobody made answers with what to do.
+// TestStoreThatCannotWork promises an error that says which constructor to call.
 func TestStoreThatCannotWork(t *testing.T) {
 	t.Parallel()
 	made, err := rules.NewStore(&pgxpool.Pool{}, rules.StoreConfig{})
@@ -36,7 +36,7 @@ func TestStoreThatCannotWork(t *testing.T) {
 	}
 }
 
-// A Set that nobody made leaves everything to the definitions in the code, and says so when it is to load.
+// TestSetThatCannotWork promises that the zero Set has no rules, and that its Load says which constructor to call.
 func TestSetThatCannotWork(t *testing.T) {
 	t.Parallel()
 	for _, set := range []*rules.Set{nil, {}} {
@@ -52,7 +52,7 @@ func TestSetThatCannotWork(t *testing.T) {
 	}
 }
 
-// What ends before it begins is told when it would begin, and why then.
+// TestEndsBeforeItBegins promises that the error of a change which ends before it begins says when it would begin, and why.
 func TestEndsBeforeItBegins(t *testing.T) {
 	t.Parallel()
 	f := setup(t)
@@ -86,7 +86,7 @@ func TestEndsBeforeItBegins(t *testing.T) {
 	}
 }
 
-// Who lacks a privilege is told where the statements are that grant it.
+// TestNamesTheGrants promises that the error of a missing privilege names the place of the GRANT statements.
 func TestNamesTheGrants(t *testing.T) {
 	t.Parallel()
 	pool := postgrestest.New(t, func(config *pgxpool.Config) {

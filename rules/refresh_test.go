@@ -17,7 +17,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/rules"
 )
 
-// run runs a Set until the test ends, in place of that of the fixture.
+// run runs a Set until the test ends. It becomes the Set of the fixture.
 func (f *fixture) run(t testing.TB, config rules.Config) *rules.Set {
 	t.Helper()
 	config.Observer = f.events
@@ -154,7 +154,7 @@ func TestRun(t *testing.T) {
 		t.Parallel()
 		listener, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
 		require.NoError(t, err)
-		require.NoError(t, listener.Close()) // nobody listens there now
+		require.NoError(t, listener.Close()) // so that a connection is refused
 		pool, err := pgxpool.New(t.Context(), "postgres://nobody@"+listener.Addr().String()+"/none")
 		require.NoError(t, err)
 		t.Cleanup(pool.Close)
@@ -187,7 +187,7 @@ func TestRun(t *testing.T) {
 		set := f.run(t, rules.Config{Poll: 10 * time.Millisecond})
 		f.eventually(t, func() bool { return set.Age() < time.Hour })
 		first := time.Now()
-		f.eventually(t, func() bool { return set.Age() < time.Since(first) }) // it was asked again since
+		f.eventually(t, func() bool { return set.Age() < time.Since(first) })
 	})
 }
 

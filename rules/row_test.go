@@ -9,7 +9,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
 )
 
-// The table rejects a row written by hand that no program could place. What a row says is checked by the program that reads it.
+// TestTableRejectsRows promises that the table rejects rows written by hand that no program could place.
 func TestTableRejectsRows(t *testing.T) {
 	t.Parallel()
 	pool := postgrestest.New(t)

@@ -158,7 +158,7 @@ func TestTierCost(t *testing.T) {
 	require.Equal(t, []ratelimit.Request{calls.Global().Cost(3)}, requests, "without a source")
 }
 
-// Whoever lacks an attribute shares no bucket, and does not pass unasked.
+// TestTierRequestsNeedTheirAttributes promises that requests without an attribute share no bucket, and do not pass unchecked.
 func TestTierRequestsNeedTheirAttributes(t *testing.T) {
 	t.Parallel()
 	secret := rules.Attributes{Tenant: "secret tenant"}

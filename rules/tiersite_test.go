@@ -51,7 +51,7 @@ func TestSiteAsksWhatIsLoaded(t *testing.T) {
 	require.Equal(t, []ratelimit.Request{messages.For("acme").Plan("pro")}, asks(t, site))
 }
 
-// Tiers in the code are asked while the tables have none.
+// TestSiteHasTiersOfItsOwn promises the tiers in the code while the tables have none.
 func TestSiteHasTiersOfItsOwn(t *testing.T) {
 	t.Parallel()
 	f := setup(t)
@@ -67,7 +67,7 @@ func TestSiteHasTiersOfItsOwn(t *testing.T) {
 	require.Equal(t, []ratelimit.Request{messages.For("ada").Plan("pro")}, asks(t, site))
 }
 
-// What nobody can use changes nothing, and is told.
+// TestSiteKeepsTheTiersThatWork promises that unusable tiers change nothing, and are reported.
 func TestSiteKeepsTheTiersThatWork(t *testing.T) {
 	t.Parallel()
 	f := setup(t)
@@ -124,7 +124,7 @@ func TestSiteTakesLimitsFromRules(t *testing.T) {
 	require.Len(t, asks(t, site), 2, "a site that runs goes on")
 }
 
-// A limit whose rule is to be deleted is known until then, and one whose rule begins later is known already.
+// TestSiteStartsWhileAChangeLiesAhead promises that a limit is known until its rule is deleted, and before its rule begins.
 func TestSiteStartsWhileAChangeLiesAhead(t *testing.T) {
 	t.Parallel()
 	f := setup(t)

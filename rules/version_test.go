@@ -11,7 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// errBegun is the error of a database that is asked for a transaction.
+// errBegun is the error of BeginTx.
 var errBegun = errors.New("begun")
 
 // versioned is a database with a version of the rules, and no rules.

@@ -19,7 +19,7 @@ import (
 )
 
 // dyingConn is the connection of a process that dies before or after one of its messages: at point 2n before the n-th, at 2n+1 after
-// it. The server sees what it sees of a killed process.
+// it. For the server that is the death of the process.
 type dyingConn struct {
 	net.Conn
 	mu          sync.Mutex
@@ -145,7 +145,7 @@ func TestWorkerKilledWhileItHolds(t *testing.T) {
 	f := setup(t, func(s *settings) { s.holds = []ratelimit.Request{oneEach.For("a")} })
 	inserted, err := f.client.Insert(t.Context(), taskArgs{Name: "a"}, nil)
 	require.NoError(t, err)
-	lease, err := f.limiter.Acquire(t.Context(), oneEach.For("a")) // which nobody renews
+	lease, err := f.limiter.Acquire(t.Context(), oneEach.For("a")) // without a renewal
 	require.NoError(t, err)
 	f.killed(t, inserted.Job)
 	var started time.Time

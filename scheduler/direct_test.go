@@ -79,7 +79,7 @@ func requireSnoozed(t *testing.T, err error) time.Duration {
 
 var errUpstream = errors.New("the upstream is down")
 
-// TestJobThatEndsWithoutSuccess promises what becomes of the reservation of 30 tokens when an attempt of a job ends.
+// TestJobThatEndsWithoutSuccess promises how the reservation of 30 tokens ends with an attempt of its job.
 func TestJobThatEndsWithoutSuccess(t *testing.T) {
 	t.Parallel()
 	const estimate, giveBack, open, settled, cancelled = scheduler.KeepEstimate, scheduler.GiveBack, ratelimit.Open, ratelimit.Settled, ratelimit.Cancelled

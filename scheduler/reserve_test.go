@@ -63,7 +63,7 @@ func TestJobsWithoutEnqueueArePaced(t *testing.T) {
 	}
 }
 
-// TestJobsWithoutEnqueuePayOnce promises that the reservation of the first attempt is the one of all attempts.
+// TestJobsWithoutEnqueuePayOnce promises one reservation for all attempts.
 func TestJobsWithoutEnqueuePayOnce(t *testing.T) {
 	t.Parallel()
 	f := insertMany(t, 1, daily.For("ada"))
