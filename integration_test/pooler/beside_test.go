@@ -81,7 +81,7 @@ func TestJobsThroughPgBouncer(t *testing.T) {
 				require.NoError(t, err)
 				require.True(t, started)
 			}
-			require.NoError(t, holds(t.Context(), limiter, roomy.For(how), 1e6-callers))
+			require.NoError(t, holds(t.Context(), limiter, how, 1e6-callers))
 		})
 	}
 }

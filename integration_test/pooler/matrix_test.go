@@ -3,6 +3,7 @@ package pooler_test
 import (
 	"context"
 	"database/sql"
+	"errors"
 	"fmt"
 	"testing"
 
@@ -37,8 +38,6 @@ type use struct {
 	inTx func(ctx context.Context, who string, fn func(l *ratelimit.Limiter) error) error
 }
 
-const insertPooled = `INSERT INTO pooled VALUES ($1)`
-
 // uses returns each kind of use, of connections by url.
 func uses(t *testing.T, url string) []use {
 	t.Helper()
@@ -61,8 +60,7 @@ func useOf(t *testing.T, name string, pool *pgxpool.Pool, config ratelimit.Confi
 			if err := fn(limiter.WithTx(tx)); err != nil {
 				return err
 			}
-			_, err := tx.Exec(ctx, insertPooled, pgx.QueryExecModeExec, who)
-			return err
+			return insertPooled(ctx, tx, who)
 		})
 		return err
 	}}
@@ -88,56 +86,41 @@ func useOfStandard(t *testing.T, url string, conns int) use {
 		if err := fn(sqllimit.WithTx(limiter, tx)); err != nil {
 			return err
 		}
-		if _, err := tx.ExecContext(ctx, insertPooled, pgx.QueryExecModeExec, who); err != nil {
+		if _, err := tx.ExecContext(ctx, insertStatement, pgx.QueryExecModeExec, who); err != nil {
 			return err
 		}
 		return tx.Commit()
 	}}
 }
 
-// each makes every call by itself, and then every one of anywhere in a transaction. first says with which it begins.
-func (u use) each(first int, alone, inTx func(call verb) error) error {
-	all := append(anywhere(), outside()...)
-	for i := range all {
-		if err := alone(all[(first+i)%len(all)]); err != nil {
-			return err
-		}
-	}
-	all = anywhere()
-	for i := range all {
-		if err := inTx(all[(first+i)%len(all)]); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// work has so many workers make every call at once, and checks what all of them leave behind.
+// work has so many workers make every call at once, by itself and in a transaction, and checks what all of them leave behind.
 func (d *database) work(t *testing.T, workers int, uses []use) {
 	t.Helper()
 	require.NoError(t, atonce.Do(workers, func(worker int) error {
 		u, ctx := uses[worker%len(uses)], t.Context()
-		named := func(call verb, how string) string {
-			return fmt.Sprintf("%s %s %d %s %s", t.Name(), u.name, worker, call.name, how)
+		alone, inTx := fmt.Sprintf("%s %s %d", t.Name(), u.name, worker), fmt.Sprintf("%s %s %d in a transaction", t.Name(), u.name, worker)
+		if err := errors.Join(u.limiter.Charge(ctx, roomy.For(alone).Cost(100)), u.limiter.Charge(ctx, roomy.For(inTx).Cost(100))); err != nil {
+			return err
 		}
-		return u.each(5*worker, func(call verb) error {
-			key := named(call, "alone")
-			return wrapped(key, call.run(ctx, u.limiter, key))
-		}, func(call verb) error {
-			key := named(call, "in a transaction")
-			return wrapped(key, u.inTx(ctx, key, func(l *ratelimit.Limiter) error { return call.run(ctx, l, key) }))
-		})
+		all := onPool(alone, idsOf(alone))
+		for _, name := range all.names(5 * worker) {
+			if err := all[name](ctx, u.limiter); err != nil {
+				return fmt.Errorf("%s: %s: %w", alone, name, err)
+			}
+		}
+		all = anywhere(inTx, idsOf(inTx))
+		for _, name := range all.names(5 * worker) {
+			if err := u.inTx(ctx, inTx+" "+name, func(l *ratelimit.Limiter) error { return all[name](ctx, l) }); err != nil {
+				return fmt.Errorf("%s: %s: %w", inTx, name, err)
+			}
+		}
+		return errors.Join(
+			holds(ctx, u.limiter, alone, 1e6-100-takenAnywhere-takenOnPool), holds(ctx, u.limiter, "reserved by "+alone, 1e6-reservedAnywhere),
+			holds(ctx, u.limiter, inTx, 1e6-100-takenAnywhere), holds(ctx, u.limiter, "reserved by "+inTx, 1e6-reservedAnywhere))
 	}))
 	const of = `SELECT count(*) FROM pooled WHERE strpos(who, $1 || ' ') = 1`
-	require.Equal(t, workers*(len(anywhere())+1), d.Count(t, of, t.Name()), "what was committed with the limits, and in InTx")
+	require.Equal(t, workers*(len(anywhere("", ids{}))+1), d.Count(t, of, t.Name()), "what was committed with the limits, and in InTx")
 	require.Zero(t, d.Count(t, of+` AND who LIKE '%undone'`, t.Name()))
-}
-
-func wrapped(what string, err error) error {
-	if err == nil {
-		return nil
-	}
-	return fmt.Errorf("%s: %w", what, err)
 }
 
 // Through a pooler in transaction mode every call works as without one, in each query exec mode that prepares nothing. Each mode

@@ -43,88 +43,6 @@ func errAbout(err error, how string) error {
 	return nil
 }
 
-// inAny are calls of each verb that can be made in a transaction, for the error that they come to.
-func inAny(ids ids) map[string]func(ctx context.Context, l *ratelimit.Limiter) error {
-	request := roomy.For("key")
-	return map[string]func(ctx context.Context, l *ratelimit.Limiter) error{
-		"Take": func(ctx context.Context, l *ratelimit.Limiter) error { _, err := l.Take(ctx, request); return err },
-		"TakeSeveral": func(ctx context.Context, l *ratelimit.Limiter) error {
-			_, err := l.Take(ctx, request, other.For("key"))
-			return err
-		},
-		"TakeGlobal": func(ctx context.Context, l *ratelimit.Limiter) error {
-			_, err := l.Take(ctx, roomy.Global())
-			return err
-		},
-		"TakeCalendar": func(ctx context.Context, l *ratelimit.Limiter) error {
-			_, err := l.Take(ctx, year.Global())
-			return err
-		},
-		"TakeAhead": func(ctx context.Context, l *ratelimit.Limiter) error {
-			_, err := l.Take(ctx, ahead.For("key"))
-			return err
-		},
-		"TakeUpTo": func(ctx context.Context, l *ratelimit.Limiter) error {
-			_, _, err := l.TakeUpTo(ctx, 3, request)
-			return err
-		},
-		"Require": func(ctx context.Context, l *ratelimit.Limiter) error { return l.Require(ctx, request) },
-		"Check":   func(ctx context.Context, l *ratelimit.Limiter) error { _, err := l.Check(ctx, request); return err },
-		"Value":   func(ctx context.Context, l *ratelimit.Limiter) error { _, err := l.Value(ctx, request); return err },
-		"Reserve": func(ctx context.Context, l *ratelimit.Limiter) error { _, err := l.Reserve(ctx, request); return err },
-		"CheckReserve": func(ctx context.Context, l *ratelimit.Limiter) error {
-			_, err := l.CheckReserve(ctx, request)
-			return err
-		},
-		"Acquire": func(ctx context.Context, l *ratelimit.Limiter) error {
-			_, err := l.Acquire(ctx, slots.For("key"))
-			return err
-		},
-		"Credit":      func(ctx context.Context, l *ratelimit.Limiter) error { return l.Credit(ctx, request) },
-		"Charge":      func(ctx context.Context, l *ratelimit.Limiter) error { return l.Charge(ctx, request) },
-		"CreditTaken": func(ctx context.Context, l *ratelimit.Limiter) error { return l.CreditTaken(ctx, ids.at, request) },
-		"Reset":       func(ctx context.Context, l *ratelimit.Limiter) error { return l.Reset(ctx, request) },
-		"Settle":      func(ctx context.Context, l *ratelimit.Limiter) error { return l.Settle(ctx, ids.reservation, request) },
-		"SettleAsIs":  func(ctx context.Context, l *ratelimit.Limiter) error { return l.Settle(ctx, ids.reservation) },
-		"Cancel":      func(ctx context.Context, l *ratelimit.Limiter) error { return l.Cancel(ctx, ids.reservation) },
-		"Start": func(ctx context.Context, l *ratelimit.Limiter) error {
-			_, err := l.Start(ctx, ids.reservation)
-			return err
-		},
-		"Started": func(ctx context.Context, l *ratelimit.Limiter) error {
-			_, err := l.Started(ctx, ids.reservation)
-			return err
-		},
-		"Renew": func(ctx context.Context, l *ratelimit.Limiter) error {
-			_, err := l.Renew(ctx, ids.reservation)
-			return err
-		},
-		"RenewLease": func(ctx context.Context, l *ratelimit.Limiter) error {
-			_, err := l.RenewLease(ctx, ids.lease)
-			return err
-		},
-		"Release": func(ctx context.Context, l *ratelimit.Limiter) error { return l.Release(ctx, ids.lease) },
-		"Expire":  func(ctx context.Context, l *ratelimit.Limiter) error { _, err := l.Expire(ctx); return err },
-	}
-}
-
-// onPool returns the calls of inAny, and the calls that need a pool.
-func onPool(ids ids) map[string]func(ctx context.Context, l *ratelimit.Limiter) error {
-	all := inAny(ids)
-	all["Wait"] = func(ctx context.Context, l *ratelimit.Limiter) error {
-		_, err := l.Wait(ctx, roomy.For("key"))
-		return err
-	}
-	all["Prune"] = func(ctx context.Context, l *ratelimit.Limiter) error { _, err := l.Prune(ctx, roomy); return err }
-	all["Hold"] = func(ctx context.Context, l *ratelimit.Limiter) error {
-		return l.Hold(ctx, func(context.Context, ratelimit.Lease) error { return errors.New("nothing is held") }, slots.For("key"))
-	}
-	all["InTx"] = func(ctx context.Context, l *ratelimit.Limiter) error {
-		return l.InTx(ctx, func(pgx.Tx) error { return errors.New("nothing has begun") })
-	}
-	return all
-}
-
 // Through a pooler in transaction mode, the query exec modes that prepare statements are refused with one error, which says what to
 // change. This holds for each verb as a Limiter's first call, with many callers at once and other programs at work. Nothing is
 // taken. A caller's transaction goes on.
@@ -140,21 +58,16 @@ func TestPreparingIsRefusedThroughPgBouncer(t *testing.T) {
 			t.Run(how, func(t *testing.T) {
 				t.Parallel()
 				for _, u := range uses(t, mode(url, how)) {
-					all := onPool(ids)
-					names := make([]string, 0, len(all))
-					for name := range all {
-						names = append(names, name)
-					}
+					all := onPool("key", ids)
 					require.NoError(t, atonce.Do(callers, func(worker int) error {
-						for i := range len(names) / 2 { // so that each is made by several at once
-							name := names[(5*worker+i)%len(names)]
+						for _, name := range all.names(5 * worker)[:len(all)/2] { // so that each is made by several at once
 							if err := errAbout(all[name](t.Context(), u.limiter), how); err != nil {
 								return fmt.Errorf("%s of %s: %w", name, u.name, err)
 							}
 						}
 						return nil
 					}))
-					for name, call := range inAny(ids) {
+					for name, call := range anywhere("key", ids) {
 						who := how + u.name + name
 						require.NoError(t, u.inTx(t.Context(), who, func(l *ratelimit.Limiter) error { return errAbout(call(t.Context(), l), how) }), who)
 						require.Equal(t, 1, d.Count(t, `SELECT count(*) FROM pooled WHERE who = $1`, who), "the transaction goes on, and commits")
@@ -175,10 +88,10 @@ func TestEachVerbIsRefusedFirst(t *testing.T) {
 	ids := d.ids(t)
 	before := d.contents(t)
 	pool := connect(t, url, 4)
-	for name, call := range onPool(ids) {
+	for name, call := range onPool("key", ids) {
 		require.NoError(t, errAbout(call(t.Context(), limiterOn(t, pool, ratelimit.Config{})), "cache_statement"), name)
 	}
-	for name, call := range inAny(ids) {
+	for name, call := range anywhere("key", ids) {
 		u := useOf(t, "", pool, ratelimit.Config{}, pgx.Serializable)
 		require.NoError(t, u.inTx(t.Context(), name, func(l *ratelimit.Limiter) error { return errAbout(call(t.Context(), l), "cache_statement") }), name)
 	}

@@ -3,9 +3,9 @@
 package pooler_test
 
 import (
+	"context"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -36,12 +36,6 @@ func (d *database) behind(t *testing.T, mode postgrestest.PoolMode) string {
 	return postgrestest.StartPgBouncer(t, d.URL(), mode)
 }
 
-// ids are the IDs of an existing reservation and lease.
-type ids struct {
-	reservation, lease string
-	at                 time.Time
-}
-
 // ids makes a reservation and a lease, past any pooler.
 func (d *database) ids(t *testing.T) ids {
 	t.Helper()
@@ -49,7 +43,11 @@ func (d *database) ids(t *testing.T) ids {
 	require.NoError(t, err)
 	lease, err := d.Limiter.Acquire(t.Context(), slots.For("there"))
 	require.NoError(t, err)
-	return ids{r.ID, lease.ID, r.At}
+	return ids{
+		r.At,
+		func(context.Context, *ratelimit.Limiter) (string, error) { return r.ID, nil },
+		func(context.Context, *ratelimit.Limiter) (string, error) { return lease.ID, nil },
+	}
 }
 
 // contents returns the rows of the tables that calls write.
