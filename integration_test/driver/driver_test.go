@@ -27,6 +27,8 @@ type testedDriver struct {
 	Open func(t testing.TB, url string, dial dial) *sql.DB
 	// IsPgx is whether the connections of pgx can be reached.
 	IsPgx bool
+	// IsOwn reports whether an error holds the driver's own, beside the error that the core looks for. It is nil for drivers of pgx.
+	IsOwn func(err error) bool
 	// Prepares is whether the driver prepares a statement once, and each later run takes one round trip.
 	Prepares bool
 }

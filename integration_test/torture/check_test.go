@@ -189,7 +189,7 @@ func (a *audit) checkSpans() {
 		}
 		worst := worstSpan(slices.Concat(account.admitted, a.work[at]), s.bound)
 		if worst.by > tolerance+arrived(s.capacity, a.catalog.began) {
-			a.failf("spans: of %v, which gives %s, was admitted %.6f too much from %d to %d", at, s.bound.words, worst.by, worst.from, worst.to)
+			a.failf("spans: of %v, which gives %s, was admitted %.6f too much from %d to %d", at, s.Policy(), worst.by, worst.from, worst.to)
 		}
 	}
 }

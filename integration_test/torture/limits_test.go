@@ -144,32 +144,25 @@ type bound struct {
 	capacity float64
 	arrived  func(instant int64) float64
 	within   int64
-	words    string
 }
 
 func most(capacity float64) *bound {
-	return &bound{capacity: capacity, arrived: func(int64) float64 { return 0 }, words: fmt.Sprintf("%v", capacity)}
+	return &bound{capacity: capacity, arrived: func(int64) float64 { return 0 }}
 }
 
 // flow is the bound of a token bucket. It counts from an instant of the run, so that no digits are lost.
 func flow(capacity, perSecond float64, origin time.Time) *bound {
-	return &bound{
-		capacity: capacity, words: fmt.Sprintf("%v + %v a second", capacity, perSecond),
-		arrived: func(instant int64) float64 { return float64(instant-origin.UnixMicro()) * perSecond / 1e6 },
-	}
+	return &bound{capacity: capacity, arrived: func(instant int64) float64 { return float64(instant-origin.UnixMicro()) * perSecond / 1e6 }}
 }
 
 // windows is the bound of a fixed window whose windows begin at multiples of the period since 1970.
 func windows(rate float64, period time.Duration) *bound {
 	length := period.Microseconds()
-	return &bound{
-		capacity: rate, words: fmt.Sprintf("%v in each window of %v", rate, period),
-		arrived: func(instant int64) float64 { return rate * math.Floor(float64(instant)/float64(length)) },
-	}
+	return &bound{capacity: rate, arrived: func(instant int64) float64 { return rate * math.Floor(float64(instant)/float64(length)) }}
 }
 
 func sliding(rate float64, period time.Duration) *bound {
 	b := most(rate)
-	b.within, b.words = period.Microseconds(), fmt.Sprintf("%v in any %v", rate, period)
+	b.within = period.Microseconds()
 	return b
 }
