@@ -240,33 +240,3 @@ func TestAdaptiveCountsEachOutcomeOnce(t *testing.T) {
 		BegunUs: clockNoon.UnixMicro(), Outcomes: processes * each, Accepted: 1.8 * processes * each, Throttled: 0.2 * processes * each, Share: 1,
 	}, m.known(t, "upstream", "account"))
 }
-
-// Two versions of a program share the state of the upstream, and apply it each within its own bounds.
-func TestAdaptiveOfTwoVersions(t *testing.T) {
-	t.Parallel()
-	m := newMarket(t)
-	policies := []ratelimit.Adaptive{
-		{Contract: ratelimit.PerSecond(100), Apply: true},
-		{Contract: ratelimit.PerSecond(200), Floor: 0.5, Epoch: 10 * time.Second, Apply: true},
-	}
-	m.share(t, "upstream", "account", 0.2)
-	for i, price := range []float64{5, 2} {
-		request := ratelimit.Define("upstream", policies[i]).For("account")
-		learn(t, m.process(t, &pricesTold{}), request, price)
-	}
-	older, newer := ratelimit.Define("upstream", policies[0]).For("account"), ratelimit.Define("upstream", policies[1]).For("account")
-	m.limiter = m.synchronous(t, m.pricesTold)
-	report(t, m.limiter, newer, 8, 2)
-	m.pass(2 * time.Second) // a quarter of its epoch, with the second that told lets pass
-	m.told(t, m.limiter, newer, 10)
-	m.pass(time.Second) // the older version's epoch is over, the newer version's is not
-	report(t, m.limiter, newer, 1, 0)
-	m.pass(3 * time.Second)
-	_, err := m.limiter.Check(t.Context(), newer)
-	require.NoError(t, err)
-	require.EqualValues(t, 11, m.known(t, "upstream", "account").Outcomes, "the newer one has written")
-	require.Zero(t, m.known(t, "upstream", "account").Epoch)
-	other := m.synchronous(t, &pricesTold{})
-	report(t, other, older, 1, 0)
-	require.EqualValues(t, 1, m.known(t, "upstream", "account").Epoch, "the older one has ended the epoch")
-}

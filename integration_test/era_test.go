@@ -255,51 +255,6 @@ func TestWhatIsGivenBackWhileTheKindChanges(t *testing.T) {
 	}
 }
 
-// rowCounts are numbers of rows of a bucket whose limit changes.
-func rowCounts() map[string]int {
-	return map[string]int{"OneRow": 1, "FourRows": 4, "EightRows": 8}
-}
-
-// A transaction that holds a row while its limit changes has taken by the policy before. A call that waited for the row decides by
-// the policy after.
-func TestARowIsHeldWhileItsLimitChanges(t *testing.T) {
-	t.Parallel()
-	for name, shards := range rowCounts() {
-		for _, level := range levels {
-			t.Run(name+level.name, func(t *testing.T) {
-				t.Parallel()
-				representative(t, name, "FourRows")
-				d := setup(t).changing(t, ratelimit.Config{}, map[string]eraChange{
-					"limit": {before: slowly(80, shards), after: slowly(40, shards)},
-				})
-				request := changingLimit("limit").For("key")
-				for shard := range shards {
-					d.plant(t, "key", shard, 40/float64(shards), d.clock.now())
-				}
-				tx := d.begin(t, level.level)
-				requireAllowed(t, taking(request.Cost(30)), d.limiter.WithTx(tx)) // more than a row has: all are locked
-				d.at(time.Second)
-				waited := make(chan ratelimit.Decision, 1)
-				go func() {
-					decision, err := d.limiter.Take(context.WithoutCancel(t.Context()), request.Cost(15))
-					if err == nil {
-						waited <- decision
-					}
-					close(waited)
-				}()
-				eventually(t, "the caller waits for a row", func() bool { return waiting(t, d.pool) == 1 })
-				require.NoError(t, tx.Commit(t.Context()))
-				decision, answered := <-waited
-				require.True(t, answered)
-				require.False(t, decision.Allowed)
-				require.Equal(t, 40.0, decision.States[0].Limit.Capacity())
-				require.InDelta(t, 10, decision.Remaining, 1e-3)
-				require.Equal(t, 10, admitted(t, d.limiter, request, 4, 10))
-			})
-		}
-	}
-}
-
 // Concurrent callers get exactly the tokens that the bucket held, also if its number of rows has changed.
 func TestCallersAtOnceGetWhatTheBucketHeld(t *testing.T) {
 	t.Parallel()
@@ -307,7 +262,7 @@ func TestCallersAtOnceGetWhatTheBucketHeld(t *testing.T) {
 }
 
 func testCallersAtOnceGetWhatTheBucketHeld(t *testing.T, on backend) {
-	for name, shards := range rowCounts() {
+	for name, shards := range map[string]int{"OneRow": 1, "FourRows": 4, "EightRows": 8} {
 		for how, config := range map[string]ratelimit.Config{"Batches": {}, "NoBatching": {NoBatching: true}, "RefusalCache": {RefusalCache: refusalEntries}} {
 			t.Run(name+how, func(t *testing.T) {
 				t.Parallel()
@@ -329,100 +284,6 @@ func testCallersAtOnceGetWhatTheBucketHeld(t *testing.T, on backend) {
 			})
 		}
 	}
-}
-
-// reloading is a source that has just loaded a change. Some calls in flight use the old rule, and others use one or another copy of
-// the new one.
-type reloading struct {
-	rules []*ratelimit.Ruling
-	asked atomic.Int64
-}
-
-func (r *reloading) RulingFor(limit ratelimit.Limit, _, _ string) *ratelimit.Ruling {
-	if limit.Name() != "limit" {
-		return nil
-	}
-	return r.rules[int(r.asked.Add(1))%len(r.rules)]
-}
-
-func (r *reloading) RulingsOf(string) []*ratelimit.Ruling { return r.rules }
-
-// Calls of one batch may be under several rules for one bucket. Each is answered, and together they get what the bucket
-// held, and at most what the policy before holds in addition.
-func TestCallsAtOnceUnderSeveralRules(t *testing.T) {
-	t.Parallel()
-	for name, shards := range rowCounts() {
-		for how, at := range map[string]time.Duration{"Before": -time.Microsecond, "AtTheInstant": 0, "After": time.Second} {
-			for _, noBatching := range []bool{false, true} {
-				if noBatching && at != 0 {
-					continue
-				}
-				if noBatching {
-					how += "NoBatching"
-				}
-				t.Run(name+how, func(t *testing.T) {
-					t.Parallel()
-					representative(t, name, "EightRows")
-					b := setup(t)
-					c := eraChange{before: slowly(80, shards), after: faster(80, shards)}
-					old, err := ratelimit.NewRuling(changingLimit("limit"), ratelimit.RulingConfig{Eras: []ratelimit.Era{{Policy: c.before}}})
-					require.NoError(t, err)
-					source := &reloading{rules: []*ratelimit.Ruling{c.rule(t, changingLimit("limit")), old, c.rule(t, changingLimit("limit"))}}
-					d := b.desk(t, ratelimit.Config{Policies: source, NoBatching: noBatching})
-					d.at(-time.Second)
-					for shard := range shards {
-						b.plant(t, "key", shard, 40/float64(shards), d.clock.now())
-					}
-					d.at(at)
-					given := callsOfAllKinds(t, d.limiter, changingLimit("limit").For("key"))
-					require.GreaterOrEqual(t, given, 30, "nothing is lost but what a row cannot hold by the policy before")
-					require.LessOrEqual(t, given, 40+80)
-					if at < 0 {
-						require.Equal(t, 40, given)
-					}
-				})
-			}
-		}
-	}
-}
-
-// callsOfAllKinds makes calls of all kinds at once, and returns how many tokens they were given.
-func callsOfAllKinds(t *testing.T, limiter *ratelimit.Limiter, request ratelimit.Request) int {
-	t.Helper()
-	var given atomic.Int64
-	count := func(decision ratelimit.Decision, err error) error {
-		if err == nil && decision.Allowed {
-			given.Add(1)
-		}
-		return err
-	}
-	calls := []func(ctx context.Context) error{
-		func(ctx context.Context) error { return count(limiter.Take(ctx, request)) },
-		func(ctx context.Context) error { return count(limiter.Take(ctx, request, roomy.For("key"))) },
-		func(ctx context.Context) error {
-			_, err := limiter.Check(ctx, request)
-			return err
-		},
-		func(ctx context.Context) error {
-			r, err := limiter.Reserve(ctx, request, roomy.For("key"))
-			if err != nil {
-				return err
-			}
-			return limiter.Cancel(ctx, r.ID)
-		},
-		func(ctx context.Context) error { return limiter.Charge(ctx, request.Cost(0)) },
-		func(ctx context.Context) error { return count(limiter.Take(ctx, request)) },
-	}
-	const workers, rounds = 6, 5
-	require.NoError(t, atonce.Do(workers, func(worker int) error {
-		for i := range rounds * len(calls) {
-			if err := calls[(worker+i)%len(calls)](t.Context()); err != nil {
-				return err
-			}
-		}
-		return nil
-	}))
-	return int(given.Load()) + admitted(t, limiter, request, 1, 60) // the reservations in between are returned
 }
 
 // Prune does not delete a row that owes tokens after a change, although it is full by the policy before.

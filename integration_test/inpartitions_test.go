@@ -234,43 +234,6 @@ func statementIn(t *testing.T, file, schema string) string {
 	return strings.ReplaceAll(string(text), "ratelimit.buckets", schema+".buckets")
 }
 
-// A statement that takes by TID takes only from the rows with the given keys, in any partition, and locks no others.
-func TestInPartitionsNoOtherRowIsTakenFrom(t *testing.T) {
-	t.Parallel()
-	const rows = 64
-	b := setup(t)
-	b.exec(t, "CREATE SCHEMA parts")
-	b.exec(t, "CREATE TABLE parts.buckets (LIKE ratelimit.buckets INCLUDING ALL) PARTITION BY HASH (name, key)")
-	for _, remainder := range []string{"0", "1", "2", "3"} {
-		b.exec(t, "CREATE TABLE parts.buckets"+remainder+" PARTITION OF parts.buckets FOR VALUES WITH (MODULUS 4, REMAINDER "+remainder+")")
-	}
-	b.exec(t, `INSERT INTO parts.buckets SELECT 'limit', 'key ' || n, 0, 10, 0 FROM generate_series(1, $1::integer) AS n`, rows)
-	values := func() map[string]float64 {
-		found, err := b.pool.Query(t.Context(), "SELECT key, value FROM parts.buckets")
-		require.NoError(t, err)
-		values := make(map[string]float64)
-		var key string
-		var value float64
-		_, err = pgx.ForEachRow(found, []any{&key, &value}, func() error { values[key] = value; return nil })
-		require.NoError(t, err)
-		return values
-	}
-	expected := values()
-	for n := 1; n+3 <= rows; n += 4 { // two clusters, of which the second has too little
-		names, zeros, ones := []string{"limit", "limit", "limit", "limit"}, []int64{0, 0, 0, 0}, []float64{1, 1, 1, 1}
-		keys := make([]string, 4)
-		for i := range keys {
-			keys[i] = fmt.Sprint("key ", n+i)
-		}
-		_, err := b.pool.Exec(t.Context(), statementIn(t, "clusters_spend.sql", "parts"), names, keys, zeros, []float64{1, 2, 3, 11},
-			[]float64{10, 10, 10, 10}, ones, []int64{1, 1, 1, 1}, []float64{1e15, 1e15, 1e15, 1e15}, zeros, []float64{0, 0, 0, 0}, []int32{0, 0, 1, 1},
-			int64(0), []int64{60, 60, 60, 60}, nil, nil)
-		require.NoError(t, err)
-		expected[keys[0]], expected[keys[1]] = 9, 8
-		require.Equal(t, expected, values())
-	}
-}
-
 // A statement that finds rows by their TIDs never reads the whole table, also without statistics.
 func TestWhatGoesByTIDDoesNotReadTheWholeTable(t *testing.T) {
 	t.Parallel()

@@ -14,52 +14,6 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// If a name has several policies, Prune deletes a row only if it is full under each of them: the policies passed to Prune, and the
-// policies that the Limiter has used.
-func TestPruneDeletesOnlyWhatIsFullUnderEveryPolicyOfTheName(t *testing.T) {
-	t.Parallel()
-	free := ratelimit.Define("plan", ratelimit.FixedWindow{Rate: 50, Period: ratelimit.Day, Start: clockNoon})
-	pro := ratelimit.Define("plan", ratelimit.FixedWindow{Rate: 500, Period: ratelimit.Day, Start: clockNoon})
-	wide := ratelimit.Define("plan", ratelimit.TokenBucket{Rate: 500, Period: ratelimit.Day, Shards: 2})
-	tests := map[string]struct {
-		used, named []ratelimit.Limit
-		left        []string
-	}{
-		"NamedBoth":         {nil, []ratelimit.Limit{free, pro}, []string{"free", "pro"}},
-		"NamedInOtherOrder": {nil, []ratelimit.Limit{pro, free, pro}, []string{"free", "pro"}},
-		"NamedOneUsedOther": {[]ratelimit.Limit{pro, free}, []ratelimit.Limit{free}, []string{"free", "pro"}},
-		"NamedOneUsedNone":  {nil, []ratelimit.Limit{pro}, []string{"free", "pro"}},
-		"WithShards":        {nil, []ratelimit.Limit{free, wide}, []string{"pro"}},
-	}
-	for name, test := range tests {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			b := setup(t)
-			d := b.desk(t, ratelimit.Config{})
-			requireAllowed(t, taking(pro.For("pro").Cost(440)), d.limiter)
-			b.exec(t, "INSERT INTO ratelimit.buckets VALUES ('plan', 'free', 0, 50, $1), ('plan', 'idle', 0, 500, $1)", clockNoon.UnixMicro())
-			d.at(2 * time.Minute)
-			if name == "WithShards" {
-				b.exec(t, "UPDATE ratelimit.buckets SET value = 250 WHERE key = 'free'")
-			}
-			pruner := d.with(t, ratelimit.Config{AsOf: d.clock.now})
-			for _, limit := range test.used {
-				_, err := pruner.Value(t.Context(), limit.For("somebody"))
-				require.NoError(t, err)
-			}
-			deleted, err := pruner.Prune(t.Context(), test.named...)
-			require.NoError(t, err)
-			var left []string
-			for _, r := range b.rows(t, "") {
-				left = append(left, r.Key)
-			}
-			require.Equal(t, test.left, left)
-			require.EqualValues(t, 3-len(left), deleted)
-			d.requireTokens(t, 60, pro.For("pro"))
-		})
-	}
-}
-
 // A process does not prune a schema while another one does, which holds the schema's advisory lock.
 func TestPruneRunsOnceAtATimeInASchema(t *testing.T) {
 	t.Parallel()

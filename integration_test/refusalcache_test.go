@@ -90,25 +90,6 @@ func TestRefusalCacheForgetsWhatATransactionGaveBack(t *testing.T) {
 			requireAllowed(t, taking(request), cached)
 		})
 	}
-	t.Run("APolicyThatChanged", func(t *testing.T) {
-		t.Parallel()
-		request := tight.For(t.Name())
-		takeAll(t, cached, request)
-		requireRefused(t, cached, []ratelimit.Request{request})
-		faster := ratelimit.Define(tight.Name(), ratelimit.TokenBucket{Rate: 1, Period: time.Microsecond, Capacity: 1})
-		requireAllowed(t, taking(faster.For(t.Name())), cached)
-	})
-	t.Run("ATransactionThatWasRolledBackGaveNothing", func(t *testing.T) {
-		t.Parallel()
-		request := tight.For(t.Name())
-		takeAll(t, cached, request)
-		require.ErrorIs(t, cached.InTx(t.Context(), func(tx pgx.Tx) error {
-			require.NoError(t, cached.WithTx(tx).Reset(t.Context(), request))
-			requireAllowed(t, taking(request), cached.WithTx(tx))
-			return context.Canceled
-		}), context.Canceled)
-		requireRefused(t, cached, []ratelimit.Request{request})
-	})
 }
 
 func TestRefusalCacheShowsWhatAnotherProcessGaveBackWithinASecond(t *testing.T) {

@@ -127,7 +127,8 @@ func TestReservationsOnTheMicrosecond(t *testing.T) {
 		"CancelInItsWindow":       {reserves(0, hour.Cost(28)), after(time.Hour - time.Microsecond), cancels(nil), holds(30, hour)},
 		"CancelInTheNextReturns0": {reserves(0, hour.Cost(28)), after(time.Hour), cancels(nil), holds(12, hour)},
 		"CancelInTheWindowOfRenew": { // 12 are there then, and 16 are owed
-			reserves(0, hour.Cost(28)), after(time.Hour), renews(2 * time.Hour), after(4*time.Hour - time.Microsecond), holds(4, hour), cancels(nil), holds(30, hour),
+			reserves(0, hour.Cost(28)), after(time.Hour), renews(2 * time.Hour), after(4*time.Hour - time.Microsecond), holds(4, hour),
+			cancels(nil), holds(30, hour),
 		},
 		"ExpiresAfterExpireAfter": {reserves(0, room), after(expired), expires(0), after(expired + time.Microsecond), expires(1), expires(0)},
 		"IsForgottenAWeekLater": {

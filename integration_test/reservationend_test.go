@@ -3,10 +3,8 @@ package integration_test
 import (
 	"context"
 	"errors"
-	"fmt"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
@@ -134,22 +132,3 @@ func TestReservationsWithoutTheirMigration(t *testing.T) {
 	require.Equal(t, before, b.rows(t, ""))
 	require.NoError(t, b.limiter.Credit(t.Context(), roomy.For("key")), "which needs no such table")
 }
-
-// changedPolicies are the policies to change a limit from and to: other rates, capacities, kinds and numbers of rows.
-func changedPolicies() map[string]ratelimit.Policy {
-	policies := map[string]ratelimit.Policy{
-		"Quick":  ratelimit.TokenBucket{Rate: 6000, Period: time.Minute, Capacity: 800},
-		"Slow":   ratelimit.TokenBucket{Rate: 6, Period: time.Minute, Capacity: 800},
-		"Small":  ratelimit.TokenBucket{Rate: 60, Period: time.Minute, Capacity: 8},
-		"Window": ratelimit.FixedWindow{Rate: 80, Period: time.Hour, Capacity: 800, Start: clockNoon},
-		"Short":  ratelimit.FixedWindow{Rate: 1, Period: time.Second, Capacity: 800, Start: clockNoon},
-	}
-	for _, shards := range []int{2, 8} {
-		policies[fmt.Sprintf("Shards%d", shards)] = ratelimit.TokenBucket{Rate: 60, Period: time.Minute, Capacity: 800, Shards: shards}
-	}
-	policies["WindowShards8"] = ratelimit.FixedWindow{Rate: 80, Period: time.Hour, Capacity: 800, Start: clockNoon, Shards: 8}
-	return policies
-}
-
-// windowOf returns the number of the window that holds at.
-func windowOf(w ratelimit.FixedWindow, at time.Time) int64 { return int64(at.Sub(w.Start) / w.Period) }

@@ -26,7 +26,7 @@ func TestARowIsSettledOnceAndThenOnTheFastPath(t *testing.T) {
 	require.InDelta(t, 51.67-2, tokens(t, d.limiter, request), 0.01, "5.167 of 10 became 51.67 of 100")
 }
 
-// countedSource is a source of one rule for all limits, or one that panics.
+// countedSource is a source of one rule for all limits. It may panic instead.
 type countedSource struct {
 	rule   *ratelimit.Ruling
 	panics bool
@@ -42,7 +42,7 @@ func (s *countedSource) RulingFor(ratelimit.Limit, string, string) *ratelimit.Ru
 
 func (s *countedSource) RulingsOf(string) []*ratelimit.Ruling { return nil }
 
-// If the source of rules panics or returns the rule of another limit, the definition in the code decides, and the Observer is told.
+// If the source of rules panics or returns the rule of another limit, the definition in the code decides, and the Observer is notified.
 func TestASourceThatFailsLeavesTheDefinitionInTheCode(t *testing.T) {
 	t.Parallel()
 	foreign, err := ratelimit.NewRuling(ratelimit.Define("other", ratelimit.PerMinute(3)), ratelimit.RulingConfig{})

@@ -24,12 +24,10 @@ func spread(shards int, capacity float64) ratelimit.Limit {
 		ratelimit.TokenBucket{Rate: 1, Period: time.Second, Capacity: capacity, Shards: shards})
 }
 
-// stopped returns a limiter with a clock that the test sets.
-func (b *bundle) stopped(t *testing.T) (*ratelimit.Limiter, *clock) {
+// stopped returns a limiter whose clock stands still.
+func (b *bundle) stopped(t *testing.T) *ratelimit.Limiter {
 	t.Helper()
-	c := &clock{}
-	c.set(clockNoon)
-	return b.with(t, ratelimit.Config{AsOf: c.now}), c
+	return b.with(t, ratelimit.Config{AsOf: func() time.Time { return clockNoon }})
 }
 
 // tokens returns what the bucket of a request holds.
@@ -52,7 +50,7 @@ func TestARefusalByShardsWritesNothing(t *testing.T) {
 	t.Parallel()
 	fastPathOnly(t, "the general path locks the rows to refuse")
 	b := setup(t)
-	limiter, _ := b.stopped(t)
+	limiter := b.stopped(t)
 	limit := spread(8, 64)
 	drain(t, limiter, limit.For("key"), 7.5)
 	versions := func() (all string) {
@@ -131,7 +129,7 @@ func TestAnInterruptedShardedCallLeavesNoHalf(t *testing.T) {
 			t.Run(fmt.Sprint(name, before), func(t *testing.T) {
 				t.Parallel()
 				b := setup(t)
-				limiter, _ := b.stopped(t)
+				limiter := b.stopped(t)
 				takeAll(t, limiter, pinch.For("key"))
 				requireAllowed(t, taking(limit.For("key").Cost(64-7)), limiter)
 				requireAllowed(t, resetting(other.For("key")), limiter)
@@ -158,7 +156,7 @@ func TestTransactionsOnDifferentShardsDoNotConflict(t *testing.T) {
 		for _, level := range levels {
 			for _, rowsExist := range []bool{true, false} {
 				t.Run(fmt.Sprintf("%d/%s/RowsExist=%v", shardsOf(limit), level.name, rowsExist), func(t *testing.T) { // not parallel: others would be in conflict
-					limiter, _ := b.stopped(t)
+					limiter := b.stopped(t)
 					request := limit.For(t.Name())
 					if rowsExist {
 						require.NoError(t, limiter.Reset(t.Context(), request))
@@ -199,7 +197,7 @@ func TestShardedTakesMeetNoDeadlock(t *testing.T) {
 	const workers, tries = 8, 2
 	rounds := testsize.Of(2, 25)
 	b := setup(t, func(c *pgxpool.Config) { c.MaxConns = 2 * workers })
-	limiter, _ := b.stopped(t)
+	limiter := b.stopped(t)
 	left, right := spread(8, 6), ratelimit.Define("right", ratelimit.TokenBucket{Rate: 1, Period: time.Second, Capacity: 6, Shards: 8})
 	keyOf := func(c caller, round int) string { return fmt.Sprintf("%s %d", c.name, round) }
 	require.NoError(t, atonce.Do(workers*len(callers()), func(n int) error {
@@ -237,46 +235,6 @@ func TestShardedTakesMeetNoDeadlock(t *testing.T) {
 	require.Zero(t, deadlocks(t, b.pool))
 }
 
-// A row whose ts a wrong clock left in the future gains nothing until its ts is corrected. A refused call corrects it.
-func TestAWrongClockOnOneShardIsMended(t *testing.T) {
-	t.Parallel()
-	b := setup(t)
-	policies := []ratelimit.Limit{
-		ratelimit.Define("bucket", ratelimit.TokenBucket{Rate: 8, Period: time.Minute, Capacity: 64, Shards: 8}),
-		ratelimit.Define("window", ratelimit.FixedWindow{Rate: 8, Period: time.Minute, Capacity: 64, Start: clockNoon, Shards: 8}),
-	}
-	for _, limit := range policies {
-		for _, c := range callers() {
-			for _, cost := range []float64{8, 20} { // at most one row's tokens, and more than that
-				t.Run(fmt.Sprintf("%s/%s/%v", limit.Name(), c.name, cost), func(t *testing.T) {
-					t.Parallel()
-					limiter, now := b.stopped(t)
-					request := limit.For(t.Name())
-					take := func(cost float64) ratelimit.Decision {
-						d, err := c.take(t.Context(), b.db(), limiter, request.Cost(cost))
-						require.NoError(t, err)
-						return d
-					}
-					require.True(t, take(64).Allowed)
-					b.exec(t, `UPDATE ratelimit.buckets SET ts = ts + $1 WHERE name = $2 AND key = $3 AND shard = 5`,
-						ratelimit.Day.Microseconds(), limit.Name(), t.Name())
-					now.set(clockNoon.Add(time.Minute))
-					d := take(cost)
-					require.False(t, d.Allowed)
-					require.Equal(t, 7.0, d.Remaining)
-					for _, r := range b.rows(t, t.Name()) {
-						require.LessOrEqual(t, r.TS, now.now().UnixMicro())
-					}
-					now.set(clockNoon.Add(time.Minute + d.RetryAfter - time.Microsecond))
-					require.False(t, take(cost).Allowed)
-					now.set(clockNoon.Add(time.Minute + d.RetryAfter))
-					require.True(t, take(cost).Allowed)
-				})
-			}
-		}
-	}
-}
-
 // shardsOf returns the number of rows of a limit's buckets.
 func shardsOf(limit ratelimit.Limit) int {
 	switch p := limit.Policy().(type) {
@@ -294,124 +252,109 @@ func shardsOf(limit ratelimit.Limit) int {
 func TestAHistoryOfChangesCountsEveryToken(t *testing.T) {
 	t.Parallel()
 	steps := testsize.Of(150, 600)
-	policies := changedPolicies()
-	names := make([]string, 0, len(policies))
-	for name := range policies {
-		names = append(names, name)
-	}
-	slices.Sort(names)
 	testsize.EachSeed(t, func(t *testing.T, seed uint64) {
-		h := &changeHistory{random: rand.New(rand.NewPCG(seed, 9)), desk: setup(t).desk(t, ratelimit.Config{}), policies: policies, names: names}
-		h.change(t)
+		h := &changeHistory{T: t, random: rand.New(rand.NewPCG(seed, 9)), desk: setup(t).desk(t, ratelimit.Config{})}
+		h.change()
 		for range steps {
-			h.step(t)
+			h.step()
 		}
 		require.Greater(t, h.ended, steps/20)
 	})
 }
 
+// changedPolicies are the policies to change a limit from and to: other rates, capacities, kinds and numbers of rows.
+var changedPolicies = []ratelimit.Policy{
+	ratelimit.TokenBucket{Rate: 6000, Period: time.Minute, Capacity: 800},
+	ratelimit.TokenBucket{Rate: 6, Period: time.Minute, Capacity: 800},
+	ratelimit.TokenBucket{Rate: 60, Period: time.Minute, Capacity: 8},
+	ratelimit.TokenBucket{Rate: 60, Period: time.Minute, Capacity: 800, Shards: 2},
+	ratelimit.TokenBucket{Rate: 60, Period: time.Minute, Capacity: 800, Shards: 8},
+	ratelimit.FixedWindow{Rate: 80, Period: time.Hour, Capacity: 800, Start: clockNoon},
+	ratelimit.FixedWindow{Rate: 1, Period: time.Second, Capacity: 800, Start: clockNoon},
+	ratelimit.FixedWindow{Rate: 80, Period: time.Hour, Capacity: 800, Start: clockNoon, Shards: 8},
+}
+
 type changeHistory struct {
+	*testing.T
 	*desk
-	random   *rand.Rand
-	policies map[string]ratelimit.Policy
-	names    []string
-	now      ratelimit.Request
-	open     []ratelimit.Reservation
-	ended    int
+
+	random *rand.Rand
+	now    ratelimit.Request
+	open   []ratelimit.Reservation
+	ended  int
 }
 
 // change changes the limit, which may cut what the bucket holds, or start rows full, and never fills it further.
-func (h *changeHistory) change(t *testing.T) {
-	t.Helper()
-	policy := h.policies[h.names[h.random.IntN(len(h.names))]]
-	h.now = ratelimit.Define("changing", policy).For("key")
-	require.LessOrEqual(t, tokens(t, h.limiter, h.now), h.now.Limit().Capacity())
+func (h *changeHistory) change() {
+	h.now = ratelimit.Define("changing", changedPolicies[h.random.IntN(len(changedPolicies))]).For("key")
+	require.LessOrEqual(h, tokens(h.T, h.limiter, h.now), h.now.Limit().Capacity())
 }
 
-func (h *changeHistory) step(t *testing.T) {
-	t.Helper()
-	value, err := h.limiter.Value(t.Context(), h.now)
-	require.NoError(t, err)
+func (h *changeHistory) step() {
+	value, err := h.limiter.Value(h.Context(), h.now)
+	require.NoError(h, err)
 	held, cost := value.Tokens, float64(1+h.random.IntN(1+int(h.now.Limit().Capacity()/4)))
 	switch n := h.random.IntN(20); {
 	case n < 2:
-		h.change(t)
+		h.change()
 	case n < 6:
 		h.clock.set(h.clock.now().Add(time.Duration(h.random.ExpFloat64() * float64(time.Minute))).Truncate(time.Microsecond))
-		h.holds(t, value.At(h.clock.now()), "time")
+		h.holds(value.At(h.clock.now()), "time")
 	case n < 10:
-		d, err := h.limiter.Take(t.Context(), h.now.Cost(cost))
-		require.NoError(t, err)
-		switch {
-		case held-cost > 1e-6:
-			require.True(t, d.Allowed)
-		case cost-held > 1e-6 && shardsOf(h.now.Limit()) == 1: // rows that began full give beside a row that owes
-			require.False(t, d.Allowed)
+		d, err := h.limiter.Take(h.Context(), h.now.Cost(cost))
+		require.NoError(h, err)
+		if held-cost > 1e-6 {
+			require.True(h, d.Allowed)
+		} else if cost-held > 1e-6 && shardsOf(h.now.Limit()) == 1 { // rows that began full give beside a row that owes
+			require.False(h, d.Allowed)
 		}
 		if d.Allowed {
 			held -= cost
 		}
-		h.holds(t, held, "take")
+		h.holds(held, "take")
 	case n < 14:
-		h.open = append(h.open, h.reserve(t, h.now.Cost(cost)))
-		h.holds(t, held-cost, "reserve")
-	default:
-		h.end(t, held)
+		h.open = append(h.open, h.reserve(h.T, h.now.Cost(cost)))
+		h.holds(held-cost, "reserve")
+	case len(h.open) > 0:
+		h.end(held)
 	}
 }
 
 // holds checks what the bucket holds.
-func (h *changeHistory) holds(t *testing.T, want float64, after string) {
-	t.Helper()
-	require.InDelta(t, want, tokens(t, h.limiter, h.now), 1e-6, "after %s of %v", after, h.now.Limit())
+func (h *changeHistory) holds(want float64, after string) {
+	h.Helper()
+	require.InDelta(h, want, tokens(h.T, h.limiter, h.now), 1e-6, "after %s of %v", after, h.now.Limit())
 }
 
-// end ends or renews a reservation, through the Limiter that uses the limit or a Limiter that never used it. The second may return
-// tokens to rows of an earlier policy, but never more tokens.
-func (h *changeHistory) end(t *testing.T, held float64) {
-	t.Helper()
-	if len(h.open) == 0 {
-		return
-	}
+// end ends a reservation, through the Limiter that uses the limit or a Limiter that never used it. The second may return tokens to rows of
+// an earlier policy, but never more tokens.
+func (h *changeHistory) end(held float64) {
 	i := h.random.IntN(len(h.open))
 	r := h.open[i]
-	reserved := r.States[0].Cost
-	limiter, stranger := h.limiter, h.random.IntN(3) == 0
-	if stranger {
-		limiter = h.with(t, ratelimit.Config{AsOf: h.clock.now})
-	}
-	charged := 0.0
-	switch h.random.IntN(4) {
-	case 0:
-		charged = -reserved
-		require.NoError(t, limiter.Cancel(t.Context(), r.ID))
-	case 1:
-		require.NoError(t, limiter.Settle(t.Context(), r.ID))
-	case 2:
-		used := reserved * 2 * h.random.Float64()
-		charged, stranger = used-reserved, false // the request tells it the limit
-		require.NoError(t, limiter.Settle(t.Context(), r.ID, h.now.Cost(used)))
-	default:
-		if stranger {
-			return
-		}
-		_, err := limiter.Renew(t.Context(), r.ID)
-		require.NoError(t, err)
-		h.holds(t, held-reserved, "renew")
-		h.open = slices.Delete(h.open, i, i+1)
-		return
-	}
 	h.open = slices.Delete(h.open, i, i+1)
 	h.ended++
-	want := min(h.now.Limit().Capacity(), held-charged)
-	if w, ok := h.now.Limit().Policy().(ratelimit.FixedWindow); ok && charged < 0 && windowOf(w, r.ReadyAt) < windowOf(w, h.clock.now()) {
-		want = held
+	limiter, isStranger := h.limiter, h.random.IntN(3) == 0
+	if isStranger {
+		limiter = h.with(h.T, ratelimit.Config{AsOf: h.clock.now})
 	}
-	if stranger {
-		now := tokens(t, h.limiter, h.now)
-		require.GreaterOrEqual(t, now, held-1e-6)
-		require.LessOrEqual(t, now, min(h.now.Limit().Capacity(), held-charged)+1e-6)
+	charged := -r.States[0].Cost
+	if h.random.IntN(3) == 0 {
+		require.NoError(h, limiter.Cancel(h.Context(), r.ID))
+	} else {
+		used := r.States[0].Cost * 2 * h.random.Float64()
+		charged, isStranger = charged+used, false // the request tells it the limit
+		require.NoError(h, limiter.Settle(h.Context(), r.ID, h.now.Cost(used)))
+	}
+	most := min(h.now.Limit().Capacity(), held-charged)
+	if isStranger {
+		now := tokens(h.T, h.limiter, h.now)
+		require.GreaterOrEqual(h, now, held-1e-6)
+		require.LessOrEqual(h, now, most+1e-6)
 		return
 	}
-	h.holds(t, want, "the end")
+	window := func(w ratelimit.FixedWindow, at time.Time) int64 { return int64(at.Sub(w.Start) / w.Period) }
+	if w, ok := h.now.Limit().Policy().(ratelimit.FixedWindow); ok && charged < 0 && window(w, r.ReadyAt) < window(w, h.clock.now()) {
+		most = held // its tokens were for a window that is over
+	}
+	h.holds(most, "the end")
 }
