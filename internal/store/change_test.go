@@ -7,6 +7,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
+	"github.com/pgratelimit/pgratelimit/internal/pgerr"
 	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
 )
 
@@ -109,5 +110,28 @@ func TestIsSpare(t *testing.T) {
 		"OfAnotherKind": {bucket.State{Value: 20, TS: until, Parts: &bucket.Parts{}}, true},
 	} {
 		require.Equal(t, test.want, IsSpare([]bucket.Terms{small, large}, opening)(test.row), name)
+	}
+}
+
+// In a transaction that a statement has aborted, each operation returns the error of Postgres.
+func TestAnAbortedTransactionIsAnError(t *testing.T) {
+	t.Parallel()
+	pool, l := postgrestest.New(t), still("still", 10)
+	tx := begin(t, pool)
+	_, err := tx.Exec(t.Context(), "SELECT 1/0")
+	require.Error(t, err)
+	s := newSession(pool, standing).InTx(tx, owner{pool}, nil)
+	ada, bob := l.ask("ada", 1), l.ask("bob", 1)
+	for name, do := range map[string]func() error{
+		"TakeOne":     func() error { return s.Decide(t.Context(), taking(ada)) },
+		"TakeSeveral": func() error { return s.Decide(t.Context(), taking(ada, bob)) },
+		"Reserve":     func() error { return s.Decide(t.Context(), reserving(ada, bob)) },
+		"Fill":        func() error { return s.Fill(t.Context(), []bucket.Ask{ada}) },
+		"Charge": func() error {
+			return s.Charge(t.Context(), Charge{[]bucket.Ask{ada}, []float64{-1}, []int64{bucket.Whenever}})
+		},
+		"Undo": func() error { return postgres{}.Undo(t.Context(), &s.Unit, nil) },
+	} {
+		require.Equal(t, "25P02", pgerr.Code(do()), name)
 	}
 }
