@@ -61,3 +61,56 @@ func TestALeaseOfSeveralSlotsNeedsAllOfThem(t *testing.T) {
 	require.True(t, allowed)
 	require.Greater(t, two.Leases()[0].Fence, one.Leases()[0].Fence)
 }
+
+// Another version of a program may define the limit as one of slots. Operations on its row under terms of another kind keep the
+// leases.
+func TestTermsOfOtherKindsLeaveLeasesAlone(t *testing.T) {
+	t.Parallel()
+	day := int64(24 * time.Hour / time.Microsecond)
+	held := &bucket.Parts{Leases: []int64{7, 7, 5 * day, 2}}
+	now := 3 * day
+	for name, terms := range map[string]bucket.Terms{
+		"Bucket":  {Kind: bucket.Steps{}, Capacity: 10, Rate: 10, Steps: float64(day), Step: 1, Shards: 1},
+		"Window":  {Kind: bucket.Steps{}, Capacity: 10, Rate: 10, Steps: 1, Step: day, Shards: 1},
+		"Sliding": {Capacity: 10, Rate: 10, Steps: 4, Step: day / 4, Shards: 1, Kind: bucket.Sliding{Slices: 4}},
+	} {
+		for _, ts := range []int64{now - 1, now, now + 10*day} { // the last is from a clock that was wrong
+			rows := []bucket.State{{Value: 8, TS: ts, Parts: held}}
+			require.True(t, bucket.Rows(rows).Take(&terms, now, 1, 0), name)
+			require.Equal(t, held.Leases, rows[0].Parts.Leases, name)
+			require.False(t, bucket.Rows(rows).Take(&terms, now, 11, 0), name)
+			require.Equal(t, held.Leases, rows[0].Parts.Leases, name)
+			bucket.Rows(rows).Charge(&terms, now, 3)
+			require.Equal(t, held.Leases, rows[0].Parts.Leases, name)
+			bucket.Rows(rows).Credit(&terms, now, 2, 0, bucket.MaxInstant)
+			require.Equal(t, held.Leases, rows[0].Parts.Leases, name)
+			bucket.Rows(rows).Fill(&terms, now)
+			require.Equal(t, held.Leases, rows[0].Parts.Leases, name)
+			require.InDelta(t, 10, bucket.Rows(rows).Tokens(&terms, now), 0, name)
+		}
+	}
+}
+
+// A rule that makes another kind of a limit of slots ends its leases. When it is a limit of slots again, the fencing tokens
+// continue.
+func TestFencesGoOnAfterErasOfOtherKinds(t *testing.T) {
+	t.Parallel()
+	day := int64(24 * time.Hour / time.Microsecond)
+	slots := bucket.Terms{Capacity: 3, Rate: 3, Steps: 1, Step: day, Kind: bucket.Concurrent{Lease: day}}
+	for name, between := range map[string]bucket.Terms{
+		"Bucket":  {Kind: bucket.Steps{}, Capacity: 10, Rate: 10, Steps: float64(day), Step: 1},
+		"Sliding": {Capacity: 10, Rate: 10, Steps: 4, Step: day / 4, Kind: bucket.Sliding{Slices: 4}},
+	} {
+		eras := bucket.NewEras([]bucket.Era{{Terms: slots}, {From: 10 * day, Terms: between}, {From: 20 * day, Terms: slots}})
+		fence := 100 * day // from a clock that was ahead
+		s := bucket.State{Value: 1, TS: 10*day - 1, Parts: &bucket.Parts{Leases: []int64{fence, fence, 11 * day, 2}}}
+		s = eras.Holding(11 * day).Settle(s)
+		require.Empty(t, s.Leases(), name)
+		s, allowed := buckettest.Take(eras.Holding(11*day), s, 11*day, 1, 0)
+		require.True(t, allowed, name)
+		terms := eras.Holding(20 * day)
+		s, allowed = buckettest.Take(terms, terms.Settle(s), 20*day, 1, 0)
+		require.True(t, allowed, name)
+		require.Greater(t, s.Leases()[0].Fence, fence, name)
+	}
+}

@@ -1,12 +1,16 @@
 package store
 
 import (
+	"context"
+	"slices"
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
+	"github.com/pgratelimit/pgratelimit/internal/bucket/buckettest"
 	"github.com/pgratelimit/pgratelimit/internal/pgerr"
 	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
 )
@@ -134,4 +138,105 @@ func TestAnAbortedTransactionIsAnError(t *testing.T) {
 	} {
 		require.Equal(t, "25P02", pgerr.Code(do()), name)
 	}
+}
+
+// claiming notes whether the caller could still leave the call when its record was made.
+type claiming struct {
+	call *Call
+	left *bool
+}
+
+func (k claiming) Record([]bucket.Ask, []bucket.Answer) Record {
+	*k.left = k.call.Leave()
+	return kept{}
+}
+
+// A batch of one Reserve claims it before it keeps a record: from then on its caller waits for the commit. If the caller has left before,
+// nothing is taken.
+func TestALoneReserveIsClaimed(t *testing.T) {
+	t.Parallel()
+	db := postgrestest.New(t)
+	now := opening
+	s := newSession(db, func() *int64 { return new(now) })
+	asks := tokenBucket("still", 1, 3600e9, 10, 0)
+
+	stays, left := reserving(asks.ask("stays", 4)), false
+	stays.Reserve = claiming{stays, &left}
+	require.Empty(t, runBatch(t, s, stays))
+	require.False(t, left, "the call was not claimed")
+	require.True(t, stays.isAllowed(t))
+	require.NotNil(t, stays.Record)
+
+	gone := reserving(asks.ask("gone", 4))
+	gone.Queueable().StartAlone()
+	require.True(t, gone.Leave())
+	require.Empty(t, s.Run(t.Context(), []*Call{gone}, nil))
+	require.Nil(t, gone.Record)
+	look := looking(asks.ask("gone", 0))
+	require.NoError(t, s.decideOne(t.Context(), look))
+	require.Equal(t, []float64{10}, look.tokens())
+}
+
+// TestOnlyAnOwnTxIsRelaxed protects other transactions: one over several servers of Citus could lose half of its rows.
+func TestOnlyAnOwnTxIsRelaxed(t *testing.T) {
+	t.Parallel()
+	pool := postgrestest.New(t)
+	conn, err := pool.Acquire(t.Context())
+	require.NoError(t, err)
+	own := NewOwnTx(conn.Conn(), conn.Release)
+	t.Cleanup(func() { require.NoError(t, own.Rollback(context.WithoutCancel(t.Context()))) }) // the pool waits for the connection
+	for want, tx := range map[string]Conn{"on": begin(t, pool), "off": own} {
+		u := &Unit{Store: New(Options{Schema: DefaultSchema, RelaxedCommit: true}), conn: tx, mode: ownTx}
+		_, err := tx.Exec(t.Context(), "SET LOCAL synchronous_commit TO on")
+		require.NoError(t, err)
+		require.NoError(t, u.relax(t.Context(), bucket.NewPage()))
+		rows, err := tx.Query(t.Context(), "SHOW synchronous_commit")
+		require.NoError(t, err)
+		found, err := pgx.CollectExactlyOneRow(rows, pgx.RowTo[string])
+		require.NoError(t, err)
+		require.Equal(t, want, found)
+	}
+}
+
+// A bucket without a row is full, and stays so. Tokens taken in another era are not returned.
+func TestReturnOfNothing(t *testing.T) {
+	t.Parallel()
+	pool := postgrestest.New(t)
+	s := newSession(pool, standing)
+	terms := buckettest.TokenBucket(1, time.Second, 100)
+	k, a := bucket.Key{Name: "return", Key: "none"}, bucket.Ahead{Taken: 10, Left: 10, TS: opening}
+	given, err := s.Return(t.Context(), k, terms, a, 0)
+	require.NoError(t, err)
+	require.Zero(t, given)
+	var count int
+	require.NoError(t, pool.QueryRow(t.Context(), `SELECT count(*) FROM ratelimit.buckets`).Scan(&count))
+	require.Zero(t, count)
+
+	_, err = pool.Exec(t.Context(), `INSERT INTO ratelimit.buckets VALUES ('return', 'none', 0, 50, $1)`, opening)
+	require.NoError(t, err)
+	eras := bucket.NewEras([]bucket.Era{{Terms: terms}, {From: opening, Terms: terms}})
+	given, err = s.Return(t.Context(), k, eras.Holding(opening-1), a, 0)
+	require.NoError(t, err)
+	require.Zero(t, given)
+	given, err = s.Return(t.Context(), k, eras.Holding(opening), a, 0)
+	require.NoError(t, err)
+	require.InDelta(t, 10, given, 0)
+}
+
+// A record that is inserted in the message of COMMIT is behind a bound: its table may be locked, and COMMIT has little time.
+func TestARecordWithCommitIsBehindABound(t *testing.T) {
+	t.Parallel()
+	asks := []bucket.Ask{still("still", 10).ask("ada", 1)}
+	engine := postgres{}
+	tx := NewOwnTx(nil, func() {})
+	u := &Unit{Store: New(Options{Schema: DefaultSchema, AsOf: standing}), conn: tx, mode: ownTx}
+	bound := &pgx.Batch{}
+	engine.QueueBound(bound, u, lateWait)
+	require.NoError(t, engine.Save(t.Context(), u, bucket.NewPage(asks)))
+	require.Empty(t, tx.later.QueuedQueries, "nothing has changed")
+
+	require.NoError(t, engine.Save(t.Context(), u, bucket.NewPage(asks), kept{}))
+	sent := tx.later.QueuedQueries
+	insert := slices.IndexFunc(sent, func(q *pgx.QueuedQuery) bool { return q.SQL == "SELECT" })
+	require.Equal(t, bound.QueuedQueries, sent[:insert])
 }

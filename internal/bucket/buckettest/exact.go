@@ -1,10 +1,209 @@
 package buckettest
 
 import (
+	"math"
 	"math/big"
 
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
 )
+
+// The change of a bucket with its policy, in rational numbers. It is written from the law
+//
+//	at from      v1 = min(C0, v + what arrived by the old terms after ts, up to and with from)
+//	full         v1 = C0: v2 = C1, because a bucket without a row is full
+//	else         v2 = min(C1, keep v1 | scale v1 * C1 / C0 | add v1 + C1 - C0), and reset C1
+//	after from   tokens arrive by the new terms; a window of theirs that had begun before from gives nothing
+//
+// and shares no code with the package that it checks. Each row is such a bucket of its own, with a share of the terms. Only a reset
+// changes the number of rows.
+
+// ExactEras are the terms of a limit at all instants.
+type ExactEras []exactEra
+
+type exactEra struct {
+	exactPolicy
+
+	from   int64
+	rows   int64
+	change bucket.Change
+}
+
+// ExactlyEras returns the eras.
+func ExactlyEras(eras []bucket.Era) ExactEras {
+	exact := make(ExactEras, len(eras))
+	for i, e := range eras {
+		exact[i] = exactEra{exactPolicy: exactly(e.Terms), from: e.From, rows: int64(max(e.Terms.Shards, 1)), change: e.Change}
+	}
+	exact[0].from = math.MinInt64
+	return exact
+}
+
+// At returns which era holds at an instant.
+func (eras ExactEras) At(now int64) (i int) {
+	for i+1 < len(eras) && eras[i+1].from <= now {
+		i++
+	}
+	return i
+}
+
+// ofRow returns the policy of one row.
+func (e exactEra) ofRow() exactEra {
+	n := big.NewRat(e.rows, 1)
+	e.rate, e.capacity, e.rows = quotient(e.rate, n), quotient(e.capacity, n), 1
+	return e
+}
+
+// begin returns the start of the window, or microsecond, that holds now, but not before the era.
+func (e exactEra) begin(now int64) int64 { return max(e.floor(now), e.from) }
+
+// isWrong reports whether a clock that was wrong wrote ts.
+func (e exactEra) isWrong(ts, now int64) bool { return ts > e.begin(now)+e.step()+Minute }
+
+// held returns the value of a row at now, if no era begins meanwhile.
+func (e exactEra) held(row exactBucket, now int64) *big.Rat {
+	return smaller(e.capacity, total(row.value, e.arrived(row.ts, now)))
+}
+
+// changed returns the value at the beginning of the era, for the value held at the end of the era before.
+func (e exactEra) changed(held *big.Rat, before exactEra) *big.Rat {
+	switch {
+	case e.change == bucket.Reset || held.Cmp(before.capacity) >= 0:
+		return e.capacity
+	case e.change == bucket.Scale && before.capacity.Sign() > 0:
+		held = quotient(product(held, e.capacity), before.capacity)
+	case e.change == bucket.Add:
+		held = total(held, e.capacity, negative(before.capacity))
+	}
+	return smaller(e.capacity, held)
+}
+
+// ExactBucket is a bucket through the eras of its limit. Off is how far rounding may have brought what the algebra has.
+type ExactBucket struct {
+	Eras ExactEras
+	Off  float64
+
+	era  int
+	rows map[int64]exactBucket // the existing rows
+}
+
+// Clone returns a copy.
+func (b *ExactBucket) Clone() *ExactBucket {
+	c := *b
+	c.rows = make(map[int64]exactBucket, len(b.rows))
+	for i, row := range b.rows {
+		c.rows[i] = row
+	}
+	return &c
+}
+
+// IsThere reports whether the bucket has a row.
+func (b *ExactBucket) IsThere() bool { return len(b.rows) > 0 }
+
+// Tokens returns the tokens of the bucket at an instant passed to Bring, or a later one if no other era begins.
+func (b *ExactBucket) Tokens(now int64) *big.Rat {
+	sum, e := new(big.Rat), b.Eras[b.era].ofRow()
+	for i := range b.Eras[b.era].rows {
+		sum = total(sum, e.held(b.row(i, now), now))
+	}
+	return sum
+}
+
+// RowTokens is Tokens for one of the rows.
+func (b *ExactBucket) RowTokens(i, now int64) *big.Rat {
+	return b.Eras[b.era].ofRow().held(b.row(i, now), now)
+}
+
+// row returns a row, or what none means.
+func (b *ExactBucket) row(i, now int64) exactBucket {
+	if row, found := b.rows[i]; found {
+		return row
+	}
+	e := b.Eras[b.era].ofRow()
+	return exactBucket{value: e.capacity, ts: e.begin(now)}
+}
+
+// Bring moves the bucket to the era in effect at now, unless it is in a later era already, and returns the instant to decide at.
+// unsure says that rounding decides whether a row was full when an era ended.
+func (b *ExactBucket) Bring(now int64) (at int64, unsure bool) {
+	holding := b.Eras.At(now)
+	if !b.IsThere() {
+		b.era = holding
+	}
+	switch {
+	case b.era <= holding:
+	case b.isWrong(holding, now):
+		b.era = holding
+	default:
+		now, holding = b.Eras[b.era].from, b.era
+	}
+	for b.era < holding {
+		unsure = b.enter(b.era+1) || unsure
+	}
+	e := b.Eras[b.era].ofRow()
+	for i, row := range b.rows {
+		switch {
+		case row.value == nil:
+			b.rows[i] = exactBucket{value: e.capacity, ts: e.begin(now)}
+		case e.isWrong(row.ts, now):
+			row.ts = e.begin(now)
+			b.rows[i] = row
+		}
+	}
+	return now, unsure
+}
+
+// isWrong reports whether the rows are of a clock that was wrong.
+func (b *ExactBucket) isWrong(era int, now int64) bool {
+	for _, row := range b.rows {
+		if !b.Eras[era].isWrong(row.ts, now) {
+			return false
+		}
+	}
+	return true
+}
+
+// isFull reports whether the rows have been filled by a change, and nothing has happened to them since.
+func (b *ExactBucket) isFull() bool {
+	for _, row := range b.rows {
+		if row.value != nil {
+			return false
+		}
+	}
+	return true
+}
+
+// enter brings the bucket over the begin of the next era.
+func (b *ExactBucket) enter(next int) (unsure bool) {
+	before, after := b.Eras[b.era], b.Eras[next]
+	from, rows := after.from, make(map[int64]exactBucket)
+	switch {
+	case !b.IsThere():
+	case after.change == bucket.Reset || b.isFull():
+		for i := range b.rows {
+			if i < after.rows {
+				rows[i] = exactBucket{} // full from here on
+			}
+		}
+	default:
+		for i, row := range b.rows {
+			held := before.ofRow().held(row, from)
+			unsure = unsure || b.isOpen(total(row.value, before.ofRow().arrived(row.ts, from)), before.ofRow())
+			rows[i] = exactBucket{value: after.ofRow().changed(held, before.ofRow()), ts: from}
+		}
+	}
+	if after.change == bucket.Scale && before.capacity.Sign() > 0 {
+		b.Off *= max(1, size(quotient(after.capacity, before.capacity)))
+	}
+	b.era, b.rows = next, rows
+	b.Rounds(size(before.capacity), size(after.capacity))
+	return unsure
+}
+
+// isOpen reports whether rounding decides if there are as many tokens as the capacity.
+func (b *ExactBucket) isOpen(tokens *big.Rat, e exactEra) bool {
+	distance := size(total(tokens, negative(e.capacity)))
+	return distance > 0 && distance <= b.Off+0x1p-48*size(tokens)
+}
 
 // The algebra once more, in rational numbers and without rounding. It is written from the equations
 //
@@ -93,4 +292,144 @@ func smaller(a, b *big.Rat) *big.Rat {
 func size(a *big.Rat) float64 {
 	f, _ := new(big.Rat).Abs(a).Float64()
 	return f
+}
+
+// Rounds adds to Off what arithmetic on such numbers, and on what the bucket holds, may round.
+func (b *ExactBucket) Rounds(numbers ...float64) {
+	sum := 0.0
+	for _, row := range b.rows {
+		if row.value != nil {
+			sum += size(row.value)
+		}
+	}
+	for _, n := range numbers {
+		sum += max(n, -n)
+	}
+	b.Off += 0x1p-47 * sum
+}
+
+// Level spreads tokens evenly over the rows of the bucket.
+func (b *ExactBucket) Level(tokens *big.Rat, now int64) {
+	e := b.Eras[b.era]
+	each := quotient(tokens, big.NewRat(e.rows, 1))
+	for i := range e.rows {
+		b.rows[i] = exactBucket{value: each, ts: max(b.row(i, now).ts, e.begin(now))}
+	}
+	b.Rounds(size(e.capacity))
+}
+
+// Spend takes cost from all rows together, also if they hold less.
+func (b *ExactBucket) Spend(cost float64, now int64) {
+	b.Rounds(cost)
+	b.Level(total(b.Tokens(now), rational(-cost)), now)
+}
+
+// SpendOne takes cost from one row.
+func (b *ExactBucket) SpendOne(i int64, cost float64, now int64) {
+	row := b.row(i, now)
+	b.rows[i] = exactBucket{
+		value: total(b.RowTokens(i, now), rational(-cost)), ts: max(row.ts, b.Eras[b.era].begin(now)),
+	}
+	b.Rounds(cost)
+}
+
+// Credit gives amount back to the rows: evenly, and then what full ones have left.
+func (b *ExactBucket) Credit(amount float64, now int64) {
+	e, rest := b.Eras[b.era].ofRow(), rational(amount)
+	n := b.Eras[b.era].rows
+	if n == 1 { // it may be full before now, too
+		row := b.row(0, now)
+		row.value = smaller(e.capacity, total(row.value, rest))
+		b.rows[0] = row
+		b.Rounds(amount)
+		return
+	}
+	give := func(i int64, share *big.Rat) {
+		row := b.row(i, now)
+		room := total(e.capacity, negative(e.held(row, now)))
+		given := smaller(smaller(share, rest), room)
+		if given.Sign() > 0 {
+			row.value = smaller(e.capacity, total(row.value, given))
+			rest = total(rest, negative(given))
+		}
+		b.rows[i] = row
+	}
+	share := quotient(rest, big.NewRat(n, 1))
+	for i := range n {
+		give(i, share)
+	}
+	for i := range n {
+		give(i, rest)
+	}
+	b.Rounds(amount)
+}
+
+// Fill fills the rows.
+func (b *ExactBucket) Fill(now int64) {
+	e := b.Eras[b.era].ofRow()
+	for i := range b.Eras[b.era].rows {
+		b.rows[i] = exactBucket{value: e.capacity, ts: max(b.row(i, now).ts, e.begin(now))}
+	}
+	b.Off = 0
+}
+
+// Adopt has the bucket hold what the algebra has settled at now: rounding has decided between the two.
+func (b *ExactBucket) Adopt(rows []bucket.State, absent []bool, now int64) {
+	b.era, b.rows, b.Off = b.Eras.At(now), make(map[int64]exactBucket), 0
+	for i, s := range rows {
+		if !absent[i] {
+			b.rows[int64(i)] = exactBucket{value: rational(s.Value), ts: s.TS}
+		}
+	}
+}
+
+// Era returns the era that the bucket has been brought to.
+func (b *ExactBucket) Era() int { return b.era }
+
+// NewExactBucket returns a bucket without rows.
+func NewExactBucket(eras ExactEras) *ExactBucket {
+	return &ExactBucket{Eras: eras, rows: make(map[int64]exactBucket)}
+}
+
+// Off returns how far a number of the algebra is from an exact one.
+func Off(got float64, want *big.Rat) float64 { return size(total(rational(got), negative(want))) }
+
+// Spare returns how much held exceeds cost plus lowest.
+func Spare(held *big.Rat, cost, lowest float64) float64 {
+	spare, _ := total(held, rational(-cost), rational(-lowest)).Float64()
+	return spare
+}
+
+// MayCredit reports whether tokens taken at an instant may be returned at another one, by the policy of an era. In a window they
+// may until it ends.
+func (eras ExactEras) MayCredit(era int, taken, now int64) bool {
+	e := eras[era]
+	return !e.windows || e.window(taken) >= e.window(now)
+}
+
+// DrawEras draws the terms of a limit in one to five eras. The first change is near Opening.
+func DrawEras(src Source, draw func(Source) bucket.Terms) []bucket.Era {
+	eras, from := make([]bucket.Era, 1+src.Pick(5)), Opening
+	for i := range eras {
+		terms := draw(src)
+		if src.Pick(3) == 0 && i > 0 { // raised or lowered, as mostly
+			terms = eras[i-1].Terms
+			factor := One(src, 0.125, 0.5, 2.0, 10.0)
+			terms.Capacity, terms.Rate, terms.MaxOwed = terms.Capacity*factor, terms.Rate*factor, terms.MaxOwed*factor
+			if !Valid(terms) {
+				terms = draw(src)
+			}
+		}
+		terms.Shards = One(src, int32(1), 1, 1, 2, 4, 8)
+		eras[i] = bucket.Era{From: from, Terms: terms, Change: bucket.Change(src.Pick(4))}
+		if i == 0 {
+			eras[i].From = math.MinInt64
+		} else if !eras[i].Change.IsByRow(&eras[i-1].Terms, &terms) { // then mostly in as many rows, so that some change without a reset
+			if eras[i].Terms.Shards = eras[i-1].Terms.Shards; src.Pick(3) == 0 || !eras[i].Change.IsByRow(&eras[i-1].Terms, &eras[i].Terms) {
+				eras[i].Terms.Shards, eras[i].Change = terms.Shards, bucket.Reset
+			}
+		}
+		from += 1 + int64(src.Unit()*src.Unit()*4*float64(Period(terms)))
+	}
+	return eras
 }

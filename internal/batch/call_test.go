@@ -2,11 +2,15 @@ package batch
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/pgratelimit/pgratelimit/internal/bucket"
 )
 
 // reserve makes a call that is Awaited: it is claimed after a second, and written after another.
@@ -139,4 +143,114 @@ func TestAPanicReachesThoseWhoHaveGivenUp(t *testing.T) {
 		}
 		w.reserve(t.Context()).requireAnswered(t, 2*time.Second)
 	})
+}
+
+// freed counts how often a call was given back.
+type freed int
+
+func (f *freed) Free() { *f++ }
+
+// askOwned makes a call whose owner counts how often he gets it back.
+func (w *simulation) askOwned(ctx context.Context, j *job, keys ...string) (*pending, *freed) {
+	owner := new(freed)
+	j.Owner = owner
+	return w.make(ctx, j, time.Millisecond, nil, keys...), owner
+}
+
+// A call is given back once, after its caller and all of its batches are done with it.
+func TestACallIsGivenBackOnce(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newSimulation(t, 10)
+		release := w.hold("b")
+		w.ask(t.Context(), time.Millisecond, "a")
+		inTwo, ofTwo := w.askOwned(t.Context(), &job{}, "a", "b")
+		other, ofOther := w.askOwned(t.Context(), &job{}, "a")
+		other.requireAnswered(t, 2*time.Millisecond)
+		inTwo.requireWaits(t)
+		release()
+		<-inTwo.ended
+		require.NoError(t, inTwo.err)
+		require.Zero(t, *ofTwo+*ofOther, "their callers have not said that they are done with them")
+		inTwo.Done()
+		other.Done()
+		synctest.Wait()
+		require.Equal(t, []freed{1, 1}, []freed{*ofTwo, *ofOther})
+	})
+}
+
+// A call whose caller left, or whose batch panicked, is not given back: its batch may still read it.
+func TestACallIsKeptThatABatchMayRead(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newSimulation(t, 10)
+		alone := w.ask(t.Context(), time.Millisecond, "a")
+		left, ofLeft := w.askOwned(t.Context(), &job{}, "a")
+		leaves, ofLeaves := w.askOwned(t.Context(), &job{}, "a")
+		left.cancel()
+		alone.requireAnswered(t, time.Millisecond)
+		leaves.cancel()
+		<-leaves.ended
+		ofCrash := new(freed)
+		crash := &job{}
+		crash.Owner = ofCrash
+		w.ask(t.Context(), time.Millisecond, "b")
+		w.make(t.Context(), crash, time.Millisecond, func() { panic("a hook") }, "b").requirePanics(t, "a hook")
+		time.Sleep(time.Minute)
+		require.Zero(t, *ofLeft+*ofLeaves+*ofCrash)
+	})
+}
+
+// lone is a call that runs a function with its context.
+type lone struct {
+	Call[lone]
+
+	decide func(ctx context.Context)
+}
+
+// deciding runs the function of each call.
+type deciding struct{}
+
+func (deciding) Run(ctx context.Context, calls []*lone, _ *bucket.Key) []Blocked[lone] {
+	for _, c := range calls {
+		c.decide(ctx)
+		c.Answer(ctx.Err())
+	}
+	return nil
+}
+
+// A call by itself has the values of its caller's context and ends with its cause. Its own context ends with the call.
+func TestALoneCallRunsWithTheContextOfItsCaller(t *testing.T) {
+	t.Parallel()
+	type key struct{}
+	why := errors.New("the caller hung up")
+	for _, apart := range []bool{false, true} {
+		t.Run(fmt.Sprint("apart ", apart), func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				b := New[lone](deciding{}, Options{Apart: func() bool { return apart }, MaxWaiting: 10, Timeout: time.Second})
+				do := func(ctx context.Context, decide func(ctx context.Context)) error {
+					c := &lone{decide: decide}
+					c.Of = c
+					return b.Do(ctx, &c.Call)
+				}
+				for n := range 20 {
+					ctx, cancel := context.WithCancelCause(context.WithValue(t.Context(), key{}, n))
+					var kept context.Context
+					require.NoError(t, do(ctx, func(ctx context.Context) {
+						require.Equal(t, n, ctx.Value(key{}))
+						time.Sleep(900 * time.Millisecond) // the time of the call before ends nothing
+						kept = ctx
+					}))
+					require.Error(t, kept.Err())
+
+					time.AfterFunc(time.Millisecond, func() { cancel(why) })
+					require.ErrorIs(t, do(ctx, func(ctx context.Context) {
+						<-ctx.Done()
+						require.Equal(t, why, context.Cause(ctx))
+					}), context.Canceled)
+				}
+			})
+		})
+	}
 }
