@@ -35,7 +35,7 @@ func (p *answering) Query(_ context.Context, _ string, arguments ...any) (pgx.Ro
 	return &p.rows, nil
 }
 
-// answeringAll is a pool that many callers use at once, who come along while it answers one of them.
+// answeringAll is a pool that many callers use at once. While it answers one of them, others call it.
 type answeringAll struct {
 	Pool
 	answer oneRow
@@ -53,7 +53,7 @@ func (p *answeringAll) SendBatch(ctx context.Context, _ *pgx.Batch) pgx.BatchRes
 	return &oneResult{rows: rows}
 }
 
-// oneResult is what a batch of one statement is answered.
+// oneResult is the result of a batch of one statement.
 type oneResult struct {
 	pgx.BatchResults
 	rows pgx.Rows

@@ -131,13 +131,13 @@ func TestStepsOfAValue(t *testing.T) {
 		slots{Most: 7, Lease: time.Hour},
 		adaptive{Contract: ratelimit.PerHour(5)},
 	} {
-		now, request := opening, ratelimit.Define("limit", policy).For("key")
-		limiter, err := ratelimit.New(ratelimittest.NewDB(), ratelimit.Config{AsOf: func() time.Time { return now }})
-		require.NoError(t, err)
+		clock, request := ratelimittest.NewClock(), ratelimit.Define("limit", policy).For("key")
+		limiter := ratelimittest.New(t, clock)
 		for range 4 {
 			v, err := limiter.Value(t.Context(), request)
 			require.NoError(t, err)
-			now = now.Add(17 * time.Minute)
+			clock.Advance(17 * time.Minute)
+			now := clock.Now()
 			for _, cost := range []float64{-1, math.NaN(), math.Inf(1), 1e-300, 1, 3, 5, 8.001, 21} {
 				said, err := limiter.Check(t.Context(), request.Cost(cost))
 				after, d := v.Take(now, cost)

@@ -134,7 +134,7 @@ func ExampleLimiter_Take() {
 	}
 }
 
-// A slot is held while the work runs. It is renewed every third of the lease, and the work stops when the lease is lost.
+// A slot is held while the work runs.
 func ExampleLimiter_Acquire() {
 	lease, err := limiter.Acquire(ctx, Renders.For(userID))
 	switch {
@@ -145,20 +145,7 @@ func ExampleLimiter_Acquire() {
 		log.Printf("come again in %v at the latest", lease.RetryAfter)
 		return
 	}
-	work, stop := context.WithCancel(ctx)
-	defer stop()
-	go func() {
-		for range time.Tick(10 * time.Second) {
-			if work.Err() != nil {
-				return
-			}
-			if _, err := limiter.RenewLease(work, lease.ID); errors.Is(err, ratelimit.ErrLeaseLost) {
-				stop()
-				return
-			}
-		}
-	}()
-	render(work, lease.Fence)
+	render(ctx, lease.Fence) // which takes less than the lease; Hold renews it
 	if err := limiter.Release(ctx, lease.ID); errors.Is(err, ratelimit.ErrLeaseLost) {
 		log.Print("the work ran beside others for a while")
 	}
@@ -332,4 +319,48 @@ func ExampleLimiter_Keep() {
 	held, release := limiter.Keep(ctx, lease)
 	defer release()
 	<-held.Done() // the work, which stops when this ends
+}
+
+// A provider counts calls in any minute, wherever it begins.
+func ExampleSlidingWindow() {
+	partner := ratelimit.Define("partner", ratelimit.SlidingWindow{Rate: 100, Period: time.Minute})
+	fmt.Println(partner)
+	// Output:
+	// partner: never more than 100 in any minute
+}
+
+// A quota that begins on the 1st of each month at midnight in Berlin.
+func ExampleCalendarWindow() {
+	quota := ratelimit.Define("quota", ratelimit.CalendarWindow{Rate: 1000, Resets: ratelimit.Monthly, Zone: "Europe/Berlin"})
+	fmt.Println(quota)
+	// Output:
+	// quota: 1000 per month in Europe/Berlin
+}
+
+// Three exports at a time for each tenant.
+func ExampleConcurrency() {
+	exports := ratelimit.Define("exports", ratelimit.Concurrency{Most: 3, Lease: 30 * time.Second})
+	fmt.Println(exports)
+	// Output:
+	// exports: 3 at a time, leases of 30s
+}
+
+// A limit that follows what an upstream accepts. Package httplimit's Transport takes and reports by itself.
+func ExampleAdaptive() {
+	upstream := ratelimit.Define("upstream", ratelimit.Adaptive{Contract: ratelimit.PerSecond(100), Apply: true})
+	fmt.Println(upstream)
+
+	call := func(ctx context.Context, account string, send func() (throttled bool)) error {
+		d, err := limiter.Take(ctx, upstream.For(account))
+		if err != nil {
+			return err
+		}
+		if !d.Allowed {
+			return d.Err()
+		}
+		return limiter.Report(ctx, upstream.For(account), ratelimit.Outcome{Throttled: send()})
+	}
+	_ = call
+	// Output:
+	// upstream: 100 per second, adapting down to 0.1 of it
 }

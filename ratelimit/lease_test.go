@@ -1,6 +1,7 @@
 package ratelimit
 
 import (
+	"context"
 	"math"
 	"testing"
 	"time"
@@ -10,6 +11,21 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
 	"github.com/pgratelimit/pgratelimit/internal/slots"
 )
+
+// TestLeaseFromContext promises that the work finds the innermost lease, and none without a lease.
+func TestLeaseFromContext(t *testing.T) {
+	t.Parallel()
+	l, err := New(&answering{}, Config{})
+	require.NoError(t, err)
+	_, found := LeaseFromContext(t.Context())
+	require.False(t, found)
+	held, release := l.Keep(t.Context(), Lease{})
+	_, found = LeaseFromContext(held)
+	require.False(t, found)
+	require.NoError(t, held.Err())
+	release()
+	require.Equal(t, context.Canceled, held.Err())
+}
 
 // FuzzLeaseID checks that Acquire could have written every accepted ID, and that it is safe in a statement.
 func FuzzLeaseID(f *testing.F) {
