@@ -15,14 +15,6 @@ import (
 	"github.com/pgratelimit/pgratelimit/rules"
 )
 
-// value returns what a bucket holds.
-func (f *fixture) value(t *testing.T, request ratelimit.Request) ratelimit.Value {
-	t.Helper()
-	v, err := f.Limiter.Value(t.Context(), request)
-	require.NoError(t, err)
-	return v
-}
-
 // changed sends a form, follows it to its page, and returns that.
 func (f *fixture) changed(t *testing.T, name string, pairs ...string) string {
 	t.Helper()
@@ -49,9 +41,9 @@ func TestBucketIsResetAndCredited(t *testing.T) {
 			require.Equal(t, "key?"+admintest.Values("limit", "failed-logins", "key", key).Encode(), found.header.Get("Location"))
 
 			f.changed(t, "credit", "limit", "failed-logins", "key", key, "tokens", "4")
-			require.InDelta(t, 4, f.value(t, logins.For("ada")).Tokens, 0.1)
+			require.InDelta(t, 4, f.Value(t, logins.For("ada")).Tokens, 0.1)
 			f.changed(t, "reset", "limit", "failed-logins", "key", key)
-			require.Equal(t, 10.0, f.value(t, logins.For("ada")).Tokens)
+			require.Equal(t, 10.0, f.Value(t, logins.For("ada")).Tokens)
 			require.Contains(t, f.log.String(), `author="Ana <ana@example.com>"`)
 			require.NotContains(t, f.log.String(), "ada\n")
 			require.NotContains(t, f.log.String(), key)
@@ -117,7 +109,7 @@ func TestReservationIsCancelled(t *testing.T) {
 	require.Contains(t, f.get(t, admintest.Address("reservation", "id", r.ID)).body, "ends by itself")
 	page := f.changed(t, "cancel", "id", r.ID)
 	require.Contains(t, page, "cancelled")
-	require.Equal(t, 120_000.0, f.value(t, tokens.For("acme")).Tokens)
+	require.Equal(t, 120_000.0, f.Value(t, tokens.For("acme")).Tokens)
 	require.Equal(t, http.StatusNotFound, f.post(t, "/admin/cancel", "id", "d070ae61-584c-4b2d-9e70-dc8ddc6059f2").status)
 }
 
@@ -156,7 +148,7 @@ func TestRuleOfManyPlans(t *testing.T) {
 	require.NotContains(t, page, "No rule is stored.")
 	page = f.get(t, admintest.Address("rule", "limit", "messages", "plan", "none")).body
 	require.Contains(t, page, "No rule is stored. Without one it is <strong>60 per minute, capacity 100</strong>.")
-	f.put(t, rules.Rule{Limit: "messages", Policy: ratelimit.PerMinute(7)})
+	f.Put(t, rules.Rule{Limit: "messages", Policy: ratelimit.PerMinute(7)})
 	page = f.get(t, admintest.Address("rule", "limit", "messages", "plan", "none")).body
 	require.Contains(t, page, "Without one it is <strong>7 per minute</strong>.")
 	f.changed(t, "delete-rule", "limit", "messages", "plan", "plan-149", "reason", "x", "version", "1")
@@ -193,5 +185,5 @@ func TestFormSaysWhatIsWrong(t *testing.T) {
 		require.Contains(t, []int{http.StatusBadRequest, http.StatusNotFound}, got.status, want)
 		require.Contains(t, strings.ToLower(got.body), strings.ToLower(want))
 	}
-	require.False(t, math.IsNaN(f.value(t, messages.For("ada")).Tokens))
+	require.False(t, math.IsNaN(f.Value(t, messages.For("ada")).Tokens))
 }

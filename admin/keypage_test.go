@@ -16,19 +16,11 @@ import (
 	"github.com/pgratelimit/pgratelimit/rules"
 )
 
-// put states rules, and has the set say so.
-func (f *fixture) put(t *testing.T, stated ...rules.Rule) {
-	t.Helper()
-	_, err := f.Store.Put(t.Context(), rules.Edit{Author: "ana", Reason: "x"}, stated...)
-	require.NoError(t, err)
-	f.Load(t)
-}
-
 // TestChangeOfAKeyOnAPlan credits and resets a bucket that holds more than one without a plan could.
 func TestChangeOfAKeyOnAPlan(t *testing.T) {
 	t.Parallel()
 	f := setup(t)
-	f.put(t, rules.Rule{Limit: "messages", Plan: "pro", Policy: ratelimit.TokenBucket{Rate: 1, Period: time.Hour, Capacity: 1000}})
+	f.Put(t, rules.Rule{Limit: "messages", Plan: "pro", Policy: ratelimit.TokenBucket{Rate: 1, Period: time.Hour, Capacity: 1000}})
 	onPro := messages.For("ada").Plan("pro")
 	f.Take(t, onPro.Cost(300))
 	bucket := []string{"limit", "messages", "key", "ada"}
@@ -38,13 +30,13 @@ func TestChangeOfAKeyOnAPlan(t *testing.T) {
 		require.Equal(t, http.StatusBadRequest, got.status)
 		require.Contains(t, got.body, "The form has no plan")
 	}
-	require.InDelta(t, 700, f.value(t, onPro).Tokens, 1, "nothing was changed")
+	require.InDelta(t, 700, f.Value(t, onPro).Tokens, 1, "nothing was changed")
 	f.changed(t, "credit", with("tokens", "50", "plan", "pro")...)
-	require.InDelta(t, 750, f.value(t, onPro).Tokens, 1)
+	require.InDelta(t, 750, f.Value(t, onPro).Tokens, 1)
 	f.changed(t, "reset", with("plan", "pro")...)
-	require.Equal(t, 1000.0, f.value(t, onPro).Tokens)
+	require.Equal(t, 1000.0, f.Value(t, onPro).Tokens)
 	f.changed(t, "reset", with("plan", " ")...)
-	require.InDelta(t, 100, f.value(t, onPro).Tokens, 1, "which is all that a key on no plan holds")
+	require.InDelta(t, 100, f.Value(t, onPro).Tokens, 1, "which is all that a key on no plan holds")
 
 	page := f.get(t, admintest.Address("key", "limit", "messages", "key", "ada")).body
 	require.Contains(t, page, "The level is for a key without a plan")
@@ -61,7 +53,7 @@ func TestAPauseIsNoRule(t *testing.T) {
 		_, err := f.Store.Pause(t.Context(), edit, rules.Pause{Limit: "messages", Key: key, Until: time.Now().Add(time.Hour)})
 		require.NoError(t, err)
 		if key == "deleted" {
-			f.put(t, rules.Rule{Limit: "messages", Policy: ratelimit.TokenBucket{Rate: 5, Period: time.Hour}})
+			f.Put(t, rules.Rule{Limit: "messages", Policy: ratelimit.TokenBucket{Rate: 5, Period: time.Hour}})
 			_, err := f.Store.Delete(t.Context(), edit, "messages", "")
 			require.NoError(t, err)
 		}
@@ -103,7 +95,7 @@ func (f *fixture) gives(t *testing.T, limit string) string {
 func TestPageSaysWhenABucketGives(t *testing.T) {
 	t.Parallel()
 	f := setup(t)
-	f.put(t, rules.Rule{Limit: "blocked", Policy: ratelimit.TokenBucket{Rate: 1, Period: time.Hour, Capacity: ratelimit.None}},
+	f.Put(t, rules.Rule{Limit: "blocked", Policy: ratelimit.TokenBucket{Rate: 1, Period: time.Hour, Capacity: ratelimit.None}},
 		rules.Rule{Limit: "open", Policy: ratelimit.TokenBucket{Rate: 1, Period: time.Hour, Capacity: 1}, Mode: ratelimit.Off})
 	require.Equal(t, "at once", f.gives(t, "messages"))
 	require.Equal(t, "never", f.gives(t, "blocked"))
@@ -122,21 +114,21 @@ func TestPageShowsWhatTheLimiterSays(t *testing.T) {
 	t.Parallel()
 	f := setup(t)
 	daily := ratelimit.TokenBucket{Rate: 5, Period: ratelimit.Day}
-	f.put(t, append(kindsOf(), rules.Rule{Limit: "spread", Policy: ratelimit.TokenBucket{Rate: 1, Period: ratelimit.Day, Capacity: 64, Shards: 8}},
+	f.Put(t, append(admintest.Kinds(), rules.Rule{Limit: "spread", Policy: ratelimit.TokenBucket{Rate: 1, Period: ratelimit.Day, Capacity: 64, Shards: 8}},
 		rules.Rule{Limit: "windows", Policy: ratelimit.FixedWindow{Rate: 50, Period: ratelimit.Day}},
 		rules.Rule{Limit: "off", Policy: daily, Mode: ratelimit.Off}, rules.Rule{Limit: "shadow", Policy: daily, Mode: ratelimit.Shadow},
 		rules.Rule{Limit: "owing", Policy: daily})...)
 	for _, name := range []string{"spread", "windows", "off", "shadow", "exports", "quota"} {
-		f.Take(t, requestOf(t, name).Cost(4))
+		f.Take(t, admintest.RequestOf(t, name).Cost(4))
 	}
-	require.NoError(t, f.Limiter.Charge(t.Context(), requestOf(t, "owing").Cost(25)))
-	lease, err := f.Limiter.Acquire(t.Context(), requestOf(t, "jobs").Cost(20))
+	require.NoError(t, f.Limiter.Charge(t.Context(), admintest.RequestOf(t, "owing").Cost(25)))
+	lease, err := f.Limiter.Acquire(t.Context(), admintest.RequestOf(t, "jobs").Cost(20))
 	require.NoError(t, err)
 	for name, words := range map[string]string{
 		"spread": "capacity 64", "windows": "50 per day", "off": "5 per day", "shadow": "5 per day", "owing": "5 per day",
 		"exports": "50 in any hour", "quota": "50 per year in Europe/Berlin from April 6 on", "jobs": "50 at a time, leases of 1h",
 	} {
-		v := f.value(t, requestOf(t, name))
+		v := f.Value(t, admintest.RequestOf(t, name))
 		page := f.get(t, admintest.Address("key", "limit", name, "key", "ada")).body
 		require.Contains(t, page, words)
 		require.Contains(t, f.get(t, "/admin/rules").body, words)

@@ -11,29 +11,13 @@ import (
 	"github.com/pgratelimit/pgratelimit/rules"
 )
 
-// kindsOf are rules of kinds that do not fill steadily.
-func kindsOf() []rules.Rule {
-	return []rules.Rule{
-		{Limit: "exports", Policy: ratelimit.SlidingWindow{Rate: 50, Period: time.Hour, Slices: 12}},
-		{Limit: "quota", Policy: ratelimit.CalendarWindow{Rate: 50, Resets: ratelimit.Yearly, Zone: "Europe/Berlin", FirstMonth: time.April, FirstDay: 6}},
-		{Limit: "jobs", Policy: ratelimit.Concurrency{Most: 50, Lease: time.Hour}},
-	}
-}
-
-func requestOf(t *testing.T, name string) ratelimit.Request {
-	t.Helper()
-	limit, err := ratelimit.NewLimit(name, ratelimit.PerDay(1))
-	require.NoError(t, err)
-	return limit.For("ada")
-}
-
 // TestPagesOfPrices promises that pages show what the upstream of a key accepts, and at which price was reserved.
 func TestPagesOfPrices(t *testing.T) {
 	t.Parallel()
 	f := setup(t)
-	f.put(t, rules.Rule{Limit: "upstream", Policy: ratelimit.Adaptive{Contract: ratelimit.TokenBucket{Rate: 50, Period: time.Hour}, Floor: 0.25, Apply: true}},
+	f.Put(t, rules.Rule{Limit: "upstream", Policy: ratelimit.Adaptive{Contract: ratelimit.TokenBucket{Rate: 50, Period: time.Hour}, Floor: 0.25, Apply: true}},
 		rules.Rule{Limit: "watched", Policy: ratelimit.Adaptive{Contract: ratelimit.TokenBucket{Rate: 50, Period: time.Hour}}})
-	r, err := f.Limiter.Reserve(t.Context(), requestOf(t, "upstream").Cost(30).Price(2))
+	r, err := f.Limiter.Reserve(t.Context(), admintest.RequestOf(t, "upstream").Cost(30).Price(2))
 	require.NoError(t, err)
 	page := func(limit string) string {
 		return f.get(t, admintest.Address("key", "limit", limit, "key", "ada")).body
@@ -68,7 +52,7 @@ func TestPreviewOfKinds(t *testing.T) {
 	page := preview("kind", "concurrency", "more", "most: 5\nlease: 30s", "mode", "on", "on_change", "keep")
 	require.Contains(t, page, `<td class="before">60 per minute, capacity 100</td><td class="after">5 at a time, leases of 30s</td>`)
 	require.Contains(t, page, "What the change would do")
-	f.put(t, rules.Rule{Limit: "messages", Policy: ratelimit.PerMinute(7)})
+	f.Put(t, rules.Rule{Limit: "messages", Policy: ratelimit.PerMinute(7)})
 	page = f.get(t, admintest.Address("preview", "limit", "messages", "plan", "pro", "kind", "calendar window", "rate", "3", "more", "resets: day",
 		"mode", "on", "on_change", "keep")).body
 	require.Contains(t, page, `<td class="before">7 per minute</td><td class="after">3 per day in UTC</td>`, "a plan without a rule has the one of all")

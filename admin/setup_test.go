@@ -46,18 +46,13 @@ func setup(t testing.TB, config ...func(*ratelimit.Config)) *fixture {
 
 func setupOn(t testing.TB, pool *pgxpool.Pool, config ...func(*ratelimit.Config)) *fixture {
 	t.Helper()
-	f := &fixture{Site: admintest.Site{Pool: pool}, log: &strings.Builder{}, who: admin.Identity{Name: operator, MayChange: true}}
-	var err error
-	f.Set, err = rules.NewSet(pool, rules.Config{})
-	require.NoError(t, err)
-	f.Store, err = rules.NewStore(pool, rules.StoreConfig{Lead: -1})
-	require.NoError(t, err)
-	limiterConfig := ratelimit.Config{Policies: f.Set}
+	var limiterConfig ratelimit.Config
 	for _, c := range config {
 		c(&limiterConfig)
 	}
-	f.Limiter, err = ratelimit.New(pool, limiterConfig)
-	require.NoError(t, err)
+	f := &fixture{
+		Site: admintest.NewSite(t, pool, limiterConfig), log: &strings.Builder{}, who: admin.Identity{Name: operator, MayChange: true},
+	}
 	mux := http.NewServeMux()
 	mux.Handle("/admin/", f.handler(t, f.Set))
 	f.server = httptest.NewServer(mux)

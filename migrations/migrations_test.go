@@ -26,38 +26,22 @@ const latest = 3
 func TestUp(t *testing.T) {
 	t.Parallel()
 
-	t.Run("CreatesTheTables", func(t *testing.T) {
+	t.Run("CreatesTheTablesOfASchemaOnce", func(t *testing.T) {
 		t.Parallel()
-		pool := postgrestest.NewEmpty(t)
-		require.NoError(t, migrations.Up(t.Context(), pool, migrations.Config{}))
-		requireVersion(t, pool, "", latest)
-		require.Equal(t, tablesOf("ratelimit"), tables(t, pool))
-	})
-
-	t.Run("DoesNothingTheSecondTime", func(t *testing.T) {
-		t.Parallel()
-		pool := postgrestest.NewEmpty(t)
-		require.NoError(t, migrations.Up(t.Context(), pool, migrations.Config{}))
-		insertBucket(t, pool, "ratelimit")
-		require.NoError(t, migrations.Up(t.Context(), pool, migrations.Config{}))
-		require.Equal(t, 1, count(t, pool, "ratelimit"))
-	})
-
-	t.Run("UsesTheSchemaItIsGiven", func(t *testing.T) {
-		t.Parallel()
-		for _, schema := range []string{"limits", "user", "_", "ratelimit_2", strings.Repeat("a", 63)} {
-			t.Run(schema, func(t *testing.T) {
-				t.Parallel()
-				pool := postgrestest.NewEmpty(t)
-				cfg := migrations.Config{Schema: schema}
-				require.NoError(t, migrations.Up(t.Context(), pool, cfg))
-				require.NoError(t, migrations.Up(t.Context(), pool, cfg))
-				requireVersion(t, pool, schema, latest)
-				require.Equal(t, tablesOf(schema), tables(t, pool))
-				insertBucket(t, pool, schema)
-				require.NoError(t, migrations.Down(t.Context(), pool, cfg))
-				require.Equal(t, []string{schema + ".goose_db_version"}, tables(t, pool))
-			})
+		for _, schema := range []string{"ratelimit", "user", "_", strings.Repeat("a", 63)} {
+			pool := postgrestest.NewEmpty(t)
+			cfg := migrations.Config{Schema: schema}
+			requireVersion(t, pool, schema, 0)
+			require.Empty(t, tables(t, pool), "Version creates nothing")
+			require.NoError(t, migrations.Up(t.Context(), pool, cfg))
+			insertBucket(t, pool, schema)
+			require.NoError(t, migrations.Up(t.Context(), pool, cfg))
+			require.Equal(t, 1, count(t, pool, schema))
+			requireVersion(t, pool, schema, latest)
+			require.Equal(t, tablesOf(schema), tables(t, pool))
+			require.NoError(t, migrations.Down(t.Context(), pool, cfg))
+			require.Equal(t, []string{schema + ".goose_db_version"}, tables(t, pool))
+			requireVersion(t, pool, schema, 0)
 		}
 	})
 
@@ -95,16 +79,20 @@ func TestUp(t *testing.T) {
 	t.Run("IsSafeWhenSeveralProcessesStartAtOnce", func(t *testing.T) {
 		t.Parallel()
 		for _, isolation := range []string{"read committed", "serializable"} {
-			t.Run(isolation, func(t *testing.T) {
-				t.Parallel()
-				url := postgrestest.NewEmptyDatabase(t)
-				group, ctx := errgroup.WithContext(t.Context())
-				for range testsize.Of(3, 8) {
-					group.Go(func() error { return upAsOneProcess(ctx, url, isolation) })
-				}
-				require.NoError(t, group.Wait())
-				requireVersion(t, openPool(t, url), "", latest)
-			})
+			for _, partitions := range []int{0, 4} {
+				t.Run(fmt.Sprint(isolation, partitions), func(t *testing.T) {
+					t.Parallel()
+					url := postgrestest.NewEmptyDatabase(t)
+					group, ctx := errgroup.WithContext(t.Context())
+					for range testsize.Of(3, 8) {
+						group.Go(func() error { return upAsOneProcess(ctx, url, isolation, partitionedInto(partitions)) })
+					}
+					require.NoError(t, group.Wait())
+					pool := openPool(t, url)
+					requireVersion(t, pool, "", latest)
+					requirePartitions(t, pool, max(partitions, 1))
+				})
+			}
 		}
 	})
 
@@ -183,14 +171,6 @@ func TestUp(t *testing.T) {
 func TestDown(t *testing.T) {
 	t.Parallel()
 
-	t.Run("UndoesEveryMigration", func(t *testing.T) {
-		t.Parallel()
-		pool := postgrestest.New(t)
-		require.NoError(t, migrations.Down(t.Context(), pool, migrations.Config{}))
-		requireVersion(t, pool, "", 0)
-		require.Equal(t, []string{"ratelimit.goose_db_version"}, tables(t, pool))
-	})
-
 	t.Run("DoesNothingWhenNothingIsApplied", func(t *testing.T) {
 		t.Parallel()
 		pool := postgrestest.NewEmpty(t)
@@ -218,54 +198,23 @@ func TestDown(t *testing.T) {
 	})
 }
 
-func TestVersion(t *testing.T) {
-	t.Parallel()
-
-	t.Run("IsZeroOnAnEmptyDatabaseAndCreatesNothing", func(t *testing.T) {
-		t.Parallel()
-		pool := postgrestest.NewEmpty(t)
-		requireVersion(t, pool, "", 0)
-		require.Empty(t, tables(t, pool))
-		var schemas int
-		err := pool.QueryRow(t.Context(), "SELECT count(*) FROM pg_namespace WHERE nspname = 'ratelimit'").Scan(&schemas)
-		require.NoError(t, err)
-		require.Zero(t, schemas)
-	})
-
-	t.Run("IsThatOfTheNewestMigration", func(t *testing.T) {
-		t.Parallel()
-		requireVersion(t, postgrestest.New(t), "", latest)
-	})
-}
-
 func TestFS(t *testing.T) {
 	t.Parallel()
 
 	t.Run("AppliesWithGooseItself", func(t *testing.T) {
 		t.Parallel()
 		ours, theirs := postgrestest.New(t), postgrestest.NewEmpty(t)
-		provider, err := goose.NewProvider(goose.DialectPostgres, stdlib.OpenDBFromPool(theirs), migrations.FS)
+		_, err := theirs.Exec(t.Context(), "CREATE SCHEMA ratelimit")
 		require.NoError(t, err)
-		_, err = provider.Up(t.Context())
-		require.NoError(t, err)
-		require.Equal(t, definitions(t, ours), definitions(t, theirs))
-		_, err = provider.DownTo(t.Context(), 0)
-		require.NoError(t, err)
-	})
-
-	t.Run("AppliesWithGooseItselfOnTheSameRecord", func(t *testing.T) {
-		t.Parallel()
-		pool := postgrestest.NewEmpty(t)
-		_, err := pool.Exec(t.Context(), "CREATE SCHEMA ratelimit")
-		require.NoError(t, err)
-		provider, err := goose.NewProvider(goose.DialectPostgres, stdlib.OpenDBFromPool(pool), migrations.FS,
+		provider, err := goose.NewProvider(goose.DialectPostgres, stdlib.OpenDBFromPool(theirs), migrations.FS,
 			goose.WithTableName("ratelimit.goose_db_version"))
 		require.NoError(t, err)
 		_, err = provider.Up(t.Context())
 		require.NoError(t, err)
-		requireVersion(t, pool, "", latest)
-		require.NoError(t, migrations.Up(t.Context(), pool, migrations.Config{}))
-		require.NoError(t, migrations.Down(t.Context(), pool, migrations.Config{}))
+		require.Equal(t, definitions(t, ours), definitions(t, theirs))
+		requireVersion(t, theirs, "", latest)
+		require.NoError(t, migrations.Up(t.Context(), theirs, migrations.Config{}))
+		require.NoError(t, migrations.Down(t.Context(), theirs, migrations.Config{}))
 	})
 
 	t.Run("NamesTheSchemaOnlyWhereItIsReplaced", func(t *testing.T) {
@@ -293,44 +242,37 @@ func TestBuckets(t *testing.T) {
 		ts        int64
 	}
 
-	for name, good := range map[string]row{
-		"AKeyOf256Bytes":  {"limit", strings.Repeat("k", 256), 0, "1", 0},
-		"AnEmptyKey":      {"limit", "", 0, "1", 0},
-		"Owed":            {"limit", "owed", 0, "-12.5", 0},
-		"ANameOf64Bytes":  {strings.Repeat("n", 64), "key", 0, "1", 0},
-		"TheFirstInstant": {"limit", "first", 0, "1", -62135596800000000},
-		"TheLastInstant":  {"limit", "last", 0, "1", 253402300799999999},
+	for _, good := range []row{
+		{"limit", strings.Repeat("k", 256), 0, "1", 0},
+		{"limit", "", 0, "1", 0},
+		{"limit", "owed", 0, "-12.5", 0},
+		{strings.Repeat("n", 64), "key", 0, "1", 0},
+		{"limit", "first instant", 0, "1", -62135596800000000},
+		{"limit", "last instant", 0, "1", 253402300799999999},
 	} {
-		t.Run("Accepts/"+name, func(t *testing.T) {
-			t.Parallel()
-			_, err := pool.Exec(t.Context(), insert, good.name, good.key, good.shard, good.value, good.ts)
-			require.NoError(t, err)
-		})
+		_, err := pool.Exec(t.Context(), insert, good.name, good.key, good.shard, good.value, good.ts)
+		require.NoError(t, err)
 	}
-
-	for name, bad := range map[string]row{
-		"ValueNaN":              {"limit", "bad", 0, "NaN", 0},
-		"ValueInfinity":         {"limit", "bad", 0, "Infinity", 0},
-		"ValueNegativeInfinity": {"limit", "bad", 0, "-Infinity", 0},
-		"AKeyOf257Bytes":        {"limit", strings.Repeat("k", 257), 0, "1", 0},
-		"AKeyOf258BytesIn129":   {"limit", strings.Repeat("é", 129), 0, "1", 0},
-		"ANegativeShard":        {"limit", "bad", -1, "1", 0},
-		"AnEmptyName":           {"", "bad", 0, "1", 0},
-		"ANameOf65Bytes":        {strings.Repeat("n", 65), "bad", 0, "1", 0},
-		"AnInstantTooEarly":     {"limit", "bad", 0, "1", -62135596800000001},
-		"AnInstantTooLate":      {"limit", "bad", 0, "1", 253402300800000000},
+	for _, bad := range []row{
+		{"limit", "bad", 0, "NaN", 0},
+		{"limit", "bad", 0, "Infinity", 0},
+		{"limit", "bad", 0, "-Infinity", 0},
+		{"limit", strings.Repeat("k", 257), 0, "1", 0},
+		{"limit", strings.Repeat("é", 129), 0, "1", 0}, // 258 bytes
+		{"limit", "bad", -1, "1", 0},
+		{"", "bad", 0, "1", 0},
+		{strings.Repeat("n", 65), "bad", 0, "1", 0},
+		{"limit", "bad", 0, "1", -62135596800000001},
+		{"limit", "bad", 0, "1", 253402300800000000},
 	} {
-		t.Run("Refuses/"+name, func(t *testing.T) {
-			t.Parallel()
-			_, err := pool.Exec(t.Context(), insert, bad.name, bad.key, bad.shard, bad.value, bad.ts)
-			var refused *pgconn.PgError
-			require.ErrorAs(t, err, &refused)
-			require.Equal(t, "23514", refused.Code, refused.Message) // check_violation
-		})
+		_, err := pool.Exec(t.Context(), insert, bad.name, bad.key, bad.shard, bad.value, bad.ts)
+		var refused *pgconn.PgError
+		require.ErrorAs(t, err, &refused, "%+v", bad)
+		require.Equal(t, "23514", refused.Code, refused.Message) // check_violation
 	}
 }
 
-func upAsOneProcess(ctx context.Context, url, isolation string) error {
+func upAsOneProcess(ctx context.Context, url, isolation string, cfg migrations.Config) error {
 	config, err := pgxpool.ParseConfig(url)
 	if err != nil {
 		return err
@@ -342,7 +284,7 @@ func upAsOneProcess(ctx context.Context, url, isolation string) error {
 		return err
 	}
 	defer pool.Close()
-	return migrations.Up(ctx, pool, migrations.Config{})
+	return migrations.Up(ctx, pool, cfg)
 }
 
 func openPool(t *testing.T, url string, configure ...func(*pgxpool.Config)) *pgxpool.Pool {

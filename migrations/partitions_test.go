@@ -12,7 +12,6 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
-	"golang.org/x/sync/errgroup"
 
 	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
 	"github.com/pgratelimit/pgratelimit/internal/testsize"
@@ -106,26 +105,6 @@ func TestUpInPartitions(t *testing.T) {
 		require.NoError(t, err)
 		require.ErrorIs(t, migrations.Up(t.Context(), pool, partitionedInto(4)), migrations.ErrPartitions)
 		requireVersion(t, pool, "", 1)
-	})
-
-	t.Run("IsSafeWhenSeveralProcessesStartAtOnce", func(t *testing.T) {
-		t.Parallel()
-		pool := postgrestest.NewEmpty(t)
-		group, ctx := errgroup.WithContext(t.Context())
-		for range 4 {
-			group.Go(func() error {
-				config := pool.Config()
-				config.MaxConns = 2
-				own, err := pgxpool.NewWithConfig(ctx, config)
-				if err != nil {
-					return err
-				}
-				defer own.Close()
-				return migrations.Up(ctx, own, partitionedInto(4))
-			})
-		}
-		require.NoError(t, group.Wait())
-		requirePartitions(t, pool, 4)
 	})
 
 	t.Run("RefusesWhatIsNoNumber", func(t *testing.T) {

@@ -47,6 +47,54 @@ type Site struct {
 	Limiter *ratelimit.Limiter
 }
 
+// NewSite returns a Site on a database. Changes of its rules are in effect at once.
+func NewSite(t testing.TB, pool *pgxpool.Pool, config ratelimit.Config) Site {
+	t.Helper()
+	s := Site{Pool: pool}
+	var err error
+	s.Set, err = rules.NewSet(pool, rules.Config{})
+	require.NoError(t, err)
+	s.Store, err = rules.NewStore(pool, rules.StoreConfig{Lead: -1})
+	require.NoError(t, err)
+	config.Policies = s.Set
+	s.Limiter, err = ratelimit.New(pool, config)
+	require.NoError(t, err)
+	return s
+}
+
+// Value returns what a bucket holds.
+func (s *Site) Value(t testing.TB, request ratelimit.Request) ratelimit.Value {
+	t.Helper()
+	v, err := s.Limiter.Value(t.Context(), request)
+	require.NoError(t, err)
+	return v
+}
+
+// Put stores rules and loads them.
+func (s *Site) Put(t testing.TB, stated ...rules.Rule) {
+	t.Helper()
+	_, err := s.Store.Put(t.Context(), rules.Edit{Author: "ana", Reason: "x"}, stated...)
+	require.NoError(t, err)
+	s.Load(t)
+}
+
+// Kinds returns rules of kinds that do not fill steadily: exports, quota and jobs.
+func Kinds() []rules.Rule {
+	return []rules.Rule{
+		{Limit: "exports", Policy: ratelimit.SlidingWindow{Rate: 50, Period: time.Hour, Slices: 12}},
+		{Limit: "quota", Policy: ratelimit.CalendarWindow{Rate: 50, Resets: ratelimit.Yearly, Zone: "Europe/Berlin", FirstMonth: time.April, FirstDay: 6}},
+		{Limit: "jobs", Policy: ratelimit.Concurrency{Most: 50, Lease: time.Hour}},
+	}
+}
+
+// RequestOf returns a request of ada for a limit whose policy is stored.
+func RequestOf(t testing.TB, name string) ratelimit.Request {
+	t.Helper()
+	limit, err := ratelimit.NewLimit(name, ratelimit.PerDay(1))
+	require.NoError(t, err)
+	return limit.For("ada")
+}
+
 // Load has the set say what the tables say.
 func (s *Site) Load(t testing.TB) {
 	t.Helper()

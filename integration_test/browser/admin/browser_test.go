@@ -55,12 +55,12 @@ func TestPagesInABrowser(t *testing.T) {
 	testsize.Long(t, "starts a browser")
 	f := setup(t)
 	pages := admintest.Pages(f.Furnish(t))
-	f.put(t, append(kindsOf(), upstream)...)
+	f.Put(t, append(admintest.Kinds(), upstream)...)
 	f.Exec(t, `INSERT INTO ratelimit.prices VALUES ('upstream', 'ada', 3, 0, 0, 0, 0, 0, 0.4, true, $1)`, time.Now().Add(time.Hour).UnixMicro())
 	for _, name := range []string{"exports", "quota", "jobs", "upstream"} {
 		pages[name] = admintest.Address("key", "limit", name, "key", "ada")
 	}
-	_, err := f.Limiter.Acquire(t.Context(), requestOf(t, "jobs"))
+	_, err := f.Limiter.Acquire(t.Context(), admintest.RequestOf(t, "jobs"))
 	require.NoError(t, err)
 	b := f.browse(t)
 	for name, page := range pages {
@@ -118,13 +118,13 @@ func TestLiveLevelIsThatOfGo(t *testing.T) {
 	t.Parallel()
 	testsize.Long(t, "starts a browser")
 	f := setup(t)
-	f.put(t, append(kindsOf(), upstream)...)
-	_, err := f.Limiter.Acquire(t.Context(), requestOf(t, "jobs").Cost(2))
+	f.Put(t, append(admintest.Kinds(), upstream)...)
+	_, err := f.Limiter.Acquire(t.Context(), admintest.RequestOf(t, "jobs").Cost(2))
 	require.NoError(t, err)
 	b := f.browse(t)
 	requests := map[string]ratelimit.Request{"messages": messages.For("ada")}
 	for _, name := range []string{"exports", "quota", "jobs", "upstream"} {
-		requests[name] = requestOf(t, name)
+		requests[name] = admintest.RequestOf(t, name)
 	}
 	for name, request := range requests {
 		if name != "jobs" {
@@ -140,7 +140,7 @@ func TestLiveLevelIsThatOfGo(t *testing.T) {
 		got, err := strconv.ParseFloat(seen[1], 64)
 		require.NoError(t, err)
 		require.Equal(t, "M", seen[2])
-		require.Equal(t, f.value(t, request).At(time.UnixMicro(us)), got, name)
+		require.Equal(t, f.Value(t, request).At(time.UnixMicro(us)), got, name)
 	}
 }
 
@@ -157,5 +157,5 @@ func TestPressesButtons(t *testing.T) {
 		chromedp.SendKeys(`input[name=typed]`, "ada\r"), chromedp.WaitVisible(`h1 .key`),
 		chromedp.Click(`details:has(form[action=reset]) summary`), chromedp.Click(`form[action=reset] button`),
 		chromedp.WaitVisible(`[role=status]`)))
-	require.Equal(t, 10.0, f.value(t, logins.For("ada")).Tokens)
+	require.Equal(t, 10.0, f.Value(t, logins.For("ada")).Tokens)
 }

@@ -26,7 +26,7 @@ func TestLiveLevelFollowsOthers(t *testing.T) {
 	shows("10", "10")
 	f.Take(t, logins.For("ada").Cost(7))
 	shows("3", "10")
-	f.put(t, rules.Rule{Limit: "failed-logins", Policy: ratelimit.TokenBucket{Rate: 1, Period: ratelimit.Day, Capacity: 2}})
+	f.Put(t, rules.Rule{Limit: "failed-logins", Policy: ratelimit.TokenBucket{Rate: 1, Period: ratelimit.Day, Capacity: 2}})
 	shows("2", "2")
 }
 

@@ -60,7 +60,7 @@ func TestEachChangeByItsButton(t *testing.T) {
 	t.Parallel()
 	f := setup(t)
 	b := f.asPhone(t)
-	f.put(t, rules.Rule{Limit: "messages", Plan: "pro", Policy: ratelimit.TokenBucket{Rate: 600, Period: time.Minute}})
+	f.Put(t, rules.Rule{Limit: "messages", Plan: "pro", Policy: ratelimit.TokenBucket{Rate: 600, Period: time.Minute}})
 	f.Take(t, messages.For("ada").Cost(90))
 	r, err := f.Limiter.Reserve(t.Context(), tokens.For("acme").Cost(50_000))
 	require.NoError(t, err)
@@ -96,5 +96,5 @@ func TestEachChangeByItsButton(t *testing.T) {
 	for _, text := range []string{`"multiplier": 3`, `"on_plan": "pro"`, `1500`, `45.5`} {
 		require.Contains(t, made, text)
 	}
-	require.Equal(t, 120_000.0, f.value(t, tokens.For("acme")).Tokens)
+	require.Equal(t, 120_000.0, f.Value(t, tokens.For("acme")).Tokens)
 }
