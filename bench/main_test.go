@@ -60,44 +60,27 @@ func TestRun(t *testing.T) {
 
 func TestOptions(t *testing.T) {
 	t.Parallel()
-	t.Run("QuickRoundsAreShort", func(t *testing.T) {
-		t.Parallel()
-		o, err := parse([]string{"-quick"})
+	parsed := func(arguments ...string) options {
+		o, err := parse(arguments)
 		require.NoError(t, err)
-		require.Equal(t, quickRound, o.round)
-	})
-	t.Run("WhatIsAskedForWins", func(t *testing.T) {
-		t.Parallel()
-		o, err := parse([]string{"-quick", "-rounds", "7", "-seconds", "0.5", "-run", "hot"})
-		require.NoError(t, err)
-		require.Equal(t, 7, o.rounds)
-		require.Equal(t, 500*time.Millisecond, o.round)
-		require.Len(t, chosen(o), 4+6, "hot-512, hot-tx, hot-8 and hot-read, and the points of the curve")
-	})
-	t.Run("CurvesAreMeasuredWhenTheyAreNamed", func(t *testing.T) {
-		t.Parallel()
-		o, err := parse(nil)
-		require.NoError(t, err)
-		require.NotEmpty(t, chosen(o))
-		for _, s := range chosen(o) {
-			require.Empty(t, s.Curve)
-		}
-	})
-	t.Run("TheFirstContenderIsAlwaysThere", func(t *testing.T) {
-		t.Parallel()
-		o, err := parse([]string{"-run", "take-64", "-contenders", "^redis_rate$"})
-		require.NoError(t, err)
-		s := chosen(o)[0]
-		require.Len(t, s.Contenders, 2)
-		require.Equal(t, "pgratelimit", s.Contenders[0].Name)
-		require.Len(t, s.Bars, 1, "only the one about these two")
-	})
+		return o
+	}
+	require.Equal(t, quickRound, parsed("-quick").round)
+	o := parsed("-quick", "-rounds", "7", "-seconds", "0.5", "-run", "hot")
+	require.Equal(t, 7, o.rounds)
+	require.Equal(t, 500*time.Millisecond, o.round)
+	require.Len(t, chosen(o), 4+6, "hot-512, hot-tx, hot-8 and hot-read, and the points of the curve")
+	require.NotEmpty(t, chosen(parsed()))
+	for _, s := range chosen(parsed()) {
+		require.Empty(t, s.Curve, "curves are measured only if they are named")
+	}
+	s := chosen(parsed("-run", "take-64", "-contenders", "^redis_rate$"))[0]
+	require.Len(t, s.Contenders, 2)
+	require.Equal(t, "pgratelimit", s.Contenders[0].Name, "the first contender always takes part")
+	require.Len(t, s.Bars, 1, "only the one about these two")
 	for _, wrong := range [][]string{{"-rounds", "-1"}, {"-seconds", "-1"}, {"-run", "("}, {"-contenders", "("}, {"surplus"}} {
-		t.Run(wrong[0], func(t *testing.T) {
-			t.Parallel()
-			_, err := parse(wrong)
-			require.Error(t, err)
-		})
+		_, err := parse(wrong)
+		require.Error(t, err, wrong)
 	}
 }
 

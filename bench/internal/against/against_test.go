@@ -54,14 +54,8 @@ func TestWork(t *testing.T) {
 
 func TestOfAProcessThatIsNotThere(t *testing.T) {
 	t.Parallel()
-	t.Run("OpenFails", func(t *testing.T) {
-		t.Parallel()
-		_, err := against.Process{Program: "/no/such/program"}.Open(t.Context(), contender.Bench{})
-		require.Error(t, err)
-	})
-	t.Run("OpenSaysThatItEnded", func(t *testing.T) {
-		t.Parallel()
-		_, err := against.Process{Program: "true"}.Open(t.Context(), contender.Bench{})
-		require.ErrorContains(t, err, "the process of the other limiter")
-	})
+	_, err := against.Process{Program: "/no/such/program"}.Open(t.Context(), contender.Bench{})
+	require.Error(t, err)
+	_, err = against.Process{Program: "true"}.Open(t.Context(), contender.Bench{})
+	require.ErrorContains(t, err, "the process of the other limiter")
 }

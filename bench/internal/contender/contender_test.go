@@ -12,51 +12,26 @@ import (
 
 func TestWhatPGBenchWrites(t *testing.T) {
 	t.Parallel()
-	t.Run("ItsThroughput", func(t *testing.T) {
-		t.Parallel()
-		const output = "number of clients: 16\nlatency average = 1.234 ms\ninitial connection time = 7.080 ms\ntps = 12345.678901 (without initial connection time)\n"
-		got, err := contender.ParseThroughput(output)
-		require.NoError(t, err)
-		require.InDelta(t, 12345.678901, got, 1e-6)
-	})
-	t.Run("NothingIsAnError", func(t *testing.T) {
-		t.Parallel()
-		_, err := contender.ParseThroughput("pgbench: error: connection failed")
-		require.ErrorContains(t, err, "connection failed")
-	})
-	t.Run("ItsLog", func(t *testing.T) {
-		t.Parallel()
-		got, err := contender.ParseLog(nil, "0 1 279 0 1741689600 123456\n1 1 3105 0 1741689600 123999\n")
-		require.NoError(t, err)
-		require.Equal(t, []time.Duration{279 * time.Microsecond, 3105 * time.Microsecond}, got)
-	})
-	t.Run("ALogThatIsNoneIsAnError", func(t *testing.T) {
-		t.Parallel()
-		_, err := contender.ParseLog(nil, "0 1 skipped 0 1741689600 123456\n")
-		require.Error(t, err)
-		_, err = contender.ParseLog(nil, "0 1\n")
-		require.Error(t, err)
-	})
+	got, err := contender.ParseThroughput("number of clients: 16\nlatency average = 1.234 ms\ntps = 12345.678901 (without initial connection time)\n")
+	require.NoError(t, err)
+	require.InDelta(t, 12345.678901, got, 1e-6)
+	_, err = contender.ParseThroughput("pgbench: error: connection failed")
+	require.ErrorContains(t, err, "connection failed")
+	took, err := contender.ParseLog(nil, "0 1 279 0 1741689600 123456\n1 1 3105 0 1741689600 123999\n")
+	require.NoError(t, err)
+	require.Equal(t, []time.Duration{279 * time.Microsecond, 3105 * time.Microsecond}, took)
+	for _, log := range []string{"0 1 skipped 0 1741689600 123456\n", "0 1\n"} {
+		_, err = contender.ParseLog(nil, log)
+		require.Error(t, err, log)
+	}
 }
 
-// A contender that is fast because it does not do its work fails its scenario.
+// A contender that is fast because it does not do its work fails its scenario. Ten keys gain ten tokens in an hour.
 func TestExactness(t *testing.T) {
 	t.Parallel()
-	for name, test := range map[string]struct {
-		admitted, gone float64
-		exact          bool
-	}{
-		"AdmittedTokensAreGone":       {1000, 1000, true},
-		"SomeHaveArrivedAgain":        {1000, 991, true},
-		"MoreWereAdmittedThanAreGone": {1000, 980, false},
-		"MoreAreGoneThanWereAdmitted": {1000, 1010, false},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			// Ten keys gain ten tokens in an hour.
-			err := contender.CompareAfter(time.Hour, 10, test.admitted, test.gone)
-			require.Equal(t, test.exact, err == nil, "%v", err)
-		})
+	for gone, exact := range map[float64]bool{1000: true, 991: true, 980: false, 1010: false} {
+		err := contender.CompareAfter(time.Hour, 10, 1000, gone)
+		require.Equal(t, exact, err == nil, "%v gone: %v", gone, err)
 	}
 }
 

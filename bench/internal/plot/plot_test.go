@@ -49,33 +49,30 @@ func parse(t *testing.T, svg []byte) (attributes map[string][]string, texts stri
 
 func TestSVG(t *testing.T) {
 	t.Parallel()
-	tests := []struct {
-		name  string
-		curve scenario.Curve
-		dots  int // with those of the legend
-	}{
-		{"TwoContenders", scenario.Curve{Name: "many", Lines: []scenario.Line{rising("a", 1000), rising("b", 300)}}, 14},
-		{"MoreThanThereAreColours", scenario.Curve{Name: "many", Lines: []scenario.Line{rising("a", 1), rising("b", 2), rising("c", 3), rising("d", 4), rising("e", 5), rising("f", 6), rising("g", 7)}}, 49},
-		{"OnePoint", scenario.Curve{Name: "one", Lines: []scenario.Line{{Contender: "a", Points: []scenario.Point{{Callers: 1, Throughput: stats.Spread{Median: 1000, Low: 1000, High: 1000}}}}}}, 2},
-		{"NamesThatAreMarkup", scenario.Curve{Name: "<b> & \"c\"", Lines: []scenario.Line{rising("a < b & c", 1)}}, 7},
-		{"Nothing", scenario.Curve{Name: "nothing"}, 0},
+	point := scenario.Point{Callers: 1, Throughput: stats.Spread{Median: 1000, Low: 1000, High: 1000}}
+	var many []scenario.Line // more than there are colours
+	for i := range 7 {
+		many = append(many, rising(strconv.Itoa(i), float64(i+1)))
 	}
-	for _, test := range tests {
-		t.Run(test.name, func(t *testing.T) {
-			t.Parallel()
-			attributes, texts := parse(t, plot.SVG(test.curve, plot.Throughput()))
-			require.Contains(t, texts, test.curve.Name)
-			require.Len(t, attributes["cx"], test.dots)
-			for _, line := range test.curve.Lines {
-				require.Contains(t, texts, line.Contender)
-			}
-			for _, number := range append(attributes["cx"], attributes["cy"]...) {
-				value, err := strconv.ParseFloat(number, 64)
-				require.NoError(t, err)
-				require.True(t, value >= 0 && value <= 720, "%v is outside of the drawing", value)
-			}
-			require.NotRegexp(t, `NaN|Inf`, strings.Join(attributes["d"], " "))
-		})
+	for dots, curve := range map[int]scenario.Curve{ // by the number of dots with those of the legend
+		14: {Name: "two contenders", Lines: []scenario.Line{rising("a", 1000), rising("b", 300)}},
+		49: {Name: "many", Lines: many},
+		2:  {Name: "one", Lines: []scenario.Line{{Contender: "a", Points: []scenario.Point{point}}}},
+		7:  {Name: "<b> & \"c\"", Lines: []scenario.Line{rising("a < b & c", 1)}},
+		0:  {Name: "nothing"},
+	} {
+		attributes, texts := parse(t, plot.SVG(curve, plot.Throughput()))
+		require.Contains(t, texts, curve.Name)
+		require.Len(t, attributes["cx"], dots)
+		for _, line := range curve.Lines {
+			require.Contains(t, texts, line.Contender)
+		}
+		for _, number := range append(attributes["cx"], attributes["cy"]...) {
+			value, err := strconv.ParseFloat(number, 64)
+			require.NoError(t, err)
+			require.True(t, value >= 0 && value <= 720, "%v is outside of the drawing", value)
+		}
+		require.NotRegexp(t, `NaN|Inf`, strings.Join(attributes["d"], " "))
 	}
 }
 

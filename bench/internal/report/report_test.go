@@ -51,23 +51,16 @@ func TestJSON(t *testing.T) {
 	require.Equal(t, 110.0, figures["ours"][scenario.Throughput].Median)
 	require.NotContains(t, figures["ours"], scenario.Attempts, "it was not measured")
 	require.Empty(t, figures["nobody's"])
-}
 
-func TestJSONOfACurve(t *testing.T) {
-	t.Parallel()
-	written := report.Of(measured("one hot key"))
-	var text bytes.Buffer
+	written = report.Of(measured("one hot key"))
 	require.NoError(t, written.JSON(&text))
-	read, err := report.ReadJSON(&text)
+	read, err = report.ReadJSON(&text)
 	require.NoError(t, err)
 	require.Equal(t, written.Curves, read.Curves)
 	require.Len(t, read.Curves[0].Lines, 2)
 	require.Empty(t, read.Scenarios, "its points are in the curve")
-}
 
-func TestJSONThatIsNone(t *testing.T) {
-	t.Parallel()
-	_, err := report.ReadJSON(bytes.NewBufferString("{"))
+	_, err = report.ReadJSON(bytes.NewBufferString("{"))
 	require.ErrorContains(t, err, "read the figures")
 }
 

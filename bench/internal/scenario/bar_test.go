@@ -26,56 +26,26 @@ func TestBars(t *testing.T) {
 	t.Parallel()
 	rows := []scenario.Row{throughputs("a", 200, 300, 400), throughputs("b", 100, 200, 100), throughputs("missing")}
 	facts := []scenario.Measurement{{Name: "size", Value: 64}}
-	tests := []struct {
-		name              string
+	for _, test := range []struct {
 		bar               scenario.Bar
 		measured, reached bool
 		says              string
 	}{
-		{
-			"ARatioThatIsEnough",
-			scenario.Bar{Contender: "a", Figure: scenario.Throughput, Against: "b", AtLeast: 2},
-			true, true,
-			"throughput of a at least 2.00 x b",
-		},
-		{
-			"ARatioThatIsNot",
-			scenario.Bar{Contender: "a", Figure: scenario.Throughput, Against: "b", AtLeast: 2.1},
-			true, false,
-			"throughput of a at least 2.10 x b",
-		},
-		{
-			"ARatioOfTimesThatIsLowEnough",
-			scenario.Bar{Contender: "a", Figure: scenario.P50, Against: "b", AtMost: 0.5},
-			true, true,
-			"p50 of a at most 0.50 x b",
-		},
-		{
-			"AFigureByItself",
-			scenario.Bar{Contender: "b", Figure: scenario.P50, AtMost: 0.009},
-			true, false,
-			"p50 of b at most 9ms",
-		},
-		{"AFact", scenario.Bar{Fact: "size", AtMost: 64}, true, true, "size at most 64"},
-		{
-			"AContenderThatWasNotThere",
-			scenario.Bar{Contender: "a", Figure: scenario.Throughput, Against: "missing", AtLeast: 1},
-			false, false,
-			"throughput of a at least 1.00 x missing",
-		},
-		{"AFigureThatWasNotMeasured", scenario.Bar{Contender: "a", Figure: scenario.Attempts, AtMost: 1.1}, false, false, "attempts of a at most 1.10"},
-		{"AFactThatWasNotMeasured", scenario.Bar{Fact: "weight", AtMost: 1}, false, false, "weight at most 1"},
-	}
-	for _, test := range tests {
-		t.Run(test.name, func(t *testing.T) {
-			t.Parallel()
-			result := scenario.Result{Scenario: scenario.Scenario{Bars: []scenario.Bar{test.bar}}, Rows: slices.Clone(rows), Measured: facts}
-			result.Judge()
-			require.Len(t, result.Verdicts, 1)
-			require.Equal(t, test.measured, result.Verdicts[0].Measured)
-			require.Equal(t, test.reached, result.Verdicts[0].Reached)
-			require.Equal(t, test.says, result.Verdicts[0].String())
-		})
+		{scenario.Bar{Contender: "a", Figure: scenario.Throughput, Against: "b", AtLeast: 2}, true, true, "throughput of a at least 2.00 x b"},
+		{scenario.Bar{Contender: "a", Figure: scenario.Throughput, Against: "b", AtLeast: 2.1}, true, false, "throughput of a at least 2.10 x b"},
+		{scenario.Bar{Contender: "a", Figure: scenario.P50, Against: "b", AtMost: 0.5}, true, true, "p50 of a at most 0.50 x b"},
+		{scenario.Bar{Contender: "b", Figure: scenario.P50, AtMost: 0.009}, true, false, "p50 of b at most 9ms"},
+		{scenario.Bar{Fact: "size", AtMost: 64}, true, true, "size at most 64"},
+		{scenario.Bar{Contender: "a", Figure: scenario.Throughput, Against: "missing", AtLeast: 1}, false, false, "throughput of a at least 1.00 x missing"},
+		{scenario.Bar{Contender: "a", Figure: scenario.Attempts, AtMost: 1.1}, false, false, "attempts of a at most 1.10"},
+		{scenario.Bar{Fact: "weight", AtMost: 1}, false, false, "weight at most 1"},
+	} {
+		result := scenario.Result{Scenario: scenario.Scenario{Bars: []scenario.Bar{test.bar}}, Rows: slices.Clone(rows), Measured: facts}
+		result.Judge()
+		require.Len(t, result.Verdicts, 1)
+		require.Equal(t, test.measured, result.Verdicts[0].Measured, test.says)
+		require.Equal(t, test.reached, result.Verdicts[0].Reached, test.says)
+		require.Equal(t, test.says, result.Verdicts[0].String())
 	}
 }
 

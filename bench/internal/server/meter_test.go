@@ -28,21 +28,11 @@ func TestMeter(t *testing.T) {
 		"11/schedstat": "2000000000 5 5\n", "12/schedstat": "4000000000 5 5\n", "13/schedstat": "8000000000 5 5\n",
 		"20/task/20/schedstat": "500000000 5 5\n", "20/task/21/schedstat": "250000000 5 5\n",
 	}
-	t.Run("AddsUpTheServerItsChildrenAndTheThreadsOfOthers", func(t *testing.T) {
-		t.Parallel()
-		m := machine(t, files)
-		m.postgres, m.others = 10, []int{20}
-		require.InDelta(t, 1+2+4+0.75, m.Seconds(), 1e-9)
-	})
-	t.Run("KnowsNothingOfAProcessThatIsNotHere", func(t *testing.T) {
-		t.Parallel()
-		m := machine(t, files)
-		m.postgres, m.others = 10, []int{99}
-		require.True(t, math.IsNaN(m.Seconds()))
-	})
-	t.Run("KnowsNothingOfAServerElsewhere", func(t *testing.T) {
-		t.Parallel()
-		require.True(t, math.IsNaN(machine(t, files).Seconds()))
-		require.True(t, math.IsNaN((*Meter)(nil).Seconds()))
-	})
+	m := machine(t, files)
+	require.True(t, math.IsNaN(m.Seconds()), "the server is on another machine")
+	require.True(t, math.IsNaN((*Meter)(nil).Seconds()))
+	m.postgres, m.others = 10, []int{20}
+	require.InDelta(t, 1+2+4+0.75, m.Seconds(), 1e-9, "the server, its children, and the threads of the others")
+	m.others = []int{99}
+	require.True(t, math.IsNaN(m.Seconds()), "this process has ended")
 }

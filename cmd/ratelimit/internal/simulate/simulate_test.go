@@ -86,29 +86,11 @@ tiers:
 		}, counts)
 	})
 
-	t.Run("AsksForNoSlots", func(t *testing.T) {
-		t.Parallel()
-		_, err := simulate.Run(t.Context(), simulate.Config{Rules: document(t, `
-match: all
-rules:
-  - {limit: jobs, kind: concurrency, most: 3}
-tiers:
-  - {limit: jobs, key: "{address}"}
-`)}, lines(at(0, "10.0.0.1", "GET /")))
-		require.ErrorIs(t, err, simulate.ErrInvalidConfig)
-		require.ErrorContains(t, err, `"jobs", which is of slots; a log does not say how long they are held`)
-	})
-
 	t.Run("AdaptsToNoUpstream", func(t *testing.T) { // as a log does not say what one answered
 		t.Parallel()
-		report := run(t, simulate.Config{Rules: document(t, `
-match: all
-rules:
-  - {limit: upstream, rate: 2, period: hour, adaptive: {apply: true}}
-tiers:
-  - {limit: upstream, key: "{address}"}
-`)}, lines(at(0, "10.0.0.1", "GET /"), at(1, "10.0.0.1", "GET /"), at(2, "10.0.0.1", "GET /")))
-		require.Equal(t, int64(1), report.Refused)
+		report := run(t, simulate.Config{By: "address", Rules: document(t, "rules: [{limit: upstream, rate: 2, period: hour, adaptive: {apply: true}}]")},
+			lines(at(0, "10.0.0.1", "GET /"), at(1, "10.0.0.1", "GET /"), at(2, "10.0.0.1", "GET /")))
+		require.EqualValues(t, 1, report.Refused)
 	})
 
 	t.Run("DecidesByTheMostSpecificRule", func(t *testing.T) {
@@ -184,28 +166,28 @@ tiers: [{limit: query, cost_source: "query:n"}, {limit: header, cost_source: "he
 		require.EqualValues(t, 51, report.OutOfOrder)
 	})
 
-	t.Run("CountsWhatNobodyLimits", func(t *testing.T) {
+	t.Run("CountsLinesThatNoLimitDecides", func(t *testing.T) {
 		t.Parallel()
-		config := simulate.Config{Rules: document(t, `
+		ada := strings.Replace(at(0, "10.0.0.1", "GET /"), " - - ", " - ada ", 1)
+		report := run(t, simulate.Config{Rules: document(t, `
 match: all
 rules: [{limit: user, rate: 1, period: hour}]
 tiers: [{limit: user, key: "{user}", when: {user: "*"}}]
-`)}
-		report := run(t, config, lines(at(0, "10.0.0.1", "GET /"), `10.0.0.1 - ada [01/Mar/2026:12:00:00 +0000] "GET / HTTP/1.1" 200 5 "-" "-"`))
+`)}, lines(at(0, "10.0.0.1", "GET /"), ada))
 		require.Equal(t, []int64{1, 1}, []int64{report.Unlimited, report.Admitted})
-	})
 
-	t.Run("CountsLinesWhoseLimitsCannotBeAsked", func(t *testing.T) {
-		t.Parallel()
-		config := simulate.Config{Rules: document(t, three), By: "user"}
-		of := strings.Replace(at(0, "10.0.0.1", "GET /"), " - - ", " - ada ", 1)
-		report := run(t, config, lines(at(0, "10.0.0.1", "GET /"), of))
+		byUser := simulate.Config{Rules: document(t, three), By: "user"}
+		report = run(t, byUser, lines(at(0, "10.0.0.1", "GET /"), ada))
 		require.EqualValues(t, 1, report.Failed.Count)
 		require.Contains(t, report.Failed.First[0].Reason, `needs the attribute "user"`)
-		report, err := simulate.Run(t.Context(), config, lines("x", at(0, "10.0.0.1", "GET /")))
+		_, err := simulate.Run(t.Context(), byUser, lines("x", at(0, "10.0.0.1", "GET /")))
 		require.ErrorIs(t, err, simulate.ErrUnasked)
 		require.ErrorContains(t, err, `line 2 of access.log: ratelimit: invalid key: the key of "address" needs the attribute "user"`)
-		require.EqualValues(t, 2, report.Lines)
+
+		report, err = simulate.Run(t.Context(), simulate.Config{Rules: document(t, three), By: "address"}, lines("a", "b"))
+		require.ErrorIs(t, err, simulate.ErrUnreadable)
+		require.EqualValues(t, 2, report.Unparsed.Count)
+		require.Zero(t, run(t, simulate.Config{Rules: document(t, three), By: "address"}, lines("", "")).Lines, "nothing is no failure")
 	})
 
 	t.Run("GoesOnAfterLinesThatCannotBeRead", func(t *testing.T) {
@@ -218,15 +200,6 @@ tiers: [{limit: user, key: "{user}", when: {user: "*"}}]
 		require.EqualValues(t, 7, report.Unparsed.Count)
 		require.Len(t, report.Unparsed.First, 5)
 		require.Equal(t, simulate.Problem{"access.log", 4, "the line has more than 4194304 bytes"}, report.Unparsed.First[1])
-	})
-
-	t.Run("SaysSoWhenNothingCanBeRead", func(t *testing.T) {
-		t.Parallel()
-		report, err := simulate.Run(t.Context(), simulate.Config{Rules: document(t, three), By: "address"}, lines("a", "b"))
-		require.ErrorIs(t, err, simulate.ErrUnreadable)
-		require.EqualValues(t, 2, report.Unparsed.Count)
-		report = run(t, simulate.Config{Rules: document(t, three), By: "address"}, lines("", ""))
-		require.Zero(t, report.Lines, "nothing is no failure")
 	})
 
 	t.Run("TellsOfLinesThatStepBack", func(t *testing.T) {
@@ -322,8 +295,11 @@ func TestRunRefusesWhatCannotBeAsked(t *testing.T) {
 		"HashKey has":                {Rules: document(t, tiers), HashKey: []byte("short")},
 		"conflicts":                  {Rules: document(t, tiers), Routes: []string{"GET /{a}/x", "GET /{b}/x"}},
 		"no such rule":               {},
+		`"jobs", which is of slots; a log does not say how long they are held`: {
+			Rules: document(t, "match: all\nrules: [{limit: jobs, kind: concurrency, most: 3}]\ntiers: [{limit: jobs, key: '{address}'}]"),
+		},
 	} {
-		_, err := simulate.Run(t.Context(), config, lines("a"))
+		_, err := simulate.Run(t.Context(), config, lines(at(0, "10.0.0.1", "GET /")))
 		require.ErrorIs(t, err, simulate.ErrInvalidConfig, text)
 		if text != "no such rule" && text != "the Key" {
 			require.ErrorContains(t, err, text)
