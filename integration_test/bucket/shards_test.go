@@ -135,13 +135,10 @@ func TestACreditGoesToTheRowsThatHaveRoom(t *testing.T) {
 		"AsFarAsItWasWhenItWasTaken":  {[]bucket.State{{Value: 2, TS: now}, {Value: 1, TS: now}, {Value: 2, TS: now}, {Value: 2, TS: now}}, 4, 12, []float64{2.75, 2.75, 2.75, 2.75}},
 		"WhatIsAboveTheCapacityStays": {[]bucket.State{{Value: 5, TS: now}, {Value: 1, TS: now}, {Value: 2, TS: now}, {Value: 2, TS: now}}, 1, 0, []float64{5, 2, 2, 2}},
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			before := slices.Clone(test.rows)
-			bucket.Rows(test.rows).Credit(&wide, now, test.amount, test.most, math.MaxInt64)
-			for i, s := range test.rows {
-				require.Equal(t, bucket.State{Value: test.values[i], TS: before[i].TS}, s, "row %d of %v", i, test.rows)
-			}
-		})
+		before := slices.Clone(test.rows)
+		bucket.Rows(test.rows).Credit(&wide, now, test.amount, test.most, math.MaxInt64)
+		for i, s := range test.rows {
+			require.Equal(t, bucket.State{Value: test.values[i], TS: before[i].TS}, s, "%s: row %d of %v", name, i, test.rows)
+		}
 	}
 }

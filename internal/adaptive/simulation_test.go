@@ -1,8 +1,8 @@
 package adaptive_test
 
 import (
-	"container/heap"
 	"math/rand/v2"
+	"slices"
 	"testing"
 	"time"
 
@@ -20,19 +20,6 @@ type moment struct {
 	do func(now float64)
 }
 
-// moments are those to come, the next one first.
-type moments []moment
-
-func (m moments) Len() int           { return len(m) }
-func (m moments) Less(i, j int) bool { return m[i].at < m[j].at }
-func (m moments) Swap(i, j int)      { m[i], m[j] = m[j], m[i] }
-func (m *moments) Push(x any)        { *m = append(*m, x.(moment)) }
-func (m *moments) Pop() any {
-	last := (*m)[len(*m)-1]
-	*m = (*m)[:len(*m)-1]
-	return last
-}
-
 // incident is an upstream whose capacity falls from 100 requests a second to 40 and rises again, each for a third of the
 // time. Twenty workers in four processes send as fast as the limit lets them.
 type incident struct {
@@ -41,7 +28,7 @@ type incident struct {
 	answers  float64 // seconds that the upstream takes
 	seed     uint64
 
-	queue     moments
+	queue     []moment
 	random    *rand.Rand
 	terms     bucket.Terms
 	state     bucket.State // of the bucket
@@ -62,7 +49,22 @@ type client struct {
 	accepted, throttled float64
 }
 
-func (s *incident) at(second float64, do func(now float64)) { heap.Push(&s.queue, moment{second, do}) }
+func (s *incident) at(second float64, do func(now float64)) {
+	s.queue = append(s.queue, moment{second, do})
+}
+
+// next removes the next moment from the queue.
+func (s *incident) next() moment {
+	first := 0
+	for i := range s.queue {
+		if s.queue[i].at < s.queue[first].at {
+			first = i
+		}
+	}
+	next := s.queue[first]
+	s.queue = slices.Delete(s.queue, first, first+1)
+	return next
+}
 
 func (s *incident) run() {
 	s.random = rand.New(rand.NewPCG(s.seed, 0))
@@ -75,8 +77,7 @@ func (s *incident) run() {
 			s.at(s.random.Float64()/10, func(now float64) { s.work(c, now) })
 		}
 	}
-	for len(s.queue) > 0 && s.queue[0].at <= 3*s.third {
-		next := heap.Pop(&s.queue).(moment)
+	for next := s.next(); next.at <= 3*s.third; next = s.next() {
 		next.do(next.at)
 	}
 }

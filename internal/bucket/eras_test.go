@@ -18,8 +18,8 @@ func changeAt(from int64, before, after bucket.Terms, change bucket.Change) buck
 func TestAChangeDoesWithTheTokensWhatItSays(t *testing.T) {
 	t.Parallel()
 	const from = 1000 * minute
-	perHour := func(capacity float64) bucket.Terms { return buckettest.TokenBucket(capacity, time.Hour, capacity) }
-	tests := map[string]struct {
+	perHour := buckettest.TokenBucket(6, time.Hour, 6)
+	for name, test := range map[string]struct {
 		value         float64 // at the change
 		before, after float64 // the capacities
 		change        bucket.Change
@@ -40,18 +40,14 @@ func TestAChangeDoesWithTheTokensWhatItSays(t *testing.T) {
 		"add, owing":             {-2, 6, 10, bucket.Add, 2},
 		"scale, from no tokens":  {-1, 0, 10, bucket.Scale, -1},
 		"keep, nothing but owed": {-1, 10, 0, bucket.Keep, -1},
-	}
-	for name, test := range tests {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			before, after := perHour(6), perHour(6)
-			before.Capacity, after.Capacity = test.before, test.after
-			terms := changeAt(from, before, after, test.change)
-			got := terms.Settle(bucket.State{Value: test.value, TS: from - 1})
-			require.Equal(t, from, got.TS)
-			require.InDelta(t, test.want, got.Value, 1e-5)
-			require.Equal(t, got, terms.Settle(got), "settled once")
-		})
+	} {
+		before, after := perHour, perHour
+		before.Capacity, after.Capacity = test.before, test.after
+		terms := changeAt(from, before, after, test.change)
+		got := terms.Settle(bucket.State{Value: test.value, TS: from - 1})
+		require.Equal(t, from, got.TS, name)
+		require.InDelta(t, test.want, got.Value, 1e-5, name)
+		require.Equal(t, got, terms.Settle(got), "%s: settled once", name)
 	}
 }
 
@@ -59,26 +55,23 @@ func TestOnlyAResetChangesTheNumberOfRows(t *testing.T) {
 	t.Parallel()
 	one := buckettest.TokenBucket(80, time.Hour, 80)
 	eight, more := buckettest.Over(one, 8), buckettest.Over(buckettest.TokenBucket(80, time.Hour, 160), 8)
-	tests := map[string]struct {
+	all := []bucket.Change{bucket.Keep, bucket.Scale, bucket.Add, bucket.Reset}
+	for name, test := range map[string]struct {
 		before, after bucket.Terms
 		byRow         []bucket.Change
 	}{
 		"MoreRows":                     {one, eight, []bucket.Change{bucket.Reset}},
 		"FewerRows":                    {eight, one, []bucket.Change{bucket.Reset}},
 		"ALargerCapacityOfSeveralRows": {eight, more, []bucket.Change{bucket.Scale, bucket.Add, bucket.Reset}},
-		"ASmallerCapacity":             {more, eight, []bucket.Change{bucket.Keep, bucket.Scale, bucket.Add, bucket.Reset}},
-		"ALargerCapacityOfOneRow":      {one, buckettest.TokenBucket(80, time.Hour, 160), []bucket.Change{bucket.Keep, bucket.Scale, bucket.Add, bucket.Reset}},
-	}
-	for name, test := range tests {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			var byRow []bucket.Change
-			for _, change := range []bucket.Change{bucket.Keep, bucket.Scale, bucket.Add, bucket.Reset} {
-				if change.IsByRow(&test.before, &test.after) {
-					byRow = append(byRow, change)
-				}
+		"ASmallerCapacity":             {more, eight, all},
+		"ALargerCapacityOfOneRow":      {one, buckettest.TokenBucket(80, time.Hour, 160), all},
+	} {
+		var byRow []bucket.Change
+		for _, change := range all {
+			if change.IsByRow(&test.before, &test.after) {
+				byRow = append(byRow, change)
 			}
-			require.Equal(t, test.byRow, byRow)
-		})
+		}
+		require.Equal(t, test.byRow, byRow, name)
 	}
 }

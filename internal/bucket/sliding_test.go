@@ -89,34 +89,27 @@ func TestSlidingGoesOnFromTheValueOfAnotherKind(t *testing.T) {
 		"Leases":      {func(s *bucket.State) { s.Parts = &bucket.Parts{Leases: []int64{1}} }, 7, time.Minute},
 		"Nonsense":    {func(s *bucket.State) { s.Parts = &bucket.Parts{Taken: []float64{0, s.Value, 3, 0}} }, 7, time.Minute},
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			s, now := slid, opening+30*second
-			test.change(&s)
-			require.InDelta(t, test.tokens, buckettest.Tokens(tenInAMinute, s, now), 0)
-			require.Equal(t, test.full, buckettest.UntilFull(tenInAMinute, s, now))
-		})
+		s, now := slid, opening+30*second
+		test.change(&s)
+		require.InDelta(t, test.tokens, buckettest.Tokens(tenInAMinute, s, now), 0, name)
+		require.Equal(t, test.full, buckettest.UntilFull(tenInAMinute, s, now), name)
 	}
 }
 
 // A credit also reaches tokens taken under the policy before, if they carried over with the change.
 func TestSlidingCreditsAcrossAChange(t *testing.T) {
 	t.Parallel()
+	const from = opening + 45*second
 	for name, before := range map[string]bucket.Terms{
 		"ASlidingWindow": slidingTerms(10, 30*second, 2), "ATokenBucket": buckettest.TokenBucket(10, 24*time.Hour, 10),
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			from := opening + 45*second
-			eras := bucket.NewEras([]bucket.Era{{Terms: before}, {From: from, Terms: tenInAMinute}})
-			s, allowed := buckettest.Take(eras.Holding(opening), eras.Holding(opening).Full(opening), opening+5*second, 6, 0)
-			require.True(t, allowed)
-			terms := eras.Holding(from)
-			s = terms.Settle(s)
-			require.InDelta(t, 4, buckettest.Tokens(terms, s, from), 0.01)
-			s = buckettest.Credit(terms, s, from+second, 2, buckettest.CreditUntil(terms, opening+5*second))
-			require.InDelta(t, 6, buckettest.Tokens(terms, s, from+second), 0.01)
-		})
+		terms := changeAt(from, before, tenInAMinute, bucket.Keep)
+		s, allowed := buckettest.Take(before, before.Full(opening), opening+5*second, 6, 0)
+		require.True(t, allowed, name)
+		s = terms.Settle(s)
+		require.InDelta(t, 4, buckettest.Tokens(terms, s, from), 0.01, name)
+		s = buckettest.Credit(terms, s, from+second, 2, buckettest.CreditUntil(terms, opening+5*second))
+		require.InDelta(t, 6, buckettest.Tokens(terms, s, from+second), 0.01, name)
 	}
 }
 
@@ -125,7 +118,7 @@ func TestSlidingCreditsWhatAnotherKindReserved(t *testing.T) {
 	t.Parallel()
 	const hour = 3600 * second
 	tokens, sliding, change := buckettest.TokenBucket(20, 24*time.Hour, 20), slidingTerms(20, hour, 24), opening+2*hour
-	byRule := bucket.NewEras([]bucket.Era{{Terms: tokens}, {From: change, Terms: sliding}}).Holding(change)
+	byRule := changeAt(change, tokens, sliding, bucket.Keep)
 	reserved := bucket.State{Value: -10, TS: opening} // by 15 and 15
 	for name, test := range map[string]struct {
 		terms         bucket.Terms
@@ -133,23 +126,17 @@ func TestSlidingCreditsWhatAnotherKindReserved(t *testing.T) {
 	}{
 		"InTheCode": {sliding, -10, 5}, "ByARule": {byRule, -10 + 2*20/24., 5 + 2*20/24.},
 	} {
-		for kind, until := range map[string]int64{"ReadyLater": buckettest.CreditUntil(test.terms, opening+12*hour), "ReadyNow": buckettest.CreditUntil(test.terms, opening)} {
-			t.Run(name+"/"+kind, func(t *testing.T) {
-				t.Parallel()
-				s, now := test.terms.Settle(reserved), change+3*hour
-				require.InDelta(t, test.before, buckettest.Tokens(test.terms, s, now), 1e-9)
-				s = buckettest.Credit(test.terms, s, now, 15, until)
-				require.InDelta(t, test.after, buckettest.Tokens(test.terms, s, now), 1e-9)
-			})
+		settled, now := test.terms.Settle(reserved), change+3*hour
+		require.InDelta(t, test.before, buckettest.Tokens(test.terms, settled, now), 1e-9, name)
+		for _, ready := range []int64{opening, opening + 12*hour} {
+			s := buckettest.Credit(test.terms, settled, now, 15, buckettest.CreditUntil(test.terms, ready))
+			require.InDelta(t, test.after, buckettest.Tokens(test.terms, s, now), 1e-9, name)
 		}
-		t.Run(name+"/WhenTheChangeCountsNoMore", func(t *testing.T) {
-			t.Parallel()
-			now := change + 26*hour
-			s, allowed := buckettest.Take(test.terms, test.terms.Settle(reserved), now, 20, 0)
-			require.True(t, allowed)
-			s = buckettest.Credit(test.terms, s, now, 15, buckettest.CreditUntil(test.terms, opening+30*hour))
-			require.InDelta(t, 0, buckettest.Tokens(test.terms, s, now), 0)
-		})
+		now = change + 26*hour // the change counts no more
+		s, allowed := buckettest.Take(test.terms, settled, now, 20, 0)
+		require.True(t, allowed, name)
+		s = buckettest.Credit(test.terms, s, now, 15, buckettest.CreditUntil(test.terms, opening+30*hour))
+		require.InDelta(t, 0, buckettest.Tokens(test.terms, s, now), 0, name)
 	}
 }
 

@@ -84,17 +84,14 @@ func TestFixClock(t *testing.T) {
 		"TokenBucket": buckettest.TokenBucket(10, time.Minute, 10),
 		"FixedWindow": buckettest.FixedWindow(10, time.Hour, 10, opening),
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			fixed := terms.FixClock(bucket.State{Value: -3, TS: bucket.MaxInstant}, opening)
-			require.Equal(t, bucket.State{Value: -3, TS: opening}, fixed, "it keeps the value")
-			require.Equal(t, fixed, terms.FixClock(fixed, opening), "it is done once")
-			require.Equal(t, fixed, terms.FixClock(fixed, opening-minute))
-			last := bucket.State{Value: 1, TS: opening + terms.Tolerance()}
-			require.Equal(t, last, terms.FixClock(last, opening), "up to the tolerance the clock is trusted")
-			last.TS++
-			require.Equal(t, bucket.State{Value: 1, TS: opening}, terms.FixClock(last, opening))
-		})
+		fixed := terms.FixClock(bucket.State{Value: -3, TS: bucket.MaxInstant}, opening)
+		require.Equal(t, bucket.State{Value: -3, TS: opening}, fixed, "%s keeps the value", name)
+		require.Equal(t, fixed, terms.FixClock(fixed, opening), "%s is fixed once", name)
+		require.Equal(t, fixed, terms.FixClock(fixed, opening-minute), name)
+		last := bucket.State{Value: 1, TS: opening + terms.Tolerance()}
+		require.Equal(t, last, terms.FixClock(last, opening), "%s: up to the tolerance the clock is trusted", name)
+		last.TS++
+		require.Equal(t, bucket.State{Value: 1, TS: opening}, terms.FixClock(last, opening), name)
 	}
 }
 

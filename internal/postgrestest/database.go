@@ -230,7 +230,7 @@ func databaseName(test string) string {
 			return '_'
 		}
 	}, test)
-	return namePrefix + readable[:min(len(readable), 36)] + "_" + randomName(8) // at most 63 bytes
+	return namePrefix + readable[:min(len(readable), 36)] + "_" + randomName() // at most 63 bytes
 }
 
 // withDatabase returns the connection string with another database's name, whether it is a URL or a list of keywords and values.

@@ -98,7 +98,7 @@ func newCluster(ctx context.Context, binDir string, opts Options) (*cluster, err
 func (c *cluster) server(ctx context.Context) (*Server, error) {
 	server := &Server{host: c, url: (&url.URL{
 		Scheme:   "postgres",
-		User:     url.UserPassword("postgres", randomName(16)),
+		User:     url.UserPassword("postgres", randomName()),
 		Host:     net.JoinHostPort("127.0.0.1", strconv.Itoa(c.port)),
 		Path:     "/postgres",
 		RawQuery: "sslmode=disable",
@@ -138,13 +138,13 @@ func (c *cluster) startOnFreePort(ctx context.Context, settings map[string]strin
 		if c.port, err = freePort(ctx); err != nil {
 			return err
 		}
-		config := string(base) + configuration(settingList(settings, map[string]string{
+		config := string(base) + configuration(settings, map[string]string{
 			"port":                    strconv.Itoa(c.port),
 			"listen_addresses":        "127.0.0.1",
 			"unix_socket_directories": "",
 			// In the data directory, and so gone with it even when the server was killed.
 			"dynamic_shared_memory_type": "mmap",
-		}))
+		})
 		if err := os.WriteFile(c.configFile(), []byte(config), 0o600); err != nil {
 			return fmt.Errorf("write the server's configuration: %w", err)
 		}

@@ -2,7 +2,6 @@ package postgrestest
 
 import (
 	"crypto/rand"
-	"encoding/hex"
 	"fmt"
 	"maps"
 	"slices"
@@ -21,8 +20,6 @@ func defaultSettings() map[string]string {
 		"log_line_prefix":  "%m [%p] %d ",
 	}
 }
-
-type setting struct{ name, value string }
 
 // chosenVariable names settings for all databases and servers that tests are given, as "jit=on,jit_above_cost=0".
 const chosenVariable = "RATELIMIT_SETTINGS"
@@ -51,34 +48,21 @@ func alterDatabase(name string, settings map[string]string) []string {
 	return statements
 }
 
-// settingList returns the default settings with each layer on top of the one before, by name.
-func settingList(layers ...map[string]string) []setting {
+// configuration returns lines of postgresql.conf: the default settings with each layer on top of the one before, by name.
+func configuration(layers ...map[string]string) string {
 	settings := defaultSettings()
 	for _, layer := range layers {
 		maps.Copy(settings, layer)
 	}
-	list := make([]setting, 0, len(settings))
-	for _, name := range slices.Sorted(maps.Keys(settings)) {
-		list = append(list, setting{name, settings[name]})
-	}
-	return list
-}
-
-// configuration returns a list of settings as lines of postgresql.conf.
-func configuration(list []setting) string {
 	var lines strings.Builder
-	for _, s := range list {
-		fmt.Fprintf(&lines, "%s = '%s'\n", s.name, strings.ReplaceAll(s.value, "'", "''"))
+	for _, name := range slices.Sorted(maps.Keys(settings)) {
+		fmt.Fprintf(&lines, "%s = '%s'\n", name, strings.ReplaceAll(settings[name], "'", "''"))
 	}
 	return lines.String()
 }
 
-// randomName returns n random bytes as hexadecimal digits.
-func randomName(n int) string {
-	bytes := make([]byte, n)
-	_, _ = rand.Read(bytes) // never fails
-	return hex.EncodeToString(bytes)
-}
+// randomName returns 16 random letters and digits.
+func randomName() string { return strings.ToLower(rand.Text()[:16]) }
 
 // lastLines returns as much of a log as an error message is good for.
 func lastLines(text string) string {
