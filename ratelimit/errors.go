@@ -229,6 +229,8 @@ func explain(err error, schema string, inTx bool) error {
 		return fmt.Errorf("%w; the transaction may not write (default_transaction_read_only may be on), or the server is a standby: "+toThePrimary, err)
 	case pooler.IsLost(err):
 		return fmt.Errorf("%w: that happens behind a pooler in transaction mode, such as PgBouncer; %s: %w", ErrPoolerMode, pooler.Advice(0), err)
+	case inTx && errors.Is(err, pgx.ErrTxClosed):
+		return fmt.Errorf("%w; the transaction of WithTx has ended: call the Limiter before its commit or rollback", err)
 	case !errors.Is(err, context.DeadlineExceeded):
 		return err
 	case inTx:
@@ -256,11 +258,9 @@ func isOfPgx(pool Pool) bool {
 	return t.PkgPath() == path || strings.HasPrefix(t.PkgPath(), path+"/")
 }
 
-// explained returns the error of a call of l, with the action that failed and with explain's advice. Outside the caller's transaction it also leaves a read-only server. If
-// a table is missing, the next call compares the fingerprint again, because new tables can have another secret.
-//
-// If ctx has ended, explained adds its error to the server's query_canceled, because pgx returns only the server's error if the
-// pool sends cancel requests (pgconn.CancelRequestContextWatcherHandler).
+// explained returns the error of a call of l, with the action that failed and with explain's advice. Outside the caller's transaction it
+// also leaves a read-only server. If a table is missing, the next call compares the fingerprint again, because new tables can have another
+// secret. If ctx has ended, its error is added to query_canceled: pgx returns only that if the pool sends cancel requests.
 func explained(ctx context.Context, l *Limiter, doing string, err error) error {
 	if ended := ctx.Err(); ended != nil && pgerr.Code(err) == pgerr.QueryCanceled && !errors.Is(err, ended) {
 		err = fmt.Errorf("%w: %w", ended, err)

@@ -55,6 +55,7 @@ func TestRequireFailsClosed(t *testing.T) {
 	require.NoError(t, tx.Rollback(t.Context()))
 	ended := limiter.WithTx(tx).Require(t.Context(), sends.For("ada"))
 	require.ErrorIs(t, ended, pgx.ErrTxClosed)
+	require.ErrorContains(t, ended, "the transaction of WithTx has ended: call the Limiter before")
 	for name, err := range map[string]error{
 		"NoLimiter": none.Require(t.Context(), sends.For("ada")),
 		"NoRequest": limiter.Require(t.Context()),

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/pgratelimit/pgratelimit/internal/fields"
@@ -90,12 +91,18 @@ func (r *Rule) UnmarshalJSON(data []byte) error {
 	}
 	var name ruleName
 	var text ruleText
+	var names []string
 	for _, into := range []any{&name, &text} {
-		if _, err := said.Take(into); err != nil {
+		of, err := said.Take(into)
+		if err != nil {
 			return err
 		}
+		names = append(names, of...)
 	}
 	policy, err := policyOf(said)
+	if wrong, ok := errors.AsType[*fields.Error](err); ok && wrong.Unknown {
+		err = fmt.Errorf("%w; a rule also has %s", err, strings.Join(names, ", "))
+	}
 	if err != nil {
 		return fmt.Errorf("rule %.80q: %w", name.Limit, err)
 	}

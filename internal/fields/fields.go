@@ -17,6 +17,7 @@ import (
 type Error struct {
 	Field   string // the name of the field
 	Problem string // the fault, and the text to write instead
+	Unknown bool   // whether there is no such field
 }
 
 // Error returns the name of the field and the problem.
@@ -24,7 +25,7 @@ func (e *Error) Error() string { return fmt.Sprintf("%q %s", e.Field, e.Problem)
 
 // Errorf returns the error of one field.
 func Errorf(field, problem string, args ...any) error {
-	return &Error{field, fmt.Sprintf(problem, args...)}
+	return &Error{Field: field, Problem: fmt.Sprintf(problem, args...)}
 }
 
 // Object has the fields of a JSON object by their names.
@@ -102,7 +103,7 @@ func (o Object) end(known []string, what string) error {
 	if len(left) == 0 {
 		return nil
 	}
-	return Errorf(slices.Min(left), "is no field of %s; there are %s", what, strings.Join(known, ", "))
+	return &Error{slices.Min(left), fmt.Sprintf("is no field of %s; there are %s", what, strings.Join(known, ", ")), true}
 }
 
 // decode decodes one field. A text may be a number or a word such as true.
