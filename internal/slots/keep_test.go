@@ -44,6 +44,16 @@ func (l *landlord) Release(context.Context, string) error {
 	return l.release
 }
 
+// failing fails the renewals from the first up to the last.
+func failing(first, last int, err error) func(ctx context.Context, nth int) error {
+	return func(_ context.Context, nth int) error {
+		if nth < first || nth > last {
+			return nil
+		}
+		return err
+	}
+}
+
 // seconds returns durations since the beginning.
 func seconds(all ...int) []time.Duration {
 	spans := make([]time.Duration, len(all))
@@ -78,23 +88,13 @@ func TestKeep(t *testing.T) {
 			renewals: seconds(20, 40), released: seconds(50),
 		},
 		"IsLostByFailuresForTwoThirds": {
-			landlord: landlord{renew: func(_ context.Context, nth int) error {
-				if nth <= 8 { // at 20, 25 .. 55
-					return down
-				}
-				return nil
-			}},
-			works: 70 * time.Second, lostAt: 60 * time.Second, cause: errLost,
+			landlord: landlord{renew: failing(1, 8, down)}, // at 20, 25 .. 55
+			works:    70 * time.Second, lostAt: 60 * time.Second, cause: errLost,
 			renewals: seconds(20, 25, 30, 35, 40, 45, 50, 55), released: seconds(70),
 		},
 		"IsNotLostByFailuresThatEndInTime": {
-			landlord: landlord{renew: func(_ context.Context, nth int) error {
-				if nth <= 7 {
-					return down
-				}
-				return nil
-			}},
-			works: 80 * time.Second, renewals: seconds(20, 25, 30, 35, 40, 45, 50, 55, 75), released: seconds(80),
+			landlord: landlord{renew: failing(1, 7, down)},
+			works:    80 * time.Second, renewals: seconds(20, 25, 30, 35, 40, 45, 50, 55, 75), released: seconds(80),
 		},
 		"IsNotLostByARenewalThatPanics": {
 			landlord: landlord{renew: func(_ context.Context, nth int) error {
@@ -106,13 +106,8 @@ func TestKeep(t *testing.T) {
 			works: 70 * time.Second, renewals: seconds(20, 25, 45, 65), released: seconds(70),
 		},
 		"IsLostWhenTheServerSaysSo": {
-			landlord: landlord{renew: func(_ context.Context, nth int) error {
-				if nth == 2 {
-					return errLost
-				}
-				return nil
-			}},
-			works: 100 * time.Second, lostAt: 40 * time.Second, cause: errLost, renewals: seconds(20, 40),
+			landlord: landlord{renew: failing(2, 2, errLost)},
+			works:    100 * time.Second, lostAt: 40 * time.Second, cause: errLost, renewals: seconds(20, 40),
 		},
 		"IsLostInTimeWhenARenewalHangs": {
 			landlord: landlord{renew: func(ctx context.Context, _ int) error {
@@ -130,12 +125,9 @@ func TestKeep(t *testing.T) {
 			works: 100 * time.Second, lostAt: 60 * time.Second, cause: errLost, renewals: seconds(20), released: seconds(100),
 		},
 		"CountsFromBeforeTheAnswer": {
-			landlord: landlord{renew: func(_ context.Context, nth int) error {
+			landlord: landlord{renew: func(ctx context.Context, nth int) error {
 				time.Sleep(10 * time.Second)
-				if nth > 1 {
-					return down
-				}
-				return nil
+				return failing(2, 9, down)(ctx, nth)
 			}},
 			// Asked at 20, answered at 30: it holds until 80, and is renewed from 40.
 			works: 90 * time.Second, lostAt: 80 * time.Second, cause: errLost, renewals: seconds(20, 40, 55, 70), released: seconds(90),
@@ -147,11 +139,11 @@ func TestKeep(t *testing.T) {
 			old: 50 * time.Second, works: 30 * time.Second, renewals: seconds(0, 20), released: seconds(30),
 		},
 		"IsLostFromTheBeginning": {
-			landlord: landlord{renew: func(context.Context, int) error { return errLost }},
+			landlord: landlord{renew: failing(1, 1, errLost)},
 			old:      time.Hour, works: time.Second, lostAt: 1, cause: errLost, renewals: seconds(0),
 		},
 		"IsLostAndReleasedWhenItCannotBeKnown": {
-			landlord: landlord{renew: func(context.Context, int) error { return down }},
+			landlord: landlord{renew: failing(1, 1, down)},
 			old:      time.Hour, works: time.Second, lostAt: 1, cause: down, renewals: seconds(0), released: seconds(1),
 		},
 		"WasLostWhenTheReleaseSaysSo": {
