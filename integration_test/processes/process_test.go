@@ -25,8 +25,7 @@ type role struct {
 }
 
 var roles = map[string]func(t *testing.T, url string, arguments []string){
-	"attacked": attacked, "client": client, "deployed": deployed, "holders": holders, "prefetching": prefetching,
-	"ruled": ruled, "sharedQueue": sharedQueue,
+	"attacked": attacked, "client": client, "deployed": deployed, "ruled": ruled, "sharedTurn": sharedTurn,
 }
 
 // TestRole is not a test but the body of the processes that the other tests start.
@@ -42,16 +41,15 @@ func TestRole(t *testing.T) { //nolint:paralleltest // alone in its process
 
 // decided is a decision that a process reports.
 type decided struct {
-	At                  int64 // microseconds since 1970
-	Allowed, Prefetched bool
-	Policy              string
-	Rules               int64 // the version of the stored rules that the process knew before the call
+	At      int64 // microseconds since 1970
+	Allowed bool
+	Policy  string
+	Rules   int64 // the version of the stored rules that the process knew before the call
 }
 
 // report writes a decision on one limit to the output of this process.
 func report(d ratelimit.Decision, rules int64) error {
-	state := d.States[0]
-	line, err := json.Marshal(decided{d.At.UnixMicro(), d.Allowed, state.Prefetched, state.Limit.Policy().String(), rules})
+	line, err := json.Marshal(decided{d.At.UnixMicro(), d.Allowed, d.States[0].Limit.Policy().String(), rules})
 	if err != nil {
 		return err
 	}
