@@ -7,7 +7,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"sync"
 	"testing"
 	"time"
@@ -84,29 +83,24 @@ func TestAServersClockSteps(t *testing.T) {
 	t.Parallel()
 	testsize.Long(t, "servers of its own")
 	_, a, clock := startClocked(t)
-	none := map[string]int{"bucket": 0, "window": 0, "sliding": 0, "slots": 0}
-	but := func(changes map[string]int) map[string]int {
-		all := maps.Clone(none)
-		maps.Copy(all, changes)
-		return all
-	}
-	whole := map[string]int{"bucket": 10, "window": 10, "sliding": 10, "slots": 10}
+	type given = map[string]int // of each kind; 0 of the others
+	whole := given{"bucket": 10, "window": 10, "sliding": 10, "slots": 10}
 	limits := steppedLimits(one[time.Time](t, a.Pool, `SELECT clock_timestamp()`))
 	for i, step := range []struct {
 		ahead time.Duration
-		given map[string]int
+		given given
 	}{
 		{0, whole},
-		{-30 * time.Second, none},
-		{0, none},
-		{-time.Hour, none},
-		{0, none}, // the hour that passes again brings the bucket half a token
+		{-30 * time.Second, nil},
+		{0, nil},
+		{-time.Hour, nil},
+		{0, nil}, // the hour that passes again brings the bucket half a token
 		{ratelimit.Day, whole},
-		{0, none},
-		{150 * time.Minute, but(map[string]int{"bucket": 1})},                 // it counts from the step back on, and does not wait for tomorrow
-		{13 * time.Hour, but(map[string]int{"bucket": 5, "slots": 10})},       // 5.5 tokens have come; leases end within their length
-		{1350 * time.Minute, but(map[string]int{"bucket": 5, "sliding": 10})}, // 4.75 more, and the half; a window that slides, within its period
-		{31 * time.Hour, but(map[string]int{"bucket": 4, "window": 10, "slots": 10})},
+		{0, nil},
+		{150 * time.Minute, given{"bucket": 1}}, // it counts from the step back on, and does not wait for tomorrow
+		{13 * time.Hour, given{"bucket": 5, "slots": 10}},       // 5.5 tokens have come; leases end within their length
+		{1350 * time.Minute, given{"bucket": 5, "sliding": 10}}, // 4.75 more, and the half; a window that slides, within its period
+		{31 * time.Hour, given{"bucket": 4, "window": 10, "slots": 10}},
 	} {
 		clock.Set(t, step.ahead)
 		for kind, s := range limits {

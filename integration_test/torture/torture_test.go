@@ -207,38 +207,34 @@ func checkAllWorks(ctx context.Context, c *client) error {
 // An account that is wrong by one token, or by one slot, is found.
 func TestWhatIsWrongIsFound(t *testing.T) {
 	t.Parallel()
-	took := func(name string, o outcome, tokens float64, lo, hi int64) entry {
-		return entry{Verb: "take", Outcome: o, Items: []item{{place{name, "ada"}, tokens, lo, hi}}}
+	took := func(name string, o outcome, tokens float64, at int64) entry {
+		return entry{Verb: "take", Outcome: o, Items: []item{{place{name, "ada"}, tokens, at, at}}}
 	}
-	held := func(slots float64, lo, hi int64) entry {
-		e := took("slots", allowed, slots, lo, hi)
-		e.Verb = "held"
-		return e
+	held := func(slots float64, from, until int64) entry {
+		return entry{Verb: "held", Items: []item{{place{"slots", "ada"}, slots, from, until}}}
 	}
 	six := func(a *audit) { // the row says that 6 are taken
 		a.taken = map[place]float64{{"still", "ada"}: 6}
 		a.checkRows()
 	}
 	second := time.Second.Microseconds()
-	flow := func(last entry) []entry { // of 10, and 12 a second
-		return []entry{took("flow", allowed, 10, 1, 1), took("flow", allowed, 6, second/2, second/2), last}
+	flow := func(last float64, more ...entry) []entry { // of 10, and 12 a second
+		return append(more, took("flow", allowed, 10, 1), took("flow", allowed, 6, second/2), took("flow", allowed, last, second))
 	}
 	for name, of := range map[string]struct {
 		entries []entry
 		check   func(*audit)
 		finds   string
 	}{
-		"InTheSpan":         {flow(took("flow", allowed, 6, second, second)), (*audit).checkSpans, ""},
-		"OverTheSpan":       {flow(took("flow", allowed, 7, second, second)), (*audit).checkSpans, "spans: of flow/ada"},
-		"MayBeOverTheSpan":  {flow(took("flow", allowed, 7, second, 2*second)), (*audit).checkSpans, ""},
-		"Returned":          {append(flow(took("flow", allowed, 7, second, second)), took("flow", unknown, -1, 0, 0)), (*audit).checkSpans, ""},
-		"InTheWindow":       {[]entry{took("sliding", allowed, 12, 1, 1), took("sliding", allowed, 12, 1+second, 1+second)}, (*audit).checkSpans, ""},
-		"OverTheWindow":     {[]entry{took("sliding", allowed, 12, 1, 1), took("sliding", allowed, 1, second, second)}, (*audit).checkSpans, "spans: of sliding/ada"},
-		"Unknown":           {[]entry{took("still", allowed, 5, 1, 1), took("still", unknown, 1, 0, 0)}, six, ""},
-		"CutOff":            {[]entry{took("still", allowed, 5, 1, 1), took("still", begun, 1, 0, 0)}, six, ""},
-		"Failed":            {[]entry{took("still", allowed, 5, 1, 1), took("still", failed, 1, 0, 0)}, six, "rows: of still/ada 6 are taken"},
-		"TakenByNobodyElse": {[]entry{took("still", allowed, 5, 1, 1)}, six, "rows: of still/ada 6 are taken"},
-		"NotTaken":          {[]entry{took("still", allowed, 7, 1, 1), took("still", unknown, 1, 0, 0)}, six, "rows: of still/ada 6 are taken"},
+		"InTheSpan":         {flow(6), (*audit).checkSpans, ""},
+		"OverTheSpan":       {flow(7), (*audit).checkSpans, "spans: of flow/ada"},
+		"Returned":          {flow(7, took("flow", unknown, -1, 0)), (*audit).checkSpans, ""},
+		"InTheWindow":       {[]entry{took("sliding", allowed, 12, 1), took("sliding", allowed, 12, 1+second)}, (*audit).checkSpans, ""},
+		"OverTheWindow":     {[]entry{took("sliding", allowed, 12, 1), took("sliding", allowed, 1, second)}, (*audit).checkSpans, "spans: of sliding/ada"},
+		"Unknown":           {[]entry{took("still", allowed, 5, 1), took("still", unknown, 1, 0)}, six, ""},
+		"CutOff":            {[]entry{took("still", allowed, 5, 1), took("still", begun, 1, 0)}, six, ""},
+		"TakenByNobodyElse": {[]entry{took("still", allowed, 5, 1), took("still", failed, 1, 0)}, six, "rows: of still/ada 6 are taken"},
+		"NotTaken":          {[]entry{took("still", allowed, 7, 1), took("still", unknown, 1, 0)}, six, "rows: of still/ada 6 are taken"},
 		"Slots":             {[]entry{held(2, 1, 5), held(2, 2, 5), held(1, 5, 6)}, (*audit).checkSlots, ""},
 		"OneSlotTooMany":    {[]entry{held(2, 1, 5), held(2, 2, 5), held(1, 4, 6)}, (*audit).checkSlots, "slots: of slots/ada 5 are held at 4"},
 	} {
