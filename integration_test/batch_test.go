@@ -45,41 +45,6 @@ func TestThoseWhoWaitForOneCallShareTheNextRoundTrip(t *testing.T) {
 	s.requireHealthy(t)
 }
 
-func TestClose(t *testing.T) {
-	t.Parallel()
-	for name, config := range map[string]ratelimit.Config{"Batching": {}, "NoBatching": {NoBatching: true}} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			s := newStand(t)
-			s.limiter = s.with(t, config)
-			r, err := s.limiter.Reserve(t.Context(), calls.For("ada"))
-			require.NoError(t, err)
-			release := s.hold(t)
-			askers := []*asker{ask(t, s.limiter, calls.For("ada")), ask(t, s.limiter, calls.For("ada"))}
-			eventually(t, "a call is at the server", func() bool { return waiting(t, s.outside.pool) > 0 })
-			short, cancel := context.WithTimeout(t.Context(), time.Millisecond)
-			defer cancel()
-			require.ErrorIs(t, s.limiter.Close(short), context.DeadlineExceeded)
-			for name, call := range map[string]verb{
-				"Take": writes["Take"], "TakeSeveral": writes["TakeSeveral"], "Reserve": writes["Reserve"], "Check": reads["Check"], "Value": reads["Value"],
-			} {
-				require.ErrorIs(t, errOf(call(t.Context(), s.limiter)), ratelimit.ErrClosed, name)
-			}
-			closed := make(chan error)
-			go func() { closed <- s.limiter.Close(t.Context()) }()
-			release()
-			requireAllAllowed(t, askers...)
-			require.NoError(t, <-closed)
-			require.NoError(t, s.limiter.Close(short), "there is nothing to wait for")
-			require.Zero(t, s.pool.Stat().AcquiredConns())
-
-			require.NoError(t, s.limiter.InTx(t.Context(), func(tx pgx.Tx) error { return s.send(t.Context(), tx, "ada") }))
-			require.NoError(t, s.limiter.Settle(t.Context(), r.ID), "what is under way can be ended")
-			require.Equal(t, 4, s.taken(t))
-		})
-	}
-}
-
 // An application that takes in a transaction, in another order than calls lock in, cannot deadlock with calls outside of it. These
 // take from both buckets, or share a batch with calls for the other.
 func TestABatchIsPartOfNoDeadlock(t *testing.T) {

@@ -1,7 +1,6 @@
 package integration_test
 
 import (
-	"context"
 	"errors"
 	"strings"
 	"sync/atomic"
@@ -212,35 +211,6 @@ func TestFingerprintOfEachSchema(t *testing.T) {
 	b.exec(t, reset)
 	takeOne(t, stranger, roomy.For("key"))
 	require.ErrorIs(t, b.with(t, other).Require(t.Context(), roomy.For("key")), ratelimit.ErrHashKeyMismatch)
-}
-
-// If the first call fails, the next call retries within its own timeout, and calls that waited for the first go on.
-func TestFirstCallThatFailsIsTriedAgain(t *testing.T) {
-	t.Parallel()
-	b := setup(t)
-	lock := func() pgx.Tx {
-		tx := b.begin(t, pgx.ReadCommitted)
-		_, err := tx.Exec(t.Context(), `LOCK TABLE ratelimit.fingerprint IN ACCESS EXCLUSIVE MODE`)
-		require.NoError(t, err)
-		return tx
-	}
-
-	tx := lock()
-	err := b.with(t, ratelimit.Config{Timeout: brief}).Require(t.Context(), roomy.For("key"))
-	requireOnePrefix(t, err, context.DeadlineExceeded, "Require")
-	require.ErrorContains(t, err, "a transaction may hold a row")
-	require.NoError(t, tx.Rollback(t.Context()))
-
-	tx = lock()
-	first := ask(t, b.limiter, roomy.For("key"))
-	eventually(t, "the first looks", func() bool { return waiting(t, b.pool) == 1 })
-	second := ask(t, b.limiter, roomy.For("key"))
-	first.cancel()
-	<-first.ended
-	require.ErrorIs(t, first.err, context.Canceled)
-	eventually(t, "the second looks", func() bool { return waiting(t, b.pool) == 1 })
-	require.NoError(t, tx.Rollback(t.Context()))
-	requireAllAllowed(t, second)
 }
 
 // Calls that only look store nothing, so that they work where nothing can be written.

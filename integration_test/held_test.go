@@ -355,15 +355,18 @@ func TestATimeoutOfTheServerHarmsNoInnocent(t *testing.T) {
 		c.ConnConfig.RuntimeParams["lock_timeout"] = "300ms" // calls for other rows can wait for a lock of the table on a busy machine
 	})
 	defer s.outside.holdKey(t, fate.For("held"), true)()
+	charge := func(ctx context.Context, l *ratelimit.Limiter, _ string, r ratelimit.Request) error {
+		return l.Charge(ctx, r, calls.For("free")) // whose row is locked first
+	}
 	require.NoError(t, atonce.Do(16, func(caller int) error {
-		for _, name := range []string{"Require", "TakeSeveral", "Reserve", "Require"} {
+		for i, call := range []call{everyCall["Require"], everyCall["TakeSeveral"], everyCall["Reserve"], charge} {
 			key, code := "held", "55P03"
 			if caller%2 == 0 {
 				key, code = fmt.Sprint("free ", caller), ""
 			}
-			err := everyCall[name](t.Context(), s.limiter, "", fate.For(key))
+			err := call(t.Context(), s.limiter, "", fate.For(key))
 			if sqlstate(err) != code || (err == nil) != (code == "") {
-				return fmt.Errorf("%s for %s: %w", name, key, err)
+				return fmt.Errorf("call %d for %s: %w", i, key, err)
 			}
 		}
 		return nil

@@ -1,7 +1,6 @@
 package integration_test
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"math/rand/v2"
@@ -20,93 +19,70 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// The dimensions of TestRace.
+// raceValues are the values of each dimension of TestRace. Row "Ended" is an empty row of an ended window or of ended leases: the first call
+// renews it.
+var raceValues = [...][]string{
+	{"Take", "TakeUpTo", "Borrow", "Reserve", "Acquire"},
+	{"TokenBucket", "FixedWindow", "SlidingWindow", "CalendarWindow", "Adaptive", "Concurrency"},
+	{"ReadCommitted", "RepeatableRead", "Serializable", "Standalone", "InTx"},
+	{"Full", "None", "Ended"},
+	{"OneLimit", "ThreeLimits"},
+	{"OneRow", "EightRows"},
+	{"ClockOfTheServer", "ClockStopped"},
+	{"Batched", "Unbatched", "RefusalCache"},
+	{"OverRows", "ForEachRow"}, // the statements for Citus name one row each
+}
+
+// Dimensions of raceValues.
 const (
-	raceVerb = iota
-	raceKind
-	racePlace
-	raceRow
-	raceLimits
-	raceRows
-	raceClock
-	raceWay
-	raceStatements
-	raceDimensions
+	raceVerb  = 0
+	raceKind  = 1
+	racePlace = 2
+	raceRows  = 5
 )
 
-// raceCell has a value for each dimension, as an index into raceValues.
-type raceCell [raceDimensions]int
+// raceCell has a value for each dimension.
+type raceCell [len(raceValues)]string
 
-// value returns the value of a dimension.
-func (c raceCell) value(dimension int) string { return raceValues[dimension][c[dimension]] }
+func (c raceCell) String() string { return strings.Join(c[:], "/") }
 
-func (c raceCell) String() string {
-	var values []string
-	for dimension := range c {
-		values = append(values, c.value(dimension))
-	}
-	return strings.Join(values, "/")
+// has reports whether the cell has one of the values.
+func (c raceCell) has(values ...string) bool {
+	return slices.ContainsFunc(values, func(value string) bool { return slices.Contains(c[:], value) })
 }
-
-// raceCellOf returns the cell with a value for each dimension.
-func raceCellOf(values ...string) (c raceCell) {
-	for dimension, value := range values {
-		c[dimension] = slices.Index(raceValues[dimension], value)
-	}
-	return c
-}
-
-// raceValues are the values of each dimension. Row "Ended" is an empty row of an ended window or of ended leases: the first call renews it.
-var raceValues = [raceDimensions][]string{
-	raceVerb:       {"Take", "TakeUpTo", "Borrow", "Reserve", "Acquire"},
-	raceKind:       {"TokenBucket", "FixedWindow", "SlidingWindow", "CalendarWindow", "Adaptive", "Concurrency"},
-	racePlace:      {"ReadCommitted", "RepeatableRead", "Serializable", "Standalone", "InTx"},
-	raceRow:        {"Full", "None", "Ended"},
-	raceLimits:     {"OneLimit", "ThreeLimits"},
-	raceRows:       {"OneRow", "EightRows"},
-	raceClock:      {"ClockOfTheServer", "ClockStopped"},
-	raceWay:        {"Batched", "Unbatched", "RefusalCache"},
-	raceStatements: {"OverRows", "ForEachRow"}, // the statements for Citus name one row each
-}
-
-// raceMost is the most values that a dimension has.
-const raceMost = 6
 
 // isPossible reports whether there is such a limit, and the verb accepts it.
 func (c raceCell) isPossible() bool {
-	is := func(dimension int, values ...string) bool { return slices.Contains(values, c.value(dimension)) }
 	switch {
-	case is(raceVerb, "Acquire") != is(raceKind, "Concurrency"),
-		is(raceVerb, "Borrow") && is(raceKind, "SlidingWindow", "Adaptive"),
-		is(raceVerb, "Reserve") && is(raceKind, "SlidingWindow", "Adaptive"),
-		is(raceRows, "EightRows") && !is(raceKind, "TokenBucket", "FixedWindow", "Adaptive"),
-		is(raceRow, "Ended") && is(raceKind, "TokenBucket", "Adaptive"),
-		is(raceKind, "Adaptive") && is(raceClock, "ClockOfTheServer"): // on a running clock the price falls
+	case c.has("Acquire") != c.has("Concurrency"),
+		c.has("Borrow", "Reserve") && c.has("SlidingWindow", "Adaptive"),
+		c.has("EightRows") && !c.has("TokenBucket", "FixedWindow", "Adaptive"),
+		c.has("Ended") && c.has("TokenBucket", "Adaptive"),
+		c.has("Adaptive") && c.has("ClockOfTheServer"): // on a running clock the price falls
 		return false
 	}
 	return true
 }
 
 // allRaces returns the possible cells, in the order of their values.
-func allRaces() (cells []raceCell) {
-	product := []raceCell{{}}
+func allRaces() []raceCell {
+	cells := []raceCell{{}}
 	for dimension, values := range raceValues {
 		var longer []raceCell
-		for _, cell := range product {
-			for cell[dimension] = range values {
+		for _, cell := range cells {
+			for _, cell[dimension] = range values {
 				longer = append(longer, cell)
 			}
 		}
-		product = longer
+		cells = longer
 	}
-	return slices.DeleteFunc(product, func(c raceCell) bool { return !c.isPossible() })
+	return slices.DeleteFunc(cells, func(c raceCell) bool { return !c.isPossible() })
 }
 
 // isOfFastPath reports whether the calls of a cell are decided by a single statement on rows that exist.
 func (c raceCell) isOfFastPath() bool {
-	return c.value(raceVerb) == "Take" && (c.value(raceKind) == "TokenBucket" || c.value(raceKind) == "SlidingWindow") &&
-		c.value(racePlace) == "Standalone" && c.value(raceRow) == "Full" && c.value(raceRows) == "OneRow" &&
-		c.value(raceClock) == "ClockOfTheServer" && c.value(raceWay) != "RefusalCache" && c.value(raceStatements) == "OverRows"
+	return c.has("Take") && c.has("TokenBucket", "SlidingWindow") && c.has("Standalone") && c.has("Full") && c.has("OneRow") &&
+		c.has("ClockOfTheServer") && !c.has("RefusalCache") && c.has("OverRows")
 }
 
 // pairwise returns the cells of the fast path, and a few more that together have every possible pair of values. It repeatedly chooses the
@@ -114,23 +90,21 @@ func (c raceCell) isOfFastPath() bool {
 func pairwise(seed uint64) (chosen []raceCell) {
 	cells := allRaces()
 	rand.New(rand.NewPCG(1, seed)).Shuffle(len(cells), func(i, j int) { cells[i], cells[j] = cells[j], cells[i] })
-	var seen [raceDimensions][raceDimensions][raceMost][raceMost]bool
-	missing := func(c raceCell) (n int) {
+	seen := map[[2]string]bool{}
+	missing := func(c raceCell) (pairs [][2]string) {
 		for i, a := range c {
-			for j, b := range c[:i] {
-				if !seen[i][j][a][b] {
-					n++
+			for _, b := range c[:i] {
+				if !seen[[2]string{a, b}] {
+					pairs = append(pairs, [2]string{a, b})
 				}
 			}
 		}
-		return n
+		return pairs
 	}
 	choose := func(c raceCell) {
 		chosen = append(chosen, c)
-		for i, a := range c {
-			for j, b := range c[:i] {
-				seen[i][j][a][b] = true
-			}
+		for _, pair := range missing(c) {
+			seen[pair] = true
 		}
 	}
 	for _, c := range cells {
@@ -138,13 +112,20 @@ func pairwise(seed uint64) (chosen []raceCell) {
 			choose(c)
 		}
 	}
-	for {
-		best := slices.MaxFunc(cells, func(a, b raceCell) int { return cmp.Compare(missing(a), missing(b)) })
-		if missing(best) == 0 {
-			return chosen
+	for len(cells) > 0 {
+		best, most := raceCell{}, 0
+		cells = slices.DeleteFunc(cells, func(c raceCell) bool {
+			pairs := len(missing(c))
+			if pairs > most {
+				best, most = c, pairs
+			}
+			return pairs == 0
+		})
+		if most > 0 {
+			choose(best)
 		}
-		choose(best)
 	}
+	return chosen
 }
 
 // TestRace checks that concurrent callers of two processes, who request more than a limit has, are given exactly its capacity, and that
@@ -167,7 +148,7 @@ func testRace(t *testing.T, on backend) {
 		}
 	}
 	for c := range cells {
-		b := bundles[c.value(raceStatements)]
+		b := bundles[c[len(c)-1]]
 		if b == nil {
 			continue
 		}
@@ -181,28 +162,27 @@ func testRace(t *testing.T, on backend) {
 // raceStand is a database on which a cell runs.
 type raceStand struct {
 	*bundle
-
-	cell raceCell
+	raceCell
 }
 
 func (s raceStand) run(t *testing.T) {
 	t.Helper()
 	keys, tries, capacity := []string{t.Name()}, racersTries, raceCapacity
-	if s.cell.isOfFastPath() { // a wrong statement fails only in some races for the last units, so there are more of them
+	if s.isOfFastPath() { // a wrong statement fails only in some races for the last units, so there are more of them
 		keys = []string{t.Name() + " 0", t.Name() + " 1", t.Name() + " 2", t.Name() + " 3"}
 	}
-	if s.cell.value(raceRow) == "None" {
+	if s.has("None") {
 		keys, tries, capacity = nil, 1, 6
 		for i := range racersTries {
 			keys = append(keys, fmt.Sprintf("%s %d", t.Name(), i))
 		}
 	}
 	processes := []*ratelimit.Limiter{s.processAt(t, raceNoon), s.processAt(t, raceNoon)} // each has batches of its own
-	hot := ratelimit.Define(fmt.Sprint(s.cell.value(raceKind), s.cell.value(raceRows), capacity), s.policy(capacity))
-	own := ratelimit.Define(fmt.Sprint("own", s.cell.value(raceKind), capacity), s.oneRow().policy(capacity/2)) // borrows from hot
+	hot := ratelimit.Define(fmt.Sprint(s.raceCell[raceKind], s.raceCell[raceRows], capacity), s.policy(capacity))
+	own := ratelimit.Define(fmt.Sprint("own", s.raceCell[raceKind], capacity), s.oneRow().policy(capacity/2)) // borrows from hot
 	price := 1
 	for _, key := range keys {
-		if s.cell.value(raceKind) == "Adaptive" && s.memory == nil { // before the first call, which reads the price: on a stopped clock only once
+		if s.has("Adaptive") && s.memory == nil { // before the first call, which reads the price: on a stopped clock only once
 			price = 2
 			(&market{bundle: s.bundle, clock: stoppedAt(raceNoon)}).share(t, hot.Name(), key, 1/float64(price))
 			for _, process := range processes {
@@ -212,7 +192,7 @@ func (s raceStand) run(t *testing.T) {
 		s.prepare(t, processes[0], hot.For(key), own.For(key))
 	}
 	given := s.given(t, processes, keys, tries, func(key string) ratelimit.Request {
-		if s.cell.value(raceVerb) == "Borrow" {
+		if s.has("Borrow") {
 			return ratelimit.Borrow(own.For(key), hot.For(key))
 		}
 		return hot.For(key)
@@ -220,7 +200,7 @@ func (s raceStand) run(t *testing.T) {
 	for i, key := range keys {
 		require.EqualValues(t, capacity/price, given[i].Load(), key)
 		for _, limit := range []ratelimit.Limit{hot, own} {
-			if limit == own && s.cell.value(raceVerb) != "Borrow" {
+			if limit == own && !s.has("Borrow") {
 				continue
 			}
 			held := s.held(t, limit.Name(), key)
@@ -242,9 +222,8 @@ func (s raceStand) given(t *testing.T, processes []*ratelimit.Limiter, keys []st
 	t.Helper()
 	const enough = 200
 	before, after := ratelimit.Define("a-own", hoard(enough)), ratelimit.Define("z-own", hoard(enough))
-	several, verb := s.cell.value(raceLimits) == "ThreeLimits", raceVerbs[s.cell.value(raceVerb)]
-	places := callers()
-	place := places[slices.IndexFunc(places, func(c caller) bool { return c.name == s.cell.value(racePlace) })]
+	several, places := s.has("ThreeLimits"), callers()
+	place := places[slices.IndexFunc(places, func(c caller) bool { return c.name == s.raceCell[racePlace] })]
 	given, won := make([]atomic.Int64, len(keys)), make([]int, racers)
 	var calls atomic.Int64
 	require.NoError(t, atonce.Do(racers, func(racer int) error {
@@ -257,7 +236,7 @@ func (s raceStand) given(t *testing.T, processes []*ratelimit.Limiter, keys []st
 			for range tries {
 				units := 0
 				err := place.within(t.Context(), s.db(), processes[calls.Add(1)%2], func(l *ratelimit.Limiter) (err error) {
-					units, err = verb(t.Context(), l, requests...)
+					units, err = s.units(t.Context(), l, requests)
 					return err
 				})
 				if err != nil {
@@ -279,37 +258,29 @@ func (s raceStand) given(t *testing.T, processes []*ratelimit.Limiter, keys []st
 	return given
 }
 
-// raceVerbs return how many units of the hot limit they were given.
-var raceVerbs = map[string]func(ctx context.Context, l *ratelimit.Limiter, requests ...ratelimit.Request) (int, error){
-	"Take":   raceTake,
-	"Borrow": raceTake,
-	"TakeUpTo": func(ctx context.Context, l *ratelimit.Limiter, requests ...ratelimit.Request) (int, error) {
-		units, d, err := l.TakeUpTo(ctx, 3, requests...)
-		if err == nil && (units > 3 || d.Allowed != (units > 0)) {
-			err = fmt.Errorf("took %d: %+v", units, d)
+// units makes the call of the cell, and returns how many units it was given.
+func (s raceStand) units(ctx context.Context, l *ratelimit.Limiter, requests []ratelimit.Request) (n int, err error) {
+	var allowed bool
+	switch s.raceCell[raceVerb] {
+	case "TakeUpTo":
+		n, d, err := l.TakeUpTo(ctx, 3, requests...)
+		if err == nil && (n > 3 || d.Allowed != (n > 0)) {
+			err = fmt.Errorf("took %d: %+v", n, d)
 		}
-		return units, err
-	},
-	"Reserve": func(ctx context.Context, l *ratelimit.Limiter, requests ...ratelimit.Request) (int, error) {
-		r, err := l.Reserve(ctx, requests...)
-		return unitsOf(r.Decision), err
-	},
-	"Acquire": func(ctx context.Context, l *ratelimit.Limiter, requests ...ratelimit.Request) (int, error) {
-		lease, err := l.Acquire(ctx, requests...)
-		return unitsOf(lease.Decision), err
-	},
-}
-
-func raceTake(ctx context.Context, l *ratelimit.Limiter, requests ...ratelimit.Request) (int, error) {
-	d, err := l.Take(ctx, requests...)
-	return unitsOf(d), err
-}
-
-func unitsOf(d ratelimit.Decision) int {
-	if d.Allowed {
-		return 1
+		return n, err
+	case "Acquire":
+		var lease ratelimit.Lease
+		lease, err = l.Acquire(ctx, requests...)
+		allowed = lease.Allowed
+	case "Reserve":
+		allowed, err = reserving(requests...)(ctx, l)
+	default:
+		allowed, err = taking(requests...)(ctx, l)
 	}
-	return 0
+	if allowed {
+		n = 1
+	}
+	return n, err
 }
 
 var raceNoon = time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
@@ -323,11 +294,11 @@ func stoppedAt(instant time.Time) *clock {
 // processAt returns a new Limiter. Its clock is stopped at an instant, or is the server's.
 func (s raceStand) processAt(t *testing.T, instant time.Time) *ratelimit.Limiter {
 	t.Helper()
-	config := ratelimit.Config{NoBatching: s.cell.value(raceWay) == "Unbatched"}
-	if s.cell.value(raceWay) == "RefusalCache" {
+	config := ratelimit.Config{NoBatching: s.has("Unbatched")}
+	if s.has("RefusalCache") {
 		config.RefusalCache = refusalEntries
 	}
-	if s.cell.value(raceClock) == "ClockStopped" || !instant.Equal(raceNoon) {
+	if s.has("ClockStopped") || !instant.Equal(raceNoon) {
 		config.AsOf = stoppedAt(instant).now
 	}
 	return s.with(t, config)
@@ -335,18 +306,18 @@ func (s raceStand) processAt(t *testing.T, instant time.Time) *ratelimit.Limiter
 
 // oneRow returns a stand whose limits have one row each.
 func (s raceStand) oneRow() raceStand {
-	s.cell[raceRows] = 0
+	s.raceCell[raceRows] = "OneRow"
 	return s
 }
 
 // policy returns a policy of the cell's kind with this capacity. It gains nothing during the race.
 func (s raceStand) policy(capacity int) ratelimit.Policy {
 	rate, shards := float64(capacity), 1
-	if s.cell.value(raceRows) == "EightRows" {
+	if s.has("EightRows") {
 		shards = 8
 	}
 	bucket := ratelimit.TokenBucket{Rate: rate, Period: century, Shards: shards, MaxReserved: ratelimit.None}
-	switch s.cell.value(raceKind) {
+	switch s.raceCell[raceKind] {
 	case "FixedWindow":
 		return ratelimit.FixedWindow{Rate: rate, Period: century, Start: raceNoon, Shards: shards, MaxReserved: ratelimit.None}
 	case "SlidingWindow":
@@ -366,23 +337,20 @@ func (s raceStand) policy(capacity int) ratelimit.Policy {
 func (s raceStand) prepare(t *testing.T, limiter *ratelimit.Limiter, hot, own ratelimit.Request) {
 	t.Helper()
 	requests := []ratelimit.Request{hot}
-	if s.cell.value(raceVerb) == "Borrow" {
+	if s.has("Borrow") {
 		requests = append(requests, own)
 	}
-	switch s.cell.value(raceRow) {
-	case "Full":
+	switch {
+	case s.has("Full"):
 		require.NoError(t, limiter.Reset(t.Context(), requests...))
-	case "Ended":
+	case s.has("Ended"):
 		earlier := s.processAt(t, raceNoon.AddDate(-3, 0, 0))
 		for _, request := range requests {
-			all := request.Cost(request.Limit().Capacity())
-			verb := raceVerbs["Take"]
-			if s.cell.value(raceKind) == "Concurrency" {
-				verb = raceVerbs["Acquire"]
+			if s.has("Concurrency") {
+				acquire(t, earlier, request.Cost(request.Limit().Capacity()))
+			} else {
+				takeAll(t, earlier, request)
 			}
-			units, err := verb(t.Context(), earlier, all)
-			require.NoError(t, err)
-			require.Equal(t, 1, units)
 		}
 	}
 }

@@ -93,7 +93,7 @@ func TestTakeIsExactWhenTheServerSummarizesItsConflicts(t *testing.T) {
 
 	for _, rows := range raceValues[raceRows] {
 		for place, row := range map[string]string{"Serializable": "Full", "InTx": "None"} {
-			cell := raceCellOf("Take", "TokenBucket", place, row, "ThreeLimits", rows, "ClockOfTheServer", "Batched", "OverRows")
+			cell := raceCell{"Take", "TokenBucket", place, row, "ThreeLimits", rows, "ClockOfTheServer", "Batched", "OverRows"}
 			t.Run(cell.String(), func(t *testing.T) { raceStand{b, cell}.run(t) }) // not parallel: meanwhile the transaction is open
 		}
 	}
