@@ -17,21 +17,6 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// PoolMode is when PgBouncer gives a connection of the server to another client.
-type PoolMode string
-
-// The modes, as pool_mode has them.
-const (
-	// SessionPool keeps it while the client is connected.
-	SessionPool PoolMode = "session"
-	// TransactionPool keeps it for a transaction.
-	TransactionPool PoolMode = "transaction"
-	// TrackingPool is TransactionPool of a PgBouncer that keeps track of prepared statements. HasTrackingPool says whether it can.
-	TrackingPool PoolMode = "tracking"
-	// StatementPool keeps it for a statement, and lets no transaction through.
-	StatementPool PoolMode = "statement"
-)
-
 var errNoPgBouncer = errors.New("no PgBouncer to use: apt-get install pgbouncer, or brew install pgbouncer")
 
 // pgbouncerPrograms are where PgBouncer is.

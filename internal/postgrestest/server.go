@@ -61,6 +61,21 @@ const (
 	Kill StopMode = "kill"
 )
 
+// PoolMode is when PgBouncer gives a connection of the server to another client.
+type PoolMode string
+
+// The modes, as pool_mode has them.
+const (
+	// SessionPool keeps it while the client is connected.
+	SessionPool PoolMode = "session"
+	// TransactionPool keeps it for a transaction.
+	TransactionPool PoolMode = "transaction"
+	// TrackingPool is TransactionPool of a PgBouncer that keeps track of prepared statements. HasTrackingPool says whether it can.
+	TrackingPool PoolMode = "tracking"
+	// StatementPool keeps it for a statement, and lets no transaction through.
+	StatementPool PoolMode = "statement"
+)
+
 // Server is a running Postgres. Keep a reference to a Server that you started until you call Close:
 // without one, it may be stopped at any time.
 type Server struct {

@@ -16,17 +16,6 @@ func startCluster(context.Context, string, Options) (*Server, error) { return ni
 
 func checkBinDir(string) error { return errNotUnix }
 
-// PoolMode is when PgBouncer gives a connection of the server to another client.
-type PoolMode string
-
-// The modes, as pool_mode has them.
-const (
-	SessionPool     PoolMode = "session"
-	TransactionPool PoolMode = "transaction"
-	TrackingPool    PoolMode = "tracking"
-	StatementPool   PoolMode = "statement"
-)
-
 // StartPgBouncer skips the test: programs are started on Unix only.
 func StartPgBouncer(t testing.TB, _ string, _ PoolMode) string {
 	t.Helper()

@@ -258,11 +258,12 @@ func (h *twins) take(t *testing.T, fast, general []bucket.Ask) {
 	require.NoError(t, err)
 	call := taking(fast...)
 	chosen := call.way
-	switch way := h.src.Pick(4); {
-	case way == 0 && fast[0].Lowest == 0:
+	batched := h.src.Pick(4) == 0 && fast[0].Lowest == 0
+	switch {
+	case batched:
 		require.Empty(t, runBatch(t, h.session, call))
 		require.NoError(t, call.Result())
-	case way == 1:
+	case h.src.Pick(3) == 0:
 		require.NoError(t, h.session.Decide(t.Context(), call))
 	default:
 		isolation := buckettest.One(h.src, pgx.ReadCommitted, pgx.RepeatableRead, pgx.Serializable)
@@ -272,7 +273,10 @@ func (h *twins) take(t *testing.T, fast, general []bucket.Ask) {
 		}))
 		h.unfixed = len(fast) > 1 && !bucket.AllAllowed(want)
 	}
-	if h.calls++; call.way == byStatement {
+	if !batched {
+		h.calls++
+	}
+	if !batched && call.way == byStatement {
 		h.byStatement++
 	}
 	if h.decides {
