@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
@@ -83,34 +82,6 @@ func TestFullOfABucketOfSeveralRows(t *testing.T) {
 	require.Equal(t, want, request.Full(d.clock.now()))
 }
 
-// hangsUp is a transaction whose caller's context ends before so many of its requests.
-type hangsUp struct {
-	pgx.Tx
-	before int
-	hangUp context.CancelFunc
-}
-
-func (tx *hangsUp) count() {
-	if tx.before--; tx.before == 0 {
-		tx.hangUp()
-	}
-}
-
-func (tx *hangsUp) Exec(ctx context.Context, sql string, arguments ...any) (pgconn.CommandTag, error) {
-	tx.count()
-	return tx.Tx.Exec(ctx, sql, arguments...)
-}
-
-func (tx *hangsUp) Query(ctx context.Context, sql string, arguments ...any) (pgx.Rows, error) {
-	tx.count()
-	return tx.Tx.Query(ctx, sql, arguments...)
-}
-
-func (tx *hangsUp) SendBatch(ctx context.Context, batch *pgx.Batch) pgx.BatchResults {
-	tx.count()
-	return tx.Tx.SendBatch(ctx, batch)
-}
-
 // The context of a call that ends between two of its requests leaves no half of it in the transaction.
 func TestAnInterruptedShardedCallLeavesNoHalf(t *testing.T) {
 	t.Parallel()
@@ -137,7 +108,7 @@ func TestAnInterruptedShardedCallLeavesNoHalf(t *testing.T) {
 				ctx, cancel := context.WithCancel(t.Context())
 				defer cancel()
 				tx := b.begin(t, pgx.Serializable)
-				_, _ = test.call(ctx, limiter.WithTx(&hangsUp{Tx: tx, before: before, hangUp: cancel}))
+				_, _ = test.call(ctx, limiter.WithTx(&hangingUp{Tx: tx, after: before - 1, hangUp: cancel}))
 				require.Error(t, ctx.Err(), "the call has to be interrupted")
 				_ = tx.Commit(t.Context())
 				require.Equal(t, rows, b.rows(t, ""))

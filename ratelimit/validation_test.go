@@ -224,7 +224,7 @@ func invalidRequests() []invalid {
 		{"", requests{zero.Global()}, ratelimit.ErrInvalidLimit, "make limits with Define or NewLimit"},
 		{"", requests{zero.For("")}, ratelimit.ErrInvalidLimit, "make limits with Define or NewLimit"},
 		{"", requests{{}}, ratelimit.ErrInvalidLimit, "make limits with Define or NewLimit"},
-		{deciding, requests{limit.For(secret), again.For(secret)}, ratelimit.ErrInvalidRequest, "under two policies; give the name one policy"},
+		{deciding + " Settle", requests{limit.For(secret), again.For(secret)}, ratelimit.ErrInvalidRequest, "under two policies; give the name one policy"},
 		{deciding, requests{limit.For(secret), windows.For(secret)}, ratelimit.ErrInvalidRequest, "under two policies"},
 		{"Take Check", requests{limit.For(secret).Cost(6), limit.For(secret).Cost(5)}, ratelimit.ErrCostExceedsCapacity, `11 of "sendMessage"`},
 		{"Take Check", requests{full.Global(), full.Global()}, ratelimit.ErrCostExceedsCapacity, `2 of "full"`},

@@ -3,7 +3,6 @@ package recorded_test
 import (
 	"bufio"
 	"bytes"
-	"cmp"
 	"compress/gzip"
 	"encoding/hex"
 	"fmt"
@@ -107,58 +106,32 @@ func (v *vectors) savePostgres(t *testing.T) {
 	require.NoError(t, os.WriteFile(vectorFile("postgres.txt"), []byte(lines.String()), 0o600))
 }
 
-// difference counts the histories whose answers differ from the recorded ones, and says what these histories have in common.
+// difference counts the histories whose answers differ from the recorded ones.
 type difference struct {
-	verbs          []verb
 	ran, differing int
-	first          []uint64
-	with           [2]map[string]int // how many histories have a call of a verb, or of a kind: all, and the histories that differ
-	text           string            // of the first whose text is recorded
+	first          []uint64 // of these histories
+	text           string   // of the first whose text is recorded
 }
 
 func (d *difference) add(r result, want hash) {
-	if d.with[0] == nil {
-		d.verbs, d.with = verbs(), [2]map[string]int{make(map[string]int), make(map[string]int)}
+	if d.ran++; r.hash == want {
+		return
 	}
-	differs := r.hash != want
-	d.ran++
-	if differs {
-		d.differing++
-		d.first = append(d.first, r.n)
-		slices.Sort(d.first)
-		d.first = d.first[:min(len(d.first), 10)]
-	}
-	seen := make(map[string]bool)
-	for _, c := range r.called {
-		seen[d.verbs[c.verb].name], seen[kindNames()[c.kind]] = true, true
-	}
-	for name := range seen {
-		d.with[0][name]++
-		if differs {
-			d.with[1][name]++
-		}
-	}
+	d.differing++
+	d.first = append(d.first, r.n)
+	slices.Sort(d.first)
+	d.first = d.first[:min(len(d.first), 10)]
 }
 
-// String says how many histories differ, and which verbs and kinds appear in these more often than in all histories.
+// String says how many histories differ, and how to read one.
 func (d *difference) String() string {
 	if d.differing == 0 {
 		return fmt.Sprintf("all %d histories answer as recorded", d.ran)
 	}
-	share := func(of map[string]int, name string, all int) float64 { return float64(of[name]) / float64(all) }
-	more := func(name string) float64 {
-		return share(d.with[1], name, d.differing) - share(d.with[0], name, d.ran)
-	}
-	names := slices.SortedFunc(maps.Keys(d.with[1]), func(a, b string) int { return cmp.Compare(more(b), more(a)) })
-	var s strings.Builder
-	fmt.Fprintf(&s, "%d of %d histories differ from what was recorded: %v ...\n", d.differing, d.ran, d.first)
-	for _, name := range names[:min(len(names), 8)] {
-		fmt.Fprintf(&s, "  %-12s in %3.0f %% of these histories, and in %3.0f %% of all\n", name, 100*share(d.with[1], name, d.differing), 100*share(d.with[0], name, d.ran))
-	}
-	s.WriteString("To read one, run this here and in a checkout of the commit before, and compare:\n" +
+	return fmt.Sprintf("%d of %d histories differ from the recorded ones: %v ...\n", d.differing, d.ran, d.first) +
+		"To read one, run this here and in a checkout of the commit before, and compare:\n" +
 		"  go test ./integration_test/recorded -run 'TestRecorded$' -history N -v\n" +
-		"If you want the change: integration_test/recorded/CHANGES.md says how to record the new answers.\n")
-	return s.String() + d.text
+		"If you want the change: integration_test/recorded/CHANGES.md says how to record the new answers.\n" + d.text
 }
 
 // explain returns the first line that differs, and the lines before it.
