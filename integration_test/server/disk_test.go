@@ -10,7 +10,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -98,7 +97,7 @@ func (a *application) requireNoRoomForData(t *testing.T) {
 		},
 		"Reserve": func(ctx context.Context) error { _, err := a.Limiter.Reserve(ctx, sent.For(longKey(most))); return err },
 		"Acquire": func(ctx context.Context) error {
-			_, err := a.Limiter.Acquire(ctx, ratelimit.Define("slots", ratelimit.Concurrency{Most: 3, Lease: time.Hour}).For(longKey(most)))
+			_, err := a.Limiter.Acquire(ctx, slots.For(longKey(most)))
 			return err
 		},
 	} {

@@ -7,7 +7,9 @@ import (
 	"net/url"
 	"syscall"
 	"testing"
+	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
@@ -16,6 +18,50 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
+
+// slots are for the verbs on leases.
+var slots = ratelimit.Define("slots", ratelimit.Concurrency{Most: 3, Lease: time.Hour})
+
+// requireReadOnly checks that on a read-only server each call that writes fails with an error that says what to do, and that calls
+// that read work. The reservation and the lease are open.
+func requireReadOnly(t *testing.T, l *ratelimit.Limiter, reservation, lease string) {
+	t.Helper()
+	ctx, request := t.Context(), sent.For("ada")
+	for name, call := range map[string]func() error{
+		"Take":        func() error { return l.Require(ctx, request) },
+		"TakeNew":     func() error { return l.Require(ctx, sent.For("new")) },
+		"TakeSeveral": func() error { return l.Require(ctx, request, reserved.For("ada")) },
+		"TakeUpTo":    func() error { _, _, err := l.TakeUpTo(ctx, 3, request); return err },
+		"Reserve":     func() error { _, err := l.Reserve(ctx, request); return err },
+		"Reset":       func() error { return l.Reset(ctx, request) },
+		"Credit":      func() error { return l.Credit(ctx, request) },
+		"CreditTaken": func() error { return l.CreditTaken(ctx, time.Now(), request) },
+		"Charge":      func() error { return l.Charge(ctx, request) },
+		"Settle":      func() error { return l.Settle(ctx, reservation, request.Cost(2)) },
+		"Cancel":      func() error { return l.Cancel(ctx, reservation) },
+		"Start":       func() error { _, err := l.Start(ctx, reservation); return err },
+		"Started":     func() error { _, err := l.Started(ctx, reservation); return err },
+		"Renew":       func() error { _, err := l.Renew(ctx, reservation); return err },
+		"Acquire":     func() error { _, err := l.Acquire(ctx, slots.For("ada")); return err },
+		"RenewLease":  func() error { _, err := l.RenewLease(ctx, lease); return err },
+		"Release":     func() error { return l.Release(ctx, lease) },
+		"Prune":       func() error { _, err := l.Prune(ctx, sent); return err },
+		"Expire":      func() error { _, err := l.Expire(ctx); return err },
+		"InTx":        func() error { return l.InTx(ctx, func(tx pgx.Tx) error { return l.WithTx(tx).Require(ctx, request) }) },
+	} {
+		err := call()
+		require.Error(t, err, name)
+		require.NotErrorIs(t, err, ratelimit.ErrLimited, name)
+		require.NotErrorIs(t, err, ratelimit.ErrCommitUnknown, name)
+		require.True(t, ratelimit.IsUndecided(err), "%s: %v", name, err)
+		require.Contains(t, []string{"25006", "0A000"}, sqlstate(err), "%s: %v", name, err) // 0A000 at SERIALIZABLE
+		require.ErrorContains(t, err, "target_session_attrs=read-write", name)
+	}
+	_, err := l.Check(ctx, request)
+	require.NoError(t, err)
+	_, err = l.Value(ctx, request)
+	require.NoError(t, err)
+}
 
 // replicated are settings with which a standby that does not answer stays connected, for as long as a busy machine takes.
 var replicated = map[string]string{"synchronous_commit": "on", "wal_sender_timeout": "0", "wal_receiver_timeout": "0"}
@@ -77,14 +123,23 @@ func portOf(t *testing.T, pool *pgxpool.Pool) uint16 {
 	return port
 }
 
-// If a lagging standby is promoted, it has lost the last transactions, each as a whole.
+// A standby rejects writes and answers reads. If a lagging standby is promoted, it has lost the last transactions, each as a whole.
 // Programs move from the old primary, once it is read-only, to the new one, without closing connections themselves.
 func TestAReplicaThatLagsIsPromoted(t *testing.T) {
 	t.Parallel()
 	testsize.Long(t, "servers of its own")
 	server, primary := startServer(t, postgrestest.Options{Settings: replicated})
+	r, err := primary.Limiter.Reserve(t.Context(), reserved.For("open"))
+	require.NoError(t, err)
+	lease, err := primary.Limiter.Acquire(t.Context(), slots.For("ada"))
+	require.NoError(t, err)
 	standbyServer := server.StartStandby(t, postgrestest.Options{})
 	standby := connect(t, standbyServer.URL())
+	awaitReplay(t, primary, standby)
+	before := standby.rows(t)
+	requireReadOnly(t, standby.Limiter, r.ID, lease.ID)
+	require.Equal(t, before, standby.rows(t))
+	primary.Exec(t, `TRUNCATE public.work, ratelimit.buckets, ratelimit.reservations`)
 	clients := connect(t, both(t, server.URL(), standbyServer.URL()))
 	l := clients.startLoad(t)
 	l.awaitAcks(t, 10)
