@@ -2,7 +2,6 @@ package refusals
 
 import (
 	"fmt"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -150,25 +149,6 @@ func TestKeysAreToldApart(t *testing.T) {
 		m.forget()
 		require.Empty(t, m.collect(true), "nothing is moved that may not be there")
 	})
-}
-
-// A million refusals by 200,000 keys take bounded memory: a place for each of 9,600 keys, and a sum for each limit and route.
-func TestAMillionRefusalsHaveBoundedMemory(t *testing.T) {
-	t.Parallel()
-	const refusals, keys = 1_000_000, 200_000
-	m, rows := minuteAt(noon, places), 0
-	for i := range refusals {
-		m.count(&ratelimit.Refusal{Limit: "logins", Route: "POST /login", Key: strconv.Itoa(i * 7919 % keys), Cost: 1, At: noon})
-		if i%(refusals/10) == 0 {
-			rows += len(m.collect(false))
-		}
-	}
-	require.Len(t, m.keys.order, places)
-	require.LessOrEqual(t, cap(m.keys.order), 2*places)
-	require.Len(t, m.keys.of, places)
-	require.Len(t, m.sums, 1)
-	require.LessOrEqual(t, rows+len(m.collect(true)), maxKeys+11, "and the row with the empty key at each flush")
-	require.Empty(t, m.undone)
 }
 
 // A key may be a part of a request's memory, which is not to stay for it.

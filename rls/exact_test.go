@@ -1,13 +1,10 @@
 package rls_test
 
 import (
-	"context"
-	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	commonv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/common/ratelimit/v3"
 	ratelimitv3 "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
@@ -73,38 +70,4 @@ tiers:
 	require.EqualValues(t, 30, admitted())
 	_, text := s.ask("edge", 0, descriptor("remote_address=192.0.2.7"), withHits(descriptor("generic_key=site"), 0))
 	require.Regexp(t, `^OK: OK address .* left 919 .*; OK site .* left 920 `, text)
-}
-
-// BenchmarkGateway takes from three limits in turn: from Go, and through the service. It reports both in milliseconds.
-func BenchmarkGateway(b *testing.B) {
-	pool := postgrestest.New(b)
-	file, err := rules.Read(strings.NewReader(strings.NewReplacer("minute", "second", "rate: 3,", "rate: 1e6,", "rate: 10,", "rate: 1e6,", "5m", "1us").Replace(document)))
-	require.NoError(b, err)
-	set, err := rules.SetOf(*file)
-	require.NoError(b, err)
-	s := newServiceOf(b, pool, set, nil)
-	address, _ := set.Limit("address")
-	user, _ := set.Limit("user")
-	site, _ := set.Limit("site")
-	call := &ratelimitv3.RateLimitRequest{Domain: "edge", Descriptors: []*commonv3.RateLimitDescriptor{
-		descriptor("remote_address=192.0.2.7"), descriptor("user=ada", "plan=pro"), descriptor("generic_key=site"),
-	}}
-	var direct, served []time.Duration
-	for b.Loop() {
-		began := time.Now()
-		d, err := s.limiter.Take(context.Background(), address.For("192.0.2.7"), user.For("ada").Plan("pro"), site.Global())
-		direct = append(direct, time.Since(began))
-		require.NoError(b, err)
-		require.True(b, d.Allowed)
-		began = time.Now()
-		r, err := s.ShouldRateLimit(context.Background(), call)
-		served = append(served, time.Since(began))
-		require.NoError(b, err)
-		require.Equal(b, ratelimitv3.RateLimitResponse_OK, r.GetOverallCode())
-	}
-	for name, all := range map[string][]time.Duration{"go": direct, "grpc": served} {
-		slices.Sort(all)
-		b.ReportMetric(all[len(all)/2].Seconds()*1e3, name+"-p50-ms")
-		b.ReportMetric(all[len(all)*99/100].Seconds()*1e3, name+"-p99-ms")
-	}
 }

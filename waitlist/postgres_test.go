@@ -5,12 +5,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
-	"github.com/pgratelimit/pgratelimit/internal/roundtrips"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/waitlist"
 )
@@ -65,34 +63,3 @@ func TestNotifications(t *testing.T) {
 type observer func(event ratelimit.Event)
 
 func (o observer) Observe(_ context.Context, event ratelimit.Event) { o(event) }
-
-// BenchmarkWaiting counts the round trips of callers that wait for three slots which others hold. A Take is one round trip.
-func BenchmarkWaiting(b *testing.B) {
-	var wire roundtrips.Counter
-	pool := postgrestest.New(b, func(config *pgxpool.Config) { config.ConnConfig.DialFunc = wire.Dial })
-	limiter, err := ratelimit.New(pool, ratelimit.Config{})
-	require.NoError(b, err)
-	s, err := waitlist.New(limiter, exports, waitlist.Config{})
-	require.NoError(b, err)
-	for range 3 {
-		lease, err := s.Acquire(b.Context(), exports.For("acme"))
-		require.NoError(b, err)
-		_, release := limiter.Keep(b.Context(), lease)
-		defer release()
-	}
-	ctx, cancel := context.WithCancel(b.Context())
-	var g errgroup.Group
-	for range 1000 {
-		g.Go(func() error { _, _ = s.Acquire(ctx, exports.For("acme")); return nil })
-	}
-	before := int64(0)
-	for i := 0; b.Loop(); i++ { // a second each
-		if i == 1 { // all wait
-			before = wire.Trips()
-		}
-		time.Sleep(time.Second)
-	}
-	b.ReportMetric(float64(wire.Trips()-before)/float64(b.N-1), "trips/s")
-	cancel()
-	require.NoError(b, g.Wait())
-}

@@ -2,19 +2,14 @@ package inspect_test
 
 import (
 	"context"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/internal/inspect"
-	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
-	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/migrations"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/refusals"
@@ -159,33 +154,4 @@ func TestAsAReader(t *testing.T) {
 	require.NoError(t, err)
 	_, err = as.Exec(t.Context(), "RESET default_transaction_read_only")
 	require.NoError(t, err)
-}
-
-func TestOnAHotStandby(t *testing.T) {
-	t.Parallel()
-	testsize.Long(t, "starts two servers of its own")
-	server := postgrestest.StartOwn(t, nil)
-	pool, err := pgxpool.New(t.Context(), server.URL())
-	require.NoError(t, err)
-	t.Cleanup(pool.Close)
-	require.NoError(t, migrations.Up(t.Context(), pool, migrations.Config{}))
-	f := &fixture{Reader: newReader(t, pool, ""), pool: pool}
-	f.seed(t, 2000, 100)
-	all := queries()
-	var directory string
-	require.NoError(t, pool.QueryRow(t.Context(), "SHOW data_directory").Scan(&directory))
-
-	// With this file a server recovers for ever, and can be read meanwhile, as the standby of a primary.
-	require.NoError(t, server.Stop(t.Context(), postgrestest.Fast))
-	require.NoError(t, os.WriteFile(filepath.Join(directory, "standby.signal"), nil, 0o600))
-	require.NoError(t, server.Restart(t.Context()))
-	pool.Reset()
-	var recovers bool
-	require.Eventually(t, func() bool {
-		return pool.QueryRow(t.Context(), "SELECT pg_is_in_recovery()").Scan(&recovers) == nil
-	}, time.Minute, 10*time.Millisecond)
-	require.True(t, recovers)
-	for _, query := range all {
-		require.NoError(t, query.run(t.Context(), f.Reader), query.name)
-	}
 }

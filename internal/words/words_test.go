@@ -76,3 +76,20 @@ func TestSpansAreParsed(t *testing.T) {
 		require.ErrorContains(t, err, want, text)
 	}
 }
+
+// FuzzSpan checks the bounds of spans, and that a span in the format of package time keeps its value.
+func FuzzSpan(f *testing.F) {
+	for _, text := range []string{"", "0s", "90s", "1h30m", "7d", "2w", "minute", "week", "NaNd", "-1d", "0x1p3d", "40001d", "1e-9w", "d", "9223372036854775807ns"} {
+		f.Add(text)
+	}
+	f.Fuzz(func(t *testing.T, text string) {
+		span, err := words.ParseSpan(text)
+		if err != nil {
+			return
+		}
+		require.True(t, span > 0 && span <= 40_000*day, "%v", span)
+		again, err := words.ParseSpan(span.String())
+		require.NoError(t, err)
+		require.Equal(t, span, again)
+	})
+}

@@ -1,8 +1,6 @@
 package cli
 
 import (
-	"time"
-
 	"github.com/spf13/cobra"
 
 	"github.com/pgratelimit/pgratelimit/cmd/ratelimit/internal/doctor"
@@ -38,11 +36,4 @@ func Views() map[string]any {
 		"`simulate`":          simulate.Report{}, "a limit of `simulate`": simulate.LimitReport{}, "a key of `simulate`": simulate.KeyReport{},
 		"`doctor`": doctor.Report{}, "a finding": doctor.Finding{},
 	}
-}
-
-// Span reads a flag for a span of time.
-func Span(text string) (time.Duration, error) {
-	var s spanFlag
-	err := s.Set(text)
-	return time.Duration(s), err
 }
