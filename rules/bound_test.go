@@ -137,29 +137,17 @@ func TestRulingsOf(t *testing.T) {
 		require.Len(t, s.RulingsOf("messages"), 1)
 	})
 
-	t.Run("KnowsThatScaledOwedTokensGrow", func(t *testing.T) {
+	t.Run("KnowsThatOwedTokensGrow", func(t *testing.T) {
 		t.Parallel()
-		change := func(change ratelimit.OnChange) *Set {
-			return set(rule(ratelimit.TokenBucket{Rate: 1000}, change))
-		}
-		slowest := func(s *Set) float64 {
-			s.RulingFor(code, "", "bob")
-			p, _ := pointOf(policyOf(s))
+		slowest := func(shards int, change ratelimit.OnChange) float64 {
+			s := set(rule(ratelimit.TokenBucket{Rate: 1000, Shards: shards}, change))
+			s.RulingFor(ratelimit.Define("messages", ratelimit.TokenBucket{Rate: 10, Period: time.Minute, Shards: shards}), "", "bob")
+			p, _ := pointOf(boundsOf(s.current.Load().limits["messages"]).policy())
 			return p.speed
 		}
-		require.InEpsilon(t, 100, slowest(change(ratelimit.KeepTokens))/slowest(change(ratelimit.ScaleTokens)), 1e-6)
-	})
-
-	t.Run("KnowsThatOwedTokensOfSeveralRowsGrow", func(t *testing.T) {
-		t.Parallel()
-		slowest := func(change ratelimit.OnChange) float64 {
-			s := set(rule(ratelimit.TokenBucket{Rate: 1000, Shards: 4}, change))
-			s.RulingFor(ratelimit.Define("messages", ratelimit.TokenBucket{Rate: 10, Period: time.Minute, Shards: 4}), "", "bob")
-			p, _ := pointOf(policyOf(s))
-			return p.speed
-		}
-		require.InEpsilon(t, slowest(ratelimit.ScaleTokens), slowest(ratelimit.KeepTokens), 1e-6, "which is a scale")
-		require.InEpsilon(t, 100, slowest(ratelimit.AddTokens)/slowest(ratelimit.ScaleTokens), 1e-6)
+		require.InEpsilon(t, 100, slowest(0, ratelimit.KeepTokens)/slowest(0, ratelimit.ScaleTokens), 1e-6)
+		require.InEpsilon(t, slowest(4, ratelimit.ScaleTokens), slowest(4, ratelimit.KeepTokens), 1e-6, "which is a scale for several rows")
+		require.InEpsilon(t, 100, slowest(4, ratelimit.AddTokens)/slowest(4, ratelimit.ScaleTokens), 1e-6)
 	})
 
 	t.Run("KnowsThatNothingArrivesInAnEraThatIsNotLoaded", func(t *testing.T) {

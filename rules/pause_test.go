@@ -1,7 +1,6 @@
 package rules_test
 
 import (
-	"fmt"
 	"testing"
 	"time"
 
@@ -11,200 +10,147 @@ import (
 	"github.com/pgratelimit/pgratelimit/rules"
 )
 
+// pausing is a fixture whose pauses are counted in hours from an instant.
+type pausing struct {
+	*fixture
+	noon time.Time
+}
+
+func setupPauses(t *testing.T) *pausing {
+	t.Helper()
+	return &pausing{setup(t), time.Now().Truncate(time.Microsecond)}
+}
+
+func (p *pausing) in(hours float64) time.Time {
+	return p.noon.Add(time.Duration(hours * float64(time.Hour)))
+}
+
+// pause pauses a key from an hour to another. A from of 0 means at once.
+func (p *pausing) pause(t *testing.T, key string, from, until float64, noSooner bool, reason string) {
+	t.Helper()
+	edit := rules.Edit{Author: "ana", Reason: reason}
+	if from != 0 {
+		edit.From = p.in(from)
+	}
+	_, err := p.store.Pause(t.Context(), edit, rules.Pause{Limit: "messages", Key: key, Until: p.in(until), NoSooner: noSooner})
+	require.NoError(t, err)
+}
+
+// requirePaused loads the rules, and requires that a key is paused until an hour. 0 means that it is not paused.
+func (p *pausing) requirePaused(t *testing.T, key string, until float64, reason string) {
+	t.Helper()
+	p.load(t)
+	var want *ratelimit.Ruling
+	if until != 0 {
+		var err error
+		want, err = ratelimit.NewRuling(messages, ratelimit.RulingConfig{Name: "messages", PausedUntil: p.in(until), PauseReason: reason})
+		require.NoError(t, err)
+	}
+	require.Equal(t, want, p.set.RulingFor(messages, "", key), key)
+}
+
+// requireListed requires the pauses of the list, each from an hour to another.
+func (p *pausing) requireListed(t *testing.T, want ...[2]float64) rules.Listing {
+	t.Helper()
+	list, err := p.store.List(t.Context(), rules.ListQuery{})
+	require.NoError(t, err)
+	require.Len(t, list.Pauses, len(want))
+	for i, span := range want {
+		require.WithinDuration(t, p.in(span[0]), list.Pauses[i].From, time.Minute)
+		require.WithinDuration(t, p.in(span[1]), list.Pauses[i].Until, 0)
+	}
+	return list
+}
+
 func TestPause(t *testing.T) {
 	t.Parallel()
-	now := time.Now().Truncate(time.Microsecond)
-	hour, day := now.Add(time.Hour), now.Add(24*time.Hour)
-	of := func(key string, until time.Time) rules.Pause {
-		return rules.Pause{Limit: "messages", Key: key, Until: until}
-	}
-	// rule returns the rule as it would be with another pause, to compare with.
-	rule := func(t *testing.T, name string, until time.Time, reason string) *ratelimit.Ruling {
-		t.Helper()
-		r, err := ratelimit.NewRuling(messages, ratelimit.RulingConfig{Name: name, PausedUntil: until, PauseReason: reason})
-		require.NoError(t, err)
-		return r
-	}
 
 	t.Run("OfAKeyOrALimitTheLaterEndCounts", func(t *testing.T) {
 		t.Parallel()
-		f := setup(t)
-		_, err := f.store.Pause(t.Context(), rules.Edit{Author: "ana", Reason: "an hour"}, of("", hour), of("short", now.Add(30*time.Minute)))
+		p := setupPauses(t)
+		p.pause(t, "", 0, 1, false, "an hour")
+		p.pause(t, "short", 0, 0.5, false, "an hour")
+		p.pause(t, "long", 0, 24, false, "a day")
+		for _, key := range []string{"ana", "", "short"} {
+			p.requirePaused(t, key, 1, "an hour")
+		}
+		p.requirePaused(t, "long", 24, "a day")
+		_, err := p.store.Resume(t.Context(), why, "messages", "")
 		require.NoError(t, err)
-		_, err = f.store.Pause(t.Context(), rules.Edit{Author: "ana", Reason: "a day"}, of("long", day))
-		require.NoError(t, err)
-		f.load(t)
-		require.Equal(t, rule(t, "messages", hour, "an hour"), f.set.RulingFor(messages, "", "ana"))
-		require.Equal(t, rule(t, "messages", hour, "an hour"), f.set.RulingFor(messages, "pro", ""), "of the bucket everybody shares too")
-		require.Equal(t, rule(t, "messages", hour, "an hour"), f.set.RulingFor(messages, "", "short"))
-		require.Equal(t, rule(t, "messages", day, "a day"), f.set.RulingFor(messages, "", "long"))
-
-		_, err = f.store.Resume(t.Context(), why, "messages", "")
-		require.NoError(t, err)
-		f.load(t)
-		require.Nil(t, f.set.RulingFor(messages, "", "ana"))
-		require.Equal(t, rule(t, "messages", day, "a day"), f.set.RulingFor(messages, "", "long"))
+		p.requirePaused(t, "ana", 0, "")
+		p.requirePaused(t, "long", 24, "a day")
 	})
 
 	t.Run("LeavesThePolicyAsItIs", func(t *testing.T) {
 		t.Parallel()
-		f := setup(t)
-		applied, err := f.store.Put(t.Context(), why, perMinute("messages", "", 50))
+		p := setupPauses(t)
+		_, err := p.store.Apply(t.Context(), why, rules.Changes{
+			Put: []rules.Rule{perMinute("messages", "", 50)}, Override: []rules.Override{{Limit: "messages", Key: "ana", Multiplier: 2}},
+		})
 		require.NoError(t, err)
-		_, err = f.store.Override(t.Context(), why, rules.Override{Limit: "messages", Key: "ana", Multiplier: 2})
-		require.NoError(t, err)
-		f.load(t)
-		unpaused := f.set.RulingFor(messages, "", "ana")
-		_, err = f.store.Pause(t.Context(), why, of("ana", hour))
-		require.NoError(t, err)
-		f.load(t)
-		require.Equal(t, unpaused.Paused(hour, "a test"), f.set.RulingFor(messages, "", "ana"))
-		require.Equal(t, 50.0, f.capacity(t, applied.From, messages.For("bob")))
-	})
-
-	t.Run("TakesThePlaceOfTheOneBefore", func(t *testing.T) {
-		t.Parallel()
-		f := setup(t)
-		for _, until := range []time.Time{day, hour} {
-			_, err := f.store.Pause(t.Context(), why, of("", until))
-			require.NoError(t, err)
-		}
-		f.load(t)
-		require.Equal(t, rule(t, "messages", hour, "a test"), f.set.RulingFor(messages, "", "ana"))
+		p.load(t)
+		unpaused := p.set.RulingFor(messages, "", "ana")
+		p.pause(t, "ana", 0, 1, false, "a test")
+		p.load(t)
+		require.Equal(t, unpaused.Paused(p.in(1), "a test"), p.set.RulingFor(messages, "", "ana"))
 	})
 
 	t.Run("EndsNoSoonerThanTheOneBeforeWhereItSaysSo", func(t *testing.T) {
 		t.Parallel()
-		f := setup(t)
-		put := func(reason string, from, until time.Time) {
-			t.Helper()
-			p := of("ana", until)
-			p.NoSooner = true
-			_, err := f.store.Pause(t.Context(), rules.Edit{Author: "ana", Reason: reason, From: from}, p)
-			require.NoError(t, err)
-		}
-		put("first", time.Time{}, hour)
-		put("later", time.Time{}, day)
-		put("sooner", time.Time{}, hour)
-		put("inside", hour, day)
-		list, err := f.store.List(t.Context(), rules.ListQuery{})
+		p := setupPauses(t)
+		p.pause(t, "ana", 0, 1, true, "first")
+		p.pause(t, "ana", 0, 24, true, "later")
+		p.pause(t, "ana", 0, 1, true, "sooner")
+		p.pause(t, "ana", 1, 24, true, "inside")
+		require.Equal(t, "later", p.requireListed(t, [2]float64{0, 24}).Pauses[0].Reason)
+		entries, err := p.store.History(t.Context(), rules.HistoryQuery{Of: rules.OfPause})
 		require.NoError(t, err)
-		require.Len(t, list.Pauses, 1)
-		require.True(t, list.Pauses[0].Until.Equal(day))
-		require.Equal(t, "later", list.Pauses[0].Reason)
-		began := list.Pauses[0].From
-		entries, err := f.store.History(t.Context(), rules.HistoryQuery{Of: rules.OfPause})
-		require.NoError(t, err)
-		require.Len(t, entries, 2, "what changes nothing is not told")
-		require.Equal(t, list.Pauses[0].Pause, entries[0].Pause)
+		require.Len(t, entries, 2, "a call that changes nothing leaves no entry")
 		require.Equal(t, "later", entries[0].Reason)
-
-		put("from then on", hour, day.Add(time.Hour))
-		list, err = f.store.List(t.Context(), rules.ListQuery{})
-		require.NoError(t, err)
-		require.True(t, list.Pauses[0].Until.Equal(day.Add(time.Hour)))
-		require.Equal(t, began, list.Pauses[0].From, "it goes on until then")
-
-		f.exec(t, `UPDATE ratelimit.rules SET from_us = 1, until_us = 2, replaced_us = NULL`)
-		put("anew", hour, day)
-		list, err = f.store.List(t.Context(), rules.ListQuery{})
-		require.NoError(t, err)
-		require.True(t, list.Pauses[0].From.Equal(hour), "one that is over counts no more")
-		require.True(t, list.Pauses[0].Until.Equal(day))
+		p.pause(t, "ana", 1, 25, true, "from then on")
+		p.requireListed(t, [2]float64{0, 25})
+		p.exec(t, `UPDATE ratelimit.rules SET from_us = 1, until_us = 2, replaced_us = NULL`)
+		p.requirePaused(t, "ana", 0, "")
+		p.pause(t, "ana", 1, 24, true, "anew")
+		p.requireListed(t, [2]float64{1, 24})
 	})
 
-	// listed returns from when until when each pause of the key "ana" is.
-	listed := func(t *testing.T, f *fixture) (spans [][2]time.Time) {
-		t.Helper()
-		list, err := f.store.List(t.Context(), rules.ListQuery{})
-		require.NoError(t, err)
-		for _, p := range list.Pauses {
-			spans = append(spans, [2]time.Time{p.From.Local(), p.Until.Local()})
+	t.Run("LeavesOneThatLiesAhead", func(t *testing.T) {
+		t.Parallel()
+		for _, noSooner := range []bool{false, true} {
+			p := setupPauses(t)
+			p.pause(t, "ana", 0, 1, noSooner, "a test")
+			p.pause(t, "ana", 168, 169, noSooner, "a test")
+			p.requirePaused(t, "ana", 1, "a test")
+			p.pause(t, "ana", 0, 24, noSooner, "a test")
+			p.requirePaused(t, "ana", 24, "a test")
+			p.requireListed(t, [2]float64{0, 24}, [2]float64{168, 169})
+			_, err := p.store.Resume(t.Context(), why, "messages", "ana")
+			require.NoError(t, err)
+			p.requireListed(t)
 		}
-		return spans
-	}
-	put := func(t *testing.T, f *fixture, from, until time.Time, noSooner bool) rules.Applied {
-		t.Helper()
-		p := of("ana", until)
-		p.NoSooner = noSooner
-		applied, err := f.store.Pause(t.Context(), rules.Edit{Author: "ana", Reason: "a test", From: from}, p)
-		require.NoError(t, err)
-		return applied
-	}
-	week := now.Add(7 * 24 * time.Hour)
-
-	for _, noSooner := range []bool{false, true} {
-		t.Run(fmt.Sprintf("OfAWeekAheadLeavesTheOneOfNow/NoSooner=%t", noSooner), func(t *testing.T) {
-			t.Parallel()
-			f := setup(t)
-			put(t, f, time.Time{}, hour, noSooner)
-			put(t, f, week, week.Add(time.Hour), noSooner)
-			f.load(t)
-			require.Equal(t, rule(t, "messages", hour, "a test"), f.set.RulingFor(messages, "", "ana"))
-			put(t, f, time.Time{}, day, noSooner)
-			f.load(t)
-			require.Equal(t, rule(t, "messages", day, "a test"), f.set.RulingFor(messages, "", "ana"))
-			spans := listed(t, f)
-			require.Len(t, spans, 2)
-			require.Equal(t, [2]time.Time{week, week.Add(time.Hour)}, spans[1])
-			entries, err := f.store.History(t.Context(), rules.HistoryQuery{Of: rules.OfPause})
-			require.NoError(t, err)
-			require.Len(t, entries, 3)
-
-			_, err = f.store.Resume(t.Context(), why, "messages", "ana")
-			require.NoError(t, err)
-			require.Empty(t, listed(t, f), "the one that lies ahead is taken back, too")
-		})
-	}
-
-	t.Run("TakesThePlaceOfWhatItOverlaps", func(t *testing.T) {
-		t.Parallel()
-		f := setup(t)
-		in := func(hours int) time.Time { return now.Add(time.Duration(hours) * time.Hour) }
-		put(t, f, in(1), in(4), false)
-		put(t, f, in(6), in(8), false)
-		put(t, f, in(10), in(11), false)
-		put(t, f, in(3), in(7), false)
-		require.Equal(t, [][2]time.Time{{in(1), in(3)}, {in(3), in(7)}, {in(10), in(11)}}, listed(t, f))
-
-		put(t, f, in(7), in(10), true)
-		require.Equal(t, [][2]time.Time{{in(1), in(3)}, {in(3), in(11)}}, listed(t, f), "one pause of those that it touches")
 	})
 
-	t.Run("GoesOnWhereAnotherBeginsAsItEnds", func(t *testing.T) {
+	t.Run("TakesThePlaceOfThoseThatItOverlaps", func(t *testing.T) {
 		t.Parallel()
-		f := setup(t)
-		put(t, f, time.Time{}, hour, false)
-		put(t, f, now.Add(30*time.Minute), day, false)
-		put(t, f, week, week.Add(time.Hour), false)
-		f.load(t)
-		require.Equal(t, rule(t, "messages", day, "a test"), f.set.RulingFor(messages, "", "ana"))
+		p := setupPauses(t)
+		for _, span := range [][2]float64{{1, 4}, {6, 8}, {10, 11}, {3, 7}} {
+			p.pause(t, "ana", span[0], span[1], false, "a test")
+		}
+		p.requireListed(t, [2]float64{1, 3}, [2]float64{3, 7}, [2]float64{10, 11})
+		p.pause(t, "ana", 7, 10, true, "a test")
+		p.requireListed(t, [2]float64{1, 3}, [2]float64{3, 11})
 	})
 
 	t.Run("BeginsWhenItSays", func(t *testing.T) {
 		t.Parallel()
-		f := setup(t)
-		edit := why
-		edit.From = now.Add(30 * time.Minute)
-		_, err := f.store.Pause(t.Context(), edit, of("", hour))
-		require.NoError(t, err)
-		f.load(t)
-		require.Nil(t, f.set.RulingFor(messages, "", "ana"), "it lies ahead")
-
-		f.run(t, rules.Config{Poll: time.Hour})
-		f.listening(t, 1)
-		f.exec(t, `WITH moved AS (UPDATE ratelimit.rules SET from_us = (extract(epoch FROM clock_timestamp()) * 1000000)::bigint + 200000)
+		p := setupPauses(t)
+		p.pause(t, "", 0.5, 1, false, "a test")
+		p.requirePaused(t, "ana", 0, "")
+		p.run(t, rules.Config{Poll: time.Hour})
+		p.listening(t, 1)
+		p.exec(t, `WITH moved AS (UPDATE ratelimit.rules SET from_us = (extract(epoch FROM clock_timestamp()) * 1000000)::bigint + 200000)
 			UPDATE ratelimit.rules_version SET version = version + 1 RETURNING pg_notify('ratelimit_rules', '')`)
-		f.eventually(t, func() bool { return f.set.RulingFor(messages, "", "ana") != nil })
-	})
-
-	t.Run("IsOverInTime", func(t *testing.T) {
-		t.Parallel()
-		f := setup(t)
-		_, err := f.store.Pause(t.Context(), why, of("", hour))
-		require.NoError(t, err)
-		f.exec(t, `UPDATE ratelimit.rules SET from_us = 1, until_us = 2, replaced_us = NULL`)
-		f.load(t)
-		require.Nil(t, f.set.RulingFor(messages, "", "ana"), "there is nothing left to say")
+		p.eventually(t, func() bool { return p.set.RulingFor(messages, "", "ana") != nil })
 	})
 }

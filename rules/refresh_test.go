@@ -73,7 +73,10 @@ func TestRun(t *testing.T) {
 		t.Parallel()
 		f := setup(t)
 		sets := []*rules.Set{
-			f.run(t, rules.Config{Poll: time.Hour}), f.run(t, rules.Config{Poll: time.Hour}),
+			f.run(t, rules.Config{Poll: time.Hour}),
+			f.run(t, rules.Config{Poll: time.Hour, Connect: func(ctx context.Context) (*pgx.Conn, error) {
+				return pgx.Connect(ctx, f.pool.Config().ConnString())
+			}}),
 			f.run(t, rules.Config{Poll: 20 * time.Millisecond, NoListen: true}),
 		}
 		f.listening(t, 2)
@@ -85,6 +88,8 @@ func TestRun(t *testing.T) {
 				require.NotNil(t, set.RulingFor(messages, "", "ana"))
 			}
 		}
+		first := time.Now()
+		f.eventually(t, func() bool { return sets[2].Age() < time.Since(first) })
 	})
 
 	t.Run("HearsOfWhatAPollFinds", func(t *testing.T) {
@@ -121,35 +126,6 @@ func TestRun(t *testing.T) {
 		f.eventually(t, func() bool { return set.Version() == 1 })
 	})
 
-	t.Run("ConnectsAsItIsTold", func(t *testing.T) {
-		t.Parallel()
-		f := setup(t)
-		set := f.run(t, rules.Config{Poll: time.Hour, Connect: func(ctx context.Context) (*pgx.Conn, error) {
-			return pgx.Connect(ctx, f.pool.Config().ConnString())
-		}})
-		f.listening(t, 1)
-		_, err := f.store.Put(t.Context(), why, perMinute("messages", "", 5))
-		require.NoError(t, err)
-		f.eventually(t, func() bool { return set.Version() == 1 })
-	})
-
-	t.Run("DoesNotSeeAnOpenTransaction", func(t *testing.T) {
-		t.Parallel()
-		f := setup(t)
-		tx, err := f.pool.Begin(t.Context())
-		require.NoError(t, err)
-		defer func() { _ = tx.Rollback(t.Context()) }()
-		_, err = f.store.WithTx(tx).Put(t.Context(), why, perMinute("messages", "", 5), perMinute("messages", "pro", 5))
-		require.NoError(t, err)
-		f.load(t)
-		require.Zero(t, f.set.Version())
-		require.Nil(t, f.set.RulingFor(messages, "", "ana"))
-		require.NoError(t, tx.Commit(t.Context()))
-		f.load(t)
-		require.Equal(t, int64(1), f.set.Version())
-		require.Equal(t, 2, f.events.last(t).Rules)
-	})
-
 	t.Run("GoesOnTryingWithoutADatabase", func(t *testing.T) {
 		t.Parallel()
 		listener, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
@@ -179,15 +155,6 @@ func TestRun(t *testing.T) {
 		_, err := f.store.Put(t.Context(), why, perMinute("messages", "", 5))
 		require.NoError(t, err)
 		f.eventually(t, func() bool { return set.Version() == 1 })
-	})
-
-	t.Run("KnowsItsAge", func(t *testing.T) {
-		t.Parallel()
-		f := setup(t)
-		set := f.run(t, rules.Config{Poll: 10 * time.Millisecond})
-		f.eventually(t, func() bool { return set.Age() < time.Hour })
-		first := time.Now()
-		f.eventually(t, func() bool { return set.Age() < time.Since(first) })
 	})
 }
 

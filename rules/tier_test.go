@@ -1,6 +1,7 @@
 package rules_test
 
 import (
+	"cmp"
 	"math"
 	"strings"
 	"testing"
@@ -66,17 +67,14 @@ func TestTierFits(t *testing.T) {
 		{"MoreIsAbsent", rules.Tier{When: map[string]string{"region": ""}}, nobody, true},
 	}
 	for _, test := range tests {
-		t.Run(test.name, func(t *testing.T) {
-			t.Parallel()
-			test.tier.Limit = "calls"
-			requests, err := newTiers(t, rules.MatchAll, test.tier).Requests(test.of, nil)
-			if !test.want {
-				require.ErrorIs(t, err, rules.ErrNoTier)
-				return
-			}
-			require.NoError(t, err)
-			require.Equal(t, []ratelimit.Request{calls.Global().Plan(test.of.Plan)}, requests)
-		})
+		test.tier.Limit = "calls"
+		requests, err := newTiers(t, rules.MatchAll, test.tier).Requests(test.of, nil)
+		if !test.want {
+			require.ErrorIs(t, err, rules.ErrNoTier, test.name)
+			continue
+		}
+		require.NoError(t, err, test.name)
+		require.Equal(t, []ratelimit.Request{calls.Global().Plan(test.of.Plan)}, requests, test.name)
 	}
 }
 
@@ -140,18 +138,15 @@ func TestTierCost(t *testing.T) {
 		{"MoreThanAFloatHolds", stated, []string{"1e999"}, math.MaxFloat64},
 	}
 	for _, test := range tests {
-		t.Run(test.name, func(t *testing.T) {
-			t.Parallel()
-			test.tier.Limit = "calls"
-			var asked string
-			requests, err := newTiers(t, rules.MatchAll, test.tier).Requests(rules.Attributes{}, func(source string) []string {
-				asked = source
-				return test.values
-			})
-			require.NoError(t, err)
-			require.Equal(t, []ratelimit.Request{calls.Global().Cost(test.want)}, requests)
-			require.Equal(t, strings.TrimPrefix(test.tier.CostSource, "fixed"), asked)
+		test.tier.Limit = "calls"
+		var asked string
+		requests, err := newTiers(t, rules.MatchAll, test.tier).Requests(rules.Attributes{}, func(source string) []string {
+			asked = source
+			return test.values
 		})
+		require.NoError(t, err, test.name)
+		require.Equal(t, []ratelimit.Request{calls.Global().Cost(test.want)}, requests, test.name)
+		require.Equal(t, strings.TrimPrefix(test.tier.CostSource, "fixed"), asked, test.name)
 	}
 	requests, err := newTiers(t, rules.MatchAll, stated).Requests(rules.Attributes{}, nil)
 	require.NoError(t, err)
@@ -204,15 +199,10 @@ func TestNewTiersRefuses(t *testing.T) {
 		{"EndlessCost", rules.Tier{FixedCost: math.Inf(1)}, "its FixedCost is +Inf"},
 	}
 	for _, test := range tests {
-		t.Run(test.name, func(t *testing.T) {
-			t.Parallel()
-			if test.tier.Limit == "" {
-				test.tier.Limit = "calls"
-			}
-			_, err := rules.NewTiers(rules.TierSet{Tiers: []rules.Tier{test.tier}}, defined, "region")
-			require.ErrorIs(t, err, rules.ErrInvalid)
-			require.ErrorContains(t, err, test.want)
-		})
+		test.tier.Limit = cmp.Or(test.tier.Limit, "calls")
+		_, err := rules.NewTiers(rules.TierSet{Tiers: []rules.Tier{test.tier}}, defined, "region")
+		require.ErrorIs(t, err, rules.ErrInvalid, test.name)
+		require.ErrorContains(t, err, test.want)
 	}
 	_, err := rules.NewTiers(rules.TierSet{Match: "any"}, defined)
 	require.ErrorIs(t, err, rules.ErrInvalid)
