@@ -124,12 +124,9 @@ func TestRecipesOfAdaptive(t *testing.T) {
 		t.Parallel()
 		m := newModelAPI(t)
 		limiter := m.process(t)
-		policy, _ := ModelAPI.Policy().(ratelimit.Adaptive)
-		policy.Apply = false
-		inShadow := ratelimit.Define("modelAPI", policy).For("acme")
+		inShadow := ratelimit.Define("modelAPI", ratelimit.Adaptive{Contract: ratelimit.PerSecond(100)}).For("acme")
 		client := recipeAdaptive(limiter, "acme")
-		transport, _ := client.Transport.(*httplimit.Transport)
-		transport.Request = func(*http.Request) (ratelimit.Request, bool) { return inShadow, true }
+		client.Transport.(*httplimit.Transport).Request = func(*http.Request) (ratelimit.Request, bool) { return inShadow, true }
 		_, throttled := m.press(t, client, 10)
 		require.Equal(t, 600, sumOf(throttled))
 		says(t, "all 100 a second are sent, 60 of them are throttled, and after ten seconds the reported price is %.1f", price(t, limiter, inShadow))

@@ -4,17 +4,14 @@ import (
 	"bufio"
 	"bytes"
 	"context"
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/json"
 	"encoding/pem"
 	"io"
-	"math/big"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"strings"
 	"testing"
 	"time"
@@ -62,15 +59,7 @@ func serveOn(t *testing.T, f *fixture) *served {
 	reader, writer := io.Pipe()
 	ended := make(chan int, 1)
 	go func() {
-		code := cli.Run(ctx, args, strings.NewReader(""), io.Discard, writer, func(name string) string {
-			value := ""
-			for _, variable := range f.env {
-				if of, is := strings.CutPrefix(variable, name+"="); is {
-					value = of
-				}
-			}
-			return value
-		})
+		code := cli.Run(ctx, args, strings.NewReader(""), io.Discard, writer, func(name string) string { return variable(f.env, name) })
 		_ = writer.Close()
 		ended <- code
 	}()
@@ -94,23 +83,17 @@ func serveOn(t *testing.T, f *fixture) *served {
 	return s
 }
 
-// selfSigned returns a certificate for 127.0.0.1.
+// selfSigned returns the certificate of net/http/httptest, which is for 127.0.0.1.
 func selfSigned(t *testing.T) (certificate, key string, pool *x509.CertPool) {
 	t.Helper()
-	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	server := httptest.NewTLSServer(http.NotFoundHandler())
+	defer server.Close()
+	der, err := x509.MarshalPKCS8PrivateKey(server.TLS.Certificates[0].PrivateKey)
 	require.NoError(t, err)
-	template := &x509.Certificate{
-		SerialNumber: big.NewInt(1), NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
-		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}, IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign | x509.KeyUsageDigitalSignature,
-	}
-	der, err := x509.CreateCertificate(rand.Reader, template, template, &private.PublicKey, private)
-	require.NoError(t, err)
-	keyDER, err := x509.MarshalPKCS8PrivateKey(private)
-	require.NoError(t, err)
-	certificate = string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}))
 	pool = x509.NewCertPool()
-	require.True(t, pool.AppendCertsFromPEM([]byte(certificate)))
-	return certificate, string(pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: keyDER})), pool
+	pool.AddCert(server.Certificate())
+	certificate = string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw}))
+	return certificate, string(pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der})), pool
 }
 
 // do sends a request and returns the status, the body and the content type.
@@ -129,13 +112,14 @@ func (s *served) do(method, path, authorization string, body io.Reader) (code in
 	return response.StatusCode, string(all), response.Header.Get("Content-Type")
 }
 
-// post makes a call to the API.
-func (s *served) post(verb, body string) (code int, answer map[string]any) {
+// post makes a call to the API, and requires a status.
+func (s *served) post(verb, body string, want int) (answer map[string]any) {
 	s.t.Helper()
 	code, text, contentType := s.do(http.MethodPost, "/v1/"+verb, "Bearer "+token, strings.NewReader(body))
+	require.Equal(s.t, want, code, "%.200s: %s", body, text)
 	require.NoError(s.t, json.Unmarshal([]byte(text), &answer), text)
 	require.Equal(s.t, map[bool]string{true: "application/json", false: "application/problem+json"}[code == http.StatusOK], contentType)
-	return code, answer
+	return answer
 }
 
 func TestServe(t *testing.T) {
@@ -149,36 +133,26 @@ func TestServe(t *testing.T) {
 	require.NoError(t, err)
 	s := serveOn(t, f)
 
-	code, answer := s.post("take", `{"requests":[{"limit":"messages","key":"ada","cost":2}]}`)
-	require.Equal(t, http.StatusOK, code, answer)
+	answer := s.post("take", `{"requests":[{"limit":"messages","key":"ada","cost":2}]}`, http.StatusOK)
 	require.Equal(t, true, answer["allowed"])
 	require.InDelta(t, 1, answer["limits"].([]any)[0].(map[string]any)["remaining"], 0)
-	code, answer = s.post("take", `{"requests":[{"limit":"messages","key":"ada","cost":2}]}`)
-	require.Equal(t, http.StatusTooManyRequests, code, answer)
+	answer = s.post("take", `{"requests":[{"limit":"messages","key":"ada","cost":2}]}`, http.StatusTooManyRequests)
 	require.Equal(t, []any{"messages"}, answer["violated-policies"])
 	require.Positive(t, answer["retry_after_ms"])
-	code, answer = s.post("check", `{"requests":[{"limit":"messages","key":"ada","cost":2}]}`)
-	require.Equal(t, http.StatusOK, code, answer)
+	answer = s.post("check", `{"requests":[{"limit":"messages","key":"ada","cost":2}]}`, http.StatusOK)
 	require.Equal(t, false, answer["allowed"])
-	code, answer = s.post("take", `{"requests":[{"limit":"messages","key":"bob","cost":20,"plan":"pro"}]}`)
-	require.Equal(t, http.StatusOK, code, answer)
+	s.post("take", `{"requests":[{"limit":"messages","key":"bob","cost":20,"plan":"pro"}]}`, http.StatusOK)
 
-	code, answer = s.post("reserve", `{"requests":[{"limit":"tokens","global":true,"cost":900}]}`)
-	require.Equal(t, http.StatusOK, code, answer)
+	answer = s.post("reserve", `{"requests":[{"limit":"tokens","global":true,"cost":900}]}`, http.StatusOK)
 	id := answer["id"].(string)
 	settle := `{"id":"` + id + `","requests":[{"limit":"tokens","global":true,"cost":100}]}`
-	code, answer = s.post("settle", settle)
-	require.Equal(t, http.StatusOK, code, answer)
+	answer = s.post("settle", settle, http.StatusOK)
 	require.NotContains(t, answer, "settled_before")
-	code, answer = s.post("settle", strings.Replace(settle, `"cost":100`, `"cost":1`, 1))
-	require.Equal(t, http.StatusOK, code, answer)
+	answer = s.post("settle", strings.Replace(settle, `"cost":100`, `"cost":1`, 1), http.StatusOK)
 	require.Equal(t, true, answer["settled_before"])
-	code, answer = s.post("take", `{"requests":[{"limit":"tokens","global":true,"cost":900}]}`)
-	require.Equal(t, http.StatusOK, code, answer)
-	code, answer = s.post("settle", `{"requests":[{"limit":"tokens","global":true}]}`)
-	require.Equal(t, http.StatusBadRequest, code, answer)
-	code, answer = s.post("settle", `{"id":"5d3ed9ba-3c44-4a87-9a1c-000000000000"}`)
-	require.Equal(t, http.StatusNotFound, code, answer)
+	s.post("take", `{"requests":[{"limit":"tokens","global":true,"cost":900}]}`, http.StatusOK)
+	s.post("settle", `{"requests":[{"limit":"tokens","global":true}]}`, http.StatusBadRequest)
+	s.post("settle", `{"id":"5d3ed9ba-3c44-4a87-9a1c-000000000000"}`, http.StatusNotFound)
 
 	s.gateway(t)
 
@@ -295,8 +269,7 @@ func (s *served) attacks(t *testing.T) {
 		{`{"requests":[{"limit":"messages","key":"ada","cost":1e9}]}`, http.StatusRequestEntityTooLarge, `can never give more than 5 at once`},
 		{`{"requests":[` + strings.Repeat(`{"limit":"messages","key":"ada"},`, 999) + `{"limit":"messages","key":"ada"}]}`, http.StatusBadRequest, "1000 limits"},
 	} {
-		code, answer := s.post("take", c.body)
-		require.Equal(t, c.code, code, "%s %v", c.body, answer)
+		answer := s.post("take", c.body, c.code)
 		if c.want != "" {
 			require.Contains(t, answer["detail"], c.want)
 		}
@@ -318,8 +291,7 @@ func (s *served) slowly(t *testing.T) {
 	defer slow.Close()
 	_, err = io.Copy(slow, bytes.NewReader([]byte("POST /v1/take HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n")))
 	require.NoError(t, err)
-	code, answer := s.post("check", `{"requests":[{"limit":"messages","key":"zoe"}]}`)
-	require.Equal(t, http.StatusOK, code, answer)
+	s.post("check", `{"requests":[{"limit":"messages","key":"zoe"}]}`, http.StatusOK)
 }
 
 // TestServeMisuse expects that serve does not start where others could call it without a token.
