@@ -35,19 +35,39 @@ func TestRoles(t *testing.T) {
 	statements := f.ok(t, "grants", "--application", application, "--operator", operator, "--reader", reader)
 	_, err := f.pool.Exec(t.Context(), statements)
 	require.NoError(t, err)
-	const show, take, pause = "get sends ada", "take sends ada", "pause sends ada --for 1h --reason x"
-	for role, codes := range map[string]map[string]int{
-		reader:      {show: 0, "top --by owed": 0, "reservations list": 0, "rules history": 0, "migrate status": 0, take: 1, pause: 1},
-		application: {show: 0, take: 0, pause: 1, "reservations cancel 0d5f7c0e-6c0b-4f6e-9a5c-0f1f8e3d2a11 --yes": 6},
-		operator:    {show: 0, pause: 0, "reset sends ada --yes": 0, "reservations cancel 0d5f7c0e-6c0b-4f6e-9a5c-0f1f8e3d2a11 --yes": 1},
+	as := func(role string) []string {
+		return append(slices.Clone(f.env), "RATELIMIT_DATABASE_URL="+withParameter(f.url, "role="+url.QueryEscape(role)))
+	}
+	for _, c := range []struct {
+		role, args string
+		code       int
+	}{
+		{reader, "get sends ada", 0},
+		{reader, "top --by owed", 0},
+		{reader, "reservations list", 0},
+		{reader, "rules history", 0},
+		{reader, "migrate status", 0},
+		{reader, "take sends ada", 1},
+		{reader, "pause sends ada --for 1h --reason x", 1},
+		{application, "get sends ada", 0},
+		{application, "take sends ada", 0},
+		{application, "pause sends ada --for 1h --reason x", 1},
+		{application, "reservations cancel 0d5f7c0e-6c0b-4f6e-9a5c-0f1f8e3d2a11 --yes", 6},
+		{operator, "get sends ada", 0},
+		{operator, "reset sends ada --yes", 0},
+		{operator, "pause sends ada --for 1h --reason x", 0},
+		{operator, "reservations cancel 0d5f7c0e-6c0b-4f6e-9a5c-0f1f8e3d2a11 --yes", 1},
 	} {
-		env := append(slices.Clone(f.env), "RATELIMIT_DATABASE_URL="+withParameter(f.url, "role="+url.QueryEscape(role)))
-		for args, code := range codes {
-			r := run(t.Context(), env, "", split(args)...)
-			require.Equal(t, code, r.code, "%s: %s: %s%s", role, args, r.out, r.err)
-			if code == 1 {
-				require.Contains(t, r.err, "ratelimit grants prints the statements that grant it", args)
-			}
+		r := run(t.Context(), as(c.role), "", split(c.args)...)
+		require.Equal(t, c.code, r.code, "%s: %s: %s%s", c.role, c.args, r.out, r.err)
+		if c.code == 1 {
+			require.Contains(t, r.err, "ratelimit grants prints the statements that grant it", c.args)
 		}
 	}
+	r := run(t.Context(), as(reader), "", "doctor")
+	require.Equal(t, 5, r.code, r.err)
+	require.Contains(t, r.out, "can only read")
+	require.NotContains(t, r.out, "GRANT ")
+	require.Contains(t, run(t.Context(), as(reader), "", "doctor", "--role", reader).out, "GRANT SELECT, INSERT, UPDATE, DELETE")
+	require.NotContains(t, run(t.Context(), as(reader), "", "doctor", "--role", application).out, "grants:")
 }
