@@ -64,32 +64,41 @@ var (
 	by      = regexp.MustCompile(`by \(([^)]*)\)`)
 )
 
-// Every query uses existing metrics and labels, and every metric is in a query.
+// requireExported requires that a query uses existing metrics and labels, and returns the metrics.
+func requireExported(t *testing.T, metrics map[string][]string, where, expr string) (asked []string) {
+	t.Helper()
+	require.Equal(t, strings.Count(expr, "("), strings.Count(expr, ")"), expr)
+	var labels []string
+	for _, m := range metric.FindAllStringSubmatch(expr, -1) {
+		name := m[1]
+		if _, ok := metrics[name]; !ok {
+			for _, suffix := range []string{"_bucket", "_sum", "_count"} {
+				name = strings.TrimSuffix(name, suffix)
+			}
+		}
+		labels = metrics[name]
+		require.NotNil(t, labels, "%q asks for %s, which is not exported", where, name)
+		asked = append(asked, name)
+		for _, l := range matcher.FindAllStringSubmatch(m[2], -1) {
+			require.Contains(t, labels, l[1], "%q: %s", where, expr)
+		}
+	}
+	for _, m := range by.FindAllStringSubmatch(expr, -1) {
+		for l := range strings.SplitSeq(m[1], ", ") {
+			require.True(t, l == "le" || slices.Contains(labels, l), "%q groups by %q: %s", where, l, expr)
+		}
+	}
+	return asked
+}
+
+// TestDashboard promises that every query uses existing metrics and labels, and that every metric is in a query.
 func TestDashboard(t *testing.T) {
 	t.Parallel()
 	metrics, asked := exported(t), map[string]bool{}
 	for panel, exprs := range queries(t) {
 		for _, expr := range exprs {
-			require.Equal(t, strings.Count(expr, "("), strings.Count(expr, ")"), expr)
-			var labels []string
-			for _, m := range metric.FindAllStringSubmatch(expr, -1) {
-				name := m[1]
-				if _, ok := metrics[name]; !ok {
-					for _, suffix := range []string{"_bucket", "_sum", "_count"} {
-						name = strings.TrimSuffix(name, suffix)
-					}
-				}
-				labels = metrics[name]
-				require.NotNil(t, labels, "panel %q asks for %s, which is not exported", panel, name)
+			for _, name := range requireExported(t, metrics, panel, expr) {
 				asked[name] = true
-				for _, l := range matcher.FindAllStringSubmatch(m[2], -1) {
-					require.Contains(t, labels, l[1], "panel %q: %s", panel, expr)
-				}
-			}
-			for _, m := range by.FindAllStringSubmatch(expr, -1) {
-				for l := range strings.SplitSeq(m[1], ", ") {
-					require.True(t, l == "le" || slices.Contains(labels, l), "panel %q groups by %q: %s", panel, l, expr)
-				}
 			}
 		}
 	}
@@ -128,18 +137,6 @@ func TestAlerts(t *testing.T) {
 	require.NotEmpty(t, rules.Groups[0].Rules)
 	for _, rule := range rules.Groups[0].Rules {
 		require.NotEmpty(t, rule.Annotations["summary"], rule.Alert)
-		require.Equal(t, strings.Count(rule.Expr, "("), strings.Count(rule.Expr, ")"), rule.Alert)
-		asked := metric.FindAllStringSubmatch(rule.Expr, -1)
-		require.NotEmpty(t, asked, rule.Alert)
-		for _, m := range asked {
-			labels := metrics[strings.TrimSuffix(m[1], "_bucket")]
-			require.NotNil(t, labels, "%s asks for %s, which is not exported", rule.Alert, m[1])
-			for _, l := range matcher.FindAllStringSubmatch(m[2], -1) {
-				require.Contains(t, labels, l[1], rule.Alert)
-			}
-			for _, group := range by.FindAllStringSubmatch(rule.Expr, -1) {
-				require.True(t, group[1] == "le" || slices.Contains(labels, group[1]), "%s groups by %q", rule.Alert, group[1])
-			}
-		}
+		require.NotEmpty(t, requireExported(t, metrics, rule.Alert, rule.Expr), rule.Alert)
 	}
 }

@@ -42,7 +42,7 @@ func TestMigrate(t *testing.T) {
 		require.NoError(t, err)
 	})
 
-	t.Run("MayBeCalledByManyAtOnceAndAgain", func(t *testing.T) {
+	t.Run("MayBeCalledByManyAtOnce", func(t *testing.T) {
 		t.Parallel()
 		pool := postgrestest.New(t, func(c *pgxpool.Config) { c.MaxConns = 1 })
 		var group errgroup.Group

@@ -52,13 +52,10 @@ func TestRefusals(t *testing.T) {
 		"OfNoTime":    {inspect.RefusalQuery{Since: noon, Until: noon}, []inspect.Minute{}},
 		"TheOtherWay": {inspect.RefusalQuery{Since: hour, Until: noon}, []inspect.Minute{}},
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			minutes, since, err := f.Refusals(t.Context(), test.query)
-			require.NoError(t, err)
-			require.Equal(t, test.want, minutes)
-			require.Equal(t, test.query.Since, since)
-		})
+		minutes, since, err := f.Refusals(t.Context(), test.query)
+		require.NoError(t, err, name)
+		require.Equal(t, test.want, minutes, name)
+		require.Equal(t, test.query.Since, since, name)
 	}
 }
 
