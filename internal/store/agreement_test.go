@@ -77,7 +77,11 @@ func TestStatementsAgree(t *testing.T) {
 					h.buckets = append(h.buckets, &twin{key: fmt.Sprint("key ", i)})
 					h.redraw(h.buckets[i])
 				}
-				for range testsize.Of(200, 800) {
+				steps := testsize.Of(200, 800)
+				if h.busy {
+					steps = 800 // a row drops totals once in some fifty
+				}
+				for range steps {
 					h.step(t)
 				}
 				if !h.eras {
@@ -194,7 +198,7 @@ func (h *twins) advance(b *twin) {
 	}
 	switch year := time.UnixMicro(h.now).Year(); {
 	case h.busy:
-		h.now = min(max(h.now, before-terms.Step), before+3*terms.Step)
+		h.now = before + int64((h.src.Unit()*4-0.5)*float64(terms.Step))
 	case h.eras: // a clock that steps back shows whether a full row has been written
 		h.now = max(h.now, before)
 	case year < 1000 || year > 4000:
@@ -287,6 +291,10 @@ func (h *twins) take(t *testing.T, fast, general []bucket.Ask) {
 	for i := range got {
 		require.Equal(t, want[i].Allowed, got[i].Allowed, "%+v at %d: %+v, and by locking %+v", fast, h.now, got, want)
 		require.Equal(t, want[i].Now, got[i].Now)
+		if terms := fast[i].Terms; !h.eras && !want[i].Allowed {
+			one, other := terms.FixClock(got[i].State, h.now), terms.FixClock(want[i].State, h.now)
+			require.Equal(t, [2]any{other.Value, other.TS}, [2]any{one.Value, one.TS}, "%+v at %d", fast, h.now)
+		}
 		if bucket.AllAllowed(want) {
 			require.True(t, want[i].State.Equal(got[i].State), "%+v at %d: %+v, and by locking %+v", fast, h.now, got, want)
 		}
