@@ -129,7 +129,7 @@ func TestRulingsOf(t *testing.T) {
 
 	t.Run("KnowsRulesAndOverrides", func(t *testing.T) {
 		t.Parallel()
-		s := set(twenty, override(Override{Key: "ana", Policy: ratelimit.PerMinute(70)}))
+		s := set(twenty, override(Override{Key: "ana", Policy: ratelimit.PerMinute(70)}), override(Override{Key: "eve", OnPlan: "pro"}))
 		require.Equal(t, maxTokens, most(s), "the code's is not known, and no bucket is full")
 		s.RulingFor(code, "", "bob")
 		require.InEpsilon(t, 70, most(s), 1e-9)

@@ -25,6 +25,11 @@ func TestSetOf(t *testing.T) {
 			Tiers:     rules.TierSet{Tiers: []rules.Tier{{Limit: "messages", Key: "{user}"}}},
 		})
 		require.NoError(t, err)
+		limit, found := set.Limit("messages")
+		require.True(t, found)
+		require.Equal(t, 3.0, limit.Capacity())
+		_, found = set.Limit("other")
+		require.False(t, found)
 		require.Equal(t, "messages", set.RulingFor(messages, "free", "bob").Name())
 		require.Equal(t, "messages, plan pro", set.RulingFor(messages, "pro", "bob").Name())
 		require.Equal(t, "messages, override", set.RulingFor(messages, "pro", "ada").Name())

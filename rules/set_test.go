@@ -28,17 +28,31 @@ func TestSet(t *testing.T) {
 
 		first, err := f.store.Put(t.Context(), why, perMinute("messages", "", 20), perMinute("messages", "pro", 50))
 		require.NoError(t, err)
-		applied, err := f.store.Override(t.Context(), why, rules.Override{Limit: "messages", Key: "ana", Multiplier: 3})
+		applied, err := f.store.Override(t.Context(), why,
+			rules.Override{Limit: "messages", Key: "ana", Multiplier: 3}, rules.Override{Limit: "messages", Key: "eve", OnPlan: "pro"})
 		require.NoError(t, err)
 		f.load(t)
 		require.Equal(t, int64(2), f.set.Version())
 		require.Equal(t, 10.0, f.capacity(t, first.From.Add(-time.Microsecond), bob.Plan("pro")))
 		after := applied.From.Add(time.Second)
 		require.Equal(t, 60.0, f.capacity(t, after, ana))
+		require.Equal(t, 50.0, f.capacity(t, after, messages.For("eve")))
+		require.Equal(t, 50.0, f.capacity(t, after, messages.For("eve").Plan("free")))
 		require.Equal(t, 150.0, f.capacity(t, after, ana.Plan("pro")))
 		require.Equal(t, 20.0, f.capacity(t, after, bob))
 		require.Equal(t, 50.0, f.capacity(t, after, bob.Plan("pro")))
 		require.Equal(t, 20.0, f.capacity(t, after, bob.Plan("unknown")))
+
+		_, err = f.store.Override(t.Context(), from(after.Add(time.Hour)), rules.Override{Limit: "messages", Key: "ana", Multiplier: 4})
+		require.NoError(t, err)
+		f.load(t)
+		require.Equal(t, 80.0, f.capacity(t, after.Add(time.Hour), ana))
+		removed, err := f.store.RemoveOverride(t.Context(), why, "messages", "ana")
+		require.NoError(t, err)
+		f.load(t)
+		require.Equal(t, 60.0, f.capacity(t, removed.From.Add(-time.Microsecond), ana))
+		require.Equal(t, 20.0, f.capacity(t, removed.From, ana))
+		require.Equal(t, 20.0, f.capacity(t, after.Add(time.Hour), ana), "also the override that lay ahead")
 	})
 
 	t.Run("AnOverrideMayBeOfTheBucketEverybodyShares", func(t *testing.T) {
