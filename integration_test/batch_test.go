@@ -21,11 +21,22 @@ func TestThoseWhoWaitForOneCallShareTheNextRoundTrip(t *testing.T) {
 	t.Parallel()
 	w := &wire{}
 	s := newStand(t, w.onEach)
-	s.limiter = s.with(t, ratelimit.Config{MaxWaiting: 24})
 	askers, release := s.crowd(t, 20)
 	requireAllAllowed(t, askFor(t, func(ctx context.Context) error { // takes nothing, and does not wait
 		return errOf(s.limiter.Check(ctx, calls.For("ada")))
 	}))
+	trips := w.count(func() { release(); requireAllAllowed(t, askers...) })
+	require.True(t, generalPath || trips <= 2, "%d round trips: more than one to prepare the statement and one to execute it", trips)
+	require.Equal(t, 1+len(askers), s.taken(t))
+	s.requireHealthy(t)
+}
+
+func TestMaxWaitingIsRefusedBeforeAnySQL(t *testing.T) {
+	t.Parallel()
+	w := &wire{}
+	s := newStand(t, w.onEach)
+	s.limiter = s.with(t, ratelimit.Config{MaxWaiting: 6})
+	askers, release := s.crowd(t, 3)
 	eventually(t, "the line behind the row is full", func() bool { // with calls that give up, which take nothing
 		ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
 		defer cancel()
@@ -35,12 +46,12 @@ func TestThoseWhoWaitForOneCallShareTheNextRoundTrip(t *testing.T) {
 		for _, name := range []string{"Take", "TakeSeveral", "Reserve"} {
 			err := errOf(writes[name](t.Context(), s.limiter))
 			require.ErrorIs(t, err, ratelimit.ErrOverloaded, name)
-			require.ErrorContains(t, err, "too many calls are waiting for the database; shed load, or raise Config.MaxWaiting (24)")
+			require.ErrorContains(t, err, "too many calls are waiting for the database; shed load, or raise Config.MaxWaiting (6)")
 		}
 	}))
 	takeOne(t, s.limiter, calls.For("grace")) // which need not wait
-	trips := w.count(func() { release(); requireAllAllowed(t, askers...) })
-	require.True(t, generalPath || trips <= 2, "%d round trips: more than one to prepare the statement and one to execute it", trips)
+	release()
+	requireAllAllowed(t, askers...)
 	require.Equal(t, 1+len(askers)+1, s.taken(t))
 	s.requireHealthy(t)
 }
