@@ -47,7 +47,7 @@ func TestRole(t *testing.T) { //nolint:paralleltest // alone in its process
 	isChild, err := child.Role(&config)
 	require.NoError(t, err)
 	if !isChild {
-		t.Skip("a process of TestTorture")
+		t.Skip("a process of other tests")
 	}
 	c, err := newClient(t.Context(), config)
 	require.NoError(t, err)
