@@ -67,9 +67,9 @@ func (s *Set) RulingsOf(name string) []*ratelimit.Ruling {
 	if last := of.bounded.Load(); last != nil && last.known == known {
 		return last.rulings
 	}
-	rulings := []*ratelimit.Ruling{boundsOf(of).ruling()}
-	of.bounded.Store(&bounded{known, rulings})
-	return rulings
+	next := &bounded{known, boundsOf(of).rulings()}
+	of.bounded.Store(next)
+	return next.rulings
 }
 
 // bounded is the ruling that bounds a limit of which so many definitions are known.
@@ -258,14 +258,13 @@ func (b *bounds) policy() ratelimit.Policy {
 	return policy
 }
 
-// ruling returns the ruling of the policy. Under it nothing arrives before b.slow.
-func (b *bounds) ruling() *ratelimit.Ruling {
+// rulings returns the ruling of the policy. Under it nothing arrives before b.slow.
+func (b *bounds) rulings() (rulings []*ratelimit.Ruling) {
 	policy := b.policy()
-	limit, err := ratelimit.NewLimit(b.name, policy)
-	if err != nil {
-		return nil
+	if limit, err := ratelimit.NewLimit(b.name, policy); err == nil {
+		rulings = append(rulings, ruleOf(limit, b.name, b.chainOf(policy), pause{}, minInstant))
 	}
-	return ruleOf(limit, b.name, b.chainOf(policy), pause{}, minInstant)
+	return slices.DeleteFunc(rulings, func(r *ratelimit.Ruling) bool { return r == nil })
 }
 
 // chainOf returns the chain under which a bucket is full when it is full under a policy by which nothing arrives before b.slow.

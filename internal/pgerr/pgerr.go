@@ -43,8 +43,8 @@ func IsMissing(err error) bool {
 	return false
 }
 
-// Explain adds the remedy to err: ErrNotMigrated if something is missing in the schema, the privileges that the role needs
-// if it lacks one, and what to do in a transaction that has failed. It returns other errors as they are. privileges ends a sentence that begins with "the role needs".
+// Explain adds the remedy to err: ErrNotMigrated if something is missing in the schema, the privileges that the role needs if it
+// lacks one, and what to do in a failed transaction. privileges ends a sentence that begins with "the role needs".
 func Explain(err error, schema, privileges string) error {
 	switch {
 	case IsMissing(err):
