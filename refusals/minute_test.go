@@ -211,3 +211,51 @@ func TestNamesAreBounded(t *testing.T) {
 	require.Len(t, rows, maxPairs-1) // the last one is for shadows
 	require.EqualValues(t, 3000-(maxPairs-otherLimits), rows[id{pair: pair{limit: other, route: other}}].refused)
 }
+
+// requireBounds checks what space-saving promises of counts, by the exact ones.
+func (h *heaviest) requireBounds(t require.TestingT, exact map[string]int64) {
+	var n, sum int64
+	for _, count := range exact {
+		n += count
+	}
+	require.LessOrEqual(t, len(h.order), h.places)
+	require.Len(t, h.of, len(h.order))
+	for i, r := range h.order {
+		sum += r.count
+		truth := exact[r.id.key]
+		require.Equal(t, i, r.rank)
+		require.Same(t, r.place, h.of[r.id])
+		require.GreaterOrEqual(t, r.count, truth, r.id.key)
+		require.LessOrEqual(t, r.count-r.over, truth, r.id.key)
+		require.LessOrEqual(t, r.over*int64(h.places), n, r.id.key)
+		if len(exact) <= h.places {
+			require.Zero(t, r.over, "each key has a place")
+		}
+		if i > 0 {
+			require.LessOrEqual(t, r.count, h.order[i-1].count, "the order is by count")
+		}
+	}
+	require.Equal(t, n, sum)
+	for key, truth := range exact {
+		if truth*int64(h.places) > n {
+			require.Contains(t, h.of, id{key: key}, "%d of %d", truth, n)
+		}
+	}
+}
+
+func TestHeaviestKeepsItsBounds(t *testing.T) {
+	t.Parallel()
+	r := testsize.Rand(t)
+	for range 100 {
+		h, exact := newHeaviest(1+r.IntN(12)), make(map[string]int64)
+		for i := range r.IntN(400) {
+			key := fmt.Sprint(r.IntN([]int{4, 41}[r.IntN(2)])) // some are heavy
+			h.raise(h.admit(id{key: key}))
+			exact[key]++
+			if i%50 == 0 {
+				h.requireBounds(t, exact)
+			}
+		}
+		h.requireBounds(t, exact)
+	}
+}

@@ -3,6 +3,8 @@ package refusals
 import (
 	"context"
 	"fmt"
+	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -128,23 +130,6 @@ func TestAMinuteEnds(t *testing.T) {
 	}
 }
 
-// Minutes that are written make room for later ones, however many there are.
-func TestMinutesThatAreWrittenAreNotDropped(t *testing.T) {
-	t.Parallel()
-	const minutes, late = 3 * maxMinutes, 2 * maxMinutes
-	b := setup(t)
-	for n := range minutes {
-		b.refuse(noon.Add(time.Duration(n)*time.Minute), "mallory", 1)
-		b.pass(time.Minute)
-		require.NoError(t, b.flush(t.Context(), false))
-	}
-	b.refuse(noon.Add(late*time.Minute), "mallory", 1) // in a transaction that has ended only now
-	require.NoError(t, b.flush(t.Context(), true))
-	require.EqualValues(t, minutes+1, b.sum(t))
-	require.Zero(t, b.Dropped())
-	require.LessOrEqual(t, len(b.minutes), maxMinutes)
-}
-
 func TestNewRefusesWhatCannotBe(t *testing.T) {
 	t.Parallel()
 	_, err := New(nil, Config{})
@@ -203,4 +188,65 @@ func TestARefusalThatRollsBackIsCounted(t *testing.T) {
 	}
 	require.NoError(t, b.flush(t.Context(), true))
 	require.EqualValues(t, 2, b.sum(t))
+}
+
+// Callers and flushes at once, over the turns of minutes, lose and double nothing.
+func TestConcurrentRefusalsAreAllCounted(t *testing.T) {
+	t.Parallel()
+	const callers, each = 8, 5000
+	b := setup(t)
+	var group sync.WaitGroup
+	for caller := range callers {
+		group.Go(func() {
+			for i := range each {
+				b.refuse(noon.Add(time.Duration(i)*20*time.Millisecond), fmt.Sprint((caller+i)%700), 1)
+			}
+		})
+	}
+	counted := make(chan struct{})
+	go func() { group.Wait(); close(counted) }()
+	for done := false; !done; {
+		select {
+		case <-counted:
+			done = true
+		default:
+		}
+		b.pass(time.Second)
+		require.NoError(t, b.flush(t.Context(), false))
+	}
+	require.NoError(t, b.flush(t.Context(), true))
+	require.EqualValues(t, callers*each, b.sum(t))
+	require.Zero(t, b.Dropped())
+}
+
+// A flush of every process locks rows in the same order, so flushes cannot deadlock.
+func TestFlushesLockRowsInOneOrder(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	alphabet := strings.Split("abcdefghijklmnopqrstuvwxyz", "")
+	two := on(t, b.pool, Config{Keys: true})
+	for _, key := range alphabet {
+		b.refuse(noon, key, 1)
+		two.refuse(noon, key, 1)
+	}
+	require.NoError(t, b.flush(t.Context(), true))
+	held, err := b.pool.Begin(t.Context())
+	require.NoError(t, err)
+	_, err = held.Exec(t.Context(), "SELECT FROM ratelimit.refusals WHERE key = 'm' FOR UPDATE")
+	require.NoError(t, err)
+	flushed := make(chan error, 1)
+	go func() { flushed <- two.flush(context.WithoutCancel(t.Context()), true) }()
+	require.Eventually(t, func() bool {
+		var waiting bool
+		err := b.pool.QueryRow(t.Context(), `SELECT EXISTS (SELECT FROM pg_stat_activity
+			WHERE datname = current_database() AND wait_event_type = 'Lock')`).Scan(&waiting)
+		return err == nil && waiting
+	}, patient, time.Millisecond)
+	rows, err := b.pool.Query(t.Context(), "SELECT key FROM ratelimit.refusals ORDER BY key FOR SHARE SKIP LOCKED")
+	require.NoError(t, err)
+	free, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	require.NoError(t, err)
+	require.Equal(t, alphabet[13:], free)
+	require.NoError(t, held.Rollback(t.Context()))
+	require.NoError(t, <-flushed)
 }

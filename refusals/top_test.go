@@ -6,8 +6,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sync/errgroup"
 
@@ -127,18 +125,4 @@ func TestPrune(t *testing.T) {
 	cancel()
 	_, err = b.Prune(ctx, noon)
 	require.ErrorIs(t, err, context.Canceled)
-}
-
-// A missing privilege is an error that names the place of the GRANT statements.
-func TestTopNamesTheGrants(t *testing.T) {
-	t.Parallel()
-	b := setup(t, func(config *pgxpool.Config) {
-		config.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error {
-			_, err := conn.Exec(ctx, "SET ROLE pg_monitor") // it is there, and may nothing here
-			return err
-		}
-	})
-	_, err := b.top(t, TopConfig{})
-	require.ErrorContains(t, err, "SQLSTATE 42501")
-	require.ErrorContains(t, err, "migrations.Grants has the statements")
 }
