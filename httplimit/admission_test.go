@@ -2,8 +2,15 @@ package httplimit_test
 
 import (
 	"context"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
 	"math"
 	"net/http"
+	"net/http/httptest"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -127,4 +134,160 @@ func TestNothingIsGivenBackToALaterWindow(t *testing.T) {
 		})
 		require.Equal(t, charged, b.charged(t, windowed.For("ada")))
 	}
+}
+
+func TestCredits(t *testing.T) {
+	t.Parallel()
+	status := func(codes ...int) http.HandlerFunc {
+		return func(w http.ResponseWriter, _ *http.Request) {
+			for _, code := range codes {
+				w.WriteHeader(code)
+			}
+		}
+	}
+	handlers := map[string]http.HandlerFunc{
+		"200": status(200), "302": status(302), "401": status(401), "500": status(500), "103 500": status(103, 500),
+		"body":  func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "hello") },
+		"bytes": func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte("hello")) },
+		"flush": func(w http.ResponseWriter, _ *http.Request) { w.(http.Flusher).Flush() },
+		"copy": func(w http.ResponseWriter, _ *http.Request) {
+			_, _ = io.Copy(w, io.LimitReader(strings.NewReader("hello"), 5))
+		},
+		"nothing":   func(http.ResponseWriter, *http.Request) {},
+		"panic":     func(http.ResponseWriter, *http.Request) { panic("handler") },
+		"abort":     func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) },
+		"200 panic": func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusOK); panic("handler") },
+		"body 500": func(w http.ResponseWriter, _ *http.Request) {
+			_, _ = io.WriteString(w, "hello")
+			w.WriteHeader(http.StatusInternalServerError)
+		},
+	}
+	for name, c := range map[string]struct {
+		credit   httplimit.Credit
+		credited []string
+	}{
+		"CreditOn5xx":       {httplimit.CreditOn5xx, []string{"500", "103 500", "panic", "abort"}},
+		"CountOnlyFailures": {httplimit.CountOnlyFailures, []string{"200", "302", "body", "bytes", "flush", "copy", "body 500", "200 panic"}},
+		"Never":             {nil, nil},
+		"Always":            {func(int) bool { return true }, slices.Collect(maps.Keys(handlers))},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := setup(t)
+			var credited []string
+			for handled, handler := range handlers {
+				server := serve(t, b.limited(t, limits(
+					httplimit.Limit{Limit: perPlan, Key: user, Cost: httplimit.FixedCost(2), Credit: c.credit},
+					httplimit.Limit{Limit: everyone, Global: true},
+				), handler))
+				before := b.charged(t, perPlan.For("ada"))
+				_, _, _ = get(t.Context(), server, "/")
+				after := b.charged(t, perPlan.For("ada"))
+				require.Contains(t, []float64{before, before + 2}, after)
+				if after == before {
+					credited = append(credited, handled)
+				}
+			}
+			require.ElementsMatch(t, c.credited, credited)
+			require.Equal(t, float64(len(handlers)), b.charged(t, everyone.Global()), "the other rule keeps what it took")
+			require.Equal(t, len(c.credited), strings.Count(strings.Join(b.told.results(), "\n"), "credited perPlan"))
+		})
+	}
+}
+
+// TestWhatIsSettledIsNotCreditedAsWell promises that the handler's word goes before the status.
+func TestWhatIsSettledIsNotCreditedAsWell(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	rule := planLimit
+	rule.Credit = httplimit.CreditOn5xx
+	handler := b.limited(t, limits(rule), inline(func(e exchange) {
+		require.NoError(t, e.admission.Settle(e.r.Context(), 3, perPlan))
+		e.w.WriteHeader(http.StatusInternalServerError)
+	}))
+	do(handler, request(t))
+	require.Equal(t, 3.0, b.charged(t, perPlan.For("ada")))
+	require.Equal(t, []string{"allowed perPlan"}, b.told.results())
+}
+
+// TestTheResponseWriterStaysWhatItWas promises that a handler behind a rule that credits can still flush, take over
+// the connection, set deadlines and have files sent by the kernel, and that without such a rule it gets
+// the very writer.
+func TestTheResponseWriterStaysWhatItWas(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	rule := userLimit
+	rule.Credit = httplimit.CreditOn5xx
+	failed := make(chan error, 2)
+	server := serve(t, b.limited(t, limits(rule), http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		failed <- useAll(w, r)
+	})))
+	for path, want := range map[string]string{"/flush": "flushed", "/hijack": "own"} {
+		status, body, err := get(t.Context(), server, path)
+		require.NoError(t, err)
+		require.Equal(t, http.StatusOK, status)
+		require.Equal(t, want, body)
+		require.NoError(t, <-failed)
+	}
+
+	plain := &plainWriter{ResponseWriter: httptest.NewRecorder()}
+	b.limited(t, limits(userLimit), inline(func(e exchange) {
+		require.Same(t, plain, e.w)
+	})).ServeHTTP(plain, request(t, "X-User", "bob"))
+	b.limited(t, limits(rule), inline(func(e exchange) {
+		_, flushes := e.w.(http.Flusher)
+		require.False(t, flushes, "nothing is made up")
+	})).ServeHTTP(plain, request(t, "X-User", "bob"))
+}
+
+// useAll uses everything that the writers of net/http can do.
+func useAll(w http.ResponseWriter, r *http.Request) error {
+	_, flushes := w.(http.Flusher)
+	_, hijacks := w.(http.Hijacker)
+	_, reads := w.(io.ReaderFrom)
+	if !flushes || !hijacks || !reads {
+		return fmt.Errorf("flushes %v, hijacks %v, reads %v", flushes, hijacks, reads)
+	}
+	controller := http.NewResponseController(w)
+	if err := errors.Join(
+		controller.SetReadDeadline(time.Now().Add(patient)),
+		controller.SetWriteDeadline(time.Now().Add(patient)),
+		controller.EnableFullDuplex(),
+	); err != nil {
+		return err
+	}
+	if r.URL.Path == "/flush" {
+		_, err := io.WriteString(w, "flushed")
+		return errors.Join(err, controller.Flush())
+	}
+	conn, buffered, err := controller.Hijack()
+	if err != nil {
+		return err
+	}
+	_, err = io.WriteString(buffered, "HTTP/1.1 200 OK\r\nContent-Length: 3\r\nConnection: close\r\n\r\nown")
+	return errors.Join(err, buffered.Flush(), conn.Close())
+}
+
+type plainWriter struct{ http.ResponseWriter }
+
+// TestACreditSurvivesTheClient promises that it is booked although the request's context has ended, and that who
+// hangs up on a handler that then fails is not credited.
+func TestACreditSurvivesTheClient(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	rule := userLimit
+	rule.Credit = httplimit.CreditOn5xx
+	handled := func(handler func(w http.ResponseWriter, hangUp func())) {
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		do(b.limited(t, limits(rule), http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			handler(w, cancel)
+		})), request(t).WithContext(ctx))
+	}
+	handled(func(w http.ResponseWriter, hangUp func()) { w.WriteHeader(http.StatusInternalServerError); hangUp() })
+	require.Zero(t, b.charged(t, perUser.For("ada")))
+	handled(func(w http.ResponseWriter, hangUp func()) { hangUp(); w.WriteHeader(http.StatusInternalServerError) })
+	require.Equal(t, 1.0, b.charged(t, perUser.For("ada")))
+	handled(func(_ http.ResponseWriter, hangUp func()) { hangUp() })
+	require.Equal(t, 2.0, b.charged(t, perUser.For("ada")))
 }

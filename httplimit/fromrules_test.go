@@ -1,13 +1,9 @@
 package httplimit_test
 
 import (
-	"bytes"
-	"encoding/json"
 	"errors"
-	"fmt"
 	"net/http"
-	"os"
-	"path/filepath"
+	"net/url"
 	"strings"
 	"testing"
 
@@ -20,113 +16,54 @@ import (
 
 // signedIn says what the requests of these tests are: their headers are what a site has verified.
 func signedIn(r *http.Request) (tables.Attributes, error) {
-	return tables.Attributes{
-		User: r.Header.Get("X-User"), Plan: r.Header.Get("X-Plan"), Address: r.Header.Get("X-Address"), Route: r.Pattern,
-		More: map[string]string{"header:x-api-key": r.Header.Get("X-Api-Key"), "jwt:plan": r.Header.Get("X-Plan")},
-	}, nil
-}
-
-// siteOf returns a handler that is limited by a file of package rules.
-func siteOf(t *testing.T, file string) http.Handler {
-	t.Helper()
-	text, err := os.ReadFile(filepath.Join("..", "rules", "testdata", "seeds", file))
-	require.NoError(t, err)
-	document, err := tables.Convert(bytes.NewReader(text))
-	require.NoError(t, err)
-	set, err := tables.SetOf(*document)
-	require.NoError(t, err)
-	site, err := tables.NewSite(set, tables.SiteConfig{Attributes: []string{"header:x-api-key", "jwt:plan"}})
-	require.NoError(t, err)
-	b := setup(t)
-	b.policies = set
-	b.limiter = b.on(t, b.db)
-	mux := http.NewServeMux()
-	limited := b.limited(t, httplimit.Config{Requests: httplimit.FromRules(site, signedIn)}, respond())
-	mux.Handle("GET /api/search", limited)
-	mux.Handle("GET /api/items", limited)
-	return mux
-}
-
-// said returns the answer to a GET: the status, and who refused.
-func said(t *testing.T, handler http.Handler, path string, headers ...string) string {
-	t.Helper()
-	r := request(t, append([]string{"X-User", ""}, headers...)...)
-	r.URL.Path = path
-	w := do(handler, r)
-	var problem struct {
-		Tiers  []string `json:"violated-policies"`
-		Rules  []string `json:"violated-rules"`
-		Detail string   `json:"detail"`
+	if r.Header.Get("X-User") == "forged" {
+		return tables.Attributes{}, httplimit.ErrBadKey
 	}
-	switch err := json.Unmarshal(w.Body.Bytes(), &problem); {
-	case w.Code == http.StatusOK:
-		return "200"
-	case err == nil && len(problem.Rules) > 0:
-		return fmt.Sprintf("%d by the tier %s, rule %s", w.Code, strings.Join(problem.Tiers, "+"), strings.Join(problem.Rules, "+"))
-	default:
-		return fmt.Sprint(w.Code, " ", problem.Detail)
-	}
+	return tables.Attributes{User: r.Header.Get("X-User"), Plan: r.Header.Get("X-Plan"), Route: r.Pattern}, nil
 }
 
-// TestFromRules promises that the tiers of an example file see the user, plan, route, API key and cost of a request.
-// steps are requests, each allowed so many times and then refused.
+// TestFromRules promises that tiers see the user, the plan, the route and the stated cost of a request, and the answer to each error.
 func TestFromRules(t *testing.T) {
 	t.Parallel()
-	type step struct {
-		path    string
-		headers []string
-		allowed int
-		then    string
-	}
-	const items, search = "/api/items", "/api/search"
-	ada, bob := []string{"X-User", "ada", "X-Plan", "free"}, []string{"X-User", "bob", "X-Plan", "pro"}
-	for name, c := range map[string]struct {
-		file  string
-		steps []step
-	}{
-		"ByUser": {"rows.yaml", []step{
-			{items, ada, 50, "429 by the tier user, rule user, plan free"},
-			{items, bob, 51, "200"},
-			{search, bob, 51, "200"},
-		}},
-		"ByKey": {"tiers.json", []step{
-			{items, []string{"X-Api-Key", "k-1"}, 20, "429 by the tier free, rule free"},
-			{items, []string{"X-Api-Key", "k-2", "X-Plan", "enterprise"}, 21, "200"},
-			{items, []string{"X-Plan", "enterprise"}, 0, "400 the request does not say who it is from"},
-		}},
-		"AtACost": {"variablecost.json", []step{
-			{items, []string{"X-Request-Weight", "500"}, 1, "200"},
-			{items, nil, 0, "429 by the tier default, rule default"},
-			{items, []string{"X-Request-Weight", "1001"}, 0, "413 the request costs more than can be had at once"},
-		}},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			handler := siteOf(t, c.file)
-			for _, s := range c.steps {
-				for i := range s.allowed {
-					require.Equal(t, "200", said(t, handler, s.path, s.headers...), "request %d", i+1)
-				}
-				answer := said(t, handler, s.path, s.headers...)
-				require.True(t, strings.HasPrefix(answer, s.then), answer)
-			}
-		})
-	}
-}
-
-// A request that matches no tier is refused, unless the program allows it.
-func TestFromRulesWithoutTier(t *testing.T) {
-	t.Parallel()
 	set, err := tables.SetOf(tables.Document{
-		Rules: []tables.Rule{{Limit: "global", Policy: ratelimit.PerSecond(1)}},
-		Tiers: tables.TierSet{Tiers: []tables.Tier{{Limit: "global", Route: "/api/search"}}},
+		Rules: []tables.Rule{
+			{Limit: "search", Policy: ratelimit.PerHour(5)},
+			{Limit: "search", Plan: "pro", Policy: ratelimit.PerHour(100)},
+			{Limit: "chat", Policy: ratelimit.PerHour(50)},
+		},
+		Tiers: tables.TierSet{Tiers: []tables.Tier{
+			{Limit: "search", Key: "{user}", Route: "/search", CostSource: "query:n"}, {Limit: "chat", Route: "/chat", CostSource: "header:X-Tokens"},
+		}},
 	})
 	require.NoError(t, err)
 	site, err := tables.NewSite(set, tables.SiteConfig{})
 	require.NoError(t, err)
-	fromRules, b, r := httplimit.FromRules(site, signedIn), setup(t), request(t)
-	r.Pattern = "/api/items"
-	require.Equal(t, http.StatusServiceUnavailable, do(b.limited(t, limitsAnd(fromRules), mustNotRun(t)), r).Code)
+	b := setup(t)
+	b.policies = set
+	b.limiter = b.on(t, b.db)
+	fromRules := httplimit.FromRules(site, signedIn)
+	handler := b.limited(t, limitsAnd(fromRules), respond())
+	for _, step := range []struct {
+		path, user, plan, tokens string
+		status                   int
+	}{
+		{"/search?n=3", "ada", "", "", 200},
+		{"/search?n=3", "ada", "", "", 429},
+		{"/search?n=3", "bob", "", "", 200},
+		{"/search?n=6", "cyd", "", "", 413},
+		{"/search?n=6", "cyd", "pro", "", 200},
+		{"/search", "", "", "", 400},
+		{"/search", "forged", "", "", 400},
+		{"/chat", "", "", "50", 200},
+		{"/chat", "ada", "", "1", 429},
+		{"/items", "ada", "", "", 503}, // no tier
+	} {
+		r := request(t, "X-User", step.user, "X-Plan", step.plan, "X-Tokens", step.tokens)
+		r.URL, err = url.Parse(step.path)
+		require.NoError(t, err)
+		r.Pattern = r.URL.Path
+		require.Equal(t, step.status, do(handler, r).Code, step)
+	}
 	open := limitsAnd(func(r *http.Request) ([]ratelimit.Request, error) {
 		requests, err := fromRules(r)
 		if errors.Is(err, tables.ErrNoTier) {
@@ -134,6 +71,8 @@ func TestFromRulesWithoutTier(t *testing.T) {
 		}
 		return requests, err
 	})
+	r := request(t)
+	r.Pattern = "/items"
 	require.Equal(t, http.StatusOK, do(b.limited(t, open, respond()), r).Code)
 }
 

@@ -1,10 +1,13 @@
 package httplimit_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"math"
 	"net/http"
+	"os"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -178,5 +181,145 @@ func TestNewRefusesWhatCannotWork(t *testing.T) {
 		_, err := httplimit.New(unusable, limits(userLimit))
 		require.ErrorIs(t, err, ratelimit.ErrInvalidConfig)
 		require.ErrorContains(t, err, "pass what ratelimit.New returned")
+	}
+}
+
+// TestTheRouteIsTold promises the route in each Answered for the Observer, and in each Refusal for Config.Refused, for limits that are
+// enforced and in shadow mode.
+func TestTheRouteIsTold(t *testing.T) {
+	t.Parallel()
+	b, refused := setup(t), map[string]bool{} // whether it was a shadow, by limit and route
+	once, tried := ratelimit.Define("once", ratelimit.PerDay(1)), ratelimit.Define("tried", ratelimit.PerDay(1))
+	limiter, err := ratelimit.New(b.db, ratelimit.Config{
+		AsOf: b.clock.Now, Policies: ratelimit.ShadowLimits(tried), Observer: b.told,
+		Refused: func(_ context.Context, r ratelimit.Refusal) { refused[r.Limit+" "+r.Route] = r.Shadow },
+	})
+	require.NoError(t, err)
+	config := httplimit.Config{Route: "POST /chat", Limits: []httplimit.Limit{{Limit: once, Key: user}, {Limit: tried, Global: true}}}
+	handler := b.limitedOn(t, limiter, config, respond())
+	for _, name := range []string{"ada", "bob", "ada", ""} {
+		do(handler, request(t, "X-User", name))
+	}
+	require.Equal(t, map[string]bool{"tried POST /chat": true, "once POST /chat": false}, refused)
+	require.Equal(t, []string{
+		"allowed once", "allowed once", "shadow_refused tried", "refused once", "shadow_refused tried", "bad_key once",
+	}, b.told.results())
+	for _, answered := range b.told.answered {
+		require.Equal(t, "POST /chat", answered.Route)
+	}
+	require.ErrorIs(t, b.told.answered[5].Err, httplimit.ErrNoKey)
+}
+
+// crossOrigin is middleware for CORS: it answers preflights by itself.
+func crossOrigin(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Access-Control-Allow-Origin", "https://app.example")
+		if httplimit.IsPreflight(r) {
+			w.WriteHeader(http.StatusNoContent)
+			return
+		}
+		next.ServeHTTP(w, r)
+	})
+}
+
+// TestPreflights promises that a preflight is neither counted nor refused with CORS around the limits, nor with Skip in the other order.
+// The documentation names every field of a response, for Access-Control-Expose-Headers.
+func TestPreflights(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	text, err := os.ReadFile("doc.go")
+	require.NoError(t, err)
+	named := strings.ToLower(string(regexp.MustCompile(`Access-Control-Expose-Headers: (.*)`).Find(text)))
+	preflight := request(t, "Origin", "https://app.example", "Access-Control-Request-Method", "POST")
+	preflight.Method = http.MethodOptions
+	preflight.Header.Del("X-User")
+	around := crossOrigin(b.limited(t, limits(userLimit), respond()))
+	for range 4 {
+		w := do(around, preflight)
+		require.Equal(t, http.StatusNoContent, w.Code)
+		requireNoFields(t, w.Header())
+		w = do(around, request(t))
+		require.NotEmpty(t, w.Header().Get("Access-Control-Allow-Origin"), "also of a refusal, or the page could not read it")
+		for name := range w.Header() {
+			if strings.HasPrefix(name, "Ratelimit") || name == "Retry-After" {
+				require.Contains(t, named, strings.ToLower(name))
+			}
+		}
+	}
+	require.Equal(t, []string{"allowed perUser", "allowed perUser", "allowed perUser", "refused perUser"}, b.told.results())
+
+	config := limits(userLimit)
+	require.Equal(t, http.StatusBadRequest, do(b.limited(t, config, crossOrigin(respond())), preflight).Code, "a preflight has no key")
+	config.Skip = httplimit.IsPreflight
+	inside := b.limited(t, config, crossOrigin(respond()))
+	require.Equal(t, http.StatusNoContent, do(inside, preflight).Code)
+	plain := request(t)
+	plain.Method = http.MethodOptions
+	require.NotEmpty(t, do(inside, plain).Header().Get("RateLimit"), "an OPTIONS that is no preflight is counted")
+}
+
+func TestStatedCost(t *testing.T) {
+	t.Parallel()
+	clamped := httplimit.StatedCost{Header: "X-Tokens", Min: 2, Default: 5, Max: 100}
+	for want, all := range map[float64][][]string{
+		5:   {nil, {""}, {"many"}, {"NaN"}, {"12 34"}, {"1,000"}},
+		7:   {{"7"}, {"x", "7"}},
+		7.5: {{" 7.5 "}},
+		2:   {{"2"}, {"1"}, {"0"}, {"-3"}, {"-Inf"}},
+		100: {{"100"}, {"101"}, {"1e300"}, {"1e999"}, {"Inf"}},
+		9:   {{"7", "9", "x"}}, // the greatest
+	} {
+		for _, stated := range all {
+			r := request(t)
+			r.Header["X-Tokens"] = stated
+			cost, err := clamped.Of(r)
+			require.NoError(t, err, stated)
+			require.Equal(t, want, cost, stated)
+		}
+	}
+	cost, err := httplimit.StatedCost{Header: "X-Tokens"}.Of(request(t))
+	require.NoError(t, err)
+	require.Equal(t, 1.0, cost, "the zero StatedCost's default")
+}
+
+// TestCostsAreChargedAndAnswered promises the answer for each cost, and the charge.
+func TestCostsAreChargedAndAnswered(t *testing.T) {
+	t.Parallel()
+	fn := func(cost float64, err error) httplimit.Cost {
+		return httplimit.CostFunc(func(*http.Request) (float64, error) { return cost, err })
+	}
+	header := httplimit.StatedCost{Header: "X-Tokens", Default: 3}
+	for name, c := range map[string]struct {
+		cost    httplimit.Cost
+		stated  string
+		status  int
+		reason  string
+		charged float64
+		result  string
+	}{
+		"Default":       {nil, "", 200, "", 1, "allowed perPlan"},
+		"Fixed":         {httplimit.FixedCost(4), "", 200, "", 4, "allowed perPlan"},
+		"Free":          {httplimit.FixedCost(0), "", 200, "", 0, "allowed perPlan"},
+		"Fraction":      {httplimit.FixedCost(0.25), "", 200, "", 0.25, "allowed perPlan"},
+		"Header":        {header, "7", 200, "", 7, "allowed perPlan"},
+		"HeaderAbsent":  {header, "", 200, "", 3, "allowed perPlan"},
+		"AboveCapacity": {header, "101", 413, "too-costly", 0, "too_costly perPlan"},
+		"Infinite":      {header, "1e999", 413, "too-costly", 0, "too_costly perPlan"},
+		"Func":          {fn(5, nil), "", 200, "", 5, "allowed perPlan"},
+		"FuncRejects":   {fn(5, httplimit.ErrInvalidCost), "", 400, "bad-cost", 0, "bad_cost perPlan"},
+		"FuncFails":     {fn(5, errors.New("unreadable")), "", 503, "not-decided", 0, "failed_closed perPlan"},
+		"NaN":           {fn(math.NaN(), nil), "", 400, "bad-cost", 0, "bad_cost perPlan"},
+		"Negative":      {fn(-1, nil), "", 400, "bad-cost", 0, "bad_cost perPlan"},
+		"TooSmall":      {fn(1e-300, nil), "", 400, "bad-cost", 0, "bad_cost perPlan"},
+		"TooLarge":      {fn(math.Inf(1), nil), "", 413, "too-costly", 0, "too_costly perPlan"},
+	} {
+		b := setup(t)
+		config := httplimit.Config{Limits: []httplimit.Limit{{Limit: perPlan, Key: user, Cost: c.cost}}, FailOpen: true}
+		w := do(b.limited(t, config, respond()), request(t, "X-Tokens", c.stated))
+		require.Equal(t, c.status, w.Code, name)
+		require.Equal(t, c.reason, w.Header().Get("RateLimit-Reason"), name)
+		require.Equal(t, c.status == 503, w.Header().Get("Retry-After") != "", "where a wait may help")
+		require.Equal(t, c.charged, b.charged(t, perPlan.For("ada")), name)
+		require.Equal(t, []string{c.result}, b.told.results(), name)
 	}
 }
