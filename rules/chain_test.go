@@ -1,10 +1,14 @@
 package rules
 
 import (
+	"context"
+	"errors"
 	"math/rand/v2"
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/ratelimit"
@@ -177,4 +181,118 @@ func requireMerged(t *testing.T, rate, capacity float64, shards int, policy rate
 	require.InDelta(t, rate, p.Rate*float64(time.Minute)/float64(p.Period), 1e-5)
 	require.InEpsilon(t, capacity, p.Capacity, 1e-9)
 	require.Equal(t, shards, p.Shards)
+}
+
+// TestPausesOfRows promises what pauses are left of rows, which one is under way at an instant, and when the next begins.
+func TestPausesOfRows(t *testing.T) {
+	t.Parallel()
+	pause := func(from, until int64) row {
+		return row{of: OfPause, name: "messages", key: "ana", says: []byte("{}"), from: from, until: &until, reason: "a test"}
+	}
+	resume := func(from int64) row { return row{of: OfPause, name: "messages", key: "ana", from: from} }
+	for name, c := range map[string]struct {
+		rows       []row
+		now, until int64 // 0: not paused
+		next       int64 // 0: none lies ahead
+	}{
+		"UnderWay":                  {[]row{pause(10, 20)}, 15, 20, 0},
+		"Over":                      {[]row{pause(10, 20)}, 20, 0, 0},
+		"Ahead":                     {[]row{pause(10, 20)}, 5, 0, 10},
+		"InPlaceOfOne":              {[]row{pause(10, 40), pause(15, 30)}, 20, 30, 0},
+		"TheRestOfOneIsGone":        {[]row{pause(10, 40), pause(15, 30)}, 35, 0, 0},
+		"OneThatLiesAheadStays":     {[]row{pause(30, 40), pause(10, 20)}, 15, 20, 30},
+		"OneThatWasEarlierStays":    {[]row{pause(10, 20), pause(30, 40)}, 15, 20, 30},
+		"OneFollowsTheOther":        {[]row{pause(20, 30), pause(10, 20)}, 15, 30, 0},
+		"Resumed":                   {[]row{pause(10, 20), resume(12)}, 15, 0, 0},
+		"ResumedBeforeItBegins":     {[]row{pause(10, 20), resume(5)}, 15, 0, 0},
+		"PausedAgain":               {[]row{pause(10, 20), resume(12), pause(13, 18)}, 15, 18, 0},
+		"ResumedAfterOneHasEnded":   {[]row{pause(10, 20), resume(25), pause(30, 40)}, 27, 0, 30},
+		"OfTwoThatMeetTheLaterEnds": {[]row{pause(10, 20), pause(15, 40)}, 12, 40, 0},
+	} {
+		s := compile(&loaded{now: c.now, rows: c.rows}, &definitions{})
+		var until int64
+		if of := s.limits["messages"]; of != nil {
+			until = of.keys["ana"].pause.until
+		}
+		require.Equal(t, c.until, until, name)
+		if c.next == 0 {
+			c.next = maxInstant
+		}
+		require.Equal(t, c.next, s.wake, name)
+	}
+}
+
+// A limit that no code defines has, on a plan without a rule, the smallest of the policies in effect, and not one that was replaced.
+func TestStandInIsTheSmallestPolicyInEffect(t *testing.T) {
+	t.Parallel()
+	var rows []row
+	for _, r := range []struct {
+		plan           string
+		capacity, from int64
+	}{{"free", 7, 10}, {"pro", 60, 10}, {"free", 20, 20}, {"pro", 5, 40}} {
+		made, err := rowOfRule(Rule{Limit: "api", Plan: r.plan, Policy: ratelimit.PerMinute(float64(r.capacity))})
+		require.NoError(t, err)
+		made.from = r.from
+		rows = append(rows, made)
+	}
+	for now, want := range map[int64]struct {
+		capacity float64
+		until    int64
+	}{5: {7, 10}, 15: {7, 20}, 25: {20, 40}, 45: {5, maxInstant}} {
+		s := compile(&loaded{now: now, rows: rows}, &definitions{})
+		limit, ok := s.limits["api"].standIn()
+		require.True(t, ok)
+		require.Equal(t, want.capacity, limit.Capacity(), now)
+		require.Equal(t, want.until, s.wake, now)
+	}
+}
+
+// Tiers returns the list of tiers that is loaded.
+func (s *Set) Tiers() TierSet {
+	if current := s.loaded(); current != nil {
+		return current.tiers
+	}
+	return TierSet{}
+}
+
+// Tiers are tiers that are ready to ask.
+type Tiers = readyTiers
+
+// NewTiers returns tiers that are ready to ask.
+func NewTiers(set TierSet, limitOf func(name string) (ratelimit.Limit, bool), attributes ...string) (*Tiers, error) {
+	return newTiers(set, limitOf, attributes...)
+}
+
+// Requests returns what tiers ask of a request.
+func (t *Tiers) Requests(a Attributes, stated func(source string) []string) ([]ratelimit.Request, error) {
+	return t.requests(a, stated)
+}
+
+// errBegun is the error of BeginTx.
+var errBegun = errors.New("begun")
+
+// versioned is a database with a version of the rules, and no rules.
+type versioned int64
+
+func (v versioned) QueryRow(context.Context, string, ...any) pgx.Row { return v }
+
+func (v versioned) Scan(dest ...any) error {
+	*dest[0].(*int64) = int64(v) //nolint:forcetypeassert // a test would panic
+	return nil
+}
+
+func (versioned) BeginTx(context.Context, pgx.TxOptions) (pgx.Tx, error) { return nil, errBegun }
+
+// A Set loads the tables again if they have another version than the rules that it has, and only then.
+func TestRefreshLoadsAnotherVersion(t *testing.T) {
+	t.Parallel()
+	set, err := NewSet(&pgxpool.Pool{}, Config{})
+	require.NoError(t, err)
+	require.ErrorIs(t, set.refresh(t.Context(), versioned(0)), errBegun, "nothing is loaded")
+	set.current.Store(&snapshot{version: 7, wake: maxInstant})
+	require.ErrorIs(t, set.refresh(t.Context(), versioned(8)), errBegun)
+	require.ErrorIs(t, set.refresh(t.Context(), versioned(6)), errBegun, "the tables were restored from a backup")
+	require.NoError(t, set.refresh(t.Context(), versioned(7)))
+	set.current.Store(&snapshot{version: 7, wake: time.Now().UnixMicro()})
+	require.ErrorIs(t, set.refresh(t.Context(), versioned(7)), errBegun, "a pause begins")
 }

@@ -1,11 +1,13 @@
 package rules_test
 
 import (
+	"context"
 	"fmt"
 	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sync/errgroup"
 
@@ -139,4 +141,177 @@ func TestSet(t *testing.T) {
 		done.Store(true)
 		require.NoError(t, group.Wait())
 	})
+}
+
+func TestSetOf(t *testing.T) {
+	t.Parallel()
+
+	t.Run("AnswersAsTheFileSays", func(t *testing.T) {
+		t.Parallel()
+		end := time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC)
+		set, err := rules.SetOf(rules.Document{
+			Rules: []rules.Rule{
+				{Limit: "messages", Policy: ratelimit.TokenBucket{Rate: 3, Period: time.Minute}},
+				{Limit: "messages", Plan: "pro", Policy: ratelimit.TokenBucket{Rate: 60, Period: time.Minute}},
+			},
+			Overrides: []rules.Override{{Limit: "messages", Key: "ada", Multiplier: 10, Until: end}},
+			Tiers:     rules.TierSet{Tiers: []rules.Tier{{Limit: "messages", Key: "{user}"}}},
+		})
+		require.NoError(t, err)
+		limit, found := set.Limit("messages")
+		require.True(t, found)
+		require.Equal(t, 3.0, limit.Capacity())
+		_, found = set.Limit("other")
+		require.False(t, found)
+		require.Equal(t, "messages", set.RulingFor(messages, "free", "bob").Name())
+		require.Equal(t, "messages, plan pro", set.RulingFor(messages, "pro", "bob").Name())
+		require.Equal(t, "messages, override", set.RulingFor(messages, "pro", "ada").Name())
+
+		site, err := rules.NewSite(set, rules.SiteConfig{})
+		require.NoError(t, err)
+		requests, err := site.Requests(rules.Attributes{User: "bob"}, nil)
+		require.NoError(t, err)
+		require.Len(t, requests, 1)
+		require.Equal(t, 3.0, requests[0].Limit().Capacity())
+	})
+
+	t.Run("LoadsNothing", func(t *testing.T) {
+		t.Parallel()
+		set, err := rules.SetOf(rules.Document{})
+		require.NoError(t, err)
+		require.ErrorIs(t, set.Load(t.Context()), rules.ErrInvalidConfig)
+		require.ErrorIs(t, set.Run(t.Context()), rules.ErrInvalidConfig)
+	})
+
+	t.Run("RefusesWhatCannotBe", func(t *testing.T) {
+		t.Parallel()
+		for name, file := range map[string]rules.Document{
+			"rule":     {Rules: []rules.Rule{{Limit: "messages", Policy: ratelimit.TokenBucket{Rate: -1, Period: time.Minute}}}},
+			"override": {Overrides: []rules.Override{{Limit: "messages", Key: "ada"}}},
+			"tier":     {Tiers: rules.TierSet{Tiers: []rules.Tier{{Limit: "messages", Key: "{"}}}},
+			"cost": {
+				Rules: []rules.Rule{{Limit: "messages", Policy: ratelimit.TokenBucket{Rate: 1, Period: time.Minute}}},
+				Tiers: rules.TierSet{Tiers: []rules.Tier{{Limit: "messages", FixedCost: 2}}},
+			},
+		} {
+			_, err := rules.SetOf(file)
+			require.ErrorIs(t, err, rules.ErrInvalid, name)
+		}
+	})
+}
+
+// planless remembers the plans that a Set reported.
+type planless []ratelimit.PlanWithoutRule
+
+func (p *planless) Observe(_ context.Context, event ratelimit.Event) {
+	if e, ok := event.(ratelimit.PlanWithoutRule); ok {
+		*p = append(*p, e)
+	}
+}
+
+func TestAPlanWithoutARuleIsReportedOnce(t *testing.T) {
+	t.Parallel()
+	f := setup(t)
+	ask := func(t *testing.T, plans ...string) []string {
+		t.Helper()
+		var heard planless
+		set, err := rules.NewSet(f.pool, rules.Config{Observer: &heard})
+		require.NoError(t, err)
+		for range 2 { // also once over two loads
+			require.NoError(t, set.Load(t.Context()))
+			for _, plan := range plans {
+				set.RulingFor(messages, plan, "ana")
+				set.RulingFor(messages, plan, "bob")
+			}
+		}
+		var told []string
+		for _, e := range heard {
+			require.Equal(t, messages.Name(), e.Limit)
+			told = append(told, e.Plan)
+		}
+		return told
+	}
+	require.Empty(t, ask(t, "", "pro"), "the limit has no rule")
+
+	_, err := f.store.Put(t.Context(), why, perMinute("messages", "pro", 50), perMinute("messages", "free", 5))
+	require.NoError(t, err)
+	set, err := rules.NewSet(f.pool, rules.Config{})
+	require.NoError(t, err)
+	require.Empty(t, set.Plans(), "nothing is loaded")
+	require.NoError(t, set.Load(t.Context()))
+	require.Equal(t, []string{"free", "pro"}, set.Plans())
+	_, err = f.store.Override(t.Context(), why, rules.Override{Limit: "messages", Key: "ana", Multiplier: 3})
+	require.NoError(t, err)
+	require.Empty(t, ask(t, "pro", "free"))
+	require.Equal(t, []string{"", "por"}, ask(t, "", "por", "pro"))
+	var many []string
+	for i := range 40 {
+		many = append(many, fmt.Sprint("plan", i))
+	}
+	require.Len(t, ask(t, many...), 16, "clients may name the plan")
+
+	_, err = f.store.Put(t.Context(), why, perMinute("messages", "", 10))
+	require.NoError(t, err)
+	require.Equal(t, []string{"por"}, ask(t, "", "por"), "the rule without a plan is the default")
+
+	_, err = f.store.Override(t.Context(), why, rules.Override{Limit: "messages", Key: "bob", OnPlan: "platnum"})
+	require.NoError(t, err)
+	require.Equal(t, []string{"platnum"}, ask(t, "pro"), "the plan of an override has no rule")
+
+	later := why
+	later.From = time.Now().Add(time.Hour)
+	_, err = f.store.Delete(t.Context(), later, "messages", "pro")
+	require.NoError(t, err)
+	require.NoError(t, set.Load(t.Context()))
+	require.Equal(t, []string{"free", "pro"}, set.Plans(), "the end lies ahead")
+	soon := why
+	soon.From = time.Now().Add(time.Second)
+	_, err = f.store.Delete(t.Context(), soon, "messages", "free")
+	require.NoError(t, err)
+	require.Eventually(t, func() bool { return set.Load(t.Context()) == nil && len(set.Plans()) == 1 }, time.Minute, 50*time.Millisecond)
+}
+
+// TestRulingForAllocatesNothing holds for each decision but the first of a limit, a plan or a key.
+func TestRulingForAllocatesNothing(t *testing.T) { //nolint:paralleltest // testing.AllocsPerRun counts those of all goroutines
+	f := setup(t)
+	_, err := f.store.Put(t.Context(), why, perMinute("messages", "", 20), perMinute("messages", "pro", 50))
+	require.NoError(t, err)
+	_, err = f.store.Override(t.Context(), why, rules.Override{Limit: "messages", Key: "ana", Multiplier: 3})
+	require.NoError(t, err)
+	f.load(t)
+	for _, key := range []string{"ana", "bob"} {
+		for _, plan := range []string{"", "pro", "unknown"} {
+			require.Zero(t, testing.AllocsPerRun(100, func() { f.set.RulingFor(messages, plan, key) }))
+		}
+	}
+}
+
+// A program decides by stored rules, and by its own definitions for limits without a rule.
+func ExampleSet() {
+	_ = func(ctx context.Context, pool *pgxpool.Pool) (*ratelimit.Limiter, error) {
+		set, err := rules.NewSet(pool, rules.Config{})
+		if err != nil {
+			return nil, err
+		}
+		go func() { _ = set.Run(ctx) }() // until ctx ends
+		return ratelimit.New(pool, ratelimit.Config{Policies: set})
+	}
+}
+
+// A customer gets five times as much until the end of the week, in every program from the same instant on.
+func ExampleStore_Override() {
+	_ = func(ctx context.Context, pool *pgxpool.Pool, limiter *ratelimit.Limiter, customer string) error {
+		store, err := rules.NewStore(pool, rules.StoreConfig{})
+		if err != nil {
+			return err
+		}
+		key, err := limiter.StoredKey(messages.For(customer))
+		if err != nil {
+			return err
+		}
+		_, err = store.Override(ctx, rules.Edit{Author: "ana", Reason: "their launch"}, rules.Override{
+			Limit: "messages", Key: key, Multiplier: 5, Until: time.Now().Add(ratelimit.Week),
+		})
+		return err
+	}
 }
