@@ -52,7 +52,7 @@ func TestMoreRowsThanAskedAreAnError(t *testing.T) {
 	}
 }
 
-// Calls on a single connection are no batch. TestACallApartStaysOnItsGoroutine tests that no other goroutine uses the connection.
+// Calls on a single connection are no batch. ACallApartStaysOnItsGoroutine of internal/batch tests that no other goroutine uses the connection.
 func TestCallsOnASingleConnectionAreNotFolded(t *testing.T) {
 	t.Parallel()
 	b := setup(t)

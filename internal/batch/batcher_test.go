@@ -55,7 +55,7 @@ func randomHistory(t *testing.T, random *rand.Rand, slow bool) {
 		for i, key := range keys {
 			names[i] = fmt.Sprint(key)
 		}
-		p := w.make(ctx, &job{seq: n, look: look, writes: writes}, lasts, nil, names...)
+		p := w.make(ctx, &job{seq: n, look: look, writes: writes, lasts: lasts}, names...)
 		context.AfterFunc(ctx, cancel)
 		all = append(all, p)
 		if random.IntN(8) == 0 {
@@ -74,10 +74,10 @@ func randomHistory(t *testing.T, random *rand.Rand, slow bool) {
 		require.True(t, !p.Awaited || p.Of.written == (p.err == nil), "its caller knows what became of it")
 		if p.err != nil {
 			require.True(t, errors.Is(p.err, context.Canceled) || errors.Is(p.err, context.DeadlineExceeded), "%v", p.err)
-			require.LessOrEqual(t, w.started[p.call], 1)
+			require.LessOrEqual(t, p.Of.started, 1)
 			continue
 		}
-		require.Equal(t, 1, w.started[p.call])
+		require.Equal(t, 1, p.Of.started)
 	}
 	for key, order := range w.decided {
 		if slow {
@@ -87,160 +87,126 @@ func randomHistory(t *testing.T, random *rand.Rand, slow bool) {
 	}
 }
 
-func TestACallThatFindsNothingInItsWayLeavesAtOnce(t *testing.T) {
+func TestCallsThatWait(t *testing.T) {
 	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		w := newSimulation(t, 10)
-		for range 3 {
-			w.ask(t.Context(), time.Millisecond, "a").requireAnswered(t, time.Millisecond)
+	play(t, map[string]func(w *simulation){
+		"ThoseWhoWaitLeaveTogether": func(w *simulation) {
+			w.options.MaxWaiting = 2 * maxCalls
+			w.ask(time.Millisecond, "hot")
+			var waiting []*pending
+			for range maxCalls + 1 {
+				waiting = append(waiting, w.ask(time.Millisecond, "hot"))
+			}
+			for _, p := range waiting[:maxCalls] {
+				p.requireAnswered(2 * time.Millisecond)
+			}
+			waiting[maxCalls].requireAnswered(3 * time.Millisecond)
+			require.Equal(w.t, []int{1, maxCalls, 1}, w.sizes)
+		},
+		"NoCallOvertakesOneThatWantsItsBucket": func(w *simulation) {
+			first := w.ask(5*time.Millisecond, "a")
+			both := w.ask(time.Millisecond, "a", "b")
+			behind := w.ask(time.Millisecond, "b", "c")
+			last := w.ask(time.Millisecond, "c")
+			look := w.make(w.t.Context(), &job{look: true, lasts: time.Millisecond}, "a")
+			look.requireAnswered(time.Millisecond)
+			behind.requireWaits()
+			last.requireWaits()
+			first.requireAnswered(5 * time.Millisecond)
+			both.requireAnswered(6 * time.Millisecond)
+			behind.requireAnswered(6 * time.Millisecond)
+			last.requireAnswered(6 * time.Millisecond)
+		},
+		// However many rows are held, each has a batch that waits for it, and the calls for others go on.
+		"BatchesThatAreSlowDoNotHoldUpOtherBuckets": func(w *simulation) {
+			w.options.MaxWaiting = 100
+			for n := range 3 * maxWide {
+				w.ask(10*time.Second, fmt.Sprint("held", n))
+				w.requireSound()
+				if n >= maxRunning {
+					time.Sleep(slowAfter)
+				}
+			}
+			time.Sleep(slowAfter)
+			w.ask(time.Millisecond, "free").requireAnswered(time.Millisecond)
+			time.Sleep(11 * time.Second)
 			w.requireEmpty()
-		}
-		slow := w.ask(t.Context(), 20*time.Millisecond, "a")
-		w.ask(t.Context(), time.Millisecond, "b").requireAnswered(t, time.Millisecond)
-		slow.requireAnswered(t, 20*time.Millisecond)
-		require.Equal(t, []int{1, 1, 1, 1, 1}, w.sizes)
-	})
-}
 
-func TestThoseWhoWaitLeaveTogether(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		w := newSimulation(t, 2*maxCalls)
-		w.ask(t.Context(), time.Millisecond, "hot")
-		var waiting []*pending
-		for range maxCalls + 1 {
-			waiting = append(waiting, w.ask(t.Context(), time.Millisecond, "hot"))
-		}
-		for _, p := range waiting[:maxCalls] {
-			p.requireAnswered(t, 2*time.Millisecond)
-		}
-		waiting[maxCalls].requireAnswered(t, 3*time.Millisecond)
-		require.Equal(t, []int{1, maxCalls, 1}, w.sizes)
-	})
-}
-
-func TestNoCallOvertakesOneThatWantsItsBucket(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		w := newSimulation(t, 10)
-		first := w.ask(t.Context(), 5*time.Millisecond, "a")
-		both := w.ask(t.Context(), time.Millisecond, "a", "b")
-		behind := w.ask(t.Context(), time.Millisecond, "b", "c")
-		last := w.ask(t.Context(), time.Millisecond, "c")
-		look := w.make(t.Context(), &job{look: true}, time.Millisecond, nil, "a")
-		look.requireAnswered(t, time.Millisecond)
-		behind.requireWaits(t)
-		last.requireWaits(t)
-		first.requireAnswered(t, 5*time.Millisecond)
-		both.requireAnswered(t, 6*time.Millisecond)
-		behind.requireAnswered(t, 6*time.Millisecond)
-		last.requireAnswered(t, 6*time.Millisecond)
-	})
-}
-
-// However many rows are held, each has a batch that waits for it, and the calls for others go on.
-func TestBatchesThatAreSlowDoNotHoldUpOtherBuckets(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		w := newSimulation(t, 100)
-		for n := range 3 * maxWide {
-			w.ask(t.Context(), 10*time.Second, fmt.Sprint("held", n))
+			for n := range maxRunning {
+				w.ask(10*time.Second, fmt.Sprint("held", n))
+			}
+			w.ask(time.Millisecond, "free").requireAnswered(slowAfter + time.Millisecond)
+			w.ask(time.Millisecond, "free").requireAnswered(time.Millisecond)
+			time.Sleep(10 * time.Second)
+		},
+		// Batches for more than one bucket wait for nothing but the server, and only so many at once have it do so.
+		"AServerThatDoesNotAnswerGetsSoManyBatchesAndNoMore": func(w *simulation) {
+			w.options.MaxWaiting = 100
+			for n := range maxWide {
+				w.ask(10*time.Second, fmt.Sprint("a", n), fmt.Sprint("b", n))
+				time.Sleep(2 * wideSlowAfter)
+				w.requireSound()
+			}
+			full := w.ask(time.Millisecond, "free")
+			time.Sleep(time.Second)
+			full.requireWaits()
+			full.cancel()
+			time.Sleep(20 * time.Second)
+		},
+		// A call that needs a locked row waits for it by itself. Calls that share another bucket with it go on, and so does the rest of its
+		// batch.
+		"AHeldRowStopsOnlyTheCallsThatNeedIt": func(w *simulation) {
+			w.options.MaxWaiting = 100
+			release := w.hold("held")
+			alone := w.ask(time.Millisecond, "global", "held")
+			first := w.ask(time.Millisecond, "busy")
+			waiting := []*pending{
+				alone,
+				w.ask(time.Millisecond, "busy", "held"),
+				w.ask(time.Millisecond, "held", "global"),
+				w.ask(time.Millisecond, "global", "held", "other"),
+			}
+			with := w.ask(time.Millisecond, "busy")
+			first.requireAnswered(time.Millisecond)
+			with.requireAnswered(2 * time.Millisecond)
+			for range 3 {
+				for _, key := range []string{"global", "busy", "other"} {
+					w.ask(time.Millisecond, key).requireAnswered(time.Millisecond)
+				}
+			}
+			for _, p := range waiting {
+				p.requireWaits()
+			}
 			w.requireSound()
-			if n >= maxRunning {
-				time.Sleep(slowAfter)
-			}
-		}
-		time.Sleep(slowAfter)
-		w.ask(t.Context(), time.Millisecond, "free").requireAnswered(t, time.Millisecond)
-		time.Sleep(11 * time.Second)
-		w.requireEmpty()
-
-		for n := range maxRunning {
-			w.ask(t.Context(), 10*time.Second, fmt.Sprint("held", n))
-		}
-		w.ask(t.Context(), time.Millisecond, "free").requireAnswered(t, slowAfter+time.Millisecond)
-		w.ask(t.Context(), time.Millisecond, "free").requireAnswered(t, time.Millisecond)
-		time.Sleep(10 * time.Second)
-	})
-}
-
-// Batches for more than one bucket wait for nothing but the server, and only so many at once have it do so.
-func TestAServerThatDoesNotAnswerGetsSoManyBatchesAndNoMore(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		w := newSimulation(t, 100)
-		for n := range maxWide {
-			w.ask(t.Context(), 10*time.Second, fmt.Sprint("a", n), fmt.Sprint("b", n))
-			time.Sleep(2 * wideSlowAfter)
+			waiting[2].cancel()
+			waiting[2].requireFails(context.Canceled)
 			w.requireSound()
-		}
-		full := w.ask(t.Context(), time.Millisecond, "free")
-		time.Sleep(time.Second)
-		full.requireWaits(t)
-		full.cancel()
-		time.Sleep(20 * time.Second)
-	})
-}
-
-// A call that needs a locked row waits for it by itself. Calls that share another bucket with it go on, and so does the rest of its
-// batch.
-func TestAHeldRowStopsOnlyTheCallsThatNeedIt(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		w := newSimulation(t, 100)
-		release := w.hold("held")
-		alone := w.ask(t.Context(), time.Millisecond, "global", "held")
-		first := w.ask(t.Context(), time.Millisecond, "busy")
-		waiting := []*pending{
-			alone,
-			w.ask(t.Context(), time.Millisecond, "busy", "held"),
-			w.ask(t.Context(), time.Millisecond, "held", "global"),
-			w.ask(t.Context(), time.Millisecond, "global", "held", "other"),
-		}
-		with := w.ask(t.Context(), time.Millisecond, "busy")
-		first.requireAnswered(t, time.Millisecond)
-		with.requireAnswered(t, 2*time.Millisecond)
-		for range 3 {
-			for _, key := range []string{"global", "busy", "other"} {
-				w.ask(t.Context(), time.Millisecond, key).requireAnswered(t, time.Millisecond)
+			release()
+			for i, p := range waiting {
+				if i != 2 {
+					<-p.ended
+					require.NoError(w.t, p.err)
+				}
 			}
-		}
-		for _, p := range waiting {
-			p.requireWaits(t)
-		}
-		w.requireSound()
-		waiting[2].cancel()
-		waiting[2].requireFails(t, context.Canceled)
-		w.requireSound()
-		release()
-		for i, p := range waiting {
-			if i != 2 {
-				<-p.ended
-				require.NoError(t, p.err)
-			}
-		}
-	})
-}
-
-// A call that needs two rows which are held waits for one after the other, and a caller who gives up meanwhile leaves
-// nothing behind.
-func TestACallThatNeedsTwoHeldRowsWaitsForBoth(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		w := newSimulation(t, 100)
-		releaseA, releaseB := w.hold("a"), w.hold("b")
-		both := w.ask(t.Context(), time.Millisecond, "a", "b")
-		gone := w.ask(t.Context(), time.Millisecond, "b", "a")
-		both.requireWaits(t)
-		releaseA()
-		both.requireWaits(t)
-		gone.cancel()
-		gone.requireFails(t, context.Canceled)
-		w.requireSound()
-		w.ask(t.Context(), time.Millisecond, "a").requireAnswered(t, time.Millisecond)
-		releaseB()
-		both.requireAnswered(t, 2*time.Millisecond)
-		w.requireEmpty()
-		require.NoError(t, w.Close(t.Context()))
+		},
+		// A call that needs two rows which are held waits for one after the other, and a caller who gives up meanwhile leaves
+		// nothing behind.
+		"ACallThatNeedsTwoHeldRowsWaitsForBoth": func(w *simulation) {
+			w.options.MaxWaiting = 100
+			releaseA, releaseB := w.hold("a"), w.hold("b")
+			both := w.ask(time.Millisecond, "a", "b")
+			gone := w.ask(time.Millisecond, "b", "a")
+			both.requireWaits()
+			releaseA()
+			both.requireWaits()
+			gone.cancel()
+			gone.requireFails(context.Canceled)
+			w.requireSound()
+			w.ask(time.Millisecond, "a").requireAnswered(time.Millisecond)
+			releaseB()
+			both.requireAnswered(2 * time.Millisecond)
+			w.requireEmpty()
+			require.NoError(w.t, w.Close(w.t.Context()))
+		},
 	})
 }

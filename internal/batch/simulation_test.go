@@ -17,9 +17,12 @@ import (
 // job is what a simulated call is about.
 type job struct {
 	call
-	seq  int // its number, in the order of arrival
-	look bool
-	deaf bool // whether what decides on it goes on when its context has ended
+	seq     int           // its number, in the order of arrival
+	lasts   time.Duration // once it has left
+	crash   func()        // how it breaks its batch; nil: it does not
+	started int           // how often
+	look    bool
+	deaf    bool // whether what decides on it goes on when its context has ended
 	// writes is how long it takes to write the decision. If it is not 0, the call is Awaited.
 	writes  time.Duration
 	held    string // the row that turns out to be held once it was claimed
@@ -39,22 +42,27 @@ type simulation struct {
 	t *testing.T
 
 	mu          sync.Mutex
-	lasts       map[*call]time.Duration
-	crash       map[*call]func() // how a call breaks its batch
-	started     map[*call]int    // how often
 	decided     map[string][]int // the calls for each key, by the number of their arrival, in the order decided
 	inFlightNow map[string]bool  // keys
 	sizes       []int            // of the batches, in the order they left
 	heldRows    map[string]chan struct{}
 }
 
+// play runs each story on a simulation of its own, in a synctest bubble.
+func play(t *testing.T, stories map[string]func(w *simulation)) {
+	t.Helper()
+	for name, story := range stories {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) { story(newSimulation(t, 10)) })
+		})
+	}
+}
+
 // newSimulation returns a simulation in which no call may be left in the end.
 func newSimulation(t *testing.T, limit int) *simulation {
 	t.Helper()
-	w := &simulation{
-		t: t, lasts: make(map[*call]time.Duration), crash: make(map[*call]func()), started: make(map[*call]int),
-		decided: make(map[string][]int), inFlightNow: make(map[string]bool), heldRows: make(map[string]chan struct{}),
-	}
+	w := &simulation{t: t, decided: make(map[string][]int), inFlightNow: make(map[string]bool), heldRows: make(map[string]chan struct{})}
 	w.Batcher = New[job](w, Options{MaxWaiting: limit, ErrClosed: errClosed, ErrOverloaded: errOverloaded})
 	t.Cleanup(w.requireEmpty)
 	return w
@@ -168,10 +176,10 @@ func (w *simulation) begin(calls []*call) (lasts time.Duration, crash func(), ke
 	defer w.mu.Unlock()
 	w.sizes = append(w.sizes, len(calls))
 	for _, c := range calls {
-		w.started[c]++
-		lasts = max(lasts, w.lasts[c])
-		if w.crash[c] != nil {
-			crash = w.crash[c]
+		c.Of.started++
+		lasts = max(lasts, c.Of.lasts)
+		if c.Of.crash != nil {
+			crash = c.Of.crash
 		}
 		for _, key := range c.Of.keys {
 			if !c.Of.look {
@@ -202,6 +210,7 @@ func (w *simulation) endOf(keys []string) {
 // pending is a call that was made.
 type pending struct {
 	*call
+	t      *testing.T
 	cancel context.CancelFunc
 	made   time.Time
 	ended  chan struct{}
@@ -211,20 +220,21 @@ type pending struct {
 }
 
 // ask makes a call for the keys that lasts so long once it has left, and returns when it has left or waits.
-func (w *simulation) ask(ctx context.Context, lasts time.Duration, keys ...string) *pending {
-	return w.make(ctx, &job{}, lasts, nil, keys...)
+func (w *simulation) ask(lasts time.Duration, keys ...string) *pending {
+	return w.askIn(w.t.Context(), lasts, keys...)
 }
 
-func (w *simulation) make(ctx context.Context, j *job, lasts time.Duration, crash func(), keys ...string) *pending {
+func (w *simulation) askIn(ctx context.Context, lasts time.Duration, keys ...string) *pending {
+	return w.make(ctx, &job{lasts: lasts}, keys...)
+}
+
+func (w *simulation) make(ctx context.Context, j *job, keys ...string) *pending {
 	c := &j.call
 	j.keys, c.Of, c.Awaited = keys, j, j.writes > 0
 	if !j.look {
 		c.Needs(len(keys), func(i int) bucket.Key { return keyOf(keys[i]) })
 	}
-	w.mu.Lock()
-	w.lasts[c], w.crash[c] = lasts, crash
-	w.mu.Unlock()
-	p := &pending{call: c, made: time.Now(), ended: make(chan struct{})}
+	p := &pending{call: c, t: w.t, made: time.Now(), ended: make(chan struct{})}
 	ctx, p.cancel = context.WithCancel(ctx)
 	go func() {
 		defer func() {
@@ -239,44 +249,44 @@ func (w *simulation) make(ctx context.Context, j *job, lasts time.Duration, cras
 }
 
 // requireAnswered checks that the call ends without an error, and when: after it was made.
-func (p *pending) requireAnswered(t *testing.T, took time.Duration) {
-	t.Helper()
+func (p *pending) requireAnswered(took time.Duration) {
+	p.t.Helper()
 	<-p.ended
-	require.NoError(t, p.err)
-	require.Nil(t, p.panics)
-	require.Equal(t, took, p.took)
+	require.NoError(p.t, p.err)
+	require.Nil(p.t, p.panics)
+	require.Equal(p.t, took, p.took)
 }
 
 // requireFails checks that the call ends with an error.
-func (p *pending) requireFails(t *testing.T, want error) {
-	t.Helper()
+func (p *pending) requireFails(want error) {
+	p.t.Helper()
 	<-p.ended
-	require.ErrorIs(t, p.err, want)
+	require.ErrorIs(p.t, p.err, want)
 }
 
 // requirePanics checks that the caller panics.
-func (p *pending) requirePanics(t *testing.T, text string) {
-	t.Helper()
+func (p *pending) requirePanics(text string) {
+	p.t.Helper()
 	<-p.ended
-	require.Contains(t, p.panics, text)
+	require.Contains(p.t, p.panics, text)
 }
 
 // requireRefused checks that too many wait already, and that the call has not left.
-func (p *pending) requireRefused(t *testing.T, w *simulation) {
-	t.Helper()
-	require.Zero(t, p.took)
-	p.requireFails(t, errOverloaded)
-	require.Zero(t, w.started[p.call])
+func (p *pending) requireRefused(w *simulation) {
+	p.t.Helper()
+	require.Zero(p.t, p.took)
+	p.requireFails(errOverloaded)
+	require.Zero(p.t, p.Of.started)
 	w.requireSound()
 }
 
 // requireWaits checks that the call has not been answered.
-func (p *pending) requireWaits(t *testing.T) {
-	t.Helper()
+func (p *pending) requireWaits() {
+	p.t.Helper()
 	synctest.Wait()
 	select {
 	case <-p.ended:
-		require.Fail(t, "the call has ended", "%v", p.err)
+		require.Fail(p.t, "the call has ended", "%v", p.err)
 	default:
 	}
 }
