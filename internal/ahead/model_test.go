@@ -2,101 +2,132 @@ package ahead
 
 import (
 	"context"
-	"fmt"
+	"errors"
+	"maps"
 	"math"
 	"math/rand/v2"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/pgratelimit/pgratelimit/internal/bucket"
-	"github.com/pgratelimit/pgratelimit/internal/bucket/buckettest"
-	"github.com/pgratelimit/pgratelimit/internal/store"
 	"github.com/pgratelimit/pgratelimit/internal/testsize"
 )
 
-// TestPrefetchKeepsThePromise has processes share one key at random: costs, pauses, a slow database with a clock of its own,
-// processes that die with prefetched tokens, processes without prefetch, and policies that change. In no span of the whole history
-// is more admitted than the policy promises. Rates are powers of two, so that every sum is exact.
+// TestPrefetchKeepsThePromise has processes share one key at random: costs, pauses, a slow database with a clock of its own, processes
+// that die with prefetched tokens, processes without prefetch, and policies that change. In no span of the whole history is more admitted
+// than the policy promises. The clock of fixed windows also runs faster or slower than the clocks of the processes. Rates are powers of two,
+// so that every sum is exact.
 func TestPrefetchKeepsThePromise(t *testing.T) {
 	t.Parallel()
-	testsize.EachSeed(t, func(t *testing.T, seed uint64) {
-		t.Helper()
-		synctest.Test(t, func(t *testing.T) {
-			w := newPrefetchWorld(t, rand.New(rand.NewPCG(seed, 17)))
-			w.change = w.changeBuckets
-			w.run()
-			w.requirePromise(t)
+	for name, kind := range map[string]struct {
+		drift          float64
+		change         func(w *prefetchWorld)
+		requirePromise func(w *prefetchWorld, t *testing.T)
+		tight          int64 // in how many windows nearly all is admitted, at least
+	}{
+		"TokenBuckets": {0, (*prefetchWorld).changeBuckets, (*prefetchWorld).requirePromiseOfBuckets, 0},
+		"FixedWindows": {0.001, (*prefetchWorld).changeWindows, (*prefetchWorld).requirePromiseOfWindows, 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var tight, returned, lost atomic.Int64 // the sums over all histories, none of which may stay 0
+			t.Cleanup(func() {
+				require.GreaterOrEqual(t, tight.Load(), kind.tight)
+				require.Positive(t, returned.Load())
+				require.Positive(t, lost.Load())
+			})
+			testsize.EachSeed(t, func(t *testing.T, seed uint64) {
+				t.Helper()
+				synctest.Test(t, func(t *testing.T) {
+					w := newPrefetchWorld(rand.New(rand.NewPCG(seed, 17)), kind.drift)
+					w.run(kind.change)
+					kind.requirePromise(w, t)
+					tight.Add(w.tight)
+					require.Greater(t, w.fromMemory, len(w.took)/20)
+					returned.Add(int64(w.changed.Returned))
+					lost.Add(int64(w.changed.Lost))
+				})
+			})
 		})
-	})
+	}
 }
 
 // prefetchWorld is a row, and the processes that take from it.
 type prefetchWorld struct {
-	*testing.T
+	*ledger
 
-	mu     sync.Mutex
-	random *rand.Rand
-	steps  int // that are left
-	began  time.Time
-	offset time.Duration // of the database's clock, in the beginning, and
-	drift  float64       // the share of the time that has passed since, by which it gains
-	row    *bucket.State
-	slow   int // one answer in so many is slow
+	random    *rand.Rand
+	steps     int // that are left under the policy
+	offset    time.Duration
+	processes [8]*process
 
-	phase    phase
-	active   int    // calls in progress
-	changing bool   // whether no call may begin, because the policy is about to change
-	change   func() // has another policy hold from now on
-	policies []*limit
-	pace     worldPace   // of the last of them
-	changed  []time.Time // when each of them began to hold
-
-	took             []admission
-	fromMemory, died int
-	returned, lost   float64 // the sums of the events
+	policies   []*limit
+	capacity   float64 // of the last policy
+	rate       float64 // tokens a millisecond
+	prefetch   time.Duration
+	changedAt  []time.Time // when each policy began
+	took       []admission
+	fromMemory int
+	tight      int64 // windows in which nearly all was admitted
 }
 
-func newPrefetchWorld(t *testing.T, random *rand.Rand) *prefetchWorld {
-	t.Helper()
-	w := &prefetchWorld{T: t, random: random, steps: testsize.Of(3_000, 6_000), slow: 20 + random.IntN(200), began: time.Now()}
-	w.offset = time.Duration(random.Int64N(int64(10*time.Second))) - 5*time.Second
-	w.offset = w.offset.Truncate(time.Microsecond)
+// newPrefetchWorld returns a world. The clock of its database gains or loses up to half of drift.
+func newPrefetchWorld(random *rand.Rand, drift float64) *prefetchWorld {
+	w := &prefetchWorld{ledger: newLedger(), random: random}
+	w.offset = (time.Duration(random.Int64N(int64(10*time.Second))) - 5*time.Second).Truncate(time.Microsecond)
+	began, slow := time.Now(), 20+random.IntN(200)
+	drift *= random.Float64() - 0.5
+	w.clock = func(instant time.Time) int64 {
+		return instant.Add(w.offset + time.Duration(float64(instant.Sub(began))*drift)).UnixMicro()
+	}
+	w.travels = func() {
+		if w.intN(slow) == 0 {
+			w.sleep(50 * time.Millisecond) // longer than prefetched tokens may be kept
+			return
+		}
+		w.sleep(300 * time.Microsecond)
+	}
+	w.waits = func() {
+		if w.intN(10) == 0 {
+			w.travels()
+		}
+	}
+	w.after = func() error {
+		if w.intN(500) == 0 {
+			return errors.New("the connection was lost")
+		}
+		return nil
+	}
+	for i := range w.processes {
+		w.processes[i] = w.on(Options{Timeout: 10 * time.Second})
+	}
 	return w
-}
-
-// clock returns what time it is for the database at an instant.
-func (w *prefetchWorld) clock(instant time.Time) int64 {
-	gained := time.Duration(float64(instant.Sub(w.began)) * w.drift)
-	return instant.Add(w.offset + gained).UnixMicro()
-}
-
-// worldPace is what callers go by.
-type worldPace struct {
-	rate     float64 // tokens a millisecond
-	capacity float64
-	prefetch time.Duration
 }
 
 // changeBuckets changes the policy to another token bucket. The rate only falls, because prefetched tokens are returned under the
 // old policy.
 func (w *prefetchWorld) changeBuckets() {
-	rate := math.Exp2(float64(3 - 2*len(w.policies))) // tokens a millisecond, of 1,024 microseconds
-	prefetch := time.Duration(1<<(15+w.random.IntN(5))) * time.Microsecond
-	kept := rate * float64(prefetch.Microseconds()) / 1024
-	capacity := math.Ceil(max(2*kept, 64) * (1 + w.random.Float64()))
-	w.hold(tokenBucket("hot", rate, 1024*time.Microsecond, capacity, prefetch), worldPace{rate, capacity, prefetch})
+	w.rate = math.Exp2(float64(3 - 2*len(w.policies))) // tokens a millisecond, of 1,024 microseconds
+	w.prefetch = time.Duration(1<<(15+w.random.IntN(5))) * time.Microsecond
+	kept := w.rate * float64(w.prefetch.Microseconds()) / 1024
+	w.capacity = math.Ceil(max(2*kept, 64) * (1 + w.random.Float64()))
+	w.policies = append(w.policies, tokenBucket("hot", w.rate, 1024*time.Microsecond, w.capacity, w.prefetch))
 }
 
-// hold has a policy hold from now on.
-func (w *prefetchWorld) hold(policy *limit, pace worldPace) {
-	w.policies = append(w.policies, policy)
-	w.pace = pace
-	w.changed = append(w.changed, time.Now())
+// changeWindows changes the policy to windows of another length.
+func (w *prefetchWorld) changeWindows() {
+	w.rate = math.Exp2(float64(3 - len(w.policies)))
+	w.prefetch = time.Duration(1<<(14+w.random.IntN(3))) * time.Microsecond
+	period := w.prefetch << w.random.IntN(3)
+	arrives := w.rate * float64(period.Microseconds()) / 1024
+	w.capacity = arrives * float64(1+w.random.IntN(3)) // unused tokens roll over
+	start := time.UnixMicro(w.random.Int64N(1 << 40))
+	w.policies = append(w.policies, fixedWindow("hot", arrives, period, w.capacity, start, w.prefetch))
 }
 
 // sleep sleeps for a random time of which mean is the mean.
@@ -113,262 +144,117 @@ func (w *prefetchWorld) intN(n int) int {
 	return w.random.IntN(n)
 }
 
-// latency sleeps for the travel time of a statement or its answer, which may be longer than prefetched tokens are kept.
-func (w *prefetchWorld) latency() {
-	if w.intN(w.slow) == 0 {
-		w.sleep(50 * time.Millisecond)
-		return
-	}
-	w.sleep(300 * time.Microsecond)
-}
-
-// Fetch is the database. It decides at the instant at which the statement arrived, although the statement may wait for the row.
-func (w *prefetchWorld) Fetch(_ context.Context, c *store.Call) error {
-	w.latency()
-	now := w.clock(time.Now())
-	if w.intN(10) == 0 {
-		w.latency()
-	}
-	w.mu.Lock()
-	a := &c.Asks[0]
-	if w.row == nil {
-		full := a.Terms.Full(now)
-		w.row = &full
-	}
-	r := bucket.Answer{Now: now}
-	*w.row, r.Allowed = buckettest.Take(a.Terms, *w.row, now, a.Cost, 0)
-	r.State = *w.row
-	w.mu.Unlock()
-	c.Answers = []bucket.Answer{r}
-	w.latency()
-	if w.intN(500) == 0 {
-		return fmt.Errorf("the connection was lost")
-	}
-	return nil
-}
-
-// GiveBack is the database, too.
-func (w *prefetchWorld) GiveBack(_ context.Context, _ bucket.Key, t bucket.Terms, kept bucket.Ahead, _ time.Duration) (float64, error) {
-	w.latency()
-	now := w.clock(time.Now())
-	if w.intN(10) == 0 {
-		w.latency()
-	}
-	w.mu.Lock()
-	given := kept.Returnable(&t, w.row.TS, now)
-	*w.row = kept.Return(&t, *w.row, now)
-	w.mu.Unlock()
-	w.latency()
-	return given, nil
-}
-
-// Tell adds up the events of the prefetch.
-func (w *prefetchWorld) Tell(e Event) {
-	w.mu.Lock()
-	w.returned, w.lost = w.returned+e.Returned, w.lost+e.Lost
-	w.mu.Unlock()
-}
-
-// process returns a new process.
-func (w *prefetchWorld) process() *process {
-	return newProcess(w, Options{MaxWaiting: 10_000, Timeout: 10 * time.Second})
+// replace puts a new process in the place of one, and returns that.
+func (w *prefetchWorld) replace(i int) (old *process) {
+	w.change(func() { old, w.processes[i] = w.processes[i], w.on(Options{Timeout: 10 * time.Second}) })
+	old.Shut()
+	return old
 }
 
 // kill ends a process as SIGKILL does: nothing that it keeps is given back.
-func (w *prefetchWorld) kill(l *process) {
-	w.mu.Lock()
-	w.died++
-	w.mu.Unlock()
-	p := l.Keeper
-	p.Shut()
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.idle == nil {
-		p.idle = make(chan struct{})
+func (w *prefetchWorld) kill(i int) {
+	k := w.replace(i).Keeper
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.idle == nil {
+		k.idle = make(chan struct{})
 	}
-	if p.timer != nil {
-		p.timer.Stop()
+	if k.timer != nil {
+		k.timer.Stop()
 	}
 }
 
-// mustKill reports whether no process was killed in the first half of the steps. Each history has a kill in it.
-func (w *prefetchWorld) mustKill(steps int) bool {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.died == 0 && w.steps < steps/2
-}
-
-// next begins a call under the policy that holds, and returns false at the end.
-func (w *prefetchWorld) next() (policy int, more bool) {
-	for {
-		w.mu.Lock()
-		if !w.changing {
-			w.steps--
-			w.active++
-			policy, more = len(w.policies)-1, w.steps >= 0
-			w.mu.Unlock()
-			return policy, more
-		}
-		w.mu.Unlock()
-		time.Sleep(time.Millisecond)
-	}
-}
-
-// ended ends a call.
-func (w *prefetchWorld) ended() {
-	w.mu.Lock()
-	w.active--
-	w.mu.Unlock()
-}
-
-// phase is how the callers behave at some time.
-type phase int
-
-const (
-	steady  phase = iota // they ask for about as much as arrives
-	busy                 // for much more, so that much is taken ahead
-	trickle              // for hardly any, so that prefetched tokens grow old
-	storm                // as fast as they can, so that all that is kept and all that is there is used at once
-	rest                 // for nothing, so that the bucket fills
-)
-
-// pause sleeps between two calls of a caller, where all of them ask for some times of the rate when they are steady.
+// pause sleeps between two calls of a caller, where all of them ask for some times of the rate in the steady phase. Then they rest until the
+// bucket is full, ask for much more than the rate, for hardly any, so that prefetched tokens grow old, and as fast as they can.
 func (w *prefetchWorld) pause(times float64) {
-	w.mu.Lock()
-	pace, p := w.pace, w.phase
-	w.mu.Unlock()
-	switch p {
-	case steady:
-		w.sleep(time.Duration(24 * 2.5 / pace.rate / times * float64(time.Millisecond)))
-	case busy:
-		w.sleep(pace.prefetch / 200)
-	case trickle, rest:
-		w.sleep(pace.prefetch / 8)
-	case storm:
+	steady := w.prefetch
+	busy := steady + time.Duration(w.capacity/w.rate*float64(time.Millisecond))
+	trickle := busy + w.prefetch/8
+	storm := trickle + 2*w.prefetch
+	switch at := time.Since(w.changedAt[len(w.changedAt)-1]) % (storm + w.prefetch/2); {
+	case at < steady:
+		w.sleep(time.Duration(24 * 2.5 / w.rate / times * float64(time.Millisecond)))
+	case at < busy:
+		time.Sleep(busy - at)
+	case at < trickle:
+		w.sleep(w.prefetch / 200)
+	case at < storm:
+		w.sleep(w.prefetch / 8)
 	}
 }
 
-// weather moves the callers from phase to phase until the steps run out.
-func (w *prefetchWorld) weather() {
-	for more := true; more; {
-		for _, next := range []phase{steady, rest, busy, trickle, storm} {
-			w.mu.Lock()
-			fill := time.Duration(w.pace.capacity / w.pace.rate * float64(time.Millisecond))
-			lasts := map[phase]time.Duration{
-				steady: w.pace.prefetch, rest: fill, busy: w.pace.prefetch / 8,
-				trickle: time.Duration(3 * w.random.Float64() * float64(w.pace.prefetch)), storm: w.pace.prefetch / 16,
-			}[next]
-			w.phase, more = next, w.steps >= 0
-			w.mu.Unlock()
-			if more {
-				time.Sleep(lasts)
-			}
+// run has eight processes of three callers take under four policies, one after the other.
+func (w *prefetchWorld) run(change func(w *prefetchWorld)) {
+	for range 4 {
+		change(w)
+		w.changedAt = append(w.changedAt, time.Now())
+		time.Sleep(time.Millisecond) // every decision is after the change
+		w.steps = testsize.Of(1_500, 3_000)
+		half := w.steps / 2
+		var callers sync.WaitGroup
+		for caller := range 3 * len(w.processes) {
+			callers.Go(func() { w.call(caller/3, half) })
 		}
+		callers.Wait()
+		time.Sleep(10 * time.Second) // fetches without a caller end
 	}
-}
-
-// run has eight processes of three callers take until the steps run out.
-func (w *prefetchWorld) run() {
-	w.change()
-	var running sync.WaitGroup
-	first, eras := w.steps, 4
-	running.Go(w.weather)
-	for range 8 {
-		var mu sync.Mutex
-		l := w.process()
-		for range 3 {
-			running.Go(func() {
-				times := 1.0
-				for {
-					policy, more := w.next()
-					if !more {
-						return
-					}
-					mu.Lock()
-					mine := l
-					mu.Unlock()
-					w.take(mine, policy)
-					w.ended()
-					w.pause(times)
-					switch fate := w.intN(2000); {
-					case fate < 4:
-						w.sleep(300 * time.Millisecond)
-						times = float64(1+w.intN(20)) / 8
-					case fate < 7 || w.mustKill(first):
-						mu.Lock()
-						w.kill(l)
-						l = w.process()
-						mu.Unlock()
-					case fate == 7:
-						mu.Lock()
-						old := l
-						l = w.process()
-						mu.Unlock()
-						old.Shut()
-						_ = old.Close(context.Background())
-					}
-				}
-			})
-		}
-	}
-	running.Go(func() {
-		for more := true; more; {
-			time.Sleep(5 * time.Millisecond)
-			w.mu.Lock()
-			w.changing = first-w.steps > first*len(w.policies)/eras && len(w.policies) < eras
-			if w.changing && w.active == 0 {
-				w.mu.Unlock()
-				time.Sleep(10 * time.Second) // fetches without a caller end
-				w.mu.Lock()
-				w.change()
-				w.changing = false
-			}
-			more = w.steps >= 0
-			w.mu.Unlock()
-		}
-	})
-	running.Wait()
 	time.Sleep(time.Minute) // prefetched tokens are returned
 	synctest.Wait()
 }
 
-// take makes a call of a process; one in twenty uses the row, as all calls in transactions do.
-func (w *prefetchWorld) take(l *process, policy int) {
-	cost := float64(1 + w.intN(3)*w.intN(4))
-	w.mu.Lock()
-	if w.phase == rest {
-		w.mu.Unlock()
-		return
-	}
-	w.mu.Unlock()
-	request := w.policies[policy].ask("key", cost)
-	began := time.Now()
-	var d decision
-	var err error
-	if w.intN(20) == 0 {
-		d, err = l.ask(context.Background(), request)
-	} else {
-		ctx := context.Background()
-		if w.intN(50) == 0 {
-			var cancel context.CancelFunc
-			ctx, cancel = context.WithTimeout(ctx, time.Millisecond)
-			defer cancel()
+// call is a caller in the i-th process. That is killed now and then, and once in any case: when a number of steps is left.
+func (w *prefetchWorld) call(i, dies int) {
+	for times := 1.0; ; w.pause(times) {
+		var left int
+		var mine *process
+		w.change(func() {
+			w.steps--
+			left, mine = w.steps, w.processes[i]
+		})
+		if left < 0 {
+			return
 		}
-		d, err = l.take(ctx, request)
+		w.take(mine)
+		switch fate := w.intN(2000); {
+		case fate < 4:
+			w.sleep(300 * time.Millisecond)
+			times = float64(1+w.intN(20)) / 8
+		case fate < 7 || left == dies:
+			w.kill(i)
+		case fate == 7:
+			_ = w.replace(i).Close(context.Background())
+		}
 	}
-	w.mu.Lock()
-	defer w.mu.Unlock()
+}
+
+// take makes a call of a process; one in twenty uses the row, as all calls in transactions do.
+func (w *prefetchWorld) take(p *process) {
+	policy := len(w.policies) - 1
+	request := w.policies[policy].ask("key", float64(1+w.intN(3)*w.intN(4)))
+	ask := p.take
+	if w.intN(20) == 0 {
+		ask = p.ask
+	}
+	ctx, cancel := context.Background(), func() {}
+	if w.intN(50) == 0 {
+		ctx, cancel = context.WithTimeout(ctx, time.Millisecond)
+	}
+	defer cancel()
+	began := time.Now()
+	d, err := ask(ctx, request)
 	if err != nil || !d.Allowed {
 		return
 	}
-	told := time.UnixMicro(d.Now).Add(-w.offset)
-	a := admission{at: told, told: told, cost: cost, policy: policy, ts: d.State.TS}
-	if d.Prefetched && began.Equal(time.Now()) { // at once
-		a.ownInstant = true
-		w.fromMemory++
-		a.at = began
-	}
-	w.took = append(w.took, a)
+	told := time.UnixMicro(max(d.Now, d.State.TS)).Add(-w.offset) // a call that waited for its row also takes what arrived meanwhile
+	a := admission{at: told, told: told, cost: request.Cost, policy: policy, ts: d.State.TS}
+	w.change(func() {
+		if d.Prefetched && began.Equal(time.Now()) { // at once
+			a.ownInstant = true
+			w.fromMemory++
+			a.at = began
+		}
+		w.took = append(w.took, a)
+	})
 }
 
 // admission is tokens that were admitted.
@@ -382,9 +268,9 @@ type admission struct {
 	ownInstant bool  // whether at is when this process answered from memory
 }
 
-// requirePromise checks every span of the history, both by the real time of each admission and by the time in its decision. The
+// requirePromiseOfBuckets checks every span of the history, both by the real time of each admission and by the time in its decision. The
 // tokens admitted in a span are at most the capacity at its beginning plus the arriving tokens.
-func (w *prefetchWorld) requirePromise(t *testing.T) {
+func (w *prefetchWorld) requirePromiseOfBuckets(t *testing.T) {
 	t.Helper()
 	for name, at := range map[string]func(a admission) time.Time{
 		"at": func(a admission) time.Time { return a.at }, "told": func(a admission) time.Time { return a.told },
@@ -399,22 +285,53 @@ func (w *prefetchWorld) requirePromise(t *testing.T) {
 			require.LessOrEqual(t, admitted-arrived, most, "by %q, at %v", name, instant)
 		}
 	}
-	require.Greater(t, w.fromMemory, len(w.took)/20)
-	require.Positive(t, w.died)
 }
 
 // arrivedBy returns the tokens that have arrived by an instant under the policies so far, and the capacity of the policy in effect.
 func (w *prefetchWorld) arrivedBy(instant time.Time) (capacity, arrived float64) {
 	for i, limit := range w.policies {
-		until := instant
-		if i+1 < len(w.changed) && w.changed[i+1].Before(until) {
-			until = w.changed[i+1]
-		}
-		if i > 0 && !instant.After(w.changed[i]) {
+		if i > 0 && !instant.After(w.changedAt[i]) {
 			break
 		}
-		arrived += limit.rate * float64(until.Sub(w.changed[0]).Microseconds()-w.changed[i].Sub(w.changed[0]).Microseconds()) / 1024
+		until := instant
+		if i+1 < len(w.policies) && w.changedAt[i+1].Before(until) {
+			until = w.changedAt[i+1]
+		}
+		arrived += limit.rate * float64(until.Sub(w.changedAt[0]).Microseconds()-w.changedAt[i].Sub(w.changedAt[0]).Microseconds()) / 1024
 		capacity = limit.capacity
 	}
 	return capacity, arrived
+}
+
+// requirePromiseOfWindows checks every window of the history, and every run of windows under one policy. An admission counts in the
+// window whose tokens it got; tokens that a process gave from memory must be of the window of that moment. It returns the number of
+// windows in which nearly all was admitted.
+func (w *prefetchWorld) requirePromiseOfWindows(t *testing.T) {
+	t.Helper()
+	for i, limit := range w.policies {
+		terms := limit.terms
+		windows := make(map[int64]float64) // the tokens admitted in each, by its beginning
+		for _, a := range w.took {
+			if a.policy != i {
+				continue
+			}
+			begin := terms.Begin(a.ts)
+			windows[begin] += a.cost
+			if a.ownInstant {
+				require.Equal(t, terms.Begin(w.clock(a.at)), begin, "answered at %v, in another window", a.at)
+			}
+		}
+		begins := slices.Sorted(maps.Keys(windows))
+		most, admitted := math.Inf(1), 0.0
+		for _, begin := range begins {
+			arrived := float64((begin-begins[0])/terms.Step) * limit.rate
+			require.LessOrEqual(t, windows[begin], limit.capacity, "in the window from %d", begin)
+			most = min(most, admitted-arrived+limit.capacity) // of admitted - arrived, for runs that begin here and before
+			admitted += windows[begin]
+			require.LessOrEqual(t, admitted-arrived, most, "in windows up to that from %d", begin)
+			if most-(admitted-arrived) < limit.capacity/16 {
+				w.tight++
+			}
+		}
+	}
 }

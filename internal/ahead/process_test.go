@@ -2,6 +2,7 @@ package ahead
 
 import (
 	"context"
+	"sync"
 	"testing"
 	"time"
 
@@ -12,6 +13,98 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/bucket/buckettest"
 	"github.com/pgratelimit/pgratelimit/internal/store"
 )
+
+// ledger is the row of one bucket, in place of a database.
+type ledger struct {
+	mu      sync.Mutex
+	row     *bucket.State
+	asked   []float64 // the cost of each call
+	given   []bucket.Ahead
+	changed Event // the sum of all events
+
+	clock          func(instant time.Time) int64
+	travels, waits func()                                        // while a statement or its answer is on its way, and while it waits for the row
+	before         func(ctx context.Context, cost float64) error // before it decides on a call; nil: nothing is
+	after          func() error                                  // when the answer has arrived
+	observe        func()                                        // at each event, and not under mu
+}
+
+func newLedger() *ledger {
+	nothing := func() {}
+	return &ledger{clock: time.Time.UnixMicro, travels: nothing, waits: nothing, observe: nothing, after: func() error { return nil }}
+}
+
+// arrive returns the instant at which a statement arrives. It is decided at that instant, although it may wait for the row.
+func (l *ledger) arrive() (now int64) {
+	l.travels()
+	now = l.clock(time.Now())
+	l.waits()
+	return now
+}
+
+func (l *ledger) Fetch(ctx context.Context, c *store.Call) error {
+	a, now := &c.Asks[0], l.arrive()
+	l.mu.Lock()
+	l.asked = append(l.asked, a.Cost)
+	before := l.before
+	l.mu.Unlock()
+	if before != nil {
+		if err := before(ctx, a.Cost); err != nil {
+			return err
+		}
+	}
+	l.change(func() {
+		r := bucket.Answer{Now: now, State: a.Terms.Full(now)}
+		if l.row != nil {
+			r.State = *l.row
+		}
+		r.State, r.Allowed = buckettest.Take(a.Terms, r.State, now, a.Cost, 0)
+		l.row = &r.State
+		c.Answers = []bucket.Answer{r}
+	})
+	l.travels()
+	return l.after()
+}
+
+// GiveBack gives back to the row.
+func (l *ledger) GiveBack(_ context.Context, _ bucket.Key, t bucket.Terms, kept bucket.Ahead, _ time.Duration) (given float64, err error) {
+	now := l.arrive()
+	l.change(func() {
+		l.given = append(l.given, kept)
+		given = kept.Returnable(&t, l.row.TS, now)
+		*l.row = kept.Return(&t, *l.row, now)
+	})
+	l.travels()
+	return given, nil
+}
+
+// Tell adds up the events of the prefetch.
+func (l *ledger) Tell(e Event) {
+	l.observe()
+	l.change(func() {
+		l.changed.Taken, l.changed.Returned, l.changed.Lost = l.changed.Taken+e.Taken, l.changed.Returned+e.Returned, l.changed.Lost+e.Lost
+	})
+}
+
+// change changes the ledger, safely beside concurrent calls.
+func (l *ledger) change(f func()) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	f()
+}
+
+// held returns the value of the row.
+func (l *ledger) held() float64 {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.row.Value
+}
+
+// on returns a process on the ledger.
+func (l *ledger) on(options Options) *process {
+	options.MaxWaiting = 10_000
+	return newProcess(l, options)
+}
 
 // limit is a policy of some name, as the limiter knows it.
 type limit struct {
