@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"slices"
 	"testing"
 	"time"
 
@@ -14,80 +15,106 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/testsize"
 )
 
-// account is a bucket by itself. The tokens of these tests are multiples of 2^-20, so that float64 holds them all.
-type account struct {
-	terms  bucket.Terms
-	state  bucket.State
-	stored bool
+// town is a pool, and the tenants' own buckets, which borrow from it. Its tokens are multiples of 2^-20, so that float64 holds them all.
+type town struct {
+	memory *bucket.Memory
+	asks   [4]bucket.Ask // that take nothing; the pool is the last
+	pool   bucket.Key
 }
 
-// row returns the row with a right clock.
-func (b *account) row(now int64) bucket.State {
-	if !b.stored {
-		return b.terms.Full(now)
+func newTown(src *rand.Rand) *town {
+	w := &town{memory: bucket.NewMemory(), pool: bucket.Key{Name: "pool"}}
+	for i := range w.asks {
+		w.asks[i] = bucket.Ask{Key: bucket.Key{Name: "own", Key: fmt.Sprint(i)}, Terms: drawTerms(src, 2), Lowest: -1e300}
 	}
-	return b.terms.FixClock(b.state, now)
+	w.asks[3].Key, w.asks[3].Terms = w.pool, drawTerms(src, 8)
+	return w
 }
 
-func (b *account) tokens(now int64) float64 { return buckettest.Tokens(b.terms, b.row(now), now) }
-
-// take takes also what the bucket does not hold.
-func (b *account) take(cost float64, now int64) {
-	b.state, b.stored = b.terms.Kind.Charge(b.terms, b.row(now), now, cost), true
+// drawTerms draws a token bucket or a fixed window.
+func drawTerms(src *rand.Rand, rate int64) bucket.Terms {
+	capacity := float64(1 + src.Int64N(16))
+	if src.IntN(3) == 0 {
+		period := time.Duration(50_000+src.Int64N(500_000)) * time.Microsecond
+		return buckettest.FixedWindow(float64(1+src.Int64N(8))/2, period, capacity, src.Int64N(period.Microseconds()))
+	}
+	return buckettest.TokenBucket(float64(rate*(1+src.Int64N(4))), 1<<20*time.Microsecond, capacity)
 }
 
-func (b *account) fix(now int64) { b.state = b.row(now) }
+// tokens returns what the buckets hold, the pool last.
+func (w *town) tokens(now int64) (held []float64) {
+	for i, answer := range w.memory.Take(w.asks[:], now) {
+		held = append(held, buckettest.Tokens(w.asks[i].Terms, w.asks[i].Terms.FixClock(answer.State, now), now))
+	}
+	return held
+}
 
-// loan is a call: the costs that each tenant borrows, and the direct costs of the pool.
+// loan is a call: the costs that each tenant borrows, and the direct cost of the pool.
 type loan struct {
-	own    []float64 // 0: the tenant is not part of it
-	direct float64   // -1: the pool is not asked for itself
+	own    [3]float64 // 0: the tenant is not part of it
+	direct float64    // -1: the pool is not asked for itself
+}
+
+func drawLoan(src *rand.Rand) loan {
+	call := loan{direct: -1}
+	for i := range call.own {
+		if src.IntN(2) == 0 {
+			call.own[i] = float64(1+src.Int64N(24)) / 4
+		}
+	}
+	if src.IntN(4) == 0 {
+		call.direct = float64(src.Int64N(8)) / 4
+	}
+	return call
 }
 
 // allowed tries all ways to pay for the call: each tenant from his own bucket, or from the pool.
-func (c loan) allowed(owns []*account, pool *account, now int64) bool {
-	for ways := range 1 << len(owns) {
-		fromPool, ok := max(c.direct, 0), true
+func (c loan) allowed(held []float64) bool {
+	for ways := range 1 << len(c.own) {
+		fromPool, ok, borrows := max(c.direct, 0), true, false
 		for i, cost := range c.own {
 			switch {
 			case cost == 0:
 			case ways&(1<<i) != 0:
-				fromPool += cost
+				fromPool, borrows = fromPool+cost, true
 			default:
-				ok = ok && owns[i].tokens(now) >= cost
+				ok = ok && held[i] >= cost
 			}
 		}
-		asked := ways != 0 && fromPool > max(c.direct, 0) || c.direct >= 0
-		if ok && (!asked || pool.tokens(now) >= fromPool) {
+		if ok && (!borrows && c.direct < 0 || held[3] >= fromPool) {
 			return true
 		}
 	}
 	return false
 }
 
-// asks returns the call as the algebra has it.
-func (c loan) asks(owns []*account, pool *account) (asks []bucket.Ask) {
-	lender := bucket.Key{Name: "pool"}
+// pay returns what the buckets hold after the call, and whether a tenant borrows. A tenant who has enough does not.
+func (c loan) pay(held []float64) (left []float64, borrows bool) {
+	left = slices.Clone(held)
+	left[3] -= max(c.direct, 0)
 	for i, cost := range c.own {
-		if cost > 0 {
-			asks = append(asks, bucket.Ask{Key: bucket.Key{Name: "own", Key: fmt.Sprint(i)}, Terms: owns[i].terms, Cost: cost, Lender: &lender})
+		left[3] -= cost
+		if held[i] >= cost {
+			left[i] -= cost
+		} else {
+			borrows = true
 		}
 	}
-	a := bucket.Ask{Key: lender, Terms: pool.terms, Cost: max(c.direct, 0)}
-	if c.direct < 0 {
-		a.Lowest = -1e300
-	}
-	return append(asks, a)
+	return left, borrows
 }
 
-// drawAccount draws a token bucket or a fixed window.
-func drawAccount(src *rand.Rand, rate int64) *account {
-	capacity := float64(1 + src.Int64N(16))
-	if src.IntN(3) == 0 {
-		period := time.Duration(50_000+src.Int64N(500_000)) * time.Microsecond
-		return &account{terms: buckettest.FixedWindow(float64(1+src.Int64N(8))/2, period, capacity, src.Int64N(period.Microseconds()))}
+// asks returns the call as the algebra has it.
+func (c loan) asks(w *town) (asks []bucket.Ask) {
+	for i, cost := range c.own {
+		if cost > 0 {
+			asks = append(asks, bucket.Ask{Key: w.asks[i].Key, Terms: w.asks[i].Terms, Cost: cost, Lender: &w.pool})
+		}
 	}
-	return &account{terms: buckettest.TokenBucket(float64(rate*(1+src.Int64N(4))), 1<<20*time.Microsecond, capacity)}
+	pool := w.asks[3]
+	if c.direct >= 0 {
+		pool.Cost, pool.Lowest = c.direct, 0
+	}
+	return append(asks, pool)
 }
 
 // TestBorrowPaysInAnyWayThatThereIs makes random calls, with clocks that step back, a little or by more than a minute, and
@@ -102,13 +129,11 @@ func borrowHistories(t *testing.T, seed uint64) {
 	steps := testsize.Of(2_500, 5_000)
 	src := rand.New(rand.NewPCG(seed, 7))
 	allowed, borrowed, refused := 0, 0, 0
-	var memory *bucket.Memory
-	var owns []*account
-	var pool *account
-	now := int64(1_700_000_000_000_000)
+	var w *town
+	now := opening
 	for step := range steps {
 		if step%500 == 0 {
-			memory, pool, owns = bucket.NewMemory(), drawAccount(src, 8), []*account{drawAccount(src, 2), drawAccount(src, 2), drawAccount(src, 2)}
+			w = newTown(src)
 		}
 		switch src.IntN(60) {
 		case 0:
@@ -116,140 +141,86 @@ func borrowHistories(t *testing.T, seed uint64) {
 		case 1:
 			now -= 60_000_000 + src.Int64N(300_000_000)
 		case 2:
-			b := append(owns, pool)[src.IntN(4)]
-			if b.terms.Capacity, b.terms.Rate = float64(1+src.Int64N(16)), 1; b.terms.Step == 1 {
-				b.terms.Rate = float64(4 * (1 + src.Int64N(4)))
+			terms := &w.asks[src.IntN(4)].Terms
+			if terms.Capacity, terms.Rate = float64(1+src.Int64N(16)), 1; terms.Step == 1 {
+				terms.Rate = float64(4 * (1 + src.Int64N(4)))
 			}
 		default:
 			now += src.Int64N(400_000)
 		}
-		call := loan{own: make([]float64, len(owns)), direct: -1}
-		for i := range owns {
-			if src.IntN(2) == 0 {
-				call.own[i] = float64(1+src.Int64N(24)) / 4
-			}
-		}
-		if src.IntN(4) == 0 {
-			call.direct = float64(src.Int64N(8)) / 4
-		}
-		asks := call.asks(owns, pool)
+		call := drawLoan(src)
+		asks := call.asks(w)
 		if bucket.AllCostless(asks) {
 			continue
 		}
-		want := call.allowed(owns, pool, now)
-		answers := memory.Take(asks, now)
+		held := w.tokens(now)
+		want := call.allowed(held)
+		answers := slices.Clone(w.memory.Take(asks, now))
 		require.Equal(t, want, bucket.AllAllowed(answers), "step %d", step)
-		if want {
-			allowed += 1
-			total := max(call.direct, 0)
-			for i, cost := range call.own {
-				total += cost
-				if cost > 0 && owns[i].tokens(now) >= cost {
-					owns[i].take(cost, now)
-				} else if cost > 0 {
-					borrowed++
-					owns[i].fix(now)
-				}
-			}
-			pool.take(total, now)
-		} else {
+		if !want {
 			refused++
-			requireWait(t, call, owns, pool, asks, answers, now)
-			pool.fix(now)
-			for i, cost := range call.own {
-				if cost > 0 {
-					owns[i].fix(now)
-				}
-			}
+			require.Equal(t, held, w.tokens(now), "step %d", step)
+			w.requireWait(t, call, asks, answers, now)
+			continue
 		}
-		requireHolds(t, append([]*account{pool}, owns...), memory, now, step)
+		left, borrows := call.pay(held)
+		require.Equal(t, left, w.tokens(now), "step %d", step)
+		if allowed++; borrows {
+			borrowed++
+		}
 	}
 	require.Greater(t, min(allowed, borrowed, refused), steps/250)
 }
 
 // requireWait checks that the call is allowed after its RetryAfter, and not a microsecond before.
-func requireWait(t *testing.T, call loan, owns []*account, pool *account, asks []bucket.Ask, answers []bucket.Answer, now int64) {
+func (w *town) requireWait(t *testing.T, call loan, asks []bucket.Ask, answers []bucket.Answer, now int64) {
 	t.Helper()
 	var wait time.Duration
-	for i, w := range bucket.BorrowWaits(asks, answers) {
-		require.Equal(t, w > 0, !answers[i].Allowed && (asks[i].Lender != nil || anyRefused(asks, answers)))
-		if wait = max(wait, w); w == 0 && !answers[i].Allowed {
-			o := asks[i].Tell(&answers[i], asks[i].Lowest, &bucket.Content{})
-			wait = max(wait, o.RetryAfter)
-		}
+	borrows := false // whether a part that borrows was refused
+	for i := range asks {
+		borrows = borrows || asks[i].Lender != nil && !answers[i].Allowed
 	}
-	fixed := func(b *account) *account { c := *b; c.fix(now); return &c }
-	var later []*account
-	for _, b := range owns {
-		later = append(later, fixed(b))
+	for i, w := range bucket.BorrowWaits(asks, answers) {
+		require.Equal(t, w > 0, !answers[i].Allowed && (asks[i].Lender != nil || borrows))
+		if wait = max(wait, w); w == 0 && !answers[i].Allowed {
+			wait = max(wait, asks[i].Tell(&answers[i], asks[i].Lowest, &bucket.Content{}).RetryAfter)
+		}
 	}
 	require.Positive(t, wait)
 	if wait < time.Duration(bucket.Horizon)*time.Microsecond {
-		require.True(t, call.allowed(later, fixed(pool), now+wait.Microseconds()))
-		require.False(t, call.allowed(later, fixed(pool), now+wait.Microseconds()-1))
+		require.True(t, call.allowed(w.tokens(now+wait.Microseconds())))
+		require.False(t, call.allowed(w.tokens(now+wait.Microseconds()-1)))
 		return
 	}
-	require.False(t, call.allowed(later, fixed(pool), now+(1000*time.Hour).Microseconds()))
-}
-
-// anyRefused reports whether a part that borrows was refused.
-func anyRefused(asks []bucket.Ask, answers []bucket.Answer) bool {
-	for i := range asks {
-		if asks[i].Lender != nil && !answers[i].Allowed {
-			return true
-		}
-	}
-	return false
-}
-
-// requireHolds checks what the buckets hold, the pool first.
-func requireHolds(t *testing.T, want []*account, memory *bucket.Memory, now int64, step int) {
-	t.Helper()
-	for i, b := range want {
-		k := bucket.Key{Name: "pool"}
-		if i > 0 {
-			k = bucket.Key{Name: "own", Key: fmt.Sprint(i - 1)}
-		}
-		ask := []bucket.Ask{{Key: k, Terms: b.terms, Lowest: -1e300}}
-		answers := memory.Take(ask, now)
-		require.Equal(t, b.tokens(now), buckettest.Tokens(ask[0].Terms, answers[0].State, now), "step %d, bucket %d", step, i)
-	}
+	require.False(t, call.allowed(w.tokens(now+(1000*time.Hour).Microseconds())))
 }
 
 // TestMostUnitsIsTheMost compares the units that are had of several buckets with the most that each of them holds.
 func TestMostUnitsIsTheMost(t *testing.T) {
 	t.Parallel()
-	testsize.EachSeed(t, mostUnits)
-}
-
-func mostUnits(t *testing.T, seed uint64) {
-	t.Helper()
-	steps := testsize.Of(2_500, 5_000)
-	src := rand.New(rand.NewPCG(seed, 11))
-	some := 0
-	for range steps {
-		now := int64(1_700_000_000_000_000) + src.Int64N(1_000_000_000)
-		n := 1 + src.IntN(40)
-		var asks []bucket.Ask
-		var rows []bucket.State
-		want := n
-		for i := range 1 + src.IntN(3) {
-			b := drawAccount(src, 2)
-			ts := now - src.Int64N(2_000_000)
-			b.state, b.stored = bucket.State{Value: float64(src.Int64N(16<<20)-4<<20) / (1 << 20), TS: b.terms.Begin(ts)}, true
-			cost := float64(1+src.Int64N(12)) / 4
-			want = min(want, max(0, int(math.Floor(b.tokens(now)/cost))))
-			asks = append(asks, bucket.Ask{Key: bucket.Key{Name: fmt.Sprint(i)}, Terms: b.terms, Cost: cost})
-			rows = append(rows, b.state)
+	testsize.EachSeed(t, func(t *testing.T, seed uint64) {
+		t.Helper()
+		steps, some := testsize.Of(2_500, 5_000), 0
+		src := rand.New(rand.NewPCG(seed, 11))
+		for range steps {
+			now := opening + src.Int64N(1_000_000_000)
+			n := 1 + src.IntN(40)
+			var asks []bucket.Ask
+			var rows []bucket.State
+			want := n
+			for i := range 1 + src.IntN(3) {
+				a := bucket.Ask{Key: bucket.Key{Name: fmt.Sprint(i)}, Terms: drawTerms(src, 2), Cost: float64(1+src.Int64N(12)) / 4}
+				row := bucket.State{Value: float64(src.Int64N(16<<20)-4<<20) / (1 << 20), TS: a.Terms.Begin(now - src.Int64N(2_000_000))}
+				want = min(want, max(0, int(math.Floor(buckettest.Tokens(a.Terms, row, now)/a.Cost))))
+				asks, rows = append(asks, a), append(rows, row)
+			}
+			got, answers := pageOf(asks, now, rows...).TakeUpTo(asks, n, nil)
+			require.Equal(t, want, got)
+			require.Equal(t, got > 0, bucket.AllAllowed(answers))
+			some += min(got, 1)
 		}
-		got, answers := pageOf(asks, now, rows...).TakeUpTo(asks, n, nil)
-		require.Equal(t, want, got)
-		require.Equal(t, got > 0, bucket.AllAllowed(answers))
-		if got > 0 {
-			some++
-		}
-	}
-	require.Greater(t, some, steps/5)
+		require.Greater(t, some, steps/5)
+	})
 }
 
 // A pool lends none of the tokens that the same call takes from it directly.

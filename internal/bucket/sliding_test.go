@@ -16,64 +16,11 @@ const second = int64(1_000_000)
 // tenInAMinute gives ten in any minute, and counts in slices of ten seconds.
 var tenInAMinute = slidingTerms(10, 10*second, 6)
 
-// slidingStep is a call of a story, at a number of seconds after the opening.
-type slidingStep struct {
-	at, cost float64
-	tokens   float64       // that are left
-	wait     time.Duration // until the call is allowed
-}
-
-// tell takes as the steps say.
-func tellSliding(t *testing.T, terms bucket.Terms, s bucket.State, steps []slidingStep) bucket.State {
-	t.Helper()
-	for i, step := range steps {
-		now := opening + int64(step.at*1e6)
-		require.Equal(t, step.wait, buckettest.Wait(terms, s, now, step.cost, 0), "step %d", i)
-		next, allowed := buckettest.Take(terms, s, now, step.cost, 0)
-		require.Equal(t, step.wait == 0, allowed, "step %d", i)
-		s = next
-		require.InDelta(t, step.tokens, buckettest.Tokens(terms, s, now), 0, "step %d", i)
-	}
-	return s
-}
-
-func TestSlidingStories(t *testing.T) {
-	t.Parallel()
-	for name, test := range map[string]struct {
-		terms bucket.Terms
-		steps []slidingStep
-	}{
-		"WhatWasTakenComesBackAPeriodAfterItsSlice": {tenInAMinute, []slidingStep{
-			{at: 0, cost: 4, tokens: 6},
-			{at: 9.999999, cost: 3, tokens: 3},
-			{at: 10, cost: 3, tokens: 0},
-			{at: 10, cost: 1, tokens: 0, wait: 60 * time.Second},
-			{at: 69.999999, cost: 1, tokens: 0, wait: time.Microsecond},
-			{at: 70, cost: 8, tokens: 7, wait: 10 * time.Second},
-			{at: 70, cost: 7, tokens: 0},
-			{at: 80, cost: 3, tokens: 0},
-			{at: 80, cost: 10, tokens: 0, wait: 70 * time.Second},
-			{at: 150, cost: 10, tokens: 0},
-		}},
-		"AClockThatStepsBackLosesNothing": {tenInAMinute, []slidingStep{
-			{at: 40, cost: 5, tokens: 5},
-			{at: 5, cost: 5, tokens: 0}, // as at 40
-			{at: 5, cost: 1, tokens: 0, wait: 105 * time.Second},
-			{at: 45, cost: 1, tokens: 0, wait: 65 * time.Second},
-			{at: 110, cost: 10, tokens: 0},
-		}},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			tellSliding(t, test.terms, test.terms.Full(opening), test.steps)
-		})
-	}
-}
-
 // After another kind of limit, or an older program, the tokens missing to the capacity count as taken in the slice of ts.
 func TestSlidingGoesOnFromTheValueOfAnotherKind(t *testing.T) {
 	t.Parallel()
-	slid := tellSliding(t, tenInAMinute, tenInAMinute.Full(opening), []slidingStep{{at: 0, cost: 2, tokens: 8}, {at: 20, cost: 1, tokens: 7}})
+	slid, _ := buckettest.Take(tenInAMinute, tenInAMinute.Full(opening), opening, 2, 0)
+	slid, _ = buckettest.Take(tenInAMinute, slid, opening+20*second, 1, 0)
 	for name, test := range map[string]struct {
 		change func(s *bucket.State)
 		tokens float64

@@ -1,8 +1,10 @@
 package buckettest
 
 import (
+	"maps"
 	"math"
 	"math/big"
+	"sort"
 
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
 )
@@ -28,11 +30,14 @@ type exactEra struct {
 	change bucket.Change
 }
 
-// ExactlyEras returns the eras.
-func ExactlyEras(eras []bucket.Era) ExactEras {
+// ExactlyEras returns the eras. The windows of a calendar have begins, of each era.
+func ExactlyEras(eras []bucket.Era, begins ...[]int64) ExactEras {
 	exact := make(ExactEras, len(eras))
 	for i, e := range eras {
 		exact[i] = exactEra{exactPolicy: exactly(e.Terms), from: e.From, rows: int64(max(e.Terms.Shards, 1)), change: e.Change}
+	}
+	for i := range begins {
+		exact[i].begins = begins[i]
 	}
 	exact[0].from = math.MinInt64
 	return exact
@@ -57,7 +62,7 @@ func (e exactEra) ofRow() exactEra {
 func (e exactEra) begin(now int64) int64 { return max(e.floor(now), e.from) }
 
 // isWrong reports whether a clock that was wrong wrote ts.
-func (e exactEra) isWrong(ts, now int64) bool { return ts > e.begin(now)+e.step()+Minute }
+func (e exactEra) isWrong(ts, now int64) bool { return ts > e.begin(now)+e.step(now)+Minute }
 
 // held returns the value of a row at now, if no era begins meanwhile.
 func (e exactEra) held(row exactBucket, now int64) *big.Rat {
@@ -89,11 +94,14 @@ type ExactBucket struct {
 // Clone returns a copy.
 func (b *ExactBucket) Clone() *ExactBucket {
 	c := *b
-	c.rows = make(map[int64]exactBucket, len(b.rows))
-	for i, row := range b.rows {
-		c.rows[i] = row
-	}
+	c.rows = maps.Clone(b.rows)
 	return &c
+}
+
+// Redefine has a bucket of one row be in other eras from now on, as after a change of the code.
+func (b *ExactBucket) Redefine(eras ExactEras) {
+	b.Eras = eras
+	b.era = eras.At(b.rows[0].ts)
 }
 
 // IsThere reports whether the bucket has a row.
@@ -222,7 +230,8 @@ type exactPolicy struct {
 	rate     *big.Rat
 	period   *big.Rat // microseconds
 	capacity *big.Rat
-	start    int64 // some window's, microseconds since 1970
+	start    int64   // some window's, microseconds since 1970
+	begins   []int64 // of the windows of a calendar, in order
 }
 
 // exactBucket is a bucket without rounding.
@@ -241,20 +250,30 @@ func exactly(t bucket.Terms) exactPolicy {
 
 // floor returns the start of the window, or microsecond, that holds t.
 func (p exactPolicy) floor(t int64) int64 {
-	if !p.windows {
+	switch {
+	case !p.windows:
 		return t
+	case p.begins != nil:
+		return p.begins[p.window(t)-1]
 	}
-	return p.start + p.window(t)*p.step()
+	return p.start + p.window(t)*p.step(t)
 }
 
 // window returns how many windows have begun after the window of start, up to t; negative before it.
 func (p exactPolicy) window(t int64) int64 {
-	return new(big.Int).Div(big.NewInt(t-p.start), big.NewInt(p.step())).Int64() // rounds towards minus infinity
+	if p.begins != nil {
+		return int64(sort.Search(len(p.begins), func(i int) bool { return p.begins[i] > t }))
+	}
+	return new(big.Int).Div(big.NewInt(t-p.start), big.NewInt(p.step(t))).Int64() // rounds towards minus infinity
 }
 
-func (p exactPolicy) step() int64 {
-	if !p.windows {
-		return 1 // microsecond
+// step returns the length of the window, or microsecond, that holds t.
+func (p exactPolicy) step(t int64) int64 {
+	switch {
+	case !p.windows:
+		return 1
+	case p.begins != nil:
+		return p.begins[p.window(t)] - p.floor(t)
 	}
 	return p.period.Num().Int64()
 }

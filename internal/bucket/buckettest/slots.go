@@ -5,8 +5,7 @@ import (
 	"time"
 )
 
-// ExactSlots is a second implementation of the documented behaviour of one bucket's slots: leases by their fencing tokens, in
-// integers. Instants are microseconds.
+// ExactSlots is the documented behaviour of one bucket's slots a second time. Instants are microseconds.
 type ExactSlots struct {
 	leases []exactLease
 	last   int64 // the highest fencing number
@@ -19,11 +18,6 @@ type exactLease struct{ fence, end, slots int64 }
 // SlotPolicy is a policy of slots: how many there are, and how long a lease is.
 type SlotPolicy struct{ Most, Length int64 }
 
-const (
-	exactMinute = int64(time.Minute / time.Microsecond)
-	exactDay    = 24 * 60 * exactMinute
-)
-
 // Held returns how many slots are held at an instant.
 func (e *ExactSlots) Held(now int64) (slots int64) {
 	for _, l := range e.leases {
@@ -34,30 +28,20 @@ func (e *ExactSlots) Held(now int64) (slots int64) {
 	return slots
 }
 
-// Ends returns when leases end that do so between two instants.
-func (e *ExactSlots) Ends(after, before int64) (ends []int64) {
-	for _, l := range e.leases {
-		if after < l.end && l.end < before {
-			ends = append(ends, l.end)
-		}
-	}
-	return ends
-}
-
-// IsFromFuture reports whether the row was written by a clock that was wrong.
-func (e *ExactSlots) IsFromFuture(now int64) bool { return e.stored && e.ts-now > exactMinute+1 }
+// isFromFuture reports whether the row was written by a clock that was wrong.
+func (e *ExactSlots) isFromFuture(now int64) bool { return e.stored && e.ts-now > Minute+1 }
 
 // mended returns the bucket at now, with no lease of a wrong clock that holds for longer than it was given for.
 func (e *ExactSlots) mended(now int64, p SlotPolicy) ExactSlots {
 	m := *e
 	m.leases = nil
-	wrong := e.IsFromFuture(now)
+	wrong := e.isFromFuture(now)
 	for _, l := range e.leases {
 		if l.end <= now {
 			continue
 		}
-		if wrong && l.end-now-p.Length > exactMinute {
-			l.end = min(now+exactDay, max(now+p.Length, l.end-(e.ts-now)))
+		if wrong && l.end-now-p.Length > Minute {
+			l.end = min(now+Day, max(now+p.Length, l.end-(e.ts-now)))
 		}
 		m.leases = append(m.leases, l)
 	}
@@ -80,20 +64,19 @@ func (e *ExactSlots) write(m ExactSlots, now int64) {
 func (e *ExactSlots) Acquire(now int64, p SlotPolicy, slots int64) (fence, end int64, refused time.Duration) {
 	m := e.mended(now, p)
 	if m.Held(now)+slots > p.Most {
-		if e.IsFromFuture(now) {
+		if e.isFromFuture(now) {
 			e.write(m, now)
 		}
 		return 0, 0, m.wait(now, p, slots)
 	}
-	m.last = ExactFence(m.last, now)
+	m.last = exactFence(m.last, now)
 	m.leases = append(m.leases, exactLease{m.last, now + p.Length, slots})
 	e.write(m, now)
 	return m.last, now + p.Length, 0
 }
 
-// ExactFence returns the fencing token of a lease at now: now itself, or the first number above last that differs from now by a
-// multiple of 65,536 microseconds.
-func ExactFence(last, now int64) int64 {
+// exactFence returns now, or the first number above last that differs from now by a multiple of 65,536 microseconds.
+func exactFence(last, now int64) int64 {
 	if now > last {
 		return now
 	}

@@ -36,8 +36,7 @@ func Over(t bucket.Terms, n int32) bucket.Terms {
 	return t
 }
 
-// Valid reports whether there is a policy with the terms t, because the algebra receives only such terms. The tests of NewLimit
-// show that it rejects all other policies.
+// Valid reports whether there is a policy with the terms t. The tests of NewLimit show that it rejects all other policies.
 func Valid(t bucket.Terms) bool {
 	bounded := func(tokens float64) bool {
 		return tokens == 0 || tokens >= bucket.MinTokens && tokens <= bucket.MaxTokens
@@ -48,8 +47,7 @@ func Valid(t bucket.Terms) bool {
 		bounded(t.Capacity) && bounded(t.MaxOwed) && t.Capacity <= most && t.MaxOwed <= most && t.Capacity+t.MaxOwed > 0
 }
 
-// Possible reports whether t can distinguish cost from 0, and can ever give it so that lowest remain. Callers request no other
-// cost.
+// Possible reports whether t can distinguish cost from 0, and can ever give it so that lowest remain, as all callers request.
 func Possible(t bucket.Terms, cost, lowest float64) bool {
 	return (cost == 0 || cost >= max(t.Capacity*bucket.MinCostShare, bucket.MinTokens)) && t.Capacity-cost >= lowest
 }
@@ -62,7 +60,7 @@ func Everyday(src Source) bucket.Terms {
 	rate := One(src, 1, 3, 5, 9, 10, 60, 70, 100, 1000, 40_000, 0.1, 1.0/3, 2.5)
 	period := One(src, time.Microsecond, time.Millisecond, 16_667*time.Microsecond, 999_983*time.Microsecond,
 		time.Second, 7*time.Second, time.Minute, time.Hour, 24*time.Hour, 7*24*time.Hour)
-	return OfEitherKind(src, rate, period, One(src, rate, rate, rate, rate/3, rate/2, 2*rate, 7*rate, 3, 0),
+	return ofEitherKind(src, rate, period, One(src, rate, rate, rate, rate/3, rate/2, 2*rate, 7*rate, 3, 0),
 		One(src, math.Inf(1), math.Inf(1), 0, 0, rate/2, 3, 0.2), Everyday)
 }
 
@@ -71,7 +69,7 @@ func Extreme(src Source) bucket.Terms {
 	between := func(low, high float64) float64 { return low * math.Pow(high/low, src.Unit()) }
 	period := time.Duration(between(1, float64(bucket.MaxSpan/time.Microsecond))) * time.Microsecond
 	rate := between(bucket.MinTokens, bucket.MaxTokens)
-	return OfEitherKind(src, rate, period,
+	return ofEitherKind(src, rate, period,
 		One(src, rate, 0, between(bucket.MinTokens, bucket.MaxTokens), bucket.MaxTokens, bucket.MinTokens),
 		One(src, math.Inf(1), 0, between(bucket.MinTokens, bucket.MaxTokens), bucket.MaxTokens, bucket.MinTokens), Extreme)
 }
@@ -82,13 +80,13 @@ func Dyadic(src Source) bucket.Terms {
 	power := func(low, high int) float64 { return math.Ldexp(1, low+src.Pick(high-low+1)) }
 	period := time.Duration(power(10, 20)) * time.Microsecond
 	rate := power(0, 6)
-	return OfEitherKind(src, rate, period, One(src, rate, power(0, 12), 3*power(-3, 10), 0),
+	return ofEitherKind(src, rate, period, One(src, rate, power(0, 12), 3*power(-3, 10), 0),
 		One(src, math.Inf(1), 0, power(-10, 12)), Dyadic)
 }
 
-// OfEitherKind returns the terms of a policy of either kind with those numbers, or draws again when there is none. An
+// ofEitherKind returns the terms of a policy of either kind with those numbers, or draws again when there is none. An
 // infinite owed is the largest there is.
-func OfEitherKind(src Source, rate float64, period time.Duration, capacity, owed float64, again func(Source) bucket.Terms) bucket.Terms {
+func ofEitherKind(src Source, rate float64, period time.Duration, capacity, owed float64, again func(Source) bucket.Terms) bucket.Terms {
 	terms := TokenBucket(rate, period, capacity)
 	if src.Pick(3) == 0 {
 		length := period.Microseconds()
