@@ -28,7 +28,7 @@ import (
 //		}
 //
 //	  - A refusal, a *[ratelimit.LimitedError] from Require, Decision.Err or Hold, is answered 429, with its fields beside the
-//	    fields of the middlewares around the handler (see [Merge]), and the longest Retry-After.
+//	    fields of the middlewares around the handler (see [Merge]), and the longest Retry-After. A failure beside it does not count.
 //	  - A failure for which [ratelimit.IsUndecided] is true is answered 503 with Retry-After, also with FailOpen. So is an error
 //	    of a context, if the context of the request has ended.
 //	  - An invalid key or cost is answered 400, and a cost above the limit's capacity 413.

@@ -133,12 +133,9 @@ func IsRetryable(err error) bool { return store.IsRetryable(err) }
 // IsUndecided reports whether a call of this package, or InTx, failed without a decision. For example, the server was unreachable,
 // too slow or too contended, or the request was invalid. Treat the request as refused, but do not report it as a refusal.
 //
-// It is false for
-//   - nil, and a refusal,
-//   - errors of your own code in InTx,
-//   - ErrCommitUnknown, because the work may be done,
-//   - errors about the ID of a reservation or lease,
-//   - a context that had ended before the call.
+// It is false for nil, for errors of your own code in InTx, for a context that had ended before the call, and for an error that
+// wraps one of these, also beside others: a refusal, ErrCommitUnknown (the work may be done), an error about the ID of a reservation
+// or lease.
 func IsUndecided(err error) bool {
 	for _, decided := range []error{
 		ErrLimited, ErrCommitUnknown, ErrNotReserved, ErrReservationEnded, ErrLeaseLost, ErrInvalidLease,

@@ -335,8 +335,11 @@ func checkCost(d *definition, cost, most float64) error {
 		return fmt.Errorf("%w: %v of %q is too small beside its capacity of %v; use a larger unit of cost or a smaller capacity",
 			ErrInvalidCost, cost, d.name, d.terms.Capacity)
 	case cost > most:
-		return fmt.Errorf("%w: %v of %q, which can never give more than %v at once; lower the cost or raise the capacity",
-			ErrCostExceedsCapacity, cost, d.name, most)
+		remedy := "lower the cost or raise the capacity"
+		if most > d.terms.Capacity {
+			remedy += " or MaxReserved"
+		}
+		return fmt.Errorf("%w: %v of %q, which can never give more than %v at once; %s", ErrCostExceedsCapacity, cost, d.name, most, remedy)
 	}
 	return nil
 }

@@ -181,6 +181,7 @@ func invalidCosts() (rows []invalid) {
 		add(deciding+" "+changing, limit.For(secret).Cost(cost), ratelimit.ErrCostExceedsCapacity, "can never give more than")
 	}
 	add(deciding, limit.For(secret).Cost(1e6+5.1), ratelimit.ErrCostExceedsCapacity, "lower the cost or raise the capacity") // a bucket may owe it
+	add("Reserve CheckReserve Wait", limit.For(secret).Cost(1e6+5.1), ratelimit.ErrCostExceedsCapacity, "or raise the capacity or MaxReserved")
 	for _, price := range []float64{-1, 0.5, 1001} {
 		add(deciding+" "+changing, upstream.For(secret).Price(price), ratelimit.ErrInvalidCost, `"upstream"`)
 	}

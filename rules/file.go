@@ -216,7 +216,7 @@ func listOf[T any](n *yaml.Node, name string, check func(*T) (any, error)) (item
 			err = fmt.Errorf("it says what line %d says already; keep one", line)
 		}
 		if err != nil {
-			return nil, fmt.Errorf("line %d: %w", lineOf(item, err), err)
+			return nil, fmt.Errorf("line %d: %s", lineOf(item, err), strings.TrimPrefix(err.Error(), ErrInvalid.Error()+": "))
 		}
 		seen[id] = item.Line
 		items = append(items, t)

@@ -134,7 +134,7 @@ func TestReadRefuses(t *testing.T) {
 		"tiers: [{limit: a, key: '{user}{tenant}'}]\nmatch: all":            "nothing between {user} and {tenant}",
 		"match: all\ntiers:\n- key: '{user}'\n":                             "line 3: its Limit is no name of a limit",
 		"match: all\ntiers:\n- limit: a\n  when: {a: [b]}":                  `line 4: "a" is ["b"]; write a text`,
-		"overrides:\n- {limit: a, key: ada, multiplier: 2, on_plan: pro}\n": "line 2: rules: invalid: override",
+		"overrides:\n- {limit: a, key: ada, multiplier: 2, on_plan: pro}\n": "rules: invalid: line 2: override of a key of",
 		"overrides:\n- {limit: a, key: ada, multiplier: 2, mode: off}\n":    "it has a Mode and no Policy",
 		"rules: []\n---\nrules: []\n":                                       "more than one document",
 		"rules:\n- &a {limit: a, rate: 1, period: 1s}\n- *a\n":              "line 2: anchors, aliases and tags are not read",

@@ -52,8 +52,8 @@ is known, it shows the stored numbers.`,
 			if err != nil {
 				return err
 			}
-			if b.why != nil && len(b.plans) == 0 {
-				a.note("%v; the level is that of the last change", b.why)
+			if b.why != nil && (len(b.plans) == 0 || f.plan != "") {
+				a.note("%v", b.why)
 			}
 			return a.show(v, v.fill)
 		})
