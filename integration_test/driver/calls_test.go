@@ -16,49 +16,40 @@ import (
 	"github.com/pgratelimit/pgratelimit/sqllimit"
 )
 
-// exactAtOnce has eight callers take, in each way, from buckets that hold fifty.
+// exactAtOnce has eight callers take from buckets that hold fifty, outside and in transactions of theirs.
 func exactAtOnce(t *testing.T, b *bundle) {
 	ctx := t.Context()
-	inTx := func(level sql.IsolationLevel) func(requests ...ratelimit.Request) error {
-		return func(requests ...ratelimit.Request) (err error) {
+	for name, take := range map[string]func(requests ...ratelimit.Request) error{
+		"outside": func(requests ...ratelimit.Request) error { return b.limiter.Require(ctx, requests...) },
+		"in transactions": func(requests ...ratelimit.Request) (err error) {
 			for again := true; again; again = ratelimit.IsRetryable(err) {
-				err = takeInTx(ctx, b, level, requests)
+				err = takeInTx(ctx, b, requests)
 			}
 			return err
-		}
-	}
-	for name, take := range map[string]func(requests ...ratelimit.Request) error{
-		"outside":         func(requests ...ratelimit.Request) error { return b.limiter.Require(ctx, requests...) },
-		"read committed":  inTx(sql.LevelReadCommitted),
-		"repeatable read": inTx(sql.LevelRepeatableRead),
-		"serializable":    inTx(sql.LevelSerializable),
-		"InTx": func(requests ...ratelimit.Request) error {
-			return sqllimit.InTx(ctx, b.limiter, func(_ *sql.Tx, limits *ratelimit.Limiter) error { return limits.Require(ctx, requests...) })
 		},
 	} {
-		for _, requests := range [][]ratelimit.Request{{b.fifty.For(name)}, {b.fifty.For("several " + name), b.wide.For(name), b.sliding.For(name).Cost(0.1)}} {
-			var allowed atomic.Int64
-			require.NoError(t, atonce.Do(8, func(int) error {
-				for {
-					if err := take(requests...); errors.Is(err, ratelimit.ErrLimited) {
-						return nil
-					} else if err != nil {
-						return err
-					}
-					allowed.Add(1)
+		var allowed atomic.Int64
+		fifty := b.fifty.For(name)
+		require.NoError(t, atonce.Do(8, func(int) error {
+			for {
+				if err := take(fifty, b.wide.For(name), b.sliding.For(name).Cost(0.1)); errors.Is(err, ratelimit.ErrLimited) {
+					return nil
+				} else if err != nil {
+					return err
 				}
-			}), name)
-			require.EqualValues(t, 50, allowed.Load(), name)
-			require.InDelta(t, 0, b.tokens(t, requests[0]), 1e-3, name)
-		}
+				allowed.Add(1)
+			}
+		}), name)
+		require.EqualValues(t, 50, allowed.Load(), name)
+		require.InDelta(t, 0, b.tokens(t, fifty), 1e-3, name)
 		require.InDelta(t, 5, b.tokens(t, b.sliding.For(name)), 1e-3, "nothing was taken for what was refused")
 	}
 	require.NoError(t, b.limiter.Close(ctx))
 }
 
 // takeInTx takes in a transaction of the caller's.
-func takeInTx(ctx context.Context, b *bundle, level sql.IsolationLevel, requests []ratelimit.Request) error {
-	tx, err := b.db.BeginTx(ctx, &sql.TxOptions{Isolation: level})
+func takeInTx(ctx context.Context, b *bundle, requests []ratelimit.Request) error {
+	tx, err := b.db.BeginTx(ctx, &sql.TxOptions{Isolation: sql.LevelSerializable})
 	if err != nil {
 		return err
 	}
@@ -67,66 +58,6 @@ func takeInTx(ctx context.Context, b *bundle, level sql.IsolationLevel, requests
 		return err
 	}
 	return tx.Commit()
-}
-
-// rollbackGivesBack rolls back to a savepoint of the caller's, and then the transaction, or commits it.
-func rollbackGivesBack(t *testing.T, b *bundle) {
-	ctx := t.Context()
-	for _, commit := range []bool{false, true} {
-		tx := b.begin(t, sql.LevelDefault)
-		limits := sqllimit.WithTx(b.limiter, tx)
-		execute := func(statement string) {
-			_, err := tx.ExecContext(ctx, statement)
-			require.NoError(t, err)
-		}
-		take := func() {
-			require.NoError(t, limits.Require(ctx, b.five.For("ada").Cost(2), b.windows.For("ada"), b.sliding.For("ada")))
-		}
-		take()
-		execute("SAVEPOINT mine")
-		take()
-		execute("ROLLBACK TO SAVEPOINT mine")
-		v, err := limits.Value(ctx, b.five.For("ada"))
-		require.NoError(t, err)
-		require.InDelta(t, 3, v.Tokens, 1e-3, "the transaction sees what it took")
-		taken := 0.0
-		if commit {
-			taken = 1
-			require.NoError(t, tx.Commit())
-		} else {
-			require.NoError(t, tx.Rollback())
-		}
-		require.InDelta(t, 5-2*taken, b.tokens(t, b.five.For("ada")), 1e-3)
-		require.InDelta(t, 10-taken, b.tokens(t, b.windows.For("ada")), 0)
-		require.InDelta(t, 10-taken, b.tokens(t, b.sliding.For("ada")), 0)
-	}
-}
-
-func refusalLeavesUsable(t *testing.T, b *bundle) {
-	ctx := t.Context()
-	odd := `a'da "\{},$1` + "é"
-	for name, requests := range map[string][]ratelimit.Request{
-		"one limit":        {b.one.For(odd)},
-		"several limits":   {b.one.For("bob"), b.five.For("bob")},
-		"several shards":   {b.wide.For("ada").Cost(50), b.five.For("eve")},
-		"a sliding window": {b.sliding.For("ada").Cost(10)},
-		"a calendar":       {b.days.For("ada").Cost(10)},
-	} {
-		tx := b.begin(t, sql.LevelSerializable)
-		limits := sqllimit.WithTx(b.limiter, tx)
-		require.NoError(t, limits.Require(ctx, requests...), name)
-		require.ErrorIs(t, limits.Require(ctx, requests...), ratelimit.ErrLimited, name)
-		require.ErrorIs(t, limits.Require(ctx, b.five.For("")), ratelimit.ErrInvalidKey)
-		require.ErrorIs(t, limits.Require(ctx, b.five.For("ada").Cost(6)), ratelimit.ErrCostExceedsCapacity)
-		require.ErrorIs(t, limits.Cancel(ctx, "3fa85f64-5717-4562-b3fc-2c963f66afa6"), ratelimit.ErrNotReserved)
-		require.ErrorIs(t, limits.Release(ctx, "nonsense"), ratelimit.ErrInvalidLease)
-		_, err := tx.ExecContext(ctx, `INSERT INTO public.messages (author) VALUES ($1)`, name)
-		require.NoError(t, err, name)
-		require.NoError(t, tx.Commit(), name)
-	}
-	require.Equal(t, 5, b.messages(t))
-	require.InDelta(t, 0, b.tokens(t, b.one.For(odd)), 1e-3)
-	require.InDelta(t, 4, b.tokens(t, b.five.For("bob")), 1e-3)
 }
 
 func abortedTransaction(t *testing.T, b *bundle) {
@@ -144,7 +75,7 @@ func abortedTransaction(t *testing.T, b *bundle) {
 		require.ErrorAs(t, err, &ofPgx, name)
 		require.Equal(t, "25P02", ofPgx.Code, name)
 		require.False(t, ratelimit.IsRetryable(err), name)
-		require.True(t, b.driver.IsOwn == nil || b.driver.IsOwn(err), name)
+		require.True(t, b.driver.isOwn == nil || b.driver.isOwn(err), name)
 		require.NoError(t, tx.Rollback(), name)
 	}
 	require.InDelta(t, 5, b.tokens(t, b.five.For("ada")), 0)

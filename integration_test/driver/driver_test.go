@@ -5,15 +5,23 @@ package driver_test
 import (
 	"context"
 	"database/sql"
+	"database/sql/driver"
+	"errors"
 	"net"
+	"strings"
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/jackc/pgx/v5/stdlib"
+	"github.com/lib/pq"
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/integration_test/internal/world"
 	"github.com/pgratelimit/pgratelimit/internal/roundtrips"
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/sqllimit"
 )
@@ -21,16 +29,115 @@ import (
 // dial makes a connection.
 type dial func(ctx context.Context, network, address string) (net.Conn, error)
 
-// testedDriver is the driver that the tests are run with.
+// testedDriver is a driver that the tests are run with.
 type testedDriver struct {
-	// Open returns a database whose connections are made by dial.
-	Open func(t testing.TB, url string, dial dial) *sql.DB
-	// IsPgx is whether the connections of pgx can be reached.
-	IsPgx bool
-	// IsOwn reports whether an error holds the driver's own, beside the error that the core looks for. It is nil for drivers of pgx.
-	IsOwn func(err error) bool
-	// Prepares is whether the driver prepares a statement once, and each later run takes one round trip.
-	Prepares bool
+	// connect returns a connector whose connections are made by dial.
+	connect func(t *testing.T, url string, dial dial) driver.Connector
+	// isPgx is whether the connections of pgx can be reached.
+	isPgx bool
+	// isOwn reports whether an error holds the driver's own, beside the error that the core looks for. It is nil for drivers of pgx.
+	isOwn func(err error) bool
+	// prepares is whether the driver prepares a statement once, and each later run takes one round trip.
+	prepares bool
+	isLong   bool // the short tier leaves it out
+}
+
+var drivers = map[string]testedDriver{
+	"Stdlib": {isPgx: true, connect: connectPgx},
+	// A driver whose connections cannot be reached, for example a tracing driver: the Limiter uses only the interface of database/sql.
+	"Hidden": {prepares: true, connect: func(t *testing.T, url string, dial dial) driver.Connector {
+		t.Helper()
+		return hiding{connectPgx(t, url, dial)}
+	}},
+	"PQ": {connect: connectPQ, isOwn: func(err error) bool { return errors.As(err, new(*pq.Error)) }},
+	// With binary_parameters lib/pq sends a statement and its parameters in one message.
+	"PQWithBinaryParameters": {prepares: true, isLong: true, connect: func(t *testing.T, url string, dial dial) driver.Connector {
+		t.Helper()
+		separator := "?"
+		if strings.Contains(url, separator) {
+			separator = "&"
+		}
+		return connectPQ(t, url+separator+"binary_parameters=yes", dial)
+	}},
+}
+
+// TestDrivers runs every test with every driver.
+func TestDrivers(t *testing.T) {
+	t.Parallel()
+	tests := map[string]func(t *testing.T, b *bundle){
+		"ExactAtOnce":                exactAtOnce,
+		"AbortedTransaction":         abortedTransaction,
+		"EndedTransaction":           endedTransaction,
+		"EndedContext":               endedContext,
+		"NoTransaction":              noTransaction,
+		"ConnectionWithATransaction": connectionWithATransaction,
+		"InTxThatIsNone":             inTxThatIsNone,
+		"NothingIsRunTwice":          nothingIsRunTwice,
+		"SameAnswersAsPgx":           sameAnswersAsPgx,
+		"RoundTrips":                 roundTrips,
+	}
+	for name, test := range inTxCases {
+		tests[name] = test.run
+	}
+	for name, d := range drivers {
+		for of, test := range tests {
+			t.Run(name+"/"+of, func(t *testing.T) {
+				t.Parallel()
+				if d.isLong {
+					testsize.Long(t, "runs the tests of lib/pq again")
+				}
+				test(t, setup(t, d))
+			})
+		}
+	}
+}
+
+func connectPgx(t *testing.T, url string, dial dial) driver.Connector {
+	t.Helper()
+	config, err := pgx.ParseConfig(url)
+	require.NoError(t, err)
+	config.DialFunc = pgconn.DialFunc(dial)
+	return stdlib.GetConnector(*config)
+}
+
+// hiding is a driver that shows no more of another's connections than it has to.
+type hiding struct{ driver.Connector }
+
+// Connect connects.
+func (h hiding) Connect(ctx context.Context) (driver.Conn, error) {
+	of, err := h.Connector.Connect(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return hidden{of, of.(driver.ConnBeginTx), of.(driver.ExecerContext), of.(driver.QueryerContext), of.(driver.SessionResetter)}, nil
+}
+
+// hidden is a connection, without the methods that only pgx has.
+type hidden struct {
+	driver.Conn
+	driver.ConnBeginTx
+	driver.ExecerContext
+	driver.QueryerContext
+	driver.SessionResetter
+}
+
+func connectPQ(t *testing.T, url string, dial dial) driver.Connector {
+	t.Helper()
+	connector, err := pq.NewConnector(url)
+	require.NoError(t, err)
+	connector.Dialer(dialing{dial: dial})
+	return connector
+}
+
+// dialing has lib/pq make connections with a function.
+type dialing struct {
+	pq.Dialer // is not used, because there is DialContext
+
+	dial dial
+}
+
+func (d dialing) DialContext(ctx context.Context, network, address string) (net.Conn, error) {
+	return d.dial(ctx, network, address)
 }
 
 // limits are the limits of the tests.
@@ -67,7 +174,7 @@ func setup(t *testing.T, d testedDriver) *bundle {
 	t.Helper()
 	w := world.New(t)
 	b := &bundle{limits: define(), driver: d, pool: w.Pool, ofPgx: w.Limiter, wire: &roundtrips.Counter{}}
-	b.db = d.Open(t, w.URL(), b.wire.Dial)
+	b.db = sql.OpenDB(d.connect(t, w.URL(), b.wire.Dial))
 	t.Cleanup(func() { _ = b.db.Close() })
 	var err error
 	b.limiter, err = sqllimit.New(b.db, ratelimit.Config{Timeout: 5 * time.Minute})
@@ -98,32 +205,4 @@ func (b *bundle) messages(t *testing.T) (n int) {
 	t.Helper()
 	require.NoError(t, b.pool.QueryRow(t.Context(), `SELECT count(*) FROM public.messages`).Scan(&n))
 	return n
-}
-
-// run runs the tests with a driver.
-func run(t *testing.T, d testedDriver) {
-	t.Helper()
-	tests := map[string]func(t *testing.T, b *bundle){
-		"ExactAtOnce":                       exactAtOnce,
-		"RollbackGivesBack":                 rollbackGivesBack,
-		"RefusalLeavesTheTransactionUsable": refusalLeavesUsable,
-		"AbortedTransaction":                abortedTransaction,
-		"EndedTransaction":                  endedTransaction,
-		"EndedContext":                      endedContext,
-		"NoTransaction":                     noTransaction,
-		"ConnectionWithATransaction":        connectionWithATransaction,
-		"InTxThatIsNone":                    inTxThatIsNone,
-		"NothingIsRunTwice":                 nothingIsRunTwice,
-		"SameAnswersAsPgx":                  sameAnswersAsPgx,
-		"RoundTrips":                        roundTrips,
-	}
-	for name, test := range inTxCases {
-		tests[name] = test.run
-	}
-	for name, test := range tests {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			test(t, setup(t, d))
-		})
-	}
 }

@@ -53,7 +53,7 @@ type inTxCase struct {
 
 // inTxCases are InTx that end in each way.
 var inTxCases = map[string]inTxCase{
-	"InTxCommits": {fn: func(a *attempt) error { return a.send() }, messages: 1, taken: 1},
+	"InTxCommits": {fn: (*attempt).send, messages: 1, taken: 1},
 	"InTxOfARefusal": {fn: func(a *attempt) error {
 		return errors.Join(a.send(), a.limits.Require(a.t.Context(), a.five.For("ada").Cost(5)))
 	}, is: ratelimit.ErrLimited},
@@ -73,16 +73,12 @@ var inTxCases = map[string]inTxCase{
 		return a.send()
 	}, runs: 2, messages: 1, taken: 2},
 	"InTxAgainAtCommit": {
-		prepare: `CREATE TABLE public.duty (who text PRIMARY KEY, on_call bool); INSERT INTO public.duty VALUES ('ada', true), ('bob', true)`,
-		fn:      losesAtCommit, runs: 2, messages: 1, taken: 1,
+		prepare: `CREATE SEQUENCE public.attempts;` + atCommit(`IF nextval('public.attempts') = 1 THEN RAISE 'lost' USING ERRCODE = '40001'; END IF`),
+		fn:      (*attempt).send, runs: 2, messages: 1, taken: 1,
 	},
 	"InTxCommitUnknown": {
-		prepare: `CREATE FUNCTION public.ends() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
-				PERFORM pg_terminate_backend(pg_backend_pid());
-				RETURN NULL;
-			END $$;
-			CREATE CONSTRAINT TRIGGER ends AFTER INSERT ON public.messages DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION public.ends()`,
-		fn: func(a *attempt) error { return a.send() }, is: ratelimit.ErrCommitUnknown,
+		prepare: atCommit(`PERFORM pg_terminate_backend(pg_backend_pid())`),
+		fn:      (*attempt).send, is: ratelimit.ErrCommitUnknown,
 	},
 	"InTxAfterALostConnection": {fn: func(a *attempt) error {
 		if a.run == 1 && a.exec(`SELECT pg_terminate_backend(pg_backend_pid())`) == nil {
@@ -107,35 +103,18 @@ var inTxCases = map[string]inTxCase{
 	},
 }
 
+// atCommit returns the SQL that has the server execute a statement at each COMMIT that wrote a message.
+func atCommit(statement string) string {
+	return `CREATE FUNCTION public.commits() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN ` + statement + `; RETURN NULL; END $$;
+		CREATE CONSTRAINT TRIGGER commits AFTER INSERT ON public.messages DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION public.commits()`
+}
+
 func endedBy(end func(*sql.Tx) error) func(a *attempt) error {
 	return func(a *attempt) error {
 		require.NoError(a.t, errors.Join(a.send(), end(a.tx)))
 		require.ErrorIs(a.t, a.limits.Require(a.t.Context(), a.five.For("ada")), sql.ErrTxDone, "and not outside of it")
 		return nil
 	}
-}
-
-// losesAtCommit has two transactions that each read what the other writes. The first to commit wins, and the other gets an error at
-// its COMMIT.
-func losesAtCommit(a *attempt) error {
-	t, ctx := a.t, a.t.Context()
-	const count, leave = `SELECT count(*) FROM public.duty WHERE on_call`, `UPDATE public.duty SET on_call = false WHERE who = `
-	if err := a.send(); err != nil {
-		return err
-	}
-	var n int
-	require.NoError(t, a.tx.QueryRowContext(ctx, count).Scan(&n))
-	if a.run == 2 {
-		return nil
-	}
-	require.NoError(t, a.exec(leave+`'ada'`))
-	other, err := a.pool.BeginTx(ctx, pgx.TxOptions{IsoLevel: pgx.Serializable})
-	require.NoError(t, err)
-	require.NoError(t, other.QueryRow(ctx, count).Scan(&n))
-	_, err = other.Exec(ctx, leave+`'bob'`)
-	require.NoError(t, err)
-	require.NoError(t, other.Commit(ctx))
-	return nil
 }
 
 func (c inTxCase) run(t *testing.T, b *bundle) {
@@ -151,7 +130,7 @@ func (c inTxCase) run(t *testing.T, b *bundle) {
 		runs++
 		return c.fn(&attempt{b, t, cancel, runs, tx, limits})
 	})
-	if !c.onlyPgx || b.driver.IsPgx {
+	if !c.onlyPgx || b.driver.isPgx {
 		require.ErrorIs(t, err, c.is)
 		require.Equal(t, errors.Is(c.is, ratelimit.ErrCommitUnknown), errors.Is(err, ratelimit.ErrCommitUnknown))
 	}

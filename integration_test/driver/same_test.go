@@ -60,18 +60,16 @@ func (s side) rows(t *testing.T) []string {
 func sameAnswersAsPgx(t *testing.T, b *bundle) {
 	clock := time.Date(2031, time.March, 4, 5, 6, 7, 891_234_000, time.UTC)
 	sides := sidesOf(t, b, &clock)
+	const odd = `a'da "\{},$1é`
 	var said [2][]any
 	var rows [2][]string
 	begin := clock
 	for i, s := range sides {
 		clock = begin
-		for _, key := range []string{"outside", "in a transaction"} {
-			run := func(fn func(l *ratelimit.Limiter)) { fn(s.limiter) }
-			if key != "outside" {
-				run = s.inTx
-			}
-			run(func(l *ratelimit.Limiter) { said[i] = append(said[i], everyCall(t, b.limits, l, key, &clock)...) })
-		}
+		said[i] = everyCall(t, b.limits, s.limiter, odd, &clock)
+		s.inTx(func(l *ratelimit.Limiter) {
+			said[i] = append(said[i], everyCall(t, b.limits, l, "in a transaction "+odd, &clock)...)
+		})
 		rows[i] = s.rows(t)
 	}
 	require.Equal(t, said[1], said[0])
@@ -99,7 +97,7 @@ func everyCall(t *testing.T, limits limits, l *ratelimit.Limiter, key string, cl
 		}
 	}
 	took(l.Take(ctx, all...))
-	took(l.Take(ctx, all[0].Cost(9.9), all[1].Cost(9.9)))
+	took(l.Take(ctx, all[0].Cost(9.9), limits.fifty.For(key))) // refused, and undone
 	took(l.Check(ctx, all...))
 	n, d, err := l.TakeUpTo(ctx, 40, all[1], all[2])
 	say(n, err)
@@ -180,9 +178,9 @@ func roundTrips(t *testing.T, b *bundle) {
 	}
 	got := []int{count(one), count(two), count(refused), b.wire.Of(func() { require.NoError(t, b.limiter.Require(ctx, one...)) })}
 	switch {
-	case b.driver.IsPgx:
+	case b.driver.isPgx:
 		require.Equal(t, []int{1, 1, 2, 1}, got)
-	case b.driver.Prepares:
+	case b.driver.prepares:
 		require.Equal(t, []int{1, 2, 3, 1}, got)
 	default:
 		require.Equal(t, []int{2, 3, 4, 2}, got)

@@ -44,8 +44,8 @@ func errAbout(err error, how string) error {
 }
 
 // Through a pooler in transaction mode, the query exec modes that prepare statements are refused with one error, which says what to
-// change. This holds for each verb as a Limiter's first call, with many callers at once and other programs at work. Nothing is
-// taken. A caller's transaction goes on.
+// change. This holds for each verb as a Limiter's first call, alone and in a transaction, and with many callers at once and other programs
+// at work. Nothing is taken. A caller's transaction goes on.
 func TestPreparingIsRefusedThroughPgBouncer(t *testing.T) {
 	t.Parallel()
 	testsize.Long(t, "PgBouncers of its own")
@@ -57,8 +57,8 @@ func TestPreparingIsRefusedThroughPgBouncer(t *testing.T) {
 		for _, how := range preparing {
 			t.Run(how, func(t *testing.T) {
 				t.Parallel()
-				for _, u := range uses(t, mode(url, how)) {
-					all := onPool("key", ids)
+				used, pool, all := uses(t, mode(url, how)), connect(t, mode(url, how), 4), onPool("key", ids)
+				for _, u := range used {
 					require.NoError(t, atonce.Do(callers, func(worker int) error {
 						for _, name := range all.names(5 * worker)[:len(all)/2] { // so that each is made by several at once
 							if err := errAbout(all[name](t.Context(), u.limiter), how); err != nil {
@@ -67,7 +67,12 @@ func TestPreparingIsRefusedThroughPgBouncer(t *testing.T) {
 						}
 						return nil
 					}))
-					for name, call := range anywhere("key", ids) {
+				}
+				for name, call := range all {
+					require.NoError(t, errAbout(call(t.Context(), limiterOn(t, pool, ratelimit.Config{})), how), name)
+				}
+				for name, call := range anywhere("key", ids) {
+					for _, u := range append(used, useOf(t, "first", pool, ratelimit.Config{}, pgx.Serializable)) {
 						who := how + u.name + name
 						require.NoError(t, u.inTx(t.Context(), who, func(l *ratelimit.Limiter) error { return errAbout(call(t.Context(), l), how) }), who)
 						require.Equal(t, 1, d.Count(t, `SELECT count(*) FROM pooled WHERE who = $1`, who), "the transaction goes on, and commits")
@@ -77,25 +82,6 @@ func TestPreparingIsRefusedThroughPgBouncer(t *testing.T) {
 		}
 	})
 	require.Equal(t, before, d.contents(t), "nothing was taken, given back or written down")
-}
-
-// Each verb finds it out by itself, when it is the first of its Limiter, alone and in a transaction.
-func TestEachVerbIsRefusedFirst(t *testing.T) {
-	t.Parallel()
-	testsize.Long(t, "PgBouncers of its own")
-	d := setup(t)
-	url := mode(d.behind(t, postgrestest.TransactionPool), "cache_statement")
-	ids := d.ids(t)
-	before := d.contents(t)
-	pool := connect(t, url, 4)
-	for name, call := range onPool("key", ids) {
-		require.NoError(t, errAbout(call(t.Context(), limiterOn(t, pool, ratelimit.Config{})), "cache_statement"), name)
-	}
-	for name, call := range anywhere("key", ids) {
-		u := useOf(t, "", pool, ratelimit.Config{}, pgx.Serializable)
-		require.NoError(t, u.inTx(t.Context(), name, func(l *ratelimit.Limiter) error { return errAbout(call(t.Context(), l), "cache_statement") }), name)
-	}
-	require.Equal(t, before, d.contents(t))
 }
 
 // A PgBouncer that tracks statements tracks only named ones.

@@ -48,8 +48,10 @@ func (c calls) names(n int) []string {
 // ids are for calls on a reservation and on a lease.
 type ids struct {
 	at                 time.Time // when tokens were taken
-	reservation, lease func(ctx context.Context, l *ratelimit.Limiter) (id string, err error)
+	reservation, lease idFunc
 }
+
+type idFunc = func(ctx context.Context, l *ratelimit.Limiter) (id string, err error)
 
 // idsOf makes a reservation and a lease for each call.
 func idsOf(key string) ids {
@@ -63,7 +65,7 @@ func idsOf(key string) ids {
 }
 
 // on returns a call on the reservation or lease that of makes.
-func on(of func(context.Context, *ratelimit.Limiter) (string, error), do func(ctx context.Context, l *ratelimit.Limiter, id string) error) call {
+func on(of idFunc, do func(ctx context.Context, l *ratelimit.Limiter, id string) error) call {
 	return func(ctx context.Context, l *ratelimit.Limiter) error {
 		id, err := of(ctx, l)
 		if err != nil {
@@ -85,75 +87,71 @@ func thrice(request ratelimit.Request) call {
 	}
 }
 
+// asks returns a call of a verb that answers requests.
+func asks[T any](verb func(*ratelimit.Limiter, context.Context, ...ratelimit.Request) (T, error), requests ...ratelimit.Request) call {
+	return func(ctx context.Context, l *ratelimit.Limiter) error {
+		_, err := verb(l, ctx, requests...)
+		return err
+	}
+}
+
+// changes returns a call of a verb that changes the buckets of requests.
+func changes(verb func(*ratelimit.Limiter, context.Context, ...ratelimit.Request) error, requests ...ratelimit.Request) call {
+	return func(ctx context.Context, l *ratelimit.Limiter) error { return verb(l, ctx, requests...) }
+}
+
+// names returns a call of a verb on the reservation or lease that of makes.
+func names[T any](of idFunc, verb func(*ratelimit.Limiter, context.Context, string) (T, error)) call {
+	return on(of, func(ctx context.Context, l *ratelimit.Limiter, id string) error {
+		_, err := verb(l, ctx, id)
+		return err
+	})
+}
+
 // anywhere are the calls of each verb that can be made in a transaction. They take takenAnywhere tokens from the bucket of the key in roomy.
 func anywhere(key string, ids ids) calls {
 	request := roomy.For(key)
 	return calls{
-		"Take":         func(ctx context.Context, l *ratelimit.Limiter) error { return l.Require(ctx, request) },
+		"Take":         changes((*ratelimit.Limiter).Require, request),
 		"TakeBucket":   thrice(pinch.For(key)),
 		"TakeWindow":   thrice(window.For(key)),
 		"TakeSliding":  thrice(sliding.For(key)),
 		"TakeCalendar": thrice(year.For(key)),
-		"TakeSeveral": func(ctx context.Context, l *ratelimit.Limiter) error {
-			return l.Require(ctx, request, wide.For(key), tight.For("s"+key))
-		},
-		"TakeGlobal": func(ctx context.Context, l *ratelimit.Limiter) error { return l.Require(ctx, roomy.Global()) },
-		"TakeAhead":  func(ctx context.Context, l *ratelimit.Limiter) error { return l.Require(ctx, ahead.For(key)) },
-		"Borrow": func(ctx context.Context, l *ratelimit.Limiter) error {
-			return l.Require(ctx, ratelimit.Borrow(tight.For(key), request).Cost(3))
-		},
+		"TakeSeveral":  changes((*ratelimit.Limiter).Require, request, wide.For(key), tight.For("s"+key)),
+		"TakeGlobal":   changes((*ratelimit.Limiter).Require, roomy.Global()),
+		"TakeAhead":    changes((*ratelimit.Limiter).Require, ahead.For(key)),
+		"Borrow":       changes((*ratelimit.Limiter).Require, ratelimit.Borrow(tight.For(key), request).Cost(3)),
 		"TakeUpTo": func(ctx context.Context, l *ratelimit.Limiter) error {
 			_, _, err := l.TakeUpTo(ctx, 3, request)
 			return err
 		},
-		"Check": func(ctx context.Context, l *ratelimit.Limiter) error {
-			_, err := l.Check(ctx, request, wide.For(key))
+		"Check": asks((*ratelimit.Limiter).Check, request, wide.For(key)),
+		"Value": func(ctx context.Context, l *ratelimit.Limiter) error {
+			_, err := l.Value(ctx, request)
 			return err
 		},
-		"Value":   func(ctx context.Context, l *ratelimit.Limiter) error { _, err := l.Value(ctx, request); return err },
-		"Reserve": func(ctx context.Context, l *ratelimit.Limiter) error { _, err := l.Reserve(ctx, request); return err },
-		"CheckReserve": func(ctx context.Context, l *ratelimit.Limiter) error {
-			_, err := l.CheckReserve(ctx, request)
-			return err
-		},
-		"Credit": func(ctx context.Context, l *ratelimit.Limiter) error { return l.Credit(ctx, request.Cost(2)) },
+		"Reserve":      asks((*ratelimit.Limiter).Reserve, request),
+		"CheckReserve": asks((*ratelimit.Limiter).CheckReserve, request),
+		"Credit":       changes((*ratelimit.Limiter).Credit, request.Cost(2)),
 		"CreditTaken": func(ctx context.Context, l *ratelimit.Limiter) error {
 			return l.CreditTaken(ctx, ids.at, request.Cost(2))
 		},
-		"Charge": func(ctx context.Context, l *ratelimit.Limiter) error { return l.Charge(ctx, request.Cost(10)) },
-		"Reset":  func(ctx context.Context, l *ratelimit.Limiter) error { return l.Reset(ctx, wide.For("r"+key)) },
+		"Charge": changes((*ratelimit.Limiter).Charge, request.Cost(10)),
+		"Reset":  changes((*ratelimit.Limiter).Reset, wide.For("r"+key)),
 		"Settle": on(ids.reservation, func(ctx context.Context, l *ratelimit.Limiter, id string) error {
 			return l.Settle(ctx, id, roomy.For("reserved by "+key).Cost(4))
 		}),
 		"SettleAsIs": on(ids.reservation, func(ctx context.Context, l *ratelimit.Limiter, id string) error { return l.Settle(ctx, id) }),
 		"Cancel":     on(ids.reservation, func(ctx context.Context, l *ratelimit.Limiter, id string) error { return l.Cancel(ctx, id) }),
-		"Start": on(ids.reservation, func(ctx context.Context, l *ratelimit.Limiter, id string) error {
-			_, err := l.Start(ctx, id)
-			return err
-		}),
-		"Started": on(ids.reservation, func(ctx context.Context, l *ratelimit.Limiter, id string) error {
-			_, err := l.Started(ctx, id)
-			return err
-		}),
-		"Renew": on(ids.reservation, func(ctx context.Context, l *ratelimit.Limiter, id string) error {
-			_, err := l.Renew(ctx, id)
-			return err
-		}),
-		"Acquire": func(ctx context.Context, l *ratelimit.Limiter) error {
-			_, err := l.Acquire(ctx, slots.For(key), request)
-			return err
-		},
-		"RenewLease": on(ids.lease, func(ctx context.Context, l *ratelimit.Limiter, id string) error {
-			_, err := l.RenewLease(ctx, id)
-			return err
-		}),
-		"Release": on(ids.lease, func(ctx context.Context, l *ratelimit.Limiter, id string) error { return l.Release(ctx, id) }),
-		"Expire":  func(ctx context.Context, l *ratelimit.Limiter) error { _, err := l.Expire(ctx); return err },
+		"Start":      names(ids.reservation, (*ratelimit.Limiter).Start),
+		"Started":    names(ids.reservation, (*ratelimit.Limiter).Started),
+		"Renew":      names(ids.reservation, (*ratelimit.Limiter).Renew),
+		"Acquire":    asks((*ratelimit.Limiter).Acquire, slots.For(key), request),
+		"RenewLease": names(ids.lease, (*ratelimit.Limiter).RenewLease),
+		"Release":    on(ids.lease, func(ctx context.Context, l *ratelimit.Limiter, id string) error { return l.Release(ctx, id) }),
+		"Expire":     func(ctx context.Context, l *ratelimit.Limiter) error { _, err := l.Expire(ctx); return err },
 		"Adaptive": func(ctx context.Context, l *ratelimit.Limiter) error {
-			if err := l.Require(ctx, adaptive.For(key)); err != nil {
-				return err
-			}
-			return l.Report(ctx, adaptive.For(key), ratelimit.Outcome{})
+			return cmp.Or(l.Require(ctx, adaptive.For(key)), l.Report(ctx, adaptive.For(key), ratelimit.Outcome{}))
 		},
 	}
 }
@@ -170,7 +168,7 @@ func onPool(key string, ids ids) calls {
 	request := roomy.For(key)
 	all := anywhere(key, ids)
 	maps.Copy(all, calls{
-		"Wait":  func(ctx context.Context, l *ratelimit.Limiter) error { _, err := l.Wait(ctx, request); return err },
+		"Wait":  asks((*ratelimit.Limiter).Wait, request),
 		"Prune": func(ctx context.Context, l *ratelimit.Limiter) error { _, err := l.Prune(ctx, roomy); return err },
 		"Hold": func(ctx context.Context, l *ratelimit.Limiter) error {
 			return l.Hold(ctx, func(context.Context, ratelimit.Lease) error { return nil }, slots.For("held by "+key))
@@ -196,7 +194,7 @@ func onPool(key string, ids ids) calls {
 		"InTxForOneBucketOfAll": func(ctx context.Context, l *ratelimit.Limiter) error {
 			return l.InTx(ratelimit.WithQueue(ctx, crowd), func(tx pgx.Tx) error { return l.WithTx(tx).Require(ctx, crowd) })
 		},
-		"TakeFromOneBucketOfAll": func(ctx context.Context, l *ratelimit.Limiter) error { return l.Require(ctx, crowd) },
+		"TakeFromOneBucketOfAll": changes((*ratelimit.Limiter).Require, crowd),
 	})
 	return all
 }
