@@ -7,6 +7,7 @@ import (
 	"math"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -35,26 +36,20 @@ func newMarket(t *testing.T, configure ...func(*pgxpool.Config)) *market {
 	t.Helper()
 	m := &market{bundle: setup(t, configure...), clock: &clock{}, pricesTold: &pricesTold{}}
 	m.set(clockNoon)
-	m.limiter = m.process(t, m.pricesTold)
+	m.limiter = m.with(t, ratelimit.Config{AsOf: m.now, Observer: m.pricesTold})
 	return m
-}
-
-// process returns another Limiter, as another process has one.
-func (m *market) process(t *testing.T, told *pricesTold) *ratelimit.Limiter {
-	t.Helper()
-	return m.with(t, ratelimit.Config{AsOf: m.now, Observer: told})
 }
 
 // synchronous returns a process on a single connection, which exchanges prices in its calls and never beside them: none is under
 // way when a test moves the clock.
-func (m *market) synchronous(t *testing.T, told *pricesTold) *ratelimit.Limiter {
+func (m *market) synchronous(t *testing.T) (*ratelimit.Limiter, *pgx.Conn) {
 	t.Helper()
 	conn, err := pgx.ConnectConfig(t.Context(), m.pool.Config().ConnConfig)
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = conn.Close(context.WithoutCancel(t.Context())) })
-	limiter, err := ratelimit.New(conn, ratelimit.Config{AsOf: m.now, Observer: told, Timeout: patient})
+	limiter, err := ratelimit.New(conn, ratelimit.Config{AsOf: m.now, Timeout: patient})
 	require.NoError(t, err)
-	return limiter
+	return limiter, conn
 }
 
 func (m *market) pass(d time.Duration) { m.set(m.now().Add(d)) }
@@ -152,27 +147,19 @@ func (p *pricesTold) failures() []error {
 func TestAdaptiveHasOneWinnerPerEpoch(t *testing.T) {
 	t.Parallel()
 	const processes = 8
-	epochs := testsize.Of[int64](3, 8)
+	epochs := testsize.Of(3, 8)
 	m := newMarket(t, func(c *pgxpool.Config) { c.MaxConns = 2 * processes })
 	upstream := ratelimit.Define("upstream", ratelimit.Adaptive{Contract: ratelimit.PerSecond(100), Growth: 0.01, Apply: true})
 	m.share(t, "upstream", "account", 0.1) // so that it grows with each epoch
 	request := upstream.For("account")
-	observers, limiters := make([]*pricesTold, processes), make([]*ratelimit.Limiter, processes)
-	for i := range processes {
-		observers[i] = &pricesTold{}
-		limiters[i] = m.process(t, observers[i])
+	limiters := make([]*ratelimit.Limiter, processes)
+	for i := range limiters {
+		limiters[i] = m.with(t, ratelimit.Config{AsOf: m.now, Observer: m.pricesTold})
 	}
-	decisions := func() (n int64) {
-		for _, o := range observers {
-			for _, change := range o.all() {
-				if change.Decided {
-					n++
-				}
-			}
-		}
-		return n
+	decided := func() []ratelimit.PriceChanged {
+		return slices.DeleteFunc(m.all(), func(change ratelimit.PriceChanged) bool { return !change.Decided })
 	}
-	for decisions() < epochs { // on a busy machine some epochs end without outcomes, and change no price
+	for len(decided()) < epochs { // on a busy machine some epochs end without outcomes, and change no price
 		m.pass(500 * time.Millisecond)
 		require.NoError(t, atonce.Do(processes, func(i int) error {
 			for range 50 {
@@ -187,56 +174,143 @@ func TestAdaptiveHasOneWinnerPerEpoch(t *testing.T) {
 		require.NoError(t, limiter.Close(t.Context()))
 	}
 	after := m.known(t, "upstream", "account")
-	var decided []ratelimit.PriceChanged
-	for _, o := range observers {
-		for _, err := range o.failures() { // on a busy machine an exchange can give up behind others; the next one writes its counts
-			require.Equal(t, "55P03", sqlstate(err))
-		}
-		for _, change := range o.all() {
-			if change.Decided {
-				decided = append(decided, change)
-			}
-		}
+	for _, err := range m.failures() { // on a busy machine an exchange can give up behind others; the next one writes its counts
+		require.Equal(t, "55P03", sqlstate(err))
 	}
-	slices.SortFunc(decided, func(a, b ratelimit.PriceChanged) int { return cmp.Compare(b.Before, a.Before) })
-	price := 10.0
-	for _, change := range decided { // each goes on where the one before ended: no epoch was ended twice
+	changes, price := decided(), 10.0
+	slices.SortFunc(changes, func(a, b ratelimit.PriceChanged) int { return cmp.Compare(b.Before, a.Before) })
+	for _, change := range changes { // each goes on where the one before ended: no epoch was ended twice
 		require.Equal(t, price, change.Before)
 		price = change.Price
 	}
 	require.Equal(t, 1/after.Share, price)
-	require.NotEmpty(t, decided)
-	require.LessOrEqual(t, int64(len(decided)), after.Epoch)
-	for range processes {
-		fresh := m.process(t, &pricesTold{})
-		learn(t, fresh, request, 1/after.Share)
-	}
+	require.LessOrEqual(t, int64(len(changes)), after.Epoch)
+	learn(t, m.with(t, ratelimit.Config{AsOf: m.now}), request, 1/after.Share)
 }
 
-// What eight processes report at once is all counted, and once.
-func TestAdaptiveCountsEachOutcomeOnce(t *testing.T) {
+// holds checks what a bucket holds.
+func (m *market) holds(t *testing.T, request ratelimit.Request, tokens float64) {
+	t.Helper()
+	v, err := m.limiter.Value(t.Context(), request)
+	require.NoError(t, err)
+	require.InDelta(t, tokens, v.Tokens, 1e-4) // what arrives in a few minutes
+}
+
+// An upstream that wants to be left alone is, by all processes, until then.
+func TestAdaptivePause(t *testing.T) {
 	t.Parallel()
-	const processes, each = 8, 500
-	m := newMarket(t, func(c *pgxpool.Config) { c.MaxConns = 2 * processes })
-	request := adaptive("upstream").For("account").Cost(2)
-	limiters := make([]*ratelimit.Limiter, processes)
-	for i := range limiters {
-		limiters[i] = m.synchronous(t, &pricesTold{})
-	}
-	require.NoError(t, atonce.Do(processes, func(i int) error {
-		for n := range each {
-			if err := limiters[i].Report(t.Context(), request, ratelimit.Outcome{Throttled: n%10 == 9}); err != nil {
-				return err
-			}
-		}
-		return nil
-	}))
-	m.pass(time.Second)
-	for _, limiter := range limiters {
-		_, err := limiter.Check(t.Context(), request)
+	m := newMarket(t)
+	request := adaptive("upstream").For("account")
+	m.limiter, _ = m.synchronous(t)
+	other, _ := m.synchronous(t)
+	learn(t, other, request, 1)
+	r, err := m.limiter.Reserve(t.Context(), request)
+	require.NoError(t, err)
+	require.NoError(t, m.limiter.Report(t.Context(), request, ratelimit.Outcome{Throttled: true, RetryAfter: 30 * time.Second}))
+	until := m.now().Add(30 * time.Second)
+	requirePaused := func(limiter *ratelimit.Limiter) {
+		d, err := limiter.Take(t.Context(), request)
 		require.NoError(t, err)
+		require.False(t, d.Allowed)
+		require.Equal(t, until.Sub(m.now()), d.RetryAfter)
+		require.True(t, d.States[0].PausedUntil.Equal(until))
 	}
-	require.Equal(t, known{
-		BegunUs: clockNoon.UnixMicro(), Outcomes: processes * each, Accepted: 1.8 * processes * each, Throttled: 0.2 * processes * each, Share: 1,
-	}, m.known(t, "upstream", "account"))
+	requirePaused(m.limiter) // at once
+	m.told(t, m.limiter, request, 1)
+	m.pass(2 * time.Second)
+	requirePaused(other) // which learns of the pause in that call
+	slot, err := other.Start(t.Context(), r.ID)
+	require.NoError(t, err)
+	require.Equal(t, until.Sub(m.now()), slot.Wait)
+	requireAllowed(t, taking(adaptive("upstream").For("another account")), other)
+	m.set(until.Add(-time.Microsecond))
+	requirePaused(m.limiter)
+	requirePaused(other)
+	m.set(until)
+	requireAllowed(t, taking(request), m.limiter)
+	requireAllowed(t, taking(request), other)
+}
+
+// A Limiter on a single connection learns the price in its calls, and leaves transactions on it alone.
+func TestAdaptiveOnASingleConnection(t *testing.T) {
+	t.Parallel()
+	m := newMarket(t)
+	limiter, conn := m.synchronous(t)
+	request := adaptive("upstream").For("account")
+	m.share(t, "upstream", "account", 0.25)
+	tx, err := conn.Begin(t.Context())
+	require.NoError(t, err)
+	d, err := limiter.WithTx(tx).Take(t.Context(), request)
+	require.NoError(t, err)
+	require.Equal(t, 1.0, d.States[0].Price, "it cannot have asked")
+	require.NoError(t, limiter.WithTx(tx).Report(t.Context(), request, ratelimit.Outcome{}))
+	require.NoError(t, tx.Commit(t.Context()))
+	d, err = limiter.Take(t.Context(), request)
+	require.NoError(t, err)
+	require.Equal(t, 4.0, d.States[0].Price)
+	require.EqualValues(t, 1, m.known(t, "upstream", "account").Outcomes)
+}
+
+// With a bound on owed tokens, a price does not reduce the amount that can be reserved.
+func TestAdaptiveReserveBeyondTheMost(t *testing.T) {
+	t.Parallel()
+	m := newMarket(t)
+	upstream := ratelimit.Define("upstream", ratelimit.Adaptive{Contract: ratelimit.TokenBucket{Rate: 10, Period: time.Second, MaxReserved: 5}, Apply: true})
+	request := upstream.For("account").Cost(12)
+	m.share(t, "upstream", "account", 0.25)
+	learn(t, m.limiter, request.Cost(1), 4)
+	r, err := m.limiter.Reserve(t.Context(), request)
+	require.NoError(t, err)
+	require.True(t, r.Allowed)
+	m.holds(t, request, -38)
+	require.Equal(t, 3800*time.Millisecond, r.Delay())
+	again, err := m.limiter.Reserve(t.Context(), request)
+	require.NoError(t, err)
+	require.False(t, again.Allowed)
+	m.pass(again.RetryAfter)
+	again, err = m.limiter.Reserve(t.Context(), request)
+	require.NoError(t, err)
+	require.True(t, again.Allowed)
+	require.NoError(t, m.limiter.Cancel(t.Context(), again.ID))
+	_, err = m.limiter.Renew(t.Context(), again.ID)
+	require.NoError(t, err)
+	_, err = m.limiter.Reserve(t.Context(), request.Cost(16))
+	require.ErrorIs(t, err, ratelimit.ErrCostExceedsCapacity)
+}
+
+// A call in the midst of which a rule turns the price on or off is credited at the price that it was charged.
+func TestWhatIsChargedWhileAPriceIsTurnedOn(t *testing.T) {
+	t.Parallel()
+	applied, shadow := ratelimit.Adaptive{Contract: hoard(1000), Apply: true}, ratelimit.Adaptive{Contract: hoard(1000)}
+	upstream := ratelimit.Define("upstream", ratelimit.Adaptive{Contract: hoard(1e6), Apply: true})
+	for name, change := range map[string]eraChange{"On": {before: shadow, after: applied}, "Off": {before: applied, after: shadow}} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			m, charged := newMarket(t), map[float64]int{}
+			m.share(t, "upstream", "account", 0.25)
+			request := upstream.For("account").Cost(3)
+			for reads := range int64(8) {
+				var left atomic.Int64
+				left.Store(1 << 40)
+				m.limiter = m.with(t, ratelimit.Config{Policies: eraRules{"upstream": change.rule(t, upstream)}, AsOf: func() time.Time {
+					if left.Add(-1) >= 0 {
+						return changeInstant.Add(-time.Microsecond)
+					}
+					return changeInstant
+				}})
+				learn(t, m.limiter, request, 4)
+				require.NoError(t, m.limiter.Reset(t.Context(), request))
+				require.NoError(t, m.limiter.Charge(t.Context(), request.Price(0).Cost(500)))
+				left.Store(reads)
+				d, err := m.limiter.Take(t.Context(), request)
+				require.NoError(t, err)
+				left.Store(0)
+				m.holds(t, request, 500-3*d.States[0].Charged)
+				require.NoError(t, m.limiter.CreditTaken(t.Context(), d.At, request.Price(d.States[0].Charged)))
+				m.holds(t, request, 500)
+				charged[d.States[0].Charged]++
+			}
+			require.Len(t, charged, 2, "of %v", charged)
+		})
+	}
 }

@@ -30,7 +30,7 @@ func (m *market) failedOnce(t *testing.T, limiter *ratelimit.Limiter, told *pric
 func TestAdaptiveWithoutItsTable(t *testing.T) {
 	t.Parallel()
 	m := newMarket(t)
-	request, fresh := adaptive("upstream").For("account"), adaptive("fresh").For("account")
+	request, fresh := adaptive("upstream").For("account").Cost(2), adaptive("fresh").For("account")
 	m.share(t, "upstream", "account", 0.5)
 	learn(t, m.limiter, request, 2)
 	m.exec(t, `ALTER TABLE ratelimit.prices RENAME TO away`)
@@ -46,8 +46,8 @@ func TestAdaptiveWithoutItsTable(t *testing.T) {
 	m.exec(t, `ALTER TABLE ratelimit.away RENAME TO prices`)
 	m.told(t, m.limiter, request, 8) // too few to end the epoch
 	found := m.known(t, "upstream", "account")
-	require.Equal(t, 6.0, found.Accepted)
-	require.Equal(t, 2.0, found.Throttled)
+	require.Equal(t, 12.0, found.Accepted)
+	require.Equal(t, 4.0, found.Throttled)
 }
 
 // If a connection breaks, at most the reports in flight are lost. If they arrived, they count once.
@@ -55,8 +55,11 @@ func TestAdaptiveConnectionBreaks(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
 		side cut
-		want int64
-	}{"BeforeTheRequest": {cutRequest, 4}, "BeforeTheAnswer": {cutAnswer, 9}} {
+		want known
+	}{
+		"BeforeTheRequest": {cutRequest, known{Outcomes: 4, Accepted: 3, Throttled: 1}},
+		"BeforeTheAnswer":  {cutAnswer, known{Outcomes: 9, Accepted: 7, Throttled: 2}},
+	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			wire := &cutter{}
@@ -64,11 +67,13 @@ func TestAdaptiveConnectionBreaks(t *testing.T) {
 			request := adaptive("cut-upstream").For("account")
 			m.share(t, "cut-upstream", "account", 0.5)
 			learn(t, m.limiter, request, 2) // so that no exchange is under way
-			report(t, m.limiter, request, 5, 0)
+			report(t, m.limiter, request, 4, 1)
 			wire.arm("account", c.side, 1)
 			require.Error(t, m.failedOnce(t, m.limiter, m.pricesTold, adaptive("cut-upstream").For("other")))
-			report(t, m.limiter, request, 4, 0)
-			m.told(t, m.limiter, request, c.want)
+			report(t, m.limiter, request, 3, 1)
+			m.told(t, m.limiter, request, c.want.Outcomes)
+			found := m.known(t, "cut-upstream", "account")
+			require.Equal(t, c.want, known{Outcomes: found.Outcomes, Accepted: found.Accepted, Throttled: found.Throttled})
 		})
 	}
 }
@@ -104,8 +109,7 @@ func TestAdaptiveClockStepsBack(t *testing.T) {
 	report(t, m.limiter, request, 1, 0)
 	m.pass(time.Second)
 	eventually(t, "the epoch begins again", func() bool {
-		_, err := m.limiter.Check(t.Context(), request)
-		require.NoError(t, err)
+		require.NoError(t, errOf(m.limiter.Check(t.Context(), request)))
 		return m.known(t, "upstream", "account").Epoch == 1
 	})
 	found := m.known(t, "upstream", "account")
@@ -129,12 +133,8 @@ func TestAdaptivePrune(t *testing.T) {
 			m.pass(8 * ratelimit.Day)
 			m.share(t, "upstream", "busy", 0.5)
 			holder := m.begin(t, pgx.ReadCommitted)
-			_, err := holder.Exec(t.Context(), `SELECT FROM ratelimit.prices WHERE key = 'held' FOR UPDATE`)
-			require.NoError(t, err)
-			prune := func() {
-				_, err := m.limiter.Prune(patience(t))
-				require.NoError(t, err)
-			}
+			require.NoError(t, errOf(holder.Exec(t.Context(), `SELECT FROM ratelimit.prices WHERE key = 'held' FOR UPDATE`)))
+			prune := func() { require.NoError(t, errOf(m.limiter.Prune(patience(t)))) }
 			prune()
 			if !isRouted {
 				require.Equal(t, 0.5, m.known(t, "upstream", "held").Share)
@@ -152,14 +152,16 @@ func TestAdaptivePrune(t *testing.T) {
 // A row of prices that another transaction has locked, or is inserting, delays no other row, and its outcomes are not lost.
 func TestAdaptiveGoesPastARowThatIsHeld(t *testing.T) {
 	t.Parallel()
+	const made, locked = `INSERT INTO ratelimit.prices VALUES ('held', 'account', 0, $1, $1, 0, 0, 0, 0.5, false, 0)`,
+		`UPDATE ratelimit.prices SET epoch = 0 WHERE name = 'held' AND begun_us = $1`
 	for name, c := range map[string]struct {
 		routed bool
-		hold   func(*market, *testing.T) pgx.Tx
+		hold   string
 	}{
-		"Locked":       {false, (*market).lockedUpstream},
-		"Made":         {false, (*market).madeUpstream},
-		"RoutedLocked": {true, (*market).lockedUpstream},
-		"RoutedMade":   {true, (*market).madeUpstream},
+		"Locked":       {false, locked},
+		"Made":         {false, made},
+		"RoutedLocked": {true, locked},
+		"RoutedMade":   {true, made},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -167,12 +169,15 @@ func TestAdaptiveGoesPastARowThatIsHeld(t *testing.T) {
 			if c.routed {
 				m.seemDistributed(t)
 			}
-			told := &pricesTold{}
-			limiter := m.with(t, ratelimit.Config{AsOf: m.now, Observer: told})
+			limiter, told := m.limiter, m.pricesTold
 			free, held := adaptive("z-free").For("account"), adaptive("held").For("account")
 			m.share(t, "z-free", "account", 0.5)
 			learn(t, limiter, free, 2)
-			holder := c.hold(m, t)
+			if c.hold == locked {
+				m.share(t, "held", "account", 0.5)
+			}
+			holder := m.begin(t, pgx.ReadCommitted)
+			require.NoError(t, errOf(holder.Exec(t.Context(), c.hold, m.now().UnixMicro())))
 			report(t, limiter, held, 3, 2)
 			eventually(t, "the observer is told", func() bool { return len(told.failures()) > 0 })
 			report(t, limiter, free, 4, 0)
@@ -187,23 +192,4 @@ func TestAdaptiveGoesPastARowThatIsHeld(t *testing.T) {
 			require.Equal(t, 2.0, found.Throttled)
 		})
 	}
-}
-
-// lockedUpstream begins a transaction that locks the row of an upstream.
-func (m *market) lockedUpstream(t *testing.T) pgx.Tx {
-	t.Helper()
-	m.share(t, "held", "account", 0.5)
-	holder := m.begin(t, pgx.ReadCommitted)
-	_, err := holder.Exec(t.Context(), `SELECT FROM ratelimit.prices WHERE name = 'held' FOR UPDATE`)
-	require.NoError(t, err)
-	return holder
-}
-
-// madeUpstream begins a transaction that makes the row of an upstream.
-func (m *market) madeUpstream(t *testing.T) pgx.Tx {
-	t.Helper()
-	holder := m.begin(t, pgx.ReadCommitted)
-	_, err := holder.Exec(t.Context(), `INSERT INTO ratelimit.prices VALUES ('held', 'account', 0, $1, $1, 0, 0, 0, 0.5, false, 0)`, m.now().UnixMicro())
-	require.NoError(t, err)
-	return holder
 }

@@ -1,7 +1,7 @@
 package integration_test
 
 import (
-	"context"
+	"fmt"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -14,43 +14,6 @@ import (
 
 // steady gains a hundred tokens a second, and is never full or empty while a test runs.
 var steady = ratelimit.Define("steady", ratelimit.TokenBucket{Rate: 100, Period: time.Second, Capacity: 1e6})
-
-// requireExactRefill checks that between two readings of a bucket every instant was credited once.
-func requireExactRefill(t *testing.T, before, after row, taken float64) {
-	t.Helper()
-	require.GreaterOrEqual(t, after.TS, before.TS, "ts does not go back")
-	arrived := float64(after.TS-before.TS) * 100 / 1e6
-	require.InDelta(t, before.Value+arrived-taken, after.Value, 1e-6)
-}
-
-// A statement's time is its start. After a wait for the row, that time may be before the row's own.
-func TestWaitingForTheRowCreditsNoInstantTwice(t *testing.T) {
-	t.Parallel()
-	b := setup(t)
-	for _, c := range callers() {
-		t.Run(c.name, func(t *testing.T) { // not parallel: waiting counts all
-			key := t.Name()
-			takeOne(t, b.limiter, steady.For(key).Cost(5e5))
-			before := b.row(t, "steady", key)
-
-			holder := b.begin(t, pgx.ReadCommitted)
-			takeOne(t, b.limiter.WithTx(holder), steady.For(key))
-			var waiters []*asker
-			for i, requests := range [][]ratelimit.Request{{steady.For(key)}, {steady.For(key), roomy.For(key), other.For(key)}} {
-				process := b.with(t, ratelimit.Config{})
-				waiters = append(waiters, startAsking(t, func(ctx context.Context) (bool, error) {
-					d, err := c.take(ctx, b.db(), process, requests...)
-					return d.Allowed, err
-				}))
-				eventually(t, "the caller waits for the row", func() bool { return waiting(t, b.pool) == i+1 })
-			}
-			takeOne(t, b.limiter.WithTx(holder), steady.For(key))
-			require.NoError(t, holder.Commit(t.Context()))
-			requireAllAllowed(t, waiters...)
-			requireExactRefill(t, before, b.row(t, "steady", key), 4)
-		})
-	}
-}
 
 // In a long transaction a decision is made at its own time, not at the time of the BEGIN.
 func TestLongTransactionDecidesAtThePresent(t *testing.T) {
@@ -73,7 +36,10 @@ func TestLongTransactionDecidesAtThePresent(t *testing.T) {
 			require.True(t, d.Allowed)
 			require.True(t, d.At.After(meanwhile.At))
 			require.NoError(t, old.Commit(t.Context()))
-			requireExactRefill(t, before, b.row(t, "steady", key), 101)
+			after := b.row(t, "steady", key)
+			require.GreaterOrEqual(t, after.TS, before.TS, "ts does not go back")
+			arrived := float64(after.TS-before.TS) * 100 / 1e6
+			require.InDelta(t, before.Value+arrived-101, after.Value, 1e-6, "every instant is credited once")
 		})
 	}
 }
@@ -120,5 +86,58 @@ func TestTheFirstInstantIsAnInstantLikeOthers(t *testing.T) {
 			require.NoError(t, tx.Commit(t.Context()))
 			require.InDelta(t, limit.Capacity(), tokens(t, limiter, request), 0)
 		})
+	}
+}
+
+// A decision on a calendar is one round trip, also the first one, and takes no SIREAD lock.
+func TestWhatADecisionOnACalendarTakes(t *testing.T) {
+	t.Parallel()
+	fastPathOnly(t, "it counts round trips")
+	b, w := setupCounted(t)
+	limit := func() ratelimit.Limit {
+		return ratelimit.Define("month", ratelimit.CalendarWindow{Rate: 1000, Resets: ratelimit.Monthly, Zone: "Europe/Berlin"})
+	}
+	requireAllowed(t, taking(roomy.For("first")), b.limiter)
+	for range 2 {
+		require.Equal(t, 1, w.count(func() { requireAllowed(t, taking(limit().For("key")), b.limiter) }))
+	}
+	tx := b.begin(t, pgx.Serializable)
+	bound := b.limiter.WithTx(tx)
+	requireAllowed(t, taking(limit().For("key")), bound) // the statement is prepared
+	require.Equal(t, 1, w.count(func() { requireAllowed(t, taking(limit().For("key")), bound) }))
+	other := ratelimit.Define("other", ratelimit.CalendarWindow{Rate: 9, Resets: ratelimit.Yearly, Zone: "Asia/Tokyo"})
+	requireAllowed(t, taking(limit().For("key"), other.For("key")), bound)
+	require.Zero(t, sireads(t, tx))
+	require.NoError(t, tx.Commit(t.Context()))
+}
+
+// In the midst of a call the clock of the database goes on, or back, by many windows. The answer is of a window near that instant.
+func TestTheClockGoesManyWindowsOn(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	for _, resets := range []ratelimit.Calendar{ratelimit.Daily, ratelimit.Monthly, ratelimit.Yearly} {
+		limit := ratelimit.Define("limit", ratelimit.CalendarWindow{Rate: 10, Resets: resets, Zone: "America/Santiago"})
+		for _, years := range []int{2, 300, -8} {
+			t.Run(fmt.Sprint(resets, years), func(t *testing.T) {
+				t.Parallel()
+				representative(t, fmt.Sprint(resets, years), "day300", "month2", "year-8")
+				for reads := range 6 {
+					n, now := 0, clockNoon.AddDate(years, 0, 0)
+					l := b.with(t, ratelimit.Config{NoBatching: true, AsOf: func() time.Time {
+						if n++; n <= reads+4 {
+							return clockNoon
+						}
+						return now
+					}})
+					tx := b.begin(t, pgx.Serializable)
+					for range 3 {
+						d, err := l.WithTx(tx).Take(t.Context(), limit.For(t.Name()), roomy.For(t.Name()))
+						require.NoError(t, err)
+						require.Less(t, d.States[0].ResetAfter, 400*ratelimit.Day)
+					}
+					require.NoError(t, tx.Rollback(t.Context()))
+				}
+			})
+		}
 	}
 }

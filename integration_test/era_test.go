@@ -5,11 +5,15 @@ import (
 	"fmt"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sync/errgroup"
 
-	"github.com/pgratelimit/pgratelimit/integration_test/internal/atonce"
+	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
 	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
@@ -82,28 +86,6 @@ func (b *bundle) plant(t *testing.T, key string, shard int, value float64, ts ti
 		key, shard, value, ts.UnixMicro())
 }
 
-// admitted makes concurrent callers take one token at a time, each so often, and returns the number of tokens that they got.
-func admitted(t *testing.T, limiter *ratelimit.Limiter, request ratelimit.Request, callers, each int) (given int) {
-	t.Helper()
-	counts := make([]int, callers)
-	require.NoError(t, atonce.Do(callers, func(worker int) error {
-		for range each {
-			d, err := limiter.Take(t.Context(), request)
-			if err != nil {
-				return err
-			}
-			if d.Allowed {
-				counts[worker]++
-			}
-		}
-		return nil
-	}))
-	for _, n := range counts {
-		given += n
-	}
-	return given
-}
-
 // jumping returns a clock that shows an instant before the change for a number of reads, and an instant after the change from then on.
 func jumping(reads int64) func() time.Time {
 	var n atomic.Int64
@@ -130,19 +112,12 @@ func TestTheChangeComesInTheMidstOfACall(t *testing.T) {
 		"ResetFromOneRowWithout":    {eraChange{before: slowly(40, 1), after: slowly(160, 8), onChange: ratelimit.ResetTokens}, nil, 160 + 1, 160},
 		"RaisedOneRowWithoutAnyYet": {eraChange{before: slowly(40, 1), after: slowly(160, 1)}, nil, 40, 160},
 	}
-	verbs := map[string]func(ctx context.Context, l *ratelimit.Limiter, r ratelimit.Request) (ratelimit.Decision, error){
-		"Take": func(ctx context.Context, l *ratelimit.Limiter, r ratelimit.Request) (ratelimit.Decision, error) {
-			return l.Take(ctx, r)
-		},
-		"TakeOfTwo": func(ctx context.Context, l *ratelimit.Limiter, r ratelimit.Request) (ratelimit.Decision, error) {
-			return l.Take(ctx, r, roomy.For("other"))
-		},
-		"Reserve": func(ctx context.Context, l *ratelimit.Limiter, r ratelimit.Request) (ratelimit.Decision, error) {
-			reservation, err := l.Reserve(ctx, r)
-			return reservation.Decision, err
-		},
-		"Charge": func(ctx context.Context, l *ratelimit.Limiter, r ratelimit.Request) (ratelimit.Decision, error) {
-			return ratelimit.Decision{Allowed: true}, l.Charge(ctx, r)
+	verbs := map[string]func(r ratelimit.Request) verb{
+		"Take":      func(r ratelimit.Request) verb { return taking(r) },
+		"TakeOfTwo": func(r ratelimit.Request) verb { return taking(r, roomy.For("other")) },
+		"Reserve":   func(r ratelimit.Request) verb { return reserving(r) },
+		"Charge": func(r ratelimit.Request) verb {
+			return func(ctx context.Context, l *ratelimit.Limiter) (bool, error) { return true, l.Charge(ctx, r) }
 		},
 	}
 	for name, test := range tests {
@@ -160,12 +135,8 @@ func TestTheChangeComesInTheMidstOfACall(t *testing.T) {
 						b.plant(t, key, shard, value, changeInstant.Add(-time.Second))
 					}
 					request := changingLimit("limit").For(key)
-					decision, err := call(t.Context(), limiter, request)
-					require.NoError(t, err)
-					require.True(t, decision.Allowed)
+					requireAllowed(t, call(request), limiter)
 					d.at(2 * time.Second)
-					value, err := d.limiter.Value(t.Context(), request)
-					require.NoError(t, err)
 					want := test.want
 					written := int64(0) // by the call
 					for _, row := range b.rows(t, key) {
@@ -174,7 +145,7 @@ func TestTheChangeComesInTheMidstOfACall(t *testing.T) {
 					if time.UnixMicro(written).Before(changeInstant) {
 						want = test.before
 					}
-					require.InDelta(t, want-1, value.Tokens, 1e-3, "after %d readings of the clock", reads)
+					require.InDelta(t, want-1, tokens(t, d.limiter, request), 1e-3, "after %d readings of the clock", reads)
 				}
 			})
 		}
@@ -193,22 +164,22 @@ func TestWhatIsGivenBackWhileTheKindChanges(t *testing.T) {
 	daily := ratelimit.CalendarWindow{Rate: capacity, Resets: ratelimit.Daily}
 	slides := ratelimit.SlidingWindow{Rate: capacity, Period: ratelimit.Day}
 	plain := slowly(capacity, 1)
+	ctx := t.Context()
 	ways := map[string]struct {
 		back     float64
 		reserves bool
-		give     func(ctx context.Context, l *ratelimit.Limiter, id string, at time.Time, request ratelimit.Request) error
+		give     func(l *ratelimit.Limiter, id string, at time.Time, request ratelimit.Request) error
 	}{
-		"Settle": {3, true, func(ctx context.Context, l *ratelimit.Limiter, id string, _ time.Time, request ratelimit.Request) error {
+		"Settle": {3, true, func(l *ratelimit.Limiter, id string, _ time.Time, request ratelimit.Request) error {
 			return l.Settle(ctx, id, request.Cost(taken-3))
 		}},
-		"Cancel": {taken, true, func(ctx context.Context, l *ratelimit.Limiter, id string, _ time.Time, _ ratelimit.Request) error {
+		"Cancel": {taken, true, func(l *ratelimit.Limiter, id string, _ time.Time, _ ratelimit.Request) error {
 			return l.Cancel(ctx, id)
 		}},
-		"Expire": {taken, true, func(ctx context.Context, l *ratelimit.Limiter, _ string, _ time.Time, _ ratelimit.Request) error {
-			_, err := l.Expire(ctx)
-			return err
+		"Expire": {taken, true, func(l *ratelimit.Limiter, _ string, _ time.Time, _ ratelimit.Request) error {
+			return errOf(l.Expire(ctx))
 		}},
-		"CreditTaken": {taken, false, func(ctx context.Context, l *ratelimit.Limiter, _ string, at time.Time, request ratelimit.Request) error {
+		"CreditTaken": {taken, false, func(l *ratelimit.Limiter, _ string, at time.Time, request ratelimit.Request) error {
 			return l.CreditTaken(ctx, at, request.Cost(taken))
 		}},
 	}
@@ -246,43 +217,12 @@ func TestWhatIsGivenBackWhileTheKindChanges(t *testing.T) {
 						takeOne(t, d.limiter, request.Cost(taken))
 					}
 					jumper := d.with(t, ratelimit.Config{Policies: rules, AsOf: jumping(reads)})
-					require.NoError(t, of.give(t.Context(), jumper, id, d.clock.now(), request))
+					require.NoError(t, of.give(jumper, id, d.clock.now(), request))
 					d.at(time.Second)
 					require.InDelta(t, capacity-spent-taken+of.back, tokens(t, d.limiter, request), 1e-3, "%s, when the clock was read %d times before the change", way, reads)
 				}
 			}
 		})
-	}
-}
-
-// Concurrent callers get exactly the tokens that the bucket held, also if its number of rows has changed.
-func TestCallersAtOnceGetWhatTheBucketHeld(t *testing.T) {
-	t.Parallel()
-	onEach(t, testCallersAtOnceGetWhatTheBucketHeld, onPostgres, inPartitions)
-}
-
-func testCallersAtOnceGetWhatTheBucketHeld(t *testing.T, on backend) {
-	for name, shards := range map[string]int{"OneRow": 1, "FourRows": 4, "EightRows": 8} {
-		for how, config := range map[string]ratelimit.Config{"Batches": {}, "NoBatching": {NoBatching: true}, "RefusalCache": {RefusalCache: refusalEntries}} {
-			t.Run(name+how, func(t *testing.T) {
-				t.Parallel()
-				representative(t, name, "OneRow", "FourRows")
-				d := on.setup(t).changing(t, config, map[string]eraChange{
-					"limit": {before: slowly(80, shards), after: faster(80, shards)},
-				})
-				request := changingLimit("limit").For("key")
-				for shard := range shards {
-					if shard%2 == 0 {
-						d.plant(t, "key", shard, 3, d.clock.now())
-					}
-				}
-				held := tokens(t, d.limiter, request)
-				d.at(0)
-				require.Equal(t, int(held), admitted(t, d.limiter, request, 6, 25))
-				d.at(time.Second)
-				require.Zero(t, admitted(t, d.limiter, request, 2, 2))
-			})
-		}
 	}
 }
 
@@ -314,4 +254,166 @@ func TestPruneForgivesNothingOwedThatAChangeScales(t *testing.T) {
 			}
 		})
 	}
+}
+
+// wrongClock makes Limiters in a process whose clock differs from the server's.
+type wrongClock struct {
+	bundle *bundle
+	ahead  bool
+}
+
+// limiter returns a Limiter whose limit has a rule with two eras: byProcess is in effect by the clock of the process, and byServer by the
+// server's. By the clock of the process, the rule changes in 30 seconds or changed 30 seconds ago.
+func (w wrongClock) limiter(t *testing.T, limit ratelimit.Limit, byProcess, byServer ratelimit.Era) *ratelimit.Limiter {
+	t.Helper()
+	eras, distance := []ratelimit.Era{byProcess, byServer}, 30*time.Second
+	if w.ahead {
+		eras, distance = []ratelimit.Era{byServer, byProcess}, -30*time.Second
+	}
+	eras[1].From = time.Now().Add(distance)
+	rule, err := ratelimit.NewRuling(limit, ratelimit.RulingConfig{Eras: eras})
+	require.NoError(t, err)
+	return w.bundle.with(t, ratelimit.Config{Policies: eraRules{limit.Name(): rule}, RefusalCache: refusalEntries})
+}
+
+// onWrongClocks runs a test in processes whose clocks are behind and ahead of the server's: their time is virtual, and begins in 2000.
+func onWrongClocks(t *testing.T, test func(t *testing.T, w wrongClock)) {
+	t.Helper()
+	for name, sleep := range map[string]time.Duration{"Behind": 0, "Ahead": 200 * 365 * ratelimit.Day} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			url := postgrestest.NewDatabase(t)
+			synctest.Test(t, func(t *testing.T) {
+				time.Sleep(sleep)
+				pool, err := pgxpool.New(t.Context(), url)
+				require.NoError(t, err)
+				t.Cleanup(pool.Close)
+				test(t, wrongClock{&bundle{pool: pool}, sleep > 0})
+			})
+		})
+	}
+}
+
+// eachPairOfModes runs a test for each pair of modes of a limit of two tokens: the mode by the clock of the process, and by the server's.
+func eachPairOfModes(test func(limit ratelimit.Limit, byProcess, byServer ratelimit.Era)) {
+	modes := []ratelimit.Mode{ratelimit.On, ratelimit.Shadow, ratelimit.Off}
+	for _, byProcess := range modes {
+		for _, byServer := range modes {
+			limit := ratelimit.Define(string("is-"+byProcess+"-"+byServer), ratelimit.TokenBucket{Rate: 12, Period: century, Capacity: 2, MaxReserved: 9})
+			test(limit, ratelimit.Era{Mode: byProcess}, ratelimit.Era{Mode: byServer})
+		}
+	}
+}
+
+// TestTheModeOfARuleFollowsTheServersClock checks that the server's clock chooses the mode, in a batch and in a transaction. The mode is
+// in the answer, it decides, and each token is taken once.
+func TestTheModeOfARuleFollowsTheServersClock(t *testing.T) {
+	t.Parallel()
+	other := ratelimit.Define("other", hoard(100))
+	onWrongClocks(t, func(t *testing.T, w wrongClock) {
+		t.Helper()
+		eachPairOfModes(func(limit ratelimit.Limit, byProcess, byServer ratelimit.Era) {
+			l := w.limiter(t, limit, byProcess, byServer)
+			for key, requests := range map[string][]ratelimit.Request{
+				limit.Name() + "one": {limit.For(limit.Name() + "one")},
+				limit.Name() + "two": {limit.For(limit.Name() + "two"), other.For(limit.Name() + "two")},
+			} {
+				takes := func(l *ratelimit.Limiter) {
+					for i := range 4 {
+						d, err := l.Take(t.Context(), requests...)
+						require.NoError(t, err, key)
+						require.Equal(t, byServer.Mode != ratelimit.On || i < 2, d.Allowed, "%v, take %d", key, i)
+						require.Equal(t, byServer.Mode == ratelimit.Off || i < 2, d.States[0].Allowed, "%v, take %d", key, i)
+						require.Equal(t, byServer.Mode, d.States[0].Mode, "%v, take %d", key, i)
+						require.Equal(t, byServer.Mode == ratelimit.Off, d.States[0].NotAsked, "%v, take %d", key, i)
+					}
+				}
+				taken := map[ratelimit.Mode]float64{ratelimit.On: 2, ratelimit.Shadow: 2}[byServer.Mode]
+				others := map[ratelimit.Mode]float64{ratelimit.On: 2, ratelimit.Shadow: 4, ratelimit.Off: 4}[byServer.Mode]
+				check := func(times float64) {
+					require.InDelta(t, 2-taken, tokens(t, l, limit.For(key)), 1e-6, key)
+					if len(requests) > 1 {
+						require.InDelta(t, 100-times*others, tokens(t, l, other.For(key)), 1e-6, key)
+					}
+				}
+				takes(l)
+				check(1)
+				require.NoError(t, l.Reset(t.Context(), limit.For(key)))
+				require.NoError(t, l.InTx(t.Context(), func(tx pgx.Tx) error {
+					takes(l.WithTx(tx))
+					return nil
+				}))
+				check(2)
+			}
+		})
+	})
+}
+
+// TestTheModesOfARuleCostNoRoundTrip promises that a rule that changes the mode of its limit costs no round trip, unless the limit
+// is off and its mode changes within a minute.
+func TestTheModesOfARuleCostNoRoundTrip(t *testing.T) {
+	t.Parallel()
+	fastPathOnly(t, "the general path takes more round trips")
+	b, w := setupCounted(t)
+	for name, test := range map[string]struct {
+		first, second ratelimit.Mode
+		change        time.Duration // from now
+		want          int
+	}{
+		"Shadow":   {ratelimit.Shadow, ratelimit.On, time.Hour, 1},
+		"On":       {ratelimit.On, ratelimit.Off, 40 * time.Second, 1},
+		"Off":      {ratelimit.Off, ratelimit.On, time.Hour, 0},
+		"OffLong":  {ratelimit.On, ratelimit.Off, -time.Hour, 0},
+		"SoonOn":   {ratelimit.Off, ratelimit.On, 40 * time.Second, 1},
+		"LatelyOn": {ratelimit.On, ratelimit.Off, -10 * time.Second, 1},
+	} {
+		limit := ratelimit.Define(name, hoard(100))
+		rule, err := ratelimit.NewRuling(limit, ratelimit.RulingConfig{Eras: []ratelimit.Era{{Mode: test.first}, {From: time.Now().Add(test.change), Mode: test.second}}})
+		require.NoError(t, err)
+		l := b.with(t, ratelimit.Config{NoBatching: true, Policies: eraRules{name: rule}})
+		for range 2 { // the first call inserts the row and learns the kind of server
+			require.NoError(t, l.Reset(t.Context(), limit.For(name)))
+			_, err := l.Take(t.Context(), limit.For(name))
+			require.NoError(t, err)
+		}
+		require.Equal(t, test.want, w.count(func() {
+			_, err := l.Take(t.Context(), limit.For(name))
+			require.NoError(t, err)
+		}), name)
+	}
+}
+
+// TestCallsInOneBatchAreMadeForSeveralModes: of the calls that share a statement, only calls whose limit is in another mode are
+// repeated. No call takes twice or fails.
+func TestCallsInOneBatchAreMadeForSeveralModes(t *testing.T) {
+	t.Parallel()
+	const callers, rounds = 20, 5
+	other := ratelimit.Define("other", hoard(100000))
+	onWrongClocks(t, func(t *testing.T, w wrongClock) {
+		t.Helper()
+		eachPairOfModes(func(limit ratelimit.Limit, byProcess, byServer ratelimit.Era) {
+			l := w.limiter(t, limit, byProcess, byServer)
+			before := tokens(t, l, other.For("shared"))
+			var group errgroup.Group
+			var taken atomic.Int64
+			for caller := range callers {
+				group.Go(func() error {
+					for round := range rounds {
+						own, shared := limit.For(fmt.Sprint("round ", round)), other.For("shared")
+						requests := [][]ratelimit.Request{{shared}, {shared, own}, {own}}[caller%3]
+						d, err := l.Take(t.Context(), requests...)
+						if err != nil {
+							return err
+						}
+						if d.Allowed && len(d.States) > 0 && d.States[0].Limit == other {
+							taken.Add(1)
+						}
+					}
+					return nil
+				})
+			}
+			require.NoError(t, group.Wait())
+			require.InDelta(t, before-float64(taken.Load()), tokens(t, l, other.For("shared")), 0.1)
+		})
+	})
 }

@@ -11,8 +11,10 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgratelimit/pgratelimit/integration_test/internal/world"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -83,25 +85,6 @@ func (s *stand) setDefault(t *testing.T, name, value string) (reset func()) {
 	return func() { alter("RESET " + name) }
 }
 
-// cancelWaiters cancels each statement that waits for a lock, until stop.
-func (s *stand) cancelWaiters(t *testing.T) (stop func()) {
-	t.Helper()
-	ctx, cancel := context.WithCancel(t.Context())
-	var cancelling sync.WaitGroup
-	cancelling.Go(func() {
-		for ctx.Err() == nil {
-			_, err := s.outside.pool.Exec(context.WithoutCancel(ctx), `SELECT pg_cancel_backend(pid) FROM pg_stat_activity
-				WHERE datname = current_database() AND wait_event_type = 'Lock'`)
-			if err != nil {
-				t.Errorf("cancel: %v", err)
-				return
-			}
-			time.Sleep(time.Millisecond)
-		}
-	})
-	return func() { cancel(); cancelling.Wait() }
-}
-
 // If the database or the pool fails in any of these ways, a call returns an error, takes nothing, and leaves no connection behind. When
 // the fault ends, calls work again.
 func TestCallsFailClosed(t *testing.T) {
@@ -109,10 +92,7 @@ func TestCallsFailClosed(t *testing.T) {
 	isDeadline := func(err error) bool { return errors.Is(err, context.DeadlineExceeded) }
 	isRefused := func(err error) bool { return errors.Is(err, syscall.ECONNREFUSED) }
 	setting := func(name, value string) func(*testing.T, *stand) func() {
-		return func(t *testing.T, s *stand) func() {
-			t.Helper()
-			return s.setDefault(t, name, value)
-		}
+		return func(t *testing.T, s *stand) func() { t.Helper(); return s.setDefault(t, name, value) }
 	}
 	for name, fault := range map[string]struct {
 		cause    func(t *testing.T, s *stand) (heal func())
@@ -130,8 +110,16 @@ func TestCallsFailClosed(t *testing.T) {
 		}, patient, isState("55P03"), nil},
 		"Cancelled": {func(t *testing.T, s *stand) func() { // as a statement_timeout does
 			t.Helper()
-			release, stop := s.hold(t), s.cancelWaiters(t)
-			return func() { stop(); release() }
+			ctx, stop := context.WithCancel(t.Context())
+			release, cancelling := s.hold(t), sync.WaitGroup{}
+			cancelling.Go(func() {
+				for ctx.Err() == nil {
+					_, err := s.outside.pool.Exec(t.Context(), `SELECT pg_cancel_backend(pid) FROM pg_stat_activity
+						WHERE datname = current_database() AND wait_event_type = 'Lock'`)
+					assert.NoError(t, err)
+				}
+			})
+			return func() { stop(); cancelling.Wait(); release() }
 		}, patient, isState("57014"), nil},
 		"PoolExhausted": {func(t *testing.T, s *stand) func() {
 			t.Helper()
@@ -141,13 +129,8 @@ func TestCallsFailClosed(t *testing.T) {
 		}, brief, isDeadline, isDeadline},
 		"ServerDown": {func(t *testing.T, s *stand) func() {
 			t.Helper()
-			config, healthy := s.pool.Config(), s.limiter
-			config.ConnConfig.Port = 1
-			pool, err := pgxpool.NewWithConfig(t.Context(), config)
-			require.NoError(t, err)
-			t.Cleanup(pool.Close)
-			s.limiter, err = ratelimit.New(pool, ratelimit.Config{})
-			require.NoError(t, err)
+			healthy := s.limiter
+			s.limiter = world.Open(t, s.pool.Config().ConnString(), func(c *pgxpool.Config) { c.ConnConfig.Port = 1 }).Limiter
 			return func() { s.limiter = healthy }
 		}, patient, isRefused, isRefused},
 	} {

@@ -97,30 +97,27 @@ func TestFirstUseIsARaceThatOneWins(t *testing.T) {
 				})
 				c.ConnConfig.RuntimeParams["default_transaction_isolation"] = isolation
 			})
-			limiters := []*ratelimit.Limiter{b.with(t, secrets["One"]), b.with(t, secrets["Other"])}
-			var allowed, refused [2]atomic.Int64
-			require.NoError(t, atonce.Do(callers*len(limiters), func(worker int) error {
-				program := worker % len(limiters)
-				err := limiters[program].Require(t.Context(), roomy.For("key"))
-				switch {
-				case err == nil:
-					allowed[program].Add(1)
-				case errors.Is(err, ratelimit.ErrHashKeyMismatch):
-					refused[program].Add(1)
-					err = nil
-				}
-				return err
+			programs := [2]string{"One", "Other"}
+			limiters := [2]*ratelimit.Limiter{b.with(t, secrets["One"]), b.with(t, secrets["Other"])}
+			var errs [2 * callers]error
+			require.NoError(t, atonce.Do(len(errs), func(worker int) error {
+				errs[worker] = limiters[worker%2].Require(t.Context(), roomy.For("key"))
+				return nil
 			}))
 			winner := 0
-			if allowed[1].Load() > 0 {
+			if errs[1] == nil {
 				winner = 1
 			}
-			require.EqualValues(t, callers, allowed[winner].Load())
-			require.EqualValues(t, callers, refused[1-winner].Load())
+			for worker, err := range errs {
+				if worker%2 == winner {
+					require.NoError(t, err)
+				} else {
+					require.ErrorIs(t, err, ratelimit.ErrHashKeyMismatch)
+				}
+			}
 			require.Len(t, b.rows(t, ""), 1)
 
-			before := statements.Load()
-			late := b.with(t, secrets[[]string{"One", "Other"}[winner]])
+			before, late := statements.Load(), b.with(t, secrets[programs[winner]])
 			require.NoError(t, atonce.Do(callers, func(int) error { return late.Reset(t.Context(), roomy.For("key")) }))
 			require.EqualValues(t, 1, statements.Load()-before, "concurrent first calls look once")
 		})
@@ -140,8 +137,8 @@ func TestFingerprintInTheCallersTransaction(t *testing.T) {
 			b.exec(t, `CREATE TABLE notes (note text)`)
 			one := b.with(t, secrets["One"])
 			tx := b.begin(t, level.level)
-			_, err := tx.Exec(t.Context(), `INSERT INTO notes SELECT 'one more than ' || count(*) FROM notes`)
-			require.NoError(t, err)
+			note := func(sql string) { require.NoError(t, errOf(tx.Exec(t.Context(), sql))) }
+			note(`INSERT INTO notes SELECT 'one more than ' || count(*) FROM notes`)
 			acquired := b.pool.Stat().AcquireCount()
 			takeOne(t, one.WithTx(tx), roomy.For("in the transaction"))
 			require.Equal(t, acquired, b.pool.Stat().AcquireCount(), "it uses no other connection")
@@ -156,8 +153,7 @@ func TestFingerprintInTheCallersTransaction(t *testing.T) {
 			for range 2 {
 				requireOnePrefix(t, stranger.WithTx(tx).Require(t.Context(), tight.For("key")), ratelimit.ErrHashKeyMismatch, "Require")
 			}
-			_, err = tx.Exec(t.Context(), `INSERT INTO notes VALUES ('after')`)
-			require.NoError(t, err, "the transaction goes on")
+			note(`INSERT INTO notes VALUES ('after')`) // the transaction goes on
 			require.NoError(t, tx.Commit(t.Context()))
 		})
 	}
@@ -169,10 +165,7 @@ func TestTransactionsLookAgainForTheFingerprint(t *testing.T) {
 	b := setup(t)
 	stranger := b.with(t, secrets["Other"])
 	take := func() error {
-		return pgx.BeginFunc(t.Context(), b.pool, func(tx pgx.Tx) error {
-			_, err := stranger.WithTx(tx).Take(t.Context(), roomy.For("key"))
-			return err
-		})
+		return pgx.BeginFunc(t.Context(), b.pool, func(tx pgx.Tx) error { return stranger.WithTx(tx).Require(t.Context(), roomy.For("key")) })
 	}
 	require.NoError(t, take())
 	requireAllowed(t, taking(roomy.For("key")), b.with(t, secrets["One"]))
@@ -224,8 +217,7 @@ func TestLooksStoreNoFingerprint(t *testing.T) {
 	requireAllowed(t, checking(roomy.For("key")), reading.limiter)
 	requireAllowed(t, taking(roomy.For("key")), b.limiter)
 	requireAllowed(t, checking(roomy.For("key")), reading.with(t, ratelimit.Config{}))
-	_, err := reading.with(t, secrets["One"]).Check(t.Context(), roomy.For("key"))
-	require.ErrorIs(t, err, ratelimit.ErrHashKeyMismatch)
+	require.ErrorIs(t, errOf(reading.with(t, secrets["One"]).Check(t.Context(), roomy.For("key"))), ratelimit.ErrHashKeyMismatch)
 }
 
 // A tool reads keys in tables, and names their buckets without the secret under which they are stored.
@@ -255,21 +247,16 @@ func TestAStoredKeyNeedsNoSecret(t *testing.T) {
 			}
 			require.NoError(t, tool.Reset(t.Context(), ada))
 			require.Equal(t, roomy.Capacity(), b.held(t, roomy.Name(), stored))
-			if config.HashKey != nil {
-				require.ErrorIs(t, tool.Require(t.Context(), ada, roomy.For("grace")), ratelimit.ErrHashKeyMismatch, "one key that has to be hashed")
+			takeOne(t, program, roomy.Global().Cost(2))
+			if config.HashKey != nil { // a program has to have the secret whatever it asks for
+				require.ErrorIs(t, tool.Require(t.Context(), ada, roomy.For("grace")), ratelimit.ErrHashKeyMismatch)
+				require.ErrorIs(t, tool.Require(t.Context(), roomy.Global()), ratelimit.ErrHashKeyMismatch)
 			}
+			require.NoError(t, tool.Reset(t.Context(), roomy.ForStored("")))
+			require.Equal(t, roomy.Capacity(), b.held(t, roomy.Name(), ""), "the stored key of Global is empty")
 			takeOne(t, program, roomy.For("grace")) // the tool has left no fingerprint of its own
 		})
 	}
-}
-
-func TestTheStoredKeyOfGlobalIsEmpty(t *testing.T) {
-	t.Parallel()
-	b := setup(t)
-	takeOne(t, b.with(t, secrets["One"]), roomy.Global().Cost(2))
-	require.ErrorIs(t, b.limiter.Require(t.Context(), roomy.Global()), ratelimit.ErrHashKeyMismatch, "a program has to have the secret whatever it asks for")
-	require.NoError(t, b.limiter.Reset(t.Context(), roomy.ForStored("")))
-	require.Equal(t, roomy.Capacity(), b.held(t, roomy.Name(), ""))
 }
 
 func TestAKeyThatCannotBeStoredIsRefused(t *testing.T) {

@@ -61,39 +61,27 @@ func TestHoldRefuses(t *testing.T) {
 	release()
 }
 
-// TestHoldOutlivesTheLease promises that work may take longer than the lease and keeps its slot, also if another process acquired its lease.
-func TestHoldOutlivesTheLease(t *testing.T) {
+// TestHoldEndsWorkThatLostItsSlot promises that work may take longer than the lease and keeps its slot, that losing a slot cancels the
+// work's context, and that the caller gets an error. TestKeep of internal/slots has the other ways to keep and to lose one.
+func TestHoldEndsWorkThatLostItsSlot(t *testing.T) {
 	t.Parallel()
 	const lease = time.Minute
 	jobs := ratelimit.Define("jobs", ratelimit.Concurrency{Most: 1, Lease: lease})
-	inVirtualTime(t, func(t *testing.T, b *bundle) {
-		t.Helper()
-		l := b.with(t, ratelimit.Config{AsOf: time.Now})
-		held, release := l.Keep(t.Context(), ratelimit.Lease{ID: acquire(t, b.limiter, jobs.For("k")).ID})
-		time.Sleep(3 * lease)
-		require.NoError(t, held.Err())
-		refused(t, b.limiter, jobs.For("k"))
-		release()
-		require.Equal(t, context.Canceled, context.Cause(held))
-		require.Equal(t, 1.0, tokens(t, b.limiter, jobs.For("k")))
-	})
-}
-
-// TestHoldEndsWorkThatLostItsSlot promises that losing a slot cancels the work's context, and that the caller gets an error. TestKeep of
-// internal/slots has the other ways to lose one.
-func TestHoldEndsWorkThatLostItsSlot(t *testing.T) {
-	t.Parallel()
-	jobs := ratelimit.Define("jobs", ratelimit.Concurrency{Most: 1, Lease: time.Minute})
-	inVirtualTime(t, func(t *testing.T, b *bundle) {
-		t.Helper()
+	url := postgrestest.NewDatabase(t)
+	synctest.Test(t, func(t *testing.T) { // on whose clock no time passes while a statement runs
+		b := countedOn(t, url, &wire{})
+		b.limiter = b.with(t, ratelimit.Config{AsOf: time.Now})
 		for name, steal := range map[string]func(lease ratelimit.Lease) error{
 			"ByARelease": func(lease ratelimit.Lease) error { return b.limiter.Release(t.Context(), lease.ID) },
 			"ByAReset":   func(ratelimit.Lease) error { return b.limiter.Reset(t.Context(), jobs.For("k")) },
 			"ByALostRow": func(ratelimit.Lease) error { return errOf(b.pool.Exec(t.Context(), "DELETE FROM ratelimit.buckets")) },
 		} {
 			for _, end := range []error{nil, errFull} {
-				err := b.limiter.Hold(t.Context(), func(ctx context.Context, lease ratelimit.Lease) error {
-					require.NoError(t, steal(lease), name)
+				err := b.limiter.Hold(t.Context(), func(ctx context.Context, held ratelimit.Lease) error {
+					time.Sleep(3 * lease)
+					require.NoError(t, ctx.Err())
+					refused(t, b.limiter, jobs.For("k"))
+					require.NoError(t, steal(held), name)
 					<-ctx.Done()
 					require.ErrorIs(t, context.Cause(ctx), ratelimit.ErrLeaseLost, name)
 					return end
@@ -102,16 +90,5 @@ func TestHoldEndsWorkThatLostItsSlot(t *testing.T) {
 				require.True(t, end == nil || errors.Is(err, end), name)
 			}
 		}
-	})
-}
-
-// inVirtualTime runs test on Postgres in a bubble, whose clock the Limiter uses. Time does not pass while a statement runs.
-func inVirtualTime(t *testing.T, test func(t *testing.T, b *bundle)) {
-	t.Helper()
-	url := postgrestest.NewDatabase(t)
-	synctest.Test(t, func(t *testing.T) {
-		b := countedOn(t, url, &wire{})
-		b.limiter = b.with(t, ratelimit.Config{AsOf: time.Now})
-		test(t, b)
 	})
 }
