@@ -1,6 +1,7 @@
 package rpclimit_test
 
 import (
+	"math"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -126,4 +127,26 @@ func TestModesRefuseNobody(t *testing.T) {
 	require.Equal(t, rpclimit.OK, b.admit(t.Context(), perUser.For("ada").Plan("off"), perUser.For("bob").Plan("tried")), "undecided")
 	require.Equal(t, rpclimit.OK, b.admit(t.Context(), perUser.For("").Plan("tried")), "without a key")
 	require.Equal(t, []string{"failed_closed" + of, "shadow_failed_closed" + of, "shadow_bad_key" + of}, b.results()[6:])
+}
+
+// A wait is never told too short.
+func TestRounding(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		wait            time.Duration
+		millis, seconds string
+	}{
+		{time.Microsecond, "1", "1"},
+		{time.Millisecond, "1", "1"},
+		{time.Millisecond + time.Microsecond, "2", "1"},
+		{time.Second, "1000", "1"},
+		{time.Second + time.Microsecond, "1001", "2"},
+		{24 * time.Hour, "86400000", "86400"},
+		{30 * 24 * time.Hour, "2147483647", "2592000"},
+		{math.MaxInt64 - time.Second, "2147483647", "9223372036"},
+	} {
+		r := rpclimit.RejectionError{RetryAfter: c.wait}
+		require.Equal(t, c.millis, r.PushbackMillis(), c.wait)
+		require.Equal(t, c.seconds, r.RetryAfterSeconds(), c.wait)
+	}
 }

@@ -1,18 +1,26 @@
 package telemetry_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"slices"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgtype"
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/internal/telemetry"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
+	"github.com/pgratelimit/pgratelimit/ratelimittest"
 )
 
 var (
@@ -181,4 +189,184 @@ func TestLoad(t *testing.T) {
 	require.Equal(t, "loaded", telemetry.Load(ratelimit.RulesLoaded{Version: 3}))
 	require.Equal(t, "kept", telemetry.Load(ratelimit.RulesLoaded{Version: 3, Kept: 1, Err: io.EOF}))
 	require.Equal(t, "failed", telemetry.Load(ratelimit.RulesLoaded{Version: 3, Err: io.EOF}))
+}
+
+const secret = "hunter2"
+
+// connectError returns the error of pgx for a connection string with a closed port.
+func connectError(t *testing.T, format string) error {
+	t.Helper()
+	const reserved = 1 // which no test of the machine can be given meanwhile, as it can a port that was just free
+	_, err := pgx.Connect(t.Context(), fmt.Sprintf(format, reserved))
+	require.Error(t, err)
+	return err
+}
+
+// encodeError returns what pgx says of a parameter that it cannot send.
+func encodeError(t *testing.T, value any) error {
+	t.Helper()
+	_, err := pgtype.NewMap().Encode(pgtype.Int8ArrayOID, pgtype.BinaryFormatCode, value, nil)
+	require.Error(t, err)
+	return err
+}
+
+func TestErrorTextHoldsNoSecret(t *testing.T) {
+	t.Parallel()
+	_, parse := pgx.ParseConfig("postgres://app:" + secret + "@db:notaport/app")
+	require.Error(t, parse)
+	for name, err := range map[string]error{
+		"connect":    connectError(t, "postgres://"+secret+":"+secret+"@127.0.0.1:%d/"+secret+"?sslmode=disable"),
+		"connectTLS": connectError(t, "postgres://"+secret+":"+secret+"@127.0.0.1:%d/"+secret),
+		"parse":      fmt.Errorf("begin: %w", parse),
+		"url":        errors.New("dial postgresql://app:" + secret + "@db/app: refused"),
+		"urlSlash":   errors.New("dial postgresql://app:a/@" + secret + "@db/app: refused"),
+		"keyword":    errors.New("cannot use host=db password=" + secret + " user=app"),
+		"quoted":     errors.New("cannot use password = 'a b " + secret + `\' c'`),
+		"query":      errors.New("bad option ?password=" + secret + "&sslmode=require"),
+		"json":       errors.New(`vault said {"Passwd": "` + secret + `"}`),
+		"key":        fmt.Errorf("take: %w", encodeError(t, []string{"user " + secret})),
+		"rows": &pgconn.PgError{
+			Severity: "ERROR", Code: "23514", Message: "violates a check",
+			Detail: "Failing row contains (" + secret + ")", Where: secret, InternalQuery: secret,
+		},
+	} {
+		text := telemetry.ErrorText(err)
+		require.NotContains(t, text, secret, name)
+		require.NotEmpty(t, text, name)
+	}
+}
+
+// What an operator needs to find the fault stays.
+func TestErrorTextNamesTheFault(t *testing.T) {
+	t.Parallel()
+	text := telemetry.ErrorText(connectError(t, "postgres://app:"+secret+"@127.0.0.1:%d/app?sslmode=disable"))
+	require.Contains(t, text, "failed to connect: 127.0.0.1")
+	require.Contains(t, text, "connection refused")
+
+	answer := &pgconn.PgError{Severity: "FATAL", Code: "28P01", Message: `password authentication failed for user "app"`}
+	require.Equal(t, `FATAL: password authentication failed for user "app" (SQLSTATE 28P01)`, telemetry.ErrorText(answer))
+	require.Equal(t, `ratelimit: take "uploads": EOF`, telemetry.ErrorText(fmt.Errorf("ratelimit: take %q: %w", "uploads", io.EOF)))
+	require.Equal(t, "take: unable to encode a parameter", telemetry.ErrorText(fmt.Errorf("take: %w", encodeError(t, []string{"a"}))))
+}
+
+func TestErrorType(t *testing.T) {
+	t.Parallel()
+	lost := fmt.Errorf("%w: %w", ratelimit.ErrContended, &pgconn.PgError{Code: "40001"})
+	for want, err := range map[string]error{
+		"contended":      lost,
+		"overloaded":     fmt.Errorf("take: %w", ratelimit.ErrOverloaded),
+		"closed":         fmt.Errorf("take: %w", ratelimit.ErrClosed),
+		"commit_unknown": fmt.Errorf("%w: %w", ratelimit.ErrCommitUnknown, io.EOF),
+		"pooler_mode":    fmt.Errorf("%w: %w", ratelimit.ErrPoolerMode, &pgconn.PgError{Code: "42P05"}),
+		"not_migrated":   fmt.Errorf("%w: %w", ratelimit.ErrNotMigrated, &pgconn.PgError{Code: "42P01"}),
+		"53300":          fmt.Errorf("take: %w", &pgconn.PgError{Code: "53300"}),
+		"cancelled":      fmt.Errorf("take: %w", context.Canceled),
+		"timeout":        fmt.Errorf("take: %w", context.DeadlineExceeded),
+		"connection":     connectError(t, "postgres://app@127.0.0.1:%d/app"),
+		"other":          errors.New("a key of somebody"),
+	} {
+		require.Equal(t, want, telemetry.ErrorType(err))
+	}
+	for _, err := range []error{io.EOF, io.ErrUnexpectedEOF, pgconn.ErrConnClosed, &net.OpError{Op: "read", Err: errors.New("reset")}} {
+		require.Equal(t, "connection", telemetry.ErrorType(fmt.Errorf("take: %w", err)))
+	}
+}
+
+// TestInstruments promises that names are unique, that a histogram and no other instrument has bounds, and that each measurement has
+// a value for each label.
+func TestInstruments(t *testing.T) {
+	t.Parallel()
+	instruments, seen := telemetry.Instruments(), map[string]bool{}
+	for _, i := range instruments {
+		require.False(t, seen[i.Prometheus] || seen[i.OTel], i.Prometheus)
+		seen[i.Prometheus] = true
+		seen[i.OTel] = i.OTel != ""
+		require.NotEmpty(t, i.Help)
+		require.NotEmpty(t, i.Unit)
+		require.Equal(t, i.Kind == telemetry.Histogram, i.Bounds != nil, i.Prometheus)
+	}
+	measured := map[int]bool{}
+	limit := ratelimit.Define("limit", ratelimit.PerSecond(1))
+	decision := ratelimit.Decision{Allowed: true, States: []ratelimit.State{{Limit: limit, Allowed: true, Rule: "rule"}}}
+	for _, event := range []ratelimit.Event{
+		ratelimit.Decided{Verb: "reserve", Decision: decision},
+		ratelimit.Failed{Verb: "take", Err: ratelimit.ErrContended},
+		ratelimit.Failed{Verb: "take", Err: errors.New("lost")},
+		ratelimit.Settlement{Delta: 1},
+		ratelimit.Leased{},
+		ratelimit.Conflicted{},
+		ratelimit.Batched{},
+		ratelimit.Queued{},
+		ratelimit.Pruned{},
+		ratelimit.Mended{},
+		ratelimit.Answered{},
+		ratelimit.RulesLoaded{},
+		ratelimit.PriceChanged{},
+		ratelimit.Prefetched{Taken: 1},
+	} {
+		telemetry.Measure(event, func(instrument int, _ float64, labels ...string) {
+			require.Len(t, labels, len(instruments[instrument].Labels), instruments[instrument].Prometheus)
+			measured[instrument] = true
+		})
+	}
+	require.Len(t, measured, len(instruments))
+}
+
+// stored is the one rule there is, which changes while the program runs.
+type stored struct {
+	rule atomic.Pointer[ratelimit.Ruling]
+}
+
+func (s *stored) RulingFor(ratelimit.Limit, string, string) *ratelimit.Ruling { return s.rule.Load() }
+
+func (s *stored) RulingsOf(string) []*ratelimit.Ruling { return []*ratelimit.Ruling{s.rule.Load()} }
+
+// told remembers what became of requests.
+type told struct {
+	mu  sync.Mutex
+	all []string
+}
+
+func (o *told) Observe(_ context.Context, event ratelimit.Event) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if d, ok := event.(ratelimit.Decided); ok {
+		for i, request := range requests(d) {
+			o.all = append(o.all, d.Decision.States[i].Rule+" "+request)
+		}
+	}
+}
+
+// TestWhatDecidedIsTold promises that a request is reported with the rule of its policy, and with the kind of that policy. A pause
+// is no rule, so it changes neither.
+func TestWhatDecidedIsTold(t *testing.T) {
+	t.Parallel()
+	s, o := &stored{}, &told{}
+	now := time.Date(2026, time.March, 9, 10, 0, 0, 0, time.UTC)
+	limiter, err := ratelimit.New(ratelimittest.NewDB(), ratelimit.Config{Policies: s, Observer: o, AsOf: func() time.Time { return now }})
+	require.NoError(t, err)
+	ofOne := ratelimit.FixedWindow{Rate: 1, Period: time.Hour, Start: now}
+	for _, config := range []*ratelimit.RulingConfig{
+		nil,
+		{Name: "window", Eras: []ratelimit.Era{{Policy: ofOne}}},
+		{Name: "window", Eras: []ratelimit.Era{{Policy: ofOne}}},
+		{Name: "tried", Eras: []ratelimit.Era{{Policy: ofOne, Mode: ratelimit.Shadow}}},
+		{Name: "off", Eras: []ratelimit.Era{{Mode: ratelimit.Off}}},
+		{Name: "paused", PausedUntil: now.Add(time.Minute)},
+		{Name: "window", Eras: []ratelimit.Era{{Policy: ofOne}}, PausedUntil: now.Add(time.Minute)},
+	} {
+		s.rule.Store(nil)
+		if config != nil {
+			rule, err := ratelimit.NewRuling(perUser, *config)
+			require.NoError(t, err)
+			s.rule.Store(rule)
+		}
+		_, err := limiter.Take(t.Context(), perUser.For("ada"))
+		require.NoError(t, err)
+	}
+	require.Equal(t, []string{
+		" perUser token_bucket take allowed false", "window perUser fixed_window take allowed false",
+		"window perUser fixed_window take refused false", "tried perUser fixed_window take shadow_refused false",
+		"off perUser token_bucket take off false", " perUser token_bucket take paused false", "window perUser fixed_window take paused false",
+	}, o.all)
 }
