@@ -114,70 +114,43 @@ func Example() {
 
 func ExampleScheduler_Cancel() {
 	var (
-		ctx    context.Context
-		pool   *pgxpool.Pool
 		client *river.Client[pgx.Tx]
 		sched  *scheduler.Scheduler
-		jobID  int64
 	)
-	err := pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+	deletePrompt := func(ctx context.Context, tx pgx.Tx, jobID int64) error {
 		if _, err := tx.Exec(ctx, `DELETE FROM prompts ...`); err != nil {
 			return err
 		}
 		_, err := sched.Cancel(ctx, client, tx, jobID)
 		return err
-	})
-	if err != nil {
-		log.Fatal(err)
 	}
+	_ = deletePrompt
 }
 
-// Prompts that are inserted by programs that know of no limits start no faster than their organisation's limit gives.
-func ExampleConfig_requests() {
+// Programs that know of no limits insert prompts. They start no faster than their organisation's limit gives, and no organisation has more
+// than three prompts at the model at a time, however many workers there are.
+func ExampleNewHolder() {
 	var limiter *ratelimit.Limiter
-	sched, err := scheduler.New(limiter, scheduler.Config{
-		Requests: func(job *rivertype.JobRow) ([]ratelimit.Request, error) {
+	requests := func(limit ratelimit.Limit) func(job *rivertype.JobRow) ([]ratelimit.Request, error) {
+		return func(job *rivertype.JobRow) ([]ratelimit.Request, error) {
 			if job.Kind != (PromptArgs{}).Kind() {
 				return nil, nil
 			}
 			var args PromptArgs
 			err := json.Unmarshal(job.EncodedArgs, &args)
-			return []ratelimit.Request{requestsPerMinute.For(args.Org)}, err
-		},
-	})
+			return []ratelimit.Request{limit.For(args.Org)}, err
+		}
+	}
+	sched, err := scheduler.New(limiter, scheduler.Config{Requests: requests(requestsPerMinute)})
+	if err != nil {
+		log.Fatal(err)
+	}
+	holder, err := scheduler.NewHolder(limiter, scheduler.HolderConfig{Requests: requests(promptsAtOnce)})
 	if err != nil {
 		log.Fatal(err)
 	}
 	config := &river.Config{ /* Queues, Workers, .. */ }
-	if err := sched.Install(config); err != nil {
-		log.Fatal(err)
-	}
-}
-
-// No organisation has more than three prompts at the model at a time, however many workers there are.
-func ExampleNewHolder() {
-	var (
-		limiter *ratelimit.Limiter
-		sched   *scheduler.Scheduler
-		pool    *pgxpool.Pool
-	)
-	holder, err := scheduler.NewHolder(limiter, scheduler.HolderConfig{
-		Requests: func(job *rivertype.JobRow) ([]ratelimit.Request, error) {
-			if job.Kind != (PromptArgs{}).Kind() {
-				return nil, nil
-			}
-			var args PromptArgs
-			err := json.Unmarshal(job.EncodedArgs, &args)
-			return []ratelimit.Request{promptsAtOnce.For(args.Org)}, err
-		},
-	})
-	if err != nil {
-		log.Fatal(err)
-	}
-	_, err = river.NewClient(riverpgxv5.New(pool), &river.Config{
-		Middleware: []rivertype.Middleware{holder.Middleware(), sched.Middleware()}, // in this order
-	})
-	if err != nil {
+	if err := sched.Install(config, holder); err != nil {
 		log.Fatal(err)
 	}
 }

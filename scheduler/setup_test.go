@@ -4,7 +4,6 @@ import (
 	"context"
 	"log/slog"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -56,25 +55,13 @@ type settings struct {
 	limiter   ratelimit.Config
 	scheduler scheduler.Config
 	river     river.Config
-	holds     []ratelimit.Request // by each job
 }
-
-// clock is what a limiter takes for the database's clock. It stands still until it is moved on.
-type clock struct{ sinceEpoch atomic.Int64 } // in microseconds
-
-// onClock gives the limiter a clock that shows the present.
-func onClock(s *settings) *clock {
-	c := &clock{}
-	c.sinceEpoch.Store(time.Now().UnixMicro())
-	s.limiter.AsOf = c.now
-	return c
-}
-
-func (c *clock) now() time.Time          { return time.UnixMicro(c.sinceEpoch.Load()) }
-func (c *clock) move(span time.Duration) { c.sinceEpoch.Add(span.Microseconds()) }
 
 // stopped gives the limiter a clock that stands still, so that nothing arrives.
-func stopped(s *settings) { onClock(s) }
+func stopped(s *settings) {
+	now := time.Now()
+	s.limiter.AsOf = func() time.Time { return now }
+}
 
 // setup makes a fixture. Its client does not work jobs before start.
 func setup(t testing.TB, configure ...func(*settings)) *fixture {
@@ -87,12 +74,6 @@ func setup(t testing.TB, configure ...func(*settings)) *fixture {
 // setupOn is setup on a database that has the tables.
 func setupOn(t testing.TB, pool *pgxpool.Pool, configure ...func(*settings)) *fixture {
 	t.Helper()
-	f, err := newFixture(pool, configure...)
-	require.NoError(t, err)
-	return f
-}
-
-func newFixture(pool *pgxpool.Pool, configure ...func(*settings)) (*fixture, error) {
 	s := settings{
 		scheduler: scheduler.Config{Logger: slog.New(slog.DiscardHandler), TakeUpEarly: -1},
 		river: river.Config{
@@ -109,12 +90,10 @@ func newFixture(pool *pgxpool.Pool, configure ...func(*settings)) (*fixture, err
 	}
 	f := &fixture{pool: pool, work: func(context.Context, *river.Job[taskArgs]) error { return nil }}
 	var err error
-	if f.limiter, err = ratelimit.New(pool, s.limiter); err != nil {
-		return nil, err
-	}
-	if f.scheduler, err = scheduler.New(f.limiter, s.scheduler); err != nil {
-		return nil, err
-	}
+	f.limiter, err = ratelimit.New(pool, s.limiter)
+	require.NoError(t, err)
+	f.scheduler, err = scheduler.New(f.limiter, s.scheduler)
+	require.NoError(t, err)
 	s.river.Workers = river.NewWorkers()
 	river.AddWorker(s.river.Workers, river.WorkFunc(func(ctx context.Context, job *river.Job[taskArgs]) error {
 		f.mu.Lock()
@@ -125,18 +104,9 @@ func newFixture(pool *pgxpool.Pool, configure ...func(*settings)) (*fixture, err
 	if s.river.Middleware == nil {
 		s.river.Middleware = []rivertype.Middleware{f.scheduler.Middleware()}
 	}
-	if s.holds != nil {
-		holder, err := scheduler.NewHolder(f.limiter, scheduler.HolderConfig{
-			Requests:  func(*rivertype.JobRow) ([]ratelimit.Request, error) { return s.holds, nil },
-			MaxSnooze: 50 * time.Millisecond,
-		})
-		if err != nil {
-			return nil, err
-		}
-		s.river.Middleware = append([]rivertype.Middleware{holder.Middleware()}, s.river.Middleware...)
-	}
 	f.client, err = river.NewClient(riverpgxv5.New(pool), &s.river)
-	return f, err
+	require.NoError(t, err)
+	return f
 }
 
 // start makes the client work jobs with work until the test ends, and returns the channel of its job events.
@@ -225,4 +195,10 @@ func (f *fixture) jobs(t testing.TB) int {
 func (f *fixture) reservations(t testing.TB) int {
 	t.Helper()
 	return one[int](t, f.pool, "SELECT count(*) FROM ratelimit.reservations")
+}
+
+// open returns how many reservations have not ended.
+func (f *fixture) open(t testing.TB) int {
+	t.Helper()
+	return one[int](t, f.pool, "SELECT count(*) FROM ratelimit.reservations WHERE state = 'open'")
 }
