@@ -43,21 +43,17 @@ func TestLimits(t *testing.T) {
 			f.put(t, names[n], fmt.Sprint(k), 1)
 		}
 	}
-	all, err := f.Limits(t.Context(), "", 1000)
-	require.NoError(t, err)
-	require.Equal(t, names, all)
-	first, err := f.Limits(t.Context(), "", 0)
-	require.NoError(t, err)
-	require.Equal(t, names[:50], first)
-	next, err := f.Limits(t.Context(), first[49], 3)
-	require.NoError(t, err)
-	require.Equal(t, names[50:53], next)
-	last, err := f.Limits(t.Context(), "limit-5", 1000)
-	require.NoError(t, err)
-	require.Equal(t, names[50:], last, "it need not be the name of a limit")
-	last, err = f.Limits(t.Context(), names[59], 1)
-	require.NoError(t, err)
-	require.Empty(t, last)
+	for _, test := range []struct {
+		after string
+		most  int
+		want  []string
+	}{
+		{"", 1000, names}, {"", 0, names[:50]}, {names[49], 3, names[50:53]}, {"limit-5", 1000, names[50:]}, {names[59], 1, nil},
+	} {
+		found, err := f.Limits(t.Context(), test.after, test.most)
+		require.NoError(t, err)
+		require.Equal(t, test.want, slices.Concat(found), "%d after %q, which need not be the name of a limit", test.most, test.after)
+	}
 }
 
 func TestBucket(t *testing.T) {
@@ -178,4 +174,80 @@ func TestLeases(t *testing.T) {
 	require.Equal(t, []inspect.Lease{one, other}, b.Held(noon))
 	require.Equal(t, []inspect.Lease{other}, b.Held(noon.Add(time.Minute)))
 	require.Empty(t, b.Held(noon.Add(time.Hour)))
+}
+
+func TestUpstream(t *testing.T) {
+	t.Parallel()
+	f := setup(t)
+	f.exec(t, `INSERT INTO ratelimit.prices VALUES ('words', 'ada', 3, $1, $1, 0, 0, 0, 0.4, true, $1::bigint + 5000000), ('words', 'bob', 0, $1, $1, 0, 0, 0, 1, false, 0)`,
+		noon.UnixMicro())
+	u, found, err := f.Upstream(t.Context(), "words", "ada")
+	require.NoError(t, err)
+	require.True(t, found)
+	require.Equal(t, inspect.Upstream{Share: 0.4, PausedUntil: noon.Add(5 * time.Second), Seen: noon}, u)
+	require.Equal(t, 0.4, u.Within(0.1))
+	require.Equal(t, 0.5, u.Within(0.5), "another process has a lower floor")
+	u, found, err = f.Upstream(t.Context(), "words", "bob")
+	require.NoError(t, err)
+	require.True(t, found)
+	require.Equal(t, inspect.Upstream{Share: 1, Seen: noon}, u)
+	_, found, err = f.Upstream(t.Context(), "words", "eve")
+	require.NoError(t, err)
+	require.False(t, found)
+}
+
+// owing writes buckets of two limits, of up to four rows, and returns the buckets that owe, in their order.
+func (f *fixture) owing(t *testing.T) (owing []inspect.Bucket, rows int) {
+	t.Helper()
+	keys := slices.Sorted(slices.Values(hostile))
+	for n := range 2 * len(keys) {
+		b := inspect.Bucket{Limit: []string{"messages", "words"}[n/len(keys)], Key: keys[n%len(keys)]}
+		tokens := make([]float64, 1+n%4)
+		for shard := range tokens {
+			tokens[shard] = 3
+			if n%5 == 3 && shard == n%len(tokens) { // one of the rows, be it the first or the last
+				tokens[shard] = -2
+			}
+			b.Rows = append(b.Rows, inspect.Row{Shard: shard, Tokens: tokens[shard], At: noon})
+		}
+		f.put(t, b.Limit, b.Key, tokens...)
+		rows += len(tokens)
+		if slices.Contains(tokens, -2) {
+			owing = append(owing, b)
+		}
+	}
+	return owing, rows
+}
+
+// For any page size, a search finds each bucket that owes once, with all its rows, in order. It looks at a bounded number of rows, and
+// returns where it stopped, whether or not it found a bucket.
+func TestOwingByPages(t *testing.T) {
+	t.Parallel()
+	f := setup(t)
+	owing, rows := f.owing(t)
+	ofMessages := owing[:slices.IndexFunc(owing, func(b inspect.Bucket) bool { return b.Limit == "words" })]
+	require.NotEmpty(t, ofMessages)
+	for limit, want := range map[string][]inspect.Bucket{"": owing, "messages": ofMessages, "words": owing[len(ofMessages):], "none": nil} {
+		for look := 1; look <= rows+10; look += testsize.Of(3+look/4, 1+look/10) {
+			for _, most := range []int{0, 1, 3} {
+				var found []inspect.Bucket
+				query := inspect.OwingQuery{Limit: limit, Look: look, Most: most}
+				searches := 1
+				for ; ; searches++ {
+					require.LessOrEqual(t, searches, 2*len(hostile)+1, "each search gets on by a bucket")
+					owing, err := f.Owing(t.Context(), query)
+					require.NoError(t, err)
+					require.True(t, most == 0 || len(owing.Buckets) <= most)
+					found = append(found, owing.Buckets...)
+					if query.After = owing.Next; query.After == nil {
+						break
+					}
+				}
+				require.Equal(t, want, found, "of %q, looking at %d, %d at most", limit, look, most)
+				if limit == "" { // the rest of the last bucket is looked at too
+					require.GreaterOrEqual(t, searches*(look+3), rows)
+				}
+			}
+		}
+	}
 }

@@ -36,61 +36,45 @@ func TestInvalid(t *testing.T) {
 	longName, longKey, key := strings.Repeat("a", 65), strings.Repeat("a", 257), "key"
 	for _, bad := range []string{"a\x00", "a\xff", longKey} {
 		badName := strings.ReplaceAll(bad, longKey, longName)
-		for name, query := range map[string]func() error{
-			"Limits":         func() error { _, err := r.Limits(ctx, badName, 0); return err },
-			"Bucket":         func() error { _, err := r.Bucket(ctx, badName, key); return err },
-			"Bucket/Key":     func() error { _, err := r.Bucket(ctx, "words", bad); return err },
-			"Upstream":       func() error { _, _, err := r.Upstream(ctx, badName, key); return err },
-			"Upstream/Key":   func() error { _, _, err := r.Upstream(ctx, "words", bad); return err },
-			"Buckets":        func() error { _, err := r.Buckets(ctx, inspect.BucketQuery{Limit: badName}); return err },
-			"Buckets/Prefix": func() error { _, err := r.Buckets(ctx, inspect.BucketQuery{Prefix: bad}); return err },
-			"Buckets/After":  func() error { _, err := r.Buckets(ctx, inspect.BucketQuery{After: &bad}); return err },
-			"Owing":          func() error { _, err := r.Owing(ctx, inspect.OwingQuery{Limit: badName}); return err },
-			"Owing/After": func() error {
-				_, err := r.Owing(ctx, inspect.OwingQuery{After: &inspect.Position{Limit: badName}})
-				return err
-			},
-			"Owing/AfterKey": func() error {
-				_, err := r.Owing(ctx, inspect.OwingQuery{After: &inspect.Position{Key: bad}})
-				return err
-			},
-			"Reservations":       func() error { _, err := r.Reservations(ctx, inspect.ReservationQuery{Limit: badName}); return err },
-			"Reservations/Key":   func() error { _, err := r.Reservations(ctx, inspect.ReservationQuery{Key: &bad}); return err },
-			"Reservations/State": func() error { _, err := r.Reservations(ctx, inspect.ReservationQuery{State: bad}); return err },
-			"Reservations/After": func() error {
-				_, err := r.Reservations(ctx, inspect.ReservationQuery{After: &inspect.ReservationPosition{ExpiresAt: noon, ID: bad}})
-				return err
-			},
-			"Refusals":     func() error { _, _, err := r.Refusals(ctx, inspect.RefusalQuery{Limit: badName}); return err },
-			"Refusals/Key": func() error { _, _, err := r.Refusals(ctx, inspect.RefusalQuery{Key: &bad}); return err },
+		for name, err := range map[string]error{
+			"Limits":             errOf(r.Limits(ctx, badName, 0)),
+			"Bucket":             errOf(r.Bucket(ctx, badName, key)),
+			"Bucket/Key":         errOf(r.Bucket(ctx, "words", bad)),
+			"Upstream":           errOf(r.Upstream(ctx, badName, key)),
+			"Upstream/Key":       errOf(r.Upstream(ctx, "words", bad)),
+			"Buckets":            errOf(r.Buckets(ctx, inspect.BucketQuery{Limit: badName})),
+			"Buckets/Prefix":     errOf(r.Buckets(ctx, inspect.BucketQuery{Prefix: bad})),
+			"Buckets/After":      errOf(r.Buckets(ctx, inspect.BucketQuery{After: &bad})),
+			"Owing":              errOf(r.Owing(ctx, inspect.OwingQuery{Limit: badName})),
+			"Owing/After":        errOf(r.Owing(ctx, inspect.OwingQuery{After: &inspect.Position{Limit: badName}})),
+			"Owing/AfterKey":     errOf(r.Owing(ctx, inspect.OwingQuery{After: &inspect.Position{Key: bad}})),
+			"Reservations":       errOf(r.Reservations(ctx, inspect.ReservationQuery{Limit: badName})),
+			"Reservations/Key":   errOf(r.Reservations(ctx, inspect.ReservationQuery{Key: &bad})),
+			"Reservations/State": errOf(r.Reservations(ctx, inspect.ReservationQuery{State: bad})),
+			"Reservations/After": errOf(r.Reservations(ctx, inspect.ReservationQuery{After: &inspect.ReservationPosition{ExpiresAt: noon, ID: bad}})),
+			"Refusals":           errOf(r.Refusals(ctx, inspect.RefusalQuery{Limit: badName})),
+			"Refusals/Key":       errOf(r.Refusals(ctx, inspect.RefusalQuery{Key: &bad})),
 		} {
-			require.ErrorIs(t, query(), inspect.ErrInvalid, "%s of %q", name, bad)
+			require.ErrorIs(t, err, inspect.ErrInvalid, "%s of %q", name, bad)
 		}
 	}
-	for name, query := range map[string]func() error{
-		"Limits": func() error { _, err := r.Limits(ctx, "", 1001); return err },
-		"Fewer":  func() error { _, err := r.Limits(ctx, "", -1); return err },
-		"Buckets": func() error {
-			_, err := r.Buckets(ctx, inspect.BucketQuery{Limit: "words", Most: 1001})
-			return err
-		},
-		"Look":         func() error { _, err := r.Owing(ctx, inspect.OwingQuery{Look: 1_000_001}); return err },
-		"Owing":        func() error { _, err := r.Owing(ctx, inspect.OwingQuery{Most: 10_001}); return err },
-		"Reservations": func() error { _, err := r.Reservations(ctx, inspect.ReservationQuery{Most: 1001}); return err },
-		"AnotherLimit": func() error {
-			_, err := r.Owing(ctx, inspect.OwingQuery{Limit: "words", After: &inspect.Position{Limit: "calls"}})
-			return err
-		},
-		"LongerThanADay": func() error {
-			_, _, err := r.Refusals(ctx, inspect.RefusalQuery{Since: noon, Until: noon.Add(24*time.Hour + 1)})
-			return err
-		},
-		"SinceEver": func() error { _, _, err := r.Refusals(ctx, inspect.RefusalQuery{Until: noon}); return err },
+	for name, err := range map[string]error{
+		"Limits":         errOf(r.Limits(ctx, "", 1001)),
+		"Fewer":          errOf(r.Limits(ctx, "", -1)),
+		"Buckets":        errOf(r.Buckets(ctx, inspect.BucketQuery{Limit: "words", Most: 1001})),
+		"Look":           errOf(r.Owing(ctx, inspect.OwingQuery{Look: 1_000_001})),
+		"Owing":          errOf(r.Owing(ctx, inspect.OwingQuery{Most: 10_001})),
+		"Reservations":   errOf(r.Reservations(ctx, inspect.ReservationQuery{Most: 1001})),
+		"AnotherLimit":   errOf(r.Owing(ctx, inspect.OwingQuery{Limit: "words", After: &inspect.Position{Limit: "calls"}})),
+		"LongerThanADay": errOf(r.Refusals(ctx, inspect.RefusalQuery{Since: noon, Until: noon.Add(24*time.Hour + 1)})),
+		"SinceEver":      errOf(r.Refusals(ctx, inspect.RefusalQuery{Until: noon})),
+		"TwoDays":        errOf(r.RefusalsByLimit(ctx, []string{"logins"}, noon, noon.Add(48*time.Hour))),
 	} {
-		require.ErrorIs(t, query(), inspect.ErrInvalid, name)
+		require.ErrorIs(t, err, inspect.ErrInvalid, name)
 	}
-	_, _, err = r.TopRefused(ctx, refusals.TopConfig{By: "name"})
-	require.ErrorIs(t, err, ratelimit.ErrInvalidRequest)
+	for _, config := range []refusals.TopConfig{{By: "name"}, {Most: -1}, {Most: 1001}} {
+		require.ErrorIs(t, errOf(r.TopRefused(ctx, config)), ratelimit.ErrInvalidRequest)
+	}
 }
 
 // Each query reads the schema of its Reader, not the search path, also if the name is an SQL keyword.
@@ -113,45 +97,4 @@ func TestSchema(t *testing.T) {
 			require.ErrorContains(t, err, `schema "ratelimit"`, query.name)
 		}
 	}
-}
-
-// A role that may only read can run all queries. A role without privileges gets an error that names the missing one.
-func TestAsAReader(t *testing.T) {
-	t.Parallel()
-	f := setup(t)
-	f.seed(t, 2000, 100)
-	all := queries()
-	role := strings.ReplaceAll(f.pool.Config().ConnConfig.Database, "ratelimit_", "")
-	role = role[max(0, len(role)-20):] + " reader" // the end of it is random
-	quoted := pgx.Identifier{role}.Sanitize()
-	f.exec(t, "CREATE ROLE "+quoted)
-	t.Cleanup(func() {
-		_, err := f.pool.Exec(context.WithoutCancel(t.Context()), "DROP OWNED BY "+quoted+"; DROP ROLE "+quoted)
-		require.NoError(t, err)
-	})
-	as, err := f.pool.Acquire(t.Context())
-	require.NoError(t, err)
-	defer as.Release()
-	_, err = as.Exec(t.Context(), "SET default_transaction_read_only = on")
-	require.NoError(t, err)
-	_, err = as.Exec(t.Context(), "SET ROLE "+quoted)
-	require.NoError(t, err)
-	reader := newReader(t, as, "")
-	for _, query := range all {
-		if query.name != "Now" {
-			err := query.run(t.Context(), reader)
-			require.ErrorContains(t, err, "SQLSTATE 42501", query.name)
-			require.ErrorContains(t, err, "migrations.Grants has the statements", query.name)
-		}
-	}
-	statements, err := migrations.Grants(migrations.Config{}, migrations.Roles{Reader: role})
-	require.NoError(t, err)
-	f.exec(t, statements)
-	for _, query := range all {
-		require.NoError(t, query.run(t.Context(), reader), query.name)
-	}
-	_, err = as.Exec(t.Context(), "RESET ROLE")
-	require.NoError(t, err)
-	_, err = as.Exec(t.Context(), "RESET default_transaction_read_only")
-	require.NoError(t, err)
 }

@@ -24,7 +24,6 @@ var noon = time.Date(2024, time.November, 22, 12, 0, 0, 0, time.UTC)
 type fixture struct {
 	*inspect.Reader
 	pool *pgxpool.Pool
-	anew bool // whether seed leaves the tables without statistics
 }
 
 func setup(t testing.TB) *fixture {
@@ -64,17 +63,19 @@ func (f *fixture) reserve(t testing.TB, id, state string, after time.Duration, l
 		id, state, noon.Add(after).UnixMicro(), limits, keys)
 }
 
-// seed writes the number of buckets, of a hundred limits, five of them with eight rows a bucket; one bucket in a thousand owes. It
-// writes the same number of reservations, and an hour of refusals with refusedKeys new keys each minute.
-func (f *fixture) seed(t testing.TB, buckets, refusedKeys int) {
+// seed writes buckets of a hundred limits, five of them with eight rows a bucket; one bucket in a thousand owes. It writes more reservations, so
+// that no version of Postgres prefers a sort of all rows to the index, and an hour of refusals with new keys each minute. With anew the tables
+// have no statistics.
+func (f *fixture) seed(t testing.TB, anew bool) {
 	t.Helper()
-	if f.anew {
+	if anew {
 		for _, table := range []string{"buckets", "reservations", "refusals"} {
 			f.exec(t, "ALTER TABLE ratelimit."+table+" SET (autovacuum_enabled = false)")
 		}
 	} else {
 		defer func() { f.exec(t, "VACUUM ANALYZE") }()
 	}
+	const buckets = 20_000
 	f.exec(t, `INSERT INTO ratelimit.buckets
 		SELECT 'limit-' || lpad((n % 100)::text, 3, '0'), encode(sha256(n::text::bytea), 'hex'), shard,
 			CASE WHEN n % 1000 = 7 THEN -1 ELSE 5 END, $2::bigint + n
@@ -85,11 +86,11 @@ func (f *fixture) seed(t testing.TB, buckets, refusedKeys int) {
 		SELECT gen_random_uuid(), CASE WHEN n % 4 = 0 THEN 'open' ELSE 'settled' END, $2::bigint + n * 1000, $2::bigint + n * 1000,
 			true, ARRAY['limit-' || lpad((n % 100)::text, 3, '0')], ARRAY['key ' || n], '{1}', '{1}', '{1}', '{1}', '{1}', '{1}', '{1}'
 		FROM generate_series(1, $1::integer) AS n ORDER BY random()`,
-		max(buckets, min(5*buckets, 100_000)), noon.UnixMicro()) // so many that no version of Postgres prefers a sort of all rows to the index
+		5*buckets, noon.UnixMicro())
 	f.exec(t, `INSERT INTO ratelimit.refusals
 		SELECT $2::timestamptz + minute * interval '1 minute', 'limit-' || lpad((n % 10)::text, 3, '0'), 'POST /login',
 			encode(sha256((minute * 10000 + n)::text::bytea), 'base64'), false, 1 + n % 50, 1, $3::bigint
-		FROM generate_series(0, 59) AS minute, generate_series(1, $1::integer) AS n`, refusedKeys, noon, noon.UnixMicro())
+		FROM generate_series(0, 59) AS minute, generate_series(1, $1::integer) AS n`, refusedEachMinute, noon, noon.UnixMicro())
 }
 
 // few is how many rows the queries read in a test of their plans, if their parameters do not say it.
@@ -110,23 +111,41 @@ type query struct {
 	run  func(ctx context.Context, r *inspect.Reader) error
 }
 
-// queries are what a page asks of a database that seed has filled, and the slowest of each kind.
+// errOf returns the last of the results of a query.
+func errOf(results ...any) error {
+	err, _ := results[len(results)-1].(error)
+	return err
+}
+
+// queries are what a page asks of a database that seed has filled, and the slowest of each kind. A query for buckets reads each key, one key more,
+// and then the rows. A query for reservations sorts 64 or so at once.
 func queries() []query {
-	key, middle := "key 7", "7fffffff"
+	key, middle, hour := "key 7", "7fffffff", noon.Add(time.Hour)
+	buckets := func(name string, most, rows int, q inspect.BucketQuery) query {
+		return query{"Buckets/" + name, most + 1 + most*rows, func(ctx context.Context, r *inspect.Reader) error { return errOf(r.Buckets(ctx, q)) }}
+	}
+	owing := func(name string, look int, q inspect.OwingQuery) query {
+		return query{"Owing/" + name, look + 64, func(ctx context.Context, r *inspect.Reader) error { return errOf(r.Owing(ctx, q)) }}
+	}
+	reservations := func(name string, q inspect.ReservationQuery) query {
+		return query{"Reservations/" + name, few + 64, func(ctx context.Context, r *inspect.Reader) error { return errOf(r.Reservations(ctx, q)) }}
+	}
+	byMinute := func(name string, q inspect.RefusalQuery) query {
+		q.Since, q.Until = noon, hour
+		return query{"Refusals/" + name, fewRefusals, func(ctx context.Context, r *inspect.Reader) error { return errOf(r.Refusals(ctx, q)) }}
+	}
+	top := func(name string, q refusals.TopConfig) query {
+		q.Since, q.Until = noon, hour
+		return query{"TopRefused/" + name, fewRefusals, func(ctx context.Context, r *inspect.Reader) error { return errOf(r.TopRefused(ctx, q)) }}
+	}
 	return []query{
-		{"Now", 0, func(ctx context.Context, r *inspect.Reader) error { _, err := r.Now(ctx); return err }},
-		{"Limits", 101, func(ctx context.Context, r *inspect.Reader) error { _, err := r.Limits(ctx, "", 1000); return err }},
-		{"Bucket", 1, func(ctx context.Context, r *inspect.Reader) error {
-			_, err := r.Bucket(ctx, "limit-050", key)
-			return err
-		}},
-		{"Upstream", 1, func(ctx context.Context, r *inspect.Reader) error {
-			_, _, err := r.Upstream(ctx, "limit-050", key)
-			return err
-		}},
-		{"Reservation", 1, func(ctx context.Context, r *inspect.Reader) error {
-			_, _, err := r.Reservation(ctx, number(0))
-			return err
+		{"Now", 0, func(ctx context.Context, r *inspect.Reader) error { return errOf(r.Now(ctx)) }},
+		{"Limits", 101, func(ctx context.Context, r *inspect.Reader) error { return errOf(r.Limits(ctx, "", 1000)) }},
+		{"Bucket", 1, func(ctx context.Context, r *inspect.Reader) error { return errOf(r.Bucket(ctx, "limit-050", key)) }},
+		{"Upstream", 1, func(ctx context.Context, r *inspect.Reader) error { return errOf(r.Upstream(ctx, "limit-050", key)) }},
+		{"Reservation", 1, func(ctx context.Context, r *inspect.Reader) error { return errOf(r.Reservation(ctx, number(0))) }},
+		{"RefusalsByLimit", fewRefusals, func(ctx context.Context, r *inspect.Reader) error {
+			return errOf(r.RefusalsByLimit(ctx, []string{"limit-001", "limit-007", "limit-050"}, noon, hour))
 		}},
 		buckets("", 50, 1, inspect.BucketQuery{Limit: "limit-050"}),
 		buckets("Prefix", 50, 1, inspect.BucketQuery{Limit: "limit-050", Prefix: "7f"}),
@@ -139,62 +158,16 @@ func queries() []query {
 		owing("OfLimit", 200, inspect.OwingQuery{Limit: "limit-007"}),
 		owing("OfLimitOfEightRows", 200*8, inspect.OwingQuery{Limit: "limit-001"}),
 		reservations("", inspect.ReservationQuery{}),
-		reservations("Last", inspect.ReservationQuery{
-			After: &inspect.ReservationPosition{ExpiresAt: noon.Add(15 * time.Second), ID: number(0)},
-		}),
+		reservations("Last", inspect.ReservationQuery{After: &inspect.ReservationPosition{ExpiresAt: noon.Add(15 * time.Second), ID: number(0)}}),
 		reservations("OfKey", inspect.ReservationQuery{Limit: "limit-007", Key: &key, State: "open", Waiting: true}),
 		byMinute("", inspect.RefusalQuery{}),
 		byMinute("OfLimit", inspect.RefusalQuery{Limit: "limit-007"}),
 		byMinute("OfKey", inspect.RefusalQuery{Limit: "limit-007", Key: &key}),
-		{"RefusalsByLimit", fewRefusals, func(ctx context.Context, r *inspect.Reader) error {
-			_, _, err := r.RefusalsByLimit(ctx, []string{"limit-001", "limit-007", "limit-050"}, noon, noon.Add(time.Hour))
-			return err
-		}},
 		top("ByLimit", refusals.TopConfig{}),
 		top("ByRoute", refusals.TopConfig{By: refusals.ByRoute}),
 		top("ByKey", refusals.TopConfig{By: refusals.ByKey}),
 		top("ByKeyOfLimit", refusals.TopConfig{By: refusals.ByKey, Limit: "limit-007"}),
 	}
-}
-
-// buckets is a query for most buckets of some rows each. It reads each key, one key more, and then the rows.
-func buckets(name string, most, rows int, q inspect.BucketQuery) query {
-	return query{"Buckets/" + name, most + 1 + most*rows, func(ctx context.Context, r *inspect.Reader) error {
-		_, err := r.Buckets(ctx, q)
-		return err
-	}}
-}
-
-func owing(name string, look int, q inspect.OwingQuery) query {
-	return query{"Owing/" + name, look + 64, func(ctx context.Context, r *inspect.Reader) error {
-		_, err := r.Owing(ctx, q)
-		return err
-	}}
-}
-
-// reservations is a query for reservations. These are sorted by 64 or so at once.
-func reservations(name string, q inspect.ReservationQuery) query {
-	return query{"Reservations/" + name, few + 64, func(ctx context.Context, r *inspect.Reader) error {
-		_, err := r.Reservations(ctx, q)
-		return err
-	}}
-}
-
-// refusals is a query for the refusals of an hour.
-func byMinute(name string, q inspect.RefusalQuery) query {
-	q.Since, q.Until = noon, noon.Add(time.Hour)
-	return query{"Refusals/" + name, fewRefusals, func(ctx context.Context, r *inspect.Reader) error {
-		_, _, err := r.Refusals(ctx, q)
-		return err
-	}}
-}
-
-func top(name string, q refusals.TopConfig) query {
-	q.Since, q.Until = noon, noon.Add(time.Hour)
-	return query{"TopRefused/" + name, fewRefusals, func(ctx context.Context, r *inspect.Reader) error {
-		_, _, err := r.TopRefused(ctx, q)
-		return err
-	}}
 }
 
 // number returns the ID of the n-th reservation of a test.
