@@ -51,32 +51,56 @@ func TestBucketIsResetAndCredited(t *testing.T) {
 	}
 }
 
+// TestChangeOfAKeyOnAPlan credits and resets a bucket that holds more than one without a plan could.
+func TestChangeOfAKeyOnAPlan(t *testing.T) {
+	t.Parallel()
+	f := setup(t)
+	f.Put(t, rules.Rule{Limit: "messages", Plan: "pro", Policy: ratelimit.TokenBucket{Rate: 1, Period: time.Hour, Capacity: 1000}})
+	onPro := messages.For("ada").Plan("pro")
+	f.Take(t, onPro.Cost(300))
+	for _, form := range [][]string{{"reset"}, {"credit", "tokens", "50"}, {"reset", "plan", "prro"}} {
+		got := f.post(t, "/admin/"+form[0], ada(form[1:]...)...)
+		require.Equal(t, http.StatusBadRequest, got.status)
+		require.Contains(t, got.body, "The form has no plan")
+	}
+	require.InDelta(t, 700, f.Value(t, onPro).Tokens, 1, "nothing was changed")
+	f.changed(t, "credit", ada("tokens", "50", "plan", "pro")...)
+	require.InDelta(t, 750, f.Value(t, onPro).Tokens, 1)
+	f.changed(t, "reset", ada("plan", "pro")...)
+	require.Equal(t, 1000.0, f.Value(t, onPro).Tokens)
+	f.changed(t, "reset", ada("plan", " ")...)
+	require.InDelta(t, 100, f.Value(t, onPro).Tokens, 1, "which is all that a key on no plan holds")
+
+	page := f.page(t, "key", "limit", "messages", "key", "ada")
+	require.Contains(t, page, "The level is for a key without a plan")
+	require.Contains(t, page, `<select name="plan" required>`)
+	require.Contains(t, f.page(t, "limit", "name", "messages"), "The levels are for keys without a plan")
+}
+
 func TestChangesAreInTheHistoryWithTheirAuthor(t *testing.T) {
 	t.Parallel()
 	f := setup(t)
 	f.Take(t, messages.For("ada"))
-	bucket := []string{"limit", "messages", "key", "ada"}
-	with := func(pairs ...string) []string { return append(append([]string(nil), bucket...), pairs...) }
 
-	f.changed(t, "pause", with("for", "2h", "reason", "a leak")...)
+	f.changed(t, "pause", ada("for", "2h", "reason", "a leak")...)
 	d, err := f.Limiter.Take(t.Context(), messages.For("ada"))
 	require.NoError(t, err)
 	require.False(t, d.Allowed)
 	require.Equal(t, "a leak", d.States[0].PauseReason)
 	require.InDelta(t, 2*time.Hour, d.RetryAfter, float64(time.Minute))
 
-	f.changed(t, "resume", with("reason", "a new key")...)
+	f.changed(t, "resume", ada("reason", "a new key")...)
 	d, err = f.Limiter.Take(t.Context(), messages.For("ada"))
 	require.NoError(t, err)
 	require.True(t, d.Allowed)
 
-	f.changed(t, "override", with("says", "policy", "rate", "7", "period", "1h", "capacity", "9",
+	f.changed(t, "override", ada("says", "policy", "rate", "7", "period", "1h", "capacity", "9",
 		"kind", "token bucket", "for", "1d", "reason", "a launch")...)
 	list, err := f.Store.List(t.Context(), rules.ListQuery{})
 	require.NoError(t, err)
 	require.InDelta(t, ratelimit.Day, list.Overrides[0].Until.Sub(list.Overrides[0].From), float64(time.Minute))
 	require.Equal(t, 7.0, list.Overrides[0].Override.Policy.(ratelimit.TokenBucket).Rate)
-	f.changed(t, "remove-override", with("reason", "it is over")...)
+	f.changed(t, "remove-override", ada("reason", "it is over")...)
 
 	rule := []string{
 		"limit", "messages", "plan", "pro", "rate", "600", "period", "1m", "capacity", "1,000",
@@ -157,29 +181,27 @@ func TestRuleOfManyPlans(t *testing.T) {
 func TestFormSaysWhatIsWrong(t *testing.T) {
 	t.Parallel()
 	f := setup(t)
-	bucket := []string{"limit", "messages", "key", "ada", "reason", "x"}
-	with := func(pairs ...string) []string { return append(append([]string(nil), bucket...), pairs...) }
 	for want, form := range map[string][]string{
-		"Tokens is no number above 0":          append([]string{"credit"}, with("tokens", "-1")...),
-		"tokens is no number above 0":          append([]string{"credit"}, with("tokens", "NaN")...),
-		"The pause has no duration":            append([]string{"pause"}, with()...),
+		"Tokens is no number above 0":          append([]string{"credit"}, ada("tokens", "-1")...),
+		"tokens is no number above 0":          append([]string{"credit"}, ada("tokens", "NaN")...),
+		"The pause has no duration":            append([]string{"pause"}, ada()...),
 		"has no reason":                        {"pause", "limit", "messages", "key", "ada", "for", "1h"},
-		"write a span of up to 40000 days":     append([]string{"pause"}, with("for", "1e300w")...),
-		"The override is empty":                append([]string{"override"}, with()...),
-		"has no plan":                          append([]string{"override"}, with("says", "on_plan")...),
-		"its Rate is 0":                        append([]string{"override"}, with("says", "policy")...),
-		"For is no span of time: write a span": append([]string{"pause"}, with("for", "1,5h")...),
-		"Rate is no number from 0 up. ":        append([]string{"override"}, with("says", "policy", "rate", "0x10", "period", "1h")...),
-		"From is no instant":                   append([]string{"override"}, with("says", "multiplier", "multiplier", "2", "from", "tomorrow")...),
+		"write a span of up to 40000 days":     append([]string{"pause"}, ada("for", "1e300w")...),
+		"The override is empty":                append([]string{"override"}, ada()...),
+		"has no plan":                          append([]string{"override"}, ada("says", "on_plan")...),
+		"its Rate is 0":                        append([]string{"override"}, ada("says", "policy")...),
+		"For is no span of time: write a span": append([]string{"pause"}, ada("for", "1,5h")...),
+		"Rate is no number from 0 up. ":        append([]string{"override"}, ada("says", "policy", "rate", "0x10", "period", "1h")...),
+		"From is no instant":                   append([]string{"override"}, ada("says", "multiplier", "multiplier", "2", "from", "tomorrow")...),
 		"The policy of this limit is unknown":  {"reset", "limit", "unheard-of", "key", "ada"},
 		"The form names no key":                {"reset", "limit", "messages"},
 		"The form names no key.":               {"override", "limit", "messages", "says", "multiplier", "multiplier", "2", "reason", "x"},
 		"form names no key. Open":              {"remove-override", "limit", "messages", "reason", "x"},
 		"is not text, or too long":             {"reset", "limit", "messages", "key", "a\x00b"},
-		"Multiplier is no number above 0":      append([]string{"override"}, with("says", "multiplier", "multiplier", "Inf")...),
-		"rules: not found":                     append([]string{"resume"}, with()...),
+		"Multiplier is no number above 0":      append([]string{"override"}, ada("says", "multiplier", "multiplier", "Inf")...),
+		"rules: not found":                     append([]string{"resume"}, ada()...),
 		"use 1 to 64 letters, digits":          {"pause", "limit", "a limit", "key", "k", "for", "1h", "reason", "x"},
-		"Capacity is no number from 0 up":      append([]string{"override"}, with("says", "policy", "rate", "1", "period", "1h", "capacity", "x")...),
+		"Capacity is no number from 0 up":      append([]string{"override"}, ada("says", "policy", "rate", "1", "period", "1h", "capacity", "x")...),
 	} {
 		got := f.post(t, "/admin/"+form[0], form[1:]...)
 		require.Contains(t, []int{http.StatusBadRequest, http.StatusNotFound}, got.status, want)

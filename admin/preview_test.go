@@ -2,7 +2,6 @@ package admin_test
 
 import (
 	"math/rand/v2"
-	"net/http"
 	"strings"
 	"testing"
 	"time"
@@ -10,7 +9,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/admin"
-	"github.com/pgratelimit/pgratelimit/internal/admintest"
 	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/refusals"
@@ -20,10 +18,9 @@ import (
 // preview opens the preview of a rule of 60 a minute and 100 at most, and returns its text.
 func (f *fixture) preview(t *testing.T, rate, capacity, mode string) string {
 	t.Helper()
-	got := f.get(t, admintest.Address("preview", "limit", "messages", "plan", "", "rate", rate, "period", "1m",
-		"capacity", capacity, "kind", "token bucket", "mode", mode, "on_change", "keep"))
-	require.Equal(t, http.StatusOK, got.status)
-	return strings.Join(strings.Fields(got.body), " ")
+	page := f.page(t, "preview", "limit", "messages", "plan", "", "rate", rate, "period", "1m",
+		"capacity", capacity, "kind", "token bucket", "mode", mode, "on_change", "keep")
+	return strings.Join(strings.Fields(page), " ")
 }
 
 func TestPreviewSaysWhatARuleWouldHaveMeant(t *testing.T) {
@@ -48,6 +45,36 @@ func TestPreviewSaysWhatARuleWouldHaveMeant(t *testing.T) {
 	require.Contains(t, f.preview(t, "-1", "100", "on"), "Rate is no number from 0 up")
 	require.Equal(t, before, f.written(t), "a preview changes nothing")
 	require.Contains(t, f.preview(t, "90", "120", "on"), `action="put-rule"`)
+}
+
+// TestPreviewOfKinds shows the change of a rule to another kind, and says which fields are no fields of a kind.
+func TestPreviewOfKinds(t *testing.T) {
+	t.Parallel()
+	f := setup(t)
+	preview := func(fields ...string) string {
+		return f.page(t, "preview", append([]string{"limit", "messages", "plan", ""}, fields...)...)
+	}
+	page := preview("kind", "concurrency", "more", "most: 5\nlease: 30s", "mode", "on", "on_change", "keep")
+	require.Contains(t, page, `<td class="before">60 per minute, capacity 100</td><td class="after">5 at a time, leases of 30s</td>`)
+	require.Contains(t, page, "What the change would do")
+	f.Put(t, rules.Rule{Limit: "messages", Policy: ratelimit.PerMinute(7)})
+	page = f.page(t, "preview", "limit", "messages", "plan", "pro", "kind", "calendar window", "rate", "3", "more", "resets: day",
+		"mode", "on", "on_change", "keep")
+	require.Contains(t, page, `<td class="before">7 per minute</td><td class="after">3 per day in UTC</td>`, "a plan without a rule has the one of all")
+	for want, fields := range map[string][]string{
+		"&#34;rate&#34; is no field of a concurrency": {"kind", "concurrency", "more", "most: 5", "rate", "3"},
+		"its Most is 0":                                       {"kind", "concurrency"},
+		"&#34;most&#34; is &#34;x&#34;; write":                {"kind", "concurrency", "more", "most: x"},
+		"its Resets is not set":                               {"kind", "calendar window", "rate", "3"},
+		"its Rate is 0":                                       {"kind", "calendar window", "more", "resets: day"},
+		"&#34;capacity&#34; is no field of a sliding window":  {"kind", "sliding window", "rate", "3", "period", "1h", "capacity", "3"},
+		"it has a FirstDay, which is for Monthly":             {"kind", "calendar window", "rate", "3", "more", "resets: day\nfirst_day: 3"},
+		"&#34;rate&#34; is there twice":                       {"rate", "3", "period", "1h", "more", "rate: 4"},
+		"Mode, unit and description have fields of their own": {"rate", "3", "period", "1h", "more", "mode: off"},
+		"anchors, aliases and tags are not read":              {"rate", "3", "period", "1h", "more", "shards: &a 4"},
+	} {
+		require.Contains(t, preview(fields...), want, fields)
+	}
 }
 
 // TestPreviewOfMoreThanItLooksAt says from when on it counts.

@@ -1,6 +1,7 @@
 package admin_test
 
 import (
+	"cmp"
 	"io"
 	"log/slog"
 	"net/http"
@@ -8,6 +9,7 @@ import (
 	"net/url"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
@@ -127,4 +129,34 @@ func (f *fixture) getOnce(t testing.TB, address string) answer {
 func (f *fixture) post(t testing.TB, address string, pairs ...string) answer {
 	t.Helper()
 	return f.do(t, http.MethodPost, address, admintest.Values(pairs...))
+}
+
+// page loads a page that is there, and returns its text.
+func (f *fixture) page(t testing.TB, name string, pairs ...string) string {
+	t.Helper()
+	got := f.get(t, admintest.Address(name, pairs...))
+	require.Equal(t, http.StatusOK, got.status, "%s %v", name, pairs)
+	return got.body
+}
+
+// edit is why a test changes rules.
+var edit = rules.Edit{Author: "ana", Reason: "x"}
+
+// pause stores pauses of messages and loads the rules.
+func (f *fixture) pause(t testing.TB, pauses ...rules.Pause) {
+	t.Helper()
+	for i := range pauses {
+		pauses[i].Limit = cmp.Or(pauses[i].Limit, "messages")
+		if pauses[i].Until.IsZero() {
+			pauses[i].Until = time.Now().Add(time.Hour)
+		}
+	}
+	_, err := f.Store.Pause(t.Context(), edit, pauses...)
+	require.NoError(t, err)
+	f.Load(t)
+}
+
+// ada returns the fields of a form about a bucket of hers, and others.
+func ada(pairs ...string) []string {
+	return append([]string{"limit", "messages", "key", "ada", "reason", "x"}, pairs...)
 }
