@@ -8,7 +8,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/internal/pgerr"
-	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
 )
 
 // raiseOnKey makes each change of a row whose key begins with "raise " fail with the SQLSTATE behind it.
@@ -24,9 +23,8 @@ const raiseOnKey = `
 // An error that the row of one call raises, with any SQLSTATE, is the answer of that call alone.
 func TestAnErrorOfOneRowFailsOnlyTheCallsForIt(t *testing.T) {
 	t.Parallel()
-	pool := postgrestest.New(t)
-	_, err := pool.Exec(t.Context(), raiseOnKey)
-	require.NoError(t, err)
+	s := newStand(t)
+	s.exec(raiseOnKey)
 	hour, other := tokenBucket("hour", 10, time.Hour, 1000, 100), tokenBucket("other", 10, time.Hour, 1000, 100)
 	global := other.ask("global", 1)
 	for _, code := range []string{"23514", "22003", "53100", "P0001", "XX001", "42501", "54000", "38000", "57014"} {
@@ -38,7 +36,6 @@ func TestAnErrorOfOneRowFailsOnlyTheCallsForIt(t *testing.T) {
 		} {
 			t.Run(code+"/"+name, func(t *testing.T) {
 				t.Parallel()
-				s := newSession(pool, standing)
 				guilty := call("raise " + code)
 				innocents := make([]*Call, 8)
 				for i := range innocents {
@@ -57,16 +54,14 @@ func TestAnErrorOfOneRowFailsOnlyTheCallsForIt(t *testing.T) {
 // The same holds for calls that all wait for one locked row, once that row is free.
 func TestAnErrorOfOneRowFailsOnlyItsCallBehindAHeldRow(t *testing.T) {
 	t.Parallel()
-	pool := postgrestest.New(t)
-	_, err := pool.Exec(t.Context(), raiseOnKey)
-	require.NoError(t, err)
+	s := newStand(t)
+	s.exec(raiseOnKey)
 	user, global := tokenBucket("user", 10, time.Hour, 1000, 0), tokenBucket("global", 10, time.Hour, 1000, 0).ask("", 1)
-	s := newSession(pool, standing)
 	calls := []*Call{taking(user.ask("raise P0001", 1), global), taking(user.ask("ada", 1), global), taking(user.ask("bob", 1), global)}
 	for _, c := range calls {
 		c.Queueable().StartAlone()
 	}
-	require.Empty(t, s.Run(t.Context(), calls, &global.Key))
+	require.Empty(t, s.Session.Run(t.Context(), calls, &global.Key))
 	require.Equal(t, "P0001", pgerr.Code(calls[0].Result()))
 	require.True(t, calls[1].isAllowed(t))
 	require.True(t, calls[2].isAllowed(t))
@@ -75,8 +70,8 @@ func TestAnErrorOfOneRowFailsOnlyItsCallBehindAHeldRow(t *testing.T) {
 // A batch that is too large for statement_timeout is tried in parts.
 func TestABatchTooLargeForTheStatementTimeoutIsHalved(t *testing.T) {
 	t.Parallel()
-	pool := postgrestest.New(t)
-	_, err := pool.Exec(t.Context(), `
+	s, l := newStand(t), tokenBucket("limit", 10, time.Hour, 1000, 0)
+	s.exec(`
 		CREATE FUNCTION too_many() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
 			IF (SELECT count(*) FROM changed) > 3 THEN
 				RAISE EXCEPTION 'canceling statement due to statement timeout' USING ERRCODE = '57014';
@@ -84,35 +79,27 @@ func TestABatchTooLargeForTheStatementTimeoutIsHalved(t *testing.T) {
 			RETURN NULL;
 		END $$;
 		CREATE TRIGGER too_many AFTER UPDATE ON ratelimit.buckets REFERENCING NEW TABLE AS changed FOR EACH STATEMENT EXECUTE FUNCTION too_many()`)
-	require.NoError(t, err)
-	l, s := tokenBucket("limit", 10, time.Hour, 1000, 0), newSession(pool, standing)
 	for range 2 { // the first makes the rows
 		var calls []*Call
 		for i := range 20 {
 			calls = append(calls, taking(l.ask(fmt.Sprint(i), 1)))
 		}
-		require.Empty(t, runBatch(t, s, calls...))
-		for _, c := range calls {
-			require.True(t, c.isAllowed(t))
-		}
+		s.allows(calls...)
 	}
 }
 
 // An error that every call would get is answered to all of them at once: to try each would only add to it.
 func TestAnErrorOfTheServerIsAnsweredToAWholeBatch(t *testing.T) {
 	t.Parallel()
-	pool := postgrestest.New(t)
-	_, err := pool.Exec(t.Context(), `ALTER TABLE ratelimit.buckets RENAME TO elsewhere`)
-	require.NoError(t, err)
-	sent := spyOn(pool)
-	l, s := tokenBucket("limit", 10, time.Hour, 1000, 0), newSession(sent, standing)
+	s, l := newStand(t), tokenBucket("limit", 10, time.Hour, 1000, 0)
+	s.exec(`ALTER TABLE ratelimit.buckets RENAME TO elsewhere`)
 	var calls []*Call
 	for i := range 20 {
 		calls = append(calls, taking(l.ask(fmt.Sprint(i), 1)))
 	}
-	require.Empty(t, runBatch(t, s, calls...))
+	s.batch(calls...)
 	for _, c := range calls {
 		require.Equal(t, "42P01", pgerr.Code(c.Result()))
 	}
-	require.Equal(t, 1, sent.trips)
+	require.Equal(t, 1, s.pool.trips)
 }

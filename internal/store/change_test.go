@@ -15,18 +15,27 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
 )
 
+// count returns the number of rows.
+func (s *stand) count() (rows int) {
+	s.Helper()
+	require.NoError(s, s.pool.QueryRow(s.Context(), `SELECT count(*) FROM ratelimit.buckets`).Scan(&rows))
+	return rows
+}
+
+// credit gives three tokens back that were taken at an instant.
+func (s *stand) credit(a bucket.Ask, taken int64) {
+	s.Helper()
+	require.NoError(s, s.Charge(s.Context(), Charge{[]bucket.Ask{a}, []float64{-3}, []int64{taken}}))
+}
+
 // A credit fills a bucket to its capacity, and no further.
 func TestACreditEndsAtTheCapacity(t *testing.T) {
 	t.Parallel()
-	pool := postgrestest.New(t)
-	s := newSession(pool, standing)
-	l := still("still", 10)
+	s, l := newStand(t), still("still", 10)
 	require.NoError(t, s.Decide(t.Context(), taking(l.ask("ada", 4))))
 	for _, left := range []float64{9, 10} {
-		require.NoError(t, s.Charge(t.Context(), Charge{[]bucket.Ask{l.ask("ada", 0)}, []float64{-3}, []int64{bucket.Whenever}}))
-		var value float64
-		require.NoError(t, pool.QueryRow(t.Context(), `SELECT value FROM ratelimit.buckets`).Scan(&value))
-		require.Equal(t, left, value)
+		s.credit(l.ask("ada", 0), bucket.Whenever)
+		require.Equal(t, 10-left, spent(t, s.pool, l))
 	}
 }
 
@@ -36,17 +45,17 @@ func TestNoRowIsMadeForACostOfZero(t *testing.T) {
 	for name, inTx := range map[string]bool{"Alone": false, "InATransaction": true} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			pool := postgrestest.New(t)
-			s, tx, l := newSession(pool, standing), begin(t, pool), still("still", 10)
+			s, l := newStand(t), still("still", 10)
+			tx, decides := s.tx(), s.Session
 			if inTx {
-				bound := s.InTx(tx, owner{pool}, nil)
-				s = &bound
+				bound := s.InTx(tx, owner{s.pool}, nil)
+				decides = &bound
 			}
 			c := taking(l.ask("ada", 4), l.ask("bob", 0))
-			require.NoError(t, s.Decide(t.Context(), c))
+			require.NoError(t, decides.Decide(t.Context(), c))
 			require.True(t, bucket.AllAllowed(c.Answers))
 			require.NoError(t, tx.Commit(t.Context()))
-			require.Equal(t, []string{"ada"}, freeRows(t, pool))
+			require.Equal(t, []string{"still ada"}, s.freeRows())
 		})
 	}
 }
@@ -54,44 +63,35 @@ func TestNoRowIsMadeForACostOfZero(t *testing.T) {
 // A credit of tokens of a window ends with the window: later it changes no row, and makes none.
 func TestACreditEndsWithItsWindow(t *testing.T) {
 	t.Parallel()
-	pool, now := postgrestest.New(t), opening
-	s := newSession(pool, func() *int64 { return new(now) })
-	l := fixedWindow("window", 10, time.Minute, 10, 0)
+	s, l := newStand(t), fixedWindow("window", 10, time.Minute, 10, 0)
 	l.terms.PhaseByKey, l.terms.Phase = false, bucket.MinInstant
 	l.terms.Phase = l.terms.Begin(opening) - l.terms.Step
-	credit := func(key string) {
-		require.NoError(t, s.Charge(t.Context(), Charge{[]bucket.Ask{l.ask(key, 0)}, []float64{-3}, []int64{opening}}))
-	}
 	require.NoError(t, s.Decide(t.Context(), taking(l.ask("ada", 4))))
-	credit("ada")
-	require.Equal(t, []float64{9}, held(t, s, l.ask("ada", 0)))
+	s.credit(l.ask("ada", 0), opening)
+	require.Equal(t, []float64{9}, s.held(l.ask("ada", 0)))
 
-	now += l.terms.Step
+	s.now += l.terms.Step
 	require.NoError(t, s.Decide(t.Context(), taking(l.ask("ada", 4))))
-	credit("ada")
-	credit("bob")
-	require.Equal(t, []float64{6}, held(t, s, l.ask("ada", 0)))
-	var rows int
-	require.NoError(t, pool.QueryRow(t.Context(), `SELECT count(*) FROM ratelimit.buckets`).Scan(&rows))
-	require.Equal(t, 1, rows)
+	s.credit(l.ask("ada", 0), opening)
+	s.credit(l.ask("bob", 0), opening)
+	require.Equal(t, []float64{6}, s.held(l.ask("ada", 0)))
+	require.Equal(t, 1, s.count())
 }
 
 // Prune deletes a bucket that is full under each policy of its limit, and keeps a bucket that is full under only one of them.
 func TestPruneKeepsABucketThatIsNotFullUnderEachPolicy(t *testing.T) {
 	t.Parallel()
-	pool := postgrestest.New(t)
-	small, large := still("still", 10), still("still", 100)
-	makeRows(t, pool, "full", large)
-	makeRows(t, pool, "half", small)
-	later := opening + time.Hour.Microseconds()
-	s := newSession(pool, func() *int64 { return &later })
+	s, small, large := newStand(t), still("still", 10), still("still", 100)
+	s.makeRows("full", large)
+	s.makeRows("half", small)
+	s.now += time.Hour.Microseconds()
 	pages, err := s.Engine().PrunePages(t.Context(), &s.Unit)
 	require.NoError(t, err)
 	deleted, gotLock, err := s.Engine().Prune(t.Context(), &s.Unit, pages, map[string][]bucket.Terms{"still": {small.terms, large.terms}})
 	require.NoError(t, err)
 	require.True(t, gotLock)
 	require.Equal(t, int64(1), deleted)
-	require.Equal(t, []string{"half"}, freeRows(t, pool))
+	require.Equal(t, []string{"still half"}, s.freeRows())
 }
 
 // A row is spare if it was full under each policy, counted from its last slice, and its leases had ended.
@@ -120,11 +120,11 @@ func TestIsSpare(t *testing.T) {
 // In a transaction that a statement has aborted, each operation returns the error of Postgres.
 func TestAnAbortedTransactionIsAnError(t *testing.T) {
 	t.Parallel()
-	pool, l := postgrestest.New(t), still("still", 10)
-	tx := begin(t, pool)
+	outside, l := newStand(t), still("still", 10)
+	tx := outside.tx()
 	_, err := tx.Exec(t.Context(), "SELECT 1/0")
 	require.Error(t, err)
-	s := newSession(pool, standing).InTx(tx, owner{pool}, nil)
+	s := outside.InTx(tx, owner{outside.pool}, nil)
 	ada, bob := l.ask("ada", 1), l.ask("bob", 1)
 	for name, do := range map[string]func() error{
 		"TakeOne":     func() error { return s.Decide(t.Context(), taking(ada)) },
@@ -155,14 +155,10 @@ func (k claiming) Record([]bucket.Ask, []bucket.Answer) Record {
 // nothing is taken.
 func TestALoneReserveIsClaimed(t *testing.T) {
 	t.Parallel()
-	db := postgrestest.New(t)
-	now := opening
-	s := newSession(db, func() *int64 { return new(now) })
-	asks := tokenBucket("still", 1, 3600e9, 10, 0)
-
+	s, asks := newStand(t), tokenBucket("still", 1, 3600e9, 10, 0)
 	stays, left := reserving(asks.ask("stays", 4)), false
 	stays.Reserve = claiming{stays, &left}
-	require.Empty(t, runBatch(t, s, stays))
+	s.batch(stays)
 	require.False(t, left, "the call was not claimed")
 	require.True(t, stays.isAllowed(t))
 	require.NotNil(t, stays.Record)
@@ -170,11 +166,9 @@ func TestALoneReserveIsClaimed(t *testing.T) {
 	gone := reserving(asks.ask("gone", 4))
 	gone.Queueable().StartAlone()
 	require.True(t, gone.Leave())
-	require.Empty(t, s.Run(t.Context(), []*Call{gone}, nil))
+	require.Empty(t, s.Session.Run(t.Context(), []*Call{gone}, nil))
 	require.Nil(t, gone.Record)
-	look := looking(asks.ask("gone", 0))
-	require.NoError(t, s.decideOne(t.Context(), look))
-	require.Equal(t, []float64{10}, look.tokens())
+	require.Equal(t, []float64{10}, s.held(asks.ask("gone", 0)))
 }
 
 // TestOnlyAnOwnTxIsRelaxed protects other transactions: one over several servers of Citus could lose half of its rows.
@@ -201,26 +195,18 @@ func TestOnlyAnOwnTxIsRelaxed(t *testing.T) {
 // A bucket without a row is full, and stays so. Tokens taken in another era are not returned.
 func TestReturnOfNothing(t *testing.T) {
 	t.Parallel()
-	pool := postgrestest.New(t)
-	s := newSession(pool, standing)
-	terms := buckettest.TokenBucket(1, time.Second, 100)
-	k, a := bucket.Key{Name: "return", Key: "none"}, bucket.Ahead{Taken: 10, Left: 10, TS: opening}
-	given, err := s.Return(t.Context(), k, terms, a, 0)
-	require.NoError(t, err)
-	require.Zero(t, given)
-	var count int
-	require.NoError(t, pool.QueryRow(t.Context(), `SELECT count(*) FROM ratelimit.buckets`).Scan(&count))
-	require.Zero(t, count)
-
-	_, err = pool.Exec(t.Context(), `INSERT INTO ratelimit.buckets VALUES ('return', 'none', 0, 50, $1)`, opening)
-	require.NoError(t, err)
+	s, terms := newStand(t), buckettest.TokenBucket(1, time.Second, 100)
+	requireReturned := func(want float64, terms bucket.Terms) {
+		given, err := s.Return(t.Context(), bucket.Key{Name: "return", Key: "none"}, terms, bucket.Ahead{Taken: 10, Left: 10, TS: opening}, 0)
+		require.NoError(t, err)
+		require.InDelta(t, want, given, 0)
+	}
+	requireReturned(0, terms)
+	require.Zero(t, s.count())
+	s.exec(`INSERT INTO ratelimit.buckets VALUES ('return', 'none', 0, 50, $1)`, opening)
 	eras := bucket.NewEras([]bucket.Era{{Terms: terms}, {From: opening, Terms: terms}})
-	given, err = s.Return(t.Context(), k, eras.Holding(opening-1), a, 0)
-	require.NoError(t, err)
-	require.Zero(t, given)
-	given, err = s.Return(t.Context(), k, eras.Holding(opening), a, 0)
-	require.NoError(t, err)
-	require.InDelta(t, 10, given, 0)
+	requireReturned(0, eras.Holding(opening-1))
+	requireReturned(10, eras.Holding(opening))
 }
 
 // A record that is inserted in the message of COMMIT is behind a bound: its table may be locked, and COMMIT has little time.

@@ -4,18 +4,12 @@ package store
 
 import (
 	"fmt"
-	"math/rand/v2"
 	"slices"
-	"strings"
-	"sync"
 	"testing"
 
-	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
-	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
-	"github.com/pgratelimit/pgratelimit/internal/testsize"
 )
 
 // Calls that share no bucket are groups of their own. Calls over several limits that share a bucket are one group. A call that no statement can
@@ -62,128 +56,90 @@ func TestWhichCallsGoTogether(t *testing.T) {
 // If the buckets have enough for all calls, one round trip takes for all of them, and each answer has the tokens left after it.
 func TestClustersAreTakenAtOnce(t *testing.T) {
 	t.Parallel()
-	pool := spyOn(postgrestest.New(t))
-	s := newSession(pool, standing)
-	user, all := still("user", 10), still("all", 100)
-	for _, key := range []string{"ada", "bob"} {
-		makeRows(t, pool, key, user)
-	}
-	makeRows(t, pool, "", all)
+	s, user, all := newStand(t), still("user", 10), still("all", 100)
+	s.makeRows("ada", user)
+	s.makeRows("bob", user)
+	s.makeRows("", all)
+	s.pool.trips = 0
 	calls := []*Call{
 		taking(user.ask("ada", 1), all.ask("", 1)), taking(user.ask("bob", 2), all.ask("", 3)), taking(user.ask("ada", 4), all.ask("", 5)),
 		taking(all.ask("", 6)), taking(user.ask("bob", 1)),
 	}
-	require.Empty(t, runBatch(t, s, calls...))
+	s.allows(calls...)
 	for i, left := range [][]float64{{99, 9}, {96, 8}, {91, 5}, {85}, {7}} {
-		require.True(t, calls[i].isAllowed(t))
 		require.Equal(t, left, calls[i].tokens(), "call %d", i)
 	}
-	require.Equal(t, 1, pool.trips)
-	require.Equal(t, []float64{85, 5, 7}, held(t, s, all.ask("", 0), user.ask("ada", 0), user.ask("bob", 0)))
+	require.Equal(t, 1, s.pool.trips)
+	require.Equal(t, []float64{85, 5, 7}, s.held(all.ask("", 0), user.ask("ada", 0), user.ask("bob", 0)))
 }
 
 // Calls for one sliding window are folded into one statement.
 func TestCallsForAWindowAreFolded(t *testing.T) {
 	t.Parallel()
-	pool := spyOn(postgrestest.New(t))
-	s, l := newSession(pool, standing), limit{"window", sliding(1, 1_000_000, 60)}
-	calls := []*Call{taking(l.ask("key", 0.125)), taking(l.ask("key", 0.125)), taking(l.ask("key", 0.125))}
-	require.Empty(t, runBatch(t, s, calls...))
-	require.Equal(t, 1, pool.trips)
-	for _, c := range calls {
-		require.True(t, c.isAllowed(t))
-	}
-	require.Equal(t, []float64{0.625}, held(t, s, l.ask("key", 0)))
+	s, l := newStand(t), limit{"window", sliding(1, 1_000_000, 60)}
+	s.allows(taking(l.ask("key", 0.125)), taking(l.ask("key", 0.125)), taking(l.ask("key", 0.125)))
+	require.Equal(t, 1, s.pool.trips)
+	require.Equal(t, []float64{0.625}, s.held(l.ask("key", 0)))
 }
 
 // Calls over several limits take from one row of a bucket that has several, and from all of its rows when that has too little.
 func TestClustersTakeFromOneOfSeveralRows(t *testing.T) {
 	t.Parallel()
-	pool := spyOn(postgrestest.New(t))
-	s := newSession(pool, standing)
-	user, wide := still("user", 10), still("wide", 80).over(8)
-	makeRows(t, pool, "ada", user)
-	makeRows(t, pool, "bob", user)
-	_, err := pool.Exec(t.Context(), `INSERT INTO ratelimit.buckets SELECT 'wide', '', shard, 10, $1 FROM generate_series(0, 7) AS shard`, opening)
-	require.NoError(t, err)
-	run := func(cost float64) (calls []*Call) {
-		calls = []*Call{taking(user.ask("ada", 1), wide.ask("", cost)), taking(user.ask("bob", 1), wide.ask("", cost))}
-		require.Empty(t, runBatch(t, s, calls...))
-		return calls
+	s, user, wide := newStand(t), still("user", 10), still("wide", 80).over(8)
+	s.makeRows("ada", user)
+	s.makeRows("bob", user)
+	s.makeRows("", wide)
+	calls := func(cost float64) []*Call {
+		return []*Call{taking(user.ask("ada", 1), wide.ask("", cost)), taking(user.ask("bob", 1), wide.ask("", cost))}
 	}
-	for _, c := range run(4) {
-		require.True(t, c.isAllowed(t))
-	}
-	require.Equal(t, 1, pool.trips)
-	for _, c := range run(9) {
-		require.True(t, c.isAllowed(t), "other rows have enough")
-	}
-	require.Equal(t, []float64{8, 8, 80 - 8 - 18}, held(t, s, user.ask("ada", 0), user.ask("bob", 0), wide.ask("", 0)))
-	for i, c := range run(50) {
-		require.Equal(t, i == 0, c.isAllowed(t))
-	}
-	require.Equal(t, []float64{7, 8, 4}, held(t, s, user.ask("ada", 0), user.ask("bob", 0), wide.ask("", 0)))
+	s.pool.trips = 0
+	s.allows(calls(4)...)
+	require.Equal(t, 1, s.pool.trips)
+	s.allows(calls(9)...) // other rows have enough
+	require.Equal(t, []float64{8, 8, 80 - 8 - 18}, s.held(user.ask("ada", 0), user.ask("bob", 0), wide.ask("", 0)))
+	last := calls(50)
+	s.batch(last...)
+	require.Equal(t, []bool{true, false}, []bool{last[0].isAllowed(t), last[1].isAllowed(t)})
+	require.Equal(t, []float64{7, 8, 4}, s.held(user.ask("ada", 0), user.ask("bob", 0), wide.ask("", 0)))
 }
 
 // A locked row stops only the calls that need it, also within their cluster. Nothing is taken for these calls meanwhile.
 func TestAHeldRowStopsTheCallsOfAClusterThatNeedIt(t *testing.T) {
 	t.Parallel()
-	pool := postgrestest.New(t)
-	s := newSession(pool, standing)
-	user, all := still("user", 10), still("all", 100)
-	for _, key := range []string{"ada", "bob"} {
-		makeRows(t, pool, key, user, all)
-	}
-	_, err := begin(t, pool).Exec(t.Context(), `SELECT FROM ratelimit.buckets WHERE name = 'user' AND key = 'ada' FOR UPDATE`)
-	require.NoError(t, err)
-	calls := []*Call{
-		taking(user.ask("ada", 1), all.ask("ada", 1)), taking(all.ask("ada", 1)), taking(user.ask("bob", 1), all.ask("bob", 1)),
-	}
-	waiting := runBatch(t, s, calls...)
-	require.Len(t, waiting, 1)
-	require.Same(t, calls[0], waiting[0].Call.Of)
-	require.Equal(t, user.ask("ada", 0).Key, waiting[0].Row)
-	require.True(t, calls[1].isAllowed(t))
-	require.True(t, calls[2].isAllowed(t))
-	require.Equal(t, []float64{99}, held(t, s, all.ask("ada", 0)))
-
-	alone := taking(user.ask("ada", 1), all.ask("ada", 1))
-	blocked := runBatch(t, s, alone)
-	require.Len(t, blocked, 1)
-	require.Equal(t, user.ask("ada", 0).Key, blocked[0].Row)
-	require.Equal(t, []float64{99}, held(t, s, all.ask("ada", 0)))
-}
-
-// overtaken makes a call whose statement stands still between its look and its locks, until another connection has run a
-// statement.
-func overtaken(t *testing.T, pool *pgxpool.Pool, call *Call, alone bool, statement string) error {
-	t.Helper()
-	const gate = 4711
-	s := newSession(pool, standing)
-	s.statements.spendClusters = strings.Replace(s.statements.spendClusters, "FROM seen AS s WHERE NOT (",
-		fmt.Sprintf("FROM seen AS s WHERE pg_advisory_xact_lock(%d)::text IS NULL OR NOT (", gate), 1)
-	tx := begin(t, pool)
-	_, err := tx.Exec(t.Context(), `SELECT pg_advisory_xact_lock($1)`, gate)
-	require.NoError(t, err)
-	whileWaiting(t, pool, func() {
-		if alone {
-			err = s.Decide(t.Context(), call)
-			return
+	s, user, all := newStand(t), still("user", 10), still("all", 100)
+	s.makeRows("ada", user, all)
+	s.makeRows("bob", user, all)
+	holder := s.tx(`SELECT FROM ratelimit.buckets WHERE name = 'user' AND key = 'ada' FOR UPDATE`)
+	both, first := []bucket.Ask{user.ask("ada", 1), all.ask("ada", 1)}, user.ask("ada", 0).Key
+	with := []*Call{taking(all.ask("ada", 1)), taking(user.ask("bob", 1), all.ask("bob", 1))}
+	for _, beside := range [][]*Call{with, nil} {
+		call := taking(both...)
+		waiting := runBatch(t, s.Session, append([]*Call{call}, beside...)...)
+		require.Len(t, waiting, 1)
+		require.Same(t, call, waiting[0].Call.Of)
+		require.Equal(t, first, waiting[0].Row)
+		for _, c := range beside {
+			require.True(t, c.isAllowed(t))
 		}
-		s.decideAll(t.Context(), call)
-		err = call.Result()
-	}, func() {
-		_, err := pool.Exec(t.Context(), statement)
-		require.NoError(t, err)
-		require.NoError(t, tx.Commit(t.Context()))
-	})
-	return err
+		require.Equal(t, []float64{99}, s.held(all.ask("ada", 0)))
+	}
+	s.tx(`SELECT FROM ratelimit.buckets WHERE name = 'all' AND key = 'ada' FOR UPDATE`)
+	require.NoError(t, holder.Rollback(t.Context()))
+	for _, waits := range []int{0, manyWaits} { // after many waits the call also waits shortly for the second row
+		call := taking(both...)
+		call.waits = waits
+		call.Queueable().StartAlone()
+		waiting := s.Session.Run(t.Context(), []*Call{call}, &first)
+		require.Len(t, waiting, 1)
+		require.Equal(t, all.ask("ada", 0).Key, waiting[0].Row)
+	}
 }
 
 // If another transaction writes between the look and the lock, the statement takes nothing, and the call is decided on the new
-// rows.
+// rows. Here the statement stands still between its look and its locks.
 func TestAClusterThatIsOvertakenTakesNothingOfWhatWasSeen(t *testing.T) {
 	t.Parallel()
+	const gate = "pg_advisory_xact_lock(4711)"
 	user, all := still("user", 10), still("all", 100)
 	for name, test := range map[string]struct {
 		overtake string
@@ -196,83 +152,25 @@ func TestAClusterThatIsOvertakenTakesNothingOfWhatWasSeen(t *testing.T) {
 		"Made":    {fmt.Sprintf(`INSERT INTO ratelimit.buckets VALUES ('user', 'ada', 0, 5, %d)`, opening), []limit{all}, []float64{99, 4}},
 		"Not":     {`SELECT`, []limit{user, all}, []float64{99, 9}},
 	} {
-		for _, alone := range []bool{true, false} {
-			t.Run(fmt.Sprintf("%s/Alone=%v", name, alone), func(t *testing.T) {
+		for way, decide := range map[string]func(s *stand, call *Call) error{
+			"Alone":    func(s *stand, call *Call) error { return s.Decide(s.Context(), call) },
+			"InABatch": func(s *stand, call *Call) error { return s.decideOne(s.Context(), call) },
+		} {
+			t.Run(name+"/"+way, func(t *testing.T) {
 				t.Parallel()
-				pool := postgrestest.New(t)
-				makeRows(t, pool, "ada", test.rows...)
-				call := taking(user.ask("ada", 1), all.ask("ada", 1))
-				require.NoError(t, overtaken(t, pool, call, alone, test.overtake))
+				s := newStand(t)
+				s.makeRows("ada", test.rows...)
+				s.gate(&s.statements.spendClusters, "FROM seen AS s WHERE NOT (", "FROM seen AS s WHERE "+gate+"::text IS NULL OR NOT (")
+				tx, call := s.tx("SELECT "+gate), taking(user.ask("ada", 1), all.ask("ada", 1))
+				var err error
+				s.whileWaiting(func() { err = decide(s, call) }, func() {
+					s.exec(test.overtake)
+					require.NoError(t, tx.Commit(t.Context()))
+				})
+				require.NoError(t, err)
 				require.Equal(t, name != "Emptied", bucket.AllAllowed(call.Answers))
-				require.Equal(t, test.left, held(t, newSession(pool, standing), all.ask("ada", 0), user.ask("ada", 0)))
+				require.Equal(t, test.left, s.held(all.ask("ada", 0), user.ask("ada", 0)))
 			})
 		}
 	}
-}
-
-// Batches and lone calls of several processes take from overlapping sets of buckets, each in an order of its own. They take exactly
-// as answered: from all buckets of a call or from none, and from no bucket more than it held.
-func TestOverlappingClustersTakeExactly(t *testing.T) {
-	t.Parallel()
-	const processes, callsInBatch, capacity = 4, 6, 100.0
-	rounds := testsize.Of(20, 40)
-	pool := postgrestest.New(t)
-	seed := testsize.Seed(t)
-	limits := []limit{still("a", capacity), still("b", capacity), still("c", 1e6), still("d", 1e6)}
-	keys := []string{"1", "2", "3"}
-	for _, key := range keys[:2] { // the first call inserts the rows of the third
-		makeRows(t, pool, key, limits...)
-	}
-	var mu sync.Mutex
-	taken := make(map[bucket.Key]float64)
-	refused := 0
-	var racing sync.WaitGroup
-	for process := range processes {
-		random := rand.New(rand.NewPCG(seed, uint64(process)))
-		s := newSession(pool, standing)
-		racing.Go(func() {
-			for range rounds {
-				calls := make([]*Call, 1+random.IntN(callsInBatch))
-				for i := range calls {
-					calls[i] = taking(randomSet(random, limits, keys)...)
-				}
-				s.decideAll(t.Context(), calls...)
-				mu.Lock()
-				for _, c := range calls {
-					err := c.Result()
-					for IsConflict(err) { // for which an Owner that is not of a test would make it again
-						err = s.decideOne(t.Context(), c)
-					}
-					switch {
-					case err != nil:
-						t.Error(err)
-					case !bucket.AllAllowed(c.Answers):
-						refused++
-					default:
-						for _, a := range c.Asks {
-							taken[a.Key] += a.Cost
-						}
-					}
-				}
-				mu.Unlock()
-			}
-		})
-	}
-	racing.Wait()
-	require.Positive(t, refused)
-	for _, l := range limits {
-		for _, key := range keys {
-			left := held(t, newSession(pool, standing), l.ask(key, 0))[0]
-			require.GreaterOrEqual(t, left, 0.0)
-			require.Equal(t, l.terms.Capacity-taken[l.ask(key, 0).Key], left, "%s %s", l.name, key)
-		}
-	}
-}
-
-// randomSet returns asks for several buckets of random keys.
-func randomSet(random *rand.Rand, limits []limit, keys []string) (asks []bucket.Ask) {
-	for _, i := range random.Perm(len(limits))[:2+random.IntN(len(limits)-1)] {
-		asks = append(asks, limits[i].ask(keys[random.IntN(len(keys))], float64(1+random.IntN(3))))
-	}
-	return asks
 }

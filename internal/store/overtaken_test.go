@@ -7,29 +7,34 @@ import (
 	"testing"
 	"time"
 
-	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
-	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
 )
 
-// whileWaiting runs call on a goroutine of its own, and then meanwhile once a statement waits for a lock in the database of pool. It
+// whileWaiting runs call on a goroutine of its own, and then meanwhile once a statement waits for a lock in the database. It
 // returns when call has returned.
-func whileWaiting(t *testing.T, pool *pgxpool.Pool, call, meanwhile func()) {
-	t.Helper()
+func (s *stand) whileWaiting(call, meanwhile func()) {
+	s.Helper()
 	over := make(chan struct{})
 	go func() {
 		defer close(over)
 		call()
 	}()
-	require.Eventually(t, func() (waits bool) {
-		require.NoError(t, pool.QueryRow(t.Context(), `SELECT EXISTS (
+	require.Eventually(s, func() (waits bool) {
+		require.NoError(s, s.pool.QueryRow(s.Context(), `SELECT EXISTS (
 			SELECT FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database())`).Scan(&waits))
 		return waits
 	}, time.Minute, time.Millisecond)
 	meanwhile()
 	<-over
+}
+
+// gate has a statement wait for a lock at a place in its text.
+func (s *stand) gate(statement *string, place, gated string) {
+	s.Helper()
+	require.Contains(s, *statement, place)
+	*statement = strings.Replace(*statement, place, gated, 1)
 }
 
 // A Take that waited for its row decides on the row as the other transaction left it, and not on the row of its snapshot.
@@ -41,20 +46,19 @@ func TestATakeThatWaitedDecidesOnTheLockedRow(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			pool := postgrestest.New(t)
-			s := newSession(pool, standing)
+			s := newStand(t)
 			require.NoError(t, s.Decide(t.Context(), taking(l.ask("ada", 1))))
-			tx := begin(t, pool)
-			other := s.InTx(tx, owner{pool}, nil)
+			tx := s.tx()
+			other := s.InTx(tx, owner{s.pool}, nil)
 			require.NoError(t, other.Decide(t.Context(), taking(l.ask("ada", 9))))
 
 			call := taking(l.ask("ada", 2))
 			var err error
-			whileWaiting(t, pool, func() { err = s.Decide(t.Context(), call) }, func() { require.NoError(t, tx.Commit(t.Context())) })
+			s.whileWaiting(func() { err = s.Decide(t.Context(), call) }, func() { require.NoError(t, tx.Commit(t.Context())) })
 			require.NoError(t, err)
 			require.False(t, bucket.AllAllowed(call.Answers))
 			require.Equal(t, []float64{0}, call.tokens())
-			require.Equal(t, []float64{0}, held(t, s, l.ask("ada", 0)))
+			require.Equal(t, []float64{0}, s.held(l.ask("ada", 0)))
 		})
 	}
 }
@@ -63,46 +67,33 @@ func TestATakeThatWaitedDecidesOnTheLockedRow(t *testing.T) {
 func TestABatchTakesNoMoreThanARowThatWasMadeMeanwhileHolds(t *testing.T) {
 	t.Parallel()
 	const gate = "pg_advisory_xact_lock(4712)"
-	pool := postgrestest.New(t)
-	s := newSession(pool, standing)
-	l := still("still", 10)
-	makeRows(t, pool, "ada", l)
-	gated := strings.Replace(s.statements.spend, "set_config(", gate+"::text || set_config(", 1)
-	require.NotEqual(t, s.statements.spend, gated)
-	s.statements.spend = gated
-
-	tx := begin(t, pool)
-	_, err := tx.Exec(t.Context(), "SELECT "+gate)
-	require.NoError(t, err)
-	ada, bob := taking(l.ask("ada", 1)), taking(l.ask("bob", 1))
+	s, l := newStand(t), still("still", 10)
+	s.makeRows("ada", l)
+	s.gate(&s.statements.spend, "set_config(", gate+"::text || set_config(")
+	tx, ada, bob := s.tx("SELECT "+gate), taking(l.ask("ada", 1)), taking(l.ask("bob", 1))
 	var waiting []blocked
-	whileWaiting(t, pool, func() { waiting = runBatch(t, s, ada, bob) }, func() {
-		_, err := pool.Exec(t.Context(), `INSERT INTO ratelimit.buckets VALUES ('still', 'bob', 0, 0, $1)`, opening)
-		require.NoError(t, err)
+	s.whileWaiting(func() { waiting = runBatch(t, s.Session, ada, bob) }, func() {
+		s.exec(`INSERT INTO ratelimit.buckets VALUES ('still', 'bob', 0, 0, $1)`, opening)
 		require.NoError(t, tx.Commit(t.Context()))
 	})
 	require.Empty(t, waiting)
 	require.True(t, ada.isAllowed(t))
 	require.False(t, bob.isAllowed(t))
-	require.Equal(t, []float64{9, 0}, held(t, s, l.ask("ada", 0), l.ask("bob", 0)))
+	require.Equal(t, []float64{9, 0}, s.held(l.ask("ada", 0), l.ask("bob", 0)))
 }
 
 // A call over several limits in a transaction locks its rows in the order of their keys, for any costs.
 func TestATransactionLocksRowsInTheOrderOfTheirKeys(t *testing.T) {
 	t.Parallel()
-	pool := postgrestest.New(t)
-	l := still("still", 10)
-	makeRows(t, pool, "ada", l)
-	makeRows(t, pool, "bob", l)
-	holder := begin(t, pool)
-	_, err := holder.Exec(t.Context(), `SELECT FROM ratelimit.buckets WHERE key = 'bob' FOR UPDATE`)
-	require.NoError(t, err)
-
-	s := newSession(pool, standing)
-	bound := s.InTx(begin(t, pool), owner{pool}, nil)
+	s, l := newStand(t), still("still", 10)
+	s.makeRows("ada", l)
+	s.makeRows("bob", l)
+	holder := s.tx(`SELECT FROM ratelimit.buckets WHERE key = 'bob' FOR UPDATE`)
+	bound := s.InTx(s.tx(), owner{s.pool}, nil)
 	call := taking(l.ask("ada", 2), l.ask("bob", 1))
-	whileWaiting(t, pool, func() { err = bound.Decide(t.Context(), call) }, func() {
-		require.Empty(t, freeRows(t, pool), "ada's row is locked before bob's")
+	var err error
+	s.whileWaiting(func() { err = bound.Decide(t.Context(), call) }, func() {
+		require.Empty(t, s.freeRows(), "ada's row is locked before bob's")
 		require.NoError(t, holder.Rollback(t.Context()))
 	})
 	require.NoError(t, err)
@@ -129,20 +120,18 @@ func TestARefusalInATransactionChangesAndLocksNothing(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			pool := postgrestest.New(t)
-			l := still("still", 10)
-			makeRows(t, pool, "ada", l)
-			makeRows(t, pool, "bob", l)
-			s, tx := newSession(pool, standing), begin(t, pool)
+			s, l := newStand(t), still("still", 10)
+			s.makeRows("ada", l)
+			s.makeRows("bob", l)
 			require.NoError(t, s.Decide(t.Context(), taking(l.ask("bob", 10))))
-
-			bound := s.InTx(tx, owner{pool}, nil)
+			tx := s.tx()
+			bound := s.InTx(tx, owner{s.pool}, nil)
 			answers := decide(t, &bound, []bucket.Ask{l.ask("ada", 1), l.ask("bob", 1)})
 			require.True(t, answers[0].Allowed)
 			require.False(t, answers[1].Allowed)
-			require.Equal(t, []string{"ada", "bob"}, freeRows(t, pool))
+			require.Equal(t, []string{"still ada", "still bob"}, s.freeRows())
 			require.NoError(t, tx.Commit(t.Context()))
-			require.Equal(t, []float64{10, 0}, held(t, s, l.ask("ada", 0), l.ask("bob", 0)))
+			require.Equal(t, []float64{10, 0}, s.held(l.ask("ada", 0), l.ask("bob", 0)))
 		})
 	}
 }

@@ -34,19 +34,22 @@ var dyadic = []limit{
 // call may report the buckets as they were before allowed calls of the batch.
 func TestABatchDecidesAsItsCallsWouldOneAfterTheOther(t *testing.T) {
 	t.Parallel()
-	rounds, now, random := testsize.Of(24, 60), opening, testsize.Rand(t)
-	clock := func() *int64 { return new(now) }
-	pools := []*pgxpool.Pool{postgrestest.New(t), postgrestest.New(t)}
-	single, folded := newSession(pools[0], clock), newSession(pools[1], clock)
+	rounds, random := testsize.Of(24, 60), testsize.Rand(t)
+	single, folded := newStand(t), newStand(t)
 	allowed, refused := 0, 0
 	for round := range rounds {
-		now += int64(random.ExpFloat64() * 20_000)
+		single.now += int64(random.ExpFloat64() * 20_000)
+		folded.now = single.now
 		limits, keys := dyadic, []string{"ada", "bob", "eve"}
 		if round%3 == 0 { // all for one window
 			limits, keys = dyadic[3+random.IntN(2):][:1], keys[:1]
 		}
 		if random.IntN(8) == 0 {
-			disturb(t, pools, random.IntN(3))
+			change := []string{ // as another kind of limit or an older program would
+				`UPDATE ratelimit.buckets SET value = value / 2`, `UPDATE ratelimit.buckets SET taken = NULL`, `DELETE FROM ratelimit.buckets`,
+			}[random.IntN(3)] + " WHERE key = 'ada'"
+			single.exec(change)
+			folded.exec(change)
 		}
 		var calls, alone []*Call
 		for range 1 + random.IntN(30) {
@@ -57,7 +60,7 @@ func TestABatchDecidesAsItsCallsWouldOneAfterTheOther(t *testing.T) {
 			calls, alone = append(calls, kind(asks...)), append(alone, kind(slices.Clone(asks)...))
 			require.NoError(t, single.decideOne(t.Context(), alone[len(alone)-1]))
 		}
-		require.Empty(t, runBatch(t, folded, calls...))
+		folded.batch(calls...)
 		for i, got := range calls {
 			want := alone[i]
 			if got.isAllowed(t) {
@@ -73,36 +76,14 @@ func TestABatchDecidesAsItsCallsWouldOneAfterTheOther(t *testing.T) {
 			require.Positive(t, got.wait())
 			require.Nil(t, got.Record)
 		}
-		require.Equal(t, rowKeys(t, pools[0]), rowKeys(t, pools[1]), "refusals made no rows")
+		require.Equal(t, single.freeRows(), folded.freeRows(), "refusals made no rows")
 		for _, l := range limits {
 			for _, key := range keys {
-				require.Equal(t, held(t, single, l.ask(key, 0)), held(t, folded, l.ask(key, 0)), "round %d", round)
+				require.Equal(t, single.held(l.ask(key, 0)), folded.held(l.ask(key, 0)), "round %d", round)
 			}
 		}
 	}
 	require.Greater(t, min(allowed, refused), rounds)
-}
-
-// rowKeys returns the keys of the rows.
-func rowKeys(t *testing.T, pool *pgxpool.Pool) []string {
-	t.Helper()
-	rows, err := pool.Query(t.Context(), `SELECT name || ' ' || key FROM ratelimit.buckets ORDER BY 1`)
-	require.NoError(t, err)
-	keys, err := pgx.CollectRows(rows, pgx.RowTo[string])
-	require.NoError(t, err)
-	return keys
-}
-
-// disturb leaves rows in each database as another kind of limit or an older program would.
-func disturb(t *testing.T, pools []*pgxpool.Pool, way int) {
-	t.Helper()
-	change := []string{
-		`UPDATE ratelimit.buckets SET value = value / 2`, `UPDATE ratelimit.buckets SET taken = NULL`, `DELETE FROM ratelimit.buckets`,
-	}[way]
-	for _, pool := range pools {
-		_, err := pool.Exec(t.Context(), change+" WHERE key = 'ada'")
-		require.NoError(t, err)
-	}
 }
 
 // randomAsks returns an ask for a bucket of one limit, or for one of each of several.
@@ -123,7 +104,7 @@ func less(tokens float64, costs ...float64) float64 {
 
 func TestCallsForOneBucketAreToldWhatIsLeftInTurn(t *testing.T) {
 	t.Parallel()
-	s := newSession(postgrestest.New(t), standing)
+	s := newStand(t)
 	const refusal = -1 // in place of what remains
 	for name, test := range map[string]struct {
 		capacity, taken  float64
@@ -151,7 +132,7 @@ func TestCallsForOneBucketAreToldWhatIsLeftInTurn(t *testing.T) {
 			for i, cost := range test.costs {
 				calls[i] = taking(limit.ask("key", cost))
 			}
-			require.Empty(t, runBatch(t, s, calls...))
+			s.batch(calls...)
 			for i, c := range calls {
 				require.Equal(t, test.remaining[i] != refusal, c.isAllowed(t), "call %d", i)
 				if c.Answers[0].Allowed {
@@ -164,7 +145,7 @@ func TestCallsForOneBucketAreToldWhatIsLeftInTurn(t *testing.T) {
 				full := buckettest.UntilFull(limit.terms, c.Answers[0].State, opening)
 				require.InDelta(t, test.capacity-left, full.Seconds(), 2e-6, "call %d", i)
 			}
-			require.Equal(t, []float64{left}, held(t, s, limit.ask("key", 0)))
+			require.Equal(t, []float64{left}, s.held(limit.ask("key", 0)))
 		})
 	}
 }
@@ -172,7 +153,7 @@ func TestCallsForOneBucketAreToldWhatIsLeftInTurn(t *testing.T) {
 // A key that the database's encoding cannot hold fails its own call, but not the calls batched with it.
 func TestAKeyThatTheDatabaseCannotStoreFailsItsCallAlone(t *testing.T) {
 	t.Parallel()
-	s := newSession(latin1(t), standing)
+	s := standOn(t, latin1(t))
 	limit := tokenBucket("limit", 10, time.Hour, 10, 100)
 	var calls []*Call
 	for _, key := range []string{"plain", "größer", "ключ", "plain", "€", "plain"} {
@@ -180,7 +161,7 @@ func TestAKeyThatTheDatabaseCannotStoreFailsItsCallAlone(t *testing.T) {
 	}
 	calls = append(calls, looking(limit.ask("ключ", 1)), looking(limit.ask("plain", 1)),
 		reserving(limit.ask("plain", 1), limit.ask("ключ", 1)), reserving(limit.ask("plain", 1), limit.ask("größer", 1)))
-	require.Empty(t, runBatch(t, s, calls...))
+	s.batch(calls...)
 	for _, i := range []int{2, 4, 6, 8} {
 		err := calls[i].Result()
 		require.Equal(t, "22P05", pgerr.Code(err), "call %d: %v", i, err)
@@ -188,7 +169,7 @@ func TestAKeyThatTheDatabaseCannotStoreFailsItsCallAlone(t *testing.T) {
 	for _, i := range []int{0, 1, 3, 5, 7, 9} {
 		require.True(t, calls[i].isAllowed(t), "call %d", i)
 	}
-	require.Equal(t, []float64{10 - 2, 10 - 4}, held(t, s, limit.ask("größer", 0), limit.ask("plain", 0)))
+	require.Equal(t, []float64{10 - 2, 10 - 4}, s.held(limit.ask("größer", 0), limit.ask("plain", 0)))
 }
 
 // latin1 returns a pool on a migrated database whose encoding lacks most characters.

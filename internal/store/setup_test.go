@@ -13,6 +13,7 @@ import (
 
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
 	"github.com/pgratelimit/pgratelimit/internal/bucket/buckettest"
+	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
 )
 
 // opening is when the clock of a test stands still, in microseconds since 1970.
@@ -59,6 +60,66 @@ func begin(t *testing.T, db database) pgx.Tx {
 func newSession(db database, clock func() *int64) *Session {
 	s := New(Options{Schema: DefaultSchema, AsOf: clock}).OnPool(db, owner{db})
 	return &s
+}
+
+// stand is a session on a database of a test's own. Its clock stands still until the test moves it.
+type stand struct {
+	*testing.T
+	*Session
+
+	pool *spy
+	now  int64
+}
+
+func newStand(t *testing.T) *stand {
+	t.Helper()
+	return standOn(t, postgrestest.New(t))
+}
+
+func standOn(t *testing.T, pool *pgxpool.Pool) *stand {
+	t.Helper()
+	s := &stand{T: t, pool: spyOn(pool), now: opening}
+	s.Session = newSession(s.pool, func() *int64 { return new(s.now) })
+	return s
+}
+
+// exec runs a statement.
+func (s *stand) exec(sql string, args ...any) {
+	s.Helper()
+	_, err := s.pool.Exec(s.Context(), sql, args...)
+	require.NoError(s, err)
+}
+
+// tx runs statements in a transaction, and returns it.
+func (s *stand) tx(statements ...string) pgx.Tx {
+	s.Helper()
+	tx := begin(s.T, s.pool.Pool)
+	for _, statement := range statements {
+		_, err := tx.Exec(s.Context(), statement)
+		require.NoError(s, err)
+	}
+	return tx
+}
+
+// batch runs calls as one batch, in which none of them waits.
+func (s *stand) batch(calls ...*Call) {
+	s.Helper()
+	require.Empty(s, runBatch(s.T, s.Session, calls...))
+}
+
+// allows runs calls as one batch, which allows all of them.
+func (s *stand) allows(calls ...*Call) {
+	s.Helper()
+	s.batch(calls...)
+	for i, c := range calls {
+		require.True(s, c.isAllowed(s.T), "call %d", i)
+	}
+}
+
+// held returns what buckets hold.
+func (s *stand) held(asks ...bucket.Ask) []float64 {
+	s.Helper()
+	return held(s.T, s.Session, asks...)
 }
 
 // limit is a limit as the store knows it: by the terms of its buckets.
@@ -212,11 +273,11 @@ func (s *Session) takeByLocking(ctx context.Context, asks []bucket.Ask) ([]bucke
 }
 
 // makeRows makes the rows of a key, full.
-func makeRows(t *testing.T, db Conn, key string, limits ...limit) {
-	t.Helper()
+func (s *stand) makeRows(key string, limits ...limit) {
+	s.Helper()
 	for _, l := range limits {
-		_, err := db.Exec(t.Context(), `INSERT INTO ratelimit.buckets VALUES ($1, $2, 0, $3, $4)`, l.name, key, l.terms.Capacity, opening)
-		require.NoError(t, err)
+		s.exec(`INSERT INTO ratelimit.buckets SELECT $1, $2, shard, $3, $4 FROM generate_series(0, $5 - 1) AS shard`,
+			l.name, key, l.terms.Capacity/float64(l.terms.Shards), opening, l.terms.Shards)
 	}
 }
 
@@ -250,11 +311,11 @@ func (p *spy) BeginTx(ctx context.Context, options pgx.TxOptions) (pgx.Tx, error
 }
 
 // requireSent checks that one statement took, and how many read rows, since the last time.
-func (p *spy) requireSent(t *testing.T, s *Session, read int, message string) {
-	t.Helper()
-	require.Equal(t, 1, p.sent[s.statements.spend], message)
-	require.Equal(t, read, p.sent[s.statements.read], message)
-	clear(p.sent)
+func (s *stand) requireSent(read int, message string) {
+	s.Helper()
+	require.Equal(s, 1, s.pool.sent[s.statements.spend], message)
+	require.Equal(s, read, s.pool.sent[s.statements.read], message)
+	clear(s.pool.sent)
 }
 
 // still returns a limit whose tokens do not come back while a test runs.
@@ -262,14 +323,24 @@ func still(name string, capacity float64) limit {
 	return tokenBucket(name, 1, 24*365*time.Hour, capacity, 0)
 }
 
-// freeRows returns the keys of the rows of pool that are not locked.
-func freeRows(t *testing.T, pool *pgxpool.Pool) []string {
-	t.Helper()
-	tx := begin(t, pool)
-	rows, err := tx.Query(t.Context(), `SELECT key FROM ratelimit.buckets ORDER BY key FOR UPDATE SKIP LOCKED`)
-	require.NoError(t, err)
+// freeRows returns the names and keys of the rows that are not locked.
+func (s *stand) freeRows() []string {
+	s.Helper()
+	tx := s.tx()
+	rows, err := tx.Query(s.Context(), `SELECT name || ' ' || key FROM ratelimit.buckets ORDER BY name, key FOR UPDATE SKIP LOCKED`)
+	require.NoError(s, err)
 	keys, err := pgx.CollectRows(rows, pgx.RowTo[string])
-	require.NoError(t, err)
-	require.NoError(t, tx.Rollback(t.Context()))
+	require.NoError(s, err)
+	require.NoError(s, tx.Rollback(s.Context()))
 	return keys
+}
+
+// spent returns the tokens taken from the rows of a limit.
+func spent(t *testing.T, db Conn, l limit) float64 {
+	t.Helper()
+	found, err := db.Query(t.Context(), `SELECT coalesce(sum($2 - value), 0) FROM ratelimit.buckets WHERE name = $1`, l.name, l.terms.Capacity)
+	require.NoError(t, err)
+	tokens, err := pgx.CollectExactlyOneRow(found, pgx.RowTo[float64])
+	require.NoError(t, err)
+	return tokens
 }

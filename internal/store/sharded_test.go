@@ -12,7 +12,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
-	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
 	"github.com/pgratelimit/pgratelimit/internal/testsize"
 )
 
@@ -135,17 +134,11 @@ func TestTheSeedOfTheRows(t *testing.T) {
 // A call does not wait for a locked row while another row of its bucket is free.
 func TestABatchTakesFromAnotherRowWhenOneIsHeld(t *testing.T) {
 	t.Parallel()
-	pool := postgrestest.New(t)
-	s := newSession(pool, standing)
-	wide := still("wide", 100).over(2)
-	_, err := pool.Exec(t.Context(), `INSERT INTO ratelimit.buckets SELECT 'wide', 'key', shard, 50, $1 FROM generate_series(0, 1) AS shard`, opening)
-	require.NoError(t, err)
-	_, err = begin(t, pool).Exec(t.Context(), `SELECT FROM ratelimit.buckets WHERE shard = 0 FOR UPDATE`)
-	require.NoError(t, err)
+	s, wide := newStand(t), still("wide", 100).over(2)
+	s.makeRows("key", wide)
+	s.tx(`SELECT FROM ratelimit.buckets WHERE shard = 0 FOR UPDATE`)
 	for range 20 { // half of which pick the row that is held
-		c := taking(wide.ask("key", 1))
-		require.Empty(t, runBatch(t, s, c))
-		require.True(t, c.isAllowed(t))
+		s.allows(taking(wide.ask("key", 1)))
 	}
-	require.Equal(t, []float64{80}, held(t, s, wide.ask("key", 0)))
+	require.Equal(t, []float64{80}, s.held(wide.ask("key", 0)))
 }

@@ -24,12 +24,10 @@ var spending = tokenBucket("spending", 1, time.Hour, 100, 0)
 func spendingKey(n int) string { return fmt.Sprintf("key %06d", n) }
 
 // fillSpending inserts rows, but not in the order of their keys, into a table that is never analyzed.
-func fillSpending(t *testing.T, pool *pgxpool.Pool, rows int) {
-	t.Helper()
-	_, err := pool.Exec(t.Context(), `ALTER TABLE ratelimit.buckets SET (autovacuum_enabled = false)`)
-	require.NoError(t, err)
-	_, err = pool.Exec(t.Context(), `INSERT INTO ratelimit.buckets SELECT 'spending', 'key ' || lpad(n::text, 6, '0'), 0, 50, $2 FROM generate_series($1, 1, -1) AS n`, rows, opening)
-	require.NoError(t, err)
+func (s *stand) fillSpending(rows int) {
+	s.Helper()
+	s.exec(`ALTER TABLE ratelimit.buckets SET (autovacuum_enabled = false)`)
+	s.exec(`INSERT INTO ratelimit.buckets SELECT 'spending', 'key ' || lpad(n::text, 6, '0'), 0, 50, $2 FROM generate_series($1, 1, -1) AS n`, rows, opening)
 }
 
 // takeSpending returns calls for the first keys.
@@ -40,10 +38,10 @@ func takeSpending(keys int) (calls []*Call) {
 	return calls
 }
 
-// with opens another pool on the database, on which something is set as it may be for the database.
-func with(t *testing.T, pool *pgxpool.Pool, settings string, mode pgx.QueryExecMode) *pgxpool.Pool {
-	t.Helper()
-	config := pool.Config().Copy()
+// with returns a stand on the same database, on which something is set as it may be for the database.
+func (s *stand) with(settings string, mode pgx.QueryExecMode) *stand {
+	s.Helper()
+	config := s.pool.Config().Copy()
 	config.ConnConfig.DefaultQueryExecMode = mode
 	config.ConnConfig.RuntimeParams["jit"] = "off" // ways that are off have a cost at which each plan would be compiled
 	for setting := range strings.SplitSeq(settings, ";") {
@@ -51,10 +49,10 @@ func with(t *testing.T, pool *pgxpool.Pool, settings string, mode pgx.QueryExecM
 			config.ConnConfig.RuntimeParams[name] = value
 		}
 	}
-	other, err := pgxpool.NewWithConfig(t.Context(), config)
-	require.NoError(t, err)
-	t.Cleanup(other.Close)
-	return other
+	other, err := pgxpool.NewWithConfig(s.Context(), config)
+	require.NoError(s, err)
+	s.Cleanup(other.Close)
+	return standOn(s.T, other)
 }
 
 // plans are settings of a database that change the planner's choices for a batch.
@@ -75,11 +73,10 @@ func TestWhateverThePlanABatchIsAnsweredTheSame(t *testing.T) {
 	}{{"empty", 0, false}, {"tiny", 20, false}, {"tiny and analyzed", 20, true}, {"large", 20_000, false}, {"large and analyzed", 20_000, true}} {
 		t.Run(table.name, func(t *testing.T) {
 			t.Parallel()
-			pool := postgrestest.New(t)
-			fillSpending(t, pool, table.rows)
+			outside := newStand(t)
+			outside.fillSpending(table.rows)
 			if table.analyzed {
-				_, err := pool.Exec(t.Context(), "VACUUM ANALYZE ratelimit.buckets")
-				require.NoError(t, err)
+				outside.exec("VACUUM ANALYZE ratelimit.buckets")
 			}
 			for i, settings := range append([]string{"simple", "exec"}, plans...) {
 				mode := pgx.QueryExecModeCacheStatement
@@ -92,10 +89,9 @@ func TestWhateverThePlanABatchIsAnsweredTheSame(t *testing.T) {
 				default:
 					settings += ";plan_cache_mode=force_generic_plan"
 				}
-				db := spyOn(with(t, pool, settings, mode))
-				s := newSession(db, standing)
+				s := outside.with(settings, mode)
 				calls := append(takeSpending(8), taking(spending.ask(spendingKey(9), 80)))
-				require.Empty(t, runBatch(t, s, calls...), settings)
+				s.batch(calls...)
 				for _, c := range calls[:8] {
 					require.True(t, c.isAllowed(t), settings)
 				}
@@ -106,12 +102,12 @@ func TestWhateverThePlanABatchIsAnsweredTheSame(t *testing.T) {
 				require.False(t, calls[8].isAllowed(t), settings)
 				require.Equal(t, []float64{50}, calls[8].tokens(), settings)
 				require.Equal(t, []float64{49 - float64(2*i)}, calls[0].tokens(), settings)
-				db.requireSent(t, s, 0, settings)
+				s.requireSent(0, settings)
 
 				missing := taking(spending.ask(fmt.Sprint("missing ", i), 1))
-				require.Empty(t, runBatch(t, s, append(takeSpending(8), missing)...), settings)
+				s.allows(append(takeSpending(8), missing)...)
 				require.Equal(t, []float64{99}, missing.tokens(), settings)
-				db.requireSent(t, s, 0, settings)
+				s.requireSent(0, settings)
 			}
 		})
 	}
@@ -138,28 +134,22 @@ func TestAHeldRowStopsNobodyElseInABatch(t *testing.T) {
 		for _, settings := range []string{"", "enable_nestloop=off", "default_transaction_isolation=serializable"} {
 			t.Run(name+" "+settings, func(t *testing.T) {
 				t.Parallel()
-				pool := postgrestest.New(t)
-				fillSpending(t, pool, keys)
-				db := spyOn(with(t, pool, settings, pgx.QueryExecModeCacheStatement))
-				s := newSession(db, standing)
+				outside := newStand(t)
+				outside.fillSpending(keys)
+				s := outside.with(settings, pgx.QueryExecModeCacheStatement)
 				if !test.alone {
-					_, err := begin(t, pool).Exec(t.Context(), `SELECT FROM ratelimit.buckets `+row+` FOR KEY SHARE`)
-					require.NoError(t, err)
+					outside.tx(`SELECT FROM ratelimit.buckets ` + row + ` FOR KEY SHARE`)
 				}
-				holder := begin(t, pool)
-				for _, statement := range test.statements {
-					_, err := holder.Exec(t.Context(), statement)
-					require.NoError(t, err)
-				}
-				before := spent(t, pool, spending)
+				holder := outside.tx(test.statements...)
+				before := spent(t, s.pool, spending)
 				read := 0
 				if test.held {
 					read = 1
 				}
 				for range 2 {
 					calls := takeSpending(keys)
-					waiting := runBatch(t, s, calls...)
-					db.requireSent(t, s, read, "")
+					waiting := runBatch(t, s.Session, calls...)
+					s.requireSent(read, "")
 					for i, c := range calls {
 						if test.held && i == 4 {
 							require.Len(t, waiting, 1)
@@ -174,7 +164,7 @@ func TestAHeldRowStopsNobodyElseInABatch(t *testing.T) {
 				if test.held {
 					given -= 2
 				}
-				require.Equal(t, given, spent(t, pool, spending)-before)
+				require.Equal(t, given, spent(t, s.pool, spending)-before)
 			})
 		}
 	}
@@ -184,15 +174,14 @@ func TestAHeldRowStopsNobodyElseInABatch(t *testing.T) {
 func TestBatchesInOppositeOrdersFailNoCall(t *testing.T) {
 	t.Parallel()
 	const keys, rounds = 60, 12
-	pool := postgrestest.New(t)
-	fillSpending(t, pool, keys) // from the last key to the first
-	_, err := pool.Exec(t.Context(), "VACUUM ANALYZE ratelimit.buckets")
-	require.NoError(t, err)
+	outside := newStand(t)
+	outside.fillSpending(keys) // from the last key to the first
+	outside.exec("VACUUM ANALYZE ratelimit.buckets")
 	var mu sync.Mutex
 	allowed := 0
 	var racers sync.WaitGroup
 	for _, settings := range []string{"", "", "enable_nestloop=off;enable_indexscan=off", "enable_nestloop=off;enable_indexscan=off"} {
-		s := newSession(with(t, pool, settings, pgx.QueryExecModeCacheStatement), standing)
+		s := outside.with(settings, pgx.QueryExecModeCacheStatement)
 		racers.Go(func() {
 			for range rounds {
 				calls := takeSpending(keys)
@@ -210,31 +199,27 @@ func TestBatchesInOppositeOrdersFailNoCall(t *testing.T) {
 		})
 	}
 	racers.Wait()
-	require.Equal(t, float64(allowed), spent(t, pool, spending)-50*keys)
+	require.Equal(t, float64(allowed), spent(t, outside.pool, spending)-50*keys)
 }
 
 // In a table with partitions a batch takes from each row the cost for that row.
 func TestABatchTakesFromPartitions(t *testing.T) {
 	t.Parallel()
-	pool := postgrestest.NewPartitioned(t, 2)
-	_, err := pool.Exec(t.Context(), `INSERT INTO ratelimit.buckets SELECT 'spending', 'key ' || lpad(n::text, 6, '0'), 0, n, $1 FROM generate_series(1, 40) AS n`, opening)
-	require.NoError(t, err)
-	db := spyOn(pool)
-	s := newSession(db, standing)
+	s := standOn(t, postgrestest.NewPartitioned(t, 2))
+	s.exec(`INSERT INTO ratelimit.buckets SELECT 'spending', 'key ' || lpad(n::text, 6, '0'), 0, n, $1 FROM generate_series(1, 40) AS n`, opening)
 	calls := takeSpending(40)
-	require.Empty(t, runBatch(t, s, calls...))
+	s.allows(calls...)
 	for i, c := range calls {
-		require.True(t, c.isAllowed(t))
 		require.Equal(t, []float64{float64(i)}, c.tokens())
 	}
-	db.requireSent(t, s, 0, "")
+	s.requireSent(0, "")
 }
 
 // An answer for a bucket outside the call is an error.
 func TestAnAnswerForABucketThatWasNotAskedForIsAnError(t *testing.T) {
 	t.Parallel()
 	rows := planOf(takeSpending(2), false).policies[0]
-	s := newSession(postgrestest.New(t), standing)
+	s := newStand(t)
 	for _, place := range []int{-1, 0, 3} {
 		batch := &pgx.Batch{}
 		batch.Queue(fmt.Sprintf("SELECT (%d)::bigint, true, 1::float8, 1::bigint, 1::bigint", place))
