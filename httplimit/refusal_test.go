@@ -205,16 +205,18 @@ func TestRespondTellsFailuresFromTheHandlersErrors(t *testing.T) {
 		says    string
 		retry   string
 	}{
-		"Store":     {responding(cut, works, perUser.For("a")), 503, "rate limits cannot be checked; retry in 1 s", "1"},
-		"Contended": {responding(b.limiter, fails(ratelimit.ErrContended), perUser.For("b")), 503, "not-decided", "1"},
-		"Mistake":   {responding(b.limiter, works), 503, "rate limits cannot be checked", "1"},
-		"NoKey":     {responding(b.limiter, works, perUser.For("")), 400, "the request does not say who it is from", ""},
-		"OfAKey":    {responding(b.limiter, fails(httplimit.ErrNoKey), perUser.For("c")), 400, "the request does not say who it is from", ""},
-		"BadCost":   {responding(b.limiter, works, perUser.For("d").Cost(-1)), 400, "a cost that is not valid", ""},
-		"TooCostly": {responding(b.limiter, works, perUser.For("e").Cost(4)), 413, "more than can be had at once", ""},
-		"Own":       {responding(b.limiter, fails(errOwn), perUser.For("f")), 500, "own: the recipient", ""},
-		"OwnTime":   {responding(b.limiter, fails(context.DeadlineExceeded), perUser.For("g")), 500, "own: context deadline", ""},
-		"Unknown":   {responding(b.limiter, fails(ratelimit.ErrCommitUnknown), perUser.For("h")), 500, "own: ratelimit: the outcome", ""},
+		"Store":      {responding(cut, works, perUser.For("a")), 503, "rate limits cannot be checked; retry in 1 s", "1"},
+		"Contended":  {responding(b.limiter, fails(ratelimit.ErrContended), perUser.For("b")), 503, "not-decided", "1"},
+		"Mistake":    {responding(b.limiter, works), 503, "rate limits cannot be checked", "1"},
+		"NoKey":      {responding(b.limiter, works, perUser.For("")), 400, "the request does not say who it is from", ""},
+		"OfAKey":     {responding(b.limiter, fails(httplimit.ErrNoKey), perUser.For("c")), 400, "the request does not say who it is from", ""},
+		"BadCost":    {responding(b.limiter, works, perUser.For("d").Cost(-1)), 400, "a cost that is not valid", ""},
+		"TooCostly":  {responding(b.limiter, works, perUser.For("e").Cost(4)), 413, "more than can be had at once", ""},
+		"Own":        {responding(b.limiter, fails(errOwn), perUser.For("f")), 500, "own: the recipient", ""},
+		"OwnTime":    {responding(b.limiter, fails(context.DeadlineExceeded), perUser.For("g")), 500, "own: context deadline", ""},
+		"Unanswered": {responding(b.limiter, fails(errors.Join(ratelimit.ErrContended, ratelimit.ErrCommitUnknown)), perUser.For("i")), 500, "own: ratelimit", ""},
+		"KeyFirst":   {responding(b.limiter, fails(errors.Join(ratelimit.ErrCommitUnknown, ratelimit.ErrInvalidKey)), perUser.For("j")), 400, "who it is from", ""},
+		"Unknown":    {responding(b.limiter, fails(ratelimit.ErrCommitUnknown), perUser.For("h")), 500, "own: ratelimit: the outcome", ""},
 	} {
 		for _, around := range []bool{false, true} {
 			handler := c.handler

@@ -28,13 +28,13 @@ import (
 //		}
 //
 //	  - A refusal, a *[ratelimit.LimitedError] from Require, Decision.Err or Hold, is answered 429, with its fields beside the
-//	    fields of the middlewares around the handler (see [Merge]), and the longest Retry-After. A failure beside it does not count.
+//	    fields of the middlewares around the handler (see [Merge]), and the longest Retry-After. No error beside it counts.
 //	  - A failure for which [ratelimit.IsUndecided] is true is answered 503 with Retry-After, also with FailOpen. So is an error
 //	    of a context, if the context of the request has ended.
-//	  - An invalid key or cost is answered 400, and a cost above the limit's capacity 413.
+//	  - An invalid key or cost is answered 400, and a cost above the limit's capacity 413. No failure beside it counts.
 //
 // It does not answer nil and other errors: errors of your own code from InTx, errors about the ID of a reservation, and
-// ratelimit.ErrCommitUnknown, after which the work may be done. It uses Config.Refuse and RetryJitter of the middleware around
+// ratelimit.ErrCommitUnknown, also beside a failure: the work may be done. It uses Config.Refuse and RetryJitter of the middleware around
 // the handler. It logs failures to Config.Logger of that middleware, at most a line a second, or to slog.Default.
 func Respond(w http.ResponseWriter, r *http.Request, err error) (answered bool) {
 	config := Config{}.withDefaults()

@@ -285,7 +285,10 @@ func limitOwed(a *bucket.Ask, limit Limit, reserve bool) error {
 	if cost <= most && a.Terms.Capacity-cost < a.Lowest { // most was rounded up
 		most = math.Nextafter(cost, 0)
 	}
-	return checkMost(limit, cost, most)
+	if cost > most {
+		return fmt.Errorf("%w or MaxReserved", checkMost(limit, cost, most))
+	}
+	return nil
 }
 
 // sort sorts the buckets by the primary key, the order in which every call locks them.
@@ -335,11 +338,8 @@ func checkCost(d *definition, cost, most float64) error {
 		return fmt.Errorf("%w: %v of %q is too small beside its capacity of %v; use a larger unit of cost or a smaller capacity",
 			ErrInvalidCost, cost, d.name, d.terms.Capacity)
 	case cost > most:
-		remedy := "lower the cost or raise the capacity"
-		if most > d.terms.Capacity {
-			remedy += " or MaxReserved"
-		}
-		return fmt.Errorf("%w: %v of %q, which can never give more than %v at once; %s", ErrCostExceedsCapacity, cost, d.name, most, remedy)
+		return fmt.Errorf("%w: %v of %q, which can never give more than %v at once; lower the cost or raise the capacity",
+			ErrCostExceedsCapacity, cost, d.name, most)
 	}
 	return nil
 }
