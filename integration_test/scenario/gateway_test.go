@@ -281,8 +281,11 @@ func (g *gateway) spend(t *testing.T, s *seen, p party, i int) error {
 		_, err = io.Copy(io.Discard, response.Body)
 		return err
 	case http.StatusTooManyRequests:
-		if err := json.NewDecoder(response.Body).Decode(&problem); err != nil || len(problem.Violated) != 1 || response.Header.Get("Retry-After") == "" {
-			return fmt.Errorf("429 without a reason or a wait: %v", err)
+		if err := json.NewDecoder(response.Body).Decode(&problem); err != nil {
+			return err
+		}
+		if len(problem.Violated) != 1 || response.Header.Get("Retry-After") == "" {
+			return fmt.Errorf("429 with the reasons %q, or without a wait", problem.Violated)
 		}
 		s.refused[problem.Violated[0]]++
 		return nil
