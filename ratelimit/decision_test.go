@@ -1,6 +1,7 @@
 package ratelimit_test
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -8,13 +9,86 @@ import (
 	"testing"
 	"time"
 
-	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/ratelimittest"
 )
+
+// Require is nil only if it has taken, outside a transaction and in one. A refusal is a LimitedError.
+func TestRequireIsNilOnlyWhenItHasTaken(t *testing.T) {
+	t.Parallel()
+	tried := ratelimit.Define("tried", ratelimit.PerMinute(1)) // in shadow
+	sends, all := ratelimit.Define("sends", ratelimit.PerMinute(2)), ratelimit.Define("all", ratelimit.PerHour(100))
+	limiter := newLimiter(t, ratelimittest.NewDB(), ratelimit.Config{Policies: ratelimit.ShadowLimits(tried)})
+	send := func(l *ratelimit.Limiter) error {
+		return l.Require(t.Context(), sends.For("ada"), all.Global(), tried.For("ada"))
+	}
+	sendInTx := func() error {
+		return limiter.InTx(t.Context(), func(tx pgx.Tx) error { return send(limiter.WithTx(tx)) })
+	}
+	require.NoError(t, send(limiter))
+	require.NoError(t, sendInTx(), "only the limit in shadow refuses")
+	require.Zero(t, held(t, limiter, sends.For("ada")))
+	for _, err := range []error{send(limiter), sendInTx()} {
+		require.EqualError(t, err, "ratelimit: limited by sends: retry after 30s")
+		var limited *ratelimit.LimitedError
+		require.ErrorAs(t, fmt.Errorf("send: %w", err), &limited)
+		require.Equal(t, 30*time.Second, limited.Decision.RetryAfter)
+		require.Len(t, limited.Decision.States, 3)
+		require.ErrorIs(t, err, ratelimit.ErrLimited)
+		require.False(t, ratelimit.IsUndecided(err))
+	}
+	require.Equal(t, 98.0, held(t, limiter, all.Global()), "a refused call takes nothing")
+	err := limiter.Require(t.Context(), sends.For("ada"), all.Global().Cost(99))
+	require.EqualError(t, err, "ratelimit: limited by sends, all: retry after 36s")
+}
+
+// A call without a decision returns an error that is undecided, and no refusal. Errors of the caller's own code, and errors that belong
+// to a decision, are not undecided.
+func TestIsUndecided(t *testing.T) {
+	t.Parallel()
+	db := ratelimittest.NewDB()
+	limiter, unreached := newLimiter(t, db, ratelimit.Config{}), newLimiter(t, unreachable{}, ratelimit.Config{})
+	ada := ratelimit.Define("sends", ratelimit.PerMinute(2)).For("ada")
+	tx, err := db.Begin(t.Context())
+	require.NoError(t, err)
+	require.NoError(t, tx.Rollback(t.Context()))
+	ended := limiter.WithTx(tx).Require(t.Context(), ada)
+	require.ErrorIs(t, ended, pgx.ErrTxClosed)
+	require.ErrorContains(t, ended, "the transaction of WithTx has ended: call the Limiter before")
+	for name, err := range map[string]error{
+		"NoLimiter": (*ratelimit.Limiter)(nil).Require(t.Context(), ada),
+		"NoRequest": limiter.Require(t.Context()),
+		"NoKey":     limiter.Require(t.Context(), ada.Limit().For("")),
+		"TooMuch":   limiter.Require(t.Context(), ada.Cost(3)),
+		"NoServer":  unreached.Require(t.Context(), ada),
+		"InTx":      unreached.InTx(t.Context(), func(pgx.Tx) error { return nil }),
+		"Ended":     ended,
+		"Contended": fmt.Errorf("%w: gave up", ratelimit.ErrContended),
+	} {
+		require.Error(t, err, name)
+		require.NotErrorIs(t, err, ratelimit.ErrLimited, name)
+		require.True(t, ratelimit.IsUndecided(fmt.Errorf("send: %w", err)), "%s: %v", name, err)
+	}
+	gone, leave := context.WithCancel(t.Context())
+	leave()
+	gaveUp := limiter.Require(gone, ada)
+	require.ErrorIs(t, gaveUp, context.Canceled)
+	_, unknown := limiter.Start(t.Context(), someID)
+	require.ErrorIs(t, unknown, ratelimit.ErrNotReserved)
+	own := errors.New("the recipient does not exist")
+	for _, err := range []error{
+		nil, own, limiter.InTx(t.Context(), func(pgx.Tx) error { return own }), gaveUp, context.Canceled, unknown, ratelimit.ErrCommitUnknown,
+		ratelimit.ErrLeaseLost, ratelimit.Decision{}.Err(), fmt.Errorf("ratelimit: by chance: %w", own),
+		errors.Join(ratelimit.ErrContended, ratelimit.Decision{}.Err()), errors.Join(ratelimit.ErrContended, ratelimit.ErrCommitUnknown),
+	} {
+		require.False(t, ratelimit.IsUndecided(err), "%v", err)
+	}
+	require.Equal(t, 2.0, held(t, limiter, ada))
+}
 
 // A decision over several limits has the fewest tokens and the longest wait of them, and the state of each request in the order asked.
 // Two requests for one bucket add up.
@@ -37,7 +111,7 @@ func TestDecision(t *testing.T) {
 		require.NoError(t, err)
 		d, err := limiter.Take(t.Context(), minute.For("ada").Cost(2), day.For("ada").Cost(3), minute.For("ada").Cost(1))
 		require.NoError(t, err)
-		require.True(t, d.At.Equal(opening))
+		require.True(t, d.At.Equal(at))
 		require.Equal(t, c.waits == nil, d.Allowed, name)
 		require.Len(t, d.States, 3)
 		least, longest := math.Inf(1), time.Duration(0)
@@ -58,32 +132,15 @@ func TestDecision(t *testing.T) {
 	}
 }
 
-// The error of a refusal names the limits that refused.
-func TestLimitedError(t *testing.T) {
-	t.Parallel()
-	limiter := newLimiter(t, ratelimittest.NewDB(), ratelimit.Config{})
-	first, second := ratelimit.Define("first", ratelimit.PerMinute(10)), ratelimit.Define("second", ratelimit.PerMinute(5))
-	require.NoError(t, limiter.Require(t.Context(), first.For("alice").Cost(10), second.For("alice").Cost(5)))
-	err := fmt.Errorf("send: %w", limiter.Require(t.Context(), first.For("alice"), second.For("alice")))
-	require.ErrorIs(t, err, ratelimit.ErrLimited)
-	require.NotErrorIs(t, err, ratelimit.ErrContended)
-	require.EqualError(t, err, "send: ratelimit: limited by first, second: retry after 12s")
-	var limited *ratelimit.LimitedError
-	require.ErrorAs(t, err, &limited)
-	require.Equal(t, 12*time.Second, limited.Decision.RetryAfter)
-	require.EqualError(t, limiter.Require(t.Context(), first.For("bob"), second.For("alice")), "ratelimit: limited by second: retry after 12s")
-	require.Equal(t, 10.0, held(t, limiter, first.For("bob")), "a refused call takes nothing")
-}
-
-// valueAt returns the Value of a bucket at opening, from which cost was reserved some time before.
+// valueAt returns the Value of a bucket at at, from which cost was reserved some time before.
 func valueAt(t *testing.T, request ratelimit.Request, before time.Duration) ratelimit.Value {
 	t.Helper()
-	now := opening.Add(-before)
+	now := at.Add(-before)
 	limiter, err := ratelimit.New(ratelimittest.NewDB(), ratelimit.Config{AsOf: func() time.Time { return now }})
 	require.NoError(t, err)
 	_, err = limiter.Reserve(t.Context(), request)
 	require.NoError(t, err)
-	now = opening
+	now = at
 	v, err := limiter.Value(t.Context(), request)
 	require.NoError(t, err)
 	return v
@@ -93,16 +150,19 @@ func valueAt(t *testing.T, request ratelimit.Request, before time.Duration) rate
 func TestValue(t *testing.T) {
 	t.Parallel()
 	v := valueAt(t, ratelimit.Define("projected", ratelimit.TokenBucket{Rate: 10, Period: time.Minute, Capacity: 20}).For("a").Cost(25), 6*time.Second)
-	require.True(t, v.AsOf.Equal(opening))
+	require.True(t, v.AsOf.Equal(at))
 	for instant, want := range map[time.Time]float64{
-		opening: -4, opening.Add(24 * time.Second): 0, opening.Add(54 * time.Second): 5, opening.Add(time.Hour): 20,
+		at: -4, at.Add(24 * time.Second): 0, at.Add(54 * time.Second): 5, at.Add(time.Hour): 20,
 		time.Date(9999, 1, 1, 0, 0, 0, 0, time.UTC): 20, time.Date(586_542, 1, 1, 0, 0, 0, 0, time.UTC): 20, time.Unix(1<<58, 0): 20,
-		opening.Add(-6 * time.Second): -5, opening.Add(-time.Hour): -5, {}: -5, time.Date(-5000, 1, 1, 0, 0, 0, 0, time.UTC): -5, time.Unix(-1<<58, 0): -5,
+		at.Add(-6 * time.Second): -5, at.Add(-time.Hour): -5, {}: -5, time.Date(-5000, 1, 1, 0, 0, 0, 0, time.UTC): -5, time.Unix(-1<<58, 0): -5,
 	} {
 		require.Equal(t, want, v.At(instant), instant)
 	}
 	require.Equal(t, -4.0, v.Tokens)
-	require.Zero(t, ratelimit.Value{}.At(opening))
+	require.Zero(t, ratelimit.Value{}.At(at))
+	none, err := json.Marshal(ratelimit.Value{})
+	require.NoError(t, err)
+	require.Equal(t, "null", string(none))
 	for cost, want := range map[float64]time.Duration{0: 24 * time.Second, 1: 30 * time.Second, 20: 144 * time.Second} {
 		for _, after := range []time.Duration{0, time.Hour} {
 			wait, err := v.RetryAfter(v.AsOf.Add(after), cost)
@@ -110,7 +170,7 @@ func TestValue(t *testing.T) {
 			require.Equal(t, max(want-after, 0), wait, "%v after %v", cost, after)
 		}
 	}
-	_, err := v.RetryAfter(v.AsOf, 21)
+	_, err = v.RetryAfter(v.AsOf, 21)
 	require.ErrorIs(t, err, ratelimit.ErrCostExceedsCapacity)
 	_, err = v.RetryAfter(v.AsOf, -1)
 	require.ErrorIs(t, err, ratelimit.ErrInvalidCost)
@@ -162,28 +222,8 @@ func TestStepsOfAValue(t *testing.T) {
 			require.NoError(t, err)
 		}
 	}
-	_, d := ratelimit.Value{}.Take(opening, 1)
+	_, d := ratelimit.Value{}.Take(at, 1)
 	require.ErrorIs(t, d.Err(), ratelimit.ErrLimited, "of the zero Value")
-}
-
-// The JSON of a Value has the numbers that a client needs to project it.
-func TestValueMarshalJSON(t *testing.T) {
-	t.Parallel()
-	tokens := ratelimit.Define("sendMessage", ratelimit.TokenBucket{Rate: 10, Period: time.Minute, Capacity: 3}).For("alice")
-	windows := ratelimit.Define("uploads", ratelimit.FixedWindow{Rate: 5, Period: time.Hour, Start: opening.Add(-20 * time.Minute)}).For("alice")
-	for want, v := range map[string]ratelimit.Value{
-		`{"limit": "sendMessage", "kind": "token bucket", "rate": 10, "period_us": 60000000,
-			"capacity": 3, "value": -0.25, "ts_us": 1772409599999993, "now_us": 1772409600000000}`: valueAt(t, tokens.Cost(3.25), 7*time.Microsecond),
-		`{"limit": "uploads", "kind": "fixed window", "rate": 5, "period_us": 3600000000, "start_us": 2400000000,
-			"capacity": 5, "value": 1, "ts_us": 1772408400000000, "now_us": 1772409600000000}`: valueAt(t, windows.Cost(4), time.Microsecond),
-		`{"limit": "sendMessage", "kind": "token bucket", "rate": 10, "period_us": 60000000,
-			"capacity": 3, "value": 1, "ts_us": 1772409600000000, "now_us": 1772409600000000}`: valueAt(t, tokens.Cost(2), -1000*time.Second), // a wrong clock
-		`null`: {},
-	} {
-		text, err := json.Marshal(v)
-		require.NoError(t, err)
-		require.JSONEq(t, want, string(text))
-	}
 }
 
 // The start_us that a client gets, which a float64 holds, begins the same windows as the limit does.
@@ -193,7 +233,7 @@ func TestValueMarshalJSONStart(t *testing.T) {
 	random := testsize.Rand(t)
 	for range 500 {
 		period := time.Duration(math.Pow(float64(century/time.Microsecond), random.Float64())) * time.Microsecond
-		start := opening.Add(time.Duration((random.Float64()*2 - 1) * float64(century)))
+		start := at.Add(time.Duration((random.Float64()*2 - 1) * float64(century)))
 		if random.IntN(3) == 0 {
 			start = time.Time{}
 		}
@@ -217,24 +257,6 @@ func TestValueMarshalJSONStart(t *testing.T) {
 			into := ((now-got.Start)%got.Period + got.Period) % got.Period // below 2^53 throughout
 			require.Equal(t, got.TS, now-into, "%v at %d", limit, now)
 		}
-	}
-}
-
-func TestReservationDelay(t *testing.T) {
-	t.Parallel()
-	allowed := ratelimit.Reservation{Decision: ratelimit.Decision{Allowed: true, At: opening}, ReadyAt: opening.Add(3 * time.Second)}
-	require.Equal(t, 3*time.Second, allowed.Delay())
-	refused := ratelimit.Reservation{Decision: ratelimit.Decision{At: opening, RetryAfter: time.Hour}}
-	require.Zero(t, refused.Delay(), "there is no work to delay")
-}
-
-func TestIsRetryable(t *testing.T) {
-	t.Parallel()
-	for code, want := range map[string]bool{"40001": true, "40P01": true, "23505": false, "22012": false, "25P02": false, "08006": false} {
-		require.Equal(t, want, ratelimit.IsRetryable(fmt.Errorf("insert: %w", &pgconn.PgError{Code: code})), code)
-	}
-	for _, err := range []error{nil, errors.New("SQLSTATE 40001"), ratelimit.ErrLimited} {
-		require.False(t, ratelimit.IsRetryable(err), "%v", err)
 	}
 }
 

@@ -26,9 +26,9 @@ var (
 
 // Variables of a program that the examples use.
 var (
-	ctx            = context.Background()
-	limiter        *ratelimit.Limiter
-	userID, prompt string
+	ctx     = context.Background()
+	limiter *ratelimit.Limiter
+	userID  string
 )
 
 func ExampleNew() {
@@ -98,28 +98,25 @@ func ExampleNewLimit() {
 	// true
 }
 
-// A capacity below the rate spaces requests, one above it lets them come in bursts.
-func ExampleTokenBucket() {
-	fmt.Println(ratelimit.TokenBucket{Rate: 60, Period: time.Hour, Capacity: 10})
-	fmt.Println(ratelimit.TokenBucket{Rate: 10, Period: time.Minute, Capacity: 20})
-	fmt.Println(ratelimit.PerMinute(10))
-	// Output:
-	// 60 per hour, capacity 10
-	// 10 per minute, capacity 20
-	// 10 per minute
-}
-
-// A quota a day, from midnight in Lisbon in winter. Up to five days' worth can be saved.
-func ExampleFixedWindow() {
-	quota := ratelimit.FixedWindow{
-		Rate:     1000,
-		Period:   ratelimit.Day,
-		Capacity: 5000,
-		Start:    time.Date(2026, time.January, 1, 0, 0, 0, 0, time.UTC),
+// A limit of each kind.
+func ExampleDefine() {
+	for _, limit := range []ratelimit.Limit{
+		ratelimit.Define("messages", ratelimit.TokenBucket{Rate: 10, Period: time.Minute, Capacity: 3}),
+		ratelimit.Define("visits", ratelimit.FixedWindow{Rate: 1000, Period: ratelimit.Day, Start: time.Date(2026, time.January, 1, 0, 0, 0, 0, time.UTC)}),
+		ratelimit.Define("partner", ratelimit.SlidingWindow{Rate: 100, Period: time.Minute}),
+		ratelimit.Define("quota", ratelimit.CalendarWindow{Rate: 1000, Resets: ratelimit.Monthly, Zone: "Europe/Berlin"}),
+		ratelimit.Define("exports", ratelimit.Concurrency{Most: 3, Lease: 30 * time.Second}),
+		ratelimit.Define("upstream", ratelimit.Adaptive{Contract: ratelimit.PerSecond(100), Apply: true}),
+	} {
+		fmt.Println(limit)
 	}
-	fmt.Println(quota)
 	// Output:
-	// 1000 per day, capacity 5000 (fixed window, one starts at 2026-01-01T00:00:00Z)
+	// messages: 10 per minute, capacity 3
+	// visits: 1000 per day (fixed window, one starts at 2026-01-01T00:00:00Z)
+	// partner: never more than 100 in any minute
+	// quota: 1000 per month in Europe/Berlin
+	// exports: 3 at a time, leases of 30s
+	// upstream: 100 per second, adapting down to 0.1 of it
 }
 
 func ExampleLimiter_Take() {
@@ -157,17 +154,6 @@ func render(ctx context.Context, fence int64) {
 	_, err := pool.Exec(ctx, `UPDATE videos SET frames = $1, fence = $2 WHERE owner = $3 AND fence <= $2`, "..", fence, userID)
 	if err != nil {
 		log.Print(err)
-	}
-}
-
-// A call over several limits takes from all of them or from none.
-func ExampleLimiter_Take_several() {
-	d, err := limiter.Take(ctx, SendMessage.For(userID), Completions.For(userID).Cost(float64(len(prompt))/4), FreeTrials.Global())
-	if err != nil {
-		log.Fatal(err)
-	}
-	for _, s := range d.States {
-		log.Printf("%s: %v", s.Limit.Name(), s.Allowed)
 	}
 }
 
@@ -230,24 +216,6 @@ func ExampleLimiter_Value() {
 	}
 }
 
-// A Simulation shows the effect of a policy on a burst, without a database.
-func ExampleValue_Take() {
-	limit := ratelimit.Define("burst", ratelimit.TokenBucket{Rate: 1, Period: time.Second, Capacity: 2})
-	at := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
-	value := limit.For("ada").Full(at)
-	for range 4 {
-		var d ratelimit.Decision
-		value, d = value.Take(at, 1)
-		fmt.Println(at.Format("05.0"), d.Allowed, d.RetryAfter)
-		at = at.Add(500 * time.Millisecond)
-	}
-	// Output:
-	// 00.0 true 0s
-	// 00.5 true 0s
-	// 01.0 true 0s
-	// 01.5 false 500ms
-}
-
 // After a correct password the earlier attempts were not guesses.
 func ExampleLimiter_Reset() {
 	if err := limiter.Reset(ctx, FailedLogins.For(userID)); err != nil {
@@ -267,20 +235,6 @@ func ExampleLimiter_Require() {
 	default:
 		log.Print("send it")
 	}
-}
-
-// A handler distinguishes a refusal from a failure.
-func ExampleLimitedError() {
-	send := func() error {
-		return ratelimit.Decision{RetryAfter: 3 * time.Second, States: []ratelimit.State{{Limit: SendMessage}}}.Err()
-	}
-	err := fmt.Errorf("send: %w", send())
-	fmt.Println(err)
-	var refused *ratelimit.LimitedError
-	fmt.Println(errors.As(err, &refused), refused.Decision.RetryAfter, ratelimit.IsUndecided(err))
-	// Output:
-	// send: ratelimit: limited by sendMessage: retry after 3s
-	// true 3s false
 }
 
 // No user has more than three exports running at a time. The storage that they write to compares the fencing number.
@@ -319,48 +273,4 @@ func ExampleLimiter_Keep() {
 	held, release := limiter.Keep(ctx, lease)
 	defer release()
 	<-held.Done() // the work, which stops when this ends
-}
-
-// A provider counts calls in any minute, wherever it begins.
-func ExampleSlidingWindow() {
-	partner := ratelimit.Define("partner", ratelimit.SlidingWindow{Rate: 100, Period: time.Minute})
-	fmt.Println(partner)
-	// Output:
-	// partner: never more than 100 in any minute
-}
-
-// A quota that begins on the 1st of each month at midnight in Berlin.
-func ExampleCalendarWindow() {
-	quota := ratelimit.Define("quota", ratelimit.CalendarWindow{Rate: 1000, Resets: ratelimit.Monthly, Zone: "Europe/Berlin"})
-	fmt.Println(quota)
-	// Output:
-	// quota: 1000 per month in Europe/Berlin
-}
-
-// Three exports at a time for each tenant.
-func ExampleConcurrency() {
-	exports := ratelimit.Define("exports", ratelimit.Concurrency{Most: 3, Lease: 30 * time.Second})
-	fmt.Println(exports)
-	// Output:
-	// exports: 3 at a time, leases of 30s
-}
-
-// A limit that follows what an upstream accepts. Package httplimit's Transport takes and reports by itself.
-func ExampleAdaptive() {
-	upstream := ratelimit.Define("upstream", ratelimit.Adaptive{Contract: ratelimit.PerSecond(100), Apply: true})
-	fmt.Println(upstream)
-
-	call := func(ctx context.Context, account string, send func() (throttled bool)) error {
-		d, err := limiter.Take(ctx, upstream.For(account))
-		if err != nil {
-			return err
-		}
-		if !d.Allowed {
-			return d.Err()
-		}
-		return limiter.Report(ctx, upstream.For(account), ratelimit.Outcome{Throttled: send()})
-	}
-	_ = call
-	// Output:
-	// upstream: 100 per second, adapting down to 0.1 of it
 }

@@ -243,12 +243,6 @@ func ExampleJoin() {
 	// ""
 }
 
-func ExampleUUID() {
-	fmt.Println(ratelimit.UUID([16]byte{0x9b, 0x1d, 0xeb, 0x4d, 0x3b, 0x7d, 0x4b, 0xad, 0x9b, 0xdd, 0x2b, 0x0d, 0x7b, 0x3d, 0xcb, 0x6d}))
-	// Output:
-	// 9b1deb4d-3b7d-4bad-9bdd-2b0d7b3dcb6d
-}
-
 // TestEveryVerbHasAnExample promises that go doc shows how to call each method of a Limiter, and that docs/guide.md names it.
 // Methods that only return a property of the Limiter are exempt.
 func TestEveryVerbHasAnExample(t *testing.T) {

@@ -28,24 +28,6 @@ type (
 	adaptive = ratelimit.Adaptive
 )
 
-func TestNewLimitChecksTheName(t *testing.T) {
-	t.Parallel()
-	for _, name := range []string{"a", "sendMessage", "A-Z.a_z:0/9", strings.Repeat("n", 64)} {
-		limit, err := ratelimit.NewLimit(name, ratelimit.PerSecond(1))
-		require.NoError(t, err, "%q", name)
-		require.Equal(t, name, limit.Name())
-	}
-	for _, name := range []string{
-		"", " ", "a b", " a", "a\n", "a\x00", "é", "a;b", `a"b`, "a'b", "\xff", strings.Repeat("n", 65), strings.Repeat("n", 1<<20),
-	} {
-		limit, err := ratelimit.NewLimit(name, ratelimit.PerSecond(1))
-		require.ErrorIs(t, err, ratelimit.ErrInvalidLimit, "%q", name)
-		require.ErrorContains(t, err, "use 1 to 64 letters, digits and _ . : / -")
-		require.Less(t, len(err.Error()), 1000, "a huge name is not repeated whole")
-		require.Zero(t, limit)
-	}
-}
-
 // wrong is a policy that NewLimit refuses, and a part of the error.
 type wrong struct {
 	policy ratelimit.Policy
@@ -70,6 +52,14 @@ func TestNewLimitSaysWhatIsWrong(t *testing.T) {
 				require.PanicsWithError(t, err.Error(), func() { ratelimit.Define("wrong", policy) })
 			}
 		}
+	}
+	for _, name := range []string{
+		"", " ", "a b", " a", "a\n", "a\x00", "é", "a;b", `a"b`, "a'b", "\xff", strings.Repeat("n", 65), strings.Repeat("n", 1<<20),
+	} {
+		_, err := ratelimit.NewLimit(name, ratelimit.PerSecond(1))
+		require.ErrorIs(t, err, ratelimit.ErrInvalidLimit, "%q", name)
+		require.ErrorContains(t, err, "use 1 to 64 letters, digits and _ . : / -")
+		require.Less(t, len(err.Error()), 1000, "a huge name is not repeated whole")
 	}
 }
 
@@ -203,7 +193,7 @@ func wrongPolicies() []wrong {
 	return rows
 }
 
-// These policies are just valid.
+// These policies and names are just valid.
 func TestNewLimitTakesWhatItSays(t *testing.T) {
 	t.Parallel()
 	policies := []ratelimit.Policy{
@@ -232,6 +222,9 @@ func TestNewLimitTakesWhatItSays(t *testing.T) {
 		limit, err := ratelimit.NewLimit("edge", policy)
 		require.NoError(t, err, "%v", policy)
 		require.Equal(t, policy, limit.Policy())
+	}
+	for _, name := range []string{"a", "sendMessage", "A-Z.a_z:0/9", strings.Repeat("n", 64)} {
+		require.Equal(t, name, ratelimit.Define(name, ratelimit.PerSecond(1)).Name())
 	}
 }
 
@@ -313,7 +306,7 @@ func TestEqualLimitsAreOfOneNameAndOnePolicy(t *testing.T) {
 	again := uncomparable
 	require.True(t, again == uncomparable)
 	require.Equal(t, noted{ratelimit.PerSecond(5), []string{"for the demo"}}, again.Policy())
-	_, d := again.For("key").Full(opening).Take(opening, 5)
+	_, d := again.For("key").Full(at).Take(at, 5)
 	require.True(t, d.Allowed)
 	require.True(t, d.States[0].Limit == uncomparable)
 }
@@ -322,10 +315,10 @@ func TestEqualLimitsAreOfOneNameAndOnePolicy(t *testing.T) {
 func TestFixedWindowWithoutStart(t *testing.T) {
 	t.Parallel()
 	policy := ratelimit.FixedWindow{Rate: 5, Period: time.Hour}
-	begin := func(name, key string) time.Time { // of the window that opening is in
-		_, d := ratelimit.Define(name, policy).For(key).Full(opening).Take(opening, 5)
+	begin := func(name, key string) time.Time { // of the window that at is in
+		_, d := ratelimit.Define(name, policy).For(key).Full(at).Take(at, 5)
 		require.True(t, d.Allowed)
-		return opening.Add(d.ResetAfter - time.Hour)
+		return at.Add(d.ResetAfter - time.Hour)
 	}
 	// FNV-1a of "spread\x00key1" modulo an hour. A release that changes it moves all windows once.
 	require.Equal(t, int64(1772408367189456), begin("spread", "key1").UnixMicro())
@@ -333,7 +326,7 @@ func TestFixedWindowWithoutStart(t *testing.T) {
 	require.NotEqual(t, begin("a", "bc"), begin("ab", "c"))
 	begins := make(map[time.Duration]int)
 	for i := range 1000 {
-		begins[begin("spread", fmt.Sprintf("key%d", i)).Sub(opening).Truncate(6*time.Minute)]++
+		begins[begin("spread", fmt.Sprintf("key%d", i)).Sub(at).Truncate(6*time.Minute)]++
 	}
 	require.Len(t, begins, 10) // of ten stretches of six minutes
 	for stretch, keys := range begins {

@@ -3,7 +3,9 @@ package ratelimit_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -39,58 +41,33 @@ func (h *heard) Observe(_ context.Context, event ratelimit.Event) {
 	}
 }
 
-// count returns how many times Prune has run, and how many rows it has deleted.
-func (h *heard) count() (prunes, rows int) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	return len(h.pruned), h.rows
-}
-
 // TestMaintain promises that Maintain deletes rows of full buckets and ends reservations, at once and then every interval until the
-// context ends. Two processes may run it at the same time.
+// context ends.
 func TestMaintain(t *testing.T) {
 	t.Parallel()
 	perMinute := ratelimit.Define("perMinute", ratelimit.PerMinute(60))
-	for name, processes := range map[string]int{"OneProcess": 1, "TwoProcesses": 2} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) { // no goroutine may be left at its end
-				const every = 10 * time.Minute
-				db, h := ratelimittest.NewDB(), &heard{}
-				limiter, err := ratelimit.New(db, ratelimit.Config{AsOf: time.Now, Observer: h, ExpireAfter: time.Hour})
-				require.NoError(t, err)
-				began := time.Now()
-				d, err := limiter.Take(t.Context(), perMinute.For("ada"))
-				require.NoError(t, err)
-				require.True(t, d.Allowed)
-				r, err := limiter.Reserve(t.Context(), perMinute.For("bob"))
-				require.NoError(t, err)
-
-				ctx, cancel := context.WithCancel(t.Context())
-				var running sync.WaitGroup
-				for range processes {
-					running.Go(func() { require.ErrorIs(t, limiter.Maintain(ctx, every, perMinute), context.Canceled) })
-				}
-				synctest.Wait()
-				prunes, _ := h.count()
-				require.Equal(t, processes, prunes, "at once")
-				time.Sleep(2 * time.Hour)
-				synctest.Wait()
-				_, rows := h.count()
-				require.Equal(t, 2, rows, "both buckets have been full")
-				require.ErrorIs(t, limiter.Settle(t.Context(), r.ID), ratelimit.ErrReservationEnded)
-				cancel()
-				running.Wait()
-				require.InDelta(t, 2*time.Hour/every, len(h.pruned)/processes, 2)
-				for i := processes; i < len(h.pruned) && processes == 1; i++ {
-					interval := h.pruned[i].Sub(h.pruned[i-1])
-					require.True(t, interval >= every && interval <= every+every/10, interval)
-				}
-				require.Less(t, h.pruned[0].Sub(began), time.Second)
-				require.Empty(t, h.failed)
-			})
-		})
-	}
+	synctest.Test(t, func(t *testing.T) { // no goroutine may be left at its end
+		const every = 10 * time.Minute
+		h := &heard{}
+		limiter, err := ratelimit.New(ratelimittest.NewDB(), ratelimit.Config{AsOf: time.Now, Observer: h, ExpireAfter: time.Hour})
+		require.NoError(t, err)
+		began := time.Now()
+		require.NoError(t, limiter.Require(t.Context(), perMinute.For("ada")))
+		r, err := limiter.Reserve(t.Context(), perMinute.For("bob"))
+		require.NoError(t, err)
+		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Hour)
+		defer cancel()
+		require.ErrorIs(t, limiter.Maintain(ctx, every, perMinute), context.DeadlineExceeded)
+		require.Equal(t, 2, h.rows, "both buckets have been full")
+		require.ErrorIs(t, limiter.Settle(t.Context(), r.ID), ratelimit.ErrReservationEnded)
+		require.Equal(t, began, h.pruned[0], "at once")
+		require.InDelta(t, 2*time.Hour/every, len(h.pruned), 2)
+		for i := 1; i < len(h.pruned); i++ {
+			interval := h.pruned[i].Sub(h.pruned[i-1])
+			require.True(t, interval >= every && interval <= every+every/10, interval)
+		}
+		require.Empty(t, h.failed)
+	})
 }
 
 // unreachable is a pool whose server does not answer.
@@ -114,13 +91,28 @@ func (unreachable) SendBatch(_ context.Context, batch *pgx.Batch) pgx.BatchResul
 	return pgx.FailedBatchResults(batch, errUnreachable)
 }
 
+// broken is an Observer that counts the events of background work by type, and panics at each of them.
+type broken struct {
+	mu       sync.Mutex
+	panicked map[string]int
+}
+
+func (b *broken) Observe(_ context.Context, event ratelimit.Event) {
+	if _, is := event.(ratelimit.Decided); is {
+		return
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.panicked[fmt.Sprintf("%T", event)]++
+	panic("out of cheese")
+}
+
 // TestMaintainGoesOnAfterErrors promises that the Observer receives each error, and that its panic ends nothing.
 func TestMaintainGoesOnAfterErrors(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		h := &heard{}
-		panics := &broken{panicsAt: func(ratelimit.Event) bool { return true }}
-		limiter, err := ratelimit.New(unreachable{}, ratelimit.Config{Observer: ratelimit.Observers(h, panics)})
+		limiter, err := ratelimit.New(unreachable{}, ratelimit.Config{Observer: ratelimit.Observers(h, &broken{panicked: make(map[string]int)})})
 		require.NoError(t, err)
 		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
 		defer cancel()
@@ -141,4 +133,144 @@ func TestMaintainChecksItsArguments(t *testing.T) {
 	ended, cancel := context.WithCancel(t.Context())
 	cancel()
 	require.ErrorIs(t, limiter.Maintain(ended, time.Second, limit), context.Canceled)
+}
+
+// listener appends each event it receives to a list that several listeners share.
+type listener struct {
+	name  string
+	heard *[]string
+}
+
+func (l *listener) Observe(_ context.Context, event ratelimit.Event) {
+	*l.heard = append(*l.heard, l.name+" "+event.(ratelimit.Mended).Limit)
+}
+
+func TestObservers(t *testing.T) {
+	t.Parallel()
+	var heard []string
+	first, second := &listener{"first", &heard}, &listener{"second", &heard}
+	var none *listener
+
+	ratelimit.Observers(nil, first, none, second).Observe(t.Context(), ratelimit.Mended{Limit: "uploads"})
+	require.Equal(t, []string{"first uploads", "second uploads"}, heard)
+
+	require.Same(t, second, ratelimit.Observers(nil, second), "one needs nobody in between")
+	require.Nil(t, ratelimit.Observers(), "nobody is nobody, as in the zero Config")
+	require.Nil(t, ratelimit.Observers(nil, none))
+}
+
+// An Observer that panics at each event of the background work ends neither the process nor that work.
+func TestTheLimiterOutlivesAnObserverThatPanics(t *testing.T) {
+	t.Parallel()
+	hot := ratelimit.Define("hot", ratelimit.TokenBucket{Rate: 1, Period: ratelimit.Day, Capacity: 10_000, Prefetch: 10 * time.Second})
+	slot := ratelimit.Define("slot", ratelimit.Concurrency{Most: 1, Lease: 3 * time.Second})
+	upstream := ratelimit.Define("upstream", ratelimit.Adaptive{Contract: ratelimit.PerSecond(100), Epoch: time.Second})
+	synctest.Test(t, func(t *testing.T) {
+		observer := &broken{panicked: make(map[string]int)}
+		limiter, err := ratelimit.New(ratelimittest.NewDB(), ratelimit.Config{Observer: observer})
+		require.NoError(t, err)
+		for range 200 { // takes tokens ahead, which go back in the next minute
+			require.NoError(t, limiter.Require(t.Context(), hot.For("key")))
+		}
+		time.Sleep(time.Minute)
+		require.NoError(t, limiter.Hold(t.Context(), func(ctx context.Context, _ ratelimit.Lease) error {
+			time.Sleep(10 * time.Second) // the lease is renewed each second
+			return ctx.Err()
+		}, slot.For("key")))
+		for range 30 {
+			for range 100 {
+				require.NoError(t, limiter.Report(t.Context(), upstream.For("key"), ratelimit.Outcome{Throttled: true}))
+			}
+			time.Sleep(time.Second)
+		}
+		require.NoError(t, limiter.Close(t.Context()))
+		require.GreaterOrEqual(t, observer.panicked["ratelimit.Prefetched"], 2)
+		require.GreaterOrEqual(t, observer.panicked["ratelimit.Leased"], 9+1, "the last is the release")
+		require.Positive(t, observer.panicked["ratelimit.PriceChanged"])
+	})
+}
+
+func TestAnAdaptiveLimitWorksBefore1970(t *testing.T) {
+	t.Parallel()
+	api := ratelimit.Define("api", ratelimit.Adaptive{Contract: ratelimit.PerDay(20), Apply: true})
+	synctest.Test(t, func(t *testing.T) {
+		var asked atomic.Int64
+		asOf := func() time.Time { return time.Unix(-1e6+asked.Add(1), 0) }
+		limiter, err := ratelimit.New(ratelimittest.NewDB(), ratelimit.Config{AsOf: asOf})
+		require.NoError(t, err)
+		for i := range 3 {
+			d, err := limiter.Take(t.Context(), api.For("ada"))
+			require.NoError(t, err)
+			require.True(t, d.Allowed, "take %d: %v", i, d)
+			require.NoError(t, limiter.Report(t.Context(), api.For("ada"), ratelimit.Outcome{}))
+			synctest.Wait() // until an exchange of prices has ended
+		}
+	})
+}
+
+// still is a limit that gains next to nothing while a test runs.
+var still = ratelimit.Define("still", ratelimit.TokenBucket{Rate: 1, Period: ratelimit.Day, Capacity: 10_000, Prefetch: 10 * time.Second})
+
+// A limit that a rule names is answered from memory only until another policy holds.
+func TestPrefetchEndsWithItsPolicy(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		change := time.Now().Add(3 * time.Second)
+		less := ratelimit.TokenBucket{Rate: 1, Period: ratelimit.Day, Capacity: 100, Prefetch: 10 * time.Second}
+		rule, err := ratelimit.NewRuling(still, ratelimit.RulingConfig{Name: "less", Eras: []ratelimit.Era{{}, {From: change, Policy: less}}})
+		require.NoError(t, err)
+		limiter, err := ratelimit.New(ratelimittest.NewDB(), ratelimit.Config{Policies: modes{"still": rule}})
+		require.NoError(t, err)
+		prefetched := func() bool {
+			d, err := limiter.Take(t.Context(), still.For("hot"))
+			require.NoError(t, err)
+			require.True(t, d.Allowed)
+			return d.States[0].Prefetched
+		}
+		warm := func() { // takes until three calls in a row are answered from memory
+			for n := 0; n < 3; n++ {
+				if !prefetched() {
+					n = -1
+				}
+			}
+		}
+		warm()
+		time.Sleep(time.Until(change) - time.Millisecond)
+		warm()
+		time.Sleep(time.Millisecond)
+		require.False(t, prefetched())
+		require.NoError(t, limiter.Close(t.Context()))
+	})
+}
+
+// lastDecided is an Observer that keeps the latest decision.
+type lastDecided struct{ ratelimit.Decided }
+
+func (l *lastDecided) Observe(_ context.Context, event ratelimit.Event) {
+	if d, ok := event.(ratelimit.Decided); ok {
+		l.Decided = d
+	}
+}
+
+func TestPrefetchAndTheRefusalCache(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		last := &lastDecided{}
+		limiter, err := ratelimit.New(ratelimittest.NewDB(), ratelimit.Config{RefusalCache: 10, Observer: last})
+		require.NoError(t, err)
+		for last.Decision.States == nil || !last.Decision.States[0].Prefetched {
+			_, err := limiter.Take(t.Context(), still.For("hot"))
+			require.NoError(t, err)
+		}
+		for i := range 2 {
+			d, err := limiter.Take(t.Context(), still.For("hot").Cost(9_999))
+			require.NoError(t, err)
+			require.False(t, d.Allowed)
+			require.Equal(t, i == 1, last.Cached, "the second time it is refused from memory")
+		}
+		d, err := limiter.Take(t.Context(), still.For("hot"))
+		require.NoError(t, err)
+		require.True(t, d.Allowed)
+		require.NoError(t, limiter.Close(t.Context()))
+	})
 }

@@ -66,6 +66,30 @@ func TestPoliciesAreWrittenAndRead(t *testing.T) {
 	require.Equal(t, ratelimit.PerMinute(10), read)
 }
 
+// FuzzPolicyText promises a round trip: MarshalPolicy writes each policy that UnmarshalPolicy accepts. Reading that text gives a
+// policy with the same decisions and the same text.
+func FuzzPolicyText(f *testing.F) {
+	for text := range policyTexts() {
+		f.Add([]byte(text))
+	}
+	f.Fuzz(func(t *testing.T, text []byte) {
+		policy, err := ratelimit.UnmarshalPolicy(text)
+		if err != nil {
+			require.ErrorIs(t, err, ratelimit.ErrInvalidLimit)
+			return
+		}
+		written, err := ratelimit.MarshalPolicy(policy)
+		require.NoError(t, err)
+		again, err := ratelimit.UnmarshalPolicy(written)
+		require.NoError(t, err)
+		require.Equal(t, ratelimit.Define("a", policy).Numbers(), ratelimit.Define("a", again).Numbers())
+		require.Equal(t, policy.String(), again.String())
+		rewritten, err := ratelimit.MarshalPolicy(again)
+		require.NoError(t, err)
+		require.Equal(t, string(written), string(rewritten))
+	})
+}
+
 // TestFaultsOfPoliciesSayWhatToWrite promises that nothing is passed over, and that an error of a field names it.
 func TestFaultsOfPoliciesSayWhatToWrite(t *testing.T) {
 	t.Parallel()

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log"
 	"log/slog"
+	"math"
 	"strings"
 	"sync"
 	"testing"
@@ -13,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
+	"github.com/pgratelimit/pgratelimit/internal/slots"
 )
 
 // use notes a limit.
@@ -53,36 +55,6 @@ func TestPoliciesRememberTheLastAndTheDistinctOnes(t *testing.T) {
 	require.Equal(t, float64(100+2*maxPolicies-1), last.Rate)
 }
 
-func TestPoliciesAreNotedByManyAtOnce(t *testing.T) {
-	t.Parallel()
-	p := &policies{}
-	var workers sync.WaitGroup
-	for worker := range 8 {
-		workers.Go(func() {
-			for n := range 1000 {
-				p.use(used(fmt.Sprint("limit ", n%10), float64(1+(n+worker)%4)))
-			}
-		})
-	}
-	workers.Wait()
-	for n := range 10 {
-		seen := p.seen(fmt.Sprint("limit ", n))
-		require.Len(t, seen, 4, "each once: %v", seen)
-	}
-	require.EqualValues(t, 10, p.count.Load())
-}
-
-func TestNotingAKnownPolicyAllocatesNothing(t *testing.T) { //nolint:paralleltest // what others allocate meanwhile would count
-	p := &policies{}
-	free, pro := Define("plan", FixedWindow{Rate: 50, Period: Day}), Define("plan", FixedWindow{Rate: 500, Period: time.Hour})
-	allocated := testing.AllocsPerRun(1000, func() {
-		p.use(free)
-		p.use(free)
-		p.use(pro)
-	})
-	require.Zero(t, allocated)
-}
-
 // heardEvents is an Observer that collects its events.
 type heardEvents struct {
 	mu     sync.Mutex
@@ -116,6 +88,7 @@ func TestANameWithTwoPoliciesIsToldOnce(t *testing.T) {
 	}
 	callers.Wait()
 	require.Len(t, heard.events, 1)
+	require.Len(t, limiter.policies.seen("api"), 3, "each once")
 	told := heard.events[0].(Redefined)
 	require.Equal(t, "api", told.Limit)
 	require.Equal(t, api.Policy(), told.Before)
@@ -143,4 +116,71 @@ func TestANameWithTwoPoliciesIsLoggedOnce(t *testing.T) {
 	require.Equal(t, 1, strings.Count(text.String(), "\n"), text.String())
 	require.Contains(t, text.String(), `level=WARN msg="ratelimit: one name, two policies`)
 	require.Contains(t, text.String(), `limit=api before="10 per hour" policy="20 per hour"`)
+}
+
+// A sliding window has 60 slices, or the next smaller number that divides its period.
+func TestSlicesOfASlidingWindow(t *testing.T) {
+	t.Parallel()
+	for _, test := range []struct {
+		period time.Duration
+		slices int32
+	}{
+		{time.Minute, 60}, {time.Second, 50}, {999_983 * time.Microsecond, 1}, {time.Microsecond, 1}, {36525 * Day, 60},
+	} {
+		terms := Define("sliding", SlidingWindow{Rate: 5, Period: test.period}).terms()
+		require.Equal(t, bucket.Sliding{Slices: test.slices}, terms.Kind)
+		require.Equal(t, test.period.Microseconds()/int64(test.slices), terms.Step)
+		require.False(t, terms.Reserves)
+	}
+	require.Equal(t, bucket.Sliding{Slices: 128}, Define("sliding", SlidingWindow{Rate: 5, Period: 128 * time.Second, Slices: 128}).terms().Kind)
+}
+
+// TestLeaseFromContext promises that the work finds the innermost lease, and none without a lease.
+func TestLeaseFromContext(t *testing.T) {
+	t.Parallel()
+	l, err := New(&answering{}, Config{})
+	require.NoError(t, err)
+	_, found := LeaseFromContext(t.Context())
+	require.False(t, found)
+	held, release := l.Keep(t.Context(), Lease{})
+	_, found = LeaseFromContext(held)
+	require.False(t, found)
+	require.NoError(t, held.Err())
+	release()
+	require.Equal(t, context.Canceled, held.Err())
+}
+
+// FuzzLeaseID checks that Acquire could have written every accepted ID, and that it is safe in a statement.
+func FuzzLeaseID(f *testing.F) {
+	f.Add("")
+	f.Add("L1")
+	f.Add("L1AAAAAA")
+	f.Add((&slots.ID{Fence: 7}).String())
+	f.Add((&slots.ID{Fence: math.MaxInt64, Of: []slots.Share{{Row: bucket.Key{Name: "jobs"}, Plan: "", Slots: 1, Length: 1000}}}).String())
+	f.Add((&slots.ID{Fence: 7, Of: []slots.Share{{Row: bucket.Key{Name: "jobs", Key: "k"}, Plan: "pro", Slots: 1, Length: 1000}, {Row: bucket.Key{Name: "jobs", Key: "l"}, Plan: "", Slots: 3, Length: 1000}}}).String())
+	f.Add((&slots.ID{Fence: 7, Of: []slots.Share{{Row: bucket.Key{Name: "b"}, Plan: "", Slots: 1, Length: 1000}, {Row: bucket.Key{Name: "a"}, Plan: "", Slots: 1, Length: 1000}}}).String())
+	f.Add((&slots.ID{Fence: 7, Of: []slots.Share{{Row: bucket.Key{Name: "jobs", Key: "\x00"}, Plan: "", Slots: 1001, Length: 1}}}).String())
+	f.Fuzz(func(t *testing.T, text string) {
+		id, err := parseLeaseID(text)
+		if err != nil {
+			require.ErrorIs(t, err, ErrInvalidLease)
+			require.Nil(t, id)
+			require.Less(t, len(err.Error()), 300)
+			return
+		}
+		require.Equal(t, text, id.String())
+		require.Positive(t, id.Fence)
+		require.LessOrEqual(t, len(id.Of), maxRequests)
+		for i, of := range id.Of {
+			_, err := storedKey(nil, &Request{limit: limitOf(of.Row.Name, madeElsewhere{}, bucket.Terms{}), key: of.Row.Key, stored: true})
+			require.NoError(t, err)
+			_, err = NewLimit(of.Row.Name, Concurrency{Most: 1, Lease: time.Duration(of.Length) * time.Microsecond})
+			require.NoError(t, err)
+			require.LessOrEqual(t, of.Slots, int64(maxSlots))
+			require.GreaterOrEqual(t, of.Slots, int64(0))
+			if i > 0 {
+				require.Negative(t, id.Of[i-1].Row.Compare(of.Row))
+			}
+		}
+	})
 }

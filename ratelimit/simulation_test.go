@@ -13,7 +13,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
-	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/ratelimittest"
 )
@@ -78,7 +77,7 @@ type simulated struct {
 // newSimulated gives some limits another mode than On. Two limits change to another policy after ten seconds.
 func newSimulated(t *testing.T, modesOf map[string]ratelimit.Mode) *simulated {
 	t.Helper()
-	s := &simulated{now: opening, modes: modesOf}
+	s := &simulated{now: at, modes: modesOf}
 	s.own = []ratelimit.Limit{
 		ratelimit.Define("tokens", ratelimit.TokenBucket{Rate: 3, Period: time.Second, Capacity: 4}),
 		ratelimit.Define("windows", ratelimit.FixedWindow{Rate: 4, Period: 2 * time.Second, Capacity: 6}),
@@ -97,7 +96,7 @@ func newSimulated(t *testing.T, modesOf map[string]ratelimit.Mode) *simulated {
 	for _, limit := range slices.Concat(s.own, s.pools) {
 		eras := []ratelimit.Era{{Mode: modesOf[limit.Name()]}}
 		if era, is := changes[limit.Name()]; is {
-			era.From = opening.Add(10 * time.Second)
+			era.From = at.Add(10 * time.Second)
 			eras = append(eras, era)
 		}
 		rule, err := ratelimit.NewRuling(limit, ratelimit.RulingConfig{Name: "rule of " + limit.Name(), Eras: eras})
@@ -158,16 +157,10 @@ func told(d *ratelimit.Decision) []any {
 func TestSimulation(t *testing.T) {
 	t.Parallel()
 	for name, modesOf := range map[string]map[string]ratelimit.Mode{
-		"plain": {}, "a pool in shadow": {"pool": ratelimit.Shadow}, "a pool off": {"pool": ratelimit.Off},
-		"one in shadow": {"tokens": ratelimit.Shadow}, "two off": {"tokens": ratelimit.Off, "rows": ratelimit.Off},
-		"mixed":    {"tokens": ratelimit.Shadow, "pool": ratelimit.Shadow, "windows": ratelimit.Off},
-		"both off": {"windows": ratelimit.Off, "pool": ratelimit.Off},
+		"plain": {}, "mixed": {"tokens": ratelimit.Shadow, "pool": ratelimit.Shadow, "windows": ratelimit.Off}, "off": {"rows": ratelimit.Off, "pool": ratelimit.Off},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			if name != "plain" && name != "mixed" {
-				testsize.Long(t, "makes 1000 calls, as the other modes do")
-			}
 			s := newSimulated(t, modesOf)
 			random, borrowed, refused := rand.New(rand.NewPCG(3, 4)), 0, 0
 			for i := range 500 {
@@ -214,13 +207,13 @@ func TestNewSimulation(t *testing.T) {
 	require.ErrorIs(t, err, ratelimit.ErrInvalidConfig)
 	simulation, err := ratelimit.NewSimulation(ratelimit.Config{})
 	require.NoError(t, err)
-	_, err = simulation.Take(t.Context(), opening, ratelimit.Define("three", ratelimit.PerHour(3)).Global().Cost(4))
+	_, err = simulation.Take(t.Context(), at, ratelimit.Define("three", ratelimit.PerHour(3)).Global().Cost(4))
 	require.ErrorIs(t, err, ratelimit.ErrCostExceedsCapacity)
-	_, err = simulation.Take(t.Context(), opening, ratelimit.Define("jobs", ratelimit.Concurrency{Most: 3}).For("ada"))
+	_, err = simulation.Take(t.Context(), at, ratelimit.Define("jobs", ratelimit.Concurrency{Most: 3}).For("ada"))
 	require.ErrorIs(t, err, ratelimit.ErrInvalidRequest)
 	require.ErrorContains(t, err, "a Simulation is not told when slots are given back")
 	require.Zero(t, simulation.Buckets())
-	_, err = new(ratelimit.Simulation).Take(t.Context(), opening, ratelimit.Define("three", ratelimit.PerHour(3)).Global())
+	_, err = new(ratelimit.Simulation).Take(t.Context(), at, ratelimit.Define("three", ratelimit.PerHour(3)).Global())
 	require.ErrorIs(t, err, ratelimit.ErrInvalidConfig)
 }
 
@@ -261,4 +254,27 @@ func ExampleSimulation() {
 	// 0s true 0s
 	// 1s true 0s
 	// 2s false 28s
+}
+
+// A pool of a hundred a second guarantees twenty to a tenant. While other tenants take nothing, he can take all of it.
+func ExampleBorrow() {
+	simulation, err := ratelimit.NewSimulation(ratelimit.Config{})
+	if err != nil {
+		log.Fatal(err)
+	}
+	own := ratelimit.Define("guarantee", ratelimit.PerSecond(20))
+	pool := ratelimit.Define("pool", ratelimit.PerSecond(100))
+	noon := time.Date(2026, time.March, 1, 12, 0, 0, 0, time.UTC)
+	for _, request := range []ratelimit.Request{own.For("ada").Cost(20), own.For("ada").Cost(80), own.For("ada"), own.For("bob")} {
+		d, err := simulation.Take(ctx, noon, ratelimit.Borrow(request, pool.Global()))
+		if err != nil {
+			log.Fatal(err)
+		}
+		fmt.Println(d.Allowed, d.RetryAfter, d.States[0].Borrowed)
+	}
+	// Output:
+	// true 0s false
+	// true 0s true
+	// false 10ms false
+	// true 0s false
 }

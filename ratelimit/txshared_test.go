@@ -89,34 +89,21 @@ func (b *sharing) takeHot(ctx context.Context, then func(tx pgx.Tx) error) error
 func TestASharedTurnEndsWithItsTransaction(t *testing.T) {
 	t.Parallel()
 	errBody := errors.New("the body failed")
-	for name, end := range map[string]func(ctx context.Context, b *sharing, tx pgx.Tx) error{
-		"commit":                func(context.Context, *sharing, pgx.Tx) error { return nil },
-		"error":                 func(context.Context, *sharing, pgx.Tx) error { return errBody },
-		"panic":                 func(context.Context, *sharing, pgx.Tx) error { panic(errBody) },
-		"goexit":                func(context.Context, *sharing, pgx.Tx) error { runtime.Goexit(); return nil },
-		"a commit of its own":   func(ctx context.Context, _ *sharing, tx pgx.Tx) error { return tx.Commit(ctx) },
-		"a rollback of its own": func(ctx context.Context, _ *sharing, tx pgx.Tx) error { return tx.Rollback(ctx) },
-		"a closed connection":   func(ctx context.Context, _ *sharing, tx pgx.Tx) error { return tx.Conn().Close(ctx) },
-		"a failed statement": func(ctx context.Context, _ *sharing, tx pgx.Tx) error {
-			_, err := tx.Exec(ctx, `SELECT 1/0`)
-			return err
-		},
-		"a failed statement that is kept back": func(ctx context.Context, _ *sharing, tx pgx.Tx) error {
-			_, _ = tx.Exec(ctx, `SELECT 1/0`)
-			return nil
-		},
-		"a commit that fails": func(ctx context.Context, _ *sharing, tx pgx.Tx) error {
-			_, err := tx.Exec(ctx, `CREATE TABLE parent (id int PRIMARY KEY);
-				CREATE TABLE child (id int REFERENCES parent DEFERRABLE INITIALLY DEFERRED); INSERT INTO child VALUES (1)`)
-			return err
-		},
-		"an ended backend": func(ctx context.Context, b *sharing, tx pgx.Tx) error {
-			if _, err := b.pool.Exec(ctx, `SELECT pg_terminate_backend($1, 10000)`, tx.Conn().PgConn().PID()); err != nil {
-				return err
-			}
-			_, err := tx.Exec(ctx, `SELECT 1`)
-			return err
-		},
+	executing := func(sql string, result error) func(context.Context, pgx.Tx) error {
+		return func(ctx context.Context, tx pgx.Tx) error { _, _ = tx.Exec(ctx, sql); return result }
+	}
+	for name, end := range map[string]func(context.Context, pgx.Tx) error{
+		"commit":                               func(context.Context, pgx.Tx) error { return nil },
+		"panic":                                func(context.Context, pgx.Tx) error { panic(errBody) },
+		"goexit":                               func(context.Context, pgx.Tx) error { runtime.Goexit(); return nil },
+		"a commit of its own":                  func(ctx context.Context, tx pgx.Tx) error { return tx.Commit(ctx) },
+		"a rollback of its own":                func(ctx context.Context, tx pgx.Tx) error { return tx.Rollback(ctx) },
+		"a closed connection":                  func(ctx context.Context, tx pgx.Tx) error { return tx.Conn().Close(ctx) },
+		"an ended backend":                     executing(`SELECT pg_terminate_backend(pg_backend_pid())`, errBody),
+		"a failed statement":                   executing(`SELECT 1/0`, errBody),
+		"a failed statement that is kept back": executing(`SELECT 1/0`, nil),
+		"a commit that fails": executing(`CREATE TABLE parent (id int PRIMARY KEY);
+			CREATE TABLE child (id int REFERENCES parent DEFERRABLE INITIALLY DEFERRED); INSERT INTO child VALUES (1)`, nil),
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -134,7 +121,7 @@ func TestASharedTurnEndsWithItsTransaction(t *testing.T) {
 							return nil
 						}
 						first = false
-						return end(t.Context(), b, tx)
+						return end(t.Context(), tx)
 					})
 				})
 				over.Wait()
@@ -246,44 +233,6 @@ func TestACallerWhoGivesUpWaitingForASharedTurn(t *testing.T) {
 	b.requireTaken(t, 2)
 }
 
-// A transaction takes only one turn. So turns add no deadlocks between transactions that take from several buckets one after the
-// other, each in an order of its own.
-func TestSharedTurnsOfTransactionsThatWantSeveralBuckets(t *testing.T) {
-	t.Parallel()
-	const workers = 4
-	b := newSharing(t, func(c *pgxpool.Config) { c.MaxConns = workers })
-	b.limiter.queues.Wait = time.Second
-	limit := Define("many", TokenBucket{Rate: 100_000, Period: 36525 * Day})
-	keys := []Request{limit.For("a"), limit.For("b"), limit.For("c")}
-	var group sync.WaitGroup
-	for i := range 2 * workers {
-		group.Go(func() {
-			ctx := t.Context()
-			if i%2 == 0 {
-				ctx = WithQueue(ctx, keys[i%len(keys)])
-			}
-			err := b.limiter.InTx(ctx, func(tx pgx.Tx) error {
-				for j := range keys {
-					if _, err := b.limiter.WithTx(tx).Take(ctx, keys[(i+j*(1+i%2))%len(keys)]); err != nil {
-						return err
-					}
-				}
-				return nil
-			})
-			if err != nil {
-				t.Error(err)
-			}
-		})
-	}
-	group.Wait()
-	for _, key := range keys {
-		v, err := b.limiter.Value(t.Context(), key)
-		require.NoError(t, err)
-		require.InDelta(t, 100_000-2*workers, v.Tokens, 0.01)
-	}
-	b.requireTurns(t, 0)
-}
-
 // A transaction inside another one, on a connection of its own, has a turn of its own.
 func TestSharedTurnsOfATransactionInsideAnother(t *testing.T) {
 	t.Parallel()
@@ -346,28 +295,8 @@ func TestWhatATransactionSetBeforeItsTurnStays(t *testing.T) {
 	b.requireTurns(t, 0)
 }
 
-// A pool that runs something in the transactions that it begins would have that undone.
-func TestSharedQueuesTakeThePoolsOfPgx(t *testing.T) {
-	t.Parallel()
-	pool := postgrestest.New(t)
-	conn, err := pool.Acquire(t.Context())
-	require.NoError(t, err)
-	defer conn.Release()
-	for _, ofPgx := range []Pool{pool, conn, conn.Conn()} {
-		_, err := New(ofPgx, Config{SharedQueues: true})
-		require.NoError(t, err)
-	}
-	type tenants struct{ Pool }
-	for _, own := range []Pool{tenants{pool}, &tenants{pool}} {
-		_, err := New(own, Config{SharedQueues: true})
-		require.ErrorIs(t, err, ErrInvalidConfig)
-		require.ErrorContains(t, err, "SharedQueues")
-		_, err = New(own, Config{})
-		require.NoError(t, err)
-	}
-}
-
-// For every verb, the wait is part of the first statement, and the answer is the same as without a wait.
+// For every verb, the wait is part of the first statement, and the answer is the same as without a wait. A transaction takes only one
+// turn, so turns add no deadlocks.
 func TestEveryVerbWaitsForItsSharedTurn(t *testing.T) {
 	t.Parallel()
 	bucketed := Define("bucketed", TokenBucket{Rate: 10, Period: 36525 * Day, MaxReserved: 10}).For("key")
@@ -379,8 +308,11 @@ func TestEveryVerbWaitsForItsSharedTurn(t *testing.T) {
 		return func(ctx context.Context, l *Limiter) error { return l.Require(ctx, requests...) }
 	}
 	for name, verb := range map[string]func(context.Context, *Limiter) error{
-		"take":    takes(bucketed),
-		"two":     takes(bucketed, other),
+		"take": takes(bucketed),
+		"two":  takes(bucketed, other),
+		"one after the other, with one turn": func(ctx context.Context, l *Limiter) error {
+			return errors.Join(l.Require(ctx, bucketed), l.Require(ctx, other))
+		},
 		"sliding": takes(sliding),
 		"sharded": takes(sharded),
 		"credit":  func(ctx context.Context, l *Limiter) error { return l.Credit(ctx, bucketed) },
@@ -392,14 +324,9 @@ func TestEveryVerbWaitsForItsSharedTurn(t *testing.T) {
 			return errors.Join(err, d.Err())
 		},
 		"refused": func(ctx context.Context, l *Limiter) error {
-			if err := l.Require(ctx, bucketed.Cost(5), other.Cost(10)); err != nil {
-				return err
-			}
-			err := l.Require(ctx, bucketed, other.Cost(10))
-			if errors.Is(err, ErrLimited) {
-				return nil
-			}
-			return errors.Join(errors.New("it is allowed"), err)
+			err := l.Require(ctx, bucketed.Cost(5), other.Cost(10))
+			require.ErrorIs(t, l.Require(ctx, bucketed, other.Cost(10)), ErrLimited)
+			return err
 		},
 		"reserve": func(ctx context.Context, l *Limiter) error {
 			r, err := l.Reserve(ctx, bucketed.Cost(10))

@@ -180,8 +180,11 @@ func invalidCosts() (rows []invalid) {
 	for _, cost := range []float64{math.MaxFloat64, math.MaxInt64, 1e308} {
 		add(deciding+" "+changing, limit.For(secret).Cost(cost), ratelimit.ErrCostExceedsCapacity, "can never give more than")
 	}
-	add(deciding, limit.For(secret).Cost(1e6+5.1), ratelimit.ErrCostExceedsCapacity, "lower the cost or raise the capacity") // a bucket may owe it
-	add("Reserve CheckReserve Wait", limit.For(secret).Cost(1e6+5.1), ratelimit.ErrCostExceedsCapacity, "or raise the capacity or MaxReserved")
+	add("Take Check TakeUpTo", limit.For(secret).Cost(1e6+5), ratelimit.ErrCostExceedsCapacity, "lower the cost or raise the capacity")
+	add("Reserve CheckReserve Wait", limit.For(secret).Cost(1e6+5.1), ratelimit.ErrCostExceedsCapacity, "more than 1.000005e+06 at once; lower the cost or raise the capacity or MaxReserved")
+	little := ratelimit.Define("little", ratelimit.TokenBucket{Rate: 1, Period: time.Second, Capacity: 0.1, MaxReserved: 0.2})
+	const sum = 0.30000000000000004 // of the float64 values 0.1 and 0.2
+	add("Reserve", little.For(secret).Cost(sum), ratelimit.ErrCostExceedsCapacity, "more than 0.3 at once")
 	for _, price := range []float64{-1, 0.5, 1001} {
 		add(deciding+" "+changing, upstream.For(secret).Price(price), ratelimit.ErrInvalidCost, `"upstream"`)
 	}
@@ -343,6 +346,21 @@ func TestInvalidLimiters(t *testing.T) {
 		require.ErrorIs(t, c.limiter.Report(t.Context(), request, ratelimit.Outcome{}), ratelimit.ErrInvalidConfig, name)
 	}
 	require.ErrorIs(t, good.InTx(t.Context(), nil), ratelimit.ErrInvalidRequest)
+
+	// Some calls cannot be part of a transaction.
+	bound := good.WithTx(untouched{t: t})
+	require.True(t, bound.InTransaction() && !good.InTransaction())
+	_, waited := bound.Wait(t.Context(), request)
+	_, pruned := bound.Prune(t.Context(), request.Limit())
+	held, release := bound.Keep(t.Context(), ratelimit.Lease{ID: "lease"})
+	defer release()
+	for name, err := range map[string]error{
+		"Wait": waited, "Prune": pruned, "Keep": context.Cause(held), "Close": bound.Close(t.Context()),
+		"Hold": bound.Hold(t.Context(), func(context.Context, ratelimit.Lease) error { return errTouched }, request),
+		"InTx": bound.InTx(t.Context(), func(pgx.Tx) error { return errTouched }),
+	} {
+		require.ErrorIs(t, err, ratelimit.ErrInvalidConfig, name)
+	}
 	for _, limiter := range untouchedLimiters(t, ratelimit.Config{}) { // and every Limiter, for a context that has ended
 		for verb, call := range callsOf(ended, limiter) {
 			err := call(request)
@@ -374,6 +392,8 @@ func TestNewChecksItsArguments(t *testing.T) {
 		{untouched{}, ratelimit.Config{HashKey: []byte{}}, "HashKey has 0 bytes; use 16 random ones or more"},
 		{untouched{}, ratelimit.Config{MaxAttempts: -1}, "MaxAttempts is -1; use 1 or more"},
 		{untouched{}, ratelimit.Config{Policies: (*rulings)(nil)}, "Policies holds a nil *ratelimit_test.rulings"},
+		{untouched{}, ratelimit.Config{SharedQueues: true}, "SharedQueues"}, // it may run something in the transactions that it begins
+		{&struct{ *pgxpool.Pool }{}, ratelimit.Config{SharedQueues: true}, "SharedQueues"},
 		{untouched{}, ratelimit.Config{StaleAfter: -time.Second}, "StaleAfter is -1s; " + spans},
 		{untouched{}, ratelimit.Config{StaleAfter: century + 1}, spans},
 		{untouched{}, ratelimit.Config{ExpireAfter: -time.Second}, "ExpireAfter is -1s; " + spans},
@@ -390,5 +410,9 @@ func TestNewChecksItsArguments(t *testing.T) {
 	} {
 		_, err := ratelimit.New(untouched{t: t}, config)
 		require.NoError(t, err, "%+v", config)
+	}
+	for _, pool := range []ratelimit.Pool{new(pgxpool.Pool), new(pgx.Conn)} {
+		_, err := ratelimit.New(pool, ratelimit.Config{SharedQueues: true})
+		require.NoError(t, err)
 	}
 }
