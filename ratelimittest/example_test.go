@@ -5,8 +5,6 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
-	"net/http"
-	"net/http/httptest"
 	"testing"
 	"time"
 
@@ -19,42 +17,22 @@ import (
 
 var failedLogins = ratelimit.Define("failedLogins", ratelimit.PerHour(3))
 
-// login is a handler of an application.
-func login(limiter *ratelimit.Limiter) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		d, err := limiter.Take(r.Context(), failedLogins.For(r.FormValue("user")))
-		switch {
-		case err != nil:
-			http.Error(w, "try again", http.StatusServiceUnavailable)
-		case !d.Allowed:
-			http.Error(w, fmt.Sprint("try again in ", d.RetryAfter), http.StatusTooManyRequests)
-		default:
-			http.Error(w, "wrong password", http.StatusUnauthorized)
-		}
-	})
-}
-
-// A handler, tested without a server.
+// Code that takes from a limit, tested without a server. TestLoginIsLimited in docs/testing.md tests a handler.
 func ExampleNew() {
-	t := new(testing.T) // the test's own
+	t, ctx := new(testing.T), context.Background() // the test's own
 	clock := ratelimittest.NewClock()
-	handler := login(ratelimittest.New(t, clock))
-	try := func() {
-		w := httptest.NewRecorder()
-		handler.ServeHTTP(w, httptest.NewRequest(http.MethodPost, "/login?user=ada", http.NoBody))
-		fmt.Print(w.Code, " ", w.Body)
-	}
+	limiter := ratelimittest.New(t, clock)
 	for range 4 {
-		try()
+		fmt.Println(limiter.Require(ctx, failedLogins.For("ada")))
 	}
 	clock.Advance(20 * time.Minute)
-	try()
+	fmt.Println(limiter.Require(ctx, failedLogins.For("ada")))
 	// Output:
-	// 401 wrong password
-	// 401 wrong password
-	// 401 wrong password
-	// 429 try again in 20m0s
-	// 401 wrong password
+	// <nil>
+	// <nil>
+	// <nil>
+	// ratelimit: limited by failedLogins: retry after 20m
+	// <nil>
 }
 
 // If the function of InTx fails, its tokens are returned, as in a database.

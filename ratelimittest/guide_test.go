@@ -2,6 +2,7 @@ package ratelimittest_test
 
 import (
 	"context"
+	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -17,6 +18,21 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/ratelimittest"
 )
+
+// login is a handler of an application.
+func login(limiter *ratelimit.Limiter) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		d, err := limiter.Take(r.Context(), failedLogins.For(r.FormValue("user")))
+		switch {
+		case err != nil:
+			http.Error(w, "try again", http.StatusServiceUnavailable)
+		case !d.Allowed:
+			http.Error(w, fmt.Sprint("try again in ", d.RetryAfter), http.StatusTooManyRequests)
+		default:
+			http.Error(w, "wrong password", http.StatusUnauthorized)
+		}
+	})
+}
 
 // The functions below hold the code blocks of docs/testing.md.
 

@@ -153,22 +153,6 @@ func TestSQL(t *testing.T) {
 		}
 	})
 
-	// The transactions of both end together. Another DB plays the database.
-	t.Run("IsOfAnother", func(t *testing.T) {
-		t.Parallel()
-		rows := ratelimittest.NewDB()
-		limiter, err := ratelimit.New(ratelimittest.NewDBWith(rows), ratelimit.Config{AsOf: ratelimittest.NewClock().Now})
-		require.NoError(t, err)
-		var ended pgx.Tx
-		require.NoError(t, limiter.InTx(t.Context(), func(tx pgx.Tx) error {
-			ended = tx
-			takes(t.Context(), t, limiter.WithTx(tx), ten.For("key"))
-			return nil
-		}))
-		require.ErrorIs(t, ended.Rollback(t.Context()), pgx.ErrTxClosed)
-		holds(t, limiter, 9, ten.For("key"))
-	})
-
 	// If the COMMIT in the other database conflicts, the take is undone, and the function runs again.
 	t.Run("OfAnotherConflicts", func(t *testing.T) {
 		t.Parallel()
@@ -235,32 +219,5 @@ func TestDependencies(t *testing.T) {
 			"github.com/pgratelimit/pgratelimit", "github.com/jackc/pgx/v5", "github.com/jackc/pgpassfile", "github.com/jackc/pgservicefile",
 			"github.com/jackc/puddle/v2", "golang.org/x/sync", "golang.org/x/text", // of pgxpool
 		}, module)
-	}
-}
-
-// TestARolledBackExpireForgetsNothing expects that the IDs of old reservations stay known after a rollback, and are forgotten at the
-// commit, as in Postgres.
-func TestARolledBackExpireForgetsNothing(t *testing.T) {
-	t.Parallel()
-	clock := ratelimittest.NewClock()
-	limiter := ratelimittest.New(t, clock)
-	r, err := limiter.Reserve(t.Context(), ten.For("key"))
-	require.NoError(t, err)
-	require.NoError(t, limiter.Settle(t.Context(), r.ID))
-	clock.Advance(30 * ratelimit.Day)
-	undo := errors.New("undo")
-	for _, result := range []error{undo, nil} {
-		require.ErrorIs(t, limiter.InTx(t.Context(), func(tx pgx.Tx) error {
-			within := limiter.WithTx(tx)
-			_, err := within.Expire(t.Context())
-			require.NoError(t, err)
-			require.ErrorIs(t, within.Cancel(t.Context(), r.ID), ratelimit.ErrNotReserved)
-			return result
-		}), result)
-		want := ratelimit.ErrReservationEnded
-		if result == nil {
-			want = ratelimit.ErrNotReserved
-		}
-		require.ErrorIs(t, limiter.Cancel(t.Context(), r.ID), want)
 	}
 }

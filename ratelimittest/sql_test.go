@@ -187,19 +187,6 @@ func TestOpenSQLGoesBackToASavepoint(t *testing.T) {
 	require.Equal(t, "rollback to outer_one;", rows.told[len(rows.told)-2])
 }
 
-// In sqllimit.InTx, a statement that fails in the other database rolls the tokens back.
-func TestOpenSQLInTx(t *testing.T) {
-	t.Parallel()
-	_, limiter, rows := onSQL(t)
-	for _, refuse := range []string{"", insert} {
-		rows.refuse = refuse
-		err := sqllimit.InTx(t.Context(), limiter, func(tx *sql.Tx, _ *ratelimit.Limiter) error { return sendTen(t.Context(), limiter, tx, 1) })
-		require.Equal(t, refuse != "", errors.Is(err, errRefused))
-		holds(t, limiter, 9, ten.For("ada"))
-	}
-	require.Equal(t, []string{"BEGIN", insert, "COMMIT", "BEGIN", insert, "ROLLBACK"}, rows.told)
-}
-
 // The other database gets parameters, and returns rows, as they are.
 func TestOpenSQLLeavesOtherStatementsAsTheyAre(t *testing.T) {
 	t.Parallel()

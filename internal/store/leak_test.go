@@ -1,0 +1,10 @@
+package store
+
+import (
+	"testing"
+
+	"github.com/pgratelimit/pgratelimit/internal/leaktest"
+)
+
+// No test leaves a goroutine behind.
+func TestMain(m *testing.M) { leaktest.Main(m) }
