@@ -151,6 +151,7 @@ func TestReadRefuses(t *testing.T) {
 		require.ErrorIs(t, err, rules.ErrInvalid, text[:min(len(text), 200)])
 		require.ErrorContains(t, err, want)
 		require.NotContains(t, err.Error(), "\n")
+		require.Equal(t, 1, strings.Count(err.Error(), "rules: invalid"), err)
 	}
 }
 

@@ -125,5 +125,6 @@ func TestConvertRefuses(t *testing.T) {
 		_, err := rules.Convert(strings.NewReader(text))
 		require.ErrorIs(t, err, rules.ErrInvalid, text)
 		require.ErrorContains(t, err, want, text)
+		require.Equal(t, 1, strings.Count(err.Error(), "rules: invalid"), err)
 	}
 }

@@ -34,6 +34,15 @@ func ofLimit(list *rules.Listing, limit string) *rules.Listing {
 	return &l
 }
 
+// ofKnownLimit is ofLimit, and returns an error if the list has nothing about the limit.
+func ofKnownLimit(list *rules.Listing, limit string) (*rules.Listing, error) {
+	of := ofLimit(list, limit)
+	if len(of.Rules)+len(of.Overrides)+len(of.Pauses)+len(of.Tiers.Tiers) == 0 {
+		return nil, &exit{exitNotFound, fmt.Errorf("the tables have nothing about a limit %q; %s", limit, namesIn(list))}
+	}
+	return of, nil
+}
+
 // namesIn lists the limits of a listing, for a user with a misspelt name.
 func namesIn(list *rules.Listing) string {
 	var names []string
@@ -178,9 +187,9 @@ func (a *app) rulesGet() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			of := ofLimit(&list, args[0])
-			if len(of.Rules)+len(of.Overrides)+len(of.Pauses)+len(of.Tiers.Tiers) == 0 {
-				return &exit{exitNotFound, fmt.Errorf("the tables have nothing about a limit %q; %s", args[0], namesIn(&list))}
+			of, err := ofKnownLimit(&list, args[0])
+			if err != nil {
+				return err
 			}
 			return a.showListing(of)
 		})
