@@ -13,18 +13,6 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// isFull reports whether a row that held value so many nanoseconds ago is full under a policy, in every phase of its
-// windows.
-func isFull(policy ratelimit.Policy, value, elapsed float64) bool {
-	n, _ := numbersOf(policy)
-	periods := elapsed / float64(n.Period)
-	if n.Kind != ratelimit.KindTokenBucket {
-		periods = math.Floor(periods)
-	}
-	shards := float64(n.Shards)
-	return value+periods*n.Rate/shards >= n.Most/shards*(1-1e-12)
-}
-
 // drawPolicy draws any policy that may be.
 func drawPolicy(random *rand.Rand) ratelimit.Policy {
 	for {
@@ -65,7 +53,7 @@ func TestBoundsAreFullLast(t *testing.T) {
 				spans[i] = math.Exp(random.Float64() * 41) // 20 years
 				elapsed += spans[i]
 			}
-			if !isFull(bounding, value, elapsed) {
+			if !isFullAfter([]ratelimit.Policy{bounding}, []float64{elapsed}, value) {
 				continue
 			}
 			decided++
@@ -75,7 +63,8 @@ func TestBoundsAreFullLast(t *testing.T) {
 	require.Greater(t, decided, 2000, "the draw is of some use")
 }
 
-// isFullAfter reports whether a row that held value is full after it has lived through the eras. A full row stays full.
+// isFullAfter reports whether a row that held value is full after it has lived through the eras, in every phase of their windows. A full
+// row stays full.
 func isFullAfter(eras []ratelimit.Policy, spans []float64, value float64) (full bool) {
 	for i, policy := range eras {
 		n, _ := numbersOf(policy)

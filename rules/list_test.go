@@ -22,37 +22,29 @@ func TestListIsAPartOfTheTables(t *testing.T) {
 		changes.Pause = append(changes.Pause, rules.Pause{Limit: "b", Key: key, Until: until})
 	}
 	changes.Pause = append(changes.Pause, rules.Pause{Limit: "b", Until: until})
-	_, err := f.store.Apply(t.Context(), why, changes)
-	require.NoError(t, err)
+	made(t)(f.store.Apply(t.Context(), why, changes))
 
-	list, err := f.store.List(t.Context(), rules.ListQuery{Limit: "b", Key: new("bob")})
-	require.NoError(t, err)
+	list := f.list(t, rules.ListQuery{Limit: "b", Key: new("bob")})
 	require.Len(t, list.Rules, 2)
 	require.Equal(t, []string{"bob"}, overridden(list))
 	require.Equal(t, []string{"", "bob"}, paused(list), "the pause of the limit counts for the key, too")
 
-	list, err = f.store.List(t.Context(), rules.ListQuery{Most: 2})
-	require.NoError(t, err)
+	list = f.list(t, rules.ListQuery{Most: 2})
 	require.Len(t, list.Rules, 2)
 	require.Equal(t, []string{"ada", "bob"}, overridden(list))
-	list, err = f.store.List(t.Context(), rules.ListQuery{Most: 2, After: rules.Bucket{Limit: "b", Key: "bob"}})
-	require.NoError(t, err)
+	list = f.list(t, rules.ListQuery{Most: 2, After: rules.Bucket{Limit: "b", Key: "bob"}})
 	require.Equal(t, []string{"cy"}, overridden(list))
 	require.Equal(t, []string{"cy"}, paused(list))
 
-	list, err = f.store.List(t.Context(), rules.ListQuery{Limit: "nobody"})
-	require.NoError(t, err)
+	list = f.list(t, rules.ListQuery{Limit: "nobody"})
 	require.Empty(t, append(overridden(list), paused(list)...))
-	_, err = f.store.List(t.Context(), rules.ListQuery{Most: -1})
-	require.ErrorIs(t, err, rules.ErrInvalid)
+	require.ErrorIs(t, errorOf(f.store.List(t.Context(), rules.ListQuery{Most: -1})), rules.ErrInvalid)
 	for _, text := range []string{"a\x00", "\xff", strings.Repeat("k", 257)} {
 		for _, query := range []rules.ListQuery{{Limit: text}, {Key: &text}, {After: rules.Bucket{Limit: text}}, {After: rules.Bucket{Limit: "a", Key: text}}} {
-			_, err = f.store.List(t.Context(), query)
-			require.ErrorIs(t, err, rules.ErrInvalid, "%+v", query)
+			require.ErrorIs(t, errorOf(f.store.List(t.Context(), query)), rules.ErrInvalid, "%+v", query)
 		}
 		for _, query := range []rules.HistoryQuery{{Limit: text}, {Plan: &text}, {Key: &text}} {
-			_, err = f.store.History(t.Context(), query)
-			require.ErrorIs(t, err, rules.ErrInvalid, "%+v", query)
+			require.ErrorIs(t, errorOf(f.store.History(t.Context(), query)), rules.ErrInvalid, "%+v", query)
 		}
 	}
 }
@@ -64,12 +56,10 @@ func TestListHasWhatHoldsNowBesideWhatLiesAhead(t *testing.T) {
 	store, now := f.immediate(t), f.now(t).Truncate(time.Second)
 	tomorrow, later := now.Add(day), now.Add(7*day)
 	put := func(edit rules.Edit, limit string, rate float64) {
-		_, err := store.Put(t.Context(), edit, perMinute(limit, "", rate))
-		require.NoError(t, err)
+		made(t)(store.Put(t.Context(), edit, perMinute(limit, "", rate)))
 	}
 	remove := func(limit string) {
-		_, err := store.Delete(t.Context(), from(tomorrow), limit, "")
-		require.NoError(t, err)
+		made(t)(store.Delete(t.Context(), from(tomorrow), limit, ""))
 	}
 	for limit, rate := range map[string]float64{"sends": 10, "goes": 7, "steady": 8, "stays": 9} {
 		put(why, limit, rate)
@@ -121,4 +111,146 @@ func TestRuleAsLimit(t *testing.T) {
 	require.Equal(t, ratelimit.TokenBucket{Rate: 60, Period: time.Minute, Capacity: ratelimit.None}, limit.Policy())
 	_, err = rules.Rule{Limit: "messages", Policy: ratelimit.TokenBucket{Rate: -1, Period: time.Minute}}.AsLimit()
 	require.ErrorIs(t, err, rules.ErrInvalid)
+}
+
+func TestOldEntriesAreForgotten(t *testing.T) {
+	t.Parallel()
+	f := setup(t)
+	for _, plan := range []string{"", "pro"} {
+		made(t)(f.store.Put(t.Context(), why, perMinute("messages", plan, 50)))
+	}
+	made(t)(f.store.Override(t.Context(), why,
+		rules.Override{Limit: "messages", Key: "ana", Multiplier: 2}, rules.Override{Limit: "messages", Key: "bob", Multiplier: 2}))
+	made(t)(f.store.Delete(t.Context(), why, "messages", "pro"))
+
+	const day = `86400000000`
+	f.exec(t, `UPDATE ratelimit.rules SET from_us = from_us - CASE of WHEN 'override' THEN 40 ELSE 31 END * `+day+`, made_us = made_us - 31 * `+day+`,
+		until_us = CASE of WHEN 'override' THEN from_us - CASE key WHEN 'ana' THEN 29 ELSE 31 END * `+day+` END`)
+	f.load(t)
+	require.Equal(t, 1, f.events.last(t).Overrides, "that which ended 31 days ago is not loaded")
+	require.Equal(t, 1, f.events.last(t).Rules)
+	long := time.Now().Add(-30 * 24 * time.Hour)
+	require.Equal(t, 100.0, f.capacity(t, long, messages.For("ana")), "it held until 29 days ago, and is known")
+	require.Equal(t, 50.0, f.capacity(t, time.Now().Add(time.Hour), messages.For("ana")))
+
+	made(t)(f.store.Override(t.Context(), why, rules.Override{Limit: "messages", Key: "bob", Multiplier: 3}))
+	list := f.list(t, rules.ListQuery{})
+	require.Len(t, list.Overrides, 1, "the others have ended")
+}
+
+const day = 24 * time.Hour
+
+// immediate returns a Store whose changes begin at once.
+func (f *fixture) immediate(t *testing.T) *rules.Store {
+	t.Helper()
+	store, err := rules.NewStore(f.pool, rules.StoreConfig{Lead: -1})
+	require.NoError(t, err)
+	return store
+}
+
+// putAgain adds n entries to the history of the rules, as if the last one had been put so many times more.
+func (f *fixture) putAgain(t *testing.T, n int) {
+	t.Helper()
+	now := f.now(t).UnixMicro()
+	f.exec(t, `INSERT INTO ratelimit.rules (version, of, name, says, from_us, author, reason)
+		SELECT version + i, of, name, says, $2::bigint + i, author, reason
+		FROM ratelimit.rules, generate_series(1, $1::integer) AS i
+		WHERE version = (SELECT max(version) FROM ratelimit.rules)`, n, now)
+}
+
+// An unused bucket holds no more after any number of changes of its rule, with any policy in the code.
+func TestChangesFillNoUnusedBucket(t *testing.T) {
+	t.Parallel()
+	for name, code := range map[string]ratelimit.Policy{
+		"Smaller":    ratelimit.PerDay(10),
+		"WithShards": ratelimit.TokenBucket{Rate: 500, Period: day, Capacity: 1000, Shards: 8},
+		"Slots":      ratelimit.Concurrency{Most: 5, Lease: day},
+		"ACalendars": ratelimit.CalendarWindow{Rate: 10, Resets: ratelimit.Daily},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f, limit := setup(t), ratelimit.Define("messages", code)
+			made(t)(f.immediate(t).Put(t.Context(), why, rules.Rule{Limit: "messages", Policy: ratelimit.TokenBucket{Rate: 1000, Period: day}}))
+			f.load(t)
+			d, err := f.at(t, f.now(t)).Take(t.Context(), limit.For("ana").Cost(900))
+			require.NoError(t, err)
+			require.True(t, d.Allowed)
+			for _, more := range []int{8, 10, 100} {
+				f.putAgain(t, more)
+				f.load(t)
+				v, err := f.at(t, f.now(t)).Check(t.Context(), limit.For("ana").Cost(101))
+				require.NoError(t, err)
+				require.InDelta(t, 100, v.Remaining, 0.5, "after %d more", more)
+			}
+		})
+	}
+}
+
+// from returns an edit of a change that begins then.
+func from(at time.Time) rules.Edit { return rules.Edit{Author: "ana", Reason: "a test", From: at} }
+
+// What lies ahead is bounded when it is put, as each process keeps all of it.
+func TestChangesAheadAreBounded(t *testing.T) {
+	t.Parallel()
+	f := setup(t)
+	now := f.now(t)
+	for name, put := range map[string]func(edit rules.Edit) error{
+		"Put": func(edit rules.Edit) error {
+			return errorOf(f.store.Put(t.Context(), edit, perMinute("messages", "", 5)))
+		},
+		"Override": func(edit rules.Edit) error {
+			return errorOf(f.store.Override(t.Context(), edit, rules.Override{Limit: "messages", Key: "ana", Multiplier: 2}))
+		},
+	} {
+		for i := range 32 {
+			require.NoError(t, put(from(now.Add(time.Duration(i+1)*day))), name)
+		}
+		err := put(from(now.Add(33 * day)))
+		require.ErrorIs(t, err, rules.ErrInvalid, name)
+		require.ErrorContains(t, err, "32 changes lie ahead", name)
+		require.NoError(t, put(from(now.Add(day))), "it takes the place of all of them")
+		require.NoError(t, put(from(now.Add(33*day))), "replaced changes do not count")
+		require.NoError(t, put(why), name)
+	}
+	slow, err := rules.NewStore(f.pool, rules.StoreConfig{Lead: time.Hour})
+	require.NoError(t, err)
+	for i := range 34 { // changes within the Lead, and pauses, are not bounded
+		made(t)(slow.Put(t.Context(), why, perMinute("others", "", 5)))
+		at := now.Add(time.Duration(i+1) * day)
+		made(t)(f.store.Pause(t.Context(), from(at), rules.Pause{Limit: "messages", Key: "ana", Until: at.Add(time.Hour)}))
+	}
+}
+
+// A deletion is forgotten when it has been in effect for 30 days, and not 30 days after it was made.
+func TestDeletionFarAhead(t *testing.T) {
+	t.Parallel()
+	f := setup(t)
+	now := f.now(t)
+	made(t)(f.immediate(t).Put(t.Context(), why, perMinute("messages", "", 50)))
+	made(t)(f.store.Delete(t.Context(), from(now.Add(45*day)), "messages", ""))
+	f.exec(t, `UPDATE ratelimit.rules SET from_us = from_us - 31 * 86400000000, made_us = made_us - 31 * 86400000000`)
+	f.load(t)
+	require.Equal(t, 50.0, f.capacity(t, now, messages.For("ana")))
+	require.Equal(t, messages.Capacity(), f.capacity(t, now.Add(15*day), messages.For("ana")))
+}
+
+// A deletion that lies ahead can be brought forward, and is there once.
+func TestDeletionIsBroughtForward(t *testing.T) {
+	t.Parallel()
+	f := setup(t)
+	now, store := f.now(t), f.immediate(t)
+	made(t)(store.Put(t.Context(), why, perMinute("messages", "", 50)))
+	for _, at := range []time.Duration{2 * day, day} {
+		made(t)(store.Delete(t.Context(), from(now.Add(at)), "messages", ""))
+	}
+	f.load(t)
+	require.Equal(t, 50.0, f.capacity(t, now.Add(day-time.Hour), messages.For("ana")))
+	require.Equal(t, messages.Capacity(), f.capacity(t, now.Add(day+time.Hour), messages.For("ana")))
+	for _, at := range []time.Duration{day, 3 * day} {
+		require.ErrorIs(t, errorOf(store.Delete(t.Context(), from(now.Add(at)), "messages", "")), rules.ErrNotFound)
+	}
+	made(t)(store.Delete(t.Context(), why, "messages", ""))
+	f.load(t)
+	require.Equal(t, messages.Capacity(), f.capacity(t, f.now(t), messages.For("ana")))
+	require.ErrorIs(t, errorOf(store.Delete(t.Context(), why, "messages", "")), rules.ErrNotFound)
 }

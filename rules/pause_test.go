@@ -32,8 +32,7 @@ func (p *pausing) pause(t *testing.T, key string, from, until float64, noSooner 
 	if from != 0 {
 		edit.From = p.in(from)
 	}
-	_, err := p.store.Pause(t.Context(), edit, rules.Pause{Limit: "messages", Key: key, Until: p.in(until), NoSooner: noSooner})
-	require.NoError(t, err)
+	made(t)(p.store.Pause(t.Context(), edit, rules.Pause{Limit: "messages", Key: key, Until: p.in(until), NoSooner: noSooner}))
 }
 
 // requirePaused loads the rules, and requires that a key is paused until an hour. 0 means that it is not paused.
@@ -52,8 +51,7 @@ func (p *pausing) requirePaused(t *testing.T, key string, until float64, reason 
 // requireListed requires the pauses of the list, each from an hour to another.
 func (p *pausing) requireListed(t *testing.T, want ...[2]float64) rules.Listing {
 	t.Helper()
-	list, err := p.store.List(t.Context(), rules.ListQuery{})
-	require.NoError(t, err)
+	list := p.list(t, rules.ListQuery{})
 	require.Len(t, list.Pauses, len(want))
 	for i, span := range want {
 		require.WithinDuration(t, p.in(span[0]), list.Pauses[i].From, time.Minute)
@@ -75,8 +73,7 @@ func TestPause(t *testing.T) {
 			p.requirePaused(t, key, 1, "an hour")
 		}
 		p.requirePaused(t, "long", 24, "a day")
-		_, err := p.store.Resume(t.Context(), why, "messages", "")
-		require.NoError(t, err)
+		made(t)(p.store.Resume(t.Context(), why, "messages", ""))
 		p.requirePaused(t, "ana", 0, "")
 		p.requirePaused(t, "long", 24, "a day")
 	})
@@ -84,10 +81,9 @@ func TestPause(t *testing.T) {
 	t.Run("LeavesThePolicyAsItIs", func(t *testing.T) {
 		t.Parallel()
 		p := setupPauses(t)
-		_, err := p.store.Apply(t.Context(), why, rules.Changes{
+		made(t)(p.store.Apply(t.Context(), why, rules.Changes{
 			Put: []rules.Rule{perMinute("messages", "", 50)}, Override: []rules.Override{{Limit: "messages", Key: "ana", Multiplier: 2}},
-		})
-		require.NoError(t, err)
+		}))
 		p.load(t)
 		unpaused := p.set.RulingFor(messages, "", "ana")
 		p.pause(t, "ana", 0, 1, false, "a test")
@@ -103,8 +99,7 @@ func TestPause(t *testing.T) {
 		p.pause(t, "ana", 0, 1, true, "sooner")
 		p.pause(t, "ana", 1, 24, true, "inside")
 		require.Equal(t, "later", p.requireListed(t, [2]float64{0, 24}).Pauses[0].Reason)
-		entries, err := p.store.History(t.Context(), rules.HistoryQuery{Of: rules.OfPause})
-		require.NoError(t, err)
+		entries := p.history(t, rules.HistoryQuery{Of: rules.OfPause})
 		require.Len(t, entries, 2, "a call that changes nothing leaves no entry")
 		require.Equal(t, "later", entries[0].Reason)
 		p.pause(t, "ana", 1, 25, true, "from then on")
@@ -125,8 +120,7 @@ func TestPause(t *testing.T) {
 			p.pause(t, "ana", 0, 24, noSooner, "a test")
 			p.requirePaused(t, "ana", 24, "a test")
 			p.requireListed(t, [2]float64{0, 24}, [2]float64{168, 169})
-			_, err := p.store.Resume(t.Context(), why, "messages", "ana")
-			require.NoError(t, err)
+			made(t)(p.store.Resume(t.Context(), why, "messages", "ana"))
 			p.requireListed(t)
 		}
 	})

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"math"
 	"net"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -81,8 +82,7 @@ func TestRun(t *testing.T) {
 		}
 		f.listening(t, 2)
 		for version := int64(1); version <= 3; version++ {
-			_, err := f.store.Put(t.Context(), why, perMinute("messages", "", float64(version)))
-			require.NoError(t, err)
+			made(t)(f.store.Put(t.Context(), why, perMinute("messages", "", float64(version))))
 			for _, set := range sets {
 				f.eventually(t, func() bool { return set.Version() == version })
 				require.NotNil(t, set.RulingFor(messages, "", "ana"))
@@ -110,8 +110,7 @@ func TestRun(t *testing.T) {
 		for version := int64(1); version <= 3; version++ {
 			f.listening(t, 1)
 			f.exec(t, `SELECT pg_terminate_backend(pid) FROM unnest($1::int[]) AS pid`, f.listeners(t))
-			_, err := f.store.Put(t.Context(), why, perMinute("messages", "", float64(version)))
-			require.NoError(t, err)
+			made(t)(f.store.Put(t.Context(), why, perMinute("messages", "", float64(version))))
 			f.eventually(t, func() bool { return set.Version() == version })
 		}
 	})
@@ -121,39 +120,36 @@ func TestRun(t *testing.T) {
 		f := setup(t)
 		refused := errors.New("no")
 		set := f.run(t, rules.Config{Poll: 50 * time.Millisecond, Connect: func(context.Context) (*pgx.Conn, error) { return nil, refused }})
-		_, err := f.store.Put(t.Context(), why, perMinute("messages", "", 5))
-		require.NoError(t, err)
+		made(t)(f.store.Put(t.Context(), why, perMinute("messages", "", 5)))
 		f.eventually(t, func() bool { return set.Version() == 1 })
-	})
-
-	t.Run("GoesOnTryingWithoutADatabase", func(t *testing.T) {
-		t.Parallel()
-		listener, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
-		require.NoError(t, err)
-		require.NoError(t, listener.Close()) // so that a connection is refused
-		pool, err := pgxpool.New(t.Context(), "postgres://nobody@"+listener.Addr().String()+"/none")
-		require.NoError(t, err)
-		t.Cleanup(pool.Close)
-		f := setupOn(t, pool)
-		require.Error(t, f.set.Load(t.Context()))
-		set := f.run(t, rules.Config{Poll: 20 * time.Millisecond})
-		f.eventually(t, func() bool { return f.events.count() > 3 })
-		require.Error(t, f.events.last(t).Err)
-		require.Nil(t, set.RulingFor(messages, "", "ana"))
-		require.Nil(t, set.RulingsOf("messages"))
-		require.Zero(t, set.Version())
-		require.Equal(t, time.Duration(math.MaxInt64), set.Age())
 	})
 
 	t.Run("LoadsOnceThereIsADatabase", func(t *testing.T) {
 		t.Parallel()
-		pool := postgrestest.NewEmpty(t)
+		var isUp atomic.Bool
+		pool := postgrestest.NewEmpty(t, func(c *pgxpool.Config) {
+			dial := c.ConnConfig.DialFunc
+			c.ConnConfig.DialFunc = func(ctx context.Context, network, address string) (net.Conn, error) {
+				if !isUp.Load() {
+					return nil, errors.New("the server is down")
+				}
+				return dial(ctx, network, address)
+			}
+		})
 		f := setupOn(t, pool)
+		require.Error(t, f.set.Load(t.Context()))
 		set := f.run(t, rules.Config{Poll: 20 * time.Millisecond})
-		f.eventually(t, func() bool { return f.events.count() > 1 })
+		f.eventually(t, func() bool { return f.events.count() > 3 })
+		require.ErrorContains(t, f.events.last(t).Err, "the server is down")
+		require.Nil(t, set.RulingFor(messages, "", "ana"))
+		require.Nil(t, set.RulingsOf("messages"))
+		require.Zero(t, set.Version())
+		require.Equal(t, time.Duration(math.MaxInt64), set.Age())
+
+		isUp.Store(true) // without tables
+		f.eventually(t, func() bool { return errors.Is(f.events.last(t).Err, ratelimit.ErrNotMigrated) })
 		migrate(t, pool)
-		_, err := f.store.Put(t.Context(), why, perMinute("messages", "", 5))
-		require.NoError(t, err)
+		made(t)(f.store.Put(t.Context(), why, perMinute("messages", "", 5)))
 		f.eventually(t, func() bool { return set.Version() == 1 })
 	})
 }
@@ -166,8 +162,7 @@ func TestLoad(t *testing.T) {
 		f := setup(t)
 		f.load(t)
 		require.Zero(t, f.events.last(t).Version)
-		_, err := f.store.Put(t.Context(), why, perMinute("messages", "", 5))
-		require.NoError(t, err)
+		made(t)(f.store.Put(t.Context(), why, perMinute("messages", "", 5)))
 		f.load(t)
 		event := f.events.last(t)
 		require.Equal(t, int64(1), event.Version)
@@ -175,8 +170,7 @@ func TestLoad(t *testing.T) {
 		require.Positive(t, event.Elapsed)
 		require.NoError(t, event.Err)
 
-		_, err = f.store.Put(t.Context(), why, perMinute("messages", "pro", 5))
-		require.NoError(t, err)
+		made(t)(f.store.Put(t.Context(), why, perMinute("messages", "pro", 5)))
 		f.exec(t, `UPDATE ratelimit.rules SET from_us = from_us - 60000000 WHERE version = 2`)
 		f.load(t)
 		require.InDelta(t, 59, f.events.last(t).Late.Seconds(), 50, "it was heard of nearly a minute after it began")
@@ -187,14 +181,12 @@ func TestLoad(t *testing.T) {
 		f := setup(t)
 		f.load(t)
 		edit := rules.Edit{Author: "ada", Reason: "an incident", From: f.now(t).Add(time.Hour)}
-		_, err := f.store.Put(t.Context(), edit, perMinute("messages", "", 5))
-		require.NoError(t, err)
+		made(t)(f.store.Put(t.Context(), edit, perMinute("messages", "", 5)))
 		soon := f.now(t).Add(300 * time.Millisecond)
 		f.exec(t, `UPDATE ratelimit.rules SET from_us = $1`, soon.UnixMicro())
 		holder, err := f.pool.Begin(t.Context())
 		require.NoError(t, err)
-		_, err = holder.Exec(t.Context(), `LOCK TABLE ratelimit.rules`)
-		require.NoError(t, err)
+		require.NoError(t, errorOf(holder.Exec(t.Context(), `LOCK TABLE ratelimit.rules`)))
 		loaded := make(chan error, 1)
 		go func() { loaded <- f.set.Load(t.Context()) }()
 		require.Eventually(t, func() bool { return f.now(t).After(soon) }, time.Minute, time.Millisecond)
@@ -209,8 +201,7 @@ func TestLoad(t *testing.T) {
 		tx, err := f.pool.Begin(t.Context())
 		require.NoError(t, err)
 		defer func() { _ = tx.Rollback(t.Context()) }()
-		_, err = tx.Exec(t.Context(), `LOCK TABLE ratelimit.rules`)
-		require.NoError(t, err)
+		require.NoError(t, errorOf(tx.Exec(t.Context(), `LOCK TABLE ratelimit.rules`)))
 		loaded := make(chan error, 1)
 		go func() { loaded <- f.set.Load(context.WithoutCancel(t.Context())) }()
 		f.eventually(t, func() bool { // it has read the version, and waits for the rules
@@ -219,10 +210,9 @@ func TestLoad(t *testing.T) {
 				AND $1 = ANY(pg_blocking_pids(pid)))`, tx.Conn().PgConn().PID()).Scan(&waits)
 			return err == nil && waits
 		})
-		_, err = f.store.WithTx(tx).Apply(t.Context(), why, rules.Changes{
+		made(t)(f.store.WithTx(tx).Apply(t.Context(), why, rules.Changes{
 			Put: []rules.Rule{perMinute("messages", "", 5)}, Override: []rules.Override{{Limit: "messages", Key: "ana", Multiplier: 2}},
-		})
-		require.NoError(t, err)
+		}))
 		require.NoError(t, tx.Commit(t.Context()))
 		require.NoError(t, <-loaded)
 		require.Zero(t, f.set.Version())
@@ -233,8 +223,7 @@ func TestLoad(t *testing.T) {
 	t.Run("KeepsWhatWasLoadedWhenItFails", func(t *testing.T) {
 		t.Parallel()
 		f := setup(t)
-		applied, err := f.store.Put(t.Context(), why, perMinute("messages", "", 5))
-		require.NoError(t, err)
+		applied := made(t)(f.store.Put(t.Context(), why, perMinute("messages", "", 5)))
 		f.load(t)
 		f.exec(t, `ALTER TABLE ratelimit.rules RENAME TO elsewhere`)
 		require.Error(t, f.set.Load(t.Context()))
@@ -246,14 +235,13 @@ func TestLoad(t *testing.T) {
 	t.Run("ARowThatCannotBeReadLeavesTheOneBefore", func(t *testing.T) {
 		t.Parallel()
 		f := setup(t)
-		_, err := f.store.Apply(t.Context(), why, rules.Changes{
+		made(t)(f.store.Apply(t.Context(), why, rules.Changes{
 			Put: []rules.Rule{perMinute("messages", "", 5), perMinute("messages", "pro", 50)},
 			Override: []rules.Override{
 				{Limit: "messages", Key: "ana", Policy: ratelimit.TokenBucket{Rate: 7, Period: time.Minute}},
 				{Limit: "messages", Key: "bob", Policy: ratelimit.TokenBucket{Rate: 8, Period: time.Minute}},
 			},
-		})
-		require.NoError(t, err)
+		}))
 		f.load(t)
 		now := time.Now()
 		f.state(t, 2, "hand", `{"rate": 70, "period": "minute"}`, now)
@@ -280,44 +268,14 @@ func TestLoad(t *testing.T) {
 			require.ErrorContains(t, event.Err, `"of_a_later_version" is no field`)
 			require.ErrorContains(t, event.Err, `override of a key of "messages"`)
 			require.NotContains(t, event.Err.Error(), `"ana"`, "no event holds a key")
+			var err error
 			f.set, err = rules.NewSet(f.pool, rules.Config{Observer: f.events})
 			require.NoError(t, err)
 		}
-		list, err := f.store.List(t.Context(), rules.ListQuery{})
-		require.NoError(t, err)
+		list := f.list(t, rules.ListQuery{})
 		require.ErrorContains(t, list.Err, `Rate is -1`)
-		entries, err := f.store.History(t.Context(), rules.HistoryQuery{Of: rules.OfRule, Most: 1})
-		require.NoError(t, err)
+		entries := f.history(t, rules.HistoryQuery{Of: rules.OfRule, Most: 1})
 		require.ErrorContains(t, entries[0].Err, `"of_a_later_version" is no field`)
 		require.Nil(t, entries[0].Rule)
-	})
-
-	t.Run("ARowWrittenByHandCountsFromItsFrom", func(t *testing.T) {
-		t.Parallel()
-		f := setup(t)
-		now := time.Now()
-		f.state(t, 1, "", `{"rate": 5, "period": "1m"}`, now)
-		f.load(t)
-		require.Equal(t, 10.0, f.capacity(t, now.Add(-time.Second), messages.For("ana")))
-		require.Equal(t, 5.0, f.capacity(t, now.Add(time.Second), messages.For("ana")))
-		f.exec(t, `DELETE FROM ratelimit.rules`)
-		f.load(t)
-		require.Nil(t, f.set.RulingFor(messages, "", "ana"))
-	})
-
-	t.Run("TiersAreThoseOfTheTable", func(t *testing.T) {
-		t.Parallel()
-		f := setup(t)
-		want := rules.TierSet{Match: rules.MatchFirst, Tiers: []rules.Tier{
-			{Limit: "messages", Key: "{user}", Route: "POST /messages", When: map[string]string{"plan": "pro"}, CostSource: "header:X-Cost", DefaultCost: 2},
-			{Limit: "logins", FixedCost: 2},
-		}}
-		require.Zero(t, f.set.Tiers())
-		_, err := f.store.Apply(t.Context(), why, rules.Changes{Tiers: &rules.TierSet{Tiers: make([]rules.Tier, 0)}})
-		require.NoError(t, err)
-		_, err = f.store.Apply(t.Context(), why, rules.Changes{Tiers: &want})
-		require.NoError(t, err)
-		f.load(t)
-		require.Equal(t, want, f.set.Tiers())
 	})
 }

@@ -28,16 +28,16 @@ func TestSet(t *testing.T) {
 		f.load(t)
 		require.Equal(t, 10.0, f.capacity(t, now, ana), "nothing is stored")
 
-		first, err := f.store.Put(t.Context(), why, perMinute("messages", "", 20), perMinute("messages", "pro", 50))
-		require.NoError(t, err)
-		applied, err := f.store.Override(t.Context(), why,
-			rules.Override{Limit: "messages", Key: "ana", Multiplier: 3}, rules.Override{Limit: "messages", Key: "eve", OnPlan: "pro"})
-		require.NoError(t, err)
+		first := made(t)(f.store.Put(t.Context(), why, perMinute("messages", "", 20), perMinute("messages", "pro", 50)))
+		applied := made(t)(f.store.Override(t.Context(), why,
+			rules.Override{Limit: "messages", Key: "ana", Multiplier: 3}, rules.Override{Limit: "messages", Key: "eve", OnPlan: "pro"},
+			rules.Override{Limit: "messages", Multiplier: 4}))
 		f.load(t)
 		require.Equal(t, int64(2), f.set.Version())
 		require.Equal(t, 10.0, f.capacity(t, first.From.Add(-time.Microsecond), bob.Plan("pro")))
 		after := applied.From.Add(time.Second)
 		require.Equal(t, 60.0, f.capacity(t, after, ana))
+		require.Equal(t, 80.0, f.capacity(t, after, messages.Global()), "the bucket that everybody shares")
 		require.Equal(t, 50.0, f.capacity(t, after, messages.For("eve")))
 		require.Equal(t, 50.0, f.capacity(t, after, messages.For("eve").Plan("free")))
 		require.Equal(t, 150.0, f.capacity(t, after, ana.Plan("pro")))
@@ -45,35 +45,21 @@ func TestSet(t *testing.T) {
 		require.Equal(t, 50.0, f.capacity(t, after, bob.Plan("pro")))
 		require.Equal(t, 20.0, f.capacity(t, after, bob.Plan("unknown")))
 
-		_, err = f.store.Override(t.Context(), from(after.Add(time.Hour)), rules.Override{Limit: "messages", Key: "ana", Multiplier: 4})
-		require.NoError(t, err)
+		made(t)(f.store.Override(t.Context(), from(after.Add(time.Hour)), rules.Override{Limit: "messages", Key: "ana", Multiplier: 4}))
 		f.load(t)
 		require.Equal(t, 80.0, f.capacity(t, after.Add(time.Hour), ana))
-		removed, err := f.store.RemoveOverride(t.Context(), why, "messages", "ana")
-		require.NoError(t, err)
+		removed := made(t)(f.store.RemoveOverride(t.Context(), why, "messages", "ana"))
 		f.load(t)
 		require.Equal(t, 60.0, f.capacity(t, removed.From.Add(-time.Microsecond), ana))
 		require.Equal(t, 20.0, f.capacity(t, removed.From, ana))
 		require.Equal(t, 20.0, f.capacity(t, after.Add(time.Hour), ana), "also the override that lay ahead")
 	})
 
-	t.Run("AnOverrideMayBeOfTheBucketEverybodyShares", func(t *testing.T) {
-		t.Parallel()
-		f := setup(t)
-		applied, err := f.store.Override(t.Context(), why, rules.Override{Limit: "messages", Multiplier: 3})
-		require.NoError(t, err)
-		f.load(t)
-		require.Equal(t, 30.0, f.capacity(t, applied.From, messages.Global()))
-		require.Equal(t, 10.0, f.capacity(t, applied.From, messages.For("ana")))
-	})
-
 	t.Run("DefinitionsOfOneNameAreKeptApart", func(t *testing.T) {
 		t.Parallel()
 		f := setup(t)
-		applied, err := f.store.Override(t.Context(), why, rules.Override{Limit: "messages", Key: "ana", Multiplier: 3})
-		require.NoError(t, err)
-		_, err = f.store.Put(t.Context(), why, perMinute("messages", "pro", 50))
-		require.NoError(t, err)
+		applied := made(t)(f.store.Override(t.Context(), why, rules.Override{Limit: "messages", Key: "ana", Multiplier: 3}))
+		made(t)(f.store.Put(t.Context(), why, perMinute("messages", "pro", 50)))
 		f.load(t)
 		for range 2 { // made, and remembered
 			for n := range 40 { // more than are remembered
@@ -90,11 +76,9 @@ func TestSet(t *testing.T) {
 		f := setup(t)
 		rule := perMinute("messages", "", 20)
 		rule.Unit = "tokens"
-		applied, err := f.store.Put(t.Context(), why, rule)
-		require.NoError(t, err)
-		overridden, err := f.store.Override(t.Context(), rules.Edit{Author: "ada", Reason: "a trial", From: applied.From.Add(time.Hour)},
-			rules.Override{Limit: "messages", Key: "ana", Multiplier: 3, Until: applied.From.Add(2 * time.Hour)})
-		require.NoError(t, err)
+		applied := made(t)(f.store.Put(t.Context(), why, rule))
+		overridden := made(t)(f.store.Override(t.Context(), rules.Edit{Author: "ada", Reason: "a trial", From: applied.From.Add(time.Hour)},
+			rules.Override{Limit: "messages", Key: "ana", Multiplier: 3, Until: applied.From.Add(2 * time.Hour)}))
 		f.load(t)
 		for _, told := range []struct {
 			at         time.Time
@@ -131,11 +115,10 @@ func TestSet(t *testing.T) {
 			})
 		}
 		for n := range testsize.Of(5, 20) {
-			_, err := f.store.Apply(t.Context(), why, rules.Changes{
+			made(t)(f.store.Apply(t.Context(), why, rules.Changes{
 				Put:      []rules.Rule{perMinute("messages", "", 20), perMinute("messages", "pro", 50)},
 				Override: []rules.Override{{Limit: "messages", Key: fmt.Sprint(n), Multiplier: 3}},
-			})
-			require.NoError(t, err)
+			}))
 			f.load(t)
 		}
 		done.Store(true)
@@ -158,6 +141,8 @@ func TestSetOf(t *testing.T) {
 			Tiers:     rules.TierSet{Tiers: []rules.Tier{{Limit: "messages", Key: "{user}"}}},
 		})
 		require.NoError(t, err)
+		require.ErrorIs(t, set.Load(t.Context()), rules.ErrInvalidConfig, "there is nothing to load")
+		require.ErrorIs(t, set.Run(t.Context()), rules.ErrInvalidConfig)
 		limit, found := set.Limit("messages")
 		require.True(t, found)
 		require.Equal(t, 3.0, limit.Capacity())
@@ -173,14 +158,6 @@ func TestSetOf(t *testing.T) {
 		require.NoError(t, err)
 		require.Len(t, requests, 1)
 		require.Equal(t, 3.0, requests[0].Limit().Capacity())
-	})
-
-	t.Run("LoadsNothing", func(t *testing.T) {
-		t.Parallel()
-		set, err := rules.SetOf(rules.Document{})
-		require.NoError(t, err)
-		require.ErrorIs(t, set.Load(t.Context()), rules.ErrInvalidConfig)
-		require.ErrorIs(t, set.Run(t.Context()), rules.ErrInvalidConfig)
 	})
 
 	t.Run("RefusesWhatCannotBe", func(t *testing.T) {
@@ -233,15 +210,13 @@ func TestAPlanWithoutARuleIsReportedOnce(t *testing.T) {
 	}
 	require.Empty(t, ask(t, "", "pro"), "the limit has no rule")
 
-	_, err := f.store.Put(t.Context(), why, perMinute("messages", "pro", 50), perMinute("messages", "free", 5))
-	require.NoError(t, err)
+	made(t)(f.store.Put(t.Context(), why, perMinute("messages", "pro", 50), perMinute("messages", "free", 5)))
 	set, err := rules.NewSet(f.pool, rules.Config{})
 	require.NoError(t, err)
 	require.Empty(t, set.Plans(), "nothing is loaded")
 	require.NoError(t, set.Load(t.Context()))
 	require.Equal(t, []string{"free", "pro"}, set.Plans())
-	_, err = f.store.Override(t.Context(), why, rules.Override{Limit: "messages", Key: "ana", Multiplier: 3})
-	require.NoError(t, err)
+	made(t)(f.store.Override(t.Context(), why, rules.Override{Limit: "messages", Key: "ana", Multiplier: 3}))
 	require.Empty(t, ask(t, "pro", "free"))
 	require.Equal(t, []string{"", "por"}, ask(t, "", "por", "pro"))
 	var many []string
@@ -250,34 +225,28 @@ func TestAPlanWithoutARuleIsReportedOnce(t *testing.T) {
 	}
 	require.Len(t, ask(t, many...), 16, "clients may name the plan")
 
-	_, err = f.store.Put(t.Context(), why, perMinute("messages", "", 10))
-	require.NoError(t, err)
+	made(t)(f.store.Put(t.Context(), why, perMinute("messages", "", 10)))
 	require.Equal(t, []string{"por"}, ask(t, "", "por"), "the rule without a plan is the default")
 
-	_, err = f.store.Override(t.Context(), why, rules.Override{Limit: "messages", Key: "bob", OnPlan: "platnum"})
-	require.NoError(t, err)
+	made(t)(f.store.Override(t.Context(), why, rules.Override{Limit: "messages", Key: "bob", OnPlan: "platnum"}))
 	require.Equal(t, []string{"platnum"}, ask(t, "pro"), "the plan of an override has no rule")
 
 	later := why
 	later.From = time.Now().Add(time.Hour)
-	_, err = f.store.Delete(t.Context(), later, "messages", "pro")
-	require.NoError(t, err)
+	made(t)(f.store.Delete(t.Context(), later, "messages", "pro"))
 	require.NoError(t, set.Load(t.Context()))
 	require.Equal(t, []string{"free", "pro"}, set.Plans(), "the end lies ahead")
 	soon := why
 	soon.From = time.Now().Add(time.Second)
-	_, err = f.store.Delete(t.Context(), soon, "messages", "free")
-	require.NoError(t, err)
+	made(t)(f.store.Delete(t.Context(), soon, "messages", "free"))
 	require.Eventually(t, func() bool { return set.Load(t.Context()) == nil && len(set.Plans()) == 1 }, time.Minute, 50*time.Millisecond)
 }
 
 // TestRulingForAllocatesNothing holds for each decision but the first of a limit, a plan or a key.
 func TestRulingForAllocatesNothing(t *testing.T) { //nolint:paralleltest // testing.AllocsPerRun counts those of all goroutines
 	f := setup(t)
-	_, err := f.store.Put(t.Context(), why, perMinute("messages", "", 20), perMinute("messages", "pro", 50))
-	require.NoError(t, err)
-	_, err = f.store.Override(t.Context(), why, rules.Override{Limit: "messages", Key: "ana", Multiplier: 3})
-	require.NoError(t, err)
+	made(t)(f.store.Put(t.Context(), why, perMinute("messages", "", 20), perMinute("messages", "pro", 50)))
+	made(t)(f.store.Override(t.Context(), why, rules.Override{Limit: "messages", Key: "ana", Multiplier: 3}))
 	f.load(t)
 	for _, key := range []string{"ana", "bob"} {
 		for _, plan := range []string{"", "pro", "unknown"} {

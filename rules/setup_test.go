@@ -124,3 +124,31 @@ func (f *fixture) capacity(t testing.TB, at time.Time, request ratelimit.Request
 	t.Helper()
 	return f.at(t, at).Resolve(request).Capacity()
 }
+
+// made returns a function that requires a change of a Store to succeed, and returns where it holds from.
+func made(t testing.TB) func(rules.Applied, error) rules.Applied {
+	return func(applied rules.Applied, err error) rules.Applied {
+		t.Helper()
+		require.NoError(t, err)
+		return applied
+	}
+}
+
+// errorOf returns the error of a call.
+func errorOf[T any](_ T, err error) error { return err }
+
+// list returns a part of the tables.
+func (f *fixture) list(t testing.TB, query rules.ListQuery) rules.Listing {
+	t.Helper()
+	list, err := f.store.List(t.Context(), query)
+	require.NoError(t, err)
+	return list
+}
+
+// history returns entries of the history.
+func (f *fixture) history(t testing.TB, query rules.HistoryQuery) []rules.Statement {
+	t.Helper()
+	entries, err := f.store.History(t.Context(), query)
+	require.NoError(t, err)
+	return entries
+}

@@ -45,7 +45,11 @@ func TestApply(t *testing.T) {
 			pgx.QueryExecModeSimpleProtocol,
 		} {
 			f := setupOn(t, postgrestest.New(t, func(c *pgxpool.Config) { c.ConnConfig.DefaultQueryExecMode = mode }))
-			tiers := rules.TierSet{Match: rules.MatchFirst, Tiers: []rules.Tier{{Limit: "messages", Key: "{user}", When: map[string]string{"user": "*"}}}}
+			made(t)(f.store.Apply(t.Context(), why, rules.Changes{Tiers: &rules.TierSet{Tiers: make([]rules.Tier, 0)}}))
+			tiers := rules.TierSet{Match: rules.MatchFirst, Tiers: []rules.Tier{
+				{Limit: "messages", Key: "{user}", Route: "POST /m", When: map[string]string{"user": "*"}, CostSource: "header:X-Cost", DefaultCost: 2},
+				{Limit: "logins", FixedCost: 2},
+			}}
 			_, err := f.store.Apply(t.Context(), why, rules.Changes{
 				Put:      []rules.Rule{perMinute("messages", "", 5), perMinute("messages", "pro", 50)},
 				Override: []rules.Override{{Limit: "messages", Key: "ana", Policy: ratelimit.TokenBucket{Rate: 2, Period: time.Hour}}},
@@ -69,7 +73,7 @@ func TestApply(t *testing.T) {
 			require.Empty(t, list.Pauses, mode)
 			entries, err := f.store.History(t.Context(), rules.HistoryQuery{})
 			require.NoError(t, err, mode)
-			require.Len(t, entries, 8, mode)
+			require.Len(t, entries, 9, mode)
 		}
 	})
 
@@ -82,11 +86,9 @@ func TestApply(t *testing.T) {
 			Pause:    []rules.Pause{{Limit: "logins", Until: time.Now().Add(time.Hour)}},
 			Tiers:    &rules.TierSet{Tiers: []rules.Tier{{Limit: "messages", Key: "{user}", FixedCost: 1}}},
 		}
-		applied, err := f.store.Apply(t.Context(), why, changes)
-		require.NoError(t, err)
+		applied := made(t)(f.store.Apply(t.Context(), why, changes))
 		require.Equal(t, int64(1), applied.Version)
-		list, err := f.store.List(t.Context(), rules.ListQuery{})
-		require.NoError(t, err)
+		list := f.list(t, rules.ListQuery{})
 		require.Len(t, list.Rules, 2)
 		require.Len(t, list.Overrides, 1)
 		require.Len(t, list.Pauses, 1)
@@ -103,8 +105,7 @@ func TestApply(t *testing.T) {
 			{Resume: []rules.Bucket{{Limit: "messages"}}},
 		} {
 			missing.Put = changes.Put
-			_, err = f.store.Apply(t.Context(), why, missing)
-			require.ErrorIs(t, err, rules.ErrNotFound)
+			require.ErrorIs(t, errorOf(f.store.Apply(t.Context(), why, missing)), rules.ErrNotFound)
 			require.Equal(t, before, f.tables(t))
 		}
 	})
@@ -115,8 +116,7 @@ func TestApply(t *testing.T) {
 		lead := func(config rules.StoreConfig) time.Duration {
 			store, err := rules.NewStore(f.pool, config)
 			require.NoError(t, err)
-			applied, err := store.Put(t.Context(), why, perMinute("messages", "", 5))
-			require.NoError(t, err)
+			applied := made(t)(store.Put(t.Context(), why, perMinute("messages", "", 5)))
 			history, err := store.History(t.Context(), rules.HistoryQuery{Most: 1})
 			require.NoError(t, err)
 			return applied.From.Sub(history[0].Made)
@@ -200,8 +200,7 @@ func TestApply(t *testing.T) {
 			})
 		}
 		require.NoError(t, group.Wait())
-		history, err := f.store.History(t.Context(), rules.HistoryQuery{Most: 1000})
-		require.NoError(t, err)
+		history := f.history(t, rules.HistoryQuery{Most: 1000})
 		require.Len(t, history, writers*each)
 		rates := make(map[float64]bool)
 		for i, entry := range history {
@@ -223,8 +222,7 @@ func TestApply(t *testing.T) {
 		require.NoError(t, migrations.Up(t.Context(), pool, migrations.Config{Schema: schema}))
 		store, err := rules.NewStore(pool, rules.StoreConfig{Schema: schema})
 		require.NoError(t, err)
-		_, err = store.Put(t.Context(), why, perMinute("messages", "", 5))
-		require.NoError(t, err)
+		made(t)(store.Put(t.Context(), why, perMinute("messages", "", 5)))
 		set, err := rules.NewSet(pool, rules.Config{Schema: schema})
 		require.NoError(t, err)
 		require.NoError(t, set.Load(t.Context()))
@@ -237,22 +235,7 @@ func TestApply(t *testing.T) {
 		_, err := f.store.Put(t.Context(), why, perMinute("messages", "", 5))
 		require.ErrorIs(t, err, ratelimit.ErrNotMigrated)
 		require.ErrorIs(t, f.set.Load(t.Context()), ratelimit.ErrNotMigrated)
-		_, err = f.store.List(t.Context(), rules.ListQuery{})
-		require.ErrorIs(t, err, ratelimit.ErrNotMigrated)
-	})
-
-	t.Run("RefusesAConfigurationThatCannotBe", func(t *testing.T) {
-		t.Parallel()
-		_, err := rules.NewStore(nil, rules.StoreConfig{})
-		require.ErrorIs(t, err, rules.ErrInvalidConfig)
-		_, err = rules.NewStore(postgrestest.New(t), rules.StoreConfig{Schema: "a b"})
-		require.ErrorIs(t, err, rules.ErrInvalidConfig)
-		_, err = rules.NewSet(nil, rules.Config{})
-		require.ErrorIs(t, err, rules.ErrInvalidConfig)
-		_, err = rules.NewSet(postgrestest.New(t), rules.Config{Poll: -1})
-		require.ErrorIs(t, err, rules.ErrInvalidConfig)
-		_, err = rules.NewSet(postgrestest.New(t), rules.Config{Schema: "A"})
-		require.ErrorIs(t, err, rules.ErrInvalidConfig)
+		require.ErrorIs(t, errorOf(f.store.List(t.Context(), rules.ListQuery{})), ratelimit.ErrNotMigrated)
 	})
 }
 
@@ -265,10 +248,8 @@ func TestWithTx(t *testing.T) {
 		undo := errors.New("undo")
 		err := pgx.BeginFunc(t.Context(), f.pool, func(tx pgx.Tx) error {
 			store := f.store.WithTx(tx)
-			_, err := store.Put(t.Context(), why, perMinute("messages", "", 5))
-			require.NoError(t, err)
-			_, err = store.Override(t.Context(), why, rules.Override{Limit: "messages", Key: "ana", Multiplier: 2})
-			require.NoError(t, err)
+			made(t)(store.Put(t.Context(), why, perMinute("messages", "", 5)))
+			made(t)(store.Override(t.Context(), why, rules.Override{Limit: "messages", Key: "ana", Multiplier: 2}))
 			list, err := store.List(t.Context(), rules.ListQuery{})
 			require.NoError(t, err)
 			require.Len(t, list.Rules, 1, "the transaction sees its own changes")
@@ -296,8 +277,7 @@ func TestWithTx(t *testing.T) {
 			return err
 		})
 		require.NoError(t, err)
-		list, err := f.store.List(t.Context(), rules.ListQuery{})
-		require.NoError(t, err)
+		list := f.list(t, rules.ListQuery{})
 		require.Len(t, list.Rules, 1)
 		require.Equal(t, "pro", list.Rules[0].Plan)
 		require.Equal(t, int64(1), list.Version)
@@ -359,7 +339,151 @@ func TestHistory(t *testing.T) {
 	require.Equal(t, 2, some(rules.HistoryQuery{Most: 2}))
 	require.Equal(t, 0, some(rules.HistoryQuery{Limit: "other"}))
 	for _, query := range []rules.HistoryQuery{{Most: -1}, {Of: "rules"}} {
-		_, err = f.store.History(ctx, query)
+		require.ErrorIs(t, errorOf(f.store.History(ctx, query)), rules.ErrInvalid)
+	}
+}
+
+// TestMisuse promises an error that says which constructor to call, or what to pass it.
+func TestMisuse(t *testing.T) {
+	t.Parallel()
+	pool := &pgxpool.Pool{}
+	store, err := rules.NewStore(pool, rules.StoreConfig{})
+	require.NoError(t, err)
+	var noTx *pgxpool.Tx
+	for want, stores := range map[string][]*rules.Store{
+		"use the one that NewStore returned": {nil, {}, (*rules.Store)(nil).WithTx(nil), new(rules.Store).WithTx(nil)},
+		"pass WithTx what Begin returned":    {store.WithTx(nil), store.WithTx(noTx)},
+	} {
+		for _, store := range stores {
+			for _, err := range []error{
+				errorOf(store.Put(t.Context(), why, perMinute("messages", "", 5))), errorOf(store.List(t.Context(), rules.ListQuery{})),
+				errorOf(store.History(t.Context(), rules.HistoryQuery{})),
+			} {
+				require.ErrorIs(t, err, rules.ErrInvalidConfig)
+				require.ErrorContains(t, err, want)
+			}
+		}
+	}
+	for _, set := range []*rules.Set{nil, {}} { // the zero Set has no rules
+		for _, err := range []error{set.Load(t.Context()), set.Run(t.Context())} {
+			require.ErrorIs(t, err, rules.ErrInvalidConfig)
+			require.ErrorContains(t, err, "use the one that NewSet returned")
+		}
+		require.Nil(t, set.RulingFor(messages, "", "ana"))
+		require.Nil(t, set.RulingsOf("messages"))
+		require.Zero(t, set.Version())
+		require.Empty(t, set.Tiers().Tiers)
+		require.Greater(t, set.Age(), 24*365*time.Hour)
+	}
+	for _, site := range []*rules.Site{nil, {}} {
+		err := errorOf(site.Requests(ada, nil))
+		require.ErrorIs(t, err, rules.ErrInvalidConfig)
+		require.ErrorContains(t, err, "use the one that NewSite returned")
+	}
+	for _, err := range []error{
+		errorOf(rules.NewStore(nil, rules.StoreConfig{})), errorOf(rules.NewStore(pool, rules.StoreConfig{Schema: "a b"})),
+		errorOf(rules.NewSet(nil, rules.Config{})), errorOf(rules.NewSet(pool, rules.Config{Poll: -1})),
+		errorOf(rules.NewSet(pool, rules.Config{Schema: "A"})), errorOf(rules.NewSite(nil, rules.SiteConfig{})),
+	} {
+		require.ErrorIs(t, err, rules.ErrInvalidConfig)
+	}
+	set, err := rules.NewSet(pool, rules.Config{})
+	require.NoError(t, err)
+	for _, config := range []rules.SiteConfig{{Tiers: rules.TierSet{Tiers: []rules.Tier{{Limit: "messages"}}}}, {Attributes: []string{"user"}}} {
+		require.ErrorIs(t, errorOf(rules.NewSite(set, config)), rules.ErrInvalid)
+	}
+}
+
+// TestEndsBeforeItBegins promises that the error of a change which ends before it begins says when it would begin, and why.
+func TestEndsBeforeItBegins(t *testing.T) {
+	t.Parallel()
+	f := setup(t)
+	now := f.now(t)
+	later := why
+	later.From = time.Now().Add(time.Hour)
+	none, err := rules.NewStore(f.pool, rules.StoreConfig{Lead: -1})
+	require.NoError(t, err)
+	slow, err := rules.NewStore(f.pool, rules.StoreConfig{Lead: time.Hour})
+	require.NoError(t, err)
+	override := rules.Changes{Override: []rules.Override{{Limit: "messages", Key: "ana", Multiplier: 2, Until: time.Now().Add(30 * time.Minute)}}}
+	past := rules.Changes{Override: []rules.Override{{Limit: "messages", Key: "ana", Multiplier: 2, Until: now.Add(-time.Minute)}}}
+	pause := rules.Changes{Pause: []rules.Pause{{Limit: "messages", Until: time.Now().Add(30 * time.Minute)}}}
+	for _, test := range []struct {
+		store   *rules.Store
+		edit    rules.Edit
+		changes rules.Changes
+		want    string
+	}{
+		{slow, why, override, "(1h0m0s after it is made, the Lead of the Store, so that every program has heard of it by then); use a later Until"},
+		{none, why, past, "(as it is made then); use a later Until"},
+		{slow, later, override, "(the From of the Edit); use a later Until"},
+		{slow, later, pause, "(the From of the Edit); use a later Until"},
+		{none, rules.Edit{Author: "ana", Reason: "why", From: time.Now().Add(-time.Hour)}, pause, "which is past"},
+		{none, rules.Edit{Author: "ana", Reason: "why", From: time.Now().AddDate(20_000, 0, 0)}, pause, "its From is 2"},
+	} {
+		_, err := test.store.Apply(t.Context(), test.edit, test.changes)
 		require.ErrorIs(t, err, rules.ErrInvalid)
+		require.ErrorContains(t, err, test.want)
+		require.NotContains(t, err.Error(), "m=+")
+	}
+}
+
+// TestNamesTheGrants promises that the error of a missing privilege names the place of the GRANT statements.
+func TestNamesTheGrants(t *testing.T) {
+	t.Parallel()
+	pool := postgrestest.New(t, func(config *pgxpool.Config) {
+		config.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error {
+			_, err := conn.Exec(ctx, "SET ROLE pg_monitor") // it is there, and may nothing here
+			return err
+		}
+	})
+	f := setupOn(t, pool)
+	_, put := f.store.Put(t.Context(), why, perMinute("messages", "", 5))
+	_, list := f.store.List(t.Context(), rules.ListQuery{})
+	for _, err := range []error{put, list, f.set.Load(t.Context())} {
+		require.ErrorContains(t, err, "SQLSTATE 42501")
+		require.ErrorContains(t, err, "migrations.Grants has the statements")
+	}
+}
+
+// TestTableRejectsRows promises that the table rejects rows written by hand that no program could place.
+func TestTableRejectsRows(t *testing.T) {
+	t.Parallel()
+	pool := postgrestest.New(t)
+	version := 0
+	insert := func(columns, values string) error {
+		version++
+		_, err := pool.Exec(t.Context(), fmt.Sprintf(`INSERT INTO ratelimit.rules (version, author, reason, %s) VALUES (%d, 'ana', 'why', %s)`, columns, version, values))
+		return err
+	}
+	for columns, c := range map[string]struct{ good, bad []string }{
+		"of, name": {
+			[]string{`'rule', 'a'`, `'tiers', ''`, `'override', repeat('a', 64)`},
+			[]string{`'rules', 'a'`, `'rule', ''`, `'rule', 'ä'`, `'rule', E'a\n'`, `'rule', repeat('a', 65)`, `'rule', 'a b'`, `'rule', NULL`},
+		},
+		"of, name, plan": {[]string{`'rule', 'a', 'pro'`}, []string{`'rule', 'a', 'p q'`, `'rule', 'a', repeat('p', 65)`, `'override', 'a', 'pro'`, `'tiers', '', 'pro'`}},
+		"of, name, key":  {[]string{`'override', 'a', repeat('k', 256)`, `'override', 'a', ''`}, []string{`'override', 'a', repeat('k', 257)`, `'rule', 'a', 'k'`, `'tiers', '', 'k'`}},
+		"of, name, says": {[]string{`'rule', 'a', '{}'`, `'rule', 'a', NULL`}, []string{`'rule', 'a', '[]'`, `'rule', 'a', '1'`, `'pause', 'a', '{}'`}},
+		"of, name, says, from_us, until_us": {
+			[]string{`'override', 'a', '{}', 1, 2`, `'pause', 'a', '{}', 1, 253402300799999999`},
+			[]string{`'override', 'a', '{}', 2, 2`, `'override', 'a', '{}', 2, 1`, `'override', 'a', '{}', -62135596800000001, 2`, `'pause', 'a', '{}', 1, 253402300800000000`},
+		},
+	} {
+		for _, values := range c.good {
+			require.NoError(t, insert(columns, values), values)
+		}
+		for _, values := range c.bad {
+			require.Error(t, insert(columns, values), values)
+		}
+	}
+	for _, who := range []string{`'', 'why'`, `'ana', E' \t'`, `NULL, 'why'`, `'ana', repeat('w', 2001)`, `repeat('a', 257), 'why'`} {
+		_, err := pool.Exec(t.Context(), `INSERT INTO ratelimit.rules (version, of, name, author, reason) VALUES (0, 'rule', 'a', `+who+`)`)
+		require.Error(t, err, who)
+	}
+	_, err := pool.Exec(t.Context(), `INSERT INTO ratelimit.rules_version (version) VALUES (1)`)
+	require.NoError(t, err)
+	for _, values := range []string{`true, 2`, `false, 2`, `NULL, 2`} {
+		_, err = pool.Exec(t.Context(), `INSERT INTO ratelimit.rules_version (id, version) VALUES (`+values+`)`)
+		require.Error(t, err, "there is one row")
 	}
 }
