@@ -1,27 +1,42 @@
+// Package docs_test runs the code that the README and the pages of docs show.
 package docs_test
 
 import (
 	"context"
 	"encoding/json"
 	"log/slog"
-	"sync/atomic"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgconn/ctxwatch"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/riverqueue/river"
 	"github.com/riverqueue/river/riverdriver/riverpgxv5"
 	"github.com/riverqueue/river/rivertype"
 	"github.com/stretchr/testify/require"
 
-	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
+	"github.com/pgratelimit/pgratelimit/httplimit"
+	"github.com/pgratelimit/pgratelimit/integration_test/internal/world"
+	"github.com/pgratelimit/pgratelimit/internal/leaktest"
 	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/scheduler"
+	"github.com/pgratelimit/pgratelimit/waitlist"
 )
 
-// The functions hold code blocks of docs/guide.md and docs/recipes.md. The tests below run each of them.
+// documents is why each test here is long.
+const documents = "it compiles River, protobuf and YAML"
+
+// No test leaves a goroutine behind, also after faults.
+func TestMain(m *testing.M) { leaktest.Main(m) }
+
+// The functions hold code blocks of docs/guide.md, docs/recipes.md, docs/slots.md and docs/operations.md. The tests below run each of them.
 
 var (
 	MessagesUser = ratelimit.Define("messages.user", ratelimit.TokenBucket{Rate: 10, Period: time.Minute, Capacity: 3})
@@ -104,62 +119,68 @@ func guideCleanUp(ctx context.Context, limiter *ratelimit.Limiter) error {
 	return err
 }
 
-// guideStand is a database, and a limiter on a clock that a test moves.
-func guideStand(t *testing.T) (*pgxpool.Pool, *ratelimit.Limiter, *atomic.Int64) {
-	t.Helper()
-	pool := postgrestest.New(t)
-	now := &atomic.Int64{}
-	now.Store(recipeStart.UnixMicro())
-	limiter, err := ratelimit.New(pool, ratelimit.Config{AsOf: func() time.Time { return time.UnixMicro(now.Load()) }})
-	require.NoError(t, err)
-	return pool, limiter, now
+var PerMinute = ratelimit.Define("perMinute", ratelimit.PerMinute(60))
+
+// ExportArgs are the arguments of an export.
+type ExportArgs struct {
+	Tenant string `json:"tenant"`
 }
 
-// tokensOf returns what a bucket holds.
-func tokensOf(t *testing.T, limiter *ratelimit.Limiter, request ratelimit.Request) float64 {
-	t.Helper()
-	v, err := limiter.Value(t.Context(), request)
-	require.NoError(t, err)
-	return v.Tokens
-}
+// Kind returns "export".
+func (ExportArgs) Kind() string { return "export" }
 
-func TestGuideMessages(t *testing.T) {
-	t.Parallel()
-	testsize.Long(t, documents)
-	pool, limiter, now := guideStand(t)
-	_, err := pool.Exec(t.Context(), `CREATE TABLE messages (room text, author text, body text)`)
-	require.NoError(t, err)
-	require.NoError(t, guideMessage(t.Context(), limiter, "lobby", "ada", "hello"))
-	require.ErrorIs(t, guideMessage(t.Context(), limiter, "lobby", "ada", "hello?"), ratelimit.ErrLimited, "slow mode")
-	require.NoError(t, guideMessage(t.Context(), limiter, "garden", "ada", "hello"), "another room")
-	require.InDelta(t, 1, tokensOf(t, limiter, MessagesUser.For("ada")), 0, "the refused one took nothing")
-	now.Add(2e6)
-	require.NoError(t, guideMessage(t.Context(), limiter, "lobby", "ada", "hello?"))
-	require.NoError(t, guideMessage(t.Context(), limiter, "lobby", "bob", "hello"))
-	var messages int
-	require.NoError(t, pool.QueryRow(t.Context(), `SELECT count(*) FROM messages`).Scan(&messages))
-	require.Equal(t, 4, messages)
-}
-
-func TestGuideWebhooks(t *testing.T) {
-	t.Parallel()
-	testsize.Long(t, documents)
-	pool := postgrestest.New(t)
-	sent := make(chan string, 3)
-	client := runJobs(t, pool, func(_ context.Context, job *river.Job[WebhookArgs]) error {
-		sent <- job.Args.Endpoint
-		return nil
-	}, func(config *river.Config) error { return guideWebhooks(pool, config) })
-	for range 3 {
-		_, err := client.Insert(t.Context(), WebhookArgs{Endpoint: "https://example.com/hook"}, nil)
-		require.NoError(t, err)
+func slotsJobs(limiter *ratelimit.Limiter, sched *scheduler.Scheduler, config *river.Config) error {
+	holder, err := scheduler.NewHolder(limiter, scheduler.HolderConfig{
+		Requests: func(job *rivertype.JobRow) ([]ratelimit.Request, error) {
+			var args ExportArgs
+			err := json.Unmarshal(job.EncodedArgs, &args)
+			return []ratelimit.Request{Exports.For(args.Tenant)}, err
+		},
+	})
+	if err != nil {
+		return err
 	}
-	for range 3 {
-		require.Equal(t, "https://example.com/hook", <-sent)
+	return sched.Install(config, holder) // the river.Config of the client that works the jobs
+}
+
+func slotsWait(ctx context.Context, limiter *ratelimit.Limiter, pool *pgxpool.Pool, tenant string) error {
+	export := func(context.Context, int64) error { return nil }
+	exports, err := waitlist.New(limiter, Exports, waitlist.Config{Pool: pool})
+	if err != nil {
+		return err
 	}
-	var reserved int
-	require.NoError(t, pool.QueryRow(t.Context(), `SELECT count(*) FROM ratelimit.reservations`).Scan(&reserved))
-	require.Equal(t, 3, reserved)
+	go func() { _ = exports.Run(ctx) }() // listens for slots that other processes release, until ctx ends
+
+	err = exports.Hold(ctx, func(ctx context.Context, lease ratelimit.Lease) error {
+		return export(ctx, lease.Fence)
+	}, Exports.For(tenant))
+	return err
+}
+
+func slotsHandler(limiter *ratelimit.Limiter, apiKey httplimit.Key, handler http.Handler) (http.Handler, error) {
+	limited, err := httplimit.New(limiter, httplimit.Config{Limits: []httplimit.Limit{
+		{Limit: Exports, Key: apiKey},
+		{Limit: PerMinute, Key: apiKey},
+	}})
+	if err != nil {
+		return nil, err
+	}
+	return limited(handler), nil
+}
+
+func operationsPool(ctx context.Context, url string) (*pgxpool.Pool, error) {
+	config, err := pgxpool.ParseConfig(url)
+	if err != nil {
+		return nil, err
+	}
+	config.ConnConfig.BuildContextWatcherHandler = func(conn *pgconn.PgConn) ctxwatch.Handler {
+		return &pgconn.CancelRequestContextWatcherHandler{
+			Conn:               conn,
+			CancelRequestDelay: 10 * time.Millisecond, // a statement that is about to finish needs no cancel request
+			DeadlineDelay:      time.Second,           // then pgx closes the connection
+		}
+	}
+	return pgxpool.NewWithConfig(ctx, config)
 }
 
 // runJobs runs jobs of a kind with work, by a client with a configuration of a page.
@@ -179,50 +200,149 @@ func runJobs[T river.JobArgs](t *testing.T, pool *pgxpool.Pool, work func(contex
 	return client
 }
 
-func TestGuideMail(t *testing.T) {
+func TestGuide(t *testing.T) {
 	t.Parallel()
 	testsize.Long(t, documents)
-	_, limiter, now := guideStand(t)
-	mails := 0
-	send := func() error { mails++; now.Add(1e6); return nil }
-	for range 3 {
-		require.NoError(t, guideMail(t.Context(), limiter, send))
-	}
-	d, err := limiter.Take(t.Context(), MailDay.Global().Cost(50_000-3))
+
+	t.Run("Messages", func(t *testing.T) {
+		t.Parallel()
+		f := newFrozen(t)
+		f.Exec(t, `CREATE TABLE messages (room text, author text, body text)`)
+		send := func(room, user string) error { return guideMessage(t.Context(), f.Limiter, room, user, "hello") }
+		require.NoError(t, send("lobby", "ada"))
+		require.ErrorIs(t, send("lobby", "ada"), ratelimit.ErrLimited, "slow mode")
+		require.NoError(t, send("garden", "ada"), "another room")
+		require.InDelta(t, 1, f.tokens(t, MessagesUser.For("ada")), 0, "the refused one took nothing")
+		require.Equal(t, 2, f.Count(t, `SELECT count(*) FROM messages`))
+	})
+
+	t.Run("Webhooks", func(t *testing.T) {
+		t.Parallel()
+		f, sent := newFrozen(t), make(chan string, 1)
+		client := runJobs(t, f.Pool, func(_ context.Context, job *river.Job[WebhookArgs]) error {
+			sent <- job.Args.Endpoint
+			return nil
+		}, func(config *river.Config) error { return guideWebhooks(f.Pool, config) })
+		_, err := client.Insert(t.Context(), WebhookArgs{Endpoint: "https://example.com/hook"}, nil)
+		require.NoError(t, err)
+		require.Equal(t, "https://example.com/hook", <-sent)
+		require.Equal(t, 1, f.Count(t, `SELECT count(*) FROM ratelimit.reservations`))
+	})
+
+	t.Run("Mail", func(t *testing.T) {
+		t.Parallel()
+		f, mails := newFrozen(t), 0
+		send := func() error { mails++; f.now = f.now.Add(time.Second); return nil }
+		require.NoError(t, guideMail(t.Context(), f.Limiter, send))
+		require.NoError(t, f.Limiter.Require(t.Context(), MailDay.Global().Cost(50_000-1)))
+		require.ErrorIs(t, guideMail(t.Context(), f.Limiter, send), ratelimit.ErrLimited)
+		require.Equal(t, 1, mails)
+	})
+
+	t.Run("Rollup", func(t *testing.T) {
+		t.Parallel()
+		f, ran := newFrozen(t), []int64(nil)
+		for range 4 {
+			require.NoError(t, guideHourly(t.Context(), f.Limiter, func(_ context.Context, number int64) error { ran = append(ran, number); return nil }))
+			f.now = f.now.Add(30 * time.Minute)
+		}
+		require.Equal(t, []int64{recipeStart.Unix(), recipeStart.Add(time.Hour).Unix()}, ran)
+	})
+
+	t.Run("CleanUp", func(t *testing.T) {
+		t.Parallel()
+		f := newFrozen(t)
+		require.NoError(t, f.Limiter.Require(t.Context(), SendMessage.For("ada")))
+		f.now = f.now.Add(time.Hour)
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan struct{})
+		go func() { _ = guideCleanUp(ctx, f.Limiter); close(done) }()
+		world.Eventually(t, "the row is deleted", func() bool { return f.Count(t, `SELECT count(*) FROM ratelimit.buckets`) == 0 })
+		cancel()
+		<-done
+	})
+}
+
+func TestSlots(t *testing.T) {
+	t.Parallel()
+	testsize.Long(t, documents)
+
+	t.Run("AreWaitedFor", func(t *testing.T) {
+		t.Parallel()
+		f := newFrozen(t)
+		require.NoError(t, slotsWait(t.Context(), f.Limiter, f.Pool, "acme"))
+	})
+
+	t.Run("OfJobs", func(t *testing.T) {
+		t.Parallel()
+		f, fences := newFrozen(t), make(chan int64, 1)
+		sched, err := scheduler.New(f.Limiter, scheduler.Config{})
+		require.NoError(t, err)
+		client := runJobs(t, f.Pool, func(ctx context.Context, _ *river.Job[ExportArgs]) error {
+			lease, _ := ratelimit.LeaseFromContext(ctx)
+			fences <- lease.Fence
+			return nil
+		}, func(config *river.Config) error { return slotsJobs(f.Limiter, sched, config) })
+		_, err = client.Insert(t.Context(), ExportArgs{Tenant: "acme"}, nil)
+		require.NoError(t, err)
+		require.Positive(t, <-fences, "it runs with a slot")
+	})
+
+	t.Run("OfHandlers", func(t *testing.T) {
+		t.Parallel()
+		f, depth := newFrozen(t), 0
+		var handler http.Handler
+		ask := func() int {
+			response := httptest.NewRecorder()
+			handler.ServeHTTP(response, httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/", http.NoBody))
+			return response.Code
+		}
+		apiKey := func(*http.Request) (string, error) { return "ada", nil }
+		var err error
+		handler, err = slotsHandler(f.Limiter, apiKey, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			depth++
+			w.WriteHeader(ask())
+		}))
+		require.NoError(t, err)
+		require.Equal(t, http.StatusTooManyRequests, ask())
+		require.Equal(t, 3, depth)
+		require.InDelta(t, 57, f.tokens(t, PerMinute.For("ada")), 0, "a refusal takes nothing")
+		require.InDelta(t, 3, f.tokens(t, Exports.For("ada")), 0, "all slots are free again")
+	})
+}
+
+// TestOperationsPool promises that a caller who gives up at a held row gets the error of its context on the pool of the page.
+func TestOperationsPool(t *testing.T) {
+	t.Parallel()
+	testsize.Long(t, documents)
+	direct := world.New(t)
+	pool, err := operationsPool(t.Context(), direct.URL())
 	require.NoError(t, err)
-	require.True(t, d.Allowed)
-	require.ErrorIs(t, guideMail(t.Context(), limiter, send), ratelimit.ErrLimited)
-	require.Equal(t, 3, mails)
-}
-
-func TestGuideRollup(t *testing.T) {
-	t.Parallel()
-	testsize.Long(t, documents)
-	_, limiter, now := guideStand(t)
-	ran := 0
-	for range 3 {
-		require.NoError(t, guideHourly(t.Context(), limiter, func(context.Context, int64) error { ran++; return nil }))
-	}
-	require.Equal(t, 1, ran)
-	now.Add(time.Hour.Microseconds())
-	require.NoError(t, guideHourly(t.Context(), limiter, func(context.Context, int64) error { ran++; return nil }))
-	require.Equal(t, 2, ran)
-}
-
-func TestGuideCleanUp(t *testing.T) {
-	t.Parallel()
-	testsize.Long(t, documents)
-	pool, limiter, now := guideStand(t)
+	t.Cleanup(pool.Close)
+	limiter, err := ratelimit.New(pool, ratelimit.Config{})
+	require.NoError(t, err)
 	require.NoError(t, limiter.Require(t.Context(), SendMessage.For("ada")))
-	now.Add(time.Hour.Microseconds())
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan struct{})
-	go func() { _ = guideCleanUp(ctx, limiter); close(done) }()
-	require.Eventually(t, func() bool {
-		var rows int
-		err := pool.QueryRow(t.Context(), `SELECT count(*) FROM ratelimit.buckets`).Scan(&rows)
-		return err == nil && rows == 0
-	}, time.Minute, time.Millisecond)
-	cancel()
-	<-done
+	_, err = direct.Begin(t, pgx.ReadCommitted).Exec(t.Context(), `SELECT FROM ratelimit.buckets FOR UPDATE`)
+	require.NoError(t, err)
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	require.ErrorIs(t, limiter.Require(ctx, SendMessage.For("ada")), context.DeadlineExceeded)
+}
+
+// TestOperationsCron promises that the statement of the page deletes rows that are full, and no others.
+func TestOperationsCron(t *testing.T) {
+	t.Parallel()
+	page, err := os.ReadFile("../../docs/operations.md")
+	require.NoError(t, err)
+	parts := strings.Split(string(page), "$$")
+	require.Len(t, parts, 3)
+	w := world.New(t)
+	w.Exec(t, `INSERT INTO ratelimit.buckets (name, key, shard, value, ts, leases)
+		SELECT name, key, 0, value, (extract(epoch FROM now() - age) * 1e6)::bigint, leases FROM (VALUES
+			('sendMessage', 'idle', 0, interval '61 minutes', NULL::bigint[]), ('sendMessage', 'used', 0, interval '59 minutes', NULL),
+			('sendMessage', 'owes', -1, interval '61 minutes', NULL), ('sendMessage', 'holds', 0, interval '61 minutes', '{1}'),
+			('other', 'idle', 0, interval '61 minutes', NULL)) AS rows (name, key, value, age, leases)`)
+	w.Exec(t, parts[1])
+	require.Equal(t, 4, w.Count(t, `SELECT count(*) FROM ratelimit.buckets`))
+	require.Zero(t, w.Count(t, `SELECT count(*) FROM ratelimit.buckets WHERE name = 'sendMessage' AND key = 'idle'`))
 }

@@ -8,7 +8,6 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"os"
-	"os/exec"
 	"regexp"
 	"strings"
 	"testing"
@@ -124,90 +123,76 @@ func TestReadme(t *testing.T) {
 	t.Parallel()
 	testsize.Long(t, documents)
 
-	t.Run("CodeDoesWhatItSays", func(t *testing.T) {
-		t.Parallel()
-		ctx := t.Context()
-		pool := postgrestest.New(t)
-		require.NoError(t, readmeSetUp(ctx, pool))
-		_, err := pool.Exec(ctx, `CREATE TABLE messages (author text, body text)`)
-		require.NoError(t, err)
-		present := time.Now().Truncate(time.Microsecond)
-		limiter, err := ratelimit.New(pool, ratelimit.Config{AsOf: func() time.Time { return present }}) // nothing arrives
-		require.NoError(t, err)
+	ctx := t.Context()
+	pool := postgrestest.New(t)
+	require.NoError(t, readmeSetUp(ctx, pool))
+	_, err := pool.Exec(ctx, `CREATE TABLE messages (author text, body text)`)
+	require.NoError(t, err)
+	present := time.Now().Truncate(time.Microsecond)
+	limiter, err := ratelimit.New(pool, ratelimit.Config{AsOf: func() time.Time { return present }}) // nothing arrives
+	require.NoError(t, err)
 
-		require.NoError(t, limiter.Require(ctx, SendMessage.For("ada").Cost(3)))
-		db := stdlib.OpenDBFromPool(pool)
-		require.NoError(t, readmeDatabaseSQL(ctx, db, "grace", "hello"))
-		require.NoError(t, db.Close())
-		require.NoError(t, readmeTake(ctx, limiter, "grace"))
-		require.ErrorContains(t, readmeTake(ctx, limiter, "ada"), "try again in ")
+	require.NoError(t, limiter.Require(ctx, SendMessage.For("ada").Cost(3)))
+	db := stdlib.OpenDBFromPool(pool)
+	require.NoError(t, readmeDatabaseSQL(ctx, db, "grace", "hello"))
+	require.NoError(t, db.Close())
+	require.NoError(t, readmeTake(ctx, limiter, "grace"))
+	require.ErrorContains(t, readmeTake(ctx, limiter, "ada"), "try again in ")
 
-		reserved := present
-		var waited []time.Duration
-		require.NoError(t, readmeReserve(ctx, limiter, "ada", func(_ context.Context, d time.Duration) error {
-			waited, present = append(waited, d), present.Add(d)
-			return nil
-		}, func() float64 { return 600 }))
-		require.Equal(t, []time.Duration{30 * time.Second}, waited, "1500 of 1000 a minute: half a minute is owed")
-		completions, err := limiter.Value(ctx, Completions.For("ada"))
-		require.NoError(t, err)
-		require.Equal(t, 900.0, completions.Tokens, "nothing is owed, and 900 came back")
+	reserved := present
+	var waited []time.Duration
+	require.NoError(t, readmeReserve(ctx, limiter, "ada", func(_ context.Context, d time.Duration) error {
+		waited, present = append(waited, d), present.Add(d)
+		return nil
+	}, func() float64 { return 600 }))
+	require.Equal(t, []time.Duration{30 * time.Second}, waited, "1500 of 1000 a minute: half a minute is owed")
+	completions, err := limiter.Value(ctx, Completions.For("ada"))
+	require.NoError(t, err)
+	require.Equal(t, 900.0, completions.Tokens, "nothing is owed, and 900 came back")
 
-		handler, err := readmeMiddleware(limiter, http.NotFoundHandler())
-		require.NoError(t, err)
-		for _, status := range []int{404, 404, 429} {
-			response := httptest.NewRecorder()
-			handler.ServeHTTP(response, httptest.NewRequestWithContext(ctx, http.MethodGet, "/chat", http.NoBody))
-			require.Equal(t, status, response.Code)
-		}
+	handler, err := readmeMiddleware(limiter, http.NotFoundHandler())
+	require.NoError(t, err)
+	for _, status := range []int{404, 404, 429} {
+		response := httptest.NewRecorder()
+		handler.ServeHTTP(response, httptest.NewRequestWithContext(ctx, http.MethodGet, "/chat", http.NoBody))
+		require.Equal(t, status, response.Code)
+	}
 
-		fast, tokens, err := readmeFast(pool)
-		require.NoError(t, err)
-		taken, err := fast.Take(ctx, tokens.For("ada").Cost(1e6))
-		require.NoError(t, err)
-		require.True(t, taken.Allowed)
-		require.NoError(t, fast.Close(ctx))
+	fast, tokens, err := readmeFast(pool)
+	require.NoError(t, err)
+	taken, err := fast.Take(ctx, tokens.For("ada").Cost(1e6))
+	require.NoError(t, err)
+	require.True(t, taken.Allowed)
+	require.NoError(t, fast.Close(ctx))
 
-		rows, err := pool.Query(ctx, readmeBlocks(t, "sql")[0])
-		require.NoError(t, err)
-		shown, err := pgx.CollectRows(rows, pgx.RowToMap)
-		require.NoError(t, err)
-		require.Equal(t, "completions", shown[0]["name"])
-		require.WithinDuration(t, reserved, shown[0]["ts"].(time.Time), 0)
+	rows, err := pool.Query(ctx, blocksOf(t, "sql", readmePages...)[0])
+	require.NoError(t, err)
+	shown, err := pgx.CollectRows(rows, pgx.RowToMap)
+	require.NoError(t, err)
+	require.Equal(t, "completions", shown[0]["name"])
+	require.WithinDuration(t, reserved, shown[0]["ts"].(time.Time), 0)
 
-		// The guide names each table with keys of users. The key of a tier is a pattern.
-		rows, err = pool.Query(ctx, `SELECT table_name FROM information_schema.columns
-			WHERE table_schema = 'ratelimit' AND column_name = 'key' AND table_name <> 'tiers'`)
-		require.NoError(t, err)
-		tables, err := pgx.CollectRows(rows, pgx.RowTo[string])
-		require.NoError(t, err)
-		require.NotEmpty(t, tables)
-		guide, err := os.ReadFile("../../docs/guide.md")
-		require.NoError(t, err)
-		_, deletion, found := strings.Cut(string(guide), "**To delete the rows of one user**")
-		require.True(t, found)
-		deletion, _, _ = strings.Cut(deletion, "\n\n")
-		for _, table := range tables {
-			require.Contains(t, deletion, "`"+table+"`")
-		}
-	})
-
-	t.Run("NamesTargetsThatExist", func(t *testing.T) {
-		t.Parallel()
-		targets := regexp.MustCompile(`(?m)^make (\w+)`).FindAllStringSubmatch(strings.Join(readmeBlocks(t, "sh"), "\n"), -1)
-		require.NotEmpty(t, targets)
-		for _, target := range targets {
-			out, err := exec.CommandContext(t.Context(), "make", "-C", "../..", "--dry-run", target[1]).CombinedOutput()
-			require.NoError(t, err, string(out))
-		}
-	})
+	// The guide names each table with keys of users. The key of a tier is a pattern.
+	rows, err = pool.Query(ctx, `SELECT table_name FROM information_schema.columns
+		WHERE table_schema = 'ratelimit' AND column_name = 'key' AND table_name <> 'tiers'`)
+	require.NoError(t, err)
+	tables, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	require.NoError(t, err)
+	require.NotEmpty(t, tables)
+	guide, err := os.ReadFile("../../docs/guide.md")
+	require.NoError(t, err)
+	_, deletion, found := strings.Cut(string(guide), "**To delete the rows of one user**")
+	require.True(t, found)
+	deletion, _, _ = strings.Cut(deletion, "\n\n")
+	for _, table := range tables {
+		require.Contains(t, deletion, "`"+table+"`")
+	}
 }
 
-// readmeBlocks returns the code blocks in a language of README.md and the pages that go on from it.
-func readmeBlocks(t *testing.T, language string) []string {
+// blocksOf returns the code blocks in a language of pages.
+func blocksOf(t *testing.T, language string, pages ...string) (blocks []string) {
 	t.Helper()
-	var blocks []string
-	for _, page := range readmePages {
+	for _, page := range pages {
 		text, err := os.ReadFile(page)
 		require.NoError(t, err)
 		for _, match := range regexp.MustCompile("(?s)```"+language+"\n(.*?)```").FindAllStringSubmatch(string(text), -1) {

@@ -1,10 +1,12 @@
 package links_test
 
 import (
+	"maps"
 	"os"
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"unicode/utf8"
@@ -118,4 +120,165 @@ func TestLinesFit(t *testing.T) {
 			}
 		}
 	}
+}
+
+var (
+	goBlock    = regexp.MustCompile("(?s)```go\n(.*?)```")
+	lineIndent = regexp.MustCompile(`(?m)^\t+`)
+)
+
+// TestBlocksAreRun promises that each part of a block of Go between blank lines is in a test that runs it, or in a program of examples. The
+// package of docs/testing.md compares it line by line (TestGuide of ratelimittest, TestTestingGuide of integration_test/driver).
+func TestBlocksAreRun(t *testing.T) {
+	t.Parallel()
+	var source strings.Builder
+	for _, text := range pages(t, "integration_test/docs/*_test.go", "integration_test/http/*_test.go", "admin/*_test.go", "admin/playground/*_test.go", "examples/*/*.go") {
+		source.WriteString(lineIndent.ReplaceAllString(text, ""))
+	}
+	blocks := 0
+	for page, text := range pages(t, "docs/*.md", "README.md") {
+		if filepath.Base(page) == "testing.md" {
+			continue
+		}
+		for _, block := range goBlock.FindAllStringSubmatch(text, -1) {
+			blocks++
+			for part := range strings.SplitSeq(strings.TrimSpace(block[1]), "\n\n") {
+				if !strings.Contains(source.String(), lineIndent.ReplaceAllString(part, "")+"\n") {
+					t.Errorf("%s shows code that no test runs:\n%s", page, part)
+				}
+			}
+		}
+	}
+	require.Greater(t, blocks, 40)
+}
+
+var (
+	mapRow  = regexp.MustCompile("(?m)^\\| [^|]* \\| `([^`]+)` \\|$")
+	wordRow = regexp.MustCompile(`(?m)^\| [a-z, ]+ \| [^|]* \| [^|]*\|$`)
+)
+
+// TestContributing promises that CONTRIBUTING.md names a file that exists for each of at most 20 changes, and has a glossary of at most 30
+// words.
+func TestContributing(t *testing.T) {
+	t.Parallel()
+	text := pages(t, "CONTRIBUTING.md")[filepath.Join(root, "CONTRIBUTING.md")]
+	_, where, found := strings.Cut(text, "| change | begin in |\n")
+	require.True(t, found)
+	where, _, _ = strings.Cut(where, "\n\n")
+	rows := mapRow.FindAllStringSubmatch(where+"\n", -1)
+	require.Len(t, rows, strings.Count(where, "\n"), "each row names one file")
+	require.LessOrEqual(t, len(rows), 20)
+	for _, row := range rows {
+		_, err := os.Stat(filepath.Join(root, row[1]))
+		require.NoError(t, err)
+	}
+
+	_, glossary, found := strings.Cut(text, "| word | meaning | not |\n")
+	require.True(t, found)
+	glossary, _, _ = strings.Cut(glossary, "\n\n")
+	words := wordRow.FindAllString(glossary+"\n", -1)
+	require.Len(t, words, strings.Count(glossary, "\n"))
+	require.LessOrEqual(t, len(words), 30)
+}
+
+var (
+	inlineCode = regexp.MustCompile("`([^`\n]+)`")
+	fenced     = regexp.MustCompile("(?s)```.*?```")
+	nameOf     = regexp.MustCompile(`\w+`)
+	twoWords   = regexp.MustCompile(`\b[A-Z][a-z0-9]+[A-Z]\w*`) // an exported name as RetryAfter is
+	qualified  = regexp.MustCompile(`\b([a-z]+)\.([A-Z]\w*)`)
+)
+
+// foreign are names in pages that other projects export.
+var foreign = []string{
+	"ConnConfig", "DeadlineDelay", "DefaultQueryExecMode", "OnNotice", "OnPgError", // pgx
+	"FetchPollInterval", "MaxWorkers", "PollOnly", "ReadTimeout", // River and net/http
+}
+
+// TestPagesNamePublicAPI promises that each exported name in the text of a page is in the documentation of a public package. A name
+// such as rules.Store must be in the documentation of rules. The test skips pages for contributors and names of other limiters.
+func TestPagesNamePublicAPI(t *testing.T) {
+	t.Parallel()
+	names, packages := map[string]bool{}, map[string]map[string]bool{}
+	for file, text := range pages(t, "internal/golden/testdata/doc/*.txt") {
+		of := map[string]bool{}
+		for _, name := range nameOf.FindAllString(text, -1) {
+			of[name] = true
+		}
+		maps.Copy(names, of)
+		packages[strings.TrimSuffix(filepath.Base(file), ".txt")] = of
+	}
+	for page, text := range pages(t, "docs/*.md", "README.md", "SECURITY.md", "CHANGELOG.md") {
+		base := filepath.Base(page)
+		if base == "architecture.md" || base == "reliability.md" {
+			continue
+		}
+		for _, code := range inlineCode.FindAllStringSubmatch(fenced.ReplaceAllString(text, ""), -1) {
+			if strings.HasPrefix(code[1], "go test") || strings.HasPrefix(code[1], "Test") {
+				continue
+			}
+			for _, name := range qualified.FindAllStringSubmatch(code[1], -1) {
+				if of := packages[name[1]]; of != nil && !of[name[2]] {
+					t.Errorf("%s names %s, which package %s does not export", base, name[0], name[1])
+				}
+			}
+			for _, name := range twoWords.FindAllString(code[1], -1) {
+				if base != "migrating.md" && !names[name] && !slices.Contains(foreign, name) {
+					t.Errorf("%s names %s, which no package exports", base, name)
+				}
+			}
+		}
+	}
+}
+
+// promised is the number of entries of integration_test/promises.txt.
+const promised = 45
+
+// TestPromisesNameTests promises that the entries of integration_test/promises.txt are numbered in order, that each names a test, and that each of
+// these tests is in the directory that the entry names.
+func TestPromisesNameTests(t *testing.T) {
+	t.Parallel()
+	file, err := os.ReadFile("../../promises.txt")
+	require.NoError(t, err)
+	entries, sources, named := 0, map[string]string{}, true
+	for line := range strings.Lines(string(file)) {
+		switch {
+		case strings.HasPrefix(line, "    "):
+			fields := strings.Fields(line)
+			require.Len(t, fields, 2, line)
+			directory := fields[0]
+			if _, read := sources[directory]; !read {
+				for _, text := range pages(t, filepath.Join(directory, "*_test.go")) {
+					sources[directory] += text
+				}
+			}
+			name, part, _ := strings.Cut(fields[1], "/")
+			if !strings.Contains(sources[directory], "\nfunc "+name+"(") || part != "" && !strings.Contains(sources[directory], strconv.Quote(part)) {
+				t.Errorf("entry %d names %s, which is not in %s", entries, fields[1], directory)
+			}
+			named = true
+		case strings.TrimSpace(line) != "" && !strings.HasPrefix(line, "#"):
+			require.Truef(t, named, "entry %d names no test", entries)
+			entries, named = entries+1, false
+			require.True(t, strings.HasPrefix(line, strconv.Itoa(entries)+". "), line)
+		}
+	}
+	require.True(t, named)
+	require.Equal(t, promised, entries)
+}
+
+var makeTarget = regexp.MustCompile("(?m)(?:^|`)make ([a-z-]+)")
+
+// TestPagesNameTargets promises that each target of make that a page names is in the Makefile.
+func TestPagesNameTargets(t *testing.T) {
+	t.Parallel()
+	makefile := pages(t, "Makefile")[filepath.Join(root, "Makefile")]
+	named := 0
+	for page, text := range pages(t, "*.md", "docs/*.md") {
+		for _, target := range makeTarget.FindAllStringSubmatch(text, -1) {
+			named++
+			require.Contains(t, makefile, "\n"+target[1]+":", page)
+		}
+	}
+	require.Positive(t, named)
 }
