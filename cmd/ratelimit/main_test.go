@@ -3,20 +3,27 @@ package main_test
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"runtime"
-	"strings"
 	"sync"
 	"syscall"
 	"testing"
 	"time"
 
+	bootstrapv3 "github.com/envoyproxy/go-control-plane/envoy/config/bootstrap/v3"
+	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/ratelimit/v3"
+	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/router/v3"
+	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/http_connection_manager/v3"
+	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/upstreams/http/v3"
 	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
+	"go.yaml.in/yaml/v3"
+	"google.golang.org/protobuf/encoding/protojson"
 
 	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
 	"github.com/pgratelimit/pgratelimit/internal/testsize"
@@ -153,17 +160,18 @@ func TestProgram(t *testing.T) {
 		}, time.Minute, 50*time.Millisecond, "it has to be killed")
 		require.Empty(t, errOut.String())
 	})
+}
 
-	t.Run("CanBeInstalled", func(t *testing.T) {
-		t.Parallel()
-		cmd := exec.CommandContext(t.Context(), "go", "install", ".")
-		directory := t.TempDir()
-		cmd.Env = append(os.Environ(), "GOBIN="+directory)
-		out, err := cmd.CombinedOutput()
-		require.NoError(t, err, "%s", out)
-		entries, err := os.ReadDir(directory)
-		require.NoError(t, err)
-		require.Len(t, entries, 1)
-		require.True(t, strings.HasPrefix(entries[0].Name(), "ratelimit"))
-	})
+// TestEnvoyConfiguration expects that Envoy knows every field of envoy.yaml, and accepts its values.
+func TestEnvoyConfiguration(t *testing.T) {
+	t.Parallel()
+	text, err := os.ReadFile("envoy.yaml")
+	require.NoError(t, err)
+	var parsed map[string]any
+	require.NoError(t, yaml.Unmarshal(text, &parsed))
+	data, err := json.Marshal(parsed)
+	require.NoError(t, err)
+	var bootstrap bootstrapv3.Bootstrap
+	require.NoError(t, protojson.Unmarshal(data, &bootstrap))
+	require.NoError(t, bootstrap.ValidateAll())
 }

@@ -3,6 +3,7 @@ package cli_test
 import (
 	"bytes"
 	"context"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -12,11 +13,15 @@ import (
 	"testing"
 	"time"
 
+	"github.com/spf13/cobra"
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/cmd/ratelimit/internal/cli"
+	"github.com/pgratelimit/pgratelimit/internal/golden"
 	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
 	"github.com/pgratelimit/pgratelimit/internal/testsize"
+	"github.com/pgratelimit/pgratelimit/ratelimit"
+	"github.com/pgratelimit/pgratelimit/rules"
 )
 
 // block is a block of commands of the document, with the output shown there, if any.
@@ -179,4 +184,135 @@ func (f *fixture) wait(t *testing.T) {
 			WHERE from_us > now * 1e6 AND from_us < (now + 86400) * 1e6`).Scan(&hold)
 		return err != nil || hold // or there are no tables yet
 	}, time.Minute, 10*time.Millisecond)
+}
+
+// everyCommand calls fn with each command and topic.
+func everyCommand(cmd *cobra.Command, fn func(cmd *cobra.Command)) {
+	fn(cmd)
+	for _, sub := range cmd.Commands() {
+		everyCommand(sub, fn)
+	}
+}
+
+func TestHelp(t *testing.T) {
+	t.Parallel()
+
+	t.Run("IsAsTheGoldenFilesSay", func(t *testing.T) {
+		t.Parallel()
+		texts := map[string]string{}
+		everyCommand(cli.Root(), func(cmd *cobra.Command) {
+			words := strings.Fields(cmd.CommandPath())[1:]
+			r := run(t.Context(), nil, "", append([]string{"help"}, words...)...)
+			require.Equal(t, 0, r.code)
+			require.Empty(t, r.err)
+			texts[strings.Join(append([]string{"ratelimit"}, words...), "-")+".txt"] = r.out
+		})
+		golden.Directory(t, "help", texts)
+	})
+
+	t.Run("SaysTheExitCodesOfEachCommand", func(t *testing.T) {
+		t.Parallel()
+		everyCommand(cli.Root(), func(cmd *cobra.Command) {
+			path := cmd.CommandPath()
+			if cmd.HasSubCommands() || cmd.IsAdditionalHelpTopicCommand() || strings.Contains(path, "completion") || strings.HasSuffix(path, "help") {
+				return
+			}
+			require.Contains(t, cmd.Long, "Exit codes: ", path)
+			require.NotEmpty(t, cmd.Example, path)
+		})
+	})
+
+	t.Run("IsTheSameInEachForm", func(t *testing.T) {
+		t.Parallel()
+		for form, command := range map[string]string{
+			"": "help", "take --help": "help take", "exit-codes": "help exit-codes", "environment": "help environment", "policies": "help policies",
+			"completion": "help completion",
+		} {
+			r := run(t.Context(), nil, "", strings.Fields(form)...)
+			require.Equal(t, result{0, run(t.Context(), nil, "", strings.Fields(command)...).out, ""}, r, form)
+		}
+	})
+
+	t.Run("CompletesWithoutADatabase", func(t *testing.T) {
+		t.Parallel()
+		for _, shell := range []string{"bash", "zsh", "fish", "powershell"} {
+			r := run(t.Context(), nil, "", "completion", shell)
+			require.Equal(t, 0, r.code)
+			require.Contains(t, r.out, "ratelimit")
+			require.Equal(t, 0, run(t.Context(), nil, "", "completion", shell, "--no-descriptions").code)
+		}
+		r := run(t.Context(), nil, "", "__complete", "rules", "")
+		require.Contains(t, r.out, "apply")
+	})
+}
+
+func TestVersionAndPlayground(t *testing.T) {
+	t.Parallel()
+	f := &fixture{}
+	require.Contains(t, f.ok(t, "version"), "go1.")
+	v := read[struct{ Version, Go, Platform string }](t, f, 0, "version")
+	require.NotEmpty(t, v.Version)
+	require.Contains(t, f.ok(t, "--version"), v.Version)
+	page := f.ok(t, "playground")
+	require.True(t, strings.HasPrefix(page, "<!doctype html>"))
+	require.True(t, strings.HasSuffix(page, "</html>\n"))
+}
+
+// masked are the values that differ from run to run or from server to server: instants, IDs, fencing tokens, times until an instant,
+// versions, and the findings of doctor.
+var masked = regexp.MustCompile(`"\d{4}-\d\d-\d\dT[^"]*"|"[0-9a-f]{8}-[0-9a-f-]{27}"|("(?:fence|retry_after_us|reset_after_us|was|go|platform|level|says|do)": )(?:"(?:\\.|[^"\\])*"|[-+.e\d]+)`)
+
+// TestJSON compares the answer of each command with -o json with testdata/json.txt.
+func TestJSON(t *testing.T) {
+	t.Parallel()
+	f := setup(t)
+	author := []string{"--author", "ana", "--reason", "a test"}
+	sends := weekly("sends", "", 10)
+	sends.Unit, sends.Description = "messages", "What a visitor may send."
+	stated := file(t, "rules.yaml", `match: all
+rules:
+  - {limit: jobs, kind: concurrency, most: 3, lease: 1h}
+  - {limit: sends, kind: fixed window, rate: 10, period: 7d, start: `+sends.Policy.(ratelimit.FixedWindow).Start.Format(time.RFC3339)+`, unit: messages, description: What a visitor may send.}
+  - {limit: calls, plan: pro, rate: 5, period: day, capacity: 9, mode: shadow}
+tiers:
+  - {limit: sends, key: "{user}", route: POST /send, when: {plan: free}}
+overrides:
+  - {limit: sends, key: bob, multiplier: 2}
+`)
+	simulated, access := file(t, "simulated.yaml", "rules: [{limit: perAddress, rate: 2, period: minute}]"), file(t, "access.log", accessLog)
+	jobs := ratelimit.Define("jobs", ratelimit.Concurrency{Most: 3, Lease: time.Hour})
+	f.put(t, sends, rules.Rule{Limit: "jobs", Policy: ratelimit.Concurrency{Most: 3, Lease: time.Hour}})
+	f.refuse(t, "sends", "POST /chat", "ada", 9, 5*time.Minute)
+	limiter := f.limiter(t, ratelimit.Config{})
+	_, err := limiter.Acquire(t.Context(), jobs.For("acme"))
+	require.NoError(t, err)
+	reservation := f.reserve(t, "later", "ada", 30)
+	leases := read[[]struct{ Fence int64 }](t, f, 0, "leases", "list", "jobs", "acme")
+	require.Len(t, leases, 1)
+	names := strings.NewReplacer("FILE", stated, "SIMULATED", simulated, "LOG", access, "RESERVATION", reservation, "FENCE", fmt.Sprint(leases[0].Fence))
+
+	var text strings.Builder
+	for _, command := range []string{
+		"version", "migrate status", "migrate up", "rules validate -f FILE", "rules list", "rules get sends",
+		"take sends ada --cost 4", "check sends ada", "take sends ada --cost 7", "get sends ada", "get sends bob", "credit sends ada --cost 1", "reset sends ada --yes",
+		"pause sends eve --for 1h", "get sends eve", "take sends eve", "resume sends eve",
+		"top --by refusals", "top --by owed", "top --by reservations", "get later ada",
+		"reservations list", "reservations cancel RESERVATION --yes", "leases list jobs acme", "get jobs acme", "leases release jobs acme --fence FENCE --yes",
+		"prune sends --yes", "simulate -f SIMULATED --by address LOG", "get nothing ada",
+		"rules diff -f FILE", "rules apply -f FILE --yes", "rules history", "doctor", "migrate partition 2 --yes", "migrate down --yes",
+	} {
+		args := split(names.Replace(command))
+		if regexp.MustCompile(`^(rules apply|pause|resume)`).MatchString(command) {
+			args = append(args, author...)
+		}
+		if command == "migrate partition 2 --yes" {
+			f.pool.Close() // on Postgres 18 it refuses while another session is connected
+		}
+		r := f.run(t, append(args, "-o", "json")...)
+		if command == "doctor" {
+			r.code, r.out = 0, regexp.MustCompile(`,\n *"do": .*`).ReplaceAllString(r.out, "") // which depend on the server
+		}
+		fmt.Fprintf(&text, "== %s: exit code %d ==\n%s%s", command, r.code, r.out, r.err)
+	}
+	golden.Equal(t, "json.txt", strings.ReplaceAll(masked.ReplaceAllString(text.String(), "$1…"), stated, "FILE"))
 }

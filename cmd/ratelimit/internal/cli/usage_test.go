@@ -1,8 +1,12 @@
 package cli_test
 
 import (
+	"bytes"
 	"context"
+	"errors"
+	"io"
 	"net/url"
+	"slices"
 	"strings"
 	"testing"
 
@@ -254,4 +258,113 @@ func TestNoKeyLooksLikeNone(t *testing.T) {
 		require.NotContains(t, shown, line, "%q is shown as %q", key, shown[line])
 		shown[line] = key
 	}
+}
+
+var errFull = errors.New("no space left on device")
+
+// full is a disk that takes nothing.
+type full struct{}
+
+func (full) Write([]byte) (int, error) { return 0, errFull }
+
+// runFull runs the program with nowhere to write its answer to.
+func (f *fixture) runFull(t *testing.T, args ...string) result {
+	t.Helper()
+	var errOut bytes.Buffer
+	code := cli.Run(t.Context(), args, strings.NewReader(""), full{}, &errOut, func(name string) string {
+		return map[string]string{"RATELIMIT_DATABASE_URL": f.url, "USER": "ana"}[name]
+	})
+	return result{code, "", errOut.String()}
+}
+
+func TestAnAnswerThatCannotBeWrittenIsAFailure(t *testing.T) {
+	t.Parallel()
+	f := setup(t)
+	f.put(t, weekly("sends", "", 5))
+	reads := []string{
+		"help", "help take", "take --help", "version", "--version", "completion bash", "playground", "grants --application app", "doctor --all --max-transaction 1d",
+		"rules list", "rules list -o yaml", "rules list -o json", "rules history", "check sends ada", "get sends ada", "top", "reservations list",
+		"migrate status",
+	}
+	for _, args := range reads {
+		r := f.runFull(t, split(args)...)
+		require.Equal(t, 1, r.code, args)
+		require.Equal(t, "ratelimit: the answer cannot be written: no space left on device\n", r.err, args)
+	}
+	rulesFile := file(t, "rules.yaml", "rules: [{limit: mail, rate: 1, period: 1s}]")
+	for _, args := range []string{
+		"take sends ada", "credit sends ada", "reset sends ada --yes", "pause sends ada --for 1h --reason x", "resume sends ada --reason x",
+		"prune sends --yes", "migrate up", "rules apply --yes --reason x -o json -f " + rulesFile,
+	} {
+		r := f.runFull(t, split(args)...)
+		require.Equal(t, 1, r.code, args)
+		require.Contains(t, r.err, "ratelimit: what was asked for is done, and the answer cannot be written", args)
+	}
+	require.Equal(t, 1, f.runFull(t, "rules", "apply", "--yes", "--reason", "x", "-f", file(t, "next.yaml", "rules: [{limit: mail, rate: 2, period: 1s}]")).code)
+	require.Contains(t, f.ok(t, "rules", "get", "mail"), "1 per second", "what could not be shown was not done")
+}
+
+func TestAnErrorLeavesNoDocument(t *testing.T) {
+	t.Parallel()
+	f := setup(t)
+	rulesFile, bad := file(t, "rules.yaml", "rules: [{limit: mail, rate: 1, period: 1s}]"), file(t, "bad.yaml", "rules: [{limit: mail, rps: -1}]")
+	for args, code := range map[string]int{
+		"take mail ada": 2, "get mail ada --cost": 2, "rules get none": 6, "resume mail ada --reason x": 6, "reset mail ada": 2,
+		"rules apply --yes --reason x -f " + bad: 2, "rules diff -f " + bad: 2, "rules apply --reason x -f " + rulesFile: 2,
+		"rules apply --yes --reason x --from 2020-01-01T00:00:00Z -f " + rulesFile: 2, "reservations cancel x --yes": 6,
+		"rules list --schema elsewhere": 1, "top --schema elsewhere": 1, "prune mail --yes": 2, "doctor --max-transaction x": 2,
+	} {
+		r := f.run(t, append(split(args), "-o", "json")...)
+		require.Equal(t, code, r.code, "%s: %s", args, r.err)
+		require.Empty(t, r.out, args)
+		require.True(t, strings.HasPrefix(r.err, "ratelimit: "), "%s: %s", args, r.err)
+	}
+}
+
+func TestAnInterruptEndsAWaitForInput(t *testing.T) {
+	t.Parallel()
+	rulesFile := file(t, "rules.yaml", "rules: [{limit: a, rate: 1, period: 1s}]")
+	for _, args := range [][]string{{"simulate", "-f", rulesFile, "--by", "address"}, {"rules", "validate", "-f", "-"}} {
+		ctx, cancel := context.WithCancel(t.Context())
+		stdin, writer := io.Pipe()
+		ended := make(chan int)
+		var out, errOut bytes.Buffer
+		go func() { ended <- cli.Run(ctx, args, stdin, &out, &errOut, func(string) string { return "" }) }()
+		_, err := writer.Write([]byte("1")) // it reads
+		require.NoError(t, err)
+		cancel()
+		require.Equal(t, 130, <-ended, errOut.String())
+		require.NoError(t, writer.Close())
+	}
+}
+
+// FuzzRun gives the program any arguments, a line each, and any input. Its context has ended, so it connects to no database and
+// starts no server. It exits with a documented code, and prints the fault on standard error if that code alone does not say it.
+func FuzzRun(f *testing.F) {
+	for _, line := range []string{
+		"", "version", "help policies", "rules validate -f -", "take sendMessage ada --policy=10 --cost 3 --database-url postgres://127.0.0.1:1/x",
+		"get a --policy 5", "get a --policy=1e400",
+		"get a --policy= -o json", "simulate -f - --format json", "pause a b --for 1h --until 2030-01-01T00:00:00Z",
+		"grants --application app --schema Bad", "reservations cancel x --yes", "prune --refusals-older-than NaNd --yes", "migrate down --yes --schema x",
+		"doctor --hash-key-file /nowhere", "top --by owed --most 5", "completion bash", "-h", "--", "take \x00 \xff", "leases release L1AAAA --yes",
+	} {
+		f.Add(strings.ReplaceAll(line, " ", "\n"), "rules: [{limit: a, rate: 1, period: 1s}]")
+	}
+	codes := []int{0, 1, 2, 3, 4, 5, 6, 130}
+	f.Fuzz(func(t *testing.T, line, input string) {
+		args := strings.Split(line, "\n")
+		if slices.Contains(args, "playground") { // which listens
+			return
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		var out, errOut bytes.Buffer
+		code := cli.Run(ctx, args, strings.NewReader(input), &out, &errOut, func(string) string { return "" })
+		require.Contains(t, codes, code)
+		if code == 1 || code == 2 || code == 130 {
+			require.True(t, strings.HasPrefix(errOut.String(), "ratelimit: "), "%q", errOut.String())
+		}
+		require.NotContains(t, errOut.String(), "goroutine ")
+		require.False(t, strings.ContainsAny(errOut.String(), "\x00\x1b"), "%q", errOut.String())
+	})
 }

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"strings"
@@ -322,4 +323,49 @@ func TestReportAsJSON(t *testing.T) {
 	text, err = json.Marshal(simulate.Refusal{Limit: "a", RetryAfterUs: 2e6})
 	require.NoError(t, err)
 	require.Contains(t, string(text), `"retry_after_us":2000000`)
+}
+
+// BenchmarkMillionLines replays 1,000,000 generated lines of 200,000 addresses. It reports the lines in a second:
+//
+//	go test ./cmd/ratelimit/internal/simulate -run xxx -bench MillionLines -benchtime 1x -benchmem -cpu 1
+func BenchmarkMillionLines(b *testing.B) {
+	one := simulate.Config{By: "address", Rules: document(b, `rules: [{limit: address, rate: 30, period: minute, capacity: 5}]`)}
+	three := simulate.Config{Rules: document(b, `
+match: all
+rules:
+  - {limit: address, rate: 30, period: minute, capacity: 5}
+  - {limit: search, rate: 1, period: hour, kind: fixed window}
+  - {limit: site, rate: 100000, period: second}
+tiers:
+  - {limit: address, key: "{address}"}
+  - {limit: search, key: "{address}", route: GET /search}
+  - {limit: site}
+`)}
+	b.Run("OneLimit", func(b *testing.B) { million(b, one, combined) })
+	b.Run("ThreeLimits", func(b *testing.B) { million(b, three, combined) })
+	b.Run("JSON", func(b *testing.B) {
+		million(b, one, `{"remote_addr":"10.%d.%d.%d","time":"%s","method":"GET","uri":"/search?q=limits","status":200}`)
+	})
+}
+
+const combined = `10.%d.%d.%d - - [%s] "GET /search?q=limits HTTP/1.1" 200 5 "-" "Mozilla/5.0 (X11)"`
+
+// million replays lines of a form, 50 a second, each of one of 200,000 addresses.
+func million(b *testing.B, config simulate.Config, form string) {
+	b.Helper()
+	const n = 1_000_000
+	layout := time.RFC3339Nano
+	if form == combined {
+		layout = "02/Jan/2006:15:04:05 -0700"
+	}
+	var text bytes.Buffer
+	for i := range n {
+		host := rand.IntN(200_000)
+		fmt.Fprintf(&text, form+"\n", host>>16, host>>8&255, host&255, second(i/50).Format(layout))
+	}
+	for b.Loop() {
+		report := run(b, config, simulate.Reader("generated", bytes.NewReader(text.Bytes())))
+		require.EqualValues(b, n, report.Decided)
+	}
+	b.ReportMetric(n*float64(b.N)/b.Elapsed().Seconds(), "lines/s")
 }
