@@ -26,12 +26,5 @@ func explain(err error, schema string) error {
 }
 
 func invalid(format string, args ...any) error {
-	return &invalidError{fmt.Errorf(format, args...)}
+	return fmt.Errorf("%w: %w", ErrInvalid, fmt.Errorf(format, args...))
 }
-
-// invalidError wraps ErrInvalid and a cause.
-type invalidError struct{ cause error }
-
-func (e *invalidError) Error() string { return ErrInvalid.Error() + ": " + e.cause.Error() }
-
-func (e *invalidError) Unwrap() []error { return []error{ErrInvalid, e.cause} }

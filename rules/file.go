@@ -212,14 +212,11 @@ func listOf[T any](n *yaml.Node, name string, check func(*T) (any, error)) (item
 		if err == nil {
 			id, err = check(&t)
 		}
-		if wrapped, ok := err.(*invalidError); ok { //nolint:errorlint // the caller wraps ErrInvalid again, and the message names it once
-			err = wrapped.cause
-		}
 		if line := seen[id]; err == nil && id != nil && line > 0 {
 			err = fmt.Errorf("it says what line %d says already; keep one", line)
 		}
 		if err != nil {
-			return nil, fmt.Errorf("line %d: %w", lineOf(item, err), err)
+			return nil, fmt.Errorf("line %d: %s", lineOf(item, err), strings.TrimPrefix(err.Error(), ErrInvalid.Error()+": "))
 		}
 		seen[id] = item.Line
 		items = append(items, t)

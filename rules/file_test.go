@@ -180,7 +180,6 @@ func TestReadRefuses(t *testing.T) {
 		require.NotContains(t, err.Error(), "\n")
 		require.Equal(t, 1, strings.Count(err.Error(), "rules: invalid"), err)
 	}
-	require.ErrorIs(t, errorOf(rules.Read(strings.NewReader("rules: [{limit: a}]"))), ratelimit.ErrInvalidLimit, "the cause is wrapped")
 }
 
 // TestReadTakesItsTimeOnly promises that no file of up to 2 MiB takes long.

@@ -84,11 +84,7 @@ func (d *definition) choosePlan(name string, stored []string) error {
 	if d.noPlan || len(d.plans) == 0 || slices.Contains(d.plans, d.plan) {
 		return nil
 	}
-	advice := fmt.Sprintf("has rules for these plans: %s; give --plan with the one that the key is on, or --no-plan if it is on none of them", strings.Join(d.plans, ", "))
-	if d.plan != "" {
-		return fmt.Errorf("the limit %q has no rule for the plan %q; it %s", name, d.plan, advice)
-	}
-	return fmt.Errorf("the limit %q %s", name, advice)
+	return fmt.Errorf("the limit %q has rules for these plans: %s; give --plan with the one that the key is on, or --no-plan if it is on none of them", name, strings.Join(d.plans, ", "))
 }
 
 func (d *definition) rule(ctx context.Context, name, storedKey string) (r *rules.Rule, from string, err error) {

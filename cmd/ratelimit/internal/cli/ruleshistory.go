@@ -3,6 +3,7 @@ package cli
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -40,9 +41,7 @@ func (a *app) rulesHistory() *cobra.Command {
 			}
 			query.Limit = args[0]
 		}
-		switch query.Of {
-		case "", rules.OfRule, rules.OfOverride, rules.OfPause, rules.OfTiers:
-		default:
+		if !slices.Contains([]string{"", rules.OfRule, rules.OfOverride, rules.OfPause, rules.OfTiers}, query.Of) {
 			return misused("--of is %.40q; use rule, override, pause or tiers", query.Of)
 		}
 		if query.Most < 1 || query.Most > 10_000 {
@@ -57,7 +56,7 @@ func (a *app) rulesHistory() *cobra.Command {
 		return a.withDatabase(ctx, func(ctx context.Context, db *database) error {
 			statements, err := db.store.History(ctx, query)
 			if err == nil && len(statements) == 0 && query.Limit != "" {
-				err = isInHistory(ctx, db, query.Limit)
+				_, err = db.rulesOf(ctx, query.Limit)
 			}
 			if err != nil {
 				return err
@@ -67,7 +66,7 @@ func (a *app) rulesHistory() *cobra.Command {
 				return []string{fmt.Sprint(s.Version), instant(s.Made), s.Author, s.Reason, nameOf(s.Of, s.Limit, s.Plan, s.Key), changeOf(s)}
 			})
 		})
-	}, "0 done", "6 neither the tables nor the history have the limit")
+	}, "0 done", "6 the tables have nothing about the limit")
 	flags := cmd.Flags()
 	flags.StringVar(&query.Of, "of", "", "only changes of one of rule, override, pause and tiers")
 	flags.StringVar(&plan, "plan", "", "only rules for the plan; empty: rules without a plan")
@@ -75,18 +74,4 @@ func (a *app) rulesHistory() *cobra.Command {
 	flags.Int64Var(&query.Before, "before", 0, "only changes before this version")
 	flags.IntVarP(&query.Most, "most", "n", 50, "maximum number of changes")
 	return a.withOutput(cmd)
-}
-
-// isInHistory returns an error if the tables have nothing about a limit and its history is empty.
-func isInHistory(ctx context.Context, db *database, limit string) error {
-	statements, err := db.store.History(ctx, rules.HistoryQuery{Limit: limit, Most: 1})
-	if err != nil || len(statements) > 0 {
-		return err
-	}
-	list, err := db.store.List(ctx, rules.ListQuery{})
-	if err != nil {
-		return err
-	}
-	_, err = ofKnownLimit(&list, limit) // tiers may name it
-	return err
 }

@@ -34,13 +34,14 @@ func ofLimit(list *rules.Listing, limit string) *rules.Listing {
 	return &l
 }
 
-// ofKnownLimit is ofLimit, and returns an error if the list has nothing about the limit.
-func ofKnownLimit(list *rules.Listing, limit string) (*rules.Listing, error) {
-	of := ofLimit(list, limit)
-	if len(of.Rules)+len(of.Overrides)+len(of.Pauses)+len(of.Tiers.Tiers) == 0 {
-		return nil, &exit{exitNotFound, fmt.Errorf("the tables have nothing about a limit %q; %s", limit, namesIn(list))}
+// rulesOf returns what the tables have about one limit, or an error if that is nothing.
+func (db *database) rulesOf(ctx context.Context, limit string) (*rules.Listing, error) {
+	list, err := db.store.List(ctx, rules.ListQuery{})
+	of := ofLimit(&list, limit)
+	if err == nil && len(of.Rules)+len(of.Overrides)+len(of.Pauses)+len(of.Tiers.Tiers) == 0 {
+		err = &exit{exitNotFound, fmt.Errorf("the tables have nothing about a limit %q; %s", limit, namesIn(&list))}
 	}
-	return of, nil
+	return of, err
 }
 
 // namesIn lists the limits of a listing, for a user with a misspelt name.
@@ -183,11 +184,7 @@ func (a *app) rulesGet() *cobra.Command {
 			return err
 		}
 		return a.withDatabase(ctx, func(ctx context.Context, db *database) error {
-			list, err := db.store.List(ctx, rules.ListQuery{})
-			if err != nil {
-				return err
-			}
-			of, err := ofKnownLimit(&list, args[0])
+			of, err := db.rulesOf(ctx, args[0])
 			if err != nil {
 				return err
 			}
