@@ -29,13 +29,13 @@ func newRelease(t *testing.T) release {
 	r := release{version: fmt.Sprintf("v0.0.0-test.%d", time.Now().UnixNano())}
 	repository, proxy := t.TempDir(), t.TempDir()
 	copyCheckout(t, repository)
-	git := func(args ...string) string { return command(t, repository, "git", args...) }
+	git := func(args ...string) string { return command(t, repository, nil, "git", args...) }
 	git("init", "-q", "-b", "main")
 	git("config", "user.name", "test")
 	git("config", "user.email", "test@example.com")
 	git("add", "--all")
 	git("commit", "-q", "-m", "checkout")
-	command(t, repository, ".ci/release", r.version)
+	command(t, repository, nil, ".ci/release", r.version)
 	git("checkout", "-q", r.version)
 	for tag := range strings.FieldsSeq(git("tag")) {
 		directory := strings.TrimSuffix(strings.TrimSuffix(tag, r.version), "/")
@@ -73,7 +73,7 @@ func (r release) goMod(packages ...string) string {
 // copyCheckout copies the files that git knows, or would add.
 func copyCheckout(t *testing.T, to string) {
 	t.Helper()
-	for name := range strings.SplitSeq(command(t, root, "git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"), "\x00") {
+	for name := range strings.SplitSeq(command(t, root, nil, "git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"), "\x00") {
 		content, err := os.ReadFile(filepath.Join(root, name))
 		if name == "" || os.IsNotExist(err) { // it was deleted, and the deletion is not committed
 			continue
@@ -123,12 +123,12 @@ func forget(t *testing.T, cache, version string) {
 	}
 }
 
-// command returns the output of a command.
-func command(t *testing.T, directory, name string, args ...string) string {
+// command returns the output of a command. A nil env is this process's own.
+func command(t *testing.T, directory string, env []string, name string, args ...string) string {
 	t.Helper()
 	var failed strings.Builder
 	c := exec.CommandContext(t.Context(), name, args...)
-	c.Dir, c.Stderr = directory, &failed
+	c.Dir, c.Env, c.Stderr = directory, env, &failed
 	out, err := c.Output()
 	require.NoError(t, err, "%s %s: %s", name, strings.Join(args, " "), &failed)
 	return string(out)

@@ -1,15 +1,15 @@
-package against_test
+package against
 
 import (
 	"io"
 	"math"
+	"net/rpc"
 	"slices"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/pgratelimit/pgratelimit/bench/internal/against"
 	"github.com/pgratelimit/pgratelimit/bench/internal/contender"
 	"github.com/pgratelimit/pgratelimit/bench/internal/load"
 	"github.com/pgratelimit/pgratelimit/bench/internal/scenario"
@@ -28,11 +28,11 @@ func TestWork(t *testing.T) {
 	answers, answer := io.Pipe()
 	ended := make(chan error, 1)
 	go func() {
-		err := against.Work(t.Context(), s, asked, answer)
+		err := Work(t.Context(), s, asked, answer)
 		answer.Close()
 		ended <- err
 	}()
-	side := against.Remote(answers, ask)
+	side := remote{rpc.NewClient(pipe{answers, ask}), func() error { return nil }}
 	if err := side.Check(t.Context()); err != nil {
 		if err := <-ended; server.MayBeSkipped(err) {
 			t.Skip(err)
@@ -54,8 +54,8 @@ func TestWork(t *testing.T) {
 
 func TestOfAProcessThatIsNotThere(t *testing.T) {
 	t.Parallel()
-	_, err := against.Process{Program: "/no/such/program"}.Open(t.Context(), contender.Bench{})
+	_, err := Process{Program: "/no/such/program"}.Open(t.Context(), contender.Bench{})
 	require.Error(t, err)
-	_, err = against.Process{Program: "true"}.Open(t.Context(), contender.Bench{})
+	_, err = Process{Program: "true"}.Open(t.Context(), contender.Bench{})
 	require.ErrorContains(t, err, "the process of the other limiter")
 }

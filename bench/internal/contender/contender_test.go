@@ -1,4 +1,4 @@
-package contender_test
+package contender
 
 import (
 	"testing"
@@ -6,22 +6,20 @@ import (
 
 	"github.com/go-redis/redis_rate/v10"
 	"github.com/stretchr/testify/require"
-
-	"github.com/pgratelimit/pgratelimit/bench/internal/contender"
 )
 
 func TestWhatPGBenchWrites(t *testing.T) {
 	t.Parallel()
-	got, err := contender.ParseThroughput("number of clients: 16\nlatency average = 1.234 ms\ntps = 12345.678901 (without initial connection time)\n")
+	got, err := parseThroughput("number of clients: 16\nlatency average = 1.234 ms\ntps = 12345.678901 (without initial connection time)\n")
 	require.NoError(t, err)
 	require.InDelta(t, 12345.678901, got, 1e-6)
-	_, err = contender.ParseThroughput("pgbench: error: connection failed")
+	_, err = parseThroughput("pgbench: error: connection failed")
 	require.ErrorContains(t, err, "connection failed")
-	took, err := contender.ParseLog(nil, "0 1 279 0 1741689600 123456\n1 1 3105 0 1741689600 123999\n")
+	took, err := parseLog(nil, "0 1 279 0 1741689600 123456\n1 1 3105 0 1741689600 123999\n")
 	require.NoError(t, err)
 	require.Equal(t, []time.Duration{279 * time.Microsecond, 3105 * time.Microsecond}, took)
 	for _, log := range []string{"0 1 skipped 0 1741689600 123456\n", "0 1\n"} {
-		_, err = contender.ParseLog(nil, log)
+		_, err = parseLog(nil, log)
 		require.Error(t, err, log)
 	}
 }
@@ -30,7 +28,9 @@ func TestWhatPGBenchWrites(t *testing.T) {
 func TestExactness(t *testing.T) {
 	t.Parallel()
 	for gone, exact := range map[float64]bool{1000: true, 991: true, 980: false, 1010: false} {
-		err := contender.CompareAfter(time.Hour, 10, 1000, gone)
+		of := newBuckets(Bench{}, "limit", 10)
+		of.opened = of.opened.Add(-time.Hour)
+		err := of.compare(1000, gone)
 		require.Equal(t, exact, err == nil, "%v gone: %v", gone, err)
 	}
 }
@@ -38,7 +38,7 @@ func TestExactness(t *testing.T) {
 // What other clients send to Redis is what redis_rate sends.
 func TestTheScriptOfRedisRate(t *testing.T) {
 	t.Parallel()
-	script, err := contender.RedisScript(t.Context())
+	script, err := redisScript(t.Context())
 	require.NoError(t, err)
 	require.Contains(t, script, "emission_interval")
 	require.Contains(t, script, `redis.call("TIME")`)
@@ -47,7 +47,7 @@ func TestTheScriptOfRedisRate(t *testing.T) {
 // Redis knows the limits that the buckets have.
 func TestTheLimitInRedisIsTheSame(t *testing.T) {
 	t.Parallel()
-	many, hot := contender.RedisLimit(100_000), contender.RedisLimit(1)
+	many, hot := redisLimit(100_000), redisLimit(1)
 	require.Equal(t, redis_rate.Limit{Rate: 1, Burst: 800_000, Period: time.Hour}, many)
 	require.Equal(t, redis_rate.Limit{Rate: 1, Burst: 3_000_000_000, Period: time.Second}, hot)
 }

@@ -1,7 +1,11 @@
+// Package admin_test drives the page of package admin in a browser.
 package admin_test
 
 import (
 	"context"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
 	"strconv"
 	"testing"
 	"time"
@@ -10,11 +14,46 @@ import (
 	"github.com/chromedp/chromedp"
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgratelimit/pgratelimit/admin"
 	"github.com/pgratelimit/pgratelimit/integration_test/browsertest"
 	"github.com/pgratelimit/pgratelimit/internal/admintest"
+	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
 	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
+	"github.com/pgratelimit/pgratelimit/rules"
 )
+
+var (
+	messages, tokens, trials, logins = admintest.Limits()
+	limits                           = []ratelimit.Limit{messages, tokens, trials, logins}
+	hostile                          = admintest.Hostile()
+)
+
+// fixture is a page on a database of its own.
+type fixture struct {
+	admintest.Site
+	server *httptest.Server
+}
+
+// setup serves the page at /admin/ to a user who may change things.
+func setup(t *testing.T) *fixture {
+	t.Helper()
+	f := &fixture{Site: admintest.NewSite(t, postgrestest.New(t), ratelimit.Config{})}
+	handler, err := admin.New(f.Limiter, f.Set, admin.Config{
+		Pool: f.Pool, Limits: limits,
+		Authorize: func(*http.Request) (admin.Identity, error) {
+			return admin.Identity{Name: "Ana <ana@example.com>", MayChange: true}, nil
+		},
+	})
+	require.NoError(t, err)
+	mux := http.NewServeMux()
+	mux.Handle("/admin/", handler)
+	f.server = httptest.NewServer(mux)
+	t.Cleanup(f.server.Close)
+	return f
+}
+
+var upstream = rules.Rule{Limit: "upstream", Policy: ratelimit.Adaptive{Contract: ratelimit.TokenBucket{Rate: 50, Period: time.Minute}, Apply: true}}
 
 // tab is a tab of a browser that looks at the page.
 type tab struct {
@@ -158,4 +197,43 @@ func TestPressesButtons(t *testing.T) {
 		chromedp.Click(`details:has(form[action=reset]) summary`), chromedp.Click(`form[action=reset] button`),
 		chromedp.WaitVisible(`[role=status]`)))
 	require.Equal(t, 10.0, f.Value(t, logins.For("ada")).Tokens)
+}
+
+// TestLiveLevelFollowsOthers has another program take from the bucket that the page shows, and then change its policy.
+func TestLiveLevelFollowsOthers(t *testing.T) {
+	t.Parallel()
+	f := setup(t)
+	b := f.browse(t)
+	b.open(t, admintest.Address("key", "limit", "failed-logins", "key", "ada"))
+	shows := func(tokens, capacity string) {
+		play[bool](t, b, fmt.Sprintf(`
+			const figure = (name) => document.querySelector('[data-figure=' + name + ']').textContent;
+			while (!figure('tokens').startsWith('%s') || figure('capacity') !== '%s') await new Promise(requestAnimationFrame);
+			return true;`, tokens, capacity))
+	}
+	shows("10", "10")
+	f.Take(t, logins.For("ada").Cost(7))
+	shows("3", "10")
+	f.Put(t, rules.Rule{Limit: "failed-logins", Policy: ratelimit.TokenBucket{Rate: 1, Period: ratelimit.Day, Capacity: 2}})
+	shows("2", "2")
+}
+
+// TestButtonIsPressedTwice before the answer came: the form is sent once. It may be sent again from a page that is gone back to.
+func TestButtonIsPressedTwice(t *testing.T) {
+	t.Parallel()
+	f := setup(t)
+	b := f.browse(t)
+	b.open(t, admintest.Address("key", "limit", "failed-logins", "key", "ada"))
+	stopped := play[[]bool](t, b, unfold+`
+		const stopped = [], form = document.querySelector('form[action=reset]'), button = form.querySelector('button');
+		form.addEventListener('submit', (event) => {
+			stopped.push(event.defaultPrevented);
+			event.preventDefault();
+		});
+		button.click();
+		button.click();
+		dispatchEvent(new Event('pageshow'));
+		button.click();
+		return stopped;`)
+	require.Equal(t, []bool{false, true, false}, stopped)
 }
