@@ -28,52 +28,33 @@ func TestUp(t *testing.T) {
 
 	t.Run("CreatesTheTablesOfASchemaOnce", func(t *testing.T) {
 		t.Parallel()
-		for _, schema := range []string{"ratelimit", "user", "_", strings.Repeat("a", 63)} {
-			pool := postgrestest.NewEmpty(t)
+		pool, schemas := postgrestest.NewEmpty(t), []string{"ratelimit", "user", "_", strings.Repeat("a", 63)}
+		var want []string
+		for _, schema := range schemas {
 			cfg := migrations.Config{Schema: schema}
 			requireVersion(t, pool, schema, 0)
-			require.Empty(t, tables(t, pool), "Version creates nothing")
-			require.NoError(t, migrations.Up(t.Context(), pool, cfg))
-			insertBucket(t, pool, schema)
-			require.NoError(t, migrations.Up(t.Context(), pool, cfg))
-			require.Equal(t, 1, count(t, pool, schema))
-			requireVersion(t, pool, schema, latest)
-			require.Equal(t, tablesOf(schema), tables(t, pool))
 			require.NoError(t, migrations.Down(t.Context(), pool, cfg))
-			require.Equal(t, []string{schema + ".goose_db_version"}, tables(t, pool))
+			require.ElementsMatch(t, want, tables(t, pool), "Version and Down create nothing")
+			require.NoError(t, migrations.Up(t.Context(), pool, cfg))
+			rows := fill(t, pool, schema)
+			before := rows()
+			require.NoError(t, migrations.Up(t.Context(), pool, cfg))
+			require.Equal(t, before, rows())
+			for _, table := range []string{
+				"buckets", "fingerprint", "goose_db_version", "prices", "refusals", "reservations", "rules", "rules_version",
+			} {
+				want = append(want, schema+"."+table)
+			}
+			require.ElementsMatch(t, want, tables(t, pool))
+		}
+		want = nil
+		for _, schema := range schemas {
+			requireVersion(t, pool, schema, latest) // whatever the other schemas have
+			require.NoError(t, migrations.Down(t.Context(), pool, migrations.Config{Schema: schema}))
 			requireVersion(t, pool, schema, 0)
+			want = append(want, schema+".goose_db_version")
 		}
-	})
-
-	t.Run("KeepsTwoSchemasApart", func(t *testing.T) {
-		t.Parallel()
-		pool := postgrestest.NewEmpty(t)
-		require.NoError(t, migrations.Up(t.Context(), pool, migrations.Config{Schema: "first"}))
-		requireVersion(t, pool, "second", 0)
-		require.NoError(t, migrations.Up(t.Context(), pool, migrations.Config{Schema: "second"}))
-		require.NoError(t, migrations.Down(t.Context(), pool, migrations.Config{Schema: "first"}))
-		requireVersion(t, pool, "second", latest)
-	})
-
-	t.Run("SaysThatThePoolIsNil", func(t *testing.T) {
-		t.Parallel()
-		require.ErrorContains(t, migrations.Up(t.Context(), nil, migrations.Config{}), "the pool is nil")
-		require.ErrorContains(t, migrations.Down(t.Context(), nil, migrations.Config{}), "the pool is nil")
-		_, err := migrations.Version(t.Context(), nil, migrations.Config{})
-		require.ErrorContains(t, err, "the pool is nil")
-	})
-
-	t.Run("RefusesASchemaThatIsNoPlainName", func(t *testing.T) {
-		t.Parallel()
-		pool := postgrestest.NewEmpty(t)
-		for _, schema := range []string{"1st", "Limits", "a b", `a"b`, "a.b", "a;--", "ä", "a\n", strings.Repeat("a", 64)} {
-			cfg := migrations.Config{Schema: schema}
-			require.ErrorIs(t, migrations.Up(t.Context(), pool, cfg), migrations.ErrInvalidSchema, schema)
-			require.ErrorIs(t, migrations.Down(t.Context(), pool, cfg), migrations.ErrInvalidSchema, schema)
-			_, err := migrations.Version(t.Context(), pool, cfg)
-			require.ErrorIs(t, err, migrations.ErrInvalidSchema, schema)
-		}
-		require.Empty(t, tables(t, pool))
+		require.ElementsMatch(t, want, tables(t, pool))
 	})
 
 	t.Run("IsSafeWhenSeveralProcessesStartAtOnce", func(t *testing.T) {
@@ -85,7 +66,11 @@ func TestUp(t *testing.T) {
 					url := postgrestest.NewEmptyDatabase(t)
 					group, ctx := errgroup.WithContext(t.Context())
 					for range testsize.Of(3, 8) {
-						group.Go(func() error { return upAsOneProcess(ctx, url, isolation, partitionedInto(partitions)) })
+						pool := openPool(t, url, func(c *pgxpool.Config) {
+							c.MaxConns = 2
+							c.ConnConfig.RuntimeParams["default_transaction_isolation"] = isolation
+						})
+						group.Go(func() error { return migrations.Up(ctx, pool, partitionedInto(partitions)) })
 					}
 					require.NoError(t, group.Wait())
 					pool := openPool(t, url)
@@ -96,52 +81,13 @@ func TestUp(t *testing.T) {
 		}
 	})
 
-	t.Run("WorksOnAPoolOfOneConnection", func(t *testing.T) {
-		t.Parallel()
-		pool := postgrestest.NewEmpty(t, func(c *pgxpool.Config) { c.MaxConns = 1 })
-		require.NoError(t, migrations.Up(t.Context(), pool, migrations.Config{}))
-		require.NoError(t, migrations.Down(t.Context(), pool, migrations.Config{}))
-		require.NoError(t, pool.Ping(t.Context()), "the pool is the caller's and stays open")
-	})
-
-	t.Run("NeedsNoMoreThanASchemaOfItsOwn", func(t *testing.T) {
-		t.Parallel()
-		admin := postgrestest.NewEmpty(t)
-		role := strings.ReplaceAll(admin.Config().ConnConfig.Database, "ratelimit_", "role_")
-		_, err := admin.Exec(t.Context(), fmt.Sprintf(`
-			CREATE ROLE %[1]s; CREATE SCHEMA ratelimit; GRANT CREATE, USAGE ON SCHEMA ratelimit TO %[1]s`, role))
-		require.NoError(t, err)
-		t.Cleanup(func() {
-			_, err := admin.Exec(context.WithoutCancel(t.Context()), fmt.Sprintf("DROP OWNED BY %[1]s; DROP ROLE %[1]s", role))
-			require.NoError(t, err)
-		})
-		pool := openPool(t, admin.Config().ConnString(), func(c *pgxpool.Config) {
-			c.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error {
-				_, err := conn.Exec(ctx, "SET ROLE "+role)
-				return err
-			}
-		})
-		require.NoError(t, migrations.Up(t.Context(), pool, migrations.Config{}))
-		requireVersion(t, pool, "", latest)
-	})
-
-	t.Run("LeavesTheApplicationsOwnMigrationsAlone", func(t *testing.T) {
-		t.Parallel()
-		pool := postgrestest.NewEmpty(t)
-		_, err := pool.Exec(t.Context(), "CREATE TABLE goose_db_version (id integer, version_id bigint)")
-		require.NoError(t, err)
-		require.NoError(t, migrations.Up(t.Context(), pool, migrations.Config{}))
-		var rows int
-		require.NoError(t, pool.QueryRow(t.Context(), "SELECT count(*) FROM public.goose_db_version").Scan(&rows))
-		require.Zero(t, rows)
-	})
-
 	t.Run("CallsNothingOfAnotherSchema", func(t *testing.T) {
 		t.Parallel()
 		plain := postgrestest.NewEmpty(t)
 		require.NoError(t, migrations.Up(t.Context(), plain, migrations.Config{}))
 		owner := postgrestest.NewEmpty(t)
 		_, err := owner.Exec(t.Context(), `CREATE SCHEMA evil;
+			CREATE TABLE evil.goose_db_version (id integer, version_id bigint); -- of the application's own migrations
 			CREATE FUNCTION evil.octet_length(text) RETURNS integer LANGUAGE sql IMMUTABLE AS 'SELECT 0';
 			CREATE FUNCTION evil.now() RETURNS timestamptz LANGUAGE sql AS 'SELECT (1 / 0)::text::timestamptz';
 			CREATE FUNCTION evil.pg_try_advisory_lock(bigint) RETURNS boolean LANGUAGE sql AS 'SELECT 1 / 0 = 0';
@@ -157,6 +103,7 @@ func TestUp(t *testing.T) {
 		require.Equal(t, definitions(t, plain), definitions(t, owner))
 		require.NoError(t, migrations.Down(t.Context(), pool, migrations.Config{}))
 		require.Equal(t, []string{path}, texts(t, pool, "SHOW search_path"))
+		require.Empty(t, texts(t, pool, "SELECT version_id::text FROM evil.goose_db_version"))
 	})
 
 	t.Run("StopsWhenTheContextDoes", func(t *testing.T) {
@@ -168,34 +115,57 @@ func TestUp(t *testing.T) {
 	})
 }
 
-func TestDown(t *testing.T) {
+// TestInvalidCalls promises that a call which cannot be made sends nothing.
+func TestInvalidCalls(t *testing.T) {
 	t.Parallel()
-
-	t.Run("DoesNothingWhenNothingIsApplied", func(t *testing.T) {
-		t.Parallel()
-		pool := postgrestest.NewEmpty(t)
-		require.NoError(t, migrations.Down(t.Context(), pool, migrations.Config{}))
-		require.Empty(t, tables(t, pool))
-	})
-
-	t.Run("IsUndoneByUpOneMigrationAtATime", func(t *testing.T) {
-		t.Parallel()
-		pool := postgrestest.NewEmpty(t)
-		provider, err := migrations.NewProvider(pool, migrations.DefaultSchema)
-		require.NoError(t, err)
-		for _, source := range provider.ListSources() {
-			_, err := provider.ApplyVersion(t.Context(), source.Version, true)
-			require.NoError(t, err)
-			before := definitions(t, pool)
-			_, err = provider.ApplyVersion(t.Context(), source.Version, false)
-			require.NoError(t, err)
-			require.NotEqual(t, before, definitions(t, pool))
-			_, err = provider.ApplyVersion(t.Context(), source.Version, true)
-			require.NoError(t, err)
-			require.Equal(t, before, definitions(t, pool), source.Path)
+	pool, ctx := postgrestest.NewEmpty(t), t.Context()
+	for name, call := range map[string]func(pool *pgxpool.Pool, cfg migrations.Config) error{
+		"Up":   func(pool *pgxpool.Pool, cfg migrations.Config) error { return migrations.Up(ctx, pool, cfg) },
+		"Down": func(pool *pgxpool.Pool, cfg migrations.Config) error { return migrations.Down(ctx, pool, cfg) },
+		"Version": func(pool *pgxpool.Pool, cfg migrations.Config) error {
+			_, err := migrations.Version(ctx, pool, cfg)
+			return err
+		},
+		"Partition": func(pool *pgxpool.Pool, cfg migrations.Config) error { return migrations.Partition(ctx, pool, cfg) },
+		"Partitions": func(pool *pgxpool.Pool, cfg migrations.Config) error {
+			_, err := migrations.Partitions(ctx, pool, cfg)
+			return err
+		},
+		"SQL": func(_ *pgxpool.Pool, cfg migrations.Config) error { _, err := migrations.SQL(cfg); return err },
+	} {
+		if name != "SQL" {
+			require.ErrorContains(t, call(nil, partitionedInto(2)), "the pool is nil", name)
 		}
-		requireVersion(t, pool, "", latest)
-	})
+		for _, schema := range []string{"1st", "Limits", "a b", `a"b`, "a.b", "a;--", "ä", "a\n", strings.Repeat("a", 64)} {
+			require.ErrorIs(t, call(pool, migrations.Config{Schema: schema, Partitions: 2}), migrations.ErrInvalidSchema, name+" "+schema)
+		}
+		if name == "Up" || name == "Partition" || name == "SQL" {
+			require.ErrorIs(t, call(pool, partitionedInto(-1)), migrations.ErrPartitions, name)
+			require.ErrorIs(t, call(pool, partitionedInto(migrations.MaxPartitions+1)), migrations.ErrPartitions, name)
+		}
+	}
+	require.ErrorIs(t, migrations.Partition(ctx, pool, migrations.Config{}), migrations.ErrPartitions)
+	require.ErrorContains(t, migrations.Partition(ctx, pool, partitionedInto(2)), "there is no table")
+	require.Empty(t, tables(t, pool))
+}
+
+func TestEachMigrationIsUndoneByItsDown(t *testing.T) {
+	t.Parallel()
+	pool := postgrestest.NewEmpty(t)
+	provider, err := migrations.NewProvider(pool, migrations.DefaultSchema)
+	require.NoError(t, err)
+	for _, source := range provider.ListSources() {
+		_, err := provider.ApplyVersion(t.Context(), source.Version, true)
+		require.NoError(t, err)
+		before := definitions(t, pool)
+		_, err = provider.ApplyVersion(t.Context(), source.Version, false)
+		require.NoError(t, err)
+		require.NotEqual(t, before, definitions(t, pool))
+		_, err = provider.ApplyVersion(t.Context(), source.Version, true)
+		require.NoError(t, err)
+		require.Equal(t, before, definitions(t, pool), source.Path)
+	}
+	requireVersion(t, pool, "", latest)
 }
 
 func TestFS(t *testing.T) {
@@ -229,6 +199,26 @@ func TestFS(t *testing.T) {
 			require.NotRegexp(t, word, string(migrations.Rewrite(content, "other")), file)
 		}
 	})
+}
+
+// TestSQL promises that the statements of SQL make of an empty database what Up makes of it, and that Up then has nothing to apply.
+func TestSQL(t *testing.T) {
+	t.Parallel()
+	for name, config := range map[string]migrations.Config{"Plain": {}, "InPartitionsOfAnotherSchema": {Schema: "trial", Partitions: 2}} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			up, printed := postgrestest.NewEmpty(t), postgrestest.NewEmpty(t)
+			require.NoError(t, migrations.Up(t.Context(), up, config))
+			statements, err := migrations.SQL(config)
+			require.NoError(t, err)
+			_, err = printed.Exec(t.Context(), statements)
+			require.NoError(t, err)
+			require.Equal(t, definitions(t, up), definitions(t, printed))
+			requireVersion(t, printed, config.Schema, latest)
+			require.NoError(t, migrations.Up(t.Context(), printed, config))
+			require.Equal(t, definitions(t, up), definitions(t, printed))
+		})
+	}
 }
 
 func TestBuckets(t *testing.T) {
@@ -272,21 +262,6 @@ func TestBuckets(t *testing.T) {
 	}
 }
 
-func upAsOneProcess(ctx context.Context, url, isolation string, cfg migrations.Config) error {
-	config, err := pgxpool.ParseConfig(url)
-	if err != nil {
-		return err
-	}
-	config.MaxConns = 2
-	config.ConnConfig.RuntimeParams["default_transaction_isolation"] = isolation
-	pool, err := pgxpool.NewWithConfig(ctx, config)
-	if err != nil {
-		return err
-	}
-	defer pool.Close()
-	return migrations.Up(ctx, pool, cfg)
-}
-
 func openPool(t *testing.T, url string, configure ...func(*pgxpool.Config)) *pgxpool.Pool {
 	t.Helper()
 	config, err := pgxpool.ParseConfig(url)
@@ -305,16 +280,6 @@ func requireVersion(t *testing.T, pool *pgxpool.Pool, schema string, want int64)
 	version, err := migrations.Version(t.Context(), pool, migrations.Config{Schema: schema})
 	require.NoError(t, err)
 	require.Equal(t, want, version)
-}
-
-// tablesOf returns the tables that the migrations make in a schema, in the order of tables.
-func tablesOf(schema string) (names []string) {
-	for _, table := range []string{
-		"buckets", "fingerprint", "goose_db_version", "prices", "refusals", "reservations", "rules", "rules_version",
-	} {
-		names = append(names, schema+"."+table)
-	}
-	return names
 }
 
 // tables returns every table that is not Postgres's own.
@@ -348,19 +313,4 @@ func texts(t *testing.T, pool *pgxpool.Pool, query string) []string {
 	lines, err := pgx.CollectRows(rows, pgx.RowTo[string])
 	require.NoError(t, err)
 	return lines
-}
-
-func insertBucket(t *testing.T, pool *pgxpool.Pool, schema string) {
-	t.Helper()
-	table := pgx.Identifier{schema, "buckets"}.Sanitize()
-	_, err := pool.Exec(t.Context(), "INSERT INTO "+table+" (name, key, shard, value, ts) VALUES ('limit', 'key', 0, 1, 0)")
-	require.NoError(t, err)
-}
-
-func count(t *testing.T, pool *pgxpool.Pool, schema string) int {
-	t.Helper()
-	var rows int
-	err := pool.QueryRow(t.Context(), "SELECT count(*) FROM "+pgx.Identifier{schema, "buckets"}.Sanitize()).Scan(&rows)
-	require.NoError(t, err)
-	return rows
 }

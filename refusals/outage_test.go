@@ -15,68 +15,55 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
-	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
 	"github.com/pgratelimit/pgratelimit/internal/testsize"
-	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
 var errAway = errors.New("the server is away")
 
-// away makes the server of a pool unreachable while it is set.
-func away(is *atomic.Bool) func(*pgxpool.Config) {
-	return func(c *pgxpool.Config) {
+// What cannot be written is written later, once, for five minutes. Then the oldest minute gives way, and is reported.
+func TestAnOutage(t *testing.T) {
+	t.Parallel()
+	var isAway atomic.Bool
+	b := setup(t, func(c *pgxpool.Config) {
 		c.PrepareConn = func(context.Context, *pgx.Conn) (bool, error) {
-			if is.Load() {
+			if isAway.Load() {
 				return false, errAway
 			}
 			return true, nil
 		}
+	})
+	isAway.Store(true)
+	const dropped = 7
+	for n := range maxMinutes + dropped {
+		at := noon.Add(time.Duration(n) * time.Minute)
+		for range 3 {
+			for key := range 200 {
+				b.refuse(at, fmt.Sprint(key), 1)
+			}
+			require.ErrorIs(t, b.flush(t.Context(), false), errAway)
+			b.pass(20 * time.Second)
+		}
+		require.EqualValues(t, max(n+1-maxMinutes, 0)*600, b.Dropped())
 	}
+	b.refuse(noon.Add(-time.Minute), "late", 1)
+	require.EqualValues(t, dropped*600+1, b.Dropped(), "what is older than all that wait is not kept")
+	isAway.Store(false)
+	for range 2 {
+		require.NoError(t, b.flush(t.Context(), true))
+	}
+	rows := b.rows(t)
+	require.Equal(t, noon.Add(dropped*time.Minute), rows[0].Minute)
+	require.EqualValues(t, maxMinutes*600, b.sum(t))
+	for _, r := range rows {
+		if r.ID.key != "" {
+			require.EqualValues(t, 3, r.Refused, r)
+		}
+	}
+	require.EqualValues(t, dropped*600+1, b.Dropped())
 }
 
-// What cannot be written is written later, once, for five minutes. Then the oldest minute gives way, and is reported.
-func TestAnOutage(t *testing.T) {
-	t.Parallel()
-	for name, test := range map[string]struct{ minutes, dropped int }{
-		"Short": {minutes: maxMinutes}, "Long": {minutes: maxMinutes + 7, dropped: 7},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			var isAway atomic.Bool
-			b := setup(t, away(&isAway))
-			isAway.Store(true)
-			for n := range test.minutes {
-				at := noon.Add(time.Duration(n) * time.Minute)
-				for range 3 {
-					for key := range 200 {
-						b.refuse(at, fmt.Sprint(key), 1)
-					}
-					require.ErrorIs(t, b.flush(t.Context(), false), errAway)
-					b.pass(20 * time.Second)
-				}
-			}
-			require.EqualValues(t, test.dropped*600, b.Dropped())
-			b.refuse(noon.Add(-time.Minute), "late", 1)
-			require.EqualValues(t, test.dropped*600+1, b.Dropped(), "what is older than all that wait is not kept")
-			isAway.Store(false)
-			for range 2 {
-				require.NoError(t, b.flush(t.Context(), true))
-			}
-			rows := b.rows(t)
-			require.Equal(t, noon.Add(time.Duration(test.dropped)*time.Minute), rows[0].Minute)
-			require.EqualValues(t, maxMinutes*600, b.sum(t))
-			for _, r := range rows {
-				if r.ID.key != "" {
-					require.EqualValues(t, 3, r.Refused, r)
-				}
-			}
-			require.EqualValues(t, test.dropped*600+1, b.Dropped())
-		})
-	}
-}
-
-// A Counter that can write to nowhere costs bounded memory, and no decision.
-func TestWithoutADatabaseDecisionsGoOnAndMemoryIsBounded(t *testing.T) { //nolint:paralleltest // what others allocate meanwhile would count
+// A Counter that can write to nowhere costs bounded memory.
+func TestWithoutADatabaseMemoryIsBounded(t *testing.T) { //nolint:paralleltest // what others allocate meanwhile would count
 	closed, err := pgxpool.New(t.Context(), "postgres://nobody@127.0.0.1:1/nothing")
 	require.NoError(t, err)
 	closed.Close()
@@ -102,14 +89,6 @@ func TestWithoutADatabaseDecisionsGoOnAndMemoryIsBounded(t *testing.T) { //nolin
 		require.Less(t, grown, int64(maxMinutes*6e6))
 	})
 	require.EqualValues(t, (minutes-maxMinutes)*keys, b.Dropped())
-
-	limiter, err := ratelimit.New(postgrestest.New(t), ratelimit.Config{Refused: b.Refused})
-	require.NoError(t, err)
-	for i := range 3 {
-		d, err := limiter.Take(t.Context(), perDay.Global())
-		require.NoError(t, err)
-		require.Equal(t, i == 0, d.Allowed)
-	}
 }
 
 // If the table is locked, the server cancels the statement, so it is known to have written nothing.

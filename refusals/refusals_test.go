@@ -3,74 +3,146 @@ package refusals
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sync/errgroup"
 
 	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
 	"github.com/pgratelimit/pgratelimit/migrations"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
+// patient is the longest wait for an expected event. It only ends a test that hangs.
+const patient = 2 * time.Minute
+
+// clock is a clock that stands still until a test moves it.
+type clock struct{ passed atomic.Int64 }
+
+func (c *clock) time() time.Time      { return noon.Add(time.Duration(c.passed.Load())) }
+func (c *clock) pass(d time.Duration) { c.passed.Add(int64(d)) }
+
+// bundle is a database of the test's own and a Counter on it that tells keys apart, whose clock stands still.
+type bundle struct {
+	*Counter
+	*clock
+}
+
+func setup(t *testing.T, configure ...func(*pgxpool.Config)) *bundle {
+	t.Helper()
+	return on(t, postgrestest.New(t, configure...), Config{Keys: true})
+}
+
+// on returns a Counter on a pool, as another process has it.
+func on(t *testing.T, pool *pgxpool.Pool, config Config) *bundle {
+	t.Helper()
+	config.Logger = slog.New(slog.DiscardHandler)
+	c, err := New(pool, config)
+	require.NoError(t, err)
+	b := &bundle{c, &clock{}}
+	c.now, c.timeout, c.grace = b.time, patient, patient
+	return b
+}
+
+// refuse counts refusals of a key at an instant.
+func (b *bundle) refuse(at time.Time, key string, times int) {
+	for range times {
+		b.Refused(context.Background(), ratelimit.Refusal{Limit: "logins", Route: "POST /login", Key: key, Cost: 2, At: at})
+	}
+}
+
+// row is a row of the table.
+type row struct {
+	Minute           time.Time
+	ID               id
+	Refused, Allowed int64
+	Cost             float64
+	LastUs           int64
+}
+
+// rows returns the rows of the table that count anything, in the order of its key.
+func (b *bundle) rows(t *testing.T) []row {
+	t.Helper()
+	found, err := b.pool.Query(t.Context(), `SELECT minute, name, route, key, shadow, refused, allowed, cost, last_us
+		FROM `+pgx.Identifier{b.config.Schema, "refusals"}.Sanitize()+` WHERE refused <> 0 OR allowed <> 0 ORDER BY minute, name, route, key, shadow`)
+	require.NoError(t, err)
+	rows, err := pgx.CollectRows(found, func(from pgx.CollectableRow) (r row, err error) {
+		err = from.Scan(&r.Minute, &r.ID.limit, &r.ID.route, &r.ID.key, &r.ID.shadow, &r.Refused, &r.Allowed, &r.Cost, &r.LastUs)
+		r.Minute = r.Minute.UTC()
+		return r, err
+	})
+	require.NoError(t, err)
+	return rows
+}
+
+// top returns the largest sums of refusals in the table.
+func (b *bundle) top(t *testing.T, config TopConfig) ([]Sum, error) {
+	t.Helper()
+	return Top(t.Context(), b.pool, b.config.Schema, config)
+}
+
+// sum returns how many refusals are in the table.
+func (b *bundle) sum(t *testing.T) (refused int64) {
+	t.Helper()
+	for _, r := range b.rows(t) {
+		refused += r.Refused
+	}
+	return refused
+}
+
 var (
 	perDay = ratelimit.Define("perDay", ratelimit.PerDay(1))
 	tried  = ratelimit.Define("tried", ratelimit.PerDay(1))
 )
 
-// The refusals of a Limiter are in the table, with stored keys only if Config asks for them, and the number of allowed requests.
+// The refusals of a Limiter are in the table, also those whose transaction was rolled back, with stored keys only if Config asks for
+// them. So is the number of allowed requests.
 func TestRefusalsOfALimiterAreInTheTable(t *testing.T) {
 	t.Parallel()
-	for name, test := range map[string]struct {
-		config  Config
-		hashKey []byte
-	}{
-		"Keys":       {config: Config{Keys: true}},
-		"HashedKeys": {config: Config{Keys: true}, hashKey: []byte("sixteen bytes at least")},
-		"NoKeys":     {},
-		"Schema":     {config: Config{Keys: true, Schema: "limits"}},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			pool := postgrestest.New(t)
-			require.NoError(t, migrations.Up(t.Context(), pool, migrations.Config{Schema: test.config.Schema}))
-			b := on(t, pool, test.config)
-			at := noon.Add(59 * time.Second)
-			limiter, err := ratelimit.New(pool, ratelimit.Config{
-				Schema: test.config.Schema, HashKey: test.hashKey, Refused: b.Refused, Observer: b, RefusalCache: 100, AsOf: func() time.Time { return at },
-				Policies: ratelimit.ShadowLimits(tried),
-			})
-			require.NoError(t, err)
-			ctx := ratelimit.WithRoute(t.Context(), "GET /")
-			for range 4 { // the first is allowed
-				_, err = limiter.Take(ctx, perDay.For("alice"))
-				require.NoError(t, err)
-			}
-			for range 2 {
-				_, err = limiter.Take(ctx, tried.For("alice"))
-				require.NoError(t, err)
-			}
-			_, err = limiter.Check(ctx, perDay.For("bob")) // takes nothing, and does not count
-			require.NoError(t, err)
-			require.NoError(t, b.flush(t.Context(), true))
-			require.Equal(t, map[string]int64{"perDay": 1, "tried": 1}, b.allowed(t))
-			of := func(limit ratelimit.Limit, shadow bool) id {
-				stored, err := limiter.StoredKey(limit.For("alice"))
-				require.NoError(t, err)
-				if !test.config.Keys {
-					stored = ""
-				}
-				return id{pair{limit.Name(), "GET /", shadow}, stored}
-			}
-			require.Equal(t, []row{
-				{Minute: noon, ID: of(perDay, false), Refused: 3, Cost: 3, LastUs: at.UnixMicro()},
-				{Minute: noon, ID: of(tried, true), Refused: 1, Cost: 1, LastUs: at.UnixMicro()},
-			}, b.rows(t))
-			require.Zero(t, b.Dropped())
+	for _, config := range []Config{{Keys: true}, {Schema: "limits"}} {
+		pool := postgrestest.New(t)
+		require.NoError(t, migrations.Up(t.Context(), pool, migrations.Config{Schema: config.Schema}))
+		b := on(t, pool, config)
+		at := noon.Add(59 * time.Second)
+		limiter, err := ratelimit.New(pool, ratelimit.Config{
+			Schema: config.Schema, HashKey: []byte("sixteen bytes at least"), Refused: b.Refused, Observer: b, RefusalCache: 100,
+			AsOf: func() time.Time { return at }, Policies: ratelimit.ShadowLimits(tried),
 		})
+		require.NoError(t, err)
+		ctx := ratelimit.WithRoute(t.Context(), "GET /")
+		for n := range 4 {
+			require.Equal(t, n == 0, limiter.InTx(ctx, func(tx pgx.Tx) error {
+				return limiter.WithTx(tx).Require(ctx, perDay.For("alice"))
+			}) == nil)
+		}
+		for range 2 {
+			require.NoError(t, limiter.Require(ctx, tried.For("alice")))
+		}
+		_, err = limiter.Check(ctx, perDay.For("bob")) // takes nothing, and does not count
+		require.NoError(t, err)
+		require.NoError(t, b.flush(t.Context(), true))
+		of := func(limit ratelimit.Limit, shadow bool) id {
+			stored, err := limiter.StoredKey(limit.For("alice"))
+			require.NoError(t, err)
+			if !config.Keys {
+				stored = ""
+			}
+			return id{pair{limit.Name(), "GET /", shadow}, stored}
+		}
+		require.Equal(t, []row{
+			{Minute: noon, ID: id{pair{limit: "perDay"}, ""}, Allowed: 1},
+			{Minute: noon, ID: of(perDay, false), Refused: 3, Cost: 3, LastUs: at.UnixMicro()},
+			{Minute: noon, ID: id{pair{limit: "tried"}, ""}, Allowed: 1},
+			{Minute: noon, ID: of(tried, true), Refused: 1, Cost: 1, LastUs: at.UnixMicro()},
+		}, b.rows(t))
+		require.Zero(t, b.Dropped())
 	}
 }
 
@@ -148,46 +220,20 @@ func TestNewRefusesWhatCannotBe(t *testing.T) {
 // Run writes now and then, and a last time when it is to end.
 func TestRun(t *testing.T) {
 	t.Parallel()
-	for name, every := range map[string]time.Duration{"WritesAtItsEnd": time.Hour, "WritesAsItRuns": time.Millisecond} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			b := setup(t)
-			b.every = every
-			ctx, cancel := context.WithCancel(t.Context())
-			ended := make(chan error, 1)
-			go func() { ended <- b.Run(ctx) }()
-			b.refuse(noon, "mallory", 3)
-			if every < time.Hour {
-				require.Eventually(t, func() bool {
-					var written int64
-					err := b.pool.QueryRow(t.Context(), "SELECT coalesce(sum(refused), 0)::bigint FROM ratelimit.refusals").Scan(&written)
-					return err == nil && written == 3
-				}, patient, time.Millisecond)
-			}
-			cancel()
-			require.NoError(t, <-ended)
-			require.EqualValues(t, 3, b.sum(t))
-		})
+	for _, every := range []time.Duration{time.Hour, time.Millisecond} {
+		b := setup(t)
+		b.every = every
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan error, 1)
+		go func() { ended <- b.Run(ctx) }()
+		b.refuse(noon, "mallory", 3)
+		if every < time.Hour {
+			require.Eventually(t, func() bool { return b.sum(t) == 3 }, patient, time.Millisecond)
+		}
+		cancel()
+		require.NoError(t, <-ended)
+		require.EqualValues(t, 3, b.sum(t))
 	}
-}
-
-// A transaction that is rolled back because of a refusal has written it down all the same.
-func TestARefusalThatRollsBackIsCounted(t *testing.T) {
-	t.Parallel()
-	b := setup(t)
-	limiter, err := ratelimit.New(b.pool, ratelimit.Config{Refused: b.Refused})
-	require.NoError(t, err)
-	for range 3 {
-		_ = limiter.InTx(t.Context(), func(tx pgx.Tx) error {
-			d, err := limiter.WithTx(tx).Take(t.Context(), perDay.Global())
-			if err != nil {
-				return err
-			}
-			return d.Err()
-		})
-	}
-	require.NoError(t, b.flush(t.Context(), true))
-	require.EqualValues(t, 2, b.sum(t))
 }
 
 // Callers and flushes at once, over the turns of minutes, lose and double nothing.
@@ -249,4 +295,119 @@ func TestFlushesLockRowsInOneOrder(t *testing.T) {
 	require.Equal(t, alphabet[13:], free)
 	require.NoError(t, held.Rollback(t.Context()))
 	require.NoError(t, <-flushed)
+}
+
+func TestTop(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	later := noon.Add(90 * time.Second)
+	for _, r := range []struct {
+		times int
+		ratelimit.Refusal
+	}{
+		{5, ratelimit.Refusal{Limit: "logins", Route: "POST /login", Key: "mallory", Cost: 1, At: noon}},
+		{2, ratelimit.Refusal{Limit: "logins", Route: "POST /reset", Key: "mallory", Cost: 1, At: later}},
+		{4, ratelimit.Refusal{Limit: "logins", Route: "POST /login", Key: "trudy", Cost: 1, At: noon}},
+		{6, ratelimit.Refusal{Limit: "tokens", Key: "mallory", Cost: 0.5, At: later}},
+		{3, ratelimit.Refusal{Limit: "tokens", Cost: 2, At: noon}},
+		{9, ratelimit.Refusal{Limit: "tried", Key: "alice", Cost: 1, At: noon, Shadow: true}},
+	} {
+		for range r.times {
+			b.Refused(t.Context(), r.Refusal)
+		}
+	}
+	require.NoError(t, b.flush(t.Context(), true))
+	next := noon.Add(time.Minute)
+	for name, test := range map[string]struct {
+		config TopConfig
+		want   []Sum
+	}{
+		"ByLimit": {TopConfig{}, []Sum{
+			{Limit: "logins", Refused: 11, Cost: 11, Last: later}, {Limit: "tokens", Refused: 9, Cost: 9, Last: later},
+		}},
+		"ByRoute": {TopConfig{By: ByRoute}, []Sum{
+			{Limit: "logins", Route: "POST /login", Refused: 9, Cost: 9, Last: noon},
+			{Limit: "tokens", Refused: 9, Cost: 9, Last: later},
+			{Limit: "logins", Route: "POST /reset", Refused: 2, Cost: 2, Last: later},
+		}},
+		"ByKey": {TopConfig{By: ByKey}, []Sum{
+			{Limit: "logins", Key: "mallory", Refused: 7, Cost: 7, Last: later},
+			{Limit: "tokens", Key: "mallory", Refused: 6, Cost: 3, Last: later},
+			{Limit: "logins", Key: "trudy", Refused: 4, Cost: 4, Last: noon},
+			{Limit: "tokens", Refused: 3, Cost: 6, Last: later}, // the latest of any key
+		}},
+		"TheMost":    {TopConfig{By: ByKey, Most: 1}, []Sum{{Limit: "logins", Key: "mallory", Refused: 7, Cost: 7, Last: later}}},
+		"OfALimit":   {TopConfig{By: ByKey, Limit: "tokens", Most: 1}, []Sum{{Limit: "tokens", Key: "mallory", Refused: 6, Cost: 3, Last: later}}},
+		"OfNone":     {TopConfig{Limit: "tok\x00ens"}, []Sum{}},
+		"OfLongName": {TopConfig{Limit: strings.Repeat("a", 1000)}, []Sum{}},
+		"Shadows":    {TopConfig{Shadow: true}, []Sum{{Limit: "tried", Refused: 9, Cost: 9, Last: noon}}},
+		"Since":      {TopConfig{Since: next}, []Sum{{Limit: "tokens", Refused: 6, Cost: 3, Last: later}, {Limit: "logins", Refused: 2, Cost: 2, Last: later}}},
+		"SinceNow":   {TopConfig{Since: next.Add(time.Microsecond)}, []Sum{}},
+		"Until":      {TopConfig{Until: next}, []Sum{{Limit: "logins", Refused: 9, Cost: 9, Last: noon}, {Limit: "tokens", Refused: 3, Cost: 6, Last: noon}}},
+	} {
+		top, err := b.top(t, test.config)
+		require.NoError(t, err, name)
+		for i := range top {
+			top[i].Last = top[i].Last.UTC()
+		}
+		require.Equal(t, test.want, top, name)
+	}
+	for _, config := range []TopConfig{{By: "name"}, {Most: -1}, {Most: maxMost + 1}} {
+		_, err := b.top(t, config)
+		require.ErrorIs(t, err, ratelimit.ErrInvalidRequest)
+	}
+	for schema, want := range map[string]error{"another": ratelimit.ErrNotMigrated, "a b": ratelimit.ErrInvalidConfig} {
+		_, err := Top(t.Context(), b.pool, schema, TopConfig{})
+		require.ErrorIs(t, err, want)
+	}
+}
+
+func TestPrune(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	const minutes, keys = 7, 3500 // more than a statement deletes
+	_, err := b.pool.Exec(t.Context(), `
+		INSERT INTO ratelimit.refusals (minute, name, route, key, shadow, refused, cost, last_us)
+		SELECT $1::timestamptz + n * interval '1 minute', 'logins', '', k::text, false, 1, 1, 0
+		FROM generate_series(0, $2 - 1) AS n, generate_series(1, $3) AS k`, noon, minutes, keys)
+	require.NoError(t, err)
+
+	deleted, err := b.Prune(t.Context(), noon)
+	require.NoError(t, err)
+	require.Zero(t, deleted, "it began at noon, and not before")
+	deleted, err = b.Prune(t.Context(), noon.Add(3*time.Minute))
+	require.NoError(t, err)
+	require.EqualValues(t, 3*keys, deleted)
+	rows := b.rows(t)
+	require.Len(t, rows, (minutes-3)*keys)
+	require.Equal(t, noon.Add(3*time.Minute), rows[0].Minute)
+
+	group, ctx := errgroup.WithContext(t.Context()) // several at once share the work
+	each := make([]int64, 4)
+	for i := range each {
+		group.Go(func() (err error) {
+			each[i], err = b.Prune(ctx, noon.Add(time.Hour))
+			return err
+		})
+	}
+	require.NoError(t, group.Wait())
+	require.EqualValues(t, (minutes-3)*keys, each[0]+each[1]+each[2]+each[3])
+	require.Empty(t, b.rows(t))
+
+	b.refuse(noon, "free", 1)
+	b.refuse(noon, "held", 1)
+	require.NoError(t, b.flush(t.Context(), true))
+	tx, err := b.pool.Begin(t.Context())
+	require.NoError(t, err)
+	_, err = tx.Exec(t.Context(), "SELECT FROM ratelimit.refusals WHERE key = 'held' FOR UPDATE")
+	require.NoError(t, err)
+	deleted, err = b.Prune(t.Context(), noon.Add(time.Hour))
+	require.NoError(t, err)
+	require.EqualValues(t, 2, deleted, "it deletes the rows of the empty key and of free, and waits for no row")
+	require.NoError(t, tx.Rollback(t.Context()))
+
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	_, err = b.Prune(ctx, noon)
+	require.ErrorIs(t, err, context.Canceled)
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"log/slog"
 	"net"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -51,27 +52,17 @@ type service struct {
 	now     *time.Time
 }
 
-func newService(t testing.TB, db ratelimit.Pool) *service {
+func newService(t testing.TB) *service {
 	t.Helper()
 	file, err := rules.Read(strings.NewReader(document))
 	require.NoError(t, err)
 	set, err := rules.SetOf(*file)
 	require.NoError(t, err)
-	now := time.Date(2026, 3, 2, 9, 0, 0, 0, time.UTC)
-	return newServiceOf(t, db, set, &now)
-}
-
-// newServiceOf returns a service of rules. A nil now is the clock of the database.
-func newServiceOf(t testing.TB, db ratelimit.Pool, set *rules.Set, now *time.Time) *service {
-	t.Helper()
-	s := &service{t: t, now: now}
 	site, err := rules.NewSite(set, rules.SiteConfig{Attributes: []string{"remote_address", "generic_key", "model"}})
 	require.NoError(t, err)
-	config := ratelimit.Config{Policies: set}
-	if now != nil {
-		config.AsOf = func() time.Time { return *now }
-	}
-	s.limiter, err = ratelimit.New(db, config)
+	now := time.Date(2026, 3, 2, 9, 0, 0, 0, time.UTC)
+	s := &service{t: t, now: &now}
+	s.limiter, err = ratelimit.New(ratelimittest.NewDB(), ratelimit.Config{Policies: set, AsOf: func() time.Time { return now }})
 	require.NoError(t, err)
 	answers, err := rls.New(s.limiter, rls.Config{
 		Domains: map[string]rls.Domain{"edge": {Site: site}, "spent": {Site: site, Charge: true}}, Logger: slog.New(slog.DiscardHandler),
@@ -131,7 +122,7 @@ func number(n uint32) string { return strconv.FormatUint(uint64(n), 10) }
 // TestAnswers tells a story on one clock.
 func TestAnswers(t *testing.T) {
 	t.Parallel()
-	s := newService(t, ratelimittest.NewDB())
+	s := newService(t)
 	for _, step := range []struct {
 		name        string
 		after       time.Duration
@@ -221,22 +212,26 @@ func overridden(n uint32, unit typev3.RateLimitUnit, entries ...string) *commonv
 	return d
 }
 
-// TestRetryAfter expects that a refusal tells clients of the gateway when to come back.
-func TestRetryAfter(t *testing.T) {
+// TestRefusalsAndFailures expects that a refusal tells clients of the gateway when to come back, and that a failure is an error, and no
+// answer that a gateway could take for an admission.
+func TestRefusalsAndFailures(t *testing.T) {
 	t.Parallel()
-	s := newService(t, ratelimittest.NewDB())
+	s := newService(t)
 	admitted, _ := s.ask("edge", 2, descriptor("user=ada"))
 	require.Empty(t, admitted.GetResponseHeadersToAdd())
 	refused, _ := s.ask("edge", 1, descriptor("user=ada"))
 	require.Len(t, refused.GetResponseHeadersToAdd(), 1)
 	require.Equal(t, "retry-after", refused.GetResponseHeadersToAdd()[0].GetKey())
 	require.Equal(t, "30", refused.GetResponseHeadersToAdd()[0].GetValue())
+	require.NoError(t, s.limiter.Close(t.Context()))
+	_, err := s.ShouldRateLimit(t.Context(), &ratelimitv3.RateLimitRequest{Domain: "edge", Descriptors: []*commonv3.RateLimitDescriptor{descriptor("user=ada")}})
+	require.Equal(t, codes.Unavailable, status.Code(err))
 }
 
 // TestMisuse expects that no call shares a bucket by mistake, that sizes are bounded, and that no error tells a value.
 func TestMisuse(t *testing.T) {
 	t.Parallel()
-	s := newService(t, ratelimittest.NewDB())
+	s := newService(t)
 	many := make([]string, 1000)
 	for i := range many {
 		many[i] = "key" + strconv.Itoa(i) + "=secret"
@@ -251,15 +246,10 @@ func TestMisuse(t *testing.T) {
 		{"edge", []*commonv3.RateLimitDescriptor{descriptor("model=secret")}, `descriptor 0: ratelimit: invalid key: the key of "tokens" needs the attribute "tenant"`},
 		{"edge", []*commonv3.RateLimitDescriptor{descriptor("user=secret", "user=b")}, `descriptor 0 has two entries "user"`},
 		{"edge", []*commonv3.RateLimitDescriptor{descriptor(many...)}, "descriptor 0 has 1000 entries; send up to 64"},
-		{"edge", make([]*commonv3.RateLimitDescriptor, 65), "the call has 65 descriptors; send up to 64"},
+		{"edge", slices.Repeat([]*commonv3.RateLimitDescriptor{descriptor()}, 65), "the call has 65 descriptors; send up to 64"},
 		{"edge", []*commonv3.RateLimitDescriptor{descriptor("user=" + strings.Repeat("secret", 1000))}, "at most 256 fit"},
 		{"edge", []*commonv3.RateLimitDescriptor{overridden(1, typev3.RateLimitUnit_UNKNOWN, "user=secret")}, "the override has the unit UNKNOWN"},
 	} {
-		for i, d := range c.descriptors {
-			if d == nil {
-				c.descriptors[i] = descriptor()
-			}
-		}
 		_, err := s.ShouldRateLimit(t.Context(), &ratelimitv3.RateLimitRequest{Domain: c.domain, Descriptors: c.descriptors})
 		require.Equal(t, codes.InvalidArgument, status.Code(err), c.want)
 		require.ErrorContains(t, err, c.want)
@@ -267,19 +257,9 @@ func TestMisuse(t *testing.T) {
 	}
 }
 
-// TestFailure expects an error, and no answer that a gateway could take for an admission.
-func TestFailure(t *testing.T) {
-	t.Parallel()
-	s := newService(t, ratelimittest.NewDB())
-	require.NoError(t, s.limiter.Close(t.Context()))
-	_, err := s.ShouldRateLimit(t.Context(), &ratelimitv3.RateLimitRequest{Domain: "edge", Descriptors: []*commonv3.RateLimitDescriptor{descriptor("user=ada")}})
-	require.Equal(t, codes.Unavailable, status.Code(err))
-}
-
 func TestNew(t *testing.T) {
 	t.Parallel()
-	limiter, err := ratelimit.New(ratelimittest.NewDB(), ratelimit.Config{})
-	require.NoError(t, err)
+	limiter := ratelimittest.New(t, nil)
 	for _, c := range []struct {
 		limiter *ratelimit.Limiter
 		config  rls.Config

@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/ratelimittest"
 	"github.com/pgratelimit/pgratelimit/waitlist"
@@ -20,9 +21,12 @@ import (
 
 var exports = ratelimit.Define("exports", ratelimit.Concurrency{Most: 3, Lease: 30 * time.Second})
 
-func newList(t *testing.T, limiter *ratelimit.Limiter, config waitlist.Config) *waitlist.List {
+// one is a limit with one slot.
+var one = ratelimit.Define("exports", ratelimit.Concurrency{Most: 1, Lease: time.Hour})
+
+func newList(t *testing.T, limiter *ratelimit.Limiter, limit ratelimit.Limit, config waitlist.Config) *waitlist.List {
 	t.Helper()
-	s, err := waitlist.New(limiter, exports, config)
+	s, err := waitlist.New(limiter, limit, config)
 	require.NoError(t, err)
 	return s
 }
@@ -32,7 +36,7 @@ func newList(t *testing.T, limiter *ratelimit.Limiter, config waitlist.Config) *
 func TestOrder(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		s := newList(t, ratelimittest.New(t, nil), waitlist.Config{})
+		s := newList(t, ratelimittest.New(t, nil), exports, waitlist.Config{})
 		const callers, dead = 10_000, 100
 		fences := make([]int64, callers)
 		var g errgroup.Group
@@ -65,14 +69,12 @@ func TestTurns(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		db := ratelimittest.NewDB()
-		one := ratelimit.Define("exports", ratelimit.Concurrency{Most: 1, Lease: 30 * time.Second})
 		var got []int
 		var g errgroup.Group
 		for process := range 3 {
 			limiter, err := ratelimit.New(db, ratelimit.Config{})
 			require.NoError(t, err)
-			s, err := waitlist.New(limiter, one, waitlist.Config{})
-			require.NoError(t, err)
+			s := newList(t, limiter, one, waitlist.Config{})
 			for range 20 {
 				g.Go(func() error {
 					return s.Hold(t.Context(), func(context.Context, ratelimit.Lease) error {
@@ -89,22 +91,6 @@ func TestTurns(t *testing.T) {
 		for i := 1; i+3 < len(got); i += 3 { // the first one did not wait
 			require.ElementsMatch(t, []int{0, 1, 2}, got[i:i+3], "%v", got)
 		}
-	})
-}
-
-// TestADeadProcessLeavesTheLine has a process die that is first in the line. The next one is first at most ten seconds later.
-func TestADeadProcessLeavesTheLine(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		limiter := ratelimittest.New(t, nil)
-		line := ratelimit.Define("exports.line", ratelimit.Concurrency{Most: 1000, Lease: 10 * time.Second})
-		_, err := limiter.Acquire(t.Context(), line.For("acme")) // and does not renew it
-		require.NoError(t, err)
-		begun := time.Now()
-		lease, err := newList(t, limiter, waitlist.Config{}).Acquire(t.Context(), exports.For("acme"))
-		require.NoError(t, err)
-		require.True(t, lease.Allowed)
-		require.InDelta(t, 10*time.Second, time.Since(begun), float64(time.Second))
 	})
 }
 
@@ -203,6 +189,15 @@ func TestAcquire(t *testing.T) {
 			_, err = s.list.Acquire(s.Context(), all)
 			require.NoError(s, err)
 		},
+		"A process that dies as the first in the line leaves it ten seconds later": func(s stand) {
+			_, err := s.limiter.Acquire(s.Context(), s.list.Limits()[1].For("acme")) // and does not renew it
+			require.NoError(s, err)
+			begun := time.Now()
+			lease, err := s.list.Acquire(s.Context(), exports.For("acme"))
+			require.NoError(s, err)
+			require.True(s, lease.Allowed)
+			require.InDelta(s, 10*time.Second, time.Since(begun), float64(time.Second))
+		},
 		"More callers than MaxWaiting are refused": func(s stand) {
 			s.fill()
 			ctx, cancel := context.WithCancel(s.Context())
@@ -268,7 +263,7 @@ func TestAcquire(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
 				limiter := ratelimittest.New(t, nil)
-				test(stand{t, limiter, newList(t, limiter, waitlist.Config{MaxWaiting: 5})})
+				test(stand{t, limiter, newList(t, limiter, exports, waitlist.Config{MaxWaiting: 5})})
 			})
 		})
 	}
@@ -294,7 +289,7 @@ func TestWaitingIsNoRefusal(t *testing.T) {
 			}),
 		})
 		require.NoError(t, err)
-		l := newList(t, limiter, waitlist.Config{Poll: time.Hour})
+		l := newList(t, limiter, exports, waitlist.Config{Poll: time.Hour})
 		held, err := limiter.Acquire(t.Context(), exports.For("acme").Cost(3))
 		require.NoError(t, err)
 		held, err = limiter.RenewLease(t.Context(), held.ID)
@@ -315,8 +310,7 @@ func TestTakeWaitsForASlidingWindow(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		limit := ratelimit.Define("mails", ratelimit.SlidingWindow{Rate: 2, Period: time.Minute})
-		l, err := waitlist.New(ratelimittest.New(t, nil), limit, waitlist.Config{})
-		require.NoError(t, err)
+		l := newList(t, ratelimittest.New(t, nil), limit, waitlist.Config{})
 		var g errgroup.Group
 		at := make([]time.Time, 10)
 		for i := range at {
@@ -350,14 +344,58 @@ func TestNewSaysWhatIsWrong(t *testing.T) {
 		"no waiters":     {limiter, exports, waitlist.Config{MaxWaiting: -1}, "field MaxWaiting is -1"},
 		"the zero limit": {limiter, ratelimit.Limit{}, waitlist.Config{}, "the zero Limit"},
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			_, err := waitlist.New(test.limiter, test.limit, test.config)
-			require.ErrorIs(t, err, waitlist.ErrInvalidConfig)
-			require.ErrorContains(t, err, test.says)
-		})
+		_, err := waitlist.New(test.limiter, test.limit, test.config)
+		require.ErrorIs(t, err, waitlist.ErrInvalidConfig, name)
+		require.ErrorContains(t, err, test.says)
 	}
-	s, err := waitlist.New(limiter, exports, waitlist.Config{})
-	require.NoError(t, err)
-	require.ErrorIs(t, s.Run(t.Context()), waitlist.ErrInvalidConfig)
+	require.ErrorIs(t, newList(t, limiter, exports, waitlist.Config{}).Run(t.Context()), waitlist.ErrInvalidConfig)
 }
+
+// TestNotifications has processes that never poll share a slot. A release wakes the first in the line, and its leaving wakes the next.
+func TestNotifications(t *testing.T) {
+	t.Parallel()
+	pool := postgrestest.New(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	var running errgroup.Group
+	process := func() (s *waitlist.List, entered, refused chan struct{}) {
+		entered, refused = make(chan struct{}, 100), make(chan struct{}, 100)
+		limiter, err := ratelimit.New(pool, ratelimit.Config{Observer: observer(func(event ratelimit.Event) {
+			switch d, ok := event.(ratelimit.Decided); {
+			case ok && !d.Decision.Allowed:
+				refused <- struct{}{}
+			case ok && d.Decision.States[0].Limit.Name() == "exports.line":
+				entered <- struct{}{}
+			}
+		})})
+		require.NoError(t, err)
+		s = newList(t, limiter, one, waitlist.Config{Pool: pool, Poll: time.Hour})
+		running.Go(func() error { _ = s.Run(ctx); return nil })
+		return s, entered, refused
+	}
+	holder, _, _ := process()
+	lease, err := holder.Acquire(ctx, one.For("acme"))
+	require.NoError(t, err)
+	first, _, refusedFirst := process()
+	second, enteredSecond, refusedSecond := process()
+	var g errgroup.Group
+	g.Go(func() error {
+		return first.Hold(ctx, func(context.Context, ratelimit.Lease) error {
+			<-refusedSecond // it has become the first
+			return nil
+		}, one.For("acme"))
+	})
+	<-refusedFirst // without a place in the line, and then with one
+	<-refusedFirst
+	g.Go(func() error {
+		return second.Hold(ctx, func(context.Context, ratelimit.Lease) error { return nil }, one.For("acme"))
+	})
+	<-enteredSecond
+	require.NoError(t, holder.Release(ctx, lease, one.For("acme")))
+	require.NoError(t, g.Wait())
+	cancel()
+	require.NoError(t, running.Wait())
+}
+
+type observer func(event ratelimit.Event)
+
+func (o observer) Observe(_ context.Context, event ratelimit.Event) { o(event) }

@@ -1,21 +1,27 @@
 package scenario_test
 
 import (
+	"crypto/rand"
 	"crypto/sha256"
 	"encoding/json"
 	"fmt"
 	"io"
+	mathrand "math/rand/v2"
 	"net/http"
 	"net/http/httptest"
+	"regexp"
 	"strconv"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sync/errgroup"
 
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
+	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/rules"
 )
 
@@ -29,7 +35,7 @@ type gateway struct {
 	*server
 	database string
 	pool     *pgxpool.Pool
-	api      *api
+	api      api
 	apiURL   string
 	client   *http.Client
 }
@@ -37,7 +43,7 @@ type gateway struct {
 // api is what the gateway protects. It knows no limits.
 type api struct{ requests, tokens atomic.Int64 }
 
-// ServeHTTP answers with the tokens of the request.
+// ServeHTTP answers with the header of the request, and with fields that the gateway sets itself.
 func (a *api) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	tokens, err := strconv.ParseInt(r.Header.Get(costHeader), 10, 64)
 	if err != nil {
@@ -46,24 +52,17 @@ func (a *api) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	a.requests.Add(1)
 	a.tokens.Add(tokens)
-	_ = json.NewEncoder(w).Encode(map[string]any{"path": r.URL.Path, "tokens": tokens})
+	w.Header().Set("RateLimit", `"upstream";r=1;t=1`)
+	w.Header().Set("RateLimit-Policy", `"upstream";q=1;w=1`)
+	_ = json.NewEncoder(w).Encode(r.Header)
 }
 
-// startGateway starts a gateway with the API keys free0-key to free3-key and pro0-key to pro19-key.
-func startGateway(t *testing.T) *gateway {
-	t.Helper()
-	g := newGateway(t, new(api))
-	g.restart(t)
-	return g
-}
-
-// newGateway returns a gateway that is not started. It is in front of behind.
-func newGateway(t *testing.T, behind http.Handler) *gateway {
+// newGateway returns a gateway that is not started, with the API keys free0-key to free3-key and pro0-key to pro19-key.
+func newGateway(t *testing.T) *gateway {
 	t.Helper()
 	database, pool := newDatabase(t)
 	g := &gateway{database: database, pool: pool, client: client(clients)}
-	g.api, _ = behind.(*api)
-	upstream := httptest.NewServer(behind)
+	upstream := httptest.NewServer(&g.api)
 	t.Cleanup(upstream.Close)
 	t.Cleanup(g.client.CloseIdleConnections)
 	g.apiURL = upstream.URL
@@ -112,101 +111,58 @@ func (g *gateway) get(t *testing.T, path string, fields ...string) answer {
 	return answer{response.StatusCode, response.Header, string(body)}
 }
 
-// operate returns a store with which an operator changes the rules at once.
-func (g *gateway) operate(t *testing.T) *rules.Store {
-	t.Helper()
-	store, err := rules.NewStore(g.pool, rules.StoreConfig{Lead: -1})
-	require.NoError(t, err)
-	return store
-}
-
-// rulesIn returns the rules of a file.
-func rulesIn(t *testing.T, text string) *rules.Document {
-	t.Helper()
-	file, err := rules.Read(strings.NewReader(text))
-	require.NoError(t, err)
-	return file
-}
-
-// put states rules at once.
-func (g *gateway) put(t *testing.T, text string) {
-	t.Helper()
-	_, err := g.operate(t).Put(t.Context(), rules.Edit{Author: "grace", Reason: "a test"}, rulesIn(t, text).Rules...)
-	require.NoError(t, err)
-}
-
 func TestGateway(t *testing.T) {
 	t.Parallel()
+	g := newGateway(t)
+	key, err := invoke(t, g.database, "gateway", "-add", "ada:pro")
+	require.NoError(t, err, key)
+	g.restart(t)
 
-	t.Run("StatesTheRestOfEachLimitExceptInShadowMode", func(t *testing.T) {
-		t.Parallel()
-		got := startGateway(t).get(t, "/v1/x")
-		policies, left := got.header.Get("RateLimit-Policy"), got.header.Get("RateLimit")
-		for _, limit := range []string{`"gateway.address"`, `"gateway.key"`, `"gateway.all"`} {
-			require.Contains(t, policies, limit)
-			require.Contains(t, left, limit)
-		}
-		require.NotContains(t, policies+left, "gateway.daily")
-		require.Contains(t, left, `"gateway.key";r=59`)
-	})
+	// It states the rest of each limit, except in shadow mode.
+	visitor := g.get(t, "/v1/x", "Cookie", "a=b")
+	require.Regexp(t, `^"gateway.address";r=119\S*, "gateway.key";r=59\S*, "gateway.all";r=4999\S*$`, visitor.header.Get("RateLimit"))
+	require.Len(t, visitor.header.Values("RateLimit"), 1, "not the field of the API")
+	require.Len(t, visitor.header.Values("RateLimit-Policy"), 1)
+	require.NotContains(t, visitor.body, "a=b", "cookies are not passed on")
+	customer := g.get(t, "/v1/x", "Authorization", "Bearer "+strings.TrimSpace(key), costHeader, "25")
+	require.Contains(t, customer.header.Get("RateLimit-Policy"), `"gateway.key";q=600;w=60;qu="tokens"`)
+	require.Contains(t, customer.body, `"X-Tokens":["25"]`)
+	require.NotContains(t, customer.body, strings.TrimSpace(key), "API keys are not passed on")
+	stranger := g.get(t, "/v1/x", "Authorization", "Bearer guess")
+	require.Equal(t, http.StatusUnauthorized, stranger.status)
+	require.Equal(t, "Bearer", stranger.header.Get("WWW-Authenticate"))
+	require.NotContains(t, stranger.header.Get("RateLimit"), "gateway.all")
+	require.EqualValues(t, 2, g.api.requests.Load())
 
-	t.Run("PassesNoSecretsOn", func(t *testing.T) {
-		t.Parallel()
-		g := newGateway(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			w.Header().Set("RateLimit", `"upstream";r=1;t=1`)
-			w.Header().Set("RateLimit-Policy", `"upstream";q=1;w=1`)
-			_ = json.NewEncoder(w).Encode(r.Header)
-		}))
-		g.restart(t)
-		got := g.get(t, "/v1/x", "Authorization", "Bearer free0-key", "Cookie", "a=b")
-		require.NotContains(t, got.body, "free0-key")
-		require.NotContains(t, got.body, "a=b")
-		require.Len(t, got.header.Values("RateLimit"), 1)
-		require.Len(t, got.header.Values("RateLimit-Policy"), 1)
-		require.NotContains(t, got.header.Get("RateLimit"), "upstream")
-	})
-
-	t.Run("ChargesAnUnknownKeyToItsAddress", func(t *testing.T) {
-		t.Parallel()
-		g := startGateway(t)
-		got := g.get(t, "/v1/x", "Authorization", "Bearer guess")
-		require.Equal(t, http.StatusUnauthorized, got.status)
-		require.Equal(t, "Bearer", got.header.Get("WWW-Authenticate"))
-		require.Contains(t, got.header.Get("RateLimit"), `"gateway.address";r=119`)
-		require.NotContains(t, got.header.Get("RateLimit"), "gateway.all")
-		require.Zero(t, g.api.requests.Load())
-	})
-
-	t.Run("PrintsKeysThatWork", func(t *testing.T) {
-		t.Parallel()
-		g := newGateway(t, new(api))
-		execute(t, g.pool, `DROP TABLE gateway_keys`)
-		key, err := invoke(t, g.database, "gateway", "-add", "ada:pro")
-		require.NoError(t, err, key)
-		g.apiURL = "" // it echoes
-		g.restart(t)
-		got := g.get(t, "/v1/hello", "Authorization", "Bearer "+strings.TrimSpace(key), costHeader, "25")
-		require.JSONEq(t, `{"path": "/v1/hello", "tokens": "25"}`, got.body)
-		require.Contains(t, got.header.Get("RateLimit-Policy"), `"gateway.key";q=600;w=60;qu="tokens"`)
-	})
-}
-
-// Callers see only their own limits.
-func TestGatewayLimits(t *testing.T) {
-	t.Parallel()
-	g := startGateway(t)
-	for authorization, rate := range map[string]int{"": 60, "Bearer free0-key": 60, "Bearer pro0-key": 600} {
-		got := g.get(t, "/limits", "Authorization", authorization)
-		require.Equal(t, http.StatusOK, got.status, got.body)
-		require.Contains(t, got.body, fmt.Sprintf(`"limit":"gateway.key","kind":"token bucket","rate":%d,`, rate))
+	// Callers see only their own limits.
+	requireRate := func(authorization string, rate int) {
+		t.Helper()
+		require.Contains(t, g.get(t, "/limits", "Authorization", authorization).body,
+			fmt.Sprintf(`"limit":"gateway.key","kind":"token bucket","rate":%d,`, rate))
 	}
+	requireRate("", 60)
+	requireRate("Bearer free0-key", 60)
+	requireRate("Bearer pro0-key", 600)
 	require.Equal(t, http.StatusUnauthorized, g.get(t, "/limits", "Authorization", "Bearer guess").status)
 	require.Contains(t, g.get(t, "/ratelimit.js").body, "createClient")
+
+	// A rule that an operator has changed stays when the gateway starts again. Without UPSTREAM_URL it echoes.
+	store, err := rules.NewStore(g.pool, rules.StoreConfig{Lead: -1})
+	require.NoError(t, err)
+	_, err = store.Put(t.Context(), rules.Edit{Author: "grace", Reason: "a test"},
+		rules.Rule{Limit: "gateway.key", Plan: "pro", Policy: ratelimit.PerMinute(1800)})
+	require.NoError(t, err)
+	g.apiURL = ""
+	g.restart(t)
+	requireRate("Bearer pro0-key", 1800)
+	requireRate("Bearer free0-key", 60)
+	require.JSONEq(t, `{"path": "/v1/hello", "tokens": "1"}`, g.get(t, "/v1/hello").body)
 }
 
 func TestGatewayAdmin(t *testing.T) {
 	t.Parallel()
-	g := startGateway(t)
+	g := newGateway(t)
+	g.restart(t)
 	request := func(name, password string) string {
 		r := httptest.NewRequest(http.MethodGet, "/", http.NoBody)
 		r.SetBasicAuth(name, password)
@@ -227,50 +183,158 @@ func TestGatewayAdmin(t *testing.T) {
 	require.Equal(t, http.StatusUnauthorized, g.get(t, "/admin/", "Authorization", request("ana", "")).status, "without a password nobody may")
 }
 
-// Rules of operators stay when a gateway starts again.
-func TestGatewaySeedsItsTablesOnce(t *testing.T) {
-	t.Parallel()
-	g := startGateway(t)
-	first, err := g.operate(t).List(t.Context(), rules.ListQuery{})
-	require.NoError(t, err)
-	require.EqualValues(t, 1, first.Version)
-	require.Len(t, first.Rules, 6)
-	require.Len(t, first.Tiers.Tiers, 5)
+// ledgerTable is what TestGatewayLedger prints.
+const ledgerTable = `who asks, all at once                           stopped by              asked admitted refused
+4 keys on the free plan                         gateway.key, plan free    400      240     160
+2 keys on the pro plan, 10 tokens a request     gateway.key, plan pro     200      120      80
+4 visitors without a key                        gateway.key, plan free    320      240      80
+3 pro keys in an office with one address        gateway.address           180      120      60
+a visitor who forges addresses and cookies      gateway.key, plan free    150       60      90
+a visitor who has 2^64 addresses of IPv6        gateway.key, plan free    100       60      40
+somebody who guesses keys and forges addresses  gateway.address           200      120      80
+a pro key that states a cost of 1000000         gateway.key, plan pro      20        6      14
+`
 
-	g.put(t, "rules: [{limit: gateway.key, plan: pro, rate: 1800, period: minute}]")
-	changed, err := g.operate(t).List(t.Context(), rules.ListQuery{})
-	require.NoError(t, err)
-	g.restart(t)
-	again, err := g.operate(t).List(t.Context(), rules.ListQuery{})
-	require.NoError(t, err)
-	again.Now = changed.Now
-	require.Equal(t, changed, again)
-	require.Contains(t, g.get(t, "/limits", "Authorization", "Bearer pro0-key").body, `"rate":1800`)
-	require.Contains(t, g.get(t, "/limits", "Authorization", "Bearer free0-key").body, `"rate":60`)
+// clients is how many requests are under way at once.
+const clients = 64
+
+// party is some clients who ask alike. i counts their requests.
+type party struct {
+	who     string
+	asks    int
+	cost    int // of each request, to the API
+	request func(r *http.Request, i int)
 }
 
-// Operators change limits while the gateway runs: also a limit in shadow mode, and a limit that is in no file.
-func TestGatewayRulesChange(t *testing.T) {
-	t.Parallel()
-	g := startGateway(t)
-	requireRefused := func(limit string) {
-		require.Eventually(t, func() bool {
-			got := g.get(t, "/v1/x")
-			return got.status == http.StatusTooManyRequests && strings.Contains(got.body, fmt.Sprintf(`"violated-policies":[%q]`, limit))
-		}, patience, 10*time.Millisecond)
+// from sets the header as the proxy sets it: what the client wrote, and then the client's address.
+func from(r *http.Request, address string, forged ...string) {
+	for _, line := range append(forged, address) {
+		r.Header.Add("X-Forwarded-For", line)
 	}
-	g.put(t, "rules: [{limit: gateway.daily, rate: 1, period: hour}]")
-	requireRefused("gateway.daily")
-	g.put(t, "rules: [{limit: gateway.daily, rate: 1000, period: second}]")
-	store := g.operate(t)
-	listing, err := store.List(t.Context(), rules.ListQuery{})
-	require.NoError(t, err)
-	tiers := listing.Tiers
-	tiers.Tiers = append(tiers.Tiers, rules.Tier{Limit: "gateway.new", Route: "/v1/", Key: "{user}"})
-	_, err = store.Apply(t.Context(), rules.Edit{Author: "grace", Reason: "a test"}, rules.Changes{
-		Put: rulesIn(t, "rules: [{limit: gateway.new, rate: 1, period: hour}]").Rules, Tiers: &tiers,
-	})
-	require.NoError(t, err)
-	requireRefused("gateway.new")
-	require.Equal(t, http.StatusOK, g.get(t, "/limits").status)
+}
+
+func withKey(r *http.Request, key string) { r.Header.Set("Authorization", "Bearer "+key) }
+
+// parties are clients who are who they claim to be, and clients who try to get more than one bucket, or more out of it.
+func parties() []party {
+	return []party{
+		{"4 keys on the free plan", 400, 1, func(r *http.Request, i int) {
+			from(r, fmt.Sprint("192.0.2.", i%4))
+			withKey(r, fmt.Sprintf("free%d-key", i%4))
+		}},
+		{"2 keys on the pro plan, 10 tokens a request", 200, 10, func(r *http.Request, i int) {
+			from(r, fmt.Sprint("192.0.2.", 10+i%2))
+			withKey(r, fmt.Sprintf("pro%d-key", i%2))
+			r.Header.Set(costHeader, "10")
+		}},
+		{"4 visitors without a key", 320, 1, func(r *http.Request, i int) { from(r, fmt.Sprint("192.0.2.", 20+i%4)) }},
+		{"3 pro keys in an office with one address", 180, 1, func(r *http.Request, i int) {
+			from(r, "198.51.100.1")
+			withKey(r, fmt.Sprintf("pro%d-key", 2+i%3))
+		}},
+		{"a visitor who forges addresses and cookies", 150, 1, func(r *http.Request, i int) {
+			forged := fmt.Sprintf("10.%d.%d.%d", i%3, i%5, i)
+			from(r, "203.0.113.1", [][]string{{forged}, {forged + ", garbage", "::1"}, {"127.0.0.1, 192.0.2.1"}}[i%3]...)
+			r.Header.Set("Cookie", "visitor="+rand.Text())
+		}},
+		{"a visitor who has 2^64 addresses of IPv6", 100, 1, func(r *http.Request, i int) { from(r, fmt.Sprintf("2001:db8:0:7:%x::%x", i, i*i)) }},
+		{"somebody who guesses keys and forges addresses", 200, 0, func(r *http.Request, i int) {
+			from(r, "203.0.113.3", fmt.Sprint("192.0.2.", i))
+			withKey(r, rand.Text())
+		}},
+		{"a pro key that states a cost of 1000000", 20, maxCost, func(r *http.Request, _ int) {
+			from(r, "203.0.113.4")
+			withKey(r, "pro5-key")
+			r.Header.Set(costHeader, "1000000")
+		}},
+	}
+}
+
+// seen is what the clients of a party saw.
+type seen struct {
+	mu       sync.Mutex
+	admitted int            // 200, or 401 for an unknown key
+	refused  map[string]int // 429, by the rule that refused
+}
+
+// spend sends the i-th request of a party, and counts the answer.
+func (g *gateway) spend(t *testing.T, s *seen, p party, i int) error {
+	t.Helper()
+	request, err := http.NewRequestWithContext(t.Context(), http.MethodPost, g.url+"/v1/spend", http.NoBody)
+	if err != nil {
+		return err
+	}
+	p.request(request, i)
+	response, err := g.client.Do(request)
+	if err != nil {
+		return err
+	}
+	defer response.Body.Close()
+	var problem struct {
+		Violated []string `json:"violated-rules"`
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch response.StatusCode {
+	case http.StatusOK, http.StatusUnauthorized:
+		s.admitted++
+		_, err = io.Copy(io.Discard, response.Body)
+		return err
+	case http.StatusTooManyRequests:
+		if err := json.NewDecoder(response.Body).Decode(&problem); err != nil {
+			return err
+		}
+		if len(problem.Violated) != 1 || response.Header.Get("Retry-After") == "" {
+			return fmt.Errorf("429 with the reasons %q, or without a wait", problem.Violated)
+		}
+		s.refused[problem.Violated[0]]++
+		return nil
+	}
+	return fmt.Errorf("the answer was %s", response.Status)
+}
+
+// TestGatewayLedger plays honest and dishonest clients against the program, and compares their answers with /metrics, and with the
+// requests that reach the API. With -v it prints the answers.
+func TestGatewayLedger(t *testing.T) {
+	t.Parallel()
+	testsize.Long(t, "sends 1,500 requests through the whole gateway")
+	g := newGateway(t)
+	stopClock(t, g.database, g.pool)
+	g.restart(t)
+	var asks []func() error
+	all := make([]*seen, len(parties()))
+	for n, p := range parties() {
+		all[n] = &seen{refused: map[string]int{}}
+		for i := range p.asks {
+			asks = append(asks, func() error { return g.spend(t, all[n], p, i) })
+		}
+	}
+	mathrand.Shuffle(len(asks), func(i, j int) { asks[i], asks[j] = asks[j], asks[i] })
+	var group errgroup.Group
+	group.SetLimit(clients)
+	for _, ask := range asks {
+		group.Go(ask)
+	}
+	require.NoError(t, group.Wait())
+
+	var table strings.Builder
+	fmt.Fprintf(&table, "%-47s %-22s %6s %8s %7s\n", "who asks, all at once", "stopped by", "asked", "admitted", "refused")
+	refused, tokens := map[string]int{}, 0
+	for n, p := range parties() {
+		require.Len(t, all[n].refused, 1, p.who)
+		for rule, times := range all[n].refused {
+			refused[rule] += times
+			fmt.Fprintf(&table, "%-47s %-22s %6d %8d %7d\n", p.who, rule, p.asks, all[n].admitted, times)
+		}
+		tokens += p.cost * all[n].admitted
+	}
+	fmt.Fprintf(t.Output(), "%s", &table)
+	require.Equal(t, ledgerTable, table.String())
+	require.EqualValues(t, tokens, g.api.tokens.Load())
+	counted := map[string]int{}
+	metric := regexp.MustCompile(`(?m)^ratelimit_rule_requests_total\{limit="[^"]*",result="refused",rule="([^"]*)"\} (\d+)$`)
+	for _, line := range metric.FindAllStringSubmatch(g.get(t, "/metrics").body, -1) {
+		counted[line[1]], _ = strconv.Atoi(line[2])
+	}
+	require.Equal(t, refused, counted)
 }

@@ -3,9 +3,12 @@ package scenario_test
 import (
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"net/http/cookiejar"
 	"net/url"
+	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -148,12 +151,6 @@ func (l *login) sessions(t *testing.T) int {
 	return query[int](t, l.pool, `SELECT count(*) FROM login_sessions`)
 }
 
-// buckets returns all rows of the limiter as one text.
-func (l *login) buckets(t *testing.T) string {
-	t.Helper()
-	return query[string](t, l.pool, `SELECT coalesce(string_agg(b::text, ' ' ORDER BY name, key), '') FROM ratelimit.buckets AS b`)
-}
-
 // A limit lets as many guesses as it has tokens reach the password check, however many arrive at once, from however many addresses.
 func TestLoginGuessesAtOnce(t *testing.T) {
 	t.Parallel()
@@ -175,29 +172,22 @@ func TestLoginGuessesAtOnce(t *testing.T) {
 
 func TestLoginLimits(t *testing.T) {
 	t.Parallel()
+	l := startLogin(t)
+	l.try(t, attempt{login: "ada", password: guess})
+	l.leave(t, asAll, 1)
+	require.Equal(t, http.StatusUnauthorized, l.try(t, attempt{login: "ada", password: guess}).status)
+	refused := l.try(t, attempt{"alan", passwordOf("alan"), "192.0.2.2"})
+	require.Equal(t, http.StatusTooManyRequests, refused.status, "all clients together are limited")
+	require.Contains(t, refused.body, asAll)
 
-	t.Run("AllClientsTogetherAreLimited", func(t *testing.T) {
-		t.Parallel()
-		l := startLogin(t)
-		l.try(t, attempt{login: "ada", password: guess})
-		l.leave(t, asAll, 1)
-		require.Equal(t, http.StatusUnauthorized, l.try(t, attempt{login: "ada", password: guess}).status)
-		refused := l.try(t, attempt{"alan", passwordOf("alan"), "192.0.2.2"})
-		require.Equal(t, http.StatusTooManyRequests, refused.status)
-		require.Contains(t, refused.body, asAll)
-	})
-
-	t.Run("AClientCannotForgeItsAddress", func(t *testing.T) {
-		t.Parallel()
-		l := startLogin(t)
-		exposed := start(t, l.database, "login", []string{"HASH_KEY=the secret of this test"}) // no proxy in front
-		l.url = exposed.url
-		for i := range 3 {
-			require.Equal(t, http.StatusUnauthorized, l.try(t, attempt{fmt.Sprint("user", i), guess, fmt.Sprint("198.51.100.", i)}).status)
-			l.leave(t, asClient, 2-i)
-		}
-		require.Equal(t, http.StatusTooManyRequests, l.try(t, attempt{"ada", passwordOf("ada"), "203.0.113.1"}).status)
-	})
+	l.leave(t, asAll, overall)
+	l.url = start(t, l.database, "login", []string{"HASH_KEY=the secret of this test"}).url // no proxy in front
+	for i := range 3 {
+		require.Equal(t, http.StatusUnauthorized, l.try(t, attempt{fmt.Sprint("user", i), guess, fmt.Sprint("198.51.100.", i)}).status)
+		l.leave(t, asClient, 2-i)
+	}
+	refused = l.try(t, attempt{"ada", passwordOf("ada"), "203.0.113.1"})
+	require.Equal(t, http.StatusTooManyRequests, refused.status, "a client cannot forge its address")
 }
 
 // An attacker cannot learn which accounts exist: an unknown account gets the same answers as a wrong password, after the same work.
@@ -312,6 +302,138 @@ func TestLoginRefusesWhatIsNoSignIn(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, http.StatusForbidden, r.status, name)
 	}
-	require.Empty(t, l.buckets(t))
+	require.Zero(t, query[int](t, l.pool, `SELECT count(*) FROM ratelimit.buckets`))
 	require.Zero(t, l.sessions(t))
+}
+
+// After a failure no login is admitted.
+func TestLoginFailsClosed(t *testing.T) {
+	t.Parallel()
+
+	requireClosed := func(t *testing.T, l *login) {
+		t.Helper()
+		failed := l.try(t, attempt{login: "ada", password: passwordOf("ada")})
+		require.Equal(t, http.StatusServiceUnavailable, failed.status)
+		require.NotZero(t, failed.retryAfter)
+		require.Empty(t, failed.cookies)
+		require.NotContains(t, failed.body, "SQLSTATE")
+	}
+
+	t.Run("WithoutTheLimits", func(t *testing.T) {
+		t.Parallel()
+		l := startLogin(t)
+		execute(t, l.pool, `ALTER SCHEMA ratelimit RENAME TO gone`)
+		requireClosed(t, l)
+		require.Zero(t, l.sessions(t))
+	})
+
+	t.Run("WithoutTheUsers", func(t *testing.T) {
+		t.Parallel()
+		l := startLogin(t)
+		execute(t, l.pool, `ALTER TABLE login_users RENAME TO gone`)
+		requireClosed(t, l)
+		require.InDelta(t, perAccount-1, l.tokens(t, asLimited), 0, "the attempt stays charged")
+	})
+}
+
+// attackTable is what TestLoginAttack prints.
+const attackTable = `   who tries what                                   at tries checked admitted refused  by               retry after
+1  200 guesses at ada's password at once            0s   200       5        0     195  account          3m
+2  ada, who knows it, meanwhile                     0s     1       0        0       1  account, locked  3m
+3  ada, a second before Retry-After is over      2m59s     1       0        0       1  account          1s
+4  ada, when it is over                             3m     1       1        1       0
+5  40 guesses at grace's, one every 45 s            3m    40      13        0      27  account, locked  15m15s
+6  alan, who mistypes twice                     32m15s     2       2        0       0
+7  alan, who then gets it right                 32m15s     1       1        1       0
+8  a wrong password for ada, and for nobody     32m15s     2       2        0       0
+9  one password tried on 40 accounts at once  1h32m15s    40      30        0      10  client           30s
+`
+
+// act is a part of the attack: attempts at once, or with a pause before each but the first.
+type act struct {
+	title    string
+	after    time.Duration // since the act before
+	attempts []attempt
+	pause    time.Duration // -1: at once
+}
+
+const atOnce = -1
+
+func acts() []act {
+	times := func(n int, a attempt) (attempts []attempt) { return slices.Repeat([]attempt{a}, n) }
+	right := func(login string) []attempt { return []attempt{{login, passwordOf(login), here}} }
+	wrong := func(login string) attempt { return attempt{login, guess, here} }
+	var spray []attempt
+	for i := range 40 {
+		spray = append(spray, wrong(fmt.Sprintf("user%02d", i)))
+	}
+	return []act{
+		{title: "200 guesses at ada's password at once", attempts: times(200, wrong("ada")), pause: atOnce},
+		{title: "ada, who knows it, meanwhile", attempts: right("ada")},
+		{title: "ada, a second before Retry-After is over", after: 3*time.Minute - time.Second, attempts: right("ada")},
+		{title: "ada, when it is over", after: time.Second, attempts: right("ada")},
+		{title: "40 guesses at grace's, one every 45 s", attempts: times(40, wrong("grace")), pause: 45 * time.Second},
+		{title: "alan, who mistypes twice", attempts: []attempt{{"alan", "alan has a long", here}, {"alan", "alan has a ling password", here}}},
+		{title: "alan, who then gets it right", attempts: right("alan")},
+		{title: "a wrong password for ada, and for nobody", attempts: []attempt{wrong("ada"), wrong("nobody")}},
+		{title: "one password tried on 40 accounts at once", after: time.Hour, attempts: spray, pause: atOnce},
+	}
+}
+
+// TestLoginAttack attacks the program over HTTP. With -v it prints the admissions and refusals.
+func TestLoginAttack(t *testing.T) {
+	t.Parallel()
+	l := startLogin(t)
+	var table strings.Builder
+	fmt.Fprintf(&table, "   %-42s %8s %5s %7s %8s %7s  %-15s  %s\n", "who tries what", "at", "tries", "checked", "admitted", "refused", "by", "retry after")
+	for i, a := range acts() {
+		l.clock.advance(t, a.after)
+		at := l.clock.passed()
+		replies := l.perform(t, a)
+		admitted, wrong := count(replies, http.StatusNoContent), count(replies, http.StatusUnauthorized)
+		refused := count(replies, http.StatusTooManyRequests)
+		require.Len(t, replies, admitted+wrong+refused)
+		line := fmt.Sprintf("%d  %-42s %8s %5d %7d %8d %7d", i+1, a.title, short(at), len(replies), admitted+wrong, admitted, refused)
+		if refused > 0 {
+			by, wait := refusedBy(replies)
+			line += fmt.Sprintf("  %-15s  %s", by, short(wait))
+		}
+		fmt.Fprintln(&table, line)
+	}
+	fmt.Fprintf(t.Output(), "%s", &table)
+	require.Equal(t, attackTable, table.String())
+}
+
+func (l *login) perform(t *testing.T, a act) (replies []reply) {
+	t.Helper()
+	if a.pause == atOnce {
+		return l.together(t, a.attempts)
+	}
+	for i, one := range a.attempts {
+		if i > 0 {
+			l.clock.advance(t, a.pause)
+		}
+		replies = append(replies, l.try(t, one))
+	}
+	return replies
+}
+
+// refusedBy returns the limits that refused, and the longest wait.
+func refusedBy(replies []reply) (by string, wait time.Duration) {
+	limits := map[string]bool{}
+	for _, r := range replies {
+		for _, name := range regexp.MustCompile(`login\.(\w+)`).FindAllStringSubmatch(r.body, -1) {
+			limits[name[1]] = true
+		}
+		wait = max(wait, r.retryAfter)
+	}
+	return strings.Join(slices.Sorted(maps.Keys(limits)), ", "), wait
+}
+
+// The page of the examples shows what TestLoginAttack and TestGatewayLedger print.
+func TestExamplesPage(t *testing.T) {
+	t.Parallel()
+	page := read(t, examples+"/README.md")
+	require.Contains(t, page, "```text\n"+attackTable+"```\n")
+	require.Contains(t, page, "```text\n"+ledgerTable+"```\n")
 }

@@ -34,3 +34,38 @@ func TestQuickstart(t *testing.T) {
 	require.Error(t, err)
 	require.Equal(t, "usage: quickstart AUTHOR MESSAGE\n", output)
 }
+
+// TestORM sends with each library, over each driver, until the limit refuses, and sends a message that the table refuses.
+func TestORM(t *testing.T) {
+	t.Parallel()
+	for _, driver := range []string{"pgx", "postgres"} {
+		for _, library := range []string{"sqlx", "gorm", "bun", "ent"} {
+			t.Run(driver+"/"+library, func(t *testing.T) {
+				t.Parallel()
+				database, pool := newDatabase(t)
+				stopClock(t, database, pool)
+				send := func(body string) (string, error) {
+					return invoke(t, database, "orm", "-driver", driver, library, "ada", body)
+				}
+				left := func() float64 {
+					return query[float64](t, pool, `SELECT coalesce((SELECT value FROM ratelimit.buckets WHERE name = 'freeTrials'), 100)`)
+				}
+				_, err := send("")
+				require.Error(t, err, "the table refuses it")
+				require.InDelta(t, 100, left(), 0, "the tokens are back")
+				for range 3 {
+					output, err := send("hello")
+					require.NoError(t, err, output)
+				}
+				output, err := send("hello?")
+				require.Error(t, err)
+				require.Equal(t, "too many messages: try again in 6s\n", output)
+				require.InDelta(t, 97, left(), 0, "a refusal takes nothing")
+				require.Equal(t, 3, query[int](t, pool, `SELECT count(*) FROM messages`))
+			})
+		}
+	}
+	output, err := invoke(t, "", "orm", "rel", "ada", "hello")
+	require.Error(t, err)
+	require.Equal(t, "unknown library \"rel\"\n", output)
+}

@@ -162,3 +162,65 @@ func TestEpochIsOver(t *testing.T) {
 		require.Equal(t, c.over, c.of.IsOver(c.m, c.afterCut), c.what)
 	}
 }
+
+// upstream is an upstream whose capacity falls from the rate of the contract to 40 % of it and rises again, each for a third of the time. Callers
+// send as much as the limit lets them. The upstream accepts a burst of a second.
+type upstream struct {
+	goodput   float64 // the accepted share of its capacity
+	refused   float64 // the throttled share of the requests
+	lowest    float64 // share of the contract
+	recovered float64 // how many seconds after the end of the incident
+}
+
+// follow has the controller follow an upstream that takes some seconds to answer, by outcomes that it hears four times in an epoch.
+func follow(a adaptive.Adapting, third, answers float64) upstream {
+	const tick = 0.05
+	type outcomes struct{ accepted, throttled float64 }
+	var sent []outcomes
+	var total, known outcomes
+	share, cut, begun, left := 1.0, false, 0.0, a.Rate
+	u := upstream{lowest: 1, recovered: third}
+	for now := 0.0; now < 3*third; now += tick {
+		capacity := a.Rate
+		if now >= third && now < 2*third {
+			capacity *= 0.4
+		}
+		left = min(capacity, left+capacity*tick)
+		asked := share * a.Rate * tick
+		accepted := min(asked, left)
+		left -= accepted
+		sent = append(sent, outcomes{accepted, asked - accepted})
+		total.accepted, total.throttled = total.accepted+accepted, total.throttled+asked-accepted
+		if answered := len(sent) - 1 - int(answers/tick); answered >= 0 {
+			known.accepted, known.throttled = known.accepted+sent[answered].accepted, known.throttled+sent[answered].throttled
+		}
+		m := adaptive.Measured{Accepted: known.accepted, Throttled: known.throttled, Outcomes: int64(known.accepted + known.throttled)}
+		m.Span = time.Duration((now - begun) * float64(time.Second))
+		if len(sent)%int(a.Epoch.Seconds()/4/tick) != 0 || !a.IsOver(m, cut) {
+			continue
+		}
+		share, cut = a.Next(share, m)
+		known, begun = outcomes{}, now
+		u.lowest = min(u.lowest, share)
+		if since := now - 2*third; since > 0 && share >= 0.95 {
+			u.recovered = min(u.recovered, since)
+		}
+	}
+	u.goodput, u.refused = total.accepted/(2.4*third*a.Rate), total.throttled/(total.accepted+total.throttled)
+	return u
+}
+
+// The controller was chosen by these figures: of an upstream that answers at once, of a slow one, and of one behind a contract that is small.
+func TestAdaptingFollowsAnUpstream(t *testing.T) {
+	t.Parallel()
+	fast := adaptive.Adapting{Rate: 100, Floor: 0.1, Growth: 0.04, Epoch: 2 * time.Second, Applied: true}
+	slow := adaptive.Adapting{Rate: 20, Floor: 0.1, Growth: 0.04, Epoch: 4 * time.Second, Applied: true}
+	for name, u := range map[string]upstream{
+		"fast": follow(fast, 40, 0.1), "0.02 s": follow(slow, 100, 0.02), "0.5 s": follow(slow, 100, 0.5), "1 s": follow(slow, 100, 1),
+	} {
+		require.Greater(t, u.goodput, 0.92, name)
+		require.Less(t, u.refused, 0.035, name)
+		require.Greater(t, u.lowest, 0.25, name)
+		require.Less(t, u.recovered, 20.0, name)
+	}
+}

@@ -1,6 +1,9 @@
 package bucket_test
 
 import (
+	"math"
+	"math/rand/v2"
+	"slices"
 	"testing"
 	"time"
 
@@ -10,6 +13,310 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/bucket/buckettest"
 	"github.com/pgratelimit/pgratelimit/internal/testsize"
 )
+
+// slidingTerms returns the terms of a sliding window of n slices of step microseconds.
+func slidingTerms(rate float64, step int64, n int32) bucket.Terms {
+	return bucket.Terms{
+		Capacity: rate, Rate: rate, Step: step, Steps: float64(n), Phase: bucket.MinInstant, Shards: 1, Kind: bucket.Sliding{Slices: n},
+	}
+}
+
+// exactWindow is a sliding window as a list of takes. Each entry counts while less than a Period has passed since the end of the
+// slice that it is in.
+type exactWindow struct {
+	entries []exactTaking
+	ts      int64 // in the newest slice that was ever written
+	step    int64 // of the slices as they were written
+}
+
+type exactTaking struct {
+	end    int64 // the first instant behind the slice
+	amount float64
+}
+
+// floorTo returns the begin of the slice of at. Instants are from MinInstant on.
+func floorTo(at, step int64) int64 { return at - (at-bucket.MinInstant)%step }
+
+// under returns the window as the terms have it at an instant.
+func (w exactWindow) under(t bucket.Terms, now int64) exactWindow {
+	under := exactWindow{ts: max(w.ts, floorTo(now, t.Step)), step: t.Step}
+	for _, e := range w.entries {
+		end := e.end
+		if w.step != t.Step {
+			end = floorTo(min(end-1, max(w.ts, now)), t.Step) + t.Step
+		}
+		under.entries = append(under.entries, exactTaking{end, e.amount})
+	}
+	return under
+}
+
+// seenBy is under, with what counts at the instant only.
+func (w exactWindow) seenBy(t bucket.Terms, now int64) exactWindow {
+	return w.under(t, now).since(func(ts int64) int64 { return floorTo(ts, t.Step) - int64(t.Steps)*t.Step })
+}
+
+// since returns the window without slices that ended by the first of ts.
+func (w exactWindow) since(first func(ts int64) int64) exactWindow {
+	w.entries = slices.DeleteFunc(w.entries, func(e exactTaking) bool { return e.end <= first(w.ts) })
+	return w
+}
+
+// keptBy returns the window without the entries that the row has dropped. An entry older than the period stays in a row for a
+// while, and counts again if the period grows.
+func (w exactWindow) keptBy(s bucket.State) exactWindow {
+	if s.Parts == nil {
+		return w
+	}
+	return w.since(func(ts int64) int64 { return floorTo(ts, w.step) - int64(len(s.Parts.Taken)-4)*w.step })
+}
+
+// add counts amount in the newest slice.
+func (w *exactWindow) add(amount float64) {
+	w.entries = append(w.entries, exactTaking{floorTo(w.ts, w.step) + w.step, amount})
+}
+
+func (w exactWindow) tokens(t bucket.Terms, now int64) float64 {
+	left := t.Capacity
+	for _, e := range w.seenBy(t, now).entries {
+		left -= e.amount
+	}
+	return left
+}
+
+// giveBack subtracts amount from the entries: the entries that end last first, or only the entries of one slice.
+func (w *exactWindow) giveBack(amount float64, onlyAt int64) {
+	slices.SortStableFunc(w.entries, func(a, b exactTaking) int { return int(b.end - a.end) })
+	for i := range w.entries {
+		if e := &w.entries[i]; onlyAt == 0 || e.end == onlyAt+w.step {
+			given := min(amount, e.amount)
+			e.amount, amount = e.amount-given, amount-given
+		}
+	}
+}
+
+// bringBack moves a window that a wrong clock has written to now.
+func (w *exactWindow) bringBack(t bucket.Terms, now int64) {
+	begin := floorTo(now, t.Step)
+	by := floorTo(w.ts, w.step) - floorTo(begin, w.step)
+	for i := range w.entries {
+		w.entries[i].end -= by
+	}
+	w.ts = begin
+}
+
+// wait returns how long from now until cost is there: until one after the other has fallen out.
+func (w exactWindow) wait(t bucket.Terms, now int64, cost float64) int64 {
+	instants := []int64{now}
+	for _, e := range w.entries {
+		if at := floorTo(e.end-1, t.Step) + t.Step + int64(t.Steps)*t.Step; at > now {
+			instants = append(instants, at)
+		}
+	}
+	slices.Sort(instants)
+	for _, at := range instants {
+		if w.tokens(t, at) >= cost {
+			return at - now
+		}
+	}
+	return -1
+}
+
+// slidingHistory is a window twice: as stored, and in the exact model.
+type slidingHistory struct {
+	testing.TB
+
+	src   buckettest.Seeded
+	terms bucket.Terms
+	state bucket.State
+	exact exactWindow
+	now   int64
+
+	taken, refused, changed, fixed int
+}
+
+// drawSliding draws terms whose numbers are exact in float64.
+func drawSliding(src buckettest.Source) bucket.Terms {
+	return slidingTerms(buckettest.One(src, 1.0, 2, 4, 16, 64), buckettest.One[int64](src, 1, 3, 1000, 5000, 16_667, 1_000_000, 60_000_000), buckettest.One[int32](src, 1, 2, 10, 60, 128))
+}
+
+// TestSlidingWindowsAgreeWithTheExactModel compares random histories with the model. Clocks step back, rows are from wrong clocks,
+// and policies change, in the code and from an instant on.
+func TestSlidingWindowsAgreeWithTheExactModel(t *testing.T) {
+	t.Parallel()
+	testsize.EachSeed(t, slidingHistories)
+}
+
+func slidingHistories(t *testing.T, seed uint64) {
+	t.Helper()
+	total, histories, calls := slidingHistory{}, testsize.Of(4, 12), 500
+	for i := range uint64(histories) {
+		h := runSliding(t, seed, i, calls)
+		total.taken, total.refused = total.taken+h.taken, total.refused+h.refused
+		total.changed, total.fixed = total.changed+h.changed, total.fixed+h.fixed
+	}
+	steps := histories * calls
+	require.Greater(t, min(total.taken, total.refused), steps/10)
+	require.Greater(t, min(total.changed, total.fixed), steps/500)
+}
+
+// runSliding runs a history of calls.
+func runSliding(t testing.TB, seed, stream uint64, calls int) *slidingHistory {
+	t.Helper()
+	h := &slidingHistory{TB: t, src: buckettest.Seeded{Rand: rand.New(rand.NewPCG(seed, stream))}, now: opening}
+	h.terms = drawSliding(h.src)
+	h.state, h.exact = h.terms.Full(h.now), exactWindow{ts: floorTo(h.now, h.terms.Step), step: h.terms.Step}
+	for range calls {
+		h.advance()
+		h.call()
+		h.compare()
+	}
+	return h
+}
+
+// advance moves the clock, mostly to where something is about to happen, and sometimes back.
+func (h *slidingHistory) advance() {
+	step, period := h.terms.Step, h.terms.Step*int64(h.terms.Steps)
+	switch h.src.Pick(12) {
+	case 0:
+	case 1:
+		h.now++
+	case 2, 3, 4:
+		h.now += int64(h.src.Unit() * float64(step))
+	case 5:
+		h.now += int64(h.src.Unit() * 2 * float64(period))
+	case 6:
+		h.now = floorTo(h.now, step) + step - int64(h.src.Pick(2))
+	case 7, 8:
+		h.now += buckettest.Wait(h.terms, h.state, h.now, h.cost(), 0).Microseconds() - int64(h.src.Pick(2))
+	case 9:
+		h.now -= int64(h.src.Unit() * float64(buckettest.Minute))
+	case 10:
+		h.now -= int64(h.src.Unit() * float64(step))
+	case 11:
+		if h.src.Pick(5) == 0 { // a clock that is wrong, back or forth
+			h.now += int64((h.src.Unit()*2 - 1) * float64(buckettest.Day))
+		}
+	}
+}
+
+func (h *slidingHistory) cost() float64 {
+	return min(h.terms.Capacity, math.Ceil(h.src.Unit()*h.terms.Capacity*buckettest.One(h.src, 1, 0.5, 0.1)*16)/16)
+}
+
+// call makes one call.
+func (h *slidingHistory) call() {
+	if h.terms.FromFuture(h.state, h.now) {
+		h.state = h.terms.FixClock(h.state, h.now)
+		h.exact.bringBack(h.terms, h.now)
+		h.fixed++
+	}
+	seen := h.exact.seenBy(h.terms, h.now)
+	rule, cost := h.terms.Kind, h.cost()
+	switch chance := h.src.Pick(40); {
+	case chance == 0:
+		h.state = rule.Fill(h.terms, h.state, h.now)
+		seen.entries = nil
+	case chance == 1:
+		h.state = rule.Charge(h.terms, h.state, h.now, cost)
+		seen = h.exact.under(h.terms, h.now)
+		seen.add(cost)
+	case chance < 4:
+		before := h.state
+		h.state = buckettest.Credit(h.terms, h.state, h.now, cost, bucket.MaxInstant)
+		if h.state.Equal(before) {
+			return
+		}
+		seen.giveBack(cost, 0)
+	case chance < 6:
+		at := h.now - int64(h.src.Unit()*float64(buckettest.Period(h.terms)))
+		before := h.state
+		h.state = buckettest.Credit(h.terms, h.state, h.now, cost, buckettest.CreditUntil(h.terms, at))
+		if h.state.Equal(before) {
+			return
+		}
+		seen.giveBack(cost, floorTo(at, h.terms.Step))
+	case chance == 6: // in the code
+		h.terms = drawSliding(h.src)
+		if h.changed++; h.state.Parts == nil { // no row is there, which is full
+			h.state = h.terms.Full(h.now)
+			h.exact = exactWindow{ts: h.state.TS, step: h.terms.Step}
+		}
+		return
+	case chance == 7:
+		seen = h.enter(seen)
+	default:
+		next, allowed := buckettest.Take(h.terms, h.state, h.now, cost, 0)
+		require.Equal(h, h.exact.tokens(h.terms, h.now) >= cost, allowed, "%v of %+v %+v at %d", cost, h.terms, h.state.Parts, h.now)
+		if !allowed {
+			h.refused++
+			return
+		}
+		h.taken++
+		h.state = next
+		seen = h.exact.under(h.terms, h.now)
+		seen.add(cost)
+	}
+	h.exact = seen.keptBy(h.state)
+}
+
+// enter has other terms hold from now on.
+func (h *slidingHistory) enter(seen exactWindow) exactWindow {
+	h.changed++
+	before := h.terms
+	after := drawSliding(h.src)
+	change := buckettest.One(h.src, bucket.Keep, bucket.Add, bucket.Scale, bucket.Reset)
+	from := max(h.now, h.state.TS+1)
+	h.now = from
+	eras := bucket.NewEras([]bucket.Era{{Terms: before}, {From: from, Terms: after, Change: change}})
+	h.state = eras.Holding(from).Settle(h.state)
+	require.Equal(h, from, h.state.TS)
+	h.terms = after
+	seen = h.exact.seenBy(before, from)
+	for i := range seen.entries {
+		e := &seen.entries[i]
+		e.end = floorTo(min(e.end-1, from), after.Step) + after.Step
+		if change == bucket.Scale {
+			e.amount *= after.Capacity / before.Capacity
+		}
+	}
+	if change == bucket.Reset {
+		seen.entries = nil
+	}
+	seen.step, seen.ts = after.Step, from
+	return seen.under(after, from)
+}
+
+// compare compares the row's answers for now and for later with the model.
+func (h *slidingHistory) compare() {
+	s := h.state
+	if h.terms.FromFuture(s, h.now) {
+		return
+	}
+	require.Equal(h, h.exact.tokens(h.terms, h.now), buckettest.Tokens(h.terms, s, h.now), "%+v %+v at %d", h.terms, s.Parts, h.now)
+	if p := s.Parts; p != nil {
+		require.LessOrEqual(h, len(p.Taken), 4+128+44)
+		require.Equal(h, p.Taken[1], s.Value)
+	}
+	for _, cost := range []float64{h.cost(), h.terms.Capacity} {
+		wait := buckettest.Wait(h.terms, s, h.now, cost, 0)
+		require.Equal(h, h.exact.wait(h.terms, h.now, cost), wait.Microseconds(), "%v of %+v %+v at %d", cost, h.terms, s.Parts, h.now)
+		_, enough := buckettest.Take(h.terms, s, h.now+wait.Microseconds(), cost, 0)
+		require.True(h, enough)
+		if wait > 0 {
+			_, enough = buckettest.Take(h.terms, s, h.now+wait.Microseconds()-1, cost, 0)
+			require.False(h, enough)
+		}
+	}
+	require.Equal(h, buckettest.UntilFull(h.terms, s, h.now), buckettest.Wait(h.terms, s, h.now, h.terms.Capacity, 0))
+}
+
+// FuzzSliding looks for an input on which a window gives more than its rate, or says a wrong wait.
+func FuzzSliding(f *testing.F) {
+	f.Add(uint64(1), uint64(2))
+	f.Fuzz(func(t *testing.T, seed, stream uint64) {
+		runSliding(t, seed, stream, 50)
+	})
+}
 
 const second = int64(1_000_000)
 

@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgratelimit/pgratelimit/internal/leaktest"
 	"github.com/pgratelimit/pgratelimit/internal/pooler"
 	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
 )
@@ -95,3 +96,6 @@ func TestLoses(t *testing.T) {
 	_, err = pooler.Loses(t.Context(), config, pgx.QueryExecModeCacheStatement)
 	require.Error(t, err, "nothing is known")
 }
+
+// No test leaves a goroutine behind.
+func TestMain(m *testing.M) { leaktest.Main(m) }

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
+	"os/exec"
 	"runtime"
 	"strings"
 	"testing"
@@ -13,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/migrations"
 )
 
@@ -20,7 +23,7 @@ import (
 type play struct {
 	testing.TB
 	failed, skipped bool
-	log             []string
+	log             strings.Builder
 	cleanups        []func()
 }
 
@@ -43,10 +46,10 @@ func perform(t *testing.T, test func(t testing.TB)) *play {
 func (p *play) Helper()               {}
 func (p *play) Failed() bool          { return p.failed }
 func (p *play) Cleanup(f func())      { p.cleanups = append(p.cleanups, f) }
-func (p *play) Log(args ...any)       { p.log = append(p.log, fmt.Sprint(args...)) }
+func (p *play) Log(args ...any)       { fmt.Fprintln(&p.log, args...) }
 func (p *play) Errorf(string, ...any) { p.failed = true }
 
-func (p *play) Logf(format string, args ...any) { p.log = append(p.log, fmt.Sprintf(format, args...)) }
+func (p *play) Logf(format string, args ...any) { fmt.Fprintf(&p.log, format+"\n", args...) }
 
 func (p *play) Skip(args ...any) {
 	p.skipped = true
@@ -60,19 +63,6 @@ func (p *play) Fatal(args ...any) {
 	runtime.Goexit()
 }
 
-// byURL returns the shared server as it would be found by URL.
-func byURL(t *testing.T) *Server {
-	t.Helper()
-	url := shared.get(t).server.url
-	server, err := start(t.Context(), Options{}, environment{url: url, urlVariable: "DATABASE_URL"})
-	require.NoError(t, err)
-	require.Contains(t, server.String(), "named by DATABASE_URL")
-	require.ErrorIs(t, server.Stop(t.Context(), Kill), errNotOwn)
-	require.ErrorIs(t, server.Restart(t.Context()), errNotOwn)
-	require.NoError(t, server.Close())
-	return server
-}
-
 func exists(t *testing.T, server *Server, database string) (found bool) {
 	t.Helper()
 	const query = "SELECT EXISTS (SELECT FROM pg_database WHERE datname = $1)"
@@ -82,42 +72,42 @@ func exists(t *testing.T, server *Server, database string) (found bool) {
 	return found
 }
 
-func TestNewDatabase(t *testing.T) {
+// A database of a test that fails is kept, and its rows are logged. A server found by URL is not ours to stop.
+func TestADatabaseIsKeptWhenItsTestFails(t *testing.T) {
 	t.Parallel()
-
-	t.Run("IsKeptWhenTheTestFailsAndItsRowsAreLogged", func(t *testing.T) {
-		t.Parallel()
-		server := byURL(t)
-		name, err := ensureTemplate(t.Context(), server, migrations.Config{})
+	server, err := start(t.Context(), Options{}, environment{url: shared.get(t).server.url, urlVariable: "DATABASE_URL"})
+	require.NoError(t, err)
+	require.Contains(t, server.String(), "named by DATABASE_URL")
+	require.ErrorIs(t, server.Stop(t.Context(), Kill), errNotOwn)
+	require.ErrorIs(t, server.Restart(t.Context()), errNotOwn)
+	require.NoError(t, server.Close())
+	name, err := ensureTemplate(t.Context(), server, migrations.Config{})
+	require.NoError(t, err)
+	var pool *pgxpool.Pool
+	played := perform(t, func(fake testing.TB) {
+		pool = openPool(fake, newDatabase(fake, server, name), nil)
+		_, err := pool.Exec(t.Context(), `INSERT INTO ratelimit.buckets (name, key, shard, value, ts) VALUES ('logins', 'it''s', 2, -1.5, 7)`)
 		require.NoError(t, err)
-		var pool *pgxpool.Pool
-		played := perform(t, func(fake testing.TB) {
-			pool = openPool(fake, newDatabase(fake, server, name), nil)
-			_, err := pool.Exec(t.Context(), `INSERT INTO ratelimit.buckets (name, key, shard, value, ts)
-				VALUES ('logins', 'it''s', 2, -1.5, 7)`)
-			require.NoError(t, err)
-			fake.Errorf("on purpose")
-		})
-		database := pool.Config().ConnConfig.Database
-		require.True(t, exists(t, server, database))
-		log := strings.Join(played.log, "\n")
-		require.Contains(t, log, `'logins' 'it''s' 2 -1.5 7`)
-		require.Contains(t, log, database)
-		require.NoError(t, dropDatabase(t.Context(), server, database))
+		fake.Errorf("on purpose")
 	})
+	database := pool.Config().ConnConfig.Database
+	require.True(t, exists(t, server, database))
+	require.Contains(t, played.log.String(), `'logins' 'it''s' 2 -1.5 7`)
+	require.Contains(t, played.log.String(), database)
+	require.NoError(t, dropDatabase(t.Context(), server, database))
+}
 
-	t.Run("IsDroppedWhenTheTestPassesWithConnectionsLeftOpen", func(t *testing.T) {
-		t.Parallel()
-		server := shared.get(t).server
-		var database string
-		played := perform(t, func(fake testing.TB) {
-			conn, err := pgx.Connect(t.Context(), newDatabase(fake, server, emptyTemplate))
-			require.NoError(t, err)
-			database = conn.Config().Database
-		})
-		require.False(t, played.failed)
-		require.False(t, exists(t, server, database))
+func TestADatabaseIsDroppedWhenItsTestPassesWithConnectionsLeftOpen(t *testing.T) {
+	t.Parallel()
+	server := shared.get(t).server
+	var database string
+	played := perform(t, func(fake testing.TB) {
+		conn, err := pgx.Connect(t.Context(), newDatabase(fake, server, emptyTemplate))
+		require.NoError(t, err)
+		database = conn.Config().Database
 	})
+	require.False(t, played.failed)
+	require.False(t, exists(t, server, database))
 }
 
 // Several processes that share a server make one template, also if one of them was killed while it made the template.
@@ -143,9 +133,14 @@ func TestTemplateIsMadeOnce(t *testing.T) {
 
 func TestGiveUp(t *testing.T) {
 	t.Parallel()
-	none := noServer(environment{}, context.DeadlineExceeded)
+	none := noServer(environment{}, errors.New("no programs here"))
+	require.ErrorIs(t, none, ErrNoServer)
+	named := noServer(environment{url: "postgres://a", urlVariable: "DATABASE_URL"}, errors.New("no programs here"))
+	for _, part := range []string{"DATABASE_URL is", "no programs here", "apt-get install", "docker run"} {
+		require.ErrorContains(t, none, part)
+		require.ErrorContains(t, named, part)
+	}
 	broken := fmt.Errorf("DATABASE_URL: %w", context.DeadlineExceeded)
-
 	for name, test := range map[string]struct {
 		err     error
 		ci      bool
@@ -156,41 +151,29 @@ func TestGiveUp(t *testing.T) {
 		"FailsAtADeskWithoutTheOneItWasPromised": {broken, false, false},
 		"FailsInCIWithoutTheOneItWasPromised":    {broken, true, false},
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			played := perform(t, func(t testing.TB) { giveUp(t, test.err, test.ci) })
-			require.Equal(t, test.skipped, played.skipped)
-			require.Equal(t, !test.skipped, played.failed)
-			require.Contains(t, strings.Join(played.log, "\n"), test.err.Error())
-		})
+		played := perform(t, func(t testing.TB) { giveUp(t, test.err, test.ci) })
+		require.Equal(t, test.skipped, played.skipped, name)
+		require.Equal(t, !test.skipped, played.failed, name)
+		require.Contains(t, played.log.String(), test.err.Error(), name)
 	}
 }
 
 func TestWithDatabase(t *testing.T) {
 	t.Setenv("PGSSLMODE", "")
 	for connString, want := range map[string]string{
-		"postgres://u:p@host:5433/app?sslmode=disable":   "postgres://u:p@host:5433/mine?sslmode=disable",
-		"postgresql://host":                              "postgresql://host/mine?sslmode=prefer",
-		"postgres://host/app?dbname=other&database=more": "postgres://host/mine?sslmode=prefer",
-		"postgres:///app?host=/run/postgresql":           "postgres:///mine?host=%2Frun%2Fpostgresql&sslmode=prefer",
-		"host=localhost dbname=app user=u":               "host=localhost dbname=app user=u dbname=mine sslmode=prefer",
-		"host=localhost sslmode=disable":                 "host=localhost sslmode=disable dbname=mine",
+		"postgres://u:secret@host:5433/app?sslmode=disable": "postgres://u:secret@host:5433/mine?sslmode=disable",
+		"postgresql://host": "postgresql://host/mine?sslmode=prefer",
+		"postgres://host/app?dbname=other&database=more":   "postgres://host/mine?sslmode=prefer",
+		"postgres:///app?host=/run/postgresql":             "postgres:///mine?host=%2Frun%2Fpostgresql&sslmode=prefer",
+		"host=localhost dbname=app user=u password=secret": "host=localhost dbname=app user=u password=secret dbname=mine sslmode=prefer",
+		"host=localhost sslmode=disable":                   "host=localhost sslmode=disable dbname=mine",
 	} {
-		t.Run(connString, func(t *testing.T) {
-			require.Equal(t, want, withDatabase(connString, "mine"))
-			config, err := pgx.ParseConfig(withDatabase(connString, "mine"))
-			require.NoError(t, err)
-			require.Equal(t, "mine", config.Database)
-		})
-	}
-}
-
-func TestRedacted(t *testing.T) {
-	t.Parallel()
-	for _, connString := range []string{"postgres://u:secret@h:1/db", "host=h port=1 user=u dbname=db password=secret"} {
-		text := redacted(connString)
-		require.NotContains(t, text, "secret")
-		require.Contains(t, text, "db")
+		require.Equal(t, want, withDatabase(connString, "mine"))
+		config, err := pgx.ParseConfig(want)
+		require.NoError(t, err)
+		require.Equal(t, "mine", config.Database)
+		require.NotContains(t, redacted(want), "secret")
+		require.Contains(t, redacted(want), "mine")
 	}
 }
 
@@ -220,17 +203,6 @@ func TestStart(t *testing.T) {
 	}
 }
 
-func TestNoServerSaysWhatWasTriedAndHowToGetOne(t *testing.T) {
-	t.Parallel()
-	for _, env := range []environment{{}, {url: "postgres://a", urlVariable: "DATABASE_URL"}} {
-		err := noServer(env, errors.New("no programs here"))
-		require.ErrorIs(t, err, ErrNoServer)
-		for _, part := range []string{"DATABASE_URL is", "no programs here", "apt-get install", "docker run"} {
-			require.ErrorContains(t, err, part)
-		}
-	}
-}
-
 func TestChosenSettings(t *testing.T) {
 	t.Parallel()
 	chosen, err := chosenSettings("jit=on, default_transaction_isolation = repeatable read,search_path=it's")
@@ -247,5 +219,20 @@ func TestChosenSettings(t *testing.T) {
 	for _, text := range []string{"jit", "jit=", "=on"} {
 		_, err := chosenSettings(text)
 		require.ErrorContains(t, err, "RATELIMIT_SETTINGS="+text)
+	}
+}
+
+// TestBuildsForOtherSystems builds the package for systems on which tests use a server named by URL.
+func TestBuildsForOtherSystems(t *testing.T) {
+	t.Parallel()
+	testsize.Long(t, "compiles the package and its dependencies for other systems")
+	for _, system := range []string{"windows", "darwin"} {
+		t.Run(system, func(t *testing.T) {
+			t.Parallel()
+			build := exec.CommandContext(t.Context(), "go", "build", ".")
+			build.Env = append(os.Environ(), "GOOS="+system, "CGO_ENABLED=0")
+			out, err := build.CombinedOutput()
+			require.NoError(t, err, "%s", out)
+		})
 	}
 }

@@ -42,31 +42,25 @@ func startAndWait() {
 	_ = server.Close()
 }
 
+// The highest version comes first, and only directories that hold a server count, each once.
 func TestBinDirs(t *testing.T) {
 	t.Parallel()
+	root := t.TempDir()
+	for _, version := range []string{"9.6", "14", "18", "9.10", "15"} {
+		require.NoError(t, os.MkdirAll(filepath.Join(root, version, "bin"), 0o700))
+	}
+	var got []string
+	for _, dir := range newestFirst(filepath.Join(root, "*", "bin")) {
+		got = append(got, filepath.Base(filepath.Dir(dir)))
+	}
+	require.Equal(t, []string{"18", "15", "14", "9.10", "9.6"}, got)
 
-	t.Run("TakesTheHighestVersionFirst", func(t *testing.T) {
-		t.Parallel()
-		root := t.TempDir()
-		for _, version := range []string{"9.6", "14", "18", "9.10", "15"} {
-			require.NoError(t, os.MkdirAll(filepath.Join(root, version, "bin"), 0o700))
-		}
-		var got []string
-		for _, dir := range newestFirst(filepath.Join(root, "*", "bin")) {
-			got = append(got, filepath.Base(filepath.Dir(dir)))
-		}
-		require.Equal(t, []string{"18", "15", "14", "9.10", "9.6"}, got)
-	})
-
-	t.Run("TakesOnlyDirectoriesThatHoldAServerAndEachOnce", func(t *testing.T) {
-		t.Parallel()
-		complete, clientOnly := t.TempDir(), t.TempDir()
-		for _, program := range []string{"initdb", "pg_ctl", "postgres"} {
-			require.NoError(t, os.WriteFile(filepath.Join(complete, program), nil, 0o700))
-		}
-		require.NoError(t, os.WriteFile(filepath.Join(clientOnly, "pg_config"), nil, 0o700))
-		require.Equal(t, []string{complete}, usable([]string{clientOnly, complete, "/nowhere", complete}))
-	})
+	complete, clientOnly := t.TempDir(), t.TempDir()
+	for _, program := range []string{"initdb", "pg_ctl", "postgres"} {
+		require.NoError(t, os.WriteFile(filepath.Join(complete, program), nil, 0o700))
+	}
+	require.NoError(t, os.WriteFile(filepath.Join(clientOnly, "pg_config"), nil, 0o700))
+	require.Equal(t, []string{complete}, usable([]string{clientOnly, complete, "/nowhere", complete}))
 }
 
 // needsLocal ends a test of the server's programs if there are none.

@@ -10,17 +10,56 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// measured returns the numbers of testdata/tree.
-func measured(t *testing.T) numbers {
-	t.Helper()
-	return measuredIn(t, filepath.Join("testdata", "tree"))
-}
-
-func measuredIn(t *testing.T, dir string) numbers {
-	t.Helper()
-	read, err := readTree(dir)
+// TestMeasure measures testdata/tree: numbers by the beginnings of their names, and what a number counts.
+func TestMeasure(t *testing.T) {
+	t.Parallel()
+	read, err := readTree(filepath.Join("testdata", "tree"))
 	require.NoError(t, err)
-	return measure(read)
+	n := measure(read)
+	for prefix, want := range map[string][]string{
+		"core/":    {"branches 11", "exported 10", "files 4", "lines 72", "sql 4"},
+		"methods/": {"Limiter 2", "Limiter/exported 1", "Session 1", "Session/exported 1", "Terms 2", "Terms/exported 1"},
+		"package/": {
+			"internal/bucket/exported 2", "internal/bucket/files 2", "internal/bucket/lines 22",
+			"internal/store/exported 2", "internal/store/files 1", "internal/store/lines 15", "internal/store/sql 4",
+			"ratelimit/exported 6", "ratelimit/files 1", "ratelimit/lines 35",
+			"tool/ent/exported 1", "tool/ent/files 1", "tool/ent/lines 6",
+			"tool/exported 0", "tool/files 1", "tool/lines 4",
+		},
+		"phrases/": {"comments 102", "core 113.6", "pages 166.7"},
+	} {
+		require.Equal(t, want, values(n, prefix), prefix)
+	}
+	for name, want := range map[string][]string{
+		"package/ratelimit/exported": {
+			"ratelimit/limiter.go:6  Limiter", "ratelimit/limiter.go:12  Config", "ratelimit/limiter.go:15  One", "ratelimit/limiter.go:19  First",
+			"ratelimit/limiter.go:22  New", "ratelimit/limiter.go:24  Limiter.Take",
+		},
+		"package/internal/store/sql": {
+			"internal/store/session.go:11  SELECT 1", "internal/store/session.go:13  UPDATE rows SET value = 1",
+			"internal/store/sql/lock.sql  1", "internal/store/sql/take.sql  1",
+		},
+		"branches/transaction": {"internal/store/session.go:6  s.mode == ownTx", "ratelimit/limiter.go:25  if l.pool == nil"},
+		"branches/shards": {
+			"internal/bucket/terms.go:8  t.Shards > 1", "internal/bucket/terms.go:12  case t.Kind == nil && !t.Sharded()",
+			"internal/bucket/terms.go:16  for t.Sharded()", "internal/store/session.go:6  s.Rows != nil",
+		},
+		"branches/kinds":  {"internal/bucket/shards.go:3  t.Sharded() || t.Kind == nil", "internal/bucket/terms.go:12  case t.Kind == nil && !t.Sharded()"},
+		"branches/routed": {"internal/store/session.go:7  !s.IsRouted() && s.memory != nil", "internal/store/session.go:8  if err := s.LeavesOutHeld(); err != nil"},
+		"branches/memory": {"internal/store/session.go:7  !s.IsRouted() && s.memory != nil"},
+		"branches/eras":   nil,
+		"phrases/comments": {
+			"internal/store/sql/tmpl/take.sql.tmpl:2  what was", "internal/store/sql/tmpl/take.sql.tmpl:3  somebody",
+			"ratelimit/limiter.go:1  what a caller", "ratelimit/limiter.go:4  nobody", "ratelimit/limiter.go:5  one that",
+		},
+		"phrases/pages": {"docs/page.md:3  what is", "docs/page.md:10  that of", "docs/page.md:10  whoever"},
+	} {
+		var items []string
+		for _, i := range n[name].items {
+			items = append(items, i.String())
+		}
+		require.Equal(t, want, items, name)
+	}
 }
 
 // values returns the numbers whose names begin with prefix, as "name value" without the prefix.
@@ -31,56 +70,6 @@ func values(n numbers, prefix string) (list []string) {
 		}
 	}
 	return list
-}
-
-// items returns what a number counts.
-func items(n numbers, name string) (list []string) {
-	for _, i := range n[name].items {
-		list = append(list, i.String())
-	}
-	return list
-}
-
-func TestPackage(t *testing.T) {
-	t.Parallel()
-	n := measured(t)
-	require.Equal(t, []string{"branches 11", "exported 10", "files 4", "lines 72", "sql 4"}, values(n, "core/"))
-	require.Equal(t, []string{
-		"Limiter 2", "Limiter/exported 1", "Session 1", "Session/exported 1", "Terms 2", "Terms/exported 1",
-	}, values(n, "methods/"))
-	require.Equal(t, []string{
-		"internal/bucket/exported 2", "internal/bucket/files 2", "internal/bucket/lines 22",
-		"internal/store/exported 2", "internal/store/files 1", "internal/store/lines 15", "internal/store/sql 4",
-		"ratelimit/exported 6", "ratelimit/files 1", "ratelimit/lines 35",
-		"tool/ent/exported 1", "tool/ent/files 1", "tool/ent/lines 6",
-		"tool/exported 0", "tool/files 1", "tool/lines 4",
-	}, values(n, "package/"))
-	require.Equal(t, []string{
-		"ratelimit/limiter.go:6  Limiter", "ratelimit/limiter.go:12  Config", "ratelimit/limiter.go:15  One", "ratelimit/limiter.go:19  First",
-		"ratelimit/limiter.go:22  New", "ratelimit/limiter.go:24  Limiter.Take",
-	}, items(n, "package/ratelimit/exported"))
-	require.Equal(t, []string{
-		"internal/store/session.go:11  SELECT 1", "internal/store/session.go:13  UPDATE rows SET value = 1",
-		"internal/store/sql/lock.sql  1", "internal/store/sql/take.sql  1",
-	}, items(n, "package/internal/store/sql"))
-}
-
-func TestBranches(t *testing.T) {
-	t.Parallel()
-	n := measured(t)
-	for name, want := range map[string][]string{
-		"transaction": {"internal/store/session.go:6  s.mode == ownTx", "ratelimit/limiter.go:25  if l.pool == nil"},
-		"shards": {
-			"internal/bucket/terms.go:8  t.Shards > 1", "internal/bucket/terms.go:12  case t.Kind == nil && !t.Sharded()",
-			"internal/bucket/terms.go:16  for t.Sharded()", "internal/store/session.go:6  s.Rows != nil",
-		},
-		"kinds":  {"internal/bucket/shards.go:3  t.Sharded() || t.Kind == nil", "internal/bucket/terms.go:12  case t.Kind == nil && !t.Sharded()"},
-		"routed": {"internal/store/session.go:7  !s.IsRouted() && s.memory != nil", "internal/store/session.go:8  if err := s.LeavesOutHeld(); err != nil"},
-		"memory": {"internal/store/session.go:7  !s.IsRouted() && s.memory != nil"},
-		"eras":   nil,
-	} {
-		require.Equal(t, want, items(n, "branches/"+name), name)
-	}
 }
 
 func TestMechanismsHaveFilesInTheRepository(t *testing.T) {
@@ -95,17 +84,6 @@ func TestMechanismsHaveFilesInTheRepository(t *testing.T) {
 			require.NotEmpty(t, files, "%s: no file matches %s", m.name, pattern)
 		}
 	}
-}
-
-func TestPhrases(t *testing.T) {
-	t.Parallel()
-	n := measured(t)
-	require.Equal(t, []string{
-		"internal/store/sql/tmpl/take.sql.tmpl:2  what was", "internal/store/sql/tmpl/take.sql.tmpl:3  somebody",
-		"ratelimit/limiter.go:1  what a caller", "ratelimit/limiter.go:4  nobody", "ratelimit/limiter.go:5  one that",
-	}, items(n, "phrases/comments"))
-	require.Equal(t, []string{"docs/page.md:3  what is", "docs/page.md:10  that of", "docs/page.md:10  whoever"}, items(n, "phrases/pages"))
-	require.Equal(t, []string{"comments 102", "core 113.6", "pages 166.7"}, values(n, "phrases/"))
 }
 
 func TestWalks(t *testing.T) {

@@ -4,11 +4,17 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
+
+	"github.com/pgratelimit/pgratelimit/internal/bucket"
+	"github.com/pgratelimit/pgratelimit/internal/memstore"
+	"github.com/pgratelimit/pgratelimit/internal/store"
 )
 
 // landlord gives leases of a minute, and notes the time of each call.
@@ -183,4 +189,84 @@ func TestKeep(t *testing.T) {
 			})
 		})
 	}
+}
+
+// owner begins transactions in memory.
+type owner struct {
+	store.Owner
+	pool memstore.Pool
+}
+
+func (o owner) InOwnTx(ctx context.Context, from *store.Session, fn func(tx *store.Session) error) error {
+	return pgx.BeginFunc(ctx, o.pool, func(tx pgx.Tx) error {
+		bound := from.BoundTo(tx, o)
+		return fn(&bound)
+	})
+}
+
+// A renewal extends the leases on all rows of a call and returns the first end. If one of them is lost, it extends none.
+func TestARenewalExtendsAllLeasesOfACallOrNone(t *testing.T) {
+	t.Parallel()
+	const minute = int64(time.Minute / time.Microsecond)
+	now := int64(1_600_000_000_000_000)
+	pool := memstore.NewPool(nil)
+	s := store.NewInMemory(store.Options{Schema: store.DefaultSchema, AsOf: func() *int64 { return new(now) }}).OnPool(pool, owner{pool: pool})
+	slot := func(name string, lease int64) bucket.Ask {
+		return bucket.Ask{
+			Key: bucket.Key{Name: name, Key: "ada"}, Cost: 1,
+			Terms: bucket.Terms{Capacity: 2, Rate: 1, Steps: 1, Step: 1, Shards: 1, Kind: bucket.Concurrent{Lease: lease}},
+		}
+	}
+	call := &store.Call{Question: store.Question{Verb: "acquire", Asks: []bucket.Ask{slot("a", 2*minute), slot("b", minute)}}}
+	require.NoError(t, s.Decide(t.Context(), call))
+	require.True(t, bucket.AllAllowed(call.Answers))
+	lease, found := call.Asks[0].NewLease(&call.Answers[0])
+	require.True(t, found)
+
+	now += minute / 2
+	renewal := Leases{Asks: call.Asks, Fence: lease.Fence, Lengths: []int64{2 * minute, minute}}
+	require.NoError(t, renewal.Change(t.Context(), &s))
+	require.False(t, renewal.AnyLost())
+	require.Equal(t, now+minute, renewal.EndUs)
+
+	end := now + 2*minute
+	release := Leases{Asks: call.Asks[1:], Fence: lease.Fence, Lengths: []int64{minute}, Release: true}
+	require.NoError(t, release.Change(t.Context(), &s))
+	now += minute / 2
+	require.NoError(t, renewal.Change(t.Context(), &s))
+	require.Equal(t, []bool{false, true}, renewal.Lost)
+	rows, err := s.Look(t.Context(), call.Asks[:1], nil)
+	require.NoError(t, err)
+	require.Equal(t, []bucket.Held{{Fence: lease.Fence, End: end, Slots: 1}}, rows[0].State.Leases())
+}
+
+// named accepts a share whose limit has a name.
+func named(of *Share) bool { return of.Row.Name != "" }
+
+func TestLeaseIDsAreReadAsTheyWereWritten(t *testing.T) {
+	t.Parallel()
+	var most ID
+	most.Fence = 1 << 62
+	for i := range MaxShares {
+		row := bucket.Key{Name: strings.Repeat("n", 63) + string(rune('0'+i)), Key: strings.Repeat("k", maxText)}
+		most.Of = append(most.Of, Share{row, strings.Repeat("p", maxText), MaxSlots, bucket.MaxLease})
+	}
+	for name, id := range map[string]ID{
+		"one":     {1795347039021027, []Share{{bucket.Key{Name: "jobs", Key: "user 17"}, "", 1, 60_000_000}}},
+		"global":  {7, []Share{{bucket.Key{Name: "jobs"}, "pro", 0, 1000}}},
+		"several": {7, []Share{{bucket.Key{Name: "a", Key: "z"}, "", 2, 1000}, {bucket.Key{Name: "b", Key: "ü\n"}, "", 1, 2000}}},
+		"nothing": {7, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			read, err := Parse(id.String(), named)
+			require.NoError(t, err)
+			require.Equal(t, id, *read)
+			require.Regexp(t, `^L1[A-Za-z0-9_-]+$`, id.String())
+		})
+	}
+	require.LessOrEqual(t, len(most.String()), maxID)
+	require.Less(t, maxID, 60_000)
+	short := ID{time.Now().UnixMicro(), []Share{{bucket.Key{Name: "jobs", Key: "user 17"}, "", 1, 60_000_000}}}
+	require.Less(t, len(short.String()), 60)
 }

@@ -13,6 +13,7 @@ import (
 
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
 	"github.com/pgratelimit/pgratelimit/internal/bucket/buckettest"
+	"github.com/pgratelimit/pgratelimit/internal/leaktest"
 	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
 )
 
@@ -344,3 +345,6 @@ func spent(t *testing.T, db Conn, l limit) float64 {
 	require.NoError(t, err)
 	return tokens
 }
+
+// No test leaves a goroutine behind.
+func TestMain(m *testing.M) { leaktest.Main(m) }

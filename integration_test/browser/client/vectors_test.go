@@ -10,117 +10,102 @@ import (
 	"testing"
 	"time"
 
-	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
-	"github.com/pgratelimit/pgratelimit/httplimit"
 	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
 	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
 const (
-	vectorsSeed   = 20260302
-	pagesOfLimits = 16 // of 64 limits, each page read at an instant of its own
-	limitsOnPage  = 64
-	century       = 36525 * ratelimit.Day
-	longest       = 250 * 365 * ratelimit.Day // the longest RetryAfter
+	century = 36525 * ratelimit.Day
+	longest = 250 * 365 * ratelimit.Day // the longest RetryAfter
 )
 
 // question is a question about one state, for Go and the browser.
 type question struct {
-	Page  int     `json:"page"`
-	Limit string  `json:"limit"`
-	At    int64   `json:"at"` // microseconds since 1970
-	Cost  float64 `json:"cost"`
-
+	State       int     `json:"state"` // its number
+	At          int64   `json:"at"`    // microseconds since 1970
+	Cost        float64 `json:"cost"`
 	MaxReserved float64 `json:"maxReserved"` // of the limit's policy, 0 for no bound
-	Policy      string  `json:"-"`
-	Told        int64   `json:"-"` // until when the state tells the windows of a calendar; 0: there is none
+
+	value ratelimit.Value
+	told  int64 // until when the state tells the windows of a calendar; 0: there is none
 }
 
-// isTold reports whether all of the reply is within the windows that the state tells. Behind these the browser estimates, and the
-// core goes on by the calendar.
-func (q *question) isTold(r reply) bool {
-	if q.Told == 0 {
-		return true
-	}
-	last := q.At + max(r.RetryAfter, r.ResetAfter)
-	for _, n := range []*next{r.Next, r.Reserved} {
-		if n != nil {
-			last = max(last, q.At+max(n.Reply.RetryAfter, n.Reply.ResetAfter))
-		}
-		if n != nil && n.ReadyAt != nil {
-			last = max(last, *n.ReadyAt)
-		}
-	}
-	return last < q.Told
-}
-
-// toldUntil returns until when the state of a value tells the windows of its calendar, and 0 when it has none.
-func toldUntil(value ratelimit.Value) int64 {
-	text, err := json.Marshal(value)
-	var state struct {
-		Windows []struct {
-			UntilUs int64 `json:"until_us"`
-		} `json:"windows"`
-	}
-	if err != nil || json.Unmarshal(text, &state) != nil || len(state.Windows) < 2 {
-		return 0
-	}
-	return state.Windows[len(state.Windows)-2].UntilUs
-}
-
-// reply is what both must say.
-type reply struct {
+// answer is an answer of both.
+type answer struct {
 	OK         bool    `json:"ok"`
 	Tokens     float64 `json:"tokens"`
 	Remaining  float64 `json:"remaining"`
 	RetryAfter int64   `json:"retryAfterUs"`
 	ResetAfter int64   `json:"resetAfterUs"`
-	Error      string  `json:"error"`
-	Next       *next   `json:"next"`
-	Reserved   *next   `json:"reserved"`
 }
 
-// next is the state after taking the cost, and its answers.
-type next struct {
-	State   json.RawMessage `json:"state"`
-	Reply   reply           `json:"answer"`
-	ReadyAt *int64          `json:"readyAtUs"`
+// outcome is the state after a Take or a Reserve, and the answer.
+type outcome struct {
+	State   map[string]any `json:"state"`
+	Answer  answer         `json:"answer"`
+	ReadyAt int64          `json:"readyAtUs"`
+}
+
+// reply has all answers to a question.
+type reply struct {
+	answer
+
+	Error    string   `json:"error"`
+	Taken    *outcome `json:"taken"`
+	Reserved *outcome `json:"reserved"`
+}
+
+// isTold reports whether all of the reply is within the windows that the state tells. Behind these the browser estimates, and the
+// core goes on by the calendar.
+func (q *question) isTold(r reply) bool {
+	last := q.At + max(r.RetryAfter, r.ResetAfter)
+	for _, o := range []*outcome{r.Taken, r.Reserved} {
+		if o != nil {
+			last = max(last, q.At+max(o.Answer.RetryAfter, o.Answer.ResetAfter), o.ReadyAt)
+		}
+	}
+	return q.told == 0 || last < q.told
+}
+
+// toldUntil returns until when a state tells the windows of its calendar, and 0 if it has none.
+func toldUntil(state map[string]any) int64 {
+	windows, _ := state["windows"].([]any)
+	if len(windows) < 2 {
+		return 0
+	}
+	return int64(windows[len(windows)-2].(map[string]any)["until_us"].(float64))
 }
 
 // TestVectors asks the module in a browser, and the core, what random states of random limits mean, at random
-// and at telling instants. The states come from rows, through the handler. All must agree to the last bit.
+// and at telling instants. All must agree to the last bit.
 func TestVectors(t *testing.T) {
 	t.Parallel()
 	testsize.Long(t, "starts a browser")
-	d := &draw{rand.New(rand.NewPCG(vectorsSeed, 1))}
-	pool := postgrestest.New(t)
-	mux := http.NewServeMux()
-	var questions []question
-	var replies []reply
-	for page := range pagesOfLimits {
-		now := d.now()
-		limits, rows := d.limits(page, now)
-		insert(t, pool, rows)
-		limiter, err := ratelimit.New(pool, ratelimit.Config{AsOf: func() time.Time { return time.UnixMicro(now) }})
-		require.NoError(t, err)
-		mux.Handle(fmt.Sprintf("GET /limits/%d", page), newClientState(t, limiter, alice, limits...))
-		for _, limit := range limits {
-			value, err := limiter.Value(t.Context(), limit.For("alice"))
-			require.NoError(t, err)
-			asked := d.questions(page, value)
-			questions = append(questions, asked...)
-			for _, q := range asked {
-				replies = append(replies, answer(t, value, q))
-			}
-		}
-	}
-	text, err := json.Marshal(questions)
+	d, pool, now := &draw{rand.New(rand.NewPCG(20260302, 1))}, postgrestest.New(t), int64(0)
+	limiter, err := ratelimit.New(pool, ratelimit.Config{AsOf: func() time.Time { return time.UnixMicro(now) }})
 	require.NoError(t, err)
-	mux.HandleFunc("GET /questions", func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(text) })
+	var states []map[string]any
+	var questions []question
+	for i := range 1024 {
+		now = d.now()
+		limit := d.limit(fmt.Sprint("limit", i))
+		if r := d.row(limit, now); d.IntN(8) > 0 {
+			_, err := pool.Exec(t.Context(), `INSERT INTO ratelimit.buckets (name, key, shard, value, ts, taken, leases)
+				VALUES ($1, 'alice', 0, $2, $3, $4, $5)`, limit.Name(), r.value, r.ts, r.taken, r.leases)
+			require.NoError(t, err)
+		}
+		value, err := limiter.Value(t.Context(), limit.For("alice"))
+		require.NoError(t, err)
+		states = append(states, stateOf(t, value))
+		questions = append(questions, d.questions(value, i, toldUntil(states[i]))...)
+	}
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /questions", func(w http.ResponseWriter, _ *http.Request) {
+		_ = json.NewEncoder(w).Encode(map[string]any{"states": states, "questions": questions})
+	})
 
 	got := play[[]reply](t, newSite(t, mux).browser, `
 		const { evaluate, take, reserve } = await import('/ratelimit.js');
@@ -130,113 +115,91 @@ func TestVectors(t *testing.T) {
 				if (e.name !== 'RangeError') throw e;
 			}
 		};
-		const reserved = (state, q) => unless(() => {
-			const most = bounds.has(q.maxReserved) ? bounds.get(q.maxReserved) : q.maxReserved;
-			const { state: next, answer } = reserve(state, q.at, q.cost, most);
-			return { state: next, answer, readyAtUs: answer.readyAtUs };
-		});
-		const read = async (url) => (await fetch(url)).json();
-		const pages = [];
-		for (let i = 0; i < `+fmt.Sprint(pagesOfLimits)+`; i++) {
-			pages.push(new Map((await read('/limits/' + i)).limits.map((s) => [s.limit, s])));
-		}
-		return (await read('/questions')).map((q) => {
-			const state = pages[q.page].get(q.limit);
+		const { states, questions } = await (await fetch('/questions')).json();
+		return questions.map((q) => {
+			const state = states[q.state];
+			const reserved = unless(() => {
+				const most = bounds.has(q.maxReserved) ? bounds.get(q.maxReserved) : q.maxReserved;
+				const { state: next, answer } = reserve(state, q.at, q.cost, most);
+				return { state: next, answer, readyAtUs: answer.readyAtUs };
+			});
 			try {
-				return { ...evaluate(state, q.at, q.cost), next: unless(() => take(state, q.at, q.cost)), reserved: reserved(state, q) };
-			} catch (e) { return { error: e.name, reserved: reserved(state, q) }; }
+				return { ...evaluate(state, q.at, q.cost), taken: unless(() => take(state, q.at, q.cost)), reserved };
+			} catch (e) { return { error: e.name, reserved }; }
 		});`)
 	require.Len(t, got, len(questions))
 	counts := make(map[string]int) // by the kind of limit, and whether the cost was there
 	for i, q := range questions {
-		if !q.isTold(replies[i]) {
+		want := q.answers(t)
+		if !q.isTold(want) {
 			continue
 		}
-		replies[i].Next = unlessNever(t, replies[i].Next, got[i].Next, q)
-		sameState(t, replies[i].Next, got[i].Next, q)
-		replies[i].Reserved = unlessNever(t, replies[i].Reserved, got[i].Reserved, q)
-		sameState(t, replies[i].Reserved, got[i].Reserved, q)
-		require.Equal(t, replies[i], got[i], "%+v", q)
-		counts[fmt.Sprint(q.Policy, replies[i].OK)]++
+		requireSame(t, want.Taken, got[i].Taken, q)
+		requireSame(t, want.Reserved, got[i].Reserved, q)
+		require.Equal(t, want.answer, got[i].answer, "%+v", q)
+		require.Equal(t, want.Error, got[i].Error, "%+v", q)
+		counts[fmt.Sprintf("%T %t", q.value.Limit.Policy(), want.OK)]++
 	}
 	for _, policy := range []string{"TokenBucket", "FixedWindow", "CalendarWindow", "SlidingWindow", "Concurrency"} {
-		require.Greater(t, counts["ratelimit."+policy+"true"], len(got)/50, policy)
-		require.Greater(t, counts["ratelimit."+policy+"false"], len(got)/200, policy)
+		require.Greater(t, counts["ratelimit."+policy+" true"], len(got)/50, policy)
+		require.Greater(t, counts["ratelimit."+policy+" false"], len(got)/200, policy)
 	}
 }
 
-// unlessNever returns want, and nil where got is nil, which is what can never be.
-func unlessNever(t *testing.T, want, got *next, q question) *next {
+// requireSame requires the same outcome, except of a cost that can never be: the browser returns none.
+func requireSame(t *testing.T, want, got *outcome, q question) {
 	t.Helper()
-	if want == nil || got != nil {
-		return want
+	if want != nil && got == nil {
+		require.False(t, want.Answer.OK, "%+v", q)
+		require.Equal(t, longest.Microseconds(), want.Answer.RetryAfter, "%+v", q)
+		return
 	}
-	require.False(t, want.Reply.OK, "%+v", q)
-	require.Equal(t, longest.Microseconds(), want.Reply.RetryAfter, "%+v", q)
-	return nil
+	if want != nil && q.told != 0 { // the core returns more windows of a calendar the later the call
+		delete(want.State, "windows")
+		delete(got.State, "windows")
+	}
+	require.Equal(t, want, got, "%+v", q)
 }
 
-// sameState requires the two to be of one state, and has got write it as want does.
-func sameState(t *testing.T, want, got *next, q question) {
-	t.Helper()
-	if want != nil && got != nil {
-		require.JSONEq(t, withoutWindows(t, want.State, q), withoutWindows(t, got.State, q), "%+v", q)
-		got.State = want.State
-	}
-}
-
-// withoutWindows returns a state without the windows of its calendar: the core returns more of them the later the call.
-func withoutWindows(t *testing.T, state json.RawMessage, q question) string {
-	t.Helper()
-	if q.Told == 0 {
-		return string(state)
-	}
-	var fields map[string]any
-	require.NoError(t, json.Unmarshal(state, &fields))
-	delete(fields, "windows")
-	text, err := json.Marshal(fields)
-	require.NoError(t, err)
-	return string(text)
-}
-
-// answer asks the core.
-func answer(t *testing.T, value ratelimit.Value, q question) reply {
+// answers asks the core.
+func (q *question) answers(t *testing.T) reply {
 	t.Helper()
 	at := time.UnixMicro(q.At)
-	wait, err := value.RetryAfter(at, q.Cost)
-	if err != nil {
-		return reply{Error: "RangeError", Reserved: reserved(t, value, q)}
-	}
-	full, err := value.RetryAfter(at, value.Limit.Capacity())
-	require.NoError(t, err)
-	tokens := value.At(at)
-	after, d := value.Take(at, q.Cost)
-	return reply{
-		OK: wait == 0, Tokens: tokens, Remaining: max(tokens, 0),
-		RetryAfter: wait.Microseconds(), ResetAfter: full.Microseconds(), Next: nextOf(t, after, d), Reserved: reserved(t, value, q),
-	}
-}
-
-// reserved has the core reserve what the question asks for.
-func reserved(t *testing.T, value ratelimit.Value, q question) *next {
-	t.Helper()
-	after, r := value.Reserve(time.UnixMicro(q.At), q.Cost)
-	n := nextOf(t, after, r.Decision)
+	after, r := q.value.Reserve(at, q.Cost)
+	reserved := outcomeOf(t, after, r.Decision)
 	if r.Allowed {
-		ready := r.ReadyAt.UnixMicro()
-		n.ReadyAt = &ready
+		reserved.ReadyAt = r.ReadyAt.UnixMicro()
 	}
-	return n
+	wait, err := q.value.RetryAfter(at, q.Cost)
+	if err != nil {
+		return reply{Error: "RangeError", Reserved: reserved}
+	}
+	full, err := q.value.RetryAfter(at, q.value.Limit.Capacity())
+	require.NoError(t, err)
+	tokens := q.value.At(at)
+	after, d := q.value.Take(at, q.Cost)
+	return reply{
+		answer: answer{
+			OK: wait == 0, Tokens: tokens, Remaining: max(tokens, 0), RetryAfter: wait.Microseconds(), ResetAfter: full.Microseconds(),
+		},
+		Taken: outcomeOf(t, after, d), Reserved: reserved,
+	}
 }
 
-func nextOf(t *testing.T, after ratelimit.Value, d ratelimit.Decision) *next {
+func outcomeOf(t *testing.T, after ratelimit.Value, d ratelimit.Decision) *outcome {
 	t.Helper()
-	text, err := json.Marshal(after)
-	require.NoError(t, err)
-	return &next{State: text, Reply: reply{
-		OK: d.Allowed, Tokens: after.Tokens, Remaining: d.Remaining,
-		RetryAfter: d.RetryAfter.Microseconds(), ResetAfter: d.ResetAfter.Microseconds(),
+	return &outcome{State: stateOf(t, after), Answer: answer{
+		OK: d.Allowed, Tokens: after.Tokens, Remaining: d.Remaining, RetryAfter: d.RetryAfter.Microseconds(), ResetAfter: d.ResetAfter.Microseconds(),
 	}}
+}
+
+// stateOf returns the state that NewClientState answers with.
+func stateOf(t *testing.T, value ratelimit.Value) (state map[string]any) {
+	t.Helper()
+	text, err := json.Marshal(value)
+	require.NoError(t, err)
+	require.NoError(t, json.Unmarshal(text, &state))
+	return state
 }
 
 // draw draws what the vectors are made of.
@@ -263,20 +226,13 @@ type row struct {
 	leases []int64
 }
 
-// limits returns the limits of a page, and the rows of used limits.
-func (d *draw) limits(page int, now int64) ([]ratelimit.Limit, []row) {
-	limits, rows := make([]ratelimit.Limit, limitsOnPage), []row(nil)
-	for i := range limits {
-		limits[i] = d.limit(fmt.Sprintf("limit%d/%d", page, i))
-		capacity := limits[i].Capacity()
-		value := one(d, 0, capacity, capacity*d.Float64(), -capacity*d.Float64(), math.Nextafter(capacity, 0), 5e-324,
-			-d.between(1e-9, 1e12), -d.between(1, 1e300), d.between(1e-9, 1e12), math.Trunc(capacity*d.Float64()))
-		ts := one(d, now, now-1, now+1, now-d.span(1e15), now-d.span(1e9), now+d.span(1e9), now+d.span(1e15), 0)
-		if d.IntN(8) > 0 {
-			rows = append(rows, d.parts(row{limit: limits[i], value: value, ts: max(ts, 0)}))
-		}
-	}
-	return limits, rows
+// row returns what a used limit keeps.
+func (d *draw) row(limit ratelimit.Limit, now int64) row {
+	capacity := limit.Capacity()
+	value := one(d, 0, capacity, capacity*d.Float64(), -capacity*d.Float64(), math.Nextafter(capacity, 0), 5e-324,
+		-d.between(1e-9, 1e12), -d.between(1, 1e300), d.between(1e-9, 1e12), math.Trunc(capacity*d.Float64()))
+	ts := one(d, now, now-1, now+1, now-d.span(1e15), now-d.span(1e9), now+d.span(1e9), now+d.span(1e15), 0)
+	return d.parts(row{limit: limit, value: value, ts: max(ts, 0)})
 }
 
 // parts returns the row with what its kind keeps besides, unless another kind has written it.
@@ -343,72 +299,41 @@ func (d *draw) limit(name string) ratelimit.Limit {
 }
 
 // questions returns what to ask of a value: at random instants, and where the answer turns.
-func (d *draw) questions(page int, value ratelimit.Value) []question {
+func (d *draw) questions(value ratelimit.Value, state int, told int64) (questions []question) {
 	now, capacity := value.AsOf.UnixMicro(), value.Limit.Capacity()
 	costs := []float64{
 		0, capacity, capacity * d.Float64(), math.Nextafter(capacity, 0), capacity * 0x1p-40, capacity * 0x1p-41,
 		math.Nextafter(capacity, math.Inf(1)), 1, 1e-9, -1,
 	}
-	maxOwed := maxReserved(value.Limit)
+	var maxOwed float64
+	_, calendar := value.Limit.Policy().(ratelimit.CalendarWindow)
+	switch policy := value.Limit.Policy().(type) {
+	case ratelimit.TokenBucket:
+		maxOwed = policy.MaxReserved
+	case ratelimit.FixedWindow:
+		maxOwed = policy.MaxReserved
+	case ratelimit.CalendarWindow:
+		maxOwed = policy.MaxReserved
+	}
 	if most := capacity + maxOwed; maxOwed > 0 {
 		costs = append(costs, most, math.Nextafter(most, math.Inf(1)), math.Nextafter(most, 0), most*d.Float64(), most*d.Float64(), maxOwed)
 	}
-	name, policy := value.Limit.Name(), fmt.Sprintf("%T", value.Limit.Policy())
-	told := toldUntil(value)
 	ats := []int64{now, now + 1, now - 1, now + d.span(1e6), now + d.span(1e15), now - d.span(1e15), 0, d.Int64N(1 << 52)}
-	var questions []question
 	for range 6 {
 		cost, at := one(d, costs...), min(max(one(d, ats...), 0), 1<<52)
-		if policy == "ratelimit.CalendarWindow" { // of windows that are over it is not told how long they were
+		if calendar { // of windows that are over it is not told how long they were
 			at = min(max(at, now), told-1)
 		}
-		questions = append(questions, question{page, name, at, cost, maxOwed, policy, told})
-		wait, err := value.RetryAfter(time.UnixMicro(at), cost)
-		if turn := at + wait.Microseconds(); err == nil && wait > 0 && turn < 1<<52 {
-			questions = append(questions, question{page, name, turn - 1, cost, maxOwed, policy, told}, question{page, name, turn, cost, maxOwed, policy, told})
-		}
+		ask := func(at int64) { questions = append(questions, question{state, at, cost, maxOwed, value, told}) }
+		ask(at)
+		wait, _ := value.RetryAfter(time.UnixMicro(at), cost)
 		_, reserved := value.Reserve(time.UnixMicro(at), cost)
-		if turn := at + reserved.RetryAfter.Microseconds(); reserved.RetryAfter > 0 && turn < 1<<52 {
-			questions = append(questions, question{page, name, turn - 1, cost, maxOwed, policy, told}, question{page, name, turn, cost, maxOwed, policy, told})
+		for _, wait := range []time.Duration{wait, reserved.RetryAfter} {
+			if turn := at + wait.Microseconds(); wait > 0 && turn < 1<<52 {
+				ask(turn - 1)
+				ask(turn)
+			}
 		}
 	}
 	return questions
-}
-
-// maxReserved returns the MaxReserved of the limit's policy.
-func maxReserved(limit ratelimit.Limit) float64 {
-	switch policy := limit.Policy().(type) {
-	case ratelimit.TokenBucket:
-		return policy.MaxReserved
-	case ratelimit.FixedWindow:
-		return policy.MaxReserved
-	case ratelimit.CalendarWindow:
-		return policy.MaxReserved
-	}
-	return 0
-}
-
-// insert writes the rows for alice.
-func insert(t *testing.T, pool *pgxpool.Pool, rows []row) {
-	t.Helper()
-	batch := &pgx.Batch{}
-	for _, r := range rows {
-		batch.Queue(`INSERT INTO ratelimit.buckets (name, key, shard, value, ts, taken, leases) VALUES ($1, 'alice', 0, $2, $3, $4, $5)`,
-			r.limit.Name(), r.value, r.ts, r.taken, r.leases)
-	}
-	require.NoError(t, pool.SendBatch(t.Context(), batch).Close())
-}
-
-// alice is the only user of a site.
-func alice(*http.Request) (string, error) { return "alice", nil }
-
-// newClientState returns the handler of a site whose users key tells apart.
-func newClientState(t *testing.T, limiter *ratelimit.Limiter, key httplimit.Key, limits ...ratelimit.Limit) http.Handler {
-	t.Helper()
-	handler, err := httplimit.NewClientState(httplimit.ClientStateConfig{
-		Limiter: limiter, Key: key, Limits: limits,
-		Timeout: time.Hour, // a busy machine is no reason to refuse
-	})
-	require.NoError(t, err)
-	return handler
 }

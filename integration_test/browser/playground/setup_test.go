@@ -55,10 +55,16 @@ func open(t *testing.T, url string) *page {
 }
 
 // goTo loads an address anew, also where only its fragment differs. If time runs then, it goes back to the start and stands still.
+// In the page, set(id, value) enters a value.
 func (p *page) goTo(t *testing.T, url string) {
 	t.Helper()
 	require.NoError(t, chromedp.Do(p.tab, chromedp.Navigate("about:blank"), chromedp.Navigate(url)))
 	play[bool](t, p, `
+		window.set = (id, value, event = 'input') => {
+			const element = document.getElementById(id);
+			element.value = value;
+			element.dispatchEvent(new Event(event));
+		};
 		const run = document.getElementById('run');
 		if (run?.dataset.running === 'true') document.getElementById('restart').click();
 		return true;`)
@@ -94,12 +100,4 @@ func (p *page) text(t *testing.T, id string) string {
 func (p *page) press(t *testing.T, keys string) {
 	t.Helper()
 	require.NoError(t, chromedp.Do(p.tab, chromedp.KeyEvent(keys)))
-}
-
-// presetIDs returns the presets of the page.
-func presetIDs(t *testing.T, p *page) []string {
-	t.Helper()
-	ids := play[[]string](t, p, `return [...document.querySelectorAll('[name=preset]')].map((radio) => radio.value);`)
-	require.Len(t, ids, 11)
-	return ids
 }
