@@ -226,13 +226,6 @@ func TestWrite(t *testing.T) {
 	require.ErrorIs(t, err, ratelimit.ErrInvalidLimit)
 }
 
-func TestWriteTabs(t *testing.T) {
-	t.Parallel()
-	for _, key := range []string{"\t\n", "a\n\tb", "\n\t", " \t\n a"} {
-		requireRoundTrip(t, &rules.Document{Overrides: []rules.Override{{Limit: "a", Key: key, Multiplier: 2}}})
-	}
-}
-
 // requireRoundTrip writes a document as YAML and as JSON, and reads it again.
 func requireRoundTrip(t require.TestingT, d *rules.Document) {
 	text, err := d.YAML()

@@ -113,6 +113,7 @@ func TestRuleAsLimit(t *testing.T) {
 	require.ErrorIs(t, err, rules.ErrInvalid)
 }
 
+// TestOldEntriesAreForgotten promises that an entry is forgotten 30 days after it ended, and not 30 days after it was made.
 func TestOldEntriesAreForgotten(t *testing.T) {
 	t.Parallel()
 	f := setup(t)
@@ -123,12 +124,18 @@ func TestOldEntriesAreForgotten(t *testing.T) {
 		rules.Override{Limit: "messages", Key: "ana", Multiplier: 2}, rules.Override{Limit: "messages", Key: "bob", Multiplier: 2}))
 	made(t)(f.store.Delete(t.Context(), why, "messages", "pro"))
 
+	logins := ratelimit.Define("logins", ratelimit.PerMinute(10))
+	made(t)(f.store.Put(t.Context(), why, perMinute("logins", "", 50)))
+	made(t)(f.store.Delete(t.Context(), from(f.now(t).Add(45*24*time.Hour)), "logins", ""))
+
 	const day = `86400000000`
 	f.exec(t, `UPDATE ratelimit.rules SET from_us = from_us - CASE of WHEN 'override' THEN 40 ELSE 31 END * `+day+`, made_us = made_us - 31 * `+day+`,
 		until_us = CASE of WHEN 'override' THEN from_us - CASE key WHEN 'ana' THEN 29 ELSE 31 END * `+day+` END`)
 	f.load(t)
 	require.Equal(t, 1, f.events.last(t).Overrides, "that which ended 31 days ago is not loaded")
 	require.Equal(t, 1, f.events.last(t).Rules)
+	require.Equal(t, 50.0, f.capacity(t, time.Now(), logins.For("ana")))
+	require.Equal(t, 10.0, f.capacity(t, time.Now().Add(15*24*time.Hour), logins.For("ana")))
 	long := time.Now().Add(-30 * 24 * time.Hour)
 	require.Equal(t, 100.0, f.capacity(t, long, messages.For("ana")), "it held until 29 days ago, and is known")
 	require.Equal(t, 50.0, f.capacity(t, time.Now().Add(time.Hour), messages.For("ana")))
@@ -219,19 +226,6 @@ func TestChangesAheadAreBounded(t *testing.T) {
 		at := now.Add(time.Duration(i+1) * day)
 		made(t)(f.store.Pause(t.Context(), from(at), rules.Pause{Limit: "messages", Key: "ana", Until: at.Add(time.Hour)}))
 	}
-}
-
-// A deletion is forgotten when it has been in effect for 30 days, and not 30 days after it was made.
-func TestDeletionFarAhead(t *testing.T) {
-	t.Parallel()
-	f := setup(t)
-	now := f.now(t)
-	made(t)(f.immediate(t).Put(t.Context(), why, perMinute("messages", "", 50)))
-	made(t)(f.store.Delete(t.Context(), from(now.Add(45*day)), "messages", ""))
-	f.exec(t, `UPDATE ratelimit.rules SET from_us = from_us - 31 * 86400000000, made_us = made_us - 31 * 86400000000`)
-	f.load(t)
-	require.Equal(t, 50.0, f.capacity(t, now, messages.For("ana")))
-	require.Equal(t, messages.Capacity(), f.capacity(t, now.Add(15*day), messages.For("ana")))
 }
 
 // A deletion that lies ahead can be brought forward, and is there once.

@@ -21,7 +21,7 @@ func TestFieldsKeepTheirOrder(t *testing.T) {
 
 // FuzzFromJSON promises that every text is read back as it was.
 func FuzzFromJSON(f *testing.F) {
-	for _, text := range []string{"", "\t\n", "no", "1", "\x7f\u0085\ufeff", "a: b", "- ", "#", "<<"} {
+	for _, text := range []string{"", "\t\n", "a\n\tb", "\n\t", " \t\n a", "no", "1", "\x7f\u0085\ufeff", "a: b", "- ", "#", "<<"} {
 		f.Add(text, text)
 	}
 	f.Fuzz(func(t *testing.T, key, value string) {

@@ -20,6 +20,9 @@ func Root() *cobra.Command {
 // Shown is shown.
 func Shown(s string) string { return shown(s) }
 
+// KeyText is keyText.
+func KeyText(key string) string { return keyText(key) }
+
 // Views are what -o json prints, by the names that docs/cli.md gives them.
 func Views() map[string]any {
 	return map[string]any{

@@ -294,29 +294,6 @@ func (s *served) slowly(t *testing.T) {
 	s.post("check", `{"requests":[{"limit":"messages","key":"zoe"}]}`, http.StatusOK)
 }
 
-// TestServeMisuse expects that serve does not start where others could call it without a token.
-func TestServeMisuse(t *testing.T) {
-	t.Parallel()
-	env := []string{"RATELIMIT_DATABASE_URL=postgres://nobody@127.0.0.1:1/none"}
-	for _, c := range []struct {
-		args []string
-		want string
-	}{
-		{[]string{"--http", "0.0.0.0:8080"}, "other machines can reach it; add --token-file"},
-		{[]string{"--grpc", ":8081"}, "other machines can reach it"},
-		{[]string{"--http", "8080"}, "it has no host and port"},
-		{[]string{"--token-file", file(t, "tokens", "short\n")}, "line 1 is no token of 16 characters or more"},
-		{[]string{"--token-file", file(t, "tokens", "\n")}, "the file is empty; write a token on each line"},
-		{[]string{"--token-file", "/nowhere"}, "no such file"},
-		{[]string{"--tls-cert", file(t, "cert", "x")}, "go together"},
-		{[]string{"--tls-cert", file(t, "cert", "x"), "--tls-key", file(t, "key", "x")}, "failed to find any PEM data"},
-	} {
-		r := run(t.Context(), env, "", append([]string{"serve"}, c.args...)...)
-		require.Equal(t, 2, r.code, c.args)
-		require.Contains(t, r.err, c.want)
-	}
-}
-
 // TestServeDoesNotStart expects advice for a used port and for an undeclared attribute.
 func TestServeDoesNotStart(t *testing.T) {
 	t.Parallel()

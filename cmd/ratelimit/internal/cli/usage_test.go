@@ -18,7 +18,7 @@ import (
 
 func TestUsage(t *testing.T) {
 	t.Parallel()
-	nothing := file(t, "empty", "")
+	nothing, short, line, x := file(t, "empty", ""), file(t, "tokens", "short\n"), file(t, "line", "\n"), file(t, "x", "x")
 	for _, c := range []struct{ args, says string }{
 		{"rulse list", "did you mean rules?"},
 		{"rules", "\n  apply "},
@@ -62,6 +62,15 @@ func TestUsage(t *testing.T) {
 		{"take sends ada --policy '1 per week' --hash-key-file=", "--hash-key-file is empty"},
 		{"pause sends ada --for 1h --reason x --author=", "--author is empty"},
 		{"simulate --refusals=", "--refusals is empty"},
+		// The server does not start where others could call it without a token.
+		{"serve --http 0.0.0.0:8080 --database-url postgres://127.0.0.1:1/x", "other machines can reach it; add --token-file"},
+		{"serve --grpc :8081 --database-url postgres://127.0.0.1:1/x", "other machines can reach it"},
+		{"serve --http 8080 --database-url postgres://127.0.0.1:1/x", "it has no host and port"},
+		{"serve --database-url postgres://127.0.0.1:1/x --token-file " + short, "line 1 is no token of 16 characters or more"},
+		{"serve --database-url postgres://127.0.0.1:1/x --token-file " + line, "the file is empty; write a token on each line"},
+		{"serve --database-url postgres://127.0.0.1:1/x --token-file /nowhere", "no such file"},
+		{"serve --database-url postgres://127.0.0.1:1/x --tls-cert " + x, "go together"},
+		{"serve --database-url postgres://127.0.0.1:1/x --tls-key " + x + " --tls-cert " + x, "failed to find any PEM data"},
 		// What destroys something is refused before a database is looked for.
 		{"migrate down", "give --yes"},
 		{"migrate partition 8", "give --yes"},
@@ -122,11 +131,7 @@ func TestDatabase(t *testing.T) {
 			require.NotContains(t, r.out+r.err, "s3cr3t-word")
 			require.Contains(t, r.err, "DATABASE_URL", "where it is from is said")
 		}
-	})
-
-	t.Run("IsNotShownWhereItIsNoFlagEither", func(t *testing.T) {
-		t.Parallel()
-		const dsn = "postgres://ana:s3cr3t-word@127.0.0.1:1/limits"
+		const dsn = "postgres://ana:s3cr3t-word@127.0.0.1:1/limits" // where it is no flag
 		for _, args := range [][]string{
 			{"rules", "list", "-database-url=" + dsn},
 			{dsn, "rules", "list"},
@@ -234,6 +239,12 @@ func TestShown(t *testing.T) {
 	} {
 		require.Equal(t, want, cli.Shown(text), "%q", text)
 	}
+	shown := make(map[string]string)
+	for _, key := range []string{"", "(shared)", `"(shared)"`, `\(shared)`, `\"(shared)\"`, "(every key)"} { // no key looks like none
+		text := cli.KeyText(key)
+		require.NotContains(t, shown, text, "%q is shown as %q", key, shown[text])
+		shown[text] = key
+	}
 }
 
 func TestAHostileKeyBreaksNothing(t *testing.T) {
@@ -242,22 +253,6 @@ func TestAHostileKeyBreaksNothing(t *testing.T) {
 	out := f.ok(t, with(window(), "take", "sends", "\x1b[2J\u202enc\r\nada\tx")...)
 	require.Contains(t, out, `"\x1b[2J\u202enc\r\nada\tx"`)
 	require.NotContains(t, out, "\x1b")
-}
-
-func TestNoKeyLooksLikeNone(t *testing.T) {
-	t.Parallel()
-	f := setup(t)
-	shown := make(map[string]string)
-	for _, key := range []string{"", "(shared)", `"(shared)"`, `\(shared)`, `\"(shared)\"`, "(every key)"} {
-		args := []string{"check", "sends", key}
-		if key == "" {
-			args = args[:2]
-		}
-		_, rest, _ := strings.Cut(f.ok(t, with(window(), args...)...), "key         ")
-		line, _, _ := strings.Cut(rest, "\n")
-		require.NotContains(t, shown, line, "%q is shown as %q", key, shown[line])
-		shown[line] = key
-	}
 }
 
 var errFull = errors.New("no space left on device")

@@ -137,31 +137,29 @@ func TestRunLooksAtTheSchema(t *testing.T) {
 		}
 	})
 
-	t.Run("WithATransactionLevelThatConflicts", func(t *testing.T) {
+	t.Run("WithParametersOfTheConnection", func(t *testing.T) {
 		t.Parallel()
 		config := postgrestest.New(t).Config().ConnConfig
-		for _, level := range []string{"serializable", "repeatable read"} {
-			config.RuntimeParams["default_transaction_isolation"] = level
-			f := of(look(t, config, doctor.Config{MaxTransaction: 24 * time.Hour}), "isolation")
-			require.Len(t, f, 1)
-			require.Equal(t, doctor.Warning, f[0].Level)
-			require.Contains(t, f[0].Says, "default_transaction_isolation is "+level)
-			require.Contains(t, f[0].Do, "ALTER ROLE CURRENT_USER RESET default_transaction_isolation;")
-		}
-		delete(config.RuntimeParams, "default_transaction_isolation")
-		require.Equal(t, doctor.OK, one(t, look(t, config, doctor.Config{}), "isolation").Level)
-	})
-
-	t.Run("WithASchemaBeforePgCatalog", func(t *testing.T) {
-		t.Parallel()
-		config := postgrestest.New(t).Config().ConnConfig
-		for path, want := range map[string]doctor.Level{
-			"app, pg_catalog": doctor.Warning, `"$user","pg_catalog"`: doctor.Warning, "app, public": doctor.OK, "pg_catalog, app": doctor.OK,
+		const isolation, path = "default_transaction_isolation", "search_path"
+		for _, c := range []struct {
+			check, parameter, value string
+			level                   doctor.Level
+			says                    string
+		}{
+			{"isolation", isolation, "serializable", doctor.Warning, "default_transaction_isolation is serializable"},
+			{"isolation", isolation, "repeatable read", doctor.Warning, "default_transaction_isolation is repeatable read"},
+			{"isolation", isolation, "read committed", doctor.OK, ""},
+			{"searchpath", path, "app, pg_catalog", doctor.Warning, "The search_path is app, pg_catalog"},
+			{"searchpath", path, `"$user","pg_catalog"`, doctor.Warning, ""},
+			{"searchpath", path, "app, public", doctor.OK, ""},
+			{"searchpath", path, "pg_catalog, app", doctor.OK, ""},
 		} {
-			config.RuntimeParams["search_path"] = path
-			f := one(t, look(t, config, doctor.Config{}), "searchpath")
-			require.Equal(t, want, f.Level, path)
-			require.Equal(t, want == doctor.Warning, strings.Contains(f.Do, "ALTER ROLE CURRENT_USER RESET search_path;"), path)
+			with := config.Copy()
+			with.RuntimeParams[c.parameter] = c.value
+			f := one(t, look(t, with, doctor.Config{MaxTransaction: 24 * time.Hour}), c.check)
+			require.Equal(t, c.level, f.Level, c.value)
+			require.Contains(t, f.Says, c.says)
+			require.Equal(t, c.level == doctor.Warning, strings.Contains(f.Do, "ALTER ROLE CURRENT_USER RESET "+c.parameter+";"), c.value)
 		}
 	})
 

@@ -225,7 +225,7 @@ func TestRunReads(t *testing.T) {
 		require.NoError(t, w.Close())
 	}
 
-	t.Run("FilesAndWhatIsCompressed", func(t *testing.T) {
+	t.Run("FilesAndStandardInputCompressedOrNot", func(t *testing.T) {
 		t.Parallel()
 		dir := t.TempDir()
 		plain, packed := filepath.Join(dir, "access.log"), filepath.Join(dir, "access.log.1.gz")
@@ -237,15 +237,10 @@ func TestRunReads(t *testing.T) {
 			require.NoError(t, err)
 			sources = append(sources, source)
 		}
+		sources = append(sources, simulate.Reader("-", bytes.NewReader(zipped.Bytes())))
 		report := run(t, config, sources...)
-		require.EqualValues(t, 6, report.Lines)
-		require.EqualValues(t, 3, report.Refused)
-	})
-
-	t.Run("StandardInput", func(t *testing.T) {
-		t.Parallel()
-		report := run(t, config, simulate.Reader("-", bytes.NewReader(zipped.Bytes())))
-		require.EqualValues(t, 4, report.Lines)
+		require.EqualValues(t, 10, report.Lines)
+		require.EqualValues(t, 7, report.Refused)
 	})
 
 	t.Run("UntilTheSourceFails", func(t *testing.T) {
