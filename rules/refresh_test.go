@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
+	"github.com/pgratelimit/pgratelimit/migrations"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/rules"
 )
@@ -148,7 +149,7 @@ func TestRun(t *testing.T) {
 
 		isUp.Store(true) // without tables
 		f.eventually(t, func() bool { return errors.Is(f.events.last(t).Err, ratelimit.ErrNotMigrated) })
-		migrate(t, pool)
+		require.NoError(t, migrations.Up(t.Context(), pool, migrations.Config{}))
 		made(t)(f.store.Put(t.Context(), why, perMinute("messages", "", 5)))
 		f.eventually(t, func() bool { return set.Version() == 1 })
 	})

@@ -10,7 +10,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
-	"github.com/pgratelimit/pgratelimit/migrations"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/rules"
 )
@@ -81,11 +80,6 @@ func (e *events) count() int {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return len(e.told)
-}
-
-func migrate(t testing.TB, pool *pgxpool.Pool) {
-	t.Helper()
-	require.NoError(t, migrations.Up(t.Context(), pool, migrations.Config{}))
 }
 
 // perMinute is a rule of n tokens a minute.

@@ -328,11 +328,6 @@ var (
 	Pool      = ratelimit.Define("pool", ratelimit.PerSecond(100))
 )
 
-func recipeBorrow(ctx context.Context, limiter *ratelimit.Limiter, tenant string) (ratelimit.Decision, error) {
-	d, err := limiter.Take(ctx, ratelimit.Borrow(Guarantee.For(tenant), Pool.Global()))
-	return d, err
-}
-
 var Mails = ratelimit.Define("mails", ratelimit.TokenBucket{Rate: 100, Period: time.Minute, Capacity: 10})
 
 func recipeUpTo(ctx context.Context, limiter *ratelimit.Limiter, sender string, queue []string, send func(...string)) (time.Duration, error) {
@@ -363,11 +358,6 @@ var Firehose = ratelimit.Define("firehose", ratelimit.TokenBucket{
 	Rate: 100_000, Period: time.Second, Capacity: 400_000, Prefetch: 500 * time.Millisecond,
 })
 
-func recipeHotKey(ctx context.Context, limiter *ratelimit.Limiter) (ratelimit.Decision, error) {
-	d, err := limiter.Take(ctx, Firehose.Global())
-	return d, err
-}
-
 // fetchCount counts how often tokens were prefetched.
 type fetchCount int
 
@@ -384,9 +374,10 @@ func TestRecipesOfVerbs(t *testing.T) {
 	t.Run("Borrow", func(t *testing.T) {
 		t.Parallel()
 		f := newFrozen(t)
+		ctx, limiter := t.Context(), f.Limiter
 		admitted := func(tenant string) (n int) {
 			for ; ; n++ {
-				d, err := recipeBorrow(t.Context(), f.Limiter, tenant)
+				d, err := limiter.Take(ctx, ratelimit.Borrow(Guarantee.For(tenant), Pool.Global()))
 				require.NoError(t, err)
 				if !d.Allowed {
 					return n
@@ -406,9 +397,10 @@ func TestRecipesOfVerbs(t *testing.T) {
 		t.Parallel()
 		f, fetches := newFrozen(t), fetchCount(0)
 		f.Limiter = f.With(t, ratelimit.Config{AsOf: func() time.Time { return f.now }, Observer: &fetches})
+		ctx, limiter := t.Context(), f.Limiter
 		const calls = 100_000
 		for range calls {
-			d, err := recipeHotKey(t.Context(), f.Limiter)
+			d, err := limiter.Take(ctx, Firehose.Global())
 			require.NoError(t, err)
 			require.True(t, d.Allowed)
 		}

@@ -57,11 +57,6 @@ func rulesPut(ctx context.Context, pool *pgxpool.Pool) (*rules.Store, rules.Appl
 	return store, applied, err
 }
 
-func rulesPlan(ctx context.Context, limiter *ratelimit.Limiter, userID, plan string) (ratelimit.Decision, error) {
-	d, err := limiter.Take(ctx, Messages.For(userID).Plan(plan)) // "pro", as your own tables say
-	return d, err
-}
-
 func rulesOverride(ctx context.Context, store *rules.Store, limiter *ratelimit.Limiter, userID string, launch time.Time) (rules.Applied, error) {
 	key, err := limiter.StoredKey(Messages.For(userID))
 	if err != nil {
@@ -123,11 +118,6 @@ func rulesMiddleware(set *rules.Set, limiter *ratelimit.Limiter, search http.Han
 	return mux, nil
 }
 
-func rulesHistory(ctx context.Context, store *rules.Store) ([]rules.Statement, error) {
-	entries, err := store.History(ctx, rules.HistoryQuery{Limit: "messages"}) // the newest first
-	return entries, err
-}
-
 func rulesRefusals(ctx context.Context, pool *pgxpool.Pool, set *rules.Set) (*ratelimit.Limiter, func() error, error) {
 	counter, err := refusals.New(pool, refusals.Config{Keys: true})
 	if err != nil {
@@ -135,11 +125,6 @@ func rulesRefusals(ctx context.Context, pool *pgxpool.Pool, set *rules.Set) (*ra
 	}
 	limiter, err := ratelimit.New(pool, ratelimit.Config{Policies: set, Refused: counter.Refused, Observer: counter})
 	return limiter, func() error { return counter.Run(ctx) }, err
-}
-
-func rulesTop(ctx context.Context, pool *pgxpool.Pool) ([]refusals.Sum, error) {
-	top, err := refusals.Top(ctx, pool, "", refusals.TopConfig{By: refusals.ByKey, Since: time.Now().Add(-time.Hour)})
-	return top, err
 }
 
 // rulesStory is the program of docs/rules.md, with a limiter on the clock of the test.
@@ -164,8 +149,9 @@ func (s *rulesStory) hear(t *testing.T, from time.Time) {
 // admitted takes until the bucket refuses, and returns the rule that decided.
 func (s *rulesStory) admitted(t *testing.T, userID, plan string) (n int, rule string) {
 	t.Helper()
+	ctx, limiter := t.Context(), s.Limiter
 	for ; ; n++ {
-		d, err := rulesPlan(t.Context(), s.Limiter, userID, plan)
+		d, err := limiter.Take(ctx, Messages.For(userID).Plan(plan)) // "pro", as your own tables say
 		require.NoError(t, err)
 		if !d.Allowed {
 			return n, d.States[0].Rule
@@ -188,11 +174,11 @@ const rulesPage = "../../docs/rules.md"
 func TestRulesDocument(t *testing.T) {
 	t.Parallel()
 	testsize.Long(t, documents)
-	ctx := t.Context()
-	s := &rulesStory{frozen: newFrozen(t)}
+	ctx, s := t.Context(), &rulesStory{frozen: newFrozen(t)}
+	pool := s.Pool
 	s.now = time.Now().Truncate(time.Microsecond)
 	var err error
-	s.set, _, err = rulesStart(ctx, s.Pool)
+	s.set, _, err = rulesStart(ctx, pool)
 	require.NoError(t, err)
 	s.Limiter = s.With(t, ratelimit.Config{Policies: s.set, AsOf: func() time.Time { return s.now }})
 	requireAdmitted := func(want int, rule, userID, plan string) {
@@ -204,18 +190,18 @@ func TestRulesDocument(t *testing.T) {
 	requireAdmitted(10, "", "ada", "pro")
 
 	counting, stop := context.WithCancel(ctx)
-	limiter, run, err := rulesRefusals(counting, s.Pool, s.set)
+	limiter, run, err := rulesRefusals(counting, pool, s.set)
 	require.NoError(t, err)
 	require.NoError(t, limiter.Require(ctx, Messages.For("eve").Cost(10)))
 	require.ErrorIs(t, limiter.Require(ctx, Messages.For("eve").Cost(9)), ratelimit.ErrLimited)
 	stop()
 	require.NoError(t, run(), "it writes when its context ends")
-	top, err := rulesTop(ctx, s.Pool)
+	top, err := refusals.Top(ctx, pool, "", refusals.TopConfig{By: refusals.ByKey, Since: time.Now().Add(-time.Hour)})
 	require.NoError(t, err)
 	require.Len(t, top, 1)
 	require.Equal(t, [3]any{"messages", "eve", int64(1)}, [3]any{top[0].Limit, top[0].Key, top[0].Refused})
 
-	store, applied, err := rulesPut(ctx, s.Pool)
+	store, applied, err := rulesPut(ctx, pool)
 	require.NoError(t, err)
 	s.store = store
 	s.hear(t, applied.From)
@@ -240,7 +226,7 @@ func TestRulesDocument(t *testing.T) {
 	s.now = launch.Add(ratelimit.Week)
 	requireAdmitted(20, "messages", "ada", "")
 
-	entries, err := rulesHistory(ctx, s.store)
+	entries, err := store.History(ctx, rules.HistoryQuery{Limit: "messages"}) // the newest first
 	require.NoError(t, err)
 	var reasons []string
 	for _, e := range entries {
