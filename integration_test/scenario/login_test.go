@@ -215,67 +215,54 @@ func TestLoginUnknownAccount(t *testing.T) {
 	require.Greater(t, fastest["eve"], fastest["ada"]/3, "no password was hashed") // a lookup takes a twentieth
 }
 
+// A success fills the limit of the account only, and only together with the session, which only the browser knows.
 func TestLoginSuccess(t *testing.T) {
 	t.Parallel()
+	l := startLogin(t)
+	perAccounts := func() string {
+		return query[string](t, l.pool, `SELECT array_agg(value ORDER BY value DESC)::text FROM ratelimit.buckets WHERE name = $1`, asLimited)
+	}
+	execute(t, l.pool, `CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'no'; END $$`)
+	// It fails the COMMIT, after the session is written and the limit is reset.
+	execute(t, l.pool, `CREATE CONSTRAINT TRIGGER refuse AFTER INSERT ON login_sessions DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION refuse()`)
+	l.try(t, attempt{login: "grace", password: guess})
+	l.try(t, attempt{login: "ada", password: guess})
+	failed := l.try(t, attempt{login: "ada", password: passwordOf("ada")})
+	require.Equal(t, http.StatusServiceUnavailable, failed.status)
+	require.Empty(t, failed.cookies)
+	require.Zero(t, l.sessions(t))
+	require.Equal(t, `{4,3}`, perAccounts(), "the limit was reset without a session")
 
-	t.Run("FillsTheLimitOfTheAccountOnly", func(t *testing.T) {
-		t.Parallel()
-		l := startLogin(t)
-		l.try(t, attempt{login: "grace", password: guess})
-		l.try(t, attempt{login: "ada", password: guess})
-		require.Equal(t, http.StatusNoContent, l.try(t, attempt{login: "ada", password: passwordOf("ada")}).status)
-		require.Equal(t, `{5,4}`, query[string](t, l.pool, `SELECT array_agg(value ORDER BY value DESC)::text FROM ratelimit.buckets WHERE name = $1`, asLimited))
-		require.InDelta(t, perClient-2, l.tokens(t, asClient), 0, "the owner of an account must not clear the limit of an address")
-		require.InDelta(t, overall-2, l.tokens(t, asAll), 0)
-		require.Equal(t, 1, l.sessions(t))
-	})
+	execute(t, l.pool, `DROP TRIGGER refuse ON login_sessions`)
+	jar, err := cookiejar.New(nil)
+	require.NoError(t, err)
+	l.client.Jar = jar
+	cookies := l.try(t, attempt{login: " ADA", password: passwordOf("ada")}).cookies
+	require.Equal(t, `{5,4}`, perAccounts())
+	require.InDelta(t, perClient-3, l.tokens(t, asClient), 0, "the owner of an account must not clear the limit of an address")
+	require.InDelta(t, overall-3, l.tokens(t, asAll), 0)
+	require.Len(t, cookies, 1)
+	require.True(t, cookies[0].HttpOnly)
+	require.Equal(t, http.SameSiteLaxMode, cookies[0].SameSite)
+	require.Equal(t, 1, l.sessions(t))
+	require.Zero(t, query[int](t, l.pool, `SELECT count(*) FROM login_sessions WHERE position($1::bytea IN token_hash) > 0`, []byte(cookies[0].Value)))
 
-	t.Run("FillsItOnlyTogetherWithTheSession", func(t *testing.T) {
-		t.Parallel()
-		l := startLogin(t)
-		execute(t, l.pool, `CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'no'; END $$`)
-		// It fails the COMMIT, after the session is written and the limit is reset.
-		execute(t, l.pool, `CREATE CONSTRAINT TRIGGER refuse AFTER INSERT ON login_sessions DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION refuse()`)
-		l.try(t, attempt{login: "ada", password: guess})
-		failed := l.try(t, attempt{login: "ada", password: passwordOf("ada")})
-		require.Equal(t, http.StatusServiceUnavailable, failed.status)
-		require.Empty(t, failed.cookies)
-		require.Zero(t, l.sessions(t))
-		require.InDelta(t, perAccount-2, l.tokens(t, asLimited), 0, "the limit was reset without a session")
-
-		execute(t, l.pool, `DROP TRIGGER refuse ON login_sessions`)
-		require.Equal(t, http.StatusNoContent, l.try(t, attempt{login: "ada", password: passwordOf("ada")}).status)
-		require.InDelta(t, perAccount, l.tokens(t, asLimited), 0)
-	})
-
-	t.Run("GivesASessionThatOnlyTheBrowserKnows", func(t *testing.T) {
-		t.Parallel()
-		l := startLogin(t)
-		jar, err := cookiejar.New(nil)
+	account := func() string {
+		response, err := l.client.Get(l.url + "/account")
 		require.NoError(t, err)
-		l.client.Jar = jar
-		account := func() string {
-			response, err := l.client.Get(l.url + "/account")
-			require.NoError(t, err)
-			defer response.Body.Close()
-			text, err := io.ReadAll(response.Body)
-			require.NoError(t, err)
-			return response.Status + " " + string(text)
-		}
-		cookies := l.try(t, attempt{login: " ADA", password: passwordOf("ada")}).cookies
-		require.Len(t, cookies, 1)
-		require.True(t, cookies[0].HttpOnly)
-		require.Equal(t, http.SameSiteLaxMode, cookies[0].SameSite)
-		require.Zero(t, query[int](t, l.pool, `SELECT count(*) FROM login_sessions WHERE position($1::bytea IN token_hash) > 0`, []byte(cookies[0].Value)))
-		require.Equal(t, "200 OK ada\n", account())
-		response, err := l.client.Post(l.url+"/logout", "", http.NoBody)
+		defer response.Body.Close()
+		text, err := io.ReadAll(response.Body)
 		require.NoError(t, err)
-		require.NoError(t, response.Body.Close())
-		require.Contains(t, account(), "401")
-		l.try(t, attempt{login: "ada", password: passwordOf("ada")})
-		execute(t, l.pool, `UPDATE login_sessions SET expires_at = now()`)
-		require.Contains(t, account(), "401")
-	})
+		return response.Status + " " + string(text)
+	}
+	require.Equal(t, "200 OK ada\n", account())
+	response, err := l.client.Post(l.url+"/logout", "", http.NoBody)
+	require.NoError(t, err)
+	require.NoError(t, response.Body.Close())
+	require.Contains(t, account(), "401")
+	l.try(t, attempt{login: "ada", password: passwordOf("ada")})
+	execute(t, l.pool, `UPDATE login_sessions SET expires_at = now()`)
+	require.Contains(t, account(), "401")
 }
 
 // An invalid sign-in request costs nothing.
@@ -309,31 +296,22 @@ func TestLoginRefusesWhatIsNoSignIn(t *testing.T) {
 // After a failure no login is admitted.
 func TestLoginFailsClosed(t *testing.T) {
 	t.Parallel()
-
-	requireClosed := func(t *testing.T, l *login) {
+	l := startLogin(t)
+	requireClosed := func() {
 		t.Helper()
 		failed := l.try(t, attempt{login: "ada", password: passwordOf("ada")})
 		require.Equal(t, http.StatusServiceUnavailable, failed.status)
 		require.NotZero(t, failed.retryAfter)
 		require.Empty(t, failed.cookies)
 		require.NotContains(t, failed.body, "SQLSTATE")
-	}
-
-	t.Run("WithoutTheLimits", func(t *testing.T) {
-		t.Parallel()
-		l := startLogin(t)
-		execute(t, l.pool, `ALTER SCHEMA ratelimit RENAME TO gone`)
-		requireClosed(t, l)
 		require.Zero(t, l.sessions(t))
-	})
-
-	t.Run("WithoutTheUsers", func(t *testing.T) {
-		t.Parallel()
-		l := startLogin(t)
-		execute(t, l.pool, `ALTER TABLE login_users RENAME TO gone`)
-		requireClosed(t, l)
-		require.InDelta(t, perAccount-1, l.tokens(t, asLimited), 0, "the attempt stays charged")
-	})
+	}
+	execute(t, l.pool, `ALTER TABLE login_users RENAME TO gone`)
+	requireClosed()
+	require.InDelta(t, perAccount-1, l.tokens(t, asLimited), 0, "the attempt stays charged")
+	execute(t, l.pool, `ALTER TABLE gone RENAME TO login_users`)
+	execute(t, l.pool, `ALTER SCHEMA ratelimit RENAME TO gone`)
+	requireClosed()
 }
 
 // attackTable is what TestLoginAttack prints.

@@ -54,17 +54,30 @@ func TestSVG(t *testing.T) {
 	for i := range 7 {
 		many = append(many, rising(strconv.Itoa(i), float64(i+1)))
 	}
-	for dots, curve := range map[int]scenario.Curve{ // by the number of dots with those of the legend
-		14: {Name: "two contenders", Lines: []scenario.Line{rising("a", 1000), rising("b", 300)}},
-		49: {Name: "many", Lines: many},
-		2:  {Name: "one", Lines: []scenario.Line{{Contender: "a", Points: []scenario.Point{point}}}},
-		7:  {Name: "<b> & \"c\"", Lines: []scenario.Line{rising("a < b & c", 1)}},
-		0:  {Name: "nothing"},
+	cost := rising("a", 1000)
+	for i := range cost.Points[1:] { // of the first it is not known
+		cost.Points[i+1].Processor = &stats.Spread{Median: 2e-5, Low: 1.5e-5, High: 3e-5}
+	}
+	for _, c := range []struct {
+		name   string
+		lines  []scenario.Line
+		figure plot.Figure
+		dots   int // with those of the legend
+		says   string
+	}{
+		{"two contenders", []scenario.Line{rising("a", 1000), rising("b", 300)}, plot.Throughput(), 14, ""},
+		{"many", many, plot.Throughput(), 49, ""},
+		{"one", []scenario.Line{{Contender: "a", Points: []scenario.Point{point}}}, plot.Throughput(), 2, ""},
+		{`<b> & "c"`, []scenario.Line{rising("a < b & c", 1)}, plot.Throughput(), 7, ""},
+		{"nothing", nil, plot.Throughput(), 0, ""},
+		{"many: the processor's time for a call", []scenario.Line{cost}, plot.Processor(), 6, "20µs\n"},
 	} {
-		attributes, texts := parse(t, plot.SVG(curve, plot.Throughput()))
-		require.Contains(t, texts, curve.Name)
-		require.Len(t, attributes["cx"], dots)
-		for _, line := range curve.Lines {
+		name, _, _ := strings.Cut(c.name, ":")
+		attributes, texts := parse(t, plot.SVG(scenario.Curve{Name: name, Lines: c.lines}, c.figure))
+		require.Contains(t, texts, c.name)
+		require.Contains(t, texts, c.says)
+		require.Len(t, attributes["cx"], c.dots)
+		for _, line := range c.lines {
 			require.Contains(t, texts, line.Contender)
 		}
 		for _, number := range append(attributes["cx"], attributes["cy"]...) {
@@ -94,16 +107,4 @@ func TestSVGIsLogarithmic(t *testing.T) {
 	}
 	require.Greater(t, x[1], x[0])
 	require.Less(t, y[1], y[0])
-}
-
-func TestSVGOfWhatACallCosts(t *testing.T) {
-	t.Parallel()
-	line := rising("a", 1000)
-	for i := range line.Points[1:] { // of the first it is not known
-		line.Points[i+1].Processor = &stats.Spread{Median: 2e-5, Low: 1.5e-5, High: 3e-5}
-	}
-	attributes, texts := parse(t, plot.SVG(scenario.Curve{Name: "many", Lines: []scenario.Line{line}}, plot.Processor()))
-	require.Len(t, attributes["cx"], 5+1)
-	require.Contains(t, texts, "20µs\n")
-	require.Contains(t, texts, "many: the processor's time for a call")
 }

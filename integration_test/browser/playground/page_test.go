@@ -25,6 +25,13 @@ func TestRunsWhenItOpens(t *testing.T) {
 	require.Equal(t, "Play", runs(url+"#preset=model&at=60.1"))
 	browsertest.Prefer(t, p.tab, "prefers-reduced-motion", "reduce")
 	require.Equal(t, "Play", runs(url))
+	require.Equal(t, []float64{500}, play[[]float64](t, p, `
+		const delays = [];
+		window.requestAnimationFrame = () => delays.push(0);
+		window.setTimeout = (run, ms) => delays.push(ms);
+		document.getElementById('run').click();
+		return delays;`), "it draws every half second, in no animation frame")
+	require.Equal(t, "0s", play[string](t, p, `return getComputedStyle(document.getElementById('run')).transitionDuration;`))
 }
 
 // TestKeyboard does everything without a mouse.
@@ -113,22 +120,6 @@ func TestLittleIsAnnounced(t *testing.T) {
 	require.Equal(t, "Time runs.", said[0])
 	require.Regexp(t, `^The end\. 3.s\. Token bucket: Refused at 2\.983`, said[1])
 	require.Equal(t, "true", said[2])
-}
-
-// TestReducedMotion runs the page for a user who prefers reduced motion: it requests no animation frame, and draws every half
-// second.
-func TestReducedMotion(t *testing.T) {
-	t.Parallel()
-	p := open(t, serve(t))
-	browsertest.Prefer(t, p.tab, "prefers-reduced-motion", "reduce")
-	delays := play[[]float64](t, p, `
-		const delays = [];
-		window.requestAnimationFrame = () => delays.push(0);
-		window.setTimeout = (run, ms) => delays.push(ms);
-		document.getElementById('run').click();
-		return delays;`)
-	require.Equal(t, []float64{500}, delays)
-	require.Equal(t, "0s", play[string](t, p, `return getComputedStyle(document.getElementById('run')).transitionDuration;`))
 }
 
 // TestAPhonesWidth shows every example, with folded parts, without scrolling to the side.
