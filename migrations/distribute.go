@@ -1,6 +1,7 @@
 package migrations
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -50,17 +51,11 @@ type Distribution struct {
 //
 // It returns ErrNoCitus, and ErrShards if tables of the application could no longer be distributed. Then nothing was changed.
 func Distribute(ctx context.Context, pool *pgxpool.Pool, cfg Config, distribution Distribution) error {
-	schema, err := cfg.schema()
+	schema, err := cfg.schemaOn(pool)
 	if err != nil {
 		return err
 	}
-	if pool == nil {
-		return errNilPool
-	}
-	shards := distribution.Shards
-	if shards == 0 {
-		shards = DefaultShards
-	}
+	shards := cmp.Or(distribution.Shards, DefaultShards)
 	if shards < 1 || shards > maxShards {
 		return fmt.Errorf("%w: %d; use 1 to %d", ErrShards, shards, maxShards)
 	}

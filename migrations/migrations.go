@@ -89,11 +89,7 @@ type Config struct {
 // isolation level. It works on a pool of one connection. If a migration fails, the migrations before it stay applied, and the
 // next Up continues.
 func Up(ctx context.Context, pool *pgxpool.Pool, cfg Config) error {
-	err := migrate(ctx, pool, cfg, func(provider *goose.Provider, current int64) error {
-		schema, err := cfg.schema()
-		if err != nil {
-			return err
-		}
+	err := migrate(ctx, pool, cfg, func(provider *goose.Provider, schema string, current int64) error {
 		if err := checkMade(ctx, pool, schema, cfg.Partitions); err != nil {
 			return err
 		}
@@ -126,7 +122,7 @@ func Up(ctx context.Context, pool *pgxpool.Pool, cfg Config) error {
 // lost: every bucket is full again after the next Up. The schema and goose's record in it stay. Down
 // does nothing when nothing is applied.
 func Down(ctx context.Context, pool *pgxpool.Pool, cfg Config) error {
-	err := migrate(ctx, pool, cfg, func(provider *goose.Provider, current int64) error {
+	err := migrate(ctx, pool, cfg, func(provider *goose.Provider, _ string, current int64) error {
 		if current == 0 {
 			return nil
 		}
@@ -142,10 +138,7 @@ func Down(ctx context.Context, pool *pgxpool.Pool, cfg Config) error {
 // Version returns the highest version that is applied, 0 when none is. It only reads: neither schema
 // nor table is created.
 func Version(ctx context.Context, pool *pgxpool.Pool, cfg Config) (int64, error) {
-	if pool == nil {
-		return 0, errNilPool
-	}
-	schema, err := cfg.schema()
+	schema, err := cfg.schemaOn(pool)
 	if err != nil {
 		return 0, err
 	}
@@ -170,12 +163,9 @@ func readVersion(ctx context.Context, pool *pgxpool.Pool, schema string) (int64,
 	return version, err
 }
 
-// migrate calls apply with a provider for cfg's schema and the version that is applied now.
-func migrate(ctx context.Context, pool *pgxpool.Pool, cfg Config, apply func(*goose.Provider, int64) error) error {
-	if pool == nil {
-		return errNilPool
-	}
-	schema, err := cfg.schema()
+// migrate calls apply with a provider for cfg's schema, the schema and the version that is applied now.
+func migrate(ctx context.Context, pool *pgxpool.Pool, cfg Config, apply func(*goose.Provider, string, int64) error) error {
+	schema, err := cfg.schemaOn(pool)
 	if err != nil {
 		return err
 	}
@@ -191,7 +181,7 @@ func migrate(ctx context.Context, pool *pgxpool.Pool, cfg Config, apply func(*go
 		return err
 	}
 	// This closes the database/sql view of the pool, not the pool.
-	return errors.Join(apply(provider, current), provider.Close())
+	return errors.Join(apply(provider, schema, current), provider.Close())
 }
 
 func newProvider(pool *pgxpool.Pool, schema string, partitions int) (*goose.Provider, error) {

@@ -13,6 +13,7 @@ import (
 	"regexp"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/pressly/goose/v3/database"
 	"github.com/pressly/goose/v3/lock"
 
@@ -29,6 +30,14 @@ func (c Config) schema() (string, error) {
 		return "", fmt.Errorf("%w: %w", ErrInvalidSchema, err)
 	}
 	return schema, nil
+}
+
+// schemaOn returns the schema of the tables on pool.
+func (c Config) schemaOn(pool *pgxpool.Pool) (string, error) {
+	if pool == nil {
+		return "", errNilPool
+	}
+	return c.schema()
 }
 
 // store is goose's own record of versions, kept in a schema that it creates.

@@ -255,7 +255,7 @@ func TestJobsWithoutEnqueue(t *testing.T) {
 	for _, job := range await(t, events, jobs, river.EventKindJobCompleted) {
 		require.Equal(t, 2, job.Attempt)
 	}
-	require.Equal(t, jobs, f.reservations(t))
+	require.Equal(t, jobs, one[int](t, f.pool, "SELECT count(*) FROM ratelimit.reservations"))
 	require.Equal(t, jobs, one[int](t, f.pool, "SELECT count(*) FROM ratelimit.reservations WHERE state = 'settled' AND started_us >= ready_us"))
 	require.GreaterOrEqual(t, one[int](t, f.pool, "SELECT max(ready_us) - min(ready_us) FROM ratelimit.reservations"), (jobs-10)*100_000-1)
 }

@@ -12,8 +12,8 @@ import (
 
 var exampleSendMessage = ratelimit.Define("sendMessage", ratelimit.TokenBucket{Rate: 10, Period: time.Minute, Capacity: 3})
 
-// The Limiter is a ratelimit.Limiter on a *sql.DB.
-func ExampleNew() {
+// A Limiter on a *sql.DB, and a transaction that InTx retries after a conflict.
+func Example() {
 	db, err := sql.Open("pgx", "postgres://localhost/app") // of package stdlib of pgx
 	if err != nil {
 		log.Fatal(err)
@@ -22,7 +22,15 @@ func ExampleNew() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	if err := limiter.Require(context.Background(), exampleSendMessage.For("ada")); err != nil {
+	ctx := context.Background()
+	err = sqllimit.InTx(ctx, limiter, func(tx *sql.Tx, limits *ratelimit.Limiter) error {
+		if err := limits.Require(ctx, exampleSendMessage.For("ada")); err != nil {
+			return err // limit exceeded: it rolls back
+		}
+		_, err := tx.ExecContext(ctx, `INSERT INTO messages (author, body) VALUES ($1, $2)`, "ada", "hello")
+		return err
+	})
+	if err != nil {
 		log.Print(err)
 	}
 }
@@ -38,20 +46,4 @@ func ExampleWithTx() {
 		return err
 	}
 	_ = send
-}
-
-// In a transaction that InTx retries after a conflict.
-func ExampleInTx() {
-	ctx := context.Background()
-	var limiter *ratelimit.Limiter // of sqllimit.New
-	err := sqllimit.InTx(ctx, limiter, func(tx *sql.Tx, limits *ratelimit.Limiter) error {
-		if err := limits.Require(ctx, exampleSendMessage.For("ada")); err != nil {
-			return err // refused, it rolls back
-		}
-		_, err := tx.ExecContext(ctx, `INSERT INTO messages (author, body) VALUES ($1, $2)`, "ada", "hello")
-		return err
-	})
-	if err != nil {
-		log.Print(err)
-	}
 }

@@ -72,36 +72,34 @@ func TestTheApplicationDoesItsWorkAndNothingElse(t *testing.T) {
 			require.NoError(t, err)
 			return r.ID
 		}
-		for name, call := range map[string]func() error{
-			"Take":        func() error { _, err := limiter.Take(ctx, logins.For("ada")); return err },
-			"TakeSeveral": func() error { _, err := limiter.Take(ctx, several...); return err },
-			"TakeAll":     func() error { _, err := limiter.Take(ctx, spread.For("bob").Cost(80)); return err },
-			"Check":       func() error { _, err := limiter.Check(ctx, several...); return err },
-			"Value":       func() error { _, err := limiter.Value(ctx, several[0]); return err },
-			"Reset":       func() error { return limiter.Reset(ctx, several...) },
-			"Credit":      func() error { return limiter.Credit(ctx, several...) },
-			"CreditTaken": func() error { return limiter.CreditTaken(ctx, noon, several...) },
-			"Charge":      func() error { return limiter.Charge(ctx, several...) },
-			"Settle":      func() error { return limiter.Settle(ctx, reserve(), logins.For("ada").Cost(2)) },
-			"Cancel":      func() error { return limiter.Cancel(ctx, reserve()) },
-			"Start":       func() error { _, err := limiter.Start(ctx, reserve()); return err },
-			"Started":     func() error { _, err := limiter.Started(ctx, reserve()); return err },
-			"Renew":       func() error { _, err := limiter.Renew(ctx, reserve()); return err },
-			"InTx": func() error {
-				return limiter.InTx(ctx, func(tx pgx.Tx) error {
-					bound := limiter.WithTx(tx)
-					if _, err := bound.Take(ctx, several...); err != nil {
-						return err
-					}
-					r, err := bound.Reserve(ctx, several...)
-					if err != nil {
-						return err
-					}
-					return bound.Cancel(ctx, r.ID)
-				})
-			},
+		for name, err := range map[string]error{
+			"Take":        did(limiter.Take(ctx, logins.For("ada"))),
+			"TakeSeveral": did(limiter.Take(ctx, several...)),
+			"TakeAll":     did(limiter.Take(ctx, spread.For("bob").Cost(80))),
+			"Check":       did(limiter.Check(ctx, several...)),
+			"Value":       did(limiter.Value(ctx, several[0])),
+			"Reset":       limiter.Reset(ctx, several...),
+			"Credit":      limiter.Credit(ctx, several...),
+			"CreditTaken": limiter.CreditTaken(ctx, noon, several...),
+			"Charge":      limiter.Charge(ctx, several...),
+			"Settle":      limiter.Settle(ctx, reserve(), logins.For("ada").Cost(2)),
+			"Cancel":      limiter.Cancel(ctx, reserve()),
+			"Start":       did(limiter.Start(ctx, reserve())),
+			"Started":     did(limiter.Started(ctx, reserve())),
+			"Renew":       did(limiter.Renew(ctx, reserve())),
+			"InTx": limiter.InTx(ctx, func(tx pgx.Tx) error {
+				bound := limiter.WithTx(tx)
+				if err := bound.Require(ctx, several...); err != nil {
+					return err
+				}
+				r, err := bound.Reserve(ctx, several...)
+				if err != nil {
+					return err
+				}
+				return bound.Cancel(ctx, r.ID)
+			}),
 		} {
-			require.NoError(t, call(), name)
+			require.NoError(t, err, name)
 		}
 		reserve()
 		at(noon.Add(30 * ratelimit.Day))
@@ -157,7 +155,7 @@ func TestTheApplicationDoesItsWorkAndNothingElse(t *testing.T) {
 		go func() { done <- set.Run(running) }()
 		require.Eventually(t, func() bool { return set.Age() < world.Patient }, world.Patient, time.Millisecond)
 		applied, err := newStore(t, c.as(t, c.roles.Operator)).Put(ctx, rules.Edit{Author: "ana", Reason: "a test"},
-			rules.Rule{Limit: "logins", Policy: ratelimit.TokenBucket{Rate: 20, Period: time.Minute}})
+			rules.Rule{Limit: "logins", Policy: ratelimit.PerMinute(20)})
 		require.NoError(t, err)
 		require.Eventually(t, func() bool { return set.Version() == applied.Version }, world.Patient, time.Millisecond)
 		stop()
@@ -187,47 +185,31 @@ func TestTheOperatorDoesTheirWorkAndNothingElse(t *testing.T) {
 	c := newGrantedCrew(t, "ratelimit")
 	pool, ctx := c.as(t, c.roles.Operator), t.Context()
 	store, limiter, why := newStore(t, pool), newLimiter(t, pool, ratelimit.Config{}), rules.Edit{Author: "ana", Reason: "a test"}
-	later := time.Now().Add(time.Hour)
-
+	later, rule := time.Now().Add(time.Hour), rules.Rule{Limit: "logins", Policy: ratelimit.PerMinute(20)}
 	for _, step := range []struct {
 		name string
-		call func() error
+		err  error
 	}{
-		{"Put", func() error {
-			_, err := store.Put(ctx, why, rules.Rule{Limit: "logins", Policy: ratelimit.TokenBucket{Rate: 20, Period: time.Minute}})
-			return err
-		}},
-		{"PutAgain", func() error {
-			_, err := store.Put(ctx, why, rules.Rule{Limit: "logins", Policy: ratelimit.TokenBucket{Rate: 30, Period: time.Minute}})
-			return err
-		}},
-		{"Override", func() error {
-			_, err := store.Override(ctx, why, rules.Override{Limit: "logins", Key: "ada", Multiplier: 2})
-			return err
-		}},
-		{"OverrideAgain", func() error {
-			_, err := store.Override(ctx, why, rules.Override{Limit: "logins", Key: "ada", Multiplier: 3, Until: later})
-			return err
-		}},
-		{"RemoveOverride", func() error { _, err := store.RemoveOverride(ctx, why, "logins", "ada"); return err }},
-		{"Pause", func() error { _, err := store.Pause(ctx, why, rules.Pause{Limit: "logins", Until: later}); return err }},
-		{"Resume", func() error { _, err := store.Resume(ctx, why, "logins", ""); return err }},
-		{"Tiers", func() error {
-			_, err := store.Apply(ctx, why, rules.Changes{Tiers: &rules.TierSet{Tiers: []rules.Tier{{Limit: "logins"}}}})
-			return err
-		}},
-		{"Delete", func() error { _, err := store.Delete(ctx, why, "logins", ""); return err }},
-		{"List", func() error { _, err := store.List(ctx, rules.ListQuery{}); return err }},
-		{"History", func() error { _, err := store.History(ctx, rules.HistoryQuery{}); return err }},
-		{"Top", func() error { _, err := refusals.Top(ctx, pool, "", refusals.TopConfig{}); return err }},
-		{"Charge", func() error { return limiter.Charge(ctx, logins.For("ada"), spread.For("ada").Cost(80)) }},
-		{"Credit", func() error { return limiter.Credit(ctx, logins.For("ada"), spread.For("ada")) }},
-		{"Reset", func() error { return limiter.Reset(ctx, logins.For("ada"), spread.For("ada")) }},
-		{"Value", func() error { _, err := limiter.Value(ctx, logins.For("ada")); return err }},
-		{"Check", func() error { _, err := limiter.Check(ctx, logins.For("ada"), spread.For("ada")); return err }},
-		{"AnotherHashKey", func() error { _, err := pool.Exec(ctx, "DELETE FROM ratelimit.fingerprint"); return err }},
+		{"Put", did(store.Put(ctx, why, rule))},
+		{"PutAgain", did(store.Put(ctx, why, rules.Rule{Limit: "logins", Policy: ratelimit.PerMinute(30)}))},
+		{"Override", did(store.Override(ctx, why, rules.Override{Limit: "logins", Key: "ada", Multiplier: 2}))},
+		{"OverrideAgain", did(store.Override(ctx, why, rules.Override{Limit: "logins", Key: "ada", Multiplier: 3, Until: later}))},
+		{"RemoveOverride", did(store.RemoveOverride(ctx, why, "logins", "ada"))},
+		{"Pause", did(store.Pause(ctx, why, rules.Pause{Limit: "logins", Until: later}))},
+		{"Resume", did(store.Resume(ctx, why, "logins", ""))},
+		{"Tiers", did(store.Apply(ctx, why, rules.Changes{Tiers: &rules.TierSet{Tiers: []rules.Tier{{Limit: "logins"}}}}))},
+		{"Delete", did(store.Delete(ctx, why, "logins", ""))},
+		{"List", did(store.List(ctx, rules.ListQuery{}))},
+		{"History", did(store.History(ctx, rules.HistoryQuery{}))},
+		{"Top", did(refusals.Top(ctx, pool, "", refusals.TopConfig{}))},
+		{"Charge", limiter.Charge(ctx, logins.For("ada"), spread.For("ada").Cost(80))},
+		{"Credit", limiter.Credit(ctx, logins.For("ada"), spread.For("ada"))},
+		{"Reset", limiter.Reset(ctx, logins.For("ada"), spread.For("ada"))},
+		{"Value", did(limiter.Value(ctx, logins.For("ada")))},
+		{"Check", did(limiter.Check(ctx, logins.For("ada"), spread.For("ada")))},
+		{"AnotherHashKey", did(pool.Exec(ctx, "DELETE FROM ratelimit.fingerprint"))},
 	} {
-		require.NoError(t, step.call(), step.name)
+		require.NoError(t, step.err, step.name)
 	}
 	_, err := limiter.Reserve(ctx, logins.For("ada"))
 	requireNoRight(t, err, "a write")
@@ -243,26 +225,29 @@ func TestTheReaderReadsAllAndWritesNothing(t *testing.T) {
 	store, counter, why := newStore(t, pool), refuse(t, pool), rules.Edit{Author: "eve", Reason: "none"}
 	set, err := rules.NewSet(pool, rules.Config{})
 	require.NoError(t, err)
-	for name, call := range map[string]func() error{
-		"Value":   func() error { _, err := limiter.Value(ctx, logins.For("ada")); return err },
-		"Check":   func() error { _, err := limiter.Check(ctx, logins.For("ada"), words.For("ada")); return err },
-		"List":    func() error { _, err := store.List(ctx, rules.ListQuery{}); return err },
-		"History": func() error { _, err := store.History(ctx, rules.HistoryQuery{}); return err },
-		"Load":    func() error { return set.Load(ctx) },
-		"Top":     func() error { _, err := refusals.Top(ctx, pool, "", refusals.TopConfig{}); return err },
+	for name, err := range map[string]error{
+		"Value":   did(limiter.Value(ctx, logins.For("ada"))),
+		"Check":   did(limiter.Check(ctx, logins.For("ada"), words.For("ada"))),
+		"List":    did(store.List(ctx, rules.ListQuery{})),
+		"History": did(store.History(ctx, rules.HistoryQuery{})),
+		"Load":    set.Load(ctx),
+		"Top":     did(refusals.Top(ctx, pool, "", refusals.TopConfig{})),
 	} {
-		require.NoError(t, call(), name)
+		require.NoError(t, err, name)
 	}
 	requireLatest(t, pool)
-	for name, call := range map[string]func() error{
-		"Refusals": func() error { return writeRefusals(ctx, counter) },
-		"Take":     func() error { return limiter.Require(ctx, logins.For("ada")) },
-		"Reset":    func() error { return limiter.Reset(ctx, logins.For("ada")) },
-		"Delete":   func() error { _, err := store.Delete(ctx, why, "logins", ""); return err },
+	for name, err := range map[string]error{
+		"Refusals": writeRefusals(ctx, counter),
+		"Take":     limiter.Require(ctx, logins.For("ada")),
+		"Reset":    limiter.Reset(ctx, logins.For("ada")),
+		"Delete":   did(store.Delete(ctx, why, "logins", "")),
 	} {
-		requireNoRight(t, call(), name)
+		requireNoRight(t, err, name)
 	}
 }
+
+// did returns the error of a call.
+func did[T any](_ T, err error) error { return err }
 
 // requireNoRight checks that the server said that the role lacks a right.
 func requireNoRight(t *testing.T, err error, what string) {

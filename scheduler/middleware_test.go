@@ -4,6 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
+	"net/http"
+	"strconv"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -12,8 +15,10 @@ import (
 	"github.com/riverqueue/river/rivertype"
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgratelimit/pgratelimit/internal/logtest"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/ratelimittest"
+	"github.com/pgratelimit/pgratelimit/rules"
 	"github.com/pgratelimit/pgratelimit/scheduler"
 )
 
@@ -244,3 +249,276 @@ type ruling func() *ratelimit.Ruling
 
 func (r ruling) RulingFor(ratelimit.Limit, string, string) *ratelimit.Ruling { return r() }
 func (r ruling) RulingsOf(string) []*ratelimit.Ruling                        { return []*ratelimit.Ruling{r()} }
+
+// oneEach has a slot for each tenant.
+var oneEach = ratelimit.Define("oneEach", ratelimit.Concurrency{Most: 1, Lease: 4 * time.Second})
+
+// holding is a Holder on a limiter in memory, whose middleware is called without a queue, in a bubble with its own time.
+type holding struct {
+	db      *ratelimittest.DB
+	limiter *ratelimit.Limiter
+	worker  rivertype.WorkerMiddleware
+	logged  *logtest.Journal
+}
+
+// inHolder runs a test of a Holder for jobs that make requests.
+func inHolder(t *testing.T, requests []ratelimit.Request, test func(t *testing.T, h *holding)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		h := &holding{db: ratelimittest.NewDB(), logged: &logtest.Journal{}}
+		var err error
+		h.limiter, err = ratelimit.New(h.db, ratelimit.Config{AsOf: time.Now})
+		require.NoError(t, err)
+		holder, err := scheduler.NewHolder(h.limiter, scheduler.HolderConfig{
+			Requests: func(*rivertype.JobRow) ([]ratelimit.Request, error) {
+				if requests == nil {
+					return nil, errUpstream
+				}
+				return requests, nil
+			},
+			Logger: slog.New(slog.NewTextHandler(h.logged, nil)),
+		})
+		require.NoError(t, err)
+		worker, ok := holder.Middleware().(rivertype.WorkerMiddleware)
+		require.True(t, ok)
+		h.worker = worker
+		test(t, h)
+	})
+}
+
+func (h *holding) work(t *testing.T, work func(ctx context.Context) error) error {
+	t.Helper()
+	return h.worker.Work(t.Context(), &rivertype.JobRow{}, work)
+}
+
+// refuses requires that a job does not run but is snoozed, and returns the span.
+func (h *holding) refuses(t *testing.T) time.Duration {
+	t.Helper()
+	return requireSnoozed(t, h.work(t, func(context.Context) error { t.Error("the job ran"); return nil }))
+}
+
+func TestHolderReleases(t *testing.T) {
+	t.Parallel()
+	inHolder(t, []ratelimit.Request{oneEach.For("a")}, func(t *testing.T, h *holding) {
+		t.Helper()
+		for _, end := range []error{nil, errUpstream, river.JobSnooze(time.Hour), river.JobCancel(errUpstream)} {
+			require.Equal(t, end, h.work(t, func(ctx context.Context) error {
+				lease, held := ratelimit.LeaseFromContext(ctx)
+				require.True(t, held)
+				require.NotZero(t, lease.Fence)
+				time.Sleep(10 * time.Second) // longer than a lease
+				require.LessOrEqual(t, h.refuses(t), 2*time.Second+time.Millisecond)
+				return end
+			}))
+		}
+		require.Panics(t, func() { _ = h.work(t, func(context.Context) error { panic("broken") }) })
+		require.NoError(t, h.work(t, func(context.Context) error { return nil }))
+	})
+}
+
+// TestHolderPutsOffWhatOthersBlock promises that a job which others keep from a decision is snoozed, and loses no attempt.
+func TestHolderPutsOffWhatOthersBlock(t *testing.T) {
+	t.Parallel()
+	inHolder(t, []ratelimit.Request{oneEach.For("a")}, func(t *testing.T, h *holding) {
+		t.Helper()
+		tx, err := h.db.Begin(t.Context())
+		require.NoError(t, err)
+		require.NoError(t, h.limiter.WithTx(tx).Reset(t.Context(), oneEach.For("a"))) // which locks its row
+		h.refuses(t)
+		require.NoError(t, tx.Rollback(t.Context()))
+	})
+}
+
+// TestHolderStopsWhatLostItsSlot promises that a lost lease cancels the job's context, and that the job fails with the cause. A job that
+// continues to its end does not fail, because River would run it again.
+func TestHolderStopsWhatLostItsSlot(t *testing.T) {
+	t.Parallel()
+	inHolder(t, []ratelimit.Request{oneEach.For("a")}, func(t *testing.T, h *holding) {
+		t.Helper()
+		for _, end := range []error{context.Canceled, nil, river.JobSnooze(0), river.JobCancel(nil)} {
+			err := h.work(t, func(ctx context.Context) error {
+				require.NoError(t, h.limiter.Reset(ctx, oneEach.For("a")))
+				<-ctx.Done()
+				return end
+			})
+			if end == context.Canceled { //nolint:errorlint // it is this one
+				require.ErrorIs(t, err, ratelimit.ErrLeaseLost)
+				require.Empty(t, h.logged.String())
+				continue
+			}
+			require.Equal(t, end, err)
+			require.Contains(t, h.logged.String(), "a job lost its slot and went on to its end")
+		}
+	})
+}
+
+// TestHolderFailsClosed promises that no job runs without a decision, and that a job without slots runs.
+func TestHolderFailsClosed(t *testing.T) {
+	t.Parallel()
+	for want, requests := range map[string][]ratelimit.Request{
+		errUpstream.Error():             nil,
+		ratelimit.ErrInvalidKey.Error(): {oneEach.For("")}, // jobs without a key share no slot
+		"the limiter is closed":         {oneEach.For("a")},
+	} {
+		inHolder(t, requests, func(t *testing.T, h *holding) {
+			t.Helper()
+			require.NoError(t, h.limiter.Close(t.Context()))
+			err := h.work(t, func(context.Context) error { t.Error("the job ran"); return nil })
+			require.ErrorContains(t, err, "scheduler: hold: ")
+			require.ErrorContains(t, err, want)
+		})
+	}
+	inHolder(t, []ratelimit.Request{}, func(t *testing.T, h *holding) {
+		t.Helper()
+		require.NoError(t, h.limiter.Close(t.Context()))
+		require.NoError(t, h.work(t, func(context.Context) error { return nil }))
+	})
+}
+
+// TestHolderTakesTokensWithSlots promises that slots and tokens are taken together: a job without an available token is snoozed until
+// it arrives, and holds no slot meanwhile.
+func TestHolderTakesTokensWithSlots(t *testing.T) {
+	t.Parallel()
+	starts := ratelimit.Define("starts", ratelimit.TokenBucket{Rate: 1, Period: time.Minute, Capacity: 2})
+	inHolder(t, []ratelimit.Request{oneEach.For("a"), starts.For("a")}, func(t *testing.T, h *holding) {
+		t.Helper()
+		for range 2 {
+			require.NoError(t, h.work(t, func(context.Context) error { return nil }))
+		}
+		wait := h.refuses(t)
+		require.InDelta(t, time.Minute, wait, float64(3*time.Second))
+		v, err := h.limiter.Value(t.Context(), oneEach.For("a"))
+		require.NoError(t, err)
+		require.Empty(t, v.Leases())
+		time.Sleep(wait)
+		require.NoError(t, h.work(t, func(context.Context) error { return nil }))
+	})
+}
+
+// TestNewHolder promises that what a Holder cannot work with is an error when the program starts.
+func TestNewHolder(t *testing.T) {
+	t.Parallel()
+	limiter := ratelimittest.New(t, nil)
+	none := func(*rivertype.JobRow) ([]ratelimit.Request, error) { return nil, nil }
+	for want, c := range map[string]struct {
+		limiter *ratelimit.Limiter
+		config  scheduler.HolderConfig
+	}{
+		"the limiter is nil": {nil, scheduler.HolderConfig{Requests: none}},
+		"Requests is nil":    {limiter, scheduler.HolderConfig{}},
+		"MaxSnooze":          {limiter, scheduler.HolderConfig{Requests: none, MaxSnooze: -1}},
+		"WithTx":             {limiter.WithTx(nil), scheduler.HolderConfig{Requests: none}},
+	} {
+		_, err := scheduler.NewHolder(c.limiter, c.config)
+		require.ErrorIs(t, err, scheduler.ErrInvalidConfig, want)
+		require.ErrorContains(t, err, want)
+	}
+}
+
+var _ scheduler.Pauser = (*rules.Store)(nil)
+
+// pauser collects the limits to pause.
+type pauser struct {
+	pauses []rules.Pause
+	edit   rules.Edit
+	err    error
+}
+
+func (p *pauser) Pause(_ context.Context, edit rules.Edit, pauses ...rules.Pause) (rules.Applied, error) {
+	p.pauses, p.edit = append(p.pauses, pauses...), edit
+	return rules.Applied{}, p.err
+}
+
+func TestPauseFor(t *testing.T) {
+	t.Parallel()
+	clock, known := ratelimittest.NewClock(), (*ratelimit.Ruling)(nil)
+	limiter, err := ratelimit.New(ratelimittest.NewDB(), ratelimit.Config{
+		AsOf: clock.Now, HashKey: []byte("0123456789abcdef"), Policies: ruling(func() *ratelimit.Ruling { return known }),
+	})
+	require.NoError(t, err)
+	s, err := scheduler.New(limiter, scheduler.Config{})
+	require.NoError(t, err)
+	pauseFor := func(p scheduler.Pauser, status, seconds int, request ratelimit.Request) (time.Time, error) {
+		answer := &http.Response{StatusCode: status, Header: http.Header{"Retry-After": {strconv.Itoa(seconds)}}, Body: http.NoBody}
+		defer answer.Body.Close()
+		return s.PauseFor(t.Context(), p, answer, time.Hour, request)
+	}
+	slots := ratelimit.Define("slots", ratelimit.Concurrency{Most: 2})
+	for _, c := range []struct {
+		status, seconds int
+		request         ratelimit.Request
+		wait            time.Duration // 0: no pause
+	}{
+		{429, 30, perSecond.Global(), 30 * time.Second},
+		{503, 7200, perSecond.For("acme"), time.Hour},
+		{429, 30, slots.For("acme"), 30 * time.Second},
+		{500, 30, perSecond.Global(), 0},
+	} {
+		p := &pauser{}
+		until, err := pauseFor(p, c.status, c.seconds, c.request)
+		require.NoError(t, err)
+		if c.wait == 0 {
+			require.Zero(t, until)
+			require.Empty(t, p.pauses)
+			continue
+		}
+		require.WithinDuration(t, clock.Now().Add(c.wait), until, 0)
+		key, err := limiter.StoredKey(c.request)
+		require.NoError(t, err)
+		require.Equal(t, []rules.Pause{{Limit: c.request.Limit().Name(), Key: key, Until: until, NoSooner: true}}, p.pauses)
+		require.Equal(t, "scheduler", p.edit.Author)
+		require.Contains(t, p.edit.Reason, fmt.Sprintf("the upstream answered %d", c.status))
+	}
+	_, err = pauseFor(&pauser{err: errUpstream}, 429, 30, perSecond.Global())
+	require.ErrorIs(t, err, errUpstream)
+	_, err = pauseFor(&pauser{}, 429, 30, perSecond.For(""))
+	require.ErrorIs(t, err, ratelimit.ErrInvalidKey)
+
+	t.Run("WritesNothingWhileAKnownPauseEndsNoSooner", func(t *testing.T) {
+		end := clock.Now().Add(30 * time.Minute)
+		known, err = ratelimit.NewRuling(perSecond, ratelimit.RulingConfig{Name: perSecond.Name(), PausedUntil: end})
+		require.NoError(t, err)
+		p := &pauser{}
+		for _, seconds := range []int{1800, 1740, 1801} {
+			until, err := pauseFor(p, 429, seconds, perSecond.Global())
+			require.NoError(t, err)
+			require.Equal(t, seconds > 1800, len(p.pauses) > 0)
+			require.WithinDuration(t, clock.Now().Add(time.Duration(max(seconds, 1800))*time.Second), until, 0)
+		}
+	})
+}
+
+// TestRetryAfter promises the bounds of a wait. FuzzWait of internal/upstream checks how a wait is read.
+func TestRetryAfter(t *testing.T) {
+	t.Parallel()
+	now := time.Date(2026, time.March, 9, 10, 0, 0, 0, time.UTC)
+	for _, c := range []struct {
+		status      int
+		after, date string
+		most, wait  time.Duration // a wait of 0 requests no pause
+	}{
+		{429, "30", "", time.Hour, 30 * time.Second},
+		{503, " 30 ", "", time.Hour, 30 * time.Second},
+		{429, "3601", "", time.Hour, time.Hour},
+		{429, "99999999999999999999999", "", time.Hour, time.Hour},
+		{429, "Fri, 31 Dec 9999 23:59:59 GMT", "", time.Hour, time.Hour},
+		{429, "Mon, 09 Mar 2026 12:00:30 GMT", "Mon, 09 Mar 2026 12:00:00 GMT", time.Hour, 30 * time.Second},
+		{429, "Mon, 09 Mar 2026 09:59:59 GMT", "", time.Hour, 0},
+		{429, "0", "", time.Hour, 0},
+		{429, "", "", time.Hour, 0},
+		{429, "٣٠", "", time.Hour, 0},
+		{429, "+30", "", time.Hour, 0},
+		{500, "30", "", time.Hour, 0},
+		{200, "30", "", time.Hour, 0},
+		{429, "30", "", 0, 0},
+	} {
+		header := http.Header{}
+		header.Set("Retry-After", c.after)
+		header.Set("Date", c.date)
+		until, ok := scheduler.RetryAfter(&http.Response{StatusCode: c.status, Header: header}, now, c.most)
+		require.Equal(t, c.wait > 0, ok, c)
+		if ok {
+			require.Equal(t, now.Add(c.wait), until, c)
+		}
+	}
+}
