@@ -4,12 +4,14 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"hash/fnv"
 	"os"
 	"regexp"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -298,4 +300,123 @@ func requireNoWholeTable(t *testing.T, n node, explained string) {
 	for _, child := range n.Plans {
 		requireNoWholeTable(t, child, explained)
 	}
+}
+
+// seemDistributed makes a table by which Limiters believe that Citus distributes the buckets, as its catalog does: they send the
+// statements that name one row each, which are plain SQL.
+func (b *bundle) seemDistributed(t *testing.T) {
+	t.Helper()
+	if !isOnCitus(t, b) {
+		b.exec(t, `SET allow_system_table_mods = on; CREATE TABLE pg_catalog.pg_dist_partition (logicalrelid regclass);
+			INSERT INTO pg_catalog.pg_dist_partition VALUES ('ratelimit.buckets'); RESET allow_system_table_mods`)
+	}
+}
+
+// setupRouted is setup with buckets that seem to be distributed.
+func setupRouted(t *testing.T) *bundle {
+	t.Helper()
+	b := setup(t, func(c *pgxpool.Config) { c.MaxConns = 2 * racers })
+	b.seemDistributed(t)
+	b.limiter = b.with(t, ratelimit.Config{})
+	return b
+}
+
+func isOnCitus(t *testing.T, b *bundle) (isThere bool) {
+	t.Helper()
+	require.NoError(t, b.pool.QueryRow(t.Context(), `SELECT EXISTS (SELECT FROM pg_extension WHERE extname = 'citus')`).Scan(&isThere))
+	return isThere
+}
+
+// TestRoutedStatementsRefuseWithoutWaiting promises that a refusal outside of a transaction waits for no row of several.
+func TestRoutedStatementsRefuseWithoutWaiting(t *testing.T) {
+	t.Parallel()
+	b := setupRouted(t)
+	limit := ratelimit.Define("once", hoard(1))
+	d, err := b.limiter.Take(t.Context(), limit.For("k"))
+	require.NoError(t, err)
+	require.True(t, d.Allowed)
+	blocker := b.begin(t, pgx.ReadCommitted)
+	_, err = blocker.Exec(t.Context(), `SELECT FROM ratelimit.buckets WHERE key = 'k' FOR NO KEY UPDATE`)
+	require.NoError(t, err)
+	two := ratelimit.Define("twice", hoard(1))
+	d, err = b.limiter.Take(t.Context(), limit.For("k"), two.For("k"))
+	require.NoError(t, err)
+	require.False(t, d.Allowed)
+}
+
+// TestRoutedStatementsPrune promises that Prune deletes the rows that are full, and no other, also those past the first page, and that it waits for
+// no row.
+func TestRoutedStatementsPrune(t *testing.T) {
+	t.Parallel()
+	b := setupRouted(t)
+	limit, other := ratelimit.Define("b-pruned", hoard(10)), ratelimit.Define("a-pruned", hoard(10))
+	b.exec(t, `INSERT INTO ratelimit.buckets (name, key, shard, value, ts)
+		SELECT n, 'k' || i, 0, CASE WHEN i % 3 = 0 THEN 5 ELSE 10 END, 0 FROM generate_series(1, 1200) i, unnest(ARRAY['a-pruned', 'b-pruned', 'c-kept']) n`)
+	b.exec(t, `UPDATE ratelimit.buckets SET ts = 253402300799999999 WHERE key = 'k1'`)
+	blocker := b.begin(t, pgx.ReadCommitted)
+	_, err := blocker.Exec(t.Context(), `SELECT FROM ratelimit.buckets WHERE name = 'a-pruned' AND key = 'k2' FOR UPDATE`)
+	require.NoError(t, err)
+	noon := time.Date(1970, 1, 2, 12, 0, 0, 0, time.UTC)
+	n, err := b.with(t, ratelimit.Config{AsOf: func() time.Time { return noon }}).Prune(t.Context(), limit, other)
+	require.NoError(t, err)
+	require.EqualValues(t, 2*(800-1)-1, n)
+	rows := b.rows(t, "k")
+	require.Len(t, rows, 3*1200-int(n))
+}
+
+// A process does not prune a schema while another one does, which holds the schema's advisory lock.
+func TestPruneRunsOnceAtATimeInASchema(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	require.NoError(t, migrations.Up(t.Context(), b.pool, migrations.Config{Schema: "other"}))
+	elsewhere := b.with(t, ratelimit.Config{Schema: "other"})
+	for _, schema := range []string{"ratelimit", "other"} {
+		b.exec(t, "INSERT INTO "+schema+".buckets VALUES ('quick', 'idle', 0, 10, 0)")
+	}
+	h := fnv.New64a()
+	h.Write([]byte("pgratelimit prune ratelimit"))
+	another := b.begin(t, pgx.ReadCommitted)
+	_, err := another.Exec(t.Context(), `SELECT pg_advisory_xact_lock($1)`, int64(h.Sum64()))
+	require.NoError(t, err)
+	prune := func(l *ratelimit.Limiter, deletes int64) {
+		n, err := l.Prune(t.Context(), ratelimit.Define("quick", ratelimit.PerSecond(10)))
+		require.NoError(t, err)
+		require.Equal(t, deletes, n)
+	}
+	prune(b.limiter, 0)
+	prune(elsewhere, 1)
+	require.NoError(t, another.Rollback(t.Context()))
+	prune(b.limiter, 1)
+}
+
+// using is a pool that calls use before it begins its first transaction.
+type using struct {
+	ratelimit.Pool
+	once sync.Once
+	use  func(ctx context.Context)
+}
+
+func (p *using) BeginTx(ctx context.Context, options pgx.TxOptions) (pgx.Tx, error) {
+	p.once.Do(func() { p.use(ctx) })
+	return p.Pool.BeginTx(ctx, options)
+}
+
+// A plan that the Limiter is first used with during a Prune counts from then on.
+func TestPruneCountsThePlansThatAreUsedMeanwhile(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	free, vip := ratelimit.Define("plan", ratelimit.PerHour(10)), ratelimit.Define("plan", ratelimit.TokenBucket{Rate: 10, Period: century})
+	now := clockNoon
+	pool := &using{Pool: b.pool}
+	limiter, err := ratelimit.New(pool, ratelimit.Config{NoBatching: true, AsOf: func() time.Time { return now }})
+	require.NoError(t, err)
+	b.exec(t, "INSERT INTO ratelimit.buckets VALUES ('plan', 'vip', 0, 5, $1)", clockNoon.UnixMicro())
+	now = clockNoon.Add(ratelimit.Day)
+	pool.use = func(ctx context.Context) {
+		_, err := limiter.Value(ctx, vip.For("vip"))
+		require.NoError(t, err)
+	}
+	deleted, err := limiter.Prune(t.Context(), free)
+	require.NoError(t, err)
+	require.Zero(t, deleted, "the row is not full as a vip's")
 }

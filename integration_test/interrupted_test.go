@@ -40,38 +40,56 @@ func (r hangingUpResults) Close() error {
 	return err
 }
 
-// A context that ends between two statements of a call must not leave half of it in a transaction whose
-// owner commits all the same.
+// A context that ends between two requests of a call leaves no half of the call in a transaction whose owner commits all the same.
 func TestACallThatIsInterruptedLeavesNoHalf(t *testing.T) {
 	t.Parallel()
-	for name, call := range map[string]call{
-		"RefusedTake": func(ctx context.Context, l *ratelimit.Limiter, _ string, r ratelimit.Request) error {
-			return l.Require(ctx, r.Cost(4), tight.For("empty"))
-		},
-		"Reserve": func(ctx context.Context, l *ratelimit.Limiter, _ string, r ratelimit.Request) error {
+	rows := spread(8, 64).For("key")
+	take := func(requests ...ratelimit.Request) call {
+		return func(ctx context.Context, l *ratelimit.Limiter, _ string, _ ratelimit.Request) error { return l.Require(ctx, requests...) }
+	}
+	for name, test := range map[string]struct {
+		call     call
+		requests int  // that it makes
+		fast     bool // only on the fast path
+	}{
+		"RefusedTake": {take(roomy.For("key").Cost(4), pinch.For("key")), 2, false},
+		"Reserve": {func(ctx context.Context, l *ratelimit.Limiter, _ string, r ratelimit.Request) error {
 			return errOf(l.Reserve(ctx, r, roomy.For("b")))
-		},
-		"Cancel": everyCall["Cancel"],
+		}, 2, false},
+		"Cancel": {everyCall["Cancel"], 2, false},
+		// with rows
+		"RefusedByEachRow":    {take(rows.Cost(8)), 4, true}, // take, undo, hold, undo
+		"RefusedByAnotherOne": {take(rows, pinch.For("key").Cost(2)), 2, true},
+		"TakenFromAllRows":    {take(rows.Cost(4), other.For("key")), 4, true}, // take, undo, hold, save
+		"ReservedByRows": {func(ctx context.Context, l *ratelimit.Limiter, _ string, _ ratelimit.Request) error {
+			return errOf(l.Reserve(ctx, rows.Cost(100)))
+		}, 3, true}, // hold, save, record
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			b := setup(t)
-			takeAll(t, b.limiter, tight.For("empty"))
-			r, err := b.limiter.Reserve(t.Context(), roomy.For("reserved").Cost(5))
-			require.NoError(t, err)
-			before := b.rows(t, "")
-
-			ctx, cancel := context.WithCancel(t.Context())
-			defer cancel()
-			begun := b.begin(t, pgx.ReadCommitted)
-			_ = call(ctx, b.limiter.WithTx(&hangingUp{Tx: begun, after: 1, hangUp: cancel}), r.ID, roomy.For("a"))
-			require.Error(t, ctx.Err(), "the call has to be interrupted")
-			_ = begun.Commit(t.Context())
-
-			require.Equal(t, before, b.rows(t, ""))
-			require.Equal(t, "open", b.reserved(t)[0].State)
-			require.Len(t, b.reserved(t), 1)
-		})
+		for before := 2; before <= test.requests; before++ {
+			t.Run(fmt.Sprint(name, before), func(t *testing.T) {
+				t.Parallel()
+				if test.fast {
+					fastPathOnly(t, "it interrupts the fast path, message by message")
+				}
+				b := setup(t)
+				limiter := b.stopped(t)
+				takeAll(t, limiter, pinch.For("key"))
+				takeOne(t, limiter, rows.Cost(64-7))
+				require.NoError(t, limiter.Reset(t.Context(), other.For("key")))
+				r, err := limiter.Reserve(t.Context(), roomy.For("reserved").Cost(5))
+				require.NoError(t, err)
+				stored := b.rows(t, "")
+				ctx, cancel := context.WithCancel(t.Context())
+				defer cancel()
+				tx := b.begin(t, pgx.Serializable)
+				_ = test.call(ctx, limiter.WithTx(&hangingUp{Tx: tx, after: before - 1, hangUp: cancel}), r.ID, roomy.For("a"))
+				require.Error(t, ctx.Err(), "the call has to be interrupted")
+				_ = tx.Commit(t.Context())
+				require.Equal(t, stored, b.rows(t, ""))
+				require.Len(t, b.reserved(t), 1)
+				require.Equal(t, "open", b.reserved(t)[0].State)
+			})
+		}
 	}
 }
 
@@ -198,23 +216,6 @@ func nest(tx pgx.Tx, steps string, take func(tx pgx.Tx, cost float64) error) (er
 		}
 	}
 	return nil
-}
-
-// A Reset in a nested transaction clears the caches of the bucket at the commit of the whole transaction.
-func TestAResetInANestedTransactionShowsAfterTheCommit(t *testing.T) {
-	t.Parallel()
-	onEach(t, func(t *testing.T, on backend) {
-		cached, request := on.setup(t).with(t, ratelimit.Config{RefusalCache: refusalEntries}), tight.For("key")
-		takeAll(t, cached, request)
-		require.NoError(t, cached.InTx(t.Context(), func(tx pgx.Tx) error {
-			err := pgx.BeginFunc(t.Context(), tx, func(nested pgx.Tx) error {
-				return pgx.BeginFunc(t.Context(), nested, func(deep pgx.Tx) error { return cached.WithTx(deep).Reset(t.Context(), request) })
-			})
-			requireRefused(t, cached, []ratelimit.Request{request}) // it is not committed, and remembered
-			return err
-		}))
-		requireAllowed(t, taking(request), cached)
-	}, onPostgres, inMemory)
 }
 
 // exits are the ways in which a hook of the application ends the goroutine that runs it.

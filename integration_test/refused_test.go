@@ -4,112 +4,181 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// hook keeps the refusals for Config.Refused, and the events of refusals and of lost leases, for a test that calls from one
-// goroutine.
+const refusalEntries = 1000
+
+// A refusal is answered from memory for a second, without the database, also if another process gives back meanwhile.
+func TestRefusalCacheAnswersWithoutTheDatabase(t *testing.T) {
+	t.Parallel()
+	url := postgrestest.NewDatabase(t)
+	synctest.Test(t, func(t *testing.T) { // on a clock that stands still but where the test sleeps
+		w := &wire{}
+		b := countedOn(t, url, w)
+		cached := b.with(t, ratelimit.Config{RefusalCache: refusalEntries})
+		several := []ratelimit.Request{roomy.For("key"), tight.For("empty"), other.Global()}
+		refuses := func(l *ratelimit.Limiter) int { return w.count(func() { requireRefused(t, l, several) }) }
+		require.NotZero(t, refuses(cached))
+		require.Zero(t, refuses(cached))
+		require.NotZero(t, refuses(b.limiter), "it is off by default")
+		require.NotZero(t, w.count(func() { requireAllowed(t, taking(roomy.For("another")), cached) }))
+		require.NoError(t, b.limiter.Reset(t.Context(), tight.For("empty")))
+		time.Sleep(time.Second - time.Nanosecond)
+		require.Zero(t, refuses(cached))
+		time.Sleep(time.Nanosecond)
+		requireAllowed(t, taking(several...), cached)
+	})
+}
+
+// The next answer shows tokens that a transaction of the Limiter has given back.
+func TestRefusalCacheForgetsWhatATransactionGaveBack(t *testing.T) {
+	t.Parallel()
+	onEach(t, func(t *testing.T, on backend) {
+		b, ctx := on.setup(t), t.Context()
+		cached := b.with(t, ratelimit.Config{RefusalCache: refusalEntries})
+		inTx := func(give func(tx pgx.Tx, request ratelimit.Request) error) func(ratelimit.Request) error {
+			return func(request ratelimit.Request) error {
+				return cached.InTx(ctx, func(tx pgx.Tx) error {
+					err := give(tx, request)
+					requireRefused(t, cached, []ratelimit.Request{request}) // it is not committed
+					return err
+				})
+			}
+		}
+		reset := func(tx pgx.Tx, request ratelimit.Request) error { return cached.WithTx(tx).Reset(ctx, request) }
+		for name, give := range map[string]func(ratelimit.Request) error{
+			"InTx": inTx(reset),
+			"InANestedTransaction": inTx(func(tx pgx.Tx, request ratelimit.Request) error {
+				return pgx.BeginFunc(ctx, tx, func(nested pgx.Tx) error {
+					return pgx.BeginFunc(ctx, nested, func(deep pgx.Tx) error { return reset(deep, request) })
+				})
+			}),
+			"YourTransaction": func(request ratelimit.Request) error {
+				return pgx.BeginTxFunc(ctx, b.db(), pgx.TxOptions{}, func(tx pgx.Tx) error { return cached.WithTx(tx).Credit(ctx, request) })
+			},
+		} {
+			t.Run(name, func(t *testing.T) {
+				t.Parallel()
+				request := tight.For(t.Name())
+				takeAll(t, cached, request)
+				requireRefused(t, cached, []ratelimit.Request{request})
+				require.NoError(t, give(request))
+				requireAllowed(t, taking(request), cached)
+			})
+		}
+	}, onPostgres, inMemory)
+}
+
+// A call with an unknown outcome may have taken tokens, so a cached refusal from before would return too short a wait.
+func TestRefusalCacheForgetsWhatACallOfUnknownOutcomeMayHaveTaken(t *testing.T) {
+	t.Parallel()
+	fastPathOnly(t, "it loses the answer of a statement that commits")
+	for name, test := range map[string]struct {
+		lost string // the request whose answer is lost
+		call func(ctx context.Context, limiter *ratelimit.Limiter, request ratelimit.Request) error
+	}{
+		"Take": {"ada", func(ctx context.Context, limiter *ratelimit.Limiter, request ratelimit.Request) error {
+			_, err := limiter.Take(ctx, request)
+			return err
+		}},
+		"Charge": {"commit\x00", func(ctx context.Context, limiter *ratelimit.Limiter, request ratelimit.Request) error {
+			return limiter.Charge(ctx, request)
+		}},
+		"Reserve": {"commit\x00", func(ctx context.Context, limiter *ratelimit.Limiter, request ratelimit.Request) error {
+			_, err := limiter.Reserve(ctx, request)
+			return err
+		}},
+		"InTx": {"commit\x00", func(ctx context.Context, limiter *ratelimit.Limiter, request ratelimit.Request) error {
+			return limiter.InTx(ctx, func(tx pgx.Tx) error {
+				_, err := limiter.WithTx(tx).Take(ctx, request)
+				return err
+			})
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			c := &cutter{}
+			b := setup(t, c.on)
+			limit := ratelimit.Define("ten", ratelimit.PerMinute(10))
+			cached := b.with(t, ratelimit.Config{RefusalCache: refusalEntries, AsOf: func() time.Time { return clockNoon }})
+			want := func(cost float64) (d ratelimit.Decision) {
+				d, err := cached.Take(t.Context(), limit.For("ada").Cost(cost))
+				require.NoError(t, err)
+				return d
+			}
+			require.True(t, want(5).Allowed)
+			require.Equal(t, 6*time.Second, want(6).RetryAfter)
+			c.arm(test.lost, cutAnswer, 1)
+			require.Error(t, test.call(t.Context(), cached, limit.For("ada").Cost(5)))
+			require.Equal(t, 1, c.seen())
+			require.Equal(t, 36*time.Second, want(6).RetryAfter)
+		})
+	}
+}
+
+// A verb that gives tokens back or takes them drops the refusals of its buckets: the next answer is as the bucket is.
+func TestRefusalCacheForgetsTheBucketsOfEachVerb(t *testing.T) {
+	t.Parallel()
+	const reserved, second = 5.0, time.Second
+	for verb, left := range map[string]float64{
+		"Reset": 10, "Credit": 1, "CreditTaken": 1, "Charge": -1, "Cancel": reserved, "Settle": reserved - 9, "Renew": -reserved,
+	} {
+		limiter := inMemory.setup(t).with(t, ratelimit.Config{RefusalCache: refusalEntries, AsOf: func() time.Time { return clockNoon }})
+		request := ratelimit.Define("ten", ratelimit.PerMinute(10)).For("ada")
+		r, err := limiter.Reserve(t.Context(), request.Cost(reserved))
+		require.NoError(t, err)
+		requireAllowed(t, taking(request.Cost(5)), limiter)
+		wait := func() time.Duration {
+			d, err := limiter.Take(t.Context(), request.Cost(10))
+			require.NoError(t, err)
+			return d.RetryAfter
+		}
+		require.Equal(t, 60*second, wait())
+		require.NoError(t, everyCall[verb](t.Context(), limiter, r.ID, request))
+		require.Equal(t, time.Duration(10-left)*6*second, wait(), verb)
+	}
+}
+
+// hook keeps the refusals for Config.Refused, and the events of refusals, for a test that calls from one goroutine.
 type hook struct {
 	told   []ratelimit.Refusal
 	events []ratelimit.Event
-}
-
-func (h *hook) refused(_ context.Context, r ratelimit.Refusal) { h.told = append(h.told, r) }
-
-func (h *hook) Observe(_ context.Context, event ratelimit.Event) {
-	switch e := event.(type) {
-	case ratelimit.Decided:
-		if !e.Decision.Allowed {
-			h.events = append(h.events, e)
-		}
-	case ratelimit.Leased:
-		if e.Lost {
-			h.events = append(h.events, e)
-		}
-	}
 }
 
 // hooked returns a limiter that tells the hook.
 func (b *bundle) hooked(t *testing.T, config ratelimit.Config) (*ratelimit.Limiter, *hook) {
 	t.Helper()
 	h := &hook{}
-	config.Refused, config.Observer = h.refused, h
+	config.Refused = func(_ context.Context, r ratelimit.Refusal) { h.told = append(h.told, r) }
+	config.Observer = observing(func(event ratelimit.Event) {
+		if e, is := event.(ratelimit.Decided); is && !e.Decision.Allowed {
+			h.events = append(h.events, e)
+		}
+	})
 	return b.with(t, config), h
 }
 
-// Each bucket that refused a call is reported once, with its stored key, its cost, and the time.
-func TestRefusedIsToldOfEachBucketThatRefused(t *testing.T) {
-	t.Parallel()
-	for _, secret := range [][]byte{nil, []byte("sixteen bytes at least")} {
-		b := setup(t) // programs with different secrets have a database each
-		for _, entries := range []int{0, refusalEntries} {
-			t.Run(fmt.Sprintf("Hashed=%t/Cached=%t", secret != nil, entries > 0), func(t *testing.T) {
-				t.Parallel()
-				limiter, h := b.hooked(t, ratelimit.Config{HashKey: secret, RefusalCache: entries})
-				empty := tight.For(t.Name())
-				requests := []ratelimit.Request{empty.Cost(0.25), roomy.For(t.Name()), empty.Cost(0.75)}
-				takeAll(t, limiter, empty)
-				require.NoError(t, errOf(limiter.Check(t.Context(), requests...)))
-				require.Empty(t, h.told, "what was allowed, or only looked at, is not told")
-
-				key, err := limiter.StoredKey(empty)
-				require.NoError(t, err)
-				for { // a cached refusal may expire after a second
-					h.told = nil
-					d, err := limiter.Take(ratelimit.WithRoute(t.Context(), "GET /"), requests...)
-					require.NoError(t, err)
-					require.Len(t, h.told, 1)
-					isCached := h.told[0].Cached
-					want := ratelimit.Refusal{Limit: tight.Name(), Key: key, Route: "GET /", Cost: 1, At: d.At, Cached: isCached}
-					require.Equal(t, want, h.told[0])
-					if isCached || entries == 0 {
-						require.Equal(t, entries > 0, isCached)
-						break
-					}
-				}
-			})
-		}
-	}
-}
-
-func TestRefusedIsToldOfReserve(t *testing.T) {
-	t.Parallel()
-	limiter, h := setup(t).hooked(t, ratelimit.Config{})
-	_, err := limiter.Reserve(t.Context(), bounded.For("key").Cost(2))
-	require.NoError(t, err)
-	require.Empty(t, h.told, "what has to wait is not refused")
-	r, err := limiter.Reserve(t.Context(), bounded.For("key"), bounded.For("other").Cost(0.5))
-	require.NoError(t, err)
-	require.False(t, r.Allowed)
-	_, err = limiter.Value(t.Context(), bounded.For("key"))
-	require.NoError(t, err)
-	require.Equal(t, []ratelimit.Refusal{{Limit: "bounded", Key: "key", Cost: 1, At: r.At}}, h.told)
-}
-
-// A refusal in a transaction of InTx is reported when the transaction has ended, to the hook and to the Observer, also if the
-// refusal made it roll back.
+// A refusal in a transaction of InTx is reported when the transaction has ended, to the hook and to the Observer, also if its function
+// ends it or panics. The recorded histories have other ends.
 func TestRefusedIsToldWhenTheTransactionHasEnded(t *testing.T) {
 	t.Parallel()
 	onEach(t, func(t *testing.T, on backend) {
 		b := on.setup(t)
 		for name, refused := range map[string]func(tx pgx.Tx, take func(pgx.Tx) error) error{
-			"AndCommitted":  func(tx pgx.Tx, take func(pgx.Tx) error) error { _ = take(tx); return nil },
-			"AndRolledBack": func(tx pgx.Tx, take func(pgx.Tx) error) error { return take(tx) },
-			"AndPanicked":   func(tx pgx.Tx, take func(pgx.Tx) error) error { panic(take(tx)) },
+			"AndPanicked": func(tx pgx.Tx, take func(pgx.Tx) error) error { panic(take(tx)) },
 			"AndEndedByItsFunction": func(tx pgx.Tx, take func(pgx.Tx) error) error {
 				return errors.Join(take(tx), tx.Rollback(context.Background()))
-			},
-			"InANestedOneThatIsUndone": func(tx pgx.Tx, take func(pgx.Tx) error) error {
-				_ = pgx.BeginFunc(context.Background(), tx, take)
-				return nil
 			},
 		} {
 			t.Run(name, func(t *testing.T) {
@@ -197,67 +266,4 @@ func TestRefusedIsNotToldOfAttemptsThatAreLost(t *testing.T) {
 			isAway.Store(false)
 		})
 	}
-}
-
-// The Limiter cannot know how a caller's own transaction ends, so it reports a refusal in it at once.
-func TestRefusedIsToldAtOnceInATransactionOfTheCallers(t *testing.T) {
-	t.Parallel()
-	b := setup(t)
-	limiter, h := b.hooked(t, ratelimit.Config{})
-	takeAll(t, limiter, tight.For("key"))
-	tx := b.begin(t, pgx.ReadCommitted)
-	d, err := limiter.WithTx(tx).Take(t.Context(), tight.For("key"), roomy.For("key"))
-	require.NoError(t, err)
-	want := []ratelimit.Refusal{{Limit: tight.Name(), Key: "key", Cost: 1, At: d.At, Pending: true}}
-	require.Equal(t, want, h.told)
-	require.NoError(t, tx.Rollback(t.Context()))
-	require.Equal(t, want, h.told)
-}
-
-// The Observer receives a lost lease although the loss makes the transaction roll back.
-func TestALostLeaseIsToldWhenTheTransactionRollsBack(t *testing.T) {
-	t.Parallel()
-	onEach(t, func(t *testing.T, on backend) {
-		limiter, h := on.setup(t).hooked(t, ratelimit.Config{})
-		slots := ratelimit.Define("slots", ratelimit.Concurrency{Most: 1})
-		lease, err := limiter.Acquire(t.Context(), slots.For("key"))
-		require.NoError(t, err)
-		require.NoError(t, limiter.Release(t.Context(), lease.ID))
-		err = limiter.InTx(t.Context(), func(tx pgx.Tx) error { return errOf(limiter.WithTx(tx).RenewLease(t.Context(), lease.ID)) })
-		require.ErrorIs(t, err, ratelimit.ErrLeaseLost)
-		require.Equal(t, []ratelimit.Event{ratelimit.Leased{Verb: "renew_lease", Limit: "slots", Slots: 1, Lost: true}}, h.events)
-	}, onPostgres, inMemory)
-}
-
-// failures is an Observer that keeps the Failed events.
-type failures struct {
-	mu   sync.Mutex
-	told []ratelimit.Failed
-	then func() // called with a Pruned, if it is not nil
-}
-
-func (f *failures) Observe(_ context.Context, event ratelimit.Event) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	switch e := event.(type) {
-	case ratelimit.Failed:
-		f.told = append(f.told, e)
-	case ratelimit.Pruned:
-		if f.then != nil {
-			f.then()
-		}
-	}
-}
-
-func TestFailedNamesTheFirstLimitOfTheCall(t *testing.T) {
-	t.Parallel()
-	b, heard := setup(t), &failures{}
-	limiter := b.with(t, ratelimit.Config{Observer: heard})
-	b.exec(t, `DROP TABLE ratelimit.buckets`)
-	zebra, ant := ratelimit.Define("zebra", hoard(1)), ratelimit.Define("ant", hoard(1))
-	_, err := limiter.Take(t.Context(), zebra.For("key"), ant.For("key"))
-	require.ErrorIs(t, err, ratelimit.ErrNotMigrated)
-	require.ErrorContains(t, err, `take "zebra"`)
-	require.Len(t, heard.told, 1)
-	require.Equal(t, "zebra", heard.told[0].Limit)
 }

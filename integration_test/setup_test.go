@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/integration_test/internal/world"
+	"github.com/pgratelimit/pgratelimit/internal/leaktest"
 	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
 	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/migrations"
@@ -223,3 +224,28 @@ func lastSession(t *testing.T, pool *pgxpool.Pool) *pgx.Conn {
 	})
 	return conn
 }
+
+// No test leaves a goroutine behind, also after faults.
+func TestMain(m *testing.M) { leaktest.Main(m) }
+
+// tracing is a tracer that is called with each statement before pgx sends it.
+type tracing func(sql string)
+
+func (f tracing) TraceQueryStart(ctx context.Context, _ *pgx.Conn, data pgx.TraceQueryStartData) context.Context {
+	if f != nil {
+		f(data.SQL)
+	}
+	return ctx
+}
+
+func (tracing) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
+
+func (f tracing) TraceBatchStart(ctx context.Context, conn *pgx.Conn, data pgx.TraceBatchStartData) context.Context {
+	for _, query := range data.Batch.QueuedQueries {
+		f.TraceQueryStart(ctx, conn, pgx.TraceQueryStartData{SQL: query.SQL})
+	}
+	return ctx
+}
+
+func (tracing) TraceBatchQuery(context.Context, *pgx.Conn, pgx.TraceBatchQueryData) {}
+func (tracing) TraceBatchEnd(context.Context, *pgx.Conn, pgx.TraceBatchEndData)     {}

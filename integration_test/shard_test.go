@@ -1,7 +1,6 @@
 package integration_test
 
 import (
-	"context"
 	"fmt"
 	"math/rand/v2"
 	"slices"
@@ -80,41 +79,6 @@ func TestFullOfABucketOfSeveralRows(t *testing.T) {
 	want, err := d.limiter.Value(t.Context(), request)
 	require.NoError(t, err)
 	require.Equal(t, want, request.Full(d.clock.now()))
-}
-
-// The context of a call that ends between two of its requests leaves no half of it in the transaction.
-func TestAnInterruptedShardedCallLeavesNoHalf(t *testing.T) {
-	t.Parallel()
-	fastPathOnly(t, "it interrupts the fast path, message by message")
-	limit := spread(8, 64)
-	for name, test := range map[string]struct {
-		call     verb
-		requests int // that it makes
-	}{
-		"RefusedByEachRow":    {taking(limit.For("key").Cost(8)), 4}, // take, undo, hold, undo
-		"RefusedByAnotherOne": {taking(limit.For("key"), pinch.For("key").Cost(2)), 2},
-		"TakenFromAllRows":    {taking(limit.For("key").Cost(4), other.For("key")), 4}, // take, undo, hold, save
-		"Reserved":            {reserving(limit.For("key").Cost(100)), 3},              // hold, save, record
-	} {
-		for before := 2; before <= test.requests; before++ {
-			t.Run(fmt.Sprint(name, before), func(t *testing.T) {
-				t.Parallel()
-				b := setup(t)
-				limiter := b.stopped(t)
-				takeAll(t, limiter, pinch.For("key"))
-				requireAllowed(t, taking(limit.For("key").Cost(64-7)), limiter)
-				requireAllowed(t, resetting(other.For("key")), limiter)
-				rows := b.rows(t, "")
-				ctx, cancel := context.WithCancel(t.Context())
-				defer cancel()
-				tx := b.begin(t, pgx.Serializable)
-				_, _ = test.call(ctx, limiter.WithTx(&hangingUp{Tx: tx, after: before - 1, hangUp: cancel}))
-				require.Error(t, ctx.Err(), "the call has to be interrupted")
-				_ = tx.Commit(t.Context())
-				require.Equal(t, rows, b.rows(t, ""))
-			})
-		}
-	}
 }
 
 // Open transactions that take from one bucket all commit if each found a row of its own.
