@@ -19,6 +19,7 @@ import (
 
 	"github.com/pgratelimit/pgratelimit/integration_test/internal/atonce"
 	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/migrations"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
@@ -419,4 +420,56 @@ func TestPruneCountsThePlansThatAreUsedMeanwhile(t *testing.T) {
 	deleted, err := limiter.Prune(t.Context(), free)
 	require.NoError(t, err)
 	require.Zero(t, deleted, "the row is not full as a vip's")
+}
+
+// An attacker with a new key for each call creates no rows if a coarser limit in the same call refuses. Otherwise Prune deletes the rows
+// later, and the next keys use the room in the table.
+func TestAnAttackerWithManyKeys(t *testing.T) {
+	t.Parallel()
+	keys, attackers := testsize.Of(500, 5000), 64
+	d := setup(t, func(c *pgxpool.Config) { c.MaxConns = 8 }).desk(t, ratelimit.Config{RefusalCache: 512})
+	network := ratelimit.Define("network", ratelimit.TokenBucket{Rate: 100, Period: ratelimit.Day})
+	account := ratelimit.Define("account", ratelimit.TokenBucket{Rate: 1, Period: time.Hour})
+	wave := func(name string, coarser ...ratelimit.Request) int {
+		var given atomic.Int64
+		require.NoError(t, atonce.Do(attackers, func(attacker int) error {
+			for i := attacker; i < keys; i += attackers {
+				in := callers()[3] // no transaction
+				if i%50 == 0 {
+					in = callers()[0] // a transaction that is committed, also after a refusal
+				}
+				decision, err := in.take(t.Context(), d.pool, d.limiter, append(coarser[:len(coarser):len(coarser)], account.For(fmt.Sprintf("%s %08d", name, i)))...)
+				if err != nil {
+					return err
+				}
+				if decision.Allowed {
+					given.Add(1)
+				}
+			}
+			return nil
+		}))
+		return int(given.Load())
+	}
+	rows := func() int { return d.count(t, `SELECT count(*) FROM ratelimit.buckets`) }
+	size := func() int { return d.count(t, `SELECT pg_total_relation_size('ratelimit.buckets')`) }
+	prune := func() {
+		d.clock.set(d.clock.now().Add(2 * ratelimit.Day))
+		_, err := d.limiter.Prune(t.Context(), network, account)
+		require.NoError(t, err)
+		require.Zero(t, rows())
+	}
+	require.Equal(t, 100, wave("coarse", network.For("attacker")))
+	require.Equal(t, 100+1, rows())
+	prune()
+	d.exec(t, `VACUUM FULL ratelimit.buckets`)
+	require.Equal(t, keys, wave("fine"))
+	require.Zero(t, wave("fine"), "each bucket is empty")
+	require.Equal(t, keys, rows())
+	before := size()
+	prune()
+	d.exec(t, `VACUUM ratelimit.buckets`)
+	require.Equal(t, keys, wave("next"))
+	testsize.Nightly(t, "the size of a table depends on vacuum")
+	require.Less(t, before/keys, 800, "bytes a key: the general way makes a row and then writes what is left of it")
+	require.LessOrEqual(t, size(), before*3/2, "the index keeps pages for the keys before")
 }

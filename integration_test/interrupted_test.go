@@ -45,7 +45,9 @@ func TestACallThatIsInterruptedLeavesNoHalf(t *testing.T) {
 	t.Parallel()
 	rows := spread(8, 64).For("key")
 	take := func(requests ...ratelimit.Request) call {
-		return func(ctx context.Context, l *ratelimit.Limiter, _ string, _ ratelimit.Request) error { return l.Require(ctx, requests...) }
+		return func(ctx context.Context, l *ratelimit.Limiter, _ string, _ ratelimit.Request) error {
+			return l.Require(ctx, requests...)
+		}
 	}
 	for name, test := range map[string]struct {
 		call     call

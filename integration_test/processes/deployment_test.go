@@ -3,6 +3,7 @@ package processes_test
 import (
 	"context"
 	"slices"
+	"sync"
 	"testing"
 	"time"
 
@@ -11,123 +12,167 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/integration_test/internal/atonce"
-	"github.com/pgratelimit/pgratelimit/integration_test/internal/child"
 	"github.com/pgratelimit/pgratelimit/integration_test/internal/world"
 	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
+	"github.com/pgratelimit/pgratelimit/rules"
 )
+
+// decided is a decision of a program.
+type decided struct {
+	at      int64 // microseconds since 1970
+	allowed bool
+	policy  string
+	rules   int64 // the version of the stored rules that the program knew before the call
+}
+
+// program is a program with a pool and a Limiter of its own, whose workers take as fast as they can until it ends.
+type program struct {
+	stop  context.CancelFunc
+	ended chan struct{}
+	err   error
+
+	mu        sync.Mutex
+	decisions []decided
+}
+
+// programWorkers is how many workers a program has.
+const programWorkers = 5
+
+// startProgram starts a program, which ends with the test at the latest. take makes the call of a worker, and returns the version of the
+// rules that were known before.
+func startProgram(t *testing.T, take func(worker int) (d ratelimit.Decision, rules int64, err error)) *program {
+	t.Helper()
+	ctx, stop := context.WithCancel(t.Context())
+	p := &program{stop: stop, ended: make(chan struct{})}
+	go func() {
+		defer close(p.ended)
+		p.err = atonce.Do(programWorkers, func(worker int) error {
+			for ctx.Err() == nil {
+				d, rules, err := take(worker)
+				if err != nil {
+					return err
+				}
+				p.mu.Lock()
+				p.decisions = append(p.decisions, decided{d.At.UnixMicro(), d.Allowed, d.States[0].Limit.Policy().String(), rules})
+				p.mu.Unlock()
+			}
+			return nil
+		})
+	}()
+	t.Cleanup(func() { _ = p.end() })
+	return p
+}
+
+func (p *program) end() error {
+	p.stop()
+	<-p.ended
+	return p.err
+}
+
+// await returns when the program has made n more decisions that are as asked for. A program that ends earlier fails the test.
+func (p *program) await(t *testing.T, n int, is func(decided) bool) {
+	t.Helper()
+	p.mu.Lock()
+	seen := len(p.decisions)
+	p.mu.Unlock()
+	world.Eventually(t, "the program has decided", func() bool {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		for ; seen < len(p.decisions); seen++ {
+			if is(p.decisions[seen]) {
+				n--
+			}
+		}
+		select {
+		case <-p.ended:
+			require.LessOrEqual(t, n, 0, "the program has ended: %v", p.err)
+		default:
+		}
+		return n <= 0
+	})
+}
 
 // noon is an instant at which windows begin.
 var noon = time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
 
-// deployedPolicies are what an old and a new version of a program say of one limit, and what either allows in any span at most.
-var deployedPolicies = map[string]struct {
-	before, after ratelimit.Policy
-	most          func(span time.Duration) float64
-}{
-	"BucketRaised": {
-		before: ratelimit.TokenBucket{Rate: 10, Period: time.Second, Capacity: 5},
-		after:  ratelimit.TokenBucket{Rate: 20, Period: time.Second, Capacity: 15},
-		most:   func(span time.Duration) float64 { return 15 + 20*span.Seconds() },
-	},
-	"BucketLowered": {
-		before: ratelimit.TokenBucket{Rate: 20, Period: time.Second, Capacity: 15},
-		after:  ratelimit.TokenBucket{Rate: 10, Period: time.Second, Capacity: 5},
-		most:   func(span time.Duration) float64 { return 15 + 20*span.Seconds() },
-	},
-	"BucketFasterAndSmaller": {
-		before: ratelimit.TokenBucket{Rate: 5, Period: time.Second, Capacity: 20},
-		after:  ratelimit.TokenBucket{Rate: 30, Period: time.Second, Capacity: 2},
-		most:   func(span time.Duration) float64 { return 20 + 30*span.Seconds() },
-	},
-	"WindowRaised": {
-		before: ratelimit.FixedWindow{Rate: 4, Period: 200 * time.Millisecond, Start: noon},
-		after:  ratelimit.FixedWindow{Rate: 7, Period: 200 * time.Millisecond, Start: noon},
-		most:   func(span time.Duration) float64 { return 7 * float64(2+span/(200*time.Millisecond)) },
-	},
-	"SlidingWindowLowered": {
-		before: ratelimit.SlidingWindow{Rate: 8, Period: 400 * time.Millisecond, Slices: 4},
-		after:  ratelimit.SlidingWindow{Rate: 5, Period: 400 * time.Millisecond, Slices: 4},
-		most:   func(span time.Duration) float64 { return 8 * float64(1+span/(400*time.Millisecond)) },
-	},
-}
-
-// deployed is a process of a rolling deployment. Its arguments are the name of one of deployedPolicies, and "new" for the new version.
-// Its workers take by themselves and in transactions until its input ends.
-func deployed(t *testing.T, url string, arguments []string) {
-	t.Helper()
-	w := world.Open(t, url, func(c *pgxpool.Config) { c.MaxConns = deployedWorkers + 1 })
-	limiter := w.With(t, ratelimit.Config{RefusalCache: 100, MaxAttempts: 1000}) // many, because it runs at SERIALIZABLE beside others
-	policy := deployedPolicies[arguments[0]].before
-	if arguments[1] == "new" {
-		policy = deployedPolicies[arguments[0]].after
-	}
-	limit, beside := ratelimit.Define("deployed", policy), ratelimit.Define("roomy", world.Hoard(1e6))
-	over := child.InputEnded(t.Context())
-	require.NoError(t, atonce.Do(deployedWorkers, func(worker int) error {
-		for over.Err() == nil {
-			d, err := takeAs(t.Context(), worker, w.Pool, limiter, limit.For("hot"), beside.For("beside"))
-			if err != nil {
-				return err
-			}
-			if err := report(d, 0); err != nil {
-				return err
-			}
-		}
-		return nil
-	}))
-	require.NoError(t, limiter.Close(t.Context()))
-}
-
-// deployedWorkers is how many workers a process of a deployment has.
-const deployedWorkers = 5
-
-// takeAs takes in the way of a worker: alone, in InTx, and in a transaction of the caller's at each isolation level.
-func takeAs(ctx context.Context, worker int, pool ratelimit.Pool, limiter *ratelimit.Limiter, requests ...ratelimit.Request) (d ratelimit.Decision, err error) {
-	inTx := func(tx pgx.Tx) (err error) {
-		d, err = limiter.WithTx(tx).Take(ctx, requests...)
-		return err
-	}
-	switch levels := []pgx.TxIsoLevel{pgx.ReadCommitted, pgx.RepeatableRead, pgx.Serializable}; {
-	case worker < len(levels):
-		_, err = atonce.Tx(ctx, pool, levels[worker], inTx)
-	case worker == len(levels):
-		err = limiter.InTx(ctx, inTx)
-	default:
-		d, err = limiter.Take(ctx, requests...)
-	}
-	return d, err
-}
-
-// A new version of a program takes over from an old one, each in processes of its own, and their limits differ. While both run, no
-// span has more than the larger capacity and the higher rate allow, no call fails, and both get answers.
-func TestARollingDeploymentOfTwoProcesses(t *testing.T) {
+// A new version of a program takes over from an old one, and their limits differ. While both run, no span has more than the larger capacity
+// and the higher rate allow, no call fails, and both get answers.
+func TestARollingDeploymentOfTwoPrograms(t *testing.T) {
 	t.Parallel()
-	testsize.Long(t, "ten processes")
-	allowed, asked := func(d decided) bool { return d.Allowed }, func(decided) bool { return true }
-	for name, test := range deployedPolicies {
+	testsize.Long(t, "seconds of two programs")
+	bucket := func(rate, capacity float64) ratelimit.Policy {
+		return ratelimit.TokenBucket{Rate: rate, Period: time.Second, Capacity: capacity}
+	}
+	window := func(rate float64) ratelimit.Policy {
+		return ratelimit.FixedWindow{Rate: rate, Period: 200 * time.Millisecond, Start: noon}
+	}
+	sliding := func(rate float64) ratelimit.Policy {
+		return ratelimit.SlidingWindow{Rate: rate, Period: 400 * time.Millisecond, Slices: 4}
+	}
+	for name, test := range map[string]struct {
+		before, after ratelimit.Policy
+		most          func(span time.Duration) float64 // that either allows in any span
+	}{
+		"BucketRaised":           {bucket(10, 5), bucket(20, 15), func(span time.Duration) float64 { return 15 + 20*span.Seconds() }},
+		"BucketLowered":          {bucket(20, 15), bucket(10, 5), func(span time.Duration) float64 { return 15 + 20*span.Seconds() }},
+		"BucketFasterAndSmaller": {bucket(5, 20), bucket(30, 2), func(span time.Duration) float64 { return 20 + 30*span.Seconds() }},
+		"WindowRaised":           {window(4), window(7), func(span time.Duration) float64 { return 7 * float64(2+span/(200*time.Millisecond)) }},
+		"SlidingWindowLowered":   {sliding(8), sliding(5), func(span time.Duration) float64 { return 8 * float64(1+span/(400*time.Millisecond)) }},
+	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			url := world.New(t).URL()
-			before := start(t, "deployed", url, name, "old")
+			allowed, asked := func(d decided) bool { return d.allowed }, func(decided) bool { return true }
+			before := deploy(t, url, test.before)
 			before.await(t, 12, allowed)
-			after := start(t, "deployed", url, name, "new")
+			after := deploy(t, url, test.after)
 			after.await(t, 30, asked) // nothing is promised to either: the other may always be quicker
 			before.await(t, 30, asked)
-			require.NoError(t, before.End())
+			require.NoError(t, before.end())
 			after.await(t, 12, allowed)
-			require.NoError(t, after.End())
+			require.NoError(t, after.end())
 			requireSpans(t, append(before.decisions, after.decisions...), test.most)
 		})
 	}
+}
+
+// deploy starts a program whose limit has the policy. Its workers take alone, in InTx, and in transactions of the caller's at each level.
+func deploy(t *testing.T, url string, policy ratelimit.Policy) *program {
+	t.Helper()
+	w := world.Open(t, url, func(c *pgxpool.Config) { c.MaxConns = programWorkers + 1 })
+	limiter := w.With(t, ratelimit.Config{RefusalCache: 100, MaxAttempts: 1000}) // many, because it runs at SERIALIZABLE beside others
+	limit, beside := ratelimit.Define("deployed", policy), ratelimit.Define("roomy", world.Hoard(1e6))
+	return startProgram(t, func(worker int) (d ratelimit.Decision, _ int64, err error) {
+		ctx := t.Context()
+		inTx := func(tx pgx.Tx) (err error) {
+			d, err = limiter.WithTx(tx).Take(ctx, limit.For("hot"), beside.For("beside"))
+			return err
+		}
+		switch levels := []pgx.TxIsoLevel{pgx.ReadCommitted, pgx.RepeatableRead, pgx.Serializable}; {
+		case worker < len(levels):
+			_, err = atonce.Tx(ctx, w.Pool, levels[worker], inTx)
+		case worker == len(levels):
+			err = limiter.InTx(ctx, inTx)
+		default:
+			d, err = limiter.Take(ctx, limit.For("hot"), beside.For("beside"))
+		}
+		return d, 0, err
+	})
 }
 
 // requireSpans checks each span between two instants at which a token was given. A call knows the instant at which its statement
 // began, and may have waited for the row since then. So calls that wait when a span ends count for it, although their tokens arrived later.
 func requireSpans(t *testing.T, decisions []decided, most func(time.Duration) float64) {
 	t.Helper()
-	const waiting = 2 * deployedWorkers
-	given := allowedAt(decisions)
+	const waiting = 2 * programWorkers
+	var given []int64
+	for _, d := range decisions {
+		if d.allowed {
+			given = append(given, d.at)
+		}
+	}
+	slices.Sort(given)
 	for from := range given {
 		for to := from; to < len(given); to++ {
 			span := time.Duration(given[to]-given[from]) * time.Microsecond
@@ -138,13 +183,98 @@ func requireSpans(t *testing.T, decisions []decided, most func(time.Duration) fl
 	}
 }
 
-// allowedAt returns the instants of the allowed decisions, in order.
-func allowedAt(decisions []decided) (at []int64) {
+// ruleEra is the time during which a policy holds, from an instant on.
+type ruleEra struct {
+	policy  string
+	from    time.Time
+	version int64 // of the rules that say so
+}
+
+// requireKept checks that a program which knew of an era before a call decided in it by its policy, and otherwise by an earlier one. It
+// returns how many decisions were made in each era by its policy.
+func requireKept(t *testing.T, eras []ruleEra, decisions []decided) []int {
+	t.Helper()
+	count := make([]int, len(eras))
 	for _, d := range decisions {
-		if d.Allowed {
-			at = append(at, d.At)
+		i := len(eras) - 1
+		for i > 0 && d.at < eras[i].from.UnixMicro() {
+			i--
+		}
+		if d.policy == eras[i].policy {
+			count[i]++
+			continue
+		}
+		late := time.Duration(d.at-eras[i].from.UnixMicro()) * time.Microsecond
+		require.Less(t, d.rules, eras[i].version, "%v from its beginning %q was known, and %q decided", late, eras[i].policy, d.policy)
+		require.True(t, slices.ContainsFunc(eras[:i], func(before ruleEra) bool { return before.policy == d.policy }), "%q decided too early", d.policy)
+	}
+	return count
+}
+
+// ruled starts a program that learns of rules by notifications only.
+func ruled(t *testing.T, url string) *program {
+	t.Helper()
+	w := world.Open(t, url)
+	set, err := rules.NewSet(w.Pool, rules.Config{Poll: time.Hour})
+	require.NoError(t, err)
+	ctx, cancel := context.WithCancel(t.Context())
+	var running sync.WaitGroup
+	running.Go(func() { _ = set.Run(ctx) })
+	t.Cleanup(func() { cancel(); running.Wait() })
+	world.Eventually(t, "the rules are loaded", func() bool { return set.Version() > 0 })
+	limiter, limit := w.With(t, ratelimit.Config{Policies: set}), ratelimit.Define("api", ratelimit.PerHour(7)) // by which nothing decides
+	return startProgram(t, func(int) (d ratelimit.Decision, version int64, err error) {
+		version = set.Version()
+		d, err = limiter.Take(t.Context(), limit.For("ada"))
+		return d, version, err
+	})
+}
+
+// Three programs take as fast as they can. Meanwhile the rule of their limit changes, in its numbers and its kind, and the key has
+// another plan for a while. TestAHistoryOfChangesCountsEveryToken counts the tokens of such changes.
+func TestPoliciesChangeInAllProgramsAtOneInstant(t *testing.T) {
+	t.Parallel()
+	testsize.Long(t, "a second for each change")
+	const lead, span = time.Second, 300 * time.Millisecond
+	w, edit := world.New(t), rules.Edit{Author: "ada", Reason: "a test"}
+	store := func(lead time.Duration) *rules.Store {
+		store, err := rules.NewStore(w.Pool, rules.StoreConfig{Lead: lead})
+		require.NoError(t, err)
+		return store
+	}
+	var eras []ruleEra
+	var programs []*program
+	note := func(policy ratelimit.Policy, applied rules.Applied, err error) {
+		require.NoError(t, err)
+		eras = append(eras, ruleEra{policy.String(), applied.From, applied.Version})
+		for _, p := range programs {
+			p.await(t, 1, func(d decided) bool { return d.at > applied.From.Add(span).UnixMicro() && d.rules >= applied.Version })
 		}
 	}
-	slices.Sort(at)
-	return at
+	bucket := func(rate float64) ratelimit.Policy { return ratelimit.TokenBucket{Rate: rate, Period: 5 * time.Second} }
+	put := func(store *rules.Store, rule rules.Rule) {
+		applied, err := store.Put(t.Context(), edit, rule)
+		note(rule.Policy, applied, err)
+	}
+	put(store(-1), rules.Rule{Limit: "api", Policy: bucket(100)})
+	for range 3 {
+		programs = append(programs, ruled(t, w.URL()))
+	}
+	ahead := store(lead)
+	window := ratelimit.FixedWindow{Rate: 50, Period: 100 * time.Millisecond, Capacity: 1000, Start: noon}
+	for _, policy := range []ratelimit.Policy{bucket(10), bucket(1000), window, bucket(500)} {
+		put(ahead, rules.Rule{Limit: "api", Policy: policy, OnChange: ratelimit.ScaleTokens})
+	}
+	_, err := ahead.Put(t.Context(), edit, rules.Rule{Limit: "api", Plan: "pro", Policy: bucket(200)})
+	require.NoError(t, err)
+	until := time.Now().Add(3*lead + span) // by about what the database's clock says
+	applied, err := ahead.Override(t.Context(), edit, rules.Override{Limit: "api", Key: "ada", OnPlan: "pro", Until: until})
+	note(bucket(200), applied, err)
+	applied.From = until
+	note(bucket(500), applied, nil)
+
+	for _, p := range programs {
+		require.NoError(t, p.end())
+		require.NotContains(t, requireKept(t, eras, p.decisions), 0, "every program decides in every era: %v", eras)
+	}
 }

@@ -1,18 +1,55 @@
+// Package processes_test holds tests of several programs on one database, and of processes that are killed.
 package processes_test
 
 import (
 	"context"
+	"fmt"
 	"math"
+	"runtime"
 	"testing"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgratelimit/pgratelimit/integration_test/internal/atonce"
+	"github.com/pgratelimit/pgratelimit/integration_test/internal/child"
 	"github.com/pgratelimit/pgratelimit/integration_test/internal/world"
+	"github.com/pgratelimit/pgratelimit/internal/leaktest"
 	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
+
+// No test leaves a goroutine behind, also after faults.
+func TestMain(m *testing.M) { leaktest.Main(m) }
+
+// role is the purpose of a process: the function of that name in roles, on the database at URL.
+type role struct {
+	Name, URL string
+	Arguments []string
+}
+
+var roles = map[string]func(t *testing.T, url string, arguments []string){"client": client, "manyKeys": manyKeys, "sharedTurn": sharedTurn}
+
+// TestRole is not a test but the body of the processes that the other tests start.
+func TestRole(t *testing.T) { //nolint:paralleltest // alone in its process
+	var r role
+	isChild, err := child.Role(&r)
+	require.NoError(t, err)
+	if !isChild {
+		t.Skip("a process of other tests")
+	}
+	roles[r.Name](t, r.URL, r.Arguments)
+}
+
+// start starts a process, which is killed at the end of the test.
+func start(t *testing.T, name, url string, arguments ...string) *child.Process {
+	t.Helper()
+	p, err := child.Start(role{name, url, arguments}, func([]byte) bool { return false })
+	require.NoError(t, err)
+	t.Cleanup(func() { p.Kill() })
+	return p
+}
 
 var calls = ratelimit.Define("calls", world.Hoard(callsCapacity))
 
@@ -132,4 +169,41 @@ func TestAProcessThatIsKilledInItsSharedTurn(t *testing.T) {
 	require.NoError(t, <-done)
 	require.InDelta(t, callsCapacity-1, w.Held(t, "hot", ""), 0.01)
 	world.Eventually(t, "no lock is held", func() bool { return turns() == 0 })
+}
+
+// manyKeys is a process, so that its heap is its own: 5,000 keys leave it as it was after 500.
+func manyKeys(t *testing.T, url string, _ []string) {
+	t.Helper()
+	w := world.Open(t, url)
+	limiter := w.With(t, ratelimit.Config{RefusalCache: 512})
+	limit := ratelimit.Define("account", world.Hoard(1))
+	heap := func() uint64 {
+		runtime.GC()
+		runtime.GC() // what a sync.Pool held is gone after the second
+		var m runtime.MemStats
+		runtime.ReadMemStats(&m)
+		return m.HeapAlloc
+	}
+	come := func(name string, keys int) {
+		require.NoError(t, atonce.Do(64, func(caller int) error {
+			for i := caller; i < 2*keys; i += 64 { // each key twice: it is allowed, and then refused
+				if _, err := limiter.Take(t.Context(), limit.For(fmt.Sprintf("%s %08d of an attacker", name, i%keys))); err != nil {
+					return err
+				}
+			}
+			return nil
+		}))
+	}
+	come("warm", 500)
+	before := heap()
+	come("more", 5000)
+	require.Less(t, int(heap())-int(before), 1<<20, "the heap grows with the keys")
+	require.NoError(t, limiter.Close(t.Context()))
+}
+
+// A process remembers no more keys than Config.RefusalCache says.
+func TestTheHeapDoesNotGrowWithTheKeys(t *testing.T) {
+	t.Parallel()
+	testsize.Nightly(t, "the size of a heap depends on the machine")
+	require.NoError(t, start(t, "manyKeys", world.New(t).URL()).End())
 }
