@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
-	"pgregory.net/rapid"
 
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
 	"github.com/pgratelimit/pgratelimit/internal/bucket/buckettest"
@@ -231,27 +230,4 @@ func TestOneCallHasOneFence(t *testing.T) {
 		require.Equal(t, want, leases[len(leases)-1].Fence)
 	}
 	require.Nil(t, states[1].Parts)
-}
-
-// TestFencesOfDifferentInstantsDiffer has numbers grow, and two that follow the same one differ, unless their instants differ by
-// a multiple of the cycle.
-func TestFencesOfDifferentInstantsDiffer(t *testing.T) {
-	t.Parallel()
-	terms := concurrency(4, time.Minute)
-	fence := func(last, now int64) int64 {
-		s := terms.Full(opening)
-		s.Parts = &bucket.Parts{Leases: []int64{last}}
-		after, allowed := buckettest.Take(terms, s, now, 1, 0)
-		require.True(t, allowed)
-		return after.Leases()[0].Fence
-	}
-	rapid.Check(t, func(t *rapid.T) {
-		now, later := opening+rapid.Int64Range(0, 1e12).Draw(t, "now"), rapid.Int64Range(1, 1<<16-1).Draw(t, "later")
-		last := now + rapid.Int64Range(-1e6, 1e12).Draw(t, "ahead")
-		first, second := fence(last, now), fence(last, now+later)
-		require.Greater(t, min(first, second), last)
-		require.GreaterOrEqual(t, first, now)
-		require.LessOrEqual(t, first, max(now, last+1<<16))
-		require.NotEqual(t, first, second)
-	})
 }
