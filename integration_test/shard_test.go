@@ -11,7 +11,6 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
-	"github.com/pgratelimit/pgratelimit/integration_test/internal/atonce"
 	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
@@ -123,51 +122,6 @@ func TestTransactionsOnDifferentShardsDoNotConflict(t *testing.T) {
 			}
 		}
 	}
-}
-
-// Calls lock the rows they visit in one order, also if each row has too little, and if the requests for two limits have opposite
-// orders.
-func TestShardedTakesMeetNoDeadlock(t *testing.T) {
-	t.Parallel()
-	const workers, tries = 8, 2
-	rounds := testsize.Of(2, 25)
-	b := setup(t, func(c *pgxpool.Config) { c.MaxConns = 2 * workers })
-	limiter := b.stopped(t)
-	left, right := spread(8, 6), ratelimit.Define("right", ratelimit.TokenBucket{Rate: 1, Period: time.Second, Capacity: 6, Shards: 8})
-	keyOf := func(c caller, round int) string { return fmt.Sprintf("%s %d", c.name, round) }
-	require.NoError(t, atonce.Do(workers*len(callers()), func(n int) error {
-		i, worker := n/workers, n%workers
-		for round := range rounds {
-			key := keyOf(callers()[i], round)
-			requests := []ratelimit.Request{left.For(key).Cost(0.5), right.For(key).Cost(0.5)}
-			switch {
-			case round%2 > 0:
-				requests = requests[:1]
-			case worker%2 > 0:
-				slices.Reverse(requests)
-			}
-			with := callers()[i]
-			if worker%4 > 1 { // beside another kind of caller
-				with = callers()[(i+1)%len(callers())]
-			}
-			for range tries {
-				if _, err := with.take(t.Context(), b.db(), limiter, requests...); err != nil {
-					return fmt.Errorf("%s: %w", with.name, err)
-				}
-			}
-		}
-		return nil
-	}))
-	for _, c := range callers() {
-		for round := range rounds { // twelve of the sixteen, of which one row has the tokens for eight
-			key := keyOf(c, round)
-			require.Zero(t, b.held(t, left.Name(), key), key)
-			if round%2 == 0 {
-				require.Zero(t, b.held(t, right.Name(), key), key)
-			}
-		}
-	}
-	require.Zero(t, deadlocks(t, b.pool))
 }
 
 // shardsOf returns the number of rows of a limit's buckets.

@@ -21,9 +21,6 @@ var (
 	wide = ratelimit.Define("wide", ratelimit.TokenBucket{Rate: 1e6, Period: century, Shards: 8})
 
 	pinch = ratelimit.Define("pinch", hoard(2))
-
-	// bounded may owe one token.
-	bounded = ratelimit.Define("bounded", ratelimit.TokenBucket{Rate: 1, Period: century, MaxReserved: 1})
 )
 
 // verb is a call, and its answer: allowed or refused.
@@ -81,14 +78,6 @@ func takeAll(t *testing.T, limiter *ratelimit.Limiter, request ratelimit.Request
 	d, err := limiter.Take(t.Context(), request.Cost(request.Limit().Capacity()))
 	require.NoError(t, err)
 	require.True(t, d.Allowed)
-}
-
-// owe reserves twice the capacity.
-func owe(t *testing.T, limiter *ratelimit.Limiter, request ratelimit.Request) {
-	t.Helper()
-	r, err := limiter.Reserve(t.Context(), request.Cost(2*request.Limit().Capacity()))
-	require.NoError(t, err)
-	require.True(t, r.Allowed)
 }
 
 // errOf returns the error of a call that also returns an answer.

@@ -7,7 +7,6 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -89,114 +88,6 @@ func TestWaitServesInTheOrderOfAsking(t *testing.T) {
 			require.Greater(t, answers[i].ResetAfter, answers[i-1].ResetAfter, "who asked later has to wait longer")
 		}
 	}
-}
-
-// Wait takes available tokens at once, in one round trip and without a reservation.
-func TestWaitTakesWhatIsThere(t *testing.T) {
-	t.Parallel()
-	b, w := setupCounted(t)
-	call := func() {
-		d, err := b.limiter.Wait(t.Context(), roomy.For("a"), other.For("a"))
-		require.NoError(t, err)
-		require.True(t, d.Allowed)
-	}
-	call() // to prepare the statement
-	trips := w.count(call)
-	require.True(t, generalPath || trips == 1, "%d round trips", trips)
-	require.Empty(t, b.reserved(t))
-	require.InDelta(t, 1e6-2, b.held(t, "roomy", "a"), 0.01)
-}
-
-// A deadline that comes before the moment is a refusal at once: nothing is reserved.
-func TestWaitRefusesWhatComesAfterTheDeadline(t *testing.T) {
-	t.Parallel()
-	b := setup(t)
-	limit := ratelimit.Define("slow", ratelimit.TokenBucket{Rate: 1, Period: time.Hour, Capacity: 2})
-	window := ratelimit.Define("slowWindow", ratelimit.FixedWindow{Rate: 1, Period: 24 * time.Hour})
-	rows := ratelimit.Define("slowRows", ratelimit.TokenBucket{Rate: 4, Period: 4 * time.Hour, Capacity: 4, Shards: 2})
-	for _, c := range []struct {
-		limit ratelimit.Limit
-		cost  float64
-		most  time.Duration
-	}{
-		{limit, 1, time.Hour}, {limit, 2, 2 * time.Hour}, {window, 1, 24 * time.Hour}, {rows, 1, time.Hour},
-	} {
-		key := fmt.Sprint(c.limit.Name(), c.cost)
-		takeAll(t, b.limiter, c.limit.For(key))
-		for _, requests := range [][]ratelimit.Request{{c.limit.For(key).Cost(c.cost)}, {roomy.For(key), c.limit.For(key).Cost(c.cost)}} {
-			ctx, cancel := context.WithTimeout(t.Context(), patient)
-			d, err := b.limiter.Wait(ctx, requests...)
-			require.NoError(t, err)
-			require.NoError(t, ctx.Err(), "it did not wait")
-			cancel()
-			require.False(t, d.Allowed)
-			require.ErrorIs(t, d.Err(), ratelimit.ErrLimited)
-			require.LessOrEqual(t, d.RetryAfter, c.most)
-			if c.limit.Name() != "slowWindow" {
-				require.InDelta(t, c.most-patient, d.RetryAfter, float64(time.Minute), "when a call with as much time would be served")
-			}
-		}
-		require.Empty(t, b.reserved(t))
-		require.InDelta(t, 0, b.held(t, c.limit.Name(), key), 0.01)
-	}
-	paused, err := ratelimit.NewRuling(roomy, ratelimit.RulingConfig{Name: "paused", PausedUntil: time.Now().Add(time.Hour)})
-	require.NoError(t, err)
-	soon, stop := context.WithTimeout(t.Context(), patient)
-	defer stop()
-	d, err := b.with(t, ratelimit.Config{Policies: eraRules{"roomy": paused}}).Wait(soon, roomy.For("paused"))
-	require.NoError(t, err)
-	require.False(t, d.Allowed)
-	require.InDelta(t, time.Hour, d.RetryAfter, float64(time.Minute+patient))
-	// what costs more than the bucket ever holds can be waited for, and not when there is too little time for it
-	ctx, cancel := context.WithTimeout(t.Context(), patient)
-	defer cancel()
-	d, err = b.limiter.Wait(ctx, limit.For("large").Cost(3))
-	require.NoError(t, err)
-	require.False(t, d.Allowed)
-	require.Greater(t, d.RetryAfter, 200*365*24*time.Hour, "it is full, and no wait helps")
-}
-
-// A Wait over several windows that comes again after its RetryAfter, with as much time, is served.
-func TestWaitOverSeveralWindowsSaysWhenItIsServed(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		b := inMemory.setup(t)
-		long := ratelimit.Define("long", ratelimit.FixedWindow{Rate: 2, Period: 24 * time.Hour, Start: clockNoon})
-		short := ratelimit.Define("short", ratelimit.FixedWindow{Rate: 2, Period: 7 * time.Hour, Start: clockNoon})
-		wait := func() ratelimit.Decision {
-			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-			defer cancel()
-			d, err := b.limiter.Wait(ctx, long.Global().Cost(3), short.Global().Cost(3))
-			require.NoError(t, err)
-			return d
-		}
-		first := wait()
-		require.False(t, first.Allowed)
-		time.Sleep(first.RetryAfter)
-		again := wait()
-		require.True(t, again.Allowed, "it is told %v, and then %v", first.RetryAfter, again.RetryAfter)
-	})
-}
-
-// What cannot be waited for is an error before any SQL.
-func TestWaitThatIsWrong(t *testing.T) {
-	t.Parallel()
-	b, w := setupCounted(t)
-	none := ratelimit.Define("none", ratelimit.TokenBucket{Rate: 1, Period: time.Hour, MaxReserved: ratelimit.NoReservations})
-	tx := b.begin(t, pgx.ReadCommitted)
-	require.Zero(t, w.count(func() {
-		require.ErrorContains(t, errOf(b.limiter.WithTx(tx).Wait(t.Context(), roomy.For("a"))), "would keep its rows locked while it sleeps; call Reserve there")
-		for _, limit := range []ratelimit.Limit{none, slider} {
-			require.ErrorIs(t, errOf(b.limiter.Wait(t.Context(), limit.For("a"))), ratelimit.ErrNoReservations)
-		}
-	}))
-	require.NoError(t, tx.Commit(t.Context()))
-	owed := ratelimit.Define("owed", ratelimit.TokenBucket{Rate: 1, Period: time.Hour, MaxReserved: 1})
-	owe(t, b.limiter, owed.For("a"))
-	d, err := b.limiter.Wait(t.Context(), owed.For("a"))
-	require.NoError(t, err)
-	require.False(t, d.Allowed, "no more may be owed")
-	require.InDelta(t, time.Hour, d.RetryAfter, float64(time.Minute))
 }
 
 // xact returns which transaction has written the reservation last.
@@ -293,9 +184,9 @@ func TestWaitSleepsUntilTheDatabaseSays(t *testing.T) {
 		id     string
 		giveUp context.CancelFunc
 	}
-	limit := ratelimit.Define("drift", ratelimit.TokenBucket{Rate: 5, Period: time.Second, Capacity: 1})
+	limit := ratelimit.Define("drift", ratelimit.TokenBucket{Rate: 1, Period: time.Second, Capacity: 1})
 	settle := func(t *testing.T, w sleeper) error { t.Helper(); return w.limiter.Settle(t.Context(), w.id) }
-	atItsMoment := func(w sleeper) { w.at(200 * time.Millisecond) }
+	atItsMoment := func(w sleeper) { w.at(time.Second) }
 	for name, test := range map[string]struct {
 		end   func(t *testing.T, w sleeper) error // while it sleeps; nil: nobody ends its reservation
 		then  func(w sleeper)                     // after it has asked again; nil: it returns by itself
