@@ -43,7 +43,7 @@ func (r hangingUpResults) Close() error {
 // A context that ends between two requests of a call leaves no half of the call in a transaction whose owner commits all the same.
 func TestACallThatIsInterruptedLeavesNoHalf(t *testing.T) {
 	t.Parallel()
-	rows := spread(8, 64).For("key")
+	rows := spread(8).For("key")
 	take := func(requests ...ratelimit.Request) call {
 		return func(ctx context.Context, l *ratelimit.Limiter, _ string, _ ratelimit.Request) error {
 			return l.Require(ctx, requests...)

@@ -15,10 +15,10 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// spread returns a limit of a token a second, whose buckets have a number of rows.
-func spread(shards int, capacity float64) ratelimit.Limit {
+// spread returns a limit of a token a second and 64 at once, whose buckets have a number of rows.
+func spread(shards int) ratelimit.Limit {
 	return ratelimit.Define(fmt.Sprintf("spread/%d", shards),
-		ratelimit.TokenBucket{Rate: 1, Period: time.Second, Capacity: capacity, Shards: shards})
+		ratelimit.TokenBucket{Rate: 1, Period: time.Second, Capacity: 64, Shards: shards})
 }
 
 // stopped returns a limiter whose clock stands still.
@@ -48,7 +48,7 @@ func TestARefusalByShardsWritesNothing(t *testing.T) {
 	fastPathOnly(t, "the general path locks the rows to refuse")
 	b := setup(t)
 	limiter := b.stopped(t)
-	limit := spread(8, 64)
+	limit := spread(8)
 	drain(t, limiter, limit.For("key"), 7.5)
 	versions := func() (all string) {
 		require.NoError(t, b.pool.QueryRow(t.Context(),
@@ -74,7 +74,7 @@ func TestARefusalByShardsWritesNothing(t *testing.T) {
 // Full equals the database's answer for a sharded bucket without rows.
 func TestFullOfABucketOfSeveralRows(t *testing.T) {
 	t.Parallel()
-	d, request := inMemory.setup(t).desk(t, ratelimit.Config{}), spread(8, 64).For("key")
+	d, request := inMemory.setup(t).desk(t, ratelimit.Config{}), spread(8).For("key")
 	want, err := d.limiter.Value(t.Context(), request)
 	require.NoError(t, err)
 	require.Equal(t, want, request.Full(d.clock.now()))
@@ -86,7 +86,7 @@ func TestTransactionsOnDifferentShardsDoNotConflict(t *testing.T) {
 	fastPathOnly(t, "the general path locks all rows of a bucket")
 	transactions := testsize.Of(4, 8)
 	b := setupOwn(t, nil, func(c *pgxpool.Config) { c.MaxConns = int32(transactions) + 1 })
-	for _, limit := range []ratelimit.Limit{spread(1, 64), spread(64, 64)} {
+	for _, limit := range []ratelimit.Limit{spread(1), spread(64)} {
 		for _, level := range levels {
 			for _, rowsExist := range []bool{true, false} {
 				t.Run(fmt.Sprintf("%d/%s/RowsExist=%v", shardsOf(limit), level.name, rowsExist), func(t *testing.T) { // not parallel: others would be in conflict
