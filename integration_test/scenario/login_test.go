@@ -11,12 +11,13 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
+
+	"github.com/pgratelimit/pgratelimit/integration_test/internal/atonce"
 )
 
 const (
@@ -105,23 +106,14 @@ func (l *login) try(t *testing.T, a attempt) reply {
 // together makes all attempts at once.
 func (l *login) together(t *testing.T, attempts []attempt) []reply {
 	t.Helper()
-	requests, replies, failures := make([]*http.Request, len(attempts)), make([]reply, len(attempts)), make([]error, len(attempts))
+	requests, replies := make([]*http.Request, len(attempts)), make([]reply, len(attempts))
 	for i, a := range attempts {
 		requests[i] = l.request(t, a)
 	}
-	begin := make(chan struct{})
-	var group sync.WaitGroup
-	for i := range attempts {
-		group.Go(func() {
-			<-begin
-			replies[i], failures[i] = l.send(requests[i])
-		})
-	}
-	close(begin)
-	group.Wait()
-	for _, err := range failures {
-		require.NoError(t, err)
-	}
+	require.NoError(t, atonce.Do(len(attempts), func(i int) (err error) {
+		replies[i], err = l.send(requests[i])
+		return err
+	}))
 	return replies
 }
 
