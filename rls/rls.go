@@ -26,6 +26,7 @@
 package rls
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -85,10 +86,7 @@ func New(limiter *ratelimit.Limiter, config Config) (*Service, error) {
 			return nil, fmt.Errorf("%w: domain %.80q needs a name and a Site; pass what rules.NewSite returned", ErrInvalidConfig, name)
 		}
 	}
-	if config.Logger == nil {
-		config.Logger = slog.Default()
-	}
-	return &Service{limiter: limiter, domains: maps.Clone(config.Domains), logger: config.Logger}, nil
+	return &Service{limiter: limiter, domains: maps.Clone(config.Domains), logger: cmp.Or(config.Logger, slog.Default())}, nil
 }
 
 // ShouldRateLimit decides on a call. Errors have the codes of the package comment, and contain no value of an entry.

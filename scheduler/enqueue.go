@@ -127,7 +127,7 @@ func (s *Scheduler) insert(ctx context.Context, client *river.Client[pgx.Tx], tx
 		return nil, err
 	}
 	// The earlier moment is when a worker may take up the job.
-	due := e.RunAt.Add(-s.takeUpEarly())
+	due := e.RunAt.Add(-s.config.TakeUpEarly)
 	if !due.After(e.At) {
 		due = e.At
 	}

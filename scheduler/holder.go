@@ -1,6 +1,7 @@
 package scheduler
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -57,12 +58,8 @@ func NewHolder(limiter *ratelimit.Limiter, config HolderConfig) (*Holder, error)
 	case config.MaxSnooze < 0:
 		return nil, fmt.Errorf("%w: MaxSnooze is %v; use a span above 0, or 0 for the default", ErrInvalidConfig, config.MaxSnooze)
 	}
-	if config.MaxSnooze == 0 {
-		config.MaxSnooze = defaultMaxSnooze
-	}
-	if config.Logger == nil {
-		config.Logger = slog.Default()
-	}
+	config.MaxSnooze = cmp.Or(config.MaxSnooze, defaultMaxSnooze)
+	config.Logger = cmp.Or(config.Logger, slog.Default())
 	return &Holder{limiter: limiter, config: config}, nil
 }
 

@@ -1,6 +1,7 @@
 package scheduler
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 
@@ -34,10 +35,7 @@ func (s *Scheduler) Install(config *river.Config, holders ...*Holder) error {
 		return fmt.Errorf("%w: the river.Config has the Middleware of this Scheduler; call Install once, and add nothing by hand", ErrInvalidConfig)
 	}
 	if len(config.Queues) > 0 {
-		workers := config.Workers
-		if workers == nil {
-			workers = river.NewWorkers()
-		}
+		workers := cmp.Or(config.Workers, river.NewWorkers())
 		if err := river.AddWorkerSafely(workers, s.worker()); err != nil {
 			return fmt.Errorf("%w: these Workers have the worker of a Scheduler; call Install once for them: %w", ErrInvalidConfig, err)
 		}

@@ -62,7 +62,7 @@ func (m *middleware) Work(ctx context.Context, job *rivertype.JobRow, work func(
 		return fmt.Errorf("scheduler: start: %w", err)
 	case turn.Wait > 0:
 		// A millisecond more, because River's clock and its rounding are not the database's.
-		return river.JobSnooze(max(turn.Wait-s.takeUpEarly(), 0) + time.Millisecond)
+		return river.JobSnooze(max(turn.Wait-s.config.TakeUpEarly, 0) + time.Millisecond)
 	}
 	if s.config.RetriesPay {
 		if err := river.MetadataSet(ctx, s.attemptKey(), job.Attempt); err != nil {
@@ -79,7 +79,7 @@ func (s *Scheduler) await(ctx context.Context, job *rivertype.JobRow, id string)
 	const mostRounds = 3 // the second finds the time to have come, unless the turn has moved
 	for round := 1; ; round++ {
 		turn, err := s.start(ctx, job, id)
-		if err != nil || turn.Wait == 0 || turn.Wait > s.takeUpEarly() || round == mostRounds {
+		if err != nil || turn.Wait == 0 || turn.Wait > s.config.TakeUpEarly || round == mostRounds {
 			return turn, err
 		}
 		if err := pause(ctx, turn.Wait); err != nil {

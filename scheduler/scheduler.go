@@ -1,6 +1,7 @@
 package scheduler
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -63,17 +64,10 @@ const riverInterval = 5 * time.Second
 const endTimeout = 5 * time.Second
 
 func (c Config) withDefaults() Config {
-	if c.Logger == nil {
-		c.Logger = slog.Default()
-	}
-	if c.TakeUpEarly == 0 {
-		c.TakeUpEarly = defaultTakeUp
-	}
+	c.Logger = cmp.Or(c.Logger, slog.Default())
+	c.TakeUpEarly = max(cmp.Or(c.TakeUpEarly, defaultTakeUp), 0)
 	return c
 }
-
-// takeUpEarly returns how long before its turn a worker may take up a job.
-func (s *Scheduler) takeUpEarly() time.Duration { return max(s.config.TakeUpEarly, 0) }
 
 func (c Config) validate() error {
 	for _, u := range []Unused{c.Cancelled, c.Discarded} {

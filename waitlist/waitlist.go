@@ -23,6 +23,7 @@
 package waitlist
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -74,12 +75,8 @@ type List struct {
 
 // New returns a List for a limit. Errors wrap ErrInvalidConfig and say what to change.
 func New(limiter *ratelimit.Limiter, limit ratelimit.Limit, config Config) (*List, error) {
-	if config.Poll == 0 {
-		config.Poll = 100 * time.Millisecond
-	}
-	if config.MaxWaiting == 0 {
-		config.MaxWaiting = 10_000
-	}
+	config.Poll = cmp.Or(config.Poll, 100*time.Millisecond)
+	config.MaxWaiting = cmp.Or(config.MaxWaiting, 10_000)
 	if err := guard.CheckLimiter(limiter); err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrInvalidConfig, err)
 	}
