@@ -221,3 +221,30 @@ func TestDependencies(t *testing.T) {
 		}, module)
 	}
 }
+
+// TestARolledBackExpireForgetsNothing expects that the IDs of old reservations stay known after a rollback, and are forgotten at the
+// commit, as in Postgres.
+func TestARolledBackExpireForgetsNothing(t *testing.T) {
+	t.Parallel()
+	clock := ratelimittest.NewClock()
+	limiter := ratelimittest.New(t, clock)
+	r, err := limiter.Reserve(t.Context(), ten.For("key"))
+	require.NoError(t, err)
+	require.NoError(t, limiter.Settle(t.Context(), r.ID))
+	clock.Advance(30 * ratelimit.Day)
+	undo := errors.New("undo")
+	for _, result := range []error{undo, nil} {
+		require.ErrorIs(t, limiter.InTx(t.Context(), func(tx pgx.Tx) error {
+			within := limiter.WithTx(tx)
+			_, err := within.Expire(t.Context())
+			require.NoError(t, err)
+			require.ErrorIs(t, within.Cancel(t.Context(), r.ID), ratelimit.ErrNotReserved)
+			return result
+		}), result)
+		want := ratelimit.ErrReservationEnded
+		if result == nil {
+			want = ratelimit.ErrNotReserved
+		}
+		require.ErrorIs(t, limiter.Cancel(t.Context(), r.ID), want)
+	}
+}
