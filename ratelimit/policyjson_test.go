@@ -11,49 +11,100 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// policyTexts are policies of every kind and their text.
-func policyTexts() map[string]ratelimit.Policy {
+// written is a policy as text and as JSON.
+type written struct {
+	policy     ratelimit.Policy
+	says, json string
+}
+
+// writtenPolicies are of every kind.
+func writtenPolicies() []written {
 	start := time.Date(2026, 1, 31, 15, 4, 5, 678_000, time.UTC)
-	bucket := ratelimit.TokenBucket{Rate: 10, Period: time.Minute}
-	return map[string]ratelimit.Policy{
-		`{"kind":"token bucket","rate":10,"period":"1m"}`: bucket,
-		`{"kind":"token bucket","rate":0.5,"period":"24h","capacity":50,"max_reserved":7,"shards":4}`: ratelimit.TokenBucket{
-			Rate: 0.5, Period: ratelimit.Day, Capacity: 50, MaxReserved: 7, Shards: 4,
+	bucket := tokens{Rate: 10, Period: time.Minute}
+	daily := calendar{Rate: 10, Resets: ratelimit.Daily}
+	return []written{
+		{bucket, "10 per minute", `{"kind":"token bucket","rate":10,"period":"1m"}`},
+		{
+			tokens{Rate: 0.5, Period: ratelimit.Day, Capacity: 50, MaxReserved: 7, Shards: 4},
+			"0.5 per day, capacity 50, up to 7 owed, 4 shards",
+			`{"kind":"token bucket","rate":0.5,"period":"24h","capacity":50,"max_reserved":7,"shards":4}`,
 		},
-		`{"kind":"token bucket","rate":10,"period":"1s","capacity":0}`:              ratelimit.TokenBucket{Rate: 10, Period: time.Second, Capacity: ratelimit.None},
-		`{"kind":"token bucket","rate":10,"period":"1s","max_reserved":0}`:          ratelimit.TokenBucket{Rate: 10, Period: time.Second, MaxReserved: ratelimit.None},
-		`{"kind":"token bucket","rate":9,"period":"1s","max_reserved":"forbidden"}`: ratelimit.TokenBucket{Rate: 9, Period: time.Second, MaxReserved: ratelimit.NoReservations},
-		`{"kind":"token bucket","rate":10,"period":"1s","prefetch":"100ms"}`:        ratelimit.TokenBucket{Rate: 10, Period: time.Second, Prefetch: 100 * time.Millisecond},
-		`{"kind":"fixed window","rate":5,"period":"1h","capacity":6,"start":"2026-01-31T15:04:05.000678Z"}`: ratelimit.FixedWindow{
-			Rate: 5, Period: time.Hour, Capacity: 6, Start: start,
+		{tokens{Rate: 9, Period: second, Capacity: none}, "9 per second, no capacity", `{"kind":"token bucket","rate":9,"period":"1s","capacity":0}`},
+		{tokens{Rate: 9, Period: second, MaxReserved: none}, "9 per second, up to 0 owed", `{"kind":"token bucket","rate":9,"period":"1s","max_reserved":0}`},
+		{
+			tokens{Rate: 9, Period: second, MaxReserved: ratelimit.NoReservations},
+			"9 per second, no reservations",
+			`{"kind":"token bucket","rate":9,"period":"1s","max_reserved":"forbidden"}`,
 		},
-		`{"kind":"sliding window","rate":100,"period":"1m","slices":30}`: ratelimit.SlidingWindow{Rate: 100, Period: time.Minute, Slices: 30},
-		`{"kind":"calendar window","rate":100,"resets":"week","zone":"Europe/Berlin","first_weekday":"monday"}`: ratelimit.CalendarWindow{
-			Rate: 100, Resets: ratelimit.Weekly, Zone: "Europe/Berlin", FirstWeekday: time.Monday,
+		{tokens{Rate: 9, Period: time.Minute, Prefetch: second}, "9 per minute, prefetch 1s", `{"kind":"token bucket","rate":9,"period":"1m","prefetch":"1s"}`},
+		{
+			windows{Rate: 5, Period: time.Hour, Capacity: 6, Start: start},
+			"5 per hour, capacity 6 (fixed window, one starts at 2026-01-31T15:04:05.000678Z)",
+			`{"kind":"fixed window","rate":5,"period":"1h","capacity":6,"start":"2026-01-31T15:04:05.000678Z"}`,
 		},
-		`{"kind":"calendar window","rate":100,"resets":"year","first_day":31,"first_month":"april","max_reserved":1}`: ratelimit.CalendarWindow{
-			Rate: 100, Resets: ratelimit.Yearly, FirstDay: 31, FirstMonth: time.April, MaxReserved: 1,
+		{
+			windows{Rate: 1, Period: ratelimit.Week, Prefetch: second},
+			"1 per week (fixed window), prefetch 1s",
+			`{"kind":"fixed window","rate":1,"period":"168h","prefetch":"1s"}`,
 		},
-		`{"kind":"concurrency","most":5}`:               ratelimit.Concurrency{Most: 5},
-		`{"kind":"concurrency","most":5,"lease":"30s"}`: ratelimit.Concurrency{Most: 5, Lease: 30 * time.Second},
-		`{"kind":"token bucket","rate":10,"period":"1m","adaptive":{"apply":false}}`: ratelimit.Adaptive{
-			Contract: bucket,
+		{
+			sliding{Rate: 100, Period: time.Minute, Slices: 30},
+			"never more than 100 in any minute, counted in 30 slices",
+			`{"kind":"sliding window","rate":100,"period":"1m","slices":30}`,
 		},
-		`{"kind":"calendar window","rate":10,"resets":"day","adaptive":{"floor":0.5,"growth":0.1,"epoch":"1s","apply":true}}`: ratelimit.Adaptive{
-			Contract: ratelimit.CalendarWindow{Rate: 10, Resets: ratelimit.Daily}, Floor: 0.5, Growth: 0.1, Epoch: time.Second, Apply: true,
+		{
+			calendar{Rate: 5, Resets: ratelimit.Weekly, Zone: "Europe/Berlin", FirstWeekday: time.Monday},
+			"5 per week in Europe/Berlin from Monday on",
+			`{"kind":"calendar window","rate":5,"resets":"week","zone":"Europe/Berlin","first_weekday":"monday"}`,
+		},
+		{
+			calendar{Rate: 7, Resets: ratelimit.Monthly, FirstDay: 31},
+			"7 per month in UTC from day 31 on",
+			`{"kind":"calendar window","rate":7,"resets":"month","first_day":31}`,
+		},
+		{
+			calendar{Rate: 9, Resets: ratelimit.Yearly, FirstDay: 31, FirstMonth: time.April, MaxReserved: 1},
+			"9 per year in UTC from April 31 on, up to 1 owed",
+			`{"kind":"calendar window","rate":9,"resets":"year","first_day":31,"first_month":"april","max_reserved":1}`,
+		},
+		{slots{Most: 5}, "5 at a time, leases of 1m", `{"kind":"concurrency","most":5}`},
+		{slots{Most: 5, Lease: 30 * second}, "5 at a time, leases of 30s", `{"kind":"concurrency","most":5,"lease":"30s"}`},
+		{
+			adaptive{Contract: bucket},
+			"10 per minute, adapting down to 0.1 of it, in shadow",
+			`{"kind":"token bucket","rate":10,"period":"1m","adaptive":{"apply":false}}`,
+		},
+		{
+			adaptive{Contract: daily, Floor: 0.5, Growth: 0.1, Epoch: second, Apply: true},
+			"10 per day in UTC, adapting down to 0.5 of it, 0.1 back each second, every 1s",
+			`{"kind":"calendar window","rate":10,"resets":"day","adaptive":{"floor":0.5,"growth":0.1,"epoch":"1s","apply":true}}`,
 		},
 	}
 }
 
 func TestPoliciesAreWrittenAndRead(t *testing.T) {
 	t.Parallel()
-	for text, policy := range policyTexts() {
-		written, err := ratelimit.MarshalPolicy(policy)
+	for _, w := range writtenPolicies() {
+		limit := ratelimit.Define("x", w.policy)
+		require.Equal(t, "x: "+w.says, limit.String())
+		require.Equal(t, w.policy, limit.Policy())
+		text, err := ratelimit.MarshalPolicy(w.policy)
 		require.NoError(t, err)
-		require.Equal(t, text, string(written))
-		read, err := ratelimit.UnmarshalPolicy([]byte(text))
+		require.Equal(t, w.json, string(text))
+		read, err := ratelimit.UnmarshalPolicy([]byte(w.json))
 		require.NoError(t, err)
-		require.Equal(t, policy, read)
+		require.Equal(t, w.policy, read)
+	}
+	require.Equal(t, "undefined limit", ratelimit.Limit{}.String())
+	limit := ratelimit.Define("x", ratelimit.PerMinute(10))
+	require.Equal(t, "1 of x", limit.For(secret).String(), "a request does not show its key")
+	require.Equal(t, "2.5 of x", limit.Global().Cost(2.5).String())
+	require.Equal(t, limit, limit.For(secret).Limit())
+	for want, policy := range map[string]ratelimit.Policy{
+		"7 per second": ratelimit.PerSecond(7), "7 per hour": ratelimit.PerHour(7), "7 per day": ratelimit.PerDay(7), "7 per week": ratelimit.PerWeek(7),
+		"7 per quarter in UTC": calendar{Rate: 7, Resets: ratelimit.Quarterly, FirstMonth: time.January, FirstDay: 1}, // as by default
+	} {
+		require.Equal(t, want, policy.String())
 	}
 	written, err := ratelimit.MarshalPolicy(ratelimit.Adaptive{
 		Contract: ratelimit.CalendarWindow{Rate: 3, Resets: ratelimit.Yearly, Zone: "UTC", FirstDay: 1, FirstMonth: time.January, MaxReserved: 3},
@@ -69,8 +120,8 @@ func TestPoliciesAreWrittenAndRead(t *testing.T) {
 // FuzzPolicyText promises a round trip: MarshalPolicy writes each policy that UnmarshalPolicy accepts. Reading that text gives a
 // policy with the same decisions and the same text.
 func FuzzPolicyText(f *testing.F) {
-	for text := range policyTexts() {
-		f.Add([]byte(text))
+	for _, w := range writtenPolicies() {
+		f.Add([]byte(w.json))
 	}
 	f.Fuzz(func(t *testing.T, text []byte) {
 		policy, err := ratelimit.UnmarshalPolicy(text)

@@ -81,46 +81,6 @@ func TestModeFollowsTheErasAndThePause(t *testing.T) {
 	require.Panics(t, func() { ratelimit.ShadowLimits(ratelimit.Limit{}) })
 }
 
-// A rule that makes tokens of slots makes Acquire fail before any SQL, also beside slots of other limits: a mutex must not allow
-// two holders. A limit that is off needs no slot, under any policy.
-func TestAcquireWhereARuleMakesTokensOfSlots(t *testing.T) {
-	t.Parallel()
-	mutex, other := ratelimit.Define("mutex", ratelimit.Concurrency{Most: 1}), ratelimit.Define("other", ratelimit.Concurrency{Most: 5})
-	tokens := ratelimit.PerSecond(100)
-	for name, test := range map[string]struct {
-		era     ratelimit.Era
-		allowed bool
-	}{
-		"Enforced": {ratelimit.Era{Policy: tokens}, false},
-		"Shadow":   {ratelimit.Era{Policy: tokens, Mode: ratelimit.Shadow}, false},
-		"Adaptive": {ratelimit.Era{Policy: ratelimit.Adaptive{Contract: tokens}}, false},
-		"Sliding":  {ratelimit.Era{Policy: ratelimit.SlidingWindow{Rate: 1, Period: time.Minute}}, false},
-		"Off":      {ratelimit.Era{Policy: tokens, Mode: ratelimit.Off}, true},
-		"Slots":    {ratelimit.Era{Policy: ratelimit.Concurrency{Most: 2}}, true},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			rule, err := ratelimit.NewRuling(mutex, ratelimit.RulingConfig{Eras: []ratelimit.Era{test.era}})
-			require.NoError(t, err)
-			var pool ratelimit.Pool = untouched{t: t}
-			if test.allowed {
-				pool = ratelimittest.NewDB()
-			}
-			limiter := newLimiter(t, pool, ratelimit.Config{Policies: modes{"mutex": rule}})
-			for _, requests := range [][]ratelimit.Request{{mutex.For("ada")}, {other.For("ada"), mutex.For("ada")}} {
-				lease, err := limiter.Acquire(t.Context(), requests...)
-				if test.allowed {
-					require.NoError(t, err)
-					require.True(t, lease.Allowed)
-					continue
-				}
-				require.ErrorIs(t, err, ratelimit.ErrInvalidRequest)
-				require.ErrorContains(t, err, `acquire of "mutex"`)
-			}
-		})
-	}
-}
-
 // The clock of the database chooses the mode of a rule, where it differs from the clock of the process. A call that is impossible in
 // this mode fails.
 func TestTheModeByTheDatabasesClock(t *testing.T) {

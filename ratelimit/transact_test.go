@@ -18,6 +18,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
 	"github.com/pgratelimit/pgratelimit/internal/leaktest"
 	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
+	"github.com/pgratelimit/pgratelimit/internal/turns"
 )
 
 // endingTx is a transaction whose COMMIT returns err. It notes how it ended.
@@ -38,6 +39,8 @@ func (tx *endingTx) Rollback(context.Context) error {
 }
 
 func (*endingTx) Conn() *pgx.Conn { return nil }
+
+func (tx *endingTx) Begin(context.Context) (pgx.Tx, error) { return tx, nil }
 
 // beginningPool is a pool that begins one transaction.
 type beginningPool struct {
@@ -161,35 +164,15 @@ func TestACallThatGivesUpLeavesTheComparisonToAnother(t *testing.T) {
 // No test leaves a goroutine behind.
 func TestMain(m *testing.M) { leaktest.Main(m) }
 
-// A call in a nested transaction queues for its bucket as one in the transaction itself does.
+// A nested transaction has the place in the queues of the transaction around it.
 func TestNestedTransactionsQueue(t *testing.T) {
 	t.Parallel()
-	limiter, err := New(postgrestest.New(t), Config{})
+	outer := &ownedTx{Tx: &endingTx{}, ticket: &turns.Ticket{}, after: &afterCommit{}}
+	nested, err := outer.Begin(t.Context())
 	require.NoError(t, err)
-	now := time.Now()
-	limiter.queues.Now = func() time.Time { return now } // the conflict is always a moment ago
-	request := Define("queued", PerHour(100)).For("key")
-	met := bucket.Key{Name: "queued", Key: "key"}
-	limiter.queues.Conflict([]bucket.Key{met})
-	gets := func() bool { // whether another transaction gets to the head of the queue at once
-		other, ended := limiter.queues.Ticket(nil), t.Context()
-		ended, cancel := context.WithCancel(ended)
-		cancel()
-		other.Enter(ended, []bucket.Ask{{Key: met}})
-		other.Release()
-		return other.Conflict()
-	}
-	require.NoError(t, limiter.InTx(t.Context(), func(tx pgx.Tx) error {
-		return pgx.BeginFunc(t.Context(), tx, func(nested pgx.Tx) error {
-			return pgx.BeginFunc(t.Context(), nested, func(deep pgx.Tx) error {
-				_, err := limiter.WithTx(deep).Take(t.Context(), request)
-				require.NoError(t, err)
-				require.False(t, gets(), "it is at the head of the queue")
-				return nil
-			})
-		})
-	}))
-	require.True(t, gets(), "until the transaction has ended")
+	deep, err := nested.Begin(t.Context())
+	require.NoError(t, err)
+	require.Same(t, outer.ticket, deep.(*ownedTx).ticket)
 }
 
 // A transaction that reads before it takes runs once if it names the bucket, with the queues of the process and with shared queues.
@@ -258,44 +241,28 @@ func TestARememberedRefusalIsToldInTheOrderAsked(t *testing.T) {
 	require.InDelta(t, 50, d.States[1].Remaining, 1)
 }
 
-// switching is a pool that changes to another one.
-type switching struct{ Pool }
+// beginningNothing is a pool that begins no transaction.
+type beginningNothing struct {
+	answering
+	err error
+}
+
+func (p *beginningNothing) BeginTx(context.Context, pgx.TxOptions) (pgx.Tx, error) { return nil, p.err }
 
 // The Observer receives a Failed if prefetched tokens cannot be returned.
 func TestTokensThatCannotBeReturnedAreReported(t *testing.T) {
 	t.Parallel()
-	pool, heard := &switching{&answering{rows: oneRow{allowed: true, value: 1e12}}}, &heardEvents{}
+	pool, heard := &beginningNothing{answering{rows: oneRow{allowed: true, value: 1e12}}, errors.New("there is no server")}, &heardEvents{}
 	limiter, err := New(pool, Config{Observer: heard})
 	require.NoError(t, err)
 	request := Define("hot", TokenBucket{Rate: 1e6, Period: time.Second, Capacity: 1e12, Prefetch: time.Hour}).For("alice")
 	for range 4 { // so that tokens are prefetched
 		require.NoError(t, limiter.Require(t.Context(), request.Cost(1e10)))
 	}
-	pool.Pool = &nowhere{}
 	_ = limiter.Close(t.Context())
 	i := slices.IndexFunc(heard.events, func(e Event) bool { _, is := e.(Failed); return is })
 	require.GreaterOrEqual(t, i, 0)
 	failed := heard.events[i].(Failed)
 	require.Equal(t, "return hot", failed.Verb+" "+failed.Limit)
-	require.ErrorIs(t, failed.Err, errNowhere)
-}
-
-// nowhere is a pool without a server, which counts statements.
-type nowhere struct{ sent atomic.Int64 }
-
-var errNowhere = errors.New("there is no server")
-
-func (*nowhere) Exec(context.Context, string, ...any) (pgconn.CommandTag, error) {
-	return pgconn.CommandTag{}, errNowhere
-}
-
-func (p *nowhere) Query(context.Context, string, ...any) (pgx.Rows, error) {
-	p.sent.Add(1)
-	return nil, errNowhere
-}
-
-func (*nowhere) BeginTx(context.Context, pgx.TxOptions) (pgx.Tx, error) { return nil, errNowhere }
-
-func (*nowhere) SendBatch(_ context.Context, batch *pgx.Batch) pgx.BatchResults {
-	return pgx.FailedBatchResults(batch, errNowhere)
+	require.ErrorIs(t, failed.Err, pool.err)
 }

@@ -63,6 +63,15 @@ func (b *sharing) turns(t *testing.T) (held, waiting int) {
 	return held, waiting
 }
 
+// awaitWaiting waits until that many sessions wait for a lock.
+func (b *sharing) awaitWaiting(t *testing.T, want int) {
+	t.Helper()
+	eventually(t, "sessions wait in the server", func() bool {
+		_, waiting := b.turns(t)
+		return waiting == want
+	})
+}
+
 // requireTurns waits until that many sessions hold a lock, and none waits for one.
 func (b *sharing) requireTurns(t *testing.T, want int) {
 	t.Helper()
@@ -215,16 +224,10 @@ func TestACallerWhoGivesUpWaitingForASharedTurn(t *testing.T) {
 			}
 			done := make(chan error, 1)
 			go func() { done <- b.takeHot(ctx, nil) }()
-			eventually(t, "he waits in the server", func() bool {
-				_, waiting := b.turns(t)
-				return waiting == 1
-			})
+			b.awaitWaiting(t, 1)
 			giveUp()
 			require.ErrorIs(t, <-done, context.Canceled)
-			eventually(t, "he is gone", func() bool {
-				_, waiting := b.turns(t)
-				return waiting == 0
-			})
+			b.awaitWaiting(t, 0)
 			return nil
 		})
 		require.NoError(t, err)
