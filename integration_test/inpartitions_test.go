@@ -7,6 +7,7 @@ import (
 	"hash/fnv"
 	"os"
 	"regexp"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -18,7 +19,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/integration_test/internal/atonce"
-	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
 	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/migrations"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
@@ -41,37 +41,20 @@ func server18(t *testing.T, pool *pgxpool.Pool) (is bool) {
 	return is
 }
 
-// namesSeveral counts the statements that lock or change several rows, which they find by arrays.
-type namesSeveral struct {
-	tracing // none
-	changes *atomic.Int64
-}
-
 var changesRows = regexp.MustCompile(`\b(INSERT|UPDATE|DELETE)\b`) // also FOR NO KEY UPDATE
-
-func (n namesSeveral) TraceQueryStart(ctx context.Context, _ *pgx.Conn, data pgx.TraceQueryStartData) context.Context {
-	n.add(data.SQL)
-	return ctx
-}
-
-func (n namesSeveral) TraceBatchQuery(_ context.Context, _ *pgx.Conn, data pgx.TraceBatchQueryData) {
-	n.add(data.SQL)
-}
-
-func (n namesSeveral) add(sql string) {
-	if strings.Contains(sql, "unnest(") && changesRows.MatchString(sql) {
-		n.changes.Add(1)
-	}
-}
 
 // PostgreSQL 18.4 ends by a segmentation fault if a statement that locks or changes rows looks them up in partitions and finds one changed
 // meanwhile. So no such statement is sent there.
 func TestInPartitionsOfPostgres18EachStatementThatLocksNamesOneRow(t *testing.T) {
 	t.Parallel()
-	several := namesSeveral{changes: &atomic.Int64{}}
-	pool := postgrestest.NewPartitioned(t, partitions, func(c *pgxpool.Config) { c.ConnConfig.Tracer = several })
-	b := &bundle{pool: pool, schema: "ratelimit"}
-	b.limiter = b.with(t, ratelimit.Config{})
+	var several atomic.Int64
+	b := inPartitions.setup(t, func(c *pgxpool.Config) {
+		c.ConnConfig.Tracer = tracing(func(sql string) {
+			if strings.Contains(sql, "unnest(") && changesRows.MatchString(sql) { // it finds rows by arrays
+				several.Add(1)
+			}
+		})
+	})
 	require.NoError(t, atonce.Do(8, func(worker int) error {
 		for range 20 {
 			if _, err := b.limiter.Take(t.Context(), roomy.For(fmt.Sprint("key ", worker%3)), other.For("key")); err != nil {
@@ -80,95 +63,64 @@ func TestInPartitionsOfPostgres18EachStatementThatLocksNamesOneRow(t *testing.T)
 		}
 		return nil
 	}))
-	require.Equal(t, b.inPartitions18(t), several.changes.Load() == 0)
+	require.Equal(t, b.inPartitions18(t), several.Load() == 0)
 }
 
 // deletions is a tracer that counts the rows that each statement of Prune deletes.
 type deletions struct {
-	mu         sync.Mutex
-	all, most  int64
-	statements int
+	tracing // none
+	mu      sync.Mutex
+	rows    []int64
 }
 
-type isPrune struct{}
-
-func (d *deletions) TraceQueryStart(ctx context.Context, _ *pgx.Conn, data pgx.TraceQueryStartData) context.Context {
-	return context.WithValue(ctx, isPrune{}, strings.Contains(data.SQL, "DELETE FROM") && strings.Contains(data.SQL, "spare"))
-}
-
-func (d *deletions) TraceQueryEnd(ctx context.Context, _ *pgx.Conn, data pgx.TraceQueryEndData) {
-	if is, _ := ctx.Value(isPrune{}).(bool); is {
+func (d *deletions) TraceQueryEnd(_ context.Context, _ *pgx.Conn, data pgx.TraceQueryEndData) {
+	if data.CommandTag.Delete() {
 		d.mu.Lock()
 		defer d.mu.Unlock()
-		d.statements++
-		d.all += data.CommandTag.RowsAffected()
-		d.most = max(d.most, data.CommandTag.RowsAffected())
+		d.rows = append(d.rows, data.CommandTag.RowsAffected())
 	}
 }
 
-// Prune deletes exactly the full buckets of each partition, a bounded number of rows at once. Calls beside it take exactly their
-// costs.
-func TestPruneGoesThroughEachPartition(t *testing.T) {
+// Prune deletes exactly the full buckets of its limits, but no row of a wrong clock, and a bounded number of rows at once. It waits for no
+// row.
+func TestPruneDeletesTheFullRows(t *testing.T) {
 	t.Parallel()
-	const idle, owing, others, calls = 8_000, 500, 300, 50
-	const perStep = 32 * 80 // the rows of so many blocks, and more
-	for _, n := range []int{1, 3, 16} {
-		t.Run(fmt.Sprint(n), func(t *testing.T) {
+	const idle, owing, others, perStep = 8_000, 500, 300, 32 * 80 // rows of so many blocks, and more
+	for _, on := range []backend{onPostgres, inPartitions, byRoutedStatements} {
+		t.Run(on.name, func(t *testing.T) {
 			t.Parallel()
-			representative(t, fmt.Sprint(n), "3")
-			ctx, traced := t.Context(), &deletions{}
-			pool := postgrestest.NewPartitioned(t, n, func(c *pgxpool.Config) { c.MaxConns, c.ConnConfig.Tracer = 12, traced })
-			b := &bundle{pool: pool, schema: "ratelimit"}
-			b.limiter = b.with(t, ratelimit.Config{})
-			quick := ratelimit.Define("quick", ratelimit.PerSecond(10))
+			traced := &deletions{}
+			b := on.setup(t, func(c *pgxpool.Config) { c.ConnConfig.Tracer = traced })
+			quick, twin := ratelimit.Define("quick", ratelimit.PerSecond(10)), ratelimit.Define("twin", ratelimit.PerSecond(10))
 			b.exec(t, `INSERT INTO ratelimit.buckets SELECT 'quick', 'idle' || n, 0, 10, 0 FROM generate_series(1, $1::integer) AS n
 				UNION ALL SELECT 'quick', 'owing' || n, 0, -1e12, 0 FROM generate_series(1, $2::integer) AS n
-				UNION ALL SELECT 'other', 'idle' || n, 0, 10, 0 FROM generate_series(1, $3::integer) AS n`, idle, owing, others)
-			held := b.begin(t, pgx.ReadCommitted)
-			_, err := held.Exec(ctx, `SELECT FROM ratelimit.buckets WHERE name = 'quick' AND key = 'idle7' FOR UPDATE`)
-			require.NoError(t, err)
-
-			var deleted int64
-			require.NoError(t, atonce.Do(5, func(worker int) error {
-				if worker == 0 {
-					n, err := b.limiter.Prune(ctx, quick)
-					deleted = n
-					return err
-				}
-				for i := range calls {
-					d, err := b.limiter.Take(ctx, quick.For(fmt.Sprintf("busy%d-%d", worker, i)))
-					if err != nil || d.Remaining != 9 {
-						return fmt.Errorf("%v remain, %w", d.Remaining, err)
-					}
-				}
-				return nil
-			}))
-			require.EqualValues(t, idle-1, deleted, "all but the one that is held")
-			if !b.inPartitions18(t) { // where a statement names one row
-				require.Equal(t, deleted, traced.all)
-				require.LessOrEqual(t, traced.most, int64(perStep))
-				require.Greater(t, traced.statements, idle/perStep)
-			}
-			left := map[string]int64{"quick idle": 1, "quick owing": owing, "other idle": others, "quick busy": 4 * calls}
-			requireLeft := func() {
+				UNION ALL SELECT 'other', 'idle' || n, 0, 10, 0 FROM generate_series(1, $3::integer) AS n
+				UNION ALL SELECT 'twin', 'idle' || n, 0, 10, 0 FROM generate_series(1, $3::integer) AS n
+				UNION ALL SELECT 'twin', 'ahead', 0, 10, 253402300799999999`, idle, owing, others)
+			release := b.holdRow(t, "quick", "idle7")
+			left := map[string]int{"quick idle": 1, "quick owing": owing, "other idle": others, "twin ahead": 1}
+			prune := func(want int64) {
 				t.Helper()
-				found := make(map[string]int64)
-				rows, err := pool.Query(ctx, `SELECT name || ' ' || rtrim(key, '0123456789-'), count(*) FROM ratelimit.buckets GROUP BY 1`)
+				deleted, err := b.limiter.Prune(t.Context(), quick, twin)
 				require.NoError(t, err)
+				require.Equal(t, want, deleted)
+				rows, err := b.pool.Query(t.Context(), `SELECT name || ' ' || rtrim(key, '0123456789'), count(*) FROM ratelimit.buckets GROUP BY 1`)
+				require.NoError(t, err)
+				found := make(map[string]int)
 				var kind string
-				var count int64
+				var count int
 				_, err = pgx.ForEachRow(rows, []any{&kind, &count}, func() error { found[kind] = count; return nil })
 				require.NoError(t, err)
 				require.Equal(t, left, found)
 			}
-			requireLeft()
-
-			require.NoError(t, held.Rollback(ctx))
-			deleted, err = b.limiter.Prune(ctx, quick)
-			require.NoError(t, err)
-			require.EqualValues(t, 1, deleted)
+			prune(idle + others - 1)
+			if on.name != byRoutedStatements.name && !b.inPartitions18(t) { // where a statement names one row
+				require.LessOrEqual(t, slices.Max(traced.rows), int64(perStep))
+				require.Greater(t, len(traced.rows), idle/perStep)
+			}
+			release()
 			delete(left, "quick idle")
-			requireLeft()
+			prune(1)
 		})
 	}
 }
@@ -343,26 +295,6 @@ func TestRoutedStatementsRefuseWithoutWaiting(t *testing.T) {
 	d, err = b.limiter.Take(t.Context(), limit.For("k"), two.For("k"))
 	require.NoError(t, err)
 	require.False(t, d.Allowed)
-}
-
-// TestRoutedStatementsPrune promises that Prune deletes the rows that are full, and no other, also those past the first page, and that it waits for
-// no row.
-func TestRoutedStatementsPrune(t *testing.T) {
-	t.Parallel()
-	b := setupRouted(t)
-	limit, other := ratelimit.Define("b-pruned", hoard(10)), ratelimit.Define("a-pruned", hoard(10))
-	b.exec(t, `INSERT INTO ratelimit.buckets (name, key, shard, value, ts)
-		SELECT n, 'k' || i, 0, CASE WHEN i % 3 = 0 THEN 5 ELSE 10 END, 0 FROM generate_series(1, 1200) i, unnest(ARRAY['a-pruned', 'b-pruned', 'c-kept']) n`)
-	b.exec(t, `UPDATE ratelimit.buckets SET ts = 253402300799999999 WHERE key = 'k1'`)
-	blocker := b.begin(t, pgx.ReadCommitted)
-	_, err := blocker.Exec(t.Context(), `SELECT FROM ratelimit.buckets WHERE name = 'a-pruned' AND key = 'k2' FOR UPDATE`)
-	require.NoError(t, err)
-	noon := time.Date(1970, 1, 2, 12, 0, 0, 0, time.UTC)
-	n, err := b.with(t, ratelimit.Config{AsOf: func() time.Time { return noon }}).Prune(t.Context(), limit, other)
-	require.NoError(t, err)
-	require.EqualValues(t, 2*(800-1)-1, n)
-	rows := b.rows(t, "k")
-	require.Len(t, rows, 3*1200-int(n))
 }
 
 // A process does not prune a schema while another one does, which holds the schema's advisory lock.

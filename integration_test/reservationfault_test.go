@@ -163,53 +163,6 @@ func TestACallThatBreaksAnywhereLeavesNoHalf(t *testing.T) {
 	}
 }
 
-// The same for a Wait that is cancelled while it sleeps: its reservation is open, or it has taken nothing.
-func TestAWaitThatBreaksAnywhereLeavesNoHalf(t *testing.T) {
-	t.Parallel()
-	for fault, side := range breaks {
-		t.Run(fault, func(t *testing.T) {
-			t.Parallel()
-			cutter := &cutter{}
-			s := newStand(t, cutter.on, oneConnection)
-			for n, reached := 1, true; reached; n++ {
-				key := fmt.Sprint(n)
-				requests := []ratelimit.Request{calls.For(key).Cost(2), roomy.For(key)}
-				takeAll(t, s.outside.limiter, calls.For(key))
-				ctx, cancel := cutter.breakAt(t, n, side)
-				done := make(chan error, 1)
-				go func() {
-					_, err := s.limiter.Wait(ctx, requests...)
-					done <- err
-				}()
-				var err error
-				eventually(t, "it sleeps, or has ended", func() bool {
-					select {
-					case err = <-done:
-						return true
-					default:
-						return s.outcomeOf(t, key).State == "open"
-					}
-				})
-				cancel()
-				if err == nil {
-					err = <-done
-				}
-				reached = cutter.seen() >= n
-				cutter.arm("", 0, 0)
-				require.Error(t, err)
-				switch found := s.outcomeOf(t, key); found.State {
-				case "open":
-					require.Equal(t, outcome{State: "open", Calls: callsCapacity + 2, Roomy: 1}, found, "message %d", n)
-					require.ErrorContains(t, err, "until Expire ends it", "message %d", n)
-				default: // none, or it was given back
-					require.Equal(t, outcome{State: found.State, Calls: callsCapacity}, found, "message %d: %v", n, err)
-				}
-			}
-			s.requireHealthy(t)
-		})
-	}
-}
-
 // While the table of reservations is locked, for example by CREATE INDEX, Reserve waits, alone and in batches. A statement that makes the
 // rows of new buckets must not leave its short lock_timeout to the statements behind it.
 func TestReserveWaitsForTheTableOfReservations(t *testing.T) {
