@@ -5,7 +5,6 @@ package server_test
 import (
 	"fmt"
 	"maps"
-	"math"
 	"syscall"
 	"testing"
 
@@ -133,30 +132,4 @@ func TestRelaxedCommitsAreThoseOfTokensOnly(t *testing.T) {
 		require.Equal(t, test.relaxed, !onDisk, name)
 		require.Equal(t, "on", one[string](t, a.Pool, `SHOW synchronous_commit`), "%s leaves the session as it was", name)
 	}
-}
-
-// A crash forgets relaxed takes that were not on disk yet, whole ones, and never more than were taken. It forgets nothing else.
-func TestACrashForgetsOnlyRelaxedTakes(t *testing.T) {
-	t.Parallel()
-	testsize.Long(t, "a server of its own")
-	const kept, forgotten = 20, 30
-	server, a := startUnwritten(t, relaxed)
-	a.Limiter = a.With(t, ratelimit.Config{RelaxedCommit: true})
-	kill := a.stopWriter(t)
-	for i := range kept + forgotten {
-		if i == kept {
-			require.NoError(t, a.do(t.Context(), 0, 0)) // in a transaction of InTx on the same pool
-		}
-		require.NoError(t, a.Limiter.Require(t.Context(), sent.For("ada").Cost(2)))
-	}
-	require.NoError(t, server.Stop(t.Context(), postgrestest.Kill))
-	kill()
-	require.NoError(t, server.Restart(t.Context()))
-	a.awaitServer(t)
-	require.Equal(t, 1, a.Count(t, `SELECT count(*) FROM public.work`))
-	require.Equal(t, 1, a.Count(t, `SELECT count(*) FROM ratelimit.reservations`))
-	left := a.Held(t, "sent", "ada")
-	taken := int(math.Round((capacity - left) / 2))
-	require.InDelta(t, left, float64(capacity-2*taken), 0.01, "whole takes")
-	require.Equal(t, kept, taken, "those before the transaction of InTx are on disk, and nothing has written the others")
 }
