@@ -370,7 +370,8 @@ func TestAnAttackerWithManyKeys(t *testing.T) {
 				if i%50 == 0 {
 					in = callers()[0] // a transaction that is committed, also after a refusal
 				}
-				decision, err := in.take(t.Context(), d.pool, d.limiter, append(coarser[:len(coarser):len(coarser)], account.For(fmt.Sprintf("%s %08d", name, i)))...)
+				requests := append(slices.Clone(coarser), account.For(fmt.Sprintf("%s %08d", name, i)))
+				decision, err := in.take(t.Context(), d.pool, d.limiter, requests...)
 				if err != nil {
 					return err
 				}

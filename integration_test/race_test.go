@@ -85,45 +85,33 @@ func (c raceCell) isOfFastPath() bool {
 		c.has("ClockOfTheServer") && !c.has("RefusalCache") && c.has("OverRows")
 }
 
-// pairwise returns the cells of the fast path, and a few more that together have every possible pair of values. It repeatedly chooses the
-// cell with the most missing pairs. Among equals it chooses the first in a random order, which is always the same for a seed.
+// pairwise returns the cells of the fast path, and others that together have every possible pair of values: first the cells with many
+// missing pairs, in a random order that is always the same for a seed.
 func pairwise(seed uint64) (chosen []raceCell) {
 	cells := allRaces()
 	rand.New(rand.NewPCG(1, seed)).Shuffle(len(cells), func(i, j int) { cells[i], cells[j] = cells[j], cells[i] })
 	seen := map[[2]string]bool{}
-	missing := func(c raceCell) (pairs [][2]string) {
-		for i, a := range c {
-			for _, b := range c[:i] {
-				if !seen[[2]string{a, b}] {
-					pairs = append(pairs, [2]string{a, b})
+	choose := func(isChosen func(c raceCell, missing int) bool) {
+		for _, c := range cells {
+			var pairs [][2]string
+			for i, a := range c {
+				for _, b := range c[:i] {
+					if !seen[[2]string{a, b}] {
+						pairs = append(pairs, [2]string{a, b})
+					}
+				}
+			}
+			if isChosen(c, len(pairs)) {
+				chosen = append(chosen, c)
+				for _, pair := range pairs {
+					seen[pair] = true
 				}
 			}
 		}
-		return pairs
 	}
-	choose := func(c raceCell) {
-		chosen = append(chosen, c)
-		for _, pair := range missing(c) {
-			seen[pair] = true
-		}
-	}
-	for _, c := range cells {
-		if c.isOfFastPath() {
-			choose(c)
-		}
-	}
-	for len(cells) > 0 {
-		best, most := raceCell{}, 0
-		cells = slices.DeleteFunc(cells, func(c raceCell) bool {
-			pairs := len(missing(c))
-			if pairs > most {
-				best, most = c, pairs
-			}
-			return pairs == 0
-		})
-		if most > 0 {
-			choose(best)
-		}
+	choose(func(c raceCell, _ int) bool { return c.isOfFastPath() })
+	for least := len(raceValues) * (len(raceValues) - 1) / 2; least > 0; least-- {
+		choose(func(_ raceCell, missing int) bool { return missing >= least })
 	}
 	return chosen
 }

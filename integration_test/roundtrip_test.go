@@ -50,14 +50,7 @@ func (b *bundle) unbatched(t *testing.T) *ratelimit.Limiter {
 // countedOn is setupCounted on a database that is there, with a pool that the goroutines of a synctest bubble serve.
 func countedOn(t *testing.T, url string, w *wire) *bundle {
 	t.Helper()
-	config, err := pgxpool.ParseConfig(url)
-	require.NoError(t, err)
-	w.on(config)
-	pool, err := pgxpool.NewWithConfig(t.Context(), config)
-	require.NoError(t, err)
-	t.Cleanup(pool.Close)
-	b := &bundle{pool: pool, schema: "ratelimit"}
-	b.limiter = b.with(t, ratelimit.Config{})
+	b := open(t, url, w.on)
 	b.spend(t)
 	return b
 }

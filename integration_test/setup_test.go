@@ -41,20 +41,18 @@ func setup(t *testing.T, configure ...func(*pgxpool.Config)) *bundle {
 // setupOwn is setup on a server of the test's own.
 func setupOwn(t *testing.T, settings map[string]string, configure ...func(*pgxpool.Config)) *bundle {
 	t.Helper()
-	config, err := pgxpool.ParseConfig(postgrestest.StartOwn(t, settings).URL())
-	require.NoError(t, err)
-	for _, set := range configure {
-		set(config)
-	}
-	pool, err := pgxpool.NewWithConfig(t.Context(), config)
-	require.NoError(t, err)
-	t.Cleanup(pool.Close)
+	b := open(t, postgrestest.StartOwn(t, settings).URL(), configure...)
 	cfg, err := postgrestest.Migrations()
 	require.NoError(t, err)
-	require.NoError(t, migrations.Up(t.Context(), pool, cfg))
-	b := &bundle{pool: pool, schema: "ratelimit"}
-	b.limiter = b.with(t, ratelimit.Config{})
+	require.NoError(t, migrations.Up(t.Context(), b.pool, cfg))
 	return b
+}
+
+// open returns a bundle on the database at url.
+func open(t *testing.T, url string, configure ...func(*pgxpool.Config)) *bundle {
+	t.Helper()
+	w := world.Open(t, url, configure...)
+	return &bundle{pool: w.Pool, limiter: w.Limiter, schema: "ratelimit"}
 }
 
 // planModes are the values of plan_cache_mode.

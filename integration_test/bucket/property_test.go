@@ -40,34 +40,20 @@ func TestInvariants(t *testing.T) {
 
 // FuzzTake checks the invariants with one call, under any valid terms and any state of rows of two kinds.
 func FuzzTake(f *testing.F) {
-	const second, longest, now = int64(1e6), century, opening
-	for _, of := range []struct { // of one row
-		fixed             bool
-		rate              float64
-		period            int64
-		capacity, maxOwed float64
-		start             int64
-		value             float64
-		ts, now, later    int64
-		cost              float64
-		reserve           bool
-	}{
-		{false, 9.0, 60 * second, 9.0, 1e12, 0, 0.0, now, now, 1, 3.0, false},
-		{false, 10.0, second, 0.0, 5.0, 0, -5.0, now, now, 1e6, 0.5, true},
-		{false, 1e12, 1, 1e12, 1e12, 0, -1e12, now, now, 1, 1e12, true},
-		{false, 1e-9, longest, 1e-9, 1e-9, 0, -1e-9, bucket.MinInstant, now, 1e18, 1e-9, true},
-		{false, 1e12, longest, 1.0, 0.0, 0, 1.0, bucket.MaxInstant, now, 60_000_001, 1.0, false},
-		{false, 1.0, second, 3.0, 0.0, 0, 1e300, bucket.MinInstant, bucket.MaxInstant, 0, 3.0, false},
-		{true, 7.0, 3600 * second, 21.0, 7.0, now + 1, -7.0, now - 1, now, 3_600_000_000, 7.0, true},
-		{true, 7.0, longest, 7.0, 7.0, -1, 5e-324, now + longest, now, 1, 7.0, false},
-		{true, 1e-9, 1, 1e6, 0.0, 0, -1e300, now, now, 1, 1e-6, true},
-		{false, 1.0, second, 0.1, 0.2, 0, -0.2, now, now, 1, 0.1 + math.Nextafter(0.2, 1), true},
-		{false, 1.0, second, 0.1, 0.2, 0, -1e300, bucket.MinInstant, now, 1, 0.1, false},
-		{true, 7.0, 3600 * second, 7.0, 0.0, 0, 3.0, bucket.MinInstant, bucket.MinInstant, 1, 2.0, false},
-		{true, 7.0, longest, 7.0, 7.0, -1, -91.0, 4928169600000060, now, 1, 0.875, true},
-	} {
-		f.Add(of.fixed, of.rate, of.period, of.capacity, of.maxOwed, of.start, uint8(0), of.value, of.ts, 0.0, now, of.now, of.later, of.cost, of.reserve)
-	}
+	const second, longest, now, one = int64(1e6), century, opening, uint8(0) // one row
+	f.Add(false, 9.0, 60*second, 9.0, 1e12, int64(0), one, 0.0, now, 0.0, now, now, int64(1), 3.0, false)
+	f.Add(false, 10.0, second, 0.0, 5.0, int64(0), one, -5.0, now, 0.0, now, now, int64(1e6), 0.5, true)
+	f.Add(false, 1e12, int64(1), 1e12, 1e12, int64(0), one, -1e12, now, 0.0, now, now, int64(1), 1e12, true)
+	f.Add(false, 1e-9, longest, 1e-9, 1e-9, int64(0), one, -1e-9, bucket.MinInstant, 0.0, now, now, int64(1e18), 1e-9, true)
+	f.Add(false, 1e12, longest, 1.0, 0.0, int64(0), one, 1.0, bucket.MaxInstant, 0.0, now, now, int64(60_000_001), 1.0, false)
+	f.Add(false, 1.0, second, 3.0, 0.0, int64(0), one, math.MaxFloat64, bucket.MinInstant, 0.0, now, bucket.MaxInstant, int64(0), 3.0, false)
+	f.Add(true, 7.0, 3600*second, 21.0, 7.0, now+1, one, -7.0, now-1, 0.0, now, now, int64(3_600_000_000), 7.0, true)
+	f.Add(true, 7.0, longest, 7.0, 7.0, int64(-1), one, 5e-324, now+longest, 0.0, now, now, int64(1), 7.0, false)
+	f.Add(true, 1e-9, int64(1), 1e6, 0.0, int64(0), one, -math.MaxFloat64, now, 0.0, now, now, int64(1), 1e-6, true)
+	f.Add(false, 1.0, second, 0.1, 0.2, int64(0), one, -0.2, now, 0.0, now, now, int64(1), 0.1+math.Nextafter(0.2, 1), true)
+	f.Add(false, 1.0, second, 0.1, 0.2, int64(0), one, -1e300, bucket.MinInstant, 0.0, now, now, int64(1), 0.1, false)
+	f.Add(true, 7.0, 3600*second, 7.0, 0.0, int64(0), one, 3.0, bucket.MinInstant, 0.0, now, bucket.MinInstant, int64(1), 2.0, false)
+	f.Add(true, 7.0, longest, 7.0, 7.0, int64(-1), one, -91.0, int64(4928169600000060), 0.0, now, now, int64(1), 0.875, true)
 	f.Add(false, 9.0, 60*second, 9.0, 1e12, int64(0), uint8(3), 1.0, now, 0.0, now-5, now, int64(1), 3.0, false)
 	f.Add(false, 1.0, second, 0.8, 0.0, int64(0), uint8(3), 0.1, now, 0.1, now, now, int64(1), 0.8, false)
 	f.Add(false, 1.0, second, 0.1, 0.7, int64(0), uint8(6), -0.01, now, 0.001, now-60, now, int64(1), 0.3, true)

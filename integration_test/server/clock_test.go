@@ -5,16 +5,13 @@ package server_test
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
-	"sync"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
 
-	"github.com/pgratelimit/pgratelimit/integration_test/internal/atonce"
 	"github.com/pgratelimit/pgratelimit/integration_test/internal/world"
 	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
 	"github.com/pgratelimit/pgratelimit/internal/testsize"
@@ -109,83 +106,6 @@ func TestAServersClockSteps(t *testing.T) {
 			}
 		}
 	}
-}
-
-// steady gains a thousand tokens a second, and is never full or empty while a test runs.
-var steady = ratelimit.Define("steady", ratelimit.TokenBucket{Rate: 1000, Period: time.Second, Capacity: 1e9})
-
-// bucket is the row of the bucket of "key".
-type bucket struct {
-	value float64
-	ts    int64
-}
-
-func (a *application) bucket(t *testing.T, limit ratelimit.Limit) (b bucket) {
-	t.Helper()
-	require.NoError(t, a.Pool.QueryRow(t.Context(), `SELECT value, ts FROM ratelimit.buckets WHERE name = $1 AND key = 'key'`, limit.Name()).Scan(&b.value, &b.ts))
-	return b
-}
-
-// While the clock goes back and forth under a load, no instant is credited twice, and no more is given than comes by the latest time
-// that the clock has shown.
-func TestAServersClockJitters(t *testing.T) {
-	t.Parallel()
-	testsize.Long(t, "servers of its own")
-	a, clock := startClocked(t)
-	tight := ratelimit.Define("tight", ratelimit.TokenBucket{Rate: 20, Period: time.Second})
-	require.NoError(t, a.Limiter.Require(t.Context(), steady.For("key").Cost(5e8)))
-	before := a.bucket(t, steady)
-	made, err := a.Limiter.Take(t.Context(), tight.For("key")) // before the clock goes back
-	require.NoError(t, err)
-	first := made.At
-
-	ctx, stop := context.WithCancel(t.Context())
-	var mu sync.Mutex
-	taken, given, refused, latest := 0, 1, 0, first
-	called := make(chan error, 1)
-	go func() {
-		called <- atonce.Do(workers, func(int) error {
-			for ctx.Err() == nil {
-				err := a.Limiter.Require(t.Context(), steady.For("key"))
-				tightly, errTight := a.Limiter.Take(t.Context(), tight.For("key"))
-				if err := errors.Join(err, errTight); err != nil {
-					return err
-				}
-				mu.Lock()
-				taken++
-				if tightly.Allowed {
-					given++
-				} else {
-					refused++
-				}
-				if tightly.At.After(latest) {
-					latest = tightly.At
-				}
-				mu.Unlock()
-			}
-			return nil
-		})
-	}()
-	back, last := 0, first
-	ahead := 200 * time.Millisecond
-	world.Eventually(t, "the clock has stepped back often, and callers were refused", func() bool {
-		clock.Set(t, ahead)
-		ahead = -ahead
-		now := one[time.Time](t, a.Pool, `SELECT clock_timestamp()`)
-		if now.Before(last) {
-			back++
-		}
-		last = now
-		mu.Lock()
-		defer mu.Unlock()
-		return back >= 20 && refused >= 100 && given > 40
-	})
-	stop()
-	require.NoError(t, <-called)
-	after := a.bucket(t, steady)
-	require.GreaterOrEqual(t, after.ts, before.ts, "ts does not go back")
-	require.InDelta(t, before.value+float64(after.ts-before.ts)/1e3-float64(taken), after.value, 0.01, "every instant is credited once")
-	require.LessOrEqual(t, float64(given), 20+20*latest.Sub(first).Seconds())
 }
 
 // A call waits for a row for days, and the transaction that holds the row takes from it at the beginning and at the end. The call

@@ -1,7 +1,7 @@
 //go:build unix
 
 // Package server_test tests limits on a failing server: commits that were not on disk yet, a standby that takes over, a disk that
-// is full, a clock that steps, an old snapshot. Each has servers of its own.
+// is full, a clock that steps. Each has servers of its own.
 package server_test
 
 import (
