@@ -13,7 +13,6 @@ import (
 	"time"
 
 	"github.com/anishathalye/porcupine"
-	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/integration_test/internal/atonce"
@@ -314,7 +313,7 @@ func testHistoryOfAllKindsIsLinearizable(t *testing.T, on backend) {
 	for kind, limit := range kindLimits {
 		c := &kindCall{order: []int{kind}}
 		c.costs[kind] = 1 + math.Floor(limit.Capacity()/2)
-		requireOnce(t, another.alone(another.processes[0], c))
+		requireOnce(t, another.operation(another.processes[0], []*kindCall{c}, callers()[3], false))
 	}
 }
 
@@ -323,10 +322,10 @@ func (h *kindHistory) draw(caller int, random *rand.Rand) operation {
 	h.clock.unixMicro.Add(random.Int64N(kindPace.Microseconds()))
 	limiter := h.processes[caller%8/3] // three, three and two callers
 	first := h.drawCall(random)
-	if random.IntN(5) < 3 {
-		return h.alone(limiter, first)
-	}
 	calls := []*kindCall{first}
+	if random.IntN(5) < 3 {
+		return h.operation(limiter, calls, callers()[3], false)
+	}
 	if !first.check && random.IntN(2) == 0 { // rows that are locked in another order would wait for each other
 		byName := func(a, b int) int { return strings.Compare(kindLimits[a].Name(), kindLimits[b].Name()) }
 		last := slices.MaxFunc(first.order, byName)
@@ -339,7 +338,7 @@ func (h *kindHistory) draw(caller int, random *rand.Rand) operation {
 			}
 		}
 	}
-	return h.inTx(limiter, calls, random.IntN(4), random.IntN(4) == 0)
+	return h.operation(limiter, calls, callers()[[]int{0, 1, 2, 4}[random.IntN(4)]], random.IntN(4) == 0)
 }
 
 // drawCall returns a call for one kind, for the two that statements decide in any number, or for any.
@@ -380,32 +379,17 @@ func (h *kindHistory) make(ctx context.Context, limiter *ratelimit.Limiter, call
 	return told, nil
 }
 
-func (h *kindHistory) alone(limiter *ratelimit.Limiter, c *kindCall) operation {
-	asks := kindQuestion{calls: []*kindCall{c}, began: h.clock.now()}
-	return operation{asks, func(ctx context.Context) (kindReplies, error) {
-		told, err := h.make(ctx, limiter, asks.calls)
-		return kindReplies{told, h.clock.now()}, err
-	}}
-}
-
-// inTx has the calls be in a transaction of the Limiter's, or of the caller's at a level.
-func (h *kindHistory) inTx(limiter *ratelimit.Limiter, calls []*kindCall, how int, undone bool) operation {
-	asks := kindQuestion{calls: calls, undone: undone, began: h.clock.now()}
-	rolledBack := errors.New("rolled back")
+// operation makes calls in a place, from where they may be rolled back.
+func (h *kindHistory) operation(limiter *ratelimit.Limiter, calls []*kindCall, in caller, undone bool) operation {
+	asks, rolledBack := kindQuestion{calls: calls, undone: undone, began: h.clock.now()}, errors.New("rolled back")
 	return operation{asks, func(ctx context.Context) (kindReplies, error) {
 		var told []kindReply
-		inTx := func(tx pgx.Tx) (err error) {
-			if told, err = h.make(ctx, limiter.WithTx(tx), calls); err == nil && undone {
+		err := in.within(ctx, h.b.db(), limiter, func(l *ratelimit.Limiter) (err error) {
+			if told, err = h.make(ctx, l, calls); err == nil && undone {
 				err = rolledBack
 			}
 			return err
-		}
-		var err error
-		if how < len(levels) {
-			_, err = atonce.Tx(ctx, h.b.db(), levels[how].level, inTx)
-		} else {
-			err = limiter.InTx(ctx, inTx)
-		}
+		})
 		if errors.Is(err, rolledBack) && !ratelimit.IsRetryable(err) {
 			err = nil
 		}

@@ -2,9 +2,7 @@ package integration_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -13,12 +11,8 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
-	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
-
-// turn is a limit with short waits: one token, and the next in a few milliseconds.
-var turn = ratelimit.Define("turn", ratelimit.TokenBucket{Rate: 250, Period: time.Second, Capacity: 1})
 
 // queued gains next to nothing while a test runs, and may owe.
 var queued = ratelimit.Define("queued", ratelimit.TokenBucket{Rate: 1, Period: ratelimit.Day, Capacity: 1})
@@ -39,55 +33,6 @@ func (b *bundle) reserved(t *testing.T) []reservedRow {
 	rows, err := pgx.CollectRows(found, pgx.RowToStructByPos[reservedRow])
 	require.NoError(t, err)
 	return rows
-}
-
-// stopped is a clock that stands still until it is started.
-type stopped struct{ started atomic.Pointer[time.Time] }
-
-func (c *stopped) start() { c.started.Store(new(time.Now())) }
-
-func (c *stopped) now() time.Time {
-	if started := c.started.Load(); started != nil {
-		return clockNoon.Add(time.Since(*started))
-	}
-	return clockNoon
-}
-
-// Callers on one limit, each calling after the one before has reserved, are served in that order. By the limit's clock, which
-// stands still until all have reserved, none starts before its moment.
-func TestWaitServesInTheOrderOfAsking(t *testing.T) {
-	t.Parallel()
-	callers, ahead := testsize.Of(20, 50), testsize.Of(100.0, 250)
-	b, clock := setup(t, func(c *pgxpool.Config) { c.MaxConns = 16 }), &stopped{}
-	b.limiter = b.with(t, ratelimit.Config{AsOf: clock.now})
-	takeAll(t, b.limiter, turn.Global())
-	_, err := b.limiter.Reserve(t.Context(), turn.Global().Cost(ahead)) // so that no caller's turn is near
-	require.NoError(t, err)
-	var waits sync.WaitGroup
-	answers := make([]ratelimit.Decision, callers)
-	failed, back := make([]error, callers), make([]int64, callers)
-	for i := range callers {
-		waits.Go(func() {
-			answers[i], failed[i] = b.limiter.Wait(t.Context(), turn.Global())
-			back[i] = clock.now().UnixMicro()
-		})
-		eventually(t, "he has reserved", func() bool { return len(b.reserved(t)) == i+2 })
-	}
-	clock.start()
-	waits.Wait()
-	require.NoError(t, errors.Join(failed...))
-	served := b.reserved(t)[1:]
-	require.Len(t, served, callers)
-	for i := range served {
-		require.True(t, answers[i].Allowed)
-		require.Equal(t, "settled", served[i].State)
-		require.GreaterOrEqual(t, *served[i].StartedUs, served[i].ReadyUs)
-		require.GreaterOrEqual(t, back[i], served[i].ReadyUs, "nobody is early")
-		if i > 0 {
-			require.InDelta(t, 4000, served[i].ReadyUs-served[i-1].ReadyUs, 2, "one every four milliseconds")
-			require.Greater(t, answers[i].ResetAfter, answers[i-1].ResetAfter, "who asked later has to wait longer")
-		}
-	}
 }
 
 // xact returns which transaction has written the reservation last.
