@@ -281,6 +281,7 @@ func TestASourceThatFailsLeavesTheDefinitionInTheCode(t *testing.T) {
 			})})
 			d, err := limiter.Take(t.Context(), ratelimit.Define("api", ratelimit.PerMinute(10)).For("ada"))
 			require.NoError(t, err)
+			require.Equal(t, 1, source.asked, "once for each request")
 			require.True(t, d.Allowed)
 			require.InDelta(t, 9, d.Remaining, 0)
 			require.Empty(t, d.States[0].Rule)
@@ -289,12 +290,4 @@ func TestASourceThatFailsLeavesTheDefinitionInTheCode(t *testing.T) {
 			require.ErrorContains(t, heard[0].Err, "Config.Policies")
 		})
 	}
-}
-
-func TestTheSourceIsAskedOnceForEachRequest(t *testing.T) {
-	t.Parallel()
-	source := &countedSource{}
-	limiter := inMemory.setup(t).with(t, ratelimit.Config{Policies: source})
-	requireAllowed(t, taking(lookups.For("ada"), roomy.Global()), limiter)
-	require.Equal(t, 2, source.asked)
 }

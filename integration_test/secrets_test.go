@@ -6,25 +6,15 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net/http"
-	"net/http/httptest"
 	"net/url"
 	"strings"
 	"testing"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
-	"github.com/prometheus/client_golang/prometheus"
-	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"github.com/stretchr/testify/require"
-	sdkmetric "go.opentelemetry.io/otel/sdk/metric"
-	"go.opentelemetry.io/otel/sdk/metric/metricdata"
-	sdktrace "go.opentelemetry.io/otel/sdk/trace"
-	"go.opentelemetry.io/otel/sdk/trace/tracetest"
 
 	"github.com/pgratelimit/pgratelimit/internal/logtest"
-	"github.com/pgratelimit/pgratelimit/otellimit"
-	"github.com/pgratelimit/pgratelimit/promlimit"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/sloglimit"
 )
@@ -35,30 +25,10 @@ const (
 	secretEmail    = "alice.liddell@example.org"
 )
 
-// exposed is everything that a program with a Limiter shows to others.
+// exposed is everything that a program with a Limiter shows to others. Metrics and traces are made of the events.
 type exposed struct {
 	logtest.Journal
 	tracing // none
-
-	counts  *promlimit.Observer
-	metrics *sdkmetric.ManualReader
-	spans   *tracetest.SpanRecorder
-}
-
-// expose returns what observes a Limiter, and shows it.
-func expose(t *testing.T) (*exposed, ratelimit.Observer) {
-	t.Helper()
-	e := &exposed{metrics: sdkmetric.NewManualReader(), spans: tracetest.NewSpanRecorder()}
-	var err error
-	e.counts, err = promlimit.New(promlimit.Config{})
-	require.NoError(t, err)
-	traces, err := otellimit.New(otellimit.Config{
-		MeterProvider:  sdkmetric.NewMeterProvider(sdkmetric.WithReader(e.metrics)),
-		TracerProvider: sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(e.spans)),
-	})
-	require.NoError(t, err)
-	logger := slog.New(slog.NewJSONHandler(e, &slog.HandlerOptions{Level: slog.LevelDebug}))
-	return e, ratelimit.Observers(sloglimit.New(sloglimit.Config{Logger: logger}), e.counts, traces)
 }
 
 // failed writes an error in each way in which a caller would.
@@ -66,22 +36,6 @@ func (e *exposed) failed(err error) {
 	for ; err != nil; err = errors.Unwrap(err) {
 		_, _ = fmt.Fprintf(e, "error: %v %+v %q\n", err, err, err.Error())
 	}
-}
-
-// all returns the log, and the scraped and exported metrics and traces.
-func (e *exposed) all(t *testing.T) string {
-	t.Helper()
-	registry := prometheus.NewPedanticRegistry()
-	require.NoError(t, registry.Register(e.counts))
-	scrape := httptest.NewRecorder()
-	promhttp.HandlerFor(registry, promhttp.HandlerOpts{}).ServeHTTP(scrape, httptest.NewRequest(http.MethodGet, "/metrics", http.NoBody))
-	var measured metricdata.ResourceMetrics
-	require.NoError(t, e.metrics.Collect(t.Context(), &measured))
-	text := e.String() + scrape.Body.String() + fmt.Sprintf("%+v", measured)
-	for _, span := range tracetest.SpanStubsFromReadOnlySpans(e.spans.Ended()) {
-		text += fmt.Sprintf("%+v\n", span)
-	}
-	return text
 }
 
 // TraceQueryEnd and the others are of a tracer of pgx that writes errors.
@@ -108,7 +62,11 @@ func TestNothingThatIsShownHoldsASecret(t *testing.T) {
 	for name, secret := range map[string][]byte{"Plain": nil, "Hashed": []byte(secretHashKey)} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			shown, observer := expose(t)
+			shown := &exposed{}
+			logger := slog.New(slog.NewJSONHandler(shown, &slog.HandlerOptions{Level: slog.LevelDebug}))
+			observer := ratelimit.Observers(sloglimit.New(sloglimit.Config{Logger: logger}), observing(func(event ratelimit.Event) {
+				_, _ = fmt.Fprintf(shown, "event: %T %+v\n", event, event)
+			}))
 			wire := &cutter{}
 			s := newStand(t, wire.on, func(c *pgxpool.Config) { c.ConnConfig.Tracer = shown })
 			config := ratelimit.Config{HashKey: secret, Observer: observer, RefusalCache: 10}
@@ -118,10 +76,10 @@ func TestNothingThatIsShownHoldsASecret(t *testing.T) {
 			if secret != nil {
 				_, _ = shown.Write([]byte(s.outside.dump(t)))
 			}
-			text := shown.all(t)
+			text := shown.String()
 			for _, expected := range []string{
-				"ratelimit: refused", "ratelimit: failed", "ratelimit_requests_total", "ratelimit.requests", "SQLSTATE 28P01", "SQLSTATE 55P03",
-				"SQLSTATE 42501", "connection refused", "another HashKey",
+				"ratelimit: refused", "ratelimit: failed", "ratelimit.Decided", "ratelimit.Failed", "SQLSTATE 28P01", "SQLSTATE 55P03", "SQLSTATE 42501",
+				"connection refused", "another HashKey",
 			} {
 				require.Contains(t, text, expected, "it is looked for where it could be")
 			}

@@ -8,7 +8,6 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/pgratelimit/pgratelimit/integration_test/internal/world"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -85,10 +84,65 @@ func takeAll(t *testing.T, limiter *ratelimit.Limiter, request ratelimit.Request
 func errOf[T any](_ T, err error) error { return err }
 
 // call is a call that needs the database, with a request, or with the ID of a reservation that took from its bucket.
-type call = world.Call
+type call func(ctx context.Context, l *ratelimit.Limiter, id string, r ratelimit.Request) error
 
 // everyCall has each method of Limiter that reads or writes rows of tokens, and TakeSeveral.
-var everyCall = world.Calls()
+var everyCall = map[string]call{
+	"Take":         asking((*ratelimit.Limiter).Take),
+	"Check":        asking((*ratelimit.Limiter).Check),
+	"Reserve":      asking((*ratelimit.Limiter).Reserve),
+	"CheckReserve": asking((*ratelimit.Limiter).CheckReserve),
+	"Require":      changing((*ratelimit.Limiter).Require),
+	"Reset":        changing((*ratelimit.Limiter).Reset),
+	"Credit":       changing((*ratelimit.Limiter).Credit),
+	"Charge":       changing((*ratelimit.Limiter).Charge),
+	"Start":        naming((*ratelimit.Limiter).Start),
+	"Started":      naming((*ratelimit.Limiter).Started),
+	"Renew":        naming((*ratelimit.Limiter).Renew),
+	"Cancel": func(ctx context.Context, l *ratelimit.Limiter, id string, _ ratelimit.Request) error {
+		return l.Cancel(ctx, id)
+	},
+	"Settle": func(ctx context.Context, l *ratelimit.Limiter, id string, r ratelimit.Request) error {
+		return l.Settle(ctx, id, r.Cost(9))
+	},
+	"TakeUpTo": func(ctx context.Context, l *ratelimit.Limiter, _ string, r ratelimit.Request) error {
+		_, _, err := l.TakeUpTo(ctx, 3, r)
+		return err
+	},
+	"TakeSeveral": func(ctx context.Context, l *ratelimit.Limiter, _ string, r ratelimit.Request) error {
+		return errOf(l.Take(ctx, r, other.For("free")))
+	},
+	"CreditTaken": func(ctx context.Context, l *ratelimit.Limiter, _ string, r ratelimit.Request) error {
+		return l.CreditTaken(ctx, clockNoon, r)
+	},
+	"Value": func(ctx context.Context, l *ratelimit.Limiter, _ string, r ratelimit.Request) error {
+		return errOf(l.Value(ctx, r))
+	},
+	"Prune": func(ctx context.Context, l *ratelimit.Limiter, _ string, r ratelimit.Request) error {
+		return errOf(l.Prune(ctx, r.Limit()))
+	},
+	"Expire": func(ctx context.Context, l *ratelimit.Limiter, _ string, _ ratelimit.Request) error {
+		return errOf(l.Expire(ctx))
+	},
+}
+
+func asking[T any](verb func(*ratelimit.Limiter, context.Context, ...ratelimit.Request) (T, error)) call {
+	return func(ctx context.Context, l *ratelimit.Limiter, _ string, r ratelimit.Request) error {
+		return errOf(verb(l, ctx, r))
+	}
+}
+
+func changing(verb func(*ratelimit.Limiter, context.Context, ...ratelimit.Request) error) call {
+	return func(ctx context.Context, l *ratelimit.Limiter, _ string, r ratelimit.Request) error {
+		return verb(l, ctx, r)
+	}
+}
+
+func naming[T any](verb func(*ratelimit.Limiter, context.Context, string) (T, error)) call {
+	return func(ctx context.Context, l *ratelimit.Limiter, id string, _ ratelimit.Request) error {
+		return errOf(verb(l, ctx, id))
+	}
+}
 
 // A new method of Limiter with a context is one of everyCall, or is here because its tests are elsewhere.
 func TestEveryCallIsTested(t *testing.T) {

@@ -5,7 +5,6 @@ package server_test
 import (
 	"context"
 	"net/url"
-	"slices"
 	"syscall"
 	"testing"
 	"time"
@@ -28,30 +27,29 @@ var slots = ratelimit.Define("slots", ratelimit.Concurrency{Most: 3, Lease: time
 func requireReadOnly(t *testing.T, l *ratelimit.Limiter, reservation, lease string) {
 	t.Helper()
 	ctx, request := t.Context(), sent.For("ada")
-	calls := world.Calls()
-	calls["TakeNew"] = func(ctx context.Context, l *ratelimit.Limiter, _ string, _ ratelimit.Request) error {
-		return l.Require(ctx, sent.For("new"))
-	}
-	calls["Release"] = func(ctx context.Context, l *ratelimit.Limiter, _ string, _ ratelimit.Request) error {
-		return l.Release(ctx, lease)
-	}
-	calls["RenewLease"] = func(ctx context.Context, l *ratelimit.Limiter, _ string, _ ratelimit.Request) error {
-		_, err := l.RenewLease(ctx, lease)
-		return err
-	}
-	calls["Acquire"] = func(ctx context.Context, l *ratelimit.Limiter, _ string, _ ratelimit.Request) error {
-		_, err := l.Acquire(ctx, slots.For("ada"))
-		return err
-	}
-	calls["InTx"] = func(ctx context.Context, l *ratelimit.Limiter, _ string, r ratelimit.Request) error {
-		return l.InTx(ctx, func(tx pgx.Tx) error { return l.WithTx(tx).Require(ctx, r) })
-	}
-	for name, call := range calls {
-		err := call(ctx, l, reservation, request)
-		if slices.Contains([]string{"Check", "CheckReserve", "Value"}, name) { // which read
-			require.NoError(t, err, name)
-			continue
-		}
+	for name, call := range map[string]func() error{
+		"Take":        func() error { return l.Require(ctx, request) },
+		"TakeNew":     func() error { return l.Require(ctx, sent.For("new")) },
+		"TakeSeveral": func() error { return l.Require(ctx, request, reserved.For("ada")) },
+		"TakeUpTo":    func() error { _, _, err := l.TakeUpTo(ctx, 3, request); return err },
+		"Reserve":     func() error { _, err := l.Reserve(ctx, request); return err },
+		"Reset":       func() error { return l.Reset(ctx, request) },
+		"Credit":      func() error { return l.Credit(ctx, request) },
+		"CreditTaken": func() error { return l.CreditTaken(ctx, time.Now(), request) },
+		"Charge":      func() error { return l.Charge(ctx, request) },
+		"Settle":      func() error { return l.Settle(ctx, reservation, request.Cost(2)) },
+		"Cancel":      func() error { return l.Cancel(ctx, reservation) },
+		"Start":       func() error { _, err := l.Start(ctx, reservation); return err },
+		"Started":     func() error { _, err := l.Started(ctx, reservation); return err },
+		"Renew":       func() error { _, err := l.Renew(ctx, reservation); return err },
+		"Acquire":     func() error { _, err := l.Acquire(ctx, slots.For("ada")); return err },
+		"RenewLease":  func() error { _, err := l.RenewLease(ctx, lease); return err },
+		"Release":     func() error { return l.Release(ctx, lease) },
+		"Prune":       func() error { _, err := l.Prune(ctx, sent); return err },
+		"Expire":      func() error { _, err := l.Expire(ctx); return err },
+		"InTx":        func() error { return l.InTx(ctx, func(tx pgx.Tx) error { return l.WithTx(tx).Require(ctx, request) }) },
+	} {
+		err := call()
 		require.Error(t, err, name)
 		require.NotErrorIs(t, err, ratelimit.ErrLimited, name)
 		require.NotErrorIs(t, err, ratelimit.ErrCommitUnknown, name)
@@ -59,6 +57,10 @@ func requireReadOnly(t *testing.T, l *ratelimit.Limiter, reservation, lease stri
 		require.Contains(t, []string{"25006", "0A000"}, sqlstate(err), "%s: %v", name, err) // 0A000 at SERIALIZABLE
 		require.ErrorContains(t, err, "target_session_attrs=read-write", name)
 	}
+	_, err := l.Check(ctx, request)
+	require.NoError(t, err)
+	_, err = l.Value(ctx, request)
+	require.NoError(t, err)
 }
 
 // replicated are settings with which a standby that does not answer stays connected, for as long as a busy machine takes.
