@@ -363,15 +363,6 @@ func (c caller) take(ctx context.Context, pool ratelimit.Pool, limiter *ratelimi
 	return d, err
 }
 
-// takesUpTo makes a TakeUpTo in the place of the caller.
-func (c caller) takesUpTo(ctx context.Context, pool ratelimit.Pool, limiter *ratelimit.Limiter, n int, requests ...ratelimit.Request) (taken int, d ratelimit.Decision, err error) {
-	err = c.within(ctx, pool, limiter, func(l *ratelimit.Limiter) (err error) {
-		taken, d, err = l.TakeUpTo(ctx, n, requests...)
-		return err
-	})
-	return taken, d, err
-}
-
 // callers returns a caller for each place.
 func callers() []caller {
 	return []caller{
@@ -408,9 +399,10 @@ func TestTakeUpToWaitsForARowThatIsHeld(t *testing.T) {
 			waited := make(chan error, 1)
 			var taken int
 			go func() {
-				var err error
-				taken, _, err = c.takesUpTo(t.Context(), b.db(), b.limiter, 9, five.For(t.Name()))
-				waited <- err
+				waited <- c.within(t.Context(), b.db(), b.limiter, func(l *ratelimit.Limiter) (err error) {
+					taken, _, err = l.TakeUpTo(t.Context(), 9, five.For(t.Name()))
+					return err
+				})
 			}()
 			eventually(t, "the caller waits for the row", func() bool { return waiting(t, b.pool) == 1 })
 			require.NoError(t, holder.Commit(t.Context()))

@@ -86,24 +86,13 @@ func TestRefusalCacheForgetsWhatACallOfUnknownOutcomeMayHaveTaken(t *testing.T) 
 	fastPathOnly(t, "it loses the answer of a statement that commits")
 	for name, test := range map[string]struct {
 		lost string // the request whose answer is lost
-		call func(ctx context.Context, limiter *ratelimit.Limiter, request ratelimit.Request) error
+		call call
 	}{
-		"Take": {"ada", func(ctx context.Context, limiter *ratelimit.Limiter, request ratelimit.Request) error {
-			_, err := limiter.Take(ctx, request)
-			return err
-		}},
-		"Charge": {"commit\x00", func(ctx context.Context, limiter *ratelimit.Limiter, request ratelimit.Request) error {
-			return limiter.Charge(ctx, request)
-		}},
-		"Reserve": {"commit\x00", func(ctx context.Context, limiter *ratelimit.Limiter, request ratelimit.Request) error {
-			_, err := limiter.Reserve(ctx, request)
-			return err
-		}},
-		"InTx": {"commit\x00", func(ctx context.Context, limiter *ratelimit.Limiter, request ratelimit.Request) error {
-			return limiter.InTx(ctx, func(tx pgx.Tx) error {
-				_, err := limiter.WithTx(tx).Take(ctx, request)
-				return err
-			})
+		"Take":    {"ada", everyCall["Take"]},
+		"Charge":  {"commit\x00", everyCall["Charge"]},
+		"Reserve": {"commit\x00", everyCall["Reserve"]},
+		"InTx": {"commit\x00", func(ctx context.Context, limiter *ratelimit.Limiter, id string, request ratelimit.Request) error {
+			return limiter.InTx(ctx, func(tx pgx.Tx) error { return everyCall["Take"](ctx, limiter.WithTx(tx), id, request) })
 		}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -120,7 +109,7 @@ func TestRefusalCacheForgetsWhatACallOfUnknownOutcomeMayHaveTaken(t *testing.T) 
 			require.True(t, want(5).Allowed)
 			require.Equal(t, 6*time.Second, want(6).RetryAfter)
 			c.arm(test.lost, cutAnswer, 1)
-			require.Error(t, test.call(t.Context(), cached, limit.For("ada").Cost(5)))
+			require.Error(t, test.call(t.Context(), cached, "", limit.For("ada").Cost(5)))
 			require.Equal(t, 1, c.seen())
 			require.Equal(t, 36*time.Second, want(6).RetryAfter)
 		})

@@ -7,8 +7,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/integration_test/internal/atonce"
@@ -20,10 +18,9 @@ import (
 
 // decided is a decision of a program.
 type decided struct {
-	at      int64 // microseconds since 1970
-	allowed bool
-	policy  string
-	rules   int64 // the version of the stored rules that the program knew before the call
+	at     int64 // microseconds since 1970
+	policy string
+	rules  int64 // the version of the stored rules that the program knew before the call
 }
 
 // program is a program with a pool and a Limiter of its own, whose workers take as fast as they can until it ends.
@@ -41,20 +38,20 @@ const programWorkers = 5
 
 // startProgram starts a program, which ends with the test at the latest. take makes the call of a worker, and returns the version of the
 // rules that were known before.
-func startProgram(t *testing.T, take func(worker int) (d ratelimit.Decision, rules int64, err error)) *program {
+func startProgram(t *testing.T, take func() (d ratelimit.Decision, rules int64, err error)) *program {
 	t.Helper()
 	ctx, stop := context.WithCancel(t.Context())
 	p := &program{stop: stop, ended: make(chan struct{})}
 	go func() {
 		defer close(p.ended)
-		p.err = atonce.Do(programWorkers, func(worker int) error {
+		p.err = atonce.Do(programWorkers, func(int) error {
 			for ctx.Err() == nil {
-				d, rules, err := take(worker)
+				d, rules, err := take()
 				if err != nil {
 					return err
 				}
 				p.mu.Lock()
-				p.decisions = append(p.decisions, decided{d.At.UnixMicro(), d.Allowed, d.States[0].Limit.Policy().String(), rules})
+				p.decisions = append(p.decisions, decided{d.At.UnixMicro(), d.States[0].Limit.Policy().String(), rules})
 				p.mu.Unlock()
 			}
 			return nil
@@ -96,93 +93,6 @@ func (p *program) await(t *testing.T, n int, is func(decided) bool) {
 // noon is an instant at which windows begin.
 var noon = time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
 
-// A new version of a program takes over from an old one, and their limits differ. While both run, no span has more than the larger capacity
-// and the higher rate allow, no call fails, and both get answers.
-func TestARollingDeploymentOfTwoPrograms(t *testing.T) {
-	t.Parallel()
-	testsize.Long(t, "seconds of two programs")
-	bucket := func(rate, capacity float64) ratelimit.Policy {
-		return ratelimit.TokenBucket{Rate: rate, Period: time.Second, Capacity: capacity}
-	}
-	window := func(rate float64) ratelimit.Policy {
-		return ratelimit.FixedWindow{Rate: rate, Period: 200 * time.Millisecond, Start: noon}
-	}
-	sliding := func(rate float64) ratelimit.Policy {
-		return ratelimit.SlidingWindow{Rate: rate, Period: 400 * time.Millisecond, Slices: 4}
-	}
-	for name, test := range map[string]struct {
-		before, after ratelimit.Policy
-		most          func(span time.Duration) float64 // that either allows in any span
-	}{
-		"BucketRaised":           {bucket(10, 5), bucket(20, 15), func(span time.Duration) float64 { return 15 + 20*span.Seconds() }},
-		"BucketLowered":          {bucket(20, 15), bucket(10, 5), func(span time.Duration) float64 { return 15 + 20*span.Seconds() }},
-		"BucketFasterAndSmaller": {bucket(5, 20), bucket(30, 2), func(span time.Duration) float64 { return 20 + 30*span.Seconds() }},
-		"WindowRaised":           {window(4), window(7), func(span time.Duration) float64 { return 7 * float64(2+span/(200*time.Millisecond)) }},
-		"SlidingWindowLowered":   {sliding(8), sliding(5), func(span time.Duration) float64 { return 8 * float64(1+span/(400*time.Millisecond)) }},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			url := world.New(t).URL()
-			allowed, asked := func(d decided) bool { return d.allowed }, func(decided) bool { return true }
-			before := deploy(t, url, test.before)
-			before.await(t, 12, allowed)
-			after := deploy(t, url, test.after)
-			after.await(t, 30, asked) // nothing is promised to either: the other may always be quicker
-			before.await(t, 30, asked)
-			require.NoError(t, before.end())
-			after.await(t, 12, allowed)
-			require.NoError(t, after.end())
-			requireSpans(t, append(before.decisions, after.decisions...), test.most)
-		})
-	}
-}
-
-// deploy starts a program whose limit has the policy. Its workers take alone, in InTx, and in transactions of the caller's at each level.
-func deploy(t *testing.T, url string, policy ratelimit.Policy) *program {
-	t.Helper()
-	w := world.Open(t, url, func(c *pgxpool.Config) { c.MaxConns = programWorkers + 1 })
-	limiter := w.With(t, ratelimit.Config{RefusalCache: 100, MaxAttempts: 1000}) // many, because it runs at SERIALIZABLE beside others
-	limit, beside := ratelimit.Define("deployed", policy), ratelimit.Define("roomy", world.Hoard(1e6))
-	return startProgram(t, func(worker int) (d ratelimit.Decision, _ int64, err error) {
-		ctx := t.Context()
-		inTx := func(tx pgx.Tx) (err error) {
-			d, err = limiter.WithTx(tx).Take(ctx, limit.For("hot"), beside.For("beside"))
-			return err
-		}
-		switch levels := []pgx.TxIsoLevel{pgx.ReadCommitted, pgx.RepeatableRead, pgx.Serializable}; {
-		case worker < len(levels):
-			_, err = atonce.Tx(ctx, w.Pool, levels[worker], inTx)
-		case worker == len(levels):
-			err = limiter.InTx(ctx, inTx)
-		default:
-			d, err = limiter.Take(ctx, limit.For("hot"), beside.For("beside"))
-		}
-		return d, 0, err
-	})
-}
-
-// requireSpans checks each span between two instants at which a token was given. A call knows the instant at which its statement
-// began, and may have waited for the row since then. So calls that wait when a span ends count for it, although their tokens arrived later.
-func requireSpans(t *testing.T, decisions []decided, most func(time.Duration) float64) {
-	t.Helper()
-	const waiting = 2 * programWorkers
-	var given []int64
-	for _, d := range decisions {
-		if d.allowed {
-			given = append(given, d.at)
-		}
-	}
-	slices.Sort(given)
-	for from := range given {
-		for to := from; to < len(given); to++ {
-			span := time.Duration(given[to]-given[from]) * time.Microsecond
-			if n := float64(to - from + 1); n > most(span)+waiting {
-				require.LessOrEqual(t, n, most(span)+waiting, "tokens in %v", span)
-			}
-		}
-	}
-}
-
 // ruleEra is the time during which a policy holds, from an instant on.
 type ruleEra struct {
 	policy  string
@@ -223,7 +133,7 @@ func ruled(t *testing.T, url string) *program {
 	t.Cleanup(func() { cancel(); running.Wait() })
 	world.Eventually(t, "the rules are loaded", func() bool { return set.Version() > 0 })
 	limiter, limit := w.With(t, ratelimit.Config{Policies: set}), ratelimit.Define("api", ratelimit.PerHour(7)) // by which nothing decides
-	return startProgram(t, func(int) (d ratelimit.Decision, version int64, err error) {
+	return startProgram(t, func() (d ratelimit.Decision, version int64, err error) {
 		version = set.Version()
 		d, err = limiter.Take(t.Context(), limit.For("ada"))
 		return d, version, err
