@@ -289,11 +289,3 @@ func TestSpread(t *testing.T) {
 		require.InDelta(t, 400, own[i], 160)
 	}
 }
-
-func ExampleSpreadFor() {
-	// 80 % of the half minute is the client's own, so it returns at much the same place each time.
-	retryAfter := 10 * time.Second
-	wait := retryAfter + ratelimit.SpreadFor("client 7", 30*time.Second, 0.8)
-	fmt.Println(wait >= retryAfter && wait < retryAfter+30*time.Second)
-	// Output: true
-}

@@ -14,7 +14,6 @@ import (
 
 	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
-	"github.com/pgratelimit/pgratelimit/ratelimittest"
 )
 
 // modes are rules of limits: in shadow, off, and changed in the middle of the test.
@@ -24,45 +23,6 @@ func (m modes) RulingFor(limit ratelimit.Limit, _, _ string) *ratelimit.Ruling {
 	return m[limit.Name()]
 }
 func (m modes) RulingsOf(string) []*ratelimit.Ruling { return nil }
-
-// TestASimulationOfTomorrowChangesNothingToday: a Simulation and a Limiter share the rules of one source. An instant that the
-// Simulation has seen affects neither calls of the Limiter nor calls of the Simulation at an earlier instant.
-func TestASimulationOfTomorrowChangesNothingToday(t *testing.T) {
-	t.Parallel()
-	for name, tomorrow := range map[string]ratelimit.Era{
-		"Off": {Mode: ratelimit.Off}, "Shadow": {Mode: ratelimit.Shadow}, "Smaller": {Policy: ratelimit.PerDay(1)},
-		"Window": {Policy: ratelimit.FixedWindow{Rate: 10, Period: time.Hour}},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			limit := ratelimit.Define("limit", ratelimit.PerDay(2))
-			tomorrow.From = at.Add(ratelimit.Day)
-			rule, err := ratelimit.NewRuling(limit, ratelimit.RulingConfig{Eras: []ratelimit.Era{{}, tomorrow}})
-			require.NoError(t, err)
-			config := ratelimit.Config{Policies: modes{"limit": rule}}
-			simulation, err := ratelimit.NewSimulation(config)
-			require.NoError(t, err)
-			config.AsOf = func() time.Time { return at }
-			limiter, err := ratelimit.New(ratelimittest.NewDB(), config)
-			require.NoError(t, err)
-
-			_, err = simulation.Take(t.Context(), tomorrow.From, limit.For("ada"))
-			require.NoError(t, err)
-			for _, take := range []func() (ratelimit.Decision, error){
-				func() (ratelimit.Decision, error) { return limiter.Take(t.Context(), limit.For("bob").Cost(2)) },
-				func() (ratelimit.Decision, error) { return simulation.Take(t.Context(), at, limit.For("bob").Cost(2)) },
-			} {
-				for _, allowed := range []bool{true, false} {
-					d, err := take()
-					require.NoError(t, err)
-					require.Equal(t, allowed, d.Allowed)
-					require.Equal(t, ratelimit.On, d.States[0].Mode)
-					require.Equal(t, limit.Policy(), d.States[0].Limit.Policy())
-				}
-			}
-		})
-	}
-}
 
 // simulated is a Simulation, and a Limiter on Postgres under the same rules.
 type simulated struct {
