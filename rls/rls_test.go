@@ -84,6 +84,8 @@ func newService(t testing.TB) *service {
 	return s
 }
 
+type descriptors = []*commonv3.RateLimitDescriptor
+
 // descriptor returns a descriptor of entries such as "user=ada".
 func descriptor(entries ...string) *commonv3.RateLimitDescriptor {
 	d := &commonv3.RateLimitDescriptor{}
@@ -128,70 +130,70 @@ func TestAnswers(t *testing.T) {
 		after       time.Duration
 		domain      string
 		hits        uint32
-		descriptors []*commonv3.RateLimitDescriptor
+		descriptors descriptors
 		want        string
 	}{
-		{"an unknown domain", 0, "other", 0, []*commonv3.RateLimitDescriptor{descriptor("user=ada")}, "OK: OK"},
-		{"no tier fits", 0, "edge", 0, []*commonv3.RateLimitDescriptor{descriptor("path=/")}, "OK: OK"},
+		{"an unknown domain", 0, "other", 0, descriptors{descriptor("user=ada")}, "OK: OK"},
+		{"no tier fits", 0, "edge", 0, descriptors{descriptor("path=/")}, "OK: OK"},
 		{
 			"each descriptor has a status", 0, "edge", 2,
-			[]*commonv3.RateLimitDescriptor{descriptor("remote_address=192.0.2.7"), descriptor("path=/"), descriptor("generic_key=site")},
+			descriptors{descriptor("remote_address=192.0.2.7"), descriptor("path=/"), descriptor("generic_key=site")},
 			"OK: OK address 3 per 0 MINUTE left 1 reset 40s; OK; OK site 100 per 5 MINUTE left 98 reset 6s",
 		},
 		{
 			"all or nothing: site keeps its tokens", 0, "edge", 2,
-			[]*commonv3.RateLimitDescriptor{descriptor("remote_address=192.0.2.7"), descriptor("generic_key=site")},
+			descriptors{descriptor("remote_address=192.0.2.7"), descriptor("generic_key=site")},
 			"OVER_LIMIT: OVER_LIMIT address 3 per 0 MINUTE left 1 reset 20s; OK site 100 per 5 MINUTE left 98 reset 6s",
 		},
 		{
 			"the wait is exact", 20 * time.Second, "edge", 2,
-			[]*commonv3.RateLimitDescriptor{descriptor("remote_address=192.0.2.7")},
+			descriptors{descriptor("remote_address=192.0.2.7")},
 			"OK: OK address 3 per 0 MINUTE left 0 reset 1m0s",
 		},
 		{
 			"the plan of a key selects its rule", 0, "edge", 5,
-			[]*commonv3.RateLimitDescriptor{descriptor("user=ada", "plan=pro")},
+			descriptors{descriptor("user=ada", "plan=pro")},
 			"OK: OK user 10 per 0 MINUTE left 5 reset 30s",
 		},
 		{
 			"more than a limit can ever give", 0, "edge", 3,
-			[]*commonv3.RateLimitDescriptor{descriptor("user=bob"), descriptor("generic_key=site")},
+			descriptors{descriptor("user=bob"), descriptor("generic_key=site")},
 			"OVER_LIMIT: OVER_LIMIT user 2 per 0 MINUTE left 2 reset 0s; OK site 100 per 5 MINUTE left 100 reset 0s",
 		},
 		{
 			"hits of a descriptor go before hits of the call, and 0 takes nothing", 0, "edge", 9,
-			[]*commonv3.RateLimitDescriptor{withHits(descriptor("user=bob"), 1), withHits(descriptor("user=cyd"), 0)},
+			descriptors{withHits(descriptor("user=bob"), 1), withHits(descriptor("user=cyd"), 0)},
 			"OK: OK user 2 per 0 MINUTE left 1 reset 30s; OK user 2 per 0 MINUTE left 2 reset 0s",
 		},
-		{"shadow", 0, "edge", 2, []*commonv3.RateLimitDescriptor{descriptor("generic_key=tried")}, "OK: OK tried 1 per 0 HOUR left 0 reset 0s"},
+		{"shadow", 0, "edge", 2, descriptors{descriptor("generic_key=tried")}, "OK: OK tried 1 per 0 HOUR left 0 reset 0s"},
 		{
 			"hits that are known after the work", 0, "spent", 1500,
-			[]*commonv3.RateLimitDescriptor{descriptor("tenant=acme", "model=m")},
+			descriptors{descriptor("tenant=acme", "model=m")},
 			"OK: OK tokens 1000 per 0 HOUR left 0 reset 1h30m0s",
 		},
 		{
 			"are owed", 0, "edge", 0,
-			[]*commonv3.RateLimitDescriptor{descriptor("tenant=acme", "model=m")},
+			descriptors{descriptor("tenant=acme", "model=m")},
 			"OVER_LIMIT: OVER_LIMIT tokens 1000 per 0 HOUR left 0 reset 30m3.6s",
 		},
 		{
 			"and given back", 0, "edge", 700,
-			[]*commonv3.RateLimitDescriptor{negative(descriptor("tenant=acme", "model=m")), descriptor("user=dan", "plan=pro")},
+			descriptors{negative(descriptor("tenant=acme", "model=m")), descriptor("user=dan", "plan=pro")},
 			"OVER_LIMIT: OK tokens 1000 per 0 HOUR left 200 reset 48m0s; OVER_LIMIT user 10 per 0 MINUTE left 10 reset 0s",
 		},
 		{
 			"an override", 0, "any", 4,
-			[]*commonv3.RateLimitDescriptor{overridden(5, typev3.RateLimitUnit_HOUR, "user=eve")},
+			descriptors{overridden(5, typev3.RateLimitUnit_HOUR, "user=eve")},
 			"OK: OK override.5.hour 5 per 0 HOUR left 1 reset 59m40s",
 		},
 		{
 			"its windows begin as in the reference server", 59*time.Minute + 39*time.Second, "any", 2,
-			[]*commonv3.RateLimitDescriptor{overridden(5, typev3.RateLimitUnit_HOUR, "user=eve")},
+			descriptors{overridden(5, typev3.RateLimitUnit_HOUR, "user=eve")},
 			"OVER_LIMIT: OVER_LIMIT override.5.hour 5 per 0 HOUR left 1 reset 1s",
 		},
 		{
 			"an override of nothing", 0, "any", 0,
-			[]*commonv3.RateLimitDescriptor{overridden(0, typev3.RateLimitUnit_DAY, "user=eve")},
+			descriptors{overridden(0, typev3.RateLimitUnit_DAY, "user=eve")},
 			"OVER_LIMIT: OVER_LIMIT override.0.day 1 per 0 DAY left 0 reset 0s",
 		},
 	} {
@@ -224,7 +226,7 @@ func TestRefusalsAndFailures(t *testing.T) {
 	require.Equal(t, "retry-after", refused.GetResponseHeadersToAdd()[0].GetKey())
 	require.Equal(t, "30", refused.GetResponseHeadersToAdd()[0].GetValue())
 	require.NoError(t, s.limiter.Close(t.Context()))
-	_, err := s.ShouldRateLimit(t.Context(), &ratelimitv3.RateLimitRequest{Domain: "edge", Descriptors: []*commonv3.RateLimitDescriptor{descriptor("user=ada")}})
+	_, err := s.ShouldRateLimit(t.Context(), &ratelimitv3.RateLimitRequest{Domain: "edge", Descriptors: descriptors{descriptor("user=ada")}})
 	require.Equal(t, codes.Unavailable, status.Code(err))
 }
 
@@ -238,17 +240,17 @@ func TestMisuse(t *testing.T) {
 	}
 	for _, c := range []struct {
 		domain      string
-		descriptors []*commonv3.RateLimitDescriptor
+		descriptors descriptors
 		want        string
 	}{
-		{"", []*commonv3.RateLimitDescriptor{descriptor("user=secret")}, "rate limit domain must not be empty"},
+		{"", descriptors{descriptor("user=secret")}, "rate limit domain must not be empty"},
 		{"edge", nil, "rate limit descriptor list must not be empty"},
-		{"edge", []*commonv3.RateLimitDescriptor{descriptor("model=secret")}, `descriptor 0: ratelimit: invalid key: the key of "tokens" needs the attribute "tenant"`},
-		{"edge", []*commonv3.RateLimitDescriptor{descriptor("user=secret", "user=b")}, `descriptor 0 has two entries "user"`},
-		{"edge", []*commonv3.RateLimitDescriptor{descriptor(many...)}, "descriptor 0 has 1000 entries; send up to 64"},
-		{"edge", slices.Repeat([]*commonv3.RateLimitDescriptor{descriptor()}, 65), "the call has 65 descriptors; send up to 64"},
-		{"edge", []*commonv3.RateLimitDescriptor{descriptor("user=" + strings.Repeat("secret", 1000))}, "at most 256 fit"},
-		{"edge", []*commonv3.RateLimitDescriptor{overridden(1, typev3.RateLimitUnit_UNKNOWN, "user=secret")}, "the override has the unit UNKNOWN"},
+		{"edge", descriptors{descriptor("model=secret")}, `descriptor 0: ratelimit: invalid key: the key of "tokens" needs the attribute "tenant"`},
+		{"edge", descriptors{descriptor("user=secret", "user=b")}, `descriptor 0 has two entries "user"`},
+		{"edge", descriptors{descriptor(many...)}, "descriptor 0 has 1000 entries; send up to 64"},
+		{"edge", slices.Repeat(descriptors{descriptor()}, 65), "the call has 65 descriptors; send up to 64"},
+		{"edge", descriptors{descriptor("user=" + strings.Repeat("secret", 1000))}, "at most 256 fit"},
+		{"edge", descriptors{overridden(1, typev3.RateLimitUnit_UNKNOWN, "user=secret")}, "the override has the unit UNKNOWN"},
 	} {
 		_, err := s.ShouldRateLimit(t.Context(), &ratelimitv3.RateLimitRequest{Domain: c.domain, Descriptors: c.descriptors})
 		require.Equal(t, codes.InvalidArgument, status.Code(err), c.want)
@@ -259,17 +261,15 @@ func TestMisuse(t *testing.T) {
 
 func TestNew(t *testing.T) {
 	t.Parallel()
-	limiter := ratelimittest.New(t, nil)
-	for _, c := range []struct {
-		limiter *ratelimit.Limiter
-		config  rls.Config
-	}{
-		{nil, rls.Config{Domains: map[string]rls.Domain{"edge": {Site: &rules.Site{}}}}},
-		{limiter, rls.Config{}},
-		{limiter, rls.Config{Domains: map[string]rls.Domain{"": {Site: &rules.Site{}}}}},
-		{limiter, rls.Config{Domains: map[string]rls.Domain{"edge": {}}}},
+	limiter, edge := ratelimittest.New(t, nil), map[string]rls.Domain{"edge": {Site: &rules.Site{}}}
+	did := func(_ *rls.Service, err error) error { return err }
+	for says, err := range map[string]error{
+		"the limiter is nil":     did(rls.New(nil, rls.Config{Domains: edge})),
+		"field Domains is empty": did(rls.New(limiter, rls.Config{})),
+		`domain ""`:              did(rls.New(limiter, rls.Config{Domains: map[string]rls.Domain{"": {Site: &rules.Site{}}}})),
+		`domain "edge"`:          did(rls.New(limiter, rls.Config{Domains: map[string]rls.Domain{"edge": {}}})),
 	} {
-		_, err := rls.New(c.limiter, c.config)
-		require.ErrorIs(t, err, rls.ErrInvalidConfig)
+		require.ErrorIs(t, err, rls.ErrInvalidConfig, says)
+		require.ErrorContains(t, err, says)
 	}
 }

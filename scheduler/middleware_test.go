@@ -395,26 +395,6 @@ func TestHolderTakesTokensWithSlots(t *testing.T) {
 	})
 }
 
-// TestNewHolder promises that what a Holder cannot work with is an error when the program starts.
-func TestNewHolder(t *testing.T) {
-	t.Parallel()
-	limiter := ratelimittest.New(t, nil)
-	none := func(*rivertype.JobRow) ([]ratelimit.Request, error) { return nil, nil }
-	for want, c := range map[string]struct {
-		limiter *ratelimit.Limiter
-		config  scheduler.HolderConfig
-	}{
-		"the limiter is nil": {nil, scheduler.HolderConfig{Requests: none}},
-		"Requests is nil":    {limiter, scheduler.HolderConfig{}},
-		"MaxSnooze":          {limiter, scheduler.HolderConfig{Requests: none, MaxSnooze: -1}},
-		"WithTx":             {limiter.WithTx(nil), scheduler.HolderConfig{Requests: none}},
-	} {
-		_, err := scheduler.NewHolder(c.limiter, c.config)
-		require.ErrorIs(t, err, scheduler.ErrInvalidConfig, want)
-		require.ErrorContains(t, err, want)
-	}
-}
-
 var _ scheduler.Pauser = (*rules.Store)(nil)
 
 // pauser collects the limits to pause.

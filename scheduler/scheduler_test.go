@@ -215,7 +215,8 @@ func TestEnqueue(t *testing.T) {
 	require.WithinDuration(t, later.ReadyAt, later.Job.ScheduledAt, 0)
 
 	options := &scheduler.EnqueueOpts{InsertOpts: river.InsertOpts{
-		MaxAttempts: 3, Metadata: []byte(`{"trace": [1, 2]}`), Priority: 4, Queue: "llm", Tags: []string{"prompt"}, UniqueOpts: river.UniqueOpts{ByArgs: true},
+		MaxAttempts: 3, Metadata: []byte(`{"trace": [1, 2]}`), Priority: 4, Queue: "llm", Tags: []string{"prompt"},
+		UniqueOpts: river.UniqueOpts{ByArgs: true},
 	}}
 	unique := f.enqueue(t, options, perSecond.For("unique").Cost(4))
 	require.Equal(t, 3, unique.Job.MaxAttempts)
@@ -295,27 +296,28 @@ func TestJitter(t *testing.T) {
 func TestEnqueueErrors(t *testing.T) {
 	t.Parallel()
 	f := setup(t)
-	for name, test := range map[string]struct {
-		client   *river.Client[pgx.Tx]
-		args     river.JobArgs
-		opts     scheduler.EnqueueOpts
-		requests []ratelimit.Request
-		want     error
-	}{
-		"NoClient":        {nil, taskArgs{}, scheduler.EnqueueOpts{}, []ratelimit.Request{perSecond.Global()}, scheduler.ErrInvalidJob},
-		"NoArgs":          {f.client, nil, scheduler.EnqueueOpts{}, []ratelimit.Request{perSecond.Global()}, scheduler.ErrInvalidJob},
-		"NilArgs":         {f.client, (*taskArgs)(nil), scheduler.EnqueueOpts{}, []ratelimit.Request{perSecond.Global()}, scheduler.ErrInvalidJob},
-		"ScheduledAt":     {f.client, taskArgs{}, scheduler.EnqueueOpts{InsertOpts: river.InsertOpts{ScheduledAt: time.Now()}}, []ratelimit.Request{perSecond.Global()}, scheduler.ErrInvalidJob},
-		"NegativeJitter":  {f.client, taskArgs{}, scheduler.EnqueueOpts{Jitter: -1}, []ratelimit.Request{perSecond.Global()}, scheduler.ErrInvalidJob},
-		"MetadataList":    {f.client, taskArgs{}, scheduler.EnqueueOpts{InsertOpts: river.InsertOpts{Metadata: []byte(`[]`)}}, []ratelimit.Request{perSecond.Global()}, scheduler.ErrInvalidJob},
-		"MetadataNull":    {f.client, taskArgs{}, scheduler.EnqueueOpts{InsertOpts: river.InsertOpts{Metadata: []byte(`null`)}}, []ratelimit.Request{perSecond.Global()}, scheduler.ErrInvalidJob},
-		"MetadataOurs":    {f.client, taskArgs{}, scheduler.EnqueueOpts{InsertOpts: river.InsertOpts{Metadata: []byte(`{"ratelimit:reservation": ""}`)}}, []ratelimit.Request{perSecond.Global()}, scheduler.ErrInvalidJob},
-		"NoRequest":       {f.client, taskArgs{}, scheduler.EnqueueOpts{}, nil, ratelimit.ErrInvalidRequest},
-		"EmptyKey":        {f.client, taskArgs{}, scheduler.EnqueueOpts{}, []ratelimit.Request{perSecond.For("")}, ratelimit.ErrInvalidKey},
-		"NotANumberCosts": {f.client, taskArgs{}, scheduler.EnqueueOpts{}, []ratelimit.Request{perSecond.Global().Cost(math.NaN())}, ratelimit.ErrInvalidCost},
+	// A statement would panic.
+	try := func(client *river.Client[pgx.Tx], args river.JobArgs, opts scheduler.EnqueueOpts, requests ...ratelimit.Request) error {
+		return did(f.scheduler.Enqueue(t.Context(), client, struct{ pgx.Tx }{}, args, &opts, requests...))
+	}
+	with := func(opts river.InsertOpts) error {
+		return try(f.client, taskArgs{}, scheduler.EnqueueOpts{InsertOpts: opts}, perSecond.Global())
+	}
+	none := scheduler.EnqueueOpts{}
+	for name, test := range map[string]struct{ err, want error }{
+		"NoClient":        {try(nil, taskArgs{}, none, perSecond.Global()), scheduler.ErrInvalidJob},
+		"NoArgs":          {try(f.client, nil, none, perSecond.Global()), scheduler.ErrInvalidJob},
+		"NilArgs":         {try(f.client, (*taskArgs)(nil), none, perSecond.Global()), scheduler.ErrInvalidJob},
+		"NegativeJitter":  {try(f.client, taskArgs{}, scheduler.EnqueueOpts{Jitter: -1}, perSecond.Global()), scheduler.ErrInvalidJob},
+		"ScheduledAt":     {with(river.InsertOpts{ScheduledAt: time.Now()}), scheduler.ErrInvalidJob},
+		"MetadataList":    {with(river.InsertOpts{Metadata: []byte(`[]`)}), scheduler.ErrInvalidJob},
+		"MetadataNull":    {with(river.InsertOpts{Metadata: []byte(`null`)}), scheduler.ErrInvalidJob},
+		"MetadataOurs":    {with(river.InsertOpts{Metadata: []byte(`{"ratelimit:reservation": ""}`)}), scheduler.ErrInvalidJob},
+		"NoRequest":       {try(f.client, taskArgs{}, none), ratelimit.ErrInvalidRequest},
+		"EmptyKey":        {try(f.client, taskArgs{}, none, perSecond.For("")), ratelimit.ErrInvalidKey},
+		"NotANumberCosts": {try(f.client, taskArgs{}, none, perSecond.Global().Cost(math.NaN())), ratelimit.ErrInvalidCost},
 	} {
-		_, err := f.scheduler.Enqueue(t.Context(), test.client, struct{ pgx.Tx }{}, test.args, &test.opts, test.requests...) // a statement would panic
-		require.ErrorIs(t, err, test.want, name)
+		require.ErrorIs(t, test.err, test.want, name)
 	}
 
 	bare := setupOn(t, f.pool, func(s *settings) { s.river.Middleware = []rivertype.Middleware{} })
@@ -403,8 +405,6 @@ func TestInstallInAClientThatInserts(t *testing.T) {
 	s, err := scheduler.New(limiter, scheduler.Config{})
 	require.NoError(t, err)
 	config := &river.Config{}
-	require.ErrorIs(t, s.Install(nil), scheduler.ErrInvalidConfig)
-	require.ErrorIs(t, s.Install(config, nil), scheduler.ErrInvalidConfig)
 	require.NoError(t, s.Install(config))
 	require.Nil(t, config.Workers)
 	require.Empty(t, config.PeriodicJobs)
@@ -457,25 +457,37 @@ func TestMigrateIsSafeWhenSeveralCallIt(t *testing.T) {
 	}
 	require.NoError(t, group.Wait())
 	require.Equal(t, 1, one[int](t, pool, "SELECT count(*) FROM pg_tables WHERE schemaname = 'jobs' AND tablename = 'river_job'"))
-	require.ErrorIs(t, scheduler.Migrate(t.Context(), pool, scheduler.MigrateConfig{Schema: `a"; DROP`}), scheduler.ErrInvalidConfig)
-	require.ErrorIs(t, scheduler.Migrate(t.Context(), nil, scheduler.MigrateConfig{}), scheduler.ErrInvalidConfig)
 }
 
-func TestNew(t *testing.T) {
+// did returns the error of a call.
+func did[T any](_ T, err error) error { return err }
+
+// TestInvalidConfig promises that the program learns at its start what cannot be used.
+func TestInvalidConfig(t *testing.T) {
 	t.Parallel()
 	limiter := ratelimittest.New(t, nil)
-	for want, c := range map[string]struct {
-		limiter *ratelimit.Limiter
-		config  scheduler.Config
+	s, err := scheduler.New(limiter, scheduler.Config{})
+	require.NoError(t, err)
+	none := func(*rivertype.JobRow) ([]ratelimit.Request, error) { return nil, nil }
+	for _, c := range []struct {
+		says string
+		err  error
 	}{
-		"TakeUpEarly is 6s":          {limiter, scheduler.Config{TakeUpEarly: 6e9}},
-		"2 is neither KeepEstimate":  {limiter, scheduler.Config{Cancelled: 2}},
-		"-1 is neither KeepEstimate": {limiter, scheduler.Config{Discarded: -1}},
-		"the limiter is nil":         {nil, scheduler.Config{}},
-		"bound to a transaction":     {limiter.WithTx(nil), scheduler.Config{}},
+		{"TakeUpEarly is 6s", did(scheduler.New(limiter, scheduler.Config{TakeUpEarly: 6e9}))},
+		{"2 is neither KeepEstimate", did(scheduler.New(limiter, scheduler.Config{Cancelled: 2}))},
+		{"-1 is neither KeepEstimate", did(scheduler.New(limiter, scheduler.Config{Discarded: -1}))},
+		{"the limiter is nil", did(scheduler.New(nil, scheduler.Config{}))},
+		{"bound to a transaction", did(scheduler.New(limiter.WithTx(nil), scheduler.Config{}))},
+		{"the limiter is nil", did(scheduler.NewHolder(nil, scheduler.HolderConfig{Requests: none}))},
+		{"Requests is nil", did(scheduler.NewHolder(limiter, scheduler.HolderConfig{}))},
+		{"MaxSnooze", did(scheduler.NewHolder(limiter, scheduler.HolderConfig{Requests: none, MaxSnooze: -1}))},
+		{"bound to a transaction", did(scheduler.NewHolder(limiter.WithTx(nil), scheduler.HolderConfig{Requests: none}))},
+		{"the river.Config is nil", s.Install(nil)},
+		{"holder 1 is nil", s.Install(&river.Config{}, nil)},
+		{"the pool is nil", scheduler.Migrate(t.Context(), nil, scheduler.MigrateConfig{})},
+		{"schema", scheduler.Migrate(t.Context(), new(pgxpool.Pool), scheduler.MigrateConfig{Schema: `a"; DROP`})},
 	} {
-		_, err := scheduler.New(c.limiter, c.config)
-		require.ErrorIs(t, err, scheduler.ErrInvalidConfig, want)
-		require.ErrorContains(t, err, want)
+		require.ErrorIs(t, c.err, scheduler.ErrInvalidConfig, c.says)
+		require.ErrorContains(t, c.err, c.says)
 	}
 }

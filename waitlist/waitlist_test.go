@@ -331,24 +331,19 @@ func TestTakeWaitsForASlidingWindow(t *testing.T) {
 
 func TestNewSaysWhatIsWrong(t *testing.T) {
 	t.Parallel()
-	limiter := ratelimittest.New(t, nil)
-	for name, test := range map[string]struct {
-		limiter *ratelimit.Limiter
-		limit   ratelimit.Limit
-		config  waitlist.Config
-		says    string
-	}{
-		"no Limiter":     {nil, exports, waitlist.Config{}, "the limiter is nil"},
-		"a long name":    {limiter, ratelimit.Define(fmt.Sprintf("%060d", 1), ratelimit.PerMinute(1)), waitlist.Config{}, "64"},
-		"a short Poll":   {limiter, exports, waitlist.Config{Poll: 1}, "field Poll is 1ns"},
-		"no waiters":     {limiter, exports, waitlist.Config{MaxWaiting: -1}, "field MaxWaiting is -1"},
-		"the zero limit": {limiter, ratelimit.Limit{}, waitlist.Config{}, "the zero Limit"},
+	limiter, long := ratelimittest.New(t, nil), ratelimit.Define(fmt.Sprintf("%060d", 1), ratelimit.PerMinute(1))
+	did := func(_ *waitlist.List, err error) error { return err }
+	for says, err := range map[string]error{
+		"the limiter is nil":     did(waitlist.New(nil, exports, waitlist.Config{})),
+		"64":                     did(waitlist.New(limiter, long, waitlist.Config{})),
+		"field Poll is 1ns":      did(waitlist.New(limiter, exports, waitlist.Config{Poll: 1})),
+		"field MaxWaiting is -1": did(waitlist.New(limiter, exports, waitlist.Config{MaxWaiting: -1})),
+		"the zero Limit":         did(waitlist.New(limiter, ratelimit.Limit{}, waitlist.Config{})),
+		"field Pool is nil":      newList(t, limiter, exports, waitlist.Config{}).Run(t.Context()),
 	} {
-		_, err := waitlist.New(test.limiter, test.limit, test.config)
-		require.ErrorIs(t, err, waitlist.ErrInvalidConfig, name)
-		require.ErrorContains(t, err, test.says)
+		require.ErrorIs(t, err, waitlist.ErrInvalidConfig, says)
+		require.ErrorContains(t, err, says)
 	}
-	require.ErrorIs(t, newList(t, limiter, exports, waitlist.Config{}).Run(t.Context()), waitlist.ErrInvalidConfig)
 }
 
 // TestNotifications has processes that never poll share a slot. A release wakes the first in the line, and its leaving wakes the next.

@@ -147,7 +147,8 @@ func TestGrants(t *testing.T) {
 			pool := c.as(t, role)
 			require.NoError(t, migrations.Up(t.Context(), pool, cfg), "there is nothing to do")
 			require.Error(t, migrations.Down(t.Context(), pool, cfg))
-			require.Equal(t, len(granted), count(t, c.admin, "SELECT count(*) FROM pg_tables WHERE schemaname = $1 AND tableowner = $2", schema, c.roles.Owner))
+			require.Equal(t, len(granted), count(t, c.admin, "SELECT count(*) FROM pg_tables WHERE schemaname = $1 AND tableowner = $2",
+				schema, c.roles.Owner))
 		}
 	})
 
