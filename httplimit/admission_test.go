@@ -35,20 +35,34 @@ func (b *bundle) within(t *testing.T, config httplimit.Config, work func(ctx con
 
 var planLimit = httplimit.Limit{Limit: perPlan, Key: user, Cost: httplimit.FixedCost(10)}
 
+// TestAHandlerSeesWhatIsLeft promises the decisions of the middlewares around a handler, whose fields are set before it writes and may
+// be changed, and a settlement of several limits at once.
 func TestAHandlerSeesWhatIsLeft(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	_, ok := httplimit.FromContext(t.Context())
 	require.False(t, ok)
-	b.within(t, limits(userLimit, planLimit), func(_ context.Context, a *httplimit.Admission) {
-		require.True(t, a.Decision().Allowed)
-		require.Len(t, a.Decision().States, 2)
-		state, ok := a.State(perPlan)
-		require.True(t, ok)
-		require.Equal(t, 90.0, state.Remaining)
-		_, ok = a.State(everyone)
-		require.False(t, ok)
-	})
+	handler := b.limited(t, limits(httplimit.Limit{Limit: everyone, Global: true, Cost: httplimit.FixedCost(30)}),
+		b.limited(t, limits(userLimit, planLimit), inline(func(e exchange) {
+			require.True(t, e.admission.Decision().Allowed)
+			require.Len(t, e.admission.Decision().States, 2)
+			for limit, left := range map[ratelimit.Limit]float64{perPlan: 90, everyone: 970} {
+				state, ok := e.admission.State(limit)
+				require.True(t, ok)
+				require.Equal(t, left, state.Remaining)
+			}
+			_, ok := e.admission.State(windowed)
+			require.False(t, ok)
+			require.NotEmpty(t, e.w.Header().Get("RateLimit"))
+			e.w.Header().Del("RateLimit")
+			require.NoError(t, e.admission.Settle(e.r.Context(), 20, perPlan, everyone))
+		})))
+	w := do(handler, request(t))
+	require.Empty(t, w.Header().Get("RateLimit"))
+	require.NotEmpty(t, w.Header().Get("RateLimit-Policy"))
+	require.Equal(t, 20.0, b.charged(t, perPlan.For("ada")))
+	require.Equal(t, 20.0, b.charged(t, everyone.Global()))
+	require.Equal(t, 1.0, b.charged(t, perUser.For("ada")))
 }
 
 func TestSettleBooksTheRealCost(t *testing.T) {
@@ -70,21 +84,6 @@ func TestSettleBooksTheRealCost(t *testing.T) {
 		require.Equal(t, c.charged, b.charged(t, perPlan.For("ada")), name)
 		require.Zero(t, b.charged(t, perUser.For("ada")), "Credit gives back what is not settled")
 	}
-}
-
-func TestSettleSeveralLimitsAtOnce(t *testing.T) {
-	t.Parallel()
-	b := setup(t)
-	handler := b.limited(t, limits(httplimit.Limit{Limit: everyone, Global: true, Cost: httplimit.FixedCost(30)}),
-		b.limited(t, limits(userLimit, planLimit), inline(func(e exchange) {
-			_, ok := e.admission.State(everyone)
-			require.True(t, ok, "that of the middleware around it")
-			require.NoError(t, e.admission.Settle(e.r.Context(), 20, perPlan, everyone))
-		})))
-	do(handler, request(t))
-	require.Equal(t, 20.0, b.charged(t, perPlan.For("ada")))
-	require.Equal(t, 20.0, b.charged(t, everyone.Global()))
-	require.Equal(t, 1.0, b.charged(t, perUser.For("ada")))
 }
 
 func TestSettleIsDoneOnceByMany(t *testing.T) {

@@ -19,29 +19,33 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimittest"
 )
 
-// TestFaults promises the answer and the charge when the database is down: by default, with FailOpen, and for a limit in shadow mode.
+// TestFaults promises the answer and the charge when the database has not answered by the DecisionTimeout: by default, with FailOpen, and
+// for a limit in shadow mode.
 func TestFaults(t *testing.T) {
 	t.Parallel()
 	for told, c := range map[string]struct {
-		open, shadow bool
-		status       int
-		says         string
+		open     bool
+		policies ratelimit.Policies
+		status   int
+		says     string
 	}{
-		"failed_closed perUser":        {false, false, 503, "rate limits cannot be checked; retry in 1 s"},
-		"failed_open perUser":          {true, false, 200, "hello"},
-		"shadow_failed_closed perUser": {false, true, 200, "hello"},
+		"failed_closed windowed":        {false, nil, 503, "rate limits cannot be checked; retry in 1 s"},
+		"failed_open windowed":          {true, nil, 200, "hello"},
+		"shadow_failed_closed windowed": {false, ratelimit.ShadowLimits(windowed), 200, "hello"},
 	} {
-		b := setup(t)
-		if c.shadow {
-			b.inShadow(t, perUser)
-		}
-		config := httplimit.Config{Limits: []httplimit.Limit{userLimit}, FailOpen: c.open}
-		w := do(b.limitedOn(t, b.down(t), config, respond()), request(t))
-		require.Equal(t, c.status, w.Code, told)
-		require.Contains(t, w.Body.String(), c.says)
-		require.Equal(t, []string{told}, b.told.results())
-		require.Zero(t, b.charged(t, perUser.For("ada")), told)
-		require.Contains(t, b.log.String(), "level=ERROR")
+		inBubble(t, c.policies, func(t *testing.T, b *bundle) {
+			t.Helper()
+			config := httplimit.Config{Limits: one(windowed), FailOpen: c.open, DecisionTimeout: time.Second}
+			unlock, began := b.lock(t, windowed), time.Now()
+			w := do(b.limited(t, config, respond()), request(t))
+			require.Equal(t, c.status, w.Code, told)
+			require.Equal(t, time.Second, time.Since(began))
+			unlock()
+			require.Contains(t, w.Body.String(), c.says)
+			require.Equal(t, []string{told}, b.told.results())
+			require.Zero(t, b.charged(t, windowed.For("ada")), told)
+			require.Contains(t, b.log.String(), "level=ERROR")
+		})
 	}
 }
 
@@ -76,22 +80,6 @@ func TestTheBodyOfARefusedRequest(t *testing.T) {
 		require.NoError(t, err)
 		require.NoError(t, response.Body.Close())
 		require.Equal(t, next, response.StatusCode)
-	}
-}
-
-// TestASlowServerFailsClosed promises that a request gets the answer of a server that is down after the DecisionTimeout.
-func TestASlowServerFailsClosed(t *testing.T) {
-	t.Parallel()
-	for open, code := range map[bool]int{false: http.StatusServiceUnavailable, true: http.StatusOK} {
-		inBubble(t, nil, func(t *testing.T, b *bundle) {
-			t.Helper()
-			config := httplimit.Config{Limits: []httplimit.Limit{{Limit: windowed, Key: user}}, FailOpen: open, DecisionTimeout: time.Second}
-			unlock, began := b.lock(t, windowed), time.Now()
-			require.Equal(t, code, do(b.limited(t, config, respond()), request(t)).Code)
-			require.Equal(t, time.Second, time.Since(began))
-			unlock()
-			require.Zero(t, b.charged(t, windowed.For("ada")))
-		})
 	}
 }
 
@@ -153,27 +141,34 @@ func (p panicsAt) Observe(_ context.Context, event ratelimit.Event) {
 	}
 }
 
-// TestAPanicOfAnObserverIsTheHandlers promises that a panic of an Observer reaches the goroutine of the request, where net/http
-// recovers it, or is dropped. It never ends the process.
-func TestAPanicOfAnObserverIsTheHandlers(t *testing.T) {
+// TestAPanicOfAHookIsTheHandlers promises that a panic of a hook reaches the goroutine of the request, where net/http recovers it, or is
+// dropped. It never ends the process.
+func TestAPanicOfAHookIsTheHandlers(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
-		limits   []httplimit.Limit
+		limit    httplimit.Limit
 		observer panicsAt
 		panics   bool
 	}{
-		"Decided":  {[]httplimit.Limit{userLimit}, decides(perUser), true},
-		"Answered": {[]httplimit.Limit{userLimit}, func(e ratelimit.Event) bool { _, is := e.(ratelimit.Answered); return is }, true},
-		"Release":  {[]httplimit.Limit{slotLimit}, func(e ratelimit.Event) bool { _, is := e.(ratelimit.Leased); return is }, false},
+		"Decided":  {userLimit, decides(perUser), true},
+		"Answered": {userLimit, func(e ratelimit.Event) bool { _, is := e.(ratelimit.Answered); return is }, true},
+		"Release":  {slotLimit, func(e ratelimit.Event) bool { _, is := e.(ratelimit.Leased); return is }, false},
+		"Clock":    {slotLimit, func(ratelimit.Event) bool { return false }, true}, // at the release
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			limiter, err := ratelimit.New(ratelimittest.NewDB(), ratelimit.Config{Observer: test.observer})
+			var served atomic.Bool
+			clock := func() time.Time {
+				if name == "Clock" && served.Load() {
+					panic("out of cheese")
+				}
+				return time.Now()
+			}
+			limiter, err := ratelimit.New(ratelimittest.NewDB(), ratelimit.Config{Observer: test.observer, AsOf: clock})
 			require.NoError(t, err)
 			b := &bundle{limiter: limiter, told: &told{}}
-			serves := func() {
-				require.Equal(t, http.StatusOK, do(b.limited(t, limits(test.limits...), respond()), request(t)).Code)
-			}
+			handler := b.limited(t, limits(test.limit), inline(func(exchange) { served.Store(true) }))
+			serves := func() { require.Equal(t, http.StatusOK, do(handler, request(t)).Code) }
 			if test.panics {
 				require.PanicsWithValue(t, "out of cheese", serves)
 				return
@@ -182,23 +177,6 @@ func TestAPanicOfAnObserverIsTheHandlers(t *testing.T) {
 			b.slotless(t, atOnce)
 		})
 	}
-}
-
-// TestAPanicOfAHookAtTheReleaseIsTheHandlers promises that a panic of another hook at the release of slots reaches the goroutine of
-// the request.
-func TestAPanicOfAHookAtTheReleaseIsTheHandlers(t *testing.T) {
-	t.Parallel()
-	var served atomic.Bool
-	limiter, err := ratelimit.New(ratelimittest.NewDB(), ratelimit.Config{AsOf: func() time.Time {
-		if served.Load() {
-			panic("out of cheese")
-		}
-		return ten
-	}})
-	require.NoError(t, err)
-	b := &bundle{limiter: limiter, told: &told{}}
-	handler := b.limited(t, limits(slotLimit), inline(func(exchange) { served.Store(true) }))
-	require.PanicsWithValue(t, "out of cheese", func() { do(handler, request(t)) })
 }
 
 // decides reports decisions on a limit.

@@ -120,6 +120,9 @@ func TestSlotsTogetherWithTokens(t *testing.T) {
 	require.Equal(t, http.StatusTooManyRequests, third.Code)
 	require.Equal(t, "3", third.Header().Get("Retry-After"), "until the first lease ends, at the latest")
 	require.Contains(t, third.Body.String(), `"violated-policies":["atOnce"]`)
+	require.Contains(t, third.Body.String(), "2 at a time")
+	require.Equal(t, `"atOnce";q=2;qu="concurrent-requests", "perUser";q=3;w=60`, third.Header().Get("RateLimit-Policy"))
+	require.Equal(t, `"atOnce";r=0`, third.Header().Get("RateLimit"), "a slot is free when its holder releases it, so no seconds are known")
 
 	require.Equal(t, http.StatusBadGateway, hold(http.StatusBadGateway, func() {}).Code)
 	require.Equal(t, 2.0, b.charged(t, perUser.For("ada")), "its token was credited")

@@ -18,31 +18,6 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-func TestRulesAreAllOrNothing(t *testing.T) {
-	t.Parallel()
-	b := setup(t)
-	handler := b.limited(t, limits(
-		httplimit.Limit{Limit: everyone, Global: true},
-		userLimit,
-		httplimit.Limit{Limit: perPlan, Key: user, Cost: httplimit.FixedCost(10)},
-	), respond())
-	for range 3 {
-		require.Equal(t, http.StatusOK, do(handler, request(t)).Code)
-	}
-	for range 4 {
-		require.Equal(t, http.StatusTooManyRequests, do(handler, request(t)).Code)
-	}
-	require.Equal(t, http.StatusOK, do(handler, request(t, "X-User", "bob")).Code)
-	require.Equal(t, 3.0, b.charged(t, perUser.For("ada")))
-	require.Equal(t, 30.0, b.charged(t, perPlan.For("ada")), "a refusal takes from no limit")
-	require.Equal(t, 4.0, b.charged(t, everyone.Global()))
-	require.Equal(t, []string{
-		"allowed everyone", "allowed everyone", "allowed everyone",
-		"refused perUser", "refused perUser", "refused perUser", "refused perUser",
-		"allowed everyone",
-	}, b.told.results())
-}
-
 func TestWhichRulesApply(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -66,45 +41,6 @@ func TestWhichRulesApply(t *testing.T) {
 	require.Equal(t, 1.0, b.charged(t, perUser.For("ada")))
 	require.Equal(t, 1.0, b.charged(t, perPlan.For("ada")))
 	require.Equal(t, []string{"allowed perUser", "allowed perPlan"}, b.told.results())
-}
-
-// TestWithoutAKeyNobodyPasses promises that a request which does not say who it is from is answered so, also where the
-// store may fail open, and shares no bucket.
-func TestWithoutAKeyNobodyPasses(t *testing.T) {
-	t.Parallel()
-	b := setup(t)
-	fails := func(err error) httplimit.Key {
-		return func(*http.Request) (string, error) { return "", err }
-	}
-	for _, c := range []struct {
-		key    httplimit.Key
-		status int
-		reason string
-	}{
-		{user, 400, "bad-key"},
-		{fails(nil), 400, "bad-key"},
-		{fails(fmt.Errorf("%w: sk-live-4242", httplimit.ErrBadKey)), 400, "bad-key"},
-		{fails(errors.New("the accounts cannot be read: postgres://site:hunter2@db.test/sk-live-4242")), 503, "not-decided"},
-	} {
-		for _, open := range []bool{false, true} {
-			handler := b.limited(t, httplimit.Config{Limits: []httplimit.Limit{{Limit: perUser, Key: c.key}}, FailOpen: open}, mustNotRun(t))
-			r := request(t)
-			r.Header.Del("X-User")
-			w := do(handler, r)
-			require.Equal(t, c.status, w.Code)
-			require.Equal(t, c.reason, w.Header().Get("RateLimit-Reason"))
-			require.Equal(t, "no-store", w.Header().Get("Cache-Control"))
-			require.Equal(t, c.status == 503, w.Header().Get("Retry-After") != "")
-			require.NotContains(t, w.Body.String(), "sk-live")
-		}
-	}
-	require.Equal(t, []string{
-		"bad_key perUser", "bad_key perUser", "bad_key perUser", "bad_key perUser", "bad_key perUser", "bad_key perUser",
-		"failed_closed perUser", "failed_closed perUser",
-	}, b.told.results())
-	require.Equal(t, 2, strings.Count(b.log.String(), "\n"), "a line for each middleware, about what is not the client's fault")
-	require.Contains(t, b.log.String(), "the accounts cannot be read")
-	require.NotContains(t, b.log.String(), "hunter2")
 }
 
 func mustNotRun(t *testing.T) http.Handler {
@@ -282,14 +218,17 @@ func TestStatedCost(t *testing.T) {
 	require.Equal(t, 1.0, cost, "the zero StatedCost's default")
 }
 
-// TestCostsAreChargedAndAnswered promises the answer for each cost, and the charge.
-func TestCostsAreChargedAndAnswered(t *testing.T) {
+// TestKeysAndCosts promises the answer for each key and each cost, also where the store may fail open, and the charge. Neither the
+// answer nor the log has a text of the client, and the log holds only what is not the client's fault.
+func TestKeysAndCosts(t *testing.T) {
 	t.Parallel()
 	fn := func(cost float64, err error) httplimit.Cost {
 		return httplimit.CostFunc(func(*http.Request) (float64, error) { return cost, err })
 	}
+	fails := func(err error) httplimit.Key { return func(*http.Request) (string, error) { return "", err } }
 	header := httplimit.StatedCost{Header: "X-Tokens", Default: 3}
 	for name, c := range map[string]struct {
+		key     httplimit.Key
 		cost    httplimit.Cost
 		stated  string
 		status  int
@@ -297,29 +236,43 @@ func TestCostsAreChargedAndAnswered(t *testing.T) {
 		charged float64
 		result  string
 	}{
-		"Default":       {nil, "", 200, "", 1, "allowed perPlan"},
-		"Fixed":         {httplimit.FixedCost(4), "", 200, "", 4, "allowed perPlan"},
-		"Free":          {httplimit.FixedCost(0), "", 200, "", 0, "allowed perPlan"},
-		"Fraction":      {httplimit.FixedCost(0.25), "", 200, "", 0.25, "allowed perPlan"},
-		"Header":        {header, "7", 200, "", 7, "allowed perPlan"},
-		"HeaderAbsent":  {header, "", 200, "", 3, "allowed perPlan"},
-		"AboveCapacity": {header, "101", 413, "too-costly", 0, "too_costly perPlan"},
-		"Infinite":      {header, "1e999", 413, "too-costly", 0, "too_costly perPlan"},
-		"Func":          {fn(5, nil), "", 200, "", 5, "allowed perPlan"},
-		"FuncRejects":   {fn(5, httplimit.ErrInvalidCost), "", 400, "bad-cost", 0, "bad_cost perPlan"},
-		"FuncFails":     {fn(5, errors.New("unreadable")), "", 503, "not-decided", 0, "failed_closed perPlan"},
-		"NaN":           {fn(math.NaN(), nil), "", 400, "bad-cost", 0, "bad_cost perPlan"},
-		"Negative":      {fn(-1, nil), "", 400, "bad-cost", 0, "bad_cost perPlan"},
-		"TooSmall":      {fn(1e-300, nil), "", 400, "bad-cost", 0, "bad_cost perPlan"},
-		"TooLarge":      {fn(math.Inf(1), nil), "", 413, "too-costly", 0, "too_costly perPlan"},
+		"Default":       {user, nil, "", 200, "", 1, "allowed"},
+		"Fixed":         {user, httplimit.FixedCost(4), "", 200, "", 4, "allowed"},
+		"Free":          {user, httplimit.FixedCost(0), "", 200, "", 0, "allowed"},
+		"Fraction":      {user, httplimit.FixedCost(0.25), "", 200, "", 0.25, "allowed"},
+		"Header":        {user, header, "7", 200, "", 7, "allowed"},
+		"HeaderAbsent":  {user, header, "", 200, "", 3, "allowed"},
+		"AboveCapacity": {user, header, "101", 413, "too-costly", 0, "too_costly"},
+		"Infinite":      {user, header, "1e999", 413, "too-costly", 0, "too_costly"},
+		"Func":          {user, fn(5, nil), "", 200, "", 5, "allowed"},
+		"FuncRejects":   {user, fn(5, httplimit.ErrInvalidCost), "", 400, "bad-cost", 0, "bad_cost"},
+		"FuncFails":     {user, fn(5, errors.New("unreadable")), "", 503, "not-decided", 0, "failed_closed"},
+		"NaN":           {user, fn(math.NaN(), nil), "", 400, "bad-cost", 0, "bad_cost"},
+		"Negative":      {user, fn(-1, nil), "", 400, "bad-cost", 0, "bad_cost"},
+		"TooSmall":      {user, fn(1e-300, nil), "", 400, "bad-cost", 0, "bad_cost"},
+		"TooLarge":      {user, fn(math.Inf(1), nil), "", 413, "too-costly", 0, "too_costly"},
+		"NoKey":         {fails(httplimit.ErrNoKey), nil, "", 400, "bad-key", 0, "bad_key"},
+		"EmptyKey":      {fails(nil), nil, "", 400, "bad-key", 0, "bad_key"},
+		"BadKey":        {fails(fmt.Errorf("%w: hunter2", httplimit.ErrBadKey)), nil, "", 400, "bad-key", 0, "bad_key"},
+		"KeyFails":      {fails(errors.New("unreadable: postgres://site:hunter2@db/x")), nil, "", 503, "not-decided", 0, "failed_closed"},
 	} {
-		b := setup(t)
-		config := httplimit.Config{Limits: []httplimit.Limit{{Limit: perPlan, Key: user, Cost: c.cost}}, FailOpen: true}
-		w := do(b.limited(t, config, respond()), request(t, "X-Tokens", c.stated))
-		require.Equal(t, c.status, w.Code, name)
-		require.Equal(t, c.reason, w.Header().Get("RateLimit-Reason"), name)
-		require.Equal(t, c.status == 503, w.Header().Get("Retry-After") != "", "where a wait may help")
-		require.Equal(t, c.charged, b.charged(t, perPlan.For("ada")), name)
-		require.Equal(t, []string{c.result}, b.told.results(), name)
+		for _, open := range []bool{false, true} {
+			b := setup(t)
+			handler := mustNotRun(t)
+			if c.status == http.StatusOK {
+				handler = respond()
+			}
+			config := httplimit.Config{Limits: []httplimit.Limit{{Limit: perPlan, Key: c.key, Cost: c.cost}}, FailOpen: open}
+			w := do(b.limited(t, config, handler), request(t, "X-Tokens", c.stated))
+			require.Equal(t, c.status, w.Code, name)
+			require.Equal(t, c.reason, w.Header().Get("RateLimit-Reason"), name)
+			require.Equal(t, c.status != 200, w.Header().Get("Cache-Control") == "no-store", name)
+			require.Equal(t, c.status == 503, w.Header().Get("Retry-After") != "", "where a wait may help")
+			require.Equal(t, c.charged, b.charged(t, perPlan.For("ada")), name)
+			require.Equal(t, []string{c.result + " perPlan"}, b.told.results(), name)
+			require.Equal(t, c.status == 503, strings.Contains(b.log.String(), "unreadable"), name)
+			require.Equal(t, c.status == 503, b.log.String() != "", name)
+			require.NotContains(t, w.Body.String()+b.log.String(), "hunter2", name)
+		}
 	}
 }

@@ -18,6 +18,7 @@ var (
 	allowedState = ratelimit.State{Limit: rpm, Cost: 1, Allowed: true, Mode: ratelimit.On, Remaining: 59, ResetAfter: time.Second}
 	triedState   = ratelimit.State{Limit: rpd, Cost: 1, Mode: ratelimit.Shadow, RetryAfter: time.Hour}
 	offState     = ratelimit.State{Limit: rpd, Cost: 1, Allowed: true, Mode: ratelimit.Off, NotAsked: true}
+	refusedState = ratelimit.State{Limit: rpm, Cost: 1, Mode: ratelimit.On, RetryAfter: 2 * time.Second}
 	leftAlone    = ratelimit.State{Limit: rpm, Cost: 1, Allowed: true, Mode: ratelimit.On, NotAsked: true}
 	pausedState  = ratelimit.State{
 		Limit: rpd, Cost: 1, Mode: ratelimit.On, NotAsked: true, RetryAfter: 90*time.Second + time.Microsecond,
@@ -35,8 +36,8 @@ func decision(allowed bool, states ...ratelimit.State) ratelimit.Decision {
 	return d
 }
 
-// TestFieldsLeaveOutWhatIsNotEnforced promises no field for a limit in shadow mode or off, and 0 remaining tokens for a paused
-// limit until its pause ends.
+// TestFieldsLeaveOutWhatIsNotEnforced promises that neither the fields nor the refusal name a limit in shadow mode or off, and 0
+// remaining tokens for a paused limit until its pause ends.
 func TestFieldsLeaveOutWhatIsNotEnforced(t *testing.T) {
 	t.Parallel()
 	const (
@@ -44,6 +45,7 @@ func TestFieldsLeaveOutWhatIsNotEnforced(t *testing.T) {
 		policy = `"rpm";q=60;w=60`
 		daily  = `"rpd";q=1000;w=86400`
 	)
+	refusal := decision(false, triedState, refusedState, offState)
 	for name, c := range map[string]struct {
 		form     httplimit.Headers
 		decision ratelimit.Decision
@@ -51,6 +53,8 @@ func TestFieldsLeaveOutWhatIsNotEnforced(t *testing.T) {
 	}{
 		"Shadow":      {draft, decision(true, triedState, allowedState), map[string]string{"Ratelimit-Policy": policy, "Ratelimit": `"rpm";r=59;t=59`}},
 		"Off":         {draft, decision(true, offState, allowedState), map[string]string{"Ratelimit-Policy": policy, "Ratelimit": `"rpm";r=59;t=59`}},
+		"Nothing":     {draft, ratelimit.Decision{}, map[string]string{}},
+		"Refused":     {draft, refusal, map[string]string{"Ratelimit-Policy": policy, "Ratelimit": `"rpm";r=0;t=2`}},
 		"OnlyShadow":  {draft, decision(true, triedState), map[string]string{}},
 		"OnlyOff":     {httplimit.Draft06Headers, decision(true, offState), map[string]string{}},
 		"Paused":      {draft, decision(false, leftAlone, pausedState), map[string]string{"Ratelimit-Policy": daily, "Ratelimit": `"rpd";r=0;t=91`}},
@@ -65,16 +69,10 @@ func TestFieldsLeaveOutWhatIsNotEnforced(t *testing.T) {
 		c.form.Set(header, c.decision)
 		require.Equal(t, want, header, name)
 	}
-}
-
-// TestARefusalNamesOnlyWhatIsEnforced promises that a refusal does not name a limit in shadow mode.
-func TestARefusalNamesOnlyWhatIsEnforced(t *testing.T) {
-	t.Parallel()
-	refused := ratelimit.State{Limit: rpm, Cost: 1, Mode: ratelimit.On, RetryAfter: 2 * time.Second}
-	refusal := httplimit.NewRefusal(decision(false, triedState, refused, offState))
-	require.Equal(t, []string{"rpm"}, refusal.Violated)
-	require.Equal(t, "rpm: 60 per minute; retry in 2 s", refusal.Detail)
-	require.Equal(t, "quota-exceeded", refusal.Reason)
+	answer := httplimit.NewRefusal(refusal)
+	require.Equal(t, []string{"rpm"}, answer.Violated)
+	require.Equal(t, "rpm: 60 per minute; retry in 2 s", answer.Detail)
+	require.Equal(t, "quota-exceeded", answer.Reason)
 }
 
 // mode is an era that keeps the code's policy.
@@ -188,7 +186,8 @@ func TestShadowsDoNotStandInEachOthersWay(t *testing.T) {
 	require.Equal(t, []string{"shadow_bad_key perPlan", "allowed empty", "shadow_refused empty"}, b.told.results())
 }
 
-// TestShadowForAPlan promises that the mode of a limit that cannot be asked is the mode of the caller's plan.
+// TestShadowForAPlan promises that the mode of a limit that cannot be asked is the mode of the caller's plan. A request with two plans
+// is rejected.
 func TestShadowForAPlan(t *testing.T) {
 	t.Parallel()
 	b, s := setupStored(t)
@@ -197,7 +196,10 @@ func TestShadowForAPlan(t *testing.T) {
 	handler := b.limited(t, limits(httplimit.Limit{Limit: perUser, Key: user, Plan: httplimit.Header("X-Plan"), Cost: httplimit.CostFunc(fails)}), respond())
 	require.Equal(t, http.StatusOK, do(handler, request(t, "X-Plan", "free")).Code)
 	require.Equal(t, http.StatusBadRequest, do(handler, request(t, "X-Plan", "pro")).Code)
-	require.Equal(t, []string{"shadow_bad_cost perUser", "bad_cost perUser"}, b.told.results())
+	twice := request(t, "X-Plan", "free")
+	twice.Header.Add("X-Plan", "pro")
+	require.Equal(t, http.StatusBadRequest, do(handler, twice).Code)
+	require.Equal(t, []string{"shadow_bad_cost perUser", "bad_cost perUser", "bad_key perUser"}, b.told.results())
 }
 
 // TestAShadowIsSettledAndCreditedToo promises that Settle and Credit return the tokens of a limit in shadow mode as for an enforced
@@ -275,38 +277,8 @@ func planned(limit ratelimit.Limit) httplimit.Limit {
 
 func of(policy ratelimit.Policy) ratelimit.Era { return ratelimit.Era{Policy: policy} }
 
-// TestACostIsJudgedByThePolicyThatDecides promises that a request costs too much, or not, by the policy that holds when
-// it comes, without a restart.
-func TestACostIsJudgedByThePolicyThatDecides(t *testing.T) {
-	t.Parallel()
-	b, s := setupStored(t)
-	rule := planned(perPlan)
-	rule.Cost = httplimit.StatedCost{Header: "X-Tokens"}
-	handler := b.limited(t, limits(httplimit.Limit{Limit: everyone, Global: true}, rule), respond())
-	ask := func(tokens string) int { return do(handler, request(t, "X-Tokens", tokens)).Code }
-
-	require.Equal(t, http.StatusOK, ask("30"))
-	s.set(t, perPlan, "", of(ratelimit.PerHour(20)))
-	w := do(handler, request(t, "X-Tokens", "30"))
-	require.Equal(t, http.StatusRequestEntityTooLarge, w.Code)
-	require.Contains(t, w.Body.String(), "perPlan holds 20")
-	require.Contains(t, w.Body.String(), `"violated-policies":["perPlan"]`)
-	require.Empty(t, w.Header().Get("Retry-After"))
-	require.Equal(t, http.StatusOK, ask("20"))
-	s.set(t, perPlan, "", of(ratelimit.PerHour(1000)))
-	b.clock.Set(ten.Add(time.Hour))
-	require.Equal(t, http.StatusOK, ask("500"), "more than the code's capacity")
-	require.Equal(t, http.StatusRequestEntityTooLarge, ask("1001"))
-	s.drop(perPlan)
-	require.Equal(t, http.StatusRequestEntityTooLarge, ask("500"))
-	require.Equal(t, []string{
-		"allowed everyone", "too_costly perPlan", "allowed everyone", "allowed everyone",
-		"too_costly perPlan", "too_costly perPlan",
-	}, b.told.results())
-}
-
-// TestRulesMayHaveOtherCapacities promises that a rule can open a limit of capacity 0. Until then its requests are answered like
-// requests that cost too much.
+// TestRulesMayHaveOtherCapacities promises that a request costs too much, or not, by the policy in effect when it comes. A rule can
+// open a limit of capacity 0, and a settlement is booked on the rule's bucket, up to what that holds.
 func TestRulesMayHaveOtherCapacities(t *testing.T) {
 	t.Parallel()
 	b, s := setupStored(t)
@@ -316,12 +288,22 @@ func TestRulesMayHaveOtherCapacities(t *testing.T) {
 	require.NoError(t, err)
 	_, err = httplimit.New(without, config)
 	require.ErrorIs(t, err, ratelimit.ErrInvalidConfig)
-	handler := b.limited(t, config, respond())
+	handler := b.limited(t, config, inline(func(e exchange) {
+		require.NoError(t, e.admission.Settle(t.Context(), 500, perUser))
+		require.NoError(t, e.admission.Settle(t.Context(), 1+1e-7, shut), "a difference that is nothing beside the rule's capacity")
+	}))
 	require.Contains(t, do(handler, request(t)).Body.String(), "shut holds 0")
-	s.set(t, shut, "pro", of(ratelimit.PerHour(5)))
+	s.set(t, shut, "pro", of(ratelimit.PerHour(1000)))
 	require.Contains(t, do(handler, request(t, "X-Plan", "pro")).Body.String(), "perUser holds 3")
-	s.set(t, perUser, "", of(ratelimit.PerHour(4)))
+	s.set(t, perUser, "", of(ratelimit.PerHour(1000)))
 	require.Equal(t, http.StatusOK, do(handler, request(t, "X-Plan", "pro")).Code)
+	for limit, left := range map[ratelimit.Limit]float64{perUser: 500, shut: 999} {
+		v, err := b.limiter.Value(t.Context(), limit.For("ada").Plan("pro"))
+		require.NoError(t, err)
+		require.Equal(t, left, v.Tokens, limit.Name())
+	}
+	s.set(t, perUser, "", of(ratelimit.PerHour(2)))
+	require.Contains(t, do(handler, request(t, "X-Plan", "pro")).Body.String(), "perUser holds 2")
 	require.Equal(t, http.StatusRequestEntityTooLarge, do(handler, request(t, "X-Plan", "free")).Code)
 
 	config.Limits[0].Unit = "Tokens!"
@@ -350,56 +332,10 @@ func TestFieldsStateThePolicyThatDecides(t *testing.T) {
 		require.Equal(t, c.policy, got.Get("RateLimit-Policy"))
 		require.Equal(t, c.limit, got.Get("RateLimit"))
 	}
-	require.Equal(t, "900", fields(httplimit.Draft06Headers, "ada", "pro").Get("RateLimit-Limit"))
+	trio := fields(httplimit.Draft06Headers, "ada", "pro")
+	require.Equal(t, "900", trio.Get("RateLimit-Limit"), "what is carried over is no part of the quota, but of the capacity")
+	require.Equal(t, "898", trio.Get("RateLimit-Remaining"))
 
 	s.set(t, perPlan, "batch", ratelimit.Era{Policy: ratelimit.PerMinute(600), Unit: "tokens"})
 	require.Equal(t, `"perPlan";q=600;w=60;qu="tokens"`, fields(httplimit.DraftHeaders, "eve", "batch").Get("RateLimit-Policy"))
-
-	s.set(t, perPlan, "free", of(ratelimit.PerDay(2)))
-	w := do(b.limited(t, limits(planned(perPlan)), respond()), request(t, "X-User", "dan", "X-Plan", "free"))
-	require.Equal(t, `"perPlan";q=2;w=86400`, w.Header().Get("RateLimit-Policy"))
-	b.take(t, perPlan.For("dan").Plan("free"))
-	w = do(b.limited(t, limits(planned(perPlan)), respond()), request(t, "X-User", "dan", "X-Plan", "free"))
-	require.Equal(t, http.StatusTooManyRequests, w.Code)
-	require.Contains(t, w.Body.String(), "perPlan: 2 per day; retry in 43200 s")
-}
-
-// TestAPlanThatCannotBeReliedOnIsAnError promises that a caller on no plan uses the limit without a plan, and that a request with
-// two plans is rejected.
-func TestAPlanThatCannotBeReliedOnIsAnError(t *testing.T) {
-	t.Parallel()
-	b, s := setupStored(t)
-	s.set(t, perPlan, "pro", of(ratelimit.PerHour(1000)))
-	handler := b.limited(t, limits(planned(perPlan)), respond())
-	require.Contains(t, do(handler, request(t)).Header().Get("RateLimit-Policy"), "q=100;")
-	twice := request(t, "X-Plan", "pro")
-	twice.Header.Add("X-Plan", "free")
-	require.Equal(t, http.StatusBadRequest, do(handler, twice).Code)
-}
-
-// TestWhatIsSettledFollowsThePlan promises that a settlement is booked on the bucket of the plan's policy, up to what that
-// holds.
-func TestWhatIsSettledFollowsThePlan(t *testing.T) {
-	t.Parallel()
-	b, s := setupStored(t)
-	s.set(t, perPlan, "pro", of(ratelimit.PerHour(1e6)))
-	rule := planned(perPlan)
-	rule.Cost = httplimit.FixedCost(50)
-	actual := 80.0
-	handler := b.limited(t, limits(rule), inline(func(e exchange) {
-		require.NoError(t, e.admission.Settle(t.Context(), actual, perPlan))
-	}))
-	left := func() float64 {
-		v, err := b.limiter.Value(t.Context(), perPlan.For("ada").Plan("pro"))
-		require.NoError(t, err)
-		return v.Tokens
-	}
-	do(handler, request(t, "X-Plan", "pro"))
-	require.Equal(t, 1e6-80, left())
-	actual = 10
-	do(handler, request(t, "X-Plan", "pro"))
-	require.Equal(t, 1e6-90, left())
-	actual = 50 + 1e-5 // which is nothing beside the rule's capacity, as it would not be beside the code's
-	do(handler, request(t, "X-Plan", "pro"))
-	require.Equal(t, 1e6-140, left())
 }

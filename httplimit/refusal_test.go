@@ -65,14 +65,9 @@ func TestRefusalsComeAsTheClientAccepts(t *testing.T) {
 		require.Contains(t, w.Body.String(), "perUser: 3 per minute; retry in 20 s")
 		require.Equal(t, "20", w.Header().Get("Retry-After"))
 	}
-}
-
-func TestHeadGetsNoBody(t *testing.T) {
-	t.Parallel()
-	b := setup(t)
-	r := request(t)
-	r.Method = http.MethodHead
-	w := do(b.spent(t, httplimit.Config{}), r)
+	head := request(t)
+	head.Method = http.MethodHead
+	w := do(handler, head)
 	require.Equal(t, http.StatusTooManyRequests, w.Code)
 	require.Empty(t, w.Body.String())
 	require.Equal(t, "20", w.Header().Get("Retry-After"))
@@ -106,19 +101,6 @@ func TestRefuseMayAnswerInItsOwnWay(t *testing.T) {
 	require.Equal(t, http.StatusUnauthorized, w.Code)
 	require.Equal(t, "Bearer", w.Header().Get("WWW-Authenticate"))
 	require.Contains(t, w.Body.String(), "send a token")
-}
-
-// TestSetReplacesTheFields promises the fields of the last decision, and none of no decision.
-func TestSetReplacesTheFields(t *testing.T) {
-	t.Parallel()
-	b, header := setup(t), http.Header{"Ratelimit": {"of another decision"}}
-	httplimit.DraftHeaders.Set(header, ratelimit.Decision{})
-	require.Len(t, header, 1)
-	d, err := b.limiter.Take(t.Context(), everyone.Global())
-	require.NoError(t, err)
-	httplimit.DraftHeaders.Set(header, d)
-	httplimit.DraftHeaders.Set(header, d)
-	require.Equal(t, http.Header{"Ratelimit-Policy": {`"everyone";q=1000;w=86400`}, "Ratelimit": {`"everyone";r=999;t=86314`}}, header)
 }
 
 var errOwn = errors.New("the recipient does not exist")
@@ -193,7 +175,8 @@ func TestRespondBehindAMiddleware(t *testing.T) {
 	require.Equal(t, "6", w.Header().Get("Retry-After"))
 }
 
-// TestRespondTellsFailuresFromTheHandlersErrors promises which errors Respond answers, and which errors it leaves to the handler.
+// TestRespondTellsFailuresFromTheHandlersErrors promises which errors Respond answers, and which errors it leaves to the handler. The
+// log holds mistakes in the program and failures of the store, which the client does not see, but neither refusals nor bad requests.
 func TestRespondTellsFailuresFromTheHandlersErrors(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -219,7 +202,7 @@ func TestRespondTellsFailuresFromTheHandlersErrors(t *testing.T) {
 		"Unknown":    {responding(b.limiter, fails(ratelimit.ErrCommitUnknown), perUser.For("h")), 500, "own: ratelimit: the outcome", ""},
 	} {
 		for _, around := range []bool{false, true} {
-			handler := c.handler
+			handler, logged := c.handler, len(b.log.String())
 			if around {
 				handler = b.limited(t, limits(httplimit.Limit{Limit: everyone, Global: true}), handler)
 			}
@@ -231,8 +214,13 @@ func TestRespondTellsFailuresFromTheHandlersErrors(t *testing.T) {
 				require.Equal(t, "no-store", w.Header().Get("Cache-Control"), name)
 				require.NotEmpty(t, w.Header().Get("RateLimit"), "%s: what the middleware has stated stays", name)
 			}
+			if around {
+				require.Equal(t, c.status == 503, len(b.log.String()) > logged, name)
+			}
+			require.NotContains(t, w.Body.String(), "0 limits", name)
 		}
 	}
+	require.Contains(t, b.log.String(), "the call asks for 0 limits")
 }
 
 // TestRespondWhenTheRequestHasEnded promises 503 for a request whose deadline has passed.
@@ -250,24 +238,6 @@ func TestRespondWhenTheRequestHasEnded(t *testing.T) {
 	require.False(t, httplimit.Respond(nil, request(t).WithContext(ended), errOwn))
 	unknown := fmt.Errorf("%w: %w", ratelimit.ErrCommitUnknown, context.DeadlineExceeded)
 	require.False(t, httplimit.Respond(nil, request(t).WithContext(ended), unknown), "the work may be done")
-}
-
-// TestRespondLogsFailures promises that the log holds mistakes in the program and failures of the store, which the client does not
-// see, but neither refusals nor bad requests.
-func TestRespondLogsFailures(t *testing.T) {
-	t.Parallel()
-	b := setup(t)
-	config := limits(httplimit.Limit{Limit: everyone, Global: true})
-	for _, handler := range []http.Handler{
-		responding(b.limiter, works, perUser.For("a").Cost(3)), responding(b.limiter, works, perUser.For("a")), responding(b.limiter, works, perUser.For("")),
-	} {
-		do(b.limited(t, config, handler), request(t))
-	}
-	require.Empty(t, b.log.String())
-	w := do(b.limited(t, config, responding(b.limiter, works)), request(t))
-	require.Equal(t, http.StatusServiceUnavailable, w.Code)
-	require.Contains(t, b.log.String(), "the call asks for 0 limits")
-	require.NotContains(t, w.Body.String(), "0 limits")
 }
 
 // merging is a handler that takes what the requests cost by itself, one after the other, and merges each decision.
@@ -367,18 +337,19 @@ func TestNestedMiddlewaresStateTheTightest(t *testing.T) {
 	require.Equal(t, "1000", w.Header().Get("X-RateLimit-Limit"), "in another form it stands alone")
 }
 
-// TestMergeWithoutAMiddleware promises what DraftHeaders.Set does, and the longest Retry-After.
+// TestMergeWithoutAMiddleware promises the fields of the last decision, and the longest Retry-After.
 func TestMergeWithoutAMiddleware(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	b.take(t, perUser.For("ada").Cost(3))
 	for there, want := range map[string]string{"": "20", "40": "40", "3": "20", "Mon, 09 Mar 2026 10:00:40 GMT": "20"} {
-		handler := b.merging(t, perUser.For("ada"))
+		handler := b.merging(t, everyone.Global(), perUser.For("ada"))
 		w := do(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			w.Header().Set("Retry-After", there)
 			handler.ServeHTTP(w, r)
 		}), request(t))
 		require.Equal(t, want, w.Header().Get("Retry-After"))
-		require.Equal(t, `"perUser";r=0;t=20`, w.Header().Get("RateLimit"))
+		require.Equal(t, []string{`"perUser";r=0;t=20`}, w.Header().Values("RateLimit"))
+		require.Equal(t, []string{`"perUser";q=3;w=60`}, w.Header().Values("RateLimit-Policy"))
 	}
 }
