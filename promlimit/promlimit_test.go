@@ -91,21 +91,13 @@ func TestMetrics(t *testing.T) {
 	for _, e := range story() {
 		observer.Observe(t.Context(), e)
 	}
+	problems, err := testutil.GatherAndLint(registry)
+	require.NoError(t, err)
+	require.Empty(t, problems, "it keeps the conventions of Prometheus")
 	w := httptest.NewRecorder()
 	promhttp.HandlerFor(registry, promhttp.HandlerOpts{}).ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/metrics", http.NoBody))
 	require.Equal(t, http.StatusOK, w.Code)
 	golden.Equal(t, "metrics.txt", regexp.MustCompile(`(?m)^(\w+_timestamp_seconds) .*$`).ReplaceAllString(w.Body.String(), "$1 …"))
-}
-
-func TestKeepsTheConventions(t *testing.T) {
-	t.Parallel()
-	observer, registry := setup(t, promlimit.Config{})
-	for _, e := range story() {
-		observer.Observe(t.Context(), e)
-	}
-	problems, err := testutil.GatherAndLint(registry)
-	require.NoError(t, err)
-	require.Empty(t, problems)
 }
 
 // However many limits there are, and on however many goroutines they come, the series are bounded.

@@ -2,7 +2,6 @@ package rpclimit_test
 
 import (
 	"math"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -12,45 +11,19 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// plans are the rules of plans, which change while the program runs.
-type plans struct {
-	of atomic.Pointer[map[string]*ratelimit.Ruling]
-}
+// plans are the rules of plans of perUser.
+type plans map[string]*ratelimit.Ruling
 
-func (p *plans) RulingFor(_ ratelimit.Limit, plan, _ string) *ratelimit.Ruling {
-	if rules := p.of.Load(); rules != nil {
-		return (*rules)[plan]
-	}
-	return nil
-}
+func (p plans) RulingFor(_ ratelimit.Limit, plan, _ string) *ratelimit.Ruling { return p[plan] }
 
-func (p *plans) RulingsOf(string) (all []*ratelimit.Ruling) {
-	for _, rule := range *p.of.Load() {
-		all = append(all, rule)
-	}
-	return all
-}
+func (plans) RulingsOf(string) []*ratelimit.Ruling { return nil }
 
-// set states how much each plan of perUser has an hour.
-func (p *plans) set(t *testing.T, perHour map[string]float64) {
+// set states what holds for a plan.
+func (p plans) set(t *testing.T, plan string, era ratelimit.Era) {
 	t.Helper()
-	eras := make(map[string]ratelimit.Era)
-	for plan, rate := range perHour {
-		eras[plan] = ratelimit.Era{Policy: ratelimit.PerHour(rate)}
-	}
-	p.setEras(t, eras)
-}
-
-// setEras states what holds for each plan of perUser.
-func (p *plans) setEras(t *testing.T, eras map[string]ratelimit.Era) {
-	t.Helper()
-	rules := make(map[string]*ratelimit.Ruling)
-	for plan, era := range eras {
-		rule, err := ratelimit.NewRuling(perUser, ratelimit.RulingConfig{Name: plan, Eras: []ratelimit.Era{era}})
-		require.NoError(t, err)
-		rules[plan] = rule
-	}
-	p.of.Store(&rules)
+	rule, err := ratelimit.NewRuling(perUser, ratelimit.RulingConfig{Name: plan, Eras: []ratelimit.Era{era}})
+	require.NoError(t, err)
+	p[plan] = rule
 }
 
 // descriptions returns the text about each limit that refused.
@@ -64,7 +37,7 @@ func descriptions(r *rpclimit.RejectionError) (all []string) {
 // TestPoliciesDecide promises that a call is answered by the policy of its plan at that time.
 func TestPoliciesDecide(t *testing.T) {
 	t.Parallel()
-	p := &plans{}
+	p := plans{}
 	b := setupWith(t, p)
 	ask := func(user, plan string, cost float64) *rpclimit.RejectionError {
 		_, _, err := b.gate.Unary(t.Context(), call{requests: []ratelimit.Request{perUser.For(user).Plan(plan).Cost(cost)}}, nil)
@@ -74,13 +47,14 @@ func TestPoliciesDecide(t *testing.T) {
 		return rejectionOf(t, err)
 	}
 	require.Equal(t, rpclimit.InvalidArgument, ask("ada", "pro", 7).Code, "the code's holds 2")
-	p.set(t, map[string]float64{"pro": 10, "free": 5})
+	p.set(t, "pro", ratelimit.Era{Policy: ratelimit.PerHour(10)})
+	p.set(t, "free", ratelimit.Era{Policy: ratelimit.PerHour(5)})
 	require.Nil(t, ask("ada", "pro", 7))
 	require.Equal(t, []string{"perUser: 10 per hour"}, descriptions(ask("ada", "pro", 7)))
 	require.Equal(t, "COST_EXCEEDS_CAPACITY", ask("bob", "free", 7).Reason)
 	require.Nil(t, ask("bob", "free", 5))
 	require.Equal(t, []string{"perUser: 5 per hour"}, descriptions(ask("bob", "free", 5)))
-	p.set(t, map[string]float64{"pro": 6})
+	p.set(t, "pro", ratelimit.Era{Policy: ratelimit.PerHour(6)})
 	require.Equal(t, "COST_EXCEEDS_CAPACITY", ask("ada", "pro", 7).Reason)
 }
 
@@ -111,9 +85,10 @@ func TestAPauseIsNamedSo(t *testing.T) {
 // mode are reported.
 func TestModesRefuseNobody(t *testing.T) {
 	t.Parallel()
-	p := &plans{}
+	p := plans{}
 	b := setupWith(t, p)
-	p.setEras(t, map[string]ratelimit.Era{"tried": {Mode: ratelimit.Shadow}, "off": {Mode: ratelimit.Off}})
+	p.set(t, "tried", ratelimit.Era{Mode: ratelimit.Shadow})
+	p.set(t, "off", ratelimit.Era{Mode: ratelimit.Off})
 	for range 3 {
 		require.Equal(t, rpclimit.OK, b.admit(t.Context(), perUser.For("ada").Plan("tried")))
 	}

@@ -8,8 +8,6 @@ import (
 	"net"
 	"slices"
 	"strings"
-	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -138,23 +136,20 @@ func TestRequestsOfRules(t *testing.T) {
 			nil,
 		},
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			d := ratelimit.Decided{Verb: c.verb, Decision: ratelimit.Decision{Allowed: c.allowed, States: c.states}}
-			var got []string
-			telemetry.Measure(d, func(i int, _ float64, labels ...string) {
-				if telemetry.Instruments()[i].Prometheus == "ratelimit_rule_requests_total" {
-					got = append(got, labels[1]+" "+labels[2])
-				}
-			})
-			require.Equal(t, c.want, got)
-			require.Equal(t, c.result, telemetry.Result(d))
-			require.Equal(t, c.limit, telemetry.Limit(d.Decision))
-			refused, wouldRefuse := telemetry.Refusing(d.Decision)
-			require.Equal(t, c.refused, refused)
-			require.Equal(t, c.wouldRefuse, wouldRefuse)
-			require.Equal(t, strings.HasSuffix(c.result, "paused"), telemetry.IsPaused(d.Decision))
+		d := ratelimit.Decided{Verb: c.verb, Decision: ratelimit.Decision{Allowed: c.allowed, States: c.states}}
+		var got []string
+		telemetry.Measure(d, func(i int, _ float64, labels ...string) {
+			if telemetry.Instruments()[i].Prometheus == "ratelimit_rule_requests_total" {
+				got = append(got, labels[1]+" "+labels[2])
+			}
 		})
+		require.Equal(t, c.want, got, name)
+		require.Equal(t, c.result, telemetry.Result(d), name)
+		require.Equal(t, c.limit, telemetry.Limit(d.Decision), name)
+		refused, wouldRefuse := telemetry.Refusing(d.Decision)
+		require.Equal(t, c.refused, refused, name)
+		require.Equal(t, c.wouldRefuse, wouldRefuse, name)
+		require.Equal(t, strings.HasSuffix(c.result, "paused"), telemetry.IsPaused(d.Decision), name)
 	}
 }
 
@@ -178,14 +173,11 @@ func TestFailure(t *testing.T) {
 	}
 }
 
-func TestAnswer(t *testing.T) {
+// TestNames promises the names of answers and of loaded rules.
+func TestNames(t *testing.T) {
 	t.Parallel()
 	require.Equal(t, "bad_key", telemetry.Answer(ratelimit.Answered{Result: "bad_key"}))
 	require.Equal(t, "shadow_bad_key", telemetry.Answer(ratelimit.Answered{Result: "bad_key", Shadow: true}))
-}
-
-func TestLoad(t *testing.T) {
-	t.Parallel()
 	require.Equal(t, "loaded", telemetry.Load(ratelimit.RulesLoaded{Version: 3}))
 	require.Equal(t, "kept", telemetry.Load(ratelimit.RulesLoaded{Version: 3, Kept: 1, Err: io.EOF}))
 	require.Equal(t, "failed", telemetry.Load(ratelimit.RulesLoaded{Version: 3, Err: io.EOF}))
@@ -313,23 +305,16 @@ func TestInstruments(t *testing.T) {
 }
 
 // stored is the one rule there is, which changes while the program runs.
-type stored struct {
-	rule atomic.Pointer[ratelimit.Ruling]
-}
+type stored struct{ rule *ratelimit.Ruling }
 
-func (s *stored) RulingFor(ratelimit.Limit, string, string) *ratelimit.Ruling { return s.rule.Load() }
+func (s *stored) RulingFor(ratelimit.Limit, string, string) *ratelimit.Ruling { return s.rule }
 
-func (s *stored) RulingsOf(string) []*ratelimit.Ruling { return []*ratelimit.Ruling{s.rule.Load()} }
+func (*stored) RulingsOf(string) []*ratelimit.Ruling { return nil }
 
 // told remembers what became of requests.
-type told struct {
-	mu  sync.Mutex
-	all []string
-}
+type told struct{ all []string }
 
 func (o *told) Observe(_ context.Context, event ratelimit.Event) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
 	if d, ok := event.(ratelimit.Decided); ok {
 		for i, request := range requests(d) {
 			o.all = append(o.all, d.Decision.States[i].Rule+" "+request)
@@ -355,13 +340,11 @@ func TestWhatDecidedIsTold(t *testing.T) {
 		{Name: "paused", PausedUntil: now.Add(time.Minute)},
 		{Name: "window", Eras: []ratelimit.Era{{Policy: ofOne}}, PausedUntil: now.Add(time.Minute)},
 	} {
-		s.rule.Store(nil)
 		if config != nil {
-			rule, err := ratelimit.NewRuling(perUser, *config)
+			s.rule, err = ratelimit.NewRuling(perUser, *config)
 			require.NoError(t, err)
-			s.rule.Store(rule)
 		}
-		_, err := limiter.Take(t.Context(), perUser.For("ada"))
+		_, err = limiter.Take(t.Context(), perUser.For("ada"))
 		require.NoError(t, err)
 	}
 	require.Equal(t, []string{
