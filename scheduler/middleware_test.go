@@ -219,31 +219,6 @@ func TestTurnsOfNoReservation(t *testing.T) {
 	require.Equal(t, time.Second, requireSnoozed(t, free.Work(t.Context(), &rivertype.JobRow{}, mustNotRun)), "by a MaxReserved")
 }
 
-// TestAPausedLimit promises that a job whose limit is paused waits for the end of the pause, whether it was enqueued before or later.
-func TestAPausedLimit(t *testing.T) {
-	t.Parallel()
-	clock := ratelimittest.NewClock()
-	rule, err := ratelimit.NewRuling(daily, ratelimit.RulingConfig{Name: "daily", PausedUntil: clock.Now().Add(time.Minute)})
-	require.NoError(t, err)
-	paused := false
-	limiter, err := ratelimit.New(ratelimittest.NewDB(), ratelimit.Config{AsOf: clock.Now, Policies: ruling(func() *ratelimit.Ruling {
-		if paused {
-			return rule
-		}
-		return nil
-	})})
-	require.NoError(t, err)
-	before, _ := reservedJob(t, limiter, daily.Global())
-	paused = true
-	after, _ := reservedJob(t, limiter, daily.Global())
-	worker := workerOf(t, limiter, scheduler.Config{TakeUpEarly: -1})
-	for _, job := range []*rivertype.JobRow{before, after} {
-		require.Equal(t, time.Minute+time.Millisecond, requireSnoozed(t, worker.Work(t.Context(), job, nil)))
-	}
-	clock.Advance(time.Minute)
-	require.NoError(t, worker.Work(t.Context(), before, func(context.Context) error { return nil }))
-}
-
 // ruling is the one rule of all limits.
 type ruling func() *ratelimit.Ruling
 

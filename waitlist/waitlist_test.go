@@ -113,12 +113,17 @@ func (s stand) fill() (held []ratelimit.Lease) {
 	return held
 }
 
+// acquire acquires a slot by the list.
+func (s stand) acquire() error {
+	_, err := s.list.Acquire(s.Context(), exports.For("acme"))
+	return err
+}
+
 func TestAcquire(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]func(s stand){
 		"A free slot is given at once, and nobody stands in line": func(s stand) {
-			_, err := s.list.Acquire(s.Context(), exports.For("acme"))
-			require.NoError(s, err)
+			require.NoError(s, s.acquire())
 			value, err := s.limiter.Value(s.Context(), s.list.Limits()[1].For("acme"))
 			require.NoError(s, err)
 			require.Empty(s, value.Leases())
@@ -136,10 +141,7 @@ func TestAcquire(t *testing.T) {
 				return nil
 			})
 			synctest.Wait()
-			g.Go(func() error {
-				_, err := s.list.Acquire(s.Context(), exports.For("acme"))
-				return err
-			})
+			g.Go(s.acquire)
 			time.Sleep(5 * time.Second)
 			require.NoError(s, s.list.Release(s.Context(), held[0], exports.For("acme")))
 			require.NoError(s, g.Wait())
@@ -148,8 +150,7 @@ func TestAcquire(t *testing.T) {
 			held := s.fill()
 			time.AfterFunc(3*time.Second, func() { _ = s.limiter.Release(s.Context(), held[0].ID) })
 			begun := time.Now()
-			_, err := s.list.Acquire(s.Context(), exports.For("acme"))
-			require.NoError(s, err)
+			require.NoError(s, s.acquire())
 			require.InDelta(s, 3*time.Second, time.Since(begun), float64(150*time.Millisecond))
 		},
 		"It waits for the tokens of other limits, and takes them with the slot": func(s stand) {
@@ -167,10 +168,7 @@ func TestAcquire(t *testing.T) {
 		"A place in the line that was lost is taken again": func(s stand) {
 			held := s.fill()
 			var g errgroup.Group
-			g.Go(func() error {
-				_, err := s.list.Acquire(s.Context(), exports.For("acme"))
-				return err
-			})
+			g.Go(s.acquire)
 			synctest.Wait()
 			line := s.list.Limits()[1].For("acme")
 			require.NoError(s, s.limiter.Reset(s.Context(), line))
