@@ -79,6 +79,7 @@ type table struct {
 	pgx.Tx // the methods that this test does not call
 
 	inserted, committed []any
+	conflicts           int // how many commits are lost to another transaction
 }
 
 func (*table) Conn() *pgx.Conn                                          { return nil }
@@ -86,6 +87,10 @@ func (t *table) BeginTx(context.Context, pgx.TxOptions) (pgx.Tx, error) { return
 func (t *table) Rollback(context.Context) error                         { t.inserted = nil; return nil }
 
 func (t *table) Commit(context.Context) error {
+	if t.conflicts > 0 {
+		t.conflicts, t.inserted = t.conflicts-1, nil
+		return &pgconn.PgError{Code: "40001", SeverityUnlocalized: "ERROR"}
+	}
 	t.committed, t.inserted = append(t.committed, t.inserted...), nil
 	return nil
 }
@@ -113,6 +118,10 @@ func TestGuideDouble(t *testing.T) {
 	require.ErrorIs(t, send("hello?", 6), ratelimit.ErrLimited)
 	require.Equal(t, []any{"hello"}, rows.committed)
 	holds(t, limiter, 4, ten.For("ada"))
+	rows.conflicts = 1 // the take is undone, and the function runs again
+	require.NoError(t, send("again", 3))
+	require.Equal(t, []any{"hello", "again"}, rows.committed)
+	holds(t, limiter, 1, ten.For("ada"))
 }
 
 // TestGuide checks that each line of Go in docs/testing.md is in this file, except lines that need a server or a mock.

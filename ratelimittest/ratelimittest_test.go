@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sync/errgroup"
 
@@ -124,72 +123,31 @@ func TestTransactions(t *testing.T) {
 	})
 }
 
-func TestSQL(t *testing.T) {
+// SQL in a transaction in memory fails, and the transaction with it.
+func TestSQLHasNoDatabase(t *testing.T) {
 	t.Parallel()
-
-	t.Run("HasNoDatabase", func(t *testing.T) {
-		t.Parallel()
-		ctx := t.Context()
-		limiter := ratelimittest.New(t, nil)
-		batch := &pgx.Batch{}
-		batch.Queue(`SELECT 1`)
-		for name, statement := range map[string]func(tx pgx.Tx) error{
-			"Exec": func(tx pgx.Tx) error { _, err := tx.Exec(ctx, `SELECT 1`); return err },
-			"Query": func(tx pgx.Tx) error {
-				_, err := tx.Query(ctx, `SELECT 1`) //nolint:sqlclosecheck // it fails
-				return err
-			},
-			"QueryRow":  func(tx pgx.Tx) error { return tx.QueryRow(ctx, `SELECT 1`).Scan() },
-			"Prepare":   func(tx pgx.Tx) error { _, err := tx.Prepare(ctx, "", `SELECT 1`); return err },
-			"CopyFrom":  func(tx pgx.Tx) error { _, err := tx.CopyFrom(ctx, nil, nil, nil); return err },
-			"SendBatch": func(tx pgx.Tx) error { return tx.SendBatch(ctx, batch).Close() },
-		} {
-			err := limiter.InTx(ctx, func(tx pgx.Tx) error {
-				takes(ctx, t, limiter.WithTx(tx), ten.For(name))
-				return statement(tx)
-			})
-			require.ErrorIs(t, err, ratelimittest.ErrNoDatabase, name)
-			holds(t, limiter, 10, ten.For(name))
-		}
-	})
-
-	// If the COMMIT in the other database conflicts, the take is undone, and the function runs again.
-	t.Run("OfAnotherConflicts", func(t *testing.T) {
-		t.Parallel()
-		limiter, err := ratelimit.New(ratelimittest.NewDBWith(&conflicting{DB: ratelimittest.NewDB()}), ratelimit.Config{AsOf: ratelimittest.NewClock().Now})
-		require.NoError(t, err)
-		runs := 0
-		require.NoError(t, limiter.InTx(t.Context(), func(tx pgx.Tx) error {
-			runs++
-			takes(t.Context(), t, limiter.WithTx(tx), ten.For("key"))
-			return nil
-		}))
-		require.Equal(t, 2, runs)
-		holds(t, limiter, 9, ten.For("key"))
-	})
-}
-
-// conflicting is a database whose first COMMIT loses against another transaction.
-type conflicting struct {
-	*ratelimittest.DB
-
-	begun int
-}
-
-func (c *conflicting) BeginTx(ctx context.Context, options pgx.TxOptions) (pgx.Tx, error) {
-	tx, err := c.DB.BeginTx(ctx, options)
-	c.begun++
-	if c.begun == 1 {
-		tx = lost{tx}
+	ctx := t.Context()
+	limiter := ratelimittest.New(t, nil)
+	batch := &pgx.Batch{}
+	batch.Queue(`SELECT 1`)
+	for name, statement := range map[string]func(tx pgx.Tx) error{
+		"Exec": func(tx pgx.Tx) error { _, err := tx.Exec(ctx, `SELECT 1`); return err },
+		"Query": func(tx pgx.Tx) error {
+			_, err := tx.Query(ctx, `SELECT 1`) //nolint:sqlclosecheck // it fails
+			return err
+		},
+		"QueryRow":  func(tx pgx.Tx) error { return tx.QueryRow(ctx, `SELECT 1`).Scan() },
+		"Prepare":   func(tx pgx.Tx) error { _, err := tx.Prepare(ctx, "", `SELECT 1`); return err },
+		"CopyFrom":  func(tx pgx.Tx) error { _, err := tx.CopyFrom(ctx, nil, nil, nil); return err },
+		"SendBatch": func(tx pgx.Tx) error { return tx.SendBatch(ctx, batch).Close() },
+	} {
+		err := limiter.InTx(ctx, func(tx pgx.Tx) error {
+			takes(ctx, t, limiter.WithTx(tx), ten.For(name))
+			return statement(tx)
+		})
+		require.ErrorIs(t, err, ratelimittest.ErrNoDatabase, name)
+		holds(t, limiter, 10, ten.For(name))
 	}
-	return tx, err
-}
-
-// lost is a transaction that has lost.
-type lost struct{ pgx.Tx }
-
-func (l lost) Commit(ctx context.Context) error {
-	return errors.Join(&pgconn.PgError{Code: "40001", SeverityUnlocalized: "ERROR"}, l.Rollback(ctx))
 }
 
 // In a bubble of package synctest, a call that waits for a row takes no real time until its timeout.
