@@ -132,24 +132,17 @@ func TestDecision(t *testing.T) {
 	}
 }
 
-// valueAt returns the Value of a bucket at at, from which cost was reserved some time before.
-func valueAt(t *testing.T, request ratelimit.Request, before time.Duration) ratelimit.Value {
-	t.Helper()
-	now := at.Add(-before)
-	limiter, err := ratelimit.New(ratelimittest.NewDB(), ratelimit.Config{AsOf: func() time.Time { return now }})
-	require.NoError(t, err)
-	_, err = limiter.Reserve(t.Context(), request)
-	require.NoError(t, err)
-	now = at
-	v, err := limiter.Value(t.Context(), request)
-	require.NoError(t, err)
-	return v
-}
-
 // A Value says what the bucket holds at any instant, and when it can give a cost.
 func TestValue(t *testing.T) {
 	t.Parallel()
-	v := valueAt(t, ratelimit.Define("projected", ratelimit.TokenBucket{Rate: 10, Period: time.Minute, Capacity: 20}).For("a").Cost(25), 6*time.Second)
+	clock, request := ratelimittest.NewClock(), ratelimit.Define("projected", tokens{Rate: 10, Period: time.Minute, Capacity: 20}).For("a")
+	clock.Set(at.Add(-6 * time.Second))
+	limiter := ratelimittest.New(t, clock)
+	_, err := limiter.Reserve(t.Context(), request.Cost(25))
+	require.NoError(t, err)
+	clock.Set(at)
+	v, err := limiter.Value(t.Context(), request)
+	require.NoError(t, err)
 	require.True(t, v.AsOf.Equal(at))
 	for instant, want := range map[time.Time]float64{
 		at: -4, at.Add(24 * time.Second): 0, at.Add(54 * time.Second): 5, at.Add(time.Hour): 20,

@@ -42,13 +42,14 @@ func (*endingTx) Conn() *pgx.Conn { return nil }
 
 func (tx *endingTx) Begin(context.Context) (pgx.Tx, error) { return tx, nil }
 
-// beginningPool is a pool that begins one transaction.
+// beginningPool is a pool that begins one transaction, or fails to.
 type beginningPool struct {
 	Pool
-	tx pgx.Tx
+	tx  pgx.Tx
+	err error
 }
 
-func (p *beginningPool) BeginTx(context.Context, pgx.TxOptions) (pgx.Tx, error) { return p.tx, nil }
+func (p *beginningPool) BeginTx(context.Context, pgx.TxOptions) (pgx.Tx, error) { return p.tx, p.err }
 
 // A COMMIT has an unknown outcome unless the server itself refused it.
 func TestACommitThatFailsIsUnknownUnlessTheServerRefusedIt(t *testing.T) {
@@ -241,18 +242,11 @@ func TestARememberedRefusalIsToldInTheOrderAsked(t *testing.T) {
 	require.InDelta(t, 50, d.States[1].Remaining, 1)
 }
 
-// beginningNothing is a pool that begins no transaction.
-type beginningNothing struct {
-	answering
-	err error
-}
-
-func (p *beginningNothing) BeginTx(context.Context, pgx.TxOptions) (pgx.Tx, error) { return nil, p.err }
-
 // The Observer receives a Failed if prefetched tokens cannot be returned.
 func TestTokensThatCannotBeReturnedAreReported(t *testing.T) {
 	t.Parallel()
-	pool, heard := &beginningNothing{answering{rows: oneRow{allowed: true, value: 1e12}}, errors.New("there is no server")}, &heardEvents{}
+	heard := &heardEvents{}
+	pool := &beginningPool{Pool: &answering{rows: oneRow{allowed: true, value: 1e12}}, err: errors.New("there is no server")}
 	limiter, err := New(pool, Config{Observer: heard})
 	require.NoError(t, err)
 	request := Define("hot", TokenBucket{Rate: 1e6, Period: time.Second, Capacity: 1e12, Prefetch: time.Hour}).For("alice")
