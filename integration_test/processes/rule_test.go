@@ -23,70 +23,60 @@ type decided struct {
 	rules  int64 // the version of the stored rules that the program knew before the call
 }
 
-// program is a program with a pool and a Limiter of its own, whose workers take as fast as they can until it ends.
+// program is a program with a pool and a Limiter of its own, whose workers take as fast as they can until it ends. It learns of rules by
+// notifications only.
 type program struct {
-	stop  context.CancelFunc
-	ended chan struct{}
-	err   error
+	stop    context.CancelFunc
+	running sync.WaitGroup
+	err     error // of the workers
 
 	mu        sync.Mutex
 	decisions []decided
 }
 
-// programWorkers is how many workers a program has.
-const programWorkers = 5
-
-// startProgram starts a program, which ends with the test at the latest. take makes the call of a worker, and returns the version of the
-// rules that were known before.
-func startProgram(t *testing.T, take func() (d ratelimit.Decision, rules int64, err error)) *program {
+// startProgram starts a program, which ends with the test at the latest.
+func startProgram(t *testing.T, url string) *program {
 	t.Helper()
+	w := world.Open(t, url)
+	set, err := rules.NewSet(w.Pool, rules.Config{Poll: time.Hour})
+	require.NoError(t, err)
+	limiter, limit := w.With(t, ratelimit.Config{Policies: set}), ratelimit.Define("api", ratelimit.PerHour(7)) // by which nothing decides
 	ctx, stop := context.WithCancel(t.Context())
-	p := &program{stop: stop, ended: make(chan struct{})}
-	go func() {
-		defer close(p.ended)
-		p.err = atonce.Do(programWorkers, func(int) error {
+	p := &program{stop: stop}
+	t.Cleanup(func() { _ = p.end() })
+	p.running.Go(func() { _ = set.Run(ctx) })
+	world.Eventually(t, "the rules are loaded", func() bool { return set.Version() > 0 })
+	p.running.Go(func() {
+		p.err = atonce.Do(5, func(int) error {
 			for ctx.Err() == nil {
-				d, rules, err := take()
+				version := set.Version()
+				d, err := limiter.Take(t.Context(), limit.For("ada"))
 				if err != nil {
 					return err
 				}
 				p.mu.Lock()
-				p.decisions = append(p.decisions, decided{d.At.UnixMicro(), d.States[0].Limit.Policy().String(), rules})
+				p.decisions = append(p.decisions, decided{d.At.UnixMicro(), d.States[0].Limit.Policy().String(), version})
 				p.mu.Unlock()
 			}
 			return nil
 		})
-	}()
-	t.Cleanup(func() { _ = p.end() })
+	})
 	return p
 }
 
 func (p *program) end() error {
 	p.stop()
-	<-p.ended
+	p.running.Wait()
 	return p.err
 }
 
-// await returns when the program has made n more decisions that are as asked for. A program that ends earlier fails the test.
-func (p *program) await(t *testing.T, n int, is func(decided) bool) {
+// await returns when the program has made a decision as asked for.
+func (p *program) await(t *testing.T, is func(decided) bool) {
 	t.Helper()
-	p.mu.Lock()
-	seen := len(p.decisions)
-	p.mu.Unlock()
 	world.Eventually(t, "the program has decided", func() bool {
 		p.mu.Lock()
 		defer p.mu.Unlock()
-		for ; seen < len(p.decisions); seen++ {
-			if is(p.decisions[seen]) {
-				n--
-			}
-		}
-		select {
-		case <-p.ended:
-			require.LessOrEqual(t, n, 0, "the program has ended: %v", p.err)
-		default:
-		}
-		return n <= 0
+		return len(p.decisions) > 0 && is(p.decisions[len(p.decisions)-1])
 	})
 }
 
@@ -121,25 +111,6 @@ func requireKept(t *testing.T, eras []ruleEra, decisions []decided) []int {
 	return count
 }
 
-// ruled starts a program that learns of rules by notifications only.
-func ruled(t *testing.T, url string) *program {
-	t.Helper()
-	w := world.Open(t, url)
-	set, err := rules.NewSet(w.Pool, rules.Config{Poll: time.Hour})
-	require.NoError(t, err)
-	ctx, cancel := context.WithCancel(t.Context())
-	var running sync.WaitGroup
-	running.Go(func() { _ = set.Run(ctx) })
-	t.Cleanup(func() { cancel(); running.Wait() })
-	world.Eventually(t, "the rules are loaded", func() bool { return set.Version() > 0 })
-	limiter, limit := w.With(t, ratelimit.Config{Policies: set}), ratelimit.Define("api", ratelimit.PerHour(7)) // by which nothing decides
-	return startProgram(t, func() (d ratelimit.Decision, version int64, err error) {
-		version = set.Version()
-		d, err = limiter.Take(t.Context(), limit.For("ada"))
-		return d, version, err
-	})
-}
-
 // Three programs take as fast as they can. Meanwhile the rule of their limit changes, in its numbers and its kind, and the key has
 // another plan for a while. TestAHistoryOfChangesCountsEveryToken counts the tokens of such changes.
 func TestPoliciesChangeInAllProgramsAtOneInstant(t *testing.T) {
@@ -158,7 +129,7 @@ func TestPoliciesChangeInAllProgramsAtOneInstant(t *testing.T) {
 		require.NoError(t, err)
 		eras = append(eras, ruleEra{policy.String(), applied.From, applied.Version})
 		for _, p := range programs {
-			p.await(t, 1, func(d decided) bool { return d.at > applied.From.Add(span).UnixMicro() && d.rules >= applied.Version })
+			p.await(t, func(d decided) bool { return d.at > applied.From.Add(span).UnixMicro() && d.rules >= applied.Version })
 		}
 	}
 	bucket := func(rate float64) ratelimit.Policy { return ratelimit.TokenBucket{Rate: rate, Period: 5 * time.Second} }
@@ -168,7 +139,7 @@ func TestPoliciesChangeInAllProgramsAtOneInstant(t *testing.T) {
 	}
 	put(store(-1), rules.Rule{Limit: "api", Policy: bucket(100)})
 	for range 3 {
-		programs = append(programs, ruled(t, w.URL()))
+		programs = append(programs, startProgram(t, w.URL()))
 	}
 	ahead := store(lead)
 	window := ratelimit.FixedWindow{Rate: 50, Period: 100 * time.Millisecond, Capacity: 1000, Start: noon}
