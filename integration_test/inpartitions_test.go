@@ -3,6 +3,7 @@ package integration_test
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"hash/fnv"
 	"os"
@@ -132,46 +133,32 @@ func TestPartitionBesideTraffic(t *testing.T) {
 	ctx := t.Context()
 	b := setup(t, func(c *pgxpool.Config) { c.MaxConns = 12 })
 	b.exec(t, `INSERT INTO ratelimit.buckets SELECT 'idle', 'k' || n, 0, 1, 1 FROM generate_series(1, 5000) AS n`)
-	limits := []ratelimit.Limit{
-		ratelimit.Define("alone", hoard(capacity)), ratelimit.Define("shared", hoard(capacity)),
-		ratelimit.Define("window", ratelimit.SlidingWindow{Rate: capacity, Period: century}),
-	}
+	alone, shared := ratelimit.Define("alone", hoard(capacity)), ratelimit.Define("shared", hoard(capacity)).For("all")
+	window := ratelimit.Define("window", ratelimit.SlidingWindow{Rate: capacity, Period: century})
 	numbers := []int{5, 2, 1, 3}
 	if server18(t, b.pool) { // there no Limiter may go on that has found one table
 		require.NoError(t, migrations.Partition(ctx, b.pool, migrations.Config{Partitions: numbers[0]}))
 		numbers = []int{2, 4, 3}
 	}
-	taken := make([]int, workers)
-	require.NoError(t, atonce.Do(workers+1, func(worker int) error {
-		if worker == workers {
-			for _, n := range numbers {
-				if err := migrations.Partition(ctx, b.pool, migrations.Config{Partitions: n}); err != nil {
-					return err
-				}
-			}
-			return nil
+	partitioned := make(chan error, 1)
+	go func() {
+		var err error
+		for _, n := range numbers {
+			err = errors.Join(err, migrations.Partition(ctx, b.pool, migrations.Config{Partitions: n}))
 		}
+		partitioned <- err
+	}()
+	require.NoError(t, atonce.Do(workers, func(int) error {
 		for i := range calls {
 			key := fmt.Sprint("key ", i%7)
-			var err error
-			switch i % 3 {
-			case 0:
-				_, err = b.limiter.Take(ctx, limits[0].For(key))
-			case 1:
-				_, err = b.limiter.Take(ctx, limits[0].For(key), limits[1].For("all"), limits[2].For(key))
-			default:
-				err = b.limiter.InTx(ctx, func(tx pgx.Tx) error {
-					_, err := b.limiter.WithTx(tx).Take(ctx, limits[0].For(key), limits[1].For("all"))
-					return err
-				})
-			}
-			if err != nil {
+			call := []verb{taking(alone.For(key)), taking(alone.For(key), shared, window.For(key)), inTx(taking(alone.For(key), shared))}[i%3]
+			if err := errOf(call(ctx, b.limiter)); err != nil {
 				return err
 			}
-			taken[worker]++
 		}
 		return nil
 	}))
+	require.NoError(t, <-partitioned)
 	var spent float64
 	require.NoError(t, b.pool.QueryRow(ctx, `SELECT sum($1 - value) FROM ratelimit.buckets WHERE name = 'alone'`, capacity).Scan(&spent))
 	require.InDelta(t, workers*calls, spent, 0.01, "of the policy of a century next to nothing arrives")
@@ -179,14 +166,6 @@ func TestPartitionBesideTraffic(t *testing.T) {
 	is, err := migrations.Partitions(ctx, b.pool, migrations.Config{})
 	require.NoError(t, err)
 	require.Equal(t, 3, is)
-}
-
-// statementIn returns a statement as it stands in its file, for the buckets of another schema.
-func statementIn(t *testing.T, file, schema string) string {
-	t.Helper()
-	text, err := os.ReadFile("../internal/store/sql/" + file)
-	require.NoError(t, err)
-	return strings.ReplaceAll(string(text), "ratelimit.buckets", schema+".buckets")
 }
 
 // A statement that finds rows by their TIDs never reads the whole table, also without statistics.
@@ -207,6 +186,8 @@ func testWhatGoesByTIDDoesNotReadTheWholeTable(t *testing.T, on backend) {
 		"buckets_unmake.sql": threeBuckets,
 		"clusters_spend.sql": threeClusters,
 	} {
+		statement, err := os.ReadFile("../internal/store/sql/" + file)
+		require.NoError(t, err)
 		for _, analyzed := range []bool{false, true} {
 			for _, mode := range []string{"force_generic_plan", "force_custom_plan"} {
 				name := file + "/" + mode
@@ -225,7 +206,7 @@ func testWhatGoesByTIDDoesNotReadTheWholeTable(t *testing.T, on backend) {
 					}
 					_, err = tx.Exec(t.Context(), "SET LOCAL plan_cache_mode = "+mode)
 					require.NoError(t, err)
-					_, err = tx.Exec(t.Context(), "PREPARE statement AS "+statementIn(t, file, "ratelimit"))
+					_, err = tx.Exec(t.Context(), "PREPARE statement AS "+string(statement))
 					require.NoError(t, err)
 					var explained []byte
 					require.NoError(t, tx.QueryRow(t.Context(), "EXPLAIN (FORMAT JSON) EXECUTE statement("+parameters+")").Scan(&explained))

@@ -220,12 +220,6 @@ func nest(tx pgx.Tx, steps string, take func(tx pgx.Tx, cost float64) error) (er
 	return nil
 }
 
-// exits are the ways in which a hook of the application ends the goroutine that runs it.
-var exits = map[string]func(){
-	"Panic":  func() { panic("out of cheese") },
-	"Goexit": runtime.Goexit,
-}
-
 // ended runs call on a goroutine that may end in it, and reports whether it did.
 func ended(call func()) bool {
 	returned := false
@@ -240,22 +234,11 @@ func ended(call func()) bool {
 	return !returned
 }
 
-// requireNothingOpen checks that no connection is lent, and no session in a transaction.
-func (b *bundle) requireNothingOpen(t *testing.T) {
-	t.Helper()
-	require.Zero(t, b.pool.Stat().AcquiredConns())
-	var open int
-	require.NoError(t, b.pool.QueryRow(t.Context(), `
-		SELECT count(*) FROM pg_stat_activity
-		WHERE datname = current_database() AND pid <> pg_backend_pid() AND state LIKE 'idle in transaction%'`).Scan(&open))
-	require.Zero(t, open)
-}
-
 // A clock that panics, or ends its goroutine, leaves no transaction open, at any of its calls.
 func TestAHookThatEndsItsGoroutineLeavesNoTransactionOpen(t *testing.T) {
 	t.Parallel()
 	const most = 20 // times that a call asks for the time
-	b := setup(t)
+	s := newStand(t)
 	for name, call := range map[string]call{
 		"Reserve": everyCall["Reserve"], "Settle": everyCall["Settle"], "Cancel": everyCall["Cancel"], "Renew": everyCall["Renew"], "Prune": everyCall["Prune"],
 		"ShardedTake": func(ctx context.Context, l *ratelimit.Limiter, _ string, _ ratelimit.Request) error {
@@ -268,16 +251,16 @@ func TestAHookThatEndsItsGoroutineLeavesNoTransactionOpen(t *testing.T) {
 			return l.InTx(ctx, func(tx pgx.Tx) error { return everyCall["TakeSeveral"](ctx, l.WithTx(tx), id, r) })
 		},
 	} {
-		for exit, end := range exits {
+		for exit, end := range map[string]func(){"Panic": func() { panic("out of cheese") }, "Goexit": runtime.Goexit} {
 			t.Run(name+exit, func(t *testing.T) { // not parallel: they share the pool
 				finished := false
 				for nth := int64(1); !finished; nth++ {
 					require.LessOrEqual(t, nth, int64(most), "a call asks for the time fewer times")
 					request := roomy.For(fmt.Sprint(t.Name(), nth))
-					r, err := b.limiter.Reserve(t.Context(), request)
+					r, err := s.limiter.Reserve(t.Context(), request)
 					require.NoError(t, err)
 					var asked atomic.Int64
-					limiter := b.with(t, ratelimit.Config{AsOf: func() time.Time {
+					limiter := s.with(t, ratelimit.Config{AsOf: func() time.Time {
 						if asked.Add(1) == nth {
 							end()
 						}
@@ -288,7 +271,7 @@ func TestAHookThatEndsItsGoroutineLeavesNoTransactionOpen(t *testing.T) {
 						finished, err = false, nil // it was not the caller's
 					}
 					require.NoError(t, err)
-					b.requireNothingOpen(t)
+					s.requireIdle(t)
 				}
 			})
 		}

@@ -66,53 +66,6 @@ func (d *desk) requireTokens(t *testing.T, want float64, requests ...ratelimit.R
 	}
 }
 
-// story is a desk with a reservation.
-type story struct {
-	*testing.T
-	*desk
-
-	id string
-}
-
-// act is a step of a story: a call, and its answer.
-type act func(s *story)
-
-// after moves the clock to so long after noon.
-func after(span time.Duration) act { return func(s *story) { s.at(span) } }
-
-// holds checks how many tokens a bucket holds.
-func holds(want float64, request ratelimit.Request) act {
-	return func(s *story) { s.requireTokens(s.T, want, request) }
-}
-
-// reserves makes the reservation, which is ready after delay.
-func reserves(delay time.Duration, request ratelimit.Request) act {
-	return func(s *story) {
-		r := s.reserve(s.T, request)
-		require.Equal(s, delay, r.Delay())
-		s.id = r.ID
-	}
-}
-
-func cancels(want error) act {
-	return func(s *story) { require.ErrorIs(s, s.limiter.Cancel(s.Context(), s.id), want) }
-}
-
-// starts starts the reservation, and renews renews it. It is ready after wait.
-func starts(wait time.Duration) act { return turnAfter((*ratelimit.Limiter).Start, wait) }
-func renews(wait time.Duration) act { return turnAfter((*ratelimit.Limiter).Renew, wait) }
-
-func turnAfter(call func(*ratelimit.Limiter, context.Context, string) (ratelimit.Turn, error), wait time.Duration) act {
-	return func(s *story) {
-		turn, err := call(s.limiter, s.Context(), s.id)
-		require.NoError(s, err)
-		require.Equal(s, wait, turn.Wait)
-	}
-}
-
-// expires expires so many reservations.
-func expires(want int) act { return func(s *story) { s.expire(s.T, want) } }
-
 // expire expires, which must end so many reservations.
 func (d *desk) expire(t *testing.T, want int) {
 	t.Helper()
@@ -121,35 +74,65 @@ func (d *desk) expire(t *testing.T, want int) {
 	require.Equal(t, want, ended)
 }
 
+// act is a call on the reservation of a story, or on the bucket, at an instant.
+type act struct {
+	at   time.Duration // since noon
+	call string        // Start, Renew, Cancel, Expire or Tokens
+	want any           // the wait, the error, the number of reservations that end, or the tokens
+}
+
 // The instants in the life of a reservation are exact to the microsecond, which the random histories of package recorded hardly ever hit.
 func TestReservationsOnTheMicrosecond(t *testing.T) {
 	t.Parallel()
-	const half, expired, forgotten = 500 * time.Millisecond, time.Hour, time.Hour + ratelimit.Week
-	look, hour, room := lookups.For("key"), hourly.For("key"), roomy.For("key")
-	for name, acts := range map[string][]act{
-		"WaitsUntilReadyAt":       {reserves(half, look.Cost(15)), after(half - time.Microsecond), starts(time.Microsecond), after(half), starts(0)},
-		"BeforeStaleAtKeepsTurn":  {reserves(half, look.Cost(15)), after(half + staleAfter - time.Microsecond), starts(0), holds(10, look)},
-		"AtStaleAtPaysAgain":      {reserves(half, look.Cost(15)), after(half + staleAfter), starts(half), holds(-5, look)},
-		"CancelInItsWindow":       {reserves(0, hour.Cost(28)), after(time.Hour - time.Microsecond), cancels(nil), holds(30, hour)},
-		"CancelInTheNextReturns0": {reserves(0, hour.Cost(28)), after(time.Hour), cancels(nil), holds(12, hour)},
-		"CancelInTheWindowOfRenew": { // 12 are there then, and 16 are owed
-			reserves(0, hour.Cost(28)), after(time.Hour), renews(2 * time.Hour), after(4*time.Hour - time.Microsecond), holds(4, hour),
-			cancels(nil), holds(30, hour),
-		},
-		"ExpiresAfterExpireAfter": {reserves(0, room), after(expired), expires(0), after(expired + time.Microsecond), expires(1), expires(0)},
-		"IsForgottenAWeekLater": {
-			reserves(0, room), cancels(nil), after(forgotten), expires(0), cancels(nil),
-			after(forgotten + time.Microsecond), expires(0), cancels(ratelimit.ErrNotReserved),
-		},
-		"IsKeptAfterItExpiredLate": {reserves(0, room), after(forgotten + time.Microsecond), expires(1), cancels(ratelimit.ErrReservationEnded)},
+	const us, half, expired, forgotten = time.Microsecond, 500 * time.Millisecond, time.Hour, time.Hour + ratelimit.Week
+	const now = time.Duration(0)
+	look, hour, room := lookups.For("key").Cost(15), hourly.For("key").Cost(28), roomy.For("key")
+	for name, story := range map[string]struct {
+		request ratelimit.Request
+		delay   time.Duration // of the reservation, which is made at noon
+		acts    []act
+	}{
+		"WaitsUntilReadyAt":       {look, half, []act{{half - us, "Start", us}, {half, "Start", now}}},
+		"BeforeStaleAtKeepsTurn":  {look, half, []act{{half + staleAfter - us, "Start", now}, {half + staleAfter - us, "Tokens", 10.0}}},
+		"AtStaleAtPaysAgain":      {look, half, []act{{half + staleAfter, "Start", half}, {half + staleAfter, "Tokens", -5.0}}},
+		"CancelInItsWindow":       {hour, 0, []act{{time.Hour - us, "Cancel", nil}, {time.Hour - us, "Tokens", 30.0}}},
+		"CancelInTheNextReturns0": {hour, 0, []act{{time.Hour, "Cancel", nil}, {time.Hour, "Tokens", 12.0}}},
+		"CancelInTheWindowOfRenew": {hour, 0, []act{ // 12 are there then, and 16 are owed
+			{time.Hour, "Renew", 2 * time.Hour}, {4*time.Hour - us, "Tokens", 4.0},
+			{4*time.Hour - us, "Cancel", nil}, {4*time.Hour - us, "Tokens", 30.0},
+		}},
+		"ExpiresAfterExpireAfter": {room, 0, []act{{expired, "Expire", 0}, {expired + us, "Expire", 1}, {expired + us, "Expire", 0}}},
+		"IsForgottenAWeekLater": {room, 0, []act{
+			{0, "Cancel", nil}, {forgotten, "Expire", 0}, {forgotten, "Cancel", nil},
+			{forgotten + us, "Expire", 0}, {forgotten + us, "Cancel", ratelimit.ErrNotReserved},
+		}},
+		"IsKeptAfterItExpiredLate": {room, 0, []act{
+			{forgotten + us, "Expire", 1}, {forgotten + us, "Cancel", ratelimit.ErrReservationEnded},
+		}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			onEach(t, func(t *testing.T, on backend) {
 				t.Helper()
-				s := &story{T: t, desk: on.setup(t).desk(t, ratelimit.Config{StaleAfter: staleAfter, ExpireAfter: expired})}
-				for _, do := range acts {
-					do(s)
+				d := on.setup(t).desk(t, ratelimit.Config{StaleAfter: staleAfter, ExpireAfter: expired})
+				r := d.reserve(t, story.request)
+				require.Equal(t, story.delay, r.Delay())
+				turns := map[string]func(context.Context, string) (ratelimit.Turn, error){"Start": d.limiter.Start, "Renew": d.limiter.Renew}
+				for i, act := range story.acts {
+					d.at(act.at)
+					switch want := act.want.(type) {
+					case time.Duration:
+						turn, err := turns[act.call](t.Context(), r.ID)
+						require.NoError(t, err)
+						require.Equal(t, want, turn.Wait, "act %d", i)
+					case float64:
+						d.requireTokens(t, want, story.request)
+					case int:
+						d.expire(t, want)
+					default:
+						err, _ := want.(error)
+						require.ErrorIs(t, d.limiter.Cancel(t.Context(), r.ID), err, "act %d", i)
+					}
 				}
 			}, onPostgres, inMemory)
 		})
