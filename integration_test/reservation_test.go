@@ -98,13 +98,18 @@ func TestReservationsOnTheMicrosecond(t *testing.T) {
 		"CancelInItsWindow":       {hour, 0, []act{{time.Hour - us, "Cancel", nil}, {time.Hour - us, "Tokens", 30.0}}},
 		"CancelInTheNextReturns0": {hour, 0, []act{{time.Hour, "Cancel", nil}, {time.Hour, "Tokens", 12.0}}},
 		"CancelInTheWindowOfRenew": {hour, 0, []act{ // 12 are there then, and 16 are owed
-			{time.Hour, "Renew", 2 * time.Hour}, {4*time.Hour - us, "Tokens", 4.0},
-			{4*time.Hour - us, "Cancel", nil}, {4*time.Hour - us, "Tokens", 30.0},
+			{time.Hour, "Renew", 2 * time.Hour},
+			{4*time.Hour - us, "Tokens", 4.0},
+			{4*time.Hour - us, "Cancel", nil},
+			{4*time.Hour - us, "Tokens", 30.0},
 		}},
 		"ExpiresAfterExpireAfter": {room, 0, []act{{expired, "Expire", 0}, {expired + us, "Expire", 1}, {expired + us, "Expire", 0}}},
 		"IsForgottenAWeekLater": {room, 0, []act{
-			{0, "Cancel", nil}, {forgotten, "Expire", 0}, {forgotten, "Cancel", nil},
-			{forgotten + us, "Expire", 0}, {forgotten + us, "Cancel", ratelimit.ErrNotReserved},
+			{0, "Cancel", nil},
+			{forgotten, "Expire", 0},
+			{forgotten, "Cancel", nil},
+			{forgotten + us, "Expire", 0},
+			{forgotten + us, "Cancel", ratelimit.ErrNotReserved},
 		}},
 		"IsKeptAfterItExpiredLate": {room, 0, []act{
 			{forgotten + us, "Expire", 1}, {forgotten + us, "Cancel", ratelimit.ErrReservationEnded},
