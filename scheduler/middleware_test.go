@@ -87,8 +87,13 @@ var errUpstream = errors.New("the upstream is down")
 // TestJobThatEndsWithoutSuccess promises how the reservation of 30 tokens ends with an attempt of its job.
 func TestJobThatEndsWithoutSuccess(t *testing.T) {
 	t.Parallel()
-	const estimate, giveBack, open, settled, cancelled = scheduler.KeepEstimate, scheduler.GiveBack, ratelimit.Open, ratelimit.Settled, ratelimit.Cancelled
+	const estimate, giveBack = scheduler.KeepEstimate, scheduler.GiveBack
+	const open, settled, cancelled = ratelimit.Open, ratelimit.Settled, ratelimit.Cancelled
 	request := daily.For("a").Cost(30)
+	returns := func(err error) func(context.Context) error { return func(context.Context) error { return err } }
+	stops := func(ctx context.Context) error { return ctx.Err() }
+	settles := func(ctx context.Context) error { return scheduler.TurnFromContext(ctx).Settle(ctx, request.Cost(45)) }
+	cancels := func(ctx context.Context) error { return scheduler.TurnFromContext(ctx).Cancel(ctx) }
 	for name, test := range map[string]struct {
 		cancelled, discarded scheduler.Unused
 		attempt              int
@@ -97,17 +102,17 @@ func TestJobThatEndsWithoutSuccess(t *testing.T) {
 		state                ratelimit.ReservationState
 		left                 float64
 	}{
-		"succeeds":                {estimate, estimate, 1, func(context.Context) error { return nil }, false, settled, 70},
-		"settles":                 {estimate, estimate, 1, func(ctx context.Context) error { return scheduler.TurnFromContext(ctx).Settle(ctx, request.Cost(45)) }, false, settled, 55},
-		"is cancelled":            {estimate, giveBack, 1, func(context.Context) error { return river.JobCancel(errUpstream) }, true, settled, 70},
-		"is cancelled, gives":     {giveBack, estimate, 1, func(context.Context) error { return river.JobCancel(errUpstream) }, true, cancelled, 100},
-		"is cancelled remotely":   {giveBack, estimate, 1, func(ctx context.Context) error { return ctx.Err() }, true, cancelled, 100},
-		"cancels its reservation": {estimate, estimate, 1, func(ctx context.Context) error { return scheduler.TurnFromContext(ctx).Cancel(ctx) }, false, cancelled, 100},
-		"is discarded":            {giveBack, estimate, 2, func(context.Context) error { return errUpstream }, true, settled, 70},
-		"is discarded, gives":     {estimate, giveBack, 2, func(context.Context) error { return errUpstream }, true, cancelled, 100},
-		"fails, and is retried":   {giveBack, giveBack, 1, func(context.Context) error { return errUpstream }, true, open, 70},
-		"snoozes":                 {giveBack, giveBack, 2, func(context.Context) error { return river.JobSnooze(0) }, true, open, 70},
-		"is stopped":              {giveBack, giveBack, 2, func(ctx context.Context) error { return ctx.Err() }, true, open, 70},
+		"succeeds":                {estimate, estimate, 1, returns(nil), false, settled, 70},
+		"settles":                 {estimate, estimate, 1, settles, false, settled, 55},
+		"is cancelled":            {estimate, giveBack, 1, returns(river.JobCancel(errUpstream)), true, settled, 70},
+		"is cancelled, gives":     {giveBack, estimate, 1, returns(river.JobCancel(errUpstream)), true, cancelled, 100},
+		"is cancelled remotely":   {giveBack, estimate, 1, stops, true, cancelled, 100},
+		"cancels its reservation": {estimate, estimate, 1, cancels, false, cancelled, 100},
+		"is discarded":            {giveBack, estimate, 2, returns(errUpstream), true, settled, 70},
+		"is discarded, gives":     {estimate, giveBack, 2, returns(errUpstream), true, cancelled, 100},
+		"fails, and is retried":   {giveBack, giveBack, 1, returns(errUpstream), true, open, 70},
+		"snoozes":                 {giveBack, giveBack, 2, returns(river.JobSnooze(0)), true, open, 70},
+		"is stopped":              {giveBack, giveBack, 2, stops, true, open, 70},
 	} {
 		d := inMemory(t, scheduler.Config{Cancelled: test.cancelled, Discarded: test.discarded})
 		job, id := reservedJob(t, d.limiter, request)
@@ -201,7 +206,8 @@ func TestRetries(t *testing.T) {
 func TestTurnsOfNoReservation(t *testing.T) {
 	t.Parallel()
 	var requests []ratelimit.Request
-	d, unknown := inMemory(t, scheduler.Config{Requests: func(*rivertype.JobRow) ([]ratelimit.Request, error) { return requests, errUpstream }}), "00000000-0000-4000-8000-000000000000"
+	const unknown = "00000000-0000-4000-8000-000000000000"
+	d := inMemory(t, scheduler.Config{Requests: func(*rivertype.JobRow) ([]ratelimit.Request, error) { return requests, errUpstream }})
 	mustNotRun := func(context.Context) error { t.Error("the job ran"); return nil }
 	require.ErrorContains(t, d.worker.Work(t.Context(), &rivertype.JobRow{}, mustNotRun), "scheduler: requests: the upstream is down")
 	lost := &rivertype.JobRow{Metadata: []byte(`{"ratelimit:reservation": "` + unknown + `"}`)}
@@ -214,7 +220,8 @@ func TestTurnsOfNoReservation(t *testing.T) {
 		require.ErrorIs(t, turn.WithTx(nil).Cancel(ctx), scheduler.ErrNoTurn)
 		return nil
 	}))
-	requests = []ratelimit.Request{ratelimit.Define("bounded", ratelimit.TokenBucket{Rate: 1, Period: time.Second, MaxReserved: ratelimit.None}).Global()}
+	bounded := ratelimit.Define("bounded", ratelimit.TokenBucket{Rate: 1, Period: time.Second, MaxReserved: ratelimit.None})
+	requests = []ratelimit.Request{bounded.Global()}
 	require.NoError(t, d.limiter.Require(t.Context(), requests...))
 	require.Equal(t, time.Second, requireSnoozed(t, free.Work(t.Context(), &rivertype.JobRow{}, mustNotRun)), "by a MaxReserved")
 }
