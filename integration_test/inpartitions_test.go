@@ -171,53 +171,52 @@ func TestPartitionBesideTraffic(t *testing.T) {
 // A statement that finds rows by their TIDs never reads the whole table, also without statistics.
 func TestWhatGoesByTIDDoesNotReadTheWholeTable(t *testing.T) {
 	t.Parallel()
-	onEach(t, testWhatGoesByTIDDoesNotReadTheWholeTable, onPostgres, inPartitions)
-}
-
-func testWhatGoesByTIDDoesNotReadTheWholeTable(t *testing.T, on backend) {
-	b := on.setup(t)
-	b.exec(t, `DO $$ DECLARE leaf regclass; BEGIN
-		FOR leaf IN SELECT oid FROM pg_class WHERE relname LIKE 'buckets%' AND relkind = 'r' LOOP
-			EXECUTE format('ALTER TABLE %s SET (autovacuum_enabled = false)', leaf);
-		END LOOP; END $$`)
-	b.exec(t, `INSERT INTO ratelimit.buckets SELECT 'roomy', 'key ' || n, 0, 5, 0 FROM generate_series(1, 30000) AS n`)
-	for file, parameters := range map[string]string{
-		"buckets_prune.sql":  `'roomy', '{10,20}', '{1,2}', '{1,1}', '{1000000,1000000}', 32, 64, 60000000, NULL`,
-		"buckets_unmake.sql": threeBuckets,
-		"clusters_spend.sql": threeClusters,
-	} {
-		statement, err := os.ReadFile("../internal/store/sql/" + file)
-		require.NoError(t, err)
-		for _, analyzed := range []bool{false, true} {
-			for _, mode := range []string{"force_generic_plan", "force_custom_plan"} {
-				name := file + "/" + mode
-				if analyzed {
-					name += "/Analyzed"
-				}
-				t.Run(name, func(t *testing.T) { // not parallel: the statistics are of the whole server
-					conn, err := pgx.ConnectConfig(t.Context(), b.pool.Config().ConnConfig)
-					require.NoError(t, err)
-					defer conn.Close(t.Context())
-					tx, err := conn.Begin(t.Context())
-					require.NoError(t, err)
+	onEach(t, func(t *testing.T, on backend) {
+		t.Helper()
+		b := on.setup(t)
+		b.exec(t, `DO $$ DECLARE leaf regclass; BEGIN
+			FOR leaf IN SELECT oid FROM pg_class WHERE relname LIKE 'buckets%' AND relkind = 'r' LOOP
+				EXECUTE format('ALTER TABLE %s SET (autovacuum_enabled = false)', leaf);
+			END LOOP; END $$`)
+		b.exec(t, `INSERT INTO ratelimit.buckets SELECT 'roomy', 'key ' || n, 0, 5, 0 FROM generate_series(1, 30000) AS n`)
+		for file, parameters := range map[string]string{
+			"buckets_prune.sql":  `'roomy', '{10,20}', '{1,2}', '{1,1}', '{1000000,1000000}', 32, 64, 60000000, NULL`,
+			"buckets_unmake.sql": threeBuckets,
+			"clusters_spend.sql": threeClusters,
+		} {
+			statement, err := os.ReadFile("../internal/store/sql/" + file)
+			require.NoError(t, err)
+			for _, analyzed := range []bool{false, true} {
+				for _, mode := range []string{"force_generic_plan", "force_custom_plan"} {
+					name := file + "/" + mode
 					if analyzed {
-						_, err = tx.Exec(t.Context(), "ANALYZE ratelimit.buckets")
-						require.NoError(t, err)
+						name += "/Analyzed"
 					}
-					_, err = tx.Exec(t.Context(), "SET LOCAL plan_cache_mode = "+mode)
-					require.NoError(t, err)
-					_, err = tx.Exec(t.Context(), "PREPARE statement AS "+string(statement))
-					require.NoError(t, err)
-					var explained []byte
-					require.NoError(t, tx.QueryRow(t.Context(), "EXPLAIN (FORMAT JSON) EXECUTE statement("+parameters+")").Scan(&explained))
-					var roots []struct{ Plan node }
-					require.NoError(t, json.Unmarshal(explained, &roots))
-					requireNoWholeTable(t, roots[0].Plan, string(explained))
-					require.NoError(t, tx.Rollback(t.Context()))
-				})
+					t.Run(name, func(t *testing.T) { // not parallel: the statistics are of the whole server
+						conn, err := pgx.ConnectConfig(t.Context(), b.pool.Config().ConnConfig)
+						require.NoError(t, err)
+						defer conn.Close(t.Context())
+						tx, err := conn.Begin(t.Context())
+						require.NoError(t, err)
+						if analyzed {
+							_, err = tx.Exec(t.Context(), "ANALYZE ratelimit.buckets")
+							require.NoError(t, err)
+						}
+						_, err = tx.Exec(t.Context(), "SET LOCAL plan_cache_mode = "+mode)
+						require.NoError(t, err)
+						_, err = tx.Exec(t.Context(), "PREPARE statement AS "+string(statement))
+						require.NoError(t, err)
+						var explained []byte
+						require.NoError(t, tx.QueryRow(t.Context(), "EXPLAIN (FORMAT JSON) EXECUTE statement("+parameters+")").Scan(&explained))
+						var roots []struct{ Plan node }
+						require.NoError(t, json.Unmarshal(explained, &roots))
+						requireNoWholeTable(t, roots[0].Plan, string(explained))
+						require.NoError(t, tx.Rollback(t.Context()))
+					})
+				}
 			}
 		}
-	}
+	}, onPostgres, inPartitions)
 }
 
 func requireNoWholeTable(t *testing.T, n node, explained string) {

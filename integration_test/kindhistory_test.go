@@ -289,32 +289,30 @@ func newKindHistory(t *testing.T, on backend) *kindHistory {
 // transactions that are committed or rolled back. On each backend, some order of the calls one after the other explains all answers.
 func TestHistoryOfAllKindsIsLinearizable(t *testing.T) {
 	t.Parallel()
-	onEach(t, testHistoryOfAllKindsIsLinearizable, onPostgres, inMemory, inPartitions, byRoutedStatements)
-}
-
-func testHistoryOfAllKindsIsLinearizable(t *testing.T, on backend) {
-	t.Helper()
-	h := newKindHistory(t, on)
-	var r recorder
-	var history []porcupine.Operation
-	for range kindPhases {
-		history = append(history, r.recordAll(t, kindCallers, testsize.Of(8, 40), h.draw)...)
-		h.clock.set(h.clock.now().Add(time.Duration(rand.Int64N(int64(2 * ratelimit.Day)))))
-		if inWindow := h.clock.now().Sub(clockNoon) % onRows.Period; onRows.Period-inWindow < time.Minute { // no phase is in two windows
-			h.clock.set(h.clock.now().Add(time.Minute))
+	onEach(t, func(t *testing.T, on backend) {
+		t.Helper()
+		h := newKindHistory(t, on)
+		var r recorder
+		var history []porcupine.Operation
+		for range kindPhases {
+			history = append(history, r.recordAll(t, kindCallers, testsize.Of(8, 40), h.draw)...)
+			h.clock.set(h.clock.now().Add(time.Duration(rand.Int64N(int64(2 * ratelimit.Day)))))
+			if inWindow := h.clock.now().Sub(clockNoon) % onRows.Period; onRows.Period-inWindow < time.Minute { // no phase is in two windows
+				h.clock.set(h.clock.now().Add(time.Minute))
+			}
 		}
-	}
-	isAllowed := func(o porcupine.Operation) bool { return o.Output.(kindReplies).told[0].Allowed }
-	require.True(t, slices.ContainsFunc(history, isAllowed), "some are allowed")
-	require.True(t, slices.ContainsFunc(history, func(o porcupine.Operation) bool { return !isAllowed(o) }), "some are refused")
-	requireLinearizable(t, history)
+		isAllowed := func(o porcupine.Operation) bool { return o.Output.(kindReplies).told[0].Allowed }
+		require.True(t, slices.ContainsFunc(history, isAllowed), "some are allowed")
+		require.True(t, slices.ContainsFunc(history, func(o porcupine.Operation) bool { return !isAllowed(o) }), "some are refused")
+		requireLinearizable(t, history)
 
-	another := newKindHistory(t, on)
-	for kind, limit := range kindLimits {
-		c := &kindCall{order: []int{kind}}
-		c.costs[kind] = 1 + math.Floor(limit.Capacity()/2)
-		requireOnce(t, another.operation(another.processes[0], []*kindCall{c}, callers()[3], false))
-	}
+		another := newKindHistory(t, on)
+		for kind, limit := range kindLimits {
+			c := &kindCall{order: []int{kind}}
+			c.costs[kind] = 1 + math.Floor(limit.Capacity()/2)
+			requireOnce(t, another.operation(another.processes[0], []*kindCall{c}, callers()[3], false))
+		}
+	}, onPostgres, inMemory, inPartitions, byRoutedStatements)
 }
 
 // draw returns an operation.

@@ -120,36 +120,34 @@ func pairwise(seed uint64) (chosen []raceCell) {
 // a refusal takes nothing from other limits of the call. In the cells without a row, the callers race to insert it, for several keys.
 func TestRace(t *testing.T) {
 	t.Parallel()
-	onEach(t, testRace, onPostgres, inMemory, inPartitions)
-}
-
-func testRace(t *testing.T, on backend) {
-	t.Helper()
-	bundles := map[string]*bundle{"OverRows": on.setup(t, func(c *pgxpool.Config) { c.MaxConns = 2 * racers })}
-	if on.name == onPostgres.name {
-		bundles["ForEachRow"] = setupRouted(t)
-	}
-	cells := map[raceCell]bool{}
-	for seed := range testsize.Of(1, 5) {
-		for _, c := range pairwise(uint64(seed + 1)) {
-			cells[c] = true
+	onEach(t, func(t *testing.T, on backend) {
+		t.Helper()
+		bundles := map[string]*bundle{"OverRows": on.setup(t, func(c *pgxpool.Config) { c.MaxConns = 2 * racers })}
+		if on.name == onPostgres.name {
+			bundles["ForEachRow"] = setupRouted(t)
 		}
-	}
-	t.Run("Cells", func(t *testing.T) { // not parallel: it ends before the deadlocks are counted
-		for c := range cells {
-			if b := bundles[c[len(c)-1]]; b != nil {
-				t.Run(c.String(), func(t *testing.T) {
-					t.Parallel()
-					raceStand{b, c}.run(t)
-				})
+		cells := map[raceCell]bool{}
+		for seed := range testsize.Of(1, 5) {
+			for _, c := range pairwise(uint64(seed + 1)) {
+				cells[c] = true
 			}
 		}
-	})
-	for _, b := range bundles {
-		if b.memory == nil {
-			require.Zero(t, deadlocks(t, b.pool), "calls lock rows in one order")
+		t.Run("Cells", func(t *testing.T) { // not parallel: it ends before the deadlocks are counted
+			for c := range cells {
+				if b := bundles[c[len(c)-1]]; b != nil {
+					t.Run(c.String(), func(t *testing.T) {
+						t.Parallel()
+						raceStand{b, c}.run(t)
+					})
+				}
+			}
+		})
+		for _, b := range bundles {
+			if b.memory == nil {
+				require.Zero(t, deadlocks(t, b.pool), "calls lock rows in one order")
+			}
 		}
-	}
+	}, onPostgres, inMemory, inPartitions)
 }
 
 // raceStand is a database on which a cell runs.

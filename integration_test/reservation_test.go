@@ -147,63 +147,61 @@ func TestReservationsOnTheMicrosecond(t *testing.T) {
 // Of several concurrent ends of a reservation only one happens, once, and all calls learn which.
 func TestOneEndWins(t *testing.T) {
 	t.Parallel()
-	onEach(t, testOneEndWins, onPostgres, inMemory)
-}
-
-func testOneEndWins(t *testing.T, on backend) {
-	b := on.setup(t)
-	for _, place := range callers() {
-		t.Run(place.name, func(t *testing.T) {
-			t.Parallel()
-			d, key := b.desk(t, ratelimit.Config{MaxAttempts: 1000}), t.Name()
-			r := d.reserve(t, lookups.For(key).Cost(8), roomy.For(key))
-			ends := [2]func(l *ratelimit.Limiter) error{
-				func(l *ratelimit.Limiter) error {
-					return l.Settle(t.Context(), r.ID, lookups.For(key).Cost(3), roomy.For(key).Cost(5))
-				},
-				func(l *ratelimit.Limiter) error { return l.Cancel(t.Context(), r.ID) },
-			}
-			var done, ended [2]atomic.Int64
-			require.NoError(t, atonce.Do(10, func(worker int) error {
-				which := worker % 2
-				err := place.within(t.Context(), d.db(), d.limiter, ends[which])
-				switch {
-				case err == nil:
-					done[which].Add(1)
-				case errors.Is(err, ratelimit.ErrReservationEnded):
-					ended[which].Add(1)
-					err = nil
+	onEach(t, func(t *testing.T, on backend) {
+		t.Helper()
+		b := on.setup(t)
+		for _, place := range callers() {
+			t.Run(place.name, func(t *testing.T) {
+				t.Parallel()
+				d, key := b.desk(t, ratelimit.Config{MaxAttempts: 1000}), t.Name()
+				r := d.reserve(t, lookups.For(key).Cost(8), roomy.For(key))
+				ends := [2]func(l *ratelimit.Limiter) error{
+					func(l *ratelimit.Limiter) error {
+						return l.Settle(t.Context(), r.ID, lookups.For(key).Cost(3), roomy.For(key).Cost(5))
+					},
+					func(l *ratelimit.Limiter) error { return l.Cancel(t.Context(), r.ID) },
 				}
-				return err
-			}))
-			winner, left := 0, [2]float64{7, 1e6 - 5}
-			if done[1].Load() > 0 {
-				winner, left = 1, [2]float64{10, 1e6}
-			}
-			require.Equal(t, [2]int64{5, 5}, [2]int64{done[winner].Load(), ended[1-winner].Load()})
-			require.NoError(t, ends[winner](d.limiter), "again, when all is over")
-			d.requireTokens(t, left[0], lookups.For(key))
-			d.requireTokens(t, left[1], roomy.For(key))
-		})
-	}
+				var done, ended [2]atomic.Int64
+				require.NoError(t, atonce.Do(10, func(worker int) error {
+					which := worker % 2
+					err := place.within(t.Context(), d.db(), d.limiter, ends[which])
+					switch {
+					case err == nil:
+						done[which].Add(1)
+					case errors.Is(err, ratelimit.ErrReservationEnded):
+						ended[which].Add(1)
+						err = nil
+					}
+					return err
+				}))
+				winner, left := 0, [2]float64{7, 1e6 - 5}
+				if done[1].Load() > 0 {
+					winner, left = 1, [2]float64{10, 1e6}
+				}
+				require.Equal(t, [2]int64{5, 5}, [2]int64{done[winner].Load(), ended[1-winner].Load()})
+				require.NoError(t, ends[winner](d.limiter), "again, when all is over")
+				d.requireTokens(t, left[0], lookups.For(key))
+				d.requireTokens(t, left[1], roomy.For(key))
+			})
+		}
+	}, onPostgres, inMemory)
 }
 
 // A call on a transaction that has ended says so, and changes nothing.
 func TestCallsOnAClosedTransaction(t *testing.T) {
 	t.Parallel()
-	onEach(t, testCallsOnAClosedTransaction, onPostgres, inMemory)
-}
-
-func testCallsOnAClosedTransaction(t *testing.T, on backend) {
-	b := on.setup(t)
-	tx := b.begin(t, pgx.ReadCommitted)
-	require.NoError(t, tx.Commit(t.Context()))
-	for name, call := range everyCall {
-		if name != "Prune" { // which is for no transaction
-			require.ErrorIs(t, call(t.Context(), b.limiter.WithTx(tx), unknownID, lookups.For("key")), pgx.ErrTxClosed, name)
+	onEach(t, func(t *testing.T, on backend) {
+		t.Helper()
+		b := on.setup(t)
+		tx := b.begin(t, pgx.ReadCommitted)
+		require.NoError(t, tx.Commit(t.Context()))
+		for name, call := range everyCall {
+			if name != "Prune" { // which is for no transaction
+				require.ErrorIs(t, call(t.Context(), b.limiter.WithTx(tx), unknownID, lookups.For("key")), pgx.ErrTxClosed, name)
+			}
 		}
-	}
-	require.Empty(t, b.rows(t, ""))
+		require.Empty(t, b.rows(t, ""))
+	}, onPostgres, inMemory)
 }
 
 // A program that is newer than its database says so, and takes nothing.
@@ -275,26 +273,25 @@ func TestExpireBySeveralProcessesGoesPastLockedReservations(t *testing.T) {
 // A locked bucket keeps only the reservations open that would return tokens to it.
 func TestExpireGoesPastABucketThatIsHeld(t *testing.T) {
 	t.Parallel()
-	onEach(t, testExpireGoesPastABucketThatIsHeld, onPostgres, inMemory)
-}
-
-func testExpireGoesPastABucketThatIsHeld(t *testing.T, on backend) {
-	d := on.setup(t).desk(t, releasing)
-	for range 3 {
-		d.reserve(t, roomy.For("held").Cost(10))
-		d.reserve(t, roomy.For("free").Cost(10))
-	}
-	holder := d.begin(t, pgx.ReadCommitted)
-	requireAllowed(t, taking(roomy.For("held")), d.limiter.WithTx(holder))
-	d.at(2 * time.Hour)
-	ended, err := d.limiter.Expire(patience(t))
-	require.ErrorContains(t, err, "55P03", "it is told once, and the others of the bucket are not tried")
-	require.Equal(t, 1, strings.Count(err.Error(), "55P03"))
-	require.Equal(t, 3, ended)
-	d.requireTokens(t, 1e6, roomy.For("free"))
-	require.NoError(t, holder.Rollback(t.Context()))
-	d.expire(t, 3)
-	d.requireTokens(t, 1e6, roomy.For("held"))
+	onEach(t, func(t *testing.T, on backend) {
+		t.Helper()
+		d := on.setup(t).desk(t, releasing)
+		for range 3 {
+			d.reserve(t, roomy.For("held").Cost(10))
+			d.reserve(t, roomy.For("free").Cost(10))
+		}
+		holder := d.begin(t, pgx.ReadCommitted)
+		requireAllowed(t, taking(roomy.For("held")), d.limiter.WithTx(holder))
+		d.at(2 * time.Hour)
+		ended, err := d.limiter.Expire(patience(t))
+		require.ErrorContains(t, err, "55P03", "it is told once, and the others of the bucket are not tried")
+		require.Equal(t, 1, strings.Count(err.Error(), "55P03"))
+		require.Equal(t, 3, ended)
+		d.requireTokens(t, 1e6, roomy.For("free"))
+		require.NoError(t, holder.Rollback(t.Context()))
+		d.expire(t, 3)
+		d.requireTokens(t, 1e6, roomy.For("held"))
+	}, onPostgres, inMemory)
 }
 
 // A reservation that cannot be ended does not keep the others from it.
