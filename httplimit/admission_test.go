@@ -75,14 +75,16 @@ func TestSettleBooksTheRealCost(t *testing.T) {
 		"More":      {25, 25},
 		"BelowZero": {250, 250}, // of 100
 	} {
-		b := setup(t)
-		b.within(t, limits(userLimit, planLimit), func(ctx context.Context, a *httplimit.Admission) {
+		b, rule := setup(t), planLimit
+		rule.Credit = func(int) bool { return true }
+		b.within(t, limits(userLimit, rule), func(ctx context.Context, a *httplimit.Admission) {
 			require.NoError(t, a.Settle(ctx, c.actual, perPlan))
 			require.NoError(t, a.Settle(ctx, 77, perPlan), "it is settled once")
 			require.NoError(t, a.Credit(ctx))
 		})
 		require.Equal(t, c.charged, b.charged(t, perPlan.For("ada")), name)
-		require.Zero(t, b.charged(t, perUser.For("ada")), "Credit gives back what is not settled")
+		require.Zero(t, b.charged(t, perUser.For("ada")), "Credit returns the tokens of limits that are not settled")
+		require.Equal(t, []string{"allowed perUser"}, b.told.results(), "the status credits only limits that are not settled")
 	}
 }
 
@@ -192,21 +194,6 @@ func TestCredits(t *testing.T) {
 			require.Equal(t, len(c.credited), strings.Count(strings.Join(b.told.results(), "\n"), "credited perPlan"))
 		})
 	}
-}
-
-// TestWhatIsSettledIsNotCreditedAsWell promises that the handler's word goes before the status.
-func TestWhatIsSettledIsNotCreditedAsWell(t *testing.T) {
-	t.Parallel()
-	b := setup(t)
-	rule := planLimit
-	rule.Credit = httplimit.CreditOn5xx
-	handler := b.limited(t, limits(rule), inline(func(e exchange) {
-		require.NoError(t, e.admission.Settle(e.r.Context(), 3, perPlan))
-		e.w.WriteHeader(http.StatusInternalServerError)
-	}))
-	do(handler, request(t))
-	require.Equal(t, 3.0, b.charged(t, perPlan.For("ada")))
-	require.Equal(t, []string{"allowed perPlan"}, b.told.results())
 }
 
 // TestTheResponseWriterStaysWhatItWas promises that a handler behind a rule that credits can still flush, take over

@@ -105,7 +105,7 @@ func limitsAnd(requests func(*http.Request) ([]ratelimit.Request, error), limits
 
 func TestRequestsThatCannotBeAsked(t *testing.T) {
 	t.Parallel()
-	tests := []struct {
+	for _, test := range []struct {
 		name     string
 		requests []ratelimit.Request
 		err      error
@@ -119,23 +119,19 @@ func TestRequestsThatCannotBeAsked(t *testing.T) {
 		{"ZeroLimit", []ratelimit.Request{{}}, nil, http.StatusServiceUnavailable, "failed_closed"},
 		{"OneOfLimits", []ratelimit.Request{perUser.For("bob")}, nil, http.StatusServiceUnavailable, "failed_closed perUser"},
 		{"OneLimitTwice", []ratelimit.Request{everyone.For("a"), everyone.For("b")}, nil, http.StatusServiceUnavailable, "failed_closed everyone"},
-	}
-	for _, test := range tests {
-		t.Run(test.name, func(t *testing.T) {
-			t.Parallel()
-			b := setup(t)
-			config := limitsAnd(func(*http.Request) ([]ratelimit.Request, error) { return test.requests, test.err }, userLimit)
-			config.RetryJitter, config.FailOpen = 0.5, true
-			require.Equal(t, test.want, do(b.limited(t, config, respond()), request(t)).Code)
-			require.Zero(t, b.charged(t, perUser.For("ada")))
-			require.Equal(t, []string{test.told}, b.told.results())
+	} {
+		b := setup(t)
+		config := limitsAnd(func(*http.Request) ([]ratelimit.Request, error) { return test.requests, test.err }, userLimit)
+		config.RetryJitter, config.FailOpen = 0.5, true
+		require.Equal(t, test.want, do(b.limited(t, config, respond()), request(t)).Code, test.name)
+		require.Zero(t, b.charged(t, perUser.For("ada")), test.name)
+		require.Equal(t, []string{test.told}, b.told.results(), test.name)
 
-			b.told = &told{}
-			b.inShadow(t, everyone)
-			if strings.HasSuffix(test.told, " everyone") {
-				require.Equal(t, http.StatusOK, do(b.limited(t, config, respond()), request(t)).Code)
-				require.Equal(t, []string{"shadow_" + test.told, "allowed perUser"}, b.told.results())
-			}
-		})
+		b.told = &told{}
+		b.inShadow(t, everyone)
+		if strings.HasSuffix(test.told, " everyone") {
+			require.Equal(t, http.StatusOK, do(b.limited(t, config, respond()), request(t)).Code, test.name)
+			require.Equal(t, []string{"shadow_" + test.told, "allowed perUser"}, b.told.results(), test.name)
+		}
 	}
 }

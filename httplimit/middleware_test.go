@@ -120,9 +120,9 @@ func TestNewRefusesWhatCannotWork(t *testing.T) {
 	}
 }
 
-// TestTheRouteIsTold promises the route in each Answered for the Observer, and in each Refusal for Config.Refused, for limits that are
-// enforced and in shadow mode.
-func TestTheRouteIsTold(t *testing.T) {
+// TestAShadowNeverVetoes promises that a limit in shadow mode takes as if it were enforced, that its refusal is counted while the request
+// goes on, and that the client does not see it. The Observer receives the route in each Answered, and Config.Refused in each Refusal.
+func TestAShadowNeverVetoes(t *testing.T) {
 	t.Parallel()
 	b, refused := setup(t), map[string]bool{} // whether it was a shadow, by limit and route
 	once, tried := ratelimit.Define("once", ratelimit.PerDay(1)), ratelimit.Define("tried", ratelimit.PerDay(1))
@@ -133,17 +133,27 @@ func TestTheRouteIsTold(t *testing.T) {
 	require.NoError(t, err)
 	config := httplimit.Config{Route: "POST /chat", Limits: []httplimit.Limit{{Limit: once, Key: user}, {Limit: tried, Global: true}}}
 	handler := b.limitedOn(t, limiter, config, respond())
-	for _, name := range []string{"ada", "bob", "ada", ""} {
-		do(handler, request(t, "X-User", name))
+	serve := func(name string, status int) {
+		w := do(handler, request(t, "X-User", name))
+		require.Equal(t, status, w.Code)
+		require.NotContains(t, w.Header().Get("RateLimit-Policy")+w.Header().Get("RateLimit"), "tried")
 	}
+	serve("ada", http.StatusOK)
+	serve("bob", http.StatusOK)
+	serve("ada", http.StatusTooManyRequests)
+	require.Equal(t, 1.0, b.charged(t, tried.Global()))
+	require.NoError(t, b.limiter.Reset(t.Context(), tried.Global()))
+	serve("ada", http.StatusTooManyRequests)
+	require.Zero(t, b.charged(t, tried.Global()), "a refused request is charged nothing")
+	serve("", http.StatusBadRequest)
 	require.Equal(t, map[string]bool{"tried POST /chat": true, "once POST /chat": false}, refused)
 	require.Equal(t, []string{
-		"allowed once", "allowed once", "shadow_refused tried", "refused once", "shadow_refused tried", "bad_key once",
+		"allowed once", "allowed once", "shadow_refused tried", "refused once", "shadow_refused tried", "refused once", "bad_key once",
 	}, b.told.results())
 	for _, answered := range b.told.answered {
 		require.Equal(t, "POST /chat", answered.Route)
 	}
-	require.ErrorIs(t, b.told.answered[5].Err, httplimit.ErrNoKey)
+	require.ErrorIs(t, b.told.answered[6].Err, httplimit.ErrNoKey)
 }
 
 // crossOrigin is middleware for CORS: it answers preflights by itself.

@@ -142,28 +142,6 @@ func TestAPausedLimitAnswers429UntilThePauseEnds(t *testing.T) {
 	require.Equal(t, http.StatusOK, do(handler, request(t)).Code)
 }
 
-// TestAShadowNeverVetoes promises that a limit in shadow mode takes as if it were enforced, that a refusal of it is counted and
-// the request goes on, and that the client does not see it.
-func TestAShadowNeverVetoes(t *testing.T) {
-	t.Parallel()
-	b := setup(t)
-	watched := ratelimit.Define("watched", ratelimit.PerDay(2))
-	b.inShadow(t, watched)
-	handler := b.limited(t, limits(httplimit.Limit{Limit: watched, Global: true}, userLimit), respond())
-	for range 3 {
-		w := do(handler, request(t))
-		require.Equal(t, http.StatusOK, w.Code)
-		require.NotContains(t, w.Header().Get("RateLimit-Policy")+w.Header().Get("RateLimit"), "watched")
-	}
-	require.NoError(t, b.limiter.Reset(t.Context(), watched.Global()))
-	require.Equal(t, http.StatusTooManyRequests, do(handler, request(t)).Code)
-	require.Zero(t, b.charged(t, watched.Global()), "a refused request is charged nothing")
-	require.Equal(t, 3.0, b.charged(t, perUser.For("ada")))
-	require.Equal(t, []string{
-		"allowed watched", "allowed watched", "allowed watched", "shadow_refused watched", "refused perUser",
-	}, b.told.results())
-}
-
 // TestShadowsDoNotStandInEachOthersWay promises that each limit in shadow mode takes by itself. A limit in shadow mode without a
 // key, or with a capacity below the cost, refuses no request.
 func TestShadowsDoNotStandInEachOthersWay(t *testing.T) {

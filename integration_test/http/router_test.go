@@ -1,3 +1,4 @@
+// Package http_test runs the middleware of httplimit behind routers, and reads its header fields by a parser that is not its own.
 package http_test
 
 import (
@@ -5,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"net/http/httptest"
 	"strconv"
 	"testing"
 	"time"
@@ -16,12 +18,48 @@ import (
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
 
-	"github.com/pgratelimit/pgratelimit/admin"
 	"github.com/pgratelimit/pgratelimit/httplimit"
-	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
+	"github.com/pgratelimit/pgratelimit/internal/leaktest"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/ratelimittest"
 )
+
+func TestMain(m *testing.M) { leaktest.Main(m) }
+
+var (
+	everyone  = ratelimit.Define("everyone", ratelimit.PerDay(1000))
+	perUser   = ratelimit.Define("perUser", ratelimit.PerMinute(3))
+	userLimit = httplimit.Limit{Limit: perUser, Key: user, Credit: httplimit.CreditOn5xx}
+)
+
+// user returns the caller, whom a header names.
+func user(r *http.Request) (string, error) { return r.Header.Get("X-User"), nil }
+
+// limited returns the middleware for one limit.
+func limited(t *testing.T, limiter *ratelimit.Limiter, limit httplimit.Limit) func(http.Handler) http.Handler {
+	t.Helper()
+	middleware, err := httplimit.New(limiter, httplimit.Config{Limits: []httplimit.Limit{limit}, DecisionTimeout: time.Minute})
+	require.NoError(t, err)
+	return middleware
+}
+
+// get sends a request of ada.
+func get(t *testing.T, handler http.Handler, path string) *httptest.ResponseRecorder {
+	t.Helper()
+	r := httptest.NewRequestWithContext(t.Context(), http.MethodGet, path, nil)
+	r.Header.Set("X-User", "ada")
+	w := httptest.NewRecorder()
+	handler.ServeHTTP(w, r)
+	return w
+}
+
+// charged returns the tokens that were taken from a bucket.
+func charged(t *testing.T, limiter *ratelimit.Limiter, request ratelimit.Request) float64 {
+	t.Helper()
+	v, err := limiter.Value(t.Context(), request)
+	require.NoError(t, err)
+	return request.Limit().Capacity() - v.Tokens
+}
 
 // A router limits everything once, and one of the routes once more.
 type router func(everything, search func(http.Handler) http.Handler) http.Handler
@@ -274,24 +312,4 @@ func TestFieldsHoldForEveryPolicy(t *testing.T) {
 			require.Equal(rt, http.StatusOK, get(t, handler, "/").Code, "a caller that waits for Retry-After is allowed")
 		}
 	})
-}
-
-// TestAdminIsMountedByChi follows a link of the page that chi has mounted.
-func TestAdminIsMountedByChi(t *testing.T) {
-	t.Parallel()
-	pool := postgrestest.New(t)
-	limiter, err := ratelimit.New(pool, ratelimit.Config{})
-	require.NoError(t, err)
-	_, err = limiter.Take(t.Context(), perUser.For("ada"))
-	require.NoError(t, err)
-	page, err := admin.New(limiter, nil, admin.Config{
-		Pool: pool, Limits: []ratelimit.Limit{perUser},
-		Authorize: func(*http.Request) (admin.Identity, error) { return admin.Identity{Name: "ada"}, nil },
-	})
-	require.NoError(t, err)
-	router := chi.NewRouter()
-	router.Mount("/ops/limits", page)
-	require.Contains(t, get(t, router, "/ops/limits/").Body.String(), `href="limit?name=perUser"`)
-	require.Contains(t, get(t, router, "/ops/limits/limit?name=perUser").Body.String(), `href="key?key=ada&amp;limit=perUser"`)
-	require.Equal(t, "text/css; charset=utf-8", get(t, router, "/ops/limits/admin.css").Header().Get("Content-Type"))
 }

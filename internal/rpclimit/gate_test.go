@@ -81,7 +81,7 @@ type bundle struct {
 
 	mu      sync.Mutex
 	told    []ratelimit.Answered
-	refused []string // limit and route, by Config.Refused
+	refused []string // mode, limit and route, by Config.Refused
 }
 
 func (b *bundle) Observe(_ context.Context, event ratelimit.Event) {
@@ -103,18 +103,17 @@ func (b *bundle) results() []string {
 	return all
 }
 
-func setup(t *testing.T, change ...func(*rpclimit.Config[call])) *bundle {
-	t.Helper()
-	return setupWith(t, nil, change...)
-}
-
-// setupWith is setup with a source of policies.
-func setupWith(t *testing.T, policies ratelimit.Policies, change ...func(*rpclimit.Config[call])) *bundle {
+// setup returns a gate on a limiter in memory with a source of policies, which may be nil.
+func setup(t *testing.T, policies ratelimit.Policies, change ...func(*rpclimit.Config[call])) *bundle {
 	t.Helper()
 	b := &bundle{db: ratelimittest.NewDB()}
 	var err error
 	b.limiter, err = ratelimit.New(b.db, ratelimit.Config{Observer: b, Policies: policies, Refused: func(_ context.Context, r ratelimit.Refusal) {
-		b.refused = append(b.refused, r.Limit+" "+r.Route)
+		refused := r.Limit + " " + r.Route
+		if r.Shadow {
+			refused = "shadow " + refused
+		}
+		b.refused = append(b.refused, refused)
 	}})
 	require.NoError(t, err)
 	c := config()
@@ -189,7 +188,7 @@ func TestAnswers(t *testing.T) {
 			if c.change == nil {
 				c.change = func(*rpclimit.Config[call]) {}
 			}
-			b := setup(t, c.change)
+			b := setup(t, nil, c.change)
 			_, release, err := b.gate.Unary(t.Context(), c.call, nil)
 			require.Equal(t, c.code, codeOf(err))
 			if err == nil {
@@ -231,7 +230,7 @@ func TestUndecided(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
-				b := setup(t, func(config *rpclimit.Config[call]) {
+				b := setup(t, nil, func(config *rpclimit.Config[call]) {
 					config.FailOpen, config.Timeout, config.RetryAfter = c.open, time.Second, 2500*time.Millisecond
 				})
 				if c.slow {
@@ -260,22 +259,10 @@ func TestUndecided(t *testing.T) {
 	}
 }
 
-// TestRefusalsAreTold promises the method as route for the Observer and for Config.Refused, as text that a database can store.
-func TestRefusalsAreTold(t *testing.T) {
-	t.Parallel()
-	b := setup(t)
-	for _, want := range []rpclimit.Code{rpclimit.OK, rpclimit.OK, rpclimit.ResourceExhausted} {
-		require.Equal(t, want, b.admit(t.Context(), perUser.For("ada")))
-	}
-	const of = " /test.Echo/Say? perUser"
-	require.Equal(t, []string{"allowed" + of, "allowed" + of, "refused" + of}, b.results())
-	require.Equal(t, []string{"perUser /test.Echo/Say?"}, b.refused)
-}
-
 // TestMessageAddsToTheDecision promises one decision on a call and its message, all or nothing.
 func TestMessageAddsToTheDecision(t *testing.T) {
 	t.Parallel()
-	b := setup(t)
+	b := setup(t, nil)
 	ask := func(cost float64) error {
 		_, _, err := b.gate.Unary(t.Context(), call{requests: []ratelimit.Request{other.For("ada").Cost(0.5)}}, []ratelimit.Request{perUser.For("ada").Cost(cost)})
 		return err
@@ -287,7 +274,7 @@ func TestMessageAddsToTheDecision(t *testing.T) {
 
 func TestNewRefuses(t *testing.T) {
 	t.Parallel()
-	limiter := setup(t).limiter
+	limiter := setup(t, nil).limiter
 	for want, change := range map[string]func(*rpclimit.Config[call]){
 		"Requests is nil":    func(c *rpclimit.Config[call]) { c.Requests = nil },
 		"Timeout is -1s":     func(c *rpclimit.Config[call]) { c.Timeout = -time.Second },
@@ -311,7 +298,7 @@ var atOnce = ratelimit.Define("atOnce", ratelimit.Concurrency{Most: 1, Lease: ti
 // not at all.
 func TestSlotsAreHeldUntilTheRelease(t *testing.T) {
 	t.Parallel()
-	b := setup(t)
+	b := setup(t, nil)
 	slots := ratelimit.Define("atOnce", ratelimit.Concurrency{Most: 1})
 	held, release, err := b.gate.Unary(t.Context(), call{requests: []ratelimit.Request{perUser.For("ada"), slots.For("ada")}}, nil)
 	require.NoError(t, err)
@@ -348,7 +335,7 @@ func TestACallThatLosesItsSlotIsTold(t *testing.T) {
 // that after a rejection no message is received.
 func TestMessagesOfAStream(t *testing.T) {
 	t.Parallel()
-	b := setup(t)
+	b := setup(t, nil)
 	stream, release, err := b.gate.Open(t.Context(), call{requests: []ratelimit.Request{perUser.For("ada")}})
 	require.NoError(t, err)
 	defer release()
@@ -362,4 +349,34 @@ func TestMessagesOfAStream(t *testing.T) {
 	v, err := b.limiter.Value(t.Context(), atOnce.For("ada"))
 	require.NoError(t, err)
 	require.Equal(t, 1.0, v.Tokens)
+}
+
+func TestAddressKey(t *testing.T) {
+	t.Parallel()
+	for remote, want := range map[string]string{
+		"192.0.2.7:4711":               "192.0.2.7",
+		"[::ffff:192.0.2.7%eth0]:4711": "192.0.2.7",
+		"[2001:db8:1:2:3:4:5:6]:4711":  "2001:db8:1:2::/64",
+	} {
+		got, err := rpclimit.AddressKey(remote)
+		require.NoError(t, err, remote)
+		require.Equal(t, want, got, remote)
+	}
+	for _, remote := range []string{"", "@", "/run/app.sock", "bufconn", "192.0.2.7", "example.com:80", "192.0.2.7:"} {
+		got, err := rpclimit.AddressKey(remote)
+		require.Error(t, err, remote)
+		require.Empty(t, got, "never a bucket that all of them share")
+	}
+}
+
+func TestOnlyValue(t *testing.T) {
+	t.Parallel()
+	got, err := rpclimit.OnlyValue("header X-Api-Key", []string{"a"})
+	require.NoError(t, err)
+	require.Equal(t, "a", got)
+	for _, values := range [][]string{nil, {}, {""}, {"a", "b"}, {"a", "a"}, {"", "a"}} {
+		got, err := rpclimit.OnlyValue("header X-Api-Key", values)
+		require.ErrorContains(t, err, "header X-Api-Key")
+		require.Empty(t, got)
+	}
 }

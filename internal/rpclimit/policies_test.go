@@ -38,7 +38,7 @@ func descriptions(r *rpclimit.RejectionError) (all []string) {
 func TestPoliciesDecide(t *testing.T) {
 	t.Parallel()
 	p := plans{}
-	b := setupWith(t, p)
+	b := setup(t, p)
 	ask := func(user, plan string, cost float64) *rpclimit.RejectionError {
 		_, _, err := b.gate.Unary(t.Context(), call{requests: []ratelimit.Request{perUser.For(user).Plan(plan).Cost(cost)}}, nil)
 		if err == nil {
@@ -82,11 +82,11 @@ func TestAPauseIsNamedSo(t *testing.T) {
 }
 
 // TestModesRefuseNobody promises that a limit in shadow mode, or off, allows all calls, and that the refusals of a limit in shadow
-// mode are reported.
+// mode are reported. The route for the Observer and for Config.Refused is the method, as text that a database can store.
 func TestModesRefuseNobody(t *testing.T) {
 	t.Parallel()
 	p := plans{}
-	b := setupWith(t, p)
+	b := setup(t, p)
 	p.set(t, "tried", ratelimit.Era{Mode: ratelimit.Shadow})
 	p.set(t, "off", ratelimit.Era{Mode: ratelimit.Off})
 	for range 3 {
@@ -96,6 +96,7 @@ func TestModesRefuseNobody(t *testing.T) {
 	require.Equal(t, rpclimit.ResourceExhausted, b.admit(t.Context(), perUser.For("ada")), "which took what there was")
 	const of = " /test.Echo/Say? perUser"
 	require.Equal(t, []string{"allowed" + of, "allowed" + of, "allowed" + of, "shadow_refused" + of, "allowed" + of, "refused" + of}, b.results())
+	require.Equal(t, []string{"shadow perUser /test.Echo/Say?", "perUser /test.Echo/Say?"}, b.refused)
 
 	require.NoError(t, b.limiter.Close(t.Context()))
 	require.Equal(t, rpclimit.Unavailable, b.admit(t.Context(), perUser.For("ada"), perUser.For("bob").Plan("tried")))
