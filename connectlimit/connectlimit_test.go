@@ -180,9 +180,13 @@ func TestAnswers(t *testing.T) {
 	own := func(context.Context, connectlimit.Call) ([]ratelimit.Request, error) {
 		return nil, connect.NewError(connect.CodePermissionDenied, nil)
 	}
-	ofMessage := func(_ context.Context, _ connectlimit.Call, message any) ([]ratelimit.Request, error) {
+	ofMessage := connectlimit.Config{Requests: asking(everybody.Global()), Message: func(_ context.Context, _ connectlimit.Call, message any) ([]ratelimit.Request, error) {
 		return nil, connect.NewError(connect.CodeOutOfRange, errors.New(message.(*text).GetValue()))
-	}
+	}}
+	waits := connectlimit.Config{RetryAfter: 2500 * time.Millisecond, Requests: ada}
+	costly := connectlimit.Config{Requests: asking(perUser.For("17").Cost(3))}
+	noKey := connectlimit.Config{InvalidKey: connect.CodeUnauthenticated, Requests: asking(perUser.For(""))}
+	plain := connect.WithClientOptions()
 	const wait, pushback = "Retry-After", "Grpc-Retry-Pushback-Ms"
 	const refused = "resource_exhausted, RATE_LIMITED of echo.example, in 29.9985s, limited by perUser: retry after 29.999s, " +
 		"limit:perUser, perUser, perUser: 2 per minute"
@@ -194,33 +198,17 @@ func TestAnswers(t *testing.T) {
 		header, value string // never too early
 		protocol      connect.ClientOption
 	}{
-		{memory, refuses, refused, wait, "30", connect.WithClientOptions()},
+		{memory, refuses, refused, wait, "30", plain},
 		{memory, refuses, refused, wait, "30", connect.WithHTTPGet()},
 		{memory, refuses, refused, wait, "30", connect.WithProtoJSON()},
 		{memory, refuses, refused, pushback, "29999", connect.WithGRPC()},
 		{memory, refuses, refused, pushback, "29999", connect.WithGRPCWeb()},
-		{
-			down,
-			connectlimit.Config{RetryAfter: 2500 * time.Millisecond, Requests: ada},
-			"unavailable, RATE_LIMIT_UNAVAILABLE of pgratelimit, in 2.5s, the limits of this call could not be asked", wait, "3", connect.WithClientOptions(),
-		},
-		{down, connectlimit.Config{FailOpen: true, Requests: ada}, "ok", wait, "", connect.WithClientOptions()},
-		{
-			memory,
-			connectlimit.Config{Requests: asking(perUser.For("17").Cost(3))},
-			"invalid_argument, COST_EXCEEDS_CAPACITY of pgratelimit", wait, "", connect.WithClientOptions(),
-		},
-		{
-			memory,
-			connectlimit.Config{InvalidKey: connect.CodeUnauthenticated, Requests: asking(perUser.For(""))},
-			"unauthenticated, INVALID_KEY of pgratelimit", wait, "", connect.WithClientOptions(),
-		},
-		{memory, connectlimit.Config{Requests: own}, "permission_denied", wait, "", connect.WithClientOptions()},
-		{
-			memory,
-			connectlimit.Config{Requests: asking(everybody.Global()), Message: ofMessage},
-			"out_of_range", wait, "", connect.WithClientOptions(),
-		},
+		{down, waits, "unavailable, RATE_LIMIT_UNAVAILABLE of pgratelimit, in 2.5s, the limits of this call could not be asked", wait, "3", plain},
+		{down, connectlimit.Config{FailOpen: true, Requests: ada}, "ok", wait, "", plain},
+		{memory, costly, "invalid_argument, COST_EXCEEDS_CAPACITY of pgratelimit", wait, "", plain},
+		{memory, noKey, "unauthenticated, INVALID_KEY of pgratelimit", wait, "", plain},
+		{memory, connectlimit.Config{Requests: own}, "permission_denied", wait, "", plain},
+		{memory, ofMessage, "out_of_range", wait, "", plain},
 	} {
 		b, ran := setup(t, c.pool, c.config), false
 		b.say = func(context.Context) (string, error) { ran = true; return "", nil }

@@ -178,7 +178,12 @@ func TestAnswers(t *testing.T) {
 	down, err := pgxpool.New(t.Context(), "postgres://nobody@127.0.0.1:1/none")
 	require.NoError(t, err)
 	down.Close()
-	memory, ada, all := ratelimit.Pool(ratelimittest.NewDB()), asking(perUser.For("hunter2")), asking(perUser.For("hunter2"), everybody.Global())
+	memory, ada := ratelimit.Pool(ratelimittest.NewDB()), asking(perUser.For("hunter2"))
+	const refused = "ResourceExhausted, RATE_LIMITED of echo.example, in 29.9985s, limited by perUser: retry after 29.999s, " +
+		"limit:perUser, perUser, perUser: 2 per minute"
+	refuses := grpclimit.Config{Domain: "echo.example", Requests: asking(perUser.For("hunter2"), everybody.Global())}
+	waits := grpclimit.Config{RetryAfter: 2500 * time.Microsecond, Requests: ada}
+	noKey := grpclimit.Config{InvalidKey: codes.Unauthenticated, Requests: asking(perUser.For(""))}
 	own := func(context.Context, string) ([]ratelimit.Request, error) {
 		return nil, status.Error(codes.PermissionDenied, "sign in")
 	}
@@ -191,26 +196,11 @@ func TestAnswers(t *testing.T) {
 		want     string
 		pushback []string // never too early
 	}{
-		{
-			memory,
-			grpclimit.Config{Domain: "echo.example", Requests: all},
-			"ResourceExhausted, RATE_LIMITED of echo.example, in 29.9985s, limited by perUser: retry after 29.999s, " +
-				"limit:perUser, perUser, perUser: 2 per minute",
-			[]string{"29999"},
-		},
-		{
-			down,
-			grpclimit.Config{RetryAfter: 2500 * time.Microsecond, Requests: ada},
-			"Unavailable, RATE_LIMIT_UNAVAILABLE of pgratelimit, in 2.5ms, the limits of this call could not be asked",
-			[]string{"3"},
-		},
+		{memory, refuses, refused, []string{"29999"}},
+		{down, waits, "Unavailable, RATE_LIMIT_UNAVAILABLE of pgratelimit, in 2.5ms, the limits of this call could not be asked", []string{"3"}},
 		{down, grpclimit.Config{FailOpen: true, Requests: ada}, "OK", nil},
 		{memory, grpclimit.Config{Requests: asking(perUser.For("17").Cost(3))}, "InvalidArgument, COST_EXCEEDS_CAPACITY of pgratelimit", nil},
-		{
-			memory,
-			grpclimit.Config{InvalidKey: codes.Unauthenticated, Requests: asking(perUser.For(""))},
-			"Unauthenticated, INVALID_KEY of pgratelimit", nil,
-		},
+		{memory, noKey, "Unauthenticated, INVALID_KEY of pgratelimit", nil},
 		{memory, grpclimit.Config{Requests: own}, "PermissionDenied", nil},
 		{memory, grpclimit.Config{Requests: asking(everybody.Global()), Message: ofMessage}, "OutOfRange", nil},
 	} {
