@@ -180,9 +180,10 @@ func TestAnswers(t *testing.T) {
 	own := func(context.Context, connectlimit.Call) ([]ratelimit.Request, error) {
 		return nil, connect.NewError(connect.CodePermissionDenied, nil)
 	}
-	ofMessage := connectlimit.Config{Requests: asking(everybody.Global()), Message: func(_ context.Context, _ connectlimit.Call, message any) ([]ratelimit.Request, error) {
+	refusesMessage := func(_ context.Context, _ connectlimit.Call, message any) ([]ratelimit.Request, error) {
 		return nil, connect.NewError(connect.CodeOutOfRange, errors.New(message.(*text).GetValue()))
-	}}
+	}
+	ofMessage := connectlimit.Config{Requests: asking(everybody.Global()), Message: refusesMessage}
 	waits := connectlimit.Config{RetryAfter: 2500 * time.Millisecond, Requests: ada}
 	costly := connectlimit.Config{Requests: asking(perUser.For("17").Cost(3))}
 	noKey := connectlimit.Config{InvalidKey: connect.CodeUnauthenticated, Requests: asking(perUser.For(""))}

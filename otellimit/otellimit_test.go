@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log"
+	"log/slog"
 	"maps"
 	"os"
 	"regexp"
@@ -13,6 +15,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/metric"
@@ -25,6 +28,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/golden"
 	"github.com/pgratelimit/pgratelimit/otellimit"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
+	"github.com/pgratelimit/pgratelimit/sloglimit"
 )
 
 var (
@@ -228,4 +232,16 @@ func TestNewNamesTheInstrument(t *testing.T) {
 	t.Parallel()
 	_, err := otellimit.New(otellimit.Config{MeterProvider: failing{}})
 	require.EqualError(t, err, "otellimit: make ratelimit.decision.duration: no room")
+}
+
+// Metrics and spans go to the providers that the application has set, and failures to its log as well.
+func Example() {
+	var pool *pgxpool.Pool // of the application
+	observer, err := otellimit.New(otellimit.Config{})
+	if err != nil {
+		log.Fatal(err)
+	}
+	_, _ = ratelimit.New(pool, ratelimit.Config{
+		Observer: ratelimit.Observers(observer, sloglimit.New(sloglimit.Config{Refused: slog.LevelDebug})),
+	})
 }

@@ -3,6 +3,7 @@ package promlimit_test
 import (
 	"errors"
 	"fmt"
+	"log"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -13,6 +14,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"github.com/prometheus/client_golang/prometheus/testutil"
@@ -175,4 +177,15 @@ func exported(t *testing.T) map[string][]string {
 		}
 	}
 	return metrics
+}
+
+func Example() {
+	var pool *pgxpool.Pool // of the application
+	observer, err := promlimit.New(promlimit.Config{})
+	if err != nil {
+		log.Fatal(err)
+	}
+	prometheus.MustRegister(observer)
+	http.Handle("/metrics", promhttp.Handler())
+	_, _ = ratelimit.New(pool, ratelimit.Config{Observer: observer})
 }

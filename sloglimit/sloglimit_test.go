@@ -7,11 +7,13 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"os"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/ratelimit"
@@ -195,4 +197,13 @@ func TestLevels(t *testing.T) {
 	observer.Observe(t.Context(), allowed("take"))
 	require.Len(t, records(), 1)
 	require.Equal(t, "ratelimit: allowed", records()[0]["msg"])
+}
+
+// Refusals are expected here, so only failures and worse are worth a line.
+func Example() {
+	var pool *pgxpool.Pool // of the application
+	logger := slog.New(slog.NewJSONHandler(os.Stderr, nil))
+	_, _ = ratelimit.New(pool, ratelimit.Config{
+		Observer: sloglimit.New(sloglimit.Config{Logger: logger, Refused: slog.LevelDebug}),
+	})
 }

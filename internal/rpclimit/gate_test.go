@@ -299,17 +299,16 @@ var atOnce = ratelimit.Define("atOnce", ratelimit.Concurrency{Most: 1, Lease: ti
 func TestSlotsAreHeldUntilTheRelease(t *testing.T) {
 	t.Parallel()
 	b := setup(t, nil)
-	slots := ratelimit.Define("atOnce", ratelimit.Concurrency{Most: 1})
-	held, release, err := b.gate.Unary(t.Context(), call{requests: []ratelimit.Request{perUser.For("ada"), slots.For("ada")}}, nil)
+	held, release, err := b.gate.Unary(t.Context(), call{requests: []ratelimit.Request{perUser.For("ada"), atOnce.For("ada")}}, nil)
 	require.NoError(t, err)
 	lease, found := ratelimit.LeaseFromContext(held)
 	require.True(t, found)
 	require.Positive(t, lease.Fence)
-	require.Equal(t, rpclimit.ResourceExhausted, b.admit(t.Context(), perUser.For("ada"), slots.For("ada")))
+	require.Equal(t, rpclimit.ResourceExhausted, b.admit(t.Context(), perUser.For("ada"), atOnce.For("ada")))
 	release()
-	require.Equal(t, rpclimit.OK, b.admit(t.Context(), perUser.For("ada"), slots.For("ada")), "the refused call took no token")
-	require.Equal(t, rpclimit.ResourceExhausted, b.admit(t.Context(), perUser.For("ada"), slots.For("ada")))
-	require.Equal(t, rpclimit.OK, b.admit(t.Context(), slots.For("ada")), "and no slot")
+	require.Equal(t, rpclimit.OK, b.admit(t.Context(), perUser.For("ada"), atOnce.For("ada")), "the refused call took no token")
+	require.Equal(t, rpclimit.ResourceExhausted, b.admit(t.Context(), perUser.For("ada"), atOnce.For("ada")))
+	require.Equal(t, rpclimit.OK, b.admit(t.Context(), atOnce.For("ada")), "and no slot")
 }
 
 // TestACallThatLosesItsSlotIsTold promises that the handler's context ends then, and that the Observer receives it.
