@@ -253,6 +253,14 @@ func TestValueMarshalJSONStart(t *testing.T) {
 	}
 }
 
+func TestReservationDelay(t *testing.T) {
+	t.Parallel()
+	allowed := ratelimit.Reservation{Decision: ratelimit.Decision{Allowed: true, At: at}, ReadyAt: at.Add(3 * time.Second)}
+	require.Equal(t, 3*time.Second, allowed.Delay())
+	refused := ratelimit.Reservation{Decision: ratelimit.Decision{At: at, RetryAfter: time.Hour}}
+	require.Zero(t, refused.Delay(), "there is no work to delay")
+}
+
 // Of an hour, the place of a client moves by (1 - share), and the places of different clients are all over the hour.
 func TestSpread(t *testing.T) {
 	t.Parallel()

@@ -105,8 +105,10 @@ func TestGuideDouble(t *testing.T) {
 	rows := &table{}
 	limiter, err := ratelimit.New(ratelimittest.NewDBWith(rows), ratelimit.Config{AsOf: ratelimittest.NewClock().Now})
 	require.NoError(t, err)
+	var last pgx.Tx
 	send := func(body string, cost float64) error {
 		return limiter.InTx(t.Context(), func(tx pgx.Tx) error {
+			last = tx
 			if _, err := tx.Exec(t.Context(), insert, body); err != nil {
 				return err
 			}
@@ -121,6 +123,7 @@ func TestGuideDouble(t *testing.T) {
 	rows.conflicts = 1 // the take is undone, and the function runs again
 	require.NoError(t, send("again", 3))
 	require.Equal(t, []any{"hello", "again"}, rows.committed)
+	require.ErrorIs(t, last.Rollback(t.Context()), pgx.ErrTxClosed)
 	holds(t, limiter, 1, ten.For("ada"))
 }
 
