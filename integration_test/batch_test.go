@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/integration_test/internal/atonce"
@@ -90,24 +91,23 @@ func TestBatchesOfFirstCallersBesidePrune(t *testing.T) {
 	limit := ratelimit.Define("limit", hoard(capacity))
 	b.exec(t, `INSERT INTO ratelimit.buckets SELECT 'limit', 'key' || n, 0, 3, 0 FROM generate_series(1, 60, 2) AS n`) // full long since
 	var admitted [keys]atomic.Int64
-	var taking atomic.Int64
-	taking.Store(int64(callers))
+	var ended atomic.Int64
 	require.NoError(t, atonce.Do(callers+1, func(caller int) error {
-		for caller == callers && taking.Load() > 0 {
-			if err := errOf(b.limiter.Prune(t.Context(), limit)); err != nil {
+		if caller == callers {
+			var err error
+			for err == nil && ended.Load() < int64(callers) {
+				_, err = b.limiter.Prune(t.Context(), limit)
+			}
+			return err
+		}
+		defer ended.Add(1)
+		for i := range keys {
+			d, err := b.limiter.Take(t.Context(), limit.For(fmt.Sprint("key", i)))
+			if err != nil {
 				return err
 			}
-		}
-		if caller == callers {
-			return nil
-		}
-		defer taking.Add(-1)
-		for i := range keys {
-			switch err := b.limiter.Require(t.Context(), limit.For(fmt.Sprint("key", i))); {
-			case err == nil:
+			if d.Allowed {
 				admitted[i].Add(1)
-			case !errors.Is(err, ratelimit.ErrLimited):
-				return err
 			}
 		}
 		return nil
@@ -197,7 +197,7 @@ func TestABatchWhoseConnectionBreaksAnywhere(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			cutter := &cutter{}
-			s := newStand(t, cutter.on, oneConnection)
+			s := newStand(t, cutter.on, oneConnection, func(c *pgxpool.Config) { c.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeCacheStatement })
 			require.NoError(t, s.outside.limiter.Credit(t.Context(), calls.For("first"))) // stores the fingerprint
 			n := 1
 			for s.cutAt(t, cutter, n, side) {

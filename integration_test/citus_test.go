@@ -1,7 +1,6 @@
 package integration_test
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"sync/atomic"
@@ -10,34 +9,29 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/integration_test/internal/atonce"
+	"github.com/pgratelimit/pgratelimit/integration_test/internal/world"
 	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
 	"github.com/pgratelimit/pgratelimit/migrations"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// citusStand is a coordinator and two workers, each of which takes statements, with a pool on each; or the coordinator alone.
+// citusStand is a coordinator and two workers, each of which takes statements, with a bundle on each; or the coordinator alone.
 type citusStand struct {
 	*postgrestest.Citus
 
-	nodes []*pgxpool.Pool // the coordinator first
+	nodes []*bundle // the coordinator first
 }
 
 func newCitusStand(t *testing.T) *citusStand {
 	t.Helper()
 	s := &citusStand{Citus: postgrestest.StartCitus(t, 2)}
 	for _, server := range append([]*postgrestest.Server{s.Coordinator}, s.Workers...) {
-		config, err := pgxpool.ParseConfig(server.URL())
-		require.NoError(t, err)
-		config.MaxConns = 2 * racers
-		pool, err := pgxpool.NewWithConfig(t.Context(), config)
-		require.NoError(t, err)
-		t.Cleanup(pool.Close)
-		s.nodes = append(s.nodes, pool)
+		w := world.Open(t, server.URL(), func(c *pgxpool.Config) { c.MaxConns = 2 * racers })
+		s.nodes = append(s.nodes, &bundle{pool: w.Pool, schema: "ratelimit"})
 	}
 	return s
 }
@@ -57,12 +51,8 @@ func TestCitus(t *testing.T) {
 // races makes callers take at once from a bucket with too few tokens for all of them, through one node and through all.
 func (s *citusStand) races(t *testing.T) {
 	t.Helper()
-	noon := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
-	limiters := make([]*ratelimit.Limiter, len(s.nodes))
-	for i, pool := range s.nodes {
-		limiter, err := ratelimit.New(pool, ratelimit.Config{AsOf: func() time.Time { return noon }, Timeout: 10 * time.Minute})
-		require.NoError(t, err)
-		limiters[i] = limiter
+	for _, node := range s.nodes {
+		node.limiter = node.stopped(t)
 	}
 	for _, caller := range callers() {
 		for _, several := range []bool{false, true} {
@@ -77,12 +67,12 @@ func (s *citusStand) races(t *testing.T) {
 					}
 					var admitted atomic.Int64
 					require.NoError(t, atonce.Do(racers, func(racer int) error {
-						node := 0
+						node := s.nodes[0]
 						if everyNode {
-							node = racer % len(s.nodes)
+							node = s.nodes[racer%len(s.nodes)]
 						}
 						for range racersTries {
-							d, err := caller.take(t.Context(), s.nodes[node], limiters[node], requests...)
+							d, err := caller.take(t.Context(), node.pool, node.limiter, requests...)
 							if err != nil {
 								return err
 							}
@@ -94,9 +84,7 @@ func (s *citusStand) races(t *testing.T) {
 					}))
 					require.EqualValues(t, raceCapacity, admitted.Load())
 					for i, r := range requests {
-						v, err := limiters[0].Value(t.Context(), r)
-						require.NoError(t, err)
-						require.InDelta(t, []float64{0, 9 * raceCapacity}[i], v.Tokens, 1e-6)
+						require.InDelta(t, []float64{0, 9 * raceCapacity}[i], tokens(t, s.nodes[0].limiter, r), 1e-6)
 					}
 				})
 			}
@@ -107,12 +95,10 @@ func (s *citusStand) races(t *testing.T) {
 // distributes promises that a second Distribute does nothing, and that Distribute does not restrict the application's tables.
 func (s *citusStand) distributes(t *testing.T) {
 	t.Helper()
-	ctx, pool := t.Context(), s.nodes[0]
+	ctx, pool := t.Context(), s.nodes[0].pool
 	layout := func() (tables []string) {
-		found, err := pool.Query(ctx, `SELECT concat_ws(' ', logicalrelid, partmethod, colocationid) FROM pg_dist_partition ORDER BY 1`)
-		require.NoError(t, err)
-		tables, err = pgx.CollectRows(found, pgx.RowTo[string])
-		require.NoError(t, err)
+		require.NoError(t, pool.QueryRow(ctx,
+			`SELECT array_agg(concat_ws(' ', logicalrelid, partmethod, colocationid) ORDER BY logicalrelid) FROM pg_dist_partition`).Scan(&tables))
 		return tables
 	}
 	before := layout()
@@ -120,13 +106,8 @@ func (s *citusStand) distributes(t *testing.T) {
 	require.NoError(t, migrations.Distribute(ctx, pool, migrations.Config{}, migrations.Distribution{Shards: 8}))
 	require.Equal(t, before, layout())
 
-	for _, sql := range []string{
-		`CREATE TABLE public.orders (customer text PRIMARY KEY)`,
-		`SELECT create_distributed_table('public.orders', 'customer')`,
-	} {
-		_, err := pool.Exec(ctx, sql)
-		require.NoError(t, err, "the keys here have another collation than the application's")
-	}
+	s.nodes[0].exec(t, `CREATE TABLE public.orders (customer text PRIMARY KEY)`) // whose keys have another collation than the Limiter's
+	s.nodes[0].exec(t, `SELECT create_distributed_table('public.orders', 'customer')`)
 	other := migrations.Config{Schema: "other"}
 	require.NoError(t, migrations.Up(ctx, pool, other))
 	for _, shards := range []int{32, -1, 100_000} { // the first of them is the application's
@@ -138,27 +119,24 @@ func (s *citusStand) distributes(t *testing.T) {
 // distributesPartitions promises that Distribute accepts buckets in partitions, and that distributed buckets cannot be partitioned.
 func (s *citusStand) distributesPartitions(t *testing.T) {
 	t.Helper()
-	ctx, pool := t.Context(), s.nodes[0]
+	ctx, pool := t.Context(), s.nodes[0].pool
 	cfg := migrations.Config{Schema: "parted", Partitions: 4}
 	for range 2 {
 		require.NoError(t, migrations.Up(ctx, pool, cfg))
 		require.NoError(t, migrations.Distribute(ctx, pool, cfg, migrations.Distribution{Shards: 6}))
 	}
-	noon := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
 	limit := ratelimit.Define("parted", ratelimit.PerMinute(10))
 	requests := []ratelimit.Request{limit.For("a"), limit.For("b"), limit.For("c")}
-	at := func(node *pgxpool.Pool, instant time.Time) *ratelimit.Limiter {
-		limiter, err := ratelimit.New(node, ratelimit.Config{Schema: cfg.Schema, AsOf: func() time.Time { return instant }, Timeout: 10 * time.Minute})
-		require.NoError(t, err)
-		return limiter
+	at := func(node *bundle, instant time.Time) *ratelimit.Limiter {
+		return node.with(t, ratelimit.Config{Schema: cfg.Schema, AsOf: stoppedAt(instant).now})
 	}
 	for i, node := range s.nodes {
-		d, err := at(node, noon).Take(ctx, requests...)
+		d, err := at(node, clockNoon).Take(ctx, requests...)
 		require.NoError(t, err)
 		require.True(t, d.Allowed)
 		require.InDelta(t, 9-i, d.Remaining, 1e-9)
 	}
-	deleted, err := at(pool, noon.Add(time.Hour)).Prune(ctx, limit)
+	deleted, err := at(s.nodes[0], clockNoon.Add(time.Hour)).Prune(ctx, limit)
 	require.NoError(t, err)
 	require.EqualValues(t, len(requests), deleted)
 	for _, n := range []int{1, 8} {
@@ -175,7 +153,7 @@ func (s *citusStand) distributesPartitions(t *testing.T) {
 // error for a worker that refuses and for a lost worker.
 func (s *citusStand) conflictsAtCommit(t *testing.T) {
 	t.Helper()
-	ctx, pool := t.Context(), s.nodes[0]
+	ctx := t.Context()
 	for _, sql := range []string{
 		`CREATE TABLE public.events (customer text PRIMARY KEY, lost boolean)`,
 		`SELECT create_distributed_table('public.events', 'customer', colocate_with => 'none')`,
@@ -184,11 +162,9 @@ func (s *citusStand) conflictsAtCommit(t *testing.T) {
 			RAISE EXCEPTION 'lost' USING ERRCODE = '40001'; END $$`,
 		`SELECT run_command_on_shards('public.events', 'CREATE CONSTRAINT TRIGGER fail AFTER INSERT ON %s DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION public.fail()')`,
 	} {
-		_, err := pool.Exec(ctx, sql)
-		require.NoError(t, err)
+		s.nodes[0].exec(t, sql)
 	}
-	limiter, err := ratelimit.New(pool, ratelimit.Config{Timeout: 10 * time.Minute})
-	require.NoError(t, err)
+	limiter := s.nodes[0].with(t, ratelimit.Config{})
 	for _, lost := range []bool{false, true} {
 		runs := 0
 		err := limiter.InTx(ctx, func(tx pgx.Tx) error {
@@ -208,19 +184,21 @@ func (s *citusStand) killsWorker(t *testing.T) {
 	if len(s.Workers) == 0 {
 		t.Skip("the Citus of an image has no worker beside the coordinator")
 	}
-	noon := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
-	limiter, err := ratelimit.New(s.nodes[0], ratelimit.Config{AsOf: func() time.Time { return noon }, Timeout: 10 * time.Second})
-	require.NoError(t, err)
+	limiter := s.nodes[0].with(t, ratelimit.Config{AsOf: stoppedAt(clockNoon).now, Timeout: 10 * time.Second})
 	hot, other := ratelimit.Define("hot-killed", hoard(raceCapacity)), ratelimit.Define("other-killed", hoard(10*raceCapacity))
 	requests := []ratelimit.Request{hot.For("k"), other.For("k on another server")}
 	var admitted, failed, ended, kills atomic.Int64
 	require.NoError(t, atonce.Do(racers+1, func(racer int) error {
 		if racer == racers {
 			for kills.Load() < 3 && ended.Load() < racers {
-				if err := killSession(t.Context(), s.nodes[1]); err != nil {
+				var pid int
+				if err := s.nodes[1].pool.QueryRow(t.Context(), `SELECT pid FROM pg_stat_activity
+					WHERE backend_type = 'client backend' AND application_name LIKE 'citus%' LIMIT 1`).Scan(&pid); err != nil {
 					continue // it is not back yet
 				}
-				kills.Add(1)
+				if syscall.Kill(pid, syscall.SIGKILL) == nil { // which ends all sessions of the server
+					kills.Add(1)
+				}
 			}
 			return nil
 		}
@@ -238,47 +216,18 @@ func (s *citusStand) killsWorker(t *testing.T) {
 	}))
 	require.Positive(t, kills.Load())
 	var left [2]float64
-	require.NoError(t, s.recovered(t, func() error {
+	eventually(t, "the workers are back, and their prepared transactions are committed or rolled back", func() bool {
+		_, err := s.nodes[0].pool.Exec(t.Context(), `SELECT recover_prepared_transactions()`)
 		for i, r := range requests {
-			v, err := limiter.Value(t.Context(), r)
-			if err != nil {
-				return err
-			}
-			left[i] = v.Tokens
+			v, failure := limiter.Value(t.Context(), r)
+			left[i], err = v.Tokens, errors.Join(err, failure)
 		}
-		return nil
-	}))
+		return err == nil
+	})
 	t.Logf("%d admitted, %d failed, %d kills, %v left", admitted.Load(), failed.Load(), kills.Load(), left)
 	taken := raceCapacity - left[0]
 	require.InDelta(t, taken, 10*raceCapacity-left[1], 1e-6, "each call took from both or from none")
 	require.GreaterOrEqual(t, taken+1e-6, float64(admitted.Load()))
 	require.LessOrEqual(t, taken, float64(admitted.Load()+failed.Load())+1e-6)
 	require.GreaterOrEqual(t, left[0], -1e-6)
-}
-
-// killSession kills one session of the server by SIGKILL, which ends all of them.
-func killSession(ctx context.Context, pool *pgxpool.Pool) error {
-	var pid int
-	err := pool.QueryRow(ctx, `SELECT pid FROM pg_stat_activity WHERE backend_type = 'client backend' AND application_name LIKE 'citus%' LIMIT 1`).Scan(&pid)
-	if err != nil {
-		return err
-	}
-	return syscall.Kill(pid, syscall.SIGKILL)
-}
-
-// recovered runs read when the workers are back, and their prepared transactions are committed or rolled back.
-func (s *citusStand) recovered(t *testing.T, read func() error) error {
-	t.Helper()
-	deadline := time.Now().Add(patient)
-	for {
-		var n int
-		err := s.nodes[0].QueryRow(t.Context(), `SELECT recover_prepared_transactions()`).Scan(&n)
-		if err == nil {
-			err = read()
-		}
-		var pgErr *pgconn.PgError
-		if err == nil || time.Now().After(deadline) || !errors.As(err, &pgErr) {
-			return err
-		}
-	}
 }

@@ -1,14 +1,19 @@
 package integration_test
 
 import (
+	"context"
 	"fmt"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgratelimit/pgratelimit/integration_test/internal/atonce"
+	"github.com/pgratelimit/pgratelimit/integration_test/internal/world"
+	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -111,33 +116,281 @@ func TestWhatADecisionOnACalendarTakes(t *testing.T) {
 	require.NoError(t, tx.Commit(t.Context()))
 }
 
-// In the midst of a call the clock of the database goes on, or back, by many windows. The answer is of a window near that instant.
-func TestTheClockGoesManyWindowsOn(t *testing.T) {
+// eraRules is a source of policies: the rule of each name.
+type eraRules map[string]*ratelimit.Ruling
+
+func (r eraRules) RulingFor(limit ratelimit.Limit, _, _ string) *ratelimit.Ruling {
+	return r[limit.Name()]
+}
+
+func (r eraRules) RulingsOf(name string) []*ratelimit.Ruling {
+	if rule := r[name]; rule != nil {
+		return []*ratelimit.Ruling{rule}
+	}
+	return nil
+}
+
+// eraChange is a rule: a policy, and from changeInstant on another one.
+type eraChange struct {
+	before, after ratelimit.Policy
+	onChange      ratelimit.OnChange
+}
+
+// changeInstant is the instant at which the limits of these tests change.
+var changeInstant = clockNoon
+
+// rule returns the rule for a limit.
+func (c eraChange) rule(t *testing.T, limit ratelimit.Limit) *ratelimit.Ruling {
+	t.Helper()
+	rule, err := ratelimit.NewRuling(limit, ratelimit.RulingConfig{Name: "changing", Eras: []ratelimit.Era{
+		{Policy: c.before}, {From: changeInstant, Policy: c.after, OnChange: c.onChange},
+	}})
+	require.NoError(t, err)
+	return rule
+}
+
+// changing returns a desk whose limits change at noon. The clock stands at a second before.
+func (b *bundle) changing(t *testing.T, config ratelimit.Config, changes map[string]eraChange) *desk {
+	t.Helper()
+	rules := eraRules{}
+	for name, c := range changes {
+		rules[name] = c.rule(t, changingLimit(name))
+	}
+	config.Policies = rules
+	d := b.desk(t, config)
+	d.at(-time.Second)
+	return d
+}
+
+// changingLimit is the definition of a limit in the code, which its rule replaces.
+func changingLimit(name string) ratelimit.Limit {
+	return ratelimit.Define(name, ratelimit.TokenBucket{Rate: 1e9, Period: time.Second})
+}
+
+// slowly is a policy that holds capacity tokens and gains less than a thousandth of one during a test.
+func slowly(capacity float64, shards int) ratelimit.TokenBucket {
+	return ratelimit.TokenBucket{Rate: capacity, Period: century, Capacity: capacity, Shards: shards}
+}
+
+// faster is slowly at twice the rate.
+func faster(capacity float64, shards int) ratelimit.TokenBucket {
+	return ratelimit.TokenBucket{Rate: 2 * capacity, Period: century, Capacity: capacity, Shards: shards}
+}
+
+// plant writes a row of a bucket of the changing limit, as earlier calls could have left it.
+func (b *bundle) plant(t *testing.T, key string, shard int, value float64, ts time.Time) {
+	t.Helper()
+	b.exec(t, fmt.Sprintf(`INSERT INTO %s.buckets (name, key, shard, value, ts) VALUES ('limit', $1, $2, $3, $4)`, b.schema),
+		key, shard, value, ts.UnixMicro())
+}
+
+// jumping returns a clock that shows an instant before the change for a number of reads, and an instant after the change from then on.
+func jumping(reads int64) func() time.Time {
+	var n atomic.Int64
+	return func() time.Time {
+		if n.Add(1) <= reads {
+			return changeInstant.Add(-time.Microsecond)
+		}
+		return changeInstant.Add(time.Microsecond)
+	}
+}
+
+// A call that began before the change decides by the policy of the instant of its decision.
+func TestTheChangeComesInTheMidstOfACall(t *testing.T) {
 	t.Parallel()
-	b := setup(t)
-	for _, resets := range []ratelimit.Calendar{ratelimit.Daily, ratelimit.Monthly, ratelimit.Yearly} {
-		limit := ratelimit.Define("limit", ratelimit.CalendarWindow{Rate: 10, Resets: resets, Zone: "America/Santiago"})
-		for _, years := range []int{2, 300, -8} {
-			t.Run(fmt.Sprint(resets, years), func(t *testing.T) {
+	tests := map[string]struct {
+		change       eraChange
+		rows         map[int]float64
+		before, want float64 // what the bucket holds in the end without the call: when that was before the change, and after
+	}{ // after a reset a call before the change costs nothing
+		"FourRows":                  {eraChange{before: slowly(40, 4), after: faster(40, 4)}, map[int]float64{0: 0}, 30, 30},
+		"FourRowsRaised":            {eraChange{before: slowly(40, 4), after: slowly(160, 4), onChange: ratelimit.ScaleTokens}, nil, 156 + 1, 160},
+		"ResetToMoreRows":           {eraChange{before: slowly(40, 4), after: slowly(160, 8), onChange: ratelimit.ResetTokens}, map[int]float64{0: 0}, 160 + 1, 160},
+		"ResetToFewerRows":          {eraChange{before: slowly(40, 8), after: slowly(40, 1), onChange: ratelimit.ResetTokens}, map[int]float64{5: 0, 6: 0}, 40 + 1, 40},
+		"ResetFromOneRowWithout":    {eraChange{before: slowly(40, 1), after: slowly(160, 8), onChange: ratelimit.ResetTokens}, nil, 160 + 1, 160},
+		"RaisedOneRowWithoutAnyYet": {eraChange{before: slowly(40, 1), after: slowly(160, 1)}, nil, 40, 160},
+	}
+	verbs := map[string]func(r ratelimit.Request) verb{
+		"Take":      func(r ratelimit.Request) verb { return taking(r) },
+		"TakeOfTwo": func(r ratelimit.Request) verb { return taking(r, roomy.For("other")) },
+		"Reserve":   func(r ratelimit.Request) verb { return reserving(r) },
+		"Charge": func(r ratelimit.Request) verb {
+			return func(ctx context.Context, l *ratelimit.Limiter) (bool, error) { return true, l.Charge(ctx, r) }
+		},
+	}
+	for name, test := range tests {
+		for verb, call := range verbs {
+			t.Run(name+"/"+verb, func(t *testing.T) {
 				t.Parallel()
-				representative(t, fmt.Sprint(resets, years), "day300", "month2", "year-8")
-				for reads := range 6 {
-					n, now := 0, clockNoon.AddDate(years, 0, 0)
-					l := b.with(t, ratelimit.Config{NoBatching: true, AsOf: func() time.Time {
-						if n++; n <= reads+4 {
-							return clockNoon
-						}
-						return now
-					}})
-					tx := b.begin(t, pgx.Serializable)
-					for range 3 {
-						d, err := l.WithTx(tx).Take(t.Context(), limit.For(t.Name()), roomy.For(t.Name()))
-						require.NoError(t, err)
-						require.Less(t, d.States[0].ResetAfter, 400*ratelimit.Day)
+				representative(t, name, "FourRows", "ResetToMoreRows")
+				b := setup(t)
+				for reads := range int64(6) {
+					d := b.changing(t, ratelimit.Config{}, map[string]eraChange{"limit": test.change})
+					rules := eraRules{"limit": test.change.rule(t, changingLimit("limit"))}
+					limiter := b.with(t, ratelimit.Config{Policies: rules, AsOf: jumping(reads)})
+					key := t.Name() + string(rune('a'+reads))
+					for shard, value := range test.rows {
+						b.plant(t, key, shard, value, changeInstant.Add(-time.Second))
 					}
-					require.NoError(t, tx.Rollback(t.Context()))
+					request := changingLimit("limit").For(key)
+					requireAllowed(t, call(request), limiter)
+					d.at(2 * time.Second)
+					want := test.want
+					written := int64(0) // by the call
+					for _, row := range b.rows(t, key) {
+						written = max(written, row.TS)
+					}
+					if time.UnixMicro(written).Before(changeInstant) {
+						want = test.before
+					}
+					require.InDelta(t, want-1, tokens(t, d.limiter, request), 1e-3, "after %d readings of the clock", reads)
 				}
 			})
 		}
+	}
+}
+
+// Prune does not delete a row that owes tokens after a change, although it is full by the policy before.
+func TestPruneForgivesNothingOwedThatAChangeScales(t *testing.T) {
+	t.Parallel()
+	tests := map[string]eraChange{
+		"Scaled": {
+			before: ratelimit.TokenBucket{Rate: 10, Period: time.Minute}, after: ratelimit.TokenBucket{Rate: 10, Period: time.Minute, Capacity: 1000},
+			onChange: ratelimit.ScaleTokens,
+		},
+		"Added": {
+			before: ratelimit.TokenBucket{Rate: 10, Period: time.Minute, Capacity: 1000}, after: ratelimit.TokenBucket{Rate: 10, Period: time.Minute},
+			onChange: ratelimit.AddTokens,
+		},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			d := setup(t).changing(t, ratelimit.Config{}, map[string]eraChange{"limit": test})
+			request := changingLimit("limit").For("key")
+			d.plant(t, "key", 0, -90, changeInstant.Add(-time.Second))
+			for minutes := 1; minutes < 1200; minutes += 7 {
+				d.at(time.Duration(minutes) * time.Minute)
+				before := tokens(t, d.limiter, request)
+				require.NoError(t, errOf(d.limiter.Prune(t.Context(), changingLimit("limit"))))
+				require.InDelta(t, before, tokens(t, d.limiter, request), 1e-6, "after %d minutes", minutes)
+			}
+		})
+	}
+}
+
+// TestTheModeOfARuleFollowsTheServersClock checks that the server's clock chooses the mode, in a batch and in a transaction, in processes
+// whose clocks are behind and ahead. By the clock of the process, the rule changes in 30 seconds or changed 30 seconds ago. The mode is in the answer, it decides, and each token is taken
+// once. Of the calls that share a batch, only calls whose limit is in another mode are repeated: no call takes twice or fails.
+func TestTheModeOfARuleFollowsTheServersClock(t *testing.T) {
+	t.Parallel()
+	const plenty = 1e5
+	other, modes := ratelimit.Define("other", hoard(plenty)), []ratelimit.Mode{ratelimit.On, ratelimit.Shadow, ratelimit.Off}
+	test := func(t *testing.T, b *bundle, ahead bool, byProcess, byServer ratelimit.Era) {
+		t.Helper()
+		limit := ratelimit.Define(string("is-"+byProcess.Mode+"-"+byServer.Mode), ratelimit.TokenBucket{Rate: 12, Period: century, Capacity: 2, MaxReserved: 9})
+		eras := []ratelimit.Era{byProcess, byServer}
+		eras[1].From = time.Now().Add(30 * time.Second)
+		if ahead {
+			eras = []ratelimit.Era{byServer, byProcess}
+			eras[1].From = time.Now().Add(-30 * time.Second)
+		}
+		rule, err := ratelimit.NewRuling(limit, ratelimit.RulingConfig{Eras: eras})
+		require.NoError(t, err)
+		l := b.with(t, ratelimit.Config{Policies: eraRules{limit.Name(): rule}, RefusalCache: refusalEntries})
+		for key, requests := range map[string][]ratelimit.Request{
+			limit.Name() + "one": {limit.For(limit.Name() + "one")},
+			limit.Name() + "two": {limit.For(limit.Name() + "two"), other.For(limit.Name() + "two")},
+		} {
+			takes := func(l *ratelimit.Limiter) {
+				for i := range 4 {
+					d, err := l.Take(t.Context(), requests...)
+					require.NoError(t, err, key)
+					require.Equal(t, byServer.Mode != ratelimit.On || i < 2, d.Allowed, "%v, take %d", key, i)
+					require.Equal(t, byServer.Mode == ratelimit.Off || i < 2, d.States[0].Allowed, "%v, take %d", key, i)
+					require.Equal(t, byServer.Mode, d.States[0].Mode, "%v, take %d", key, i)
+					require.Equal(t, byServer.Mode == ratelimit.Off, d.States[0].NotAsked, "%v, take %d", key, i)
+				}
+			}
+			taken := map[ratelimit.Mode]float64{ratelimit.On: 2, ratelimit.Shadow: 2}[byServer.Mode]
+			others := map[ratelimit.Mode]float64{ratelimit.On: 2, ratelimit.Shadow: 4, ratelimit.Off: 4}[byServer.Mode]
+			check := func(times float64) {
+				require.InDelta(t, 2-taken, tokens(t, l, limit.For(key)), 1e-6, key)
+				if len(requests) > 1 {
+					require.InDelta(t, plenty-times*others, tokens(t, l, other.For(key)), 0.1, key)
+				}
+			}
+			takes(l)
+			check(1)
+			require.NoError(t, l.Reset(t.Context(), limit.For(key)))
+			require.NoError(t, l.InTx(t.Context(), func(tx pgx.Tx) error {
+				takes(l.WithTx(tx))
+				return nil
+			}))
+			check(2)
+		}
+		var taken atomic.Int64
+		shared := other.For("shared by " + limit.Name())
+		require.NoError(t, atonce.Do(20, func(caller int) error {
+			for round := range 5 {
+				own := limit.For(fmt.Sprint("round ", round))
+				d, err := l.Take(t.Context(), [][]ratelimit.Request{{shared}, {shared, own}, {own}}[caller%3]...)
+				if err != nil {
+					return err
+				}
+				if d.Allowed && d.States[0].Limit == other {
+					taken.Add(1)
+				}
+			}
+			return nil
+		}))
+		require.InDelta(t, plenty-float64(taken.Load()), tokens(t, l, shared), 0.1)
+	}
+	for name, sleep := range map[string]time.Duration{"Behind": 0, "Ahead": 200 * 365 * ratelimit.Day} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			url := postgrestest.NewDatabase(t)
+			synctest.Test(t, func(t *testing.T) { // whose time is virtual, and begins in 2000
+				time.Sleep(sleep)
+				b := &bundle{pool: world.Open(t, url).Pool}
+				for _, byProcess := range modes {
+					for _, byServer := range modes {
+						test(t, b, sleep > 0, ratelimit.Era{Mode: byProcess}, ratelimit.Era{Mode: byServer})
+					}
+				}
+			})
+		})
+	}
+}
+
+// TestTheModesOfARuleCostNoRoundTrip promises that a rule that changes the mode of its limit costs no round trip, unless the limit
+// is off and its mode changes within a minute.
+func TestTheModesOfARuleCostNoRoundTrip(t *testing.T) {
+	t.Parallel()
+	fastPathOnly(t, "the general path takes more round trips")
+	b, w := setupCounted(t)
+	for name, test := range map[string]struct {
+		first, second ratelimit.Mode
+		change        time.Duration // from now
+		want          int
+	}{
+		"Shadow":   {ratelimit.Shadow, ratelimit.On, time.Hour, 1},
+		"On":       {ratelimit.On, ratelimit.Off, 40 * time.Second, 1},
+		"Off":      {ratelimit.Off, ratelimit.On, time.Hour, 0},
+		"OffLong":  {ratelimit.On, ratelimit.Off, -time.Hour, 0},
+		"SoonOn":   {ratelimit.Off, ratelimit.On, 40 * time.Second, 1},
+		"LatelyOn": {ratelimit.On, ratelimit.Off, -10 * time.Second, 1},
+	} {
+		limit := ratelimit.Define(name, hoard(100))
+		rule, err := ratelimit.NewRuling(limit, ratelimit.RulingConfig{Eras: []ratelimit.Era{{Mode: test.first}, {From: time.Now().Add(test.change), Mode: test.second}}})
+		require.NoError(t, err)
+		l := b.with(t, ratelimit.Config{NoBatching: true, Policies: eraRules{name: rule}})
+		for range 2 { // the first call inserts the row and learns the kind of server
+			require.NoError(t, l.Reset(t.Context(), limit.For(name)))
+			require.NoError(t, errOf(l.Take(t.Context(), limit.For(name))))
+		}
+		require.Equal(t, test.want, w.count(func() {
+			require.NoError(t, errOf(l.Take(t.Context(), limit.For(name))))
+		}), name)
 	}
 }

@@ -144,23 +144,17 @@ func TestAnErrorInTheMessageOfCommit(t *testing.T) {
 func TestInTxWhileItsCommitWaits(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
-		meanwhile func(t *testing.T, s *stand, open, giveUp func())
+		meanwhile func(t *testing.T, s *stand, waiter uint32, open, giveUp func())
 		want      error
 		sent      int
 	}{
-		"ItsBackendIsEnded": {func(t *testing.T, s *stand, _, _ func()) {
+		"ItsBackendIsEnded": {func(t *testing.T, s *stand, waiter uint32, _, _ func()) {
 			t.Helper()
-			require.NoError(t, s.terminate(t.Context(), s.awaitWaiter(t)))
+			require.NoError(t, s.terminate(t.Context(), waiter))
 		}, ratelimit.ErrCommitUnknown, 0},
-		"ItsCallerGivesUp": {func(t *testing.T, s *stand, open, giveUp func()) {
+		"ItsCallerGivesUp": {func(_ *testing.T, _ *stand, _ uint32, open, giveUp func()) { giveUp(); open() }, nil, 1},
+		"ItHasNoAnswer": {func(t *testing.T, _ *stand, _ uint32, open, _ func()) {
 			t.Helper()
-			s.awaitWaiter(t)
-			giveUp()
-			open()
-		}, nil, 1},
-		"ItHasNoAnswer": {func(t *testing.T, s *stand, open, _ func()) {
-			t.Helper()
-			s.awaitWaiter(t)
 			tooLong := time.AfterFunc(patient, open)
 			t.Cleanup(func() { tooLong.Stop() })
 		}, ratelimit.ErrCommitUnknown, 0},
@@ -169,18 +163,23 @@ func TestInTxWhileItsCommitWaits(t *testing.T) {
 			t.Parallel()
 			representative(t, name, "ItsBackendIsEnded", "ItsCallerGivesUp")
 			s := newStand(t)
-			open := s.closeGate(t)
-			ctx, cancel := context.WithCancel(t.Context())
-			defer cancel()
-			runs, ended := 0, make(chan error, 1)
-			go func() {
-				ended <- s.limiter.InTx(ctx, func(tx pgx.Tx) error {
+			s.outside.exec(t, `CREATE FUNCTION public.pass_gate() RETURNS trigger LANGUAGE plpgsql AS
+				$$ BEGIN PERFORM pg_advisory_xact_lock_shared(1); RETURN NULL; END $$`)
+			s.outside.exec(t, `CREATE CONSTRAINT TRIGGER gate AFTER INSERT ON public.messages
+				DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION public.pass_gate()`)
+			gate := s.outside.begin(t, pgx.ReadCommitted) // at which every COMMIT that wrote a message waits
+			require.NoError(t, errOf(gate.Exec(t.Context(), `SELECT pg_advisory_xact_lock(1)`)))
+			open := func() { _ = gate.Rollback(context.WithoutCancel(t.Context())) }
+			runs := 0
+			inTx := askFor(t, func(ctx context.Context) error {
+				return s.limiter.InTx(ctx, func(tx pgx.Tx) error {
 					runs++
 					return s.send(ctx, tx, "ada")
 				})
-			}()
-			test.meanwhile(t, s, open, cancel)
-			require.ErrorIs(t, <-ended, test.want)
+			})
+			test.meanwhile(t, s, s.awaitWaiter(t), open, inTx.cancel)
+			<-inTx.ended
+			require.ErrorIs(t, inTx.err, test.want)
 			require.Equal(t, 1, runs)
 			s.requireIdle(t)
 			s.requireSent(t, test.sent)

@@ -76,43 +76,36 @@ func waiting(t *testing.T, pool *pgxpool.Pool) int {
 // Earlier writes stay, and other buckets work, but the lost bucket fails for this snapshot.
 func TestAConflictInASavepointIsTheCallers(t *testing.T) {
 	t.Parallel()
-	for level, iso := range map[string]pgx.TxIsoLevel{"RepeatableRead": pgx.RepeatableRead, "Serializable": pgx.Serializable} {
+	for _, level := range levels[1:] {
 		for verb, call := range map[string]verb{
 			"Take":          taking(calls.For("lost")),
 			"TakeSeveral":   taking(calls.For("lost"), roomy.For("lost")),
 			"TakeFromShard": taking(shardedCalls.For("lost").Cost(callsCapacity/8+1), calls.For("lost")),
 			"Reserve":       reserving(calls.For("lost")),
 		} {
-			t.Run(level+"/"+verb, func(t *testing.T) {
+			t.Run(level.name+"/"+verb, func(t *testing.T) {
 				t.Parallel()
 				s, ctx := newStand(t), t.Context()
-				require.NoError(t, s.takeOutside(ctx, "lost"))
-				takeOne(t, s.outside.limiter, shardedCalls.For("lost"))
-				tx := s.begin(t, iso)
+				takeOne(t, s.outside.limiter, shardedCalls.For("lost"), calls.For("lost"))
+				tx := s.begin(t, level.level)
 				require.NoError(t, s.send(ctx, tx, "kept"))
-				require.NoError(t, s.takeOutside(ctx, "lost")) // after the snapshot
-				takeOne(t, s.outside.limiter, shardedCalls.For("lost").Cost(callsCapacity/2))
+				takeOne(t, s.outside.limiter, shardedCalls.For("lost").Cost(callsCapacity/2), calls.For("lost")) // after the snapshot
 				for range 2 {
-					savepoint, err := tx.Begin(ctx)
-					require.NoError(t, err)
-					require.NoError(t, s.send(ctx, savepoint, "undone"))
-					allowed, err := call(ctx, s.limiter.WithTx(savepoint))
-					require.False(t, allowed)
+					err := pgx.BeginFunc(ctx, tx, func(savepoint pgx.Tx) error {
+						require.NoError(t, s.send(ctx, savepoint, "undone"))
+						_, err := call(ctx, s.limiter.WithTx(savepoint))
+						require.Equal(t, "25P02", sqlstate(errOf(savepoint.Exec(ctx, `SELECT 1`))), "the savepoint is spoilt, as after any error")
+						return err
+					})
 					require.Equal(t, "40001", sqlstate(err))
 					require.True(t, ratelimit.IsRetryable(err))
 					require.NotErrorIs(t, err, ratelimit.ErrContended, "nothing was tried again")
 					require.NotErrorIs(t, err, ratelimit.ErrCommitUnknown)
-					_, err = savepoint.Exec(ctx, `SELECT 1`)
-					require.Equal(t, "25P02", sqlstate(err), "the savepoint is spoilt, as after any error")
-					require.NoError(t, savepoint.Rollback(ctx))
 				}
 				require.NoError(t, s.send(ctx, tx, "after"))
 				require.NoError(t, tx.Commit(ctx))
-				for key, taken := range map[string]float64{"kept": 1, "after": 1, "lost": 2} {
-					require.InDelta(t, callsCapacity-taken, s.outside.held(t, calls.Name(), key), 1e-3, key)
-				}
+				require.Equal(t, []int{2 + 2, 2}, []int{s.taken(t), s.messages(t)}, "with the tokens outside")
 				require.Empty(t, s.outside.rows(t, "undone"))
-				require.Equal(t, 2, s.messages(t))
 				require.Zero(t, s.outside.count(t, `SELECT count(*) FROM ratelimit.reservations`))
 				s.requireHealthy(t)
 			})

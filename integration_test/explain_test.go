@@ -83,18 +83,20 @@ func testStatementsUseThePrimaryKey(t *testing.T, on backend) {
 				test := tests[filepath.Base(file)]
 				statement, err := os.ReadFile(file)
 				require.NoError(t, err)
-				conn, err := pgx.ConnectConfig(t.Context(), b.pool.Config().ConnConfig)
+				conn, err := b.pool.Acquire(t.Context())
 				require.NoError(t, err)
-				defer conn.Close(t.Context())
-				_, err = conn.Exec(t.Context(), "SET plan_cache_mode = "+mode)
+				defer conn.Release()
+				for _, sql := range []string{"DEALLOCATE ALL", "SET plan_cache_mode = " + mode, "PREPARE statement AS " + string(statement)} {
+					require.NoError(t, errOf(conn.Exec(t.Context(), sql, pgx.QueryExecModeExec)))
+				}
+				var explained string
+				err = conn.QueryRow(t.Context(), "EXPLAIN (FORMAT JSON) EXECUTE statement("+test.parameters+")", pgx.QueryExecModeExec).Scan(&explained)
 				require.NoError(t, err)
-				_, err = conn.Exec(t.Context(), "PREPARE statement AS "+string(statement))
-				require.NoError(t, err)
-				var explained []byte
-				err = conn.QueryRow(t.Context(), "EXPLAIN (FORMAT JSON) EXECUTE statement("+test.parameters+")").Scan(&explained)
-				require.NoError(t, err)
-				p := plan{t: t}
-				p.read(explained)
+				var roots []struct{ Plan node }
+				require.NoError(t, json.Unmarshal([]byte(explained), &roots))
+				require.Len(t, roots, 1)
+				p := plan{}
+				p.walk(t, roots[0].Plan, explained)
 				require.Equal(t, test.upserts, p.upserts, "%s", explained)
 				require.Equal(t, test.reads, p.reads > 0, "%s", explained)
 			})
@@ -115,10 +117,7 @@ func statementFiles(t *testing.T) (files []string) {
 }
 
 // plan counts how a plan goes to the tables.
-type plan struct {
-	t              *testing.T
-	upserts, reads int
-}
+type plan struct{ upserts, reads int }
 
 // node is a part of what EXPLAIN returns.
 type node struct {
@@ -130,34 +129,26 @@ type node struct {
 	Plans    []node   `json:"Plans"`
 }
 
-func (p *plan) read(explained []byte) {
-	p.t.Helper()
-	var roots []struct{ Plan node }
-	require.NoError(p.t, json.Unmarshal(explained, &roots))
-	require.Len(p.t, roots, 1)
-	p.walk(roots[0].Plan, string(explained))
-}
-
-func (p *plan) walk(n node, explained string) {
-	p.t.Helper()
+func (p *plan) walk(t *testing.T, n node, explained string) {
+	t.Helper()
 	if strings.HasPrefix(n.Relation, "buckets") || n.Relation == "reservations" || n.Relation == "prices" {
 		switch n.Type {
 		case "ModifyTable":
 			if len(n.Arbiters) == 0 {
 				break // a plain insert, or an update
 			}
-			require.Equal(p.t, []string{n.Relation + "_pkey"}, n.Arbiters, explained)
+			require.Equal(t, []string{n.Relation + "_pkey"}, n.Arbiters, explained)
 			p.upserts++
 		case "Index Scan", "Index Only Scan":
-			require.Equal(p.t, n.Relation+"_pkey", n.Index, explained)
-			require.Contains(p.t, n.Cond, "key = ", explained)
+			require.Equal(t, n.Relation+"_pkey", n.Index, explained)
+			require.Contains(t, n.Cond, "key = ", explained)
 			p.reads++
 		case "Tid Scan": // of rows that were just found by the key
 		default:
-			require.Failf(p.t, "the table is read otherwise", "%s\n%s", n.Type, explained)
+			require.Failf(t, "the table is read otherwise", "%s\n%s", n.Type, explained)
 		}
 	}
 	for _, child := range n.Plans {
-		p.walk(child, explained)
+		p.walk(t, child, explained)
 	}
 }

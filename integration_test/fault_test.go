@@ -1,10 +1,15 @@
 package integration_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"math"
+	"net"
+	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -13,6 +18,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgratelimit/pgratelimit/integration_test/internal/world"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -31,37 +37,20 @@ type stand struct {
 	outside *bundle // connections without faults, to cause faults and to check their effects
 }
 
-// newStand also has the table of an application: messages, with a row for each allowed call.
+// newStand also has the table of an application: messages, with a row for each allowed call. The connections outside are made in a way
+// that the settings of the database, which a fault may change, do not reach.
 func newStand(t *testing.T, configure ...func(*pgxpool.Config)) *stand {
 	t.Helper()
 	inside := setup(t, configure...)
-	s := &stand{bundle: inside, outside: openOutside(t, inside.pool.Config().ConnString())}
-	s.makeMessages(t)
-	return s
-}
-
-func (s *stand) makeMessages(t *testing.T) {
-	t.Helper()
-	s.outside.exec(t, `CREATE TABLE public.messages (id bigint GENERATED ALWAYS AS IDENTITY, key text NOT NULL)`)
-}
-
-// openOutside connects in a way that the settings of the database, which a fault may change, do not reach.
-func openOutside(t *testing.T, url string) *bundle {
-	t.Helper()
-	config, err := pgxpool.ParseConfig(url)
-	require.NoError(t, err)
-	config.MaxConns = 4
-	for name, value := range map[string]string{
-		"default_transaction_isolation": "read committed", "default_transaction_read_only": "off", "lock_timeout": "0", "statement_timeout": "0", "role": "none", "application_name": "outside",
-	} {
-		config.ConnConfig.RuntimeParams[name] = value
-	}
-	pool, err := pgxpool.NewWithConfig(t.Context(), config)
-	require.NoError(t, err)
-	t.Cleanup(pool.Close)
-	outside := &bundle{pool: pool, schema: "ratelimit"}
-	outside.limiter = outside.with(t, ratelimit.Config{})
-	return outside
+	outside := world.Open(t, inside.pool.Config().ConnString(), func(c *pgxpool.Config) {
+		c.MaxConns = 4
+		maps.Copy(c.ConnConfig.RuntimeParams, map[string]string{
+			"default_transaction_isolation": "read committed", "default_transaction_read_only": "off", "lock_timeout": "0",
+			"statement_timeout": "0", "role": "none", "application_name": "outside",
+		})
+	})
+	outside.Exec(t, `CREATE TABLE public.messages (id bigint GENERATED ALWAYS AS IDENTITY, key text NOT NULL)`)
+	return &stand{bundle: inside, outside: &bundle{pool: outside.Pool, limiter: outside.Limiter, schema: "ratelimit"}}
 }
 
 // send is what the application does in a transaction: take, then write.
@@ -73,13 +62,9 @@ func (s *stand) send(ctx context.Context, tx pgx.Tx, key string) error {
 	return err
 }
 
-// takeOutside takes one token in another, finished transaction.
-func (s *stand) takeOutside(ctx context.Context, key string) error {
-	d, err := s.outside.limiter.Take(ctx, calls.For(key))
-	if err != nil {
-		return err
-	}
-	return d.Err()
+// takeOutside takes one token of ada in another, finished transaction.
+func (s *stand) takeOutside(ctx context.Context) error {
+	return s.outside.limiter.Require(ctx, calls.For("ada"))
 }
 
 // taken returns how many tokens are missing from all buckets of calls.
@@ -117,9 +102,7 @@ func (s *stand) requireSent(t *testing.T, n int) {
 func (s *stand) requireHealthy(t *testing.T) {
 	t.Helper()
 	s.requireIdle(t)
-	d, err := s.limiter.Take(t.Context(), calls.For("the next caller"))
-	require.NoError(t, err)
-	require.True(t, d.Allowed)
+	takeOne(t, s.limiter, calls.For("the next caller"))
 	require.NoError(t, s.limiter.InTx(t.Context(), func(tx pgx.Tx) error { return s.send(t.Context(), tx, "the next caller") }))
 	s.requireIdle(t)
 }
@@ -137,19 +120,9 @@ func (s *stand) requireIdle(t *testing.T) {
 // hold locks the row of ada in a transaction outside, until release is called.
 func (s *stand) hold(t *testing.T) (release func()) {
 	t.Helper()
-	tx, err := s.outside.pool.Begin(t.Context())
-	require.NoError(t, err)
-	_, err = tx.Exec(t.Context(), `SELECT FROM ratelimit.buckets WHERE name = $1 AND key = $2 FOR UPDATE`, calls.Name(), "ada")
-	require.NoError(t, err)
-	released := false
-	release = func() {
-		if !released {
-			released = true
-			_ = tx.Rollback(context.WithoutCancel(t.Context()))
-		}
-	}
-	t.Cleanup(release)
-	return release
+	tx := s.outside.begin(t, pgx.ReadCommitted)
+	require.NoError(t, errOf(tx.Exec(t.Context(), `SELECT FROM ratelimit.buckets WHERE name = $1 AND key = 'ada' FOR UPDATE`, calls.Name())))
+	return func() { _ = tx.Rollback(t.Context()) }
 }
 
 // awaitWaiter returns when one session of the database waits for a lock.
@@ -157,11 +130,10 @@ func (s *stand) awaitWaiter(t *testing.T) (pid uint32) {
 	t.Helper()
 	eventually(t, "one session waits for a lock", func() bool {
 		pids := s.waiters(t, 20*time.Millisecond)
-		if len(pids) != 1 {
-			return false
+		if len(pids) == 1 {
+			pid = pids[0]
 		}
-		pid = pids[0]
-		return true
+		return pid != 0
 	})
 	return pid
 }
@@ -214,23 +186,6 @@ func (s *stand) terminate(ctx context.Context, pid uint32) error {
 	return err
 }
 
-// closeGate makes every COMMIT that wrote a message wait at a gate, which stands open only
-// while open has been called.
-func (s *stand) closeGate(t *testing.T) (open func()) {
-	t.Helper()
-	s.outside.exec(t, `CREATE FUNCTION public.pass_gate() RETURNS trigger LANGUAGE plpgsql AS
-		$$ BEGIN PERFORM pg_advisory_xact_lock_shared(1); RETURN NULL; END $$`)
-	s.outside.exec(t, `CREATE CONSTRAINT TRIGGER gate AFTER INSERT ON public.messages
-		DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION public.pass_gate()`)
-	gate, err := s.outside.pool.Begin(t.Context())
-	require.NoError(t, err)
-	_, err = gate.Exec(t.Context(), `SELECT pg_advisory_xact_lock(1)`)
-	require.NoError(t, err)
-	open = func() { _ = gate.Rollback(context.WithoutCancel(t.Context())) }
-	t.Cleanup(open)
-	return open
-}
-
 // sqlstate returns the code of the server's error that err wraps, or "".
 func sqlstate(err error) string {
 	var pgErr *pgconn.PgError
@@ -238,4 +193,267 @@ func sqlstate(err error) string {
 		return pgErr.Code
 	}
 	return ""
+}
+
+// cut says at which side of the server a connection breaks.
+type cut int
+
+const (
+	cutRequest     cut = iota // the request never arrives
+	cutAnswer                 // the request is carried out, and its answer is lost
+	cutHalfRequest            // half of the request arrives
+	cutHalfAnswer             // the request is carried out, and half of its answer arrives
+)
+
+// cutter makes a pool's connections break at a request that contains some bytes: words of a statement, or one of its parameters.
+type cutter struct {
+	mu       sync.Mutex
+	request  []byte
+	side     cut
+	cuts     int // still to be made
+	requests int // seen since the cutter was armed
+
+	at      int    // the number of the only request to cut, of any content; 0: all requests that contain the bytes
+	instead func() // called at that request in place of a cut; nil: cut it
+}
+
+// on is for a pool's configuration. Requests hold the text of their statements: none is prepared.
+func (c *cutter) on(config *pgxpool.Config) {
+	config.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeExec
+	dial := config.ConnConfig.DialFunc
+	config.ConnConfig.DialFunc = func(ctx context.Context, network, address string) (net.Conn, error) {
+		conn, err := dial(ctx, network, address)
+		if err != nil {
+			return nil, err
+		}
+		return &cutConn{Conn: conn, cutter: c}, nil
+	}
+}
+
+// arm makes the next so many of the requests break their connections.
+func (c *cutter) arm(request string, side cut, cuts int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.request, c.side, c.cuts, c.requests = []byte(request), side, cuts, 0
+	c.at, c.instead = 0, nil
+}
+
+// armAt makes the n-th request from now on break its connection, or calls instead before that is sent.
+func (c *cutter) armAt(n int, side cut, instead func()) {
+	c.arm("", side, 1)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.at, c.instead = n, instead
+}
+
+// seen returns how many of the requests have been sent since the cutter was armed.
+func (c *cutter) seen() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.requests
+}
+
+// decide returns the side at which a message breaks the connection, if it does.
+func (c *cutter) decide(message []byte) (side cut, now bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	isStatement := len(message) > 0 && bytes.IndexByte([]byte("QPB"), message[0]) >= 0 // not a connection's start
+	if !isStatement || c.at == 0 && (len(c.request) == 0 || !c.isIn(message)) {
+		return 0, false
+	}
+	c.requests++
+	if c.cuts == 0 || c.at > 0 && c.requests != c.at {
+		return 0, false
+	}
+	c.cuts--
+	if c.instead != nil {
+		c.instead()
+		return 0, false
+	}
+	return c.side, true
+}
+
+// isIn reports whether the cutter is armed for a message: by its bytes, or by the first word of a statement that begins or commits.
+func (c *cutter) isIn(message []byte) bool {
+	if word := string(c.request); word == "begin" || word == "commit" {
+		return bytes.HasPrefix(message[5:], c.request) || bytes.Contains(message, []byte("\x00"+word)) // by itself, or after a statement's name
+	}
+	return bytes.Contains(message, c.request)
+}
+
+// cutConn is a connection that a cutter may break.
+type cutConn struct {
+	net.Conn
+	cutter *cutter
+
+	mu   sync.Mutex
+	lose cut // the next answer; cutRequest: none
+
+	broken bool   // whether nothing more is read from the connection
+	kept   []byte // of the last answer, which is still to be read
+}
+
+// Write reports success for a message that the network is about to lose, as a socket does.
+func (c *cutConn) Write(message []byte) (int, error) {
+	side, now := c.cutter.decide(message)
+	if !now {
+		return c.Conn.Write(message)
+	}
+	switch side {
+	case cutRequest:
+		return len(message), c.Close()
+	case cutHalfRequest:
+		_, err := c.Conn.Write(message[:len(message)/2])
+		return len(message), errors.Join(err, c.Close())
+	default:
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.lose = side
+		return c.Conn.Write(message)
+	}
+}
+
+// Read waits for the whole of an answer to drop, so that the server has certainly executed the request.
+//
+// It decides whether to drop the answer only after reading it, because the driver may begin to read before a slow write has ended.
+func (c *cutConn) Read(p []byte) (int, error) {
+	if c.broken {
+		return c.readKept(p)
+	}
+	n, err := c.Conn.Read(p)
+	c.mu.Lock()
+	side := c.lose
+	c.mu.Unlock()
+	if err != nil || side == cutRequest {
+		return n, err
+	}
+	readyForQuery := []byte{'Z', 0, 0, 0, 5} // and one byte of status, which ends every answer
+	answer := bytes.Clone(p[:n])
+	for !bytes.HasSuffix(answer[:max(len(answer)-1, 0)], readyForQuery) {
+		n, err := c.Conn.Read(p)
+		if err != nil {
+			return 0, err
+		}
+		answer = append(answer, p[:n]...)
+	}
+	c.broken = true
+	if side == cutHalfAnswer {
+		c.kept = answer[:len(answer)/2]
+	}
+	if conn, ok := c.Conn.(*net.TCPConn); ok { // the server notices at its next read or write
+		if err := conn.SetLinger(0); err != nil {
+			return 0, err
+		}
+	}
+	if err := c.Close(); err != nil {
+		return 0, err
+	}
+	return c.readKept(p)
+}
+
+// readKept reads the part of the last answer that has arrived.
+func (c *cutConn) readKept(p []byte) (int, error) {
+	if len(c.kept) == 0 {
+		return 0, syscall.ECONNRESET
+	}
+	n := copy(p, c.kept)
+	c.kept = c.kept[n:]
+	return n, nil
+}
+
+// announcing is a context that closes underway at the first call of Done. A call that waits for the end of its context is under way by then.
+type announcing struct {
+	context.Context //nolint:containedctx // it is one
+	once            *sync.Once
+	underway        chan struct{}
+}
+
+func (c announcing) Done() <-chan struct{} {
+	c.once.Do(func() { close(c.underway) })
+	return c.Context.Done()
+}
+
+// asker is a caller that waits for an answer.
+type asker struct {
+	cancel          context.CancelFunc
+	underway, ended chan struct{}
+	allowed         bool
+	err             error
+}
+
+// ask begins a Take and returns when it is under way, so calls arrive in the order of ask.
+func ask(t *testing.T, limiter *ratelimit.Limiter, requests ...ratelimit.Request) *asker {
+	t.Helper()
+	return askFor(t, func(ctx context.Context) error { return limiter.Require(ctx, requests...) })
+}
+
+// askFor begins a call, which is allowed unless it returns an error, and returns when it is under way.
+func askFor(t *testing.T, call func(context.Context) error) *asker {
+	t.Helper()
+	a := startAsking(t, func(ctx context.Context) (bool, error) { err := call(ctx); return err == nil, err })
+	a.awaitUnderway()
+	return a
+}
+
+// startAsking begins a call.
+func startAsking(t *testing.T, call func(context.Context) (bool, error)) *asker {
+	t.Helper()
+	inner, cancel := context.WithCancel(t.Context())
+	ctx := announcing{Context: inner, once: &sync.Once{}, underway: make(chan struct{})}
+	a := &asker{cancel: cancel, underway: ctx.underway, ended: make(chan struct{})}
+	t.Cleanup(func() { cancel(); <-a.ended })
+	go func() {
+		defer close(a.ended)
+		a.allowed, a.err = call(ctx)
+	}()
+	return a
+}
+
+func (a *asker) awaitUnderway() {
+	select {
+	case <-a.underway:
+	case <-a.ended:
+	}
+}
+
+// hasEnded reports whether there is an answer.
+func (a *asker) hasEnded() bool {
+	select {
+	case <-a.ended:
+		return true
+	default:
+		return false
+	}
+}
+
+// requireWaiting checks that the calls have no answer yet.
+func requireWaiting(t *testing.T, askers ...*asker) {
+	t.Helper()
+	for _, a := range askers {
+		require.False(t, a.hasEnded(), "the call has ended: %v, %v", a.allowed, a.err)
+	}
+}
+
+// requireAllAllowed waits for the answers of the calls, which must be allowed.
+func requireAllAllowed(t *testing.T, askers ...*asker) {
+	t.Helper()
+	for _, a := range askers {
+		<-a.ended
+		require.NoError(t, a.err)
+		require.True(t, a.allowed)
+	}
+}
+
+// crowd makes a first caller wait for the row of ada, which another transaction locks until release is called, and n others wait for the
+// first.
+func (s *stand) crowd(t *testing.T, n int) (askers []*asker, release func()) {
+	t.Helper()
+	require.NoError(t, s.takeOutside(t.Context()))
+	release = s.hold(t)
+	askers = []*asker{ask(t, s.limiter, calls.For("ada"))}
+	s.awaitWaiter(t)
+	for range n {
+		askers = append(askers, ask(t, s.limiter, calls.For("ada")))
+	}
+	return askers, release
 }

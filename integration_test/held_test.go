@@ -125,8 +125,7 @@ func testACallAtAHeldRow(t *testing.T, name string, keepsConnection bool) {
 	made, before := s.pool.Stat().NewConnsCount(), s.rows(t, "")
 	holder := s.outside.begin(t, pgx.ReadCommitted)
 	for _, table := range []string{"buckets WHERE key", "reservations WHERE keys[1]"} {
-		_, err = holder.Exec(t.Context(), `SELECT FROM ratelimit.`+table+` = 'held' FOR UPDATE`)
-		require.NoError(t, err)
+		require.NoError(t, errOf(holder.Exec(t.Context(), `SELECT FROM ratelimit.`+table+` = 'held' FOR UPDATE`)))
 	}
 	waits := !slices.Contains([]string{"Check", "CheckReserve", "Value", "Prune", "Expire"}, name)
 	if !waits {
@@ -327,8 +326,7 @@ func TestCallsWaitForEveryRowOfABucket(t *testing.T) {
 	var holders [shards]pgx.Tx
 	for shard := range holders {
 		holders[shard] = b.begin(t, pgx.ReadCommitted)
-		_, err := holders[shard].Exec(t.Context(), `SELECT FROM ratelimit.buckets WHERE shard = $1 FOR UPDATE`, shard)
-		require.NoError(t, err)
+		require.NoError(t, errOf(holders[shard].Exec(t.Context(), `SELECT FROM ratelimit.buckets WHERE shard = $1 FOR UPDATE`, shard)))
 	}
 	askers := []*asker{ask(t, b.limiter, all), ask(t, b.limiter, all), ask(t, b.limiter, all)}
 	for shard, holder := range holders {

@@ -39,7 +39,7 @@ func (r run) execute(sql string) error {
 // isBeaten takes for ada, whose bucket another transaction has changed since the snapshot.
 func (r run) isBeaten() error {
 	ctx := context.WithoutCancel(r.ctx)
-	return errors.Join(r.takeOutside(ctx, "ada"), r.execute(`SELECT pg_current_xact_id()`), r.takeOutside(ctx, "ada"), r.sends("ada"))
+	return errors.Join(r.takeOutside(ctx), r.execute(`SELECT pg_current_xact_id()`), r.takeOutside(ctx), r.sends("ada"))
 }
 
 // atFirst is the function of a run that fails at first, and sends in its second run.
