@@ -47,7 +47,7 @@ func TestAnyPrefix(t *testing.T) {
 	t.Parallel()
 	f := setup(t)
 	f.Take(t, messages.For("ada"))
-	handler := f.handler(t, f.Set)
+	handler := f.handler(f.Set)
 	for name, mount := range map[string]struct {
 		at      string
 		handler http.Handler
@@ -60,17 +60,17 @@ func TestAnyPrefix(t *testing.T) {
 			t.Parallel()
 			server := httptest.NewServer(mount.handler)
 			t.Cleanup(server.Close)
-			at := &fixture{server: server}
-			first := at.get(t, mount.at)
+			at := &fixture{TB: t, server: server}
+			first := at.get(mount.at)
 			require.Equal(t, http.StatusOK, first.status)
 			require.Contains(t, first.body, `href="limit?name=messages"`)
-			require.Contains(t, at.get(t, mount.at+"limit?name=messages").body, `href="key?key=ada&amp;limit=messages"`)
-			require.Equal(t, http.StatusOK, at.get(t, mount.at+"key?key=ada&limit=messages").status)
-			require.Equal(t, "text/css; charset=utf-8", at.get(t, mount.at+"admin.css").header.Get("Content-Type"))
-			play := at.get(t, mount.at+"playground/")
+			require.Contains(t, at.get(mount.at+"limit?name=messages").body, `href="key?key=ada&amp;limit=messages"`)
+			require.Equal(t, http.StatusOK, at.get(mount.at+"key?key=ada&limit=messages").status)
+			require.Equal(t, "text/css; charset=utf-8", at.get(mount.at+"admin.css").header.Get("Content-Type"))
+			play := at.get(mount.at + "playground/")
 			require.Equal(t, http.StatusOK, play.status)
 			require.Contains(t, play.header.Get("Content-Type"), "text/html")
-			require.Equal(t, http.StatusNotFound, at.get(t, mount.at+"nothing-here").status)
+			require.Equal(t, http.StatusNotFound, at.get(mount.at+"nothing-here").status)
 		})
 	}
 
@@ -78,7 +78,7 @@ func TestAnyPrefix(t *testing.T) {
 		t.Parallel()
 		server := httptest.NewServer(http.StripPrefix("/ops/limits", handler))
 		t.Cleanup(server.Close)
-		got := (&fixture{server: server}).get(t, "/ops/limits?after=a")
+		got := (&fixture{TB: t, server: server}).get("/ops/limits?after=a")
 		require.Equal(t, http.StatusMovedPermanently, got.status)
 		require.Equal(t, "./limits/?after=a", got.header.Get("Location"))
 	})
@@ -102,16 +102,16 @@ func TestNobodySeesThePageWhomAuthorizeRefuses(t *testing.T) {
 	require.NoError(t, err)
 	server := httptest.NewServer(muxOf("/admin/", handler))
 	t.Cleanup(server.Close)
-	stranger := &fixture{server: server}
+	stranger := &fixture{TB: t, server: server}
 	read, sent, _ := handler.Routes()
 	for _, name := range append(read, "playground/", "playground/index.html") {
-		got := stranger.get(t, "/admin/"+name)
+		got := stranger.get("/admin/" + name)
 		require.Equal(t, http.StatusForbidden, got.status, name)
 		require.NotContains(t, got.body, "secret-reason")
 		require.NotContains(t, got.body, "messages")
 	}
 	for _, name := range sent {
-		require.Equal(t, http.StatusForbidden, stranger.post(t, "/admin/"+name).status, name)
+		require.Equal(t, http.StatusForbidden, stranger.post("/admin/"+name).status, name)
 	}
 }
 
@@ -122,11 +122,11 @@ func TestProgramWithoutRules(t *testing.T) {
 	require.NoError(t, err)
 	f.Limiter = limiter
 	f.Take(t, messages.For("ada").Cost(10))
-	server := httptest.NewServer(muxOf("/admin/", f.handler(t, nil)))
+	server := httptest.NewServer(muxOf("/admin/", f.handler(nil)))
 	t.Cleanup(server.Close)
 	f.server = server
 	for name, page := range admintest.Pages("d070ae61-584c-4b2d-9e70-dc8ddc6059f2") {
-		got := f.get(t, page)
+		got := f.get(page)
 		want := http.StatusOK
 		switch name {
 		case "reservation", "preview":
@@ -135,12 +135,12 @@ func TestProgramWithoutRules(t *testing.T) {
 		require.Equal(t, want, got.status, name)
 	}
 	for _, page := range []string{"/admin/rules", "/admin/overrides", "/admin/history", admintest.Address("rule", "limit", "messages", "plan", "")} {
-		require.Contains(t, f.get(t, page).body, "no stored rules", page)
+		require.Contains(t, f.get(page).body, "no stored rules", page)
 	}
-	got := f.post(t, "/admin/pause", "limit", "messages", "key", "ada", "for", "1h", "reason", "x")
+	got := f.post("/admin/pause", "limit", "messages", "key", "ada", "for", "1h", "reason", "x")
 	require.Equal(t, http.StatusBadRequest, got.status)
 	require.Contains(t, got.body, "no stored rules")
-	require.Equal(t, http.StatusSeeOther, f.post(t, "/admin/reset", "limit", "messages", "key", "ada").status, "a reset needs no rules")
+	require.Equal(t, http.StatusSeeOther, f.post("/admin/reset", "limit", "messages", "key", "ada").status, "a reset needs no rules")
 	require.NotContains(t, f.log.String(), "ada")
 }
 
@@ -152,17 +152,17 @@ func TestSchemaOfAnotherName(t *testing.T) {
 	require.NoError(t, err)
 	limiter, err := ratelimit.New(pool, ratelimit.Config{Schema: "limits", Policies: set})
 	require.NoError(t, err)
-	f := &fixture{Site: admintest.Site{Pool: pool, Limiter: limiter}, log: &strings.Builder{}, who: admin.Identity{Name: operator, MayChange: true}}
+	f := &fixture{TB: t, Site: admintest.Site{Pool: pool, Limiter: limiter}, log: &strings.Builder{}, who: admin.Identity{Name: operator, MayChange: true}}
 	f.Take(t, messages.For("ada"))
-	f.server = httptest.NewServer(muxOf("/admin/", f.handler(t, set)))
+	f.server = httptest.NewServer(muxOf("/admin/", f.handler(set)))
 	t.Cleanup(f.server.Close)
 	for name, page := range admintest.Pages("d070ae61-584c-4b2d-9e70-dc8ddc6059f2") {
-		got := f.get(t, page)
+		got := f.get(page)
 		require.Less(t, got.status, http.StatusInternalServerError, name)
 		require.NotContains(t, got.body, `class="fault"`, name)
 	}
-	require.Contains(t, f.get(t, admintest.Address("limit", "name", "messages")).body, "ada")
-	got := f.post(t, "/admin/pause", "limit", "messages", "key", "ada", "for", "1h", "reason", "x")
+	require.Contains(t, f.get(admintest.Address("limit", "name", "messages")).body, "ada")
+	got := f.post("/admin/pause", "limit", "messages", "key", "ada", "for", "1h", "reason", "x")
 	require.Equal(t, http.StatusSeeOther, got.status)
-	require.Contains(t, f.get(t, "/admin/history").body, "Ana")
+	require.Contains(t, f.get("/admin/history").body, "Ana")
 }

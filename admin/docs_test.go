@@ -92,8 +92,8 @@ func TestDocument(t *testing.T) {
 			page.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), sessionKey{}, who)))
 		}))
 		t.Cleanup(server.Close)
-		site := &fixture{server: server}
-		require.Equal(t, want.read, site.get(t, "/admin/limits/").status)
-		require.Equal(t, want.change, site.post(t, "/admin/limits/reset", "limit", "sendMessage", "key", "ada").status)
+		site := &fixture{TB: t, server: server}
+		require.Equal(t, want.read, site.get("/admin/limits/").status)
+		require.Equal(t, want.change, site.post("/admin/limits/reset", "limit", "sendMessage", "key", "ada").status)
 	}
 }

@@ -40,10 +40,10 @@ func TestDatabaseIsDown(t *testing.T) {
 	t.Cleanup(pool.Close)
 	f := setupOn(t, pool, func(c *ratelimit.Config) { c.Timeout = time.Second })
 	for name, page := range admintest.Pages("d070ae61-584c-4b2d-9e70-dc8ddc6059f2") {
-		isReported(t, name, f.get(t, page), "The database cannot be reached, so all requests are refused.")
+		isReported(t, name, f.get(page), "The database cannot be reached, so all requests are refused.")
 	}
-	require.Equal(t, http.StatusServiceUnavailable, f.get(t, admintest.Address("state", "limit", "messages", "key", "ada")).status)
-	got := f.post(t, "/admin/reset", "limit", "messages", "key", "ada")
+	require.Equal(t, http.StatusServiceUnavailable, f.get(admintest.Address("state", "limit", "messages", "key", "ada")).status)
+	got := f.post("/admin/reset", "limit", "messages", "key", "ada")
 	require.Equal(t, http.StatusServiceUnavailable, got.status)
 	require.NotContains(t, f.log.String(), "ada")
 }
@@ -52,7 +52,7 @@ func TestTablesAreMissing(t *testing.T) {
 	t.Parallel()
 	f := setupOn(t, postgrestest.NewEmpty(t))
 	for name, page := range admintest.Pages("d070ae61-584c-4b2d-9e70-dc8ddc6059f2") {
-		if got := f.get(t, page); got.status != http.StatusOK { // what time it is needs no table
+		if got := f.get(page); got.status != http.StatusOK { // what time it is needs no table
 			isReported(t, name, got, "Run migrations.Up")
 		} else {
 			require.Contains(t, got.body, "Run migrations.Up", name)
@@ -71,7 +71,7 @@ func TestSlowPartLeavesTheOthers(t *testing.T) {
 	defer func() { _ = tx.Rollback(t.Context()) }()
 	_, err = tx.Exec(t.Context(), `LOCK TABLE ratelimit.refusals IN ACCESS EXCLUSIVE MODE`)
 	require.NoError(t, err)
-	got := f.getOnce(t, admintest.Address("limit", "name", "messages"))
+	got := f.getOnce(admintest.Address("limit", "name", "messages"))
 	require.Equal(t, http.StatusOK, got.status)
 	require.Contains(t, got.body, tookTooLong)
 	require.Contains(t, got.body, "of 100", "what buckets hold is there")
@@ -91,7 +91,7 @@ func TestPanicEndsTheRequestAlone(t *testing.T) {
 		}
 	})
 	f.Take(t, messages.For("ada"))
-	handler := f.handler(t, f.Set)
+	handler := f.handler(f.Set)
 	broken.Store(true)
 	for _, page := range []string{admintest.Address("key", "limit", "messages", "key", "ada"), admintest.Address("limit", "name", "messages")} {
 		request := httptest.NewRequestWithContext(t.Context(), http.MethodGet, page, http.NoBody)
@@ -124,20 +124,20 @@ func TestRoleOfAReader(t *testing.T) {
 	f := setupOn(t, pool)
 	f.Load(t)
 	for name, page := range admintest.Pages(id) {
-		got := f.get(t, page)
+		got := f.get(page)
 		require.Equal(t, http.StatusOK, got.status, name)
 		require.NotContains(t, got.body, `class="fault"`, name)
 	}
-	before := owner.written(t)
+	before := owner.written()
 	for _, form := range [][]string{
 		{"reset", "limit", "failed-logins", "key", "ada"},
 		{"pause", "limit", "messages", "key", "ada", "for", "1h", "reason", "x"},
 		{"delete-rule", "limit", "messages", "plan", "pro", "reason", "x", "version", "1"},
 	} {
-		got := f.post(t, "/admin/"+form[0], form[1:]...)
+		got := f.post("/admin/"+form[0], form[1:]...)
 		require.Equal(t, http.StatusServiceUnavailable, got.status, form[0])
 		require.Contains(t, got.body, "The role of this program lacks a privilege.", form[0])
 		require.Contains(t, got.body, "Nothing was changed", form[0])
 	}
-	require.Equal(t, before, owner.written(t))
+	require.Equal(t, before, owner.written())
 }

@@ -30,12 +30,12 @@ func found(page string, pattern *regexp.Regexp) (all []string) {
 }
 
 // further follows the links that lead on from a page, and returns what each page has of something.
-func (f *fixture) further(t *testing.T, page string, thing *regexp.Regexp) (pages [][]string) {
-	t.Helper()
+func (f *fixture) further(page string, thing *regexp.Regexp) (pages [][]string) {
+	f.Helper()
 	for range 50 {
-		got := f.get(t, page)
-		require.Equal(t, http.StatusOK, got.status, page)
-		require.NotContains(t, got.body, `class="fault"`, page)
+		got := f.get(page)
+		require.Equal(f, http.StatusOK, got.status, page)
+		require.NotContains(f, got.body, `class="fault"`, page)
 		pages = append(pages, found(got.body, thing))
 		next := pagerLink.FindStringSubmatch(got.body)
 		if next == nil {
@@ -43,7 +43,7 @@ func (f *fixture) further(t *testing.T, page string, thing *regexp.Regexp) (page
 		}
 		page = "/admin/" + html.UnescapeString(next[1])
 	}
-	require.Fail(t, "the pages have no end", page)
+	require.Fail(f, "the pages have no end", page)
 	return nil
 }
 
@@ -90,22 +90,22 @@ func TestMoreThanAPageShows(t *testing.T) {
 			t.Parallel()
 			f := setup(t)
 			f.Exec(t, test.rows)
-			pages := f.further(t, test.page, keyLink)
+			pages := f.further(test.page, keyLink)
 			require.Equal(t, test.all, slices.Concat(pages...))
 			if test.first != nil {
 				require.Equal(t, test.first, pages[0])
 			}
 			switch name {
 			case "Owing":
-				limit := f.page(t, "limit", "name", "messages")
+				limit := f.page("limit", "name", "messages")
 				require.Contains(t, limit, "There may be more")
 				require.Contains(t, limit, "user-000007")
 				require.NotContains(t, limit, "user-024000")
-				require.Equal(t, []string{"user-024000"}, slices.Concat(f.further(t, test.page+"&after=user-000007", keyLink)...))
-				require.Contains(t, f.page(t, "owed", "limit", "free-trials"), "None.")
+				require.Equal(t, []string{"user-024000"}, slices.Concat(f.further(test.page+"&after=user-000007", keyLink)...))
+				require.Contains(t, f.page("owed", "limit", "free-trials"), "None.")
 			case "Refused":
-				require.Contains(t, f.page(t, "limit", "name", "messages"), `href="refused?limit=messages"`)
-				require.Len(t, found(f.page(t, "refused", "limit", "messages"), keyLink), 30)
+				require.Contains(t, f.page("limit", "name", "messages"), `href="refused?limit=messages"`)
+				require.Len(t, found(f.page("refused", "limit", "messages"), keyLink), 30)
 			}
 		})
 	}
@@ -126,9 +126,9 @@ func TestAllWhoWait(t *testing.T) {
 	for _, page := range []string{
 		admintest.Address("limit", "name", "llm/tokens"), admintest.Address("reservations", "state", "waiting", "limit", "llm/tokens"),
 	} {
-		require.Len(t, slices.Concat(f.further(t, page, idLink)...), 60, page)
+		require.Len(t, slices.Concat(f.further(page, idLink)...), 60, page)
 	}
-	found := slices.Concat(f.further(t, admintest.Address("key", "limit", "llm/tokens", "key", "acme"), idLink)...)
+	found := slices.Concat(f.further(admintest.Address("key", "limit", "llm/tokens", "key", "acme"), idLink)...)
 	slices.Sort(found)
 	slices.Sort(ofAcme)
 	require.Equal(t, ofAcme, slices.Compact(found), "those of the bucket alone")
@@ -149,5 +149,5 @@ func TestAllOfTheHistoryOfABucket(t *testing.T) {
 	}
 	slices.Reverse(want)
 	reason := regexp.MustCompile(`data-label="Reason"><bdi>(pause [^<]*)<`)
-	require.Equal(t, want, slices.Concat(f.further(t, admintest.Address("key", "limit", "messages", "key", "ada"), reason)...))
+	require.Equal(t, want, slices.Concat(f.further(admintest.Address("key", "limit", "messages", "key", "ada"), reason)...))
 }

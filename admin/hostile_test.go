@@ -41,8 +41,8 @@ func TestHostileKeysAreText(t *testing.T) {
 		_, err = f.Store.Pause(t.Context(), edit, rules.Pause{Limit: "messages", Key: key, Until: time.Now().Add(time.Hour)})
 		require.NoError(t, err)
 		f.Exec(t, `INSERT INTO ratelimit.refusals VALUES (date_trunc('minute', now()), 'messages', 'x', $1, false, 7, 7, 1)`, key)
-		f.isShownAsText(t, key, admintest.Address("key", "limit", "messages", "key", key))
-		f.isShownAsText(t, key, admintest.Address("reservation", "id", r.ID))
+		f.isShownAsText(key, admintest.Address("key", "limit", "messages", "key", key))
+		f.isShownAsText(key, admintest.Address("reservation", "id", r.ID))
 	}
 	f.Load(t)
 	for _, page := range []string{
@@ -50,51 +50,51 @@ func TestHostileKeysAreText(t *testing.T) {
 		admintest.Address("reservations", "state", ""),
 	} {
 		for _, key := range hostile {
-			f.isShownAsText(t, key, page)
+			f.isShownAsText(key, page)
 		}
 	}
 	for _, key := range hostile {
-		require.Equal(t, http.StatusNotFound, f.get(t, admintest.Address("limit", "name", key[:min(len(key), 64)])).status)
+		require.Equal(t, http.StatusNotFound, f.get(admintest.Address("limit", "name", key[:min(len(key), 64)])).status)
 		f.Exec(t, `INSERT INTO ratelimit.refusals VALUES (date_trunc('minute', now()), $1, 'x', 'ada', false, 7, 7, 1)`, key[:min(len(key), 64)])
-		got := f.get(t, admintest.Address("limit", "name", key[:min(len(key), 64)]))
+		got := f.get(admintest.Address("limit", "name", key[:min(len(key), 64)]))
 		require.Equal(t, http.StatusOK, got.status, "it was refused")
-		f.isHarmless(t, got)
-		f.isHarmless(t, f.get(t, admintest.Address("limit", "name", "messages", "prefix", key)))
-		f.isHarmless(t, f.post(t, "/admin/find", "limit", "messages", "typed", key))
-		f.isHarmless(t, f.get(t, admintest.Address("reservation", "id", key)))
-		f.isHarmless(t, f.get(t, admintest.Address("history", "limit", key[:min(len(key), 64)], "of", key)))
-		f.isHarmless(t, f.get(t, admintest.Address("rule", "limit", key[:min(len(key), 64)], "plan", key[:min(len(key), 64)])))
-		f.isHarmless(t, f.get(t, admintest.Address("preview", "limit", "messages", "plan", "", "rate", key, "description", key, key, key)))
+		f.isHarmless(got)
+		f.isHarmless(f.get(admintest.Address("limit", "name", "messages", "prefix", key)))
+		f.isHarmless(f.post("/admin/find", "limit", "messages", "typed", key))
+		f.isHarmless(f.get(admintest.Address("reservation", "id", key)))
+		f.isHarmless(f.get(admintest.Address("history", "limit", key[:min(len(key), 64)], "of", key)))
+		f.isHarmless(f.get(admintest.Address("rule", "limit", key[:min(len(key), 64)], "plan", key[:min(len(key), 64)])))
+		f.isHarmless(f.get(admintest.Address("preview", "limit", "messages", "plan", "", "rate", key, "description", key, key, key)))
 		require.NotContains(t, f.log.String(), key)
 	}
 }
 
 // isShownAsText checks that a page shows a key, and only as text.
-func (f *fixture) isShownAsText(t *testing.T, key, page string) {
-	t.Helper()
-	got := f.get(t, page)
-	require.Equal(t, http.StatusOK, got.status, page)
-	f.isHarmless(t, got)
-	require.False(t, strings.ContainsAny(attribute.ReplaceAllString(got.body, ""), hidden), "what is hidden is spelled out on %s", page)
-	require.NotContains(t, title.FindString(got.body), html.EscapeString(key))
+func (f *fixture) isShownAsText(key, page string) {
+	f.Helper()
+	got := f.get(page)
+	require.Equal(f, http.StatusOK, got.status, page)
+	f.isHarmless(got)
+	require.False(f, strings.ContainsAny(attribute.ReplaceAllString(got.body, ""), hidden), "what is hidden is spelled out on %s", page)
+	require.NotContains(f, title.FindString(got.body), html.EscapeString(key))
 	text, codes := admin.Spell(key)
 	shown := strings.ReplaceAll(html.UnescapeString(regexp.MustCompile(`<span class="code"[^>]*>[^<]*</span>`).ReplaceAllString(got.body, "")), "\ufffd", "")
-	require.Contains(t, shown, text, page)
+	require.Contains(f, shown, text, page)
 	for _, code := range codes {
-		require.Contains(t, html.UnescapeString(got.body), ">"+code+"</span>", page)
+		require.Contains(f, html.UnescapeString(got.body), ">"+code+"</span>", page)
 	}
 }
 
 // isHarmless checks that an answer has no script but the page's own.
-func (f *fixture) isHarmless(t *testing.T, got answer) {
-	t.Helper()
-	require.Less(t, got.status, http.StatusInternalServerError)
+func (f *fixture) isHarmless(got answer) {
+	f.Helper()
+	require.Less(f, got.status, http.StatusInternalServerError)
 	if got.header.Get("Content-Type") != "text/html; charset=utf-8" {
 		return
 	}
-	require.Equal(t, []string{`<script type="module" src="admin.js">`}, scripts.FindAllString(got.body, -1))
-	require.NotContains(t, strings.ToLower(got.body), "<img")
-	require.False(t, inline.MatchString(strings.ReplaceAll(got.body, html.EscapeString(hostile[2]), "")))
+	require.Equal(f, []string{`<script type="module" src="admin.js">`}, scripts.FindAllString(got.body, -1))
+	require.NotContains(f, strings.ToLower(got.body), "<img")
+	require.False(f, inline.MatchString(strings.ReplaceAll(got.body, html.EscapeString(hostile[2]), "")))
 }
 
 func TestSpell(t *testing.T) {

@@ -11,9 +11,9 @@ import (
 )
 
 // filled returns a form that each change would take.
-func (f *fixture) filled(t *testing.T) map[string][]string {
-	t.Helper()
-	id := f.Furnish(t)
+func (f *fixture) filled() map[string][]string {
+	f.Helper()
+	id := f.Furnish(f)
 	bucket := []string{"limit", "messages", "key", "ada", "reason", "a test"}
 	with := func(pairs ...string) []string { return append(append([]string(nil), bucket...), pairs...) }
 	rule := []string{
@@ -34,9 +34,9 @@ func (f *fixture) filled(t *testing.T) map[string][]string {
 }
 
 // written returns what all tables say.
-func (f *fixture) written(t *testing.T) (text string) {
-	t.Helper()
-	require.NoError(t, f.Pool.QueryRow(t.Context(), `SELECT concat_ws('|',
+func (f *fixture) written() (text string) {
+	f.Helper()
+	require.NoError(f, f.Pool.QueryRow(f.Context(), `SELECT concat_ws('|',
 		(SELECT string_agg(b::text, ';' ORDER BY b::text) FROM ratelimit.buckets b),
 		(SELECT string_agg(r::text, ';' ORDER BY r::text) FROM ratelimit.reservations r),
 		(SELECT string_agg(r::text, ';' ORDER BY r::text) FROM ratelimit.rules r))`).Scan(&text))
@@ -47,10 +47,10 @@ func (f *fixture) written(t *testing.T) (text string) {
 func TestNothingIsChangedThatMayNotBe(t *testing.T) {
 	t.Parallel()
 	f := setup(t)
-	forms := f.filled(t)
-	_, _, changes := f.handler(t, f.Set).Routes()
+	forms := f.filled()
+	_, _, changes := f.handler(f.Set).Routes()
 	require.Len(t, forms, len(changes), "each change has a form here")
-	before := f.written(t)
+	before := f.written()
 	headers := func(pairs ...string) func(*http.Request) {
 		return func(r *http.Request) {
 			r.Header.Del("Sec-Fetch-Site")
@@ -70,41 +70,41 @@ func TestNothingIsChangedThatMayNotBe(t *testing.T) {
 			"a sandboxed frame":            headers("Origin", "null"),
 			"a browser that tells nothing": headers(),
 		} {
-			got := f.do(t, http.MethodPost, "/admin/"+name, form, change)
+			got := f.do(http.MethodPost, "/admin/"+name, form, change)
 			require.Equal(t, http.StatusForbidden, got.status, "%s from %s", name, why)
 			require.Contains(t, got.body, "changes nothing")
 		}
 		for _, method := range []string{http.MethodGet, http.MethodHead, http.MethodPut, http.MethodDelete} {
-			got := f.do(t, method, "/admin/"+name+"?"+form.Encode(), nil)
+			got := f.do(method, "/admin/"+name+"?"+form.Encode(), nil)
 			require.Equal(t, http.StatusMethodNotAllowed, got.status, "%s of %s", method, name)
 			require.Equal(t, "POST", got.header.Get("Allow"))
 		}
-		got := f.do(t, http.MethodPost, "/admin/"+name+"?"+form.Encode(), admintest.Values())
+		got := f.do(http.MethodPost, "/admin/"+name+"?"+form.Encode(), admintest.Values())
 		require.NotEqual(t, http.StatusSeeOther, got.status, "%s with its form in the address", name)
 
 		for _, who := range []admin.Identity{{Name: reader}, {Name: " ", MayChange: true}} {
 			f.who = who
-			got := f.do(t, http.MethodPost, "/admin/"+name, form)
+			got := f.do(http.MethodPost, "/admin/"+name, form)
 			require.Equal(t, http.StatusForbidden, got.status, name)
 			require.Contains(t, got.body, "You cannot make changes.")
 		}
 		f.who = admin.Identity{Name: operator, MayChange: true}
 	}
-	require.Equal(t, before, f.written(t))
+	require.Equal(t, before, f.written())
 
 	for _, name := range changes {
-		got := f.do(t, http.MethodPost, "/admin/"+name, admintest.Values(forms[name]...), headers("Origin", f.server.URL))
+		got := f.do(http.MethodPost, "/admin/"+name, admintest.Values(forms[name]...), headers("Origin", f.server.URL))
 		require.Equal(t, http.StatusSeeOther, got.status, "%s from the page: %s", name, got.body)
 	}
-	require.NotEqual(t, before, f.written(t))
+	require.NotEqual(t, before, f.written())
 }
 
 func TestEachAnswerHasThePolicy(t *testing.T) {
 	t.Parallel()
 	f := setup(t)
-	read, _, _ := f.handler(t, f.Set).Routes()
+	read, _, _ := f.handler(f.Set).Routes()
 	for _, name := range append(read, "nothing") {
-		header := f.get(t, "/admin/"+name).header
+		header := f.get("/admin/" + name).header
 		require.Equal(t, "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "+
 			"form-action 'self'; frame-ancestors 'none'; base-uri 'none'", header.Get("Content-Security-Policy"), name)
 		require.Equal(t, "nosniff", header.Get("X-Content-Type-Options"))
@@ -121,9 +121,9 @@ func TestReadOnlyOffersNoForm(t *testing.T) {
 	f := setup(t)
 	id := f.Furnish(t)
 	f.who = admin.Identity{Name: reader}
-	_, _, changes := f.handler(t, f.Set).Routes()
+	_, _, changes := f.handler(f.Set).Routes()
 	for name, page := range admintest.Pages(id) {
-		got := f.get(t, page)
+		got := f.get(page)
 		require.Contains(t, got.body, "read-only", name)
 		for _, change := range changes {
 			require.NotContains(t, got.body, `action="`+change+`"`, name)

@@ -34,7 +34,9 @@ const operator, reader = "Ana <ana@example.com>", "ben"
 
 // fixture is a page on a database of its own.
 type fixture struct {
+	testing.TB
 	admintest.Site
+
 	log    *strings.Builder
 	server *httptest.Server
 	who    admin.Identity
@@ -53,23 +55,23 @@ func setupOn(t testing.TB, pool *pgxpool.Pool, config ...func(*ratelimit.Config)
 		c(&limiterConfig)
 	}
 	f := &fixture{
-		Site: admintest.NewSite(t, pool, limiterConfig), log: &strings.Builder{}, who: admin.Identity{Name: operator, MayChange: true},
+		TB: t, Site: admintest.NewSite(t, pool, limiterConfig), log: &strings.Builder{}, who: admin.Identity{Name: operator, MayChange: true},
 	}
 	mux := http.NewServeMux()
-	mux.Handle("/admin/", f.handler(t, f.Set))
+	mux.Handle("/admin/", f.handler(f.Set))
 	f.server = httptest.NewServer(mux)
 	t.Cleanup(f.server.Close)
 	return f
 }
 
 // handler returns the page for the user in f.who.
-func (f *fixture) handler(t testing.TB, set *rules.Set) *admin.Handler {
-	t.Helper()
+func (f *fixture) handler(set *rules.Set) *admin.Handler {
+	f.Helper()
 	handler, err := admin.New(f.Limiter, set, admin.Config{
 		Pool: f.Pool, Limits: limits, Logger: slog.New(slog.NewTextHandler(f.log, nil)),
 		Authorize: func(*http.Request) (admin.Identity, error) { return f.who, nil },
 	})
-	require.NoError(t, err)
+	require.NoError(f, err)
 	return handler
 }
 
@@ -81,14 +83,14 @@ type answer struct {
 }
 
 // do sends a request as a browser does that is on the page.
-func (f *fixture) do(t testing.TB, method, address string, form url.Values, change ...func(*http.Request)) answer {
-	t.Helper()
+func (f *fixture) do(method, address string, form url.Values, change ...func(*http.Request)) answer {
+	f.Helper()
 	var body io.Reader
 	if form != nil {
 		body = strings.NewReader(form.Encode())
 	}
-	request, err := http.NewRequestWithContext(t.Context(), method, f.server.URL+address, body)
-	require.NoError(t, err)
+	request, err := http.NewRequestWithContext(f.Context(), method, f.server.URL+address, body)
+	require.NoError(f, err)
 	if method != http.MethodGet {
 		request.Header.Set("Sec-Fetch-Site", "same-origin")
 		request.Header.Set("Origin", f.server.URL)
@@ -98,20 +100,20 @@ func (f *fixture) do(t testing.TB, method, address string, form url.Values, chan
 		c(request)
 	}
 	client := http.Client{CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
-	t.Cleanup(client.CloseIdleConnections)
+	f.Cleanup(client.CloseIdleConnections)
 	response, err := client.Do(request)
-	require.NoError(t, err)
+	require.NoError(f, err)
 	defer response.Body.Close()
 	text, err := io.ReadAll(response.Body)
-	require.NoError(t, err)
+	require.NoError(f, err)
 	return answer{response.StatusCode, response.Header, string(text)}
 }
 
 // get loads a page, and loads it again as it says when the database took too long, which on a busy machine it may.
-func (f *fixture) get(t testing.TB, address string) (got answer) {
-	t.Helper()
+func (f *fixture) get(address string) (got answer) {
+	f.Helper()
 	for range 30 {
-		if got = f.getOnce(t, address); !strings.Contains(got.body, tookTooLong) {
+		if got = f.getOnce(address); !strings.Contains(got.body, tookTooLong) {
 			break
 		}
 	}
@@ -121,21 +123,21 @@ func (f *fixture) get(t testing.TB, address string) (got answer) {
 // tookTooLong is on a page with a part that was not read in time.
 const tookTooLong = "The database took longer than 2 seconds."
 
-func (f *fixture) getOnce(t testing.TB, address string) answer {
-	t.Helper()
-	return f.do(t, http.MethodGet, address, nil)
+func (f *fixture) getOnce(address string) answer {
+	f.Helper()
+	return f.do(http.MethodGet, address, nil)
 }
 
-func (f *fixture) post(t testing.TB, address string, pairs ...string) answer {
-	t.Helper()
-	return f.do(t, http.MethodPost, address, admintest.Values(pairs...))
+func (f *fixture) post(address string, pairs ...string) answer {
+	f.Helper()
+	return f.do(http.MethodPost, address, admintest.Values(pairs...))
 }
 
 // page loads a page that is there, and returns its text.
-func (f *fixture) page(t testing.TB, name string, pairs ...string) string {
-	t.Helper()
-	got := f.get(t, admintest.Address(name, pairs...))
-	require.Equal(t, http.StatusOK, got.status, "%s %v", name, pairs)
+func (f *fixture) page(name string, pairs ...string) string {
+	f.Helper()
+	got := f.get(admintest.Address(name, pairs...))
+	require.Equal(f, http.StatusOK, got.status, "%s %v", name, pairs)
 	return got.body
 }
 
@@ -143,17 +145,17 @@ func (f *fixture) page(t testing.TB, name string, pairs ...string) string {
 var edit = rules.Edit{Author: "ana", Reason: "x"}
 
 // pause stores pauses of messages and loads the rules.
-func (f *fixture) pause(t testing.TB, pauses ...rules.Pause) {
-	t.Helper()
+func (f *fixture) pause(pauses ...rules.Pause) {
+	f.Helper()
 	for i := range pauses {
 		pauses[i].Limit = cmp.Or(pauses[i].Limit, "messages")
 		if pauses[i].Until.IsZero() {
 			pauses[i].Until = time.Now().Add(time.Hour)
 		}
 	}
-	_, err := f.Store.Pause(t.Context(), edit, pauses...)
-	require.NoError(t, err)
-	f.Load(t)
+	_, err := f.Store.Pause(f.Context(), edit, pauses...)
+	require.NoError(f, err)
+	f.Load(f)
 }
 
 // ada returns the fields of a form about a bucket of hers, and others.

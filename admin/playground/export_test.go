@@ -25,14 +25,10 @@ func TestWriteHTML(t *testing.T) {
 	require.Equal(t, 1, strings.Count(text, "</script>"))
 
 	gone := errors.New("the disk is full")
-	require.ErrorIs(t, WriteHTML(writer(func([]byte) (int, error) { return 0, gone })), gone)
+	reader, writer := io.Pipe()
+	require.NoError(t, reader.CloseWithError(gone))
+	require.ErrorIs(t, WriteHTML(writer), gone)
 }
-
-type writer func([]byte) (int, error)
-
-func (w writer) Write(p []byte) (int, error) { return w(p) }
-
-var _ io.Writer = writer(nil)
 
 // TestBundleRefusesWhatItDoesNotKnow keeps a module that the export would get wrong from being exported.
 func TestBundleRefusesWhatItDoesNotKnow(t *testing.T) {

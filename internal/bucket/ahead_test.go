@@ -10,30 +10,6 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/bucket/buckettest"
 )
 
-// TestWhatGoesRoundDoesNotPileUp has two processes take all there is in turns, and give it back unused. Given back in full,
-// what arrives meanwhile would come on top each time, out of reach of the capacity.
-func TestWhatGoesRoundDoesNotPileUp(t *testing.T) {
-	t.Parallel()
-	const second, prefetch = 1_000_000, 10
-	terms := buckettest.TokenBucket(1, time.Second, 100) // of a policy that promises 110
-	row := terms.Full(0)
-	var kept []bucket.Ahead
-	for now := int64(0); now < 1000*second; now += prefetch * second / 2 {
-		if len(kept) == 3 {
-			row = kept[0].Return(&terms, row, now)
-			kept = kept[1:]
-		}
-		all := buckettest.Tokens(terms, row, now)
-		row, _ = buckettest.Take(terms, row, now, all, 0)
-		kept = append(kept, bucket.Ahead{Taken: all, Left: all, TS: row.TS})
-		held := buckettest.Tokens(terms, row, now)
-		for _, a := range kept[max(len(kept)-2, 0):] { // taken within Prefetch
-			held += a.Left
-		}
-		require.LessOrEqual(t, held, 110.0)
-	}
-}
-
 func TestReturnable(t *testing.T) {
 	t.Parallel()
 	terms := buckettest.TokenBucket(1, time.Millisecond, 100)

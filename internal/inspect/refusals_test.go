@@ -89,33 +89,6 @@ func TestRefusalsLooksNoFurther(t *testing.T) {
 	}
 }
 
-// TopRefused answers as refusals.Top does.
-func TestTopRefused(t *testing.T) {
-	t.Parallel()
-	f := setup(t)
-	for n := range 5 {
-		f.refused(t, n, "logins", []string{"a", "b"}[n%2], false, 1+n)
-		f.refused(t, n, "words", "", n%2 == 0, 10)
-	}
-	for _, config := range []refusals.TopConfig{
-		{},
-		{By: refusals.ByRoute},
-		{By: refusals.ByKey},
-		{Limit: "words"},
-		{Shadow: true},
-		{Most: 1},
-		{Since: noon.Add(time.Minute), Until: noon.Add(3 * time.Minute)},
-	} {
-		want, err := refusals.Top(t.Context(), f.pool, "", config)
-		require.NoError(t, err)
-		require.NotEmpty(t, want)
-		sums, since, err := f.TopRefused(t.Context(), config)
-		require.NoError(t, err)
-		require.Equal(t, want, sums, "%+v", config)
-		require.Equal(t, config.Since, since)
-	}
-}
-
 func TestRefusalsByLimit(t *testing.T) {
 	t.Parallel()
 	f := setup(t)
