@@ -70,56 +70,54 @@ func exactShare(a adaptive.Adapting, share float64, m adaptive.Measured) (next *
 // demand.
 func TestAdaptingIsExact(t *testing.T) {
 	t.Parallel()
-	testsize.EachSeed(t, randomEpochs)
-}
-
-func randomEpochs(t *testing.T, seed uint64) {
-	t.Helper()
-	steps := testsize.Of(2_500, 5_000)
-	random := rand.New(rand.NewPCG(seed, 7))
-	pick := func(of ...float64) float64 { return of[random.IntN(len(of))] }
-	var grown, cuts, held int
-	share := 1.0
-	var a adaptive.Adapting
-	for step := range steps {
-		if step%50 == 0 { // another policy takes over the stored state
-			a = adaptive.Adapting{
-				Rate: pick(0.01, 1, 100, 1e6), Floor: pick(0.001, 0.1, 0.5, 1), Growth: pick(0.001, 0.04, 1),
-				Epoch: time.Duration(pick(0.1, 2, 3600) * float64(time.Second)), Applied: random.IntN(3) > 0,
+	testsize.EachSeed(t, func(t *testing.T, seed uint64) {
+		t.Helper()
+		steps := testsize.Of(2_500, 5_000)
+		random := rand.New(rand.NewPCG(seed, 7))
+		pick := func(of ...float64) float64 { return of[random.IntN(len(of))] }
+		var grown, cuts, held int
+		share := 1.0
+		var a adaptive.Adapting
+		for step := range steps {
+			if step%50 == 0 { // another policy takes over the stored state
+				a = adaptive.Adapting{
+					Rate: pick(0.01, 1, 100, 1e6), Floor: pick(0.001, 0.1, 0.5, 1), Growth: pick(0.001, 0.04, 1),
+					Epoch: time.Duration(pick(0.1, 2, 3600) * float64(time.Second)), Applied: random.IntN(3) > 0,
+				}
 			}
+			m := adaptive.Measured{Span: time.Duration(random.Float64() * pick(1, 1, 1, 20) * float64(a.Epoch)), Outcomes: random.Int64N(40)}
+			if random.IntN(50) == 0 {
+				m.Span = -m.Span
+			}
+			sent := share * a.Rate * max(m.Span, 0).Seconds() * pick(0, 0.3, 0.69, 0.71, 1, 1.5, 10)
+			m.Throttled = sent * pick(0, 0, 0, 0.005, 0.02, 0.3, 0.6, 1)
+			m.Accepted = sent - m.Throttled
+			want, wantCut, onEdge := exactShare(a, share, m)
+			next, cut := a.Next(share, m)
+			require.GreaterOrEqual(t, next, a.Floor)
+			require.LessOrEqual(t, next, 1.0)
+			if !onEdge {
+				exact, _ := want.Float64()
+				require.InEpsilon(t, exact, next, 1e-9, "step %d: %+v at %v: %+v", step, a, share, m)
+				require.Equal(t, wantCut, cut)
+			}
+			before := a.Clamp(share)
+			switch {
+			case cut:
+				cuts++
+				require.LessOrEqual(t, next, max(0.85*before*(1+1e-9), a.Floor))
+			case next > before:
+				grown++
+				require.LessOrEqual(t, next, before+a.Growth*m.Span.Seconds()+1e-12)
+				require.GreaterOrEqual(t, m.Accepted+m.Throttled, 0.7*before*a.Rate*m.Span.Seconds()*(1-1e-9), "nobody wanted more")
+			default:
+				held++
+				require.Equal(t, before, next)
+			}
+			share = next
 		}
-		m := adaptive.Measured{Span: time.Duration(random.Float64() * pick(1, 1, 1, 20) * float64(a.Epoch)), Outcomes: random.Int64N(40)}
-		if random.IntN(50) == 0 {
-			m.Span = -m.Span
-		}
-		sent := share * a.Rate * max(m.Span, 0).Seconds() * pick(0, 0.3, 0.69, 0.71, 1, 1.5, 10)
-		m.Throttled = sent * pick(0, 0, 0, 0.005, 0.02, 0.3, 0.6, 1)
-		m.Accepted = sent - m.Throttled
-		want, wantCut, onEdge := exactShare(a, share, m)
-		next, cut := a.Next(share, m)
-		require.GreaterOrEqual(t, next, a.Floor)
-		require.LessOrEqual(t, next, 1.0)
-		if !onEdge {
-			exact, _ := want.Float64()
-			require.InEpsilon(t, exact, next, 1e-9, "step %d: %+v at %v: %+v", step, a, share, m)
-			require.Equal(t, wantCut, cut)
-		}
-		before := a.Clamp(share)
-		switch {
-		case cut:
-			cuts++
-			require.LessOrEqual(t, next, max(0.85*before*(1+1e-9), a.Floor))
-		case next > before:
-			grown++
-			require.LessOrEqual(t, next, before+a.Growth*m.Span.Seconds()+1e-12)
-			require.GreaterOrEqual(t, m.Accepted+m.Throttled, 0.7*before*a.Rate*m.Span.Seconds()*(1-1e-9), "nobody wanted more")
-		default:
-			held++
-			require.Equal(t, before, next)
-		}
-		share = next
-	}
-	require.Greater(t, min(grown, cuts, held), steps/100)
+		require.Greater(t, min(grown, cuts, held), steps/100)
+	})
 }
 
 func TestAdaptingTakesNoShareThatIsNone(t *testing.T) {

@@ -103,7 +103,7 @@ func (l *ledger) held() float64 {
 // on returns a process on the ledger.
 func (l *ledger) on(options Options) *process {
 	options.MaxWaiting = 10_000
-	return newProcess(l, options)
+	return &process{Keeper: New(l, options), row: l}
 }
 
 // limit is a policy of some name, as the limiter knows it.
@@ -137,10 +137,6 @@ func (l *limit) ask(key string, cost float64) bucket.Ask {
 type process struct {
 	*Keeper
 	row Owner
-}
-
-func newProcess(row Owner, options Options) *process {
-	return &process{Keeper: New(row, options), row: row}
 }
 
 // decision is the answer to a call.

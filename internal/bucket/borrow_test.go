@@ -121,55 +121,53 @@ func (c loan) asks(w *town) (asks []bucket.Ask) {
 // limits that change. A call is allowed if its tenants can pay for it from any of the buckets. Buckets and waits are exact.
 func TestBorrowPaysInAnyWayThatThereIs(t *testing.T) {
 	t.Parallel()
-	testsize.EachSeed(t, borrowHistories)
-}
-
-func borrowHistories(t *testing.T, seed uint64) {
-	t.Helper()
-	steps := testsize.Of(2_500, 5_000)
-	src := rand.New(rand.NewPCG(seed, 7))
-	allowed, borrowed, refused := 0, 0, 0
-	var w *town
-	now := opening
-	for step := range steps {
-		if step%500 == 0 {
-			w = newTown(src)
-		}
-		switch src.IntN(60) {
-		case 0:
-			now -= src.Int64N(30_000_000)
-		case 1:
-			now -= 60_000_000 + src.Int64N(300_000_000)
-		case 2:
-			terms := &w.asks[src.IntN(4)].Terms
-			if terms.Capacity, terms.Rate = float64(1+src.Int64N(16)), 1; terms.Step == 1 {
-				terms.Rate = float64(4 * (1 + src.Int64N(4)))
+	testsize.EachSeed(t, func(t *testing.T, seed uint64) {
+		t.Helper()
+		steps := testsize.Of(2_500, 5_000)
+		src := rand.New(rand.NewPCG(seed, 7))
+		allowed, borrowed, refused := 0, 0, 0
+		var w *town
+		now := opening
+		for step := range steps {
+			if step%500 == 0 {
+				w = newTown(src)
 			}
-		default:
-			now += src.Int64N(400_000)
+			switch src.IntN(60) {
+			case 0:
+				now -= src.Int64N(30_000_000)
+			case 1:
+				now -= 60_000_000 + src.Int64N(300_000_000)
+			case 2:
+				terms := &w.asks[src.IntN(4)].Terms
+				if terms.Capacity, terms.Rate = float64(1+src.Int64N(16)), 1; terms.Step == 1 {
+					terms.Rate = float64(4 * (1 + src.Int64N(4)))
+				}
+			default:
+				now += src.Int64N(400_000)
+			}
+			call := drawLoan(src)
+			asks := call.asks(w)
+			if bucket.AllCostless(asks) {
+				continue
+			}
+			held := w.tokens(now)
+			want := call.allowed(held)
+			answers := slices.Clone(w.memory.Take(asks, now))
+			require.Equal(t, want, bucket.AllAllowed(answers), "step %d", step)
+			if !want {
+				refused++
+				require.Equal(t, held, w.tokens(now), "step %d", step)
+				w.requireWait(t, call, asks, answers, now)
+				continue
+			}
+			left, borrows := call.pay(held)
+			require.Equal(t, left, w.tokens(now), "step %d", step)
+			if allowed++; borrows {
+				borrowed++
+			}
 		}
-		call := drawLoan(src)
-		asks := call.asks(w)
-		if bucket.AllCostless(asks) {
-			continue
-		}
-		held := w.tokens(now)
-		want := call.allowed(held)
-		answers := slices.Clone(w.memory.Take(asks, now))
-		require.Equal(t, want, bucket.AllAllowed(answers), "step %d", step)
-		if !want {
-			refused++
-			require.Equal(t, held, w.tokens(now), "step %d", step)
-			w.requireWait(t, call, asks, answers, now)
-			continue
-		}
-		left, borrows := call.pay(held)
-		require.Equal(t, left, w.tokens(now), "step %d", step)
-		if allowed++; borrows {
-			borrowed++
-		}
-	}
-	require.Greater(t, min(allowed, borrowed, refused), steps/250)
+		require.Greater(t, min(allowed, borrowed, refused), steps/250)
+	})
 }
 
 // requireWait checks that the call is allowed after its RetryAfter, and not a microsecond before.

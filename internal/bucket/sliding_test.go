@@ -126,18 +126,16 @@ func drawSliding(src buckettest.Source) bucket.Terms {
 // and policies change, in the code and from an instant on.
 func TestSlidingWindowsAgreeWithTheExactModel(t *testing.T) {
 	t.Parallel()
-	testsize.EachSeed(t, slidingHistories)
-}
-
-func slidingHistories(t *testing.T, seed uint64) {
-	t.Helper()
-	histories, calls, often, rarely := testsize.Of(4, 12), 500, 0, 0
-	for i := range uint64(histories) {
-		h := runSliding(t, seed, i, calls)
-		often, rarely = often+min(h.taken, h.refused), rarely+min(h.changed, h.fixed)
-	}
-	require.Greater(t, often, histories*calls/10)
-	require.Greater(t, rarely, histories*calls/500)
+	testsize.EachSeed(t, func(t *testing.T, seed uint64) {
+		t.Helper()
+		histories, calls, often, rarely := testsize.Of(4, 12), 500, 0, 0
+		for i := range uint64(histories) {
+			h := runSliding(t, seed, i, calls)
+			often, rarely = often+min(h.taken, h.refused), rarely+min(h.changed, h.fixed)
+		}
+		require.Greater(t, often, histories*calls/10)
+		require.Greater(t, rarely, histories*calls/500)
+	})
 }
 
 // runSliding runs a history of calls.

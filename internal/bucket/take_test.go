@@ -157,23 +157,20 @@ func TestWaitForSeveralWindows(t *testing.T) {
 		"OneAtAnyTime":        {[]bucket.Ask{window(24, 0, 3), window(7, 0, 2)}, 24*time.Hour - time.Minute},
 		"NeverTogether":       {[]bucket.Ask{window(24, 0, 3), window(1, 10*time.Minute, 3)}, time.Duration(bucket.Horizon) * time.Microsecond},
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			at := func(now int64) []bucket.Answer {
-				rows := make([]bucket.State, len(test.asks))
-				for i := range rows {
-					test.asks[i].Key.Name = fmt.Sprint(i)
-					rows[i] = test.asks[i].Terms.Full(now)
-				}
-				return pageOf(test.asks, now, rows...).Look(test.asks, nil)
+		at := func(now int64) []bucket.Answer {
+			rows := make([]bucket.State, len(test.asks))
+			for i := range rows {
+				test.asks[i].Key.Name = fmt.Sprint(i)
+				rows[i] = test.asks[i].Terms.Full(now)
 			}
-			require.False(t, bucket.AllAllowed(at(opening)))
-			require.Equal(t, test.want, bucket.SoonEnoughTogether(test.asks, at(opening)))
-			if test.want.Microseconds() < bucket.Horizon {
-				require.False(t, bucket.AllAllowed(at(opening+test.want.Microseconds()-1)))
-				require.True(t, bucket.AllAllowed(at(opening+test.want.Microseconds())))
-			}
-		})
+			return pageOf(test.asks, now, rows...).Look(test.asks, nil)
+		}
+		require.False(t, bucket.AllAllowed(at(opening)), name)
+		require.Equal(t, test.want, bucket.SoonEnoughTogether(test.asks, at(opening)), name)
+		if test.want.Microseconds() < bucket.Horizon {
+			require.False(t, bucket.AllAllowed(at(opening+test.want.Microseconds()-1)))
+			require.True(t, bucket.AllAllowed(at(opening+test.want.Microseconds())))
+		}
 	}
 }
 

@@ -51,13 +51,6 @@ func TestReservation(t *testing.T) {
 	}
 }
 
-func idsOf(list []inspect.Reservation) (ids []string) {
-	for _, r := range list {
-		ids = append(ids, r.ID)
-	}
-	return ids
-}
-
 // Pages of any size, of any number of rows looked at, have each reservation that matches once, in the order of their ends.
 func TestReservationsByPages(t *testing.T) {
 	t.Parallel()
@@ -113,7 +106,9 @@ func TestReservationsByPages(t *testing.T) {
 						page, err := reader.Reservations(t.Context(), query)
 						require.NoError(t, err)
 						require.True(t, most == 0 || len(page.List) <= most)
-						found = append(found, idsOf(page.List)...)
+						for _, r := range page.List {
+							found = append(found, r.ID)
+						}
 						if query.After = page.Next; query.After == nil {
 							break
 						}

@@ -38,20 +38,17 @@ func TestWhichCallsGoTogether(t *testing.T) {
 		"ALookIsInNobodysWay":    {[]*Call{looking(a.ask("1", 1)), taking(a.ask("1", 1), b.ask("1", 1))}, [][]int{{1}}},
 		"WithOneRowOfSeveral":    {[]*Call{taking(a.ask("1", 1), b.over(2).ask("1", 1)), taking(b.over(2).ask("1", 1))}, [][]int{{0, 1}}},
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			p := planOf(test.calls, false)
-			var got [][]int
-			for _, g := range p.groups {
-				var calls []int
-				for _, c := range g.calls {
-					calls = append(calls, slices.Index(test.calls, c))
-				}
-				got = append(got, calls)
+		p := planOf(test.calls, false)
+		var got [][]int
+		for _, g := range p.groups {
+			var calls []int
+			for _, c := range g.calls {
+				calls = append(calls, slices.Index(test.calls, c))
 			}
-			require.Equal(t, test.groups, got)
-			require.Len(t, p.others, len(test.calls)-len(slices.Concat(got...)))
-		})
+			got = append(got, calls)
+		}
+		require.Equal(t, test.groups, got, name)
+		require.Len(t, p.others, len(test.calls)-len(slices.Concat(got...)), name)
 	}
 }
 

@@ -79,7 +79,7 @@ func newStand(t *testing.T) *stand {
 
 func standOn(t *testing.T, pool *pgxpool.Pool) *stand {
 	t.Helper()
-	s := &stand{T: t, pool: spyOn(pool), now: opening}
+	s := &stand{T: t, pool: &spy{pool, 0, make(map[string]int), func(*pgx.Batch) {}}, now: opening}
 	s.Session = newSession(s.pool, func() *int64 { return new(s.now) })
 	return s
 }
@@ -289,8 +289,6 @@ type spy struct {
 	sent   map[string]int
 	change func(batch *pgx.Batch)
 }
-
-func spyOn(pool *pgxpool.Pool) *spy { return &spy{pool, 0, make(map[string]int), func(*pgx.Batch) {}} }
 
 func (p *spy) SendBatch(ctx context.Context, batch *pgx.Batch) pgx.BatchResults {
 	p.trips++
