@@ -13,6 +13,7 @@ import (
 	"path"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -22,6 +23,9 @@ import (
 )
 
 const module = "github.com/pgratelimit/pgratelimit"
+
+// private matches directories without public packages.
+var private = regexp.MustCompile(`^([._].*|internal|testdata|node_modules)$`)
 
 // root is this checkout.
 var root = filepath.Join("..", "..")
@@ -57,17 +61,13 @@ func packages(t *testing.T) map[string][]string {
 			if strings.HasSuffix(name, ".go") && !strings.HasSuffix(name, "_test.go") {
 				files[path.Dir(relative)] = append(files[path.Dir(relative)], name)
 			}
-		case relative != "." && isPrivate(entry.Name()), relative == "bench", relative == "examples", relative == "integration_test":
+		case relative != "." && private.MatchString(entry.Name()), relative == "bench", relative == "examples", relative == "integration_test":
 			return filepath.SkipDir
 		}
 		return nil
 	})
 	require.NoError(t, err)
 	return files
-}
-
-func isPrivate(directory string) bool {
-	return strings.HasPrefix(directory, ".") || strings.HasPrefix(directory, "_") || directory == "internal" || directory == "testdata" || directory == "node_modules"
 }
 
 // documentation returns the comment of a package, and each exported declaration with its comment; nothing of a program.
@@ -88,58 +88,40 @@ func documentation(t *testing.T, directory string, names []string) string {
 	p, err := doc.NewFromFiles(set, files, module+"/"+directory)
 	require.NoError(t, err)
 	var out bytes.Buffer
-	w := writer{t, &out, set, p}
 	fmt.Fprintf(&out, "package %s // import %q\n\n%s\n", p.Name, p.ImportPath, p.Text(p.Doc))
-	w.values(p.Consts)
-	w.values(p.Vars)
-	w.functions(p.Funcs)
+	// declare writes a declaration, with the comments of its fields, and its own comment, indented, below.
+	declare := func(declaration ast.Decl, comment string) {
+		switch d := declaration.(type) {
+		case *ast.FuncDecl:
+			d.Doc, d.Body = nil, nil
+		case *ast.GenDecl:
+			d.Doc = nil
+		}
+		config := printer.Config{Mode: printer.UseSpaces | printer.TabIndent, Tabwidth: 8}
+		require.NoError(t, config.Fprint(&out, set, declaration))
+		out.WriteString("\n")
+		for line := range strings.Lines(string(p.Text(comment))) {
+			if strings.TrimSpace(line) != "" {
+				line = "    " + line
+			}
+			out.WriteString(line)
+		}
+		out.WriteString("\n")
+	}
+	all := func(values []*doc.Value, functions []*doc.Func) {
+		for _, v := range values {
+			declare(v.Decl, v.Doc)
+		}
+		for _, f := range functions {
+			declare(f.Decl, f.Doc)
+		}
+	}
+	all(slices.Concat(p.Consts, p.Vars), p.Funcs)
 	for _, typ := range p.Types {
-		w.declaration(typ.Decl, typ.Doc)
-		w.values(typ.Consts)
-		w.values(typ.Vars)
-		w.functions(typ.Funcs)
-		w.functions(typ.Methods)
+		declare(typ.Decl, typ.Doc)
+		all(slices.Concat(typ.Consts, typ.Vars), slices.Concat(typ.Funcs, typ.Methods))
 	}
 	return strings.TrimRight(out.String(), "\n") + "\n"
-}
-
-type writer struct {
-	t   *testing.T
-	out *bytes.Buffer
-	set *token.FileSet
-	p   *doc.Package
-}
-
-func (w writer) values(values []*doc.Value) {
-	for _, v := range values {
-		w.declaration(v.Decl, v.Doc)
-	}
-}
-
-func (w writer) functions(functions []*doc.Func) {
-	for _, f := range functions {
-		w.declaration(f.Decl, f.Doc)
-	}
-}
-
-// declaration writes a declaration, with the comments of its fields, and its own comment, indented, below.
-func (w writer) declaration(declaration ast.Decl, comment string) {
-	switch d := declaration.(type) {
-	case *ast.FuncDecl:
-		d.Doc, d.Body = nil, nil
-	case *ast.GenDecl:
-		d.Doc = nil
-	}
-	config := printer.Config{Mode: printer.UseSpaces | printer.TabIndent, Tabwidth: 8}
-	require.NoError(w.t, config.Fprint(w.out, w.set, declaration))
-	w.out.WriteString("\n")
-	for line := range strings.Lines(string(w.p.Text(comment))) {
-		if strings.TrimSpace(line) != "" {
-			line = "    " + line
-		}
-		w.out.WriteString(line)
-	}
-	w.out.WriteString("\n")
 }
 
 // otherWords matches names of other projects, and what a word means there.
