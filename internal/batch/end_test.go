@@ -3,7 +3,6 @@ package batch
 import (
 	"context"
 	"errors"
-	"fmt"
 	"runtime"
 	"testing"
 	"testing/synctest"
@@ -25,110 +24,106 @@ func (w partly) Run(ctx context.Context, calls []*job, waitFor *bucket.Key) []Bl
 	return w.simulation.Run(ctx, calls[1:], waitFor)
 }
 
-func TestCloseWaitsForThoseWhoAreIn(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		for _, apart := range []bool{false, true} {
-			w := newSimulation(t, 10)
-			w.options.Apart = func() bool { return apart }
-			first := w.ask(time.Second, "a")
-			var second *pending
-			if !apart {
-				second = w.ask(time.Second, "a")
-			}
-			ended, cancel := context.WithCancel(t.Context())
-			cancel()
-			require.ErrorIs(t, w.Close(ended), context.Canceled)
-			refused := w.ask(time.Second, "b")
-			refused.requireFails(errClosed)
-			require.NoError(t, w.Close(t.Context()))
-			first.requireAnswered(time.Second)
-			if second != nil {
-				second.requireAnswered(2 * time.Second)
-			}
-			require.NoError(t, w.Close(t.Context()))
-			for range 20 { // a finished call stays finished, also if its context ends
-				require.NoError(t, w.Close(ended))
-			}
-			require.Zero(t, w.batches)
-		}
-		require.NoError(t, newSimulation(t, 10).Close(t.Context()))
-	})
-}
-
-func TestTheTimeForACallEndsItWhereverItWaits(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		const timeout = time.Second
-		w := newSimulation(t, 100)
-		w.options.Timeout = timeout
-		release := w.hold("held")
-		solo := w.make(t.Context(), &job{deaf: true, lasts: 2 * timeout}, "a")
-		soonest, cancel := context.WithTimeout(t.Context(), timeout/2)
-		defer cancel()
-		sooner := w.askIn(soonest, time.Hour, "a")
-		over := map[string]*pending{
-			"behind a batch":       w.ask(time.Hour, "a"),
-			"behind a held row":    w.ask(time.Hour, "held"),
-			"behind both":          w.ask(time.Hour, "a", "held"),
-			"for the held row too": w.ask(time.Hour, "held"),
-		}
-		time.Sleep(timeout / 4)
-		quick := w.ask(time.Millisecond, "b")
-		quick.requireAnswered(time.Millisecond)
-		second := w.make(t.Context(), &job{deaf: true, lasts: 3 * timeout}, "c")
-		over["in the queue"] = w.ask(time.Hour, "c")
-		sooner.requireFails(context.DeadlineExceeded)
-		require.Equal(t, timeout/2, sooner.took)
-		for where, p := range over {
-			<-p.ended
-			require.ErrorIs(t, p.err, context.DeadlineExceeded, where)
-			require.GreaterOrEqual(t, p.took, timeout, where)
-			require.LessOrEqual(t, p.took, timeout+timeout/sweepsPerTimeout, where)
-		}
-		solo.requireAnswered(2 * timeout)
-		second.requireAnswered(3 * timeout)
-		release()
-		time.Sleep(time.Minute)
-		w.requireEmpty()
-		next := w.ask(time.Millisecond, "a") // finds nothing of the others' answers
-		next.requireAnswered(time.Millisecond)
-	})
-}
-
-// The time for a call that is answered by itself ends it, or its context, if that ends sooner.
-func TestTheTimeForACallByItselfEndsIt(t *testing.T) {
-	t.Parallel()
-	for name, test := range map[string]struct{ timeout, context, took time.Duration }{
-		"Timeout":      {timeout: time.Second, context: time.Minute, took: time.Second},
-		"ContextFirst": {timeout: time.Minute, context: time.Second, took: time.Second},
-		"NoTimeout":    {timeout: -1, context: time.Minute, took: time.Minute},
-	} {
-		for _, apart := range []bool{false, true} {
-			t.Run(fmt.Sprint(name, " apart ", apart), func(t *testing.T) {
-				t.Parallel()
-				synctest.Test(t, func(t *testing.T) {
-					w := newSimulation(t, 10)
-					w.options.Timeout, w.options.Apart = test.timeout, func() bool { return apart }
-					ctx, cancel := context.WithTimeout(t.Context(), test.context)
-					defer cancel()
-					p := w.askIn(ctx, time.Hour, "a")
-					p.requireFails(context.DeadlineExceeded)
-					require.NotErrorIs(t, p.err, context.Canceled, "reports would count it as cancelled by its caller")
-					require.GreaterOrEqual(t, p.took, test.took)
-					require.LessOrEqual(t, p.took, test.took+time.Second/sweepsPerTimeout)
-					time.Sleep(time.Minute)
-					require.Zero(t, w.batches)
-					w.ask(time.Millisecond, "a").requireAnswered(time.Millisecond)
-				})
-			})
-		}
-	}
-}
-
 func TestCallsThatEnd(t *testing.T) {
 	t.Parallel()
 	play(t, map[string]func(w *simulation){
+		"CloseWaitsForThoseWhoAreIn": func(w *simulation) {
+			for _, apart := range []bool{false, true} {
+				w := newSimulation(w.t, 10)
+				w.options.Apart = func() bool { return apart }
+				first := w.ask(time.Second, "a")
+				var second *pending
+				if !apart {
+					second = w.ask(time.Second, "a")
+				}
+				ended, cancel := context.WithCancel(w.t.Context())
+				cancel()
+				require.ErrorIs(w.t, w.Close(ended), context.Canceled)
+				refused := w.ask(time.Second, "b")
+				refused.requireFails(errClosed)
+				require.NoError(w.t, w.Close(w.t.Context()))
+				first.requireAnswered(time.Second)
+				if second != nil {
+					second.requireAnswered(2 * time.Second)
+				}
+				require.NoError(w.t, w.Close(w.t.Context()))
+				for range 20 { // a finished call stays finished, also if its context ends
+					require.NoError(w.t, w.Close(ended))
+				}
+				require.Zero(w.t, w.batches)
+			}
+			require.NoError(w.t, newSimulation(w.t, 10).Close(w.t.Context()))
+		},
+		"TheTimeForACallEndsItWhereverItWaits": func(w *simulation) {
+			const timeout = time.Second
+			w.options.MaxWaiting = 100
+			w.options.Timeout = timeout
+			release := w.hold("held")
+			solo := w.make(w.t.Context(), &job{deaf: true, lasts: 2 * timeout}, "a")
+			soonest, cancel := context.WithTimeout(w.t.Context(), timeout/2)
+			defer cancel()
+			sooner := w.askIn(soonest, time.Hour, "a")
+			over := map[string]*pending{
+				"behind a batch":       w.ask(time.Hour, "a"),
+				"behind a held row":    w.ask(time.Hour, "held"),
+				"behind both":          w.ask(time.Hour, "a", "held"),
+				"for the held row too": w.ask(time.Hour, "held"),
+			}
+			time.Sleep(timeout / 4)
+			quick := w.ask(time.Millisecond, "b")
+			quick.requireAnswered(time.Millisecond)
+			second := w.make(w.t.Context(), &job{deaf: true, lasts: 3 * timeout}, "c")
+			over["in the queue"] = w.ask(time.Hour, "c")
+			sooner.requireFails(context.DeadlineExceeded)
+			require.Equal(w.t, timeout/2, sooner.took)
+			for where, p := range over {
+				<-p.ended
+				require.ErrorIs(w.t, p.err, context.DeadlineExceeded, where)
+				require.GreaterOrEqual(w.t, p.took, timeout, where)
+				require.LessOrEqual(w.t, p.took, timeout+timeout/sweepsPerTimeout, where)
+			}
+			solo.requireAnswered(2 * timeout)
+			second.requireAnswered(3 * timeout)
+			release()
+			time.Sleep(time.Minute)
+			w.requireEmpty()
+			next := w.ask(time.Millisecond, "a") // finds nothing of the others' answers
+			next.requireAnswered(time.Millisecond)
+		},
+		// The time for a call that is answered by itself ends it, or its context, if that ends sooner.
+		"TheTimeForACallByItselfEndsIt": func(w *simulation) {
+			for _, test := range []struct{ timeout, context, took time.Duration }{
+				{timeout: time.Second, context: time.Minute, took: time.Second}, {timeout: time.Minute, context: time.Second, took: time.Second},
+				{timeout: -1, context: time.Minute, took: time.Minute},
+			} {
+				for _, apart := range []bool{false, true} {
+					w := newSimulation(w.t, 10)
+					w.options.Timeout, w.options.Apart = test.timeout, func() bool { return apart }
+					ctx, cancel := context.WithTimeout(w.t.Context(), test.context)
+					defer cancel()
+					p := w.askIn(ctx, time.Hour, "a")
+					p.requireFails(context.DeadlineExceeded)
+					require.NotErrorIs(w.t, p.err, context.Canceled, "reports would count it as cancelled by its caller")
+					require.GreaterOrEqual(w.t, p.took, test.took, "%+v", test)
+					require.LessOrEqual(w.t, p.took, test.took+time.Second/sweepsPerTimeout, "%+v", test)
+					time.Sleep(time.Minute)
+					require.Zero(w.t, w.batches)
+					w.ask(time.Millisecond, "a").requireAnswered(time.Millisecond)
+				}
+			}
+		},
+		// The time for a call ends it as its context does: before the claim at once, and after it with what ended the batch.
+		"TheTimeForACallThatIsAwaitedEndsIt": func(w *simulation) {
+			for _, timeout := range []time.Duration{500 * time.Millisecond, 1500 * time.Millisecond, 2500 * time.Millisecond} {
+				w := newSimulation(w.t, 10)
+				w.options.Timeout = timeout
+				for _, p := range w.reserveTogether(2) { // in the queue, before the claim, and after it
+					p.requireFails(context.DeadlineExceeded)
+					require.Equal(w.t, timeout, p.took)
+				}
+				time.Sleep(time.Minute)
+			}
+		},
 		"ACallerWhoGivesUpHarmsNobodyInItsBatch": func(w *simulation) {
 			w.ask(time.Millisecond, "a")
 			ctx, cancel := context.WithTimeout(w.t.Context(), 10*time.Millisecond)
@@ -333,29 +328,6 @@ func (w *simulation) reserveTogether(n int) (together []*pending) {
 	return together
 }
 
-// The time for a call ends it as its context does: before the claim at once, and after it with what ended the batch.
-func TestTheTimeForACallThatIsAwaitedEndsIt(t *testing.T) {
-	t.Parallel()
-	for name, c := range map[string]struct{ timeout, took time.Duration }{
-		"InTheQueue":     {timeout: 500 * time.Millisecond, took: 500 * time.Millisecond},
-		"BeforeTheClaim": {timeout: 1500 * time.Millisecond, took: 1500 * time.Millisecond},
-		"AfterTheClaim":  {timeout: 2500 * time.Millisecond, took: 2500 * time.Millisecond},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				w := newSimulation(t, 10)
-				w.options.Timeout = c.timeout
-				for _, p := range w.reserveTogether(2) {
-					p.requireFails(context.DeadlineExceeded)
-					require.Equal(t, c.took, p.took)
-				}
-				time.Sleep(time.Minute)
-			})
-		})
-	}
-}
-
 // freed counts how often a call was given back.
 type freed int
 
@@ -391,35 +363,31 @@ func TestALoneCallRunsWithTheContextOfItsCaller(t *testing.T) {
 	t.Parallel()
 	type key struct{}
 	why := errors.New("the caller hung up")
-	for _, apart := range []bool{false, true} {
-		t.Run(fmt.Sprint("apart ", apart), func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				b := New[lone](deciding{}, Options{Apart: func() bool { return apart }, MaxWaiting: 10, Timeout: time.Second})
-				do := func(ctx context.Context, decide func(ctx context.Context)) error {
-					c := &lone{decide: decide}
-					c.Of = c
-					return b.Do(ctx, &c.Call)
-				}
-				for n := range 20 {
-					ctx, cancel := context.WithCancelCause(context.WithValue(t.Context(), key{}, n))
-					var kept context.Context
-					require.NoError(t, do(ctx, func(ctx context.Context) {
-						require.Equal(t, n, ctx.Value(key{}))
-						time.Sleep(900 * time.Millisecond) // the time of the call before ends nothing
-						kept = ctx
-					}))
-					require.Error(t, kept.Err())
-
-					time.AfterFunc(time.Millisecond, func() { cancel(why) })
-					require.ErrorIs(t, do(ctx, func(ctx context.Context) {
-						<-ctx.Done()
-						require.Equal(t, why, context.Cause(ctx))
-					}), context.Canceled)
-				}
-			})
-		})
-	}
+	synctest.Test(t, func(t *testing.T) {
+		for n := range 40 {
+			b := New[lone](deciding{}, Options{Apart: func() bool { return n%2 == 0 }, MaxWaiting: 10, Timeout: time.Second})
+			do := func(ctx context.Context, decide func(ctx context.Context)) error {
+				c := &lone{decide: decide}
+				c.Of = c
+				return b.Do(ctx, &c.Call)
+			}
+			ctx, cancel := context.WithCancelCause(context.WithValue(t.Context(), key{}, n))
+			var kept context.Context
+			for range 2 {
+				require.NoError(t, do(ctx, func(ctx context.Context) {
+					require.Equal(t, n, ctx.Value(key{}))
+					time.Sleep(900 * time.Millisecond) // the time of the call before ends nothing
+					kept = ctx
+				}))
+				require.Error(t, kept.Err())
+			}
+			time.AfterFunc(time.Millisecond, func() { cancel(why) })
+			require.ErrorIs(t, do(ctx, func(ctx context.Context) {
+				<-ctx.Done()
+				require.Equal(t, why, context.Cause(ctx))
+			}), context.Canceled)
+		}
+	})
 }
 
 func TestCallsThatAreClaimed(t *testing.T) {
