@@ -17,7 +17,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/rules"
 )
 
-func TestNewSaysWhatIsMissing(t *testing.T) {
+func TestNewNamesTheMissingField(t *testing.T) {
 	t.Parallel()
 	pool := postgrestest.New(t)
 	plain, err := ratelimit.New(pool, ratelimit.Config{})
@@ -90,7 +90,7 @@ func muxOf(pattern string, handler http.Handler) http.Handler {
 	return mux
 }
 
-func TestNobodySeesThePageWhomAuthorizeRefuses(t *testing.T) {
+func TestAuthorizeRefusesThePage(t *testing.T) {
 	t.Parallel()
 	f := setup(t)
 	handler, err := admin.New(f.Limiter, f.Set, admin.Config{

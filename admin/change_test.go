@@ -51,7 +51,7 @@ func TestBucketIsResetAndCredited(t *testing.T) {
 	}
 }
 
-// Each form changes what it says, or says what is wrong with it.
+// Each form makes its change, or names the invalid field.
 func TestChanges(t *testing.T) {
 	t.Parallel()
 	for name, story := range map[string]func(f *fixture){
@@ -179,7 +179,7 @@ func TestChanges(t *testing.T) {
 			}
 			require.False(f, math.IsNaN(f.Value(f, messages.For("ada")).Tokens))
 
-			// Somebody else has changed the rule since.
+			// Another user has changed the rule since.
 			f.Put(f, rules.Rule{Limit: "messages", Policy: ratelimit.PerMinute(7)})
 			rule := func(version string) []string {
 				return []string{

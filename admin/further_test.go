@@ -111,7 +111,7 @@ func TestMoreThanAPageShows(t *testing.T) {
 	}
 }
 
-func TestAllWhoWait(t *testing.T) {
+func TestAllReservationsAreListed(t *testing.T) {
 	t.Parallel()
 	f := setup(t)
 	f.Take(t, tokens.For("acme").Cost(120_000), tokens.For("globex").Cost(120_000))

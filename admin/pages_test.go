@@ -49,9 +49,9 @@ func TestPreviewOfMoreThanItLooksAt(t *testing.T) {
 	require.Contains(t, page, "There are more refusals than a page reads: counted from 2")
 }
 
-// TestAtMostIsABound plays an hour under a rule and under a larger one: of what the first refused, no more than the bound
+// TestAtMostIsAnUpperBound plays an hour under a rule and under a larger one: of what the first refused, no more than the bound
 // goes through under the second.
-func TestAtMostIsABound(t *testing.T) {
+func TestAtMostIsAnUpperBound(t *testing.T) {
 	t.Parallel()
 	for seed := range testsize.Of[uint64](60, 150) {
 		random := rand.New(rand.NewPCG(seed, 1))

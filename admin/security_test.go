@@ -43,8 +43,8 @@ func (f *fixture) written() (text string) {
 	return text
 }
 
-// TestNothingIsChangedThatMayNotBe sends each change in each forbidden way, and then in the allowed way.
-func TestNothingIsChangedThatMayNotBe(t *testing.T) {
+// TestReadOnlyVisitorsChangeNothing sends each change in each forbidden way, and then in the allowed way.
+func TestReadOnlyVisitorsChangeNothing(t *testing.T) {
 	t.Parallel()
 	f := setup(t)
 	forms := f.filled()

@@ -84,7 +84,7 @@ func TestOptions(t *testing.T) {
 	}
 }
 
-func TestWorkSaysWhichScenarioThereIsNot(t *testing.T) {
+func TestWorkNamesAnUnknownScenario(t *testing.T) {
 	t.Parallel()
 	require.ErrorContains(t, work(t.Context(), nil, nil, options{worker: "no-such"}), `"no-such"`)
 }

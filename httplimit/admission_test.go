@@ -35,9 +35,9 @@ func (b *bundle) within(t *testing.T, config httplimit.Config, work func(ctx con
 
 var planLimit = httplimit.Limit{Limit: perPlan, Key: user, Cost: httplimit.FixedCost(10)}
 
-// TestAHandlerSeesWhatIsLeft promises the decisions of the middlewares around a handler, whose fields are set before it writes and may
+// TestAHandlerSeesTheRemainingTokens promises the decisions of the middlewares around a handler, whose fields are set before it writes and may
 // be changed, and a settlement of several limits at once.
-func TestAHandlerSeesWhatIsLeft(t *testing.T) {
+func TestAHandlerSeesTheRemainingTokens(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	_, ok := httplimit.FromContext(t.Context())
@@ -65,7 +65,7 @@ func TestAHandlerSeesWhatIsLeft(t *testing.T) {
 	require.Equal(t, 1.0, b.charged(t, perUser.For("ada")))
 }
 
-func TestSettleBooksTheRealCost(t *testing.T) {
+func TestSettleChargesTheActualCost(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct{ actual, charged float64 }{
 		"Less":      {4, 4},
@@ -88,7 +88,7 @@ func TestSettleBooksTheRealCost(t *testing.T) {
 	}
 }
 
-func TestSettleIsDoneOnceByMany(t *testing.T) {
+func TestConcurrentSettlesChargeOnce(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	b.within(t, limits(planLimit), func(ctx context.Context, a *httplimit.Admission) {
@@ -103,7 +103,7 @@ func TestSettleIsDoneOnceByMany(t *testing.T) {
 	require.Equal(t, 25.0, b.charged(t, perPlan.For("ada")))
 }
 
-func TestSettleRefusesWhatCannotBe(t *testing.T) {
+func TestSettleRejectsInvalidCosts(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	never := httplimit.Limit{Limit: everyone, Global: true, When: func(*http.Request) bool { return false }}
@@ -120,9 +120,9 @@ func TestSettleRefusesWhatCannotBe(t *testing.T) {
 	require.Zero(t, b.charged(t, everyone.Global()))
 }
 
-// TestNothingIsGivenBackToALaterWindow promises that tokens of a window that has ended are gone, and that the
+// TestSettleReturnsNothingToALaterWindow promises that tokens of a window that has ended are gone, and that the
 // overrun is taken from the current one.
-func TestNothingIsGivenBackToALaterWindow(t *testing.T) {
+func TestSettleReturnsNothingToALaterWindow(t *testing.T) {
 	t.Parallel()
 	rule := httplimit.Limit{Limit: windowed, Key: user, Cost: httplimit.FixedCost(4)}
 	for actual, charged := range map[float64]float64{1: 5, 6: 7} { // beside the 5 of the next window
@@ -196,10 +196,10 @@ func TestCredits(t *testing.T) {
 	}
 }
 
-// TestTheResponseWriterStaysWhatItWas promises that a handler behind a rule that credits can still flush, take over
+// TestTheResponseWriterKeepsItsInterfaces promises that a handler behind a rule that credits can still flush, take over
 // the connection, set deadlines and have files sent by the kernel, and that without such a rule it gets
 // the very writer.
-func TestTheResponseWriterStaysWhatItWas(t *testing.T) {
+func TestTheResponseWriterKeepsItsInterfaces(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	rule := userLimit

@@ -83,9 +83,9 @@ func TestTheBodyOfARefusedRequest(t *testing.T) {
 	}
 }
 
-// TestACreditThatFailsIsTold promises that a request stays charged if the server does not answer after its handler, and that the
+// TestAFailedCreditIsReported promises that a request stays charged if the server does not answer after its handler, and that the
 // client has its answer.
-func TestACreditThatFailsIsTold(t *testing.T) {
+func TestAFailedCreditIsReported(t *testing.T) {
 	t.Parallel()
 	inBubble(t, nil, func(t *testing.T, b *bundle) {
 		t.Helper()

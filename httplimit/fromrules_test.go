@@ -14,7 +14,7 @@ import (
 	tables "github.com/pgratelimit/pgratelimit/rules"
 )
 
-// signedIn says what the requests of these tests are: their headers are what a site has verified.
+// signedIn returns the attributes of a request: its headers stand for a verified session.
 func signedIn(r *http.Request) (tables.Attributes, error) {
 	if r.Header.Get("X-User") == "forged" {
 		return tables.Attributes{}, httplimit.ErrBadKey
@@ -103,7 +103,7 @@ func limitsAnd(requests func(*http.Request) ([]ratelimit.Request, error), limits
 	return httplimit.Config{Limits: limits, Requests: requests}
 }
 
-func TestRequestsThatCannotBeAsked(t *testing.T) {
+func TestInvalidRequestsOfConfig(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct {
 		name     string

@@ -27,9 +27,9 @@ func (b *bundle) slotless(t *testing.T, limit ratelimit.Limit) {
 	require.Eventually(t, func() bool { return b.charged(t, limit.For("ada")) == 0 }, patient, time.Millisecond)
 }
 
-// TestTheSlotIsFreeHoweverTheHandlerEnds promises that a handler knows the lease of its slot, and that the slot is free afterwards, also
+// TestTheSlotIsFreeAfterAnyEndOfTheHandler promises that a handler knows the lease of its slot, and that the slot is free afterwards, also
 // after a panic or a hang-up.
-func TestTheSlotIsFreeHoweverTheHandlerEnds(t *testing.T) {
+func TestTheSlotIsFreeAfterAnyEndOfTheHandler(t *testing.T) {
 	t.Parallel()
 	for name, end := range map[string]func(hangUp func()){
 		"returns": func(func()) {}, "panics": func(func()) { panic("handler") }, "is left": func(hangUp func()) { hangUp() },
@@ -191,9 +191,9 @@ func (b *bundle) lock(t *testing.T, limit ratelimit.Limit) (unlock func()) {
 	return func() { require.NoError(t, tx.Rollback(context.WithoutCancel(t.Context()))) }
 }
 
-// TestAnAnswerWaitsALittleForTheRelease promises that a slot is free when its client has the answer, but that no answer waits for a
+// TestAResponseWaitsBrieflyForTheRelease promises that a slot is free when its client has the answer, but that no answer waits for a
 // database that does not release the slot.
-func TestAnAnswerWaitsALittleForTheRelease(t *testing.T) {
+func TestAResponseWaitsBrieflyForTheRelease(t *testing.T) {
 	t.Parallel()
 	inBubble(t, nil, func(t *testing.T, b *bundle) {
 		t.Helper()

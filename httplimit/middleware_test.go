@@ -18,7 +18,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-func TestWhichRulesApply(t *testing.T) {
+func TestWhenAndSkip(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	handler := b.limited(t, httplimit.Config{
@@ -48,9 +48,9 @@ func mustNotRun(t *testing.T) http.Handler {
 	return http.HandlerFunc(func(http.ResponseWriter, *http.Request) { t.Error("the handler ran") })
 }
 
-// TestJitterIsSteadyForAKeyAndOnlyAdds promises that a refused caller waits a little longer than necessary: always the same time, and
+// TestJitterIsConstantForAKeyAndOnlyAdds promises that a refused caller waits a little longer than necessary: always the same time, and
 // not the same as other callers. Requests of Config.Requests are spread in the same way.
-func TestJitterIsSteadyForAKeyAndOnlyAdds(t *testing.T) {
+func TestJitterIsConstantForAKeyAndOnlyAdds(t *testing.T) {
 	t.Parallel()
 	hourly := ratelimit.Define("hourly", ratelimit.PerHour(1))
 	for _, config := range []httplimit.Config{
@@ -77,7 +77,7 @@ func TestJitterIsSteadyForAKeyAndOnlyAdds(t *testing.T) {
 	}
 }
 
-func TestNewRefusesWhatCannotWork(t *testing.T) {
+func TestNewRejectsInvalidConfig(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	big := ratelimit.Define("big", ratelimit.PerDay(1e6))
@@ -120,9 +120,9 @@ func TestNewRefusesWhatCannotWork(t *testing.T) {
 	}
 }
 
-// TestAShadowNeverVetoes promises that a limit in shadow mode takes as if it were enforced, that its refusal is counted while the request
+// TestALimitInShadowRefusesNothing promises that a limit in shadow mode takes as if it were enforced, that its refusal is counted while the request
 // goes on, and that the client does not see it. The Observer receives the route in each Answered, and Config.Refused in each Refusal.
-func TestAShadowNeverVetoes(t *testing.T) {
+func TestALimitInShadowRefusesNothing(t *testing.T) {
 	t.Parallel()
 	b, refused := setup(t), map[string]bool{} // whether it was a shadow, by limit and route
 	once, tried := ratelimit.Define("once", ratelimit.PerDay(1)), ratelimit.Define("tried", ratelimit.PerDay(1))

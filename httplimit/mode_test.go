@@ -35,9 +35,9 @@ func decision(allowed bool, states ...ratelimit.State) ratelimit.Decision {
 	return d
 }
 
-// TestFieldsLeaveOutWhatIsNotEnforced promises that neither the fields nor the refusal name a limit in shadow mode or off, and 0
+// TestFieldsOmitLimitsThatAreNotEnforced promises that neither the fields nor the refusal name a limit in shadow mode or off, and 0
 // remaining tokens for a paused limit until its pause ends.
-func TestFieldsLeaveOutWhatIsNotEnforced(t *testing.T) {
+func TestFieldsOmitLimitsThatAreNotEnforced(t *testing.T) {
 	t.Parallel()
 	const (
 		draft  = httplimit.DraftHeaders
@@ -77,9 +77,9 @@ func TestFieldsLeaveOutWhatIsNotEnforced(t *testing.T) {
 // mode is an era that keeps the code's policy.
 func mode(m ratelimit.Mode) ratelimit.Era { return ratelimit.Era{Mode: m} }
 
-// TestALimitThatIsOffIsNotInTheWay promises that a limit whose rule is off allows a request of any cost, takes nothing and is in no
+// TestALimitThatIsOffAllowsAnyCost promises that a limit whose rule is off allows a request of any cost, takes nothing and is in no
 // field.
-func TestALimitThatIsOffIsNotInTheWay(t *testing.T) {
+func TestALimitThatIsOffAllowsAnyCost(t *testing.T) {
 	t.Parallel()
 	b, s := setupStored(t)
 	b.take(t, perUser.For("ada").Cost(3))
@@ -104,9 +104,9 @@ func TestALimitThatIsOffIsNotInTheWay(t *testing.T) {
 	require.Equal(t, http.StatusTooManyRequests, do(handler, request(t)).Code)
 }
 
-// TestOnlyWhatIsEnforcedCostsTooMuch promises that a 413 names the limit that is in the way, and none that holds as little but
+// TestOnlyEnforcedLimitsAnswer413 promises that a 413 names the limit that is in the way, and none that holds as little but
 // is off or only tried.
-func TestOnlyWhatIsEnforcedCostsTooMuch(t *testing.T) {
+func TestOnlyEnforcedLimitsAnswer413(t *testing.T) {
 	t.Parallel()
 	b, s := setupStored(t)
 	s.set(t, perUser, "", mode(ratelimit.Off))
@@ -142,9 +142,9 @@ func TestAPausedLimitAnswers429UntilThePauseEnds(t *testing.T) {
 	require.Equal(t, http.StatusOK, do(handler, request(t)).Code)
 }
 
-// TestShadowsDoNotStandInEachOthersWay promises that each limit in shadow mode takes by itself. A limit in shadow mode without a
+// TestEachLimitInShadowTakesByItself promises that each limit in shadow mode takes by itself. A limit in shadow mode without a
 // key, or with a capacity below the cost, refuses no request.
-func TestShadowsDoNotStandInEachOthersWay(t *testing.T) {
+func TestEachLimitInShadowTakesByItself(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	empty := ratelimit.Define("empty", ratelimit.PerDay(1))
@@ -179,9 +179,9 @@ func TestShadowForAPlan(t *testing.T) {
 	require.Equal(t, []string{"shadow_bad_cost perUser", "bad_cost perUser", "bad_key perUser"}, b.told.results())
 }
 
-// TestAShadowIsSettledAndCreditedToo promises that Settle and Credit return the tokens of a limit in shadow mode as for an enforced
+// TestSettleAndCreditOfALimitInShadow promises that Settle and Credit return the tokens of a limit in shadow mode as for an enforced
 // limit, but none for a request that it would have refused.
-func TestAShadowIsSettledAndCreditedToo(t *testing.T) {
+func TestSettleAndCreditOfALimitInShadow(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	b.inShadow(t, perUser, perPlan)
@@ -278,9 +278,9 @@ func TestRulesMayHaveOtherCapacities(t *testing.T) {
 	require.ErrorContains(t, err, "Unit", "what does not depend on a capacity is checked all the same")
 }
 
-// TestFieldsStateThePolicyThatDecides promises that the fields have the quota, the window and the capacity of the rule that
+// TestFieldsHaveTheDecidingPolicy promises that the fields have the quota, the window and the capacity of the rule that
 // decided, and that two plans under one name have their own.
-func TestFieldsStateThePolicyThatDecides(t *testing.T) {
+func TestFieldsHaveTheDecidingPolicy(t *testing.T) {
 	t.Parallel()
 	b, s := setupStored(t)
 	s.set(t, perPlan, "pro", of(ratelimit.TokenBucket{Rate: 600, Period: time.Minute, Capacity: 900}))

@@ -26,7 +26,7 @@ func (b *bundle) spent(t *testing.T, config httplimit.Config) http.Handler {
 	return handler
 }
 
-func TestRefusalsComeAsTheClientAccepts(t *testing.T) {
+func TestRefusalsFollowTheAcceptField(t *testing.T) {
 	t.Parallel()
 	const (
 		problem = "application/problem+json"
@@ -73,9 +73,9 @@ func TestRefusalsComeAsTheClientAccepts(t *testing.T) {
 	require.Equal(t, "20", w.Header().Get("Retry-After"))
 }
 
-// TestRefuseMayAnswerInItsOwnWay promises that the fields are set for an answer that is replaced, and that it may
+// TestRefuseReplacesTheResponse promises that the fields are set for an answer that is replaced, and that it may
 // change the default one.
-func TestRefuseMayAnswerInItsOwnWay(t *testing.T) {
+func TestRefuseReplacesTheResponse(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	handler := b.spent(t, httplimit.Config{Refuse: func(w http.ResponseWriter, r *http.Request, refusal httplimit.Refusal) {
@@ -175,9 +175,9 @@ func TestRespondBehindAMiddleware(t *testing.T) {
 	require.Equal(t, "6", w.Header().Get("Retry-After"))
 }
 
-// TestRespondTellsFailuresFromTheHandlersErrors promises which errors Respond answers, and which errors it leaves to the handler. The
+// TestRespondDistinguishesFailuresFromErrorsOfTheHandler promises which errors Respond answers, and which errors it leaves to the handler. The
 // log holds mistakes in the program and failures of the store, which the client does not see, but neither refusals nor bad requests.
-func TestRespondTellsFailuresFromTheHandlersErrors(t *testing.T) {
+func TestRespondDistinguishesFailuresFromErrorsOfTheHandler(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	cut := b.down(t)
@@ -252,8 +252,8 @@ func (b *bundle) merging(t *testing.T, requests ...ratelimit.Request) http.Handl
 	})
 }
 
-// TestAHandlersDecisionIsStatedBesideTheMiddlewares is a handler that takes by itself behind two middlewares.
-func TestAHandlersDecisionIsStatedBesideTheMiddlewares(t *testing.T) {
+// TestFieldsHaveTheDecisionsOfHandlerAndMiddleware is a handler that takes by itself behind two middlewares.
+func TestFieldsHaveTheDecisionsOfHandlerAndMiddleware(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	behind := func(handler http.Handler) http.Handler {
@@ -271,9 +271,9 @@ func TestAHandlersDecisionIsStatedBesideTheMiddlewares(t *testing.T) {
 	require.Equal(t, "6", w.Header().Get("Retry-After"))
 }
 
-// TestOfTwoStatementsOnALimitTheTighterStands has a middleware and a handler ask one name: for another key, another policy, a larger
+// TestTheTighterOfTwoDecisionsIsInTheFields has a middleware and a handler ask one name: for another key, another policy, a larger
 // cost.
-func TestOfTwoStatementsOnALimitTheTighterStands(t *testing.T) {
+func TestTheTighterOfTwoDecisionsIsInTheFields(t *testing.T) {
 	t.Parallel()
 	free := ratelimit.Define("perUser", ratelimit.PerMinute(2))
 	for name, c := range map[string]struct {

@@ -276,7 +276,7 @@ func TestAdaptiveReserveBeyondTheMost(t *testing.T) {
 }
 
 // A call in the midst of which a rule turns the price on or off is credited at the price that it was charged.
-func TestWhatIsChargedWhileAPriceIsTurnedOn(t *testing.T) {
+func TestTheChargeWhileAPriceIsTurnedOn(t *testing.T) {
 	t.Parallel()
 	applied, shadow := ratelimit.Adaptive{Contract: hoard(1000), Apply: true}, ratelimit.Adaptive{Contract: hoard(1000)}
 	upstream := ratelimit.Define("upstream", ratelimit.Adaptive{Contract: hoard(1e6), Apply: true})
@@ -449,7 +449,7 @@ func TestAdaptivePrune(t *testing.T) {
 }
 
 // A row of prices that another transaction has locked, or is inserting, delays no other row, and its outcomes are not lost.
-func TestAdaptiveGoesPastARowThatIsHeld(t *testing.T) {
+func TestAdaptiveSkipsALockedRow(t *testing.T) {
 	t.Parallel()
 	const made, locked = `INSERT INTO ratelimit.prices VALUES ('held', 'account', 0, $1, $1, 0, 0, 0, 0.5, false, 0)`,
 		`UPDATE ratelimit.prices SET epoch = 0 WHERE name = 'held' AND begun_us = $1`

@@ -20,7 +20,7 @@ import (
 )
 
 // Callers who wait for one row share the next round trip, up to MaxWaiting of them. Who comes after them is refused before any SQL.
-func TestThoseWhoWaitForOneCallShareTheNextRoundTrip(t *testing.T) {
+func TestWaitersShareTheNextRoundTrip(t *testing.T) {
 	t.Parallel()
 	w := &wire{}
 	s := newStand(t, w.onEach)
@@ -189,7 +189,7 @@ func (c cutCall) requests(key string) (all []ratelimit.Request) {
 
 // Wherever the connection of a batch breaks, each of its callers gets an error or an answer. An answer is true. A call with an
 // error has taken all of its cost or nothing. The next batch works.
-func TestABatchWhoseConnectionBreaksAnywhere(t *testing.T) {
+func TestABatchWithABrokenConnectionIsAllOrNothing(t *testing.T) {
 	t.Parallel()
 	for name, side := range map[string]cut{
 		"BeforeTheRequest": cutRequest, "InTheRequest": cutHalfRequest, "AtTheAnswer": cutAnswer, "InTheAnswer": cutHalfAnswer,

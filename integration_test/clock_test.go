@@ -59,7 +59,7 @@ var clockNoon = time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
 
 // A clock may stand anywhere that a row can count from, the zero time included: no statement fails for it and takes
 // the caller's transaction with it.
-func TestTheFirstInstantIsAnInstantLikeOthers(t *testing.T) {
+func TestTheFirstInstantIsNotSpecial(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	for name, limit := range map[string]ratelimit.Limit{
@@ -95,7 +95,7 @@ func TestTheFirstInstantIsAnInstantLikeOthers(t *testing.T) {
 }
 
 // A decision on a calendar is one round trip, also the first one, and takes no SIREAD lock.
-func TestWhatADecisionOnACalendarTakes(t *testing.T) {
+func TestACalendarTakesOneRoundTripAndNoSIREADLock(t *testing.T) {
 	t.Parallel()
 	fastPathOnly(t, "it counts round trips")
 	b, w := setupCounted(t)
@@ -136,7 +136,7 @@ type eraChange struct {
 	onChange      ratelimit.OnChange
 }
 
-// changeInstant is the instant at which the limits of these tests change.
+// changeInstant is the instant at which limits change in the tests.
 var changeInstant = clockNoon
 
 // rule returns the rule for a limit.
@@ -196,7 +196,7 @@ func jumping(reads int64) func() time.Time {
 }
 
 // A call that began before the change decides by the policy of the instant of its decision.
-func TestTheChangeComesInTheMidstOfACall(t *testing.T) {
+func TestAPolicyThatChangesDuringACall(t *testing.T) {
 	t.Parallel()
 	tests := map[string]struct {
 		change       eraChange
@@ -251,7 +251,7 @@ func TestTheChangeComesInTheMidstOfACall(t *testing.T) {
 }
 
 // Prune does not delete a row that owes tokens after a change, although it is full by the policy before.
-func TestPruneForgivesNothingOwedThatAChangeScales(t *testing.T) {
+func TestPruneKeepsOwedTokensThatAChangeScales(t *testing.T) {
 	t.Parallel()
 	tests := map[string]eraChange{
 		"Scaled": {

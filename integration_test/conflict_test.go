@@ -76,7 +76,7 @@ func waiting(t *testing.T, pool *pgxpool.Pool) int {
 
 // A caller who loses a conflict inside a savepoint of its own gets the server's error, and can continue from the savepoint.
 // Earlier writes stay, and other buckets work, but the lost bucket fails for this snapshot.
-func TestAConflictInASavepointIsTheCallers(t *testing.T) {
+func TestAConflictInASavepointReachesTheCaller(t *testing.T) {
 	t.Parallel()
 	for _, level := range levels[1:] {
 		for verb, call := range map[string]verb{
@@ -142,7 +142,7 @@ func TestInTxGetsAllOfManyWorkersThroughOnOneKey(t *testing.T) {
 
 // A row inserted for a lock is marked by an empty array of leases. If the mark stays in a row, the row's value still counts: it is
 // not mistaken for a new, full row.
-func TestARowThatKeptTheMarkOfItsMakingHoldsWhatItHolds(t *testing.T) {
+func TestARowWithTheMarkOfItsInsertKeepsItsTokens(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	reserved, err := b.limiter.Reserve(t.Context(), roomy.For("key").Cost(10))

@@ -89,7 +89,7 @@ func (s *stand) setDefault(t *testing.T, name, value string) (reset func()) {
 	return func() { alter("RESET " + name) }
 }
 
-// If the database or the pool fails in any of these ways, a call returns an error, takes nothing, and leaves no connection behind. When
+// If the database or the pool fails in any way below, a call returns an error, takes nothing, and leaves no connection behind. When
 // the fault ends, calls work again.
 func TestCallsFailClosed(t *testing.T) {
 	t.Parallel()
@@ -157,7 +157,7 @@ func TestCallsFailClosed(t *testing.T) {
 	}
 }
 
-func TestWithTxNeedsNoConnectionButTheCallers(t *testing.T) {
+func TestWithTxUsesOnlyTheCallersConnection(t *testing.T) {
 	t.Parallel()
 	s := newStand(t, oneConnection)
 	tx := s.begin(t, pgx.ReadCommitted)
@@ -184,7 +184,7 @@ func requireOnePrefix(t *testing.T, err, want error, name string) {
 	require.True(t, strings.HasPrefix(err.Error(), "ratelimit: "), "%s: %v", name, err)
 }
 
-func TestErrorsSayOnceWhereTheyComeFrom(t *testing.T) {
+func TestErrorsNameTheirPackageOnce(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	cancelled, cancel := context.WithCancel(t.Context())
@@ -263,7 +263,7 @@ func TestAMissingGrantIsNamed(t *testing.T) {
 
 // The error of a read-only session says where to connect, and the pool closes its connections, except a connection with a caller's
 // transaction.
-func TestAReadOnlyServerIsNamedAndLeft(t *testing.T) {
+func TestAReadOnlyServerIsReportedAndItsConnectionsAreClosed(t *testing.T) {
 	t.Parallel()
 	became := 0 // sessions, of which the first is on a server that became read-only
 	b := setup(t, func(c *pgxpool.Config) {
@@ -293,7 +293,7 @@ func TestAReadOnlyServerIsNamedAndLeft(t *testing.T) {
 
 // A server that is read-only for good is not connected to anew for each call that fails: one search in a second closes 16 connections
 // at most.
-func TestAServerThatStaysReadOnlyIsNotConnectedToForEachCall(t *testing.T) {
+func TestAReadOnlyServerGetsNoConnectionForEachCall(t *testing.T) {
 	t.Parallel()
 	const calls = 200
 	config, err := pgxpool.ParseConfig(postgrestest.NewDatabase(t))

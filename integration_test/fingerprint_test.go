@@ -64,7 +64,7 @@ func TestAnotherSecretIsRefused(t *testing.T) {
 }
 
 // A program whose tables were dropped and made again compares its secret with the new tables.
-func TestSecretsAreComparedAgainAfterTheTablesWereMissing(t *testing.T) {
+func TestSecretsAreComparedAgainOnceTheTablesExist(t *testing.T) {
 	t.Parallel()
 	b, ctx := setup(t), t.Context()
 	for name, call := range map[string]verb{"Take": taking(roomy.For("key")), "InTx": inTx(taking(roomy.For("key")))} {
@@ -257,7 +257,7 @@ func TestAStoredKeyNeedsNoSecret(t *testing.T) {
 	}
 }
 
-func TestAKeyThatCannotBeStoredIsRefused(t *testing.T) {
+func TestAKeyThatCannotBeStoredIsAnError(t *testing.T) {
 	t.Parallel()
 	onEach(t, func(t *testing.T, on backend) {
 		b := on.setup(t)

@@ -183,7 +183,7 @@ func (b *bundle) connectAll(ctx context.Context, connections int) error {
 }
 
 // The end of a reservation waits for the buckets that it charges, and for no other.
-func TestSettleWaitsForNoBucketThatItLeavesAsItIs(t *testing.T) {
+func TestSettleWaitsOnlyForBucketsThatItChanges(t *testing.T) {
 	t.Parallel()
 	s := newStand(t)
 	r, err := s.limiter.Reserve(t.Context(), calls.For("ada"), roomy.For("a").Cost(3))
@@ -230,7 +230,7 @@ var callsOverTwo = map[string]func(ctx context.Context, l *ratelimit.Limiter, id
 var user, global = ratelimit.Define("user", hoard(1e6)), ratelimit.Define("global", hoard(1e6))
 
 // A call that waits for the row of a user does not delay other calls on the limit that all share.
-func TestACallBehindAHeldRowHoldsNoOther(t *testing.T) {
+func TestACallThatWaitsForARowHoldsNoOtherRow(t *testing.T) {
 	t.Parallel()
 	for _, exists := range []bool{true, false} {
 		for _, batching := range []bool{true, false} {
@@ -347,7 +347,7 @@ func waitsLong(t *testing.T, pool *pgxpool.Pool, tx pgx.Tx) (long bool) {
 }
 
 // A lock_timeout of the session ends the calls that wait for a locked row, but not the calls that share their batches.
-func TestATimeoutOfTheServerHarmsNoInnocent(t *testing.T) {
+func TestATimeoutOfTheServerFailsOnlyItsOwnCall(t *testing.T) {
 	t.Parallel()
 	s := newStand(t, roomyPool, func(c *pgxpool.Config) {
 		c.ConnConfig.RuntimeParams["lock_timeout"] = "300ms" // calls for other rows can wait for a lock of the table on a busy machine

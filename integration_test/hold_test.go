@@ -14,8 +14,8 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// TestHoldGivesBack promises that a slot is held while the work runs and free afterwards, however the work ends.
-func TestHoldGivesBack(t *testing.T) {
+// TestHoldReleases promises that a slot is held while the work runs and free afterwards, however the work ends.
+func TestHoldReleases(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	jobs, hourly := slots("exports", 1), ratelimit.Define("hourly", ratelimit.TokenBucket{Rate: 100, Period: century})

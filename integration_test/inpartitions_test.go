@@ -169,7 +169,7 @@ func TestPartitionBesideTraffic(t *testing.T) {
 }
 
 // A statement that finds rows by their TIDs never reads the whole table, also without statistics.
-func TestWhatGoesByTIDDoesNotReadTheWholeTable(t *testing.T) {
+func TestStatementsByTIDDoNotScanTheTable(t *testing.T) {
 	t.Parallel()
 	onEach(t, func(t *testing.T, on backend) {
 		t.Helper()
@@ -315,7 +315,7 @@ func (p *using) BeginTx(ctx context.Context, options pgx.TxOptions) (pgx.Tx, err
 }
 
 // A plan that the Limiter is first used with during a Prune counts from then on.
-func TestPruneCountsThePlansThatAreUsedMeanwhile(t *testing.T) {
+func TestPruneRespectsPlansUsedMeanwhile(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	free, vip := ratelimit.Define("plan", ratelimit.PerHour(10)), ratelimit.Define("plan", ratelimit.TokenBucket{Rate: 10, Period: century})

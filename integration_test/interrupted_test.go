@@ -41,7 +41,7 @@ func (r hangingUpResults) Close() error {
 }
 
 // A context that ends between two requests of a call leaves no half of the call in a transaction whose owner commits all the same.
-func TestACallThatIsInterruptedLeavesNoHalf(t *testing.T) {
+func TestAnInterruptedCallIsAllOrNothing(t *testing.T) {
 	t.Parallel()
 	rows := spread(8).For("key")
 	take := func(requests ...ratelimit.Request) call {
@@ -98,7 +98,7 @@ func TestACallThatIsInterruptedLeavesNoHalf(t *testing.T) {
 const unknownID = "00000000-0000-4000-8000-000000000000"
 
 // BEGIN on a connection that is in a transaction is only warned of, and COMMIT then ends that one.
-func TestAConnectionInATransactionIsNotEndedByTheLimiter(t *testing.T) {
+func TestTheLimiterNeverClosesAConnectionInATransaction(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	b.exec(t, `CREATE TABLE work (n int)`)
@@ -147,7 +147,7 @@ func (o observing) Observe(_ context.Context, event ratelimit.Event) { o(event) 
 var errUndone = errors.New("undone")
 
 // A decision in a nested transaction is reported when the whole transaction has committed, and only if the commit includes it.
-func TestTheObserverHearsOfNestedTransactionsWhatWasCommitted(t *testing.T) {
+func TestTheObserverHearsOnlyCommittedNestedTransactions(t *testing.T) {
 	t.Parallel()
 	onEach(t, func(t *testing.T, on backend) {
 		b := on.setup(t)
@@ -235,7 +235,7 @@ func ended(call func()) bool {
 }
 
 // A clock that panics, or ends its goroutine, leaves no transaction open, at any of its calls.
-func TestAHookThatEndsItsGoroutineLeavesNoTransactionOpen(t *testing.T) {
+func TestAHookThatExitsItsGoroutineLeavesNoOpenTransaction(t *testing.T) {
 	t.Parallel()
 	const most = 20 // times that a call asks for the time
 	s := newStand(t)

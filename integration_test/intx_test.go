@@ -61,7 +61,7 @@ var errFull = errors.New("the disk of somebody else is full")
 
 // InTx commits what its function did, or nothing of it. It runs the function again after a conflict and after a lost connection, and
 // otherwise says what happened.
-func TestInTxRunsAgainOrSaysWhy(t *testing.T) {
+func TestInTxRetriesOrReturnsTheReason(t *testing.T) {
 	t.Parallel()
 	const ended = "fn ended the transaction itself"
 	once := ratelimit.Define("once", hoard(1))
@@ -217,7 +217,7 @@ func TestInTxRetriesADeadlock(t *testing.T) {
 
 // A function that ends its transaction gives the connection back, and the pool may lend it to another caller at once.
 // After that InTx must not touch it.
-func TestInTxLeavesTheConnectionAloneThatTheFunctionGaveBack(t *testing.T) {
+func TestInTxDoesNotUseAReleasedConnection(t *testing.T) {
 	t.Parallel()
 	s, ctx := newStand(t, oneConnection), t.Context()
 	lent := make(chan error, 1)

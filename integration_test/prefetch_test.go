@@ -21,7 +21,7 @@ func hotLimit(name string, capacity float64) ratelimit.Limit {
 }
 
 // Locked rows do not delay prefetched tokens of another row, and their own tokens come back when they are free.
-func TestPrefetchComesBackPastRowsThatAreHeld(t *testing.T) {
+func TestPrefetchedTokensReturnDespiteLockedRows(t *testing.T) {
 	t.Parallel()
 	for name, setup := range map[string]func(*testing.T) *bundle{
 		"Plain":    func(t *testing.T) *bundle { t.Helper(); return setup(t) },
@@ -74,7 +74,7 @@ func TestPrefetchComesBackPastRowsThatAreHeld(t *testing.T) {
 }
 
 // Reset, Charge and Close return prefetched tokens to the row first.
-func TestPrefetchGivesBackFirst(t *testing.T) {
+func TestResetChargeAndCloseReturnPrefetchedTokens(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	for name, test := range map[string]struct {

@@ -42,7 +42,7 @@ func TestRefusalCacheAnswersWithoutTheDatabase(t *testing.T) {
 }
 
 // The next answer shows tokens that a transaction of the Limiter has given back.
-func TestRefusalCacheForgetsWhatATransactionGaveBack(t *testing.T) {
+func TestRefusalCacheForgetsAfterATransactionReturnsTokens(t *testing.T) {
 	t.Parallel()
 	onEach(t, func(t *testing.T, on backend) {
 		b, ctx := on.setup(t), t.Context()
@@ -81,7 +81,7 @@ func TestRefusalCacheForgetsWhatATransactionGaveBack(t *testing.T) {
 }
 
 // A call with an unknown outcome may have taken tokens, so a cached refusal from before would return too short a wait.
-func TestRefusalCacheForgetsWhatACallOfUnknownOutcomeMayHaveTaken(t *testing.T) {
+func TestRefusalCacheForgetsAfterACallWithUnknownOutcome(t *testing.T) {
 	t.Parallel()
 	fastPathOnly(t, "it loses the answer of a statement that commits")
 	for name, test := range map[string]struct {
@@ -160,7 +160,7 @@ func (b *bundle) hooked(t *testing.T, config ratelimit.Config) (*ratelimit.Limit
 
 // A refusal in a transaction of InTx is reported when the transaction has ended, to the hook and to the Observer, also if its function
 // ends it or panics. The recorded histories have other ends.
-func TestRefusedIsToldWhenTheTransactionHasEnded(t *testing.T) {
+func TestRefusedIsCalledAfterTheTransaction(t *testing.T) {
 	t.Parallel()
 	onEach(t, func(t *testing.T, on backend) {
 		b := on.setup(t)
@@ -198,7 +198,7 @@ func TestRefusedIsToldWhenTheTransactionHasEnded(t *testing.T) {
 }
 
 // An attempt that lost a conflict or its connection reports nothing: it is retried, or its caller got an error.
-func TestRefusedIsNotToldOfAttemptsThatAreLost(t *testing.T) {
+func TestRefusedIsNotCalledForRetriedAttempts(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
 		lost        int  // attempts

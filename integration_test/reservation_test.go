@@ -145,7 +145,7 @@ func TestReservationsOnTheMicrosecond(t *testing.T) {
 }
 
 // Of several concurrent ends of a reservation only one happens, once, and all calls learn which.
-func TestOneEndWins(t *testing.T) {
+func TestAReservationEndsOnce(t *testing.T) {
 	t.Parallel()
 	onEach(t, func(t *testing.T, on backend) {
 		t.Helper()
@@ -234,7 +234,7 @@ func patience(t *testing.T) context.Context {
 
 // Several processes expire, while a transaction holds more reservations than are read at once: each reservation that is free ends
 // once, and is returned once. In a transaction Expire does the same.
-func TestExpireBySeveralProcessesGoesPastLockedReservations(t *testing.T) {
+func TestExpireSkipsLockedReservations(t *testing.T) {
 	t.Parallel()
 	const locked, free, keys = 120, 230, 7
 	d := setup(t).desk(t, releasing)
@@ -271,7 +271,7 @@ func TestExpireBySeveralProcessesGoesPastLockedReservations(t *testing.T) {
 }
 
 // A locked bucket keeps only the reservations open that would return tokens to it.
-func TestExpireGoesPastABucketThatIsHeld(t *testing.T) {
+func TestExpireSkipsALockedBucket(t *testing.T) {
 	t.Parallel()
 	onEach(t, func(t *testing.T, on backend) {
 		t.Helper()
@@ -295,7 +295,7 @@ func TestExpireGoesPastABucketThatIsHeld(t *testing.T) {
 }
 
 // A reservation that cannot be ended does not keep the others from it.
-func TestExpireGoesPastAReservationThatFails(t *testing.T) {
+func TestExpireSkipsAReservationThatFails(t *testing.T) {
 	t.Parallel()
 	b, failures, then := setup(t), 0, func() {}
 	d := b.desk(t, ratelimit.Config{ExpireAfter: time.Hour, ReleaseExpired: true, Observer: observing(func(event ratelimit.Event) {

@@ -112,7 +112,7 @@ func (c *cutter) breakAt(t *testing.T, n int, side cut) (ctx context.Context, ca
 // A call with a transaction of its own sends BEGIN with its first statement, and COMMIT with its last. Wherever a message or its answer
 // is lost, or the context ends, the outcome is as before the call, or as after it. If COMMIT may have arrived, the error is
 // ErrCommitUnknown, and the call is not sent again. With another error nothing was written.
-func TestACallThatBreaksAnywhereLeavesNoHalf(t *testing.T) {
+func TestACallWithABrokenConnectionIsAllOrNothing(t *testing.T) {
 	t.Parallel()
 	for _, mode := range execModes {
 		for fault, side := range breaks {

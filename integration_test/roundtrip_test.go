@@ -146,7 +146,7 @@ func TestCallsTakeFewRoundTrips(t *testing.T) {
 			require.NoError(t, tx.Commit(t.Context()))
 		})
 	}
-	t.Run("AWaitForWhatIsThereIsOne", func(t *testing.T) { // not parallel: they share the connection
+	t.Run("AWaitForAvailableTokensIsOne", func(t *testing.T) { // not parallel: they share the connection
 		require.Equal(t, 1, w.count(func() { require.NoError(t, errOf(b.limiter.Wait(t.Context(), five...))) }))
 	})
 	t.Run("ATransactionIsThree", func(t *testing.T) { // not parallel: begin, take, commit

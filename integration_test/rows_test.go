@@ -73,7 +73,7 @@ func (b *bundle) holdRow(t *testing.T, name, key string) (release func()) {
 }
 
 // A call waits for a locked row up to Config.Timeout. A refusal does not wait.
-func TestARowOfSlotsThatSomebodyHolds(t *testing.T) {
+func TestARowOfSlotsThatIsLocked(t *testing.T) {
 	t.Parallel()
 	s := newStand(t)
 	one, two, full := daylong("one", 2).For("ada"), daylong("two", 2).For("ada"), daylong("full", 1).For("ada")
@@ -107,7 +107,7 @@ func acquireAndRelease(t *testing.T, l *ratelimit.Limiter) string {
 }
 
 // A wrong clock is reported once, by the call that finds it.
-func TestAWrongClockIsToldOfOnce(t *testing.T) {
+func TestAWrongClockIsReportedOnce(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	sharded := ratelimit.Define("sharded", ratelimit.TokenBucket{Rate: 8, Period: century, Shards: 8})
@@ -142,7 +142,7 @@ func TestAWrongClockIsToldOfOnce(t *testing.T) {
 
 // A row that is deleted before its clock can be put right stands for a full bucket as it did. With Shards the call is decided on locked
 // rows, which puts their clocks right.
-func TestAWrongClockIsNotMendedIntoAnEmptyBucket(t *testing.T) {
+func TestCorrectingAWrongClockEmptiesNoBucket(t *testing.T) {
 	t.Parallel()
 	fastPathOnly(t, "it deletes the row between two statements of the fast path")
 	b := setup(t)
@@ -158,7 +158,7 @@ func TestAWrongClockIsNotMendedIntoAnEmptyBucket(t *testing.T) {
 }
 
 // What puts the clock of a row right concerns that row alone: it waits for no other, and makes none.
-func TestAWrongClockIsPutRightWhereItIs(t *testing.T) {
+func TestAWrongClockIsCorrectedInPlace(t *testing.T) {
 	t.Parallel()
 	for name, config := range map[string]ratelimit.Config{"Batching": {}, "NoBatching": {NoBatching: true}} {
 		t.Run(name, func(t *testing.T) {

@@ -57,7 +57,7 @@ func (e *exposed) TraceConnectEnd(_ context.Context, data pgx.TraceConnectEndDat
 
 // No log, metric, trace, answer or error of a program ever holds the password of its connection string, the secret of
 // Config.HashKey, or a key. With Config.HashKey no table holds one, either.
-func TestNothingThatIsShownHoldsASecret(t *testing.T) {
+func TestNoOutputContainsASecret(t *testing.T) {
 	t.Parallel()
 	for name, secret := range map[string][]byte{"Plain": nil, "Hashed": []byte(secretHashKey)} {
 		t.Run(name, func(t *testing.T) {

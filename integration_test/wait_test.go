@@ -43,7 +43,7 @@ func xact(t *testing.T, b *bundle) (id string) {
 }
 
 // The reservation of a process that died while it waited is ended by Expire a minute after its moment, and gives back.
-func TestWaitOfAProcessThatDiedIsGivenBack(t *testing.T) {
+func TestTheWaitOfADeadProcessReturnsItsTokens(t *testing.T) {
 	t.Parallel()
 	s, cutter := newCutStand(t)
 	clock := &clock{}
@@ -72,7 +72,7 @@ func TestWaitOfAProcessThatDiedIsGivenBack(t *testing.T) {
 
 // A crowd that waits for one limit queues: no transaction conflicts and is retried, at reserving or at cancelling. No caller
 // remains in the queue, also if the calls are over other limits, too.
-func TestACrowdThatWaitsStandsInLine(t *testing.T) {
+func TestManyWaitersAreServedInOrder(t *testing.T) {
 	t.Parallel()
 	for name, config := range map[string]ratelimit.Config{"Batches": {}, "NoBatching": {NoBatching: true}} {
 		t.Run(name, func(t *testing.T) {
@@ -122,7 +122,7 @@ func TestACrowdThatWaitsStandsInLine(t *testing.T) {
 // Wait returns when the database's clock reaches its moment, however fast the clock of the process is: until then it asks, and sleeps
 // again. If another caller ends its reservation, Wait learns that when it asks. It is not admitted if the tokens were returned, nor before its
 // moment if they are paid. It also returns if its context ends meanwhile.
-func TestWaitSleepsUntilTheDatabaseSays(t *testing.T) {
+func TestWaitSleepsByTheDatabasesClock(t *testing.T) {
 	t.Parallel()
 	type sleeper struct {
 		*desk

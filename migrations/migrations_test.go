@@ -303,7 +303,7 @@ func leavesOf(t *testing.T, pool *pgxpool.Pool) []string {
 	return texts(t, pool, `SELECT relname::text FROM pg_class WHERE relnamespace = 'ratelimit'::regnamespace AND relkind = 'r' AND relname LIKE 'buckets%' ORDER BY 1`)
 }
 
-// kept returns what is said of a table, with none of its name.
+// kept returns the comments, owner and grants of a table, without its name.
 func kept(t *testing.T, pool *pgxpool.Pool, table string) []string {
 	t.Helper()
 	lines := texts(t, pool, fmt.Sprintf(`
@@ -355,7 +355,7 @@ func TestUpInPartitions(t *testing.T) {
 	require.NoError(t, migrations.Up(t.Context(), plain, partitionedInto(1)))
 	requirePartitions(t, plain, 1)
 
-	t.Run("MakesThemAndDownTakesThemAway", func(t *testing.T) {
+	t.Run("UpCreatesAndDownRemovesTheTables", func(t *testing.T) {
 		t.Parallel()
 		pool := postgrestest.NewEmpty(t)
 		requirePartitions(t, pool, 0)
@@ -377,7 +377,7 @@ func TestUpInPartitions(t *testing.T) {
 		require.Equal(t, []string{"ratelimit.goose_db_version"}, tables(t, pool))
 	})
 
-	t.Run("WantsAnExplicitCallForATableThatIsThere", func(t *testing.T) {
+	t.Run("RefusesToPartitionAnExistingTable", func(t *testing.T) {
 		t.Parallel()
 		pool := postgrestest.NewEmpty(t)
 		_, err := newProvider(t, pool).UpTo(t.Context(), 1)
@@ -390,7 +390,7 @@ func TestUpInPartitions(t *testing.T) {
 func TestPartition(t *testing.T) {
 	t.Parallel()
 
-	t.Run("KeepsWhatIsSaidOfTheTable", func(t *testing.T) {
+	t.Run("KeepsCommentsAndGrantsOfTheTable", func(t *testing.T) {
 		t.Parallel()
 		pool, ctx := postgrestest.New(t), t.Context()
 		require.NoError(t, migrations.Partition(ctx, pool, partitionedInto(1)))
@@ -442,7 +442,7 @@ func TestPartition(t *testing.T) {
 		}
 	})
 
-	t.Run("RefusesWhatWouldBeLost", func(t *testing.T) {
+	t.Run("RefusesToLoseObjects", func(t *testing.T) {
 		t.Parallel()
 		for name, test := range map[string]struct{ make, says string }{
 			"AView":        {`CREATE VIEW mine AS SELECT count(*) FROM ratelimit.buckets`, "view"},
@@ -504,7 +504,7 @@ func TestPartition(t *testing.T) {
 	})
 }
 
-// What is printed goes into a migration of the application's own, or to psql.
+// The printed SQL goes into a migration of the application's own, or to psql.
 func ExampleGrants() {
 	statements, err := migrations.Grants(migrations.Config{}, migrations.Roles{Reader: "status_page"})
 	if err != nil {

@@ -18,7 +18,7 @@ import (
 )
 
 // Require is nil only if it has taken, outside a transaction and in one. A refusal is a LimitedError.
-func TestRequireIsNilOnlyWhenItHasTaken(t *testing.T) {
+func TestRequireIsNilOnlyIfItTook(t *testing.T) {
 	t.Parallel()
 	tried := ratelimit.Define("tried", ratelimit.PerMinute(1)) // in shadow
 	sends, all := ratelimit.Define("sends", ratelimit.PerMinute(2)), ratelimit.Define("all", ratelimit.PerHour(100))

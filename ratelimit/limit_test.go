@@ -35,7 +35,7 @@ type wrong struct {
 }
 
 // Each invalid policy gives an error that names the field and what to write.
-func TestNewLimitSaysWhatIsWrong(t *testing.T) {
+func TestNewLimitNamesTheInvalidField(t *testing.T) {
 	t.Parallel()
 	for _, rows := range [][]wrong{wrongNumbers(), wrongPrefetches(), wrongCalendars(), wrongPolicies()} {
 		for _, c := range rows {
@@ -189,7 +189,7 @@ func wrongPolicies() []wrong {
 }
 
 // These policies and names are just valid.
-func TestNewLimitTakesWhatItSays(t *testing.T) {
+func TestNewLimitAcceptsTheDocumentedRange(t *testing.T) {
 	t.Parallel()
 	policies := []ratelimit.Policy{
 		tokens{Rate: 1e-9, Period: time.Microsecond},

@@ -141,8 +141,8 @@ func FuzzPolicyText(f *testing.F) {
 	})
 }
 
-// TestFaultsOfPoliciesSayWhatToWrite promises that nothing is passed over, and that an error of a field names it.
-func TestFaultsOfPoliciesSayWhatToWrite(t *testing.T) {
+// TestErrorsOfPoliciesNameTheFieldAndAValidValue promises that nothing is passed over, and that an error of a field names it.
+func TestErrorsOfPoliciesNameTheFieldAndAValidValue(t *testing.T) {
 	t.Parallel()
 	for text, want := range map[string]struct{ field, problem string }{
 		`{"kind":"sliding window","rate":1,"period":"1m","capacity":5}`:                 {"capacity", "is no field of a sliding window; there are kind, rate, period, slices"},
@@ -218,8 +218,8 @@ func TestNumbersOfEveryKind(t *testing.T) {
 	require.Zero(t, ratelimit.Limit{}.Numbers())
 }
 
-// TestScaledPoliciesStayWithinWhatAPolicyCanHave promises one factor for all numbers of a policy.
-func TestScaledPoliciesStayWithinWhatAPolicyCanHave(t *testing.T) {
+// TestScaledPoliciesStayValid promises one factor for all numbers of a policy.
+func TestScaledPoliciesStayValid(t *testing.T) {
 	t.Parallel()
 	minute := time.Minute
 	for _, test := range []struct {

@@ -67,8 +67,8 @@ func (h *heardEvents) Observe(_ context.Context, event Event) {
 	h.events = append(h.events, event)
 }
 
-// TestANameWithTwoPoliciesIsToldOnce: of all calls under two policies, only the first that differs is reported.
-func TestANameWithTwoPoliciesIsToldOnce(t *testing.T) {
+// TestANameWithTwoPoliciesIsReportedOnce: of all calls under two policies, only the first that differs is reported.
+func TestANameWithTwoPoliciesIsReportedOnce(t *testing.T) {
 	t.Parallel()
 	heard := &heardEvents{}
 	limiter, err := New(&answering{}, Config{Observer: heard})

@@ -11,7 +11,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimittest"
 )
 
-func TestNewRulingRefusesWhatCannotBe(t *testing.T) {
+func TestNewRulingRejectsInvalidEras(t *testing.T) {
 	t.Parallel()
 	limit := ratelimit.Define("api", ratelimit.PerMinute(10))
 	later := at.Add(time.Hour)
@@ -136,7 +136,7 @@ func (r *rulings) RulingFor(ratelimit.Limit, string, string) *ratelimit.Ruling {
 func (*rulings) RulingsOf(string) []*ratelimit.Ruling { return nil }
 
 // A call that asks the database for its time, because its limit is about to be off no more, goes by the rule of after the answer.
-func TestARuleThatChangesWhileTheTimeIsAskedFor(t *testing.T) {
+func TestARuleThatChangesWhileTheClockIsRead(t *testing.T) {
 	t.Parallel()
 	limit := ratelimit.Define("limit", ratelimit.PerDay(10))
 	soon := time.Now().Add(30 * time.Second)

@@ -52,7 +52,7 @@ type beginningPool struct {
 func (p *beginningPool) BeginTx(context.Context, pgx.TxOptions) (pgx.Tx, error) { return p.tx, p.err }
 
 // A COMMIT has an unknown outcome unless the server itself refused it.
-func TestACommitThatFailsIsUnknownUnlessTheServerRefusedIt(t *testing.T) {
+func TestAFailedCommitIsUnknownUnlessTheServerRefusedIt(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
 		err     error
@@ -137,7 +137,7 @@ func (p *stuckOnce) Query(ctx context.Context, sql string, arguments ...any) (pg
 }
 
 // A call that gives up while it compares the secrets for others takes none of them along.
-func TestACallThatGivesUpLeavesTheComparisonToAnother(t *testing.T) {
+func TestAnotherCallContinuesTheComparisonOfACancelledOne(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		pool := &stuckOnce{answering: answering{rows: oneRow{allowed: true, value: 5}}}
@@ -220,7 +220,7 @@ func calling(t *testing.T, requests ...Request) *call {
 }
 
 // The refusal cache reports a refusal of several limits in the order of the requests.
-func TestARememberedRefusalIsToldInTheOrderAsked(t *testing.T) {
+func TestACachedRefusalHasTheOrderOfTheRequests(t *testing.T) {
 	t.Parallel()
 	minute, hour := Define("minute", PerMinute(10)), Define("hour", PerHour(100))
 	l, err := New(&struct{ Pool }{}, Config{RefusalCache: 100})

@@ -213,7 +213,7 @@ func TestAWaitForASharedTurnIsBounded(t *testing.T) {
 }
 
 // A caller who gives up waiting leaves no waiting session in the server.
-func TestACallerWhoGivesUpWaitingForASharedTurn(t *testing.T) {
+func TestACancelledWaitForASharedTurnLeavesNoSession(t *testing.T) {
 	t.Parallel()
 	b := newSharing(t)
 	for _, named := range []bool{true, false} {
@@ -269,7 +269,7 @@ func TestSharedTurnsOfATransactionInsideAnother(t *testing.T) {
 
 // The body of a transaction runs once, before its turn and after it. Its SET LOCAL stays in effect, and a lock timeout of the wait
 // does not.
-func TestWhatATransactionSetBeforeItsTurnStays(t *testing.T) {
+func TestSettingsMadeBeforeATurnStay(t *testing.T) {
 	t.Parallel()
 	b := newSharing(t)
 	settings := func(tx pgx.Tx, want ...string) error {

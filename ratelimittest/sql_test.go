@@ -158,7 +158,7 @@ func TestOpenSQLRollsBackWhenItsContextEnds(t *testing.T) {
 }
 
 // ROLLBACK TO returns the tokens that were taken since the savepoint, and the other database gets the statement, too.
-func TestOpenSQLGoesBackToASavepoint(t *testing.T) {
+func TestOpenSQLRollsBackToASavepoint(t *testing.T) {
 	t.Parallel()
 	db, limiter, rows := onSQL(t)
 	tx, err := db.BeginTx(t.Context(), nil)
@@ -188,7 +188,7 @@ func TestOpenSQLGoesBackToASavepoint(t *testing.T) {
 }
 
 // The other database gets parameters, and returns rows, as they are.
-func TestOpenSQLLeavesOtherStatementsAsTheyAre(t *testing.T) {
+func TestOpenSQLPassesOtherStatementsOn(t *testing.T) {
 	t.Parallel()
 	db, _, rows := onSQL(t)
 	prepared, err := db.PrepareContext(t.Context(), "SELECT")
@@ -213,7 +213,7 @@ func TestOpenSQLLeavesOtherStatementsAsTheyAre(t *testing.T) {
 }
 
 // Without another database, SQL fails. A transaction that was begun elsewhere is refused.
-func TestOpenSQLRefusesWhatItCannotRun(t *testing.T) {
+func TestOpenSQLRejectsUnsupportedStatements(t *testing.T) {
 	t.Parallel()
 	db := ratelimittest.NewDB().OpenSQL(nil)
 	defer func() { require.NoError(t, db.Close()) }()

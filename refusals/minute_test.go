@@ -71,7 +71,7 @@ func TestTheRowsOfAMinuteAddUp(t *testing.T) {
 	}
 }
 
-func TestKeysAreToldApart(t *testing.T) {
+func TestHeaviestKeysGetRows(t *testing.T) {
 	t.Parallel()
 	refuse := func(m *minute, key string, times int) {
 		for range times {
@@ -99,14 +99,14 @@ func TestKeysAreToldApart(t *testing.T) {
 		require.Empty(t, m.collect(true))
 	})
 
-	t.Run("NotWhenTheyAreNotToBe", func(t *testing.T) {
+	t.Run("NotWithoutConfigKeys", func(t *testing.T) {
 		t.Parallel()
 		m := minuteAt(noon, 0)
 		refuse(m, "mallory", 3)
 		require.Equal(t, map[id]tally{row(""): {refused: 3, cost: 6, lastUs: us}}, m.collect(true))
 	})
 
-	t.Run("ButNotMoreThanTenThousand", func(t *testing.T) {
+	t.Run("AtMostTenThousandRows", func(t *testing.T) {
 		t.Parallel()
 		m, told := minuteAt(noon, places), make(map[id]tally)
 		for round := range 10 { // each with keys of its own, of which some are heavy
@@ -121,7 +121,7 @@ func TestKeysAreToldApart(t *testing.T) {
 		require.LessOrEqual(t, len(told), maxKeys+1)
 	})
 
-	t.Run("AndEarlyOnlyAFew", func(t *testing.T) {
+	t.Run("OnlyAFewEarlyRows", func(t *testing.T) {
 		t.Parallel()
 		const rounds = 8
 		m, told := minuteAt(noon, earlyOnce), make(map[id]tally)
@@ -139,7 +139,7 @@ func TestKeysAreToldApart(t *testing.T) {
 		require.Len(t, told, 3*earlyOnce+1+earlyOnce+1)
 	})
 
-	t.Run("AfterWhatMayNotHaveBeenWritten", func(t *testing.T) {
+	t.Run("NoRowIsMovedThatMayNotHaveBeenWritten", func(t *testing.T) {
 		t.Parallel()
 		m := minuteAt(noon, places)
 		for key := range 2 * earlyOnce {

@@ -145,7 +145,7 @@ func (c *deaf) Read(b []byte) (int, error) {
 }
 
 // Counts that may have been written are not written again: they are in the table once, or they are lost and reported.
-func TestALostAnswerCountsNothingTwice(t *testing.T) {
+func TestALostAnswerIsNotCountedTwice(t *testing.T) {
 	t.Parallel()
 	var isDeaf atomic.Bool
 	b := setup(t, func(c *pgxpool.Config) {

@@ -202,7 +202,7 @@ func TestAMinuteEnds(t *testing.T) {
 	}
 }
 
-func TestNewRefusesWhatCannotBe(t *testing.T) {
+func TestNewRejectsInvalidConfig(t *testing.T) {
 	t.Parallel()
 	_, err := New(nil, Config{})
 	require.ErrorIs(t, err, ratelimit.ErrInvalidConfig)

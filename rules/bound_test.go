@@ -28,9 +28,9 @@ func drawPolicy(random *rand.Rand) ratelimit.Policy {
 	}
 }
 
-// TestBoundsAreFullLast has buckets live through eras, each full by the last of them or not, and asks whether what bounds
+// TestABoundingPolicyIsFullLast has buckets live through eras, each full by the last of them or not, and asks whether what bounds
 // the chain agrees that they are full only when they are.
-func TestBoundsAreFullLast(t *testing.T) {
+func TestABoundingPolicyIsFullLast(t *testing.T) {
 	t.Parallel()
 	decided := 0
 	for seed := range uint64(400) {
@@ -139,7 +139,7 @@ func TestRulingsOf(t *testing.T) {
 		require.InEpsilon(t, 100, slowest(4, ratelimit.AddTokens)/slowest(4, ratelimit.ScaleTokens), 1e-6)
 	})
 
-	t.Run("KnowsThatNothingArrivesInAnEraThatIsNotLoaded", func(t *testing.T) {
+	t.Run("NothingArrivesInAnEraThatIsNotLoaded", func(t *testing.T) {
 		t.Parallel()
 		begins := time.Now().UnixMicro()
 		var rows []row

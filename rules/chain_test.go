@@ -47,7 +47,7 @@ func TestChain(t *testing.T) {
 		require.Equal(t, []era{{0, 0, "", ""}, {100, 1, scale, on}, {200, 2, "", on}}, told(so))
 	})
 
-	t.Run("AChangeTakesThePlaceOfThoseThatBeginAsItDoesOrLater", func(t *testing.T) {
+	t.Run("AChangeReplacesChangesThatBeginThenOrLater", func(t *testing.T) {
 		t.Parallel()
 		so := unsaid().state(span{from: 100, says: of(1)}).state(span{from: 200, says: of(2)}).state(span{from: 300, says: of(3)})
 		require.Equal(t, []era{{0, 0, "", ""}, {100, 1, "", on}, {200, 4, "", on}}, told(so.state(span{from: 200, says: of(4)})))
@@ -66,7 +66,7 @@ func TestChain(t *testing.T) {
 		require.Equal(t, []era{{0, 0, "", ""}, {100, 1, "", on}, {200, 20, scale, on}, {400, 3, add, on}, {500, 5, reset, on}}, told(plan.over(base)))
 	})
 
-	t.Run("AnOverrideBeginsAndEndsAsItSays", func(t *testing.T) {
+	t.Run("AnOverrideBeginsAndEndsAtItsInstants", func(t *testing.T) {
 		t.Parallel()
 		base := unsaid().state(span{from: 100, says: of(1), change: add}).state(span{from: 300, says: of(3), change: add})
 		pro := unsaid().state(span{from: 350, says: of(7)})
@@ -87,7 +87,7 @@ func TestChain(t *testing.T) {
 			"one takes the place of another, the first a multiple of the code's")
 	})
 
-	t.Run("NothingArrivesInChangesThatAreNotLoadedAndTheyHoldAsMuchAsAny", func(t *testing.T) {
+	t.Run("ErasThatAreNotLoadedAddNoTokens", func(t *testing.T) {
 		t.Parallel()
 		for first, capacity := range map[float64]float64{4: 20, 40: 40} {
 			so := chain{{from: minInstant, says: of(first), slowest: true}, {from: 100, says: of(20)}}

@@ -23,7 +23,7 @@ func read(t *testing.T, text string) *rules.Document {
 	return d
 }
 
-// everything is a file as it is written.
+// everything is a file with every field.
 const everything = `match: first
 rules:
   - limit: search
@@ -182,8 +182,8 @@ func TestReadRefuses(t *testing.T) {
 	}
 }
 
-// TestReadTakesItsTimeOnly promises that no file of up to 2 MiB takes long.
-func TestReadTakesItsTimeOnly(t *testing.T) {
+// TestReadTakesBoundedTime promises that no file of up to 2 MiB takes long.
+func TestReadTakesBoundedTime(t *testing.T) {
 	t.Parallel()
 	const size = 1 << 20
 	for name, text := range map[string]string{

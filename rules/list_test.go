@@ -12,7 +12,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/rules"
 )
 
-func TestListIsAPartOfTheTables(t *testing.T) {
+func TestListFilters(t *testing.T) {
 	t.Parallel()
 	f := setup(t)
 	until := f.now(t).Add(time.Hour)
@@ -49,8 +49,8 @@ func TestListIsAPartOfTheTables(t *testing.T) {
 	}
 }
 
-// TestListHasWhatHoldsNowBesideWhatLiesAhead promises a line for each statement that holds or will, with its end.
-func TestListHasWhatHoldsNowBesideWhatLiesAhead(t *testing.T) {
+// TestListHasCurrentAndFutureRules promises a line for each statement that holds or will, with its end.
+func TestListHasCurrentAndFutureRules(t *testing.T) {
 	t.Parallel()
 	f := setup(t)
 	store, now := f.immediate(t), f.now(t).Truncate(time.Second)
@@ -197,7 +197,7 @@ func TestChangesFillNoUnusedBucket(t *testing.T) {
 func from(at time.Time) rules.Edit { return rules.Edit{Author: "ana", Reason: "a test", From: at} }
 
 // What lies ahead is bounded when it is put, as each process keeps all of it.
-func TestChangesAheadAreBounded(t *testing.T) {
+func TestFutureChangesAreBounded(t *testing.T) {
 	t.Parallel()
 	f := setup(t)
 	now := f.now(t)

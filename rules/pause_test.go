@@ -91,7 +91,7 @@ func TestPause(t *testing.T) {
 		require.Equal(t, unpaused.Paused(p.in(1), "a test"), p.set.RulingFor(messages, "", "ana"))
 	})
 
-	t.Run("EndsNoSoonerThanTheOneBeforeWhereItSaysSo", func(t *testing.T) {
+	t.Run("NoSoonerJoinsThePauseBefore", func(t *testing.T) {
 		t.Parallel()
 		p := setupPauses(t)
 		p.pause(t, "ana", 0, 1, true, "first")
@@ -110,7 +110,7 @@ func TestPause(t *testing.T) {
 		p.requireListed(t, [2]float64{1, 24})
 	})
 
-	t.Run("LeavesOneThatLiesAhead", func(t *testing.T) {
+	t.Run("KeepsAFuturePause", func(t *testing.T) {
 		t.Parallel()
 		for _, noSooner := range []bool{false, true} {
 			p := setupPauses(t)
@@ -125,7 +125,7 @@ func TestPause(t *testing.T) {
 		}
 	})
 
-	t.Run("TakesThePlaceOfThoseThatItOverlaps", func(t *testing.T) {
+	t.Run("ReplacesOverlappingPauses", func(t *testing.T) {
 		t.Parallel()
 		p := setupPauses(t)
 		for _, span := range [][2]float64{{1, 4}, {6, 8}, {10, 11}, {3, 7}} {
@@ -136,7 +136,7 @@ func TestPause(t *testing.T) {
 		p.requireListed(t, [2]float64{1, 3}, [2]float64{3, 11})
 	})
 
-	t.Run("BeginsWhenItSays", func(t *testing.T) {
+	t.Run("BeginsAtItsInstant", func(t *testing.T) {
 		t.Parallel()
 		p := setupPauses(t)
 		p.pause(t, "", 0.5, 1, false, "a test")

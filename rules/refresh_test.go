@@ -93,7 +93,7 @@ func TestRun(t *testing.T) {
 		f.eventually(t, func() bool { return sets[2].Age() < time.Since(first) })
 	})
 
-	t.Run("HearsOfWhatAPollFinds", func(t *testing.T) {
+	t.Run("LoadsChangesThatAPollFinds", func(t *testing.T) {
 		t.Parallel()
 		f := setup(t)
 		set := f.run(t, rules.Config{Poll: 20 * time.Millisecond})
@@ -158,7 +158,7 @@ func TestRun(t *testing.T) {
 func TestLoad(t *testing.T) {
 	t.Parallel()
 
-	t.Run("TellsOfIt", func(t *testing.T) {
+	t.Run("ReportsTheLoad", func(t *testing.T) {
 		t.Parallel()
 		f := setup(t)
 		f.load(t)
@@ -177,7 +177,7 @@ func TestLoad(t *testing.T) {
 		require.InDelta(t, 59, f.events.last(t).Late.Seconds(), 50, "it was heard of nearly a minute after it began")
 	})
 
-	t.Run("TellsOfAChangeThatBeganWhileItWasRead", func(t *testing.T) {
+	t.Run("ReportsALateChange", func(t *testing.T) {
 		t.Parallel()
 		f := setup(t)
 		f.load(t)
@@ -221,7 +221,7 @@ func TestLoad(t *testing.T) {
 		require.Nil(t, f.set.RulingFor(messages, "", "ana"), "no half of the change is seen")
 	})
 
-	t.Run("KeepsWhatWasLoadedWhenItFails", func(t *testing.T) {
+	t.Run("KeepsTheLoadedRulesWhenItFails", func(t *testing.T) {
 		t.Parallel()
 		f := setup(t)
 		applied := made(t)(f.store.Put(t.Context(), why, perMinute("messages", "", 5)))

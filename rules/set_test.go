@@ -71,7 +71,7 @@ func TestSet(t *testing.T) {
 		}
 	})
 
-	t.Run("TellsTheRuleThatHasDecided", func(t *testing.T) {
+	t.Run("ReportsTheDecidingRule", func(t *testing.T) {
 		t.Parallel()
 		f := setup(t)
 		rule := perMinute("messages", "", 20)
@@ -96,7 +96,7 @@ func TestSet(t *testing.T) {
 		}
 	})
 
-	t.Run("MayBeAskedWhileItLoads", func(t *testing.T) {
+	t.Run("AnswersWhileItLoads", func(t *testing.T) {
 		t.Parallel()
 		f := setup(t)
 		var group errgroup.Group
@@ -129,7 +129,7 @@ func TestSet(t *testing.T) {
 func TestSetOf(t *testing.T) {
 	t.Parallel()
 
-	t.Run("AnswersAsTheFileSays", func(t *testing.T) {
+	t.Run("AnswersByTheFile", func(t *testing.T) {
 		t.Parallel()
 		end := time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC)
 		set, err := rules.SetOf(rules.Document{
@@ -160,7 +160,7 @@ func TestSetOf(t *testing.T) {
 		require.Equal(t, 3.0, requests[0].Limit().Capacity())
 	})
 
-	t.Run("RefusesWhatCannotBe", func(t *testing.T) {
+	t.Run("RejectsInvalidInput", func(t *testing.T) {
 		t.Parallel()
 		for name, file := range map[string]rules.Document{
 			"rule":     {Rules: []rules.Rule{{Limit: "messages", Policy: ratelimit.TokenBucket{Rate: -1, Period: time.Minute}}}},

@@ -20,7 +20,7 @@ const deadline = 2 * time.Minute
 // messages holds 10 tokens in the code.
 var messages = ratelimit.Define("messages", ratelimit.PerMinute(10))
 
-// why is who makes the changes of these tests.
+// why is the author of the changes in the tests, with a reason.
 var why = rules.Edit{Author: "ana", Reason: "a test"}
 
 // fixture is a database with all tables, and what works on it.

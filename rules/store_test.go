@@ -38,7 +38,7 @@ func (f *fixture) tables(t testing.TB) string {
 func TestApply(t *testing.T) {
 	t.Parallel()
 
-	t.Run("WorksInEveryWayToRunQueries", func(t *testing.T) {
+	t.Run("WorksInEveryQueryMode", func(t *testing.T) {
 		t.Parallel()
 		for _, mode := range []pgx.QueryExecMode{
 			pgx.QueryExecModeCacheStatement, pgx.QueryExecModeCacheDescribe, pgx.QueryExecModeDescribeExec, pgx.QueryExecModeExec,
@@ -126,7 +126,7 @@ func TestApply(t *testing.T) {
 		require.Equal(t, time.Duration(0), lead(rules.StoreConfig{Lead: -1}))
 	})
 
-	t.Run("RefusesWhatCannotBeBeforeAnyChange", func(t *testing.T) {
+	t.Run("RejectsInvalidChanges", func(t *testing.T) {
 		t.Parallel()
 		f := setup(t)
 		good := perMinute("messages", "", 5)
@@ -215,7 +215,7 @@ func TestApply(t *testing.T) {
 		require.Equal(t, int64(writers*each), f.set.Version())
 	})
 
-	t.Run("WorksInTheSchemaItIsGiven", func(t *testing.T) {
+	t.Run("WorksInTheGivenSchema", func(t *testing.T) {
 		t.Parallel()
 		pool := postgrestest.NewEmpty(t)
 		schema := strings.Repeat("s", 63)

@@ -78,7 +78,7 @@ func TestTierFits(t *testing.T) {
 	}
 }
 
-func TestTierAsksOfAllOrOfTheFirst(t *testing.T) {
+func TestTiersMatchAllOrFirst(t *testing.T) {
 	t.Parallel()
 	tiers := []rules.Tier{
 		{Limit: "search", Route: "/api/search"},
@@ -212,7 +212,7 @@ func TestNewTiersRefuses(t *testing.T) {
 }
 
 // A user who calls himself 203.0.113.7 does not get that address's bucket.
-func TestTierKeysOfOneLimitAreApart(t *testing.T) {
+func TestTierKeysOfOneLimitNeverCollide(t *testing.T) {
 	t.Parallel()
 	signedIn, anonymous := map[string]string{"user": "*"}, map[string]string{"user": ""}
 	for _, keys := range [][2]string{{"{user}", "{address}"}, {"u:{user}", "{address}"}, {"u:{user}", "u:{address}"}, {"u{user}", "u:{address}"}} {
@@ -302,7 +302,7 @@ func (f *fixture) replaceTiers(t *testing.T, tiers ...rules.Tier) {
 	f.load(t)
 }
 
-func TestSiteAsksWhatIsLoaded(t *testing.T) {
+func TestSiteUsesTheLoadedTiers(t *testing.T) {
 	t.Parallel()
 	f := setup(t)
 	site := newSite(t, f.set, rules.SiteConfig{Limits: []ratelimit.Limit{messages}, Attributes: []string{"region"}})
@@ -388,8 +388,8 @@ func TestSiteTakesLimitsFromRules(t *testing.T) {
 	require.Len(t, asks(t, site), 2, "a site that runs goes on")
 }
 
-// TestSiteStartsWhileAChangeLiesAhead promises that a limit is known until its rule is deleted, and before its rule begins.
-func TestSiteStartsWhileAChangeLiesAhead(t *testing.T) {
+// TestSiteStartsBeforeAFutureChange promises that a limit is known until its rule is deleted, and before its rule begins.
+func TestSiteStartsBeforeAFutureChange(t *testing.T) {
 	t.Parallel()
 	f := setup(t)
 	tomorrow := from(f.now(t).Add(24 * time.Hour))

@@ -166,7 +166,7 @@ func TestMaintain(t *testing.T) {
 		require.Equal(t, 1, f.open(t))
 	})
 
-	t.Run("GoesPastAReservationThatCannotBeEnded", func(t *testing.T) {
+	t.Run("SkipsAReservationThatCannotBeEnded", func(t *testing.T) {
 		t.Parallel()
 		f := setup(t)
 		var all []scheduler.Enqueued
@@ -194,7 +194,7 @@ func TestMaintain(t *testing.T) {
 		require.InDelta(t, 100, f.held(t, daily, ""), 1e-9)
 	})
 
-	t.Run("GoesPastABucketThatIsHeld", func(t *testing.T) {
+	t.Run("SkipsALockedBucket", func(t *testing.T) {
 		t.Parallel()
 		roomy := ratelimit.Define("roomy", ratelimit.FixedWindow{Rate: 1e6, Period: 24 * time.Hour})
 		const held = 110 // more than the failures after which a call gives up

@@ -298,8 +298,8 @@ func TestHolderReleases(t *testing.T) {
 	})
 }
 
-// TestHolderPutsOffWhatOthersBlock promises that a job which others keep from a decision is snoozed, and loses no attempt.
-func TestHolderPutsOffWhatOthersBlock(t *testing.T) {
+// TestHolderSnoozesJobsWithoutASlot promises that a job which others keep from a decision is snoozed, and loses no attempt.
+func TestHolderSnoozesJobsWithoutASlot(t *testing.T) {
 	t.Parallel()
 	inHolder(t, []ratelimit.Request{oneEach.For("a")}, func(t *testing.T, h *holding) {
 		t.Helper()
@@ -311,9 +311,9 @@ func TestHolderPutsOffWhatOthersBlock(t *testing.T) {
 	})
 }
 
-// TestHolderStopsWhatLostItsSlot promises that a lost lease cancels the job's context, and that the job fails with the cause. A job that
+// TestHolderStopsAJobThatLostItsSlot promises that a lost lease cancels the job's context, and that the job fails with the cause. A job that
 // continues to its end does not fail, because River would run it again.
-func TestHolderStopsWhatLostItsSlot(t *testing.T) {
+func TestHolderStopsAJobThatLostItsSlot(t *testing.T) {
 	t.Parallel()
 	inHolder(t, []ratelimit.Request{oneEach.For("a")}, func(t *testing.T, h *holding) {
 		t.Helper()
@@ -436,7 +436,7 @@ func TestPauseFor(t *testing.T) {
 	_, err = pauseFor(&pauser{}, 429, 30, perSecond.For(""))
 	require.ErrorIs(t, err, ratelimit.ErrInvalidKey)
 
-	t.Run("WritesNothingWhileAKnownPauseEndsNoSooner", func(t *testing.T) {
+	t.Run("WritesNothingIfAPauseEndsLater", func(t *testing.T) {
 		end := clock.Now().Add(30 * time.Minute)
 		known, err = ratelimit.NewRuling(perSecond, ratelimit.RulingConfig{Name: perSecond.Name(), PausedUntil: end})
 		require.NoError(t, err)

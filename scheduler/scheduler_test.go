@@ -28,7 +28,7 @@ const deadline = 2 * time.Minute
 // perSecond holds 10 tokens, and 10 a second arrive.
 var perSecond = ratelimit.Define("perSecond", ratelimit.PerSecond(10))
 
-// taskArgs are the jobs of these tests.
+// taskArgs are the arguments of a job.
 type taskArgs struct {
 	Name string `json:"name"`
 }

@@ -91,9 +91,9 @@ func (p prepared) ExecContext(ctx context.Context, query string, args ...any) (s
 	return statement.ExecContext(ctx, args...)
 }
 
-// TestWhatIsNoTransactionOfStdlib promises an error that says what to pass, and that nothing is taken, where calls would commit by
+// TestWithTxRejectsOtherTransactions promises an error that says what to pass, and that nothing is taken, where calls would commit by
 // themselves or cannot be sent.
-func TestWhatIsNoTransactionOfStdlib(t *testing.T) {
+func TestWithTxRejectsOtherTransactions(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
 	db, err := sql.Open("pgx", postgrestest.NewDatabase(t))

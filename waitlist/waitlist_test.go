@@ -64,7 +64,7 @@ func TestOrder(t *testing.T) {
 	})
 }
 
-// TestTurns has callers of three processes wait for one slot: each process gets it once in three times, and nobody is left out.
+// TestTurns has callers of three processes wait for one slot: each process gets it once in three times, and all are served.
 func TestTurns(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -267,8 +267,8 @@ func TestAcquire(t *testing.T) {
 	}
 }
 
-// TestWaitingIsNoRefusal has a caller wait for a minute, and a caller whose context ends while a call for it is under way.
-func TestWaitingIsNoRefusal(t *testing.T) {
+// TestWaitingIsNotReportedAsARefusal has a caller wait for a minute, and a caller whose context ends while a call for it is under way.
+func TestWaitingIsNotReportedAsARefusal(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
@@ -327,7 +327,7 @@ func TestTakeWaitsForASlidingWindow(t *testing.T) {
 	})
 }
 
-func TestNewSaysWhatIsWrong(t *testing.T) {
+func TestNewNamesTheInvalidField(t *testing.T) {
 	t.Parallel()
 	limiter, long := ratelimittest.New(t, nil), ratelimit.Define(fmt.Sprintf("%060d", 1), ratelimit.PerMinute(1))
 	did := func(_ *waitlist.List, err error) error { return err }

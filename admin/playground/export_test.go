@@ -30,8 +30,8 @@ func TestWriteHTML(t *testing.T) {
 	require.ErrorIs(t, WriteHTML(writer), gone)
 }
 
-// TestBundleRefusesWhatItDoesNotKnow keeps a module that the export would get wrong from being exported.
-func TestBundleRefusesWhatItDoesNotKnow(t *testing.T) {
+// TestBundleRejectsUnsupportedModules keeps a module that the export would get wrong from being exported.
+func TestBundleRejectsUnsupportedModules(t *testing.T) {
 	t.Parallel()
 	for text, problem := range map[string]string{
 		"import * as all from './other.js';":               "no import of names",

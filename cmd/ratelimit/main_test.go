@@ -131,7 +131,7 @@ func TestProgram(t *testing.T) {
 		require.Zero(t, rows)
 	})
 
-	t.Run("ASecondInterruptEndsWhatDoesNotHearOfTheFirst", func(t *testing.T) {
+	t.Run("ASecondInterruptEndsTheProcess", func(t *testing.T) {
 		t.Parallel()
 		if runtime.GOOS == "windows" {
 			t.Skip("there are no signals")

@@ -276,9 +276,9 @@ func (h *erasHistory) waits(terms bucket.Terms, now int64, wait time.Duration, t
 	}
 }
 
-// TestACreditIsOfTheWindowThatHolds holds CreditUntil to the exact model: tokens taken at an instant can be returned until the end
+// TestCreditUntilTheEndOfTheWindow holds CreditUntil to the exact model: tokens taken at an instant can be returned until the end
 // of their window under the current policy.
-func TestACreditIsOfTheWindowThatHolds(t *testing.T) {
+func TestCreditUntilTheEndOfTheWindow(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
 		src := shrinking{t}

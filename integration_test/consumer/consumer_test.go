@@ -53,12 +53,12 @@ func TestConsumer(t *testing.T) {
 		require.Equal(t, bare.modules(t), got)
 	})
 
-	t.Run("RequiresThese", func(t *testing.T) {
+	t.Run("Requirements", func(t *testing.T) {
 		t.Parallel()
 		golden.Equal(t, "require.golden", lines(whole.required(t)))
 	})
 
-	t.Run("OfTheLimiterAloneHasThese", func(t *testing.T) {
+	t.Run("OfTheLimiterAlone", func(t *testing.T) {
 		t.Parallel()
 		alone := r.application(t, core+"/ratelimit")
 		golden.Equal(t, "alone.golden", lines(slices.Sorted(maps.Keys(alone.modules(t)))))
@@ -66,7 +66,7 @@ func TestConsumer(t *testing.T) {
 
 	web := r.application(t, core+"/ratelimit", core+"/migrations", core+"/rules", core+"/httplimit", core+"/admin", core+"/promlimit")
 
-	t.Run("OfAWebServiceHasThese", func(t *testing.T) {
+	t.Run("OfAWebService", func(t *testing.T) {
 		t.Parallel()
 		golden.Equal(t, "web.golden", lines(slices.Sorted(maps.Keys(web.modules(t)))))
 	})

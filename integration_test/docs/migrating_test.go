@@ -159,8 +159,8 @@ func TestMigratedMiddleware(t *testing.T) {
 	require.Equal(t, "99", w.Header().Get("X-RateLimit-Remaining"))
 }
 
-// TestMigratingShowsWhatRuns finds each right-hand side of docs/migrating.md in the tests above.
-func TestMigratingShowsWhatRuns(t *testing.T) {
+// TestTheMigratingPageRuns finds each right-hand side of docs/migrating.md in the tests above.
+func TestTheMigratingPageRuns(t *testing.T) {
 	t.Parallel()
 	testsize.Long(t, documents)
 	source, err := os.ReadFile("migrating_test.go")

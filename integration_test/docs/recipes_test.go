@@ -229,7 +229,7 @@ func TestRecipesOfRates(t *testing.T) {
 		says(t, "With shares of 0.6 and 0.4, the regions together never admit more than one limit with a rate of 100 and a capacity of 50.")
 	})
 
-	t.Run("SomebodyElsesCap", func(t *testing.T) {
+	t.Run("ThirdPartyCap", func(t *testing.T) {
 		t.Parallel()
 		admitted, _ := pressed(t, HalfAndHalf, 1000, 1000*200)
 		most := busiest(admitted, time.Minute)

@@ -179,7 +179,7 @@ func TestGrants(t *testing.T) {
 		}
 	})
 
-	t.Run("RefusesNamesThatAreNone", func(t *testing.T) {
+	t.Run("RejectsInvalidNames", func(t *testing.T) {
 		t.Parallel()
 		for _, roles := range []migrations.Roles{
 			{},
@@ -308,7 +308,7 @@ func writeRefusals(ctx context.Context, counter *refusals.Counter) error {
 	return counter.Run(ended)
 }
 
-func TestTheApplicationDoesItsWorkAndNothingElse(t *testing.T) {
+func TestThePrivilegesOfAnApplication(t *testing.T) {
 	t.Parallel()
 	c := newGrantedCrew(t, "ratelimit")
 	pool, ctx := c.as(t, c.roles.Application), t.Context()
@@ -433,7 +433,7 @@ func TestTheApplicationDoesItsWorkAndNothingElse(t *testing.T) {
 	})
 }
 
-func TestTheOperatorDoesTheirWorkAndNothingElse(t *testing.T) {
+func TestThePrivilegesOfAnOperator(t *testing.T) {
 	t.Parallel()
 	c := newGrantedCrew(t, "ratelimit")
 	pool, ctx := c.as(t, c.roles.Operator), t.Context()
@@ -468,7 +468,7 @@ func TestTheOperatorDoesTheirWorkAndNothingElse(t *testing.T) {
 	requireNoRight(t, err, "a write")
 }
 
-func TestTheReaderReadsAllAndWritesNothing(t *testing.T) {
+func TestThePrivilegesOfAReader(t *testing.T) {
 	t.Parallel()
 	c := newGrantedCrew(t, "ratelimit")
 	pool, ctx := c.as(t, c.roles.Reader), t.Context()

@@ -220,7 +220,7 @@ func idsOf(key string) ids {
 	}}
 }
 
-// on returns a call on the reservation or lease that of makes.
+// on returns a call that makes a reservation or lease with of, and passes its ID to do.
 func on(of idFunc, do func(ctx context.Context, l *ratelimit.Limiter, id string) error) call {
 	return func(ctx context.Context, l *ratelimit.Limiter) error {
 		id, err := of(ctx, l)
@@ -256,7 +256,7 @@ func changes(verb func(*ratelimit.Limiter, context.Context, ...ratelimit.Request
 	return func(ctx context.Context, l *ratelimit.Limiter) error { return verb(l, ctx, requests...) }
 }
 
-// names returns a call of a verb on the reservation or lease that of makes.
+// names returns a call that makes a reservation or lease with of, and passes its ID to a verb.
 func names[T any](of idFunc, verb func(*ratelimit.Limiter, context.Context, string) (T, error)) call {
 	return on(of, func(ctx context.Context, l *ratelimit.Limiter, id string) error {
 		_, err := verb(l, ctx, id)

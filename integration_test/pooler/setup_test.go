@@ -190,7 +190,7 @@ func (p hidden) Query(ctx context.Context, query string, arguments ...any) (pgx.
 }
 
 // Where it cannot be found out before, the statement that fails says so.
-func TestStatementsThatGetLostSayWhy(t *testing.T) {
+func TestLostStatementsReturnErrPoolerMode(t *testing.T) {
 	t.Parallel()
 	testsize.Long(t, "PgBouncers of its own")
 	d := setup(t)
@@ -211,7 +211,7 @@ func TestStatementsThatGetLostSayWhy(t *testing.T) {
 
 // If statements stay with their connection, no call is refused: directly at the server, and through a pooler that gives a
 // client one connection or tracks statements. Only behind a pooler a Limiter tests that, once.
-func TestPreparingWorksElsewhere(t *testing.T) {
+func TestPreparingWorksWithoutAPoolerInTransactionMode(t *testing.T) {
 	t.Parallel()
 	testsize.Long(t, "PgBouncers of its own")
 	type way struct {

@@ -182,7 +182,7 @@ func TestRecorded(t *testing.T) {
 	t.Parallel()
 	if *historyFlag >= 0 {
 		n := uint64(*historyFlag)
-		inMemory(t, numbers{n, n + 1, 1}, func(r result) { fmt.Println(r.text) }) //nolint:forbidigo // what was asked for
+		inMemory(t, numbers{n, n + 1, 1}, func(r result) { fmt.Println(r.text) }) //nolint:forbidigo // -history prints
 		return
 	}
 	of := sized(t, 2000, histories, 20)
@@ -219,7 +219,7 @@ func TestRecordedOnPostgres(t *testing.T) {
 	t.Parallel()
 	if *historyFlag >= 0 {
 		n := uint64(*historyFlag)
-		onPostgres(t, numbers{n, n + 1, 1}, func(r result) { fmt.Println(r.text) }) //nolint:forbidigo // what was asked for
+		onPostgres(t, numbers{n, n + 1, 1}, func(r result) { fmt.Println(r.text) }) //nolint:forbidigo // -history prints
 		return
 	}
 	recorded := load(t)

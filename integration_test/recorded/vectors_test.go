@@ -40,7 +40,7 @@ func newVectors() *vectors {
 	return &vectors{memory: make([]hash, histories), postgres: make(map[uint64]hash), texts: make([]string, textHistories)}
 }
 
-// load reads the vectors. There are fewer than the constants say after one of these has been raised, until -update records the others.
+// load reads the vectors. After a constant was raised there are fewer, until -update records the others.
 func load(t *testing.T) *vectors {
 	t.Helper()
 	v := &vectors{postgres: make(map[uint64]hash)}

@@ -258,7 +258,7 @@ func TestLoginSuccess(t *testing.T) {
 }
 
 // An invalid sign-in request costs nothing.
-func TestLoginRefusesWhatIsNoSignIn(t *testing.T) {
+func TestLoginRejectsInvalidForms(t *testing.T) {
 	t.Parallel()
 	l := startLogin(t)
 	for _, a := range []attempt{

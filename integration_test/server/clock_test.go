@@ -111,7 +111,7 @@ func TestAServersClockSteps(t *testing.T) {
 // A call waits for a row for days, and the transaction that holds the row takes from it at the beginning and at the end. The call
 // began long before the row's ts, but must not treat that ts as a wrong clock. The tokens that arrived between the two takes count
 // once.
-func TestWhoWaitsForDaysCreditsNothingTwice(t *testing.T) {
+func TestALongWaitCreditsNoTimeTwice(t *testing.T) {
 	t.Parallel()
 	testsize.Long(t, "servers of its own")
 	a, clock := startClocked(t)

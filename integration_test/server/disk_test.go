@@ -41,7 +41,7 @@ func longKey(n int) string { return fmt.Sprintf("long %d %s", n, strings.Repeat(
 
 // While there is no room for data a call for a new key fails, and one for a row that is there goes on. When there is none for the
 // log either, the server stops itself. Nothing is half done, and everything works when there is room again.
-func TestADiskThatIsFull(t *testing.T) {
+func TestAFullDisk(t *testing.T) {
 	t.Parallel()
 	testsize.Long(t, "servers of its own")
 	server, a := startServer(t, postgrestest.Options{DiskBytes: 192 << 20, Settings: map[string]string{

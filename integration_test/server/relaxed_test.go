@@ -40,7 +40,7 @@ func (a *application) stopWriter(t *testing.T) (kill func()) {
 
 // With synchronous_commit off a crash loses the last commits, each with its tokens, its reservation and its work. Commits on disk
 // are not lost; Postgres promises that writing takes no longer than three times wal_writer_delay.
-func TestACrashWithoutSynchronousCommitLosesTheLastCommitsWhole(t *testing.T) {
+func TestACrashWithoutSynchronousCommitLosesWholeCommits(t *testing.T) {
 	t.Parallel()
 	testsize.Long(t, "servers of its own")
 	server, a := startUnwritten(t, map[string]string{"synchronous_commit": "off", "wal_writer_delay": "200ms"})
@@ -73,7 +73,7 @@ func TestACrashWithoutSynchronousCommitLosesTheLastCommitsWhole(t *testing.T) {
 }
 
 // The calls that keep nothing but tokens return before their commits are on disk. All others return after that.
-func TestRelaxedCommitsAreThoseOfTokensOnly(t *testing.T) {
+func TestOnlyCommitsOfTokensAreRelaxed(t *testing.T) {
 	t.Parallel()
 	testsize.Long(t, "a server of its own")
 	_, a := startUnwritten(t, relaxed)

@@ -205,7 +205,7 @@ func checkAllWorks(ctx context.Context, c *client) error {
 }
 
 // An account that is wrong by one token, or by one slot, is found.
-func TestWhatIsWrongIsFound(t *testing.T) {
+func TestTheAuditFindsEachError(t *testing.T) {
 	t.Parallel()
 	took := func(name string, o outcome, tokens float64, at int64) entry {
 		return entry{Verb: "take", Outcome: o, Items: []item{{place{name, "ada"}, tokens, at, at}}}

@@ -120,7 +120,7 @@ func TestAdaptingIsExact(t *testing.T) {
 	})
 }
 
-func TestAdaptingTakesNoShareThatIsNone(t *testing.T) {
+func TestAdaptingRejectsAShareOfNone(t *testing.T) {
 	t.Parallel()
 	a := adaptive.Adapting{Rate: 100, Floor: 0.1, Growth: 0.04, Epoch: 2 * time.Second}
 	zero := 0.0

@@ -297,7 +297,7 @@ func TestPrefetch(t *testing.T) {
 }
 
 // A call over several limits that finds too few prefetched tokens of one limit puts the tokens of the others back.
-func TestACallThatIsNotAnsweredFromMemoryPutsTokensBack(t *testing.T) {
+func TestACallNotAnsweredFromMemoryReturnsPrefetchedTokens(t *testing.T) {
 	t.Parallel()
 	k := New(nil, Options{})
 	asks := []bucket.Ask{still.ask("plenty", 2), still.ask("scarce", 2)}

@@ -93,7 +93,8 @@ func TestCallsThatEnd(t *testing.T) {
 		// The time for a call that is answered by itself ends it, or its context, if that ends sooner.
 		"TheTimeForACallByItselfEndsIt": func(w *simulation) {
 			for _, test := range []struct{ timeout, context, took time.Duration }{
-				{timeout: time.Second, context: time.Minute, took: time.Second}, {timeout: time.Minute, context: time.Second, took: time.Second},
+				{timeout: time.Second, context: time.Minute, took: time.Second},
+				{timeout: time.Minute, context: time.Second, took: time.Second},
 				{timeout: -1, context: time.Minute, took: time.Minute},
 			} {
 				for _, apart := range []bool{false, true} {

@@ -88,7 +88,7 @@ func TestReturnableOfAWindow(t *testing.T) {
 	require.Equal(t, ahead, same)
 }
 
-func TestUnderOtherTerms(t *testing.T) {
+func TestTheSameRowUnderOtherTerms(t *testing.T) {
 	t.Parallel()
 	slow, fast := buckettest.TokenBucket(1, time.Second, 100), buckettest.TokenBucket(120, time.Minute, 50)
 	terms, ok := bucket.Under(slow, fast)
@@ -105,7 +105,7 @@ func TestUnderOtherTerms(t *testing.T) {
 }
 
 // The row of a bucket holds less by the tokens that processes may have prefetched, which is half of the capacity at most.
-func TestTheRowHoldsLessByWhatMayBePrefetched(t *testing.T) {
+func TestTheRowHoldsLessByThePrefetchableTokens(t *testing.T) {
 	t.Parallel()
 	row, enough := bucket.RowCapacity(10, 1, 1000, 4000)
 	require.True(t, enough)

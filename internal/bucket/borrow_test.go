@@ -117,9 +117,9 @@ func (c loan) asks(w *town) (asks []bucket.Ask) {
 	return append(asks, pool)
 }
 
-// TestBorrowPaysInAnyWayThatThereIs makes random calls, with clocks that step back, a little or by more than a minute, and
+// TestBorrowPaysFromTheGuaranteeOrThePool makes random calls, with clocks that step back, a little or by more than a minute, and
 // limits that change. A call is allowed if its tenants can pay for it from any of the buckets. Buckets and waits are exact.
-func TestBorrowPaysInAnyWayThatThereIs(t *testing.T) {
+func TestBorrowPaysFromTheGuaranteeOrThePool(t *testing.T) {
 	t.Parallel()
 	testsize.EachSeed(t, func(t *testing.T, seed uint64) {
 		t.Helper()
@@ -193,8 +193,8 @@ func (w *town) requireWait(t *testing.T, call loan, asks []bucket.Ask, answers [
 	require.False(t, call.allowed(w.tokens(now+(1000*time.Hour).Microseconds())))
 }
 
-// TestMostUnitsIsTheMost compares the units that are had of several buckets with the most that each of them holds.
-func TestMostUnitsIsTheMost(t *testing.T) {
+// TestMostUnitsIsTheLargestNumber compares the units that are had of several buckets with the most that each of them holds.
+func TestMostUnitsIsTheLargestNumber(t *testing.T) {
 	t.Parallel()
 	testsize.EachSeed(t, func(t *testing.T, seed uint64) {
 		t.Helper()
@@ -222,7 +222,7 @@ func TestMostUnitsIsTheMost(t *testing.T) {
 }
 
 // A pool lends none of the tokens that the same call takes from it directly.
-func TestAPoolDoesNotLendWhatTheCallTakesFromIt(t *testing.T) {
+func TestAPoolDoesNotLendTokensThatTheSameCallTakes(t *testing.T) {
 	t.Parallel()
 	own, pool := bucket.Key{Name: "own"}, bucket.Key{Name: "pool"}
 	terms := bucket.Terms{Kind: bucket.Steps{}, Capacity: 10, Rate: 1, Steps: 3_600_000_000, Step: 1, Shards: 1}

@@ -35,7 +35,7 @@ func TestARenewalNeverShortensALease(t *testing.T) {
 }
 
 // A lease that was granted by a clock that was a year ahead ends no later than a lease that is granted now.
-func TestALeaseOfAWrongClockEndsAsOneOfNow(t *testing.T) {
+func TestALeaseFromAFutureClockEndsAsIfAcquiredNow(t *testing.T) {
 	t.Parallel()
 	const now, second = int64(1_000_000_000), int64(time.Second / time.Microsecond)
 	ahead := now + int64(365*24*time.Hour/time.Microsecond)

@@ -345,7 +345,7 @@ func TestSlidingCreditsAcrossAChange(t *testing.T) {
 }
 
 // Tokens reserved under another kind, and not ready when the kind changed, can be returned while the slice of the change counts.
-func TestSlidingCreditsWhatAnotherKindReserved(t *testing.T) {
+func TestSlidingCreditsTokensReservedByAnotherKind(t *testing.T) {
 	t.Parallel()
 	const hour = 3600 * second
 	tokens, sliding, change := buckettest.TokenBucket(20, 24*time.Hour, 20), slidingTerms(20, hour, 24), opening+2*hour

@@ -13,7 +13,7 @@ import (
 )
 
 // A bucket holds its capacity at most, and gives its last token.
-func TestABucketGivesItsCapacityAndNoMore(t *testing.T) {
+func TestABucketNeverGivesMoreThanItsCapacity(t *testing.T) {
 	t.Parallel()
 	const now = int64(1_000_000_000)
 	terms := buckettest.TokenBucket(1, time.Second, 10)
@@ -39,7 +39,7 @@ func TestAClockThatStepsBackCreditsNoTimeTwice(t *testing.T) {
 }
 
 // A ts inside a window counts as the begin of that window, so that the next window brings its tokens.
-func TestATSInsideAWindowCountsAsItsBegin(t *testing.T) {
+func TestATimestampInsideAWindowCountsAsItsStart(t *testing.T) {
 	t.Parallel()
 	const minute = int64(time.Minute / time.Microsecond)
 	terms := bucket.Terms{Kind: bucket.Steps{}, Capacity: 10, Rate: 10, Steps: 1, Step: minute, Shards: 1}
@@ -64,7 +64,7 @@ func TestALateCreditWritesNoRow(t *testing.T) {
 }
 
 // A later call on the same page does not change the rows of an earlier answer.
-func TestAnAnswerKeepsItsRows(t *testing.T) {
+func TestAnAnswerKeepsItsOwnRows(t *testing.T) {
 	t.Parallel()
 	asks := []bucket.Ask{{Terms: buckettest.Over(buckettest.FixedWindow(8, time.Hour, 8, opening), 2), Cost: 2}}
 	p := bucket.NewPage(asks)
@@ -186,7 +186,7 @@ func changeAt(from int64, before, after bucket.Terms, change bucket.Change) buck
 	return bucket.NewEras([]bucket.Era{{Terms: before}, {From: from, Terms: after, Change: change}}).Holding(from)
 }
 
-func TestAChangeDoesWithTheTokensWhatItSays(t *testing.T) {
+func TestOnChangeSetsTheTokens(t *testing.T) {
 	t.Parallel()
 	const from = 1000 * minute
 	perHour := buckettest.TokenBucket(6, time.Hour, 6)

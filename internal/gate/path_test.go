@@ -19,7 +19,7 @@ func unreachable(t *testing.T) (way, route) {
 }
 
 // A connection path that refuses calls is examined again after a while, because its pooler may be fixed by then.
-func TestWhatRefusesCallsIsLookedIntoAgain(t *testing.T) {
+func TestARefusedPoolIsTestedAgain(t *testing.T) {
 	t.Parallel()
 	way, of := unreachable(t)
 	known := errors.New("known")
@@ -33,7 +33,7 @@ func TestWhatRefusesCallsIsLookedIntoAgain(t *testing.T) {
 }
 
 // A path that cannot be examined refuses no call, and the examination is not retried for ever.
-func TestWhatCannotBeExaminedRefusesNobody(t *testing.T) {
+func TestAPoolerTestThatFailsRefusesNothing(t *testing.T) {
 	t.Parallel()
 	way, _ := unreachable(t)
 	p := newPath(nil)
@@ -48,7 +48,7 @@ func TestWhatCannotBeExaminedRefusesNobody(t *testing.T) {
 }
 
 // A transaction may be of another pool than the Limiter's, and says nothing of that.
-func TestATransactionSaysNothingOfThePool(t *testing.T) {
+func TestAnErrorInATransactionDoesNotMarkThePool(t *testing.T) {
 	t.Parallel()
 	way, _ := unreachable(t)
 	way.direct = true
@@ -64,7 +64,7 @@ func TestATransactionSaysNothingOfThePool(t *testing.T) {
 }
 
 // Who prepares nothing is right behind any pooler, and of other drivers nothing is known.
-func TestWaysThatNeedNoExamination(t *testing.T) {
+func TestConnectionsThatNeedNoPoolerTest(t *testing.T) {
 	t.Parallel()
 	for _, mode := range []pgx.QueryExecMode{pgx.QueryExecModeCacheDescribe, pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol} {
 		way, _ := unreachable(t)

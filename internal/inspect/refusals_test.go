@@ -59,7 +59,7 @@ func TestRefusals(t *testing.T) {
 }
 
 // What there is too much of is looked at from the end, minutes as a whole.
-func TestRefusalsLooksNoFurther(t *testing.T) {
+func TestRefusalsReadsABoundedNumberOfRows(t *testing.T) {
 	t.Parallel()
 	f := setup(t)
 	for n, keys := range []int{1, 2, 3, 4} { // ten rows

@@ -105,7 +105,7 @@ func TestLocal(t *testing.T) {
 		require.Error(t, err)
 	})
 
-	t.Run("SaysWhyAServerDoesNotStartAndLeavesNothingBehind", func(t *testing.T) {
+	t.Run("AServerThatFailsToStartNamesTheReasonAndLeavesNothing", func(t *testing.T) {
 		t.Parallel()
 		_, err := startLocal(t.Context(), Options{Settings: map[string]string{"no_such_setting": "1"}}, env)
 		require.ErrorContains(t, err, `unrecognized configuration parameter "no_such_setting"`)

@@ -11,7 +11,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
 )
 
-// cacheMade is when the caches of these tests are made.
+// cacheMade is when the tests make their caches.
 var cacheMade = time.Date(2026, time.March, 2, 0, 0, 0, 0, time.UTC)
 
 // stand is a cache on a local clock that stands still, and the database's clock, which is the same.
@@ -186,7 +186,7 @@ func TestRefusalCacheIsBounded(t *testing.T) {
 
 // A wait that is counted from the cache is never too short, and the entry is gone when it is over, however
 // slow the answer was.
-func TestRefusalCacheKnowsNoMoreThanTheDatabaseSaid(t *testing.T) {
+func TestACachedWaitIsNeverTooShort(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		c, of := New(10, nil), ask("cached", "key", 1, 1, 1)

@@ -24,7 +24,7 @@ func record(t *testing.T, keep Keeping, asks []bucket.Ask, answers []bucket.Answ
 
 // A reservation is ready when the slowest of its limits owes nothing any more, and not before the end of a pause. Each bucket
 // gives back to the step in which it owed nothing itself.
-func TestAReservationIsReadyWhenNothingIsOwed(t *testing.T) {
+func TestAReservationIsReadyOnceItsTokensAreRepaid(t *testing.T) {
 	t.Parallel()
 	terms := bucket.Terms{Kind: bucket.Steps{}, Capacity: 10, Rate: 1, Steps: 1, Step: 1_000_000, MaxOwed: 10, Reserves: true}
 	asks, answers := make([]bucket.Ask, 2), make([]bucket.Answer, 2)
@@ -40,7 +40,7 @@ func TestAReservationIsReadyWhenNothingIsOwed(t *testing.T) {
 }
 
 // Work that is ready at once has no stored reservation if only later work needs one.
-func TestNoReservationOfWorkThatIsReady(t *testing.T) {
+func TestReadyWorkHasNoStoredReservation(t *testing.T) {
 	t.Parallel()
 	asks := []bucket.Ask{{Terms: bucket.Terms{Kind: bucket.Steps{}, Capacity: 10, Rate: 1, Steps: 1, Step: 1_000_000}, Cost: 1}}
 	answers := []bucket.Answer{{Allowed: true, Now: opening, State: bucket.State{Value: 9, TS: opening}}}
@@ -84,7 +84,7 @@ func (r row) Scan(targets ...any) error {
 
 // A row says all of a bucket. A row from before a column was added has the values of that time: one row for each bucket, no plan
 // and no calendar, the price 1, and paid when it was ready.
-func TestARowSaysAllOfABucket(t *testing.T) {
+func TestARowContainsTheWholeBucket(t *testing.T) {
 	t.Parallel()
 	full := Reserved{
 		Key: bucket.Key{Name: "slots", Key: "ada"}, Plan: "pro", Cost: 2, Price: 4, Capacity: 3, Rate: 5, Steps: 6, Lowest: -7, StepUs: 8, PhaseUs: 9,

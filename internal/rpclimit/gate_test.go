@@ -311,8 +311,8 @@ func TestSlotsAreHeldUntilTheRelease(t *testing.T) {
 	require.Equal(t, rpclimit.OK, b.admit(t.Context(), atOnce.For("ada")), "and no slot")
 }
 
-// TestACallThatLosesItsSlotIsTold promises that the handler's context ends then, and that the Observer receives it.
-func TestACallThatLosesItsSlotIsTold(t *testing.T) {
+// TestACallIsCancelledWhenItLosesItsSlot promises that the handler's context ends then, and that the Observer receives it.
+func TestACallIsCancelledWhenItLosesItsSlot(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) { // renewals have a virtual clock
 		b := &bundle{}

@@ -58,9 +58,9 @@ func TestPoliciesDecide(t *testing.T) {
 	require.Equal(t, "COST_EXCEEDS_CAPACITY", ask("ada", "pro", 7).Reason)
 }
 
-// TestAPauseIsNamedSo promises that the answer to a call refused by a pause says so, and when the pause ends. It does not say why,
+// TestARefusalByAPauseSaysSo promises that the answer to a call refused by a pause says so, and when the pause ends. It does not say why,
 // or which limits were not checked or are in shadow mode.
-func TestAPauseIsNamedSo(t *testing.T) {
+func TestARefusalByAPauseSaysSo(t *testing.T) {
 	t.Parallel()
 	tried := ratelimit.Define("tried", ratelimit.PerHour(2))
 	r := rpclimit.Refused(ratelimit.Decision{RetryAfter: 90 * time.Second, States: []ratelimit.State{
@@ -81,9 +81,9 @@ func TestAPauseIsNamedSo(t *testing.T) {
 	require.Equal(t, []string{"perUser: 2 per hour"}, descriptions(r))
 }
 
-// TestModesRefuseNobody promises that a limit in shadow mode, or off, allows all calls, and that the refusals of a limit in shadow
+// TestShadowAndOffRefuseNothing promises that a limit in shadow mode, or off, allows all calls, and that the refusals of a limit in shadow
 // mode are reported. The route for the Observer and for Config.Refused is the method, as text that a database can store.
-func TestModesRefuseNobody(t *testing.T) {
+func TestShadowAndOffRefuseNothing(t *testing.T) {
 	t.Parallel()
 	p := plans{}
 	b := setup(t, p)

@@ -151,7 +151,7 @@ func program(t *testing.T, args ...string) (string, error) {
 	return out.String(), err
 }
 
-func TestCheckNamesWhatWasAdded(t *testing.T) {
+func TestCheckNamesAddedLines(t *testing.T) {
 	t.Parallel()
 	dir := filepath.Join(t.TempDir(), "tree")
 	require.NoError(t, os.CopyFS(dir, os.DirFS(filepath.Join("testdata", "tree"))))

@@ -79,7 +79,7 @@ func TestACreditEndsWithItsWindow(t *testing.T) {
 }
 
 // Prune deletes a bucket that is full under each policy of its limit, and keeps a bucket that is full under only one of them.
-func TestPruneKeepsABucketThatIsNotFullUnderEachPolicy(t *testing.T) {
+func TestPruneKeepsABucketUnlessItIsFullUnderEachPolicy(t *testing.T) {
 	t.Parallel()
 	s, small, large := newStand(t), still("still", 10), still("still", 100)
 	s.makeRows("full", large)
@@ -171,8 +171,8 @@ func TestALoneReserveIsClaimed(t *testing.T) {
 	require.Equal(t, []float64{10}, s.held(asks.ask("gone", 0)))
 }
 
-// TestOnlyAnOwnTxIsRelaxed protects other transactions: one over several servers of Citus could lose half of its rows.
-func TestOnlyAnOwnTxIsRelaxed(t *testing.T) {
+// TestOnlyTheLimitersOwnTransactionsAreRelaxed protects other transactions: one over several servers of Citus could lose half of its rows.
+func TestOnlyTheLimitersOwnTransactionsAreRelaxed(t *testing.T) {
 	t.Parallel()
 	pool := postgrestest.New(t)
 	conn, err := pool.Acquire(t.Context())
@@ -210,7 +210,7 @@ func TestReturnOfNothing(t *testing.T) {
 }
 
 // A record that is inserted in the message of COMMIT is behind a bound: its table may be locked, and COMMIT has little time.
-func TestARecordWithCommitIsBehindABound(t *testing.T) {
+func TestTheCrashBoundIsAfterTheCommitRecord(t *testing.T) {
 	t.Parallel()
 	asks := []bucket.Ask{still("still", 10).ask("ada", 1)}
 	engine := postgres{}

@@ -16,7 +16,7 @@ import (
 
 // Calls that share no bucket are groups of their own. Calls over several limits that share a bucket are one group. A call that no statement can
 // decide, and later calls for its buckets, are in none.
-func TestWhichCallsGoTogether(t *testing.T) {
+func TestWhichCallsFormAGroup(t *testing.T) {
 	t.Parallel()
 	a, b, c := still("a", 10), still("b", 10), still("c", 10)
 	window := limit{"w", sliding(10, 1000, 4)}
@@ -103,7 +103,7 @@ func TestClustersTakeFromOneOfSeveralRows(t *testing.T) {
 }
 
 // A locked row stops only the calls that need it, also within their cluster. Nothing is taken for these calls meanwhile.
-func TestAHeldRowStopsTheCallsOfAClusterThatNeedIt(t *testing.T) {
+func TestAHeldRowDelaysOnlyTheCallsOfAClusterThatNeedIt(t *testing.T) {
 	t.Parallel()
 	s, user, all := newStand(t), still("user", 10), still("all", 100)
 	s.makeRows("ada", user, all)
@@ -136,7 +136,7 @@ func TestAHeldRowStopsTheCallsOfAClusterThatNeedIt(t *testing.T) {
 
 // If another transaction writes between the look and the lock, the statement takes nothing, and the call is decided on the new
 // rows. Here the statement stands still between its look and its locks.
-func TestAClusterThatIsOvertakenTakesNothingOfWhatWasSeen(t *testing.T) {
+func TestAnOvertakenClusterTakesNothing(t *testing.T) {
 	t.Parallel()
 	const gate = "pg_advisory_xact_lock(4711)"
 	user, all := still("user", 10), still("all", 100)
@@ -175,7 +175,7 @@ func TestAClusterThatIsOvertakenTakesNothingOfWhatWasSeen(t *testing.T) {
 }
 
 // If a statement of a batch fails, the takes of its other statements are rolled back, and no call is answered with them.
-func TestWhatWasUndoneIsNotGiven(t *testing.T) {
+func TestRolledBackCreditsAreNotCounted(t *testing.T) {
 	t.Parallel()
 	const keys = 40
 	s := newStand(t)
@@ -228,7 +228,7 @@ func TestAFailureOfASecondAttemptTakesNothing(t *testing.T) {
 }
 
 // What a second attempt gave before it failed is undone with the rest, and asked for again.
-func TestWhatASecondAttemptGaveBeforeItFailedIsNotGiven(t *testing.T) {
+func TestTokensReturnedByAFailedSecondAttemptAreNotCredited(t *testing.T) {
 	t.Parallel()
 	s, batches := newStand(t), 0
 	var calls []*Call

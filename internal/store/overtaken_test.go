@@ -38,7 +38,7 @@ func (s *stand) gate(statement *string, place, gated string) {
 }
 
 // A Take that waited for its row decides on the row as the other transaction left it, and not on the row of its snapshot.
-func TestATakeThatWaitedDecidesOnTheLockedRow(t *testing.T) {
+func TestATakeThatWaitedUsesTheLockedRow(t *testing.T) {
 	t.Parallel()
 	for name, l := range map[string]limit{
 		"TokenBucket":   still("still", 10),
@@ -64,7 +64,7 @@ func TestATakeThatWaitedDecidesOnTheLockedRow(t *testing.T) {
 }
 
 // A batch that adds a row, which another transaction has added since the batch's snapshot, takes at most the tokens of that row.
-func TestABatchTakesNoMoreThanARowThatWasMadeMeanwhileHolds(t *testing.T) {
+func TestABatchTakesAtMostTheTokensOfAConcurrentlyInsertedRow(t *testing.T) {
 	t.Parallel()
 	const gate = "pg_advisory_xact_lock(4712)"
 	s, l := newStand(t), still("still", 10)
@@ -137,7 +137,7 @@ func TestARefusalInATransactionChangesAndLocksNothing(t *testing.T) {
 }
 
 // A call that waited for a row, which another call has settled in the next era meanwhile, decides in that era.
-func TestACallThatWaitedDecidesInTheEraOfItsRow(t *testing.T) {
+func TestACallThatWaitedUsesTheEraOfItsRow(t *testing.T) {
 	t.Parallel()
 	terms, change := still("still", 10).terms, opening+int64(time.Second/time.Microsecond)
 	eras := bucket.NewEras([]bucket.Era{{Terms: terms}, {From: change, Terms: terms}})

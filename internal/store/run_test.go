@@ -33,7 +33,7 @@ var dyadic = []limit{
 
 // A batch decides as its calls would be decided one after the other, also if rows are not as their limit leaves them. Only a refused
 // call may report the buckets as they were before allowed calls of the batch.
-func TestABatchDecidesAsItsCallsWouldOneAfterTheOther(t *testing.T) {
+func TestABatchDecidesLikeItsCallsInOrder(t *testing.T) {
 	t.Parallel()
 	rounds, random := testsize.Of(24, 60), testsize.Rand(t)
 	single, folded := newStand(t), newStand(t)
@@ -103,7 +103,7 @@ func less(tokens float64, costs ...float64) float64 {
 	return tokens
 }
 
-func TestCallsForOneBucketAreToldWhatIsLeftInTurn(t *testing.T) {
+func TestCallsForOneBucketGetTheRemainingTokensInOrder(t *testing.T) {
 	t.Parallel()
 	s := newStand(t)
 	const refusal = -1 // in place of what remains
@@ -152,7 +152,7 @@ func TestCallsForOneBucketAreToldWhatIsLeftInTurn(t *testing.T) {
 }
 
 // A key that the database's encoding cannot hold fails its own call, but not the calls batched with it.
-func TestAKeyThatTheDatabaseCannotStoreFailsItsCallAlone(t *testing.T) {
+func TestAKeyThatCannotBeStoredFailsOnlyItsCall(t *testing.T) {
 	t.Parallel()
 	s := standOn(t, latin1(t))
 	limit := tokenBucket("limit", 10, time.Hour, 10, 100)
@@ -199,7 +199,7 @@ var modes = []pgx.QueryExecMode{
 	pgx.QueryExecModeCacheStatement, pgx.QueryExecModeCacheDescribe, pgx.QueryExecModeDescribeExec, pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol,
 }
 
-func TestArraysArriveAsTheyAre(t *testing.T) {
+func TestArraysAreSentUnchanged(t *testing.T) {
 	t.Parallel()
 	pool := postgrestest.New(t)
 	texts := array[text]{"plain", "", " with spaces ", `with "quotes" and \ and ' and $1`, "{a,b}", "NULL", "grüße, 世界", "line\nbreak"}
@@ -230,7 +230,7 @@ func TestArraysArriveAsTheyAre(t *testing.T) {
 	}
 }
 
-func TestAnswersAreReadAsTheyAre(t *testing.T) {
+func TestAnswersAreReadUnchanged(t *testing.T) {
 	t.Parallel()
 	pool := postgrestest.New(t)
 	tests := []struct {
@@ -303,7 +303,7 @@ func TestAnErrorOfOneRowFailsOnlyTheCallsForIt(t *testing.T) {
 }
 
 // The same holds for calls that all wait for one locked row, once that row is free.
-func TestAnErrorOfOneRowFailsOnlyItsCallBehindAHeldRow(t *testing.T) {
+func TestAnErrorOfALockedRowFailsOnlyItsCall(t *testing.T) {
 	t.Parallel()
 	s := newStand(t)
 	s.exec(raiseOnKey)
@@ -340,7 +340,7 @@ func TestABatchTooLargeForTheStatementTimeoutIsHalved(t *testing.T) {
 }
 
 // An error that every call would get is answered to all of them at once: to try each would only add to it.
-func TestAnErrorOfTheServerIsAnsweredToAWholeBatch(t *testing.T) {
+func TestAnErrorOfTheServerFailsTheWholeBatch(t *testing.T) {
 	t.Parallel()
 	s, l := newStand(t), tokenBucket("limit", 10, time.Hour, 1000, 0)
 	s.exec(`ALTER TABLE ratelimit.buckets RENAME TO elsewhere`)

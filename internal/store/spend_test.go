@@ -64,7 +64,7 @@ var plans = []string{
 
 // A batch has the same answers, in one round trip, for each plan, isolation level and protocol mode. A row with enough gives, a row
 // without refuses, and a missing row is inserted.
-func TestWhateverThePlanABatchIsAnsweredTheSame(t *testing.T) {
+func TestABatchAnswersTheSameUnderAnyQueryPlan(t *testing.T) {
 	t.Parallel()
 	for _, table := range []struct {
 		name     string
@@ -114,7 +114,7 @@ func TestWhateverThePlanABatchIsAnsweredTheSame(t *testing.T) {
 }
 
 // Another transaction holds a row: calls for other rows are decided on locked rows, and calls for that row wait for it.
-func TestAHeldRowStopsNobodyElseInABatch(t *testing.T) {
+func TestAHeldRowDelaysNoOtherCallOfABatch(t *testing.T) {
 	t.Parallel()
 	const keys, row = 40, `WHERE name = 'spending' AND key = 'key 000005'`
 	for name, test := range map[string]struct {

@@ -298,9 +298,9 @@ func (o *told) Observe(_ context.Context, event ratelimit.Event) {
 	}
 }
 
-// TestWhatDecidedIsTold promises that a request is reported with the rule of its policy, and with the kind of that policy. A pause
+// TestTheDecidingRuleIsReported promises that a request is reported with the rule of its policy, and with the kind of that policy. A pause
 // is no rule, so it changes neither.
-func TestWhatDecidedIsTold(t *testing.T) {
+func TestTheDecidingRuleIsReported(t *testing.T) {
 	t.Parallel()
 	s, o := &stored{}, &told{}
 	now := time.Date(2026, time.March, 9, 10, 0, 0, 0, time.UTC)

@@ -51,7 +51,7 @@ func TestQueuesAreBoundedAndForgotten(t *testing.T) {
 
 // A transaction on several buckets takes its turn at the bucket where most transactions conflict. If that is a tie, all of them
 // choose the same bucket.
-func TestTheTurnIsAtTheBucketWhereMostMeet(t *testing.T) {
+func TestTheQueueIsAtTheMostContendedBucket(t *testing.T) {
 	t.Parallel()
 	q := New("")
 	first, second, all := bucket.Key{Name: "a"}, bucket.Key{Name: "b"}, bucket.Key{Name: "z"}
@@ -73,7 +73,7 @@ func TestTheTurnIsAtTheBucketWhereMostMeet(t *testing.T) {
 }
 
 // Two buckets never share a lock, nor one bucket of two schemas, and it is the same in every process.
-func TestTurnLocksAreApart(t *testing.T) {
+func TestTurnLocksNeverCollide(t *testing.T) {
 	t.Parallel()
 	seen := make(map[int64]string)
 	for _, schema := range []string{"ratelimit", "ratelimit2"} {
@@ -93,7 +93,7 @@ func TestTurnLocksAreApart(t *testing.T) {
 }
 
 // If the timeout and the lock arrive together, the session holds the lock. A transaction that continues without a turn releases it.
-func TestATurnThatWasForgoneLeavesNoLock(t *testing.T) {
+func TestASkippedTurnLeavesNoLock(t *testing.T) {
 	t.Parallel()
 	pool := postgrestest.New(t)
 	for _, lock := range []int64{7, -7, 1 << 62, -1 << 62, lockOfA} {

@@ -12,7 +12,7 @@ import (
 
 const day = 24 * time.Hour
 
-func TestRatesReadAsPeopleSayThem(t *testing.T) {
+func TestRatesAreWrittenInWords(t *testing.T) {
 	t.Parallel()
 	for want, got := range map[string]string{
 		"60 per minute":                words.Rate(60, time.Minute),
@@ -33,7 +33,7 @@ func TestRatesReadAsPeopleSayThem(t *testing.T) {
 	}
 }
 
-func TestSpansAreAsShortAsTheyGo(t *testing.T) {
+func TestSpansAreWrittenShort(t *testing.T) {
 	t.Parallel()
 	for want, d := range map[string]time.Duration{
 		"0s": 0, "1m": time.Minute, "1h": time.Hour, "1h30m": 90 * time.Minute, "10m": 10 * time.Minute,

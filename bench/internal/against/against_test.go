@@ -52,7 +52,7 @@ func TestWork(t *testing.T) {
 	require.NoError(t, <-ended)
 }
 
-func TestOfAProcessThatIsNotThere(t *testing.T) {
+func TestAProcessThatDoesNotExist(t *testing.T) {
 	t.Parallel()
 	_, err := Process{Program: "/no/such/program"}.Open(t.Context(), contender.Bench{})
 	require.Error(t, err)

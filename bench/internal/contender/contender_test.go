@@ -8,7 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-func TestWhatPGBenchWrites(t *testing.T) {
+func TestTheOutputOfPGBench(t *testing.T) {
 	t.Parallel()
 	got, err := parseThroughput("number of clients: 16\nlatency average = 1.234 ms\ntps = 12345.678901 (without initial connection time)\n")
 	require.NoError(t, err)

@@ -60,7 +60,7 @@ func TestRowsAreComparedWithTheFirst(t *testing.T) {
 }
 
 // A bar that names a contender wrongly would never be measured, without an error.
-func TestBarsNameWhatIsThere(t *testing.T) {
+func TestBarsNameExistingScenarios(t *testing.T) {
 	t.Parallel()
 	plain := regexp.MustCompile(`^[a-z0-9-]+$`)
 	for _, quick := range []bool{true, false} {

@@ -152,8 +152,8 @@ func TestHostileKeysInABrowser(t *testing.T) {
 	}
 }
 
-// TestLiveLevelIsThatOfGo compares what the script shows, as tokens arrive, with the projection of the same bucket in Go.
-func TestLiveLevelIsThatOfGo(t *testing.T) {
+// TestTheLevelInTheBrowserEqualsGo compares what the script shows, as tokens arrive, with the projection of the same bucket in Go.
+func TestTheLevelInTheBrowserEqualsGo(t *testing.T) {
 	t.Parallel()
 	testsize.Long(t, "starts a browser")
 	f := setup(t)
@@ -183,8 +183,8 @@ func TestLiveLevelIsThatOfGo(t *testing.T) {
 	}
 }
 
-// TestPressesButtons changes things as people do, without a script of the page.
-func TestPressesButtons(t *testing.T) {
+// TestButtons changes things as people do, without a script of the page.
+func TestButtons(t *testing.T) {
 	t.Parallel()
 	f := setup(t)
 	f.Take(t, logins.For("ada").Cost(10))

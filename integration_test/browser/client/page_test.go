@@ -145,8 +145,8 @@ func documentedScript(t *testing.T) string {
 	return script.String()
 }
 
-// TestPagesThatNobodySeesDoNotPoll minimizes the window of a page that polls a hundred times a second.
-func TestPagesThatNobodySeesDoNotPoll(t *testing.T) {
+// TestHiddenPagesDoNotPoll minimizes the window of a page that polls a hundred times a second.
+func TestHiddenPagesDoNotPoll(t *testing.T) {
 	t.Parallel()
 	mux := http.NewServeMux()
 	mux.HandleFunc("/limits", func(w http.ResponseWriter, _ *http.Request) {

@@ -10,8 +10,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestALinkCarriesWhatIsShown changes settings on the page, and opens the link in another.
-func TestALinkCarriesWhatIsShown(t *testing.T) {
+// TestALinkContainsTheCurrentView changes settings on the page, and opens the link in another.
+func TestALinkContainsTheCurrentView(t *testing.T) {
 	t.Parallel()
 	url := serve(t)
 	p := open(t, url)
@@ -125,12 +125,12 @@ func TestABadLinkIsRefused(t *testing.T) {
 func TestSettings(t *testing.T) {
 	t.Parallel()
 	p := open(t, serve(t))
-	t.Run("AreSaidToBeWrong", func(t *testing.T) {
+	t.Run("AreErrors", func(t *testing.T) {
 		play[bool](t, p, `set('capacity', '100001'); return true;`)
 		require.Equal(t, "Capacity is a number from 0 to 100000, with at most six decimals and no exponent", p.text(t, "capacity-wrong"))
 		require.Contains(t, p.text(t, "lane-token"), "at most 50 kept", "what was wrong is not used")
 	})
-	t.Run("ChangeWhatIsShownNow", func(t *testing.T) {
+	t.Run("ChangeTheView", func(t *testing.T) {
 		p.follow(t, "#preset=sixty&at=1")
 		require.Contains(t, p.text(t, "lane-token"), "Admitted 60 Refused 1 ")
 		play[bool](t, p, `set('capacity-slider', 0); return true;`)
@@ -164,7 +164,7 @@ func TestSettings(t *testing.T) {
 			return wrong;`)
 		require.Empty(t, wrong)
 	})
-	t.Run("AreThoseThatMatter", func(t *testing.T) {
+	t.Run("AreShownIfTheyMatter", func(t *testing.T) {
 		for fragment, shown := range map[string]bool{"": false, "&verb=reserve": true, "&leaky=queue": false, "&leaky=queue&capacity=0": true} {
 			p.follow(t, "#preset=sixty"+fragment+"&at=3")
 			before := p.text(t, "lanes")

@@ -12,8 +12,8 @@ import (
 	"github.com/pgratelimit/pgratelimit/integration_test/browsertest"
 )
 
-// TestRunsWhenItOpens promises that the page runs at once, except with a link to an instant, or if the user prefers reduced motion.
-func TestRunsWhenItOpens(t *testing.T) {
+// TestThePlaygroundStartsByItself promises that the page runs at once, except with a link to an instant, or if the user prefers reduced motion.
+func TestThePlaygroundStartsByItself(t *testing.T) {
 	t.Parallel()
 	url := serve(t)
 	p := open(t, url)
@@ -94,8 +94,8 @@ func TestKeyboard(t *testing.T) {
 	}
 }
 
-// TestLittleIsAnnounced runs an example to its end on a clock of the test's own, and counts the announcements to screen readers.
-func TestLittleIsAnnounced(t *testing.T) {
+// TestAnnouncementsToScreenReadersAreFew runs an example to its end on a clock of the test's own, and counts the announcements to screen readers.
+func TestAnnouncementsToScreenReadersAreFew(t *testing.T) {
 	t.Parallel()
 	p := open(t, serve(t))
 	require.Equal(t, []string{"refused", "said"}, play[[]string](t, p, `

@@ -41,8 +41,8 @@ func pages(t *testing.T, patterns ...string) map[string]string {
 	return texts
 }
 
-// TestLinksLeadSomewhere promises that every page's links into the repository lead to existing files and headings.
-func TestLinksLeadSomewhere(t *testing.T) {
+// TestNoLinkIsBroken promises that every page's links into the repository lead to existing files and headings.
+func TestNoLinkIsBroken(t *testing.T) {
 	t.Parallel()
 	for page, text := range pages(t, "*.md", "*/*.md", "*/*/*.md") {
 		require.NotRegexp(t, `(?m)^(<<<<<<<|>>>>>>>) `, text, "%s has the marks of a merge", page)

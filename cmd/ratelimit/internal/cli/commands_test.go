@@ -137,8 +137,8 @@ func TestEveryCommandWorksThroughPgBouncer(t *testing.T) {
 	require.Contains(t, r.out, "default_query_exec_mode=cache_describe", "programs have it worse")
 }
 
-// TestRulesApplyChangesNothingWhereSomebodyElseWasFaster changes the rules between the comparison and the change.
-func TestRulesApplyChangesNothingWhereSomebodyElseWasFaster(t *testing.T) {
+// TestRulesApplyChangesNothingAfterAConcurrentChange changes the rules between the comparison and the change.
+func TestRulesApplyChangesNothingAfterAConcurrentChange(t *testing.T) {
 	t.Parallel()
 	f := setup(t)
 	ctx := t.Context()

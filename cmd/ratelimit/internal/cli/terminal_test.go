@@ -29,7 +29,7 @@ func terminal(t *testing.T) (keyboard, screen *os.File) {
 	return keyboard, screen
 }
 
-// typed runs the program on a terminal in which somebody types.
+// typed runs the program on a terminal, with typed input.
 func (f *fixture) typed(t *testing.T, types string, args ...string) result {
 	t.Helper()
 	keyboard, screen := terminal(t)
@@ -40,7 +40,7 @@ func (f *fixture) typed(t *testing.T, types string, args ...string) result {
 	return result{code, out.String(), errOut.String()}
 }
 
-func TestATerminalIsAsked(t *testing.T) {
+func TestATerminalAsksForConfirmation(t *testing.T) {
 	t.Parallel()
 	f := setup(t)
 	f.put(t, weekly("sends", "", 5))
@@ -60,7 +60,7 @@ func TestATerminalIsAsked(t *testing.T) {
 	}
 }
 
-func TestADifferenceIsShownBeforeATerminalIsAsked(t *testing.T) {
+func TestADifferenceIsShownBeforeTheQuestion(t *testing.T) {
 	t.Parallel()
 	f := setup(t)
 	path := file(t, "rules.yaml", firstFile)

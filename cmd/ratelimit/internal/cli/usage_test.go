@@ -152,7 +152,7 @@ func TestDatabase(t *testing.T) {
 		}
 	})
 
-	t.Run("ThatIsNotThereOrLetsNobodyInIsAFailure", func(t *testing.T) {
+	t.Run("AMissingDatabaseIsAFailure", func(t *testing.T) {
 		t.Parallel()
 		f := setup(t)
 		other, err := url.Parse(f.url)
@@ -163,7 +163,7 @@ func TestDatabase(t *testing.T) {
 		require.Contains(t, r.err, "there is no database of that name")
 	})
 
-	t.Run("AReadOnlyRoleIsToldWhatItLacks", func(t *testing.T) {
+	t.Run("AReadOnlyRoleGetsTheMissingPrivilege", func(t *testing.T) {
 		t.Parallel()
 		f := setup(t)
 		f.env = append(f.env, "RATELIMIT_DATABASE_URL="+withParameter(f.url, "default_transaction_read_only=on"))
@@ -184,7 +184,7 @@ func TestDatabase(t *testing.T) {
 		require.Contains(t, r.err, "interrupted")
 	})
 
-	t.Run("ATimeoutSaysThatWhatItDidIsNotKnown", func(t *testing.T) {
+	t.Run("ATimeoutHasAnUnknownOutcome", func(t *testing.T) {
 		t.Parallel()
 		f := setup(t)
 		tx, err := f.pool.Begin(t.Context())
@@ -247,7 +247,7 @@ func TestShown(t *testing.T) {
 	}
 }
 
-func TestAHostileKeyBreaksNothing(t *testing.T) {
+func TestHostileKeys(t *testing.T) {
 	t.Parallel()
 	f := setup(t)
 	out := f.ok(t, with(window(), "take", "sends", "\x1b[2J\u202enc\r\nada\tx")...)
@@ -272,7 +272,7 @@ func (f *fixture) runFull(t *testing.T, args ...string) result {
 	return result{code, "", errOut.String()}
 }
 
-func TestAnAnswerThatCannotBeWrittenIsAFailure(t *testing.T) {
+func TestAnAnswerThatCannotBeEncodedIsAFailure(t *testing.T) {
 	t.Parallel()
 	f := setup(t)
 	f.put(t, weekly("sends", "", 5))

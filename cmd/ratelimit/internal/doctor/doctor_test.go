@@ -203,8 +203,8 @@ func TestRunWithoutPrivileges(t *testing.T) {
 	})
 }
 
-// TestRunLooksAtWhatKeepsDeadRows expects that the transactions are named that keep dead rows of this database, and no others.
-func TestRunLooksAtWhatKeepsDeadRows(t *testing.T) {
+// TestRunFindsTheCauseOfDeadRows expects that the transactions are named that keep dead rows of this database, and no others.
+func TestRunFindsTheCauseOfDeadRows(t *testing.T) {
 	t.Parallel()
 	testsize.Long(t, "starts a server of its own")
 	p := admit(t, map[string]string{"autovacuum": "off"}) // which has transactions, too
@@ -268,7 +268,7 @@ func TestRunLooksAtUpdates(t *testing.T) {
 	}, 2*time.Minute, 50*time.Millisecond)
 }
 
-func TestRunRefusesWhatCannotBe(t *testing.T) {
+func TestRunRejectsInvalidInput(t *testing.T) {
 	t.Parallel()
 	connection, err := pgx.ParseConfig("postgres://ana:" + password + "@127.0.0.1:1/db")
 	require.NoError(t, err)

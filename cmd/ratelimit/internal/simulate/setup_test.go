@@ -21,7 +21,7 @@ func document(t testing.TB, yaml string) rules.Document {
 	return *d
 }
 
-// lines returns a source of these lines.
+// lines returns a source of the lines.
 func lines(lines ...string) simulate.Source {
 	return simulate.Reader("access.log", strings.NewReader(strings.Join(lines, "\n")))
 }

@@ -34,7 +34,7 @@ func second(n int) time.Time { return time.Date(2026, 3, 1, 12, 0, n, 0, time.UT
 func TestRun(t *testing.T) {
 	t.Parallel()
 
-	t.Run("SaysWhoWouldHaveBeenRefusedAndWhen", func(t *testing.T) {
+	t.Run("ListsTheRefusalsWithTimes", func(t *testing.T) {
 		t.Parallel()
 		var refusals []simulate.Refusal
 		report := run(t, simulate.Config{
@@ -203,7 +203,7 @@ tiers: [{limit: user, key: "{user}", when: {user: "*"}}]
 		require.Equal(t, simulate.Problem{"access.log", 4, "the line has more than 4194304 bytes"}, report.Unparsed.First[1])
 	})
 
-	t.Run("TellsOfLinesThatStepBack", func(t *testing.T) {
+	t.Run("ReportsLinesThatStepBack", func(t *testing.T) {
 		t.Parallel()
 		report := run(t, simulate.Config{Rules: document(t, three), By: "address"},
 			lines(at(30, "10.0.0.1", "GET /"), at(30, "10.0.0.1", "GET /"), at(30, "10.0.0.1", "GET /"), at(1, "10.0.0.1", "GET /"), at(29, "10.0.0.1", "GET /")))
@@ -264,7 +264,7 @@ func TestRunReads(t *testing.T) {
 		require.Less(t, report.Lines, int64(10_000))
 	})
 
-	t.Run("UntilSomebodyWantsNoMore", func(t *testing.T) {
+	t.Run("UntilTheConsumerStops", func(t *testing.T) {
 		t.Parallel()
 		full := errors.New("the disk is full")
 		config := config
@@ -275,7 +275,7 @@ func TestRunReads(t *testing.T) {
 	})
 }
 
-func TestRunRefusesWhatCannotBeAsked(t *testing.T) {
+func TestRunRejectsInvalidRequests(t *testing.T) {
 	t.Parallel()
 	tiers := "match: all\nrules: [{limit: a, rate: 1, period: 1s}]\ntiers: [{limit: a}]"
 	for text, config := range map[string]simulate.Config{

@@ -27,8 +27,8 @@ func TestStatementsAreGenerated(t *testing.T) {
 	}
 }
 
-// TestAlgebraStandsOnce finds templates that spell out an expression of the algebra instead of naming it.
-func TestAlgebraStandsOnce(t *testing.T) {
+// TestTheAlgebraIsWrittenOnce finds templates that spell out an expression of the algebra instead of naming it.
+func TestTheAlgebraIsWrittenOnce(t *testing.T) {
 	t.Parallel()
 	templates := os.DirFS("../tmpl")
 	macros, err := readMacros(templates)
