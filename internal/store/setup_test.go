@@ -4,6 +4,7 @@ import (
 	"context"
 	"hash/crc32"
 	"slices"
+	"sync"
 	"testing"
 	"time"
 
@@ -79,7 +80,7 @@ func newStand(t *testing.T) *stand {
 
 func standOn(t *testing.T, pool *pgxpool.Pool) *stand {
 	t.Helper()
-	s := &stand{T: t, pool: &spy{pool, 0, make(map[string]int), func(*pgx.Batch) {}}, now: opening}
+	s := &stand{T: t, pool: &spy{Pool: pool, sent: make(map[string]int), change: func(*pgx.Batch) {}}, now: opening}
 	s.Session = newSession(s.pool, func() *int64 { return new(s.now) })
 	return s
 }
@@ -285,27 +286,34 @@ func (s *stand) makeRows(key string, limits ...limit) {
 // spy is a pool that counts round trips, and the statements of batches. It may change a batch before it is sent.
 type spy struct {
 	*pgxpool.Pool
+	mu     sync.Mutex
 	trips  int
 	sent   map[string]int
 	change func(batch *pgx.Batch)
 }
 
-func (p *spy) SendBatch(ctx context.Context, batch *pgx.Batch) pgx.BatchResults {
+func (p *spy) count(queries ...*pgx.QueuedQuery) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
 	p.trips++
-	for _, q := range batch.QueuedQueries {
+	for _, q := range queries {
 		p.sent[q.SQL]++
 	}
+}
+
+func (p *spy) SendBatch(ctx context.Context, batch *pgx.Batch) pgx.BatchResults {
+	p.count(batch.QueuedQueries...)
 	p.change(batch)
 	return p.Pool.SendBatch(ctx, batch)
 }
 
 func (p *spy) Query(ctx context.Context, sql string, arguments ...any) (pgx.Rows, error) {
-	p.trips++
+	p.count()
 	return p.Pool.Query(ctx, sql, arguments...)
 }
 
 func (p *spy) BeginTx(ctx context.Context, options pgx.TxOptions) (pgx.Tx, error) {
-	p.trips++
+	p.count()
 	return p.Pool.BeginTx(ctx, options)
 }
 
