@@ -186,7 +186,7 @@ func (w *prefetchWorld) pause(times float64) {
 // run has eight processes of three callers take under four policies, one after the other.
 func (w *prefetchWorld) run(change func(w *prefetchWorld)) {
 	for range 4 {
-		change(w)
+		w.change(func() { change(w) }) // tokens are still being returned
 		w.changedAt = append(w.changedAt, time.Now())
 		time.Sleep(time.Millisecond) // every decision is after the change
 		w.steps = testsize.Of(1_500, 3_000)
