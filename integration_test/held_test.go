@@ -156,6 +156,10 @@ func testACallAtAHeldRow(t *testing.T, name string, keepsConnection bool) {
 		s.awaitNoWaiter(t) // while the row is still held
 	}
 	s.requireIdle(t)
+	eventually(t, "the server has noticed each closed connection", func() bool { // a statement on it could still take
+		return s.outside.count(t, `SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()
+			AND backend_type = 'client backend' AND application_name <> 'outside'`) == int(s.pool.Stat().TotalConns())
+	})
 	if keepsConnection {
 		require.NoError(t, s.connectAll(t.Context(), connections))
 		require.Equal(t, made, s.pool.Stat().NewConnsCount(), "new connections")
