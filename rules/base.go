@@ -45,7 +45,7 @@ func (of *limitRules) base(plan string) *base {
 
 // rule returns the rule for a definition in the code, and nil if the definition decides.
 func (b *base) rule(limit *ratelimit.Limit) *ratelimit.Ruling {
-	if b.empty {
+	if b.empty && !b.of.noted.isStandIn(limit) {
 		return nil
 	}
 	for i, known := 0, *b.compiled.Load(); i < len(known); i++ {
@@ -58,7 +58,7 @@ func (b *base) rule(limit *ratelimit.Limit) *ratelimit.Ruling {
 
 // compile makes the rule, and remembers it.
 func (b *base) compile(limit ratelimit.Limit) *ratelimit.Ruling {
-	rule := ruleOf(limit, b.name, b.chain, b.of.pause, b.of.now)
+	rule := ruleOf(limit, b.name, b.of.complete(b.chain, &limit), b.of.pause, b.of.now)
 	b.of.noted.note(limit)
 	for known := b.compiled.Load(); len(*known) < maxCompiled; known = b.compiled.Load() {
 		more := append(slices.Clone(*known), compiledRule{limit, rule})
@@ -106,5 +106,5 @@ func (of *limitRules) compileKey(k *keyRules, limit ratelimit.Limit, b *base, pl
 	if len(k.overrides) > 0 {
 		so, name = overridden(k.overrides, plan, of.effective), of.name+", override"
 	}
-	return ruleOf(limit, name, so, of.pause.later(k.pause), of.now)
+	return ruleOf(limit, name, of.complete(so, &limit), of.pause.later(k.pause), of.now)
 }

@@ -5,6 +5,7 @@ import (
 	"math"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/pgratelimit/pgratelimit/ratelimit"
@@ -19,6 +20,7 @@ type definition struct {
 	limits []ratelimit.Limit
 	many   bool // there are more
 
+	standIns  atomic.Pointer[map[ratelimit.Limit]bool] // that the Set returned
 	unmatched unmatched
 }
 
@@ -51,7 +53,7 @@ func (d *definition) known() (limits []ratelimit.Limit, ok bool) {
 func (d *definition) count() int {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return len(d.limits) + count(d.many)
+	return len(d.limits) + count(d.many, d.standIns.Load() != nil)
 }
 
 // RulingsOf returns a ruling for Prune; see [ratelimit.Policies]. Under it no bucket of a limit is full before it is full under the
@@ -178,10 +180,14 @@ func boundsOf(of *limitRules) *bounds {
 		b.code, known = b.code.with(p), known && ok
 	}
 	b.unknown = !known
-	points := map[string]point{"": b.chain(of.other.chain)}
+	bound := b.chain
+	if of.noted.standIns.Load() != nil {
+		bound = func(so chain) point { return b.chain(so.over(of.standIns())).with(b.code) }
+	}
+	points := map[string]point{"": bound(of.other.chain)}
 	all := points[""]
 	for plan, base := range of.bases {
-		points[plan] = b.chain(base.chain)
+		points[plan] = bound(base.chain)
 		all = all.with(points[plan])
 	}
 	ofPlan := func(plan string) point {

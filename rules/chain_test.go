@@ -239,11 +239,13 @@ func TestStandInIsTheSmallestPolicyInEffect(t *testing.T) {
 		capacity float64
 		until    int64
 	}{5: {7, 10}, 15: {7, 20}, 25: {20, 40}, 45: {5, maxInstant}} {
-		s := compile(&loaded{now: now, rows: rows}, &definitions{})
-		limit, ok := s.limits["api"].standIn()
-		require.True(t, ok)
-		require.Equal(t, want.capacity, limit.Capacity(), now)
-		require.Equal(t, want.until, s.wake, now)
+		for _, loadedAt := range []int64{5, now} {
+			s := compile(&loaded{now: loadedAt, rows: rows}, &definitions{})
+			found := s.limits["api"].standIn(now)
+			require.True(t, found.known)
+			require.Equal(t, want.capacity, found.limit.Capacity(), now)
+			require.Equal(t, want.until, found.until, now)
+		}
 	}
 }
 

@@ -4,8 +4,11 @@ import (
 	"errors"
 	"maps"
 	"slices"
+	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
 // maxReported bounds the rows that an error names.
@@ -15,15 +18,58 @@ const maxReported = 10
 type snapshot struct {
 	version   int64
 	limits    map[string]*limitRules
-	plans     []string // that rules are for, in order
 	tiers     TierSet
 	now       int64 // when it was loaded
 	rules     int
 	overrides int
 	skipped   int   // rows that cannot be read: the rows before them stay in effect
-	wake      int64 // when a pause begins or a stand-in changes next; maxInstant for never
+	wake      int64 // when a pause begins next; maxInstant for never
 	ahead     time.Duration
 	err       error // of the skipped rows
+
+	plans atomic.Pointer[plansHeld]
+}
+
+// clock returns an estimate of the database's clock.
+func (s *snapshot) clock() int64 { return time.Now().Add(s.ahead).UnixMicro() }
+
+// plansHeld are the plans that rules are for, in order, from an instant until the next.
+type plansHeld struct {
+	plans       []string
+	from, until int64
+}
+
+// plansAt returns the plans of the rules in effect at an instant or later, in order.
+func (s *snapshot) plansAt(at int64) []string {
+	if held := s.plans.Load(); held != nil && held.from <= at && at < held.until {
+		return held.plans
+	}
+	held := &plansHeld{from: at, until: maxInstant}
+	for _, of := range s.limits {
+		for plan, stated := range of.plans {
+			if plan != "" && stated.holdsFrom(at) {
+				held.plans = append(held.plans, plan)
+				held.until = min(held.until, stated.between(at, maxInstant).until(0))
+			}
+		}
+	}
+	slices.Sort(held.plans)
+	held.plans = slices.Compact(held.plans)
+	s.plans.Store(held)
+	return held.plans
+}
+
+// limit returns the stand-in of a limit at an instant, and false if there is none. s may be nil.
+func (s *snapshot) limit(name string, at int64) (ratelimit.Limit, bool) {
+	if s == nil || s.limits[name] == nil {
+		return ratelimit.Limit{}, false
+	}
+	of := s.limits[name]
+	found := of.standIn(at)
+	if found.known {
+		of.noted.standsIn(found.limit)
+	}
+	return found.limit, found.known
 }
 
 // limitRules has the loaded rules of one limit.
@@ -37,7 +83,10 @@ type limitRules struct {
 	pause pause
 	noted *definition
 
-	bounded atomic.Pointer[bounded]
+	bounded      atomic.Pointer[bounded]
+	standing     atomic.Pointer[standIn]
+	standInsOnce sync.Once
+	standInChain chain
 }
 
 // keyRules has the loaded overrides and the pause of one key.
@@ -95,15 +144,7 @@ func compile(l *loaded, noted *definitions) *snapshot {
 			continue
 		}
 		of.finish(noted.of(name))
-		c.next.wake = min(c.next.wake, of.standInUntil())
-		for plan, stated := range of.plans {
-			if plan != "" && stated.holdsFrom(of.now) {
-				c.next.plans = append(c.next.plans, plan)
-			}
-		}
 	}
-	slices.Sort(c.next.plans)
-	c.next.plans = slices.Compact(c.next.plans)
 	if c.next.skipped = len(c.bad); c.next.skipped > 0 {
 		c.next.err = errors.Join(c.bad[:min(len(c.bad), maxReported)]...)
 	}

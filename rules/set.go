@@ -118,14 +118,15 @@ func (s *Set) RulingFor(limit ratelimit.Limit, plan, key string) *ratelimit.Ruli
 	return of.base(plan).rule(&limit)
 }
 
-// Limit returns the limit of a stored rule, for programs that define none in the code. Of rules for plans only it is the one with the
-// smallest capacity. It returns false if no rule is in effect or scheduled.
+// Limit returns the limit of a stored rule, for programs that define none in the code. It has the policy of the rule without a plan, or
+// else the smallest of the policies of plans that are in effect now. Requests to it follow later changes, also if the limit was returned
+// before. Limit returns false if no rule is in effect or scheduled.
 func (s *Set) Limit(name string) (ratelimit.Limit, bool) {
 	current := s.loaded()
-	if current == nil || current.limits[name] == nil {
+	if current == nil {
 		return ratelimit.Limit{}, false
 	}
-	return current.limits[name].standIn()
+	return current.limit(name, current.clock())
 }
 
 // Plans returns the plans that the loaded rules are for, in order, also of rules that begin later.
@@ -134,7 +135,7 @@ func (s *Set) Plans() []string {
 	if current == nil {
 		return nil
 	}
-	return slices.Clone(current.plans)
+	return slices.Clone(current.plansAt(current.clock()))
 }
 
 // Load loads the table now, for programs that need the rules before their first call; Run loads by itself. If it returns an error, the

@@ -1,11 +1,9 @@
 package rules
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -39,8 +37,14 @@ type SiteConfig struct {
 // siteTiers are the tiers that were made of what a Set had loaded.
 type siteTiers struct {
 	of    *snapshot
+	until int64 // when a stand-in in them may change next
 	tiers *readyTiers
 	err   error // where there are none
+}
+
+// isFor reports whether they are the tiers of what is loaded, now.
+func (t *siteTiers) isFor(loaded *snapshot) bool {
+	return t.of == loaded && (t.until == maxInstant || loaded.clock() < t.until)
 }
 
 // NewSite returns a Site of what set loads. An error wraps ErrInvalidConfig or ErrInvalid. If the Set has loaded tiers that
@@ -51,13 +55,13 @@ func NewSite(set *Set, config SiteConfig) (*Site, error) {
 	}
 	config.Limits, config.Attributes = slices.Clone(config.Limits), slices.Clone(config.Attributes) // the caller may go on with its own
 	s := &Site{set: set, config: config}
-	tiers, err := newTiers(config.Tiers, s.limitIn(nil), config.Attributes...)
+	tiers, err := newTiers(config.Tiers, s.limitIn(nil, 0), config.Attributes...)
 	if err != nil {
 		return nil, fmt.Errorf("field Tiers: %w", err)
 	}
-	first := &siteTiers{tiers: tiers}
+	first := &siteTiers{tiers: tiers, until: maxInstant}
 	if len(config.Tiers.Tiers) == 0 {
-		first = &siteTiers{err: errors.New("rules: the tiers are not loaded yet; call Set.Load, or Set.Run on a goroutine of its own")}
+		first = &siteTiers{until: maxInstant, err: errors.New("rules: the tiers are not loaded yet; call Set.Load, or Set.Run on a goroutine of its own")}
 	}
 	s.current.Store(first)
 	if set.current.Load() != nil {
@@ -84,7 +88,7 @@ func (s *Site) Requests(a Attributes, stated func(source string) []string) ([]ra
 		return nil, fmt.Errorf("%w: the Site was not made by NewSite; use the one that NewSite returned", ErrInvalidConfig)
 	}
 	current := s.current.Load()
-	if s.set.current.Load() != current.of {
+	if !current.isFor(s.set.current.Load()) {
 		current = s.renew()
 	}
 	if current.err != nil {
@@ -93,20 +97,26 @@ func (s *Site) Requests(a Attributes, stated func(source string) []string) ([]ra
 	return current.tiers.requests(a, stated)
 }
 
-// renew makes tiers of the loaded ones, unless another goroutine has.
+// renew makes tiers of the loaded ones and of the stand-ins of now, unless another goroutine has.
 func (s *Site) renew() *siteTiers {
 	s.making.Lock()
 	defer s.making.Unlock()
 	current, loaded := s.current.Load(), s.set.current.Load()
-	if current.of == loaded {
+	if current.isFor(loaded) {
 		return current
 	}
+	at := loaded.clock()
 	set := loaded.tiers
 	if len(set.Tiers) == 0 {
 		set = s.config.Tiers
 	}
-	next := &siteTiers{of: loaded}
-	next.tiers, next.err = newTiers(set, s.limitIn(loaded), s.config.Attributes...)
+	next := &siteTiers{of: loaded, until: maxInstant}
+	for i := range set.Tiers {
+		if of := loaded.limits[set.Tiers[i].Limit]; of != nil {
+			next.until = min(next.until, of.standIn(at).until)
+		}
+	}
+	next.tiers, next.err = newTiers(set, s.limitIn(loaded, at), s.config.Attributes...)
 	if next.err != nil {
 		s.set.tell(context.Background(), ratelimit.RulesLoaded{Version: loaded.version, Err: next.err})
 		if current.err == nil {
@@ -117,57 +127,14 @@ func (s *Site) renew() *siteTiers {
 	return next
 }
 
-// limitIn returns a function that finds the limits of the program and of the loaded rules.
-func (s *Site) limitIn(loaded *snapshot) func(name string) (ratelimit.Limit, bool) {
+// limitIn returns a function that finds the limits of the program and of the loaded rules, which may be nil, at an instant.
+func (s *Site) limitIn(loaded *snapshot, at int64) func(name string) (ratelimit.Limit, bool) {
 	return func(name string) (ratelimit.Limit, bool) {
 		for _, limit := range s.config.Limits {
 			if limit.Name() == name {
 				return limit, true
 			}
 		}
-		if loaded == nil || loaded.limits[name] == nil {
-			return ratelimit.Limit{}, false
-		}
-		return loaded.limits[name].standIn()
+		return loaded.limit(name, at)
 	}
-}
-
-// standIn returns a limit in place of a missing definition in the code: with the first policy stated for all plans, or else with the
-// smallest capacity among the policies of plans that are in effect or begin next. It returns false if there are none.
-func (of *limitRules) standIn() (ratelimit.Limit, bool) {
-	var found []ratelimit.Limit
-	for _, plan := range slices.Sorted(maps.Keys(of.plans)) { // the empty one first
-		stated := of.plans[plan]
-		if !stated.holdsFrom(of.now) {
-			continue
-		}
-		if plan != "" {
-			stated = stated.between(of.now, maxInstant)
-		}
-		i := slices.IndexFunc(stated, span.hasTerms)
-		limit, err := ratelimit.NewLimit(of.name, stated[i].says.policy)
-		if err != nil {
-			continue
-		}
-		if plan == "" {
-			return limit, true
-		}
-		found = append(found, limit)
-	}
-	if len(found) == 0 {
-		return ratelimit.Limit{}, false
-	}
-	return slices.MinFunc(found, func(a, b ratelimit.Limit) int { return cmp.Compare(a.Capacity(), b.Capacity()) }), true
-}
-
-// standInUntil returns when the policy of standIn changes next: that of a plan has no eras.
-func (of *limitRules) standInUntil() int64 {
-	until := maxInstant
-	if of.chainOf("").holdsFrom(of.now) {
-		return until
-	}
-	for _, stated := range of.plans {
-		until = min(until, stated.between(of.now, maxInstant).until(0))
-	}
-	return until
 }
