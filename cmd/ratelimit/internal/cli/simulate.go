@@ -15,6 +15,7 @@ import (
 // simulateFlags are the flags of a replay.
 type simulateFlags struct {
 	file, refusals, format string
+	window                 spanFlag
 	config                 simulate.Config
 }
 
@@ -25,18 +26,25 @@ func (a *app) simulateCommand() *cobra.Command {
 		Short: "Replay access logs against rules: who would have been refused, and when",
 		Long: `Replay access logs against a rules file: who would have been refused, by which limit, and when. It uses no database. Each line
 is decided as a take at the instant of the line, on buckets that are full at first. Without a file, or with -, it reads
-standard input. Lines are in the Common or Combined Log Format or in JSON; logs can be compressed with gzip.
+standard input. Lines are in the Common or Combined Log Format or in JSON; logs can be compressed with gzip. A time without a
+zone is in UTC.
+
+Lines are decided in the order of their times. Rotated files and the logs of several servers are merged by time, in whatever
+order you name them. Within a file a line may be late by up to --window, for example because it is written when a long
+request ends. A log that is not in order ends with an error, because no result would be right.
 
 The tiers of the rules select the limits for a line. Without tiers, use --by. A log contains only the requests that arrived:
 refused clients might have returned. Memory grows with the number of distinct keys.`,
 		Args: cobra.ArbitraryArgs,
 		Example: `  ratelimit simulate -f rules.yaml --by address access.log
-  zcat access.log.*.gz | ratelimit simulate -f rules.yaml --refusals refused.jsonl -o json`,
+  ratelimit simulate -f rules.yaml --refusals refused.jsonl -o json access.log access.log.*.gz`,
 	}, func(ctx context.Context, args []string) error { return a.simulate(ctx, &f, args) })
 	flags := cmd.Flags()
 	flags.StringVarP(&f.file, "file", "f", "", "rules file, in YAML or JSON (required); - is standard input")
 	flags.StringVar(&f.refusals, "refusals", "", "file for all refusals, as lines of JSON")
 	flags.StringVar(&f.format, "format", string(simulate.Detect), "format of the lines: detect, common, combined or json")
+	f.window = spanFlag(time.Minute)
+	flags.Var(&f.window, "window", "how much a line may be earlier than the lines above it; lines of this time are held in memory")
 	flags.StringToStringVar(&f.config.Fields, "field", nil, "names of JSON fields by attribute, such as time=ts,address=request.remote_ip")
 	flags.StringArrayVar(&f.config.Routes, "route", nil, "pattern of a route, such as \"GET /search/{id}\"; several are possible (default: the routes of the tiers)")
 	flags.StringVar(&f.config.By, "by", "", "key in place of the tiers: address, user or a pattern such as {tenant}/{user}")
@@ -59,6 +67,9 @@ func (a *app) simulate(ctx context.Context, f *simulateFlags, args []string) (er
 	}
 	config := f.config
 	config.Rules, config.Format = *document, simulate.Format(f.format)
+	if config.Window = time.Duration(f.window); config.Window <= 0 {
+		return misused("--window is %s; use 1s or more", config.Window)
+	}
 	if config.Top < 0 {
 		return misused("--top is %d; use 0 or more", config.Top)
 	}
@@ -92,6 +103,12 @@ func (a *app) simulate(ctx context.Context, f *simulateFlags, args []string) (er
 	}
 	a.noteProblems("could not be read", report.Unparsed)
 	a.noteProblems("could not be asked", report.Failed)
+	if report.WithoutPlan > 0 {
+		a.note("%s had no plan, although rules are for plans; give --plan, or name the field with --field plan=NAME", count(report.WithoutPlan, "line"))
+	}
+	if report.UnknownPlan > 0 {
+		a.note("%s had a plan that no rule is for", count(report.UnknownPlan, "line"))
+	}
 	return a.show(report, func(t *table) { fillReport(t, report) })
 }
 
@@ -104,7 +121,10 @@ func (a *app) sources(ctx context.Context, args []string) ([]simulate.Source, er
 		args = []string{standardInput}
 	}
 	var sources []simulate.Source
-	for _, path := range args {
+	for i, path := range args {
+		if path == standardInput && slices.Contains(args[:i], path) {
+			return nil, misused("standard input is named twice; name it once")
+		}
 		if path == standardInput {
 			sources = append(sources, simulate.Reader("standard input", endsWith(ctx, a.in)))
 			continue
@@ -139,16 +159,12 @@ func fillReport(t *table, r *simulate.Report) {
 	}
 	t.field("buckets", fmt.Sprint(r.Buckets))
 	if r.OutOfOrder > 0 {
-		t.field("out of order", fmt.Sprintf("%s, by %s at most", count(r.OutOfOrder, "line"), span(time.Duration(r.StepBackUs)*time.Microsecond)))
+		t.field("put in order", fmt.Sprintf("%s, by %s at most", count(r.OutOfOrder, "line"), span(time.Duration(r.StepBackUs)*time.Microsecond)))
 	}
 	t.gap()
 	t.row("LIMIT", "ASKED", "REFUSED", "SHARE", "FIRST", "LAST", "BUSIEST SECOND")
 	for _, l := range r.Limits {
-		refused := fmt.Sprint(l.Refused)
-		if l.Shadow > 0 {
-			refused += fmt.Sprintf(" (%d in shadow)", l.Shadow)
-		}
-		t.row(l.Limit, fmt.Sprint(l.Asked), refused, fmt.Sprintf("%.1f %%", 100*l.Share), dash(instant(l.FirstRefusal)), dash(instant(l.LastRefusal)),
+		t.row(l.Limit, fmt.Sprint(l.Asked), refusedText(l.Refused, l.Shadow), fmt.Sprintf("%.1f %%", 100*l.Share), dash(instant(l.FirstRefusal)), dash(instant(l.LastRefusal)),
 			fmt.Sprintf("%s: %d asked, %d refused", instant(l.Peak.At), l.Peak.Asked, l.Peak.Refused))
 	}
 	if len(r.Keys) == 0 {
@@ -157,6 +173,14 @@ func fillReport(t *table, r *simulate.Report) {
 	t.gap()
 	t.row("LIMIT", "KEY", "REFUSED", "FIRST", "LAST")
 	for _, k := range r.Keys {
-		t.row(k.Limit, keyText(k.Key), fmt.Sprint(k.Refused), instant(k.FirstRefusal), instant(k.LastRefusal))
+		t.row(k.Limit, keyText(k.Key), refusedText(k.Refused, k.Shadow), instant(k.FirstRefusal), instant(k.LastRefusal))
 	}
+}
+
+// refusedText returns a number of refusals, of which some were in shadow.
+func refusedText(refused, shadow int64) string {
+	if shadow > 0 {
+		return fmt.Sprintf("%d (%d in shadow)", refused, shadow)
+	}
+	return fmt.Sprint(refused)
 }

@@ -21,6 +21,7 @@ type asks struct {
 	site   *rules.Site
 	routes *routes
 	wanted []string
+	plans  map[string]bool                     // the plans of the rules of the tiers' limits
 	line   *record                             // the current line
 	stated func(source string) (said []string) // of line
 }
@@ -75,7 +76,11 @@ func newAsks(config *Config) (*asks, *rules.Set, error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	a := &asks{config: config, site: site, routes: routes, wanted: wanted}
+	a := &asks{config: config, site: site, routes: routes, wanted: wanted, plans: plansOf(&file)}
+	if config.Plan != "" && !a.plans[config.Plan] {
+		return nil, nil, fmt.Errorf("%w: no rule of these limits is for the plan %.80q; there are rules for %s", ErrInvalidConfig, config.Plan,
+			cmp.Or(strings.Join(slices.Sorted(maps.Keys(a.plans)), ", "), "no plan, so leave it out"))
+	}
 	a.stated = a.statedBy
 	return a, set, nil
 }
@@ -117,6 +122,18 @@ func policiesOf(file *rules.Document, limit string) (policies []ratelimit.Policy
 	return policies
 }
 
+// plansOf returns the plans of the rules of the tiers' limits.
+func plansOf(file *rules.Document) map[string]bool {
+	plans := make(map[string]bool)
+	for _, r := range file.Rules {
+		asked := slices.ContainsFunc(file.Tiers.Tiers, func(t rules.Tier) bool { return t.Limit == r.Limit })
+		if asked && r.Plan != "" {
+			plans[r.Plan] = true
+		}
+	}
+	return plans
+}
+
 // of returns the requests of a line.
 func (a *asks) of(r *record) ([]ratelimit.Request, error) {
 	a.line = r
@@ -125,13 +142,16 @@ func (a *asks) of(r *record) ([]ratelimit.Request, error) {
 		route = a.routes.of(r.method, r.target)
 	}
 	requests, err := a.site.Requests(rules.Attributes{
-		User: r.user, Tenant: r.tenant, Plan: cmp.Or(r.plan, a.config.Plan), Address: a.network(r.address), Route: route, More: r.fields,
+		User: r.user, Tenant: r.tenant, Plan: a.plan(r), Address: a.network(r.address), Route: route, More: r.fields,
 	}, a.stated)
 	if err != nil && strings.Contains(r.address, ",") {
 		return nil, errAddresses
 	}
 	return requests, err
 }
+
+// plan returns the plan of a line.
+func (a *asks) plan(r *record) string { return cmp.Or(r.plan, a.config.Plan) }
 
 var errAddresses = errors.New("it has a list of addresses, of which the client's is not known here; log the one that the program takes")
 

@@ -10,9 +10,6 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// maxStepBack is the maximum step back of a line that counts for the second of the lines above.
-const maxStepBack = time.Minute
-
 // counts are the counts of decisions by limit.
 type counts map[string]*limitCounts
 
@@ -40,7 +37,7 @@ func (c counts) decided(at time.Time, s *ratelimit.State) {
 		return
 	}
 	r, second := &of.report, &of.second
-	if since := at.Sub(second.At); since >= time.Second || since < -maxStepBack {
+	if at.Sub(second.At) >= time.Second {
 		of.endSecond()
 		*second = Peak{At: at.Truncate(time.Second)}
 	}
@@ -74,6 +71,9 @@ func (c counts) refused(at time.Time, refusal *ratelimit.Refusal) {
 		keys[k.Key] = k
 	}
 	k.Refused++
+	if refusal.Shadow {
+		k.Shadow++
+	}
 	k.FirstRefusal, k.LastRefusal = widened(k.FirstRefusal, k.LastRefusal, at)
 }
 

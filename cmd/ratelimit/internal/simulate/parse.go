@@ -1,6 +1,7 @@
 package simulate
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -27,9 +28,11 @@ type record struct {
 // parser reads lines.
 type parser struct {
 	format Format
+	last   Format                 // of the last line that could be read, with Detect
+	found  Format                 // of all lines that could be read, with Detect
 	wanted []string               // the other attributes that tiers name
 	paths  map[string][]fieldPath // the JSON fields of each attribute; the first existing one counts
-	record record
+	record *record                // of the line that parse reads
 
 	// Consecutive lines often have the same time.
 	lastText string
@@ -41,7 +44,7 @@ type fieldPath []string
 
 // newParser returns a parser. names are the names of JSON fields by attribute, and wanted are other attributes.
 func newParser(format Format, names map[string]string, wanted []string) *parser {
-	p := &parser{format: format, wanted: wanted, paths: make(map[string][]fieldPath), record: record{fields: make(map[string]string, len(wanted))}}
+	p := &parser{format: format, wanted: wanted, paths: make(map[string][]fieldPath)}
 	for _, attribute := range append([]string{"time", "address", "user", "tenant", "plan", "method", "path", "route", "request"}, wanted...) {
 		found := defaultFields(attribute)
 		if name := names[attribute]; name != "" {
@@ -59,8 +62,8 @@ func newParser(format Format, names map[string]string, wanted []string) *parser 
 	return p
 }
 
-// defaultFields returns the names of an attribute in JSON logs of Caddy, Traefik, Google Cloud and others; the first existing one
-// counts. Other attributes have a field with their own name.
+// defaultFields returns the names of an attribute in JSON logs of Caddy, Traefik, Google Cloud and others; the first
+// existing one counts. Other attributes have a field with their own name.
 func defaultFields(attribute string) []string {
 	switch attribute {
 	case "time":
@@ -80,28 +83,34 @@ func defaultFields(attribute string) []string {
 	return []string{attribute}
 }
 
-// parse reads a line. The record is valid until the next call.
-func (p *parser) parse(line string) (*record, error) {
-	fields := p.record.fields
-	clear(fields)
-	p.record = record{fields: fields}
+// parse reads a line into r, whose previous content it drops. With Detect, each line may have another format than the
+// line above.
+func (p *parser) parse(line string, r *record) error {
+	p.record = r
+	r.clear()
 	if p.format != Detect {
-		return &p.record, p.parseAs(p.format, line)
+		return p.parseAs(p.format, line)
 	}
 	var reason error
-	for _, format := range []Format{JSON, Combined, Common} {
+	for _, format := range []Format{cmp.Or(p.last, JSON), JSON, Combined, Common} {
 		err := p.parseAs(format, line)
 		if err == nil {
-			p.format = format
-			return &p.record, nil
+			p.last, p.found = format, format.with(p.found)
+			return nil
 		}
 		if format == JSON || !strings.HasPrefix(line, "{") { // for other lines than objects, the reason of Common is better
 			reason = err
 		}
-		clear(fields)
-		p.record = record{fields: fields}
+		r.clear()
 	}
-	return &p.record, fmt.Errorf("the line is in none of the formats common, combined and json: %w", reason)
+	return fmt.Errorf("the line is in none of the formats common, combined and json: %w", reason)
+}
+
+// clear empties the record, and keeps its map.
+func (r *record) clear() {
+	fields := r.fields
+	clear(fields)
+	*r = record{fields: fields}
 }
 
 func (p *parser) parseAs(format Format, line string) error {
@@ -113,7 +122,7 @@ func (p *parser) parseAs(format Format, line string) error {
 
 // setFields sets the other attributes. value returns attributes that are not part of the request line.
 func (p *parser) setFields(value func(name string) string) {
-	r := &p.record
+	r := p.record
 	for _, name := range p.wanted {
 		switch name {
 		case "method":
@@ -126,8 +135,8 @@ func (p *parser) setFields(value func(name string) string) {
 	}
 }
 
-// requestLine sets the fields of a request line such as GET /search?q=1 HTTP/1.1. Other text sets nothing, for example from a client
-// that speaks TLS to a port without TLS.
+// requestLine sets the fields of a request line such as GET /search?q=1 HTTP/1.1. Other text sets nothing, for example
+// from a client that speaks TLS to a port without TLS.
 func (r *record) requestLine(line string) {
 	method, rest, found := strings.Cut(line, " ")
 	if !found || !isMethod(method) {
@@ -170,9 +179,10 @@ var (
 	errNotCombined = errors.New("it has no referer and user agent in quotes at its end, or is cut off")
 )
 
-// parseCommon reads a line of the Common Log Format, and the referer and the user agent if the line has them. Combined requires them.
+// parseCommon reads a line of the Common Log Format, and the referer and the user agent if the line has them. Combined
+// requires them.
 func (p *parser) parseCommon(line string, combined bool) error {
-	r := &p.record
+	r := p.record
 	address, rest, _ := strings.Cut(line, " ")
 	identity, rest, ok := strings.Cut(rest, " ")
 	if isServer(address, identity) {
@@ -226,7 +236,8 @@ func (p *parser) parseCommon(line string, combined bool) error {
 
 const commonTime = "02/Jan/2006:15:04:05 -0700"
 
-// cutTime cuts the text after the identity: user [02/Jan/2006:15:04:05 -0700] and the rest. A user can contain spaces and brackets.
+// cutTime cuts the text after the identity: user [02/Jan/2006:15:04:05 -0700] and the rest. A user can contain spaces
+// and brackets.
 func (p *parser) cutTime(text string) (user string, at time.Time, rest string, ok bool) {
 	for from := 0; ; {
 		open := strings.Index(text[from:], " [")
@@ -244,8 +255,8 @@ func (p *parser) cutTime(text string) (user string, at time.Time, rest string, o
 	}
 }
 
-// isServer reports whether a line begins with the name of a server, as in Apache's vhost_combined. Then an address is in the place of
-// the identity.
+// isServer reports whether a line begins with the name of a server, as in Apache's vhost_combined. Then an address is
+// in the place of the identity.
 func isServer(text, next string) bool {
 	if next == "-" || strings.HasSuffix(text, ",") { // a list of addresses
 		return false
@@ -299,7 +310,7 @@ func (p *parser) parseJSON(line string) error {
 		}
 		return ""
 	}
-	r, text := &p.record, field("time")
+	r, text := p.record, field("time")
 	if text == "" {
 		names := make([]string, len(p.paths["time"]))
 		for i, path := range p.paths["time"] {
@@ -343,8 +354,8 @@ func fieldAt(object map[string]json.RawMessage, path fieldPath) string {
 	return said(text)
 }
 
-// instant parses a time in one of the layouts, in UTC if it has no zone. A number is seconds, milliseconds, microseconds or
-// nanoseconds since 1970, by its size.
+// instant parses a time in one of the layouts, in UTC if it has no zone. A number is seconds, milliseconds,
+// microseconds or nanoseconds since 1970, by its size.
 func (p *parser) instant(text string, layouts ...string) (at time.Time, ok bool) {
 	if text == p.lastText {
 		return p.lastAt, true

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"time"
 
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/rules"
@@ -18,7 +17,7 @@ const checkEvery = 256
 type replay struct {
 	config     *Config
 	asks       *asks
-	parser     *parser
+	merge      *merge
 	simulation *ratelimit.Simulation
 	counts     counts
 	report     Report
@@ -30,10 +29,8 @@ func newReplay(config *Config) (*replay, error) {
 	if err != nil {
 		return nil, err
 	}
-	r := &replay{
-		config: config, asks: asks, parser: newParser(config.Format, config.Fields, asks.wanted),
-		counts: make(counts),
-	}
+	r := &replay{config: config, asks: asks, counts: make(counts)}
+	r.merge = &merge{window: config.Window, report: &r.report}
 	r.simulation, err = ratelimit.NewSimulation(ratelimit.Config{
 		Policies: set, HashKey: config.HashKey,
 		Refused: func(_ context.Context, refusal ratelimit.Refusal) { r.refused = append(r.refused, refusal) },
@@ -44,47 +41,41 @@ func newReplay(config *Config) (*replay, error) {
 	return r, nil
 }
 
-// replay replays a source.
-func (r *replay) replay(ctx context.Context, source *Source) (err error) {
-	lines, err := source.open()
-	if err != nil {
+// replay replays the sources.
+func (r *replay) replay(ctx context.Context, sources []Source) (err error) {
+	defer func() { err = errors.Join(err, r.merge.close()) }()
+	for i := range sources {
+		if err := r.merge.add(&sources[i], newParser(r.config.Format, r.config.Fields, r.asks.wanted)); err != nil {
+			return err
+		}
+	}
+	if err := r.merge.checkTwice(sources); err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, lines.close()) }()
+	if err := r.merge.begin(ctx); err != nil {
+		return err
+	}
 	for {
-		if lines.number%checkEvery == 0 {
-			if err := ctx.Err(); err != nil {
-				return fmt.Errorf("simulate: %w", err)
-			}
-		}
-		line, err := lines.next()
+		line, err := r.merge.next(ctx)
 		switch {
 		case errors.Is(err, io.EOF):
 			return nil
-		case errors.Is(err, errTooLong):
-			r.report.Lines++
-			r.report.Unparsed.add(source.Name, lines.number, err)
-			continue
 		case err != nil:
-			return fmt.Errorf("simulate: %s: %w", source.Name, err)
-		case len(line) == 0:
-			continue
+			return err
+		case r.report.Lines%checkEvery == 0 && ctx.Err() != nil:
+			return fmt.Errorf("simulate: %w", ctx.Err())
 		}
-		r.report.Lines++
-		if err := r.decide(ctx, source.Name, lines.number, string(line)); err != nil {
+		if err := r.decide(ctx, line); err != nil {
 			return err
 		}
 	}
 }
 
 // decide decides on a line.
-func (r *replay) decide(ctx context.Context, source string, number int64, line string) error {
-	record, err := r.parser.parse(line)
-	if err != nil {
-		r.report.Unparsed.add(source, number, err)
-		return nil
-	}
-	r.arrived(record.at)
+func (r *replay) decide(ctx context.Context, line *held) error {
+	record := &line.record
+	r.report.Lines++
+	r.report.From, r.report.To = widened(r.report.From, r.report.To, record.at)
 	requests, err := r.asks.of(record)
 	if errors.Is(err, rules.ErrNoTier) {
 		r.report.Unlimited++
@@ -96,10 +87,11 @@ func (r *replay) decide(ctx context.Context, source string, number int64, line s
 		d, err = r.simulation.Take(ctx, record.at, requests...)
 	}
 	if err != nil {
-		r.report.Failed.add(source, number, err)
+		r.report.Failed.add(line.source.name, line.number, err)
 		return nil
 	}
 	r.report.Decided++
+	r.countPlan(record)
 	if d.Allowed {
 		r.report.Admitted++
 	} else {
@@ -110,31 +102,33 @@ func (r *replay) decide(ctx context.Context, source string, number int64, line s
 	}
 	for i := range r.refused {
 		r.counts.refused(record.at, &r.refused[i])
-		if err := r.tellRefused(source, number, record.at, &r.refused[i], &d); err != nil {
+		if err := r.tellRefused(line, &r.refused[i], &d); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// arrived counts the instant of a line.
-func (r *replay) arrived(at time.Time) {
-	p := &r.report
-	if back := p.To.Sub(at); !p.To.IsZero() && back > 0 {
-		p.OutOfOrder++
-		p.StepBackUs = max(p.StepBackUs, back.Microseconds())
+// countPlan counts a line whose plan has no rule of its own, if there are rules for plans.
+func (r *replay) countPlan(record *record) {
+	plan := r.asks.plan(record)
+	switch _, ruled := r.asks.plans[plan]; {
+	case len(r.asks.plans) == 0 || ruled:
+	case plan == "":
+		r.report.WithoutPlan++
+	default:
+		r.report.UnknownPlan++
 	}
-	p.From, p.To = widened(p.From, p.To, at)
 }
 
 // tellRefused passes a refusal to Config.Refused.
-func (r *replay) tellRefused(source string, number int64, at time.Time, refusal *ratelimit.Refusal, d *ratelimit.Decision) error {
+func (r *replay) tellRefused(line *held, refusal *ratelimit.Refusal, d *ratelimit.Decision) error {
 	if r.config.Refused == nil {
 		return nil
 	}
 	told := Refusal{
-		Time: at, Limit: refusal.Limit, Key: refusal.Key, Rule: refusal.Rule, Cost: refusal.Cost, Shadow: refusal.Shadow,
-		Source: source, Line: number,
+		Time: line.record.at, Limit: refusal.Limit, Key: refusal.Key, Rule: refusal.Rule, Cost: refusal.Cost, Shadow: refusal.Shadow,
+		Source: line.source.name, Line: line.number,
 	}
 	for i := range d.States { // tiers name a limit once
 		if s := &d.States[i]; s.Limit.Name() == refusal.Limit {
@@ -150,7 +144,7 @@ func (r *replay) tellRefused(source string, number int64, at time.Time, refusal 
 // end returns the report.
 func (r *replay) end() *Report {
 	p := &r.report
-	p.Format, p.Buckets = r.parser.format, r.simulation.Buckets()
+	p.Format, p.Buckets = r.merge.format(r.config.Format), r.simulation.Buckets()
 	p.Limits, p.Keys = r.counts.reports(), r.counts.top(r.config.Top)
 	for _, problems := range []*Problems{&p.Unparsed, &p.Failed} {
 		if problems.First == nil {

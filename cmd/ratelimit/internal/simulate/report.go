@@ -45,15 +45,20 @@ type Report struct {
 	Unlimited int64 `json:"unlimited"`
 	// Buckets is the number of buckets with taken tokens.
 	Buckets int `json:"buckets"`
-	// OutOfOrder is the number of lines that are earlier than a line above, and StepBackUs the largest such step in microseconds.
+	// WithoutPlan is the number of decided lines without a plan, and UnknownPlan of those with a plan that no rule has,
+	// if the rules have plans.
+	WithoutPlan int64 `json:"without_plan"`
+	UnknownPlan int64 `json:"unknown_plan"`
+	// OutOfOrder is the number of lines that are earlier than a line above them in their source, and StepBackUs the
+	// largest such step in microseconds. The lines were decided in the order of time.
 	OutOfOrder int64 `json:"out_of_order"`
 	StepBackUs int64 `json:"step_back_us"`
 	// Limits are the limits that decided, sorted by name.
 	Limits []LimitReport `json:"limits"`
 	// Keys are the keys with the most refusals, in descending order.
 	Keys []KeyReport `json:"keys"`
-	// Unparsed are lines that could not be read. Failed are lines without a decision: they lack an attribute, or cost more than
-	// the limit can ever give.
+	// Unparsed are lines that could not be read. Failed are lines without a decision: they lack an attribute, or cost
+	// more than the limit can ever give.
 	Unparsed Problems `json:"unparsed"`
 	Failed   Problems `json:"failed"`
 }
@@ -64,8 +69,8 @@ type Report struct {
 type LimitReport struct {
 	// Limit is the limit's name.
 	Limit string `json:"limit"`
-	// Asked is the number of lines that the limit decided. It had enough tokens for the Admitted lines. If another limit refused
-	// one of these, nothing was taken.
+	// Asked is the number of lines that the limit decided. It had enough tokens for the Admitted lines. If another
+	// limit refused one of these, nothing was taken.
 	Asked    int64 `json:"asked"`
 	Admitted int64 `json:"admitted"`
 	Refused  int64 `json:"refused"`
@@ -76,7 +81,7 @@ type LimitReport struct {
 	// FirstRefusal and LastRefusal are the earliest and the latest refusal, and the zero time without refusals.
 	FirstRefusal time.Time `json:"first_refusal,omitzero"`
 	LastRefusal  time.Time `json:"last_refusal,omitzero"`
-	// Peak is the second with the most lines. A line that steps back by up to a minute counts for the second of the lines above.
+	// Peak is the second with the most lines.
 	Peak Peak `json:"peak"`
 }
 
@@ -92,8 +97,9 @@ type KeyReport struct {
 	// Limit and Key are the bucket, as in Refusal.
 	Limit string `json:"limit"`
 	Key   string `json:"key"`
-	// Refused is the number of refusals, from FirstRefusal to LastRefusal.
+	// Refused is the number of refusals, from FirstRefusal to LastRefusal. Shadow of them refused no request.
 	Refused      int64     `json:"refused"`
+	Shadow       int64     `json:"shadow"`
 	FirstRefusal time.Time `json:"first_refusal"`
 	LastRefusal  time.Time `json:"last_refusal"`
 }

@@ -1,20 +1,20 @@
-// Package simulate replays access logs against rules: who would have been refused, by which limit, and when. It needs no
-// database. It decides each line as a Take of package ratelimit at the instant of the line, on buckets in memory that are full at
-// first.
+// Package simulate replays access logs against rules: who would have been refused, by which limit, and when. It needs
+// no database. It decides each line as a Take of package ratelimit at the instant of the line, on buckets in memory
+// that are full at first.
 //
 // # Memory and time
 //
-// It reads logs as a stream. Its memory grows with the number of distinct keys: 70 to 100 bytes for a bucket whose key has ten
-// bytes, and more for refused keys. In a second, a core replays about 300,000 lines of the combined format for one limit, 200,000
-// for three limits, and 120,000 lines of JSON; measure it with BenchmarkMillionLines.
+// It reads logs as a stream. Its memory grows with the number of distinct keys: 70 to 100 bytes for a bucket whose key
+// has ten bytes, and more for refused keys. In a second, a core replays about 300,000 lines of the combined format for
+// one limit, 200,000 for three limits, and 120,000 lines of JSON; measure it with BenchmarkMillionLines.
 //
-// # Lines out of order
+// # Order
 //
-// A server writes a line at the end of a request, and usually with the instant of its begin, so lines step back. Each line is
-// decided at its own instant. If that is before the last change of a bucket, no tokens are added. If it is more than a minute and
-// a window before, the clock counts as having been wrong, as in a Limiter, and the bucket continues at the line.
-// Report.OutOfOrder counts the lines that step back, and Report.StepBackUs is the largest step. Sort a log with steps of more
-// than a few seconds.
+// Lines are decided in the order of their times. Run merges the sources, for example rotated files or the logs of
+// several servers, and their order does not matter. Lines of one source may be late by up to Config.Window, because a
+// server writes a line when a request ends and may stamp it with its begin. Run holds the lines of a window in memory,
+// at most 256 MiB of them. A line that is earlier than a decided line ends the replay with ErrOutOfOrder, because no
+// result would be right.
 //
 // # Limits of the method
 //
@@ -26,18 +26,22 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/pgratelimit/pgratelimit/internal/address"
 	"github.com/pgratelimit/pgratelimit/rules"
 )
 
 var (
-	// ErrInvalidConfig is returned by Run, before it reads a log, for an invalid field of Config and for rules that cannot
-	// decide on log lines. The message says what to change.
+	// ErrInvalidConfig is returned by Run, before it reads a log, for an invalid field of Config and for rules that
+	// cannot decide on log lines. The message says what to change.
 	ErrInvalidConfig = errors.New("simulate: invalid configuration")
 
-	// ErrUnreadable is returned by Run if no line could be read. The message has the first reason.
+	// ErrUnreadable is returned by Run if no line of a source could be read. The message has the first reason.
 	ErrUnreadable = errors.New("simulate: no line could be read")
+
+	// ErrOutOfOrder is returned by Run if a line is later in its source than Config.Window allows.
+	ErrOutOfOrder = errors.New("simulate: the log is not in the order of time")
 
 	// ErrUnasked is returned by Run if no line got a decision, although lines could be read. The message has the first
 	// reason.
@@ -50,13 +54,15 @@ type Format string
 const (
 	// Detect detects the format from the first lines. The empty Format means Detect.
 	Detect Format = "detect"
-	// Common is the Common Log Format of Apache, nginx and others. A line may begin with the name of the server, and any text
-	// may follow the size.
+	// Common is the Common Log Format of Apache, nginx and others. A line may begin with the name of the server, and
+	// any text may follow the size.
 	Common Format = "common"
 	// Combined is Common with the referer and the user agent, as nginx writes it by default.
 	Combined Format = "combined"
 	// JSON is an object on each line.
 	JSON Format = "json"
+	// Mixed is the format in the Report of lines that have several formats.
+	Mixed Format = "mixed"
 )
 
 // Config holds the settings of Run. Only Rules is required.
@@ -65,9 +71,11 @@ type Config struct {
 	Rules rules.Document
 	// Format is the format of the lines. Defaults to Detect.
 	Format Format
-	// Fields are the names of JSON fields by attribute: time, address, user, tenant, plan, method, path, route, or another
-	// attribute that a tier names. A dot selects a field of an object: request.remote_ip. Defaults to the names that
-	// DefaultFields returns, and for other attributes to their own names.
+	// Window is how much a line may be earlier than a line above it in its source. Defaults to a minute.
+	Window time.Duration
+	// Fields are the names of JSON fields by attribute: time, address, user, tenant, plan, method, path, route, or
+	// another attribute that a tier names. A dot selects a field of an object: request.remote_ip. Defaults to the names
+	// that DefaultFields returns, and for other attributes to their own names.
 	Fields map[string]string
 	// Routes are patterns of net/http.ServeMux, such as "GET /search/{id}". The route of a request is the pattern that
 	// matches it, or otherwise its method and path. Defaults to the routes of the tiers.
@@ -86,13 +94,14 @@ type Config struct {
 	IPv4Bits, IPv6Bits int
 	// Top is the number of keys in the report. Defaults to none.
 	Top int
-	// Refused receives each refusal, in the order of the lines. If it returns an error, the replay ends. Defaults to nil.
+	// Refused receives each refusal, in the order of the lines. If it returns an error, the replay ends. Defaults to
+	// nil.
 	Refused func(Refusal) error
 }
 
-// Run replays the sources in order, as one log. It counts invalid lines in the Report and skips them. The error wraps
-// ErrInvalidConfig, ErrUnreadable or ErrUnasked, or it is the error of a source, of Config.Refused or of ctx. With an error Run also
-// returns the Report up to then, except with ErrInvalidConfig.
+// Run replays the sources as one log, in the order of time. It counts invalid lines in the Report and skips them. The
+// error wraps ErrInvalidConfig, ErrOutOfOrder, ErrUnreadable or ErrUnasked, or it is the error of a source, of
+// Config.Refused or of ctx. With an error Run also returns the Report up to then, except with ErrInvalidConfig.
 func Run(ctx context.Context, config Config, sources ...Source) (*Report, error) {
 	config = config.withDefaults()
 	if err := config.validate(sources); err != nil {
@@ -102,33 +111,35 @@ func Run(ctx context.Context, config Config, sources ...Source) (*Report, error)
 	if err != nil {
 		return nil, err
 	}
-	for i := range sources {
-		if err := r.replay(ctx, &sources[i]); err != nil {
-			return r.end(), err
+	if err := r.replay(ctx, sources); err != nil {
+		if errors.Is(err, ErrInvalidConfig) {
+			return nil, err
 		}
+		return r.end(), err
 	}
 	report := r.end()
-	return report, report.none()
+	return report, r.none()
 }
 
-// none returns an error if there were lines and all of them are invalid.
-func (r *Report) none() error {
-	switch {
-	case r.Lines == 0 || r.Unparsed.Count+r.Failed.Count < r.Lines:
-		return nil
-	case r.Failed.Count == 0:
-		first := r.Unparsed.First[0]
-		return fmt.Errorf("%w: line %d of %s: %s; say the format, or the names of the JSON fields, or write the log as JSON, a line each",
-			ErrUnreadable, first.Line, first.Source, first.Reason)
-	default:
-		first := r.Failed.First[0]
+// none returns an error if a source has lines and all of them are invalid, or if no line was decided.
+func (r *replay) none() error {
+	for _, s := range r.merge.all {
+		if s.invalid.Count > 0 && s.latest.IsZero() {
+			first := s.invalid.First[0]
+			return fmt.Errorf("%w: line %d of %s: %s; say the format, or the names of the JSON fields, or write the log as JSON, a line each",
+				ErrUnreadable, first.Line, first.Source, first.Reason)
+		}
+	}
+	if p := &r.report; p.Failed.Count > 0 && p.Unparsed.Count+p.Failed.Count == p.Lines {
+		first := p.Failed.First[0]
 		return fmt.Errorf("%w: line %d of %s: %s; say the names of the JSON fields, or ask for what the lines have",
 			ErrUnasked, first.Line, first.Source, first.Reason)
 	}
+	return nil
 }
 
 func (c Config) withDefaults() Config {
-	c.Format = cmp.Or(c.Format, Detect)
+	c.Format, c.Window = cmp.Or(c.Format, Detect), cmp.Or(c.Window, time.Minute)
 	c.IPv4Bits = cmp.Or(c.IPv4Bits, address.IPv4Bits)
 	c.IPv6Bits = cmp.Or(c.IPv6Bits, address.IPv6Bits)
 	return c
@@ -147,6 +158,8 @@ func (c *Config) validate(sources []Source) error {
 		return fmt.Errorf("%w: %d bits of an IPv6 address are to count; use 1 to 128", ErrInvalidConfig, c.IPv6Bits)
 	case c.Limit != "" && c.By == "":
 		return fmt.Errorf("%w: the limit %.80q is named, and not by what it is asked; say by address, or by another attribute", ErrInvalidConfig, c.Limit)
+	case c.Window < 0:
+		return fmt.Errorf("%w: the window is %s; use 1s or more", ErrInvalidConfig, c.Window)
 	case len(sources) == 0:
 		return fmt.Errorf("%w: there is no log; pass a file, or what Reader returns", ErrInvalidConfig)
 	}

@@ -10,8 +10,11 @@ import (
 	"os"
 )
 
-// maxLine is the maximum length of a line, and the size of the read buffer. A longer line counts as unreadable.
-const maxLine = 4 << 20
+const (
+	maxLine    = 4 << 20  // the maximum length of a line; a longer line counts as unreadable
+	readBuffer = 64 << 10 // of each source, because all are open at the same time
+	sameBegin  = 4 << 10  // two sources that begin with the same bytes are copies, if the bytes are as many
+)
 
 // Source is a log. If its content is compressed with gzip, it is decompressed.
 type Source struct {
@@ -19,6 +22,8 @@ type Source struct {
 	Name string
 	// Open opens the source.
 	Open func() (io.ReadCloser, error)
+
+	info os.FileInfo // of a file
 }
 
 // File returns the file at path as a source, or an error if it does not exist.
@@ -30,7 +35,7 @@ func File(path string) (Source, error) {
 	case info.IsDir():
 		return Source{}, fmt.Errorf("simulate: %s is a directory; name the files in it", path)
 	}
-	return Source{Name: path, Open: func() (io.ReadCloser, error) { return os.Open(path) }}, nil
+	return Source{Name: path, Open: func() (io.ReadCloser, error) { return os.Open(path) }, info: info}, nil
 }
 
 // Reader returns r as a source, such as standard input. It does not close r.
@@ -42,7 +47,8 @@ func Reader(name string, r io.Reader) Source {
 type lines struct {
 	stored io.ReadCloser
 	text   *bufio.Reader
-	number int64 // the number of the last line, from 1 on
+	number int64  // the number of the last line, from 1 on
+	long   []byte // a line that is longer than the buffer of text
 }
 
 // open opens a source.
@@ -51,13 +57,13 @@ func (s *Source) open() (*lines, error) {
 	if err != nil {
 		return nil, fmt.Errorf("simulate: %w", err)
 	}
-	l := &lines{stored: stored, text: bufio.NewReaderSize(stored, maxLine)}
+	l := &lines{stored: stored, text: bufio.NewReaderSize(stored, readBuffer)}
 	if magic, err := l.text.Peek(2); err == nil && magic[0] == 0x1f && magic[1] == 0x8b {
 		unzipped, err := gzip.NewReader(l.text)
 		if err != nil {
 			return nil, errors.Join(fmt.Errorf("simulate: %s: %w", s.Name, err), stored.Close())
 		}
-		l.text = bufio.NewReaderSize(unzipped, maxLine)
+		l.text = bufio.NewReaderSize(unzipped, readBuffer)
 	}
 	if mark, err := l.text.Peek(3); err == nil && string(mark) == "\xef\xbb\xbf" { // the byte order mark
 		_, _ = l.text.Discard(len(mark))
@@ -73,13 +79,14 @@ func (l *lines) next() (line []byte, err error) {
 	l.number++
 	line, err = l.text.ReadSlice('\n')
 	if errors.Is(err, bufio.ErrBufferFull) {
+		l.long = l.long[:0]
 		for errors.Is(err, bufio.ErrBufferFull) {
-			_, err = l.text.ReadSlice('\n')
+			l.long = append(l.long, line[:min(len(line), maxLine+1-len(l.long))]...)
+			line, err = l.text.ReadSlice('\n')
 		}
-		if err == nil || errors.Is(err, io.EOF) {
-			err = errTooLong
+		if line = append(l.long, line...); len(line) > maxLine && (err == nil || errors.Is(err, io.EOF)) {
+			return nil, errTooLong
 		}
-		return nil, err
 	}
 	if errors.Is(err, io.EOF) && len(line) > 0 {
 		err = nil // the last line may have no end
