@@ -80,11 +80,8 @@ func (b Bits) network(from netip.Addr) (string, error) {
 
 // Peer is the Source of a server that clients connect to directly: the other end of the connection.
 func Peer(r *http.Request) (netip.Addr, error) {
-	if peer, err := netip.ParseAddrPort(r.RemoteAddr); err == nil {
-		return address.Fold(peer.Addr()), nil
-	}
-	if peer, err := netip.ParseAddr(r.RemoteAddr); err == nil {
-		return address.Fold(peer), nil
+	if peer, valid := address.Parse(r.RemoteAddr); valid {
+		return peer, nil
 	}
 	return netip.Addr{}, fmt.Errorf("%w: RemoteAddr is no IP address, as on a Unix socket", ErrNoKey)
 }
@@ -140,7 +137,7 @@ func TrustedHeader(name string, trusted ...netip.Prefix) Source {
 		case 0:
 			return netip.Addr{}, fmt.Errorf("%w: the proxy sent no header %.80q", ErrNoKey, name)
 		case 1:
-			if client, ok := parseHop(strings.Trim(values[0], " \t")); ok {
+			if client, ok := address.Parse(strings.Trim(values[0], " \t")); ok {
 				return client, nil
 			}
 			return netip.Addr{}, fmt.Errorf("%w: header %.80q is not one IP address", ErrBadKey, name)
@@ -154,7 +151,7 @@ func (p Proxies) walk(lines []string) (netip.Addr, error) {
 	hop := 0
 	for element := range elementsBackward(lines) {
 		hop++
-		parsed, valid := parseHop(element)
+		parsed, valid := address.Parse(element)
 		switch {
 		case !valid:
 			return netip.Addr{}, fmt.Errorf("%w: element %d from the right is no IP address", ErrBadKey, hop)

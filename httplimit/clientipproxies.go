@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+
+	"github.com/pgratelimit/pgratelimit/internal/address"
 )
 
 // Proxies are those between the clients and this server. Set one of the fields.
@@ -26,11 +28,11 @@ func ParseProxies(texts ...string) (Proxies, error) {
 	for _, text := range texts {
 		prefix, err := netip.ParsePrefix(text)
 		if err != nil {
-			address, errAddr := netip.ParseAddr(text)
-			if errAddr != nil || address.Zone() != "" {
+			single, errAddr := netip.ParseAddr(text)
+			if errAddr != nil || single.Zone() != "" {
 				return Proxies{}, fmt.Errorf("httplimit: proxy %.80q: use an address, or a prefix such as 10.0.0.0/8", text)
 			}
-			prefix = netip.PrefixFrom(address, address.BitLen())
+			prefix = netip.PrefixFrom(single, single.BitLen())
 		}
 		proxies.Trusted = append(proxies.Trusted, prefix)
 	}
@@ -53,7 +55,7 @@ func (p Proxies) validate() error {
 		switch {
 		case !prefix.IsValid():
 			return errors.New("Proxies.Trusted has an invalid prefix")
-		case foldedPrefix(prefix).Bits() == 0:
+		case address.FoldPrefix(prefix).Bits() == 0:
 			return fmt.Errorf("Proxies.Trusted has %v, which is everybody, so that clients would choose their own address; name the proxies", prefix)
 		}
 	}
@@ -67,22 +69,12 @@ func (p Proxies) checked(constructor string) Proxies {
 	}
 	p.Trusted = slices.Clone(p.Trusted)
 	for i, prefix := range p.Trusted {
-		p.Trusted[i] = foldedPrefix(prefix)
+		p.Trusted[i] = address.FoldPrefix(prefix)
 	}
 	return p
 }
 
-// foldedPrefix returns prefix as one of IPv4 when all of it are IPv4 addresses mapped into IPv6, since
-// addresses are compared folded.
-func foldedPrefix(prefix netip.Prefix) netip.Prefix {
-	const mapped = 96 // bits in front of the IPv4 address
-	if address := prefix.Addr(); address.Is4In6() && prefix.Bits() >= mapped {
-		return netip.PrefixFrom(address.Unmap(), prefix.Bits()-mapped)
-	}
-	return prefix
-}
-
-// trusts reports whether address, which is folded, is of a named proxy.
-func (p Proxies) trusts(address netip.Addr) bool {
-	return slices.ContainsFunc(p.Trusted, func(prefix netip.Prefix) bool { return prefix.Contains(address) })
+// trusts reports whether an address, folded, is of a named proxy.
+func (p Proxies) trusts(folded netip.Addr) bool {
+	return slices.ContainsFunc(p.Trusted, func(prefix netip.Prefix) bool { return prefix.Contains(folded) })
 }

@@ -15,6 +15,7 @@ import (
 	typev3 "github.com/envoyproxy/go-control-plane/envoy/type/v3"
 	"github.com/jackc/pgx/v5"
 
+	"github.com/pgratelimit/pgratelimit/internal/address"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/rules"
 )
@@ -141,12 +142,21 @@ func overridden(domain string, d *commonv3.RateLimitDescriptor) (ratelimit.Reque
 			policy.Rate, policy.Capacity = 1, ratelimit.None
 		}
 		limit, err := ratelimit.NewLimit(fmt.Sprintf("override.%d.%s", n, strings.ToLower(u.unit.String())), policy)
+		if err != nil {
+			return ratelimit.Request{}, err
+		}
 		parts := []string{domain}
 		for _, e := range d.GetEntries() {
-			parts = append(parts, e.GetKey(), "="+e.GetValue()) // no part is empty
+			value := e.GetValue()
+			if address.IsAttribute(e.GetKey()) {
+				if value, err = address.Key(value, address.IPv4Bits, address.IPv6Bits); err != nil {
+					return ratelimit.Request{}, fmt.Errorf("%w: the entry %q is %w", ratelimit.ErrInvalidKey, e.GetKey(), err)
+				}
+			}
+			parts = append(parts, e.GetKey(), "="+value) // no part is empty
 		}
 		sum := sha256.Sum256([]byte(ratelimit.Join(parts...)))
-		return limit.For(base64.RawURLEncoding.EncodeToString(sum[:])), err
+		return limit.For(base64.RawURLEncoding.EncodeToString(sum[:])), nil
 	}
 	return ratelimit.Request{}, fmt.Errorf("%w: the override has the unit %v; use second, minute, hour, day, month or year", ratelimit.ErrInvalidRequest, unit)
 }

@@ -8,6 +8,9 @@
 // [rules.SiteConfig].Attributes. The tiers of the Site select the limits of each descriptor. All limits of a call are decided
 // together: it takes from all of them or from none.
 //
+// The entries address, remote_address and masked_remote_address are clients' addresses: every guard and the tiers make the same key
+// of one, so an IPv6 client is its /64. To count larger networks, set v6_prefix_mask_len of masked_remote_address.
+//
 // # Answers
 //
 //	a domain or descriptor that no tier fits  OK without a limit, as the reference server answers
@@ -16,6 +19,7 @@
 //	an override of the descriptor             a fixed window from 1970 on, as in the reference server
 //	no domain, no descriptors, an entry twice InvalidArgument
 //	an attribute of a key is missing          InvalidArgument; see [rules.Site.Requests]
+//	an address of a key is no IP address      InvalidArgument
 //	no decision                               Unavailable
 //
 // A misspelled domain or entry admits every call. So does a failure of this service, unless Envoy's filter has failure_mode_deny.

@@ -192,6 +192,26 @@ func TestAnswers(t *testing.T) {
 			"OVER_LIMIT: OVER_LIMIT override.5.hour 5 per 0 HOUR left 1 reset 1s",
 		},
 		{
+			"an address has one key, however it is written", 0, "edge", 2,
+			descriptors{descriptor("remote_address=[2001:db8::1]:4711")},
+			"OK: OK address 3 per 0 MINUTE left 1 reset 40s",
+		},
+		{
+			"and an IPv6 network is one client", 0, "edge", 2,
+			descriptors{descriptor("remote_address=2001:db8::ffff/128")},
+			"OVER_LIMIT: OVER_LIMIT address 3 per 0 MINUTE left 1 reset 20s",
+		},
+		{
+			"also of an override", 0, "any", 5,
+			descriptors{overridden(5, typev3.RateLimitUnit_HOUR, "masked_remote_address=2001:db8::1/128")},
+			"OK: OK override.5.hour 5 per 0 HOUR left 0 reset 1s",
+		},
+		{
+			"whose windows are of a client, too", 0, "any", 1,
+			descriptors{overridden(5, typev3.RateLimitUnit_HOUR, "masked_remote_address=2001:db8::/64")},
+			"OVER_LIMIT: OVER_LIMIT override.5.hour 5 per 0 HOUR left 0 reset 1s",
+		},
+		{
 			"an override of nothing", 0, "any", 0,
 			descriptors{overridden(0, typev3.RateLimitUnit_DAY, "user=eve")},
 			"OVER_LIMIT: OVER_LIMIT override.0.day 1 per 0 DAY left 0 reset 0s",
@@ -246,6 +266,8 @@ func TestMisuse(t *testing.T) {
 		{"", descriptors{descriptor("user=secret")}, "rate limit domain must not be empty"},
 		{"edge", nil, "rate limit descriptor list must not be empty"},
 		{"edge", descriptors{descriptor("model=secret")}, `descriptor 0: ratelimit: invalid key: the key of "tokens" needs the attribute "tenant"`},
+		{"edge", descriptors{descriptor("remote_address=secret")}, `the attribute "remote_address", which is not one IP address`},
+		{"any", descriptors{overridden(1, typev3.RateLimitUnit_DAY, "remote_address=secret")}, `the entry "remote_address" is not one IP address`},
 		{"edge", descriptors{descriptor("user=secret", "user=b")}, `descriptor 0 has two entries "user"`},
 		{"edge", descriptors{descriptor(many...)}, "descriptor 0 has 1000 entries; send up to 64"},
 		{"edge", slices.Repeat(descriptors{descriptor()}, 65), "the call has 65 descriptors; send up to 64"},

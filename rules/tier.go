@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/pgratelimit/pgratelimit/internal/address"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -62,12 +63,16 @@ type Attributes struct {
 	Tenant string
 	// Plan is the plan that the customer is on: its rules decide. Patterns call it plan.
 	Plan string
-	// Address is the client's address. Patterns call it address.
+	// Address is the client's IP address, such as 203.0.113.7 or [2001:db8::1]:443. Patterns call it address. Like
+	// httplimit.ClientIP, keys and conditions have an IPv6 address's /64, and no port or zone: "2001:db8::/64". To count
+	// larger networks, pass a prefix: 2001:db8::/48. An error wraps ratelimit.ErrInvalidKey if a key needs the address
+	// and the text has none.
 	Address string
 	// Route is the pattern of the route that matched, as http.Request.Pattern. It is never the path, which has many spellings.
 	// Patterns call it route.
 	Route string
-	// More has the attributes that a program declares besides, by their names.
+	// More has the attributes that a program declares besides, by their names. The attributes remote_address and
+	// masked_remote_address, which Envoy sends, are addresses like Address.
 	More map[string]string
 }
 
@@ -140,6 +145,9 @@ func newTier(of *Tier, limit ratelimit.Limit, known []string) (t tier, err error
 		if !slices.Contains(known, name) {
 			return tier{}, fmt.Errorf("its When has the attribute %.40q; there are %s", name, strings.Join(known, ", "))
 		}
+		if value, err = wanted(name, value); err != nil {
+			return tier{}, err
+		}
 		t.when = append(t.when, condition{name, value})
 	}
 	t.cost = newCost(of)
@@ -179,7 +187,7 @@ func (t *readyTiers) requests(a Attributes, stated func(source string) []string)
 // fits reports whether the tier applies to a request.
 func (t *tier) fits(a *Attributes) (bool, error) {
 	for _, c := range t.when {
-		if is := a.value(c.attribute); is != c.value && (c.value != "*" || is == "") {
+		if is, _ := a.value(c.attribute); is != c.value && (c.value != "*" || is == "") {
 			return false, nil
 		}
 	}
@@ -198,18 +206,42 @@ func (t *tier) fits(a *Attributes) (bool, error) {
 func (t *tier) request(a *Attributes, stated func(source string) []string) (ratelimit.Request, error) {
 	request := t.limit.Global()
 	if t.key != nil {
-		key, missing := t.key.expand(a)
-		if missing != "" {
-			return ratelimit.Request{}, fmt.Errorf("%w: the key of %q needs the attribute %q, and the request has none",
-				ratelimit.ErrInvalidKey, t.limit.Name(), missing)
+		key, err := t.key.expand(a)
+		if err != nil {
+			return ratelimit.Request{}, fmt.Errorf("%w: the key of %q needs %w", ratelimit.ErrInvalidKey, t.limit.Name(), err)
 		}
 		request = t.limit.For(key)
 	}
 	return request.Cost(t.cost.of(stated)).Plan(a.Plan), nil
 }
 
-// value returns an attribute by its name.
-func (a *Attributes) value(name string) string {
+// wanted returns the value of a condition as attributes have it: of an address the client's key.
+func wanted(attribute, value string) (string, error) {
+	if !address.IsAttribute(attribute) || value == "" || value == "*" {
+		return value, nil
+	}
+	key, err := address.Key(value, address.IPv4Bits, address.IPv6Bits)
+	if err != nil {
+		return "", fmt.Errorf("its When has %.80q for %s, which is %w", value, attribute, err)
+	}
+	return key, nil
+}
+
+// value returns an attribute by its name. For an address it returns the client's key, or the text and an error.
+func (a *Attributes) value(name string) (string, error) {
+	text := a.text(name)
+	if text == "" || !address.IsAttribute(name) {
+		return text, nil
+	}
+	key, err := address.Key(text, address.IPv4Bits, address.IPv6Bits)
+	if err != nil {
+		return text, err
+	}
+	return key, nil
+}
+
+// text returns an attribute by its name, as the program passed it.
+func (a *Attributes) text(name string) string {
 	switch name {
 	case "user":
 		return a.User
@@ -254,6 +286,9 @@ func (t *Tier) check() error {
 	for attribute, value := range t.When {
 		if !isText(attribute, maxPattern) || !isText(value, maxPattern) {
 			return fmt.Errorf("its When has %.80q; use up to %d bytes of UTF-8 without NUL", attribute, maxPattern)
+		}
+		if _, err := wanted(attribute, value); err != nil {
+			return err
 		}
 	}
 	if t.Key != "" && isText(t.Key, maxPattern) {

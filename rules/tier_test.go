@@ -107,12 +107,47 @@ func TestTierKey(t *testing.T) {
 		"{header:x-api-key}":  "k 1",
 		"{tenant}/{user}":     `a\/b/a\/b\\c|d`,
 		"{tenant}|{user}":     `a/b|a/b\\c\|d`,
-		"<{address}, {user}>": `<::1, a/b\\c|d>`,
+		"<{address}, {user}>": `<::/64, a/b\\c|d>`,
 	} {
 		requests, err := newTiers(t, rules.MatchAll, rules.Tier{Limit: "calls", Key: key}).Requests(odd, nil)
 		require.NoError(t, err)
 		require.Equal(t, []ratelimit.Request{calls.For(want)}, requests, key)
 	}
+}
+
+// A client has one key, however its address is written, and so has a condition.
+func TestTierAddress(t *testing.T) {
+	t.Parallel()
+	made, err := rules.NewTiers(rules.TierSet{Tiers: []rules.Tier{
+		{Limit: "calls", Key: "{remote_address}", When: map[string]string{"remote_address": "*"}},
+		{Limit: "search", Key: "{address}", When: map[string]string{"address": "2001:db8::9"}},
+	}}, defined, "remote_address", "masked_remote_address")
+	require.NoError(t, err)
+	keys := func(text string) ([]ratelimit.Request, error) {
+		return made.Requests(rules.Attributes{Address: text, More: map[string]string{"remote_address": text}}, nil)
+	}
+	for text, want := range map[string][]ratelimit.Request{
+		"10.0.0.1":           {calls.For("10.0.0.1")},
+		"10.0.0.1:5555":      {calls.For("10.0.0.1")},
+		"::ffff:10.0.0.1":    {calls.For("10.0.0.1")},
+		"10.0.0.1/32":        {calls.For("10.0.0.1")},
+		"2001:db8::1":        {calls.For("2001:db8::/64"), search.For("2001:db8::/64")},
+		"[2001:db8::2%x]:80": {calls.For("2001:db8::/64"), search.For("2001:db8::/64")},
+		"2001:db8::/48":      {calls.For("2001:db8::/48")},
+	} {
+		requests, err := keys(text)
+		require.NoError(t, err, text)
+		require.Equal(t, want, requests, text)
+	}
+	for _, bad := range []string{"unknown", "secret.example.com", "10.0.0.1, 10.0.0.2", "0.0.0.0", "@"} {
+		_, err := keys(bad)
+		require.ErrorIs(t, err, ratelimit.ErrInvalidKey, "strangers never share a bucket")
+		require.ErrorContains(t, err, `the key of "calls" needs the attribute "remote_address", which is not one IP address; use the form`)
+		require.NotContains(t, err.Error(), "secret")
+	}
+	_, err = rules.NewTiers(rules.TierSet{Tiers: []rules.Tier{{Limit: "calls", When: map[string]string{"address": "office"}}}}, defined)
+	require.ErrorIs(t, err, rules.ErrInvalid)
+	require.ErrorContains(t, err, `its When has "office" for address, which is not one IP address`)
 }
 
 func TestTierCost(t *testing.T) {

@@ -72,15 +72,18 @@ func parsePattern(text string) (*pattern, error) {
 	return p, nil
 }
 
-// expand returns the key of a request, or the name of the attribute that it lacks. Different attributes have different
+// expand returns the key of a request, or an error for the attribute that it lacks. Different attributes have different
 // keys: in a value, what separates it from the next one is escaped, so that "a/b" with "c" is not "a" with "b/c". A
 // single value needs no escapes, and has none.
-func (p *pattern) expand(a *Attributes) (key, missing string) {
+func (p *pattern) expand(a *Attributes) (string, error) {
 	var b strings.Builder
 	for i, name := range p.names {
-		value := a.value(name)
-		if value == "" {
-			return "", name
+		value, err := a.value(name)
+		switch {
+		case err != nil:
+			return "", fmt.Errorf("the attribute %q, which is %w", name, err)
+		case value == "":
+			return "", fmt.Errorf("the attribute %q, and the request has none", name)
 		}
 		b.WriteString(p.literals[i])
 		for j := range len(value) {
@@ -91,7 +94,7 @@ func (p *pattern) expand(a *Attributes) (key, missing string) {
 		}
 	}
 	b.WriteString(p.literals[len(p.names)])
-	return b.String(), ""
+	return b.String(), nil
 }
 
 // validateKeys returns an error where a limit has two patterns of which one request may spell the key of the other's.

@@ -30,6 +30,32 @@ func TestNetwork(t *testing.T) {
 	}
 }
 
+// A key of a key is the same key, so that tiers can cut what a proxy or a program has cut.
+func TestKey(t *testing.T) {
+	t.Parallel()
+	for text, want := range map[string]string{
+		"192.0.2.7": "192.0.2.7", "192.0.2.7:80": "192.0.2.7", "192.0.2.7/32": "192.0.2.7", "192.0.2.0/24": "192.0.2.0/24",
+		"::ffff:192.0.2.7": "192.0.2.7", "::ffff:192.0.2.7/128": "192.0.2.7", "::ffff:192.0.2.7/120": "192.0.2.0/24",
+		"[2001:db8::1%eth0]:80": "2001:db8::/64", "2001:db8::1/128": "2001:db8::/64", "2001:db8::1/48": "2001:db8::/48",
+		"[2001:db8::1]": "2001:db8::/64", "64:ff9b::192.0.2.7": "192.0.2.7", "64:ff9b::192.0.2.7/128": "192.0.2.7", "64:ff9b::/64": "64:ff9b::/64",
+	} {
+		for range 2 {
+			got, err := address.Key(text, address.IPv4Bits, address.IPv6Bits)
+			require.NoError(t, err, text)
+			require.Equal(t, want, got, text)
+			text = got
+		}
+	}
+	for _, text := range []string{
+		"", "-", "@", "unknown", "localhost", "192.0.2.7, 10.0.0.1", "192.0.2.7:", "192.0.2.7:http", "192.0.2.7:123456", "0.0.0.0", "::", "[::]:80",
+		"[192.0.2.7]:80", "2001:db8::1]:80", "192.0.2.7/33", "192.0.2.07", "0.0.0.0/0", "::/128",
+	} {
+		got, err := address.Key(text, address.IPv4Bits, address.IPv6Bits)
+		require.ErrorIs(t, err, address.ErrNoAddress, text)
+		require.Empty(t, got)
+	}
+}
+
 func TestFold(t *testing.T) {
 	t.Parallel()
 	require.Equal(t, netip.MustParseAddr("192.0.2.7"), address.Fold(netip.MustParseAddr("::ffff:192.0.2.7%eth0")))

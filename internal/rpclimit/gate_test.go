@@ -354,6 +354,7 @@ func TestAddressKey(t *testing.T) {
 	t.Parallel()
 	for remote, want := range map[string]string{
 		"192.0.2.7:4711":               "192.0.2.7",
+		"192.0.2.7":                    "192.0.2.7",
 		"[::ffff:192.0.2.7%eth0]:4711": "192.0.2.7",
 		"[2001:db8:1:2:3:4:5:6]:4711":  "2001:db8:1:2::/64",
 	} {
@@ -361,7 +362,7 @@ func TestAddressKey(t *testing.T) {
 		require.NoError(t, err, remote)
 		require.Equal(t, want, got, remote)
 	}
-	for _, remote := range []string{"", "@", "/run/app.sock", "bufconn", "192.0.2.7", "example.com:80", "192.0.2.7:"} {
+	for _, remote := range []string{"", "@", "/run/app.sock", "bufconn", "0.0.0.0:80", "example.com:80", "192.0.2.7:"} {
 		got, err := rpclimit.AddressKey(remote)
 		require.Error(t, err, remote)
 		require.Empty(t, got, "never a bucket that all of them share")

@@ -3,19 +3,17 @@ package rpclimit
 import (
 	"errors"
 	"fmt"
-	"net/netip"
 
 	"github.com/pgratelimit/pgratelimit/internal/address"
 )
 
-// AddressKey returns the IP address in remote, which has the form host:port, as a key. An IPv4 address, also one mapped into IPv6,
-// is the key itself; of an IPv6 address the key is the /64, the network of one host. Zones are dropped.
+// AddressKey returns the key of the peer at an address.
 func AddressKey(remote string) (string, error) {
-	pair, err := netip.ParseAddrPort(remote)
+	key, err := address.Key(remote, address.IPv4Bits, address.IPv6Bits)
 	if err != nil {
 		return "", errors.New("the peer has no IP address")
 	}
-	return address.Network(pair.Addr(), address.IPv4Bits, address.IPv6Bits), nil
+	return key, nil
 }
 
 // OnlyValue returns the only value of a header. Without a value there is no key, and of several the client would choose one, so

@@ -46,7 +46,7 @@ capacity has status 413, and a plan that no stored rule has 400, if others have 
 Every call except health needs a token of --token-file, as Authorization: Bearer. A browser sends it as the password of any
 user; the page is read-only. Without tokens serve listens only on addresses of this machine.`,
 		Args:    cobra.NoArgs,
-		Example: "  ratelimit serve --domain edge --attribute remote_address --token-file tokens.txt",
+		Example: "  ratelimit serve --domain edge --attribute masked_remote_address --token-file tokens.txt",
 	}, func(ctx context.Context, _ []string) error { return a.serve(ctx, &f) })
 	flags := cmd.Flags()
 	flags.StringVar(&f.http, "http", "127.0.0.1:8080", "address of the HTTP server")

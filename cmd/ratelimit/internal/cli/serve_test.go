@@ -259,8 +259,12 @@ func (s *served) attacks(t *testing.T) {
 		{`{"requests":[{"limit":"messages","key":"ada","costs":1}]}`, http.StatusBadRequest, `no field "costs"`},
 		{`{"requests":[]}`, http.StatusBadRequest, "requests is missing or empty; name 1 to 64 limits"},
 		{`{"requests":[{"limit":"nobody","key":"ada"}]}`, http.StatusBadRequest, "no rule is stored"},
-		{`{"requests":[{"limit":"messages"}]}`, http.StatusBadRequest, "needs either a key"},
-		{`{"requests":[{"limit":"messages","key":"ada","global":true}]}`, http.StatusBadRequest, "needs either a key"},
+		{`{"requests":[{"limit":"messages"}]}`, http.StatusBadRequest, "needs one of key, address, or global"},
+		{`{"requests":[{"limit":"messages","key":"ada","global":true}]}`, http.StatusBadRequest, "needs one of key, address, or global"},
+		{`{"requests":[{"limit":"messages","key":"ada","address":"10.0.0.1"}]}`, http.StatusBadRequest, "needs one of key, address, or global"},
+		{`{"requests":[{"limit":"messages","address":"unknown"}]}`, http.StatusBadRequest, "the address is not one IP address"},
+		{`{"requests":[{"limit":"messages","address":"2001:db8::1","cost":5}]}`, http.StatusOK, ""},
+		{`{"requests":[{"limit":"messages","address":"[2001:db8::2]:80"}]}`, http.StatusTooManyRequests, "messages"}, // the same client
 		{`{"requests":[{"limit":"messages","key":"ada","plan":"Pro"}]}`, http.StatusBadRequest, `no stored rule has the plan "Pro"; the rules have pro;`},
 		{`{"requests":[{"limit":"tokens","key":"ada","plan":"pro"}]}`, http.StatusOK, ""}, // its rule is for all plans
 		{`{"id":"x","requests":[{"limit":"messages","key":"ada"}]}`, http.StatusBadRequest, "only settle"},

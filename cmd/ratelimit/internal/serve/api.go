@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/pgratelimit/pgratelimit/httplimit"
+	"github.com/pgratelimit/pgratelimit/internal/address"
 	"github.com/pgratelimit/pgratelimit/internal/guard"
 	"github.com/pgratelimit/pgratelimit/internal/telemetry"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
@@ -31,10 +32,12 @@ type call struct {
 type request struct {
 	Limit string `json:"limit"`
 	// Key is the key. A limit without keys needs Global.
-	Key    string   `json:"key"`
-	Global bool     `json:"global"`
-	Cost   *float64 `json:"cost"` // default: 1
-	Plan   string   `json:"plan"`
+	Key string `json:"key"`
+	// Address is the IP address of the client, in place of Key.
+	Address string   `json:"address"`
+	Global  bool     `json:"global"`
+	Cost    *float64 `json:"cost"` // default: 1
+	Plan    string   `json:"plan"`
 }
 
 // answer is the body of an answer.
@@ -194,13 +197,23 @@ func inJSON(err error) error {
 		value, _, _ := strings.Cut(kind.Value, " ") // a number follows its digits
 		return fmt.Errorf("%s must be %s; it is of type %s", field, expected[kind.Type.Kind()], value)
 	case isUnknown:
-		return fmt.Errorf("there is no field %s; a call has id and requests, and a request has limit, key, global, cost and plan", unknown)
+		return fmt.Errorf("there is no field %s; a call has id and requests, and a request has limit, key, address, global, cost and plan", unknown)
 	case errors.As(err, &syntax):
 		return fmt.Errorf("the body is not JSON at byte %d: %w", syntax.Offset, err)
 	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
 		return errors.New(`the body is empty or ends early; send a call such as {"requests":[{"limit":"messages","key":"ada"}]}`)
 	}
 	return fmt.Errorf("the body cannot be read: %w", err)
+}
+
+// ways returns the number of fields that select a bucket.
+func (r request) ways() (n int) {
+	for _, is := range []bool{r.Key != "", r.Address != "", r.Global} {
+		if is {
+			n++
+		}
+	}
+	return n
 }
 
 // requests returns the requests to limits that have a stored rule.
@@ -211,10 +224,16 @@ func (s *Server) requests(asked []request) ([]ratelimit.Request, error) {
 		switch {
 		case !known:
 			return nil, fmt.Errorf("request %d: no rule is stored for the limit %.80q; store one with ratelimit rules apply", i, a.Limit)
-		case a.Global == (a.Key != ""):
-			return nil, fmt.Errorf("request %d: it needs either a key, or global: true for the shared bucket", i)
+		case a.ways() != 1:
+			return nil, fmt.Errorf("request %d: it needs one of key, address, or global: true for the shared bucket", i)
 		case a.Global:
 			requests[i] = limit.Global()
+		case a.Address != "":
+			key, err := address.Key(a.Address, address.IPv4Bits, address.IPv6Bits)
+			if err != nil {
+				return nil, fmt.Errorf("request %d: the address is %w", i, err)
+			}
+			requests[i] = limit.For(key)
 		default:
 			requests[i] = limit.For(a.Key)
 		}

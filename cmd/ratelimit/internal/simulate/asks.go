@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"net/netip"
 	"net/url"
 	"slices"
 	"strings"
@@ -137,6 +136,11 @@ func plansOf(file *rules.Document) map[string]bool {
 // of returns the requests of a line.
 func (a *asks) of(r *record) ([]ratelimit.Request, error) {
 	a.line = r
+	for name := range r.fields {
+		if address.IsAttribute(name) {
+			r.fields[name] = a.network(r.fields[name])
+		}
+	}
 	route := r.route
 	if route == "" {
 		route = a.routes.of(r.method, r.target)
@@ -155,20 +159,12 @@ func (a *asks) plan(r *record) string { return cmp.Or(r.plan, a.config.Plan) }
 
 var errAddresses = errors.New("it has a list of addresses, of which the client's is not known here; log the one that the program takes")
 
-// network returns the part of an address that counts. It returns other text unchanged, such as a host name, and "" for a list.
+// network returns the key of the client at an address, and other text unchanged, which the Site refuses where a key needs it.
 func (a *asks) network(text string) string {
-	if strings.Contains(text, ",") {
-		return ""
+	if key, err := address.Key(text, a.config.IPv4Bits, a.config.IPv6Bits); err == nil {
+		return key
 	}
-	ip, err := netip.ParseAddr(text)
-	if err != nil {
-		withPort, err := netip.ParseAddrPort(text)
-		if err != nil {
-			return text
-		}
-		ip = withPort.Addr()
-	}
-	return address.Network(ip, a.config.IPv4Bits, a.config.IPv6Bits)
+	return text
 }
 
 // statedBy returns the values of a line for a source of costs.

@@ -18,7 +18,7 @@ import (
 // seen returns the instant and the attributes of a line, or the problem.
 func seen(t testing.TB, config simulate.Config, line string) (at time.Time, attributes, problem string) {
 	t.Helper()
-	names := []string{"address", "user", "tenant", "plan", "route", "method", "path", "status", "size", "referer", "user_agent", "region"}
+	names := []string{"address", "user", "tenant", "plan", "route", "method", "path", "status", "size", "referer", "user_agent", "region", "masked_remote_address"}
 	text := "match: all\nrules: [{limit: site, rate: 1, period: 1s}"
 	for _, name := range names {
 		text += fmt.Sprintf(", {limit: %s, rate: 1, period: week}", name)
@@ -81,10 +81,15 @@ func TestFormats(t *testing.T) {
 			at:   time.Date(2028, 2, 29, 12, 0, 0, 0, time.UTC),
 			want: "address=203.0.113.7 route=GET / method=GET path=/ status=304",
 		},
-		"CombinedOfWholeAddresses": {
-			config: simulate.Config{IPv6Bits: 128, Format: simulate.Combined},
+		"CombinedOfLargeNetworks": {
+			config: simulate.Config{IPv6Bits: 48, Format: simulate.Combined},
 			line:   `2001:db8::1 - - [01/Mar/2026:12:00:00 +0000] "GET /a HTTP/1.1" 201 1 "-" "-"`, at: noon,
-			want: "address=2001:db8::1 route=GET /a method=GET path=/a status=201 size=1",
+			want: "address=2001:db8::/48 route=GET /a method=GET path=/a status=201 size=1",
+		},
+		"AddressesOfEnvoy": {
+			config: simulate.Config{IPv6Bits: 48},
+			line:   `{"time":"2026-03-01T12:00:00Z","remote_addr":"::ffff:203.0.113.7","region":"eu","masked_remote_address":"2001:db8::1/128"}`, at: noon,
+			want: "address=203.0.113.7 route=- region=eu masked_remote_address=2001:db8::/48",
 		},
 		"WithRoutes": {
 			config: simulate.Config{Routes: []string{"GET /items/{id}", "/static/"}},
@@ -185,17 +190,18 @@ func TestFormatsRefuse(t *testing.T) {
 	}
 }
 
-// TestRunTakesNoListForAnAddress expects lines with several addresses to count for what needs none only.
-func TestRunTakesNoListForAnAddress(t *testing.T) {
+// A line with several addresses, or a host name, counts only for limits without an address.
+func TestRunTakesOneAddress(t *testing.T) {
 	t.Parallel()
-	for _, line := range []string{
-		`203.0.113.7, 10.0.0.1 - - [01/Mar/2026:12:00:00 +0000] "GET / HTTP/1.1" 200 5`,
-		`203.0.113.7, 10.0.0.2, 10.0.0.1 - - [01/Mar/2026:12:00:00 +0000] "GET / HTTP/1.1" 200 5`,
-		`{"time":"2026-03-01T12:00:00Z","remote_addr":"203.0.113.7,10.0.0.1","method":"GET","path":"/"}`,
+	for line, says := range map[string]string{
+		`client.example.com - - [01/Mar/2026:12:00:00 +0000] "GET / HTTP/1.1" 200 5`:                     "not one IP address",
+		`203.0.113.7, 10.0.0.1 - - [01/Mar/2026:12:00:00 +0000] "GET / HTTP/1.1" 200 5`:                  "a list of addresses",
+		`203.0.113.7, 10.0.0.2, 10.0.0.1 - - [01/Mar/2026:12:00:00 +0000] "GET / HTTP/1.1" 200 5`:        "a list of addresses",
+		`{"time":"2026-03-01T12:00:00Z","remote_addr":"203.0.113.7,10.0.0.1","method":"GET","path":"/"}`: "a list of addresses",
 	} {
 		_, err := simulate.Run(t.Context(), simulate.Config{Rules: document(t, three), By: "address"}, lines(line))
 		require.ErrorIs(t, err, simulate.ErrUnasked, line)
-		require.ErrorContains(t, err, "a list of addresses")
+		require.ErrorContains(t, err, says)
 		report := run(t, simulate.Config{Rules: document(t, three), By: "route"}, lines(line))
 		require.EqualValues(t, 1, report.Admitted)
 	}

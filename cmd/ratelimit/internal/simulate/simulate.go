@@ -154,8 +154,8 @@ func (c *Config) validate(sources []Source) error {
 	switch {
 	case c.IPv4Bits < 1 || c.IPv4Bits > 32:
 		return fmt.Errorf("%w: %d bits of an IPv4 address are to count; use 1 to 32", ErrInvalidConfig, c.IPv4Bits)
-	case c.IPv6Bits < 1 || c.IPv6Bits > 128:
-		return fmt.Errorf("%w: %d bits of an IPv6 address are to count; use 1 to 128", ErrInvalidConfig, c.IPv6Bits)
+	case c.IPv6Bits < 1 || c.IPv6Bits > 64:
+		return fmt.Errorf("%w: %d bits of an IPv6 address are to count; use 1 to 64; with more, one host has many buckets", ErrInvalidConfig, c.IPv6Bits)
 	case c.Limit != "" && c.By == "":
 		return fmt.Errorf("%w: the limit %.80q is named, and not by what it is asked; say by address, or by another attribute", ErrInvalidConfig, c.Limit)
 	case c.Window < 0:

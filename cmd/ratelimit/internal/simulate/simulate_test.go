@@ -295,6 +295,7 @@ func TestRunRejectsInvalidRequests(t *testing.T) {
 		"the format is":              {Rules: document(t, tiers), Format: "xml"},
 		"33 bits of an IPv4 address": {Rules: document(t, tiers), IPv4Bits: 33},
 		"-1 bits of an IPv6 address": {Rules: document(t, tiers), IPv6Bits: -1},
+		"65 bits of an IPv6 address": {Rules: document(t, tiers), IPv6Bits: 65},
 		"the route \"GET search\"":   {Rules: document(t, tiers), Routes: []string{"GET search"}},
 		"HashKey has":                {Rules: document(t, tiers), HashKey: []byte("short")},
 		"conflicts":                  {Rules: document(t, tiers), Routes: []string{"GET /{a}/x", "GET /{b}/x"}},
