@@ -23,8 +23,9 @@ const (
 	cachedKey    = attribute.Key("ratelimit.cached")
 	pendingKey   = attribute.Key("ratelimit.pending")
 	remainingKey = attribute.Key("ratelimit.remaining")
-	retryKey     = attribute.Key("ratelimit.retry_after_s")
-	waitKey      = attribute.Key("ratelimit.wait_s")
+	retryKey     = attribute.Key("ratelimit.retry_after")
+	waitKey      = attribute.Key("ratelimit.wait")
+	attemptsKey  = attribute.Key("ratelimit.attempts")
 	errorKey     = attribute.Key("error.type")
 )
 
@@ -50,6 +51,8 @@ func (o *Observer) Observe(ctx context.Context, event ratelimit.Event) {
 		o.traceDecided(ctx, e)
 	case ratelimit.Failed:
 		o.traceFailed(ctx, e)
+	case ratelimit.Transacted:
+		o.traceTransacted(ctx, e)
 	}
 }
 
@@ -68,6 +71,14 @@ func (o *Observer) traceFailed(ctx context.Context, e ratelimit.Failed) {
 		span.SetAttributes(limitKey.String(e.Limit), resultKey.String(telemetry.Failure(e)), verbKey.String(e.Verb),
 			errorKey.String(telemetry.ErrorType(e.Err)))
 		span.SetStatus(codes.Error, telemetry.ErrorText(e.Err))
+	}
+	span.End(trace.WithTimestamp(e.Began.Add(e.Elapsed)))
+}
+
+func (o *Observer) traceTransacted(ctx context.Context, e ratelimit.Transacted) {
+	span := o.span(ctx, "transaction", e.Began)
+	if span.IsRecording() {
+		span.SetAttributes(resultKey.String(telemetry.Transaction(e)), verbKey.String("transaction"), attemptsKey.Int(e.Attempts))
 	}
 	span.End(trace.WithTimestamp(e.Began.Add(e.Elapsed)))
 }

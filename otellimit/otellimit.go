@@ -12,6 +12,8 @@
 //	ratelimit.settlement.delta     {token}    difference between reserved and used tokens
 //	ratelimit.leases               {lease}    leases on slots that were renewed, released or lost
 //	ratelimit.failures             {failure}  calls and transactions that failed
+//	ratelimit.cancelled.duration   s          how long calls and transactions had waited when their callers left
+//	ratelimit.transaction.duration s          how long a transaction of InTx took, with all attempts
 //	ratelimit.contended            {call}     calls and transactions that gave up, as every attempt conflicted
 //	ratelimit.conflicts            {attempt}  attempts that lost against another transaction
 //	ratelimit.batch.size           {call}     calls that one statement answered
@@ -33,8 +35,10 @@
 //	ratelimit.limit        the limit's name. A metric counted once a call over several limits has the first that
 //	                       refused, else the first
 //	ratelimit.result       allowed, reserved, refused, paused (refused until the limit's pause ends), vetoed (another limit
-//	                       of the call refused), off (the limit's rule is off), contended, failed, or shadow_refused and
-//	                       shadow_paused (a limit that is not enforced, by the program or by its rule, would refuse). Of
+//	                       of the call refused), off (the limit's rule is off), contended, cancelled (the caller left), failed,
+//	                       or shadow_refused and shadow_paused (a limit that is not enforced, by the program or by its rule,
+//	                       would refuse). Of transactions: committed, rolled_back (by its own error), contended, cancelled
+//	                       or failed. Of
 //	                       answers: what ratelimit.Answered lists, such as refused, failed_open and bad_key, preceded by
 //	                       shadow_ for a limit that is not enforced. Of loads: loaded, kept (some cannot be read) or failed.
 //	                       Of leases: renewed, released or lost (it was not held any more). Of
@@ -53,10 +57,22 @@
 // Tokens taken are the cost of requests that were allowed or reserved by another verb than check. A decision in a transaction of
 // the application counts at once, also if the transaction is rolled back.
 //
-// A span also has ratelimit.rules, the names of the rules of ratelimit.Config.Policies that decided. They may be many,
-// as overrides are, so no metric has them.
+// # Spans
 //
-// A span has the times of its call, also if it is reported later: ratelimit.Limiter.InTx reports when the transaction has ended.
+// Each decision, failed call and transaction of InTx is a span, a child of the one in the call's context: "ratelimit take" and
+// so on, by its verb, and "ratelimit transaction". It has the attributes of metrics above, and some that have too many values
+// for a metric. Times are in seconds:
+//
+//	ratelimit.limits       the names of all limits of a call over several
+//	ratelimit.rules        the names of the rules of ratelimit.Config.Policies that decided
+//	ratelimit.remaining    the tokens left
+//	ratelimit.retry_after  after a refusal: the time to wait
+//	ratelimit.wait         of a reserve: the time until the work may run
+//	ratelimit.pending      whether the transaction of the call may still roll back
+//	ratelimit.attempts     of a transaction: how often it ran
+//
+// The status of a failed call is Error, with the text of the error without secrets. A span has the times of its call, also if it
+// is reported later: ratelimit.Limiter.InTx reports when the transaction has ended.
 package otellimit
 
 import (

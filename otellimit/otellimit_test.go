@@ -128,7 +128,7 @@ func TestSpans(t *testing.T) {
 	require.WithinDuration(t, began.Add(refused.Elapsed), spans[0].EndTime(), 0)
 	require.WithinDuration(t, began, spans[1].StartTime(), 0)
 	require.WithinDuration(t, began.Add(time.Second), spans[1].EndTime(), 0)
-	require.Contains(t, labels(spans[0]), "ratelimit.retry_after_s=1.5")
+	require.Contains(t, labels(spans[0]), "ratelimit.retry_after=1.5")
 	require.Equal(t, "dial postgres://db/app: refused", spans[1].Status().Description)
 }
 
@@ -147,6 +147,10 @@ func story() []ratelimit.Event {
 		ratelimit.Failed{Verb: "transaction", Err: contended},
 		ratelimit.Failed{Verb: "settle", Limit: "perUser", Err: &pgconn.PgError{Severity: "FATAL", Message: "shutting down", Code: "57P01"}},
 		ratelimit.Conflicted{Verb: "take", Attempt: 1, Err: contended},
+		ratelimit.Failed{Verb: "take", Limit: "perUser", Err: fmt.Errorf("take: %w", context.Canceled), Elapsed: 500 * time.Millisecond},
+		ratelimit.Failed{Verb: "transaction", Err: fmt.Errorf("transaction: %w", context.Canceled), Elapsed: time.Millisecond},
+		ratelimit.Transacted{Committed: true, Attempts: 2, Elapsed: time.Second},
+		ratelimit.Transacted{Attempts: 1, Elapsed: time.Second},
 		ratelimit.Conflicted{Verb: "transaction", Attempt: 1, Err: contended},
 		ratelimit.Conflicted{Verb: "transaction", Attempt: 2, Err: contended},
 		ratelimit.Settlement{Limit: "perUser", Delta: 5},

@@ -80,7 +80,8 @@ func requireExported(t *testing.T, metrics map[string][]string, where, expr stri
 		require.NotNil(t, labels, "%q asks for %s, which is not exported", where, name)
 		asked = append(asked, name)
 		for _, l := range matcher.FindAllStringSubmatch(m[2], -1) {
-			require.Contains(t, labels, l[1], "%q: %s", where, expr)
+			isBound := l[1] == "le" && strings.HasSuffix(m[1], "_bucket")
+			require.True(t, isBound || slices.Contains(labels, l[1]), "%q has no %q: %s", where, l[1], expr)
 		}
 	}
 	for _, m := range by.FindAllStringSubmatch(expr, -1) {
@@ -113,7 +114,15 @@ func TestDashboard(t *testing.T) {
 	}
 }
 
-// TestAlerts promises that the alerts use existing metrics and labels.
+// series returns the names and labels of all series of the story, as they are scraped.
+func series(t *testing.T) string {
+	t.Helper()
+	scraped, err := os.ReadFile("testdata/metrics.txt")
+	require.NoError(t, err)
+	return string(scraped)
+}
+
+// TestAlerts promises that the alerts use existing metrics, labels and values, and that each has a severity.
 func TestAlerts(t *testing.T) {
 	t.Parallel()
 	file, err := os.ReadFile("alerts.yaml")
@@ -123,6 +132,7 @@ func TestAlerts(t *testing.T) {
 			Rules []struct {
 				Alert       string            `yaml:"alert"`
 				Expr        string            `yaml:"expr"`
+				Labels      map[string]string `yaml:"labels"`
 				Annotations map[string]string `yaml:"annotations"`
 			} `yaml:"rules"`
 		} `yaml:"groups"`
@@ -133,6 +143,11 @@ func TestAlerts(t *testing.T) {
 	require.NotEmpty(t, rules.Groups[0].Rules)
 	for _, rule := range rules.Groups[0].Rules {
 		require.NotEmpty(t, rule.Annotations["summary"], rule.Alert)
+		require.Contains(t, []string{"critical", "warning", "info"}, rule.Labels["severity"], rule.Alert)
 		require.NotEmpty(t, requireExported(t, metrics, rule.Alert, rule.Expr), rule.Alert)
+		for _, m := range regexp.MustCompile(`(ratelimit_[a-z_]+)\{([a-z_]+="[^"]+")\}`).FindAllStringSubmatch(rule.Expr, -1) {
+			exists := regexp.MustCompile(m[1] + `\{[^}]*` + regexp.QuoteMeta(m[2]))
+			require.Regexp(t, exists, series(t), "%s never fires: no series has %s", rule.Alert, m[2])
+		}
 	}
 }

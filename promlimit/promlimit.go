@@ -14,6 +14,8 @@
 //	ratelimit_settlement_delta_tokens_total{limit,direction}         difference between reserved and used tokens
 //	ratelimit_leases_total{limit,result}                             leases on slots that were renewed, released or lost
 //	ratelimit_failures_total{verb,error_type}                       calls and transactions that failed
+//	ratelimit_cancelled_duration_seconds{verb}                      how long calls and transactions had waited when their callers left
+//	ratelimit_transaction_duration_seconds{result}                  how long a transaction of InTx took, with all attempts
 //	ratelimit_contended_total{verb}                                 calls and transactions that gave up, as every attempt conflicted
 //	ratelimit_conflicts_total{verb}                                 attempts that lost against another transaction
 //	ratelimit_batch_size{}                                          calls that one statement answered
@@ -37,8 +39,9 @@
 //	            the first that refused, else the first
 //	rule        the name of that rule, up to Config.MaxNames of them
 //	result      allowed, reserved, refused, paused (refused until the limit's pause ends), vetoed (another limit of the
-//	            call refused), off (the limit's rule is off), contended, failed, or shadow_refused and shadow_paused (a
-//	            limit that is not enforced, by the program or by its rule, would refuse). Of answers: what
+//	            call refused), off (the limit's rule is off), contended, cancelled (the caller left), failed, or shadow_refused
+//	            and shadow_paused (a limit that is not enforced, by the program or by its rule, would refuse). Of
+//	            transactions: committed, rolled_back (by its own error), contended, cancelled or failed. Of answers: what
 //	            ratelimit.Answered lists, such as refused, failed_open and bad_key, preceded by shadow_ for a limit that
 //	            is not enforced. Of loads: loaded, kept (some cannot be read) or failed. Of leases: renewed, released
 //	            or lost (it was not held any more). Of tokens prefetched: taken, returned or lost; the difference was given

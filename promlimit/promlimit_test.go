@@ -1,6 +1,7 @@
 package promlimit_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"log"
@@ -63,6 +64,10 @@ func story() []ratelimit.Event {
 		ratelimit.Failed{Verb: "take", Limit: "perUser", Err: errors.New("a key of somebody"), Elapsed: time.Second},
 		ratelimit.Failed{Verb: "transaction", Err: contended},
 		ratelimit.Failed{Verb: "settle", Limit: "perUser", Err: &pgconn.PgError{Code: "57P01"}},
+		ratelimit.Failed{Verb: "take", Limit: "perUser", Err: fmt.Errorf("take: %w", context.Canceled), Elapsed: 500 * time.Millisecond},
+		ratelimit.Failed{Verb: "transaction", Err: fmt.Errorf("transaction: %w", context.Canceled), Elapsed: time.Millisecond},
+		ratelimit.Transacted{Committed: true, Attempts: 2, Elapsed: time.Second},
+		ratelimit.Transacted{Attempts: 1, Elapsed: time.Second},
 		ratelimit.Conflicted{Verb: "transaction", Attempt: 1, Err: contended},
 		ratelimit.Settlement{Limit: "perUser", Delta: 5},
 		ratelimit.Settlement{Limit: "perUser", Delta: -2},

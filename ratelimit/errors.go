@@ -171,6 +171,12 @@ func isUnavailable(err error) bool {
 	}
 }
 
+// isOfContext reports whether err says that ctx has ended.
+func isOfContext(ctx context.Context, err error) bool {
+	ended := ctx.Err()
+	return ended != nil && (errors.Is(err, ended) || pgerr.Code(err) == pgerr.QueryCanceled)
+}
+
 // changedNothing reports whether a call that failed with err certainly changed nothing: it was not sent, or the server undid
 // it.
 func changedNothing(err error) bool {
@@ -259,7 +265,7 @@ func isOfPgx(pool Pool) bool {
 // also leaves a read-only server. If a table is missing, the next call compares the fingerprint again, because new tables can have another
 // secret. If ctx has ended, its error is added to query_canceled: pgx returns only that if the pool sends cancel requests.
 func explained(ctx context.Context, l *Limiter, doing string, err error) error {
-	if ended := ctx.Err(); ended != nil && pgerr.Code(err) == pgerr.QueryCanceled && !errors.Is(err, ended) {
+	if ended := ctx.Err(); isOfContext(ctx, err) && !errors.Is(err, ended) {
 		err = fmt.Errorf("%w: %w", ended, err)
 	}
 	inTx := l.pool == nil

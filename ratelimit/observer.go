@@ -12,16 +12,17 @@ import (
 // panics see [Config.Observer]. ctx has the values of the call's context, and may have ended.
 //
 // Events of a transaction of InTx are reported when it has ended. If it rolled back, its refusals, failed calls and lost leases
-// are reported, but not the events that the rollback undid. An attempt that lost a conflict or its connection reports a
-// Conflicted in place of its events. A transaction that fails because of that reports a Failed. Events of a transaction that
-// you began are reported at once, with Pending set. No event contains a key.
+// are reported, but not the events that the rollback undid. An attempt that lost a conflict reports a Conflicted in place of
+// its events, and an attempt that lost its connection reports none. A transaction that fails because of that reports a Failed,
+// and every other one a Transacted. Events of a transaction that you began are reported at once, with Pending set. No event
+// contains a key.
 type Observer interface {
 	Observe(ctx context.Context, event Event)
 }
 
-// Event is one of [Decided], [Settlement], [Leased], [Failed], [Conflicted], [Batched], [Queued], [Pruned], [Mended],
-// [Redefined], [PlanWithoutRule], [Answered], [RulesLoaded], [PriceChanged] and [Prefetched]. Ignore other events, because more
-// may be added.
+// Event is one of [Decided], [Settlement], [Leased], [Failed], [Transacted], [Conflicted], [Batched], [Queued], [Pruned],
+// [Mended], [Redefined], [PlanWithoutRule], [Answered], [RulesLoaded], [PriceChanged] and [Prefetched]. Ignore other events,
+// because more may be added.
 type Event interface{ event() }
 
 // Decided is a decision, allowed or refused. A failed call is a Failed.
@@ -68,6 +69,10 @@ type Leased struct {
 
 // Failed is a call that returned an error which is not the fault of its caller. The request was neither allowed nor refused.
 // errors.Is(Err, ErrContended) distinguishes contention from a database that does not work.
+//
+// It includes calls whose context ended before the answer. For errors.Is(Err, context.Canceled) the caller left, and Elapsed
+// is how long it had waited. If it is long, the database stalls or a row is held. Sleeping for a turn in Wait, or for a slot in
+// package waitlist, is no such wait.
 type Failed struct {
 	// Verb is the call in lower case, as in Decided, or "transaction" for InTx.
 	Verb string
@@ -76,6 +81,18 @@ type Failed struct {
 	// Err is the error that the caller got.
 	Err error
 	// Began is the time of the call, and Elapsed its duration.
+	Began   time.Time
+	Elapsed time.Duration
+}
+
+// Transacted is a transaction of InTx that committed, or that fn rolled back by returning an error. It is reported after the
+// events of its calls. A transaction that failed is a Failed.
+type Transacted struct {
+	// Committed reports whether it committed.
+	Committed bool
+	// Attempts is how often fn ran: more than once after conflicts and lost connections.
+	Attempts int
+	// Began is the time of the call of InTx, and Elapsed its duration with all attempts.
 	Began   time.Time
 	Elapsed time.Duration
 }
@@ -207,6 +224,7 @@ func (Decided) event()         {}
 func (Settlement) event()      {}
 func (Leased) event()          {}
 func (Failed) event()          {}
+func (Transacted) event()      {}
 func (Conflicted) event()      {}
 func (Batched) event()         {}
 func (Queued) event()          {}

@@ -2,7 +2,6 @@ package ratelimit
 
 import (
 	"context"
-	"errors"
 	"log/slog"
 	"slices"
 	"time"
@@ -49,6 +48,7 @@ func WithRoute(ctx context.Context, route string) context.Context {
 type afterCommit struct {
 	changed []bucket.Key // buckets whose tokens were taken or returned
 	told    []notice
+	failed  bool // whether a call reported a Failed
 }
 
 // notice is a report of a call in a transaction to the Observer or to Config.Refused.
@@ -168,13 +168,25 @@ func (r *reports) decided(ctx context.Context, event Decided, began time.Time) {
 	r.tell(ctx, event)
 }
 
-// failed reports a failed call that began at began to the Observer, unless its caller cancelled it.
+// failed reports a failed call that began at began to the Observer. A call whose caller has left counts: if a database
+// stalls and all callers leave, nothing else shows it.
 func (r *reports) failed(ctx context.Context, event Failed, began time.Time) {
-	if r.observer == nil || errors.Is(ctx.Err(), context.Canceled) {
+	if r.observer == nil {
 		return
 	}
 	event.Began, event.Elapsed = began, r.elapsed(began)
+	if r.after != nil {
+		r.after.failed = true
+	}
 	r.tell(ctx, event)
+}
+
+// transacted reports a transaction of InTx that began at began, and that fn committed or rolled back.
+func (r *reports) transacted(ctx context.Context, event Transacted, began time.Time) {
+	if r.observer != nil {
+		event.Began, event.Elapsed = began, r.elapsed(began)
+		r.tell(ctx, event)
+	}
 }
 
 // pending reports whether the call may still roll back without the Limiter knowing.

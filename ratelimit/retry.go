@@ -39,7 +39,9 @@ func whenAgain(err error) again {
 func retry(ctx context.Context, l *Limiter, verb string, when again, err error, attempt func() (again, error)) error {
 	ceiling := retryBase
 	for n := 1; when != never; n++ {
-		l.reports.tell(ctx, Conflicted{Verb: verb, Attempt: n, Err: err})
+		if store.IsConflict(err) { // otherwise the connection was lost
+			l.reports.tell(ctx, Conflicted{Verb: verb, Attempt: n, Err: err})
+		}
 		switch {
 		case ctx.Err() != nil:
 			return prefixed(fmt.Errorf("gave up after %d attempts: %w (last: %w)", n, ctx.Err(), err))

@@ -103,6 +103,7 @@ func (l *Limiter) InTx(ctx context.Context, fn func(tx pgx.Tx) error) error {
 	if err := notInTx(l.pool); err != nil {
 		return err
 	}
+	began := l.reports.began()
 	// Other errors are ignored here: the transaction will hit them again, and can handle them.
 	if err := l.pass(ctx, "transaction", true, false); isAnyOf(err, ErrHashKeyMismatch, ErrPoolerMode) {
 		return during("transaction", err)
@@ -112,12 +113,13 @@ func (l *Limiter) InTx(ctx context.Context, fn func(tx pgx.Tx) error) error {
 		return err
 	}
 	reconnects, lost := 0, false
-	var began time.Time
-	if l.reports.observer != nil {
-		began = time.Now()
-	}
+	attempts, told := 0, false
 	attempt := func() (_ again, err error) {
-		lost, err = transact(ctx, l, pgx.Serializable, ticket, func(tx *ownedTx) error { return fn(tx) })
+		attempts, told = attempts+1, false
+		lost, err = transact(ctx, l, pgx.Serializable, ticket, func(tx *ownedTx) error {
+			defer func() { told = tx.after.failed }()
+			return fn(tx)
+		})
 		if waited := ticket.Waited(); waited > 0 {
 			l.reports.tell(ctx, Queued{Waited: waited})
 		}
@@ -140,9 +142,11 @@ func (l *Limiter) InTx(ctx context.Context, fn func(tx pgx.Tx) error) error {
 		err = retry(ctx, l, "transaction", when, err, attempt)
 	}
 	leaveReadOnly(ctx, l, err)
-	if err != nil && hasFailed(lost, err) {
+	if err != nil && (hasFailed(lost, err) || !told && isOfContext(ctx, err)) {
 		l.reports.failed(ctx, Failed{Verb: "transaction", Err: err}, began)
+		return err
 	}
+	l.reports.transacted(ctx, Transacted{Committed: err == nil, Attempts: attempts}, began)
 	return err
 }
 

@@ -29,10 +29,11 @@ type Config struct {
 	// key. Defaults to slog.LevelInfo.
 	Refused slog.Leveler
 	// Failed is the level of calls that failed or gave up under contention, of a guard's answers to them, and of rules that could not
-	// be loaded. Calls whose caller has gone are written at the level of Detail. Defaults to slog.LevelError.
+	// be loaded. Calls whose caller left are written at the level of Mended if it had waited for more than a quarter of a second,
+	// and otherwise at the level of Detail. Defaults to slog.LevelError.
 	Failed slog.Leveler
 	// Mended is the level of anomalies: buckets that a wrong clock had left in the future, rules that were loaded late, lost leases,
-	// names with two policies, and plans without a rule. Defaults to slog.LevelWarn.
+	// names with two policies, plans without a rule, and callers that left after a long wait. Defaults to slog.LevelWarn.
 	Mended slog.Leveler
 	// Detail is the level of everything else: retried conflicts, waits, batches, prunes, prices of adaptive limits, loaded rules,
 	// settlements, renewed or released leases, and answers that follow from a decision. Defaults to slog.LevelDebug.
@@ -170,6 +171,9 @@ func (o *Observer) failed(ctx context.Context, e ratelimit.Failed) {
 		message = "ratelimit: contended"
 	case telemetry.Cancelled:
 		level, message = o.config.Detail, "ratelimit: cancelled"
+		if telemetry.HasStalled(e) {
+			level = o.config.Mended
+		}
 	}
 	if !o.enabled(ctx, level) {
 		return
@@ -222,6 +226,9 @@ func (o *Observer) detail(ctx context.Context, event ratelimit.Event) {
 	case ratelimit.Settlement:
 		attrs := []slog.Attr{slog.String("limit", e.Limit), slog.Float64("delta", e.Delta)}
 		o.log(ctx, o.config.Detail, "ratelimit: settled", appendSet(attrs, "pending", e.Pending)...)
+	case ratelimit.Transacted:
+		o.log(ctx, o.config.Detail, "ratelimit: transaction", slog.String("result", telemetry.Transaction(e)),
+			slog.Int("attempts", e.Attempts), seconds("elapsed_s", e.Elapsed))
 	case ratelimit.Conflicted:
 		o.log(ctx, o.config.Detail, "ratelimit: conflict", slog.String("verb", e.Verb), slog.Int("attempt", e.Attempt),
 			slog.String("error", telemetry.ErrorText(e.Err)))

@@ -132,6 +132,16 @@ func TestObserve(t *testing.T) {
 			"level": "DEBUG", "msg": "ratelimit: cancelled", "verb": "take", "limit": "perUser",
 			"error_type": "cancelled", "error": "take: context canceled", "elapsed_s": 0.0,
 		}},
+		"stalled": {ratelimit.Failed{Verb: "settle", Err: fmt.Errorf("settle: %w", context.Canceled), Elapsed: 500 * time.Millisecond}, map[string]any{
+			"level": "WARN", "msg": "ratelimit: cancelled", "verb": "settle",
+			"error_type": "cancelled", "error": "settle: context canceled", "elapsed_s": 0.5,
+		}},
+		"transaction": {ratelimit.Transacted{Committed: true, Attempts: 2, Elapsed: time.Second}, map[string]any{
+			"level": "DEBUG", "msg": "ratelimit: transaction", "result": "committed", "attempts": 2.0, "elapsed_s": 1.0,
+		}},
+		"rolled back": {ratelimit.Transacted{Attempts: 1}, map[string]any{
+			"level": "DEBUG", "msg": "ratelimit: transaction", "result": "rolled_back", "attempts": 1.0, "elapsed_s": 0.0,
+		}},
 		"conflict": {ratelimit.Conflicted{Verb: "transaction", Attempt: 2, Err: lost}, map[string]any{
 			"level": "DEBUG", "msg": "ratelimit: conflict", "verb": "transaction", "attempt": 2.0, "error": "ERROR: could not serialize access (SQLSTATE 40001)",
 		}},

@@ -7,6 +7,7 @@ import (
 	"net"
 	"os"
 	"regexp"
+	"time"
 
 	"github.com/jackc/pgx/v5/pgconn"
 
@@ -30,11 +31,11 @@ func ErrorType(err error) string {
 		return "not_migrated"
 	case errors.Is(err, ratelimit.ErrPoolerMode):
 		return "pooler_mode"
-	case errors.As(err, &answer) && len(answer.Code) == 5:
-		return answer.Code
-	case errors.Is(err, context.Canceled):
+	case errors.Is(err, context.Canceled): // also with the 57014 of the cancel request that followed
 		return Cancelled
-	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, os.ErrDeadlineExceeded):
+	case errors.As(err, &answer) && len(answer.Code) == 5 && !(answer.Code == "57014" && isTimeout(err)):
+		return answer.Code
+	case isTimeout(err):
 		return "timeout"
 	case isConnection(err):
 		return "connection"
@@ -42,8 +43,19 @@ func ErrorType(err error) string {
 	return "other"
 }
 
-// Cancelled is the ErrorType of a call whose caller went away.
+// Cancelled is the ErrorType and the result of a call whose caller left.
 const Cancelled = "cancelled"
+
+// stall is how long a caller waits for a decision before its leaving says more about the database than about the caller. A
+// decision takes milliseconds. The alert on stalls reads the bucket of this bound.
+const stall = 250 * time.Millisecond
+
+// HasStalled reports whether the caller of a failed call left after it had waited for long.
+func HasStalled(f ratelimit.Failed) bool { return f.Elapsed > stall && ErrorType(f.Err) == Cancelled }
+
+func isTimeout(err error) bool {
+	return errors.Is(err, context.DeadlineExceeded) || errors.Is(err, os.ErrDeadlineExceeded)
+}
 
 func isConnection(err error) bool {
 	var connect *pgconn.ConnectError

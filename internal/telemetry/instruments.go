@@ -43,6 +43,8 @@ const (
 	settlementDelta
 	leases
 	failures
+	cancelled
+	transaction
 	contended
 	conflicts
 	batchSize
@@ -81,6 +83,10 @@ func Instruments() []Instrument {
 			"Leases on slots that were renewed, released or lost.", "limit", "result"),
 		failures: counter("ratelimit_failures_total", "ratelimit.failures", "{failure}",
 			"Calls and transactions that failed.", "verb", "error_type"),
+		cancelled: histogram("ratelimit_cancelled_duration_seconds", "ratelimit.cancelled.duration", "s",
+			"Time that calls and transactions had waited when their callers left.", seconds(), "verb"),
+		transaction: histogram("ratelimit_transaction_duration_seconds", "ratelimit.transaction.duration", "s",
+			"Duration of transactions of InTx with all attempts, by result.", seconds(), "result"),
 		contended: counter("ratelimit_contended_total", "ratelimit.contended", "{call}",
 			"Calls and transactions that gave up because every attempt conflicted.", "verb"),
 		conflicts: counter("ratelimit_conflicts_total", "ratelimit.conflicts", "{attempt}",
@@ -147,6 +153,8 @@ func Measure(event ratelimit.Event, record func(instrument int, value float64, l
 		measureDecided(e, record)
 	case ratelimit.Failed:
 		measureFailed(e, record)
+	case ratelimit.Transacted:
+		record(transaction, e.Elapsed.Seconds(), Transaction(e))
 	case ratelimit.Settlement:
 		name, tokens := direction(e)
 		record(settlementDelta, tokens, e.Limit, name)
@@ -200,9 +208,16 @@ func measureFailed(e ratelimit.Failed, record func(int, float64, ...string)) {
 		record(requests, 1, e.Limit, "", e.Verb, result, "false")
 		record(duration, e.Elapsed.Seconds(), e.Limit, e.Verb, result)
 	}
-	if result == Contended {
+	if e.Verb == "transaction" {
+		record(transaction, e.Elapsed.Seconds(), result)
+	}
+	switch result {
+	case Contended:
 		record(contended, 1, e.Verb)
-	} else {
+	case Cancelled:
+		record(cancelled, e.Elapsed.Seconds(), e.Verb)
+		fallthrough
+	default:
 		record(failures, 1, e.Verb, ErrorType(e.Err))
 	}
 }

@@ -3,7 +3,6 @@
 package telemetry
 
 import (
-	"errors"
 	"iter"
 	"slices"
 	"strings"
@@ -106,10 +105,11 @@ func IsReduced(d ratelimit.Decision) bool {
 	return s != nil && Refuses(s) && s.PausedUntil.IsZero() && IsPriced(s)
 }
 
-// Failure returns the result of a failed call.
+// Failure returns the result of a failed call: Contended, Cancelled, or failed.
 func Failure(f ratelimit.Failed) string {
-	if errors.Is(f.Err, ratelimit.ErrContended) {
-		return Contended
+	switch kind := ErrorType(f.Err); kind {
+	case Contended, Cancelled:
+		return kind
 	}
 	return failed
 }
@@ -157,6 +157,14 @@ func decisive(d ratelimit.Decision) *ratelimit.State {
 // kindOf returns the kind of a limit in one word; empty for the zero Limit.
 func kindOf(limit ratelimit.Limit) string {
 	return strings.ReplaceAll(string(limit.Numbers().Kind), " ", "_")
+}
+
+// Transaction returns the result of a transaction that did not fail: "committed", or "rolled_back" by its own error.
+func Transaction(e ratelimit.Transacted) string {
+	if e.Committed {
+		return "committed"
+	}
+	return "rolled_back"
 }
 
 // Lease returns the result of a lease: "renewed", "released", or "lost" if it was not held any more.

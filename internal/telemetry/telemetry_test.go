@@ -238,6 +238,10 @@ func TestErrorType(t *testing.T) {
 	for _, err := range []error{io.EOF, io.ErrUnexpectedEOF, pgconn.ErrConnClosed, &net.OpError{Op: "read", Err: errors.New("reset")}} {
 		require.Equal(t, "connection", telemetry.ErrorType(fmt.Errorf("take: %w", err)))
 	}
+	for want, ended := range map[string]error{"cancelled": context.Canceled, "timeout": context.DeadlineExceeded} {
+		asked := &pgconn.PgError{Code: "57014"} // the pool has sent a cancel request
+		require.Equal(t, want, telemetry.ErrorType(fmt.Errorf("take: %w: %w", ended, asked)))
+	}
 }
 
 // TestInstruments promises that names are unique, that a histogram and no other instrument has bounds, and that each measurement has
@@ -260,6 +264,8 @@ func TestInstruments(t *testing.T) {
 		ratelimit.Decided{Verb: "reserve", Decision: decision},
 		ratelimit.Failed{Verb: "take", Err: ratelimit.ErrContended},
 		ratelimit.Failed{Verb: "take", Err: errors.New("lost")},
+		ratelimit.Failed{Verb: "take", Err: context.Canceled},
+		ratelimit.Transacted{},
 		ratelimit.Settlement{Delta: 1},
 		ratelimit.Leased{},
 		ratelimit.Conflicted{},

@@ -1,0 +1,183 @@
+package ratelimit
+
+import (
+	"context"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/stretchr/testify/require"
+)
+
+// stalled is a pool whose statements end with their contexts only. If it begins, BEGIN is answered, and the comparison of secrets.
+type stalled struct {
+	answering
+	begins bool
+}
+
+func (s *stalled) Query(ctx context.Context, sql string, arguments ...any) (pgx.Rows, error) {
+	if s.begins && len(arguments) == 2 {
+		return (&answering{}).Query(ctx, sql, arguments...)
+	}
+	return s.stall(ctx)
+}
+
+func (*stalled) stall(ctx context.Context) (pgx.Rows, error) {
+	<-ctx.Done()
+	return nil, ctx.Err()
+}
+
+func (s *stalled) Exec(ctx context.Context, _ string, _ ...any) (tag pgconn.CommandTag, err error) {
+	_, err = s.stall(ctx)
+	return tag, err
+}
+
+func (s *stalled) SendBatch(ctx context.Context, _ *pgx.Batch) pgx.BatchResults {
+	<-ctx.Done()
+	return failedBatch{err: ctx.Err()}
+}
+
+func (s *stalled) BeginTx(ctx context.Context, _ pgx.TxOptions) (pgx.Tx, error) {
+	if s.begins {
+		return &stalledTx{stalled: s}, nil
+	}
+	<-ctx.Done()
+	return nil, ctx.Err()
+}
+
+type stalledTx struct {
+	endingTx
+	*stalled
+}
+
+func (tx *stalledTx) Begin(context.Context) (pgx.Tx, error) { return tx, nil }
+func (tx *stalledTx) Conn() *pgx.Conn                       { return nil }
+func (tx *stalledTx) Exec(ctx context.Context, sql string, arguments ...any) (pgconn.CommandTag, error) {
+	return tx.stalled.Exec(ctx, sql, arguments...)
+}
+
+func (tx *stalledTx) Query(ctx context.Context, sql string, arguments ...any) (pgx.Rows, error) {
+	return tx.stalled.Query(ctx, sql, arguments...)
+}
+
+func (tx *stalledTx) SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults {
+	return tx.stalled.SendBatch(ctx, b)
+}
+
+type failedBatch struct {
+	pgx.BatchResults
+	err error
+}
+
+func (b failedBatch) Query() (pgx.Rows, error)                 { return nil, b.err }
+func (b failedBatch) Exec() (tag pgconn.CommandTag, err error) { return tag, b.err }
+func (b failedBatch) Close() error                             { return b.err }
+
+// TestCallersThatLeaveAStalledDatabaseAreReported promises one Failed for each call whose caller leaves, with the time that it
+// waited, for every verb. A Take of the same bucket waits in a batch.
+func TestCallersThatLeaveAStalledDatabaseAreReported(t *testing.T) {
+	t.Parallel()
+	limit, slots := Define("limit", PerMinute(10)), Define("slots", Concurrency{Most: 2})
+	request := limit.For("ada")
+	lease, err := StoredLeaseID(slots.ForStored("ada"), 1)
+	require.NoError(t, err)
+	const reservation = "0198c0de-0000-7000-8000-000000000000"
+	inTx := func(use func(ctx context.Context, l *Limiter, tx pgx.Tx) error) func(context.Context, *Limiter) error {
+		return func(ctx context.Context, l *Limiter) error {
+			return l.InTx(ctx, func(tx pgx.Tx) error { return use(ctx, l, tx) })
+		}
+	}
+	for name, c := range map[string]struct {
+		verb, limit string
+		begins      bool
+		call        func(ctx context.Context, l *Limiter) error
+	}{
+		"take":        {"take", "limit", true, func(ctx context.Context, l *Limiter) error { return l.Require(ctx, request) }},
+		"take up to":  {"take", "limit", true, func(ctx context.Context, l *Limiter) error { _, _, err := l.TakeUpTo(ctx, 2, request); return err }},
+		"check":       {"check", "limit", true, func(ctx context.Context, l *Limiter) error { _, err := l.Check(ctx, request); return err }},
+		"value":       {"value", "limit", true, func(ctx context.Context, l *Limiter) error { _, err := l.Value(ctx, request); return err }},
+		"reserve":     {"reserve", "limit", true, func(ctx context.Context, l *Limiter) error { _, err := l.Reserve(ctx, request); return err }},
+		"wait":        {"take", "limit", true, func(ctx context.Context, l *Limiter) error { _, err := l.Wait(ctx, request); return err }},
+		"acquire":     {"acquire", "slots", true, func(ctx context.Context, l *Limiter) error { _, err := l.Acquire(ctx, slots.For("ada")); return err }},
+		"hold":        {"acquire", "slots", true, func(ctx context.Context, l *Limiter) error { return l.Hold(ctx, nil, slots.For("ada")) }},
+		"release":     {"release", "slots", true, func(ctx context.Context, l *Limiter) error { return l.Release(ctx, lease) }},
+		"renew lease": {"renew_lease", "slots", true, func(ctx context.Context, l *Limiter) error { _, err := l.RenewLease(ctx, lease); return err }},
+		"credit":      {"credit", "limit", true, func(ctx context.Context, l *Limiter) error { return l.Credit(ctx, request) }},
+		"charge":      {"charge", "limit", true, func(ctx context.Context, l *Limiter) error { return l.Charge(ctx, request) }},
+		"reset":       {"reset", "limit", true, func(ctx context.Context, l *Limiter) error { return l.Reset(ctx, request) }},
+		"cancel":      {"cancel", "", true, func(ctx context.Context, l *Limiter) error { return l.Cancel(ctx, reservation) }},
+		"begin":       {"transaction", "", false, inTx(nil)},
+		"take in a transaction": {"take", "limit", true, inTx(func(ctx context.Context, l *Limiter, tx pgx.Tx) error {
+			return l.WithTx(tx).Require(ctx, request)
+		})},
+		"own statement in a transaction": {"transaction", "", true, inTx(func(ctx context.Context, _ *Limiter, tx pgx.Tx) error {
+			_, err := tx.Exec(ctx, "")
+			return err
+		})},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				heard := &heardEvents{}
+				limiter, err := New(&stalled{begins: c.begins}, Config{Observer: heard, Timeout: time.Minute})
+				require.NoError(t, err)
+				ctx, leave := context.WithCancel(t.Context())
+				const callers = 2
+				errs := make(chan error, callers)
+				for range callers {
+					go func() { errs <- c.call(ctx, limiter) }()
+				}
+				time.Sleep(500 * time.Millisecond)
+				leave()
+				for range callers {
+					require.ErrorIs(t, <-errs, context.Canceled)
+				}
+				var failed []Failed
+				for _, event := range heard.events {
+					if event, ok := event.(Failed); ok {
+						failed = append(failed, event)
+					}
+				}
+				require.Len(t, failed, callers)
+				for _, event := range failed {
+					require.Equal(t, c.verb, event.Verb)
+					require.Equal(t, c.limit, event.Limit)
+					require.GreaterOrEqual(t, event.Elapsed, 500*time.Millisecond) // and a rollback may stall, too
+					require.ErrorIs(t, event.Err, context.Canceled)
+				}
+			})
+		})
+	}
+}
+
+// TestLostConnectionsAreNoConflicts promises that a transaction that cannot begin reports a Failed, and no conflict.
+func TestLostConnectionsAreNoConflicts(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		heard := &heardEvents{}
+		limiter, err := New(&beginningPool{Pool: &answering{}, err: &pgconn.ConnectError{}}, Config{Observer: heard})
+		require.NoError(t, err)
+		require.Error(t, limiter.InTx(t.Context(), func(pgx.Tx) error { return nil }))
+		require.Len(t, heard.events, 1)
+		require.IsType(t, Failed{}, heard.events[0])
+	})
+}
+
+// TestTransactionsAreReported promises a Transacted for a transaction that its function commits or rolls back.
+func TestTransactionsAreReported(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		heard := &heardEvents{}
+		limiter, err := New(&beginningPool{Pool: &answering{}, tx: &endingTx{}}, Config{Observer: heard})
+		require.NoError(t, err)
+		began := time.Now()
+		require.NoError(t, limiter.InTx(t.Context(), func(pgx.Tx) error { time.Sleep(time.Second); return nil }))
+		require.ErrorIs(t, limiter.InTx(t.Context(), func(pgx.Tx) error { return ErrNotReserved }), ErrNotReserved)
+		require.Equal(t, []Event{
+			Transacted{Committed: true, Attempts: 1, Began: began, Elapsed: time.Second},
+			Transacted{Attempts: 1, Began: began.Add(time.Second)},
+		}, heard.events)
+	})
+}
