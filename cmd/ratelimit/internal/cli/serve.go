@@ -20,6 +20,7 @@ import (
 type serving struct {
 	http, grpc                   string
 	domains, charged, attributes []string
+	hosts                        []string
 	tokenFile, certFile, keyFile string
 }
 
@@ -44,7 +45,8 @@ actual costs; without requests the reserved costs stay. A repeated settle answer
 capacity has status 413, and a plan that no stored rule has 400, if others have one.
 
 Every call except health needs a token of --token-file, as Authorization: Bearer. A browser sends it as the password of any
-user; the page is read-only. Without tokens serve listens only on addresses of this machine.`,
+user; the page is read-only. Without tokens serve listens only on addresses of this machine, and its HTTP server answers only
+under names of this machine and of --host. It refuses requests that a page of another site makes.`,
 		Args:    cobra.NoArgs,
 		Example: "  ratelimit serve --domain edge --attribute masked_remote_address --token-file tokens.txt",
 	}, func(ctx context.Context, _ []string) error { return a.serve(ctx, &f) })
@@ -55,6 +57,7 @@ user; the page is read-only. Without tokens serve listens only on addresses of t
 	flags.StringSliceVar(&f.charged, "charged-domain", nil, "domain whose hits are always taken; several are possible")
 	flags.StringSliceVar(&f.attributes, "attribute", nil, "name of an entry of descriptors that tiers use; several are possible")
 	flags.StringVar(&f.tokenFile, "token-file", "", "file with a token of 16 characters or more on each line")
+	flags.StringSliceVar(&f.hosts, "host", nil, "further name under which clients reach the HTTP server without tokens; several are possible")
 	flags.StringVar(&f.certFile, "tls-cert", "", "file with the certificate of both servers")
 	flags.StringVar(&f.keyFile, "tls-key", "", "file with the key of the certificate")
 	a.withHashKey(cmd)
@@ -93,7 +96,7 @@ func (a *app) serve(ctx context.Context, f *serving) error {
 		}
 		server, err = serve.New(ctx, serve.Config{
 			Pool: pool, Schema: a.options.schema, HashKey: secret, Domains: f.domains, Charged: f.charged, Attributes: f.attributes,
-			Tokens: tokens, TLS: certificate, Logger: logger,
+			Tokens: tokens, Hosts: f.hosts, TLS: certificate, Logger: logger,
 		})
 		return err
 	})

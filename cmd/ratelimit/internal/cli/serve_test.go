@@ -37,6 +37,7 @@ const token = "0123456789abcdef0123456789abcdef"
 type served struct {
 	t         *testing.T
 	f         *fixture
+	scheme    string
 	web, grpc string
 	tls       *tls.Config
 	client    *http.Client
@@ -46,14 +47,22 @@ type served struct {
 func serveOn(t *testing.T, f *fixture) *served {
 	t.Helper()
 	certificate, key, pool := selfSigned(t)
-	s := &served{t: t, f: f, tls: &tls.Config{RootCAs: pool, MinVersion: tls.VersionTLS12}}
-	transport := &http.Transport{TLSClientConfig: s.tls}
-	s.client = &http.Client{Transport: transport}
-	args := []string{
-		"serve", "--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0", "--domain", "edge", "--charged-domain", "spent", "--attribute", "model",
+	s := &served{t: t, f: f, scheme: "https://", tls: &tls.Config{RootCAs: pool, MinVersion: tls.VersionTLS12}}
+	s.start(
+		"--domain", "edge", "--charged-domain", "spent", "--attribute", "model",
 		"--token-file", file(t, "tokens", token+"\n"), "--tls-cert", file(t, "cert.pem", certificate), "--tls-key", file(t, "key.pem", key),
 		"--hash-key-file", file(t, "secret", "a secret of some length"),
-	}
+	)
+	return s
+}
+
+// start runs serve with flags.
+func (s *served) start(flags ...string) {
+	t, f := s.t, s.f
+	t.Helper()
+	transport := &http.Transport{TLSClientConfig: s.tls}
+	s.client = &http.Client{Transport: transport}
+	args := append([]string{"serve", "--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0"}, flags...)
 	used.note(args)
 	ctx, cancel := context.WithCancel(t.Context())
 	reader, writer := io.Pipe()
@@ -80,7 +89,6 @@ func serveOn(t *testing.T, f *fixture) *served {
 		cancel()
 		return <-ended, <-rest
 	}
-	return s
 }
 
 // selfSigned returns the certificate of net/http/httptest, which is for 127.0.0.1.
@@ -96,13 +104,19 @@ func selfSigned(t *testing.T) (certificate, key string, pool *x509.CertPool) {
 	return certificate, string(pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der})), pool
 }
 
-// do sends a request and returns the status, the body and the content type.
-func (s *served) do(method, path, authorization string, body io.Reader) (code int, text, contentType string) {
+// do sends a request and returns the status, the body and the content type. Each header is a name and a value.
+func (s *served) do(method, path, authorization string, body io.Reader, headers ...string) (code int, text, contentType string) {
 	s.t.Helper()
-	r, err := http.NewRequestWithContext(s.t.Context(), method, "https://"+s.web+path, body)
+	r, err := http.NewRequestWithContext(s.t.Context(), method, s.scheme+s.web+path, body)
 	require.NoError(s.t, err)
 	if authorization != "" {
 		r.Header.Set("Authorization", authorization)
+	}
+	for i := 0; i < len(headers); i += 2 {
+		r.Header.Set(headers[i], headers[i+1])
+	}
+	if host := r.Header.Get("Host"); host != "" {
+		r.Host = host
 	}
 	response, err := s.client.Do(r)
 	require.NoError(s.t, err)
@@ -186,6 +200,52 @@ func basic(password string) string {
 	r := &http.Request{Header: http.Header{}}
 	r.SetBasicAuth("eve", password)
 	return strings.TrimPrefix(r.Header.Get("Authorization"), "Basic ")
+}
+
+// TestServeAnswersNoOtherSite expects that pages of other sites neither change nor read anything through an operator's browser.
+func TestServeAnswersNoOtherSite(t *testing.T) {
+	t.Parallel()
+	f := setup(t)
+	f.put(t, weekly("messages", "", 3))
+	const take = `{"requests":[{"limit":"messages","key":"ada","cost":3}]}`
+	evil := "https://evil.example"
+	forms := [][]string{
+		{"Origin", evil, "Sec-Fetch-Site", "cross-site"}, {"Sec-Fetch-Site", "same-site"}, {"Origin", evil}, {"Origin", "null"},
+	}
+	withTokens := serveOn(t, f)
+	without := &served{t: t, f: f, scheme: "http://"}
+	without.start("--host", "proxy.example")
+	_, port, err := net.SplitHostPort(without.web)
+	require.NoError(t, err)
+	for s, authorization := range map[*served]string{withTokens: "Basic " + basic(token), without: ""} {
+		for _, headers := range forms {
+			for _, path := range []string{"/v1/take", "/v1/check", "/limits/reset"} {
+				code, text, _ := s.do(http.MethodPost, path, authorization, strings.NewReader(take), append(headers, "Content-Type", "text/plain")...)
+				require.Equal(t, http.StatusForbidden, code, "%v %s", headers, text)
+			}
+		}
+		for _, headers := range [][]string{{}, {"Origin", s.scheme + s.web}, {"Sec-Fetch-Site", "same-origin"}} {
+			code, text, _ := s.do(http.MethodPost, "/v1/check", authorization, strings.NewReader(take), headers...)
+			require.Equal(t, http.StatusOK, code, "%v %s", headers, text)
+			require.Contains(t, text, `"allowed":true`, "nothing was taken")
+		}
+	}
+	for host, want := range map[string]int{
+		"evil.example": 421, "evil.example:" + port: 421, "127.0.0.1.evil.example": 421, "localhost.evil.example": 421, "10.0.0.1": 421,
+		"0.0.0.0": 421, "localhost:" + port: 200, "LOCALHOST.": 200, "127.0.0.1": 200, "127.8.9.1:80": 200, "[::1]": 200, "[::1]:" + port: 200,
+		"[::ffff:127.0.0.1]:80": 200, "Proxy.example:443": 200,
+	} {
+		for _, path := range []string{"/limits/", "/metrics", "/healthz"} {
+			code, text, _ := without.do(http.MethodGet, path, "", nil, "Host", host)
+			require.Equal(t, map[bool]int{true: 200, false: want}[path == "/healthz"], code, "%s%s %s", host, path, text)
+		}
+	}
+	code, _, _ := withTokens.do(http.MethodGet, "/metrics", "Bearer "+token, nil, "Host", "service.example")
+	require.Equal(t, http.StatusOK, code)
+	for _, s := range []*served{withTokens, without} {
+		code, log := s.stop()
+		require.Equal(t, 0, code, log)
+	}
 }
 
 // gateway asks as Envoy does. A rule that changes while the server runs decides.

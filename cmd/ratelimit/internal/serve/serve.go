@@ -56,6 +56,8 @@ type Config struct {
 	Attributes []string
 	// Tokens are accepted as bearer tokens, and as the password of a browser. Without any, every caller is accepted.
 	Tokens []string
+	// Hosts are further names of the HTTP server. Without Tokens it answers only under them and under names of this machine.
+	Hosts []string
 	// TLS has the certificate of both servers; nil: plain text.
 	TLS    *tls.Config
 	Logger *slog.Logger
@@ -133,9 +135,9 @@ func (s *Server) makeHTTP(counts *promlimit.Observer) error {
 	})
 	open := http.NewServeMux()
 	handle(open, http.MethodGet, "/healthz", http.HandlerFunc(s.healthz))
-	open.Handle("/", s.authorize(closed))
+	open.Handle("/", s.underOwnName(s.authorize(closed)))
 	s.http = &http.Server{
-		Handler: open, TLSConfig: s.config.TLS, MaxHeaderBytes: maxHeader, ReadHeaderTimeout: patience, ReadTimeout: patience,
+		Handler: fromOwnSite(open), TLSConfig: s.config.TLS, MaxHeaderBytes: maxHeader, ReadHeaderTimeout: patience, ReadTimeout: patience,
 		WriteTimeout: 2 * patience, IdleTimeout: 2 * time.Minute, ErrorLog: slog.NewLogLogger(s.config.Logger.Handler(), slog.LevelWarn),
 	}
 	return nil
