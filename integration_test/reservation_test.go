@@ -122,7 +122,10 @@ func TestReservationsOnTheMicrosecond(t *testing.T) {
 				d := on.setup(t).desk(t, ratelimit.Config{StaleAfter: staleAfter, ExpireAfter: expired})
 				r := d.reserve(t, story.request)
 				require.Equal(t, story.delay, r.Delay())
-				turns := map[string]func(context.Context, string) (ratelimit.Turn, error){"Start": d.limiter.Start, "Renew": d.limiter.Renew}
+				turns := map[string]func(context.Context, string) (ratelimit.Turn, error){
+					"Start": func(ctx context.Context, id string) (ratelimit.Turn, error) { return d.limiter.Start(ctx, id) },
+					"Renew": d.limiter.Renew,
+				}
 				for i, act := range story.acts {
 					d.at(act.at)
 					switch want := act.want.(type) {
@@ -185,6 +188,86 @@ func TestAReservationEndsOnce(t *testing.T) {
 			})
 		}
 	}, onPostgres, inMemory)
+}
+
+// Work whose reservation is gone takes a new turn under the same ID, once, however many workers start it, and in each place of a call.
+// A rollback undoes it, and a limit that refuses takes nothing. The limits have what this program knows of them now: the policy of
+// the written request holds only for a name that the program has not used.
+func TestStartReservesAgainWhatIsGone(t *testing.T) {
+	t.Parallel()
+	onEach(t, func(t *testing.T, on backend) {
+		t.Helper()
+		b := on.setup(t)
+		for _, place := range callers() {
+			t.Run(place.name, func(t *testing.T) {
+				t.Parallel()
+				d, key := b.desk(t, ratelimit.Config{MaxAttempts: 1000, StaleAfter: staleAfter}), t.Name()
+				bounded := ratelimit.Define("bounded", ratelimit.TokenBucket{Rate: 1, Period: time.Second, Capacity: 4, MaxReserved: 4})
+				requests := []ratelimit.Request{lookups.For(key).Plan("pro").Cost(8), bounded.For(key).Cost(6)}
+				written, err := d.limiter.MarshalRequests(requests...)
+				require.NoError(t, err)
+				r := d.reserve(t, requests...)
+				d.at(2 * time.Second)
+				d.expire(t, 0)
+				d.at(3 * ratelimit.Day)
+				d.expire(t, 1)
+				d.at(20 * ratelimit.Day)
+				d.expire(t, 0)
+				_, err = d.limiter.Start(t.Context(), r.ID)
+				require.ErrorIs(t, err, ratelimit.ErrNotReserved)
+
+				d = b.desk(t, ratelimit.Config{MaxAttempts: 1000, StaleAfter: staleAfter}) // a program that has not used the names
+				d.at(20 * ratelimit.Day)
+				read, err := d.limiter.UnmarshalRequests(written)
+				require.NoError(t, err)
+				require.NoError(t, d.limiter.Charge(t.Context(), bounded.For(key).Cost(3)))
+				start := func(l *ratelimit.Limiter) (turn ratelimit.Turn, err error) {
+					return l.Start(t.Context(), r.ID, read...)
+				}
+				turn, err := start(d.limiter)
+				require.NoError(t, err)
+				require.Equal(t, time.Second, turn.Wait, "of 1 of bounded 6 are 1 below what it may owe")
+				require.Equal(t, ratelimit.Cancelled, turn.State)
+				d.requireTokens(t, 10, lookups.For(key))
+				d.requireTokens(t, 1, bounded.For(key))
+
+				d.at(20*ratelimit.Day + time.Second)
+				require.NoError(t, atonce.Do(10, func(int) error {
+					return place.within(t.Context(), d.db(), d.limiter, func(l *ratelimit.Limiter) error {
+						turn, err := start(l)
+						if err == nil && (turn.ID != r.ID || turn.State != ratelimit.Open || turn.Wait != 4*time.Second) {
+							err = fmt.Errorf("the turn is %+v", turn)
+						}
+						return err
+					})
+				}))
+				d.requireTokens(t, 2, lookups.For(key))
+				d.requireTokens(t, -4, bounded.For(key))
+				d.at(20*ratelimit.Day + 5*time.Second)
+				turn, err = d.limiter.Start(t.Context(), r.ID)
+				require.NoError(t, err)
+				require.Zero(t, turn.Wait)
+				require.Equal(t, staleAfter, turn.StaleAt.Sub(turn.ReadyAt))
+				require.NoError(t, d.limiter.Cancel(t.Context(), r.ID))
+				d.requireTokens(t, 10, lookups.For(key))
+				d.requireTokens(t, 4, bounded.For(key))
+
+				other := "00000000-0000-4000-8000-" + fmt.Sprintf("%012x", len(place.name)*1000+len(on.name))
+				require.ErrorIs(t, d.limiter.InTx(t.Context(), func(tx pgx.Tx) error {
+					_, err := d.limiter.WithTx(tx).Start(t.Context(), other, read...)
+					require.NoError(t, err)
+					return errUndone
+				}), errUndone)
+				_, err = d.limiter.Start(t.Context(), other)
+				require.ErrorIs(t, err, ratelimit.ErrNotReserved)
+				_, err = d.limiter.Start(t.Context(), other, bounded.For(key).Cost(9))
+				require.ErrorIs(t, err, ratelimit.ErrCostExceedsCapacity)
+				_, err = d.limiter.Start(t.Context(), other)
+				require.ErrorIs(t, err, ratelimit.ErrNotReserved)
+				d.requireTokens(t, 10, lookups.For(key))
+			})
+		}
+	}, onPostgres, inMemory, byRoutedStatements)
 }
 
 // A call on a transaction that has ended says so, and changes nothing.

@@ -96,9 +96,14 @@ var everyCall = map[string]call{
 	"Reset":        changing((*ratelimit.Limiter).Reset),
 	"Credit":       changing((*ratelimit.Limiter).Credit),
 	"Charge":       changing((*ratelimit.Limiter).Charge),
-	"Start":        naming((*ratelimit.Limiter).Start),
-	"Started":      naming((*ratelimit.Limiter).Started),
-	"Renew":        naming((*ratelimit.Limiter).Renew),
+	"Start": func(ctx context.Context, l *ratelimit.Limiter, id string, _ ratelimit.Request) error {
+		return errOf(l.Start(ctx, id))
+	},
+	"StartAgain": func(ctx context.Context, l *ratelimit.Limiter, id string, r ratelimit.Request) error {
+		return errOf(l.Start(ctx, id, r))
+	},
+	"Started": naming((*ratelimit.Limiter).Started),
+	"Renew":   naming((*ratelimit.Limiter).Renew),
 	"Cancel": func(ctx context.Context, l *ratelimit.Limiter, id string, _ ratelimit.Request) error {
 		return l.Cancel(ctx, id)
 	},

@@ -79,11 +79,11 @@ func actualCosts(ctx context.Context, l *Limiter, verb string, actual []Request)
 		if err := checkPrice(r); err != nil {
 			return nil, err
 		}
-		cost := r.cost
+		cost, price := r.cost, 1.0
 		if r.price != 0 && verb != "settle" && s.mayHaveCharged(r) {
-			cost *= r.price
+			price = r.price
 		}
-		k, a := bucket.Key{Name: r.limit.Name(), Key: key}, actualCost{cost, s, termsFor(d.terms, d.name, key)}
+		k, a := bucket.Key{Name: r.limit.Name(), Key: key}, actualCost{cost * price, price, s, termsFor(d.terms, d.name, key)}
 		if same, found := costs[k]; found {
 			if same.terms != a.terms && !same.subject.isRuledAs(&s) {
 				return nil, fmt.Errorf("%w: the call names one bucket of %q under two policies; give the name one policy", ErrInvalidRequest, k.Name)
@@ -97,7 +97,8 @@ func actualCosts(ctx context.Context, l *Limiter, verb string, actual []Request)
 
 // actualCost is the actual cost of work for a bucket, with the limit and its terms.
 type actualCost struct {
-	cost    float64
+	cost    float64 // at the price
+	price   float64
 	subject subject
 	terms   bucket.Terms
 }

@@ -318,6 +318,30 @@ func ExampleLimiter_Renew() {
 	time.AfterFunc(slot.Wait, func() { log.Print("try the completion again") })
 }
 
+// A queue of your own keeps the requests of each job, so that a job can start although its reservation is gone.
+func ExampleLimiter_MarshalRequests() {
+	written, err := limiter.MarshalRequests(SendMessage.For("ada").Cost(2))
+	if err != nil {
+		log.Fatal(err)
+	}
+	log.Printf("keep this with the job: %s", written)
+}
+
+// A worker of a queue of its own starts a job whose reservation is perhaps gone.
+func ExampleLimiter_UnmarshalRequests() {
+	var reservation string
+	var written []byte // as MarshalRequests returned them
+	requests, err := limiter.UnmarshalRequests(written)
+	if err != nil {
+		log.Fatal(err)
+	}
+	turn, err := limiter.Start(ctx, reservation, requests...)
+	if err != nil {
+		log.Fatal(err)
+	}
+	log.Printf("the job may run in %v", turn.Wait)
+}
+
 // One process or several end the reservations that were neither settled nor cancelled.
 func ExampleLimiter_Expire() {
 	for range time.Tick(time.Minute) {

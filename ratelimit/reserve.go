@@ -188,16 +188,24 @@ func withReservation(ctx context.Context, l *Limiter, verb, id string, fn func(c
 // onReservation runs fn on the locked reservation id. If l is bound to the caller's transaction, it runs there, after a
 // savepoint; otherwise it runs in a transaction of its own.
 func onReservation(ctx context.Context, l *Limiter, verb, id string, keyed bool, fn func(context.Context, *reserved.Life, *reserved.Reservation) error) error {
+	if err := l.readyFor(ctx, verb, id); err != nil {
+		return err
+	}
+	lock := func(ctx context.Context, life *reserved.Life) (*reserved.Reservation, error) {
+		return life.Lock(ctx, verb, id)
+	}
+	return lockedBy(ctx, l, verb, id, keyed, lock, fn)
+}
+
+// readyFor is ready for a call on the reservation id.
+func (l *Limiter) readyFor(ctx context.Context, verb, id string) error {
 	if err := l.ready(ctx, verb); err != nil {
 		return err
 	}
 	if !validID.MatchString(id) {
 		return during(verb, fmt.Errorf("%w: %.80q is not the ID of a Reservation; pass the one that Reserve returned, and that of a Lease to Release", ErrNotReserved, id))
 	}
-	lock := func(ctx context.Context, life *reserved.Life) (*reserved.Reservation, error) {
-		return life.Lock(ctx, verb, id)
-	}
-	return lockedBy(ctx, l, verb, id, keyed, lock, fn)
+	return nil
 }
 
 // lockedBy runs fn on the reservation that lock returns, unless it is nil. During Expire it limits the wait for rows.
@@ -234,7 +242,7 @@ func lockedBy(ctx context.Context, l *Limiter, verb, id string, keyed bool,
 
 // lifeIn returns the operations on reservations in the transaction of tx.
 func lifeIn(tx *Limiter) *reserved.Life {
-	return &reserved.Life{Session: &tx.session, Owner: reserving{tx}, ExpireAfter: tx.config.ExpireAfter, ErrTooMuch: ErrCostExceedsCapacity}
+	return &reserved.Life{Session: &tx.session, Owner: reserving{tx}, ExpireAfter: tx.config.ExpireAfter, StaleAfter: tx.config.StaleAfter, ErrTooMuch: ErrCostExceedsCapacity}
 }
 
 // reserving adapts a Limiter to package reserved.

@@ -2,8 +2,12 @@ package ratelimit
 
 import (
 	"context"
+	"fmt"
+	"maps"
+	"slices"
 	"time"
 
+	"github.com/pgratelimit/pgratelimit/internal/bucket"
 	"github.com/pgratelimit/pgratelimit/internal/reserved"
 )
 
@@ -29,10 +33,51 @@ type Turn struct {
 // delayed work does not cause a burst. Work that was started can be started again, any number of times, without paying again. The
 // exception is a reservation that expired and was credited. If Start reserves again, it does so as [Limiter.Renew] does.
 //
-// Start returns ErrReservationEnded if the reservation was cancelled, ErrNotReserved if it does not exist, and
-// ErrCostExceedsCapacity as Renew does. Do not run the work then.
-func (l *Limiter) Start(ctx context.Context, id string) (Turn, error) {
-	return turnAfter(ctx, l, "start", id, (*reserved.Life).Start)
+// again are the requests that the reservation was made with, for work that must run although its reservation was cancelled, or is
+// gone: its row was deleted a week after the reservation had ended, or lost with the table. Start then reserves the requests under
+// the same ID, once, however many callers there are, and returns the new turn. If a limit with a MaxReserved refuses, nothing is
+// taken, and Wait is the time until Start can succeed. With [Limiter.MarshalRequests] the work can carry its requests.
+//
+// Without again, Start returns ErrReservationEnded if the reservation was cancelled, and ErrNotReserved if it does not exist. It
+// returns ErrCostExceedsCapacity as Renew does. Do not run the work then.
+func (l *Limiter) Start(ctx context.Context, id string, again ...Request) (Turn, error) {
+	start := func(life *reserved.Life, ctx context.Context, r *reserved.Reservation) (time.Duration, bool, error) {
+		return life.Start(ctx, r, len(again) > 0)
+	}
+	if len(again) == 0 {
+		return turnAfter(ctx, l, "start", id, start)
+	}
+	if err := l.readyFor(ctx, "start", id); err != nil {
+		return Turn{}, err
+	}
+	lost, err := recordOf(ctx, l, again)
+	if err != nil {
+		return Turn{}, during("start", err)
+	}
+	lock := func(ctx context.Context, life *reserved.Life) (*reserved.Reservation, error) {
+		return life.LockOr(ctx, "start", id, lost)
+	}
+	var turn Turn
+	keyed := slices.ContainsFunc(again, func(r Request) bool { return !r.stored })
+	err = lockedBy(ctx, l, "start", id, keyed, lock, turning(&turn, start))
+	return turn, err
+}
+
+// recordOf returns the reservation of requests, without an ID and an instant.
+func recordOf(ctx context.Context, l *Limiter, requests []Request) (*reserved.Reservation, error) {
+	if len(requests) > maxRequests {
+		return nil, fmt.Errorf("%w: the call asks for %d limits; it takes from 1 to %d", ErrInvalidRequest, len(requests), maxRequests)
+	}
+	costs, err := actualCosts(ctx, l, "start", requests)
+	if err != nil {
+		return nil, err
+	}
+	r := &reserved.Reservation{Release: l.config.ReleaseExpired}
+	for _, key := range slices.SortedFunc(maps.Keys(costs), bucket.Key.Compare) {
+		c := costs[key]
+		r.Buckets = append(r.Buckets, reserved.NewReserved(key, c.subject.plan, c.cost, c.price, &c.terms))
+	}
+	return r, nil
 }
 
 // turnAfter returns the turn of a reservation after change. change returns the time until the work may run, and whether it was
@@ -40,18 +85,25 @@ func (l *Limiter) Start(ctx context.Context, id string) (Turn, error) {
 func turnAfter(ctx context.Context, l *Limiter, verb, id string,
 	change func(life *reserved.Life, ctx context.Context, r *reserved.Reservation) (wait time.Duration, restarted bool, err error),
 ) (turn Turn, err error) {
-	err = withReservation(ctx, l, verb, id, func(ctx context.Context, life *reserved.Life, r *reserved.Reservation) error {
+	err = withReservation(ctx, l, verb, id, turning(&turn, change))
+	return turn, err
+}
+
+// turning returns a function that makes a change of a locked reservation, saves it, and sets turn.
+func turning(turn *Turn,
+	change func(life *reserved.Life, ctx context.Context, r *reserved.Reservation) (wait time.Duration, restarted bool, err error),
+) func(ctx context.Context, life *reserved.Life, r *reserved.Reservation) error {
+	return func(ctx context.Context, life *reserved.Life, r *reserved.Reservation) error {
 		wait, restarted, err := change(life, ctx, r)
 		if err != nil {
 			return err
 		}
-		turn = Turn{
+		*turn = Turn{
 			ID: r.ID, State: ReservationState(r.State), Wait: wait,
 			ReadyAt: time.UnixMicro(r.ReadyUs), StaleAt: optionalTime(r.StaleUs), Restarted: restarted,
 		}
 		return life.Save(ctx, r)
-	})
-	return turn, err
+	}
 }
 
 // Started reports whether the work of a reservation was started. It returns ErrNotReserved if the reservation does not exist.

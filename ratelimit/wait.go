@@ -146,7 +146,7 @@ func settleEarly(ctx context.Context, l *Limiter, id string, lead time.Duration)
 	defer cancel()
 	err = withReservation(ctx, l, "wait", id, func(ctx context.Context, life *reserved.Life, r *reserved.Reservation) error {
 		answered := time.Now()
-		wait, _, err := life.Start(ctx, r)
+		wait, _, err := life.Start(ctx, r, false)
 		if err != nil {
 			return err
 		}

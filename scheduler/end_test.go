@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -123,6 +125,52 @@ func TestCancel(t *testing.T) {
 	}
 	_, err = cancel(12345, nil)
 	require.ErrorIs(t, err, river.ErrNotFound)
+}
+
+// TestLostReservation promises that a job whose reservation is gone runs, and pays for one new turn, however often it is started. Here
+// its queue was paused until the reservation had expired and its row was deleted.
+func TestLostReservation(t *testing.T) {
+	t.Parallel()
+	now := time.Now()
+	f := setup(t, func(s *settings) {
+		s.limiter.AsOf = func() time.Time { return now }
+		s.river.RetryPolicy = soon{}
+	})
+	e := f.enqueue(t, nil, daily.For("ada").Plan("pro").Cost(30))
+	require.JSONEq(t, `[{"limit": "daily", "key": "ada", "plan": "pro", "cost": 30, "policy": `+policyOf(t, daily)+`}]`,
+		one[string](t, f.pool, "SELECT metadata ->> 'ratelimit:reservation:requests' FROM river_job WHERE id = $1", e.Job.ID))
+	require.Equal(t, e.ReadyAt.UTC().Format(time.RFC3339Nano),
+		one[string](t, f.pool, "SELECT metadata ->> 'ratelimit:reservation:ready_at' FROM river_job WHERE id = $1", e.Job.ID))
+	page, err := os.ReadFile("../docs/reservations.md")
+	require.NoError(t, err)
+	block := regexp.MustCompile("(?s)```sql\n(.*?)```").FindSubmatch(page)
+	require.Equal(t, fmt.Sprint(e.Job.ID, " daily ada 30 ", e.ReadyAt.UTC().Format(time.RFC3339Nano)), one[string](t, f.pool,
+		`SELECT concat_ws(' ', w.id, w."limit", w.key, w.cost, w.ready_at) FROM (`+strings.TrimSuffix(strings.TrimSpace(string(block[1])), ";")+`) AS w`))
+	for range 2 { // it ends, and its row is deleted
+		now = now.Add(10 * ratelimit.Day)
+		_, err := f.limiter.Expire(t.Context())
+		require.NoError(t, err)
+	}
+	require.Zero(t, one[int](t, f.pool, "SELECT count(*) FROM ratelimit.reservations"))
+	events := f.start(t, func(_ context.Context, job *river.Job[taskArgs]) error {
+		require.InDelta(t, 70, f.held(t, daily, "ada"), 1e-9)
+		if job.Attempt == 1 {
+			return errUpstream
+		}
+		return nil
+	})
+	await(t, events, 1, river.EventKindJobCompleted)
+	require.InDelta(t, 70, f.held(t, daily, "ada"), 1e-9)
+	require.Equal(t, ratelimit.Settled, f.state(t, e.ID), "it has the same ID")
+	require.Equal(t, 1, one[int](t, f.pool, "SELECT count(*) FROM ratelimit.reservations"))
+}
+
+// policyOf returns the policy of a limit as JSON.
+func policyOf(t *testing.T, limit ratelimit.Limit) string {
+	t.Helper()
+	text, err := ratelimit.MarshalPolicy(limit.Policy())
+	require.NoError(t, err)
+	return string(text)
 }
 
 func TestMaintain(t *testing.T) {

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
-	"strconv"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -72,7 +71,7 @@ func (s *Scheduler) TryEnqueue(ctx context.Context, client *river.Client[pgx.Tx]
 		return Enqueued{Reservation: reservation}, nil
 	}
 	e := Enqueued{Reservation: reservation, RunAt: runAt(reservation, opts.Jitter)}
-	inserted, err := s.insert(ctx, client, tx, args, opts.InsertOpts, metadata, e)
+	inserted, err := s.insert(ctx, client, tx, args, opts.InsertOpts, metadata, e, requests)
 	if err != nil {
 		return Enqueued{}, s.takeBack(ctx, limiter, reservation.ID, fmt.Errorf("scheduler: enqueue %q: %w", args.Kind(), err))
 	}
@@ -120,9 +119,16 @@ type passage struct {
 type passageKey struct{}
 
 // insert inserts the job of e and checks that the middleware saw it.
-func (s *Scheduler) insert(ctx context.Context, client *river.Client[pgx.Tx], tx pgx.Tx, args river.JobArgs, opts river.InsertOpts, metadata map[string]json.RawMessage, e Enqueued) (*rivertype.JobInsertResult, error) {
-	var err error
-	metadata[s.key] = json.RawMessage(strconv.Quote(e.ID)) // a UUID
+func (s *Scheduler) insert(ctx context.Context, client *river.Client[pgx.Tx], tx pgx.Tx, args river.JobArgs, opts river.InsertOpts, metadata map[string]json.RawMessage, e Enqueued, requests []ratelimit.Request) (*rivertype.JobInsertResult, error) {
+	described, err := s.describe(e.Reservation, requests)
+	if err != nil {
+		return nil, err
+	}
+	for key, value := range described {
+		if metadata[key], err = json.Marshal(value); err != nil {
+			return nil, err
+		}
+	}
 	if opts.Metadata, err = json.Marshal(metadata); err != nil {
 		return nil, err
 	}

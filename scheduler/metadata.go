@@ -3,8 +3,12 @@ package scheduler
 import (
 	"encoding/json"
 	"fmt"
+	"slices"
+	"strings"
 
 	"github.com/riverqueue/river/rivertype"
+
+	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
 // metadataKey returns the key of a job's metadata that holds the ID of its reservation in schema. Limiters
@@ -19,6 +23,38 @@ func metadataKey(schema string) string {
 
 // attemptKey returns the key of a job's metadata that holds the number of the attempt that was last started.
 func (s *Scheduler) attemptKey() string { return s.key + ":attempt" }
+
+// requestsKey returns the key of a job's metadata that holds what the job reserved, as Limiter.MarshalRequests writes it.
+func (s *Scheduler) requestsKey() string { return s.key + ":requests" }
+
+// readyKey returns the key of a job's metadata that holds the time of its turn.
+func (s *Scheduler) readyKey() string { return s.key + ":ready_at" }
+
+// describe returns what the metadata of a job say about its reservation, by their keys.
+func (s *Scheduler) describe(r ratelimit.Reservation, requests []ratelimit.Request) (map[string]any, error) {
+	if r.ID == "" { // every limit is off
+		return map[string]any{s.key: ""}, nil
+	}
+	requests = slices.Clone(requests)
+	for i := range requests {
+		if charged := r.States[i].Charged; charged > 1 { // a new turn costs the price of this one, as with Renew
+			requests[i] = requests[i].Price(charged)
+		}
+	}
+	written, err := s.limiter.MarshalRequests(requests...)
+	return map[string]any{s.key: r.ID, s.requestsKey(): json.RawMessage(written), s.readyKey(): r.ReadyAt.UTC()}, err
+}
+
+// requestsOf returns what the job reserved, and nil if its metadata do not say it and Config.Requests does not either.
+func (s *Scheduler) requestsOf(job *rivertype.JobRow) ([]ratelimit.Request, error) {
+	if written := recorded[json.RawMessage](job, s.requestsKey()); written != nil {
+		return s.limiter.UnmarshalRequests(written)
+	}
+	if s.config.Requests == nil { // the job is of a version before requestsKey
+		return nil, nil
+	}
+	return s.config.Requests(job)
+}
 
 // sameAttempt reports whether the job is at the attempt that was started last. So it is after a snooze, and after its
 // client was stopped: River counts neither as an attempt, and gives the number again.
@@ -47,8 +83,10 @@ func parseMetadata(raw []byte, key string) (map[string]json.RawMessage, error) {
 	if err := json.Unmarshal(raw, &metadata); err != nil || metadata == nil {
 		return nil, fmt.Errorf("%w: InsertOpts.Metadata is not a JSON object", ErrInvalidJob)
 	}
-	if _, ok := metadata[key]; ok {
-		return nil, fmt.Errorf("%w: InsertOpts.Metadata has the key %q, which Enqueue sets", ErrInvalidJob, key)
+	for name := range metadata {
+		if name == key || strings.HasPrefix(name, key+":") {
+			return nil, fmt.Errorf("%w: InsertOpts.Metadata has the key %q, which Enqueue sets", ErrInvalidJob, name)
+		}
 	}
 	return metadata, nil
 }

@@ -56,11 +56,10 @@ func (m *middleware) Work(ctx context.Context, job *rivertype.JobRow, work func(
 	}
 	turn, err := s.await(ctx, job, id)
 	switch {
-	case errors.Is(err, ratelimit.ErrNotReserved):
-		return river.JobCancel(fmt.Errorf("scheduler: start: %w", err))
 	case err != nil:
 		return fmt.Errorf("scheduler: start: %w", err)
 	case turn.Wait > 0:
+		_ = river.MetadataSet(ctx, s.readyKey(), turn.ReadyAt.UTC()) // only for people
 		// A millisecond more, because River's clock and its rounding are not the database's.
 		return river.JobSnooze(max(turn.Wait-s.config.TakeUpEarly, 0) + time.Millisecond)
 	}
@@ -88,10 +87,13 @@ func (s *Scheduler) await(ctx context.Context, job *rivertype.JobRow, id string)
 	}
 }
 
-// start starts the job's turn. It takes a new turn if the job must pay again: if retries pay and this is one, or if the reservation
-// was returned, because then a user has retried the job by hand since.
+// start starts the job's turn. It takes a new turn if the job must pay again: if retries pay and this is one, if the reservation
+// was returned, because then a user has retried the job by hand since, or if the reservation is gone.
 func (s *Scheduler) start(ctx context.Context, job *rivertype.JobRow, id string) (ratelimit.Turn, error) {
 	turn, err := s.limiter.Start(ctx, id)
+	if errors.Is(err, ratelimit.ErrNotReserved) {
+		return s.startLost(ctx, job, id, err)
+	}
 	again := err == nil && turn.Restarted && s.config.RetriesPay && !s.sameAttempt(job)
 	if !again && !errors.Is(err, ratelimit.ErrReservationEnded) {
 		return turn, err
@@ -101,6 +103,25 @@ func (s *Scheduler) start(ctx context.Context, job *rivertype.JobRow, id string)
 		return turn, err
 	}
 	return s.limiter.Start(ctx, id)
+}
+
+// startLost starts the turn of a job whose reservation is gone: it takes a new turn under the same ID. An error fails the attempt,
+// and River keeps the job.
+func (s *Scheduler) startLost(ctx context.Context, job *rivertype.JobRow, id string, gone error) (ratelimit.Turn, error) {
+	requests, err := s.requestsOf(job)
+	switch {
+	case err != nil:
+		return ratelimit.Turn{}, fmt.Errorf("reserve again: %w", err)
+	case len(requests) == 0:
+		return ratelimit.Turn{}, fmt.Errorf("%w, and the metadata of the job have no %q to reserve it again: "+
+			"let Config.Requests return its cost, or cancel the job", gone, s.requestsKey())
+	}
+	turn, err := s.limiter.Start(ctx, id, requests...)
+	if err == nil {
+		s.config.Logger.InfoContext(ctx, "scheduler: the reservation of a job was gone, and is made again",
+			slog.Int64("job_id", job.ID), slog.String("reservation", id))
+	}
+	return turn, err
 }
 
 // finish ends the reservation of a job that has returned err, unless River will run it again. Maintain ends the reservations that

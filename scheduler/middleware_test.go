@@ -211,8 +211,15 @@ func TestTurnsOfNoReservation(t *testing.T) {
 	mustNotRun := func(context.Context) error { t.Error("the job ran"); return nil }
 	require.ErrorContains(t, d.worker.Work(t.Context(), &rivertype.JobRow{}, mustNotRun), "scheduler: requests: the upstream is down")
 	lost := &rivertype.JobRow{Metadata: []byte(`{"ratelimit:reservation": "` + unknown + `"}`)}
-	var cancelled *rivertype.JobCancelError
-	require.ErrorAs(t, d.worker.Work(t.Context(), lost, mustNotRun), &cancelled)
+	require.ErrorContains(t, d.worker.Work(t.Context(), lost, mustNotRun), "scheduler: start: reserve again: the upstream is down")
+	var cancelled *rivertype.JobCancelError // which River would never run again
+	plain := workerOf(t, d.limiter, scheduler.Config{})
+	err := plain.Work(t.Context(), lost, mustNotRun)
+	require.ErrorIs(t, err, ratelimit.ErrNotReserved)
+	require.ErrorContains(t, err, `no "ratelimit:reservation:requests" to reserve it again`)
+	require.NotErrorAs(t, err, &cancelled)
+	lost.Metadata = []byte(`{"ratelimit:reservation": "` + unknown + `", "ratelimit:reservation:requests": [{}]}`)
+	require.ErrorContains(t, plain.Work(t.Context(), lost, mustNotRun), "scheduler: start: reserve again: ratelimit: unmarshal: ")
 	free := workerOf(t, d.limiter, scheduler.Config{Requests: func(*rivertype.JobRow) ([]ratelimit.Request, error) { return requests, nil }})
 	require.NoError(t, free.Work(t.Context(), &rivertype.JobRow{}, func(ctx context.Context) error {
 		turn := scheduler.TurnFromContext(ctx)

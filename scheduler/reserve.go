@@ -29,7 +29,13 @@ func (s *Scheduler) reserve(ctx context.Context, job *rivertype.JobRow) (id stri
 	case !r.Allowed: // by a MaxReserved, or a pause
 		return "", river.JobSnooze(min(max(r.RetryAfter, time.Millisecond), longestSnooze))
 	}
-	if err := river.MetadataSet(ctx, s.key, r.ID); err != nil {
+	described, err := s.describe(r, requests)
+	for key, value := range described {
+		if err == nil {
+			err = river.MetadataSet(ctx, key, value)
+		}
+	}
+	if err != nil {
 		return "", s.takeBack(ctx, s.limiter, r.ID, fmt.Errorf("scheduler: record the reservation: %w", err))
 	}
 	return r.ID, nil

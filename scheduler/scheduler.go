@@ -46,6 +46,7 @@ type Config struct {
 	// reservation, the job is snoozed and asks again. From then on the job is like a job of Enqueue: set StaleAfter of
 	// [ratelimit.Config], and RetriesPay if each attempt uses the limited resource. An error fails the attempt. If the
 	// worker is killed during the reservation, that reservation stays until it expires, and the job reserves again. A
+	// job whose reservation is gone, and whose metadata do not say what it cost, reserves what Requests returns. A
 	// nil Requests means that jobs without a reservation run at once.
 	Requests func(job *rivertype.JobRow) ([]ratelimit.Request, error)
 	// Logger receives errors that no caller gets: a reservation that could not be settled after its job had succeeded,

@@ -223,7 +223,10 @@ func TestEnqueue(t *testing.T) {
 	require.Equal(t, 4, unique.Job.Priority)
 	require.Equal(t, "llm", unique.Job.Queue)
 	require.Equal(t, []string{"prompt"}, unique.Job.Tags)
-	require.JSONEq(t, `{"trace": [1, 2], "ratelimit:reservation": "`+unique.ID+`"}`, string(unique.Job.Metadata))
+	require.JSONEq(t, `{"trace": [1, 2], "ratelimit:reservation": "`+unique.ID+`",
+		"ratelimit:reservation:ready_at": "`+unique.ReadyAt.UTC().Format(time.RFC3339Nano)+`",
+		"ratelimit:reservation:requests": [{"limit": "perSecond", "key": "unique", "cost": 4, "policy": `+policyOf(t, perSecond)+`}]}`,
+		string(unique.Job.Metadata))
 	short := ratelimit.Define("short", ratelimit.TokenBucket{Rate: 1, Period: time.Minute, MaxReserved: 1})
 	f.enqueue(t, nil, short.Global().Cost(2))
 	jobs, open := f.jobs(t), f.open(t)

@@ -203,7 +203,7 @@ func (tx *Tx) setReservation(id string, r *reserved.Reservation) {
 }
 
 // LockReservation locks and returns a reservation.
-func (tx *Tx) LockReservation(ctx context.Context, u *store.Unit, id string) (*reserved.Reservation, error) {
+func (tx *Tx) LockReservation(ctx context.Context, u *store.Unit, id string, vacant bool) (*reserved.Reservation, error) {
 	now := u.Instant()
 	err := tx.enter()
 	defer tx.leave()
@@ -215,11 +215,15 @@ func (tx *Tx) LockReservation(ctx context.Context, u *store.Unit, id string) (*r
 		return nil, err
 	}
 	r := tx.reservation(id)
-	if r == nil {
+	switch {
+	case r != nil:
+		r = copyOf(r)
+	case vacant:
+		r = &reserved.Reservation{ID: id}
+	default:
 		tx.back(tx.saved)
 		return nil, reserved.ErrNotReserved
 	}
-	r = copyOf(r)
 	r.NowUs = now
 	return r, nil
 }

@@ -30,16 +30,37 @@ type Life struct {
 	Session     *store.Session
 	Owner       Owner
 	ExpireAfter time.Duration // after a reservation is ready, or was started
+	StaleAfter  time.Duration // after a reservation is ready; 0: never
 	ErrTooMuch  error         // wrapped by errors for costs that a limit can never give
 }
 
 // Lock locks a reservation to the end of the transaction.
 func (l *Life) Lock(ctx context.Context, verb, id string) (*Reservation, error) {
-	r, err := In(&l.Session.Unit).LockReservation(ctx, &l.Session.Unit, id)
+	r, err := In(&l.Session.Unit).LockReservation(ctx, &l.Session.Unit, id, false)
 	if err == nil {
 		l.Owner.Resolve(ctx, verb, r)
 	}
 	return r, err
+}
+
+// LockOr is Lock of a reservation that may be gone. Then it returns lost under the ID, as a reservation that was cancelled now. The
+// caller saves it.
+func (l *Life) LockOr(ctx context.Context, verb, id string, lost *Reservation) (*Reservation, error) {
+	r, err := In(&l.Session.Unit).LockReservation(ctx, &l.Session.Unit, id, true)
+	if err != nil {
+		return nil, err
+	}
+	if len(r.Buckets) == 0 {
+		now, made := r.NowUs, *lost
+		r, made.Buckets = &made, slices.Clone(lost.Buckets) // an attempt may be followed by another one
+		r.ID, r.State, r.NowUs, r.ReadyUs, r.ExpiresUs = id, Cancelled, now, now, now+l.ExpireAfter.Microseconds()
+		if l.StaleAfter > 0 {
+			stale := now + l.StaleAfter.Microseconds()
+			r.StaleUs = &stale
+		}
+	}
+	l.Owner.Resolve(ctx, verb, r)
+	return r, nil
 }
 
 // LockDue locks the due reservations that no other transaction has locked.
@@ -104,16 +125,16 @@ func (l *Life) finish(ctx context.Context, final string, amounts func(*Reservati
 	return l.Session.Charge(ctx, charges...)
 }
 
-// Start starts the work of a reservation if it may run, or returns how long that takes. restarted reports whether it was started before. The caller
-// saves the reservation.
-func (l *Life) Start(ctx context.Context, r *Reservation) (wait time.Duration, restarted bool, err error) {
+// Start starts the work of a reservation if it may run, or returns how long that takes. restarted reports whether it was started before. again is
+// whether a cancelled reservation is taken again. The caller saves the reservation.
+func (l *Life) Start(ctx context.Context, r *Reservation, again bool) (wait time.Duration, restarted bool, err error) {
 	switch {
-	case r.State == Cancelled:
+	case r.State == Cancelled && !again:
 		return 0, false, fmt.Errorf("%w: it was %s", ErrEnded, r.State)
 	case r.PausedUntil > r.NowUs: // it keeps its slot, unless that is stale by then
 		l.keep(r, r.PausedUntil)
 		return r.until(r.PausedUntil), r.StartedUs != nil, nil
-	case r.State == Expired && r.Release: // its tokens were returned, also if it was started
+	case r.State == Cancelled, r.State == Expired && r.Release: // its tokens were returned, also if it was started
 		wait, err = l.Renew(ctx, r)
 	case r.StartedUs != nil: // it is alive: it must not be forgotten before its next attempt
 		l.keep(r, r.NowUs)

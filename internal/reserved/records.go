@@ -23,8 +23,9 @@ var ErrNotReserved = errors.New("ratelimit: no such reservation")
 //
 // An error of LockReservation or LockDue fails the transaction, as the error of a statement does.
 type Records interface {
-	// LockReservation locks and returns a reservation. It returns ErrNotReserved, and locks nothing, when there is none.
-	LockReservation(ctx context.Context, u *store.Unit, id string) (*Reservation, error)
+	// LockReservation locks and returns a reservation. When there is none, it returns ErrNotReserved and locks nothing; with vacant it locks
+	// the ID, and returns a reservation without buckets, which the caller saves with some.
+	LockReservation(ctx context.Context, u *store.Unit, id string, vacant bool) (*Reservation, error)
 	// SaveReservation writes the fields that can change of a locked reservation.
 	SaveReservation(ctx context.Context, u *store.Unit, r *Reservation) error
 	// Due returns up to most reservations that are open and have ended, and that come after the one named, by their ends.
@@ -53,8 +54,8 @@ func (r *Reservation) Queue(u *store.Unit, batch *pgx.Batch) {
 }
 
 // LockReservation locks the reservation, and reads it with the time behind the lock. The statement inserts one without buckets when there is none,
-// which is undone.
-func (Tables) LockReservation(ctx context.Context, u *store.Unit, id string) (*Reservation, error) {
+// which is undone unless the caller wants it.
+func (Tables) LockReservation(ctx context.Context, u *store.Unit, id string, vacant bool) (*Reservation, error) {
 	batch := &pgx.Batch{}
 	store.QueueSavepoint(batch)
 	batch.Queue(u.Statement(files, "reservation_lock"), id)
@@ -66,7 +67,7 @@ func (Tables) LockReservation(ctx context.Context, u *store.Unit, id string) (*R
 		return r.scan(results.QueryRow())
 	})
 	r.NowUs = now
-	if err == nil && len(r.Buckets) == 0 {
+	if err == nil && len(r.Buckets) == 0 && !vacant {
 		if err = u.BackToSavepoint(ctx); err == nil {
 			err = ErrNotReserved
 		}

@@ -86,6 +86,13 @@ func (k *Keeping) Record(asks []bucket.Ask, answers []bucket.Answer) store.Recor
 	return r
 }
 
+// NewReserved returns a bucket of a reservation that took cost, at a price, under terms.
+func NewReserved(key bucket.Key, plan string, cost, price float64, t *bucket.Terms) Reserved {
+	b := Reserved{Key: key, Plan: plan, Cost: cost, Price: price}
+	b.setTerms(t)
+	return b
+}
+
 // setTerms sets the terms under which the bucket was taken from.
 func (b *Reserved) setTerms(t *bucket.Terms) {
 	b.Capacity, b.Rate, b.Steps, b.Lowest = t.Capacity, t.Rate, t.Steps, -t.MaxOwed
