@@ -23,7 +23,8 @@ CREATE TABLE ratelimit.buckets (
     fillfactor = 50,
     autovacuum_vacuum_scale_factor = 0.05,
     autovacuum_vacuum_threshold = 1000,
-    autovacuum_vacuum_cost_delay = 0
+    autovacuum_vacuum_cost_delay = 0,
+    vacuum_truncate = off -- keeps the pages of 00004_pages.sql
 );
 
 -- A reservation that can still be settled, cancelled or started. Ended reservations stay for a while, for repeated calls. The row
@@ -51,7 +52,7 @@ CREATE TABLE ratelimit.reservations (
     prices     double precision[] NOT NULL DEFAULT '{}', -- the price of each bucket, for Settle; empty: 1
     calendars  text[] COLLATE "C" NOT NULL DEFAULT '{}', -- unit, weekday, day, month and zone of calendar windows; empty: none
     paid_us    bigint[] NOT NULL DEFAULT '{}'            -- when each bucket owed nothing any more; empty: at ready_us
-) WITH (fillfactor = 70);
+) WITH (fillfactor = 70, vacuum_truncate = off);
 
 CREATE INDEX reservations_expires ON ratelimit.reservations (expires_us);
 
@@ -87,7 +88,8 @@ CREATE TABLE ratelimit.prices (
     fillfactor = 50,
     autovacuum_vacuum_scale_factor = 0,
     autovacuum_vacuum_threshold = 1000,
-    autovacuum_vacuum_cost_delay = 0
+    autovacuum_vacuum_cost_delay = 0,
+    vacuum_truncate = off
 );
 
 -- +goose Down

@@ -42,7 +42,8 @@ type Distribution struct {
 
 // Distribute lets Citus distribute the tables that decisions use: buckets and prices by key, and reservations by id. It copies
 // the fingerprint to every server. The tables of rules, refusals and versions stay on the coordinator, because no decision reads
-// them. It changes no table that is distributed already, so it can run any number of times, and in several processes at once.
+// them. It changes no table that is distributed already, so it can run any number of times, and in several processes at once. Each run
+// gives the shards free pages, as Up does for other tables.
 //
 // The partitions of buckets are distributed with the table. [Partition] returns an error for a distributed table.
 //
@@ -63,6 +64,10 @@ func Distribute(ctx context.Context, pool *pgxpool.Pool, cfg Config, distributio
 		d := distributing{tx: tx, schema: schema, shards: shards}
 		return d.all(ctx)
 	})
+	if err == nil {
+		options := pgx.TxOptions{IsoLevel: pgx.ReadCommitted}
+		err = pgx.BeginTxFunc(ctx, pool, options, func(tx pgx.Tx) error { return makePages(ctx, tx, schema, shards) })
+	}
 	if err != nil {
 		return fmt.Errorf("distribute: %w", err)
 	}

@@ -87,7 +87,8 @@ type Config struct {
 
 // Up applies all missing migrations, each in its own transaction. Several processes can call it at once, at any default
 // isolation level. It works on a pool of one connection. If a migration fails, the migrations before it stay applied, and the
-// next Up continues.
+// next Up continues. With all migrations applied, it restores the free pages of tables that became small, for example in a
+// restored dump: see docs/operations.md#tables-that-became-small.
 func Up(ctx context.Context, pool *pgxpool.Pool, cfg Config) error {
 	err := migrate(ctx, pool, cfg, func(provider *goose.Provider, schema string, current int64) error {
 		if err := checkMade(ctx, pool, schema, cfg.Partitions); err != nil {
@@ -95,7 +96,7 @@ func Up(ctx context.Context, pool *pgxpool.Pool, cfg Config) error {
 		}
 		sources := provider.ListSources()
 		if current >= sources[len(sources)-1].Version {
-			return nil
+			return keepPages(ctx, pool, schema)
 		}
 		if current == 0 && cfg.Partitions > 1 {
 			if err := enoughLocks(ctx, pool, cfg.Partitions); err != nil {
@@ -110,7 +111,10 @@ func Up(ctx context.Context, pool *pgxpool.Pool, cfg Config) error {
 		if _, err := provider.Up(ctx); err != nil {
 			return err
 		}
-		return checkMade(ctx, pool, schema, cfg.Partitions) // another process may have made it
+		if err := checkMade(ctx, pool, schema, cfg.Partitions); err != nil { // another process may have made it
+			return err
+		}
+		return keepPages(ctx, pool, schema)
 	})
 	if err != nil {
 		return fmt.Errorf("migrate up: %w", err)

@@ -20,7 +20,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/migrations"
 )
 
-const latest = 3
+const latest = 4
 
 func TestUp(t *testing.T) {
 	t.Parallel()
@@ -201,6 +201,52 @@ func TestSQL(t *testing.T) {
 			require.Equal(t, config.Schema == "", strings.Contains(statements, migrations.DefaultSchema))
 		})
 	}
+}
+
+// TestPages promises that no table is so small that the planner reads it as a whole, after a migration, after a vacuum, in partitions
+// and after the next Up.
+func TestPages(t *testing.T) {
+	t.Parallel()
+	for _, partitions := range []int{1, 16} {
+		t.Run(fmt.Sprint(partitions), func(t *testing.T) {
+			t.Parallel()
+			pool, ctx := postgrestest.NewEmpty(t), t.Context()
+			small := func() []string {
+				return texts(t, pool, fmt.Sprintf(`SELECT relname::text FROM pg_class WHERE relnamespace = 'ratelimit'::regnamespace AND relkind = 'r'
+					AND relname ~ '^(buckets|prices|reservations)' AND pg_relation_size(oid) < %d * current_setting('block_size')::bigint`, migrations.MinPages))
+			}
+			up := func() {
+				require.NoError(t, migrations.Up(ctx, pool, partitionedInto(partitions)))
+				require.Empty(t, small())
+				for _, table := range []string{"buckets", "prices", "reservations"} {
+					_, err := pool.Exec(ctx, "VACUUM ratelimit."+table)
+					require.NoError(t, err)
+					require.Equal(t, []string{"0"}, texts(t, pool, "SELECT count(*)::text FROM ratelimit."+table))
+				}
+				require.Empty(t, small())
+			}
+			up()
+			for _, table := range []string{"buckets", "prices", "reservations"} {
+				for _, rewrite := range []string{"TRUNCATE ratelimit.", "VACUUM FULL ratelimit."} {
+					_, err := pool.Exec(ctx, rewrite+table)
+					require.NoError(t, err)
+					require.NotEmpty(t, small())
+					up()
+				}
+			}
+			require.NoError(t, migrations.Partition(ctx, pool, partitionedInto(2)))
+			require.Empty(t, small())
+		})
+	}
+
+	t.Run("NotWhereNothingIsWritten", func(t *testing.T) {
+		t.Parallel()
+		pool := postgrestest.New(t)
+		_, err := pool.Exec(t.Context(), `TRUNCATE ratelimit.prices; ALTER DATABASE `+pool.Config().ConnConfig.Database+` SET default_transaction_read_only = on`)
+		require.NoError(t, err)
+		readOnly := openPool(t, pool.Config().ConnString())
+		require.NoError(t, migrations.Up(t.Context(), readOnly, migrations.Config{}), "on a standby a program starts")
+	})
 }
 
 func TestBuckets(t *testing.T) {

@@ -110,7 +110,10 @@ func partitionIn(ctx context.Context, tx pgx.Tx, schema string, partitions int, 
 	if err := nothingStandsOn(ctx, tx, table); err != nil {
 		return err
 	}
-	if _, err := tx.Exec(ctx, partition(schema, partitions)); err != nil || is > 1 {
+	if _, err := tx.Exec(ctx, partition(schema, partitions)); err != nil {
+		return err
+	}
+	if err := makePages(ctx, tx, schema, 1); err != nil || is > 1 {
 		return err
 	}
 	return nobodyGoesOn(ctx, tx, table, own) // again, for sessions that have connected meanwhile

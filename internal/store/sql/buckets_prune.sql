@@ -10,7 +10,7 @@
 -- difference. The last take from a sliding window may be as late as the end of the slice of ts. Locked rows are skipped, and a row
 -- that changed since the snapshot is tested again under its lock. The range is read by TID, so no index on ts is needed, which
 -- would prevent HOT updates. DELETE finds a row by its TID, so that no plan reads the whole table, and also by its key, because in
--- a partitioned table many rows have the same TID.
+-- a partitioned table many rows have the same TID. IS TRUE keeps the planner from a join, which in a small table reads all rows.
 WITH spare AS MATERIALIZED (
     SELECT b.ctid AS at, b.name, b.key, b.shard
     FROM ratelimit.buckets AS b,
@@ -25,4 +25,4 @@ WITH spare AS MATERIALIZED (
 )
 DELETE FROM ratelimit.buckets AS d
 WHERE d.ctid = ANY (ARRAY(SELECT s.at FROM spare AS s))
-    AND (d.name, d.key, d.shard) IN (SELECT s.name, s.key, s.shard FROM spare AS s)
+    AND ((d.name, d.key, d.shard) IN (SELECT s.name, s.key, s.shard FROM spare AS s)) IS TRUE

@@ -18,8 +18,9 @@
 --
 -- The sub-select hides the length of the array from the planner, which otherwise plans every call again. The planner does not
 -- know the LIMIT of gave, and estimates a tenth of the rows, which is one. So it looks that row up by the key, also in a
--- table that was never analyzed. The name is a column for the same reason. OFFSET 0 computes the clock once. LATERAL looks
--- each row up by itself: a join may be planned to read all rows of the limit.
+-- table that was never analyzed, or was small then. The name is a column for the same reason. It is compared with ANY, because with
+-- = the planner may read the whole index in its order, which for a table of one row costs the same. OFFSET 0 computes the clock
+-- once. LATERAL looks each row up by itself: a join may be planned to read all rows of the limit.
 WITH clock AS MATERIALIZED (
     SELECT n.now_us, ($12::bigint IS NULL OR n.now_us BETWEEN $12::bigint AND $13::bigint) AS holds, set_config('lock_timeout', '1ms', true) AS bound/* durability */
     FROM (SELECT coalesce($10::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) AS now_us OFFSET 0) AS n
@@ -32,7 +33,7 @@ WITH clock AS MATERIALIZED (
         FROM clock, unnest((SELECT $2::text[]), $3::integer[], $4::float8[], $9::bigint[]) WITH ORDINALITY AS u (key, shard, cost, phase_us, ord)
         WHERE clock.holds AND clock.bound IS NOT NULL
         LIMIT (SELECT cardinality($2::text[]))) AS a
-    WHERE b.name = a.name AND b.key = a.key AND b.shard = a.shard
+    WHERE b.name = ANY (ARRAY[a.name]) AND b.key = a.key AND b.shard = a.shard
         AND (b.value >= a.cost OR least($5::float8, b.value + ((greatest(a.ts - b.ts, 0) + $7::bigint - 1) / $7::bigint)::float8 * $6::float8 / $8::float8) - a.cost >= 0)
         AND ($12::bigint IS NULL OR b.ts BETWEEN $12::bigint AND $13::bigint)
     RETURNING a.ord, b.value, b.ts

@@ -10,4 +10,4 @@ WHERE d.ctid = ANY (ARRAY(
         SELECT b.ctid
         FROM unnest((SELECT $1::text[]), $2::text[], $3::integer[]) AS a (name, key, shard),
             LATERAL (SELECT r.ctid FROM ratelimit.buckets AS r WHERE r.name = a.name AND r.key = a.key AND r.shard = a.shard LIMIT 1) AS b))
-    AND (d.name, d.key, d.shard) IN (SELECT a.name, a.key, a.shard FROM unnest((SELECT $1::text[]), $2::text[], $3::integer[]) AS a (name, key, shard))
+    AND ((d.name, d.key, d.shard) IN (SELECT a.name, a.key, a.shard FROM unnest((SELECT $1::text[]), $2::text[], $3::integer[]) AS a (name, key, shard))) IS TRUE

@@ -9,6 +9,8 @@ import (
 	"strings"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/pgratelimit/pgratelimit/migrations"
 )
 
 const (
@@ -34,6 +36,7 @@ type leaf struct {
 	noVacuum bool // autovacuum is off for it
 	unlogged bool
 	bytes    int64
+	small    bool // it has fewer pages than the migrations give it
 	counted  bool // whether a VACUUM or an ANALYZE has counted live: statistics begin anew after a crash or an upgrade
 	live     int64
 	dead     int64
@@ -53,7 +56,10 @@ func (e *examination) leaves(ctx context.Context, tx pgx.Tx) ([]leaf, error) {
 		SELECT c.relname::text, format('%I.%I', ln.nspname, l.relname), l.relpersistence = 'u', coalesce(pg_catalog.pg_relation_size(l.oid), 0), -- it may be dropped meanwhile
 			coalesce((SELECT jsonb_object_agg(option_name, option_value) FROM pg_catalog.pg_options_to_table(l.reloptions)), '{}'),
 			EXISTS (SELECT FROM pg_catalog.pg_options_to_table(l.reloptions) WHERE option_name = 'autovacuum_enabled' AND NOT option_value::boolean),
-			l.reltuples >= 0, greatest(coalesce(s.n_live_tup, 0), l.reltuples::bigint, 0), coalesce(s.n_dead_tup, 0), coalesce(s.n_tup_upd, 0), coalesce(s.n_tup_hot_upd, 0)
+			l.reltuples >= 0, greatest(coalesce(s.n_live_tup, 0), l.reltuples::bigint, 0), coalesce(s.n_dead_tup, 0), coalesce(s.n_tup_upd, 0), coalesce(s.n_tup_hot_upd, 0),
+			-- with Citus the rows can be on other servers, and migrate up does not know the partitions of others
+			pg_catalog.to_regclass('pg_catalog.pg_dist_partition') IS NULL AND (c.relkind = 'r' OR pg_catalog.pg_get_partkeydef(c.oid) = 'HASH (name, key)')
+				AND coalesce(pg_catalog.pg_relation_size(l.oid), 0) < $4 * current_setting('block_size')::bigint
 		FROM pg_catalog.pg_class c
 		JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
 		CROSS JOIN LATERAL (
@@ -66,12 +72,12 @@ func (e *examination) leaves(ctx context.Context, tx pgx.Tx) ([]leaf, error) {
 		LEFT JOIN pg_catalog.pg_stat_all_tables s ON s.relid = l.oid
 		WHERE n.nspname = $1 AND c.relname = ANY ($2::text[])
 		ORDER BY 1, 2
-		LIMIT $3`, e.config.Schema, tables, maxLeaves)
+		LIMIT $3`, e.config.Schema, tables, maxLeaves, migrations.MinPages)
 	if err != nil {
 		return nil, err
 	}
 	return pgx.CollectRows(rows, func(row pgx.CollectableRow) (l leaf, err error) {
-		err = row.Scan(&l.table, &l.name, &l.unlogged, &l.bytes, &l.settings, &l.noVacuum, &l.counted, &l.live, &l.dead, &l.updates, &l.hot)
+		err = row.Scan(&l.table, &l.name, &l.unlogged, &l.bytes, &l.settings, &l.noVacuum, &l.counted, &l.live, &l.dead, &l.updates, &l.hot, &l.small)
 		return l, err
 	})
 }
@@ -93,6 +99,11 @@ func (e *examination) lookAtStorage(ctx context.Context, tx pgx.Tx) (found []Fin
 	}
 	for _, l := range leaves {
 		found = append(found, l.lookAtSettings()...)
+	}
+	if i := slices.IndexFunc(leaves, func(l leaf) bool { return l.small }); i >= 0 {
+		found = append(found, warning("Run ratelimit migrate up, or migrations.Up in a program.",
+			"%s has less than %d pages, because it was restored, truncated or rewritten: calls may read all of it, also while it grows.",
+			leaves[i].name, migrations.MinPages)...)
 	}
 	if len(found) == 0 {
 		found = ok("The storage of the tables is as the migrations set it.")

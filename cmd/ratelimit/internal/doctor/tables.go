@@ -11,7 +11,7 @@ import (
 )
 
 // newestVersion is the version of the migrations that create knownTables.
-const newestVersion = 3
+const newestVersion = 4
 
 // table is a table as the migrations create it. A test compares the list with a database.
 type table struct {
@@ -28,12 +28,16 @@ func knownTables() []table {
 	// updated are the settings of a table whose rows are updated often.
 	updated := func(scale string) []setting {
 		return []setting{
-			{"fillfactor", "50"}, {"autovacuum_vacuum_scale_factor", scale}, {"autovacuum_vacuum_threshold", "1000"}, {"autovacuum_vacuum_cost_delay", "0"},
+			{"fillfactor", "50"},
+			{"autovacuum_vacuum_scale_factor", scale},
+			{"autovacuum_vacuum_threshold", "1000"},
+			{"autovacuum_vacuum_cost_delay", "0"},
+			{"vacuum_truncate", "off"},
 		}
 	}
 	return []table{
 		{"buckets", "name, key, shard", nil, updated("0.05")},
-		{"reservations", "id", []string{"reservations_expires (expires_us)"}, []setting{{"fillfactor", "70"}}},
+		{"reservations", "id", []string{"reservations_expires (expires_us)"}, []setting{{"fillfactor", "70"}, {"vacuum_truncate", "off"}}},
 		{"fingerprint", "id", nil, nil},
 		{"prices", "name, key", nil, updated("0")},
 		{"rules", "version, position", []string{

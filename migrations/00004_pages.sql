@@ -1,0 +1,24 @@
+-- +goose Up
+-- Pages for the tables that calls look into by key. The planner reads a table of a few pages as a whole, which is cheaper than the
+-- index, and a connection keeps that plan while thousands of new keys arrive. So no table is that small: these rows are deleted at
+-- once, and their pages stay, because vacuum_truncate is off. The rows of a table fill 75 pages. In partitions, chance
+-- decides where a row goes, and 50 pages are enough. No limit can have their name.
+--
+-- TRUNCATE, VACUUM FULL, CLUSTER and a restored dump make a table small again. Up repeats these statements for a table that is too
+-- small, and the command doctor says so.
+INSERT INTO ratelimit.buckets (name, key, shard, value, ts, taken)
+SELECT '(pages)', gen_random_uuid()::text, 0, 0, 0, array_fill(0::float8, ARRAY[230])
+FROM generate_series(1, 150 * greatest((SELECT count(*) FROM pg_partition_tree('ratelimit.buckets') WHERE isleaf), 1));
+DELETE FROM ratelimit.buckets WHERE name = '(pages)';
+
+INSERT INTO ratelimit.reservations (id, state, ready_us, expires_us, release, names, keys, costs, capacities, rates, steps, step_us, phase_us, lowest)
+SELECT gen_random_uuid(), 'expired', 0, 0, false, '{(pages)}', '{}', array_fill(0::float8, ARRAY[180]), '{}', '{}', '{}', '{}', '{}', '{}'
+FROM generate_series(1, 225);
+DELETE FROM ratelimit.reservations WHERE names = '{(pages)}';
+
+INSERT INTO ratelimit.prices (name, key, epoch, begun_us, seen_us, outcomes, accepted, throttled, share, cut, paused_until_us)
+SELECT '(pages)', gen_random_uuid()::text, 0, 0, 0, 0, 0, 0, 1, false, 0 FROM generate_series(1, 2250);
+DELETE FROM ratelimit.prices WHERE name = '(pages)';
+
+-- +goose Down
+-- Nothing to undo: the tables go with their own migrations.

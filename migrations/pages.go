@@ -1,0 +1,72 @@
+package migrations
+
+import (
+	"context"
+	"fmt"
+	"strings"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+// pagesFile makes the pages that keep the planner from reading a table as a whole. It can be applied any number of times.
+const pagesFile = "00004_pages.sql"
+
+// MinPages is the number of pages from which on the planner looks rows up by their key, whatever it counted at the last ANALYZE.
+// The most expensive of those lookups, of ten rows by their place, costs as much as 40 pages.
+const MinPages = 48
+
+// keepPages applies pagesFile if a table, or a partition, has fewer than MinPages, for example after a restored dump. It does nothing
+// if the role may not write the tables, if the table of buckets is partitioned in a way of its own, or if the database has Citus, where
+// the rows can be on other servers: see Distribute.
+func keepPages(ctx context.Context, pool *pgxpool.Pool, schema string) error {
+	return pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(ctx, "SET LOCAL search_path = pg_catalog, pg_temp"); err != nil {
+			return err
+		}
+		needed, err := lackPages(ctx, tx, schema)
+		if err != nil || !needed {
+			return err
+		}
+		if _, err := tx.Exec(ctx, takeLock, lockID); err != nil {
+			return err
+		}
+		// Another process may have made them meanwhile.
+		if needed, err := lackPages(ctx, tx, schema); err != nil || !needed {
+			return err
+		}
+		return makePages(ctx, tx, schema, 1)
+	})
+}
+
+// lackPages reports whether one of the tables lacks pages that the role can make.
+func lackPages(ctx context.Context, tx pgx.Tx, schema string) (lack bool, err error) {
+	const query = `
+		SELECT count(*) > 0 AND current_setting('transaction_read_only') = 'off' AND to_regclass('pg_catalog.pg_dist_partition') IS NULL
+			AND bool_and(has_table_privilege(t.oid, 'SELECT') AND has_table_privilege(t.oid, 'INSERT') AND has_table_privilege(t.oid, 'DELETE'))
+			AND NOT bool_or(t.relkind = 'p' AND pg_get_partkeydef(t.oid) <> 'HASH (name, key)')
+			AND bool_or(leaf.bytes < $2 * current_setting('block_size')::bigint)
+		FROM pg_class t JOIN pg_namespace n ON n.oid = t.relnamespace,
+			LATERAL (
+				SELECT coalesce(min(pg_relation_size(p.relid)), pg_relation_size(t.oid)) AS bytes
+				FROM pg_partition_tree(t.oid) p WHERE p.isleaf) AS leaf
+		WHERE n.nspname = $1 AND has_schema_privilege(n.oid, 'USAGE')
+			AND t.relname IN ('buckets', 'prices', 'reservations') AND t.relkind IN ('r', 'p')`
+	err = tx.QueryRow(ctx, query, schema, MinPages).Scan(&lack)
+	return lack, err
+}
+
+// makePages applies pagesFile for a number of shards: its rows have random keys, so each shard gets about as many.
+func makePages(ctx context.Context, tx pgx.Tx, schema string, shards int) error {
+	file, err := FS.ReadFile(pagesFile)
+	if err != nil {
+		return err
+	}
+	up, _, _ := strings.Cut(string(rewrite(file, schema)), "-- +goose Down")
+	for range shards {
+		if _, err := tx.Exec(ctx, up); err != nil {
+			return fmt.Errorf("make the pages of the tables: %w", err)
+		}
+	}
+	return nil
+}
