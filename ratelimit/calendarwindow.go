@@ -191,6 +191,6 @@ func (t *calendarText) policy() (Policy, error) {
 }
 
 func (p CalendarWindow) scaled(times float64) Policy {
-	scaleTokens(times, &p.Rate, &p.MaxReserved)
+	scaleRate(times, &p.Rate, &p.MaxReserved)
 	return p
 }

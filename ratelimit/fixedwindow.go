@@ -109,6 +109,6 @@ func (t *fixedText) policy() (Policy, error) {
 }
 
 func (p FixedWindow) scaled(times float64) Policy {
-	scaleTokens(times, &p.Rate, &p.Capacity, &p.MaxReserved)
+	scaleSteps(times, &p.Rate, &p.Capacity, &p.MaxReserved)
 	return p
 }

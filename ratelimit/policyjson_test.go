@@ -218,7 +218,7 @@ func TestNumbersOfEveryKind(t *testing.T) {
 	require.Zero(t, ratelimit.Limit{}.Numbers())
 }
 
-// TestScaledPoliciesStayValid promises one factor for all numbers of a policy.
+// TestScaledPoliciesStayValid promises one factor for all numbers of a policy, and one token.
 func TestScaledPoliciesStayValid(t *testing.T) {
 	t.Parallel()
 	minute := time.Minute
@@ -237,8 +237,16 @@ func TestScaledPoliciesStayValid(t *testing.T) {
 		{ratelimit.TokenBucket{Rate: 1e10, Period: minute, Capacity: 1e11}, 1e6, ratelimit.TokenBucket{Rate: 1e11, Period: minute, Capacity: 1e12}},
 		{ratelimit.TokenBucket{Rate: 10, Period: minute, Capacity: ratelimit.None}, 2, ratelimit.TokenBucket{Rate: 20, Period: minute, Capacity: ratelimit.None}},
 		{ratelimit.FixedWindow{Rate: 1, Period: minute, Start: time.Unix(7, 0), Shards: 2}, 2, ratelimit.FixedWindow{Rate: 2, Period: minute, Start: time.Unix(7, 0), Shards: 2}},
-		{ratelimit.TokenBucket{Rate: 1e-7, Period: minute}, 1e-6, ratelimit.TokenBucket{Rate: 1e-9, Period: minute}},
+		{ratelimit.TokenBucket{Rate: 1e-7, Period: minute}, 1e-6, ratelimit.TokenBucket{Rate: 1e-9, Period: minute, Capacity: 1e-7}},
 		{ratelimit.Adaptive{Contract: ratelimit.PerMinute(2)}, 2, ratelimit.Adaptive{Contract: ratelimit.PerMinute(4)}},
+		{ratelimit.TokenBucket{Rate: 5, Period: minute}, 0.1, ratelimit.TokenBucket{Rate: 0.5, Period: minute, Capacity: 1}},
+		{ratelimit.TokenBucket{Rate: 60, Period: minute, Capacity: 4, Shards: 2}, 0.1, ratelimit.TokenBucket{Rate: 6, Period: minute, Capacity: 1, Shards: 2}},
+		{ratelimit.TokenBucket{Rate: 0.5, Period: minute}, 0.1, ratelimit.TokenBucket{Rate: 0.05, Period: minute, Capacity: 0.5}},
+		{ratelimit.FixedWindow{Rate: 5, Period: minute}, 0.1, ratelimit.FixedWindow{Rate: 0.5, Period: minute, Capacity: 1}},
+		{ratelimit.SlidingWindow{Rate: 5, Period: minute}, 0.1, ratelimit.SlidingWindow{Rate: 1, Period: minute}},
+		{ratelimit.CalendarWindow{Rate: 5, Resets: ratelimit.Daily}, 0.1, ratelimit.CalendarWindow{Rate: 1, Resets: ratelimit.Daily}},
+		{ratelimit.CalendarWindow{Rate: 0.5, Resets: ratelimit.Daily}, 0.1, ratelimit.CalendarWindow{Rate: 0.5, Resets: ratelimit.Daily}},
+		{ratelimit.Adaptive{Contract: ratelimit.PerMinute(5)}, 0.1, ratelimit.Adaptive{Contract: ratelimit.TokenBucket{Rate: 0.5, Period: minute, Capacity: 1}}},
 	} {
 		require.Equal(t, test.want, ratelimit.Scale(test.policy, test.times))
 	}

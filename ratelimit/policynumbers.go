@@ -1,6 +1,7 @@
 package ratelimit
 
 import (
+	"cmp"
 	"time"
 
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
@@ -63,7 +64,8 @@ func kindOf(t *bucket.Terms) Kind {
 }
 
 // Scale returns the policy with its numbers of tokens multiplied by times. If a product is above or below what a policy can
-// have, all numbers are multiplied by the nearest factor that is possible. Slots are rounded down, to at least 1.
+// have, all numbers are multiplied by the nearest factor that is possible. Slots are rounded down, to at least 1. A capacity
+// of 1 or more stays at least 1, so that a request with the default cost is never an error.
 func Scale(policy Policy, times float64) Policy {
 	scaled := policy.scaled(times)
 	if _, err := NewLimit("scaled", scaled); err != nil { // rounding at the edge of what a policy can have
@@ -84,4 +86,20 @@ func scaleTokens(times float64, tokens ...*float64) {
 			*t = min(max(*t*times, bucket.MinTokens), bucket.MaxTokens)
 		}
 	}
+}
+
+// scaleSteps is scaleTokens for a policy with a rate and a capacity. The capacity does not fall below 1.
+func scaleSteps(times float64, rate, capacity, maxReserved *float64) {
+	before := cmp.Or(*capacity, *rate)
+	scaleTokens(times, rate, capacity, maxReserved)
+	if least := min(before, 1); cmp.Or(*capacity, *rate) < least {
+		*capacity = least
+	}
+}
+
+// scaleRate is scaleTokens for a policy whose rate is its capacity, which does not fall below 1.
+func scaleRate(times float64, rate *float64, others ...*float64) {
+	least := min(*rate, 1)
+	scaleTokens(times, append(others, rate)...)
+	*rate = max(*rate, least)
 }

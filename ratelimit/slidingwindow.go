@@ -95,6 +95,6 @@ func (t *slidingText) policy() (Policy, error) {
 }
 
 func (p SlidingWindow) scaled(times float64) Policy {
-	scaleTokens(times, &p.Rate)
+	scaleRate(times, &p.Rate)
 	return p
 }

@@ -236,6 +236,6 @@ func (t *bucketText) policy() (Policy, error) {
 }
 
 func (p TokenBucket) scaled(times float64) Policy {
-	scaleTokens(times, &p.Rate, &p.Capacity, &p.MaxReserved)
+	scaleSteps(times, &p.Rate, &p.Capacity, &p.MaxReserved)
 	return p
 }

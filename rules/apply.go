@@ -2,6 +2,8 @@ package rules
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/base64"
 	"errors"
 	"fmt"
 	"time"
@@ -76,6 +78,9 @@ func (s *Store) apply(ctx context.Context, tx pgx.Tx, edit Edit, changes *Change
 	if w.from < w.now {
 		return Applied{}, invalid("the Edit holds from %v, which is past; what was decided since cannot be decided again: use now or later, or leave it out", timeOf(&w.from))
 	}
+	if err := s.checkKeys(ctx, tx, changes); err != nil {
+		return Applied{}, err
+	}
 	if err := w.write(ctx, tx, changes); err != nil {
 		return Applied{}, err
 	}
@@ -95,6 +100,35 @@ func (s *Store) apply(ctx context.Context, tx pgx.Tx, edit Edit, changes *Change
 		return Applied{}, err
 	}
 	return Applied{Version: w.version, From: time.UnixMicro(w.from).UTC()}, nil
+}
+
+// checkKeys returns an error for an override or a pause of a key that no bucket has, because the tables store keys as HMACs.
+func (s *Store) checkKeys(ctx context.Context, tx pgx.Tx, changes *Changes) error {
+	var plain []Bucket
+	for _, o := range changes.Override {
+		plain = appendPlain(plain, Bucket{o.Limit, o.Key})
+	}
+	for _, p := range changes.Pause {
+		plain = appendPlain(plain, Bucket{p.Limit, p.Key})
+	}
+	if len(plain) == 0 {
+		return nil
+	}
+	var hashed bool
+	if err := tx.QueryRow(ctx, s.sql.hashed).Scan(&hashed); err != nil || !hashed {
+		return err
+	}
+	return invalid("key %.80q of %q: programs store keys as HMACs (Config.HashKey), and no request has this key; "+
+		"use the key that Limiter.StoredKey returns, or ratelimit get with the secret", plain[0].Key, plain[0].Limit)
+}
+
+// appendPlain appends a bucket whose key is not an HMAC.
+func appendPlain(plain []Bucket, b Bucket) []Bucket {
+	sum, err := base64.RawURLEncoding.DecodeString(b.Key)
+	if b.Key == "" || err == nil && len(sum) == sha256.Size {
+		return plain
+	}
+	return append(plain, b)
 }
 
 // writer makes the statements of the changes of one transaction.

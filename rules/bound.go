@@ -100,9 +100,10 @@ func (p point) with(q point) point {
 	}
 }
 
-// times returns the point of so many times the policies.
+// times returns the point of so many times the policies, of which ratelimit.Scale keeps one token.
 func (p point) times(n float64) point {
-	p.capacity, p.speed, p.lag, p.least = p.capacity*n, p.speed*n, p.lag*n, p.least*n
+	p.capacity, p.lag = max(p.capacity*n, min(p.capacity, 1)), max(p.lag*n, min(p.lag, 1))
+	p.speed, p.least = p.speed*n, p.least*n
 	return p
 }
 

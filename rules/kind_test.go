@@ -71,6 +71,7 @@ func TestMultiplesOfKinds(t *testing.T) {
 		"calendar":   {ratelimit.CalendarWindow{Rate: 100, Resets: ratelimit.Daily, MaxReserved: 10}, 0.5, ratelimit.CalendarWindow{Rate: 50, Resets: ratelimit.Daily, MaxReserved: 5}},
 		"slots":      {ratelimit.Concurrency{Most: 5}, 1.5, ratelimit.Concurrency{Most: 7}},
 		"leastSlots": {ratelimit.Concurrency{Most: 5}, 0.1, ratelimit.Concurrency{Most: 1}},
+		"oneToken":   {ratelimit.PerMinute(5), 0.1, ratelimit.TokenBucket{Rate: 0.5, Period: time.Minute, Capacity: 1}},
 		"mostSlots":  {ratelimit.Concurrency{Most: 5}, 1e6, ratelimit.Concurrency{Most: 1000}},
 		"adaptive":   {ratelimit.Adaptive{Contract: ratelimit.TokenBucket{Rate: 5, Period: time.Second}}, 2, ratelimit.Adaptive{Contract: ratelimit.TokenBucket{Rate: 10, Period: time.Second}}},
 	}

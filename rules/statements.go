@@ -9,6 +9,7 @@ import (
 // statements are the statements of a schema.
 type statements struct {
 	bump, replace, state, met, notify string
+	hashed                            string
 	version, versionAndTime           string
 	load, list, history               string
 }
@@ -17,7 +18,7 @@ type statements struct {
 func statementsFor(schema string) statements {
 	in := strings.NewReplacer("ratelimit.", pgx.Identifier{schema}.Sanitize()+".").Replace
 	return statements{
-		bump: in(bump), replace: in(replace), state: in(state), met: in(met), notify: notify,
+		bump: in(bump), replace: in(replace), state: in(state), met: in(met), notify: notify, hashed: in(hashed),
 		version: in(version), versionAndTime: in(versionAndTime), load: in(loadRows),
 		list: in(list), history: in(history),
 	}
@@ -57,6 +58,9 @@ const (
 		WHERE of = 'pause' AND name = $1::text AND plan = '' AND key = $2::text AND says IS NOT NULL
 			AND from_us <= $4::bigint AND end_us >= $3::bigint AND end_us > greatest(from_us, $5::bigint)`
 )
+
+// hashed returns whether programs store keys as HMACs.
+const hashed = `SELECT EXISTS (SELECT FROM ratelimit.fingerprint WHERE hash_key <> 'none')`
 
 // columns are the columns of a row, in the order of its fields.
 const columns = `version, position, of, name, plan, key, says, from_us, until_us, replaced_us, made_us, author, reason`

@@ -234,6 +234,7 @@ func (a *app) compare(ctx context.Context, f *diffFlags, document *rules.Documen
 		if f.deleteRules {
 			list.Rules = nil
 		}
+		a.noteSmall(document)
 		a.noteUndefined(document, list.Rules)
 		return nil
 	})

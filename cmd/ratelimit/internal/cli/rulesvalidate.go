@@ -9,6 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/rules"
 )
 
@@ -56,12 +57,10 @@ that differ only in case, limits of tiers without a rule, and attributes of tier
 
 // noteMistakes notes valid entries of a rules file that are probably mistakes.
 func (a *app) noteMistakes(d *rules.Document) {
+	a.noteSmall(d)
 	var limits []string
 	for _, r := range d.Rules {
 		limits = append(limits, r.Limit)
-		if limit, err := r.AsLimit(); err == nil && limit.Capacity() < 1 {
-			a.note("rule %q, plan %q: its capacity is %v, so a request with the default cost of 1 is an error", r.Limit, r.Plan, limit.Capacity())
-		}
 	}
 	for _, t := range d.Tiers.Tiers {
 		limits = append(limits, t.Limit)
@@ -80,6 +79,24 @@ func (a *app) noteMistakes(d *rules.Document) {
 	a.noteUndefined(d, nil)
 	if attributes := d.Attributes(); len(attributes) > 0 {
 		a.note("tiers name attributes that a program must declare in rules.SiteConfig: %s", strings.Join(attributes, ", "))
+	}
+}
+
+// noteSmall notes the policies of a file that reject a request with the default cost. A capacity of none is for reservations.
+func (a *app) noteSmall(d *rules.Document) {
+	note := func(name string, policy ratelimit.Policy) {
+		limit, err := ratelimit.NewLimit("noted", policy)
+		if capacity := limit.Capacity(); err == nil && capacity > 0 && capacity < 1 {
+			a.note("%s: its capacity is %v, so a request with the default cost of 1 is an error", name, capacity)
+		}
+	}
+	for _, r := range d.Rules {
+		note(fmt.Sprintf("rule %q, plan %q", r.Limit, r.Plan), r.Policy)
+	}
+	for _, o := range d.Overrides {
+		if o.Policy != nil {
+			note(fmt.Sprintf("override of %q, key %s", o.Limit, shown(keyText(o.Key))), o.Policy)
+		}
 	}
 }
 
