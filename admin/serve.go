@@ -157,9 +157,10 @@ func (v *visit) serve() {
 }
 
 // notText is the text about names and keys that no table can hold.
-const notText = "A name or a key of the request is not text, or too long: tables store UTF-8 without NUL, up to 64 bytes of a name and 256 of a key."
+const notText = "A name or a key of the request is not text, or too long, or there twice: tables store UTF-8 without NUL, " +
+	"up to 64 bytes of a name and 256 of a key."
 
-// isText reports whether the tables could hold what a query or a form says.
+// isText reports whether the tables could hold what a query or a form says. A field that is there twice could mean either value.
 func isText(fields url.Values) bool {
 	for name, all := range fields {
 		most := maxForm
@@ -170,7 +171,7 @@ func isText(fields url.Values) bool {
 			most = maxKey
 		}
 		for _, text := range all {
-			if len(text) > most || !utf8.ValidString(text) || strings.IndexByte(text, 0) >= 0 {
+			if len(all) > 1 || len(text) > most || !utf8.ValidString(text) || strings.IndexByte(text, 0) >= 0 {
 				return false
 			}
 		}

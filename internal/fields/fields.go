@@ -8,9 +8,11 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"reflect"
 	"slices"
 	"strings"
+	"unicode/utf8"
 )
 
 // Error is the error of one field.
@@ -33,6 +35,9 @@ type Object map[string]json.RawMessage
 
 // Parse returns the fields of a JSON object, without null fields.
 func Parse(data []byte) (Object, error) {
+	if !utf8.Valid(data) {
+		return nil, errors.New("it is not UTF-8")
+	}
 	d := json.NewDecoder(bytes.NewReader(data))
 	if open, err := d.Token(); err != nil || open != json.Delim('{') {
 		return nil, cmp.Or(err, errors.New("it is no object; write fields with their names"))
@@ -58,7 +63,7 @@ func Parse(data []byte) (Object, error) {
 	if _, err := d.Token(); err != nil {
 		return nil, errors.New("the object has no end")
 	}
-	if d.More() {
+	if _, err := d.Token(); !errors.Is(err, io.EOF) {
 		return nil, errors.New("there is more after the object")
 	}
 	return object, nil
@@ -106,9 +111,10 @@ func (o Object) end(known []string, what string) error {
 	return &Error{slices.Min(left), fmt.Sprintf("is no field of %s; there are %s", what, strings.Join(known, ", ")), true}
 }
 
-// decode decodes one field. A text may be a number or a word such as true.
+// decode decodes one field. A text may be a number or a word such as true, unless its type has a method UnmarshalJSON.
 func decode(field string, data []byte, v reflect.Value) error {
-	if v.Kind() == reflect.String && !bytes.ContainsAny(data, `"[{`) {
+	_, strict := v.Addr().Interface().(json.Unmarshaler)
+	if !strict && v.Kind() == reflect.String && !bytes.ContainsAny(data, `"[{`) {
 		v.SetString(string(data))
 		return nil
 	}
@@ -125,6 +131,17 @@ func decode(field string, data []byte, v reflect.Value) error {
 	}
 	if err != nil {
 		return Errorf(field, "is %.40s; %v", data, err)
+	}
+	return nil
+}
+
+// Text is a text that is no number and no word such as true.
+type Text string
+
+// UnmarshalJSON returns an error for another value than a text in quotes.
+func (t *Text) UnmarshalJSON(data []byte) error {
+	if err := json.Unmarshal(data, (*string)(t)); err != nil {
+		return errors.New("write a text in quotes")
 	}
 	return nil
 }

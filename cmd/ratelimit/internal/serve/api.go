@@ -8,13 +8,13 @@ import (
 	"io"
 	"log/slog"
 	"net/http"
-	"reflect"
 	"slices"
 	"strings"
 	"time"
 
 	"github.com/pgratelimit/pgratelimit/httplimit"
 	"github.com/pgratelimit/pgratelimit/internal/address"
+	"github.com/pgratelimit/pgratelimit/internal/fields"
 	"github.com/pgratelimit/pgratelimit/internal/guard"
 	"github.com/pgratelimit/pgratelimit/internal/telemetry"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
@@ -23,21 +23,21 @@ import (
 // call is the body of a request to the API.
 type call struct {
 	// ID is the ID of the reservation, for settle.
-	ID string `json:"id"`
-	// Requests are the limits, and for settle the actual costs.
-	Requests []request `json:"requests"`
+	ID fields.Text `json:"id"`
+	// Requests are the limits, and for settle the actual costs: a request each.
+	Requests []json.RawMessage `json:"requests"`
 }
 
 // request is one limit of a call.
 type request struct {
-	Limit string `json:"limit"`
+	Limit fields.Text `json:"limit"`
 	// Key is the key. A limit without keys needs Global.
-	Key string `json:"key"`
+	Key fields.Text `json:"key"`
 	// Address is the IP address of the client, in place of Key.
-	Address string   `json:"address"`
-	Global  bool     `json:"global"`
-	Cost    *float64 `json:"cost"` // default: 1
-	Plan    string   `json:"plan"`
+	Address fields.Text `json:"address"`
+	Global  bool        `json:"global"`
+	Cost    *float64    `json:"cost"` // default: 1
+	Plan    fields.Text `json:"plan"`
 }
 
 // answer is the body of an answer.
@@ -107,7 +107,7 @@ func (s *Server) reserve(ctx context.Context, _ *call, requests []ratelimit.Requ
 
 func (s *Server) settle(ctx context.Context, c *call, requests []ratelimit.Request) (*answer, error) {
 	settled := false
-	err := s.limiter.Settle(context.WithValue(ctx, settling{}, &settled), c.ID, requests...)
+	err := s.limiter.Settle(context.WithValue(ctx, settling{}, &settled), string(c.ID), requests...)
 	return &answer{Allowed: true, SettledBefore: !settled}, err
 }
 
@@ -138,7 +138,7 @@ func (s *Server) api(name string, do verb) http.Handler {
 		}
 		var requests []ratelimit.Request
 		if err == nil {
-			requests, err = s.requests(c.Requests)
+			requests, err = s.requests(c)
 		}
 		if err != nil {
 			problem(w, http.StatusBadRequest, err.Error())
@@ -166,44 +166,43 @@ func (c *call) check(settles bool) error {
 	return nil
 }
 
-// decode reads a call. It returns an error for an unknown field.
+// decode reads a call. It returns an error for an unknown field, and for a field that is there twice: a proxy may have read the other
+// one.
 func decode(body io.Reader) (*call, error) {
-	d := json.NewDecoder(body)
-	d.DisallowUnknownFields()
-	c := &call{}
-	if err := d.Decode(c); err != nil {
-		return nil, inJSON(err)
+	text, err := io.ReadAll(body)
+	if err != nil {
+		return nil, err
 	}
-	if _, err := d.Token(); !errors.Is(err, io.EOF) {
-		return nil, errors.New("the body has more than one value")
+	c := &call{}
+	object, err := fields.Parse(text)
+	if err == nil {
+		err = object.Decode(c, "a call")
+	}
+	var syntax *json.SyntaxError
+	switch {
+	case errors.As(err, &syntax):
+		return nil, fmt.Errorf("the body is not JSON: %w", err)
+	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
+		return nil, errors.New(`the body is empty or ends early; send a call such as {"requests":[{"limit":"messages","key":"ada"}]}`)
+	case err != nil:
+		return nil, fmt.Errorf("the body: %w", err)
 	}
 	return c, nil
 }
 
-// inJSON returns an error of the decoder in the words of JSON.
-func inJSON(err error) error {
-	var kind *json.UnmarshalTypeError
-	var syntax *json.SyntaxError
-	unknown, isUnknown := strings.CutPrefix(err.Error(), "json: unknown field ")
-	switch {
-	case errors.As(err, &kind):
-		field := kind.Field
-		if field == "" {
-			field = "the body"
+// asked returns the requests of a call.
+func (c *call) asked() ([]request, error) {
+	asked := make([]request, len(c.Requests))
+	for i, text := range c.Requests {
+		object, err := fields.Parse(text)
+		if err == nil {
+			err = object.Decode(&asked[i], "a request")
 		}
-		expected := map[reflect.Kind]string{
-			reflect.String: "a string", reflect.Bool: "true or false", reflect.Float64: "a number", reflect.Slice: "an array", reflect.Struct: "an object",
+		if err != nil {
+			return nil, fmt.Errorf("request %d: %w", i, err)
 		}
-		value, _, _ := strings.Cut(kind.Value, " ") // a number follows its digits
-		return fmt.Errorf("%s must be %s; it is of type %s", field, expected[kind.Type.Kind()], value)
-	case isUnknown:
-		return fmt.Errorf("there is no field %s; a call has id and requests, and a request has limit, key, address, global, cost and plan", unknown)
-	case errors.As(err, &syntax):
-		return fmt.Errorf("the body is not JSON at byte %d: %w", syntax.Offset, err)
-	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
-		return errors.New(`the body is empty or ends early; send a call such as {"requests":[{"limit":"messages","key":"ada"}]}`)
 	}
-	return fmt.Errorf("the body cannot be read: %w", err)
+	return asked, nil
 }
 
 // ways returns the number of fields that select a bucket.
@@ -217,10 +216,14 @@ func (r request) ways() (n int) {
 }
 
 // requests returns the requests to limits that have a stored rule.
-func (s *Server) requests(asked []request) ([]ratelimit.Request, error) {
+func (s *Server) requests(c *call) ([]ratelimit.Request, error) {
+	asked, err := c.asked()
+	if err != nil {
+		return nil, err
+	}
 	requests := make([]ratelimit.Request, len(asked))
 	for i, a := range asked {
-		limit, known := s.set.Limit(a.Limit)
+		limit, known := s.set.Limit(string(a.Limit))
 		switch {
 		case !known:
 			return nil, fmt.Errorf("request %d: no rule is stored for the limit %.80q; store one with ratelimit rules apply", i, a.Limit)
@@ -229,21 +232,21 @@ func (s *Server) requests(asked []request) ([]ratelimit.Request, error) {
 		case a.Global:
 			requests[i] = limit.Global()
 		case a.Address != "":
-			key, err := address.Key(a.Address, address.IPv4Bits, address.IPv6Bits)
+			key, err := address.Key(string(a.Address), address.IPv4Bits, address.IPv6Bits)
 			if err != nil {
 				return nil, fmt.Errorf("request %d: the address is %w", i, err)
 			}
 			requests[i] = limit.For(key)
 		default:
-			requests[i] = limit.For(a.Key)
+			requests[i] = limit.For(string(a.Key))
 		}
-		if err := s.checkPlan(a.Plan); err != nil {
+		if err := s.checkPlan(string(a.Plan)); err != nil {
 			return nil, fmt.Errorf("request %d: %w", i, err)
 		}
 		if a.Cost != nil {
 			requests[i] = requests[i].Cost(*a.Cost)
 		}
-		requests[i] = requests[i].Plan(a.Plan)
+		requests[i] = requests[i].Plan(string(a.Plan))
 	}
 	return requests, nil
 }

@@ -258,7 +258,7 @@ func later(a, b time.Time) time.Time {
 func (m *merge) close() error {
 	var errs []error
 	for _, r := range m.all {
-		errs = append(errs, r.lines.close())
+		errs = append(errs, r.close())
 	}
 	return errors.Join(errs...)
 }
