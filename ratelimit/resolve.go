@@ -33,7 +33,7 @@ type subject struct {
 func (l *Limiter) StoredKey(r Request) (string, error) { return storedKey(l.config.HashKey, &r) }
 
 // Resolve returns the limit of the request with its current policy, to show it, or to check a cost against its capacity. It
-// asks Config.Policies, but not the database: it uses the clock of this process. For an invalid key it returns the limit of the
+// asks Config.Policies, but not the database: it estimates its clock. For an invalid key it returns the limit of the
 // request.
 func (l *Limiter) Resolve(r Request) Limit {
 	if _, err := l.StoredKey(r); err != nil {
@@ -105,12 +105,17 @@ func badSource(ctx context.Context, l *Limiter, verb string, limit Limit, err er
 	l.reports.failed(ctx, Failed{Verb: verb, Limit: limit.Name(), Err: fmt.Errorf("ratelimit: Config.Policies, asked for %q: %w", limit.Name(), err)}, l.reports.began())
 }
 
-// estimate returns an estimate of the database's clock in microseconds since 1970: AsOf, or this process's clock.
+// estimate returns an estimate of the database's clock in microseconds since 1970: AsOf, or this process's clock, as far ahead as
+// Policies knows.
 func (c *Config) estimate() int64 {
 	if now := c.asOf(); now != nil {
 		return *now
 	}
-	return time.Now().UnixMicro()
+	now := time.Now()
+	if p, knows := c.Policies.(interface{ Ahead() time.Duration }); knows {
+		now = now.Add(p.Ahead())
+	}
+	return now.UnixMicro()
 }
 
 // needsNow reports whether the rule depends on the time.

@@ -16,6 +16,9 @@ import (
 //
 // If Policies panics, or returns a ruling of another limit, the definition in the code decides, and the Observer receives a
 // [Failed].
+//
+// If Policies also has the method Ahead() time.Duration, Limiters call it to correct their estimate of the database's clock: it
+// returns how far that clock is ahead of this process's.
 type Policies interface {
 	// RulingFor returns the ruling for a bucket, or nil if the definition in the code decides. limit is the limit of the request,
 	// plan the plan of [Request.Plan], and key the stored form of the key: "" for [Limit.Global], and an HMAC if Config.HashKey

@@ -24,14 +24,14 @@ type snapshot struct {
 	overrides int
 	skipped   int   // rows that cannot be read: the rows before them stay in effect
 	wake      int64 // when a pause begins next; maxInstant for never
-	ahead     time.Duration
 	err       error // of the skipped rows
 
+	ahead atomic.Int64 // how far the database's clock was ahead of this process's when the version was last asked for
 	plans atomic.Pointer[plansHeld]
 }
 
 // clock returns an estimate of the database's clock.
-func (s *snapshot) clock() int64 { return time.Now().Add(s.ahead).UnixMicro() }
+func (s *snapshot) clock() int64 { return time.Now().Add(time.Duration(s.ahead.Load())).UnixMicro() }
 
 // plansHeld are the plans that rules are for, in order, from an instant until the next.
 type plansHeld struct {

@@ -13,8 +13,9 @@ import (
 type loaded struct {
 	version, now int64
 	asked        time.Time // before now was read
-	late         int64     // how long before now the latest change began, in microseconds; nothing is new: neverLate
-	rows         []row     // in the order in which they were made
+	ahead        time.Duration
+	late         int64 // how long before now the latest change began, in microseconds; nothing is new: neverLate
+	rows         []row // in the order in which they were made
 }
 
 // neverLate is what loaded.late is when nothing is new.
@@ -31,8 +32,8 @@ type beginner interface {
 // load reads the table in one snapshot. Statements newer than the version known show how late the program was notified.
 func load(ctx context.Context, db beginner, sql *statements, known int64) (*loaded, error) {
 	l := &loaded{asked: time.Now(), late: neverLate}
-	err := readOnly(ctx, db, func(tx pgx.Tx) error {
-		if err := tx.QueryRow(ctx, sql.versionAndTime).Scan(&l.version, &l.now); err != nil {
+	err := readOnly(ctx, db, func(tx pgx.Tx) (err error) {
+		if l.version, l.now, l.ahead, err = sql.askVersion(ctx, tx); err != nil {
 			return err
 		}
 		rows, err := tx.Query(ctx, sql.load, maxChain+1, l.now-kept.Microseconds(), l.now)
@@ -51,6 +52,30 @@ func load(ctx context.Context, db beginner, sql *statements, known int64) (*load
 		}
 	}
 	return l, nil
+}
+
+// rower is a pool, a connection or a transaction.
+type rower interface {
+	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
+}
+
+// askVersion returns the version of the rules, the database's time, and how far the database's clock is ahead of this process's.
+func (sql *statements) askVersion(ctx context.Context, db rower) (version, now int64, ahead time.Duration, err error) {
+	asked := time.Now()
+	err = db.QueryRow(ctx, sql.versionAndTime).Scan(&version, &now)
+	return version, now, aheadOf(asked, time.Now(), time.UnixMicro(now)), err
+}
+
+// aheadOf returns the smallest difference of two clocks that explains that one showed now while the other went from asked to
+// answered.
+func aheadOf(asked, answered, now time.Time) time.Duration {
+	switch {
+	case now.After(answered):
+		return now.Sub(answered)
+	case now.Before(asked):
+		return now.Sub(asked)
+	}
+	return 0
 }
 
 // readOnly runs fn in a transaction with one snapshot of the table.

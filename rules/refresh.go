@@ -130,7 +130,7 @@ func (s *Set) poll(ctx context.Context) error {
 func (s *Set) untilNext() time.Duration {
 	next := s.config.Poll - rand.N(s.config.Poll/8+1)
 	if current := s.current.Load(); current != nil && current.wake != maxInstant {
-		next = min(next, max(time.Until(time.UnixMicro(current.wake).Add(-current.ahead)), time.Millisecond))
+		next = min(next, max(time.Until(time.UnixMicro(current.wake).Add(-s.Ahead())), time.Millisecond))
 	}
 	return next
 }
@@ -138,7 +138,7 @@ func (s *Set) untilNext() time.Duration {
 // source is a pool or a connection.
 type source interface {
 	beginner
-	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
+	rower
 }
 
 // reload is refresh over the pool, without an error.
@@ -147,14 +147,14 @@ func (s *Set) reload(ctx context.Context) { _ = s.refresh(ctx, s.pool) }
 // refresh loads the table if it is newer than the loaded version, or if the loaded rules are out of date.
 func (s *Set) refresh(ctx context.Context, db source) error {
 	current := s.current.Load()
-	if current == nil || !time.Now().Add(current.ahead).Before(time.UnixMicro(current.wake)) {
+	if current == nil || !time.Now().Add(s.Ahead()).Before(time.UnixMicro(current.wake)) {
 		return s.load(ctx, db)
 	}
 	asked := time.Now()
 	asking, cancel := context.WithTimeout(ctx, versionTimeout)
 	defer cancel()
-	var version int64
-	if err := db.QueryRow(asking, s.sql.version).Scan(&version); err != nil {
+	version, _, ahead, err := s.sql.askVersion(asking, db)
+	if err != nil {
 		if db == source(s.pool) {
 			s.tell(ctx, ratelimit.RulesLoaded{Version: current.version, Elapsed: time.Since(asked), Err: explain(err, s.config.Schema)})
 		}
@@ -163,6 +163,7 @@ func (s *Set) refresh(ctx context.Context, db source) error {
 	if version != current.version {
 		return s.load(ctx, db)
 	}
+	current.ahead.Store(int64(ahead))
 	s.sure.Store(&asked)
 	return nil
 }

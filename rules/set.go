@@ -167,6 +167,16 @@ func (s *Set) Age() time.Duration {
 	return math.MaxInt64
 }
 
+// Ahead returns how far the database's clock was ahead of this process's when the tables were last asked, and 0 before the first
+// load. It is 0 also where the time that the answer took explains the difference.
+func (s *Set) Ahead() time.Duration {
+	current := s.loaded()
+	if current == nil {
+		return 0
+	}
+	return time.Duration(current.ahead.Load())
+}
+
 // load loads the tables over db, and tells the observer how it went.
 func (s *Set) load(ctx context.Context, db beginner) error {
 	s.loading.Lock()
@@ -186,7 +196,7 @@ func (s *Set) load(ctx context.Context, db beginner) error {
 		return err
 	}
 	next := compile(l, &s.limits)
-	next.ahead = time.UnixMicro(l.now).Sub(began)
+	next.ahead.Store(int64(l.ahead))
 	s.current.Store(next)
 	s.sure.Store(&began)
 	s.tell(ctx, ratelimit.RulesLoaded{

@@ -9,8 +9,7 @@ import (
 // statements are the statements of a schema.
 type statements struct {
 	bump, replace, state, met, notify string
-	hashed                            string
-	version, versionAndTime           string
+	hashed, versionAndTime            string
 	load, list, history               string
 }
 
@@ -19,7 +18,7 @@ func statementsFor(schema string) statements {
 	in := strings.NewReplacer("ratelimit.", pgx.Identifier{schema}.Sanitize()+".").Replace
 	return statements{
 		bump: in(bump), replace: in(replace), state: in(state), met: in(met), notify: notify, hashed: in(hashed),
-		version: in(version), versionAndTime: in(versionAndTime), load: in(loadRows),
+		versionAndTime: in(versionAndTime), load: in(loadRows),
 		list: in(list), history: in(history),
 	}
 }
@@ -67,8 +66,6 @@ const columns = `version, position, of, name, plan, key, says, from_us, until_us
 
 // What a Set and a Store read.
 const (
-	version = `SELECT coalesce((SELECT version FROM ratelimit.rules_version), 0)`
-
 	versionAndTime = `SELECT coalesce(max(version), 0), (extract(epoch FROM clock_timestamp()) * 1000000)::bigint FROM ratelimit.rules_version`
 
 	// loadRows returns of each rule the last $1 statements, the last two about tiers, the overrides that have not ended before $2
