@@ -5,12 +5,15 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/bench/internal/report"
+	"github.com/pgratelimit/pgratelimit/bench/internal/scenario"
 	"github.com/pgratelimit/pgratelimit/bench/internal/server"
 	"github.com/pgratelimit/pgratelimit/internal/leaktest"
 	"github.com/pgratelimit/pgratelimit/internal/testsize"
@@ -87,4 +90,43 @@ func TestOptions(t *testing.T) {
 func TestWorkNamesAnUnknownScenario(t *testing.T) {
 	t.Parallel()
 	require.ErrorContains(t, work(t.Context(), nil, nil, options{worker: "no-such"}), `"no-such"`)
+}
+
+// TestDocumentedCommandsRun promises that each command of this program that a page names is understood, and that each alternative of
+// its -run names a scenario.
+func TestDocumentedCommandsRun(t *testing.T) {
+	t.Parallel()
+	commands := regexp.MustCompile("`(?:cd bench && go run (?:-tags rueidis )?\\.|make (?:bench|compare) ARGS=)( [^`]*|'[^`]*')`")
+	word := regexp.MustCompile(`'[^']*'|"[^"]*"|[^\s'"]+`)
+	named := 0
+	for _, pattern := range []string{"../*.md", "../docs/*.md"} {
+		pages, err := filepath.Glob(pattern)
+		require.NoError(t, err)
+		for _, page := range pages {
+			text, err := os.ReadFile(page)
+			require.NoError(t, err)
+			for _, command := range commands.FindAllStringSubmatch(string(text), -1) {
+				line, isQuoted := strings.CutPrefix(command[1], "'")
+				if isQuoted {
+					line = strings.TrimSuffix(line, "'")
+				}
+				var args []string
+				for _, arg := range word.FindAllString(line, -1) {
+					args = append(args, strings.Trim(arg, `'"`))
+				}
+				o, err := parse(args)
+				require.NoError(t, err, "%s: %s", page, command[0])
+				named++
+				if !o.named {
+					continue
+				}
+				for alternative := range strings.SplitSeq(strings.Trim(strings.NewReplacer("(", "", ")", "").Replace(o.only.String()), "^$"), "|") {
+					require.True(t, slices.ContainsFunc(scenario.All(false), func(s scenario.Scenario) bool {
+						return regexp.MustCompile(alternative).MatchString(s.Name)
+					}), "%s: no scenario matches %s", page, alternative)
+				}
+			}
+		}
+	}
+	require.Positive(t, named)
 }
