@@ -38,8 +38,8 @@
 // request names the plan of its caller: PerCustomer.For(customer).Plan("pro"). A paused limit refuses until its pause
 // ends, and does not tell the reason. A limit that is off or in shadow mode refuses no call.
 //
-// The limiter's Observer receives a [ratelimit.Answered], with the method as route, for each call and each message with a cost. It
-// receives none if one of your functions answered with a code of its own.
+// The limiter's Observer receives a [ratelimit.Answered], with the method as route, for each call and each message with a cost. If
+// one of your functions answered with a code of its own, the result is bad_key for Requests and bad_cost for Message.
 package connectlimit
 
 import (
@@ -89,12 +89,13 @@ type Config struct {
 	FailOpen bool
 	// RetryAfter is the wait in an answer without a decision. Defaults to 1 second.
 	RetryAfter time.Duration
-	// InvalidKey is the code for a key that is empty or cannot be stored. Defaults to CodeInvalidArgument, for keys
+	// InvalidKey is the code for a key that is missing, empty, or cannot be stored. Defaults to CodeInvalidArgument, for keys
 	// that clients send; CodeUnauthenticated and CodeInternal may fit better.
 	InvalidKey connect.Code
 	// Domain is the domain in ErrorInfo: the name of your service. Defaults to "pgratelimit".
 	Domain string
-	// Logger receives failures that answers do not contain. Defaults to slog.Default.
+	// Logger receives failures that answers do not contain: the first of a kind, then lines at growing intervals of up to a
+	// minute with the number of failures left out, and a line when calls are decided again. Defaults to slog.Default.
 	Logger *slog.Logger
 }
 
@@ -134,7 +135,8 @@ func (c Call) PeerAddress() (string, error) {
 }
 
 // HeaderValue returns the one value of the call's header name, as a key. If the value is absent, empty, or not the only
-// one, the error has the code CodeInvalidArgument.
+// one, the error wraps [ratelimit.ErrInvalidKey]. The interceptor answers it with Config.InvalidKey. Elsewhere it has the code
+// CodeInvalidArgument.
 func (c Call) HeaderValue(name string) (string, error) {
 	key, err := rpclimit.OnlyValue("header "+name, c.Header.Values(name))
 	if err != nil {

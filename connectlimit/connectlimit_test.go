@@ -310,6 +310,7 @@ func TestKeys(t *testing.T) {
 	_, err := b.call(t.Context(), nil, "X-Api-Key", "a", "X-Api-Key", "b")
 	require.Equal(t, connect.CodeInvalidArgument, connect.CodeOf(err))
 	require.ErrorContains(t, err, "X-Api-Key")
+	require.NotEmpty(t, asError(t, err).Details(), "ErrorInfo")
 	said, err := b.call(t.Context(), nil, "X-Api-Key", "a")
 	require.NoError(t, err)
 	require.Equal(t, "true 1", said)

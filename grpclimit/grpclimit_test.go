@@ -329,6 +329,7 @@ func TestKeys(t *testing.T) {
 	_, err := b.call(metadata.AppendToOutgoingContext(t.Context(), "x-api-key", "a", "x-api-key", "b"))
 	require.Equal(t, codes.InvalidArgument, status.Code(err))
 	require.ErrorContains(t, err, "X-Api-Key")
+	require.NotEmpty(t, status.Convert(err).Details(), "ErrorInfo")
 	said, err := b.call(metadata.AppendToOutgoingContext(t.Context(), "x-api-key", "a"))
 	require.NoError(t, err)
 	require.Equal(t, "true 1", said)

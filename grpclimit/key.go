@@ -26,12 +26,22 @@ func PeerAddress(ctx context.Context) (string, error) {
 	return key, nil
 }
 
+// missingKeyError is an error with a code, for those who call Metadata outside of Config.Requests.
+type missingKeyError struct{ error }
+
+func (e *missingKeyError) Unwrap() error { return e.error }
+
+func (e *missingKeyError) GRPCStatus() *status.Status {
+	return status.New(codes.InvalidArgument, e.Error())
+}
+
 // Metadata returns the one value of the call's metadata name, as a key. If the value is absent, empty, or not the only
-// one, the error has the code InvalidArgument.
+// one, the error wraps [ratelimit.ErrInvalidKey]. The interceptor answers it with Config.InvalidKey. Elsewhere it has the code
+// InvalidArgument.
 func Metadata(ctx context.Context, name string) (string, error) {
 	key, err := rpclimit.OnlyValue("metadata "+name, metadata.ValueFromIncomingContext(ctx, name))
 	if err != nil {
-		return "", status.Error(codes.InvalidArgument, err.Error())
+		return "", &missingKeyError{err}
 	}
 	return key, nil
 }

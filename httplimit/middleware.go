@@ -10,6 +10,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/pgratelimit/pgratelimit/internal/guard"
+	"github.com/pgratelimit/pgratelimit/internal/telemetry"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -46,7 +47,8 @@ type Config struct {
 	// Refuse answers requests that are not allowed; all fields but Content-Type are set. The rest of the request's body
 	// can be read for half a second more. Defaults to refusal.ServeHTTP.
 	Refuse func(w http.ResponseWriter, r *http.Request, refusal Refusal)
-	// Logger gets a line when decisions or credits fail, at most one a second. Defaults to slog.Default().
+	// Logger gets a line when decisions or credits fail: for the first failure of a kind, then at growing intervals of up to a
+	// minute with the number of failures left out, and when decisions work again. Defaults to slog.Default().
 	Logger *slog.Logger
 }
 
@@ -88,9 +90,9 @@ func (c Config) validate(hasPolicies bool) error {
 
 // middleware is a Config that is in use.
 type middleware struct {
-	limiter *ratelimit.Limiter
-	config  Config
-	log     failureLog
+	limiter  *ratelimit.Limiter
+	config   Config
+	failures telemetry.FailureLog
 }
 
 // New returns middleware that runs the handler if the limits allow the request. The limiter must be one of
@@ -105,7 +107,7 @@ func New(limiter *ratelimit.Limiter, config Config) (func(http.Handler) http.Han
 	if err := config.validate(limiter.HasPolicies()); err != nil {
 		return nil, fmt.Errorf("%w: httplimit: %w", ratelimit.ErrInvalidConfig, err)
 	}
-	m := &middleware{limiter: limiter, config: config, log: failureLog{logger: config.Logger}}
+	m := &middleware{limiter: limiter, config: config}
 	return func(next http.Handler) http.Handler {
 		mustHandler(next)
 		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { m.serve(w, r, next) })

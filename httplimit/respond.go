@@ -3,10 +3,10 @@ package httplimit
 import (
 	"context"
 	"errors"
-	"log/slog"
 	"net/http"
 
 	"github.com/pgratelimit/pgratelimit/internal/guard"
+	"github.com/pgratelimit/pgratelimit/internal/telemetry"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -35,7 +35,7 @@ import (
 //
 // It does not answer nil and other errors: errors of your own code from InTx, errors about the ID of a reservation, and
 // ratelimit.ErrCommitUnknown, also beside a failure: the work may be done. It uses Config.Refuse and RetryJitter of the middleware around
-// the handler. It logs failures to Config.Logger of that middleware, at most a line a second, or to slog.Default.
+// the handler. It logs failures to Config.Logger of that middleware, as it logs its own, or to slog.Default.
 func Respond(w http.ResponseWriter, r *http.Request, err error) (answered bool) {
 	config := Config{}.withDefaults()
 	admission, around := FromContext(r.Context())
@@ -55,21 +55,19 @@ func Respond(w http.ResponseWriter, r *http.Request, err error) (answered bool) 
 	result, fails := failureOf(r.Context(), err)
 	if fails {
 		if result == guard.FailedClosed {
-			logFailure(r.Context(), admission, err)
+			log := &apart
+			if around && admission.middleware != nil {
+				log = &admission.middleware.failures
+			}
+			logFailure(r.Context(), log, config.Logger, ratelimit.Answered{Result: result, Err: err})
 		}
 		refuseWith(w, r, (&fault{result: result, err: err}).refusal(), config.Refuse)
 	}
 	return fails
 }
 
-// logFailure logs why a handler's own limits are not decided.
-func logFailure(ctx context.Context, around *Admission, err error) {
-	log := &failureLog{logger: slog.Default()}
-	if around != nil && around.middleware != nil {
-		log = &around.middleware.log
-	}
-	log.failure(ctx, ratelimit.Answered{Result: guard.FailedClosed, Err: err})
-}
+// apart throttles the log of Respond in handlers without a middleware around them.
+var apart telemetry.FailureLog //nolint:gochecknoglobals // such a handler has nothing that lives longer than a request
 
 // failureOf returns what a failure makes of a request, and false for an error that is not one of a call on limits. ctx is the
 // request's.

@@ -28,6 +28,7 @@
 //	ratelimit_rules_load_duration_seconds{result}                   how long a load took
 //	ratelimit_rules_late_seconds{}                                  how long after its beginning the latest change was heard of
 //	ratelimit_rules_loaded_timestamp_seconds{}                      when the rules that decide were loaded
+//	ratelimit_rules_checked_timestamp_seconds{}                     when they were last known to be the stored rules
 //	ratelimit_rules_version{}                                       which rules decide
 //	ratelimit_rules{set}                                            how many there are: rules, overrides, and kept, which cannot be read
 //	ratelimit_price{limit}                                           price of a token of the key whose price has changed last

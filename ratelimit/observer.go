@@ -21,8 +21,8 @@ type Observer interface {
 }
 
 // Event is one of [Decided], [Settlement], [Leased], [Failed], [Transacted], [Conflicted], [Batched], [Queued], [Pruned],
-// [Mended], [Redefined], [PlanWithoutRule], [Answered], [RulesLoaded], [PriceChanged] and [Prefetched]. Ignore other events,
-// because more may be added.
+// [Mended], [Redefined], [PlanWithoutRule], [Answered], [RulesLoaded], [RulesChecked], [PriceChanged] and [Prefetched]. Ignore
+// other events, because more may be added.
 type Event interface{ event() }
 
 // Decided is a decision, allowed or refused. A failed call is a Failed.
@@ -193,6 +193,12 @@ type RulesLoaded struct {
 	Kept int
 }
 
+// RulesChecked is a look at the tables by package rules that found the loaded rules up to date.
+type RulesChecked struct {
+	// Version is the version of the rules.
+	Version int64
+}
+
 // PriceChanged is a new price of a key of an [Adaptive] limit. Each process that uses the key reports it when it reads the
 // price, at most an epoch late.
 type PriceChanged struct {
@@ -234,6 +240,7 @@ func (Redefined) event()       {}
 func (PlanWithoutRule) event() {}
 func (Answered) event()        {}
 func (RulesLoaded) event()     {}
+func (RulesChecked) event()    {}
 func (PriceChanged) event()    {}
 func (Prefetched) event()      {}
 

@@ -5,6 +5,7 @@ import (
 	_ "embed"
 	"errors"
 	"fmt"
+	"log/slog"
 	"slices"
 	"strings"
 	"time"
@@ -52,15 +53,18 @@ func newStatements(schema string) statements {
 func (c *Counter) Run(ctx context.Context) error {
 	ticker := time.NewTicker(c.every)
 	defer ticker.Stop()
+	var failures telemetry.FailureLog
 	for {
 		select {
 		case <-ctx.Done():
 			return c.flush(context.WithoutCancel(ctx), true)
 		case <-ticker.C:
 			if err := c.flush(context.WithoutCancel(ctx), false); err != nil { // if ctx cut it off, the outcome would be unknown
-				c.config.Logger.WarnContext(ctx, "ratelimit: refusals are not written",
-					"error", telemetry.ErrorText(err), "dropped", c.Dropped())
+				failures.Failed(ctx, c.config.Logger, slog.LevelWarn, "ratelimit: refusals are not written", err,
+					slog.Int64("dropped", c.Dropped()))
+				continue
 			}
+			failures.Worked(ctx, c.config.Logger, "ratelimit: refusals are written again")
 		}
 	}
 }

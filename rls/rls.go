@@ -64,7 +64,8 @@ type Domain struct {
 type Config struct {
 	// Domains are the domains by name. A call for another domain is allowed. It is required.
 	Domains map[string]Domain
-	// Logger receives failures. Defaults to slog.Default.
+	// Logger receives failures: the first of a kind, then lines at growing intervals of up to a minute with the number of
+	// failures left out, and a line when calls are decided again. Defaults to slog.Default.
 	Logger *slog.Logger
 }
 
@@ -75,6 +76,8 @@ type Service struct {
 	limiter *ratelimit.Limiter
 	domains map[string]Domain
 	logger  *slog.Logger
+
+	failures telemetry.FailureLog
 }
 
 // New returns a Service that takes from limiter. Errors wrap ErrInvalidConfig.
@@ -108,6 +111,7 @@ func (s *Service) ShouldRateLimit(ctx context.Context, call *ratelimitv3.RateLim
 		return nil, s.failed(ctx, call, err)
 	}
 	if limit := telemetry.Limit(d); limit != "" {
+		s.failures.Worked(ctx, s.logger, "rls: calls are decided again")
 		result := guard.Allowed
 		if !d.Allowed {
 			result = guard.Refused
@@ -127,7 +131,6 @@ func (s *Service) failed(ctx context.Context, call *ratelimitv3.RateLimitRequest
 	case result == guard.BadKey || result == guard.BadCost || guard.IsMisuse(err):
 		return status.Error(codes.InvalidArgument, err.Error())
 	}
-	s.logger.LogAttrs(ctx, slog.LevelError, "rls: call without a decision", slog.String("domain", call.GetDomain()),
-		slog.String("error_type", telemetry.ErrorType(err)), slog.String("error", telemetry.ErrorText(err)))
+	s.failures.Failed(ctx, s.logger, slog.LevelError, "rls: call without a decision", err, slog.String("domain", call.GetDomain()))
 	return status.Error(codes.Unavailable, "the limits of this call could not be asked")
 }

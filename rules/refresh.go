@@ -165,6 +165,7 @@ func (s *Set) refresh(ctx context.Context, db source) error {
 	}
 	current.ahead.Store(int64(ahead))
 	s.sure.Store(&asked)
+	s.tell(ctx, ratelimit.RulesChecked{Version: version})
 	return nil
 }
 

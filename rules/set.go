@@ -38,7 +38,7 @@ type Config struct {
 	// Limits are the definitions in the code. Only a program that prunes, and takes nothing, must name them: the Set learns
 	// other definitions from the first call. Defaults to none.
 	Limits []ratelimit.Limit
-	// Observer receives each [ratelimit.RulesLoaded], and each [ratelimit.PlanWithoutRule] once. Defaults to nil: no events.
+	// Observer receives each [ratelimit.RulesLoaded] and [ratelimit.RulesChecked], and each [ratelimit.PlanWithoutRule] once. Defaults to nil: no events.
 	Observer ratelimit.Observer
 }
 
@@ -206,7 +206,7 @@ func (s *Set) load(ctx context.Context, db beginner) error {
 	return nil
 }
 
-func (s *Set) tell(ctx context.Context, event ratelimit.RulesLoaded) {
+func (s *Set) tell(ctx context.Context, event ratelimit.Event) {
 	if !arg.IsNil(s.config.Observer) {
 		s.config.Observer.Observe(ctx, event)
 	}

@@ -6,11 +6,15 @@
 // end in _s. No record holds a key. The text of an error is written without passwords, connection strings, and values that were
 // sent to the database. An error of the server has its message, without the details that name rows. The answer of a guard has only
 // the kind of the error, because your own functions may put anything into its text.
+//
+// While a database is down, each call fails. So the first failure of each error_type is written, then lines at growing intervals of
+// up to a minute, with the number of failures left out in the attribute omitted. When calls work again, one line says so.
 package sloglimit
 
 import (
 	"context"
 	"log/slog"
+	"sync/atomic"
 	"time"
 
 	"github.com/pgratelimit/pgratelimit/internal/guard"
@@ -28,15 +32,17 @@ type Config struct {
 	// Refused is the level of refusals, of refusals in shadow mode, and of requests that a guard found at fault, for example without a
 	// key. Defaults to slog.LevelInfo.
 	Refused slog.Leveler
-	// Failed is the level of calls that failed or gave up under contention, of a guard's answers to them, and of rules that could not
-	// be loaded. Calls whose caller left are written at the level of Mended if it had waited for more than a quarter of a second,
+	// Failed is the level of calls that failed or gave up under contention, and of rules that could not be loaded. Calls whose caller left are written at the level of Mended if it had waited for more than a quarter of a second,
 	// and otherwise at the level of Detail. Defaults to slog.LevelError.
 	Failed slog.Leveler
 	// Mended is the level of anomalies: buckets that a wrong clock had left in the future, rules that were loaded late, lost leases,
 	// names with two policies, plans without a rule, and callers that left after a long wait. Defaults to slog.LevelWarn.
 	Mended slog.Leveler
-	// Detail is the level of everything else: retried conflicts, waits, batches, prunes, prices of adaptive limits, loaded rules,
-	// settlements, renewed or released leases, and answers that follow from a decision. Defaults to slog.LevelDebug.
+	// Changed is the level of loads of rules in another version than before. Defaults to slog.LevelInfo.
+	Changed slog.Leveler
+	// Detail is the level of everything else: transactions, retried conflicts, waits, batches, prunes, prices of adaptive limits,
+	// settlements, renewed or released leases, and answers that follow from a decision or a failed call. Guards write their
+	// failures to their own Logger. Defaults to slog.LevelDebug.
 	Detail slog.Leveler
 }
 
@@ -52,6 +58,7 @@ func (c Config) withDefaults() Config {
 		{&c.Refused, slog.LevelInfo},
 		{&c.Failed, slog.LevelError},
 		{&c.Mended, slog.LevelWarn},
+		{&c.Changed, slog.LevelInfo},
 		{&c.Detail, slog.LevelDebug},
 	} {
 		if *level.of == nil {
@@ -63,7 +70,9 @@ func (c Config) withDefaults() Config {
 
 // Observer is a ratelimit.Observer that logs. It is safe for concurrent use.
 type Observer struct {
-	config Config
+	config       Config
+	calls, rules telemetry.FailureLog
+	version      atomic.Int64 // of the rules that were loaded last
 }
 
 var _ ratelimit.Observer = (*Observer)(nil)
@@ -89,6 +98,8 @@ func (o *Observer) Observe(ctx context.Context, event ratelimit.Event) {
 		o.answered(ctx, e)
 	case ratelimit.RulesLoaded:
 		o.rulesLoaded(ctx, e)
+	case ratelimit.RulesChecked:
+		o.rules.Worked(ctx, o.config.Logger, "ratelimit: rules can be loaded again")
 	case ratelimit.Leased:
 		o.leased(ctx, e)
 	default:
@@ -99,6 +110,7 @@ func (o *Observer) Observe(ctx context.Context, event ratelimit.Event) {
 }
 
 func (o *Observer) decided(ctx context.Context, e ratelimit.Decided) {
+	o.calls.Worked(ctx, o.config.Logger, "ratelimit: calls work again")
 	refused, wouldRefuse := telemetry.Refusing(e.Decision)
 	level, message := o.config.Allowed, "ratelimit: allowed"
 	if len(wouldRefuse) > 0 {
@@ -135,8 +147,6 @@ func (o *Observer) decided(ctx context.Context, e ratelimit.Decided) {
 func (o *Observer) answered(ctx context.Context, e ratelimit.Answered) {
 	level, failed := o.config.Detail, e.Err != nil
 	switch e.Result {
-	case guard.FailedOpen, guard.FailedClosed, guard.CreditFailed, guard.LeaseLost:
-		level = o.config.Failed
 	case guard.BadKey, guard.BadCost, guard.TooCostly:
 		level, failed = o.config.Refused, false // the result names the fault of the request
 	}
@@ -178,22 +188,47 @@ func (o *Observer) failed(ctx context.Context, e ratelimit.Failed) {
 	if !o.enabled(ctx, level) {
 		return
 	}
+	omitted := 0
+	if level != o.config.Detail {
+		var isDue bool
+		if omitted, isDue = o.calls.Due(message, kind); !isDue {
+			return
+		}
+	}
 	attrs := []slog.Attr{slog.String("verb", e.Verb)}
 	if e.Limit != "" {
 		attrs = append(attrs, slog.String("limit", e.Limit))
 	}
 	attrs = append(attrs, slog.String("error_type", kind), slog.String("error", telemetry.ErrorText(e.Err)), seconds("elapsed_s", e.Elapsed))
-	o.log(ctx, level, message, attrs...)
+	o.log(ctx, level, message, appendOmitted(attrs, omitted)...)
+}
+
+// appendOmitted appends the number of failures left out, if there are any.
+func appendOmitted(attrs []slog.Attr, omitted int) []slog.Attr {
+	if omitted == 0 {
+		return attrs
+	}
+	return append(attrs, slog.Int("omitted", omitted))
 }
 
 // rulesLoaded writes which rules are in effect from now on, and the faults of the others.
 func (o *Observer) rulesLoaded(ctx context.Context, e ratelimit.RulesLoaded) {
-	level := o.config.Detail
+	level, omitted := o.config.Detail, 0
+	if e.Err == nil && o.version.Swap(e.Version) != e.Version {
+		level = o.config.Changed
+	}
 	switch {
 	case e.Err != nil:
+		var isDue bool
 		level = o.config.Failed
+		if omitted, isDue = o.rules.Due("ratelimit: rules", telemetry.ErrorType(e.Err)); !isDue {
+			return
+		}
 	case e.Late > 0:
 		level = o.config.Mended
+		fallthrough
+	default:
+		o.rules.Worked(ctx, o.config.Logger, "ratelimit: rules can be loaded again")
 	}
 	attrs := []slog.Attr{
 		slog.String("result", telemetry.Load(e)), slog.Int64("version", e.Version), slog.Int("rules", e.Rules), slog.Int("overrides", e.Overrides),
@@ -208,7 +243,7 @@ func (o *Observer) rulesLoaded(ctx context.Context, e ratelimit.RulesLoaded) {
 	if e.Err != nil {
 		attrs = append(attrs, slog.String("error_type", telemetry.ErrorType(e.Err)), slog.String("error", telemetry.ErrorText(e.Err)))
 	}
-	o.log(ctx, level, "ratelimit: rules", attrs...)
+	o.log(ctx, level, "ratelimit: rules", appendOmitted(attrs, omitted)...)
 }
 
 // leased writes what became of a lease. Work whose lease was lost may have run beside others.

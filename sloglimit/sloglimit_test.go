@@ -10,6 +10,7 @@ import (
 	"os"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgconn"
@@ -103,10 +104,10 @@ func TestObserve(t *testing.T) {
 			"retry_after_s": 1.5, "rules": []any{"perDay"}, "remaining": 2.0, "elapsed_s": 0.001, "paused": true,
 		}},
 		"failedOpen": {ratelimit.Answered{Route: "/chat", Limit: "perUser", Result: "failed_open", Err: context.DeadlineExceeded}, map[string]any{
-			"level": "ERROR", "msg": "ratelimit: answered", "result": "failed_open", "route": "/chat", "limit": "perUser", "error_type": "timeout",
+			"level": "DEBUG", "msg": "ratelimit: answered", "result": "failed_open", "route": "/chat", "limit": "perUser", "error_type": "timeout",
 		}},
 		"failedClosed": {ratelimit.Answered{Result: "failed_closed", Err: errors.New("no account alice")}, map[string]any{
-			"level": "ERROR", "msg": "ratelimit: answered", "result": "failed_closed", "error_type": "other",
+			"level": "DEBUG", "msg": "ratelimit: answered", "result": "failed_closed", "error_type": "other",
 		}},
 		"badKey": {ratelimit.Answered{Limit: "perUser", Result: "bad_key", Shadow: true, Err: errors.New("alice")}, map[string]any{
 			"level": "INFO", "msg": "ratelimit: answered", "result": "bad_key", "limit": "perUser", "shadow": true,
@@ -165,7 +166,7 @@ func TestObserve(t *testing.T) {
 			"level": "DEBUG", "msg": "ratelimit: pruned", "buckets": 5.0, "elapsed_s": 1.0,
 		}},
 		"rules loaded": {ratelimit.RulesLoaded{Version: 7, Rules: 3, Overrides: 2, Elapsed: time.Second}, map[string]any{
-			"level": "DEBUG", "msg": "ratelimit: rules", "result": "loaded", "version": 7.0, "rules": 3.0, "overrides": 2.0, "elapsed_s": 1.0,
+			"level": "INFO", "msg": "ratelimit: rules", "result": "loaded", "version": 7.0, "rules": 3.0, "overrides": 2.0, "elapsed_s": 1.0,
 		}},
 		"rules late": {ratelimit.RulesLoaded{Version: 7, Rules: 3, Late: 4 * time.Second}, map[string]any{
 			"level": "WARN", "msg": "ratelimit: rules", "result": "loaded", "version": 7.0, "rules": 3.0, "overrides": 0.0, "elapsed_s": 0.0, "late_s": 4.0,
@@ -194,6 +195,49 @@ func TestObserve(t *testing.T) {
 		observer.Observe(t.Context(), struct{ ratelimit.Event }{}) // of a later version
 		require.Equal(t, []map[string]any{c.want}, records(), name)
 	}
+}
+
+// TestFailuresAreLoggedAtGrowingIntervals promises that an outage does not flood the log, and that its end is written once.
+func TestFailuresAreLoggedAtGrowingIntervals(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		observer, records := log(slog.LevelInfo, sloglimit.Config{})
+		lost := ratelimit.Failed{Verb: "take", Limit: "perUser", Err: context.DeadlineExceeded}
+		left := ratelimit.Failed{Verb: "take", Limit: "perUser", Err: context.Canceled, Elapsed: time.Second}
+		for range 3 {
+			for range 10 {
+				observer.Observe(t.Context(), lost)
+				observer.Observe(t.Context(), left)
+				observer.Observe(t.Context(), ratelimit.Answered{Result: "failed_closed", Err: lost.Err})
+				observer.Observe(t.Context(), ratelimit.RulesLoaded{Version: 7, Err: lost.Err})
+			}
+			time.Sleep(time.Second)
+		}
+		time.Sleep(5 * time.Second)
+		for range 2 {
+			observer.Observe(t.Context(), allowed("take"))
+			observer.Observe(t.Context(), ratelimit.RulesChecked{Version: 7})
+		}
+		var lines []string
+		for _, record := range records() {
+			lines = append(lines, fmt.Sprint(record["msg"], " ", record["omitted"]))
+		}
+		require.Equal(t, []string{
+			"ratelimit: failed <nil>", "ratelimit: cancelled <nil>", "ratelimit: rules <nil>",
+			"ratelimit: failed 9", "ratelimit: cancelled 9", "ratelimit: rules 9",
+			"ratelimit: calls work again 38", "ratelimit: rules can be loaded again 19",
+		}, lines)
+	})
+}
+
+// TestVersionsOfRulesAreLoggedOnce promises a line for each new version of the rules.
+func TestVersionsOfRulesAreLoggedOnce(t *testing.T) {
+	t.Parallel()
+	observer, records := log(slog.LevelInfo, sloglimit.Config{})
+	for _, version := range []int64{6, 6, 7, 7} {
+		observer.Observe(t.Context(), ratelimit.RulesLoaded{Version: version})
+	}
+	require.Len(t, records(), 2)
 }
 
 func TestLevels(t *testing.T) {

@@ -6,6 +6,8 @@ import (
 	"encoding/base64"
 	"fmt"
 	"time"
+
+	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
 const (
@@ -51,13 +53,18 @@ func (s *List) tell(ctx context.Context, key string) {
 }
 
 // Run listens for slots that other processes release, until ctx ends; call it in a goroutine of its own. It uses one
-// connection more than the pool, and reconnects if it is lost. It returns the error of ctx, or an error that wraps ErrInvalidConfig.
+// connection more than the pool, and reconnects if it is lost, which the Limiter's Observer receives as a [ratelimit.Failed] with the
+// Verb "listen". It returns the error of ctx, or an error that wraps ErrInvalidConfig.
 func (s *List) Run(ctx context.Context) error {
 	if s.config.Pool == nil {
 		return fmt.Errorf("%w: run: field Pool is nil; set it, or do not call Run: waiting callers find free slots by Poll", ErrInvalidConfig)
 	}
 	for {
-		_ = s.listen(ctx)
+		began := time.Now()
+		if err := s.listen(ctx); ctx.Err() == nil {
+			err = fmt.Errorf("waitlist: listen for %q: %w", s.limit.Name(), err)
+			s.limiter.Observe(ctx, ratelimit.Failed{Verb: "listen", Limit: s.limit.Name(), Err: err, Began: began})
+		}
 		select {
 		case <-ctx.Done():
 			return fmt.Errorf("waitlist: run: %w", ctx.Err())

@@ -77,8 +77,9 @@ func (c Config[Call]) validate() error {
 // Gate decides on calls. It is safe for concurrent use. Its errors for clients are a *[RejectionError], or an error of Config.Requests or
 // Config.Message that has a code.
 type Gate[Call any] struct {
-	limiter *ratelimit.Limiter
-	config  Config[Call]
+	limiter  *ratelimit.Limiter
+	config   Config[Call]
+	failures telemetry.FailureLog
 }
 
 // New returns a Gate that takes from limiter. Its errors name the field that cannot be used.
@@ -167,7 +168,7 @@ func (g *Gate[Call]) requests(ctx context.Context, call Call) ([]ratelimit.Reque
 	if err == nil && len(requests) == 0 {
 		err = errors.New("Config.Requests returned none; use Config.Skip for calls that are not limited")
 	}
-	return requests, g.coded(ctx, call, err)
+	return requests, g.faulty(ctx, call, guard.BadKey, err)
 }
 
 // message returns what a message asks for, or an error for the client.
@@ -176,15 +177,33 @@ func (g *Gate[Call]) message(ctx context.Context, call Call, message any) ([]rat
 		return nil, nil
 	}
 	requests, err := g.config.Message(ctx, call, message)
-	return requests, g.coded(ctx, call, err)
+	return requests, g.faulty(ctx, call, guard.BadCost, err)
 }
 
-// coded returns the error for the client of an error of the application: unchanged if it has a code.
-func (g *Gate[Call]) coded(ctx context.Context, call Call, err error) error {
-	if err == nil || g.config.HasCode(err) {
+// faulty returns the error for the client of an error of the application, and reports it. A call without a key is answered as one
+// that the limits find without a key. Any other error with a code is unchanged, and has result.
+func (g *Gate[Call]) faulty(ctx context.Context, call Call, result string, err error) error {
+	if err == nil {
+		return nil
+	}
+	method, hasNoKey := g.config.Method(call), errors.Is(err, ratelimit.ErrInvalidKey)
+	if !hasNoKey && !g.config.HasCode(err) {
+		return g.misused(ctx, method, err)
+	}
+	if !hasNoKey {
+		g.tell(ctx, ratelimit.Answered{Route: method, Result: result, Err: err})
 		return err
 	}
-	return g.misused(ctx, g.config.Method(call), err)
+	g.tell(ctx, ratelimit.Answered{Route: method, Result: guard.BadKey, Err: err})
+	rejection := g.withoutKey()
+	if missing, ok := errors.AsType[*MissingKeyError](err); ok {
+		rejection.Message = missing.Error()
+	}
+	return rejection
+}
+
+func (g *Gate[Call]) withoutKey() *RejectionError {
+	return g.rejection(g.config.InvalidKey, "INVALID_KEY", "the key to limit this call by is missing or cannot be used")
 }
 
 // admit takes the requests, and holds the slots among them until release.
@@ -221,7 +240,9 @@ func (g *Gate[Call]) decide(
 			return lease, ctx, rejection
 		}
 		return lease, ctx, nil
-	case !d.Allowed:
+	}
+	g.failures.Worked(ctx, g.config.Logger, "ratelimit: calls are decided again")
+	if !d.Allowed {
 		g.tell(ctx, ratelimit.Answered{Route: method, Limit: telemetry.Limit(d), Result: guard.Refused})
 		return lease, ctx, Refused(d, g.config.Domain)
 	}
@@ -255,7 +276,7 @@ func (g *Gate[Call]) undecided(ctx context.Context, method string, requests []ra
 	case result == guard.Cancelled:
 		return gone(ctx)
 	case result == guard.BadKey:
-		return g.rejection(g.config.InvalidKey, "INVALID_KEY", "the key to limit this call by is missing or cannot be used")
+		return g.withoutKey()
 	case result == guard.TooCostly:
 		return g.rejection(InvalidArgument, "COST_EXCEEDS_CAPACITY", "this call costs more than its limit can ever allow at once")
 	case result == guard.BadCost:
@@ -289,8 +310,7 @@ func gone(ctx context.Context) *RejectionError {
 }
 
 func (g *Gate[Call]) log(ctx context.Context, message, method string, err error) {
-	g.config.Logger.LogAttrs(ctx, slog.LevelError, message, slog.String("method", method),
-		slog.String("error_type", telemetry.ErrorType(err)), slog.String("error", telemetry.ErrorText(err)))
+	g.failures.Failed(ctx, g.config.Logger, slog.LevelError, message, err, slog.String("method", method))
 }
 
 type decisionKey struct{}

@@ -3,8 +3,10 @@ package rpclimit_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"math"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -180,7 +182,7 @@ func TestAnswers(t *testing.T) {
 		"NoLimits":  {call: call{}, code: rpclimit.Internal, told: "failed_closed", logged: "Config.Skip"},
 		"NoLimit":   {call: call{requests: []ratelimit.Request{ratelimit.Limit{}.For(secret)}}, code: rpclimit.Internal, told: "failed_closed", logged: "invalid limit"},
 		"Broken":    {call: call{err: broken}, code: rpclimit.Internal, told: "failed_closed", logged: "no session store"},
-		"OwnCode":   {call: call{err: errCoded}, code: 99},
+		"OwnCode":   {call: call{err: errCoded}, code: 99, told: "bad_key"},
 		"Skipped":   {call: call{err: broken}, change: func(c *rpclimit.Config[call]) { c.Skip = func(context.Context, call) bool { return true } }},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -367,6 +369,51 @@ func TestAddressKey(t *testing.T) {
 		require.Error(t, err, remote)
 		require.Empty(t, got, "never a bucket that all of them share")
 	}
+}
+
+// TestCallsWithoutAKeyAreAnsweredAndCounted promises the same answer whether the application or the limit finds that a call has no
+// key, and an event for it, and for errors with a code.
+func TestCallsWithoutAKeyAreAnsweredAndCounted(t *testing.T) {
+	t.Parallel()
+	b := setup(t, nil, func(c *rpclimit.Config[call]) { c.InvalidKey, c.Domain = rpclimit.Unauthenticated, "echo" })
+	_, missing := rpclimit.OnlyValue("header X-Api-Key", nil)
+	for _, c := range []call{
+		{requests: []ratelimit.Request{perUser.For("")}}, {err: missing}, {err: fmt.Errorf("no token: %w", ratelimit.ErrInvalidKey)},
+	} {
+		_, _, err := b.gate.Unary(t.Context(), c, nil)
+		require.Equal(t, rpclimit.Unauthenticated, codeOf(err))
+		require.Equal(t, "INVALID_KEY", rejectionOf(t, err).Reason)
+		require.Equal(t, "echo", rejectionOf(t, err).Domain)
+		require.NotContains(t, err.Error(), "token")
+		_, _, err = b.gate.Open(t.Context(), c)
+		require.Equal(t, rpclimit.Unauthenticated, codeOf(err))
+	}
+	_, _, err := b.gate.Unary(t.Context(), call{err: missing}, nil)
+	require.ErrorContains(t, err, "header X-Api-Key")
+	_, _, err = b.gate.Unary(t.Context(), call{err: errCoded}, nil)
+	require.Equal(t, errCoded, err)
+	require.Equal(t, slices.Repeat([]string{"bad_key"}, 8), b.codes())
+	require.Empty(t, b.log.String())
+}
+
+// TestAnOutageDoesNotFloodTheLog promises a line for the first failed call, and one when calls are decided again.
+func TestAnOutageDoesNotFloodTheLog(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		b := setup(t, nil)
+		for range 20 {
+			_, _, err := b.gate.Unary(t.Context(), call{err: errors.New("lost")}, nil)
+			require.Equal(t, rpclimit.Internal, codeOf(err))
+		}
+		require.Equal(t, 1, strings.Count(b.log.String(), "\n"), b.log.String())
+		require.Contains(t, b.log.String(), "error_type=other")
+		time.Sleep(time.Minute)
+		for range 2 {
+			require.Equal(t, rpclimit.OK, b.admit(t.Context(), other.For("ada")))
+		}
+		require.Equal(t, 2, strings.Count(b.log.String(), "\n"), b.log.String())
+		require.Contains(t, b.log.String(), `level=INFO msg="ratelimit: calls are decided again" failed_s=0 omitted=19`)
+	})
 }
 
 func TestOnlyValue(t *testing.T) {

@@ -57,6 +57,7 @@ const (
 	ruleLoadDuration
 	ruleLate
 	ruleTime
+	ruleChecked
 	ruleVersion
 	ruleCount
 	price
@@ -111,6 +112,8 @@ func Instruments() []Instrument {
 			"Time from the start of the latest change of rules until this process learned of it.", waits()),
 		ruleTime: gauge("ratelimit_rules_loaded_timestamp_seconds", "", "s",
 			"Time of the last load of stored rules that succeeded."),
+		ruleChecked: gauge("ratelimit_rules_checked_timestamp_seconds", "", "s",
+			"Time at which the rules in effect were last known to be the stored ones."),
 		ruleVersion: gauge("ratelimit_rules_version", "ratelimit.rules.version", "{version}",
 			"Version of the stored rules in effect."),
 		ruleCount: gauge("ratelimit_rules", "ratelimit.rules.count", "{rule}",
@@ -175,6 +178,8 @@ func Measure(event ratelimit.Event, record func(instrument int, value float64, l
 		record(answers, 1, e.Route, e.Limit, Answer(e))
 	case ratelimit.RulesLoaded:
 		measureRules(e, record)
+	case ratelimit.RulesChecked:
+		record(ruleChecked, now())
 	case ratelimit.PriceChanged:
 		record(price, e.Price, e.Limit)
 	case ratelimit.Prefetched:
@@ -231,8 +236,12 @@ func measureRules(e ratelimit.RulesLoaded, record func(int, float64, ...string))
 		return
 	}
 	record(ruleLate, e.Late.Seconds())
-	record(ruleTime, float64(time.Now().UnixMicro())/1e6)
+	record(ruleTime, now())
+	record(ruleChecked, now())
 	record(ruleCount, float64(e.Rules), "rules")
 	record(ruleCount, float64(e.Overrides), "overrides")
 	record(ruleCount, float64(e.Kept), "kept")
 }
+
+// now returns the time in seconds since 1970.
+func now() float64 { return float64(time.Now().UnixMicro()) / 1e6 }

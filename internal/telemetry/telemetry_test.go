@@ -275,6 +275,7 @@ func TestInstruments(t *testing.T) {
 		ratelimit.Mended{},
 		ratelimit.Answered{},
 		ratelimit.RulesLoaded{},
+		ratelimit.RulesChecked{},
 		ratelimit.PriceChanged{},
 		ratelimit.Prefetched{Taken: 1},
 	} {

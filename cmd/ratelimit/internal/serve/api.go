@@ -16,7 +16,6 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/address"
 	"github.com/pgratelimit/pgratelimit/internal/fields"
 	"github.com/pgratelimit/pgratelimit/internal/guard"
-	"github.com/pgratelimit/pgratelimit/internal/telemetry"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -149,6 +148,7 @@ func (s *Server) api(name string, do verb) http.Handler {
 			s.refuse(w, r, err)
 			return
 		}
+		s.failures.Worked(r.Context(), s.config.Logger, "serve: calls are decided again")
 		send(w, http.StatusOK, "application/json", answered)
 	})
 }
@@ -289,7 +289,7 @@ func (s *Server) refuse(w http.ResponseWriter, r *http.Request, err error) {
 // log writes a failure. A client that has gone is none.
 func (s *Server) log(ctx context.Context, message string, err error) {
 	if ctx.Err() == nil {
-		s.config.Logger.ErrorContext(ctx, message, slog.String("error", telemetry.ErrorText(err)))
+		s.failures.Failed(ctx, s.config.Logger, slog.LevelError, message, err)
 	}
 }
 

@@ -73,6 +73,8 @@ type Server struct {
 	http    *http.Server
 	grpc    *grpc.Server
 	health  *health.Server
+
+	failures, unready telemetry.FailureLog // of calls, and of healthz
 }
 
 // New returns a Server with the rules loaded. It does not listen yet.
@@ -99,7 +101,9 @@ func New(ctx context.Context, config Config) (*Server, error) {
 	}
 	s.limiter, err = ratelimit.New(config.Pool, ratelimit.Config{
 		Schema: config.Schema, HashKey: config.HashKey, Policies: s.set, Refused: s.counter.Refused,
-		Observer: ratelimit.Observers(counts, settlements{}, s.counter),
+		Observer: ratelimit.Observers(counts, settlements{}, s.counter, sloglimit.New(sloglimit.Config{
+			Logger: config.Logger, Refused: slog.LevelDebug, Failed: slog.LevelDebug, // the handlers write failures
+		})),
 	})
 	if err != nil {
 		return nil, err
@@ -242,10 +246,11 @@ func (s *Server) stop(ctx context.Context) {
 // healthz answers 200 while the server can decide.
 func (s *Server) healthz(w http.ResponseWriter, r *http.Request) {
 	if err := s.config.Pool.Ping(r.Context()); err != nil {
-		s.config.Logger.WarnContext(r.Context(), "serve: not ready", slog.String("error", telemetry.ErrorText(err)))
+		s.unready.Failed(r.Context(), s.config.Logger, slog.LevelWarn, "serve: not ready", err)
 		problem(w, http.StatusServiceUnavailable, "the database does not answer")
 		return
 	}
+	s.unready.Worked(r.Context(), s.config.Logger, "serve: ready again")
 	_, _ = w.Write([]byte("ok\n"))
 }
 
