@@ -120,6 +120,9 @@ var everyCall = map[string]call{
 	"CreditTaken": func(ctx context.Context, l *ratelimit.Limiter, _ string, r ratelimit.Request) error {
 		return l.CreditTaken(ctx, clockNoon, r)
 	},
+	"ChargeUntil": func(ctx context.Context, l *ratelimit.Limiter, _ string, r ratelimit.Request) error {
+		return errOf(l.ChargeUntil(ctx, clockNoon, r))
+	},
 	"Value": func(ctx context.Context, l *ratelimit.Limiter, _ string, r ratelimit.Request) error {
 		return errOf(l.Value(ctx, r))
 	},

@@ -2,11 +2,9 @@
 //
 //	var Locked = lockout.Define("login.locked", lockout.Config{})
 //
-//	err := limiter.InTx(ctx, func(tx pgx.Tx) error {
-//		return limiter.WithTx(tx).Require(ctx, Attempts.For(account), Locked.For(account))
-//	})
-//	// .. check the password; if it is wrong, and the account has no attempts left (see examples/login):
-//	until, err := Locked.Block(ctx, limiter, account)
+//	d, err := limiter.Take(ctx, Attempts.For(account), Locked.For(account))
+//	// .. return the error, or the refusal, d.Err(); check the password; if it is wrong, lock the account if that was the last attempt (see examples/login):
+//	until, err := Locked.BlockIfUsedUp(ctx, limiter, account, d.States[0])
 //
 // A lock is two limits of package ratelimit. The first, called name, is a token bucket of one token per millisecond, which owes the
 // rest of the lock. The second, called name.blocks, is a sliding window with the blocks within Config.Forget. So a lock needs no table and no rule of
@@ -30,7 +28,8 @@ var ErrInvalidConfig = errors.New("lockout: invalid configuration")
 
 // Config holds the settings of a Lock. The zero Config is ready for use.
 type Config struct {
-	// First is the length of the first block: whole microseconds. Defaults to 30 seconds.
+	// First is the length of the first block: whole microseconds. Set it above the time in which the limit of the attempts gives one
+	// token, if the first lock shall be noticed: a shorter one is over before the next attempt. Defaults to 30 seconds.
 	First time.Duration
 	// Growth is the factor by which each block is longer than the block before it, from 1 on. Defaults to 2.
 	Growth float64
@@ -128,48 +127,35 @@ func (l *Lock) Block(ctx context.Context, limiter *ratelimit.Limiter, key string
 		if d.Allowed {
 			before -= d.Remaining + 1
 		}
-		until, err = l.extend(ctx, tx, key, func(now time.Time) time.Time { return now.Add(l.span(before)) })
+		until, err = tx.ChargeUntil(ctx, d.At.Add(l.span(before)), l.locked.For(key))
 		return err
 	})
 	return until, err
 }
 
+// BlockIfUsedUp is Block if attempts, the state of a limit in a Decision, has less than one token left. Call it after an attempt has failed,
+// with the state of the Decision that allowed the attempt. So of many attempts at once only the last one locks. It returns the zero time if attempts are left.
+func (l *Lock) BlockIfUsedUp(ctx context.Context, limiter *ratelimit.Limiter, key string, attempts ratelimit.State) (until time.Time, err error) {
+	if attempts.Remaining >= 1 {
+		return time.Time{}, nil
+	}
+	return l.Block(ctx, limiter, key)
+}
+
 // BlockUntil locks a key until an instant of the database's clock, and returns the end of the lock. It does not shorten a lock that
-// lasts longer, and does not make later blocks longer. An instant in the past does nothing. It returns ratelimit.ErrInvalidRequest
-// for an instant more than 20 years ahead.
+// lasts longer, and does not make later blocks longer. Calls at once do not add up. An instant in the past does nothing. It returns
+// ratelimit.ErrInvalidRequest for an instant more than 20 years ahead.
 func (l *Lock) BlockUntil(ctx context.Context, limiter *ratelimit.Limiter, key string, until time.Time) (end time.Time, err error) {
 	if time.Until(until) > 20*year { // the row would owe too many tokens
 		return end, fmt.Errorf("%w: the lock would last until %v; lock for up to 20 years", ratelimit.ErrInvalidRequest, until)
 	}
-	err = within(ctx, limiter, func(tx *ratelimit.Limiter) (err error) {
-		end, err = l.extend(ctx, tx, key, func(time.Time) time.Time { return until })
-		return err
-	})
-	return end, err
+	return limiter.ChargeUntil(ctx, until, l.locked.For(key))
 }
 
-// Clear unlocks a key and forgets its blocks, for example after a password was reset. In a transaction a rollback undoes it. A Reset of
+// Clear unlocks a key and forgets its blocks, for example after a password was reset. On the command line, see docs/recipes.md. In a transaction a rollback undoes it. A Reset of
 // other limits does not clear a lock.
 func (l *Lock) Clear(ctx context.Context, limiter *ratelimit.Limiter, key string) error {
 	return limiter.Reset(ctx, l.locked.For(key), l.blocks.For(key))
-}
-
-// extend locks a key until the instant that end returns for the time of now, unless it is locked longer.
-func (l *Lock) extend(ctx context.Context, tx *ratelimit.Limiter, key string, end func(now time.Time) time.Time) (until time.Time, err error) {
-	v, err := tx.Value(ctx, l.locked.For(key))
-	if err != nil {
-		return time.Time{}, err
-	}
-	wait, err := v.RetryAfter(v.AsOf, 0)
-	if err != nil {
-		return time.Time{}, err
-	}
-	locked := v.AsOf.Add(wait)
-	until = end(v.AsOf)
-	if more := until.Sub(locked); more > 0 {
-		return until, tx.Charge(ctx, l.locked.For(key).Cost(float64(more.Microseconds())/1000))
-	}
-	return locked, nil
 }
 
 // span returns the length of a block after so many blocks.

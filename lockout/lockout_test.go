@@ -124,6 +124,77 @@ func TestConcurrentBlocks(t *testing.T) {
 	s.asks(lock, "ada", 81*time.Second)
 }
 
+// TestBlocksUntilTheSameInstant expects that locks of one key until an instant do not add up, however many callers lock it at once, in
+// each place of a call, and that the end they return is the end of the lock.
+func TestBlocksUntilTheSameInstant(t *testing.T) {
+	t.Parallel()
+	for name, db := range map[string]ratelimit.Pool{"Memory": ratelimittest.NewDB(), "Postgres": postgrestest.New(t)} {
+		for _, level := range []pgx.TxIsoLevel{"", pgx.ReadCommitted, pgx.RepeatableRead, pgx.Serializable} {
+			t.Run(name+string(level), func(t *testing.T) {
+				t.Parallel()
+				s, key := newStory(t, db), "ada"+string(level)
+				lock := lockout.Define("locked", lockout.Config{})
+				until := s.now.Add(time.Hour)
+				blocks := func() (end time.Time, err error) {
+					if level == "" {
+						return lock.BlockUntil(t.Context(), s.limiter, key, until)
+					}
+					for {
+						err = pgx.BeginTxFunc(t.Context(), db, pgx.TxOptions{IsoLevel: level}, func(tx pgx.Tx) (err error) {
+							end, err = lock.BlockUntil(t.Context(), s.limiter.WithTx(tx), key, until)
+							return err
+						})
+						if !ratelimit.IsRetryable(err) {
+							return end, err
+						}
+					}
+				}
+				var callers sync.WaitGroup
+				for range 10 {
+					callers.Go(func() {
+						if end, err := blocks(); err != nil || !end.Equal(until) {
+							t.Error(end, err)
+						}
+					})
+				}
+				callers.Wait()
+				s.asks(lock, key, time.Hour)
+				s.now = s.now.Add(time.Hour)
+				s.asks(lock, key, 0)
+			})
+		}
+	}
+}
+
+// TestEndOfALock expects that a lock ends at the microsecond that was asked for, or at the next one.
+func TestEndOfALock(t *testing.T) {
+	t.Parallel()
+	s := newStory(t, ratelimittest.NewDB())
+	lock := lockout.Define("locked", lockout.Config{})
+	for us := int64(1); us < int64(ratelimit.Day/time.Microsecond)*7300; us = us*3 + 1 {
+		key := ratelimit.ID(us)
+		until := s.now.Add(time.Duration(us)*time.Microsecond - 1)
+		end, err := lock.BlockUntil(t.Context(), s.limiter, key, until)
+		require.NoError(t, err)
+		require.WithinRange(t, end, until, until.Add(2*time.Microsecond))
+		s.asks(lock, key, end.Sub(s.now))
+	}
+}
+
+func TestBlockIfUsedUp(t *testing.T) {
+	t.Parallel()
+	s := newStory(t, ratelimittest.NewDB())
+	lock := lockout.Define("locked", lockout.Config{})
+	for left := 4; left >= 0; left-- {
+		d, err := s.limiter.Take(t.Context(), attempts.For("ada"), lock.For("ada"))
+		require.NoError(t, err)
+		until, err := lock.BlockIfUsedUp(t.Context(), s.limiter, "ada", d.States[0])
+		require.NoError(t, err)
+		require.Equal(t, left > 0, until.IsZero(), left)
+	}
+	s.asks(lock, "ada", 30*time.Second)
+}
+
 func TestNew(t *testing.T) {
 	t.Parallel()
 	for want, c := range map[string]struct {

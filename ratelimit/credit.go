@@ -3,6 +3,7 @@ package ratelimit
 import (
 	"context"
 	"fmt"
+	"math"
 	"slices"
 	"time"
 
@@ -29,6 +30,44 @@ func (l *Limiter) CreditTaken(ctx context.Context, at time.Time, requests ...Req
 // a transaction, a rollback undoes it.
 func (l *Limiter) Charge(ctx context.Context, requests ...Request) error {
 	return adjust(ctx, l, "charge", 1, requests, bucket.Whenever)
+}
+
+// ChargeUntil charges a bucket so much that it gives no tokens before an instant of the database's clock, and returns the instant at
+// which it owes nothing any more. That is until, rounded up, by a microsecond or two if the rate is a fraction. It is later, and nothing is charged, if the bucket owes
+// more already; and it is the start of a window if tokens arrive in windows. So callers that charge until the same instant at once, at
+// any isolation level, do not add up. An instant in the past charges nothing.
+//
+// The cost of the request does not matter. ChargeUntil returns ErrInvalidRequest for a [SlidingWindow] and a [Concurrency], which owe
+// no tokens, and for an instant so far ahead that the bucket would owe more than 1e12 tokens. Otherwise it returns the errors of
+// Charge. In a transaction, a rollback undoes it.
+func (l *Limiter) ChargeUntil(ctx context.Context, until time.Time, request Request) (end time.Time, err error) {
+	const verb = "charge until"
+	if request.pool != nil {
+		return end, during(verb, checkBorrow(&request, verb))
+	}
+	c, err := l.begin(ctx, verb, costless([]Request{request}))
+	if err != nil {
+		return end, err
+	}
+	limit, instant := request.limit, clampInstant(until.Add(time.Microsecond-1))
+	switch t := &c.Asks[0].Terms; {
+	case !t.Kind.Owes():
+		return end, during(verb, fmt.Errorf("%w: %q is %v, which owes no tokens; charge a token bucket or a window", ErrInvalidRequest, limit.Name(), limit.Policy()))
+	case c.plan.of[0].mode == Off: // it takes no tokens
+		instant = math.MinInt64
+	case t.Rate*float64(instant-l.config.estimate())/(float64(t.Step)*t.Steps) > bucket.MaxTokens:
+		return end, during(verb, fmt.Errorf("%w: until %v %q would owe more than %g tokens; name an earlier instant",
+			ErrInvalidRequest, until, limit.Name(), bucket.MaxTokens))
+	}
+	c.change = func(ctx context.Context, s *store.Session) error {
+		us, err := s.ChargeUntil(ctx, c.Asks, instant)
+		end = time.UnixMicro(us)
+		return err
+	}
+	if _, err = l.do(ctx, c); err != nil {
+		return time.Time{}, err
+	}
+	return end, nil
 }
 
 // adjust charges the costs of the requests times sign. A negative sign credits them as tokens taken at the instant taken.

@@ -327,6 +327,15 @@ func ExampleLimiter_MarshalRequests() {
 	log.Printf("keep this with the job: %s", written)
 }
 
+// An upstream has said when it answers again, and every worker that hears it charges until then.
+func ExampleLimiter_ChargeUntil() {
+	end, err := limiter.ChargeUntil(ctx, time.Now().Add(time.Minute), SendMessage.For("ada"))
+	if err != nil {
+		log.Fatal(err)
+	}
+	log.Printf("ada can send again at %v", end)
+}
+
 // A worker of a queue of its own starts a job whose reservation is perhaps gone.
 func ExampleLimiter_UnmarshalRequests() {
 	var reservation string

@@ -154,16 +154,17 @@ func (a *app) signIn(ctx context.Context, account, password, client string) (tok
 	}
 	// 2. Verify, outside a transaction: hashing is slow, and a transaction would keep its locks meanwhile.
 	user, err := a.verify(ctx, account, password)
-	if errors.Is(err, errRefused) && d.States[0].Remaining < 1 { // the last guess that the account had
-		if _, err := locked.Block(ctx, a.limiter, account); err != nil {
+	if errors.Is(err, errRefused) {
+		if _, err := locked.BlockIfUsedUp(ctx, a.limiter, account, d.States[0]); err != nil {
 			return "", err
 		}
 	}
 	if err != nil {
 		return "", err
 	}
-	// 3. Admit. The account's limit is full again. Its next lock is shorter only after a quiet day. The other two get back one token: if they were reset, the owner of one account
-	// could clear the limit of an address by signing in.
+	// 3. Admit. The account gets back the guesses up to this one. A Reset would also forgive those that came while the password was verified. Its next
+	// lock is shorter only after a quiet day. The other two get back one token: if they were reset, the owner of one account could clear the
+	// limit of an address by signing in.
 	token = rand.Text()
 	sum := sha256.Sum256([]byte(token))
 	return token, a.limiter.InTx(ctx, func(tx pgx.Tx) error {
@@ -171,10 +172,8 @@ func (a *app) signIn(ctx context.Context, account, password, client string) (tok
 		if err != nil {
 			return err
 		}
-		if err := a.limiter.WithTx(tx).Reset(ctx, perAccount.For(account)); err != nil {
-			return err
-		}
-		return a.limiter.WithTx(tx).Credit(ctx, perClient.For(client), overall.Global())
+		used := perAccount.Capacity() - d.States[0].Remaining
+		return a.limiter.WithTx(tx).Credit(ctx, perAccount.For(account).Cost(used), perClient.For(client), overall.Global())
 	})
 }
 

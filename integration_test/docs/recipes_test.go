@@ -81,7 +81,11 @@ var (
 
 func recipeLogin(ctx context.Context, limiter *ratelimit.Limiter, account, address string, matches func() bool, admit func(pgx.Tx) error) error {
 	// It is committed before the password is verified.
-	if err := limiter.Require(ctx, LoginAccount.For(account), LoginAddress.For(address)); err != nil {
+	d, err := limiter.Take(ctx, LoginAccount.For(account), LoginAddress.For(address))
+	if err == nil {
+		err = d.Err()
+	}
+	if err != nil {
 		return err
 	}
 	if !matches() { // as slow for an account that does not exist
@@ -91,10 +95,8 @@ func recipeLogin(ctx context.Context, limiter *ratelimit.Limiter, account, addre
 		if err := admit(tx); err != nil {
 			return err
 		}
-		if err := limiter.WithTx(tx).Reset(ctx, LoginAccount.For(account)); err != nil {
-			return err
-		}
-		return limiter.WithTx(tx).Credit(ctx, LoginAddress.For(address)) // its one token: not a reset
+		used := LoginAccount.Capacity() - d.States[0].Remaining // by failures before this attempt, and by itself
+		return limiter.WithTx(tx).Credit(ctx, LoginAccount.For(account).Cost(used), LoginAddress.For(address))
 	})
 }
 
@@ -294,6 +296,13 @@ func TestRecipesOfSpacing(t *testing.T) {
 		require.NoError(t, signIn("grace", true))
 		require.Equal(t, 5.0, f.tokens(t, LoginAccount.For("grace")))
 		require.Equal(t, 25.0, f.tokens(t, LoginAddress.For("192.0.2.1")), "the failures stay")
+		require.Error(t, signIn("joan", false))
+		require.NoError(t, recipeLogin(t.Context(), f.Limiter, "joan", "192.0.2.2", func() bool {
+			require.Error(t, signIn("joan", false))
+			require.Error(t, signIn("joan", false))
+			return true
+		}, func(pgx.Tx) error { return nil }))
+		require.Equal(t, 3.0, f.tokens(t, LoginAccount.For("joan")), "the failures after the attempt stay, and the one before does not")
 	})
 }
 

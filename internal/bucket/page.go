@@ -255,6 +255,29 @@ func (p *Page) Charge(a *Ask, amount float64, taken int64) {
 	}
 }
 
+// ChargeUntil charges a bucket so much that it gives nothing before the instant until, unless it owes as much already. It returns the
+// first instant at which it owes nothing, which is after until if it owed more, or gives its tokens in steps.
+func (p *Page) ChargeUntil(a *Ask, until int64) (end int64) {
+	_, rows, _ := p.of(a)
+	t, unbounded := &a.Terms, a.Terms
+	unbounded.Capacity = math.MaxFloat64
+	arriving := func(at int64) float64 { // from the current step on
+		return t.Kind.Tokens(unbounded, State{TS: t.Begin(p.Now)}, at)
+	}
+	end = p.Now + rows.Wait(t, p.Now, 0, 0).Microseconds()
+	const mostRounds = 4 // the second only adds what was lost by rounding, or a step
+	for round := 0; end < until && round < mostRounds; round++ {
+		amount := arriving(t.Kind.Begin(*t, p.Now, 1)) * float64(round)
+		if round == 0 {
+			amount = max(rows.Tokens(t, p.Now)+arriving(until), math.SmallestNonzeroFloat64)
+		}
+		p.Charge(a, amount, Whenever)
+		_, rows, _ = p.of(a)
+		end = p.Now + rows.Wait(t, p.Now, 0, 0).Microseconds()
+	}
+	return end
+}
+
 // Return returns unused prefetched tokens to the row of a page of one row, up to an instant. It returns their number.
 func (p *Page) Return(a Ahead, until int64) (given float64) {
 	t := &p.Rows[0].Terms
