@@ -3,7 +3,6 @@ module github.com/pgratelimit/pgratelimit
 go 1.26.0
 
 require (
-	github.com/felixge/httpsnoop v1.1.0
 	github.com/jackc/pgx/v5 v5.12.0
 	github.com/pressly/goose/v3 v3.29.0
 	github.com/stretchr/testify v1.12.1

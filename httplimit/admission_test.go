@@ -1,12 +1,14 @@
 package httplimit_test
 
 import (
+	"bufio"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"maps"
 	"math"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"slices"
@@ -168,7 +170,7 @@ func TestCredits(t *testing.T) {
 		credited []string
 	}{
 		"CreditOn5xx":       {httplimit.CreditOn5xx, []string{"500", "103 500", "panic", "abort"}},
-		"CountOnlyFailures": {httplimit.CountOnlyFailures, []string{"200", "302", "body", "bytes", "flush", "copy", "body 500", "200 panic"}},
+		"CountOnlyFailures": {httplimit.CountOnlyFailures, []string{"200", "302", "body", "bytes", "flush", "copy", "body 500", "200 panic", "nothing"}},
 		"Never":             {nil, nil},
 		"Always":            {func(int) bool { return true }, slices.Collect(maps.Keys(handlers))},
 	} {
@@ -276,4 +278,73 @@ func TestACreditSurvivesTheClient(t *testing.T) {
 	require.Equal(t, 1.0, b.charged(t, perUser.For("ada")))
 	handled(func(_ http.ResponseWriter, hangUp func()) { hangUp() })
 	require.Equal(t, 2.0, b.charged(t, perUser.For("ada")))
+	rule.Credit = httplimit.CountOnlyFailures
+	handled(func(w http.ResponseWriter, hangUp func()) { hangUp(); w.WriteHeader(http.StatusNoContent) })
+	require.Equal(t, 2.0, b.charged(t, perUser.For("ada")), "a client that closed its sending half has its answer")
+	handled(func(_ http.ResponseWriter, hangUp func()) { hangUp() })
+	require.Equal(t, 3.0, b.charged(t, perUser.For("ada")), "nothing was answered")
+}
+
+// unwrapped is the writer of a middleware that leaves all but its own methods to Unwrap, and failing has methods that fail.
+type (
+	unwrapped struct{ http.ResponseWriter }
+	failing   struct{ http.ResponseWriter }
+)
+
+func (w unwrapped) Unwrap() http.ResponseWriter { return w.ResponseWriter }
+
+func (failing) Hijack() (net.Conn, *bufio.ReadWriter, error) { return nil, nil, http.ErrNotSupported }
+func (failing) FlushError() error                            { return http.ErrNotSupported }
+
+// TestTheStatusOfACredit promises the status that the client gets, whatever writers are around the middleware.
+func TestTheStatusOfACredit(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	got := make(chan int, 1)
+	rule := userLimit
+	rule.Credit = func(status int) bool { got <- status; return true }
+	empty := func(http.ResponseWriter) {}
+	for name, c := range map[string]struct {
+		handler func(w http.ResponseWriter)
+		writer  func(http.ResponseWriter) http.ResponseWriter
+		want    int
+	}{
+		"Hijacks": {func(w http.ResponseWriter) {
+			c, _, err := http.NewResponseController(w).Hijack()
+			require.NoError(t, err)
+			_ = c.Close()
+		}, func(w http.ResponseWriter) http.ResponseWriter { return unwrapped{unwrapped{w}} }, http.StatusSwitchingProtocols},
+		"FailsToHijack": {func(w http.ResponseWriter) {
+			_, _, err := w.(http.Hijacker).Hijack()
+			require.ErrorIs(t, err, http.ErrNotSupported)
+			w.WriteHeader(http.StatusInternalServerError)
+		}, func(w http.ResponseWriter) http.ResponseWriter { return failing{w} }, http.StatusInternalServerError},
+		"FailsToFlush": {func(w http.ResponseWriter) {
+			w.(http.Flusher).Flush()
+			w.WriteHeader(http.StatusUnauthorized)
+		}, func(w http.ResponseWriter) http.ResponseWriter { return failing{w} }, http.StatusUnauthorized},
+		"Flushes": {func(w http.ResponseWriter) {
+			require.NoError(t, http.NewResponseController(w).Flush())
+			w.WriteHeader(http.StatusUnauthorized)
+		}, func(w http.ResponseWriter) http.ResponseWriter { return unwrapped{w} }, http.StatusOK},
+		"Informs":        {func(w http.ResponseWriter) { w.WriteHeader(103); w.WriteHeader(404) }, nil, http.StatusNotFound},
+		"Nothing":        {empty, nil, http.StatusOK},
+		"CopiesNothing":  {func(w http.ResponseWriter) { _, _ = io.Copy(w, http.NoBody); w.WriteHeader(404) }, nil, http.StatusNotFound},
+		"OfAFramework":   {empty, func(w http.ResponseWriter) http.ResponseWriter { return unwrapped{w} }, 0},
+		"FrameworkOfTwo": {empty, func(w http.ResponseWriter) http.ResponseWriter { return unwrapped{w} }, 0},
+	} {
+		handler := b.limited(t, limits(rule), inline(func(e exchange) { c.handler(e.w) }))
+		if name == "FrameworkOfTwo" {
+			other := httplimit.Limit{Limit: everyone, Global: true, Credit: httplimit.CreditOn5xx}
+			handler = b.limited(t, limits(other), handler)
+		}
+		server := serve(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if c.writer != nil {
+				w = c.writer(w)
+			}
+			handler.ServeHTTP(w, r)
+		}))
+		_, _, _ = get(t.Context(), server, "/")
+		require.Equal(t, c.want, <-got, name)
+	}
 }

@@ -145,9 +145,7 @@ func (h *clientState) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		h.refuse(w, http.StatusForbidden)
 		return
 	case err != nil:
-		if r.Context().Err() == nil { // else the caller is gone
-			h.config.Logger.ErrorContext(r.Context(), "the state of limits could not be read", "error", telemetry.ErrorText(err))
-		}
+		h.config.Logger.ErrorContext(r.Context(), "the state of limits could not be read", "error", telemetry.ErrorText(err))
 		header.Set("Retry-After", clientStateRetryAfter)
 		h.refuse(w, http.StatusServiceUnavailable)
 		return
@@ -163,7 +161,7 @@ type callerState struct {
 
 // read returns the state of the caller's limits.
 func (h *clientState) read(r *http.Request) (state callerState, err error) {
-	ctx, cancel := context.WithTimeout(r.Context(), h.config.Timeout)
+	ctx, cancel := guard.Deciding(r.Context(), h.config.Timeout)
 	defer cancel()
 	key, err := h.config.Key.Of(r.WithContext(ctx))
 	if err != nil {

@@ -1,14 +1,9 @@
 package httplimit
 
 import (
-	"bufio"
 	"context"
 	"errors"
-	"io"
-	"net"
 	"net/http"
-
-	"github.com/felixge/httpsnoop"
 
 	"github.com/pgratelimit/pgratelimit/internal/guard"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
@@ -18,15 +13,16 @@ import (
 //
 //   - the first final status that the handler sent, and 101 if it took over the connection;
 //   - 500 if it panicked before it sent one, also with http.ErrAbortHandler;
-//   - 499 ([StatusClientClosed]) if the client had disconnected, regardless of the handler: such a request stays
-//     charged;
-//   - 0 if it returned without a status. net/http then answers 200, but a framework that answers errors after its
-//     middleware may answer anything.
+//   - 200 if it returned without a status, because net/http sends 200 then. It is 0 if the http.ResponseWriter is not one
+//     of net/http, because a framework that answers errors after its middleware may answer anything;
+//   - 499 ([StatusClientClosed]) in place of 0, 200 without a status, 500 and above, if the request's context was cancelled.
+//     Otherwise a client that disconnects could make the handler fail, and get its tokens back. The status that a handler
+//     sent to a client that closed only its sending half counts, because that client still reads the response.
 //
 // Settled limits are not credited as well. Tokens of a window that has ended are not returned.
 type Credit func(status int) bool
 
-// StatusClientClosed is the status, for Credit only, of a response to a client that had disconnected.
+// StatusClientClosed is the status, for Credit only, of a request that failed after its client had disconnected.
 const StatusClientClosed = 499
 
 // CreditOn5xx returns the tokens of requests that the server failed. A client that can make the handler fail at will is
@@ -49,54 +45,29 @@ func (s *response) send(status int) {
 		return
 	}
 	s.status = status
-	if s.clientGone() {
+	if status >= http.StatusInternalServerError && s.clientGone() {
 		s.status = StatusClientClosed
 	}
 }
 
 func isFinal(status int) bool { return status >= 200 || status == http.StatusSwitchingProtocols }
 
-// end notes that the handler is done.
-func (s *response) end(panicked bool) {
+// end notes that the handler is done. w is the writer of the middleware.
+func (s *response) end(w http.ResponseWriter, panicked bool) {
 	switch {
 	case s.status != 0:
 	case panicked:
 		s.send(http.StatusInternalServerError)
 	case s.clientGone():
 		s.status = StatusClientClosed
+	case answersByItself(w):
+		s.status = http.StatusOK
 	}
 }
 
 func (s *response) clientGone() bool {
 	ctx := s.request.Context()
 	return errors.Is(ctx.Err(), context.Canceled) && !errors.Is(context.Cause(ctx), ratelimit.ErrLeaseLost)
-}
-
-// watchSending returns w with a call of send before each status is sent. It has the optional interfaces that w has.
-func watchSending(w http.ResponseWriter, send func(status int)) http.ResponseWriter {
-	return httpsnoop.Wrap(w, httpsnoop.Hooks{
-		WriteHeader: func(next httpsnoop.WriteHeaderFunc) httpsnoop.WriteHeaderFunc {
-			return func(status int) { send(status); next(status) }
-		},
-		Write: func(next httpsnoop.WriteFunc) httpsnoop.WriteFunc {
-			return func(b []byte) (int, error) { send(http.StatusOK); return next(b) }
-		},
-		WriteString: func(next httpsnoop.WriteStringFunc) httpsnoop.WriteStringFunc {
-			return func(text string) (int, error) { send(http.StatusOK); return next(text) }
-		},
-		ReadFrom: func(next httpsnoop.ReadFromFunc) httpsnoop.ReadFromFunc {
-			return func(src io.Reader) (int64, error) { send(http.StatusOK); return next(src) }
-		},
-		Flush: func(next httpsnoop.FlushFunc) httpsnoop.FlushFunc {
-			return func() { send(http.StatusOK); next() }
-		},
-		FlushError: func(next httpsnoop.FlushErrorFunc) httpsnoop.FlushErrorFunc {
-			return func() error { send(http.StatusOK); return next() }
-		},
-		Hijack: func(next httpsnoop.HijackFunc) httpsnoop.HijackFunc {
-			return func() (net.Conn, *bufio.ReadWriter, error) { send(http.StatusSwitchingProtocols); return next() }
-		},
-	})
 }
 
 // run serves an admitted request, and gives back afterwards what its limits credit.
@@ -108,10 +79,10 @@ func (m *middleware) run(w http.ResponseWriter, r *http.Request, next http.Handl
 	response := &response{request: r}
 	panicked := true
 	defer func() { // not recovered: the panic goes on as it came
-		response.end(panicked)
+		response.end(w, panicked)
 		m.credit(r.Context(), admission, response.status)
 	}()
-	next.ServeHTTP(watchSending(w, response.send), r)
+	next.ServeHTTP(watch(w, response), r)
 	panicked = false
 }
 

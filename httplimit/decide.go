@@ -64,7 +64,7 @@ func (m *middleware) exceeded(ctx context.Context, asks []ask) ratelimit.Limit {
 
 // take asks the core within the time that a decision may take. The lease has an ID if slots are held.
 func (m *middleware) take(ctx context.Context, requests []ratelimit.Request) (ratelimit.Lease, error) {
-	ctx, cancel := context.WithTimeout(ratelimit.WithRoute(ctx, m.config.Route), m.config.DecisionTimeout)
+	ctx, cancel := guard.Deciding(ratelimit.WithRoute(ctx, m.config.Route), m.config.DecisionTimeout)
 	defer cancel()
 	return guard.Take(ctx, m.limiter, requests)
 }

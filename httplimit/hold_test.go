@@ -216,25 +216,26 @@ func TestAResponseWaitsBrieflyForTheRelease(t *testing.T) {
 	})
 }
 
-// TestAClientThatHangsUpHoldsNothing promises that a request whose client hangs up during its decision is not served, also with
-// FailOpen, and that it holds no slot and costs nothing.
-func TestAClientThatHangsUpHoldsNothing(t *testing.T) {
+// TestADecisionOutlivesTheClient promises that a request is served although its context ends before or during its decision, because a
+// client that closes only its sending half reads the response, and that its slot is free afterwards.
+func TestADecisionOutlivesTheClient(t *testing.T) {
 	t.Parallel()
-	for _, limit := range []ratelimit.Limit{atOnce, windowed} {
+	for limit, charged := range map[ratelimit.Limit]float64{atOnce: 0, windowed: 2} {
 		inBubble(t, nil, func(t *testing.T, b *bundle) {
 			t.Helper()
-			config := httplimit.Config{Limits: []httplimit.Limit{{Limit: limit, Key: user}}, FailOpen: true}
-			handler, unlock := b.limited(t, config, mustNotRun(t)), b.lock(t, limit)
+			handler := b.limited(t, httplimit.Config{Limits: []httplimit.Limit{{Limit: limit, Key: user}}}, respond())
 			ctx, hangUp := context.WithCancel(t.Context())
+			unlock := b.lock(t, limit)
 			r, ended := request(t).WithContext(ctx), make(chan int, 1)
 			go func() { ended <- do(handler, r).Code }()
 			synctest.Wait() // it waits for the row
 			hangUp()
 			synctest.Wait()
 			unlock()
-			require.Equal(t, http.StatusServiceUnavailable, <-ended)
-			require.Equal(t, []string{"cancelled " + limit.Name()}, b.told.results())
-			require.Zero(t, b.charged(t, limit.For("ada")))
+			require.Equal(t, http.StatusOK, <-ended)
+			require.Equal(t, http.StatusOK, do(handler, r).Code)
+			require.Equal(t, []string{"allowed " + limit.Name(), "allowed " + limit.Name()}, b.told.results())
+			require.Equal(t, charged, b.charged(t, limit.For("ada")))
 		})
 	}
 }

@@ -36,7 +36,7 @@ type Config struct {
 	// Skip reports whether a request passes without a decision. A nil Skip means that no request does.
 	Skip func(r *http.Request) bool
 	// FailOpen allows requests for which the database gave no decision. A client that can make the database slower than
-	// DecisionTimeout is then not limited. It does not allow invalid requests, requests whose context has ended, requests that
+	// DecisionTimeout is then not limited. It does not allow invalid requests, requests whose deadline has passed, requests that
 	// failed because of many calls (ratelimit.ErrContended, ratelimit.ErrOverloaded), or any request after Close of the limiter.
 	// Requests that it allows hold no slots. By default, the response to them is 503.
 	FailOpen bool

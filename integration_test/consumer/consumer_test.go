@@ -27,15 +27,15 @@ const core = "github.com/pgratelimit/pgratelimit"
 // root is this checkout.
 const root = "../.."
 
-// The imports of other modules in the root module. The imports of leaves are in rules and httplimit: such a module requires no
+// The imports of other modules in the root module. The imports of leaves are in rules: such a module requires no
 // other.
 var (
 	ofPgx   = []string{"github.com/jackc/pgx/v5/pgxpool", "github.com/jackc/pgx/v5/stdlib"}
 	ofGoose = []string{"github.com/pressly/goose/v3", "github.com/pressly/goose/v3/database", "github.com/pressly/goose/v3/lock"}
-	leaves  = []string{"github.com/felixge/httpsnoop", "go.yaml.in/yaml/v3"}
+	leaves  = []string{"go.yaml.in/yaml/v3"}
 )
 
-// TestConsumer promises that an application that imports ratelimit and migrations gets pgx, goose, two leaves and the modules that
+// TestConsumer promises that an application that imports ratelimit and migrations gets pgx, goose, a leaf and the modules that
 // these require, at their versions. It gets no other module, not even in go list -m all, which would raise the application's own
 // versions. The applications have the modules of a release.
 func TestConsumer(t *testing.T) {

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"time"
 
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
@@ -36,6 +37,17 @@ func CheckLimiter(limiter *ratelimit.Limiter) error {
 	return nil
 }
 
+// Deciding returns the context for a decision on the request of ctx. It ends after timeout, or at an earlier deadline of ctx, and not
+// when ctx is cancelled: net/http cancels the context of a client that has closed only its sending half, and that client still
+// reads the response. A decision that ends early would also be unknown, because its tokens may be taken.
+func Deciding(ctx context.Context, timeout time.Duration) (context.Context, context.CancelFunc) {
+	until := time.Now().Add(timeout)
+	if deadline, bounded := ctx.Deadline(); bounded && deadline.Before(until) {
+		until = deadline
+	}
+	return context.WithDeadline(context.WithoutCancel(ctx), until)
+}
+
 // Fault returns the result for an error of the core, and whether the request caused it.
 func Fault(err error) (result string, ofRequest bool) {
 	switch {
@@ -50,15 +62,15 @@ func Fault(err error) (result string, ofRequest bool) {
 }
 
 // Result returns the result of a request without a decision because of err. ctx is the request's own, without the time limit of the
-// decision. Even if open is true, Result allows no request if many requests caused the error, if the program ends, or if the call
+// decision. A request is cancelled only if err says that ctx has ended. Even if open is true, Result allows no request if many requests caused the error, if the program ends, or if the call
 // is invalid.
 func Result(ctx context.Context, err error, open bool) string {
 	result, ofRequest := Fault(err)
 	switch {
-	case ctx.Err() != nil:
-		return Cancelled
 	case ofRequest:
 		return result
+	case ctx.Err() != nil && errors.Is(err, ctx.Err()):
+		return Cancelled
 	case isProvoked(err), errors.Is(err, ratelimit.ErrClosed), IsMisuse(err), !open:
 		return FailedClosed
 	}

@@ -5,12 +5,35 @@ import (
 	"fmt"
 	"io"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/internal/guard"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
+
+// A decision ends at its own timeout or at the deadline of the request, and outlives the client.
+func TestDeciding(t *testing.T) {
+	t.Parallel()
+	gone, leave := context.WithCancel(t.Context())
+	leave()
+	ctx, cancel := guard.Deciding(gone, time.Hour)
+	defer cancel()
+	require.NoError(t, ctx.Err())
+	until, bounded := ctx.Deadline()
+	require.True(t, bounded)
+	bound, cancelBound := context.WithDeadline(t.Context(), until.Add(-time.Minute))
+	defer cancelBound()
+	sooner, cancelSooner := guard.Deciding(bound, time.Hour)
+	defer cancelSooner()
+	got, _ := sooner.Deadline()
+	require.Equal(t, until.Add(-time.Minute), got)
+	late, cancelLate := context.WithDeadline(t.Context(), time.Unix(0, 0))
+	defer cancelLate()
+	require.Equal(t, guard.Cancelled, guard.Result(late, fmt.Errorf("take: %w", context.DeadlineExceeded), true))
+	require.Equal(t, guard.Cancelled, guard.Result(gone, fmt.Errorf("key: %w", context.Canceled), true))
+}
 
 // If open, a guard allows requests that the store did not decide, and no others.
 func TestResult(t *testing.T) {
@@ -37,6 +60,6 @@ func TestResult(t *testing.T) {
 		err := fmt.Errorf("take: %w", c.err)
 		require.Equal(t, c.closed, guard.Result(t.Context(), err, false), err)
 		require.Equal(t, c.open, guard.Result(t.Context(), err, true), err)
-		require.Equal(t, guard.Cancelled, guard.Result(gone, err, true), err)
+		require.Equal(t, c.open, guard.Result(gone, err, true), "the decision goes on without the client: %v", err)
 	}
 }

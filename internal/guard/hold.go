@@ -15,7 +15,7 @@ func IsHeld(limit ratelimit.Limit) bool {
 	return held
 }
 
-// Take takes the costs of requests, all or nothing. If one of the limits has slots to hold, it acquires them all. The lease of that
+// Take takes the costs of requests, all or nothing. ctx is one of Deciding. If one of the limits has slots to hold, it acquires them all. The lease of that
 // has an ID, and is for Hold.
 func Take(ctx context.Context, limiter *ratelimit.Limiter, requests []ratelimit.Request) (ratelimit.Lease, error) {
 	held := isAnyHeld(limiter, requests)
@@ -28,29 +28,10 @@ func Take(ctx context.Context, limiter *ratelimit.Limiter, requests []ratelimit.
 
 func take(ctx context.Context, limiter *ratelimit.Limiter, held bool, requests []ratelimit.Request) (ratelimit.Lease, error) {
 	if held {
-		return acquire(ctx, limiter, requests)
+		return limiter.Acquire(rulekind.Follow(ctx), requests...)
 	}
 	d, err := limiter.Take(ctx, requests...)
 	return ratelimit.Lease{Decision: d}, err
-}
-
-// acquire acquires slots for requests, by the deadline of ctx. A client that hangs up meanwhile does not cancel the call, because
-// it would then be unknown whether a slot is held until the lease ends. acquire releases the slots instead.
-func acquire(ctx context.Context, limiter *ratelimit.Limiter, requests []ratelimit.Request) (ratelimit.Lease, error) {
-	patient, cancel := context.WithoutCancel(ctx), func() {}
-	if deadline, bounded := ctx.Deadline(); bounded {
-		patient, cancel = context.WithDeadline(patient, deadline)
-	}
-	defer cancel()
-	if err := ctx.Err(); err != nil {
-		return ratelimit.Lease{}, err
-	}
-	lease, err := limiter.Acquire(rulekind.Follow(patient), requests...)
-	if err != nil || ctx.Err() == nil || lease.ID == "" {
-		return lease, err
-	}
-	_ = limiter.Release(context.WithoutCancel(ctx), lease.ID) // the Observer has been told
-	return ratelimit.Lease{}, ctx.Err()
 }
 
 // isAnyHeld reports whether a limit of the requests is held, by the policy that decides now.

@@ -227,7 +227,7 @@ func (g *Gate[Call]) decide(
 	ctx context.Context, method string, requests []ratelimit.Request,
 	take func(context.Context, *ratelimit.Limiter, []ratelimit.Request) (ratelimit.Lease, error),
 ) (ratelimit.Lease, context.Context, error) {
-	limited, cancel := context.WithTimeout(ratelimit.WithRoute(ctx, strings.ToValidUTF8(method, "?")), g.config.Timeout)
+	limited, cancel := guard.Deciding(ratelimit.WithRoute(ctx, strings.ToValidUTF8(method, "?")), g.config.Timeout)
 	defer cancel()
 	lease, err := take(limited, g.limiter, requests)
 	d := lease.Decision

@@ -223,7 +223,7 @@ func TestUndecided(t *testing.T) {
 		"Late": {slow: true, open: true, code: rpclimit.DeadlineExceeded, told: "cancelled", ended: func(ctx context.Context) (context.Context, context.CancelFunc) {
 			return context.WithTimeout(ctx, time.Millisecond)
 		}},
-		"Gone": {open: true, code: rpclimit.Canceled, told: "cancelled", ended: func(ctx context.Context) (context.Context, context.CancelFunc) {
+		"Gone": {code: rpclimit.OK, told: "allowed", ended: func(ctx context.Context) (context.Context, context.CancelFunc) {
 			ctx, cancel := context.WithCancel(ctx)
 			cancel()
 			return ctx, cancel

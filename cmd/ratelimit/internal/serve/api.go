@@ -143,7 +143,9 @@ func (s *Server) api(name string, do verb) http.Handler {
 			problem(w, http.StatusBadRequest, err.Error())
 			return
 		}
-		answered, err := do(ratelimit.WithRoute(r.Context(), r.Pattern), c, requests)
+		ctx, cancel := guard.Deciding(ratelimit.WithRoute(r.Context(), r.Pattern), patience)
+		defer cancel()
+		answered, err := do(ctx, c, requests)
 		if err != nil {
 			s.refuse(w, r, err)
 			return
@@ -286,11 +288,9 @@ func (s *Server) refuse(w http.ResponseWriter, r *http.Request, err error) {
 	}
 }
 
-// log writes a failure. A client that has gone is none.
+// log writes a failure.
 func (s *Server) log(ctx context.Context, message string, err error) {
-	if ctx.Err() == nil {
-		s.failures.Failed(ctx, s.config.Logger, slog.LevelError, message, err)
-	}
+	s.failures.Failed(ctx, s.config.Logger, slog.LevelError, message, err)
 }
 
 // problem answers with a problem (RFC 9457).
