@@ -19,7 +19,7 @@ import (
 // A form with one field for a number describes one limit: the one with the longest wait, or the one with room for the
 // fewest further requests. Its Limit is the capacity. Its reset is the time at which the bucket is full; in
 // Draft06Headers and EpochHeaders of a refusal, it is the time at which the request would be allowed, so that it agrees
-// with Retry-After.
+// with Retry-After, and Remaining is 0, also if tokens are left for cheaper requests.
 //
 // The fields describe the policy that decided, for example of a rule of ratelimit.Config.Policies. They leave out
 // limits that are in shadow mode or off. A paused limit has nothing left until its pause ends.
@@ -142,7 +142,7 @@ func set(header http.Header, format string, states []stated, in func(at time.Tim
 	s := states[tightest(states)]
 	wait := s.ResetAfter
 	if !s.Allowed {
-		wait = max(s.RetryAfter, time.Second)
+		s.Remaining, wait = 0, max(s.RetryAfter, time.Second)
 	}
 	header.Set(fmt.Sprintf(format, "Limit"), strconv.FormatInt(integer(s.Limit.Capacity()), 10))
 	header.Set(fmt.Sprintf(format, "Remaining"), strconv.FormatInt(integer(min(s.Remaining, s.Limit.Capacity())), 10))

@@ -52,7 +52,7 @@ func statusOf(states []ratelimit.State) *ratelimitv3.RateLimitResponse_Descripto
 		DurationUntilReset: durationpb.New(tightest.ResetAfter),
 	}
 	if telemetry.Refuses(tightest) {
-		status.Code = ratelimitv3.RateLimitResponse_OVER_LIMIT
+		status.Code, status.LimitRemaining = ratelimitv3.RateLimitResponse_OVER_LIMIT, 0
 		if tightest.RetryAfter > 0 {
 			status.DurationUntilReset = durationpb.New(tightest.RetryAfter)
 		}
@@ -96,6 +96,9 @@ func units() []unit {
 func limitOf(s *ratelimit.State) *ratelimitv3.RateLimitResponse_RateLimit {
 	n := s.Limit.Numbers()
 	limit := &ratelimitv3.RateLimitResponse_RateLimit{Name: s.Limit.Name(), RequestsPerUnit: uint32(min(n.Rate, math.MaxUint32))}
+	if s.Limit.Capacity() == 0 { // nothing can be taken, as by an override of 0
+		limit.RequestsPerUnit = 0
+	}
 	if n.Resets == ratelimit.Quarterly { // Period is an average
 		n.Period = 90 * ratelimit.Day
 	}

@@ -172,14 +172,10 @@ func (s *Service) decide(ctx context.Context, asked []ask) (ratelimit.Decision, 
 		if d, err = take(ctx, limiter, requestsIn(asked, taken)); err != nil {
 			return err
 		}
-		if credits := requestsIn(asked, credited); len(credits) > 0 {
-			err = limiter.Credit(ctx, credits...)
-		}
-		if charges := requestsIn(asked, charged); err == nil && len(charges) > 0 {
-			err = limiter.Charge(ctx, charges...)
-		}
-		if err != nil {
-			return err
+		if d.Allowed {
+			if err = apply(ctx, limiter, asked); err != nil {
+				return err
+			}
 		}
 		var looked []ratelimit.Request
 		for _, a := range asked {
@@ -193,6 +189,17 @@ func (s *Service) decide(ctx context.Context, asked []ask) (ratelimit.Decision, 
 		return err
 	})
 	return joined(asked, d, changed), err
+}
+
+// apply credits and charges what asked says.
+func apply(ctx context.Context, limiter *ratelimit.Limiter, asked []ask) (err error) {
+	if credits := requestsIn(asked, credited); len(credits) > 0 {
+		err = limiter.Credit(ctx, credits...)
+	}
+	if charges := requestsIn(asked, charged); err == nil && len(charges) > 0 {
+		err = limiter.Charge(ctx, charges...)
+	}
+	return err
 }
 
 // requestsIn returns the requests with a change.

@@ -16,6 +16,7 @@
 //	a domain or descriptor that no tier fits  OK without a limit, as the reference server answers
 //	a limit in shadow that refuses            OK; the Observer of the Limiter receives the refusal
 //	more hits than a limit can ever give      OVER_LIMIT
+//	more negative hits than a limit can hold  InvalidArgument
 //	an override of the descriptor             a fixed window from 1970 on, as in the reference server
 //	no domain, no descriptors, an entry twice InvalidArgument
 //	an attribute of a key is missing          InvalidArgument; see [rules.Site.Requests]
@@ -25,8 +26,11 @@
 // A misspelled domain or entry admits every call. So does a failure of this service, unless Envoy's filter has failure_mode_deny.
 //
 // The status of a descriptor shows the limit with the longest wait, or otherwise the limit with the fewest tokens left.
-// LimitRemaining is the whole number of these tokens. After a refusal, DurationUntilReset is the time after which the same call is
-// admitted if there are no competitors. Otherwise it is the time until the bucket is full. A refusal has the header retry-after.
+// LimitRemaining is the whole number of these tokens. A limit that refuses has 0, because Envoy sends the status with the fewest
+// remaining to the client, and DurationUntilReset is then the time after which the same call is admitted if there are no
+// competitors. Otherwise it is the time until the bucket is full. A refusal has the header retry-after.
+//
+// If a call is refused, its charged and negative hits change nothing either.
 package rls
 
 import (
@@ -128,7 +132,7 @@ func (s *Service) failed(ctx context.Context, call *ratelimitv3.RateLimitRequest
 	switch {
 	case result == guard.Cancelled:
 		return status.FromContextError(ctx.Err()).Err()
-	case result == guard.BadKey || result == guard.BadCost || guard.IsMisuse(err):
+	case result == guard.BadKey || result == guard.BadCost || result == guard.TooCostly || guard.IsMisuse(err):
 		return status.Error(codes.InvalidArgument, err.Error())
 	}
 	s.failures.Failed(ctx, s.logger, slog.LevelError, "rls: call without a decision", err, slog.String("domain", call.GetDomain()))

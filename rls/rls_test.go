@@ -143,7 +143,7 @@ func TestAnswers(t *testing.T) {
 		{
 			"all or nothing: site keeps its tokens", 0, "edge", 2,
 			descriptors{descriptor("remote_address=192.0.2.7"), descriptor("generic_key=site")},
-			"OVER_LIMIT: OVER_LIMIT address 3 per 0 MINUTE left 1 reset 20s; OK site 100 per 5 MINUTE left 98 reset 6s",
+			"OVER_LIMIT: OVER_LIMIT address 3 per 0 MINUTE left 0 reset 20s; OK site 100 per 5 MINUTE left 98 reset 6s",
 		},
 		{
 			"the wait is exact", 20 * time.Second, "edge", 2,
@@ -158,7 +158,7 @@ func TestAnswers(t *testing.T) {
 		{
 			"more than a limit can ever give", 0, "edge", 3,
 			descriptors{descriptor("user=bob"), descriptor("generic_key=site")},
-			"OVER_LIMIT: OVER_LIMIT user 2 per 0 MINUTE left 2 reset 0s; OK site 100 per 5 MINUTE left 100 reset 0s",
+			"OVER_LIMIT: OVER_LIMIT user 2 per 0 MINUTE left 0 reset 0s; OK site 100 per 5 MINUTE left 100 reset 0s",
 		},
 		{
 			"hits of a descriptor go before hits of the call, and 0 takes nothing", 0, "edge", 9,
@@ -177,9 +177,14 @@ func TestAnswers(t *testing.T) {
 			"OVER_LIMIT: OVER_LIMIT tokens 1000 per 0 HOUR left 0 reset 30m3.6s",
 		},
 		{
-			"and given back", 0, "edge", 700,
+			"a refused call gives nothing back", 0, "edge", 700,
 			descriptors{negative(descriptor("tenant=acme", "model=m")), descriptor("user=dan", "plan=pro")},
-			"OVER_LIMIT: OK tokens 1000 per 0 HOUR left 200 reset 48m0s; OVER_LIMIT user 10 per 0 MINUTE left 10 reset 0s",
+			"OVER_LIMIT: OK tokens 1000 per 0 HOUR left 0 reset 1h30m0s; OVER_LIMIT user 10 per 0 MINUTE left 0 reset 0s",
+		},
+		{
+			"and given back", 0, "edge", 0,
+			descriptors{withHits(negative(descriptor("tenant=acme", "model=m")), 700), descriptor("user=dan", "plan=pro")},
+			"OK: OK tokens 1000 per 0 HOUR left 200 reset 48m0s; OK user 10 per 0 MINUTE left 9 reset 6s",
 		},
 		{
 			"an override", 0, "any", 4,
@@ -189,7 +194,7 @@ func TestAnswers(t *testing.T) {
 		{
 			"its windows begin as in the reference server", 59*time.Minute + 39*time.Second, "any", 2,
 			descriptors{overridden(5, typev3.RateLimitUnit_HOUR, "user=eve")},
-			"OVER_LIMIT: OVER_LIMIT override.5.hour 5 per 0 HOUR left 1 reset 1s",
+			"OVER_LIMIT: OVER_LIMIT override.5.hour 5 per 0 HOUR left 0 reset 1s",
 		},
 		{
 			"an address has one key, however it is written", 0, "edge", 2,
@@ -199,7 +204,7 @@ func TestAnswers(t *testing.T) {
 		{
 			"and an IPv6 network is one client", 0, "edge", 2,
 			descriptors{descriptor("remote_address=2001:db8::ffff/128")},
-			"OVER_LIMIT: OVER_LIMIT address 3 per 0 MINUTE left 1 reset 20s",
+			"OVER_LIMIT: OVER_LIMIT address 3 per 0 MINUTE left 0 reset 20s",
 		},
 		{
 			"also of an override", 0, "any", 5,
@@ -214,7 +219,7 @@ func TestAnswers(t *testing.T) {
 		{
 			"an override of nothing", 0, "any", 0,
 			descriptors{overridden(0, typev3.RateLimitUnit_DAY, "user=eve")},
-			"OVER_LIMIT: OVER_LIMIT override.0.day 1 per 0 DAY left 0 reset 0s",
+			"OVER_LIMIT: OVER_LIMIT override.0.day 0 per 0 DAY left 0 reset 0s",
 		},
 	} {
 		*s.now = s.now.Add(step.after)
@@ -245,6 +250,13 @@ func TestRefusalsAndFailures(t *testing.T) {
 	require.Len(t, refused.GetResponseHeadersToAdd(), 1)
 	require.Equal(t, "retry-after", refused.GetResponseHeadersToAdd()[0].GetKey())
 	require.Equal(t, "30", refused.GetResponseHeadersToAdd()[0].GetValue())
+	*s.now = s.now.Add(time.Millisecond)
+	refused, _ = s.ask("edge", 1, descriptor("user=ada"))
+	require.Equal(t, "30", refused.GetResponseHeadersToAdd()[0].GetValue(), "rounded up")
+	_, _ = s.ask("edge", 3, descriptor("remote_address=192.0.2.7"))
+	refused, statuses := s.ask("edge", 1, descriptor("remote_address=192.0.2.7", "user=ada"))
+	require.Equal(t, "30", refused.GetResponseHeadersToAdd()[0].GetValue(), "the longest wait of those that refuse")
+	require.Equal(t, "OVER_LIMIT: OVER_LIMIT user 2 per 0 MINUTE left 0 reset 29.999s", statuses)
 	require.NoError(t, s.limiter.Close(t.Context()))
 	_, err := s.ShouldRateLimit(t.Context(), &ratelimitv3.RateLimitRequest{Domain: "edge", Descriptors: descriptors{descriptor("user=ada")}})
 	require.Equal(t, codes.Unavailable, status.Code(err))
@@ -268,6 +280,7 @@ func TestMisuse(t *testing.T) {
 		{"edge", descriptors{descriptor("model=secret")}, `descriptor 0: ratelimit: invalid key: the key of "tokens" needs the attribute "tenant"`},
 		{"edge", descriptors{descriptor("remote_address=secret")}, `the attribute "remote_address", which is not one IP address`},
 		{"any", descriptors{overridden(1, typev3.RateLimitUnit_DAY, "remote_address=secret")}, `the entry "remote_address" is not one IP address`},
+		{"edge", descriptors{withHits(negative(descriptor("user=secret")), 1<<60)}, "cost exceeds capacity"},
 		{"edge", descriptors{descriptor("user=secret", "user=b")}, `descriptor 0 has two entries "user"`},
 		{"edge", descriptors{descriptor(many...)}, "descriptor 0 has 1000 entries; send up to 64"},
 		{"edge", slices.Repeat(descriptors{descriptor()}, 65), "the call has 65 descriptors; send up to 64"},
