@@ -11,13 +11,13 @@ import (
 
 // tell reports an answer to the limiter's Observer, and a failure to the log, too.
 func (m *middleware) tell(ctx context.Context, a ratelimit.Answered) {
+	a.Route = m.config.Route
 	switch a.Result {
 	case guard.FailedOpen, guard.FailedClosed, guard.CreditFailed, guard.LeaseLost:
 		logFailure(ctx, &m.failures, m.config.Logger, a)
 	case guard.Allowed, guard.Refused:
 		m.failures.Worked(ctx, m.config.Logger, "rate limits are decided again")
 	}
-	a.Route = m.config.Route
 	m.limiter.Observe(ctx, a)
 }
 
@@ -31,5 +31,5 @@ func logFailure(ctx context.Context, log *telemetry.FailureLog, logger *slog.Log
 		message = "a handler lost the slot that it held"
 	}
 	log.Failed(ctx, logger, slog.LevelError, message, a.Err,
-		slog.String("result", telemetry.Answer(a)), slog.String("limit", a.Limit))
+		slog.String("result", telemetry.Answer(a)), slog.String("route", a.Route), slog.String("limit", a.Limit))
 }

@@ -165,6 +165,7 @@ func story() []ratelimit.Event {
 		ratelimit.Mended{Limit: "perUser"},
 		ratelimit.Answered{Route: "/chat", Limit: "perUser", Result: "failed_open", Err: errors.New("lost")},
 		ratelimit.Answered{Route: "/chat", Result: "bad_key", Shadow: true},
+		ratelimit.Answered{Route: "edge", Result: "unlimited"},
 		ratelimit.RulesLoaded{Version: 7, Rules: 3, Overrides: 2, Kept: 1, Elapsed: time.Second, Late: 4 * time.Second, Err: errors.New("bad row")},
 		ratelimit.RulesLoaded{Version: 7, Elapsed: 2 * time.Second, Err: errors.New("lost")},
 		ratelimit.RulesChecked{Version: 7},

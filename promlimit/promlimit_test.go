@@ -82,6 +82,7 @@ func story() []ratelimit.Event {
 		ratelimit.Answered{Route: "/chat", Limit: "perUser", Result: "failed_open", Err: contended},
 		ratelimit.Answered{Route: "/chat", Limit: "perDay", Result: "bad_key", Shadow: true},
 		ratelimit.Answered{Result: "failed_closed"},
+		ratelimit.Answered{Route: "edge", Result: "unlimited"},
 		ratelimit.RulesLoaded{Version: 7, Rules: 3, Overrides: 2, Kept: 1, Elapsed: time.Second, Late: 4 * time.Second, Err: errors.New("bad row")},
 		ratelimit.RulesLoaded{Version: 7, Elapsed: 2 * time.Second, Err: contended},
 		ratelimit.RulesChecked{Version: 7},
@@ -95,17 +96,30 @@ func story() []ratelimit.Event {
 // TestMetrics compares the metrics, as they are scraped, with testdata/metrics.txt. Refused, contended and failed are three counts.
 func TestMetrics(t *testing.T) {
 	t.Parallel()
+	registry := told(t)
+	problems, err := testutil.GatherAndLint(registry)
+	require.NoError(t, err)
+	require.Empty(t, problems, "it keeps the conventions of Prometheus")
+	golden.Equal(t, "metrics.txt", regexp.MustCompile(`(?m)^(\w+_timestamp_seconds) .*$`).ReplaceAllString(scrape(t, registry), "$1 …"))
+}
+
+// told returns the registry of an Observer that was told the story.
+func told(t *testing.T) *prometheus.Registry {
+	t.Helper()
 	observer, registry := setup(t, promlimit.Config{})
 	for _, e := range story() {
 		observer.Observe(t.Context(), e)
 	}
-	problems, err := testutil.GatherAndLint(registry)
-	require.NoError(t, err)
-	require.Empty(t, problems, "it keeps the conventions of Prometheus")
+	return registry
+}
+
+// scrape returns the metrics in the text format.
+func scrape(t *testing.T, registry *prometheus.Registry) string {
+	t.Helper()
 	w := httptest.NewRecorder()
 	promhttp.HandlerFor(registry, promhttp.HandlerOpts{}).ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/metrics", http.NoBody))
 	require.Equal(t, http.StatusOK, w.Code)
-	golden.Equal(t, "metrics.txt", regexp.MustCompile(`(?m)^(\w+_timestamp_seconds) .*$`).ReplaceAllString(w.Body.String(), "$1 …"))
+	return w.Body.String()
 }
 
 // However many limits there are, and on however many goroutines they come, the series are bounded.
@@ -169,11 +183,7 @@ func TestDocumentationNamesTheMetrics(t *testing.T) {
 // exported returns the metrics an Observer exports, with their labels.
 func exported(t *testing.T) map[string][]string {
 	t.Helper()
-	observer, registry := setup(t, promlimit.Config{})
-	for _, e := range story() {
-		observer.Observe(t.Context(), e)
-	}
-	families, err := registry.Gather()
+	families, err := told(t).Gather()
 	require.NoError(t, err)
 	metrics := map[string][]string{}
 	for _, f := range families {

@@ -23,7 +23,9 @@
 //	an address of a key is no IP address      InvalidArgument
 //	no decision                               Unavailable
 //
-// A misspelled domain or entry admits every call. So does a failure of this service, unless Envoy's filter has failure_mode_deny.
+// A misspelled domain or entry admits every call. Each such call is a [ratelimit.Answered] with the result "unlimited", and each
+// unknown domain and set of entries is a warning of Config.Logger once, up to a hundred of them. A failure of this service admits
+// calls, too, unless Envoy's filter has failure_mode_deny.
 //
 // The status of a descriptor shows the limit with the longest wait, or otherwise the limit with the fewest tokens left.
 // LimitRemaining is the whole number of these tokens. A limit that refuses has 0, because Envoy sends the status with the fewest
@@ -40,6 +42,8 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"slices"
+	"strings"
 
 	ratelimitv3 "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
 	"google.golang.org/grpc/codes"
@@ -81,7 +85,8 @@ type Service struct {
 	domains map[string]Domain
 	logger  *slog.Logger
 
-	failures telemetry.FailureLog
+	failures  telemetry.FailureLog
+	unlimited telemetry.Once
 }
 
 // New returns a Service that takes from limiter. Errors wrap ErrInvalidConfig.
@@ -122,7 +127,34 @@ func (s *Service) ShouldRateLimit(ctx context.Context, call *ratelimitv3.RateLim
 		}
 		s.limiter.Observe(ctx, ratelimit.Answered{Route: call.GetDomain(), Limit: limit, Result: result})
 	}
+	s.tellUnlimited(ctx, call, asked)
 	return answer(asked, d), nil
+}
+
+// tellUnlimited reports a call of which a descriptor has no limit, and warns once for each unknown domain and each set of entries
+// that no tier fits. A warning has names and no values.
+func (s *Service) tellUnlimited(ctx context.Context, call *ratelimitv3.RateLimitRequest, asked []ask) {
+	i := slices.IndexFunc(asked, func(a ask) bool { return len(a.requests) == 0 })
+	if i < 0 {
+		return
+	}
+	domain := call.GetDomain()
+	s.limiter.Observe(ctx, ratelimit.Answered{Route: domain, Result: guard.Unlimited})
+	if _, known := s.domains[domain]; !known {
+		if s.unlimited.IsFirst(domain) {
+			s.logger.WarnContext(ctx, "rls: calls of an unknown domain are allowed without a limit; correct its name, or add it to Domains",
+				slog.String("domain", fmt.Sprintf("%.80s", domain)), slog.Any("domains", slices.Sorted(maps.Keys(s.domains))))
+		}
+		return
+	}
+	var names []string
+	for _, e := range call.GetDescriptors()[i].GetEntries() {
+		names = append(names, fmt.Sprintf("%.80s", e.GetKey()))
+	}
+	if s.unlimited.IsFirst(domain + "\x00" + strings.Join(names, "\x00")) {
+		s.logger.WarnContext(ctx, "rls: no tier fits a descriptor, so that it is allowed without a limit; correct its entries, or add a tier",
+			slog.String("domain", domain), slog.Any("entries", names))
+	}
 }
 
 // failed logs and reports a call without a decision, and returns the error for Envoy.

@@ -21,6 +21,7 @@ import (
 	"google.golang.org/grpc/test/bufconn"
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
+	"github.com/pgratelimit/pgratelimit/internal/logtest"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/ratelimittest"
 	"github.com/pgratelimit/pgratelimit/rls"
@@ -308,3 +309,53 @@ func TestNew(t *testing.T) {
 		require.ErrorContains(t, err, says)
 	}
 }
+
+// TestUnlimitedCallsAreReported promises an event for each call that passes without a limit, and a warning for each unknown domain and
+// each set of entries, up to a bound, without values.
+func TestUnlimitedCallsAreReported(t *testing.T) {
+	t.Parallel()
+	file, err := rules.Read(strings.NewReader(document))
+	require.NoError(t, err)
+	set, err := rules.SetOf(*file)
+	require.NoError(t, err)
+	site, err := rules.NewSite(set, rules.SiteConfig{Attributes: []string{"remote_address", "generic_key", "model"}})
+	require.NoError(t, err)
+	var answers []ratelimit.Answered
+	limiter, err := ratelimit.New(ratelimittest.NewDB(), ratelimit.Config{Policies: set, Observer: observer(func(event ratelimit.Event) {
+		if a, ok := event.(ratelimit.Answered); ok {
+			answers = append(answers, a)
+		}
+	})})
+	require.NoError(t, err)
+	var log logtest.Journal
+	service, err := rls.New(limiter, rls.Config{
+		Domains: map[string]rls.Domain{"edge": {Site: site}}, Logger: slog.New(slog.NewTextHandler(&log, nil)),
+	})
+	require.NoError(t, err)
+	ask := func(domain string, descriptors ...*commonv3.RateLimitDescriptor) {
+		call := &ratelimitv3.RateLimitRequest{Domain: domain, Descriptors: descriptors}
+		response, err := service.ShouldRateLimit(t.Context(), call)
+		require.NoError(t, err)
+		require.Equal(t, ratelimitv3.RateLimitResponse_OK, response.GetOverallCode())
+	}
+	for range 2 {
+		ask("egde", descriptor("remote_address=10.0.0.1"))
+		ask("edge", descriptor("remote_adress=10.0.0.1"))
+		ask("edge", descriptor("user=ada"), descriptor("remote_adress=10.0.0.1"))
+	}
+	unlimited := slices.DeleteFunc(slices.Clone(answers), func(a ratelimit.Answered) bool { return a.Result != "unlimited" })
+	require.Len(t, unlimited, 6)
+	require.Equal(t, ratelimit.Answered{Route: "egde", Result: "unlimited"}, unlimited[0])
+	require.Equal(t, 2, strings.Count(log.String(), "level=WARN"), log.String())
+	require.Contains(t, log.String(), "domain=egde domains=[edge]")
+	require.Contains(t, log.String(), "domain=edge entries=[remote_adress]")
+	require.NotContains(t, log.String(), "10.0.0.1")
+	for i := range 200 {
+		ask("domain"+strconv.Itoa(i), descriptor("user=ada"))
+	}
+	require.Equal(t, 100, strings.Count(log.String(), "level=WARN"))
+}
+
+type observer func(ratelimit.Event)
+
+func (o observer) Observe(_ context.Context, event ratelimit.Event) { o(event) }

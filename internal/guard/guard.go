@@ -24,6 +24,7 @@ const (
 	Credited     = "credited"
 	CreditFailed = "credit_failed"
 	LeaseLost    = "lease_lost"
+	Unlimited    = "unlimited"
 )
 
 // CheckLimiter returns an error unless limiter can decide outside of transactions.

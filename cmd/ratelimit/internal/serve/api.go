@@ -137,7 +137,9 @@ func (s *Server) api(name string, do verb) http.Handler {
 		}
 		var requests []ratelimit.Request
 		if err == nil {
-			requests, err = s.requests(c)
+			if requests, err = s.requests(c); err != nil {
+				s.limiter.Observe(r.Context(), ratelimit.Answered{Route: r.Pattern, Result: guard.FailedClosed, Err: err})
+			}
 		}
 		if err != nil {
 			problem(w, http.StatusBadRequest, err.Error())
@@ -228,6 +230,9 @@ func (s *Server) requests(c *call) ([]ratelimit.Request, error) {
 		limit, known := s.set.Limit(string(a.Limit))
 		switch {
 		case !known:
+			if s.unknown.IsFirst(string(a.Limit)) {
+				s.config.Logger.Warn("serve: a program asks for a limit without a stored rule", slog.String("limit", fmt.Sprintf("%.80s", a.Limit)))
+			}
 			return nil, fmt.Errorf("request %d: no rule is stored for the limit %.80q; store one with ratelimit rules apply", i, a.Limit)
 		case a.ways() != 1:
 			return nil, fmt.Errorf("request %d: it needs one of key, address, or global: true for the shared bucket", i)

@@ -75,6 +75,7 @@ type Server struct {
 	health  *health.Server
 
 	failures, unready telemetry.FailureLog // of calls, and of healthz
+	unknown           telemetry.Once       // limits that have no rule
 }
 
 // New returns a Server with the rules loaded. It does not listen yet.
