@@ -409,7 +409,7 @@ func TestExpireSkipsAReservationThatFails(t *testing.T) {
 	require.Equal(t, 2, failures, "one for each Expire")
 	ctx, cancel := context.WithCancel(t.Context())
 	then = cancel
-	require.ErrorIs(t, d.limiter.Maintain(ctx, time.Hour), context.Canceled)
+	require.NoError(t, d.limiter.Maintain(ctx, time.Hour))
 	require.Equal(t, 3, failures, "Maintain does not report it again")
 }
 

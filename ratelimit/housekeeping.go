@@ -13,7 +13,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/store"
 )
 
-// Maintain calls Expire and Prune with limits at once, and then every interval until ctx ends. It returns the error of ctx. Run it on a
+// Maintain calls Expire and Prune with limits at once, and then every interval until ctx ends, and then returns nil. Run it on a
 // goroutine of its own:
 //
 //	go limiter.Maintain(ctx, 10*time.Minute, SendMessage, FailedLogins)
@@ -28,6 +28,9 @@ import (
 // zero Limit.
 func (l *Limiter) Maintain(ctx context.Context, every time.Duration, limits ...Limit) error {
 	if err := l.ready(ctx, "maintain"); err != nil {
+		if isAnyOf(err, context.Canceled, context.DeadlineExceeded) { // ctx has ended
+			return nil
+		}
 		return err
 	}
 	if every <= 0 {
@@ -40,7 +43,7 @@ func (l *Limiter) Maintain(ctx context.Context, every time.Duration, limits ...L
 	for {
 		maintain(ctx, l, limits)
 		if !pause(ctx, every+Spread(every/10)) {
-			return during("maintain", ctx.Err())
+			return nil
 		}
 	}
 }

@@ -57,7 +57,7 @@ func TestMaintain(t *testing.T) {
 		require.NoError(t, err)
 		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Hour)
 		defer cancel()
-		require.ErrorIs(t, limiter.Maintain(ctx, every, perMinute), context.DeadlineExceeded)
+		require.NoError(t, limiter.Maintain(ctx, every, perMinute))
 		require.Equal(t, 2, h.rows, "both buckets have been full")
 		require.ErrorIs(t, limiter.Settle(t.Context(), r.ID), ratelimit.ErrReservationEnded)
 		require.Equal(t, began, h.pruned[0], "at once")
@@ -116,7 +116,7 @@ func TestMaintainGoesOnAfterErrors(t *testing.T) {
 		require.NoError(t, err)
 		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
 		defer cancel()
-		require.ErrorIs(t, limiter.Maintain(ctx, 25*time.Minute), context.DeadlineExceeded)
+		require.NoError(t, limiter.Maintain(ctx, 25*time.Minute))
 		require.Equal(t, map[string]int{"expire": 3, "prune": 3}, h.failed)
 	})
 }
@@ -132,7 +132,7 @@ func TestMaintainChecksItsArguments(t *testing.T) {
 	require.ErrorIs(t, limiter.WithTx(nil).Maintain(t.Context(), time.Second, limit), ratelimit.ErrInvalidConfig)
 	ended, cancel := context.WithCancel(t.Context())
 	cancel()
-	require.ErrorIs(t, limiter.Maintain(ended, time.Second, limit), context.Canceled)
+	require.NoError(t, limiter.Maintain(ended, time.Second, limit))
 }
 
 // listener appends each event it receives to a list that several listeners share.

@@ -47,7 +47,7 @@ func TestAClockThatStepsIsNoticed(t *testing.T) {
 		time.Sleep(time.Hour)
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
-		require.ErrorIs(t, f.set.Run(ctx), context.DeadlineExceeded)
+		require.NoError(t, f.set.Run(ctx))
 		require.InDelta(t, before-time.Hour, f.set.Ahead(), float64(2*time.Minute))
 	})
 }

@@ -2,7 +2,6 @@ package rules
 
 import (
 	"context"
-	"fmt"
 	"math/rand/v2"
 	"time"
 
@@ -23,8 +22,8 @@ const (
 )
 
 // Run keeps the Set up to date until ctx ends; call it in a goroutine of its own. It listens on one connection, and reconnects if
-// the connection is lost. It also polls the version every Config.Poll. If a load fails, the Set does not change. Run returns the error
-// of ctx, or an error that wraps ErrInvalidConfig.
+// the connection is lost. It also polls the version every Config.Poll. If a load fails, the Set does not change. Run returns nil
+// when ctx has ended, or an error that wraps ErrInvalidConfig.
 func (s *Set) Run(ctx context.Context) error {
 	if err := s.check(); err != nil {
 		return err
@@ -39,13 +38,13 @@ func (s *Set) Run(ctx context.Context) error {
 			s.reload(ctx) // it may be only the listening that does not work
 		}
 		if ctx.Err() != nil {
-			return fmt.Errorf("rules: run: %w", ctx.Err())
+			return nil
 		}
 		if err == nil || time.Since(began) > lastPause {
 			pause = firstPause
 		}
 		if err := wait(ctx, pause/2+rand.N(pause/2)); err != nil {
-			return fmt.Errorf("rules: run: %w", err)
+			return nil //nolint:nilerr // ctx has ended
 		}
 		pause = min(2*pause, lastPause, max(s.config.Poll, firstPause))
 	}

@@ -54,7 +54,8 @@ func (s *List) tell(ctx context.Context, key string) {
 
 // Run listens for slots that other processes release, until ctx ends; call it in a goroutine of its own. It uses one
 // connection more than the pool, and reconnects if it is lost, which the Limiter's Observer receives as a [ratelimit.Failed] with the
-// Verb "listen". It returns the error of ctx, or an error that wraps ErrInvalidConfig.
+// Verb "listen". It returns nil when ctx has
+// ended, or an error that wraps ErrInvalidConfig.
 func (s *List) Run(ctx context.Context) error {
 	if s.config.Pool == nil {
 		return fmt.Errorf("%w: run: field Pool is nil; set it, or do not call Run: waiting callers find free slots by Poll", ErrInvalidConfig)
@@ -67,7 +68,7 @@ func (s *List) Run(ctx context.Context) error {
 		}
 		select {
 		case <-ctx.Done():
-			return fmt.Errorf("waitlist: run: %w", ctx.Err())
+			return nil
 		case <-time.After(reconnectPause):
 		}
 	}

@@ -13,7 +13,7 @@
 // The callers of a process stand in a queue for each key. Processes whose callers wait for the same key take turns: each
 // process has a place in a line, asks for its first caller when it is the first of the line, and then goes to the end of the
 // line. The line is a limit of its own, called name.line, in which a place is a lease. So it needs no table, and the place of a
-// process that dies is free after 10 seconds at the latest.
+// process that dies is free after 1.5 seconds at the latest. The slots that it held are free when their leases end.
 //
 // Only the first caller of the first process asks for a slot: after a notification of a release, when the next lease ends, and
 // otherwise each Config.Poll. So a thousand waiting callers cost the database as much as one.
@@ -58,8 +58,10 @@ type Config struct {
 }
 
 const (
-	maxPlaces    = 1000             // processes in a line
-	longestPlace = 10 * time.Second // how long the place of a dead process is kept
+	maxPlaces = 1000 // processes in a line
+	// longestPlace is how long the place of a dead process is kept: for so long nobody gets a slot if it was the first of the line. A place is
+	// renewed three times as often, which costs less than the looks at the line. A process that stalls for longer goes to the end of the line.
+	longestPlace = 1500 * time.Millisecond
 )
 
 // List has the callers of this process that wait for a limit. It is safe for concurrent use.

@@ -43,7 +43,7 @@ ratelimit prune. Several processes can run it at the same time. It prints errors
 			var running sync.WaitGroup
 			defer running.Wait()
 			defer stop()
-			running.Go(func() { _ = set.Run(ctx) }) // it returns the error of ctx
+			running.Go(func() { _ = set.Run(ctx) }) // its Config is valid
 			return a.maintain(ctx, limiter, time.Duration(every), limits)
 		})
 	})

@@ -194,7 +194,7 @@ func (s *Server) makeGRPC() error {
 func (s *Server) Run(ctx context.Context, web, gateways net.Listener) error {
 	background, stop := context.WithCancel(context.WithoutCancel(ctx))
 	var running sync.WaitGroup
-	running.Go(func() { _ = s.set.Run(background) }) // it returns the error of its context
+	running.Go(func() { _ = s.set.Run(background) }) // its Config is valid
 	running.Go(func() {
 		if err := s.counter.Run(background); err != nil {
 			s.config.Logger.WarnContext(ctx, "serve: the last refusals are not counted", slog.String("error", telemetry.ErrorText(err)))
