@@ -27,6 +27,9 @@ type Roles struct {
 	// Reader is the role of pages and of monitoring. It reads all tables, with the keys as they are stored, and writes nothing.
 	// If it must not see personal data in keys, set Config.HashKey of package ratelimit.
 	Reader string
+	// RowSecurity adds the policies that the roles need if row level security is enabled for the tables: each role sees all rows, and its
+	// privileges say what it can change. Defaults to false: no policies.
+	RowSecurity bool
 }
 
 // Grants returns the statements that grant the roles their privileges on the tables of the newest migration, one on each line.
@@ -40,7 +43,7 @@ func Grants(cfg Config, roles Roles) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	if roles == (Roles{}) {
+	if roles == (Roles{RowSecurity: roles.RowSecurity}) {
 		return "", fmt.Errorf("%w: name at least one", ErrInvalidRole)
 	}
 	for _, role := range []string{roles.Owner, roles.Application, roles.Operator, roles.Reader} {
@@ -48,7 +51,7 @@ func Grants(cfg Config, roles Roles) (string, error) {
 			return "", err
 		}
 	}
-	s := grants{schema: schema}
+	s := grants{schema: schema, policies: roles.RowSecurity}
 	s.own(roles.Owner)
 	s.grant(roles.Application, func(p privileges) string { return p.application })
 	s.grant(roles.Operator, func(p privileges) string { return p.operator })
@@ -97,8 +100,9 @@ func allPrivileges() []privileges {
 
 // grants is the text of the statements for a schema.
 type grants struct {
-	schema string
-	text   strings.Builder
+	schema   string
+	policies bool
+	text     strings.Builder
 }
 
 // own makes owner the owner of the schema and its tables.
@@ -116,6 +120,24 @@ func (g *grants) own(owner string) {
 		"EXECUTE pg_catalog.format('ALTER TABLE %%s OWNER TO %%s', leaf, %s); END LOOP; END"
 	table := pgx.Identifier{g.schema, "buckets"}.Sanitize()
 	fmt.Fprintf(&g.text, "DO %s;\n", literal(fmt.Sprintf(each, literal(table), literal(to))))
+	for _, p := range allPrivileges() {
+		g.showAll(p.table, owner)
+	}
+}
+
+// showAll gives a role a policy for all rows of a table, under the name of the role.
+func (g *grants) showAll(table, role string) {
+	if !g.policies {
+		return
+	}
+	name, on, to := "ratelimit "+role, pgx.Identifier{g.schema, table}.Sanitize(), pgx.Identifier{role}.Sanitize()
+	for len(name) > 63 { // a longer one is cut by Postgres, within a character too
+		_, size := utf8.DecodeLastRuneInString(name)
+		name = name[:len(name)-size]
+	}
+	policy := pgx.Identifier{name}.Sanitize()
+	fmt.Fprintf(&g.text, "DROP POLICY IF EXISTS %s ON %s;\n", policy, on)
+	fmt.Fprintf(&g.text, "CREATE POLICY %s ON %s TO %s USING (true);\n", policy, on, to)
 }
 
 // literal returns a text as a literal of SQL.
@@ -136,5 +158,6 @@ func (g *grants) grant(role string, of func(privileges) string) {
 	fmt.Fprintf(&g.text, "GRANT USAGE ON SCHEMA %s TO %s;\n", pgx.Identifier{g.schema}.Sanitize(), to)
 	for _, p := range allPrivileges() {
 		fmt.Fprintf(&g.text, "GRANT %s ON %s TO %s;\n", of(p), pgx.Identifier{g.schema, p.table}.Sanitize(), to)
+		g.showAll(p.table, role)
 	}
 }

@@ -89,6 +89,9 @@ func Top(ctx context.Context, db DB, schema string, config TopConfig) ([]Sum, er
 	if config.Until.IsZero() {
 		config.Until = time.Date(9999, time.December, 31, 0, 0, 0, 0, time.UTC)
 	}
+	if err := checkHidden(ctx, db, schema); err != nil {
+		return nil, fmt.Errorf("refusals: top: %w", pgerr.Explain(err, schema, privileges))
+	}
 	// Planned each time, for these minutes: a generic plan expects few rows, and sorts them instead of hashing.
 	rows, err := db.Query(ctx, newStatements(schema).top, pgx.QueryExecModeExec, config.Since, config.Until, config.By == ByRoute, config.By == ByKey,
 		clean(config.Limit, maxNameBytes+1), config.Shadow, cmp.Or(config.Most, defaultMost))
@@ -107,6 +110,19 @@ func Top(ctx context.Context, db DB, schema string, config TopConfig) ([]Sum, er
 	return sums, nil
 }
 
+// checkHidden returns an error if row level security may hide rows of the table.
+func checkHidden(ctx context.Context, db DB, schema string) error {
+	rows, err := db.Query(ctx, "SELECT "+pgerr.Hidden("$1::text", "current_user", "refusals"), pgx.QueryExecModeExec, schema)
+	if err != nil {
+		return err
+	}
+	hidden, err := pgx.CollectExactlyOneRow(rows, pgx.RowTo[string])
+	if err != nil {
+		return err
+	}
+	return pgerr.HiddenError(schema, hidden)
+}
+
 // pruneRows is how many rows a statement deletes at most.
 const pruneRows = 10_000
 
@@ -114,6 +130,9 @@ const pruneRows = 10_000
 // small transactions and skips rows that another process is deleting. If it returns an error, the rows deleted so far stay
 // deleted. Call it every hour or day.
 func (c *Counter) Prune(ctx context.Context, before time.Time) (deleted int64, err error) {
+	if err := checkHidden(ctx, c.pool, c.config.Schema); err != nil {
+		return 0, fmt.Errorf("refusals: prune: %w", pgerr.Explain(err, c.config.Schema, privileges))
+	}
 	for {
 		tag, err := c.pool.Exec(ctx, c.sql.prune, before, pruneRows)
 		deleted += tag.RowsAffected()

@@ -67,6 +67,9 @@ func (s *Store) inTx(ctx context.Context, fn func(tx pgx.Tx) error) (err error) 
 // apply makes the changes in a transaction. The lock on the version puts it after every change before it.
 func (s *Store) apply(ctx context.Context, tx pgx.Tx, edit Edit, changes *Changes) (Applied, error) {
 	w := writer{sql: &s.sql, edit: edit}
+	if err := s.checkHidden(ctx, tx); err != nil {
+		return Applied{}, err
+	}
 	if err := tx.QueryRow(ctx, s.sql.bump).Scan(&w.version, &w.now); err != nil {
 		return Applied{}, err
 	}

@@ -8,6 +8,8 @@ import (
 	"strings"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/pgratelimit/pgratelimit/internal/pgerr"
 )
 
 // ListQuery is which part of the tables List returns. Its zero value is all of them.
@@ -47,9 +49,9 @@ func (s *Store) List(ctx context.Context, query ListQuery) (Listing, error) {
 		most = nil
 	}
 	var list Listing
-	err := s.read(ctx, func(tx pgx.Tx) error {
+	err := s.read(ctx, func(tx pgx.Tx) (err error) {
 		var now int64
-		if err := tx.QueryRow(ctx, s.sql.versionAndTime).Scan(&list.Version, &now); err != nil {
+		if list.Version, now, _, err = s.sql.askVersion(ctx, tx); err != nil {
 			return err
 		}
 		list.Now = timeOf(&now)
@@ -74,6 +76,15 @@ func checkQuery(doing, limit string, others ...*string) error {
 		}
 	}
 	return nil
+}
+
+// checkHidden returns an error if row level security may hide rows of the tables.
+func (s *Store) checkHidden(ctx context.Context, tx pgx.Tx) error {
+	var hidden string
+	if err := tx.QueryRow(ctx, s.sql.hidden).Scan(&hidden); err != nil {
+		return err
+	}
+	return pgerr.HiddenError(s.schema, hidden)
 }
 
 // read runs fn in a transaction with one snapshot of the table, or in the caller's.
@@ -149,6 +160,9 @@ func (s *Store) History(ctx context.Context, query HistoryQuery) ([]Statement, e
 	}
 	var found []row
 	err := s.read(ctx, func(tx pgx.Tx) error {
+		if err := s.checkHidden(ctx, tx); err != nil {
+			return err
+		}
 		rows, err := tx.Query(ctx, s.sql.history, query.Before, orNull(query.Limit), query.Plan, query.Key, orNull(query.Of), query.Most)
 		if err != nil {
 			return err

@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/pgratelimit/pgratelimit/internal/pgerr"
 )
 
 // loaded is what the table holds, as it was read.
@@ -36,6 +38,9 @@ func load(ctx context.Context, db beginner, sql *statements, known int64) (*load
 		if l.version, l.now, l.ahead, err = sql.askVersion(ctx, tx); err != nil {
 			return err
 		}
+		if l.version == 0 && known > 0 {
+			return fmt.Errorf("the tables have no rules, and version %d is loaded; if they were made anew, start the program again", known)
+		}
 		rows, err := tx.Query(ctx, sql.load, maxChain+1, l.now-kept.Microseconds(), l.now)
 		if err != nil {
 			return err
@@ -62,7 +67,11 @@ type rower interface {
 // askVersion returns the version of the rules, the database's time, and how far the database's clock is ahead of this process's.
 func (sql *statements) askVersion(ctx context.Context, db rower) (version, now int64, ahead time.Duration, err error) {
 	asked := time.Now()
-	err = db.QueryRow(ctx, sql.versionAndTime).Scan(&version, &now)
+	var hidden string
+	err = db.QueryRow(ctx, sql.versionAndTime).Scan(&version, &now, &hidden)
+	if err == nil {
+		err = pgerr.HiddenError(sql.schema, hidden)
+	}
 	return version, now, aheadOf(asked, time.Now(), time.UnixMicro(now)), err
 }
 

@@ -4,21 +4,28 @@ import (
 	"strings"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/pgratelimit/pgratelimit/internal/pgerr"
 )
 
 // statements are the statements of a schema.
 type statements struct {
 	bump, replace, state, met, notify string
-	hashed, versionAndTime            string
+	hashed, versionAndTime, hidden    string
+	schema                            string
 	load, list, history               string
 }
 
 // statementsFor returns the statements with the schema's name in place of ratelimit.
 func statementsFor(schema string) statements {
 	in := strings.NewReplacer("ratelimit.", pgx.Identifier{schema}.Sanitize()+".").Replace
+	here := "'" + strings.ReplaceAll(schema, "'", "''") + "'"
+	seen := func(text string) string {
+		return in(strings.ReplaceAll(text, "$hidden", pgerr.Hidden(here, "current_user", "rules", "rules_version", "fingerprint")))
+	}
 	return statements{
 		bump: in(bump), replace: in(replace), state: in(state), met: in(met), notify: notify, hashed: in(hashed),
-		versionAndTime: in(versionAndTime), load: in(loadRows),
+		versionAndTime: seen(versionAndTime), hidden: seen(hidden), schema: schema, load: in(loadRows),
 		list: in(list), history: in(history),
 	}
 }
@@ -66,7 +73,10 @@ const columns = `version, position, of, name, plan, key, says, from_us, until_us
 
 // What a Set and a Store read.
 const (
-	versionAndTime = `SELECT coalesce(max(version), 0), (extract(epoch FROM clock_timestamp()) * 1000000)::bigint FROM ratelimit.rules_version`
+	versionAndTime = `SELECT coalesce(max(version), 0), (extract(epoch FROM clock_timestamp()) * 1000000)::bigint, $hidden FROM ratelimit.rules_version`
+
+	// hidden returns the tables whose rows may be hidden. The statement above returns them, too.
+	hidden = `SELECT $hidden`
 
 	// loadRows returns of each rule the last $1 statements, the last two about tiers, the overrides that have not ended before $2
 	// and the pauses that have not ended before $3, in the order in which they were made. It leaves out rules that never hold, as

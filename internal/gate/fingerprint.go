@@ -6,9 +6,11 @@ import (
 	"crypto/sha256"
 	"embed"
 	"encoding/base64"
+	"strings"
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/pgratelimit/pgratelimit/internal/pgerr"
 	"github.com/pgratelimit/pgratelimit/internal/store"
 )
 
@@ -38,24 +40,32 @@ type way struct {
 // any pooler.
 const runAtOnce = pgx.QueryExecModeExec
 
+// hidden is the expression for the tables of which row level security may hide rows. It finds the schema by the table of buckets.
+var hidden = pgerr.Hidden(`(SELECT s.nspname FROM pg_catalog.pg_class AS b JOIN pg_catalog.pg_namespace AS s ON s.oid = b.relnamespace
+	WHERE b.oid = pg_catalog.to_regclass($1::text))`, "current_user", "buckets", "reservations", "fingerprint", "prices")
+
 // look returns the fingerprint that is stored, or "", and the connection path by which it read that. The store learns how the tables are laid out.
 // An engine that is not Postgres stores own, unless that is "", if it has no fingerprint.
 func look(ctx context.Context, u *store.Unit, own string) (stored string, by way, err error) {
 	if memory, ok := u.Engine().(interface{ Fingerprint(own string) string }); ok {
 		return memory.Fingerprint(own), by, nil
 	}
-	rows, err := u.Conn().Query(ctx, u.Statement(files, "fingerprint_read"), runAtOnce, u.Table())
+	rows, err := u.Conn().Query(ctx, strings.ReplaceAll(u.Statement(files, "fingerprint_read"), "$hidden", hidden), runAtOnce, u.Table())
 	if err != nil {
 		return "", by, err
 	}
 	var backend uint32
 	var hasCitus, inPartitions18 bool
-	_, err = pgx.ForEachRow(rows, []any{&stored, &backend, &hasCitus, &inPartitions18}, func() error {
+	var tables string
+	_, err = pgx.ForEachRow(rows, []any{&stored, &backend, &hasCitus, &inPartitions18, &tables}, func() error {
 		if conn := rows.Conn(); conn != nil {
 			by = way{conn.Config(), conn.PgConn().PID() == backend}
 		}
 		return nil
 	})
+	if err == nil {
+		err = pgerr.HiddenError(u.Schema(), tables)
+	}
 	if err != nil || u.KnowsLayout() {
 		return stored, by, err
 	}

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync/atomic"
 	"time"
 	"unicode/utf8"
 
@@ -31,6 +32,8 @@ type Reader struct {
 	schema string
 	sql    statements
 	look   looks
+
+	checked atomic.Pointer[time.Time] // when row level security was last known to hide no row
 }
 
 // looks are how many rows the queries look at that do not say it themselves.
@@ -69,6 +72,9 @@ func (r *Reader) Now(ctx context.Context) (time.Time, error) {
 // collect returns the rows that a statement returns. The statement is planned each time, for its parameters. A generic plan
 // underestimates the minutes of an hour, or the buckets of a limit.
 func collect[T any](ctx context.Context, r *Reader, doing string, scan pgx.RowToFunc[T], sql string, args ...any) ([]T, error) {
+	if err := r.checkHidden(ctx); err != nil {
+		return nil, r.explain(doing, err)
+	}
 	rows, err := r.db.Query(ctx, sql, append([]any{pgx.QueryExecModeExec}, args...)...)
 	if err != nil {
 		return nil, r.explain(doing, err)
@@ -78,6 +84,29 @@ func collect[T any](ctx context.Context, r *Reader, doing string, scan pgx.RowTo
 		return nil, r.explain(doing, err)
 	}
 	return found, nil
+}
+
+// checkedFor is how long a Reader does not look again whether row level security may hide rows.
+const checkedFor = 10 * time.Second
+
+// checkHidden returns an error if row level security may hide rows of the tables from the reader.
+func (r *Reader) checkHidden(ctx context.Context) error {
+	if checked := r.checked.Load(); checked != nil && time.Since(*checked) < checkedFor {
+		return nil
+	}
+	now := time.Now()
+	rows, err := r.db.Query(ctx, r.sql.hidden, pgx.QueryExecModeExec)
+	if err != nil {
+		return err
+	}
+	hidden, err := pgx.CollectExactlyOneRow(rows, pgx.RowTo[string])
+	if err == nil {
+		err = pgerr.HiddenError(r.schema, hidden)
+	}
+	if err == nil {
+		r.checked.Store(&now)
+	}
+	return err
 }
 
 // explain adds the action that failed, and its remedy, to err.

@@ -5,6 +5,8 @@ import (
 	"strings"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/pgratelimit/pgratelimit/internal/pgerr"
 )
 
 // nowSQL returns what time it is.
@@ -41,6 +43,7 @@ type statements struct {
 	reservations, reservation string
 	refusals, refusalsSince   string
 	refusalsByLimit, price    string
+	hidden                    string
 }
 
 func newStatements(schema string) statements {
@@ -53,5 +56,6 @@ func newStatements(schema string) statements {
 		reservations: in(reservationsSQL), reservation: in(reservationSQL),
 		refusals: in(refusalsSQL), refusalsSince: in(refusalsSinceSQL),
 		refusalsByLimit: in(refusalsByLimitSQL), price: in(priceSQL),
+		hidden: "SELECT " + pgerr.Hidden("'"+strings.ReplaceAll(schema, "'", "''")+"'", "current_user", "buckets", "reservations", "refusals", "prices"),
 	}
 }

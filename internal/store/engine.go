@@ -106,6 +106,9 @@ func (s *Store) SetLayout(distributed, inPartitions18 bool) {
 // Table returns the name of the table of buckets, for to_regclass.
 func (s *Store) Table() string { return pgx.Identifier{s.schema, "buckets"}.Sanitize() }
 
+// Schema returns the schema of the tables.
+func (s *Store) Schema() string { return s.schema }
+
 // EngineOf returns the in-memory Engine behind conn, and nil for Postgres.
 func EngineOf(conn Conn) Engine {
 	if e, ok := conn.(interface{ Engine() Engine }); ok {

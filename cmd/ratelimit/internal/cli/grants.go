@@ -20,7 +20,7 @@ owner of the tables. The roles must exist.`,
 		Args:    noArguments,
 		Example: "  ratelimit grants --application app --operator support --reader status_page | psql",
 	}, func(context.Context, []string) error {
-		if roles == (migrations.Roles{}) {
+		if roles == (migrations.Roles{RowSecurity: roles.RowSecurity}) {
 			return misused("no role is named; give --application, --operator, --reader or --owner")
 		}
 		statements, err := migrations.Grants(migrations.Config{Schema: a.options.schema}, roles)
@@ -35,5 +35,6 @@ owner of the tables. The roles must exist.`,
 	flags.StringVar(&roles.Operator, "operator", "", "role of people who change rules, and who reset, credit and charge")
 	flags.StringVar(&roles.Reader, "reader", "", "role of pages and monitoring, which only reads")
 	flags.StringVar(&roles.Owner, "owner", "", "role that migrates; it becomes the owner of the tables")
+	flags.BoolVar(&roles.RowSecurity, "row-security", false, "also print the policies that the roles need under row level security")
 	return cmd
 }

@@ -120,6 +120,7 @@ func checks() []check {
 		{name: "role", look: (*examination).lookAtRole},
 		{name: "migrations", look: (*examination).lookAtMigrations},
 		{name: "grants", look: (*examination).lookAtGrants},
+		{name: "rowsecurity", look: (*examination).lookAtRowSecurity},
 		{name: "hashkey", look: (*examination).lookAtHashKey},
 		{name: "indexes", look: (*examination).lookAtIndexes},
 		{name: "partitions", look: (*examination).lookAtPartitions},

@@ -103,6 +103,29 @@ func requireFindings(t *testing.T, report doctor.Report, want map[string]string)
 	require.Empty(t, found, "%+v", report)
 }
 
+// Each of the statements that a finding about row level security names cures it.
+func TestRunLooksAtRowSecurity(t *testing.T) {
+	t.Parallel()
+	p := admit(t, safe())
+	require.Equal(t, doctor.OK, one(t, look(t, p.app, doctor.Config{}), "rowsecurity").Level)
+	p.do(t, "ALTER TABLE ratelimit.rules ENABLE ROW LEVEL SECURITY;\nALTER TABLE ratelimit.buckets ENABLE ROW LEVEL SECURITY")
+	f := one(t, look(t, p.app, doctor.Config{}), "rowsecurity")
+	require.Equal(t, doctor.Fault, f.Level)
+	require.Contains(t, f.Says, `buckets, rules from the role "app"`)
+	require.Equal(t, doctor.OK, one(t, look(t, p.app, doctor.Config{Role: "postgres"}), "rowsecurity").Level, "a superuser sees every row")
+	policies, err := migrations.Grants(migrations.Config{}, migrations.Roles{Application: "app", RowSecurity: true})
+	require.NoError(t, err)
+	p.do(t, policies)
+	p.do(t, policies)
+	require.Equal(t, doctor.OK, one(t, look(t, p.app, doctor.Config{}), "rowsecurity").Level)
+	for _, table := range []string{"buckets", "rules"} {
+		p.do(t, `DROP POLICY "ratelimit app" ON ratelimit.`+table)
+	}
+	require.Equal(t, f, one(t, look(t, p.app, doctor.Config{}), "rowsecurity"))
+	p.do(t, strings.TrimSuffix(statements(t, f), ";"))
+	require.Equal(t, doctor.OK, one(t, look(t, p.app, doctor.Config{}), "rowsecurity").Level)
+}
+
 func TestRunLooksAtTheHashKey(t *testing.T) {
 	t.Parallel()
 	secret := []byte("a secret of these programs")

@@ -6,6 +6,8 @@ import (
 	"strings"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/pgratelimit/pgratelimit/internal/pgerr"
 )
 
 // role is the role of the programs.
@@ -66,6 +68,28 @@ func (e *examination) lookAtGrants(ctx context.Context, tx pgx.Tx) ([]Finding, e
 			"The connected role %q can only read. The privileges of the programs were not checked.", r.name), nil
 	}
 	return fault("Run as the owner of the tables:\n"+strings.Join(statements, "\n"), "The role %q lacks %s.", r.name, strings.Join(lacks, "; ")), nil
+}
+
+// lookAtRowSecurity checks whether row level security may hide rows from the role.
+func (e *examination) lookAtRowSecurity(ctx context.Context, tx pgx.Tx) (found []Finding, err error) {
+	r, err := e.roleOf(ctx, tx)
+	if errors.Is(err, pgx.ErrNoRows) {
+		return note("First correct the finding of the check role.", "There is no role to check."), nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	var hidden string
+	ask := "SELECT " + pgerr.Hidden(literal(e.config.Schema), "$1::text", names(knownTables())...)
+	if err := tx.QueryRow(ctx, ask, r.name).Scan(&hidden); err != nil {
+		return nil, err
+	}
+	if hidden == "" {
+		return ok("Row level security hides no rows from the role %q.", r.name), nil
+	}
+	return fault("Give the role policies for all rows, which ratelimit grants --row-security prints, or run as the owner of the tables:\n"+
+		strings.Join(pgerr.Disabled(e.config.Schema, hidden), "\n"),
+		"Row level security may hide rows of %s from the role %q, so calls on them fail.", hidden, r.name), nil
 }
 
 // onlyReads reports whether a role can read the buckets and not change them, as Roles.Reader of package migrations.
