@@ -149,7 +149,7 @@ func costless(requests []Request) []Request {
 // begin checks and arranges the requests of a call before any SQL, because a failed statement would abort the caller's
 // transaction.
 func (l *Limiter) begin(ctx context.Context, verb string, requests []Request) (*call, error) {
-	if err := l.ready(ctx, verb); err != nil {
+	if err := l.ready(ctx, verb, requests...); err != nil {
 		return nil, err
 	}
 	c := newCall()
@@ -209,15 +209,17 @@ func doOnce(ctx context.Context, l *Limiter, c *call) (Decision, error) {
 	return d, err
 }
 
-// ready returns an error if the Limiter or the context cannot be used.
-func (l *Limiter) ready(ctx context.Context, verb string) error {
+// ready returns an error if the Limiter or the context cannot be used for a call of verb, with requests if it has any.
+func (l *Limiter) ready(ctx context.Context, verb string, requests ...Request) error {
 	switch {
 	case l == nil || l.store == nil:
 		return fmt.Errorf("%w: %s on a Limiter that New did not return", ErrInvalidConfig, verb)
 	case l.misuse != "":
 		return fmt.Errorf("%w: %s %s", ErrInvalidConfig, verb, l.misuse)
+	case ctx.Err() != nil && len(requests) > 0:
+		return fmt.Errorf("ratelimit: %s %q: the context ended before the call: %w", verb, requests[0].limit.Name(), ctx.Err())
 	case ctx.Err() != nil:
-		return fmt.Errorf("ratelimit: %s: %w", verb, ctx.Err())
+		return fmt.Errorf("ratelimit: %s: the context ended before the call: %w", verb, ctx.Err())
 	}
 	return nil
 }

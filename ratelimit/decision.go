@@ -17,6 +17,9 @@ import (
 type Decision struct {
 	// Allowed reports whether every limit had enough tokens. If it is false, nothing was taken.
 	Allowed bool
+	// withinMS is the time that a Wait had left, in ms, if it was refused because its turn comes later; otherwise 0. It has its
+	// place here because it costs no memory here.
+	withinMS uint32
 	// RetryAfter is 0 if the call was allowed. If it was refused, RetryAfter is the longest wait of the limits that refused. After
 	// that time the same call will be allowed, if no other call takes tokens meanwhile. For slots it is an upper bound, because their
 	// holders can release them before their leases end.
@@ -102,7 +105,12 @@ func (e *LimitedError) Error() string {
 			names = append(names, s.Limit.Name())
 		}
 	}
-	return fmt.Sprintf("%v by %s: retry after %v", ErrLimited, strings.Join(names, ", "), words.Wait(e.Decision.RetryAfter))
+	text := fmt.Sprintf("%v by %s: retry after %v", ErrLimited, strings.Join(names, ", "), words.Wait(e.Decision.RetryAfter))
+	if d := &e.Decision; d.withinMS > 0 {
+		turn := d.At.Add(time.Duration(d.withinMS)*time.Millisecond + d.RetryAfter)
+		text += "; the context ends before the turn at " + turn.UTC().Format("2006-01-02T15:04:05.000Z")
+	}
+	return text
 }
 
 // Is reports whether target is ErrLimited.

@@ -234,6 +234,9 @@ func explain(err error, schema string, inTx bool) error {
 		return fmt.Errorf("%w: that happens behind a pooler in transaction mode, such as PgBouncer; %s: %w", ErrPoolerMode, pooler.Advice(0), err)
 	case inTx && errors.Is(err, pgx.ErrTxClosed):
 		return fmt.Errorf("%w; the transaction of WithTx has ended: call the Limiter before its commit or rollback", err)
+	case strings.Contains(err.Error(), "conn busy"): // pgx has no value for it
+		return fmt.Errorf("%w; rows of an earlier query on the connection are open: close them before you call the Limiter, and "+
+			"use the connection on one goroutine at a time", err)
 	case !errors.Is(err, context.DeadlineExceeded):
 		return err
 	case inTx:
@@ -271,6 +274,14 @@ func explained(ctx context.Context, l *Limiter, doing string, err error) error {
 	inTx := l.pool == nil
 	if !inTx {
 		leaveReadOnly(ctx, l, err)
+	}
+	if errors.Is(err, context.DeadlineExceeded) && !errors.As(err, new(*pgconn.ConnectError)) { // which has a timeout of its own
+		switch {
+		case ctx.Err() != nil:
+			err = fmt.Errorf("%w (the deadline of the call's context)", err)
+		case !inTx && l.config.Timeout > 0:
+			err = fmt.Errorf("%w (Config.Timeout, %v)", err, l.config.Timeout)
+		}
 	}
 	err = explain(err, l.config.Schema, inTx)
 	if errors.Is(err, ErrNotMigrated) {

@@ -2,6 +2,7 @@ package ratelimit
 
 import (
 	"context"
+	"errors"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -180,4 +181,38 @@ func TestTransactionsAreReported(t *testing.T) {
 			Transacted{Attempts: 1, Began: began.Add(time.Second)},
 		}, heard.events)
 	})
+}
+
+// TestErrorsOfContextsSayWhichEnded promises that an error names the limit, and the deadline that passed.
+func TestErrorsOfContextsSayWhichEnded(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		limiter, err := New(&stalled{begins: true}, Config{Timeout: 3 * time.Second})
+		require.NoError(t, err)
+		request := Define("limit", PerMinute(10)).For("ada")
+		require.ErrorContains(t, limiter.Require(t.Context(), request),
+			`ratelimit: take "limit": context deadline exceeded (Config.Timeout, 3s); `)
+		bounded, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		require.ErrorContains(t, limiter.Require(bounded, request),
+			`ratelimit: take "limit": context deadline exceeded (the deadline of the call's context); `)
+		require.EqualError(t, limiter.Require(bounded, request),
+			`ratelimit: take "limit": the context ended before the call: context deadline exceeded`)
+	})
+}
+
+// TestABusyConnectionIsExplained promises that the error of open rows says to close them.
+func TestABusyConnectionIsExplained(t *testing.T) {
+	t.Parallel()
+	limiter, err := New(&answering{}, Config{})
+	require.NoError(t, err)
+	busy := errors.New("conn busy") // as pgx has it
+	require.ErrorContains(t, explained(t.Context(), limiter, "take", busy), "close them before you call the Limiter")
+}
+
+// TestARefusedWaitNamesItsTurn promises the time of the turn that comes after the end of the context.
+func TestARefusedWaitNamesItsTurn(t *testing.T) {
+	t.Parallel()
+	d := Decision{At: time.Unix(0, 0), RetryAfter: 77 * time.Millisecond, withinMS: 1000, States: []State{{Limit: Define("mail", PerSecond(1))}}}
+	require.EqualError(t, d.Err(), "ratelimit: limited by mail: retry after 77ms; the context ends before the turn at 1970-01-01T00:00:01.077Z")
 }

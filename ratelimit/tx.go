@@ -98,7 +98,7 @@ func (l *Limiter) InTx(ctx context.Context, fn func(tx pgx.Tx) error) error {
 	case fn == nil:
 		return fmt.Errorf("%w: InTx without a function", ErrInvalidRequest)
 	case ctx.Err() != nil:
-		return fmt.Errorf("ratelimit: transaction: %w", ctx.Err())
+		return fmt.Errorf("ratelimit: transaction: the context ended before the call: %w", ctx.Err())
 	}
 	if err := notInTx(l.pool); err != nil {
 		return err

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"time"
 
 	"github.com/pgratelimit/pgratelimit/internal/reserved"
@@ -41,7 +42,7 @@ const (
 // Other calls can end the reservation during the sleep. If it was cancelled, Wait returns ErrReservationEnded. If it was
 // settled, the tokens are paid, and Wait returns at ReadyAt. If it expired and was credited, Wait reserves again.
 func (l *Limiter) Wait(ctx context.Context, requests ...Request) (Decision, error) {
-	if err := l.ready(ctx, "wait"); err != nil {
+	if err := l.ready(ctx, "wait", requests...); err != nil {
 		return Decision{}, err
 	}
 	if l.InTransaction() {
@@ -59,8 +60,9 @@ func (l *Limiter) Wait(ctx context.Context, requests ...Request) (Decision, erro
 		StaleAfter: l.config.StaleAfter, ExpireAfter: min(l.config.ExpireAfter, maxLeft), Release: true, OnlyLater: true,
 		NotBefore: c.plan.notBefore, Plans: c.plan.plans(),
 	}
+	within := untilDeadline(ctx)
 	for i := range c.Asks {
-		c.Asks[i].Within = untilDeadline(ctx)
+		c.Asks[i].Within = within
 	}
 	began := time.Now()
 	d, err = l.do(ctx, c)
@@ -72,6 +74,9 @@ func (l *Limiter) Wait(ctx context.Context, requests ...Request) (Decision, erro
 	switch {
 	case errors.Is(err, ErrCommitUnknown) && kept != nil:
 		return Decision{}, giveUp(ctx, l, kept.ID, err)
+	case err == nil && !d.Allowed && within > 0 && c.mayReserve(&d):
+		d.withinMS = uint32(min(max(within.Milliseconds(), 1), math.MaxUint32))
+		return d, nil
 	case err != nil || !d.Allowed || kept == nil: // without a reservation, the tokens were available at once
 		return d, err
 	}
@@ -81,6 +86,19 @@ func (l *Limiter) Wait(ctx context.Context, requests ...Request) (Decision, erro
 		return Decision{}, giveUp(ctx, l, kept.ID, err)
 	}
 	return d, nil
+}
+
+// mayReserve reports whether MaxReserved of the refusing limits allows the call, so that only its deadline refuses it.
+func (c *call) mayReserve(d *Decision) bool {
+	for i, asked := range c.plan.asked {
+		if d.States[i].Allowed {
+			continue
+		}
+		if asked.known != nil || d.States[i].Value.Tokens-c.Asks[asked.ask].Cost < c.Asks[asked.ask].Lowest {
+			return false
+		}
+	}
+	return true
 }
 
 // takeNow takes the cost of the requests if the tokens are available. Earlier reservations are ready by then, because the bucket

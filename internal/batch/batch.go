@@ -303,7 +303,7 @@ func (b *Batcher[T]) runInline(f *batch[T]) (err error, answered bool) { //nolin
 		return nil, false
 	}
 	if err = c.result(); f.overdue && errors.Is(err, context.Canceled) {
-		err = fmt.Errorf("%w: %v", context.DeadlineExceeded, err) //nolint:errorlint // its caller has not cancelled the call
+		err = context.DeadlineExceeded // its caller has not cancelled the call
 	}
 	return err, true
 }
