@@ -123,6 +123,11 @@ func TestInTxRetriesOrReturnsTheReason(t *testing.T) {
 			r.awaitEnd(r.t, r.Conn().PgConn().PID())
 			return errors.Join(err, r.sends("ada"))
 		})), runs: 2, taken: 1, messages: 1},
+		"IdleTooLongBeforeCommit": {fn: atFirst(then(func(r run) error {
+			err := r.execute(`SET LOCAL idle_in_transaction_session_timeout = '10ms'`)
+			r.awaitEnd(r.t, r.Conn().PgConn().PID())
+			return err
+		})), runs: 2, taken: 1, messages: 1},
 		"AConflict": {fn: atFirst(func(r run) error {
 			return errors.Join(r.execute(`INSERT INTO public.messages (key) VALUES ('undone')`), r.isBeaten())
 		}), runs: 2, taken: 3, messages: 1},

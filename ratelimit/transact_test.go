@@ -63,6 +63,12 @@ func TestAFailedCommitIsUnknownUnlessTheServerRefusedIt(t *testing.T) {
 		"InternalError":     {&pgconn.PgError{SeverityUnlocalized: "ERROR", Code: "XX000"}, true},
 		"RolledBack":        {pgx.ErrTxCommitRollback, false},
 		"BackendTerminated": {&pgconn.PgError{SeverityUnlocalized: "FATAL", Code: "57P01"}, true},
+		"ShutDownMeanwhile": {&pgconn.PgError{SeverityUnlocalized: "FATAL", Code: "57P03"}, true},
+		"Crashed":           {&pgconn.PgError{SeverityUnlocalized: "FATAL", Code: "57P02"}, true},
+		"TookTooLong":       {&pgconn.PgError{SeverityUnlocalized: "FATAL", Code: "25P04"}, true}, // perhaps after it had committed
+		"Cancelled":         {&pgconn.PgError{SeverityUnlocalized: "ERROR", Code: "57014"}, false},
+		"IdleTooLong":       {&pgconn.PgError{SeverityUnlocalized: "FATAL", Code: "25P03"}, false},
+		"CompletionUnknown": {&pgconn.PgError{SeverityUnlocalized: "ERROR", Code: "40003"}, true},
 		"WorkerLost":        {&pgconn.PgError{SeverityUnlocalized: "ERROR", Code: "08006"}, true},
 		"ConnectionLost":    {context.DeadlineExceeded, true},
 	} {

@@ -68,7 +68,9 @@ func withoutPool(l *Limiter, after *afterCommit) *Limiter {
 
 // InTx runs fn in a SERIALIZABLE transaction and commits when fn returns nil. Pass tx to [Limiter.WithTx] to take limits in it. If
 // the transaction conflicts with another, at a statement or at COMMIT, InTx rolls back. After a random pause or in a queue it runs
-// fn again in a new transaction. So fn must do nothing that cannot be repeated, and must return the errors of its statements.
+// fn again in a new transaction. It also does so up to three times if the connection is lost before COMMIT was sent, or if the server
+// ends it because it was idle in the transaction. So fn must do nothing that cannot be repeated, and must return the errors of its
+// statements.
 //
 // Once transactions of a Limiter have conflicted at a bucket, they queue for it, each before its first statement if that
 // statement takes from the bucket. So take limits first. A transaction that has read something already has its snapshot, and
@@ -152,7 +154,7 @@ func (l *Limiter) InTx(ctx context.Context, fn func(tx pgx.Tx) error) error {
 
 // transact runs fn in a transaction of its own. It commits if fn returns nil, and rolls back if fn returns an error, panics or
 // exits its goroutine. Then it reports the events of the calls. A nil ticket means that the transaction does not queue. lost
-// reports whether the connection failed before COMMIT was sent, so that nothing was written.
+// reports whether the connection failed before COMMIT was sent or read, so that nothing was written.
 func transact(ctx context.Context, l *Limiter, level pgx.TxIsoLevel, ticket *turns.Ticket, fn func(tx *ownedTx) error) (lost bool, err error) {
 	begun, err := beginTx(ctx, l, level)
 	if err != nil {
@@ -205,7 +207,7 @@ func transact(ctx context.Context, l *Limiter, level pgx.TxIsoLevel, ticket *tur
 	}
 	err = commit(ctx, begun)
 	ended = true
-	return false, err
+	return pgerr.Code(err) == codeIdleInTransaction, err
 }
 
 // beginTx begins a transaction. A READ COMMITTED transaction runs only statements of the store. On a pool of pgx, it sends
@@ -271,7 +273,9 @@ func (tx *ownedTx) Rollback(ctx context.Context) error {
 }
 
 // commit ends tx. It returns nil, the error of a definite rollback, or ErrCommitUnknown. ErrCommitUnknown also covers errors
-// that a Citus coordinator relays from a worker, which may have committed.
+// that a Citus coordinator relays from a worker, which may have committed. A FATAL error of the server can come before it has read
+// COMMIT, or after it has committed, for example when it waited for a standby. Only 25P03 certainly comes before: the server raises it
+// while it waits for a command.
 //
 // It does not use pgconn.SafeToRetry: in pgx 5.9 to 5.12 that reports true for a connection that was lost while waiting for the
 // answer to COMMIT.
@@ -288,7 +292,7 @@ func commit(ctx context.Context, tx pgx.Tx) error {
 		return fmt.Errorf("ratelimit: commit: a statement had failed and fn did not return its error: %w", err)
 	case errors.As(err, &notSent):
 		return fmt.Errorf("ratelimit: commit: %w", err)
-	case errors.As(err, &pgErr) && pgErr.SeverityUnlocalized == "ERROR" && !isOfWorker(pgErr.Code):
+	case errors.As(err, &pgErr) && pgErr.SeverityUnlocalized == "ERROR" && !isOfWorker(pgErr.Code), pgerr.Code(err) == codeIdleInTransaction:
 		return fmt.Errorf("ratelimit: commit: %w", err)
 	}
 	return fmt.Errorf("%w: %w", ErrCommitUnknown, err)
