@@ -4,7 +4,7 @@
 //
 //	d, err := limiter.Take(ctx, Attempts.For(account), Locked.For(account))
 //	// .. return the error, or the refusal, d.Err(); check the password; if it is wrong, lock the account if that was the last attempt (see examples/login):
-//	until, err := Locked.BlockIfUsedUp(ctx, limiter, account, d.States[0])
+//	until, err := Locked.BlockIfUsedUp(context.WithoutCancel(ctx), limiter, account, d.States[0])
 //
 // A lock is two limits of package ratelimit. The first, called name, is a token bucket of one token per millisecond, which owes the
 // rest of the lock. The second, called name.blocks, is a sliding window with the blocks within Config.Forget. So a lock needs no table and no rule of
@@ -134,7 +134,8 @@ func (l *Lock) Block(ctx context.Context, limiter *ratelimit.Limiter, key string
 }
 
 // BlockIfUsedUp is Block if attempts, the state of a limit in a Decision, has less than one token left. Call it after an attempt has failed,
-// with the state of the Decision that allowed the attempt. So of many attempts at once only the last one locks. It returns the zero time if attempts are left.
+// with the state of the Decision that allowed the attempt. So of many attempts at once only the last one locks. Pass
+// a context.WithoutCancel, as of Block, or a client that leaves at once escapes the lock. It returns the zero time if attempts are left.
 func (l *Lock) BlockIfUsedUp(ctx context.Context, limiter *ratelimit.Limiter, key string, attempts ratelimit.State) (until time.Time, err error) {
 	if attempts.Remaining >= 1 {
 		return time.Time{}, nil

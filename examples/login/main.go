@@ -155,7 +155,7 @@ func (a *app) signIn(ctx context.Context, account, password, client string) (tok
 	// 2. Verify, outside a transaction: hashing is slow, and a transaction would keep its locks meanwhile.
 	user, err := a.verify(ctx, account, password)
 	if errors.Is(err, errRefused) {
-		if _, err := locked.BlockIfUsedUp(ctx, a.limiter, account, d.States[0]); err != nil {
+		if _, err := locked.BlockIfUsedUp(context.WithoutCancel(ctx), a.limiter, account, d.States[0]); err != nil {
 			return "", err
 		}
 	}

@@ -98,7 +98,7 @@ func readmeReserve(ctx context.Context, limiter *ratelimit.Limiter, userID strin
 		}
 	}
 	used := complete()
-	return limiter.Settle(ctx, r.ID, Completions.For(userID).Cost(used))
+	return limiter.Settle(context.WithoutCancel(ctx), r.ID, Completions.For(userID).Cost(used))
 }
 
 func readmeMiddleware(limiter *ratelimit.Limiter, chat http.Handler) (http.Handler, error) {
