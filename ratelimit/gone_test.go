@@ -22,22 +22,20 @@ func (s *stalled) Query(ctx context.Context, sql string, arguments ...any) (pgx.
 	if s.begins && len(arguments) == 2 {
 		return (&answering{}).Query(ctx, sql, arguments...)
 	}
-	return s.stall(ctx)
+	return nil, s.stall(ctx)
 }
 
-func (*stalled) stall(ctx context.Context) (pgx.Rows, error) {
+func (*stalled) stall(ctx context.Context) error {
 	<-ctx.Done()
-	return nil, ctx.Err()
+	return ctx.Err()
 }
 
 func (s *stalled) Exec(ctx context.Context, _ string, _ ...any) (tag pgconn.CommandTag, err error) {
-	_, err = s.stall(ctx)
-	return tag, err
+	return tag, s.stall(ctx)
 }
 
 func (s *stalled) SendBatch(ctx context.Context, _ *pgx.Batch) pgx.BatchResults {
-	<-ctx.Done()
-	return failedBatch{err: ctx.Err()}
+	return failedBatch{err: s.stall(ctx)}
 }
 
 func (s *stalled) BeginTx(ctx context.Context, _ pgx.TxOptions) (pgx.Tx, error) {

@@ -234,8 +234,7 @@ func (g *Gate[Call]) decide(
 	if _, wouldRefuse := telemetry.Refusing(d); len(wouldRefuse) > 0 {
 		defer g.tell(ctx, ratelimit.Answered{Route: method, Limit: wouldRefuse[0], Result: guard.Refused, Shadow: true})
 	}
-	switch {
-	case err != nil:
+	if err != nil {
 		if rejection := g.undecided(ctx, method, requests, err); rejection != nil {
 			return lease, ctx, rejection
 		}
