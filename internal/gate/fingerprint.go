@@ -40,9 +40,11 @@ type way struct {
 // any pooler.
 const runAtOnce = pgx.QueryExecModeExec
 
-// hidden is the expression for the tables of which row level security may hide rows. It finds the schema by the table of buckets.
-var hidden = pgerr.Hidden(`(SELECT s.nspname FROM pg_catalog.pg_class AS b JOIN pg_catalog.pg_namespace AS s ON s.oid = b.relnamespace
+// hidden returns the expression for the tables of which row level security may hide rows. It finds the schema by the table of buckets.
+func hidden() string {
+	return pgerr.Hidden(`(SELECT s.nspname FROM pg_catalog.pg_class AS b JOIN pg_catalog.pg_namespace AS s ON s.oid = b.relnamespace
 	WHERE b.oid = pg_catalog.to_regclass($1::text))`, "current_user", "buckets", "reservations", "fingerprint", "prices")
+}
 
 // look returns the fingerprint that is stored, or "", and the connection path by which it read that. The store learns how the tables are laid out.
 // An engine that is not Postgres stores own, unless that is "", if it has no fingerprint.
@@ -50,7 +52,7 @@ func look(ctx context.Context, u *store.Unit, own string) (stored string, by way
 	if memory, ok := u.Engine().(interface{ Fingerprint(own string) string }); ok {
 		return memory.Fingerprint(own), by, nil
 	}
-	rows, err := u.Conn().Query(ctx, strings.ReplaceAll(u.Statement(files, "fingerprint_read"), "$hidden", hidden), runAtOnce, u.Table())
+	rows, err := u.Conn().Query(ctx, strings.ReplaceAll(u.Statement(files, "fingerprint_read"), "$hidden", hidden()), runAtOnce, u.Table())
 	if err != nil {
 		return "", by, err
 	}
