@@ -52,7 +52,7 @@ func (f form) fill(r rules.Rule) {
 	set := url.Values(f).Set
 	for name, word := range map[string]string{
 		"limit": r.Limit, "plan": r.Plan, "unit": r.Unit, "description": r.Description,
-		"mode": string(cmp.Or(r.Mode, ratelimit.On)), "on_change": string(cmp.Or(r.OnChange, ratelimit.KeepTokens)),
+		"mode": string(cmp.Or(r.Mode, ratelimit.On)), "on_change": string(r.OnChange),
 	} {
 		set(name, word)
 	}

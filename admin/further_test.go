@@ -66,9 +66,9 @@ func TestMoreThanAPageShows(t *testing.T) {
 	}{
 		// It finds buckets that owe behind more buckets than one page reads.
 		"Owing": {
-			`INSERT INTO ratelimit.buckets (name, key, shard, value, ts)
+			`INSERT INTO ratelimit.buckets (name, key, shard, value, ts, capacity)
 			SELECT 'messages', 'user-' || to_char(i, 'FM000000'), 0, CASE WHEN i IN (7, 24000) THEN -5000 WHEN i = 9 THEN -0.0001 ELSE 5 END,
-				(extract(epoch FROM now() - interval '1 second') * 1000000)::bigint
+				(extract(epoch FROM now() - interval '1 second') * 1000000)::bigint, 5
 			FROM generate_series(1, 24500) AS i`,
 			admintest.Address("owed", "limit", "messages"), nil,
 			[]string{"user-000007", "user-024000"},

@@ -137,7 +137,7 @@ func TestPages(t *testing.T) {
 		"PageSaysWhenABucketGives": func(f *fixture) {
 			f.Put(f, rules.Rule{Limit: "blocked", Policy: ratelimit.TokenBucket{Rate: 1, Period: time.Hour, Capacity: ratelimit.None}},
 				rules.Rule{Limit: "open", Policy: ratelimit.TokenBucket{Rate: 1, Period: time.Hour, Capacity: 1}, Mode: ratelimit.Off})
-			f.Exec(f, `INSERT INTO ratelimit.buckets (name, key, shard, value, ts) VALUES ('open', 'ada', 0, 0, (extract(epoch FROM now()) * 1000000)::bigint)`)
+			f.Exec(f, `INSERT INTO ratelimit.buckets (name, key, shard, value, ts, capacity) VALUES ('open', 'ada', 0, 0, (extract(epoch FROM now()) * 1000000)::bigint, 10)`)
 			f.Take(f, logins.For("ada").Cost(10))
 			for limit, want := range map[string]string{
 				"messages": "at once", "blocked": "never", "open": "at once" /* Off refuses nobody */, "failed-logins": "min",

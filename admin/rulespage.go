@@ -63,8 +63,9 @@ type ruleBody struct {
 	// Older is the version before which the history goes on; 0: this is all.
 	Older int64
 	Now   time.Time
-	// Changes lists the fields that the new rule changes. Effect estimates its refusals.
+	// Changes lists the fields that the new rule changes. Outlook is what is left of buckets. Effect estimates its refusals.
 	Changes []change
+	Outlook string
 	Effect  *part[effect]
 }
 
@@ -110,7 +111,7 @@ func (v *visit) rulePage(limit, plan string, fields url.Values) {
 
 // likeCode returns a rule that says what the definition in the code does.
 func (v *visit) likeCode(limit, plan string) rules.Rule {
-	return rules.Rule{Limit: limit, Plan: plan, Policy: v.defined[limit].Policy(), Mode: ratelimit.On, OnChange: ratelimit.KeepTokens}
+	return rules.Rule{Limit: limit, Plan: plan, Policy: v.defined[limit].Policy(), Mode: ratelimit.On}
 }
 
 // preview shows what a rule would change, and changes nothing.
@@ -140,6 +141,7 @@ func (v *visit) compare(g *gather, body *ruleBody) {
 		old = *r.Rule
 	}
 	body.Changes = changesOf(old, next)
+	body.Outlook = rules.Outlook(old.Policy, next.Policy, next.OnChange, cmp.Or(body.Now, time.Now()))
 	since, until := lastHour(cmp.Or(body.Now, time.Now()))
 	body.Effect = ask(g, "the refusals", func(ctx context.Context) (effect, error) {
 		sums, seen, err := v.reader.TopRefusedOf(ctx, refusals.TopConfig{

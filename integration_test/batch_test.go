@@ -89,7 +89,7 @@ func TestBatchesOfFirstCallersBesidePrune(t *testing.T) {
 	callers := testsize.Of(8, 24)
 	b := setup(t)
 	limit := ratelimit.Define("limit", hoard(capacity))
-	b.exec(t, `INSERT INTO ratelimit.buckets SELECT 'limit', 'key' || n, 0, 3, 0 FROM generate_series(1, 60, 2) AS n`) // full long since
+	b.exec(t, `INSERT INTO ratelimit.buckets SELECT 'limit', 'key' || n, 0, 3, 0, 3 FROM generate_series(1, 60, 2) AS n`) // full long since
 	var admitted [keys]atomic.Int64
 	var ended atomic.Int64
 	require.NoError(t, atonce.Do(callers+1, func(caller int) error {

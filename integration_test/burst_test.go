@@ -28,7 +28,7 @@ func TestBurstOfNewKeys(t *testing.T) {
 				require.True(t, err != nil || d.Allowed, key)
 				return err
 			}
-			b.exec(t, `INSERT INTO ratelimit.buckets SELECT 'burst', 'old ' || n, 0, 5, 0 FROM generate_series(1, $1) AS n`, rows)
+			b.exec(t, `INSERT INTO ratelimit.buckets SELECT 'burst', 'old ' || n, 0, 5, 0, 5 FROM generate_series(1, $1) AS n`, rows)
 			b.exec(t, "ALTER TABLE ratelimit.buckets SET (autovacuum_enabled = off)") // which would end bad plans after a minute
 			b.exec(t, "VACUUM ANALYZE ratelimit.buckets")
 			group, _ := errgroup.WithContext(t.Context())

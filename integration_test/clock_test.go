@@ -180,7 +180,7 @@ func faster(capacity float64, shards int) ratelimit.TokenBucket {
 // plant writes a row of a bucket of the changing limit, as earlier calls could have left it.
 func (b *bundle) plant(t *testing.T, key string, shard int, value float64, ts time.Time) {
 	t.Helper()
-	b.exec(t, fmt.Sprintf(`INSERT INTO %s.buckets (name, key, shard, value, ts) VALUES ('limit', $1, $2, $3, $4)`, b.schema),
+	b.exec(t, fmt.Sprintf(`INSERT INTO %s.buckets (name, key, shard, value, ts, capacity) VALUES ('limit', $1, $2, $3::float8, $4, greatest($3::float8, 0))`, b.schema),
 		key, shard, value, ts.UnixMicro())
 }
 

@@ -58,7 +58,7 @@ func testStatementsUseThePrimaryKey(t *testing.T, on backend) {
 		"buckets_lock.sql":      {threeBuckets + `, '{10,10,10}', '{1,1,1}', '{0,0,0}', NULL`, 1, false},
 		"buckets_unmake.sql":    {threeBuckets, 0, true},
 		"buckets_prune.sql":     {`'roomy', '{10}', '{1}', '{1000000}', '{1}', 0, 32, 0, NULL`, 0, false},
-		"buckets_save.sql":      {threeBuckets + `, '{1,1,1}', '{0,0,0}', NULL, NULL`, 1, false},
+		"buckets_save.sql":      {threeBuckets + `, '{1,1,1}', '{0,0,0}', '{1,1,1}', NULL, NULL`, 1, false},
 		"buckets_lock_free.sql": {threeBuckets + `, '{10,10,10}', '{1,1,1}', '{0,0,0}', NULL`, 1, true},
 		"buckets_read.sql":      {threeBuckets + `, NULL`, 0, true},
 		"price_report.sql":      {`'other', 'key 17', 1, 1, 0, 0`, 1, false},
@@ -70,7 +70,7 @@ func testStatementsUseThePrimaryKey(t *testing.T, on backend) {
 		"row_free.sql":          {oneBucket, 0, true},
 		"row_delete.sql":        {oneBucket, 0, true},
 		"row_lock.sql":          {oneBucket + `, 10, 0`, 1, false},
-		"row_save.sql":          {oneBucket + `, 1, 0, NULL, NULL`, 1, false},
+		"row_save.sql":          {oneBucket + `, 1, 0, 1, NULL, NULL`, 1, false},
 		"row_take.sql":          {oneBucket + `, 1, 10, 10, 1, 1000000, 0, 0, 60000000`, 1, false},
 		"reservation_save.sql":  {oneReservation + `, 'open', 0, NULL, NULL, 0, false, '{a}', '{b}', '{1}', '{1}', '{1}', '{1}', '{1}', '{0}', '{0}', '{1}', '{pro}', '{}', '{2}', '{0}'`, 1, false},
 	}
@@ -78,7 +78,7 @@ func testStatementsUseThePrimaryKey(t *testing.T, on backend) {
 	require.Len(t, files, len(tests), "a new statement needs a line in this test")
 	for _, size := range sizes {
 		b := on.setup(t)
-		b.exec(t, fmt.Sprintf(`INSERT INTO ratelimit.buckets SELECT name, 'key ' || n, 0, 5, 0
+		b.exec(t, fmt.Sprintf(`INSERT INTO ratelimit.buckets SELECT name, 'key ' || n, 0, 5, 0, 5
 			FROM generate_series(1, %d) AS n, unnest('{other,roomy}'::text[]) AS name`, size))
 		b.exec(t, fmt.Sprintf(`INSERT INTO ratelimit.prices SELECT 'other', 'key ' || n, 0, 0, 0, 0, 0, 0, 1, false, 0 FROM generate_series(1, %d) AS n`, size))
 		for _, table := range []string{"buckets", "prices", "reservations"} {

@@ -93,11 +93,11 @@ func TestPruneDeletesTheFullRows(t *testing.T) {
 			traced := &deletions{}
 			b := on.setup(t, func(c *pgxpool.Config) { c.ConnConfig.Tracer = traced })
 			quick, twin := ratelimit.Define("quick", ratelimit.PerSecond(10)), ratelimit.Define("twin", ratelimit.PerSecond(10))
-			b.exec(t, `INSERT INTO ratelimit.buckets SELECT 'quick', 'idle' || n, 0, 10, 0 FROM generate_series(1, $1::integer) AS n
-				UNION ALL SELECT 'quick', 'owing' || n, 0, -1e12, 0 FROM generate_series(1, $2::integer) AS n
-				UNION ALL SELECT 'other', 'idle' || n, 0, 10, 0 FROM generate_series(1, $3::integer) AS n
-				UNION ALL SELECT 'twin', 'idle' || n, 0, 10, 0 FROM generate_series(1, $3::integer) AS n
-				UNION ALL SELECT 'twin', 'ahead', 0, 10, 253402300799999999`, idle, owing, others)
+			b.exec(t, `INSERT INTO ratelimit.buckets SELECT 'quick', 'idle' || n, 0, 10, 0, 10 FROM generate_series(1, $1::integer) AS n
+				UNION ALL SELECT 'quick', 'owing' || n, 0, -1e12, 0, 10 FROM generate_series(1, $2::integer) AS n
+				UNION ALL SELECT 'other', 'idle' || n, 0, 10, 0, 10 FROM generate_series(1, $3::integer) AS n
+				UNION ALL SELECT 'twin', 'idle' || n, 0, 10, 0, 10 FROM generate_series(1, $3::integer) AS n
+				UNION ALL SELECT 'twin', 'ahead', 0, 10, 253402300799999999, 10`, idle, owing, others)
 			release := b.holdRow(t, "quick", "idle7")
 			left := map[string]int{"quick idle": 1, "quick owing": owing, "other idle": others, "twin ahead": 1}
 			prune := func(want int64) {
@@ -132,7 +132,7 @@ func TestPartitionBesideTraffic(t *testing.T) {
 	const workers, calls, capacity = 4, 60, 1e4
 	ctx := t.Context()
 	b := setup(t, func(c *pgxpool.Config) { c.MaxConns = 12 })
-	b.exec(t, `INSERT INTO ratelimit.buckets SELECT 'idle', 'k' || n, 0, 1, 1 FROM generate_series(1, 5000) AS n`)
+	b.exec(t, `INSERT INTO ratelimit.buckets SELECT 'idle', 'k' || n, 0, 1, 1, 1 FROM generate_series(1, 5000) AS n`)
 	alone, shared := ratelimit.Define("alone", hoard(capacity)), ratelimit.Define("shared", hoard(capacity)).For("all")
 	window := ratelimit.Define("window", ratelimit.SlidingWindow{Rate: capacity, Period: century})
 	numbers := []int{5, 2, 1, 3}
@@ -178,7 +178,7 @@ func TestStatementsByTIDDoNotScanTheTable(t *testing.T) {
 			FOR leaf IN SELECT oid FROM pg_class WHERE relname LIKE 'buckets%' AND relkind = 'r' LOOP
 				EXECUTE format('ALTER TABLE %s SET (autovacuum_enabled = false)', leaf);
 			END LOOP; END $$`)
-		b.exec(t, `INSERT INTO ratelimit.buckets SELECT 'roomy', 'key ' || n, 0, 5, 0 FROM generate_series(1, 30000) AS n`)
+		b.exec(t, `INSERT INTO ratelimit.buckets SELECT 'roomy', 'key ' || n, 0, 5, 0, 5 FROM generate_series(1, 30000) AS n`)
 		for file, parameters := range map[string]string{
 			"buckets_prune.sql":  `'roomy', '{10,20}', '{1,2}', '{1,1}', '{1000000,1000000}', 32, 64, 60000000, NULL`,
 			"buckets_unmake.sql": threeBuckets,
@@ -284,7 +284,7 @@ func TestPruneRunsOnceAtATimeInASchema(t *testing.T) {
 	require.NoError(t, migrations.Up(t.Context(), b.pool, migrations.Config{Schema: "other"}))
 	elsewhere := b.with(t, ratelimit.Config{Schema: "other"})
 	for _, schema := range []string{"ratelimit", "other"} {
-		b.exec(t, "INSERT INTO "+schema+".buckets VALUES ('quick', 'idle', 0, 10, 0)")
+		b.exec(t, "INSERT INTO "+schema+".buckets VALUES ('quick', 'idle', 0, 10, 0, 10)")
 	}
 	h := fnv.New64a()
 	h.Write([]byte("pgratelimit prune ratelimit"))
@@ -323,7 +323,7 @@ func TestPruneRespectsPlansUsedMeanwhile(t *testing.T) {
 	pool := &using{Pool: b.pool}
 	limiter, err := ratelimit.New(pool, ratelimit.Config{NoBatching: true, AsOf: func() time.Time { return now }})
 	require.NoError(t, err)
-	b.exec(t, "INSERT INTO ratelimit.buckets VALUES ('plan', 'vip', 0, 5, $1)", clockNoon.UnixMicro())
+	b.exec(t, "INSERT INTO ratelimit.buckets VALUES ('plan', 'vip', 0, 5, $1, 5)", clockNoon.UnixMicro())
 	now = clockNoon.Add(ratelimit.Day)
 	pool.use = func(ctx context.Context) {
 		_, err := limiter.Value(ctx, vip.For("vip"))

@@ -235,15 +235,16 @@ func (h *changeHistory) end(held float64) {
 		require.NoError(h, limiter.Settle(h.Context(), r.ID, h.now.Cost(used)))
 	}
 	most := min(h.now.Limit().Capacity(), held-charged)
-	if isStranger {
+	window := func(w ratelimit.FixedWindow, at time.Time) int64 { return int64(at.Sub(w.Start) / w.Period) }
+	w, isWindow := h.now.Limit().Policy().(ratelimit.FixedWindow)
+	if isWindow && charged < 0 && window(w, r.ReadyAt) < window(w, h.clock.now()) {
+		most = held // its tokens were for a window that is over
+	}
+	if isStranger || isWindow && charged < 0 { // a row of a window may have used more than it now holds, and pays that back first
 		now := tokens(h.T, h.limiter, h.now)
 		require.GreaterOrEqual(h, now, held-1e-6)
 		require.LessOrEqual(h, now, most+1e-6)
 		return
-	}
-	window := func(w ratelimit.FixedWindow, at time.Time) int64 { return int64(at.Sub(w.Start) / w.Period) }
-	if w, ok := h.now.Limit().Policy().(ratelimit.FixedWindow); ok && charged < 0 && window(w, r.ReadyAt) < window(w, h.clock.now()) {
-		most = held // its tokens were for a window that is over
 	}
 	h.holds(most, "the end")
 }

@@ -11,6 +11,8 @@ CREATE TABLE ratelimit.buckets (
     value  double precision NOT NULL CHECK (value > '-Infinity' AND value < 'Infinity'),
     -- Years 1 to 9999, as in the time types of applications.
     ts     bigint           NOT NULL CHECK (ts BETWEEN -62135596800000000 AND 253402300799999999),
+    -- What a full bucket had when value was written, so capacity - value was used.
+    capacity double precision NOT NULL CHECK (capacity >= 0 AND capacity < 'Infinity'),
     -- Sliding window: the length of a slice in microseconds, value, and then totals of all tokens ever taken: up to ts, and up to
     -- the end of each earlier slice, newest first. Null for other kinds.
     taken  double precision[],

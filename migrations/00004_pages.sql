@@ -6,8 +6,8 @@
 --
 -- TRUNCATE, VACUUM FULL, CLUSTER and a restored dump make a table small again. Up repeats these statements for a table that is too
 -- small, and the command doctor says so.
-INSERT INTO ratelimit.buckets (name, key, shard, value, ts, taken)
-SELECT '(pages)', gen_random_uuid()::text, 0, 0, 0, array_fill(0::float8, ARRAY[230])
+INSERT INTO ratelimit.buckets (name, key, shard, value, ts, capacity, taken)
+SELECT '(pages)', gen_random_uuid()::text, 0, 0, 0, 0, array_fill(0::float8, ARRAY[230])
 FROM generate_series(1, 150 * greatest((SELECT count(*) FROM pg_partition_tree('ratelimit.buckets') WHERE isleaf), 1));
 DELETE FROM ratelimit.buckets WHERE name = '(pages)';
 

@@ -252,7 +252,7 @@ func TestPages(t *testing.T) {
 func TestBuckets(t *testing.T) {
 	t.Parallel()
 	pool := postgrestest.New(t)
-	const insert = `INSERT INTO ratelimit.buckets (name, key, shard, value, ts) VALUES ($1, $2, $3, $4::float8, $5)`
+	const insert = `INSERT INTO ratelimit.buckets (name, key, shard, value, ts, capacity) VALUES ($1, $2, $3, $4::float8, $5, 1)`
 	type row struct {
 		name, key string
 		shard     int
@@ -385,8 +385,8 @@ func requirePartitions(t *testing.T, pool *pgxpool.Pool, want int) {
 func fill(t *testing.T, pool *pgxpool.Pool, schema string) (rows func() []string) {
 	t.Helper()
 	table := pgx.Identifier{schema, "buckets"}.Sanitize()
-	_, err := pool.Exec(t.Context(), "INSERT INTO "+table+` (name, key, shard, value, ts)
-		SELECT 'limit ' || n % 3, 'key ' || n, n % 4, n, n FROM generate_series(1, 500) AS n`)
+	_, err := pool.Exec(t.Context(), "INSERT INTO "+table+` (name, key, shard, value, ts, capacity)
+		SELECT 'limit ' || n % 3, 'key ' || n, n % 4, n, n, n FROM generate_series(1, 500) AS n`)
 	require.NoError(t, err)
 	return func() []string {
 		return texts(t, pool, "SELECT b::text FROM "+table+" AS b ORDER BY name, key, shard")

@@ -65,8 +65,10 @@ func (r *oneResult) Close() error             { return nil }
 // instant is when each call is decided on.
 var instant = time.Date(2026, time.March, 2, 0, 0, 0, 0, time.UTC)
 
-// fourColumns describes the result of a statement that takes from one bucket, in binary.
-var fourColumns = [4]pgconn.FieldDescription{{Format: pgx.BinaryFormatCode}, {Format: pgx.BinaryFormatCode}, {Format: pgx.BinaryFormatCode}, {Format: pgx.BinaryFormatCode}}
+// ofTake describes the result of a statement that takes from one bucket, in binary.
+var ofTake = [5]pgconn.FieldDescription{
+	{Format: pgx.BinaryFormatCode}, {Format: pgx.BinaryFormatCode}, {Format: pgx.BinaryFormatCode}, {Format: pgx.BinaryFormatCode}, {Format: pgx.BinaryFormatCode},
+}
 
 // oneRow is the answer of a statement that takes from one bucket.
 type oneRow struct {
@@ -74,10 +76,10 @@ type oneRow struct {
 	allowed bool
 	value   float64
 	left    int // rows that were not read yet
-	raw     [4][]byte
+	raw     [5][]byte
 }
 
-func (r *oneRow) FieldDescriptions() []pgconn.FieldDescription { return fourColumns[:] }
+func (r *oneRow) FieldDescriptions() []pgconn.FieldDescription { return ofTake[:] }
 func (r *oneRow) CommandTag() pgconn.CommandTag                { return pgconn.CommandTag{} }
 func (r *oneRow) Err() error                                   { return nil }
 func (r *oneRow) Close()                                       {}
@@ -95,7 +97,8 @@ func (r *oneRow) RawValues() [][]byte {
 			allowed[0] = 1
 		}
 		now := binary.BigEndian.AppendUint64(nil, uint64(instant.UnixMicro()))
-		r.raw = [4][]byte{allowed, binary.BigEndian.AppendUint64(nil, math.Float64bits(r.value)), now, now}
+		value := binary.BigEndian.AppendUint64(nil, math.Float64bits(r.value))
+		r.raw = [5][]byte{allowed, value, now, value, now}
 	}
 	return r.raw[:]
 }

@@ -1,6 +1,7 @@
 package ratelimit
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"math"
@@ -69,11 +70,16 @@ const (
 
 // OnChange says how the tokens of a bucket change when a new policy takes effect. Tokens up to that instant are counted under
 // the old policy, up to its capacity. A bucket that is full then stays full under every OnChange, as an unused bucket is full.
+//
+// The empty OnChange means CarryUsage if the new policy is a window, and KeepTokens if it is a token bucket.
 type OnChange string
 
 const (
-	// KeepTokens keeps the tokens or what the bucket owes, up to the new capacity. The empty OnChange means KeepTokens. With Shards,
-	// KeepTokens cannot be used to raise the capacity.
+	// CarryUsage keeps what was used: after 900 of 1000 were used, 9100 of 10,000 are left, and nothing of 500. What the bucket
+	// owes becomes no more.
+	CarryUsage OnChange = "carry"
+	// KeepTokens keeps the tokens or what the bucket owes, up to the new capacity. With Shards, KeepTokens cannot be used to raise the
+	// capacity. A sliding window counts its usage under every OnChange but ScaleTokens and ResetTokens.
 	KeepTokens OnChange = "keep"
 	// ScaleTokens keeps the tokens or what the bucket owes as a share of the capacity: 1.8 of 3 become 36 of 60.
 	ScaleTokens OnChange = "scale"
@@ -97,7 +103,7 @@ type Era struct {
 	Name string
 	// Unit is the unit of a token, such as "requests" or "tokens". Decisions report it as State.Unit.
 	Unit string
-	// OnChange defaults to KeepTokens. In the first era it is ignored. If an era has another number of Shards than the era
+	// OnChange defaults to CarryUsage for a window, and to KeepTokens for a token bucket. In the first era it is ignored. If an era has another number of Shards than the era
 	// before it, it must be ResetTokens.
 	OnChange OnChange
 }
@@ -181,7 +187,7 @@ func checkRows(before, t bucket.Terms, change bucket.Change) error {
 	case t.Shards != before.Shards:
 		return fmt.Errorf("it changes Shards from %d to %d; keep Shards as it is, or set OnChange to reset, which fills the bucket", before.Shards, t.Shards)
 	default:
-		return errors.New("it has Shards and keeps the tokens under a larger capacity; set OnChange to scale, add or reset")
+		return errors.New("it has Shards and keeps the tokens under a larger capacity; set OnChange to carry, scale, add or reset")
 	}
 }
 
@@ -195,19 +201,28 @@ func (e Era) check(limit Limit) (era, bucket.Change, error) {
 	default:
 		return era{}, 0, fmt.Errorf("its mode is %.20q; use on, shadow or off", string(e.Mode))
 	}
+	if !arg.IsNil(e.Policy) {
+		var err error
+		if of.limit, err = NewLimit(limit.Name(), e.Policy); err != nil {
+			return of, 0, err
+		}
+	}
 	changes := map[OnChange]bucket.Change{
-		"": bucket.Keep, KeepTokens: bucket.Keep, ScaleTokens: bucket.Scale, AddTokens: bucket.Add, ResetTokens: bucket.Reset,
+		CarryUsage: bucket.Carry, KeepTokens: bucket.Keep, ScaleTokens: bucket.Scale, AddTokens: bucket.Add, ResetTokens: bucket.Reset,
 	}
-	change, known := changes[e.OnChange]
+	change, known := changes[cmp.Or(e.OnChange, usualChange(of.limit))]
 	if !known {
-		return era{}, 0, fmt.Errorf("its change is %.20q; use keep, scale, add or reset", string(e.OnChange))
+		return era{}, 0, fmt.Errorf("its change is %.20q; use carry, keep, scale, add or reset", string(e.OnChange))
 	}
-	if arg.IsNil(e.Policy) {
-		return of, change, nil
+	return of, change, nil
+}
+
+// usualChange returns the meaning of an empty OnChange. The tokens of a token bucket are about time, not usage: its rate counts at once.
+func usualChange(limit Limit) OnChange {
+	if limit.Numbers().Kind == KindTokenBucket {
+		return KeepTokens
 	}
-	var err error
-	of.limit, err = NewLimit(limit.Name(), e.Policy)
-	return of, change, err
+	return CarryUsage
 }
 
 // modeNumber returns a number for the mode, from 1. Slots have other numbers than tokens.

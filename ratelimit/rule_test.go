@@ -29,10 +29,10 @@ func TestNewRulingRejectsInvalidEras(t *testing.T) {
 		"BeforeTheYear": {limit, []ratelimit.Era{{}, {}}, "era 1 is from"},
 		"Policy":        {limit, []ratelimit.Era{{Policy: ratelimit.PerMinute(-1)}}, "era 0: ratelimit: invalid limit"},
 		"Mode":          {limit, []ratelimit.Era{{Mode: "maybe"}}, "use on, shadow or off"},
-		"Change":        {limit, []ratelimit.Era{{}, {From: at, OnChange: "double"}}, "use keep, scale, add or reset"},
+		"Change":        {limit, []ratelimit.Era{{}, {From: at, OnChange: "double"}}, "use carry, keep, scale, add or reset"},
 		"MoreShards":    {limit, []ratelimit.Era{{}, {From: at, Policy: rows(10, 4), OnChange: ratelimit.AddTokens}}, "era 1: it changes Shards from 1 to 4; keep Shards as it is, or set OnChange to reset"},
 		"FewerShards":   {limit, []ratelimit.Era{{Policy: rows(10, 4)}, {From: at}}, "era 1: it changes Shards from 4 to 1"},
-		"KeepOnShards":  {limit, []ratelimit.Era{{Policy: rows(10, 4)}, {From: at, Policy: rows(20, 4)}}, "era 1: it has Shards and keeps the tokens under a larger capacity; set OnChange to scale, add or reset"},
+		"KeepOnShards":  {limit, []ratelimit.Era{{Policy: rows(10, 4)}, {From: at, Policy: rows(20, 4)}}, "era 1: it has Shards and keeps the tokens under a larger capacity; set OnChange to carry, scale, add or reset"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -112,7 +112,7 @@ func (p point) changedBy(change ratelimit.OnChange, n int) point {
 	switch {
 	case change == ratelimit.ScaleTokens:
 		p.scaled += n
-	case isKept(change):
+	case isKept(change, ratelimit.KindTokenBucket): // or perhaps
 		p.kept += n
 	}
 	return p

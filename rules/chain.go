@@ -157,14 +157,16 @@ func changeByRow(eras []ratelimit.Era, code ratelimit.Policy) {
 		switch {
 		case now.Shards != before.Shards:
 			e.OnChange = ratelimit.ResetTokens
-		case now.Shards > 1 && now.Most > before.Most && isKept(e.OnChange):
+		case now.Shards > 1 && now.Most > before.Most && isKept(e.OnChange, now.Kind):
 			e.OnChange = ratelimit.ScaleTokens
 		}
 	}
 }
 
-// isKept reports whether a change keeps tokens.
-func isKept(c ratelimit.OnChange) bool { return c == "" || c == ratelimit.KeepTokens }
+// isKept reports whether a change to a policy of a kind keeps tokens.
+func isKept(c ratelimit.OnChange, kind ratelimit.Kind) bool {
+	return c == ratelimit.KeepTokens || c == "" && kind == ratelimit.KindTokenBucket
+}
 
 func policyOr(policy, code ratelimit.Policy) ratelimit.Policy {
 	if policy == nil {

@@ -33,7 +33,7 @@ import (
 //	    max_reserved: 0         # tokens that Reserve can owe; default: no bound
 //	    shards: 4
 //	    mode: on                # or shadow, off
-//	    on_change: keep         # or scale, add, reset
+//	    on_change: carry        # or keep, scale, add, reset
 //	    unit: requests
 //	    description: what a visitor may search
 //	    adaptive:               # of a token bucket, a fixed window and a calendar window

@@ -151,7 +151,7 @@ func TestReadRefuses(t *testing.T) {
 		"rules: [{limit: a, rate: 1, period: 1s, kind: fixed window, start: yesterday}]":           "write an instant such as 2026-01-31T15:04:05Z",
 		"rules:\n- limit: a\n  kind: leaky bucket":                                                 `line 3: rule "a": ratelimit: invalid limit: "kind" is "leaky bucket"; use one of token bucket`,
 		"rules: [{limit: a, rate: 1, period: 1s, mode: true}]":                                     `its Mode is "true"; use on, shadow or off`,
-		"rules: [{limit: a, rate: 1, period: 1s, on_change: half}]":                                `its OnChange is "half"; use keep, scale, add or reset`,
+		"rules: [{limit: a, rate: 1, period: 1s, on_change: half}]":                                `its OnChange is "half"; use carry, keep, scale, add or reset`,
 		"rules: [{limit: a, rate: 1, period: 1s, shards: 1.5}]":                                    `"shards" is 1.5; write a whole number`,
 		"\nrules:\n- limit: a\n  rate: -1\n  period: 1s":                                           `line 3: rule "a": ratelimit: invalid limit`,
 		"rules: [{limit: a, rate: 1, period: 1s}]\ntiers: [{limit: a, fixed_cost: 2}]\nmatch: all": "its capacity is 1, and a tier asks 2 of it, so that nobody would pass",

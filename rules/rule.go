@@ -24,7 +24,7 @@ type Rule struct {
 	// Mode is whether the rule refuses requests. Defaults to ratelimit.On.
 	Mode ratelimit.Mode
 	// OnChange changes the tokens in the buckets when the rule replaces the policy before.
-	// Defaults to ratelimit.KeepTokens.
+	// Defaults to ratelimit.CarryUsage for a window, and to ratelimit.KeepTokens for a token bucket.
 	OnChange ratelimit.OnChange
 	// Unit is what a token is, for people: "requests", "tokens", "messages". 64 bytes at most.
 	Unit string
@@ -108,10 +108,10 @@ func prefetches(policy ratelimit.Policy) bool {
 
 func checkOnChange(c ratelimit.OnChange) error {
 	switch c {
-	case "", ratelimit.KeepTokens, ratelimit.ScaleTokens, ratelimit.AddTokens, ratelimit.ResetTokens:
+	case "", ratelimit.CarryUsage, ratelimit.KeepTokens, ratelimit.ScaleTokens, ratelimit.AddTokens, ratelimit.ResetTokens:
 		return nil
 	}
-	return fmt.Errorf("its OnChange is %.20q; use keep, scale, add or reset", string(c))
+	return fmt.Errorf("its OnChange is %.20q; use carry, keep, scale, add or reset", string(c))
 }
 
 // isText reports whether Postgres can store s, and the tables have room for it.

@@ -55,7 +55,7 @@ func (r Rule) MarshalJSON() ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	rest, err := json.Marshal(ruleText{unless(r.Mode, ratelimit.On), unless(r.OnChange, ratelimit.KeepTokens), r.Unit, r.Description})
+	rest, err := json.Marshal(ruleText{unless(r.Mode, ratelimit.On), r.OnChange, r.Unit, r.Description})
 	if err != nil {
 		return nil, err
 	}
@@ -132,7 +132,7 @@ func (o Override) MarshalJSON() ([]byte, error) {
 // text returns the fields of the override but its names and its end.
 func (o *Override) text() (text overrideText, err error) {
 	text = overrideText{
-		Multiplier: fields.Positive(o.Multiplier), OnPlan: o.OnPlan, Mode: unless(o.Mode, ratelimit.On), OnChange: unless(o.OnChange, ratelimit.KeepTokens),
+		Multiplier: fields.Positive(o.Multiplier), OnPlan: o.OnPlan, Mode: unless(o.Mode, ratelimit.On), OnChange: o.OnChange,
 	}
 	if o.Policy != nil {
 		text.Policy, err = ratelimit.MarshalPolicy(o.Policy)

@@ -49,7 +49,7 @@ func partsOf(policy ratelimit.Policy, mode ratelimit.Mode, change ratelimit.OnCh
 	if cmp.Or(mode, ratelimit.On) != ratelimit.On {
 		parts = append(parts, "mode "+string(mode))
 	}
-	if !isKept(change) {
+	if change != "" {
 		parts = append(parts, "on change "+string(change))
 	}
 	return parts

@@ -62,9 +62,9 @@ func newTable(ctx context.Context, postgres *server.Postgres, o options, partiti
 		return nil, err
 	}
 	const rows = `
-		INSERT INTO ratelimit.buckets (name, key, shard, value, ts)
+		INSERT INTO ratelimit.buckets (name, key, shard, value, ts, capacity)
 		SELECT CASE WHEN i % $3::int = 0 THEN 'idle' ELSE (ARRAY['keys', 'keys2', 'keys3', 'keys4', 'keys5'])[1 + i % 5] END, 'k' || lpad(i::text, 9, '0'), 0,
-			CASE WHEN i % $3::int = 0 THEN 10 ELSE $1::float8 END, CASE WHEN i % $3::int = 0 THEN 0 ELSE (extract(epoch FROM statement_timestamp()) * 1000000)::bigint END
+			CASE WHEN i % $3::int = 0 THEN 10 ELSE $1::float8 END, CASE WHEN i % $3::int = 0 THEN 0 ELSE (extract(epoch FROM statement_timestamp()) * 1000000)::bigint END, $1::float8
 		FROM generate_series(0, $2::int - 1) AS i`
 	for _, statement := range []string{"ALTER SYSTEM SET autovacuum = off", "SELECT pg_reload_conf()"} {
 		if _, err := t.Admin().Exec(ctx, statement); err != nil {

@@ -168,7 +168,7 @@ func TestSlotsInErasKeepTheirLeases(t *testing.T) {
 		lowered := of(one, change)
 		after := lowered.Settle(held)
 		require.Equal(t, held.Leases(), after.Leases())
-		require.Equal(t, bucket.State{Value: -1, TS: at, Parts: held.Parts}, after)
+		require.Equal(t, bucket.State{Value: -1, TS: at, Capacity: 1, Parts: held.Parts}, after)
 		require.Equal(t, -1.0, buckettest.Tokens(lowered, after, later))
 		_, allowed := buckettest.Take(lowered, after, later, 1, 0)
 		require.False(t, allowed, "two are held, and one is allowed")
@@ -182,7 +182,7 @@ func TestSlotsInErasKeepTheirLeases(t *testing.T) {
 
 	tokens := buckettest.TokenBucket(10, time.Hour, 10)
 	fence := &bucket.Parts{Leases: held.Parts.Leases[:1]}
-	require.Equal(t, bucket.State{Value: 1, TS: at, Parts: fence}, of(tokens, bucket.Keep).Settle(held), "one slot was left")
+	require.Equal(t, bucket.State{Value: 1, TS: at, Capacity: 10, Parts: fence}, of(tokens, bucket.Keep).Settle(held), "one slot was left")
 	spent, _ := buckettest.Take(tokens, tokens.Full(opening), opening, 9, 0)
 	back := bucket.NewEras([]bucket.Era{{Terms: tokens}, {From: at, Terms: three}}).Holding(later)
 	entered := back.Settle(spent)

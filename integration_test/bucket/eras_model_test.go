@@ -184,7 +184,7 @@ func (h *erasHistory) step() {
 	case chance == 1:
 		row := terms.OfShard()
 		for i := range rows {
-			rows[i] = bucket.State{Value: row.Capacity, TS: max(rows[i].TS, row.Begin(now))}
+			rows[i] = bucket.State{Value: row.Capacity, TS: max(rows[i].TS, row.Begin(now)), Capacity: row.Capacity}
 		}
 		h.model.Fill(now)
 		keep = nil

@@ -78,11 +78,11 @@ func FuzzTake(f *testing.F) {
 		if !buckettest.Possible(terms, cost, lowest) {
 			return
 		}
-		rows := make([]bucket.State, terms.Shards)
+		rows, of := make([]bucket.State, terms.Shards), terms.OfShard().Capacity
 		for i := range rows {
-			rows[i] = bucket.State{Value: value, TS: min(max(ts, terms.Phase), bucket.MaxInstant)} // no step begins before the phase
+			rows[i] = bucket.State{Value: value, TS: min(max(ts, terms.Phase), bucket.MaxInstant), Capacity: of} // no step begins before the phase
 			if i%3 == 1 {
-				rows[i] = bucket.State{Value: otherValue, TS: min(max(otherTS, bucket.MinInstant), bucket.MaxInstant)}
+				rows[i] = bucket.State{Value: otherValue, TS: min(max(otherTS, bucket.MinInstant), bucket.MaxInstant), Capacity: of}
 			}
 		}
 		now = min(max(now, bucket.MinInstant), bucket.MaxInstant)
@@ -208,7 +208,7 @@ func takes(t require.TestingT, terms bucket.Terms, rows []bucket.State, now int6
 
 // likeOneRow checks that rows which are even decide as one does, to the last bit and the last microsecond.
 func likeOneRow(t require.TestingT, terms bucket.Terms, row bucket.State, now int64, cost, lowest float64) {
-	row.Value *= float64(terms.Shards)
+	row.Value, row.Capacity = row.Value*float64(terms.Shards), terms.Capacity
 	rows := evenly(row, terms.Shards)
 	require.Equal(t, buckettest.Tokens(terms, terms.FixClock(row, now), now), bucket.Rows(rows).Tokens(&terms, now))
 	for _, cost := range []float64{terms.Capacity, terms.Capacity / 3, cost} {
@@ -278,8 +278,9 @@ func rowsOf(src shrinking, terms bucket.Terms) (rows []bucket.State, now int64) 
 	rows = make([]bucket.State, terms.Shards)
 	for i := range rows {
 		rows[i] = bucket.State{
-			Value: buckettest.One(src, 0, shard.Capacity, shard.Capacity*src.Unit(), shard.Capacity*src.Unit(), -shard.MaxOwed, -shard.MaxOwed*src.Unit()),
-			TS:    now - int64(src.Unit()*2*float64(period)/max(terms.Rate, 1)) + buckettest.One(src, 0, 0, 0, minute, 2*minute+period),
+			Value:    buckettest.One(src, 0, shard.Capacity, shard.Capacity*src.Unit(), shard.Capacity*src.Unit(), -shard.MaxOwed, -shard.MaxOwed*src.Unit()),
+			Capacity: shard.Capacity,
+			TS:       now - int64(src.Unit()*2*float64(period)/max(terms.Rate, 1)) + buckettest.One(src, 0, 0, 0, minute, 2*minute+period),
 		}
 	}
 	return rows, now
@@ -287,7 +288,7 @@ func rowsOf(src shrinking, terms bucket.Terms) (rows []bucket.State, now int64) 
 
 // evenly returns the rows of a bucket that hold and gain as much as row does.
 func evenly(row bucket.State, n int32) []bucket.State {
-	return slices.Repeat([]bucket.State{{Value: row.Value / float64(n), TS: row.TS}}, int(n))
+	return slices.Repeat([]bucket.State{{Value: row.Value / float64(n), TS: row.TS, Capacity: row.Capacity / float64(n)}}, int(n))
 }
 
 func TestACreditGoesToTheRowsThatHaveRoom(t *testing.T) {

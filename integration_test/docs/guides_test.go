@@ -337,8 +337,8 @@ func TestOperationsCron(t *testing.T) {
 	parts := strings.Split(string(page), "$$")
 	require.Len(t, parts, 3)
 	w := world.New(t)
-	w.Exec(t, `INSERT INTO ratelimit.buckets (name, key, shard, value, ts, leases)
-		SELECT name, key, 0, value, (extract(epoch FROM now() - age) * 1e6)::bigint, leases FROM (VALUES
+	w.Exec(t, `INSERT INTO ratelimit.buckets (name, key, shard, value, ts, capacity, leases)
+		SELECT name, key, 0, value, (extract(epoch FROM now() - age) * 1e6)::bigint, 10, leases FROM (VALUES
 			('sendMessage', 'idle', 0, interval '61 minutes', NULL::bigint[]), ('sendMessage', 'used', 0, interval '59 minutes', NULL),
 			('sendMessage', 'owes', -1, interval '61 minutes', NULL), ('sendMessage', 'holds', 0, interval '61 minutes', '{1}'),
 			('other', 'idle', 0, interval '61 minutes', NULL)) AS rows (name, key, value, age, leases)`)

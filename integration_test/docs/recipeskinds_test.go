@@ -16,6 +16,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/integration_test/internal/world"
 	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
+	"github.com/pgratelimit/pgratelimit/rules"
 )
 
 // The blocks of docs/recipes.md on kinds that are no bucket, and the tests that run them.
@@ -24,6 +25,11 @@ var Strictest = ratelimit.Define("strictest", ratelimit.SlidingWindow{Rate: 100,
 
 var MonthlyQuota = ratelimit.Define("quota",
 	ratelimit.CalendarWindow{Rate: 1000, Resets: ratelimit.Monthly, Zone: "Europe/Berlin"})
+
+func recipePlan(ctx context.Context, limiter *ratelimit.Limiter, customer, plan string) error {
+	err := limiter.Require(ctx, MonthlyQuota.For(customer).Plan(plan))
+	return err
+}
 
 var Exports = ratelimit.Define("exports", ratelimit.Concurrency{Most: 3, Lease: 30 * time.Second})
 
@@ -101,6 +107,35 @@ func TestRecipesOfKinds(t *testing.T) {
 		says(t, "a refusal one second before midnight of 31 March in Berlin (22:00 UTC) has a `RetryAfter` of %s", inSeconds(d.RetryAfter))
 		f.now = f.now.Add(d.RetryAfter)
 		require.Equal(t, 1000.0, f.tokens(t, MonthlyQuota.For("ada")))
+	})
+
+	t.Run("Upgrade", func(t *testing.T) {
+		t.Parallel()
+		f, at := world.New(t), recipeStart
+		quota := func(n float64) ratelimit.Policy { return ratelimit.CalendarWindow{Rate: n, Resets: ratelimit.Monthly} }
+		set, err := rules.SetOf(rules.Document{Rules: []rules.Rule{
+			{Limit: "quota", Plan: "free", Policy: quota(1000)}, {Limit: "quota", Plan: "pro", Policy: quota(10_000)},
+		}})
+		require.NoError(t, err)
+		limiter := f.With(t, ratelimit.Config{Policies: set, AsOf: func() time.Time { return at }})
+		left := func(customer, plan string) float64 {
+			v, err := limiter.Value(t.Context(), MonthlyQuota.For(customer).Plan(plan))
+			require.NoError(t, err)
+			return v.Tokens
+		}
+		require.NoError(t, limiter.Require(t.Context(), MonthlyQuota.For("up").Plan("free").Cost(899)))
+		require.NoError(t, recipePlan(t.Context(), limiter, "up", "free"))
+		require.Equal(t, 9100.0, left("up", "pro"))
+		require.NoError(t, recipePlan(t.Context(), limiter, "up", "pro"))
+		require.Equal(t, 9099.0, left("up", "pro"))
+		says(t, "After 900 of 1,000 on `free`, 9,100 are left on `pro`.")
+
+		require.NoError(t, limiter.Require(t.Context(), MonthlyQuota.For("down").Plan("pro").Cost(5000)))
+		require.ErrorIs(t, recipePlan(t.Context(), limiter, "down", "free"), ratelimit.ErrLimited)
+		require.Equal(t, []float64{0, 5000}, []float64{left("down", "free"), left("down", "pro")})
+		at = time.Date(2026, time.April, 1, 0, 0, 0, 0, time.UTC)
+		require.Equal(t, 1000.0, left("down", "free"))
+		says(t, "After 5,000 of 10,000 on `pro`, nothing is left on `free` until the next month, and 5,000 again on `pro`.")
 	})
 
 	t.Run("SlowWork", func(t *testing.T) {

@@ -85,7 +85,7 @@ func (a Ahead) Returnable(t *Terms, ts, now int64) float64 {
 // Return returns the state of a bucket's row after the tokens left were given back at now.
 func (a Ahead) Return(t *Terms, s State, now int64) State {
 	if given := a.Returnable(t, s.TS, now); given > 0 {
-		s.Value = min(max(t.Capacity, s.Value), s.Value+given)
+		s.Value = min(t.most(s, 0), s.Value+given)
 	}
 	return s
 }

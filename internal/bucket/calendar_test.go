@@ -71,7 +71,7 @@ func drawCalendars(t *testing.T, r *rand.Rand) (eras calendarEras) {
 			era.From = begins[slices.IndexFunc(begins, func(at int64) bool { return at > from })]
 		}
 		eras.list, eras.begins = append(eras.list, era), append(eras.begins, begins)
-		from, change = max(era.From, opening)+day+int64(r.Uint64N(uint64(120*day))), []bucket.Change{bucket.Keep, bucket.Add, bucket.Reset}[r.IntN(3)]
+		from, change = max(era.From, opening)+day+int64(r.Uint64N(uint64(120*day))), []bucket.Change{bucket.Keep, bucket.Carry, bucket.Add, bucket.Reset}[r.IntN(4)]
 	}
 	return eras
 }

@@ -84,7 +84,7 @@ func (s State) holding(leases []Held, capacity float64, last, now int64) State {
 	for _, h := range leases {
 		parts.Leases = append(parts.Leases, h.Fence, h.End, h.Slots)
 	}
-	return State{Value: capacity - float64(slotsOf(leases)), TS: max(s.TS, now), Parts: parts}
+	return State{Value: capacity - float64(slotsOf(leases)), TS: max(s.TS, now), Capacity: capacity, Parts: parts}
 }
 
 // Tokens returns the free slots: below zero while more are held than the capacity has become.
@@ -126,14 +126,15 @@ func (Concurrent) Wait(t Terms, s State, now int64, cost, lowest float64) time.D
 // FixClock brings TS back to now, and shortens leases that the wrong clock gave: none of them lasts longer than its own length
 // from now on. Leases with an end that a right clock can give stay unchanged.
 func (c Concurrent) FixClock(_ Terms, s State, now int64) State {
-	ahead, capacity, leases := s.TS-now, s.capacity(), s.leasesAt(now)
+	ahead, leases := s.TS-now, s.leasesAt(now)
 	for i, h := range leases {
 		if h.End > now+c.Lease+ClockTolerance.Microseconds() {
 			leases[i].End = min(max(h.End-ahead, now+c.Lease), now+MaxLease)
 		}
 	}
-	s.TS = now
-	return s.holding(leases, capacity, s.lastFence(), now)
+	fixed := s.withLeases(leases, now)
+	fixed.TS = now
+	return fixed
 }
 
 // Charge returns the state unchanged: slots cannot be taken without a lease.
@@ -246,7 +247,7 @@ func (s State) RenewLease(now, fence, length int64) (after State, end int64, hel
 	for i := range leases {
 		if h := &leases[i]; h.Fence == fence {
 			h.End = max(h.End, now+length)
-			return s.holding(leases, s.capacity(), s.lastFence(), now), h.End, true
+			return s.withLeases(leases, now), h.End, true
 		}
 	}
 	return s, 0, false
@@ -259,8 +260,12 @@ func (s State) ReleaseLease(now, fence int64) (after State, held bool) {
 	if len(left) == len(leases) {
 		return s, false
 	}
-	return s.holding(left, s.capacity(), s.lastFence(), now), true
+	return s.withLeases(left, now), true
 }
 
-// capacity returns the capacity of the limit on concurrency under which the row was written.
-func (s State) capacity() float64 { return s.Value + float64(slotsOf(s.Leases())) }
+// withLeases returns the state with other leases. The kind that wrote the row last may be another.
+func (s State) withLeases(leases []Held, now int64) State {
+	with := s.holding(leases, s.Value+float64(slotsOf(s.Leases())), s.lastFence(), now)
+	with.Capacity = s.Capacity
+	return with
+}

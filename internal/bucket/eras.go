@@ -11,6 +11,8 @@ type Change uint8
 const (
 	// Keep leaves the tokens as they are, up to the new capacity.
 	Keep Change = iota
+	// Carry keeps the used tokens. Less is left after a cut, but no tokens are owed because of it.
+	Carry
 	// Scale keeps their share of the capacity.
 	Scale
 	// Add adds the difference of the capacities, which may be negative.
@@ -26,6 +28,8 @@ func (c Change) tokens(tokens, before, after float64) float64 {
 		return after
 	case c == Scale && before > 0:
 		tokens *= after / before
+	case c == Carry:
+		tokens = max(min(tokens, 0), tokens+after-before)
 	case c == Add:
 		tokens += after - before
 	}
@@ -108,7 +112,7 @@ func (e *Eras) lastReset(era int32) int64 {
 	for era > 0 && e.eras[era].Change != Reset {
 		era--
 	}
-	return e.eras[era].From
+	return e.since(era)
 }
 
 // Mode returns the mode of an era. 0 means that all eras have the same mode.
@@ -179,13 +183,16 @@ func (a *Ask) RowCount() int {
 	return int(max(a.Terms.Shards, 1))
 }
 
-// Settle returns the state of a row under the terms that hold now. What arrived in each era up to its end is counted by
-// its terms, and what became of the tokens then is what the change says.
+// Settle returns the state of a row under the terms that hold now. A row that another plan wrote is brought to the terms of its time.
+// What arrived in each era up to its end is counted by its terms, and what became of the tokens then is what the change says.
 func (t Terms) Settle(s State) State {
 	if s.TS >= t.Eras.since(t.Era) {
-		return s
+		return t.Carry(s)
 	}
-	for i := t.Eras.Holding(s.TS).Era + 1; i <= t.Era; i++ {
+	first := t.Eras.Holding(s.TS).Era
+	then := t.Eras.like(t, first).On(s.TS)
+	s = then.Carry(s)
+	for i := first + 1; i <= t.Era; i++ {
 		from := t.Eras.since(i)
 		before, after := t.Eras.like(t, i-1).On(from-1), t.Eras.like(t, i).On(from)
 		s = after.Kind.Enter(after, before, s, from, t.Eras.eras[i].Change)
@@ -254,7 +261,7 @@ func (p *Page) Settle(calls ...[]Ask) {
 	}
 	for _, asks := range calls {
 		for i := range asks {
-			if a := &asks[i]; a.Terms.Eras != nil {
+			if a := &asks[i]; a.Terms.Eras != nil || a.Terms.IsQuota() {
 				if _, held := p.Held(asks[i : i+1]); !held {
 					p.settle(a)
 				}

@@ -66,7 +66,7 @@ type Parts struct {
 
 // Equal reports whether the states are the same, with what their Parts hold.
 func (s State) Equal(o State) bool {
-	if s.Value != o.Value || s.TS != o.TS {
+	if s.Value != o.Value || s.TS != o.TS || s.Capacity != o.Capacity {
 		return false
 	}
 	if s.Parts == o.Parts {

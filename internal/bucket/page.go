@@ -241,7 +241,7 @@ func (p *Page) Charge(a *Ask, amount float64, taken int64) {
 	} else {
 		for i := range rows {
 			if p.isNew(first + i) { // it is full under all terms, and was before
-				rows[i] = State{Value: max(rows[i].Value, a.Most/float64(len(rows))), TS: min(a.Terms.Begin(p.Now), LongAgo)}
+				rows[i] = State{Value: max(rows[i].Value, a.Most/float64(len(rows))), TS: min(a.Terms.Begin(p.Now), LongAgo), Capacity: max(rows[i].Value, a.Most/float64(len(rows)))}
 			}
 		}
 		changed = rows.Credit(&a.Terms, p.Now, -amount, a.Most, a.CreditUntil(taken))

@@ -48,11 +48,11 @@ func (a *Ask) OfShard(shard int32) Ask {
 // Estimate extends the answer for one row to a bucket of n rows, as if the other rows held as much as this row did before.
 func (a *Ask) Estimate(r Answer, n int32, taken bool) Answer {
 	if !taken {
-		r.State.Value *= float64(n)
+		r.State.Value, r.State.Capacity = r.State.Value*float64(n), r.State.Capacity*float64(n)
 		return r
 	}
 	before := min(r.State.Value+a.Cost, a.Terms.Capacity)
-	r.State.Value = before*float64(n) - a.Cost
+	r.State.Value, r.State.Capacity = before*float64(n)-a.Cost, r.State.Capacity*float64(n)
 	return r
 }
 
@@ -63,7 +63,7 @@ func (r *Answer) SetRows(a *Ask, rows []State) {
 		return
 	}
 	r.Rows = slices.Clone(rows) // later calls may change those
-	r.State = State{Value: r.Rows.Tokens(&a.Terms, r.Now), TS: a.Terms.Begin(r.Now)}
+	r.State = State{Value: r.Rows.Tokens(&a.Terms, r.Now), TS: a.Terms.Begin(r.Now), Capacity: a.Terms.Capacity}
 }
 
 // rows returns the rows of the bucket, which are even in an estimate.
@@ -72,7 +72,7 @@ func (r *Answer) rows(a *Ask) Rows {
 		return r.Rows
 	}
 	row, n := r.State, max(a.Terms.Shards, 1)
-	row.Value /= float64(n)
+	row.Value, row.Capacity = row.Value/float64(n), row.Capacity/float64(n)
 	return slices.Repeat(Rows{row}, int(n))
 }
 
@@ -163,12 +163,13 @@ func (r Rows) Credit(t *Terms, now int64, amount, most float64, until int64) (gi
 	}
 	r.FixClocks(t, now)
 	row, n := t.OfShard(), float64(len(r))
-	for _, capacity := range []float64{row.Capacity, max(row.Capacity, most/n)} {
-		row.Capacity = capacity
+	full := row
+	for _, full.Capacity = range []float64{row.Capacity, max(row.Capacity, most/n)} {
 		for _, share := range []float64{amount / n, amount} { // evenly, and then what the full ones left
 			for i, s := range r {
-				given := min(share, amount, max(0, capacity-row.Kind.Tokens(row, s, now)))
-				r[i].Value = min(max(capacity, s.Value), s.Value+given)
+				given := min(share, amount, max(0, full.room(s, now)))
+				s.Value = min(full.most(s, 0), s.Value+given)
+				r[i] = row.Carry(s)
 				amount -= given
 			}
 		}
@@ -176,11 +177,34 @@ func (r Rows) Credit(t *Terms, now int64, amount, most float64, until int64) (gi
 	return true
 }
 
-// level sets the rows so that together they hold tokens at now, each the same.
+// room returns how many tokens a row takes back at now.
+func (t *Terms) room(s State, now int64) float64 {
+	most := t.Capacity
+	if t.IsQuota() {
+		most = max(most, s.Capacity)
+	}
+	return most - t.Kind.Tokens(*t, s, now)
+}
+
+// level sets the rows so that together they hold tokens at now, each the same. A row of a window that has used more than its share of
+// the quota stays without tokens.
 func (r Rows) level(t *Terms, now int64, tokens float64) {
-	row, each := t.OfShard(), tokens/float64(len(r))
+	row, n := t.OfShard(), 0
+	of := make([]float64, len(r))
 	for i, s := range r {
-		r[i] = Steps{}.written(&row, s, now, each)
+		if of[i] = row.capacity(s, now, row.Kind.Tokens(row, s, now)); !row.IsQuota() || of[i] == row.Capacity {
+			n++
+		}
+	}
+	if tokens < 0 {
+		n = len(r)
+	}
+	for i, s := range r {
+		each := tokens / float64(max(n, 1))
+		if tokens >= 0 && row.IsQuota() && of[i] != row.Capacity {
+			each = 0
+		}
+		r[i] = Steps{}.written(&row, s, now, each, of[i])
 	}
 }
 

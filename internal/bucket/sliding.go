@@ -22,8 +22,8 @@ const MaxSlices = 128
 //
 // The first two numbers identify rows that other terms have written. If the slices have another length, each old slice goes to the
 // new slice that holds its end, so that it counts no shorter. A slice that has not ended goes to the slice of now. If the Value
-// differs, another kind of limit or an older program has written the row. Then the tokens missing to the Capacity were taken in the
-// slice of TS.
+// differs, another kind of limit or an older program has written the row. Then the tokens missing to the Capacity of the row were
+// taken in the slice of TS.
 type Sliding struct {
 	Steps
 	Slices int32
@@ -195,7 +195,7 @@ func (r Sliding) Counted(t Terms, s State, now int64) (totals []float64, ts int6
 // read returns the totals of the row at now, and the instant in whose slice the first of them is.
 func (r Sliding) read(t Terms, s State, now int64) ([]float64, int64) {
 	if !isSlid(s) {
-		return totalsOf(max(0, t.Capacity-s.Value)), s.TS
+		return totalsOf(max(0, s.Capacity-s.Value)), s.TS
 	}
 	return r.rebinned(t, slices.Clone(s.Parts.Taken[takenTotals:]), r.length(t, s), s.TS, max(s.TS, now))
 }
@@ -288,5 +288,5 @@ func (r Sliding) rebinned(t Terms, totals []float64, length, ts, latest int64) (
 // state returns the row after s with these totals. The first belongs to the slice of ts.
 func (r Sliding) state(t Terms, s State, totals []float64, ts int64) State {
 	value := r.left(t, totals)
-	return State{Value: value, TS: ts, Parts: s.parts(append([]float64{float64(t.Step), value}, totals...))}
+	return State{Value: value, TS: ts, Capacity: t.Capacity, Parts: s.parts(append([]float64{float64(t.Step), value}, totals...))}
 }

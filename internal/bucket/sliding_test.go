@@ -315,8 +315,9 @@ func TestSlidingGoesOnFromTheValueOfAnotherKind(t *testing.T) {
 		"ABucketGave": {func(s *bucket.State) { s.Value, s.TS = 9, opening+31*second }, 9, 70 * time.Second},
 		"ABucketOwes": {func(s *bucket.State) { s.Value = -5 }, -5, time.Minute},
 		"NoSlices":    {func(s *bucket.State) { s.Parts = nil }, 7, time.Minute},
-		"OfABucket":   {func(s *bucket.State) { *s = bucket.State{Value: 4, TS: opening + 15*second} }, 4, 50 * time.Second},
-		"More":        {func(s *bucket.State) { *s = bucket.State{Value: 400, TS: opening} }, 10, 0},
+		"OfABucket":   {func(s *bucket.State) { *s = bucket.State{Value: 4, TS: opening + 15*second, Capacity: 10} }, 4, 50 * time.Second},
+		"More":        {func(s *bucket.State) { *s = bucket.State{Value: 400, TS: opening, Capacity: 10} }, 10, 0},
+		"OfAnother":   {func(s *bucket.State) { *s = bucket.State{Value: 94, TS: opening + 15*second, Capacity: 100} }, 4, 50 * time.Second},
 		"Leases":      {func(s *bucket.State) { s.Parts = &bucket.Parts{Leases: []int64{1}} }, 7, time.Minute},
 		"Nonsense":    {func(s *bucket.State) { s.Parts = &bucket.Parts{Taken: []float64{0, s.Value, 3, 0}} }, 7, time.Minute},
 	} {
@@ -350,7 +351,7 @@ func TestSlidingCreditsTokensReservedByAnotherKind(t *testing.T) {
 	const hour = 3600 * second
 	tokens, sliding, change := buckettest.TokenBucket(20, 24*time.Hour, 20), slidingTerms(20, hour, 24), opening+2*hour
 	byRule := changeAt(change, tokens, sliding, bucket.Keep)
-	reserved := bucket.State{Value: -10, TS: opening} // by 15 and 15
+	reserved := bucket.State{Value: -10, TS: opening, Capacity: 20} // by 15 and 15
 	for name, test := range map[string]struct {
 		terms         bucket.Terms
 		before, after float64 // three hours after the change

@@ -69,9 +69,9 @@ func (Steps) Take(t Terms, s State, now int64, cost, lowest float64) (State, boo
 	return next, true
 }
 
-// written returns the row after s with another value at now.
-func (Steps) written(t *Terms, s State, now int64, value float64) State {
-	return State{Value: value, TS: max(t.FixClock(s, now).TS, t.Begin(now)), Parts: s.parts(nil)}
+// written returns the row after s with another value and capacity at now.
+func (Steps) written(t *Terms, s State, now int64, value, capacity float64) State {
+	return State{Value: value, TS: max(t.FixClock(s, now).TS, t.Begin(now)), Capacity: capacity, Parts: s.parts(nil)}
 }
 
 // Wait implements Kind.
@@ -98,7 +98,8 @@ func (Steps) FixClock(t Terms, s State, now int64) State {
 
 // Charge implements Kind.
 func (k Steps) Charge(t Terms, s State, now int64, amount float64) State {
-	return k.written(&t, s, now, t.Kind.Tokens(t, s, now)-amount)
+	tokens := t.Kind.Tokens(t, s, now)
+	return k.written(&t, s, now, tokens-amount, t.capacity(s, now, tokens))
 }
 
 // Credit implements Kind. TS does not change. At each later instant Value + amount gives the same tokens as if the arrived tokens
@@ -108,17 +109,24 @@ func (Steps) Credit(t Terms, s State, now int64, amount, most float64, until int
 		return s, false
 	}
 	s = t.FixClock(s, now)
-	s.Value = min(max(t.Capacity, most, s.Value), s.Value+amount)
-	return s, true
+	s.Value = min(t.most(s, most), s.Value+amount)
+	return t.Carry(s), true
 }
 
 // Fill implements Kind.
-func (k Steps) Fill(t Terms, s State, now int64) State { return k.written(&t, s, now, t.Capacity) }
+func (k Steps) Fill(t Terms, s State, now int64) State {
+	return k.written(&t, s, now, t.Capacity, t.Capacity)
+}
 
 // Enter implements Kind.
 func (Steps) Enter(t, before Terms, s State, from int64, change Change) State {
-	tokens := change.tokens(before.Kind.Tokens(before, s, from), before.Capacity, t.Capacity)
-	return State{Value: tokens, TS: from, Parts: s.parts(nil)}
+	tokens := before.Kind.Tokens(before, s, from)
+	entered := State{Value: tokens, TS: from, Capacity: before.capacity(s, from, tokens), Parts: s.parts(nil)}
+	if change == Carry && t.IsQuota() {
+		return t.Carry(entered)
+	}
+	entered.Value, entered.Capacity = change.tokens(tokens, before.Capacity, t.Capacity), t.Capacity
+	return entered
 }
 
 // CreditUntil implements Kind: the window of the instant, because the next window has its own tokens. A token bucket takes tokens back at

@@ -209,6 +209,10 @@ func TestOnChangeSetsTheTokens(t *testing.T) {
 		"reset, owing":           {-2.75, 6, 3, bucket.Reset, 3},
 		"keep, full stays full":  {3, 3, 60, bucket.Keep, 60},
 		"add, owing":             {-2, 6, 10, bucket.Add, 2},
+		"carry, raised":          {200, 500, 900, bucket.Carry, 600},
+		"carry, lowered":         {200, 500, 100, bucket.Carry, 0},
+		"carry, lowered, left":   {450, 500, 100, bucket.Carry, 50},
+		"carry, owing":           {-2, 6, 4, bucket.Carry, -2},
 		"scale, from no tokens":  {-1, 0, 10, bucket.Scale, -1},
 		"keep, nothing but owed": {-1, 10, 0, bucket.Keep, -1},
 	} {
@@ -226,14 +230,14 @@ func TestOnlyAResetChangesTheNumberOfRows(t *testing.T) {
 	t.Parallel()
 	one := buckettest.TokenBucket(80, time.Hour, 80)
 	eight, more := buckettest.Over(one, 8), buckettest.Over(buckettest.TokenBucket(80, time.Hour, 160), 8)
-	all := []bucket.Change{bucket.Keep, bucket.Scale, bucket.Add, bucket.Reset}
+	all := []bucket.Change{bucket.Keep, bucket.Carry, bucket.Scale, bucket.Add, bucket.Reset}
 	for name, test := range map[string]struct {
 		before, after bucket.Terms
 		byRow         []bucket.Change
 	}{
 		"MoreRows":                     {one, eight, []bucket.Change{bucket.Reset}},
 		"FewerRows":                    {eight, one, []bucket.Change{bucket.Reset}},
-		"ALargerCapacityOfSeveralRows": {eight, more, []bucket.Change{bucket.Scale, bucket.Add, bucket.Reset}},
+		"ALargerCapacityOfSeveralRows": {eight, more, []bucket.Change{bucket.Carry, bucket.Scale, bucket.Add, bucket.Reset}},
 		"ASmallerCapacity":             {more, eight, all},
 		"ALargerCapacityOfOneRow":      {one, buckettest.TokenBucket(80, time.Hour, 160), all},
 	} {

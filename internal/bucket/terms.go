@@ -54,16 +54,18 @@ type Terms struct {
 	Seed uint64 // what Phase is derived from in each era
 }
 
-// State is a bucket's row: Value tokens were held at TS, microseconds since 1970.
+// State is a bucket's row: Value tokens were held at TS, microseconds since 1970, of a full bucket with Capacity. So Capacity - Value
+// were used. See Terms.Carry.
 type State struct {
-	Value float64
-	TS    int64
-	Parts *Parts // more data of the Kind; nil if tokens arrive in steps
+	Value    float64
+	TS       int64
+	Capacity float64
+	Parts    *Parts // more data of the Kind; nil if tokens arrive in steps
 }
 
 // Full is the state of a bucket that has no row.
 func (t Terms) Full(now int64) State {
-	return State{Value: t.Capacity, TS: t.Begin(now)}
+	return State{Value: t.Capacity, TS: t.Begin(now), Capacity: t.Capacity}
 }
 
 // Tolerance is how far, in microseconds, TS may be ahead of the current step's begin.

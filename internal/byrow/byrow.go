@@ -75,7 +75,7 @@ func receiveRow(results pgx.BatchResults) (state bucket.State, found bool, err e
 	defer rows.Close()
 	for rows.Next() {
 		found = true
-		if state.Parts, err = store.ScanWithParts(rows, []any{&state.Value, &state.TS, nil, nil}, 2); err != nil {
+		if state.Parts, err = store.ScanWithParts(rows, []any{&state.Value, &state.TS, &state.Capacity, nil, nil}, 3); err != nil {
 			return state, false, err
 		}
 	}
@@ -175,7 +175,7 @@ func (Partitions) Save(ctx context.Context, u *store.Unit, p *bucket.Page, made 
 		if parts == nil {
 			parts = &bucket.Parts{}
 		}
-		batch.Queue(u.Statement(files, "row_save"), append(keyOf(k), state.Value, state.TS, parts.Taken, parts.Leases)...)
+		batch.Queue(u.Statement(files, "row_save"), append(keyOf(k), state.Value, state.TS, state.Capacity, parts.Taken, parts.Leases)...)
 	}, func(k bucket.Key) { batch.Queue(u.Statement(files, "row_delete"), keyOf(k)...) })
 	return u.Finish(ctx, batch, p.Rows)
 }

@@ -78,7 +78,7 @@ func nextSpare(ctx context.Context, u *store.Unit, p *store.PrunePages, now int6
 	_, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (none struct{}, err error) {
 		var state bucket.State
 		seen++
-		if state.Parts, err = store.ScanWithParts(row, []any{&k.Key, &k.Shard, &state.Value, &state.TS, nil, nil}, 4); err != nil {
+		if state.Parts, err = store.ScanWithParts(row, []any{&k.Key, &k.Shard, &state.Value, &state.TS, &state.Capacity, nil, nil}, 5); err != nil {
 			return none, err
 		}
 		if isSpare(state) {

@@ -48,7 +48,7 @@ func (f *fixture) exec(t testing.TB, sql string, args ...any) {
 // put writes rows of a bucket, one for each of tokens.
 func (f *fixture) put(t testing.TB, limit, key string, tokens ...float64) {
 	t.Helper()
-	f.exec(t, `INSERT INTO ratelimit.buckets SELECT $1, $2, ord - 1, value, $4
+	f.exec(t, `INSERT INTO ratelimit.buckets SELECT $1, $2, ord - 1, value, $4, greatest(value, 0)
 		FROM unnest($3::float8[]) WITH ORDINALITY AS r (value, ord)`, limit, key, tokens, noon.UnixMicro())
 }
 
@@ -78,7 +78,7 @@ func (f *fixture) seed(t testing.TB, anew bool) {
 	const buckets = 20_000
 	f.exec(t, `INSERT INTO ratelimit.buckets
 		SELECT 'limit-' || lpad((n % 100)::text, 3, '0'), encode(sha256(n::text::bytea), 'hex'), shard,
-			CASE WHEN n % 1000 = 7 THEN -1 ELSE 5 END, $2::bigint + n
+			CASE WHEN n % 1000 = 7 THEN -1 ELSE 5 END, $2::bigint + n, 5
 		FROM generate_series(1, $1::integer) AS n, LATERAL generate_series(0, CASE WHEN n % 100 < 5 THEN 7 ELSE 0 END) AS shard`,
 		buckets, noon.UnixMicro())
 	f.exec(t, `INSERT INTO ratelimit.reservations

@@ -86,7 +86,7 @@ func TestADatabaseIsKeptWhenItsTestFails(t *testing.T) {
 	var pool *pgxpool.Pool
 	played := perform(t, func(fake testing.TB) {
 		pool = openPool(fake, newDatabase(fake, server, name), nil)
-		_, err := pool.Exec(t.Context(), `INSERT INTO ratelimit.buckets (name, key, shard, value, ts) VALUES ('logins', 'it''s', 2, -1.5, 7)`)
+		_, err := pool.Exec(t.Context(), `INSERT INTO ratelimit.buckets (name, key, shard, value, ts, capacity) VALUES ('logins', 'it''s', 2, -1.5, 7, 10)`)
 		require.NoError(t, err)
 		fake.Errorf("on purpose")
 	})

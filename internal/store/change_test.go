@@ -207,7 +207,7 @@ func TestReturnOfNothing(t *testing.T) {
 	}
 	requireReturned(0, terms)
 	require.Zero(t, s.count())
-	s.exec(`INSERT INTO ratelimit.buckets VALUES ('return', 'none', 0, 50, $1)`, opening)
+	s.exec(`INSERT INTO ratelimit.buckets VALUES ('return', 'none', 0, 50, $1, 50)`, opening)
 	eras := bucket.NewEras([]bucket.Era{{Terms: terms}, {From: opening, Terms: terms}})
 	requireReturned(0, eras.Holding(opening-1))
 	requireReturned(10, eras.Holding(opening))

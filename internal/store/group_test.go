@@ -148,7 +148,7 @@ func TestAnOvertakenClusterTakesNothing(t *testing.T) {
 		"Taken":   {`UPDATE ratelimit.buckets SET value = value - 3 WHERE name = 'all'`, []limit{user, all}, []float64{96, 9}},
 		"Emptied": {`UPDATE ratelimit.buckets SET value = 0 WHERE name = 'all'`, []limit{user, all}, []float64{0, 10}},
 		"Deleted": {`DELETE FROM ratelimit.buckets WHERE name = 'all'`, []limit{user, all}, []float64{99, 9}},
-		"Made":    {fmt.Sprintf(`INSERT INTO ratelimit.buckets VALUES ('user', 'ada', 0, 5, %d)`, opening), []limit{all}, []float64{99, 4}},
+		"Made":    {fmt.Sprintf(`INSERT INTO ratelimit.buckets VALUES ('user', 'ada', 0, 5, %d, 10)`, opening), []limit{all}, []float64{99, 4}},
 		"Not":     {`SELECT`, []limit{user, all}, []float64{99, 9}},
 	} {
 		for way, decide := range map[string]func(s *stand, call *Call) error{
@@ -182,7 +182,7 @@ func TestRolledBackCreditsAreNotCounted(t *testing.T) {
 	first, second := tokenBucket("a", 10, time.Hour, 10, 0), tokenBucket("b", 10, time.Hour, 10, 0)
 	for round := range 3 {
 		made := second.ask(fmt.Sprint("being made ", round), 1)
-		tx := s.tx(fmt.Sprintf(`INSERT INTO ratelimit.buckets VALUES ('%s', '%s', 0, 9, %d)`, made.Key.Name, made.Key.Key, opening))
+		tx := s.tx(fmt.Sprintf(`INSERT INTO ratelimit.buckets VALUES ('%s', '%s', 0, 9, %d, 10)`, made.Key.Name, made.Key.Key, opening))
 		before := spent(t, s.pool, first)
 		calls := []*Call{taking(made)}
 		for key := range keys {

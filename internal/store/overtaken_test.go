@@ -73,7 +73,7 @@ func TestABatchTakesAtMostTheTokensOfAConcurrentlyInsertedRow(t *testing.T) {
 	tx, ada, bob := s.tx("SELECT "+gate), taking(l.ask("ada", 1)), taking(l.ask("bob", 1))
 	var waiting []blocked
 	s.whileWaiting(func() { waiting = runBatch(t, s.Session, ada, bob) }, func() {
-		s.exec(`INSERT INTO ratelimit.buckets VALUES ('still', 'bob', 0, 0, $1)`, opening)
+		s.exec(`INSERT INTO ratelimit.buckets VALUES ('still', 'bob', 0, 0, $1, 10)`, opening)
 		require.NoError(t, tx.Commit(t.Context()))
 	})
 	require.Empty(t, waiting)

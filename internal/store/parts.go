@@ -25,14 +25,14 @@ func ScanWithParts(row pgx.CollectableRow, columns []any, parts int) (*bucket.Pa
 
 // statesAsColumns returns states as the array parameters of a statement. An array in each row is the literal of one: arrays of
 // arrays must all have one length.
-func statesAsColumns(states []bucket.State) (values array[double], ts array[bigint], taken, leases []*string) {
+func statesAsColumns(states []bucket.State) (values array[double], ts array[bigint], capacities array[double], taken, leases []*string) {
 	hasParts := false
 	for _, s := range states {
-		values, ts = append(values, double(s.Value)), append(ts, bigint(s.TS))
+		values, ts, capacities = append(values, double(s.Value)), append(ts, bigint(s.TS)), append(capacities, double(s.Capacity))
 		hasParts = hasParts || s.Parts != nil
 	}
 	if !hasParts {
-		return values, ts, nil, nil
+		return values, ts, capacities, nil, nil
 	}
 	taken, leases = make([]*string, len(states)), make([]*string, len(states))
 	for i, s := range states {
@@ -42,7 +42,7 @@ func statesAsColumns(states []bucket.State) (values array[double], ts array[bigi
 		taken[i] = arrayLiteral(s.Parts.Taken, func(b []byte, tokens float64) []byte { return strconv.AppendFloat(b, tokens, 'g', -1, 64) })
 		leases[i] = arrayLiteral(s.Parts.Leases, func(b []byte, n int64) []byte { return strconv.AppendInt(b, n, 10) })
 	}
-	return values, ts, taken, leases
+	return values, ts, capacities, taken, leases
 }
 
 // arrayLiteral returns the literal of an array of numbers, and nil for none.
@@ -72,13 +72,13 @@ func (u *Unit) windowParameters(a *bucket.Ask) []any {
 // periodOf returns the Period of a sliding window, in microseconds.
 func periodOf(t bucket.Terms) int64 { return t.Step * int64(t.Steps) }
 
-// scanWindows appends one answer for each row to the room of answers: allowed, value, ts, taken and now.
+// scanWindows appends one answer for each row to the room of answers: allowed, value, ts, capacity, taken and now.
 func scanWindows(rows pgx.Rows, answers []bucket.Answer) ([]bucket.Answer, error) {
 	defer rows.Close()
 	for rows.Next() {
 		var a bucket.Answer
 		var taken []float64
-		if err := rows.Scan(&a.Allowed, &a.State.Value, &a.State.TS, &taken, &a.Now); err != nil {
+		if err := rows.Scan(&a.Allowed, &a.State.Value, &a.State.TS, &a.State.Capacity, &taken, &a.Now); err != nil {
 			return nil, err
 		}
 		if taken != nil {

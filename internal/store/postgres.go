@@ -100,9 +100,9 @@ func receiveLocked(results pgx.BatchResults, p *bucket.Page) error {
 	var k bucket.Key
 	var found bucket.State
 	var made bool
-	columns := []any{&k.Name, &k.Key, &k.Shard, &found.Value, &found.TS, nil, nil, &p.Now, &made}
+	columns := []any{&k.Name, &k.Key, &k.Shard, &found.Value, &found.TS, &found.Capacity, nil, nil, &p.Now, &made}
 	for rows.Next() {
-		if found.Parts, err = ScanWithParts(rows, columns, 5); err != nil {
+		if found.Parts, err = ScanWithParts(rows, columns, 6); err != nil {
 			return err
 		}
 		i, asked := p.Index(k)
@@ -140,8 +140,8 @@ func (u *Unit) queueSave(batch *pgx.Batch, p *bucket.Page) {
 		func(k bucket.Key) { removed = append(removed, k) })
 	if len(saved) > 0 {
 		names, keys, shards := keyColumns(len(saved), func(i int) bucket.Key { return saved[i] })
-		values, ts, taken, leases := statesAsColumns(states)
-		batch.Queue(u.statements.save, names, keys, shards, values, ts, taken, leases)
+		values, ts, capacities, taken, leases := statesAsColumns(states)
+		batch.Queue(u.statements.save, names, keys, shards, values, ts, capacities, taken, leases)
 	}
 	if len(removed) > 0 {
 		names, keys, shards := keyColumns(len(removed), func(i int) bucket.Key { return removed[i] })

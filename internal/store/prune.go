@@ -89,7 +89,11 @@ func isSpare(s bucket.State, rows []bucket.Ask, until int64) bool {
 	}
 	return !slices.ContainsFunc(rows, func(a bucket.Ask) bool {
 		t := &a.Terms
-		return !(s.Value+float64((until-since)/t.Step)*t.Rate/t.Steps >= t.Capacity)
+		value := s.Value
+		if s.Capacity > t.Capacity { // the other way round it would be full earlier
+			value = t.Carry(s).Value
+		}
+		return !(value+float64((until-since)/t.Step)*t.Rate/t.Steps >= t.Capacity)
 	})
 }
 

@@ -30,9 +30,9 @@ func (s *Session) Look(ctx context.Context, asks []bucket.Ask, room []bucket.Ans
 func scanRows(found pgx.Rows, rows []bucket.Ask) ([]bucket.Answer, error) {
 	i := 0
 	return pgx.CollectRows(found, func(row pgx.CollectableRow) (a bucket.Answer, err error) {
-		var value *float64
+		var value, capacity *float64
 		var ts *int64
-		parts, err := ScanWithParts(row, []any{&value, &ts, nil, nil, &a.Now}, 2)
+		parts, err := ScanWithParts(row, []any{&value, &ts, &capacity, nil, nil, &a.Now}, 3)
 		if err != nil {
 			return a, err
 		}
@@ -40,8 +40,8 @@ func scanRows(found pgx.Rows, rows []bucket.Ask) ([]bucket.Answer, error) {
 			return a, fmt.Errorf("the statement answered for more than the %d rows that were asked for", len(rows))
 		}
 		a.State, a.Absent = rows[i].Terms.Full(a.Now), true
-		if value != nil && ts != nil {
-			a.State, a.Absent = bucket.State{Value: *value, TS: *ts, Parts: parts}, false
+		if value != nil && ts != nil && capacity != nil {
+			a.State, a.Absent = bucket.State{Value: *value, TS: *ts, Capacity: *capacity, Parts: parts}, false
 		}
 		i++
 		return a, nil

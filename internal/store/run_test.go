@@ -238,12 +238,12 @@ func TestAnswersAreReadUnchanged(t *testing.T) {
 		want    bucket.Answer
 		fails   bool
 	}{
-		{columns: "true, 0.1::float8, 7::bigint, -9::bigint", want: bucket.Answer{Allowed: true, State: bucket.State{Value: 0.1, TS: 7}, Now: -9}},
+		{columns: "true, 0.1::float8, 7::bigint, 0.7::float8, -9::bigint", want: bucket.Answer{Allowed: true, State: bucket.State{Value: 0.1, TS: 7, Capacity: 0.7}, Now: -9}},
 		{
-			columns: "false, -1e300::float8, -7::bigint, 9::bigint",
+			columns: "false, -1e300::float8, -7::bigint, 0::float8, 9::bigint",
 			want:    bucket.Answer{State: bucket.State{Value: -1e300, TS: -7}, Now: 9},
 		},
-		{columns: "NULL::boolean, 0.1::float8, 7::bigint, 9::bigint", fails: true},
+		{columns: "NULL::boolean, 0.1::float8, 7::bigint, 1::float8, 9::bigint", fails: true},
 		{columns: "true, 0.1::float8, 7::bigint", fails: true},
 	}
 	for _, mode := range modes {

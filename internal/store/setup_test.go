@@ -278,7 +278,7 @@ func (s *Session) takeByLocking(ctx context.Context, asks []bucket.Ask) ([]bucke
 func (s *stand) makeRows(key string, limits ...limit) {
 	s.Helper()
 	for _, l := range limits {
-		s.exec(`INSERT INTO ratelimit.buckets SELECT $1, $2, shard, $3, $4 FROM generate_series(0, $5 - 1) AS shard`,
+		s.exec(`INSERT INTO ratelimit.buckets SELECT $1, $2, shard, $3, $4, $3 FROM generate_series(0, $5 - 1) AS shard`,
 			l.name, key, l.terms.Capacity/float64(l.terms.Shards), opening, l.terms.Shards)
 	}
 }

@@ -83,7 +83,7 @@ func receiveSpend(results pgx.BatchResults, rows []*row) error {
 	for found.Next() {
 		r := readerOf(found)
 		place := r.int64()
-		a := bucket.Answer{Allowed: r.bool(), State: bucket.State{Value: r.float64(), TS: r.int64()}, Now: r.int64()}
+		a := bucket.Answer{Allowed: r.bool(), State: r.state(), Now: r.int64()}
 		switch {
 		case r.err != nil:
 			return r.err
@@ -153,7 +153,7 @@ func scanClusters(found pgx.Rows, rows []bucket.Ask) ([]clusterAnswer, error) {
 		}
 		r := readerOf(found)
 		a := clusterAnswer{given: r.bool(), enough: r.bool()}
-		a.Absent, a.State, a.Now = r.bool() && !a.given, bucket.State{Value: r.float64(), TS: r.int64()}, r.int64()
+		a.Absent, a.State, a.Now = r.bool() && !a.given, r.state(), r.int64()
 		if r.err != nil {
 			return nil, r.err
 		}

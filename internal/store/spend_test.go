@@ -27,7 +27,7 @@ func spendingKey(n int) string { return fmt.Sprintf("key %06d", n) }
 func (s *stand) fillSpending(rows int) {
 	s.Helper()
 	s.exec(`ALTER TABLE ratelimit.buckets SET (autovacuum_enabled = false)`)
-	s.exec(`INSERT INTO ratelimit.buckets SELECT 'spending', 'key ' || lpad(n::text, 6, '0'), 0, 50, $2 FROM generate_series($1, 1, -1) AS n`, rows, opening)
+	s.exec(`INSERT INTO ratelimit.buckets SELECT 'spending', 'key ' || lpad(n::text, 6, '0'), 0, 50, $2, 50 FROM generate_series($1, 1, -1) AS n`, rows, opening)
 }
 
 // takeSpending returns calls for the first keys.
@@ -206,7 +206,7 @@ func TestBatchesInOppositeOrdersFailNoCall(t *testing.T) {
 func TestABatchTakesFromPartitions(t *testing.T) {
 	t.Parallel()
 	s := standOn(t, postgrestest.NewPartitioned(t, 2))
-	s.exec(`INSERT INTO ratelimit.buckets SELECT 'spending', 'key ' || lpad(n::text, 6, '0'), 0, n, $1 FROM generate_series(1, 40) AS n`, opening)
+	s.exec(`INSERT INTO ratelimit.buckets SELECT 'spending', 'key ' || lpad(n::text, 6, '0'), 0, n, $1, n FROM generate_series(1, 40) AS n`, opening)
 	calls := takeSpending(40)
 	s.allows(calls...)
 	for i, c := range calls {
@@ -222,7 +222,7 @@ func TestAnAnswerForABucketThatWasNotAskedForIsAnError(t *testing.T) {
 	s := newStand(t)
 	for _, place := range []int{-1, 0, 3} {
 		batch := &pgx.Batch{}
-		batch.Queue(fmt.Sprintf("SELECT (%d)::bigint, true, 1::float8, 1::bigint, 1::bigint", place))
+		batch.Queue(fmt.Sprintf("SELECT (%d)::bigint, true, 1::float8, 1::bigint, 1::float8, 1::bigint", place))
 		err := s.Send(t.Context(), batch, func(results pgx.BatchResults) error { return receiveSpend(results, rows) })
 		require.ErrorIs(t, err, errUnasked)
 		require.False(t, rows[0].found || rows[1].found)

@@ -88,6 +88,9 @@ func verdictOn(asks []bucket.Ask, answers []bucket.Answer) verdict {
 	v := allowed
 	for i := range answers {
 		a, r := &asks[i], &answers[i]
+		if !r.Allowed {
+			r.State = a.Terms.Carry(r.State) // whether the usage on another plan refuses it
+		}
 		switch {
 		case r.Allowed:
 		case a.Outside(*r), a.IsStale(*r):
@@ -264,12 +267,12 @@ func (l *limitParameters) of(a *bucket.Ask) *boxed {
 	return p
 }
 
-// scanAnswers appends one answer for each row to the room of answers: allowed, value, ts and now.
+// scanAnswers appends one answer for each row to the room of answers: allowed, value, ts, capacity and now.
 func scanAnswers(rows pgx.Rows, answers []bucket.Answer) ([]bucket.Answer, error) {
 	defer rows.Close()
 	for rows.Next() {
 		r := readerOf(rows)
-		a := bucket.Answer{Allowed: r.bool(), State: bucket.State{Value: r.float64(), TS: r.int64()}, Now: r.int64()}
+		a := bucket.Answer{Allowed: r.bool(), State: r.state(), Now: r.int64()}
 		if r.err != nil {
 			return nil, r.err
 		}
@@ -308,6 +311,11 @@ func (r *rowReader) column(size int) (raw []byte, isText bool) {
 		return nil, false
 	}
 	return raw, isText
+}
+
+// state reads the columns value, ts and capacity.
+func (r *rowReader) state() bucket.State {
+	return bucket.State{Value: r.float64(), TS: r.int64(), Capacity: r.float64()}
 }
 
 func (r *rowReader) bool() bool {

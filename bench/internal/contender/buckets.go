@@ -47,13 +47,13 @@ func policyFor(n int) ratelimit.TokenBucket {
 	return ratelimit.TokenBucket{Rate: 1, Period: time.Hour, Capacity: roomyCapacity}
 }
 
-// fill inserts the rows of the limit called name, each with tokens.
-func fill(ctx context.Context, b Bench, name string, n int, tokens float64) error {
+// fill inserts the rows of the limit called name, each with tokens of a capacity.
+func fill(ctx context.Context, b Bench, name string, n int, tokens, capacity float64) error {
 	const insert = `
-		INSERT INTO ratelimit.buckets (name, key, shard, value, ts)
-		SELECT $1, 'k' || lpad(i::text, $2, '0'), 0, $3, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint
+		INSERT INTO ratelimit.buckets (name, key, shard, value, ts, capacity)
+		SELECT $1, 'k' || lpad(i::text, $2, '0'), 0, $3, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint, $5::float8
 		FROM generate_series(0, $4 - 1) AS i`
-	if _, err := b.Database.Admin().Exec(ctx, insert, name, keyBytes-1, tokens, n); err != nil {
+	if _, err := b.Database.Admin().Exec(ctx, insert, name, keyBytes-1, tokens, n, capacity); err != nil {
 		return fmt.Errorf("make %d buckets: %w", n, err)
 	}
 	return nil
@@ -69,7 +69,7 @@ type buckets struct {
 
 // fullBuckets makes n buckets of the limit called name.
 func fullBuckets(ctx context.Context, b Bench, name string, n int) (buckets, error) {
-	return newBuckets(b, name, n), fill(ctx, b, name, n, policyFor(n).Capacity)
+	return newBuckets(b, name, n), fill(ctx, b, name, n, policyFor(n).Capacity, policyFor(n).Capacity)
 }
 
 // newBuckets returns buckets whose rows the caller inserts.

@@ -62,7 +62,7 @@ func (w Take) fill(ctx context.Context, b Bench) (all []buckets, err error) {
 		if w.Empty {
 			tokens = 0
 		}
-		if err := fill(ctx, b, of.limit.Name(), n, tokens); err != nil {
+		if err := fill(ctx, b, of.limit.Name(), n, tokens, of.limit.Capacity()); err != nil {
 			return nil, err
 		}
 		all = append(all, of)

@@ -64,7 +64,7 @@ func (w Raw) Open(ctx context.Context, b Bench) (Runner, error) {
 		}
 		all := makeKeys(w.Keys)
 		r.call = func(ctx context.Context, c *load.Caller) error { return updateRow(ctx, pool, b.Name, all.any(c)) }
-		return fill(ctx, b, b.Name, w.Keys, policyFor(w.Keys).Capacity)
+		return fill(ctx, b, b.Name, w.Keys, policyFor(w.Keys).Capacity, policyFor(w.Keys).Capacity)
 	})
 }
 
@@ -118,7 +118,7 @@ func (w Transaction) Open(ctx context.Context, b Bench) (Runner, error) {
 				}
 			}
 		}
-		return fill(ctx, b, b.Name, w.Keys, policy.Capacity)
+		return fill(ctx, b, b.Name, w.Keys, policy.Capacity, policy.Capacity)
 	})
 }
 

@@ -33,7 +33,7 @@ func (w PGBench) Open(ctx context.Context, b Bench) (_ Runner, err error) {
 	if err != nil {
 		return nil, unavailable("no pgbench on the PATH")
 	}
-	if err := fill(ctx, b, b.Name, w.Keys, policyFor(w.Keys).Capacity); err != nil {
+	if err := fill(ctx, b, b.Name, w.Keys, policyFor(w.Keys).Capacity, policyFor(w.Keys).Capacity); err != nil {
 		return nil, err
 	}
 	dir, err := os.MkdirTemp("", "pgratelimit-pgbench-")

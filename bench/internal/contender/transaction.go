@@ -99,7 +99,7 @@ func (w InTx) Open(ctx context.Context, b Bench) (Runner, error) {
 			policy := policyFor(w.Keys)
 			policy.Shards = w.Shards
 			of.limit = ratelimit.Define(b.Name, policy)
-		} else if err := fill(ctx, b, b.Name, w.Keys, of.limit.Capacity()); err != nil {
+		} else if err := fill(ctx, b, b.Name, w.Keys, of.limit.Capacity(), of.limit.Capacity()); err != nil {
 			return err
 		}
 		var attempts atomic.Int64

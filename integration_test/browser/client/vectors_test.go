@@ -93,8 +93,8 @@ func TestVectors(t *testing.T) {
 		now = d.now()
 		limit := d.limit(fmt.Sprint("limit", i))
 		if r := d.row(limit, now); d.IntN(8) > 0 {
-			_, err := pool.Exec(t.Context(), `INSERT INTO ratelimit.buckets (name, key, shard, value, ts, taken, leases)
-				VALUES ($1, 'alice', 0, $2, $3, $4, $5)`, limit.Name(), r.value, r.ts, r.taken, r.leases)
+			_, err := pool.Exec(t.Context(), `INSERT INTO ratelimit.buckets (name, key, shard, value, ts, capacity, taken, leases)
+				VALUES ($1, 'alice', 0, $2, $3, $4, $5, $6)`, limit.Name(), r.value, r.ts, limit.Capacity(), r.taken, r.leases)
 			require.NoError(t, err)
 		}
 		value, err := limiter.Value(t.Context(), limit.For("alice"))

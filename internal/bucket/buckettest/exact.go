@@ -14,6 +14,7 @@ import (
 //	at from      v1 = min(C0, v + what arrived by the old terms after ts, up to and with from)
 //	full         v1 = C0: v2 = C1, because a bucket without a row is full
 //	else         v2 = min(C1, keep v1 | scale v1 * C1 / C0 | add v1 + C1 - C0), and reset C1
+//	carry        v2 = C1 - used, or what was owed if that is more; in a window, used is kept when nothing is left
 //	after from   tokens arrive by the new terms; a window of theirs that had begun before from gives nothing
 //
 // and shares no code with the package that it checks. Each row is such a bucket of its own, with a share of the terms. Only a reset
@@ -69,6 +70,37 @@ func (e exactEra) held(row exactBucket, now int64) *big.Rat {
 	return smaller(e.capacity, total(row.value, e.arrived(row.ts, now)))
 }
 
+// entered returns the row at the beginning of the era, after the row in the era before.
+func (e exactEra) entered(row exactBucket, before exactEra) exactBucket {
+	held := before.held(row, e.from)
+	if e.change == bucket.Carry && e.windows {
+		return e.carried(exactBucket{value: held, ts: e.from, of: before.frame(row, e.from)})
+	}
+	return exactBucket{value: e.changed(held, before), ts: e.from, of: e.capacity}
+}
+
+// frame returns the capacity of which the row has used a part at now.
+func (e exactEra) frame(row exactBucket, now int64) *big.Rat {
+	if e.windows && e.begin(now) > row.ts || e.held(row, now).Cmp(e.capacity) >= 0 {
+		return e.capacity
+	}
+	return row.of
+}
+
+// carried returns the row of a window after the same was used of another capacity.
+func (e exactEra) carried(row exactBucket) exactBucket {
+	if !e.windows {
+		return row
+	}
+	used, owed := total(row.of, negative(row.value)), smaller(row.value, new(big.Rat))
+	row.value = smaller(e.capacity, total(e.capacity, negative(used)))
+	row.of = e.capacity
+	if row.value.Cmp(owed) < 0 {
+		row.value, row.of = owed, total(owed, used)
+	}
+	return row
+}
+
 // changed returns the value at the beginning of the era, for the value held at the end of the era before.
 func (e exactEra) changed(held *big.Rat, before exactEra) *big.Rat {
 	switch {
@@ -78,6 +110,11 @@ func (e exactEra) changed(held *big.Rat, before exactEra) *big.Rat {
 		held = quotient(product(held, e.capacity), before.capacity)
 	case e.change == bucket.Add:
 		held = total(held, e.capacity, negative(before.capacity))
+	case e.change == bucket.Carry:
+		owed, left := smaller(held, new(big.Rat)), total(held, e.capacity, negative(before.capacity))
+		if held = left; left.Cmp(owed) < 0 {
+			held = owed
+		}
 	}
 	return smaller(e.capacity, held)
 }
@@ -102,6 +139,7 @@ func (b *ExactBucket) Clone() *ExactBucket {
 func (b *ExactBucket) Redefine(eras ExactEras) {
 	b.Eras = eras
 	b.era = eras.At(b.rows[0].ts)
+	b.rows[0] = eras[b.era].ofRow().carried(b.rows[0])
 }
 
 // IsThere reports whether the bucket has a row.
@@ -127,7 +165,7 @@ func (b *ExactBucket) row(i, now int64) exactBucket {
 		return row
 	}
 	e := b.Eras[b.era].ofRow()
-	return exactBucket{value: e.capacity, ts: e.begin(now)}
+	return exactBucket{value: e.capacity, ts: e.begin(now), of: e.capacity}
 }
 
 // Bring moves the bucket to the era in effect at now, unless it is in a later era already, and returns the instant to decide at.
@@ -151,7 +189,7 @@ func (b *ExactBucket) Bring(now int64) (at int64, unsure bool) {
 	for i, row := range b.rows {
 		switch {
 		case row.value == nil:
-			b.rows[i] = exactBucket{value: e.capacity, ts: e.begin(now)}
+			b.rows[i] = exactBucket{value: e.capacity, ts: e.begin(now), of: e.capacity}
 		case e.isWrong(row.ts, now):
 			row.ts = e.begin(now)
 			b.rows[i] = row
@@ -194,9 +232,8 @@ func (b *ExactBucket) enter(next int) (unsure bool) {
 		}
 	default:
 		for i, row := range b.rows {
-			held := before.ofRow().held(row, from)
 			unsure = unsure || b.isOpen(total(row.value, before.ofRow().arrived(row.ts, from)), before.ofRow())
-			rows[i] = exactBucket{value: after.ofRow().changed(held, before.ofRow()), ts: from}
+			rows[i] = after.ofRow().entered(row, before.ofRow())
 		}
 	}
 	if after.change == bucket.Scale && before.capacity.Sign() > 0 {
@@ -238,6 +275,7 @@ type exactPolicy struct {
 type exactBucket struct {
 	value *big.Rat
 	ts    int64
+	of    *big.Rat // the capacity that value is left of
 }
 
 // exactly returns the policy that has the terms t.
@@ -330,10 +368,24 @@ func (b *ExactBucket) Rounds(numbers ...float64) {
 // Level spreads tokens evenly over the rows of the bucket.
 func (b *ExactBucket) Level(tokens *big.Rat, now int64) {
 	e := b.Eras[b.era]
-	each := quotient(tokens, big.NewRat(e.rows, 1))
-	for i := range e.rows {
-		b.rows[i] = exactBucket{value: each, ts: max(b.row(i, now).ts, e.begin(now))}
+	isOver := func(i int64) bool { // more was used than its share of a window, so it gets no tokens
+		return e.windows && tokens.Sign() >= 0 && e.ofRow().frame(b.row(i, now), now).Cmp(e.ofRow().capacity) != 0
 	}
+	n := int64(0)
+	for i := range e.rows {
+		if !isOver(i) {
+			n++
+		}
+	}
+	levelled := make(map[int64]exactBucket)
+	for i := range e.rows {
+		row := b.row(i, now)
+		levelled[i] = exactBucket{value: new(big.Rat), ts: max(row.ts, e.begin(now)), of: e.ofRow().frame(row, now)}
+		if !isOver(i) {
+			levelled[i] = exactBucket{value: quotient(tokens, big.NewRat(n, 1)), ts: levelled[i].ts, of: levelled[i].of}
+		}
+	}
+	maps.Copy(b.rows, levelled)
 	b.Rounds(size(e.capacity))
 }
 
@@ -348,6 +400,7 @@ func (b *ExactBucket) SpendOne(i int64, cost float64, now int64) {
 	row := b.row(i, now)
 	b.rows[i] = exactBucket{
 		value: total(b.RowTokens(i, now), rational(-cost)), ts: max(row.ts, b.Eras[b.era].begin(now)),
+		of: b.Eras[b.era].ofRow().frame(row, now),
 	}
 	b.Rounds(cost)
 }
@@ -358,20 +411,20 @@ func (b *ExactBucket) Credit(amount float64, now int64) {
 	n := b.Eras[b.era].rows
 	if n == 1 { // it may be full before now, too
 		row := b.row(0, now)
-		row.value = smaller(e.capacity, total(row.value, rest))
-		b.rows[0] = row
+		row.value = smaller(e.most(row), total(row.value, rest))
+		b.rows[0] = e.carried(row)
 		b.Rounds(amount)
 		return
 	}
 	give := func(i int64, share *big.Rat) {
 		row := b.row(i, now)
-		room := total(e.capacity, negative(e.held(row, now)))
+		room := total(e.most(row), negative(e.held(row, now)))
 		given := smaller(smaller(share, rest), room)
 		if given.Sign() > 0 {
-			row.value = smaller(e.capacity, total(row.value, given))
+			row.value = smaller(e.most(row), total(row.value, given))
 			rest = total(rest, negative(given))
 		}
-		b.rows[i] = row
+		b.rows[i] = e.carried(row)
 	}
 	share := quotient(rest, big.NewRat(n, 1))
 	for i := range n {
@@ -383,11 +436,19 @@ func (b *ExactBucket) Credit(amount float64, now int64) {
 	b.Rounds(amount)
 }
 
+// most returns the value up to which a row takes tokens back: the row of a window may have used more than the capacity.
+func (e exactEra) most(row exactBucket) *big.Rat {
+	if e.windows && row.of.Cmp(e.capacity) > 0 {
+		return row.of
+	}
+	return e.capacity
+}
+
 // Fill fills the rows.
 func (b *ExactBucket) Fill(now int64) {
 	e := b.Eras[b.era].ofRow()
 	for i := range b.Eras[b.era].rows {
-		b.rows[i] = exactBucket{value: e.capacity, ts: max(b.row(i, now).ts, e.begin(now))}
+		b.rows[i] = exactBucket{value: e.capacity, ts: max(b.row(i, now).ts, e.begin(now)), of: e.capacity}
 	}
 	b.Off = 0
 }
@@ -397,7 +458,7 @@ func (b *ExactBucket) Adopt(rows []bucket.State, absent []bool, now int64) {
 	b.era, b.rows, b.Off = b.Eras.At(now), make(map[int64]exactBucket), 0
 	for i, s := range rows {
 		if !absent[i] {
-			b.rows[int64(i)] = exactBucket{value: rational(s.Value), ts: s.TS}
+			b.rows[int64(i)] = exactBucket{value: rational(s.Value), ts: s.TS, of: rational(s.Capacity)}
 		}
 	}
 }
@@ -440,7 +501,7 @@ func DrawEras(src Source, draw func(Source) bucket.Terms) []bucket.Era {
 			}
 		}
 		terms.Shards = One(src, int32(1), 1, 1, 2, 4, 8)
-		eras[i] = bucket.Era{From: from, Terms: terms, Change: bucket.Change(src.Pick(4))}
+		eras[i] = bucket.Era{From: from, Terms: terms, Change: bucket.Change(src.Pick(5))}
 		if i == 0 {
 			eras[i].From = math.MinInt64
 		} else if !eras[i].Change.IsByRow(&eras[i-1].Terms, &terms) { // then mostly in as many rows, so that some change without a reset

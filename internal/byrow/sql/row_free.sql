@@ -3,7 +3,7 @@
 --
 -- $1 name, $2 key, $3 shard   the row
 --
--- Returns value, ts, taken and leases, or no row if another transaction holds the row, or if it does not exist.
-SELECT b.value, b.ts, b.taken, b.leases
+-- Returns value, ts, capacity, taken and leases, or no row if another transaction holds the row, or if it does not exist.
+SELECT b.value, b.ts, b.capacity, b.taken, b.leases
 FROM ratelimit.buckets AS b WHERE b.name = $1::text AND b.key = $2::text AND b.shard = $3::integer
 FOR UPDATE SKIP LOCKED

@@ -1,10 +1,10 @@
 -- Write one row that this transaction has locked. It goes to one server, as row_read.sql.
 --
--- $1 name, $2 key, $3 shard              the row
--- $4 value, $5 ts, $6 taken, $7 leases   its new columns
+-- $1 name, $2 key, $3 shard                           the row
+-- $4 value, $5 ts, $6 capacity, $7 taken, $8 leases   its new columns
 --
 -- An upsert for the reason in buckets_lock.sql; the row is there, so nothing is inserted.
-INSERT INTO ratelimit.buckets (name, key, shard, value, ts, taken, leases)
-VALUES ($1::text, $2::text, $3::integer, $4::float8, $5::bigint, $6::float8[], $7::bigint[])
-ON CONFLICT (name, key, shard) DO UPDATE SET value = excluded.value, ts = excluded.ts,
+INSERT INTO ratelimit.buckets (name, key, shard, value, ts, capacity, taken, leases)
+VALUES ($1::text, $2::text, $3::integer, $4::float8, $5::bigint, $6::float8, $7::float8[], $8::bigint[])
+ON CONFLICT (name, key, shard) DO UPDATE SET value = excluded.value, ts = excluded.ts, capacity = excluded.capacity,
     taken = excluded.taken, leases = excluded.leases

@@ -19,7 +19,7 @@ WITH spare AS MATERIALIZED (
     WHERE b.ctid >= format('(%s,0)', $6::bigint)::tid AND b.ctid < format('(%s,0)', $7::bigint)::tid
         AND b.name || '' = $1::text -- by which no plan goes through the index to all rows of the name
         AND b.ts <= until.us AND (b.leases IS NULL OR until.us >= ALL (b.leases))
-        AND (SELECT bool_and(b.value + ((until.us - since.us) / t.step_us)::float8 * t.rate / t.steps >= t.capacity)
+        AND (SELECT bool_and(CASE WHEN t.step_us > 1 AND b.capacity > t.capacity THEN greatest(least(b.value, 0), b.value + t.capacity - b.capacity) ELSE b.value END + ((until.us - since.us) / t.step_us)::float8 * t.rate / t.steps >= t.capacity)
             FROM unnest($2::float8[], $3::float8[], $4::bigint[], $5::float8[]) AS t (capacity, rate, step_us, steps))
     FOR UPDATE OF b SKIP LOCKED
 )

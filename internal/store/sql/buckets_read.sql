@@ -3,11 +3,11 @@
 -- $1 name[], $2 key[], $3 shard[]   the buckets
 -- $4 as_of_us                       the instant to report as now; null: the database's clock
 --
--- Returns one row for each bucket, in the order asked: value and ts (null: no row, a full bucket), taken,
+-- Returns one row for each bucket, in the order asked: value, ts and capacity (null: no row, a full bucket), taken,
 -- leases, now_us.
 -- LIMIT 1, and the sub-select, as in buckets_spend.sql.
-SELECT b.value, b.ts, b.taken, b.leases,
+SELECT b.value, b.ts, b.capacity, b.taken, b.leases,
     coalesce($4::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) AS now_us
 FROM unnest((SELECT $1::text[]), $2::text[], $3::integer[]) WITH ORDINALITY AS a (name, key, shard, ord)
-LEFT JOIN LATERAL (SELECT r.value, r.ts, r.taken, r.leases FROM ratelimit.buckets AS r WHERE r.name = a.name AND r.key = a.key AND r.shard = a.shard LIMIT 1) AS b ON true
+LEFT JOIN LATERAL (SELECT r.value, r.ts, r.capacity, r.taken, r.leases FROM ratelimit.buckets AS r WHERE r.name = a.name AND r.key = a.key AND r.shard = a.shard LIMIT 1) AS b ON true
 ORDER BY a.ord

@@ -6,8 +6,8 @@
 -- $11 cluster[]                       which of them go together
 -- $12 as_of_us, $13 tolerance_us[], $14 since_us[], $15 until_us[]   as in bucket_take.sql
 --
--- Returns one row for each bucket, in the order asked: given, enough, absent, value, ts and now_us. If its cluster was given, value
--- and ts are as of after the decision. Otherwise they are as found, and enough is whether the value suffices. A cluster is not
+-- Returns one row for each bucket, in the order asked: given, enough, absent, value, ts, capacity and now_us. If its cluster was
+-- given, the last three are as of after the decision. Otherwise they are as found, and enough is whether the value suffices. A cluster is not
 -- given if one of its buckets has too little or other terms, or if another transaction holds a row or was quicker.
 --
 -- seen reads the snapshot. If a cluster has too little there, nothing of it is locked or written. locked locks the free rows of the
@@ -22,10 +22,11 @@
 WITH clock AS MATERIALIZED (
     SELECT coalesce($12::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) AS now_us/* durability */
 ), seen AS MATERIALIZED (
-    SELECT a.ord, a.cluster, a.name, a.key, a.shard, a.lowest, b.oid, b.tid, b.value, b.ts,
+    SELECT a.ord, a.cluster, a.name, a.key, a.shard, a.lowest, b.oid, b.tid, b.value, b.ts, b.capacity,
         least(a.capacity, b.value + ((greatest(a.begun - b.ts, 0) + a.step_us - 1) / a.step_us)::float8 * a.rate / a.steps) - a.cost AS next_value,
         CASE WHEN b.ts > a.begun + a.tolerance_us AND b.ts > a.begun + (coalesce($12::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) - a.begun) / a.step_us * a.step_us + a.tolerance_us THEN a.begun ELSE greatest(b.ts, a.begun) END AS next_ts,
-        a.holds AND (b.tid IS NULL OR (a.since_us IS NULL OR b.ts BETWEEN a.since_us AND a.until_us)) AS fits
+        CASE WHEN b.capacity = a.capacity OR least(a.capacity, b.value + ((greatest(a.begun - b.ts, 0) + a.step_us - 1) / a.step_us)::float8 * a.rate / a.steps) >= a.capacity THEN a.capacity ELSE b.capacity END AS next_capacity,
+        a.holds AND (b.tid IS NULL OR (a.since_us IS NULL OR b.ts BETWEEN a.since_us AND a.until_us) AND (b.capacity = a.capacity OR a.step_us = 1)) AS fits
     FROM (
         SELECT u.*, greatest(u.phase_us + (clock.now_us - u.phase_us) / u.step_us * u.step_us, u.since_us) AS begun, (u.since_us IS NULL OR clock.now_us BETWEEN u.since_us AND u.until_us) AS holds
         FROM clock, unnest((SELECT $1::text[]), $2::text[], $3::integer[], $4::float8[], $5::float8[], $6::float8[],
@@ -33,12 +34,12 @@ WITH clock AS MATERIALIZED (
             WITH ORDINALITY AS u (name, key, shard, cost, capacity, rate, step_us, steps, phase_us, lowest, cluster, tolerance_us, since_us, until_us, ord)
         OFFSET 0) AS a
     LEFT JOIN LATERAL (
-        SELECT r.tableoid AS oid, r.ctid AS tid, r.value, r.ts FROM ratelimit.buckets AS r
+        SELECT r.tableoid AS oid, r.ctid AS tid, r.value, r.ts, r.capacity FROM ratelimit.buckets AS r
         WHERE r.name = a.name AND r.key = a.key AND r.shard = a.shard LIMIT 1) AS b ON true
 ), short AS MATERIALIZED (
     SELECT s.cluster FROM seen AS s WHERE NOT (s.fits AND s.next_value >= s.lowest)
 ), locked AS MATERIALIZED (
-    SELECT s.cluster, s.oid, s.tid, s.next_value, s.next_ts, b.tid AS locked_tid
+    SELECT s.cluster, s.oid, s.tid, s.next_value, s.next_ts, s.next_capacity, b.tid AS locked_tid
     FROM seen AS s LEFT JOIN LATERAL (
         SELECT r.ctid AS tid FROM ratelimit.buckets AS r WHERE r.tableoid = s.oid AND r.ctid = s.tid
         FOR NO KEY UPDATE SKIP LOCKED) AS b ON true
@@ -46,20 +47,20 @@ WITH clock AS MATERIALIZED (
 ), busy AS MATERIALIZED (
     SELECT l.cluster FROM locked AS l WHERE l.locked_tid IS DISTINCT FROM l.tid
 ), take AS (
-    UPDATE ratelimit.buckets AS b SET value = l.next_value, ts = l.next_ts
+    UPDATE ratelimit.buckets AS b SET value = l.next_value, ts = l.next_ts, capacity = l.next_capacity
     FROM (
-        SELECT n.oid, n.tid, n.next_value, n.next_ts FROM locked AS n
+        SELECT n.oid, n.tid, n.next_value, n.next_ts, n.next_capacity FROM locked AS n
         WHERE n.cluster NOT IN (SELECT o.cluster FROM busy AS o)
         LIMIT (SELECT cardinality($2::text[]))) AS l
     WHERE b.tableoid = l.oid AND b.ctid = l.tid
 ), missing AS MATERIALIZED (
-    SELECT s.name, s.key, s.shard, s.next_value, s.next_ts FROM seen AS s
+    SELECT s.name, s.key, s.shard, s.next_value, s.next_ts, s.next_capacity FROM seen AS s
     WHERE s.tid IS NULL AND s.cluster NOT IN (SELECT n.cluster FROM short AS n UNION ALL SELECT n.cluster FROM busy AS n)
 ), bound AS MATERIALIZED (
     SELECT set_config('lock_timeout', '2ms', true) FROM missing LIMIT 1
 ), made AS (
-    INSERT INTO ratelimit.buckets AS b (name, key, shard, value, ts)
-    SELECT m.name, m.key, m.shard, m.next_value, m.next_ts FROM bound, missing AS m
+    INSERT INTO ratelimit.buckets AS b (name, key, shard, value, ts, capacity)
+    SELECT m.name, m.key, m.shard, m.next_value, m.next_ts, m.next_capacity FROM bound, missing AS m
     ON CONFLICT (name, key, shard) DO NOTHING
     RETURNING b.shard
 ), taken AS MATERIALIZED (
@@ -69,11 +70,12 @@ WITH clock AS MATERIALIZED (
 SELECT d.given, d.enough, d.absent,
     CASE WHEN d.given THEN d.next_value ELSE d.value END AS value,
     CASE WHEN d.given THEN d.next_ts ELSE d.ts END AS ts,
+    CASE WHEN d.given THEN d.next_capacity ELSE d.capacity END AS capacity,
     clock.now_us
 FROM (
     SELECT s.cluster NOT IN (SELECT n.cluster FROM short AS n UNION ALL SELECT n.cluster FROM busy AS n) AS given,
-        s.fits AND s.next_value >= s.lowest AS enough, s.ts IS NULL AS absent, s.next_value, s.next_ts,
-        coalesce(s.value, 0) AS value, coalesce(s.ts, 0) AS ts, s.ord
+        s.fits AND s.next_value >= s.lowest AS enough, s.ts IS NULL AS absent, s.next_value, s.next_ts, s.next_capacity,
+        coalesce(s.value, 0) AS value, coalesce(s.ts, 0) AS ts, coalesce(s.capacity, 0) AS capacity, s.ord
     FROM seen AS s
     OFFSET 0) AS d, clock, taken
 WHERE taken.all_or_nothing = 1

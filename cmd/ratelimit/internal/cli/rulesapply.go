@@ -35,6 +35,7 @@ unless you set --delete-missing or --delete-missing-overrides. Pauses always sta
 		Example: `  ratelimit rules apply -f rules.yaml --dry-run
   ratelimit rules apply -f rules.yaml --reason "the spring offer"`,
 	}, func(ctx context.Context, _ []string) error {
+		f.from = e.from.at
 		if dryRun {
 			return a.dryRun(ctx, &f)
 		}

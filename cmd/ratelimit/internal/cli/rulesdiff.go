@@ -29,6 +29,8 @@ type changeView struct {
 	// Old and New are a rule, an override or tiers, as in a rules file. Old is null for an addition, and New for a deletion.
 	Old fmt.Stringer `json:"old"`
 	New fmt.Stringer `json:"new"`
+	// Outlook is what a change of a quota leaves in buckets, for people.
+	Outlook string `json:"outlook,omitzero"`
 }
 
 // words returns the difference for people.
@@ -70,6 +72,7 @@ type difference struct {
 type diffFlags struct {
 	file                         string
 	deleteRules, deleteOverrides bool
+	from                         time.Time // when the changes take effect; zero: as soon as possible
 }
 
 func withFile(cmd *cobra.Command, f *diffFlags) *cobra.Command {
@@ -139,6 +142,11 @@ func (f *diffFlags) between(list *rules.Listing, file *rules.Document) *differen
 			d.missing = append(d.missing, fmt.Sprintf("%s is only in the tables, and stays; %s deletes it", nameOf(e.of, e.limit, e.plan, e.key), flag))
 		}
 	}
+	at := f.from
+	if at.IsZero() {
+		at = list.Now
+	}
+	d.look(list.Rules, file.Rules, at)
 	old, next := rules.Document{Tiers: list.Tiers}, rules.Document{Tiers: file.Tiers}
 	if (len(next.Tiers.Tiers) > 0 || f.deleteRules && len(old.Tiers.Tiers) > 0) && !same(old, next) {
 		d.changes.Tiers = &file.Tiers
@@ -166,7 +174,7 @@ func (d *difference) add(t thing, old, next fmt.Stringer) {
 	if old == nil {
 		change = added
 	}
-	d.views = append(d.views, changeView{t.of, change, t.limit, t.plan, t.key, old, next})
+	d.views = append(d.views, changeView{Of: t.of, Change: change, Limit: t.limit, Plan: t.plan, Key: t.key, Old: old, New: next})
 }
 
 // same reports whether two rules, overrides or documents say the same.
@@ -181,6 +189,9 @@ func (d *difference) fill(t *table) {
 	signs := map[string]string{added: "+", replaced: "~", deleted: "-"}
 	for i := range d.views {
 		t.row(signs[d.views[i].Change]+" "+d.views[i].name(), d.views[i].words())
+		if d.views[i].Outlook != "" {
+			t.row("", d.views[i].Outlook)
+		}
 	}
 }
 

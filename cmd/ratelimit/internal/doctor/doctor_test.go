@@ -264,7 +264,7 @@ func TestRunLooksAtUpdates(t *testing.T) {
 	testsize.Long(t, "starts a server of its own")
 	p := admit(t, safe())
 	p.do(t, "ALTER TABLE ratelimit.buckets SET (fillfactor = 100, autovacuum_enabled = false)")
-	p.do(t, "INSERT INTO ratelimit.buckets SELECT 'a', i::text, 0, 1, 1 FROM generate_series(1, 6000) i")
+	p.do(t, "INSERT INTO ratelimit.buckets SELECT 'a', i::text, 0, 1, 1, 1 FROM generate_series(1, 6000) i")
 	p.do(t, "CREATE INDEX extra ON ratelimit.buckets (value)") // no update is HOT then
 	for range 4 {
 		p.do(t, "UPDATE ratelimit.buckets SET value = value + 1")

@@ -92,7 +92,7 @@ func TestRunLooksAtTheTables(t *testing.T) {
 		"ThatNobodyHasCounted": { // after pg_upgrade, or a crash
 			{
 				`ALTER TABLE ratelimit.buckets SET (autovacuum_enabled = false, fillfactor = 10); SET LOCAL track_counts = off;
-				INSERT INTO ratelimit.buckets SELECT 'a', i::text, 0, 1, 1 FROM generate_series(1, 110000) i`, "bloat", doctor.OK, nil, false,
+				INSERT INTO ratelimit.buckets SELECT 'a', i::text, 0, 1, 1, 1 FROM generate_series(1, 110000) i`, "bloat", doctor.OK, nil, false,
 			},
 		},
 	} {
@@ -179,7 +179,7 @@ func TestRunLooksAtTheSchema(t *testing.T) {
 			for _, check := range []string{"migrations", "storage", "hot", "bloat", "indexes", "grants", "partitions"} {
 				require.Equal(t, doctor.OK, one(t, report, check).Level, "%+v", one(t, report, check))
 			}
-			_, err := pool.Exec(t.Context(), "INSERT INTO ratelimit.buckets SELECT 'a', i::text, 0, 1, 1 FROM generate_series(1, 3000) i ON CONFLICT DO NOTHING")
+			_, err := pool.Exec(t.Context(), "INSERT INTO ratelimit.buckets SELECT 'a', i::text, 0, 1, 1, 1 FROM generate_series(1, 3000) i ON CONFLICT DO NOTHING")
 			if err == nil {
 				_, err = pool.Exec(t.Context(), "UPDATE ratelimit.buckets SET value = 2; DELETE FROM ratelimit.buckets WHERE key > '2'; ANALYZE ratelimit.buckets")
 			}

@@ -1,0 +1,80 @@
+package cli
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/pgratelimit/pgratelimit/ratelimit"
+	"github.com/pgratelimit/pgratelimit/rules"
+)
+
+// look adds to each change of a quota what it leaves in buckets. It needs the policies before and after, and knows only those in the
+// tables and in the file: not the definitions in the code.
+func (d *difference) look(stored []rules.Statement, file []rules.Rule, at time.Time) {
+	before, after := make(policies), make(policies)
+	for _, s := range stored {
+		if s.Rule != nil {
+			before.add(*s.Rule)
+			after.add(*s.Rule)
+		}
+	}
+	for _, r := range file {
+		after.add(r)
+	}
+	for i := range d.views {
+		c := &d.views[i]
+		if c.Of == rules.OfRule && c.Change == deleted {
+			delete(after, rules.RuleID{Limit: c.Limit, Plan: c.Plan})
+		}
+	}
+	for i := range d.views {
+		c := &d.views[i]
+		c.Outlook = rules.Outlook(before.under(c, c.Old), after.under(c, c.New), onChangeOf(c.New, c.Old), at)
+	}
+}
+
+// onChangeOf returns the OnChange of a statement. An override that is removed has its own once more.
+func onChangeOf(next, old fmt.Stringer) ratelimit.OnChange {
+	switch says := next.(type) {
+	case *rules.Rule:
+		return says.OnChange
+	case *rules.Override:
+		return says.OnChange
+	}
+	if o, ends := old.(*rules.Override); ends {
+		return o.OnChange
+	}
+	return ""
+}
+
+// policies are the policies of rules.
+type policies map[rules.RuleID]ratelimit.Policy
+
+func (p policies) add(r rules.Rule) { p[rules.RuleID{Limit: r.Limit, Plan: r.Plan}] = r.Policy }
+
+// of returns the policy of a plan: of its rule, or of the rule without a plan. It is nil if the definition in the code decides.
+func (p policies) of(limit, plan string) ratelimit.Policy {
+	if policy := p[rules.RuleID{Limit: limit, Plan: plan}]; policy != nil {
+		return policy
+	}
+	return p[rules.RuleID{Limit: limit}]
+}
+
+// under returns the policy that a rule or an override states, or what decides without it.
+func (p policies) under(c *changeView, says fmt.Stringer) ratelimit.Policy {
+	switch says := says.(type) {
+	case *rules.Rule:
+		return says.Policy
+	case *rules.Override:
+		switch base := p.of(c.Limit, ""); {
+		case says.Policy != nil:
+			return says.Policy
+		case says.OnPlan != "":
+			return p.of(c.Limit, says.OnPlan)
+		case base != nil:
+			return ratelimit.Scale(base, says.Multiplier)
+		}
+		return nil
+	}
+	return p.of(c.Limit, c.Plan)
+}

@@ -1,0 +1,83 @@
+package rules
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"time"
+
+	"github.com/pgratelimit/pgratelimit/internal/words"
+	"github.com/pgratelimit/pgratelimit/ratelimit"
+)
+
+// Outlook says, for people, what a change of policy at an instant leaves in a bucket that is used up, and in one that is half full, and
+// until when. It is empty if the policies have the same quota, if one of them is nil or invalid, and for concurrency, whose slots stay held.
+func Outlook(before, after ratelimit.Policy, change ratelimit.OnChange, at time.Time) string {
+	if before == nil || after == nil {
+		return ""
+	}
+	was, known := numbersOf(before)
+	is, valid := numbersOf(after)
+	slots := was.Kind == ratelimit.KindConcurrency || is.Kind == ratelimit.KindConcurrency
+	if !known || !valid || slots || was.Most == is.Most && was.Kind == is.Kind && change != ratelimit.ResetTokens {
+		return ""
+	}
+	none, ok := leftAfter(before, after, change, at, was.Most)
+	half, ok2 := leftAfter(before, after, change, at, was.Most/2)
+	if !ok || !ok2 {
+		return ""
+	}
+	return fmt.Sprintf("a key with 0 of %s left will have %s of %s, and one with %s left will have %s%s",
+		thousandths(was.Most), thousandths(none.Remaining), thousandths(is.Most), thousandths(was.Most/2), thousandths(half.Remaining), until(&is, none, at))
+}
+
+// thousandths returns tokens for people, rounded down.
+func thousandths(tokens float64) string { return words.Number(math.Floor(tokens*1000) / 1000) }
+
+// until says until when tokens that were left are all that there is.
+func until(n *ratelimit.Numbers, none ratelimit.State, at time.Time) string {
+	if none.ResetAfter == 0 { // both are full
+		return ""
+	}
+	switch n.Kind {
+	case ratelimit.KindCalendarWindow:
+		return ", until " + second(at.Add(none.ResetAfter))
+	case ratelimit.KindFixedWindow:
+		return ", until the window ends, within " + words.Span(n.Period)
+	case ratelimit.KindSlidingWindow:
+		return ", and what was used counts for " + words.Span(n.Period)
+	}
+	return "; from then on tokens arrive at " + words.Rate(n.Rate, n.Period)
+}
+
+// leftAfter returns the state after the change of a bucket of which so much was used just before it.
+func leftAfter(before, after ratelimit.Policy, change ratelimit.OnChange, at time.Time, used float64) (left ratelimit.State, ok bool) {
+	limit, err := ratelimit.NewLimit("outlook", before)
+	eras := []ratelimit.Era{{Policy: before}, {From: at, Policy: after, OnChange: change}}
+	changeByRow(eras, before)
+	var s *ratelimit.Simulation
+	if err == nil {
+		var ruling *ratelimit.Ruling
+		if ruling, err = ratelimit.NewRuling(limit, ratelimit.RulingConfig{Name: "outlook", Eras: eras}); err == nil {
+			s, err = ratelimit.NewSimulation(ratelimit.Config{Policies: always{ruling}})
+		}
+	}
+	for _, step := range []struct {
+		at   time.Time
+		cost float64
+	}{{at.Add(-time.Microsecond), used}, {at, 0}} {
+		var d ratelimit.Decision
+		if err == nil {
+			if d, err = s.Take(context.Background(), step.at, limit.For("key").Cost(step.cost)); err == nil {
+				left = d.States[0]
+			}
+		}
+	}
+	return left, err == nil
+}
+
+// always are the policies of a limit with one ruling.
+type always struct{ ruling *ratelimit.Ruling }
+
+func (a always) RulingFor(ratelimit.Limit, string, string) *ratelimit.Ruling { return a.ruling }
+func (a always) RulingsOf(string) []*ratelimit.Ruling                        { return []*ratelimit.Ruling{a.ruling} }
