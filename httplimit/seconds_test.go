@@ -38,7 +38,7 @@ func TestOutcomes(t *testing.T) {
 	} {
 		header := http.Header{}
 		header.Set("Retry-After", c.after)
-		got := outcomeOf(&http.Response{StatusCode: c.status, Header: header})
+		got := OutcomeOf(&http.Response{StatusCode: c.status, Header: header})
 		require.Equal(t, ratelimit.Outcome{Throttled: c.throttled, RetryAfter: c.wait}, got, c)
 	}
 }

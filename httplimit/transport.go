@@ -2,6 +2,7 @@ package httplimit
 
 import (
 	"net/http"
+	"strings"
 	"time"
 
 	"github.com/pgratelimit/pgratelimit/internal/upstream"
@@ -17,9 +18,8 @@ import (
 //		Request: func(*http.Request) (ratelimit.Request, bool) { return Upstream.For(account), true },
 //	}}
 //
-// A response with status 429 counts as throttled, and so does a 503 with a Retry-After, in seconds or as a date. All
-// other responses do not. A request without a response is not reported. It reports nothing for a limit with another
-// policy. It does not read bodies, change responses, or send a request again.
+// Outcome decides which responses throttle, by default [OutcomeOf]. A request without a response is not reported. It
+// reports nothing for a limit with another policy. It does not read bodies, change responses, or send a request again.
 type Transport struct {
 	// Limiter receives the reports. A nil Limiter only passes requests on.
 	Limiter *ratelimit.Limiter
@@ -31,6 +31,9 @@ type Transport struct {
 	// is a *ratelimit.LimitedError with the wait. If the call fails, the request is not sent either. By default the
 	// program takes by itself, for example in a transaction or by a reservation.
 	Take bool
+	// Outcome returns what a response says, for an upstream with signs of its own. It must not read the body, and may call
+	// OutcomeOf for other responses. Defaults to OutcomeOf.
+	Outcome func(*http.Response) ratelimit.Outcome
 	// Base sends the requests. Defaults to nil: http.DefaultTransport.
 	Base http.RoundTripper
 }
@@ -91,18 +94,43 @@ func (t *Transport) report(r *http.Request, request ratelimit.Request, response 
 	if _, adapts := t.Limiter.Resolve(request).Policy().(ratelimit.Adaptive); !adapts || response == nil {
 		return
 	}
-	if err := t.Limiter.Report(r.Context(), request, outcomeOf(response)); err != nil {
+	outcome := t.Outcome
+	if outcome == nil {
+		outcome = OutcomeOf
+	}
+	if err := t.Limiter.Report(r.Context(), request, outcome(response)); err != nil {
 		t.Limiter.Observe(r.Context(), ratelimit.Failed{Verb: "report", Limit: request.Limit().Name(), Err: err, Began: time.Now()})
 	}
 }
 
-// outcomeOf returns what the response says.
-func outcomeOf(response *http.Response) ratelimit.Outcome {
-	wait, states := upstream.Wait(response.Header, time.Now())
-	switch {
-	case response.StatusCode == http.StatusTooManyRequests,
-		response.StatusCode == http.StatusServiceUnavailable && states:
-		return ratelimit.Outcome{Throttled: true, RetryAfter: max(wait, 0)}
+// statusOverloaded is the status of Anthropic's API for an overload.
+const statusOverloaded = 529
+
+// OutcomeOf returns what a response says by its status and fields. Throttled are
+//
+//	429            always
+//	503            with a Retry-After
+//	529            always, as Anthropic's API answers when it is overloaded
+//	403            with a Retry-After, or with X-RateLimit-Remaining: 0, as GitHub's API answers
+//
+// The wait is Retry-After, in seconds, also 1.5, or as a date. Without it, it is the longest t of the field RateLimit, which
+// [DraftHeaders] has, or the time until X-RateLimit-Reset if X-RateLimit-Remaining is 0.
+func OutcomeOf(response *http.Response) ratelimit.Outcome {
+	header, now := response.Header, time.Now()
+	wait, states := upstream.Wait(header, now)
+	usedUp := strings.TrimSpace(header.Get("X-RateLimit-Remaining")) == "0"
+	switch code := response.StatusCode; {
+	case code == http.StatusTooManyRequests, code == statusOverloaded,
+		code == http.StatusServiceUnavailable && states,
+		code == http.StatusForbidden && (states || usedUp):
+	default:
+		return ratelimit.Outcome{}
 	}
-	return ratelimit.Outcome{}
+	if !states {
+		wait = upstream.Window(header)
+	}
+	if !states && wait == 0 && usedUp {
+		wait = upstream.UntilReset(header, now)
+	}
+	return ratelimit.Outcome{Throttled: true, RetryAfter: max(wait, 0)}
 }

@@ -98,6 +98,55 @@ func TestTransportReports(t *testing.T) {
 	require.Empty(t, b.told.failed, "no report was tried")
 }
 
+// TestOutcomeOf lists how upstreams say that there are too many requests, and that no other answer does.
+func TestOutcomeOf(t *testing.T) {
+	t.Parallel()
+	const date = "Sun, 06 Nov 1994 08:49:37 GMT" // 784111777
+	fields := func(pairs ...string) http.Header {
+		header := http.Header{}
+		for i := 0; i < len(pairs); i += 2 {
+			header.Set(pairs[i], pairs[i+1])
+		}
+		return header
+	}
+	throttled := func(wait time.Duration) ratelimit.Outcome {
+		return ratelimit.Outcome{Throttled: true, RetryAfter: wait}
+	}
+	for name, c := range map[string]struct {
+		status int
+		header http.Header
+		want   ratelimit.Outcome
+	}{
+		"429":            {429, fields(), throttled(0)},
+		"429 fraction":   {429, fields("Retry-After", "1.5"), throttled(1500 * time.Millisecond)},
+		"429 of ours":    {429, fields("RateLimit", `"a";r=0;t=7, "b";r=2;t=12`), throttled(12 * time.Second)},
+		"429 of a form":  {429, fields("X-RateLimit-Remaining", "0", "X-RateLimit-Reset", "784111787", "Date", date), throttled(10 * time.Second)},
+		"503":            {503, fields(), ratelimit.Outcome{}},
+		"503 that waits": {503, fields("Retry-After", "3"), throttled(3 * time.Second)},
+		"529":            {529, fields(), throttled(0)},
+		"403":            {403, fields("X-RateLimit-Remaining", "17", "X-RateLimit-Reset", "784111787"), ratelimit.Outcome{}},
+		"403 secondary":  {403, fields("Retry-After", "60"), throttled(time.Minute)},
+		"403 used up":    {403, fields("X-RateLimit-Remaining", "0", "X-RateLimit-Reset", "784111787", "Date", date), throttled(10 * time.Second)},
+		"403 in the past": {
+			403, fields("X-RateLimit-Remaining", "0", "X-RateLimit-Reset", "784111770", "Date", date), throttled(0),
+		},
+		"200": {200, fields("X-RateLimit-Remaining", "0", "RateLimit", `"a";r=0;t=7`, "Retry-After", "3"), ratelimit.Outcome{}},
+		"500": {500, fields("Retry-After", "3"), ratelimit.Outcome{}},
+	} {
+		require.Equal(t, c.want, httplimit.OutcomeOf(&http.Response{StatusCode: c.status, Header: c.header}), name)
+	}
+
+	b := setup(t)
+	transport := calling(b.limiter, func(*http.Request) (*http.Response, error) {
+		return &http.Response{StatusCode: http.StatusOK, Body: http.NoBody}, nil
+	})
+	transport.Outcome = func(*http.Response) ratelimit.Outcome { return throttled(7 * time.Second) }
+	require.NoError(t, send(t, transport, "account"))
+	d, err := b.limiter.Check(t.Context(), upstream.For("account"))
+	require.NoError(t, err)
+	require.Equal(t, 7*time.Second, d.RetryAfter)
+}
+
 // TestTransportTakes promises that a refused request is not sent, and its body is closed.
 func TestTransportTakes(t *testing.T) {
 	t.Parallel()
