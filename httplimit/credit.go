@@ -72,17 +72,25 @@ func (s *response) clientGone() bool {
 
 // run serves an admitted request, and gives back afterwards what its limits credit.
 func (m *middleware) run(w http.ResponseWriter, r *http.Request, next http.Handler, admission *Admission) {
-	if !admission.credits() {
+	var single []string
+	if len(admission.stated) > 0 {
+		single = m.config.Headers.single()
+	}
+	if !admission.credits() && single == nil {
 		next.ServeHTTP(w, r)
 		return
 	}
 	response := &response{request: r}
+	watched := watch(w, response, single)
 	panicked := true
 	defer func() { // not recovered: the panic goes on as it came
 		response.end(w, panicked)
 		m.credit(r.Context(), admission, response.status)
 	}()
-	next.ServeHTTP(watch(w, response), r)
+	next.ServeHTTP(watched, r)
+	if w, is := watched.(interface{ replace() }); is && response.status == 0 { // net/http sends the fields now
+		w.replace()
+	}
 	panicked = false
 }
 

@@ -65,6 +65,19 @@ func (h Headers) Set(header http.Header, d ratelimit.Decision) {
 	h.set(header, tellable(d, func(int) string { return "" }), !d.Allowed)
 }
 
+// single returns the fields of a form that have one number each. RateLimit and RateLimit-Policy are lists, of which a response may
+// have several lines.
+func (h Headers) single() []string {
+	switch h {
+	case Draft06Headers:
+		return []string{"Ratelimit-Limit", "Ratelimit-Remaining", "Ratelimit-Reset"}
+	case EpochHeaders:
+		return []string{"X-Ratelimit-Limit", "X-Ratelimit-Remaining", "X-Ratelimit-Reset"}
+	case Draft11Headers, NoHeaders:
+	}
+	return nil
+}
+
 const (
 	policyField = "RateLimit-Policy"
 	limitField  = "RateLimit"

@@ -3,6 +3,7 @@ package httplimit_test
 import (
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"maps"
 	"net/http"
@@ -234,4 +235,40 @@ func TestAnswers(t *testing.T) {
 	}
 	require.NotContains(t, text.String(), "ada")
 	golden.Equal(t, "answers.txt", text.String())
+}
+
+// TestAProxyReplacesTheFieldsOfItsUpstream promises one value of each field that has one number, in any way of answering. Lists keep
+// the upstream's members, and a limit in shadow replaces nothing.
+func TestAProxyReplacesTheFieldsOfItsUpstream(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	for form, prefix := range map[httplimit.Headers]string{
+		httplimit.Draft06Headers: "RateLimit-", httplimit.EpochHeaders: "X-RateLimit-",
+	} {
+		for name, answer := range map[string]func(http.ResponseWriter){
+			"WriteHeader": func(w http.ResponseWriter) { w.WriteHeader(http.StatusOK) },
+			"Write":       func(w http.ResponseWriter) { _, _ = w.Write([]byte("hello")) },
+			"WriteString": func(w http.ResponseWriter) { _, _ = io.WriteString(w, "hello") },
+			"ReadFrom":    func(w http.ResponseWriter) { _, _ = io.Copy(w, strings.NewReader("hello")) },
+			"Flush":       func(w http.ResponseWriter) { w.(http.Flusher).Flush() },
+			"Nothing":     func(http.ResponseWriter) {},
+		} {
+			config := limits(userLimit)
+			config.Headers = form
+			w := do(b.limited(t, config, inline(func(e exchange) {
+				for _, field := range []string{"Limit", "Remaining", "Reset"} {
+					e.w.Header().Add(prefix+field, "5000") // as httputil.ReverseProxy does
+				}
+				answer(e.w)
+			})), request(t))
+			for _, field := range []string{"Limit", "Remaining", "Reset"} {
+				values := w.Header().Values(prefix + field)
+				require.Len(t, values, 1, name)
+				require.NotEqual(t, "5000", values[0], name)
+			}
+			require.NoError(t, b.limiter.Reset(t.Context(), perUser.For("ada")))
+		}
+	}
+	w := do(b.limited(t, limits(userLimit), inline(func(e exchange) { e.w.Header().Add("RateLimit", `"upstream";r=1;t=1`) })), request(t))
+	require.Len(t, w.Header().Values("RateLimit"), 2, "it is a list")
 }

@@ -63,10 +63,30 @@ func storable(text string) string {
 }
 
 // Header returns the Key of the header called name. Header lines that differ are ErrBadKey, because the handler may
-// read either of them. Do not use it for a client's address; use [ClientIP].
+// read either of them. In Authorization, "bearer x" is the key "Bearer x", because schemes have no case (RFC 9110). Do not use it
+// for a client's address; use [ClientIP].
 func Header(name string) Key {
 	mustName("Header", name)
-	return func(r *http.Request) (string, error) { return onlyValue("header", name, r.Header.Values(name)) }
+	isAuthorization := http.CanonicalHeaderKey(name) == "Authorization"
+	return func(r *http.Request) (string, error) {
+		values := r.Header.Values(name)
+		if isAuthorization {
+			values = slices.Clone(values)
+			for i := range values {
+				values[i] = withScheme(values[i])
+			}
+		}
+		return onlyValue("header", name, values)
+	}
+}
+
+// withScheme returns credentials with the scheme in one case, and one space after it.
+func withScheme(credentials string) string {
+	scheme, rest, both := strings.Cut(credentials, " ")
+	if !both || scheme == "" {
+		return credentials
+	}
+	return strings.ToUpper(scheme[:1]) + strings.ToLower(scheme[1:]) + " " + strings.TrimLeft(rest, " ")
 }
 
 // Cookie returns the Key of the cookie called name. Cookies that differ are ErrBadKey.

@@ -469,3 +469,18 @@ func TestSpoofingPeer(t *testing.T) {
 		"UnixSocket":        {peer: "@", err: httplimit.ErrNoKey},
 	})
 }
+
+// TestAuthorizationHasOneKey promises one key for a token, because the scheme has no case.
+func TestAuthorizationHasOneKey(t *testing.T) {
+	t.Parallel()
+	for value, want := range map[string]string{
+		"Bearer x": "Bearer x", "bearer x": "Bearer x", "BEARER  x": "Bearer x", "Bearer X": "Bearer X", "token": "token",
+	} {
+		got, err := httplimit.Header("authorization").Of(request(t, "Authorization", value))
+		require.NoError(t, err)
+		require.Equal(t, want, got, value)
+	}
+	got, err := httplimit.Header("X-Api-Key").Of(request(t, "X-Api-Key", "bearer x"))
+	require.NoError(t, err)
+	require.Equal(t, "bearer x", got, "another header is as it is")
+}

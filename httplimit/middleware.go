@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"net/http"
 	"slices"
+	"sync"
 	"time"
 	"unicode/utf8"
 
@@ -93,11 +94,12 @@ type middleware struct {
 	limiter  *ratelimit.Limiter
 	config   Config
 	failures telemetry.FailureLog
+	nested   sync.Once // logs that a limit counts twice
 }
 
 // New returns middleware that runs the handler if the limits allow the request. The limiter must be one of
 // ratelimit.New, and not bound to a transaction. Middlewares can be nested: each decides by itself, and their fields in
-// the same form are merged. The error wraps ratelimit.ErrInvalidConfig and says what to change. The middleware panics
+// the same form are merged. If both take from one bucket, a request counts twice, and a line in the log says so. The error wraps ratelimit.ErrInvalidConfig and says what to change. The middleware panics
 // without a handler.
 func New(limiter *ratelimit.Limiter, config Config) (func(http.Handler) http.Handler, error) {
 	if err := guard.CheckLimiter(limiter); err != nil {
@@ -127,22 +129,41 @@ func (m *middleware) serve(w http.ResponseWriter, r *http.Request, next http.Han
 		next.ServeHTTP(w, r)
 		return
 	}
+	outer, _ := FromContext(r.Context())
 	asks, fault := m.ask(r)
 	if fault != nil {
 		m.refuse(w, r, nil, fault.refusal())
 		return
 	}
+	m.warnNested(r.Context(), outer, asks)
 	admission, refusal := m.decide(r, asks)
 	if refusal != nil {
 		m.refuse(w, r, m.stated(asks, refusal.Decision), *refusal)
 		return
 	}
-	admission.outer, _ = FromContext(r.Context())
+	admission.outer = outer
 	admission.stated = m.stated(asks, admission.lease.Decision)
 	m.setHeaders(w.Header(), admission.outer, admission.stated, false)
 	ctx, release := m.hold(r.Context(), admission)
 	defer release()
 	m.run(w, r.WithContext(context.WithValue(ctx, contextKey{}, admission)), next, admission)
+}
+
+// warnNested logs, once, that a middleware around this one takes from the same bucket, so that each request counts twice.
+func (m *middleware) warnNested(ctx context.Context, outer *Admission, asks []ask) {
+	for ; outer != nil; outer = outer.outer {
+		for _, c := range outer.charges {
+			for i := range asks {
+				a := &asks[i]
+				if a.limit.Name() == c.ask.limit.Name() && a.key == c.ask.key && a.given == nil && outer.middleware.limiter == m.limiter {
+					m.nested.Do(func() {
+						m.config.Logger.WarnContext(ctx, "two nested middlewares take from the same bucket, so each request counts twice; "+
+							"leave the limit out of one of them", "limit", a.limit.Name(), "route", m.config.Route)
+					})
+				}
+			}
+		}
+	}
 }
 
 // ask returns what the limits that apply ask, or the first reason why an enforced one cannot be asked.

@@ -286,3 +286,20 @@ func TestKeysAndCosts(t *testing.T) {
 		}
 	}
 }
+
+// TestNestedMiddlewaresThatCountTwiceSaySo promises one line for a bucket that two middlewares take from, and none for other buckets.
+func TestNestedMiddlewaresThatCountTwiceSaySo(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	twice := func() int { return strings.Count(b.log.String(), "each request counts twice") }
+	other := httplimit.Limit{Limit: everyone, Global: true}
+	for range 2 {
+		do(b.limited(t, limits(userLimit), b.limited(t, limits(other), respond())), request(t))
+	}
+	require.Zero(t, twice())
+	nested := b.limited(t, limits(other), b.limited(t, limits(other), respond()))
+	for range 3 {
+		do(nested, request(t))
+	}
+	require.Equal(t, 1, twice())
+}

@@ -259,7 +259,7 @@ func TestRulesMayHaveOtherCapacities(t *testing.T) {
 		require.NoError(t, e.admission.Settle(t.Context(), 500, perUser))
 		require.NoError(t, e.admission.Settle(t.Context(), 1+1e-7, shut), "a difference that is nothing beside the rule's capacity")
 	}))
-	require.Contains(t, do(handler, request(t)).Body.String(), "shut holds 0")
+	require.Contains(t, do(handler, request(t)).Body.String(), "shut allows at once; use up to 0")
 	s.set(t, shut, "pro", of(ratelimit.PerHour(1000)))
 	require.Contains(t, do(handler, request(t, "X-Plan", "pro")).Body.String(), "perUser holds 3")
 	s.set(t, perUser, "", of(ratelimit.PerHour(1000)))

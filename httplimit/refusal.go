@@ -2,6 +2,7 @@ package httplimit
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"html"
 	"math"
@@ -116,10 +117,14 @@ func (f *fault) refusal() Refusal {
 		answer.Reason, answer.Detail = "bad-cost", "the request states a cost that is not valid"
 	case guard.TooCostly:
 		answer.Status, answer.Reason = http.StatusRequestEntityTooLarge, "too-costly"
-		answer.Detail = "the request costs more than can be had at once"
-		if f.limit.Policy() != nil {
-			answer.Violated = []string{f.limit.Name()}
-			answer.Detail += ": " + f.limit.Name() + " holds " + words.Number(f.limit.Capacity())
+		answer.Detail = "the request costs more than its limit allows at once"
+		limit, most := f.limit.Name(), f.limit.Capacity()
+		if exceeded := new(ratelimit.CapacityError); limit == "" && errors.As(f.err, &exceeded) {
+			limit, most = exceeded.Limit, exceeded.Most
+		}
+		if limit != "" {
+			answer.Violated = []string{limit}
+			answer.Detail = "the request costs more than " + limit + " allows at once; use up to " + words.Number(most)
 		}
 	default:
 		answer.Status, answer.Reason = http.StatusServiceUnavailable, "not-decided"

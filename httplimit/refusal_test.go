@@ -194,7 +194,7 @@ func TestRespondDistinguishesFailuresFromErrorsOfTheHandler(t *testing.T) {
 		"NoKey":      {responding(b.limiter, works, perUser.For("")), 400, "the request does not say who it is from", ""},
 		"OfAKey":     {responding(b.limiter, fails(httplimit.ErrNoKey), perUser.For("c")), 400, "the request does not say who it is from", ""},
 		"BadCost":    {responding(b.limiter, works, perUser.For("d").Cost(-1)), 400, "a cost that is not valid", ""},
-		"TooCostly":  {responding(b.limiter, works, perUser.For("e").Cost(4)), 413, "more than can be had at once", ""},
+		"TooCostly":  {responding(b.limiter, works, perUser.For("e").Cost(4)), 413, "costs more than perUser allows at once; use up to 3", ""},
 		"Own":        {responding(b.limiter, fails(errOwn), perUser.For("f")), 500, "own: the recipient", ""},
 		"OwnTime":    {responding(b.limiter, fails(context.DeadlineExceeded), perUser.For("g")), 500, "own: context deadline", ""},
 		"Unanswered": {responding(b.limiter, fails(errors.Join(ratelimit.ErrContended, ratelimit.ErrCommitUnknown)), perUser.For("i")), 500, "own: ratelimit", ""},

@@ -16,6 +16,7 @@ type writer struct {
 	http.ResponseWriter
 
 	response *response
+	single   []string // fields of which the response has one value: see Headers.single
 }
 
 // flusher and hijacker add the methods that handlers look for, and flushingHijacker both.
@@ -29,9 +30,10 @@ type (
 	}
 )
 
-// watch returns w with a note in response of each status that is sent.
-func watch(w http.ResponseWriter, response *response) http.ResponseWriter {
-	watched := &writer{w, response}
+// watch returns w with a note in response of each status that is sent. The response has the first value of each single field only: a
+// reverse proxy adds the values of its upstream behind the middleware's.
+func watch(w http.ResponseWriter, response *response, single []string) http.ResponseWriter {
+	watched := &writer{w, response, single}
 	flushes := reaches[http.Flusher](w) || reaches[interface{ FlushError() error }](w)
 	hijacks := reaches[http.Hijacker](w)
 	switch {
@@ -82,12 +84,23 @@ func (w *writer) answersByItself() bool { return answersByItself(w.ResponseWrite
 // Unwrap returns the writer below, for http.ResponseController: deadlines, and EnableFullDuplex.
 func (w *writer) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 
+// replace drops the values of single fields that a handler has added.
+func (w *writer) replace() {
+	for _, name := range w.single {
+		if values := w.Header()[name]; len(values) > 1 {
+			w.Header()[name] = values[:1]
+		}
+	}
+}
+
 func (w *writer) WriteHeader(status int) {
+	w.replace()
 	w.ResponseWriter.WriteHeader(status)
 	w.response.send(status)
 }
 
 func (w *writer) Write(b []byte) (int, error) {
+	w.replace()
 	n, err := w.ResponseWriter.Write(b)
 	w.wrote(int64(n), err == nil)
 	return n, err
@@ -95,6 +108,7 @@ func (w *writer) Write(b []byte) (int, error) {
 
 // WriteString implements io.StringWriter.
 func (w *writer) WriteString(text string) (int, error) {
+	w.replace()
 	n, err := io.WriteString(w.ResponseWriter, text)
 	w.wrote(int64(n), err == nil)
 	return n, err
@@ -102,6 +116,7 @@ func (w *writer) WriteString(text string) (int, error) {
 
 // ReadFrom implements io.ReaderFrom, so that io.Copy can use sendfile.
 func (w *writer) ReadFrom(src io.Reader) (int64, error) {
+	w.replace()
 	n, err := io.Copy(w.ResponseWriter, src)
 	w.wrote(n, false) // of an empty src nothing is sent
 	return n, err
@@ -134,6 +149,7 @@ func (w flusher) Flush() { _ = w.FlushError() }
 
 // FlushError is what http.ResponseController calls.
 func (w flusher) FlushError() error {
+	w.replace()
 	err := http.NewResponseController(w.ResponseWriter).Flush()
 	if err == nil {
 		w.response.send(http.StatusOK)

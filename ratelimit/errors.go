@@ -294,3 +294,19 @@ func explained(ctx context.Context, l *Limiter, doing string, err error) error {
 	}
 	return during(doing, err)
 }
+
+// CapacityError is the error of a call that costs more than a limit can ever give. It wraps ErrCostExceedsCapacity.
+type CapacityError struct {
+	// Limit is the limit's name.
+	Limit string
+	// Cost is the cost of the call, and Most the highest possible one.
+	Cost, Most float64
+}
+
+func (e *CapacityError) Error() string {
+	return fmt.Sprintf("%v: %v of %q, which can never give more than %v at once; lower the cost or raise the capacity",
+		ErrCostExceedsCapacity, e.Cost, e.Limit, e.Most)
+}
+
+// Unwrap returns ErrCostExceedsCapacity.
+func (e *CapacityError) Unwrap() error { return ErrCostExceedsCapacity }

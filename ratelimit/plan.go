@@ -338,8 +338,7 @@ func checkCost(d *definition, cost, most float64) error {
 		return fmt.Errorf("%w: %v of %q is too small beside its capacity of %v; use a larger unit of cost or a smaller capacity",
 			ErrInvalidCost, cost, d.name, d.terms.Capacity)
 	case cost > most:
-		return fmt.Errorf("%w: %v of %q, which can never give more than %v at once; lower the cost or raise the capacity",
-			ErrCostExceedsCapacity, cost, d.name, most)
+		return &CapacityError{Limit: d.name, Cost: cost, Most: most}
 	}
 	return nil
 }
