@@ -8,8 +8,11 @@ import (
 	"log/slog"
 	"net"
 	"os"
+	"os/signal"
+	"slices"
 	"strings"
 	"syscall"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -22,6 +25,7 @@ type serving struct {
 	domains, charged, attributes []string
 	hosts                        []string
 	tokenFile, certFile, keyFile string
+	drain                        spanFlag
 }
 
 func (a *app) serveCommand() *cobra.Command {
@@ -46,7 +50,10 @@ capacity has status 413, and a plan that no stored rule has 400, if others have 
 
 Every call except health needs a token of --token-file, as Authorization: Bearer. A browser sends it as the password of any
 user; the page is read-only. Without tokens serve listens only on addresses of this machine, and its HTTP server answers only
-under names of this machine and of --host. It refuses requests that a page of another site makes.`,
+under names of this machine and of --host. It refuses requests that a page of another site makes.
+
+Tokens and certificate are read again when their files change, and on SIGHUP. /healthz and the health service of gRPC say
+whether the database answers. After an interrupt they say no, and serve still answers for --drain.`,
 		Args:    cobra.NoArgs,
 		Example: "  ratelimit serve --domain edge --attribute masked_remote_address --token-file tokens.txt",
 	}, func(ctx context.Context, _ []string) error { return a.serve(ctx, &f) })
@@ -56,6 +63,7 @@ under names of this machine and of --host. It refuses requests that a page of an
 	flags.StringSliceVar(&f.domains, "domain", []string{"ratelimit"}, "domain of Envoy's configuration; several are possible")
 	flags.StringSliceVar(&f.charged, "charged-domain", nil, "domain whose hits are always taken; several are possible")
 	flags.StringSliceVar(&f.attributes, "attribute", nil, "name of an entry of descriptors that tiers use; several are possible")
+	flags.Var(&f.drain, "drain", "time to answer still after an interrupt, while the health is not ready (default 0)")
 	flags.StringVar(&f.tokenFile, "token-file", "", "file with a token of 16 characters or more on each line")
 	flags.StringSliceVar(&f.hosts, "host", nil, "further name under which clients reach the HTTP server without tokens; several are possible")
 	flags.StringVar(&f.certFile, "tls-cert", "", "file with the certificate of both servers")
@@ -66,12 +74,12 @@ under names of this machine and of --host. It refuses requests that a page of an
 
 // serve listens, and serves until ctx ends.
 func (a *app) serve(ctx context.Context, f *serving) error {
-	tokens, certificate, err := a.credentials(f)
+	secrets, err := a.credentials(f)
 	if err != nil {
 		return err
 	}
 	for flag, address := range map[string]string{"--http": f.http, "--grpc": f.grpc} {
-		if err := serve.CheckAddress(address, len(tokens)); err != nil {
+		if err := serve.CheckAddress(address, len(secrets.Tokens)); err != nil {
 			return misused("%s is %.80q: %w", flag, address, err)
 		}
 	}
@@ -89,6 +97,9 @@ func (a *app) serve(ctx context.Context, f *serving) error {
 	}
 	defer pool.Close()
 	logger := slog.New(slog.NewJSONHandler(a.errOut, nil))
+	hangup := make(chan os.Signal, 1)
+	signal.Notify(hangup, syscall.SIGHUP)
+	defer signal.Stop(hangup)
 	var server *serve.Server
 	err = within(ctx, a.options.timeout, func(ctx context.Context) error {
 		if err := ping(ctx, pool, from); err != nil {
@@ -96,7 +107,8 @@ func (a *app) serve(ctx context.Context, f *serving) error {
 		}
 		server, err = serve.New(ctx, serve.Config{
 			Pool: pool, Schema: a.options.schema, HashKey: secret, Domains: f.domains, Charged: f.charged, Attributes: f.attributes,
-			Tokens: tokens, Hosts: f.hosts, TLS: certificate, Logger: logger,
+			Credentials: secrets, Reread: func() (serve.Credentials, error) { return a.credentials(f) }, Hangup: hangup,
+			Hosts: f.hosts, Drain: time.Duration(f.drain), Logger: logger,
 		})
 		return err
 	})
@@ -135,33 +147,37 @@ func listen(ctx context.Context, flag, address string) (net.Listener, error) {
 }
 
 // credentials reads the tokens and the certificate.
-func (a *app) credentials(f *serving) (tokens []string, certificate *tls.Config, err error) {
+func (a *app) credentials(f *serving) (secrets serve.Credentials, err error) {
 	if f.tokenFile != "" {
 		text, err := os.ReadFile(f.tokenFile)
 		if err != nil {
-			return nil, nil, misused("--token-file: %w", err)
+			return secrets, misused("--token-file: %w", err)
 		}
 		lines := strings.Split(strings.TrimSpace(string(text)), "\n")
 		if lines[0] == "" {
-			return nil, nil, misused("--token-file: the file is empty; write a token on each line, such as openssl rand -hex 32 prints")
+			return secrets, misused("--token-file: the file is empty; write a token on each line, such as openssl rand -hex 32 prints")
 		}
 		for i, line := range lines {
 			token := strings.TrimSpace(line)
 			if len(token) < 16 || strings.ContainsAny(token, " \t") {
-				return nil, nil, misused("--token-file: line %d is no token of 16 characters or more without a space, such as openssl rand -hex 32 prints", i+1)
+				return secrets, misused("--token-file: line %d is no token of 16 characters or more without a space, such as openssl rand -hex 32 prints", i+1)
 			}
-			tokens, a.secrets = append(tokens, token), append(a.secrets, token)
+			secrets.Tokens = append(secrets.Tokens, token)
+			if !slices.Contains(a.secrets, token) {
+				a.secrets = append(a.secrets, token)
+			}
 		}
 	}
 	if (f.certFile == "") != (f.keyFile == "") {
-		return nil, nil, misused("--tls-cert and --tls-key go together; give both, or none")
+		return secrets, misused("--tls-cert and --tls-key go together; give both, or none")
 	}
 	if f.certFile == "" {
-		return tokens, nil, nil
+		return secrets, nil
 	}
 	pair, err := tls.LoadX509KeyPair(f.certFile, f.keyFile)
 	if err != nil {
-		return nil, nil, misused("--tls-cert and --tls-key: %w", err)
+		return secrets, misused("--tls-cert and --tls-key: %w", err)
 	}
-	return tokens, &tls.Config{Certificates: []tls.Certificate{pair}, MinVersion: tls.VersionTLS12, NextProtos: []string{"h2", "http/1.1"}}, nil
+	secrets.Certificate = &pair
+	return secrets, nil
 }

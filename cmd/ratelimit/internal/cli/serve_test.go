@@ -51,7 +51,7 @@ func serveOn(t *testing.T, f *fixture) *served {
 	s.start(
 		"--domain", "edge", "--charged-domain", "spent", "--attribute", "model",
 		"--token-file", file(t, "tokens", token+"\n"), "--tls-cert", file(t, "cert.pem", certificate), "--tls-key", file(t, "key.pem", key),
-		"--hash-key-file", file(t, "secret", "a secret of some length"),
+		"--hash-key-file", file(t, "secret", "a secret of some length"), "--drain", "1ms",
 	)
 	return s
 }
@@ -73,11 +73,12 @@ func (s *served) start(flags ...string) {
 		ended <- code
 	}()
 	lines := bufio.NewReader(reader)
-	line, err := lines.ReadString('\n')
-	require.NoError(t, err, line)
 	var listening struct{ Msg, HTTP, GRPC string }
-	require.NoError(t, json.Unmarshal([]byte(line), &listening), line)
-	require.Equal(t, "serve: listening", listening.Msg)
+	for listening.Msg != "serve: listening" { // loads of rules may be logged before
+		line, err := lines.ReadString('\n')
+		require.NoError(t, err, line)
+		require.NoError(t, json.Unmarshal([]byte(line), &listening), line)
+	}
 	s.web, s.grpc = listening.HTTP, listening.GRPC
 	rest := make(chan string, 1)
 	go func() {
@@ -153,8 +154,15 @@ func TestServe(t *testing.T) {
 	answer = s.post("take", `{"requests":[{"limit":"messages","key":"ada","cost":2}]}`, http.StatusTooManyRequests)
 	require.Equal(t, []any{"messages"}, answer["violated-policies"])
 	require.Positive(t, answer["retry_after_ms"])
+	require.InDelta(t, http.StatusTooManyRequests, answer["status"], 0)
+	refused := answer
 	answer = s.post("check", `{"requests":[{"limit":"messages","key":"ada","cost":2}]}`, http.StatusOK)
+	for _, field := range []string{"allowed", "limits", "retry_after_ms"} { // of which the last falls from answer to answer
+		require.Contains(t, refused, field)
+	}
 	require.Equal(t, false, answer["allowed"])
+	require.Equal(t, false, refused["allowed"])
+	require.InDelta(t, 1, refused["limits"].([]any)[0].(map[string]any)["remaining"], 0)
 	s.post("take", `{"requests":[{"limit":"messages","key":"bob","cost":20,"plan":"pro"}]}`, http.StatusOK)
 
 	answer = s.post("reserve", `{"requests":[{"limit":"tokens","global":true,"cost":900}]}`, http.StatusOK)
@@ -187,10 +195,10 @@ func TestServe(t *testing.T) {
 	}
 	require.Contains(t, log, `"serve: stopped"`)
 	require.NotContains(t, log, token)
-	refused, err := refusals.Top(t.Context(), f.pool, "", refusals.TopConfig{Limit: "messages"})
+	top, err := refusals.Top(t.Context(), f.pool, "", refusals.TopConfig{Limit: "messages"})
 	require.NoError(t, err)
-	require.Len(t, refused, 1, "the counter wrote its last counts")
-	require.GreaterOrEqual(t, refused[0].Refused, int64(2))
+	require.Len(t, top, 1, "the counter wrote its last counts")
+	require.GreaterOrEqual(t, top[0].Refused, int64(2))
 	var allowed int64
 	require.NoError(t, f.pool.QueryRow(t.Context(), `SELECT sum(allowed) FROM ratelimit.refusals WHERE name = 'messages'`).Scan(&allowed))
 	require.Positive(t, allowed)

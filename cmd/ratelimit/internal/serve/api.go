@@ -46,8 +46,21 @@ type answer struct {
 	ReadyAt *time.Time `json:"ready_at,omitempty"`
 	StaleAt *time.Time `json:"stale_at,omitempty"`
 	// SettledBefore reports that an earlier call settled the reservation, and that this call changed nothing.
-	SettledBefore bool    `json:"settled_before,omitempty"`
-	Limits        []state `json:"limits,omitempty"`
+	SettledBefore bool `json:"settled_before,omitempty"`
+	// RetryAfterMS is the wait of all limits together, if the call was refused.
+	RetryAfterMS int64   `json:"retry_after_ms,omitempty"`
+	Limits       []state `json:"limits,omitempty"`
+}
+
+// refusal is the body of a refusal: an answer that is a problem (RFC 9457), too.
+type refusal struct {
+	Type     string   `json:"type"`
+	Title    string   `json:"title"`
+	Status   int      `json:"status"`
+	Detail   string   `json:"detail"`
+	Violated []string `json:"violated-policies"`
+	Rules    []string `json:"violated-rules,omitempty"`
+	*answer
 }
 
 // state is the answer of one limit.
@@ -63,7 +76,7 @@ type state struct {
 
 // answerOf returns the answer of a decision.
 func answerOf(d ratelimit.Decision) *answer {
-	a := &answer{Allowed: d.Allowed}
+	a := &answer{Allowed: d.Allowed, RetryAfterMS: milliseconds(d.RetryAfter)}
 	for _, s := range d.States {
 		a.Limits = append(a.Limits, state{
 			s.Limit.Name(), s.Allowed, s.Remaining, milliseconds(s.RetryAfter), milliseconds(s.ResetAfter), s.Rule, string(s.Mode),
@@ -274,7 +287,9 @@ func (s *Server) refuse(w http.ResponseWriter, r *http.Request, err error) {
 	var limited *ratelimit.LimitedError
 	switch fault, ofRequest := guard.Fault(err); {
 	case errors.As(err, &limited):
-		httplimit.Respond(w, r, err)
+		f := httplimit.NewRefusal(limited.Decision)
+		f.SetFields(w.Header())
+		send(w, f.Status, problemJSON, refusal{f.Type, f.Title, f.Status, f.Detail, f.Violated, f.Rules, answerOf(limited.Decision)})
 	case fault == guard.TooCostly:
 		problem(w, http.StatusRequestEntityTooLarge, err.Error())
 	case ofRequest, guard.IsMisuse(err), errors.Is(err, ratelimit.ErrNoReservations):
@@ -298,9 +313,11 @@ func (s *Server) log(ctx context.Context, message string, err error) {
 	s.failures.Failed(ctx, s.config.Logger, slog.LevelError, message, err)
 }
 
+const problemJSON = "application/problem+json"
+
 // problem answers with a problem (RFC 9457).
 func problem(w http.ResponseWriter, code int, detail string) {
-	send(w, code, "application/problem+json", map[string]any{"type": "about:blank", "title": http.StatusText(code), "status": code, "detail": detail})
+	send(w, code, problemJSON, map[string]any{"type": "about:blank", "title": http.StatusText(code), "status": code, "detail": detail})
 }
 
 func send(w http.ResponseWriter, code int, contentType string, body any) {

@@ -27,7 +27,7 @@ func fromOwnSite(next http.Handler) http.Handler {
 // underOwnName passes on requests to one of the server's names. Without tokens a page of another site could otherwise let its name lead
 // to this machine, and read the answers as its own (DNS rebinding). With tokens it cannot, as a browser keeps a password for each name.
 func (s *Server) underOwnName(next http.Handler) http.Handler {
-	if len(s.config.Tokens) > 0 {
+	if len(s.config.Credentials.Tokens) > 0 {
 		return next
 	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

@@ -4,16 +4,15 @@ package serve
 
 import (
 	"context"
-	"crypto/sha256"
-	"crypto/subtle"
-	"crypto/tls"
 	"errors"
 	"fmt"
 	"log/slog"
 	"net"
 	"net/http"
+	"os"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	ratelimitv3 "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
@@ -54,19 +53,24 @@ type Config struct {
 	Domains, Charged []string
 	// Attributes are the names of the entries of descriptors that tiers use.
 	Attributes []string
-	// Tokens are accepted as bearer tokens, and as the password of a browser. Without any, every caller is accepted.
-	Tokens []string
-	// Hosts are further names of the HTTP server. Without Tokens it answers only under them and under names of this machine.
+	// Credentials are the tokens and the certificate at first. Reread returns them anew: Run calls it every 10 seconds, and when
+	// Hangup receives. After an error the server keeps those that it has.
+	Credentials Credentials
+	Reread      func() (Credentials, error)
+	Hangup      <-chan os.Signal
+	// Hosts are further names of the HTTP server. Without tokens it answers only under them and under names of this machine.
 	Hosts []string
-	// TLS has the certificate of both servers; nil: plain text.
-	TLS    *tls.Config
+	// Drain is how long the server still answers after ctx of Run has ended, while its health says that it does not, so that others
+	// stop sending.
+	Drain  time.Duration
 	Logger *slog.Logger
 }
 
 // Server is both servers, and the Limiter that decides.
 type Server struct {
 	config  Config
-	tokens  [][sha256.Size]byte
+	secrets atomic.Pointer[secrets]
+	ending  atomic.Bool // while it drains
 	counter *refusals.Counter
 	set     *rules.Set
 	limiter *ratelimit.Limiter
@@ -81,9 +85,7 @@ type Server struct {
 // New returns a Server with the rules loaded. It does not listen yet.
 func New(ctx context.Context, config Config) (*Server, error) {
 	s := &Server{config: config, health: health.NewServer()}
-	for _, token := range config.Tokens {
-		s.tokens = append(s.tokens, sha256.Sum256([]byte(token)))
-	}
+	s.secrets.Store(secretsOf(config.Credentials))
 	counts, err := promlimit.New(promlimit.Config{})
 	if err != nil {
 		return nil, err
@@ -142,7 +144,7 @@ func (s *Server) makeHTTP(counts *promlimit.Observer) error {
 	handle(open, http.MethodGet, "/healthz", http.HandlerFunc(s.healthz))
 	open.Handle("/", s.underOwnName(s.authorize(closed)))
 	s.http = &http.Server{
-		Handler: fromOwnSite(open), TLSConfig: s.config.TLS, MaxHeaderBytes: maxHeader, ReadHeaderTimeout: patience, ReadTimeout: patience,
+		Handler: fromOwnSite(open), TLSConfig: s.tls(), MaxHeaderBytes: maxHeader, ReadHeaderTimeout: patience, ReadTimeout: patience,
 		WriteTimeout: 2 * patience, IdleTimeout: 2 * time.Minute, ErrorLog: slog.NewLogLogger(s.config.Logger.Handler(), slog.LevelWarn),
 	}
 	return nil
@@ -180,21 +182,22 @@ func (s *Server) makeGRPC() error {
 	options := []grpc.ServerOption{
 		grpc.MaxRecvMsgSize(maxMessage), grpc.MaxHeaderListSize(maxHeader), grpc.ConnectionTimeout(patience), grpc.UnaryInterceptor(s.authorizeCall),
 	}
-	if s.config.TLS != nil {
-		options = append(options, grpc.Creds(credentials.NewTLS(s.config.TLS)))
+	if secured := s.tls(); secured != nil {
+		options = append(options, grpc.Creds(credentials.NewTLS(secured)))
 	}
 	s.grpc = grpc.NewServer(options...)
 	ratelimitv3.RegisterRateLimitServiceServer(s.grpc, answers)
-	healthv1.RegisterHealthServer(s.grpc, s.health)
+	healthv1.RegisterHealthServer(s.grpc, watchedHealth{s.health, s})
 	return nil
 }
 
-// Run serves until ctx ends, or a listener fails. Then it lets the calls in progress end, for up to patience, and returns prefetched
-// tokens. It returns the failure.
+// Run serves until ctx ends, or a listener fails. Then it answers for Drain, lets the calls in progress end, for up to patience, and
+// returns prefetched tokens. It returns the failure.
 func (s *Server) Run(ctx context.Context, web, gateways net.Listener) error {
 	background, stop := context.WithCancel(context.WithoutCancel(ctx))
 	var running sync.WaitGroup
 	running.Go(func() { _ = s.set.Run(background) }) // its Config is valid
+	running.Go(func() { s.watch(background) })
 	running.Go(func() {
 		if err := s.counter.Run(background); err != nil {
 			s.config.Logger.WarnContext(ctx, "serve: the last refusals are not counted", slog.String("error", telemetry.ErrorText(err)))
@@ -202,7 +205,7 @@ func (s *Server) Run(ctx context.Context, web, gateways net.Listener) error {
 	})
 	failed := make(chan error, 2)
 	running.Go(func() {
-		if s.config.TLS != nil {
+		if s.http.TLSConfig != nil {
 			failed <- s.http.ServeTLS(web, "", "")
 			return
 		}
@@ -212,6 +215,7 @@ func (s *Server) Run(ctx context.Context, web, gateways net.Listener) error {
 	var err error
 	select {
 	case <-ctx.Done():
+		err = s.drain(failed)
 	case err = <-failed:
 	}
 	closing, cancel := context.WithTimeout(context.WithoutCancel(ctx), patience)
@@ -227,7 +231,6 @@ func (s *Server) Run(ctx context.Context, web, gateways net.Listener) error {
 
 // stop ends both servers by the end of ctx.
 func (s *Server) stop(ctx context.Context) {
-	s.health.Shutdown()
 	stopped := make(chan struct{})
 	go func() {
 		s.grpc.GracefulStop()
@@ -242,17 +245,6 @@ func (s *Server) stop(ctx context.Context) {
 		s.grpc.Stop()
 		<-stopped
 	}
-}
-
-// healthz answers 200 while the server can decide.
-func (s *Server) healthz(w http.ResponseWriter, r *http.Request) {
-	if err := s.config.Pool.Ping(r.Context()); err != nil {
-		s.unready.Failed(r.Context(), s.config.Logger, slog.LevelWarn, "serve: not ready", err)
-		problem(w, http.StatusServiceUnavailable, "the database does not answer")
-		return
-	}
-	s.unready.Worked(r.Context(), s.config.Logger, "serve: ready again")
-	_, _ = w.Write([]byte("ok\n"))
 }
 
 // authorize passes on requests with a token.
@@ -291,15 +283,6 @@ func bearer(values []string) string {
 		return ""
 	}
 	return token
-}
-
-// isToken reports whether a text is one of the tokens, in a time that does not depend on it.
-func (s *Server) isToken(text string) bool {
-	sum, is := sha256.Sum256([]byte(text)), 0
-	for i := range s.tokens {
-		is |= subtle.ConstantTimeCompare(sum[:], s.tokens[i][:])
-	}
-	return is == 1 || len(s.tokens) == 0
 }
 
 // CheckAddress returns an error for an address that others than this machine can reach while no token is set.
