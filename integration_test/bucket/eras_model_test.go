@@ -182,10 +182,7 @@ func (h *erasHistory) step() {
 		h.model = before
 		return
 	case chance == 1:
-		row := terms.OfShard()
-		for i := range rows {
-			rows[i] = bucket.State{Value: row.Capacity, TS: max(rows[i].TS, row.Begin(now)), Capacity: row.Capacity}
-		}
+		bucket.Rows(rows).Fill(&terms, now)
 		h.model.Fill(now)
 		keep = nil
 	case chance < 4:

@@ -147,6 +147,7 @@ func (Concurrent) Credit(t Terms, s State, now int64, _, _ float64, _ int64) (St
 
 // Fill ends all leases.
 func (Concurrent) Fill(t Terms, s State, now int64) State {
+	s.TS = now
 	return s.holding(nil, t.Capacity, s.lastFence(), now)
 }
 

@@ -32,7 +32,7 @@ type Kind interface {
 	// Credit returns the state after amount was given back, up to the capacity or most, if that is higher. If the step of until is over, it
 	// gives nothing and returns false.
 	Credit(t Terms, s State, now int64, amount, most float64, until int64) (State, bool)
-	// Fill returns the state of a full bucket, after s, whose clock was fixed.
+	// Fill returns the state of a full bucket at now, after s, whatever its TS is.
 	Fill(t Terms, s State, now int64) State
 	// Enter returns the state at the instant at which the terms t take effect, after s under the terms before.
 	Enter(t, before Terms, s State, from int64, change Change) State

@@ -18,14 +18,9 @@ func (t Terms) OfShard() Terms {
 	return t
 }
 
-// FromFuture reports whether s was written by a clock that was wrong: its TS is ahead of now by more than the Tolerance.
-func (t *Terms) FromFuture(s State, now int64) bool {
-	if s.TS <= now { // the most frequent case
-		return false
-	}
-	step := t.Kind.Begin(*t, now, 1) - t.Kind.Begin(*t, now, 0)
-	return s.TS > t.Begin(now)+step+ClockTolerance.Microseconds()
-}
+// FromFuture reports whether s was written by a clock that was wrong. So a window that was used too early delays the next tokens by
+// at most its period and the tolerance.
+func (*Terms) FromFuture(s State, now int64) bool { return s.TS > now+ClockTolerance.Microseconds() }
 
 // FixClock returns s with TS set to now, if a wrong clock left it in the future.
 func (t *Terms) FixClock(s State, now int64) State {
@@ -147,7 +142,7 @@ func (r Rows) Charge(t *Terms, now int64, amount float64) {
 func (r Rows) Fill(t *Terms, now int64) {
 	row := t.OfShard()
 	for i, s := range r {
-		r[i] = row.Kind.Fill(row, row.FixClock(s, now), now)
+		r[i] = row.Kind.Fill(row, s, now)
 	}
 }
 

@@ -122,7 +122,7 @@ func (r Sliding) Credit(t Terms, s State, now int64, amount, _ float64, until in
 
 // Fill implements Kind.
 func (r Sliding) Fill(t Terms, s State, now int64) State {
-	return r.state(t, s, totalsOf(0), max(s.TS, t.Begin(now)))
+	return r.state(t, s, totalsOf(0), t.Begin(now))
 }
 
 // Enter implements Kind. After a sliding window it keeps the tokens taken that still count, or with Scale their share of the
@@ -170,7 +170,7 @@ func (Sliding) Statement() Statement { return WindowStatement }
 
 // IsPlain implements Kind.
 func (r Sliding) IsPlain(t Terms, s State, now int64) bool {
-	if !isSlid(s) || t.FromFuture(s, now) {
+	if !isSlid(s) || s.TS > t.Begin(now)+ClockTolerance.Microseconds() { // as far in algebra.sql.tmpl
 		return false
 	}
 	taken := s.Parts.Taken

@@ -194,7 +194,7 @@ func (h *slidingHistory) call() {
 	switch chance := h.src.Pick(40); {
 	case chance == 0:
 		h.state = rule.Fill(h.terms, h.state, h.now)
-		seen.entries = nil
+		seen.entries, seen.ts = nil, floorTo(h.now, h.terms.Step)
 	case chance == 1:
 		h.state = rule.Charge(h.terms, h.state, h.now, cost)
 		seen = h.exact.under(h.terms, h.now)

@@ -114,8 +114,8 @@ func (Steps) Credit(t Terms, s State, now int64, amount, most float64, until int
 }
 
 // Fill implements Kind.
-func (k Steps) Fill(t Terms, s State, now int64) State {
-	return k.written(&t, s, now, t.Capacity, t.Capacity)
+func (Steps) Fill(t Terms, s State, now int64) State {
+	return State{Value: t.Capacity, TS: t.Begin(now), Capacity: t.Capacity, Parts: s.parts(nil)}
 }
 
 // Enter implements Kind.

@@ -88,10 +88,49 @@ func TestFixClock(t *testing.T) {
 		require.Equal(t, bucket.State{Value: -3, TS: opening}, fixed, "%s keeps the value", name)
 		require.Equal(t, fixed, terms.FixClock(fixed, opening), "%s is fixed once", name)
 		require.Equal(t, fixed, terms.FixClock(fixed, opening-minute), name)
-		last := bucket.State{Value: 1, TS: opening + terms.Tolerance()}
+		last := bucket.State{Value: 1, TS: opening + minute}
 		require.Equal(t, last, terms.FixClock(last, opening), "%s: up to the tolerance the clock is trusted", name)
 		last.TS++
 		require.Equal(t, bucket.State{Value: 1, TS: opening}, terms.FixClock(last, opening), name)
+	}
+}
+
+// TestAWrongClock promises that what a clock did that was ahead delays tokens by at most a period and a minute, and that a reset ends it.
+func TestAWrongClock(t *testing.T) {
+	t.Parallel()
+	monthly := bucket.Calendar{Months: 1, First: 1, Month: 1, Zone: time.UTC}
+	for name, c := range map[string]struct {
+		terms  bucket.Terms
+		period time.Duration
+	}{
+		"TokenBucket":   {buckettest.TokenBucket(10, time.Minute, 10), time.Minute},
+		"Sharded":       {buckettest.Over(buckettest.FixedWindow(16, time.Hour, 16, opening), 4), time.Hour},
+		"FixedWindow":   {buckettest.FixedWindow(10, 30*24*time.Hour, 10, opening), 30 * 24 * time.Hour},
+		"Calendar":      {bucket.Terms{Kind: monthly, Capacity: 10, Rate: 10, Shards: 1}.On(opening), 31 * 24 * time.Hour},
+		"SlidingWindow": {slidingTerms(10, 6*time.Hour.Microseconds(), 4), 30 * time.Hour}, // and a slice
+	} {
+		for _, ahead := range []time.Duration{time.Second, time.Minute, time.Minute + time.Second, time.Hour, 20 * 24 * time.Hour, 40 * 24 * time.Hour, 5000 * time.Hour} {
+			for _, now := range []int64{opening, opening + time.Hour.Microseconds() - 1, opening + 26*24*time.Hour.Microseconds()} {
+				asks := []bucket.Ask{{Key: bucket.Key{Name: "limit"}, Terms: c.terms.At(now + ahead.Microseconds()), Cost: c.terms.Capacity}}
+				memory := bucket.NewMemory()
+				require.True(t, memory.Take(asks, now+ahead.Microseconds())[0].Allowed, name)
+				asks[0].Terms = c.terms.At(now)
+				refused := memory.Take(asks, now)[0]
+				told := asks[0].Tell(&refused, 0, &bucket.Content{})
+				require.False(t, told.Allowed, "%s: a clock that steps back credits nothing", name)
+				require.LessOrEqual(t, told.RetryAfter, c.period+time.Minute, "%s, %v ahead", name, ahead)
+
+				p := bucket.NewPage(asks)
+				p.Now = now
+				for i, s := range append(refused.Rows, refused.State)[:len(p.Rows)] {
+					p.Put(i, s, false)
+				}
+				p.Fill(asks)
+				reset, fresh := p.Take(asks, nil)[0], asks[0].Decide(bucket.Answer{State: asks[0].Terms.Full(now), Now: now})
+				require.Equal(t, asks[0].Tell(&fresh, 0, &bucket.Content{}).FullAfter, asks[0].Tell(&reset, 0, &bucket.Content{}).FullAfter,
+					"%s, %v ahead: after a reset it is as new", name, ahead)
+			}
+		}
 	}
 }
 

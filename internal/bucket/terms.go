@@ -68,11 +68,6 @@ func (t Terms) Full(now int64) State {
 	return State{Value: t.Capacity, TS: t.Begin(now), Capacity: t.Capacity}
 }
 
-// Tolerance is how far, in microseconds, TS may be ahead of the current step's begin.
-func (t Terms) Tolerance() int64 {
-	return t.Step + ClockTolerance.Microseconds()
-}
-
 // Horizon is the longest wait that is reported, in microseconds. Waits up to twice MaxSpan occur; only
 // a row written under another policy can be further from recovery.
 const Horizon = int64(250 * 365 * 24 * time.Hour / time.Microsecond)

@@ -20,7 +20,7 @@ func (Partitions) Take(ctx context.Context, u *store.Unit, a *bucket.Ask) (answe
 	batch, t := &pgx.Batch{}, &a.Terms
 	u.QueueClock(batch)
 	batch.Queue(u.Statement(files, "row_take"), append(keyOf(a.Key),
-		a.Cost, t.Capacity, t.Rate, t.Step, t.Steps, t.Phase, a.Lowest, t.Tolerance())...)
+		a.Cost, t.Capacity, t.Rate, t.Step, t.Steps, t.Phase, a.Lowest, bucket.ClockTolerance.Microseconds())...)
 	answer.Allowed = true
 	err = u.Send(ctx, batch, func(results pgx.BatchResults) (err error) {
 		if answer.Now, err = store.ReceiveClock(results); err == nil {

@@ -189,7 +189,7 @@ func (h *twins) advance(b *twin) {
 	case 7:
 		h.now -= int64(h.src.Unit() * float64(buckettest.Minute))
 	case 8: // back to the end of the tolerance
-		h.now = b.row.TS - buckettest.Minute - terms.Step + int64(h.src.Pick(4)-1)
+		h.now = b.row.TS - buckettest.Minute + int64(h.src.Pick(4)-1)
 	case 9:
 		if h.eras {
 			if from := buckettest.One(h.src, b.list...).From; from > math.MinInt64 {

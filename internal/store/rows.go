@@ -75,7 +75,7 @@ func columnsOf(asks []bucket.Ask) columns {
 		a := &asks[i]
 		t := &a.Terms
 		c.costs[i], c.lowest[i], c.stepUs[i], c.phases[i] = double(a.Cost), double(a.Lowest), bigint(t.Step), bigint(t.Phase)
-		c.capacities[i], c.rates[i], c.steps[i], c.tolerances[i] = double(t.Capacity), double(t.Rate), double(t.Steps), bigint(t.Tolerance())
+		c.capacities[i], c.rates[i], c.steps[i], c.tolerances[i] = double(t.Capacity), double(t.Rate), double(t.Steps), bigint(tolerance)
 	}
 	c.since, c.until = spansOf(n, func(i int) *bucket.Terms { return &asks[i].Terms })
 	return c

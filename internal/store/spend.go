@@ -70,7 +70,7 @@ func (s *Session) queueSpend(batch *pgx.Batch, rows []*row) {
 	t := rows[0].ask.Terms
 	since, until := spanOf(&t)
 	batch.Queue(s.statements.spend, rows[0].ask.Key.Name, keys, shards, costs,
-		t.Capacity, t.Rate, t.Step, t.Steps, phases, s.AsOf(), t.Tolerance(), since, until)
+		t.Capacity, t.Rate, t.Step, t.Steps, phases, s.AsOf(), tolerance, since, until)
 }
 
 // receiveSpend reads the answers of buckets_spend.sql.

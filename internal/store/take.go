@@ -235,6 +235,9 @@ type limitKey struct {
 	terms bucket.Terms
 }
 
+// tolerance is how many microseconds a ts may be ahead of now.
+const tolerance = int64(bucket.ClockTolerance / time.Microsecond)
+
 // boxed are parameters of a limit, each in an interface.
 type boxed struct{ name, capacity, rate, step, steps, period, phase, tolerance, since, until any }
 
@@ -256,7 +259,7 @@ func (l *limitParameters) of(a *bucket.Ask) *boxed {
 	since, until := spanOf(&t)
 	p = &boxed{
 		name: a.Key.Name, capacity: t.Capacity, rate: t.Rate, step: t.Step, steps: t.Steps, period: periodOf(t), phase: t.Phase,
-		tolerance: t.Tolerance(), since: since, until: until,
+		tolerance: tolerance, since: since, until: until,
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -63,7 +63,7 @@ func (e exactEra) ofRow() exactEra {
 func (e exactEra) begin(now int64) int64 { return max(e.floor(now), e.from) }
 
 // isWrong reports whether a clock that was wrong wrote ts.
-func (e exactEra) isWrong(ts, now int64) bool { return ts > e.begin(now)+e.step(now)+Minute }
+func (exactEra) isWrong(ts, now int64) bool { return ts > now+Minute }
 
 // held returns the value of a row at now, if no era begins meanwhile.
 func (e exactEra) held(row exactBucket, now int64) *big.Rat {
@@ -208,6 +208,9 @@ func (b *ExactBucket) isWrong(era int, now int64) bool {
 	return true
 }
 
+// IsWrong reports whether the rows are of a clock that was wrong, in any era.
+func (b *ExactBucket) IsWrong(now int64) bool { return b.IsThere() && b.isWrong(b.era, now) }
+
 // isFull reports whether the rows have been filled by a change, and nothing has happened to them since.
 func (b *ExactBucket) isFull() bool {
 	for _, row := range b.rows {
@@ -258,8 +261,8 @@ func (b *ExactBucket) isOpen(tokens *big.Rat, e exactEra) bool {
 //	ts'    = max(ts, now), or max(ts, the start of now's window)
 //	no row is a full bucket
 //
-// and shares no code with the package that it checks. A ts that lies more than a minute after the end of the current microsecond,
-// or window, is the mark of a wrong clock, and is set to now without credit.
+// and shares no code with the package that it checks. A ts that lies more than a minute in the future is the mark of a wrong clock,
+// and is set to now without credit.
 
 // exactPolicy is a policy in rational numbers.
 type exactPolicy struct {
@@ -448,7 +451,7 @@ func (e exactEra) most(row exactBucket) *big.Rat {
 func (b *ExactBucket) Fill(now int64) {
 	e := b.Eras[b.era].ofRow()
 	for i := range b.Eras[b.era].rows {
-		b.rows[i] = exactBucket{value: e.capacity, ts: max(b.row(i, now).ts, e.begin(now)), of: e.capacity}
+		b.rows[i] = exactBucket{value: e.capacity, ts: e.begin(now), of: e.capacity}
 	}
 	b.Off = 0
 }

@@ -29,7 +29,7 @@ func (e *ExactSlots) Held(now int64) (slots int64) {
 }
 
 // isFromFuture reports whether the row was written by a clock that was wrong.
-func (e *ExactSlots) isFromFuture(now int64) bool { return e.stored && e.ts-now > Minute+1 }
+func (e *ExactSlots) isFromFuture(now int64) bool { return e.stored && e.ts-now > Minute }
 
 // mended returns the bucket at now, with no lease of a wrong clock that holds for longer than it was given for.
 func (e *ExactSlots) mended(now int64, p SlotPolicy) ExactSlots {
@@ -125,4 +125,5 @@ func (e *ExactSlots) Fill(now int64, p SlotPolicy) {
 	m := e.mended(now, p)
 	m.leases = nil
 	e.write(m, now)
+	e.ts = now
 }

@@ -6,7 +6,7 @@
 -- $7 step_us, $9 phase_us     steps begin at phase_us + n * step_us
 -- $10 lowest                  the least value that may remain: 0, or minus the tokens that may be owed
 -- $11 as_of_us                the instant to decide at; null: the database's clock
--- $12 tolerance_us            a ts this far past the current step was written by a wrong clock
+-- $12 tolerance_us            a ts this far in the future was written by a wrong clock
 -- $13 since_us, $14 until_us  the first and the last instant at which these terms hold; null: they always do
 --
 -- Returns one row: allowed, and the bucket's value, ts and capacity after the decision, and now_us. Where the row is of a time at
@@ -23,7 +23,7 @@ WITH take AS (
     WHERE ($13::bigint IS NULL OR coalesce($11::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) BETWEEN $13::bigint AND $14::bigint)
     ON CONFLICT (name, key, shard) DO UPDATE SET
         value = least($5::float8, b.value + ((greatest(excluded.ts - b.ts, 0) + $7::bigint - 1) / $7::bigint)::float8 * $6::float8 / $8::float8) - $4::float8,
-        ts = CASE WHEN b.ts > excluded.ts + $12::bigint AND b.ts > excluded.ts + (coalesce($11::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) - excluded.ts) / $7::bigint * $7::bigint + $12::bigint THEN excluded.ts ELSE greatest(b.ts, excluded.ts) END,
+        ts = CASE WHEN b.ts > excluded.ts + $12::bigint AND b.ts > coalesce($11::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) + $12::bigint THEN excluded.ts ELSE greatest(b.ts, excluded.ts) END,
         capacity = CASE WHEN b.capacity = $5::float8 OR least($5::float8, b.value + ((greatest(excluded.ts - b.ts, 0) + $7::bigint - 1) / $7::bigint)::float8 * $6::float8 / $8::float8) >= $5::float8 THEN $5::float8 ELSE b.capacity END
     WHERE least($5::float8, b.value + ((greatest(excluded.ts - b.ts, 0) + $7::bigint - 1) / $7::bigint)::float8 * $6::float8 / $8::float8) - $4::float8 >= $10::float8
         AND ($13::bigint IS NULL OR b.ts BETWEEN $13::bigint AND $14::bigint) AND (b.capacity = $5::float8 OR $7::bigint = 1)

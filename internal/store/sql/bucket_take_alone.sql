@@ -21,7 +21,7 @@ WITH seen AS MATERIALIZED (
             AND (seen.capacity = $5::float8 OR $7::bigint = 1))
     ON CONFLICT (name, key, shard) DO UPDATE SET
         value = least($5::float8, b.value + ((greatest(excluded.ts - b.ts, 0) + $7::bigint - 1) / $7::bigint)::float8 * $6::float8 / $8::float8) - $4::float8,
-        ts = CASE WHEN b.ts > excluded.ts + $12::bigint AND b.ts > excluded.ts + (coalesce($11::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) - excluded.ts) / $7::bigint * $7::bigint + $12::bigint THEN excluded.ts ELSE greatest(b.ts, excluded.ts) END,
+        ts = CASE WHEN b.ts > excluded.ts + $12::bigint AND b.ts > coalesce($11::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) + $12::bigint THEN excluded.ts ELSE greatest(b.ts, excluded.ts) END,
         capacity = CASE WHEN b.capacity = $5::float8 OR least($5::float8, b.value + ((greatest(excluded.ts - b.ts, 0) + $7::bigint - 1) / $7::bigint)::float8 * $6::float8 / $8::float8) >= $5::float8 THEN $5::float8 ELSE b.capacity END
     WHERE least($5::float8, b.value + ((greatest(excluded.ts - b.ts, 0) + $7::bigint - 1) / $7::bigint)::float8 * $6::float8 / $8::float8) - $4::float8 >= $10::float8
         AND ($13::bigint IS NULL OR b.ts BETWEEN $13::bigint AND $14::bigint) AND (b.capacity = $5::float8 OR $7::bigint = 1)

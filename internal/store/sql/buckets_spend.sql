@@ -27,7 +27,7 @@ WITH clock AS MATERIALIZED (
 ), gave AS (
     UPDATE ratelimit.buckets AS b SET
         value = least($5::float8, b.value + ((greatest(a.ts - b.ts, 0) + $7::bigint - 1) / $7::bigint)::float8 * $6::float8 / $8::float8) - a.cost,
-        ts = CASE WHEN b.ts > a.ts + $11::bigint AND b.ts > a.ts + (coalesce($10::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) - a.ts) / $7::bigint * $7::bigint + $11::bigint THEN a.ts ELSE greatest(b.ts, a.ts) END,
+        ts = CASE WHEN b.ts > a.ts + $11::bigint AND b.ts > coalesce($10::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) + $11::bigint THEN a.ts ELSE greatest(b.ts, a.ts) END,
         capacity = CASE WHEN b.capacity = $5::float8 OR least($5::float8, b.value + ((greatest(a.ts - b.ts, 0) + $7::bigint - 1) / $7::bigint)::float8 * $6::float8 / $8::float8) >= $5::float8 THEN $5::float8 ELSE b.capacity END
     FROM (
         SELECT $1::text AS name, u.key, u.shard, u.cost, u.ord, greatest(u.phase_us + (clock.now_us - u.phase_us) / $7::bigint * $7::bigint, $12::bigint) AS ts

@@ -20,7 +20,7 @@ WITH asked AS MATERIALIZED (
     ON CONFLICT (name, key, shard) DO UPDATE SET (value, ts, capacity) = (
         SELECT
             least(a.capacity, b.value + ((greatest(excluded.ts - b.ts, 0) + a.step_us - 1) / a.step_us)::float8 * a.rate / a.steps) - a.cost,
-            CASE WHEN b.ts > excluded.ts + a.tolerance_us AND b.ts > excluded.ts + (coalesce($11::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) - excluded.ts) / a.step_us * a.step_us + a.tolerance_us THEN excluded.ts ELSE greatest(b.ts, excluded.ts) END,
+            CASE WHEN b.ts > excluded.ts + a.tolerance_us AND b.ts > coalesce($11::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) + a.tolerance_us THEN excluded.ts ELSE greatest(b.ts, excluded.ts) END,
             CASE WHEN b.capacity = a.capacity OR least(a.capacity, b.value + ((greatest(excluded.ts - b.ts, 0) + a.step_us - 1) / a.step_us)::float8 * a.rate / a.steps) >= a.capacity THEN a.capacity ELSE b.capacity END
         FROM asked AS a WHERE a.name = b.name AND a.key = b.key AND a.shard = b.shard)
     WHERE (

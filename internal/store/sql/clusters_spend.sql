@@ -24,7 +24,7 @@ WITH clock AS MATERIALIZED (
 ), seen AS MATERIALIZED (
     SELECT a.ord, a.cluster, a.name, a.key, a.shard, a.lowest, b.oid, b.tid, b.value, b.ts, b.capacity,
         least(a.capacity, b.value + ((greatest(a.begun - b.ts, 0) + a.step_us - 1) / a.step_us)::float8 * a.rate / a.steps) - a.cost AS next_value,
-        CASE WHEN b.ts > a.begun + a.tolerance_us AND b.ts > a.begun + (coalesce($12::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) - a.begun) / a.step_us * a.step_us + a.tolerance_us THEN a.begun ELSE greatest(b.ts, a.begun) END AS next_ts,
+        CASE WHEN b.ts > a.begun + a.tolerance_us AND b.ts > coalesce($12::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) + a.tolerance_us THEN a.begun ELSE greatest(b.ts, a.begun) END AS next_ts,
         CASE WHEN b.capacity = a.capacity OR least(a.capacity, b.value + ((greatest(a.begun - b.ts, 0) + a.step_us - 1) / a.step_us)::float8 * a.rate / a.steps) >= a.capacity THEN a.capacity ELSE b.capacity END AS next_capacity,
         a.holds AND (b.tid IS NULL OR (a.since_us IS NULL OR b.ts BETWEEN a.since_us AND a.until_us) AND (b.capacity = a.capacity OR a.step_us = 1)) AS fits
     FROM (
