@@ -442,3 +442,38 @@ func TestExpireInATransactionLocksInOrder(t *testing.T) {
 	d.requireTokens(t, 1e6-1+1, roomy.For("a"))
 	d.requireTokens(t, 1e6-1+1, roomy.For("z"))
 }
+
+// TestWindowsGetBackWhatTheyPaid promises that a reservation that several windows pay for gives back to a window what that window and
+// later ones have paid. Otherwise a window would give more tokens than its capacity.
+func TestWindowsGetBackWhatTheyPaid(t *testing.T) {
+	t.Parallel()
+	onEach(t, testWindowsGetBackWhatTheyPaid, onPostgres, inMemory)
+}
+
+func testWindowsGetBackWhatTheyPaid(t *testing.T, on backend) {
+	b := on.setup(t)
+	for n, policy := range []ratelimit.Policy{
+		ratelimit.FixedWindow{Rate: 10, Period: 24 * time.Hour, Start: clockNoon},
+		ratelimit.FixedWindow{Rate: 10, Period: 24 * time.Hour, Start: clockNoon, Shards: 2},
+		ratelimit.CalendarWindow{Rate: 10, Resets: ratelimit.Daily, MaxReserved: 10},
+	} {
+		limit := ratelimit.Define(fmt.Sprint("paid", n), policy)
+		for i, test := range []struct {
+			after  int     // days
+			actual float64 // 0: it is cancelled
+			want   float64
+		}{{0, 0, 5}, {1, 0, 5}, {2, 0, 10}, {0, 5, 0}, {1, 5, 5}, {1, 12, 3}, {1, 20, -5}} {
+			d := b.desk(t, ratelimit.Config{})
+			bucket := limit.For(fmt.Sprint(i))
+			first := d.reserve(t, bucket.Cost(15)) // 10 tokens of this window, and 5 of the next
+			d.reserve(t, bucket.Cost(5))           // 5 of the next
+			d.at(time.Duration(test.after) * 24 * time.Hour)
+			if test.actual == 0 {
+				require.NoError(t, d.limiter.Cancel(t.Context(), first.ID))
+			} else {
+				require.NoError(t, d.limiter.Settle(t.Context(), first.ID, bucket.Cost(test.actual)))
+			}
+			d.requireTokens(t, test.want, bucket)
+		}
+	}
+}

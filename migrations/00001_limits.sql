@@ -53,7 +53,8 @@ CREATE TABLE ratelimit.reservations (
     plans      text[] COLLATE "C" NOT NULL DEFAULT '{}', -- the plan of each key; empty: none
     prices     double precision[] NOT NULL DEFAULT '{}', -- the price of each bucket, for Settle; empty: 1
     calendars  text[] COLLATE "C" NOT NULL DEFAULT '{}', -- unit, weekday, day, month and zone of calendar windows; empty: none
-    paid_us    bigint[] NOT NULL DEFAULT '{}'            -- when each bucket owed nothing any more; empty: at ready_us
+    paid_us    bigint[] NOT NULL DEFAULT '{}',           -- when each bucket owed nothing any more; empty: at ready_us
+    owed       double precision[] NOT NULL DEFAULT '{}'  -- what each bucket owed then, with the reservation; empty: nothing
 ) WITH (fillfactor = 70, vacuum_truncate = off);
 
 CREATE INDEX reservations_expires ON ratelimit.reservations (expires_us);

@@ -95,7 +95,7 @@ func (l *Limiter) CheckReserve(ctx context.Context, requests ...Request) (Reserv
 	if err != nil || !d.Allowed {
 		return r, err
 	}
-	_, ready := reserved.ReadyAt(c.Asks, bucket.AfterTaking(c.Asks, c.Answers), c.plan.notBefore)
+	_, _, ready := reserved.ReadyAt(c.Asks, bucket.AfterTaking(c.Asks, c.Answers), c.plan.notBefore)
 	r.ReadyAt = time.UnixMicro(ready)
 	if l.config.StaleAfter > 0 {
 		r.StaleAt = r.ReadyAt.Add(l.config.StaleAfter)

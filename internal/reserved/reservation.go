@@ -5,6 +5,7 @@ package reserved
 import (
 	"crypto/rand"
 	"encoding/hex"
+	"math"
 	"slices"
 	"time"
 
@@ -58,12 +59,15 @@ type Reserved struct {
 	Calendar        string // the stored form
 	PaidUs          int64  // from then on the bucket owes nothing for the reservation
 
+	// Owed is what the bucket owed after the reservation took from it, for the reservation and for those before it.
+	Owed float64
+
 	Now bucket.Terms // of the limit, as far as this process knows
 }
 
 // Record returns the reservation of the tokens taken, and nil if none is kept.
 func (k *Keeping) Record(asks []bucket.Ask, answers []bucket.Answer) store.Record {
-	paid, ready := ReadyAt(asks, answers, k.NotBefore)
+	paid, owed, ready := ReadyAt(asks, answers, k.NotBefore)
 	if k.OnlyLater && ready <= answers[0].Now {
 		return nil
 	}
@@ -75,7 +79,7 @@ func (k *Keeping) Record(asks []bucket.Ask, answers []bucket.Answer) store.Recor
 	r.Buckets = make([]Reserved, len(asks))
 	for i := range asks {
 		a, b := &asks[i], &r.Buckets[i]
-		*b = Reserved{Key: a.Key, Cost: a.Cost, Price: a.Price(), PaidUs: paid[i]}
+		*b = Reserved{Key: a.Key, Cost: a.Cost, Price: a.Price(), PaidUs: paid[i], Owed: owed[i]}
 		if b.setTerms(&a.Terms); !a.MayOwe { // else a price may have lowered Lowest
 			b.Lowest = a.Lowest
 		}
@@ -107,16 +111,18 @@ func (b *Reserved) Terms() bucket.Terms {
 	}
 }
 
-// ReadyAt returns the instant from which each bucket owes nothing any more. ready is the latest of the enforced ones and of notBefore.
-func ReadyAt(asks []bucket.Ask, answers []bucket.Answer, notBefore int64) (paid []int64, ready int64) {
+// ReadyAt returns the instant from which each bucket owes nothing any more, and what it owes. ready is the latest of the instants of
+// enforced limits and of notBefore.
+func ReadyAt(asks []bucket.Ask, answers []bucket.Answer, notBefore int64) (paid []int64, owed []float64, ready int64) {
 	ready = max(answers[0].Now, notBefore)
 	for i := range asks {
 		paid = append(paid, answers[0].Now+asks[i].ReadyAfter(answers[i]).Microseconds())
+		owed = append(owed, max(0, -asks[i].Tell(&answers[i], 0, &bucket.Content{}).Tokens))
 		if !asks[i].Unenforced {
 			ready = max(ready, paid[i])
 		}
 	}
-	return paid, ready
+	return paid, owed, ready
 }
 
 // newID returns a random UUID (RFC 9562, version 4).
@@ -144,18 +150,39 @@ func (r *Reservation) Asks() []bucket.Ask {
 	return asks
 }
 
-// Charge returns the charge of amounts to the reservation's buckets. A bucket gives back to the step in which it had paid.
+// Charge returns the charge of amounts to the reservation's buckets. A bucket gives back to the step in which it had paid, and what
+// it had paid in that step.
 func (r *Reservation) Charge(amounts []float64) store.Charge {
-	c := store.Charge{Asks: r.Asks(), Amounts: amounts, Taken: make([]int64, len(amounts))}
+	c := store.Charge{Asks: r.Asks(), Amounts: slices.Clone(amounts), Taken: make([]int64, len(amounts))}
 	for i := range c.Taken {
-		c.Taken[i] = r.Buckets[i].PaidUs
+		b := &r.Buckets[i]
+		c.Taken[i] = b.PaidUs
+		c.Amounts[i] = max(amounts[i], -b.paidSince(r.NowUs))
 	}
 	return c
 }
 
+// paidSince returns how many of the reservation's tokens the bucket pays in the window of an instant and in later windows, by the terms
+// under which it was taken from. Each window pays its tokens of what was owed, oldest first:
+//
+//	Owed = paid in windows 1 to n, of which the n-th begins at PaidUs
+func (b *Reserved) paidSince(now int64) float64 {
+	t := b.Terms().At(now)
+	if b.Owed == 0 || t.Step <= 1 {
+		return b.Cost
+	}
+	each := t.Rate / t.Steps
+	windows := math.Ceil(b.Owed / each)
+	left := float64(t.Kind.Between(t, now, b.PaidUs)) // after the window of now
+	if left >= windows {
+		return b.Cost // none of them has begun
+	}
+	return min(b.Cost, b.Owed-(windows-1-left)*each)
+}
+
 // reopen moves a reservation whose costs were taken again, under the terms that its limits have now, to the instant at
 // which it is ready. Its buckets owe nothing from the instants paid on.
-func (r *Reservation) reopen(paid []int64, ready int64) {
+func (r *Reservation) reopen(paid []int64, owed []float64, ready int64) {
 	if r.StaleUs != nil {
 		stale := ready + (*r.StaleUs - r.ReadyUs)
 		r.StaleUs = &stale
@@ -164,7 +191,7 @@ func (r *Reservation) reopen(paid []int64, ready int64) {
 	r.State, r.ReadyUs, r.StartedUs = Open, ready, nil
 	for i := range r.Buckets {
 		b := &r.Buckets[i]
-		b.PaidUs = paid[i]
+		b.PaidUs, b.Owed = paid[i], owed[i]
 		b.setTerms(&b.Now)
 	}
 }

@@ -34,6 +34,7 @@ func columns() []column {
 		mostly("", func(b *Reserved) *string { return &b.Calendar }),
 		mostly(1, func(b *Reserved) *float64 { return &b.Price }),
 		of(func(b *Reserved) *int64 { return &b.PaidUs }),
+		mostly(0, func(b *Reserved) *float64 { return &b.Owed }),
 	}
 }
 
