@@ -72,7 +72,7 @@ func testStatementsUseThePrimaryKey(t *testing.T, on backend) {
 		"row_lock.sql":          {oneBucket + `, 10, 0`, 1, false},
 		"row_save.sql":          {oneBucket + `, 1, 0, 1, NULL, NULL`, 1, false},
 		"row_take.sql":          {oneBucket + `, 1, 10, 10, 1, 1000000, 0, 0, 60000000`, 1, false},
-		"reservation_save.sql":  {oneReservation + `, 'open', 0, NULL, NULL, 0, false, '{a}', '{b}', '{1}', '{1}', '{1}', '{1}', '{1}', '{0}', '{0}', '{1}', '{pro}', '{}', '{2}', '{0}'`, 1, false},
+		"reservation_save.sql":  {oneReservation + `, 'open', 0, NULL, NULL, 0, false, '{a}', '{b}', '{1}', '{1}', '{1}', '{1}', '{1}', '{0}', '{0}', '{1}', '{pro}', '{}', '{2}', '{0}', '{0}'`, 1, false},
 	}
 	files := slices.DeleteFunc(statementFiles(t), func(file string) bool { return housekeeping[filepath.Base(file)] })
 	require.Len(t, files, len(tests), "a new statement needs a line in this test")

@@ -477,3 +477,16 @@ func testWindowsGetBackWhatTheyPaid(t *testing.T, on backend) {
 		}
 	}
 }
+
+// Settle checks what it names also when the reservation has ended, because a wrong name is a bug of the caller.
+func TestSettleAgainChecksItsRequests(t *testing.T) {
+	t.Parallel()
+	onEach(t, func(t *testing.T, on backend) {
+		d := on.setup(t).desk(t, ratelimit.Config{})
+		r := d.reserve(t, lookups.For("ada").Cost(3))
+		require.NoError(t, d.limiter.Settle(t.Context(), r.ID, lookups.For("ada").Cost(1)))
+		require.NoError(t, d.limiter.Settle(t.Context(), r.ID, lookups.For("ada").Cost(2)), "which changes nothing")
+		require.ErrorIs(t, d.limiter.Settle(t.Context(), r.ID, words.For("ada")), ratelimit.ErrInvalidRequest)
+		d.requireTokens(t, 9, lookups.For("ada"))
+	}, onPostgres, inMemory)
+}

@@ -54,6 +54,33 @@ func TestEveryVerbWorksInEveryExecMode(t *testing.T) {
 	}
 }
 
+// A connection that reads numbers as texts, and rounds them, must take nothing: each call would write the rounded tokens back.
+func TestRoundedTextsAreAnError(t *testing.T) {
+	t.Parallel()
+	for _, mode := range execModes {
+		for _, digits := range []string{"-12", "0", "1"} {
+			t.Run(mode.String()+digits, func(t *testing.T) {
+				t.Parallel()
+				b := setup(t, func(c *pgxpool.Config) {
+					c.ConnConfig.DefaultQueryExecMode, c.ConnConfig.RuntimeParams["extra_float_digits"] = mode, digits
+				})
+				isText := mode == pgx.QueryExecModeExec || mode == pgx.QueryExecModeSimpleProtocol
+				for _, c := range callers() {
+					err := c.within(t.Context(), b.pool, b.limiter, func(l *ratelimit.Limiter) error {
+						return l.Require(t.Context(), roomy.For("key").Cost(0.1), slider.For("key").Cost(0.1))
+					})
+					if isText && digits != "1" {
+						require.ErrorContains(t, err, "extra_float_digits is "+digits, c.name)
+						require.Empty(t, b.rows(t, "key"))
+					} else {
+						require.NoError(t, err, c.name)
+					}
+				}
+			})
+		}
+	}
+}
+
 // chosenSettings names settings that the databases of this process have.
 const chosenSettings = "RATELIMIT_SETTINGS"
 

@@ -262,7 +262,7 @@ type Outcome struct {
 // before any SQL. If a rule of Config.Policies has replaced an Adaptive policy with another kind, nothing is counted.
 func (l *Limiter) Report(ctx context.Context, request Request, o Outcome) error {
 	const verb = "report"
-	if err := l.ready(context.WithoutCancel(ctx), verb); err != nil {
+	if err := l.ready(detached(ctx), verb); err != nil {
 		return err
 	}
 	if err := report(ctx, l, verb, &request, o); err != nil {

@@ -216,12 +216,22 @@ func (l *Limiter) ready(ctx context.Context, verb string, requests ...Request) e
 		return fmt.Errorf("%w: %s on a Limiter that New did not return", ErrInvalidConfig, verb)
 	case l.misuse != "":
 		return fmt.Errorf("%w: %s %s", ErrInvalidConfig, verb, l.misuse)
+	case ctx == nil:
+		return fmt.Errorf("%w: %s with a nil context; pass the one of the request, or context.Background()", ErrInvalidRequest, verb)
 	case ctx.Err() != nil && len(requests) > 0:
 		return fmt.Errorf("ratelimit: %s %q: the context ended before the call: %w", verb, requests[0].limit.Name(), ctx.Err())
 	case ctx.Err() != nil:
 		return fmt.Errorf("ratelimit: %s: the context ended before the call: %w", verb, ctx.Err())
 	}
 	return nil
+}
+
+// detached returns a context that does not end, for ready: nil for nil.
+func detached(ctx context.Context) context.Context {
+	if ctx == nil {
+		return nil
+	}
+	return context.WithoutCancel(ctx)
 }
 
 // do runs c, reports it, and returns its decision.

@@ -51,6 +51,9 @@ func (l *Limiter) Maintain(ctx context.Context, every time.Duration, limits ...L
 // maintain expires and prunes once, and reports errors.
 func maintain(ctx context.Context, l *Limiter, limits []Limit) {
 	_, _ = l.Expire(ctx) // it reports its errors
+	if len(limits) == 0 {
+		return
+	}
 	began := l.reports.began()
 	if _, err := l.Prune(ctx, limits...); err != nil {
 		l.reports.failed(ctx, Failed{Verb: "prune", Err: err}, began)
@@ -205,13 +208,16 @@ func forgetSome(ctx context.Context, l *Limiter) (more bool, err error) {
 // Prune also deletes the prices of [Adaptive] limits without reports for a week, so that their contracts are in effect again.
 //
 // It works through the table in small READ COMMITTED transactions, in parallel with other calls, and never waits for a row. If
-// another process prunes the schema, it returns 0 at once. Call it every few minutes or hours.
+// another process prunes the schema, it returns 0 at once. Without limits it returns ErrInvalidLimit. Call it every few minutes or hours.
 func (l *Limiter) Prune(ctx context.Context, limits ...Limit) (int64, error) {
 	if err := l.ready(ctx, "prune"); err != nil {
 		return 0, err
 	}
 	if err := checkPrune(l, "Prune", limits); err != nil {
 		return 0, err
+	}
+	if len(limits) == 0 {
+		return 0, fmt.Errorf("%w: Prune without limits would delete no bucket; pass every limit, each with its current policy", ErrInvalidLimit)
 	}
 	named := make(map[string][]bucket.Terms, len(limits))
 	for _, limit := range limits {

@@ -119,7 +119,7 @@ func New(pool Pool, config Config) (*Limiter, error) {
 // Release and Credit, still work, and so do calls in transactions. Close returns prefetched tokens (TokenBucket.Prefetch), and leaves
 // the pool open. You need not close a Limiter: it returns prefetched tokens by itself within a few seconds, and keeps nothing running.
 func (l *Limiter) Close(ctx context.Context) error {
-	if err := l.ready(context.WithoutCancel(ctx), "close"); err != nil {
+	if err := l.ready(detached(ctx), "close"); err != nil {
 		return err
 	}
 	if l.pool == nil {

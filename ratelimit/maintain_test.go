@@ -116,7 +116,7 @@ func TestMaintainGoesOnAfterErrors(t *testing.T) {
 		require.NoError(t, err)
 		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
 		defer cancel()
-		require.NoError(t, limiter.Maintain(ctx, 25*time.Minute))
+		require.NoError(t, limiter.Maintain(ctx, 25*time.Minute, ratelimit.Define("limit", ratelimit.PerSecond(1))))
 		require.Equal(t, map[string]int{"expire": 3, "prune": 3}, h.failed)
 	})
 }

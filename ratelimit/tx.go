@@ -99,6 +99,8 @@ func (l *Limiter) InTx(ctx context.Context, fn func(tx pgx.Tx) error) error {
 		return fmt.Errorf("%w: InTx begins a transaction and needs a Limiter that New returned, not one of WithTx", ErrInvalidConfig)
 	case fn == nil:
 		return fmt.Errorf("%w: InTx without a function", ErrInvalidRequest)
+	case ctx == nil:
+		return fmt.Errorf("%w: InTx with a nil context; pass the one of the request, or context.Background()", ErrInvalidRequest)
 	case ctx.Err() != nil:
 		return fmt.Errorf("ratelimit: transaction: the context ended before the call: %w", ctx.Err())
 	}

@@ -6,11 +6,14 @@ import (
 	"crypto/sha256"
 	"embed"
 	"encoding/base64"
+	"errors"
+	"fmt"
 	"strings"
 
 	"github.com/jackc/pgx/v5"
 
 	"github.com/pgratelimit/pgratelimit/internal/pgerr"
+	"github.com/pgratelimit/pgratelimit/internal/pooler"
 	"github.com/pgratelimit/pgratelimit/internal/store"
 )
 
@@ -59,7 +62,8 @@ func look(ctx context.Context, u *store.Unit, own string) (stored string, by way
 	var backend uint32
 	var hasCitus, inPartitions18 bool
 	var tables string
-	_, err = pgx.ForEachRow(rows, []any{&stored, &backend, &hasCitus, &inPartitions18, &tables}, func() error {
+	digits := 1
+	_, err = pgx.ForEachRow(rows, []any{&stored, &backend, &hasCitus, &inPartitions18, &tables, &digits}, func() error {
 		if conn := rows.Conn(); conn != nil {
 			by = way{conn.Config(), conn.PgConn().PID() == backend}
 		}
@@ -67,6 +71,9 @@ func look(ctx context.Context, u *store.Unit, own string) (stored string, by way
 	})
 	if err == nil {
 		err = pgerr.HiddenError(u.Schema(), tables)
+	}
+	if err == nil {
+		err = checkDigits(digits, by.config)
 	}
 	if err != nil || u.KnowsLayout() {
 		return stored, by, err
@@ -82,6 +89,28 @@ func look(ctx context.Context, u *store.Unit, own string) (stored string, by way
 	}
 	u.SetLayout(hasCitus, inPartitions18)
 	return stored, by, nil
+}
+
+// ErrDigits is returned on connections that would round the tokens of each row that they read and write back.
+var ErrDigits = errors.New("ratelimit: tokens would be rounded")
+
+// checkDigits returns ErrDigits if the server rounds numbers in texts, and the connection, of a config, reads numbers as texts. A driver
+// other than pgx always does.
+func checkDigits(digits int, config *pgx.ConnConfig) error {
+	if digits >= 1 {
+		return nil
+	}
+	how := "database/sql"
+	if config != nil {
+		switch config.DefaultQueryExecMode {
+		case pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol:
+			how = pooler.Mode(config.DefaultQueryExecMode)
+		default:
+			return nil
+		}
+	}
+	return fmt.Errorf("%w: extra_float_digits is %d on the connection, which reads numbers as texts (%s); run ALTER ROLE name SET extra_float_digits = 1, "+
+		"and connect again, or with pgx set default_query_exec_mode=cache_describe", ErrDigits, digits, how)
 }
 
 // lookAndStore returns the fingerprint that is stored, and stores own if there is none. It first reads, so that most programs write nothing, and it

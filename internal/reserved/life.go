@@ -82,7 +82,8 @@ func (l *Life) Save(ctx context.Context, r *Reservation) error {
 func (l *Life) End(ctx context.Context, r *Reservation, final string, amounts func(*Reservation) ([]float64, error)) error {
 	switch r.State {
 	case final:
-		return nil
+		_, err := amounts(r) // which checks what the call names
+		return err
 	case Open:
 	default:
 		return fmt.Errorf("%w: it was %s", ErrEnded, r.State)

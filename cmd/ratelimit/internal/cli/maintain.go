@@ -55,7 +55,10 @@ ratelimit prune. Several processes can run it at the same time. It prints errors
 func (a *app) maintain(ctx context.Context, limiter *ratelimit.Limiter, every time.Duration, limits []ratelimit.Limit) error {
 	for {
 		ended, failed := limiter.Expire(ctx)
-		deleted, err := limiter.Prune(ctx, limits...)
+		deleted, err := int64(0), error(nil)
+		if len(limits) > 0 {
+			deleted, err = limiter.Prune(ctx, limits...)
+		}
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
