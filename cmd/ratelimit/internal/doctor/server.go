@@ -117,8 +117,8 @@ func (e *examination) lookAtClock(ctx context.Context, tx pgx.Tx) ([]Finding, er
 		direction = "behind"
 	}
 	return warning("Set both clocks by NTP, for example with chrony. A clock that was ahead leaves rows in the future, which are corrected by themselves.",
-		"The clock of the server is %v %s the clock of this machine, plus or minus %v. The server's clock decides; a program with a wrong clock answers "+
-			"pauses at the wrong time, and shows waits that are wrong.", offset.Abs().Round(time.Millisecond), direction, within.Round(time.Millisecond)), nil
+		"The clock of the server is %v %s the clock of this machine, plus or minus %v. The server's clock decides; the times that a program logs are its own, "+
+			"and without a rules.Set it decides by them when a pause ends.", offset.Abs().Round(time.Millisecond), direction, within.Round(time.Millisecond)), nil
 }
 
 // lookAtDurability checks the settings that decide whether commits survive a loss of power.
