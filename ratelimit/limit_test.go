@@ -67,7 +67,7 @@ func TestNewLimitNamesTheInvalidField(t *testing.T) {
 func wrongNumbers() []wrong {
 	const shards = "; it must be 1, 2, 4, 8, 16, 32 or 64, so that each row's part is exact"
 	return []wrong{
-		{tokens{Period: second}, "its Rate is 0; it must be from 1e-09"},
+		{tokens{Period: second}, "its Rate is 0; it must be from 1e-09 to 1e+12 tokens each Period; to refuse every request, pause the limit"},
 		{tokens{Rate: math.NaN(), Period: second}, "Rate is NaN"},
 		{tokens{Rate: 9e-10, Period: second}, "Rate is 9e-10"},
 		{tokens{Rate: 1.1e12, Period: second}, "Rate is 1.1e+12"},

@@ -157,6 +157,9 @@ func describeRest(maxReserved float64, shards int, prefetch time.Duration) (text
 
 // compile checks the numbers that all policies share and returns their terms. The caller sets Step, Steps and Phase.
 func compile(rate float64, period time.Duration, capacity, maxReserved float64, shards int) (bucket.Terms, error) {
+	if rate == 0 {
+		return bucket.Terms{}, fmt.Errorf("its Rate is 0; it must be from %g to %g tokens each Period; to refuse every request, pause the limit", bucket.MinTokens, bucket.MaxTokens)
+	}
 	if !(rate >= bucket.MinTokens && rate <= bucket.MaxTokens) {
 		return bucket.Terms{}, fmt.Errorf("its Rate is %v; it must be from %g to %g tokens each Period", rate, bucket.MinTokens, bucket.MaxTokens)
 	}
