@@ -194,6 +194,80 @@ func everyCommand(cmd *cobra.Command, fn func(cmd *cobra.Command)) {
 	}
 }
 
+// TestDumpAndRestore promises what docs/operations.md says of dumps: its commands copy the data into new tables, a whole dump is a
+// working database, and what the page warns of fails as it says. A Limiter goes on when its tables are replaced.
+func TestDumpAndRestore(t *testing.T) {
+	t.Parallel()
+	testsize.Long(t, "builds the program, and runs pg_dump")
+	f, empty := setup(t), func() string { return postgrestest.NewEmptyDatabase(t) }
+	var version string
+	require.NoError(t, f.pool.QueryRow(t.Context(), `SELECT (current_setting('server_version_num')::integer / 10000)::text`).Scan(&version))
+	if out, err := exec.CommandContext(t.Context(), "pg_dump", "--version").Output(); err != nil || !strings.Contains(string(out), " "+version+".") {
+		t.Skip("no pg_dump of version " + version)
+	}
+	page, err := os.ReadFile(filepath.Join("..", "..", "..", "..", "docs", "operations.md"))
+	require.NoError(t, err)
+	found := blocks(t, string(page))
+	require.Len(t, found, 1)
+	bin, work := t.TempDir(), t.TempDir()
+	built, err := exec.CommandContext(t.Context(), "go", "build", "-o", filepath.Join(bin, "ratelimit"), "../..").CombinedOutput()
+	require.NoError(t, err, "%s", built)
+	shell := func(to, commands string) (string, error) {
+		cmd := exec.CommandContext(t.Context(), "sh", "-e", "-c", commands)
+		cmd.Dir = work
+		cmd.Env = append(os.Environ(), "PATH="+bin+string(os.PathListSeparator)+os.Getenv("PATH"), "OLD="+f.url, "NEW="+to)
+		out, err := cmd.CombinedOutput()
+		return string(out), err
+	}
+	limit := ratelimit.Define("dumped", ratelimit.TokenBucket{Rate: 10, Period: 365 * ratelimit.Day})
+	open := func(url string) *ratelimit.Limiter {
+		limiter, err := ratelimit.New(on(t, url).pool, ratelimit.Config{})
+		require.NoError(t, err)
+		return limiter
+	}
+	left := func(l *ratelimit.Limiter) float64 {
+		v, err := l.Value(t.Context(), limit.For("ada"))
+		require.NoError(t, err)
+		return v.Tokens
+	}
+	before := open(f.url)
+	require.NoError(t, before.Require(t.Context(), limit.For("ada").Cost(3)))
+	r, err := before.Reserve(t.Context(), limit.For("ada").Cost(2))
+	require.NoError(t, err)
+
+	copied := empty()
+	out, err := shell(copied, found[0].commands)
+	require.NoError(t, err, out)
+	require.InDelta(t, 5, left(open(copied)), 0.01)
+	require.NoError(t, open(copied).Settle(t.Context(), r.ID))
+
+	whole := empty()
+	out, err = shell(whole, `pg_dump -Fc -f whole.dump "$OLD"; pg_restore -d "$NEW" whole.dump; ratelimit --database-url "$NEW" migrate up`)
+	require.NoError(t, err, out)
+	require.Contains(t, out, "nothing to apply")
+	require.InDelta(t, 5, left(open(whole)), 0.01)
+
+	later, err := before.Reserve(t.Context(), limit.For("ada").Cost(1))
+	require.NoError(t, err)
+	require.ErrorIs(t, open(whole).Settle(t.Context(), later.ID), ratelimit.ErrNotReserved)
+
+	out, err = shell(postgrestest.NewDatabase(t), `pg_dump -Fc -n ratelimit --data-only -f all.dump "$OLD"; pg_restore --single-transaction -d "$NEW" all.dump`)
+	require.Error(t, err)
+	require.Contains(t, out, "goose_db_version")
+
+	out, err = shell(empty(), `pg_dump -n ratelimit --schema-only -Fc -f schema.dump "$OLD"; pg_restore -d "$NEW" schema.dump; ratelimit --database-url "$NEW" migrate up`)
+	require.Error(t, err)
+	require.Contains(t, out, "missing zero version migration")
+
+	running := open(whole)
+	require.NoError(t, running.Require(t.Context(), limit.For("ada")))
+	out, err = shell(whole, `pg_restore --clean --if-exists -n ratelimit -d "$NEW" whole.dump`)
+	require.NoError(t, err, out)
+	require.InDelta(t, 5, left(running), 0.01)
+	require.NoError(t, running.Require(t.Context(), limit.For("ada")))
+	require.InDelta(t, 4, left(running), 0.01)
+}
+
 func TestHelp(t *testing.T) {
 	t.Parallel()
 
