@@ -2,7 +2,6 @@ package docs_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"testing"
 	"time"
@@ -108,7 +107,7 @@ func TestRecipesOfPlans(t *testing.T) {
 		require.NoError(t, f.Limiter.Charge(t.Context(), ModelDay.For("ada").Cost(498_000)))
 		err := recipeModel(t.Context(), f.Limiter, "ada", 2000, nil, nil)
 		var limited *ratelimit.LimitedError
-		require.True(t, errors.As(err, &limited), "%v", err)
+		require.ErrorAs(t, err, &limited)
 		require.ErrorContains(t, err, "model.day")
 		require.InDelta(t, 40_000, f.tokens(t, ModelMinute.For("ada")), 0, "the day refuses, and nothing is taken")
 		require.ErrorIs(t, recipeModel(t.Context(), f.Limiter, "ada", 130_000, nil, nil), ratelimit.ErrCostExceedsCapacity)
