@@ -327,9 +327,9 @@ func TestTheStatusOfACredit(t *testing.T) {
 			require.NoError(t, http.NewResponseController(w).Flush())
 			w.WriteHeader(http.StatusUnauthorized)
 		}, func(w http.ResponseWriter) http.ResponseWriter { return unwrapped{w} }, http.StatusOK},
-		"Informs":        {func(w http.ResponseWriter) { w.WriteHeader(103); w.WriteHeader(404) }, nil, http.StatusNotFound},
+		"Informs":        {func(w http.ResponseWriter) { w.WriteHeader(http.StatusEarlyHints); w.WriteHeader(http.StatusNotFound) }, nil, http.StatusNotFound},
 		"Nothing":        {empty, nil, http.StatusOK},
-		"CopiesNothing":  {func(w http.ResponseWriter) { _, _ = io.Copy(w, http.NoBody); w.WriteHeader(404) }, nil, http.StatusNotFound},
+		"CopiesNothing":  {func(w http.ResponseWriter) { _, _ = io.Copy(w, http.NoBody); w.WriteHeader(http.StatusNotFound) }, nil, http.StatusNotFound},
 		"OfAFramework":   {empty, func(w http.ResponseWriter) http.ResponseWriter { return unwrapped{w} }, 0},
 		"FrameworkOfTwo": {empty, func(w http.ResponseWriter) http.ResponseWriter { return unwrapped{w} }, 0},
 	} {

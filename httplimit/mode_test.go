@@ -261,7 +261,7 @@ func TestRulesMayHaveOtherCapacities(t *testing.T) {
 	}))
 	require.Contains(t, do(handler, request(t)).Body.String(), "shut allows at once; use up to 0")
 	s.set(t, shut, "pro", of(ratelimit.PerHour(1000)))
-	require.Contains(t, do(handler, request(t, "X-Plan", "pro")).Body.String(), "perUser holds 3")
+	require.Contains(t, do(handler, request(t, "X-Plan", "pro")).Body.String(), "perUser allows at once; use up to 3")
 	s.set(t, perUser, "", of(ratelimit.PerHour(1000)))
 	require.Equal(t, http.StatusOK, do(handler, request(t, "X-Plan", "pro")).Code)
 	for limit, left := range map[ratelimit.Limit]float64{perUser: 500, shut: 999} {
@@ -270,7 +270,7 @@ func TestRulesMayHaveOtherCapacities(t *testing.T) {
 		require.Equal(t, left, v.Tokens, limit.Name())
 	}
 	s.set(t, perUser, "", of(ratelimit.PerHour(2)))
-	require.Contains(t, do(handler, request(t, "X-Plan", "pro")).Body.String(), "perUser holds 2")
+	require.Contains(t, do(handler, request(t, "X-Plan", "pro")).Body.String(), "perUser allows at once; use up to 2")
 	require.Equal(t, http.StatusRequestEntityTooLarge, do(handler, request(t, "X-Plan", "free")).Code)
 
 	config.Limits[0].Unit = "Tokens!"

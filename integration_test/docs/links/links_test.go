@@ -192,7 +192,7 @@ var (
 // foreign are names in pages that other projects export.
 var foreign = []string{
 	"ConnConfig", "DeadlineDelay", "DefaultQueryExecMode", "OnNotice", "OnPgError", // pgx
-	"FetchPollInterval", "MaxWorkers", "PollOnly", "ReadTimeout", // River and net/http
+	"FetchPollInterval", "MaxWorkers", "PollOnly", "ModifyResponse", "ReadTimeout", "ReverseProxy", // River and net/http
 }
 
 // TestPagesNamePublicAPI promises that each exported name in the text of a page is in the documentation of a public package. A name
