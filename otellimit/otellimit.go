@@ -27,6 +27,7 @@
 //	ratelimit.rules.late           s          how long after its beginning the latest change was heard of
 //	ratelimit.rules.version        {version}  which rules decide
 //	ratelimit.rules.count          {rule}     how many there are, by kind: rules, overrides, and kept, which cannot be read
+//	ratelimit.plans_without_rule   {plan}     plans of requests without a stored rule although others have one, each once
 //	ratelimit.price                {price}    price of a token of the key whose price has changed last, of adaptive limits
 //	ratelimit.prefetched           {token}    tokens that were prefetched, returned and lost
 //

@@ -169,6 +169,7 @@ func story() []ratelimit.Event {
 		ratelimit.RulesLoaded{Version: 7, Rules: 3, Overrides: 2, Kept: 1, Elapsed: time.Second, Late: 4 * time.Second, Err: errors.New("bad row")},
 		ratelimit.RulesLoaded{Version: 7, Elapsed: 2 * time.Second, Err: errors.New("lost")},
 		ratelimit.RulesChecked{Version: 7},
+		ratelimit.PlanWithoutRule{Limit: "perUser", Plan: "entreprise"},
 		ratelimit.PriceChanged{Limit: "perUser", Before: 1, Price: 2.5},
 		ratelimit.Prefetched{Limit: "perUser", Taken: 12},
 		ratelimit.Prefetched{Limit: "perUser", Returned: 3, Lost: 1},
@@ -204,7 +205,7 @@ func TestMetricsAndSpans(t *testing.T) {
 	source, err := os.ReadFile("otellimit.go")
 	require.NoError(t, err)
 	documented := map[string]string{}
-	for _, m := range regexp.MustCompile(`(?m)^//\t(ratelimit\.[a-z.]+) +(\{[a-z]+\}|s) `).FindAllSubmatch(source, -1) {
+	for _, m := range regexp.MustCompile(`(?m)^//\t(ratelimit\.[a-z._]+) +(\{[a-z]+\}|s) `).FindAllSubmatch(source, -1) {
 		documented[string(m[1])] = string(m[2])
 	}
 	require.Equal(t, documented, units)

@@ -31,6 +31,7 @@
 //	ratelimit_rules_checked_timestamp_seconds{}                     when they were last known to be the stored rules
 //	ratelimit_rules_version{}                                       which rules decide
 //	ratelimit_rules{set}                                            how many there are: rules, overrides, and kept, which cannot be read
+//	ratelimit_plans_without_rule_total{limit}                        plans of requests without a stored rule although others have one, each once
 //	ratelimit_price{limit}                                           price of a token of the key whose price has changed last
 //	ratelimit_prefetched_tokens_total{limit,result}                  tokens that were prefetched, returned and lost
 //

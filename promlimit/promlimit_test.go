@@ -86,6 +86,7 @@ func story() []ratelimit.Event {
 		ratelimit.RulesLoaded{Version: 7, Rules: 3, Overrides: 2, Kept: 1, Elapsed: time.Second, Late: 4 * time.Second, Err: errors.New("bad row")},
 		ratelimit.RulesLoaded{Version: 7, Elapsed: 2 * time.Second, Err: contended},
 		ratelimit.RulesChecked{Version: 7},
+		ratelimit.PlanWithoutRule{Limit: "perUser", Plan: "entreprise"},
 		ratelimit.PriceChanged{Limit: "perUser", Before: 1, Price: 2.5},
 		ratelimit.Prefetched{Limit: "perUser", Taken: 12},
 		ratelimit.Prefetched{Limit: "perUser", Returned: 3, Lost: 1},

@@ -28,7 +28,11 @@ func IsAttribute(name string) bool {
 // bits count, and fewer for a prefix that is shorter, such as 2001:db8::/48 from a proxy that masks addresses. So Key(Key(x)) is
 // Key(x).
 func Key(text string, ipv4Bits, ipv6Bits int) (string, error) {
-	if prefix, err := netip.ParsePrefix(text); err == nil {
+	if strings.Contains(text, "/") {
+		prefix, err := netip.ParsePrefix(text)
+		if err != nil {
+			return "", ErrNoAddress
+		}
 		return keyOfPrefix(FoldPrefix(prefix), ipv4Bits, ipv6Bits)
 	}
 	address, valid := Parse(text)

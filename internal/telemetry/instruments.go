@@ -60,6 +60,7 @@ const (
 	ruleChecked
 	ruleVersion
 	ruleCount
+	planWithoutRule
 	price
 	prefetched
 )
@@ -118,6 +119,8 @@ func Instruments() []Instrument {
 			"Version of the stored rules in effect."),
 		ruleCount: gauge("ratelimit_rules", "ratelimit.rules.count", "{rule}",
 			"Stored rules and overrides in effect, and those that cannot be read and stay as they were.", "set"),
+		planWithoutRule: counter("ratelimit_plans_without_rule_total", "ratelimit.plans_without_rule", "{plan}",
+			"Plans of requests that have no stored rule although other plans of the limit have one, each counted once.", "limit"),
 		price: gauge("ratelimit_price", "ratelimit.price", "{price}",
 			"Price of a token of an adaptive limit, of the key whose price changed last.", "limit"),
 		prefetched: counter("ratelimit_prefetched_tokens_total", "ratelimit.prefetched", "{token}",
@@ -180,6 +183,8 @@ func Measure(event ratelimit.Event, record func(instrument int, value float64, l
 		measureRules(e, record)
 	case ratelimit.RulesChecked:
 		record(ruleChecked, now())
+	case ratelimit.PlanWithoutRule:
+		record(planWithoutRule, 1, e.Limit)
 	case ratelimit.PriceChanged:
 		record(price, e.Price, e.Limit)
 	case ratelimit.Prefetched:

@@ -276,6 +276,7 @@ func TestInstruments(t *testing.T) {
 		ratelimit.Answered{},
 		ratelimit.RulesLoaded{},
 		ratelimit.RulesChecked{},
+		ratelimit.PlanWithoutRule{},
 		ratelimit.PriceChanged{},
 		ratelimit.Prefetched{Taken: 1},
 	} {
@@ -313,15 +314,15 @@ func TestTheDecidingRuleIsReported(t *testing.T) {
 	now := time.Date(2026, time.March, 9, 10, 0, 0, 0, time.UTC)
 	limiter, err := ratelimit.New(ratelimittest.NewDB(), ratelimit.Config{Policies: s, Observer: o, AsOf: func() time.Time { return now }})
 	require.NoError(t, err)
-	ofOne := ratelimit.FixedWindow{Rate: 1, Period: time.Hour, Start: now}
+	ofTwo := ratelimit.FixedWindow{Rate: 2, Period: time.Hour, Start: now}
 	for _, config := range []*ratelimit.RulingConfig{
 		nil,
-		{Name: "window", Eras: []ratelimit.Era{{Policy: ofOne}}},
-		{Name: "window", Eras: []ratelimit.Era{{Policy: ofOne}}},
-		{Name: "tried", Eras: []ratelimit.Era{{Policy: ofOne, Mode: ratelimit.Shadow}}},
+		{Name: "window", Eras: []ratelimit.Era{{Policy: ofTwo}}},
+		{Name: "window", Eras: []ratelimit.Era{{Policy: ofTwo}}},
+		{Name: "tried", Eras: []ratelimit.Era{{Policy: ofTwo, Mode: ratelimit.Shadow}}},
 		{Name: "off", Eras: []ratelimit.Era{{Mode: ratelimit.Off}}},
 		{Name: "paused", PausedUntil: now.Add(time.Minute)},
-		{Name: "window", Eras: []ratelimit.Era{{Policy: ofOne}}, PausedUntil: now.Add(time.Minute)},
+		{Name: "window", Eras: []ratelimit.Era{{Policy: ofTwo}}, PausedUntil: now.Add(time.Minute)},
 	} {
 		if config != nil {
 			s.rule, err = ratelimit.NewRuling(perUser, *config)
