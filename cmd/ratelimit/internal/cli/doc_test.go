@@ -372,7 +372,7 @@ overrides:
 		"pause sends eve --for 1h", "get sends eve", "take sends eve", "resume sends eve",
 		"top --by refusals", "top --by owed", "top --by reservations", "get later ada",
 		"reservations list", "reservations cancel RESERVATION --yes", "leases list jobs acme", "get jobs acme", "leases release jobs acme --fence FENCE --yes",
-		"prune sends --yes", "simulate -f SIMULATED --by address LOG", "get nothing ada",
+		"prune sends --yes", "simulate -f SIMULATED --by address LOG", "get later nobody", "get nothing ada",
 		"rules diff -f FILE", "rules apply -f FILE --yes", "rules history", "doctor", "migrate partition 2 --yes", "migrate down --yes",
 	} {
 		args := split(names.Replace(command))

@@ -39,7 +39,7 @@ func meanings() []meaning {
 		{exitRefused, "check, take: refused; nothing was taken"},
 		{exitDifference, "rules diff, rules apply --dry-run: there is a difference; migrate status: a migration is missing"},
 		{exitFault, "doctor: there is a problem; rules validate: the file is invalid"},
-		{exitNotFound, "no such rule, pause, reservation or lease; nothing was done"},
+		{exitNotFound, "no such limit, rule, pause, reservation or lease; nothing was done"},
 		{exitInterrupted, "interrupted"},
 	}
 }
@@ -75,6 +75,11 @@ func answer(code int) error { return &exit{code: code} }
 // misused returns the error for what cannot be asked so. Nothing has been done.
 func misused(format string, args ...any) error {
 	return &exit{exitUsage, fmt.Errorf(format, args...)}
+}
+
+// notFound returns the error for what does not exist. Nothing has been done.
+func notFound(format string, args ...any) error {
+	return &exit{exitNotFound, fmt.Errorf(format, args...)}
 }
 
 // codeOf returns the exit code for what a command returned.

@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"strings"
@@ -52,13 +53,23 @@ is known, it shows the stored numbers.`,
 			if err != nil {
 				return err
 			}
+			if b.limiter == nil && len(b.plans) == 0 && v.isEmpty() {
+				if unknown, err := db.unknown(ctx, v.Limit); err != nil || unknown != "" {
+					return cmp.Or(err, notFound("%s; if the limit is in the code alone, set --policy", unknown))
+				}
+			}
 			if b.why != nil && (len(b.plans) == 0 || f.plan != "") {
 				a.note("%v", b.why)
 			}
 			return a.show(v, v.fill)
 		})
-	})
+	}, "0 done", "6 no such limit")
 	return a.withOutput(a.withBucket(cmd, &f))
+}
+
+// isEmpty reports whether the tables have nothing about the bucket.
+func (v *bucketView) isEmpty() bool {
+	return len(v.Rows)+len(v.Reservations)+len(v.Refusals) == 0 && v.Pause == nil && v.Override == nil
 }
 
 // view reads the state, policies and pause of the bucket.

@@ -88,7 +88,7 @@ next holder until its next renewal fails. If the lease is on several limits, it 
 			}
 			err = a.release(ctx, db, args[0], key, fence)
 			if errors.Is(err, ratelimit.ErrLeaseLost) {
-				return &exit{exitNotFound, fmt.Errorf("there is no lease %d on this bucket of %q, or it has ended; see ratelimit leases list", fence, args[0])}
+				return notFound("there is no lease %d on this bucket of %q, or it has ended; see ratelimit leases list", fence, args[0])
 			}
 			if err != nil {
 				return err

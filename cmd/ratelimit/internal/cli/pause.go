@@ -62,7 +62,7 @@ func (a *app) pauseCommand() *cobra.Command {
 		Short: "Refuse every request to a limit, or to one key of it, for a time",
 		Long: `Refuse all requests to a limit, or to one KEY, until an instant. Reserved work is not ready before. The pause takes effect
 when a program loads it, replaces overlapping pauses, and ends by itself. Programs need Config.Policies. Without KEY it is
-for all keys, and needs a confirmation.`,
+for all keys, and needs a confirmation, as a limit does that has neither a rule nor a bucket.`,
 		Args: limitAndKey,
 		Example: `  ratelimit pause sendMessage ada --for 1h --reason "the key was published"
   ratelimit pause completions --until 2026-12-31T18:00:00Z --reason "the provider is down" --yes`,
@@ -93,7 +93,7 @@ func (a *app) pause(ctx context.Context, db *database, edit rules.Edit, stored b
 	if err != nil {
 		return err
 	}
-	if err := a.noteUnknown(ctx, db, args[0]); err != nil {
+	if err := a.confirmUnknown(ctx, db, args[0]); err != nil {
 		return err
 	}
 	if lasts > 0 {
@@ -111,20 +111,40 @@ func (a *app) pause(ctx context.Context, db *database, edit rules.Edit, stored b
 	return a.showDone(v, v.fill("paused"))
 }
 
-// noteUnknown says that nothing is known of a limit, which may be misspelt: a program may know it all the same.
-func (a *app) noteUnknown(ctx context.Context, db *database, limit string) error {
+// confirmUnknown asks about a limit that the database does not know: it may be misspelt, or nobody has used it yet.
+func (a *app) confirmUnknown(ctx context.Context, db *database, limit string) error {
+	unknown, err := db.unknown(ctx, limit)
+	if err != nil || unknown == "" {
+		return err
+	}
+	a.note("%s", unknown)
+	return a.confirm(ctx, "Pause %s all the same?", limit)
+}
+
+// unknown returns why a limit seems to be misspelt, or "" if it has a rule, an override, a tier or a bucket.
+func (db *database) unknown(ctx context.Context, limit string) (string, error) {
 	list, err := db.store.List(ctx, rules.ListQuery{})
 	if err != nil {
-		return err
+		return "", err
+	}
+	if list.Err != nil { // the rule that cannot be read may be one of this limit
+		return "", nil
 	}
 	if of := ofLimit(&list, limit); len(of.Rules)+len(of.Overrides)+len(of.Tiers.Tiers) > 0 {
-		return nil
+		return "", nil
 	}
 	if buckets, err := db.reader.Buckets(ctx, inspect.BucketQuery{Limit: limit, Most: 1}); err != nil || len(buckets) > 0 {
-		return err
+		return "", err
 	}
-	a.note("there is no rule and no bucket of a limit %q; check its spelling: %s", limit, namesIn(&list))
-	return nil
+	used, err := db.reader.Limits(ctx, "", mostNames)
+	if err != nil {
+		return "", err
+	}
+	others := namesIn(&list)
+	if len(used) > 0 {
+		others += ", and those with buckets are " + strings.Join(used, ", ")
+	}
+	return fmt.Sprintf("there is no rule and no bucket of a limit %q; check its spelling: %s", limit, others), nil
 }
 
 func (v *changedView) fill(done string) func(t *table) {

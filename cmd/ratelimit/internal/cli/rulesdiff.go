@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -65,7 +66,8 @@ func nameOf(of, limit, plan, key string) string {
 type difference struct {
 	views   []changeView
 	changes rules.Changes
-	missing []string // what to note about rules and overrides that only the tables have
+	// rules and overrides are the numbers of those that only the tables have, and that stay.
+	rules, overrides int
 }
 
 // diffFlags name the file, and say whether rules that it lacks are deleted.
@@ -130,16 +132,16 @@ func (f *diffFlags) between(list *rules.Listing, file *rules.Document) *differen
 		}
 	}
 	for _, e := range tables {
-		remove, flag := f.deleteRules, "--delete-missing"
+		remove, stay := f.deleteRules, &d.rules
 		if e.of == rules.OfOverride {
-			remove, flag = f.deleteOverrides, "--delete-missing-overrides"
+			remove, stay = f.deleteOverrides, &d.overrides
 		}
 		switch {
 		case inFile[e.thing]:
 		case remove:
 			d.add(e.thing, e.says, nil)
 		default:
-			d.missing = append(d.missing, fmt.Sprintf("%s is only in the tables, and stays; %s deletes it", nameOf(e.of, e.limit, e.plan, e.key), flag))
+			*stay++
 		}
 	}
 	at := f.from
@@ -195,14 +197,20 @@ func (d *difference) fill(t *table) {
 	}
 }
 
-// noteMissing says what only the tables have.
+// noteMissing says how much only the tables have. It names no flag that deletes: most files are a part of the rules on purpose.
 func (a *app) noteMissing(d *difference) {
-	if n := len(d.missing); n > mostNames {
-		a.note("%d rules and overrides are only in the tables, and stay; --delete-missing and --delete-missing-overrides delete them", n)
-		return
+	var parts []string
+	if d.rules > 0 {
+		parts = append(parts, count(d.rules, "other stored rule"))
 	}
-	for _, note := range d.missing {
-		a.note("%s", note)
+	if d.overrides > 0 {
+		parts = append(parts, count(d.overrides, "other stored override"))
+	}
+	switch {
+	case d.rules+d.overrides == 1:
+		a.note("%s is unchanged", parts[0])
+	case len(parts) > 0:
+		a.note("%s are unchanged", strings.Join(parts, " and "))
 	}
 }
 
@@ -213,7 +221,7 @@ func (a *app) rulesDiff() *cobra.Command {
 		Short: "Show how the tables differ from a file",
 		Long: `Show what apply would change, and change nothing. The last stored version of a rule counts, also before it takes effect. Rules
 and overrides that are not in the file count as a difference only with --delete-missing and --delete-missing-overrides;
-otherwise they are noted on standard error.`,
+otherwise their number is noted on standard error.`,
 		Args:    noArguments,
 		Example: "  ratelimit rules diff -f rules.yaml",
 	}, func(ctx context.Context, _ []string) error {

@@ -39,7 +39,7 @@ func (db *database) rulesOf(ctx context.Context, limit string) (*rules.Listing, 
 	list, err := db.store.List(ctx, rules.ListQuery{})
 	of := ofLimit(&list, limit)
 	if err == nil && len(of.Rules)+len(of.Overrides)+len(of.Pauses)+len(of.Tiers.Tiers) == 0 {
-		err = &exit{exitNotFound, fmt.Errorf("the tables have nothing about a limit %q; %s", limit, namesIn(&list))}
+		err = notFound("the tables have nothing about a limit %q; %s", limit, namesIn(&list))
 	}
 	return of, err
 }

@@ -171,7 +171,7 @@ func TestDatabase(t *testing.T) {
 		require.Contains(t, said, "nothing may be written here (cannot execute")
 		require.Equal(t, 1, strings.Count(said, "primary"), "it is said once: %s", said)
 		f.ok(t, "rules", "list")
-		f.ok(t, "get", "a", "b")
+		f.ok(t, "get", "a", "b", "--policy", "1 per 1s")
 	})
 
 	t.Run("AnInterruptEndsACall", func(t *testing.T) {

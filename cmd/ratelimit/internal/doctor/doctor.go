@@ -122,6 +122,7 @@ func checks() []check {
 		{name: "grants", look: (*examination).lookAtGrants},
 		{name: "rowsecurity", look: (*examination).lookAtRowSecurity},
 		{name: "hashkey", look: (*examination).lookAtHashKey},
+		{name: "pauses", look: (*examination).lookAtPauses},
 		{name: "indexes", look: (*examination).lookAtIndexes},
 		{name: "partitions", look: (*examination).lookAtPartitions},
 		{name: "storage", look: (*examination).lookAtStorage},

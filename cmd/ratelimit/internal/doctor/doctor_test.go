@@ -126,6 +126,28 @@ func TestRunLooksAtRowSecurity(t *testing.T) {
 	require.Equal(t, doctor.OK, one(t, look(t, p.app, doctor.Config{}), "rowsecurity").Level)
 }
 
+// TestRunLooksAtPauses promises a warning on a pause whose limit has nothing else, until it has a bucket or the pause ends.
+func TestRunLooksAtPauses(t *testing.T) {
+	t.Parallel()
+	pool := postgrestest.New(t)
+	finding := func() doctor.Finding { return one(t, look(t, pool.Config().ConnConfig, doctor.Config{}), "pauses") }
+	do := func(statement string) {
+		_, err := pool.Exec(t.Context(), statement)
+		require.NoError(t, err)
+	}
+	require.Equal(t, doctor.OK, finding().Level)
+	do(`INSERT INTO ratelimit.rules (version, position, of, name, says, from_us, until_us, author, reason) VALUES
+		(1, 0, 'pause', 'snds', '{}', 1, 7258118400000000, 'ana', 'down'), (1, 1, 'pause', 'ruled', '{}', 1, 7258118400000000, 'ana', 'down'),
+		(1, 2, 'pause', 'tiered', '{}', 1, 7258118400000000, 'ana', 'down'), (1, 3, 'pause', 'ended', '{}', 1, 2, 'ana', 'down'),
+		(1, 4, 'rule', 'ruled', '{"rate": 1, "period": "1h"}', 1, NULL, 'ana', 'new'),
+		(1, 5, 'tiers', '', '{"tiers": [{"limit": "tiered"}]}', 1, NULL, 'ana', 'new')`)
+	f := finding()
+	require.Equal(t, doctor.Warning, f.Level)
+	require.Equal(t, "A pause is in effect of limits that have neither a rule nor a bucket: snds.", f.Says)
+	do("INSERT INTO ratelimit.buckets (name, key, shard, value, ts, capacity) VALUES ('snds', 'ada', 0, 1, 1, 1)")
+	require.Equal(t, doctor.OK, finding().Level)
+}
+
 func TestRunLooksAtTheHashKey(t *testing.T) {
 	t.Parallel()
 	secret := []byte("a secret of these programs")

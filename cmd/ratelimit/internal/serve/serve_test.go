@@ -156,7 +156,7 @@ func TestHealthWithoutDatabase(t *testing.T) {
 	require.Equal(t, http.StatusServiceUnavailable, response.StatusCode)
 	cancel()
 	require.NoError(t, conn.Close())
-	<-ended
+	require.NoError(t, <-ended)
 }
 
 // other returns a certificate of its own.
