@@ -59,7 +59,7 @@ func (m macros) pattern(t *testing.T, expression string) *regexp.Regexp {
 	t.Helper()
 	const argument = "ARGUMENT"
 	arguments := columns("")
-	for _, other := range []string{"as_of", "now", "value", "ts", "begun", "until", "at", "taken", "period", "cost", "lowest"} {
+	for _, other := range []string{"as_of", "now", "value", "ts", "begun", "until", "at", "taken", "period", "cost", "lowest", "of"} {
 		arguments[other] = ""
 	}
 	for name := range arguments {
