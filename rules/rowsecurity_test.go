@@ -186,3 +186,37 @@ func TestHiddenRulesStayLoaded(t *testing.T) {
 	require.NoError(t, err)
 	keeps("version 1 is loaded")
 }
+
+// A Limiter that has passed the check of its first call reads no filtered rows either.
+func TestRowSecurityUnderALimiterThatRuns(t *testing.T) {
+	t.Parallel()
+	f := setup(t)
+	_, pool := f.as(t, "")
+	limiter, err := ratelimit.New(pool, ratelimit.Config{})
+	require.NoError(t, err)
+	reads := map[string]func() error{
+		"Check":  func() error { return errorOf(limiter.Check(t.Context(), messages.For("ana"))) },
+		"Value":  func() error { return errorOf(limiter.Value(t.Context(), messages.For("ana"))) },
+		"Prune":  func() error { return errorOf(limiter.Prune(t.Context(), messages)) },
+		"Expire": func() error { return errorOf(limiter.Expire(t.Context())) },
+		"InTx": func() error {
+			return pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error {
+				return errorOf(limiter.WithTx(tx).Check(t.Context(), messages.For("ana")))
+			})
+		},
+	}
+	each := func(what string, check func(name string, err error)) {
+		for name, read := range reads {
+			check(what+", "+name, read())
+		}
+	}
+	works := func(name string, err error) { require.NoError(t, err, name) }
+	each("without", works)
+	f.onEachTable(t, "ALTER TABLE %s ENABLE ROW LEVEL SECURITY")
+	each("no policy", func(name string, err error) {
+		require.ErrorContains(t, err, "row level security may hide rows of buckets", name)
+		require.ErrorContains(t, err, "42501", name)
+	})
+	f.onEachTable(t, "CREATE POLICY every ON %s USING (true)")
+	each("all rows", works)
+}

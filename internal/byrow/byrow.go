@@ -84,13 +84,17 @@ func receiveRow(results pgx.BatchResults) (state bucket.State, found bool, err e
 
 // Read reads rows, each by a statement. In partitions one statement reads all: it locks none, and so does not crash.
 func (Distributed) Read(ctx context.Context, u *store.Unit, rows []bucket.Ask) ([]bucket.Answer, error) {
-	batch := &pgx.Batch{}
+	batch, filtered := &pgx.Batch{}, false
+	u.QueueFiltered(batch)
 	u.QueueClock(batch)
 	for i := range rows {
 		batch.Queue(u.Statement(files, "row_read"), keyOf(rows[i].Key)...)
 	}
 	answers := make([]bucket.Answer, len(rows))
-	return answers, u.Send(ctx, batch, func(results pgx.BatchResults) error {
+	err := u.Send(ctx, batch, func(results pgx.BatchResults) (err error) {
+		if filtered, err = store.ReceiveFiltered(results); err != nil {
+			return err
+		}
 		now, err := store.ReceiveClock(results)
 		if err != nil {
 			return err
@@ -107,6 +111,10 @@ func (Distributed) Read(ctx context.Context, u *store.Unit, rows []bucket.Ask) (
 		}
 		return nil
 	})
+	if err == nil && filtered {
+		err = u.CheckHidden(ctx)
+	}
+	return answers, err
 }
 
 // LeavesOutHeld returns false.

@@ -86,15 +86,28 @@ func (Tables) SaveReservation(ctx context.Context, u *store.Unit, r *Reservation
 }
 
 // Due reads them by reservations_expired.sql.
-func (Tables) Due(ctx context.Context, u *store.Unit, after int64, last string, most int) ([]*Reservation, error) {
-	rows, err := u.Conn().Query(ctx, u.Statement(files, "reservations_expired"), int32(most), u.AsOf(), after, last)
-	if err != nil {
-		return nil, err
-	}
-	return pgx.CollectRows(rows, func(row pgx.CollectableRow) (*Reservation, error) {
-		var r Reservation
-		return &r, row.Scan(&r.ID, &r.ExpiresUs)
+func (Tables) Due(ctx context.Context, u *store.Unit, after int64, last string, most int) (due []*Reservation, err error) {
+	batch, filtered := &pgx.Batch{}, false
+	u.QueueFiltered(batch)
+	batch.Queue(u.Statement(files, "reservations_expired"), int32(most), u.AsOf(), after, last)
+	err = u.Send(ctx, batch, func(results pgx.BatchResults) error {
+		if filtered, err = store.ReceiveFiltered(results); err != nil {
+			return err
+		}
+		rows, err := results.Query()
+		if err != nil {
+			return err
+		}
+		due, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (*Reservation, error) {
+			var r Reservation
+			return &r, row.Scan(&r.ID, &r.ExpiresUs)
+		})
+		return err
 	})
+	if err == nil && filtered {
+		err = u.CheckHidden(ctx)
+	}
+	return due, err
 }
 
 // LockDue locks and reads each of them by a statement, in one message.

@@ -23,7 +23,11 @@ func (postgres) Read(ctx context.Context, u *Unit, rows []bucket.Ask) ([]bucket.
 	if err != nil {
 		return nil, err
 	}
-	return scanRows(found, rows)
+	answers, filtered, err := scanRows(found, rows)
+	if err == nil && filtered {
+		err = u.CheckHidden(ctx)
+	}
+	return answers, err
 }
 
 // LeavesOutHeld returns true: a transaction of the Owner's locks the rows that are free.

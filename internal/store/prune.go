@@ -116,9 +116,14 @@ func (u *Unit) LockPruning(ctx context.Context) (gotLock bool, err error) {
 	h := fnv.New64a()
 	h.Write([]byte("pgratelimit prune "))
 	h.Write([]byte(u.schema))
-	rows, err := u.conn.Query(ctx, `SELECT pg_try_advisory_xact_lock($1)`, int64(h.Sum64()))
+	rows, err := u.conn.Query(ctx, `SELECT pg_try_advisory_xact_lock($1), row_security_active($2::text)`, int64(h.Sum64()), u.Table())
 	if err != nil {
 		return false, err
 	}
-	return pgx.CollectExactlyOneRow(rows, pgx.RowTo[bool])
+	var filtered bool
+	_, err = pgx.ForEachRow(rows, []any{&gotLock, &filtered}, func() error { return nil })
+	if err == nil && filtered {
+		err = u.CheckHidden(ctx)
+	}
+	return gotLock && err == nil, err
 }

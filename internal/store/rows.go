@@ -26,13 +26,13 @@ func (s *Session) Look(ctx context.Context, asks []bucket.Ask, room []bucket.Ans
 	return answers, nil
 }
 
-// scanRows returns the answers of buckets_read.sql.
-func scanRows(found pgx.Rows, rows []bucket.Ask) ([]bucket.Answer, error) {
+// scanRows returns the answers of buckets_read.sql, and whether row level security applies to the role.
+func scanRows(found pgx.Rows, rows []bucket.Ask) (answers []bucket.Answer, filtered bool, err error) {
 	i := 0
-	return pgx.CollectRows(found, func(row pgx.CollectableRow) (a bucket.Answer, err error) {
+	answers, err = pgx.CollectRows(found, func(row pgx.CollectableRow) (a bucket.Answer, err error) {
 		var value, capacity *float64
 		var ts *int64
-		parts, err := ScanWithParts(row, []any{&value, &ts, &capacity, nil, nil, &a.Now}, 3)
+		parts, err := ScanWithParts(row, []any{&value, &ts, &capacity, nil, nil, &a.Now, &filtered}, 3)
 		if err != nil {
 			return a, err
 		}
@@ -46,6 +46,7 @@ func scanRows(found pgx.Rows, rows []bucket.Ask) ([]bucket.Answer, error) {
 		i++
 		return a, nil
 	})
+	return answers, filtered, err
 }
 
 // answeredAll returns an error when the answers are not one for each row.

@@ -32,7 +32,8 @@ func (s *Session) spend(ctx context.Context, p *plan) error {
 	if len(looks) > 0 {
 		batch.Queue(s.statements.read, s.rowParameters(looks)...)
 	}
-	return s.Send(ctx, batch, func(results pgx.BatchResults) error {
+	filtered := false
+	err := s.Send(ctx, batch, func(results pgx.BatchResults) (err error) {
 		for _, rows := range p.policies {
 			if err := receiveSpend(results, rows); err != nil {
 				return err
@@ -53,10 +54,14 @@ func (s *Session) spend(ctx context.Context, p *plan) error {
 			}
 		}
 		if len(looks) > 0 {
-			return receiveLooks(results, looks, p.others)
+			filtered, err = receiveLooks(results, looks, p.others)
 		}
-		return nil
+		return err
 	})
+	if err == nil && filtered {
+		err = s.CheckHidden(ctx)
+	}
+	return err
 }
 
 // queueSpend queues buckets_spend.sql for rows under one policy.
@@ -107,25 +112,25 @@ func (s *Session) spendOne(ctx context.Context, g *group) error {
 	return err
 }
 
-// receiveLooks gives each call its answers to a look at its rows.
-func receiveLooks(results pgx.BatchResults, rows []bucket.Ask, calls []*Call) error {
+// receiveLooks gives each call its answers to a look at its rows. filtered is what scanRows returns.
+func receiveLooks(results pgx.BatchResults, rows []bucket.Ask, calls []*Call) (filtered bool, err error) {
 	found, err := results.Query()
 	if err != nil {
-		return err
+		return false, err
 	}
-	answers, err := scanRows(found, rows)
+	answers, filtered, err := scanRows(found, rows)
 	if err == nil {
 		err = answeredAll(answers, rows)
 	}
 	if err != nil {
-		return err
+		return false, err
 	}
 	var p bucket.Page
 	for _, c := range calls {
 		n := len(bucket.RowsOf(c.Asks))
 		c.Answers, answers = p.LookAt(c.Asks, answers[:n], c.one[:0]), answers[n:]
 	}
-	return nil
+	return filtered, nil
 }
 
 // clusterParameters returns the parameters of clusters_spend.sql. For each group of rows it takes all, or nothing.

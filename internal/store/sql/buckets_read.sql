@@ -4,10 +4,11 @@
 -- $4 as_of_us                       the instant to report as now; null: the database's clock
 --
 -- Returns one row for each bucket, in the order asked: value, ts and capacity (null: no row, a full bucket), taken,
--- leases, now_us.
+-- leases, now_us, filtered: whether row level security applies to the role, so that a row may be there and not seen.
 -- LIMIT 1, and the sub-select, as in buckets_spend.sql.
 SELECT b.value, b.ts, b.capacity, b.taken, b.leases,
-    coalesce($4::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) AS now_us
+    coalesce($4::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) AS now_us,
+    row_security_active('ratelimit.buckets') AS filtered
 FROM unnest((SELECT $1::text[]), $2::text[], $3::integer[]) WITH ORDINALITY AS a (name, key, shard, ord)
 LEFT JOIN LATERAL (SELECT r.value, r.ts, r.capacity, r.taken, r.leases FROM ratelimit.buckets AS r WHERE r.name = a.name AND r.key = a.key AND r.shard = a.shard LIMIT 1) AS b ON true
 ORDER BY a.ord
