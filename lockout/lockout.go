@@ -119,7 +119,11 @@ func (l *Lock) Limits() []ratelimit.Limit { return []ratelimit.Limit{l.locked, l
 // ratelimit.Limiter.
 func (l *Lock) Block(ctx context.Context, limiter *ratelimit.Limiter, key string) (until time.Time, err error) {
 	err = within(ctx, limiter, func(tx *ratelimit.Limiter) error {
-		d, err := tx.Take(ctx, l.blocks.For(key)) // concurrent blocks of a key wait here
+		// Concurrent blocks of a key wait here, for the row that all other calls lock before that of the blocks.
+		if _, err := tx.ChargeUntil(ctx, time.Time{}, l.locked.For(key)); err != nil { // charges nothing
+			return err
+		}
+		d, err := tx.Take(ctx, l.blocks.For(key))
 		if err != nil {
 			return err
 		}

@@ -1,6 +1,7 @@
 package lockout_test
 
 import (
+	"context"
 	"errors"
 	"sync"
 	"testing"
@@ -122,6 +123,46 @@ func TestConcurrentBlocks(t *testing.T) {
 	}
 	callers.Wait()
 	s.asks(lock, "ada", 81*time.Second)
+}
+
+// TestOrderOfLocks expects that each call locks the row of the lock before that of the blocks, as a Take of both does, so that calls
+// cannot deadlock.
+func TestOrderOfLocks(t *testing.T) {
+	t.Parallel()
+	lock := lockout.Define("locked", lockout.Config{})
+	for name, call := range map[string]func(s *story) error{
+		"Block": func(s *story) error {
+			_, err := lock.Block(s.Context(), s.limiter, "ada")
+			return err
+		},
+		"BlockUntil": func(s *story) error {
+			_, err := lock.BlockUntil(s.Context(), s.limiter, "ada", s.now.Add(time.Hour))
+			return err
+		},
+		"Clear": func(s *story) error { return lock.Clear(s.Context(), s.limiter, "ada") },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			db := postgrestest.New(t)
+			s := newStory(t, db)
+			s.blocks(lock, "ada", 30*time.Second)
+			held, err := db.Begin(t.Context())
+			require.NoError(t, err)
+			defer func() { _ = held.Rollback(context.WithoutCancel(t.Context())) }()
+			_, err = held.Exec(t.Context(), `SELECT FROM ratelimit.buckets WHERE name = 'locked' FOR UPDATE`)
+			require.NoError(t, err)
+			done := make(chan error, 1)
+			go func() { done <- call(s) }()
+			for waits := false; !waits; {
+				require.NoError(t, db.QueryRow(t.Context(), `SELECT EXISTS (SELECT FROM pg_stat_activity
+					WHERE datname = current_database() AND wait_event_type = 'Lock')`).Scan(&waits))
+			}
+			_, err = held.Exec(t.Context(), `SELECT FROM ratelimit.buckets WHERE name = 'locked.blocks' FOR UPDATE NOWAIT`)
+			require.NoError(t, err)
+			require.NoError(t, held.Rollback(t.Context()))
+			require.NoError(t, <-done)
+		})
+	}
 }
 
 // TestBlocksUntilTheSameInstant expects that locks of one key until an instant do not add up, however many callers lock it at once, in
