@@ -195,7 +195,7 @@ var foreign = []string{
 	"FetchPollInterval", "MaxWorkers", "PollOnly", "ModifyResponse", "ReadTimeout", "ReverseProxy", // River and net/http
 }
 
-// TestPagesNamePublicAPI promises that each exported name in the text of a page is in the documentation of a public package. A name
+// TestPagesNamePublicAPI promises that each exported name in the text of a page is an alert, or in the documentation of a public package. A name
 // such as rules.Store must be in the documentation of rules. The test skips pages for contributors and names of other limiters.
 func TestPagesNamePublicAPI(t *testing.T) {
 	t.Parallel()
@@ -207,6 +207,11 @@ func TestPagesNamePublicAPI(t *testing.T) {
 		}
 		maps.Copy(names, of)
 		packages[strings.TrimSuffix(filepath.Base(file), ".txt")] = of
+	}
+	for _, text := range pages(t, "promlimit/alerts.yaml") {
+		for _, alert := range regexp.MustCompile(`- alert: (\w+)`).FindAllStringSubmatch(text, -1) {
+			names[alert[1]] = true
+		}
 	}
 	for page, text := range pages(t, "docs/*.md", "README.md", "SECURITY.md", "CHANGELOG.md") {
 		base := filepath.Base(page)

@@ -127,10 +127,8 @@ func (db *database) unknown(ctx context.Context, limit string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	if list.Err != nil { // the rule that cannot be read may be one of this limit
-		return "", nil
-	}
-	if of := ofLimit(&list, limit); len(of.Rules)+len(of.Overrides)+len(of.Tiers.Tiers) > 0 {
+	unread := list.Err != nil // the rule that cannot be read may be one of this limit
+	if of := ofLimit(&list, limit); unread || len(of.Rules)+len(of.Overrides)+len(of.Tiers.Tiers) > 0 {
 		return "", nil
 	}
 	if buckets, err := db.reader.Buckets(ctx, inspect.BucketQuery{Limit: limit, Most: 1}); err != nil || len(buckets) > 0 {
