@@ -69,13 +69,16 @@ func verbs() []verb {
 // leftOut are the methods of Limiter that no history calls by itself, and why.
 func leftOut() map[string]string {
 	return map[string]string{
-		"WithTx":        "each call in a transaction is made on the Limiter that it returns",
-		"HasPolicies":   "returns a part of the Config",
-		"InTransaction": "returns whether WithTx made the Limiter",
-		"Schema":        "returns a part of the Config",
-		"Observe":       "tells the Observer what it is given",
-		"Maintain":      "calls Expire and Prune; TestMaintain has its cases",
-		"Mode":          "returns the mode of what Resolve returns; TestModeFollowsTheErasAndThePause has its cases",
+		"WithTx":            "each call in a transaction is made on the Limiter that it returns",
+		"HasPolicies":       "returns a part of the Config",
+		"InTransaction":     "returns whether WithTx made the Limiter",
+		"Schema":            "returns a part of the Config",
+		"Observe":           "tells the Observer what it is given",
+		"Maintain":          "calls Expire and Prune; TestMaintain has its cases",
+		"ChargeUntil":       "charges what Charge does, up to an instant; TestChargeUntil has its cases",
+		"MarshalRequests":   "writes its requests as JSON; ExampleLimiter_MarshalRequests has its cases",
+		"UnmarshalRequests": "reads them; ExampleLimiter_MarshalRequests has its cases",
+		"Mode":              "returns the mode of what Resolve returns; TestModeFollowsTheErasAndThePause has its cases",
 	}
 }
 
