@@ -69,7 +69,7 @@ func TestPlansThatAlternateTakeNoMoreThanTheLargestQuota(t *testing.T) {
 				plans, largest = append(plans, buckettest.Over(buckettest.FixedWindow(n, time.Hour, n, 0), shards)), max(largest, n)
 			}
 			memory, now, window := newRows(), opening, opening
-			type open struct{ cost, paid float64 } // paid in this window
+			type open struct{ cost float64 }
 			var reserved []open
 			taken := 0.0 // in this window, and not given back
 			for range 60 {

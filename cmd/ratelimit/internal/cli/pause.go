@@ -127,9 +127,8 @@ func (db *database) unknown(ctx context.Context, limit string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	unread := list.Err != nil // the rule that cannot be read may be one of this limit
-	if of := ofLimit(&list, limit); unread || len(of.Rules)+len(of.Overrides)+len(of.Tiers.Tiers) > 0 {
-		return "", nil
+	if of := ofLimit(&list, limit); list.Err != nil || len(of.Rules)+len(of.Overrides)+len(of.Tiers.Tiers) > 0 {
+		return "", nil //nolint:nilerr // the rule that cannot be read may be one of this limit
 	}
 	if buckets, err := db.reader.Buckets(ctx, inspect.BucketQuery{Limit: limit, Most: 1}); err != nil || len(buckets) > 0 {
 		return "", err
