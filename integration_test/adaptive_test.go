@@ -433,7 +433,7 @@ func TestAdaptivePrune(t *testing.T) {
 			m.share(t, "upstream", "busy", 0.5)
 			holder := m.begin(t, pgx.ReadCommitted)
 			require.NoError(t, errOf(holder.Exec(t.Context(), `SELECT FROM ratelimit.prices WHERE key = 'held' FOR UPDATE`)))
-			prune := func() { require.NoError(t, errOf(m.limiter.Prune(patience(t)))) }
+			prune := func() { require.NoError(t, errOf(m.limiter.Prune(patience(t), adaptive("upstream")))) }
 			prune()
 			if !isRouted {
 				require.Equal(t, 0.5, m.known(t, "upstream", "held").Share)

@@ -163,7 +163,7 @@ func (s *Service) failed(ctx context.Context, call *ratelimitv3.RateLimitRequest
 	s.limiter.Observe(ctx, ratelimit.Answered{Route: call.GetDomain(), Result: result, Err: err})
 	switch {
 	case result == guard.Cancelled:
-		return status.FromContextError(ctx.Err()).Err()
+		return status.FromContextError(guard.Ended(ctx)).Err()
 	case result == guard.BadKey || result == guard.BadCost || result == guard.TooCostly || guard.IsMisuse(err):
 		return status.Error(codes.InvalidArgument, err.Error())
 	}

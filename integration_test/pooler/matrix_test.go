@@ -299,7 +299,10 @@ func anywhere(key string, ids ids) calls {
 		}),
 		"SettleAsIs": on(ids.reservation, func(ctx context.Context, l *ratelimit.Limiter, id string) error { return l.Settle(ctx, id) }),
 		"Cancel":     on(ids.reservation, func(ctx context.Context, l *ratelimit.Limiter, id string) error { return l.Cancel(ctx, id) }),
-		"Start":      names(ids.reservation, (*ratelimit.Limiter).Start),
+		"Start": on(ids.reservation, func(ctx context.Context, l *ratelimit.Limiter, id string) error {
+			_, err := l.Start(ctx, id)
+			return err
+		}),
 		"Started":    names(ids.reservation, (*ratelimit.Limiter).Started),
 		"Renew":      names(ids.reservation, (*ratelimit.Limiter).Renew),
 		"Acquire":    asks((*ratelimit.Limiter).Acquire, slots.For(key), request),

@@ -70,12 +70,20 @@ func Result(ctx context.Context, err error, open bool) string {
 	switch {
 	case ofRequest:
 		return result
-	case ctx.Err() != nil && errors.Is(err, ctx.Err()):
+	case Ended(ctx) != nil && errors.Is(err, Ended(ctx)):
 		return Cancelled
 	case isProvoked(err), errors.Is(err, ratelimit.ErrClosed), IsMisuse(err), !open:
 		return FailedClosed
 	}
 	return FailedOpen
+}
+
+// Ended returns why ctx has ended, or nil. The context of Deciding has the same deadline and may end a moment before ctx does.
+func Ended(ctx context.Context) error {
+	if deadline, bounded := ctx.Deadline(); ctx.Err() == nil && bounded && !time.Now().Before(deadline) {
+		return context.DeadlineExceeded
+	}
+	return ctx.Err()
 }
 
 // IsEnforced reports whether at least one of the requests is for a limit in the mode On. Otherwise no failure turns a request away.

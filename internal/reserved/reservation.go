@@ -162,13 +162,14 @@ func (r *Reservation) Charge(amounts []float64) store.Charge {
 	return c
 }
 
-// paidSince returns how many of the reservation's tokens the bucket pays in the window of an instant and in later windows, by the terms
-// under which it was taken from. Each window pays its tokens of what was owed, oldest first:
+// paidSince returns how many tokens more the bucket would have at an instant without the reservation, by the terms under which it was
+// taken from. Each window pays what was owed with its own tokens, oldest first, and fills the bucket no further than its capacity:
 //
-//	Owed = paid in windows 1 to n, of which the n-th begins at PaidUs
+//	Owed      = paid in windows 1 to n, of which the n-th begins at PaidUs
+//	paidSince = min(Cost, Capacity - (k * tokens of a window - Owed)) in window k
 func (b *Reserved) paidSince(now int64) float64 {
 	t := b.Terms().At(now)
-	if b.Owed == 0 || t.Step <= 1 {
+	if b.Owed == 0 || t.Step <= 1 || b.Now.Step <= 1 { // tokens of a token bucket, before or now, belong to no window
 		return b.Cost
 	}
 	each := t.Rate / t.Steps
@@ -177,7 +178,7 @@ func (b *Reserved) paidSince(now int64) float64 {
 	if left >= windows {
 		return b.Cost // none of them has begun
 	}
-	return min(b.Cost, b.Owed-(windows-1-left)*each)
+	return min(b.Cost, t.Capacity+b.Owed-(windows-left)*each)
 }
 
 // reopen moves a reservation whose costs were taken again, under the terms that its limits have now, to the instant at

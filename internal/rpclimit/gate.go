@@ -302,7 +302,7 @@ func gone(ctx context.Context) *RejectionError {
 	switch {
 	case errors.Is(ctx.Err(), context.Canceled):
 		return &RejectionError{Code: Canceled, Message: "the call was cancelled while its limits were asked"}
-	case ctx.Err() != nil:
+	case guard.Ended(ctx) != nil:
 		return &RejectionError{Code: DeadlineExceeded, Message: "the call's deadline passed while its limits were asked"}
 	}
 	return nil
