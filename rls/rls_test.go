@@ -340,15 +340,15 @@ func TestUnlimitedCallsAreReported(t *testing.T) {
 	}
 	for range 2 {
 		ask("egde", descriptor("remote_address=10.0.0.1"))
-		ask("edge", descriptor("remote_adress=10.0.0.1"))
-		ask("edge", descriptor("user=ada"), descriptor("remote_adress=10.0.0.1"))
+		ask("edge", descriptor("remote_addr=10.0.0.1"))
+		ask("edge", descriptor("user=ada"), descriptor("remote_addr=10.0.0.1"))
 	}
 	unlimited := slices.DeleteFunc(slices.Clone(answers), func(a ratelimit.Answered) bool { return a.Result != "unlimited" })
 	require.Len(t, unlimited, 6)
 	require.Equal(t, ratelimit.Answered{Route: "egde", Result: "unlimited"}, unlimited[0])
 	require.Equal(t, 2, strings.Count(log.String(), "level=WARN"), log.String())
 	require.Contains(t, log.String(), "domain=egde domains=[edge]")
-	require.Contains(t, log.String(), "domain=edge entries=[remote_adress]")
+	require.Contains(t, log.String(), "domain=edge entries=[remote_addr]")
 	require.NotContains(t, log.String(), "10.0.0.1")
 	for i := range 200 {
 		ask("domain"+strconv.Itoa(i), descriptor("user=ada"))

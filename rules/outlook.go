@@ -46,6 +46,7 @@ func until(n *ratelimit.Numbers, none ratelimit.State, at time.Time) string {
 		return ", until the window ends, within " + words.Span(n.Period)
 	case ratelimit.KindSlidingWindow:
 		return ", and what was used counts for " + words.Span(n.Period)
+	case ratelimit.KindTokenBucket, ratelimit.KindConcurrency:
 	}
 	return "; from then on tokens arrive at " + words.Rate(n.Rate, n.Period)
 }

@@ -38,7 +38,7 @@ func (s *Set) Run(ctx context.Context) error {
 			s.reload(ctx) // it may be only the listening that does not work
 		}
 		if ctx.Err() != nil {
-			return nil
+			return nil //nolint:nilerr // err is that ctx has ended
 		}
 		if err == nil || time.Since(began) > lastPause {
 			pause = firstPause
