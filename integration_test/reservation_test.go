@@ -197,10 +197,10 @@ func TestStartReservesAgainWhatIsGone(t *testing.T) {
 	t.Parallel()
 	onEach(t, func(t *testing.T, on backend) {
 		t.Helper()
-		b := on.setup(t)
 		for _, place := range callers() {
 			t.Run(place.name, func(t *testing.T) {
 				t.Parallel()
+				b := on.setup(t) // of its own, because Expire ends the reservations of all callers
 				d, key := b.desk(t, ratelimit.Config{MaxAttempts: 1000, StaleAfter: staleAfter}), t.Name()
 				bounded := ratelimit.Define("bounded", ratelimit.TokenBucket{Rate: 1, Period: time.Second, Capacity: 4, MaxReserved: 4})
 				requests := []ratelimit.Request{lookups.For(key).Plan("pro").Cost(8), bounded.For(key).Cost(6)}
