@@ -60,7 +60,7 @@ var (
 		var several atomic.Int64 // statements on several rows
 		b.pool = postgrestest.New(t, append(configure, func(c *pgxpool.Config) {
 			c.ConnConfig.Tracer = tracing(func(sql string) {
-				if strings.Contains(strings.ReplaceAll(sql, "pg_catalog.unnest(", ""), "unnest(") {
+				if namesRowsByArrays(sql) {
 					several.Add(1)
 				}
 			})
