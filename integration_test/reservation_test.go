@@ -409,7 +409,7 @@ func TestExpireSkipsAReservationThatFails(t *testing.T) {
 	require.Equal(t, 2, failures, "one for each Expire")
 	ctx, cancel := context.WithCancel(t.Context())
 	then = cancel
-	require.NoError(t, d.limiter.Maintain(ctx, time.Hour))
+	require.NoError(t, d.limiter.Maintain(ctx, time.Hour, roomy))
 	require.Equal(t, 3, failures, "Maintain does not report it again")
 }
 
