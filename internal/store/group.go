@@ -12,6 +12,7 @@ type plan struct {
 	policies [][]*row // of calls for one bucket, for buckets_spend.sql: a statement for each policy of each limit
 	several  []*row   // of calls over several limits, for clusters_spend.sql
 	others   []*Call  // in the order of arrival
+	hidden   error    // why a look of others may have missed rows; the groups have taken by then
 
 	rows   map[bucket.Key]*row
 	page   bucket.Page // for looks at the rows that were found

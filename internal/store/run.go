@@ -37,6 +37,12 @@ func (s *Session) run(ctx context.Context, calls []*Call, waitFor *bucket.Key) (
 		s.owner.Batched(ctx, len(calls), time.Since(began))
 	}
 	undecided := p.answer()
+	if p.hidden != nil {
+		for _, c := range p.others {
+			c.Answer(p.hidden)
+		}
+		p.others = nil
+	}
 	isShort := slices.ContainsFunc(undecided, func(c *Call) bool { return c.traits.Sharded })
 	others := slices.Concat(undecided, p.others)
 	slices.SortFunc(others, bySeq)

@@ -59,7 +59,7 @@ func (s *Session) spend(ctx context.Context, p *plan) error {
 		return err
 	})
 	if err == nil && filtered {
-		err = s.CheckHidden(ctx)
+		p.hidden = s.CheckHidden(ctx)
 	}
 	return err
 }
