@@ -192,7 +192,8 @@ func (b *ExactBucket) Bring(now int64) (at int64, unsure bool) {
 			b.rows[i] = exactBucket{value: e.capacity, ts: e.begin(now), of: e.capacity}
 		case e.isWrong(row.ts, now):
 			row.ts = e.begin(now)
-			b.rows[i] = row
+			b.rows[i] = e.carried(row) // it may be of a later era
+			b.Rounds(size(row.value))
 		}
 	}
 	return now, unsure
@@ -237,6 +238,7 @@ func (b *ExactBucket) enter(next int) (unsure bool) {
 		for i, row := range b.rows {
 			unsure = unsure || b.isOpen(total(row.value, before.ofRow().arrived(row.ts, from)), before.ofRow())
 			rows[i] = after.ofRow().entered(row, before.ofRow())
+			b.Rounds(size(row.value)) // a debt may be far above both capacities
 		}
 	}
 	if after.change == bucket.Scale && before.capacity.Sign() > 0 {
@@ -464,6 +466,7 @@ func (b *ExactBucket) Adopt(rows []bucket.State, absent []bool, now int64) {
 			b.rows[int64(i)] = exactBucket{value: rational(s.Value), ts: s.TS, of: rational(s.Capacity)}
 		}
 	}
+	b.Rounds() // their sum
 }
 
 // Era returns the era that the bucket has been brought to.
