@@ -40,7 +40,7 @@ ON = $(if $(VERSION),.ci/postgres $(VERSION),$(if $(INSTALLED),,go run ./ratelim
 FUZZ ?= 1000000x
 
 .DEFAULT_GOAL := help
-.PHONY: help demo quick test race test-all nightly release general torture fuzz settings mutants cover bench curve compare lint shape site tidy fmt vuln
+.PHONY: help demo quick test race test-all nightly release general torture fuzz settings mutants cover bench curve compare lint site tidy fmt vuln
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -100,15 +100,11 @@ curve: ## Measure calls a second over the number of callers, and draw it: a quar
 compare: ## Measure this checkout against another commit: ARGS='-against HEAD~1'
 	@cd bench && go run . -against HEAD -contenders '^$$' -rounds 7 -seconds 1 -run '^(take-1|take-16|take-64|take-512|hot-512|tx-1|five-1|five-16)$$' $(ARGS)
 
-lint: ## Check the code, its layout, each go.mod, the texts of .ci/mutants.tsv, and the budget of make shape
+lint: ## Check the code, its layout, each go.mod, and the texts of .ci/mutants.tsv
 	$(GOLANGCI_LINT) run $(addsuffix /...,$(MODULES))
 	$(GOLANGCI_LINT) fmt --diff
 	@for module in $(MODULES); do (cd "$$module" && echo "go mod tidy -diff in $$module" && go mod tidy -diff) || exit; done
 	@go run .ci/mutants.go -texts
-	@go run ./internal/shape -check
-
-shape: ## Print the size of each package beside its budget; UPDATE=1 lowers the budget, ARGS='-v ^branches/shards$$' lists lines
-	@go run ./internal/shape $(if $(UPDATE),-update) $(ARGS)
 
 site: ## Write docs and the playground as static pages to .cache/site, for any host of static files
 	@rm -rf .cache/site

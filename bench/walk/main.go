@@ -1,4 +1,4 @@
-// Command walk counts the files of the core that a reader opens to follow one call. make shape compares the counts with a budget.
+// Command walk counts the files of the core that a reader opens to follow one call. internal/shape prints the counts.
 //
 //	go run ./walk [-v]
 //

@@ -11,10 +11,10 @@ import (
 	"strings"
 )
 
-// A number is one of the numbers that have a budget. Its items are the things counted, with their places.
+// A number is one of those that the program prints. Its items are the things counted, with their places.
 type number struct {
 	name  string
-	value float64
+	value int
 	items []item
 }
 
@@ -50,7 +50,7 @@ func (n numbers) define(name string) *number {
 
 func (n numbers) add(name string, i item) {
 	of := n.define(name)
-	of.value += float64(i.size)
+	of.value += i.size
 	of.items = append(of.items, i)
 }
 
@@ -83,7 +83,6 @@ func measure(t *tree) numbers {
 			countBranches(n, t, f)
 		}
 	}
-	countPhrases(n, t)
 	return n
 }
 

@@ -20,7 +20,7 @@ type tree struct {
 	files []file // sorted by path
 }
 
-// A file is a source file or a page. Its path is relative to the root, with slashes.
+// A file is a source file. Its path is relative to the root, with slashes.
 type file struct {
 	path, text string
 	ast        *ast.File // nil unless it is Go
@@ -44,7 +44,7 @@ func core() []string {
 	return []string{"internal/batch", "internal/bucket", "internal/store", "ratelimit"}
 }
 
-// readTree reads the Go files, SQL files, templates and pages below root.
+// readTree reads the Go files and SQL files below root.
 func readTree(root string) (*tree, error) {
 	t := &tree{set: token.NewFileSet()}
 	err := filepath.WalkDir(root, func(name string, entry fs.DirEntry, err error) error {
@@ -76,7 +76,7 @@ func isLeftOut(directory string) bool {
 
 func (t *tree) read(name, relative string) error {
 	extension := path.Ext(relative)
-	if !slices.Contains([]string{".go", ".sql", ".tmpl", ".md"}, extension) {
+	if !slices.Contains([]string{".go", ".sql"}, extension) {
 		return nil
 	}
 	text, err := os.ReadFile(name)

@@ -13,23 +13,21 @@ import (
 	"strings"
 )
 
-const walkPrefix = "walk/"
-
 // countWalks runs bench/walk of the checkout, which starts a Postgres or uses one as the tests do. It counts the files that a call
-// enters, and how often it returns to one of them. It returns false for a checkout without bench/walk.
-func countWalks(ctx context.Context, n numbers, root string) (bool, error) {
+// enters, and how often it returns to one of them. A checkout without bench/walk has none.
+func countWalks(ctx context.Context, n numbers, root string) error {
 	bench := filepath.Join(root, "bench")
 	if _, err := os.Stat(filepath.Join(bench, "walk")); errors.Is(err, fs.ErrNotExist) {
-		return false, nil
+		return nil
 	}
 	c := exec.CommandContext(ctx, "go", "-C", bench, "run", "./walk")
 	var failed strings.Builder
 	c.Stderr = &failed
 	out, err := c.Output()
 	if err != nil {
-		return false, fmt.Errorf("bench/walk: %w: %s", err, strings.TrimSpace(failed.String()))
+		return fmt.Errorf("bench/walk: %w: %s", err, strings.TrimSpace(failed.String()))
 	}
-	return true, readWalks(n, string(out))
+	return readWalks(n, string(out))
 }
 
 // readWalks reads the table of bench/walk: the columns files, changes, back and calls.
@@ -44,13 +42,13 @@ func readWalks(n numbers, table string) error {
 		if len(fields) != 5 {
 			return fmt.Errorf("bench/walk printed %q", lines.Text())
 		}
-		files, err := strconv.ParseFloat(fields[1], 64)
-		back, err2 := strconv.ParseFloat(fields[3], 64)
+		files, err := strconv.Atoi(fields[1])
+		back, err2 := strconv.Atoi(fields[3])
 		if err := errors.Join(err, err2); err != nil {
 			return err
 		}
-		n.define(walkPrefix + fields[0] + "/files").value = files
-		n.define(walkPrefix + fields[0] + "/back").value = back
+		n.define("walk/" + fields[0] + "/files").value = files
+		n.define("walk/" + fields[0] + "/back").value = back
 	}
 	return lines.Err()
 }
