@@ -17,7 +17,7 @@ EXPECT   = $(if $(CI),-expect .ci/skips)
 FLAGS   := -vet=off -parallel 4 -timeout 20m
 
 # PURE: packages whose tests need no server. CONCURRENT: packages whose own code is concurrent; make test adds the race detector for them.
-PURE       := ./internal/address ./internal/arg ./internal/batch ./internal/bucket ./internal/golden ./internal/guard ./internal/leaktest ./internal/pgerr ./internal/shape \
+PURE       := ./internal/address ./internal/arg ./internal/batch ./internal/bucket ./internal/guard ./internal/leaktest ./internal/pgerr ./internal/shape \
 	./internal/testrun ./internal/testsize ./internal/upstream ./internal/words ./otellimit ./promlimit ./ratelimittest ./sloglimit
 CONCURRENT := ./internal/batch ./ratelimittest
 
@@ -26,7 +26,7 @@ RACING := $(addprefix ./internal/,adaptive ahead batch gate guard store turns) .
 
 # PLAIN matches packages whose tests drive a page, a command or a measurement, or read documents: make test-all runs them without
 # the race detector, because it would slow them down and find nothing.
-PLAIN := /(bench.*|integration_test/(browser/.*|browsertest|consumer|docs|docs/links|scenario)|cmd/ratelimit/internal/cli|internal/(golden|shape))$$
+PLAIN := /(bench.*|integration_test/(browser/.*|browsertest|consumer|docs|docs/links|scenario)|cmd/ratelimit/internal/cli|internal/shape)$$
 
 # READERS matches packages whose tests read files of other modules. Go's test cache does not see these files, so make test never caches them.
 READERS := /(cmd/ratelimit/internal/cli|integration_test/(browser/client|browser/playground|docs|docs/links|driver|scenario))$$

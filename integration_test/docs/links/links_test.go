@@ -1,6 +1,9 @@
 package links_test
 
 import (
+	"go/ast"
+	"go/parser"
+	"go/token"
 	"maps"
 	"os"
 	"path/filepath"
@@ -184,7 +187,6 @@ func TestContributing(t *testing.T) {
 var (
 	inlineCode = regexp.MustCompile("`([^`\n]+)`")
 	fenced     = regexp.MustCompile("(?s)```.*?```")
-	nameOf     = regexp.MustCompile(`\w+`)
 	twoWords   = regexp.MustCompile(`\b[A-Z][a-z0-9]+[A-Z]\w*`) // an exported name as RetryAfter is
 	qualified  = regexp.MustCompile(`\b([a-z]+)\.([A-Z]\w*)`)
 )
@@ -192,21 +194,43 @@ var (
 // foreign are names in pages that other projects export.
 var foreign = []string{
 	"ConnConfig", "DeadlineDelay", "DefaultQueryExecMode", "OnNotice", "OnPgError", // pgx
-	"FetchPollInterval", "MaxWorkers", "PollOnly", "ModifyResponse", "ReadTimeout", "ReverseProxy", // River and net/http
+	"FetchPollInterval", "MaxWorkers", "PollOnly", "ModifyResponse", "ReadTimeout", "ReverseProxy", "StripPrefix", "JobSnooze", // River and net/http
+	"DeadlineExceeded", "WithoutCancel", // context
+	"RateLimit", "SendMessage", // a field of HTTP, and a method of an example
 }
 
-// TestPagesNamePublicAPI promises that each exported name in the text of a page is an alert, or in the documentation of a public package. A name
-// such as rules.Store must be in the documentation of rules. The test skips pages for contributors and names of other limiters.
+// declared returns the names in the declarations of each public package: of types, fields, functions and their parameters.
+func declared(t *testing.T) map[string]map[string]bool {
+	t.Helper()
+	packages := map[string]map[string]bool{}
+	for path, text := range pages(t, "*/*.go", "ratelimittest/postgres/*.go") {
+		name := filepath.Base(filepath.Dir(path))
+		if strings.HasSuffix(path, "_test.go") || slices.Contains([]string{"bench", "examples", "integration_test"}, name) {
+			continue
+		}
+		file, err := parser.ParseFile(token.NewFileSet(), path, text, parser.SkipObjectResolution)
+		require.NoError(t, err)
+		if packages[name] == nil {
+			packages[name] = map[string]bool{}
+		}
+		ast.Inspect(file, func(node ast.Node) bool {
+			if ident, ok := node.(*ast.Ident); ok {
+				packages[name][ident.Name] = true
+			}
+			_, isBody := node.(*ast.BlockStmt)
+			return !isBody
+		})
+	}
+	return packages
+}
+
+// TestPagesNamePublicAPI promises that each exported name in the text of a page is an alert, or declared in a public package. A name
+// such as rules.Store must be declared in rules. The test skips pages for contributors and names of other limiters.
 func TestPagesNamePublicAPI(t *testing.T) {
 	t.Parallel()
-	names, packages := map[string]bool{}, map[string]map[string]bool{}
-	for file, text := range pages(t, "internal/golden/testdata/doc/*.txt") {
-		of := map[string]bool{}
-		for _, name := range nameOf.FindAllString(text, -1) {
-			of[name] = true
-		}
+	names, packages := map[string]bool{}, declared(t)
+	for _, of := range packages {
 		maps.Copy(names, of)
-		packages[strings.TrimSuffix(filepath.Base(file), ".txt")] = of
 	}
 	for _, text := range pages(t, "promlimit/alerts.yaml") {
 		for _, alert := range regexp.MustCompile(`- alert: (\w+)`).FindAllStringSubmatch(text, -1) {
@@ -215,7 +239,7 @@ func TestPagesNamePublicAPI(t *testing.T) {
 	}
 	for page, text := range pages(t, "docs/*.md", "README.md", "SECURITY.md", "CHANGELOG.md") {
 		base := filepath.Base(page)
-		if base == "architecture.md" || base == "reliability.md" {
+		if base == "architecture.md" {
 			continue
 		}
 		for _, code := range inlineCode.FindAllStringSubmatch(fenced.ReplaceAllString(text, ""), -1) {
