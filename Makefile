@@ -1,7 +1,6 @@
 # The tools are pinned here and built by Go itself: the first run of each takes a minute or two.
 GOLANGCI_LINT := go run github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
 GOVULNCHECK   := go run golang.org/x/vuln/cmd/govulncheck@v1.9.0
-HUGO          := CGO_ENABLED=0 go run github.com/gohugoio/hugo@v0.162.0
 
 # The race detector needs a C compiler.
 RACE := $(shell command -v cc >/dev/null 2>&1 && echo -race)
@@ -40,7 +39,7 @@ ON = $(if $(VERSION),.ci/postgres $(VERSION),$(if $(INSTALLED),,go run ./ratelim
 FUZZ ?= 1000000x
 
 .DEFAULT_GOAL := help
-.PHONY: help demo quick test race test-all nightly release general torture fuzz settings mutants cover bench curve compare lint site tidy fmt vuln
+.PHONY: help demo quick test race test-all nightly release general torture fuzz settings mutants cover bench curve compare lint tidy fmt vuln
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -105,12 +104,6 @@ lint: ## Check the code, its layout, each go.mod, and the texts of .ci/mutants.t
 	$(GOLANGCI_LINT) fmt --diff
 	@for module in $(MODULES); do (cd "$$module" && echo "go mod tidy -diff in $$module" && go mod tidy -diff) || exit; done
 	@go run .ci/mutants.go -texts
-
-site: ## Write docs and the playground as static pages to .cache/site, for any host of static files
-	@rm -rf .cache/site
-	@$(HUGO) --config .ci/site/hugo.yaml --destination .cache/site --noBuildLock >/dev/null
-	@go run ./cmd/ratelimit playground >.cache/site/playground.html
-	@echo "open .cache/site/index.html"
 
 tidy: ## Bring each go.mod in line with what the code imports
 	@for module in $(MODULES); do (cd "$$module" && go mod tidy) || exit; done

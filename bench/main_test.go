@@ -27,7 +27,7 @@ func TestRun(t *testing.T) {
 	testsize.Long(t, "starts a server for the benchmark")
 	directory := t.TempDir()
 	o := options{
-		quick: true, only: regexp.MustCompile(`^(five-1|disk-1|sliding-64|rules-64|acquire-16|pair-1|reserve-1|hot-tx|cached-1|curve-hot-(1|16))$`), named: true, contenders: regexp.MustCompile(""),
+		quick: true, only: regexp.MustCompile(`^(five-1|disk-1|sliding-64|rules-64|acquire-16|pair-1|reserve-1|hot-tx|curve-hot-(1|16))$`), named: true, contenders: regexp.MustCompile(""),
 		rounds: 2, round: 10 * time.Millisecond, json: filepath.Join(directory, "figures.json"), svg: directory,
 	}
 	var output bytes.Buffer
@@ -72,7 +72,7 @@ func TestOptions(t *testing.T) {
 	o := parsed("-quick", "-rounds", "7", "-seconds", "0.5", "-run", "hot")
 	require.Equal(t, 7, o.rounds)
 	require.Equal(t, 500*time.Millisecond, o.round)
-	require.Len(t, chosen(o), 4+6, "hot-512, hot-tx, hot-8 and hot-read, and the points of the curve")
+	require.Len(t, chosen(o), 3+6, "hot-512, hot-tx and hot-8, and the points of the curve")
 	require.NotEmpty(t, chosen(parsed()))
 	for _, s := range chosen(parsed()) {
 		require.Empty(t, s.Curve, "curves are measured only if they are named")

@@ -108,9 +108,6 @@ func versus(ctx context.Context, scenarios []scenario.Scenario, directory, postg
 	}
 	var both []scenario.Scenario
 	for _, s := range scenarios {
-		if s.Calls > 0 {
-			continue // it measures one contender only
-		}
 		process := against.Process{Program: this, Postgres: postgres, Arguments: []string{"-worker", s.Name, fmt.Sprintf("-quick=%t", o.quick)}}
 		theirs := process
 		theirs.Program = other

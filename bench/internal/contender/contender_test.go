@@ -8,22 +8,6 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-func TestTheOutputOfPGBench(t *testing.T) {
-	t.Parallel()
-	got, err := parseThroughput("number of clients: 16\nlatency average = 1.234 ms\ntps = 12345.678901 (without initial connection time)\n")
-	require.NoError(t, err)
-	require.InDelta(t, 12345.678901, got, 1e-6)
-	_, err = parseThroughput("pgbench: error: connection failed")
-	require.ErrorContains(t, err, "connection failed")
-	took, err := parseLog(nil, "0 1 279 0 1741689600 123456\n1 1 3105 0 1741689600 123999\n")
-	require.NoError(t, err)
-	require.Equal(t, []time.Duration{279 * time.Microsecond, 3105 * time.Microsecond}, took)
-	for _, log := range []string{"0 1 skipped 0 1741689600 123456\n", "0 1\n"} {
-		_, err = parseLog(nil, log)
-		require.Error(t, err, log)
-	}
-}
-
 // A contender that is fast because it does not do its work fails its scenario. Ten keys gain ten tokens in an hour.
 func TestExactness(t *testing.T) {
 	t.Parallel()

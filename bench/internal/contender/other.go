@@ -4,46 +4,16 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
-	"golang.org/x/time/rate"
 
 	"github.com/pgratelimit/pgratelimit/bench/internal/load"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
-
-// Memory is golang.org/x/time/rate with a map of keys. It limits one process, and its state ends with the process.
-type Memory struct {
-	Keys int
-}
-
-// Open creates the map.
-func (w Memory) Open(_ context.Context, b Bench) (Runner, error) {
-	return open(b, func(r *runner) error {
-		var mu sync.Mutex
-		all, limiters := makeKeys(w.Keys), make(map[string]*rate.Limiter, w.Keys)
-		r.call = func(_ context.Context, c *load.Caller) error {
-			key := all.any(c)
-			mu.Lock()
-			limiter := limiters[key]
-			if limiter == nil {
-				limiter = rate.NewLimiter(1e6, 1e9)
-				limiters[key] = limiter
-			}
-			mu.Unlock()
-			if !limiter.Allow() {
-				return errors.New("x/time/rate refused a call that it has enough for")
-			}
-			return nil
-		}
-		return nil
-	})
-}
 
 // Raw updates a row by its primary key, through pgx. It neither refills nor refuses.
 type Raw struct {

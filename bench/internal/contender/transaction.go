@@ -16,7 +16,6 @@ import (
 
 // Body is the other work of a transaction.
 type Body struct {
-	Reads    bool          // reads a row before the Take
 	Pause    time.Duration // the client sleeps after the Take
 	Accounts int           // runs three statements on one of so many accounts after the Take; 0: none
 }
@@ -39,12 +38,6 @@ func (b Body) prepare(ctx context.Context, pool *pgxpool.Pool) error {
 
 // run runs the body and take in tx.
 func (b Body) run(ctx context.Context, tx pgx.Tx, c *load.Caller, take func() error) error {
-	if b.Reads {
-		var n int
-		if err := tx.QueryRow(ctx, `SELECT count(*) FROM pg_catalog.pg_namespace WHERE oid = $1`, 11).Scan(&n); err != nil {
-			return err
-		}
-	}
 	if err := take(); err != nil {
 		return err
 	}
@@ -69,10 +62,8 @@ func (b Body) run(ctx context.Context, tx pgx.Tx, c *load.Caller, take func() er
 type InTx struct {
 	Keys         int
 	Body         Body
-	Shards       int  // rows of each bucket; 0 is 1
 	Processes    int  // Limiters with a pool each; callers are spread over them; 0 is 1
 	SharedQueues bool // sets Config.SharedQueues
-	Named        bool // calls WithQueue before the transaction
 	Committed    bool // the caller begins READ COMMITTED transactions instead
 }
 
@@ -95,11 +86,7 @@ func (w InTx) Open(ctx context.Context, b Bench) (Runner, error) {
 			return err
 		}
 		of := newBuckets(b, b.Name, w.Keys)
-		if w.Shards > 1 { // Take inserts the rows of such a bucket
-			policy := policyFor(w.Keys)
-			policy.Shards = w.Shards
-			of.limit = ratelimit.Define(b.Name, policy)
-		} else if err := fill(ctx, b, b.Name, w.Keys, of.limit.Capacity(), of.limit.Capacity()); err != nil {
+		if err := fill(ctx, b, b.Name, w.Keys, of.limit.Capacity(), of.limit.Capacity()); err != nil {
 			return err
 		}
 		var attempts atomic.Int64
@@ -129,9 +116,6 @@ func (w InTx) transaction(ctx context.Context, pool *pgxpool.Pool, l *ratelimit.
 	}
 	if w.Committed {
 		return pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, run)
-	}
-	if w.Named {
-		ctx = ratelimit.WithQueue(ctx, request)
 	}
 	return l.InTx(ctx, run)
 }

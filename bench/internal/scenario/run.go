@@ -54,12 +54,7 @@ func (s Scenario) Run(ctx context.Context, on Servers, o Options) (_ Result, err
 	if err != nil {
 		return Result{}, err
 	}
-	if s.Calls > 0 {
-		err = s.sequence(ctx, opened, &result)
-	} else {
-		err = s.rounds(ctx, opened, o, &result)
-	}
-	if err != nil {
+	if err := s.rounds(ctx, opened, o, &result); err != nil {
 		return Result{}, err
 	}
 	for _, c := range opened {
@@ -84,7 +79,7 @@ func (s Scenario) open(ctx context.Context, database *server.Database, on Server
 	for i, c := range s.Contenders {
 		result.Rows = append(result.Rows, Row{Name: c.Name})
 		runner, err := c.Way.Open(ctx, contender.Bench{
-			Database: database, Redis: on.Redis, Meter: on.Meter, Name: fmt.Sprintf("contender%d", i), Callers: s.Callers, Burst: s.Burst, Disk: s.Disk,
+			Database: database, Redis: on.Redis, Meter: on.Meter, Name: fmt.Sprintf("contender%d", i), Callers: s.Callers, Disk: s.Disk,
 		})
 		if errors.Is(err, contender.ErrUnavailable) {
 			result.Rows[i].Missing = err.Error()
@@ -112,31 +107,6 @@ func (s Scenario) rounds(ctx context.Context, opened []open, o Options, result *
 				result.Rows[c.row].Rounds = append(result.Rows[c.row].Rounds, measured)
 			}
 		}
-	}
-	return nil
-}
-
-const (
-	tenths         = 10
-	roundsPerTenth = 5
-)
-
-// sequence makes all calls of the only contender, and keeps the rounds of the first and the last tenth.
-func (s Scenario) sequence(ctx context.Context, opened []open, result *Result) error {
-	if len(opened) == 0 {
-		return nil
-	}
-	var all []contender.Round
-	for range tenths * roundsPerTenth {
-		measured, err := opened[0].runner.Run(ctx, load.Amount{Calls: s.Calls / (tenths * roundsPerTenth)})
-		if err != nil {
-			return fmt.Errorf("%s: %w", s.Contenders[0].Name, err)
-		}
-		all = append(all, measured)
-	}
-	result.Rows = []Row{
-		{Name: lastTenth, Rounds: all[len(all)-roundsPerTenth:]},
-		{Name: firstTenth, Rounds: all[:roundsPerTenth]},
 	}
 	return nil
 }

@@ -17,16 +17,12 @@ type Scenario struct {
 	Curve string // the curve that this is a point of; empty: none
 	// Callers is the number of goroutines that call.
 	Callers int
-	// Burst is the number of calls between two clock readings. Defaults to 1.
-	Burst int
 	// Disk is the extra time of each commit's flush, as on a slower disk. Defaults to 0.
 	Disk time.Duration
 	// Compare is the figure of the ratios between the first contender and the others.
 	Compare Figure
 	// Contenders take turns within each round.
 	Contenders []Contender
-	// Calls, if set, is the number of calls of the only contender. Its first tenth is then compared with its last.
-	Calls int
 	// Facts are measured after all rounds.
 	Facts []Fact
 	Bars  []Bar
@@ -35,7 +31,7 @@ type Scenario struct {
 // With returns the scenario with its first contender, the other contenders whose names are wanted, and the bars
 // of these contenders.
 func (s Scenario) With(wanted func(name string) bool) Scenario {
-	there := map[string]bool{"": true, firstTenth: true, lastTenth: true}
+	there := map[string]bool{"": true}
 	var contenders []Contender
 	for i, c := range s.Contenders {
 		if i == 0 || wanted(c.Name) {

@@ -18,23 +18,16 @@ const (
 	relaxed     = "pgratelimit, relaxed commits"
 	raw         = "raw update, pgx"
 	relaxedRaw  = "raw update, relaxed commits"
-	bench       = "raw update, pgbench"
 	naive       = "naive port"
 	redis       = "redis_rate"
 	pipelined   = "redis_rate, pipelined"
 	logged      = "pipelined, AOF everysec"
 	flushed     = "pipelined, AOF always"
 	rueidis     = "rueidis, pipelined"
-	memory      = "x/time/rate, in memory"
 	bare        = "without a limit"
 	committed   = "READ COMMITTED, raw update"
 	inCommitted = "READ COMMITTED, Take"
 	shared      = "pgratelimit, shared queues"
-	named       = "pgratelimit, WithQueue"
-	firstTenth  = "first 10 %"
-	lastTenth   = "last 10 %"
-	tableSize   = "table and index"
-	megabyte    = 1 << 20
 )
 
 const (
@@ -44,16 +37,14 @@ const (
 	body     = 2 * time.Millisecond
 )
 
-// All returns every scenario. A quick run has fewer keys and updates.
+// All returns every scenario. A quick run has fewer keys.
 func All(quick bool) []Scenario {
-	scenarios := append(standalone(), refusals()...)
-	scenarios = append(scenarios, transactions()...)
+	scenarios := append(standalone(), transactions()...)
 	scenarios = append(scenarios, fiveLimits()...)
 	scenarios = append(scenarios, pairs()...)
 	scenarios = append(scenarios, reservations()...)
 	scenarios = append(scenarios, kinds()...)
 	scenarios = append(scenarios, hotTransactions()...)
-	scenarios = append(scenarios, sharedFate()...)
 	scenarios = append(scenarios, size(quick)...)
 	return append(scenarios, curves()...)
 }
@@ -83,7 +74,6 @@ func standalone() []Scenario {
 	single := Contender{unbatched, contender.Take{Keys: manyKeys, Config: ratelimit.Config{NoBatching: true}}}
 	inPostgres := []Contender{
 		{raw, contender.Raw{Keys: manyKeys}},
-		{bench, contender.PGBench{Keys: manyKeys}},
 		{naive, contender.Transaction{Keys: manyKeys, Level: pgx.Serializable, Take: contender.TakeNaively}},
 	}
 	beside := func(redisShare, pipelinedShare float64) []Bar {
@@ -92,7 +82,6 @@ func standalone() []Scenario {
 			{Contender: ours, Figure: Throughput, Against: pipelined, AtLeast: pipelinedShare},
 		}
 	}
-	inMemory := append([]Contender{{memory, contender.Memory{Keys: manyKeys}}}, onRedis(manyKeys)...)
 	return []Scenario{
 		take("take-1", many, manyKeys, 1, P50, append([]Contender{fast}, inPostgres...),
 			Bar{Contender: ours, Figure: P50, Against: raw, AtMost: 1.2}),
@@ -104,11 +93,11 @@ func standalone() []Scenario {
 		slowDisk(fast),
 		take("take-16", many, manyKeys, 16, Throughput, append([]Contender{single}, inPostgres...),
 			Bar{Contender: ours, Figure: Throughput, Against: raw, AtLeast: 0.75}),
-		take("take-64", many, manyKeys, 64, Throughput, append([]Contender{fast, single}, inMemory...),
+		take("take-64", many, manyKeys, 64, Throughput, append([]Contender{fast, single}, onRedis(manyKeys)...),
 			append(beside(1, 0.6), Bar{Contender: ours, Figure: Throughput, Against: unbatched, AtLeast: 3})...),
-		take("take-512", many, manyKeys, 512, Throughput, append([]Contender{fast}, inMemory...), beside(2, 0.8)...),
+		take("take-512", many, manyKeys, 512, Throughput, append([]Contender{fast}, onRedis(manyKeys)...), beside(2, 0.8)...),
 		take("hot-512", hot, hotKey, 512, Throughput,
-			append([]Contender{{raw, contender.Raw{Keys: hotKey}}, {memory, contender.Memory{Keys: hotKey}}}, onRedis(hotKey)...), beside(10, 4)...),
+			append([]Contender{{raw, contender.Raw{Keys: hotKey}}}, onRedis(hotKey)...), beside(10, 4)...),
 	}
 }
 
@@ -140,37 +129,6 @@ func kinds() []Scenario {
 			Name: "acquire-16", Title: "Acquire and Release of a slot beside a Take, 20k keys, callers: 16", Callers: 16, Compare: Throughput,
 			Contenders: []Contender{{slots, contender.Acquire{Keys: fewKeys}}, beside},
 			Bars:       []Bar{{Contender: slots, Figure: Trips, AtMost: 3}},
-		},
-	}
-}
-
-func refusals() []Scenario {
-	const refused, allowed, cached = "refused", "allowed", "refused, refusal cache"
-	return []Scenario{
-		{
-			Name: "refused-16", Title: "refused standalone Take without the cache, 100k keys, 16 callers", Callers: 16, Compare: Throughput,
-			Note: "the server itself logs some 50 bytes every 15 s, which is the rest below 0.05 bytes a decision",
-			Contenders: []Contender{
-				{refused, contender.Take{Keys: manyKeys, Empty: true}},
-				{allowed, contender.Take{Keys: manyKeys}},
-			},
-			Bars: []Bar{
-				{Contender: refused, Figure: Throughput, Against: allowed, AtLeast: 2},
-				{Contender: refused, Figure: WAL, AtMost: 0.05},
-			},
-		},
-		{
-			Name: "cached-1", Title: "refused Take answered by the refusal cache, 100 keys, 1 caller", Callers: 1, Burst: 256, Compare: P50,
-			Note: "the allocation is the decision's list of states; the clock is read every 256 calls; each key is looked at again once a second, which are the round trips",
-			Contenders: []Contender{
-				{cached, contender.Take{Keys: 100, Empty: true, Config: ratelimit.Config{RefusalCache: 10_000}}},
-				{memory, contender.Memory{Keys: 100}},
-			},
-			Bars: []Bar{
-				{Contender: cached, Figure: P50, AtMost: 300e-9},
-				{Contender: cached, Figure: Allocations, AtMost: 1.1},
-				{Contender: cached, Figure: Trips, AtMost: 0.01},
-			},
 		},
 	}
 }
@@ -250,8 +208,7 @@ func reservations() []Scenario {
 }
 
 func hotTransactions() []Scenario {
-	pause, reading := contender.Body{Pause: body}, contender.Body{Pause: body, Reads: true}
-	const sharded, single = "8 shards", "1 shard"
+	pause := contender.Body{Pause: body}
 	return []Scenario{
 		{
 			Name: "hot-tx", Title: "one hot key, 32 workers, transactions with a 2 ms body", Callers: 32, Compare: Throughput,
@@ -280,86 +237,20 @@ func hotTransactions() []Scenario {
 				{Contender: shared, Figure: Attempts, AtMost: 1.02},
 			},
 		},
-		{
-			Name: "hot-read", Title: "the same as hot-tx, with a read before the limit", Callers: 32, Compare: Throughput,
-			Note: "a transaction that reads has a snapshot, so it queues only if WithQueue names the limit",
-			Contenders: []Contender{
-				{ours, contender.InTx{Keys: hotKey, Body: reading}},
-				{named, contender.InTx{Keys: hotKey, Body: reading, Named: true}},
-				{committed, contender.Transaction{Keys: hotKey, Level: pgx.ReadCommitted, Body: reading, Take: contender.TakeByUpdate}},
-			},
-			Bars: []Bar{{Contender: named, Figure: Attempts, AtMost: 1.1}},
-		},
-		{
-			Name: "shards", Title: "one hot key, 32 workers that do not queue, transactions with a 2 ms body", Callers: 32, Compare: Throughput,
-			Note: "each worker has a Limiter of its own, as 32 processes have",
-			Contenders: []Contender{
-				{sharded, contender.InTx{Keys: hotKey, Body: pause, Processes: 32, Shards: 8}},
-				{single, contender.InTx{Keys: hotKey, Body: pause, Processes: 32}},
-			},
-			Bars: []Bar{{Contender: sharded, Figure: Throughput, Against: single, AtLeast: 3}},
-		},
-	}
-}
-
-// sharedFate measures calls that share batches with waiting calls. The check of a contender fails if a
-// batch makes calls stall, fail or deadlock.
-func sharedFate() []Scenario {
-	of := func(name, title, note string, callers int, way func(unbatched bool) contender.Way) Scenario {
-		return Scenario{
-			Name: name, Title: title, Note: note, Callers: callers, Compare: Throughput,
-			Contenders: []Contender{{ours, way(false)}, {unbatched, way(true)}},
-			Bars:       []Bar{{Contender: ours, Figure: Throughput, Against: unbatched, AtLeast: 0.8}},
-		}
-	}
-	crossing := func(transactions bool) func(bool) contender.Way {
-		return func(unbatched bool) contender.Way {
-			return contender.Crossing{Unbatched: unbatched, Transactions: transactions}
-		}
-	}
-	return []Scenario{
-		of("held-1", "24 keys with a caller each in two processes, beside a row that is held for 6 s and asked for in both", "no call of ours takes 5 s", 24,
-			func(unbatched bool) contender.Way {
-				return contender.HeldRows{Unbatched: unbatched, Processes: 2, Held: 1}
-			}),
-		of("held-3", "24 free keys beside 3 held ones, with a lock_timeout of 200 ms", "no call of ours for a free key fails", 24,
-			func(unbatched bool) contender.Way {
-				return contender.HeldRows{Unbatched: unbatched, Processes: 1, Held: 3, LockTimeout: 200 * time.Millisecond}
-			}),
-		of("crossing-6", "6 callers of one bucket each, of two, beside READ COMMITTED transactions that take both in two calls", "no transaction of ours is ended by a deadlock", 6, crossing(false)),
-		of("crossing-tx", "the same, measuring the transactions", "no transaction of ours is ended by a deadlock", 1, crossing(true)),
 	}
 }
 
 func size(quick bool) []Scenario {
-	keys, updates := 1_000_000, 1_000_000
+	keys, note := 1_000_000, ""
 	if quick {
-		keys, updates = 50_000, 10_000
+		keys = 50_000
+		note = fmt.Sprintf("quick: %d keys in place of 1,000,000", keys)
 	}
 	const few, many = "1,000 keys", "1,000,000 keys"
-	note := ""
-	if quick {
-		note = fmt.Sprintf("quick: %d keys and %d updates in place of 1,000,000", keys, updates)
-	}
-	return []Scenario{
-		{
-			Name: "keys", Title: "standalone Take, 1,000,000 keys and 1,000 keys, 16 callers", Note: note, Callers: 16, Compare: Throughput,
-			Contenders: []Contender{{many, contender.Take{Keys: keys}}, {few, contender.Take{Keys: 1000}}},
-			Facts:      []Fact{{Name: "bytes a bucket, with the index", SQL: `SELECT pg_total_relation_size('ratelimit.buckets')::float8 / count(*) FROM ratelimit.buckets`}},
-			Bars:       []Bar{{Contender: many, Figure: Throughput, Against: few, AtLeast: 0.9}},
-		},
-		{
-			Name: "updates", Title: "1,000,000 updates of one bucket with autovacuum on", Note: note, Callers: 1, Compare: P50,
-			Calls:      updates,
-			Contenders: []Contender{{ours, contender.Take{Keys: hotKey, Config: ratelimit.Config{NoBatching: true}}}},
-			Facts: []Fact{
-				{Name: tableSize, Unit: " bytes", SQL: `SELECT pg_total_relation_size('ratelimit.buckets')::float8`},
-				{Name: "updates in place (HOT)", Unit: " %", SQL: `SELECT 100 * n_tup_hot_upd::float8 / greatest(n_tup_upd, 1) FROM pg_stat_user_tables WHERE relid = 'ratelimit.buckets'::regclass`},
-			},
-			Bars: []Bar{
-				{Contender: lastTenth, Figure: P50, Against: firstTenth, AtMost: 1.2},
-				{Fact: tableSize, AtMost: megabyte},
-			},
-		},
-	}
+	return []Scenario{{
+		Name: "keys", Title: "standalone Take, 1,000,000 keys and 1,000 keys, 16 callers", Note: note, Callers: 16, Compare: Throughput,
+		Contenders: []Contender{{many, contender.Take{Keys: keys}}, {few, contender.Take{Keys: 1000}}},
+		Facts:      []Fact{{Name: "bytes a bucket, with the index", SQL: `SELECT pg_total_relation_size('ratelimit.buckets')::float8 / count(*) FROM ratelimit.buckets`}},
+		Bars:       []Bar{{Contender: many, Figure: Throughput, Against: few, AtLeast: 0.9}},
+	}}
 }

@@ -153,9 +153,3 @@ func (d *Database) WAL(ctx context.Context) (int64, error) {
 	}
 	return bytes, nil
 }
-
-// URL returns the database's connection string, for programs.
-func (d *Database) URL() string {
-	c := d.Admin().Config().ConnConfig
-	return fmt.Sprintf("host=%s port=%d user=%s password=%s dbname=%s sslmode=disable", c.Host, c.Port, c.User, c.Password, c.Database)
-}
