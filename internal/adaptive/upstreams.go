@@ -145,12 +145,16 @@ func (Tables) Turn(ctx context.Context, u *store.Unit, reports []*Report, most t
 
 // exchange sends a statement for each report in one message, and sets what each answers.
 func exchange(ctx context.Context, u *store.Unit, reports []*Report, most time.Duration, queue func(*pgx.Batch, *Report)) error {
-	batch := &pgx.Batch{}
+	batch, filtered := &pgx.Batch{}, false
+	u.QueueFiltered(batch)
 	for _, r := range reports {
 		queue(batch, r)
 	}
 	answers, found := make([]Known, len(reports)), make([]bool, len(reports))
-	err := u.AskWithin(ctx, most, batch, func(now int64, results pgx.BatchResults) error {
+	err := u.AskWithin(ctx, most, batch, func(now int64, results pgx.BatchResults) (err error) {
+		if filtered, err = store.ReceiveFiltered(results); err != nil {
+			return err
+		}
 		for i, r := range reports {
 			k := &answers[i]
 			k.NowUs = now
@@ -166,6 +170,9 @@ func exchange(ctx context.Context, u *store.Unit, reports []*Report, most time.D
 		}
 		return nil
 	})
+	if err == nil && filtered { // a hidden price would count as none
+		err = u.CheckHidden(ctx)
+	}
 	if err != nil {
 		return err
 	}
