@@ -67,6 +67,8 @@ type Call struct {
 	Peer connect.Peer
 	// Header has the HTTP headers. Read only.
 	Header http.Header
+
+	peerIsKey func() // for PeerAddress of a forwarded call; nil otherwise
 }
 
 // Config configures an Interceptor. Only Requests is required.
@@ -125,8 +127,12 @@ func FromContext(ctx context.Context) (ratelimit.Decision, bool) { return rpclim
 
 // PeerAddress returns the IP address of the call's peer, as a key. Of an IPv6 address it returns the /64, and of an IPv4 address
 // mapped into IPv6 the IPv4 address. Behind a proxy it is the proxy's address: use HeaderValue with a value that the proxy sets and
-// clients cannot. Its error has the code CodeInternal, for example on a Unix socket.
+// clients cannot. If a call has X-Forwarded-For or Forwarded, the interceptor logs that once. Its error has the code CodeInternal,
+// for example on a Unix socket.
 func (c Call) PeerAddress() (string, error) {
+	if c.peerIsKey != nil {
+		c.peerIsKey()
+	}
 	key, err := rpclimit.AddressKey(c.Peer.Addr)
 	if err != nil {
 		return "", connect.NewError(connect.CodeInternal, err)

@@ -3,6 +3,7 @@ package connectlimit
 import (
 	"context"
 	"errors"
+	"net/http"
 
 	"connectrpc.com/connect"
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
@@ -15,7 +16,7 @@ import (
 // WrapUnary is for Connect.
 func (i *Interceptor) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {
 	return func(ctx context.Context, request connect.AnyRequest) (connect.AnyResponse, error) {
-		call := Call{Spec: request.Spec(), Peer: request.Peer(), Header: request.Header()}
+		call := i.callOf(ctx, request.Spec(), request.Peer(), request.Header())
 		if call.Spec.IsClient {
 			return next(ctx, request)
 		}
@@ -28,6 +29,14 @@ func (i *Interceptor) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {
 	}
 }
 
+func (i *Interceptor) callOf(ctx context.Context, spec connect.Spec, peer connect.Peer, header http.Header) Call {
+	call := Call{Spec: spec, Peer: peer, Header: header}
+	if len(header["X-Forwarded-For"]) > 0 || len(header["Forwarded"]) > 0 {
+		call.peerIsKey = func() { i.gate.PeerIsKey(ctx, spec.Procedure) }
+	}
+	return call
+}
+
 // WrapStreamingClient is for Connect. It changes nothing.
 func (i *Interceptor) WrapStreamingClient(next connect.StreamingClientFunc) connect.StreamingClientFunc {
 	return next
@@ -37,7 +46,7 @@ func (i *Interceptor) WrapStreamingClient(next connect.StreamingClientFunc) conn
 // charges for and that is refused fails the handler's Receive, and every one after it; return that error.
 func (i *Interceptor) WrapStreamingHandler(next connect.StreamingHandlerFunc) connect.StreamingHandlerFunc {
 	return func(ctx context.Context, conn connect.StreamingHandlerConn) error {
-		admitted, release, err := i.gate.Open(ctx, Call{Spec: conn.Spec(), Peer: conn.Peer(), Header: conn.RequestHeader()})
+		admitted, release, err := i.gate.Open(ctx, i.callOf(ctx, conn.Spec(), conn.Peer(), conn.RequestHeader()))
 		if err != nil {
 			return errorOf(err, conn.Peer().Protocol)
 		}

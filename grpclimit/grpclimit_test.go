@@ -343,3 +343,23 @@ func TestKeys(t *testing.T) {
 	_, err = grpclimit.New(b.limiter, grpclimit.Config{})
 	require.ErrorIs(t, err, grpclimit.ErrInvalidConfig)
 }
+
+// TestPeerBehindAProxySaysSo promises one line when PeerAddress makes the key of forwarded calls.
+func TestPeerBehindAProxySaysSo(t *testing.T) {
+	t.Parallel()
+	b := setup(t, ratelimittest.NewDB(), grpclimit.Config{
+		Requests: func(ctx context.Context, _ string) ([]ratelimit.Request, error) {
+			address, err := grpclimit.PeerAddress(ctx)
+			return []ratelimit.Request{everybody.For(address)}, err
+		},
+	})
+	said := func() int { return strings.Count(b.logged.String(), "has the key of its peer") }
+	_, err := b.call(t.Context())
+	require.NoError(t, err)
+	require.Zero(t, said())
+	for _, name := range []string{"x-forwarded-for", "forwarded"} {
+		_, err = b.call(metadata.AppendToOutgoingContext(t.Context(), name, "203.0.113.7"))
+		require.NoError(t, err)
+		require.Equal(t, 1, said())
+	}
+}

@@ -17,7 +17,7 @@ import (
 
 // Unary is a grpc.UnaryServerInterceptor.
 func (i *Interceptor) Unary(ctx context.Context, message any, info *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
-	admitted, release, err := i.gate.Unary(ctx, info.FullMethod, message)
+	admitted, release, err := i.gate.Unary(i.watched(ctx, info.FullMethod), info.FullMethod, message)
 	if err != nil {
 		return nil, statusOf(err, func(trailer metadata.MD) {
 			_ = grpc.SetTrailer(ctx, trailer) // it fails only outside of a server, without a reader
@@ -30,7 +30,7 @@ func (i *Interceptor) Unary(ctx context.Context, message any, info *grpc.UnarySe
 // Stream is a grpc.StreamServerInterceptor. The stream is charged when it opens. If a message with a cost is refused,
 // the handler's RecvMsg fails, and each later call of it too; return that error.
 func (i *Interceptor) Stream(server any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handle grpc.StreamHandler) error {
-	admitted, release, err := i.gate.Open(stream.Context(), info.FullMethod)
+	admitted, release, err := i.gate.Open(i.watched(stream.Context(), info.FullMethod), info.FullMethod)
 	if err != nil {
 		return statusOf(err, stream.SetTrailer)
 	}

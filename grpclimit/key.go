@@ -13,8 +13,12 @@ import (
 
 // PeerAddress returns the IP address of the call's peer, as a key. Of an IPv6 address it returns the /64, and of an IPv4 address
 // mapped into IPv6 the IPv4 address. Behind a proxy it is the proxy's address: use Metadata with a value that the proxy sets and
-// clients cannot. Its error has the code Internal, for example on a Unix socket.
+// clients cannot. If a call has x-forwarded-for or forwarded, the interceptor logs that once. Its error has the code Internal,
+// for example on a Unix socket.
 func PeerAddress(ctx context.Context) (string, error) {
+	if i, ok := ctx.Value(forwardedKey{}).(*forwarded); ok {
+		i.gate.PeerIsKey(ctx, i.method)
+	}
 	from, ok := peer.FromContext(ctx)
 	if !ok || from.Addr == nil {
 		return "", status.Error(codes.Internal, "the call has no peer address")
@@ -24,6 +28,22 @@ func PeerAddress(ctx context.Context) (string, error) {
 		return "", status.Error(codes.Internal, err.Error())
 	}
 	return key, nil
+}
+
+// forwarded is a call that a proxy has forwarded, or whose client says so.
+type forwarded struct {
+	gate   *rpclimit.Gate[string]
+	method string
+}
+
+type forwardedKey struct{}
+
+// watched returns ctx, and for a forwarded call one by which PeerAddress finds the gate.
+func (i *Interceptor) watched(ctx context.Context, method string) context.Context {
+	if len(metadata.ValueFromIncomingContext(ctx, "x-forwarded-for")) == 0 && len(metadata.ValueFromIncomingContext(ctx, "forwarded")) == 0 {
+		return ctx
+	}
+	return context.WithValue(ctx, forwardedKey{}, &forwarded{i.gate, method})
 }
 
 // missingKeyError is an error with a code, for those who call Metadata outside of Config.Requests.

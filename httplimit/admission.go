@@ -18,6 +18,7 @@ type Admission struct {
 	outer      *Admission      // of a middleware around this one; nil when there is none
 	lease      ratelimit.Lease // with the decision
 	stated     []stated        // what its fields tell of that
+	taken      []ratelimit.Request
 
 	mu      sync.Mutex
 	charges []*charge

@@ -78,10 +78,17 @@ func (b Bits) network(from netip.Addr) (string, error) {
 	return address.Network(from, b.IPv4, b.IPv6), nil
 }
 
-// Peer is the Source of a server that clients connect to directly: the other end of the connection.
+// Peer is the Source of a server that clients connect to directly: the other end of the connection. Behind a proxy that is the
+// proxy, and all its clients share a bucket. If a request has X-Forwarded-For or Forwarded, the middleware logs that once.
 func Peer(r *http.Request) (netip.Addr, error) {
-	if peer, valid := address.Parse(r.RemoteAddr); valid {
-		return peer, nil
+	peerIsKey(r)
+	return peer(r)
+}
+
+// peer is Peer for sources that read headers, too.
+func peer(r *http.Request) (netip.Addr, error) {
+	if from, valid := address.Parse(r.RemoteAddr); valid {
+		return from, nil
 	}
 	return netip.Addr{}, fmt.Errorf("%w: RemoteAddr is no IP address, as on a Unix socket", ErrNoKey)
 }
@@ -106,8 +113,8 @@ func XForwardedFor(proxies Proxies) Source {
 	p := proxies.checked("XForwardedFor")
 	return func(r *http.Request) (netip.Addr, error) {
 		if p.Count == 0 {
-			if peer, err := Peer(r); err != nil || !p.trusts(peer) {
-				return peer, err
+			if from, err := peer(r); err != nil || !p.trusts(from) {
+				return from, err
 			}
 		}
 		client, err := p.walk(r.Header.Values("X-Forwarded-For"))
@@ -128,9 +135,9 @@ func TrustedHeader(name string, trusted ...netip.Prefix) Source {
 	mustName("TrustedHeader", name)
 	proxies := Proxies{Trusted: trusted}.checked("TrustedHeader")
 	return func(r *http.Request) (netip.Addr, error) {
-		peer, err := Peer(r)
-		if err != nil || !proxies.trusts(peer) {
-			return peer, err
+		from, err := peer(r)
+		if err != nil || !proxies.trusts(from) {
+			return from, err
 		}
 		values := r.Header.Values(name)
 		switch len(values) {

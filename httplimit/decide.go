@@ -37,7 +37,7 @@ func (m *middleware) decide(r *http.Request, asks []ask) (*Admission, *Refusal) 
 		refusal = new(newRefusal(d, m.jitter(asks, d.RetryAfter)))
 		answered.Result, answered.Limit = guard.Refused, refusal.Violated[0]
 	default:
-		admission.charges, admission.lease = charged(asks, d), lease
+		admission.charges, admission.lease, admission.taken = charged(asks, d), lease, requests
 	}
 	m.tell(r.Context(), answered)
 	if _, wouldRefuse := telemetry.Refusing(d); len(wouldRefuse) > 0 {

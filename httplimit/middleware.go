@@ -95,12 +95,13 @@ type middleware struct {
 	config   Config
 	failures telemetry.FailureLog
 	nested   sync.Once // logs that a limit counts twice
+	proxied  proxied   // logs that a proxy counts as one client
 }
 
 // New returns middleware that runs the handler if the limits allow the request. The limiter must be one of
 // ratelimit.New, and not bound to a transaction. Middlewares can be nested: each decides by itself, and their fields in
-// the same form are merged. If both take from one bucket, a request counts twice, and a line in the log says so. The error wraps ratelimit.ErrInvalidConfig and says what to change. The middleware panics
-// without a handler.
+// the same form are merged. If both take from one bucket, a request counts twice, and a line in the log says so. The error
+// wraps ratelimit.ErrInvalidConfig and says what to change. The middleware panics without a handler.
 func New(limiter *ratelimit.Limiter, config Config) (func(http.Handler) http.Handler, error) {
 	if err := guard.CheckLimiter(limiter); err != nil {
 		return nil, fmt.Errorf("%w: httplimit: %w", ratelimit.ErrInvalidConfig, err)
@@ -130,6 +131,7 @@ func (m *middleware) serve(w http.ResponseWriter, r *http.Request, next http.Han
 		return
 	}
 	outer, _ := FromContext(r.Context())
+	r = m.watched(r)
 	asks, fault := m.ask(r)
 	if fault != nil {
 		m.refuse(w, r, nil, fault.refusal())
@@ -152,16 +154,14 @@ func (m *middleware) serve(w http.ResponseWriter, r *http.Request, next http.Han
 // warnNested logs, once, that a middleware around this one takes from the same bucket, so that each request counts twice.
 func (m *middleware) warnNested(ctx context.Context, outer *Admission, asks []ask) {
 	for ; outer != nil; outer = outer.outer {
-		for _, c := range outer.charges {
-			for i := range asks {
-				a := &asks[i]
-				if a.limit.Name() == c.ask.limit.Name() && a.key == c.ask.key && a.given == nil && outer.middleware.limiter == m.limiter {
-					m.nested.Do(func() {
-						m.config.Logger.WarnContext(ctx, "two nested middlewares take from the same bucket, so each request counts twice; "+
-							"leave the limit out of one of them", "limit", a.limit.Name(), "route", m.config.Route)
-					})
-				}
-			}
+		if outer.middleware.limiter != m.limiter {
+			continue
+		}
+		if limit, twice := guard.Twice(m.limiter, outer.taken, requests(asks)); twice {
+			m.nested.Do(func() {
+				m.config.Logger.WarnContext(ctx, "two nested middlewares take from the same bucket, so each request counts twice; "+
+					"leave the limit out of one of them", "limit", limit, "route", m.config.Route)
+			})
 		}
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"net/http"
+	"net/netip"
 	"os"
 	"regexp"
 	"strings"
@@ -290,16 +291,73 @@ func TestKeysAndCosts(t *testing.T) {
 // TestNestedMiddlewaresThatCountTwiceSaySo promises one line for a bucket that two middlewares take from, and none for other buckets.
 func TestNestedMiddlewaresThatCountTwiceSaySo(t *testing.T) {
 	t.Parallel()
-	b := setup(t)
-	twice := func() int { return strings.Count(b.log.String(), "each request counts twice") }
-	other := httplimit.Limit{Limit: everyone, Global: true}
-	for range 2 {
-		do(b.limited(t, limits(userLimit), b.limited(t, limits(other), respond())), request(t))
+	slots := ratelimit.Define("slots", ratelimit.Concurrency{Most: 9})
+	global := limits(httplimit.Limit{Limit: everyone, Global: true})
+	given := func(requests ...ratelimit.Request) httplimit.Config {
+		return httplimit.Config{Requests: func(*http.Request) ([]ratelimit.Request, error) { return requests, nil }}
 	}
-	require.Zero(t, twice())
-	nested := b.limited(t, limits(other), b.limited(t, limits(other), respond()))
-	for range 3 {
-		do(nested, request(t))
+	for name, c := range map[string]struct {
+		outer, inner httplimit.Config
+		lines        int
+	}{
+		"Limits":          {global, global, 1},
+		"Requests":        {given(everyone.Global()), given(everyone.Global()), 1},
+		"Requests inside": {global, given(everyone.Global()), 1},
+		"Limits inside":   {given(perUser.For("ada")), limits(userLimit), 1},
+		"slots":           {given(slots.For("ada")), given(slots.For("ada")), 1},
+		"a cost of 2":     {given(perUser.For("ada").Cost(2)), given(perUser.For("ada").Plan("pro")), 1},
+		"other limits":    {limits(userLimit), global, 0},
+		"other keys":      {given(perUser.For("ada")), given(perUser.For("bob")), 0},
+		"a stored key":    {given(perUser.For("ada")), given(perUser.ForStored("ada")), 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := setup(t)
+			nested := b.limited(t, c.outer, b.limited(t, limits(httplimit.Limit{Limit: perPlan, Global: true}), b.limited(t, c.inner, respond())))
+			for range 3 {
+				r := request(t)
+				r.Header.Set("X-User", "ada")
+				do(nested, r)
+			}
+			require.Equal(t, c.lines, strings.Count(b.log.String(), "each request counts twice"), b.log.String())
+		})
 	}
-	require.Equal(t, 1, twice())
+}
+
+// TestPeerBehindAProxySaysSo promises one line when Peer makes the key of forwarded requests, and none for other sources.
+func TestPeerBehindAProxySaysSo(t *testing.T) {
+	t.Parallel()
+	any4, any6 := netip.MustParsePrefix("128.0.0.0/1"), netip.MustParsePrefix("0.0.0.0/1")
+	behind := httplimit.Proxies{Trusted: []netip.Prefix{any4, any6}}
+	peer := httplimit.ClientIP(httplimit.Peer, httplimit.Bits{})
+	for name, c := range map[string]struct {
+		key   httplimit.Key
+		field string
+		lines int
+	}{
+		"Peer":              {peer, "X-Forwarded-For", 1},
+		"Peer, Forwarded":   {peer, "Forwarded", 1},
+		"Peer in a Join":    {httplimit.Join(user, peer), "X-Forwarded-For", 1},
+		"Peer, no proxy":    {peer, "X-Other", 0},
+		"Peer is not asked": {httplimit.FirstOf(user, peer), "X-Forwarded-For", 0},
+		"XForwardedFor":     {httplimit.ClientIP(httplimit.XForwardedFor(behind), httplimit.Bits{}), "X-Forwarded-For", 0},
+		"no trusted proxy": {
+			httplimit.ClientIP(httplimit.XForwardedFor(httplimit.Proxies{Trusted: []netip.Prefix{netip.MustParsePrefix("10.9.9.9/32")}}), httplimit.Bits{}),
+			"X-Forwarded-For", 0,
+		},
+		"TrustedHeader": {httplimit.ClientIP(httplimit.TrustedHeader("X-Real-IP", any4, any6), httplimit.Bits{}), "X-Forwarded-For", 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := setup(t)
+			handler := b.limited(t, limits(httplimit.Limit{Limit: everyone, Key: c.key}), respond())
+			for range 3 {
+				r := request(t)
+				r.Header.Set("X-User", "ada")
+				r.Header.Set(c.field, "203.0.113.7")
+				require.NotEqual(t, http.StatusServiceUnavailable, do(handler, r).Code)
+			}
+			require.Equal(t, c.lines, strings.Count(b.log.String(), "has the key of its peer"), b.log.String())
+		})
+	}
 }

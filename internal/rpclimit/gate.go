@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/pgratelimit/pgratelimit/internal/guard"
@@ -80,6 +81,8 @@ type Gate[Call any] struct {
 	limiter  *ratelimit.Limiter
 	config   Config[Call]
 	failures telemetry.FailureLog
+	nested   sync.Once // logs that a limit counts twice
+	proxied  sync.Once // logs that a proxy counts as one client
 }
 
 // New returns a Gate that takes from limiter. Its errors name the field that cannot be used.
@@ -208,6 +211,7 @@ func (g *Gate[Call]) withoutKey() *RejectionError {
 
 // admit takes the requests, and holds the slots among them until release.
 func (g *Gate[Call]) admit(ctx context.Context, method string, requests []ratelimit.Request) (held context.Context, release func(), _ error) {
+	g.warnNested(ctx, method, requests)
 	lease, admitted, err := g.decide(ctx, method, requests, guard.Take)
 	if err != nil {
 		return nil, nil, err
@@ -246,7 +250,8 @@ func (g *Gate[Call]) decide(
 		return lease, ctx, Refused(d, g.config.Domain)
 	}
 	g.tell(ctx, ratelimit.Answered{Route: method, Limit: telemetry.Limit(d), Result: guard.Allowed})
-	return lease, context.WithValue(ctx, decisionKey{}, d), nil
+	outer, _ := ctx.Value(admittedKey{}).(*admitted)
+	return lease, context.WithValue(ctx, admittedKey{}, &admitted{d, g.limiter, requests, outer}), nil
 }
 
 // misused returns the rejection of a call whose requests are a mistake of the application. The client does not see err.
@@ -312,10 +317,45 @@ func (g *Gate[Call]) log(ctx context.Context, message, method string, err error)
 	g.failures.Failed(ctx, g.config.Logger, slog.LevelError, message, err, slog.String("method", method))
 }
 
-type decisionKey struct{}
+// admitted is a decision that allowed a call, in the context of its handler.
+type admitted struct {
+	decision ratelimit.Decision
+	limiter  *ratelimit.Limiter
+	requests []ratelimit.Request
+	outer    *admitted // of a Gate around this one; nil if there is none
+}
+
+type admittedKey struct{}
 
 // Decision returns the decision that Admit put into the context, and false if the call was allowed without one.
-func Decision(ctx context.Context) (ratelimit.Decision, bool) {
-	d, ok := ctx.Value(decisionKey{}).(ratelimit.Decision)
-	return d, ok
+func Decision(ctx context.Context) (d ratelimit.Decision, decided bool) {
+	a, decided := ctx.Value(admittedKey{}).(*admitted)
+	if decided {
+		d = a.decision
+	}
+	return d, decided
+}
+
+// warnNested logs, once, that a Gate around this one takes from the same bucket, so that each call counts twice.
+func (g *Gate[Call]) warnNested(ctx context.Context, method string, requests []ratelimit.Request) {
+	outer, _ := ctx.Value(admittedKey{}).(*admitted)
+	for ; outer != nil; outer = outer.outer {
+		if outer.limiter != g.limiter {
+			continue
+		}
+		if limit, twice := guard.Twice(g.limiter, outer.requests, requests); twice {
+			g.nested.Do(func() {
+				g.config.Logger.WarnContext(ctx, "ratelimit: two interceptors take from the same bucket, so each call counts twice; "+
+					"leave the limit out of one of them", slog.String("limit", limit), slog.String("method", method))
+			})
+		}
+	}
+}
+
+// PeerIsKey logs, once, that the key of a forwarded call is its peer. Then all clients of a proxy share a bucket.
+func (g *Gate[Call]) PeerIsKey(ctx context.Context, method string) {
+	g.proxied.Do(func() {
+		g.config.Logger.WarnContext(ctx, "ratelimit: a forwarded call has the key of its peer; if the peer is a proxy, all its clients "+
+			"share a bucket: take the key from a header that the proxy sets", slog.String("method", strings.ToValidUTF8(method, "?")))
+	})
 }

@@ -427,3 +427,35 @@ func TestOnlyValue(t *testing.T) {
 		require.Empty(t, got)
 	}
 }
+
+// TestNestedGatesThatCountTwiceSaySo promises one line for a bucket that two gates take from, and none for another bucket, or for a
+// message of a stream, which costs beside the stream.
+func TestNestedGatesThatCountTwiceSaySo(t *testing.T) {
+	t.Parallel()
+	b := setup(t, nil)
+	said := func() int { return strings.Count(b.log.String(), "each call counts twice") }
+	outer := func() context.Context {
+		ctx, release, err := b.gate.Unary(t.Context(), call{requests: []ratelimit.Request{perUser.For("ada").Cost(0.1)}}, nil)
+		require.NoError(t, err)
+		t.Cleanup(release)
+		return ctx
+	}
+	inner := func(ctx context.Context, request ratelimit.Request) context.Context {
+		ctx, release, err := b.gate.Unary(ctx, call{requests: []ratelimit.Request{request.Cost(0.1)}}, nil)
+		require.NoError(t, err)
+		t.Cleanup(release)
+		return ctx
+	}
+	for _, request := range []ratelimit.Request{perUser.For("bob"), other.For("ada")} {
+		inner(outer(), request)
+	}
+	stream, release, err := b.gate.Open(t.Context(), call{requests: []ratelimit.Request{perUser.For("eve")}})
+	require.NoError(t, err)
+	defer release()
+	require.NoError(t, stream.Receive([]ratelimit.Request{perUser.For("eve").Cost(0.1)}, func(any) error { return nil }, func(err error) error { return err }))
+	require.Zero(t, said(), b.log.String())
+	for range 2 {
+		inner(inner(outer(), other.For("bob")), perUser.For("ada"))
+		require.Equal(t, 1, said(), b.log.String())
+	}
+}
