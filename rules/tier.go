@@ -78,8 +78,12 @@ type Attributes struct {
 
 // ErrNoTier is returned by Requests when no tier fits. Nothing limits such a request, and the caller has to say whether
 // it passes. A last tier without Route and When fits every request.
-var ErrNoTier = errors.New("rules: no tier fits the request; " +
-	"the Route of a tier is a pattern such as GET /search/{id}, and is compared as it is")
+var ErrNoTier = errors.New("rules: no tier fits the request")
+
+var (
+	errNoTiers  = fmt.Errorf("%w: there are none; store tiers, or set SiteConfig.Tiers", ErrNoTier)
+	errNoneFits = fmt.Errorf("%w; a Route is a pattern such as GET /search/{id}, and is compared as it is", ErrNoTier)
+)
 
 // readyTiers are the tiers of a site, checked and ready to ask. They do not change.
 type readyTiers struct {
@@ -178,8 +182,11 @@ func (t *readyTiers) requests(a Attributes, stated func(source string) []string)
 			break
 		}
 	}
-	if len(requests) == 0 {
-		return nil, ErrNoTier
+	switch {
+	case len(t.tiers) == 0:
+		return nil, errNoTiers
+	case len(requests) == 0:
+		return nil, errNoneFits
 	}
 	return requests, nil
 }

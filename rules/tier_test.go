@@ -202,7 +202,12 @@ func TestTierRequestsNeedTheirAttributes(t *testing.T) {
 		require.ErrorIs(t, err, ratelimit.ErrInvalidRequest)
 		require.ErrorContains(t, err, "put the limit behind the router")
 	}
-	require.ErrorIs(t, errorOf(newTiers(t, rules.MatchAll).Requests(ada, nil)), rules.ErrNoTier)
+	err = errorOf(newTiers(t, rules.MatchAll).Requests(ada, nil))
+	require.ErrorIs(t, err, rules.ErrNoTier)
+	require.EqualError(t, err, "rules: no tier fits the request: there are none; store tiers, or set SiteConfig.Tiers")
+	err = errorOf(newTiers(t, rules.MatchAll, rules.Tier{Limit: "search", Route: "GET /api/{id}"}).Requests(ada, nil))
+	require.ErrorIs(t, err, rules.ErrNoTier)
+	require.ErrorContains(t, err, "no tier fits the request; a Route is a pattern such as GET /search/{id}")
 }
 
 func TestNewTiersRefuses(t *testing.T) {

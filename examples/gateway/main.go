@@ -161,14 +161,14 @@ func run(ctx context.Context, listen, proxies, add string) error {
 	return serve(ctx, listen, handler)
 }
 
-// seed writes rules.yaml to empty tables. Later starts keep what operators have changed.
+// seed writes rules.yaml to tables without tiers. Later starts keep what operators have changed.
 func seed(ctx context.Context, pool *pgxpool.Pool) error {
 	store, err := rules.NewStore(pool, rules.StoreConfig{Lead: -1}) // in effect at once
 	if err != nil {
 		return err
 	}
 	listing, err := store.List(ctx, rules.ListQuery{})
-	if err != nil || listing.Version > 0 {
+	if err != nil || len(listing.Tiers.Tiers) > 0 {
 		return err
 	}
 	file, err := rules.Read(bytes.NewReader(rulesFile))

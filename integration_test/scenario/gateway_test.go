@@ -116,6 +116,11 @@ func TestGateway(t *testing.T) {
 	g := newGateway(t)
 	key, err := invoke(t, g.database, "gateway", "-add", "ada:pro")
 	require.NoError(t, err, key)
+	store, err := rules.NewStore(g.pool, rules.StoreConfig{Lead: -1})
+	require.NoError(t, err)
+	edit := rules.Edit{Author: "grace", Reason: "a test"}
+	_, err = store.Put(t.Context(), edit, rules.Rule{Limit: "another.program", Policy: ratelimit.PerMinute(1)})
+	require.NoError(t, err)
 	g.restart(t)
 
 	// It states the rest of each limit, except in shadow mode.
@@ -147,10 +152,7 @@ func TestGateway(t *testing.T) {
 	require.Contains(t, g.get(t, "/ratelimit.js").body, "createClient")
 
 	// A rule that an operator has changed stays when the gateway starts again. Without UPSTREAM_URL it echoes.
-	store, err := rules.NewStore(g.pool, rules.StoreConfig{Lead: -1})
-	require.NoError(t, err)
-	_, err = store.Put(t.Context(), rules.Edit{Author: "grace", Reason: "a test"},
-		rules.Rule{Limit: "gateway.key", Plan: "pro", Policy: ratelimit.PerMinute(1800)})
+	_, err = store.Put(t.Context(), edit, rules.Rule{Limit: "gateway.key", Plan: "pro", Policy: ratelimit.PerMinute(1800)})
 	require.NoError(t, err)
 	g.apiURL = ""
 	g.restart(t)
