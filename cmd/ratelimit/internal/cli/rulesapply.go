@@ -66,7 +66,7 @@ func (a *app) dryRun(ctx context.Context, f *diffFlags) error {
 	if err != nil {
 		return err
 	}
-	a.noteMissing(d)
+	a.noteLeft(d)
 	if err := a.show(appliedView{Version: version, Changes: d.views}, d.fill); err != nil || len(d.views) == 0 {
 		return err
 	}
@@ -78,7 +78,7 @@ func (a *app) apply(ctx context.Context, f *diffFlags, document *rules.Document,
 	if err != nil {
 		return err
 	}
-	a.noteMissing(d)
+	a.noteLeft(d)
 	if len(d.views) == 0 {
 		return a.show(appliedView{Version: version, Changes: d.views}, func(t *table) { t.row("nothing to change") })
 	}

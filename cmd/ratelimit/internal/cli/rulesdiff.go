@@ -68,6 +68,8 @@ type difference struct {
 	changes rules.Changes
 	// rules and overrides are the numbers of those that only the tables have, and that stay.
 	rules, overrides int
+	// ended are the overrides of the file that have ended: they change nothing.
+	ended []thing
 }
 
 // diffFlags name the file, and say whether rules that it lacks are deleted.
@@ -127,7 +129,10 @@ func (f *diffFlags) between(list *rules.Listing, file *rules.Document) *differen
 	}
 	for _, e := range entriesOf(file, list.Now) {
 		inFile[e.thing] = true
-		if old := stored[e.thing]; !e.ended && (old == nil || !same(old, e.says)) {
+		switch old := stored[e.thing]; {
+		case e.ended:
+			d.ended = append(d.ended, e.thing)
+		case old == nil || !same(old, e.says):
 			d.add(e.thing, old, e.says)
 		}
 	}
@@ -197,8 +202,17 @@ func (d *difference) fill(t *table) {
 	}
 }
 
-// noteMissing says how much only the tables have. It names no flag that deletes: most files are a part of the rules on purpose.
-func (a *app) noteMissing(d *difference) {
+// noteLeft says what the command leaves as it is: overrides of the file that have ended, and what only the tables have. It names no
+// flag that deletes, because most files are a part of the rules on purpose.
+func (a *app) noteLeft(d *difference) {
+	if n := len(d.ended); n > 0 {
+		more := ""
+		if n > 1 {
+			more = fmt.Sprintf(" (and for %d more)", n-1)
+		}
+		a.note("the file's override of %q for the key %s%s ended in the past, and changes nothing; remove it, or set a later until",
+			d.ended[0].limit, keyText(d.ended[0].key), more)
+	}
 	var parts []string
 	if d.rules > 0 {
 		parts = append(parts, count(d.rules, "other stored rule"))
@@ -233,7 +247,7 @@ otherwise their number is noted on standard error.`,
 		if err != nil {
 			return err
 		}
-		a.noteMissing(d)
+		a.noteLeft(d)
 		if err := a.show(d.views, d.fill); err != nil || len(d.views) == 0 {
 			return err
 		}
