@@ -102,6 +102,8 @@ func (p Adaptive) withDefaults() Adaptive {
 func (p Adaptive) compile() (bucket.Terms, error) {
 	switch p.Contract.(type) {
 	case TokenBucket, FixedWindow, CalendarWindow:
+	case nil:
+		return bucket.Terms{}, errors.New("its Contract is not set; it must be a TokenBucket, a FixedWindow or a CalendarWindow")
 	default:
 		return bucket.Terms{}, fmt.Errorf("its Contract is a %T; it must be a TokenBucket, a FixedWindow or a CalendarWindow", p.Contract)
 	}

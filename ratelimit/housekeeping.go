@@ -19,7 +19,8 @@ import (
 //	go limiter.Maintain(ctx, 10*time.Minute, SendMessage, FailedLogins)
 //
 // Any number of processes can run it at the same time: they share the reservations, and one of them prunes. Each interval is longer
-// by up to a tenth, by chance, so that processes that started together spread. For the limits see Prune.
+// by up to a tenth, by chance, so that processes that started together spread. For the limits see Prune; without any, no row is
+// pruned.
 //
 // An error does not end Maintain: the next interval tries again. Only the Observer learns of errors, as one [Failed] whose Verb is
 // "expire" or "prune", and of deleted rows, as [Pruned]. Without Config.Observer Maintain is silent.

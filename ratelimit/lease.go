@@ -64,7 +64,7 @@ func (l *Limiter) Acquire(ctx context.Context, requests ...Request) (Lease, erro
 		return Lease{}, err
 	}
 	if !c.plan.asksForSlots(requests) {
-		return Lease{}, fmt.Errorf("%w: acquire of no slots, as no limit of the call has a Concurrency policy; add one, or call Take", ErrInvalidRequest)
+		return Lease{}, fmt.Errorf("%w: acquire without a Concurrency limit, so there is no slot to lease; add one, or call Take", ErrInvalidRequest)
 	}
 	c.Look = c.plan.costless
 	d, err := l.do(ctx, c)

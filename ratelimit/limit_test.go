@@ -163,7 +163,7 @@ func wrongPolicies() []wrong {
 		{slots{Most: 1, Lease: second + 500}, "its Lease is 1.0000005s"},
 		{slots{Most: 1, Lease: ratelimit.Day + 10*time.Microsecond}, "its Lease is 24h0m0.00001s"},
 		{slots{Most: 1, Lease: -time.Minute}, "its Lease is -1m0s"},
-		{adaptive{}, "Contract is a <nil>"},
+		{adaptive{}, "its Contract is not set; it must be a TokenBucket, a FixedWindow or a CalendarWindow"},
 		{adaptive{Contract: tokens{Rate: -1}}, "its Contract cannot be used: its Rate"},
 		{adaptive{Contract: (*tokens)(nil)}, "its Contract is a *ratelimit.TokenBucket; it must be a TokenBucket"},
 		{adaptive{Contract: contract, Floor: 0.0001}, "Floor is 0.0001"},
