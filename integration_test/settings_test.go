@@ -84,7 +84,7 @@ func TestRoundedTextsAreAnError(t *testing.T) {
 // chosenSettings names settings that the databases of this process have.
 const chosenSettings = "RATELIMIT_SETTINGS"
 
-// TestTheChosenSettingsHold checks that make settings tests under the settings that it names.
+// TestTheChosenSettingsHold checks that .ci/settings tests under the settings that it names.
 func TestTheChosenSettingsHold(t *testing.T) {
 	t.Parallel()
 	settings := os.Getenv(chosenSettings)

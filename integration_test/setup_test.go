@@ -192,7 +192,7 @@ func representative(t *testing.T, row string, named ...string) {
 	}
 }
 
-// fastPathOnly skips a test of the statements that decide by themselves if these are switched off (make general).
+// fastPathOnly skips a test of the statements that decide by themselves if these are switched off (-tags generalpath).
 func fastPathOnly(t *testing.T, why string) {
 	t.Helper()
 	if generalPath {

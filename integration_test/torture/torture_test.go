@@ -2,7 +2,7 @@
 
 // Package torture_test is a soak with an account of its own. Workers in several processes make all calls in all ways while
 // sessions, clients and servers are killed, and afterwards the histories of their answers are compared with the tables.
-// CONTRIBUTING.md says how to run it for longer than make test-all does.
+// .ci/nightly runs it for longer than make test-all does.
 package torture_test
 
 import (
@@ -72,7 +72,7 @@ func TestTorture(t *testing.T) {
 	found, counts, err := f.look(ctx, directory)
 	require.NoError(t, err, "seed %d, histories in %s", seed, directory)
 	t.Logf("seed %d; calls: %v; faults: %v", seed, counts, f.done)
-	require.Empty(t, found[:min(len(found), 50)], "histories in %s; to draw the same again: make torture ARGS='-minutes %v -seed %d'", directory, *minutes, seed)
+	require.Empty(t, found[:min(len(found), 50)], "histories in %s; to draw the same again: RATELIMIT_NIGHTLY=1 go test -race -v -timeout 24h -run '^TestTorture$' ./integration_test/torture -args -minutes %v -seed %d", directory, *minutes, seed)
 	require.Positive(t, counts["take"][allowed])
 	require.Positive(t, counts["take"][refused])
 	require.NoError(t, os.RemoveAll(directory))
