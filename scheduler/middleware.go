@@ -60,8 +60,7 @@ func (m *middleware) Work(ctx context.Context, job *rivertype.JobRow, work func(
 		return fmt.Errorf("scheduler: start: %w", err)
 	case turn.Wait > 0:
 		_ = river.MetadataSet(ctx, s.readyKey(), turn.ReadyAt.UTC()) // only for people
-		// A millisecond more, because River's clock and its rounding are not the database's.
-		return river.JobSnooze(max(turn.Wait-s.config.TakeUpEarly, 0) + time.Millisecond)
+		return river.JobSnooze(s.snooze(turn))
 	}
 	if s.config.RetriesPay {
 		if err := river.MetadataSet(ctx, s.attemptKey(), job.Attempt); err != nil {
@@ -71,6 +70,12 @@ func (m *middleware) Work(ctx context.Context, job *rivertype.JobRow, work func(
 	err = work(context.WithValue(ctx, turnKey{}, &Turn{Turn: turn, limiter: s.limiter}))
 	s.finish(ctx, job, id, err)
 	return err
+}
+
+// snooze returns how long a job sleeps that must wait for its turn. A wait beyond the turn, as for the end of a pause, may become shorter.
+func (s *Scheduler) snooze(turn ratelimit.Turn) time.Duration {
+	wait := min(turn.Wait, max(longestSnooze, time.Until(turn.ReadyAt)))
+	return max(wait-s.config.TakeUpEarly, 0) + time.Millisecond // River's clock and its rounding are not the database's
 }
 
 // await waits for the turn and returns it. It returns a turn that is further away than TakeUpEarly at once.

@@ -239,6 +239,33 @@ type ruling func() *ratelimit.Ruling
 func (r ruling) RulingFor(ratelimit.Limit, string, string) *ratelimit.Ruling { return r() }
 func (r ruling) RulingsOf(string) []*ratelimit.Ruling                        { return []*ratelimit.Ruling{r()} }
 
+// A job whose limit is paused for days runs within an hour of an earlier end of the pause. It sleeps until its turn all the same.
+func TestJobsOfAPausedLimitLookAgain(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		emails := ratelimit.Define("emails", ratelimit.TokenBucket{Rate: 100, Period: 24 * time.Hour}).For("ada")
+		paused, err := ratelimit.NewRuling(emails.Limit(), ratelimit.RulingConfig{PausedUntil: time.Now().Add(240 * time.Hour)})
+		require.NoError(t, err)
+		var holds *ratelimit.Ruling
+		limiter, err := ratelimit.New(ratelimittest.NewDB(), ratelimit.Config{AsOf: time.Now, Policies: ruling(func() *ratelimit.Ruling { return holds })})
+		require.NoError(t, err)
+		worker := workerOf(t, limiter, scheduler.Config{TakeUpEarly: -1})
+		ran := 0
+		work := func(job *rivertype.JobRow) error {
+			return worker.Work(t.Context(), job, func(context.Context) error { ran++; return nil })
+		}
+		ready, _ := reservedJob(t, limiter, emails.Cost(100))
+		later, _ := reservedJob(t, limiter, emails.Cost(25))
+		require.Equal(t, 6*time.Hour, requireSnoozed(t, work(later)).Round(time.Second), "its turn")
+		holds = paused
+		require.Equal(t, time.Hour, requireSnoozed(t, work(ready)).Round(time.Second))
+		require.Equal(t, 6*time.Hour, requireSnoozed(t, work(later)).Round(time.Second))
+		holds = nil
+		require.NoError(t, work(ready))
+		require.Equal(t, 1, ran)
+	})
+}
+
 // oneEach has a slot for each tenant.
 var oneEach = ratelimit.Define("oneEach", ratelimit.Concurrency{Most: 1, Lease: 4 * time.Second})
 
