@@ -35,8 +35,8 @@ type ClientStateConfig struct {
 	Limits []ratelimit.Limit
 	// Timeout bounds the time of reading. Defaults to 2 seconds.
 	Timeout time.Duration
-	// Logger receives errors of reading a state. They have no key, except in the text of an error of Key. Defaults to
-	// slog.Default().
+	// Logger receives errors of reading a state, at growing intervals of up to a minute. They have no key, except in the
+	// text of an error of Key. Defaults to slog.Default().
 	Logger *slog.Logger
 }
 
@@ -121,11 +121,12 @@ func NewClientState(config ClientStateConfig) (http.Handler, error) {
 		return nil, fmt.Errorf("%w: httplimit: %w", ratelimit.ErrInvalidConfig, err)
 	}
 	config.Limits = append([]ratelimit.Limit(nil), config.Limits...)
-	return &clientState{config}, nil
+	return &clientState{config: config}, nil
 }
 
 type clientState struct {
-	config ClientStateConfig
+	config   ClientStateConfig
+	failures telemetry.FailureLog
 }
 
 func (h *clientState) ServeHTTP(w http.ResponseWriter, r *http.Request) {
@@ -145,11 +146,12 @@ func (h *clientState) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		h.refuse(w, http.StatusForbidden)
 		return
 	case err != nil:
-		h.config.Logger.ErrorContext(r.Context(), "the state of limits could not be read", "error", telemetry.ErrorText(err))
+		h.failures.Failed(r.Context(), h.config.Logger, slog.LevelError, "the state of limits could not be read", err)
 		header.Set("Retry-After", clientStateRetryAfter)
 		h.refuse(w, http.StatusServiceUnavailable)
 		return
 	}
+	h.failures.Worked(r.Context(), h.config.Logger, "the state of limits can be read again")
 	h.answer(w, "application/json", http.StatusOK, state)
 }
 

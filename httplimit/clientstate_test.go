@@ -122,6 +122,18 @@ func TestClientStateFailures(t *testing.T) {
 	}
 }
 
+// TestClientStateInAnOutage promises that polls of many clients do not flood the log.
+func TestClientStateInAnOutage(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	handler := b.clientState(t, b.down(t), 0, windowed)
+	for range 20 {
+		require.Equal(t, http.StatusServiceUnavailable, askState(t.Context(), handler, http.MethodGet, "alice").Code)
+	}
+	require.Less(t, strings.Count(b.log.String(), "could not be read"), 10)
+	require.Contains(t, b.log.String(), "error_type=")
+}
+
 func TestNewClientState(t *testing.T) {
 	t.Parallel()
 	b := setup(t)

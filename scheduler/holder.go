@@ -27,8 +27,8 @@ type HolderConfig struct {
 	// MaxSnooze costs an update of each waiting job each time. A long one leaves slots unused: of very short jobs,
 	// about one a second runs in each slot by default. Defaults to 2 seconds.
 	MaxSnooze time.Duration
-	// Logger receives errors that no caller gets: a job that lost its slot and continued to its end. Defaults to
-	// slog.Default.
+	// Logger receives errors that no caller gets: a job that lost its slot and continued to its end, at growing intervals
+	// of up to a minute. Defaults to slog.Default.
 	Logger *slog.Logger
 }
 
@@ -44,6 +44,7 @@ const (
 type Holder struct {
 	limiter *ratelimit.Limiter
 	config  HolderConfig
+	lost    telemetry.FailureLog
 }
 
 // NewHolder returns a Holder for the slots of limiter. It sends nothing to the database. Install its Middleware in every
@@ -127,14 +128,15 @@ func isInTheWay(ctx context.Context, err error) bool {
 func (h *Holder) ended(ctx, held context.Context, job *rivertype.JobRow, err error) error {
 	lost := context.Cause(held)
 	if !errors.Is(lost, ratelimit.ErrLeaseLost) {
+		h.lost.Worked(ctx, h.config.Logger, "scheduler: jobs keep their slots again")
 		return err
 	}
 	var snoozed *rivertype.JobSnoozeError
 	var cancelled *rivertype.JobCancelError
 	switch {
 	case err == nil, errors.As(err, &snoozed), errors.As(err, &cancelled):
-		h.config.Logger.WarnContext(ctx, "scheduler: a job lost its slot and went on to its end",
-			slog.Int64("job_id", job.ID), slog.String("error", lost.Error()))
+		h.lost.Failed(ctx, h.config.Logger, slog.LevelWarn, "scheduler: a job lost its slot and went on to its end", lost,
+			slog.Int64("job_id", job.ID))
 		return err
 	}
 	return fmt.Errorf("scheduler: hold: %w: %w", lost, err)

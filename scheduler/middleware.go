@@ -151,7 +151,9 @@ func (s *Scheduler) finish(ctx context.Context, job *rivertype.JobRow, id string
 	end, cancel := context.WithTimeout(context.WithoutCancel(ctx), endTimeout)
 	defer cancel()
 	if err := s.end(end, s.limiter, id, unused); err != nil {
-		s.config.Logger.WarnContext(ctx, "scheduler: a reservation stays open until Maintain finds it",
-			slog.Int64("job_id", job.ID), slog.String("reservation", id), slog.String("error", err.Error()))
+		s.failures.Failed(ctx, s.config.Logger, slog.LevelWarn, "scheduler: a reservation stays open until Maintain finds it", err,
+			slog.Int64("job_id", job.ID), slog.String("reservation", id))
+		return
 	}
+	s.failures.Worked(ctx, s.config.Logger, "scheduler: reservations of jobs end again")
 }

@@ -7,6 +7,8 @@ import (
 	"log/slog"
 	"net/http"
 	"strconv"
+	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -365,6 +367,36 @@ func TestHolderStopsAJobThatLostItsSlot(t *testing.T) {
 			require.Equal(t, end, err)
 			require.Contains(t, h.logged.String(), "a job lost its slot and went on to its end")
 		}
+	})
+}
+
+// TestAnOutageDoesNotFloodTheLog promises that jobs whose reservations cannot end share a line, and that one says when they end again.
+func TestAnOutageDoesNotFloodTheLog(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		logged, db := &logtest.Journal{}, ratelimittest.NewDB()
+		limiter, err := ratelimit.New(db, ratelimit.Config{AsOf: time.Now})
+		require.NoError(t, err)
+		worker := workerOf(t, limiter, scheduler.Config{Cancelled: scheduler.GiveBack, Logger: slog.New(slog.NewTextHandler(logged, nil))})
+		cancel := func(context.Context) error { return river.JobCancel(errUpstream) }
+		jobs := make([]*rivertype.JobRow, 51)
+		for i := range jobs {
+			jobs[i], _ = reservedJob(t, limiter, daily.For("a"))
+		}
+		tx, err := db.Begin(t.Context()) // holds the bucket for longer than an end may take
+		require.NoError(t, err)
+		require.NoError(t, limiter.WithTx(tx).Charge(t.Context(), daily.For("a")))
+		var working sync.WaitGroup
+		for _, job := range jobs[1:] {
+			working.Go(func() { _ = worker.Work(t.Context(), job, cancel) })
+		}
+		working.Wait()
+		require.NoError(t, tx.Rollback(t.Context()))
+		require.Equal(t, 1, strings.Count(logged.String(), "stays open"), logged.String())
+		require.NotContains(t, logged.String(), "end again")
+		time.Sleep(10 * time.Second)
+		require.Error(t, worker.Work(t.Context(), jobs[0], cancel))
+		require.Contains(t, logged.String(), "omitted=49")
 	})
 }
 

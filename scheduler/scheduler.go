@@ -12,6 +12,7 @@ import (
 	"github.com/riverqueue/river/rivertype"
 
 	"github.com/pgratelimit/pgratelimit/internal/guard"
+	"github.com/pgratelimit/pgratelimit/internal/telemetry"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -49,8 +50,8 @@ type Config struct {
 	// job whose reservation is gone, and whose metadata do not say what it cost, reserves what Requests returns. A
 	// nil Requests means that jobs without a reservation run at once.
 	Requests func(job *rivertype.JobRow) ([]ratelimit.Request, error)
-	// Logger receives errors that no caller gets: a reservation that could not be settled after its job had succeeded,
-	// and jobs that ran without the middleware. Defaults to slog.Default.
+	// Logger receives errors that no caller gets: a reservation that could not be settled after its job had succeeded, at growing
+	// intervals of up to a minute, and jobs that ran without the middleware. Defaults to slog.Default.
 	Logger *slog.Logger
 }
 
@@ -87,6 +88,8 @@ type Scheduler struct {
 	limiter *ratelimit.Limiter
 	config  Config
 	key     string // under which a job's metadata holds its reservation's ID
+
+	failures telemetry.FailureLog
 
 	mu    sync.Mutex
 	swept time.Time // up to when Maintain has looked at the jobs that ended

@@ -72,7 +72,8 @@ func (c Config) withDefaults() Config {
 type Observer struct {
 	config       Config
 	calls, rules telemetry.FailureLog
-	version      atomic.Int64 // of the rules that were loaded last
+	warnings     telemetry.FailureLog // of which many may come together
+	version      atomic.Int64         // of the rules that were loaded last
 }
 
 var _ ratelimit.Observer = (*Observer)(nil)
@@ -88,7 +89,7 @@ func (o *Observer) Observe(ctx context.Context, event ratelimit.Event) {
 	case ratelimit.Failed:
 		o.failed(ctx, e)
 	case ratelimit.Mended:
-		o.log(ctx, o.config.Mended, "ratelimit: clock mended", slog.String("limit", e.Limit))
+		o.warn(ctx, "ratelimit: clock mended", slog.String("limit", e.Limit))
 	case ratelimit.Redefined:
 		o.log(ctx, o.config.Mended, "ratelimit: one name, two policies", slog.String("limit", e.Limit),
 			slog.String("before", e.Before.String()), slog.String("policy", e.Policy.String()))
@@ -248,12 +249,20 @@ func (o *Observer) rulesLoaded(ctx context.Context, e ratelimit.RulesLoaded) {
 
 // leased writes what became of a lease. Work whose lease was lost may have run beside others.
 func (o *Observer) leased(ctx context.Context, e ratelimit.Leased) {
-	level := o.config.Detail
-	if e.Lost {
-		level = o.config.Mended
-	}
 	attrs := []slog.Attr{slog.String("result", telemetry.Lease(e)), slog.String("limit", e.Limit), slog.Int("slots", e.Slots)}
-	o.log(ctx, level, "ratelimit: lease", appendSet(attrs, "pending", e.Pending)...)
+	attrs = appendSet(attrs, "pending", e.Pending)
+	if e.Lost {
+		o.warn(ctx, "ratelimit: lease", attrs...)
+		return
+	}
+	o.log(ctx, o.config.Detail, "ratelimit: lease", attrs...)
+}
+
+// warn writes at growing intervals, because an outage or a wrong clock may concern thousands of leases or buckets.
+func (o *Observer) warn(ctx context.Context, message string, attrs ...slog.Attr) {
+	if omitted, isDue := o.warnings.Due(message, ""); isDue {
+		o.log(ctx, o.config.Mended, message, appendOmitted(attrs, omitted)...)
+	}
 }
 
 func (o *Observer) detail(ctx context.Context, event ratelimit.Event) {

@@ -230,6 +230,30 @@ func TestFailuresAreLoggedAtGrowingIntervals(t *testing.T) {
 	})
 }
 
+// TestWarningsComeAtGrowingIntervals promises that an outage with many leases, or a wrong clock with many buckets, does not flood
+// the log.
+func TestWarningsComeAtGrowingIntervals(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		observer, records := log(slog.LevelInfo, sloglimit.Config{})
+		for range 2 {
+			for range 10 {
+				observer.Observe(t.Context(), ratelimit.Leased{Verb: "renew_lease", Limit: "jobs", Slots: 1, Lost: true})
+				observer.Observe(t.Context(), ratelimit.Mended{Limit: "perUser"})
+			}
+			time.Sleep(time.Second)
+		}
+		observer.Observe(t.Context(), allowed("take"))
+		var lines []string
+		for _, record := range records() {
+			lines = append(lines, fmt.Sprint(record["msg"], " ", record["omitted"]))
+		}
+		require.Equal(t, []string{
+			"ratelimit: lease <nil>", "ratelimit: clock mended <nil>", "ratelimit: lease 9", "ratelimit: clock mended 9",
+		}, lines)
+	})
+}
+
 // TestVersionsOfRulesAreLoggedOnce promises a line for each new version of the rules.
 func TestVersionsOfRulesAreLoggedOnce(t *testing.T) {
 	t.Parallel()
