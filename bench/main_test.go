@@ -27,7 +27,7 @@ func TestRun(t *testing.T) {
 	testsize.Long(t, "starts a server for the benchmark")
 	directory := t.TempDir()
 	o := options{
-		quick: true, only: regexp.MustCompile(`^(five-1|disk-1|sliding-64|rules-64|acquire-16|pair-1|reserve-1|hot-tx|curve-hot-(1|16))$`), named: true, contenders: regexp.MustCompile(""),
+		quick: true, only: regexp.MustCompile(`^(five-1|disk-1|sliding-64|rules-64|acquire-16|pair-1|reserve-1|hot-tx|cached-1|curve-hot-(1|16))$`), named: true, contenders: regexp.MustCompile(""),
 		rounds: 2, round: 10 * time.Millisecond, json: filepath.Join(directory, "figures.json"), svg: directory,
 	}
 	var output bytes.Buffer

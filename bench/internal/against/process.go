@@ -96,7 +96,7 @@ func Work(ctx context.Context, s scenario.Scenario, in io.Reader, out io.WriteCl
 	}
 	defer func() { err = errors.Join(err, database.Drop(ctx)) }()
 	runner, err := s.Contenders[0].Way.Open(ctx, contender.Bench{
-		Database: database, Meter: server.NewMeter(postgres, os.Getpid()), Name: "contender0", Callers: s.Callers, Disk: s.Disk,
+		Database: database, Meter: server.NewMeter(postgres, os.Getpid()), Name: "contender0", Callers: s.Callers, Burst: s.Burst, Disk: s.Disk,
 	})
 	if err != nil {
 		return err

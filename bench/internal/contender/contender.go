@@ -33,6 +33,7 @@ type Bench struct {
 	Meter    *server.Meter
 	Name     string // of the contender's limits, unique in the scenario
 	Callers  int
+	Burst    int           // calls between two clock readings; 0 is 1
 	Disk     time.Duration // extra time of each commit's flush
 }
 
@@ -78,7 +79,7 @@ type runner struct {
 
 // open returns a runner on b. prepare completes it.
 func open(b Bench, prepare func(r *runner) error) (Runner, error) {
-	r := &runner{bench: b, group: load.NewGroup(b.Callers)}
+	r := &runner{bench: b, group: load.NewGroup(b.Callers, b.Burst)}
 	r.group.Meter = b.Meter.Seconds
 	if err := prepare(r); err != nil {
 		return nil, errors.Join(err, r.Close())

@@ -14,8 +14,12 @@ type Take struct {
 	Keys   int  // buckets of each limit
 	Limits int  // in one call; 0 is 1
 	Global bool // a call also takes from a limit with one bucket
+	Empty  bool // the buckets are empty, so every call is refused
 	Config ratelimit.Config
 }
+
+// emptyCost is the cost of a call on an empty bucket. It exceeds the tokens that arrive during a run.
+const emptyCost = roomyCapacity / 2
 
 // Open creates the buckets and a Limiter.
 func (w Take) Open(ctx context.Context, b Bench) (Runner, error) {
@@ -30,8 +34,12 @@ func (w Take) Open(ctx context.Context, b Bench) (Runner, error) {
 		}
 		r.call = w.call(limiter, all)
 		r.check = func(ctx context.Context, calls int) (err error) {
+			admitted := float64(calls)
+			if w.Empty {
+				admitted = roomyCapacity * float64(w.Keys) // missing from the start
+			}
 			for _, of := range all {
-				err = errors.Join(err, of.check(ctx, float64(calls)))
+				err = errors.Join(err, of.check(ctx, admitted))
 			}
 			return err
 		}
@@ -50,7 +58,11 @@ func (w Take) fill(ctx context.Context, b Bench) (all []buckets, err error) {
 	}
 	for i, n := range sizes {
 		of := newBuckets(b, fmt.Sprintf("%s:%d", b.Name, i), n)
-		if err := fill(ctx, b, of.limit.Name(), n, of.limit.Capacity(), of.limit.Capacity()); err != nil {
+		tokens := of.limit.Capacity()
+		if w.Empty {
+			tokens = 0
+		}
+		if err := fill(ctx, b, of.limit.Name(), n, tokens, of.limit.Capacity()); err != nil {
 			return nil, err
 		}
 		all = append(all, of)
@@ -60,17 +72,29 @@ func (w Take) fill(ctx context.Context, b Bench) (all []buckets, err error) {
 
 // call returns a call of Take as an application makes it.
 func (w Take) call(limiter *ratelimit.Limiter, all []buckets) load.Call {
+	cost, judge := 1.0, allowed
+	if w.Empty {
+		cost, judge = emptyCost, refused
+	}
 	if len(all) == 1 {
 		of := all[0]
-		return func(ctx context.Context, c *load.Caller) error { return allowed(limiter.Take(ctx, of.any(c))) }
+		return func(ctx context.Context, c *load.Caller) error { return judge(limiter.Take(ctx, of.any(c).Cost(cost))) }
 	}
 	return func(ctx context.Context, c *load.Caller) error {
 		requests := make([]ratelimit.Request, len(all))
 		for i, of := range all {
-			requests[i] = of.any(c)
+			requests[i] = of.any(c).Cost(cost)
 		}
-		return allowed(limiter.Take(ctx, requests...))
+		return judge(limiter.Take(ctx, requests...))
 	}
+}
+
+// refused returns an error unless the decision refuses the call.
+func refused(d ratelimit.Decision, err error) error {
+	if err == nil && d.Allowed {
+		return errors.New("a call on an empty bucket was allowed")
+	}
+	return err
 }
 
 // Reserve calls Reserve on one limit, and then Settle, outside a transaction. One measured call is both.

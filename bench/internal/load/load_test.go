@@ -19,7 +19,7 @@ func TestGroup(t *testing.T) {
 	t.Run("MakesTheCallsAskedForInEachRound", func(t *testing.T) {
 		t.Parallel()
 		var made atomic.Int64
-		group := load.NewGroup(4)
+		group := load.NewGroup(4, 1)
 		for round := range 2 {
 			result, err := group.Run(t.Context(), load.Amount{Calls: 40}, func(context.Context, *load.Caller) error {
 				made.Add(1)
@@ -33,7 +33,7 @@ func TestGroup(t *testing.T) {
 	})
 	t.Run("MetersTheCallsAlone", func(t *testing.T) {
 		t.Parallel()
-		group, now := load.NewGroup(1), 100.0
+		group, now := load.NewGroup(1, 1), 100.0
 		call := func(context.Context, *load.Caller) error { now += 2; return nil }
 		result, err := group.Run(t.Context(), load.Amount{Calls: 3}, call)
 		require.NoError(t, err)
@@ -46,15 +46,16 @@ func TestGroup(t *testing.T) {
 	t.Run("CallsWithoutAnEndUntilTheTimeIsUp", func(t *testing.T) {
 		t.Parallel()
 		const d = 5 * time.Millisecond
-		result, err := load.NewGroup(2).Run(t.Context(), load.Amount{For: d}, func(context.Context, *load.Caller) error { return nil })
+		result, err := load.NewGroup(2, 16).Run(t.Context(), load.Amount{For: d}, func(context.Context, *load.Caller) error { return nil })
 		require.NoError(t, err)
 		require.GreaterOrEqual(t, result.Elapsed, d)
 		require.Positive(t, result.Calls)
+		require.Zero(t, result.Calls%16, "bursts are whole")
 	})
 	t.Run("StopsEveryoneAtTheFirstError", func(t *testing.T) {
 		t.Parallel()
 		broken := errors.New("broken")
-		_, err := load.NewGroup(3).Run(t.Context(), load.Amount{For: time.Hour}, func(ctx context.Context, c *load.Caller) error {
+		_, err := load.NewGroup(3, 1).Run(t.Context(), load.Amount{For: time.Hour}, func(ctx context.Context, c *load.Caller) error {
 			if c.Number == 1 {
 				return broken
 			}

@@ -79,7 +79,7 @@ func (s Scenario) open(ctx context.Context, database *server.Database, on Server
 	for i, c := range s.Contenders {
 		result.Rows = append(result.Rows, Row{Name: c.Name})
 		runner, err := c.Way.Open(ctx, contender.Bench{
-			Database: database, Redis: on.Redis, Meter: on.Meter, Name: fmt.Sprintf("contender%d", i), Callers: s.Callers, Disk: s.Disk,
+			Database: database, Redis: on.Redis, Meter: on.Meter, Name: fmt.Sprintf("contender%d", i), Callers: s.Callers, Burst: s.Burst, Disk: s.Disk,
 		})
 		if errors.Is(err, contender.ErrUnavailable) {
 			result.Rows[i].Missing = err.Error()

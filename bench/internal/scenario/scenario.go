@@ -17,6 +17,8 @@ type Scenario struct {
 	Curve string // the curve that this is a point of; empty: none
 	// Callers is the number of goroutines that call.
 	Callers int
+	// Burst is the number of calls between two clock readings. Defaults to 1.
+	Burst int
 	// Disk is the extra time of each commit's flush, as on a slower disk. Defaults to 0.
 	Disk time.Duration
 	// Compare is the figure of the ratios between the first contender and the others.

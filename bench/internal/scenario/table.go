@@ -39,7 +39,8 @@ const (
 
 // All returns every scenario. A quick run has fewer keys.
 func All(quick bool) []Scenario {
-	scenarios := append(standalone(), transactions()...)
+	scenarios := append(standalone(), refusals()...)
+	scenarios = append(scenarios, transactions()...)
 	scenarios = append(scenarios, fiveLimits()...)
 	scenarios = append(scenarios, pairs()...)
 	scenarios = append(scenarios, reservations()...)
@@ -129,6 +130,36 @@ func kinds() []Scenario {
 			Name: "acquire-16", Title: "Acquire and Release of a slot beside a Take, 20k keys, callers: 16", Callers: 16, Compare: Throughput,
 			Contenders: []Contender{{slots, contender.Acquire{Keys: fewKeys}}, beside},
 			Bars:       []Bar{{Contender: slots, Figure: Trips, AtMost: 3}},
+		},
+	}
+}
+
+func refusals() []Scenario {
+	const refused, allowed, cached = "refused", "allowed", "refused, refusal cache"
+	return []Scenario{
+		{
+			Name: "refused-16", Title: "refused standalone Take without the cache, 100k keys, 16 callers", Callers: 16, Compare: Throughput,
+			Note: "the server itself logs some 50 bytes every 15 s, which is the rest below 0.05 bytes a decision",
+			Contenders: []Contender{
+				{refused, contender.Take{Keys: manyKeys, Empty: true}},
+				{allowed, contender.Take{Keys: manyKeys}},
+			},
+			Bars: []Bar{
+				{Contender: refused, Figure: Throughput, Against: allowed, AtLeast: 2},
+				{Contender: refused, Figure: WAL, AtMost: 0.05},
+			},
+		},
+		{
+			Name: "cached-1", Title: "refused Take answered by the refusal cache, 100 keys, 1 caller", Callers: 1, Burst: 256, Compare: P50,
+			Note: "the allocation is the decision's list of states; the clock is read every 256 calls; each key is looked at again once a second, which are the round trips",
+			Contenders: []Contender{
+				{cached, contender.Take{Keys: 100, Empty: true, Config: ratelimit.Config{RefusalCache: 10_000}}},
+			},
+			Bars: []Bar{
+				{Contender: cached, Figure: P50, AtMost: 300e-9},
+				{Contender: cached, Figure: Allocations, AtMost: 1.1},
+				{Contender: cached, Figure: Trips, AtMost: 0.01},
+			},
 		},
 	}
 }
