@@ -141,5 +141,8 @@ func TestAlerts(t *testing.T) {
 			exists := regexp.MustCompile(m[1] + `\{[^}]*` + regexp.QuoteMeta(m[2]))
 			require.Regexp(t, exists, scraped, "%s never fires: no series has %s", rule.Alert, m[2])
 		}
+		if single := regexp.MustCompile(`increase\((ratelimit_[a-z_]+).*> 0\s*$`).FindStringSubmatch(rule.Expr); single != nil {
+			require.Contains(t, rule.Expr, " unless "+single[1]+" offset ", "%s misses the first event of a series", rule.Alert)
+		}
 	}
 }

@@ -267,7 +267,10 @@ func (l *Limiter) Report(ctx context.Context, request Request, o Outcome) error 
 	if err := l.ready(detached(ctx), verb); err != nil {
 		return err
 	}
-	if err := report(ctx, l, verb, &request, o); err != nil {
+	switch err := report(ctx, l, verb, &request, o); {
+	case err != nil && request.limit == Limit{}:
+		return during(verb, err)
+	case err != nil:
 		return during(fmt.Sprintf("%s %q", verb, request.limit.Name()), err)
 	}
 	return nil

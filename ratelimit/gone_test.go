@@ -9,6 +9,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 )
 
@@ -213,4 +214,31 @@ func TestARefusedWaitNamesItsTurn(t *testing.T) {
 	t.Parallel()
 	d := Decision{At: time.Unix(0, 0), RetryAfter: 77 * time.Millisecond, withinMS: 1000, States: []State{{Limit: Define("mail", PerSecond(1))}}}
 	require.EqualError(t, d.Err(), "ratelimit: limited by mail: retry after 77ms; the context ends before the turn at 1970-01-01T00:00:01.077Z")
+}
+
+// TestPruneReportsItsFailures promises that a Prune that fails is one Failed, also for a program that calls Prune itself.
+func TestPruneReportsItsFailures(t *testing.T) {
+	t.Parallel()
+	pool, err := pgxpool.New(t.Context(), "postgres://nobody@127.0.0.1:1/none?sslmode=disable")
+	require.NoError(t, err)
+	pool.Close()
+	heard := &heardEvents{}
+	limiter, err := New(pool, Config{Observer: heard})
+	require.NoError(t, err)
+	_, err = limiter.Prune(t.Context(), Define("limit", PerMinute(10)))
+	require.Error(t, err)
+	require.Len(t, heard.events, 1)
+	failed, is := heard.events[0].(Failed)
+	require.True(t, is)
+	require.Equal(t, "prune", failed.Verb)
+	require.Equal(t, err, failed.Err)
+}
+
+// TestReportOfTheZeroLimit promises an error that says what is missing.
+func TestReportOfTheZeroLimit(t *testing.T) {
+	t.Parallel()
+	limiter, err := New(&answering{}, Config{})
+	require.NoError(t, err)
+	require.EqualError(t, limiter.Report(t.Context(), Request{}, Outcome{}),
+		"ratelimit: report: invalid limit: the request is for the zero Limit; make limits with Define or NewLimit")
 }

@@ -55,10 +55,7 @@ func maintain(ctx context.Context, l *Limiter, limits []Limit) {
 	if len(limits) == 0 {
 		return
 	}
-	began := l.reports.began()
-	if _, err := l.Prune(ctx, limits...); err != nil {
-		l.reports.failed(ctx, Failed{Verb: "prune", Err: err}, began)
-	}
+	_, _ = l.Prune(ctx, limits...) // so does it
 }
 
 // Expire ends reservations that were neither settled nor cancelled until Config.ExpireAfter after their ReadyAt. They keep
@@ -224,26 +221,34 @@ func (l *Limiter) Prune(ctx context.Context, limits ...Limit) (int64, error) {
 	for _, limit := range limits {
 		named[limit.Name()] = append(named[limit.Name()], limit.terms())
 	}
+	began := l.reports.began()
+	deleted, err := prune(ctx, l, named)
+	if err != nil {
+		err = explained(ctx, l, "prune", err)
+		l.reports.failed(ctx, Failed{Verb: "prune", Err: err}, began)
+		return deleted, err
+	}
+	l.reports.tell(ctx, Pruned{Buckets: int(deleted), Elapsed: l.reports.elapsed(began)})
+	return deleted, nil
+}
+
+// prune deletes the full rows of the named limits, and prices that nobody has reported to for long.
+func prune(ctx context.Context, l *Limiter, named map[string][]bucket.Terms) (deleted int64, err error) {
 	pages, err := prunePages(ctx, l)
 	if err != nil {
-		return 0, explained(ctx, l, "prune", err)
+		return 0, err
 	}
-	began, deleted := l.reports.began(), int64(0)
 	for !pages.IsDone() {
 		n, gotLock, err := pruneNext(ctx, l, pages, named)
 		deleted += n
 		if err != nil {
-			return deleted, explained(ctx, l, "prune", err)
+			return deleted, err
 		}
 		if !gotLock {
 			break
 		}
 	}
-	if err := forgetPrices(ctx, l); err != nil {
-		return deleted, explained(ctx, l, "prune", err)
-	}
-	l.reports.tell(ctx, Pruned{Buckets: int(deleted), Elapsed: l.reports.elapsed(began)})
-	return deleted, nil
+	return deleted, forgetPrices(ctx, l)
 }
 
 // checkPrune returns an error if the Limiter cannot prune the limits.
