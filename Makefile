@@ -21,10 +21,12 @@ RACING := $(addprefix ./internal/,adaptive ahead batch gate guard store turns) .
 	./integration_test
 
 # VERSION=18 runs the tests on Postgres 18 in place of the one on this machine. Tests use the server of a URL, and find installed programs. If
-# there are none, a container serves all of them; compiling the command run takes a minute, once.
+# there are none, run starts one server for all of them, in Docker or from an npm package; compiling it takes a minute, once. Without any
+# server make test leaves out what needs one, and says so.
 INSTALLED = $(RATELIMIT_DATABASE_URL)$(DATABASE_URL)$(RATELIMIT_POSTGRES_BINDIR)$(shell command -v initdb pg_ctl)$(wildcard \
 	/usr/lib/postgresql/*/bin/initdb /usr/pgsql-*/bin/initdb /opt/homebrew/opt/postgresql*/bin/initdb /usr/local/opt/postgresql*/bin/initdb)
-ON = $(if $(VERSION),.ci/postgres $(VERSION),$(if $(INSTALLED),,go run ./ratelimittest/postgres/run))
+RUN := go run ./ratelimittest/postgres/run
+ON = $(if $(VERSION),$(RUN) -version $(VERSION),$(if $(INSTALLED),,$(RUN)))
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test race test-all nightly bench lint fmt tidy vuln release
@@ -36,8 +38,8 @@ demo: ## Guess a password 200 times at once, and sign in, on a Postgres that it 
 	@$(ON) go test -vet=off -count=1 -v -run '^TestLoginAttack$$' ./integration_test/scenario
 
 test: ## Test every promise once, on a Postgres that the tests find or start; VERSION=18 chooses one of 14 to 18
-	@$(ON) $(TEST) -short $(ARGS) $$(go list work | grep -vE '$(READERS)')
-	@$(ON) $(TEST) -short -count=1 $(ARGS) $$(go list work | grep -E '$(READERS)')
+	@$(ON:%/run=%/run -optional) $(TEST) -short $(ARGS) $$(go list work | grep -vE '$(READERS)')
+	@$(ON:%/run=%/run -optional) $(TEST) -short -count=1 $(ARGS) $$(go list work | grep -E '$(READERS)')
 
 race: ## Run the short tests of the Limiter and of what uses it concurrently with the race detector; VERSION=18 chooses a Postgres
 	@$(ON) $(TEST) -short $(RACE) $(ARGS) $(RACING)

@@ -5,7 +5,6 @@ package postgrestest
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -28,15 +27,19 @@ func binPatterns() []string {
 	}
 }
 
-// binDirs returns the directories of this machine with server programs, the one to use first first.
-func binDirs(ctx context.Context, env environment) ([]string, error) {
-	if env.binDir != "" {
+// binDirs returns the directories of this machine with server programs of a version, the one to use first first. Version 0
+// accepts any.
+func binDirs(ctx context.Context, env environment, version int) ([]string, error) {
+	if env.binDir != "" && version == 0 {
 		if err := checkBinDir(env.binDir); err != nil {
 			return nil, fmt.Errorf("RATELIMIT_POSTGRES_BINDIR: %w", err)
 		}
 		return []string{env.binDir}, nil
 	}
 	var candidates []string
+	if env.binDir != "" {
+		candidates = append(candidates, env.binDir)
+	}
 	if output, err := exec.CommandContext(ctx, "pg_config", "--bindir").Output(); err == nil {
 		candidates = append(candidates, strings.TrimSpace(string(output)))
 	}
@@ -48,11 +51,28 @@ func binDirs(ctx context.Context, env environment) ([]string, error) {
 			candidates = append(candidates, filepath.Dir(path))
 		}
 	}
-	dirs := usable(candidates)
+	dirs, programs := usable(candidates), "server programs"
+	if version != 0 {
+		programs = fmt.Sprintf("server programs of version %d", version)
+		dirs = slices.DeleteFunc(dirs, func(dir string) bool { return programVersion(ctx, dir) != version })
+	}
 	if len(dirs) == 0 {
-		return nil, errors.New("no server programs where pg_config says, in PATH, or in " + strings.Join(binPatterns(), ", "))
+		return nil, fmt.Errorf("no %s where pg_config says, in PATH, or in %s", programs, strings.Join(binPatterns(), ", "))
 	}
 	return dirs, nil
+}
+
+// programVersion returns the major version of the server programs in dir, 0 when they don't say.
+func programVersion(ctx context.Context, dir string) int {
+	output, err := exec.CommandContext(ctx, filepath.Join(dir, "postgres"), "--version").Output()
+	if err != nil {
+		return 0
+	}
+	version, err := strconv.Atoi(number.FindString(string(output))) // "postgres (PostgreSQL) 15.18 (Debian 15.18-0+deb12u1)"
+	if err != nil {
+		return 0
+	}
+	return version
 }
 
 // usable returns the candidates that hold a server's programs, each once.

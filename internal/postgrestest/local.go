@@ -31,7 +31,7 @@ type cluster struct {
 
 // startLocal starts a server with programs of this machine.
 func startLocal(ctx context.Context, opts Options, env environment) (*Server, error) {
-	dirs, err := binDirs(ctx, env)
+	dirs, err := binDirs(ctx, env, opts.Version)
 	if err != nil {
 		return nil, err
 	}
@@ -96,7 +96,7 @@ func newCluster(ctx context.Context, binDir string, opts Options) (*cluster, err
 // server returns the cluster that runs. The URL has a password, which the server does not ask for, so that tests notice a program that
 // shows it.
 func (c *cluster) server(ctx context.Context) (*Server, error) {
-	server := &Server{host: c, url: (&url.URL{
+	server := &Server{host: c, binDir: c.binDir, url: (&url.URL{
 		Scheme:   "postgres",
 		User:     url.UserPassword("postgres", randomName()),
 		Host:     net.JoinHostPort("127.0.0.1", strconv.Itoa(c.port)),

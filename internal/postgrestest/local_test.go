@@ -63,11 +63,28 @@ func TestBinDirs(t *testing.T) {
 	require.Equal(t, []string{complete}, usable([]string{clientOnly, complete, "/nowhere", complete}))
 }
 
+// A version that is asked for is found by what the programs say, also beside programs of another version that a variable names.
+func TestBinDirsOfAVersion(t *testing.T) {
+	t.Parallel()
+	env := environment{binDir: t.TempDir()}
+	for _, program := range []string{"initdb", "pg_ctl", "postgres"} {
+		script := "#!/bin/sh\necho 'postgres (PostgreSQL) 99.2 (Debian 99.2-1)'\n"
+		require.NoError(t, os.WriteFile(filepath.Join(env.binDir, program), []byte(script), 0o700))
+	}
+	dirs, err := binDirs(t.Context(), env, 99)
+	require.NoError(t, err)
+	require.Equal(t, []string{env.binDir}, dirs)
+	_, err = binDirs(t.Context(), env, 2)
+	require.ErrorContains(t, err, "no server programs of version 2 where pg_config says")
+	_, err = start(t.Context(), Options{Version: 2}, env)
+	require.ErrorIs(t, err, ErrNoServer, "other ways can have this version")
+}
+
 // needsLocal ends a test of the server's programs if there are none.
 func needsLocal(t *testing.T) environment {
 	t.Helper()
 	env := environmentFrom(os.Getenv)
-	if _, err := binDirs(t.Context(), env); err != nil {
+	if _, err := binDirs(t.Context(), env, 0); err != nil {
 		giveUp(t, noServer(env, err), os.Getenv("CI") != "")
 	}
 	return env

@@ -29,8 +29,11 @@ type Options struct {
 	// even if there is a tmpfs.
 	Settings map[string]string
 
-	// Own starts a new server for the caller alone, even if a URL names one. Settings, Env and DiskBytes
-	// imply it.
+	// Version is the major version of the server that is started, for example 17; 0 accepts any.
+	Version int
+
+	// Own starts a new server for the caller alone, even if a URL names one. Version, Settings, Env and
+	// DiskBytes imply it.
 	Own bool
 
 	// Env are variables, as NAME=value, that the server's processes have in addition to the environment of this process. The server
@@ -43,7 +46,7 @@ type Options struct {
 	DiskBytes int64
 }
 
-func (o Options) own() bool { return o.Own || len(o.Settings) > 0 || o.here() }
+func (o Options) own() bool { return o.Own || o.Version > 0 || len(o.Settings) > 0 || o.here() }
 
 // here reports whether the server must run from programs of this machine.
 func (o Options) here() bool { return len(o.Env) > 0 || o.DiskBytes > 0 }
@@ -81,6 +84,7 @@ const (
 type Server struct {
 	url    string
 	origin string
+	binDir string
 	host   host
 
 	hasCitus bool // whether the tables of templates are distributed
@@ -96,10 +100,18 @@ type host interface {
 	remove(ctx context.Context) error
 }
 
-// Start finds a server or starts one, in the order of the package documentation. If there is none, it returns an error that is
-// ErrNoServer. The error lists the attempts, why each failed, and how to get a server.
+// Start finds a server or starts one, in the order of the package documentation. If there is none, it returns a NoServerError. If
+// NoneVariable is set, it returns another ErrNoServer at once.
 func Start(ctx context.Context, opts Options) (*Server, error) {
 	return start(ctx, opts, environmentFrom(os.Getenv))
+}
+
+// StartFrom starts a server with the programs in a directory.
+func StartFrom(ctx context.Context, binDir string) (*Server, error) {
+	if err := checkBinDir(binDir); err != nil {
+		return nil, err
+	}
+	return startCluster(ctx, binDir, Options{})
 }
 
 // StartedAt returns the server at url, a superuser's, that the caller has started. Close calls stop. The server cannot be restarted.
@@ -122,6 +134,10 @@ func (e elsewhere) remove(ctx context.Context) error   { return e.remover(ctx) }
 // URL returns a connection string: the URL that named the server or, for a server that this package started, the URL of the
 // database "postgres" as a superuser.
 func (s *Server) URL() string { return s.url }
+
+// BinDir returns the directory of the programs that the server was started with. It is empty for a server that this package
+// did not start.
+func (s *Server) BinDir() string { return s.binDir }
 
 // String returns the version of the server and its place, in one line.
 func (s *Server) String() string { return s.origin }

@@ -59,9 +59,6 @@ func (c *checker) check(args []string) {
 	for len(args) > 0 && regexp.MustCompile(`^[A-Z_]+=`).MatchString(args[0]) {
 		args = args[1:]
 	}
-	if len(args) > 2 && args[0] == ".ci/postgres" {
-		args = args[2:]
-	}
 	if len(args) < 2 {
 		return
 	}

@@ -1,59 +1,145 @@
 // Command run runs a command with a Postgres server:
 //
-//	go run github.com/pgratelimit/pgratelimit/ratelimittest/postgres/run go test ./...
+//	go run github.com/pgratelimit/pgratelimit/ratelimittest/postgres/run [-version 18] [-optional] COMMAND [ARGUMENT]...
 //
-// It finds a server, or starts one, in the order of package postgres, and sets RATELIMIT_DATABASE_URL to its URL. When the command ends, run
-// stops a server that it started, and exits with the status of the command.
+// It finds a server, or starts one, in the order of package postgres, and sets RATELIMIT_DATABASE_URL to its URL. If it started
+// the server from programs, it sets RATELIMIT_POSTGRES_BINDIR to their directory, for tests that start a server of their own. When
+// the command ends, run stops a server that it started, and exits with the status of the command.
+//
+// -version is the major version, 14 to 18. Then run always starts a server, from installed programs of that version, from the npm
+// package, or in a container.
+//
+// With -optional, the command also runs if there is no server. Tests that need one are skipped, and in the end run lists their
+// packages. -optional has no effect if the variable CI is set, or with -version.
 package main
 
 import (
+	"bytes"
 	"context"
 	"errors"
+	"flag"
 	"fmt"
+	"io"
+	"maps"
 	"os"
 	"os/exec"
 	"os/signal"
+	"slices"
+	"strings"
 	"syscall"
 
+	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
 	"github.com/pgratelimit/pgratelimit/ratelimittest/postgres/internal/server"
 )
 
 func main() {
-	if len(os.Args) < 2 {
-		fmt.Fprintln(os.Stderr, "usage: run COMMAND [ARGUMENT]...")
+	r := runner{start: server.Start, out: os.Stderr}
+	flag.Usage = func() {
+		fmt.Fprintln(os.Stderr, "usage: run [FLAG]... COMMAND [ARGUMENT]...")
+		flag.PrintDefaults()
+	}
+	flag.IntVar(&r.version, "version", 0, "start a server of this major version, 14 to 18")
+	flag.BoolVar(&r.optional, "optional", false, "without a server, skip tests that need one and list their packages; not if CI is set")
+	flag.Parse()
+	r.optional = r.optional && r.version == 0 && os.Getenv("CI") == ""
+	if flag.NArg() == 0 {
+		flag.Usage()
 		os.Exit(2)
 	}
-	status, err := run(os.Args[1], os.Args[2:])
+	if r.version != 0 && (r.version < server.Oldest || r.version > server.Newest) {
+		fmt.Fprintf(os.Stderr, "run: there is no version %d: write -version %d to %d\n", r.version, server.Oldest, server.Newest)
+		os.Exit(2)
+	}
+	status, err := r.run(flag.Args())
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "run:", err)
 	}
 	os.Exit(status)
 }
 
+type runner struct {
+	start    func(ctx context.Context, version int) (*postgrestest.Server, error)
+	version  int
+	optional bool
+	out      io.Writer // for its own lines
+}
+
 // run returns the status of the command, or 1 with an error of its own.
-func run(name string, args []string) (status int, err error) {
+func (r runner) run(command []string) (status int, err error) {
 	signals := make(chan os.Signal, 1)
 	signal.Notify(signals, os.Interrupt, syscall.SIGTERM)
-	started, err := server.Start(context.Background())
-	if err != nil {
+	defer signal.Stop(signals)
+	started, err := r.start(context.Background(), r.version)
+	switch {
+	case errors.Is(err, postgrestest.ErrNoServer) && r.optional:
+		return r.runWithout(err, command, signals)
+	case err != nil:
 		return 1, err
 	}
 	defer func() { err = errors.Join(err, started.Close()) }()
-	fmt.Fprintf(os.Stderr, "== %s\n", started)
-	command := exec.CommandContext(context.Background(), name, args...)
-	command.Stdin, command.Stdout, command.Stderr = os.Stdin, os.Stdout, os.Stderr
-	command.Env = append(os.Environ(), "RATELIMIT_DATABASE_URL="+started.URL())
-	if err := command.Start(); err != nil {
+	fmt.Fprintf(r.out, "== %s\n", started)
+	env := append(os.Environ(), "RATELIMIT_DATABASE_URL="+started.URL())
+	if binDir := started.BinDir(); binDir != "" || r.version != 0 { // an inherited one can have another version
+		env = append(env, "RATELIMIT_POSTGRES_BINDIR="+binDir)
+	}
+	return execute(command, env, signals)
+}
+
+// runWithout runs the command without a server, and prints which tests were left out.
+func (r runner) runWithout(none error, command []string, signals <-chan os.Signal) (status int, err error) {
+	file, err := os.CreateTemp("", "left-out-")
+	if err != nil {
+		return 1, err
+	}
+	defer func() { err = errors.Join(err, os.Remove(file.Name())) }()
+	if err := file.Close(); err != nil {
+		return 1, err
+	}
+	fmt.Fprintf(r.out, "%v\n\n== There is no Postgres, so tests that need one are left out.\n", none)
+	status, err = execute(command, append(os.Environ(), postgrestest.NoneVariable+"="+file.Name()), signals)
+	if err != nil {
+		return status, err
+	}
+	lines, err := os.ReadFile(file.Name())
+	if err != nil {
+		return 1, err
+	}
+	fmt.Fprint(r.out, leftOut(lines))
+	return status, nil
+}
+
+// leftOut says which tests were left out, in lines with the package and the test.
+func leftOut(lines []byte) string {
+	packages, tests := map[string]int{}, 0
+	for line := range bytes.Lines(lines) {
+		name, _, _ := strings.Cut(string(line), " ")
+		packages[name]++
+		tests++
+	}
+	var text strings.Builder
+	fmt.Fprintf(&text, "== Left out, because there is no Postgres: %d tests, in %d packages\n", tests, len(packages))
+	for _, name := range slices.Sorted(maps.Keys(packages)) {
+		fmt.Fprintf(&text, "%5d  %s\n", packages[name], name)
+	}
+	return text.String()
+}
+
+// execute runs a command to its end, and passes signals on to it.
+func execute(command, env []string, signals <-chan os.Signal) (status int, err error) {
+	cmd := exec.CommandContext(context.Background(), command[0], command[1:]...)
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
+	cmd.Env = env
+	if err := cmd.Start(); err != nil {
 		return 1, err
 	}
 	go func() {
 		for received := range signals {
 			if received != os.Interrupt { // a terminal sends an interrupt to the command itself
-				_ = command.Process.Signal(received) // it may have ended
+				_ = cmd.Process.Signal(received) // it may have ended
 			}
 		}
 	}()
-	err = command.Wait()
+	err = cmd.Wait()
 	if exited, ok := errors.AsType[*exec.ExitError](err); ok {
 		return max(exited.ExitCode(), 1), nil
 	}

@@ -21,8 +21,8 @@ const (
 	startTimeout = 5 * time.Minute // an image may have to be pulled
 )
 
-// startContainer starts a server of an image in a container.
-func startContainer(ctx context.Context, image string) (_ *postgrestest.Server, err error) {
+// StartContainer starts a server of an image in a container.
+func StartContainer(ctx context.Context, image string) (_ *postgrestest.Server, err error) {
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
 	defer func() {
