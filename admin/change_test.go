@@ -123,6 +123,37 @@ func TestChanges(t *testing.T) {
 			}
 			require.Equal(f, 6, strings.Count(page, "Ana &lt;ana@example.com&gt;")-1, "each entry and the head of the page")
 		},
+		"OverrideIsPreviewed": func(f *fixture) {
+			f.Put(f, rules.Rule{Limit: "messages", Plan: "pro", Policy: ratelimit.TokenBucket{Rate: 600, Period: time.Minute, Capacity: 1000}})
+			next := func(limit, key string, fields ...string) string {
+				return f.page("preview-override", append([]string{"limit", limit, "key", key}, fields...)...)
+			}
+			// The definition in the code is known, so that the outlook of its key is, too.
+			f.Take(f, trials.For("ada").Cost(400))
+			page := next("free-trials", "ada", "says", "multiplier", "multiplier", "3", "for", "1d")
+			require.Contains(f, page, "<strong>a key with 100 of 500 left will have 1100 of 1500, until the window ends, within 1h</strong>")
+			require.Contains(f, page, `<td class="before">500 per hour (fixed window)</td><td class="after">1500 per hour (fixed window)</td>`)
+			require.Contains(f, page, "<strong>3 times, until 2")
+			require.Contains(f, page, `<input type="hidden" name="multiplier" value="3">`)
+			page = next("messages", "bob", "says", "on_plan", "on_plan", "pro")
+			require.Contains(f, page, "a key with 100 of 100 left will have 1000 of 1000</strong>")
+			page = next("messages", "bob", "plan", "pro", "says", "policy", "rate", "7", "period", "1h")
+			require.Contains(f, page, "a key with 1000 of 1000 left will have 7 of 7</strong>")
+			require.Contains(f, next("messages", "bob", "says", "multiplier"), "Multiplier is no number above 0")
+			require.Contains(f, next("messages", "bob", "says", "multiplier", "multiplier", "1e9"), "; use one from 1e-06 to")
+
+			// The policy is in code that the page does not know.
+			f.Take(f, admintest.RequestOf(f, "unlisted"))
+			page = next("unlisted", "ada", "says", "multiplier", "multiplier", "2")
+			require.Contains(f, page, "what a key will have depends on its plan or on the code, which the tables do not have")
+			require.Contains(f, page, `<td class="after">not known</td>`)
+
+			list, err := f.Store.List(f.Context(), rules.ListQuery{})
+			require.NoError(f, err)
+			require.Empty(f, list.Overrides, "a preview changes nothing")
+			f.who.MayChange = false
+			require.NotContains(f, next("messages", "bob", "says", "multiplier", "multiplier", "2"), `action="override"`)
+		},
 		"ReservationIsCancelled": func(f *fixture) {
 			r, err := f.Limiter.Reserve(f.Context(), tokens.For("acme").Cost(50_000))
 			require.NoError(f, err)

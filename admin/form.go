@@ -100,6 +100,28 @@ func (f form) rule() (rules.Rule, error) {
 	}, err
 }
 
+// override returns the override that a form says, and after how long it ends; 0: never.
+func (f form) override() (o rules.Override, span time.Duration, err error) {
+	o.Limit, o.Key = url.Values(f).Get("limit"), url.Values(f).Get("key")
+	if span, err = f.duration("for"); err != nil {
+		return o, 0, err
+	}
+	switch f.text("says") {
+	case "multiplier":
+		o.Multiplier, err = f.positive("multiplier")
+	case "on_plan":
+		if o.OnPlan = f.text("on_plan"); o.OnPlan == "" {
+			err = wrong("The override has no plan. Write the name of a plan with a rule.")
+		}
+	case "policy":
+		o.Policy, err = f.policy()
+		o.Mode = ratelimit.Mode(f.text("mode"))
+	default:
+		err = wrong("The override is empty. Choose a multiple, a plan, or a policy of its own.")
+	}
+	return o, span, err
+}
+
 // edit returns who makes a change, why, and from when it holds.
 func (v *visit) edit() (rules.Edit, error) {
 	from, err := v.form().instant("from")

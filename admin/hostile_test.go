@@ -65,6 +65,7 @@ func TestHostileKeysAreText(t *testing.T) {
 		f.isHarmless(f.get(admintest.Address("history", "limit", key[:min(len(key), 64)], "of", key)))
 		f.isHarmless(f.get(admintest.Address("rule", "limit", key[:min(len(key), 64)], "plan", key[:min(len(key), 64)])))
 		f.isHarmless(f.get(admintest.Address("preview", "limit", "messages", "plan", "", "rate", key, "description", key, key, key)))
+		f.isHarmless(f.get(admintest.Address("preview-override", "limit", "messages", "key", key, "says", "on_plan", "on_plan", key, "rate", key)))
 		require.NotContains(t, f.log.String(), key)
 	}
 }

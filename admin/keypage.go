@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"net/http"
+	"net/url"
 	"time"
 
 	"github.com/pgratelimit/pgratelimit/internal/inspect"
@@ -31,6 +32,10 @@ type keyBody struct {
 	// Older is the version before which the history goes on; 0: this is all.
 	Older int64
 	Now   time.Time
+	// Form is what the form of an override says, Problem what is wrong with it, and Next what the override would do.
+	Form    url.Values
+	Problem string
+	Next    *nextPolicy
 }
 
 // keyState is a bucket, and what its page computes from it.
@@ -75,9 +80,12 @@ func (v *visit) find() {
 }
 
 // key shows one bucket.
-func (v *visit) key() {
+func (v *visit) key() { v.keyPage(nil) }
+
+// keyPage shows the page of a bucket, with what an override would do if fields are those of its form.
+func (v *visit) keyPage(fields url.Values) {
 	query := v.r.URL.Query()
-	body := keyBody{Limit: query.Get("limit"), Key: query.Get("key"), Plan: query.Get("plan")}
+	body := keyBody{Limit: query.Get("limit"), Key: query.Get("key"), Plan: query.Get("plan"), Form: fields}
 	if body.Limit == "" || !query.Has("key") {
 		v.say(http.StatusNotFound, "The address names no bucket. Go back to the list of limits, and choose one.")
 		return
@@ -114,6 +122,9 @@ func (v *visit) key() {
 	body.History = v.entries(g, rules.HistoryQuery{Limit: body.Limit, Key: &body.Key, Most: mostWaiting})
 	g.wait()
 	body.Older = older(body.History, mostWaiting)
+	if fields != nil {
+		v.foresee(&body, limit)
+	}
 	g.show("key.html", page{Title: "A bucket of " + body.Limit, Here: "limits", Body: body})
 }
 

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"strconv"
 
-	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/rules"
 )
 
@@ -69,11 +68,7 @@ func (v *visit) resume(ctx context.Context) (done, error) {
 
 // override gives a key a policy of its own.
 func (v *visit) override(ctx context.Context) (done, error) {
-	o := rules.Override{Limit: v.r.PostForm.Get("limit"), Key: v.r.PostForm.Get("key")}
-	span, err := v.form().duration("for")
-	if err == nil {
-		err = v.fillOverride(&o)
-	}
+	o, span, err := v.form().override()
 	if !v.r.PostForm.Has("key") { // the bucket that all share has an empty key
 		err = errNoKey
 	}
@@ -92,24 +87,6 @@ func (v *visit) override(ctx context.Context) (done, error) {
 	}
 	_, err = v.store.Override(ctx, edit, o)
 	return v.bucketPage("override"), err
-}
-
-// fillOverride reads which of the three things the override says.
-func (v *visit) fillOverride(o *rules.Override) (err error) {
-	switch v.form().text("says") {
-	case "multiplier":
-		o.Multiplier, err = v.form().positive("multiplier")
-	case "on_plan":
-		if o.OnPlan = v.form().text("on_plan"); o.OnPlan == "" {
-			err = wrong("The override has no plan. Write the name of a plan with a rule.")
-		}
-	case "policy":
-		o.Policy, err = v.form().policy()
-		o.Mode = ratelimit.Mode(v.form().text("mode"))
-	default:
-		err = wrong("The override is empty. Choose a multiple, a plan, or a policy of its own.")
-	}
-	return err
 }
 
 // removeOverride ends the override of a key.

@@ -103,7 +103,7 @@ func (c *Changes) validateOverrides() error {
 	seen := make(map[Bucket]bool)
 	for i := range c.Override {
 		o := &c.Override[i]
-		if err := o.validate(); err != nil {
+		if err := o.Validate(); err != nil {
 			return err
 		}
 		if err := once(seen, Bucket{o.Limit, o.Key}); err != nil {

@@ -181,7 +181,7 @@ func (d *Document) read(root *yaml.Node) error {
 		case "tiers":
 			d.Tiers.Tiers, err = listOf(value, name.Value, func(t *Tier) (any, error) { return nil, t.check() })
 		case "overrides":
-			d.Overrides, err = listOf(value, name.Value, func(o *Override) (any, error) { return Bucket{o.Limit, o.Key}, o.validate() })
+			d.Overrides, err = listOf(value, name.Value, func(o *Override) (any, error) { return Bucket{o.Limit, o.Key}, o.Validate() })
 		default:
 			err = fmt.Errorf("line %d: there is no field %.40q; there are match, rules, tiers, overrides", name.Line, name.Value)
 		}

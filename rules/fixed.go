@@ -20,7 +20,7 @@ func SetOf(file Document) (*Set, error) {
 		}
 	}
 	for i := range file.Overrides {
-		if err := file.Overrides[i].validate(); err != nil {
+		if err := file.Overrides[i].Validate(); err != nil {
 			return nil, err
 		}
 		if err := add(rowOfOverride(file.Overrides[i])); err != nil {

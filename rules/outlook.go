@@ -4,17 +4,20 @@ import (
 	"context"
 	"fmt"
 	"math"
+	"strings"
 	"time"
 
 	"github.com/pgratelimit/pgratelimit/internal/words"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// Outlook says, for people, what a change of policy at an instant leaves in a bucket that is used up, and in one that is half full, and
-// until when. It is empty if the policies have the same quota, if one of them is nil or invalid, and for concurrency, whose slots stay held.
-func Outlook(before, after ratelimit.Policy, change ratelimit.OnChange, at time.Time) string {
+// Outlook says, for people, what a change of policy at an instant leaves in a bucket, and until when: in one with so many tokens left,
+// or by default in one that is used up and in one that is half full. If a policy is nil, because no rule is known that decides, it says
+// what the answer depends on. It is empty if the policies have the same quota, if one is invalid, and for concurrency, whose slots stay
+// held.
+func Outlook(before, after ratelimit.Policy, change ratelimit.OnChange, at time.Time, left ...float64) string {
 	if before == nil || after == nil {
-		return ""
+		return "what a key will have depends on its plan or on the code, which the tables do not have"
 	}
 	was, known := numbersOf(before)
 	is, valid := numbersOf(after)
@@ -22,26 +25,38 @@ func Outlook(before, after ratelimit.Policy, change ratelimit.OnChange, at time.
 	if !known || !valid || slots || was.Most == is.Most && was.Kind == is.Kind && change != ratelimit.ResetTokens {
 		return ""
 	}
-	none, ok := leftAfter(before, after, change, at, was.Most)
-	half, ok2 := leftAfter(before, after, change, at, was.Most/2)
-	if !ok || !ok2 {
-		return ""
+	if len(left) == 0 {
+		left = []float64{0, was.Most / 2}
 	}
-	return fmt.Sprintf("a key with 0 of %s left will have %s of %s, and one with %s left will have %s%s",
-		thousandths(was.Most), thousandths(none.Remaining), thousandths(is.Most), thousandths(was.Most/2), thousandths(half.Remaining), until(&is, none, at))
+	var text strings.Builder
+	end := ""
+	for i, tokens := range left {
+		state, ok := leftAfter(before, after, change, at, was.Most-tokens)
+		switch {
+		case !ok:
+			return ""
+		case i == 0:
+			fmt.Fprintf(&text, "a key with %s of %s left will have %s of %s",
+				thousandths(tokens), thousandths(was.Most), thousandths(state.Remaining), thousandths(is.Most))
+			end = until(&is, state, at)
+		default:
+			fmt.Fprintf(&text, ", and one with %s left will have %s", thousandths(tokens), thousandths(state.Remaining))
+		}
+	}
+	return text.String() + end
 }
 
 // thousandths returns tokens for people, rounded down.
 func thousandths(tokens float64) string { return words.Number(math.Floor(tokens*1000) / 1000) }
 
 // until says until when tokens that were left are all that there is.
-func until(n *ratelimit.Numbers, none ratelimit.State, at time.Time) string {
-	if none.ResetAfter == 0 { // both are full
+func until(n *ratelimit.Numbers, left ratelimit.State, at time.Time) string {
+	if left.ResetAfter == 0 { // it is full
 		return ""
 	}
 	switch n.Kind {
 	case ratelimit.KindCalendarWindow:
-		return ", until " + second(at.Add(none.ResetAfter))
+		return ", until " + second(at.Add(left.ResetAfter))
 	case ratelimit.KindFixedWindow:
 		return ", until the window ends, within " + words.Span(n.Period)
 	case ratelimit.KindSlidingWindow:

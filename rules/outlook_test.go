@@ -39,10 +39,14 @@ func TestOutlookSaysWhatAChangeLeaves(t *testing.T) {
 		"AnotherKind":    {bucket(1000), calendar(10_000), "", "a key with 0 of 1000 left will have 9000 of 10000, and one with 500 left will have 9500, until 2026-12-01 00:00:00Z"},
 		"TheSame":        {calendar(1000), calendar(1000), "", ""},
 		"Slots":          {ratelimit.Concurrency{Most: 5}, ratelimit.Concurrency{Most: 10}, "", ""},
-		"NoneIsKnown":    {nil, calendar(1000), "", ""},
+		"NoneIsKnown":    {nil, calendar(1000), "", "what a key will have depends on its plan or on the code, which the tables do not have"},
 		"Invalid":        {calendar(-1), calendar(1000), "", ""},
 		"InvalidChanges": {calendar(1), calendar(1000), "half", ""},
 	} {
 		require.Equal(t, test.want, rules.Outlook(test.before, test.after, test.change, at), name)
 	}
+	require.Equal(t, "a key with 12.5 of 1000 left will have 9012.5 of 10000, until 2026-12-01 00:00:00Z",
+		rules.Outlook(calendar(1000), calendar(10_000), "", at, 12.5))
+	require.Equal(t, "a key with 60 of 60 left will have 600 of 600", rules.Outlook(bucket(60), bucket(600), ratelimit.CarryUsage, at, 60))
+	require.Empty(t, rules.Outlook(bucket(60), bucket(600), "", at, -1), "a debt cannot be simulated")
 }

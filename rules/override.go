@@ -37,7 +37,23 @@ type Override struct {
 	Until time.Time
 }
 
-func (o *Override) validate() error {
+// PolicyOn returns the policy of a key on a plan under the override, and nil if it is not known. ofPlan returns the policy of a plan
+// without overrides, or nil.
+func (o *Override) PolicyOn(plan string, ofPlan func(plan string) ratelimit.Policy) ratelimit.Policy {
+	switch {
+	case o.Policy != nil:
+		return o.Policy
+	case o.OnPlan != "":
+		return ofPlan(o.OnPlan)
+	}
+	if base := ofPlan(plan); base != nil {
+		return ratelimit.Scale(base, o.Multiplier)
+	}
+	return nil
+}
+
+// Validate returns an error that wraps ErrInvalid, and names the field, if Store.Override would reject the override.
+func (o *Override) Validate() error {
 	if err := o.check(); err != nil {
 		return invalid("override of a key of %.80q: %w", o.Limit, err)
 	}

@@ -94,7 +94,7 @@ func (r *row) override() (Override, error) {
 	if r.until != nil {
 		o.Until = timeOf(r.until)
 	}
-	return o, o.validate()
+	return o, o.Validate()
 }
 
 // pause returns the pause that the row states.

@@ -43,6 +43,12 @@ func TestPagesOnAPhone(t *testing.T) {
 func (b *tab) send(t *testing.T, page, action string, fields map[string]string) {
 	t.Helper()
 	b.open(t, page)
+	b.press(t, action, fields, `[role=status]`)
+}
+
+// press fills in the form of the open page that sends to an action, presses its button, and waits for an element.
+func (b *tab) press(t *testing.T, action string, fields map[string]string, result string) {
+	t.Helper()
 	play[bool](t, b, unfold+`return true;`)
 	form := fmt.Sprintf(`form[action="%s"]`, action)
 	for name, value := range fields {
@@ -53,7 +59,7 @@ func (b *tab) send(t *testing.T, page, action string, fields map[string]string) 
 		}
 		require.NoError(t, chromedp.Do(b.ctx, chromedp.SetValue(field, value)))
 	}
-	require.NoError(t, chromedp.Do(b.ctx, chromedp.Click(form+` button`), chromedp.WaitVisible(`[role=status]`)))
+	require.NoError(t, chromedp.Do(b.ctx, chromedp.Click(form+` button`), chromedp.WaitVisible(result)))
 }
 
 // TestEachChangeByItsButton fills in every form that changes something, on a phone, and presses its button. What a form changes is tested
@@ -75,15 +81,21 @@ func TestEachChangeByItsButton(t *testing.T) {
 		{bucket, "reset", map[string]string{"plan": "pro"}},
 		{bucket, "pause", map[string]string{"for": "2d", "reason": "a leak"}},
 		{bucket, "resume", map[string]string{"reason": "it is over"}},
-		{bucket, "override", map[string]string{"says": "multiplier", "multiplier": "3", "reason": "a launch"}},
-		{bucket, "override", map[string]string{"says": "on_plan", "on_plan": "pro", "reason": "a launch"}},
-		{bucket, "override", map[string]string{"says": "policy", "rate": "1,500", "period": "1h", "reason": "a launch"}},
+		{bucket, "override", map[string]string{"says": "multiplier", "multiplier": "3"}},
+		{bucket, "override", map[string]string{"says": "on_plan", "on_plan": "pro"}},
+		{bucket, "override", map[string]string{"says": "policy", "rate": "1,500", "period": "1h"}},
 		{bucket, "remove-override", map[string]string{"reason": "it is over"}},
 		{admintest.Address("reservation", "id", r.ID), "cancel", nil},
 		{limit, "pause", map[string]string{"reason": "an attack"}},
 		{limit, "resume", map[string]string{"reason": "it is over"}},
 	} {
-		b.send(t, c.page, c.action, c.fields)
+		if c.action != "override" {
+			b.send(t, c.page, c.action, c.fields)
+			continue
+		}
+		b.open(t, c.page)
+		b.press(t, "preview-override", c.fields, `form[action="override"]`)
+		b.press(t, "override", map[string]string{"reason": "a launch"}, `[role=status]`)
 	}
 	b.open(t, admintest.Address("rule", "limit", "messages", "plan", ""))
 	require.NoError(t, chromedp.Do(b.ctx,

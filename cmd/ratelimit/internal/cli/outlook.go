@@ -29,7 +29,13 @@ func (d *difference) look(stored []rules.Statement, file []rules.Rule, at time.T
 	}
 	for i := range d.views {
 		c := &d.views[i]
-		c.Outlook = rules.Outlook(before.under(c, c.Old), after.under(c, c.New), onChangeOf(c.New, c.Old), at)
+		was, is := before.under(c, c.Old), after.under(c, c.New)
+		switch {
+		case was != nil && is != nil:
+			c.Outlook = rules.Outlook(was, is, onChangeOf(c.New, c.Old), at)
+		case c.Of == rules.OfOverride:
+			d.unknown++
+		}
 	}
 }
 
@@ -66,15 +72,7 @@ func (p policies) under(c *changeView, says fmt.Stringer) ratelimit.Policy {
 	case *rules.Rule:
 		return says.Policy
 	case *rules.Override:
-		switch base := p.of(c.Limit, ""); {
-		case says.Policy != nil:
-			return says.Policy
-		case says.OnPlan != "":
-			return p.of(c.Limit, says.OnPlan)
-		case base != nil:
-			return ratelimit.Scale(base, says.Multiplier)
-		}
-		return nil
+		return says.PolicyOn("", func(plan string) ratelimit.Policy { return p.of(c.Limit, plan) })
 	}
 	return p.of(c.Limit, c.Plan)
 }

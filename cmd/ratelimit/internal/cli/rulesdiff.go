@@ -70,6 +70,8 @@ type difference struct {
 	rules, overrides int
 	// ended are the overrides of the file that have ended: they change nothing.
 	ended []thing
+	// unknown is the number of overrides whose policy before or after the change is not in the tables.
+	unknown int
 }
 
 // diffFlags name the file, and say whether rules that it lacks are deleted.
@@ -202,8 +204,8 @@ func (d *difference) fill(t *table) {
 	}
 }
 
-// noteLeft says what the command leaves as it is: overrides of the file that have ended, and what only the tables have. It names no
-// flag that deletes, because most files are a part of the rules on purpose.
+// noteLeft says which overrides have no outlook or have ended, and how much only the tables have. It names no flag that deletes, because
+// most files are a part of the rules on purpose.
 func (a *app) noteLeft(d *difference) {
 	if n := len(d.ended); n > 0 {
 		more := ""
@@ -212,6 +214,9 @@ func (a *app) noteLeft(d *difference) {
 		}
 		a.note("the file's override of %q for the key %s%s ended in the past, and changes nothing; remove it, or set a later until",
 			d.ended[0].limit, keyText(d.ended[0].key), more)
+	}
+	if d.unknown > 0 {
+		a.note("what a key will have under %s depends on its plan or on the code, which the tables do not have", count(d.unknown, "changed override"))
 	}
 	var parts []string
 	if d.rules > 0 {

@@ -1,0 +1,72 @@
+package admin
+
+import (
+	"net/http"
+	"time"
+
+	"github.com/pgratelimit/pgratelimit/ratelimit"
+	"github.com/pgratelimit/pgratelimit/rules"
+)
+
+// nextPolicy is what an override would change.
+type nextPolicy struct {
+	// Says is the override, and Before and After are policies in words.
+	Says, Before, After string
+	// Outlook is what the key will have.
+	Outlook string
+}
+
+// previewOverride shows what an override would do, and changes nothing.
+func (v *visit) previewOverride() {
+	query := v.r.URL.Query()
+	if v.store == nil {
+		v.problem(http.StatusNotFound, wrong("%s", noRules), query.Get("limit"))
+		return
+	}
+	v.keyPage(query)
+}
+
+// foresee compares the filled-in override with what decides on the key now.
+func (v *visit) foresee(body *keyBody, limit ratelimit.Limit) {
+	o, span, err := form(body.Form).override()
+	if err == nil {
+		if span > 0 {
+			o.Until = body.Now.Add(span)
+		}
+		err = o.Validate()
+	}
+	if err != nil {
+		body.Problem = sentenceOf(err)
+		return
+	}
+	var before ratelimit.Policy
+	var left []float64
+	if level := body.State.Shows.Level; level != nil {
+		before = level.Policy.Policy
+		if level.Tokens >= 0 { // otherwise it owes
+			left = []float64{level.Tokens}
+		}
+	}
+	after := o.PolicyOn(body.Plan, func(plan string) ratelimit.Policy {
+		return policyOf(body.Rules.Shows.Rules, body.Limit, plan, limit.Policy(), body.Now)
+	})
+	body.Next = &nextPolicy{
+		Says: o.String(), Before: policyText(before), After: policyText(after), Outlook: rules.Outlook(before, after, o.OnChange, body.Now, left...),
+	}
+}
+
+// policyOf returns the policy of a plan without overrides: of its rule in effect, of the rule without a plan, or of the code.
+func policyOf(stored []rules.Statement, limit, plan string, code ratelimit.Policy, now time.Time) ratelimit.Policy {
+	for _, name := range []string{plan, ""} {
+		var found *rules.Statement
+		for i := range stored {
+			if r := &stored[i]; r.Limit == limit && r.Plan == name && !r.From.After(now) {
+				found = r
+			}
+		}
+		if found != nil {
+			return found.Rule.Policy
+		}
+	}
+	return code
+}
