@@ -77,6 +77,8 @@ type Config struct {
 	Role string
 	// MaxTransaction is the maximum age of a transaction. Defaults to 5 minutes.
 	MaxTransaction time.Duration
+	// MaxBehind is for how many transactions a standby, or a replication slot in use, may keep dead rows. Defaults to 10 million.
+	MaxBehind int64
 	// Timeout limits each statement and each attempt to connect. Defaults to 5 seconds.
 	Timeout time.Duration
 	// Now replaces the clock of this machine, for tests. Defaults to time.Now.
@@ -85,6 +87,7 @@ type Config struct {
 
 const (
 	defaultMaxTransaction = 5 * time.Minute
+	defaultMaxBehind      = 10_000_000
 	defaultTimeout        = 5 * time.Second
 	minSecretBytes        = 16
 )
@@ -174,6 +177,7 @@ func Run(ctx context.Context, connection *pgx.ConnConfig, config Config) (Report
 func (c Config) withDefaults() Config {
 	c.Schema = cmp.Or(c.Schema, migrations.DefaultSchema)
 	c.MaxTransaction = cmp.Or(c.MaxTransaction, defaultMaxTransaction)
+	c.MaxBehind = cmp.Or(c.MaxBehind, defaultMaxBehind)
 	c.Timeout = cmp.Or(c.Timeout, defaultTimeout)
 	if c.Now == nil {
 		c.Now = time.Now
@@ -187,6 +191,8 @@ func (c *Config) validate(connection *pgx.ConnConfig) error {
 		return fmt.Errorf("%w: the connection is nil; pass what pgx.ParseConfig returned", ErrInvalidConfig)
 	case c.HashKey != nil && len(c.HashKey) < minSecretBytes:
 		return fmt.Errorf("%w: HashKey has %d bytes; use that of the programs, which has %d or more", ErrInvalidConfig, len(c.HashKey), minSecretBytes)
+	case c.MaxBehind < 0:
+		return fmt.Errorf("%w: MaxBehind is %d; use a number above 0, or 0 for the default", ErrInvalidConfig, c.MaxBehind)
 	case c.MaxTransaction < 0:
 		return fmt.Errorf("%w: MaxTransaction is %v; use a span above 0, or 0 for the default", ErrInvalidConfig, c.MaxTransaction)
 	case c.Timeout < time.Millisecond:

@@ -41,7 +41,6 @@ func TestRunOnABadServer(t *testing.T) {
 	p.do(t, "ALTER SYSTEM SET synchronous_commit = off")
 	p.do(t, "SELECT pg_reload_conf()")
 	p.do(t, "BEGIN;\nCREATE TABLE held (id integer);\nPREPARE TRANSACTION 'it''s open'")
-	p.do(t, "GRANT pg_read_all_stats TO app")
 	config := doctor.Config{HashKey: []byte("a secret of these programs")}
 
 	// A transaction is not to be an hour old here: what counts as too old is set to a moment. It is open before the checks
@@ -387,16 +386,21 @@ func TestRunLooksAtReplicationSlots(t *testing.T) {
 	require.NoError(t, p.owner.QueryRow(t.Context(), "SELECT pg_current_xact_id()::text").Scan(&now))
 	xmin, err := strconv.ParseUint(now, 10, 32)
 	require.NoError(t, err)
-	conn := standby(t, p.owner.Config().Config.Copy(), "standby", uint32(xmin))
+	conn := standby(t, p.owner.Config().Config.Copy(), "SLOT standby", uint32(xmin))
 	require.EventuallyWithT(t, func(c *assert.CollectT) {
 		var held bool
 		require.NoError(c, p.owner.QueryRow(t.Context(), "SELECT xmin IS NOT NULL FROM pg_replication_slots").Scan(&held))
 		require.True(c, held)
 	}, 2*time.Minute, 20*time.Millisecond)
 	requireGood(t, look(t, p.app, doctor.Config{})) // it is in use, and not far behind
+	const most = 3
+	for range most + 1 {
+		p.do(t, "SELECT pg_current_xact_id()")
+	}
+	f := one(t, look(t, p.app, doctor.Config{MaxBehind: most}), "transactions")
+	require.Contains(t, f.Says, `The replication slot "standby", which is in use, keeps dead rows`)
 	require.NoError(t, conn.Close(t.Context()))
 
-	var f doctor.Finding
 	require.EventuallyWithT(t, func(c *assert.CollectT) { // the server hears of it in a moment
 		f = one(t, look(t, p.app, doctor.Config{}), "transactions")
 		require.Equal(c, doctor.Warning, f.Level)
@@ -404,6 +408,33 @@ func TestRunLooksAtReplicationSlots(t *testing.T) {
 	require.Contains(t, f.Says, `The replication slot "standby", which nobody reads, keeps dead rows`)
 	p.do(t, statements(t, f))
 	requireGood(t, look(t, p.app, doctor.Config{}))
+}
+
+// TestRunLooksAtStandbys plays a standby without a slot that has hot_standby_feedback.
+func TestRunLooksAtStandbys(t *testing.T) {
+	t.Parallel()
+	testsize.Long(t, "starts a server of its own")
+	p := admit(t, safe())
+	var now string
+	require.NoError(t, p.owner.QueryRow(t.Context(), "SELECT pg_current_xact_id()::text").Scan(&now))
+	xmin, err := strconv.ParseUint(now, 10, 32)
+	require.NoError(t, err)
+	config := p.owner.Config().Config.Copy()
+	config.RuntimeParams["application_name"] = "reports"
+	conn := standby(t, config, "", uint32(xmin))
+	requireGood(t, look(t, p.app, doctor.Config{}))
+	const most = 3
+	for range most + 1 {
+		p.do(t, "SELECT pg_current_xact_id()")
+	}
+	var f doctor.Finding
+	require.EventuallyWithT(t, func(c *assert.CollectT) { // the server hears of it in a moment
+		f = one(t, look(t, p.app, doctor.Config{MaxBehind: most}), "transactions")
+		require.Equal(c, doctor.Warning, f.Level)
+	}, 2*time.Minute, 20*time.Millisecond)
+	require.Contains(t, f.Says, `The standby "reports" at `)
+	require.Contains(t, f.Says, "keeps dead rows of the last ")
+	require.NoError(t, conn.Close(t.Context()))
 }
 
 // TestRunOnAStandby has a server recover for ever, which can be read meanwhile.
@@ -432,13 +463,13 @@ func TestRunOnAStandby(t *testing.T) {
 	requireFindings(t, report, map[string]string{"primary": "The server is a standby", "role": "is a superuser"})
 }
 
-// standby connects to the slot, tells the server which transactions it still sees, and returns the connection.
+// standby connects, to a slot or none, tells the server which transactions it still sees, and returns the connection.
 func standby(t *testing.T, config *pgconn.Config, slot string, xmin uint32) *pgconn.PgConn {
 	t.Helper()
 	config.RuntimeParams["replication"] = "true"
 	conn, err := pgconn.ConnectConfig(t.Context(), config)
 	require.NoError(t, err)
-	conn.Frontend().SendQuery(&pgproto3.Query{String: "START_REPLICATION SLOT " + slot + " PHYSICAL 0/1000000"})
+	conn.Frontend().SendQuery(&pgproto3.Query{String: "START_REPLICATION " + slot + " PHYSICAL 0/1000000"})
 	require.NoError(t, conn.Frontend().Flush())
 	message, err := conn.ReceiveMessage(t.Context())
 	require.NoError(t, err)

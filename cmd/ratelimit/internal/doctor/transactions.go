@@ -8,12 +8,11 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// maxSlotAge is the maximum number of transactions that an active replication slot may hold back.
-const maxSlotAge = 10_000_000
-
-// lookAtTransactions finds the open transactions, prepared transactions and replication slots that keep dead rows.
+// lookAtTransactions finds the open transactions, prepared transactions, replication slots and standbys that keep dead rows.
 func (e *examination) lookAtTransactions(ctx context.Context, tx pgx.Tx) (found []Finding, err error) {
-	for _, look := range []func(context.Context, pgx.Tx) ([]Finding, error){e.openTransactions, e.preparedTransactions, heldSlots, hiddenTransactions} {
+	for _, look := range []func(context.Context, pgx.Tx) ([]Finding, error){
+		e.openTransactions, e.preparedTransactions, e.heldSlots, e.standbys, hiddenTransactions,
+	} {
 		more, err := look(ctx, tx)
 		if err != nil {
 			return found, err
@@ -90,10 +89,10 @@ func (e *examination) preparedTransactions(ctx context.Context, tx pgx.Tx) (foun
 }
 
 // heldSlots returns the replication slots that keep dead rows for a standby.
-func heldSlots(ctx context.Context, tx pgx.Tx) (found []Finding, err error) {
+func (e *examination) heldSlots(ctx context.Context, tx pgx.Tx) (found []Finding, err error) {
 	rows, err := tx.Query(ctx, `
 		SELECT slot_name::text, active, age(xmin)::bigint FROM pg_catalog.pg_replication_slots
-		WHERE xmin IS NOT NULL AND (NOT active OR age(xmin) > $1) ORDER BY 3 DESC LIMIT 100`, maxSlotAge)
+		WHERE xmin IS NOT NULL AND (NOT active OR age(xmin) > $1) ORDER BY 3 DESC LIMIT 100`, e.config.MaxBehind)
 	if err != nil {
 		return nil, err
 	}
@@ -108,6 +107,24 @@ func heldSlots(ctx context.Context, tx pgx.Tx) (found []Finding, err error) {
 		found = append(found, warning("End long queries on its standby, or if the slot is no longer needed, run as a superuser:\n"+
 			"SELECT pg_drop_replication_slot("+literal(name)+");",
 			"The replication slot %q, %s, keeps dead rows of the last %d transactions.", name, how, behind)...)
+		return nil
+	})
+	return found, err
+}
+
+// standbys returns the standbys without a slot that keep dead rows here for their queries, because hot_standby_feedback is on there.
+func (e *examination) standbys(ctx context.Context, tx pgx.Tx) (found []Finding, err error) {
+	rows, err := tx.Query(ctx, `
+		SELECT coalesce(application_name, ''), coalesce(host(client_addr), 'an unknown address'), age(backend_xmin)::bigint
+		FROM pg_catalog.pg_stat_replication WHERE age(backend_xmin) > $1 ORDER BY 3 DESC LIMIT 100`, e.config.MaxBehind)
+	if err != nil {
+		return nil, err
+	}
+	var name, address string
+	var behind int64
+	_, err = pgx.ForEachRow(rows, []any{&name, &address, &behind}, func() error {
+		found = append(found, warning("End long queries on the standby. Or turn hot_standby_feedback off there, and vacuum here may cancel its queries.",
+			"The standby %.40q at %s has hot_standby_feedback, and keeps dead rows of the last %d transactions.", name, address, behind)...)
 		return nil
 	})
 	return found, err
