@@ -52,7 +52,7 @@ type Distribution struct {
 //
 // It returns ErrNoCitus, and ErrShards if tables of the application could no longer be distributed. Then nothing was changed.
 func Distribute(ctx context.Context, pool *pgxpool.Pool, cfg Config, distribution Distribution) error {
-	schema, err := cfg.schemaOn(pool)
+	schema, err := cfg.schemaOn(ctx, pool)
 	if err != nil {
 		return err
 	}

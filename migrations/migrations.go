@@ -142,7 +142,7 @@ func Down(ctx context.Context, pool *pgxpool.Pool, cfg Config) error {
 // Version returns the highest version that is applied, 0 when none is. It only reads: neither schema
 // nor table is created.
 func Version(ctx context.Context, pool *pgxpool.Pool, cfg Config) (int64, error) {
-	schema, err := cfg.schemaOn(pool)
+	schema, err := cfg.schemaOn(ctx, pool)
 	if err != nil {
 		return 0, err
 	}
@@ -169,7 +169,7 @@ func readVersion(ctx context.Context, pool *pgxpool.Pool, schema string) (int64,
 
 // migrate calls apply with a provider for cfg's schema, the schema and the version that is applied now.
 func migrate(ctx context.Context, pool *pgxpool.Pool, cfg Config, apply func(*goose.Provider, string, int64) error) error {
-	schema, err := cfg.schemaOn(pool)
+	schema, err := cfg.schemaOn(ctx, pool)
 	if err != nil {
 		return err
 	}

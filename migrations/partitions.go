@@ -44,7 +44,7 @@ func checkPartitions(partitions int) error {
 // crashes that server if it goes on with partitions. Stop all programs before, and start them again afterwards. Idle connections of
 // pool do not count, so make no Limiter on it before.
 func Partition(ctx context.Context, pool *pgxpool.Pool, cfg Config) error {
-	schema, err := cfg.schemaOn(pool)
+	schema, err := cfg.schemaOn(ctx, pool)
 	if err != nil {
 		return err
 	}
@@ -136,7 +136,7 @@ type querier interface {
 // Partitions returns the number of partitions of the table of buckets: 1 for a plain table, and 0 if there is no table. It only reads.
 // It returns [ErrPartitions] if the table is partitioned in another way than [Partition] does.
 func Partitions(ctx context.Context, pool *pgxpool.Pool, cfg Config) (int, error) {
-	schema, err := cfg.schemaOn(pool)
+	schema, err := cfg.schemaOn(ctx, pool)
 	if err != nil {
 		return 0, err
 	}

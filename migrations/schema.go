@@ -33,9 +33,12 @@ func (c Config) schema() (string, error) {
 }
 
 // schemaOn returns the schema of the tables on pool.
-func (c Config) schemaOn(pool *pgxpool.Pool) (string, error) {
+func (c Config) schemaOn(ctx context.Context, pool *pgxpool.Pool) (string, error) {
 	if pool == nil {
 		return "", errNilPool
+	}
+	if err := arg.CheckContext(ctx, "a call"); err != nil {
+		return "", fmt.Errorf("migrations: %w", err)
 	}
 	return c.schema()
 }

@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/pgratelimit/pgratelimit/internal/arg"
 	"github.com/pgratelimit/pgratelimit/internal/batch"
 	"github.com/pgratelimit/pgratelimit/internal/gate"
 	"github.com/pgratelimit/pgratelimit/internal/reserved"
@@ -217,7 +218,7 @@ func (l *Limiter) ready(ctx context.Context, verb string, requests ...Request) e
 	case l.misuse != "":
 		return fmt.Errorf("%w: %s %s", ErrInvalidConfig, verb, l.misuse)
 	case ctx == nil:
-		return fmt.Errorf("%w: %s with a nil context; pass the one of the request, or context.Background()", ErrInvalidRequest, verb)
+		return fmt.Errorf("%w: %w", ErrInvalidRequest, arg.CheckContext(ctx, verb))
 	case ctx.Err() != nil && len(requests) > 0:
 		return fmt.Errorf("ratelimit: %s %q: the context ended before the call: %w", verb, requests[0].limit.Name(), ctx.Err())
 	case ctx.Err() != nil:

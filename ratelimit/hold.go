@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/pgratelimit/pgratelimit/internal/arg"
 	"github.com/pgratelimit/pgratelimit/internal/slots"
 )
 
@@ -71,6 +72,11 @@ var errHoldInTx = errors.New("the Limiter is bound to a transaction by WithTx, w
 // If release finds that the lease was lost, [context.Cause] of held returns ErrLeaseLost from then on. Further calls of release
 // do nothing. On a Limiter of WithTx, held has already ended with the cause ErrInvalidConfig.
 func (l *Limiter) Keep(ctx context.Context, lease Lease) (held context.Context, release func()) {
+	if err := arg.CheckContext(ctx, "keep"); err != nil {
+		held, lose := context.WithCancelCause(context.Background())
+		lose(fmt.Errorf("%w: %w", ErrInvalidRequest, err))
+		return held, func() {}
+	}
 	if lease.ID != "" {
 		ctx = context.WithValue(ctx, leaseKey{}, lease)
 	}

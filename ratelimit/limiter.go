@@ -145,7 +145,12 @@ func (l *Limiter) Schema() string { return l.config.Schema }
 func (l *Limiter) InTransaction() bool { return l != nil && l.pool == nil }
 
 // Observe passes event to the Observer, if there is one. Guards in front of handlers use it to report [Answered] events.
-func (l *Limiter) Observe(ctx context.Context, event Event) { l.reports.tell(ctx, event) }
+func (l *Limiter) Observe(ctx context.Context, event Event) {
+	if ctx == nil { // observers read values of it
+		ctx = context.Background()
+	}
+	l.reports.tell(ctx, event)
+}
 
 // inBackground returns l for background work. It recovers panics of the Observer, which would end the process there.
 func inBackground(l *Limiter) *Limiter {

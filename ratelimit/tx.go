@@ -100,7 +100,7 @@ func (l *Limiter) InTx(ctx context.Context, fn func(tx pgx.Tx) error) error {
 	case fn == nil:
 		return fmt.Errorf("%w: InTx without a function", ErrInvalidRequest)
 	case ctx == nil:
-		return fmt.Errorf("%w: InTx with a nil context; pass the one of the request, or context.Background()", ErrInvalidRequest)
+		return fmt.Errorf("%w: %w", ErrInvalidRequest, arg.CheckContext(ctx, "InTx"))
 	case ctx.Err() != nil:
 		return fmt.Errorf("ratelimit: transaction: the context ended before the call: %w", ctx.Err())
 	}

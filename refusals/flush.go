@@ -51,6 +51,9 @@ func newStatements(schema string) statements {
 // keys of a minute get their rows when it is over, the heaviest ones sooner. Until then their refusals are in the row with the
 // empty key. A process that dies leaves them there, and loses up to a second.
 func (c *Counter) Run(ctx context.Context) error {
+	if err := checkContext(ctx, "run"); err != nil {
+		return err
+	}
 	ticker := time.NewTicker(c.every)
 	defer ticker.Stop()
 	var failures telemetry.FailureLog

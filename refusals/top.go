@@ -8,6 +8,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/pgratelimit/pgratelimit/internal/arg"
 	"github.com/pgratelimit/pgratelimit/internal/pgerr"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
@@ -79,6 +80,9 @@ type DB interface {
 // count refusals that are not written yet. schema is the schema of the table; "" is "ratelimit". The error wraps
 // ratelimit.ErrInvalidConfig if schema is invalid, and ratelimit.ErrInvalidRequest if config is invalid.
 func Top(ctx context.Context, db DB, schema string, config TopConfig) ([]Sum, error) {
+	if err := checkContext(ctx, "top"); err != nil {
+		return nil, err
+	}
 	schema, err := schemaOf(schema)
 	if err != nil {
 		return nil, err
@@ -110,6 +114,14 @@ func Top(ctx context.Context, db DB, schema string, config TopConfig) ([]Sum, er
 	return sums, nil
 }
 
+// checkContext returns an error for a nil context of a call.
+func checkContext(ctx context.Context, call string) error {
+	if err := arg.CheckContext(ctx, call); err != nil {
+		return fmt.Errorf("refusals: %w: %w", ratelimit.ErrInvalidRequest, err)
+	}
+	return nil
+}
+
 // checkHidden returns an error if row level security may hide rows of the table.
 func checkHidden(ctx context.Context, db DB, schema string) error {
 	rows, err := db.Query(ctx, "SELECT "+pgerr.Hidden("$1::text", "current_user", "refusals"), pgx.QueryExecModeExec, schema)
@@ -130,6 +142,9 @@ const pruneRows = 10_000
 // small transactions and skips rows that another process is deleting. If it returns an error, the rows deleted so far stay
 // deleted. Call it every hour or day.
 func (c *Counter) Prune(ctx context.Context, before time.Time) (deleted int64, err error) {
+	if err := checkContext(ctx, "prune"); err != nil {
+		return 0, err
+	}
 	if err := checkHidden(ctx, c.pool, c.config.Schema); err != nil {
 		return 0, fmt.Errorf("refusals: prune: %w", pgerr.Explain(err, c.config.Schema, privileges))
 	}

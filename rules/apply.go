@@ -23,7 +23,7 @@ const maxAhead = 32
 // before any change, when one of them says what cannot be or would hold from an instant that is past, and ErrNotFound when
 // there is nothing to take away.
 func (s *Store) Apply(ctx context.Context, edit Edit, changes Changes) (applied Applied, err error) {
-	if err := s.check(); err != nil {
+	if err := s.check(ctx, "apply"); err != nil {
 		return Applied{}, err
 	}
 	if err := changes.validate(edit); err != nil {

@@ -26,7 +26,7 @@ type ListQuery struct {
 
 // List returns what holds now or lies ahead, as the tables are at one instant. The tiers are there in full.
 func (s *Store) List(ctx context.Context, query ListQuery) (Listing, error) {
-	if err := s.check(); err != nil {
+	if err := s.check(ctx, "list"); err != nil {
 		return Listing{}, err
 	}
 	if query.Most < 0 {
@@ -141,7 +141,7 @@ const (
 
 // History returns statements, the newest first. Statements of rolled back transactions are not in it.
 func (s *Store) History(ctx context.Context, query HistoryQuery) ([]Statement, error) {
-	if err := s.check(); err != nil {
+	if err := s.check(ctx, "history"); err != nil {
 		return nil, err
 	}
 	switch {

@@ -25,7 +25,7 @@ const (
 // the connection is lost. It also polls the version every Config.Poll. If a load fails, the Set does not change. Run returns nil
 // when ctx has ended, or an error that wraps ErrInvalidConfig.
 func (s *Set) Run(ctx context.Context) error {
-	if err := s.check(); err != nil {
+	if err := s.check(ctx, "run"); err != nil {
 		return err
 	}
 	pause := firstPause

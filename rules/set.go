@@ -78,12 +78,12 @@ func NewSet(pool *pgxpool.Pool, config Config) (*Set, error) {
 	return s, nil
 }
 
-// check returns an error for a Set that can load nothing.
-func (s *Set) check() error {
+// check returns an error for a Set that can load nothing, and for a nil context.
+func (s *Set) check(ctx context.Context, call string) error {
 	if s == nil || s.pool == nil {
 		return fmt.Errorf("%w: the Set was not made by NewSet; use the one that NewSet returned", ErrInvalidConfig)
 	}
-	return nil
+	return checkContext(ctx, call)
 }
 
 // loaded returns the last snapshot, and nil before the first load.
@@ -141,7 +141,7 @@ func (s *Set) Plans() []string {
 // Load loads the table now, for programs that need the rules before their first call; Run loads by itself. If it returns an error, the
 // Set has not changed.
 func (s *Set) Load(ctx context.Context) error {
-	if err := s.check(); err != nil {
+	if err := s.check(ctx, "load"); err != nil {
 		return err
 	}
 	return s.load(ctx, s.pool)

@@ -92,15 +92,23 @@ func (s *Store) WithTx(tx pgx.Tx) *Store {
 	return &bound
 }
 
-// check returns an error for a Store that can do nothing.
-func (s *Store) check() error {
+// checkContext returns an error for a nil context of a call.
+func checkContext(ctx context.Context, call string) error {
+	if err := arg.CheckContext(ctx, call); err != nil {
+		return invalid("%w", err)
+	}
+	return nil
+}
+
+// check returns an error for a Store that can do nothing, and for a nil context.
+func (s *Store) check(ctx context.Context, call string) error {
 	switch {
 	case s == nil || s.schema == "":
 		return fmt.Errorf("%w: the Store was not made by NewStore; use the one that NewStore returned", ErrInvalidConfig)
 	case s.pool == nil && s.tx == nil:
 		return fmt.Errorf("%w: the transaction of the Store is nil; pass WithTx what Begin returned", ErrInvalidConfig)
 	}
-	return nil
+	return checkContext(ctx, call)
 }
 
 // Put states rules: it adds new ones, and replaces the others.

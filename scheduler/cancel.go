@@ -16,8 +16,8 @@ import (
 // A running job is only asked to stop, as by River; its reservation ends with it. To cancel again, or to cancel a job
 // that has ended, changes nothing.
 func (s *Scheduler) Cancel(ctx context.Context, client *river.Client[pgx.Tx], tx pgx.Tx, jobID int64) (*rivertype.JobRow, error) {
-	if client == nil {
-		return nil, fmt.Errorf("%w: the client is nil; pass what river.NewClient returned", ErrInvalidJob)
+	if err := checkCall(ctx, "cancel", client); err != nil {
+		return nil, err
 	}
 	job, err := client.JobCancelTx(ctx, tx, jobID)
 	if err != nil {

@@ -13,6 +13,7 @@ import (
 	"github.com/riverqueue/river"
 	"github.com/riverqueue/river/rivertype"
 
+	"github.com/pgratelimit/pgratelimit/internal/arg"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -58,7 +59,7 @@ func (s *Scheduler) TryEnqueue(ctx context.Context, client *river.Client[pgx.Tx]
 	if opts == nil {
 		opts = &EnqueueOpts{}
 	}
-	metadata, err := s.check(client, args, opts)
+	metadata, err := s.check(ctx, client, args, opts)
 	if err != nil {
 		return Enqueued{}, err
 	}
@@ -85,12 +86,24 @@ func (s *Scheduler) TryEnqueue(ctx context.Context, client *river.Client[pgx.Tx]
 	return e, nil
 }
 
+// checkCall returns an error for a call without a context or a client.
+func checkCall(ctx context.Context, call string, client *river.Client[pgx.Tx]) error {
+	if err := arg.CheckContext(ctx, call); err != nil {
+		return fmt.Errorf("%w: %w", ErrInvalidJob, err)
+	}
+	if client == nil {
+		return fmt.Errorf("%w: the client is nil; pass what river.NewClient returned", ErrInvalidJob)
+	}
+	return nil
+}
+
 // check does what can be done before any SQL, and returns the caller's metadata.
-func (s *Scheduler) check(client *river.Client[pgx.Tx], args river.JobArgs, opts *EnqueueOpts) (map[string]json.RawMessage, error) {
+func (s *Scheduler) check(ctx context.Context, client *river.Client[pgx.Tx], args river.JobArgs, opts *EnqueueOpts) (map[string]json.RawMessage, error) {
+	if err := checkCall(ctx, "enqueue", client); err != nil {
+		return nil, err
+	}
 	v := reflect.ValueOf(args)
 	switch {
-	case client == nil:
-		return nil, fmt.Errorf("%w: the client is nil; pass what river.NewClient returned", ErrInvalidJob)
 	case !v.IsValid() || v.Kind() == reflect.Pointer && v.IsNil():
 		return nil, fmt.Errorf("%w: the args are nil", ErrInvalidJob)
 	case !opts.ScheduledAt.IsZero():

@@ -48,8 +48,8 @@ const (
 // then leaves the other reservations of that bucket to the next call.
 func (s *Scheduler) Maintain(ctx context.Context, client *river.Client[pgx.Tx]) (Maintained, error) {
 	var done Maintained
-	if client == nil {
-		return done, fmt.Errorf("%w: the client is nil; pass what river.NewClient returned", ErrInvalidJob)
+	if err := checkCall(ctx, "maintain", client); err != nil {
+		return done, err
 	}
 	begun := time.Now()
 	s.mu.Lock()

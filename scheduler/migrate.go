@@ -35,6 +35,9 @@ func Migrate(ctx context.Context, pool *pgxpool.Pool, config MigrateConfig) (err
 	if pool == nil {
 		return fmt.Errorf("%w: the pool is nil; pass what pgxpool.New returned", ErrInvalidConfig)
 	}
+	if err := arg.CheckContext(ctx, "migrate"); err != nil {
+		return fmt.Errorf("%w: %w", ErrInvalidConfig, err)
+	}
 	if config.Schema != "" {
 		if err := arg.CheckSchema(config.Schema); err != nil {
 			return fmt.Errorf("%w: %w", ErrInvalidConfig, err)

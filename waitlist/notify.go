@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/pgratelimit/pgratelimit/internal/arg"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -59,6 +60,9 @@ func (s *List) tell(ctx context.Context, key string) {
 func (s *List) Run(ctx context.Context) error {
 	if s.config.Pool == nil {
 		return fmt.Errorf("%w: run: field Pool is nil; set it, or do not call Run: waiting callers find free slots by Poll", ErrInvalidConfig)
+	}
+	if err := arg.CheckContext(ctx, "run"); err != nil {
+		return fmt.Errorf("waitlist: %w: %w", ratelimit.ErrInvalidRequest, err)
 	}
 	for {
 		began := time.Now()

@@ -32,6 +32,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/pgratelimit/pgratelimit/internal/arg"
 	"github.com/pgratelimit/pgratelimit/internal/guard"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
@@ -128,7 +129,10 @@ func (s *List) Take(ctx context.Context, requests ...ratelimit.Request) (ratelim
 }
 
 // keyOf returns the stored key of the first request.
-func (s *List) keyOf(requests []ratelimit.Request) (string, error) {
+func (s *List) keyOf(ctx context.Context, requests []ratelimit.Request) (string, error) {
+	if err := arg.CheckContext(ctx, "a call for "+s.limit.Name()); err != nil {
+		return "", fmt.Errorf("waitlist: %w: %w", ratelimit.ErrInvalidRequest, err)
+	}
 	if len(requests) == 0 || requests[0].Limit().Name() != s.limit.Name() {
 		return "", fmt.Errorf("%w: the first request to wait for must be for the limit of the waitlist, %q", ratelimit.ErrInvalidRequest, s.limit.Name())
 	}
@@ -137,7 +141,7 @@ func (s *List) keyOf(requests []ratelimit.Request) (string, error) {
 
 // wait returns the answer to a caller: at once if nobody waits for its key, and else when it is its turn.
 func (s *List) wait(w *waiter) (_ ratelimit.Lease, err error) {
-	if w.key, err = s.keyOf(w.requests); err != nil {
+	if w.key, err = s.keyOf(w.ctx, w.requests); err != nil {
 		return ratelimit.Lease{}, err
 	}
 	if !s.waits(w.key) {
@@ -167,7 +171,7 @@ func (s *List) wait(w *waiter) (_ ratelimit.Lease, err error) {
 // Release returns the slots of a lease, and wakes the callers that wait for the bucket of the request with which it was acquired. It
 // returns the errors of [ratelimit.Limiter.Release], and ratelimit.ErrInvalidRequest as Acquire does.
 func (s *List) Release(ctx context.Context, lease ratelimit.Lease, request ratelimit.Request) error {
-	key, err := s.keyOf([]ratelimit.Request{request})
+	key, err := s.keyOf(ctx, []ratelimit.Request{request})
 	if err != nil {
 		return err
 	}
@@ -179,7 +183,7 @@ func (s *List) Release(ctx context.Context, lease ratelimit.Lease, request ratel
 // Hold acquires slots, calls fn, and releases the slots when fn has returned or panicked. It renews the lease meanwhile: the context of
 // fn ends if the lease is lost, as in [ratelimit.Limiter.Hold].
 func (s *List) Hold(ctx context.Context, fn func(ctx context.Context, lease ratelimit.Lease) error, requests ...ratelimit.Request) error {
-	key, err := s.keyOf(requests)
+	key, err := s.keyOf(ctx, requests)
 	if err != nil {
 		return err
 	}
