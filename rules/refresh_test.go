@@ -155,6 +155,22 @@ func TestRun(t *testing.T) {
 	})
 }
 
+// TestLooksThatFindNothingNewAreReported promises a RulesChecked for each look at an unchanged version, over a connection that
+// listens and over the pool. The alert RulesAreOld depends on it.
+func TestLooksThatFindNothingNewAreReported(t *testing.T) {
+	t.Parallel()
+	for _, noListen := range []bool{false, true} {
+		f := setup(t)
+		f.run(t, rules.Config{Poll: 10 * time.Millisecond, NoListen: noListen})
+		f.eventually(t, func() bool {
+			f.events.mu.Lock()
+			defer f.events.mu.Unlock()
+			return len(f.events.checked) >= 2
+		})
+		require.Equal(t, ratelimit.RulesChecked{Version: f.set.Version()}, f.events.checked[0])
+	}
+}
+
 func TestLoad(t *testing.T) {
 	t.Parallel()
 

@@ -56,15 +56,19 @@ func (f *fixture) now(t testing.TB) (now time.Time) {
 
 // events remembers what a Set told.
 type events struct {
-	mu   sync.Mutex
-	told []ratelimit.RulesLoaded
+	mu      sync.Mutex
+	told    []ratelimit.RulesLoaded
+	checked []ratelimit.RulesChecked
 }
 
 func (e *events) Observe(_ context.Context, event ratelimit.Event) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if loaded, ok := event.(ratelimit.RulesLoaded); ok {
-		e.told = append(e.told, loaded)
+	switch event := event.(type) {
+	case ratelimit.RulesLoaded:
+		e.told = append(e.told, event)
+	case ratelimit.RulesChecked:
+		e.checked = append(e.checked, event)
 	}
 }
 
