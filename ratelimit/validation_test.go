@@ -233,7 +233,7 @@ func invalidSlots() []invalid {
 	return []invalid{
 		{"Take TakeUpTo Reserve CheckReserve " + changing, requests{tokens, job}, ratelimit.ErrInvalidRequest, `"jobs"`},
 		{"Take TakeUpTo Reserve CheckReserve " + changing, requests{tokens, job}, ratelimit.ErrInvalidRequest, "call Acquire"},
-		{"Acquire", requests{tokens}, ratelimit.ErrInvalidRequest, "no limit of the call has a Concurrency policy; add one, or call Take"},
+		{"Acquire", requests{tokens}, ratelimit.ErrInvalidRequest, "acquire without a Concurrency limit, so there is no slot to lease; add one, or call Take"},
 		{"Acquire", nil, ratelimit.ErrInvalidRequest, "takes from 1 to 64"},
 		{"Acquire", make(requests, 65), ratelimit.ErrInvalidRequest, "takes from 1 to 64"},
 		{"Acquire", requests{job.Cost(0)}, ratelimit.ErrInvalidCost, "one slot or more"},
