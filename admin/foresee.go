@@ -55,7 +55,8 @@ func (v *visit) foresee(body *keyBody, limit ratelimit.Limit) {
 	}
 }
 
-// policyOf returns the policy of a plan without overrides: of its rule in effect, of the rule without a plan, or of the code.
+// policyOf returns the policy of a plan without overrides: of its rule in effect, of the rule without a plan, or of the
+// code.
 func policyOf(stored []rules.Statement, limit, plan string, code ratelimit.Policy, now time.Time) ratelimit.Policy {
 	for _, name := range []string{plan, ""} {
 		var found *rules.Statement

@@ -63,7 +63,8 @@ type ruleBody struct {
 	// Older is the version before which the history goes on; 0: this is all.
 	Older int64
 	Now   time.Time
-	// Changes lists the fields that the new rule changes. Outlook is what is left of buckets. Effect estimates its refusals.
+	// Changes lists the fields that the new rule changes. Outlook is what is left of buckets. Effect estimates its
+	// refusals.
 	Changes []change
 	Outlook string
 	Effect  *part[effect]

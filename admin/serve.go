@@ -161,7 +161,8 @@ func (v *visit) serve() {
 const notText = "A name or a key of the request is not text, or too long, or there twice: tables store UTF-8 without NUL, " +
 	"up to 64 bytes of a name and 256 of a key."
 
-// isText reports whether the tables could hold what a query or a form says. A field that is there twice could mean either value.
+// isText reports whether the tables could hold what a query or a form says. A field that is there twice could mean
+// either value.
 func isText(fields url.Values) bool {
 	for name, all := range fields {
 		most := maxForm

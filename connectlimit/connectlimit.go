@@ -38,8 +38,9 @@
 // request names the plan of its caller: PerCustomer.For(customer).Plan("pro"). A paused limit refuses until its pause
 // ends, and does not tell the reason. A limit that is off or in shadow mode refuses no call.
 //
-// The limiter's Observer receives a [ratelimit.Answered], with the method as route, for each call and each message with a cost. If
-// one of your functions answered with a code of its own, the result is bad_key for Requests and bad_cost for Message.
+// The limiter's Observer receives a [ratelimit.Answered], with the method as route, for each call and each message with
+// a cost. If one of your functions answered with a code of its own, the result is bad_key for Requests and bad_cost for
+// Message.
 package connectlimit
 
 import (
@@ -91,13 +92,13 @@ type Config struct {
 	FailOpen bool
 	// RetryAfter is the wait in an answer without a decision. Defaults to 1 second.
 	RetryAfter time.Duration
-	// InvalidKey is the code for a key that is missing, empty, or cannot be stored. Defaults to CodeInvalidArgument, for keys
-	// that clients send; CodeUnauthenticated and CodeInternal may fit better.
+	// InvalidKey is the code for a key that is missing, empty, or cannot be stored. Defaults to CodeInvalidArgument, for
+	// keys that clients send; CodeUnauthenticated and CodeInternal may fit better.
 	InvalidKey connect.Code
 	// Domain is the domain in ErrorInfo: the name of your service. Defaults to "pgratelimit".
 	Domain string
-	// Logger receives failures that answers do not contain: the first of a kind, then lines at growing intervals of up to a
-	// minute with the number of failures left out, and a line when calls are decided again. Defaults to slog.Default.
+	// Logger receives failures that answers do not contain: the first of a kind, then lines at growing intervals of up to
+	// a minute with the number of failures left out, and a line when calls are decided again. Defaults to slog.Default.
 	Logger *slog.Logger
 }
 
@@ -125,10 +126,10 @@ func New(limiter *ratelimit.Limiter, config Config) (*Interceptor, error) {
 // unused ones. It returns false if the call was skipped, or allowed without a decision.
 func FromContext(ctx context.Context) (ratelimit.Decision, bool) { return rpclimit.Decision(ctx) }
 
-// PeerAddress returns the IP address of the call's peer, as a key. Of an IPv6 address it returns the /64, and of an IPv4 address
-// mapped into IPv6 the IPv4 address. Behind a proxy it is the proxy's address: use HeaderValue with a value that the proxy sets and
-// clients cannot. If a call has X-Forwarded-For or Forwarded, the interceptor logs that once. Its error has the code CodeInternal,
-// for example on a Unix socket.
+// PeerAddress returns the IP address of the call's peer, as a key. Of an IPv6 address it returns the /64, and of an
+// IPv4 address mapped into IPv6 the IPv4 address. Behind a proxy it is the proxy's address: use HeaderValue with a
+// value that the proxy sets and clients cannot. If a call has X-Forwarded-For or Forwarded, the interceptor logs that
+// once. Its error has the code CodeInternal, for example on a Unix socket.
 func (c Call) PeerAddress() (string, error) {
 	if c.peerIsKey != nil {
 		c.peerIsKey()
@@ -141,8 +142,8 @@ func (c Call) PeerAddress() (string, error) {
 }
 
 // HeaderValue returns the one value of the call's header name, as a key. If the value is absent, empty, or not the only
-// one, the error wraps [ratelimit.ErrInvalidKey]. The interceptor answers it with Config.InvalidKey. Elsewhere it has the code
-// CodeInvalidArgument.
+// one, the error wraps [ratelimit.ErrInvalidKey]. The interceptor answers it with Config.InvalidKey. Elsewhere it has
+// the code CodeInvalidArgument.
 func (c Call) HeaderValue(name string) (string, error) {
 	key, err := rpclimit.OnlyValue("header "+name, c.Header.Values(name))
 	if err != nil {

@@ -36,8 +36,9 @@
 // request names the plan of its caller: PerCustomer.For(customer).Plan("pro"). A paused limit refuses until its pause
 // ends, and does not tell the reason. A limit that is off or in shadow mode refuses no call.
 //
-// The limiter's Observer receives a [ratelimit.Answered], with the method as route, for each call and each message with a cost. If
-// one of your functions answered with a code of its own, the result is bad_key for Requests and bad_cost for Message.
+// The limiter's Observer receives a [ratelimit.Answered], with the method as route, for each call and each message with
+// a cost. If one of your functions answered with a code of its own, the result is bad_key for Requests and bad_cost for
+// Message.
 package grpclimit
 
 import (
@@ -76,13 +77,13 @@ type Config struct {
 	FailOpen bool
 	// RetryAfter is the wait in an answer without a decision. Defaults to 1 second.
 	RetryAfter time.Duration
-	// InvalidKey is the code for a key that is missing, empty, or cannot be stored. Defaults to codes.InvalidArgument, for keys
-	// that clients send; codes.Unauthenticated and codes.Internal may fit better.
+	// InvalidKey is the code for a key that is missing, empty, or cannot be stored. Defaults to codes.InvalidArgument, for
+	// keys that clients send; codes.Unauthenticated and codes.Internal may fit better.
 	InvalidKey codes.Code
 	// Domain is the domain in ErrorInfo: the name of your service. Defaults to "pgratelimit".
 	Domain string
-	// Logger receives failures that answers do not contain: the first of a kind, then lines at growing intervals of up to a
-	// minute with the number of failures left out, and a line when calls are decided again. Defaults to slog.Default.
+	// Logger receives failures that answers do not contain: the first of a kind, then lines at growing intervals of up to
+	// a minute with the number of failures left out, and a line when calls are decided again. Defaults to slog.Default.
 	Logger *slog.Logger
 }
 

@@ -11,10 +11,10 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/rpclimit"
 )
 
-// PeerAddress returns the IP address of the call's peer, as a key. Of an IPv6 address it returns the /64, and of an IPv4 address
-// mapped into IPv6 the IPv4 address. Behind a proxy it is the proxy's address: use Metadata with a value that the proxy sets and
-// clients cannot. If a call has x-forwarded-for or forwarded, the interceptor logs that once. Its error has the code Internal,
-// for example on a Unix socket.
+// PeerAddress returns the IP address of the call's peer, as a key. Of an IPv6 address it returns the /64, and of an
+// IPv4 address mapped into IPv6 the IPv4 address. Behind a proxy it is the proxy's address: use Metadata with a value
+// that the proxy sets and clients cannot. If a call has x-forwarded-for or forwarded, the interceptor logs that once.
+// Its error has the code Internal, for example on a Unix socket.
 func PeerAddress(ctx context.Context) (string, error) {
 	if i, ok := ctx.Value(forwardedKey{}).(*forwarded); ok {
 		i.gate.PeerIsKey(ctx, i.method)
@@ -56,8 +56,8 @@ func (e *missingKeyError) GRPCStatus() *status.Status {
 }
 
 // Metadata returns the one value of the call's metadata name, as a key. If the value is absent, empty, or not the only
-// one, the error wraps [ratelimit.ErrInvalidKey]. The interceptor answers it with Config.InvalidKey. Elsewhere it has the code
-// InvalidArgument.
+// one, the error wraps [ratelimit.ErrInvalidKey]. The interceptor answers it with Config.InvalidKey. Elsewhere it has
+// the code InvalidArgument.
 func Metadata(ctx context.Context, name string) (string, error) {
 	key, err := rpclimit.OnlyValue("metadata "+name, metadata.ValueFromIncomingContext(ctx, name))
 	if err != nil {

@@ -78,8 +78,9 @@ func (b Bits) network(from netip.Addr) (string, error) {
 	return address.Network(from, b.IPv4, b.IPv6), nil
 }
 
-// Peer is the Source of a server that clients connect to directly: the other end of the connection. Behind a proxy that is the
-// proxy, and all its clients share a bucket. If a request has X-Forwarded-For or Forwarded, the middleware logs that once.
+// Peer is the Source of a server that clients connect to directly: the other end of the connection. Behind a proxy that
+// is the proxy, and all its clients share a bucket. If a request has X-Forwarded-For or Forwarded, the middleware logs
+// that once.
 func Peer(r *http.Request) (netip.Addr, error) {
 	peerIsKey(r)
 	return peer(r)

@@ -65,8 +65,8 @@ func (h Headers) Set(header http.Header, d ratelimit.Decision) {
 	h.set(header, tellable(d, func(int) string { return "" }), !d.Allowed)
 }
 
-// single returns the fields of a form that have one number each. RateLimit and RateLimit-Policy are lists, of which a response may
-// have several lines.
+// single returns the fields of a form that have one number each. RateLimit and RateLimit-Policy are lists, of which a
+// response may have several lines.
 func (h Headers) single() []string {
 	switch h {
 	case Draft06Headers:

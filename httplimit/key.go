@@ -63,8 +63,8 @@ func storable(text string) string {
 }
 
 // Header returns the Key of the header called name. Header lines that differ are ErrBadKey, because the handler may
-// read either of them. In Authorization, "bearer x" is the key "Bearer x", because schemes have no case (RFC 9110). Do not use it
-// for a client's address; use [ClientIP].
+// read either of them. In Authorization, "bearer x" is the key "Bearer x", because schemes have no case (RFC 9110). Do
+// not use it for a client's address; use [ClientIP].
 func Header(name string) Key {
 	mustName("Header", name)
 	isAuthorization := http.CanonicalHeaderKey(name) == "Authorization"

@@ -37,9 +37,9 @@ type Config struct {
 	// Skip reports whether a request passes without a decision. A nil Skip means that no request does.
 	Skip func(r *http.Request) bool
 	// FailOpen allows requests for which the database gave no decision. A client that can make the database slower than
-	// DecisionTimeout is then not limited. It does not allow invalid requests, requests whose deadline has passed, requests that
-	// failed because of many calls (ratelimit.ErrContended, ratelimit.ErrOverloaded), or any request after Close of the limiter.
-	// Requests that it allows hold no slots. By default, the response to them is 503.
+	// DecisionTimeout is then not limited. It does not allow invalid requests, requests whose deadline has passed,
+	// requests that failed because of many calls (ratelimit.ErrContended, ratelimit.ErrOverloaded), or any request after
+	// Close of the limiter. Requests that it allows hold no slots. By default, the response to them is 503.
 	FailOpen bool
 	// DecisionTimeout bounds the time of a decision, and of a credit or settlement after it. A decision that runs out
 	// of time may still take tokens. A response waits for a tenth of it at most until the slots of its request are
@@ -48,8 +48,8 @@ type Config struct {
 	// Refuse answers requests that are not allowed; all fields but Content-Type are set. The rest of the request's body
 	// can be read for half a second more. Defaults to refusal.ServeHTTP.
 	Refuse func(w http.ResponseWriter, r *http.Request, refusal Refusal)
-	// Logger gets a line when decisions or credits fail: for the first failure of a kind, then at growing intervals of up to a
-	// minute with the number of failures left out, and when decisions work again. Defaults to slog.Default().
+	// Logger gets a line when decisions or credits fail: for the first failure of a kind, then at growing intervals of up
+	// to a minute with the number of failures left out, and when decisions work again. Defaults to slog.Default().
 	Logger *slog.Logger
 }
 
@@ -100,8 +100,8 @@ type middleware struct {
 
 // New returns middleware that runs the handler if the limits allow the request. The limiter must be one of
 // ratelimit.New, and not bound to a transaction. Middlewares can be nested: each decides by itself, and their fields in
-// the same form are merged. If both take from one bucket, a request counts twice, and a line in the log says so. The error
-// wraps ratelimit.ErrInvalidConfig and says what to change. The middleware panics without a handler.
+// the same form are merged. If both take from one bucket, a request counts twice, and a line in the log says so. The
+// error wraps ratelimit.ErrInvalidConfig and says what to change. The middleware panics without a handler.
 func New(limiter *ratelimit.Limiter, config Config) (func(http.Handler) http.Handler, error) {
 	if err := guard.CheckLimiter(limiter); err != nil {
 		return nil, fmt.Errorf("%w: httplimit: %w", ratelimit.ErrInvalidConfig, err)
@@ -151,7 +151,8 @@ func (m *middleware) serve(w http.ResponseWriter, r *http.Request, next http.Han
 	m.run(w, r.WithContext(context.WithValue(ctx, contextKey{}, admission)), next, admission)
 }
 
-// warnNested logs, once, that a middleware around this one takes from the same bucket, so that each request counts twice.
+// warnNested logs, once, that a middleware around this one takes from the same bucket, so that each request counts
+// twice.
 func (m *middleware) warnNested(ctx context.Context, outer *Admission, asks []ask) {
 	for ; outer != nil; outer = outer.outer {
 		if outer.middleware.limiter != m.limiter {

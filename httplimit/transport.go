@@ -113,8 +113,8 @@ const statusOverloaded = 529
 //	529            always, as Anthropic's API answers when it is overloaded
 //	403            with a Retry-After, or with X-RateLimit-Remaining: 0, as GitHub's API answers
 //
-// The wait is Retry-After, in seconds, also 1.5, or as a date. Without it, it is the longest t of the field RateLimit, which
-// [DraftHeaders] has, or the time until X-RateLimit-Reset if X-RateLimit-Remaining is 0.
+// The wait is Retry-After, in seconds, also 1.5, or as a date. Without it, it is the longest t of the field RateLimit,
+// which [DraftHeaders] has, or the time until X-RateLimit-Reset if X-RateLimit-Remaining is 0.
 func OutcomeOf(response *http.Response) ratelimit.Outcome {
 	header, now := response.Header, time.Now()
 	wait, states := upstream.Wait(header, now)

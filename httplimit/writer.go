@@ -10,8 +10,8 @@ import (
 	"strings"
 )
 
-// writer notes the status of a response. It passes everything on, and has Flush and Hijack exactly if the writer below has them,
-// perhaps by Unwrap.
+// writer notes the status of a response. It passes everything on, and has Flush and Hijack exactly if the writer below
+// has them, perhaps by Unwrap.
 type writer struct {
 	http.ResponseWriter
 
@@ -30,8 +30,8 @@ type (
 	}
 )
 
-// watch returns w with a note in response of each status that is sent. The response has the first value of each single field only: a
-// reverse proxy adds the values of its upstream behind the middleware's.
+// watch returns w with a note in response of each status that is sent. The response has the first value of each single
+// field only: a reverse proxy adds the values of its upstream behind the middleware's.
 func watch(w http.ResponseWriter, response *response, single []string) http.ResponseWriter {
 	watched := &writer{w, response, single}
 	flushes := reaches[http.Flusher](w) || reaches[interface{ FlushError() error }](w)
@@ -65,8 +65,8 @@ func reaches[T any](w http.ResponseWriter) bool {
 	return false
 }
 
-// answersByItself reports whether net/http sends 200 if a handler returns without a status. Writers of others may be of a framework
-// that sends the status of an error later.
+// answersByItself reports whether net/http sends 200 if a handler returns without a status. Writers of others may be of
+// a framework that sends the status of an error later.
 func answersByItself(w http.ResponseWriter) bool {
 	if own, is := w.(interface{ answersByItself() bool }); is {
 		return own.answersByItself()

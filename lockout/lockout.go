@@ -28,8 +28,9 @@ var ErrInvalidConfig = errors.New("lockout: invalid configuration")
 
 // Config holds the settings of a Lock. The zero Config is ready for use.
 type Config struct {
-	// First is the length of the first block: whole microseconds. Set it above the time in which the limit of the attempts gives one
-	// token, if the first lock shall be noticed: a shorter one is over before the next attempt. Defaults to 30 seconds.
+	// First is the length of the first block: whole microseconds. Set it above the time in which the limit of the attempts
+	// gives one token, if the first lock shall be noticed: a shorter one is over before the next attempt. Defaults to 30
+	// seconds.
 	First time.Duration
 	// Growth is the factor by which each block is longer than the block before it, from 1 on. Defaults to 2.
 	Growth float64
@@ -137,9 +138,10 @@ func (l *Lock) Block(ctx context.Context, limiter *ratelimit.Limiter, key string
 	return until, err
 }
 
-// BlockIfUsedUp is Block if attempts, the state of a limit in a Decision, has less than one token left. Call it after an attempt has failed,
-// with the state of the Decision that allowed the attempt. So of many attempts at once only the last one locks. Pass
-// a context.WithoutCancel, as of Block, or a client that leaves at once escapes the lock. It returns the zero time if attempts are left.
+// BlockIfUsedUp is Block if attempts, the state of a limit in a Decision, has less than one token left. Call it after
+// an attempt has failed, with the state of the Decision that allowed the attempt. So of many attempts at once only the
+// last one locks. Pass a context.WithoutCancel, as of Block, or a client that leaves at once escapes the lock. It
+// returns the zero time if attempts are left.
 func (l *Lock) BlockIfUsedUp(ctx context.Context, limiter *ratelimit.Limiter, key string, attempts ratelimit.State) (until time.Time, err error) {
 	if attempts.Remaining >= 1 {
 		return time.Time{}, nil
@@ -147,9 +149,9 @@ func (l *Lock) BlockIfUsedUp(ctx context.Context, limiter *ratelimit.Limiter, ke
 	return l.Block(ctx, limiter, key)
 }
 
-// BlockUntil locks a key until an instant of the database's clock, and returns the end of the lock. It does not shorten a lock that
-// lasts longer, and does not make later blocks longer. Calls at once do not add up. An instant in the past does nothing. It returns
-// ratelimit.ErrInvalidRequest for an instant more than 20 years ahead.
+// BlockUntil locks a key until an instant of the database's clock, and returns the end of the lock. It does not shorten
+// a lock that lasts longer, and does not make later blocks longer. Calls at once do not add up. An instant in the past
+// does nothing. It returns ratelimit.ErrInvalidRequest for an instant more than 20 years ahead.
 func (l *Lock) BlockUntil(ctx context.Context, limiter *ratelimit.Limiter, key string, until time.Time) (end time.Time, err error) {
 	if time.Until(until) > 20*year { // the row would owe too many tokens
 		return end, fmt.Errorf("%w: the lock would last until %v; lock for up to 20 years", ratelimit.ErrInvalidRequest, until)
@@ -157,8 +159,8 @@ func (l *Lock) BlockUntil(ctx context.Context, limiter *ratelimit.Limiter, key s
 	return limiter.ChargeUntil(ctx, until, l.locked.For(key))
 }
 
-// Clear unlocks a key and forgets its blocks, for example after a password was reset. On the command line, see docs/recipes.md. In a transaction a rollback undoes it. A Reset of
-// other limits does not clear a lock.
+// Clear unlocks a key and forgets its blocks, for example after a password was reset. On the command line, see
+// docs/recipes.md. In a transaction a rollback undoes it. A Reset of other limits does not clear a lock.
 func (l *Lock) Clear(ctx context.Context, limiter *ratelimit.Limiter, key string) error {
 	return limiter.Reset(ctx, l.locked.For(key), l.blocks.For(key))
 }

@@ -40,10 +40,10 @@ type Distribution struct {
 	Shards int
 }
 
-// Distribute lets Citus distribute the tables that decisions use: buckets and prices by key, and reservations by id. It copies
-// the fingerprint to every server. The tables of rules, refusals and versions stay on the coordinator, because no decision reads
-// them. It changes no table that is distributed already, so it can run any number of times, and in several processes at once. Each run
-// gives the shards free pages, as Up does for other tables.
+// Distribute lets Citus distribute the tables that decisions use: buckets and prices by key, and reservations by id. It
+// copies the fingerprint to every server. The tables of rules, refusals and versions stay on the coordinator, because
+// no decision reads them. It changes no table that is distributed already, so it can run any number of times, and in
+// several processes at once. Each run gives the shards free pages, as Up does for other tables.
 //
 // The partitions of buckets are distributed with the table. [Partition] returns an error for a distributed table.
 //

@@ -27,8 +27,8 @@ type Roles struct {
 	// Reader is the role of pages and of monitoring. It reads all tables, with the keys as they are stored, and writes nothing.
 	// If it must not see personal data in keys, set Config.HashKey of package ratelimit.
 	Reader string
-	// RowSecurity adds the policies that the roles need if row level security is enabled for the tables: each role sees all rows, and its
-	// privileges say what it can change. Defaults to false: no policies.
+	// RowSecurity adds the policies that the roles need if row level security is enabled for the tables: each role sees
+	// all rows, and its privileges say what it can change. Defaults to false: no policies.
 	RowSecurity bool
 }
 

@@ -86,9 +86,9 @@ type Config struct {
 }
 
 // Up applies all missing migrations, each in its own transaction. Several processes can call it at once, at any default
-// isolation level. It works on a pool of one connection. If a migration fails, the migrations before it stay applied, and the
-// next Up continues. With all migrations applied, it restores the free pages of tables that became small, for example in a
-// restored dump: see docs/operations.md#tables-that-became-small.
+// isolation level. It works on a pool of one connection. If a migration fails, the migrations before it stay applied,
+// and the next Up continues. With all migrations applied, it restores the free pages of tables that became small, for
+// example in a restored dump: see docs/operations.md#tables-that-became-small.
 func Up(ctx context.Context, pool *pgxpool.Pool, cfg Config) error {
 	err := migrate(ctx, pool, cfg, func(provider *goose.Provider, schema string, current int64) error {
 		if err := checkMade(ctx, pool, schema, cfg.Partitions); err != nil {

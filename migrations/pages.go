@@ -9,16 +9,17 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// pagesFile makes the pages that keep the planner from reading a table as a whole. It can be applied any number of times.
+// pagesFile makes the pages that keep the planner from reading a table as a whole. It can be applied any number of
+// times.
 const pagesFile = "00004_pages.sql"
 
-// MinPages is the number of pages from which on the planner looks rows up by their key, whatever it counted at the last ANALYZE.
-// The most expensive of those lookups, of ten rows by their place, costs as much as 40 pages.
+// MinPages is the number of pages from which on the planner looks rows up by their key, whatever it counted at the last
+// ANALYZE. The most expensive of those lookups, of ten rows by their place, costs as much as 40 pages.
 const MinPages = 48
 
-// keepPages applies pagesFile if a table, or a partition, has fewer than MinPages, for example after a restored dump. It does nothing
-// if the role may not write the tables, if the table of buckets is partitioned in a way of its own, or if the database has Citus, where
-// the rows can be on other servers: see Distribute.
+// keepPages applies pagesFile if a table, or a partition, has fewer than MinPages, for example after a restored dump.
+// It does nothing if the role may not write the tables, if the table of buckets is partitioned in a way of its own, or
+// if the database has Citus, where the rows can be on other servers: see Distribute.
 func keepPages(ctx context.Context, pool *pgxpool.Pool, schema string) error {
 	return pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
 		if _, err := tx.Exec(ctx, "SET LOCAL search_path = pg_catalog, pg_temp"); err != nil {

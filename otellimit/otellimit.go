@@ -60,9 +60,9 @@
 //
 // # Spans
 //
-// Each decision, failed call and transaction of InTx is a span, a child of the one in the call's context: "ratelimit take" and
-// so on, by its verb, and "ratelimit transaction". It has the attributes of metrics above, and some that have too many values
-// for a metric. Times are in seconds:
+// Each decision, failed call and transaction of InTx is a span, a child of the one in the call's context: "ratelimit
+// take" and so on, by its verb, and "ratelimit transaction". It has the attributes of metrics above, and some that have
+// too many values for a metric. Times are in seconds:
 //
 //	ratelimit.limits       the names of all limits of a call over several
 //	ratelimit.rules        the names of the rules of ratelimit.Config.Policies that decided
@@ -72,8 +72,8 @@
 //	ratelimit.pending      whether the transaction of the call may still roll back
 //	ratelimit.attempts     of a transaction: how often it ran
 //
-// The status of a failed call is Error, with the text of the error without secrets. A span has the times of its call, also if it
-// is reported later: ratelimit.Limiter.InTx reports when the transaction has ended.
+// The status of a failed call is Error, with the text of the error without secrets. A span has the times of its call,
+// also if it is reported later: ratelimit.Limiter.InTx reports when the transaction has ended.
 package otellimit
 
 import (

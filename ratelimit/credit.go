@@ -32,14 +32,15 @@ func (l *Limiter) Charge(ctx context.Context, requests ...Request) error {
 	return adjust(ctx, l, "charge", 1, requests, bucket.Whenever)
 }
 
-// ChargeUntil charges a bucket so much that it gives no tokens before an instant of the database's clock, and returns the instant at
-// which it owes nothing any more. That is until, rounded up, by a microsecond or two if the rate is a fraction. It is later, and nothing is charged, if the bucket owes
-// more already; and it is the start of a window if tokens arrive in windows. So callers that charge until the same instant at once, at
-// any isolation level, do not add up. An instant in the past charges nothing.
+// ChargeUntil charges a bucket so much that it gives no tokens before an instant of the database's clock, and returns
+// the instant at which it owes nothing any more. That is until, rounded up, by a microsecond or two if the rate is a
+// fraction. It is later, and nothing is charged, if the bucket owes more already; and it is the start of a window if
+// tokens arrive in windows. So callers that charge until the same instant at once, at any isolation level, do not add
+// up. An instant in the past charges nothing.
 //
-// The cost of the request does not matter. ChargeUntil returns ErrInvalidRequest for a [SlidingWindow] and a [Concurrency], which owe
-// no tokens, and for an instant so far ahead that the bucket would owe more than 1e12 tokens. Otherwise it returns the errors of
-// Charge. In a transaction, a rollback undoes it.
+// The cost of the request does not matter. ChargeUntil returns ErrInvalidRequest for a [SlidingWindow] and a
+// [Concurrency], which owe no tokens, and for an instant so far ahead that the bucket would owe more than 1e12 tokens.
+// Otherwise it returns the errors of Charge. In a transaction, a rollback undoes it.
 func (l *Limiter) ChargeUntil(ctx context.Context, until time.Time, request Request) (end time.Time, err error) {
 	const verb = "charge until"
 	if request.pool != nil {

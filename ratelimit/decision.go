@@ -17,8 +17,8 @@ import (
 type Decision struct {
 	// Allowed reports whether every limit had enough tokens. If it is false, nothing was taken.
 	Allowed bool
-	// withinMS is the time that a Wait had left, in ms, if it was refused because its turn comes later; otherwise 0. It has its
-	// place here because it costs no memory here.
+	// withinMS is the time that a Wait had left, in ms, if it was refused because its turn comes later; otherwise 0. It
+	// has its place here because it costs no memory here.
 	withinMS uint32
 	// RetryAfter is 0 if the call was allowed. If it was refused, RetryAfter is the longest wait of the limits that refused. After
 	// that time the same call will be allowed, if no other call takes tokens meanwhile. For slots it is an upper bound, because their

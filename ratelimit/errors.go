@@ -101,16 +101,17 @@ var (
 
 	// ErrCommitUnknown is returned by InTx if the connection failed after COMMIT was sent, or on Citus the coordinator's
 	// connection to a worker. The transaction is either fully committed or fully rolled back, and this process cannot tell
-	// which. InTx does not retry, because a second run could take twice. After every other error of InTx nothing was taken.
+	// which. InTx does not retry, because a second run could take twice. After every other error of InTx nothing was
+	// taken.
 	//
 	// Outside a transaction, each call that sends a COMMIT of its own can return it. Reserve, Prune, Expire and the calls on
 	// reservations always send one. Take, Credit, CreditTaken, Charge and Reset do so for limits with Shards, and for several limits
 	// if another transaction held a row. A Take also does so in a batch that nearly empties the bucket, and when it corrects
 	// the row of a wrong clock.
 	//
-	// Such a call that needs no COMMIT of its own is one statement. If its connection is lost or its context ends after it was sent, it
-	// may have taken tokens as well, although the error does not wrap ErrCommitUnknown. An error that the server returned, a
-	// *pgconn.PgError of severity ERROR, and the other errors of this list mean that it took nothing.
+	// Such a call that needs no COMMIT of its own is one statement. If its connection is lost or its context ends after it
+	// was sent, it may have taken tokens as well, although the error does not wrap ErrCommitUnknown. An error that the
+	// server returned, a *pgconn.PgError of severity ERROR, and the other errors of this list mean that it took nothing.
 	//
 	// A Reserve that returns it may have made a reservation whose ID is lost; Expire ends it. An Acquire may have taken a
 	// lease, which ends by itself. Acquire sends a COMMIT for several limits, and beside other calls for the same slots.

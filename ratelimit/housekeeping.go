@@ -13,14 +13,14 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/store"
 )
 
-// Maintain calls Expire and Prune with limits at once, and then every interval until ctx ends, and then returns nil. Run it on a
-// goroutine of its own:
+// Maintain calls Expire and Prune with limits at once, and then every interval until ctx ends, and then returns nil.
+// Run it on a goroutine of its own:
 //
 //	go limiter.Maintain(ctx, 10*time.Minute, SendMessage, FailedLogins)
 //
-// Any number of processes can run it at the same time: they share the reservations, and one of them prunes. Each interval is longer
-// by up to a tenth, by chance, so that processes that started together spread. For the limits see Prune; without any, no row is
-// pruned.
+// Any number of processes can run it at the same time: they share the reservations, and one of them prunes. Each
+// interval is longer by up to a tenth, by chance, so that processes that started together spread. For the limits see
+// Prune; without any, no row is pruned.
 //
 // An error does not end Maintain: the next interval tries again. Only the Observer learns of errors, as one [Failed] whose Verb is
 // "expire" or "prune", and of deleted rows, as [Pruned]. Without Config.Observer Maintain is silent.
@@ -205,8 +205,9 @@ func forgetSome(ctx context.Context, l *Limiter) (more bool, err error) {
 //
 // Prune also deletes the prices of [Adaptive] limits without reports for a week, so that their contracts are in effect again.
 //
-// It works through the table in small READ COMMITTED transactions, in parallel with other calls, and never waits for a row. If
-// another process prunes the schema, it returns 0 at once. Without limits it returns ErrInvalidLimit. Call it every few minutes or hours.
+// It works through the table in small READ COMMITTED transactions, in parallel with other calls, and never waits for a
+// row. If another process prunes the schema, it returns 0 at once. Without limits it returns ErrInvalidLimit. Call it
+// every few minutes or hours.
 func (l *Limiter) Prune(ctx context.Context, limits ...Limit) (int64, error) {
 	if err := l.ready(ctx, "prune"); err != nil {
 		return 0, err

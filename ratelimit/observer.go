@@ -11,18 +11,18 @@ import (
 // call, before the call returns. It must be quick, must not call the Limiter, and may run on many goroutines at once. For
 // panics see [Config.Observer]. ctx has the values of the call's context, and may have ended.
 //
-// Events of a transaction of InTx are reported when it has ended. If it rolled back, its refusals, failed calls and lost leases
-// are reported, but not the events that the rollback undid. An attempt that lost a conflict reports a Conflicted in place of
-// its events, and an attempt that lost its connection reports none. A transaction that fails because of that reports a Failed,
-// and every other one a Transacted. Events of a transaction that you began are reported at once, with Pending set. No event
-// contains a key.
+// Events of a transaction of InTx are reported when it has ended. If it rolled back, its refusals, failed calls and
+// lost leases are reported, but not the events that the rollback undid. An attempt that lost a conflict reports a
+// Conflicted in place of its events, and an attempt that lost its connection reports none. A transaction that fails
+// because of that reports a Failed, and every other one a Transacted. Events of a transaction that you began are
+// reported at once, with Pending set. No event contains a key.
 type Observer interface {
 	Observe(ctx context.Context, event Event)
 }
 
-// Event is one of [Decided], [Settlement], [Leased], [Failed], [Transacted], [Conflicted], [Batched], [Queued], [Pruned],
-// [Mended], [Redefined], [PlanWithoutRule], [Answered], [RulesLoaded], [RulesChecked], [PriceChanged] and [Prefetched]. Ignore
-// other events, because more may be added.
+// Event is one of [Decided], [Settlement], [Leased], [Failed], [Transacted], [Conflicted], [Batched], [Queued],
+// [Pruned], [Mended], [Redefined], [PlanWithoutRule], [Answered], [RulesLoaded], [RulesChecked], [PriceChanged] and
+// [Prefetched]. Ignore other events, because more may be added.
 type Event interface{ event() }
 
 // Decided is a decision, allowed or refused. A failed call is a Failed.
@@ -70,9 +70,9 @@ type Leased struct {
 // Failed is a call that returned an error which is not the fault of its caller. The request was neither allowed nor refused.
 // errors.Is(Err, ErrContended) distinguishes contention from a database that does not work.
 //
-// It includes calls whose context ended before the answer. For errors.Is(Err, context.Canceled) the caller left, and Elapsed
-// is how long it had waited. If it is long, the database stalls or a row is held. Sleeping for a turn in Wait, or for a slot in
-// package waitlist, is no such wait.
+// It includes calls whose context ended before the answer. For errors.Is(Err, context.Canceled) the caller left, and
+// Elapsed is how long it had waited. If it is long, the database stalls or a row is held. Sleeping for a turn in Wait,
+// or for a slot in package waitlist, is no such wait.
 type Failed struct {
 	// Verb is the call in lower case, as in Decided, or "transaction" for InTx.
 	Verb string
@@ -85,8 +85,8 @@ type Failed struct {
 	Elapsed time.Duration
 }
 
-// Transacted is a transaction of InTx that committed, or that fn rolled back by returning an error. It is reported after the
-// events of its calls. A transaction that failed is a Failed.
+// Transacted is a transaction of InTx that committed, or that fn rolled back by returning an error. It is reported
+// after the events of its calls. A transaction that failed is a Failed.
 type Transacted struct {
 	// Committed reports whether it committed.
 	Committed bool
@@ -165,10 +165,10 @@ type Answered struct {
 	Route string
 	// Limit is the name of the first limit that refused, or of the first limit of the request. It is empty if none is known.
 	Limit string
-	// Result is "allowed", "refused", "bad_key", "bad_cost", "too_costly", "failed_closed" (no decision, and the request was
-	// rejected), "failed_open" (no decision, and the request was admitted), "cancelled", or "unlimited" (no limit applies to
-	// the request, or to a part of it, for example because a name is misspelled). Later the same request can report
-	// "credited" or "credit_failed", or "lease_lost" if it lost its slot.
+	// Result is "allowed", "refused", "bad_key", "bad_cost", "too_costly", "failed_closed" (no decision, and the request
+	// was rejected), "failed_open" (no decision, and the request was admitted), "cancelled", or "unlimited" (no limit
+	// applies to the request, or to a part of it, for example because a name is misspelled). Later the same request can
+	// report "credited" or "credit_failed", or "lease_lost" if it lost its slot.
 	Result string
 	// Shadow reports whether the guard only observes, so that the result had no effect.
 	Shadow bool

@@ -63,9 +63,10 @@ func kindOf(t *bucket.Terms) Kind {
 	return KindTokenBucket
 }
 
-// Scale returns the policy with its numbers of tokens multiplied by times. If a product is above or below what a policy can
-// have, all numbers are multiplied by the nearest factor that is possible. Slots are rounded down, to at least 1. A capacity
-// of 1 or more stays at least 1, and so does MaxReserved without a capacity, so that a request with the default cost is never an error.
+// Scale returns the policy with its numbers of tokens multiplied by times. If a product is above or below what a policy
+// can have, all numbers are multiplied by the nearest factor that is possible. Slots are rounded down, to at least 1. A
+// capacity of 1 or more stays at least 1, and so does MaxReserved without a capacity, so that a request with the
+// default cost is never an error.
 func Scale(policy Policy, times float64) Policy {
 	scaled := policy.scaled(times)
 	if _, err := NewLimit("scaled", scaled); err != nil { // rounding at the edge of what a policy can have
@@ -88,8 +89,8 @@ func scaleTokens(times float64, tokens ...*float64) {
 	}
 }
 
-// scaleSteps is scaleTokens for a policy with a rate and a capacity. The capacity does not fall below 1, nor does MaxReserved if only
-// reservations get tokens.
+// scaleSteps is scaleTokens for a policy with a rate and a capacity. The capacity does not fall below 1, nor does
+// MaxReserved if only reservations get tokens.
 func scaleSteps(times float64, rate, capacity, maxReserved *float64) {
 	before, reserved := cmp.Or(*capacity, *rate), *maxReserved
 	scaleTokens(times, rate, capacity, maxReserved)

@@ -15,12 +15,14 @@ type requestText struct {
 	Policy json.RawMessage `json:"policy"`
 }
 
-// MarshalRequests returns requests as a JSON array, so that a queue or a table can keep them with the work that they are for:
+// MarshalRequests returns requests as a JSON array, so that a queue or a table can keep them with the work that they
+// are for:
 //
 //	[{"limit":"mail","key":"ada","plan":"pro","cost":5,"policy":{"kind":"token bucket","rate":10,"period":"1s"}}]
 //
-// Keys are in their stored form, as [Limiter.StoredKey] returns it. The policy is the definition in the code, as [MarshalPolicy]
-// writes it. It returns ErrInvalidRequest for a [Borrow], and otherwise the errors of a call with these requests.
+// Keys are in their stored form, as [Limiter.StoredKey] returns it. The policy is the definition in the code, as
+// [MarshalPolicy] writes it. It returns ErrInvalidRequest for a [Borrow], and otherwise the errors of a call with these
+// requests.
 func (l *Limiter) MarshalRequests(requests ...Request) ([]byte, error) {
 	texts := make([]requestText, len(requests))
 	for i := range requests {
@@ -44,8 +46,9 @@ func (l *Limiter) MarshalRequests(requests ...Request) ([]byte, error) {
 	return json.Marshal(texts)
 }
 
-// UnmarshalRequests returns the requests that MarshalRequests has written. A request has the policy that this Limiter last used with
-// the name of its limit, or the written one if it has not used the name. Rules apply to it as to any request.
+// UnmarshalRequests returns the requests that MarshalRequests has written. A request has the policy that this Limiter
+// last used with the name of its limit, or the written one if it has not used the name. Rules apply to it as to any
+// request.
 func (l *Limiter) UnmarshalRequests(data []byte) ([]Request, error) {
 	var texts []requestText
 	if err := json.Unmarshal(data, &texts); err != nil {

@@ -111,17 +111,18 @@ func optionalTime(us *int64) time.Time {
 	return time.UnixMicro(*us)
 }
 
-// Settle ends a reservation with the actual cost of the work. actual has a request for each limit whose cost differs from the
-// reservation; the other limits keep their estimates. A surplus is returned, up to the capacity. A window takes back
-// what it paid, and only until it has ended. An overage is taken from the current bucket, below zero if necessary, and later
-// requests wait for it. If the limit has changed since Reserve, the current policy of the request in actual decides.
+// Settle ends a reservation with the actual cost of the work. actual has a request for each limit whose cost differs
+// from the reservation; the other limits keep their estimates. A surplus is returned, up to the capacity. A window
+// takes back what it paid, and only until it has ended. An overage is taken from the current bucket, below zero if
+// necessary, and later requests wait for it. If the limit has changed since Reserve, the current policy of the request
+// in actual decides.
 //
 // A reservation of an [Adaptive] limit is settled at the price at which it was made.
 //
-// Settling again changes nothing and returns nil, even with other costs of the same buckets. Settle returns ErrInvalidRequest if actual names a
-// bucket that was not reserved, or one bucket under two policies. It returns ErrNotReserved if no reservation has the id, for
-// example because its transaction was rolled back, and ErrReservationEnded after Cancel or expiry. In a transaction, a rollback
-// undoes it.
+// Settling again changes nothing and returns nil, even with other costs of the same buckets. Settle returns
+// ErrInvalidRequest if actual names a bucket that was not reserved, or one bucket under two policies. It returns
+// ErrNotReserved if no reservation has the id, for example because its transaction was rolled back, and
+// ErrReservationEnded after Cancel or expiry. In a transaction, a rollback undoes it.
 func (l *Limiter) Settle(ctx context.Context, id string, actual ...Request) error {
 	if err := l.ready(ctx, "settle"); err != nil {
 		return err

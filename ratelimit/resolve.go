@@ -105,8 +105,8 @@ func badSource(ctx context.Context, l *Limiter, verb string, limit Limit, err er
 	l.reports.failed(ctx, Failed{Verb: verb, Limit: limit.Name(), Err: fmt.Errorf("ratelimit: Config.Policies, asked for %q: %w", limit.Name(), err)}, l.reports.began())
 }
 
-// estimate returns an estimate of the database's clock in microseconds since 1970: AsOf, or this process's clock, as far ahead as
-// Policies knows.
+// estimate returns an estimate of the database's clock in microseconds since 1970: AsOf, or this process's clock, as
+// far ahead as Policies knows.
 func (c *Config) estimate() int64 {
 	if now := c.asOf(); now != nil {
 		return *now

@@ -18,8 +18,8 @@ import (
 // If Policies panics, or returns a ruling of another limit, the definition in the code decides, and the Observer receives a
 // [Failed].
 //
-// If Policies also has the method Ahead() time.Duration, Limiters call it to correct their estimate of the database's clock: it
-// returns how far that clock is ahead of this process's.
+// If Policies also has the method Ahead() time.Duration, Limiters call it to correct their estimate of the database's
+// clock: it returns how far that clock is ahead of this process's.
 type Policies interface {
 	// RulingFor returns the ruling for a bucket, or nil if the definition in the code decides. limit is the limit of the request,
 	// plan the plan of [Request.Plan], and key the stored form of the key: "" for [Limit.Global], and an HMAC if Config.HashKey
@@ -75,11 +75,11 @@ const (
 type OnChange string
 
 const (
-	// CarryUsage keeps what was used: after 900 of 1000 were used, 9100 of 10,000 are left, and nothing of 500. What the bucket
-	// owes becomes no more.
+	// CarryUsage keeps what was used: after 900 of 1000 were used, 9100 of 10,000 are left, and nothing of 500. What the
+	// bucket owes becomes no more.
 	CarryUsage OnChange = "carry"
-	// KeepTokens keeps the tokens or what the bucket owes, up to the new capacity. With Shards, KeepTokens cannot be used to raise the
-	// capacity. A sliding window counts its usage under every OnChange but ScaleTokens and ResetTokens.
+	// KeepTokens keeps the tokens or what the bucket owes, up to the new capacity. With Shards, KeepTokens cannot be used
+	// to raise the capacity. A sliding window counts its usage under every OnChange but ScaleTokens and ResetTokens.
 	KeepTokens OnChange = "keep"
 	// ScaleTokens keeps the tokens or what the bucket owes as a share of the capacity: 1.8 of 3 become 36 of 60.
 	ScaleTokens OnChange = "scale"
@@ -103,8 +103,8 @@ type Era struct {
 	Name string
 	// Unit is the unit of a token, such as "requests" or "tokens". Decisions report it as State.Unit.
 	Unit string
-	// OnChange defaults to CarryUsage for a window, and to KeepTokens for a token bucket. In the first era it is ignored. If an era has another number of Shards than the era
-	// before it, it must be ResetTokens.
+	// OnChange defaults to CarryUsage for a window, and to KeepTokens for a token bucket. In the first era it is ignored.
+	// If an era has another number of Shards than the era before it, it must be ResetTokens.
 	OnChange OnChange
 }
 
@@ -217,7 +217,8 @@ func (e Era) check(limit Limit) (era, bucket.Change, error) {
 	return of, change, nil
 }
 
-// usualChange returns the meaning of an empty OnChange. The tokens of a token bucket are about time, not usage: its rate counts at once.
+// usualChange returns the meaning of an empty OnChange. The tokens of a token bucket are about time, not usage: its
+// rate counts at once.
 func usualChange(limit Limit) OnChange {
 	if limit.Numbers().Kind == KindTokenBucket {
 		return KeepTokens

@@ -33,13 +33,14 @@ type Turn struct {
 // delayed work does not cause a burst. Work that was started can be started again, any number of times, without paying again. The
 // exception is a reservation that expired and was credited. If Start reserves again, it does so as [Limiter.Renew] does.
 //
-// again are the requests that the reservation was made with, for work that must run although its reservation was cancelled, or is
-// gone: its row was deleted a week after the reservation had ended, or lost with the table. Start then reserves the requests under
-// the same ID, once, however many callers there are, and returns the new turn. If a limit with a MaxReserved refuses, nothing is
-// taken, and Wait is the time until Start can succeed. With [Limiter.MarshalRequests] the work can carry its requests.
+// again are the requests that the reservation was made with, for work that must run although its reservation was
+// cancelled, or is gone: its row was deleted a week after the reservation had ended, or lost with the table. Start then
+// reserves the requests under the same ID, once, however many callers there are, and returns the new turn. If a limit
+// with a MaxReserved refuses, nothing is taken, and Wait is the time until Start can succeed. With
+// [Limiter.MarshalRequests] the work can carry its requests.
 //
-// Without again, Start returns ErrReservationEnded if the reservation was cancelled, and ErrNotReserved if it does not exist. It
-// returns ErrCostExceedsCapacity as Renew does. Do not run the work then.
+// Without again, Start returns ErrReservationEnded if the reservation was cancelled, and ErrNotReserved if it does not
+// exist. It returns ErrCostExceedsCapacity as Renew does. Do not run the work then.
 func (l *Limiter) Start(ctx context.Context, id string, again ...Request) (Turn, error) {
 	start := func(life *reserved.Life, ctx context.Context, r *reserved.Reservation) (time.Duration, bool, error) {
 		return life.Start(ctx, r, len(again) > 0)

@@ -66,11 +66,11 @@ func withoutPool(l *Limiter, after *afterCommit) *Limiter {
 	return &bound
 }
 
-// InTx runs fn in a SERIALIZABLE transaction and commits when fn returns nil. Pass tx to [Limiter.WithTx] to take limits in it. If
-// the transaction conflicts with another, at a statement or at COMMIT, InTx rolls back. After a random pause or in a queue it runs
-// fn again in a new transaction. It also does so up to three times if the connection is lost before COMMIT was sent, or if the server
-// ends it because it was idle in the transaction. So fn must do nothing that cannot be repeated, and must return the errors of its
-// statements.
+// InTx runs fn in a SERIALIZABLE transaction and commits when fn returns nil. Pass tx to [Limiter.WithTx] to take
+// limits in it. If the transaction conflicts with another, at a statement or at COMMIT, InTx rolls back. After a random
+// pause or in a queue it runs fn again in a new transaction. It also does so up to three times if the connection is
+// lost before COMMIT was sent, or if the server ends it because it was idle in the transaction. So fn must do nothing
+// that cannot be repeated, and must return the errors of its statements.
 //
 // Once transactions of a Limiter have conflicted at a bucket, they queue for it, each before its first statement if that
 // statement takes from the bucket. So take limits first. A transaction that has read something already has its snapshot, and
@@ -274,10 +274,10 @@ func (tx *ownedTx) Rollback(ctx context.Context) error {
 	return err
 }
 
-// commit ends tx. It returns nil, the error of a definite rollback, or ErrCommitUnknown. ErrCommitUnknown also covers errors
-// that a Citus coordinator relays from a worker, which may have committed. A FATAL error of the server can come before it has read
-// COMMIT, or after it has committed, for example when it waited for a standby. Only 25P03 certainly comes before: the server raises it
-// while it waits for a command.
+// commit ends tx. It returns nil, the error of a definite rollback, or ErrCommitUnknown. ErrCommitUnknown also covers
+// errors that a Citus coordinator relays from a worker, which may have committed. A FATAL error of the server can come
+// before it has read COMMIT, or after it has committed, for example when it waited for a standby. Only 25P03 certainly
+// comes before: the server raises it while it waits for a command.
 //
 // It does not use pgconn.SafeToRetry: in pgx 5.9 to 5.12 that reports true for a connection that was lost while waiting for the
 // answer to COMMIT.

@@ -8,8 +8,9 @@
 // [rules.SiteConfig].Attributes. The tiers of the Site select the limits of each descriptor. All limits of a call are decided
 // together: it takes from all of them or from none.
 //
-// The entries address, remote_address and masked_remote_address are clients' addresses: every guard and the tiers make the same key
-// of one, so an IPv6 client is its /64. To count larger networks, set v6_prefix_mask_len of masked_remote_address.
+// The entries address, remote_address and masked_remote_address are clients' addresses: every guard and the tiers make
+// the same key of one, so an IPv6 client is its /64. To count larger networks, set v6_prefix_mask_len of
+// masked_remote_address.
 //
 // # Answers
 //
@@ -23,14 +24,14 @@
 //	an address of a key is no IP address      InvalidArgument
 //	no decision                               Unavailable
 //
-// A misspelled domain or entry admits every call. Each such call is a [ratelimit.Answered] with the result "unlimited", and each
-// unknown domain and set of entries is a warning of Config.Logger once, up to a hundred of them. A failure of this service admits
-// calls, too, unless Envoy's filter has failure_mode_deny.
+// A misspelled domain or entry admits every call. Each such call is a [ratelimit.Answered] with the result "unlimited",
+// and each unknown domain and set of entries is a warning of Config.Logger once, up to a hundred of them. A failure of
+// this service admits calls, too, unless Envoy's filter has failure_mode_deny.
 //
 // The status of a descriptor shows the limit with the longest wait, or otherwise the limit with the fewest tokens left.
-// LimitRemaining is the whole number of these tokens. A limit that refuses has 0, because Envoy sends the status with the fewest
-// remaining to the client, and DurationUntilReset is then the time after which the same call is admitted if there are no
-// competitors. Otherwise it is the time until the bucket is full. A refusal has the header retry-after.
+// LimitRemaining is the whole number of these tokens. A limit that refuses has 0, because Envoy sends the status with
+// the fewest remaining to the client, and DurationUntilReset is then the time after which the same call is admitted if
+// there are no competitors. Otherwise it is the time until the bucket is full. A refusal has the header retry-after.
 //
 // If a call is refused, its charged and negative hits change nothing either.
 package rls
@@ -131,8 +132,8 @@ func (s *Service) ShouldRateLimit(ctx context.Context, call *ratelimitv3.RateLim
 	return answer(asked, d), nil
 }
 
-// tellUnlimited reports a call of which a descriptor has no limit, and warns once for each unknown domain and each set of entries
-// that no tier fits. A warning has names and no values.
+// tellUnlimited reports a call of which a descriptor has no limit, and warns once for each unknown domain and each set
+// of entries that no tier fits. A warning has names and no values.
 func (s *Service) tellUnlimited(ctx context.Context, call *ratelimitv3.RateLimitRequest, asked []ask) {
 	i := slices.IndexFunc(asked, func(a ask) bool { return len(a.requests) == 0 })
 	if i < 0 {

@@ -105,7 +105,8 @@ func (s *Store) apply(ctx context.Context, tx pgx.Tx, edit Edit, changes *Change
 	return Applied{Version: w.version, From: time.UnixMicro(w.from).UTC()}, nil
 }
 
-// checkKeys returns an error for an override or a pause of a key that no bucket has, because the tables store keys as HMACs.
+// checkKeys returns an error for an override or a pause of a key that no bucket has, because the tables store keys as
+// HMACs.
 func (s *Store) checkKeys(ctx context.Context, tx pgx.Tx, changes *Changes) error {
 	var plain []Bucket
 	for _, o := range changes.Override {

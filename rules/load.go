@@ -64,7 +64,8 @@ type rower interface {
 	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
 }
 
-// askVersion returns the version of the rules, the database's time, and how far the database's clock is ahead of this process's.
+// askVersion returns the version of the rules, the database's time, and how far the database's clock is ahead of this
+// process's.
 func (sql *statements) askVersion(ctx context.Context, db rower) (version, now int64, ahead time.Duration, err error) {
 	asked := time.Now()
 	var hidden string
@@ -75,8 +76,8 @@ func (sql *statements) askVersion(ctx context.Context, db rower) (version, now i
 	return version, now, aheadOf(asked, time.Now(), time.UnixMicro(now)), err
 }
 
-// aheadOf returns the smallest difference of two clocks that explains that one showed now while the other went from asked to
-// answered.
+// aheadOf returns the smallest difference of two clocks that explains that one showed now while the other went from
+// asked to answered.
 func aheadOf(asked, answered, now time.Time) time.Duration {
 	switch {
 	case now.After(answered):

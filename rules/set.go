@@ -38,7 +38,8 @@ type Config struct {
 	// Limits are the definitions in the code. Only a program that prunes, and takes nothing, must name them: the Set learns
 	// other definitions from the first call. Defaults to none.
 	Limits []ratelimit.Limit
-	// Observer receives each [ratelimit.RulesLoaded] and [ratelimit.RulesChecked], and each [ratelimit.PlanWithoutRule] once. Defaults to nil: no events.
+	// Observer receives each [ratelimit.RulesLoaded] and [ratelimit.RulesChecked], and each [ratelimit.PlanWithoutRule]
+	// once. Defaults to nil: no events.
 	Observer ratelimit.Observer
 }
 
@@ -118,9 +119,9 @@ func (s *Set) RulingFor(limit ratelimit.Limit, plan, key string) *ratelimit.Ruli
 	return of.base(plan).rule(&limit)
 }
 
-// Limit returns the limit of a stored rule, for programs that define none in the code. It has the policy of the rule without a plan, or
-// else the smallest of the policies of plans that are in effect now. Requests to it follow later changes, also if the limit was returned
-// before. Limit returns false if no rule is in effect or scheduled.
+// Limit returns the limit of a stored rule, for programs that define none in the code. It has the policy of the rule
+// without a plan, or else the smallest of the policies of plans that are in effect now. Requests to it follow later
+// changes, also if the limit was returned before. Limit returns false if no rule is in effect or scheduled.
 func (s *Set) Limit(name string) (ratelimit.Limit, bool) {
 	current := s.loaded()
 	if current == nil {
@@ -167,8 +168,8 @@ func (s *Set) Age() time.Duration {
 	return math.MaxInt64
 }
 
-// Ahead returns how far the database's clock was ahead of this process's when the tables were last asked, and 0 before the first
-// load. It is 0 also where the time that the answer took explains the difference.
+// Ahead returns how far the database's clock was ahead of this process's when the tables were last asked, and 0 before
+// the first load. It is 0 also where the time that the answer took explains the difference.
 func (s *Set) Ahead() time.Duration {
 	current := s.loaded()
 	if current == nil {

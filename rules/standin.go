@@ -14,8 +14,8 @@ type standIn struct {
 	from, until int64
 }
 
-// standIn returns the stand-in at an instant: the policy of the rule without a plan, or else the smallest among those of plans. If no
-// rule is in effect, it is that of the next one. known is false if there is none.
+// standIn returns the stand-in at an instant: the policy of the rule without a plan, or else the smallest among those
+// of plans. If no rule is in effect, it is that of the next one. known is false if there is none.
 func (of *limitRules) standIn(at int64) standIn {
 	if s := of.standing.Load(); s != nil && s.from <= at && at < s.until {
 		return *s
@@ -35,8 +35,8 @@ func (of *limitRules) standIn(at int64) standIn {
 	return s
 }
 
-// standIns returns the stand-ins of all instants. It depends on the rules alone, so every process finds the same. After the last rule
-// it has the policy of the last one.
+// standIns returns the stand-ins of all instants. It depends on the rules alone, so every process finds the same. After
+// the last rule it has the policy of the last one.
 func (of *limitRules) standIns() chain {
 	of.standInsOnce.Do(func() { of.standInChain = of.makeStandIns() })
 	return of.standInChain
@@ -75,8 +75,8 @@ func (of *limitRules) makeStandIns() chain {
 	return stood
 }
 
-// smallest returns the terms of the rule without a plan, or else those with the smallest capacity among the plans, in effect at an
-// instant. It returns nil if there are none.
+// smallest returns the terms of the rule without a plan, or else those with the smallest capacity among the plans, in
+// effect at an instant. It returns nil if there are none.
 func (of *limitRules) smallest(plans []string, at int64) *terms {
 	var found *terms
 	least := 0.0
@@ -104,8 +104,8 @@ func (c chain) holding(at int64) span {
 	return c[i]
 }
 
-// complete returns the chain for a definition in the code, or for a stand-in: then it has stand-ins where it would leave the decision to the
-// code. So also a request that was made before a change is decided as one made after it.
+// complete returns the chain for a definition in the code, or for a stand-in: then it has stand-ins where it would
+// leave the decision to the code. So also a request that was made before a change is decided as one made after it.
 func (of *limitRules) complete(so chain, limit *ratelimit.Limit) chain {
 	if !of.noted.isStandIn(limit) {
 		return so

@@ -127,7 +127,8 @@ func (s *Site) renew() *siteTiers {
 	return next
 }
 
-// limitIn returns a function that finds the limits of the program and of the loaded rules, which may be nil, at an instant.
+// limitIn returns a function that finds the limits of the program and of the loaded rules, which may be nil, at an
+// instant.
 func (s *Site) limitIn(loaded *snapshot, at int64) func(name string) (ratelimit.Limit, bool) {
 	return func(name string) (ratelimit.Limit, bool) {
 		for _, limit := range s.config.Limits {

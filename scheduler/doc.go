@@ -13,12 +13,13 @@
 //
 // # Transactions
 //
-// A job, its reservation and the caller's other writes commit together or not at all. The same is true for a cancelled job and
-// its returned tokens ([Scheduler.Cancel]), and for the writes of a job, its actual cost and its completion ([Turn.WithTx] with
-// River's JobCompleteTx). The metadata of the job has the ID of the reservation under "ratelimit:reservation", followed by a
-// colon and the schema if the limiter's is not "ratelimit". Under that name with ":requests" it has what the job reserved, as
-// [ratelimit.Limiter.MarshalRequests] writes it, and with ":ready_at" the time of its turn. Enqueue works at any isolation level. In SERIALIZABLE transactions
-// it adds conflicts only between callers of one bucket, which [ratelimit.Limiter.InTx] retries.
+// A job, its reservation and the caller's other writes commit together or not at all. The same is true for a cancelled
+// job and its returned tokens ([Scheduler.Cancel]), and for the writes of a job, its actual cost and its completion
+// ([Turn.WithTx] with River's JobCompleteTx). The metadata of the job has the ID of the reservation under
+// "ratelimit:reservation", followed by a colon and the schema if the limiter's is not "ratelimit". Under that name with
+// ":requests" it has what the job reserved, as [ratelimit.Limiter.MarshalRequests] writes it, and with ":ready_at" the
+// time of its turn. Enqueue works at any isolation level. In SERIALIZABLE transactions it adds conflicts only between
+// callers of one bucket, which [ratelimit.Limiter.InTx] retries.
 //
 // # Start of a job
 //
@@ -32,11 +33,12 @@
 // long after ReadyAt, and was not started before, reserves again, and d is at most StaleAfter. Without it, jobs that waited
 // for stopped workers start in one burst.
 //
-// A job pays once: further attempts, after an error or a killed worker, run as River schedules them. With [Config.RetriesPay]
-// each attempt after a started one reserves again and waits. A job that is retried by hand after it returned its tokens pays
-// again in either case. So does a job whose reservation is gone, for example because its queue was paused until the row was deleted,
-// a week after it expired: the middleware reserves again, under the same ID, what the metadata say. If they do not say it, and
-// Config.Requests does not either, the attempt fails. A [Holder] makes jobs hold slots of a [ratelimit.Concurrency] while they run.
+// A job pays once: further attempts, after an error or a killed worker, run as River schedules them. With
+// [Config.RetriesPay] each attempt after a started one reserves again and waits. A job that is retried by hand after it
+// returned its tokens pays again in either case. So does a job whose reservation is gone, for example because its queue
+// was paused until the row was deleted, a week after it expired: the middleware reserves again, under the same ID, what
+// the metadata say. If they do not say it, and Config.Requests does not either, the attempt fails. A [Holder] makes
+// jobs hold slots of a [ratelimit.Concurrency] while they run.
 //
 // # Changed limits
 //

@@ -24,7 +24,8 @@ func metadataKey(schema string) string {
 // attemptKey returns the key of a job's metadata that holds the number of the attempt that was last started.
 func (s *Scheduler) attemptKey() string { return s.key + ":attempt" }
 
-// requestsKey returns the key of a job's metadata that holds what the job reserved, as Limiter.MarshalRequests writes it.
+// requestsKey returns the key of a job's metadata that holds what the job reserved, as Limiter.MarshalRequests writes
+// it.
 func (s *Scheduler) requestsKey() string { return s.key + ":requests" }
 
 // readyKey returns the key of a job's metadata that holds the time of its turn.

@@ -72,7 +72,8 @@ func (m *middleware) Work(ctx context.Context, job *rivertype.JobRow, work func(
 	return err
 }
 
-// snooze returns how long a job sleeps that must wait for its turn. A wait beyond the turn, as for the end of a pause, may become shorter.
+// snooze returns how long a job sleeps that must wait for its turn. A wait beyond the turn, as for the end of a pause,
+// may become shorter.
 func (s *Scheduler) snooze(turn ratelimit.Turn) time.Duration {
 	wait := min(turn.Wait, max(longestSnooze, time.Until(turn.ReadyAt)))
 	return max(wait-s.config.TakeUpEarly, 0) + time.Millisecond // River's clock and its rounding are not the database's
@@ -92,8 +93,8 @@ func (s *Scheduler) await(ctx context.Context, job *rivertype.JobRow, id string)
 	}
 }
 
-// start starts the job's turn. It takes a new turn if the job must pay again: if retries pay and this is one, if the reservation
-// was returned, because then a user has retried the job by hand since, or if the reservation is gone.
+// start starts the job's turn. It takes a new turn if the job must pay again: if retries pay and this is one, if the
+// reservation was returned, because then a user has retried the job by hand since, or if the reservation is gone.
 func (s *Scheduler) start(ctx context.Context, job *rivertype.JobRow, id string) (ratelimit.Turn, error) {
 	turn, err := s.limiter.Start(ctx, id)
 	if errors.Is(err, ratelimit.ErrNotReserved) {
@@ -110,8 +111,8 @@ func (s *Scheduler) start(ctx context.Context, job *rivertype.JobRow, id string)
 	return s.limiter.Start(ctx, id)
 }
 
-// startLost starts the turn of a job whose reservation is gone: it takes a new turn under the same ID. An error fails the attempt,
-// and River keeps the job.
+// startLost starts the turn of a job whose reservation is gone: it takes a new turn under the same ID. An error fails
+// the attempt, and River keeps the job.
 func (s *Scheduler) startLost(ctx context.Context, job *rivertype.JobRow, id string, gone error) (ratelimit.Turn, error) {
 	requests, err := s.requestsOf(job)
 	switch {

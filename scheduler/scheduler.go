@@ -50,8 +50,8 @@ type Config struct {
 	// job whose reservation is gone, and whose metadata do not say what it cost, reserves what Requests returns. A
 	// nil Requests means that jobs without a reservation run at once.
 	Requests func(job *rivertype.JobRow) ([]ratelimit.Request, error)
-	// Logger receives errors that no caller gets: a reservation that could not be settled after its job had succeeded, at growing
-	// intervals of up to a minute, and jobs that ran without the middleware. Defaults to slog.Default.
+	// Logger receives errors that no caller gets: a reservation that could not be settled after its job had succeeded, at
+	// growing intervals of up to a minute, and jobs that ran without the middleware. Defaults to slog.Default.
 	Logger *slog.Logger
 }
 

@@ -7,8 +7,9 @@
 // sent to the database. An error of the server has its message, without the details that name rows. The answer of a guard has only
 // the kind of the error, because your own functions may put anything into its text.
 //
-// While a database is down, each call fails. So the first failure of each error_type is written, then lines at growing intervals of
-// up to a minute, with the number of failures left out in the attribute omitted. When calls work again, one line says so.
+// While a database is down, each call fails. So the first failure of each error_type is written, then lines at growing
+// intervals of up to a minute, with the number of failures left out in the attribute omitted. When calls work again,
+// one line says so.
 package sloglimit
 
 import (
@@ -32,17 +33,18 @@ type Config struct {
 	// Refused is the level of refusals, of refusals in shadow mode, and of requests that a guard found at fault, for example without a
 	// key. Defaults to slog.LevelInfo.
 	Refused slog.Leveler
-	// Failed is the level of calls that failed or gave up under contention, and of rules that could not be loaded. Calls whose caller left are written at the level of Mended if it had waited for more than a quarter of a second,
-	// and otherwise at the level of Detail. Defaults to slog.LevelError.
+	// Failed is the level of calls that failed or gave up under contention, and of rules that could not be loaded. Calls
+	// whose caller left are written at the level of Mended if it had waited for more than a quarter of a second, and
+	// otherwise at the level of Detail. Defaults to slog.LevelError.
 	Failed slog.Leveler
 	// Mended is the level of anomalies: buckets that a wrong clock had left in the future, rules that were loaded late, lost leases,
 	// names with two policies, plans without a rule, and callers that left after a long wait. Defaults to slog.LevelWarn.
 	Mended slog.Leveler
 	// Changed is the level of loads of rules in another version than before. Defaults to slog.LevelInfo.
 	Changed slog.Leveler
-	// Detail is the level of everything else: transactions, retried conflicts, waits, batches, prunes, prices of adaptive limits,
-	// settlements, renewed or released leases, and answers that follow from a decision or a failed call. Guards write their
-	// failures to their own Logger. Defaults to slog.LevelDebug.
+	// Detail is the level of everything else: transactions, retried conflicts, waits, batches, prunes, prices of adaptive
+	// limits, settlements, renewed or released leases, and answers that follow from a decision or a failed call. Guards
+	// write their failures to their own Logger. Defaults to slog.LevelDebug.
 	Detail slog.Leveler
 }
 

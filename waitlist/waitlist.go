@@ -60,8 +60,9 @@ type Config struct {
 
 const (
 	maxPlaces = 1000 // processes in a line
-	// longestPlace is how long the place of a dead process is kept: for so long nobody gets a slot if it was the first of the line. A place is
-	// renewed three times as often, which costs less than the looks at the line. A process that stalls for longer goes to the end of the line.
+	// longestPlace is how long the place of a dead process is kept: for so long nobody gets a slot if it was the first of
+	// the line. A place is renewed three times as often, which costs less than the looks at the line. A process that
+	// stalls for longer goes to the end of the line.
 	longestPlace = 1500 * time.Millisecond
 )
 

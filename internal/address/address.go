@@ -1,5 +1,5 @@
-// Package address makes the key of a client from its IP address. Every guard, the tiers of rules and the simulation use it, so a
-// client has the same key everywhere.
+// Package address makes the key of a client from its IP address. Every guard, the tiers of rules and the simulation use
+// it, so a client has the same key everywhere.
 package address
 
 import (
@@ -24,9 +24,9 @@ func IsAttribute(name string) bool {
 	return slices.Contains([]string{"address", "remote_address", "masked_remote_address"}, name)
 }
 
-// Key returns the key of the client at an address: "203.0.113.7", "2001:db8:0:7::/64". A port and a zone don't count. Only the first
-// bits count, and fewer for a prefix that is shorter, such as 2001:db8::/48 from a proxy that masks addresses. So Key(Key(x)) is
-// Key(x).
+// Key returns the key of the client at an address: "203.0.113.7", "2001:db8:0:7::/64". A port and a zone don't count.
+// Only the first bits count, and fewer for a prefix that is shorter, such as 2001:db8::/48 from a proxy that masks
+// addresses. So Key(Key(x)) is Key(x).
 func Key(text string, ipv4Bits, ipv6Bits int) (string, error) {
 	if strings.Contains(text, "/") {
 		prefix, err := netip.ParsePrefix(text)
@@ -55,8 +55,8 @@ func keyOfPrefix(prefix netip.Prefix, ipv4Bits, ipv6Bits int) (string, error) {
 	return Network(of, min(ipv4Bits, bits-mapped), ipv6Bits), nil
 }
 
-// Parse returns the folded address in text: 192.0.2.1, 192.0.2.1:80, 2001:db8::1, [2001:db8::1] or [2001:db8::1]:80. It returns false
-// for 0.0.0.0 and ::, which some proxies write for an unknown peer.
+// Parse returns the folded address in text: 192.0.2.1, 192.0.2.1:80, 2001:db8::1, [2001:db8::1] or [2001:db8::1]:80. It
+// returns false for 0.0.0.0 and ::, which some proxies write for an unknown peer.
 func Parse(text string) (address netip.Addr, valid bool) {
 	address, valid = parse(text)
 	address = Fold(address)
@@ -97,8 +97,8 @@ func FoldPrefix(prefix netip.Prefix) netip.Prefix {
 	return prefix
 }
 
-// Network returns the key of a valid address. An IPv4 client behind a NAT64 of the well-known prefix (RFC 6052) is its IPv4 address;
-// Fold does not translate it, because Fold decides which addresses are trusted.
+// Network returns the key of a valid address. An IPv4 client behind a NAT64 of the well-known prefix (RFC 6052) is its
+// IPv4 address; Fold does not translate it, because Fold decides which addresses are trusted.
 func Network(address netip.Addr, ipv4Bits, ipv6Bits int) string {
 	address = behindNAT64(Fold(address))
 	bits := ipv6Bits

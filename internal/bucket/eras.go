@@ -183,8 +183,9 @@ func (a *Ask) RowCount() int {
 	return int(max(a.Terms.Shards, 1))
 }
 
-// Settle returns the state of a row under the terms that hold now. A row that another plan wrote is brought to the terms of its time.
-// What arrived in each era up to its end is counted by its terms, and what became of the tokens then is what the change says.
+// Settle returns the state of a row under the terms that hold now. A row that another plan wrote is brought to the
+// terms of its time. What arrived in each era up to its end is counted by its terms, and what became of the tokens then
+// is what the change says.
 func (t Terms) Settle(s State) State {
 	if s.TS >= t.Eras.since(t.Era) {
 		return t.Carry(s)

@@ -255,8 +255,9 @@ func (p *Page) Charge(a *Ask, amount float64, taken int64) {
 	}
 }
 
-// ChargeUntil charges a bucket so much that it gives nothing before the instant until, unless it owes as much already. It returns the
-// first instant at which it owes nothing, which is after until if it owed more, or gives its tokens in steps.
+// ChargeUntil charges a bucket so much that it gives nothing before the instant until, unless it owes as much already.
+// It returns the first instant at which it owes nothing, which is after until if it owed more, or gives its tokens in
+// steps.
 func (p *Page) ChargeUntil(a *Ask, until int64) (end int64) {
 	_, rows, _ := p.of(a)
 	t, unbounded := &a.Terms, a.Terms

@@ -18,8 +18,8 @@ func (t Terms) OfShard() Terms {
 	return t
 }
 
-// FromFuture reports whether s was written by a clock that was wrong. So a window that was used too early delays the next tokens by
-// at most its period and the tolerance.
+// FromFuture reports whether s was written by a clock that was wrong. So a window that was used too early delays the
+// next tokens by at most its period and the tolerance.
 func (*Terms) FromFuture(s State, now int64) bool { return s.TS > now+ClockTolerance.Microseconds() }
 
 // FixClock returns s with TS set to now, if a wrong clock left it in the future.
@@ -181,8 +181,8 @@ func (t *Terms) room(s State, now int64) float64 {
 	return most - t.Kind.Tokens(*t, s, now)
 }
 
-// level sets the rows so that together they hold tokens at now, each the same. A row of a window that has used more than its share of
-// the quota stays without tokens.
+// level sets the rows so that together they hold tokens at now, each the same. A row of a window that has used more
+// than its share of the quota stays without tokens.
 func (r Rows) level(t *Terms, now int64, tokens float64) {
 	row, n := t.OfShard(), 0
 	of := make([]float64, len(r))

@@ -20,10 +20,10 @@ const MaxSlices = 128
 // of the row. So old totals stay for a while: a decision that finds more than spareTotals of them drops them. If totals have grown
 // to more than mostTotals times the Capacity, Go reduces them, so that they keep their precision.
 //
-// The first two numbers identify rows that other terms have written. If the slices have another length, each old slice goes to the
-// new slice that holds its end, so that it counts no shorter. A slice that has not ended goes to the slice of now. If the Value
-// differs, another kind of limit or an older program has written the row. Then the tokens missing to the Capacity of the row were
-// taken in the slice of TS.
+// The first two numbers identify rows that other terms have written. If the slices have another length, each old slice
+// goes to the new slice that holds its end, so that it counts no shorter. A slice that has not ended goes to the slice
+// of now. If the Value differs, another kind of limit or an older program has written the row. Then the tokens missing
+// to the Capacity of the row were taken in the slice of TS.
 type Sliding struct {
 	Steps
 	Slices int32

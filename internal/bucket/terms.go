@@ -54,8 +54,8 @@ type Terms struct {
 	Seed uint64 // what Phase is derived from in each era
 }
 
-// State is a bucket's row: Value tokens were held at TS, microseconds since 1970, of a full bucket with Capacity. So Capacity - Value
-// were used. See Terms.Carry.
+// State is a bucket's row: Value tokens were held at TS, microseconds since 1970, of a full bucket with Capacity. So
+// Capacity - Value were used. See Terms.Carry.
 type State struct {
 	Value    float64
 	TS       int64

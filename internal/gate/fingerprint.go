@@ -43,7 +43,8 @@ type way struct {
 // any pooler.
 const runAtOnce = pgx.QueryExecModeExec
 
-// hidden returns the expression for the tables of which row level security may hide rows. It finds the schema by the table of buckets.
+// hidden returns the expression for the tables of which row level security may hide rows. It finds the schema by the
+// table of buckets.
 func hidden() string {
 	return pgerr.Hidden(`(SELECT s.nspname FROM pg_catalog.pg_class AS b JOIN pg_catalog.pg_namespace AS s ON s.oid = b.relnamespace
 	WHERE b.oid = pg_catalog.to_regclass($1::text))`, "current_user", "buckets", "reservations", "fingerprint", "prices")
@@ -94,8 +95,8 @@ func look(ctx context.Context, u *store.Unit, own string) (stored string, by way
 // ErrDigits is returned on connections that would round the tokens of each row that they read and write back.
 var ErrDigits = errors.New("ratelimit: tokens would be rounded")
 
-// checkDigits returns ErrDigits if the server rounds numbers in texts, and the connection, of a config, reads numbers as texts. A driver
-// other than pgx always does.
+// checkDigits returns ErrDigits if the server rounds numbers in texts, and the connection, of a config, reads numbers
+// as texts. A driver other than pgx always does.
 func checkDigits(digits int, config *pgx.ConnConfig) error {
 	if digits >= 1 {
 		return nil

@@ -38,9 +38,10 @@ func CheckLimiter(limiter *ratelimit.Limiter) error {
 	return nil
 }
 
-// Deciding returns the context for a decision on the request of ctx. It ends after timeout, or at an earlier deadline of ctx, and not
-// when ctx is cancelled: net/http cancels the context of a client that has closed only its sending half, and that client still
-// reads the response. A decision that ends early would also be unknown, because its tokens may be taken.
+// Deciding returns the context for a decision on the request of ctx. It ends after timeout, or at an earlier deadline
+// of ctx, and not when ctx is cancelled: net/http cancels the context of a client that has closed only its sending
+// half, and that client still reads the response. A decision that ends early would also be unknown, because its tokens
+// may be taken.
 func Deciding(ctx context.Context, timeout time.Duration) (context.Context, context.CancelFunc) {
 	until := time.Now().Add(timeout)
 	if deadline, bounded := ctx.Deadline(); bounded && deadline.Before(until) {
@@ -62,9 +63,9 @@ func Fault(err error) (result string, ofRequest bool) {
 	return "", false
 }
 
-// Result returns the result of a request without a decision because of err. ctx is the request's own, without the time limit of the
-// decision. A request is cancelled only if err says that ctx has ended. Even if open is true, Result allows no request if many requests caused the error, if the program ends, or if the call
-// is invalid.
+// Result returns the result of a request without a decision because of err. ctx is the request's own, without the time
+// limit of the decision. A request is cancelled only if err says that ctx has ended. Even if open is true, Result
+// allows no request if many requests caused the error, if the program ends, or if the call is invalid.
 func Result(ctx context.Context, err error, open bool) string {
 	result, ofRequest := Fault(err)
 	switch {
@@ -78,7 +79,8 @@ func Result(ctx context.Context, err error, open bool) string {
 	return FailedOpen
 }
 
-// Ended returns why ctx has ended, or nil. The context of Deciding has the same deadline and may end a moment before ctx does.
+// Ended returns why ctx has ended, or nil. The context of Deciding has the same deadline and may end a moment before
+// ctx does.
 func Ended(ctx context.Context) error {
 	if deadline, bounded := ctx.Deadline(); ctx.Err() == nil && bounded && !time.Now().Before(deadline) {
 		return context.DeadlineExceeded

@@ -15,8 +15,8 @@ func IsHeld(limit ratelimit.Limit) bool {
 	return held
 }
 
-// Take takes the costs of requests, all or nothing. ctx is one of Deciding. If one of the limits has slots to hold, it acquires them all. The lease of that
-// has an ID, and is for Hold.
+// Take takes the costs of requests, all or nothing. ctx is one of Deciding. If one of the limits has slots to hold, it
+// acquires them all. The lease of that has an ID, and is for Hold.
 func Take(ctx context.Context, limiter *ratelimit.Limiter, requests []ratelimit.Request) (ratelimit.Lease, error) {
 	held := isAnyHeld(limiter, requests)
 	lease, err := take(ctx, limiter, held, requests)

@@ -8,12 +8,12 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 )
 
-// Hidden returns an SQL expression for the names of the tables whose rows may be hidden from a role, separated by commas: ” if there
-// are none. schema and role are expressions for the names of the schema and the role.
+// Hidden returns an SQL expression for the names of the tables whose rows may be hidden from a role, separated by
+// commas: ” if there are none. schema and role are expressions for the names of the schema and the role.
 //
-// Rows may be hidden if row level security applies to the role, and not every row has a policy for each command that the role may use:
-// one that is permissive, with the condition true, and none that is restrictive with another condition. Without this check a read
-// succeeds and returns fewer rows.
+// Rows may be hidden if row level security applies to the role, and not every row has a policy for each command that
+// the role may use: one that is permissive, with the condition true, and none that is restrictive with another
+// condition. Without this check a read succeeds and returns fewer rows.
 func Hidden(schema, role string, tables ...string) string {
 	return strings.NewReplacer("$schema", schema, "$role", role, "$tables", "'"+strings.Join(tables, "', '")+"'").Replace(hidden)
 }
@@ -36,8 +36,8 @@ const hidden = `coalesce((SELECT pg_catalog.string_agg(c.relname::text, ', ' ORD
 						WHERE q.polrelid = c.oid AND q.polcmd::text IN (v.command, '*') AND EXISTS (SELECT FROM pg_catalog.unnest(q.polroles) AS o (id)
 							WHERE o.id = 0 OR pg_catalog.pg_has_role(r.oid, o.id, 'USAGE'))) AS p), true))), '')`
 
-// HiddenError returns nil if tables, as Hidden returns them, is empty. Otherwise it returns an error with the SQLSTATE that Postgres
-// uses for such a read under row_security = off, and with the cure.
+// HiddenError returns nil if tables, as Hidden returns them, is empty. Otherwise it returns an error with the SQLSTATE
+// that Postgres uses for such a read under row_security = off, and with the cure.
 func HiddenError(schema, tables string) error {
 	if tables == "" {
 		return nil

@@ -27,8 +27,8 @@ func binPatterns() []string {
 	}
 }
 
-// binDirs returns the directories of this machine with server programs of a version, the one to use first first. Version 0
-// accepts any.
+// binDirs returns the directories of this machine with server programs of a version, the one to use first first.
+// Version 0 accepts any.
 func binDirs(ctx context.Context, env environment, version int) ([]string, error) {
 	if env.binDir != "" && version == 0 {
 		if err := checkBinDir(env.binDir); err != nil {

@@ -12,8 +12,8 @@
 //     directory. If it is not set, the package looks at pg_config, /usr/lib/postgresql and similar directories, PATH, and the
 //     directories of Homebrew. If this process is root, the server runs as the user postgres, or as the user `nobody`.
 //
-// Package ratelimittest/postgres, a module of its own, goes on to a container and to programs that npm fetches. Its command run gives
-// the URL of such a server to a command, for example to go test.
+// Package ratelimittest/postgres, a module of its own, goes on to a container and to programs that npm fetches. Its
+// command run gives the URL of such a server to a command, for example to go test.
 //
 // # A server of this package
 //
@@ -47,7 +47,7 @@
 //
 // # Without a server
 //
-// Without a server a test is skipped, with the whole reason. If CI is set, it fails. If a variable asks for a server that cannot be used,
-// tests fail everywhere. RATELIMIT_NO_POSTGRES, which the command run sets, says that there is none and names the file for the list of
-// skipped tests.
+// Without a server a test is skipped, with the whole reason. If CI is set, it fails. If a variable asks for a server
+// that cannot be used, tests fail everywhere. RATELIMIT_NO_POSTGRES, which the command run sets, says that there is
+// none and names the file for the list of skipped tests.
 package postgrestest

@@ -20,8 +20,8 @@ const (
 // ErrNoServer is returned by Start when nothing asked for a particular server and none was found.
 var ErrNoServer = errors.New("no Postgres to use")
 
-// NoneVariable tells tests that there is no server, so that they don't look for one. It names a file, to which each test that
-// is skipped for that reason adds a line with its package and its name.
+// NoneVariable tells tests that there is no server, so that they don't look for one. It names a file, to which each
+// test that is skipped for that reason adds a line with its package and its name.
 const NoneVariable = "RATELIMIT_NO_POSTGRES"
 
 // NoServerError is an ErrNoServer that says what was tried, and how to get a server.
@@ -110,7 +110,8 @@ func useURL(ctx context.Context, env environment) (*Server, error) {
 	return &Server{url: env.url, origin: version + " named by " + env.urlVariable}, nil
 }
 
-// noServer returns the NoServerError of a search in env that ended with local, why no program of this machine could be started.
+// noServer returns the NoServerError of a search in env that ended with local, why no program of this machine could be
+// started.
 func noServer(env environment, local error) error {
 	url := errors.New("neither RATELIMIT_DATABASE_URL nor DATABASE_URL is set")
 	if env.url != "" {

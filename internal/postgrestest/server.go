@@ -100,8 +100,8 @@ type host interface {
 	remove(ctx context.Context) error
 }
 
-// Start finds a server or starts one, in the order of the package documentation. If there is none, it returns a NoServerError. If
-// NoneVariable is set, it returns another ErrNoServer at once.
+// Start finds a server or starts one, in the order of the package documentation. If there is none, it returns a
+// NoServerError. If NoneVariable is set, it returns another ErrNoServer at once.
 func Start(ctx context.Context, opts Options) (*Server, error) {
 	return start(ctx, opts, environmentFrom(os.Getenv))
 }
@@ -135,8 +135,8 @@ func (e elsewhere) remove(ctx context.Context) error   { return e.remover(ctx) }
 // database "postgres" as a superuser.
 func (s *Server) URL() string { return s.url }
 
-// BinDir returns the directory of the programs that the server was started with. It is empty for a server that this package
-// did not start.
+// BinDir returns the directory of the programs that the server was started with. It is empty for a server that this
+// package did not start.
 func (s *Server) BinDir() string { return s.binDir }
 
 // String returns the version of the server and its place, in one line.

@@ -43,8 +43,8 @@ func (l *Life) Lock(ctx context.Context, verb, id string) (*Reservation, error) 
 	return r, err
 }
 
-// LockOr is Lock of a reservation that may be gone. Then it returns lost under the ID, as a reservation that was cancelled now. The
-// caller saves it.
+// LockOr is Lock of a reservation that may be gone. Then it returns lost under the ID, as a reservation that was
+// cancelled now. The caller saves it.
 func (l *Life) LockOr(ctx context.Context, verb, id string, lost *Reservation) (*Reservation, error) {
 	r, err := In(&l.Session.Unit).LockReservation(ctx, &l.Session.Unit, id, true)
 	if err != nil {
@@ -126,8 +126,8 @@ func (l *Life) finish(ctx context.Context, final string, amounts func(*Reservati
 	return l.Session.Charge(ctx, charges...)
 }
 
-// Start starts the work of a reservation if it may run, or returns how long that takes. restarted reports whether it was started before. again is
-// whether a cancelled reservation is taken again. The caller saves the reservation.
+// Start starts the work of a reservation if it may run, or returns how long that takes. restarted reports whether it
+// was started before. again is whether a cancelled reservation is taken again. The caller saves the reservation.
 func (l *Life) Start(ctx context.Context, r *Reservation, again bool) (wait time.Duration, restarted bool, err error) {
 	switch {
 	case r.State == Cancelled && !again:

@@ -23,8 +23,8 @@ var ErrNotReserved = errors.New("ratelimit: no such reservation")
 //
 // An error of LockReservation or LockDue fails the transaction, as the error of a statement does.
 type Records interface {
-	// LockReservation locks and returns a reservation. When there is none, it returns ErrNotReserved and locks nothing; with vacant it locks
-	// the ID, and returns a reservation without buckets, which the caller saves with some.
+	// LockReservation locks and returns a reservation. When there is none, it returns ErrNotReserved and locks nothing;
+	// with vacant it locks the ID, and returns a reservation without buckets, which the caller saves with some.
 	LockReservation(ctx context.Context, u *store.Unit, id string, vacant bool) (*Reservation, error)
 	// SaveReservation writes the fields that can change of a locked reservation.
 	SaveReservation(ctx context.Context, u *store.Unit, r *Reservation) error

@@ -111,8 +111,8 @@ func (b *Reserved) Terms() bucket.Terms {
 	}
 }
 
-// ReadyAt returns the instant from which each bucket owes nothing any more, and what it owes. ready is the latest of the instants of
-// enforced limits and of notBefore.
+// ReadyAt returns the instant from which each bucket owes nothing any more, and what it owes. ready is the latest of
+// the instants of enforced limits and of notBefore.
 func ReadyAt(asks []bucket.Ask, answers []bucket.Answer, notBefore int64) (paid []int64, owed []float64, ready int64) {
 	ready = max(answers[0].Now, notBefore)
 	for i := range asks {
@@ -150,8 +150,8 @@ func (r *Reservation) Asks() []bucket.Ask {
 	return asks
 }
 
-// Charge returns the charge of amounts to the reservation's buckets. A bucket gives back to the step in which it had paid, and what
-// it had paid in that step.
+// Charge returns the charge of amounts to the reservation's buckets. A bucket gives back to the step in which it had
+// paid, and what it had paid in that step.
 func (r *Reservation) Charge(amounts []float64) store.Charge {
 	c := store.Charge{Asks: r.Asks(), Amounts: slices.Clone(amounts), Taken: make([]int64, len(amounts))}
 	for i := range c.Taken {
@@ -162,8 +162,9 @@ func (r *Reservation) Charge(amounts []float64) store.Charge {
 	return c
 }
 
-// paidSince returns how many tokens more the bucket would have at an instant without the reservation, by the terms under which it was
-// taken from. Each window pays what was owed with its own tokens, oldest first, and fills the bucket no further than its capacity:
+// paidSince returns how many tokens more the bucket would have at an instant without the reservation, by the terms
+// under which it was taken from. Each window pays what was owed with its own tokens, oldest first, and fills the bucket
+// no further than its capacity:
 //
 //	Owed      = paid in windows 1 to n, of which the n-th begins at PaidUs
 //	paidSince = min(Cost, Capacity - (k * tokens of a window - Owed)) in window k

@@ -183,8 +183,8 @@ func (g *Gate[Call]) message(ctx context.Context, call Call, message any) ([]rat
 	return requests, g.faulty(ctx, call, guard.BadCost, err)
 }
 
-// faulty returns the error for the client of an error of the application, and reports it. A call without a key is answered as one
-// that the limits find without a key. Any other error with a code is unchanged, and has result.
+// faulty returns the error for the client of an error of the application, and reports it. A call without a key is
+// answered as one that the limits find without a key. Any other error with a code is unchanged, and has result.
 func (g *Gate[Call]) faulty(ctx context.Context, call Call, result string, err error) error {
 	if err == nil {
 		return nil

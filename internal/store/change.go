@@ -44,7 +44,8 @@ func (s *Session) Charge(ctx context.Context, charges ...Charge) error {
 	}, calls...)
 }
 
-// ChargeUntil charges the bucket of the ask until it gives nothing before the instant until; see bucket.Page. It returns the end.
+// ChargeUntil charges the bucket of the ask until it gives nothing before the instant until; see bucket.Page. It
+// returns the end.
 func (s *Session) ChargeUntil(ctx context.Context, asks []bucket.Ask, until int64) (end int64, err error) {
 	err = s.ChangeRows(ctx, func(p *bucket.Page) { end = p.ChargeUntil(&asks[0], until) }, asks)
 	return end, err

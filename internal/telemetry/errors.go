@@ -46,8 +46,8 @@ func ErrorType(err error) string {
 // Cancelled is the ErrorType and the result of a call whose caller left.
 const Cancelled = "cancelled"
 
-// stall is how long a caller waits for a decision before its leaving says more about the database than about the caller. A
-// decision takes milliseconds. The alert on stalls reads the bucket of this bound.
+// stall is how long a caller waits for a decision before its leaving says more about the database than about the
+// caller. A decision takes milliseconds. The alert on stalls reads the bucket of this bound.
 const stall = 250 * time.Millisecond
 
 // HasStalled reports whether the caller of a failed call left after it had waited for long.

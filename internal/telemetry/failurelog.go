@@ -12,14 +12,14 @@ const (
 	firstPause = time.Second // between the first two lines about failures of a kind
 	lastPause  = time.Minute // it doubles up to this
 
-	// calm is the time without a failure after which a success is a recovery. Without it, a database that fails every other call
-	// would have two lines for each of them.
+	// calm is the time without a failure after which a success is a recovery. Without it, a database that fails every
+	// other call would have two lines for each of them.
 	calm = 5 * time.Second
 )
 
-// FailureLog writes about failures that may come with every call. A failure of a new kind is written immediately, later ones at
-// growing intervals, with the number of those left out. When calls work again, one line says so. The zero FailureLog is ready
-// for use. It is safe for concurrent use.
+// FailureLog writes about failures that may come with every call. A failure of a new kind is written immediately, later
+// ones at growing intervals, with the number of those left out. When calls work again, one line says so. The zero
+// FailureLog is ready for use. It is safe for concurrent use.
 type FailureLog struct {
 	// Now is the clock. Defaults to time.Now.
 	Now func() time.Time
@@ -55,7 +55,8 @@ func (l *FailureLog) Failed(
 	logger.LogAttrs(ctx, level, message, attrs...)
 }
 
-// Due counts a failure, and reports whether to write a line about it, and how many failures of its kind were left out before.
+// Due counts a failure, and reports whether to write a line about it, and how many failures of its kind were left out
+// before.
 func (l *FailureLog) Due(message, errorType string) (omitted int, isDue bool) {
 	now := l.now()
 	l.mu.Lock()
@@ -81,8 +82,8 @@ func (l *FailureLog) Due(message, errorType string) (omitted int, isDue bool) {
 	return omitted, true
 }
 
-// Worked notes that a call worked. If calls failed, and none has for a few seconds, it writes message with the time for which
-// they failed, and the number of failures left out since the last lines.
+// Worked notes that a call worked. If calls failed, and none has for a few seconds, it writes message with the time for
+// which they failed, and the number of failures left out since the last lines.
 func (l *FailureLog) Worked(ctx context.Context, logger *slog.Logger, message string) {
 	if !l.failing.Load() {
 		return

@@ -5,8 +5,8 @@ import "sync"
 // maxOnce bounds the texts of a Once. A client may choose them.
 const maxOnce = 100
 
-// Once finds what was not seen before, for warnings that are worth one line each. The zero Once is ready for use, and has room
-// for a hundred texts. It is safe for concurrent use.
+// Once finds what was not seen before, for warnings that are worth one line each. The zero Once is ready for use, and
+// has room for a hundred texts. It is safe for concurrent use.
 type Once struct {
 	mu   sync.RWMutex
 	seen map[string]bool

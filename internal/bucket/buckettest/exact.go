@@ -263,8 +263,8 @@ func (b *ExactBucket) isOpen(tokens *big.Rat, e exactEra) bool {
 //	ts'    = max(ts, now), or max(ts, the start of now's window)
 //	no row is a full bucket
 //
-// and shares no code with the package that it checks. A ts that lies more than a minute in the future is the mark of a wrong clock,
-// and is set to now without credit.
+// and shares no code with the package that it checks. A ts that lies more than a minute in the future is the mark of a
+// wrong clock, and is set to now without credit.
 
 // exactPolicy is a policy in rational numbers.
 type exactPolicy struct {

@@ -2,15 +2,15 @@
 //
 //	go run github.com/pgratelimit/pgratelimit/ratelimittest/postgres/run [-version 18] [-optional] COMMAND [ARGUMENT]...
 //
-// It finds a server, or starts one, in the order of package postgres, and sets RATELIMIT_DATABASE_URL to its URL. If it started
-// the server from programs, it sets RATELIMIT_POSTGRES_BINDIR to their directory, for tests that start a server of their own. When
-// the command ends, run stops a server that it started, and exits with the status of the command.
+// It finds a server, or starts one, in the order of package postgres, and sets RATELIMIT_DATABASE_URL to its URL. If it
+// started the server from programs, it sets RATELIMIT_POSTGRES_BINDIR to their directory, for tests that start a server
+// of their own. When the command ends, run stops a server that it started, and exits with the status of the command.
 //
 // -version is the major version, 14 to 18. Then run always starts a server, from installed programs of that version, from the npm
 // package, or in a container.
 //
-// With -optional, the command also runs if there is no server. Tests that need one are skipped, and in the end run lists their
-// packages. -optional has no effect if the variable CI is set, or with -version.
+// With -optional, the command also runs if there is no server. Tests that need one are skipped, and in the end run
+// lists their packages. -optional has no effect if the variable CI is set, or with -version.
 package main
 
 import (

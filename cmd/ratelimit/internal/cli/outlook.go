@@ -8,8 +8,8 @@ import (
 	"github.com/pgratelimit/pgratelimit/rules"
 )
 
-// look adds to each change of a quota what it leaves in buckets. It needs the policies before and after, and knows only those in the
-// tables and in the file: not the definitions in the code.
+// look adds to each change of a quota what it leaves in buckets. It needs the policies before and after, and knows only
+// those in the tables and in the file: not the definitions in the code.
 func (d *difference) look(stored []rules.Statement, file []rules.Rule, at time.Time) {
 	before, after := make(policies), make(policies)
 	for _, s := range stored {
@@ -58,7 +58,8 @@ type policies map[rules.RuleID]ratelimit.Policy
 
 func (p policies) add(r rules.Rule) { p[rules.RuleID{Limit: r.Limit, Plan: r.Plan}] = r.Policy }
 
-// of returns the policy of a plan: of its rule, or of the rule without a plan. It is nil if the definition in the code decides.
+// of returns the policy of a plan: of its rule, or of the rule without a plan. It is nil if the definition in the code
+// decides.
 func (p policies) of(limit, plan string) ratelimit.Policy {
 	if policy := p[rules.RuleID{Limit: limit, Plan: plan}]; policy != nil {
 		return policy

@@ -204,8 +204,8 @@ func (d *difference) fill(t *table) {
 	}
 }
 
-// noteLeft says which overrides have no outlook or have ended, and how much only the tables have. It names no flag that deletes, because
-// most files are a part of the rules on purpose.
+// noteLeft says which overrides have no outlook or have ended, and how much only the tables have. It names no flag that
+// deletes, because most files are a part of the rules on purpose.
 func (a *app) noteLeft(d *difference) {
 	if n := len(d.ended); n > 0 {
 		more := ""

@@ -82,7 +82,8 @@ func (a *app) noteMistakes(d *rules.Document) {
 	}
 }
 
-// noteSmall notes the policies of a file that reject a request with the default cost. A capacity of none is for reservations.
+// noteSmall notes the policies of a file that reject a request with the default cost. A capacity of none is for
+// reservations.
 func (a *app) noteSmall(d *rules.Document) {
 	note := func(name string, policy ratelimit.Policy) {
 		limit, err := ratelimit.NewLimit("noted", policy)

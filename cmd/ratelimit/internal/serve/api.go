@@ -183,8 +183,8 @@ func (c *call) check(settles bool) error {
 	return nil
 }
 
-// decode reads a call. It returns an error for an unknown field, and for a field that is there twice: a proxy may have read the other
-// one.
+// decode reads a call. It returns an error for an unknown field, and for a field that is there twice: a proxy may have
+// read the other one.
 func decode(body io.Reader) (*call, error) {
 	text, err := io.ReadAll(body)
 	if err != nil {

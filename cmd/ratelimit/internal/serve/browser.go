@@ -9,8 +9,9 @@ import (
 	"strings"
 )
 
-// fromOwnSite passes on requests that no page of another site has made. A browser sends the stored password of an operator, and reaches
-// a server of its own machine, whatever page it shows. It names the other site in Sec-Fetch-Site or Origin.
+// fromOwnSite passes on requests that no page of another site has made. A browser sends the stored password of an
+// operator, and reaches a server of its own machine, whatever page it shows. It names the other site in Sec-Fetch-Site
+// or Origin.
 func fromOwnSite(next http.Handler) http.Handler {
 	protection := http.NewCrossOriginProtection()
 	protection.SetDenyHandler(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
@@ -24,8 +25,9 @@ func fromOwnSite(next http.Handler) http.Handler {
 	})
 }
 
-// underOwnName passes on requests to one of the server's names. Without tokens a page of another site could otherwise let its name lead
-// to this machine, and read the answers as its own (DNS rebinding). With tokens it cannot, as a browser keeps a password for each name.
+// underOwnName passes on requests to one of the server's names. Without tokens a page of another site could otherwise
+// let its name lead to this machine, and read the answers as its own (DNS rebinding). With tokens it cannot, as a
+// browser keeps a password for each name.
 func (s *Server) underOwnName(next http.Handler) http.Handler {
 	if len(s.config.Credentials.Tokens) > 0 {
 		return next
@@ -40,7 +42,8 @@ func (s *Server) underOwnName(next http.Handler) http.Handler {
 	})
 }
 
-// isOwnName reports whether a Host names this machine, or is one of names. A request without a Host is not from a browser.
+// isOwnName reports whether a Host names this machine, or is one of names. A request without a Host is not from a
+// browser.
 func isOwnName(host string, names []string) bool {
 	if name, _, err := net.SplitHostPort(host); err == nil {
 		host = name

@@ -11,7 +11,8 @@ import (
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
 )
 
-// lookEvery is the time between two looks at the database, for clients that watch the health, and the time that a look may take.
+// lookEvery is the time between two looks at the database, for clients that watch the health, and the time that a look
+// may take.
 const lookEvery = 2 * time.Second
 
 var errEnding = errors.New("the server is shutting down")

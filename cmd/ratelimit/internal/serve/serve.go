@@ -53,15 +53,16 @@ type Config struct {
 	Domains, Charged []string
 	// Attributes are the names of the entries of descriptors that tiers use.
 	Attributes []string
-	// Credentials are the tokens and the certificate at first. Reread returns them anew: Run calls it every 10 seconds, and when
-	// Hangup receives. After an error the server keeps those that it has.
+	// Credentials are the tokens and the certificate at first. Reread returns them anew: Run calls it every 10 seconds,
+	// and when Hangup receives. After an error the server keeps those that it has.
 	Credentials Credentials
 	Reread      func() (Credentials, error)
 	Hangup      <-chan os.Signal
-	// Hosts are further names of the HTTP server. Without tokens it answers only under them and under names of this machine.
+	// Hosts are further names of the HTTP server. Without tokens it answers only under them and under names of this
+	// machine.
 	Hosts []string
-	// Drain is how long the server still answers after ctx of Run has ended, while its health says that it does not, so that others
-	// stop sending.
+	// Drain is how long the server still answers after ctx of Run has ended, while its health says that it does not, so
+	// that others stop sending.
 	Drain  time.Duration
 	Logger *slog.Logger
 }
@@ -191,8 +192,8 @@ func (s *Server) makeGRPC() error {
 	return nil
 }
 
-// Run serves until ctx ends, or a listener fails. Then it answers for Drain, lets the calls in progress end, for up to patience, and
-// returns prefetched tokens. It returns the failure.
+// Run serves until ctx ends, or a listener fails. Then it answers for Drain, lets the calls in progress end, for up to
+// patience, and returns prefetched tokens. It returns the failure.
 func (s *Server) Run(ctx context.Context, web, gateways net.Listener) error {
 	background, stop := context.WithCancel(context.WithoutCancel(ctx))
 	var running sync.WaitGroup

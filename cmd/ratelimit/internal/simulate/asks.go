@@ -159,7 +159,8 @@ func (a *asks) plan(r *record) string { return cmp.Or(r.plan, a.config.Plan) }
 
 var errAddresses = errors.New("it has a list of addresses, of which the client's is not known here; log the one that the program takes")
 
-// network returns the key of the client at an address, and other text unchanged, which the Site refuses where a key needs it.
+// network returns the key of the client at an address, and other text unchanged, which the Site refuses where a key
+// needs it.
 func (a *asks) network(text string) string {
 	if key, err := address.Key(text, a.config.IPv4Bits, a.config.IPv6Bits); err == nil {
 		return key

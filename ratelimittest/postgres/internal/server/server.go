@@ -1,5 +1,5 @@
-// Package server finds a Postgres server, or starts one: from programs of this machine, in a container, or from programs that the
-// npm client brings.
+// Package server finds a Postgres server, or starts one: from programs of this machine, in a container, or from
+// programs that the npm client brings.
 package server
 
 import (
@@ -20,10 +20,11 @@ const (
 	defaultVersion = 17
 )
 
-// Start returns the first server in the order of package postgres. If there is none, it returns a postgrestest.NoServerError.
+// Start returns the first server in the order of package postgres. If there is none, it returns a
+// postgrestest.NoServerError.
 //
-// A version other than 0 is the major version of a server that Start starts: it uses no URL. It prefers programs to a container,
-// because tests that stop a server, or change its settings, need them.
+// A version other than 0 is the major version of a server that Start starts: it uses no URL. It prefers programs to a
+// container, because tests that stop a server, or change its settings, need them.
 func Start(ctx context.Context, version int) (*postgrestest.Server, error) {
 	return machine{os.Getenv, postgrestest.Start, StartContainer, fetch, postgrestest.StartFrom}.start(ctx, version)
 }
