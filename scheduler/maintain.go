@@ -70,15 +70,16 @@ func (s *Scheduler) Maintain(ctx context.Context, client *river.Client[pgx.Tx]) 
 		s.config.Logger.WarnContext(ctx, "scheduler: jobs ran without waiting for their turns: a client that works them lacks the middleware",
 			slog.Int("jobs", done.Unguarded))
 	}
-	if err == nil && len(failed) == 0 { // else the next call has to look as far back
+	isSwept := err == nil && len(failed) == 0
+	errs := append(failed.causes(), err)
+	if ctx.Err() == nil {
+		done.Expired, err = s.limiter.Expire(ctx) // an error if row level security hides reservations
+		errs, isSwept = append(errs, err), isSwept && err == nil
+	}
+	if isSwept { // else the next call has to look as far back
 		s.mu.Lock()
 		s.swept = begun
 		s.mu.Unlock()
-	}
-	errs := append(failed.causes(), err)
-	if ctx.Err() == nil {
-		done.Expired, err = s.limiter.Expire(ctx)
-		errs = append(errs, err)
 	}
 	return done, errors.Join(errs...)
 }
