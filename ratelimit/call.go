@@ -315,7 +315,7 @@ func (c *call) run(ctx context.Context, l *Limiter) error {
 	}
 	switch {
 	case c.change != nil:
-		if c.Verb != "credit taken" { // a credit is about used tokens only
+		if c.Verb != "credit_taken" { // a credit is about used tokens only
 			l.ahead.GiveUp(ctx, c.Asks, l.pool == nil)
 		}
 		ctx, cancel := l.config.bounded(ctx)

@@ -22,7 +22,7 @@ func (l *Limiter) Credit(ctx context.Context, requests ...Request) error {
 // calendar window are returned only until that window has ended, because the next window did not miss them. For an [Adaptive]
 // limit pass the charged price with [Request.Price].
 func (l *Limiter) CreditTaken(ctx context.Context, at time.Time, requests ...Request) error {
-	return adjust(ctx, l, "credit taken", -1, requests, clampInstant(at))
+	return adjust(ctx, l, "credit_taken", -1, requests, clampInstant(at))
 }
 
 // Charge takes the costs of the requests even if the buckets have too few tokens, below zero if necessary. Later requests wait
@@ -42,7 +42,7 @@ func (l *Limiter) Charge(ctx context.Context, requests ...Request) error {
 // [Concurrency], which owe no tokens, and for an instant so far ahead that the bucket would owe more than 1e12 tokens.
 // Otherwise it returns the errors of Charge. In a transaction, a rollback undoes it.
 func (l *Limiter) ChargeUntil(ctx context.Context, until time.Time, request Request) (end time.Time, err error) {
-	const verb = "charge until"
+	const verb = "charge_until"
 	if request.pool != nil {
 		return end, during(verb, checkBorrow(&request, verb))
 	}

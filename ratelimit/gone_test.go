@@ -94,21 +94,26 @@ func TestCallersThatLeaveAStalledDatabaseAreReported(t *testing.T) {
 		begins      bool
 		call        func(ctx context.Context, l *Limiter) error
 	}{
-		"take":        {"take", "limit", true, func(ctx context.Context, l *Limiter) error { return l.Require(ctx, request) }},
-		"take up to":  {"take", "limit", true, func(ctx context.Context, l *Limiter) error { _, _, err := l.TakeUpTo(ctx, 2, request); return err }},
-		"check":       {"check", "limit", true, func(ctx context.Context, l *Limiter) error { _, err := l.Check(ctx, request); return err }},
-		"value":       {"value", "limit", true, func(ctx context.Context, l *Limiter) error { _, err := l.Value(ctx, request); return err }},
-		"reserve":     {"reserve", "limit", true, func(ctx context.Context, l *Limiter) error { _, err := l.Reserve(ctx, request); return err }},
-		"wait":        {"take", "limit", true, func(ctx context.Context, l *Limiter) error { _, err := l.Wait(ctx, request); return err }},
-		"acquire":     {"acquire", "slots", true, func(ctx context.Context, l *Limiter) error { _, err := l.Acquire(ctx, slots.For("ada")); return err }},
-		"hold":        {"acquire", "slots", true, func(ctx context.Context, l *Limiter) error { return l.Hold(ctx, nil, slots.For("ada")) }},
-		"release":     {"release", "slots", true, func(ctx context.Context, l *Limiter) error { return l.Release(ctx, lease) }},
-		"renew lease": {"renew_lease", "slots", true, func(ctx context.Context, l *Limiter) error { _, err := l.RenewLease(ctx, lease); return err }},
-		"credit":      {"credit", "limit", true, func(ctx context.Context, l *Limiter) error { return l.Credit(ctx, request) }},
-		"charge":      {"charge", "limit", true, func(ctx context.Context, l *Limiter) error { return l.Charge(ctx, request) }},
-		"reset":       {"reset", "limit", true, func(ctx context.Context, l *Limiter) error { return l.Reset(ctx, request) }},
-		"cancel":      {"cancel", "", true, func(ctx context.Context, l *Limiter) error { return l.Cancel(ctx, reservation) }},
-		"begin":       {"transaction", "", false, inTx(nil)},
+		"take":         {"take", "limit", true, func(ctx context.Context, l *Limiter) error { return l.Require(ctx, request) }},
+		"take up to":   {"take", "limit", true, func(ctx context.Context, l *Limiter) error { _, _, err := l.TakeUpTo(ctx, 2, request); return err }},
+		"check":        {"check", "limit", true, func(ctx context.Context, l *Limiter) error { _, err := l.Check(ctx, request); return err }},
+		"value":        {"value", "limit", true, func(ctx context.Context, l *Limiter) error { _, err := l.Value(ctx, request); return err }},
+		"reserve":      {"reserve", "limit", true, func(ctx context.Context, l *Limiter) error { _, err := l.Reserve(ctx, request); return err }},
+		"wait":         {"take", "limit", true, func(ctx context.Context, l *Limiter) error { _, err := l.Wait(ctx, request); return err }},
+		"acquire":      {"acquire", "slots", true, func(ctx context.Context, l *Limiter) error { _, err := l.Acquire(ctx, slots.For("ada")); return err }},
+		"hold":         {"acquire", "slots", true, func(ctx context.Context, l *Limiter) error { return l.Hold(ctx, nil, slots.For("ada")) }},
+		"release":      {"release", "slots", true, func(ctx context.Context, l *Limiter) error { return l.Release(ctx, lease) }},
+		"renew lease":  {"renew_lease", "slots", true, func(ctx context.Context, l *Limiter) error { _, err := l.RenewLease(ctx, lease); return err }},
+		"credit":       {"credit", "limit", true, func(ctx context.Context, l *Limiter) error { return l.Credit(ctx, request) }},
+		"credit taken": {"credit_taken", "limit", true, func(ctx context.Context, l *Limiter) error { return l.CreditTaken(ctx, time.Now(), request) }},
+		"charge until": {"charge_until", "limit", true, func(ctx context.Context, l *Limiter) error {
+			_, err := l.ChargeUntil(ctx, time.Now(), request)
+			return err
+		}},
+		"charge": {"charge", "limit", true, func(ctx context.Context, l *Limiter) error { return l.Charge(ctx, request) }},
+		"reset":  {"reset", "limit", true, func(ctx context.Context, l *Limiter) error { return l.Reset(ctx, request) }},
+		"cancel": {"cancel", "", true, func(ctx context.Context, l *Limiter) error { return l.Cancel(ctx, reservation) }},
+		"begin":  {"transaction", "", false, inTx(nil)},
 		"take in a transaction": {"take", "limit", true, inTx(func(ctx context.Context, l *Limiter, tx pgx.Tx) error {
 			return l.WithTx(tx).Require(ctx, request)
 		})},

@@ -74,7 +74,7 @@ type Leased struct {
 // Elapsed is how long it had waited. If it is long, the database stalls or a row is held. Sleeping for a turn in Wait,
 // or for a slot in package waitlist, is no such wait.
 type Failed struct {
-	// Verb is the call in lower case, as in Decided, or "transaction" for InTx.
+	// Verb is the call in lower case, with underscores between words: "take", "charge_until". It is "transaction" for InTx.
 	Verb string
 	// Limit is the name of the first limit of the call. It is empty for a transaction and for a call on a reservation.
 	Limit string
