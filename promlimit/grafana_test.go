@@ -1,12 +1,14 @@
 package promlimit_test
 
 import (
+	"cmp"
 	"encoding/json"
 	"os"
 	"regexp"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 	"go.yaml.in/yaml/v3"
@@ -124,6 +126,7 @@ func TestAlerts(t *testing.T) {
 			Rules []struct {
 				Alert       string            `yaml:"alert"`
 				Expr        string            `yaml:"expr"`
+				For         string            `yaml:"for"`
 				Labels      map[string]string `yaml:"labels"`
 				Annotations map[string]string `yaml:"annotations"`
 			} `yaml:"rules"`
@@ -141,8 +144,28 @@ func TestAlerts(t *testing.T) {
 			exists := regexp.MustCompile(m[1] + `\{[^}]*` + regexp.QuoteMeta(m[2]))
 			require.Regexp(t, exists, scraped, "%s never fires: no series has %s", rule.Alert, m[2])
 		}
-		if single := regexp.MustCompile(`increase\((ratelimit_[a-z_]+).*> 0\s*$`).FindStringSubmatch(rule.Expr); single != nil {
-			require.Contains(t, rule.Expr, " unless "+single[1]+" offset ", "%s misses the first event of a series", rule.Alert)
+		requireFirstEvents(t, metrics, rule.Alert, rule.Expr, rule.For)
+	}
+}
+
+var ranged = regexp.MustCompile(`(?:rate|increase)\((ratelimit_[a-z_]+?)(_bucket|_sum|_count)?(?:\{[^}]*\})?\[(\w+)\]`)
+
+// requireFirstEvents requires that an alert sees the event with which a series begins, of which rate and increase know nothing. A series
+// without labels begins at 0. An alert that needs its condition for the whole range or longer is about events that go on.
+func requireFirstEvents(t *testing.T, metrics map[string][]string, alert, expr, holds string) {
+	t.Helper()
+	needed, err := time.ParseDuration(cmp.Or(holds, "0s"))
+	require.NoError(t, err, alert)
+	for _, m := range ranged.FindAllStringSubmatch(expr, -1) {
+		name := m[1] + m[2]
+		labels, isExported := metrics[name]
+		if !isExported {
+			labels = metrics[m[1]]
+		}
+		span, err := time.ParseDuration(m[3])
+		require.NoError(t, err, alert)
+		if len(labels) > 0 && needed < span {
+			require.Regexp(t, `\b`+name+`(\{[^}]*\})? unless (last_over_time\()?`+name+`(\[\w+\])? offset `, expr, "%s misses the first event of a series of %s", alert, name)
 		}
 	}
 }
