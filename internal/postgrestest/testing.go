@@ -92,7 +92,7 @@ func StartWith(t testing.TB, opts Options) *Server {
 	opts.Settings, opts.Own = chosen, true
 	server, err := Start(ctx, opts)
 	if err != nil {
-		giveUp(t, err, os.Getenv("CI") != "")
+		GiveUp(t, err)
 	}
 	closeInTheEnd(t, server)
 	return server
@@ -175,7 +175,7 @@ func (s *Shared) get(t testing.TB) *template {
 	t.Helper()
 	template, err := s.template()
 	if err != nil {
-		giveUp(t, err, os.Getenv("CI") != "")
+		GiveUp(t, err)
 	}
 	return template
 }
@@ -184,6 +184,13 @@ func (s *Shared) get(t testing.TB) *template {
 //
 //nolint:gochecknoglobals // one server for all tests of the process is the point
 var shared = NewShared(func(ctx context.Context) (*Server, error) { return Start(ctx, Options{}) })
+
+// GiveUp ends a test that cannot have its server because of err. It skips the test if this machine has no server, or lacks support for
+// one. It fails the test if CI is set, or a variable asked for a server.
+func GiveUp(t testing.TB, err error) {
+	t.Helper()
+	giveUp(t, err, os.Getenv("CI") != "")
+}
 
 // giveUp skips the test if this machine has no server or lacks support for one. It fails the test if ci is
 // set or a variable asked for a server, because a skipped test looks like a passed one.

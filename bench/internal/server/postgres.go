@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
@@ -63,12 +62,6 @@ func start(ctx context.Context, o postgrestest.Options) (*Postgres, error) {
 		return nil, errors.Join(err, server.Close())
 	}
 	return p, nil
-}
-
-// MayBeSkipped reports whether a test may be skipped: err means that there is no Postgres, and CI is not set. In CI a
-// skipped test would pass for a successful one.
-func MayBeSkipped(err error) bool {
-	return errors.Is(err, postgrestest.ErrNoServer) && os.Getenv("CI") == ""
 }
 
 // describe asks the server for its version, directory and process.
