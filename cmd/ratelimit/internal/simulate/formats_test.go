@@ -39,9 +39,10 @@ func seen(t testing.TB, config simulate.Config, line string) (at time.Time, attr
 		return at, "", report.Unparsed.First[0].Reason
 	}
 	require.Zero(t, report.Failed.Count, "%v", report.Failed)
+	require.Equal(t, found["address"] == "", found["masked_remote_address"] == "", "the address is Envoy's entry, too: %s", line)
 	var said []string
 	for _, name := range names {
-		if value, ok := found[name]; ok {
+		if value, ok := found[name]; ok && (name != "masked_remote_address" || value != found["address"]) {
 			said = append(said, name+"="+value)
 		}
 	}

@@ -10,6 +10,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/pgratelimit/pgratelimit/internal/address"
 )
 
 // record has the fields of a request in a line. Missing fields are empty.
@@ -46,10 +48,7 @@ type fieldPath []string
 func newParser(format Format, names map[string]string, wanted []string) *parser {
 	p := &parser{format: format, wanted: wanted, paths: make(map[string][]fieldPath)}
 	for _, attribute := range append([]string{"time", "address", "user", "tenant", "plan", "method", "path", "route", "request"}, wanted...) {
-		found := defaultFields(attribute)
-		if name := names[attribute]; name != "" {
-			found = []string{name}
-		}
+		found := fieldsOf(attribute, names)
 		var paths []fieldPath
 		for _, name := range found {
 			paths = append(paths, fieldPath{name}) // a name may have dots in it
@@ -60,6 +59,18 @@ func newParser(format Format, names map[string]string, wanted []string) *parser 
 		p.paths[attribute] = paths
 	}
 	return p
+}
+
+// fieldsOf returns the names of the JSON fields of an attribute. The entries of Envoy for the client's address are the
+// address, if the log has no fields of these names.
+func fieldsOf(attribute string, names map[string]string) []string {
+	if name := names[attribute]; name != "" {
+		return []string{name}
+	}
+	if attribute != "address" && address.IsAttribute(attribute) {
+		return append([]string{attribute}, fieldsOf("address", names)...)
+	}
+	return defaultFields(attribute)
 }
 
 // defaultFields returns the names of an attribute in JSON logs of Caddy, Traefik, Google Cloud and others; the first
@@ -183,13 +194,13 @@ var (
 // requires them.
 func (p *parser) parseCommon(line string, combined bool) error {
 	r := p.record
-	address, rest, _ := strings.Cut(line, " ")
+	client, rest, _ := strings.Cut(line, " ")
 	identity, rest, ok := strings.Cut(rest, " ")
-	if isServer(address, identity) {
-		address = identity
+	if isServer(client, identity) {
+		client = identity
 		identity, rest, ok = strings.Cut(rest, " ")
 	}
-	if !ok || address == "" || identity == "" {
+	if !ok || client == "" || identity == "" {
 		return errNoAddress
 	}
 	user, at, rest, ok := p.cutTime(rest)
@@ -216,7 +227,7 @@ func (p *parser) parseCommon(line string, combined bool) error {
 	if combined && !more {
 		return errNotCombined
 	}
-	r.at, r.address, r.user = at, said(address), said(user)
+	r.at, r.address, r.user = at, said(client), said(user)
 	r.requestLine(request)
 	p.setFields(func(name string) string {
 		switch name {
@@ -228,6 +239,9 @@ func (p *parser) parseCommon(line string, combined bool) error {
 			return said(referer)
 		case "user_agent":
 			return said(agent)
+		}
+		if address.IsAttribute(name) {
+			return r.address
 		}
 		return ""
 	})

@@ -44,7 +44,7 @@ var (
 	ErrOutOfOrder = errors.New("simulate: the log is not in the order of time")
 
 	// ErrUnasked is returned by Run if no line got a decision, although lines could be read. The message has the first
-	// reason.
+	// reason, or says that no tier fits.
 	ErrUnasked = errors.New("simulate: no line could be asked")
 )
 
@@ -134,6 +134,10 @@ func (r *replay) none() error {
 		first := p.Failed.First[0]
 		return fmt.Errorf("%w: line %d of %s: %s; say the names of the JSON fields, or ask for what the lines have",
 			ErrUnasked, first.Line, first.Source, first.Reason)
+	}
+	if p := &r.report; p.Unlimited > 0 && p.Decided == 0 {
+		return fmt.Errorf("%w: no tier fits any of %d lines by its key, when and route; say the names of the JSON fields, or ask by what the lines have, such as address",
+			ErrUnasked, p.Unlimited)
 	}
 	return nil
 }

@@ -187,18 +187,22 @@ tiers: [{limit: query, cost_source: "query:n"}, {limit: header, cost_source: "he
 	t.Run("CountsLinesThatNoLimitDecides", func(t *testing.T) {
 		t.Parallel()
 		ada := strings.Replace(at(0, "10.0.0.1", "GET /"), " - - ", " - ada ", 1)
-		report := run(t, simulate.Config{Rules: document(t, `
+		users := simulate.Config{Rules: document(t, `
 match: all
 rules: [{limit: user, rate: 1, period: hour}]
 tiers: [{limit: user, key: "{user}", when: {user: "*"}}]
-`)}, lines(at(0, "10.0.0.1", "GET /"), ada))
+`)}
+		report := run(t, users, lines(at(0, "10.0.0.1", "GET /"), ada))
 		require.Equal(t, []int64{1, 1}, []int64{report.Unlimited, report.Admitted})
+		_, err := simulate.Run(t.Context(), users, lines(at(0, "10.0.0.1", "GET /"), at(1, "10.0.0.1", "GET /")))
+		require.ErrorIs(t, err, simulate.ErrUnasked)
+		require.ErrorContains(t, err, "no tier fits any of 2 lines by its key, when and route; say the names of the JSON fields")
 
 		byUser := simulate.Config{Rules: document(t, three), By: "user"}
 		report = run(t, byUser, lines(at(0, "10.0.0.1", "GET /"), ada))
 		require.EqualValues(t, 1, report.Failed.Count)
 		require.Contains(t, report.Failed.First[0].Reason, `needs the attribute "user"`)
-		_, err := simulate.Run(t.Context(), byUser, lines("x", at(0, "10.0.0.1", "GET /")))
+		_, err = simulate.Run(t.Context(), byUser, lines("x", at(0, "10.0.0.1", "GET /")))
 		require.ErrorIs(t, err, simulate.ErrUnasked)
 		require.ErrorContains(t, err, `line 2 of access.log: ratelimit: invalid key: the key of "address" needs the attribute "user"`)
 
