@@ -21,9 +21,6 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimittest"
 )
 
-// partitions is the number of partitions of the buckets of inPartitions.
-const partitions = 4
-
 // backend is a way to store the buckets of a test.
 type backend struct {
 	name   string
@@ -49,11 +46,6 @@ var (
 	// inMemory has no pool, so it ignores configure.
 	inMemory = backend{name: "Memory", open: func(_ *testing.T, b *bundle, _ []func(*pgxpool.Config)) { b.memory = ratelimittest.NewDB() }}
 
-	inPartitions = backend{name: "Partitions", isLong: true, open: func(t *testing.T, b *bundle, configure []func(*pgxpool.Config)) {
-		t.Helper()
-		b.pool = postgrestest.NewPartitioned(t, partitions, configure...)
-	}}
-
 	// byRoutedStatements sends the statements for Citus to plain Postgres, and checks that each of them names one row.
 	byRoutedStatements = backend{name: "Routed", isLong: true, open: func(t *testing.T, b *bundle, configure []func(*pgxpool.Config)) {
 		t.Helper()
@@ -69,6 +61,37 @@ var (
 		b.seemDistributed(t)
 	}}
 )
+
+// namesRowsByArrays reports whether a statement finds rows by arrays. The check of row level security reads an array of
+// the catalog.
+func namesRowsByArrays(sql string) bool {
+	return strings.Contains(strings.ReplaceAll(sql, "pg_catalog.unnest(", ""), "unnest(")
+}
+
+// seemDistributed makes a table by which Limiters believe that Citus distributes the buckets, as its catalog does: they
+// send the statements that name one row each, which are plain SQL.
+func (b *bundle) seemDistributed(t *testing.T) {
+	t.Helper()
+	if !isOnCitus(t, b) {
+		b.exec(t, `SET allow_system_table_mods = on; CREATE TABLE pg_catalog.pg_dist_partition (logicalrelid regclass);
+			INSERT INTO pg_catalog.pg_dist_partition VALUES ('ratelimit.buckets'); RESET allow_system_table_mods`)
+	}
+}
+
+// setupRouted is setup with buckets that seem to be distributed.
+func setupRouted(t *testing.T) *bundle {
+	t.Helper()
+	b := setup(t, func(c *pgxpool.Config) { c.MaxConns = 2 * racers })
+	b.seemDistributed(t)
+	b.limiter = b.with(t, ratelimit.Config{})
+	return b
+}
+
+func isOnCitus(t *testing.T, b *bundle) (isThere bool) {
+	t.Helper()
+	require.NoError(t, b.pool.QueryRow(t.Context(), `SELECT EXISTS (SELECT FROM pg_extension WHERE extname = 'citus')`).Scan(&isThere))
+	return isThere
+}
 
 // onEach runs a test on each of the backends.
 func onEach(t *testing.T, test func(t *testing.T, on backend), backends ...backend) {

@@ -51,5 +51,5 @@ func TestChargeUntil(t *testing.T) {
 		_, err = d.limiter.ChargeUntil(t.Context(), clockNoon.AddDate(1000, 0, 0), ratelimit.Define("far", ratelimit.PerSecond(1000)).For("ada"))
 		require.ErrorIs(t, err, ratelimit.ErrInvalidRequest)
 		require.ErrorContains(t, err, "would owe more than 1e+12 tokens")
-	}, onPostgres, inMemory, inPartitions, byRoutedStatements)
+	}, onPostgres, inMemory, byRoutedStatements)
 }

@@ -43,7 +43,6 @@ func TestCitus(t *testing.T) {
 	s := newCitusStand(t)
 	t.Run("Races", func(t *testing.T) { s.races(t) })
 	t.Run("Distribute", func(t *testing.T) { s.distributes(t) })
-	t.Run("Partitions", func(t *testing.T) { s.distributesPartitions(t) })
 	t.Run("ConflictAtCommit", func(t *testing.T) { s.conflictsAtCommit(t) })
 	t.Run("KilledWorker", func(t *testing.T) { s.killsWorker(t) })
 }
@@ -114,39 +113,6 @@ func (s *citusStand) distributes(t *testing.T) {
 		require.ErrorIs(t, migrations.Distribute(ctx, pool, other, migrations.Distribution{Shards: shards}), migrations.ErrShards)
 	}
 	require.NoError(t, migrations.Distribute(ctx, pool, other, migrations.Distribution{}))
-}
-
-// distributesPartitions promises that Distribute accepts buckets in partitions, and that distributed buckets cannot be partitioned.
-func (s *citusStand) distributesPartitions(t *testing.T) {
-	t.Helper()
-	ctx, pool := t.Context(), s.nodes[0].pool
-	cfg := migrations.Config{Schema: "parted", Partitions: 4}
-	for range 2 {
-		require.NoError(t, migrations.Up(ctx, pool, cfg))
-		require.NoError(t, migrations.Distribute(ctx, pool, cfg, migrations.Distribution{Shards: 6}))
-	}
-	limit := ratelimit.Define("parted", ratelimit.PerMinute(10))
-	requests := []ratelimit.Request{limit.For("a"), limit.For("b"), limit.For("c")}
-	at := func(node *bundle, instant time.Time) *ratelimit.Limiter {
-		return node.with(t, ratelimit.Config{Schema: cfg.Schema, AsOf: stoppedAt(instant).now})
-	}
-	for i, node := range s.nodes {
-		d, err := at(node, clockNoon).Take(ctx, requests...)
-		require.NoError(t, err)
-		require.True(t, d.Allowed)
-		require.InDelta(t, 9-i, d.Remaining, 1e-9)
-	}
-	deleted, err := at(s.nodes[0], clockNoon.Add(time.Hour)).Prune(ctx, limit)
-	require.NoError(t, err)
-	require.EqualValues(t, len(requests), deleted)
-	for _, n := range []int{1, 8} {
-		err := migrations.Partition(ctx, pool, migrations.Config{Schema: cfg.Schema, Partitions: n})
-		require.ErrorIs(t, err, migrations.ErrPartitions)
-		require.ErrorContains(t, err, "Citus")
-	}
-	n, err := migrations.Partitions(ctx, pool, cfg)
-	require.NoError(t, err)
-	require.Equal(t, cfg.Partitions, n)
 }
 
 // conflictsAtCommit promises that InTx does not run a function twice if a worker may have committed. The coordinator has the same

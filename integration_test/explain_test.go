@@ -6,7 +6,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 	"testing"
 
 	"github.com/jackc/pgx/v5"
@@ -39,10 +38,6 @@ var sizes = []int{0, 1, 5, 200, 5000}
 // be slow, and at SERIALIZABLE it would conflict with all other transactions.
 func TestStatementsUseThePrimaryKey(t *testing.T) {
 	t.Parallel()
-	onEach(t, testStatementsUseThePrimaryKey, onPostgres, inPartitions)
-}
-
-func testStatementsUseThePrimaryKey(t *testing.T, on backend) {
 	tests := map[string]struct {
 		parameters string
 		upserts    int  // that arbitrate by the primary key
@@ -77,7 +72,7 @@ func testStatementsUseThePrimaryKey(t *testing.T, on backend) {
 	files := slices.DeleteFunc(statementFiles(t), func(file string) bool { return housekeeping[filepath.Base(file)] })
 	require.Len(t, files, len(tests), "a new statement needs a line in this test")
 	for _, size := range sizes {
-		b := on.setup(t)
+		b := setup(t)
 		b.exec(t, fmt.Sprintf(`INSERT INTO ratelimit.buckets SELECT name, 'key ' || n, 0, 5, 0, 5
 			FROM generate_series(1, %d) AS n, unnest('{other,roomy}'::text[]) AS name`, size))
 		b.exec(t, fmt.Sprintf(`INSERT INTO ratelimit.prices SELECT 'other', 'key ' || n, 0, 0, 0, 0, 0, 0, 1, false, 0 FROM generate_series(1, %d) AS n`, size))
@@ -141,11 +136,11 @@ type node struct {
 func (p *plan) walk(t *testing.T, n node, explained string) {
 	t.Helper()
 	if n.Type == "Bitmap Index Scan" { // of one row, in a small table
-		require.Regexp(t, `^(buckets|prices|reservations).*_pkey$`, n.Index, explained)
+		require.Regexp(t, `^(buckets|prices|reservations)_pkey$`, n.Index, explained)
 		require.Regexp(t, `key = |id = `, n.Cond, explained)
 		p.reads++
 	}
-	if strings.HasPrefix(n.Relation, "buckets") || n.Relation == "reservations" || n.Relation == "prices" {
+	if n.Relation == "buckets" || n.Relation == "reservations" || n.Relation == "prices" {
 		switch n.Type {
 		case "ModifyTable":
 			if len(n.Arbiters) == 0 {
@@ -166,5 +161,66 @@ func (p *plan) walk(t *testing.T, n node, explained string) {
 	}
 	for _, child := range n.Plans {
 		p.walk(t, child, explained)
+	}
+}
+
+// A statement that finds rows by their TIDs never reads the whole table, also without statistics.
+func TestStatementsByTIDDoNotScanTheTable(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	b.exec(t, `ALTER TABLE ratelimit.buckets SET (autovacuum_enabled = false)`)
+	b.exec(t, `INSERT INTO ratelimit.buckets SELECT 'roomy', 'key ' || n, 0, 5, 0, 5 FROM generate_series(1, 30000) AS n`)
+	for file, parameters := range map[string]string{
+		"buckets_prune.sql":  `'roomy', '{10,20}', '{1,2}', '{1,1}', '{1000000,1000000}', 32, 64, 60000000, NULL`,
+		"buckets_unmake.sql": threeBuckets,
+		"clusters_spend.sql": threeClusters,
+	} {
+		statement, err := os.ReadFile("../internal/store/sql/" + file)
+		require.NoError(t, err)
+		for _, analyzed := range []bool{false, true} {
+			for _, mode := range []string{"force_generic_plan", "force_custom_plan"} {
+				name := file + "/" + mode
+				if analyzed {
+					name += "/Analyzed"
+				}
+				t.Run(name, func(t *testing.T) { // not parallel: the statistics are of the whole server
+					conn, err := pgx.ConnectConfig(t.Context(), b.pool.Config().ConnConfig)
+					require.NoError(t, err)
+					defer conn.Close(t.Context())
+					tx, err := conn.Begin(t.Context())
+					require.NoError(t, err)
+					if analyzed {
+						_, err = tx.Exec(t.Context(), "ANALYZE ratelimit.buckets")
+						require.NoError(t, err)
+					}
+					_, err = tx.Exec(t.Context(), "SET LOCAL plan_cache_mode = "+mode)
+					require.NoError(t, err)
+					_, err = tx.Exec(t.Context(), "PREPARE statement AS "+string(statement))
+					require.NoError(t, err)
+					var explained []byte
+					require.NoError(t, tx.QueryRow(t.Context(), "EXPLAIN (FORMAT JSON) EXECUTE statement("+parameters+")").Scan(&explained))
+					var roots []struct{ Plan node }
+					require.NoError(t, json.Unmarshal(explained, &roots))
+					requireNoWholeTable(t, roots[0].Plan, string(explained))
+					require.NoError(t, tx.Rollback(t.Context()))
+				})
+			}
+		}
+	}
+}
+
+func requireNoWholeTable(t *testing.T, n node, explained string) {
+	t.Helper()
+	if n.Relation == "buckets" {
+		switch n.Type {
+		case "ModifyTable", "Tid Scan", "Tid Range Scan":
+		case "Index Scan", "Index Only Scan":
+			require.Contains(t, n.Cond, "key = ", explained)
+		default:
+			require.Failf(t, "the table is read otherwise", "%s\n%s", n.Type, explained)
+		}
+	}
+	for _, child := range n.Plans {
+		requireNoWholeTable(t, child, explained)
 	}
 }

@@ -375,3 +375,21 @@ func TestATimeoutOfTheServerFailsOnlyItsOwnCall(t *testing.T) {
 	}))
 	require.Zero(t, s.outside.count(t, `SELECT count(*) FROM ratelimit.reservations WHERE keys[1] LIKE 'held%'`))
 }
+
+// TestRoutedStatementsRefuseWithoutWaiting promises that a refusal outside of a transaction waits for no row of
+// several.
+func TestRoutedStatementsRefuseWithoutWaiting(t *testing.T) {
+	t.Parallel()
+	b := setupRouted(t)
+	limit := ratelimit.Define("once", hoard(1))
+	d, err := b.limiter.Take(t.Context(), limit.For("k"))
+	require.NoError(t, err)
+	require.True(t, d.Allowed)
+	blocker := b.begin(t, pgx.ReadCommitted)
+	_, err = blocker.Exec(t.Context(), `SELECT FROM ratelimit.buckets WHERE key = 'k' FOR NO KEY UPDATE`)
+	require.NoError(t, err)
+	two := ratelimit.Define("twice", hoard(1))
+	d, err = b.limiter.Take(t.Context(), limit.For("k"), two.For("k"))
+	require.NoError(t, err)
+	require.False(t, d.Allowed)
+}

@@ -312,7 +312,7 @@ func TestHistoryOfAllKindsIsLinearizable(t *testing.T) {
 			c.costs[kind] = 1 + math.Floor(limit.Capacity()/2)
 			requireOnce(t, another.operation(another.processes[0], []*kindCall{c}, callers()[3], false))
 		}
-	}, onPostgres, inMemory, inPartitions, byRoutedStatements)
+	}, onPostgres, inMemory, byRoutedStatements)
 }
 
 // draw returns an operation.

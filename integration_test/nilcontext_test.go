@@ -89,9 +89,8 @@ func TestNilContextsAreErrors(t *testing.T) {
 		}
 	}
 	for name, f := range map[string]any{
-		"Up": migrations.Up, "Down": migrations.Down, "Version": migrations.Version, "Partition": migrations.Partition,
-		"Partitions": migrations.Partitions, "Distribute": migrations.Distribute, "Top": refusals.Top, "Migrate": scheduler.Migrate,
-		"sqllimit.InTx": sqllimit.InTx,
+		"Up": migrations.Up, "Down": migrations.Down, "Version": migrations.Version, "Distribute": migrations.Distribute,
+		"Top": refusals.Top, "Migrate": scheduler.Migrate, "sqllimit.InTx": sqllimit.InTx,
 	} {
 		call(name, reflect.ValueOf(f))
 	}

@@ -147,7 +147,7 @@ func TestRace(t *testing.T) {
 				require.Zero(t, deadlocks(t, b.pool), "calls lock rows in one order")
 			}
 		}
-	}, onPostgres, inMemory, inPartitions)
+	}, onPostgres, inMemory)
 }
 
 // raceStand is a database on which a cell runs.

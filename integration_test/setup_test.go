@@ -42,9 +42,7 @@ func setup(t *testing.T, configure ...func(*pgxpool.Config)) *bundle {
 func setupOwn(t *testing.T, settings map[string]string, configure ...func(*pgxpool.Config)) *bundle {
 	t.Helper()
 	b := open(t, postgrestest.StartOwn(t, settings).URL(), configure...)
-	cfg, err := postgrestest.Migrations()
-	require.NoError(t, err)
-	require.NoError(t, migrations.Up(t.Context(), b.pool, cfg))
+	require.NoError(t, migrations.Up(t.Context(), b.pool, migrations.Config{}))
 	return b
 }
 

@@ -1,14 +1,14 @@
 -- +goose Up
 -- Pages for the tables that calls look into by key. The planner reads a table of a few pages as a whole, which is cheaper than the
 -- index, and a connection keeps that plan while thousands of new keys arrive. So no table is that small: these rows are deleted at
--- once, and their pages stay, because vacuum_truncate is off. The rows of a table fill 75 pages. In partitions, chance
--- decides where a row goes, and 50 pages are enough. No limit can have their name.
+-- once, and their pages stay, because vacuum_truncate is off. The rows of a table fill 75 pages. No limit can have
+-- their name.
 --
 -- TRUNCATE, VACUUM FULL, CLUSTER and a restored dump make a table small again. Up repeats these statements for a table that is too
 -- small, and the command doctor says so.
 INSERT INTO ratelimit.buckets (name, key, shard, value, ts, capacity, taken)
 SELECT '(pages)', gen_random_uuid()::text, 0, 0, 0, 0, array_fill(0::float8, ARRAY[230])
-FROM generate_series(1, 150 * greatest((SELECT count(*) FROM pg_partition_tree('ratelimit.buckets') WHERE isleaf), 1));
+FROM generate_series(1, 150);
 DELETE FROM ratelimit.buckets WHERE name = '(pages)';
 
 INSERT INTO ratelimit.reservations (id, state, ready_us, expires_us, release, names, keys, costs, capacities, rates, steps, step_us, phase_us, lowest)

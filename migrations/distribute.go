@@ -45,12 +45,11 @@ type Distribution struct {
 // no decision reads them. It changes no table that is distributed already, so it can run any number of times, and in
 // several processes at once. Each run gives the shards free pages, as Up does for other tables.
 //
-// The partitions of buckets are distributed with the table. [Partition] returns an error for a distributed table.
-//
 // Run it after [Up], on the coordinator. Existing rows are moved, and calls wait meanwhile. Then restart the programs, because a
 // program checks only once whether the tables are distributed.
 //
-// It returns ErrNoCitus, and ErrShards if tables of the application could no longer be distributed. Then nothing was changed.
+// It returns ErrNoCitus, ErrShards if tables of the application could no longer be distributed, and an error if the
+// table of buckets is partitioned. Then nothing was changed.
 func Distribute(ctx context.Context, pool *pgxpool.Pool, cfg Config, distribution Distribution) error {
 	schema, err := cfg.schemaOn(ctx, pool)
 	if err != nil {
@@ -84,6 +83,9 @@ type distributing struct {
 // all distributes the tables that are not distributed yet.
 func (d *distributing) all(ctx context.Context) error {
 	if _, err := d.tx.Exec(ctx, takeLock, lockID); err != nil {
+		return err
+	}
+	if err := notPartitioned(ctx, d.tx, d.schema); err != nil {
 		return err
 	}
 	var usable bool

@@ -115,11 +115,6 @@ func (g *grants) own(owner string) {
 	for _, p := range allPrivileges() {
 		fmt.Fprintf(&g.text, "ALTER TABLE %s OWNER TO %s;\n", pgx.Identifier{g.schema, p.table}.Sanitize(), to)
 	}
-	// A partition can have another owner than its table.
-	const each = "DECLARE leaf regclass; BEGIN FOR leaf IN SELECT p.relid FROM pg_catalog.pg_partition_tree(%s) p WHERE p.level > 0 LOOP " +
-		"EXECUTE pg_catalog.format('ALTER TABLE %%s OWNER TO %%s', leaf, %s); END LOOP; END"
-	table := pgx.Identifier{g.schema, "buckets"}.Sanitize()
-	fmt.Fprintf(&g.text, "DO %s;\n", literal(fmt.Sprintf(each, literal(table), literal(to))))
 	for _, p := range allPrivileges() {
 		g.showAll(p.table, owner)
 	}
@@ -138,15 +133,6 @@ func (g *grants) showAll(table, role string) {
 	policy := pgx.Identifier{name}.Sanitize()
 	fmt.Fprintf(&g.text, "DROP POLICY IF EXISTS %s ON %s;\n", policy, on)
 	fmt.Fprintf(&g.text, "CREATE POLICY %s ON %s TO %s USING (true);\n", policy, on, to)
-}
-
-// literal returns a text as a literal of SQL.
-func literal(text string) string {
-	quoted := "'" + strings.ReplaceAll(text, "'", "''") + "'"
-	if strings.Contains(text, `\`) {
-		return "E" + strings.ReplaceAll(quoted, `\`, `\\`)
-	}
-	return quoted
 }
 
 // grant returns the statements that grant a role the privileges that of returns for each table.

@@ -73,35 +73,28 @@ var ErrInvalidSchema = errors.New("migrations: invalid schema name")
 
 var errNilPool = errors.New("the pool is nil; pass what pgxpool.New returned")
 
-// Config holds the place and the form of the tables. The zero Config is ready for use.
+// Config holds the place of the tables. The zero Config is ready for use.
 type Config struct {
 	// Schema is the schema of the tables and of the applied versions. Defaults to "ratelimit". Up creates a missing schema, which
 	// needs the CREATE privilege on the database. If it exists, the CREATE privilege on the schema is enough. The search_path of
 	// the connection does not matter.
 	Schema string
-	// Partitions is the number of partitions of the table of buckets, by a hash of the name and the key: up to [MaxPartitions]. 1
-	// is one plain table. Defaults to 0: any number for an existing table, and 1 for a new one. If an existing table has another
-	// number, Up returns [ErrPartitions], and [Partition] changes it.
-	Partitions int
 }
 
 // Up applies all missing migrations, each in its own transaction. Several processes can call it at once, at any default
 // isolation level. It works on a pool of one connection. If a migration fails, the migrations before it stay applied,
 // and the next Up continues. With all migrations applied, it restores the free pages of tables that became small, for
 // example in a restored dump: see docs/operations.md#tables-that-became-small.
+//
+// If somebody has partitioned the table of buckets, it returns an error, and changes nothing.
 func Up(ctx context.Context, pool *pgxpool.Pool, cfg Config) error {
 	err := migrate(ctx, pool, cfg, func(provider *goose.Provider, schema string, current int64) error {
-		if err := checkMade(ctx, pool, schema, cfg.Partitions); err != nil {
+		if err := notPartitioned(ctx, pool, schema); err != nil {
 			return err
 		}
 		sources := provider.ListSources()
 		if current >= sources[len(sources)-1].Version {
 			return keepPages(ctx, pool, schema)
-		}
-		if current == 0 && cfg.Partitions > 1 {
-			if err := enoughLocks(ctx, pool, cfg.Partitions); err != nil {
-				return err
-			}
 		}
 		// Up looks for the version table before it takes the lock, and several that find none would
 		// all create it. Asking for the version first creates it under the lock.
@@ -109,9 +102,6 @@ func Up(ctx context.Context, pool *pgxpool.Pool, cfg Config) error {
 			return err
 		}
 		if _, err := provider.Up(ctx); err != nil {
-			return err
-		}
-		if err := checkMade(ctx, pool, schema, cfg.Partitions); err != nil { // another process may have made it
 			return err
 		}
 		return keepPages(ctx, pool, schema)
@@ -173,14 +163,11 @@ func migrate(ctx context.Context, pool *pgxpool.Pool, cfg Config, apply func(*go
 	if err != nil {
 		return err
 	}
-	if err := checkPartitions(cfg.Partitions); err != nil {
-		return err
-	}
 	current, err := readVersion(ctx, pool, schema)
 	if err != nil {
 		return fmt.Errorf("read the version of schema %q: %w", schema, err)
 	}
-	provider, err := newProvider(pool, schema, cfg.Partitions)
+	provider, err := newProvider(pool, schema)
 	if err != nil {
 		return err
 	}
@@ -188,7 +175,7 @@ func migrate(ctx context.Context, pool *pgxpool.Pool, cfg Config, apply func(*go
 	return errors.Join(apply(provider, schema, current), provider.Close())
 }
 
-func newProvider(pool *pgxpool.Pool, schema string, partitions int) (*goose.Provider, error) {
+func newProvider(pool *pgxpool.Pool, schema string) (*goose.Provider, error) {
 	store, err := newStore(schema)
 	if err != nil {
 		return nil, err
@@ -198,7 +185,7 @@ func newProvider(pool *pgxpool.Pool, schema string, partitions int) (*goose.Prov
 	if err != nil {
 		return nil, fmt.Errorf("make the migration lock: %w", err)
 	}
-	provider, err := goose.NewProvider(goose.DialectCustom, stdlib.OpenDBFromPool(pool), schemaFS{FS, schema, partitions},
+	provider, err := goose.NewProvider(goose.DialectCustom, stdlib.OpenDBFromPool(pool), schemaFS{FS, schema},
 		goose.WithStore(store),
 		goose.WithSessionLocker(&ownPath{SessionLocker: locker}),
 		goose.WithDisableGlobalRegistry(true), // the application's Go migrations are not ours

@@ -3,7 +3,6 @@ package migrations_test
 import (
 	"context"
 	"fmt"
-	"slices"
 	"strings"
 	"testing"
 
@@ -15,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/pgratelimit/pgratelimit/internal/pgerr"
 	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
 	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/migrations"
@@ -59,24 +59,20 @@ func TestUp(t *testing.T) {
 	t.Run("IsSafeWhenSeveralProcessesStartAtOnce", func(t *testing.T) {
 		t.Parallel()
 		for _, isolation := range []string{"read committed", "serializable"} {
-			for _, partitions := range []int{0, 4} {
-				t.Run(fmt.Sprint(isolation, partitions), func(t *testing.T) {
-					t.Parallel()
-					url := postgrestest.NewEmptyDatabase(t)
-					group, ctx := errgroup.WithContext(t.Context())
-					for range testsize.Of(3, 8) {
-						pool := openPool(t, url, func(c *pgxpool.Config) {
-							c.MaxConns = 2
-							c.ConnConfig.RuntimeParams["default_transaction_isolation"] = isolation
-						})
-						group.Go(func() error { return migrations.Up(ctx, pool, partitionedInto(partitions)) })
-					}
-					require.NoError(t, group.Wait())
-					pool := openPool(t, url)
-					requireVersion(t, pool, "", latest)
-					requirePartitions(t, pool, max(partitions, 1))
-				})
-			}
+			t.Run(isolation, func(t *testing.T) {
+				t.Parallel()
+				url := postgrestest.NewEmptyDatabase(t)
+				group, ctx := errgroup.WithContext(t.Context())
+				for range testsize.Of(3, 8) {
+					pool := openPool(t, url, func(c *pgxpool.Config) {
+						c.MaxConns = 2
+						c.ConnConfig.RuntimeParams["default_transaction_isolation"] = isolation
+					})
+					group.Go(func() error { return migrations.Up(ctx, pool, migrations.Config{}) })
+				}
+				require.NoError(t, group.Wait())
+				requireVersion(t, openPool(t, url), "", latest)
+			})
 		}
 	})
 
@@ -125,26 +121,15 @@ func TestInvalidCalls(t *testing.T) {
 			_, err := migrations.Version(ctx, pool, cfg)
 			return err
 		},
-		"Partition": func(pool *pgxpool.Pool, cfg migrations.Config) error { return migrations.Partition(ctx, pool, cfg) },
-		"Partitions": func(pool *pgxpool.Pool, cfg migrations.Config) error {
-			_, err := migrations.Partitions(ctx, pool, cfg)
-			return err
-		},
 		"SQL": func(_ *pgxpool.Pool, cfg migrations.Config) error { _, err := migrations.SQL(cfg); return err },
 	} {
 		if name != "SQL" {
-			require.ErrorContains(t, call(nil, partitionedInto(2)), "the pool is nil", name)
+			require.ErrorContains(t, call(nil, migrations.Config{}), "the pool is nil", name)
 		}
 		for _, schema := range []string{"1st", "Limits", "a b", `a"b`, "a.b", "a;--", "ä", "a\n", strings.Repeat("a", 64)} {
-			require.ErrorIs(t, call(pool, migrations.Config{Schema: schema, Partitions: 2}), migrations.ErrInvalidSchema, name+" "+schema)
-		}
-		if name == "Up" || name == "Partition" || name == "SQL" {
-			require.ErrorIs(t, call(pool, partitionedInto(-1)), migrations.ErrPartitions, name)
-			require.ErrorIs(t, call(pool, partitionedInto(migrations.MaxPartitions+1)), migrations.ErrPartitions, name)
+			require.ErrorIs(t, call(pool, migrations.Config{Schema: schema}), migrations.ErrInvalidSchema, name+" "+schema)
 		}
 	}
-	require.ErrorIs(t, migrations.Partition(ctx, pool, migrations.Config{}), migrations.ErrPartitions)
-	require.ErrorContains(t, migrations.Partition(ctx, pool, partitionedInto(2)), "there is no table")
 	require.Empty(t, tables(t, pool))
 }
 
@@ -185,7 +170,7 @@ func TestFS(t *testing.T) {
 // TestSQL promises that the statements of SQL make of an empty database what Up makes of it, and that Up then has nothing to apply.
 func TestSQL(t *testing.T) {
 	t.Parallel()
-	for name, config := range map[string]migrations.Config{"Plain": {}, "InPartitionsOfAnotherSchema": {Schema: "trial", Partitions: 2}} {
+	for name, config := range map[string]migrations.Config{"Default": {}, "AnotherSchema": {Schema: "trial"}} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			up, printed := postgrestest.NewEmpty(t), postgrestest.NewEmpty(t)
@@ -203,41 +188,38 @@ func TestSQL(t *testing.T) {
 	}
 }
 
-// TestPages promises that no table is so small that the planner reads it as a whole, after a migration, after a vacuum, in partitions
+// TestPages promises that no table is so small that the planner reads it as a whole, after a migration, after a vacuum
 // and after the next Up.
 func TestPages(t *testing.T) {
 	t.Parallel()
-	for _, partitions := range []int{1, 16} {
-		t.Run(fmt.Sprint(partitions), func(t *testing.T) {
-			t.Parallel()
-			pool, ctx := postgrestest.NewEmpty(t), t.Context()
-			small := func() []string {
-				return texts(t, pool, fmt.Sprintf(`SELECT relname::text FROM pg_class WHERE relnamespace = 'ratelimit'::regnamespace AND relkind = 'r'
-					AND relname ~ '^(buckets|prices|reservations)' AND pg_relation_size(oid) < %d * current_setting('block_size')::bigint`, migrations.MinPages))
-			}
-			up := func() {
-				require.NoError(t, migrations.Up(ctx, pool, partitionedInto(partitions)))
-				require.Empty(t, small())
-				for _, table := range []string{"buckets", "prices", "reservations"} {
-					_, err := pool.Exec(ctx, "VACUUM ratelimit."+table)
-					require.NoError(t, err)
-					require.Equal(t, []string{"0"}, texts(t, pool, "SELECT count(*)::text FROM ratelimit."+table))
-				}
-				require.Empty(t, small())
-			}
-			up()
-			for _, table := range []string{"buckets", "prices", "reservations"} {
-				for _, rewrite := range []string{"TRUNCATE ratelimit.", "VACUUM FULL ratelimit."} {
-					_, err := pool.Exec(ctx, rewrite+table)
-					require.NoError(t, err)
-					require.NotEmpty(t, small())
-					up()
-				}
-			}
-			require.NoError(t, migrations.Partition(ctx, pool, partitionedInto(2)))
+
+	t.Run("AreMadeAgain", func(t *testing.T) {
+		t.Parallel()
+		pool, ctx := postgrestest.NewEmpty(t), t.Context()
+		small := func() []string {
+			return texts(t, pool, fmt.Sprintf(`SELECT relname::text FROM pg_class WHERE relnamespace = 'ratelimit'::regnamespace
+				AND relname IN ('buckets', 'prices', 'reservations') AND pg_relation_size(oid) < %d * current_setting('block_size')::bigint`, migrations.MinPages))
+		}
+		up := func() {
+			require.NoError(t, migrations.Up(ctx, pool, migrations.Config{}))
 			require.Empty(t, small())
-		})
-	}
+			for _, table := range []string{"buckets", "prices", "reservations"} {
+				_, err := pool.Exec(ctx, "VACUUM ratelimit."+table)
+				require.NoError(t, err)
+				require.Equal(t, []string{"0"}, texts(t, pool, "SELECT count(*)::text FROM ratelimit."+table))
+			}
+			require.Empty(t, small())
+		}
+		up()
+		for _, table := range []string{"buckets", "prices", "reservations"} {
+			for _, rewrite := range []string{"TRUNCATE ratelimit.", "VACUUM FULL ratelimit."} {
+				_, err := pool.Exec(ctx, rewrite+table)
+				require.NoError(t, err)
+				require.NotEmpty(t, small())
+				up()
+			}
+		}
+	})
 
 	t.Run("NotWhereNothingIsWritten", func(t *testing.T) {
 		t.Parallel()
@@ -343,44 +325,6 @@ func texts(t *testing.T, pool *pgxpool.Pool, query string) []string {
 	return lines
 }
 
-// leavesOf returns the tables that hold the buckets: the partitions, or the one table.
-func leavesOf(t *testing.T, pool *pgxpool.Pool) []string {
-	t.Helper()
-	return texts(t, pool, `SELECT relname::text FROM pg_class WHERE relnamespace = 'ratelimit'::regnamespace AND relkind = 'r' AND relname LIKE 'buckets%' ORDER BY 1`)
-}
-
-// kept returns the comments, owner and grants of a table, without its name.
-func kept(t *testing.T, pool *pgxpool.Pool, table string) []string {
-	t.Helper()
-	lines := texts(t, pool, fmt.Sprintf(`
-		WITH this AS (SELECT * FROM pg_class WHERE oid = 'ratelimit.%s'::regclass)
-		SELECT format('setting %%s', o) FROM this, unnest(reloptions) AS o
-		UNION ALL SELECT format('persistence %%s', relpersistence) FROM this
-		UNION ALL SELECT format('owner %%s', relowner::regrole) FROM this
-		UNION ALL SELECT format('column %%s %%s %%s %%s %%s %%s', attname, format_type(atttypid, atttypmod), attnotnull, attcollation::regcollation, attstorage, attcompression)
-			FROM this JOIN pg_attribute ON attrelid = this.oid WHERE attnum > 0 AND NOT attisdropped
-		UNION ALL SELECT format('constraint %%s', pg_get_constraintdef(pg_constraint.oid)) FROM this JOIN pg_constraint ON conrelid = this.oid
-		UNION ALL SELECT format('index %%s', substring(indexdef FROM 'USING.*')) FROM pg_indexes JOIN this ON tablename = relname WHERE schemaname = 'ratelimit'
-		ORDER BY 1`, table))
-	return lines
-}
-
-func requireKept(t *testing.T, want []string, pool *pgxpool.Pool, leaves int) {
-	t.Helper()
-	found := leavesOf(t, pool)
-	require.Len(t, found, leaves)
-	for _, leaf := range found {
-		require.Equal(t, want, kept(t, pool, leaf), leaf)
-	}
-}
-
-func requirePartitions(t *testing.T, pool *pgxpool.Pool, want int) {
-	t.Helper()
-	is, err := migrations.Partitions(t.Context(), pool, migrations.Config{})
-	require.NoError(t, err)
-	require.Equal(t, want, is)
-}
-
 // fill makes rows, and returns what there is of them.
 func fill(t *testing.T, pool *pgxpool.Pool, schema string) (rows func() []string) {
 	t.Helper()
@@ -393,161 +337,35 @@ func fill(t *testing.T, pool *pgxpool.Pool, schema string) (rows func() []string
 	}
 }
 
-func partitionedInto(n int) migrations.Config { return migrations.Config{Partitions: n} }
-
-func TestUpInPartitions(t *testing.T) {
+// TestATableThatSomebodyPartitioned promises that nothing is migrated or distributed beside a table of buckets that no
+// Limiter works with.
+func TestATableThatSomebodyPartitioned(t *testing.T) {
 	t.Parallel()
-	plain := postgrestest.NewEmpty(t)
-	require.NoError(t, migrations.Up(t.Context(), plain, partitionedInto(1)))
-	requirePartitions(t, plain, 1)
-
-	t.Run("UpCreatesAndDownRemovesTheTables", func(t *testing.T) {
-		t.Parallel()
-		pool := postgrestest.NewEmpty(t)
-		requirePartitions(t, pool, 0)
-		require.NoError(t, migrations.Up(t.Context(), pool, partitionedInto(4)))
-		requirePartitions(t, pool, 4)
-		requireVersion(t, pool, "", latest)
-		requireKept(t, kept(t, plain, "buckets"), pool, 4)
-		rows := fill(t, pool, "ratelimit")
-		held := rows()
-		require.NoError(t, migrations.Up(t.Context(), pool, partitionedInto(4)))
-		require.NoError(t, migrations.Up(t.Context(), pool, migrations.Config{}), "0 is whatever it is")
-		for _, other := range []int{1, 8} {
-			err := migrations.Up(t.Context(), pool, partitionedInto(other))
-			require.ErrorIs(t, err, migrations.ErrPartitions)
-			require.ErrorContains(t, err, fmt.Sprintf("ratelimit migrate partition %d", other))
-		}
-		require.Equal(t, held, rows())
-		require.NoError(t, migrations.Down(t.Context(), pool, migrations.Config{}))
-		require.Equal(t, []string{"ratelimit.goose_db_version"}, tables(t, pool))
-	})
-
-	t.Run("RefusesToPartitionAnExistingTable", func(t *testing.T) {
-		t.Parallel()
-		pool := postgrestest.NewEmpty(t)
-		_, err := newProvider(t, pool).UpTo(t.Context(), 1)
-		require.NoError(t, err)
-		require.ErrorIs(t, migrations.Up(t.Context(), pool, partitionedInto(4)), migrations.ErrPartitions)
-		requireVersion(t, pool, "", 1)
-	})
-}
-
-func TestPartition(t *testing.T) {
-	t.Parallel()
-
-	t.Run("KeepsCommentsAndGrantsOfTheTable", func(t *testing.T) {
-		t.Parallel()
-		pool, ctx := postgrestest.New(t), t.Context()
-		require.NoError(t, migrations.Partition(ctx, pool, partitionedInto(1)))
-		role := strings.ReplaceAll(pool.Config().ConnConfig.Database, "ratelimit_", "it's ")
-		quoted := `"` + role + `"`
-		_, err := pool.Exec(ctx, fmt.Sprintf(`
-			CREATE ROLE %[1]s; CREATE ROLE %[2]s;
-			GRANT USAGE, CREATE ON SCHEMA ratelimit TO %[1]s;
-			ALTER TABLE ratelimit.buckets OWNER TO %[1]s;
-			ALTER DEFAULT PRIVILEGES IN SCHEMA ratelimit GRANT SELECT ON TABLES TO PUBLIC;
-			GRANT SELECT, INSERT ON ratelimit.buckets TO %[2]s WITH GRANT OPTION;
-			GRANT UPDATE (value) ON ratelimit.buckets TO PUBLIC;
-			COMMENT ON TABLE ratelimit.buckets IS 'it''s %%I';
-			COMMENT ON COLUMN ratelimit.buckets.ts IS 'when';
-			CREATE INDEX mine ON ratelimit.buckets (value) WHERE value < 0;
-			ALTER TABLE ratelimit.buckets ADD CONSTRAINT small CHECK (value < 1e9), ADD COLUMN own text DEFAULT 'x',
-				SET UNLOGGED, SET (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.1, toast.autovacuum_enabled = false)`, quoted, `"`+role+` 2"`))
-		require.NoError(t, err)
-		t.Cleanup(func() {
-			for _, each := range []string{quoted, `"` + role + ` 2"`} {
-				_, err := pool.Exec(context.WithoutCancel(ctx), fmt.Sprintf("DROP OWNED BY %[1]s CASCADE; DROP ROLE %[1]s", each))
-				require.NoError(t, err)
+	for _, version := range []int64{1, latest} {
+		t.Run(fmt.Sprint(version), func(t *testing.T) {
+			t.Parallel()
+			pool := postgrestest.NewEmpty(t)
+			_, err := newProvider(t, pool).UpTo(t.Context(), version)
+			require.NoError(t, err)
+			_, err = pool.Exec(t.Context(), `DROP TABLE ratelimit.buckets; CREATE TABLE ratelimit.buckets (name text, key text) PARTITION BY LIST (name);
+				TRUNCATE ratelimit.prices`)
+			require.NoError(t, err)
+			before := definitions(t, pool)
+			for name, err := range map[string]error{
+				"Up":         migrations.Up(t.Context(), pool, migrations.Config{}),
+				"Distribute": migrations.Distribute(t.Context(), pool, migrations.Config{}, migrations.Distribution{}),
+			} {
+				require.ErrorIs(t, err, pgerr.ErrPartitioned, name)
+				require.ErrorContains(t, err, `"ratelimit"."buckets" must be one plain table`, name)
 			}
+			require.Equal(t, before, definitions(t, pool))
+			require.Equal(t, []string{"0"}, texts(t, pool, "SELECT pg_relation_size('ratelimit.prices')::text"), "it makes no pages either")
+			requireVersion(t, pool, "", version)
+			require.NoError(t, migrations.Up(t.Context(), pool, migrations.Config{Schema: "another"}), "which has a plain table")
+			require.NoError(t, migrations.Down(t.Context(), pool, migrations.Config{}))
+			require.NoError(t, migrations.Up(t.Context(), pool, migrations.Config{}))
 		})
-		whole := func() []string {
-			return texts(t, pool, `
-				SELECT unnest(relacl)::text FROM pg_class WHERE oid = 'ratelimit.buckets'::regclass
-				UNION ALL SELECT attname || ' ' || attacl::text FROM pg_attribute WHERE attrelid = 'ratelimit.buckets'::regclass AND attacl IS NOT NULL
-				UNION ALL SELECT objsubid || description FROM pg_description WHERE objoid = 'ratelimit.buckets'::regclass
-				UNION ALL SELECT indexname::text FROM pg_indexes WHERE schemaname = 'ratelimit' AND tablename = 'buckets'
-				UNION ALL SELECT relowner::regrole::text FROM pg_class WHERE oid = 'ratelimit.buckets'::regclass
-				ORDER BY 1`)
-		}
-		rows := fill(t, pool, "ratelimit")
-		said, one, held := whole(), kept(t, pool, "buckets"), rows()
-		require.Contains(t, said, "mine")
-		for _, n := range []int{4, 4, 7, 2, 1} {
-			require.NoError(t, migrations.Partition(ctx, pool, partitionedInto(n)))
-			requirePartitions(t, pool, n)
-			requireKept(t, one, pool, n)
-			require.Equal(t, said, whole())
-			require.Equal(t, held, rows())
-			if n > 1 {
-				require.Empty(t, texts(t, pool, `SELECT a.grantee::regrole::text FROM pg_class c, aclexplode(c.relacl) a
-					WHERE c.relnamespace = 'ratelimit'::regnamespace AND c.relispartition AND a.grantee <> c.relowner`), "all go through the whole")
-			}
-			require.Equal(t, slices.Repeat([]string{"{autovacuum_enabled=false}"}, n), texts(t, pool, `SELECT t.reloptions::text FROM pg_class c
-				JOIN pg_class t ON t.oid = c.reltoastrelid WHERE c.relnamespace = 'ratelimit'::regnamespace AND c.relname LIKE 'buckets%'`))
-		}
-	})
-
-	t.Run("RefusesToLoseObjects", func(t *testing.T) {
-		t.Parallel()
-		for name, test := range map[string]struct{ make, says string }{
-			"AView":        {`CREATE VIEW mine AS SELECT count(*) FROM ratelimit.buckets`, "view"},
-			"ATrigger":     {`CREATE TRIGGER mine BEFORE UPDATE ON ratelimit.buckets FOR EACH ROW EXECUTE FUNCTION suppress_redundant_updates_trigger()`, "trigger mine"},
-			"ARule":        {`CREATE RULE mine AS ON DELETE TO ratelimit.buckets DO ALSO NOTHING`, "rule mine"},
-			"APolicy":      {`CREATE POLICY mine ON ratelimit.buckets USING (true)`, "policy mine"},
-			"RowSecurity":  {`ALTER TABLE ratelimit.buckets ENABLE ROW LEVEL SECURITY`, "row-level security"},
-			"APublication": {`CREATE PUBLICATION mine FOR TABLE ratelimit.buckets`, "publication"},
-			"AForeignKey":  {`CREATE TABLE mine (name text COLLATE "C", key text COLLATE "C", shard integer, FOREIGN KEY (name, key, shard) REFERENCES ratelimit.buckets)`, "fkey"},
-			"AnHeir":       {`CREATE TABLE mine () INHERITS (ratelimit.buckets)`, ""},
-			"OtherPartitions": {`DROP TABLE ratelimit.buckets; CREATE TABLE ratelimit.buckets (name text, key text) PARTITION BY LIST (name);
-				CREATE TABLE mine PARTITION OF ratelimit.buckets DEFAULT`, "in another way"},
-			"OtherHashes": {`DROP TABLE ratelimit.buckets; CREATE TABLE ratelimit.buckets (name text, key text) PARTITION BY HASH (name, key);
-				CREATE TABLE mine PARTITION OF ratelimit.buckets FOR VALUES WITH (MODULUS 2, REMAINDER 1)`, "in another way"},
-		} {
-			t.Run(name, func(t *testing.T) {
-				t.Parallel()
-				pool := postgrestest.New(t)
-				_, err := pool.Exec(t.Context(), test.make)
-				require.NoError(t, err)
-				before := definitions(t, pool)
-				err = migrations.Partition(t.Context(), pool, partitionedInto(2))
-				require.ErrorIs(t, err, migrations.ErrPartitions)
-				require.ErrorContains(t, err, test.says)
-				require.Equal(t, before, definitions(t, pool))
-			})
-		}
-	})
-
-	t.Run("RefusesMoreThanTheServerHasLocksFor", func(t *testing.T) {
-		t.Parallel()
-		pool := postgrestest.New(t)
-		var locks int
-		require.NoError(t, pool.QueryRow(t.Context(), "SELECT current_setting('max_locks_per_transaction')::integer").Scan(&locks))
-		err := migrations.Partition(t.Context(), pool, partitionedInto(locks/2))
-		require.ErrorIs(t, err, migrations.ErrPartitions)
-		require.ErrorContains(t, err, "max_locks_per_transaction")
-		empty := postgrestest.NewEmpty(t)
-		require.ErrorContains(t, migrations.Up(t.Context(), empty, partitionedInto(locks/2)), "max_locks_per_transaction")
-		require.Empty(t, tables(t, empty))
-	})
-
-	t.Run("GivesUpWhereATransactionStaysOpen", func(t *testing.T) {
-		t.Parallel()
-		testsize.Long(t, "waits for a lock for the three seconds that Partition does")
-		pool := postgrestest.NewPartitioned(t, 3)
-		before := definitions(t, pool)
-		tx, err := pool.Begin(t.Context())
-		require.NoError(t, err)
-		_, err = tx.Exec(t.Context(), "SELECT FROM ratelimit.buckets")
-		require.NoError(t, err)
-		err = migrations.Partition(t.Context(), pool, partitionedInto(2))
-		var refused *pgconn.PgError
-		require.ErrorAs(t, err, &refused)
-		require.Equal(t, "55P03", refused.Code)
-		require.ErrorContains(t, err, "try again")
-		require.NoError(t, tx.Rollback(t.Context()))
-		require.Equal(t, before, definitions(t, pool))
-	})
+	}
 }
 
 // The printed SQL goes into a migration of the application's own, or to psql.

@@ -17,9 +17,9 @@ const pagesFile = "00004_pages.sql"
 // ANALYZE. The most expensive of those lookups, of ten rows by their place, costs as much as 40 pages.
 const MinPages = 48
 
-// keepPages applies pagesFile if a table, or a partition, has fewer than MinPages, for example after a restored dump.
-// It does nothing if the role may not write the tables, if the table of buckets is partitioned in a way of its own, or
-// if the database has Citus, where the rows can be on other servers: see Distribute.
+// keepPages applies pagesFile if a table has fewer than MinPages, for example after a restored dump. It does nothing if
+// the role may not write the tables, or if the database has Citus, where the rows can be on other servers: see
+// Distribute.
 func keepPages(ctx context.Context, pool *pgxpool.Pool, schema string) error {
 	return pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
 		if _, err := tx.Exec(ctx, "SET LOCAL search_path = pg_catalog, pg_temp"); err != nil {
@@ -45,14 +45,10 @@ func lackPages(ctx context.Context, tx pgx.Tx, schema string) (lack bool, err er
 	const query = `
 		SELECT count(*) > 0 AND current_setting('transaction_read_only') = 'off' AND to_regclass('pg_catalog.pg_dist_partition') IS NULL
 			AND bool_and(has_table_privilege(t.oid, 'SELECT') AND has_table_privilege(t.oid, 'INSERT') AND has_table_privilege(t.oid, 'DELETE'))
-			AND NOT bool_or(t.relkind = 'p' AND pg_get_partkeydef(t.oid) <> 'HASH (name, key)')
-			AND bool_or(leaf.bytes < $2 * current_setting('block_size')::bigint)
-		FROM pg_class t JOIN pg_namespace n ON n.oid = t.relnamespace,
-			LATERAL (
-				SELECT coalesce(min(pg_relation_size(p.relid)), pg_relation_size(t.oid)) AS bytes
-				FROM pg_partition_tree(t.oid) p WHERE p.isleaf) AS leaf
+			AND bool_or(pg_relation_size(t.oid) < $2 * current_setting('block_size')::bigint)
+		FROM pg_class t JOIN pg_namespace n ON n.oid = t.relnamespace
 		WHERE n.nspname = $1 AND has_schema_privilege(n.oid, 'USAGE')
-			AND t.relname IN ('buckets', 'prices', 'reservations') AND t.relkind IN ('r', 'p')`
+			AND t.relname IN ('buckets', 'prices', 'reservations') AND t.relkind = 'r'`
 	err = tx.QueryRow(ctx, query, schema, MinPages).Scan(&lack)
 	return lack, err
 }

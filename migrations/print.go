@@ -24,9 +24,6 @@ func SQL(cfg Config) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	if err := checkPartitions(cfg.Partitions); err != nil {
-		return "", err
-	}
 	create, err := versionTableSQL(schema)
 	if err != nil {
 		return "", err
@@ -35,7 +32,7 @@ func SQL(cfg Config) (string, error) {
 	fmt.Fprintf(&b, "CREATE SCHEMA IF NOT EXISTS %s;\n\n%s;\n", pgx.Identifier{schema}.Sanitize(), strings.TrimSpace(create))
 	record := "INSERT INTO " + pgx.Identifier{schema, versionTable}.Sanitize() + " (version_id, is_applied) VALUES"
 	fmt.Fprintf(&b, "%s (0, true);\n", record)
-	files := schemaFS{FS, schema, cfg.Partitions}
+	files := schemaFS{FS, schema}
 	names, err := fs.Glob(files, "*.sql")
 	if err != nil {
 		return "", err

@@ -18,11 +18,28 @@ import (
 	"github.com/pressly/goose/v3/lock"
 
 	"github.com/pgratelimit/pgratelimit/internal/arg"
+	"github.com/pgratelimit/pgratelimit/internal/pgerr"
 )
 
 // tableExists asks the catalog instead of to_regclass, which is an error for a role that may not use
 // the schema yet.
 const tableExists = `SELECT EXISTS (SELECT FROM pg_catalog.pg_tables WHERE schemaname = $1 AND tablename = $2)`
+
+// querier is a pool, or a transaction.
+type querier interface {
+	QueryRow(ctx context.Context, sql string, arguments ...any) pgx.Row
+}
+
+// notPartitioned returns an error if the table of buckets is partitioned, which no Limiter works with.
+func notPartitioned(ctx context.Context, db querier, schema string) error {
+	const partitioned = `SELECT EXISTS (SELECT FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
+		WHERE n.nspname = $1 AND c.relname = 'buckets' AND c.relkind = 'p')`
+	var is bool
+	if err := db.QueryRow(ctx, partitioned, schema).Scan(&is); err != nil || !is {
+		return err
+	}
+	return pgerr.PartitionedError(schema)
+}
 
 func (c Config) schema() (string, error) {
 	schema := cmp.Or(c.Schema, DefaultSchema)
@@ -119,12 +136,10 @@ var (
 )
 
 // schemaFS shows the migration files as they would be, had they been written for schema. The
-// statement that creates the schema is taken out: store has created it, or found it. The file that creates the table of
-// buckets makes as many partitions of it.
+// statement that creates the schema is taken out: store has created it, or found it.
 type schemaFS struct {
-	files      embed.FS
-	schema     string
-	partitions int // of the table of buckets, where it is made
+	files  embed.FS
+	schema string
 }
 
 // Open opens a file, or the directory of them all.
@@ -136,9 +151,6 @@ func (f schemaFS) Open(name string) (fs.File, error) {
 	content, err := f.files.ReadFile(name)
 	if err != nil {
 		return nil, errors.Join(err, file.Close())
-	}
-	if f.partitions > 1 && name == bucketsFile {
-		content = withPartitions(content, f.partitions)
 	}
 	return rewrittenFile{File: file, content: bytes.NewReader(rewrite(content, f.schema))}, nil
 }

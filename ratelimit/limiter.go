@@ -209,8 +209,8 @@ type Config struct {
 	// If the server crashes, it can forget what these calls took or returned in the last moment: three times its wal_writer_delay, 0.6
 	// seconds by default. It forgets whole calls only. Then the limits allow that much again. Redis promises less by default
 	// (appendfsync everysec). These calls still wait for the disk: calls in a transaction of yours or of InTx, reservations, leases
-	// and stored rules. So do calls on tables that Citus distributes or that are in partitions of PostgreSQL 18. The setting is made
-	// in the statement of the call (synchronous_commit), so sessions keep theirs, also behind PgBouncer.
+	// and stored rules. So do calls on tables that Citus distributes. The setting is made in the statement of the call
+	// (synchronous_commit), so sessions keep theirs, also behind PgBouncer.
 	RelaxedCommit bool
 	// SharedQueues shares the queues of InTx between all processes that set it, for buckets that many processes want at once. After
 	// their first conflict on a bucket, transactions take turns instead of failing each other. Defaults to false: only transactions

@@ -109,7 +109,7 @@ func (l *Limiter) InTx(ctx context.Context, fn func(tx pgx.Tx) error) error {
 	}
 	began := l.reports.began()
 	// Other errors are ignored here: the transaction will hit them again, and can handle them.
-	if err := l.pass(ctx, "transaction", true, false); isAnyOf(err, ErrHashKeyMismatch, ErrPoolerMode) {
+	if err := l.pass(ctx, "transaction", true, false); isAnyOf(err, ErrHashKeyMismatch, ErrPoolerMode, pgerr.ErrPartitioned) {
 		return during("transaction", err)
 	}
 	ticket, err := ticketOf(ctx, l)

@@ -2,7 +2,6 @@ package migrations_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"strings"
 	"sync/atomic"
@@ -116,7 +115,7 @@ func (c *crew) may(t *testing.T, role, schema string) map[string]string {
 		SELECT relname, concat_ws(' ', VARIADIC array(
 			SELECT privilege FROM unnest('{SELECT,INSERT,UPDATE,DELETE,TRUNCATE,REFERENCES,TRIGGER}'::text[]) AS privilege
 			WHERE has_table_privilege($1, pg_class.oid, privilege)))
-		FROM pg_class WHERE relnamespace = $2::text::regnamespace AND relkind IN ('r', 'p', 'v', 'm')`, role, quoted(schema))
+		FROM pg_class WHERE relnamespace = $2::text::regnamespace AND relkind IN ('r', 'v', 'm')`, role, quoted(schema))
 	require.NoError(t, err)
 	may := make(map[string]string)
 	var table, privileges string
@@ -154,29 +153,25 @@ func TestGrants(t *testing.T) {
 
 	t.Run("HandsTheTablesToAnotherOwner", func(t *testing.T) {
 		t.Parallel()
-		for _, partitions := range []int{1, 3} {
-			c, cfg := newCrew(t), migrations.Config{Partitions: partitions}
-			require.NoError(t, migrations.Up(t.Context(), c.admin, cfg))
-			c.grant(t, c.admin, cfg, c.roles)
-			owner := c.as(t, c.roles.Owner)
-			for _, statement := range []string{"ADD COLUMN more text", "DROP COLUMN more"} { // as a migration may
-				_, err := owner.Exec(t.Context(), "ALTER TABLE ratelimit.buckets "+statement)
-				require.NoError(t, err)
-			}
-			c.admin.Reset()
-			requirePartition(t, owner, 2)
-			limiter, err := ratelimit.New(c.as(t, c.roles.Application), ratelimit.Config{})
+		c := newCrew(t)
+		require.NoError(t, migrations.Up(t.Context(), c.admin, migrations.Config{}))
+		c.grant(t, c.admin, migrations.Config{}, c.roles)
+		owner := c.as(t, c.roles.Owner)
+		for _, statement := range []string{"ADD COLUMN more text", "DROP COLUMN more"} { // as a migration may
+			_, err := owner.Exec(t.Context(), "ALTER TABLE ratelimit.buckets "+statement)
 			require.NoError(t, err)
-			require.NoError(t, limiter.Require(t.Context(), logins.For("ada"), spread.For("ada").Cost(30)))
-			c.exec(t, "UPDATE ratelimit.buckets SET ts = 0 WHERE name = 'logins'")
-			deleted, err := limiter.Prune(t.Context(), logins)
-			require.NoError(t, err)
-			require.EqualValues(t, 1, deleted, "who is granted the whole needs nothing on the partitions")
-			require.Equal(t, granted["buckets"].application, c.may(t, c.roles.Application, "ratelimit")["buckets"])
-			require.NoError(t, migrations.Down(t.Context(), owner, migrations.Config{}))
-			require.NoError(t, migrations.Up(t.Context(), owner, migrations.Config{}))
-			requireLatest(t, owner)
 		}
+		limiter, err := ratelimit.New(c.as(t, c.roles.Application), ratelimit.Config{})
+		require.NoError(t, err)
+		require.NoError(t, limiter.Require(t.Context(), logins.For("ada"), spread.For("ada").Cost(30)))
+		c.exec(t, "UPDATE ratelimit.buckets SET ts = 0 WHERE name = 'logins'")
+		deleted, err := limiter.Prune(t.Context(), logins)
+		require.NoError(t, err)
+		require.EqualValues(t, 1, deleted)
+		require.Equal(t, granted["buckets"].application, c.may(t, c.roles.Application, "ratelimit")["buckets"])
+		require.NoError(t, migrations.Down(t.Context(), owner, migrations.Config{}))
+		require.NoError(t, migrations.Up(t.Context(), owner, migrations.Config{}))
+		requireLatest(t, owner)
 	})
 
 	t.Run("RejectsInvalidNames", func(t *testing.T) {
@@ -207,68 +202,6 @@ func requireLatest(t *testing.T, pool *pgxpool.Pool) {
 	files, err := migrations.FS.ReadDir(".")
 	require.NoError(t, err)
 	require.EqualValues(t, len(files), version)
-}
-
-// requirePartition makes that number of partitions after the server has ended the sessions of closed pools.
-func requirePartition(t *testing.T, owner *pgxpool.Pool, partitions int) {
-	t.Helper()
-	world.Eventually(t, "the table is in partitions", func() bool {
-		return migrations.Partition(t.Context(), owner, migrations.Config{Partitions: partitions}) == nil
-	})
-}
-
-// On PostgreSQL 18 an owner without the privilege to see other roles' sessions finds them nevertheless, also a program that connects while
-// Partition waits for the table. It has found one table, and Partition does not change it.
-func TestPartitionFindsTheProgramsOfAnotherRole(t *testing.T) {
-	t.Parallel()
-	c := newCrew(t)
-	require.NoError(t, migrations.Up(t.Context(), c.admin, migrations.Config{}))
-	c.grant(t, c.admin, migrations.Config{}, c.roles)
-	is18 := count(t, c.admin, "SELECT current_setting('server_version_num')::integer / 10000") >= 18
-	c.admin.Reset()
-	owner, reader, late := c.as(t, c.roles.Owner), c.as(t, c.roles.Reader), c.as(t, c.roles.Application)
-	if is18 {
-		require.NoError(t, late.Ping(t.Context()))
-		err := migrations.Partition(t.Context(), owner, migrations.Config{Partitions: 2})
-		require.ErrorIs(t, err, migrations.ErrPartitions)
-		require.ErrorContains(t, err, "stop all programs")
-	}
-	meanwhile := func() error {
-		late.Reset()
-		world.Eventually(t, "its sessions have ended", func() bool {
-			return count(t, reader, `SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND usename NOT IN ($1, $2)`,
-				c.roles.Owner, c.roles.Reader) == 0
-		})
-		look, err := reader.Begin(t.Context())
-		require.NoError(t, err)
-		_, err = look.Exec(t.Context(), "SELECT FROM ratelimit.buckets")
-		require.NoError(t, err)
-		ended := make(chan error, 1)
-		go func() { ended <- migrations.Partition(t.Context(), owner, migrations.Config{Partitions: 2}) }()
-		world.Eventually(t, "Partition waits", func() bool {
-			return count(t, look, "SELECT count(*) FROM pg_locks WHERE relation = 'ratelimit.buckets'::regclass AND NOT granted") > 0
-		})
-		require.NoError(t, late.Ping(t.Context()))
-		require.NoError(t, look.Rollback(t.Context()))
-		return <-ended
-	}
-	err := meanwhile()
-	for busy := new(pgconn.PgError); errors.As(err, &busy) && busy.Code == "55P03"; {
-		err = meanwhile() // it did not wait for as long as this took
-	}
-	made := 2
-	if is18 {
-		require.ErrorIs(t, err, migrations.ErrPartitions)
-		require.ErrorContains(t, err, "stop all programs")
-		made = 1
-	} else {
-		require.NoError(t, err)
-	}
-	is, err := migrations.Partitions(t.Context(), owner, migrations.Config{})
-	require.NoError(t, err)
-	require.Equal(t, made, is)
-	late.Reset()
-	requirePartition(t, owner, 2)
 }
 
 var (

@@ -93,12 +93,6 @@ func onPostgres(t *testing.T, of numbers, visit func(result)) {
 	inDatabase(t, postgrestest.NewDatabase(t), of, visit)
 }
 
-// inPartitions runs histories in a partitioned table.
-func inPartitions(t *testing.T, of numbers, visit func(result)) {
-	t.Helper()
-	inDatabase(t, postgrestest.NewPartitioned(t, 4).Config().ConnString(), of, visit)
-}
-
 // byRow runs histories on a server that seems to have Citus, so that each statement names one row.
 func byRow(t *testing.T, of numbers, visit func(result)) {
 	t.Helper()
@@ -254,23 +248,18 @@ func TestRecordedOnPostgres(t *testing.T) {
 	}
 }
 
-// TestRecordedOnOtherTables makes the same calls in partitions and by statements that name one row. Each answer equals the answer in
+// TestRecordedOnSingleRows makes the same calls by statements that name one row. Each answer equals the answer in
 // memory or the recorded answer of a server.
-func TestRecordedOnOtherTables(t *testing.T) {
+func TestRecordedOnSingleRows(t *testing.T) {
 	t.Parallel()
+	var told difference
 	recorded := load(t)
-	for name, run := range map[string]func(*testing.T, numbers, func(result)){"Partitions": inPartitions, "ByRow": byRow} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			var told difference
-			sized(t, 60, postgresHistories, 5).together(t, run, func(r result) {
-				if !r.random {
-					told.add(r, recorded.onServer(r))
-				}
-			})
-			require.Zero(t, told.differing, &told)
-		})
-	}
+	sized(t, 60, postgresHistories, 5).together(t, byRow, func(r result) {
+		if !r.random {
+			told.add(r, recorded.onServer(r))
+		}
+	})
+	require.Zero(t, told.differing, &told)
 }
 
 // TestRecordedOnCitus makes some of the calls on each node of a cluster.

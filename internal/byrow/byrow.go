@@ -1,4 +1,4 @@
-// Package byrow keeps buckets where a statement must name one row: in tables that Citus distributes, and in partitions of PostgreSQL 18.
+// Package byrow keeps buckets in tables that Citus distributes, where a statement must name one row.
 package byrow
 
 import (
@@ -22,23 +22,15 @@ import (
 // server that has the row. Statements that belong together are in a transaction that was begun, because without BEGIN each commits
 // by itself. Citus also refuses a function that is not immutable in the values that a statement updates or returns.
 //
-// The same statements are used where the buckets are in partitions of PostgreSQL 18. There a statement that looks rows up in partitions, one after
-// the other, crashes the server (segmentation fault) if another transaction has changed a row meanwhile. The executor checks the changed row by a
-// second copy of the plan, which shares the data that choose the partition with the first copy, and frees them (EvalPlanQual and
-// InitExecPartitionPruneContexts; seen with 18.4). For a row that parameters name, the partition is chosen when the statement begins.
-//
 // The clock of the server that the call is sent to decides (clock.sql), never the clock of a server that has rows.
 
 // madeTS is the ts of a row that a statement inserted as a lock: such a statement has no instant. Every reader takes such
 // a row for a full one.
 const madeTS = bucket.LongAgo - 1
 
-// Partitions is the store.Engine on partitions of PostgreSQL 18. Reservations and prices are in plain tables there.
-type Partitions struct{ store.Engine }
-
 // Distributed is the store.Engine on tables that Citus distributes. It keeps reservations and prices there, too.
 type Distributed struct {
-	Partitions
+	store.Engine
 	reservations
 	prices
 }
@@ -48,10 +40,9 @@ type (
 	prices       = adaptive.Tables
 )
 
-// New returns a store that finds out which of the engines its tables need.
+// New returns a store for tables that Citus may distribute.
 func New(o store.Options) *store.Store {
-	p := Partitions{store.Postgres()}
-	o.Partitions18, o.Distributed = p, Distributed{Partitions: p}
+	o.Distributed = Distributed{Engine: store.Postgres()}
 	return store.New(o)
 }
 
@@ -82,7 +73,7 @@ func receiveRow(results pgx.BatchResults) (state bucket.State, found bool, err e
 	return state, found, rows.Err()
 }
 
-// Read reads rows, each by a statement. In partitions one statement reads all: it locks none, and so does not crash.
+// Read reads rows, each by a statement.
 func (Distributed) Read(ctx context.Context, u *store.Unit, rows []bucket.Ask) ([]bucket.Answer, error) {
 	batch, filtered := &pgx.Batch{}, false
 	u.QueueFiltered(batch)
@@ -118,12 +109,12 @@ func (Distributed) Read(ctx context.Context, u *store.Unit, rows []bucket.Ask) (
 }
 
 // LeavesOutHeld returns false.
-func (Partitions) LeavesOutHeld() bool { return false }
+func (Distributed) LeavesOutHeld() bool { return false }
 
 // Lock locks each row by a statement. It sets no savepoint. A transaction of the Owner's waits without a bound for only one row,
 // waitFor or the first. So calls for the same rows queue there, and hold no other row meanwhile. For the other rows it waits a
 // bounded time, and then returns an error, with which the call waits for that row first.
-func (Partitions) Lock(ctx context.Context, u *store.Unit, p *bucket.Page, _ bool) error {
+func (Distributed) Lock(ctx context.Context, u *store.Unit, p *bucket.Page, _ bool) error {
 	batch := &pgx.Batch{}
 	order := make([]int, len(p.Rows))
 	for i := range order {
@@ -175,7 +166,7 @@ func receiveLockedRow(results pgx.BatchResults, p *bucket.Page, i int) error {
 }
 
 // Save writes the changed rows, and deletes rows that were inserted as locks, each by a statement.
-func (Partitions) Save(ctx context.Context, u *store.Unit, p *bucket.Page, made ...store.Record) error {
+func (Distributed) Save(ctx context.Context, u *store.Unit, p *bucket.Page, made ...store.Record) error {
 	batch := &pgx.Batch{}
 	u.QueueRecords(batch, made)
 	p.Changes(func(k bucket.Key, state bucket.State) {
@@ -191,7 +182,7 @@ func (Partitions) Save(ctx context.Context, u *store.Unit, p *bucket.Page, made 
 // Undo deletes the rows that were inserted to lock them. After a refusal the rows stay locked, as one row does on plain Postgres.
 // In a SERIALIZABLE transaction, a row that is written after a savepoint keeps a SIREAD lock on some versions of Postgres (on
 // 15.20, not on 15.18). With it the transaction may conflict at COMMIT, where Citus does not report the outcome.
-func (e Partitions) Undo(ctx context.Context, u *store.Unit, p *bucket.Page) error {
+func (e Distributed) Undo(ctx context.Context, u *store.Unit, p *bucket.Page) error {
 	return e.Save(ctx, u, p)
 }
 

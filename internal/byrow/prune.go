@@ -14,13 +14,13 @@ import (
 const prunePage = 500
 
 // PrunePages returns one part: Prune knows how far it has come by the last row that it has seen.
-func (Partitions) PrunePages(context.Context, *store.Unit) (*store.PrunePages, error) {
+func (Distributed) PrunePages(context.Context, *store.Unit) (*store.PrunePages, error) {
 	return store.OnePage(), nil
 }
 
 // Prune deletes spare rows of the next page: it finds unused rows, locks those without a lock of another transaction, and deletes
 // each if it is spare under its lock.
-func (Partitions) Prune(ctx context.Context, u *store.Unit, p *store.PrunePages, termsOf map[string][]bucket.Terms) (deleted int64, gotLock bool, err error) {
+func (Distributed) Prune(ctx context.Context, u *store.Unit, p *store.PrunePages, termsOf map[string][]bucket.Terms) (deleted int64, gotLock bool, err error) {
 	if gotLock, err = u.LockPruning(ctx); !gotLock {
 		return 0, false, err
 	}

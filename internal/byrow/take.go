@@ -10,13 +10,13 @@ import (
 )
 
 // Takes reports whether row_take.sql is for the ask: a token bucket or fixed window whose terms are always in effect.
-func (Partitions) Takes(a *bucket.Ask, t *bucket.Traits) bool {
+func (Distributed) Takes(a *bucket.Ask, t *bucket.Traits) bool {
 	return t.Statement == bucket.StepStatement && !t.Costless && !a.Terms.HasSpan()
 }
 
 // Take takes by a statement that decides by itself, in one round trip. It takes nothing if there is too little, now or at its look,
 // or if the row is of a later time.
-func (Partitions) Take(ctx context.Context, u *store.Unit, a *bucket.Ask) (answer bucket.Answer, taken bool, err error) {
+func (Distributed) Take(ctx context.Context, u *store.Unit, a *bucket.Ask) (answer bucket.Answer, taken bool, err error) {
 	batch, t := &pgx.Batch{}, &a.Terms
 	u.QueueClock(batch)
 	batch.Queue(u.Statement(files, "row_take"), append(keyOf(a.Key),

@@ -61,15 +61,18 @@ func look(ctx context.Context, u *store.Unit, own string) (stored string, by way
 		return "", by, err
 	}
 	var backend uint32
-	var hasCitus, inPartitions18 bool
+	var hasCitus, partitioned bool
 	var tables string
 	digits := 1
-	_, err = pgx.ForEachRow(rows, []any{&stored, &backend, &hasCitus, &inPartitions18, &tables, &digits}, func() error {
+	_, err = pgx.ForEachRow(rows, []any{&stored, &backend, &hasCitus, &partitioned, &tables, &digits}, func() error {
 		if conn := rows.Conn(); conn != nil {
 			by = way{conn.Config(), conn.PgConn().PID() == backend}
 		}
 		return nil
 	})
+	if err == nil && partitioned {
+		err = pgerr.PartitionedError(u.Schema())
+	}
 	if err == nil {
 		err = pgerr.HiddenError(u.Schema(), tables)
 	}
@@ -88,7 +91,7 @@ func look(ctx context.Context, u *store.Unit, own string) (stored string, by way
 			return "", by, err
 		}
 	}
-	u.SetLayout(hasCitus, inPartitions18)
+	u.SetLayout(hasCitus)
 	return stored, by, nil
 }
 

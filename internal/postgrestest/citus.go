@@ -102,7 +102,7 @@ func (c *Citus) join(ctx context.Context) error {
 			return fmt.Errorf("create Citus on %s: %w", worker, err)
 		}
 	}
-	return distribute(ctx, c.Coordinator.url, c.Workers, migrations.Config{})
+	return distribute(ctx, c.Coordinator.url, c.Workers)
 }
 
 // trustItself makes the server accept connections from its own machine without a password, because the servers of a cluster do not
@@ -129,7 +129,7 @@ func portOf(ctx context.Context, url string) (port int, err error) {
 }
 
 // distribute creates Citus in the database at url, with workers or without, migrates it, and distributes the tables.
-func distribute(ctx context.Context, url string, workers []*Server, cfg migrations.Config) error {
+func distribute(ctx context.Context, url string, workers []*Server) error {
 	pool, err := pgxpool.New(ctx, url)
 	if err != nil {
 		return err
@@ -157,8 +157,8 @@ func distribute(ctx context.Context, url string, workers []*Server, cfg migratio
 	if err != nil {
 		return fmt.Errorf("set Citus up: %w", err)
 	}
-	if err := migrations.Up(ctx, pool, cfg); err != nil {
+	if err := migrations.Up(ctx, pool, migrations.Config{}); err != nil {
 		return err
 	}
-	return migrations.Distribute(ctx, pool, cfg, migrations.Distribution{Shards: 8})
+	return migrations.Distribute(ctx, pool, migrations.Config{}, migrations.Distribution{Shards: 8})
 }

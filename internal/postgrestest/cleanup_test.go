@@ -17,7 +17,6 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/pgratelimit/pgratelimit/internal/testsize"
-	"github.com/pgratelimit/pgratelimit/migrations"
 )
 
 // play is the part of a test that a real one plays: it can fail without failing the test that it is in.
@@ -82,7 +81,7 @@ func TestADatabaseIsKeptWhenItsTestFails(t *testing.T) {
 	require.ErrorIs(t, server.Stop(t.Context(), Kill), errNotOwn)
 	require.ErrorIs(t, server.Restart(t.Context()), errNotOwn)
 	require.NoError(t, server.Close())
-	name, err := ensureTemplate(t.Context(), server, migrations.Config{})
+	name, err := ensureTemplate(t.Context(), server)
 	require.NoError(t, err)
 	var pool *pgxpool.Pool
 	played := perform(t, func(fake testing.TB) {
@@ -115,13 +114,12 @@ func TestADatabaseIsDroppedWhenItsTestPassesWithConnectionsLeftOpen(t *testing.T
 func TestTemplateIsMadeOnce(t *testing.T) {
 	t.Parallel()
 	const unfinished = "ratelimit_template_unfinished"
-	cfg := migrations.Config{Partitions: 3} // which no server begins with
 	server := StartOwn(t, nil)
 	require.NoError(t, createDatabase(t.Context(), server, unfinished, emptyTemplate))
 	var group errgroup.Group
 	for i := range 8 {
 		group.Go(func() error {
-			name, err := ensureTemplate(t.Context(), server, cfg)
+			name, err := ensureTemplate(t.Context(), server)
 			if err == nil {
 				err = createDatabase(t.Context(), server, fmt.Sprint("a_clone_", i), name)
 			}

@@ -116,16 +116,13 @@ func (s *Scratch) Drop(ctx context.Context) error {
 }
 
 // ensureTemplate makes the database that tests' databases are cloned from, unless this server has the
-// one for the present migrations and cfg already. It appears under its name when it is complete, not before.
-func ensureTemplate(ctx context.Context, server *Server, cfg migrations.Config) (string, error) {
+// one for the present migrations already. It appears under its name when it is complete, not before.
+func ensureTemplate(ctx context.Context, server *Server) (string, error) {
 	sum, err := migrationsSum()
 	if err != nil {
 		return "", err
 	}
 	name := namePrefix + "template_" + sum
-	if cfg.Partitions != 0 {
-		name += fmt.Sprintf("_of_%d", cfg.Partitions)
-	}
 	err = admin(ctx, server, func(conn *pgx.Conn) (err error) {
 		if _, err := conn.Exec(ctx, "SELECT pg_advisory_lock($1)", templateLock); err != nil {
 			return err
@@ -139,7 +136,7 @@ func ensureTemplate(ctx context.Context, server *Server, cfg migrations.Config) 
 		if err != nil || exists {
 			return err
 		}
-		return makeTemplate(ctx, server, conn, name, cfg)
+		return makeTemplate(ctx, server, conn, name)
 	})
 	if err != nil {
 		return "", fmt.Errorf("make the template database %s: %w", name, err)
@@ -147,7 +144,7 @@ func ensureTemplate(ctx context.Context, server *Server, cfg migrations.Config) 
 	return name, nil
 }
 
-func makeTemplate(ctx context.Context, server *Server, conn *pgx.Conn, name string, cfg migrations.Config) error {
+func makeTemplate(ctx context.Context, server *Server, conn *pgx.Conn, name string) error {
 	const unfinished = namePrefix + "template_unfinished"
 	if err := drop(ctx, conn, unfinished); err != nil {
 		return err
@@ -155,7 +152,7 @@ func makeTemplate(ctx context.Context, server *Server, conn *pgx.Conn, name stri
 	if err := clone(ctx, conn, unfinished, emptyTemplate); err != nil {
 		return err
 	}
-	if err := migrateTemplate(ctx, server, conn, unfinished, cfg); err != nil {
+	if err := migrateTemplate(ctx, server, conn, unfinished); err != nil {
 		return err
 	}
 	for _, statement := range []string{
@@ -170,11 +167,11 @@ func makeTemplate(ctx context.Context, server *Server, conn *pgx.Conn, name stri
 }
 
 // migrateTemplate makes the tables of a template. Citus leaves a process in the database, which keeps it from being cloned.
-func migrateTemplate(ctx context.Context, server *Server, conn *pgx.Conn, name string, cfg migrations.Config) error {
+func migrateTemplate(ctx context.Context, server *Server, conn *pgx.Conn, name string) error {
 	if !server.hasCitus {
-		return migrateUp(ctx, withDatabase(server.url, name), cfg)
+		return migrateUp(ctx, withDatabase(server.url, name))
 	}
-	if err := distribute(ctx, withDatabase(server.url, name), nil, cfg); err != nil {
+	if err := distribute(ctx, withDatabase(server.url, name), nil); err != nil {
 		return err
 	}
 	if _, err := conn.Exec(ctx, "ALTER DATABASE "+name+" ALLOW_CONNECTIONS false"); err != nil {
@@ -192,13 +189,13 @@ func migrateTemplate(ctx context.Context, server *Server, conn *pgx.Conn, name s
 	}
 }
 
-func migrateUp(ctx context.Context, url string, cfg migrations.Config) error {
+func migrateUp(ctx context.Context, url string) error {
 	pool, err := pgxpool.New(ctx, url)
 	if err != nil {
 		return err
 	}
 	defer pool.Close()
-	return migrations.Up(ctx, pool, cfg)
+	return migrations.Up(ctx, pool, migrations.Config{})
 }
 
 // migrationsSum returns a part of a hash over the names and contents of the migrations.

@@ -7,15 +7,12 @@ import (
 	"maps"
 	"os"
 	"runtime/debug"
-	"strconv"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
-
-	"github.com/pgratelimit/pgratelimit/migrations"
 )
 
 // A test whose preparation or cleanup takes longer than this fails.
@@ -36,19 +33,6 @@ const maxConns = 8
 func New(t testing.TB, configure ...func(*pgxpool.Config)) *pgxpool.Pool {
 	t.Helper()
 	return shared.New(t, configure...)
-}
-
-// NewPartitioned is New with the buckets in partitions.
-func NewPartitioned(t testing.TB, partitions int, configure ...func(*pgxpool.Config)) *pgxpool.Pool {
-	t.Helper()
-	server := shared.get(t).server
-	ctx, cancel := context.WithTimeout(t.Context(), setupTimeout)
-	defer cancel()
-	template, err := ensureTemplate(ctx, server, migrations.Config{Partitions: partitions})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return openPool(t, newDatabase(t, server, template), configure)
 }
 
 // NewEmpty is New without the migrations: the database is empty.
@@ -119,20 +103,6 @@ type template struct {
 	name   string
 }
 
-// Migrations returns the configuration of the migrations in tests. RATELIMIT_PARTITIONS sets the number of partitions. New uses this
-// configuration.
-func Migrations() (migrations.Config, error) {
-	text := os.Getenv("RATELIMIT_PARTITIONS")
-	if text == "" {
-		return migrations.Config{}, nil
-	}
-	partitions, err := strconv.Atoi(text)
-	if err != nil {
-		return migrations.Config{}, fmt.Errorf("RATELIMIT_PARTITIONS: %w", err)
-	}
-	return migrations.Config{Partitions: partitions}, nil
-}
-
 // Shared is a server that the tests of a process share. It ends with the process.
 type Shared struct{ template func() (*template, error) }
 
@@ -146,11 +116,7 @@ func NewShared(start func(ctx context.Context) (*Server, error)) *Shared {
 		if err != nil {
 			return nil, err
 		}
-		cfg, err := Migrations()
-		if err != nil {
-			return nil, errors.Join(err, server.Close())
-		}
-		name, err := ensureTemplate(ctx, server, cfg)
+		name, err := ensureTemplate(ctx, server)
 		if err != nil {
 			return nil, errors.Join(err, server.Close())
 		}

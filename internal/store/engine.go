@@ -86,19 +86,14 @@ func (t byTaker) take(ctx context.Context, u *Unit, c *Call) (verdict, error) {
 const (
 	layoutUnknown = iota
 	layoutPlain
-	layoutPartitions18 // in partitions of PostgreSQL 18
-	layoutDistributed  // by Citus
-	layouts
+	layoutDistributed // by Citus
 )
 
 // SetLayout sets the layout of the tables. That stays so for as long as the Store is there.
-func (s *Store) SetLayout(distributed, inPartitions18 bool) {
+func (s *Store) SetLayout(distributed bool) {
 	layout := int32(layoutPlain)
-	switch {
-	case distributed:
+	if distributed {
 		layout = layoutDistributed
-	case inPartitions18:
-		layout = layoutPartitions18
 	}
 	s.layout.CompareAndSwap(layoutUnknown, layout)
 }

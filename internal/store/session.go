@@ -97,7 +97,7 @@ func (s *Session) BoundTo(tx Conn, owner Owner) Session {
 }
 
 // IsRouted reports whether statements are known to have to name one row each.
-func (s *Store) IsRouted() bool { return s.layout.Load() >= layoutPartitions18 }
+func (s *Store) IsRouted() bool { return s.layout.Load() == layoutDistributed }
 
 // IsPlain reports whether it is known that statements may name several rows.
 func (s *Store) IsPlain() bool { return s.layout.Load() == layoutPlain }
@@ -113,8 +113,8 @@ func (u *Unit) Engine() Engine {
 	if u.memory != nil {
 		return u.memory
 	}
-	if u.Store != nil && u.engines[u.layout.Load()] != nil {
-		return u.engines[u.layout.Load()]
+	if u.Store != nil && u.distributed != nil && u.IsRouted() {
+		return u.distributed
 	}
 	return postgres{}
 }

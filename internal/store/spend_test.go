@@ -14,7 +14,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
-	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
 )
 
 // spending is a limit. Some of its keys have a row.
@@ -202,10 +201,10 @@ func TestBatchesInOppositeOrdersFailNoCall(t *testing.T) {
 	require.Equal(t, float64(allowed), spent(t, outside.pool, spending)-50*keys)
 }
 
-// In a table with partitions a batch takes from each row the cost for that row.
-func TestABatchTakesFromPartitions(t *testing.T) {
+// A batch takes from each row the cost for that row.
+func TestABatchTakesFromEachRowItsCost(t *testing.T) {
 	t.Parallel()
-	s := standOn(t, postgrestest.NewPartitioned(t, 2))
+	s := newStand(t)
 	s.exec(`INSERT INTO ratelimit.buckets SELECT 'spending', 'key ' || lpad(n::text, 6, '0'), 0, n, $1, n FROM generate_series(1, 40) AS n`, opening)
 	calls := takeSpending(40)
 	s.allows(calls...)

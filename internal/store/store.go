@@ -46,29 +46,30 @@ type Queue interface {
 
 // Store is what the sessions of one schema share.
 type Store struct {
-	schema     string
-	statements statements
-	engines    [layouts]Engine // nil: postgres
-	others     sync.Map        // of the texts of statements of other packages, by their names
-	limits     limitParameters
-	relaxed    bool
-	asOf       func() *int64 // the instant that replaces the database's clock; nil: nothing does
-	inMemory   bool          // whether rows are in memory, and not in Postgres
-	layout     atomic.Int32  // of the tables, as far as that is known
+	schema      string
+	statements  statements
+	distributed Engine   // of tables that Citus distributes
+	others      sync.Map // of the texts of statements of other packages, by their names
+	limits      limitParameters
+	relaxed     bool
+	asOf        func() *int64 // the instant that replaces the database's clock; nil: nothing does
+	inMemory    bool          // whether rows are in memory, and not in Postgres
+	layout      atomic.Int32  // of the tables, as far as that is known
 }
 
 // Options are the settings of a Store.
 type Options struct {
-	Schema                    string
-	Partitions18, Distributed Engine        // the engines for partitions of PostgreSQL 18 and for tables of Citus
-	AsOf                      func() *int64 // the instant that replaces the database's clock; nil: none does
-	RelaxedCommit             bool          // whether calls in transactions of their own, which keep no record, return before their commits are on disk
+	Schema        string
+	Distributed   Engine        // the engine for tables that Citus distributes
+	AsOf          func() *int64 // the instant that replaces the database's clock; nil: none does
+	RelaxedCommit bool          // whether calls in transactions of their own, which keep no record, return before their commits are on disk
 }
 
 // New returns a Store.
 func New(o Options) *Store {
-	engines := [layouts]Engine{layoutPartitions18: o.Partitions18, layoutDistributed: o.Distributed}
-	return &Store{schema: o.Schema, statements: newStatements(o.Schema, o.RelaxedCommit), engines: engines, relaxed: o.RelaxedCommit, asOf: o.AsOf}
+	return &Store{
+		schema: o.Schema, statements: newStatements(o.Schema, o.RelaxedCommit), distributed: o.Distributed, relaxed: o.RelaxedCommit, asOf: o.AsOf,
+	}
 }
 
 // NewInMemory is New for rows in memory, which needs no statements.
@@ -98,7 +99,7 @@ func (s *Session) ensureTx(ctx context.Context, fn func(tx *Session) error) erro
 
 // InOneTx runs statement, which sends one message, in one transaction. On Citus it begins one, because each row may be on another server.
 func (s *Session) InOneTx(ctx context.Context, verb string, statement func(tx *Session) error) error {
-	if s.layout.Load() == layoutDistributed {
+	if s.IsRouted() {
 		return s.RetryTx(ctx, verb, statement)
 	}
 	return s.retry(ctx, verb, func() error { return statement(s) })

@@ -22,8 +22,6 @@ func settings() map[string]string {
 		"synchronous_commit": "on",
 		"shared_buffers":     "1GB",
 		"max_connections":    "400",
-		// For a statement on 64 partitions and their indexes.
-		"max_locks_per_transaction": "160",
 		// No checkpoint runs during a round, because each scenario begins with one. A checkpoint would slow
 		// one random round.
 		"checkpoint_timeout": "1h",

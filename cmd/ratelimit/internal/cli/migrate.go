@@ -15,7 +15,7 @@ import (
 
 func (a *app) migrateCommands() *cobra.Command {
 	migrate := &cobra.Command{Use: "migrate", Short: "Create the tables, remove them, or show their version"}
-	migrate.AddCommand(a.migrateUp(), a.migrateDown(), a.migrateStatus(), a.migratePrint(), a.migratePartition())
+	migrate.AddCommand(a.migrateUp(), a.migrateDown(), a.migrateStatus(), a.migratePrint())
 	asGroup(migrate)
 	return migrate
 }
@@ -48,8 +48,8 @@ func (v *migratedView) words() string {
 }
 
 // migrate runs move, and shows from which version to which it went.
-func (a *app) migrate(ctx context.Context, db *database, config migrations.Config, move func(context.Context, *pgxpool.Pool, migrations.Config) error) error {
-	config.Schema = db.schema
+func (a *app) migrate(ctx context.Context, db *database, move func(context.Context, *pgxpool.Pool, migrations.Config) error) error {
+	config := migrations.Config{Schema: db.schema}
 	before, err := migrations.Version(ctx, db.pool, config)
 	if err != nil {
 		return err
@@ -82,24 +82,17 @@ func (a *app) notePooler(ctx context.Context, db *database) error {
 }
 
 func (a *app) migrateUp() *cobra.Command {
-	var config migrations.Config
-	cmd := a.withOutput(a.command(cobra.Command{
+	return a.withOutput(a.command(cobra.Command{
 		Use:   "up",
 		Short: "Apply the missing migrations",
 		Long: `Apply the missing migrations, each in its own transaction. Run it before you start programs of a newer version. You can run
 it any number of times, and while programs run. The role that runs it owns the tables. Connect to the server itself, or
-through a pooler in session mode. Without --timeout there is no time limit.
-
-With --partitions it creates the table of buckets with this number of partitions. If the table exists with another number, it
-changes nothing; use ratelimit migrate partition.`,
-		Args: noArguments,
-		Example: `  ratelimit migrate up
-  ratelimit migrate up --partitions 16`,
+through a pooler in session mode. Without --timeout there is no time limit.`,
+		Args:    noArguments,
+		Example: "  ratelimit migrate up",
 	}, func(ctx context.Context, _ []string) error {
-		return a.withNoTimeout(ctx, func(ctx context.Context, db *database) error { return a.migrate(ctx, db, config, migrations.Up) })
+		return a.withNoTimeout(ctx, func(ctx context.Context, db *database) error { return a.migrate(ctx, db, migrations.Up) })
 	}))
-	a.withPartitions(cmd, &config)
-	return cmd
 }
 
 func (a *app) migrateDown() *cobra.Command {
@@ -114,37 +107,27 @@ full. Until then, the calls of programs fail.`,
 		if err := a.confirm(ctx, "Remove all limits, reservations, rules and their history from schema %s?", a.options.schema); err != nil {
 			return err
 		}
-		return a.withNoTimeout(ctx, func(ctx context.Context, db *database) error {
-			return a.migrate(ctx, db, migrations.Config{}, migrations.Down)
-		})
+		return a.withNoTimeout(ctx, func(ctx context.Context, db *database) error { return a.migrate(ctx, db, migrations.Down) })
 	})))
 }
 
 func (a *app) migratePrint() *cobra.Command {
-	var config migrations.Config
-	cmd := a.command(cobra.Command{
+	return a.command(cobra.Command{
 		Use:   "print",
 		Short: "Print the SQL that up sends to an empty database",
 		Long: `Print the SQL of all migrations in order, for other migration tools. It uses no database. The SQL records its versions for
 migrate status and doctor. After an update of ratelimit, print again, and apply the new migrations.`,
 		Args: noArguments,
 		Example: `  ratelimit migrate print > migrations/0042_ratelimit.sql
-  ratelimit migrate print --schema limits --partitions 16 | psql --single-transaction`,
+  ratelimit migrate print --schema limits | psql --single-transaction`,
 	}, func(context.Context, []string) error {
-		config.Schema = a.options.schema
-		statements, err := migrations.SQL(config)
+		statements, err := migrations.SQL(migrations.Config{Schema: a.options.schema})
 		if err != nil {
 			return err
 		}
 		_, err = io.WriteString(a.out, statements)
 		return err
 	})
-	a.withPartitions(cmd, &config)
-	return cmd
-}
-
-func (a *app) withPartitions(cmd *cobra.Command, config *migrations.Config) {
-	cmd.Flags().IntVar(&config.Partitions, "partitions", 0, "number of partitions of the buckets; 1: one plain table; 0: no change")
 }
 
 // migrationView is how far a schema is.

@@ -73,7 +73,6 @@ func TestUsage(t *testing.T) {
 		{"serve --database-url postgres://127.0.0.1:1/x --tls-key " + x + " --tls-cert " + x, "failed to find any PEM data"},
 		// What destroys something is refused before a database is looked for.
 		{"migrate down", "give --yes"},
-		{"migrate partition 8", "give --yes"},
 		{"reset sendMessage ada", "give --yes"},
 		{"prune sendMessage", "give --yes"},
 		{"pause sendMessage --author ana --reason x --for 1h", "give --yes"},

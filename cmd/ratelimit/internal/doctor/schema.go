@@ -19,14 +19,25 @@ const versionTable = "goose_db_version"
 func (e *examination) lookAtMigrations(ctx context.Context, tx pgx.Tx) ([]Finding, error) {
 	const migrate = "Run ratelimit migrate up, or migrations.Up in a program, as the role that owns the tables."
 	want := append(names(knownTables()), versionTable)
-	rows, err := tx.Query(ctx, `SELECT c.relname::text FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+	rows, err := tx.Query(ctx, `SELECT c.relname::text, c.relname = 'buckets' AND c.relkind = 'p'
+		FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
 		WHERE n.nspname = $1 AND c.relname = ANY ($2::text[])`, e.config.Schema, want)
 	if err != nil {
 		return nil, err
 	}
-	there, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	var there []string
+	var table string
+	var isPartitioned, partitioned bool
+	_, err = pgx.ForEachRow(rows, []any{&table, &isPartitioned}, func() error {
+		there, partitioned = append(there, table), partitioned || isPartitioned
+		return nil
+	})
 	if err != nil {
 		return nil, err
+	}
+	if partitioned {
+		return fault(e.unpartition(), "%s is partitioned, and must be one plain table: every call fails, because the statements on it crash PostgreSQL 18 in partitions.",
+			e.quoted("buckets")), nil
 	}
 	switch missing := slices.DeleteFunc(want, func(name string) bool { return slices.Contains(there, name) }); {
 	case slices.Contains(missing, "buckets") && slices.Contains(missing, versionTable):
@@ -50,6 +61,23 @@ func (e *examination) lookAtMigrations(ctx context.Context, tx pgx.Tx) ([]Findin
 		}
 		return ok("The tables are at version %d, the newest.", version), nil
 	}
+}
+
+// unpartition returns the advice for a table of buckets in partitions.
+func (e *examination) unpartition() string {
+	var settings []string
+	for _, s := range settingsOf("buckets") {
+		settings = append(settings, s.name+" = "+s.value)
+	}
+	return strings.NewReplacer("$buckets", e.quoted("buckets"), "$plain", e.quoted("buckets_plain"), "$settings", strings.Join(settings, ", ")).Replace(
+		`Run as the owner of the table, and then ratelimit migrate up, and the statements of ratelimit grants again:
+BEGIN;
+LOCK TABLE $buckets;
+CREATE TABLE $plain (LIKE $buckets INCLUDING ALL) WITH ($settings);
+INSERT INTO $plain SELECT * FROM $buckets;
+DROP TABLE $buckets;
+ALTER TABLE $plain RENAME TO buckets;
+COMMIT;`)
 }
 
 // lookAtHashKey compares the secret of the programs with the fingerprint in the tables.

@@ -26,7 +26,6 @@ type step struct {
 // TestRunLooksAtTheTables changes tables, a database for each story.
 func TestRunLooksAtTheTables(t *testing.T) {
 	t.Parallel()
-	const inPartitions = "ALTER TABLE ratelimit.buckets RENAME TO was; CREATE TABLE ratelimit.buckets (LIKE ratelimit.was) PARTITION BY "
 	for name, story := range map[string][]step{
 		"OfOtherVersions": {
 			{"DELETE FROM ratelimit.goose_db_version WHERE version_id > 2", "migrations", doctor.Fault, []string{"at version 2, and this program needs"}, false},
@@ -60,32 +59,13 @@ func TestRunLooksAtTheTables(t *testing.T) {
 				"indexes", doctor.OK, nil, false, // which does as well
 			},
 		},
-		"InAList": {
-			{
-				inPartitions + "LIST (name); CREATE TABLE ratelimit.buckets_a PARTITION OF ratelimit.buckets FOR VALUES IN ('a')",
-				"partitions", doctor.Warning,
-				[]string{"no default one"},
-				true,
-			},
-			{"", "storage", doctor.Warning, []string{"ratelimit.buckets_a has a fillfactor of 100"}, true}, // and not the default one
-		},
-		"InHashes": {
-			{
-				inPartitions + `HASH (name, key); CREATE TABLE ratelimit.buckets_0 PARTITION OF ratelimit.buckets FOR VALUES WITH (MODULUS 3, REMAINDER 0);
-				CREATE TABLE ratelimit.buckets_1 PARTITION OF ratelimit.buckets FOR VALUES WITH (MODULUS 3, REMAINDER 1)`,
-				"partitions", doctor.Fault,
-				[]string{"some hashes have no partition"},
-				false,
-			},
-			{"CREATE TABLE ratelimit.buckets_2 PARTITION OF ratelimit.buckets FOR VALUES WITH (MODULUS 3, REMAINDER 2)", "partitions", doctor.OK, nil, false},
-		},
 		"WithManyFaults": {
 			{
-				inPartitions + `HASH (name, key); DO $$ BEGIN FOR i IN 0 .. 6 LOOP
-					EXECUTE format('CREATE TABLE ratelimit.buckets_%s PARTITION OF ratelimit.buckets FOR VALUES WITH (MODULUS 7, REMAINDER %s)', i, i);
-				END LOOP; END $$; ALTER TABLE ratelimit.prices SET (autovacuum_enabled = off)`,
+				`ALTER TABLE ratelimit.buckets SET UNLOGGED, SET (autovacuum_enabled = off, fillfactor = 100);
+				ALTER TABLE ratelimit.reservations SET UNLOGGED, SET (autovacuum_enabled = off, fillfactor = 100);
+				ALTER TABLE ratelimit.prices SET UNLOGGED, SET (autovacuum_enabled = off, fillfactor = 100)`,
 				"storage", doctor.Fault,
-				[]string{"Autovacuum is off for ratelimit.prices", "with 4 more"},
+				[]string{"Autovacuum is off for ratelimit.prices", "with 5 more"},
 				false,
 			},
 		},
@@ -139,9 +119,7 @@ func TestRunLooksAtTheSchema(t *testing.T) {
 		require.Equal(t, doctor.Fault, f.Level)
 		require.Contains(t, f.Says, "No migration is applied")
 		require.Contains(t, f.Do, "ratelimit migrate up")
-		for _, check := range []string{"hashkey", "partitions"} { // as they can see nothing
-			require.Equal(t, doctor.Note, one(t, report, check).Level)
-		}
+		require.Equal(t, doctor.Note, one(t, report, "hashkey").Level, "it can see nothing")
 	})
 
 	t.Run("WithParametersOfTheConnection", func(t *testing.T) {
@@ -170,35 +148,32 @@ func TestRunLooksAtTheSchema(t *testing.T) {
 		}
 	})
 
-	t.Run("InPartitionsOfMigrations", func(t *testing.T) {
+	t.Run("InPartitions", func(t *testing.T) {
 		t.Parallel()
-		pool := postgrestest.NewPartitioned(t, 4)
-		for range 2 {
-			report := look(t, pool.Config().ConnConfig, doctor.Config{})
-			require.Equal(t, "The buckets are in 4 partitions.", one(t, report, "partitions").Says)
-			for _, check := range []string{"migrations", "storage", "hot", "bloat", "indexes", "grants", "partitions"} {
-				require.Equal(t, doctor.OK, one(t, report, check).Level, "%+v", one(t, report, check))
-			}
-			_, err := pool.Exec(t.Context(), "INSERT INTO ratelimit.buckets SELECT 'a', i::text, 0, 1, 1, 1 FROM generate_series(1, 3000) i ON CONFLICT DO NOTHING")
-			if err == nil {
-				_, err = pool.Exec(t.Context(), "UPDATE ratelimit.buckets SET value = 2; DELETE FROM ratelimit.buckets WHERE key > '2'; ANALYZE ratelimit.buckets")
-			}
+		pool := postgrestest.New(t)
+		run := func(statements string) {
+			_, err := pool.Exec(t.Context(), statements)
 			require.NoError(t, err)
 		}
-		_, err := pool.Exec(t.Context(), `DO $$ BEGIN FOR i IN 0 .. 63 LOOP
-			IF i = 0 THEN
-				DROP TABLE ratelimit.buckets_0_of_4;
-			END IF;
-			EXECUTE format('CREATE TABLE ratelimit.small_%s PARTITION OF ratelimit.buckets FOR VALUES WITH (MODULUS 256, REMAINDER %s)
-				WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000, autovacuum_vacuum_cost_delay = 0)', i, 4 * i);
-		END LOOP; END $$`)
-		require.NoError(t, err)
-		var locks int
-		require.NoError(t, pool.QueryRow(t.Context(), "SELECT current_setting('max_locks_per_transaction')::integer").Scan(&locks))
-		require.Less(t, locks, 2*68, "of the servers of tests")
-		f := one(t, look(t, pool.Config().ConnConfig, doctor.Config{}), "partitions")
-		require.Equal(t, doctor.Warning, f.Level)
-		require.Contains(t, f.Do, "max_locks_per_transaction = 136;")
+		run(`ALTER TABLE ratelimit.buckets RENAME TO was; DELETE FROM ratelimit.goose_db_version WHERE version_id > 2; TRUNCATE ratelimit.prices;
+			CREATE TABLE ratelimit.buckets (LIKE ratelimit.was INCLUDING ALL) PARTITION BY HASH (name, key);
+			CREATE TABLE ratelimit.half PARTITION OF ratelimit.buckets FOR VALUES WITH (MODULUS 2, REMAINDER 0);
+			CREATE TABLE ratelimit.other PARTITION OF ratelimit.buckets FOR VALUES WITH (MODULUS 2, REMAINDER 1);
+			INSERT INTO ratelimit.buckets SELECT 'a', i::text, 0, 1, 1, 1 FROM generate_series(1, 9) i`)
+		f := one(t, look(t, pool.Config().ConnConfig, doctor.Config{}), "migrations")
+		require.Equal(t, doctor.Fault, f.Level)
+		require.Contains(t, f.Says, `"ratelimit"."buckets" is partitioned, and must be one plain table`)
+		require.ErrorContains(t, migrations.Up(t.Context(), pool, migrations.Config{}), "is partitioned")
+		run(statements(t, f))
+		run("INSERT INTO ratelimit.goose_db_version (version_id, is_applied) VALUES (3, true)")
+		require.NoError(t, migrations.Up(t.Context(), pool, migrations.Config{}))
+		var rows int
+		require.NoError(t, pool.QueryRow(t.Context(), "SELECT count(*) FROM ratelimit.buckets").Scan(&rows))
+		require.Equal(t, 9, rows)
+		report := look(t, pool.Config().ConnConfig, doctor.Config{})
+		for _, check := range []string{"migrations", "storage", "indexes"} {
+			require.Equal(t, doctor.OK, one(t, report, check).Level, "%+v", one(t, report, check))
+		}
 	})
 
 	t.Run("WithASearchPath", func(t *testing.T) {

@@ -1,0 +1,72 @@
+package integration_test
+
+import (
+	"context"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgratelimit/pgratelimit/internal/pgerr"
+	"github.com/pgratelimit/pgratelimit/ratelimit"
+)
+
+// A Limiter does not work with a table that somebody partitioned: each call, the first of its Limiter, sends the
+// question of the gate and nothing else, and returns an error. PostgreSQL 18 would crash on the statements behind it.
+func TestAPartitionedTableIsRefused(t *testing.T) {
+	t.Parallel()
+	var mu sync.Mutex
+	var sent []string
+	b := setup(t, func(c *pgxpool.Config) {
+		c.ConnConfig.Tracer = tracing(func(sql string) {
+			if word := strings.ToLower(strings.TrimRight(sql, ";")); strings.HasPrefix(word, "begin") || word == "rollback" {
+				return
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			sent = append(sent, sql)
+		})
+	})
+	b.exec(t, `ALTER TABLE ratelimit.buckets RENAME TO was; CREATE TABLE ratelimit.buckets (LIKE ratelimit.was INCLUDING ALL) PARTITION BY HASH (name, key);
+		CREATE TABLE ratelimit.half PARTITION OF ratelimit.buckets FOR VALUES WITH (MODULUS 2, REMAINDER 0);
+		CREATE TABLE ratelimit.other PARTITION OF ratelimit.buckets FOR VALUES WITH (MODULUS 2, REMAINDER 1)`)
+	refused := func(name string, call func(l *ratelimit.Limiter) error) {
+		t.Helper()
+		sent = nil
+		err := call(b.with(t, ratelimit.Config{}))
+		requireOnePrefix(t, err, pgerr.ErrPartitioned, name)
+		require.ErrorContains(t, err, `"ratelimit"."buckets" must be one plain table`, name)
+		require.Len(t, sent, 1, name)
+	}
+	calls := map[string]verb{
+		"Acquire": func(ctx context.Context, l *ratelimit.Limiter) (bool, error) {
+			return false, errOf(l.Acquire(ctx, slots("jobs", 2).For("key")))
+		},
+		"Wait": func(ctx context.Context, l *ratelimit.Limiter) (bool, error) {
+			return false, errOf(l.Wait(ctx, roomy.For("key")))
+		},
+	}
+	for name, call := range everyCall {
+		calls[name] = func(ctx context.Context, l *ratelimit.Limiter) (bool, error) {
+			return false, call(ctx, l, "00000000-0000-4000-8000-000000000000", roomy.For("key"))
+		}
+	}
+	for name, call := range calls {
+		refused(name, func(l *ratelimit.Limiter) error { return errOf(call(t.Context(), l)) })
+		if name == "Prune" || name == "Wait" { // which begin transactions of their own
+			continue
+		}
+		refused(name+"InTheCallersTransaction", func(l *ratelimit.Limiter) error {
+			return pgx.BeginFunc(t.Context(), b.pool, func(tx pgx.Tx) error { return errOf(call(t.Context(), l.WithTx(tx))) })
+		})
+	}
+	refused("InTx", func(l *ratelimit.Limiter) error {
+		return l.InTx(t.Context(), func(pgx.Tx) error { t.Error("the function was run"); return nil })
+	})
+	require.Zero(t, b.count(t, `SELECT count(*) FROM ratelimit.fingerprint`))
+	b.exec(t, `DROP TABLE ratelimit.buckets; ALTER TABLE ratelimit.was RENAME TO buckets`)
+	requireAllowed(t, taking(roomy.For("key")), b.with(t, ratelimit.Config{}))
+}
