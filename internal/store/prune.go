@@ -11,7 +11,7 @@ import (
 )
 
 const (
-	// pruneBlocks is how many blocks Prune looks through at once, of all partitions together: some 1,500 rows.
+	// pruneBlocks is how many blocks Prune looks through at once: some 1,500 rows.
 	pruneBlocks = 32
 	// PruneIdle is how long a bucket must have been full: the tolerance for wrong clocks at least.
 	PruneIdle = bucket.ClockTolerance
@@ -19,7 +19,7 @@ const (
 
 // PrunePages are the parts of the buckets table that Prune looks through, each in a transaction.
 type PrunePages struct {
-	first, step, blocks int64 // the next block, how many of each partition are looked through at once, and how many the largest has
+	first, blocks int64 // the next block, and how many the table has
 
 	After bucket.Key // the last row read, if parts are rows
 	Done  bool       // whether all were looked at
@@ -29,27 +29,24 @@ type PrunePages struct {
 func (p *PrunePages) IsDone() bool { return p.Done || p.first >= p.blocks }
 
 // OnePage returns a PrunePages of one part.
-func OnePage() *PrunePages { return &PrunePages{blocks: 1, step: 1} }
+func OnePage() *PrunePages { return &PrunePages{blocks: 1} }
 
 // Next returns the part that is looked through, and goes on to the one after it.
 func (p *PrunePages) Next() (first, end int64) {
 	first = p.first
-	p.first += p.step
+	p.first += pruneBlocks
 	return first, p.first
 }
 
-// PrunePages returns parts of the table. The size of a partitioned table is the size of its partitions.
+// PrunePages returns parts of the table.
 func (postgres) PrunePages(ctx context.Context, u *Unit) (*PrunePages, error) {
-	const size = `
-		SELECT greatest(pg_relation_size($1::text::regclass), max(pg_relation_size(p.relid))) / current_setting('block_size')::bigint,
-			greatest($2::bigint / greatest(count(p.relid), 1), 1)
-		FROM pg_partition_tree($1::text::regclass) AS p WHERE p.isleaf`
-	rows, err := u.conn.Query(ctx, size, u.Table(), int64(pruneBlocks))
+	const size = `SELECT pg_relation_size($1::text::regclass) / current_setting('block_size')::bigint`
+	rows, err := u.conn.Query(ctx, size, u.Table())
 	if err != nil {
 		return nil, err
 	}
 	p := &PrunePages{}
-	_, err = pgx.ForEachRow(rows, []any{&p.blocks, &p.step}, func() error { return nil })
+	_, err = pgx.ForEachRow(rows, []any{&p.blocks}, func() error { return nil })
 	return p, err
 }
 

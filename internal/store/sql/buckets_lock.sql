@@ -7,8 +7,9 @@
 -- row is a full bucket; made marks them.
 --
 -- An upsert that changes nothing, because a SELECT .. FOR UPDATE reads through the snapshot and takes SIREAD locks on its way. An
--- inserted row has an empty array of leases, which means none, and which an existing row never returns. So made is known in a
--- partitioned table too, whose RETURNING has no xmax. What follows in the transaction writes the row or deletes it.
+-- inserted row has an empty array of leases, which means none, and which an existing row never returns. So made is
+-- known without xmax, whose value here no manual promises. What follows in the transaction writes the row or deletes
+-- it.
 INSERT INTO ratelimit.buckets AS b (name, key, shard, value, ts, capacity, leases)
 SELECT u.name, u.key, u.shard, u.capacity, u.phase_us + (clock.now_us - u.phase_us) / u.step_us * u.step_us, u.capacity, '{}'
 FROM unnest((SELECT $1::text[]), $2::text[], $3::integer[], $4::float8[], $5::bigint[], $6::bigint[])

@@ -1,4 +1,4 @@
--- Delete the full buckets of one limit from a range of blocks, of the table or of each of its partitions: a bucket without a row is full.
+-- Delete the full buckets of one limit from a range of blocks of the table: a bucket without a row is full.
 --
 -- $1 name
 -- $2 capacity[], $3 rate[], $4 step_us[], $5 steps[]   the terms of each policy that the name is used under
@@ -9,10 +9,10 @@
 -- Full means full under each of the policies, at the latest idle_us ago, so that a clock that steps back by less finds no
 -- difference. The last take from a sliding window may be as late as the end of the slice of ts. Locked rows are skipped, and a row
 -- that changed since the snapshot is tested again under its lock. The range is read by TID, so no index on ts is needed, which
--- would prevent HOT updates. DELETE finds a row by its TID, so that no plan reads the whole table, and also by its key, because in
--- a partitioned table many rows have the same TID. IS TRUE keeps the planner from a join, which in a small table reads all rows.
+-- would prevent HOT updates. DELETE finds a row by its TID, so that no plan reads the whole table: the row is locked,
+-- so no other has that TID.
 WITH spare AS MATERIALIZED (
-    SELECT b.ctid AS at, b.name, b.key, b.shard
+    SELECT b.ctid AS at
     FROM ratelimit.buckets AS b,
         (SELECT coalesce($9::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) - $8::bigint AS us) AS until,
         LATERAL (SELECT b.ts + coalesce(b.taken[1], 0)::bigint AS us) AS since
@@ -25,4 +25,3 @@ WITH spare AS MATERIALIZED (
 )
 DELETE FROM ratelimit.buckets AS d
 WHERE d.ctid = ANY (ARRAY(SELECT s.at FROM spare AS s))
-    AND ((d.name, d.key, d.shard) IN (SELECT s.name, s.key, s.shard FROM spare AS s)) IS TRUE

@@ -3,11 +3,10 @@
 --
 -- $1 name[], $2 key[], $3 shard[]   the rows
 --
--- Each is looked up by itself, as in buckets_spend.sql, and no other transaction has seen it. It is found by its TID and its key,
+-- Each is looked up by itself, as in buckets_spend.sql, and no other transaction has seen it. It is found by its TID,
 -- as in buckets_prune.sql.
 DELETE FROM ratelimit.buckets AS d
 WHERE d.ctid = ANY (ARRAY(
         SELECT b.ctid
         FROM unnest((SELECT $1::text[]), $2::text[], $3::integer[]) AS a (name, key, shard),
             LATERAL (SELECT r.ctid FROM ratelimit.buckets AS r WHERE r.name = a.name AND r.key = a.key AND r.shard = a.shard LIMIT 1) AS b))
-    AND ((d.name, d.key, d.shard) IN (SELECT a.name, a.key, a.shard FROM unnest((SELECT $1::text[]), $2::text[], $3::integer[]) AS a (name, key, shard))) IS TRUE

@@ -12,7 +12,7 @@
 --
 -- seen reads the snapshot. If a cluster has too little there, nothing of it is locked or written. locked locks the free rows of the
 -- other clusters in the version that seen read: each still has its TID unless another transaction was quicker. So take finds each
--- row by its TID, and writes the result computed from seen. Each partition can have a row of that TID; oid selects the partition.
+-- row by its TID, and writes the result computed from seen.
 -- made inserts the missing rows, which are full. It waits at most 2 ms for a row that another transaction inserts (SQLSTATE 55P03).
 -- If another call inserted one first, the division by zero undoes the statement (SQLSTATE 22012). At other isolation levels the
 -- statement is exact too, and fails if another call was quicker.
@@ -22,7 +22,7 @@
 WITH clock AS MATERIALIZED (
     SELECT coalesce($12::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) AS now_us/* durability */
 ), seen AS MATERIALIZED (
-    SELECT a.ord, a.cluster, a.name, a.key, a.shard, a.lowest, b.oid, b.tid, b.value, b.ts, b.capacity,
+    SELECT a.ord, a.cluster, a.name, a.key, a.shard, a.lowest, b.tid, b.value, b.ts, b.capacity,
         least(a.capacity, b.value + ((greatest(a.begun - b.ts, 0) + a.step_us - 1) / a.step_us)::float8 * a.rate / a.steps) - a.cost AS next_value,
         CASE WHEN b.ts > a.begun + a.tolerance_us AND b.ts > coalesce($12::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) + a.tolerance_us THEN a.begun ELSE greatest(b.ts, a.begun) END AS next_ts,
         CASE WHEN b.capacity = a.capacity OR least(a.capacity, b.value + ((greatest(a.begun - b.ts, 0) + a.step_us - 1) / a.step_us)::float8 * a.rate / a.steps) >= a.capacity THEN a.capacity ELSE b.capacity END AS next_capacity,
@@ -34,14 +34,14 @@ WITH clock AS MATERIALIZED (
             WITH ORDINALITY AS u (name, key, shard, cost, capacity, rate, step_us, steps, phase_us, lowest, cluster, tolerance_us, since_us, until_us, ord)
         OFFSET 0) AS a
     LEFT JOIN LATERAL (
-        SELECT r.tableoid AS oid, r.ctid AS tid, r.value, r.ts, r.capacity FROM ratelimit.buckets AS r
+        SELECT r.ctid AS tid, r.value, r.ts, r.capacity FROM ratelimit.buckets AS r
         WHERE r.name = a.name AND r.key = a.key AND r.shard = a.shard LIMIT 1) AS b ON true
 ), short AS MATERIALIZED (
     SELECT s.cluster FROM seen AS s WHERE NOT (s.fits AND s.next_value >= s.lowest)
 ), locked AS MATERIALIZED (
-    SELECT s.cluster, s.oid, s.tid, s.next_value, s.next_ts, s.next_capacity, b.tid AS locked_tid
+    SELECT s.cluster, s.tid, s.next_value, s.next_ts, s.next_capacity, b.tid AS locked_tid
     FROM seen AS s LEFT JOIN LATERAL (
-        SELECT r.ctid AS tid FROM ratelimit.buckets AS r WHERE r.tableoid = s.oid AND r.ctid = s.tid
+        SELECT r.ctid AS tid FROM ratelimit.buckets AS r WHERE r.ctid = s.tid
         FOR NO KEY UPDATE SKIP LOCKED) AS b ON true
     WHERE s.cluster NOT IN (SELECT n.cluster FROM short AS n) AND s.tid IS NOT NULL
 ), busy AS MATERIALIZED (
@@ -49,10 +49,10 @@ WITH clock AS MATERIALIZED (
 ), take AS (
     UPDATE ratelimit.buckets AS b SET value = l.next_value, ts = l.next_ts, capacity = l.next_capacity
     FROM (
-        SELECT n.oid, n.tid, n.next_value, n.next_ts, n.next_capacity FROM locked AS n
+        SELECT n.tid, n.next_value, n.next_ts, n.next_capacity FROM locked AS n
         WHERE n.cluster NOT IN (SELECT o.cluster FROM busy AS o)
         LIMIT (SELECT cardinality($2::text[]))) AS l
-    WHERE b.tableoid = l.oid AND b.ctid = l.tid
+    WHERE b.ctid = l.tid
 ), missing AS MATERIALIZED (
     SELECT s.name, s.key, s.shard, s.next_value, s.next_ts, s.next_capacity FROM seen AS s
     WHERE s.tid IS NULL AND s.cluster NOT IN (SELECT n.cluster FROM short AS n UNION ALL SELECT n.cluster FROM busy AS n)
