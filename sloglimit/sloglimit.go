@@ -74,7 +74,7 @@ func (c Config) withDefaults() Config {
 type Observer struct {
 	config       Config
 	calls, rules telemetry.FailureLog
-	warnings     telemetry.FailureLog // of which many may come together
+	warnings     telemetry.FailureLog // of which many may come together, and failures whose end no event shows
 	version      atomic.Int64         // of the rules that were loaded last
 }
 
@@ -105,6 +105,9 @@ func (o *Observer) Observe(ctx context.Context, event ratelimit.Event) {
 		o.rules.Worked(ctx, o.config.Logger, "ratelimit: rules can be loaded again")
 	case ratelimit.Leased:
 		o.leased(ctx, e)
+	case ratelimit.Transacted:
+		o.worked(ctx)
+		o.transacted(ctx, e)
 	default:
 		if o.enabled(ctx, o.config.Detail) {
 			o.detail(ctx, event)
@@ -112,8 +115,15 @@ func (o *Observer) Observe(ctx context.Context, event ratelimit.Event) {
 	}
 }
 
-func (o *Observer) decided(ctx context.Context, e ratelimit.Decided) {
+// worked notes that the database answered a call of the verbs of telemetry.IsDecisive.
+func (o *Observer) worked(ctx context.Context) {
 	o.calls.Worked(ctx, o.config.Logger, "ratelimit: calls work again")
+}
+
+func (o *Observer) decided(ctx context.Context, e ratelimit.Decided) {
+	if telemetry.IsStored(e) {
+		o.worked(ctx)
+	}
 	refused, wouldRefuse := telemetry.Refusing(e.Decision)
 	level, message := o.config.Allowed, "ratelimit: allowed"
 	if len(wouldRefuse) > 0 {
@@ -194,7 +204,12 @@ func (o *Observer) failed(ctx context.Context, e ratelimit.Failed) {
 	omitted := 0
 	if level != o.config.Detail {
 		var isDue bool
-		if omitted, isDue = o.calls.Due(message, kind); !isDue {
+		if telemetry.IsDecisive(e.Verb) {
+			omitted, isDue = o.calls.Due(message, kind)
+		} else { // a decision does not prove that the verb works again
+			omitted, isDue = o.warnings.Due(message+" "+e.Verb, kind)
+		}
+		if !isDue {
 			return
 		}
 	}
@@ -267,14 +282,18 @@ func (o *Observer) warn(ctx context.Context, message string, attrs ...slog.Attr)
 	}
 }
 
+func (o *Observer) transacted(ctx context.Context, e ratelimit.Transacted) {
+	if o.enabled(ctx, o.config.Detail) {
+		o.log(ctx, o.config.Detail, "ratelimit: transaction", slog.String("result", telemetry.Transaction(e)),
+			slog.Int("attempts", e.Attempts), seconds("elapsed_s", e.Elapsed))
+	}
+}
+
 func (o *Observer) detail(ctx context.Context, event ratelimit.Event) {
 	switch e := event.(type) {
 	case ratelimit.Settlement:
 		attrs := []slog.Attr{slog.String("limit", e.Limit), slog.Float64("delta", e.Delta)}
 		o.log(ctx, o.config.Detail, "ratelimit: settled", appendSet(attrs, "pending", e.Pending)...)
-	case ratelimit.Transacted:
-		o.log(ctx, o.config.Detail, "ratelimit: transaction", slog.String("result", telemetry.Transaction(e)),
-			slog.Int("attempts", e.Attempts), seconds("elapsed_s", e.Elapsed))
 	case ratelimit.Conflicted:
 		o.log(ctx, o.config.Detail, "ratelimit: conflict", slog.String("verb", e.Verb), slog.Int("attempt", e.Attempt),
 			slog.String("error", telemetry.ErrorText(e.Err)))

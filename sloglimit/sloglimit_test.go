@@ -230,6 +230,49 @@ func TestFailuresAreLoggedAtGrowingIntervals(t *testing.T) {
 	})
 }
 
+// TestOnlyTheDatabaseEndsAnOutage promises that "calls work again" is written once the database has answered a call as they failed
+// before: not for an answer of this process, and not after failures of other work.
+func TestOnlyTheDatabaseEndsAnOutage(t *testing.T) {
+	t.Parallel()
+	cached, paused, prefetched := refused(), refused(), allowed("take")
+	cached.Cached = true
+	for i := range paused.Decision.States {
+		paused.Decision.States[i].NotAsked = true
+		prefetched.Decision.States[i].Prefetched = true
+	}
+	for name, c := range map[string]struct {
+		failed string
+		then   ratelimit.Event
+		ends   bool
+	}{
+		"decided":                       {"take", allowed("take"), true},
+		"refused":                       {"take", refused(), true},
+		"committed":                     {"transaction", ratelimit.Transacted{Committed: true}, true},
+		"answered by the refusal cache": {"take", cached, false},
+		"refused by a pause":            {"take", paused, false},
+		"prefetched":                    {"take", prefetched, false},
+		"a prune fails":                 {"prune", allowed("take"), false},
+		"a listener fails":              {"listen", allowed("take"), false},
+		"a settlement fails":            {"settle", allowed("take"), false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				observer, records := log(slog.LevelInfo, sloglimit.Config{Refused: slog.LevelDebug})
+				observer.Observe(t.Context(), ratelimit.Failed{Verb: c.failed, Err: context.DeadlineExceeded})
+				time.Sleep(time.Minute)
+				observer.Observe(t.Context(), c.then)
+				require.Equal(t, "ratelimit: failed", records()[0]["msg"])
+				want := 1
+				if c.ends {
+					want = 2
+				}
+				require.Len(t, records(), want)
+			})
+		})
+	}
+}
+
 // TestWarningsComeAtGrowingIntervals promises that an outage with many leases, or a wrong clock with many buckets, does not flood
 // the log.
 func TestWarningsComeAtGrowingIntervals(t *testing.T) {

@@ -119,6 +119,15 @@ func isRequest(verb string) bool {
 	return slices.Contains([]string{"take", "check", reserve, "acquire"}, verb)
 }
 
+// IsDecisive reports whether a call of the verb ends in a Decided or a Transacted if it does not fail.
+func IsDecisive(verb string) bool { return isRequest(verb) || verb == "transaction" }
+
+// IsStored reports whether the database answered a call. It did not if the answer came from the refusal cache or from prefetched
+// tokens, or if all of its limits are off or paused.
+func IsStored(d ratelimit.Decided) bool {
+	return !d.Cached && slices.ContainsFunc(d.Decision.States, func(s ratelimit.State) bool { return !s.NotAsked && !s.Prefetched })
+}
+
 // Result returns the result of the whole call.
 func Result(d ratelimit.Decided) string {
 	switch {
