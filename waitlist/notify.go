@@ -17,6 +17,9 @@ const (
 	tellTimeout = time.Second
 	// reconnectPause is how long Run waits before it listens again.
 	reconnectPause = time.Second
+	// listenTimeout bounds how long Run waits for a connection of the pool, and for the server to listen, before it reports that it
+	// does not listen.
+	listenTimeout = 5 * time.Second
 )
 
 // payload names a bucket in notifications, which every role of the database can hear, without telling its key.
@@ -80,9 +83,11 @@ func (s *List) Run(ctx context.Context) error {
 
 // listen wakes callers of this process by notifications, until the connection fails.
 func (s *List) listen(ctx context.Context) error {
-	acquired, err := s.config.Pool.Acquire(ctx)
+	began, cancel := context.WithTimeout(ctx, listenTimeout)
+	defer cancel()
+	acquired, err := s.config.Pool.Acquire(began)
 	if err != nil {
-		return err
+		return fmt.Errorf("get a connection of the pool: %w", err)
 	}
 	conn := acquired.Hijack()
 	defer func() {
@@ -90,7 +95,7 @@ func (s *List) listen(ctx context.Context) error {
 		defer cancel()
 		_ = conn.Close(ctx)
 	}()
-	if _, err := conn.Exec(ctx, "LISTEN "+channel); err != nil {
+	if _, err := conn.Exec(began, "LISTEN "+channel); err != nil {
 		return err
 	}
 	s.wakeAll("") // earlier notifications are lost

@@ -5,11 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"net"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sync/errgroup"
 
@@ -389,6 +391,50 @@ func TestNotifications(t *testing.T) {
 	require.NoError(t, g.Wait())
 	cancel()
 	require.NoError(t, running.Wait())
+}
+
+// TestRunReportsThatItDoesNotListen promises a Failed for a pool that cannot connect, and for one that has no connection to give.
+func TestRunReportsThatItDoesNotListen(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		config, err := pgxpool.ParseConfig("postgres://nobody@192.0.2.1/none?sslmode=disable")
+		require.NoError(t, err)
+		down, dials, stop := errors.New("the server is down"), 0, make(chan struct{})
+		config.ConnConfig.DialFunc = func(context.Context, string, string) (net.Conn, error) {
+			if dials++; dials > 1 { // as if others had the connections
+				<-stop
+			}
+			return nil, down
+		}
+		pool, err := pgxpool.NewWithConfig(t.Context(), config)
+		require.NoError(t, err)
+		ctx, cancel := context.WithCancel(t.Context())
+		defer pool.Close()
+		defer close(stop)
+		defer cancel()
+		reported := make(chan ratelimit.Failed)
+		limiter, err := ratelimit.New(ratelimittest.NewDB(), ratelimit.Config{Observer: observer(func(event ratelimit.Event) {
+			if failed, is := event.(ratelimit.Failed); is {
+				reported <- failed
+			}
+		})})
+		require.NoError(t, err)
+		ended := make(chan error, 1)
+		go func() { ended <- newList(t, limiter, one, waitlist.Config{Pool: pool}).Run(ctx) }()
+		for _, why := range []error{down, context.DeadlineExceeded} {
+			var failed ratelimit.Failed
+			select {
+			case failed = <-reported:
+			case <-time.After(10 * time.Second):
+				require.FailNow(t, "nothing was reported in ten seconds")
+			}
+			require.Equal(t, []string{"listen", "exports"}, []string{failed.Verb, failed.Limit})
+			require.ErrorIs(t, failed.Err, why)
+			require.ErrorContains(t, failed.Err, `waitlist: listen for "exports": get a connection of the pool: `)
+		}
+		cancel()
+		require.NoError(t, <-ended)
+	})
 }
 
 type observer func(event ratelimit.Event)
