@@ -14,6 +14,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"os"
+	"strings"
 	"sync/atomic"
 	"syscall"
 	"testing"
@@ -27,6 +28,7 @@ import (
 
 	"github.com/pgratelimit/pgratelimit/cmd/ratelimit/internal/serve"
 	"github.com/pgratelimit/pgratelimit/internal/leaktest"
+	"github.com/pgratelimit/pgratelimit/internal/logtest"
 	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
 	"github.com/pgratelimit/pgratelimit/internal/testsize"
 )
@@ -114,13 +116,15 @@ func TestRun(t *testing.T) {
 	require.Error(t, <-ended)
 }
 
-// TestHealthWithoutDatabase expects that both health checks know that no call can be decided.
+// TestHealthWithoutDatabase expects that both health checks know that no call can be decided, and that the log has one line
+// for a call that failed, of the handler and not of sloglimit, too.
 func TestHealthWithoutDatabase(t *testing.T) {
 	t.Parallel()
 	testsize.Long(t, "it waits for the next look at the database")
 	pool := postgrestest.New(t)
+	log := &logtest.Journal{}
 	server, err := serve.New(t.Context(), serve.Config{
-		Pool: pool, Schema: "ratelimit", Domains: []string{"edge"}, Logger: slog.New(slog.DiscardHandler),
+		Pool: pool, Schema: "ratelimit", Domains: []string{"edge"}, Logger: slog.New(slog.NewTextHandler(log, nil)),
 	})
 	require.NoError(t, err)
 	var listen net.ListenConfig
@@ -154,6 +158,15 @@ func TestHealthWithoutDatabase(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, response.Body.Close())
 	require.Equal(t, http.StatusServiceUnavailable, response.StatusCode)
+	call := strings.NewReader(`{"id":"0198c0de-0000-7000-8000-000000000000"}`)
+	r, err = http.NewRequestWithContext(t.Context(), http.MethodPost, "http://"+web.Addr().String()+"/v1/settle", call)
+	require.NoError(t, err)
+	r.Close = true
+	response, err = http.DefaultTransport.RoundTrip(r)
+	require.NoError(t, err)
+	require.NoError(t, response.Body.Close())
+	require.GreaterOrEqual(t, response.StatusCode, http.StatusInternalServerError)
+	require.Equal(t, 1, strings.Count(log.String(), "level=ERROR"), log.String())
 	cancel()
 	require.NoError(t, conn.Close())
 	require.NoError(t, <-ended)
