@@ -420,7 +420,8 @@ func TestRunReportsThatItDoesNotListen(t *testing.T) {
 		})})
 		require.NoError(t, err)
 		ended := make(chan error, 1)
-		go func() { ended <- newList(t, limiter, one, waitlist.Config{Pool: pool}).Run(ctx) }()
+		list := newList(t, limiter, one, waitlist.Config{Pool: pool})
+		go func() { ended <- list.Run(ctx) }()
 		for _, why := range []error{down, context.DeadlineExceeded} {
 			var failed ratelimit.Failed
 			select {

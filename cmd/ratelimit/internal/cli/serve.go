@@ -25,7 +25,7 @@ type serving struct {
 	domains, charged, attributes []string
 	hosts                        []string
 	tokenFile, certFile, keyFile string
-	drain                        spanFlag
+	drain                        waitFlag
 }
 
 func (a *app) serveCommand() *cobra.Command {
@@ -108,7 +108,7 @@ func (a *app) serve(ctx context.Context, f *serving) error {
 		server, err = serve.New(ctx, serve.Config{
 			Pool: pool, Schema: a.options.schema, HashKey: secret, Domains: f.domains, Charged: f.charged, Attributes: f.attributes,
 			Credentials: secrets, Reread: func() (serve.Credentials, error) { return a.credentials(f) }, Hangup: hangup,
-			Hosts: f.hosts, Drain: time.Duration(f.drain), Logger: logger,
+			Hosts: f.hosts, Drain: time.Duration(f.drain.spanFlag), Logger: logger,
 		})
 		return err
 	})

@@ -387,7 +387,9 @@ func TestServeDoesNotStart(t *testing.T) {
 	defer taken.Close()
 	address := taken.Addr().String()
 	require.Contains(t, f.fails(t, 1, "serve", "--http", address), "--http is "+address+", which another program uses; choose another port with --http")
-	require.Contains(t, f.fails(t, 1, "serve", "--http", "127.0.0.1:0", "--grpc", address), "choose another port with --grpc")
+	for _, drain := range []string{"0", "0s", "2s"} {
+		require.Contains(t, f.fails(t, 1, "serve", "--http", "127.0.0.1:0", "--grpc", address, "--drain", drain), "choose another port with --grpc")
+	}
 
 	f.put(t, weekly("messages", "", 3))
 	_, err = f.store.Apply(t.Context(), rules.Edit{Author: "eve", Reason: "a test"}, rules.Changes{Tiers: &rules.TierSet{Tiers: []rules.Tier{
