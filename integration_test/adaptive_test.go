@@ -382,7 +382,8 @@ func TestAdaptiveWithoutAConnection(t *testing.T) {
 	t.Parallel()
 	m := newMarket(t, func(c *pgxpool.Config) { c.MaxConns = 1 })
 	told := &pricesTold{}
-	limiter := m.with(t, ratelimit.Config{AsOf: m.now, Observer: told, Timeout: 50 * time.Millisecond})
+	// Long enough for each exchange on a busy machine: what an exchange that ends too early had sent is lost.
+	limiter := m.with(t, ratelimit.Config{AsOf: m.now, Observer: told, Timeout: time.Second})
 	request := adaptive("upstream").For("account")
 	tx := m.begin(t, levels[0].level)
 	bound := limiter.WithTx(tx)
