@@ -46,9 +46,14 @@ func TestNilContextsAreErrors(t *testing.T) {
 	require.NoError(t, err)
 	args := make(map[reflect.Type]reflect.Value)
 	for _, arg := range []any{
-		[]ratelimit.Request{limit.For("ada")}, limit.For("ada"), limiter, time.Now().Add(time.Hour), 1, new(river.Client[pgx.Tx]), pool,
-		"00000000-0000-4000-8000-000000000000", []ratelimit.Limit{limit}, time.Minute, rules.Edit{Author: "ana"},
-		rules.Changes{Delete: []rules.RuleID{{Limit: "limit"}}}, []rules.Rule{{Limit: "limit", Policy: ratelimit.PerMinute(1)}},
+		[]ratelimit.Request{limit.For("ada")},
+		limit.For("ada"), limiter, time.Now().Add(time.Hour), 1, new(river.Client[pgx.Tx]), pool,
+		"00000000-0000-4000-8000-000000000000",
+		[]ratelimit.Limit{limit},
+		time.Minute,
+		rules.Edit{Author: "ana"},
+		rules.Changes{Delete: []rules.RuleID{{Limit: "limit"}}},
+		[]rules.Rule{{Limit: "limit", Policy: ratelimit.PerMinute(1)}},
 		func(context.Context, ratelimit.Lease) error { return nil }, func(pgx.Tx) error { return nil },
 		func(*sql.Tx, *ratelimit.Limiter) error { return nil },
 	} {

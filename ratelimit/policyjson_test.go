@@ -247,11 +247,13 @@ func TestScaledPoliciesStayValid(t *testing.T) {
 		{ratelimit.CalendarWindow{Rate: 5, Resets: ratelimit.Daily}, 0.1, ratelimit.CalendarWindow{Rate: 1, Resets: ratelimit.Daily}},
 		{ratelimit.CalendarWindow{Rate: 0.5, Resets: ratelimit.Daily}, 0.1, ratelimit.CalendarWindow{Rate: 0.5, Resets: ratelimit.Daily}},
 		{
-			ratelimit.TokenBucket{Rate: 60, Period: minute, Capacity: ratelimit.None, MaxReserved: 5}, 0.1,
+			ratelimit.TokenBucket{Rate: 60, Period: minute, Capacity: ratelimit.None, MaxReserved: 5},
+			0.1,
 			ratelimit.TokenBucket{Rate: 6, Period: minute, Capacity: ratelimit.None, MaxReserved: 1},
 		},
 		{
-			ratelimit.TokenBucket{Rate: 0.5, Period: minute, Capacity: ratelimit.None}, 0.1,
+			ratelimit.TokenBucket{Rate: 0.5, Period: minute, Capacity: ratelimit.None},
+			0.1,
 			ratelimit.TokenBucket{Rate: 0.05, Period: minute, Capacity: ratelimit.None},
 		},
 		{ratelimit.Adaptive{Contract: ratelimit.PerMinute(5)}, 0.1, ratelimit.Adaptive{Contract: ratelimit.TokenBucket{Rate: 0.5, Period: minute, Capacity: 1}}},

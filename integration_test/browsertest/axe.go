@@ -1,18 +1,21 @@
 package browsertest
 
 import (
+	"bytes"
+	"compress/gzip"
 	"context"
 	_ "embed"
+	"io"
 	"testing"
 	"time"
 
 	"github.com/chromedp/chromedp"
 )
 
-// axe is axe-core 4.14.1 as its authors publish it, under the Mozilla Public License 2.0; see axe/LICENSE.
+// compressed is axe-core 4.14.1 as its authors publish it, in gzip, under the Mozilla Public License 2.0; see axe/LICENSE.
 //
-//go:embed axe/axe.min.js
-var axe string
+//go:embed axe/axe.min.js.gz
+var compressed []byte
 
 // axeTimeout is how long a busy machine may take to look at a page.
 const axeTimeout = 2 * time.Minute
@@ -29,9 +32,17 @@ type Violation struct {
 // Content-Security-Policy of the page does not hinder it. The page keeps the global axe.
 func Axe(t testing.TB, tab context.Context) []Violation {
 	t.Helper()
+	reader, err := gzip.NewReader(bytes.NewReader(compressed))
+	if err != nil {
+		t.Fatalf("read axe-core: %v", err)
+	}
+	axe, err := io.ReadAll(reader)
+	if err != nil {
+		t.Fatalf("read axe-core: %v", err)
+	}
 	ctx, cancel := context.WithTimeout(tab, axeTimeout)
 	defer cancel()
-	if _, err := chromedp.Run(ctx, chromedp.Evaluate[bool](axe+";true")); err != nil {
+	if _, err := chromedp.Run(ctx, chromedp.Evaluate[bool](string(axe)+";true")); err != nil {
 		t.Fatalf("load axe-core into the page: %v", err)
 	}
 	violations, err := chromedp.Run(ctx, chromedp.Evaluate[[]Violation](`

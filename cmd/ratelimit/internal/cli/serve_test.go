@@ -222,7 +222,7 @@ func TestServeAnswersNoOtherSite(t *testing.T) {
 	}
 	withTokens := serveOn(t, f)
 	without := &served{t: t, f: f, scheme: "http://"}
-	without.start("--host", "proxy.example")
+	without.start("--host", "Proxy.example.")
 	_, port, err := net.SplitHostPort(without.web)
 	require.NoError(t, err)
 	for s, authorization := range map[*served]string{withTokens: "Basic " + basic(token), without: ""} {

@@ -52,5 +52,6 @@ func isOwnName(host string, names []string) bool {
 	if address, err := netip.ParseAddr(host); err == nil && address.Unmap().IsLoopback() {
 		return true
 	}
-	return host == "" || host == "localhost" || slices.ContainsFunc(names, func(name string) bool { return strings.EqualFold(name, host) })
+	isHost := func(name string) bool { return strings.EqualFold(strings.TrimSuffix(name, "."), host) }
+	return host == "" || host == "localhost" || slices.ContainsFunc(names, isHost)
 }
