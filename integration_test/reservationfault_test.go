@@ -118,7 +118,7 @@ func TestACallWithABrokenConnectionIsAllOrNothing(t *testing.T) {
 		for fault, side := range breaks {
 			t.Run(mode.String()+"/"+fault, func(t *testing.T) {
 				t.Parallel()
-				representative(t, mode.String(), pgx.QueryExecModeCacheStatement.String(), pgx.QueryExecModeSimpleProtocol.String())
+				representative(t, mode.String(), pgx.QueryExecModeCacheStatement.String())
 				cutter := &cutter{}
 				s := newStand(t, cutter.on, oneConnection, func(c *pgxpool.Config) { c.ConnConfig.DefaultQueryExecMode = mode })
 				require.NoError(t, s.outside.limiter.Credit(t.Context(), calls.For("first"))) // stores the fingerprint
