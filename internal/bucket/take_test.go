@@ -289,3 +289,28 @@ func TestOnlyAResetChangesTheNumberOfRows(t *testing.T) {
 		require.Equal(t, test.byRow, byRow, name)
 	}
 }
+
+// A window takes tokens back until it ends. A bucket takes back no more than its capacity.
+func TestCreditEndsWithTheWindowAndAtTheCapacity(t *testing.T) {
+	t.Parallel()
+	const second = int64(time.Second / time.Microsecond)
+	terms := buckettest.FixedWindow(10, time.Second, 10, 0)
+	s, allowed := buckettest.Take(terms, terms.Full(second), second, 4, 0)
+	require.True(t, allowed)
+	until := terms.Kind.CreditUntil(terms, second)
+	for _, c := range []struct {
+		now     int64
+		amount  float64
+		credits bool
+		value   float64
+	}{
+		{second, 3, true, 9},
+		{2*second - 1, 3, true, 9},
+		{2*second - 1, 5, true, 10},
+		{2 * second, 3, false, 6}, // the next window is full anyway
+	} {
+		after, credited := terms.Kind.Credit(terms, s, c.now, c.amount, 0, until)
+		require.Equal(t, c.credits, credited, c)
+		require.InDelta(t, c.value, after.Value, 0, c)
+	}
+}
