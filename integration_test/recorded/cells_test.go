@@ -42,6 +42,9 @@ func (c cells) check(t *testing.T) {
 		for kind, name := range kindNames() {
 			never := namesNone && kind != kindNone || namesOne && (kind == kindNone || kind == kindBorrow) || !borrows && kind == kindBorrow ||
 				ofReservation && (kind == kindSlots || kind == kindSliding) // which needs a rule that makes another kind of it
+			if owner, owned := ownerOf(v.name); owned {
+				never = never || kind != kindNone && !slices.Contains(owner.kindsOf(), kind)
+			}
 			require.True(t, met[v.name+" "+name] || never, "no %s of the kind %q", v.name, name)
 		}
 	}

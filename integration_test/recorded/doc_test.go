@@ -1,9 +1,9 @@
 // Package recorded_test compares the answers of random histories with recorded ones, so that a change of behaviour is noticed.
 //
-// A history is drawn from its number: one to four limits of all kinds, the options of the Limiter, rules with their eras, and 8 to
-// 30 steps. A step is a call of any verb, a transaction with calls, savepoints and rollbacks, a function of InTx, a change of a
-// rule, a deployment of another definition, or calls of a Simulation. Transactions run at three isolation levels. The clock is set,
-// and steps back. Each answer, error, event and refusal is a line of text, and the hash of all lines is compared with the one in
+// A history is drawn from its number, which also says what it is about: see subject. It has one to four limits, the options of the
+// Limiter, rules, and 8 to 30 steps. A step is a call of any verb, a transaction with calls, savepoints and rollbacks, a function of
+// InTx, a change of a rule, a deployment of another definition, or calls of a Simulation. Transactions run at three isolation levels.
+// The clock is set, and steps back. Each answer, error, event and refusal is a line of text, and the hash of all lines is compared with the one in
 // testdata. CHANGES.md says how to note a deliberate change.
 //
 //	go test ./integration_test/recorded -run 'TestRecorded$' -history 4711 -v
@@ -25,7 +25,7 @@
 // changes of the policy of a sharded window other than the number of its rows, which resets the bucket. A call asks for one
 // adaptive limit at most. A server is not asked for histories in which a sharded limit has a rule for one plan or key.
 //
-// The short tier runs 2,000 histories in memory and 120 on Postgres; the full size runs 100,000 and 2,000. With the race detector
-// every 20th of the 100,000 and every fifth of the 2,000 runs; make nightly runs all without it.
+// The short tier runs 2,000 histories in memory and 120 on Postgres; the full size runs 96,000 and 1,920. With the race detector
+// every 19th of the 96,000 and every fifth of the 1,920 runs; make nightly runs all without it.
 // Not covered are calls at the same time, and Config.SharedQueues, which needs several processes.
 package recorded_test

@@ -19,6 +19,7 @@ import (
 // history is a world that is drawn from a number, and what calls in it answered. It runs in a bubble of package synctest.
 type history struct {
 	n      uint64
+	about  subject
 	pool   ratelimit.Pool
 	config ratelimit.Config
 	base   *ratelimit.Limiter
@@ -102,7 +103,7 @@ func (h *history) refused(_ context.Context, r ratelimit.Refusal) {
 // newHistory draws the world of the n-th history.
 func newHistory(n uint64, pool ratelimit.Pool) (*history, error) {
 	d := newDraw(n, 1)
-	h := &history{n: n, pool: pool, book: &book{}, verbs: verbs()}
+	h := &history{n: n, about: subjectOf(n), pool: pool, book: &book{}, verbs: verbs()}
 	h.weight = weights(h.verbs)
 	h.start = oneOf(d,
 		time.Date(2026, 1, 5, 12, 0, 0, 0, time.UTC),
@@ -113,7 +114,7 @@ func newHistory(n uint64, pool ratelimit.Pool) (*history, error) {
 	).Add(d.span(20 * time.Second))
 	h.offset, h.text.start, h.latest = time.Until(h.start), h.start, h.start
 	for i := range 1 + d.below(4) {
-		h.limits = append(h.limits, drawLimit(d, i))
+		h.limits = append(h.limits, drawLimit(d, h.about, i))
 	}
 	h.keys = []string{fmt.Sprint("key ", d.below(50)), oneOf(d, "ada", "eve", "a|b")}
 	h.config = ratelimit.Config{
@@ -139,7 +140,7 @@ func newHistory(n uint64, pool ratelimit.Pool) (*history, error) {
 		if err != nil {
 			return nil, err
 		}
-		h.book.pages, err = drawPages(d, h.limits, []string{stored}, h.start)
+		h.book.pages, err = drawPages(d, h.about, h.limits, []string{stored}, h.start)
 		if err != nil {
 			return nil, err
 		}
@@ -151,8 +152,8 @@ func newHistory(n uint64, pool ratelimit.Pool) (*history, error) {
 // describe writes what the world is.
 func (h *history) describe() {
 	c := &h.config
-	fmt.Fprintf(&h.text, "history %d: start %v, stale after %v, expire after %v, release %v, batching %v, refusal cache %d, hashed %v\n",
-		h.n, h.start, c.StaleAfter, c.ExpireAfter, c.ReleaseExpired, !c.NoBatching, c.RefusalCache, c.HashKey != nil)
+	fmt.Fprintf(&h.text, "history %d about %v: start %v, stale after %v, expire after %v, release %v, batching %v, refusal cache %d, hashed %v\n",
+		h.n, h.about, h.start, c.StaleAfter, c.ExpireAfter, c.ReleaseExpired, !c.NoBatching, c.RefusalCache, c.HashKey != nil)
 	for _, l := range h.limits {
 		fmt.Fprintf(&h.text, "limit %v (%s), later %v\n", l.defined[0], kindNames()[l.kind], l.defined[1].Policy())
 	}
@@ -181,8 +182,12 @@ func (h *history) run(ctx context.Context) error {
 			h.inTx(ctx, d)
 		case 5:
 			h.change(d)
-		case 6:
-			h.simulate(ctx, d)
+		case 6, 7, 8:
+			if h.about == aboutSimulation {
+				h.simulate(ctx, d)
+				break
+			}
+			fallthrough
 		default:
 			h.one(ctx, d)
 		}
@@ -270,7 +275,7 @@ func (h *history) isRandomOnServer() bool {
 }
 
 // hasWrongClock reports whether the clock steps back by more than a minute, so that buckets are of a wrong clock.
-func (h *history) hasWrongClock() bool { return h.n%8 == 7 }
+func (h *history) hasWrongClock() bool { return h.n/uint64(subjects)%8 == 7 }
 
 // one makes one call of any verb.
 func (h *history) one(ctx context.Context, d *draw) {
@@ -279,6 +284,7 @@ func (h *history) one(ctx context.Context, d *draw) {
 		if v -= h.verbs[i].weight; v >= 0 {
 			continue
 		}
+		i = h.verbNamed(h.about.verbOf(h.verbs[i].name))
 		if !d.oneIn(10) {
 			i = h.instead(d, i, h.verbs[i].name)
 		}
@@ -307,7 +313,7 @@ func (h *history) instead(d *draw, i int, verb string) int {
 		}
 	case "Report":
 		if !has(kindAdaptive) {
-			return h.verbNamed(oneOf(d, "Take", "TakeUpTo", "Charge"))
+			return h.verbNamed(oneOf(d, "Take", "Charge"))
 		}
 	}
 	return i
@@ -443,7 +449,7 @@ func (h *history) inTx(ctx context.Context, d *draw) {
 // change changes a rule, or deploys another definition of a limit.
 func (h *history) change(d *draw) {
 	if n := len(h.book.pages); n > 0 && !d.oneIn(4) {
-		what, err := h.book.pages[d.below(n)].change(d, h.now())
+		what, err := h.book.pages[d.below(n)].change(d, h.about, h.now())
 		fmt.Fprintf(&h.text, "%s", what)
 		if err != nil {
 			h.text.failure(err)

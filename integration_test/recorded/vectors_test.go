@@ -1,13 +1,12 @@
 package recorded_test
 
 import (
-	"bufio"
 	"bytes"
 	"compress/gzip"
-	"encoding/hex"
+	"errors"
 	"fmt"
 	"io"
-	"maps"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -18,117 +17,123 @@ import (
 )
 
 const (
-	histories         = 100_000
-	postgresHistories = 2000 // that a server answers, too
-	textHistories     = 200  // whose texts are recorded
+	histories         = uint64(subjects) * 8000
+	postgresHistories = uint64(subjects) * 160 // that a server answers, too
+	textHistories     = uint64(subjects) * 16  // whose texts are recorded
 )
 
 // hash is the first four bytes of the SHA-256 hash of a text.
 type hash [4]byte
 
-// vectors are what the histories answered when they were recorded.
+// vectors are what the histories answered when they were recorded. Each subject has files of its own.
 type vectors struct {
-	memory   []hash
-	postgres map[uint64]hash // of histories that a server answers differently from memory
-	texts    []string        // of the first histories
+	hashes []hash
+	texts  []string // of the first histories
 }
 
-func vectorFile(name string) string { return filepath.Join("testdata", name) }
+func vectorFile(about subject, name string) string {
+	return filepath.Join("testdata", about.String()+name)
+}
 
-// newVectors returns vectors with room for all histories.
 func newVectors() *vectors {
-	return &vectors{memory: make([]hash, histories), postgres: make(map[uint64]hash), texts: make([]string, textHistories)}
+	return &vectors{hashes: make([]hash, histories), texts: make([]string, textHistories)}
 }
 
-// load reads the vectors. After a constant was raised there are fewer, until -update records the others.
+// load reads the vectors. A history that is not recorded has the hash 0.
 func load(t *testing.T) *vectors {
 	t.Helper()
-	v := &vectors{postgres: make(map[uint64]hash)}
-	hashes, err := os.ReadFile(vectorFile("memory.hashes"))
+	v := newVectors()
+	for about := range subjects {
+		v.loadSubject(t, about)
+	}
+	return v
+}
+
+func (v *vectors) loadSubject(t *testing.T, about subject) {
+	t.Helper()
+	hashes, err := os.ReadFile(vectorFile(about, ".hashes"))
+	if errors.Is(err, fs.ErrNotExist) {
+		return
+	}
 	require.NoError(t, err)
+	n := uint64(about)
 	for one := range slices.Chunk(hashes, len(hash{})) {
-		v.memory = append(v.memory, hash(one))
+		v.hashes[n] = hash(one)
+		n += uint64(subjects)
 	}
-	lines, err := os.ReadFile(vectorFile("postgres.txt"))
-	require.NoError(t, err)
-	for scan := bufio.NewScanner(bytes.NewReader(lines)); scan.Scan(); {
-		var n uint64
-		var digits string
-		_, err := fmt.Sscan(scan.Text(), &n, &digits)
-		require.NoError(t, err)
-		bits, err := hex.DecodeString(digits)
-		require.NoError(t, err)
-		v.postgres[n] = hash(bits)
-	}
-	packed, err := os.ReadFile(vectorFile("texts.gz"))
+	packed, err := os.ReadFile(vectorFile(about, ".texts.gz"))
 	require.NoError(t, err)
 	reader, err := gzip.NewReader(bytes.NewReader(packed))
 	require.NoError(t, err)
 	texts, err := io.ReadAll(reader)
 	require.NoError(t, err)
-	v.texts = strings.Split(string(texts), "\x00")
-	return v
-}
-
-// onServer returns the answers that a server must give: the answers in memory, or for some histories those in testdata/postgres.txt.
-func (v *vectors) onServer(r result) hash {
-	if own, differs := v.postgres[r.n]; differs && r.hash != v.memory[r.n] {
-		return own
+	n = uint64(about)
+	for text := range strings.SplitSeq(string(texts), "\x00") {
+		v.texts[n] = text
+		n += uint64(subjects)
 	}
-	return v.memory[r.n]
 }
 
-// saveMemory records what memory answered.
-func (v *vectors) saveMemory(t *testing.T) {
+// save records the answers of the histories about a subject.
+func (v *vectors) save(t *testing.T, about subject) {
 	t.Helper()
 	var hashes []byte
-	for _, h := range v.memory {
-		hashes = append(hashes, h[:]...)
+	var texts []string
+	for n := uint64(about); n < histories; n += uint64(subjects) {
+		hashes = append(hashes, v.hashes[n][:]...)
+		if n < textHistories {
+			texts = append(texts, v.texts[n])
+		}
 	}
-	require.NoError(t, os.WriteFile(vectorFile("memory.hashes"), hashes, 0o600))
+	require.NoError(t, os.WriteFile(vectorFile(about, ".hashes"), hashes, 0o600))
 	var packed bytes.Buffer
 	writer, err := gzip.NewWriterLevel(&packed, gzip.BestCompression)
 	require.NoError(t, err)
-	_, err = io.WriteString(writer, strings.Join(v.texts, "\x00"))
+	_, err = io.WriteString(writer, strings.Join(texts, "\x00"))
 	require.NoError(t, err)
 	require.NoError(t, writer.Close())
-	require.NoError(t, os.WriteFile(vectorFile("texts.gz"), packed.Bytes(), 0o600))
-}
-
-// savePostgres records what a server answered otherwise than memory.
-func (v *vectors) savePostgres(t *testing.T) {
-	t.Helper()
-	var lines strings.Builder
-	for _, n := range slices.Sorted(maps.Keys(v.postgres)) {
-		own := v.postgres[n]
-		fmt.Fprintf(&lines, "%d %s\n", n, hex.EncodeToString(own[:]))
-	}
-	require.NoError(t, os.WriteFile(vectorFile("postgres.txt"), []byte(lines.String()), 0o600))
+	require.NoError(t, os.WriteFile(vectorFile(about, ".texts.gz"), packed.Bytes(), 0o600))
 }
 
 // difference counts the histories whose answers differ from the recorded ones.
 type difference struct {
-	ran, differing int
-	first          []uint64 // of these histories
-	text           string   // of the first whose text is recorded
+	ran       int
+	differing [subjects]int
+	first     [subjects][]uint64 // of these histories
+	text      string             // of the first whose text is recorded
 }
 
 func (d *difference) add(r result, want hash) {
 	if d.ran++; r.hash == want {
 		return
 	}
-	d.differing++
-	d.first = append(d.first, r.n)
-	slices.Sort(d.first)
-	d.first = d.first[:min(len(d.first), 10)]
+	about := subjectOf(r.n)
+	d.differing[about]++
+	d.first[about] = append(d.first[about], r.n)
+	slices.Sort(d.first[about])
+	d.first[about] = d.first[about][:min(len(d.first[about]), 5)]
 }
 
-// String says how many histories differ, and how to read one.
+// all returns how many histories differ.
+func (d *difference) all() (sum int) {
+	for _, n := range d.differing {
+		sum += n
+	}
+	return sum
+}
+
+// String says how many histories about each subject differ, and how to read one.
 func (d *difference) String() string {
-	if d.differing == 0 {
+	if d.all() == 0 {
 		return fmt.Sprintf("all %d histories answer as recorded", d.ran)
 	}
-	return fmt.Sprintf("%d of %d histories differ from the recorded ones: %v ...\n", d.differing, d.ran, d.first) +
+	text := fmt.Sprintf("%d of %d histories differ from the recorded ones:\n", d.all(), d.ran)
+	for about := range subjects {
+		if n := d.differing[about]; n > 0 {
+			text += fmt.Sprintf("  %-10v %5d, such as %v\n", about, n, d.first[about])
+		}
+	}
+	return text +
 		"To read one, run this here and in a checkout of the commit before, and compare:\n" +
 		"  go test ./integration_test/recorded -run 'TestRecorded$' -history N -v\n" +
 		"If you want the change: integration_test/recorded/CHANGES.md says how to record the new answers.\n" + d.text

@@ -114,7 +114,7 @@ func (h *history) draw(d *draw, verb string) (asked []ask) {
 	switch {
 	case d.oneIn(60):
 		return nil
-	case d.oneIn(6) && (verb == "Take" || verb == "Check" || verb == "TakeUpTo" || verb == "Require") || d.oneIn(80):
+	case h.about == aboutBorrow && (d.oneIn(3) && (verb == "Take" || verb == "Check" || verb == "Require") || d.oneIn(40)):
 		own, pool := asked[0], h.ask(d, h.limits[d.below(len(h.limits))], verb)
 		if !h.adapts(own) || !h.adapts(pool) {
 			asked[0] = ask{own.limit, ratelimit.Borrow(own.request, pool.request), "borrow(" + own.text + "," + pool.text + ")", kindBorrow}

@@ -42,14 +42,14 @@ type limit struct {
 func (l *limit) now() ratelimit.Limit { return l.defined[l.deployed] }
 
 // drawLimit draws the i-th limit of a history.
-func drawLimit(d *draw, i int) *limit {
-	l := &limit{kind: d.below(kindBorrow), name: fmt.Sprintf("%c", 'p'+i)}
+func drawLimit(d *draw, about subject, i int) *limit {
+	l := &limit{kind: oneOf(d, about.kindsOf()...), name: fmt.Sprintf("%c", 'p'+i)}
 	first := drawPolicy(d, l.kind)
 	second := first
 	switch {
 	case l.kind == kindShards: // rows at random hold what differs by chance after another change
-	case d.oneIn(5):
-		second = drawPolicy(d, oneOf(d, kindTokens, kindFixed, kindSliding, kindCalendar, kindSlots, kindAdaptive))
+	case d.oneIn(5) && about == aboutKinds:
+		second = drawPolicy(d, oneOf(d, about.kindsOf()...))
 	default:
 		second = drawPolicy(d, l.kind)
 	}
@@ -182,17 +182,20 @@ func (p *page) make() error {
 
 // drawEra draws an era of a limit. If the limit has shards, only their number changes, and the bucket is reset: any other
 // change applies to each row, and which rows have tokens is random.
-func (p *page) drawEra(d *draw, from time.Time) ratelimit.Era {
+func (p *page) drawEra(d *draw, about subject, from time.Time) ratelimit.Era {
 	e := ratelimit.Era{
-		From: from, Mode: oneOf(d, "", "", ratelimit.On, ratelimit.Shadow, ratelimit.Off), Name: oneOf(d, "", "", "night"), Unit: oneOf(d, "", "mails"),
+		From: from, Name: oneOf(d, "", "", "night"), Unit: oneOf(d, "", "mails"),
 		OnChange: oneOf(d, "", ratelimit.KeepTokens, ratelimit.ScaleTokens, ratelimit.AddTokens, ratelimit.ResetTokens),
+	}
+	if about == aboutModes {
+		e.Mode = oneOf(d, "", ratelimit.On, ratelimit.Shadow, ratelimit.Off)
 	}
 	switch {
 	case p.of.kind == kindShards:
 		e.Policy, e.OnChange = p.reshard(d), ratelimit.ResetTokens
-	case d.oneIn(4): // the definition in the code
-	case d.oneIn(6):
-		e.Policy = drawPolicy(d, oneOf(d, kindTokens, kindFixed, kindSliding, kindCalendar, kindSlots, kindAdaptive))
+	case about == aboutModes, d.oneIn(4): // the definition in the code
+	case about == aboutKinds && d.oneIn(2):
+		e.Policy = drawPolicy(d, oneOf(d, about.kindsOf()...))
 	default:
 		e.Policy = drawPolicy(d, p.of.kind)
 	}
@@ -218,7 +221,7 @@ func (p *page) reshard(d *draw) ratelimit.Policy {
 }
 
 // drawPages draws the initial rules.
-func drawPages(d *draw, limits []*limit, keys []string, start time.Time) (pages []*page, err error) {
+func drawPages(d *draw, about subject, limits []*limit, keys []string, start time.Time) (pages []*page, err error) {
 	for _, l := range limits {
 		for range oneOf(d, 0, 1, 1, 2) {
 			p := &page{of: l, config: ratelimit.RulingConfig{Name: oneOf(d, "", "standard")}}
@@ -229,9 +232,12 @@ func drawPages(d *draw, limits []*limit, keys []string, start time.Time) (pages 
 				p.key = keys[0]
 			}
 			from := start
-			for range d.below(4) {
-				from = from.Add(time.Microsecond + d.span(20*time.Second))
-				p.config.Eras = append(p.config.Eras, p.drawEra(d, from))
+			most, changes := about.eras()
+			for range d.below(most + 1) {
+				if from = from.Add(time.Microsecond + d.span(20*time.Second)); !changes {
+					from = time.Time{}
+				}
+				p.config.Eras = append(p.config.Eras, p.drawEra(d, about, from))
 			}
 			if d.oneIn(8) {
 				p.config.PausedUntil, p.config.PauseReason = start.Add(d.span(20*time.Second)), oneOf(d, "", "upstream is down")
@@ -246,9 +252,13 @@ func drawPages(d *draw, limits []*limit, keys []string, start time.Time) (pages 
 }
 
 // change changes a rule: another era from now on or from later on, a pause, or the end of one. It returns a text that names the change.
-func (p *page) change(d *draw, now time.Time) (text string, err error) {
+func (p *page) change(d *draw, about subject, now time.Time) (text string, err error) {
 	before := p.config
-	switch d.below(4) {
+	ways := 2
+	if _, changes := about.eras(); changes {
+		ways = 4
+	}
+	switch d.below(ways) {
 	case 0:
 		p.config.PausedUntil, p.config.PauseReason = now.Add(d.span(10*time.Second)), "maintenance"
 		text = "pause"
@@ -263,7 +273,7 @@ func (p *page) change(d *draw, now time.Time) (text string, err error) {
 		if latest := p.config.Eras[len(p.config.Eras)-1].From; !from.After(latest) {
 			from = latest.Add(time.Millisecond)
 		}
-		e := p.drawEra(d, from)
+		e := p.drawEra(d, about, from)
 		p.config.Eras = append(slices.Clip(p.config.Eras), e)
 		text = fmt.Sprintf("era from now%+d %s %s", from.Sub(now).Microseconds(), e.Mode, e.OnChange)
 		if e.Policy != nil {
