@@ -99,7 +99,6 @@ func TestInTxRetriesOrReturnsTheReason(t *testing.T) {
 			}
 			return then(rollback)(r)
 		}, want: pgx.ErrTxClosed, says: ended, runs: 1},
-		"EndedWithSharedQueues": {fn: then(rollback), want: pgx.ErrTxClosed, says: ended, runs: 1, config: ratelimit.Config{SharedQueues: true}},
 		"AConflictInASavepoint": {fn: then(func(r run) error { // which is the function's
 			outer := r.Tx
 			lost := pgx.BeginFunc(r.ctx, outer, func(savepoint pgx.Tx) error {

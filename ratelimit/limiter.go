@@ -8,6 +8,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgratelimit/pgratelimit/internal/adaptive"
 	"github.com/pgratelimit/pgratelimit/internal/ahead"
@@ -43,8 +44,7 @@ type Pool interface {
 }
 
 // Limiter decides on requests. It is safe for concurrent use, except a Limiter of WithTx: use that on the goroutine of its
-// transaction. Make one Limiter for a process, because transactions queue only with transactions of the same Limiter, unless
-// Config.SharedQueues is set.
+// transaction. Make one Limiter for a process, because calls share a statement only with calls of the same Limiter.
 type Limiter struct {
 	pool         Pool   // nil for a Limiter of WithTx
 	misuse       string // why the transaction of WithTx cannot be used; empty if it can
@@ -75,14 +75,10 @@ func New(pool Pool, config Config) (*Limiter, error) {
 	}
 	newStore := byrow.New
 	if store.EngineOf(pool) != nil { // of package ratelimittest: it has no other processes, and batching gains nothing
-		config.SharedQueues, config.NoBatching, newStore = false, true, store.NewInMemory
-	}
-	if config.SharedQueues && !isOfPgx(pool) {
-		return nil, fmt.Errorf("%w: SharedQueues with a %T: it begins a transaction anew without the pool's BeginTx; pass a *pgxpool.Pool, "+
-			"or a *pgxpool.Conn or *pgx.Conn", ErrInvalidConfig, pool)
+		config.NoBatching, newStore = true, store.NewInMemory
 	}
 	shared := ""
-	if config.SharedQueues {
+	if _, ok := pool.(*pgxpool.Pool); ok { // a queued transaction begins anew, and the BeginTx of another pool may do more than BEGIN
 		shared = config.Schema
 	}
 	var asOf func() *int64
@@ -212,16 +208,6 @@ type Config struct {
 	// and stored rules. So do calls on tables that Citus distributes. The setting is made in the statement of the call
 	// (synchronous_commit), so sessions keep theirs, also behind PgBouncer.
 	RelaxedCommit bool
-	// SharedQueues shares the queues of InTx between all processes that set it, for buckets that many processes want at once. After
-	// their first conflict on a bucket, transactions take turns instead of failing each other. Defaults to false: only transactions
-	// of this Limiter queue, and they can conflict with other processes.
-	//
-	// A queued transaction waits in the server for an advisory lock, which it holds until it ends. One transaction of each process
-	// waits at a time, for at most a second; then it continues without the lock. The statement that takes from the bucket must be the
-	// first one of its transaction, or [WithQueue] must name the bucket. To wait, the Limiter ends the transaction while it is empty,
-	// and begins it again on the same connection. So New accepts only the pools of pgx, whose BeginTx does nothing else. It works
-	// through a pooler in transaction mode, such as PgBouncer, under the same conditions as calls: see ErrPoolerMode.
-	SharedQueues bool
 	// RefusalCache is the number of buckets whose refusal of a Take outside a transaction is remembered. Until the wait of the refusal is
 	// over, a Take of at least that cost is refused from memory, without a round trip. A cache remembers at least 64 buckets, and at
 	// most 100 million. Defaults to 0: no cache.

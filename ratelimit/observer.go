@@ -116,7 +116,7 @@ type Batched struct {
 	Elapsed time.Duration
 }
 
-// Queued is a wait in the queue of a bucket, behind transactions of this process, or with Config.SharedQueues of all processes.
+// Queued is a wait in the queue of a bucket, behind transactions of this or other processes.
 type Queued struct {
 	// Waited is the duration of the wait.
 	Waited time.Duration

@@ -182,38 +182,36 @@ func TestNestedTransactionsQueue(t *testing.T) {
 	require.Same(t, outer.ticket, deep.(*ownedTx).ticket)
 }
 
-// A transaction that reads before it takes runs once if it names the bucket, with the queues of the process and with shared queues.
+// A transaction that reads before it takes runs once if it names the bucket.
 func TestNamedTransactionsThatReadFirstRunOnce(t *testing.T) {
 	t.Parallel()
 	const workers, rounds = 4, 5
-	for _, shared := range []bool{false, true} {
-		limiter, err := New(postgrestest.New(t, func(c *pgxpool.Config) { c.MaxConns = workers }), Config{SharedQueues: shared})
-		require.NoError(t, err)
-		limiter.queues.Wait = time.Hour
-		request := Define("queued", PerHour(100)).For("key")
-		ctx := WithQueue(t.Context(), request)
-		var attempts atomic.Int64
-		var group sync.WaitGroup
-		for range workers {
-			group.Go(func() {
-				for range rounds {
-					err := limiter.InTx(ctx, func(tx pgx.Tx) error {
-						attempts.Add(1)
-						if _, err := tx.Exec(ctx, `SELECT count(*) FROM pg_class`); err != nil {
-							return err
-						}
-						_, err := limiter.WithTx(tx).Take(ctx, request)
+	limiter, err := New(postgrestest.New(t, func(c *pgxpool.Config) { c.MaxConns = workers }), Config{})
+	require.NoError(t, err)
+	limiter.queues.Wait = time.Hour
+	request := Define("queued", PerHour(100)).For("key")
+	ctx := WithQueue(t.Context(), request)
+	var attempts atomic.Int64
+	var group sync.WaitGroup
+	for range workers {
+		group.Go(func() {
+			for range rounds {
+				err := limiter.InTx(ctx, func(tx pgx.Tx) error {
+					attempts.Add(1)
+					if _, err := tx.Exec(ctx, `SELECT count(*) FROM pg_class`); err != nil {
 						return err
-					})
-					if err != nil {
-						t.Error(err)
 					}
+					_, err := limiter.WithTx(tx).Take(ctx, request)
+					return err
+				})
+				if err != nil {
+					t.Error(err)
 				}
-			})
-		}
-		group.Wait()
-		require.EqualValues(t, workers*rounds, attempts.Load(), "shared: %t", shared)
+			}
+		})
 	}
+	group.Wait()
+	require.EqualValues(t, workers*rounds, attempts.Load())
 }
 
 // calling returns a call for the requests.

@@ -72,11 +72,12 @@ func withoutPool(l *Limiter, after *afterCommit) *Limiter {
 // lost before COMMIT was sent, or if the server ends it because it was idle in the transaction. So fn must do nothing
 // that cannot be repeated, and must return the errors of its statements.
 //
-// Once transactions of a Limiter have conflicted at a bucket, they queue for it, each before its first statement if that
-// statement takes from the bucket. So take limits first. A transaction that has read something already has its snapshot, and
-// must run again after the wait, unless [WithQueue] names the bucket. With Config.SharedQueues transactions also queue across
-// processes. They lose to READ COMMITTED transactions that wait for the bucket, and then need more attempts; see
-// Config.MaxAttempts.
+// Once transactions have conflicted at a bucket, they queue for it, each before its first statement if that statement takes
+// from the bucket. So take limits first. A transaction that has read something already has its snapshot, and must run again
+// after the wait, unless [WithQueue] names the bucket. A transaction queues for at most a second, and then continues. If the
+// Limiter has a *pgxpool.Pool, its transactions queue with those of other processes, too, once they have conflicted with them: a
+// transaction that is still empty begins anew on its connection, with an advisory lock until its end. Transactions of InTx lose
+// to READ COMMITTED transactions that wait for the bucket, and then need more attempts; see Config.MaxAttempts.
 //
 // If fn returns an error, for example a *LimitedError, InTx rolls back and returns that error unchanged. It returns
 // ErrContended if all attempts of Config.MaxAttempts conflicted, and the context's error if the context ended. It returns
@@ -168,7 +169,6 @@ func transact(ctx context.Context, l *Limiter, level pgx.TxIsoLevel, ticket *tur
 		return lost, during("begin", err)
 	}
 	if ticket != nil {
-		begun = ticket.Begin(begun)
 		defer ticket.Release() // once the transaction has ended
 	}
 	tx, ended := &ownedTx{Tx: begun, ticket: ticket, after: &afterCommit{}}, false
@@ -189,8 +189,9 @@ func transact(ctx context.Context, l *Limiter, level pgx.TxIsoLevel, ticket *tur
 			}
 		}
 	}()
-	if ticket != nil {
-		ticket.Again(ctx) // BEGIN takes no snapshot, and the transaction already has its connection
+	if ticket != nil { // BEGIN takes no snapshot, and the transaction already has its connection
+		begun = ticket.Begin(ctx, begun)
+		tx.Tx = begun
 	}
 	err = fn(tx)
 	tx.ended = tx.ended || isIdle(begun)
@@ -200,6 +201,8 @@ func transact(ctx context.Context, l *Limiter, level pgx.TxIsoLevel, ticket *tur
 			err = fmt.Errorf("ratelimit: commit: fn ended the transaction itself; its writes may be committed; return nil to commit, or an error to roll back: %w", pgx.ErrTxClosed)
 		}
 		return false, err
+	case err != nil && ctx.Err() != nil && isClosed(begun) && !errors.Is(err, ctx.Err()): // it ended while the transaction queued
+		return false, fmt.Errorf("ratelimit: transaction: %w: %w", ctx.Err(), err)
 	case err != nil:
 		return isUnavailable(err) || isClosed(begun) && ctx.Err() == nil, err
 	case ctx.Err() != nil:
@@ -413,8 +416,6 @@ type queueKey struct{}
 // statement, as if they had already conflicted there. Use it for transactions that read something before they take. Without it,
 // they queue after they have their snapshot, and must run twice if others want the bucket. If a key is invalid, InTx returns an
 // error.
-//
-// With Config.SharedQueues a transaction queues for one of the buckets.
 func WithQueue(ctx context.Context, requests ...Request) context.Context {
 	return context.WithValue(ctx, queueKey{}, requests)
 }

@@ -18,25 +18,29 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
 )
 
-// turnsAtHot is what transactions with Config.SharedQueues want in these tests.
+// turnsAtHot is what transactions want in these tests, of which those of several processes have conflicted.
 var turnsAtHot = Define("hot", TokenBucket{Rate: 100_000, Period: 36525 * Day}).Global()
 
-// sharing is a Limiter whose queues are shared.
+// sharing is two Limiters, as of two processes.
 type sharing struct {
-	pool    *pgxpool.Pool
-	limiter *Limiter
+	pool           *pgxpool.Pool
+	limiter, other *Limiter
 }
 
-// newSharing returns a Limiter whose queues never time out, right after a conflict of transactions on the bucket hot.
+// newSharing returns Limiters whose queues never time out, right after a conflict of their transactions on the bucket hot.
 func newSharing(t *testing.T, configure ...func(*pgxpool.Config)) *sharing {
 	t.Helper()
-	pool := postgrestest.New(t, configure...)
-	limiter, err := New(pool, Config{SharedQueues: true})
-	require.NoError(t, err)
+	b := &sharing{pool: postgrestest.New(t, configure...)}
 	now := time.Now()
-	limiter.queues.Now, limiter.queues.Wait = func() time.Time { return now }, time.Hour
-	limiter.queues.Conflict([]bucket.Key{{Name: "hot"}})
-	return &sharing{pool, limiter}
+	for _, l := range []**Limiter{&b.limiter, &b.other} {
+		var err error
+		*l, err = New(b.pool, Config{})
+		require.NoError(t, err)
+		queues := (*l).queues
+		queues.Now, queues.Wait = func() time.Time { return now }, time.Hour
+		queues.Conflict(true, bucket.Key{Name: "hot"})
+	}
+	return b
 }
 
 // requireTaken checks the number of tokens taken from the bucket.
@@ -58,7 +62,7 @@ func eventually(t *testing.T, what string, done func() bool) {
 func (b *sharing) turns(t *testing.T) (held, waiting int) {
 	t.Helper()
 	require.NoError(t, b.pool.QueryRow(t.Context(), `
-		SELECT count(*) FILTER (WHERE granted), count(*) FILTER (WHERE NOT granted) FROM pg_locks
+		SELECT count(DISTINCT pid) FILTER (WHERE granted), count(*) FILTER (WHERE NOT granted) FROM pg_locks
 		WHERE locktype = 'advisory' AND database = (SELECT oid FROM pg_database WHERE datname = current_database())`).Scan(&held, &waiting))
 	return held, waiting
 }
@@ -83,8 +87,12 @@ func (b *sharing) requireTurns(t *testing.T, want int) {
 
 // takeHot takes one token in a transaction of InTx and does something else.
 func (b *sharing) takeHot(ctx context.Context, then func(tx pgx.Tx) error) error {
-	return b.limiter.InTx(ctx, func(tx pgx.Tx) error {
-		if _, err := b.limiter.WithTx(tx).Take(ctx, turnsAtHot); err != nil {
+	return takeHot(ctx, b.limiter, then)
+}
+
+func takeHot(ctx context.Context, l *Limiter, then func(tx pgx.Tx) error) error {
+	return l.InTx(ctx, func(tx pgx.Tx) error {
+		if _, err := l.WithTx(tx).Take(ctx, turnsAtHot); err != nil {
 			return err
 		}
 		if then == nil {
@@ -144,7 +152,7 @@ func TestASharedTurnEndsWithItsTransaction(t *testing.T) {
 
 // A transaction waits in the server, at most one of each process, until the transaction before it has committed. Then it runs
 // without a conflict, also if it does not name its buckets.
-func TestSharedQueuesHandOverInTheServer(t *testing.T) {
+func TestTurnsAreHandedOverInTheServer(t *testing.T) {
 	t.Parallel()
 	const workers = 8
 	for _, mode := range []string{"cache_statement", "cache_describe", "describe_exec", "exec", "simple_protocol"} {
@@ -158,7 +166,7 @@ func TestSharedQueuesHandOverInTheServer(t *testing.T) {
 			})
 			var attempts atomic.Int64
 			var others sync.WaitGroup
-			require.NoError(t, b.takeHot(t.Context(), func(pgx.Tx) error {
+			require.NoError(t, takeHot(t.Context(), b.other, func(pgx.Tx) error {
 				for range workers {
 					others.Go(func() {
 						err := b.limiter.InTx(t.Context(), func(tx pgx.Tx) error {
@@ -174,7 +182,7 @@ func TestSharedQueuesHandOverInTheServer(t *testing.T) {
 				eventually(t, "one of them waits in the server", func() bool {
 					_, waiting := b.turns(t)
 					require.LessOrEqual(t, waiting, 1)
-					return waiting == 1 && attempts.Load() == workers
+					return waiting == 1 && attempts.Load() == workers // which wait before they take
 				})
 				return nil
 			}))
@@ -217,7 +225,7 @@ func TestACancelledWaitForASharedTurnLeavesNoSession(t *testing.T) {
 	t.Parallel()
 	b := newSharing(t)
 	for _, named := range []bool{true, false} {
-		err := b.takeHot(WithQueue(t.Context(), turnsAtHot), func(pgx.Tx) error {
+		err := takeHot(WithQueue(t.Context(), turnsAtHot), b.other, func(pgx.Tx) error {
 			ctx, giveUp := context.WithCancel(t.Context())
 			if named {
 				ctx = WithQueue(ctx, turnsAtHot)
@@ -241,6 +249,7 @@ func TestSharedTurnsOfATransactionInsideAnother(t *testing.T) {
 	t.Parallel()
 	b := newSharing(t)
 	inner := Define("inner", PerHour(100)).Global()
+	b.limiter.queues.Conflict(true, bucket.Key{Name: "inner"})
 	require.NoError(t, b.takeHot(WithQueue(t.Context(), turnsAtHot), func(pgx.Tx) error {
 		return b.limiter.InTx(WithQueue(t.Context(), inner), func(tx pgx.Tx) error {
 			held, _ := b.turns(t)
@@ -298,8 +307,7 @@ func TestSettingsMadeBeforeATurnStay(t *testing.T) {
 	b.requireTurns(t, 0)
 }
 
-// For every verb, the wait is part of the first statement, and the answer is the same as without a wait. A transaction takes only one
-// turn, so turns add no deadlocks.
+// Every verb waits before its first statement, and the answer is the same as without a wait.
 func TestEveryVerbWaitsForItsSharedTurn(t *testing.T) {
 	t.Parallel()
 	bucketed := Define("bucketed", TokenBucket{Rate: 10, Period: 36525 * Day, MaxReserved: 10}).For("key")
@@ -313,7 +321,7 @@ func TestEveryVerbWaitsForItsSharedTurn(t *testing.T) {
 	for name, verb := range map[string]func(context.Context, *Limiter) error{
 		"take": takes(bucketed),
 		"two":  takes(bucketed, other),
-		"one after the other, with one turn": func(ctx context.Context, l *Limiter) error {
+		"one after the other": func(ctx context.Context, l *Limiter) error {
 			return errors.Join(l.Require(ctx, bucketed), l.Require(ctx, other))
 		},
 		"sliding": takes(sliding),
@@ -346,7 +354,7 @@ func TestEveryVerbWaitsForItsSharedTurn(t *testing.T) {
 				b := newSharing(t, func(c *pgxpool.Config) { c.ConnConfig.DefaultQueryExecMode = mode })
 				for _, limit := range []string{"bucketed", "other", "sliding", "sharded", "slots"} {
 					for shard := range int32(2) {
-						b.limiter.queues.Conflict([]bucket.Key{{Name: limit, Key: "key", Shard: shard}})
+						b.limiter.queues.Conflict(true, bucket.Key{Name: limit, Key: "key", Shard: shard})
 					}
 				}
 				require.NoError(t, b.limiter.InTx(t.Context(), func(tx pgx.Tx) error {

@@ -427,8 +427,6 @@ func TestNewChecksItsArguments(t *testing.T) {
 		{untouched{}, ratelimit.Config{HashKey: []byte{}}, "HashKey has 0 bytes; use 16 random ones or more"},
 		{untouched{}, ratelimit.Config{MaxAttempts: -1}, "MaxAttempts is -1; use 1 or more"},
 		{untouched{}, ratelimit.Config{Policies: (*rulings)(nil)}, "Policies holds a nil *ratelimit_test.rulings"},
-		{untouched{}, ratelimit.Config{SharedQueues: true}, "SharedQueues"}, // it may run something in the transactions that it begins
-		{&struct{ *pgxpool.Pool }{}, ratelimit.Config{SharedQueues: true}, "SharedQueues"},
 		{untouched{}, ratelimit.Config{StaleAfter: -time.Second}, "StaleAfter is -1s; " + spans},
 		{untouched{}, ratelimit.Config{StaleAfter: century + 1}, spans},
 		{untouched{}, ratelimit.Config{ExpireAfter: -time.Second}, "ExpireAfter is -1s; " + spans},
@@ -445,9 +443,5 @@ func TestNewChecksItsArguments(t *testing.T) {
 	} {
 		_, err := ratelimit.New(untouched{t: t}, config)
 		require.NoError(t, err, "%+v", config)
-	}
-	for _, pool := range []ratelimit.Pool{new(pgxpool.Pool), new(pgx.Conn)} {
-		_, err := ratelimit.New(pool, ratelimit.Config{SharedQueues: true})
-		require.NoError(t, err)
 	}
 }

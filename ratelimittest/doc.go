@@ -14,8 +14,7 @@
 // Transactions run at READ COMMITTED, even if begun at another level, with locks on rows. InTx commits the tokens that its function
 // took or rolls them back, and a call outside waits for a row that a transaction holds. A transaction that would complete a
 // deadlock gets SQLSTATE 40P01, as from Postgres, and InTx runs it again. Serialization failures (40001) do not happen, so InTx
-// mostly runs its function once. Config.SharedQueues, NoBatching and Schema have no effect, because there is one process, no batch
-// and one schema.
+// mostly runs its function once. Config.NoBatching and Schema have no effect, because there is no batch and one schema.
 //
 // There is no SQL: a statement on the transaction of InTx fails with [ErrNoDatabase]. To test code that also writes rows, pass a
 // pool for them to [NewDBWith] or, for code over database/sql, a *sql.DB to [DB.OpenSQL]; either may be a mock. Or run the test on

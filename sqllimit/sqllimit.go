@@ -20,9 +20,9 @@
 //     trips, or one with binary_parameters=yes. Numbers are sent as text, so leave extra_float_digits at 1 or more.
 //   - Another driver, or a stdlib that a tracing driver hides, is used like lib/pq. Its errors need a method SQLState.
 //
-// errors.As finds a driver's own error beside the *pgconn.PgError of the core. Config.SharedQueues, migrations.Up and
-// rules.NewSet need a pool of pgx; the command ratelimit and the goose tool create the tables, too. For unit tests,
-// OpenSQL of package ratelimittest returns a *sql.DB in memory.
+// errors.As finds a driver's own error beside the *pgconn.PgError of the core. migrations.Up and rules.NewSet need
+// a pool of pgx; the command ratelimit and the goose tool create the tables, too. InTx queues with transactions of its
+// own process. For unit tests, OpenSQL of package ratelimittest returns a *sql.DB in memory.
 package sqllimit
 
 import (

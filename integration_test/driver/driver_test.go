@@ -348,8 +348,6 @@ func noTransaction(t *testing.T, b *bundle) {
 	}
 	_, err := sqllimit.New(nil, ratelimit.Config{})
 	require.ErrorIs(t, err, ratelimit.ErrInvalidConfig)
-	_, err = sqllimit.New(b.db, ratelimit.Config{SharedQueues: true})
-	require.ErrorIs(t, err, ratelimit.ErrInvalidConfig)
 	require.InDelta(t, 5, b.tokens(t, b.five.For("ada")), 0)
 }
 

@@ -51,7 +51,7 @@ func uses(t *testing.T, url string) []use {
 	return []use{
 		useOf(t, "batched", pool, ratelimit.Config{}, pgx.ReadCommitted),
 		useOf(t, "alone", pool, ratelimit.Config{NoBatching: true}, pgx.Serializable),
-		useOf(t, "shared", pool, ratelimit.Config{SharedQueues: true}, pgx.RepeatableRead),
+		useOf(t, "repeatable", pool, ratelimit.Config{}, pgx.RepeatableRead),
 		useOfStandard(t, url, callers/kinds),
 	}
 }

@@ -2,7 +2,6 @@ package pooler_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"sync/atomic"
@@ -30,8 +29,8 @@ func (d *database) turns(t *testing.T, granted bool) int {
 		AND database = (SELECT oid FROM pg_database WHERE datname = current_database())`, granted)
 }
 
-// The turns of Config.SharedQueues are session locks for a moment, but work through a pooler in transaction mode. The next
-// transaction waits in the server, and a client that disconnects while waiting leaves no lock behind. Two Limiters are two processes here.
+// Turns among processes are session locks for a moment, but work through a pooler in transaction mode. The next transaction
+// waits in the server, and a client that disconnects while waiting leaves no lock behind. Two Limiters are two processes here.
 // TestAWaitForASharedTurnIsBounded of ratelimit has a wait that is too long.
 func TestSharedTurnsThroughPgBouncer(t *testing.T) {
 	t.Parallel()
@@ -44,12 +43,8 @@ func TestSharedTurnsThroughPgBouncer(t *testing.T) {
 			request := roomy.For("hot")
 			// inTurn runs fn in a transaction of another process that has its turn, and then takes.
 			inTurn := func(ctx context.Context, fn func() error) chan error {
-				l, done := limiterOn(t, connect(t, url, 2), ratelimit.Config{SharedQueues: true}), make(chan error, 1)
-				go func() {
-					done <- l.InTx(ratelimit.WithQueue(ctx, request), func(tx pgx.Tx) error {
-						return errors.Join(l.WithTx(tx).Require(ctx, request), fn())
-					})
-				}()
+				l, done := limiterOn(t, connect(t, url, 2), ratelimit.Config{}), make(chan error, 1)
+				go func() { done <- world.InTurn(ctx, l, request, fn) }()
 				return done
 			}
 			nothing := func() error { return nil }

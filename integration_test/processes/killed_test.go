@@ -135,20 +135,10 @@ func TestAClientThatIsKilledWhileItWaits(t *testing.T) {
 // hot is a bucket whose transactions take turns among processes.
 var hot = ratelimit.Define("hot", world.Hoard(callsCapacity)).Global()
 
-// takeInTurn takes a token in a transaction that queues for it from its beginning.
-func takeInTurn(ctx context.Context, l *ratelimit.Limiter, then func()) error {
-	return l.InTx(ratelimit.WithQueue(ctx, hot), func(tx pgx.Tx) error {
-		err := l.WithTx(tx).Require(ctx, hot)
-		then()
-		return err
-	})
-}
-
 // sharedTurn is a process that has its turn until it is killed.
 func sharedTurn(t *testing.T, url string, _ []string) {
 	t.Helper()
-	limiter := world.Open(t, url).With(t, ratelimit.Config{SharedQueues: true})
-	require.NoError(t, takeInTurn(t.Context(), limiter, func() { select {} }))
+	require.NoError(t, world.InTurn(t.Context(), world.Open(t, url).Limiter, hot, func() error { select {} }))
 }
 
 // A process that is killed while it has its turn takes nothing, and leaves its turn to the next.
@@ -156,7 +146,6 @@ func TestAProcessThatIsKilledInItsSharedTurn(t *testing.T) {
 	t.Parallel()
 	testsize.Long(t, "a process")
 	w := world.New(t)
-	limiter := w.With(t, ratelimit.Config{SharedQueues: true})
 	turns := func() int {
 		return w.Count(t, `SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND granted
 			AND database = (SELECT oid FROM pg_database WHERE datname = current_database())`)
@@ -164,7 +153,7 @@ func TestAProcessThatIsKilledInItsSharedTurn(t *testing.T) {
 	holder := start(t, "sharedTurn", w.URL())
 	world.Eventually(t, "it has its turn", func() bool { return turns() == 1 })
 	done := make(chan error, 1)
-	go func() { done <- takeInTurn(t.Context(), limiter, func() {}) }()
+	go func() { done <- world.InTurn(t.Context(), w.Limiter, hot, func() error { return nil }) }()
 	require.True(t, holder.Kill(), holder.Output())
 	require.NoError(t, <-done)
 	require.InDelta(t, callsCapacity-1, w.Held(t, "hot", ""), 0.01)

@@ -27,5 +27,5 @@
 //
 // The short tier runs 2,000 histories in memory and 120 on Postgres; the full size runs 96,000 and 1,920. With the race detector
 // every 19th of the 96,000 and every fifth of the 1,920 runs; make nightly runs all without it.
-// Not covered are calls at the same time, and Config.SharedQueues, which needs several processes.
+// Not covered are calls at the same time.
 package recorded_test

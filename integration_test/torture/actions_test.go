@@ -40,7 +40,6 @@ var actions = []struct {
 	{2, (*worker).hold},
 	{12, func(w *worker) { w.tx([]string{"rc", "rr", "ser"}[w.random.IntN(3)]) }},
 	{4, func(w *worker) { w.tx("intx") }},
-	{3, func(w *worker) { w.tx("sharedqueues") }},
 }
 
 // act draws an action and does it.

@@ -48,7 +48,6 @@ type client struct {
 
 	limiters []*ratelimit.Limiter // each call outside of transactions uses any of them
 	paths    []string             // the special setting of each
-	shared   *ratelimit.Limiter   // has turns among processes
 
 	allowed, allowedTx atomic.Int64          // calls outside of transactions, and transactions
 	broken             atomic.Pointer[error] // why the histories cannot be written
@@ -72,7 +71,6 @@ func newClient(ctx context.Context, config clientConfig) (*client, error) {
 		{"alone", func(config *ratelimit.Config) { config.NoBatching = true }},
 		{"cached", func(config *ratelimit.Config) { config.RefusalCache = 1000 }},
 		{"releasing", func(config *ratelimit.Config) { config.ReleaseExpired = true }},
-		{"shared", func(config *ratelimit.Config) { config.SharedQueues = true }},
 	} {
 		lc := ratelimit.Config{
 			Timeout: 3 * time.Second, ExpireAfter: 3 * time.Second, Policies: c.set, Observer: delays{}, MaxAttempts: 200,
@@ -82,7 +80,7 @@ func newClient(ctx context.Context, config clientConfig) (*client, error) {
 		if err != nil {
 			return nil, err
 		}
-		c.limiters, c.paths, c.shared = append(c.limiters, limiter), append(c.paths, of.path), limiter
+		c.limiters, c.paths = append(c.limiters, limiter), append(c.paths, of.path)
 	}
 	return c, nil
 }

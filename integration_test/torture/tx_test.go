@@ -57,7 +57,7 @@ func (w *worker) pair() []wish {
 	return both
 }
 
-// tx takes in a transaction of some kind: InTx, InTx with turns among processes, or one of the caller's own at a level.
+// tx takes in a transaction of some kind: InTx, or one of the caller's own at a level.
 func (w *worker) tx(path string) {
 	e := &entry{Verb: "tx", Path: path}
 	w.call(e, func(ctx context.Context) error {
@@ -66,9 +66,6 @@ func (w *worker) tx(path string) {
 			steps = append(steps, step{}) // gives up in the end
 		}
 		limiter := w.limiters[w.random.IntN(2)]
-		if path == "sharedqueues" {
-			limiter = w.shared
-		}
 		body := func(tx pgx.Tx) error { return w.doSteps(ctx, limiter, tx, e, steps) }
 		if level, ok := levels[path]; ok {
 			return w.ownTx(ctx, level, body)

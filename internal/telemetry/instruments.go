@@ -98,7 +98,7 @@ func Instruments() []Instrument {
 		batchDuration: histogram("ratelimit_batch_duration_seconds", "ratelimit.batch.duration", "s",
 			"Time that the database took for a batch.", seconds()),
 		queueWait: histogram("ratelimit_queue_wait_seconds", "ratelimit.queue.wait", "s",
-			"Wait for earlier transactions of this process, or with Config.SharedQueues of all processes.", seconds()),
+			"Wait for earlier transactions of this or other processes.", seconds()),
 		pruned: counter("ratelimit_pruned_buckets_total", "ratelimit.pruned", "{bucket}",
 			"Deleted rows of full buckets."),
 		mended: counter("ratelimit_mended_buckets_total", "ratelimit.mended", "{bucket}",

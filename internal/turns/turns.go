@@ -1,4 +1,5 @@
-// Package turns makes transactions of a process, or of all processes, take turns at the buckets where they conflicted.
+// Package turns makes transactions take turns at the buckets where they conflicted: the transactions of a process, and if these still
+// conflict, those of all processes.
 package turns
 
 import (
@@ -22,8 +23,9 @@ const (
 	maxQueues = 4096
 )
 
-// Queues serialize the transactions of this process on one bucket once they have conflicted. Retries at SERIALIZABLE alone would
-// start at the same moment, and all but one would fail.
+// Queues serialize the transactions on one bucket once they have conflicted. Retries at SERIALIZABLE alone would start at the same
+// moment, and all but one would fail. At first the transactions of this process queue, in its memory. If the first in the queue conflicts
+// nevertheless, it has met another process. From then on it also waits for an advisory lock, before its first statement.
 type Queues struct {
 	Now  func() time.Time // the clock
 	Wait time.Duration    // for which a transaction queues
@@ -36,10 +38,10 @@ type Queues struct {
 
 // queue is the queue for one bucket: a goroutine that receives from lock is at its head.
 type queue struct {
-	lock     chan struct{}
-	users    int       // transactions in it, at its head included
-	met      int       // conflicts since it was made
-	hotUntil time.Time // when it may be forgotten
+	lock        chan struct{}
+	users       int       // transactions in it, at its head included
+	hotUntil    time.Time // when it may be forgotten
+	sharedUntil time.Time // until when its head also takes turns with other processes
 }
 
 // New returns queues for the transactions of this process, or with a schema, for the transactions of all processes on it.
@@ -47,15 +49,22 @@ func New(schema string) *Queues {
 	return &Queues{of: make(map[bucket.Key]*queue), Now: time.Now, limit: maxQueues, Wait: queueWait, schema: schema}
 }
 
-// Conflict notes that transactions met at the buckets, so that the next ones queue.
-func (qs *Queues) Conflict(buckets []bucket.Key) {
+// Conflict notes that transactions met at the buckets, so that the next ones queue: with shared also those of other processes.
+func (qs *Queues) Conflict(shared bool, buckets ...bucket.Key) {
 	qs.mu.Lock()
 	defer qs.mu.Unlock()
 	for _, k := range buckets {
 		if q := qs.get(k); q != nil {
-			q.met++
-			q.hotUntil = qs.Now().Add(queueMemory)
+			qs.extend(q, shared)
 		}
+	}
+}
+
+// extend has transactions queue from now on.
+func (qs *Queues) extend(q *queue, shared bool) {
+	q.hotUntil = qs.Now().Add(queueMemory)
+	if shared && qs.schema != "" {
+		q.sharedUntil = q.hotUntil
 	}
 }
 
@@ -108,7 +117,7 @@ func (qs *Queues) leave(q *queue, held bool) {
 	qs.mu.Lock()
 	q.users--
 	if q.users > 0 {
-		q.hotUntil = qs.Now().Add(queueMemory)
+		qs.extend(q, false)
 	}
 	qs.mu.Unlock()
 	if held {
@@ -139,49 +148,45 @@ func (q *queue) wait(ctx context.Context, d time.Duration) bool {
 // connections.
 type Ticket struct {
 	queues *Queues
-	asked  []bucket.Key  // the buckets the last attempt asked for
-	named  []bucket.Key  // the buckets that all attempts queue for
-	waited time.Duration // of the attempt
-	place  place
-	own    heads // what place mostly is: one allocation
+	asked  []bucket.Key // the buckets the last attempt asked for
+	named  []bucket.Key // the buckets that all attempts queue for
+	waited time.Duration
+	tx     *turnTx // the attempt's; nil: it queues only with this process
+	heads  []head  // that the attempt has or, when it has ended, had
 }
 
-// place is what a transaction holds: the heads of queues of this process, or a turn among all processes.
-type place interface {
-	begin(tx pgx.Tx) pgx.Tx                               // returns the transaction of an attempt as its calls have it
-	again(ctx context.Context, t *Ticket)                 // waits before the first statement of an attempt for the buckets of the last one
-	enter(ctx context.Context, t *Ticket, k []bucket.Key) // waits for buckets that an open transaction is about to take from
-	leave(t *Ticket)
-	willWait(t *Ticket) bool // whether the next attempt waits, so that it needs no pause before
+// head is the head of a queue.
+type head struct {
+	of     bucket.Key
+	queue  *queue
+	shared bool // whether no transaction of another process is at the head of its queue for the bucket
 }
 
 // Ticket returns a ticket. Transactions queue for the named buckets from now on.
 func (qs *Queues) Ticket(named []bucket.Key) *Ticket {
-	qs.Conflict(named)
-	t := &Ticket{queues: qs, named: named}
-	if t.place = &t.own; qs.schema != "" {
-		t.place = &sharedTurn{}
-	}
-	return t
+	qs.Conflict(false, named...)
+	return &Ticket{queues: qs, named: named, asked: slices.Clone(named)}
 }
 
-// Begin returns the transaction of an attempt as its calls have it.
-func (t *Ticket) Begin(tx pgx.Tx) pgx.Tx {
+// Begin returns the transaction of an attempt as its calls have it. Before its first statement it queues for the buckets that the
+// attempt before asked for.
+func (t *Ticket) Begin(ctx context.Context, tx pgx.Tx) pgx.Tx {
+	if t.queues.schema != "" {
+		t.tx = &turnTx{Tx: tx}
+		tx = t.tx
+	}
+	t.heads = t.heads[:0]
 	if len(t.asked) == 0 {
 		t.asked = append(t.asked, t.named...)
 	}
-	return t.place.begin(tx)
-}
-
-// Again queues, before the first statement of an attempt, for the buckets the one before it asked for.
-func (t *Ticket) Again(ctx context.Context) {
-	if len(t.asked) > 0 {
-		t.place.again(ctx, t)
-	}
+	slices.SortFunc(t.asked, bucket.Key.Compare)
+	t.take(ctx, t.asked, time.Now().Add(t.queues.Wait))
 	t.asked = t.asked[:0]
+	return tx
 }
 
-// Enter queues for the buckets that an open transaction is about to take from.
+// Enter queues for the buckets that an open transaction is about to take from. Only its first call waits: later ones hold row locks
+// that the head of the queue may be waiting for.
 func (t *Ticket) Enter(ctx context.Context, rows []bucket.Ask) {
 	first := len(t.asked)
 	for i := range rows {
@@ -189,53 +194,18 @@ func (t *Ticket) Enter(ctx context.Context, rows []bucket.Ask) {
 			t.asked = append(t.asked, k)
 		}
 	}
-	t.place.enter(ctx, t, t.asked[first:])
-}
-
-// Release gives the place up.
-func (t *Ticket) Release() { t.place.leave(t) }
-
-// Conflict notes that an attempt conflicted at its buckets. It reports whether the next attempt waits for its turn, so that it
-// needs no pause before.
-func (t *Ticket) Conflict() (willWait bool) {
-	t.queues.Conflict(t.asked)
-	return t.place.willWait(t)
-}
-
-// Waited returns how long an attempt has waited, once.
-func (t *Ticket) Waited() (waited time.Duration) {
-	waited, t.waited = t.waited, 0
-	return waited
-}
-
-// heads are the heads of queues of this process.
-type heads struct {
-	held   map[bucket.Key]*queue
-	queued bool // whether the last attempt held one
-}
-
-func (h *heads) begin(tx pgx.Tx) pgx.Tx  { return tx }
-func (h *heads) willWait(_ *Ticket) bool { return h.queued }
-
-// again queues for the buckets in one order.
-func (h *heads) again(ctx context.Context, t *Ticket) {
-	slices.SortFunc(t.asked, bucket.Key.Compare)
-	h.take(ctx, t, t.asked, time.Now().Add(t.queues.Wait))
-}
-
-// enter queues. Only its first call waits: later ones hold row locks that the head of the queue may be waiting for.
-func (h *heads) enter(ctx context.Context, t *Ticket, keys []bucket.Key) {
 	deadline := time.Now()
-	if len(keys) == len(t.asked) {
+	if first == 0 {
 		deadline = deadline.Add(t.queues.Wait)
 	}
-	h.take(ctx, t, keys, deadline)
+	t.take(ctx, t.asked[first:], deadline)
 }
 
 // take takes the heads of the queues for keys, if transactions queue for them, and waits for that until the deadline.
-func (h *heads) take(ctx context.Context, t *Ticket, keys []bucket.Key, deadline time.Time) {
+func (t *Ticket) take(ctx context.Context, keys []bucket.Key, deadline time.Time) {
+	before := len(t.heads)
 	for _, k := range keys {
-		if h.held[k] != nil {
+		if slices.ContainsFunc(t.heads, func(h head) bool { return h.of == k }) {
 			continue
 		}
 		q := t.queues.join(k)
@@ -249,18 +219,72 @@ func (h *heads) take(ctx context.Context, t *Ticket, keys []bucket.Key, deadline
 			t.queues.leave(q, false)
 			continue
 		}
-		if h.held == nil {
-			h.held = make(map[bucket.Key]*queue)
-		}
-		h.held[k] = q
+		t.heads = append(t.heads, head{of: k, queue: q})
+	}
+	if len(t.heads) > before && t.tx != nil && !t.tx.used {
+		t.share(ctx, time.Until(deadline))
 	}
 }
 
-// leave leaves all queues.
-func (h *heads) leave(t *Ticket) {
-	h.queued = len(h.held) > 0
-	for _, q := range h.held {
-		t.queues.leave(q, true)
+// share waits in the server until the transaction is the only one of all processes at the heads of its shared queues.
+func (t *Ticket) share(ctx context.Context, most time.Duration) {
+	if deadline, bounded := ctx.Deadline(); bounded {
+		most = min(most, time.Until(deadline))
 	}
-	clear(h.held)
+	if most <= 0 {
+		return
+	}
+	qs := t.queues
+	var locks []int64
+	qs.mu.Lock()
+	for i := range t.heads {
+		h := &t.heads[i]
+		if h.shared = !qs.Now().After(h.queue.sharedUntil); h.shared {
+			locks = append(locks, lockOf(qs.schema, h.of))
+		}
+	}
+	qs.mu.Unlock()
+	if len(locks) == 0 {
+		return
+	}
+	slices.Sort(locks)
+	began := time.Now()
+	came, waited := t.tx.await(ctx, locks, most)
+	t.waited += time.Since(began)
+	qs.mu.Lock()
+	defer qs.mu.Unlock()
+	for i := range t.heads {
+		if h := &t.heads[i]; h.shared {
+			h.shared = came
+			if waited {
+				qs.extend(h.queue, true)
+			}
+		}
+	}
+}
+
+// Release gives the places up.
+func (t *Ticket) Release() {
+	for i := range t.heads {
+		t.queues.leave(t.heads[i].queue, true)
+	}
+}
+
+// Conflict notes that an attempt conflicted at its buckets. It reports whether the next attempt waits for its turn, so that it needs no
+// pause before. An attempt that lost although all others queued has met transactions that do not.
+func (t *Ticket) Conflict() (willWait bool) {
+	t.queues.Conflict(false, t.asked...)
+	for i := range t.heads {
+		if h := &t.heads[i]; !h.shared {
+			t.queues.Conflict(true, h.of)
+			willWait = true
+		}
+	}
+	return willWait
+}
+
+// Waited returns how long an attempt has waited, once.
+func (t *Ticket) Waited() (waited time.Duration) {
+	waited, t.waited = t.waited, 0
+	return waited
 }

@@ -1,7 +1,6 @@
 package turns
 
 import (
-	"context"
 	"fmt"
 	"hash/fnv"
 	"strconv"
@@ -29,7 +28,7 @@ func TestQueuesAreBoundedAndForgotten(t *testing.T) {
 	}
 	require.Nil(t, q.join(names(0, 1)[0]), "nobody has met there")
 
-	q.Conflict(names(0, 10))
+	q.Conflict(false, names(0, 10)...)
 	require.Len(t, q.of, 3)
 	held := q.join(names(0, 1)[0])
 	require.NotNil(t, held)
@@ -38,38 +37,47 @@ func TestQueuesAreBoundedAndForgotten(t *testing.T) {
 
 	now = now.Add(queueMemory + 1)
 	require.Nil(t, q.join(names(1, 1)[0]), "it was a while ago")
-	q.Conflict(names(20, 10))
+	q.Conflict(false, names(20, 10)...)
 	require.Len(t, q.of, 3)
 	require.Same(t, held, q.of[names(0, 1)[0]], "somebody is in it")
 	q.leave(held, true)
 
 	now = now.Add(queueMemory + 1)
-	q.Conflict(names(40, 3))
+	q.Conflict(false, names(40, 3)...)
 	require.Len(t, q.of, 3)
 	require.Nil(t, q.join(names(0, 1)[0]))
 }
 
-// A transaction on several buckets takes its turn at the bucket where most transactions conflict. If that is a tie, all of them
-// choose the same bucket.
-func TestTheQueueIsAtTheMostContendedBucket(t *testing.T) {
+// Transactions wait for those of other processes only where the first of this process's queue has conflicted, and for a second.
+func TestOtherProcessesAreWaitedForAfterAConflict(t *testing.T) {
 	t.Parallel()
-	q := New("")
-	first, second, all := bucket.Key{Name: "a"}, bucket.Key{Name: "b"}, bucket.Key{Name: "z"}
-	_, in := q.joinHottest([]bucket.Key{first})
-	require.Nil(t, in)
-	q.Conflict([]bucket.Key{second, first})
-	q.Conflict([]bucket.Key{second})
-	for _, wanted := range [][]bucket.Key{{first, second, all}, {second, all, first}} {
-		chosen, _ := q.joinHottest(wanted)
-		require.Equal(t, first, chosen)
+	now := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
+	a, b := bucket.Key{Name: "a"}, bucket.Key{Name: "b"}
+	for _, schema := range []string{"ratelimit", ""} {
+		q := New(schema)
+		q.Now = func() time.Time { return now }
+		attempt := func(keys ...bucket.Key) (willWait bool) {
+			ticket := q.Ticket(nil)
+			ticket.Begin(t.Context(), nil)
+			for _, k := range keys {
+				if ticket.tx != nil {
+					ticket.tx.used = true // it waits before its first statement only
+				}
+				ticket.Enter(t.Context(), []bucket.Ask{{Key: k}})
+			}
+			ticket.Release()
+			return ticket.Conflict()
+		}
+		isShared := func(k bucket.Key) bool { return !now.After(q.of[k].sharedUntil) }
+		require.False(t, attempt(a), "it may have met a transaction of this process")
+		require.False(t, isShared(a))
+		require.True(t, attempt(a, b), "it was the first of the queue")
+		require.Equal(t, schema != "", isShared(a))
+		require.False(t, isShared(b), "nobody queued there")
+		now = now.Add(queueMemory + 1)
+		require.False(t, isShared(a))
+		require.False(t, attempt(a), "it was a while ago")
 	}
-	for range 10 {
-		q.Conflict([]bucket.Key{second, all})
-	}
-	chosen, in := q.joinHottest([]bucket.Key{first, all})
-	require.Equal(t, all, chosen)
-	require.Same(t, q.of[all], in)
-	require.Equal(t, 1, in.users)
 }
 
 // Two buckets never share a lock, nor one bucket of two schemas, and it is the same in every process.
@@ -92,45 +100,54 @@ func TestTurnLocksNeverCollide(t *testing.T) {
 	require.Equal(t, int64(lockOfA), lockOf("ratelimit", bucket.Key{Name: "a"}), "programs of all versions have to agree")
 }
 
-// If the timeout and the lock arrive together, the session holds the lock. A transaction that continues without a turn releases it.
+// A transaction whose wait fails continues on its connection, and leaves none of the locks that it had until then.
 func TestASkippedTurnLeavesNoLock(t *testing.T) {
 	t.Parallel()
 	pool := postgrestest.New(t)
-	for _, lock := range []int64{7, -7, 1 << 62, -1 << 62, lockOfA} {
-		conn, err := pool.Acquire(t.Context())
-		require.NoError(t, err)
-		const mine = 12 // a lock of the application's, which it keeps
-		_, err = conn.Exec(t.Context(), `SELECT pg_advisory_lock($1), pg_advisory_lock($2)`, lock, mine)
-		require.NoError(t, err)
-		begun, err := conn.BeginTx(t.Context(), pgx.TxOptions{IsoLevel: pgx.Serializable})
-		require.NoError(t, err)
-		tx := &turnTx{Tx: cancelled{begun}}
-		require.False(t, tx.used)
-		var over []bool
-		require.NoError(t, tx.await(t.Context(), &turn{lock: lock, wait: time.Hour, over: func(came, waited bool) { over = append(over, came, waited) }}))
-		require.Equal(t, []bool{false, false}, over)
-		require.True(t, tx.used)
-		var level string
-		var locks []int64
-		require.NoError(t, tx.QueryRow(t.Context(), `SELECT current_setting('transaction_isolation'),
-			array(SELECT (classid::bigint << 32) | objid::bigint FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid())`).Scan(&level, &locks))
-		require.Equal(t, "serializable", level)
-		require.Equal(t, []int64{mine}, locks)
-		require.NoError(t, tx.Rollback(t.Context()))
-		require.NoError(t, conn.Conn().Close(t.Context()))
-		conn.Release()
+	const mine, theirs = 12, 7 // mine is a lock of the application's, which it keeps
+	stranger, err := pool.Acquire(t.Context())
+	require.NoError(t, err)
+	defer stranger.Release()
+	_, err = stranger.Exec(t.Context(), `SELECT pg_advisory_lock($1)`, theirs)
+	require.NoError(t, err)
+	for name, skip := range map[string]func(conn *pgx.Conn) time.Duration{
+		"Timeout": func(*pgx.Conn) time.Duration { return time.Millisecond },
+		"Cancel": func(conn *pgx.Conn) time.Duration {
+			waiter := conn.PgConn().PID()
+			go func() {
+				for cancelled := false; !cancelled && t.Context().Err() == nil; {
+					_ = pool.QueryRow(t.Context(), `SELECT pg_cancel_backend(pid) FROM pg_locks
+						WHERE pid = $1 AND locktype = 'advisory' AND NOT granted`, waiter).Scan(&cancelled)
+				}
+			}()
+			return time.Hour
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			conn, err := pool.Acquire(t.Context())
+			require.NoError(t, err)
+			defer conn.Release()
+			_, err = conn.Exec(t.Context(), `SELECT pg_advisory_lock($1)`, mine)
+			require.NoError(t, err)
+			begun, err := conn.BeginTx(t.Context(), pgx.TxOptions{IsoLevel: pgx.Serializable})
+			require.NoError(t, err)
+			tx := &turnTx{Tx: begun}
+			came, waited := tx.await(t.Context(), []int64{-1 << 62, -7, theirs, lockOfA}, skip(conn.Conn()))
+			require.False(t, came)
+			require.True(t, waited)
+			require.True(t, tx.used)
+			var level string
+			var locks []int64
+			require.NoError(t, tx.QueryRow(t.Context(), `SELECT current_setting('transaction_isolation'),
+				array(SELECT (classid::bigint << 32) | objid::bigint FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid())`).Scan(&level, &locks))
+			require.Equal(t, "serializable", level)
+			require.Equal(t, []int64{mine}, locks)
+			require.NoError(t, tx.Rollback(t.Context()))
+			_, err = conn.Exec(t.Context(), `SELECT pg_advisory_unlock($1)`, mine)
+			require.NoError(t, err)
+		})
 	}
 }
 
 // lockOfA is the lock of the bucket that everybody shares, of the limit "a".
 const lockOfA = 2121283802086399797
-
-// cancelled is a transaction that is cancelled during its wait.
-type cancelled struct{ pgx.Tx }
-
-// SendBatch sends a statement that fails like a cancelled one.
-func (f cancelled) SendBatch(ctx context.Context, _ *pgx.Batch) pgx.BatchResults {
-	batch := &pgx.Batch{}
-	batch.Queue(`DO $$ BEGIN RAISE query_canceled; END $$`)
-	return f.Tx.SendBatch(ctx, batch)
-}

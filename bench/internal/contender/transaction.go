@@ -60,11 +60,10 @@ func (b Body) run(ctx context.Context, tx pgx.Tx, c *load.Caller, take func() er
 
 // InTx takes in SERIALIZABLE transactions that the Limiter begins.
 type InTx struct {
-	Keys         int
-	Body         Body
-	Processes    int  // Limiters with a pool each; callers are spread over them; 0 is 1
-	SharedQueues bool // sets Config.SharedQueues
-	Committed    bool // the caller begins READ COMMITTED transactions instead
+	Keys      int
+	Body      Body
+	Processes int  // Limiters with a pool each; callers are spread over them; 0 is 1
+	Committed bool // the caller begins READ COMMITTED transactions instead
 }
 
 // Open creates the buckets and the Limiters.
@@ -77,8 +76,7 @@ func (w InTx) Open(ctx context.Context, b Bench) (Runner, error) {
 			if pools[i], err = r.pool(ctx, (b.Callers+processes-1)/processes); err != nil {
 				return err
 			}
-			config := ratelimit.Config{MaxAttempts: math.MaxInt32, SharedQueues: w.SharedQueues}
-			if limiters[i], err = r.limiter(pools[i], config); err != nil {
+			if limiters[i], err = r.limiter(pools[i], ratelimit.Config{MaxAttempts: math.MaxInt32}); err != nil {
 				return err
 			}
 		}

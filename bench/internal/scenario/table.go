@@ -27,7 +27,6 @@ const (
 	bare        = "without a limit"
 	committed   = "READ COMMITTED, raw update"
 	inCommitted = "READ COMMITTED, Take"
-	shared      = "pgratelimit, shared queues"
 )
 
 const (
@@ -259,13 +258,11 @@ func hotTransactions() []Scenario {
 			Note: "each process is a Limiter with a pool of its own; the limit is taken first",
 			Contenders: []Contender{
 				{ours, contender.InTx{Keys: hotKey, Body: pause, Processes: 8}},
-				{shared, contender.InTx{Keys: hotKey, Body: pause, Processes: 8, SharedQueues: true}},
 				{inCommitted, contender.InTx{Keys: hotKey, Body: pause, Processes: 8, Committed: true}},
 				{committed, contender.Transaction{Keys: hotKey, Level: pgx.ReadCommitted, Body: pause, Take: contender.TakeByUpdate}},
 			},
 			Bars: []Bar{
 				{Contender: ours, Figure: Attempts, AtMost: 1.1},
-				{Contender: shared, Figure: Attempts, AtMost: 1.02},
 			},
 		},
 	}
