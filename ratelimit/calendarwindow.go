@@ -3,12 +3,13 @@ package ratelimit
 import (
 	"fmt"
 	"regexp"
+	"sort"
 	"strings"
+	"sync"
 	"time"
 	_ "time/tzdata" // for machines without time zone data
 
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
-	"github.com/pgratelimit/pgratelimit/internal/store"
 	"github.com/pgratelimit/pgratelimit/internal/words"
 )
 
@@ -96,27 +97,27 @@ func (p CalendarWindow) compile() (bucket.Terms, error) {
 	if p.MaxReserved > p.Rate {
 		return bucket.Terms{}, fmt.Errorf("its MaxReserved is %v; it must be up to its Rate of %v, as a reservation reaches into the next window only", p.MaxReserved, p.Rate)
 	}
-	t.Kind, t.Step, t.Steps = c, length.Microseconds(), 1 // On sets the Step of an instant
+	t.Windows, t.Step, t.Steps = c, length.Microseconds(), 1 // On sets the Step of an instant
 	return t, nil
 }
 
 // calendar returns the calendar of the windows, and their approximate length. It checks the fields that determine when they
 // begin.
-func (p CalendarWindow) calendar() (c bucket.Calendar, length time.Duration, err error) {
+func (p CalendarWindow) calendar() (c calendar, length time.Duration, err error) {
 	switch p.Resets {
 	case Daily:
-		c.Days, length = 1, Day
+		c.days, length = 1, Day
 	case Weekly:
-		c.Days, length = 7, Week
+		c.days, length = 7, Week
 	case Monthly:
-		c.Months, length = 1, 30*Day
+		c.months, length = 1, 30*Day
 	case Quarterly:
-		c.Months, length = 3, 91*Day
+		c.months, length = 3, 91*Day
 	case Yearly:
-		c.Months, length = 12, 365*Day
+		c.months, length = 12, 365*Day
 	}
-	invalid := func(format string, args ...any) (bucket.Calendar, time.Duration, error) {
-		return bucket.Calendar{}, 0, fmt.Errorf(format, args...)
+	invalid := func(format string, args ...any) (calendar, time.Duration, error) {
+		return calendar{}, 0, fmt.Errorf(format, args...)
 	}
 	switch {
 	case p.Resets == "":
@@ -129,39 +130,131 @@ func (p CalendarWindow) calendar() (c bucket.Calendar, length time.Duration, err
 		return invalid("it has a FirstWeekday, which is for Weekly windows; leave it out of one for each %s", p.Resets)
 	case p.FirstDay < 0 || p.FirstDay > 31:
 		return invalid("its FirstDay is %d; it must be from 1 to 31, or 0 for 1", p.FirstDay)
-	case p.FirstDay != 0 && c.Months == 0:
+	case p.FirstDay != 0 && c.months == 0:
 		return invalid("it has a FirstDay, which is for Monthly, Quarterly and Yearly windows; leave it out of one for each %s", p.Resets)
 	case p.FirstMonth < 0 || p.FirstMonth > time.December:
 		return invalid("its FirstMonth is %d; use time.January to time.December, or 0 for January", int(p.FirstMonth))
-	case p.FirstMonth != 0 && c.Months < 3:
+	case p.FirstMonth != 0 && c.months < 3:
 		return invalid("it has a FirstMonth, which is for Quarterly and Yearly windows; leave it out of one for each %s", p.Resets)
 	}
-	if c.Months > 0 {
-		c.First = uint8(max(p.FirstDay, 1))
-		c.Month = uint8(max(p.FirstMonth, 1)-1)%c.Months + 1 // February, May, August and November make the same quarters
+	if c.months > 0 {
+		c.first = uint8(max(p.FirstDay, 1))
+		c.month = uint8(max(p.FirstMonth, 1)-1)%c.months + 1 // February, May, August and November make the same quarters
 	} else {
-		c.First = uint8(p.FirstWeekday+7-time.Thursday) % c.Days // 1970 began on a Thursday
+		c.first = uint8(p.FirstWeekday+7-time.Thursday) % c.days // 1970 began on a Thursday
 	}
-	c.Zone, err = zoneOf(p.zone())
+	c.zone, err = zoneOf(p.zone())
 	return c, length, err
 }
 
 // zoneName matches the form of a time zone's name. A file system would also accept "Europe//Berlin".
 var zoneName = regexp.MustCompile(`^[A-Za-z][A-Za-z0-9_+-]*(/[A-Za-z0-9_+-]+)*$`)
 
+// zones are the time zones that were loaded, by name. They are never forgotten: some 600 exist.
+var zones sync.Map //nolint:gochecknoglobals // a memo of time.LoadLocation, so that equal calendars have the same zone
+
 // zoneOf returns the time zone called name, or an error.
 func zoneOf(name string) (zone *time.Location, err error) {
 	if name == "Local" || strings.EqualFold(name, "localtime") {
 		return nil, fmt.Errorf("its Zone is %q, which is another zone on each machine; name the place, such as %q", name, "Europe/Berlin")
 	}
+	if known, found := zones.Load(name); found {
+		zone, _ = known.(*time.Location)
+		return zone, nil
+	}
 	if zoneName.MatchString(name) {
-		zone = store.Zone(name)
+		zone, err = time.LoadLocation(name)
 	}
-	if zone == nil {
-		err = fmt.Errorf("this program knows no time zone %.80q; use the name of one, such as %q, or %q, which is three hours ahead of UTC",
-			name, "Europe/Berlin", "Etc/GMT-3")
+	if zone == nil || err != nil {
+		return nil, fmt.Errorf("this program knows no time zone %.80q; use the name of one, such as %q, or %q, which is three "+
+			"hours ahead of UTC", name, "Europe/Berlin", "Etc/GMT-3")
 	}
-	return zone, err
+	known, _ := zones.LoadOrStore(name, zone)
+	zone, _ = known.(*time.Location)
+	return zone, nil
+}
+
+// calendar is the windows of a CalendarWindow. The i-th begins at midnight of the i-th day, week, month, quarter or year,
+// counted from 1970 on.
+type calendar struct {
+	zone         *time.Location
+	days, months uint8 // the length of a window: one of them is 0
+	month        uint8 // the month of a begin, from 1, if windows are months long
+	first        uint8 // the day of that month, or its last one if it has fewer; else the days from 1970-01-01 to a begin
+}
+
+const microsOfDay = int64(24 * time.Hour / time.Microsecond)
+
+// mean returns the average length of a window, in microseconds. After 400 years the calendar repeats.
+func (c calendar) mean() int64 {
+	return int64(c.days)*microsOfDay + int64(c.months)*(146097*microsOfDay/(400*12))
+}
+
+// Begin implements bucket.Windows.
+func (c calendar) Begin(i int64) int64 {
+	if c.days > 0 {
+		return firstInstant(time.Unix((i*int64(c.days)+int64(c.first))*86400, 0).UTC(), c.zone)
+	}
+	month := time.Date(1970, time.Month(int64(c.month)+i*int64(c.months)), 1, 0, 0, 0, 0, time.UTC)
+	return firstInstant(month.AddDate(0, 0, min(int(c.first), month.AddDate(0, 1, -1).Day())-1), c.zone)
+}
+
+// Index implements bucket.Windows. The window of a day that the zone leaves out holds no instant.
+func (c calendar) Index(at int64) (i int64) {
+	for i = (at - c.Begin(0)) / c.mean(); c.Begin(i) > at; i-- { // at most two times
+	}
+	for ; c.Begin(i+1) <= at; i++ {
+	}
+	return i
+}
+
+// String implements bucket.Windows.
+func (c calendar) String() string {
+	return fmt.Sprintf("%d %d %d %d %s", c.days, c.months, c.month, c.first, c.zone)
+}
+
+// windowsOf returns the windows of a stored form, and nil if it is empty or the program does not know the time zone.
+func windowsOf(text string) bucket.Windows {
+	var c calendar
+	var zone string
+	_, err := fmt.Sscanf(text, "%d %d %d %d %s", &c.days, &c.months, &c.month, &c.first, &zone)
+	if err == nil {
+		c.zone, err = zoneOf(zone)
+	}
+	if err != nil || c.days+c.months == 0 {
+		return nil
+	}
+	return c
+}
+
+// windowsFrom returns the window of an instant and the later ones: those of a year, eight more, and an estimate of the rest,
+// by the average length.
+func (c calendar) windowsFrom(at int64) (all []windows) {
+	i, length := c.Index(at), c.mean()
+	for end := i + 366*microsOfDay/length + 9; i < end; i++ {
+		begin, next := c.Begin(i), c.Begin(i+1)
+		if n := len(all); n > 0 && all[n-1].Period == next-begin {
+			all[n-1].Until = next
+		} else if next > begin {
+			all = append(all, windows{next - begin, startOf(begin, next-begin), next})
+		}
+	}
+	return append(all, windows{Period: length, Start: startOf(c.Begin(i), length)})
+}
+
+// firstInstant returns the first instant at which the clocks of a zone show a time or a later one, in microseconds since
+// 1970. The time is given as if in UTC. It uses the offsets of the day before and the day after. If the time is left out,
+// the clocks are put forward between the instants to which these lead.
+func firstInstant(local time.Time, zone *time.Location) int64 {
+	_, before := local.Add(-30 * time.Hour).In(zone).Zone()
+	_, after := local.Add(30 * time.Hour).In(zone).Zone()
+	low, high := local.Unix()-int64(max(before, after)), local.Unix()-int64(min(before, after))
+	low += int64(sort.Search(int(high-low), func(n int) bool {
+		at := low + int64(n)
+		_, offset := time.Unix(at, 0).In(zone).Zone()
+		return at+int64(offset) >= local.Unix()
+	}))
+	return low * time.Second.Microseconds()
 }
 
 // calendarText is a CalendarWindow as text.

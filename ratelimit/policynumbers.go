@@ -54,10 +54,11 @@ func kindOf(t *bucket.Terms) Kind {
 		return KindSlidingWindow
 	case bucket.Concurrent:
 		return KindConcurrency
-	case bucket.Calendar:
-		return KindCalendarWindow
 	}
-	if t.Step > 1 { // windows of a microsecond are a token bucket
+	switch {
+	case t.Windows != nil:
+		return KindCalendarWindow
+	case t.Step > 1: // windows of a microsecond are a token bucket
 		return KindFixedWindow
 	}
 	return KindTokenBucket

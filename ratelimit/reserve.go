@@ -256,6 +256,7 @@ func (l reserving) Resolve(ctx context.Context, verb string, r *reserved.Reserva
 	for i := range r.Buckets {
 		b := &r.Buckets[i]
 		terms, policy := b.Terms(), Policy(madeElsewhere{})
+		terms.Windows = windowsOf(b.Calendar)
 		if last, known := l.policies.last(b.Key.Name); known {
 			terms = last
 		}

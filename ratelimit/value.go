@@ -163,21 +163,11 @@ type valueJSON struct {
 	Now      int64     `json:"now_us"`
 }
 
-// windows is a run of calendar windows with the same length.
+// windows are consecutive windows of the same length.
 type windows struct {
 	Period int64 `json:"period_us"`
 	Start  int64 `json:"start_us,omitempty"`
 	Until  int64 `json:"until_us,omitempty"`
-}
-
-// windowsOf returns the windows of runs for MarshalJSON.
-func windowsOf(runs []bucket.Run) []windows {
-	all := make([]windows, len(runs))
-	for i, r := range runs {
-		all[i] = windows{Period: r.Step, Start: startOf(r.From, r.Step), Until: r.Until}
-	}
-	all[len(all)-1].Until = 0
-	return all
 }
 
 // startOf returns the start of the first step since 1970, if a step begins at phase.
@@ -193,7 +183,7 @@ func startOf(phase, step int64) int64 { return (phase%step + step) % step }
 //	                          is the maximum in any period. Concurrency has neither, and a calendar window has no period
 //	capacity                  the maximum number of tokens, or of slots
 //	start_us                  0 <= start_us < a window or slice: one begins at start_us (fixed and sliding window; absent means 0)
-//	windows                   the windows from ts_us on: up to until_us they are period_us long, and one begins at start_us since
+//	windows                   the windows from now_us on: up to until_us they are period_us long, and one begins at start_us since
 //	                          1970. The windows after the last until_us are estimated (calendar window)
 //	slices, totals            all tokens ever taken: up to ts_us, and up to the end of each earlier slice, newest first. A slice is
 //	                          period_us / slices long. There are up to slices + 2 totals, and tokens taken before the last one do
@@ -227,13 +217,11 @@ func (v Value) MarshalJSON() ([]byte, error) {
 	case bucket.Concurrent:
 		out.Lease, out.Ends = kind.Lease, endsOf(state)
 		out.Rate, out.Period, out.Start, out.Value = 0, 0, 0, nil
-	case bucket.Calendar:
-		runs := kind.Runs(t, state.TS, out.Now)
-		if from := runs[0].From; state.TS < from { // leave out windows that have ended
-			state.Value, out.TS = kind.Tokens(t, state, from), from
-		}
-		out.Windows = windowsOf(runs)
-		out.Period, out.Start = 0, 0
+	}
+	if c, is := t.Windows.(calendar); is {
+		begin := t.Begin(out.Now) // leave out windows that have ended
+		state.Value, out.TS = t.Kind.Tokens(t, state, max(begin, state.TS)), max(begin, state.TS)
+		out.Windows, out.Period, out.Start = c.windowsFrom(out.Now), 0, 0
 	}
 	return json.Marshal(out)
 }

@@ -38,7 +38,7 @@ func KeptFor(t *Terms, now int64) int64 {
 		kept = until - now
 	}
 	if isWindow(t) {
-		left := t.Kind.Begin(*t, now, 0) + t.Step - now
+		left := t.step(now, 0) + t.Step - now
 		kept = min(kept, left-left/clockDrift-1) // now may be a microsecond ago, rounded down
 	}
 	return max(kept, 0)
@@ -56,7 +56,7 @@ func FullAfter(t *Terms, s State, now int64) time.Duration {
 // not after that. In the returned terms all tokens arrive with the first microsecond of the next window.
 func (a Ahead) Returning(t Terms) (Terms, Ahead) {
 	if isWindow(&t) {
-		a.TS = t.Kind.Begin(t, a.TS, 0) + t.Step - 1
+		a.TS = t.step(a.TS, 0) + t.Step - 1
 		t.Rate, t.Steps = max(t.Capacity, a.Taken), 1
 	}
 	return t, a

@@ -81,6 +81,13 @@ func (a *Ask) AllowPrice() {
 	a.Lowest = lowest
 }
 
+// BoundPrice bounds the cost of the ask by a whole window, unless the cost without a price is higher.
+func (a *Ask) BoundPrice() {
+	if a.Terms.Windows != nil && a.Asked > 0 {
+		a.Cost = min(a.Cost, max(a.Asked, a.Terms.Capacity))
+	}
+}
+
 // Answer is the decision on an Ask.
 type Answer struct {
 	Allowed bool

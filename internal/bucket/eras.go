@@ -131,8 +131,10 @@ func AnyInOtherMode(asks []Ask) bool {
 // Span returns the instant from which the terms hold, and that from which they hold no more.
 func (t Terms) Span() (since, until int64) {
 	since, until = t.Eras.span(t.Era)
-	first, end := t.Kind.Span(t)
-	return max(since, first), min(until, end)
+	if t.Windows != nil {
+		since, until = max(since, t.since), min(until, t.until)
+	}
+	return since, until
 }
 
 // HasSpan reports whether other terms hold at other instants.

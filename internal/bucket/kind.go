@@ -11,14 +11,6 @@ import (
 // The terms are the terms in effect for one row. A State that another kind wrote has other Parts, or none. For every kind, its Value is
 // the number of tokens left at TS. No method changes the Parts of the state that it is given.
 type Kind interface {
-	// Begin returns the begin of the n-th step after the step of an instant.
-	Begin(t Terms, at, n int64) int64
-	// Between returns how many steps begin after one instant and up to another. A step that an era cut begins with the era.
-	Between(t Terms, from, until int64) int64
-	// On returns the terms with the Step and the Phase of an instant. Span returns from when until when the Step of t holds.
-	On(t Terms, at int64) Terms
-	Span(t Terms) (since, until int64)
-
 	// Tokens returns the tokens that the row holds at now. Negative tokens are owed by reservations.
 	Tokens(t Terms, s State, now int64) float64
 	// Take returns the state after cost tokens are taken at now, if at least lowest remain. Otherwise it returns s and false.

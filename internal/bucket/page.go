@@ -268,7 +268,7 @@ func (p *Page) ChargeUntil(a *Ask, until int64) (end int64) {
 	end = p.Now + rows.Wait(t, p.Now, 0, 0).Microseconds()
 	const mostRounds = 4 // the second only adds what was lost by rounding, or a step
 	for round := 0; end < until && round < mostRounds; round++ {
-		amount := arriving(t.Kind.Begin(*t, p.Now, 1)) * float64(round)
+		amount := arriving(t.step(p.Now, 1)) * float64(round)
 		if round == 0 {
 			amount = max(rows.Tokens(t, p.Now)+arriving(until), math.SmallestNonzeroFloat64)
 		}

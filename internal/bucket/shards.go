@@ -236,13 +236,13 @@ func (r Rows) Wait(t *Terms, now int64, cost, lowest float64) time.Duration {
 	}
 	r = slices.Clone(r)
 	r.FixClocks(t, now)
-	enough := func(n int64) bool { return r.Tokens(t, t.Kind.Begin(*t, now, n))-cost >= lowest }
+	enough := func(n int64) bool { return r.Tokens(t, t.step(now, n))-cost >= lowest }
 	if enough(0) {
 		return 0
 	}
 	limit := Horizon/t.Step + 2
 	n := first(r.stepsUntil(t, now, cost+lowest, limit), limit, enough)
-	return time.Duration(min(t.Kind.Begin(*t, now, n)-now, Horizon)) * time.Microsecond
+	return time.Duration(min(t.step(now, n)-now, Horizon)) * time.Microsecond
 }
 
 // stepsUntil returns the approximate number of steps after which the rows hold tokens in total, at most limit. Missing tokens
@@ -250,7 +250,7 @@ func (r Rows) Wait(t *Terms, now int64, cost, lowest float64) time.Duration {
 func (r Rows) stepsUntil(t *Terms, now int64, tokens float64, limit int64) (n int64) {
 	row := t.OfShard()
 	for range r {
-		at, filling := t.Kind.Begin(*t, now, n), 0.0
+		at, filling := t.step(now, n), 0.0
 		for _, s := range r {
 			if row.Kind.Tokens(row, s, at) < row.Capacity {
 				filling++

@@ -65,8 +65,8 @@ func (r Sliding) Wait(t Terms, s State, now int64, cost, lowest float64) time.Du
 	if passed == 0 {
 		return 0
 	}
-	forgotten := r.Begin(t, s.TS, 0) + (int64(r.Slices)+1)*t.Step // the row, also if the sum is rounded up
-	return time.Duration(min(r.Begin(t, ts, 0)+passed*t.Step, forgotten)-now) * time.Microsecond
+	forgotten := t.step(s.TS, 0) + (int64(r.Slices)+1)*t.Step // the row, also if the sum is rounded up
+	return time.Duration(min(t.step(ts, 0)+passed*t.Step, forgotten)-now) * time.Microsecond
 }
 
 // waitForEnds is Wait for a row whose slices have another length: until enough of them have expired.
@@ -76,7 +76,7 @@ func (r Sliding) waitForEnds(t Terms, s State, now int64, cost, lowest float64) 
 		if _, enough := r.Take(t, s, at, cost, lowest); enough {
 			break
 		}
-		at = max(at, r.Begin(t, endOf(t, s.TS, r.length(t, s), i), 0)+(int64(r.Slices)+1)*t.Step)
+		at = max(at, t.step(endOf(t, s.TS, r.length(t, s), i), 0)+(int64(r.Slices)+1)*t.Step)
 	}
 	return time.Duration(min(at-now, Horizon)) * time.Microsecond
 }
@@ -97,13 +97,13 @@ func (r Sliding) Credit(t Terms, s State, now int64, amount, _ float64, until in
 	totals = totals[:r.needed(totals)]
 	first, end := int64(0), int64(len(totals)-1)
 	if until < MaxInstant {
-		if until > r.Begin(t, s.TS, 0) {
-			until = r.Begin(t, max(t.Eras.since(t.Era), MinInstant), 0)
+		if until > t.step(s.TS, 0) {
+			until = t.step(max(t.Eras.since(t.Era), MinInstant), 0)
 			if !isSlid(s) {
-				until = r.Begin(t, s.TS, 0)
+				until = t.step(s.TS, 0)
 			}
 		}
-		first = (r.Begin(t, ts, 0) - until) / t.Step
+		first = (t.step(ts, 0) - until) / t.Step
 		end = min(end, first+1)
 	}
 	rest := amount
@@ -150,13 +150,13 @@ func (r Sliding) Enter(t, before Terms, s State, from int64, change Change) Stat
 func (r Sliding) CreditUntil(t Terms, taken int64) int64 {
 	since := t.Eras.since(t.Era)
 	if taken >= since {
-		return r.Begin(t, taken, 0)
+		return t.step(taken, 0)
 	}
 	before := t.Eras.Holding(taken)
 	if _, isSliding := before.Kind.(Sliding); isSliding {
-		return r.Begin(t, min(before.Kind.Begin(before, taken, 0)+before.Step-1, since), 0)
+		return t.step(min(before.step(taken, 0)+before.Step-1, since), 0)
 	}
-	return r.Begin(t, since, 0)
+	return t.step(since, 0)
 }
 
 // Owes implements Kind.
@@ -214,7 +214,7 @@ func (r Sliding) lowered(totals []float64) []float64 {
 // shifted returns the totals at now, for totals up to the slice of ts. It has room for the total that a caller adds. It drops old
 // totals if there are too many.
 func (r Sliding) shifted(t Terms, totals []float64, ts, now int64) []float64 {
-	passed := max((r.Begin(t, now, 0)-r.Begin(t, ts, 0))/t.Step, 0)
+	passed := max((t.step(now, 0)-t.step(ts, 0))/t.Step, 0)
 	if passed > int64(r.Slices) {
 		return totalsOf(0)
 	}
@@ -267,10 +267,10 @@ func (r Sliding) rebinned(t Terms, totals []float64, length, ts, latest int64) (
 	if length == t.Step {
 		return totals, ts
 	}
-	newest, most := r.Begin(t, min(endOf(t, ts, length, 0), latest), 0), int64(r.Slices)+1
+	newest, most := t.step(min(endOf(t, ts, length, 0), latest), 0), int64(r.Slices)+1
 	binned := make([]float64, 2, most+1)
 	for i := range totals[1:] {
-		bin := (newest - r.Begin(t, min(endOf(t, ts, length, i), latest), 0)) / t.Step
+		bin := (newest - t.step(min(endOf(t, ts, length, i), latest), 0)) / t.Step
 		if bin >= most {
 			break
 		}

@@ -22,35 +22,16 @@ func PhaseOf(start, step int64) int64 {
 // Begin returns the instant at which the step that holds now began, and for instants before the first step when
 // that will. A step that had begun before the terms did begins with them.
 func (t *Terms) Begin(now int64) int64 {
-	begin := t.Kind.Begin(*t, now, 0)
+	begin := t.step(now, 0)
 	if t.Eras == nil {
 		return begin
 	}
 	return max(begin, t.Eras.since(t.Era))
 }
 
-// On returns the terms with the steps of an instant. Another era may be in effect then: see At.
-func (t Terms) On(now int64) Terms { return t.Kind.On(t, now) }
-
-// Begin implements Kind. For instants before the first step it counts from that.
-func (Steps) Begin(t Terms, at, n int64) int64 {
-	return t.Phase + (at-t.Phase)/t.Step*t.Step + n*t.Step
-}
-
-// Between implements Kind. An instant inside a step counts as its begin.
-func (Steps) Between(t Terms, from, until int64) int64 {
-	return (max(t.Begin(until)-from, 0) + t.Step - 1) / t.Step
-}
-
-// On implements Kind: the steps are the same at each instant.
-func (Steps) On(t Terms, _ int64) Terms { return t }
-
-// Span implements Kind.
-func (Steps) Span(Terms) (since, until int64) { return math.MinInt64, math.MaxInt64 }
-
 // Tokens implements Kind. Nothing arrives before TS, so a clock that steps back takes nothing away.
 func (k Steps) Tokens(t Terms, s State, now int64) float64 {
-	return k.after(&t, s, t.Kind.Between(t, s.TS, now))
+	return k.after(&t, s, t.between(s.TS, now))
 }
 
 // after returns the tokens s has grown to when n more steps have begun. The conversions keep the compiler
@@ -76,7 +57,7 @@ func (Steps) written(t *Terms, s State, now int64, value, capacity float64) Stat
 
 // Wait implements Kind.
 func (k Steps) Wait(t Terms, s State, now int64, cost, lowest float64) time.Duration {
-	elapsed := t.Kind.Between(t, s.TS, now)
+	elapsed := t.between(s.TS, now)
 	enough := func(n int64) bool { return k.after(&t, s, n)-cost >= lowest }
 	if enough(elapsed) {
 		return 0
@@ -87,7 +68,7 @@ func (k Steps) Wait(t Terms, s State, now int64, cost, lowest float64) time.Dura
 	if n == limit {
 		return time.Duration(Horizon) * time.Microsecond
 	}
-	return time.Duration(min(t.Kind.Begin(t, s.TS, n)-now, Horizon)) * time.Microsecond
+	return time.Duration(min(t.step(s.TS, n)-now, Horizon)) * time.Microsecond
 }
 
 // FixClock implements Kind. It keeps the value, and credits no time.
@@ -135,8 +116,8 @@ func (Steps) CreditUntil(t Terms, taken int64) int64 {
 	if t.Step <= 1 {
 		return math.MaxInt64
 	}
-	begin, since := t.Kind.Begin(t, taken, 0), t.Eras.since(t.Era)
-	if begin < since && t.Kind.Begin(t, taken, 1) > since { // the terms began in this window
+	begin, since := t.step(taken, 0), t.Eras.since(t.Era)
+	if begin < since && t.step(taken, 1) > since { // the terms began in this window
 		return since
 	}
 	return begin
@@ -148,8 +129,13 @@ func (Steps) Statement() Statement { return StepStatement }
 // IsPlain implements Kind.
 func (Steps) IsPlain(Terms, State, int64) bool { return true }
 
-// Pruning implements Kind.
-func (Steps) Pruning(t Terms) Terms { return t }
+// Pruning implements Kind. Its steps are longer than any of the Windows.
+func (Steps) Pruning(t Terms) Terms {
+	if t.Windows != nil {
+		t.Windows, t.Step = nil, t.Step+longer
+	}
+	return t
+}
 
 // Owes implements Kind.
 func (Steps) Owes() bool { return true }

@@ -98,7 +98,10 @@ func TestFixClock(t *testing.T) {
 // TestAWrongClock promises that what a clock did that was ahead delays tokens by at most a period and a minute, and that a reset ends it.
 func TestAWrongClock(t *testing.T) {
 	t.Parallel()
-	monthly := bucket.Calendar{Months: 1, First: 1, Month: 1, Zone: time.UTC}
+	months := &listed{}
+	for i := -9; i < 9; i++ {
+		months.begins = append(months.begins, time.UnixMicro(opening).UTC().AddDate(0, i, 1-time.UnixMicro(opening).UTC().Day()).UnixMicro())
+	}
 	for name, c := range map[string]struct {
 		terms  bucket.Terms
 		period time.Duration
@@ -106,7 +109,7 @@ func TestAWrongClock(t *testing.T) {
 		"TokenBucket":   {buckettest.TokenBucket(10, time.Minute, 10), time.Minute},
 		"Sharded":       {buckettest.Over(buckettest.FixedWindow(16, time.Hour, 16, opening), 4), time.Hour},
 		"FixedWindow":   {buckettest.FixedWindow(10, 30*24*time.Hour, 10, opening), 30 * 24 * time.Hour},
-		"Calendar":      {bucket.Terms{Kind: monthly, Capacity: 10, Rate: 10, Shards: 1}.On(opening), 31 * 24 * time.Hour},
+		"Windows":       {bucket.Terms{Kind: bucket.Steps{}, Windows: months, Capacity: 10, Rate: 10, Steps: 1, Shards: 1}, 31 * 24 * time.Hour},
 		"SlidingWindow": {slidingTerms(10, 6*time.Hour.Microseconds(), 4), 30 * time.Hour}, // and a slice
 	} {
 		for _, ahead := range []time.Duration{time.Second, time.Minute, time.Minute + time.Second, time.Hour, 20 * 24 * time.Hour, 40 * 24 * time.Hour, 5000 * time.Hour} {

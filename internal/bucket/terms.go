@@ -47,7 +47,9 @@ type Terms struct {
 	OfRow      bool    // whether they are of one of the rows that a bucket is spread over
 	Shards     int32   // the rows a bucket is spread over
 	Prefetch   int64   // how long a process may keep tokens that it took ahead, in microseconds; 0: it takes none
-	run        Run     // the windows that Step and Phase are of, if the Kind is a Calendar
+
+	Windows      Windows // windows whose lengths differ; nil: all are a Step long
+	since, until int64   // the span of Step and Phase, if there are Windows
 
 	Era  int32  // which of the Eras they are
 	Eras *Eras  // the terms that hold at other instants; nil: these hold at all

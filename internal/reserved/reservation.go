@@ -56,7 +56,7 @@ type Reserved struct {
 	Steps, Lowest   float64
 	StepUs, PhaseUs int64
 	Shards          int32
-	Calendar        string // the stored form
+	Calendar        string // the stored form of the Windows
 	PaidUs          int64  // from then on the bucket owes nothing for the reservation
 
 	// Owed is what the bucket owed after the reservation took from it, for the reservation and for those before it.
@@ -100,14 +100,17 @@ func NewReserved(key bucket.Key, plan string, cost, price float64, t *bucket.Ter
 // setTerms sets the terms under which the bucket was taken from.
 func (b *Reserved) setTerms(t *bucket.Terms) {
 	b.Capacity, b.Rate, b.Steps, b.Lowest = t.Capacity, t.Rate, t.Steps, -t.MaxOwed
-	b.StepUs, b.PhaseUs, b.Shards, b.Calendar = t.Step, t.Phase, t.Shards, calendarText(t.Kind)
+	b.StepUs, b.PhaseUs, b.Shards, b.Calendar = t.Step, t.Phase, t.Shards, ""
+	if t.Windows != nil {
+		b.Calendar = t.Windows.String()
+	}
 }
 
-// Terms returns the terms under which the bucket was taken from.
+// Terms returns the terms under which the bucket was taken from, without their Windows.
 func (b *Reserved) Terms() bucket.Terms {
 	return bucket.Terms{
-		Kind: kindOf(b.Calendar), Capacity: b.Capacity, Rate: b.Rate, Steps: b.Steps, Step: b.StepUs, Phase: b.PhaseUs, Shards: b.Shards,
-		MaxOwed: -b.Lowest, Reserves: true,
+		Kind: bucket.Steps{}, Capacity: b.Capacity, Rate: b.Rate, Steps: b.Steps, Step: b.StepUs, Phase: b.PhaseUs,
+		Shards: b.Shards, MaxOwed: -b.Lowest, Reserves: true,
 	}
 }
 
@@ -169,17 +172,18 @@ func (r *Reservation) Charge(amounts []float64) store.Charge {
 //	Owed      = paid in windows 1 to n, of which the n-th begins at PaidUs
 //	paidSince = min(Cost, Capacity - (k * tokens of a window - Owed)) in window k
 func (b *Reserved) paidSince(now int64) float64 {
-	t := b.Terms().At(now)
+	t := b.Terms()
 	if b.Owed == 0 || t.Step <= 1 || b.Now.Step <= 1 { // tokens of a token bucket, before or now, belong to no window
 		return b.Cost
 	}
 	each := t.Rate / t.Steps
 	windows := math.Ceil(b.Owed / each)
-	left := float64(t.Kind.Between(t, now, b.PaidUs)) // after the window of now
+	// The windows left begin after the window of now. If their lengths differ, the reservation reached into only one.
+	left := math.Ceil(float64(b.PaidUs-now) / float64(t.Step))
 	if left >= windows {
 		return b.Cost // none of them has begun
 	}
-	return min(b.Cost, t.Capacity+b.Owed-(windows-left)*each)
+	return min(b.Cost, t.Capacity+b.Owed-(windows-max(left, 0))*each)
 }
 
 // reopen moves a reservation whose costs were taken again, under the terms that its limits have now, to the instant at

@@ -1,14 +1,12 @@
 package reserved
 
 import (
-	"strings"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
-	"github.com/pgratelimit/pgratelimit/internal/store"
 )
 
 // opening is the instant at which the tests decide.
@@ -48,17 +46,6 @@ func TestReadyWorkHasNoStoredReservation(t *testing.T) {
 	require.Nil(t, keep.Record(asks, answers))
 	keep.NotBefore = opening + 1
 	require.NotNil(t, keep.Record(asks, answers))
-}
-
-// A reservation of a calendar whose zone this program does not know has windows of the length that is stored.
-func TestTermsInAnUnknownZone(t *testing.T) {
-	t.Parallel()
-	day := bucket.Terms{Capacity: 10, Rate: 10, Steps: 1, Step: 86_400_000_000, Kind: bucket.Calendar{Zone: store.Zone("Europe/Berlin"), Days: 1}}
-	b := &record(t, Keeping{}, []bucket.Ask{{Terms: day}}, []bucket.Answer{{Allowed: true}}).Buckets[0]
-	require.Equal(t, day.Kind, b.Terms().Kind)
-	b.Calendar = strings.Replace(b.Calendar, "Berlin", "Atlantis", 1)
-	require.Equal(t, bucket.Steps{}, b.Terms().Kind)
-	require.Equal(t, day.Step, b.Terms().Step)
 }
 
 // row is a row that was scanned from the parameters of the statement that saved it.

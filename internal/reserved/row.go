@@ -1,12 +1,7 @@
 package reserved
 
 import (
-	"fmt"
-
 	"github.com/jackc/pgx/v5"
-
-	"github.com/pgratelimit/pgratelimit/internal/bucket"
-	"github.com/pgratelimit/pgratelimit/internal/store"
 )
 
 // column is an array in the row of a reservation, with an element for each bucket.
@@ -109,27 +104,4 @@ func (r *Reservation) scan(row pgx.Row) error {
 		c.spread(r.Buckets)
 	}
 	return nil
-}
-
-// calendarText returns the stored form of a calendar, and "" for another kind.
-func calendarText(k bucket.Kind) string {
-	c, is := k.(bucket.Calendar)
-	if !is {
-		return ""
-	}
-	return fmt.Sprintf("%d %d %d %d %s", c.Days, c.Months, c.Month, c.First, c.Zone)
-}
-
-// kindOf returns a calendar from its stored form. Without one, or if this program does not know the time zone, it returns steps:
-// windows of the stored length.
-func kindOf(text string) bucket.Kind {
-	var c bucket.Calendar
-	var zone string
-	if _, err := fmt.Sscanf(text, "%d %d %d %d %s", &c.Days, &c.Months, &c.Month, &c.First, &zone); err != nil || c.Days+c.Months == 0 {
-		return bucket.Steps{}
-	}
-	if c.Zone = store.Zone(zone); c.Zone == nil {
-		return bucket.Steps{}
-	}
-	return c
 }

@@ -33,7 +33,7 @@ func mechanisms() []mechanism {
 		{
 			"kinds",
 			[]string{
-				"internal/bucket/steps.go", "internal/bucket/calendar.go", "internal/bucket/concurrent.go", "internal/bucket/sliding.go",
+				"internal/bucket/steps.go", "internal/bucket/windows.go", "internal/bucket/concurrent.go", "internal/bucket/sliding.go",
 				"internal/store/parts.go", "ratelimit/concurrency.go", "ratelimit/hold.go", "ratelimit/lease.go",
 				"ratelimit/slidingwindow.go", // and the package internal/slots
 			},
@@ -80,9 +80,9 @@ func mechanisms() []mechanism {
 		{
 			"calendars",
 			[]string{
-				"internal/bucket/calendar*.go", "ratelimit/calendarwindow.go",
+				"internal/bucket/windows.go", "ratelimit/calendarwindow.go",
 			},
-			words(`Calendar|[cC]alendars|isCalendar|CalendarWindow`),
+			words(`Calendar|[cC]alendars|calendar|CalendarWindow|Windows`),
 		},
 		{
 			"refusalcache",

@@ -1,0 +1,66 @@
+package bucket
+
+import "fmt"
+
+// Windows are numbered windows whose lengths differ, such as months. Equal windows are equal values.
+type Windows interface {
+	// Begin returns the instant at which a window begins. A window that is left out begins with the next one.
+	Begin(i int64) int64
+	// Index returns the number of the window that holds an instant.
+	Index(at int64) int64
+	// String returns the stored form.
+	fmt.Stringer
+}
+
+const (
+	// lookBack is the most windows that Step and Phase cover. Rows of earlier ones are decided under their lock.
+	lookBack = 4
+	// longer is more than one of the Windows is longer than another, in microseconds.
+	longer = 4 * 24 * 3600 * 1e6
+)
+
+// On returns the terms with the Step and the Phase of an instant, and the span in which these are as exact as the Windows.
+// Another era may be in effect at the instant: see At.
+//
+// Three begins are enough: of the window before, of this one and of the next. In steps of the length of the one before, the
+// span begins with that, and ends with this one. Only if this one is longer, its rest has a span of its own.
+func (t Terms) On(at int64) Terms {
+	if t.covers(at) {
+		return t
+	}
+	i := t.Windows.Index(at)
+	before, begin, end := t.Windows.Begin(i-1), t.Windows.Begin(i), t.Windows.Begin(i+1)
+	if t.Step = begin - before; at >= begin+t.Step {
+		t.since, t.until, t.Step = begin, end, end-begin
+	} else {
+		t.since, t.until = before, min(begin+t.Step, end)
+		for n := int64(2); n < lookBack && t.Windows.Begin(i-n) == t.since-t.Step; n++ {
+			t.since -= t.Step
+		}
+	}
+	t.Phase = PhaseOf(t.since, t.Step)
+	return t
+}
+
+// covers reports whether Step and Phase hold at an instant.
+func (t *Terms) covers(at int64) bool { return t.Windows == nil || at >= t.since && at < t.until }
+
+// step returns the begin of the n-th step after the step of an instant. For instants before the first step it counts from
+// that.
+func (t *Terms) step(at, n int64) int64 {
+	if t.covers(at) {
+		if begin := t.Phase + (at-t.Phase)/t.Step*t.Step + n*t.Step; t.covers(begin) {
+			return begin
+		}
+	}
+	return t.Windows.Begin(t.Windows.Index(at) + n)
+}
+
+// between returns how many steps begin after one instant and up to another. An instant inside a step counts as its begin,
+// and a step that an era cut begins with the era.
+func (t *Terms) between(from, until int64) int64 {
+	if t.covers(from) && t.covers(until) {
+		return (max(t.Begin(until)-from, 0) + t.Step - 1) / t.Step
+	}
+	return max(t.Windows.Index(until)-t.Windows.Index(from), 0)
+}
