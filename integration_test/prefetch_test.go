@@ -12,15 +12,16 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/integration_test/internal/atonce"
+	"github.com/pgratelimit/pgratelimit/prefetch"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
 // hotLimit is a limit that gains hardly any tokens during a test, so that the test can count admissions.
 func hotLimit(name string, capacity float64) ratelimit.Limit {
-	return ratelimit.Define(name, ratelimit.TokenBucket{Rate: 1, Period: ratelimit.Day, Capacity: capacity, Prefetch: time.Minute})
+	return ratelimit.Define(name, ratelimit.TokenBucket{Rate: 1, Period: ratelimit.Day, Capacity: capacity})
 }
 
-// Locked rows do not delay prefetched tokens of another row, and their own tokens come back when they are free.
+// Locked rows do not delay the prefetched tokens of other rows, which come back. Close returns what is left.
 func TestPrefetchedTokensReturnDespiteLockedRows(t *testing.T) {
 	t.Parallel()
 	for name, setup := range map[string]func(*testing.T) *bundle{
@@ -31,76 +32,43 @@ func TestPrefetchedTokensReturnDespiteLockedRows(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			const held, takes, free = 8, 100, "free"
-			b, now, lost := setup(t), &clock{}, atomic.Bool{}
-			now.set(clockNoon)
-			limit := ratelimit.Define("ahead", ratelimit.TokenBucket{Rate: 1, Period: ratelimit.Day, Capacity: 1000, Prefetch: time.Second})
-			limiter := b.with(t, ratelimit.Config{AsOf: now.now, Observer: observing(func(event ratelimit.Event) {
-				if e, is := event.(ratelimit.Prefetched); is && e.Lost > 0 {
-					lost.Store(true)
-				}
-			})})
+			b, limit := setup(t), hotLimit("ahead", 1000)
+			hot, err := prefetch.New(b.limiter, prefetch.Config{Limits: prefetch.Limits{limit: {For: time.Hour}}})
+			require.NoError(t, err)
 			keys := []string{free}
 			for n := range held {
 				keys = append(keys, fmt.Sprint("held", n))
 			}
 			for _, key := range keys {
 				for range takes {
-					_, err := limiter.Take(t.Context(), limit.For(key))
-					require.NoError(t, err)
+					require.NoError(t, hot.Require(t.Context(), limit.For(key)))
 				}
-				require.Less(t, b.held(t, "ahead", key), limit.Capacity()-takes-1, "some are prefetched")
+				require.Less(t, b.held(t, "ahead", key), 1000.0-takes-1, "some are prefetched")
 			}
 			holder := b.begin(t, "")
 			for _, key := range keys[1:] {
 				_, err := b.limiter.WithTx(holder).Take(t.Context(), limit.For(key))
 				require.NoError(t, err)
 			}
-			now.set(now.now().Add(time.Second))
-			comesBack := func(keys ...string) {
-				for _, key := range keys {
-					eventually(t, "the prefetched tokens come back", func() bool {
-						now.set(now.now().Add(100 * time.Millisecond))
-						return b.held(t, "ahead", key) > limit.Capacity()-takes-0.5
-					})
-				}
-			}
-			comesBack(free)
+			require.NoError(t, hot.Close(t.Context()))
+			require.InDelta(t, 1000-takes, b.held(t, "ahead", free), 0.5)
 			require.NoError(t, holder.Rollback(t.Context()))
-			comesBack(keys...)
-			require.NoError(t, limiter.Close(t.Context()))
-			require.False(t, lost.Load())
+			for _, key := range keys {
+				require.Less(t, b.held(t, "ahead", key), 1000-takes+0.5, "nothing is returned twice")
+			}
 		})
 	}
 }
 
-// Reset, Charge and Close return prefetched tokens to the row first.
-func TestResetChargeAndCloseReturnPrefetchedTokens(t *testing.T) {
-	t.Parallel()
-	b := setup(t)
-	for name, test := range map[string]struct {
-		call func(*ratelimit.Limiter, ratelimit.Request) error
-		left float64
-	}{
-		"Reset":  {func(l *ratelimit.Limiter, r ratelimit.Request) error { return l.Reset(t.Context(), r) }, 1000},
-		"Charge": {func(l *ratelimit.Limiter, r ratelimit.Request) error { return l.Charge(t.Context(), r.Cost(10)) }, 890},
-		"Close":  {func(l *ratelimit.Limiter, _ ratelimit.Request) error { return l.Close(t.Context()) }, 900},
-	} {
-		limiter, request := b.with(t, ratelimit.Config{}), hotLimit("change", 1000).For(name)
-		for range 100 {
-			takeOne(t, limiter, request)
-		}
-		require.Less(t, b.held(t, "change", name), 899.0, "some are prefetched")
-		require.NoError(t, test.call(limiter, request), name)
-		require.InDelta(t, test.left, b.held(t, "change", name), 1, name)
-	}
-}
-
-// With all verbs at once, no call waits for ever, also while the Limiter closes.
+// With all verbs at once, no call waits for ever, also while both Limiters close.
 func TestPrefetchWithEveryCallAtOnce(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	limiter := b.with(t, ratelimit.Config{RefusalCache: 100})
 	limits := []ratelimit.Limit{hotLimit("at.once", 5000), hotLimit("at.once", 3000), hotLimit("at.once.too", 500)}
+	kept := prefetch.Terms{For: time.Minute}
+	hot, err := prefetch.New(limiter, prefetch.Config{Limits: prefetch.Limits{limits[0]: kept, limits[1]: kept, limits[2]: kept}})
+	require.NoError(t, err)
 	var calls atomic.Int64
 	var closed sync.WaitGroup
 	require.NoError(t, atonce.Do(8, func(n int) error {
@@ -115,14 +83,14 @@ func TestPrefetchWithEveryCallAtOnce(t *testing.T) {
 			case 30:
 				err = limiter.Credit(t.Context(), request.Cost(3))
 			case 40:
-				_, err = limiter.Take(t.Context(), limits[0].For("0"), limits[2].For("1"))
+				_, err = hot.Take(t.Context(), limits[0].For("0"), limits[2].For("1"))
 			default:
 				ctx, cancel := context.WithTimeout(t.Context(), time.Duration(i%7+1)*10*time.Millisecond)
-				_, err = limiter.Take(ctx, request.Cost(float64(1+i%3)))
+				_, err = hot.Take(ctx, request.Cost(float64(1+i%3)))
 				cancel()
 			}
 			if calls.Add(1) == 2000 {
-				closed.Go(func() { _ = limiter.Close(t.Context()) })
+				closed.Go(func() { _ = hot.Close(t.Context()); _ = limiter.Close(t.Context()) })
 			}
 			if err != nil && !errors.Is(err, ratelimit.ErrClosed) && !errors.Is(err, context.DeadlineExceeded) {
 				return err
@@ -131,5 +99,6 @@ func TestPrefetchWithEveryCallAtOnce(t *testing.T) {
 		return nil
 	}))
 	closed.Wait()
+	require.NoError(t, hot.Close(t.Context()))
 	require.NoError(t, limiter.Close(t.Context()))
 }

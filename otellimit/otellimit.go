@@ -29,7 +29,6 @@
 //	ratelimit.rules.count          {rule}     how many there are, by kind: rules, overrides, and kept, which cannot be read
 //	ratelimit.plans_without_rule   {plan}     plans of requests without a stored rule although others have one, each once
 //	ratelimit.price                {price}    price of a token of the key whose price has changed last, of adaptive limits
-//	ratelimit.prefetched           {token}    tokens that were prefetched, returned and lost
 //
 // Their attributes, each of few values; there is never a key:
 //
@@ -42,8 +41,7 @@
 //	                       or failed. Of
 //	                       answers: what ratelimit.Answered lists, such as refused, failed_open and bad_key, preceded by
 //	                       shadow_ for a limit that is not enforced. Of loads: loaded, kept (some cannot be read) or failed.
-//	                       Of leases: renewed, released or lost (it was not held any more). Of
-//	                       tokens prefetched: taken, returned or lost; the difference was given out, or is still kept
+//	                       Of leases: renewed, released or lost (it was not held any more)
 //	ratelimit.set          rules, overrides or kept
 //	ratelimit.route        what the guard is in front of
 //	ratelimit.kind         token_bucket, fixed_window, sliding_window, calendar_window or concurrency; for an adaptive limit the

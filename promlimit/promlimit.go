@@ -33,7 +33,6 @@
 //	ratelimit_rules{set}                                            how many there are: rules, overrides, and kept, which cannot be read
 //	ratelimit_plans_without_rule_total{limit}                        plans of requests without a stored rule although others have one, each once
 //	ratelimit_price{limit}                                           price of a token of the key whose price has changed last
-//	ratelimit_prefetched_tokens_total{limit,result}                  tokens that were prefetched, returned and lost
 //
 // Each label has few values, and there is never a key:
 //
@@ -46,8 +45,7 @@
 //	            transactions: committed, rolled_back (by its own error), contended, cancelled or failed. Of answers: what
 //	            ratelimit.Answered lists, such as refused, failed_open and bad_key, preceded by shadow_ for a limit that
 //	            is not enforced. Of loads: loaded, kept (some cannot be read) or failed. Of leases: renewed, released
-//	            or lost (it was not held any more). Of tokens prefetched: taken, returned or lost; the difference was given
-//	            out, or is still kept
+//	            or lost (it was not held any more)
 //	set         rules, overrides or kept
 //	route       what the guard is in front of, up to Config.MaxNames of them
 //	kind        token_bucket, fixed_window, sliding_window, calendar_window or concurrency, for an adaptive limit the kind of

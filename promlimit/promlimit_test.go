@@ -88,8 +88,6 @@ func story() []ratelimit.Event {
 		ratelimit.RulesChecked{Version: 7},
 		ratelimit.PlanWithoutRule{Limit: "perUser", Plan: "entreprise"},
 		ratelimit.PriceChanged{Limit: "perUser", Before: 1, Price: 2.5},
-		ratelimit.Prefetched{Limit: "perUser", Taken: 12},
-		ratelimit.Prefetched{Limit: "perUser", Returned: 3, Lost: 1},
 		struct{ ratelimit.Event }{}, // of a later version
 	}
 }

@@ -117,9 +117,6 @@ func (p Adaptive) compile() (bucket.Terms, error) {
 		return bucket.Terms{}, fmt.Errorf("its Epoch is %v; it must be from %v to 1h, or 0 for %v", p.Epoch, minEpoch, defaultEpoch)
 	}
 	t, err := p.Contract.compile()
-	if err == nil && t.Prefetch != 0 {
-		err = errors.New("it has a Prefetch, and prefetched tokens cannot follow the price; leave that out")
-	}
 	if err != nil {
 		return bucket.Terms{}, fmt.Errorf("its Contract cannot be used: %w", err)
 	}

@@ -141,14 +141,6 @@ func TestAllocations(t *testing.T) { //nolint:paralleltest // what others alloca
 		measure("Refusal", 7, take(&answering{rows: oneRow{value: 0.5}}, Config{NoBatching: true, Refused: refused}), false)
 	}
 	require.Greater(t, told, 2000)
-	hot := Define("hot", TokenBucket{Rate: 1e6, Period: time.Second, Capacity: 1e12, Prefetch: time.Hour})
-	keeping, err := New(&answering{rows: oneRow{allowed: true, value: 1e12}}, Config{})
-	require.NoError(t, err)
-	for range 4 { // so the prefetch holds at least as many tokens
-		_, err := keeping.Take(t.Context(), hot.For("alice").Cost(1e10))
-		require.NoError(t, err)
-	}
-	measure("Prefetched", 2, func() (Decision, error) { return keeping.Take(t.Context(), hot.For("alice")) }, true)
 	measure("Take", 7, take(&answering{rows: oneRow{allowed: true, value: 5}}, Config{}), true)
 	measure("TakeWithoutBatching", 7, take(&answering{rows: oneRow{allowed: true, value: 5}}, Config{NoBatching: true}), true)
 	t.Run("TakeInBatches", func(t *testing.T) {

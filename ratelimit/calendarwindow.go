@@ -70,7 +70,7 @@ func (p CalendarWindow) String() string {
 	case day != 1:
 		text += fmt.Sprintf(" from day %d on", day)
 	}
-	return text + describeRest(p.MaxReserved, 1, 0)
+	return text + describeRest(p.MaxReserved, 1)
 }
 
 // zone returns the time zone's name.

@@ -32,10 +32,9 @@ type call struct {
 	change  func(context.Context, *store.Session) error // the change of a verb that does not decide; nil: the verb decides
 	untold  bool                                        // whether the decision is not reported to the Observer
 	quiet   bool                                        // whether a refusal is not reported, because the verb goes on
-	recalls bool                                        // whether the call may be answered from memory
+	recalls bool                                        // whether the refusal cache may refuse the call
 
-	from   source
-	states []State // the states of its buckets, if the answer is not from the database
+	states []State // the states of its buckets, if the refusal cache has refused it
 	at     int64   // the time of that decision
 
 	began time.Time // set if an Observer needs the duration
@@ -51,8 +50,8 @@ type call struct {
 // connection fails during the call, or its time ends, Take returns an error, and it is unknown whether it took the tokens. If
 // all costs are 0, Take takes and writes nothing, as Check.
 func (l *Limiter) Take(ctx context.Context, requests ...Request) (Decision, error) {
-	if len(requests) == 1 && l != nil && l.pool != nil && (l.cache != nil || !l.ahead.IsEmpty()) {
-		if d, known := recallOne(ctx, l, &requests[0]); known {
+	if len(requests) == 1 && l != nil && l.pool != nil && l.cache != nil {
+		if d, refused := recallOne(ctx, l, &requests[0]); refused {
 			return d, nil
 		}
 	}
@@ -61,7 +60,7 @@ func (l *Limiter) Take(ctx context.Context, requests ...Request) (Decision, erro
 		return Decision{}, err
 	}
 	c.Look = c.plan.costless // nothing to write
-	c.recalls = !c.Look && l.pool != nil && (l.cache != nil || c.Asks[0].Terms.Prefetch != 0) && c.plan.isPlain()
+	c.recalls = l.cache != nil && l.pool != nil && !c.Look && c.plan.isPlain()
 	return doOnce(ctx, l, c)
 }
 
@@ -202,7 +201,7 @@ func doOnce(ctx context.Context, l *Limiter, c *call) (Decision, error) {
 	d, err := l.do(ctx, c)
 	switch {
 	case err != nil:
-	case c.from != fromDatabase: // no batch uses it
+	case c.isRecalled(): // no batch uses it
 		c.Free()
 	case c.Owner != nil:
 		c.Done()
@@ -242,9 +241,9 @@ func (l *Limiter) do(ctx context.Context, c *call) (d Decision, err error) {
 	}
 	c.touchPrices(ctx, l)
 	if c.recalls {
-		c.states, c.at, c.from = recall(l, c.Asks, c.plan.of)
+		c.states, c.at = recall(l, c.Asks, c.plan.of)
 	}
-	if c.from == fromDatabase {
+	if !c.isRecalled() {
 		err = c.runInMode(ctx, l)
 	}
 	if err == nil && c.plan.ruled && c.change == nil {
@@ -254,7 +253,7 @@ func (l *Limiter) do(ctx context.Context, c *call) (d Decision, err error) {
 		return Decision{}, c.failed(ctx, l, err)
 	}
 	switch {
-	case c.from != fromDatabase:
+	case c.isRecalled():
 		d = c.plan.decision(c.states, c.at)
 	case c.change == nil:
 		d = c.plan.decide(c.Answers)
@@ -315,19 +314,17 @@ func (c *call) run(ctx context.Context, l *Limiter) error {
 	}
 	switch {
 	case c.change != nil:
-		if c.Verb != "credit_taken" { // a credit is about used tokens only
-			l.ahead.GiveUp(ctx, c.Asks, l.pool == nil)
-		}
 		ctx, cancel := l.config.bounded(ctx)
 		defer cancel()
 		return l.session.Change(ctx, c.Verb, c.change)
 	case l.pool == nil:
 		return l.session.Decide(ctx, &c.Call)
-	case c.recalls || l.cache != nil:
-		return c.remember(ctx, l)
 	}
-	return l.batcher.Do(ctx, c.Queueable())
+	return c.sendNoting(ctx, l)
 }
+
+// isRecalled reports whether the refusal cache has refused the call.
+func (c *call) isRecalled() bool { return c.states != nil }
 
 // isRejected reports whether the batcher rejects the call, so that the gate needs to send nothing for it.
 func (c *call) isRejected(l *Limiter) bool {

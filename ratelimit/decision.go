@@ -74,10 +74,6 @@ type State struct {
 	// Borrowed reports whether the tokens came from the pool of a [Borrow], because the bucket had too few. Then nothing was
 	// taken from the bucket. It is set only in the first of the two states of such a request.
 	Borrowed bool
-	// Prefetched reports whether the call took tokens that this process had prefetched; see TokenBucket.Prefetch. Remaining,
-	// ResetAfter and Value are then estimates: the tokens that this process still has, plus the tokens of the row when it was
-	// last read and the tokens that have arrived since. They do not include tokens that other processes have taken meanwhile.
-	Prefetched bool
 	// NotAsked reports whether the bucket was not read. Reasons: the limit is Off, a limit of the call is paused, or the limit is in
 	// Shadow and can never give the cost. Value is then the zero Value.
 	NotAsked bool

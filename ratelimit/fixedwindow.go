@@ -1,7 +1,6 @@
 package ratelimit
 
 import (
-	"errors"
 	"fmt"
 	"time"
 
@@ -30,13 +29,6 @@ type FixedWindow struct {
 	Start time.Time
 	// Shards is the number of rows, as in [TokenBucket].
 	Shards int
-	// Prefetch is the maximum time for which a process keeps prefetched tokens, as in [TokenBucket]: whole microseconds, from
-	// 1ms to 1h, and at most the Period. Defaults to 0: no prefetch.
-	//
-	// The bounds of FixedWindow still hold exactly over all processes, and the row holds the full Capacity. Tokens can be used
-	// only in the window in which they were taken from the row, by the database's clock. Tokens that are returned in that
-	// window count as never taken. Later they are lost and do not roll over.
-	Prefetch time.Duration
 }
 
 // String returns the policy as text, such as "100 per hour (fixed window)".
@@ -45,7 +37,7 @@ func (p FixedWindow) String() string {
 	if !p.Start.IsZero() {
 		text += ", one starts at " + p.Start.UTC().Format(time.RFC3339Nano)
 	}
-	return text + ")" + describeRest(p.MaxReserved, p.Shards, p.Prefetch)
+	return text + ")" + describeRest(p.MaxReserved, p.Shards)
 }
 
 func (p FixedWindow) compile() (bucket.Terms, error) {
@@ -54,11 +46,6 @@ func (p FixedWindow) compile() (bucket.Terms, error) {
 		return bucket.Terms{}, err
 	}
 	t.Step, t.Steps = p.Period.Microseconds(), 1
-	if p.Prefetch != 0 {
-		if t, err = p.prefetched(t); err != nil {
-			return bucket.Terms{}, err
-		}
-	}
 	if p.Start.IsZero() {
 		t.PhaseByKey = true
 		return t, nil
@@ -70,21 +57,6 @@ func (p FixedWindow) compile() (bucket.Terms, error) {
 	return t, nil
 }
 
-// prefetched returns the terms of windows with a Prefetch.
-func (p FixedWindow) prefetched(t bucket.Terms) (bucket.Terms, error) {
-	if err := checkPrefetch(p.Prefetch, p.Shards); err != nil {
-		return bucket.Terms{}, err
-	}
-	if p.Prefetch > p.Period {
-		return bucket.Terms{}, fmt.Errorf("its Prefetch is %v, and its windows end after %v; it must be that or less", p.Prefetch, p.Period)
-	}
-	if t.Capacity == 0 {
-		return bucket.Terms{}, errors.New("it has a Prefetch and the Capacity None, which leaves nothing to prefetch; leave one of them out")
-	}
-	t.Prefetch = p.Prefetch.Microseconds()
-	return t, nil
-}
-
 // fixedText is a FixedWindow as text.
 type fixedText struct {
 	bucketText
@@ -93,7 +65,7 @@ type fixedText struct {
 
 func (p FixedWindow) text() policyText {
 	return &fixedText{bucketText{
-		KindFixedWindow, p.Rate, span(p.Period), amountOf(p.Capacity, p.Rate), owedOf(p.MaxReserved), without(p.Shards, 1), span(p.Prefetch),
+		KindFixedWindow, p.Rate, span(p.Period), amountOf(p.Capacity, p.Rate), owedOf(p.MaxReserved), without(p.Shards, 1),
 	}, instantText{p.Start}}
 }
 
@@ -104,7 +76,7 @@ func (t *fixedText) policy() (Policy, error) {
 	}
 	b := p.(TokenBucket)
 	return FixedWindow{
-		Rate: b.Rate, Period: b.Period, Capacity: b.Capacity, MaxReserved: b.MaxReserved, Shards: b.Shards, Prefetch: b.Prefetch, Start: t.Start.Time,
+		Rate: b.Rate, Period: b.Period, Capacity: b.Capacity, MaxReserved: b.MaxReserved, Shards: b.Shards, Start: t.Start.Time,
 	}, nil
 }
 

@@ -109,8 +109,7 @@ func (l Limit) Policy() Policy {
 	return policy
 }
 
-// Capacity returns the maximum number of tokens of the limit, which is also the largest cost that Take accepts. For a
-// [TokenBucket] with Prefetch this is less than the Capacity of the policy, by the tokens that arrive within Prefetch.
+// Capacity returns the maximum number of tokens of the limit, which is also the largest cost that Take accepts.
 func (l Limit) Capacity() float64 { return l.definition().terms.Capacity }
 
 // String returns the name and the policy as text.
@@ -171,6 +170,9 @@ func (r Request) Cost(tokens float64) Request {
 	r.cost = tokens
 	return r
 }
+
+// Tokens returns the cost.
+func (r Request) Tokens() float64 { return r.cost }
 
 // Times returns the request with n times its cost.
 func (r Request) Times(n float64) Request { return r.Cost(r.cost * n) }

@@ -37,10 +37,10 @@ type wrong struct {
 // Each invalid policy gives an error that names the field and what to write.
 func TestNewLimitNamesTheInvalidField(t *testing.T) {
 	t.Parallel()
-	for _, rows := range [][]wrong{wrongNumbers(), wrongPrefetches(), wrongCalendars(), wrongPolicies()} {
+	for _, rows := range [][]wrong{wrongNumbers(), wrongCalendars(), wrongPolicies()} {
 		for _, c := range rows {
 			policies := []ratelimit.Policy{c.policy}
-			if p, ok := c.policy.(tokens); ok && p.Prefetch == 0 {
+			if p, ok := c.policy.(tokens); ok {
 				policies = append(policies, windows{Rate: p.Rate, Period: p.Period, Capacity: p.Capacity, MaxReserved: p.MaxReserved, Shards: p.Shards})
 			}
 			for _, policy := range policies {
@@ -91,24 +91,6 @@ func wrongNumbers() []wrong {
 		{tokens{Rate: 1, Period: second, Shards: 6}, "its Shards is 6" + shards},
 		{tokens{Rate: 1, Period: second, Shards: 128}, "its Shards is 128" + shards},
 		{tokens{Rate: 1, Period: second, Shards: math.MinInt}, shards},
-	}
-}
-
-func wrongPrefetches() []wrong {
-	const short = 10 * time.Millisecond
-	return []wrong{
-		{tokens{Rate: 10, Period: second, Capacity: 20, Prefetch: 1001 * time.Millisecond}, "must be 1s or less"},
-		{tokens{Rate: 10, Period: second, Prefetch: time.Microsecond}, "from 1ms to 1h"},
-		{tokens{Rate: 10, Period: second, Prefetch: -second}, "from 1ms to 1h"},
-		{tokens{Rate: 10, Period: second, Prefetch: 2*time.Millisecond + 1}, "whole microseconds"},
-		{tokens{Rate: 10, Period: second, Prefetch: short, Shards: 2}, "use one of them"},
-		{tokens{Rate: 10, Period: second, Prefetch: short, Capacity: none}, "too long"},
-		{windows{Rate: 10, Period: second, Prefetch: 1001 * time.Millisecond}, "must be that or less"},
-		{windows{Rate: 10, Period: second, Prefetch: time.Microsecond}, "from 1ms to 1h"},
-		{windows{Rate: 10, Period: second, Prefetch: short, Shards: 2}, "use one of them"},
-		{windows{Rate: 10, Period: second, Prefetch: short, Capacity: none}, "the Capacity None"},
-		{adaptive{Contract: tokens{Rate: 10, Period: second, Prefetch: short}}, "cannot follow the price"},
-		{adaptive{Contract: windows{Rate: 10, Period: second, Prefetch: short}}, "cannot follow the price"},
 	}
 }
 

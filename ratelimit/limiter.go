@@ -11,7 +11,6 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgratelimit/pgratelimit/internal/adaptive"
-	"github.com/pgratelimit/pgratelimit/internal/ahead"
 	"github.com/pgratelimit/pgratelimit/internal/arg"
 	"github.com/pgratelimit/pgratelimit/internal/batch"
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
@@ -60,7 +59,6 @@ type Limiter struct {
 	gate         *gate.Gate
 	leaving      *gate.Leaving
 	prices       *adaptive.Prices // of adaptive limits
-	ahead        *ahead.Keeper    // nil: no tokens are prefetched
 }
 
 // New returns a Limiter whose calls run on pool. It makes no connection: if the tables are missing, the first call returns
@@ -104,16 +102,13 @@ func New(pool Pool, config Config) (*Limiter, error) {
 		exchange.Busy = func() bool { return notInTx(pool) != nil }
 	}
 	l.prices = adaptive.New(pricing{background}, exchange)
-	if !l.isConnection {
-		l.ahead = ahead.New(keeping{background}, ahead.Options{MaxWaiting: config.MaxWaiting, Timeout: config.Timeout, AsOf: asOf})
-	}
 	return l, nil
 }
 
 // Close rejects new calls and waits for the calls in progress, or until ctx ends. From then on Require, Take, TakeUpTo, Check,
 // CheckReserve, Value, Reserve, Wait, Acquire and Hold return ErrClosed. Calls that end or correct something, such as Settle, Cancel,
-// Release and Credit, still work, and so do calls in transactions. Close returns prefetched tokens (TokenBucket.Prefetch), and leaves
-// the pool open. You need not close a Limiter: it returns prefetched tokens by itself within a few seconds, and keeps nothing running.
+// Release and Credit, still work, and so do calls in transactions. Close leaves the pool open. You need not close a Limiter: it keeps
+// nothing running.
 func (l *Limiter) Close(ctx context.Context) error {
 	if err := l.ready(detached(ctx), "close"); err != nil {
 		return err
@@ -121,11 +116,7 @@ func (l *Limiter) Close(ctx context.Context) error {
 	if l.pool == nil {
 		return fmt.Errorf("%w: close of a Limiter of WithTx; close the one that New returned", ErrInvalidConfig)
 	}
-	l.ahead.Shut()
 	if err := l.batcher.Close(ctx); err != nil {
-		return fmt.Errorf("ratelimit: close: %w", err)
-	}
-	if err := l.ahead.Close(ctx); err != nil {
 		return fmt.Errorf("ratelimit: close: %w", err)
 	}
 	if err := l.prices.Close(ctx); err != nil {
@@ -223,8 +214,8 @@ type Config struct {
 	// Observer receives an event for each call. Defaults to nil: no events.
 	//
 	// A panic of Observe reaches the caller, except in background work. The call, or the transaction of InTx, may have committed
-	// by then. In background work the Limiter recovers the panic and drops the event, and the work goes on. Background work takes
-	// tokens ahead and gives them back (TokenBucket.Prefetch), exchanges prices (Adaptive), and renews and releases leases.
+	// by then. In background work the Limiter recovers the panic and drops the event, and the work goes on. Background work exchanges
+	// prices (Adaptive), and renews and releases leases.
 	Observer Observer
 	// Refused is called once for each bucket that refused a Take, a Reserve or an Acquire, also if the refusal cache refused it,
 	// but not for a Check. Use it to count refusals by key: unlike the Observer, it gets the key. It runs on the caller's

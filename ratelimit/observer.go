@@ -21,8 +21,8 @@ type Observer interface {
 }
 
 // Event is one of [Decided], [Settlement], [Leased], [Failed], [Transacted], [Conflicted], [Batched], [Queued],
-// [Pruned], [Mended], [Redefined], [PlanWithoutRule], [Answered], [RulesLoaded], [RulesChecked], [PriceChanged] and
-// [Prefetched]. Ignore other events, because more may be added.
+// [Pruned], [Mended], [Redefined], [PlanWithoutRule], [Answered], [RulesLoaded], [RulesChecked] and
+// [PriceChanged]. Ignore other events, because more may be added.
 type Event interface{ event() }
 
 // Decided is a decision, allowed or refused. A failed call is a Failed.
@@ -36,7 +36,7 @@ type Decided struct {
 	// Began is the time of the call on this process's clock. Elapsed is its duration, as the caller saw it.
 	Began   time.Time
 	Elapsed time.Duration
-	// Cached reports whether the decision came from the refusal cache.
+	// Cached reports whether the decision came from memory: from the refusal cache, or from package prefetch.
 	Cached bool
 	// Pending reports whether the decision was made in a transaction that may still roll back.
 	Pending bool
@@ -213,20 +213,6 @@ type PriceChanged struct {
 	Decided bool
 }
 
-// Prefetched counts prefetched tokens of a bucket; see TokenBucket.Prefetch. Taken - Returned - Lost tokens were used or are
-// still kept.
-type Prefetched struct {
-	// Limit is the limit's name.
-	Limit string
-	// Taken is the number of tokens prefetched, without the tokens that calls waited for.
-	Taken float64
-	// Returned is the number of tokens returned to the bucket.
-	Returned float64
-	// Lost is the number of unused tokens that could not be returned, because of an error or because the limit would then admit
-	// too many. The tokens that a process keeps when it dies are not reported.
-	Lost float64
-}
-
 func (Decided) event()         {}
 func (Settlement) event()      {}
 func (Leased) event()          {}
@@ -243,7 +229,6 @@ func (Answered) event()        {}
 func (RulesLoaded) event()     {}
 func (RulesChecked) event()    {}
 func (PriceChanged) event()    {}
-func (Prefetched) event()      {}
 
 // Observers returns an Observer that passes each event to all observers, in this order. Nil observers are left out. It returns
 // nil if none is left.

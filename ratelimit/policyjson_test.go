@@ -36,16 +36,10 @@ func writtenPolicies() []written {
 			"9 per second, no reservations",
 			`{"kind":"token bucket","rate":9,"period":"1s","max_reserved":"forbidden"}`,
 		},
-		{tokens{Rate: 9, Period: time.Minute, Prefetch: second}, "9 per minute, prefetch 1s", `{"kind":"token bucket","rate":9,"period":"1m","prefetch":"1s"}`},
 		{
 			windows{Rate: 5, Period: time.Hour, Capacity: 6, Start: start},
 			"5 per hour, capacity 6 (fixed window, one starts at 2026-01-31T15:04:05.000678Z)",
 			`{"kind":"fixed window","rate":5,"period":"1h","capacity":6,"start":"2026-01-31T15:04:05.000678Z"}`,
-		},
-		{
-			windows{Rate: 1, Period: ratelimit.Week, Prefetch: second},
-			"1 per week (fixed window), prefetch 1s",
-			`{"kind":"fixed window","rate":1,"period":"168h","prefetch":"1s"}`,
 		},
 		{
 			sliding{Rate: 100, Period: time.Minute, Slices: 30},

@@ -140,7 +140,7 @@ func (r *reports) ended(after *afterCommit) {
 
 // done reports an answered call.
 func (r *reports) done(ctx context.Context, c *call, d *Decision) {
-	if c.change != nil || d.Allowed && !c.Look && c.from == fromDatabase {
+	if c.change != nil || d.Allowed && !c.Look && !c.isRecalled() {
 		r.invalidate(c.Asks)
 	}
 	if c.quiet && !d.Allowed {
@@ -152,7 +152,7 @@ func (r *reports) done(ctx context.Context, c *call, d *Decision) {
 	if r.observer == nil || c.change != nil || c.untold {
 		return
 	}
-	event := Decided{Verb: c.Verb, Decision: *d, Cached: c.from.isRemembered()}
+	event := Decided{Verb: c.Verb, Decision: *d, Cached: c.isRecalled()}
 	if kept := c.reservation(); kept != nil {
 		event.Delay = time.UnixMicro(kept.ReadyUs).Sub(d.At)
 	}
@@ -224,7 +224,7 @@ func (r *reports) refusals(ctx context.Context, c *call, d *Decision) {
 			}
 		}
 		if isFirst {
-			r.refusal(ctx, s, Refusal{Key: of.key, Cost: cost, At: d.At, Cached: c.from.isRemembered()})
+			r.refusal(ctx, s, Refusal{Key: of.key, Cost: cost, At: d.At, Cached: c.isRecalled()})
 		}
 	}
 }

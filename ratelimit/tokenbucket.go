@@ -63,18 +63,6 @@ type TokenBucket struct {
 	// If you change Shards in the code while the limit is in use, new rows start full. Tokens and owed tokens in unused rows are
 	// lost. A rule can change Shards only with ResetTokens.
 	Shards int
-	// Prefetch is the maximum time for which a process keeps prefetched tokens, which it takes in advance to answer calls from
-	// memory. It is in whole microseconds, from 1ms to 1h, and at most the time in which half of the Capacity is added.
-	// Defaults to 0: no prefetch. Use it for keys that many calls outside transactions share. All processes need the same
-	// value. See docs/promises.md.
-	//
-	// The bound of TokenBucket still holds exactly over all processes. To keep it, the row holds at most Capacity - Rate *
-	// Prefetch / Period tokens. This is also the largest cost, and [Limit.Capacity] returns it. Unused tokens are returned to
-	// the row, less the tokens that were added since they were taken.
-	//
-	// Only Take uses prefetched tokens. All other calls, and calls in transactions, use the row, which lacks the tokens that
-	// processes keep. So any call can be refused while another process still keeps tokens.
-	Prefetch time.Duration
 }
 
 // PerSecond returns a token bucket with a rate of n tokens per second and a capacity of n.
@@ -94,7 +82,7 @@ func PerWeek(n float64) TokenBucket { return TokenBucket{Rate: n, Period: Week} 
 
 // String returns the policy as text, such as "10 per minute, capacity 3".
 func (p TokenBucket) String() string {
-	return describe(p.Rate, p.Period, p.Capacity) + describeRest(p.MaxReserved, p.Shards, p.Prefetch)
+	return describe(p.Rate, p.Period, p.Capacity) + describeRest(p.MaxReserved, p.Shards)
 }
 
 func (p TokenBucket) compile() (bucket.Terms, error) {
@@ -103,40 +91,11 @@ func (p TokenBucket) compile() (bucket.Terms, error) {
 		return bucket.Terms{}, err
 	}
 	t.Step, t.Steps, t.Phase = 1, float64(p.Period.Microseconds()), bucket.MinInstant
-	if p.Prefetch == 0 {
-		return t, nil
-	}
-	return p.prefetched(t)
-}
-
-// prefetched returns the terms of the row of a bucket with a Prefetch.
-func (p TokenBucket) prefetched(t bucket.Terms) (bucket.Terms, error) {
-	if err := checkPrefetch(p.Prefetch, p.Shards); err != nil {
-		return bucket.Terms{}, err
-	}
-	row, enough := bucket.RowCapacity(t.Capacity, t.Rate, t.Steps, p.Prefetch.Microseconds())
-	if !enough || t.Capacity == 0 {
-		return bucket.Terms{}, fmt.Errorf("its Prefetch of %v is too long beside its Capacity of %v, of which half or more arrives in that time; it must be %v or less",
-			p.Prefetch, t.Capacity, time.Duration(t.Capacity/2*t.Steps/t.Rate)*time.Microsecond)
-	}
-	t.Capacity, t.Prefetch = row, p.Prefetch.Microseconds()
 	return t, nil
 }
 
-// checkPrefetch returns an error if a Prefetch other than 0 is out of range or is combined with Shards, for both policies that
-// have one.
-func checkPrefetch(prefetch time.Duration, shards int) error {
-	if prefetch < time.Millisecond || prefetch > time.Hour || prefetch%time.Microsecond != 0 {
-		return fmt.Errorf("its Prefetch is %v; it must be whole microseconds, from 1ms to 1h, or 0 for none", prefetch)
-	}
-	if shards > 1 {
-		return errors.New("it has Shards and a Prefetch; use one of them: with a Prefetch few calls come to the row")
-	}
-	return nil
-}
-
 // describeRest returns the text of the other fields of a policy, if they are not the default.
-func describeRest(maxReserved float64, shards int, prefetch time.Duration) (text string) {
+func describeRest(maxReserved float64, shards int) (text string) {
 	switch maxReserved {
 	case 0:
 	case None:
@@ -148,9 +107,6 @@ func describeRest(maxReserved float64, shards int, prefetch time.Duration) (text
 	}
 	if shards > 1 {
 		text += fmt.Sprintf(", %d shards", shards)
-	}
-	if prefetch != 0 {
-		text += ", prefetch " + words.Span(prefetch)
 	}
 	return text
 }
@@ -219,12 +175,11 @@ type bucketText struct {
 	Capacity    *amount  `json:"capacity,omitempty"`
 	MaxReserved *maxOwed `json:"max_reserved,omitempty"`
 	Shards      int      `json:"shards,omitempty"`
-	Prefetch    span     `json:"prefetch,omitempty"`
 }
 
 func (p TokenBucket) text() policyText {
 	return &bucketText{
-		KindTokenBucket, p.Rate, span(p.Period), amountOf(p.Capacity, p.Rate), owedOf(p.MaxReserved), without(p.Shards, 1), span(p.Prefetch),
+		KindTokenBucket, p.Rate, span(p.Period), amountOf(p.Capacity, p.Rate), owedOf(p.MaxReserved), without(p.Shards, 1),
 	}
 }
 
@@ -234,7 +189,7 @@ func (t *bucketText) policy() (Policy, error) {
 	}
 	return TokenBucket{
 		Rate: t.Rate, Period: time.Duration(t.Period), Capacity: t.Capacity.tokens(), MaxReserved: t.MaxReserved.tokens(),
-		Shards: t.Shards, Prefetch: time.Duration(t.Prefetch),
+		Shards: t.Shards,
 	}, nil
 }
 

@@ -2,8 +2,6 @@ package ratelimit
 
 import (
 	"context"
-	"errors"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -244,23 +242,4 @@ func TestACachedRefusalHasTheOrderOfTheRequests(t *testing.T) {
 	require.InDelta(t, 4, d.States[0].Cost, 0)
 	require.True(t, d.States[1].Allowed)
 	require.InDelta(t, 50, d.States[1].Remaining, 1)
-}
-
-// The Observer receives a Failed if prefetched tokens cannot be returned.
-func TestTokensThatCannotBeReturnedAreReported(t *testing.T) {
-	t.Parallel()
-	heard := &heardEvents{}
-	pool := &beginningPool{Pool: &answering{rows: oneRow{allowed: true, value: 1e12}}, err: errors.New("there is no server")}
-	limiter, err := New(pool, Config{Observer: heard})
-	require.NoError(t, err)
-	request := Define("hot", TokenBucket{Rate: 1e6, Period: time.Second, Capacity: 1e12, Prefetch: time.Hour}).For("alice")
-	for range 4 { // so that tokens are prefetched
-		require.NoError(t, limiter.Require(t.Context(), request.Cost(1e10)))
-	}
-	_ = limiter.Close(t.Context())
-	i := slices.IndexFunc(heard.events, func(e Event) bool { _, is := e.(Failed); return is })
-	require.GreaterOrEqual(t, i, 0)
-	failed := heard.events[i].(Failed)
-	require.Equal(t, "return hot", failed.Verb+" "+failed.Limit)
-	require.ErrorIs(t, failed.Err, pool.err)
 }

@@ -31,11 +31,11 @@ func (n numbers) policy(kind uint8) ratelimit.Policy {
 	period, span := time.Duration(n.period), time.Duration(n.span)
 	switch kind % policyKinds {
 	case 0:
-		return ratelimit.TokenBucket{Rate: n.rate, Period: period, Capacity: n.capacity, MaxReserved: n.maxReserved, Shards: n.whole, Prefetch: span}
+		return ratelimit.TokenBucket{Rate: n.rate, Period: period, Capacity: n.capacity, MaxReserved: n.maxReserved, Shards: n.whole}
 	case 1:
 		return ratelimit.TokenBucket{Rate: n.rate, Period: period, Capacity: n.capacity, MaxReserved: n.maxReserved}
 	case 2:
-		return ratelimit.FixedWindow{Rate: n.rate, Period: period, Capacity: n.capacity, MaxReserved: n.maxReserved, Shards: n.whole, Prefetch: span}
+		return ratelimit.FixedWindow{Rate: n.rate, Period: period, Capacity: n.capacity, MaxReserved: n.maxReserved, Shards: n.whole}
 	case 3:
 		return ratelimit.FixedWindow{Rate: n.rate, Period: period, Capacity: n.capacity, Start: time.UnixMicro(n.span)}
 	case 4:

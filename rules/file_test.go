@@ -125,7 +125,7 @@ func TestReadRefuses(t *testing.T) {
 	for text, want := range map[string]string{
 		"":      "the file is empty",
 		"hello": "line 1: the file is no map with match, rules, tiers and overrides; ratelimit rules convert",
-		"rules: [{limit: a, pln: b, rate: 1, period: 1s}]":                                     `there are kind, rate, period, capacity, max_reserved, shards, prefetch; a rule also has limit, plan, mode`,
+		"rules: [{limit: a, pln: b, rate: 1, period: 1s}]":                                     `there are kind, rate, period, capacity, max_reserved, shards; a rule also has limit, plan, mode`,
 		"rules:\n- limit: a\n  rate: 1\n  brust: 5\n  period: 1s":                              `line 4: rule "a": ratelimit: invalid limit: "brust" is no field of a token bucket; there are kind, rate, period, capacity`,
 		"{\"rules\": [{\"limit\": \"a\",\n\"rate\": 1,\n\n\"brust\": 5}]}":                     `line 4: rule "a": ratelimit: invalid limit: "brust" is no field`,
 		"rules: []\nteirs: []\n":                                                               `line 2: there is no field "teirs"; there are match, rules, tiers, overrides`,

@@ -1,7 +1,6 @@
 package rules
 
 import (
-	"errors"
 	"fmt"
 	"regexp"
 	"strings"
@@ -18,7 +17,7 @@ type Rule struct {
 	Limit string
 	// Plan is the plan that the rule is for. Empty: every plan that has no rule of its own, and none.
 	Plan string
-	// Policy is a policy of package ratelimit without Prefetch. Give it the Shards of the definition in the code: a change of the number
+	// Policy is a policy of package ratelimit. Give it the Shards of the definition in the code: a change of the number
 	// of rows always resets the bucket.
 	Policy ratelimit.Policy
 	// Mode is whether the rule refuses requests. Defaults to ratelimit.On.
@@ -87,23 +86,7 @@ func checkPolicy(limit string, policy ratelimit.Policy, mode ratelimit.Mode, cha
 	if _, err := ratelimit.MarshalPolicy(policy); err != nil {
 		return err
 	}
-	if prefetches(policy) {
-		return errors.New("its Policy has a Prefetch, which only a definition in the code can have; leave it out")
-	}
 	return nil
-}
-
-// prefetches reports whether a policy has a Prefetch: each program would begin and end it at an instant of its own.
-func prefetches(policy ratelimit.Policy) bool {
-	switch p := policy.(type) {
-	case ratelimit.TokenBucket:
-		return p.Prefetch != 0
-	case ratelimit.FixedWindow:
-		return p.Prefetch != 0
-	case ratelimit.Adaptive:
-		return prefetches(p.Contract)
-	}
-	return false
 }
 
 func checkOnChange(c ratelimit.OnChange) error {

@@ -304,12 +304,6 @@ func (o *Observer) detail(ctx context.Context, event ratelimit.Event) {
 	case ratelimit.PriceChanged:
 		attrs := []slog.Attr{slog.String("limit", e.Limit), slog.Float64("before", e.Before), slog.Float64("price", e.Price)}
 		o.log(ctx, o.config.Detail, "ratelimit: price", appendSet(appendSet(attrs, "applied", e.Applied), "decided", e.Decided)...)
-	case ratelimit.Prefetched:
-		attrs := []slog.Attr{slog.String("limit", e.Limit)}
-		for result, tokens := range telemetry.Prefetched(e) {
-			attrs = append(attrs, slog.Float64(result, tokens))
-		}
-		o.log(ctx, o.config.Detail, "ratelimit: prefetched", attrs...)
 	case ratelimit.Pruned:
 		o.log(ctx, o.config.Detail, "ratelimit: pruned", slog.Int("buckets", e.Buckets), seconds("elapsed_s", e.Elapsed))
 	}

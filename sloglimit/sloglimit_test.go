@@ -175,9 +175,6 @@ func TestObserve(t *testing.T) {
 			"level": "ERROR", "msg": "ratelimit: rules", "result": "kept", "version": 7.0, "rules": 3.0, "overrides": 0.0, "elapsed_s": 0.0,
 			"kept": 1.0, "error_type": "other", "error": "dial postgres://db/app: refused",
 		}},
-		"prefetched": {ratelimit.Prefetched{Limit: "perUser", Returned: 3, Lost: 1}, map[string]any{
-			"level": "DEBUG", "msg": "ratelimit: prefetched", "limit": "perUser", "returned": 3.0, "lost": 1.0,
-		}},
 		"price": {ratelimit.PriceChanged{Limit: "perUser", Before: 1, Price: 2.5, Applied: true}, map[string]any{
 			"level": "DEBUG", "msg": "ratelimit: price", "limit": "perUser", "before": 1.0, "price": 2.5, "applied": true,
 		}},
@@ -234,11 +231,10 @@ func TestFailuresAreLoggedAtGrowingIntervals(t *testing.T) {
 // before: not for an answer of this process, and not after failures of other work.
 func TestOnlyTheDatabaseEndsAnOutage(t *testing.T) {
 	t.Parallel()
-	cached, paused, prefetched := refused(), refused(), allowed("take")
+	cached, paused := refused(), refused()
 	cached.Cached = true
 	for i := range paused.Decision.States {
 		paused.Decision.States[i].NotAsked = true
-		prefetched.Decision.States[i].Prefetched = true
 	}
 	for name, c := range map[string]struct {
 		failed string
@@ -250,7 +246,6 @@ func TestOnlyTheDatabaseEndsAnOutage(t *testing.T) {
 		"committed":                     {"transaction", ratelimit.Transacted{Committed: true}, true},
 		"answered by the refusal cache": {"take", cached, false},
 		"refused by a pause":            {"take", paused, false},
-		"prefetched":                    {"take", prefetched, false},
 		"a prune fails":                 {"prune", allowed("take"), false},
 		"a listener fails":              {"listen", allowed("take"), false},
 		"a settlement fails":            {"settle", allowed("take"), false},

@@ -11,6 +11,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -19,7 +20,9 @@ import (
 	"github.com/pgratelimit/pgratelimit/httplimit"
 	"github.com/pgratelimit/pgratelimit/integration_test/internal/world"
 	"github.com/pgratelimit/pgratelimit/internal/testsize"
+	"github.com/pgratelimit/pgratelimit/prefetch"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
+	"github.com/pgratelimit/pgratelimit/ratelimittest"
 )
 
 // The variables and functions below hold code blocks of docs/recipes.md. The tests below run each of them, and check
@@ -364,14 +367,19 @@ func recipeWait(ctx context.Context, limiter *ratelimit.Limiter, call func() err
 }
 
 var Firehose = ratelimit.Define("firehose", ratelimit.TokenBucket{
-	Rate: 100_000, Period: time.Second, Capacity: 400_000, Prefetch: 500 * time.Millisecond,
+	Rate: 100_000, Period: time.Second, Capacity: 350_000,
 })
 
-// fetchCount counts how often tokens were prefetched.
-type fetchCount int
+func recipeHot(limiter *ratelimit.Limiter) (*prefetch.Limiter, error) {
+	hot, err := prefetch.New(limiter, prefetch.Config{Limits: prefetch.Limits{Firehose: {For: 500 * time.Millisecond}}})
+	return hot, err
+}
 
-func (n *fetchCount) Observe(_ context.Context, event ratelimit.Event) {
-	if e, ok := event.(ratelimit.Prefetched); ok && e.Taken > 0 {
+// callCount counts the calls that the database decided.
+type callCount int
+
+func (n *callCount) Observe(_ context.Context, event ratelimit.Event) {
+	if _, decided := event.(ratelimit.Decided); decided {
 		*n++
 	}
 }
@@ -404,19 +412,21 @@ func TestRecipesOfVerbs(t *testing.T) {
 
 	t.Run("HotKey", func(t *testing.T) {
 		t.Parallel()
-		f, fetches := newFrozen(t), fetchCount(0)
-		f.Limiter = f.With(t, ratelimit.Config{AsOf: func() time.Time { return f.now }, Observer: &fetches})
-		ctx, limiter := t.Context(), f.Limiter
-		const calls = 100_000
-		for range calls {
-			d, err := limiter.Take(ctx, Firehose.Global())
+		synctest.Test(t, func(t *testing.T) {
+			const calls = 100_000
+			queries := callCount(0)
+			limiter, err := ratelimit.New(ratelimittest.NewDB(), ratelimit.Config{Observer: &queries})
 			require.NoError(t, err)
-			require.True(t, d.Allowed)
-		}
-		arrive := 400_000 - Firehose.Capacity()
-		says(t, "The row holds %v, because %v arrive in half a second. Of the first %v calls %d queried it.", int(Firehose.Capacity()), int(arrive), calls, fetches+1)
-		require.NoError(t, f.Limiter.Close(t.Context()))
-		require.InDelta(t, Firehose.Capacity()-calls, f.Held(t, "firehose", ""), 0.01)
+			hot, err := recipeHot(limiter)
+			require.NoError(t, err)
+			for range calls {
+				require.NoError(t, hot.Require(t.Context(), Firehose.Global()))
+			}
+			arrive := 100_000 / 2
+			says(t, "At most %d are admitted at once: the capacity, and the %d that arrive in half a second. Of the first %v calls %d queried the row.",
+				int(Firehose.Capacity())+arrive, arrive, calls, queries)
+			require.NoError(t, hot.Close(t.Context()))
+		})
 	})
 
 	t.Run("UpTo", func(t *testing.T) {

@@ -172,7 +172,7 @@ func backends(t *testing.T, url string) int {
 	return len(seen)
 }
 
-// The limits, at least one of each kind. Only ahead gains tokens while a test runs.
+// The limits, at least one of each kind. None gains tokens while a test runs.
 var (
 	roomy    = ratelimit.Define("roomy", world.Hoard(1e6))
 	tight    = ratelimit.Define("tight", world.Hoard(1))
@@ -183,7 +183,6 @@ var (
 	year     = ratelimit.Define("year", ratelimit.CalendarWindow{Rate: 3, Resets: ratelimit.Yearly, Zone: "Europe/Berlin"})
 	slots    = ratelimit.Define("slots", ratelimit.Concurrency{Most: 2, Lease: time.Hour})
 	adaptive = ratelimit.Define("adaptive", ratelimit.Adaptive{Contract: world.Hoard(1e6)})
-	ahead    = ratelimit.Define("ahead", ratelimit.TokenBucket{Rate: 1e6, Period: time.Second, Capacity: 1e6, Prefetch: 100 * time.Millisecond})
 	// crowd is a bucket from which each worker takes one token in a transaction, and a second token outside.
 	crowd = ratelimit.Define("crowd", world.Hoard(1e6)).For("all")
 )
@@ -275,7 +274,6 @@ func anywhere(key string, ids ids) calls {
 		"TakeCalendar": thrice(year.For(key)),
 		"TakeSeveral":  changes((*ratelimit.Limiter).Require, request, wide.For(key), tight.For("s"+key)),
 		"TakeGlobal":   changes((*ratelimit.Limiter).Require, roomy.Global()),
-		"TakeAhead":    changes((*ratelimit.Limiter).Require, ahead.For(key)),
 		"Borrow":       changes((*ratelimit.Limiter).Require, ratelimit.Borrow(tight.For(key), request).Cost(3)),
 		"TakeUpTo": func(ctx context.Context, l *ratelimit.Limiter) error {
 			_, _, err := l.TakeUpTo(ctx, 3, request)

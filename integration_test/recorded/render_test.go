@@ -158,7 +158,6 @@ func (t *text) state(s *ratelimit.State, at time.Time, how int, estimated bool) 
 	t.instant("paused", s.PausedUntil)
 	t.field("reason", s.PauseReason)
 	t.flag("borrowed", s.Borrowed)
-	t.flag("prefetched", s.Prefetched)
 	t.flag("notasked", s.NotAsked)
 }
 
@@ -284,11 +283,6 @@ func event(e ratelimit.Event, start time.Time) string {
 		t.number("now", e.Price)
 		t.flag("applied", e.Applied)
 		t.flag("decided", e.Decided)
-	case ratelimit.Prefetched:
-		t.field("prefetched", e.Limit)
-		t.number("taken", e.Taken)
-		t.number("returned", e.Returned)
-		t.number("lost", e.Lost)
 	default:
 		return ""
 	}

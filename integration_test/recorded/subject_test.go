@@ -19,18 +19,21 @@ const (
 	aboutPrices
 	aboutShards
 	aboutCalendar
-	aboutPrefetch
+	_ // free; it was about limits with a Prefetch
 	aboutSimulation
 	subjects
 )
 
 func subjectNames() [subjects]string {
 	return [subjects]string{
-		"plain", "borrow", "upto", "wait", "modes", "eras", "kinds", "prices", "shards", "calendar", "prefetch", "simulation",
+		"plain", "borrow", "upto", "wait", "modes", "eras", "kinds", "prices", "shards", "calendar", "", "simulation",
 	}
 }
 
 func (s subject) String() string { return subjectNames()[s] }
+
+// isFree reports whether no histories are about the number of s.
+func (s subject) isFree() bool { return s.String() == "" }
 
 // subjectOf returns the subject of the n-th history.
 func subjectOf(n uint64) subject { return subject(n % uint64(subjects)) }
@@ -49,7 +52,7 @@ func subjectNamed(name string) (subject, error) {
 func (s subject) kindsOf() []int {
 	plain := []int{kindTokens, kindFixed, kindSliding, kindSlots}
 	own := map[subject]int{
-		aboutPrices: kindAdaptive, aboutShards: kindShards, aboutCalendar: kindCalendar, aboutPrefetch: kindPrefetch,
+		aboutPrices: kindAdaptive, aboutShards: kindShards, aboutCalendar: kindCalendar,
 	}
 	if kind, has := own[s]; has {
 		return append(plain, kind, kind, kind, kind)

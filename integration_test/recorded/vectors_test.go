@@ -44,7 +44,9 @@ func load(t *testing.T) *vectors {
 	t.Helper()
 	v := newVectors()
 	for about := range subjects {
-		v.loadSubject(t, about)
+		if !about.isFree() {
+			v.loadSubject(t, about)
+		}
 	}
 	return v
 }

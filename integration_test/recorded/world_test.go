@@ -8,7 +8,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// The kinds of limits, as the coverage counts them. A sharded limit, and one with a Prefetch, is a kind of its own.
+// The kinds of limits, as the coverage counts them. A sharded limit is a kind of its own.
 const (
 	kindTokens = iota
 	kindFixed
@@ -17,14 +17,13 @@ const (
 	kindSlots
 	kindAdaptive
 	kindShards // a fixed window: how a token bucket fills goes by which of its rows were picked at random
-	kindPrefetch
 	kindBorrow // a request that borrows
 	kindNone   // a call that names no limit
 	kinds
 )
 
 func kindNames() [kinds]string {
-	return [kinds]string{"tokens", "fixed", "sliding", "calendar", "slots", "adaptive", "shards", "prefetch", "borrow", "none"}
+	return [kinds]string{"tokens", "fixed", "sliding", "calendar", "slots", "adaptive", "shards", "borrow", "none"}
 }
 
 // century is a period in which nothing arrives during a history.
@@ -94,15 +93,10 @@ func drawPolicy(d *draw, kind int) ratelimit.Policy {
 			Contract: drawPolicy(d, oneOf(d, kindTokens, kindTokens, kindFixed, kindCalendar)), Apply: !d.oneIn(4),
 			Epoch: oneOf(d, 100*time.Millisecond, 2*time.Second, 10*time.Second), Floor: oneOf(d, 0, 0.25), Growth: oneOf(d, 0, 0.25),
 		}
-	case kindShards:
-		return ratelimit.FixedWindow{
-			Rate: oneOf(d, 8, 16.0), Period: oneOf(d, 5*time.Second, 20*time.Second, ratelimit.Day), Shards: oneOf(d, 2, 4, 8), MaxReserved: oneOf(d, 0, 8.0),
-		}
 	}
-	if d.oneIn(2) {
-		return ratelimit.FixedWindow{Rate: oneOf(d, 16, 40.0), Period: oneOf(d, 10*time.Second, 30*time.Second), Prefetch: oneOf(d, time.Second, 5*time.Second)}
+	return ratelimit.FixedWindow{
+		Rate: oneOf(d, 8, 16.0), Period: oneOf(d, 5*time.Second, 20*time.Second, ratelimit.Day), Shards: oneOf(d, 2, 4, 8), MaxReserved: oneOf(d, 0, 8.0),
 	}
-	return ratelimit.TokenBucket{Rate: oneOf(d, 4, 10.0), Period: time.Second, Capacity: oneOf(d, 40, 64.0), Prefetch: oneOf(d, time.Second, 2*time.Second)}
 }
 
 func drawCalendar(d *draw) ratelimit.Policy {

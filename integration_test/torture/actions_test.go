@@ -21,7 +21,6 @@ var actions = []struct {
 	{12, take("still", "stillShards", "stillWindow", "stillSliding", "year")},
 	{10, take("tight", "tightShards", "tightSliding")},
 	{16, take("flow", "flowShards", "window", "sliding", "ruled")},
-	{10, take("ahead", "windowAhead", "tightAhead")},
 	{4, func(w *worker) { w.take(w.pair()...) }},
 	{3, func(w *worker) { w.take(w.wishes("still", "tight", "year")...) }},
 	{3, func(w *worker) { w.take(w.wishes("flow", "stillShards", "sliding", "stillWindow")...) }},
@@ -58,13 +57,10 @@ func (w *worker) act() {
 }
 
 // taken returns what a decision says was taken by a call that began at an instant.
-func taken(wishes []wish, d ratelimit.Decision, begin int64) (items []item, err error) {
+func taken(wishes []wish, d ratelimit.Decision) (items []item, err error) {
 	for i, of := range wishes {
 		state := &d.States[i]
 		it := item{place: of.item().place, Tokens: state.Cost * state.Charged, Lo: d.At.UnixMicro()}
-		if state.Prefetched {
-			it.Lo = min(it.Lo, begin)
-		}
 		if of.sharp {
 			text, err := json.Marshal(state.Value)
 			if err != nil {

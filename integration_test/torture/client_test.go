@@ -280,7 +280,7 @@ func (w *worker) decide(verb string, wishes []wish, do func(ctx context.Context,
 			e.Outcome = refused
 			return nil
 		}
-		if e.Items, err = taken(wishes, d, e.Begin); err == nil {
+		if e.Items, err = taken(wishes, d); err == nil {
 			for _, change := range then {
 				change(e)
 			}

@@ -97,13 +97,10 @@ func newCatalog(began time.Time) *catalog {
 func (c *catalog) addMoving() {
 	epoch := time.Unix(0, 0)
 	window := ratelimit.FixedWindow{Rate: 12, Period: 400 * time.Millisecond, Start: epoch}
-	kept := ratelimit.FixedWindow{Rate: 40, Period: 500 * time.Millisecond, Start: epoch, Prefetch: 50 * time.Millisecond}
 	for _, s := range []*subject{
 		{Limit: ratelimit.Define("flow", perSecond(12, 10)), bound: flow(10, 12, c.began), sharp: true},
 		{Limit: ratelimit.Define("flowShards", ratelimit.TokenBucket{Rate: 16, Period: time.Second, Capacity: 32, Shards: 8}), bound: flow(32, 16, c.began)},
-		{Limit: ratelimit.Define("ahead", ratelimit.TokenBucket{Rate: 40, Period: time.Second, Capacity: 60, Prefetch: 100 * time.Millisecond}), bound: flow(60, 40, c.began)},
 		{Limit: ratelimit.Define("window", window), bound: windows(window.Rate, window.Period), sharp: true},
-		{Limit: ratelimit.Define("windowAhead", kept), bound: windows(kept.Rate, kept.Period)},
 		{Limit: ratelimit.Define("sliding", ratelimit.SlidingWindow{Rate: 12, Period: time.Second}), bound: sliding(12, time.Second)},
 		{Limit: ratelimit.Define("queue", perSecond(20, 8)), bound: flow(8, 20, c.began)},
 		{Limit: ratelimit.Define("ready", ratelimit.TokenBucket{Rate: 30, Period: time.Second, Capacity: 10, MaxReserved: 60}), bound: flow(10, 30, c.began)},
@@ -114,11 +111,6 @@ func (c *catalog) addMoving() {
 		s.keys = []string{"ada"}
 		c.add(s)
 	}
-	// What a process takes ahead of this one is lost with it, so its rows say no more than how much is gone at most.
-	c.add(&subject{
-		Limit: ratelimit.Define("tightAhead", ratelimit.TokenBucket{Rate: 1, Period: ratelimit.Day, Capacity: few, Prefetch: time.Minute}),
-		bound: flow(few, 1.0/86400, c.began),
-	})
 }
 
 func (c *catalog) add(s *subject) {

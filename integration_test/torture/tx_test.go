@@ -164,7 +164,7 @@ func (w *worker) doStep(ctx context.Context, limiter *ratelimit.Limiter, tx pgx.
 	if err != nil || !d.Allowed {
 		return err // a refusal leaves the transaction usable
 	}
-	items, err := taken(s.wishes, d, e.Begin)
+	items, err := taken(s.wishes, d)
 	if err != nil {
 		return err
 	}

@@ -2,7 +2,7 @@ package bucket
 
 // IsQuota reports whether the terms are a quota for each window: a fixed or a calendar window. Its usage carries over
 // to another quota.
-func (t *Terms) IsQuota() bool { return isWindow(t) && t.Kind.Statement() == StepStatement }
+func (t *Terms) IsQuota() bool { return t.Step > 1 && t.Kind.Statement() == StepStatement }
 
 // Carry returns the state of a row of t whose Capacity may be another one, because a request on another plan wrote it.
 // If t is a quota, the usage carries over:
@@ -43,7 +43,7 @@ func (t *Terms) most(s State, most float64) float64 {
 // window, and in a full token bucket, nothing was used.
 func (t *Terms) capacity(s State, now int64, tokens float64) float64 {
 	switch {
-	case s.Capacity == t.Capacity, tokens >= t.Capacity, t.Kind.Statement() != StepStatement, isWindow(t) && t.Begin(now) > s.TS:
+	case s.Capacity == t.Capacity, tokens >= t.Capacity, t.Kind.Statement() != StepStatement, t.Step > 1 && t.Begin(now) > s.TS:
 		return t.Capacity
 	}
 	return s.Capacity

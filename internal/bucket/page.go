@@ -279,18 +279,6 @@ func (p *Page) ChargeUntil(a *Ask, until int64) (end int64) {
 	return end
 }
 
-// Return returns unused prefetched tokens to the row of a page of one row, up to an instant. It returns their number.
-func (p *Page) Return(a Ahead, until int64) (given float64) {
-	t := &p.Rows[0].Terms
-	if p.marks[0].absent || p.Now > until { // else it is full anyway
-		return 0
-	}
-	if given = a.Returnable(t, p.states[0].TS, p.Now); given > 0 {
-		p.states[0], p.marks[0].changed = a.Return(t, p.states[0], p.Now), true
-	}
-	return given
-}
-
 // Fill sets the buckets to their capacity.
 func (p *Page) Fill(asks []Ask) {
 	for i := range asks {

@@ -46,7 +46,6 @@ type Terms struct {
 	PhaseByKey bool    // whether Phase is derived from the key
 	OfRow      bool    // whether they are of one of the rows that a bucket is spread over
 	Shards     int32   // the rows a bucket is spread over
-	Prefetch   int64   // how long a process may keep tokens that it took ahead, in microseconds; 0: it takes none
 
 	Windows      Windows // windows whose lengths differ; nil: all are a Step long
 	since, until int64   // the span of Step and Phase, if there are Windows

@@ -26,7 +26,7 @@ var errNoPolicy = errors.New(`this is no policy; write one as "` + strings.Repla
 // The forms of a policy. A form of a kind is followed by what several kinds have.
 var (
 	tokens = regexp.MustCompile(form(`NUM per SPAN(?:, (no capacity)|, capacity NUM)?( \(fixed window(?:, one starts at (\S+))?\))?` +
-		owed + `(?:, NAT shards)?(?:, prefetch (\S+))?`))
+		owed + `(?:, NAT shards)?`))
 	sliding  = regexp.MustCompile(form(`never more than NUM in any SPAN(?:, counted in NAT slices)?`))
 	calendar = regexp.MustCompile(form(`NUM per (day|week|month|quarter|year) in (\S+)(?: from (?:(\w+day)|day NAT|(\w+) NAT) on)?` + owed))
 	slots    = regexp.MustCompile(form(`NAT at a time(?:, leases of (\S+))?`))
@@ -78,7 +78,7 @@ func (r *reader) policy(text string) ratelimit.Policy {
 	}
 	b := ratelimit.TokenBucket{
 		Rate: r.number(m[1]), Period: r.span(m[2]), Capacity: r.number(m[4]), MaxReserved: r.owed(m[7], m[8]),
-		Shards: r.whole(m[9]), Prefetch: r.span(m[10]),
+		Shards: r.whole(m[9]),
 	}
 	if m[3] != "" {
 		b.Capacity = ratelimit.None
@@ -87,7 +87,7 @@ func (r *reader) policy(text string) ratelimit.Policy {
 		return b
 	}
 	return ratelimit.FixedWindow{
-		Rate: b.Rate, Period: b.Period, Capacity: b.Capacity, MaxReserved: b.MaxReserved, Shards: b.Shards, Prefetch: b.Prefetch,
+		Rate: b.Rate, Period: b.Period, Capacity: b.Capacity, MaxReserved: b.MaxReserved, Shards: b.Shards,
 		Start: r.instant(m[6]),
 	}
 }

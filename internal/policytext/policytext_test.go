@@ -35,11 +35,11 @@ func TestPoliciesAreReadBack(t *testing.T) {
 		ratelimit.TokenBucket{Rate: 10, Period: time.Minute, Capacity: 50},
 		ratelimit.TokenBucket{Rate: 1e12, Period: 90 * time.Second, Capacity: ratelimit.None, Shards: 4},
 		ratelimit.TokenBucket{Rate: 1e-9, Period: 1500 * time.Millisecond, MaxReserved: ratelimit.None},
-		ratelimit.TokenBucket{Rate: 3, Period: 14 * ratelimit.Day, MaxReserved: ratelimit.NoReservations, Prefetch: 50 * time.Millisecond},
+		ratelimit.TokenBucket{Rate: 3, Period: 14 * ratelimit.Day, MaxReserved: ratelimit.NoReservations},
 		ratelimit.TokenBucket{Rate: 3, Period: 99*365*ratelimit.Day + time.Microsecond, MaxReserved: 0.25},
 		ratelimit.FixedWindow{Rate: 100, Period: time.Hour},
 		ratelimit.FixedWindow{Rate: 100, Period: time.Hour, Capacity: 5, MaxReserved: 3, Shards: 2, Start: time.Date(2026, 1, 2, 3, 4, 5, 6000, time.UTC)},
-		ratelimit.FixedWindow{Rate: 100, Period: time.Hour, Prefetch: time.Second},
+		ratelimit.FixedWindow{Rate: 100, Period: time.Hour},
 		ratelimit.SlidingWindow{Rate: 100, Period: time.Minute},
 		ratelimit.SlidingWindow{Rate: 100, Period: time.Minute, Slices: 6},
 		ratelimit.CalendarWindow{Rate: 1000, Resets: ratelimit.Daily},
@@ -80,7 +80,7 @@ func TestAnyPolicyIsReadBack(t *testing.T) {
 				MaxReserved: choose(0, ratelimit.None, ratelimit.NoReservations, number()), Shards: 1 << random.IntN(7),
 			}
 			try(b)
-			f := ratelimit.FixedWindow{Rate: b.Rate, Period: b.Period, Capacity: b.Capacity, MaxReserved: b.MaxReserved, Prefetch: span()}
+			f := ratelimit.FixedWindow{Rate: b.Rate, Period: b.Period, Capacity: b.Capacity, MaxReserved: b.MaxReserved}
 			if random.IntN(2) == 0 {
 				f.Start = time.UnixMicro(random.Int64N(1 << 52)).UTC()
 			}
@@ -137,7 +137,7 @@ func FuzzParse(f *testing.F) {
 	for _, text := range strings.Split(policytext.Examples, "\n") {
 		f.Add(text)
 	}
-	f.Add("1 per day, up to 3 owed, 4 shards, prefetch 1s, adapting down to 0.1 of it, 3 back each second, every 2s, in shadow")
+	f.Add("1 per day, up to 3 owed, 4 shards, adapting down to 0.1 of it, 3 back each second, every 2s, in shadow")
 	f.Fuzz(func(t *testing.T, text string) {
 		p, err := policytext.Parse(text)
 		if err != nil {

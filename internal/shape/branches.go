@@ -94,11 +94,6 @@ func mechanisms() []mechanism {
 			nil, // internal/gate is its package: fingerprint, pooler mode, read-only server
 			words(`fingerprint|agreed|gate|leaving`),
 		},
-		{
-			"prefetch",
-			[]string{"internal/bucket/ahead.go"}, // and the package internal/ahead
-			words(`Prefetch|prefetched|ahead|fromPrefetched`),
-		},
 	}
 }
 

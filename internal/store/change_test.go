@@ -10,7 +10,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
-	"github.com/pgratelimit/pgratelimit/internal/bucket/buckettest"
 	"github.com/pgratelimit/pgratelimit/internal/pgerr"
 	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
 )
@@ -194,23 +193,6 @@ func TestOnlyTheLimitersOwnTransactionsAreRelaxed(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, want, found)
 	}
-}
-
-// A bucket without a row is full, and stays so. Tokens taken in another era are not returned.
-func TestReturnOfNothing(t *testing.T) {
-	t.Parallel()
-	s, terms := newStand(t), buckettest.TokenBucket(1, time.Second, 100)
-	requireReturned := func(want float64, terms bucket.Terms) {
-		given, err := s.Return(t.Context(), bucket.Key{Name: "return", Key: "none"}, terms, bucket.Ahead{Taken: 10, Left: 10, TS: opening}, 0)
-		require.NoError(t, err)
-		require.InDelta(t, want, given, 0)
-	}
-	requireReturned(0, terms)
-	require.Zero(t, s.count())
-	s.exec(`INSERT INTO ratelimit.buckets VALUES ('return', 'none', 0, 50, $1, 50)`, opening)
-	eras := bucket.NewEras([]bucket.Era{{Terms: terms}, {From: opening, Terms: terms}})
-	requireReturned(0, eras.Holding(opening-1))
-	requireReturned(10, eras.Holding(opening))
 }
 
 // A record that is inserted in the message of COMMIT is behind a bound: its table may be locked, and COMMIT has little time.

@@ -62,7 +62,6 @@ const (
 	ruleCount
 	planWithoutRule
 	price
-	prefetched
 )
 
 // Instruments returns all instruments, in the order in which the packages document them.
@@ -123,8 +122,6 @@ func Instruments() []Instrument {
 			"Plans of requests that have no stored rule although other plans of the limit have one, each counted once.", "limit"),
 		price: gauge("ratelimit_price", "ratelimit.price", "{price}",
 			"Price of a token of an adaptive limit, of the key whose price changed last.", "limit"),
-		prefetched: counter("ratelimit_prefetched_tokens_total", "ratelimit.prefetched", "{token}",
-			"Prefetched tokens: taken, returned and lost.", "limit", "result"),
 	}
 }
 
@@ -187,10 +184,6 @@ func Measure(event ratelimit.Event, record func(instrument int, value float64, l
 		record(planWithoutRule, 1, e.Limit)
 	case ratelimit.PriceChanged:
 		record(price, e.Price, e.Limit)
-	case ratelimit.Prefetched:
-		for result, tokens := range Prefetched(e) {
-			record(prefetched, tokens, e.Limit, result)
-		}
 	}
 }
 

@@ -3,7 +3,6 @@
 package telemetry
 
 import (
-	"iter"
 	"slices"
 	"strings"
 
@@ -122,10 +121,10 @@ func isRequest(verb string) bool {
 // IsDecisive reports whether a call of the verb ends in a Decided or a Transacted if it does not fail.
 func IsDecisive(verb string) bool { return isRequest(verb) || verb == "transaction" }
 
-// IsStored reports whether the database answered a call. It did not if the answer came from the refusal cache or from prefetched
-// tokens, or if all of its limits are off or paused.
+// IsStored reports whether the database answered a call. It did not if the answer came from memory, or if all of its limits are off
+// or paused.
 func IsStored(d ratelimit.Decided) bool {
-	return !d.Cached && slices.ContainsFunc(d.Decision.States, func(s ratelimit.State) bool { return !s.NotAsked && !s.Prefetched })
+	return !d.Cached && slices.ContainsFunc(d.Decision.States, func(s ratelimit.State) bool { return !s.NotAsked })
 }
 
 // Result returns the result of the whole call.
@@ -205,13 +204,6 @@ func Load(e ratelimit.RulesLoaded) string {
 		return "failed"
 	}
 	return "loaded"
-}
-
-// Prefetched yields the fate of prefetched tokens: "taken", "returned" or "lost", and how many.
-func Prefetched(e ratelimit.Prefetched) iter.Seq2[string, float64] {
-	return func(yield func(string, float64) bool) {
-		_ = (e.Taken == 0 || yield("taken", e.Taken)) && (e.Returned == 0 || yield("returned", e.Returned)) && (e.Lost == 0 || yield("lost", e.Lost))
-	}
 }
 
 // direction returns which way a settlement moved tokens, and how many.

@@ -278,7 +278,6 @@ func TestInstruments(t *testing.T) {
 		ratelimit.RulesChecked{},
 		ratelimit.PlanWithoutRule{},
 		ratelimit.PriceChanged{},
-		ratelimit.Prefetched{Taken: 1},
 	} {
 		telemetry.Measure(event, func(instrument int, _ float64, labels ...string) {
 			require.Len(t, labels, len(instruments[instrument].Labels), instruments[instrument].Prometheus)

@@ -193,7 +193,7 @@ func (s *Server) makeGRPC() error {
 }
 
 // Run serves until ctx ends, or a listener fails. Then it answers for Drain, lets the calls in progress end, for up to
-// patience, and returns prefetched tokens. It returns the failure.
+// patience. It returns the failure.
 func (s *Server) Run(ctx context.Context, web, gateways net.Listener) error {
 	background, stop := context.WithCancel(context.WithoutCancel(ctx))
 	var running sync.WaitGroup

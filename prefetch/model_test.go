@@ -1,4 +1,4 @@
-package ahead
+package prefetch
 
 import (
 	"context"
@@ -16,6 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/internal/testsize"
+	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
 // TestPrefetchKeepsThePromise has processes share one key at random: costs, pauses, a slow database with a clock of its own, processes
@@ -26,12 +27,12 @@ func TestPrefetchKeepsThePromise(t *testing.T) {
 	t.Parallel()
 	for name, kind := range map[string]struct {
 		drift          float64
-		change         func(w *prefetchWorld)
+		policy         func(w *prefetchWorld) *policy
 		requirePromise func(w *prefetchWorld, t *testing.T)
 		tight          int64 // in how many windows nearly all is admitted, at least
 	}{
-		"TokenBuckets": {0, (*prefetchWorld).changeBuckets, (*prefetchWorld).requirePromiseOfBuckets, 0},
-		"FixedWindows": {0.001, (*prefetchWorld).changeWindows, (*prefetchWorld).requirePromiseOfWindows, 1},
+		"TokenBuckets": {0, (*prefetchWorld).drawBucket, (*prefetchWorld).requirePromiseOfBuckets, 0},
+		"FixedWindows": {0.001, (*prefetchWorld).drawWindow, (*prefetchWorld).requirePromiseOfWindows, 1},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -44,8 +45,8 @@ func TestPrefetchKeepsThePromise(t *testing.T) {
 			testsize.EachSeed(t, func(t *testing.T, seed uint64) {
 				t.Helper()
 				synctest.Test(t, func(t *testing.T) {
-					w := newPrefetchWorld(rand.New(rand.NewPCG(seed, 17)), kind.drift)
-					w.run(kind.change)
+					w := newPrefetchWorld(t, rand.New(rand.NewPCG(seed, 17)), kind.drift, kind.policy)
+					w.run()
 					kind.requirePromise(w, t)
 					tight.Add(w.tight)
 					require.Greater(t, w.fromMemory, len(w.took)/20)
@@ -57,33 +58,58 @@ func TestPrefetchKeepsThePromise(t *testing.T) {
 	}
 }
 
-// prefetchWorld is a row, and the processes that take from it.
+// policy is a limit that all processes use for a while.
+type policy struct {
+	limit          ratelimit.Limit
+	rate, capacity float64 // tokens of a token bucket in each 1,024 microseconds, or of a window
+	terms          Terms
+	start          time.Time // of a window
+	period         time.Duration
+	begins         time.Time // when its use begins
+}
+
+// kept returns the tokens that arrive within For.
+func (p *policy) kept() float64 { return p.rate * float64(p.terms.For.Microseconds()) / 1024 }
+
+// windowOf returns the begin of the window of an instant of the database's clock.
+func (p *policy) windowOf(instant time.Time) time.Time {
+	into := instant.Sub(p.start) % p.period
+	if into < 0 {
+		into += p.period
+	}
+	return instant.Add(-into)
+}
+
+// prefetchWorld is a database, and the processes that take from it.
 type prefetchWorld struct {
-	*ledger
+	*database
 
 	random    *rand.Rand
 	steps     int // that are left under the policy
 	offset    time.Duration
-	processes [8]*process
+	processes [8]*Limiter
+	limits    Limits
 
-	policies   []*limit
-	capacity   float64 // of the last policy
-	rate       float64 // tokens a millisecond
-	prefetch   time.Duration
-	changedAt  []time.Time // when each policy began
+	policies   []*policy
+	current    int // the policy in use
 	took       []admission
 	fromMemory int
 	tight      int64 // windows in which nearly all was admitted
 }
 
-// newPrefetchWorld returns a world. The clock of its database gains or loses up to half of drift.
-func newPrefetchWorld(random *rand.Rand, drift float64) *prefetchWorld {
-	w := &prefetchWorld{ledger: newLedger(), random: random}
+// newPrefetchWorld returns a world under four policies, one after the other. The clock of its database gains or loses up to half of drift.
+func newPrefetchWorld(t *testing.T, random *rand.Rand, drift float64, draw func(w *prefetchWorld) *policy) *prefetchWorld {
+	t.Helper()
+	w := &prefetchWorld{database: newDatabase(t), random: random, limits: Limits{}}
+	for range 4 {
+		p := draw(w)
+		w.policies, w.limits[p.limit] = append(w.policies, p), p.terms
+	}
 	w.offset = (time.Duration(random.Int64N(int64(10*time.Second))) - 5*time.Second).Truncate(time.Microsecond)
 	began, slow := time.Now(), 20+random.IntN(200)
 	drift *= random.Float64() - 0.5
-	w.clock = func(instant time.Time) int64 {
-		return instant.Add(w.offset + time.Duration(float64(instant.Sub(began))*drift)).UnixMicro()
+	w.clock = func(instant time.Time) time.Time {
+		return instant.Add(w.offset + time.Duration(float64(instant.Sub(began))*drift)).Truncate(time.Microsecond)
 	}
 	w.travels = func() {
 		if w.intN(slow) == 0 {
@@ -92,11 +118,6 @@ func newPrefetchWorld(random *rand.Rand, drift float64) *prefetchWorld {
 		}
 		w.sleep(300 * time.Microsecond)
 	}
-	w.waits = func() {
-		if w.intN(10) == 0 {
-			w.travels()
-		}
-	}
 	w.after = func() error {
 		if w.intN(500) == 0 {
 			return errors.New("the connection was lost")
@@ -104,30 +125,30 @@ func newPrefetchWorld(random *rand.Rand, drift float64) *prefetchWorld {
 		return nil
 	}
 	for i := range w.processes {
-		w.processes[i] = w.on(Options{Timeout: 10 * time.Second})
+		w.processes[i] = w.process(w.limits)
 	}
 	return w
 }
 
-// changeBuckets changes the policy to another token bucket. The rate only falls, because prefetched tokens are returned under the
-// old policy.
-func (w *prefetchWorld) changeBuckets() {
-	w.rate = math.Exp2(float64(3 - 2*len(w.policies))) // tokens a millisecond, of 1,024 microseconds
-	w.prefetch = time.Duration(1<<(15+w.random.IntN(5))) * time.Microsecond
-	kept := w.rate * float64(w.prefetch.Microseconds()) / 1024
-	w.capacity = math.Ceil(max(2*kept, 64) * (1 + w.random.Float64()))
-	w.policies = append(w.policies, tokenBucket("hot", w.rate, 1024*time.Microsecond, w.capacity, w.prefetch))
+// drawBucket returns another token bucket. The rate only falls, because the time before a change counts at the new rate.
+func (w *prefetchWorld) drawBucket() *policy {
+	p := &policy{rate: math.Exp2(float64(3 - 2*len(w.policies)))}
+	p.terms.For = time.Duration(1<<(15+w.random.IntN(5))) * time.Microsecond
+	p.capacity = math.Ceil(max(p.kept(), 64) * (2 + 6*w.random.Float64()))
+	p.limit = ratelimit.Define("hot", ratelimit.TokenBucket{Rate: p.rate, Period: 1024 * time.Microsecond, Capacity: p.capacity})
+	return p
 }
 
-// changeWindows changes the policy to windows of another length.
-func (w *prefetchWorld) changeWindows() {
-	w.rate = math.Exp2(float64(3 - len(w.policies)))
-	w.prefetch = time.Duration(1<<(14+w.random.IntN(3))) * time.Microsecond
-	period := w.prefetch << w.random.IntN(3)
-	arrives := w.rate * float64(period.Microseconds()) / 1024
-	w.capacity = arrives * float64(1+w.random.IntN(3)) // unused tokens roll over
-	start := time.UnixMicro(w.random.Int64N(1 << 40))
-	w.policies = append(w.policies, fixedWindow("hot", arrives, period, w.capacity, start, w.prefetch))
+// drawWindow returns windows of another length.
+func (w *prefetchWorld) drawWindow() *policy {
+	p := &policy{rate: math.Exp2(float64(3 - len(w.policies)))}
+	p.terms.For = time.Duration(1<<(14+w.random.IntN(3))) * time.Microsecond
+	p.period = p.terms.For << w.random.IntN(3)
+	p.rate *= float64(p.period.Microseconds()) / 1024
+	p.capacity = p.rate * float64(1+w.random.IntN(3)) // unused tokens roll over
+	p.start = time.UnixMicro(w.random.Int64N(1 << 40))
+	p.limit = ratelimit.Define("hot", ratelimit.FixedWindow{Rate: p.rate, Period: p.period, Capacity: p.capacity, Start: p.start})
+	return p
 }
 
 // sleep sleeps for a random time of which mean is the mean.
@@ -145,50 +166,47 @@ func (w *prefetchWorld) intN(n int) int {
 }
 
 // replace puts a new process in the place of one, and returns that.
-func (w *prefetchWorld) replace(i int) (old *process) {
-	w.change(func() { old, w.processes[i] = w.processes[i], w.on(Options{Timeout: 10 * time.Second}) })
-	old.Shut()
+func (w *prefetchWorld) replace(i int) (old *Limiter) {
+	w.change(func() { old, w.processes[i] = w.processes[i], w.process(w.limits) })
 	return old
 }
 
 // kill ends a process as SIGKILL does: nothing that it keeps is given back.
 func (w *prefetchWorld) kill(i int) {
-	k := w.replace(i).Keeper
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	if k.idle == nil {
-		k.idle = make(chan struct{})
-	}
-	if k.timer != nil {
-		k.timer.Stop()
-	}
+	l := w.replace(i)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.closed = true
 }
 
 // pause sleeps between two calls of a caller, where all of them ask for some times of the rate in the steady phase. Then they rest until the
 // bucket is full, ask for much more than the rate, for hardly any, so that prefetched tokens grow old, and as fast as they can.
 func (w *prefetchWorld) pause(times float64) {
-	steady := w.prefetch
-	busy := steady + time.Duration(w.capacity/w.rate*float64(time.Millisecond))
-	trickle := busy + w.prefetch/8
-	storm := trickle + 2*w.prefetch
-	switch at := time.Since(w.changedAt[len(w.changedAt)-1]) % (storm + w.prefetch/2); {
+	p := w.policies[w.current]
+	steady, rate := p.terms.For, p.rate
+	if p.period > 0 {
+		rate /= float64(p.period.Microseconds()) / 1024
+	}
+	busy := steady + time.Duration(p.capacity/rate*float64(time.Millisecond))
+	trickle := busy + steady/8
+	storm := trickle + 2*steady
+	switch at := time.Since(p.begins) % (storm + steady/2); {
 	case at < steady:
-		w.sleep(time.Duration(24 * 2.5 / w.rate / times * float64(time.Millisecond)))
+		w.sleep(time.Duration(24 * 2.5 / rate / times * float64(time.Millisecond)))
 	case at < busy:
 		time.Sleep(busy - at)
 	case at < trickle:
-		w.sleep(w.prefetch / 200)
+		w.sleep(steady / 200)
 	case at < storm:
-		w.sleep(w.prefetch / 8)
+		w.sleep(steady / 8)
 	}
 }
 
 // run has eight processes of three callers take under four policies, one after the other.
-func (w *prefetchWorld) run(change func(w *prefetchWorld)) {
-	for range 4 {
-		w.change(func() { change(w) }) // tokens are still being returned
-		w.changedAt = append(w.changedAt, time.Now())
-		time.Sleep(time.Millisecond) // every decision is after the change
+func (w *prefetchWorld) run() {
+	for i, p := range w.policies {
+		w.change(func() { w.current, p.begins = i, time.Now() }) // tokens are still being returned
+		time.Sleep(time.Millisecond)                             // every decision is after the change
 		w.steps = testsize.Of(1_500, 3_000)
 		half := w.steps / 2
 		var callers sync.WaitGroup
@@ -206,7 +224,7 @@ func (w *prefetchWorld) run(change func(w *prefetchWorld)) {
 func (w *prefetchWorld) call(i, dies int) {
 	for times := 1.0; ; w.pause(times) {
 		var left int
-		var mine *process
+		var mine *Limiter
 		w.change(func() {
 			w.steps--
 			left, mine = w.steps, w.processes[i]
@@ -228,28 +246,27 @@ func (w *prefetchWorld) call(i, dies int) {
 }
 
 // take makes a call of a process; one in twenty uses the row, as all calls in transactions do.
-func (w *prefetchWorld) take(p *process) {
-	policy := len(w.policies) - 1
-	request := w.policies[policy].ask("key", float64(1+w.intN(3)*w.intN(4)))
-	ask := p.take
-	if w.intN(20) == 0 {
-		ask = p.ask
-	}
+func (w *prefetchWorld) take(l *Limiter) {
 	ctx, cancel := context.Background(), func() {}
 	if w.intN(50) == 0 {
 		ctx, cancel = context.WithTimeout(ctx, time.Millisecond)
 	}
 	defer cancel()
-	began := time.Now()
-	d, err := ask(ctx, request)
+	began, a := time.Now(), admission{policy: w.current, cost: float64(1 + w.intN(3)*w.intN(4))}
+	request := w.policies[a.policy].limit.For("key").Cost(a.cost)
+	var d ratelimit.Decision
+	var err error
+	if w.intN(20) == 0 {
+		d, err = w.Take(ctx, request)
+	} else {
+		d, a.fromMemory, err = take(ctx, l, request)
+	}
 	if err != nil || !d.Allowed {
 		return
 	}
-	told := time.UnixMicro(max(d.Now, d.State.TS)).Add(-w.offset) // a call that waited for its row also takes what arrived meanwhile
-	a := admission{at: told, told: told, cost: request.Cost, policy: policy, ts: d.State.TS}
+	a.told, a.at, a.row = d.At.Add(-w.offset), d.At.Add(-w.offset), d.States[0].Value.AsOf
 	w.change(func() {
-		if d.Prefetched && began.Equal(time.Now()) { // at once
-			a.ownInstant = true
+		if a.fromMemory = a.fromMemory && began.Equal(time.Now()); a.fromMemory { // at once
 			w.fromMemory++
 			a.at = began
 		}
@@ -261,15 +278,15 @@ func (w *prefetchWorld) take(p *process) {
 type admission struct {
 	at     time.Time // when they were
 	told   time.Time // when they were, as the decision says
+	row    time.Time // when they were taken from the row, on its clock
 	policy int
 	cost   float64
 
-	ts         int64 // of the row that they came from
-	ownInstant bool  // whether at is when this process answered from memory
+	fromMemory bool // whether at is when a process answered from memory
 }
 
 // requirePromiseOfBuckets checks every span of the history, both by the real time of each admission and by the time in its decision. The
-// tokens admitted in a span are at most the capacity at its beginning plus the arriving tokens.
+// tokens admitted in a span are at most the capacity at its beginning, plus the tokens that arrive in it, and those within For.
 func (w *prefetchWorld) requirePromiseOfBuckets(t *testing.T) {
 	t.Helper()
 	for name, at := range map[string]func(a admission) time.Time{
@@ -279,57 +296,57 @@ func (w *prefetchWorld) requirePromiseOfBuckets(t *testing.T) {
 		most, admitted := math.Inf(1), 0.0
 		for _, a := range w.took {
 			instant := at(a)
-			capacity, arrived := w.arrivedBy(instant)
-			most = min(most, admitted-arrived+capacity) // of admitted - arrived, for spans that begin here and before
+			atOnce, arrived := w.arrivedBy(instant)
+			most = min(most, admitted-arrived+atOnce) // of admitted - arrived, for spans that begin here and before
 			admitted += a.cost
 			require.LessOrEqual(t, admitted-arrived, most, "by %q, at %v", name, instant)
 		}
 	}
 }
 
-// arrivedBy returns the tokens that have arrived by an instant under the policies so far, and the capacity of the policy in effect.
-func (w *prefetchWorld) arrivedBy(instant time.Time) (capacity, arrived float64) {
-	for i, limit := range w.policies {
-		if i > 0 && !instant.After(w.changedAt[i]) {
+// arrivedBy returns the tokens that have arrived by an instant under the policies so far, and how many more may be admitted at once
+// by the policy in effect.
+func (w *prefetchWorld) arrivedBy(instant time.Time) (most, arrived float64) {
+	first := w.policies[0].begins
+	for i, p := range w.policies {
+		if i > 0 && !instant.After(p.begins) {
 			break
 		}
 		until := instant
-		if i+1 < len(w.policies) && w.changedAt[i+1].Before(until) {
-			until = w.changedAt[i+1]
+		if i+1 < len(w.policies) && w.policies[i+1].begins.Before(until) {
+			until = w.policies[i+1].begins
 		}
-		arrived += limit.rate * float64(until.Sub(w.changedAt[0]).Microseconds()-w.changedAt[i].Sub(w.changedAt[0]).Microseconds()) / 1024
-		capacity = limit.capacity
+		arrived += p.rate * float64(until.Sub(first).Microseconds()-p.begins.Sub(first).Microseconds()) / 1024
+		most = p.capacity + p.kept()
 	}
-	return capacity, arrived
+	return most, arrived
 }
 
 // requirePromiseOfWindows checks every window of the history, and every run of windows under one policy. An admission counts in the
-// window whose tokens it got; tokens that a process gave from memory must be of the window of that moment. It returns the number of
-// windows in which nearly all was admitted.
+// window whose tokens it got; tokens that a process gave from memory must be of the window of that moment.
 func (w *prefetchWorld) requirePromiseOfWindows(t *testing.T) {
 	t.Helper()
-	for i, limit := range w.policies {
-		terms := limit.terms
+	for i, p := range w.policies {
 		windows := make(map[int64]float64) // the tokens admitted in each, by its beginning
 		for _, a := range w.took {
 			if a.policy != i {
 				continue
 			}
-			begin := terms.Begin(a.ts)
-			windows[begin] += a.cost
-			if a.ownInstant {
-				require.Equal(t, terms.Begin(w.clock(a.at)), begin, "answered at %v, in another window", a.at)
+			begin := p.windowOf(a.row)
+			windows[begin.UnixMicro()] += a.cost
+			if a.fromMemory {
+				require.Equal(t, p.windowOf(w.clock(a.at)).UnixMicro(), begin.UnixMicro(), "answered at %v, in another window", a.at)
 			}
 		}
 		begins := slices.Sorted(maps.Keys(windows))
 		most, admitted := math.Inf(1), 0.0
 		for _, begin := range begins {
-			arrived := float64((begin-begins[0])/terms.Step) * limit.rate
-			require.LessOrEqual(t, windows[begin], limit.capacity, "in the window from %d", begin)
-			most = min(most, admitted-arrived+limit.capacity) // of admitted - arrived, for runs that begin here and before
+			arrived := float64((begin-begins[0])/p.period.Microseconds()) * p.rate
+			require.LessOrEqual(t, windows[begin], p.capacity, "in the window from %d", begin)
+			most = min(most, admitted-arrived+p.capacity) // of admitted - arrived, for runs that begin here and before
 			admitted += windows[begin]
 			require.LessOrEqual(t, admitted-arrived, most, "in windows up to that from %d", begin)
-			if most-(admitted-arrived) < limit.capacity/16 {
+			if most-(admitted-arrived) < p.capacity/16 {
 				w.tight++
 			}
 		}
