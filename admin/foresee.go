@@ -35,6 +35,9 @@ func (v *visit) foresee(body *keyBody, limit ratelimit.Limit) {
 		}
 		err = o.Validate()
 	}
+	if err == nil {
+		err = (&rules.Changes{Override: []rules.Override{o}}).CheckKinds(body.Rules.Shows.Rules, body.Now)
+	}
 	if err != nil {
 		body.Problem = sentenceOf(err)
 		return

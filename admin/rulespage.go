@@ -131,6 +131,9 @@ func (v *visit) compare(g *gather, body *ruleBody) {
 	if err == nil {
 		_, err = next.AsLimit()
 	}
+	if err == nil {
+		err = (&rules.Changes{Put: []rules.Rule{next}}).CheckKinds(body.List.Shows.Rules, cmp.Or(body.Now, time.Now()))
+	}
 	if err != nil {
 		body.Problem = sentenceOf(err)
 		return

@@ -2,7 +2,6 @@ package ratelimit
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"sync"
@@ -11,7 +10,6 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/arg"
 	"github.com/pgratelimit/pgratelimit/internal/batch"
 	"github.com/pgratelimit/pgratelimit/internal/gate"
-	"github.com/pgratelimit/pgratelimit/internal/reserved"
 	"github.com/pgratelimit/pgratelimit/internal/store"
 )
 
@@ -26,8 +24,6 @@ const (
 type call struct {
 	store.Call
 	plan plan
-
-	requests []Request // kept if a rule may be in another mode by the database's clock, to arrange them again
 
 	change  func(context.Context, *store.Session) error // the change of a verb that does not decide; nil: the verb decides
 	untold  bool                                        // whether the decision is not reported to the Observer
@@ -158,19 +154,6 @@ func (l *Limiter) begin(ctx context.Context, verb string, requests []Request) (*
 		c.touchPrices(ctx, l)
 		return nil, err
 	}
-	if c.plan.doubtful {
-		now, err := askTime(ctx, l, &c.plan, verb)
-		if err != nil {
-			return nil, c.failed(ctx, l, err)
-		}
-		c.plan = plan{now: now}
-		if err := c.plan.arrange(ctx, l, verb, requests); err != nil {
-			return nil, err
-		}
-	}
-	if c.plan.moded {
-		c.requests = slices.Clone(requests)
-	}
 	c.Asks = c.plan.asks
 	return c, nil
 }
@@ -244,10 +227,10 @@ func (l *Limiter) do(ctx context.Context, c *call) (d Decision, err error) {
 		c.states, c.at = recall(l, c.Asks, c.plan.of)
 	}
 	if !c.isRecalled() {
-		err = c.runInMode(ctx, l)
+		err = c.run(ctx, l)
 	}
 	if err == nil && c.plan.ruled && c.change == nil {
-		err = c.leaveShadowsOut(func(again *call) error { return again.runInMode(ctx, l) })
+		err = c.leaveShadowsOut(func(again *call) error { return again.run(ctx, l) })
 	}
 	if err != nil {
 		return Decision{}, c.failed(ctx, l, err)
@@ -256,44 +239,11 @@ func (l *Limiter) do(ctx context.Context, c *call) (d Decision, err error) {
 	case c.isRecalled():
 		d = c.plan.decision(c.states, c.at)
 	case c.change == nil:
+		c.plan.taken = c.Taken
 		d = c.plan.decide(c.Answers)
 	}
 	l.reports.done(ctx, c, &d)
 	return d, nil
-}
-
-// runInMode runs the call, and runs it again if a rule is in another mode by the database's clock than by this process's.
-func (c *call) runInMode(ctx context.Context, l *Limiter) error {
-	err := c.run(ctx, l)
-	if errors.Is(err, store.ErrOtherMode) { // nothing was taken yet
-		var arranged plan
-		if arranged, err = c.arrangeAgain(ctx, l); err == nil {
-			err = c.retryWith(arranged, func(again *call) error { return again.run(ctx, l) })
-		}
-	}
-	if err != nil { // the batch may still use the call after its caller has left
-		return err
-	}
-	c.plan.taken = c.Taken
-	return nil
-}
-
-// retryWith runs the call again with another plan, and takes over its outcome. It uses a new call, because a batch may still
-// use the first one.
-func (c *call) retryWith(arranged plan, run func(again *call) error) error {
-	again := &call{plan: arranged, change: c.change, began: c.began}
-	again.Question, again.Asks = c.Question, arranged.asks
-	again.Look = c.Verb == verbCheck || arranged.costless && !arranged.reserves && c.UpTo == 0
-	if before, reserves := c.Reserve.(*reserved.Keeping); reserves {
-		keeping := *before
-		keeping.NotBefore, keeping.Plans = arranged.notBefore, arranged.plans()
-		again.Reserve = &keeping
-	}
-	err := run(again)
-	if err == nil || errors.Is(err, ErrCommitUnknown) { // otherwise a batch that the call has left may still write to it
-		c.plan, c.Question, c.Outcome = again.plan, again.Question, again.Outcome
-	}
-	return err
 }
 
 // run executes c if the gate lets it pass: in a transaction directly, otherwise through the refusal cache and the batcher.

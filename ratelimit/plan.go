@@ -37,8 +37,6 @@ type plan struct {
 	ruled     bool  // whether a request is under a rule or a pause
 	keyed     bool  // whether a key is not in its stored form, so that the secret matters
 	costless  bool  // whether all costs are 0
-	moded     bool  // whether a rule has eras with different modes, or with slots and with tokens
-	doubtful  bool  // whether a limit is off by this process's clock, but not at all instants within clockSkew
 	taken     int   // the number of units that a TakeUpTo took
 	now       int64 // an estimate of the database's clock, if a rule needed it; otherwise 0
 	notBefore int64 // the latest end of the pauses; 0: none
@@ -62,7 +60,6 @@ func (p *plan) arrange(ctx context.Context, l *Limiter, verb string, requests []
 		return fmt.Errorf("%w: the call asks for %d limits; it takes from 1 to %d", ErrInvalidRequest, len(requests), maxRequests)
 	}
 	p.reserves = verb == verbReserve
-	isEstimate := p.now == 0 && l.config.AsOf == nil
 	p.makeRoom(len(requests))
 	paused := false
 	for i := range requests {
@@ -92,7 +89,7 @@ func (p *plan) arrange(ctx context.Context, l *Limiter, verb string, requests []
 		if paused {
 			p.pause(decides)
 		}
-		p.leaveOut(isEstimate)
+		p.leaveOut()
 	}
 	if err := p.finish(l); err != nil {
 		return err

@@ -141,7 +141,7 @@ func (l *Limiter) Settle(ctx context.Context, id string, actual ...Request) erro
 			}
 			b := &r.Buckets[i]
 			amounts[i], b.Now = atPrice(actual.cost, b.Price, b.Cost), actual.terms
-			if rule := actual.subject.rule; rule != nil && rule.holding(r.NowUs).mode == Off { // a limit that is off is not charged
+			if actual.subject.mode == Off { // a limit that is off is not charged
 				amounts[i] = min(amounts[i], 0)
 			}
 		}

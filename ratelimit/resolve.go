@@ -132,52 +132,6 @@ func (r *Ruling) holding(now int64) *era {
 	return &r.eras[i]
 }
 
-// clockSkew is the maximum difference between the clocks of this process and of the database at which a rule that is off
-// follows the database's clock.
-const clockSkew = time.Minute
-
-// isOffAround reports whether the rule is off at now, and clockSkew before and after it.
-func (r *Ruling) isOffAround(now int64) bool {
-	skew := clockSkew.Microseconds()
-	return r.holding(now-skew).mode == Off && r.holding(now).mode == Off && r.holding(now+skew).mode == Off
-}
-
-// askTime returns the time of the database. It reads the bucket of the first request.
-func askTime(ctx context.Context, l *Limiter, p *plan, verb string) (int64, error) {
-	look := &call{plan: plan{asked: []asked{{}}, keyed: p.keyed}}
-	look.Verb, look.Look = verb, true
-	look.Asks = []bucket.Ask{{
-		Key: bucket.Key{Name: p.firstLimit(), Key: p.asked[0].key}, Terms: bucket.Terms{Kind: bucket.Steps{}, Capacity: 1, Rate: 1, Step: 1, Steps: 1},
-	}}
-	look.plan.asks = look.Asks
-	if err := look.run(ctx, l); err != nil {
-		return 0, err
-	}
-	return look.Answers[0].Now, nil
-}
-
-// arrangeAgain returns a plan for an instant at which the terms of all asks of the call are in effect. The call needs it if a
-// rule is in another mode by the database's clock than by this process's. The call is then decided in these modes, even if a
-// rule changes meanwhile.
-func (c *call) arrangeAgain(ctx context.Context, l *Limiter) (plan, error) {
-	verb, now := c.Verb, l.config.estimate()
-	if c.plan.reserves {
-		verb = verbReserve // also of CheckReserve
-	}
-	for i := range c.Asks {
-		since, until := c.Asks[i].Terms.Span()
-		now = min(max(now, since), until-1)
-	}
-	arranged := plan{now: now}
-	if err := arranged.arrange(ctx, l, verb, c.requests); err != nil {
-		return plan{}, err
-	}
-	for i := range arranged.asks {
-		arranged.asks[i].Within, arranged.asks[i].Mode = c.Asks[0].Within, 0
-	}
-	return arranged, nil
-}
-
 // isRuledAs reports whether another request for the same bucket is under the same rule, or under an older version of it.
 func (s *subject) isRuledAs(o *subject) bool {
 	return s.rule != nil && o.rule != nil && s.plan == o.plan

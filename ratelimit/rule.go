@@ -68,8 +68,9 @@ const (
 	Off Mode = "off"
 )
 
-// OnChange says how the tokens of a bucket change when a new policy takes effect. Tokens up to that instant are counted under
-// the old policy, up to its capacity. A bucket that is full then stays full under every OnChange, as an unused bucket is full.
+// OnChange says how the tokens of a bucket change when a new policy of the same kind takes effect. Tokens up to that instant are
+// counted under the old policy, up to its capacity. A bucket that is full then stays full under every OnChange, as an unused bucket
+// is full. A policy of another kind needs ResetTokens.
 //
 // The empty OnChange means CarryUsage if the new policy is a window, and KeepTokens if it is a token bucket.
 type OnChange string
@@ -104,7 +105,7 @@ type Era struct {
 	// Unit is the unit of a token, such as "requests" or "tokens". Decisions report it as State.Unit.
 	Unit string
 	// OnChange defaults to CarryUsage for a window, and to KeepTokens for a token bucket. In the first era it is ignored.
-	// If an era has another number of Shards than the era before it, it must be ResetTokens.
+	// If an era has another kind of policy or another number of Shards than the era before it, it must be ResetTokens.
 	OnChange OnChange
 }
 
@@ -168,7 +169,7 @@ func NewRuling(limit Limit, config RulingConfig) (*Ruling, error) {
 			of.name = config.Name
 		}
 		if i > 0 {
-			if err := checkRows(r.eras[i-1].limit.terms(), of.limit.terms(), change); err != nil {
+			if err := checkChange(r.eras[i-1].limit, of.limit, change); err != nil {
 				return invalid("era %d: %w", i, err)
 			}
 		}
@@ -179,9 +180,12 @@ func NewRuling(limit Limit, config RulingConfig) (*Ruling, error) {
 	return r.Paused(config.PausedUntil, config.PauseReason), nil
 }
 
-// checkRows returns an error if a bucket with the terms before cannot change to t row by row.
-func checkRows(before, t bucket.Terms, change bucket.Change) error {
-	switch {
+// checkChange returns an error if a bucket cannot change so from one limit to another, row by row.
+func checkChange(from, to Limit, change bucket.Change) error {
+	before, t := from.terms(), to.terms()
+	switch was, is := kindOf(&before), kindOf(&t); {
+	case was != is && change != bucket.Reset:
+		return fmt.Errorf("it changes the kind from %s to %s; set OnChange to reset, which fills the bucket, or keep the kind", was, is)
 	case change.IsByRow(&before, &t):
 		return nil
 	case t.Shards != before.Shards:
@@ -226,15 +230,6 @@ func usualChange(limit Limit) OnChange {
 	return CarryUsage
 }
 
-// modeNumber returns a number for the mode, from 1. Slots have other numbers than tokens.
-func (e *era) modeNumber() uint8 {
-	n := slices.Index([]Mode{On, Shadow, Off}, e.mode) + 1
-	if e.limit.holds() {
-		n += 3
-	}
-	return uint8(n)
-}
-
 // link stores all eras of the ruling in the terms of each era.
 func (r *Ruling) link(changes []bucket.Change) {
 	if len(r.eras) == 1 {
@@ -242,7 +237,7 @@ func (r *Ruling) link(changes []bucket.Change) {
 	}
 	eras := make([]bucket.Era, len(r.eras))
 	for i, e := range r.eras {
-		eras[i] = bucket.Era{From: e.from, Terms: e.limit.terms(), Change: changes[i], Mode: e.modeNumber()}
+		eras[i] = bucket.Era{From: e.from, Terms: e.limit.terms(), Change: changes[i]}
 	}
 	linked := bucket.NewEras(eras)
 	for i := range r.eras {
@@ -297,13 +292,10 @@ func (p *plan) pause(decides bool) {
 }
 
 // leaveOut removes limits that are off from the call. If the guarantee of a Borrow is off or in shadow, its cost moves to the
-// pool. isEstimate is whether the clock of this process chose the modes.
-func (p *plan) leaveOut(isEstimate bool) {
+// pool.
+func (p *plan) leaveOut() {
 	for i := range p.of {
 		s := &p.of[i]
-		p.asks[i].Mode = p.asks[i].Terms.Eras.Mode(p.asks[i].Terms.Era)
-		p.moded = p.moded || p.asks[i].Mode != 0
-		p.doubtful = p.doubtful || isEstimate && s.mode == Off && !s.rule.isOffAround(p.now)
 		if s.mode == Off || s.mode == Shadow && !s.spared {
 			p.passOn(i)
 		}
@@ -364,13 +356,22 @@ func (p *plan) refusedInShadow(answers []bucket.Answer) (refused []int) {
 }
 
 // leaveShadowsOut runs a call again without the buckets that refused in shadow, until none does or an enforced limit refuses.
+// It uses a new call, because a batch may still use the first one.
 func (c *call) leaveShadowsOut(run func(again *call) error) error {
 	for !c.Look {
+		c.plan.taken = c.Taken
 		refused := c.plan.refusedInShadow(c.Answers)
 		if refused == nil {
 			return nil
 		}
-		if err := c.retryWith(c.plan.withoutShadows(refused, c.Answers), run); err != nil {
+		again := &call{plan: c.plan.withoutShadows(refused, c.Answers)}
+		again.Question, again.Asks = c.Question, again.plan.asks
+		again.Look = again.plan.costless && !again.plan.reserves && c.UpTo == 0
+		err := run(again)
+		if err == nil || errors.Is(err, ErrCommitUnknown) { // otherwise a batch that the call has left may still write to it
+			c.plan, c.Question, c.Outcome = again.plan, again.Question, again.Outcome
+		}
+		if err != nil {
 			return err
 		}
 	}

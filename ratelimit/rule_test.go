@@ -30,6 +30,8 @@ func TestNewRulingRejectsInvalidEras(t *testing.T) {
 		"Policy":        {limit, []ratelimit.Era{{Policy: ratelimit.PerMinute(-1)}}, "era 0: ratelimit: invalid limit"},
 		"Mode":          {limit, []ratelimit.Era{{Mode: "maybe"}}, "use on, shadow or off"},
 		"Change":        {limit, []ratelimit.Era{{}, {From: at, OnChange: "double"}}, "use carry, keep, scale, add or reset"},
+		"AnotherKind":   {limit, []ratelimit.Era{{}, {From: at, Policy: ratelimit.SlidingWindow{Rate: 10, Period: time.Minute}}}, "era 1: it changes the kind from token bucket to sliding window; set OnChange to reset"},
+		"CarriedKind":   {limit, []ratelimit.Era{{Policy: ratelimit.FixedWindow{Rate: 10, Period: time.Hour}}, {From: at, OnChange: ratelimit.CarryUsage}}, "from fixed window to token bucket"},
 		"MoreShards":    {limit, []ratelimit.Era{{}, {From: at, Policy: rows(10, 4), OnChange: ratelimit.AddTokens}}, "era 1: it changes Shards from 1 to 4; keep Shards as it is, or set OnChange to reset"},
 		"FewerShards":   {limit, []ratelimit.Era{{Policy: rows(10, 4)}, {From: at}}, "era 1: it changes Shards from 4 to 1"},
 		"KeepOnShards":  {limit, []ratelimit.Era{{Policy: rows(10, 4)}, {From: at, Policy: rows(20, 4)}}, "era 1: it has Shards and keeps the tokens under a larger capacity; set OnChange to carry, scale, add or reset"},
@@ -81,24 +83,15 @@ func TestModeFollowsTheErasAndThePause(t *testing.T) {
 	require.Panics(t, func() { ratelimit.ShadowLimits(ratelimit.Limit{}) })
 }
 
-// The clock of the database chooses the mode of a rule, where it differs from the clock of the process. A call that is impossible in
-// this mode fails.
-func TestTheModeByTheDatabasesClock(t *testing.T) {
+// The clock of the process chooses the mode of a rule, and the clock of the database its policy.
+func TestTheModeByTheClockOfTheProcess(t *testing.T) {
 	t.Parallel()
 	limit := ratelimit.Define("limit", ratelimit.PerDay(10))
-	smaller := ratelimit.TokenBucket{Rate: 3, Period: ratelimit.Day, MaxReserved: ratelimit.None}
-	for name, c := range map[string]struct {
-		byProcess, byDatabase ratelimit.Era
-		want                  error
-	}{
-		"On":        {ratelimit.Era{Mode: ratelimit.Shadow}, ratelimit.Era{Mode: ratelimit.On}, nil},
-		"Off":       {ratelimit.Era{}, ratelimit.Era{Mode: ratelimit.Off}, nil},
-		"TooCostly": {ratelimit.Era{Mode: ratelimit.Shadow}, ratelimit.Era{Policy: smaller}, ratelimit.ErrCostExceedsCapacity},
-	} {
-		t.Run(name, func(t *testing.T) {
+	smaller := ratelimit.TokenBucket{Rate: 3, Period: ratelimit.Day}
+	for mode, allowed := range map[ratelimit.Mode]bool{ratelimit.On: false, ratelimit.Shadow: true, ratelimit.Off: true} {
+		t.Run(string(mode), func(t *testing.T) {
 			t.Parallel()
-			c.byDatabase.From = at
-			rule, err := ratelimit.NewRuling(limit, ratelimit.RulingConfig{Eras: []ratelimit.Era{c.byProcess, c.byDatabase}})
+			rule, err := ratelimit.NewRuling(limit, ratelimit.RulingConfig{Eras: []ratelimit.Era{{Mode: mode}, {From: at, Policy: smaller, Mode: ratelimit.On}}})
 			require.NoError(t, err)
 			reads := 0 // of the clock, the first by the process
 			limiter, err := ratelimit.New(ratelimittest.NewDB(), ratelimit.Config{Policies: modes{"limit": rule}, NoBatching: true, AsOf: func() time.Time {
@@ -108,44 +101,18 @@ func TestTheModeByTheDatabasesClock(t *testing.T) {
 				return at
 			}})
 			require.NoError(t, err)
-			taking := func(ctx context.Context, requests ...ratelimit.Request) (r ratelimit.Reservation, err error) {
-				r.Decision, err = limiter.Take(ctx, requests...)
-				return r, err
-			}
-			for i, call := range []func(context.Context, ...ratelimit.Request) (ratelimit.Reservation, error){taking, limiter.Reserve, limiter.CheckReserve} {
+			for _, call := range []func(context.Context, ...ratelimit.Request) (ratelimit.Decision, error){limiter.Check, limiter.Take} {
 				reads = 0
-				r, err := call(t.Context(), limit.For("ada").Cost(4))
-				require.ErrorIs(t, err, c.want, "call %d", i)
-				if err == nil {
-					require.True(t, r.Allowed, "call %d", i)
-					require.Equal(t, c.byDatabase.Mode, r.States[0].Mode, "call %d", i)
+				d, err := call(t.Context(), limit.For("ada").Cost(4))
+				require.NoError(t, err)
+				require.Equal(t, allowed, d.Allowed)
+				require.Equal(t, mode, d.States[0].Mode)
+				require.Equal(t, mode == ratelimit.Off, d.States[0].NotAsked)
+				if mode != ratelimit.Off {
+					require.False(t, d.States[0].Allowed)
+					require.InDelta(t, 3, d.States[0].Remaining, 1e-9)
 				}
 			}
 		})
 	}
-}
-
-// rulings are the answers of a source to its requests, one after the other.
-type rulings []*ratelimit.Ruling
-
-func (r *rulings) RulingFor(ratelimit.Limit, string, string) *ratelimit.Ruling {
-	next := (*r)[0]
-	*r = (*r)[1:]
-	return next
-}
-func (*rulings) RulingsOf(string) []*ratelimit.Ruling { return nil }
-
-// A call that asks the database for its time, because its limit is about to be off no more, goes by the rule of after the answer.
-func TestARuleThatChangesWhileTheClockIsRead(t *testing.T) {
-	t.Parallel()
-	limit := ratelimit.Define("limit", ratelimit.PerDay(10))
-	soon := time.Now().Add(30 * time.Second)
-	off, err := ratelimit.NewRuling(limit, ratelimit.RulingConfig{Eras: []ratelimit.Era{{Mode: ratelimit.Off}, {From: soon}}})
-	require.NoError(t, err)
-	smaller, err := ratelimit.NewRuling(limit, ratelimit.RulingConfig{Eras: []ratelimit.Era{{Policy: ratelimit.PerDay(3)}}})
-	require.NoError(t, err)
-	limiter, err := ratelimit.New(ratelimittest.NewDB(), ratelimit.Config{Policies: &rulings{off, smaller}})
-	require.NoError(t, err)
-	_, err = limiter.Take(t.Context(), limit.For("ada").Cost(4))
-	require.ErrorIs(t, err, ratelimit.ErrCostExceedsCapacity)
 }

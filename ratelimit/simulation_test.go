@@ -49,7 +49,7 @@ func newSimulated(t *testing.T, modesOf map[string]ratelimit.Mode) *simulated {
 		ratelimit.Define("poolOfRows", ratelimit.TokenBucket{Rate: 8, Period: time.Second, Shards: 2}),
 	}
 	changes := map[string]ratelimit.Era{
-		"changes":    {Policy: ratelimit.FixedWindow{Rate: 2, Period: 3 * time.Second, Capacity: 4}, OnChange: ratelimit.ScaleTokens},
+		"changes":    {Policy: ratelimit.FixedWindow{Rate: 2, Period: 3 * time.Second, Capacity: 4}, OnChange: ratelimit.ResetTokens},
 		"poolOfRows": {Policy: ratelimit.TokenBucket{Rate: 12, Period: time.Second, Shards: 2}, OnChange: ratelimit.AddTokens},
 	}
 	policies := make(modes)

@@ -23,9 +23,8 @@ import (
 //
 // If you change the policy of a limit in use, taken tokens still count. With another Period or other Slices, a token counts as
 // taken at the end of its old slice. A longer Period can count tokens again that no longer counted in the shorter one. After a
-// change from another kind, the tokens that the bucket lacks of the Rate count as taken. If a rule made the change, they count from
-// that instant. Otherwise they count from the last write of the row. For a [FixedWindow] or [CalendarWindow] they count from the
-// start of its window, which can be more than a Period ago.
+// change from another kind in the code, the tokens that the bucket lacks of the Rate count as taken from the last write of the row.
+// For a [FixedWindow] or [CalendarWindow] they count from the start of its window, which can be more than a Period ago.
 type SlidingWindow struct {
 	// Rate is the maximum number of tokens in any Period, and so the largest cost: from 1e-9 to 1e12.
 	Rate float64

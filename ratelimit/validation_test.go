@@ -426,7 +426,7 @@ func TestNewChecksItsArguments(t *testing.T) {
 		{untouched{}, ratelimit.Config{HashKey: []byte("short-secret")}, "HashKey has 12 bytes; use 16 random ones or more"},
 		{untouched{}, ratelimit.Config{HashKey: []byte{}}, "HashKey has 0 bytes; use 16 random ones or more"},
 		{untouched{}, ratelimit.Config{MaxAttempts: -1}, "MaxAttempts is -1; use 1 or more"},
-		{untouched{}, ratelimit.Config{Policies: (*rulings)(nil)}, "Policies holds a nil *ratelimit_test.rulings"},
+		{untouched{}, ratelimit.Config{Policies: (*modes)(nil)}, "Policies holds a nil *ratelimit_test.modes"},
 		{untouched{}, ratelimit.Config{StaleAfter: -time.Second}, "StaleAfter is -1s; " + spans},
 		{untouched{}, ratelimit.Config{StaleAfter: century + 1}, spans},
 		{untouched{}, ratelimit.Config{ExpireAfter: -time.Second}, "ExpireAfter is -1s; " + spans},

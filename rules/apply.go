@@ -84,6 +84,9 @@ func (s *Store) apply(ctx context.Context, tx pgx.Tx, edit Edit, changes *Change
 	if err := s.checkKeys(ctx, tx, changes); err != nil {
 		return Applied{}, err
 	}
+	if err := s.checkKinds(ctx, tx, changes, w.from); err != nil {
+		return Applied{}, err
+	}
 	if err := w.write(ctx, tx, changes); err != nil {
 		return Applied{}, err
 	}

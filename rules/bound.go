@@ -166,8 +166,7 @@ const maxPlans = 16
 // bounds collects the points of a limit.
 type bounds struct {
 	name    string
-	unknown bool  // whether there is something that it cannot judge
-	slow    int64 // until when a span stands for statements that were not loaded, so that nothing arrives; 0: none does
+	unknown bool // whether there is something that it cannot judge
 	code    point
 	all     point // without lags and growth
 }
@@ -219,16 +218,12 @@ func (b *bounds) chain(so chain) point {
 		if i > 0 {
 			all = all.changedBy(s.change, 1)
 		}
-		if s.slowest {
-			b.slow = max(b.slow, so.until(i))
-		}
-		if s.says == nil || s.slowest {
+		if s.says == nil {
 			all = all.with(b.code)
+			continue
 		}
-		if s.says != nil {
-			p, ok := pointOf(s.says.policy)
-			all, b.unknown = all.with(p), b.unknown || !ok
-		}
+		p, ok := pointOf(s.says.policy)
+		all, b.unknown = all.with(p), b.unknown || !ok
 	}
 	return all
 }
@@ -265,21 +260,13 @@ func (b *bounds) policy() ratelimit.Policy {
 	return policy
 }
 
-// rulings returns the ruling of the policy. Under it nothing arrives before b.slow.
-func (b *bounds) rulings() (rulings []*ratelimit.Ruling) {
-	policy := b.policy()
-	if limit, err := ratelimit.NewLimit(b.name, policy); err == nil {
-		rulings = append(rulings, ruleOf(limit, b.name, b.chainOf(policy), pause{}, minInstant))
+// rulings returns the ruling of the policy.
+func (b *bounds) rulings() []*ratelimit.Ruling {
+	limit, err := ratelimit.NewLimit(b.name, b.policy())
+	if err != nil {
+		return nil
 	}
-	return slices.DeleteFunc(rulings, func(r *ratelimit.Ruling) bool { return r == nil })
-}
-
-// chainOf returns the chain under which a bucket is full when it is full under a policy by which nothing arrives before b.slow.
-func (b *bounds) chainOf(policy ratelimit.Policy) chain {
-	if b.slow == 0 {
-		return unsaid()
-	}
-	return chain{{from: minInstant, says: &terms{policy: policy}, slowest: true}, {from: b.slow}}
+	return []*ratelimit.Ruling{ruleOf(limit, b.name, unsaid(), pause{}, minInstant)}
 }
 
 // policy returns the point as a policy, rounded so that buckets are full later.

@@ -139,26 +139,6 @@ func TestRulingsOf(t *testing.T) {
 		require.InEpsilon(t, 100, slowest(4, ratelimit.AddTokens)/slowest(4, ratelimit.ScaleTokens), 1e-6)
 	})
 
-	t.Run("NothingArrivesInAnEraThatIsNotLoaded", func(t *testing.T) {
-		t.Parallel()
-		begins := time.Now().UnixMicro()
-		var rows []row
-		for i := range maxChain + 1 {
-			r := twenty
-			r.version, r.from = int64(i), begins-int64(maxChain-i)
-			rows = append(rows, r)
-		}
-		s := &Set{}
-		s.limits.of("messages").note(code)
-		s.current.Store(compile(&loaded{now: begins, rows: rows}, &s.limits))
-		b := boundsOf(s.current.Load().limits["messages"])
-		eras := b.chainOf(b.policy()).eras(b.policy(), begins)
-		require.Len(t, eras, 2)
-		require.Equal(t, rows[0].from, eras[1].From.UnixMicro())
-		before, _ := pointOf(eras[0].Policy)
-		require.Less(t, before.speed*float64(365*24*time.Hour), 1.0, "less than a token arrives in a year")
-	})
-
 	t.Run("OneIsEnough", func(t *testing.T) {
 		t.Parallel()
 		rows := []row{twenty}

@@ -2,7 +2,6 @@ package rules
 
 import (
 	"slices"
-	"time"
 
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
@@ -10,7 +9,7 @@ import (
 const (
 	// maxChain is how many statements about a rule are loaded, and maxAhead of them at most lie ahead.
 	maxChain = 100
-	// maxEras is how many eras that have ended a bucket keeps apart.
+	// maxEras is how many eras that have ended a ruling knows.
 	maxEras = 16
 )
 
@@ -29,9 +28,6 @@ type span struct {
 	says   *terms  // nil: the less specific rule decides
 	times  float64 // a multiple of the terms; 0: 1
 	change ratelimit.OnChange
-	// slowest is set if the span stands for statements that were not loaded, and for the definition in the code: nothing arrives in
-	// it, as their rates are not known.
-	slowest bool
 }
 
 // chain are spans in the order of their beginnings.
@@ -105,10 +101,13 @@ func (c chain) scaled(times float64) chain {
 	return c
 }
 
-// eras returns the chain as eras, for a definition in the code. The last maxEras ended eras stay apart; all earlier ones are merged into
-// one, and so is a span that stands for several: see point.merged.
+// eras returns the chain as eras, for a definition in the code. Of the eras that have ended it has the last maxEras, the first of
+// which stands for all earlier ones.
 func (c chain) eras(code ratelimit.Policy, now int64) []ratelimit.Era {
-	eras, points, older := make([]ratelimit.Era, len(c)), make([]point, len(c)), -maxEras
+	for len(c) > maxEras+1 && c[maxEras+1].from <= now {
+		c = c[1:]
+	}
+	eras := make([]ratelimit.Era, len(c))
 	for i, s := range c {
 		e := ratelimit.Era{From: timeOf(&s.from), OnChange: s.change}
 		if s.says != nil {
@@ -117,45 +116,21 @@ func (c chain) eras(code ratelimit.Policy, now int64) []ratelimit.Era {
 		if s.times != 0 {
 			e.Policy, e.Name = ratelimit.Scale(policyOr(e.Policy, code), s.times), "" // the override names it
 		}
-		points[i] = bucketOf(policyOr(e.Policy, code))
-		if c.until(i) <= now {
-			older++
-		}
 		eras[i] = e
 	}
-	all := bucketOf(code)
-	for _, p := range points {
-		all = all.with(p)
-	}
-	for i := range points {
-		if c[i].slowest {
-			points[i] = all
-			points[i].speed = 0
-		}
-	}
-	older = max(older, 0)
-	for i := range older {
-		points[i+1] = points[i+1].with(points[i])
-	}
-	for i := older; i < len(c); i++ {
-		if c[i].slowest || i == older && i > 0 {
-			eras[i].Policy = points[i].merged(policyOr(eras[min(i+1, len(c)-1)].Policy, code))
-		}
-	}
-	eras = eras[older:]
 	changeByRow(eras, code)
 	return eras
 }
 
-// changeByRow replaces each OnChange that ratelimit.NewRuling refuses because of Shards. A change of the number of rows resets the bucket.
-// If the limit has several rows, keep with a larger capacity becomes scale.
+// changeByRow replaces each OnChange that ratelimit.NewRuling refuses. A change of the kind, or of the number of rows, resets the
+// bucket. If the limit has several rows, keep with a larger capacity becomes scale.
 func changeByRow(eras []ratelimit.Era, code ratelimit.Policy) {
 	for i := 1; i < len(eras); i++ {
 		before, _ := numbersOf(policyOr(eras[i-1].Policy, code))
 		now, _ := numbersOf(policyOr(eras[i].Policy, code))
 		e := &eras[i]
 		switch {
-		case now.Shards != before.Shards:
+		case now.Kind != before.Kind, now.Shards != before.Shards:
 			e.OnChange = ratelimit.ResetTokens
 		case now.Shards > 1 && now.Most > before.Most && isKept(e.OnChange, now.Kind):
 			e.OnChange = ratelimit.ScaleTokens
@@ -172,28 +147,6 @@ func policyOr(policy, code ratelimit.Policy) ratelimit.Policy {
 	if policy == nil {
 		return code
 	}
-	return policy
-}
-
-// bucketOf returns the point of a policy for all rows of a bucket together.
-func bucketOf(policy ratelimit.Policy) point {
-	p, _ := pointOf(policy)
-	return p.times(float64(p.most))
-}
-
-// merged returns the policy of an era that stands for several eras with the point p. A bucket that was unused in all of
-// them gains tokens at the slowest of their rates. The policy has the largest of their capacities and of next's: otherwise a bucket
-// with more tokens than the smallest capacity would count as full, and be filled. It has the kind and the number of rows of next, the
-// policy after them, so that no row counts as missing, and leases stay.
-func (p point) merged(next ratelimit.Policy) ratelimit.Policy {
-	if _, slots := next.(ratelimit.Concurrency); slots {
-		return next
-	}
-	n, _ := pointOf(next)
-	p.capacity = max(p.capacity, n.capacity*float64(n.most))
-	p.speed = max(p.speed, 1.001*p.capacity/float64(maxPeriod), minTokens/float64(time.Minute)) // as slow as a policy may be
-	policy := p.policy()
-	policy.Capacity, policy.Shards = min(policy.Capacity, maxTokens), n.most
 	return policy
 }
 

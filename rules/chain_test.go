@@ -87,17 +87,6 @@ func TestChain(t *testing.T) {
 			"one takes the place of another, the first a multiple of the code's")
 	})
 
-	t.Run("ErasThatAreNotLoadedAddNoTokens", func(t *testing.T) {
-		t.Parallel()
-		for first, capacity := range map[float64]float64{4: 20, 40: 40} {
-			so := chain{{from: minInstant, says: of(first), slowest: true}, {from: 100, says: of(20)}}
-			eras := so.eras(ratelimit.PerMinute(10), 200)
-			require.Len(t, eras, 2)
-			requireMerged(t, 0, capacity, 1, eras[0].Policy)
-			require.Equal(t, ratelimit.PerMinute(20), eras[1].Policy)
-		}
-	})
-
 	t.Run("TheErasThatHaveEndedAreBounded", func(t *testing.T) {
 		t.Parallel()
 		so := unsaid()
@@ -106,39 +95,12 @@ func TestChain(t *testing.T) {
 		}
 		eras := so.eras(ratelimit.PerMinute(20), 2500) // the 25th has begun, and 25 have ended, the code's with them
 		require.Len(t, eras, 22)
-		requireMerged(t, 7, 20, 1, eras[0].Policy)
-		for i, e := range eras[1:] {
-			require.Equal(t, int64(1000+100*i), e.From.UnixMicro())
-			require.Equal(t, of(float64(15-(9+i)%15)).policy, e.Policy)
+		for i, e := range eras {
+			require.Equal(t, int64(900+100*i), e.From.UnixMicro())
+			require.Equal(t, of(float64(15-(8+i)%15)).policy, e.Policy)
 		}
 		require.Len(t, so.eras(ratelimit.PerMinute(20), 1699), 31, "16 have ended")
 		require.Len(t, so.eras(ratelimit.PerMinute(20), 1700), 30, "17 have ended")
-	})
-
-	t.Run("AMergedEraIsOfTheKindAndTheRowsOfTheNext", func(t *testing.T) {
-		t.Parallel()
-		merged := func(code, next ratelimit.Policy) ratelimit.Policy {
-			so := chain{{from: minInstant, slowest: true}, {from: 100, says: &terms{policy: next}}}
-			_, err := ratelimit.NewLimit("merged", so.eras(code, 200)[0].Policy)
-			require.NoError(t, err)
-			return so.eras(code, 200)[0].Policy
-		}
-		sharded := ratelimit.FixedWindow{Rate: 100, Period: time.Minute, Shards: 4}
-		requireMerged(t, 0, 100, 4, merged(ratelimit.PerMinute(10), sharded))
-		requireMerged(t, 0, 100, 1, merged(sharded, ratelimit.TokenBucket{Rate: 1, Period: time.Minute, Capacity: ratelimit.None}))
-		slots := ratelimit.Concurrency{Most: 3}
-		require.Equal(t, slots, merged(ratelimit.PerMinute(10), slots), "leases stay")
-		for _, code := range []ratelimit.Policy{
-			ratelimit.TokenBucket{Rate: 1e-9, Period: maxPeriod},
-			ratelimit.TokenBucket{Rate: 1e12, Period: time.Microsecond, Capacity: 1e12},
-			ratelimit.TokenBucket{Rate: 1e12, Period: maxPeriod, Capacity: 1e12, Shards: 64},
-			ratelimit.TokenBucket{Rate: 1, Period: time.Hour, Capacity: ratelimit.None},
-			ratelimit.CalendarWindow{Rate: 5, Resets: ratelimit.Yearly},
-		} {
-			for _, next := range []ratelimit.Policy{code, ratelimit.PerSecond(1e-9), ratelimit.TokenBucket{Rate: 1e12, Period: time.Hour, Capacity: 1e12, Shards: 8}} {
-				merged(code, next)
-			}
-		}
 	})
 
 	t.Run("EachChangeIsOneThatRowsCanMake", func(t *testing.T) {
@@ -151,6 +113,7 @@ func TestChain(t *testing.T) {
 		}
 		require.Equal(t, ratelimit.ResetTokens, changed(rows(10, 4), rows(10, 1), ratelimit.AddTokens))
 		require.Equal(t, ratelimit.ResetTokens, changed(rows(10, 4), ratelimit.Concurrency{Most: 3}, ""))
+		require.Equal(t, ratelimit.ResetTokens, changed(rows(10, 1), ratelimit.FixedWindow{Rate: 10, Period: time.Minute}, ratelimit.CarryUsage))
 		require.Equal(t, ratelimit.ScaleTokens, changed(rows(10, 4), rows(20, 4), ""))
 		require.Equal(t, ratelimit.ScaleTokens, changed(rows(10, 4), rows(20, 4), ratelimit.KeepTokens))
 		require.Equal(t, ratelimit.AddTokens, changed(rows(10, 4), rows(20, 4), ratelimit.AddTokens))
@@ -171,16 +134,6 @@ func TestChain(t *testing.T) {
 		so := unsaid().state(span{from: 100, says: &terms{policy: ratelimit.PerMinute(1), mode: ratelimit.Shadow}}).state(span{from: 200})
 		require.Equal(t, []era{{0, 0, "", ""}, {100, 1, "", ratelimit.Shadow}, {200, 0, "", ""}}, told(so))
 	})
-}
-
-// requireMerged checks a policy that stands for several: so many tokens arrive in a minute, and it holds a capacity.
-func requireMerged(t *testing.T, rate, capacity float64, shards int, policy ratelimit.Policy) {
-	t.Helper()
-	p, ok := policy.(ratelimit.TokenBucket)
-	require.True(t, ok)
-	require.InDelta(t, rate, p.Rate*float64(time.Minute)/float64(p.Period), 1e-5)
-	require.InEpsilon(t, capacity, p.Capacity, 1e-9)
-	require.Equal(t, shards, p.Shards)
 }
 
 // TestPausesOfRows promises what pauses are left of rows, which one is under way at an instant, and when the next begins.

@@ -207,7 +207,7 @@ func (c *compiler) addRule(r *row) error {
 	return nil
 }
 
-// finishRules forgets the rules that have been deleted for long. If more was stated of a rule than is loaded, its first span
+// finishRules forgets the rules that have been deleted for long. If more was stated of a rule than is loaded, its first statement
 // stands for that.
 func (c *compiler) finishRules() {
 	for id, of := range c.rules {
@@ -218,7 +218,7 @@ func (c *compiler) finishRules() {
 			continue
 		}
 		if of.rows > maxChain && len(of.chain) > 1 {
-			of.chain[0] = span{from: minInstant, says: of.chain[1].says, slowest: true}
+			of.chain[0].says = of.chain[1].says
 		}
 		c.next.of(id.Limit).plans[id.Plan] = of.chain
 	}

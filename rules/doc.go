@@ -14,7 +14,7 @@
 // # When a change holds
 //
 // A change takes effect at an instant of the database's clock, by default 2 seconds after it is made. Before the instant every program
-// uses the old policy, and from it on the new one. A program that is notified later uses the old policy until then;
+// uses the old policy, and from it on the new one; its mode changes by the clock of each program, which the Set corrects. A program that is notified later uses the old policy until then;
 // [ratelimit.RulesLoaded] reports it. If another change lies ahead, a new change with a later instant follows it, and a new change
 // with an earlier instant replaces it.
 //

@@ -58,6 +58,50 @@ func TestKindsAreStored(t *testing.T) {
 	}
 }
 
+// TestAChangeOfTheKindNeedsAReset promises that a change of the kind that the tables show is an error that says what to write, unless it
+// is a reset, and that it changes nothing.
+func TestAChangeOfTheKindNeedsAReset(t *testing.T) {
+	t.Parallel()
+	f := setup(t)
+	window := ratelimit.FixedWindow{Rate: 10, Period: time.Hour}
+	put := func(rule rules.Rule) rules.Changes { return rules.Changes{Put: []rules.Rule{rule}} }
+	override := func(o rules.Override) rules.Changes {
+		o.Limit, o.Key = "messages", "ada"
+		return rules.Changes{Override: []rules.Override{o}}
+	}
+	later := f.now(t).Add(time.Hour)
+	for _, step := range []struct {
+		edit    rules.Edit
+		changes rules.Changes
+		want    string // in the error
+	}{
+		{why, put(perMinute("messages", "", 5)), ""},
+		{from(later), put(rules.Rule{Limit: "messages", Policy: window}), `rule "messages", plan "": it changes the kind from token bucket to fixed window; set its OnChange (on_change in a file) to reset`},
+		{from(later), put(rules.Rule{Limit: "messages", Policy: window, OnChange: ratelimit.CarryUsage}), "to reset"},
+		{why, put(rules.Rule{Limit: "messages", Plan: "pro", Policy: window}), `plan "pro": it changes the kind`},
+		{why, put(rules.Rule{Limit: "messages", Plan: "pro", Policy: window, OnChange: ratelimit.ResetTokens}), ""},
+		{from(later), override(rules.Override{Policy: ratelimit.Concurrency{Most: 2}}), `override of a key of "messages": it changes the kind`},
+		{from(later), override(rules.Override{OnPlan: "pro"}), "from token bucket to fixed window"},
+		{from(later), override(rules.Override{OnPlan: "pro", OnChange: ratelimit.ResetTokens}), ""},
+		{from(later), override(rules.Override{Multiplier: 2}), ""},
+		{from(later), put(rules.Rule{Limit: "messages", Policy: window, OnChange: ratelimit.ResetTokens}), ""},
+		{from(later.Add(time.Minute)), put(rules.Rule{Limit: "messages", Policy: ratelimit.FixedWindow{Rate: 9, Period: time.Minute}}), ""},
+		{from(later.Add(time.Minute)), put(perMinute("messages", "", 5)), "from fixed window to token bucket"},
+		{from(later.Add(-time.Minute)), put(rules.Rule{Limit: "messages", Policy: window}), "from token bucket to fixed window"},
+		{from(later), rules.Changes{Delete: []rules.RuleID{{Limit: "messages", Plan: "pro"}}}, ""},
+	} {
+		before := f.tables(t)
+		_, err := f.store.Apply(t.Context(), step.edit, step.changes)
+		if step.want == "" {
+			require.NoError(t, err)
+			continue
+		}
+		require.ErrorIs(t, err, rules.ErrInvalid)
+		require.ErrorContains(t, err, step.want)
+		require.Equal(t, before, f.tables(t))
+	}
+}
+
 // TestMultiplesOfKinds promises the policy of an override that multiplies the rule of each kind.
 func TestMultiplesOfKinds(t *testing.T) {
 	t.Parallel()
@@ -128,8 +172,7 @@ func TestPruneOfKinds(t *testing.T) {
 	}
 }
 
-// TestChangesOfTokens promises that a rule and an override change the tokens as they say, and an override also when it ends. What becomes
-// of the tokens when one kind follows another is tested in integration_test/recorded.
+// TestChangesOfTokens promises that a rule and an override change the tokens as they say, and an override also when it ends.
 func TestChangesOfTokens(t *testing.T) {
 	t.Parallel()
 	f := setup(t)

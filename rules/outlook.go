@@ -13,8 +13,8 @@ import (
 
 // Outlook says, for people, what a change of policy at an instant leaves in a bucket, and until when: in one with so
 // many tokens left, or by default in one that is used up and in one that is half full. If a policy is nil, because no
-// rule is known that decides, it says what the answer depends on. It is empty if the policies have the same quota, if
-// one is invalid, and for concurrency, whose slots stay held.
+// rule is known that decides, it says what the answer depends on. A change of the kind fills the bucket. The answer is
+// empty if the policies have the same quota, if one is invalid, and for concurrency, whose slots stay held.
 func Outlook(before, after ratelimit.Policy, change ratelimit.OnChange, at time.Time, left ...float64) string {
 	if before == nil || after == nil {
 		return "what a key will have depends on its plan or on the code, which the tables do not have"

@@ -32,7 +32,8 @@ type Override struct {
 	// Mode is whether Policy refuses. Defaults to ratelimit.On. Without a Policy it must be empty, and the rule's Mode counts.
 	Mode ratelimit.Mode
 	// OnChange changes the tokens in the bucket when the override begins, and again when it ends.
-	// Defaults to ratelimit.CarryUsage for a window, and to ratelimit.KeepTokens for a token bucket.
+	// Defaults to ratelimit.CarryUsage for a window, and to ratelimit.KeepTokens for a token bucket. If a rule of the limit has another
+	// kind of policy, it must be ratelimit.ResetTokens.
 	OnChange ratelimit.OnChange
 	// Until is the instant at which the override ends by itself. Defaults to the zero time: never.
 	Until time.Time

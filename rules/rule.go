@@ -23,7 +23,8 @@ type Rule struct {
 	// Mode is whether the rule refuses requests. Defaults to ratelimit.On.
 	Mode ratelimit.Mode
 	// OnChange changes the tokens in the buckets when the rule replaces the policy before.
-	// Defaults to ratelimit.CarryUsage for a window, and to ratelimit.KeepTokens for a token bucket.
+	// Defaults to ratelimit.CarryUsage for a window, and to ratelimit.KeepTokens for a token bucket. If the policy before is of another
+	// kind, it must be ratelimit.ResetTokens.
 	OnChange ratelimit.OnChange
 	// Unit is what a token is, for people: "requests", "tokens", "messages". 64 bytes at most.
 	Unit string

@@ -10,10 +10,10 @@ import (
 
 // statements are the statements of a schema.
 type statements struct {
-	bump, replace, state, met, notify string
-	hashed, versionAndTime, hidden    string
-	schema                            string
-	load, list, history               string
+	before, bump, replace, state, met, notify string
+	hashed, versionAndTime, hidden            string
+	schema                                    string
+	load, list, history                       string
 }
 
 // statementsFor returns the statements with the schema's name in place of ratelimit.
@@ -24,7 +24,7 @@ func statementsFor(schema string) statements {
 		return in(strings.ReplaceAll(text, "$hidden", pgerr.Hidden(here, "current_user", "rules", "rules_version", "fingerprint")))
 	}
 	return statements{
-		bump: in(bump), replace: in(replace), state: in(state), met: in(met), notify: notify, hashed: in(hashed),
+		before: in(before), bump: in(bump), replace: in(replace), state: in(state), met: in(met), notify: notify, hashed: in(hashed),
 		versionAndTime: seen(versionAndTime), hidden: seen(hidden), schema: schema, load: in(loadRows),
 		list: in(list), history: in(history),
 	}
@@ -64,6 +64,11 @@ const (
 		WHERE of = 'pause' AND name = $1::text AND plan = '' AND key = $2::text AND says IS NOT NULL
 			AND from_us <= $4::bigint AND end_us >= $3::bigint AND end_us > greatest(from_us, $5::bigint)`
 )
+
+// before returns the rules of the limits $1 that hold until $2 or longer.
+const before = `SELECT ` + columns + ` FROM ratelimit.rules
+	WHERE of = 'rule' AND name = ANY($1::text[]) AND key = '' AND says IS NOT NULL AND from_us < $2::bigint
+		AND (end_us >= $2 AND end_us > from_us OR end_us IS NULL)`
 
 // hashed returns whether programs store keys as HMACs.
 const hashed = `SELECT EXISTS (SELECT FROM ratelimit.fingerprint WHERE hash_key <> 'none')`

@@ -303,7 +303,7 @@ func TestHistory(t *testing.T) {
 	note(f.store.Put(ctx, rules.Edit{Author: "ana", Reason: "first"}, perMinute("messages", "", 5)))
 	note(f.store.Put(ctx, rules.Edit{Author: "bob", Reason: "second"}, perMinute("messages", "", 6), perMinute("messages", "pro", 60)))
 	note(f.store.Override(ctx, why, rules.Override{Limit: "messages", Key: "ana", OnPlan: "pro", Until: until}))
-	note(f.store.Override(ctx, why, rules.Override{Limit: "messages", Key: "ana", Policy: ratelimit.FixedWindow{Rate: 1, Period: 1e9}}))
+	note(f.store.Override(ctx, why, rules.Override{Limit: "messages", Key: "ana", Policy: ratelimit.FixedWindow{Rate: 1, Period: 1e9}, OnChange: ratelimit.ResetTokens}))
 	note(f.store.RemoveOverride(ctx, why, "messages", "ana"))
 	note(f.store.Pause(ctx, why, rules.Pause{Limit: "messages", Until: until}))
 	note(f.store.Resume(ctx, why, "messages", ""))

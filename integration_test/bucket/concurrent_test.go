@@ -154,7 +154,8 @@ func TestSlotsAgreeWithTheExactModel(t *testing.T) {
 	})
 }
 
-// TestSlotsInErasKeepTheirLeases has the policy change under leases, to another limit on concurrency and to other kinds.
+// TestSlotsInErasKeepTheirLeases has the policy change under leases, to another limit on concurrency. A change to another kind, and
+// back, fills the bucket.
 func TestSlotsInErasKeepTheirLeases(t *testing.T) {
 	t.Parallel()
 	three, one := concurrency(3, time.Hour), concurrency(1, time.Minute)
@@ -182,11 +183,10 @@ func TestSlotsInErasKeepTheirLeases(t *testing.T) {
 
 	tokens := buckettest.TokenBucket(10, time.Hour, 10)
 	fence := &bucket.Parts{Leases: held.Parts.Leases[:1]}
-	require.Equal(t, bucket.State{Value: 1, TS: at, Capacity: 10, Parts: fence}, of(tokens, bucket.Keep).Settle(held), "one slot was left")
+	require.Equal(t, bucket.State{Value: 10, TS: at, Capacity: 10, Parts: fence}, of(tokens, bucket.Reset).Settle(held), "the leases ended")
 	spent, _ := buckettest.Take(tokens, tokens.Full(opening), opening, 9, 0)
-	back := bucket.NewEras([]bucket.Era{{Terms: tokens}, {From: at, Terms: three}}).Holding(later)
-	entered := back.Settle(spent)
-	require.Equal(t, 3.0, buckettest.Tokens(back, entered, later), "tokens that were taken are no slots that are held")
+	back := bucket.NewEras([]bucket.Era{{Terms: tokens}, {From: at, Terms: three, Change: bucket.Reset}}).Holding(later)
+	require.Equal(t, 3.0, buckettest.Tokens(back, back.Settle(spent), later), "tokens that were taken are no slots that are held")
 }
 
 // TestARowOfAnotherKindHoldsNoSlots has a limit on concurrency read what other kinds have left, and the other way round.

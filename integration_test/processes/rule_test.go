@@ -143,8 +143,12 @@ func TestPoliciesChangeInAllProgramsAtOneInstant(t *testing.T) {
 	}
 	ahead := store(lead)
 	window := ratelimit.FixedWindow{Rate: 50, Period: 100 * time.Millisecond, Capacity: 1000, Start: noon}
-	for _, policy := range []ratelimit.Policy{bucket(10), bucket(1000), window, bucket(500)} {
-		put(ahead, rules.Rule{Limit: "api", Policy: policy, OnChange: ratelimit.ScaleTokens})
+	for _, rule := range []rules.Rule{
+		{Policy: bucket(10), OnChange: ratelimit.ScaleTokens}, {Policy: bucket(1000), OnChange: ratelimit.ScaleTokens},
+		{Policy: window, OnChange: ratelimit.ResetTokens}, {Policy: bucket(500), OnChange: ratelimit.ResetTokens},
+	} {
+		rule.Limit = "api"
+		put(ahead, rule)
 	}
 	_, err := ahead.Put(t.Context(), edit, rules.Rule{Limit: "api", Plan: "pro", Policy: bucket(200)})
 	require.NoError(t, err)

@@ -175,7 +175,7 @@ func (p *page) make() error {
 }
 
 // drawEra draws an era of a limit. If the limit has shards, only their number changes, and the bucket is reset: any other
-// change applies to each row, and which rows have tokens is random.
+// change applies to each row, and which rows have tokens is random. Another kind needs a reset.
 func (p *page) drawEra(d *draw, about subject, from time.Time) ratelimit.Era {
 	e := ratelimit.Era{
 		From: from, Name: oneOf(d, "", "", "night"), Unit: oneOf(d, "", "mails"),
@@ -193,15 +193,30 @@ func (p *page) drawEra(d *draw, about subject, from time.Time) ratelimit.Era {
 	default:
 		e.Policy = drawPolicy(d, p.of.kind)
 	}
+	if about == aboutKinds && p.under(e).Numbers().Kind != p.latest().Numbers().Kind {
+		e.OnChange = ratelimit.ResetTokens
+	}
 	return e
+}
+
+// latest returns the limit with the policy of the last era.
+func (p *page) latest() ratelimit.Limit {
+	if n := len(p.config.Eras); n > 0 {
+		return p.under(p.config.Eras[n-1])
+	}
+	return p.of.defined[0]
+}
+
+// under returns the limit with the policy of an era.
+func (p *page) under(e ratelimit.Era) ratelimit.Limit {
+	if e.Policy == nil {
+		return p.of.defined[0]
+	}
+	return ratelimit.Define(p.of.name, e.Policy)
 }
 
 // reshard returns the latest policy of a sharded limit in another number of rows.
 func (p *page) reshard(d *draw) ratelimit.Policy {
-	latest := p.of.defined[0].Policy()
-	if n := len(p.config.Eras); n > 0 && p.config.Eras[n-1].Policy != nil {
-		latest = p.config.Eras[n-1].Policy
-	}
 	times := oneOf(d, 2, 4)
 	next := func(shards int) int {
 		if shards > 4 {
@@ -209,7 +224,7 @@ func (p *page) reshard(d *draw) ratelimit.Policy {
 		}
 		return shards * times
 	}
-	policy, _ := latest.(ratelimit.FixedWindow)
+	policy, _ := p.latest().Policy().(ratelimit.FixedWindow)
 	policy.Shards = next(policy.Shards)
 	return policy
 }

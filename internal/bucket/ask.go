@@ -43,8 +43,6 @@ type Ask struct {
 
 	Unenforced bool // whether the limit refuses and delays no request
 	MayOwe     bool // whether Lowest is what the terms allow to be owed
-
-	Mode uint8 // the mode of the era that the ask was made for; 0: any
 }
 
 // SetNow sets the terms that hold at an instant.

@@ -151,14 +151,9 @@ func (Concurrent) Fill(t Terms, s State, now int64) State {
 	return s.holding(nil, t.Capacity, s.lastFence(), now)
 }
 
-// Enter keeps the leases of a limit on concurrency, unless the change is a Reset. Of another kind there are none: what
-// that has taken is not held.
-func (Concurrent) Enter(t, before Terms, s State, from int64, change Change) State {
-	leases := s.leasesAt(from)
-	if _, held := before.Kind.(Concurrent); !held || change == Reset {
-		leases = nil
-	}
-	entered := s.holding(leases, t.Capacity, s.lastFence(), from)
+// Enter keeps the leases.
+func (Concurrent) Enter(t, _ Terms, s State, from int64, _ Change) State {
+	entered := s.holding(s.leasesAt(from), t.Capacity, s.lastFence(), from)
 	entered.TS = from
 	return entered
 }

@@ -101,7 +101,7 @@ func TestFencesGoOnAfterErasOfOtherKinds(t *testing.T) {
 		"Bucket":  {Kind: bucket.Steps{}, Capacity: 10, Rate: 10, Steps: float64(day), Step: 1},
 		"Sliding": {Capacity: 10, Rate: 10, Steps: 4, Step: day / 4, Kind: bucket.Sliding{Slices: 4}},
 	} {
-		eras := bucket.NewEras([]bucket.Era{{Terms: slots}, {From: 10 * day, Terms: between}, {From: 20 * day, Terms: slots}})
+		eras := bucket.NewEras([]bucket.Era{{Terms: slots}, {From: 10 * day, Terms: between, Change: bucket.Reset}, {From: 20 * day, Terms: slots, Change: bucket.Reset}})
 		fence := 100 * day // from a clock that was ahead
 		s := bucket.State{Value: 1, TS: 10*day - 1, Parts: &bucket.Parts{Leases: []int64{fence, fence, 11 * day, 2}}}
 		s = eras.Holding(11 * day).Settle(s)

@@ -21,10 +21,10 @@ const (
 	Reset
 )
 
-// tokens returns the tokens of a bucket or a row after the change from one capacity to another.
+// tokens returns the tokens of a bucket or a row after the change, which is no Reset, from one capacity to another.
 func (c Change) tokens(tokens, before, after float64) float64 {
 	switch {
-	case c == Reset || tokens >= before:
+	case tokens >= before:
 		return after
 	case c == Scale && before > 0:
 		tokens *= after / before
@@ -41,7 +41,6 @@ type Era struct {
 	From   int64
 	Terms  Terms
 	Change Change // at From; unused in the first era
-	Mode   uint8  // a number for each mode of a rule, with slots or with tokens, if they differ; see Ask.Mode
 }
 
 // Eras are the terms of a limit at all instants. They do not change once they are made.
@@ -52,7 +51,8 @@ type Eras struct {
 }
 
 // NewEras returns the eras, which are in the order of their From: the first has always held. The terms of each know the
-// others by Eras. The rows of a bucket enter an era one by one, so IsByRow must report true for each change.
+// others by Eras. The rows of a bucket enter an era one by one, so IsByRow must report true for each change. A change to
+// another kind of limit must be a Reset.
 func NewEras(eras []Era) *Eras {
 	e := &Eras{eras: slices.Clone(eras)}
 	for i := range e.eras {
@@ -62,11 +62,6 @@ func NewEras(eras []Era) *Eras {
 		e.seeded = e.seeded || era.Terms.PhaseByKey
 	}
 	e.eras[0].From = math.MinInt64
-	if !slices.ContainsFunc(e.eras, func(o Era) bool { return o.Mode != e.eras[0].Mode }) {
-		for i := range e.eras {
-			e.eras[i].Mode = 0
-		}
-	}
 	return e
 }
 
@@ -95,13 +90,16 @@ func (e *Eras) since(era int32) int64 {
 	return e.eras[era].From
 }
 
-// OwedGrowth returns how many times what a bucket owes may grow by the changes of all eras.
+// OwedGrowth returns how many times what a bucket owes may grow by the changes of all eras. A bucket may enter an era from
+// any earlier one.
 func (e *Eras) OwedGrowth() float64 {
-	growth := 1.0
+	growth, least := 1.0, math.Inf(1)
 	for i := 1; e != nil && i < len(e.eras); i++ {
-		before, after := e.eras[i-1].Terms.Capacity, e.eras[i].Terms.Capacity
-		if e.eras[i].Change == Scale && before > 0 {
-			growth *= max(1, after/before)
+		if before := e.eras[i-1].Terms.Capacity; before > 0 {
+			least = min(least, before)
+		}
+		if e.eras[i].Change == Scale {
+			growth *= max(1, e.eras[i].Terms.Capacity/least)
 		}
 	}
 	return growth
@@ -113,19 +111,6 @@ func (e *Eras) lastReset(era int32) int64 {
 		era--
 	}
 	return e.since(era)
-}
-
-// Mode returns the mode of an era. 0 means that all eras have the same mode.
-func (e *Eras) Mode(era int32) uint8 {
-	if e == nil {
-		return 0
-	}
-	return e.eras[era].Mode
-}
-
-// AnyInOtherMode reports whether the terms of one of the asks are of an era with another mode than the ask was made for.
-func AnyInOtherMode(asks []Ask) bool {
-	return anyOf(asks, func(a *Ask) bool { return a.Mode != 0 && a.Terms.Eras.Mode(a.Terms.Era) != a.Mode })
 }
 
 // Span returns the instant from which the terms hold, and that from which they hold no more.
@@ -143,13 +128,16 @@ func (t *Terms) HasSpan() bool {
 	return since > math.MinInt64 || until < math.MaxInt64
 }
 
-// At returns the terms that hold at an instant, of the same bucket or row.
+// At returns the terms that hold at an instant, of the same bucket or row. Terms of slots stay terms of slots, and others
+// stay others, because a call for one cannot become a call for the other.
 func (t Terms) At(now int64) Terms {
 	if since, until := t.Span(); now >= since && now < until {
 		return t
 	}
 	if t.Eras != nil {
-		t = t.Eras.like(t, t.Eras.Holding(now).Era)
+		if then := t.Eras.Holding(now); Holds(&then) == Holds(&t) {
+			t = t.Eras.like(t, then.Era)
+		}
 	}
 	return t.On(now)
 }
@@ -185,25 +173,20 @@ func (a *Ask) RowCount() int {
 	return int(max(a.Terms.Shards, 1))
 }
 
-// Settle returns the state of a row under the terms that hold now. A row that another plan wrote is brought to the
-// terms of its time. What arrived in each era up to its end is counted by its terms, and what became of the tokens then
-// is what the change says.
+// Settle returns the state of a row under the terms that hold now. The era in which the row was written counts up to the
+// begin of the era of t, and the change to that says what becomes of the tokens. Eras between the two do not count, as the
+// row has never seen them, but a Reset among them fills it. A row that another plan wrote is brought to the terms of its
+// time first.
 func (t Terms) Settle(s State) State {
-	if s.TS >= t.Eras.since(t.Era) {
+	since := t.Eras.since(t.Era)
+	switch {
+	case s.TS >= since:
 		return t.Carry(s)
+	case s.TS < t.Eras.lastReset(t.Era):
+		return t.Kind.Fill(t.On(since), s.endLeases(), since)
 	}
-	first := t.Eras.Holding(s.TS).Era
-	then := t.Eras.like(t, first).On(s.TS)
-	s = then.Carry(s)
-	for i := first + 1; i <= t.Era; i++ {
-		from := t.Eras.since(i)
-		before, after := t.Eras.like(t, i-1).On(from-1), t.Eras.like(t, i).On(from)
-		s = after.Kind.Enter(after, before, s, from, t.Eras.eras[i].Change)
-		if Holds(&before) && !Holds(&after) {
-			s = s.endLeases()
-		}
-	}
-	return s
+	before := t.Eras.like(t, t.Eras.Holding(s.TS).Era).On(since - 1)
+	return t.Kind.Enter(t.On(since), before, before.Carry(s), since, t.Eras.eras[t.Era].Change)
 }
 
 // Outside reports whether a statement could not decide on the row, and took nothing. The terms of the ask are not in effect at the
@@ -275,11 +258,11 @@ func (p *Page) Settle(calls ...[]Ask) {
 
 // settle is Settle for one bucket.
 func (p *Page) settle(a *Ask) {
-	row, reset := a.Terms.OfShard(), a.Terms.Eras.lastReset(a.Terms.Era)
+	row := a.Terms.OfShard()
 	first, rows, _ := p.of(a)
 	for i, found := range rows {
 		isNew := p.isNew(first + i)
-		if isNew || found.TS < reset {
+		if isNew {
 			rows[i] = row.Full(p.Now)
 		} else {
 			rows[i] = row.Settle(found)

@@ -26,7 +26,8 @@ type Kind interface {
 	Credit(t Terms, s State, now int64, amount, most float64, until int64) (State, bool)
 	// Fill returns the state of a full bucket at now, after s, whatever its TS is.
 	Fill(t Terms, s State, now int64) State
-	// Enter returns the state at the instant at which the terms t take effect, after s under the terms before.
+	// Enter returns the state at the instant at which the terms t take effect, after s under the terms before, of the same kind. The
+	// change is no Reset.
 	Enter(t, before Terms, s State, from int64, change Change) State
 	// CreditUntil returns the begin of the last step in which tokens that were taken at an instant may be given back.
 	CreditUntil(t Terms, taken int64) int64

@@ -221,9 +221,13 @@ func (p *Page) TakeUpTo(asks []Ask, n int, room []Answer) (units int, answers []
 const Whenever = int64(math.MaxInt64)
 
 // CreditUntil returns the begin of the last step in which tokens may be given back to the bucket that were taken at an instant.
+// A Reset since then has given them back already.
 func (a *Ask) CreditUntil(taken int64) int64 {
-	if taken == Whenever {
+	switch {
+	case taken == Whenever:
 		return MaxInstant
+	case taken < a.Terms.Eras.lastReset(a.Terms.Era):
+		return MinInstant
 	}
 	return a.Terms.Kind.CreditUntil(a.Terms, taken)
 }

@@ -89,8 +89,8 @@ func (r Sliding) Charge(t Terms, s State, now int64, amount float64) State {
 }
 
 // Credit implements Kind. With an until it gives back to the slice that began then; without, to the newest slices. A sliding window
-// has no reservations, so tokens that are ready later were taken under another kind. They count in the slice that began with this
-// one.
+// has no reservations, so tokens that are ready later were taken under another kind. They count in the slice of TS until a sliding
+// window has written the row.
 func (r Sliding) Credit(t Terms, s State, now int64, amount, _ float64, until int64) (State, bool) {
 	s = t.FixClock(s, now)
 	totals, ts := r.at(t, s, now)
@@ -98,10 +98,10 @@ func (r Sliding) Credit(t Terms, s State, now int64, amount, _ float64, until in
 	first, end := int64(0), int64(len(totals)-1)
 	if until < MaxInstant {
 		if until > t.step(s.TS, 0) {
-			until = t.step(max(t.Eras.since(t.Era), MinInstant), 0)
-			if !isSlid(s) {
-				until = t.step(s.TS, 0)
+			if isSlid(s) {
+				return s, false
 			}
+			until = t.step(s.TS, 0)
 		}
 		first = (t.step(ts, 0) - until) / t.Step
 		end = min(end, first+1)
@@ -125,17 +125,9 @@ func (r Sliding) Fill(t Terms, s State, now int64) State {
 	return r.state(t, s, totalsOf(0), t.Begin(now))
 }
 
-// Enter implements Kind. After a sliding window it keeps the tokens taken that still count, or with Scale their share of the
-// capacity. After another kind, the tokens missing to the capacity count as taken at the instant.
+// Enter implements Kind. It keeps the tokens taken that still count, or with Scale their share of the capacity.
 func (r Sliding) Enter(t, before Terms, s State, from int64, change Change) State {
-	slid, isSliding := before.Kind.(Sliding)
-	switch {
-	case change == Reset:
-		return r.state(t, s, totalsOf(0), from)
-	case !isSliding:
-		tokens := change.tokens(before.Kind.Tokens(before, s, from), before.Capacity, t.Capacity)
-		return r.state(t, s, totalsOf(t.Capacity-tokens), from)
-	}
+	slid, _ := before.Kind.(Sliding)
 	totals, ts := slid.at(before, s, from)
 	totals, ts = r.rebinned(t, totals[:slid.needed(totals)], before.Step, ts, from)
 	if change == Scale && before.Capacity > 0 {
@@ -153,10 +145,7 @@ func (r Sliding) CreditUntil(t Terms, taken int64) int64 {
 		return t.step(taken, 0)
 	}
 	before := t.Eras.Holding(taken)
-	if _, isSliding := before.Kind.(Sliding); isSliding {
-		return t.step(min(before.step(taken, 0)+before.Step-1, since), 0)
-	}
-	return t.step(since, 0)
+	return t.step(min(before.step(taken, 0)+before.Step-1, since), 0)
 }
 
 // Owes implements Kind.

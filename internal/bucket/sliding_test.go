@@ -332,44 +332,33 @@ func TestSlidingGoesOnFromTheValueOfAnotherKind(t *testing.T) {
 func TestSlidingCreditsAcrossAChange(t *testing.T) {
 	t.Parallel()
 	const from = opening + 45*second
-	for name, before := range map[string]bucket.Terms{
-		"ASlidingWindow": slidingTerms(10, 30*second, 2), "ATokenBucket": buckettest.TokenBucket(10, 24*time.Hour, 10),
-	} {
-		terms := changeAt(from, before, tenInAMinute, bucket.Keep)
-		s, allowed := buckettest.Take(before, before.Full(opening), opening+5*second, 6, 0)
-		require.True(t, allowed, name)
-		s = terms.Settle(s)
-		require.InDelta(t, 4, buckettest.Tokens(terms, s, from), 0.01, name)
-		s = buckettest.Credit(terms, s, from+second, 2, buckettest.CreditUntil(terms, opening+5*second))
-		require.InDelta(t, 6, buckettest.Tokens(terms, s, from+second), 0.01, name)
-	}
+	before := slidingTerms(10, 30*second, 2)
+	terms := changeAt(from, before, tenInAMinute, bucket.Keep)
+	s, allowed := buckettest.Take(before, before.Full(opening), opening+5*second, 6, 0)
+	require.True(t, allowed)
+	s = terms.Settle(s)
+	require.InDelta(t, 4, buckettest.Tokens(terms, s, from), 0.01)
+	s = buckettest.Credit(terms, s, from+second, 2, buckettest.CreditUntil(terms, opening+5*second))
+	require.InDelta(t, 6, buckettest.Tokens(terms, s, from+second), 0.01)
 }
 
-// Tokens reserved under another kind, and not ready when the kind changed, can be returned while the slice of the change counts.
+// Tokens reserved under another kind in the code, and not ready when the kind changed, can be returned until a sliding window has
+// written the row.
 func TestSlidingCreditsTokensReservedByAnotherKind(t *testing.T) {
 	t.Parallel()
 	const hour = 3600 * second
-	tokens, sliding, change := buckettest.TokenBucket(20, 24*time.Hour, 20), slidingTerms(20, hour, 24), opening+2*hour
-	byRule := changeAt(change, tokens, sliding, bucket.Keep)
+	sliding, now := slidingTerms(20, hour, 24), opening+5*hour
 	reserved := bucket.State{Value: -10, TS: opening, Capacity: 20} // by 15 and 15
-	for name, test := range map[string]struct {
-		terms         bucket.Terms
-		before, after float64 // three hours after the change
-	}{
-		"InTheCode": {sliding, -10, 5}, "ByARule": {byRule, -10 + 2*20/24., 5 + 2*20/24.},
-	} {
-		settled, now := test.terms.Settle(reserved), change+3*hour
-		require.InDelta(t, test.before, buckettest.Tokens(test.terms, settled, now), 1e-9, name)
-		for _, ready := range []int64{opening, opening + 12*hour} {
-			s := buckettest.Credit(test.terms, settled, now, 15, buckettest.CreditUntil(test.terms, ready))
-			require.InDelta(t, test.after, buckettest.Tokens(test.terms, s, now), 1e-9, name)
-		}
-		now = change + 26*hour // the change counts no more
-		s, allowed := buckettest.Take(test.terms, settled, now, 20, 0)
-		require.True(t, allowed, name)
-		s = buckettest.Credit(test.terms, s, now, 15, buckettest.CreditUntil(test.terms, opening+30*hour))
-		require.InDelta(t, 0, buckettest.Tokens(test.terms, s, now), 0, name)
+	require.InDelta(t, -10, buckettest.Tokens(sliding, reserved, now), 1e-9)
+	for _, ready := range []int64{opening, opening + 12*hour} {
+		s := buckettest.Credit(sliding, reserved, now, 15, buckettest.CreditUntil(sliding, ready))
+		require.InDelta(t, 5, buckettest.Tokens(sliding, s, now), 1e-9)
 	}
+	now = opening + 28*hour
+	s, allowed := buckettest.Take(sliding, reserved, now, 20, 0)
+	require.True(t, allowed)
+	s = buckettest.Credit(sliding, s, now, 15, buckettest.CreditUntil(sliding, opening+30*hour))
+	require.InDelta(t, 0, buckettest.Tokens(sliding, s, now), 0)
 }
 
 // A wait ends at the latest when all entries of the row have expired, also if a sum of fractions is rounded up.

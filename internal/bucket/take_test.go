@@ -268,6 +268,39 @@ func TestOnChangeSetsTheTokens(t *testing.T) {
 	}
 }
 
+// A reset has given back what was taken before it, so a credit of that gives nothing more.
+func TestAResetGivesTokensBackOnce(t *testing.T) {
+	t.Parallel()
+	const from = opening + 10*minute
+	for name, terms := range map[string]bucket.Terms{
+		"TokenBucket": buckettest.TokenBucket(10, 24*time.Hour, 10), "FixedWindow": buckettest.FixedWindow(10, 24*time.Hour, 10, 0), "SlidingWindow": slidingTerms(10, 3600*second, 24),
+	} {
+		for taken, want := range map[int64]float64{from - 1: 5, from: 8} {
+			ask := bucket.Ask{Terms: changeAt(from, terms, terms, bucket.Reset)}
+			s, allowed := buckettest.Take(terms, terms.Full(opening), opening, 6, 0)
+			require.True(t, allowed, name)
+			p := bucket.NewPage([]bucket.Ask{ask})
+			p.Now = from + minute
+			p.Put(0, s, false)
+			p.Settle([]bucket.Ask{ask})
+			p.Charge(&ask, 5, bucket.Whenever)
+			p.Charge(&ask, -3, taken)
+			require.InDelta(t, want, buckettest.Tokens(ask.Terms, p.State(&ask), p.Now), 0.01, name)
+		}
+	}
+}
+
+// By the clock of the call its limit has slots, or tokens. It stays so by the clock of the row, whose policy it otherwise follows.
+func TestACallForSlotsStaysOne(t *testing.T) {
+	t.Parallel()
+	slots := bucket.Terms{Capacity: 3, Rate: 3, Steps: 1, Step: day, Kind: bucket.Concurrent{Lease: day}}
+	tokens, more := buckettest.TokenBucket(10, time.Hour, 10), buckettest.TokenBucket(20, time.Hour, 20)
+	eras := bucket.NewEras([]bucket.Era{{Terms: slots}, {From: day, Terms: tokens, Change: bucket.Reset}, {From: 2 * day, Terms: more}})
+	require.Equal(t, 3.0, eras.Holding(0).At(day).Capacity)
+	require.Equal(t, 10.0, eras.Holding(day).At(0).Capacity)
+	require.Equal(t, 20.0, eras.Holding(day).At(2*day).Capacity)
+}
+
 func TestOnlyAResetChangesTheNumberOfRows(t *testing.T) {
 	t.Parallel()
 	one := buckettest.TokenBucket(80, time.Hour, 80)

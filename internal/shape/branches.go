@@ -42,7 +42,7 @@ func mechanisms() []mechanism {
 		{
 			"eras",
 			[]string{"internal/bucket/eras.go"},
-			words(`(Any)?Eras?|(Any|is|err)?Outside|settle|PhaseByKey|IsSeeded|EraOf|(Has|Any)Span|(Err|AnyIn)OtherMode`),
+			words(`(Any)?Eras?|(Any|is|err)?Outside|settle|PhaseByKey|IsSeeded|(Has|Any)Span`),
 		},
 		{
 			"rules",

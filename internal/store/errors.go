@@ -9,12 +9,8 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/pgerr"
 )
 
-var (
-	// ErrContended is returned by a call that has waited for too many rows, or met too many conflicts.
-	ErrContended = errors.New("ratelimit: too much contention")
-	// ErrOtherMode is returned by a call if the database's clock is in an era with another mode than the call assumed. Nothing was taken.
-	ErrOtherMode = errors.New("ratelimit: by the database's clock a rule is in another mode than by the clock of this process")
-)
+// ErrContended is returned by a call that has waited for too many rows, or met too many conflicts.
+var ErrContended = errors.New("ratelimit: too much contention")
 
 // SQLSTATE values that decide something here.
 const (

@@ -2,8 +2,6 @@ package store
 
 import (
 	"context"
-	"errors"
-	"slices"
 
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
 )
@@ -33,9 +31,6 @@ func (s *Session) lockFree(ctx context.Context, mark bool, calls ...[]bucket.Ask
 		s.owner.Mended(ctx, row.Name)
 	}
 	p.SetNow(calls...)
-	if slices.ContainsFunc(calls, bucket.AnyInOtherMode) {
-		return nil, ErrOtherMode
-	}
 	p.Settle(calls...)
 	return p, nil
 }
@@ -44,9 +39,6 @@ func (s *Session) lockFree(ctx context.Context, mark bool, calls ...[]bucket.Ask
 // clock.
 func (s *Session) takeLocked(ctx context.Context, c *Call) error {
 	p, err := s.lock(ctx, true, c.Asks)
-	if errors.Is(err, ErrOtherMode) {
-		return errors.Join(err, s.Engine().Undo(ctx, &s.Unit, bucket.NewPage()))
-	}
 	if err != nil {
 		return err
 	}

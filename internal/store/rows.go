@@ -19,11 +19,7 @@ func (s *Session) Look(ctx context.Context, asks []bucket.Ask, room []bucket.Ans
 	if err != nil {
 		return nil, err
 	}
-	answers := (&bucket.Page{}).LookAt(asks, found, room)
-	if bucket.AnyInOtherMode(asks) {
-		return nil, ErrOtherMode
-	}
-	return answers, nil
+	return (&bucket.Page{}).LookAt(asks, found, room), nil
 }
 
 // scanRows returns the answers of buckets_read.sql, and whether row level security applies to the role.

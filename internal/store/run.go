@@ -62,10 +62,7 @@ func (s *Session) run(ctx context.Context, calls []*Call, waitFor *bucket.Key) (
 // runHalves runs calls whose statement failed with err again in two halves, when one of them may be to blame for it. It answers the
 // calls with err when they all are, as they ask for one bucket, or have waited for one row until a timeout of the session.
 func runHalves(calls []*Call, err error, waitFor *bucket.Key, runBatch func(calls []*Call) []blocked) []blocked {
-	one := askForOne(calls)
-	switch {
-	case errors.Is(err, ErrOtherMode) && len(calls) > 1: // the others can be decided
-	case one, len(calls) == 1, !isOfOne(err), waitFor != nil && HasTimedOut(err) && !waitedTooLong(err):
+	if len(calls) == 1 || askForOne(calls) || !isOfOne(err) || waitFor != nil && HasTimedOut(err) && !waitedTooLong(err) {
 		for _, c := range calls {
 			c.Answer(err)
 		}
@@ -86,8 +83,6 @@ func answerRefused(calls []*Call) (open []*Call) {
 	locked := make(map[bucket.Key]bool) // buckets that are going to be locked
 	for _, c := range calls {
 		switch {
-		case bucket.AnyInOtherMode(c.Asks):
-			c.Answer(ErrOtherMode)
 		case c.Look:
 			c.Answer(nil)
 		case c.Reserve == nil && !c.asksAllOf(locked) && c.isRefused():

@@ -9,7 +9,8 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
 )
 
-// The change of a bucket with its policy, in rational numbers. It is written from the law
+// The change of a bucket with its policy, in rational numbers. Of the policies before, the one that wrote the row counts. It is
+// written from the law
 //
 //	at from      v1 = min(C0, v + what arrived by the old terms after ts, up to and with from)
 //	full         v1 = C0: v2 = C1, because a bucket without a row is full
@@ -182,8 +183,8 @@ func (b *ExactBucket) Bring(now int64) (at int64, unsure bool) {
 	default:
 		now, holding = b.Eras[b.era].from, b.era
 	}
-	for b.era < holding {
-		unsure = b.enter(b.era+1) || unsure
+	if b.era < holding {
+		unsure = b.enter(holding)
 	}
 	e := b.Eras[b.era].ofRow()
 	for i, row := range b.rows {
@@ -212,41 +213,41 @@ func (b *ExactBucket) isWrong(era int, now int64) bool {
 // IsWrong reports whether the rows are of a clock that was wrong, in any era.
 func (b *ExactBucket) IsWrong(now int64) bool { return b.IsThere() && b.isWrong(b.era, now) }
 
-// isFull reports whether the rows have been filled by a change, and nothing has happened to them since.
-func (b *ExactBucket) isFull() bool {
-	for _, row := range b.rows {
-		if row.value != nil {
-			return false
-		}
-	}
-	return true
-}
-
-// enter brings the bucket over the begin of the next era.
+// enter brings the bucket to an era, each row from the era that wrote it. A reset since then has filled it.
 func (b *ExactBucket) enter(next int) (unsure bool) {
-	before, after := b.Eras[b.era], b.Eras[next]
-	from, rows := after.from, make(map[int64]exactBucket)
-	switch {
-	case !b.IsThere():
-	case after.change == bucket.Reset || b.isFull():
-		for i := range b.rows {
+	after, from, rows, grown := b.Eras[next], b.Eras[next].from, make(map[int64]exactBucket), 1.0
+	for i, row := range b.rows {
+		first := b.Eras.At(row.ts)
+		switch before := b.Eras[first]; {
+		case b.Eras.resets(first, next):
 			if i < after.rows {
 				rows[i] = exactBucket{} // full from here on
 			}
-		}
-	default:
-		for i, row := range b.rows {
+		case first >= next:
+			rows[i] = after.ofRow().carried(row)
+		default:
 			unsure = unsure || b.isOpen(total(row.value, before.ofRow().arrived(row.ts, from)), before.ofRow())
 			rows[i] = after.ofRow().entered(row, before.ofRow())
-			b.Rounds(size(row.value)) // a debt may be far above both capacities
+			b.Rounds(size(row.value), size(before.capacity)) // a debt may be far above both capacities
+			if after.change == bucket.Scale && before.capacity.Sign() > 0 {
+				grown = max(grown, size(quotient(after.capacity, before.capacity)))
+			}
 		}
 	}
-	if after.change == bucket.Scale && before.capacity.Sign() > 0 {
-		b.Off *= max(1, size(quotient(after.capacity, before.capacity)))
-	}
+	b.Off *= grown
 	b.era, b.rows = next, rows
-	b.Rounds(size(before.capacity), size(after.capacity))
+	b.Rounds(size(after.capacity))
 	return unsure
+}
+
+// resets reports whether an era after the first one up to the last one fills the bucket.
+func (eras ExactEras) resets(first, last int) bool {
+	for i := first + 1; i <= last; i++ {
+		if eras[i].change == bucket.Reset {
+			return true
+		}
+	}
+	return false
 }
 
 // isOpen reports whether rounding decides if there are as many tokens as the capacity.
@@ -493,7 +494,7 @@ func (eras ExactEras) MayCredit(era int, taken, now int64) bool {
 	return !e.windows || e.window(taken) >= e.window(now)
 }
 
-// DrawEras draws the terms of a limit in one to five eras. The first change is near Opening.
+// DrawEras draws the terms of a limit in one to five eras. The first change is near Opening, and a change of the kind is a reset.
 func DrawEras(src Source, draw func(Source) bucket.Terms) []bucket.Era {
 	eras, from := make([]bucket.Era, 1+src.Pick(5)), Opening
 	for i := range eras {
@@ -508,9 +509,12 @@ func DrawEras(src Source, draw func(Source) bucket.Terms) []bucket.Era {
 		}
 		terms.Shards = One(src, int32(1), 1, 1, 2, 4, 8)
 		eras[i] = bucket.Era{From: from, Terms: terms, Change: bucket.Change(src.Pick(5))}
-		if i == 0 {
+		switch {
+		case i == 0:
 			eras[i].From = math.MinInt64
-		} else if !eras[i].Change.IsByRow(&eras[i-1].Terms, &terms) { // then mostly in as many rows, so that some change without a reset
+		case (terms.Step > 1) != (eras[i-1].Terms.Step > 1):
+			eras[i].Change = bucket.Reset
+		case !eras[i].Change.IsByRow(&eras[i-1].Terms, &terms): // then mostly in as many rows, so that some change without a reset
 			if eras[i].Terms.Shards = eras[i-1].Terms.Shards; src.Pick(3) == 0 || !eras[i].Change.IsByRow(&eras[i-1].Terms, &eras[i].Terms) {
 				eras[i].Terms.Shards, eras[i].Change = terms.Shards, bucket.Reset
 			}

@@ -144,7 +144,7 @@ func TestRulesApplyChangesNothingAfterAConcurrentChange(t *testing.T) {
 	ctx := t.Context()
 	tx, err := f.pool.Begin(ctx)
 	require.NoError(t, err)
-	_, err = f.store.WithTx(tx).Put(ctx, rules.Edit{Author: "eve", Reason: "meanwhile"}, weekly("site", "", 7))
+	_, err = f.store.WithTx(tx).Put(ctx, rules.Edit{Author: "eve", Reason: "meanwhile"}, rules.Rule{Limit: "site", Policy: ratelimit.PerWeek(7)})
 	require.NoError(t, err)
 	path := file(t, "rules.yaml", firstFile)
 	done := make(chan result, 1)

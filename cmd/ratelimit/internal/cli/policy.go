@@ -147,7 +147,7 @@ func (a *app) onPlan(ctx context.Context, db *database, b bucket, d definition, 
 		return nil, err
 	case alone:
 		limit, err = ratelimit.NewLimit(name, policy)
-		if depends, asked := dependsOnCode(ctx, db, &b, name, plan); asked != nil || depends {
+		if depends, asked := dependsOnCode(ctx, db, &b, limit, plan); asked != nil || depends {
 			b.why, err = errOlder, errors.Join(err, asked)
 		}
 	default:
@@ -213,10 +213,17 @@ func (db *database) whyUnknown(ctx context.Context, name string, why error) erro
 var errOlder = errors.New("the bucket was last used before they had a rule, so that what it holds still depends on the definition in the code, which nothing says")
 
 // probes returns definitions in the code that are far apart, and a Limiter to ask about them. A bucket that holds so many tokens
-// gains next to nothing under the first, and is full at once under the second.
-func probes(db *database, b *bucket, name string, tokens float64) (*ratelimit.Limiter, [2]ratelimit.Limit, error) {
-	room := 1 + 2*math.Abs(tokens)
-	few, err := ratelimit.NewLimit(name, ratelimit.TokenBucket{Rate: room, Period: 90 * 365 * ratelimit.Day, Capacity: room})
+// gains next to nothing under the first, which is of a kind, and is full at once under the second.
+func probes(db *database, b *bucket, name string, kind ratelimit.Kind, tokens float64) (*ratelimit.Limiter, [2]ratelimit.Limit, error) {
+	room, long := 1+2*math.Abs(tokens), 90*365*ratelimit.Day
+	slow := map[ratelimit.Kind]ratelimit.Policy{
+		ratelimit.KindTokenBucket:    ratelimit.TokenBucket{Rate: room, Period: long},
+		ratelimit.KindFixedWindow:    ratelimit.FixedWindow{Rate: room, Period: long},
+		ratelimit.KindSlidingWindow:  ratelimit.SlidingWindow{Rate: room, Period: long},
+		ratelimit.KindCalendarWindow: ratelimit.CalendarWindow{Rate: room, Resets: ratelimit.Yearly},
+		ratelimit.KindConcurrency:    ratelimit.Concurrency{Most: 1000},
+	}
+	few, err := ratelimit.NewLimit(name, slow[kind])
 	if err != nil {
 		return nil, [2]ratelimit.Limit{}, err
 	}
@@ -235,7 +242,7 @@ func (silent) Observe(context.Context, ratelimit.Event) {}
 // standsAlone returns the policy that the tables say for a bucket, and whether it is the same however the limit is defined
 // in the code.
 func standsAlone(db *database, b *bucket, name, plan string) (policy ratelimit.Policy, alone bool, err error) {
-	limiter, limits, err := probes(db, b, name, 0)
+	limiter, limits, err := probes(db, b, name, ratelimit.KindTokenBucket, 0)
 	if err != nil {
 		return nil, false, err
 	}
@@ -245,8 +252,8 @@ func standsAlone(db *database, b *bucket, name, plan string) (policy ratelimit.P
 
 // dependsOnCode reports whether what a bucket holds depends on how its limit is defined in the code, although the tables
 // decide now: where it was last used before they had a rule, and has not filled up since.
-func dependsOnCode(ctx context.Context, db *database, b *bucket, name, plan string) (bool, error) {
-	stored, err := db.reader.Bucket(ctx, name, b.stored)
+func dependsOnCode(ctx context.Context, db *database, b *bucket, limit ratelimit.Limit, plan string) (bool, error) {
+	stored, err := db.reader.Bucket(ctx, limit.Name(), b.stored)
 	if err != nil || len(stored.Rows) == 0 {
 		return false, err
 	}
@@ -254,7 +261,7 @@ func dependsOnCode(ctx context.Context, db *database, b *bucket, name, plan stri
 	for _, row := range stored.Rows {
 		tokens += row.Tokens
 	}
-	limiter, limits, err := probes(db, b, name, tokens)
+	limiter, limits, err := probes(db, b, limit.Name(), limit.Numbers().Kind, tokens)
 	if err != nil {
 		return false, err
 	}

@@ -2,6 +2,7 @@ package cli
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -151,11 +152,7 @@ func (f *diffFlags) between(list *rules.Listing, file *rules.Document) *differen
 			*stay++
 		}
 	}
-	at := f.from
-	if at.IsZero() {
-		at = list.Now
-	}
-	d.look(list.Rules, file.Rules, at)
+	d.look(list.Rules, file.Rules, cmp.Or(f.from, list.Now))
 	old, next := rules.Document{Tiers: list.Tiers}, rules.Document{Tiers: file.Tiers}
 	if (len(next.Tiers.Tiers) > 0 || f.deleteRules && len(old.Tiers.Tiers) > 0) && !same(old, next) {
 		d.changes.Tiers = &file.Tiers
@@ -269,6 +266,9 @@ func (a *app) compare(ctx context.Context, f *diffFlags, document *rules.Documen
 			return err
 		}
 		d, version = f.between(&list, document), list.Version
+		if err := d.changes.CheckKinds(list.Rules, cmp.Or(f.from, list.Now)); err != nil {
+			return err
+		}
 		if f.deleteRules {
 			list.Rules = nil
 		}
