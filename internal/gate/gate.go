@@ -4,9 +4,7 @@ package gate
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -35,27 +33,15 @@ type Options struct {
 type Gate struct {
 	options Options
 	path    *path
-	own     string       // the fingerprint of the secret
-	agreed  atomic.Bool  // whether the tables have been seen to hold the same
-	absent  atomic.Int64 // when none was found, in nanoseconds since made; 0: never
-	made    time.Time
-
-	mu       sync.Mutex
-	underWay map[bool]*comparison // on the pool; true: it only looks; false: it may store
-}
-
-// comparison is one look at the database for all calls of a limiter that are made meanwhile.
-type comparison struct {
-	done chan struct{}
-	err  error
+	own     string                    // the fingerprint of the secret
+	agreed  atomic.Bool               // whether the tables have been seen to hold the same
+	absent  atomic.Pointer[time.Time] // when none was found; nil: never
+	turn    chan struct{}             // full while a call on the pool compares
 }
 
 // New returns a Gate that has checked nothing yet.
 func New(options Options) *Gate {
-	return &Gate{
-		options: options, path: newPath(options.ErrPoolerMode), own: FingerprintOf(options.Secret), made: time.Now(),
-		underWay: make(map[bool]*comparison),
-	}
+	return &Gate{options: options, path: newPath(options.ErrPoolerMode), own: FingerprintOf(options.Secret), turn: make(chan struct{}, 1)}
 }
 
 // Call is what a Gate has to know of a call.
@@ -75,7 +61,7 @@ func (p *path) isUsable(inTx bool) bool { return p.pools.Load() || inTx && p.txs
 
 // Pass returns an error when the call must not be sent. With the first calls the store learns how the tables are laid out.
 func (g *Gate) Pass(ctx context.Context, s *store.Session, c Call) error {
-	if c.Keyed && !g.agreed.Load() {
+	if c.Keyed {
 		if err := g.compare(ctx, s, c); err != nil {
 			return err
 		}
@@ -93,58 +79,30 @@ func (g *Gate) Pass(ctx context.Context, s *store.Session, c Call) error {
 // Forget makes the next call compare the fingerprint again: new tables may have another secret.
 func (g *Gate) Forget() { g.agreed.Store(false) }
 
-// errGaveUp is the result of a comparison whose caller gave up: another caller must make it.
-var errGaveUp = errors.New("the caller gave up")
-
-// compare returns ErrMismatch when the keys in the tables are stored under another secret. A look stores nothing.
+// compare returns ErrMismatch when the keys in the tables are stored under another secret. Calls on the pool wait for the comparison of
+// another one. A call in a transaction does not: that one may wait for its connection.
 func (g *Gate) compare(ctx context.Context, s *store.Session, c Call) error {
-	switch {
-	case (c.Looks || !s.IsOnPool()) && g.lookedLately():
+	if g.isCompared(s, c) {
 		return nil
-	case !s.IsOnPool():
-		return g.judge(g.read(ctx, s, c))
 	}
-	for {
-		at, first := g.join(c.Looks)
-		if first {
-			return g.lead(ctx, s, c, at)
-		}
+	if s.IsOnPool() {
 		select {
-		case <-at.done:
+		case g.turn <- struct{}{}:
+			defer func() { <-g.turn }()
 		case <-ctx.Done():
 			return ctx.Err()
 		}
-		if !errors.Is(at.err, errGaveUp) {
-			return at.err
+		if g.isCompared(s, c) {
+			return nil
 		}
 	}
+	return g.judge(g.read(ctx, s, c))
 }
 
-// join returns the comparison in progress, or a new comparison that the caller must lead.
-func (g *Gate) join(looks bool) (c *comparison, first bool) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	if c = g.underWay[looks]; c != nil {
-		return c, false
-	}
-	c = &comparison{done: make(chan struct{}), err: errGaveUp}
-	g.underWay[looks] = c
-	return c, true
-}
-
-// lead makes the comparison. Waiting calls get its error, unless the context of the leading call ended.
-func (g *Gate) lead(ctx context.Context, s *store.Session, c Call, at *comparison) error {
-	defer func() { // also when a tracer of pgx panics
-		g.mu.Lock()
-		delete(g.underWay, c.Looks)
-		g.mu.Unlock()
-		close(at.done)
-	}()
-	err := g.judge(g.read(ctx, s, c))
-	if ctx.Err() == nil {
-		at.err = err
-	}
-	return err
+// isCompared reports whether the secrets are the same, or a call that stores nothing need not look, as there was no fingerprint a moment ago.
+func (g *Gate) isCompared(s *store.Session, c Call) bool {
+	at := g.absent.Load()
+	return g.agreed.Load() || (c.Looks || !s.IsOnPool()) && at != nil && time.Since(*at) < lookAgain
 }
 
 // read returns the fingerprint in the tables, if statements do not get lost on the way to the server. A call that may write stores it
@@ -170,16 +128,11 @@ func (g *Gate) judge(stored string, err error) error {
 		g.agreed.Store(true)
 		return nil
 	case stored == "":
-		g.absent.Store(int64(time.Since(g.made)))
+		now := time.Now()
+		g.absent.Store(&now)
 		return nil
 	}
 	return g.mismatch(stored)
-}
-
-// lookedLately reports whether there was no fingerprint a moment ago.
-func (g *Gate) lookedLately() bool {
-	at := g.absent.Load()
-	return at != 0 && time.Since(g.made)-time.Duration(at) < lookAgain
 }
 
 // mismatch says what differs, and what to do.
