@@ -13,7 +13,10 @@ MODULES = $(shell go list -m -f '{{.Dir}}')
 TEST := go test -vet=off -parallel 4 -timeout 20m
 
 # READERS matches packages whose tests read files of other modules. Go's test cache does not see these files, so make test never caches them.
-READERS := /(cmd/ratelimit/internal/cli|integration_test/(browser/client|browser/playground|docs|docs/links|driver|scenario))$$
+READERS := /(cmd/ratelimit/internal/cli|integration_test/(browser/client|docs/links|driver|scenario))$$
+
+# LONG matches packages of which make test runs nothing: their tests are all long, or are about the benchmark. Linking them takes a while.
+LONG := /(bench(/.*)?|integration_test/(browser/playground|docs|pooler|processes|server))$$
 
 # RACING: the Limiter, what it is made of, and packages that run it in goroutines of their own. The race detector makes all others slower,
 # and has nothing to find in them; make test-all runs it on them too.
@@ -38,7 +41,7 @@ demo: ## Guess a password 200 times at once, and sign in, on a Postgres that it 
 	@$(ON) go test -vet=off -count=1 -v -run '^TestLoginAttack$$' ./integration_test/scenario
 
 test: ## Test every promise once, on a Postgres that the tests find or start; VERSION=18 chooses one of 14 to 18
-	@$(ON:%/run=%/run -optional) $(TEST) -short $(ARGS) $$(go list work | grep -vE '$(READERS)')
+	@$(ON:%/run=%/run -optional) $(TEST) -short $(ARGS) $$(go list work | grep -vE '$(READERS)|$(LONG)')
 	@$(ON:%/run=%/run -optional) $(TEST) -short -count=1 $(ARGS) $$(go list work | grep -E '$(READERS)')
 
 race: ## Run the short tests of the Limiter and of what uses it concurrently with the race detector; VERSION=18 chooses a Postgres

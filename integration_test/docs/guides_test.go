@@ -332,6 +332,7 @@ func TestOperationsPool(t *testing.T) {
 // TestOperationsCron promises that the statement of the page deletes rows that are full, and no others.
 func TestOperationsCron(t *testing.T) {
 	t.Parallel()
+	testsize.Long(t, documents)
 	page, err := os.ReadFile("../../docs/operations.md")
 	require.NoError(t, err)
 	parts := strings.Split(string(page), "$$")

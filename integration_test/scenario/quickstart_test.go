@@ -8,6 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
 )
 
 func TestQuickstart(t *testing.T) {
@@ -38,10 +39,13 @@ func TestQuickstart(t *testing.T) {
 // TestORM sends with each library, over each driver, until the limit refuses, and sends a message that the table refuses.
 func TestORM(t *testing.T) {
 	t.Parallel()
-	for _, driver := range []string{"pgx", "postgres"} {
-		for _, library := range []string{"sqlx", "gorm", "bun", "ent"} {
+	for i, driver := range []string{"pgx", "postgres"} {
+		for j, library := range []string{"sqlx", "gorm", "bun", "ent"} {
 			t.Run(driver+"/"+library, func(t *testing.T) {
 				t.Parallel()
+				if i != j%2 {
+					testsize.Long(t, "the short tier runs each library over one driver")
+				}
 				database, pool := newDatabase(t)
 				stopClock(t, database, pool)
 				send := func(body string) (string, error) {

@@ -75,7 +75,7 @@ func build(t *testing.T, example string) string {
 	}
 	require.Greater(t, len(edit), 4)
 	run(t, module, edit...)
-	run(t, module, "build", "-mod=mod", "-o", "program", ".")
+	run(t, module, "build", "-mod=mod", "-ldflags=-s -w", "-o", "program", ".")
 	programs.built[example] = filepath.Join(module, "program")
 	return programs.built[example]
 }
