@@ -176,7 +176,6 @@ var cutCrowd = []cutCall{
 	{[]ratelimit.Limit{calls, roomy}, reserving, 1, true},
 	{[]ratelimit.Limit{calls, tight}, taking, 0, false},
 	{[]ratelimit.Limit{roomy, calls, other}, taking, 1, false},
-	{[]ratelimit.Limit{roomy}, func(requests ...ratelimit.Request) verb { return takingUpTo(4, requests...) }, 4, true},
 }
 
 // requests returns the requests of the call.

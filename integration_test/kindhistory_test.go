@@ -59,7 +59,6 @@ var (
 // kindCall is a call, with its cost for each kind. 0 means that the call is not over that kind.
 type kindCall struct {
 	costs [kinds]float64
-	upTo  int // the number of units for TakeUpTo; 0: take the cost
 	check bool
 	order []int // of the requests
 }
@@ -67,7 +66,6 @@ type kindCall struct {
 // kindReply is the answer to a call.
 type kindReply struct {
 	ratelimit.Decision
-	taken int
 	lease ratelimit.Lease
 }
 
@@ -83,8 +81,6 @@ func (c *kindCall) call(ctx context.Context, l *ratelimit.Limiter) (r kindReply,
 	switch {
 	case c.check:
 		r.Decision, err = l.Check(ctx, c.requests()...)
-	case c.upTo > 0:
-		r.taken, r.Decision, err = l.TakeUpTo(ctx, c.upTo, c.requests()...)
 	case c.costs[kindHeld] > 0:
 		r.lease, err = l.Acquire(ctx, c.requests()...)
 		r.Decision = r.lease.Decision
@@ -121,11 +117,11 @@ func (s *kindState) equal(o *kindState) bool {
 	return true
 }
 
-// take returns the state after a call for a number of units, and the decision of each bucket.
-func (s kindState) take(c *kindCall, at time.Time, units int) (after kindState, decisions [kinds]ratelimit.Decision, allowed bool) {
+// take returns the state after a call, and the decision of each bucket.
+func (s kindState) take(c *kindCall, at time.Time) (after kindState, decisions [kinds]ratelimit.Decision, allowed bool) {
 	after, allowed = s, true
 	for _, kind := range c.order {
-		after[kind], decisions[kind] = s[kind].Take(at, c.costs[kind]*float64(units))
+		after[kind], decisions[kind] = s[kind].Take(at, c.costs[kind])
 		allowed = allowed && decisions[kind].Allowed
 	}
 	if !allowed || c.check {
@@ -136,20 +132,15 @@ func (s kindState) take(c *kindCall, at time.Time, units int) (after kindState, 
 
 // after returns the state after a call with this answer, and whether this can be the answer.
 func (s kindState) after(c *kindCall, r kindReply) (after kindState, isPossible bool) {
-	units := max(c.upTo, 1)
-	after, decisions, allowed := s.take(c, r.At, units)
-	for !allowed && units > 1 {
-		units--
-		after, decisions, allowed = s.take(c, r.At, units)
-	}
-	if r.Allowed != allowed || c.upTo > 0 && allowed && r.taken != units || c.upTo > 0 && !allowed && r.taken != 0 {
+	after, decisions, allowed := s.take(c, r.At)
+	if r.Allowed != allowed {
 		return s, false
 	}
 	longest := time.Duration(0)
 	for i, kind := range c.order {
 		told, want := r.States[i], decisions[kind]
 		longest = max(longest, want.RetryAfter)
-		if told.Allowed != want.Allowed || told.RetryAfter != want.RetryAfter || told.Cost != c.costs[kind]*float64(units) {
+		if told.Allowed != want.Allowed || told.RetryAfter != want.RetryAfter || told.Cost != c.costs[kind] {
 			return s, false
 		}
 		isEstimate := kind == kindRows && told.Allowed // what the other rows hold
@@ -354,12 +345,7 @@ func (h *kindHistory) drawCall(random *rand.Rand) *kindCall {
 	for _, kind := range c.order {
 		c.costs[kind] = float64(1 + random.IntN(most[kind]))
 	}
-	switch {
-	case random.IntN(10) == 0:
-		c.check = true
-	case c.costs[kindHeld] == 0 && random.IntN(8) == 0:
-		c.upTo = 1 + random.IntN(4)
-	}
+	c.check = random.IntN(10) == 0
 	return c
 }
 

@@ -45,9 +45,6 @@ func TestAPartitionedTableIsRefused(t *testing.T) {
 		"Acquire": func(ctx context.Context, l *ratelimit.Limiter) (bool, error) {
 			return false, errOf(l.Acquire(ctx, slots("jobs", 2).For("key")))
 		},
-		"Wait": func(ctx context.Context, l *ratelimit.Limiter) (bool, error) {
-			return false, errOf(l.Wait(ctx, roomy.For("key")))
-		},
 	}
 	for name, call := range everyCall {
 		calls[name] = func(ctx context.Context, l *ratelimit.Limiter) (bool, error) {
@@ -56,7 +53,7 @@ func TestAPartitionedTableIsRefused(t *testing.T) {
 	}
 	for name, call := range calls {
 		refused(name, func(l *ratelimit.Limiter) error { return errOf(call(t.Context(), l)) })
-		if name == "Prune" || name == "Wait" { // which begin transactions of their own
+		if name == "Prune" { // which begins transactions of its own
 			continue
 		}
 		refused(name+"InTheCallersTransaction", func(l *ratelimit.Limiter) error {

@@ -22,7 +22,7 @@ import (
 // raceValues are the values of each dimension of TestRace. Row "Ended" is an empty row of an ended window or of ended leases: the first call
 // renews it.
 var raceValues = [...][]string{
-	{"Take", "TakeUpTo", "Borrow", "Reserve", "Acquire"},
+	{"Take", "Reserve", "Acquire"},
 	{"TokenBucket", "FixedWindow", "SlidingWindow", "CalendarWindow", "Adaptive", "Concurrency"},
 	{"ReadCommitted", "RepeatableRead", "Serializable", "Standalone", "InTx"},
 	{"Full", "None", "Ended"},
@@ -55,7 +55,7 @@ func (c raceCell) has(values ...string) bool {
 func (c raceCell) isPossible() bool {
 	switch {
 	case c.has("Acquire") != c.has("Concurrency"),
-		c.has("Borrow", "Reserve") && c.has("SlidingWindow", "Adaptive"),
+		c.has("Reserve") && c.has("SlidingWindow", "Adaptive"),
 		c.has("EightRows") && !c.has("TokenBucket", "FixedWindow", "Adaptive"),
 		c.has("Ended") && c.has("TokenBucket", "Adaptive"),
 		c.has("Adaptive") && c.has("ClockOfTheServer"): // on a running clock the price falls
@@ -170,7 +170,6 @@ func (s raceStand) run(t *testing.T) {
 	}
 	processes := []*ratelimit.Limiter{s.processAt(t, raceNoon), s.processAt(t, raceNoon)} // each has batches of its own
 	hot := ratelimit.Define(fmt.Sprint(s.raceCell[raceKind], s.raceCell[raceRows], capacity), s.policy(capacity))
-	own := ratelimit.Define(fmt.Sprint("own", s.raceCell[raceKind], capacity), s.oneRow().policy(capacity/2)) // borrows from hot
 	price := 1
 	for _, key := range keys {
 		if s.has("Adaptive") && s.memory == nil { // before the first call, which reads the price: on a stopped clock only once
@@ -180,24 +179,14 @@ func (s raceStand) run(t *testing.T) {
 				learn(t, process, hot.For(key), float64(price))
 			}
 		}
-		s.prepare(t, processes[0], hot.For(key), own.For(key))
+		s.prepare(t, processes[0], hot.For(key))
 	}
-	given := s.given(t, processes, keys, tries, func(key string) ratelimit.Request {
-		if s.has("Borrow") {
-			return ratelimit.Borrow(own.For(key), hot.For(key))
-		}
-		return hot.For(key)
-	})
+	given := s.given(t, processes, keys, tries, hot)
 	for i, key := range keys {
 		require.EqualValues(t, capacity/price, given[i].Load(), key)
-		for _, limit := range []ratelimit.Limit{hot, own} {
-			if limit == own && !s.has("Borrow") {
-				continue
-			}
-			held := s.held(t, limit.Name(), key)
-			require.GreaterOrEqual(t, held, 0.0)
-			require.LessOrEqual(t, held, 1e-3, "tokens that arrive meanwhile")
-		}
+		held := s.held(t, hot.Name(), key)
+		require.GreaterOrEqual(t, held, 0.0)
+		require.LessOrEqual(t, held, 1e-3, "tokens that arrive meanwhile")
 	}
 }
 
@@ -209,7 +198,7 @@ const (
 
 // given has the racers request so many units of each key, and returns how many they were given. With ThreeLimits each call also takes from two
 // limits of its racer, which have enough: a call that the hot limit refused must have taken nothing from them.
-func (s raceStand) given(t *testing.T, processes []*ratelimit.Limiter, keys []string, tries int, hot func(key string) ratelimit.Request) []atomic.Int64 {
+func (s raceStand) given(t *testing.T, processes []*ratelimit.Limiter, keys []string, tries int, hot ratelimit.Limit) []atomic.Int64 {
 	t.Helper()
 	const enough = 200
 	before, after := ratelimit.Define("a-own", hoard(enough)), ratelimit.Define("z-own", hoard(enough))
@@ -220,9 +209,9 @@ func (s raceStand) given(t *testing.T, processes []*ratelimit.Limiter, keys []st
 	require.NoError(t, atonce.Do(racers, func(racer int) error {
 		racerKey := fmt.Sprint(t.Name(), racer)
 		for i, key := range keys {
-			requests := []ratelimit.Request{hot(key)}
+			requests := []ratelimit.Request{hot.For(key)}
 			if several {
-				requests = []ratelimit.Request{after.For(racerKey), hot(key), before.For(racerKey)}
+				requests = []ratelimit.Request{after.For(racerKey), hot.For(key), before.For(racerKey)}
 			}
 			for range tries {
 				units := 0
@@ -253,12 +242,6 @@ func (s raceStand) given(t *testing.T, processes []*ratelimit.Limiter, keys []st
 func (s raceStand) units(ctx context.Context, l *ratelimit.Limiter, requests []ratelimit.Request) (n int, err error) {
 	var allowed bool
 	switch s.raceCell[raceVerb] {
-	case "TakeUpTo":
-		n, d, err := l.TakeUpTo(ctx, 3, requests...)
-		if err == nil && (n > 3 || d.Allowed != (n > 0)) {
-			err = fmt.Errorf("took %d: %+v", n, d)
-		}
-		return n, err
 	case "Acquire":
 		var lease ratelimit.Lease
 		lease, err = l.Acquire(ctx, requests...)
@@ -295,12 +278,6 @@ func (s raceStand) processAt(t *testing.T, instant time.Time) *ratelimit.Limiter
 	return s.with(t, config)
 }
 
-// oneRow returns a stand whose limits have one row each.
-func (s raceStand) oneRow() raceStand {
-	s.raceCell[raceRows] = "OneRow"
-	return s
-}
-
 // policy returns a policy of the cell's kind with this capacity. It gains nothing during the race.
 func (s raceStand) policy(capacity int) ratelimit.Policy {
 	rate, shards := float64(capacity), 1
@@ -325,23 +302,17 @@ func (s raceStand) policy(capacity int) ratelimit.Policy {
 }
 
 // prepare makes the rows that exist before the race.
-func (s raceStand) prepare(t *testing.T, limiter *ratelimit.Limiter, hot, own ratelimit.Request) {
+func (s raceStand) prepare(t *testing.T, limiter *ratelimit.Limiter, hot ratelimit.Request) {
 	t.Helper()
-	requests := []ratelimit.Request{hot}
-	if s.has("Borrow") {
-		requests = append(requests, own)
-	}
 	switch {
 	case s.has("Full"):
-		require.NoError(t, limiter.Reset(t.Context(), requests...))
+		require.NoError(t, limiter.Reset(t.Context(), hot))
 	case s.has("Ended"):
 		earlier := s.processAt(t, raceNoon.AddDate(-3, 0, 0))
-		for _, request := range requests {
-			if s.has("Concurrency") {
-				acquire(t, earlier, request.Cost(request.Limit().Capacity()))
-			} else {
-				takeAll(t, earlier, request)
-			}
+		if s.has("Concurrency") {
+			acquire(t, earlier, hot.Cost(hot.Limit().Capacity()))
+		} else {
+			takeAll(t, earlier, hot)
 		}
 	}
 }

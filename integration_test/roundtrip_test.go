@@ -108,10 +108,9 @@ func TestCallsTakeFewRoundTrips(t *testing.T) {
 		{"CheckAShardedLimit", nil, checking(wide.For("a")), false, 1, 1},
 		{"ValueOfAShardedLimit", nil, valuing(wide.For("a")), false, 1, 1},
 		{"ResetAShardedLimit", nil, resetting(wide.For("a")), false, 2, 2},
-		{"TakeUpTo", nil, takingUpTo(3, five...), false, 2, 2},                         // begin and lock, save and commit
-		{"TakeUpToOfNothingThere", nil, takingUpTo(3, tight.For("empty")), true, 2, 2}, // nothing to save
-		{"Borrow", nil, taking(ratelimit.Borrow(roomy.For("own"), other.For("pool"))), false, 2, 2},
 		{"CheckReserve", nil, checkingReserve(five...), false, 1, 1},
+		{"UpTo", nil, takingUpTo(3, five...), false, 1, 1},
+		{"Borrow", nil, borrowing(roomy.For("own"), other.For("pool")), false, 5, 3}, // begin, take, two for the charge, commit
 		{"Check", nil, checking(five...), false, 1, 1},
 		{"Value", nil, valuing(roomy.For("a")), false, 1, 1},
 		{"Reset", nil, resetting(five...), false, 2, 2},
@@ -146,9 +145,6 @@ func TestCallsTakeFewRoundTrips(t *testing.T) {
 			require.NoError(t, tx.Commit(t.Context()))
 		})
 	}
-	t.Run("AWaitForAvailableTokensIsOne", func(t *testing.T) { // not parallel: they share the connection
-		require.Equal(t, 1, w.count(func() { require.NoError(t, errOf(b.limiter.Wait(t.Context(), five...))) }))
-	})
 	t.Run("ATransactionIsThree", func(t *testing.T) { // not parallel: begin, take, commit
 		require.Equal(t, 3, w.count(func() {
 			require.NoError(t, b.limiter.InTx(t.Context(), func(tx pgx.Tx) error {

@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/ratelimit"
+	"github.com/pgratelimit/pgratelimit/take"
 )
 
 // The limits of the tests. None gains a token while a test runs.
@@ -42,7 +43,14 @@ func reserving(requests ...ratelimit.Request) verb {
 
 func takingUpTo(n int, requests ...ratelimit.Request) verb {
 	return func(ctx context.Context, limiter *ratelimit.Limiter) (bool, error) {
-		_, d, err := limiter.TakeUpTo(ctx, n, requests...)
+		_, d, err := take.UpTo(ctx, limiter, n, requests...)
+		return d.Allowed, err
+	}
+}
+
+func borrowing(own, pool ratelimit.Request) verb {
+	return func(ctx context.Context, limiter *ratelimit.Limiter) (bool, error) {
+		d, err := take.Borrow(ctx, limiter, 1, own, pool)
 		return d.Allowed, err
 	}
 }
@@ -110,10 +118,6 @@ var everyCall = map[string]call{
 	"Settle": func(ctx context.Context, l *ratelimit.Limiter, id string, r ratelimit.Request) error {
 		return l.Settle(ctx, id, r.Cost(9))
 	},
-	"TakeUpTo": func(ctx context.Context, l *ratelimit.Limiter, _ string, r ratelimit.Request) error {
-		_, _, err := l.TakeUpTo(ctx, 3, r)
-		return err
-	},
 	"TakeSeveral": func(ctx context.Context, l *ratelimit.Limiter, _ string, r ratelimit.Request) error {
 		return errOf(l.Take(ctx, r, other.For("free")))
 	},
@@ -157,7 +161,6 @@ func TestEveryCallIsTested(t *testing.T) {
 	t.Parallel()
 	elsewhere := []string{
 		"Acquire", "RenewLease", "Release", "Hold", "Keep", // of slots
-		"Wait",                                 // which reserves
 		"Report",                               // which needs no database
 		"InTx", "Maintain", "Close", "Observe", // of no request
 	}

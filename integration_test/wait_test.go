@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/ratelimit"
+	"github.com/pgratelimit/pgratelimit/take"
 )
 
 // queued gains next to nothing while a test runs, and may owe.
@@ -42,17 +43,18 @@ func xact(t *testing.T, b *bundle) (id string) {
 	return id
 }
 
-// The reservation of a process that died while it waited is ended by Expire a minute after its moment, and gives back.
+// The reservation of a process that died while it waited is ended by Expire, as Config says.
 func TestTheWaitOfADeadProcessReturnsItsTokens(t *testing.T) {
 	t.Parallel()
 	s, cutter := newCutStand(t)
 	clock := &clock{}
 	clock.set(clockNoon)
-	limiter, outside := s.with(t, ratelimit.Config{AsOf: clock.now}), s.outside.with(t, ratelimit.Config{AsOf: clock.now})
+	config := ratelimit.Config{AsOf: clock.now, ExpireAfter: time.Minute, ReleaseExpired: true}
+	limiter, outside := s.with(t, config), s.outside.with(t, config)
 	takeAll(t, limiter, queued.Global())
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
-	go func() { done <- errOf(limiter.Wait(ctx, queued.Global())) }()
+	go func() { done <- errOf(take.Wait(ctx, limiter, queued.Global())) }()
 	eventually(t, "it has reserved", func() bool { return len(s.outside.reserved(t)) == 1 })
 	require.True(t, s.outside.reserved(t)[0].Release)
 	cutter.arm("begin", cutRequest, 1000)
@@ -95,7 +97,7 @@ func TestManyWaitersAreServedInOrder(t *testing.T) {
 				if i%2 == 0 {
 					requests = append(requests, roomy.For(fmt.Sprint(i%7)))
 				}
-				waits = append(waits, startAsking(t, func(ctx context.Context) (bool, error) { return false, errOf(b.limiter.Wait(ctx, requests...)) }))
+				waits = append(waits, startAsking(t, func(ctx context.Context) (bool, error) { return false, errOf(take.Wait(ctx, b.limiter, requests...)) }))
 				takes = append(takes, ask(t, b.limiter, other.For(fmt.Sprint(i))))
 			}
 			requireAllAllowed(t, takes...)
@@ -148,7 +150,7 @@ func TestWaitSleepsByTheDatabasesClock(t *testing.T) {
 		"SettledAndGivenUp": {settle, func(w sleeper) { w.giveUp() }, context.Canceled, "settled", -1},
 		"Expired": {func(t *testing.T, w sleeper) error { // when there are tokens for it
 			t.Helper()
-			w.at(time.Hour)
+			w.at(2 * ratelimit.Day)
 			return errOf(w.limiter.Expire(t.Context()))
 		}, nil, nil, "settled", 0},
 	} {
@@ -156,10 +158,10 @@ func TestWaitSleepsByTheDatabasesClock(t *testing.T) {
 			t.Parallel()
 			ctx, giveUp := context.WithCancel(t.Context())
 			defer giveUp()
-			w := sleeper{desk: setup(t).desk(t, ratelimit.Config{}), giveUp: giveUp}
+			w := sleeper{desk: setup(t).desk(t, ratelimit.Config{ReleaseExpired: true}), giveUp: giveUp}
 			takeAll(t, w.limiter, limit.Global())
 			done := make(chan error, 1)
-			go func() { done <- errOf(w.limiter.Wait(ctx, limit.Global())) }()
+			go func() { done <- errOf(take.Wait(ctx, w.limiter, limit.Global())) }()
 			eventually(t, "it has reserved", func() bool { return len(w.reserved(t)) == 1 })
 			require.NoError(t, w.pool.QueryRow(t.Context(), "SELECT id::text FROM ratelimit.reservations").Scan(&w.id))
 			if test.end != nil {

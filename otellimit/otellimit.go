@@ -47,7 +47,7 @@
 //	ratelimit.kind         token_bucket, fixed_window, sliding_window, calendar_window or concurrency; for an adaptive limit the
 //	                       kind of its contract
 //	ratelimit.verb         take, check, reserve, acquire; for errors and conflicts also settle, release, transaction and the
-//	                       like. TakeUpTo is a take, and Wait a reserve
+//	                       like. Functions of package take count as the calls that they make
 //	ratelimit.cached       whether the refusal cache answered
 //	ratelimit.direction    of a settlement: charged or returned. Two sums, because a single sum would hide both
 //	error.type             the server's SQLSTATE, or one of timeout, cancelled, connection, overloaded, closed,

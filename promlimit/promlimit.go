@@ -51,7 +51,7 @@
 //	kind        token_bucket, fixed_window, sliding_window, calendar_window or concurrency, for an adaptive limit the kind of
 //	            its contract; empty when the call failed
 //	verb        take, check, reserve, acquire; for errors and conflicts also settle, release, transaction and the like.
-//	            TakeUpTo is a take, and Wait a reserve
+//	            Functions of package take count as the calls that they make
 //	cached      true when the refusal cache answered
 //	direction   charged or returned
 //	error_type  the server's SQLSTATE, or one of timeout, cancelled, connection, overloaded, closed,

@@ -3,7 +3,6 @@ package ratelimit
 import (
 	"context"
 	"fmt"
-	"slices"
 	"sync"
 	"time"
 
@@ -27,7 +26,6 @@ type call struct {
 
 	change  func(context.Context, *store.Session) error // the change of a verb that does not decide; nil: the verb decides
 	untold  bool                                        // whether the decision is not reported to the Observer
-	quiet   bool                                        // whether a refusal is not reported, because the verb goes on
 	recalls bool                                        // whether the refusal cache may refuse the call
 
 	states []State // the states of its buckets, if the refusal cache has refused it
@@ -58,37 +56,6 @@ func (l *Limiter) Take(ctx context.Context, requests ...Request) (Decision, erro
 	c.Look = c.plan.costless // nothing to write
 	c.recalls = l.cache != nil && l.pool != nil && !c.Look && c.plan.isPlain()
 	return doOnce(ctx, l, c)
-}
-
-// TakeUpTo takes as many units as are available, up to n. With several limits it takes only units that all of them have. The cost of
-// each request is the price of one unit. It takes only whole units. A fraction stays in the bucket, so repeated calls reach the
-// rate of the limit.
-//
-//	n, d, err := limiter.TakeUpTo(ctx, len(queue), Mails.For(sender), Bytes.For(sender).Cost(size))
-//
-// It returns the number of units taken. If that is 0, the decision is a refusal, and RetryAfter is the time until one unit is
-// available. Otherwise the decision is allowed, and the Cost of each State is the price of a unit times the units. A limit in
-// shadow does not reduce the number; if it has too few tokens for all units, nothing is taken from it.
-//
-// TakeUpTo locks the buckets, decides and saves them: two round trips in a transaction, where Take has one, and otherwise a
-// transaction of its own. It is as exact as Take, and returns the errors of Take. Before any SQL it returns ErrInvalidRequest
-// if n is below 1 or a limit is a [Concurrency], and ErrInvalidCost if a unit costs nothing.
-func (l *Limiter) TakeUpTo(ctx context.Context, n int, requests ...Request) (taken int, d Decision, err error) {
-	c, err := l.begin(ctx, verbTake, requests)
-	if err != nil {
-		return 0, Decision{}, err
-	}
-	if n < 1 {
-		return 0, Decision{}, fmt.Errorf("%w: TakeUpTo %d units; ask for 1 or more", ErrInvalidRequest, n)
-	}
-	if !slices.ContainsFunc(requests, func(r Request) bool { return r.cost > 0 }) {
-		return 0, Decision{}, fmt.Errorf("%w: TakeUpTo of units that cost nothing; the cost of a request is the price of one unit", ErrInvalidCost)
-	}
-	c.UpTo = n
-	if d, err = l.do(ctx, c); err != nil || !d.Allowed {
-		return 0, d, err
-	}
-	return c.Taken, d, nil
 }
 
 // Check returns the decision that Take would return, and takes nothing. Other calls can take the tokens before you do. So do
@@ -239,7 +206,6 @@ func (l *Limiter) do(ctx context.Context, c *call) (d Decision, err error) {
 	case c.isRecalled():
 		d = c.plan.decision(c.states, c.at)
 	case c.change == nil:
-		c.plan.taken = c.Taken
 		d = c.plan.decide(c.Answers)
 	}
 	l.reports.done(ctx, c, &d)
@@ -249,9 +215,6 @@ func (l *Limiter) do(ctx context.Context, c *call) (d Decision, err error) {
 // run executes c if the gate lets it pass: in a transaction directly, otherwise through the refusal cache and the batcher.
 func (c *call) run(ctx context.Context, l *Limiter) error {
 	if len(c.Asks) == 0 { // the answers are known
-		if c.plan.notBefore == 0 { // otherwise a limit is paused
-			c.Taken = c.UpTo
-		}
 		return nil
 	}
 	if (l.isConnection || !l.gate.IsOpen(&l.session, c.plan.keyed)) && !c.isRejected(l) {
@@ -315,7 +278,7 @@ func (l *Limiter) pass(ctx context.Context, verb string, keyed, looks bool) erro
 }
 
 // touchPrices touches the upstreams of a call, which may start an exchange of prices. By then the call has read all its prices,
-// so no exchange changes only some of them: Wait makes two plans before it runs the first.
+// so no exchange changes only some of them.
 func (c *call) touchPrices(ctx context.Context, l *Limiter) {
 	for _, u := range c.plan.upstreams {
 		l.prices.Touch(ctx, u, c.plan.now, false)

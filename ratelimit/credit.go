@@ -43,9 +43,6 @@ func (l *Limiter) Charge(ctx context.Context, requests ...Request) error {
 // Otherwise it returns the errors of Charge. In a transaction, a rollback undoes it.
 func (l *Limiter) ChargeUntil(ctx context.Context, until time.Time, request Request) (end time.Time, err error) {
 	const verb = "charge_until"
-	if request.pool != nil {
-		return end, during(verb, checkBorrow(&request, verb))
-	}
 	c, err := l.begin(ctx, verb, costless([]Request{request}))
 	if err != nil {
 		return end, err
@@ -99,9 +96,6 @@ func actualCosts(ctx context.Context, l *Limiter, verb string, actual []Request)
 	costs := make(map[bucket.Key]actualCost, len(actual))
 	for i := range actual {
 		r := &actual[i]
-		if r.pool != nil {
-			return nil, checkBorrow(r, verb)
-		}
 		key, err := storedKey(l.config.HashKey, r)
 		if err != nil {
 			return nil, err

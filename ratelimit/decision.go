@@ -17,9 +17,6 @@ import (
 type Decision struct {
 	// Allowed reports whether every limit had enough tokens. If it is false, nothing was taken.
 	Allowed bool
-	// withinMS is the time that a Wait had left, in ms, if it was refused because its turn comes later; otherwise 0. It
-	// has its place here because it costs no memory here.
-	withinMS uint32
 	// RetryAfter is 0 if the call was allowed. If it was refused, RetryAfter is the longest wait of the limits that refused. After
 	// that time the same call will be allowed, if no other call takes tokens meanwhile. For slots it is an upper bound, because their
 	// holders can release them before their leases end.
@@ -71,9 +68,6 @@ type State struct {
 	// PausedUntil is the end of the pause that refused the request, and PauseReason the reason for the pause.
 	PausedUntil time.Time
 	PauseReason string
-	// Borrowed reports whether the tokens came from the pool of a [Borrow], because the bucket had too few. Then nothing was
-	// taken from the bucket. It is set only in the first of the two states of such a request.
-	Borrowed bool
 	// NotAsked reports whether the bucket was not read. Reasons: the limit is Off, a limit of the call is paused, or the limit is in
 	// Shadow and can never give the cost. Value is then the zero Value.
 	NotAsked bool
@@ -101,12 +95,7 @@ func (e *LimitedError) Error() string {
 			names = append(names, s.Limit.Name())
 		}
 	}
-	text := fmt.Sprintf("%v by %s: retry after %v", ErrLimited, strings.Join(names, ", "), words.Wait(e.Decision.RetryAfter))
-	if d := &e.Decision; d.withinMS > 0 {
-		turn := d.At.Add(time.Duration(d.withinMS)*time.Millisecond + d.RetryAfter)
-		text += "; the context ends before the turn at " + turn.UTC().Format("2006-01-02T15:04:05.000Z")
-	}
-	return text
+	return fmt.Sprintf("%v by %s: retry after %v", ErrLimited, strings.Join(names, ", "), words.Wait(e.Decision.RetryAfter))
 }
 
 // Is reports whether target is ErrLimited.
@@ -142,18 +131,7 @@ func (p *plan) decide(answers []bucket.Answer) Decision {
 		p.setState(&states[i], i, &answers[i], &holds[i])
 		now = answers[0].Now
 	}
-	if p.borrows {
-		for i, wait := range bucket.BorrowWaits(p.asks, answers) {
-			if wait > 0 {
-				states[i].RetryAfter = wait
-			}
-		}
-	}
-	d := p.decision(states, now)
-	if len(answers) > 1 && !d.Allowed && p.asks[0].Within > 0 {
-		d.RetryAfter = max(d.RetryAfter, bucket.SoonEnoughTogether(p.asks, answers))
-	}
-	return d
+	return p.decision(states, now)
 }
 
 // decision returns the decision on the call from the states of its buckets at now.
@@ -169,7 +147,7 @@ func (p *plan) decision(states []State, now int64) Decision {
 		case len(p.asked) > 1:
 			d.States[i] = states[of.ask]
 		}
-		d.States[i].Cost = of.cost * p.units()
+		d.States[i].Cost = of.cost
 		d.add(&d.States[i], i == 0)
 	}
 	return d
@@ -190,17 +168,9 @@ func (d *Decision) add(s *State, isFirst bool) {
 // setState sets s from the answer of the i-th bucket, and h to the content of the bucket.
 func (p *plan) setState(s *State, i int, r *bucket.Answer, h *bucket.Content) {
 	of, a := &p.of[i], &p.asks[i]
-	if p.taken > 1 {
-		several := *a
-		several.Cost *= p.units()
-		a = &several
-	}
 	setState(s, of.holding(&a.Terms), a, r, h)
 	of.tell(s, &a.Terms)
 }
-
-// units returns the number of units that a TakeUpTo took; 1 for other calls and for a refused one.
-func (p *plan) units() float64 { return float64(max(p.taken, 1)) }
 
 // stateOf returns the state of one bucket from its answer, and sets h to the content of the bucket.
 func stateOf(limit Limit, a *bucket.Ask, r *bucket.Answer, h *bucket.Content) (s State) {
@@ -212,10 +182,7 @@ func stateOf(limit Limit, a *bucket.Ask, r *bucket.Answer, h *bucket.Content) (s
 // place, because copying them would take most of its time.
 func setState(s *State, limit Limit, a *bucket.Ask, r *bucket.Answer, h *bucket.Content) {
 	told := a.Tell(r, a.Lowest, h)
-	if a.Within > 0 && !r.Allowed {
-		told.RetryAfter = a.SoonEnoughAfter(r)
-	}
-	s.Mode, s.Price, s.Borrowed = On, 1, r.Borrowed
+	s.Mode, s.Price = On, 1
 	s.set(limit, a, &told)
 }
 

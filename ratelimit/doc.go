@@ -27,8 +27,8 @@
 // # Calls
 //
 //   - [Limiter.Require] takes tokens or returns an error: begin with it. [Limiter.Take] returns a [Decision]: check its
-//     Allowed. [Limiter.TakeUpTo] takes the units that are available. [Limiter.Check] takes nothing. [Limiter.Wait] blocks
-//     until it has taken the tokens; first come, first served. A [Borrow] request takes from a guarantee first.
+//     Allowed. [Limiter.Check] takes nothing. Package take combines these calls: it takes the units that are available,
+//     waits for tokens, or takes from a guarantee before a pool.
 //   - [Limiter.Reserve] takes tokens for work that runs later. [Limiter.Start], [Limiter.Settle], [Limiter.Cancel] and
 //     [Limiter.Renew] continue a reservation. For jobs on River, package scheduler reserves with the insertion of the job.
 //   - [Limiter.Hold] holds slots while a function runs. [Limiter.Acquire], [Limiter.Keep] and [Limiter.Release] are its parts.

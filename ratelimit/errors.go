@@ -66,7 +66,7 @@ var (
 	ErrInvalidLease = errors.New("ratelimit: invalid lease ID")
 
 	// ErrInvalidConfig is returned by New if the pool or a field of Config is invalid. All calls return it on a Limiter that
-	// New did not return, or that WithTx bound to a nil transaction. Wait, Hold, Keep, Prune, Close and InTx return it on a
+	// New did not return, or that WithTx bound to a nil transaction. Hold, Keep, Prune, Close and InTx return it on a
 	// Limiter of WithTx. NewSimulation and the calls of a Simulation return it for the same reasons.
 	ErrInvalidConfig = errors.New("ratelimit: invalid configuration")
 

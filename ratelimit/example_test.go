@@ -57,37 +57,6 @@ func ExampleNew() {
 	fmt.Println(d.Allowed, err)
 }
 
-// Mails go out as fast as the limit allows: each round sends one mail for each available token.
-func ExampleLimiter_TakeUpTo() {
-	var queue []string
-	for len(queue) > 0 {
-		n, d, err := limiter.TakeUpTo(ctx, len(queue), SendMessage.For(userID))
-		if err != nil {
-			log.Fatal(err)
-		}
-		for _, mail := range queue[:n] {
-			fmt.Println("send", mail)
-		}
-		queue = queue[n:]
-		time.Sleep(d.RetryAfter)
-	}
-}
-
-// A caller who can wait, but no longer than his client waits.
-func ExampleLimiter_Wait() {
-	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
-	defer cancel()
-	d, err := limiter.Wait(ctx, Completions.For(userID).Cost(1500))
-	switch {
-	case err != nil:
-		fmt.Println(err)
-	case !d.Allowed:
-		fmt.Println("busy for longer than that; try again in", d.RetryAfter)
-	default:
-		fmt.Println("it is his turn")
-	}
-}
-
 // A page shows the wait before the caller queues.
 func ExampleLimiter_CheckReserve() {
 	r, err := limiter.CheckReserve(ctx, Completions.For(userID).Cost(1500))

@@ -95,11 +95,9 @@ func TestCallersThatLeaveAStalledDatabaseAreReported(t *testing.T) {
 		call        func(ctx context.Context, l *Limiter) error
 	}{
 		"take":         {"take", "limit", true, func(ctx context.Context, l *Limiter) error { return l.Require(ctx, request) }},
-		"take up to":   {"take", "limit", true, func(ctx context.Context, l *Limiter) error { _, _, err := l.TakeUpTo(ctx, 2, request); return err }},
 		"check":        {"check", "limit", true, func(ctx context.Context, l *Limiter) error { _, err := l.Check(ctx, request); return err }},
 		"value":        {"value", "limit", true, func(ctx context.Context, l *Limiter) error { _, err := l.Value(ctx, request); return err }},
 		"reserve":      {"reserve", "limit", true, func(ctx context.Context, l *Limiter) error { _, err := l.Reserve(ctx, request); return err }},
-		"wait":         {"take", "limit", true, func(ctx context.Context, l *Limiter) error { _, err := l.Wait(ctx, request); return err }},
 		"acquire":      {"acquire", "slots", true, func(ctx context.Context, l *Limiter) error { _, err := l.Acquire(ctx, slots.For("ada")); return err }},
 		"hold":         {"acquire", "slots", true, func(ctx context.Context, l *Limiter) error { return l.Hold(ctx, nil, slots.For("ada")) }},
 		"release":      {"release", "slots", true, func(ctx context.Context, l *Limiter) error { return l.Release(ctx, lease) }},
@@ -212,13 +210,6 @@ func TestABusyConnectionIsExplained(t *testing.T) {
 	require.NoError(t, err)
 	busy := errors.New("conn busy") // as pgx has it
 	require.ErrorContains(t, explained(t.Context(), limiter, "take", busy), "close them before you call the Limiter")
-}
-
-// TestARefusedWaitNamesItsTurn promises the time of the turn that comes after the end of the context.
-func TestARefusedWaitNamesItsTurn(t *testing.T) {
-	t.Parallel()
-	d := Decision{At: time.Unix(0, 0), RetryAfter: 77 * time.Millisecond, withinMS: 1000, States: []State{{Limit: Define("mail", PerSecond(1))}}}
-	require.EqualError(t, d.Err(), "ratelimit: limited by mail: retry after 77ms; the context ends before the turn at 1970-01-01T00:00:01.077Z")
 }
 
 // TestPruneReportsItsFailures promises that a Prune that fails is one Failed, also for a program that calls Prune itself.

@@ -7,6 +7,7 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
+	"time"
 	"unique"
 
 	"github.com/pgratelimit/pgratelimit/internal/arg"
@@ -146,8 +147,8 @@ type Request struct {
 	stored bool // whether key is in its stored form
 	cost   float64
 	plan   string
-	pool   *Request // the pool of a Borrow; nil without one
-	price  float64  // 0: the current price
+	price  float64       // 0: the current price
+	within time.Duration // how soon a reservation must be ready; 0: however late
 }
 
 // Plan returns the request with the plan of its key, such as "pro". If [Config.Policies] has a rule for the plan, that
@@ -185,6 +186,16 @@ func (r Request) Times(n float64) Request { return r.Cost(r.cost * n) }
 // and present, charge no price.
 func (r Request) Price(price float64) Request {
 	r.price = price
+	return r
+}
+
+// Within returns the request with a bound on its wait: [Limiter.Reserve] refuses, and takes nothing, if this limit's tokens
+// would be repaid, or its pause would end, later than d after the decision. To bound the whole call, bound each of its
+// requests. d counts in whole microseconds, and at least one, so with a d of 0 the tokens must be available now. After such
+// a refusal RetryAfter is the time until the wait is short enough. CheckReserve answers as Reserve does. Other calls take
+// only what is available, so the bound has no effect on them.
+func (r Request) Within(d time.Duration) Request {
+	r.within = max(d.Truncate(time.Microsecond), time.Microsecond)
 	return r
 }
 

@@ -105,8 +105,8 @@ func New(pool Pool, config Config) (*Limiter, error) {
 	return l, nil
 }
 
-// Close rejects new calls and waits for the calls in progress, or until ctx ends. From then on Require, Take, TakeUpTo, Check,
-// CheckReserve, Value, Reserve, Wait, Acquire and Hold return ErrClosed. Calls that end or correct something, such as Settle, Cancel,
+// Close rejects new calls and waits for the calls in progress, or until ctx ends. From then on Require, Take, Check,
+// CheckReserve, Value, Reserve, Acquire and Hold return ErrClosed. Calls that end or correct something, such as Settle, Cancel,
 // Release and Credit, still work, and so do calls in transactions. Close leaves the pool open. You need not close a Limiter: it keeps
 // nothing running.
 func (l *Limiter) Close(ctx context.Context) error {

@@ -71,8 +71,8 @@ type Leased struct {
 // errors.Is(Err, ErrContended) distinguishes contention from a database that does not work.
 //
 // It includes calls whose context ended before the answer. For errors.Is(Err, context.Canceled) the caller left, and
-// Elapsed is how long it had waited. If it is long, the database stalls or a row is held. Sleeping for a turn in Wait,
-// or for a slot in package waitlist, is no such wait.
+// Elapsed is how long it had waited. If it is long, the database stalls or a row is held. Sleeping for a turn in
+// take.Wait, or for a slot in package waitlist, is no such wait.
 type Failed struct {
 	// Verb is the call in lower case, with underscores between words: "take", "charge_until". It is "transaction" for InTx.
 	Verb string

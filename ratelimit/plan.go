@@ -1,6 +1,7 @@
 package ratelimit
 
 import (
+	"cmp"
 	"context"
 	"crypto/hmac"
 	"crypto/sha256"
@@ -33,11 +34,9 @@ type plan struct {
 	upstreams []*adaptive.Upstream // of all adaptive limits, also of limits that are left out
 
 	reserves  bool
-	borrows   bool  // whether a bucket borrows from another
 	ruled     bool  // whether a request is under a rule or a pause
 	keyed     bool  // whether a key is not in its stored form, so that the secret matters
 	costless  bool  // whether all costs are 0
-	taken     int   // the number of units that a TakeUpTo took
 	now       int64 // an estimate of the database's clock, if a rule needed it; otherwise 0
 	notBefore int64 // the latest end of the pauses; 0: none
 
@@ -64,23 +63,11 @@ func (p *plan) arrange(ctx context.Context, l *Limiter, verb string, requests []
 	paused := false
 	for i := range requests {
 		r := &requests[i]
-		s, err := p.ask(ctx, l, verb, r, r.pool == nil)
+		s, err := p.ask(ctx, l, verb, r)
 		if err != nil {
 			return err
 		}
 		paused = paused || s.pausedUntil > p.now
-		if r.pool == nil {
-			continue
-		}
-		if s, err = p.askPool(ctx, l, verb, r); err != nil {
-			return err
-		}
-		paused, p.borrows = paused || s.pausedUntil > p.now, true
-	}
-	if p.borrows {
-		if err := p.checkBorrowers(); err != nil {
-			return err
-		}
 	}
 	if !p.ruled {
 		return p.finish(l)
@@ -100,9 +87,8 @@ func (p *plan) arrange(ctx context.Context, l *Limiter, verb string, requests []
 	return nil
 }
 
-// ask adds a request of the call to the plan and returns its subject. direct is whether the request neither borrows nor is a
-// pool.
-func (p *plan) ask(ctx context.Context, l *Limiter, verb string, r *Request, direct bool) (s subject, err error) {
+// ask adds a request of the call to the plan and returns its subject.
+func (p *plan) ask(ctx context.Context, l *Limiter, verb string, r *Request) (s subject, err error) {
 	key, err := storedKey(l.config.HashKey, r)
 	if err != nil {
 		return s, err
@@ -128,12 +114,15 @@ func (p *plan) ask(ctx context.Context, l *Limiter, verb string, r *Request, dir
 			p.upstreams = append(p.upstreams, u)
 		}
 	}
-	s.direct, s.plain = direct, d.plain
+	s.plain = d.plain
 	added, err := p.add(r, s, &d, key)
 	if err != nil {
 		return s, err
 	}
 	p.asked = append(p.asked, added)
+	if a := &p.asks[added.ask]; p.reserves && r.within > 0 && s.mode != Shadow {
+		a.Within = min(cmp.Or(a.Within, r.within), r.within)
+	}
 	p.ruled, p.keyed = p.ruled || s.rule != nil || s.pausedUntil > bucket.MinInstant, p.keyed || !r.stored
 	return s, nil
 }
@@ -149,7 +138,7 @@ func (p *plan) finish(l *Limiter) error {
 		if s.released {
 			continue
 		}
-		if err := p.checkAsk(i); err != nil {
+		if err := limitOwed(a, s.limit, p.reserves); err != nil {
 			if s.mode != Shadow {
 				return err
 			}
@@ -191,7 +180,7 @@ func (p *plan) plans() (plans []string) {
 // isPlain reports whether each request asks one bucket, of an enforced limit, for at most its tokens.
 func (p *plan) isPlain() bool {
 	for i := range p.of {
-		if p.of[i].mode != On || p.asks[i].Lender != nil || p.asks[i].Lowest != 0 {
+		if p.of[i].mode != On || p.asks[i].Lowest != 0 {
 			return false
 		}
 	}
@@ -231,7 +220,6 @@ func (p *plan) add(r *Request, s subject, d *definition, key string) (asked, err
 			return asked{}, fmt.Errorf("%w: the call asks for one bucket of %q under two policies; give the name one policy", ErrInvalidRequest, k.Name)
 		}
 		s.charge(same, r.cost)
-		p.of[i].direct = p.of[i].direct || s.direct
 		return asked{ask: i, cost: r.cost, key: key}, nil
 	}
 	p.asks, p.of = append(p.asks, bucket.Ask{Key: k, Terms: terms, Policy: s.limit, Unenforced: s.mode == Shadow}), append(p.of, s)
@@ -251,14 +239,6 @@ func (s *subject) charge(a *bucket.Ask, cost float64) {
 	a.Cost += cost * max(s.factor, 1)
 	a.Asked += cost
 	a.BoundPrice()
-}
-
-// checkAsk sets how low bucket i may go, and returns an error if it can never give the cost.
-func (p *plan) checkAsk(i int) error {
-	if p.asks[i].Lender != nil {
-		return p.checkBorrowed(i)
-	}
-	return limitOwed(&p.asks[i], p.of[i].limit, p.reserves)
 }
 
 // limitOwed sets how low the bucket may go, and returns an error if it can never give the cost.

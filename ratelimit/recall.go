@@ -13,7 +13,7 @@ func recallOne(ctx context.Context, l *Limiter, r *Request) (d Decision, refused
 		return d, false
 	}
 	key, err := storedKey(l.config.HashKey, r)
-	if err != nil || r.pool != nil {
+	if err != nil {
 		return d, false
 	}
 	began, now := l.reports.began(), int64(0)
@@ -58,7 +58,7 @@ func recall(l *Limiter, asks []bucket.Ask, of []subject) (states []State, at int
 // sendNoting executes the call in the database, in a batch if possible. It stores a refusal in the refusal cache, unless the
 // buckets can gain tokens before their waits end.
 func (c *call) sendNoting(ctx context.Context, l *Limiter) error {
-	if l.cache == nil || c.Look || c.Reserve != nil || c.UpTo > 0 || !c.plan.isPlain() || bucket.AnyHolds(c.Asks) {
+	if l.cache == nil || c.Look || c.Reserve != nil || !c.plan.isPlain() || bucket.AnyHolds(c.Asks) {
 		return l.batcher.Do(ctx, c.Queueable())
 	}
 	var room [1]uint32 // most calls have one bucket

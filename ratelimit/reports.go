@@ -143,9 +143,6 @@ func (r *reports) done(ctx context.Context, c *call, d *Decision) {
 	if c.change != nil || d.Allowed && !c.Look && !c.isRecalled() {
 		r.invalidate(c.Asks)
 	}
-	if c.quiet && !d.Allowed {
-		return
-	}
 	if r.refused != nil {
 		r.refusals(ctx, c, d)
 	}

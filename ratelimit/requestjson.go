@@ -21,15 +21,12 @@ type requestText struct {
 //	[{"limit":"mail","key":"ada","plan":"pro","cost":5,"policy":{"kind":"token bucket","rate":10,"period":"1s"}}]
 //
 // Keys are in their stored form, as [Limiter.StoredKey] returns it. The policy is the definition in the code, as
-// [MarshalPolicy] writes it. It returns ErrInvalidRequest for a [Borrow], and otherwise the errors of a call with these
-// requests.
+// [MarshalPolicy] writes it. [Request.Within] is left out, because it is about one call. MarshalRequests returns the
+// errors of a call with these requests.
 func (l *Limiter) MarshalRequests(requests ...Request) ([]byte, error) {
 	texts := make([]requestText, len(requests))
 	for i := range requests {
 		r := &requests[i]
-		if r.pool != nil {
-			return nil, during("marshal", checkBorrow(r, "marshal"))
-		}
 		if r.limit.isZero() {
 			return nil, during("marshal", fmt.Errorf("%w: request %d has the zero Limit; make limits with Define or NewLimit", ErrInvalidLimit, i+1))
 		}

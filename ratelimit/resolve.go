@@ -23,9 +23,6 @@ type subject struct {
 
 	released bool // whether its ask was released
 	plain    bool // whether its definition is plain
-	direct   bool // whether a request names the bucket directly
-	lends    bool // whether it is the pool of a Borrow
-	spared   bool // whether it is in shadow only because its pool is
 }
 
 // StoredKey returns the stored form of the key of a request: an HMAC if Config.HashKey is set, and "" for [Limit.Global].

@@ -261,23 +261,25 @@ func (r *Ruling) Name() string { return r.name }
 // longestWait is the RetryAfter of a cost that can never be given.
 const longestWait = time.Duration(bucket.Horizon) * time.Microsecond
 
-// pause answers all requests of a call from memory if one of them is paused and the call decides. It sets the instant before
-// which a reservation is not ready.
+// pause answers all requests of a call from memory if one of them is paused and the call decides, or reserves and may not
+// wait so long. It sets the instant before which a reservation is not ready.
 func (p *plan) pause(decides bool) {
+	for i := range p.asks {
+		decides = decides || p.isBarred(i)
+	}
 	for i := range p.asked {
-		s := &p.of[p.asked[i].ask]
-		until := int64(0)
+		at := p.asked[i].ask
+		s := &p.of[at]
 		if s.pausedUntil > p.now {
-			until = s.pausedUntil
-			p.notBefore = max(p.notBefore, until)
+			p.notBefore = max(p.notBefore, s.pausedUntil)
 		}
 		if !decides {
 			continue
 		}
 		answer := State{Limit: s.limit, Allowed: true, NotAsked: true}
 		s.tell(&answer, nil)
-		if until > 0 {
-			wait := time.Duration(min(until-p.now, bucket.Horizon)) * time.Microsecond
+		if until := s.pausedUntil; p.isBarred(at) {
+			wait := time.Duration(min(until-p.now, bucket.Horizon))*time.Microsecond - p.asks[at].Within
 			answer.Allowed, answer.Mode, answer.RetryAfter, answer.ResetAfter = false, On, wait, wait
 			answer.PausedUntil, answer.PauseReason = time.UnixMicro(until), retryAfterReason
 			if s.rule != nil && s.rule.pausedUntil == until {
@@ -291,14 +293,16 @@ func (p *plan) pause(decides bool) {
 	}
 }
 
-// leaveOut removes limits that are off from the call. If the guarantee of a Borrow is off or in shadow, its cost moves to the
-// pool.
+// isBarred reports whether the pause of a bucket refuses the call. A reservation waits for the end of the pause if it may.
+func (p *plan) isBarred(i int) bool {
+	until, within := p.of[i].pausedUntil, p.asks[i].Within.Microseconds()
+	return until > max(p.now, 0) && (!p.reserves || within > 0 && until-p.now > within)
+}
+
+// leaveOut removes limits that are off from the call.
 func (p *plan) leaveOut() {
 	for i := range p.of {
 		s := &p.of[i]
-		if s.mode == Off || s.mode == Shadow && !s.spared {
-			p.passOn(i)
-		}
 		if s.mode == Off {
 			answer := State{Limit: s.limit, Allowed: true, Remaining: s.limit.Capacity(), NotAsked: true}
 			s.tell(&answer, nil)
@@ -316,7 +320,7 @@ func (p *plan) release(i int, answer State) {
 		}
 	}
 	a := &p.asks[i]
-	a.Cost, a.Asked, a.Lowest, a.MayOwe, a.Unenforced, p.of[i].released = 0, 0, -math.MaxFloat64, false, true, true
+	a.Cost, a.Asked, a.Lowest, a.MayOwe, a.Within, a.Unenforced, p.of[i].released = 0, 0, -math.MaxFloat64, false, 0, true, true
 }
 
 // drop deletes released asks, unless the call reserves.
@@ -359,14 +363,13 @@ func (p *plan) refusedInShadow(answers []bucket.Answer) (refused []int) {
 // It uses a new call, because a batch may still use the first one.
 func (c *call) leaveShadowsOut(run func(again *call) error) error {
 	for !c.Look {
-		c.plan.taken = c.Taken
 		refused := c.plan.refusedInShadow(c.Answers)
 		if refused == nil {
 			return nil
 		}
 		again := &call{plan: c.plan.withoutShadows(refused, c.Answers)}
 		again.Question, again.Asks = c.Question, again.plan.asks
-		again.Look = again.plan.costless && !again.plan.reserves && c.UpTo == 0
+		again.Look = again.plan.costless && !again.plan.reserves
 		err := run(again)
 		if err == nil || errors.Is(err, ErrCommitUnknown) { // otherwise a batch that the call has left may still write to it
 			c.plan, c.Question, c.Outcome = again.plan, again.Question, again.Outcome
@@ -382,7 +385,7 @@ func (c *call) leaveShadowsOut(run func(again *call) error) error {
 func (p *plan) withoutShadows(refused []int, answers []bucket.Answer) plan {
 	left := *p
 	left.asks, left.of, left.asked = slices.Clone(p.asks), slices.Clone(p.of), slices.Clone(p.asked)
-	left.now, left.taken = answers[0].Now, 0
+	left.now = answers[0].Now
 	for _, i := range refused {
 		var state State
 		p.setState(&state, i, &answers[i], &bucket.Content{})

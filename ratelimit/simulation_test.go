@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"log"
 	"math/rand/v2"
-	"slices"
 	"testing"
 	"time"
 
@@ -26,8 +25,8 @@ func (m modes) RulingsOf(string) []*ratelimit.Ruling { return nil }
 
 // simulated is a Simulation, and a Limiter on Postgres under the same rules.
 type simulated struct {
-	own, pools []ratelimit.Limit
-	modes      map[string]ratelimit.Mode
+	own        []ratelimit.Limit
+	pool       ratelimit.Limit
 	simulation *ratelimit.Simulation
 	limiter    *ratelimit.Limiter
 	now        time.Time              // of both
@@ -37,23 +36,19 @@ type simulated struct {
 // newSimulated gives some limits another mode than On. Two limits change to another policy after ten seconds.
 func newSimulated(t *testing.T, modesOf map[string]ratelimit.Mode) *simulated {
 	t.Helper()
-	s := &simulated{now: at, modes: modesOf}
+	s := &simulated{now: at}
 	s.own = []ratelimit.Limit{
 		ratelimit.Define("tokens", ratelimit.TokenBucket{Rate: 3, Period: time.Second, Capacity: 4}),
 		ratelimit.Define("windows", ratelimit.FixedWindow{Rate: 4, Period: 2 * time.Second, Capacity: 6}),
-		ratelimit.Define("rows", ratelimit.TokenBucket{Rate: 2, Period: time.Second, Capacity: 8, Shards: 4}),
 		ratelimit.Define("changes", ratelimit.TokenBucket{Rate: 1, Period: time.Second, Capacity: 3}),
 	}
-	s.pools = []ratelimit.Limit{
-		ratelimit.Define("pool", ratelimit.TokenBucket{Rate: 8, Period: time.Second}),
-		ratelimit.Define("poolOfRows", ratelimit.TokenBucket{Rate: 8, Period: time.Second, Shards: 2}),
-	}
+	s.pool = ratelimit.Define("pool", ratelimit.TokenBucket{Rate: 8, Period: time.Second})
 	changes := map[string]ratelimit.Era{
-		"changes":    {Policy: ratelimit.FixedWindow{Rate: 2, Period: 3 * time.Second, Capacity: 4}, OnChange: ratelimit.ResetTokens},
-		"poolOfRows": {Policy: ratelimit.TokenBucket{Rate: 12, Period: time.Second, Shards: 2}, OnChange: ratelimit.AddTokens},
+		"changes": {Policy: ratelimit.FixedWindow{Rate: 2, Period: 3 * time.Second, Capacity: 4}, OnChange: ratelimit.ResetTokens},
+		"pool":    {Policy: ratelimit.TokenBucket{Rate: 12, Period: time.Second}, OnChange: ratelimit.AddTokens},
 	}
 	policies := make(modes)
-	for _, limit := range slices.Concat(s.own, s.pools) {
+	for _, limit := range append(s.own, s.pool) {
 		eras := []ratelimit.Era{{Mode: modesOf[limit.Name()]}}
 		if era, is := changes[limit.Name()]; is {
 			era.From = at.Add(10 * time.Second)
@@ -79,26 +74,16 @@ func newSimulated(t *testing.T, modesOf map[string]ratelimit.Mode) *simulated {
 	return s
 }
 
-// draw returns requests for some limits, of which some borrow from a pool.
+// draw returns requests for some limits, and sometimes for a pool.
 func (s *simulated) draw(random *rand.Rand) (requests []ratelimit.Request) {
-	drawn := random.Perm(len(s.own))[:1+random.IntN(len(s.own))]
-	pool := s.pools[random.IntN(2)].Global()
-	if slices.ContainsFunc(drawn, func(j int) bool { return s.modes[s.own[j].Name()] != "" }) {
-		pool = s.pools[0].Global() // one of several rows would pay, if the pool decides alone
-	}
-	borrows := random.IntN(2) == 0
-	for _, j := range drawn {
-		request := s.own[j].For(pool.Limit().Name())
-		if borrows || s.own[j].Numbers().Shards > 1 { // a take that does not borrow is from a row at random
-			request = ratelimit.Borrow(request, pool)
-		}
-		requests = append(requests, request.Cost(float64(random.IntN(4))))
+	for _, j := range random.Perm(len(s.own))[:1+random.IntN(len(s.own))] {
+		requests = append(requests, s.own[j].For("key").Cost(float64(random.IntN(4))))
 	}
 	if random.IntN(4) == 0 {
 		requests = append(requests, requests[0].Cost(1))
 	}
-	if borrows && random.IntN(5) == 0 {
-		requests = append(requests, pool)
+	if random.IntN(5) == 0 {
+		requests = append(requests, s.pool.Global())
 	}
 	return requests
 }
@@ -108,7 +93,7 @@ func told(d *ratelimit.Decision) []any {
 	all := []any{d.Allowed, d.RetryAfter, d.At}
 	for i := range d.States {
 		s := &d.States[i]
-		all = append(all, s.Allowed, s.RetryAfter, s.Remaining, s.Mode, s.Rule, s.NotAsked, s.Cost, s.Borrowed, s.Value.Tokens)
+		all = append(all, s.Allowed, s.RetryAfter, s.Remaining, s.Mode, s.Rule, s.NotAsked, s.Cost, s.Value.Tokens)
 	}
 	return all
 }
@@ -117,12 +102,12 @@ func told(d *ratelimit.Decision) []any {
 func TestSimulation(t *testing.T) {
 	t.Parallel()
 	for name, modesOf := range map[string]map[string]ratelimit.Mode{
-		"plain": {}, "mixed": {"tokens": ratelimit.Shadow, "pool": ratelimit.Shadow, "windows": ratelimit.Off}, "off": {"rows": ratelimit.Off, "pool": ratelimit.Off},
+		"plain": {}, "mixed": {"tokens": ratelimit.Shadow, "pool": ratelimit.Shadow, "windows": ratelimit.Off}, "off": {"tokens": ratelimit.Off, "pool": ratelimit.Off},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			s := newSimulated(t, modesOf)
-			random, borrowed, refused := rand.New(rand.NewPCG(3, 4)), 0, 0
+			random, refused := rand.New(rand.NewPCG(3, 4)), 0
 			for i := range 500 {
 				s.now = s.now.Add(time.Duration(random.IntN(100_000)) * time.Microsecond)
 				switch {
@@ -148,14 +133,10 @@ func TestSimulation(t *testing.T) {
 				require.Equal(t, [...]any{want.Allowed, want.RetryAfter}, [...]any{checked.Allowed, checked.RetryAfter}, "call %d: %v", i, requests)
 				require.Equal(t, s.refused[1], s.refused[0], "call %d: %v", i, requests)
 				s.refused = [2][]ratelimit.Refusal{}
-				if slices.ContainsFunc(want.States, func(s ratelimit.State) bool { return s.Borrowed }) {
-					borrowed++
-				}
 				if !want.Allowed {
 					refused++
 				}
 			}
-			require.Greater(t, borrowed, 10)
 			require.Greater(t, refused, 10)
 		})
 	}
@@ -214,27 +195,4 @@ func ExampleSimulation() {
 	// 0s true 0s
 	// 1s true 0s
 	// 2s false 28s
-}
-
-// A pool of a hundred a second guarantees twenty to a tenant. While other tenants take nothing, he can take all of it.
-func ExampleBorrow() {
-	simulation, err := ratelimit.NewSimulation(ratelimit.Config{})
-	if err != nil {
-		log.Fatal(err)
-	}
-	own := ratelimit.Define("guarantee", ratelimit.PerSecond(20))
-	pool := ratelimit.Define("pool", ratelimit.PerSecond(100))
-	noon := time.Date(2026, time.March, 1, 12, 0, 0, 0, time.UTC)
-	for _, request := range []ratelimit.Request{own.For("ada").Cost(20), own.For("ada").Cost(80), own.For("ada"), own.For("bob")} {
-		d, err := simulation.Take(ctx, noon, ratelimit.Borrow(request, pool.Global()))
-		if err != nil {
-			log.Fatal(err)
-		}
-		fmt.Println(d.Allowed, d.RetryAfter, d.States[0].Borrowed)
-	}
-	// Output:
-	// true 0s false
-	// true 0s true
-	// false 10ms false
-	// true 0s false
 }

@@ -23,7 +23,7 @@ const maxReconnects = 3
 
 // WithTx returns a Limiter whose calls are part of tx: they commit and roll back with it, at any isolation level. They do not
 // retry, and use no other connection. After a serialization failure they return an error for which IsRetryable is true, and you
-// must run the transaction again. The buckets are in the database of tx, also if the Limiter has a pool of another one. Wait, Hold,
+// must run the transaction again. The buckets are in the database of tx, also if the Limiter has a pool of another one. Hold,
 // Keep, Prune, Close and InTx cannot be part of a transaction: on this Limiter they return ErrInvalidConfig.
 //
 // Calls lock the rows of their buckets until the end of the transaction, as your own updates do. See docs/promises.md for

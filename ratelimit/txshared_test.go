@@ -329,11 +329,6 @@ func TestEveryVerbWaitsForItsSharedTurn(t *testing.T) {
 		"credit":  func(ctx context.Context, l *Limiter) error { return l.Credit(ctx, bucketed) },
 		"charge":  func(ctx context.Context, l *Limiter) error { return l.Charge(ctx, bucketed) },
 		"reset":   func(ctx context.Context, l *Limiter) error { return l.Reset(ctx, bucketed) },
-		"up to": func(ctx context.Context, l *Limiter) error {
-			n, d, err := l.TakeUpTo(ctx, 3, bucketed)
-			require.Equal(t, 3, n)
-			return errors.Join(err, d.Err())
-		},
 		"refused": func(ctx context.Context, l *Limiter) error {
 			err := l.Require(ctx, bucketed.Cost(5), other.Cost(10))
 			require.ErrorIs(t, l.Require(ctx, bucketed, other.Cost(10)), ErrLimited)

@@ -61,7 +61,6 @@ func callsOf(ctx context.Context, limiter *ratelimit.Limiter) map[string]func(..
 		"Take":         func(r ...ratelimit.Request) error { _, err := limiter.Take(ctx, r...); return err },
 		"Reserve":      func(r ...ratelimit.Request) error { _, err := limiter.Reserve(ctx, r...); return err },
 		"Check":        func(r ...ratelimit.Request) error { _, err := limiter.Check(ctx, r...); return err },
-		"TakeUpTo":     func(r ...ratelimit.Request) error { _, _, err := limiter.TakeUpTo(ctx, 3, r...); return err },
 		"CheckReserve": func(r ...ratelimit.Request) error { _, err := limiter.CheckReserve(ctx, r...); return err },
 		"Reset":        func(r ...ratelimit.Request) error { return limiter.Reset(ctx, r...) },
 		"Credit":       func(r ...ratelimit.Request) error { return limiter.Credit(ctx, r...) },
@@ -86,13 +85,13 @@ const secret = "alice@example.org"
 
 // deciding and changing are the verbs whose requests have costs.
 const (
-	deciding = "Take Reserve Check TakeUpTo CheckReserve"
+	deciding = "Take Reserve Check CheckReserve"
 	changing = "Credit CreditTaken Charge Settle"
 )
 
 // invalid is a call that is refused before any SQL, with an error that says what to change.
 type invalid struct {
-	verbs    string // Acquire, Wait and Report are among them only if they are named; "": the others
+	verbs    string // Acquire and Report are among them only if they are named; "": the others
 	requests []ratelimit.Request
 	want     error
 	says     string
@@ -112,7 +111,6 @@ func TestNilContext(t *testing.T) {
 		calls["Require"] = func(r ...ratelimit.Request) error { return limiter.Require(none, r...) }
 		calls["Expire"] = func(...ratelimit.Request) error { _, err := limiter.Expire(none); return err }
 		if !limiter.InTransaction() {
-			calls["Wait"] = func(r ...ratelimit.Request) error { _, err := limiter.Wait(none, r...); return err }
 			calls["Prune"] = func(...ratelimit.Request) error { _, err := limiter.Prune(none); return err }
 			calls["Close"] = func(...ratelimit.Request) error { return limiter.Close(none) }
 			calls["InTx"] = func(...ratelimit.Request) error { return limiter.InTx(none, func(pgx.Tx) error { return nil }) }
@@ -136,7 +134,7 @@ func TestPruneNamesItsLimits(t *testing.T) {
 func TestInvalidCalls(t *testing.T) {
 	t.Parallel()
 	for name, rows := range map[string][]invalid{
-		"Keys": invalidKeys(), "Costs": invalidCosts(), "Slots": invalidSlots(), "Requests": invalidRequests(), "Borrows": invalidBorrows(),
+		"Keys": invalidKeys(), "Costs": invalidCosts(), "Slots": invalidSlots(), "Requests": invalidRequests(),
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -146,11 +144,10 @@ func TestInvalidCalls(t *testing.T) {
 					verbs := strings.Fields(c.verbs)
 					calls["Acquire"] = func(r ...ratelimit.Request) error { _, err := limiter.Acquire(t.Context(), r...); return err }
 					if !limiter.InTransaction() {
-						calls["Wait"] = func(r ...ratelimit.Request) error { _, err := limiter.Wait(t.Context(), r...); return err }
 						calls["Report"] = func(r ...ratelimit.Request) error { return limiter.Report(t.Context(), r[0], ratelimit.Outcome{}) }
 					}
 					for verb, call := range calls {
-						if named := slices.Contains(verbs, verb); !named && (len(verbs) > 0 || slices.Contains([]string{"Acquire", "Wait", "Report"}, verb)) {
+						if named := slices.Contains(verbs, verb); !named && (len(verbs) > 0 || slices.Contains([]string{"Acquire", "Report"}, verb)) {
 							continue
 						}
 						err := call(c.requests...)
@@ -215,8 +212,8 @@ func invalidCosts() (rows []invalid) {
 	for _, cost := range []float64{math.MaxFloat64, math.MaxInt64, 1e308} {
 		add(deciding+" "+changing, limit.For(secret).Cost(cost), ratelimit.ErrCostExceedsCapacity, "can never give more than")
 	}
-	add("Take Check TakeUpTo", limit.For(secret).Cost(1e6+5), ratelimit.ErrCostExceedsCapacity, "lower the cost or raise the capacity")
-	add("Reserve CheckReserve Wait", limit.For(secret).Cost(1e6+5.1), ratelimit.ErrCostExceedsCapacity, "more than 1.000005e+06 at once; lower the cost or raise the capacity or MaxReserved")
+	add("Take Check", limit.For(secret).Cost(1e6+5), ratelimit.ErrCostExceedsCapacity, "lower the cost or raise the capacity")
+	add("Reserve CheckReserve", limit.For(secret).Cost(1e6+5.1), ratelimit.ErrCostExceedsCapacity, "more than 1.000005e+06 at once; lower the cost or raise the capacity or MaxReserved")
 	little := ratelimit.Define("little", ratelimit.TokenBucket{Rate: 1, Period: time.Second, Capacity: 0.1, MaxReserved: 0.2})
 	const sum = 0.30000000000000004 // of the float64 values 0.1 and 0.2
 	add("Reserve", little.For(secret).Cost(sum), ratelimit.ErrCostExceedsCapacity, "more than 0.3 at once")
@@ -231,8 +228,8 @@ func invalidSlots() []invalid {
 	tokens := ratelimit.Define("tokens", ratelimit.PerMinute(9)).For(secret)
 	type requests = []ratelimit.Request
 	return []invalid{
-		{"Take TakeUpTo Reserve CheckReserve " + changing, requests{tokens, job}, ratelimit.ErrInvalidRequest, `"jobs"`},
-		{"Take TakeUpTo Reserve CheckReserve " + changing, requests{tokens, job}, ratelimit.ErrInvalidRequest, "call Acquire"},
+		{"Take Reserve CheckReserve " + changing, requests{tokens, job}, ratelimit.ErrInvalidRequest, `"jobs"`},
+		{"Take Reserve CheckReserve " + changing, requests{tokens, job}, ratelimit.ErrInvalidRequest, "call Acquire"},
 		{"Acquire", requests{tokens}, ratelimit.ErrInvalidRequest, "acquire without a Concurrency limit, so there is no slot to lease; add one, or call Take"},
 		{"Acquire", nil, ratelimit.ErrInvalidRequest, "takes from 1 to 64"},
 		{"Acquire", make(requests, 65), ratelimit.ErrInvalidRequest, "takes from 1 to 64"},
@@ -276,46 +273,6 @@ func invalidRequests() []invalid {
 		{"Report", requests{upstream.For("")}, ratelimit.ErrInvalidKey, `"upstream"`},
 		{"Report", requests{upstream.For(secret).Cost(-1)}, ratelimit.ErrInvalidCost, `"upstream"`},
 		{"Report", requests{zero.For(secret)}, ratelimit.ErrInvalidLimit, "make limits with Define or NewLimit"},
-	}
-}
-
-func invalidBorrows() []invalid {
-	guarantee, shared := ratelimit.Define("guarantee", ratelimit.PerSecond(20)), ratelimit.Define("shared", ratelimit.PerSecond(100))
-	own, pool := guarantee.For(secret), shared.Global()
-	borrow, huge := ratelimit.Borrow(own, pool), ratelimit.Define("huge", ratelimit.PerSecond(1e12)).Global()
-	sliding := ratelimit.Define("sliding", ratelimit.SlidingWindow{Rate: 5, Period: time.Minute})
-	slots := ratelimit.Define("slots", ratelimit.Concurrency{Most: 5})
-	of := func(a, b ratelimit.Request) []ratelimit.Request { return []ratelimit.Request{ratelimit.Borrow(a, b)} }
-	also := func(r ratelimit.Request) []ratelimit.Request { return []ratelimit.Request{borrow, r} }
-	const kinds = "use token buckets, fixed windows or calendar windows"
-	const rest = "Reset Value Wait " + changing
-	return []invalid{
-		{
-			"Reserve", of(own, pool), ratelimit.ErrInvalidRequest,
-			`reserve of a Borrow, which is for Take, Check and TakeUpTo: name "guarantee", or the pool "shared", by itself`,
-		},
-		{"CheckReserve " + rest, of(own, pool), ratelimit.ErrInvalidRequest, "by itself"},
-		{"Take", of(own, borrow), ratelimit.ErrInvalidRequest, "pass the request of one guarantee and that of one pool"},
-		{"Take", of(borrow, shared.For("b")), ratelimit.ErrInvalidRequest, "pass the request of one guarantee and that of one pool"},
-		{"Take", of(pool, pool), ratelimit.ErrInvalidRequest, `"shared" is to borrow from itself`},
-		{"Take", also(ratelimit.Borrow(own, shared.For("b"))), ratelimit.ErrInvalidRequest, "from two pools in one call"},
-		{"Check", also(own), ratelimit.ErrInvalidRequest, "borrows and is asked otherwise"},
-		{"Take", also(ratelimit.Borrow(guarantee.For("b"), own)), ratelimit.ErrInvalidRequest, "borrows and is asked otherwise"},
-		{"Take", of(own, ratelimit.Request{}), ratelimit.ErrInvalidLimit, "make limits with Define"},
-		{"Take", of(ratelimit.Request{}, pool), ratelimit.ErrInvalidLimit, "make limits with Define"},
-		{"Take", of(own, shared.For("")), ratelimit.ErrInvalidKey, `"shared"`},
-		{"Take", of(own, sliding.Global()), ratelimit.ErrInvalidRequest, kinds},
-		{"TakeUpTo", of(sliding.For(secret), pool), ratelimit.ErrInvalidRequest, kinds},
-		{"Take", of(own, slots.Global()), ratelimit.ErrInvalidRequest, `"slots"`},
-		{"Take", of(own.Cost(101), pool), ratelimit.ErrCostExceedsCapacity, `nor can its pool "shared"`},
-		{
-			"Take",
-			[]ratelimit.Request{borrow.Cost(60), ratelimit.Borrow(guarantee.For("b"), pool).Cost(60)},
-			ratelimit.ErrCostExceedsCapacity, "nor can its pool",
-		},
-		{"Take", of(own.Cost(0.1), huge), ratelimit.ErrInvalidCost, `"huge"`},
-		{"Take", of(own.Cost(-1), pool), ratelimit.ErrInvalidCost, "from 0 up"},
-		{"Take", slices.Repeat(of(own, pool), 33), ratelimit.ErrInvalidRequest, "asks for 66 limits, of which a Borrow has two"},
 	}
 }
 
@@ -385,12 +342,11 @@ func TestInvalidLimiters(t *testing.T) {
 	// Some calls cannot be part of a transaction.
 	bound := good.WithTx(untouched{t: t})
 	require.True(t, bound.InTransaction() && !good.InTransaction())
-	_, waited := bound.Wait(t.Context(), request)
 	_, pruned := bound.Prune(t.Context(), request.Limit())
 	held, release := bound.Keep(t.Context(), ratelimit.Lease{ID: "lease"})
 	defer release()
 	for name, err := range map[string]error{
-		"Wait": waited, "Prune": pruned, "Keep": context.Cause(held), "Close": bound.Close(t.Context()),
+		"Prune": pruned, "Keep": context.Cause(held), "Close": bound.Close(t.Context()),
 		"Hold": bound.Hold(t.Context(), func(context.Context, ratelimit.Lease) error { return errTouched }, request),
 		"InTx": bound.InTx(t.Context(), func(pgx.Tx) error { return errTouched }),
 	} {

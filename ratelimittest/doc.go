@@ -8,7 +8,7 @@
 // module run on both. The differences come from the database:
 //
 // The time is the clock's, which stands still until the test moves it. Without a clock it is the real time, or the bubble's time in
-// a test of package testing/synctest. Use a bubble for calls that sleep: Wait, Hold, Keep and retries sleep on timers, and a minute
+// a test of package testing/synctest. Use a bubble for calls that sleep: take.Wait, Hold, Keep and retries sleep on timers, and a minute
 // in a bubble takes no time. A Clock moves no timer.
 //
 // Transactions run at READ COMMITTED, even if begun at another level, with locks on rows. InTx commits the tokens that its function

@@ -13,6 +13,7 @@ import (
 
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/ratelimittest"
+	"github.com/pgratelimit/pgratelimit/take"
 )
 
 // numbers are what policies of any kind are made of.
@@ -145,7 +146,7 @@ var verbs = []func(context.Context, *answers) error{
 	func(ctx context.Context, a *answers) error { return a.Require(ctx, a.one, a.other) },
 	func(ctx context.Context, a *answers) error { _, err := a.Check(ctx, a.other, a.one); return err },
 	func(ctx context.Context, a *answers) error {
-		taken, _, err := a.TakeUpTo(ctx, a.n, a.one, a.other)
+		taken, _, err := take.UpTo(ctx, a.Limiter, a.n, a.one, a.other)
 		if err == nil && (taken < 0 || taken > a.n) {
 			return errors.New("took more than was asked for")
 		}
@@ -166,7 +167,10 @@ var verbs = []func(context.Context, *answers) error{
 	func(ctx context.Context, a *answers) error { return a.Charge(ctx, a.actual) },
 	func(ctx context.Context, a *answers) error { return a.Reset(ctx, a.one) },
 	func(ctx context.Context, a *answers) error { _, err := a.Acquire(ctx, a.one); return err },
-	func(ctx context.Context, a *answers) error { return a.Require(ctx, ratelimit.Borrow(a.one, a.other)) },
+	func(ctx context.Context, a *answers) error {
+		_, err := take.Borrow(ctx, a.Limiter, float64(a.n), a.one, a.other)
+		return err
+	},
 	func(ctx context.Context, a *answers) error { return a.Release(ctx, a.id) },
 }
 

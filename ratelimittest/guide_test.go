@@ -17,6 +17,7 @@ import (
 
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/ratelimittest"
+	"github.com/pgratelimit/pgratelimit/take"
 )
 
 // login is a handler of an application.
@@ -56,7 +57,7 @@ func TestGuideWaits(t *testing.T) {
 		limiter := ratelimittest.New(t, nil)
 		began := time.Now()
 		for range 20 {
-			_, err := limiter.Wait(t.Context(), SendMessage.For("ada")) // 10 a minute, 3 at once
+			_, err := take.Wait(t.Context(), limiter, SendMessage.For("ada")) // 10 a minute, 3 at once
 			require.NoError(t, err)
 		}
 		t.Log(time.Since(began)) // 1m42s

@@ -14,6 +14,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/rules"
+	"github.com/pgratelimit/pgratelimit/take"
 )
 
 // TestTheClockOfAProcessDoesNotMatter promises that programs whose clock is an hour slow or fast answer each verb as others do,
@@ -129,7 +130,7 @@ func answersOf(t *testing.T, l *ratelimit.Limiter, limit ratelimit.Limit) (answe
 		"Take":     func(ctx context.Context, r ratelimit.Request) string { return of(l.Take(ctx, r)) },
 		"TakeMuch": func(ctx context.Context, r ratelimit.Request) string { return of(l.Take(ctx, r.Cost(15))) },
 		"TakeUpTo": func(ctx context.Context, r ratelimit.Request) string {
-			n, d, err := l.TakeUpTo(ctx, 30, r)
+			n, d, err := take.UpTo(ctx, l, 30, r)
 			return fmt.Sprint(n, of(d, err))
 		},
 		"Check": func(ctx context.Context, r ratelimit.Request) string { return of(l.Check(ctx, r.Cost(15))) },
@@ -137,7 +138,7 @@ func answersOf(t *testing.T, l *ratelimit.Limiter, limit ratelimit.Limit) (answe
 			c, err := l.CheckReserve(ctx, r.Cost(15))
 			return of(c.Decision, err)
 		},
-		"Wait": func(ctx context.Context, r ratelimit.Request) string { return of(l.Wait(ctx, r)) },
+		"Wait": func(ctx context.Context, r ratelimit.Request) string { return of(take.Wait(ctx, l, r)) },
 		"Reserve": func(ctx context.Context, r ratelimit.Request) string {
 			reserved, err := l.Reserve(ctx, r.Cost(4))
 			said := of(reserved.Decision, err)

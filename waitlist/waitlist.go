@@ -18,7 +18,7 @@
 // Only the first caller of the first process asks for a slot: after a notification of a release, when the next lease ends, and
 // otherwise each Config.Poll. So a thousand waiting callers cost the database as much as one.
 //
-// For tokens of a limit that takes reservations, [ratelimit.Limiter.Wait] is better: it needs no line, because a caller reserves its
+// For tokens of a limit that takes reservations, Wait of package take is better: it needs no line, because a caller reserves its
 // tokens at once. A sliding window takes no reservations.
 package waitlist
 

@@ -27,6 +27,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/scheduler"
+	"github.com/pgratelimit/pgratelimit/take"
 	"github.com/pgratelimit/pgratelimit/waitlist"
 )
 
@@ -94,7 +95,7 @@ var (
 )
 
 func guideMail(ctx context.Context, limiter *ratelimit.Limiter, send func() error) error {
-	if _, err := limiter.Wait(ctx, MailSecond.Global()); err != nil {
+	if _, err := take.Wait(ctx, limiter, MailSecond.Global()); err != nil {
 		return err
 	}
 	if err := limiter.Require(ctx, MailDay.Global()); err != nil {

@@ -16,6 +16,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/httplimit"
 	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
+	"github.com/pgratelimit/pgratelimit/take"
 )
 
 // The functions below hold the right-hand sides of docs/migrating.md, and the tests run each of them.
@@ -70,7 +71,7 @@ func migratedPolicies() map[string]ratelimit.Policy {
 func migratedCalls(ctx context.Context, limiter *ratelimit.Limiter, key string) (left float64, err error) {
 	_, first := limiter.Take(ctx, APICalls.For(key))
 	_, second := limiter.Take(ctx, APICalls.For(key).Cost(5))
-	n, _, third := limiter.TakeUpTo(ctx, 5, APICalls.For(key))
+	n, _, third := take.UpTo(ctx, limiter, 5, APICalls.For(key))
 	d, fourth := limiter.Check(ctx, APICalls.For(key))
 	err = errors.Join(first, second, third, fourth, limiter.Require(ctx, APICalls.For(key)))
 	v, fifth := limiter.Value(ctx, APICalls.For(key))
@@ -84,7 +85,7 @@ func migratedCalls(ctx context.Context, limiter *ratelimit.Limiter, key string) 
 func migratedGlobals(ctx context.Context, limiter *ratelimit.Limiter) (left float64, err error) {
 	first := limiter.Require(ctx, APICalls.Global())
 	second := limiter.Require(ctx, APICalls.Global().Cost(5))
-	_, third := limiter.Wait(ctx, APICalls.Global())
+	_, third := take.Wait(ctx, limiter, APICalls.Global())
 	r, fourth := limiter.Reserve(ctx, APICalls.Global())
 	v, fifth := limiter.Value(ctx, APICalls.Global())
 	if err := errors.Join(first, second, third, fourth, fifth); err != nil || r.Delay() > 0 {

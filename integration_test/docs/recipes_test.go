@@ -23,6 +23,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/prefetch"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/ratelimittest"
+	"github.com/pgratelimit/pgratelimit/take"
 )
 
 // The variables and functions below hold code blocks of docs/recipes.md. The tests below run each of them, and check
@@ -343,7 +344,7 @@ var (
 var Mails = ratelimit.Define("mails", ratelimit.TokenBucket{Rate: 100, Period: time.Minute, Capacity: 10})
 
 func recipeUpTo(ctx context.Context, limiter *ratelimit.Limiter, sender string, queue []string, send func(...string)) (time.Duration, error) {
-	n, d, err := limiter.TakeUpTo(ctx, len(queue), Mails.For(sender))
+	n, d, err := take.UpTo(ctx, limiter, len(queue), Mails.For(sender))
 	if err != nil {
 		return 0, err
 	}
@@ -356,7 +357,7 @@ var Calls = ratelimit.Define("calls", ratelimit.TokenBucket{Rate: 10, Period: ti
 func recipeWait(ctx context.Context, limiter *ratelimit.Limiter, call func() error) error {
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()
-	d, err := limiter.Wait(ctx, Calls.Global())
+	d, err := take.Wait(ctx, limiter, Calls.Global())
 	if err != nil {
 		return err
 	}
@@ -394,7 +395,7 @@ func TestRecipesOfVerbs(t *testing.T) {
 		ctx, limiter := t.Context(), f.Limiter
 		admitted := func(tenant string) (n int) {
 			for ; ; n++ {
-				d, err := limiter.Take(ctx, ratelimit.Borrow(Guarantee.For(tenant), Pool.Global()))
+				d, err := take.Borrow(ctx, limiter, 1, Guarantee.For(tenant), Pool.Global())
 				require.NoError(t, err)
 				if !d.Allowed {
 					return n

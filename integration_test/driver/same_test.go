@@ -12,6 +12,7 @@ import (
 
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/sqllimit"
+	"github.com/pgratelimit/pgratelimit/take"
 )
 
 // side is a limiter over database/sql or over pgx, on a database of its own, with a clock that the test sets.
@@ -99,7 +100,7 @@ func everyCall(t *testing.T, limits limits, l *ratelimit.Limiter, key string, cl
 	took(l.Take(ctx, all...))
 	took(l.Take(ctx, all[0].Cost(9.9), limits.fifty.For(key))) // refused, and undone
 	took(l.Check(ctx, all...))
-	n, d, err := l.TakeUpTo(ctx, 40, all[1], all[2])
+	n, d, err := take.UpTo(ctx, l, 40, all[1], all[2])
 	say(n, err)
 	took(d, nil)
 	for _, r := range all {
@@ -109,7 +110,9 @@ func everyCall(t *testing.T, limits limits, l *ratelimit.Limiter, key string, cl
 	say("credit", l.Credit(ctx, all...))
 	say("charge", l.Charge(ctx, all...))
 	say("credit taken", l.CreditTaken(ctx, clock.Add(-time.Second), all...))
-	took(l.Take(ctx, ratelimit.Borrow(limits.five.For(key), limits.fifty.Global())))
+	if l.InTransaction() {
+		took(take.Borrow(ctx, l, 1, limits.five.For(key), limits.fifty.Global()))
+	}
 	reservingCalls(t, limits, l, key, say)
 	lease, err := l.Acquire(ctx, limits.slots.For(key).Cost(2), limits.fifty.For(key))
 	say([]any{lease.Decision, lease.Fence, lease.Until}, err)
@@ -120,11 +123,11 @@ func everyCall(t *testing.T, limits limits, l *ratelimit.Limiter, key string, cl
 	say("release", l.Release(ctx, lease.ID))
 	say("reset", l.Reset(ctx, all[:2]...))
 	if l.InTransaction() {
-		_, err = l.Wait(ctx, limits.fifty.For(key))
+		_, err = take.Wait(ctx, l, limits.fifty.For(key))
 		require.ErrorIs(t, err, ratelimit.ErrInvalidConfig, "it would keep its rows locked")
 		return said
 	}
-	took(l.Wait(ctx, limits.fifty.For(key)))
+	took(take.Wait(ctx, l, limits.fifty.For(key)))
 	pruned, err := l.Prune(ctx, kinds...)
 	say(pruned, err)
 	expired, err := l.Expire(ctx)

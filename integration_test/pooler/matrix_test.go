@@ -274,12 +274,7 @@ func anywhere(key string, ids ids) calls {
 		"TakeCalendar": thrice(year.For(key)),
 		"TakeSeveral":  changes((*ratelimit.Limiter).Require, request, wide.For(key), tight.For("s"+key)),
 		"TakeGlobal":   changes((*ratelimit.Limiter).Require, roomy.Global()),
-		"Borrow":       changes((*ratelimit.Limiter).Require, ratelimit.Borrow(tight.For(key), request).Cost(3)),
-		"TakeUpTo": func(ctx context.Context, l *ratelimit.Limiter) error {
-			_, _, err := l.TakeUpTo(ctx, 3, request)
-			return err
-		},
-		"Check": asks((*ratelimit.Limiter).Check, request, wide.For(key)),
+		"Check":        asks((*ratelimit.Limiter).Check, request, wide.For(key)),
 		"Value": func(ctx context.Context, l *ratelimit.Limiter) error {
 			_, err := l.Value(ctx, request)
 			return err
@@ -313,10 +308,10 @@ func anywhere(key string, ids ids) calls {
 	}
 }
 
-// Take, TakeSeveral, Acquire and Reserve take 1 each; Borrow and TakeUpTo 3, Charge 10; Credit and CreditTaken return 2. Of what was
+// Take, TakeSeveral, Acquire and Reserve take 1 each, Charge 10; Credit and CreditTaken return 2. Of what was
 // reserved, Settle keeps 4, SettleAsIs, Start and Started 9 each, and Renew 9 for each of two attempts.
 const (
-	takenAnywhere    = 4*1 + 2*3 + 10 - 2*2
+	takenAnywhere    = 4*1 + 10 - 2*2
 	reservedAnywhere = 4 + 5*9
 )
 
@@ -325,7 +320,6 @@ func onPool(key string, ids ids) calls {
 	request := roomy.For(key)
 	all := anywhere(key, ids)
 	maps.Copy(all, calls{
-		"Wait":  asks((*ratelimit.Limiter).Wait, request),
 		"Prune": func(ctx context.Context, l *ratelimit.Limiter) error { _, err := l.Prune(ctx, roomy); return err },
 		"Hold": func(ctx context.Context, l *ratelimit.Limiter) error {
 			return l.Hold(ctx, func(context.Context, ratelimit.Lease) error { return nil }, slots.For("held by "+key))

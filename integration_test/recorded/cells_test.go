@@ -38,9 +38,8 @@ func (c cells) check(t *testing.T) {
 		}
 		namesNone, namesOne := is("InTx", "Close", "Expire"), is("Value", "Resolve", "StoredKey", "Report")
 		ofReservation := is("Start", "Started", "Renew", "Settle", "Cancel")
-		borrows := !ofReservation && !is("RenewLease", "Release", "Keep", "Prune")
 		for kind, name := range kindNames() {
-			never := namesNone && kind != kindNone || namesOne && (kind == kindNone || kind == kindBorrow) || !borrows && kind == kindBorrow ||
+			never := namesNone && kind != kindNone || namesOne && kind == kindNone || kind == kindBorrow && !is("Take") ||
 				ofReservation && (kind == kindSlots || kind == kindSliding) // which needs a rule that makes another kind of it
 			if owner, owned := ownerOf(v.name); owned {
 				never = never || kind != kindNone && !slices.Contains(owner.kindsOf(), kind)

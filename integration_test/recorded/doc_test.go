@@ -14,7 +14,7 @@
 // are left out. "clock+5" advances the clock by 5 microseconds. The indented lines below a call are the states of its limits: "one" is
 // the time until one token is available, and "later" the tokens seven seconds later.
 //
-// A history runs in a bubble of package synctest. Calls that sleep (Wait, Hold, Keep) take no time there. Work in the background ends
+// A history runs in a bubble of package synctest. Calls that sleep (take.Wait, Hold, Keep) take no time there. Work in the background ends
 // before the next call. So the answers are the same on a busy machine.
 //
 // Numbers are written with all their digits. They are the same on every processor, because the algebra converts each product to

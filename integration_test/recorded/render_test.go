@@ -157,7 +157,6 @@ func (t *text) state(s *ratelimit.State, at time.Time, how int, estimated bool) 
 	}
 	t.instant("paused", s.PausedUntil)
 	t.field("reason", s.PauseReason)
-	t.flag("borrowed", s.Borrowed)
 	t.flag("notasked", s.NotAsked)
 }
 

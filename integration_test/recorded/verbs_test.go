@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/pgratelimit/pgratelimit/ratelimit"
+	"github.com/pgratelimit/pgratelimit/take"
 )
 
 // The outcomes of a call.
@@ -23,18 +24,18 @@ const (
 
 func outcomeNames() [outcomes]string { return [outcomes]string{"allowed", "refused", "error"} }
 
-// verb is a method of Limiter. Its call writes the requests and the answer, and returns the kinds of its limits.
+// verb is a method of Limiter, or a function of package take. Its call writes the requests and the answer, and returns the kinds of its limits.
 type verb struct {
 	name   string
 	weight int
 	call   func(ctx context.Context, h *history, d *draw) (named []int, outcome int, err error) // nil: it is called elsewhere
 }
 
-// verbs are the methods of Limiter. The order and the weights decide what histories do: new verbs go to the end, with some of the
+// verbs are the methods of Limiter, and the functions of package take. The order and the weights decide what histories do: new verbs go to the end, with some of the
 // weight of others.
 func verbs() []verb {
 	return []verb{
-		{"Take", 14, decides("Take", (*ratelimit.Limiter).Take)},
+		{"Take", 14, takeOrBorrow},
 		{"TakeUpTo", 5, takeUpTo},
 		{"Check", 3, decides("Check", (*ratelimit.Limiter).Check)},
 		{"Require", 4, does("Require", (*ratelimit.Limiter).Require)},
@@ -111,14 +112,8 @@ func (h *history) draw(d *draw, verb string) (asked []ask) {
 		}
 		asked = append(asked, h.ask(d, l, verb))
 	}
-	switch {
-	case d.oneIn(60):
+	if d.oneIn(60) {
 		return nil
-	case h.about == aboutBorrow && (d.oneIn(3) && (verb == "Take" || verb == "Check" || verb == "Require") || d.oneIn(40)):
-		own, pool := asked[0], h.ask(d, h.limits[d.below(len(h.limits))], verb)
-		if !h.adapts(own) || !h.adapts(pool) {
-			asked[0] = ask{own.limit, ratelimit.Borrow(own.request, pool.request), "borrow(" + own.text + "," + pool.text + ")", kindBorrow}
-		}
 	}
 	first := slices.IndexFunc(asked, h.adapts)
 	for i := len(asked) - 1; i > first && first >= 0; i-- {
@@ -247,6 +242,19 @@ func decides(name string, call func(*ratelimit.Limiter, context.Context, ...rate
 	}
 }
 
+// takeOrBorrow takes. In a history about borrowing it takes from a guarantee or a pool, one time in three.
+func takeOrBorrow(ctx context.Context, h *history, d *draw) ([]int, int, error) {
+	if h.about != aboutBorrow || !d.oneIn(3) {
+		return decides("Take", (*ratelimit.Limiter).Take)(ctx, h, d)
+	}
+	own, pool := h.ask(d, h.limits[d.below(len(h.limits))], "Take"), h.ask(d, h.limits[d.below(len(h.limits))], "Take")
+	tokens := oneOf(d, 0, 0.5, 1, 2, 3, 6.0, 100)
+	requests := h.requests([]ask{own, pool})
+	h.text.number("borrows", tokens)
+	answer, err := take.Borrow(ctx, h.in, tokens, requests[0], requests[1])
+	return []int{kindBorrow}, h.outcome(answer, err), err
+}
+
 // does is for verbs that answer with an error alone.
 func does(name string, call func(*ratelimit.Limiter, context.Context, ...ratelimit.Request) error) func(context.Context, *history, *draw) ([]int, int, error) {
 	return func(ctx context.Context, h *history, d *draw) ([]int, int, error) {
@@ -263,7 +271,7 @@ func does(name string, call func(*ratelimit.Limiter, context.Context, ...ratelim
 func takeUpTo(ctx context.Context, h *history, d *draw) ([]int, int, error) {
 	asked, n := h.draw(d, "TakeUpTo"), oneOf(d, 1, 2, 3, 5, 100, 0)
 	h.text.number("n", float64(n))
-	taken, answer, err := h.in.TakeUpTo(ctx, n, h.requests(asked)...)
+	taken, answer, err := take.UpTo(ctx, h.in, n, h.requests(asked)...)
 	h.text.number("taken", float64(taken))
 	return kindsOf(asked), h.outcome(answer, err), err
 }
@@ -280,7 +288,7 @@ func wait(ctx context.Context, h *history, d *draw) ([]int, int, error) {
 	defer cancel()
 	h.text.span("most", most)
 	began := h.now()
-	answer, err := h.in.Wait(bounded, h.requests(asked)...)
+	answer, err := take.Wait(bounded, h.in, h.requests(asked)...)
 	h.text.span("waited", h.now().Sub(began))
 	return kindsOf(asked), h.outcome(answer, err), err
 }

@@ -17,7 +17,7 @@ const (
 	kindSlots
 	kindAdaptive
 	kindShards // a fixed window: how a token bucket fills goes by which of its rows were picked at random
-	kindBorrow // a request that borrows
+	kindBorrow // a call that borrows
 	kindNone   // a call that names no limit
 	kinds
 )

@@ -31,7 +31,6 @@ func requireReadOnly(t *testing.T, l *ratelimit.Limiter, reservation, lease stri
 		"Take":        func() error { return l.Require(ctx, request) },
 		"TakeNew":     func() error { return l.Require(ctx, sent.For("new")) },
 		"TakeSeveral": func() error { return l.Require(ctx, request, reserved.For("ada")) },
-		"TakeUpTo":    func() error { _, _, err := l.TakeUpTo(ctx, 3, request); return err },
 		"Reserve":     func() error { _, err := l.Reserve(ctx, request); return err },
 		"Reset":       func() error { return l.Reset(ctx, request) },
 		"Credit":      func() error { return l.Credit(ctx, request) },

@@ -107,7 +107,6 @@ func TestOnlyCommitsOfTokensAreRelaxed(t *testing.T) {
 		"TakeUnlike":   {true, take(sent.For("ada"), slides.For("ada"))},
 		"TakeTogether": {true, func() error { return atonce.Do(8, func(int) error { return take(sent.For("ada"))() }) }},
 		"TakeMany":     {true, func() error { return atonce.Do(8, func(i int) error { return take(sent.For(fmt.Sprint(i)))() }) }},
-		"TakeUpTo":     {true, func() error { _, _, err := l.TakeUpTo(ctx, 3, sent.For("ada")); return err }},
 		"Credit":       {true, func() error { return l.Credit(ctx, sent.For("ada")) }},
 		"InTx": {false, func() error {
 			return l.InTx(ctx, func(tx pgx.Tx) error { return l.WithTx(tx).Require(ctx, sent.For("ada")) })

@@ -11,6 +11,7 @@ import (
 
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/rules"
+	"github.com/pgratelimit/pgratelimit/take"
 )
 
 // actions are what workers do, each in weight of the sum of all weights cases.
@@ -18,13 +19,13 @@ var actions = []struct {
 	weight int
 	do     func(*worker)
 }{
-	{12, take("still", "stillShards", "stillWindow", "stillSliding", "year")},
-	{10, take("tight", "tightShards", "tightSliding")},
-	{16, take("flow", "flowShards", "window", "sliding", "ruled")},
+	{12, taking("still", "stillShards", "stillWindow", "stillSliding", "year")},
+	{10, taking("tight", "tightShards", "tightSliding")},
+	{16, taking("flow", "flowShards", "window", "sliding", "ruled")},
 	{4, func(w *worker) { w.take(w.pair()...) }},
 	{3, func(w *worker) { w.take(w.wishes("still", "tight", "year")...) }},
 	{3, func(w *worker) { w.take(w.wishes("flow", "stillShards", "sliding", "stillWindow")...) }},
-	{1, take("reset")},
+	{1, taking("reset")},
 	{4, (*worker).takeUpTo},
 	{2, (*worker).require},
 	{4, (*worker).borrow},
@@ -75,14 +76,14 @@ func taken(wishes []wish, d ratelimit.Decision) (items []item, err error) {
 			it.Lo = max(it.Lo, row.TS)
 			it.Hi = it.Lo
 		}
-		if !state.Borrowed { // then nothing was taken from the guarantee
+		if state.Allowed { // a guarantee that refused while its pool gave has paid nothing
 			items = append(items, it)
 		}
 	}
 	return items, nil
 }
 
-func take(names ...string) func(*worker) { return func(w *worker) { w.take(w.wish(names...)) } }
+func taking(names ...string) func(*worker) { return func(w *worker) { w.take(w.wish(names...)) } }
 
 // take takes from one or several limits outside of a transaction.
 func (w *worker) take(wishes ...wish) {
@@ -102,7 +103,7 @@ func (w *worker) takeUpTo() {
 	of, n := w.wish("still", "flow", "window", "tight"), 1+w.random.IntN(5)
 	of.most = of.cost * float64(n)
 	w.decide("takeUpTo", []wish{of}, func(ctx context.Context, limiter *ratelimit.Limiter) (ratelimit.Decision, error) {
-		_, d, err := limiter.TakeUpTo(ctx, n, of.request())
+		_, d, err := take.UpTo(ctx, limiter, n, of.request())
 		return d, err
 	})
 }
@@ -112,7 +113,11 @@ func (w *worker) borrow() {
 	both := w.wishes("own", "pool")
 	both[1].cost = both[0].cost
 	w.decide("borrow", both, func(ctx context.Context, limiter *ratelimit.Limiter) (ratelimit.Decision, error) {
-		return limiter.Take(ctx, ratelimit.Borrow(both[0].request(), both[1].request()))
+		d, err := take.Borrow(ctx, limiter, both[0].cost, both[0].request(), both[1].request())
+		if len(d.States) == 1 { // the guarantee paid, and then the pool was charged
+			d.States = append(d.States, d.States[0])
+		}
+		return d, err
 	})
 }
 
@@ -186,7 +191,7 @@ func (w *worker) wait() {
 	w.decide("wait", []wish{of}, func(ctx context.Context, limiter *ratelimit.Limiter) (ratelimit.Decision, error) {
 		ctx, cancel := context.WithTimeout(ctx, time.Second)
 		defer cancel()
-		return limiter.Wait(context.WithValue(ctx, delayKey{}, &delay), of.request())
+		return take.Wait(context.WithValue(ctx, delayKey{}, &delay), limiter, of.request())
 	}, func(e *entry) { e.Items[0].Lo += delay.Load() })
 }
 

@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/pgratelimit/pgratelimit/ratelimit"
+	"github.com/pgratelimit/pgratelimit/take"
 )
 
 // workTable has a row for each take of a transaction, which the same transaction inserts.
@@ -24,7 +25,7 @@ type step struct {
 	wishes  []wish
 	undo    bool // in a savepoint that is rolled back
 	nested  bool // in a savepoint that is kept
-	upTo    int  // TakeUpTo so many, where above 0
+	upTo    int  // take up to so many, where above 0
 	reserve bool
 }
 
@@ -157,7 +158,7 @@ func (w *worker) doStep(ctx context.Context, limiter *ratelimit.Limiter, tx pgx.
 		}
 		return err // its row is its work
 	case s.upTo > 0:
-		_, d, err = bound.TakeUpTo(ctx, s.upTo, requests(s.wishes)...)
+		_, d, err = take.UpTo(ctx, bound, s.upTo, requests(s.wishes)...)
 	default:
 		d, err = bound.Take(ctx, requests(s.wishes)...)
 	}

@@ -38,7 +38,6 @@ type Ask struct {
 	Lowest float64 // the least value that may remain
 	Most   float64 // the value up to which a credit may fill the bucket, if that is more than its capacity
 
-	Lender *Key          // the bucket that pays when this one has too little, and is charged when it has enough; nil: none
 	Within time.Duration // how soon nothing may be owed any more; 0: however late
 
 	Unenforced bool // whether the limit refuses and delays no request
@@ -93,8 +92,6 @@ type Answer struct {
 	Now     int64 // the instant of the decision
 	Rows    Rows  // of each row, when the bucket is spread over several; nil in an Estimate
 	Absent  bool  // whether there is no row, and State is a full one
-
-	Borrowed bool // whether the lender paid
 }
 
 // anyOf reports whether one of the asks is so.
@@ -134,47 +131,25 @@ func (a *Ask) ReadyAfter(r Answer) time.Duration {
 
 // isSoonEnough reports whether the bucket, whose rows are those after the ask, owes nothing any more when the ask says.
 func (a *Ask) isSoonEnough(after Rows, now int64) bool {
-	return a.Within == 0 || a.Unenforced || after.Wait(&a.Terms, now, 0, 0) <= a.Within
+	return a.Within == 0 || after.Wait(&a.Terms, now, 0, 0) <= a.Within
 }
 
-// SoonEnoughAfter returns the wait after the answer, a refusal, until the ask is allowed with a wait of at most Within.
-func (a *Ask) SoonEnoughAfter(r *Answer) time.Duration {
-	rows := slices.Clone(r.rows(a))
-	rows.FixClocks(&a.Terms, r.Now)
-	after := slices.Clone(rows)
+// soonEnoughAfter returns the wait after the answer, a refusal, until the ask is allowed with its Within. Without that it
+// would be allowed after enough.
+func (a *Ask) soonEnoughAfter(r Answer, enough time.Duration) time.Duration {
+	after := slices.Clone(r.rows(a))
+	after.FixClocks(&a.Terms, r.Now)
 	after.Charge(&a.Terms, r.Now, a.Cost)
-	wait := max(r.wait(&a.Terms, a.Cost, a.Lowest), after.Wait(&a.Terms, r.Now, 0, 0)-a.Within)
+	wait := max(enough, after.Wait(&a.Terms, r.Now, 0, 0)-a.Within)
 	for range 2 { // if the wait was rounded, a microsecond more is enough
-		at := r.Now + wait.Microseconds()
-		after = slices.Clone(rows)
-		if after.Take(&a.Terms, at, a.Cost, a.Lowest) && a.isSoonEnough(after, at) {
+		later := r
+		later.Now += wait.Microseconds()
+		if a.Decide(later).Allowed {
 			return wait
 		}
 		wait += time.Microsecond
 	}
 	return time.Duration(Horizon) * time.Microsecond // it costs more than the bucket holds, which is full by then
-}
-
-// SoonEnoughTogether returns the wait after the answers, one of which is a refusal, until all asks are allowed with a wait of at
-// most their Within. A cost above the capacity of a window is allowed in the last moments of each window only. So one may be
-// refused again at the end of another's wait.
-func SoonEnoughTogether(asks []Ask, answers []Answer) (total time.Duration) {
-	later := slices.Clone(answers)
-	for range 100 {
-		wait := time.Duration(0)
-		for i := range asks {
-			if !asks[i].Unenforced {
-				wait = max(wait, asks[i].SoonEnoughAfter(&later[i]))
-			}
-		}
-		if total = min(total+wait, time.Duration(Horizon)*time.Microsecond); wait == 0 {
-			return total
-		}
-		for i := range later {
-			later[i].Now += wait.Microseconds()
-		}
-	}
-	return time.Duration(Horizon) * time.Microsecond // they may never be allowed together
 }
 
 // AfterTaking returns the answers after the allowed asks have taken their cost.
@@ -216,7 +191,7 @@ func TraitsOf(asks []Ask) Traits {
 		t.Costless = t.Costless && !(a.Cost > 0)
 		t.Sharded = t.Sharded || a.Terms.Shards > 1
 		statement := a.Terms.Kind.Statement()
-		if i > 0 && (statement != t.Statement || statement != StepStatement) || a.Lender != nil || a.Within != 0 || a.Cost == 0 && len(asks) > 1 {
+		if i > 0 && (statement != t.Statement || statement != StepStatement) || a.Within != 0 || a.Cost == 0 && len(asks) > 1 {
 			statement = Locked
 		}
 		if i == 0 || statement == Locked {
@@ -234,6 +209,9 @@ func (a *Ask) Tell(r *Answer, lowest float64, c *Content) Told {
 	told := Told{Content: c, Now: r.Now, Allowed: r.Allowed, Tokens: t.Kind.Tokens(*t, c.State, r.Now), FullAfter: r.wait(t, t.Capacity, 0)}
 	if !r.Allowed {
 		told.RetryAfter = r.wait(t, a.Cost, lowest)
+		if a.Within > 0 {
+			told.RetryAfter = a.soonEnoughAfter(*r, told.RetryAfter)
+		}
 	}
 	return told
 }
@@ -241,11 +219,6 @@ func (a *Ask) Tell(r *Answer, lowest float64, c *Content) Told {
 // AllCostless reports whether none of the asks takes anything.
 func AllCostless(asks []Ask) bool {
 	return !anyOf(asks, func(a *Ask) bool { return a.Cost > 0 })
-}
-
-// AnyLender reports whether one of the asks has a lender.
-func AnyLender(asks []Ask) bool {
-	return anyOf(asks, func(a *Ask) bool { return a.Lender != nil })
 }
 
 // Content is what a bucket holds, and under which terms. Many may share one: it does not change.

@@ -134,12 +134,6 @@ func (p *Page) decide(asks []Ask, room []Answer) []Answer {
 		r.Now = p.Now
 		r.Allowed = after.Take(&a.Terms, p.Now, a.Cost, a.Lowest) && a.isSoonEnough(after, p.Now)
 	}
-	if AnyLender(asks) {
-		lend(asks, answers, func(i int) float64 {
-			_, rows, _ := p.of(&asks[i])
-			return rows.Tokens(&asks[i].Terms, p.Now)
-		})
-	}
 	return answers
 }
 
@@ -175,19 +169,8 @@ func (p *Page) Take(asks []Ask, room []Answer) []Answer {
 		return p.Look(asks, room)
 	}
 	answers := p.decide(asks, room)
-	all := AllAllowed(answers)
-	for i := range asks {
-		a := &asks[i]
-		_, rows, next := p.of(a)
-		lends := lent(asks, i)
-		if !all || answers[i].Borrowed || lends > 0 {
-			copy(next, rows)
-		}
-		if all && lends > 0 && !answers[i].Borrowed { // the lender of a borrower pays in its place
-			next.Charge(&a.Terms, p.Now, a.Cost+lends)
-		}
-	}
-	if all {
+	allowed := AllAllowed(answers)
+	if allowed {
 		AlignFences(asks, func(i int) *State {
 			_, _, next := p.of(&asks[i])
 			return &next[0]
@@ -196,6 +179,9 @@ func (p *Page) Take(asks []Ask, room []Answer) []Answer {
 	for i := range asks {
 		a := &asks[i]
 		first, rows, next := p.of(a)
+		if !allowed {
+			copy(next, rows)
+		}
 		next.FixClocks(&a.Terms, p.Now)
 		for j := range rows {
 			if !next[j].Equal(rows[j]) {
@@ -206,15 +192,6 @@ func (p *Page) Take(asks []Ask, room []Answer) []Answer {
 		answers[i].SetRows(a, rows)
 	}
 	return answers
-}
-
-// TakeUpTo takes as many units as possible, up to n. The costs of the asks are the costs of one unit. If there are too few tokens for
-// one unit, the answers are the refusal of one unit.
-func (p *Page) TakeUpTo(asks []Ask, n int, room []Answer) (units int, answers []Answer) {
-	if units = mostUnits(asks, n, func(asks []Ask) []Answer { return p.decide(asks, nil) }); units > 0 {
-		asks = unitsOf(asks, units)
-	}
-	return units, p.Take(asks, room)
 }
 
 // Whenever is the instant of tokens that may be given back at any time.
@@ -329,29 +306,4 @@ func (p *Page) Changes(save func(k Key, s State), unmake func(k Key)) {
 			unmake(p.Rows[i].Key)
 		}
 	}
-}
-
-// mostUnits returns how many units, up to n, all buckets with enforced limits can give. The costs of the asks are the costs of a unit.
-// decide decides on asks, and takes nothing.
-func mostUnits(asks []Ask, n int, decide func(asks []Ask) []Answer) int {
-	const most = 1 << 53 // float64 represents each of these numbers exactly
-	tooMany := func(units int64) bool {
-		for i, r := range decide(unitsOf(asks, int(units))) {
-			if !r.Allowed && !asks[i].Unenforced {
-				return true
-			}
-		}
-		return false
-	}
-	return int(first(1, int64(min(n, most))+1, tooMany)) - 1
-}
-
-// unitsOf returns the asks for that many units; the costs of asks are the costs of one unit.
-func unitsOf(asks []Ask, units int) []Ask {
-	asks = slices.Clone(asks)
-	for i := range asks {
-		asks[i].Cost *= float64(units)
-		asks[i].Asked *= float64(units)
-	}
-	return asks
 }

@@ -1,7 +1,6 @@
 package bucket_test
 
 import (
-	"fmt"
 	"slices"
 	"testing"
 	"time"
@@ -184,34 +183,37 @@ func TestWaitOfARowThatNeverRecovers(t *testing.T) {
 	require.Equal(t, longest, buckettest.Wait(slow, bucket.State{Value: -91, TS: slow.Begin(opening)}, opening, 7, 0))
 }
 
-// TestWaitForSeveralWindows promises that asks with a Within are allowed together after the wait, and not before.
-func TestWaitForSeveralWindows(t *testing.T) {
+// TestWithin promises that an ask with a Within is refused if the bucket would owe for longer, and allowed after the wait.
+func TestWithin(t *testing.T) {
 	t.Parallel()
-	window := func(hours, after time.Duration, cost float64) bucket.Ask {
-		terms := buckettest.FixedWindow(2, hours*time.Hour, 2, opening+after.Microseconds())
-		return bucket.Ask{Terms: terms, Cost: cost, Lowest: -10, MayOwe: true, Within: time.Minute}
-	}
+	window, tokens := buckettest.FixedWindow(2, 24*time.Hour, 2, opening), buckettest.TokenBucket(3, time.Second, 3)
+	const forever = time.Duration(bucket.Horizon) * time.Microsecond
 	for name, test := range map[string]struct {
-		asks []bucket.Ask
-		want time.Duration
+		terms        bucket.Terms
+		before, cost float64 // taken
+		within, want time.Duration
 	}{
-		"EachInItsLastMinute": {[]bucket.Ask{window(24, 0, 3), window(7, 0, 3)}, 7*24*time.Hour - time.Minute},
-		"OneAtAnyTime":        {[]bucket.Ask{window(24, 0, 3), window(7, 0, 2)}, 24*time.Hour - time.Minute},
-		"NeverTogether":       {[]bucket.Ask{window(24, 0, 3), window(1, 10*time.Minute, 3)}, time.Duration(bucket.Horizon) * time.Microsecond},
+		"AWindowInItsLastMinute":     {window, 0, 3, time.Minute, 24*time.Hour - time.Minute},
+		"AWindowThatIsSoon":          {window, 0, 3, 24 * time.Hour, 0},
+		"ATokenBucket":               {tokens, 3, 2, 500 * time.Millisecond, 166_667 * time.Microsecond},
+		"ATokenBucketThatIsSoon":     {tokens, 3, 2, 666_667 * time.Microsecond, 0},
+		"ATokenBucketThatIsTooSmall": {tokens, 0, 7, time.Second, forever},
+		"TooMuchIsOwed":              {tokens, 9, 7, time.Minute, time.Second},
+		"NothingOwed":                {tokens, 0, 3, time.Microsecond, 0},
 	} {
-		at := func(now int64) []bucket.Answer {
-			rows := make([]bucket.State, len(test.asks))
-			for i := range rows {
-				test.asks[i].Key.Name = fmt.Sprint(i)
-				rows[i] = test.asks[i].Terms.Full(now)
-			}
-			return pageOf(test.asks, now, rows...).Look(test.asks, nil)
-		}
-		require.False(t, bucket.AllAllowed(at(opening)), name)
-		require.Equal(t, test.want, bucket.SoonEnoughTogether(test.asks, at(opening)), name)
-		if test.want.Microseconds() < bucket.Horizon {
-			require.False(t, bucket.AllAllowed(at(opening+test.want.Microseconds()-1)))
-			require.True(t, bucket.AllAllowed(at(opening+test.want.Microseconds())))
+		full := bucket.Answer{Now: opening, State: test.terms.Full(opening)}
+		r := (&bucket.Ask{Terms: test.terms, Cost: test.before, Lowest: -10}).Decide(full)
+		a := bucket.Ask{Terms: test.terms, Cost: test.cost, Lowest: -10, MayOwe: true, Within: test.within}
+		r = a.Decide(r)
+		require.Equal(t, test.want == 0, r.Allowed, name)
+		require.Equal(t, test.want, a.Tell(&r, a.Lowest, &bucket.Content{}).RetryAfter, name)
+		if test.want == 0 {
+			require.LessOrEqual(t, a.ReadyAfter(r), test.within, name)
+		} else if test.want < forever {
+			r.Now += test.want.Microseconds() - 1
+			require.False(t, a.Decide(r).Allowed, name)
+			r.Now++
+			require.True(t, a.Decide(r).Allowed, name)
 		}
 	}
 }

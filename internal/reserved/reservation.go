@@ -26,7 +26,6 @@ type Keeping struct {
 	StaleAfter  time.Duration // after it is ready; 0: never
 	ExpireAfter time.Duration // after it is ready
 	Release     bool          // whether its tokens are returned when it expires
-	OnlyLater   bool          // whether no record is kept of a reservation that is ready at once
 
 	NotBefore int64    // the instant before which it is not ready
 	Plans     []string // of each bucket's key; empty if no key is on a plan
@@ -65,12 +64,9 @@ type Reserved struct {
 	Now bucket.Terms // of the limit, as far as this process knows
 }
 
-// Record returns the reservation of the tokens taken, and nil if none is kept.
+// Record returns the reservation of the tokens taken.
 func (k *Keeping) Record(asks []bucket.Ask, answers []bucket.Answer) store.Record {
 	paid, owed, ready := ReadyAt(asks, answers, k.NotBefore)
-	if k.OnlyLater && ready <= answers[0].Now {
-		return nil
-	}
 	r := &Reservation{ID: newID(), State: Open, ReadyUs: ready, ExpiresUs: ready + k.ExpireAfter.Microseconds(), Release: k.Release}
 	if k.StaleAfter > 0 {
 		stale := ready + k.StaleAfter.Microseconds()

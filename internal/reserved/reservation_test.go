@@ -37,17 +37,6 @@ func TestAReservationIsReadyOnceItsTokensAreRepaid(t *testing.T) {
 	require.Equal(t, []int64{ready, opening + 2*time.Second.Microseconds()}, r.Charge(r.Credit()).Taken)
 }
 
-// Work that is ready at once has no stored reservation if only later work needs one.
-func TestReadyWorkHasNoStoredReservation(t *testing.T) {
-	t.Parallel()
-	asks := []bucket.Ask{{Terms: bucket.Terms{Kind: bucket.Steps{}, Capacity: 10, Rate: 1, Steps: 1, Step: 1_000_000}, Cost: 1}}
-	answers := []bucket.Answer{{Allowed: true, Now: opening, State: bucket.State{Value: 9, TS: opening}}}
-	keep := Keeping{OnlyLater: true}
-	require.Nil(t, keep.Record(asks, answers))
-	keep.NotBefore = opening + 1
-	require.NotNil(t, keep.Record(asks, answers))
-}
-
 // row is a row that was scanned from the parameters of the statement that saved it.
 type row struct{ values []any }
 

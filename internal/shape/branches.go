@@ -55,8 +55,8 @@ func mechanisms() []mechanism {
 			words(`memory|inMemory`),
 		},
 		{
-			"asked", nil, // the form of a call: a check, or up to some units
-			words(`UpTo|Look|costless|AllCostless`),
+			"asked", nil, // the form of a call: a check, or one that takes nothing
+			words(`Look|costless|AllCostless`),
 		},
 		{
 			"routed",
@@ -67,11 +67,6 @@ func mechanisms() []mechanism {
 			"prices",
 			[]string{"ratelimit/adaptive.go"}, // and the package internal/adaptive
 			words(`Asked|MayOwe|AllowPrice|BoundPrice|[pP]rices?|checkPrice|mayHaveCharged|Adaptive|adapts`),
-		},
-		{
-			"borrow",
-			[]string{"internal/bucket/borrow.go", "ratelimit/borrow.go"},
-			words(`(Any)?Lender|[Bb]orrow(s|ed)?|direct`, `\br\.pool\b`),
 		},
 		{
 			"clocks", []string{"internal/store/wait.go"}, // rows with a future timestamp, stale answers, held rows

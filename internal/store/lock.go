@@ -42,18 +42,9 @@ func (s *Session) takeLocked(ctx context.Context, c *Call) error {
 	if err != nil {
 		return err
 	}
-	c.takeOn(p)
+	c.Answers = p.Take(c.Asks, c.one[:0])
 	if p.HasChanged() {
 		return s.save(ctx, p)
 	}
 	return s.Engine().Undo(ctx, &s.Unit, p)
-}
-
-// takeOn decides on c on a page, and takes.
-func (c *Call) takeOn(p *bucket.Page) {
-	if c.UpTo > 0 {
-		c.Taken, c.Answers = p.TakeUpTo(c.Asks, c.UpTo, nil)
-		return
-	}
-	c.Answers = p.Take(c.Asks, c.one[:0])
 }

@@ -35,14 +35,12 @@ type Question struct {
 	Asks    []bucket.Ask // in the order of locking
 	Look    bool         // whether to take nothing
 	Reserve Recorder     // makes a record of the tokens, such as a reservation; nil: no record is made
-	UpTo    int          // the maximum number of units to take, if Asks have the costs of one unit; 0: the cost itself
 }
 
 // Outcome is the answer to a call.
 type Outcome struct {
 	Answers []bucket.Answer
 	Record  Record // the record that was made
-	Taken   int    // how many units of UpTo were taken
 }
 
 // blocked is a call that cannot be answered yet, because another transaction holds a row that it needs.
@@ -59,7 +57,7 @@ func (c *Call) Queueable() *batch.Call[Call] {
 
 // takesFromOne reports whether the call takes its cost from one bucket, and does not reserve.
 func (c *Call) takesFromOne() bool {
-	return len(c.Asks) == 1 && c.Reserve == nil && c.Asks[0].Cost > 0 && c.UpTo == 0
+	return len(c.Asks) == 1 && c.Reserve == nil && c.Asks[0].Cost > 0
 }
 
 // blockedBy returns the call, blocked by row.
@@ -199,9 +197,9 @@ func (s *Session) choose(c *Call) {
 	c.traits, c.takes = bucket.TraitsOf(c.Asks), c.Asks
 	t := &c.traits
 	switch {
-	case c.Look, s.mode != alone && c.UpTo == 0 && t.Costless:
+	case c.Look, s.mode != alone && t.Costless:
 		c.way = looks
-	case c.UpTo > 0, s.mode == alone && s.waitFor != nil, s.mode == ownTx && len(c.Asks) > 1,
+	case s.mode == alone && s.waitFor != nil, s.mode == ownTx && len(c.Asks) > 1,
 		s.mode != callersTx && c.Reserve != nil && (len(c.Asks) > 1 || t.Sharded):
 		c.way = byLocking
 	case s.mode == alone && c.Reserve != nil:
@@ -243,10 +241,10 @@ func (s *Session) Decide(ctx context.Context, c *Call) (err error) {
 	default:
 		err = s.lockAndDecide(ctx, c)
 	}
-	if s.mode == alone || c.Reserve == nil && c.UpTo == 0 {
+	if s.mode == alone || c.Reserve == nil {
 		return err
 	}
-	if err == nil && c.Reserve != nil {
+	if err == nil {
 		if !c.Claim() { // its caller has left: nothing is kept
 			return context.Canceled
 		}
@@ -279,7 +277,6 @@ func (s *Session) lookAndRefuse(ctx context.Context, c *Call) (refused bool, err
 		c.Answers, err = s.Look(ctx, c.Asks, c.one[:0])
 		return err
 	})
-	c.Taken = 0
 	return err == nil && c.isRefused(), err
 }
 
@@ -323,7 +320,7 @@ func (s *Session) decideLocked(ctx context.Context, calls []*Call) (waiting []bl
 			continue
 		}
 		if c.Claim() {
-			c.takeOn(p)
+			c.Answers = p.Take(c.Asks, c.one[:0])
 			if c.record(); c.Record != nil {
 				made = append(made, c.Record)
 			}

@@ -1,0 +1,154 @@
+package take
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/pgratelimit/pgratelimit/ratelimit"
+)
+
+const (
+	// Wait settles its reservation before ReadyAt, so that the caller is not late by a commit: by leads times the
+	// duration of Reserve, and at most by mostLead.
+	leads    = 4
+	mostLead = 100 * time.Millisecond
+
+	// endTimeout bounds the calls that end a reservation. They do not run on the caller's context, which may have
+	// ended.
+	endTimeout = 10 * time.Second
+)
+
+// Wait takes the costs of the requests as soon as the tokens are available, and returns then. If they are available
+// now, it sends one Take. Otherwise it reserves, as [ratelimit.Limiter.Reserve] does, and sleeps until ReadyAt. So
+// callers are served in the order of their reservations, also across processes, and small requests cannot overtake a
+// large one. It returns the decision of the reservation, whose At is the time of the reservation.
+//
+// If the context has a deadline and the tokens come later, Wait reserves nothing and returns the refusal immediately.
+// It passes the time left to [ratelimit.Request.Within], so RetryAfter is the time after which a call with the same
+// time left would be served, if there are no other callers. Wait also refuses if a policy limits the owed tokens; see
+// MaxReserved.
+//
+// If the context ends during the sleep, Wait cancels the reservation and returns the context's error. The tokens are
+// then available to other callers. If the database is unreachable or the process dies, the reservation stays open,
+// and [ratelimit.Limiter.Expire] ends it as any other: Config.ExpireAfter after ReadyAt, and with its tokens returned
+// only if Config.ReleaseExpired is set. If the context ends during the statement of a Take, it is unknown whether it
+// took tokens, as with every Take.
+//
+// Wait holds no connection while it sleeps. It sleeps by the clock of this process. Shortly before ReadyAt it asks
+// the database for the remaining time, with [ratelimit.Limiter.Start], and sleeps on if this process's clock is fast
+// or the limit was paused meanwhile. Then it settles the reservation and sleeps until ReadyAt, even if the context
+// ends. That last sleep takes at most a tenth of a second.
+//
+// Other calls can end the reservation during the sleep. If it was cancelled, Wait returns ErrReservationEnded. If it
+// was settled, or expired and kept its tokens, Wait returns at ReadyAt. If it expired and returned them, Wait
+// reserves again.
+//
+// On a Limiter of WithTx it returns ErrInvalidConfig, because it would sleep with rows locked. For a limit without
+// reservations, such as a sliding window, it returns ErrNoReservations, also while tokens are available.
+func Wait(ctx context.Context, l *ratelimit.Limiter, requests ...ratelimit.Request) (ratelimit.Decision, error) {
+	if l.InTransaction() {
+		return ratelimit.Decision{}, fmt.Errorf("%w: Wait in a transaction would keep its rows locked while it sleeps; "+
+			"call Reserve there, or Wait on the Limiter that New returned before you begin", ratelimit.ErrInvalidConfig)
+	}
+	if err := checkReservable(l, requests); err != nil {
+		return ratelimit.Decision{}, err
+	}
+	d, err := l.Take(ctx, requests...)
+	switch {
+	case errors.Is(err, ratelimit.ErrCostExceedsCapacity): // a reservation can still pay it
+	case err != nil, d.Allowed:
+		return d, err
+	}
+	began := time.Now()
+	r, err := l.Reserve(ctx, within(ctx, requests)...)
+	if err != nil || !r.Allowed {
+		return r.Decision, err
+	}
+	answered := time.Now()
+	lead := min(leads*answered.Sub(began), mostLead)
+	if err := awaitTurn(ctx, l, r.ID, answered.Add(r.Delay()), lead); err != nil {
+		return ratelimit.Decision{}, giveUp(ctx, l, r.ID, err)
+	}
+	return r.Decision, nil
+}
+
+// checkReservable returns an error for a limit without reservations, before a Take of available tokens hides it.
+func checkReservable(l *ratelimit.Limiter, requests []ratelimit.Request) error {
+	for _, r := range requests {
+		if l == nil || r.Limit() == (ratelimit.Limit{}) || l.Mode(r) != ratelimit.On {
+			continue // Take returns the error, or nothing is enforced
+		}
+		limit := l.Resolve(r)
+		if limit.Numbers().Kind == ratelimit.KindConcurrency {
+			continue // Take returns the error
+		}
+		if _, free := limit.Global().Full(time.Time{}).Reserve(time.Time{}, 0); !free.Allowed {
+			return fmt.Errorf("%w: wait for %q, which is %v; call Take, and again after its RetryAfter",
+				ratelimit.ErrNoReservations, limit.Name(), limit.Policy())
+		}
+	}
+	return nil
+}
+
+// within returns the requests with the time until the deadline of ctx as a bound.
+func within(ctx context.Context, requests []ratelimit.Request) []ratelimit.Request {
+	deadline, bounded := ctx.Deadline()
+	if !bounded {
+		return requests
+	}
+	all, left := make([]ratelimit.Request, len(requests)), time.Until(deadline)
+	for i, r := range requests {
+		all[i] = r.Within(left)
+	}
+	return all
+}
+
+// awaitTurn sleeps until ready, and on until ReadyAt of the reservation by the database's clock. It settles the
+// reservation up to lead before.
+func awaitTurn(ctx context.Context, l *ratelimit.Limiter, id string, ready time.Time, lead time.Duration) error {
+	timer := time.NewTimer(time.Until(ready) - lead)
+	defer timer.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("take: wait: %w", ctx.Err())
+		case <-timer.C:
+		}
+		asked := time.Now()
+		turn, err := l.Start(ctx, id)
+		if err != nil {
+			return err
+		}
+		if turn.Wait > lead {
+			timer.Reset(turn.Wait - lead)
+			continue
+		}
+		if turn.State == ratelimit.Open {
+			if err := toTheEnd(ctx, func(ctx context.Context) error { return l.Settle(ctx, id) }); err != nil {
+				return err
+			}
+		}
+		time.Sleep(time.Until(asked.Add(turn.Wait))) // settled tokens are not returned, so ctx does not matter
+		return nil
+	}
+}
+
+// giveUp cancels the reservation of a Wait that failed with err. It returns err, with the error of Cancel if there is
+// one.
+func giveUp(ctx context.Context, l *ratelimit.Limiter, id string, err error) error {
+	cancelErr := toTheEnd(ctx, func(ctx context.Context) error { return l.Cancel(ctx, id) })
+	switch {
+	case cancelErr == nil, errors.Is(cancelErr, ratelimit.ErrNotReserved), errors.Is(cancelErr, ratelimit.ErrReservationEnded):
+		return err
+	}
+	return fmt.Errorf("%w; what it reserved stays so until Expire ends it: %w", err, cancelErr)
+}
+
+// toTheEnd runs a call whose interruption would leave the state of a reservation unknown.
+func toTheEnd(ctx context.Context, call func(ctx context.Context) error) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), endTimeout)
+	defer cancel()
+	return call(ctx)
+}
