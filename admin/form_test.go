@@ -19,9 +19,6 @@ func TestFormHoldsEveryKind(t *testing.T) {
 		ratelimit.CalendarWindow{Rate: 50, Resets: ratelimit.Yearly, Zone: "Europe/Berlin", FirstMonth: time.April, FirstDay: 6},
 		ratelimit.CalendarWindow{Rate: 5, Resets: ratelimit.Weekly, Zone: "UTC", FirstWeekday: time.Saturday, MaxReserved: 1},
 		ratelimit.Concurrency{Most: 50, Lease: time.Hour},
-		ratelimit.Adaptive{
-			Contract: ratelimit.FixedWindow{Rate: 50, Period: time.Minute}, Floor: 0.2, Growth: 0.05, Epoch: 1500 * time.Millisecond, Apply: true,
-		},
 	} {
 		filled := form{}
 		filled.fill(rules.Rule{Policy: policy})
@@ -37,7 +34,7 @@ func FuzzForm(f *testing.F) {
 		"", "kind=token+bucket&rate=10&period=1m&capacity=1,000.5&more=shards:+4", "kind=concurrency&more=most:+5%0Alease:+90s",
 		"kind=calendar+window&rate=1e3&more=resets:+week%0D%0Afirst_weekday:+monday%0Azone:+Europe/Berlin",
 		"kind=fixed+window&rate=1&period=1us&more=start:+2026-01-01T00:00:00Z", "rate=1,5&period=1e300", "rate=1&period=1s&more=mode:+off",
-		"rate=1&period=1s&more=adaptive:+{floor:+0.5,+growth:+1e-3,+epoch:+2s}", "rate=1&period=1s&more=rate:+2", "rate=1&period=1s&more=-+limit:+b",
+		"rate=1&period=1s&more=rate:+2", "rate=1&period=1s&more=-+limit:+b",
 		"rate=1&period=3.3333333333w", "%zz", "rate=NaN", "rate=Inf&period=1s", "rate=1e999", "rate=1&period=1s&more=%22",
 	} {
 		f.Add(query)

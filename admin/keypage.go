@@ -153,10 +153,10 @@ func (v *visit) stateOf(ctx context.Context, limit ratelimit.Limit, name, key, p
 		s.FullIn = s.FullAt.Sub(s.At)
 	}
 	if s.Capacity > 0 {
-		s.OneIn, err = value.RetryAfter(value.AsOf, min(s.Price.Cost(), s.Capacity))
+		s.OneIn, err = value.RetryAfter(value.AsOf, min(1, s.Capacity))
 	}
 	switch {
-	case !s.PausedUntil.IsZero(), s.Price.Pauses():
+	case !s.PausedUntil.IsZero():
 		s.Gives = "when the pause ends"
 	case s.Mode == ratelimit.Off:
 		s.Gives = "at once"

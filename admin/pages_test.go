@@ -197,30 +197,13 @@ func TestPages(t *testing.T) {
 			}
 			require.Equal(f, "at once", f.figure("messages", "one"))
 		},
-		// Pages show what the upstream of a key accepts, and at which price was reserved.
-		"PagesOfPrices": func(f *fixture) {
-			f.Put(f, rules.Rule{Limit: "upstream", Policy: ratelimit.Adaptive{Contract: ratelimit.TokenBucket{Rate: 50, Period: time.Hour}, Floor: 0.25, Apply: true}},
-				rules.Rule{Limit: "watched", Policy: ratelimit.Adaptive{Contract: ratelimit.TokenBucket{Rate: 50, Period: time.Hour}}})
-			r, err := f.Limiter.Reserve(f.Context(), admintest.RequestOf(f, "upstream").Cost(30).Price(2))
-			require.NoError(f, err)
-			page := func(limit string) string { return f.page("key", "limit", limit, "key", "ada") }
-			require.Contains(f, page("upstream"), `A token costs <strong data-price>1</strong>: its upstream is given 1 of the contract.`)
-			require.NotContains(f, page("messages"), "data-price")
-			f.Exec(f, `INSERT INTO ratelimit.prices SELECT name, 'ada', 3, $1, $1, 0, 0, 0, share, true, $1 FROM (VALUES ('upstream', 0.1), ('watched', 0.4)) AS v (name, share)`,
-				time.Now().Add(time.Hour).UnixMicro())
-			told := page("upstream")
-			require.Contains(f, told, `A token costs <strong data-price>4</strong>: its upstream is given 0.25 of the contract.`)
-			require.Contains(f, told, `data-price="4"`)
-			require.Contains(f, told, ", as its upstream has asked with Retry-After")
-			require.Contains(f, told, `<dd data-figure="one">when the pause ends</dd>`)
-			for _, page := range []string{told, f.page("reservations", "state", ""), f.page("reservation", "id", r.ID)} {
-				require.Contains(f, page, "60 at a price of 2 of")
-			}
-			watched := page("watched")
-			require.Contains(f, watched, `A token would cost <strong data-price>2.5</strong>: its upstream is given 0.4 of the contract, were the price charged.`)
-			require.Contains(f, watched, "It would be paused until")
-			require.NotContains(f, watched, `data-price="`)
-			require.Contains(f, watched, `<dd data-figure="one">at once</dd>`)
+		// A page shows what the upstream of a key accepts, as package adaptive has it.
+		"PagesOfUpstreams": func(f *fixture) {
+			page := func() string { return f.page("key", "limit", "messages", "key", "ada") }
+			require.NotContains(f, page(), "data-share")
+			f.Exec(f, `INSERT INTO ratelimit.upstreams VALUES ('messages', 'ada', 3, $1, $1, 0, 0, 0, 0.4, true, $1)`, time.Now().Add(time.Hour).UnixMicro())
+			require.Contains(f, page(), `Its upstream accepts <strong data-share>0.4</strong> of the contract.`)
+			require.Contains(f, page(), "The upstream has asked for a pause until")
 		},
 		"SearchAndOrder": func(f *fixture) {
 			f.Take(f, messages.For("ada").Cost(50), messages.For("carla").Cost(90), messages.For("bob").Cost(10))

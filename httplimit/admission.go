@@ -184,7 +184,7 @@ func charged(asks []ask, d ratelimit.Decision) []*charge {
 	charges := make([]*charge, 0, len(asks))
 	for i, a := range asks {
 		if s := &d.States[i]; s.Allowed && !s.NotAsked && !guard.IsHeld(s.Limit) {
-			a.cost, a.price = s.Cost, s.Charged
+			a.cost = s.Cost
 			charges = append(charges, &charge{ask: a})
 		}
 	}

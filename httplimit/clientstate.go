@@ -30,8 +30,8 @@ type ClientStateConfig struct {
 	// Plan names the caller's plan, and must be the Plan of the limits. A nil Plan means no plan.
 	Plan Key
 	// Limits are 1 to 64 limits with different names, each with the bucket of the caller's key. A limit with Shards
-	// above 1, or an Adaptive one, is an error, because a page cannot compute its state. If plans have limits of
-	// different names, make a handler for each plan. Required.
+	// above 1 is an error, because a page cannot compute its state. If plans have limits of different names, make a
+	// handler for each plan. Required.
 	Limits []ratelimit.Limit
 	// Timeout bounds the time of reading. Defaults to 2 seconds.
 	Timeout time.Duration
@@ -71,8 +71,6 @@ func (c ClientStateConfig) validate() error {
 			return fmt.Errorf("two of the Limits are called %q; list each once", name)
 		case isSharded(limit):
 			return fmt.Errorf("limit %q has Shards, whose rows a client cannot compute from their sum; list limits without", name)
-		case isAdaptive(limit):
-			return fmt.Errorf("limit %q is Adaptive, and a client does not know what a request costs; list limits that are not", name)
 		default:
 			names[name] = true
 		}
@@ -91,12 +89,6 @@ func isSharded(limit ratelimit.Limit) bool {
 	return false
 }
 
-// isAdaptive reports whether what a request costs depends on an upstream.
-func isAdaptive(limit ratelimit.Limit) bool {
-	_, adapts := limit.Policy().(ratelimit.Adaptive)
-	return adapts
-}
-
 // NewClientState returns a handler that sends callers the state of their own limits. The JavaScript module of package client
 // computes from it, between two polls, the tokens left and the time to come back. It takes nothing: one SELECT reads all limits
 // at one instant.
@@ -105,7 +97,7 @@ func isAdaptive(limit ratelimit.Limit) bool {
 // caller or the limits: Key returns the caller, and the configuration has the limits.
 //
 // Each state has the policy that decides for the caller. If a rule of [ratelimit.Config.Policies] decides, it may change from
-// one poll to the next. A limit that is off, in shadow mode, paused, Adaptive or has Shards by such a rule is left out, because a
+// one poll to the next. A limit that is off, in shadow mode, paused or has Shards by such a rule is left out, because a
 // page could not compute its state; left_out has the names.
 //
 //	403   Key returned ErrNoKey, ErrBadKey or "": the caller is not signed in, or its key is unusable
@@ -183,7 +175,7 @@ func (h *clientState) read(r *http.Request) (state callerState, err error) {
 	state.Limits = make([]ratelimit.Value, 0, len(decision.States))
 	told := make(map[string]bool, len(decision.States))
 	for _, s := range decision.States {
-		if s.Mode != ratelimit.Off && s.Mode != ratelimit.Shadow && !s.NotAsked && !isSharded(s.Limit) && !isAdaptive(s.Limit) {
+		if s.Mode != ratelimit.Off && s.Mode != ratelimit.Shadow && !s.NotAsked && !isSharded(s.Limit) {
 			state.Limits, told[s.Limit.Name()] = append(state.Limits, s.Value), true
 		}
 	}

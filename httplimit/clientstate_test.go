@@ -153,7 +153,6 @@ func TestNewClientState(t *testing.T) {
 		"65 Limits":                        with(make([]ratelimit.Limit, 65)...),
 		"zero Limit":                       with(windowed, ratelimit.Limit{}),
 		`are called "windowed"`:            with(windowed, windowed),
-		`limit "adaptive" is Adaptive`:     with(ratelimit.Define("adaptive", ratelimit.Adaptive{Contract: ratelimit.PerSecond(9)})),
 		`limit "sharded" has Shards`:       with(ratelimit.Define("sharded", ratelimit.TokenBucket{Rate: 8, Period: time.Hour, Shards: 4})),
 		`limit "shardedWindow" has Shards`: with(ratelimit.Define("shardedWindow", ratelimit.FixedWindow{Rate: 8, Period: time.Hour, Shards: 2})),
 		"Timeout is -1ns; use a":           early,

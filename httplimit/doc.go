@@ -38,7 +38,7 @@
 // RateLimit-Reason, and a body as problem+json, plain text or a page, by its Accept field:
 //
 //	429 quota-exceeded              a limit refused; Retry-After is the longest wait of the refusing limits
-//	429 temporary-reduced-capacity  a limit is paused until Retry-After, or an adaptive limit gives less than its contract
+//	429 temporary-reduced-capacity  a limit is paused until Retry-After
 //	400 bad-key                     the request has no key
 //	400 bad-cost                    it states an invalid cost
 //	413 too-costly                  it costs more than a limit can ever hold; no Retry-After, because waiting does not help

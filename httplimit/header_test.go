@@ -69,7 +69,6 @@ func TestQuotasAreWholeNumbers(t *testing.T) {
 		`"odd";q=60;w=60`:             &ratelimit.FixedWindow{Rate: 60, Period: time.Minute},
 		`"odd";q=5;w=2`:               &ratelimit.SlidingWindow{Rate: 2.5, Period: time.Second, Slices: 10},
 		`"odd";q=7`:                   &ratelimit.CalendarWindow{Rate: 7, Resets: ratelimit.Daily},
-		`"odd";q=9;w=1`:               ratelimit.Adaptive{Contract: ratelimit.PerSecond(9)},
 	} {
 		limit := ratelimit.Define("odd", policy)
 		w := do(b.limited(t, limits(httplimit.Limit{Limit: limit, Key: user, Cost: httplimit.FixedCost(0)}), respond()), request(t))

@@ -112,7 +112,6 @@ type ask struct {
 	key   string // empty when spec is global
 	plan  string // empty when there is none
 	cost  float64
-	price float64            // the price at which it was taken; 0: the present one
 	given *ratelimit.Request // from Config.Requests; if nil, the other fields make the request
 }
 
@@ -162,13 +161,13 @@ func requestFault(err error) (result string, ofRequest bool) {
 // request returns the Request for the Limiter.
 func (a ask) request() ratelimit.Request {
 	if a.given != nil {
-		return a.given.Price(a.price)
+		return *a.given
 	}
 	request := a.limit.Global()
 	if !a.spec.Global {
 		request = a.limit.For(a.key)
 	}
-	return request.Plan(a.plan).Cost(a.cost).Price(a.price)
+	return request.Plan(a.plan).Cost(a.cost)
 }
 
 // requests returns the Requests of all asks.

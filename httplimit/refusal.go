@@ -63,8 +63,8 @@ func newRefusal(d ratelimit.Decision, wait time.Duration) Refusal {
 		Result: guard.Refused, Status: http.StatusTooManyRequests, RetryAfter: max(seconds(wait), 1), wait: wait,
 		Reason: "quota-exceeded", Title: "Request cannot be satisfied as assigned quota has been exceeded", Decision: d,
 	}
-	isPaused, isReduced := telemetry.IsPaused(d), telemetry.IsReduced(d)
-	if isPaused || isReduced {
+	isPaused := telemetry.IsPaused(d)
+	if isPaused {
 		f.Reason, f.Title = "temporary-reduced-capacity", "Request cannot be satisfied due to temporary server capacity constraints"
 	}
 	var details []string
@@ -75,8 +75,6 @@ func newRefusal(d ratelimit.Decision, wait time.Duration) Refusal {
 			continue
 		case isPaused:
 			details = append(details, s.Limit.Name()+" is paused")
-		case isReduced && telemetry.IsPriced(s):
-			details = append(details, s.Limit.Name()+" gives less at present")
 		default:
 			details = append(details, s.Limit.Name()+": "+inWords(s.Limit))
 		}

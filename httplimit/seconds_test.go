@@ -7,7 +7,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/pgratelimit/pgratelimit/ratelimit"
+	"github.com/pgratelimit/pgratelimit/adaptive"
 )
 
 // Waits are rounded up to seconds, so that a client that obeys is not refused again.
@@ -39,6 +39,6 @@ func TestOutcomes(t *testing.T) {
 		header := http.Header{}
 		header.Set("Retry-After", c.after)
 		got := OutcomeOf(&http.Response{StatusCode: c.status, Header: header})
-		require.Equal(t, ratelimit.Outcome{Throttled: c.throttled, RetryAfter: c.wait}, got, c)
+		require.Equal(t, adaptive.Outcome{Throttled: c.throttled, RetryAfter: c.wait}, got, c)
 	}
 }

@@ -5,24 +5,28 @@ import (
 	"strings"
 	"time"
 
+	"github.com/pgratelimit/pgratelimit/adaptive"
 	"github.com/pgratelimit/pgratelimit/internal/upstream"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// Transport is an http.RoundTripper for programs that call an upstream. It reports the responses of the upstream to a
-// limit with a [ratelimit.Adaptive] policy, so that all processes together slow down when the upstream throttles, and
-// pause for as long as its Retry-After asks.
+// Transport is an http.RoundTripper for programs that call an upstream. It reports the responses of the upstream to
+// package adaptive, so that all processes together slow down when the upstream throttles, and pause for as long as its
+// Retry-After asks.
 //
 //	client := &http.Client{Transport: &httplimit.Transport{
-//		Limiter: limiter, Take: true,
+//		Limiter: limiter, Upstreams: upstreams, Take: true,
 //		Request: func(*http.Request) (ratelimit.Request, bool) { return Upstream.For(account), true },
 //	}}
 //
-// Outcome decides which responses throttle, by default [OutcomeOf]. A request without a response is not reported. It
-// reports nothing for a limit with another policy. It does not read bodies, change responses, or send a request again.
+// Outcome decides which responses throttle, by default [OutcomeOf]. A request without a response is not reported, and a
+// limit that isn't one of the Upstreams' limits isn't either. The Transport does not read bodies, change responses, or
+// send a request again.
 type Transport struct {
-	// Limiter receives the reports. A nil Limiter only passes requests on.
+	// Limiter decides about the requests. A nil Limiter only passes requests on.
 	Limiter *ratelimit.Limiter
+	// Upstreams receives the reports: the Policies of the Limiter. If it is nil, nothing is reported.
+	Upstreams *adaptive.Policies
 	// Request returns the limit and the cost of a request, and false if it has none: then the request is neither
 	// charged nor reported. It may be called on many goroutines at once, and must not change the request. A nil Request
 	// means none.
@@ -33,7 +37,7 @@ type Transport struct {
 	Take bool
 	// Outcome returns what a response says, for an upstream with signs of its own. It must not read the body, and may call
 	// OutcomeOf for other responses. Defaults to OutcomeOf.
-	Outcome func(*http.Response) ratelimit.Outcome
+	Outcome func(*http.Response) adaptive.Outcome
 	// Base sends the requests. Defaults to nil: http.DefaultTransport.
 	Base http.RoundTripper
 }
@@ -91,14 +95,14 @@ func (t *Transport) take(r *http.Request, request ratelimit.Request) error {
 
 // report reports the response if the limit adapts. An error goes to the Observer, because the response itself is good.
 func (t *Transport) report(r *http.Request, request ratelimit.Request, response *http.Response) {
-	if _, adapts := t.Limiter.Resolve(request).Policy().(ratelimit.Adaptive); !adapts || response == nil {
+	if !t.Upstreams.Adapts(request.Limit()) || response == nil {
 		return
 	}
 	outcome := t.Outcome
 	if outcome == nil {
 		outcome = OutcomeOf
 	}
-	if err := t.Limiter.Report(r.Context(), request, outcome(response)); err != nil {
+	if err := t.Upstreams.Report(t.Limiter, request, outcome(response)); err != nil {
 		t.Limiter.Observe(r.Context(), ratelimit.Failed{Verb: "report", Limit: request.Limit().Name(), Err: err, Began: time.Now()})
 	}
 }
@@ -115,7 +119,7 @@ const statusOverloaded = 529
 //
 // The wait is Retry-After, in seconds, also 1.5, or as a date. Without it, it is the longest t of the field RateLimit,
 // which [DraftHeaders] has, or the time until X-RateLimit-Reset if X-RateLimit-Remaining is 0.
-func OutcomeOf(response *http.Response) ratelimit.Outcome {
+func OutcomeOf(response *http.Response) adaptive.Outcome {
 	header, now := response.Header, time.Now()
 	wait, states := upstream.Wait(header, now)
 	usedUp := strings.TrimSpace(header.Get("X-RateLimit-Remaining")) == "0"
@@ -124,7 +128,7 @@ func OutcomeOf(response *http.Response) ratelimit.Outcome {
 		code == http.StatusServiceUnavailable && states,
 		code == http.StatusForbidden && (states || usedUp):
 	default:
-		return ratelimit.Outcome{}
+		return adaptive.Outcome{}
 	}
 	if !states {
 		wait = upstream.Window(header)
@@ -132,5 +136,5 @@ func OutcomeOf(response *http.Response) ratelimit.Outcome {
 	if !states && wait == 0 && usedUp {
 		wait = upstream.UntilReset(header, now)
 	}
-	return ratelimit.Outcome{Throttled: true, RetryAfter: max(wait, 0)}
+	return adaptive.Outcome{Throttled: true, RetryAfter: max(wait, 0)}
 }

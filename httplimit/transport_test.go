@@ -10,12 +10,12 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgratelimit/pgratelimit/adaptive"
 	"github.com/pgratelimit/pgratelimit/httplimit"
-	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-var upstream = ratelimit.Define("upstream", ratelimit.Adaptive{Contract: ratelimit.PerMinute(3), Apply: true})
+var upstream = ratelimit.Define("upstream", ratelimit.PerMinute(3))
 
 // roundTrips are the round trips of an upstream.
 type roundTrips func(*http.Request) (*http.Response, error)
@@ -35,10 +35,22 @@ func (b *body) Close() error {
 	return nil
 }
 
+// following sets the Policies of a bundle's limiter, which follow the upstream.
+func (b *bundle) following(t *testing.T) *adaptive.Policies {
+	t.Helper()
+	upstreams, err := adaptive.New(nil, adaptive.Config{
+		Limits: []adaptive.Limit{{Limit: upstream, Apply: true}}, Local: true, AsOf: b.clock.Now, Observer: b.told,
+	})
+	require.NoError(t, err)
+	b.policies = upstreams
+	b.limiter = b.on(t, b.db)
+	return upstreams
+}
+
 // calling returns a transport that calls an upstream with a limiter.
-func calling(limiter *ratelimit.Limiter, answers roundTrips) *httplimit.Transport {
+func calling(limiter *ratelimit.Limiter, upstreams *adaptive.Policies, answers roundTrips) *httplimit.Transport {
 	return &httplimit.Transport{
-		Limiter: limiter, Base: answers,
+		Limiter: limiter, Upstreams: upstreams, Base: answers,
 		Request: func(r *http.Request) (ratelimit.Request, bool) {
 			return upstream.For(r.Host), r.Host != "elsewhere"
 		},
@@ -58,13 +70,14 @@ func send(t *testing.T, transport http.RoundTripper, account string) error {
 }
 
 // TestTransportReports promises that the outcome of a response is reported: an account that asks for it is left alone, until it is
-// over. The response reaches the caller unchanged. Only limits that adapt are reported, by the policy in effect.
+// over. The response reaches the caller unchanged. Only limits that adapt are reported.
 func TestTransportReports(t *testing.T) {
 	t.Parallel()
-	b, s := setupStored(t)
+	b := setup(t)
+	upstreams := b.following(t)
 	sent, answered := &body{}, &body{}
 	want := &http.Response{StatusCode: http.StatusTooManyRequests, Header: http.Header{"Retry-After": {"7"}}, Body: answered}
-	transport := calling(b.limiter, func(*http.Request) (*http.Response, error) { return want, nil })
+	transport := calling(b.limiter, upstreams, func(*http.Request) (*http.Response, error) { return want, nil })
 	r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://account", sent)
 	require.NoError(t, err)
 	response, err := transport.RoundTrip(r)
@@ -82,17 +95,16 @@ func TestTransportReports(t *testing.T) {
 	require.Zero(t, paused("account"))
 
 	lost := errors.New("the connection is lost")
-	failing := calling(b.limiter, func(*http.Request) (*http.Response, error) { return nil, lost })
+	failing := calling(b.limiter, upstreams, func(*http.Request) (*http.Response, error) { return nil, lost })
 	require.ErrorIs(t, send(t, failing, "failing"), lost)
 	require.NoError(t, send(t, transport, "elsewhere"))
 	require.NoError(t, send(t, &httplimit.Transport{Base: transport.Base}, "account"))
-	s.set(t, upstream, "", of(ratelimit.PerMinute(3)))
-	require.NoError(t, send(t, transport, "stored"))
-	s.drop(upstream)
-	for _, account := range []string{"failing", "elsewhere", "account", "stored"} {
+	transport.Upstreams = nil
+	require.NoError(t, send(t, transport, "unreported"))
+	for _, account := range []string{"failing", "elsewhere", "account", "unreported"} {
 		require.Zero(t, paused(account), account)
 	}
-	plain := calling(b.limiter, transport.Base.(roundTrips))
+	plain := calling(b.limiter, upstreams, transport.Base.(roundTrips))
 	plain.Request = func(*http.Request) (ratelimit.Request, bool) { return perUser.For("ada"), true }
 	require.NoError(t, send(t, plain, "account"))
 	require.Empty(t, b.told.failed, "no report was tried")
@@ -109,38 +121,39 @@ func TestOutcomeOf(t *testing.T) {
 		}
 		return header
 	}
-	throttled := func(wait time.Duration) ratelimit.Outcome {
-		return ratelimit.Outcome{Throttled: true, RetryAfter: wait}
+	throttled := func(wait time.Duration) adaptive.Outcome {
+		return adaptive.Outcome{Throttled: true, RetryAfter: wait}
 	}
 	for name, c := range map[string]struct {
 		status int
 		header http.Header
-		want   ratelimit.Outcome
+		want   adaptive.Outcome
 	}{
 		"429":            {429, fields(), throttled(0)},
 		"429 fraction":   {429, fields("Retry-After", "1.5"), throttled(1500 * time.Millisecond)},
 		"429 of ours":    {429, fields("RateLimit", `"a";r=0;t=7, "b";r=2;t=12`), throttled(12 * time.Second)},
 		"429 of a form":  {429, fields("X-RateLimit-Remaining", "0", "X-RateLimit-Reset", "784111787", "Date", date), throttled(10 * time.Second)},
-		"503":            {503, fields(), ratelimit.Outcome{}},
+		"503":            {503, fields(), adaptive.Outcome{}},
 		"503 that waits": {503, fields("Retry-After", "3"), throttled(3 * time.Second)},
 		"529":            {529, fields(), throttled(0)},
-		"403":            {403, fields("X-RateLimit-Remaining", "17", "X-RateLimit-Reset", "784111787"), ratelimit.Outcome{}},
+		"403":            {403, fields("X-RateLimit-Remaining", "17", "X-RateLimit-Reset", "784111787"), adaptive.Outcome{}},
 		"403 secondary":  {403, fields("Retry-After", "60"), throttled(time.Minute)},
 		"403 used up":    {403, fields("X-RateLimit-Remaining", "0", "X-RateLimit-Reset", "784111787", "Date", date), throttled(10 * time.Second)},
 		"403 in the past": {
 			403, fields("X-RateLimit-Remaining", "0", "X-RateLimit-Reset", "784111770", "Date", date), throttled(0),
 		},
-		"200": {200, fields("X-RateLimit-Remaining", "0", "RateLimit", `"a";r=0;t=7`, "Retry-After", "3"), ratelimit.Outcome{}},
-		"500": {500, fields("Retry-After", "3"), ratelimit.Outcome{}},
+		"200": {200, fields("X-RateLimit-Remaining", "0", "RateLimit", `"a";r=0;t=7`, "Retry-After", "3"), adaptive.Outcome{}},
+		"500": {500, fields("Retry-After", "3"), adaptive.Outcome{}},
 	} {
 		require.Equal(t, c.want, httplimit.OutcomeOf(&http.Response{StatusCode: c.status, Header: c.header}), name)
 	}
 
 	b := setup(t)
-	transport := calling(b.limiter, func(*http.Request) (*http.Response, error) {
+	upstreams := b.following(t)
+	transport := calling(b.limiter, upstreams, func(*http.Request) (*http.Response, error) {
 		return &http.Response{StatusCode: http.StatusOK, Body: http.NoBody}, nil
 	})
-	transport.Outcome = func(*http.Response) ratelimit.Outcome { return throttled(7 * time.Second) }
+	transport.Outcome = func(*http.Response) adaptive.Outcome { return throttled(7 * time.Second) }
 	require.NoError(t, send(t, transport, "account"))
 	d, err := b.limiter.Check(t.Context(), upstream.For("account"))
 	require.NoError(t, err)
@@ -152,7 +165,7 @@ func TestTransportTakes(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	sent := 0
-	transport := calling(b.limiter, func(*http.Request) (*http.Response, error) {
+	transport := calling(b.limiter, nil, func(*http.Request) (*http.Response, error) {
 		sent++
 		return &http.Response{StatusCode: http.StatusOK, Body: http.NoBody}, nil
 	})
@@ -176,40 +189,4 @@ func TestTransportTakes(t *testing.T) {
 	require.True(t, posted.closed)
 	require.Equal(t, 3, sent)
 	client.CloseIdleConnections()
-}
-
-// TestAPriceIsAReducedCapacity promises the problem type, and that exactly the charge is returned.
-func TestAPriceIsAReducedCapacity(t *testing.T) {
-	t.Parallel()
-	pool := postgrestest.New(t)
-	b := setup(t)
-	b.limiter = b.on(t, pool)
-	_, err := pool.Exec(t.Context(), `INSERT INTO ratelimit.prices VALUES ('upstream', 'ada', 0, $1, $1, 0, 0, 0, 0.5, false, 0)`, ten.UnixMicro())
-	require.NoError(t, err)
-	handler := b.limited(t, limits(httplimit.Limit{Limit: upstream, Key: user, Credit: httplimit.CreditOn5xx}),
-		http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusBadGateway) }))
-	for deadline := time.Now().Add(patient); ; time.Sleep(time.Millisecond) {
-		require.True(t, time.Now().Before(deadline), "the price is known")
-		d, err := b.limiter.Check(t.Context(), upstream.For("ada"))
-		require.NoError(t, err)
-		if d.States[0].Price == 2 {
-			break
-		}
-	}
-	for range 10 { // each gets its two tokens back
-		require.Equal(t, http.StatusBadGateway, do(handler, request(t)).Code)
-	}
-	v, err := b.limiter.Value(t.Context(), upstream.For("ada"))
-	require.NoError(t, err)
-	require.Equal(t, 3.0, v.Tokens)
-	for range 2 {
-		_, err = b.limiter.Take(t.Context(), upstream.For("ada"))
-		require.NoError(t, err)
-	}
-	w := do(handler, request(t))
-	require.Equal(t, http.StatusTooManyRequests, w.Code)
-	require.Equal(t, "temporary-reduced-capacity", w.Header().Get("RateLimit-Reason"))
-	require.Contains(t, w.Body.String(), "upstream gives less at present")
-	require.NotEqual(t, "0", w.Header().Get("Retry-After"))
-	require.Contains(t, w.Header().Get("RateLimit-Policy"), `"upstream";q=3;w=60`)
 }

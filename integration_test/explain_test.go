@@ -24,11 +24,10 @@ const (
 // housekeeping lists the statements that find rows in another way. They run without a waiting caller, or read no row or the only
 // row.
 var housekeeping = map[string]bool{
-	"fingerprint_read.sql": true, "fingerprint_insert.sql": true, "prices_forget.sql": true,
+	"fingerprint_read.sql": true, "fingerprint_insert.sql": true,
 	"reservations_expired.sql": true, "reservations_forget.sql": true, "setting.sql": true,
 	"clock.sql": true, "layout.sql": true, // which go to no table
 	"row_spare.sql": true, "reservations_ended.sql": true, "reservations_delete.sql": true,
-	"prices_delete.sql": true,
 }
 
 // sizes are numbers of rows at the last ANALYZE. A connection keeps the plans of a small table while the table grows.
@@ -56,9 +55,6 @@ func TestStatementsUseThePrimaryKey(t *testing.T) {
 		"buckets_save.sql":      {threeBuckets + `, '{1,1,1}', '{0,0,0}', '{1,1,1}', NULL, NULL`, 1, false},
 		"buckets_lock_free.sql": {threeBuckets + `, '{10,10,10}', '{1,1,1}', '{0,0,0}', NULL`, 1, true},
 		"buckets_read.sql":      {threeBuckets + `, NULL`, 0, true},
-		"price_report.sql":      {`'other', 'key 17', 1, 1, 0, 0`, 1, false},
-		"price_read.sql":        {`'other', 'key 17'`, 0, true},
-		"price_turn.sql":        {`'other', 'key 17', 0, 1, 1, 0, 1, false, 0`, 0, true},
 		"reservation_lock.sql":  {oneReservation, 1, false},
 		"reservation_free.sql":  {oneReservation, 0, true},
 		"row_read.sql":          {oneBucket, 0, true},
@@ -67,7 +63,7 @@ func TestStatementsUseThePrimaryKey(t *testing.T) {
 		"row_lock.sql":          {oneBucket + `, 10, 0`, 1, false},
 		"row_save.sql":          {oneBucket + `, 1, 0, 1, NULL, NULL`, 1, false},
 		"row_take.sql":          {oneBucket + `, 1, 10, 10, 1, 1000000, 0, 0, 60000000`, 1, false},
-		"reservation_save.sql":  {oneReservation + `, 'open', 0, NULL, NULL, 0, false, '{a}', '{b}', '{1}', '{1}', '{1}', '{1}', '{1}', '{0}', '{0}', '{1}', '{pro}', '{}', '{2}', '{0}', '{0}'`, 1, false},
+		"reservation_save.sql":  {oneReservation + `, 'open', 0, NULL, NULL, 0, false, '{a}', '{b}', '{1}', '{1}', '{1}', '{1}', '{1}', '{0}', '{0}', '{1}', '{pro}', '{}', '{0}', '{0}'`, 1, false},
 	}
 	files := slices.DeleteFunc(statementFiles(t), func(file string) bool { return housekeeping[filepath.Base(file)] })
 	require.Len(t, files, len(tests), "a new statement needs a line in this test")
@@ -75,8 +71,7 @@ func TestStatementsUseThePrimaryKey(t *testing.T) {
 		b := setup(t)
 		b.exec(t, fmt.Sprintf(`INSERT INTO ratelimit.buckets SELECT name, 'key ' || n, 0, 5, 0, 5
 			FROM generate_series(1, %d) AS n, unnest('{other,roomy}'::text[]) AS name`, size))
-		b.exec(t, fmt.Sprintf(`INSERT INTO ratelimit.prices SELECT 'other', 'key ' || n, 0, 0, 0, 0, 0, 0, 1, false, 0 FROM generate_series(1, %d) AS n`, size))
-		for _, table := range []string{"buckets", "prices", "reservations"} {
+		for _, table := range []string{"buckets", "reservations"} {
 			b.exec(t, "VACUUM ANALYZE ratelimit."+table)
 		}
 		for _, file := range files {
@@ -111,7 +106,7 @@ func TestStatementsUseThePrimaryKey(t *testing.T) {
 // statementFiles returns the files of all statements of a Limiter.
 func statementFiles(t *testing.T) (files []string) {
 	t.Helper()
-	for _, of := range []string{"store", "byrow", "reserved", "adaptive", "gate"} {
+	for _, of := range []string{"store", "byrow", "reserved", "gate"} {
 		found, err := filepath.Glob("../internal/" + of + "/sql/*.sql")
 		require.NoError(t, err)
 		require.NotEmpty(t, found)
@@ -136,11 +131,11 @@ type node struct {
 func (p *plan) walk(t *testing.T, n node, explained string) {
 	t.Helper()
 	if n.Type == "Bitmap Index Scan" { // of one row, in a small table
-		require.Regexp(t, `^(buckets|prices|reservations)_pkey$`, n.Index, explained)
+		require.Regexp(t, `^(buckets|reservations)_pkey$`, n.Index, explained)
 		require.Regexp(t, `key = |id = `, n.Cond, explained)
 		p.reads++
 	}
-	if n.Relation == "buckets" || n.Relation == "reservations" || n.Relation == "prices" {
+	if n.Relation == "buckets" || n.Relation == "reservations" {
 		switch n.Type {
 		case "ModifyTable":
 			if len(n.Arbiters) == 0 {

@@ -23,7 +23,7 @@ import (
 // renews it.
 var raceValues = [...][]string{
 	{"Take", "Reserve", "Acquire"},
-	{"TokenBucket", "FixedWindow", "SlidingWindow", "CalendarWindow", "Adaptive", "Concurrency"},
+	{"TokenBucket", "FixedWindow", "SlidingWindow", "CalendarWindow", "Concurrency"},
 	{"ReadCommitted", "RepeatableRead", "Serializable", "Standalone", "InTx"},
 	{"Full", "None", "Ended"},
 	{"OneLimit", "ThreeLimits"},
@@ -55,10 +55,9 @@ func (c raceCell) has(values ...string) bool {
 func (c raceCell) isPossible() bool {
 	switch {
 	case c.has("Acquire") != c.has("Concurrency"),
-		c.has("Reserve") && c.has("SlidingWindow", "Adaptive"),
-		c.has("EightRows") && !c.has("TokenBucket", "FixedWindow", "Adaptive"),
-		c.has("Ended") && c.has("TokenBucket", "Adaptive"),
-		c.has("Adaptive") && c.has("ClockOfTheServer"): // on a running clock the price falls
+		c.has("Reserve") && c.has("SlidingWindow"),
+		c.has("EightRows") && !c.has("TokenBucket", "FixedWindow"),
+		c.has("Ended") && c.has("TokenBucket"):
 		return false
 	}
 	return true
@@ -170,20 +169,12 @@ func (s raceStand) run(t *testing.T) {
 	}
 	processes := []*ratelimit.Limiter{s.processAt(t, raceNoon), s.processAt(t, raceNoon)} // each has batches of its own
 	hot := ratelimit.Define(fmt.Sprint(s.raceCell[raceKind], s.raceCell[raceRows], capacity), s.policy(capacity))
-	price := 1
 	for _, key := range keys {
-		if s.has("Adaptive") && s.memory == nil { // before the first call, which reads the price: on a stopped clock only once
-			price = 2
-			(&market{bundle: s.bundle, clock: stoppedAt(raceNoon)}).share(t, hot.Name(), key, 1/float64(price))
-			for _, process := range processes {
-				learn(t, process, hot.For(key), float64(price))
-			}
-		}
 		s.prepare(t, processes[0], hot.For(key))
 	}
 	given := s.given(t, processes, keys, tries, hot)
 	for i, key := range keys {
-		require.EqualValues(t, capacity/price, given[i].Load(), key)
+		require.EqualValues(t, capacity, given[i].Load(), key)
 		held := s.held(t, hot.Name(), key)
 		require.GreaterOrEqual(t, held, 0.0)
 		require.LessOrEqual(t, held, 1e-3, "tokens that arrive meanwhile")
@@ -293,8 +284,6 @@ func (s raceStand) policy(capacity int) ratelimit.Policy {
 	case "CalendarWindow":
 		month := (time.Now().Month()+5)%12 + 1 // half a year away: no window begins during the test
 		return ratelimit.CalendarWindow{Rate: rate, Resets: ratelimit.Yearly, FirstMonth: month, Zone: "Europe/Berlin", MaxReserved: ratelimit.None}
-	case "Adaptive":
-		return ratelimit.Adaptive{Contract: bucket, Apply: true}
 	case "Concurrency":
 		return ratelimit.Concurrency{Most: capacity, Lease: 24 * time.Hour}
 	}

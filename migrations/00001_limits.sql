@@ -51,7 +51,6 @@ CREATE TABLE ratelimit.reservations (
     lowest     double precision[] NOT NULL,
     shards     integer[] NOT NULL DEFAULT '{}',          -- how many rows each bucket had; empty: one
     plans      text[] COLLATE "C" NOT NULL DEFAULT '{}', -- the plan of each key; empty: none
-    prices     double precision[] NOT NULL DEFAULT '{}', -- the price of each bucket, for Settle; empty: 1
     calendars  text[] COLLATE "C" NOT NULL DEFAULT '{}', -- unit, weekday, day, month and zone of calendar windows; empty: none
     paid_us    bigint[] NOT NULL DEFAULT '{}',           -- when each bucket owed nothing any more; empty: at ready_us
     owed       double precision[] NOT NULL DEFAULT '{}'  -- what each bucket owed then, with the reservation; empty: nothing
@@ -68,10 +67,10 @@ CREATE TABLE ratelimit.fingerprint (
     hash_key text COLLATE "C" NOT NULL CHECK (hash_key = 'none' OR hash_key ~ '^[A-Za-z0-9_-]{43}$')
 );
 
--- The upstreams of adaptive limits: one row for each limit and key, for all processes. Several times an epoch, a process adds its
--- outcomes. One process ends the epoch and sets the share of the contract that is allowed from then on. A request costs 1 / share
--- of its cost. Without a row the whole contract is allowed, so deleting a row returns to it, and ends a pause.
-CREATE TABLE ratelimit.prices (
+-- What upstreams accept, for package adaptive: one row for each limit and key, for all processes. Several times an epoch, a process
+-- adds its outcomes. One process ends the epoch and sets the share of the contract that is allowed from then on. Without a row the
+-- whole contract is allowed, so deleting a row returns to it, and ends a pause.
+CREATE TABLE ratelimit.upstreams (
     name            text COLLATE "C" NOT NULL CHECK (octet_length(name) BETWEEN 1 AND 64),
     key             text COLLATE "C" NOT NULL CHECK (octet_length(key) <= 256),
     epoch           bigint           NOT NULL, -- how many epochs have ended
@@ -91,13 +90,12 @@ CREATE TABLE ratelimit.prices (
     fillfactor = 50,
     autovacuum_vacuum_scale_factor = 0,
     autovacuum_vacuum_threshold = 1000,
-    autovacuum_vacuum_cost_delay = 0,
-    vacuum_truncate = off
+    autovacuum_vacuum_cost_delay = 0
 );
 
 -- +goose Down
 -- The schema stays: it may hold tables of others, and goose's version table.
-DROP TABLE ratelimit.prices;
+DROP TABLE ratelimit.upstreams;
 DROP TABLE ratelimit.fingerprint;
 DROP TABLE ratelimit.reservations;
 DROP TABLE ratelimit.buckets;

@@ -16,9 +16,5 @@ SELECT gen_random_uuid(), 'expired', 0, 0, false, '{(pages)}', '{}', array_fill(
 FROM generate_series(1, 225);
 DELETE FROM ratelimit.reservations WHERE names = '{(pages)}';
 
-INSERT INTO ratelimit.prices (name, key, epoch, begun_us, seen_us, outcomes, accepted, throttled, share, cut, paused_until_us)
-SELECT '(pages)', gen_random_uuid()::text, 0, 0, 0, 0, 0, 0, 1, false, 0 FROM generate_series(1, 2250);
-DELETE FROM ratelimit.prices WHERE name = '(pages)';
-
 -- +goose Down
 -- Nothing to undo: the tables go with their own migrations.

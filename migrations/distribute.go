@@ -40,9 +40,9 @@ type Distribution struct {
 	Shards int
 }
 
-// Distribute lets Citus distribute the tables that decisions use: buckets and prices by key, and reservations by id. It
-// copies the fingerprint to every server. The tables of rules, refusals and versions stay on the coordinator, because
-// no decision reads them. It changes no table that is distributed already, so it can run any number of times, and in
+// Distribute lets Citus distribute the tables that decisions use: buckets by key, and reservations by id. It copies the
+// fingerprint to every server. The tables of rules, refusals, upstreams and versions stay on the coordinator, because no
+// decision reads them. It changes no table that is distributed already, so it can run any number of times, and in
 // several processes at once. Each run gives the shards free pages, as Up does for other tables.
 //
 // Run it after [Up], on the coordinator. Existing rows are moved, and calls wait meanwhile. Then restart the programs, because a
@@ -96,22 +96,20 @@ func (d *distributing) all(ctx context.Context) error {
 	if !usable {
 		return fmt.Errorf("%w: create the extension citus, of version 11 or newer", ErrNoCitus)
 	}
-	for _, table := range []struct{ name, key, with string }{
-		{"buckets", "key", ""},
-		{"prices", "key", "buckets"},
-		{"reservations", "id", ""},
-		{"fingerprint", "", ""},
+	for _, table := range []struct{ name, key string }{
+		{"buckets", "key"},
+		{"reservations", "id"},
+		{"fingerprint", ""},
 	} {
-		if err := d.one(ctx, table.name, table.key, table.with); err != nil {
+		if err := d.one(ctx, table.name, table.key); err != nil {
 			return fmt.Errorf("%s: %w", table.name, err)
 		}
 	}
 	return nil
 }
 
-// one distributes a table by key, with the shards of another table or its own, or copies a table without a key to every server. It
-// does nothing if that was done before.
-func (d *distributing) one(ctx context.Context, name, key, with string) error {
+// one distributes a table by key, or copies a table without a key to every server. It does nothing if that was done before.
+func (d *distributing) one(ctx context.Context, name, key string) error {
 	table := pgx.Identifier{d.schema, name}.Sanitize()
 	var done bool
 	err := d.tx.QueryRow(ctx, isDistributed, table).Scan(&done)
@@ -120,9 +118,6 @@ func (d *distributing) one(ctx context.Context, name, key, with string) error {
 		return err
 	case key == "":
 		_, err = d.tx.Exec(ctx, `SELECT create_reference_table($1::text)`, table)
-		return err
-	case with != "":
-		_, err = d.tx.Exec(ctx, `SELECT create_distributed_table($1::text, $2, colocate_with => $3)`, table, key, pgx.Identifier{d.schema, with}.Sanitize())
 		return err
 	}
 	if err := d.checkShards(ctx); err != nil {

@@ -93,7 +93,7 @@ func allPrivileges() []privileges {
 		{"rules", mayRead, mayState},
 		{"rules_version", mayRead, mayBump},
 		{"refusals", mayChange, mayRead},
-		{"prices", mayChange, mayForget},
+		{"upstreams", mayChange, mayForget},
 		{versionTable, mayRead, mayRead},
 	}
 }

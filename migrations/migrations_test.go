@@ -40,7 +40,7 @@ func TestUp(t *testing.T) {
 			require.NoError(t, migrations.Up(t.Context(), pool, cfg))
 			require.Equal(t, before, rows())
 			for _, table := range []string{
-				"buckets", "fingerprint", "goose_db_version", "prices", "refusals", "reservations", "rules", "rules_version",
+				"buckets", "fingerprint", "goose_db_version", "upstreams", "refusals", "reservations", "rules", "rules_version",
 			} {
 				want = append(want, schema+"."+table)
 			}
@@ -198,12 +198,12 @@ func TestPages(t *testing.T) {
 		pool, ctx := postgrestest.NewEmpty(t), t.Context()
 		small := func() []string {
 			return texts(t, pool, fmt.Sprintf(`SELECT relname::text FROM pg_class WHERE relnamespace = 'ratelimit'::regnamespace
-				AND relname IN ('buckets', 'prices', 'reservations') AND pg_relation_size(oid) < %d * current_setting('block_size')::bigint`, migrations.MinPages))
+				AND relname IN ('buckets', 'reservations') AND pg_relation_size(oid) < %d * current_setting('block_size')::bigint`, migrations.MinPages))
 		}
 		up := func() {
 			require.NoError(t, migrations.Up(ctx, pool, migrations.Config{}))
 			require.Empty(t, small())
-			for _, table := range []string{"buckets", "prices", "reservations"} {
+			for _, table := range []string{"buckets", "reservations"} {
 				_, err := pool.Exec(ctx, "VACUUM ratelimit."+table)
 				require.NoError(t, err)
 				require.Equal(t, []string{"0"}, texts(t, pool, "SELECT count(*)::text FROM ratelimit."+table))
@@ -211,7 +211,7 @@ func TestPages(t *testing.T) {
 			require.Empty(t, small())
 		}
 		up()
-		for _, table := range []string{"buckets", "prices", "reservations"} {
+		for _, table := range []string{"buckets", "reservations"} {
 			for _, rewrite := range []string{"TRUNCATE ratelimit.", "VACUUM FULL ratelimit."} {
 				_, err := pool.Exec(ctx, rewrite+table)
 				require.NoError(t, err)
@@ -224,7 +224,7 @@ func TestPages(t *testing.T) {
 	t.Run("NotWhereNothingIsWritten", func(t *testing.T) {
 		t.Parallel()
 		pool := postgrestest.New(t)
-		_, err := pool.Exec(t.Context(), `TRUNCATE ratelimit.prices; ALTER DATABASE `+pool.Config().ConnConfig.Database+` SET default_transaction_read_only = on`)
+		_, err := pool.Exec(t.Context(), `TRUNCATE ratelimit.reservations; ALTER DATABASE `+pool.Config().ConnConfig.Database+` SET default_transaction_read_only = on`)
 		require.NoError(t, err)
 		readOnly := openPool(t, pool.Config().ConnString())
 		require.NoError(t, migrations.Up(t.Context(), readOnly, migrations.Config{}), "on a standby a program starts")
@@ -348,7 +348,7 @@ func TestATableThatSomebodyPartitioned(t *testing.T) {
 			_, err := newProvider(t, pool).UpTo(t.Context(), version)
 			require.NoError(t, err)
 			_, err = pool.Exec(t.Context(), `DROP TABLE ratelimit.buckets; CREATE TABLE ratelimit.buckets (name text, key text) PARTITION BY LIST (name);
-				TRUNCATE ratelimit.prices`)
+				TRUNCATE ratelimit.reservations`)
 			require.NoError(t, err)
 			before := definitions(t, pool)
 			for name, err := range map[string]error{
@@ -359,7 +359,7 @@ func TestATableThatSomebodyPartitioned(t *testing.T) {
 				require.ErrorContains(t, err, `"ratelimit"."buckets" must be one plain table`, name)
 			}
 			require.Equal(t, before, definitions(t, pool))
-			require.Equal(t, []string{"0"}, texts(t, pool, "SELECT pg_relation_size('ratelimit.prices')::text"), "it makes no pages either")
+			require.Equal(t, []string{"0"}, texts(t, pool, "SELECT pg_relation_size('ratelimit.reservations')::text"), "it makes no pages either")
 			requireVersion(t, pool, "", version)
 			require.NoError(t, migrations.Up(t.Context(), pool, migrations.Config{Schema: "another"}), "which has a plain table")
 			require.NoError(t, migrations.Down(t.Context(), pool, migrations.Config{}))
@@ -383,6 +383,6 @@ func ExampleGrants() {
 	// GRANT SELECT ON "ratelimit"."rules" TO "status_page";
 	// GRANT SELECT ON "ratelimit"."rules_version" TO "status_page";
 	// GRANT SELECT ON "ratelimit"."refusals" TO "status_page";
-	// GRANT SELECT ON "ratelimit"."prices" TO "status_page";
+	// GRANT SELECT ON "ratelimit"."upstreams" TO "status_page";
 	// GRANT SELECT ON "ratelimit"."goose_db_version" TO "status_page";
 }

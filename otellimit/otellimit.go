@@ -28,7 +28,7 @@
 //	ratelimit.rules.version        {version}  which rules decide
 //	ratelimit.rules.count          {rule}     how many there are, by kind: rules, overrides, and kept, which cannot be read
 //	ratelimit.plans_without_rule   {plan}     plans of requests without a stored rule although others have one, each once
-//	ratelimit.price                {price}    price of a token of the key whose price has changed last, of adaptive limits
+//	ratelimit.upstream.share       {share}    share of the contract that an upstream accepts, of the key whose share changed last
 //
 // Their attributes, each of few values; there is never a key:
 //
@@ -44,8 +44,7 @@
 //	                       Of leases: renewed, released or lost (it was not held any more)
 //	ratelimit.set          rules, overrides or kept
 //	ratelimit.route        what the guard is in front of
-//	ratelimit.kind         token_bucket, fixed_window, sliding_window, calendar_window or concurrency; for an adaptive limit the
-//	                       kind of its contract
+//	ratelimit.kind         token_bucket, fixed_window, sliding_window, calendar_window or concurrency
 //	ratelimit.verb         take, check, reserve, acquire; for errors and conflicts also settle, release, transaction and the
 //	                       like. Functions of package take count as the calls that they make
 //	ratelimit.cached       whether the refusal cache answered

@@ -170,7 +170,7 @@ func story() []ratelimit.Event {
 		ratelimit.RulesLoaded{Version: 7, Elapsed: 2 * time.Second, Err: errors.New("lost")},
 		ratelimit.RulesChecked{Version: 7},
 		ratelimit.PlanWithoutRule{Limit: "perUser", Plan: "entreprise"},
-		ratelimit.PriceChanged{Limit: "perUser", Before: 1, Price: 2.5},
+		ratelimit.ShareChanged{Limit: "perUser", Before: 1, Share: 0.25},
 		struct{ ratelimit.Event }{}, // of a later version
 	}
 }

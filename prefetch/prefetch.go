@@ -127,10 +127,9 @@ func check(limit ratelimit.Limit, terms Terms) error {
 
 // servable reports whether tokens of the limit can be taken in advance.
 func servable(limit ratelimit.Limit, n *ratelimit.Numbers) bool {
-	_, adapts := limit.Policy().(ratelimit.Adaptive)
 	switch n.Kind {
 	case ratelimit.KindTokenBucket, ratelimit.KindFixedWindow, ratelimit.KindCalendarWindow:
-		return n.Shards <= 1 && !adapts
+		return n.Shards <= 1
 	default:
 		return false
 	}

@@ -32,7 +32,7 @@
 //	ratelimit_rules_version{}                                       which rules decide
 //	ratelimit_rules{set}                                            how many there are: rules, overrides, and kept, which cannot be read
 //	ratelimit_plans_without_rule_total{limit}                        plans of requests without a stored rule although others have one, each once
-//	ratelimit_price{limit}                                           price of a token of the key whose price has changed last
+//	ratelimit_upstream_share{limit}                                  share of the contract that an upstream accepts, of the key whose share changed last
 //
 // Each label has few values, and there is never a key:
 //
@@ -48,8 +48,7 @@
 //	            or lost (it was not held any more)
 //	set         rules, overrides or kept
 //	route       what the guard is in front of, up to Config.MaxNames of them
-//	kind        token_bucket, fixed_window, sliding_window, calendar_window or concurrency, for an adaptive limit the kind of
-//	            its contract; empty when the call failed
+//	kind        token_bucket, fixed_window, sliding_window, calendar_window or concurrency; empty when the call failed
 //	verb        take, check, reserve, acquire; for errors and conflicts also settle, release, transaction and the like.
 //	            Functions of package take count as the calls that they make
 //	cached      true when the refusal cache answered

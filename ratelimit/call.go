@@ -118,7 +118,6 @@ func (l *Limiter) begin(ctx context.Context, verb string, requests []Request) (*
 	c := newCall()
 	c.Verb = verb
 	if err := c.plan.arrange(ctx, l, verb, requests); err != nil {
-		c.touchPrices(ctx, l)
 		return nil, err
 	}
 	c.Asks = c.plan.asks
@@ -189,7 +188,6 @@ func (l *Limiter) do(ctx context.Context, c *call) (d Decision, err error) {
 	if l.reports.observer != nil {
 		c.began = time.Now()
 	}
-	c.touchPrices(ctx, l)
 	if c.recalls {
 		c.states, c.at = recall(l, c.Asks, c.plan.of)
 	}
@@ -275,14 +273,6 @@ func (l *Limiter) pass(ctx context.Context, verb string, keyed, looks bool) erro
 	ctx, cancel := l.config.bounded(ctx)
 	defer cancel()
 	return l.gate.Pass(ctx, &l.session, gate.Call{Verb: verb, Keyed: keyed, Looks: looks})
-}
-
-// touchPrices touches the upstreams of a call, which may start an exchange of prices. By then the call has read all its prices,
-// so no exchange changes only some of them.
-func (c *call) touchPrices(ctx context.Context, l *Limiter) {
-	for _, u := range c.plan.upstreams {
-		l.prices.Touch(ctx, u, c.plan.now, false)
-	}
 }
 
 // Require takes the costs of the requests from all of their limits and returns nil, or takes from none of them and returns an

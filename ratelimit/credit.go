@@ -19,8 +19,7 @@ func (l *Limiter) Credit(ctx context.Context, requests ...Request) error {
 }
 
 // CreditTaken is a Credit of tokens that the same requests took at an instant: the At of their Decision. Tokens from a fixed or
-// calendar window are returned only until that window has ended, because the next window did not miss them. For an [Adaptive]
-// limit pass the charged price with [Request.Price].
+// calendar window are returned only until that window has ended, because the next window did not miss them.
 func (l *Limiter) CreditTaken(ctx context.Context, at time.Time, requests ...Request) error {
 	return adjust(ctx, l, "credit_taken", -1, requests, clampInstant(at))
 }
@@ -110,14 +109,7 @@ func actualCosts(ctx context.Context, l *Limiter, verb string, actual []Request)
 				return nil, err
 			}
 		}
-		if err := checkPrice(r); err != nil {
-			return nil, err
-		}
-		cost, price := r.cost, 1.0
-		if r.price != 0 && verb != "settle" && s.mayHaveCharged(r) {
-			price = r.price
-		}
-		k, a := bucket.Key{Name: r.limit.Name(), Key: key}, actualCost{cost * price, price, s, termsFor(d.terms, d.name, key)}
+		k, a := bucket.Key{Name: r.limit.Name(), Key: key}, actualCost{r.cost, s, termsFor(d.terms, d.name, key)}
 		if same, found := costs[k]; found {
 			if same.terms != a.terms && !same.subject.isRuledAs(&s) {
 				return nil, fmt.Errorf("%w: the call names one bucket of %q under two policies; give the name one policy", ErrInvalidRequest, k.Name)
@@ -131,8 +123,7 @@ func actualCosts(ctx context.Context, l *Limiter, verb string, actual []Request)
 
 // actualCost is the actual cost of work for a bucket, with the limit and its terms.
 type actualCost struct {
-	cost    float64 // at the price
-	price   float64
+	cost    float64
 	subject subject
 	terms   bucket.Terms
 }

@@ -36,16 +36,8 @@ type Decision struct {
 type State struct {
 	// Limit is the limit of the request, with the policy that decided.
 	Limit Limit
-	// Cost is the cost of the request in tokens, before the price.
+	// Cost is the cost of the request in tokens.
 	Cost float64
-	// Price is the price of a token. It is 1 unless the limit is [Adaptive] and its upstream has throttled, or [Request.Price]
-	// sets another price. A policy without Apply reports the price but does not charge it.
-	Price float64
-	// Charged is the price that was charged: the call took Cost times Charged. Pass it to [Request.Price] in CreditTaken. It is 1
-	// if the policy is not Adaptive or has no Apply, and 0 if NotAsked is set. It is below Price if the price would have cost
-	// more than a whole calendar window. If several requests of a call name one bucket, it is the price of all of them
-	// together.
-	Charged float64
 	// Allowed reports whether this limit had enough tokens. If another limit refused, nothing was taken from this one either.
 	Allowed bool
 	// RetryAfter is the time until this limit allows the request; 0 if it allowed it.
@@ -182,21 +174,21 @@ func stateOf(limit Limit, a *bucket.Ask, r *bucket.Answer, h *bucket.Content) (s
 // place, because copying them would take most of its time.
 func setState(s *State, limit Limit, a *bucket.Ask, r *bucket.Answer, h *bucket.Content) {
 	told := a.Tell(r, a.Lowest, h)
-	s.Mode, s.Price = On, 1
+	s.Mode = On
 	s.set(limit, a, &told)
 }
 
 // set sets the fields of the state that an ask and the decision on it determine.
 func (s *State) set(limit Limit, a *bucket.Ask, told *bucket.Told) {
-	s.Limit, s.Cost, s.Charged, s.Allowed = limit, a.Cost, min(a.Price(), maxPrice), told.Allowed
+	s.Limit, s.Cost, s.Allowed = limit, a.Cost, told.Allowed
 	s.RetryAfter, s.Remaining, s.ResetAfter = told.RetryAfter, max(told.Tokens, 0), told.FullAfter
 	s.Value = Value{Limit: limit, Tokens: told.Tokens, AsOf: time.UnixMicro(told.Now), held: told.Content}
 }
 
-// tell sets the rule, unit, mode and price of state. The era of t supplies the rule and the unit. A nil t means the era at
+// tell sets the rule, unit and mode of state. The era of t supplies the rule and the unit. A nil t means the era at
 // which the request was resolved.
 func (s *subject) tell(state *State, t *bucket.Terms) {
-	state.Mode, state.Price = s.mode, max(s.price, 1)
+	state.Mode = s.mode
 	if s.rule == nil {
 		return
 	}

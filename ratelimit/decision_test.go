@@ -182,7 +182,6 @@ func TestStepsOfAValue(t *testing.T) {
 		sliding{Rate: 8, Period: time.Hour},
 		calendar{Rate: 6, Resets: ratelimit.Daily, Zone: "Europe/Berlin"},
 		slots{Most: 7, Lease: time.Hour},
-		adaptive{Contract: ratelimit.PerHour(5)},
 	} {
 		clock, request := ratelimittest.NewClock(), ratelimit.Define("limit", policy).For("key")
 		limiter := ratelimittest.New(t, clock)

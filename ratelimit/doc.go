@@ -20,7 +20,6 @@
 //   - [SlidingWindow]: a quota in any span of its Period.
 //   - [CalendarWindow]: a quota per day, week, month, quarter or year of a time zone.
 //   - [Concurrency]: a number of slots that are held at the same time.
-//   - [Adaptive]: a TokenBucket, FixedWindow or CalendarWindow that allows less while an upstream throttles.
 //
 // One call can name limits of several kinds. docs/recipes.md of the repository compares them.
 //
@@ -32,7 +31,6 @@
 //   - [Limiter.Reserve] takes tokens for work that runs later. [Limiter.Start], [Limiter.Settle], [Limiter.Cancel] and
 //     [Limiter.Renew] continue a reservation. For jobs on River, package scheduler reserves with the insertion of the job.
 //   - [Limiter.Hold] holds slots while a function runs. [Limiter.Acquire], [Limiter.Keep] and [Limiter.Release] are its parts.
-//   - [Limiter.Report] reports to an Adaptive limit whether its upstream throttled.
 //   - [Limiter.Credit], [Limiter.CreditTaken], [Limiter.Charge] and [Limiter.Reset] correct the tokens of a bucket.
 //
 // A refusal is an answer: [Decision.Allowed] is false, nothing was taken, and the transaction stays usable. Only Require, Hold

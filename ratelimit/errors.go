@@ -32,7 +32,7 @@ var (
 	ErrInvalidKey = errors.New("ratelimit: invalid key")
 
 	// ErrInvalidCost is returned before any SQL if a cost is negative or not a number, or so small beside the capacity that
-	// taking it would change nothing. It is also returned for a price out of range and for slots that are not whole.
+	// taking it would change nothing. It is also returned for slots that are not whole.
 	ErrInvalidCost = errors.New("ratelimit: invalid cost")
 
 	// ErrCostExceedsCapacity is returned before any SQL if a request costs more than its limit can ever hold (for Reserve: hold
@@ -232,7 +232,7 @@ const toThePrimary = "connect to the primary, as with target_session_attrs=read-
 // explain adds to err what to do about it, if the server's message does not say so. schema is the schema of the tables. inTx is
 // whether the call was in the caller's transaction.
 func explain(err error, schema string, inTx bool) error {
-	err = pgerr.Explain(err, schema, "USAGE, and SELECT, INSERT, UPDATE and DELETE on its tables buckets, reservations and prices, and SELECT and INSERT on fingerprint")
+	err = pgerr.Explain(err, schema, "USAGE, and SELECT, INSERT, UPDATE and DELETE on its tables buckets and reservations, and SELECT and INSERT on fingerprint")
 	switch {
 	case pgerr.Code(err) == pgerr.ReadOnly:
 		return fmt.Errorf("%w; the transaction may not write (default_transaction_read_only may be on), or the server is a standby: "+toThePrimary, err)

@@ -74,7 +74,6 @@ func ExampleDefine() {
 		ratelimit.Define("partner", ratelimit.SlidingWindow{Rate: 100, Period: time.Minute}),
 		ratelimit.Define("quota", ratelimit.CalendarWindow{Rate: 1000, Resets: ratelimit.Monthly, Zone: "Europe/Berlin"}),
 		ratelimit.Define("exports", ratelimit.Concurrency{Most: 3, Lease: 30 * time.Second}),
-		ratelimit.Define("upstream", ratelimit.Adaptive{Contract: ratelimit.PerSecond(100), Apply: true}),
 	} {
 		fmt.Println(limit)
 	}
@@ -84,7 +83,6 @@ func ExampleDefine() {
 	// partner: never more than 100 in any minute
 	// quota: 1000 per month in Europe/Berlin
 	// exports: 3 at a time, leases of 30s
-	// upstream: 100 per second, adapting down to 0.1 of it
 }
 
 func ExampleLimiter_Take() {
@@ -393,12 +391,6 @@ func ExampleLimiter_Release() {
 	if err := limiter.Release(ctx, lease.ID); errors.Is(err, ratelimit.ErrLeaseLost) {
 		log.Print("it took longer than the lease: others may have done the same")
 	}
-}
-
-// An upstream answered 429. From now on all processes send fewer requests to it.
-func ExampleLimiter_Report() {
-	upstream := ratelimit.Define("upstream", ratelimit.Adaptive{Contract: ratelimit.PerSecond(100), Apply: true})
-	log.Print(limiter.Report(ctx, upstream.For("account"), ratelimit.Outcome{Throttled: true, RetryAfter: 2 * time.Second}))
 }
 
 // At its end a program first waits for calls in progress with Close, and then closes its pool.

@@ -229,12 +229,3 @@ func TestPruneReportsItsFailures(t *testing.T) {
 	require.Equal(t, "prune", failed.Verb)
 	require.Equal(t, err, failed.Err)
 }
-
-// TestReportOfTheZeroLimit promises an error that says what is missing.
-func TestReportOfTheZeroLimit(t *testing.T) {
-	t.Parallel()
-	limiter, err := New(&answering{}, Config{})
-	require.NoError(t, err)
-	require.EqualError(t, limiter.Report(t.Context(), Request{}, Outcome{}),
-		"ratelimit: report: invalid limit: the request is for the zero Limit; make limits with Define or NewLimit")
-}

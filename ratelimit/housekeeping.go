@@ -7,7 +7,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/pgratelimit/pgratelimit/internal/adaptive"
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
 	"github.com/pgratelimit/pgratelimit/internal/reserved"
 	"github.com/pgratelimit/pgratelimit/internal/store"
@@ -203,8 +202,6 @@ func forgetSome(ctx context.Context, l *Limiter) (more bool, err error) {
 // must name the policies that only other processes use. Otherwise Prune can delete rows that are not full under them, and their
 // buckets are full again.
 //
-// Prune also deletes the prices of [Adaptive] limits without reports for a week, so that their contracts are in effect again.
-//
 // It works through the table in small READ COMMITTED transactions, in parallel with other calls, and never waits for a
 // row. If another process prunes the schema, it returns 0 at once. Without limits it returns ErrInvalidLimit. Call it
 // every few minutes or hours.
@@ -233,7 +230,7 @@ func (l *Limiter) Prune(ctx context.Context, limits ...Limit) (int64, error) {
 	return deleted, nil
 }
 
-// prune deletes the full rows of the named limits, and prices that nobody has reported to for long.
+// prune deletes the full rows of the named limits.
 func prune(ctx context.Context, l *Limiter, named map[string][]bucket.Terms) (deleted int64, err error) {
 	pages, err := prunePages(ctx, l)
 	if err != nil {
@@ -249,7 +246,7 @@ func prune(ctx context.Context, l *Limiter, named map[string][]bucket.Terms) (de
 			break
 		}
 	}
-	return deleted, forgetPrices(ctx, l)
+	return deleted, nil
 }
 
 // checkPrune returns an error if the Limiter cannot prune the limits.
@@ -281,13 +278,6 @@ func ruledTerms(source Policies, name string) (terms []bucket.Terms) {
 		terms[i].Capacity, terms[i].Rate = most, terms[i].Rate/growth
 	}
 	return terms
-}
-
-// forgetPrices deletes the prices of adaptive limits without reports for a week.
-func forgetPrices(ctx context.Context, l *Limiter) error {
-	ctx, cancel := l.config.bounded(ctx)
-	defer cancel()
-	return l.session.Change(ctx, "prune", adaptive.Forget)
 }
 
 // prunePages returns the parts of the buckets table that Prune works through.

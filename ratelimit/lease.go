@@ -229,8 +229,8 @@ func leasesOf(ctx context.Context, l *Limiter, verb string, id *slots.ID) *slots
 		if err != nil { // the ID was checked
 			continue
 		}
-		if last, known := l.policies.last(of.Row.Name); known {
-			limit = limitOf(of.Row.Name, limit.Policy(), last)
+		if last := l.policies.last(of.Row.Name); last != nil {
+			limit = *last
 		}
 		if rule := ruleFor(ctx, l, verb, limit, of.Plan, of.Row.Key); rule != nil {
 			limit = rule.holding(l.config.estimate()).limit

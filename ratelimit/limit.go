@@ -44,8 +44,7 @@ type incomparable struct{ Policy }
 // buckets_prune.sql and internal/reserved. Without a statement of its own (internal/store/parts.go), its rows are locked and
 // decided in Go.
 func limitOf(name string, policy Policy, t bucket.Terms) Limit {
-	_, adapts := policy.(Adaptive)
-	d := definition{name: name, policy: policy, terms: t, plain: !adapts && t.Kind == (bucket.Steps{}) && !t.HasSpan(), seeded: bucket.IsSeeded(&t)}
+	d := definition{name: name, policy: policy, terms: t, plain: t.Kind == (bucket.Steps{}) && !t.HasSpan(), seeded: bucket.IsSeeded(&t)}
 	if !reflect.ValueOf(policy).Comparable() {
 		d.policy = &incomparable{policy}
 	}
@@ -147,7 +146,6 @@ type Request struct {
 	stored bool // whether key is in its stored form
 	cost   float64
 	plan   string
-	price  float64       // 0: the current price
 	within time.Duration // how soon a reservation must be ready; 0: however late
 }
 
@@ -178,17 +176,6 @@ func (r Request) Tokens() float64 { return r.cost }
 // Times returns the request with n times its cost.
 func (r Request) Times(n float64) Request { return r.Cost(r.cost * n) }
 
-// Price returns the request at a price of an [Adaptive] limit, from 1 to 1000. 0 means no price.
-//
-// CreditTaken, Credit and Charge multiply the cost by the price. To return all that a decision took, pass its State.Charged. Without
-// a price they return and take 1 token for each token of the cost. Take, Check and Reserve use the price in place of the
-// current price of the limit, if it charges prices. The price has no effect on a limit whose definition, and whose rules past
-// and present, charge no price.
-func (r Request) Price(price float64) Request {
-	r.price = price
-	return r
-}
-
 // Within returns the request with a bound on its wait: [Limiter.Reserve] refuses, and takes nothing, if this limit's tokens
 // would be repaid, or its pause would end, later than d after the decision. To bound the whole call, bound each of its
 // requests. d counts in whole microseconds, and at least one, so with a d of 0 the tokens must be available now. After such
@@ -205,8 +192,8 @@ func (r Request) Limit() Limit { return r.limit }
 // String returns the cost and the name of the limit. It leaves out the key, which can be personal data.
 func (r Request) String() string { return fmt.Sprintf("%v of %s", r.cost, r.limit.Name()) }
 
-// Policy says how many tokens a limit gives, and when: a [TokenBucket], a [FixedWindow], a [SlidingWindow], a [CalendarWindow],
-// a [Concurrency] or an [Adaptive].
+// Policy says how many tokens a limit gives, and when: a [TokenBucket], a [FixedWindow], a [SlidingWindow], a [CalendarWindow]
+// or a [Concurrency].
 type Policy interface {
 	fmt.Stringer
 	compile() (bucket.Terms, error)
@@ -224,10 +211,6 @@ func valueOf(policy Policy) Policy {
 		return policy
 	}
 	if p, ok := v.Elem().Interface().(Policy); ok {
-		policy = p
-	}
-	if p, adapts := policy.(Adaptive); adapts {
-		p.Contract = valueOf(p.Contract)
 		return p
 	}
 	return policy

@@ -25,7 +25,6 @@ type (
 	sliding  = ratelimit.SlidingWindow
 	calendar = ratelimit.CalendarWindow
 	slots    = ratelimit.Concurrency
-	adaptive = ratelimit.Adaptive
 )
 
 // wrong is a policy that NewLimit refuses, and a part of the error.
@@ -127,7 +126,6 @@ func wrongCalendars() []wrong {
 
 // wrongPolicies are of the other kinds, or none.
 func wrongPolicies() []wrong {
-	contract := ratelimit.PerSecond(100)
 	rows := []wrong{
 		{nil, "pass a TokenBucket, or another"},
 		{(*tokens)(nil), "pass a TokenBucket, or another"},
@@ -145,21 +143,6 @@ func wrongPolicies() []wrong {
 		{slots{Most: 1, Lease: second + 500}, "its Lease is 1.0000005s"},
 		{slots{Most: 1, Lease: ratelimit.Day + 10*time.Microsecond}, "its Lease is 24h0m0.00001s"},
 		{slots{Most: 1, Lease: -time.Minute}, "its Lease is -1m0s"},
-		{adaptive{}, "its Contract is not set; it must be a TokenBucket, a FixedWindow or a CalendarWindow"},
-		{adaptive{Contract: tokens{Rate: -1}}, "its Contract cannot be used: its Rate"},
-		{adaptive{Contract: (*tokens)(nil)}, "its Contract is a *ratelimit.TokenBucket; it must be a TokenBucket"},
-		{adaptive{Contract: contract, Floor: 0.0001}, "Floor is 0.0001"},
-		{adaptive{Contract: contract, Floor: 1.1}, "Floor is 1.1"},
-		{adaptive{Contract: contract, Floor: math.NaN()}, "Floor is NaN"},
-		{adaptive{Contract: contract, Growth: -1}, "Growth is -1"},
-		{adaptive{Contract: contract, Growth: 2}, "Growth is 2"},
-		{adaptive{Contract: contract, Growth: math.NaN()}, "Growth is NaN"},
-		{adaptive{Contract: contract, Epoch: time.Millisecond}, "Epoch is 1ms"},
-		{adaptive{Contract: contract, Epoch: 2 * time.Hour}, "Epoch is 2h0m0s"},
-		{adaptive{Contract: contract, Epoch: -second}, "Epoch is -1s"},
-	}
-	for _, of := range []ratelimit.Policy{adaptive{Contract: contract}, sliding{Rate: 1, Period: second}, slots{Most: 1}} {
-		rows = append(rows, wrong{adaptive{Contract: of}, "must be a TokenBucket"})
 	}
 	for _, start := range []time.Time{
 		time.Date(0, 12, 31, 0, 0, 0, 0, time.UTC), time.Date(10_000, 1, 1, 0, 0, 0, 0, time.UTC),
@@ -182,9 +165,6 @@ func TestNewLimitAcceptsTheDocumentedRange(t *testing.T) {
 		windows{Rate: 1, Period: time.Microsecond, Start: time.Date(1, 1, 1, 0, 0, 0, 1, time.UTC)},
 		slots{Most: 1000, Lease: ratelimit.Day},
 		slots{Most: 1, Lease: time.Millisecond},
-		adaptive{Contract: ratelimit.PerSecond(1), Floor: 1, Growth: 1, Epoch: time.Hour, Apply: true},
-		adaptive{Contract: ratelimit.PerSecond(1), Floor: 0.001, Growth: 0.001, Epoch: 100 * time.Millisecond},
-		adaptive{Contract: tokens{Rate: 1, Period: second, Capacity: none}},
 	}
 	for rate := range 1000 {
 		policies = append(policies, windows{Rate: float64(rate + 1), Period: century})
@@ -219,10 +199,9 @@ type noted struct {
 func TestEqualLimitsAreOfOneNameAndOnePolicy(t *testing.T) {
 	t.Parallel()
 	bucket, window, slide := ratelimit.PerSecond(5), windows{Rate: 100, Period: time.Hour}, sliding{Rate: 5, Period: time.Minute}
-	monthly, jobs, upstream := calendar{Rate: 5, Resets: ratelimit.Monthly}, slots{Most: 4}, adaptive{Contract: bucket, Apply: true}
+	monthly, jobs := calendar{Rate: 5, Resets: ratelimit.Monthly}, slots{Most: 4}
 	for value, pointer := range map[ratelimit.Policy]ratelimit.Policy{
-		bucket: &bucket, window: &window, slide: &slide, monthly: &monthly, jobs: &jobs, upstream: &upstream,
-		adaptive{Contract: window}: &adaptive{Contract: &window},
+		bucket: &bucket, window: &window, slide: &slide, monthly: &monthly, jobs: &jobs,
 	} {
 		require.True(t, ratelimit.Define("x", value) == ratelimit.Define("x", pointer))
 	}

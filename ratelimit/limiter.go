@@ -10,7 +10,6 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/pgratelimit/pgratelimit/internal/adaptive"
 	"github.com/pgratelimit/pgratelimit/internal/arg"
 	"github.com/pgratelimit/pgratelimit/internal/batch"
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
@@ -58,7 +57,6 @@ type Limiter struct {
 	policies     *policies
 	gate         *gate.Gate
 	leaving      *gate.Leaving
-	prices       *adaptive.Prices // of adaptive limits
 }
 
 // New returns a Limiter whose calls run on pool. It makes no connection: if the tables are missing, the first call returns
@@ -96,12 +94,6 @@ func New(pool Pool, config Config) (*Limiter, error) {
 		Apart:      func() bool { return config.NoBatching || l.isConnection || l.store.IsRouted() },
 		MaxWaiting: config.MaxWaiting, Timeout: config.Timeout, ErrClosed: ErrClosed, ErrOverloaded: ErrOverloaded,
 	})
-	background := inBackground(l)
-	exchange := adaptive.Options{Session: &background.session, Timeout: config.Timeout}
-	if l.isConnection {
-		exchange.Busy = func() bool { return notInTx(pool) != nil }
-	}
-	l.prices = adaptive.New(pricing{background}, exchange)
 	return l, nil
 }
 
@@ -117,9 +109,6 @@ func (l *Limiter) Close(ctx context.Context) error {
 		return fmt.Errorf("%w: close of a Limiter of WithTx; close the one that New returned", ErrInvalidConfig)
 	}
 	if err := l.batcher.Close(ctx); err != nil {
-		return fmt.Errorf("ratelimit: close: %w", err)
-	}
-	if err := l.prices.Close(ctx); err != nil {
 		return fmt.Errorf("ratelimit: close: %w", err)
 	}
 	return nil
@@ -214,8 +203,8 @@ type Config struct {
 	// Observer receives an event for each call. Defaults to nil: no events.
 	//
 	// A panic of Observe reaches the caller, except in background work. The call, or the transaction of InTx, may have committed
-	// by then. In background work the Limiter recovers the panic and drops the event, and the work goes on. Background work exchanges
-	// prices (Adaptive), and renews and releases leases.
+	// by then. In background work the Limiter recovers the panic and drops the event, and the work goes on. Background work renews
+	// and releases leases.
 	Observer Observer
 	// Refused is called once for each bucket that refused a Take, a Reserve or an Acquire, also if the refusal cache refused it,
 	// but not for a Check. Use it to count refusals by key: unlike the Observer, it gets the key. It runs on the caller's

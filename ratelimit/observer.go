@@ -22,7 +22,7 @@ type Observer interface {
 
 // Event is one of [Decided], [Settlement], [Leased], [Failed], [Transacted], [Conflicted], [Batched], [Queued],
 // [Pruned], [Mended], [Redefined], [PlanWithoutRule], [Answered], [RulesLoaded], [RulesChecked] and
-// [PriceChanged]. Ignore other events, because more may be added.
+// [ShareChanged]. Ignore other events, because more may be added.
 type Event interface{ event() }
 
 // Decided is a decision, allowed or refused. A failed call is a Failed.
@@ -200,16 +200,16 @@ type RulesChecked struct {
 	Version int64
 }
 
-// PriceChanged is a new price of a key of an [Adaptive] limit. Each process that uses the key reports it when it reads the
-// price, at most an epoch late.
-type PriceChanged struct {
+// ShareChanged is a new share of its contract that package adaptive allows a key of a limit. Each process that uses the key
+// reports it when it reads the share, at most an epoch late.
+type ShareChanged struct {
 	// Limit is the limit's name.
 	Limit string
-	// Before is the old price of a token, and Price the new one. 1 is the contract.
-	Before, Price float64
-	// Applied reports whether the price is charged; see Adaptive.Apply.
+	// Before is the old share, and Share the new one. 1 is the whole contract.
+	Before, Share float64
+	// Applied reports whether the share slows down requests. Otherwise it's only reported.
 	Applied bool
-	// Decided reports whether this process computed the price. One of all processes does.
+	// Decided reports whether this process computed the share. One of all processes does.
 	Decided bool
 }
 
@@ -228,7 +228,7 @@ func (PlanWithoutRule) event() {}
 func (Answered) event()        {}
 func (RulesLoaded) event()     {}
 func (RulesChecked) event()    {}
-func (PriceChanged) event()    {}
+func (ShareChanged) event()    {}
 
 // Observers returns an Observer that passes each event to all observers, in this order. Nil observers are left out. It returns
 // nil if none is left.

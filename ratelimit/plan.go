@@ -13,7 +13,6 @@ import (
 	"strings"
 	"unicode/utf8"
 
-	"github.com/pgratelimit/pgratelimit/internal/adaptive"
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
 	"github.com/pgratelimit/pgratelimit/internal/slots"
 )
@@ -30,8 +29,6 @@ type plan struct {
 	asks  []bucket.Ask
 	of    []subject // of[i] belongs to asks[i]
 	asked []asked   // in the order of the requests
-
-	upstreams []*adaptive.Upstream // of all adaptive limits, also of limits that are left out
 
 	reserves  bool
 	ruled     bool  // whether a request is under a rule or a pause
@@ -105,13 +102,6 @@ func (p *plan) ask(ctx context.Context, l *Limiter, verb string, r *Request) (s 
 	if !d.plain {
 		if err := checkVerb(s.limit, verb, r.cost); err != nil {
 			return s, err
-		}
-		u, err := s.setPrice(ctx, l, r, key, &p.now)
-		if err != nil {
-			return s, err
-		}
-		if u != nil {
-			p.upstreams = append(p.upstreams, u)
 		}
 	}
 	s.plain = d.plain
@@ -219,37 +209,17 @@ func (p *plan) add(r *Request, s subject, d *definition, key string) (asked, err
 		default:
 			return asked{}, fmt.Errorf("%w: the call asks for one bucket of %q under two policies; give the name one policy", ErrInvalidRequest, k.Name)
 		}
-		s.charge(same, r.cost)
+		same.Cost += r.cost
 		return asked{ask: i, cost: r.cost, key: key}, nil
 	}
-	p.asks, p.of = append(p.asks, bucket.Ask{Key: k, Terms: terms, Policy: s.limit, Unenforced: s.mode == Shadow}), append(p.of, s)
-	s.charge(&p.asks[len(p.asks)-1], r.cost)
+	p.asks, p.of = append(p.asks, bucket.Ask{Key: k, Terms: terms, Policy: s.limit, Cost: r.cost, Unenforced: s.mode == Shadow}), append(p.of, s)
 	return asked{ask: len(p.asks) - 1, cost: r.cost, key: key}, nil
-}
-
-// charge adds cost, times the price of the subject, to an ask.
-func (s *subject) charge(a *bucket.Ask, cost float64) {
-	switch {
-	case s.factor <= 1 && a.Asked == 0:
-		a.Cost += cost
-		return
-	case a.Asked == 0:
-		a.Asked = a.Cost
-	}
-	a.Cost += cost * max(s.factor, 1)
-	a.Asked += cost
-	a.BoundPrice()
 }
 
 // limitOwed sets how low the bucket may go, and returns an error if it can never give the cost.
 func limitOwed(a *bucket.Ask, limit Limit, reserve bool) error {
-	cost := a.Cost
-	if a.Asked > 0 { // a price makes no request impossible
-		cost = a.Asked
-		defer a.AllowPrice()
-	}
 	if !reserve {
-		return checkMost(limit, cost, a.Terms.Capacity)
+		return checkMost(limit, a.Cost, a.Terms.Capacity)
 	}
 	if !a.Terms.Reserves && !a.Terms.Kind.Owes() {
 		return fmt.Errorf("%w: %q is %v, of which nothing can be had ahead of time; call Take, and again after its RetryAfter", ErrNoReservations, limit.Name(), limit.Policy())
@@ -259,11 +229,11 @@ func limitOwed(a *bucket.Ask, limit Limit, reserve bool) error {
 	}
 	a.Lowest, a.MayOwe = -a.Terms.MaxOwed, true
 	most := a.Terms.Capacity + a.Terms.MaxOwed
-	if cost <= most && a.Terms.Capacity-cost < a.Lowest { // most was rounded up
-		most = math.Nextafter(cost, 0)
+	if a.Cost <= most && a.Terms.Capacity-a.Cost < a.Lowest { // most was rounded up
+		most = math.Nextafter(a.Cost, 0)
 	}
-	if cost > most {
-		return fmt.Errorf("%w or MaxReserved", checkMost(limit, cost, most))
+	if a.Cost > most {
+		return fmt.Errorf("%w or MaxReserved", checkMost(limit, a.Cost, most))
 	}
 	return nil
 }

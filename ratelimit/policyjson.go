@@ -61,24 +61,16 @@ func unmarshalPolicy(data []byte) (Policy, error) {
 			KindTokenBucket, KindFixedWindow, KindSlidingWindow, KindCalendarWindow, KindConcurrency)
 	}
 	text := made()
-	prices, adapts := said["adaptive"]
-	if named.Kind != KindSlidingWindow && named.Kind != KindConcurrency {
-		delete(said, "adaptive") // of the others it is a field that they do not have
-	}
 	if err := said.Decode(text, "a "+string(named.Kind)); err != nil {
 		return nil, err
 	}
-	policy, err := text.policy()
-	if err != nil || !adapts {
-		return policy, err
-	}
-	return adaptedBy(prices, policy)
+	return text.policy()
 }
 
 // Kind is the name of a kind of policy.
 type Kind string
 
-// The kinds of policy. An [Adaptive] has the kind of its contract.
+// The kinds of policy.
 const (
 	KindTokenBucket    Kind = "token bucket"
 	KindFixedWindow    Kind = "fixed window"

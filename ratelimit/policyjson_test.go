@@ -21,7 +21,6 @@ type written struct {
 func writtenPolicies() []written {
 	start := time.Date(2026, 1, 31, 15, 4, 5, 678_000, time.UTC)
 	bucket := tokens{Rate: 10, Period: time.Minute}
-	daily := calendar{Rate: 10, Resets: ratelimit.Daily}
 	return []written{
 		{bucket, "10 per minute", `{"kind":"token bucket","rate":10,"period":"1m"}`},
 		{
@@ -63,16 +62,6 @@ func writtenPolicies() []written {
 		},
 		{slots{Most: 5}, "5 at a time, leases of 1m", `{"kind":"concurrency","most":5}`},
 		{slots{Most: 5, Lease: 30 * second}, "5 at a time, leases of 30s", `{"kind":"concurrency","most":5,"lease":"30s"}`},
-		{
-			adaptive{Contract: bucket},
-			"10 per minute, adapting down to 0.1 of it, in shadow",
-			`{"kind":"token bucket","rate":10,"period":"1m","adaptive":{"apply":false}}`,
-		},
-		{
-			adaptive{Contract: daily, Floor: 0.5, Growth: 0.1, Epoch: second, Apply: true},
-			"10 per day in UTC, adapting down to 0.5 of it, 0.1 back each second, every 1s",
-			`{"kind":"calendar window","rate":10,"resets":"day","adaptive":{"floor":0.5,"growth":0.1,"epoch":"1s","apply":true}}`,
-		},
 	}
 }
 
@@ -100,12 +89,11 @@ func TestPoliciesAreWrittenAndRead(t *testing.T) {
 	} {
 		require.Equal(t, want, policy.String())
 	}
-	written, err := ratelimit.MarshalPolicy(ratelimit.Adaptive{
-		Contract: ratelimit.CalendarWindow{Rate: 3, Resets: ratelimit.Yearly, Zone: "UTC", FirstDay: 1, FirstMonth: time.January, MaxReserved: 3},
-		Floor:    0.1, Growth: 0.04, Epoch: 2 * time.Second,
+	written, err := ratelimit.MarshalPolicy(ratelimit.CalendarWindow{
+		Rate: 3, Resets: ratelimit.Yearly, Zone: "UTC", FirstDay: 1, FirstMonth: time.January, MaxReserved: 3,
 	})
 	require.NoError(t, err)
-	require.JSONEq(t, `{"kind": "calendar window", "rate": 3, "resets": "year", "adaptive": {"apply": false}}`, string(written), "what is the default is left out")
+	require.JSONEq(t, `{"kind": "calendar window", "rate": 3, "resets": "year"}`, string(written), "what is the default is left out")
 	read, err := ratelimit.UnmarshalPolicy([]byte(` {"rate": 10, "period": "minute", "capacity": null} `))
 	require.NoError(t, err, "spaces, no kind, a word for a period, and null for the default")
 	require.Equal(t, ratelimit.PerMinute(10), read)
@@ -154,9 +142,6 @@ func TestErrorsOfPoliciesNameTheFieldAndAValidValue(t *testing.T) {
 		`{"kind":"fixed window","rate":1,"period":"1m","start":"2026-01-31"}`:           {"start", "write an instant such as"},
 		`{"kind":"calendar window","rate":1,"resets":"week","first_weekday":"friyday"}`: {"first_weekday", `is "friyday"; use one of sunday`},
 		`{"kind":"calendar window","rate":1,"resets":"year","first_month":4}`:           {"first_month", "use one of january"},
-		`{"kind":"concurrency","most":5,"adaptive":{}}`:                                 {"adaptive", "is no field of a concurrency"},
-		`{"rate":1,"period":"1m","adaptive":{"share":1}}`:                               {"share", "is no field of adaptive; there are floor, growth, epoch, apply"},
-		`{"rate":1,"period":"1m","adaptive":{"apply":1}}`:                               {"apply", "is 1; write true or false"},
 		`{"kind":"calendar window","rate":1,"resets":"day","zone":"Europe/Atlantis"}`:   {"", `no time zone "Europe/Atlantis"`},
 		`{"kind":"calendar window","rate":1}`:                                           {"", "its Resets is not set"},
 		`{"kind":"calendar window","rate":1,"resets":"hour"}`:                           {"", `its Resets is "hour"; use Daily`},
@@ -175,7 +160,7 @@ func TestErrorsOfPoliciesNameTheFieldAndAValidValue(t *testing.T) {
 			require.Equal(t, want.field, fault.Field)
 		}
 	}
-	for _, policy := range []ratelimit.Policy{nil, ratelimit.PerMinute(-1), ratelimit.Adaptive{}} {
+	for _, policy := range []ratelimit.Policy{nil, ratelimit.PerMinute(-1)} {
 		_, err := ratelimit.MarshalPolicy(policy)
 		require.ErrorIs(t, err, ratelimit.ErrInvalidLimit)
 	}
@@ -190,8 +175,8 @@ func TestNumbersOfEveryKind(t *testing.T) {
 		{Kind: "token bucket", Most: 50, Rate: 10, Period: time.Minute, MaxOwed: 7, Shards: 4}: ratelimit.TokenBucket{
 			Rate: 10, Period: time.Minute, Capacity: 50, MaxReserved: 7, Shards: 4,
 		},
-		{Kind: "token bucket", Most: 0, Rate: 10, Period: time.Minute, MaxOwed: 7, Shards: 1}: ratelimit.Adaptive{
-			Contract: ratelimit.TokenBucket{Rate: 10, Period: time.Minute, Capacity: ratelimit.None, MaxReserved: 7},
+		{Kind: "token bucket", Most: 0, Rate: 10, Period: time.Minute, MaxOwed: 7, Shards: 1}: ratelimit.TokenBucket{
+			Rate: 10, Period: time.Minute, Capacity: ratelimit.None, MaxReserved: 7,
 		},
 		{Kind: "fixed window", Most: 5, Rate: 5, Period: time.Hour, Shards: 1}:                                               ratelimit.FixedWindow{Rate: 5, Period: time.Hour, MaxReserved: ratelimit.None},
 		{Kind: "sliding window", Most: 5, Rate: 5, Period: time.Hour, Shards: 1}:                                             ratelimit.SlidingWindow{Rate: 5, Period: time.Hour},
@@ -232,7 +217,6 @@ func TestScaledPoliciesStayValid(t *testing.T) {
 		{ratelimit.TokenBucket{Rate: 10, Period: minute, Capacity: ratelimit.None}, 2, ratelimit.TokenBucket{Rate: 20, Period: minute, Capacity: ratelimit.None}},
 		{ratelimit.FixedWindow{Rate: 1, Period: minute, Start: time.Unix(7, 0), Shards: 2}, 2, ratelimit.FixedWindow{Rate: 2, Period: minute, Start: time.Unix(7, 0), Shards: 2}},
 		{ratelimit.TokenBucket{Rate: 1e-7, Period: minute}, 1e-6, ratelimit.TokenBucket{Rate: 1e-9, Period: minute, Capacity: 1e-7}},
-		{ratelimit.Adaptive{Contract: ratelimit.PerMinute(2)}, 2, ratelimit.Adaptive{Contract: ratelimit.PerMinute(4)}},
 		{ratelimit.TokenBucket{Rate: 5, Period: minute}, 0.1, ratelimit.TokenBucket{Rate: 0.5, Period: minute, Capacity: 1}},
 		{ratelimit.TokenBucket{Rate: 60, Period: minute, Capacity: 4, Shards: 2}, 0.1, ratelimit.TokenBucket{Rate: 6, Period: minute, Capacity: 1, Shards: 2}},
 		{ratelimit.TokenBucket{Rate: 0.5, Period: minute}, 0.1, ratelimit.TokenBucket{Rate: 0.05, Period: minute, Capacity: 0.5}},
@@ -250,7 +234,6 @@ func TestScaledPoliciesStayValid(t *testing.T) {
 			0.1,
 			ratelimit.TokenBucket{Rate: 0.05, Period: minute, Capacity: ratelimit.None},
 		},
-		{ratelimit.Adaptive{Contract: ratelimit.PerMinute(5)}, 0.1, ratelimit.Adaptive{Contract: ratelimit.TokenBucket{Rate: 0.5, Period: minute, Capacity: 1}}},
 	} {
 		require.Equal(t, test.want, ratelimit.Scale(test.policy, test.times))
 	}

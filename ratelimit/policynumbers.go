@@ -9,7 +9,7 @@ import (
 
 // Numbers are what all kinds of policy have in common.
 type Numbers struct {
-	// Kind is the kind of policy, as MarshalPolicy writes it; for an [Adaptive], the kind of its contract.
+	// Kind is the kind of policy, as MarshalPolicy writes it.
 	Kind Kind
 	// Most is the maximum number of tokens at once: the largest cost that Take accepts, or the number of slots.
 	Most float64
@@ -37,11 +37,7 @@ func (l Limit) Numbers() Numbers {
 		Kind: kindOf(&t), Most: t.Capacity, Rate: t.Rate, MaxOwed: t.MaxOwed, Shards: int(t.Shards),
 		Period: time.Duration(float64(t.Step)*t.Steps) * time.Microsecond,
 	}
-	policy := l.Policy()
-	if a, adapts := policy.(Adaptive); adapts {
-		policy = a.Contract
-	}
-	if p, ok := policy.(CalendarWindow); ok {
+	if p, ok := l.Policy().(CalendarWindow); ok {
 		n.Resets = p.Resets
 	}
 	return n

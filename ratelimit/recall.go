@@ -18,7 +18,7 @@ func recallOne(ctx context.Context, l *Limiter, r *Request) (d Decision, refused
 	}
 	began, now := l.reports.began(), int64(0)
 	s, of := subjectOf(ctx, l, verbTake, r, key, &now)
-	if _, adapts := of.policy.(Adaptive); adapts || s.mode != On || s.pausedUntil > now || !(r.cost > 0) || checkCost(&of, r.cost, of.terms.Capacity) != nil {
+	if s.mode != On || s.pausedUntil > now || !(r.cost > 0) || checkCost(&of, r.cost, of.terms.Capacity) != nil {
 		return d, false
 	}
 	asks := [1]bucket.Ask{{Key: bucket.Key{Name: of.name, Key: key}, Terms: of.terms, Policy: s.limit, Cost: r.cost}}

@@ -11,7 +11,6 @@ type requestText struct {
 	Key    string          `json:"key,omitempty"`
 	Plan   string          `json:"plan,omitempty"`
 	Cost   float64         `json:"cost"`
-	Price  float64         `json:"price,omitempty"`
 	Policy json.RawMessage `json:"policy"`
 }
 
@@ -38,7 +37,7 @@ func (l *Limiter) MarshalRequests(requests ...Request) ([]byte, error) {
 		if err != nil {
 			return nil, during("marshal", err)
 		}
-		texts[i] = requestText{r.limit.Name(), key, r.plan, r.cost, r.price, policy}
+		texts[i] = requestText{r.limit.Name(), key, r.plan, r.cost, policy}
 	}
 	return json.Marshal(texts)
 }
@@ -61,12 +60,10 @@ func (l *Limiter) UnmarshalRequests(data []byte) ([]Request, error) {
 		if err != nil {
 			return nil, during("unmarshal", err)
 		}
-		if used := l.policies.of(t.Limit); used != nil {
-			if last := used.last.Load(); last != nil { // nil: another goroutine is noting it
-				limit = *last
-			}
+		if last := l.policies.last(t.Limit); last != nil {
+			limit = *last
 		}
-		requests[i] = limit.ForStored(t.Key).Plan(t.Plan).Cost(t.Cost).Price(t.Price)
+		requests[i] = limit.ForStored(t.Key).Plan(t.Plan).Cost(t.Cost)
 	}
 	return requests, nil
 }

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"math"
 	"regexp"
 	"slices"
 	"time"
@@ -117,8 +116,6 @@ func optionalTime(us *int64) time.Time {
 // necessary, and later requests wait for it. If the limit has changed since Reserve, the current policy of the request
 // in actual decides.
 //
-// A reservation of an [Adaptive] limit is settled at the price at which it was made.
-//
 // Settling again changes nothing and returns nil, even with other costs of the same buckets. Settle returns
 // ErrInvalidRequest if actual names a bucket that was not reserved, or one bucket under two policies. It returns
 // ErrNotReserved if no reservation has the id, for example because its transaction was rolled back, and
@@ -140,25 +137,13 @@ func (l *Limiter) Settle(ctx context.Context, id string, actual ...Request) erro
 				return nil, fmt.Errorf("%w: it is not for %q and this key; settle with the requests it was reserved with", ErrInvalidRequest, key.Name)
 			}
 			b := &r.Buckets[i]
-			amounts[i], b.Now = atPrice(actual.cost, b.Price, b.Cost), actual.terms
+			amounts[i], b.Now = actual.cost-b.Cost, actual.terms
 			if actual.subject.mode == Off { // a limit that is off is not charged
 				amounts[i] = min(amounts[i], 0)
 			}
 		}
 		return amounts, nil
 	})
-}
-
-// atPrice returns the actual cost at a price, less the tokens that were taken.
-func atPrice(actual, price, taken float64) float64 {
-	if price == 1 {
-		return actual - taken
-	}
-	amount := actual*price - taken
-	if math.Abs(amount) < taken*1e-12 { // a rounding error
-		return 0
-	}
-	return amount
 }
 
 // Cancel ends a reservation whose work will not run, and returns its tokens as Settle returns a surplus. Reservations made
@@ -255,31 +240,18 @@ func (l reserving) Resolve(ctx context.Context, verb string, r *reserved.Reserva
 	r.PausedUntil = 0
 	for i := range r.Buckets {
 		b := &r.Buckets[i]
-		terms, policy := b.Terms(), Policy(madeElsewhere{})
+		terms := b.Terms()
 		terms.Windows = windowsOf(b.Calendar)
-		if last, known := l.policies.last(b.Key.Name); known {
-			terms = last
+		limit := limitOf(b.Key.Name, madeElsewhere{}, terms)
+		if last := l.policies.last(b.Key.Name); last != nil {
+			limit = *last
 		}
-		if l.HasPolicies() {
-			limit := limitOf(b.Key.Name, madeElsewhere{}, terms)
-			if rule := ruleFor(ctx, l.Limiter, verb, limit, b.Plan, b.Key.Key); rule != nil {
-				holding := rule.holding(l.config.estimate()).limit.definition()
-				terms, policy = holding.terms, holding.policy
-				r.PausedUntil = max(r.PausedUntil, rule.pausedUntil)
-			}
+		if rule := ruleFor(ctx, l.Limiter, verb, limit, b.Plan, b.Key.Key); rule != nil {
+			limit = rule.holding(l.config.estimate()).limit
+			r.PausedUntil = max(r.PausedUntil, rule.pausedUntil)
 		}
-		r.PausedUntil = max(r.PausedUntil, l.prices.PausedUntil(b.Key, applies(policy)))
-		b.Now = termsFor(terms, b.Key.Name, b.Key.Key).On(r.NowUs)
+		b.Now = limit.termsFor(b.Key.Key).On(r.NowUs)
 	}
-}
-
-// applies returns whether a policy charges the price of an upstream. Nil means that the policy is unknown.
-func applies(policy Policy) *bool {
-	if _, isUnknown := policy.(madeElsewhere); isUnknown {
-		return nil
-	}
-	a, _ := policy.(Adaptive)
-	return &a.Apply
 }
 
 // Changed removes refusals of the buckets from the refusal cache.

@@ -17,9 +17,7 @@ type subject struct {
 	plan  string
 	mode  Mode
 
-	price       float64 // the price of an adaptive limit; 0: none
-	factor      float64 // the factor of the cost; 0: none
-	pausedUntil int64   // the end of the pause by the rule or the upstream; bucket.MinInstant: no pause
+	pausedUntil int64 // the end of the pause by the rule; bucket.MinInstant: no pause
 
 	released bool // whether its ask was released
 	plain    bool // whether its definition is plain
@@ -194,14 +192,12 @@ func (p *policies) of(name string) *usage {
 	return u
 }
 
-// last returns the terms that the limit called name was last used with, if it was used.
-func (p *policies) last(name string) (bucket.Terms, bool) {
+// last returns the limit called name as it was last used, or nil.
+func (p *policies) last(name string) *Limit {
 	if u := p.of(name); u != nil {
-		if last := u.last.Load(); last != nil { // nil: another goroutine is noting it
-			return last.terms(), true
-		}
+		return u.last.Load() // nil: another goroutine is noting it
 	}
-	return bucket.Terms{}, false
+	return nil
 }
 
 // seen returns the distinct terms that the limit called name was used with.

@@ -28,14 +28,11 @@ func used(name string, rate float64) Limit {
 func TestPoliciesRememberTheLastAndTheDistinctOnes(t *testing.T) {
 	t.Parallel()
 	p := &policies{}
-	_, known := p.last("limit")
-	require.False(t, known)
+	require.Nil(t, p.last("limit"))
 	require.Empty(t, p.seen("limit"))
 	for _, rate := range []float64{1, 2, 2, 1, 3, 1} {
 		p.use(used("limit", rate))
-		last, known := p.last("limit")
-		require.True(t, known)
-		require.Equal(t, rate, last.Rate)
+		require.Equal(t, rate, p.last("limit").terms().Rate)
 	}
 	require.Equal(t, []bucket.Terms{{Rate: 1}, {Rate: 2}, {Rate: 3}}, p.seen("limit"))
 
@@ -50,9 +47,7 @@ func TestPoliciesRememberTheLastAndTheDistinctOnes(t *testing.T) {
 		p.use(used(fmt.Sprint("limit ", n), 1))
 	}
 	require.EqualValues(t, maxNames, p.count.Load())
-	last, known := p.last("limit")
-	require.True(t, known)
-	require.Equal(t, float64(100+2*maxPolicies-1), last.Rate)
+	require.Equal(t, float64(100+2*maxPolicies-1), p.last("limit").terms().Rate)
 }
 
 // heardEvents is an Observer that collects its events.

@@ -124,11 +124,10 @@ type RulingConfig struct {
 
 // Ruling is the checked policies of a bucket, as a [Limiter] applies them. It does not change: to change a policy, make a new Ruling.
 type Ruling struct {
+	config      RulingConfig
 	limit       string
-	name        string
 	eras        []era
 	pausedUntil int64 // microseconds since 1970
-	pauseReason string
 }
 
 // era is a checked Era.
@@ -151,7 +150,8 @@ func NewRuling(limit Limit, config RulingConfig) (*Ruling, error) {
 	if len(config.Eras) == 0 {
 		config.Eras = []Era{{}}
 	}
-	r := &Ruling{limit: limit.Name(), name: config.Name, eras: make([]era, len(config.Eras))}
+	config.Eras = slices.Clone(config.Eras)
+	r := &Ruling{config: config, limit: limit.Name(), eras: make([]era, len(config.Eras))}
 	changes := make([]bucket.Change, len(config.Eras))
 	for i, e := range config.Eras {
 		of, change, err := e.check(limit)
@@ -248,15 +248,22 @@ func (r *Ruling) link(changes []bucket.Change) {
 // Paused returns the ruling with another pause. The zero time means no pause.
 func (r *Ruling) Paused(until time.Time, reason string) *Ruling {
 	paused := *r
-	paused.pausedUntil, paused.pauseReason = bucket.MinInstant, ""
+	paused.config.PausedUntil, paused.config.PauseReason, paused.pausedUntil = time.Time{}, "", bucket.MinInstant
 	if !until.IsZero() {
-		paused.pausedUntil, paused.pauseReason = clampInstant(until), reason
+		paused.config.PausedUntil, paused.config.PauseReason, paused.pausedUntil = until, reason, clampInstant(until)
 	}
 	return &paused
 }
 
+// Config returns the settings of the ruling, so that a [Policies] can wrap another one and change its rulings.
+func (r *Ruling) Config() RulingConfig {
+	config := r.config
+	config.Eras = slices.Clone(config.Eras)
+	return config
+}
+
 // Name returns the name of the ruling.
-func (r *Ruling) Name() string { return r.name }
+func (r *Ruling) Name() string { return r.config.Name }
 
 // longestWait is the RetryAfter of a cost that can never be given.
 const longestWait = time.Duration(bucket.Horizon) * time.Microsecond
@@ -281,10 +288,7 @@ func (p *plan) pause(decides bool) {
 		if until := s.pausedUntil; p.isBarred(at) {
 			wait := time.Duration(min(until-p.now, bucket.Horizon))*time.Microsecond - p.asks[at].Within
 			answer.Allowed, answer.Mode, answer.RetryAfter, answer.ResetAfter = false, On, wait, wait
-			answer.PausedUntil, answer.PauseReason = time.UnixMicro(until), retryAfterReason
-			if s.rule != nil && s.rule.pausedUntil == until {
-				answer.PauseReason = s.rule.pauseReason
-			}
+			answer.PausedUntil, answer.PauseReason = time.UnixMicro(until), s.rule.config.PauseReason
 		}
 		p.asked[i].ask, p.asked[i].known = -1, &answer
 	}
@@ -320,7 +324,7 @@ func (p *plan) release(i int, answer State) {
 		}
 	}
 	a := &p.asks[i]
-	a.Cost, a.Asked, a.Lowest, a.MayOwe, a.Within, a.Unenforced, p.of[i].released = 0, 0, -math.MaxFloat64, false, 0, true, true
+	a.Cost, a.Lowest, a.MayOwe, a.Within, a.Unenforced, p.of[i].released = 0, -math.MaxFloat64, false, 0, true, true
 }
 
 // drop deletes released asks, unless the call reserves.

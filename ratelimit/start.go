@@ -76,7 +76,7 @@ func recordOf(ctx context.Context, l *Limiter, requests []Request) (*reserved.Re
 	r := &reserved.Reservation{Release: l.config.ReleaseExpired}
 	for _, key := range slices.SortedFunc(maps.Keys(costs), bucket.Key.Compare) {
 		c := costs[key]
-		r.Buckets = append(r.Buckets, reserved.NewReserved(key, c.subject.plan, c.cost, c.price, &c.terms))
+		r.Buckets = append(r.Buckets, reserved.NewReserved(key, c.subject.plan, c.cost, &c.terms))
 	}
 	return r, nil
 }

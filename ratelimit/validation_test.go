@@ -143,11 +143,8 @@ func TestInvalidCalls(t *testing.T) {
 					calls := callsOf(t.Context(), limiter)
 					verbs := strings.Fields(c.verbs)
 					calls["Acquire"] = func(r ...ratelimit.Request) error { _, err := limiter.Acquire(t.Context(), r...); return err }
-					if !limiter.InTransaction() {
-						calls["Report"] = func(r ...ratelimit.Request) error { return limiter.Report(t.Context(), r[0], ratelimit.Outcome{}) }
-					}
 					for verb, call := range calls {
-						if named := slices.Contains(verbs, verb); !named && (len(verbs) > 0 || slices.Contains([]string{"Acquire", "Report"}, verb)) {
+						if named := slices.Contains(verbs, verb); !named && (len(verbs) > 0 || verb == "Acquire") {
 							continue
 						}
 						err := call(c.requests...)
@@ -198,7 +195,6 @@ func invalidKeys() (rows []invalid) {
 
 func invalidCosts() (rows []invalid) {
 	limit := ratelimit.Define("tokens", ratelimit.TokenBucket{Rate: 10, Period: time.Hour, Capacity: 1e6, MaxReserved: 5})
-	upstream := ratelimit.Define("upstream", ratelimit.Adaptive{Contract: ratelimit.PerSecond(100), Apply: true})
 	add := func(verbs string, request ratelimit.Request, want error, says string) {
 		rows = append(rows, invalid{verbs, []ratelimit.Request{request}, want, says})
 	}
@@ -217,9 +213,6 @@ func invalidCosts() (rows []invalid) {
 	little := ratelimit.Define("little", ratelimit.TokenBucket{Rate: 1, Period: time.Second, Capacity: 0.1, MaxReserved: 0.2})
 	const sum = 0.30000000000000004 // of the float64 values 0.1 and 0.2
 	add("Reserve", little.For(secret).Cost(sum), ratelimit.ErrCostExceedsCapacity, "more than 0.3 at once")
-	for _, price := range []float64{-1, 0.5, 1001} {
-		add(deciding+" "+changing, upstream.For(secret).Price(price), ratelimit.ErrInvalidCost, `"upstream"`)
-	}
 	return rows
 }
 
@@ -250,7 +243,6 @@ func invalidRequests() []invalid {
 	full := ratelimit.Define("full", ratelimit.TokenBucket{Rate: 1, Period: ratelimit.Day, MaxReserved: ratelimit.NoReservations})
 	spaced := ratelimit.Define("spaced", ratelimit.TokenBucket{Rate: 1, Period: ratelimit.Day, Capacity: ratelimit.None})
 	sliding := ratelimit.Define("sliding", ratelimit.SlidingWindow{Rate: 5, Period: time.Minute})
-	upstream := ratelimit.Define("upstream", ratelimit.Adaptive{Contract: ratelimit.PerSecond(100), Apply: true})
 	var zero ratelimit.Limit
 	type requests = []ratelimit.Request
 	return []invalid{
@@ -269,10 +261,6 @@ func invalidRequests() []invalid {
 		{"Reserve", requests{full.For(secret)}, ratelimit.ErrNoReservations, "call Take, or set MaxReserved"},
 		{"Reserve", requests{limit.For(secret), full.For(secret)}, ratelimit.ErrNoReservations, `"full"`},
 		{"Reserve", requests{sliding.For(secret)}, ratelimit.ErrNoReservations, "call Take, and again after its RetryAfter"},
-		{"Report", requests{limit.For(secret)}, ratelimit.ErrInvalidRequest, `"sendMessage"`},
-		{"Report", requests{upstream.For("")}, ratelimit.ErrInvalidKey, `"upstream"`},
-		{"Report", requests{upstream.For(secret).Cost(-1)}, ratelimit.ErrInvalidCost, `"upstream"`},
-		{"Report", requests{zero.For(secret)}, ratelimit.ErrInvalidLimit, "make limits with Define or NewLimit"},
 	}
 }
 
@@ -335,7 +323,6 @@ func TestInvalidLimiters(t *testing.T) {
 		_, err = c.limiter.Acquire(t.Context(), request)
 		require.ErrorIs(t, err, ratelimit.ErrInvalidConfig, name)
 		require.ErrorIs(t, c.limiter.Release(t.Context(), someID), ratelimit.ErrInvalidConfig, name)
-		require.ErrorIs(t, c.limiter.Report(t.Context(), request, ratelimit.Outcome{}), ratelimit.ErrInvalidConfig, name)
 	}
 	require.ErrorIs(t, good.InTx(t.Context(), nil), ratelimit.ErrInvalidRequest)
 

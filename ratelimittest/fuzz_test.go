@@ -18,14 +18,14 @@ import (
 
 // numbers are what policies of any kind are made of.
 type numbers struct {
-	rate, capacity, maxReserved, share float64
-	period, span                       int64 // nanoseconds
-	whole, month                       int
-	word, zone                         string
+	rate, capacity, maxReserved float64
+	period, span                int64 // nanoseconds
+	whole, month                int
+	word, zone                  string
 }
 
 // policyKinds is how many policies numbers make.
-const policyKinds = 9
+const policyKinds = 8
 
 // policy returns the policy of a kind with those numbers.
 func (n numbers) policy(kind uint8) ratelimit.Policy {
@@ -48,11 +48,8 @@ func (n numbers) policy(kind uint8) ratelimit.Policy {
 		}
 	case 6:
 		return ratelimit.Concurrency{Most: n.whole, Lease: span}
-	case 7:
-		contract := n.policy(1 + kind/policyKinds%5)
-		return ratelimit.Adaptive{Contract: contract, Floor: n.share, Growth: n.capacity, Epoch: span, Apply: n.whole%2 == 0}
 	default:
-		return []ratelimit.Policy{nil, (*ratelimit.TokenBucket)(nil), (*ratelimit.CalendarWindow)(nil), ratelimit.Adaptive{}}[kind/policyKinds%4]
+		return []ratelimit.Policy{nil, (*ratelimit.TokenBucket)(nil), (*ratelimit.CalendarWindow)(nil)}[kind/policyKinds%3]
 	}
 }
 
@@ -74,20 +71,20 @@ func isRefusalOfInput(err error) bool {
 func FuzzPolicies(f *testing.F) {
 	minute, century := int64(time.Minute), int64(36525*ratelimit.Day)
 	for kind := range uint8(5 * policyKinds) {
-		f.Add(kind, 10.0, 10.0, 0.0, 0.5, minute, int64(time.Second), 2, 3, "month", "Europe/Berlin", 3.0)
+		f.Add(kind, 10.0, 10.0, 0.0, minute, int64(time.Second), 2, 3, "month", "Europe/Berlin", 3.0)
 	}
-	f.Add(uint8(0), 1e12, 1e12, 1e12, 0.0, int64(1000), int64(0), 64, 0, "", "", 1e12)
-	f.Add(uint8(1), 1e-9, ratelimit.None, ratelimit.NoReservations, 0.0, century, int64(0), 0, 0, "", "", 1e-9)
-	f.Add(uint8(1), math.NaN(), math.Inf(1), math.Inf(-1), math.NaN(), int64(math.MinInt64), int64(math.MaxInt64), math.MinInt, -1, "day", "", math.NaN())
-	f.Add(uint8(2), 100.0, 250.0, 7.0, 0.0, minute, int64(0), 8, 0, "", "", 40.0)
-	f.Add(uint8(3), 0x1p63, -1.0, 0.0, 0.0, century+1, int64(math.MinInt64), -1, 0, "", "", math.Inf(1))
-	f.Add(uint8(4), 7.0, 0.0, 0.0, 0.0, int64(12*time.Second), int64(0), 128, 0, "", "", 0.25)
-	f.Add(uint8(5), 1000.0, 0.0, 0.0, 0.0, int64(0), int64(0), 31, 12, "year", "America/Santiago", 1000.0)
-	f.Add(uint8(5), 1000.0, 0.0, ratelimit.None, 0.0, int64(0), int64(0), 6, 0, "week", "Nowhere/Land", 1.0)
-	f.Add(uint8(6), 0.0, 0.0, 0.0, 0.0, int64(0), int64(time.Millisecond), 1000, 0, "", "", 1000.0)
-	f.Add(uint8(6), 0.0, 0.0, 0.0, 0.0, int64(0), int64(time.Millisecond), 1000, 0, "", "", 0.0)
-	f.Fuzz(func(t *testing.T, kind uint8, rate, capacity, maxReserved, share float64, period, span int64, whole, month int, word, zone string, cost float64) {
-		n := numbers{rate, capacity, maxReserved, share, period, span, whole, month, word, zone}
+	f.Add(uint8(0), 1e12, 1e12, 1e12, int64(1000), int64(0), 64, 0, "", "", 1e12)
+	f.Add(uint8(1), 1e-9, ratelimit.None, ratelimit.NoReservations, century, int64(0), 0, 0, "", "", 1e-9)
+	f.Add(uint8(1), math.NaN(), math.Inf(1), math.Inf(-1), int64(math.MinInt64), int64(math.MaxInt64), math.MinInt, -1, "day", "", math.NaN())
+	f.Add(uint8(2), 100.0, 250.0, 7.0, minute, int64(0), 8, 0, "", "", 40.0)
+	f.Add(uint8(3), 0x1p63, -1.0, 0.0, century+1, int64(math.MinInt64), -1, 0, "", "", math.Inf(1))
+	f.Add(uint8(4), 7.0, 0.0, 0.0, int64(12*time.Second), int64(0), 128, 0, "", "", 0.25)
+	f.Add(uint8(5), 1000.0, 0.0, 0.0, int64(0), int64(0), 31, 12, "year", "America/Santiago", 1000.0)
+	f.Add(uint8(5), 1000.0, 0.0, ratelimit.None, int64(0), int64(0), 6, 0, "week", "Nowhere/Land", 1.0)
+	f.Add(uint8(6), 0.0, 0.0, 0.0, int64(0), int64(time.Millisecond), 1000, 0, "", "", 1000.0)
+	f.Add(uint8(6), 0.0, 0.0, 0.0, int64(0), int64(time.Millisecond), 1000, 0, "", "", 0.0)
+	f.Fuzz(func(t *testing.T, kind uint8, rate, capacity, maxReserved float64, period, span int64, whole, month int, word, zone string, cost float64) {
+		n := numbers{rate, capacity, maxReserved, period, span, whole, month, word, zone}
 		policy := n.policy(kind)
 		limit, err := ratelimit.NewLimit("fuzz", policy)
 		if err != nil {
@@ -184,7 +181,7 @@ type answers struct {
 	id                 string
 }
 
-// FuzzVerbs makes calls of all verbs with any costs, prices, counts and instants. They return nil or a documented error, and the
+// FuzzVerbs makes calls of all verbs with any costs, counts and instants. They return nil or a documented error, and the
 // buckets hold finite numbers. A transaction continues after an invalid call, and a transaction that is rolled back leaves no
 // trace.
 func FuzzVerbs(f *testing.F) {
@@ -192,17 +189,17 @@ func FuzzVerbs(f *testing.F) {
 	for i := range all {
 		all[i] = byte(i)
 	}
-	f.Add(all, 1.0, 2.0, 1.0, 3.0, 4, int64(0), "")
-	f.Add([]byte{4, 6, 4, 7, 4, 9, 8}, 1.0, 0.5, 2.0, 7.0, 0, int64(1767614400000000), "a-b")
-	f.Add([]byte{3, 10, 11, 12, 13}, math.NaN(), math.Inf(1), -1.0, 0x1p63, math.MaxInt, int64(math.MinInt64), "L1AAAAAA")
-	f.Add([]byte{4, 6, 12, 10, 0}, 1e-9, 1e12, 1e-300, 1e308, -1, int64(math.MaxInt64), "00000000-0000-0000-0000-000000000000")
+	f.Add(all, 1.0, 2.0, 3.0, 4, int64(0), "")
+	f.Add([]byte{4, 6, 4, 7, 4, 9, 8}, 1.0, 0.5, 7.0, 0, int64(1767614400000000), "a-b")
+	f.Add([]byte{3, 10, 11, 12, 13}, math.NaN(), math.Inf(1), 0x1p63, math.MaxInt, int64(math.MinInt64), "L1AAAAAA")
+	f.Add([]byte{4, 6, 12, 10, 0}, 1e-9, 1e12, 1e308, -1, int64(math.MaxInt64), "00000000-0000-0000-0000-000000000000")
 	bucket := ratelimit.Define("bucket", ratelimit.TokenBucket{Rate: 10, Period: time.Minute, Capacity: 5})
-	contract := ratelimit.Define("contract", ratelimit.Adaptive{Contract: ratelimit.FixedWindow{Rate: 100, Period: time.Hour}, Apply: true})
-	f.Fuzz(func(t *testing.T, calls []byte, cost, otherCost, price, actual float64, n int, at int64, id string) {
+	contract := ratelimit.Define("contract", ratelimit.FixedWindow{Rate: 100, Period: time.Hour})
+	f.Fuzz(func(t *testing.T, calls []byte, cost, otherCost, actual float64, n int, at int64, id string) {
 		clock := ratelimittest.NewClock()
 		limiter := ratelimittest.New(t, clock)
 		a := &answers{
-			one: bucket.For("key").Cost(cost), other: contract.For("key").Cost(otherCost).Price(price), actual: bucket.For("key").Cost(actual),
+			one: bucket.For("key").Cost(cost), other: contract.For("key").Cost(otherCost), actual: bucket.For("key").Cost(actual),
 			n: n, at: time.UnixMicro(at), id: id,
 		}
 		call := func(l *ratelimit.Limiter, calls []byte) {

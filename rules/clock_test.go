@@ -61,19 +61,17 @@ func answersBy(t *testing.T, wrong time.Duration) (answers []string) {
 	rule := func(p ratelimit.Policy, m ratelimit.Mode) rules.Rule { return rules.Rule{Policy: p, Mode: m} }
 	reset := func(p ratelimit.Policy) rules.Rule { return rules.Rule{Policy: p, OnChange: ratelimit.ResetTokens} }
 	changes := map[string][2]rules.Rule{
-		"larger":       {rule(bucket(10), ""), rule(bucket(20), "")},
-		"smaller":      {rule(bucket(20), ""), rule(bucket(10), "")},
-		"on.off":       {rule(bucket(10), ""), rule(bucket(10), ratelimit.Off)},
-		"off.on":       {rule(bucket(10), ratelimit.Off), rule(bucket(10), "")},
-		"on.shadow":    {rule(bucket(10), ""), rule(bucket(10), ratelimit.Shadow)},
-		"to.a.window":  {rule(bucket(10), ""), reset(ratelimit.FixedWindow{Rate: 20, Period: long})},
-		"to.slices":    {rule(bucket(10), ""), reset(ratelimit.SlidingWindow{Rate: 20, Period: long})},
-		"from.slices":  {rule(ratelimit.SlidingWindow{Rate: 20, Period: long}, ""), reset(bucket(10))},
-		"to.a.year":    {rule(bucket(10), ""), reset(ratelimit.CalendarWindow{Rate: 20, Resets: ratelimit.Yearly})},
-		"to.slots":     {rule(bucket(10), ""), reset(ratelimit.Concurrency{Most: 3, Lease: time.Minute})},
-		"from.slots":   {rule(ratelimit.Concurrency{Most: 3, Lease: time.Minute}, ""), reset(bucket(10))},
-		"to.a.price":   {rule(bucket(10), ""), rule(ratelimit.Adaptive{Contract: bucket(20), Apply: true}, "")},
-		"from.a.price": {rule(ratelimit.Adaptive{Contract: bucket(20), Apply: true}, ""), rule(bucket(10), "")},
+		"larger":      {rule(bucket(10), ""), rule(bucket(20), "")},
+		"smaller":     {rule(bucket(20), ""), rule(bucket(10), "")},
+		"on.off":      {rule(bucket(10), ""), rule(bucket(10), ratelimit.Off)},
+		"off.on":      {rule(bucket(10), ratelimit.Off), rule(bucket(10), "")},
+		"on.shadow":   {rule(bucket(10), ""), rule(bucket(10), ratelimit.Shadow)},
+		"to.a.window": {rule(bucket(10), ""), reset(ratelimit.FixedWindow{Rate: 20, Period: long})},
+		"to.slices":   {rule(bucket(10), ""), reset(ratelimit.SlidingWindow{Rate: 20, Period: long})},
+		"from.slices": {rule(ratelimit.SlidingWindow{Rate: 20, Period: long}, ""), reset(bucket(10))},
+		"to.a.year":   {rule(bucket(10), ""), reset(ratelimit.CalendarWindow{Rate: 20, Resets: ratelimit.Yearly})},
+		"to.slots":    {rule(bucket(10), ""), reset(ratelimit.Concurrency{Most: 3, Lease: time.Minute})},
+		"from.slots":  {rule(ratelimit.Concurrency{Most: 3, Lease: time.Minute}, ""), reset(bucket(10))},
 	}
 	url := postgrestest.NewDatabase(t)
 	now := time.Now()

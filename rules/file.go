@@ -36,11 +36,6 @@ import (
 //	    on_change: carry        # or keep, scale, add, reset
 //	    unit: requests
 //	    description: what a visitor may search
-//	    adaptive:               # of a token bucket, a fixed window and a calendar window
-//	      floor: 0.1
-//	      growth: 0.04          # each second
-//	      epoch: 2s
-//	      apply: true           # false: the price is computed and not charged
 //	  - limit: uploads
 //	    kind: fixed window
 //	    rate: 10

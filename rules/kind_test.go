@@ -21,8 +21,6 @@ func ruleOfEachKind() []rules.Rule {
 		{Limit: "quarterly", Policy: ratelimit.CalendarWindow{Rate: 10, Resets: ratelimit.Quarterly, Zone: "UTC", FirstDay: 1, FirstMonth: time.February}},
 		{Limit: "yearly", Policy: ratelimit.CalendarWindow{Rate: 10, Resets: ratelimit.Yearly, Zone: "UTC", FirstDay: 6, FirstMonth: time.April}},
 		{Limit: "jobs", Policy: ratelimit.Concurrency{Most: 5, Lease: 30 * time.Second}},
-		{Limit: "upstream", Policy: ratelimit.Adaptive{Contract: ratelimit.TokenBucket{Rate: 50, Period: time.Second, Capacity: 10, Shards: 1}, Floor: 0.2, Growth: 0.05, Epoch: 3 * time.Second, Apply: true}},
-		{Limit: "tried", Policy: ratelimit.Adaptive{Contract: ratelimit.CalendarWindow{Rate: 50, Resets: ratelimit.Daily, Zone: "UTC"}, Floor: 1, Growth: 1, Epoch: time.Hour}},
 	}
 }
 
@@ -117,7 +115,6 @@ func TestMultiplesOfKinds(t *testing.T) {
 		"leastSlots": {ratelimit.Concurrency{Most: 5}, 0.1, ratelimit.Concurrency{Most: 1}},
 		"oneToken":   {ratelimit.PerMinute(5), 0.1, ratelimit.TokenBucket{Rate: 0.5, Period: time.Minute, Capacity: 1}},
 		"mostSlots":  {ratelimit.Concurrency{Most: 5}, 1e6, ratelimit.Concurrency{Most: 1000}},
-		"adaptive":   {ratelimit.Adaptive{Contract: ratelimit.TokenBucket{Rate: 5, Period: time.Second}}, 2, ratelimit.Adaptive{Contract: ratelimit.TokenBucket{Rate: 10, Period: time.Second}}},
 	}
 	var changes rules.Changes
 	for name, c := range cases {
@@ -137,11 +134,10 @@ func TestPruneOfKinds(t *testing.T) {
 	t.Parallel()
 	f := setup(t)
 	for name, policy := range map[string]ratelimit.Policy{
-		"sliding":  ratelimit.SlidingWindow{Rate: 100, Period: time.Minute, Slices: 6},
-		"daily":    ratelimit.CalendarWindow{Rate: 100, Resets: ratelimit.Daily, Zone: "America/Santiago"},
-		"monthly":  ratelimit.CalendarWindow{Rate: 100, Resets: ratelimit.Monthly, Zone: "Europe/Berlin", FirstDay: 31},
-		"adaptive": ratelimit.Adaptive{Contract: ratelimit.TokenBucket{Rate: 100, Period: time.Hour}},
-		"slots":    ratelimit.Concurrency{Most: 100, Lease: time.Hour},
+		"sliding": ratelimit.SlidingWindow{Rate: 100, Period: time.Minute, Slices: 6},
+		"daily":   ratelimit.CalendarWindow{Rate: 100, Resets: ratelimit.Daily, Zone: "America/Santiago"},
+		"monthly": ratelimit.CalendarWindow{Rate: 100, Resets: ratelimit.Monthly, Zone: "Europe/Berlin", FirstDay: 31},
+		"slots":   ratelimit.Concurrency{Most: 100, Lease: time.Hour},
 	} {
 		made(t)(f.store.Apply(t.Context(), why, rules.Changes{
 			Put: []rules.Rule{{Limit: name, Policy: policy}}, Override: []rules.Override{{Limit: name, Key: "bob", Multiplier: 3}},

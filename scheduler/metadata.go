@@ -3,7 +3,6 @@ package scheduler
 import (
 	"encoding/json"
 	"fmt"
-	"slices"
 	"strings"
 
 	"github.com/riverqueue/river/rivertype"
@@ -35,12 +34,6 @@ func (s *Scheduler) readyKey() string { return s.key + ":ready_at" }
 func (s *Scheduler) describe(r ratelimit.Reservation, requests []ratelimit.Request) (map[string]any, error) {
 	if r.ID == "" { // every limit is off
 		return map[string]any{s.key: ""}, nil
-	}
-	requests = slices.Clone(requests)
-	for i := range requests {
-		if charged := r.States[i].Charged; charged > 1 { // a new turn costs the price of this one, as with Renew
-			requests[i] = requests[i].Price(charged)
-		}
 	}
 	written, err := s.limiter.MarshalRequests(requests...)
 	return map[string]any{s.key: r.ID, s.requestsKey(): json.RawMessage(written), s.readyKey(): r.ReadyAt.UTC()}, err

@@ -42,8 +42,8 @@ type Config struct {
 	Mended slog.Leveler
 	// Changed is the level of loads of rules in another version than before. Defaults to slog.LevelInfo.
 	Changed slog.Leveler
-	// Detail is the level of everything else: transactions, retried conflicts, waits, batches, prunes, prices of adaptive
-	// limits, settlements, renewed or released leases, and answers that follow from a decision or a failed call. Guards
+	// Detail is the level of everything else: transactions, retried conflicts, waits, batches, prunes, shares of
+	// upstreams, settlements, renewed or released leases, and answers that follow from a decision or a failed call. Guards
 	// write their failures to their own Logger. Defaults to slog.LevelDebug.
 	Detail slog.Leveler
 }
@@ -301,9 +301,9 @@ func (o *Observer) detail(ctx context.Context, event ratelimit.Event) {
 		o.log(ctx, o.config.Detail, "ratelimit: batch", slog.Int("calls", e.Calls), seconds("elapsed_s", e.Elapsed))
 	case ratelimit.Queued:
 		o.log(ctx, o.config.Detail, "ratelimit: queued", seconds("waited_s", e.Waited))
-	case ratelimit.PriceChanged:
-		attrs := []slog.Attr{slog.String("limit", e.Limit), slog.Float64("before", e.Before), slog.Float64("price", e.Price)}
-		o.log(ctx, o.config.Detail, "ratelimit: price", appendSet(appendSet(attrs, "applied", e.Applied), "decided", e.Decided)...)
+	case ratelimit.ShareChanged:
+		attrs := []slog.Attr{slog.String("limit", e.Limit), slog.Float64("before", e.Before), slog.Float64("share", e.Share)}
+		o.log(ctx, o.config.Detail, "ratelimit: share", appendSet(appendSet(attrs, "applied", e.Applied), "decided", e.Decided)...)
 	case ratelimit.Pruned:
 		o.log(ctx, o.config.Detail, "ratelimit: pruned", slog.Int("buckets", e.Buckets), seconds("elapsed_s", e.Elapsed))
 	}

@@ -175,8 +175,8 @@ func TestObserve(t *testing.T) {
 			"level": "ERROR", "msg": "ratelimit: rules", "result": "kept", "version": 7.0, "rules": 3.0, "overrides": 0.0, "elapsed_s": 0.0,
 			"kept": 1.0, "error_type": "other", "error": "dial postgres://db/app: refused",
 		}},
-		"price": {ratelimit.PriceChanged{Limit: "perUser", Before: 1, Price: 2.5, Applied: true}, map[string]any{
-			"level": "DEBUG", "msg": "ratelimit: price", "limit": "perUser", "before": 1.0, "price": 2.5, "applied": true,
+		"share": {ratelimit.ShareChanged{Limit: "perUser", Before: 1, Share: 0.25, Applied: true}, map[string]any{
+			"level": "DEBUG", "msg": "ratelimit: share", "limit": "perUser", "before": 1.0, "share": 0.25, "applied": true,
 		}},
 		"redefined": {ratelimit.Redefined{Limit: "api", Before: ratelimit.PerHour(10), Policy: ratelimit.PerHour(20)}, map[string]any{
 			"level": "WARN", "msg": "ratelimit: one name, two policies", "limit": "api",

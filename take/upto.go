@@ -93,7 +93,7 @@ func left(l *ratelimit.Limiter, units int, d ratelimit.Decision, requests []rate
 	for i, r := range requests {
 		key, _ := l.StoredKey(r) // the Take has checked it
 		buckets[i] = bucket{r.Limit().Name(), key}
-		costs[buckets[i]] += d.States[i].Cost * d.States[i].Charged
+		costs[buckets[i]] += d.States[i].Cost
 	}
 	least := units
 	for i := range d.States {

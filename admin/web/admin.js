@@ -44,7 +44,7 @@ function follow(section) {
     past.push([now, tokens]);
     past = past.filter(([at], i) => at >= from && (past.length < MOST_SAMPLES || i % 2 === 0));
 
-    const one = Math.min(Number(section.dataset.price) || 1, state.capacity);
+    const one = Math.min(1, state.capacity);
     const wait = one > 0 ? evaluate(state, now, one).retryAfterUs : 0;
     section.dataset.tokens = tokens;
     section.dataset.at = now;

@@ -9,9 +9,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgratelimit/pgratelimit/adaptive"
 	"github.com/pgratelimit/pgratelimit/httplimit"
 	"github.com/pgratelimit/pgratelimit/integration_test/internal/world"
 	"github.com/pgratelimit/pgratelimit/internal/testsize"
@@ -177,11 +178,21 @@ func TestRecipesOfKinds(t *testing.T) {
 
 // The blocks of docs/recipes.md on an upstream that throttles, and the tests that run them.
 
-var ModelAPI = ratelimit.Define("modelAPI", ratelimit.Adaptive{Contract: ratelimit.PerSecond(100), Apply: true})
+var ModelAPI = ratelimit.Define("modelAPI", ratelimit.PerSecond(100))
 
-func recipeAdaptive(limiter *ratelimit.Limiter, account string) *http.Client {
+func recipeUpstreams(pool *pgxpool.Pool, use func(*ratelimit.Limiter, *adaptive.Policies)) error {
+	upstreams, err := adaptive.New(pool, adaptive.Config{Limits: []adaptive.Limit{{Limit: ModelAPI, Apply: true}}})
+	if err != nil {
+		return err
+	}
+	limiter, err := ratelimit.New(pool, ratelimit.Config{Policies: upstreams})
+	use(limiter, upstreams)
+	return err
+}
+
+func recipeAdaptive(limiter *ratelimit.Limiter, upstreams *adaptive.Policies, account string) *http.Client {
 	client := &http.Client{Transport: &httplimit.Transport{
-		Limiter: limiter, Take: true,
+		Limiter: limiter, Upstreams: upstreams, Take: true,
 		Request: func(*http.Request) (ratelimit.Request, bool) { return ModelAPI.For(account), true },
 	}}
 	return client
@@ -220,15 +231,26 @@ func (m *modelAPI) ServeHTTP(w http.ResponseWriter, _ *http.Request) {
 	}
 }
 
-// process returns a Limiter on a single connection: its calls wait for the exchange of prices that they begin.
-func (m *modelAPI) process(t *testing.T) *ratelimit.Limiter {
+// shares is an Observer that knows the latest share.
+type shares struct{ latest float64 }
+
+func (s *shares) Observe(_ context.Context, event ratelimit.Event) {
+	if change, is := event.(ratelimit.ShareChanged); is {
+		s.latest = change.Share
+	}
+}
+
+// process returns a client of a program that follows the upstream by itself, in the calls that end an epoch.
+func (m *modelAPI) process(t *testing.T, apply bool) (*http.Client, *shares) {
 	t.Helper()
-	conn, err := pgx.ConnectConfig(t.Context(), m.Pool.Config().ConnConfig)
+	now, known := func() time.Time { return m.now }, &shares{latest: 1}
+	upstreams, err := adaptive.New(nil, adaptive.Config{
+		Limits: []adaptive.Limit{{Limit: ModelAPI, Apply: apply}}, Local: true, AsOf: now, Observer: known,
+	})
 	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, conn.Close(t.Context())) })
-	limiter, err := ratelimit.New(conn, ratelimit.Config{AsOf: func() time.Time { return m.now }})
+	limiter, err := ratelimit.New(m.Pool, ratelimit.Config{Policies: upstreams, AsOf: now})
 	require.NoError(t, err)
-	return limiter
+	return recipeAdaptive(limiter, upstreams, "acme"), known
 }
 
 // send sends a request, and returns the status, or the error of the limit.
@@ -272,39 +294,39 @@ func sumOf(of []int) (sum int) {
 func TestRecipesOfAdaptive(t *testing.T) {
 	t.Parallel()
 	testsize.Long(t, documents)
-	price := func(t *testing.T, limiter *ratelimit.Limiter, request ratelimit.Request) float64 {
-		t.Helper()
-		d, err := limiter.Check(t.Context(), request)
-		require.NoError(t, err)
-		return d.States[0].Price
-	}
+
+	t.Run("Shared", func(t *testing.T) {
+		t.Parallel()
+		m := newModelAPI(t)
+		require.NoError(t, recipeUpstreams(m.Pool, func(limiter *ratelimit.Limiter, upstreams *adaptive.Policies) {
+			status, err := m.send(t, recipeAdaptive(limiter, upstreams, "acme"))
+			require.NoError(t, err)
+			require.Equal(t, http.StatusOK, status)
+			require.NoError(t, upstreams.Close(t.Context()))
+		}))
+	})
 
 	t.Run("Shadow", func(t *testing.T) {
 		t.Parallel()
 		m := newModelAPI(t)
-		limiter := m.process(t)
-		inShadow := ratelimit.Define("modelAPI", ratelimit.Adaptive{Contract: ratelimit.PerSecond(100)}).For("acme")
-		client := recipeAdaptive(limiter, "acme")
-		client.Transport.(*httplimit.Transport).Request = func(*http.Request) (ratelimit.Request, bool) { return inShadow, true }
+		client, known := m.process(t, false)
 		_, throttled := m.press(t, client, 10)
 		require.Equal(t, 600, sumOf(throttled))
-		says(t, "all 100 a second are sent, 60 of them are throttled, and after ten seconds the reported price is %.1f", price(t, limiter, inShadow))
+		says(t, "all 100 a second are sent, 60 of them are throttled, and after ten seconds the reported share is %.2f", known.latest)
 	})
 
 	t.Run("Applied", func(t *testing.T) {
 		t.Parallel()
 		m := newModelAPI(t)
-		limiter := m.process(t)
-		client := recipeAdaptive(limiter, "acme")
+		client, known := m.process(t, true)
 		accepted, throttled := m.press(t, client, 23)
 		first, settled := sumOf(throttled[:3]), throttled[7:]
-		require.Equal(t, first, sumOf(throttled[:7]))
 		says(t, "In the first three seconds it throttles %d of %d", first, first+sumOf(accepted[:3]))
 		says(t, "From the eighth second on it accepts %.0f %% of its rate, and throttles %.1f %% of the requests",
 			100*float64(sumOf(accepted[7:]))/float64(40*len(settled)), 100*float64(sumOf(settled))/float64(sumOf(accepted[7:])+sumOf(settled)))
 		m.takes = 100
 		took := m.now
-		for price(t, limiter, ModelAPI.For("acme")) > 1 {
+		for known.latest < 1 {
 			_, throttled = m.press(t, client, 1)
 			require.Zero(t, throttled[0])
 		}
@@ -315,9 +337,7 @@ func TestRecipesOfAdaptive(t *testing.T) {
 		t.Parallel()
 		m := newModelAPI(t)
 		m.takes, m.retryAfter = 0, "30"
-		limiter, other := m.process(t), m.process(t)
-		require.Equal(t, 1.0, price(t, other, ModelAPI.For("bolt")))
-		client := recipeAdaptive(limiter, "bolt")
+		client, _ := m.process(t, true)
 		status, err := m.send(t, client)
 		require.NoError(t, err)
 		require.Equal(t, http.StatusTooManyRequests, status)
@@ -325,11 +345,5 @@ func TestRecipesOfAdaptive(t *testing.T) {
 		var limited *ratelimit.LimitedError
 		require.ErrorAs(t, err, &limited)
 		says(t, "After a response with Retry-After: 30, no request is sent for %v s", limited.Decision.RetryAfter.Seconds())
-		m.now = m.now.Add(100 * time.Millisecond)
-		price(t, limiter, ModelAPI.For("bolt")) // a call, with which it is written
-		m.now = m.now.Add(1900 * time.Millisecond)
-		_, err = m.send(t, recipeAdaptive(other, "bolt"))
-		require.ErrorAs(t, err, &limited)
-		require.Equal(t, 28*time.Second, limited.Decision.RetryAfter)
 	})
 }

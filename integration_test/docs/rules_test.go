@@ -259,7 +259,7 @@ func TestRulesDocument(t *testing.T) {
 	for want, request := range map[string]struct{ limit, key string }{
 		"10 per minute": {"search", "ada"}, "500 per hour": {"trials", "ada"}, "never more than 100 in any minute": {"exports", "ada"},
 		"1000 per month in Europe/Berlin from day 15 on": {"quota", "ada"}, "9000 per year in UTC from April 6 on": {"quota", "acme"},
-		"5 at a time": {"jobs", "ada"}, "12 at a time": {"jobs", "acme"}, "50 per second, adapting down to 0.2 of it": {"upstream", "ada"},
+		"5 at a time": {"jobs", "ada"}, "12 at a time": {"jobs", "acme"},
 	} {
 		limit, err := ratelimit.NewLimit(request.limit, ratelimit.PerSecond(1))
 		require.NoError(t, err)

@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgratelimit/pgratelimit/adaptive"
 	"github.com/pgratelimit/pgratelimit/integration_test/internal/world"
 	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
 	"github.com/pgratelimit/pgratelimit/migrations"
@@ -29,7 +30,7 @@ var granted = map[string]struct{ application, operator string }{
 	"rules":            {"SELECT", "SELECT INSERT"}, // an operator updates replaced_us besides
 	"rules_version":    {"SELECT", "SELECT INSERT UPDATE"},
 	"refusals":         {"SELECT INSERT UPDATE DELETE", "SELECT"},
-	"prices":           {"SELECT INSERT UPDATE DELETE", "SELECT INSERT DELETE"},
+	"upstreams":        {"SELECT INSERT UPDATE DELETE", "SELECT INSERT DELETE"},
 	"goose_db_version": {"SELECT", "SELECT"},
 }
 
@@ -299,13 +300,12 @@ func TestThePrivilegesOfAnApplication(t *testing.T) {
 	})
 
 	t.Run("UsesEveryKind", func(t *testing.T) { // not parallel: one story
-		upstream := ratelimit.Define("upstream", ratelimit.Adaptive{Contract: ratelimit.PerSecond(100), Apply: true})
+		upstream := ratelimit.Define("upstream", ratelimit.PerSecond(100))
 		problems := make(failures, 100)
 		limiter := newLimiter(t, pool, ratelimit.Config{Observer: problems})
 		for _, policy := range []ratelimit.Policy{
 			ratelimit.SlidingWindow{Rate: 100, Period: time.Hour},
 			ratelimit.CalendarWindow{Rate: 100, Resets: ratelimit.Monthly, Zone: "Europe/Berlin"},
-			ratelimit.Adaptive{Contract: ratelimit.CalendarWindow{Rate: 100, Resets: ratelimit.Daily}, Apply: true},
 			upstream.Policy(),
 		} {
 			request := ratelimit.Define("kind", policy).For(fmt.Sprintf("%T", policy))
@@ -323,12 +323,11 @@ func TestThePrivilegesOfAnApplication(t *testing.T) {
 		_, err = limiter.RenewLease(ctx, lease.ID)
 		require.NoError(t, err)
 		require.NoError(t, limiter.Release(ctx, lease.ID))
-		require.NoError(t, limiter.Report(ctx, upstream.For("ada"), ratelimit.Outcome{Throttled: true, RetryAfter: time.Millisecond}))
-		require.Eventually(t, func() bool {
-			_, err := limiter.Check(ctx, upstream.For("ada")) // which has the report written
-			require.NoError(t, err)
-			return count(t, pool, "SELECT count(*) FROM ratelimit.prices WHERE name = 'upstream'") == 1
-		}, world.Patient, time.Millisecond)
+		upstreams, err := adaptive.New(pool, adaptive.Config{Limits: []adaptive.Limit{{Limit: upstream}}, Observer: problems})
+		require.NoError(t, err)
+		require.NoError(t, upstreams.Report(limiter, upstream.For("ada"), adaptive.Outcome{Throttled: true, RetryAfter: time.Millisecond}))
+		require.NoError(t, upstreams.Close(ctx)) // which waits for the report to be written
+		require.EqualValues(t, 1, count(t, pool, "SELECT count(*) FROM ratelimit.upstreams WHERE name = 'upstream'"))
 		require.NoError(t, limiter.Close(ctx))
 		require.Empty(t, problems)
 	})

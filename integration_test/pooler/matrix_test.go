@@ -174,15 +174,14 @@ func backends(t *testing.T, url string) int {
 
 // The limits, at least one of each kind. None gains tokens while a test runs.
 var (
-	roomy    = ratelimit.Define("roomy", world.Hoard(1e6))
-	tight    = ratelimit.Define("tight", world.Hoard(1))
-	pinch    = ratelimit.Define("pinch", world.Hoard(3))
-	wide     = ratelimit.Define("wide", ratelimit.TokenBucket{Rate: 1e6, Period: world.Century, Shards: 8})
-	window   = ratelimit.Define("window", ratelimit.FixedWindow{Rate: 3, Period: world.Century})
-	sliding  = ratelimit.Define("sliding", ratelimit.SlidingWindow{Rate: 3, Period: world.Century, Slices: 10})
-	year     = ratelimit.Define("year", ratelimit.CalendarWindow{Rate: 3, Resets: ratelimit.Yearly, Zone: "Europe/Berlin"})
-	slots    = ratelimit.Define("slots", ratelimit.Concurrency{Most: 2, Lease: time.Hour})
-	adaptive = ratelimit.Define("adaptive", ratelimit.Adaptive{Contract: world.Hoard(1e6)})
+	roomy   = ratelimit.Define("roomy", world.Hoard(1e6))
+	tight   = ratelimit.Define("tight", world.Hoard(1))
+	pinch   = ratelimit.Define("pinch", world.Hoard(3))
+	wide    = ratelimit.Define("wide", ratelimit.TokenBucket{Rate: 1e6, Period: world.Century, Shards: 8})
+	window  = ratelimit.Define("window", ratelimit.FixedWindow{Rate: 3, Period: world.Century})
+	sliding = ratelimit.Define("sliding", ratelimit.SlidingWindow{Rate: 3, Period: world.Century, Slices: 10})
+	year    = ratelimit.Define("year", ratelimit.CalendarWindow{Rate: 3, Resets: ratelimit.Yearly, Zone: "Europe/Berlin"})
+	slots   = ratelimit.Define("slots", ratelimit.Concurrency{Most: 2, Lease: time.Hour})
 	// crowd is a bucket from which each worker takes one token in a transaction, and a second token outside.
 	crowd = ratelimit.Define("crowd", world.Hoard(1e6)).For("all")
 )
@@ -302,9 +301,6 @@ func anywhere(key string, ids ids) calls {
 		"RenewLease": names(ids.lease, (*ratelimit.Limiter).RenewLease),
 		"Release":    on(ids.lease, func(ctx context.Context, l *ratelimit.Limiter, id string) error { return l.Release(ctx, id) }),
 		"Expire":     func(ctx context.Context, l *ratelimit.Limiter) error { _, err := l.Expire(ctx); return err },
-		"Adaptive": func(ctx context.Context, l *ratelimit.Limiter) error {
-			return cmp.Or(l.Require(ctx, adaptive.For(key)), l.Report(ctx, adaptive.For(key), ratelimit.Outcome{}))
-		},
 	}
 }
 

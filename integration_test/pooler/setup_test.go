@@ -61,7 +61,7 @@ func (d *database) ids(t *testing.T) ids {
 func (d *database) contents(t *testing.T) []string {
 	t.Helper()
 	rows, err := d.Pool.Query(t.Context(), `SELECT b::text FROM ratelimit.buckets b UNION ALL SELECT r::text FROM ratelimit.reservations r
-		UNION ALL SELECT f::text FROM ratelimit.fingerprint f UNION ALL SELECT p::text FROM ratelimit.prices p ORDER BY 1`)
+		UNION ALL SELECT f::text FROM ratelimit.fingerprint f ORDER BY 1`)
 	require.NoError(t, err)
 	texts, err := pgx.CollectRows(rows, pgx.RowTo[string])
 	require.NoError(t, err)

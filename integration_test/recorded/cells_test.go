@@ -36,7 +36,7 @@ func (c cells) check(t *testing.T) {
 		for level, name := range levelNames() {
 			require.True(t, met[v.name+" "+name] || is("InTx") && level != noTransaction, "no %s at the level %q", v.name, name)
 		}
-		namesNone, namesOne := is("InTx", "Close", "Expire"), is("Value", "Resolve", "StoredKey", "Report")
+		namesNone, namesOne := is("InTx", "Close", "Expire"), is("Value", "Resolve", "StoredKey")
 		ofReservation := is("Start", "Started", "Renew", "Settle", "Cancel")
 		for kind, name := range kindNames() {
 			never := namesNone && kind != kindNone || namesOne && kind == kindNone || kind == kindBorrow && !is("Take") ||

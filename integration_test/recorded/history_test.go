@@ -311,10 +311,6 @@ func (h *history) instead(d *draw, i int, verb string) int {
 		if len(h.leases) == 0 {
 			return h.instead(d, h.verbNamed("Acquire"), "Acquire")
 		}
-	case "Report":
-		if !has(kindAdaptive) {
-			return h.verbNamed(oneOf(d, "Take", "Charge"))
-		}
 	}
 	return i
 }
@@ -496,7 +492,6 @@ func (h *history) look(ctx context.Context) {
 				h.text.tokens(v, false)
 			}
 			h.text.WriteByte('\n')
-			synctest.Wait() // an exchange of prices that began with this look ends before the next
 		}
 	}
 }

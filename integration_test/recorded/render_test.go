@@ -119,11 +119,8 @@ func (t *text) state(s *ratelimit.State, at time.Time, how int, estimated bool) 
 	t.WriteString(s.Limit.Name())
 	t.WriteString(map[bool]string{true: " enough", false: " short"}[s.Allowed])
 	t.number("cost", s.Cost)
-	if s.Price != 1 {
-		t.number("price", s.Price)
-	}
-	if s.Charged != 1 {
-		t.field("charged", strconv.FormatFloat(s.Charged, 'g', -1, 64))
+	if s.NotAsked {
+		t.field("charged", "0")
 	}
 	t.span("retry", s.RetryAfter)
 	switch {
@@ -276,12 +273,6 @@ func event(e ratelimit.Event, start time.Time) string {
 		t.field("redefined", e.Limit)
 		t.field("before", strconv.Quote(e.Before.String()))
 		t.field("policy", strconv.Quote(e.Policy.String()))
-	case ratelimit.PriceChanged:
-		t.field("price", e.Limit)
-		t.number("before", e.Before)
-		t.number("now", e.Price)
-		t.flag("applied", e.Applied)
-		t.flag("decided", e.Decided)
 	default:
 		return ""
 	}

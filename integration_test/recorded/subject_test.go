@@ -16,7 +16,7 @@ const (
 	aboutModes
 	aboutEras  // rules whose policy changes to another of its kind
 	aboutKinds // and to another kind, also by a deployment
-	aboutPrices
+	_          // free; it was about prices that calls charged
 	aboutShards
 	aboutCalendar
 	_ // free; it was about limits with a Prefetch
@@ -26,7 +26,7 @@ const (
 
 func subjectNames() [subjects]string {
 	return [subjects]string{
-		"plain", "borrow", "upto", "wait", "modes", "eras", "kinds", "prices", "shards", "calendar", "", "simulation",
+		"plain", "borrow", "upto", "wait", "modes", "eras", "kinds", "", "shards", "calendar", "", "simulation",
 	}
 }
 
@@ -52,7 +52,7 @@ func subjectNamed(name string) (subject, error) {
 func (s subject) kindsOf() []int {
 	plain := []int{kindTokens, kindFixed, kindSliding, kindSlots}
 	own := map[subject]int{
-		aboutPrices: kindAdaptive, aboutShards: kindShards, aboutCalendar: kindCalendar,
+		aboutShards: kindShards, aboutCalendar: kindCalendar,
 	}
 	if kind, has := own[s]; has {
 		return append(plain, kind, kind, kind, kind)
@@ -70,7 +70,7 @@ func (s subject) eras() (most int, changes bool) {
 
 // ownerOf returns the one subject whose histories call a verb.
 func ownerOf(verb string) (owner subject, owned bool) {
-	owner, owned = map[string]subject{"TakeUpTo": aboutUpTo, "Wait": aboutWait, "Report": aboutPrices}[verb]
+	owner, owned = map[string]subject{"TakeUpTo": aboutUpTo, "Wait": aboutWait}[verb]
 	return owner, owned
 }
 

@@ -7,7 +7,6 @@ import (
 	"math"
 	"slices"
 	"strings"
-	"testing/synctest"
 	"time"
 
 	"github.com/pgratelimit/pgratelimit/ratelimit"
@@ -53,7 +52,7 @@ func verbs() []verb {
 		{"Release", 5, release},
 		{"Hold", 2, hold},
 		{"Keep", 2, keep},
-		{"Report", 5, report},
+		{"Take", 5, decides("Take", (*ratelimit.Limiter).Take)}, // the weight of a verb that is gone
 		{"Credit", 3, does("Credit", (*ratelimit.Limiter).Credit)},
 		{"CreditTaken", 3, creditTaken},
 		{"Charge", 4, does("Charge", (*ratelimit.Limiter).Charge)},
@@ -115,20 +114,10 @@ func (h *history) draw(d *draw, verb string) (asked []ask) {
 	if d.oneIn(60) {
 		return nil
 	}
-	first := slices.IndexFunc(asked, h.adapts)
-	for i := len(asked) - 1; i > first && first >= 0; i-- {
-		if h.adapts(asked[i]) {
-			asked = slices.Delete(asked, i, i+1)
-		}
+	for _, a := range asked {
+		h.base.Resolve(a.request) // which reports a second definition of the name before the call does
 	}
 	return asked
-}
-
-// adapts reports whether the policy of the ask is adaptive now. No call is over two such limits, because the background write of
-// the first may or may not lock the second.
-func (h *history) adapts(a ask) bool {
-	_, adapts := h.base.Resolve(a.request).Policy().(ratelimit.Adaptive)
-	return adapts
 }
 
 // suits reports whether a verb is for a kind.
@@ -136,8 +125,6 @@ func suits(verb string, kind int) bool {
 	switch verb {
 	case "Acquire", "Hold":
 		return kind == kindSlots
-	case "Report":
-		return kind == kindAdaptive
 	case "Reserve", "CheckReserve", "Wait":
 		return kind != kindSlots && kind != kindSliding
 	case "Take", "TakeUpTo", "Require", "Charge", "Credit", "CreditTaken":
@@ -190,10 +177,6 @@ func (h *history) ask(d *draw, l *limit, verb string) ask {
 	a.request = a.request.Cost(cost)
 	if h.config.Policies != nil && d.oneIn(3) {
 		a.request, a.text = a.request.Plan("pro"), a.text+" pro"
-	}
-	if l.kind == kindAdaptive && d.oneIn(3) {
-		price := oneOf(d, 1, 2, 4, 1.5, 0.5)
-		a.request, a.text = a.request.Price(price), fmt.Sprintf("%s price %v", a.text, price)
 	}
 	return a
 }
@@ -462,22 +445,6 @@ func keep(ctx context.Context, h *history, d *draw) ([]int, int, error) {
 		err = nil // by release
 	}
 	return of.kinds, allowed, err
-}
-
-func report(ctx context.Context, h *history, d *draw) ([]int, int, error) {
-	a := h.oneAsk(d, "Report")
-	o := ratelimit.Outcome{Throttled: d.oneIn(2)}
-	if d.oneIn(8) {
-		o.RetryAfter = oneOf(d, time.Second, 5*time.Second, -time.Second)
-	}
-	fmt.Fprintf(&h.text, " %v %v", o.Throttled, o.RetryAfter)
-	times, r := oneOf(d, 1, 1, 12), h.requests([]ask{a})
-	var err error
-	for range times { // an epoch needs ten
-		err = h.in.Report(ctx, r[0], o)
-		synctest.Wait() // for its background writes
-	}
-	return []int{a.kind}, allowed, err
 }
 
 func creditTaken(ctx context.Context, h *history, d *draw) ([]int, int, error) {

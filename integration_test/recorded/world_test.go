@@ -15,7 +15,6 @@ const (
 	kindSliding
 	kindCalendar
 	kindSlots
-	kindAdaptive
 	kindShards // a fixed window: how a token bucket fills goes by which of its rows were picked at random
 	kindBorrow // a call that borrows
 	kindNone   // a call that names no limit
@@ -23,7 +22,7 @@ const (
 )
 
 func kindNames() [kinds]string {
-	return [kinds]string{"tokens", "fixed", "sliding", "calendar", "slots", "adaptive", "shards", "borrow", "none"}
+	return [kinds]string{"tokens", "fixed", "sliding", "calendar", "slots", "shards", "borrow", "none"}
 }
 
 // century is a period in which nothing arrives during a history.
@@ -88,11 +87,6 @@ func drawPolicy(d *draw, kind int) ratelimit.Policy {
 		return drawCalendar(d)
 	case kindSlots:
 		return ratelimit.Concurrency{Most: oneOf(d, 1, 2, 4), Lease: oneOf(d, time.Second, 5*time.Second, 20*time.Second, time.Minute)}
-	case kindAdaptive:
-		return ratelimit.Adaptive{
-			Contract: drawPolicy(d, oneOf(d, kindTokens, kindTokens, kindFixed, kindCalendar)), Apply: !d.oneIn(4),
-			Epoch: oneOf(d, 100*time.Millisecond, 2*time.Second, 10*time.Second), Floor: oneOf(d, 0, 0.25), Growth: oneOf(d, 0, 0.25),
-		}
 	}
 	return ratelimit.FixedWindow{
 		Rate: oneOf(d, 8, 16.0), Period: oneOf(d, 5*time.Second, 20*time.Second, ratelimit.Day), Shards: oneOf(d, 2, 4, 8), MaxReserved: oneOf(d, 0, 8.0),

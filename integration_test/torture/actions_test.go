@@ -5,7 +5,6 @@ package torture_test
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"sync/atomic"
 	"time"
 
@@ -29,7 +28,6 @@ var actions = []struct {
 	{4, (*worker).takeUpTo},
 	{2, (*worker).require},
 	{4, (*worker).borrow},
-	{4, (*worker).price},
 	{4, (*worker).correct},
 	{1, (*worker).reset},
 	{2, (*worker).wait},
@@ -61,7 +59,7 @@ func (w *worker) act() {
 func taken(wishes []wish, d ratelimit.Decision) (items []item, err error) {
 	for i, of := range wishes {
 		state := &d.States[i]
-		it := item{place: of.item().place, Tokens: state.Cost * state.Charged, Lo: d.At.UnixMicro()}
+		it := item{place: of.item().place, Tokens: state.Cost, Lo: d.At.UnixMicro()}
 		if of.sharp {
 			text, err := json.Marshal(state.Value)
 			if err != nil {
@@ -118,19 +116,6 @@ func (w *worker) borrow() {
 			d.States = append(d.States, d.States[0])
 		}
 		return d, err
-	})
-}
-
-// price takes from a limit whose price follows what its upstream throttles.
-func (w *worker) price() {
-	of := w.wish("price")
-	const highest = 10 // the Floor is a tenth
-	of.most = of.cost * highest
-	w.decide("take", []wish{of}, func(ctx context.Context, limiter *ratelimit.Limiter) (ratelimit.Decision, error) {
-		if err := limiter.Report(ctx, of.request(), ratelimit.Outcome{Throttled: w.random.IntN(10) == 0}); err != nil {
-			return ratelimit.Decision{}, errors.Join(errNothing, err)
-		}
-		return limiter.Take(ctx, of.request())
 	})
 }
 

@@ -15,7 +15,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// tolerance is the rounding error allowed in sums, in tokens. Costs without a price are whole numbers.
+// tolerance is the rounding error allowed in sums, in tokens. Costs are whole numbers.
 const tolerance = 1e-3
 
 // audit compares the histories with the tables when all is over.

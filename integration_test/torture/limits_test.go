@@ -77,7 +77,6 @@ func newCatalog(began time.Time) *catalog {
 		{"pairB", still(plenty), plenty, two},
 		{"corrected", still(plenty), plenty, two},
 		{"pool", still(plenty), plenty, two[:1]},
-		{"price", ratelimit.Adaptive{Contract: still(plenty), Epoch: 500 * time.Millisecond, Apply: true}, plenty, two},
 		{"reserved", still(plenty), plenty, two},
 		{"released", still(plenty), plenty, two},
 		{"tight", still(few), few, nil},

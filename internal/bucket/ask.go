@@ -34,7 +34,6 @@ type Ask struct {
 	Terms  Terms
 	Policy any // from which the terms were compiled, for caches of answers: equal policies decide alike
 	Cost   float64
-	Asked  float64 // the cost without its price, if it has one; else 0
 	Lowest float64 // the least value that may remain
 	Most   float64 // the value up to which a credit may fill the bucket, if that is more than its capacity
 
@@ -49,39 +48,6 @@ func (a *Ask) SetNow(now int64) {
 	a.Terms = a.Terms.At(now)
 	if a.MayOwe {
 		a.Lowest = -a.Terms.MaxOwed
-	}
-	a.AllowPrice()
-}
-
-// Price returns what the cost was multiplied by.
-func (a *Ask) Price() float64 {
-	if a.Asked == 0 {
-		return 1
-	}
-	return a.Cost / a.Asked
-}
-
-// AllowPrice allows a full bucket to give the cost of the ask, and to owe tokens for it, if it could give the cost without a price.
-// So a price makes no request impossible.
-func (a *Ask) AllowPrice() {
-	if a.Asked == 0 {
-		return
-	}
-	a.BoundPrice()
-	lowest := 0.0
-	if a.MayOwe {
-		lowest = -a.Terms.MaxOwed
-	}
-	if a.Asked-a.Terms.Capacity+lowest <= a.Asked*1e-12 { // except for rounding
-		lowest = min(lowest, a.Terms.Capacity-a.Cost)
-	}
-	a.Lowest = lowest
-}
-
-// BoundPrice bounds the cost of the ask by a whole window, unless the cost without a price is higher.
-func (a *Ask) BoundPrice() {
-	if a.Terms.Windows != nil && a.Asked > 0 {
-		a.Cost = min(a.Cost, max(a.Asked, a.Terms.Capacity))
 	}
 }
 

@@ -36,7 +36,7 @@ func (a *Ask) Sharded() bool { return a.Terms.Shards > 1 }
 // OfShard returns the ask for one row of the bucket. The caller sets its cost.
 func (a *Ask) OfShard(shard int32) Ask {
 	row := *a
-	row.Key.Shard, row.Terms, row.Cost, row.Asked, row.Lowest = shard, a.Terms.OfShard(), 0, 0, 0
+	row.Key.Shard, row.Terms, row.Cost, row.Lowest = shard, a.Terms.OfShard(), 0, 0
 	return row
 }
 

@@ -11,7 +11,6 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	"github.com/pgratelimit/pgratelimit/internal/adaptive"
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
 	"github.com/pgratelimit/pgratelimit/internal/reserved"
 	"github.com/pgratelimit/pgratelimit/internal/store"
@@ -28,17 +27,13 @@ import (
 // a row for a full one.
 const madeTS = bucket.LongAgo - 1
 
-// Distributed is the store.Engine on tables that Citus distributes. It keeps reservations and prices there, too.
+// Distributed is the store.Engine on tables that Citus distributes. It keeps reservations there, too.
 type Distributed struct {
 	store.Engine
 	reservations
-	prices
 }
 
-type (
-	reservations = reserved.Tables
-	prices       = adaptive.Tables
-)
+type reservations = reserved.Tables
 
 // New returns a store for tables that Citus may distribute.
 func New(o store.Options) *store.Store {
@@ -204,17 +199,4 @@ func (Distributed) ForgetEnded(ctx context.Context, u *store.Unit) (more bool, e
 	}
 	_, err = u.Conn().Exec(ctx, u.Statement(files, "reservations_delete"), ids)
 	return err == nil && len(ids) == reserved.ForgetPage, err
-}
-
-// ForgetPrices deletes them. Citus has no SKIP LOCKED in a statement for all servers: if another transaction has locked one of the rows, it
-// fails with a lock timeout.
-func (e Distributed) ForgetPrices(ctx context.Context, u *store.Unit) error {
-	now, err := clock(ctx, u)
-	if err != nil {
-		return err
-	}
-	batch := &pgx.Batch{}
-	e.QueueBound(batch, u, adaptive.LaterWait)
-	batch.Queue(u.Statement(files, "prices_delete"), now-adaptive.KeepPrices.Microseconds())
-	return u.Conn().SendBatch(ctx, batch).Close()
 }

@@ -51,9 +51,8 @@ type Item struct {
 	Limit string `json:"limit"`
 	Key   string `json:"key"`
 	Plan  string `json:"plan"`
-	// Cost is the number of tokens reserved, and Price the price of a token then.
-	Cost  float64 `json:"cost"`
-	Price float64 `json:"price"`
+	// Cost is the number of tokens reserved.
+	Cost float64 `json:"cost"`
 }
 
 // ReservationQuery is which reservations to return, in the order of their ends.
@@ -164,20 +163,17 @@ func rowToReservation(row pgx.CollectableRow) (r reservationRow, err error) {
 		readyUs, expiresUs int64
 		staleUs, startedUs *int64
 		names, keys, plans []string
-		costs, prices      []float64
+		costs              []float64
 	)
 	if err := row.Scan(&r.ID, &r.State, &readyUs, &staleUs, &startedUs, &expiresUs, &r.Release,
-		&names, &keys, &plans, &costs, &prices, &r.matches, &r.n); err != nil {
+		&names, &keys, &plans, &costs, &r.matches, &r.n); err != nil {
 		return r, err
 	}
 	r.ReadyAt, r.StaleAt, r.StartedAt, r.ExpiresAt = instant(readyUs), optional(staleUs), optional(startedUs), instant(expiresUs)
 	for i := range names {
-		item := Item{Limit: names[i], Key: keys[i], Cost: costs[i], Price: 1}
+		item := Item{Limit: names[i], Key: keys[i], Cost: costs[i]}
 		if i < len(plans) { // none when no key was on a plan
 			item.Plan = plans[i]
-		}
-		if i < len(prices) { // none when each was 1
-			item.Price = prices[i]
 		}
 		r.Items = append(r.Items, item)
 	}

@@ -29,7 +29,7 @@ func TestReservation(t *testing.T) {
 	require.Equal(t, noon.Add(30*time.Second), read.ReadyAt)
 	require.True(t, read.ReadyAt.Equal(made.ReadyAt) && read.StaleAt.Equal(made.StaleAt))
 	require.Zero(t, read.StartedAt)
-	require.ElementsMatch(t, []inspect.Item{{Limit: "words", Key: "ada", Plan: "pro", Cost: 90, Price: 1}, {Limit: "calls", Cost: 1, Price: 1}}, read.Items)
+	require.ElementsMatch(t, []inspect.Item{{Limit: "words", Key: "ada", Plan: "pro", Cost: 90}, {Limit: "calls", Cost: 1}}, read.Items)
 
 	now = made.ReadyAt
 	_, err = limiter.Start(t.Context(), made.ID)

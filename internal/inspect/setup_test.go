@@ -142,7 +142,9 @@ func queries() []query {
 		{"Now", 0, func(ctx context.Context, r *inspect.Reader) error { return errOf(r.Now(ctx)) }},
 		{"Limits", 101, func(ctx context.Context, r *inspect.Reader) error { return errOf(r.Limits(ctx, "", 1000)) }},
 		{"Bucket", 1, func(ctx context.Context, r *inspect.Reader) error { return errOf(r.Bucket(ctx, "limit-050", key)) }},
-		{"Upstream", 1, func(ctx context.Context, r *inspect.Reader) error { return errOf(r.Upstream(ctx, "limit-050", key)) }},
+		{"Upstream", 1, func(ctx context.Context, r *inspect.Reader) error {
+			return errOf(r.Upstream(ctx, "limit-050", key, noon))
+		}},
 		{"Reservation", 1, func(ctx context.Context, r *inspect.Reader) error { return errOf(r.Reservation(ctx, number(0))) }},
 		{"RefusalsByLimit", fewRefusals, func(ctx context.Context, r *inspect.Reader) error {
 			return errOf(r.RefusalsByLimit(ctx, []string{"limit-001", "limit-007", "limit-050"}, noon, hour))

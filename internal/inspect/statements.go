@@ -26,8 +26,8 @@ var (
 	reservationsSQL string
 	//go:embed sql/reservation.sql
 	reservationSQL string
-	//go:embed sql/price.sql
-	priceSQL string
+	//go:embed sql/upstream.sql
+	upstreamSQL string
 	//go:embed sql/refusals.sql
 	refusalsSQL string
 	//go:embed sql/refusals_by_limit.sql
@@ -42,7 +42,7 @@ type statements struct {
 	owing, owingOfLimit       string
 	reservations, reservation string
 	refusals, refusalsSince   string
-	refusalsByLimit, price    string
+	refusalsByLimit, upstream string
 	hidden                    string
 }
 
@@ -55,7 +55,7 @@ func newStatements(schema string) statements {
 		owing: in(owingSQL), owingOfLimit: in(ofLimit(owingSQL)),
 		reservations: in(reservationsSQL), reservation: in(reservationSQL),
 		refusals: in(refusalsSQL), refusalsSince: in(refusalsSinceSQL),
-		refusalsByLimit: in(refusalsByLimitSQL), price: in(priceSQL),
-		hidden: "SELECT " + pgerr.Hidden("'"+strings.ReplaceAll(schema, "'", "''")+"'", "current_user", "buckets", "reservations", "refusals", "prices"),
+		refusalsByLimit: in(refusalsByLimitSQL), upstream: in(upstreamSQL),
+		hidden: "SELECT " + pgerr.Hidden("'"+strings.ReplaceAll(schema, "'", "''")+"'", "current_user", "buckets", "reservations", "refusals", "upstreams"),
 	}
 }

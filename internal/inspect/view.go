@@ -1,7 +1,6 @@
 package inspect
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"math"
@@ -41,22 +40,11 @@ type Level struct {
 	FreeAt time.Time `json:"free_at,omitzero"`
 	// PausedUntil is the end of the pause that refuses every request. Zero: there is none.
 	PausedUntil time.Time `json:"paused_until,omitzero"`
-	// Price is what the upstream of an adaptive limit accepts. Nil: the policy is not adaptive.
-	Price *Price `json:"upstream,omitempty"`
+	// Upstream is what the upstream of the key accepts. Nil: no program has reported about one.
+	Upstream *Upstream `json:"upstream,omitempty"`
 
 	// Value computes the level at other instants.
 	Value ratelimit.Value `json:"-"`
-}
-
-// Price is what a token costs, since an upstream accepts less than the contract.
-type Price struct {
-	// Share is the accepted share of the contract, and Price is 1 / Share.
-	Share float64 `json:"share"`
-	Price float64 `json:"price"`
-	// Charged reports whether calls pay the price. Otherwise it is only reported.
-	Charged bool `json:"charged"`
-	// PausedUntil is the end of the pause that the upstream asked for. Zero: it did not, or the pause is over.
-	PausedUntil time.Time `json:"paused_until,omitzero"`
 }
 
 // Policy is a policy in the JSON of rules files.
@@ -86,17 +74,6 @@ func (l *Level) Words() string {
 	}
 	return l.Policy.String() + ", mode " + string(l.Mode)
 }
-
-// Cost returns what a token costs: 1 without a price, or if the price is only reported.
-func (p *Price) Cost() float64 {
-	if p == nil || !p.Charged {
-		return 1
-	}
-	return p.Price
-}
-
-// Pauses reports whether the upstream has asked for a pause that is in effect.
-func (p *Price) Pauses() bool { return p != nil && p.Charged && !p.PausedUntil.IsZero() }
 
 // ViewOf returns a bucket without its level.
 func ViewOf(b Bucket) View {
@@ -150,7 +127,7 @@ func (r *Reader) Level(ctx context.Context, limiter *ratelimit.Limiter, request 
 	}
 	l, state := LevelOf(value), d.States[0]
 	l.DecidedBy, l.Unit, l.Mode, l.PausedUntil = DecidedBy(value.Limit.Name(), state.Rule, code), state.Unit, state.Mode, state.PausedUntil
-	l.Price, err = r.price(ctx, value, key)
+	l.Upstream, err = r.Upstream(ctx, value.Limit.Name(), key, value.AsOf)
 	return l, err
 }
 
@@ -164,25 +141,6 @@ func DecidedBy(limit, rule, code string) string {
 		return "rule"
 	}
 	return rule[min(len(rule), len(limit)+2):] // behind "name, "
-}
-
-// price returns the price of a token as the tables have it: the Limiter may not know it yet.
-func (r *Reader) price(ctx context.Context, value ratelimit.Value, key string) (*Price, error) {
-	policy, adapts := value.Limit.Policy().(ratelimit.Adaptive)
-	if !adapts {
-		return nil, nil //nolint:nilnil // there is none
-	}
-	p := &Price{Share: 1, Price: 1, Charged: policy.Apply}
-	known, found, err := r.Upstream(ctx, value.Limit.Name(), key)
-	if err != nil || !found {
-		return p, err
-	}
-	p.Share = known.Within(cmp.Or(policy.Floor, 0.1))
-	p.Price = 1 / p.Share
-	if known.PausedUntil.After(value.AsOf) {
-		p.PausedUntil = known.PausedUntil
-	}
-	return p, nil
 }
 
 // Views returns buckets with their levels. limitOf returns the limit of a bucket, and the zero Limit if its policy is not known.

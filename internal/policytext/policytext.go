@@ -18,8 +18,7 @@ const Examples = `10 per minute, capacity 50
 100 per hour (fixed window)
 never more than 100 in any minute
 1000 per month in Europe/Berlin
-5 at a time, leases of 30s
-60 per minute, adapting down to 0.1 of it`
+5 at a time, leases of 30s`
 
 var errNoPolicy = errors.New(`this is no policy; write one as "` + strings.ReplaceAll(Examples, "\n", `", "`) + `"`)
 
@@ -30,7 +29,6 @@ var (
 	sliding  = regexp.MustCompile(form(`never more than NUM in any SPAN(?:, counted in NAT slices)?`))
 	calendar = regexp.MustCompile(form(`NUM per (day|week|month|quarter|year) in (\S+)(?: from (?:(\w+day)|day NAT|(\w+) NAT) on)?` + owed))
 	slots    = regexp.MustCompile(form(`NAT at a time(?:, leases of (\S+))?`))
-	adaptive = regexp.MustCompile(form(`(.+), adapting down to NUM of it(?:, NUM back each second)?(?:, every (\S+))?(, in shadow)?`))
 )
 
 const owed = `(?:, up to NUM owed|, (no reservations))?`
@@ -57,11 +55,6 @@ func Parse(text string) (ratelimit.Policy, error) {
 type reader struct{ err error }
 
 func (r *reader) policy(text string) ratelimit.Policy {
-	if m := adaptive.FindStringSubmatch(text); m != nil {
-		return ratelimit.Adaptive{
-			Contract: r.policy(m[1]), Floor: r.number(m[2]), Growth: r.number(m[3]), Epoch: r.span(m[4]), Apply: m[5] == "",
-		}
-	}
 	if m := sliding.FindStringSubmatch(text); m != nil {
 		return ratelimit.SlidingWindow{Rate: r.number(m[1]), Period: r.span(m[2]), Slices: r.whole(m[3])}
 	}

@@ -49,12 +49,6 @@ func TestPoliciesAreReadBack(t *testing.T) {
 		ratelimit.CalendarWindow{Rate: 1000, Resets: ratelimit.Yearly, FirstMonth: time.December, FirstDay: 24},
 		ratelimit.Concurrency{Most: 5},
 		ratelimit.Concurrency{Most: 1000, Lease: 90 * time.Second},
-		ratelimit.Adaptive{Contract: ratelimit.PerMinute(60)},
-		ratelimit.Adaptive{Contract: ratelimit.PerMinute(60), Apply: true},
-		ratelimit.Adaptive{
-			Contract: ratelimit.FixedWindow{Rate: 100, Period: time.Hour, MaxReserved: ratelimit.None},
-			Floor:    0.0625, Growth: 0.02, Epoch: 3 * time.Second, Apply: true,
-		},
 	} {
 		requireReadBack(t, p)
 	}
@@ -85,7 +79,6 @@ func TestAnyPolicyIsReadBack(t *testing.T) {
 				f.Start = time.UnixMicro(random.Int64N(1 << 52)).UTC()
 			}
 			try(f)
-			try(ratelimit.Adaptive{Contract: b, Floor: random.Float64(), Growth: random.Float64(), Epoch: span(), Apply: random.IntN(2) == 0})
 			try(ratelimit.Concurrency{Most: 1 + random.IntN(1000), Lease: span()})
 		}
 		require.Greater(t, valid, testsize.Of(500, 25_000))
@@ -122,11 +115,9 @@ func TestTextsThatPeopleWrite(t *testing.T) {
 		"10 per soon":                         "write a span such as",
 		"10 per month":                        "has no fixed length",
 		"1e999 per minute":                    "too large",
-		"10 per hour (fixed window, one starts at noon)":               "no instant",
-		"10 per week in UTC from Funday on":                            `no "Funday"; write one from Sunday to Saturday`,
-		"10 per year in UTC from Smarch 3 on":                          `no "Smarch"`,
-		"10 per minute, adapting down to 0.1 of it, in shadow, really": "this is no policy",
-		"1 per day, adapting down to 0.1 of it, every 0s":              "write a span",
+		"10 per hour (fixed window, one starts at noon)": "no instant",
+		"10 per week in UTC from Funday on":              `no "Funday"; write one from Sunday to Saturday`,
+		"10 per year in UTC from Smarch 3 on":            `no "Smarch"`,
 	} {
 		_, err := policytext.Parse(text)
 		require.ErrorContains(t, err, want, text)
@@ -137,7 +128,7 @@ func FuzzParse(f *testing.F) {
 	for _, text := range strings.Split(policytext.Examples, "\n") {
 		f.Add(text)
 	}
-	f.Add("1 per day, up to 3 owed, 4 shards, adapting down to 0.1 of it, 3 back each second, every 2s, in shadow")
+	f.Add("1 per day, up to 3 owed, 4 shards")
 	f.Fuzz(func(t *testing.T, text string) {
 		p, err := policytext.Parse(text)
 		if err != nil {

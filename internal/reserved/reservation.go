@@ -50,7 +50,7 @@ type Reservation struct {
 type Reserved struct {
 	Key             bucket.Key
 	Plan            string // of the key
-	Cost, Price     float64
+	Cost            float64
 	Capacity, Rate  float64
 	Steps, Lowest   float64
 	StepUs, PhaseUs int64
@@ -75,10 +75,9 @@ func (k *Keeping) Record(asks []bucket.Ask, answers []bucket.Answer) store.Recor
 	r.Buckets = make([]Reserved, len(asks))
 	for i := range asks {
 		a, b := &asks[i], &r.Buckets[i]
-		*b = Reserved{Key: a.Key, Cost: a.Cost, Price: a.Price(), PaidUs: paid[i], Owed: owed[i]}
-		if b.setTerms(&a.Terms); !a.MayOwe { // else a price may have lowered Lowest
-			b.Lowest = a.Lowest
-		}
+		*b = Reserved{Key: a.Key, Cost: a.Cost, PaidUs: paid[i], Owed: owed[i]}
+		b.setTerms(&a.Terms)
+		b.Lowest = a.Lowest
 		if i < len(k.Plans) {
 			b.Plan = k.Plans[i]
 		}
@@ -86,9 +85,9 @@ func (k *Keeping) Record(asks []bucket.Ask, answers []bucket.Answer) store.Recor
 	return r
 }
 
-// NewReserved returns a bucket of a reservation that took cost, at a price, under terms.
-func NewReserved(key bucket.Key, plan string, cost, price float64, t *bucket.Terms) Reserved {
-	b := Reserved{Key: key, Plan: plan, Cost: cost, Price: price}
+// NewReserved returns a bucket of a reservation that took cost under terms.
+func NewReserved(key bucket.Key, plan string, cost float64, t *bucket.Terms) Reserved {
+	b := Reserved{Key: key, Plan: plan, Cost: cost}
 	b.setTerms(t)
 	return b
 }
@@ -141,10 +140,6 @@ func (r *Reservation) Asks() []bucket.Ask {
 	for i := range asks {
 		b := &r.Buckets[i]
 		asks[i] = bucket.Ask{Key: b.Key, Terms: b.Now, Cost: b.Cost, Lowest: -b.Now.MaxOwed, Most: b.Capacity}
-		if b.Price != 1 {
-			asks[i].Asked, asks[i].MayOwe = b.Cost/b.Price, true
-			asks[i].AllowPrice()
-		}
 	}
 	return asks
 }

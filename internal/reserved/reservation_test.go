@@ -59,11 +59,11 @@ func (r row) Scan(targets ...any) error {
 }
 
 // A row says all of a bucket. A row from before a column was added has the values of that time: one row for each bucket, no plan
-// and no calendar, the price 1, and paid when it was ready.
+// and no calendar, and paid when it was ready.
 func TestARowContainsTheWholeBucket(t *testing.T) {
 	t.Parallel()
 	full := Reserved{
-		Key: bucket.Key{Name: "slots", Key: "ada"}, Plan: "pro", Cost: 2, Price: 4, Capacity: 3, Rate: 5, Steps: 6, Lowest: -7, StepUs: 8, PhaseUs: 9,
+		Key: bucket.Key{Name: "slots", Key: "ada"}, Plan: "pro", Cost: 2, Capacity: 3, Rate: 5, Steps: 6, Lowest: -7, StepUs: 8, PhaseUs: 9,
 		Shards: 10, Calendar: "1 0 0 0 UTC", PaidUs: 11,
 	}
 	other := full
@@ -77,16 +77,16 @@ func TestARowContainsTheWholeBucket(t *testing.T) {
 	first := len(values) - len(columns())
 	usual := Reservation{ReadyUs: opening, Buckets: []Reserved{full}}
 	b := &usual.Buckets[0]
-	b.Shards, b.Plan, b.Calendar, b.Price = 1, "", "", 1
-	for _, left := range usual.parameters()[1+first+9 : 1+first+13] {
+	b.Shards, b.Plan, b.Calendar = 1, "", ""
+	for _, left := range usual.parameters()[1+first+9 : 1+first+12] {
 		require.Empty(t, left, "the usual takes no room in the row")
 	}
 	require.NoError(t, read.scan(row{usual.parameters()[1:]}))
 	require.Equal(t, usual.Buckets, read.Buckets)
-	for _, added := range []int{9, 10, 11, 12, 13} { // shards, plans, calendars, prices, paid_us
+	for _, added := range []int{9, 10, 11, 12} { // shards, plans, calendars, paid_us
 		values[first+added] = nil
 	}
 	require.NoError(t, read.scan(row{values}))
-	full.Shards, full.Plan, full.Calendar, full.Price, full.PaidUs = 1, "", "", 1, opening
+	full.Shards, full.Plan, full.Calendar, full.PaidUs = 1, "", "", opening
 	require.Equal(t, full, read.Buckets[0])
 }

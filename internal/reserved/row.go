@@ -27,7 +27,6 @@ func columns() []column {
 		mostly(1, func(b *Reserved) *int32 { return &b.Shards }),
 		mostly("", func(b *Reserved) *string { return &b.Plan }),
 		mostly("", func(b *Reserved) *string { return &b.Calendar }),
-		mostly(1, func(b *Reserved) *float64 { return &b.Price }),
 		of(func(b *Reserved) *int64 { return &b.PaidUs }),
 		mostly(0, func(b *Reserved) *float64 { return &b.Owed }),
 	}
@@ -98,7 +97,7 @@ func (r *Reservation) scan(row pgx.Row) error {
 	}
 	r.Buckets = make([]Reserved, arrays[0].count())
 	for i := range r.Buckets {
-		r.Buckets[i] = Reserved{Shards: 1, Price: 1, PaidUs: r.ReadyUs} // the usual, and what held before a column was added
+		r.Buckets[i] = Reserved{Shards: 1, PaidUs: r.ReadyUs} // the usual, and what held before a column was added
 	}
 	for _, c := range arrays {
 		c.spread(r.Buckets)

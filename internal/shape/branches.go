@@ -64,11 +64,6 @@ func mechanisms() []mechanism {
 			words(`IsRouted|IsDistributed|LearnLayout|LeavesOutHeld|layoutRouted`),
 		},
 		{
-			"prices",
-			[]string{"ratelimit/adaptive.go"}, // and the package internal/adaptive
-			words(`Asked|MayOwe|AllowPrice|BoundPrice|[pP]rices?|checkPrice|mayHaveCharged|Adaptive|adapts`),
-		},
-		{
 			"clocks", []string{"internal/store/wait.go"}, // rows with a future timestamp, stale answers, held rows
 			words(`FromFuture|IsStale|isHeld|FixClocks`, `&held\b`),
 		},

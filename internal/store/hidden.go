@@ -8,11 +8,11 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/pgerr"
 )
 
-// QueueFiltered queues the question whether row level security applies to the role, for the buckets, the reservations
-// and the prices. A read of filtered rows succeeds, so reads ask it in the same message.
+// QueueFiltered queues the question whether row level security applies to the role, for the buckets and the
+// reservations. A read of filtered rows succeeds, so reads ask it in the same message.
 func (u *Unit) QueueFiltered(batch *pgx.Batch) {
-	batch.Queue(`SELECT row_security_active($1::text) OR row_security_active($2::text) OR row_security_active($3::text)`, u.Table(),
-		pgx.Identifier{u.schema, "reservations"}.Sanitize(), pgx.Identifier{u.schema, "prices"}.Sanitize())
+	batch.Queue(`SELECT row_security_active($1::text) OR row_security_active($2::text)`, u.Table(),
+		pgx.Identifier{u.schema, "reservations"}.Sanitize())
 }
 
 // ReceiveFiltered reads the answer to QueueFiltered.
@@ -24,7 +24,7 @@ func ReceiveFiltered(results pgx.BatchResults) (filtered bool, err error) {
 // CheckHidden returns an error if row level security may hide rows from the role. It is another statement, so it is
 // called if row level security applies at all.
 func (u *Unit) CheckHidden(ctx context.Context) error {
-	rows, err := u.conn.Query(ctx, "SELECT "+pgerr.Hidden("$1::text", "current_user", "buckets", "reservations", "prices"), pgx.QueryExecModeExec, u.schema)
+	rows, err := u.conn.Query(ctx, "SELECT "+pgerr.Hidden("$1::text", "current_user", "buckets", "reservations"), pgx.QueryExecModeExec, u.schema)
 	if err != nil {
 		return err
 	}

@@ -44,7 +44,7 @@ func (s *Store) Statement(files embed.FS, name string) string {
 
 // inSchema returns a statement with the tables of a schema.
 func inSchema(schema, statement string) string {
-	for _, table := range []string{"buckets", "reservations", "prices", "fingerprint"} {
+	for _, table := range []string{"buckets", "reservations", "fingerprint"} {
 		name := pgx.Identifier{schema, table}.Sanitize()
 		statement = strings.ReplaceAll(statement, "'"+DefaultSchema+"."+table+"'", "'"+strings.ReplaceAll(name, "'", "''")+"'")
 		statement = strings.ReplaceAll(statement, DefaultSchema+"."+table, name)

@@ -104,26 +104,6 @@ func ReceiveClock(results pgx.BatchResults) (now int64, err error) {
 	return now, err
 }
 
-// AskWithin asks for the time, sends batch in the same message, and has receive read the answers. Its statements wait for rows only so long, and have
-// the time in the setting ratelimit.now_us.
-func (u *Unit) AskWithin(ctx context.Context, most time.Duration, batch *pgx.Batch, receive func(now int64, results pgx.BatchResults) error) error {
-	all := &pgx.Batch{}
-	u.Engine().QueueBound(all, u, most)
-	bounds := all.Len()
-	u.QueueClock(all)
-	all.QueuedQueries = append(all.QueuedQueries, batch.QueuedQueries...)
-	return u.Send(ctx, all, func(results pgx.BatchResults) error {
-		if err := skip(results, bounds); err != nil {
-			return err
-		}
-		now, err := ReceiveClock(results)
-		if err != nil {
-			return err
-		}
-		return receive(now, results)
-	})
-}
-
 // Ask sends batch, has receive read the answers, and returns the time behind them.
 func (u *Unit) Ask(ctx context.Context, batch *pgx.Batch, receive func(pgx.BatchResults) error) (now int64, err error) {
 	u.QueueClock(batch)

@@ -61,7 +61,7 @@ const (
 	ruleVersion
 	ruleCount
 	planWithoutRule
-	price
+	share
 )
 
 // Instruments returns all instruments, in the order in which the packages document them.
@@ -120,8 +120,8 @@ func Instruments() []Instrument {
 			"Stored rules and overrides in effect, and those that cannot be read and stay as they were.", "set"),
 		planWithoutRule: counter("ratelimit_plans_without_rule_total", "ratelimit.plans_without_rule", "{plan}",
 			"Plans of requests that have no stored rule although other plans of the limit have one, each counted once.", "limit"),
-		price: gauge("ratelimit_price", "ratelimit.price", "{price}",
-			"Price of a token of an adaptive limit, of the key whose price changed last.", "limit"),
+		share: gauge("ratelimit_upstream_share", "ratelimit.upstream.share", "{share}",
+			"Share of its contract that an upstream accepts, of the key whose share changed last.", "limit"),
 	}
 }
 
@@ -182,8 +182,8 @@ func Measure(event ratelimit.Event, record func(instrument int, value float64, l
 		record(ruleChecked, now())
 	case ratelimit.PlanWithoutRule:
 		record(planWithoutRule, 1, e.Limit)
-	case ratelimit.PriceChanged:
-		record(price, e.Price, e.Limit)
+	case ratelimit.ShareChanged:
+		record(share, e.Share, e.Limit)
 	}
 }
 

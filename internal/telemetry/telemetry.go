@@ -92,18 +92,6 @@ func IsPaused(d ratelimit.Decision) bool {
 	return s != nil && Refuses(s) && !s.PausedUntil.IsZero()
 }
 
-// IsPriced reports whether the limit of s charges more than the cost, because its upstream has throttled.
-func IsPriced(s *ratelimit.State) bool {
-	policy, adapts := s.Limit.Policy().(ratelimit.Adaptive)
-	return adapts && policy.Apply && s.Price > 1
-}
-
-// IsReduced reports whether a call is refused by a limit that IsPriced, and not because one is paused.
-func IsReduced(d ratelimit.Decision) bool {
-	s := decisive(d)
-	return s != nil && Refuses(s) && s.PausedUntil.IsZero() && IsPriced(s)
-}
-
 // Failure returns the result of a failed call: Contended, Cancelled, or failed.
 func Failure(f ratelimit.Failed) string {
 	switch kind := ErrorType(f.Err); kind {

@@ -70,12 +70,12 @@ func TestKinds(t *testing.T) {
 	t.Parallel()
 	bucket, fixed := ratelimit.PerSecond(1), ratelimit.FixedWindow{Rate: 1, Period: time.Second}
 	sliding, slots := ratelimit.SlidingWindow{Rate: 1, Period: time.Second, Slices: 10}, ratelimit.Concurrency{Most: 1}
-	calendar, adaptive := ratelimit.CalendarWindow{Rate: 1, Resets: ratelimit.Daily}, ratelimit.Adaptive{Contract: bucket}
+	calendar := ratelimit.CalendarWindow{Rate: 1, Resets: ratelimit.Daily}
 	for want, policies := range map[string][]ratelimit.Policy{
-		"token_bucket":    {bucket, &bucket, adaptive, &adaptive},
-		"fixed_window":    {fixed, &fixed, ratelimit.Adaptive{Contract: fixed}},
+		"token_bucket":    {bucket, &bucket},
+		"fixed_window":    {fixed, &fixed},
 		"sliding_window":  {sliding, &sliding},
-		"calendar_window": {calendar, &calendar, ratelimit.Adaptive{Contract: calendar}},
+		"calendar_window": {calendar, &calendar},
 		"concurrency":     {slots, &slots},
 	} {
 		for _, policy := range policies {
@@ -277,7 +277,7 @@ func TestInstruments(t *testing.T) {
 		ratelimit.RulesLoaded{},
 		ratelimit.RulesChecked{},
 		ratelimit.PlanWithoutRule{},
-		ratelimit.PriceChanged{},
+		ratelimit.ShareChanged{},
 	} {
 		telemetry.Measure(event, func(instrument int, _ float64, labels ...string) {
 			require.Len(t, labels, len(instruments[instrument].Labels), instruments[instrument].Prometheus)

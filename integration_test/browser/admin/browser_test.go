@@ -53,7 +53,7 @@ func setup(t *testing.T) *fixture {
 	return f
 }
 
-var upstream = rules.Rule{Limit: "upstream", Policy: ratelimit.Adaptive{Contract: ratelimit.TokenBucket{Rate: 50, Period: time.Minute}, Apply: true}}
+var upstream = rules.Rule{Limit: "upstream", Policy: ratelimit.TokenBucket{Rate: 50, Period: time.Minute}}
 
 // tab is a tab of a browser that looks at the page.
 type tab struct {
@@ -95,7 +95,7 @@ func TestPagesInABrowser(t *testing.T) {
 	f := setup(t)
 	pages := admintest.Pages(f.Furnish(t))
 	f.Put(t, append(admintest.Kinds(), upstream)...)
-	f.Exec(t, `INSERT INTO ratelimit.prices VALUES ('upstream', 'ada', 3, 0, 0, 0, 0, 0, 0.4, true, $1)`, time.Now().Add(time.Hour).UnixMicro())
+	f.Exec(t, `INSERT INTO ratelimit.upstreams VALUES ('upstream', 'ada', 3, 0, 0, 0, 0, 0, 0.4, true, $1)`, time.Now().Add(time.Hour).UnixMicro())
 	for _, name := range []string{"exports", "quota", "jobs", "upstream"} {
 		pages[name] = admintest.Address("key", "limit", name, "key", "ada")
 	}

@@ -9,4 +9,4 @@ INSERT INTO ratelimit.reservations AS r (id, state, ready_us, expires_us, releas
 VALUES ($1::uuid, 'open', 0, 0, false, '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}')
 ON CONFLICT (id) DO UPDATE SET state = r.state
 RETURNING r.state, r.ready_us, r.stale_us, r.started_us, r.expires_us, r.release,
-    r.names, r.keys, r.costs, r.capacities, r.rates, r.steps, r.step_us, r.phase_us, r.lowest, r.shards, r.plans, r.calendars, r.prices, r.paid_us, r.owed
+    r.names, r.keys, r.costs, r.capacities, r.rates, r.steps, r.step_us, r.phase_us, r.lowest, r.shards, r.plans, r.calendars, r.paid_us, r.owed

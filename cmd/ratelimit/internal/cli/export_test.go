@@ -32,7 +32,7 @@ func Views() map[string]any {
 		"`rules diff`: of each": changeView{}, "`rules apply`": appliedView{}, "`rules history`: of each": rules.Statement{},
 		"`top --by refusals`: of each": sumView{}, "`top --by owed`: of each": inspect.View{}, "`top --by reservations`: of each": reservedView{},
 		"`reservations list`: of each": inspect.Reservation{}, "an item of a reservation": inspect.Item{},
-		"`leases list`: of each": inspect.Lease{}, "`leases release`": releasedView{}, "an upstream": inspect.Price{},
+		"`leases list`: of each": inspect.Lease{}, "`leases release`": releasedView{}, "an upstream": inspect.Upstream{},
 		"`reservations cancel`": cancelledView{}, "`rules validate`": validityView{},
 		"`prune`": prunedView{}, "`migrate status`": migrationView{}, "`migrate up`, `migrate down`": migratedView{}, "`version`": build{},
 		"`simulate`": simulate.Report{}, "a limit of `simulate`": simulate.LimitReport{}, "a key of `simulate`": simulate.KeyReport{},

@@ -39,7 +39,7 @@ func (a *app) getCommand() *cobra.Command {
 		Use:   "get LIMIT [KEY]",
 		Short: "Show a bucket: its level, its policy, and who waits",
 		Long: `Show a bucket: its level, its policy and where the policy comes from, owed tokens, when it is full, pauses, open
-reservations, leases, the accepted rate of an adaptive limit, and the refusals of the last hour if programs count them
+reservations, leases, the share that an upstream accepts, and the refusals of the last hour if programs count them
 (package refusals). It takes nothing. Without KEY it shows the shared bucket.
 
 If the limit has rules for plans, it shows a line for each plan, unless you name one with --plan or --no-plan. If no policy
@@ -211,13 +211,9 @@ func (v *bucketView) fillLevel(t *table) {
 	t.field("full at", full)
 	t.field("policy", v.Words())
 	t.field("decided by", v.DecidedBy)
-	if p := v.Price; p != nil {
-		price, pauses := fmt.Sprintf("%s, for %s of the contract", number(p.Price), number(p.Share)), "upstream pauses until"
-		if !p.Charged {
-			price, pauses = price+", told and not charged", "upstream would pause until"
-		}
-		t.field("price", price)
-		t.field(pauses, instantFrom(p.PausedUntil, v.At))
+	if u := v.Upstream; u != nil {
+		t.field("upstream accepts", number(u.Share)+" of the contract")
+		t.field("upstream pauses until", instantFrom(u.PausedUntil, v.At))
 	}
 }
 

@@ -13,22 +13,13 @@ import (
 
 // reservationWords returns a reservation for people who look at one of its buckets.
 func reservationWords(r *inspect.Reservation, limit, key string, now time.Time) string {
-	took := inspect.Item{Price: 1}
+	took := 0.0
 	for _, item := range r.Items {
 		if item.Limit == limit && item.Key == key {
-			took.Cost += item.Cost
-			took.Price = item.Price
+			took += item.Cost
 		}
 	}
-	return fmt.Sprintf("%s: %s, %s", r.ID, itemWords(took), lifeWords(r, now))
-}
-
-// itemWords returns how much a reservation took, and at which price where a token does not cost one.
-func itemWords(item inspect.Item) string {
-	if item.Price == 1 {
-		return number(item.Cost)
-	}
-	return fmt.Sprintf("%s at a price of %s", number(item.Cost), number(item.Price))
+	return fmt.Sprintf("%s: %s, %s", r.ID, number(took), lifeWords(r, now))
 }
 
 // lifeWords returns where a reservation is in its life.
@@ -124,7 +115,7 @@ func (a *app) showReservations(state string, found []inspect.Reservation, now ti
 	return showList(a, found, none, []string{"ID", "TOOK", "LIFE", "ENDS"}, func(v *inspect.Reservation) []string {
 		took := make([]string, len(v.Items))
 		for j, item := range v.Items {
-			took[j] = fmt.Sprintf("%s of %s %s", itemWords(item), item.Limit, shown(keyText(item.Key)))
+			took[j] = fmt.Sprintf("%s of %s %s", number(item.Cost), item.Limit, shown(keyText(item.Key)))
 		}
 		return []string{v.ID, strings.Join(took, ", "), lifeWords(v, now), instantFrom(v.ExpiresAt, now)}
 	})

@@ -37,8 +37,8 @@ func TestRunLooksAtTheTables(t *testing.T) {
 		},
 		"WithOtherStorage": {
 			{
-				"ALTER TABLE ratelimit.prices SET (autovacuum_enabled = false, fillfactor = 100)", "storage", doctor.Fault,
-				[]string{"Autovacuum is off for ratelimit.prices", "ratelimit.prices has a fillfactor of 100"},
+				"ALTER TABLE ratelimit.upstreams SET (autovacuum_enabled = false, fillfactor = 100)", "storage", doctor.Fault,
+				[]string{"Autovacuum is off for ratelimit.upstreams", "ratelimit.upstreams has a fillfactor of 100"},
 				true,
 			},
 			{"ALTER TABLE ratelimit.reservations SET UNLOGGED", "storage", doctor.Warning, []string{"ratelimit.reservations is UNLOGGED"}, true},
@@ -49,9 +49,9 @@ func TestRunLooksAtTheTables(t *testing.T) {
 		"WithoutIndexes": {
 			{"", "indexes", doctor.OK, nil, false},
 			{
-				`ALTER TABLE ratelimit.prices DROP CONSTRAINT prices_pkey; ALTER TABLE ratelimit.rules_version DROP CONSTRAINT rules_version_pkey;
+				`ALTER TABLE ratelimit.upstreams DROP CONSTRAINT upstreams_pkey; ALTER TABLE ratelimit.rules_version DROP CONSTRAINT rules_version_pkey;
 				DROP INDEX ratelimit.reservations_expires`, "indexes", doctor.Fault, []string{
-					`"ratelimit"."prices" has no primary key`, `"ratelimit"."reservations" has no index of expires_us`, "ADD PRIMARY KEY (id);",
+					`"ratelimit"."upstreams" has no primary key`, `"ratelimit"."reservations" has no index of expires_us`, "ADD PRIMARY KEY (id);",
 				}, true,
 			},
 			{
@@ -63,9 +63,9 @@ func TestRunLooksAtTheTables(t *testing.T) {
 			{
 				`ALTER TABLE ratelimit.buckets SET UNLOGGED, SET (autovacuum_enabled = off, fillfactor = 100);
 				ALTER TABLE ratelimit.reservations SET UNLOGGED, SET (autovacuum_enabled = off, fillfactor = 100);
-				ALTER TABLE ratelimit.prices SET UNLOGGED, SET (autovacuum_enabled = off, fillfactor = 100)`,
+				ALTER TABLE ratelimit.upstreams SET UNLOGGED, SET (autovacuum_enabled = off, fillfactor = 100)`,
 				"storage", doctor.Fault,
-				[]string{"Autovacuum is off for ratelimit.prices", "with 5 more"},
+				[]string{"Autovacuum is off for ratelimit.upstreams", "with 5 more"},
 				false,
 			},
 		},
@@ -155,7 +155,7 @@ func TestRunLooksAtTheSchema(t *testing.T) {
 			_, err := pool.Exec(t.Context(), statements)
 			require.NoError(t, err)
 		}
-		run(`ALTER TABLE ratelimit.buckets RENAME TO was; DELETE FROM ratelimit.goose_db_version WHERE version_id > 2; TRUNCATE ratelimit.prices;
+		run(`ALTER TABLE ratelimit.buckets RENAME TO was; DELETE FROM ratelimit.goose_db_version WHERE version_id > 2; TRUNCATE ratelimit.reservations;
 			CREATE TABLE ratelimit.buckets (LIKE ratelimit.was INCLUDING ALL) PARTITION BY HASH (name, key);
 			CREATE TABLE ratelimit.half PARTITION OF ratelimit.buckets FOR VALUES WITH (MODULUS 2, REMAINDER 0);
 			CREATE TABLE ratelimit.other PARTITION OF ratelimit.buckets FOR VALUES WITH (MODULUS 2, REMAINDER 1);

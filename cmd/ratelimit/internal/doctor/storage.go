@@ -95,7 +95,7 @@ func (e *examination) lookAtStorage(ctx context.Context, tx pgx.Tx) (found []Fin
 		return found, err
 	}
 	found = append(found, whole...)
-	if i := slices.IndexFunc(tables, func(s stored) bool { return s.small }); i >= 0 {
+	if i := slices.IndexFunc(tables, stored.lacksPages); i >= 0 {
 		found = append(found, warning("Run ratelimit migrate up, or migrations.Up in a program.",
 			"%s has less than %d pages, because it was restored, truncated or rewritten: calls may read all of it, also while it grows.",
 			tables[i].name, migrations.MinPages)...)
@@ -104,6 +104,11 @@ func (e *examination) lookAtStorage(ctx context.Context, tx pgx.Tx) (found []Fin
 		found = ok("The storage of the tables is as the migrations set it.")
 	}
 	return found, nil
+}
+
+// lacksPages reports whether the table is too small, although it should keep its pages.
+func (s stored) lacksPages() bool {
+	return s.small && slices.Contains(settingsOf(s.table), setting{"vacuum_truncate", "off"})
 }
 
 // wholePages returns a note if the log holds whole pages of a large table of buckets, and does not compress them.

@@ -32,14 +32,14 @@ func knownTables() []table {
 			{"autovacuum_vacuum_scale_factor", scale},
 			{"autovacuum_vacuum_threshold", "1000"},
 			{"autovacuum_vacuum_cost_delay", "0"},
-			{"vacuum_truncate", "off"},
 		}
 	}
+	keepsPages := setting{"vacuum_truncate", "off"}
 	return []table{
-		{"buckets", "name, key, shard", nil, updated("0.05")},
-		{"reservations", "id", []string{"reservations_expires (expires_us)"}, []setting{{"fillfactor", "70"}, {"vacuum_truncate", "off"}}},
+		{"buckets", "name, key, shard", nil, append(updated("0.05"), keepsPages)},
+		{"reservations", "id", []string{"reservations_expires (expires_us)"}, []setting{{"fillfactor", "70"}, keepsPages}},
 		{"fingerprint", "id", nil, nil},
-		{"prices", "name, key", nil, updated("0")},
+		{"upstreams", "name, key", nil, updated("0")},
 		{"rules", "version, position", []string{
 			"rules_of_thing (of, name, key, plan, version)", "rules_by_end (end_us) WHERE of IN ('override', 'pause')",
 		}, nil},

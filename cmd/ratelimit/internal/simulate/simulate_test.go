@@ -87,13 +87,6 @@ tiers:
 		}, counts)
 	})
 
-	t.Run("AdaptsToNoUpstream", func(t *testing.T) { // as a log does not say what one answered
-		t.Parallel()
-		report := run(t, simulate.Config{By: "address", Rules: document(t, "rules: [{limit: upstream, rate: 2, period: hour, adaptive: {apply: true}}]")},
-			lines(at(0, "10.0.0.1", "GET /"), at(1, "10.0.0.1", "GET /"), at(2, "10.0.0.1", "GET /")))
-		require.EqualValues(t, 1, report.Refused)
-	})
-
 	t.Run("DecidesByTheMostSpecificRule", func(t *testing.T) {
 		t.Parallel()
 		config := simulate.Config{Rules: document(t, `

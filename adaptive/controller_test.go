@@ -1,4 +1,4 @@
-package adaptive_test
+package adaptive
 
 import (
 	"math/big"
@@ -8,13 +8,12 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/pgratelimit/pgratelimit/internal/adaptive"
 	"github.com/pgratelimit/pgratelimit/internal/testsize"
 )
 
-// exactShare is what Adapting.Next promises, in fractions. It is nil if the answer may be one of two, because a float is on the
+// exactShare is what adapting.next promises, in fractions. It is nil if the answer may be one of two, because a float is on the
 // edge between them.
-func exactShare(a adaptive.Adapting, share float64, m adaptive.Measured) (next *big.Rat, cut, onEdge bool) {
+func exactShare(a adapting, share float64, m measured) (next *big.Rat, cut, onEdge bool) {
 	rat := func(f float64) *big.Rat { return new(big.Rat).SetFloat64(f) }
 	times := func(a, b *big.Rat) *big.Rat { return new(big.Rat).Mul(a, b) }
 	least := func(a, b *big.Rat) *big.Rat {
@@ -29,20 +28,20 @@ func exactShare(a adaptive.Adapting, share float64, m adaptive.Measured) (next *
 		}
 		return b
 	}
-	clamp := func(s *big.Rat) *big.Rat { return least(most(s, rat(a.Floor)), big.NewRat(1, 1)) }
+	clamp := func(s *big.Rat) *big.Rat { return least(most(s, rat(a.floor)), big.NewRat(1, 1)) }
 	exceeds := func(left, right *big.Rat) bool {
 		distance := new(big.Rat).Sub(left, right)
 		onEdge = onEdge || distance.Abs(distance).Cmp(times(right, big.NewRat(1, 1e9))) <= 0 && right.Sign() > 0
 		return left.Cmp(right) > 0
 	}
 	now := clamp(rat(share))
-	if m.Outcomes == 0 || m.Span <= 0 || m.Span > 11*a.Epoch {
+	if m.outcomes == 0 || m.span <= 0 || m.span > 11*a.epoch {
 		return now, false, false
 	}
-	seconds := big.NewRat(int64(m.Span), int64(time.Second))
-	allowed := times(times(now, rat(a.Rate)), seconds)
-	accepted, sent := rat(m.Accepted), new(big.Rat).Add(rat(m.Accepted), rat(m.Throttled))
-	if !a.Applied {
+	seconds := big.NewRat(int64(m.span), int64(time.Second))
+	allowed := times(times(now, rat(a.rate)), seconds)
+	accepted, sent := rat(m.accepted), new(big.Rat).Add(rat(m.accepted), rat(m.throttled))
+	if !a.applied {
 		sent = least(sent, allowed)
 		accepted = least(accepted, sent)
 	}
@@ -53,9 +52,9 @@ func exactShare(a adaptive.Adapting, share float64, m adaptive.Measured) (next *
 		if isLow {
 			return now, false, onEdge
 		}
-		return clamp(new(big.Rat).Add(now, times(rat(a.Growth), seconds))), false, onEdge
+		return clamp(new(big.Rat).Add(now, times(rat(a.growth), seconds))), false, onEdge
 	}
-	if m.Outcomes < 10 {
+	if m.outcomes < 10 {
 		return now, false, onEdge
 	}
 	left := most(times(allowed, big.NewRat(7, 10)), times(accepted, big.NewRat(85, 100)))
@@ -63,7 +62,7 @@ func exactShare(a adaptive.Adapting, share float64, m adaptive.Measured) (next *
 		left = times(least(allowed, accepted), big.NewRat(7, 10))
 	}
 	left = least(left, times(allowed, big.NewRat(85, 100)))
-	return clamp(left.Quo(left, times(rat(a.Rate), seconds))), true, onEdge
+	return clamp(left.Quo(left, times(rat(a.rate), seconds))), true, onEdge
 }
 
 // Random epochs, one after the other: each answer agrees with the exact model, within the bounds, and the share never grows without
@@ -77,39 +76,39 @@ func TestAdaptingIsExact(t *testing.T) {
 		pick := func(of ...float64) float64 { return of[random.IntN(len(of))] }
 		var grown, cuts, held int
 		share := 1.0
-		var a adaptive.Adapting
+		var a adapting
 		for step := range steps {
 			if step%50 == 0 { // another policy takes over the stored state
-				a = adaptive.Adapting{
-					Rate: pick(0.01, 1, 100, 1e6), Floor: pick(0.001, 0.1, 0.5, 1), Growth: pick(0.001, 0.04, 1),
-					Epoch: time.Duration(pick(0.1, 2, 3600) * float64(time.Second)), Applied: random.IntN(3) > 0,
+				a = adapting{
+					rate: pick(0.01, 1, 100, 1e6), floor: pick(0.001, 0.1, 0.5, 1), growth: pick(0.001, 0.04, 1),
+					epoch: time.Duration(pick(0.1, 2, 3600) * float64(time.Second)), applied: random.IntN(3) > 0,
 				}
 			}
-			m := adaptive.Measured{Span: time.Duration(random.Float64() * pick(1, 1, 1, 20) * float64(a.Epoch)), Outcomes: random.Int64N(40)}
+			m := measured{span: time.Duration(random.Float64() * pick(1, 1, 1, 20) * float64(a.epoch)), outcomes: random.Int64N(40)}
 			if random.IntN(50) == 0 {
-				m.Span = -m.Span
+				m.span = -m.span
 			}
-			sent := share * a.Rate * max(m.Span, 0).Seconds() * pick(0, 0.3, 0.69, 0.71, 1, 1.5, 10)
-			m.Throttled = sent * pick(0, 0, 0, 0.005, 0.02, 0.3, 0.6, 1)
-			m.Accepted = sent - m.Throttled
+			sent := share * a.rate * max(m.span, 0).Seconds() * pick(0, 0.3, 0.69, 0.71, 1, 1.5, 10)
+			m.throttled = sent * pick(0, 0, 0, 0.005, 0.02, 0.3, 0.6, 1)
+			m.accepted = sent - m.throttled
 			want, wantCut, onEdge := exactShare(a, share, m)
-			next, cut := a.Next(share, m)
-			require.GreaterOrEqual(t, next, a.Floor)
+			next, cut := a.next(share, m)
+			require.GreaterOrEqual(t, next, a.floor)
 			require.LessOrEqual(t, next, 1.0)
 			if !onEdge {
 				exact, _ := want.Float64()
 				require.InEpsilon(t, exact, next, 1e-9, "step %d: %+v at %v: %+v", step, a, share, m)
 				require.Equal(t, wantCut, cut)
 			}
-			before := a.Clamp(share)
+			before := a.clamp(share)
 			switch {
 			case cut:
 				cuts++
-				require.LessOrEqual(t, next, max(0.85*before*(1+1e-9), a.Floor))
+				require.LessOrEqual(t, next, max(0.85*before*(1+1e-9), a.floor))
 			case next > before:
 				grown++
-				require.LessOrEqual(t, next, before+a.Growth*m.Span.Seconds()+1e-12)
-				require.GreaterOrEqual(t, m.Accepted+m.Throttled, 0.7*before*a.Rate*m.Span.Seconds()*(1-1e-9), "nobody wanted more")
+				require.LessOrEqual(t, next, before+a.growth*m.span.Seconds()+1e-12)
+				require.GreaterOrEqual(t, m.accepted+m.throttled, 0.7*before*a.rate*m.span.Seconds()*(1-1e-9), "nobody wanted more")
 			default:
 				held++
 				require.Equal(t, before, next)
@@ -122,27 +121,27 @@ func TestAdaptingIsExact(t *testing.T) {
 
 func TestAdaptingRejectsAShareOfNone(t *testing.T) {
 	t.Parallel()
-	a := adaptive.Adapting{Rate: 100, Floor: 0.1, Growth: 0.04, Epoch: 2 * time.Second}
+	a := adapting{rate: 100, floor: 0.1, growth: 0.04, epoch: 2 * time.Second}
 	zero := 0.0
 	for _, share := range []float64{-1, 0, 0.01, zero / zero} {
-		next, _ := a.Next(share, adaptive.Measured{})
+		next, _ := a.next(share, measured{})
 		require.Equal(t, 0.1, next)
 	}
-	next, _ := a.Next(7, adaptive.Measured{})
+	next, _ := a.next(7, measured{})
 	require.Equal(t, 1.0, next)
 }
 
 func TestEpochIsOver(t *testing.T) {
 	t.Parallel()
-	a := adaptive.Adapting{Rate: 100, Floor: 0.1, Growth: 0.04, Epoch: 2 * time.Second, Applied: true}
+	a := adapting{rate: 100, floor: 0.1, growth: 0.04, epoch: 2 * time.Second, applied: true}
 	inShadow := a
-	inShadow.Applied = false
-	well, sudden := adaptive.Measured{Outcomes: 10, Accepted: 10}, adaptive.Measured{Outcomes: 10, Accepted: 7, Throttled: 3}
-	few := adaptive.Measured{Outcomes: 9, Throttled: 9}
+	inShadow.applied = false
+	well, sudden := measured{outcomes: 10, accepted: 10}, measured{outcomes: 10, accepted: 7, throttled: 3}
+	few := measured{outcomes: 9, throttled: 9}
 	for _, c := range []struct {
 		what     string
-		of       adaptive.Adapting
-		m        adaptive.Measured
+		of       adapting
+		m        measured
 		span     time.Duration
 		afterCut bool
 		over     bool
@@ -156,14 +155,14 @@ func TestEpochIsOver(t *testing.T) {
 		{"cut in the epoch before", a, sudden, 500 * time.Millisecond, true, false},
 		{"in shadow nothing follows", inShadow, sudden, 500 * time.Millisecond, false, false},
 	} {
-		c.m.Span = c.span
-		require.Equal(t, c.over, c.of.IsOver(c.m, c.afterCut), c.what)
+		c.m.span = c.span
+		require.Equal(t, c.over, c.of.isOver(c.m, c.afterCut), c.what)
 	}
 }
 
-// upstream is an upstream whose capacity falls from the rate of the contract to 40 % of it and rises again, each for a third of the time. Callers
+// followed is what came of an upstream whose capacity falls from the rate of the contract to 40 % of it and rises again, each for a third of the time. Callers
 // send as much as the limit lets them. The upstream accepts a burst of a second.
-type upstream struct {
+type followed struct {
 	goodput   float64 // the accepted share of its capacity
 	refused   float64 // the throttled share of the requests
 	lowest    float64 // share of the contract
@@ -171,20 +170,20 @@ type upstream struct {
 }
 
 // follow has the controller follow an upstream that takes some seconds to answer, by outcomes that it hears four times in an epoch.
-func follow(a adaptive.Adapting, third, answers float64) upstream {
+func follow(a adapting, third, answers float64) followed {
 	const tick = 0.05
 	type outcomes struct{ accepted, throttled float64 }
 	var sent []outcomes
 	var total, known outcomes
-	share, cut, begun, left := 1.0, false, 0.0, a.Rate
-	u := upstream{lowest: 1, recovered: third}
+	share, cut, begun, left := 1.0, false, 0.0, a.rate
+	u := followed{lowest: 1, recovered: third}
 	for now := 0.0; now < 3*third; now += tick {
-		capacity := a.Rate
+		capacity := a.rate
 		if now >= third && now < 2*third {
 			capacity *= 0.4
 		}
 		left = min(capacity, left+capacity*tick)
-		asked := share * a.Rate * tick
+		asked := share * a.rate * tick
 		accepted := min(asked, left)
 		left -= accepted
 		sent = append(sent, outcomes{accepted, asked - accepted})
@@ -192,28 +191,28 @@ func follow(a adaptive.Adapting, third, answers float64) upstream {
 		if answered := len(sent) - 1 - int(answers/tick); answered >= 0 {
 			known.accepted, known.throttled = known.accepted+sent[answered].accepted, known.throttled+sent[answered].throttled
 		}
-		m := adaptive.Measured{Accepted: known.accepted, Throttled: known.throttled, Outcomes: int64(known.accepted + known.throttled)}
-		m.Span = time.Duration((now - begun) * float64(time.Second))
-		if len(sent)%int(a.Epoch.Seconds()/4/tick) != 0 || !a.IsOver(m, cut) {
+		m := measured{accepted: known.accepted, throttled: known.throttled, outcomes: int64(known.accepted + known.throttled)}
+		m.span = time.Duration((now - begun) * float64(time.Second))
+		if len(sent)%int(a.epoch.Seconds()/4/tick) != 0 || !a.isOver(m, cut) {
 			continue
 		}
-		share, cut = a.Next(share, m)
+		share, cut = a.next(share, m)
 		known, begun = outcomes{}, now
 		u.lowest = min(u.lowest, share)
 		if since := now - 2*third; since > 0 && share >= 0.95 {
 			u.recovered = min(u.recovered, since)
 		}
 	}
-	u.goodput, u.refused = total.accepted/(2.4*third*a.Rate), total.throttled/(total.accepted+total.throttled)
+	u.goodput, u.refused = total.accepted/(2.4*third*a.rate), total.throttled/(total.accepted+total.throttled)
 	return u
 }
 
 // The controller was chosen by these figures: of an upstream that answers at once, of a slow one, and of one behind a contract that is small.
 func TestAdaptingFollowsAnUpstream(t *testing.T) {
 	t.Parallel()
-	fast := adaptive.Adapting{Rate: 100, Floor: 0.1, Growth: 0.04, Epoch: 2 * time.Second, Applied: true}
-	slow := adaptive.Adapting{Rate: 20, Floor: 0.1, Growth: 0.04, Epoch: 4 * time.Second, Applied: true}
-	for name, u := range map[string]upstream{
+	fast := adapting{rate: 100, floor: 0.1, growth: 0.04, epoch: 2 * time.Second, applied: true}
+	slow := adapting{rate: 20, floor: 0.1, growth: 0.04, epoch: 4 * time.Second, applied: true}
+	for name, u := range map[string]followed{
 		"fast": follow(fast, 40, 0.1), "0.02 s": follow(slow, 100, 0.02), "0.5 s": follow(slow, 100, 0.5), "1 s": follow(slow, 100, 1),
 	} {
 		require.Greater(t, u.goodput, 0.92, name)

@@ -1,0 +1,6 @@
+-- Read the rows of keys: $1 names, $2 keys.
+--
+-- Returns as lock.sql.
+SELECT u.name, u.key, u.epoch, u.begun_us, u.seen_us, u.outcomes, u.accepted, u.throttled, u.share, u.cut, u.paused_until_us
+FROM unnest($1::text[], $2::text[]) AS n (name, key)
+JOIN ratelimit.upstreams AS u ON u.name = n.name AND u.key = n.key
