@@ -186,8 +186,10 @@ func TestMovingSharesGiveNoTokens(t *testing.T) {
 		t.Helper()
 		random := rand.New(rand.NewPCG(seed, 3))
 		for _, policy := range []ratelimit.Policy{
-			ratelimit.TokenBucket{Rate: 10, Period: time.Second, Capacity: 25}, ratelimit.TokenBucket{Rate: 8, Period: time.Second, Shards: 4},
-			ratelimit.FixedWindow{Rate: 10, Period: time.Second}, ratelimit.FixedWindow{Rate: 10, Period: time.Second, Capacity: 25},
+			ratelimit.TokenBucket{Rate: 10, Period: time.Second, Capacity: 25},
+			ratelimit.TokenBucket{Rate: 8, Period: time.Second, Shards: 4},
+			ratelimit.FixedWindow{Rate: 10, Period: time.Second},
+			ratelimit.FixedWindow{Rate: 10, Period: time.Second, Capacity: 25},
 		} {
 			limit := ratelimit.Define("upstream", policy)
 			p := newProcess(t, nil, Limit{Limit: limit, Apply: true})

@@ -193,10 +193,12 @@ func TestAFailureKeepsReportsAndShares(t *testing.T) {
 		want error
 	}{
 		"NoTable": {func(t *testing.T, m *market) func() {
+			t.Helper()
 			m.exec(t, `ALTER TABLE ratelimit.upstreams RENAME TO away`)
 			return func() { m.exec(t, `ALTER TABLE ratelimit.away RENAME TO upstreams`) }
 		}, ratelimit.ErrNotMigrated},
 		"RowThatIsInserted": {func(t *testing.T, m *market) func() {
+			t.Helper()
 			tx, err := m.Begin(t.Context())
 			require.NoError(t, err)
 			_, err = tx.Exec(t.Context(), `INSERT INTO ratelimit.upstreams VALUES ('api', 'new', 0, 0, 0, 0, 0, 0, 1, false, 0)`)

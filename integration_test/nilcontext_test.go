@@ -20,6 +20,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/rules"
 	"github.com/pgratelimit/pgratelimit/scheduler"
 	"github.com/pgratelimit/pgratelimit/sqllimit"
+	"github.com/pgratelimit/pgratelimit/take"
 	"github.com/pgratelimit/pgratelimit/waitlist"
 )
 
@@ -95,6 +96,7 @@ func TestNilContextsAreErrors(t *testing.T) {
 	}
 	for name, f := range map[string]any{
 		"Up": migrations.Up, "Down": migrations.Down, "Version": migrations.Version, "Distribute": migrations.Distribute,
+		"take.UpTo": take.UpTo, "take.Wait": take.Wait, "take.Borrow": take.Borrow,
 		"Top": refusals.Top, "Migrate": scheduler.Migrate, "sqllimit.InTx": sqllimit.InTx,
 	} {
 		call(name, reflect.ValueOf(f))

@@ -233,7 +233,7 @@ func TestRefusedIsNotCalledForRetriedAttempts(t *testing.T) {
 			err := limiter.InTx(t.Context(), func(tx pgx.Tx) error {
 				attempts++
 				if test.filled && attempts > test.lost {
-					require.NoError(t, s.outside.limiter.Reset(t.Context(), empty))
+					require.NoError(t, limiter.WithTx(tx).Reset(t.Context(), empty))
 				}
 				err := limiter.WithTx(tx).Require(t.Context(), empty)
 				if attempts > test.lost || !errors.Is(err, ratelimit.ErrLimited) {

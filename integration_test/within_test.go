@@ -1,6 +1,7 @@
 package integration_test
 
 import (
+	"slices"
 	"testing"
 	"time"
 
@@ -26,10 +27,11 @@ func TestWithin(t *testing.T) {
 					t.Parallel()
 					key := t.Name()
 					for _, others := range [][]ratelimit.Request{nil, {roomy.For(key)}, {wide.For(key)}} {
-						require.NoError(t, limiter.Reset(t.Context(), append(others, queued.For(key))...))
+						require.NoError(t, limiter.Reset(t.Context(), append(slices.Clone(others), queued.For(key))...))
 						takeAll(t, limiter, queued.For(key))
-						reserve := func(within time.Duration) (looked, r ratelimit.Reservation) {
-							requests := append(others, queued.For(key).Within(within))
+						reserve := func(within time.Duration) (r ratelimit.Reservation) {
+							requests := append(slices.Clone(others), queued.For(key).Within(within))
+							var looked ratelimit.Reservation
 							require.NoError(t, place.within(t.Context(), b.db(), limiter, func(l *ratelimit.Limiter) (err error) {
 								if looked, err = l.CheckReserve(t.Context(), requests...); err == nil {
 									r, err = l.Reserve(t.Context(), requests...)
@@ -37,15 +39,15 @@ func TestWithin(t *testing.T) {
 								return err
 							}))
 							require.Equal(t, []any{looked.Allowed, looked.RetryAfter, looked.ReadyAt}, []any{r.Allowed, r.RetryAfter, r.ReadyAt})
-							return looked, r
+							return r
 						}
-						_, r := reserve(ratelimit.Day - time.Minute)
+						r := reserve(ratelimit.Day - time.Minute)
 						require.Equal(t, []any{false, time.Minute, ""}, []any{r.Allowed, r.RetryAfter, r.ID})
 						require.Zero(t, tokens(t, limiter, queued.For(key)))
 						for _, other := range others {
 							require.Equal(t, other.Limit().Capacity(), tokens(t, limiter, other))
 						}
-						_, r = reserve(ratelimit.Day)
+						r = reserve(ratelimit.Day)
 						require.Equal(t, []any{true, ratelimit.Day}, []any{r.Allowed, r.Delay()})
 						require.Equal(t, -1.0, tokens(t, limiter, queued.For(key)))
 					}

@@ -190,7 +190,7 @@ func (h *holding) note(d *ratelimit.Decision) {
 		h.limit, h.numbers = state.Limit, state.Limit.Numbers()
 	}
 	h.row = 0
-	if state.Mode == ratelimit.On && servable(h.limit, &h.numbers) {
+	if state.Mode == ratelimit.On && servable(&h.numbers) {
 		h.row = state.Value.Tokens
 	}
 }

@@ -115,7 +115,7 @@ func check(limit ratelimit.Limit, terms Terms) error {
 	switch {
 	case limit == ratelimit.Limit{}:
 		return errors.New("is the zero Limit; make it with ratelimit.Define")
-	case !servable(limit, &n):
+	case !servable(&n):
 		return fmt.Errorf("is %v; only tokens of a TokenBucket, a FixedWindow or a CalendarWindow without Shards can be prefetched", limit.Policy())
 	case n.Most == 0:
 		return errors.New("has the Capacity None, which leaves nothing to prefetch; leave one of them out")
@@ -125,8 +125,8 @@ func check(limit ratelimit.Limit, terms Terms) error {
 	return nil
 }
 
-// servable reports whether tokens of the limit can be taken in advance.
-func servable(limit ratelimit.Limit, n *ratelimit.Numbers) bool {
+// servable reports whether tokens of a limit with these numbers can be taken in advance.
+func servable(n *ratelimit.Numbers) bool {
 	switch n.Kind {
 	case ratelimit.KindTokenBucket, ratelimit.KindFixedWindow, ratelimit.KindCalendarWindow:
 		return n.Shards <= 1

@@ -327,7 +327,7 @@ func TestThePrivilegesOfAnApplication(t *testing.T) {
 		require.NoError(t, err)
 		require.NoError(t, upstreams.Report(limiter, upstream.For("ada"), adaptive.Outcome{Throttled: true, RetryAfter: time.Millisecond}))
 		require.NoError(t, upstreams.Close(ctx)) // which waits for the report to be written
-		require.EqualValues(t, 1, count(t, pool, "SELECT count(*) FROM ratelimit.upstreams WHERE name = 'upstream'"))
+		require.Equal(t, 1, count(t, pool, "SELECT count(*) FROM ratelimit.upstreams WHERE name = 'upstream'"))
 		require.NoError(t, limiter.Close(ctx))
 		require.Empty(t, problems)
 	})

@@ -144,8 +144,10 @@ func TestPoliciesChangeInAllProgramsAtOneInstant(t *testing.T) {
 	ahead := store(lead)
 	window := ratelimit.FixedWindow{Rate: 50, Period: 100 * time.Millisecond, Capacity: 1000, Start: noon}
 	for _, rule := range []rules.Rule{
-		{Policy: bucket(10), OnChange: ratelimit.ScaleTokens}, {Policy: bucket(1000), OnChange: ratelimit.ScaleTokens},
-		{Policy: window, OnChange: ratelimit.ResetTokens}, {Policy: bucket(500), OnChange: ratelimit.ResetTokens},
+		{Policy: bucket(10), OnChange: ratelimit.ScaleTokens},
+		{Policy: bucket(1000), OnChange: ratelimit.ScaleTokens},
+		{Policy: window, OnChange: ratelimit.ResetTokens},
+		{Policy: bucket(500), OnChange: ratelimit.ResetTokens},
 	} {
 		rule.Limit = "api"
 		put(ahead, rule)

@@ -17,8 +17,6 @@ type mechanism struct {
 }
 
 // mechanisms returns the mechanisms of the core, with the identifiers that conditions name them by. A word is a whole identifier.
-//
-//nolint:funlen // a table
 func mechanisms() []mechanism {
 	return []mechanism{
 		{
