@@ -20,7 +20,7 @@ LONG := /(bench(/.*)?|integration_test/(browser/playground|docs|pooler|processes
 
 # RACING: the Limiter, what it is made of, and packages that run it in goroutines of their own. The race detector makes all others slower,
 # and has nothing to find in them; make test-all runs it on them too.
-RACING := $(addprefix ./internal/,ahead batch gate guard store turns) ./adaptive ./ratelimit ./ratelimittest ./rules ./httplimit ./scheduler \
+RACING := $(addprefix ./internal/,batch gate guard store turns) ./adaptive ./prefetch ./ratelimit ./ratelimittest ./rules ./httplimit ./scheduler \
 	./integration_test
 
 # VERSION=18 runs the tests on Postgres 18 in place of the one on this machine. Tests use the server of a URL, and find installed programs. If
