@@ -7,7 +7,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
 )
 
-// recallOne is recall for a Take of one request without a price. It makes no call and no plan, which would double its time.
+// recallOne is recall for a Take of one request. It makes no call and no plan, which would double its time.
 func recallOne(ctx context.Context, l *Limiter, r *Request) (d Decision, refused bool) {
 	if ctx.Err() != nil {
 		return d, false
