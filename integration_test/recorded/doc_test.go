@@ -24,7 +24,7 @@
 // Random results are left out as well: the IDs of reservations, how many rows Prune deletes, token buckets with Shards, and
 // changes of the policy of a sharded window other than the number of its rows, which resets the bucket. A server is not asked for histories in which a sharded limit has a rule for one plan or key.
 //
-// The short tier runs 2,000 histories in memory and 120 on Postgres; the full size runs 96,000 and 1,920. With the race detector
-// every 19th of the 96,000 and every fifth of the 1,920 runs; make nightly runs all without it.
+// The short tier runs 2,000 histories in memory and 120 on Postgres; the full size runs 80,000 and 1,600. With the race detector
+// every 19th of the 80,000 and every fifth of the 1,600 runs; make nightly runs all without it.
 // Not covered are calls at the same time.
 package recorded_test
