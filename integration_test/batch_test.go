@@ -307,24 +307,3 @@ func TestMoreRowsThanAskedAreAnError(t *testing.T) {
 		})
 	}
 }
-
-// Calls on a single connection are no batch. ACallApartStaysOnItsGoroutine of internal/batch tests that no other goroutine uses the connection.
-func TestCallsOnASingleConnectionAreNotFolded(t *testing.T) {
-	t.Parallel()
-	b := setup(t)
-	pooled, err := b.pool.Acquire(t.Context())
-	require.NoError(t, err)
-	defer pooled.Release()
-	for name, pool := range map[string]ratelimit.Pool{"ConnectionOfAPool": pooled, "Connection": pooled.Conn()} {
-		limiter, err := ratelimit.New(pool, ratelimit.Config{Observer: observing(func(event ratelimit.Event) {
-			if _, is := event.(ratelimit.Batched); is {
-				t.Error("a batch")
-			}
-		})})
-		require.NoError(t, err)
-		for _, call := range []verb{taking(wide.For(name)), taking(roomy.For(name), wide.For(name)), checking(roomy.For(name), wide.For(name))} {
-			requireAllowed(t, call, limiter)
-		}
-		require.NoError(t, limiter.Close(t.Context()))
-	}
-}

@@ -97,43 +97,6 @@ func TestAnInterruptedCallIsAllOrNothing(t *testing.T) {
 
 const unknownID = "00000000-0000-4000-8000-000000000000"
 
-// BEGIN on a connection that is in a transaction is only warned of, and COMMIT then ends that one.
-func TestTheLimiterNeverClosesAConnectionInATransaction(t *testing.T) {
-	t.Parallel()
-	b := setup(t)
-	b.exec(t, `CREATE TABLE work (n int)`)
-	conn, err := pgx.ConnectConfig(t.Context(), b.pool.Config().ConnConfig)
-	require.NoError(t, err)
-	defer conn.Close(context.WithoutCancel(t.Context()))
-	pooled, err := b.pool.Acquire(t.Context())
-	require.NoError(t, err)
-	defer pooled.Release()
-	for name, single := range map[string]interface {
-		ratelimit.Pool
-		Begin(ctx context.Context) (pgx.Tx, error)
-	}{"Conn": conn, "PoolsConn": pooled} {
-		t.Run(name, func(t *testing.T) { // not parallel: the connections are for as long as the test
-			limiter, err := ratelimit.New(single, ratelimit.Config{})
-			require.NoError(t, err)
-			tx, err := single.Begin(t.Context())
-			require.NoError(t, err)
-			_, err = tx.Exec(t.Context(), `INSERT INTO work VALUES (1)`)
-			require.NoError(t, err)
-			for name, call := range map[string]verb{
-				"Take": taking(roomy.For("a")), "Reserve": reserving(roomy.For("a")), "Reset": resetting(roomy.For("a")), "InTx": inTx(taking(roomy.For("a"))),
-			} {
-				err := errOf(call(t.Context(), limiter))
-				require.ErrorIs(t, err, ratelimit.ErrInvalidConfig, name)
-				require.ErrorContains(t, err, "use WithTx", name)
-			}
-			takeOne(t, limiter.WithTx(tx), roomy.For("a"))
-			require.NoError(t, tx.Rollback(t.Context()))
-			require.Zero(t, b.count(t, `SELECT count(*) FROM work`))
-			takeOne(t, limiter, roomy.For("a"))
-		})
-	}
-}
-
 // execModes are the modes in which pgx sends statements.
 var execModes = []pgx.QueryExecMode{
 	pgx.QueryExecModeCacheStatement, pgx.QueryExecModeCacheDescribe, pgx.QueryExecModeDescribeExec, pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol,

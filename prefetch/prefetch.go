@@ -83,8 +83,8 @@ const (
 	givingBack = 4
 )
 
-// New returns a Limiter that keeps no tokens yet. Calls that it can't answer go to limiter, which must be on a pool, not on a
-// transaction or a single connection. Errors wrap ratelimit.ErrInvalidConfig.
+// New returns a Limiter that keeps no tokens yet. Calls that it can't answer go to limiter, which must be on a pool, not in a
+// transaction. Errors wrap ratelimit.ErrInvalidConfig.
 func New(limiter *ratelimit.Limiter, config Config) (*Limiter, error) {
 	switch {
 	case limiter == nil:

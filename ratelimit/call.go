@@ -215,7 +215,7 @@ func (c *call) run(ctx context.Context, l *Limiter) error {
 	if len(c.Asks) == 0 { // the answers are known
 		return nil
 	}
-	if (l.isConnection || !l.gate.IsOpen(&l.session, c.plan.keyed)) && !c.isRejected(l) {
+	if !l.gate.IsOpen(&l.session, c.plan.keyed) && !c.isRejected(l) {
 		bounded, cancel := l.config.bounded(ctx) // one time limit for the check and the call
 		defer cancel()
 		ctx = bounded
@@ -258,15 +258,9 @@ func (c *Config) bounded(ctx context.Context) (context.Context, context.CancelFu
 	return batch.Bounded(ctx, c.Timeout)
 }
 
-// pass returns an error if a call must not be sent: a single connection is in a transaction, the keys are stored under another
-// secret, or the connection path loses prepared statements. keyed is whether the call names keys that are not in their stored
-// form.
+// pass returns an error if a call must not be sent: the keys are stored under another secret, or the connection path loses
+// prepared statements. keyed is whether the call names keys that are not in their stored form.
 func (l *Limiter) pass(ctx context.Context, verb string, keyed, looks bool) error {
-	if l.isConnection {
-		if err := notInTx(l.pool); err != nil {
-			return err
-		}
-	}
 	if l.gate.IsOpen(&l.session, keyed) {
 		return nil
 	}

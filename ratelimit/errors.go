@@ -4,11 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"reflect"
 	"strings"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgratelimit/pgratelimit/internal/pgerr"
 	"github.com/pgratelimit/pgratelimit/internal/pooler"
@@ -252,22 +252,12 @@ func explain(err error, schema string, inTx bool) error {
 }
 
 // leaveReadOnly closes idle connections of the pool to a read-only server, if err came from one. It leaves other pools than
-// pgx's, and single connections of the caller, unchanged.
+// pgx's unchanged.
 func leaveReadOnly(ctx context.Context, l *Limiter, err error) {
-	state := pgerr.Code(err)
-	if (state == pgerr.ReadOnly || state == codeNotSupported) && !l.isConnection && isOfPgx(l.pool) {
-		l.leaving.Leave(ctx, l.pool)
+	pool, ok := l.pool.(*pgxpool.Pool)
+	if state := pgerr.Code(err); ok && (state == pgerr.ReadOnly || state == codeNotSupported) {
+		l.leaving.Leave(ctx, pool)
 	}
-}
-
-// isOfPgx reports whether the type of the pool is pgx's own, whose BeginTx only begins a transaction.
-func isOfPgx(pool Pool) bool {
-	t := reflect.TypeOf(pool)
-	if t.Kind() == reflect.Pointer {
-		t = t.Elem()
-	}
-	path := reflect.TypeFor[pgx.Conn]().PkgPath()
-	return t.PkgPath() == path || strings.HasPrefix(t.PkgPath(), path+"/")
 }
 
 // explained returns the error of a call of l, with the action that failed and with explain's advice. Outside the caller's transaction it

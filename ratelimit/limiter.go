@@ -20,7 +20,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/turns"
 )
 
-// DB has the methods that a call needs. *pgxpool.Pool, *pgxpool.Conn, *pgx.Conn and pgx.Tx implement it.
+// DB has the methods that a call needs. *pgxpool.Pool and pgx.Tx implement it.
 type DB interface {
 	Exec(ctx context.Context, sql string, arguments ...any) (pgconn.CommandTag, error)
 	Query(ctx context.Context, sql string, arguments ...any) (pgx.Rows, error)
@@ -35,7 +35,8 @@ type Tx interface {
 	Rollback(ctx context.Context) error
 }
 
-// Pool is a DB that can begin transactions: a *pgxpool.Pool, or a *pgx.Conn or *pgxpool.Conn that only the Limiter uses.
+// Pool is a DB that can begin transactions, for any number of callers at once: a *pgxpool.Pool. If a program may have only one
+// connection, set pool_max_conns=1 in its connection string.
 type Pool interface {
 	DB
 	BeginTx(ctx context.Context, options pgx.TxOptions) (pgx.Tx, error)
@@ -44,19 +45,18 @@ type Pool interface {
 // Limiter decides on requests. It is safe for concurrent use, except a Limiter of WithTx: use that on the goroutine of its
 // transaction. Make one Limiter for a process, because calls share a statement only with calls of the same Limiter.
 type Limiter struct {
-	pool         Pool   // nil for a Limiter of WithTx
-	misuse       string // why the transaction of WithTx cannot be used; empty if it can
-	isConnection bool   // whether the pool is a single connection, which one caller at a time can use
-	config       Config
-	store        *store.Store
-	session      store.Session // on the pool, or the transaction
-	batcher      *batch.Batcher[store.Call]
-	cache        *refusalcache.Cache // nil: no refusal is answered from memory
-	queues       *turns.Queues
-	reports      reports
-	policies     *policies
-	gate         *gate.Gate
-	leaving      *gate.Leaving
+	pool     Pool   // nil for a Limiter of WithTx
+	misuse   string // why the transaction of WithTx cannot be used; empty if it can
+	config   Config
+	store    *store.Store
+	session  store.Session // on the pool, or the transaction
+	batcher  *batch.Batcher[store.Call]
+	cache    *refusalcache.Cache // nil: no refusal is answered from memory
+	queues   *turns.Queues
+	reports  reports
+	policies *policies
+	gate     *gate.Gate
+	leaving  *gate.Leaving
 }
 
 // New returns a Limiter whose calls run on pool. It makes no connection: if the tables are missing, the first call returns
@@ -64,6 +64,11 @@ type Limiter struct {
 func New(pool Pool, config Config) (*Limiter, error) {
 	if arg.IsNil(pool) {
 		return nil, fmt.Errorf("%w: the pool is nil; pass what pgxpool.New returned", ErrInvalidConfig)
+	}
+	switch pool.(type) {
+	case *pgx.Conn, *pgxpool.Conn:
+		return nil, fmt.Errorf("%w: a %T can run only one call at a time; pass a *pgxpool.Pool, with pool_max_conns=1 in its "+
+			"connection string if it may have only one connection", ErrInvalidConfig, pool)
 	}
 	config = config.withDefaults()
 	if err := config.validate(); err != nil {
@@ -82,7 +87,7 @@ func New(pool Pool, config Config) (*Limiter, error) {
 		asOf = config.asOf
 	}
 	l := &Limiter{
-		pool: pool, isConnection: connectionOf(pool) != nil, config: config, store: newStore(store.Options{Schema: config.Schema, AsOf: asOf, RelaxedCommit: config.RelaxedCommit}),
+		pool: pool, config: config, store: newStore(store.Options{Schema: config.Schema, AsOf: asOf, RelaxedCommit: config.RelaxedCommit}),
 		cache: refusalcache.New(config.RefusalCache, asOf), queues: turns.New(shared), policies: &policies{},
 		leaving: &gate.Leaving{}, gate: gate.New(gate.Options{
 			Secret: config.HashKey, Schema: config.Schema, ErrMismatch: ErrHashKeyMismatch, ErrPoolerMode: ErrPoolerMode,
@@ -91,7 +96,7 @@ func New(pool Pool, config Config) (*Limiter, error) {
 	l.reports = reports{observer: config.Observer, refused: config.Refused, cache: l.cache}
 	l.session = l.store.OnPool(pool, owner{l})
 	l.batcher = batch.New[store.Call](&l.session, batch.Options{
-		Apart:      func() bool { return config.NoBatching || l.isConnection || l.store.IsRouted() },
+		Apart:      func() bool { return config.NoBatching || l.store.IsRouted() },
 		MaxWaiting: config.MaxWaiting, Timeout: config.Timeout, ErrClosed: ErrClosed, ErrOverloaded: ErrOverloaded,
 	})
 	return l, nil

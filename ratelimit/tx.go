@@ -61,7 +61,7 @@ func (l *Limiter) WithTx(tx Tx) *Limiter {
 // withoutPool returns l for calls in a transaction. A nil after means that the Limiter does not learn whether it commits.
 func withoutPool(l *Limiter, after *afterCommit) *Limiter {
 	bound := *l
-	bound.pool, bound.isConnection, bound.config.Timeout = nil, false, -1
+	bound.pool, bound.config.Timeout = nil, -1
 	bound.reports.inTx, bound.reports.after = true, after
 	return &bound
 }
@@ -104,9 +104,6 @@ func (l *Limiter) InTx(ctx context.Context, fn func(tx pgx.Tx) error) error {
 		return fmt.Errorf("%w: %w", ErrInvalidRequest, arg.CheckContext(ctx, "InTx"))
 	case ctx.Err() != nil:
 		return fmt.Errorf("ratelimit: transaction: the context ended before the call: %w", ctx.Err())
-	}
-	if err := notInTx(l.pool); err != nil {
-		return err
 	}
 	began := l.reports.began()
 	// Other errors are ignored here: the transaction will hit them again, and can handle them.
@@ -371,14 +368,6 @@ func (o owner) Batched(ctx context.Context, calls int, elapsed time.Duration) {
 	}
 }
 
-// notInTx returns an error if the pool is a single connection in a transaction, which a transaction of the Limiter would end.
-func notInTx(pool Pool) error {
-	if conn := connectionOf(pool); conn != nil && !conn.IsClosed() && conn.PgConn().TxStatus() != 'I' {
-		return fmt.Errorf("%w: the connection is in a transaction; use WithTx", ErrInvalidConfig)
-	}
-	return nil
-}
-
 // isClosed reports whether the connection of a transaction of the pool is closed. A transaction over database/sql answers
 // itself, because it has no connection of pgx. A transaction in memory has no connection.
 func isClosed(tx pgx.Tx) bool {
@@ -397,17 +386,6 @@ func isIdle(tx pgx.Tx) bool {
 	}
 	conn := tx.Conn()
 	return conn != nil && !conn.IsClosed() && conn.PgConn().TxStatus() == 'I'
-}
-
-// connectionOf returns the connection if the pool is a single one, and otherwise nil.
-func connectionOf(pool Pool) *pgx.Conn {
-	switch pool := pool.(type) {
-	case *pgx.Conn:
-		return pool
-	case interface{ Conn() *pgx.Conn }: // a *pgxpool.Conn
-		return pool.Conn()
-	}
-	return nil
 }
 
 type queueKey struct{}

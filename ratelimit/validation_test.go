@@ -359,7 +359,8 @@ func TestNewChecksItsArguments(t *testing.T) {
 	}{
 		{nil, ratelimit.Config{}, "the pool is nil; pass what pgxpool.New returned"},
 		{(*pgxpool.Pool)(nil), ratelimit.Config{}, "the pool is nil"},
-		{(*pgx.Conn)(nil), ratelimit.Config{}, "the pool is nil"},
+		{new(pgx.Conn), ratelimit.Config{}, "a *pgx.Conn can run only one call at a time; pass a *pgxpool.Pool, with pool_max_conns=1"},
+		{new(pgxpool.Conn), ratelimit.Config{}, "a *pgxpool.Conn can run only one call"},
 		{untouched{}, ratelimit.Config{Schema: `a"; DROP TABLE users; --`}, names},
 		{untouched{}, ratelimit.Config{Schema: "public.ratelimit"}, names},
 		{untouched{}, ratelimit.Config{Schema: "RateLimit"}, names},

@@ -247,11 +247,6 @@ func TestPreparingWorksWithoutAPoolerInTransactionMode(t *testing.T) {
 					require.LessOrEqual(t, dialed.Load()-w.tried, int64(conns))
 					_, err := limiterOn(t, pool, ratelimit.Config{}).Take(t.Context(), roomy.For("key"))
 					require.NoError(t, err)
-					conn, err := pool.Acquire(t.Context())
-					require.NoError(t, err)
-					defer conn.Release()
-					_, err = limiterOn(t, conn, ratelimit.Config{}).Take(t.Context(), roomy.For("key"))
-					require.NoError(t, err, "a single connection")
 				})
 			}
 		})

@@ -41,7 +41,6 @@ type batch[T any] struct {
 	started    time.Time
 	slow       bool
 	inline     bool        // whether it runs on the goroutine of its only caller
-	apart      bool        // whether it stays there when it waits for a row: no other may use the caller's connection
 	overdue    bool        // whether it is inline and was cancelled because the time for its call was over
 	waitFor    *bucket.Key // the row that it waits for; the batch is slow from the beginning then
 
@@ -334,21 +333,11 @@ func (b *Batcher[T]) run(f *batch[T], inline bool) (next *batch[T]) {
 	f.inline = inline
 	b.mu.Unlock()
 	blocked := b.decider.Run(ctx, f.of(), f.waitFor)
-	for f.apart && len(blocked) > 0 {
-		if err := ctx.Err(); err != nil {
-			f.calls[0].Answer(err)
-			break
-		}
-		blocked = b.decider.Run(ctx, f.of(), &blocked[0].Row)
-	}
 	cancel()
 	if !inline {
 		runtime.Gosched() // so that callers who come back at once go along, and do not wait for another batch
 	}
 	calls := f.calls // which may be a part of the only one of them, as f may
-	if f.apart {
-		blocked = nil
-	}
 	next, finished = b.next(f, blocked), true
 	for _, c := range calls {
 		c.Done()

@@ -130,7 +130,6 @@ func (b *Batcher[T]) startApart(c *Call[T]) (*batch[T], error) {
 	c.holders.Store(1)
 	c.stage.Store(stageInBatch)
 	f := b.launch(append(c.room(1), c))
-	f.apart = true
 	if c.Awaited && len(needs) > 1 {
 		f.waitFor = &needs[0].key
 	}

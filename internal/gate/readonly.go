@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgratelimit/pgratelimit/internal/store"
 )
@@ -20,11 +21,6 @@ const (
 	leaveTimeout = time.Second
 )
 
-// Pool is a pool of pgx whose connections may be closed.
-type Pool interface {
-	BeginTx(ctx context.Context, options pgx.TxOptions) (pgx.Tx, error)
-}
-
 // Leaving is when a limiter last searched its pool for connections to a read-only server.
 type Leaving struct {
 	mu   sync.Mutex
@@ -34,7 +30,7 @@ type Leaving struct {
 // Leave closes read-only connections of the pool. The pool then opens others: to the new primary, if the connection string asks for
 // a primary. It takes connections as every call does, by beginning a transaction, and stops at the first that may write: it only
 // closes idle connections. A search that comes too soon after another does nothing.
-func (w *Leaving) Leave(ctx context.Context, pool Pool) {
+func (w *Leaving) Leave(ctx context.Context, pool *pgxpool.Pool) {
 	if !w.mu.TryLock() {
 		return
 	}
@@ -50,7 +46,7 @@ func (w *Leaving) Leave(ctx context.Context, pool Pool) {
 }
 
 // closeReadOnly closes one connection of the pool if nothing can be written on it, and reports whether it did.
-func closeReadOnly(ctx context.Context, pool Pool) bool {
+func closeReadOnly(ctx context.Context, pool *pgxpool.Pool) bool {
 	tx, err := pool.BeginTx(ctx, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}) // a standby has no SERIALIZABLE
 	if err != nil {
 		return false

@@ -21,7 +21,7 @@ func mechanisms() []mechanism {
 	return []mechanism{
 		{
 			"transaction", nil, // whose transaction a call runs in
-			words(`alone|callersTx|ownTx|isConnection|notInTx|hasTx|isLate`, `\b(l|limiter)\.pool [!=]= nil`),
+			words(`alone|callersTx|ownTx|hasTx|isLate`, `\b(l|limiter)\.pool [!=]= nil`),
 		},
 		{
 			"shards",
