@@ -118,7 +118,7 @@ func faultOf(err error) string {
 	case errors.Is(err, ratelimit.ErrCommitUnknown):
 		return "The connection to the database failed during the change."
 	case errors.Is(err, ratelimit.ErrNotMigrated), kind == "42P01", kind == "42703", kind == "3F000":
-		return "A table or a column is missing. Run migrations.Up of this version, and load the page again."
+		return "A table, a column or a function is missing. Run migrations.Up of this version, and load the page again."
 	case errors.Is(err, ratelimit.ErrHashKeyMismatch):
 		return "The keys in the tables are stored under another HashKey than this program has. Give it the HashKey that the other programs have."
 	case errors.Is(err, ratelimit.ErrPoolerMode):

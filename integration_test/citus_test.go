@@ -91,7 +91,8 @@ func (s *citusStand) races(t *testing.T) {
 	}
 }
 
-// distributes promises that a second Distribute does nothing, and that Distribute does not restrict the application's tables.
+// distributes promises that a second Distribute does nothing, that Distribute does not restrict the application's tables, and that the
+// functions are on every node, also those that were created before Citus, and those that Up creates again.
 func (s *citusStand) distributes(t *testing.T) {
 	t.Helper()
 	ctx, pool := t.Context(), s.nodes[0].pool
@@ -100,8 +101,41 @@ func (s *citusStand) distributes(t *testing.T) {
 			`SELECT array_agg(concat_ws(' ', logicalrelid, partmethod, colocationid) ORDER BY logicalrelid) FROM pg_dist_partition`).Scan(&tables))
 		return tables
 	}
+	functions, err := migrations.Functions(migrations.Config{})
+	require.NoError(t, err)
+	everywhere := func() {
+		for _, node := range s.nodes {
+			for _, f := range functions {
+				var same bool // also who may call it
+				require.NoError(t, node.pool.QueryRow(ctx, `SELECT prosrc = $2 AND array_length(proacl, 1) = 1 FROM pg_proc
+					WHERE oid = to_regproc($1)`, "ratelimit."+f.Name, f.Body).Scan(&same))
+				require.True(t, same)
+			}
+		}
+	}
+	everywhere()
+	for _, f := range functions {
+		s.nodes[0].exec(t, "DROP FUNCTION ratelimit."+f.Name)
+	}
+	require.NoError(t, migrations.Up(ctx, pool, migrations.Config{}))
+	everywhere()
+	for _, f := range functions {
+		for _, node := range s.nodes {
+			node.exec(t, "BEGIN; SET LOCAL citus.enable_ddl_propagation = off; DROP FUNCTION ratelimit."+f.Name+"; COMMIT")
+		}
+	}
+	local, err := pgxpool.ParseConfig(pool.Config().ConnString())
+	require.NoError(t, err)
+	local.ConnConfig.RuntimeParams["citus.enable_ddl_propagation"] = "off" // as if they were created before Citus
+	alone, err := pgxpool.NewWithConfig(ctx, local)
+	require.NoError(t, err)
+	defer alone.Close()
+	require.NoError(t, migrations.Up(ctx, alone, migrations.Config{}))
+	require.NoError(t, migrations.Distribute(ctx, pool, migrations.Config{}, migrations.Distribution{Shards: 8}))
+	everywhere()
+
 	before := layout()
-	require.Len(t, before, 4)
+	require.Len(t, before, 3)
 	require.NoError(t, migrations.Distribute(ctx, pool, migrations.Config{}, migrations.Distribution{Shards: 8}))
 	require.Equal(t, before, layout())
 

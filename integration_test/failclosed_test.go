@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -18,7 +19,9 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/integration_test/internal/world"
+	"github.com/pgratelimit/pgratelimit/internal/pgerr"
 	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
+	"github.com/pgratelimit/pgratelimit/migrations"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -226,6 +229,40 @@ func TestErrorsNameTheirPackageOnce(t *testing.T) {
 	}
 }
 
+// A call that needs a missing function says so, takes nothing, also in a transaction of the caller, and works after the next Up.
+func TestAMissingFunction(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	functions, err := migrations.Functions(migrations.Config{})
+	require.NoError(t, err)
+	r, err := b.limiter.Reserve(t.Context(), roomy.For("key"))
+	require.NoError(t, err)
+	requireAllowed(t, taking(roomy.For("key")), b.limiter)
+	calls := maps.Clone(everyCall)
+	calls["InTx"] = func(ctx context.Context, limiter *ratelimit.Limiter, id string, request ratelimit.Request) error {
+		return limiter.InTx(ctx, func(tx pgx.Tx) error { return limiter.WithTx(tx).Require(ctx, request) })
+	}
+	for _, f := range functions {
+		b.exec(t, "DROP FUNCTION ratelimit."+f.Name)
+	}
+	for name, call := range calls {
+		before := b.rows(t, "")
+		err := call(t.Context(), b.limiter, r.ID, roomy.For("key"))
+		if err == nil || errors.Is(err, ratelimit.ErrReservationEnded) {
+			continue // it calls none
+		}
+		requireOnePrefix(t, err, ratelimit.ErrNotMigrated, name)
+		require.Equal(t, pgerr.UndefinedFunction, sqlstate(err), name)
+		require.Equal(t, before, b.rows(t, ""), name)
+	}
+	require.NoError(t, migrations.Up(t.Context(), b.pool, migrations.Config{}))
+	for name, call := range calls {
+		if err := call(t.Context(), b.limiter, r.ID, roomy.For("key")); !errors.Is(err, ratelimit.ErrReservationEnded) {
+			require.NoError(t, err, name)
+		}
+	}
+}
+
 // The error for a role without privileges names them, and with these every call works.
 func TestAMissingGrantIsNamed(t *testing.T) {
 	t.Parallel()
@@ -244,7 +281,7 @@ func TestAMissingGrantIsNamed(t *testing.T) {
 		for name, call := range everyCall {
 			err := call(t.Context(), limiter, unknownID, roomy.For("key"))
 			require.Equal(t, "42501", sqlstate(err), "%s: %v", name, err)
-			require.ErrorContains(t, err, `on schema "ratelimit" the role needs USAGE, and SELECT, INSERT, UPDATE and DELETE on its tables buckets and reservations, and SELECT and INSERT on fingerprint`, name)
+			require.ErrorContains(t, err, `on schema "ratelimit" the role needs USAGE, and SELECT, INSERT, UPDATE and DELETE on its tables buckets and reservations, and SELECT and INSERT on fingerprint, and EXECUTE on its functions`, name)
 		}
 		if grant != "" {
 			b.exec(t, grant+role)
@@ -252,6 +289,7 @@ func TestAMissingGrantIsNamed(t *testing.T) {
 	}
 	b.exec(t, `GRANT SELECT, INSERT, UPDATE, DELETE ON ratelimit.buckets, ratelimit.reservations TO `+role)
 	b.exec(t, `GRANT SELECT, INSERT ON ratelimit.fingerprint TO `+role)
+	b.exec(t, `GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA ratelimit TO `+role)
 	r, err := limiter.Reserve(t.Context(), roomy.For("key"))
 	require.NoError(t, err)
 	for name, call := range everyCall {

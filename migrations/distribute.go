@@ -41,7 +41,7 @@ type Distribution struct {
 }
 
 // Distribute lets Citus distribute the tables that decisions use: buckets by key, and reservations by id. It copies the
-// fingerprint to every server. The tables of rules, refusals, upstreams and versions stay on the coordinator, because no
+// fingerprint and the functions to every server. The tables of rules, refusals, upstreams and versions stay on the coordinator, because no
 // decision reads them. It changes no table that is distributed already, so it can run any number of times, and in
 // several processes at once. Each run gives the shards free pages, as Up does for other tables.
 //
@@ -67,8 +67,31 @@ func Distribute(ctx context.Context, pool *pgxpool.Pool, cfg Config, distributio
 		options := pgx.TxOptions{IsoLevel: pgx.ReadCommitted}
 		err = pgx.BeginTxFunc(ctx, pool, options, func(tx pgx.Tx) error { return makePages(ctx, tx, schema, shards) })
 	}
+	if err == nil {
+		err = copyFunctions(ctx, pool, schema)
+	}
 	if err != nil {
 		return fmt.Errorf("distribute: %w", err)
+	}
+	return nil
+}
+
+// copyFunctions copies the functions to every server, where clients call them. Citus does so by itself only for functions that
+// were created after the other servers were added. It gives PUBLIC its default privilege on the copies.
+func copyFunctions(ctx context.Context, pool *pgxpool.Pool, schema string) error {
+	functions, err := Functions(Config{Schema: schema})
+	if err != nil {
+		return err
+	}
+	for _, f := range functions {
+		name := pgx.Identifier{schema, f.Name}.Sanitize()
+		_, err := pool.Exec(ctx, `SELECT create_distributed_function($1::text::regproc::oid::regprocedure)`, name)
+		if err == nil {
+			_, err = pool.Exec(ctx, "REVOKE EXECUTE ON FUNCTION "+name+" FROM PUBLIC")
+		}
+		if err != nil {
+			return fmt.Errorf("copy the function %s: %w", f.Name, err)
+		}
 	}
 	return nil
 }

@@ -12,7 +12,7 @@ import (
 // ErrInvalidRole is returned by [Grants] if Roles has no name, or a name that Postgres rejects.
 var ErrInvalidRole = errors.New("migrations: invalid role")
 
-// Roles are the names of the database roles that use the tables. Empty names are left out. A role with two names gets the
+// Roles are the names of the database roles that use the tables and functions. Empty names are left out. A role with two names gets the
 // privileges of both.
 type Roles struct {
 	// Owner is the role that migrates. Only the owner can alter, truncate or drop a table, or delete from the history of the
@@ -32,9 +32,9 @@ type Roles struct {
 	RowSecurity bool
 }
 
-// Grants returns the statements that grant the roles their privileges on the tables of the newest migration, one on each line.
-// Run them as one text, as the owner of the tables, or as a superuser if Roles.Owner names another role. You can run them
-// any number of times. They revoke nothing. Run them again after an [Up] that created tables. The roles must exist, and must be
+// Grants returns the statements that grant the roles their privileges on the tables and functions of the newest migration, one
+// on each line. Run them as one text, as the owner of the tables, or as a superuser if Roles.Owner names another role. You can
+// run them any number of times. They revoke nothing. Run them again after an [Up] that created tables or functions. The roles must exist, and must be
 // allowed to connect.
 //
 // Grants sends no statement. It returns [ErrInvalidSchema] and [ErrInvalidRole].
@@ -51,10 +51,16 @@ func Grants(cfg Config, roles Roles) (string, error) {
 			return "", err
 		}
 	}
-	s := grants{schema: schema, policies: roles.RowSecurity}
+	functions, err := Functions(cfg)
+	if err != nil {
+		return "", err
+	}
+	s := grants{schema: schema, functions: functions, policies: roles.RowSecurity}
 	s.own(roles.Owner)
 	s.grant(roles.Application, func(p privileges) string { return p.application })
+	s.call(roles.Application)
 	s.grant(roles.Operator, func(p privileges) string { return p.operator })
+	s.call(roles.Operator)
 	s.grant(roles.Reader, func(privileges) string { return mayRead })
 	return s.text.String(), nil
 }
@@ -100,12 +106,13 @@ func allPrivileges() []privileges {
 
 // grants is the text of the statements for a schema.
 type grants struct {
-	schema   string
-	policies bool
-	text     strings.Builder
+	schema    string
+	functions []Function
+	policies  bool
+	text      strings.Builder
 }
 
-// own makes owner the owner of the schema and its tables.
+// own makes owner the owner of the schema, its tables and its functions.
 func (g *grants) own(owner string) {
 	if owner == "" {
 		return
@@ -114,6 +121,9 @@ func (g *grants) own(owner string) {
 	fmt.Fprintf(&g.text, "ALTER SCHEMA %s OWNER TO %s;\n", pgx.Identifier{g.schema}.Sanitize(), to)
 	for _, p := range allPrivileges() {
 		fmt.Fprintf(&g.text, "ALTER TABLE %s OWNER TO %s;\n", pgx.Identifier{g.schema, p.table}.Sanitize(), to)
+	}
+	for _, f := range g.functions {
+		fmt.Fprintf(&g.text, "ALTER FUNCTION %s OWNER TO %s;\n", pgx.Identifier{g.schema, f.Name}.Sanitize(), to)
 	}
 	for _, p := range allPrivileges() {
 		g.showAll(p.table, owner)
@@ -145,5 +155,16 @@ func (g *grants) grant(role string, of func(privileges) string) {
 	for _, p := range allPrivileges() {
 		fmt.Fprintf(&g.text, "GRANT %s ON %s TO %s;\n", of(p), pgx.Identifier{g.schema, p.table}.Sanitize(), to)
 		g.showAll(p.table, role)
+	}
+}
+
+// call lets a role call the functions. They run with the role's own privileges on the tables.
+func (g *grants) call(role string) {
+	if role == "" {
+		return
+	}
+	for _, f := range g.functions {
+		fmt.Fprintf(&g.text, "GRANT EXECUTE ON FUNCTION %s TO %s;\n",
+			pgx.Identifier{g.schema, f.Name}.Sanitize(), pgx.Identifier{role}.Sanitize())
 	}
 }

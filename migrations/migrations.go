@@ -1,7 +1,8 @@
-// Package migrations creates the tables of the rate limiter, as migrations of goose.
+// Package migrations creates the tables and functions of the rate limiter, as migrations of goose.
 //
-// The files create tables, constraints and indexes, and no functions: the limiter sends its statements. So a new version of a
-// program never waits for a new function in the database. Released files do not change; each change is a new file.
+// A function decides, so programs and servers must agree on what it does. Therefore a released function never changes: a
+// change is a new function with the next number, and programs of the previous version go on to call the old one. Released
+// files do not change either.
 //
 // A program usually calls [Up] when it starts. Any number of processes may do so at once: one applies the missing migrations,
 // and the others wait for it. You can also run goose's own command on the files, after CREATE SCHEMA ratelimit, because goose
@@ -14,7 +15,7 @@
 //
 // # Roles
 //
-// The tables belong to the role that creates them. Programs need fewer privileges. [Grants] returns the statements for three
+// The tables and functions belong to the role that creates them. Programs need fewer privileges. [Grants] returns the statements for three
 // roles: of programs, which cannot change rules; of people who change rules, but not the history; and of readers. With a role
 // that migrates:
 //
@@ -33,7 +34,7 @@
 //	_, err = pool.Exec(ctx, statements)
 //
 // If the application owns the tables today, name the new owner in Roles.Owner, and run the statements as a superuser. Programs
-// can still call Up when they start: if all migrations are applied, it only reads.
+// can still call Up when they start: if all migrations are applied and no function is missing, it only reads.
 package migrations
 
 import (
@@ -75,7 +76,7 @@ var errNilPool = errors.New("the pool is nil; pass what pgxpool.New returned")
 
 // Config holds the place of the tables. The zero Config is ready for use.
 type Config struct {
-	// Schema is the schema of the tables and of the applied versions. Defaults to "ratelimit". Up creates a missing schema, which
+	// Schema is the schema of the tables, the functions and the applied versions. Defaults to "ratelimit". Up creates a missing schema, which
 	// needs the CREATE privilege on the database. If it exists, the CREATE privilege on the schema is enough. The search_path of
 	// the connection does not matter.
 	Schema string
@@ -83,8 +84,8 @@ type Config struct {
 
 // Up applies all missing migrations, each in its own transaction. Several processes can call it at once, at any default
 // isolation level. It works on a pool of one connection. If a migration fails, the migrations before it stay applied,
-// and the next Up continues. With all migrations applied, it restores the free pages of tables that became small, for
-// example in a restored dump: see docs/operations.md#tables-that-became-small.
+// and the next Up continues. With all migrations applied, it restores what a restored dump can lack: functions, which need
+// the statements of [Grants] again, and the free pages of tables (docs/operations.md#tables-that-became-small).
 //
 // If somebody has partitioned the table of buckets, it returns an error, and changes nothing.
 func Up(ctx context.Context, pool *pgxpool.Pool, cfg Config) error {
@@ -94,7 +95,7 @@ func Up(ctx context.Context, pool *pgxpool.Pool, cfg Config) error {
 		}
 		sources := provider.ListSources()
 		if current >= sources[len(sources)-1].Version {
-			return keepPages(ctx, pool, schema)
+			return keep(ctx, pool, schema)
 		}
 		// Up looks for the version table before it takes the lock, and several that find none would
 		// all create it. Asking for the version first creates it under the lock.
@@ -104,7 +105,7 @@ func Up(ctx context.Context, pool *pgxpool.Pool, cfg Config) error {
 		if _, err := provider.Up(ctx); err != nil {
 			return err
 		}
-		return keepPages(ctx, pool, schema)
+		return keep(ctx, pool, schema)
 	})
 	if err != nil {
 		return fmt.Errorf("migrate up: %w", err)

@@ -20,7 +20,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/migrations"
 )
 
-const latest = 4
+const latest = 5
 
 func TestUp(t *testing.T) {
 	t.Parallel()
@@ -188,6 +188,80 @@ func TestSQL(t *testing.T) {
 	}
 }
 
+// TestFunctions promises that Up creates the functions that a schema lacks, as the migrations do, and leaves others alone.
+func TestFunctions(t *testing.T) {
+	t.Parallel()
+
+	t.Run("AreMadeAgain", func(t *testing.T) {
+		t.Parallel()
+		pool, ctx := postgrestest.NewEmpty(t), t.Context()
+		schemas := []string{"ratelimit", "user"}
+		for _, schema := range schemas {
+			require.NoError(t, migrations.Up(ctx, pool, migrations.Config{Schema: schema}))
+		}
+		before := definitions(t, pool)
+		for _, schema := range schemas {
+			functions, err := migrations.Functions(migrations.Config{Schema: schema})
+			require.NoError(t, err)
+			require.NotEmpty(t, functions)
+			for _, f := range functions {
+				name := pgx.Identifier{schema, f.Name}.Sanitize()
+				require.Equal(t, []string{f.Body}, texts(t, pool, "SELECT prosrc FROM pg_proc WHERE oid = '"+name+"'::regproc"))
+				require.Equal(t, schema == "ratelimit", strings.Contains(f.Body, "ratelimit."), f.Name)
+				_, err = pool.Exec(ctx, "DROP FUNCTION "+name)
+				require.NoError(t, err)
+			}
+			group, ctx := errgroup.WithContext(ctx)
+			for range 3 { // of which one makes them
+				group.Go(func() error { return migrations.Up(ctx, pool, migrations.Config{Schema: schema}) })
+			}
+			require.NoError(t, group.Wait())
+			require.Equal(t, before, definitions(t, pool))
+		}
+	})
+
+	t.Run("ButNoneIsChanged", func(t *testing.T) {
+		t.Parallel()
+		pool, ctx := postgrestest.New(t), t.Context()
+		functions, err := migrations.Functions(migrations.Config{})
+		require.NoError(t, err)
+		for _, f := range functions {
+			_, err := pool.Exec(ctx, "DROP FUNCTION ratelimit."+f.Name+"; CREATE FUNCTION ratelimit."+f.Name+"() RETURNS integer LANGUAGE sql AS 'SELECT 1'")
+			require.NoError(t, err)
+		}
+		before := definitions(t, pool)
+		require.NoError(t, migrations.Up(ctx, pool, migrations.Config{}))
+		require.Equal(t, before, definitions(t, pool))
+	})
+
+	t.Run("ThatSomebodyDroppedKeepNoMigrationFromBeingUndone", func(t *testing.T) {
+		t.Parallel()
+		pool, ctx := postgrestest.New(t), t.Context()
+		functions, err := migrations.Functions(migrations.Config{})
+		require.NoError(t, err)
+		for _, f := range functions {
+			_, err := pool.Exec(ctx, "DROP FUNCTION ratelimit."+f.Name)
+			require.NoError(t, err)
+		}
+		require.NoError(t, migrations.Down(ctx, pool, migrations.Config{}))
+		require.NoError(t, migrations.Up(ctx, pool, migrations.Config{}))
+		require.NoError(t, migrations.Down(ctx, pool, migrations.Config{}))
+		require.Equal(t, []string{"0"}, texts(t, pool, "SELECT count(*)::text FROM pg_proc WHERE pronamespace = 'ratelimit'::regnamespace"))
+	})
+
+	t.Run("AreMadeByTheirOwnerOnly", func(t *testing.T) {
+		t.Parallel()
+		pool, ctx := postgrestest.New(t), t.Context()
+		reader := openPool(t, pool.Config().ConnString(), func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["role"] = "pg_read_all_data" })
+		require.NoError(t, migrations.Up(ctx, reader, migrations.Config{}), "there is nothing to do")
+		_, err := pool.Exec(ctx, "DROP FUNCTION ratelimit.take_1")
+		require.NoError(t, err)
+		err = migrations.Up(ctx, reader, migrations.Config{})
+		require.Equal(t, pgerr.InsufficientPrivilege, pgerr.Code(err))
+		require.ErrorContains(t, err, "create the function take_1")
+	})
+}
+
 // TestPages promises that no table is so small that the planner reads it as a whole, after a migration, after a vacuum
 // and after the next Up.
 func TestPages(t *testing.T) {
@@ -313,6 +387,8 @@ func definitions(t *testing.T, pool *pgxpool.Pool) []string {
 		UNION ALL SELECT format('%s %s', k.conname, pg_get_constraintdef(k.oid)) FROM ours o JOIN pg_constraint k ON k.conrelid = o.oid
 		UNION ALL SELECT pg_get_indexdef(i.indexrelid) FROM ours o JOIN pg_index i ON i.indrelid = o.oid
 		UNION ALL SELECT format('%s %s', o.relname, d.description) FROM ours o JOIN pg_description d ON d.objoid = o.oid
+		UNION ALL SELECT format('%s %s %s', pg_get_functiondef(p.oid), p.prosecdef, (SELECT count(*) FROM aclexplode(p.proacl)))
+			FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace WHERE n.nspname IN ('ratelimit', 'trial', 'user')
 		ORDER BY 1`)
 }
 

@@ -3,7 +3,6 @@ package migrations
 import (
 	"context"
 	"fmt"
-	"strings"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -17,27 +16,40 @@ const pagesFile = "00004_pages.sql"
 // ANALYZE. The most expensive of those lookups, of ten rows by their place, costs as much as 40 pages.
 const MinPages = 48
 
-// keepPages applies pagesFile if a table has fewer than MinPages, for example after a restored dump. It does nothing if
-// the role may not write the tables, or if the database has Citus, where the rows can be on other servers: see
-// Distribute.
-func keepPages(ctx context.Context, pool *pgxpool.Pool, schema string) error {
+// keep makes what the newest migration made and the schema has lost, for example in a restored dump: functions, and the
+// pages of a table with fewer than MinPages. It makes no pages if the role may not write the tables, or if the database
+// has Citus, where the rows can be on other servers: see Distribute.
+func keep(ctx context.Context, pool *pgxpool.Pool, schema string) error {
 	return pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
 		if _, err := tx.Exec(ctx, "SET LOCAL search_path = pg_catalog, pg_temp"); err != nil {
 			return err
 		}
-		needed, err := lackPages(ctx, tx, schema)
-		if err != nil || !needed {
+		functions, small, err := lost(ctx, tx, schema)
+		if err != nil || len(functions) == 0 && !small {
 			return err
 		}
 		if _, err := tx.Exec(ctx, takeLock, lockID); err != nil {
 			return err
 		}
 		// Another process may have made them meanwhile.
-		if needed, err := lackPages(ctx, tx, schema); err != nil || !needed {
+		functions, small, err = lost(ctx, tx, schema)
+		if err != nil {
+			return err
+		}
+		if err := makeFunctions(ctx, tx, functions); err != nil || !small {
 			return err
 		}
 		return makePages(ctx, tx, schema, 1)
 	})
+}
+
+// lost returns what keep makes.
+func lost(ctx context.Context, tx pgx.Tx, schema string) (functions []Function, small bool, err error) {
+	if functions, err = lackFunctions(ctx, tx, schema); err != nil {
+		return nil, false, err
+	}
+	small, err = lackPages(ctx, tx, schema)
+	return functions, small, err
 }
 
 // lackPages reports whether one of the tables lacks pages that the role can make.
@@ -55,11 +67,10 @@ func lackPages(ctx context.Context, tx pgx.Tx, schema string) (lack bool, err er
 
 // makePages applies pagesFile for a number of shards: its rows have random keys, so each shard gets about as many.
 func makePages(ctx context.Context, tx pgx.Tx, schema string, shards int) error {
-	file, err := FS.ReadFile(pagesFile)
+	up, err := upOf(schemaFS{FS, schema}, pagesFile)
 	if err != nil {
 		return err
 	}
-	up, _, _ := strings.Cut(string(rewrite(file, schema)), "-- +goose Down")
 	for range shards {
 		if _, err := tx.Exec(ctx, up); err != nil {
 			return fmt.Errorf("make the pages of the tables: %w", err)

@@ -38,11 +38,10 @@ func SQL(cfg Config) (string, error) {
 		return "", err
 	}
 	for _, name := range names {
-		content, err := fs.ReadFile(files, name)
+		up, err := upOf(files, name)
 		if err != nil {
 			return "", err
 		}
-		up, _, _ := strings.Cut(string(content), "-- +goose Down")
 		version, err := versionOf(name)
 		if err != nil {
 			return "", err

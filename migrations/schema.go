@@ -157,6 +157,9 @@ func (f schemaFS) Open(name string) (fs.File, error) {
 
 func rewrite(content []byte, schema string) []byte {
 	content = createSchema.ReplaceAllLiteral(content, nil)
+	if schema == DefaultSchema { // so that functions have the same text as those that goose itself makes
+		return content
+	}
 	return schemaQualifier.ReplaceAllLiteral(content, []byte(pgx.Identifier{schema}.Sanitize()+"."))
 }
 

@@ -70,7 +70,7 @@ var (
 	// Limiter of WithTx. NewSimulation and the calls of a Simulation return it for the same reasons.
 	ErrInvalidConfig = errors.New("ratelimit: invalid configuration")
 
-	// ErrNotMigrated is returned if the schema lacks a table or a column. Run migrations.Up.
+	// ErrNotMigrated is returned if the schema lacks a table, a column or a function. Run migrations.Up.
 	ErrNotMigrated = pgerr.ErrNotMigrated
 
 	// ErrHashKeyMismatch is returned by InTx and by calls with keys if the keys in the tables were stored under another
@@ -232,7 +232,8 @@ const toThePrimary = "connect to the primary, as with target_session_attrs=read-
 // explain adds to err what to do about it, if the server's message does not say so. schema is the schema of the tables. inTx is
 // whether the call was in the caller's transaction.
 func explain(err error, schema string, inTx bool) error {
-	err = pgerr.Explain(err, schema, "USAGE, and SELECT, INSERT, UPDATE and DELETE on its tables buckets and reservations, and SELECT and INSERT on fingerprint")
+	err = pgerr.Explain(err, schema, "USAGE, and SELECT, INSERT, UPDATE and DELETE on its tables buckets and reservations, "+
+		"and SELECT and INSERT on fingerprint, and EXECUTE on its functions")
 	switch {
 	case pgerr.Code(err) == pgerr.ReadOnly:
 		return fmt.Errorf("%w; the transaction may not write (default_transaction_read_only may be on), or the server is a standby: "+toThePrimary, err)

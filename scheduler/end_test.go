@@ -256,7 +256,7 @@ func TestMaintain(t *testing.T) {
 			_, _ = owner.pool.Exec(context.WithoutCancel(t.Context()), "DROP OWNED BY "+role+"; DROP ROLE "+role)
 		})
 		run("GRANT USAGE ON SCHEMA ratelimit TO " + role + "; GRANT ALL ON ALL TABLES IN SCHEMA ratelimit, public TO " + role +
-			"; GRANT ALL ON ALL SEQUENCES IN SCHEMA public TO " + role)
+			"; GRANT ALL ON ALL SEQUENCES IN SCHEMA public TO " + role + "; GRANT ALL ON ALL FUNCTIONS IN SCHEMA ratelimit TO " + role)
 		config := owner.pool.Config()
 		config.ConnConfig.RuntimeParams["role"] = role
 		pool, err := pgxpool.NewWithConfig(t.Context(), config)

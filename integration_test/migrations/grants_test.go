@@ -3,6 +3,7 @@ package migrations_test
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -125,6 +126,15 @@ func (c *crew) may(t *testing.T, role, schema string) map[string]string {
 		return nil
 	})
 	require.NoError(t, err)
+	may["functions"] = ""
+	var calls []string
+	require.NoError(t, c.admin.QueryRow(t.Context(), `SELECT array_agg(DISTINCT has_function_privilege($1, oid, 'EXECUTE')::text) FROM pg_proc
+		WHERE pronamespace = $2::text::regnamespace`, role, quoted(schema)).Scan(&calls))
+	if slices.Equal(calls, []string{"true"}) {
+		may["functions"] = "EXECUTE"
+	} else {
+		require.Equal(t, []string{"false"}, calls, "all or none")
+	}
 	return may
 }
 
@@ -141,6 +151,7 @@ func TestGrants(t *testing.T) {
 		for table, may := range granted {
 			application[table], operator[table], reader[table] = may.application, may.operator, "SELECT"
 		}
+		application["functions"], operator["functions"], reader["functions"] = "EXECUTE", "EXECUTE", ""
 		for role, want := range map[string]map[string]string{c.roles.Application: application, c.roles.Operator: operator, c.roles.Reader: reader} {
 			require.Equal(t, want, c.may(t, role, schema))
 			require.Zero(t, count(t, c.admin, "SELECT has_schema_privilege($1, $2::text, 'CREATE')::integer", role, schema))
@@ -149,6 +160,8 @@ func TestGrants(t *testing.T) {
 			require.Error(t, migrations.Down(t.Context(), pool, cfg))
 			require.Equal(t, len(granted), count(t, c.admin, "SELECT count(*) FROM pg_tables WHERE schemaname = $1 AND tableowner = $2",
 				schema, c.roles.Owner))
+			require.Zero(t, count(t, c.admin, "SELECT count(*) FROM pg_proc WHERE pronamespace = $1::text::regnamespace AND proowner <> $2::text::regrole",
+				quoted(schema), quoted(c.roles.Owner)))
 		}
 	})
 
@@ -170,6 +183,15 @@ func TestGrants(t *testing.T) {
 		require.NoError(t, err)
 		require.EqualValues(t, 1, deleted)
 		require.Equal(t, granted["buckets"].application, c.may(t, c.roles.Application, "ratelimit")["buckets"])
+		require.Equal(t, "EXECUTE", c.may(t, c.roles.Application, "ratelimit")["functions"])
+		_, err = owner.Exec(t.Context(), "DROP FUNCTION ratelimit.take_1")
+		require.NoError(t, err)
+		requireNoRight(t, migrations.Up(t.Context(), c.as(t, c.roles.Application), migrations.Config{}), "a function")
+		require.NoError(t, migrations.Up(t.Context(), owner, migrations.Config{}))
+		roles := c.roles
+		roles.Owner = ""
+		c.grant(t, owner, migrations.Config{}, roles)
+		require.Equal(t, "EXECUTE", c.may(t, c.roles.Application, "ratelimit")["functions"])
 		require.NoError(t, migrations.Down(t.Context(), owner, migrations.Config{}))
 		require.NoError(t, migrations.Up(t.Context(), owner, migrations.Config{}))
 		requireLatest(t, owner)

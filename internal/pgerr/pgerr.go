@@ -4,6 +4,7 @@ package pgerr
 import (
 	"errors"
 	"fmt"
+	"regexp"
 
 	"github.com/jackc/pgx/v5/pgconn"
 )
@@ -12,6 +13,7 @@ import (
 const (
 	UndefinedTable        = "42P01"
 	UndefinedColumn       = "42703"
+	UndefinedFunction     = "42883"
 	InvalidSchemaName     = "3F000"
 	InsufficientPrivilege = "42501"
 	ReadOnly              = "25006"
@@ -20,7 +22,7 @@ const (
 )
 
 // ErrNotMigrated is ratelimit.ErrNotMigrated.
-var ErrNotMigrated = errors.New("ratelimit: a table or a column is missing; run migrations.Up")
+var ErrNotMigrated = errors.New("ratelimit: a table, a column or a function is missing; run migrations.Up")
 
 // Code returns the SQLSTATE of err, or "" if err is not an error that a server returned.
 func Code(err error) string {
@@ -34,11 +36,18 @@ func Code(err error) string {
 	return server.Code
 }
 
-// IsMissing reports whether err says that a table, a column or the schema is missing.
+// numbered matches what a server in any language says of a missing function of package migrations: its schema, and its name,
+// which ends in a number. An operator, or a function that a trigger of the application calls, has no such name.
+var numbered = regexp.MustCompile(`\b[a-z0-9_]+\.[a-z_]+_[0-9]+\(`)
+
+// IsMissing reports whether err says that a table, a column, a function of package migrations or the schema is missing.
 func IsMissing(err error) bool {
 	switch Code(err) {
 	case UndefinedTable, UndefinedColumn, InvalidSchemaName:
 		return true
+	case UndefinedFunction:
+		var server *pgconn.PgError
+		return errors.As(err, &server) && numbered.MatchString(server.Message)
 	}
 	return false
 }

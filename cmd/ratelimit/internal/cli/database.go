@@ -237,7 +237,7 @@ func (a *app) explain(err error) error {
 	}
 	switch {
 	case pgerr.IsMissing(err):
-		return fmt.Errorf("the schema %q lacks a table or a column (%s); run ratelimit migrate up, or name another with --schema", a.options.schema, server.Message)
+		return fmt.Errorf("the schema %q lacks a table, a column or a function (%s); run ratelimit migrate up, or name another with --schema", a.options.schema, server.Message)
 	case server.Code == pgerr.InsufficientPrivilege:
 		return fmt.Errorf("the role may not do this (%s); ratelimit grants prints the statements that grant it, for the owner of the tables to run", server.Message)
 	case server.Code == pgerr.ReadOnly:

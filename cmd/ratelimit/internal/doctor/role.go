@@ -103,18 +103,22 @@ func (e *examination) onlyReads(ctx context.Context, tx pgx.Tx, role string) (on
 	return only, err
 }
 
-// lacking returns the privileges that a role lacks, and the statements that grant them. It skips missing tables.
+// lacking returns the privileges that a role lacks, and the statements that grant them. It skips missing tables and functions.
 func (e *examination) lacking(ctx context.Context, tx pgx.Tx, role string, grants []grant) (lacks, statements []string, err error) {
 	for _, g := range grants {
-		on, ask := g.table, `SELECT pg_catalog.has_table_privilege($1, c.oid, $4) FROM pg_catalog.pg_class c
+		on, ask := g.name, `SELECT pg_catalog.has_table_privilege($1, c.oid, $4) FROM pg_catalog.pg_class c
 			JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = $2 AND c.relname = $3`
-		if g.table == "" {
-			on, ask = "the schema", `SELECT pg_catalog.has_schema_privilege($1, oid, $4) FROM pg_catalog.pg_namespace WHERE nspname = $2 AND $3 = ''`
+		switch g.kind {
+		case "SCHEMA ":
+			on, ask = "the schema", `SELECT pg_catalog.has_schema_privilege($1, oid, $4) FROM pg_catalog.pg_namespace WHERE $2 = $3 AND nspname = $2`
+		case "FUNCTION ":
+			ask = `SELECT pg_catalog.has_function_privilege($1, p.oid, $4) FROM pg_catalog.pg_proc p
+				JOIN pg_catalog.pg_namespace n ON n.oid = p.pronamespace WHERE n.nspname = $2 AND p.proname = $3`
 		}
 		var missing []string
 		for _, privilege := range g.privileges {
 			has := true
-			err := tx.QueryRow(ctx, ask, role, e.config.Schema, g.table, privilege).Scan(&has)
+			err := tx.QueryRow(ctx, ask, role, e.config.Schema, g.name, privilege).Scan(&has)
 			if err != nil && !errors.Is(err, pgx.ErrNoRows) {
 				return nil, nil, err
 			}

@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/pgratelimit/pgratelimit/internal/gate"
+	"github.com/pgratelimit/pgratelimit/migrations"
 )
 
 // versionTable is goose's table of applied versions.
@@ -55,12 +56,57 @@ func (e *examination) lookAtMigrations(ctx context.Context, tx pgx.Tx) ([]Findin
 		case len(missing) > 0:
 			return fault("They were dropped: restore them from a backup, or run ratelimit migrate down, which deletes all data, and ratelimit migrate up.",
 				"The tables are at version %d, and lack %s.", version, strings.Join(missing, ", ")), nil
-		case version > newestVersion:
-			return warning("Use the version of this module that migrated the tables, or a newer one.",
-				"The tables are at version %d, and this program knows %d: it may be too old for them.", version, newestVersion), nil
 		}
-		return ok("The tables are at version %d, the newest.", version), nil
+		found, err := e.lookAtFunctions(ctx, tx)
+		switch {
+		case version > newestVersion:
+			found = append(found, warning("Use the version of this module that migrated the tables, or a newer one.",
+				"The tables are at version %d, and this program knows %d: it may be too old for them.", version, newestVersion)...)
+		case len(found) == 0:
+			found = ok("The tables and functions are at version %d, the newest.", version)
+		}
+		return found, err
 	}
+}
+
+// lookAtFunctions compares the functions with those of this program.
+func (e *examination) lookAtFunctions(ctx context.Context, tx pgx.Tx) (found []Finding, err error) {
+	functions, err := migrations.Functions(migrations.Config{Schema: e.config.Schema})
+	if err != nil {
+		return nil, err
+	}
+	for _, f := range functions {
+		rows, err := tx.Query(ctx, `SELECT format('%I.%I(%s)', n.nspname, p.proname, pg_get_function_identity_arguments(p.oid)),
+				p.prosrc = $3 AND NOT p.prosecdef, has_function_privilege('public', p.oid, 'EXECUTE')
+			FROM pg_catalog.pg_proc p JOIN pg_catalog.pg_namespace n ON n.oid = p.pronamespace
+			WHERE n.nspname = $1 AND p.proname = $2`, e.config.Schema, f.Name, f.Body)
+		if err != nil {
+			return nil, err
+		}
+		var signature string
+		var same, public bool
+		tag, err := pgx.ForEachRow(rows, []any{&signature, &same, &public}, func() error {
+			if !same {
+				found = append(found, fault("Run as the owner of the functions, and then ratelimit migrate up and the statements of ratelimit grants; "+
+					"calls fail meanwhile:\nDROP FUNCTION "+signature+";",
+					"The function %s was changed, so it may decide otherwise than this program promises.", f.Name)...)
+			}
+			if public {
+				found = append(found, note("Run as the owner of the functions, and then the statements of ratelimit grants for the roles of the programs:\n"+
+					"REVOKE EXECUTE ON FUNCTION "+signature+" FROM PUBLIC;",
+					"Every role may call the function %s. It needs the privileges on the tables, too.", f.Name)...)
+			}
+			return nil
+		})
+		if err != nil {
+			return nil, err
+		}
+		if tag.RowsAffected() == 0 {
+			found = append(found, fault("Run ratelimit migrate up as the owner of the tables, and then the statements of ratelimit grants.",
+				"The function %s is missing: calls fail with ErrNotMigrated.", f.Name)...)
+		}
+	}
+	return found, nil
 }
 
 // unpartition returns the advice for a table of buckets in partitions.

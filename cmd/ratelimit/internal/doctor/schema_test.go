@@ -35,6 +35,25 @@ func TestRunLooksAtTheTables(t *testing.T) {
 			{"DROP TABLE ratelimit.refusals", "migrations", doctor.Fault, []string{"lack refusals"}, false},
 			{"DROP TABLE ratelimit.goose_db_version", "migrations", doctor.Fault, []string{"no record of their migrations"}, false},
 		},
+		"WithoutAFunction": {
+			{"DROP FUNCTION ratelimit.take_1", "migrations", doctor.Fault, []string{"The function take_1 is missing"}, false},
+		},
+		"WithAFunctionThatWasChanged": {
+			{
+				`DROP FUNCTION ratelimit.take_1; CREATE FUNCTION ratelimit.take_1(bigint, OUT allowed boolean) LANGUAGE sql AS 'SELECT true';
+				REVOKE EXECUTE ON FUNCTION ratelimit.take_1 FROM PUBLIC`, "migrations", doctor.Fault,
+				[]string{"The function take_1 was changed", `DROP FUNCTION ratelimit.take_1(bigint, OUT allowed boolean);`},
+				true,
+			},
+			{
+				"ALTER FUNCTION ratelimit.take_1 SECURITY DEFINER; GRANT EXECUTE ON FUNCTION ratelimit.take_1 TO PUBLIC", "migrations", doctor.Fault,
+				[]string{"The function take_1 was changed"},
+				false,
+			},
+		},
+		"WithAFunctionForEveryRole": { // as in a dump that was restored without privileges
+			{"GRANT EXECUTE ON FUNCTION ratelimit.take_1 TO PUBLIC", "migrations", doctor.Note, []string{"Every role may call the function take_1"}, true},
+		},
 		"WithOtherStorage": {
 			{
 				"ALTER TABLE ratelimit.upstreams SET (autovacuum_enabled = false, fillfactor = 100)", "storage", doctor.Fault,
@@ -165,7 +184,9 @@ func TestRunLooksAtTheSchema(t *testing.T) {
 		require.Contains(t, f.Says, `"ratelimit"."buckets" is partitioned, and must be one plain table`)
 		require.ErrorContains(t, migrations.Up(t.Context(), pool, migrations.Config{}), "is partitioned")
 		run(statements(t, f))
-		run("INSERT INTO ratelimit.goose_db_version (version_id, is_applied) VALUES (3, true)")
+		newest, _ := doctor.Known()
+		run(fmt.Sprintf(`INSERT INTO ratelimit.goose_db_version (version_id, is_applied)
+			SELECT version, true FROM generate_series(3, %d) AS version WHERE version <> 4`, newest))
 		require.NoError(t, migrations.Up(t.Context(), pool, migrations.Config{}))
 		var rows int
 		require.NoError(t, pool.QueryRow(t.Context(), "SELECT count(*) FROM ratelimit.buckets").Scan(&rows))

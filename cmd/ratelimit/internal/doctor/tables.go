@@ -11,7 +11,7 @@ import (
 )
 
 // newestVersion is the version of the migrations that create knownTables.
-const newestVersion = 4
+const newestVersion = 5
 
 // table is a table as the migrations create it. A test compares the list with a database.
 type table struct {
@@ -66,12 +66,13 @@ func settingsOf(name string) []setting {
 	return nil
 }
 
-var grantOf = regexp.MustCompile(`^GRANT (.+) ON (SCHEMA )?(\S+) TO .+;$`)
+var grantOf = regexp.MustCompile(`^GRANT (.+) ON (SCHEMA |FUNCTION )?(\S+) TO .+;$`)
 
 // grant is a statement that grants a privilege to the role of programs.
 type grant struct {
 	statement  string
-	table      string // empty: the schema
+	kind       string // "SCHEMA ", "FUNCTION ", or empty: a table
+	name       string
 	privileges []string
 }
 
@@ -88,11 +89,8 @@ func grantsFor(schema, role string) ([]grant, error) {
 		if parts == nil {
 			return nil, fmt.Errorf("the statement %q grants nothing", statement)
 		}
-		g := grant{statement: statement, privileges: strings.Split(parts[1], ", ")}
-		if parts[2] == "" {
-			g.table = strings.Trim(strings.TrimPrefix(parts[3], pgx.Identifier{schema}.Sanitize()+"."), `"`)
-		}
-		grants = append(grants, g)
+		name := strings.Trim(strings.TrimPrefix(parts[3], pgx.Identifier{schema}.Sanitize()+"."), `"`)
+		grants = append(grants, grant{statement, parts[2], name, strings.Split(parts[1], ", ")})
 	}
 	return grants, nil
 }

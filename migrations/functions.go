@@ -1,0 +1,81 @@
+package migrations
+
+import (
+	"context"
+	"fmt"
+	"io/fs"
+	"regexp"
+	"slices"
+	"strings"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// Function is a function of the schema. A migration creates it, and no later one changes it.
+type Function struct {
+	// Name is without the schema. No two functions have the same name.
+	Name string
+	// Body is the text between the dollar quotes, as in prosrc of pg_proc.
+	Body string
+
+	create string // the statements of its migration
+}
+
+var createFunction = regexp.MustCompile(`(?s)\nCREATE FUNCTION [^(]+\.([a-z0-9_]+)\(.*?\sAS \$\$(.*?)\$\$`)
+
+// Functions returns the functions of the newest migration, for example to compare them with those in a database. It sends
+// no statement. It returns [ErrInvalidSchema].
+func Functions(cfg Config) ([]Function, error) {
+	schema, err := cfg.schema()
+	if err != nil {
+		return nil, err
+	}
+	files := schemaFS{FS, schema}
+	names, err := fs.Glob(files, "*.sql")
+	if err != nil {
+		return nil, err
+	}
+	var functions []Function
+	for _, name := range names {
+		up, err := upOf(files, name)
+		if err != nil {
+			return nil, err
+		}
+		if parts := createFunction.FindStringSubmatch(up); parts != nil {
+			functions = append(functions, Function{Name: parts[1], Body: parts[2], create: up})
+		}
+	}
+	return functions, nil
+}
+
+// upOf returns the statements of a file that apply it.
+func upOf(files fs.FS, name string) (string, error) {
+	content, err := fs.ReadFile(files, name)
+	up, _, _ := strings.Cut(string(content), "-- +goose Down")
+	return up, err
+}
+
+// lackFunctions returns the functions that the schema lacks.
+func lackFunctions(ctx context.Context, db querier, schema string) ([]Function, error) {
+	functions, err := Functions(Config{Schema: schema})
+	if err != nil {
+		return nil, err
+	}
+	var there []string
+	const query = `SELECT coalesce(array_agg(p.proname::text), '{}') FROM pg_catalog.pg_proc AS p
+		JOIN pg_catalog.pg_namespace AS n ON n.oid = p.pronamespace WHERE n.nspname = $1`
+	if err := db.QueryRow(ctx, query, schema).Scan(&there); err != nil {
+		return nil, err
+	}
+	return slices.DeleteFunc(functions, func(f Function) bool { return slices.Contains(there, f.Name) }), nil
+}
+
+// makeFunctions creates functions with the privileges that their migrations give them.
+func makeFunctions(ctx context.Context, tx pgx.Tx, functions []Function) error {
+	for _, f := range functions {
+		if _, err := tx.Exec(ctx, f.create); err != nil {
+			return fmt.Errorf("create the function %s again: %w", f.Name, err)
+		}
+	}
+	return nil
+}
