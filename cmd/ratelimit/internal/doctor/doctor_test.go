@@ -220,7 +220,7 @@ func TestRunWithoutPrivileges(t *testing.T) {
 		p.do(t, "REVOKE app FROM member; ALTER ROLE member NOINHERIT; GRANT app TO member") // from 16 on the grant says it
 		f := one(t, look(t, member, doctor.Config{}), "grants")
 		require.Contains(t, f.Says, "USAGE on the schema")
-		p.do(t, regexp.MustCompile(`(?m)(ON "?[^F"].*) TO "member"`).ReplaceAllString(statements(t, f), "$1 TO PUBLIC")) // except on functions
+		p.do(t, regexp.MustCompile(`(?m)^(GRANT [^E].*) TO "member"`).ReplaceAllString(statements(t, f), "$1 TO PUBLIC")) // except on functions
 		requireGood(t, look(t, member, doctor.Config{}))
 	})
 

@@ -76,7 +76,7 @@ func (e *examination) lookAtFunctions(ctx context.Context, tx pgx.Tx) (found []F
 		return nil, err
 	}
 	for _, f := range functions {
-		rows, err := tx.Query(ctx, `SELECT format('%I.%I(%s)', n.nspname, p.proname, pg_get_function_identity_arguments(p.oid)),
+		rows, err := tx.Query(ctx, `SELECT format('%I.%I(%s)', n.nspname, p.proname, oidvectortypes(p.proargtypes)),
 				p.prosrc = $3 AND NOT p.prosecdef, has_function_privilege('public', p.oid, 'EXECUTE')
 			FROM pg_catalog.pg_proc p JOIN pg_catalog.pg_namespace n ON n.oid = p.pronamespace
 			WHERE n.nspname = $1 AND p.proname = $2`, e.config.Schema, f.Name, f.Body)
