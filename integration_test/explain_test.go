@@ -42,10 +42,6 @@ func TestStatementsUseThePrimaryKey(t *testing.T) {
 		upserts    int  // that arbitrate by the primary key
 		reads      bool // by the index
 	}{
-		"bucket_take.sql":       {oneBucket + `, 1, 10, 10, 1, 1000000, 0, 0, NULL, 60000000, 0, 9000000000000000000`, 2, false},
-		"bucket_take_alone.sql": {oneBucket + `, 1, 10, 10, 1, 1000000, 0, 0, NULL, 60000000, 0, 9000000000000000000`, 1, true},
-		"window_take.sql":       {oneBucket + `, 1, 10, 1000000, 60000000, 0, 0, NULL, 60000000, 0, 9000000000000000000`, 2, false},
-		"window_take_alone.sql": {oneBucket + `, 1, 10, 1000000, 60000000, 0, 0, NULL, 60000000, 0, 9000000000000000000`, 1, true},
 		"buckets_take.sql":      {threeTakes, 2, false},
 		"buckets_spend.sql":     {`'roomy', '{"key 17","key 18","key 99999"}', '{0,0,0}', '{1,1,1}', 10, 10, 1, 1000000, '{0,0,0}', NULL, 60000000, 0, 9000000000000000000`, 0, true},
 		"clusters_spend.sql":    {threeClusters, 1, true},
@@ -62,7 +58,6 @@ func TestStatementsUseThePrimaryKey(t *testing.T) {
 		"row_delete.sql":        {oneBucket, 0, true},
 		"row_lock.sql":          {oneBucket + `, 10, 0`, 1, false},
 		"row_save.sql":          {oneBucket + `, 1, 0, 1, NULL, NULL`, 1, false},
-		"row_take.sql":          {oneBucket + `, 1, 10, 10, 1, 1000000, 0, 0, 60000000`, 1, false},
 		"reservation_save.sql":  {oneReservation + `, 'open', 0, NULL, NULL, 0, false, '{a}', '{b}', '{1}', '{1}', '{1}', '{1}', '{1}', '{0}', '{0}', '{1}', '{pro}', '{}', '{0}', '{0}'`, 1, false},
 	}
 	files := slices.DeleteFunc(statementFiles(t), func(file string) bool { return housekeeping[filepath.Base(file)] })

@@ -20,7 +20,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/migrations"
 )
 
-const latest = 5
+const latest = 6
 
 func TestUp(t *testing.T) {
 	t.Parallel()

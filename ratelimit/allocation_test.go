@@ -2,8 +2,6 @@ package ratelimit
 
 import (
 	"context"
-	"encoding/binary"
-	"math"
 	"runtime"
 	"runtime/debug"
 	"slices"
@@ -14,6 +12,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgtype"
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/internal/gate"
@@ -65,21 +64,15 @@ func (r *oneResult) Close() error             { return nil }
 // instant is when each call is decided on.
 var instant = time.Date(2026, time.March, 2, 0, 0, 0, 0, time.UTC)
 
-// ofTake describes the result of a statement that takes from one bucket, in binary.
-var ofTake = [5]pgconn.FieldDescription{
-	{Format: pgx.BinaryFormatCode}, {Format: pgx.BinaryFormatCode}, {Format: pgx.BinaryFormatCode}, {Format: pgx.BinaryFormatCode}, {Format: pgx.BinaryFormatCode},
-}
-
 // oneRow is the answer of a statement that takes from one bucket.
 type oneRow struct {
 	pgx.Rows
 	allowed bool
 	value   float64
 	left    int // rows that were not read yet
-	raw     [5][]byte
 }
 
-func (r *oneRow) FieldDescriptions() []pgconn.FieldDescription { return ofTake[:] }
+func (r *oneRow) FieldDescriptions() []pgconn.FieldDescription { return nil }
 func (r *oneRow) CommandTag() pgconn.CommandTag                { return pgconn.CommandTag{} }
 func (r *oneRow) Err() error                                   { return nil }
 func (r *oneRow) Close()                                       {}
@@ -90,22 +83,17 @@ func (r *oneRow) Next() bool {
 	return r.left >= 0
 }
 
-func (r *oneRow) RawValues() [][]byte {
-	if r.raw[0] == nil {
-		allowed := []byte{0}
-		if r.allowed {
-			allowed[0] = 1
-		}
-		now := binary.BigEndian.AppendUint64(nil, uint64(instant.UnixMicro()))
-		value := binary.BigEndian.AppendUint64(nil, math.Float64bits(r.value))
-		r.raw = [5][]byte{allowed, value, now, value, now}
-	}
-	return r.raw[:]
-}
-
-// Scan reads the fingerprint.
+// Scan reads the fingerprint, or the answer of take_1.
 func (r *oneRow) Scan(to ...any) error {
-	*to[0].(*string), *to[1].(*uint32) = gate.NoSecret, 0
+	switch first := to[0].(type) {
+	case *string:
+		*first, *to[1].(*uint32) = gate.NoSecret, 0
+	case *pgtype.Bool:
+		now := instant.UnixMicro()
+		*first, *to[1].(*pgtype.Float8) = pgtype.Bool{Bool: r.allowed, Valid: true}, pgtype.Float8{Float64: r.value, Valid: true}
+		*to[2].(*pgtype.Int8), *to[3].(*pgtype.Float8) = pgtype.Int8{Int64: now, Valid: true}, pgtype.Float8{Float64: r.value, Valid: true}
+		*to[4].(*int64) = now
+	}
 	return nil
 }
 
@@ -138,11 +126,11 @@ func TestAllocations(t *testing.T) { //nolint:paralleltest // what others alloca
 	}
 	for _, refused := range []func(context.Context, Refusal){nil, hook} {
 		measure("CachedRefusal", 2, take(&answering{rows: oneRow{value: 0.5}}, Config{RefusalCache: 10, Refused: refused}), false)
-		measure("Refusal", 7, take(&answering{rows: oneRow{value: 0.5}}, Config{NoBatching: true, Refused: refused}), false)
+		measure("Refusal", 14, take(&answering{rows: oneRow{value: 0.5}}, Config{NoBatching: true, Refused: refused}), false)
 	}
 	require.Greater(t, told, 2000)
-	measure("Take", 7, take(&answering{rows: oneRow{allowed: true, value: 5}}, Config{}), true)
-	measure("TakeWithoutBatching", 7, take(&answering{rows: oneRow{allowed: true, value: 5}}, Config{NoBatching: true}), true)
+	measure("Take", 14, take(&answering{rows: oneRow{allowed: true, value: 5}}, Config{}), true)
+	measure("TakeWithoutBatching", 14, take(&answering{rows: oneRow{allowed: true, value: 5}}, Config{NoBatching: true}), true)
 	t.Run("TakeInBatches", func(t *testing.T) {
 		if built, _ := debug.ReadBuildInfo(); built == nil || slices.Contains(built.Settings, debug.BuildSetting{Key: "-race", Value: "true"}) {
 			t.Skip("a sync.Pool loses some on purpose")

@@ -46,8 +46,8 @@ type Statement uint8
 
 const (
 	Locked          Statement = iota // none: the kind decides, on locked rows
-	StepStatement                    // bucket_take.sql and its variants, also for several rows
-	WindowStatement                  // window_take.sql and its variants
+	StepStatement                    // take_1, and the statements for several rows
+	WindowStatement                  // slide_1
 )
 
 // Parts are the further numbers of a row besides Value and TS, for the kinds that need them. Parts of a State do not change, so states

@@ -81,7 +81,7 @@ func (r Sliding) waitForEnds(t Terms, s State, now int64, cost, lowest float64) 
 	return time.Duration(min(at-now, Horizon)) * time.Microsecond
 }
 
-// Charge implements Kind. Take, which charges what remains, mirrors window_take.sql.
+// Charge implements Kind. Take, which charges what remains, mirrors slide_1.
 func (r Sliding) Charge(t Terms, s State, now int64, amount float64) State {
 	totals, ts := r.at(t, s, now)
 	totals[0] += amount

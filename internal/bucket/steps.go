@@ -41,7 +41,7 @@ func (Steps) after(t *Terms, s State, n int64) float64 {
 	return min(t.Capacity, float64(s.Value+arrived))
 }
 
-// Take implements Kind. It mirrors bucket_take.sql, which decides on rows that were not locked before.
+// Take implements Kind. It mirrors take_1.
 func (Steps) Take(t Terms, s State, now int64, cost, lowest float64) (State, bool) {
 	next := t.Kind.Charge(t, t.FixClock(s, now), now, cost)
 	if !(next.Value >= lowest) {

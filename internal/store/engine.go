@@ -10,7 +10,7 @@ import (
 )
 
 // Engine keeps rows and records. There are three: Postgres, package byrow, which names one row in each statement, and package memstore, for
-// the tests of users. An engine locks rows, reads and writes them, and decides nothing, except in a decider. A Session never asks which
+// the tests of users. An engine locks rows, reads and writes them, and decides nothing. A Session never asks which
 // engine it uses. Between a read and a write it runs the same code on all of them.
 //
 // An error of Lock fails the transaction, as the error of a statement does. Instants are microseconds since 1970.
@@ -38,14 +38,6 @@ type Engine interface {
 	Prune(ctx context.Context, u *Unit, p *PrunePages, termsOf map[string][]bucket.Terms) (deleted int64, gotLock bool, err error)
 }
 
-// decider is an Engine with statements that decide.
-type decider interface {
-	// decides reports whether a statement can decide on the call.
-	decides(c *Call) bool
-	// take has a statement decide on the call, once. If it returns undecided it has taken nothing.
-	take(ctx context.Context, u *Unit, c *Call) (verdict, error)
-}
-
 // verdict is the answer of a statement to a call.
 type verdict uint8
 
@@ -56,31 +48,6 @@ const (
 	refused
 	allowed
 )
-
-// Taker is an Engine with a statement that takes from one row.
-type Taker interface {
-	// Takes reports whether the statement can decide on an ask for one row.
-	Takes(a *bucket.Ask, t *bucket.Traits) bool
-	// Take takes the cost of an ask, once. If it is not taken nothing was changed, and the ask is undecided.
-	Take(ctx context.Context, u *Unit, a *bucket.Ask) (answer bucket.Answer, taken bool, err error)
-}
-
-// byTaker is the decider of a Taker.
-type byTaker struct{ Taker }
-
-func (t byTaker) decides(c *Call) bool {
-	return len(c.Asks) == 1 && !c.traits.Sharded && t.Takes(&c.Asks[0], &c.traits)
-}
-
-func (t byTaker) take(ctx context.Context, u *Unit, c *Call) (verdict, error) {
-	u.EnterQueue(ctx, c.Asks)
-	answer, taken, err := t.Take(ctx, u, &c.Asks[0])
-	c.Answers = append(c.one[:0], answer)
-	if !taken {
-		return undecided, err
-	}
-	return allowed, err
-}
 
 // The layouts of the tables, as far as a Store knows.
 const (

@@ -17,7 +17,6 @@ type Call struct {
 	one     [1]bucket.Answer // the room for Answers when there is one bucket
 	traits  bucket.Traits
 	way     way          // how it is decided: what choose says, or another if that has left it undecided
-	by      decider      // has the statement, if a statement decides
 	verdict verdict      // of that statement
 	takes   []bucket.Ask // the asks of a statement: Asks, with one row in place of each sharded bucket
 
@@ -193,7 +192,6 @@ const (
 // choose sets how c is decided. No other function chooses.
 func (s *Session) choose(c *Call) {
 	engine := s.Engine()
-	by := deciderOf(engine)
 	c.traits, c.takes = bucket.TraitsOf(c.Asks), c.Asks
 	t := &c.traits
 	switch {
@@ -204,22 +202,13 @@ func (s *Session) choose(c *Call) {
 		c.way = byLocking
 	case s.mode == alone && c.Reserve != nil:
 		c.way = inOwnTx
-	case decidesInSQL && by != nil && by.decides(c):
-		c.way, c.by = byStatement, by
+	case decidesInSQL && s.memory == nil && t.Statement != bucket.Locked && (!s.IsRouted() || len(c.Asks) == 1 && !t.Sharded && !t.Costless):
+		c.way = byStatement
 	case s.mode == alone && !engine.LeavesOutHeld():
 		c.way = byLooking
 	default:
 		c.way = byLocking
 	}
-}
-
-// deciderOf returns the statements of an engine that decide, and nil if it has none.
-func deciderOf(engine Engine) decider {
-	if t, ok := engine.(Taker); ok {
-		return byTaker{t}
-	}
-	by, _ := engine.(decider)
-	return by
 }
 
 // Decide answers c by itself. Outside a transaction it runs again on a conflict. It returns a heldError if c asks for

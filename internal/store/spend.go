@@ -105,8 +105,8 @@ var errUnasked = errors.New("the statement answered for a bucket that was not as
 
 // spendOne takes for a group of calls for one bucket, and waits for its row: it holds no other meanwhile.
 func (s *Session) spendOne(ctx context.Context, g *group) error {
-	answers, _, err := s.takeOne(ctx, []bucket.Ask{g.row.ask}, g.calls[0].traits.Statement, nil)
-	if g.row.found = err == nil && len(answers) == 1; g.row.found {
+	answers, v, err := s.takeOne(ctx, []bucket.Ask{g.row.ask}, g.calls[0].traits.Statement, nil)
+	if g.row.found = err == nil && v != undecided; g.row.found {
 		g.row.answer = answers[0]
 	}
 	return err

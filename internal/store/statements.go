@@ -2,6 +2,7 @@ package store
 
 import (
 	"embed"
+	"strconv"
 	"strings"
 
 	"github.com/jackc/pgx/v5"
@@ -16,9 +17,9 @@ var files embed.FS
 
 // statements are the SQL texts for one schema.
 type statements struct {
-	take, takeSeveral, takeAlone, spend string
+	take, slide string // the calls of functions
 
-	windowTake, windowTakeAlone string
+	takeSeveral, spend string
 
 	spendClusters string
 
@@ -60,10 +61,6 @@ func newStatements(schema string, relaxed bool) (s statements) {
 		durability = ", set_config('synchronous_commit', 'off', true)"
 	}
 	for name, statement := range map[string]*string{
-		"bucket_take":       &s.take,
-		"bucket_take_alone": &s.takeAlone,
-		"window_take":       &s.windowTake,
-		"window_take_alone": &s.windowTakeAlone,
 		"buckets_spend":     &s.spend,
 		"clusters_spend":    &s.spendClusters,
 		"buckets_lock":      &s.lock,
@@ -82,5 +79,18 @@ func newStatements(schema string, relaxed bool) (s statements) {
 		}
 		*statement = strings.ReplaceAll(inSchema(schema, string(text)), "/* durability */", durability)
 	}
+	s.take = callOf(schema, "take_1", 15, "allowed, value, ts, capacity, now_us")
+	s.slide = callOf(schema, "slide_1", 14, "allowed, value, ts, capacity, now_us, taken")
 	return s
+}
+
+// callOf returns the statement that calls a function of the schema with so many parameters, and selects columns of its result.
+func callOf(schema, function string, parameters int, columns string) string {
+	call := []byte("SELECT " + columns + " FROM " + pgx.Identifier{schema, function}.Sanitize() + "(")
+	for n := 1; n <= parameters; n++ {
+		call = strconv.AppendInt(append(call, '$'), int64(n), 10)
+		call = append(call, ',')
+	}
+	call[len(call)-1] = ')'
+	return string(call)
 }

@@ -50,7 +50,6 @@ type Store struct {
 	statements  statements
 	distributed Engine   // of tables that Citus distributes
 	others      sync.Map // of the texts of statements of other packages, by their names
-	limits      limitParameters
 	relaxed     bool
 	asOf        func() *int64 // the instant that replaces the database's clock; nil: nothing does
 	inMemory    bool          // whether rows are in memory, and not in Postgres

@@ -1,16 +1,18 @@
 package store
 
 import (
+	"cmp"
 	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"math"
 	"strconv"
-	"sync"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgtype"
 
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
 )
@@ -44,7 +46,7 @@ func (s *Session) takeByStatement(ctx context.Context, c *Call) (err error) {
 			return nil
 		}
 	}
-	c.verdict, err = c.by.take(ctx, &s.Unit, c)
+	c.verdict, err = s.take(ctx, c)
 	switch {
 	case err != nil:
 	case c.verdict == undecided:
@@ -63,11 +65,8 @@ func (s *Session) whenUndecided(c *Call) way {
 	return byLocking
 }
 
-// decides reports whether there is a statement for the kinds of the limits.
-func (postgres) decides(c *Call) bool { return c.traits.Statement != bucket.Locked }
-
 // take sends the statement for one row or for several.
-func (postgres) take(ctx context.Context, u *Unit, c *Call) (v verdict, err error) {
+func (u *Unit) take(ctx context.Context, c *Call) (v verdict, err error) {
 	asks := c.takes
 	switch {
 	case len(asks) == 1 && (u.mode == alone || !c.traits.Sharded): // else a refusal must leave no row locked
@@ -102,31 +101,71 @@ func verdictOn(asks []bucket.Ask, answers []bucket.Answer) verdict {
 	return v
 }
 
-// takeOne takes from one bucket on one row. The answer is put into room if that has the capacity.
+// takeOne takes from one bucket on one row, by take_1 or slide_1. The answer is put into room if that has the capacity.
 func (u *Unit) takeOne(ctx context.Context, asks []bucket.Ask, kind bucket.Statement, room []bucket.Answer) (answers []bucket.Answer, v verdict, err error) {
 	if u.queue != nil {
 		u.queue.Enter(ctx, asks)
 	}
-	a := &asks[0]
-	statement, parameters, scan := u.statementFor(a, kind)
+	statement, parameters := u.statementFor(&asks[0], kind)
 	rows, err := u.conn.Query(ctx, statement, parameters...)
 	if err != nil {
 		return nil, undecided, err
 	}
-	answers, err = scan(rows, room[:0])
-	return answers, verdictOn(asks, answers), err
+	a, v, err := scanOne(rows, kind)
+	return append(room[:0], a), v, err
 }
 
-// statementFor returns the statement that takes from one row, with its parameters and the function that reads its answers.
-func (u *Unit) statementFor(a *bucket.Ask, kind bucket.Statement) (statement string, parameters []any, scan func(pgx.Rows, []bucket.Answer) ([]bucket.Answer, error)) {
-	taking, sliding := u.statements.take, u.statements.windowTake
-	if u.mode == alone {
-		taking, sliding = u.statements.takeAlone, u.statements.windowTakeAlone
-	}
+// statementFor returns the call of take_1 or slide_1 for one row, with its parameters.
+func (u *Unit) statementFor(a *bucket.Ask, kind bucket.Statement) (statement string, parameters []any) {
+	t := &a.Terms
+	since, until := spanOf(t)
+	isAlone := u.mode == alone
 	if kind == bucket.WindowStatement {
-		return sliding, u.windowParameters(a), scanWindows
+		return u.statements.slide, []any{
+			a.Key.Name, a.Key.Key, a.Key.Shard, a.Cost, t.Capacity, int32(t.Steps), t.Step, t.Phase, a.Lowest,
+			since, until, u.AsOf(), isAlone, isAlone && u.relaxed,
+		}
 	}
-	return taking, u.takeParameters(a), scanAnswers
+	return u.statements.take, []any{
+		a.Key.Name, a.Key.Key, a.Key.Shard, a.Cost, t.Capacity, t.Rate, t.Steps, t.Step, t.Phase, a.Lowest,
+		since, until, u.AsOf(), isAlone, isAlone && u.relaxed,
+	}
+}
+
+// scanOne reads the answer of take_1 or slide_1.
+func scanOne(rows pgx.Rows, kind bucket.Statement) (a bucket.Answer, v verdict, err error) {
+	defer rows.Close()
+	if !rows.Next() {
+		return a, undecided, cmp.Or(rows.Err(), errNoAnswer)
+	}
+	var r struct { // one allocation
+		allowed         pgtype.Bool
+		value, capacity pgtype.Float8
+		ts              pgtype.Int8
+		now             int64
+		taken           []float64
+	}
+	columns := []any{&r.allowed, &r.value, &r.ts, &r.capacity, &r.now, &r.taken}
+	if kind != bucket.WindowStatement {
+		columns = columns[:5]
+	}
+	if err := rows.Scan(columns...); err != nil {
+		return a, undecided, err
+	}
+	rows.Close() // or there is no Err yet
+	a = bucket.Answer{Allowed: r.allowed.Bool, Now: r.now, State: bucket.State{Value: r.value.Float64, TS: r.ts.Int64, Capacity: r.capacity.Float64}}
+	if r.taken != nil {
+		a.State.Parts = &bucket.Parts{Taken: r.taken}
+	}
+	switch {
+	case !r.allowed.Valid:
+		v = undecided
+	case a.Allowed:
+		v = allowed
+	default:
+		v = refused
+	}
+	return a, v, rows.Err()
 }
 
 // takeRows takes from one row of each bucket, all or nothing, in a caller's transaction. It does so behind a savepoint: if a row refuses, all is
@@ -138,7 +177,7 @@ func (u *Unit) takeRows(ctx context.Context, rows []bucket.Ask) (answers []bucke
 	batch := &pgx.Batch{}
 	batch.Queue("SAVEPOINT " + savepoint)
 	if len(rows) == 1 {
-		statement, parameters, _ := u.statementFor(&rows[0], bucket.StepStatement)
+		statement, parameters := u.statementFor(&rows[0], bucket.StepStatement)
 		batch.Queue(statement, parameters...)
 	} else {
 		batch.Queue(u.statements.takeSeveral, u.takeSeveralParameters(rows)...)
@@ -148,15 +187,23 @@ func (u *Unit) takeRows(ctx context.Context, rows []bucket.Ask) (answers []bucke
 			return err
 		}
 		found, err := results.Query()
-		if err == nil {
-			answers, err = scanAnswers(found, nil)
+		if err != nil {
+			return err
 		}
+		if len(rows) == 1 {
+			var a bucket.Answer
+			a, v, err = scanOne(found, bucket.StepStatement)
+			answers = []bucket.Answer{a}
+			return err
+		}
+		answers, err = scanAnswers(found, nil)
+		v = verdictOn(rows, answers)
 		return err
 	})
 	if err != nil {
 		return nil, undecided, err
 	}
-	if v = verdictOn(rows, answers); v == allowed {
+	if v == allowed {
 		return answers, v, nil
 	}
 	if err := (postgres{}).Undo(ctx, u, nil); err != nil {
@@ -169,6 +216,9 @@ func (u *Unit) takeRows(ctx context.Context, rows []bucket.Ask) (answers []bucke
 	}
 	return answers, v, nil
 }
+
+// errNoAnswer is the error for a function that answered without a row.
+var errNoAnswer = errors.New("the function returned no row")
 
 // skip reads the results of n statements that answer nothing.
 func skip(results pgx.BatchResults, n int) error {
@@ -196,23 +246,6 @@ func (s *Session) fixClocks(ctx context.Context, asks []bucket.Ask, answers []bu
 	return s.ChangeRows(ctx, (*bucket.Page).FixClocks, wrong)
 }
 
-// takeParameters returns the parameters of bucket_take.sql and bucket_take_alone.sql.
-func (u *Unit) takeParameters(a *bucket.Ask) []any {
-	p := u.limits.of(a)
-	phase := p.phase
-	if phase != a.Terms.Phase { // it follows from the key
-		phase = a.Terms.Phase
-	}
-	cost := any(1.0) // as mostly, and no allocation
-	if a.Cost != 1 {
-		cost = a.Cost
-	}
-	return []any{
-		p.name, a.Key.Key, a.Key.Shard, cost, p.capacity, p.rate, p.step, p.steps, phase, a.Lowest, u.AsOf(), p.tolerance,
-		p.since, p.until,
-	}
-}
-
 // takeSeveralParameters returns the parameters of buckets_take.sql.
 func (u *Unit) takeSeveralParameters(asks []bucket.Ask) []any {
 	c := columnsOf(asks)
@@ -222,53 +255,8 @@ func (u *Unit) takeSeveralParameters(asks []bucket.Ask) []any {
 	}
 }
 
-// limitParameters caches the parameters that are the same for all buckets of a limit, as pgx needs them: each is an
-// allocation. At maxLimitParameters the cache starts again: few programs have so many limits, and programs that
-// invent limits must not fill the memory.
-type limitParameters struct {
-	mu   sync.RWMutex
-	kept map[limitKey]*boxed
-}
-
-type limitKey struct {
-	name  string
-	terms bucket.Terms
-}
-
 // tolerance is how many microseconds a ts may be ahead of now.
 const tolerance = int64(bucket.ClockTolerance / time.Microsecond)
-
-// boxed are parameters of a limit, each in an interface.
-type boxed struct{ name, capacity, rate, step, steps, period, phase, tolerance, since, until any }
-
-const maxLimitParameters = 1024
-
-// of returns the parameters for the limit of the bucket.
-func (l *limitParameters) of(a *bucket.Ask) *boxed {
-	key := limitKey{a.Key.Name, a.Terms}
-	if key.terms.Seed = 0; key.terms.PhaseByKey { // the numbers that follow from the key
-		key.terms.Phase = 0
-	}
-	l.mu.RLock()
-	p := l.kept[key]
-	l.mu.RUnlock()
-	if p != nil {
-		return p
-	}
-	t := a.Terms
-	since, until := spanOf(&t)
-	p = &boxed{
-		name: a.Key.Name, capacity: t.Capacity, rate: t.Rate, step: t.Step, steps: t.Steps, period: periodOf(t), phase: t.Phase,
-		tolerance: tolerance, since: since, until: until,
-	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.kept == nil || len(l.kept) >= maxLimitParameters {
-		l.kept = make(map[limitKey]*boxed)
-	}
-	l.kept[key] = p
-	return p
-}
 
 // scanAnswers appends one answer for each row to the room of answers: allowed, value, ts, capacity and now.
 func scanAnswers(rows pgx.Rows, answers []bucket.Answer) ([]bucket.Answer, error) {

@@ -1,0 +1,82 @@
+package integration_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/stretchr/testify/require"
+)
+
+// Each statement inside a function finds its rows by the primary key, whatever the size of the table when its plan was made.
+func TestFunctionsUseThePrimaryKey(t *testing.T) {
+	t.Parallel()
+	const always = `, NULL, NULL, NULL, `
+	tests := map[string][]struct {
+		arguments string
+		upserts   int
+		reads     bool
+	}{
+		"take_1": {
+			{oneBucket + `, 1, 10, 10, 1000000, 1, 0, 0` + always + `false, false`, 1, false},
+			{oneBucket + `, 7, 10, 10, 1000000, 1, 0, 0, 0, 9000000000000000000, 1000, false, false`, 2, false},
+			{oneBucket + `, 1, 10, 10, 1000000, 1, 0, 0` + always + `true, false`, 1, true},
+		},
+		"slide_1": {
+			{oneBucket + `, 1, 10, 60, 1000000, 0, 0` + always + `false, false`, 2, false},
+			{`'roomy', 'no key', 0, 1, 10, 60, 1000000, 0, 0` + always + `true, true`, 1, true},
+		},
+	}
+	files, err := filepath.Glob("../migrations/*_[0-9].sql")
+	require.NoError(t, err)
+	require.Len(t, files, len(tests), "a new function needs a line in this test")
+	for _, size := range sizes {
+		b := setup(t)
+		b.exec(t, fmt.Sprintf(`INSERT INTO ratelimit.buckets SELECT name, 'key ' || n, 0, 5, 0, 10
+			FROM (SELECT 17 AS n UNION SELECT generate_series(1, %d)) AS u, unnest('{other,roomy}'::text[]) AS name`, size))
+		b.exec(t, "VACUUM ANALYZE ratelimit.buckets")
+		for function, calls := range tests {
+			for _, call := range calls {
+				for _, mode := range planModes {
+					t.Run(fmt.Sprint(function, "/", mode, "/", size), func(t *testing.T) {
+						t.Parallel()
+						p := plan{}
+						for _, explained := range explainInside(t, b, mode, "SELECT FROM ratelimit."+function+"("+call.arguments+")") {
+							var root struct{ Plan node }
+							require.NoError(t, json.Unmarshal([]byte(explained), &root), explained)
+							p.walk(t, root.Plan, explained)
+						}
+						require.Equal(t, call.upserts, p.upserts, "%s", call.arguments)
+						require.Equal(t, call.reads, p.reads > 0, "%s", call.arguments)
+					})
+				}
+			}
+		}
+	}
+}
+
+// explainInside runs a statement, rolls it back, and returns the plans of the statements inside the functions that it calls.
+func explainInside(t *testing.T, b *bundle, mode, statement string) (plans []string) {
+	t.Helper()
+	config := b.pool.Config().ConnConfig
+	config.OnNotice = func(_ *pgconn.PgConn, n *pgconn.Notice) {
+		if _, explained, found := strings.Cut(n.Message, "plan:\n"); found && regexp.MustCompile(`"Relation Name"`).MatchString(explained) {
+			plans = append(plans, explained)
+		}
+	}
+	conn, err := pgx.ConnectConfig(t.Context(), config)
+	require.NoError(t, err)
+	defer func() { require.NoError(t, conn.Close(t.Context())) }()
+	for _, sql := range []string{
+		"LOAD 'auto_explain'", "SET auto_explain.log_min_duration = 0", "SET auto_explain.log_nested_statements = on", "SET auto_explain.log_format = json",
+		"SET client_min_messages = log", "SET plan_cache_mode = " + mode, "BEGIN", statement, "ROLLBACK",
+	} {
+		require.NoError(t, errOf(conn.Exec(t.Context(), sql)))
+	}
+	return plans
+}
