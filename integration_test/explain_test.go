@@ -17,8 +17,7 @@ const (
 	oneBucket      = `'roomy', 'key 17', 0`
 	threeBuckets   = `'{other,roomy,roomy}', '{"key 17","key 18","key 99999"}', '{0,0,0}'`
 	oneReservation = `'00000000-0000-4000-8000-000000000000'`
-	threeTakes     = threeBuckets + `, '{1,1,1}', '{10,10,10}', '{10,10,10}', '{1,1,1}', '{1000000,1000000,1000000}', '{0,0,0}', '{0,0,0}', NULL, '{60000000,60000000,60000000}', '{0,0,NULL}', '{9000000000000000000,9000000000000000000,NULL}'`
-	threeClusters  = threeBuckets + `, '{1,1,1}', '{10,10,10}', '{10,10,10}', '{1,1,1}', '{1000000,1000000,1000000}', '{0,0,0}', '{0,0,0}', '{0,1,1}', NULL, '{60000000,60000000,60000000}', '{0,0,NULL}', '{9000000000000000000,9000000000000000000,NULL}'`
+	threeDecisions = threeBuckets + `, '{1,1,1}', '{10,10,10}', '{10,10,10}', '{1000000,1000000,1000000}', '{1,1,1}', '{0,0,0}', '{0,0,0}'`
 )
 
 // housekeeping lists the statements that find rows in another way. They run without a waiting caller, or read no row or the only
@@ -42,9 +41,7 @@ func TestStatementsUseThePrimaryKey(t *testing.T) {
 		upserts    int  // that arbitrate by the primary key
 		reads      bool // by the index
 	}{
-		"buckets_take.sql":      {threeTakes, 2, false},
 		"buckets_spend.sql":     {`'roomy', '{"key 17","key 18","key 99999"}', '{0,0,0}', '{1,1,1}', 10, 10, 1, 1000000, '{0,0,0}', NULL, 60000000, 0, 9000000000000000000`, 0, true},
-		"clusters_spend.sql":    {threeClusters, 1, true},
 		"buckets_lock.sql":      {threeBuckets + `, '{10,10,10}', '{1,1,1}', '{0,0,0}', NULL`, 1, false},
 		"buckets_unmake.sql":    {threeBuckets, 0, true},
 		"buckets_prune.sql":     {`'roomy', '{10}', '{1}', '{1000000}', '{1}', 0, 32, 0, NULL`, 0, false},
@@ -163,7 +160,6 @@ func TestStatementsByTIDDoNotScanTheTable(t *testing.T) {
 	for file, parameters := range map[string]string{
 		"buckets_prune.sql":  `'roomy', '{10,20}', '{1,2}', '{1,1}', '{1000000,1000000}', 32, 64, 60000000, NULL`,
 		"buckets_unmake.sql": threeBuckets,
-		"clusters_spend.sql": threeClusters,
 	} {
 		statement, err := os.ReadFile("../internal/store/sql/" + file)
 		require.NoError(t, err)

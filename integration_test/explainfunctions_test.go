@@ -27,6 +27,12 @@ func TestFunctionsUseThePrimaryKey(t *testing.T) {
 			{oneBucket + `, 7, 10, 10, 1000000, 1, 0, 0, 0, 9000000000000000000, 1000, false, false`, 2, false},
 			{oneBucket + `, 1, 10, 10, 1000000, 1, 0, 0` + always + `true, false`, 1, true},
 		},
+		"decide_1": {
+			{threeDecisions + `, NULL, NULL, NULL`, 3, false},
+		},
+		"decide_groups_1": {
+			{`'{0,1,1}', ` + threeDecisions + always + `false`, 0, true},
+		},
 		"slide_1": {
 			{oneBucket + `, 1, 10, 60, 1000000, 0, 0` + always + `false, false`, 2, false},
 			{`'roomy', 'no key', 0, 1, 10, 60, 1000000, 0, 0` + always + `true, true`, 1, true},

@@ -27,7 +27,7 @@ const (
 
 // whenAgain returns when to run a statement again that failed with err.
 func whenAgain(err error) again {
-	if store.IsConflict(err) {
+	if store.IsRetryable(err) {
 		return afterPause
 	}
 	return never
@@ -39,13 +39,13 @@ func whenAgain(err error) again {
 func retry(ctx context.Context, l *Limiter, verb string, when again, err error, attempt func() (again, error)) error {
 	ceiling := retryBase
 	for n := 1; when != never; n++ {
-		if store.IsConflict(err) { // otherwise the connection was lost
+		if store.IsRetryable(err) { // otherwise the connection was lost
 			l.reports.tell(ctx, Conflicted{Verb: verb, Attempt: n, Err: err})
 		}
 		switch {
 		case ctx.Err() != nil:
 			return prefixed(fmt.Errorf("gave up after %d attempts: %w (last: %w)", n, ctx.Err(), err))
-		case n >= l.config.MaxAttempts && !store.IsConflict(err):
+		case n >= l.config.MaxAttempts && !store.IsRetryable(err):
 			return err
 		case n >= l.config.MaxAttempts:
 			return prefixed(fmt.Errorf("%w: gave up after %d attempts: %w", ErrContended, n, err))

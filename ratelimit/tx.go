@@ -27,8 +27,8 @@ const maxReconnects = 3
 // Keep, Prune, Close and InTx cannot be part of a transaction: on this Limiter they return ErrInvalidConfig.
 //
 // Calls lock the rows of their buckets until the end of the transaction, as your own updates do. See docs/promises.md for
-// deadlocks between transactions that take from two buckets. A call over several limits, or on a reservation, sets a savepoint,
-// which stays until the transaction ends. If a call over several limits is refused, it keeps no row locked, except a row that a
+// deadlocks between transactions that take from two buckets. Some calls, such as those on a reservation, set a savepoint, which
+// stays until the transaction ends. If a call over several limits is refused, it keeps no row locked, except a row that a
 // wrong clock had written. If the context of a call ends while it runs, the transaction can only be rolled back.
 //
 // Inside the transaction use only this Limiter. A call on l uses another connection, and waits for rows that the transaction

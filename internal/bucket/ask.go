@@ -70,15 +70,6 @@ func anyOf(asks []Ask, is func(a *Ask) bool) bool {
 	return false
 }
 
-// IsStale reports whether the refusal contradicts the state that it comes with. Another call has changed the row
-// meanwhile then.
-func (a *Ask) IsStale(r Answer) bool {
-	if r.Allowed {
-		return false
-	}
-	return Rows{r.State}.Take(&a.Terms, r.Now, a.Cost, a.Lowest)
-}
-
 // Untake turns the answer to an ask that was allowed into the answer before cost tokens were taken.
 func (a *Ask) Untake(r *Answer, cost float64) {
 	r.State = a.Terms.Kind.Charge(a.Terms, r.State, r.Now, -cost)

@@ -189,16 +189,6 @@ func (t Terms) Settle(s State) State {
 	return t.Kind.Enter(t.On(since), before, before.Carry(s), since, t.Eras.eras[t.Era].Change)
 }
 
-// Outside reports whether a statement could not decide on the row, and took nothing. The terms of the ask are not in effect at the
-// instant of the answer, or the row is of another era, or not as its kind leaves it.
-func (a *Ask) Outside(r Answer) bool {
-	if r.Allowed {
-		return false
-	}
-	since, until := a.Terms.Span()
-	return r.Now < since || r.Now >= until || r.State.TS < since || r.State.TS >= until || !a.Terms.Kind.IsPlain(a.Terms, r.State, r.Now)
-}
-
 // AnySpan reports whether one of n terms has a span.
 func AnySpan(n int, terms func(i int) *Terms) bool {
 	for i := range n {

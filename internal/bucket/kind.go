@@ -32,9 +32,8 @@ type Kind interface {
 	// CreditUntil returns the begin of the last step in which tokens that were taken at an instant may be given back.
 	CreditUntil(t Terms, taken int64) int64
 
-	// Statement returns which statement decides on rows of the kind that are not locked, if IsPlain reports that a row is as the kind leaves it.
+	// Statement returns which statement decides on rows of the kind.
 	Statement() Statement
-	IsPlain(t Terms, s State, now int64) bool
 	// Pruning returns terms of steps under which a row with any Value is full no earlier than under t.
 	Pruning(t Terms) Terms
 	// Owes reports whether a bucket can owe tokens, to reservations or as a pool.
@@ -46,7 +45,7 @@ type Statement uint8
 
 const (
 	Locked          Statement = iota // none: the kind decides, on locked rows
-	StepStatement                    // take_1, and the statements for several rows
+	StepStatement                    // take_1, decide_1, and the statements of a batch
 	WindowStatement                  // slide_1
 )
 

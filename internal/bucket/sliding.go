@@ -36,7 +36,7 @@ const (
 	takenTotals // from here on, two or more
 )
 
-// Both stand in algebra.sql.tmpl, too.
+// Both stand in slide_1, too.
 const (
 	spareTotals = 44
 	mostTotals  = 64
@@ -156,15 +156,6 @@ func (r Sliding) Pruning(t Terms) Terms { return fullAfter((int64(r.Slices)+1)*t
 
 // Statement implements Kind.
 func (Sliding) Statement() Statement { return WindowStatement }
-
-// IsPlain implements Kind.
-func (r Sliding) IsPlain(t Terms, s State, now int64) bool {
-	if !isSlid(s) || s.TS > t.Begin(now)+ClockTolerance.Microseconds() { // as far in algebra.sql.tmpl
-		return false
-	}
-	taken := s.Parts.Taken
-	return taken[takenLength] == float64(t.Step) && taken[takenTotals] <= mostTotals*t.Capacity
-}
 
 // at returns the totals at now, the newest first, and the TS of a row that says so.
 func (r Sliding) at(t Terms, s State, now int64) (totals []float64, ts int64) {

@@ -126,9 +126,6 @@ func (Steps) CreditUntil(t Terms, taken int64) int64 {
 // Statement implements Kind.
 func (Steps) Statement() Statement { return StepStatement }
 
-// IsPlain implements Kind.
-func (Steps) IsPlain(Terms, State, int64) bool { return true }
-
 // Pruning implements Kind. Its steps are longer than any of the Windows.
 func (Steps) Pruning(t Terms) Terms {
 	if t.Windows != nil {

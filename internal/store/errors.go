@@ -17,7 +17,6 @@ const (
 	codeSerializationFailure = "40001"
 	codeDeadlockDetected     = "40P01"
 	codeLockNotAvailable     = "55P03"
-	codeDivisionByZero       = "22012" // clusters_spend.sql undid itself, because another call inserted a row first
 	codeUniqueViolation      = "23505" // buckets_spend.sql failed for that reason
 )
 
@@ -25,11 +24,6 @@ const (
 func IsRetryable(err error) bool {
 	code := pgerr.Code(err)
 	return code == codeSerializationFailure || code == codeDeadlockDetected
-}
-
-// IsConflict is IsRetryable, and also true if a statement outside a transaction must be retried.
-func IsConflict(err error) bool {
-	return IsRetryable(err) || pgerr.Code(err) == codeDivisionByZero
 }
 
 // IsLockTimeout reports whether a statement waited for a row as long as lock_timeout allows.

@@ -10,7 +10,7 @@ import (
 type plan struct {
 	groups   []*group
 	policies [][]*row // of calls for one bucket, for buckets_spend.sql: a statement for each policy of each limit
-	several  []*row   // of calls over several limits, for clusters_spend.sql
+	several  []*row   // of calls over several limits, for decide_groups_1
 	others   []*Call  // in the order of arrival
 	hidden   error    // why a look of others may have missed rows; the groups have taken by then
 

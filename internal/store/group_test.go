@@ -134,9 +134,9 @@ func TestAHeldRowDelaysOnlyTheCallsOfAClusterThatNeedIt(t *testing.T) {
 	}
 }
 
-// If another transaction writes between the look and the lock, the statement takes nothing, and the call is decided on the new
-// rows. Here the statement stands still between its look and its locks.
-func TestAnOvertakenClusterTakesNothing(t *testing.T) {
+// If another transaction writes between the look and the take, the call is decided on the new rows. Here decide_groups_1 stands still
+// between the two.
+func TestACallOverSeveralLimitsIsDecidedOnTheNewestRows(t *testing.T) {
 	t.Parallel()
 	const gate = "pg_advisory_xact_lock(4711)"
 	user, all := still("user", 10), still("all", 100)
@@ -151,26 +151,22 @@ func TestAnOvertakenClusterTakesNothing(t *testing.T) {
 		"Made":    {fmt.Sprintf(`INSERT INTO ratelimit.buckets VALUES ('user', 'ada', 0, 5, %d, 10)`, opening), []limit{all}, []float64{99, 4}},
 		"Not":     {`SELECT`, []limit{user, all}, []float64{99, 9}},
 	} {
-		for way, decide := range map[string]func(s *stand, call *Call) error{
-			"Alone":    func(s *stand, call *Call) error { return s.Decide(s.Context(), call) },
-			"InABatch": func(s *stand, call *Call) error { return s.decideOne(s.Context(), call) },
-		} {
-			t.Run(name+"/"+way, func(t *testing.T) {
-				t.Parallel()
-				s := newStand(t)
-				s.makeRows("ada", test.rows...)
-				s.gate(&s.statements.spendClusters, "FROM seen AS s WHERE NOT (", "FROM seen AS s WHERE "+gate+"::text IS NULL OR NOT (")
-				tx, call := s.tx("SELECT "+gate), taking(user.ask("ada", 1), all.ask("ada", 1))
-				var err error
-				s.whileWaiting(func() { err = decide(s, call) }, func() {
-					s.exec(test.overtake)
-					require.NoError(t, tx.Commit(t.Context()))
-				})
-				require.NoError(t, err)
-				require.Equal(t, name != "Emptied", bucket.AllAllowed(call.Answers))
-				require.Equal(t, test.left, s.held(all.ask("ada", 0), user.ask("ada", 0)))
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := newStand(t)
+			s.makeRows("ada", test.rows...)
+			s.gateFunction("decide_groups_1", "        BEGIN\n", "        PERFORM set_config('lock_timeout', '0', true), "+gate+";\n        BEGIN\n")
+			tx, call := s.tx("SELECT "+gate), taking(user.ask("ada", 1), all.ask("ada", 1))
+			var err error
+			s.whileWaiting(func() { err = s.Decide(s.Context(), call) }, func() {
+				s.exec(test.overtake)
+				require.NoError(t, tx.Commit(t.Context()))
 			})
-		}
+			require.NoError(t, err)
+			require.Equal(t, byStatement, call.way)
+			require.Equal(t, name != "Emptied", bucket.AllAllowed(call.Answers))
+			require.Equal(t, test.left, s.held(all.ask("ada", 0), user.ask("ada", 0)))
+		})
 	}
 }
 

@@ -37,6 +37,15 @@ func (s *stand) gate(statement *string, place, gated string) {
 	*statement = strings.Replace(*statement, place, gated, 1)
 }
 
+// gateFunction is gate for the text of a function.
+func (s *stand) gateFunction(name, place, gated string) {
+	s.Helper()
+	var text string
+	require.NoError(s, s.pool.QueryRow(s.Context(), `SELECT pg_get_functiondef(('ratelimit.' || $1)::regproc)`, name).Scan(&text))
+	s.gate(&text, place, gated)
+	s.exec(text)
+}
+
 // A Take that waited for its row decides on the row as the other transaction left it, and not on the row of its snapshot.
 func TestATakeThatWaitedUsesTheLockedRow(t *testing.T) {
 	t.Parallel()

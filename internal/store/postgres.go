@@ -11,6 +11,9 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
 )
 
+// savepoint is the place to which a call in a caller's transaction goes back, if it's refused after it has locked rows.
+const savepoint = "ratelimit_take"
+
 // postgres is the Engine on tables of Postgres, by statements that name as many rows as there are.
 type postgres struct{}
 

@@ -230,37 +230,6 @@ func TestArraysAreSentUnchanged(t *testing.T) {
 	}
 }
 
-func TestAnswersAreReadUnchanged(t *testing.T) {
-	t.Parallel()
-	pool := postgrestest.New(t)
-	tests := []struct {
-		columns string
-		want    bucket.Answer
-		fails   bool
-	}{
-		{columns: "true, 0.1::float8, 7::bigint, 0.7::float8, -9::bigint", want: bucket.Answer{Allowed: true, State: bucket.State{Value: 0.1, TS: 7, Capacity: 0.7}, Now: -9}},
-		{
-			columns: "false, -1e300::float8, -7::bigint, 0::float8, 9::bigint",
-			want:    bucket.Answer{State: bucket.State{Value: -1e300, TS: -7}, Now: 9},
-		},
-		{columns: "NULL::boolean, 0.1::float8, 7::bigint, 1::float8, 9::bigint", fails: true},
-		{columns: "true, 0.1::float8, 7::bigint", fails: true},
-	}
-	for _, mode := range modes {
-		for _, test := range tests {
-			rows, err := pool.Query(t.Context(), "SELECT "+test.columns, mode)
-			require.NoError(t, err)
-			answers, err := scanAnswers(rows, nil)
-			if test.fails {
-				require.Error(t, err, "%v: %s", mode, test.columns)
-				continue
-			}
-			require.NoError(t, err, "%v: %s", mode, test.columns)
-			require.Equal(t, []bucket.Answer{test.want}, answers, "%v: %s", mode, test.columns)
-		}
-	}
-}
-
 // raiseOnKey makes each change of a row whose key begins with "raise " fail with the SQLSTATE behind it.
 const raiseOnKey = `
 	CREATE FUNCTION raise_on_key() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN

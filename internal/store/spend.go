@@ -6,6 +6,7 @@ import (
 	"fmt"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype"
 
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
 	"github.com/pgratelimit/pgratelimit/internal/pgerr"
@@ -23,7 +24,7 @@ func (s *Session) spend(ctx context.Context, p *plan) error {
 		several[i], groups[i] = r.ask, integer(r.group.number)
 	}
 	if len(several) > 0 {
-		batch.Queue(s.statements.spendClusters, s.clusterParameters(several, groups)...)
+		batch.Queue(s.statements.decideGroups, s.groupParameters(several, groups)...)
 	}
 	var looks []bucket.Ask
 	for _, c := range p.others {
@@ -44,7 +45,7 @@ func (s *Session) spend(ctx context.Context, p *plan) error {
 			if err != nil {
 				return err
 			}
-			answers, err := scanClusters(found, several)
+			answers, err := scanGroups(found, several)
 			if err != nil {
 				return err
 			}
@@ -84,20 +85,17 @@ func receiveSpend(results pgx.BatchResults, rows []*row) error {
 	if err != nil {
 		return err
 	}
-	defer found.Close()
-	for found.Next() {
-		r := readerOf(found)
-		place := r.int64()
-		a := bucket.Answer{Allowed: r.bool(), State: r.state(), Now: r.int64()}
-		switch {
-		case r.err != nil:
-			return r.err
-		case place < 1 || place > int64(len(rows)):
+	var place int64
+	var a bucket.Answer
+	columns := []any{&place, &a.Allowed, &a.State.Value, &a.State.TS, &a.State.Capacity, &a.Now}
+	_, err = pgx.ForEachRow(found, columns, func() error {
+		if place < 1 || place > int64(len(rows)) {
 			return errUnasked
 		}
 		rows[place-1].answer, rows[place-1].found = a, true
-	}
-	return found.Err()
+		return nil
+	})
+	return err
 }
 
 // errUnasked is the error for an answer about a bucket that was not asked for.
@@ -133,78 +131,100 @@ func receiveLooks(results pgx.BatchResults, rows []bucket.Ask, calls []*Call) (f
 	return filtered, nil
 }
 
-// clusterParameters returns the parameters of clusters_spend.sql. For each group of rows it takes all, or nothing.
-func (u *Unit) clusterParameters(rows []bucket.Ask, groups array[integer]) []any {
+// decideRows has decide_1 take from one row of each bucket, all or nothing.
+func (u *Unit) decideRows(ctx context.Context, rows []bucket.Ask) (answers []bucket.Answer, v verdict, err error) {
+	u.EnterQueue(ctx, rows)
+	c := columnsOf(rows)
+	found, err := u.conn.Query(ctx, u.statements.decide, c.names, c.keys, c.shards, c.costs, c.capacities, c.rates, c.steps, c.stepUs, c.phases,
+		c.lowest, c.since, c.until, u.AsOf())
+	if err != nil {
+		return nil, undecided, err
+	}
+	var a bucket.Answer
+	columns := []any{&a.Allowed, &a.State.Value, &a.State.TS, &a.State.Capacity, &a.Now}
+	_, err = pgx.ForEachRow(found, columns, func() error {
+		answers = append(answers, a)
+		return nil
+	})
+	switch {
+	case err != nil || len(answers) == 0:
+		return nil, undecided, err
+	case bucket.AllAllowed(answers):
+		return answers, allowed, nil
+	}
+	return answers, refused, nil
+}
+
+// groupParameters returns the parameters of decide_groups_1.
+func (u *Unit) groupParameters(rows []bucket.Ask, groups array[integer]) []any {
 	c := columnsOf(rows)
 	return []any{
-		c.names, c.keys, c.shards, c.costs, c.capacities, c.rates, c.stepUs, c.steps, c.phases, c.lowest, groups, u.AsOf(), c.tolerances,
-		c.since, c.until,
+		groups, c.names, c.keys, c.shards, c.costs, c.capacities, c.rates, c.steps, c.stepUs, c.phases, c.lowest, c.since, c.until, u.AsOf(), u.relaxed,
 	}
 }
 
-// clusterAnswer is the answer of clusters_spend.sql for a row: whether the costs of its group were taken, and whether the row had enough.
-type clusterAnswer struct {
-	given, enough bool
+// groupAnswer is the answer of decide_groups_1 for a row: whether the costs of its group were taken. If not, Allowed is whether the row has
+// enough, if that is known.
+type groupAnswer struct {
+	given, known bool
 	bucket.Answer
 }
 
-// scanClusters reads the answers of clusters_spend.sql.
-func scanClusters(found pgx.Rows, rows []bucket.Ask) ([]clusterAnswer, error) {
-	defer found.Close()
-	answers := make([]clusterAnswer, 0, len(rows))
-	for found.Next() {
-		if len(answers) == len(rows) {
-			return nil, fmt.Errorf("the statement answered for more than the %d rows that were asked for", len(rows))
+// scanGroups reads the answers of decide_groups_1.
+func scanGroups(found pgx.Rows, rows []bucket.Ask) ([]groupAnswer, error) {
+	answers := make([]groupAnswer, len(rows))
+	var place, now int64
+	var given bool
+	var enough pgtype.Bool
+	var value, capacity pgtype.Float8
+	var ts pgtype.Int8
+	tag, err := pgx.ForEachRow(found, []any{&place, &given, &enough, &value, &ts, &capacity, &now}, func() error {
+		if place < 1 || place > int64(len(rows)) {
+			return errUnasked
 		}
-		r := readerOf(found)
-		a := clusterAnswer{given: r.bool(), enough: r.bool()}
-		a.Absent, a.State, a.Now = r.bool() && !a.given, r.state(), r.int64()
-		if r.err != nil {
-			return nil, r.err
+		r := &answers[place-1]
+		r.given, r.known, r.Allowed, r.Absent, r.Now = given, enough.Valid, enough.Bool, !ts.Valid, now
+		if r.State = (bucket.State{Value: value.Float64, TS: ts.Int64, Capacity: capacity.Float64}); r.Absent {
+			r.State = rows[place-1].Terms.Full(now)
 		}
-		if a.Absent {
-			a.State = rows[len(answers)].Terms.Full(a.Now)
-		}
-		answers = append(answers, a)
-	}
-	err := found.Err()
-	if err == nil && len(answers) != len(rows) {
-		err = fmt.Errorf("the statement answered for %d of %d rows", len(answers), len(rows))
+		return nil
+	})
+	if err == nil && tag.RowsAffected() != int64(len(rows)) {
+		err = fmt.Errorf("the function answered for %d of %d rows", tag.RowsAffected(), len(rows))
 	}
 	return answers, err
 }
 
-// takeCluster takes from several buckets on one row each, all or nothing, in a statement that is its own transaction. It is undecided if
-// another transaction holds a row, or changed it first.
-func (u *Unit) takeCluster(ctx context.Context, asks []bucket.Ask) (answers []bucket.Answer, v verdict, err error) {
-	found, err := u.conn.Query(ctx, u.statements.spendClusters, u.clusterParameters(asks, make(array[integer], len(asks)))...)
-	if err == nil {
-		answers, v, err = scanCluster(found, asks)
-	}
-	if wasOvertaken(err) {
-		return nil, undecided, nil
-	}
-	return answers, v, err
-}
-
-// scanCluster returns the answers of clusters_spend.sql for one group.
-func scanCluster(found pgx.Rows, asks []bucket.Ask) (answers []bucket.Answer, v verdict, err error) {
-	rows, err := scanClusters(found, asks)
+// decideAlone is decideRows in a statement that is its own transaction. It's undecided if another transaction is in the way.
+func (u *Unit) decideAlone(ctx context.Context, rows []bucket.Ask) (answers []bucket.Answer, v verdict, err error) {
+	found, err := u.conn.Query(ctx, u.statements.decideGroups, u.groupParameters(rows, make(array[integer], len(rows)))...)
 	if err != nil {
 		return nil, undecided, err
 	}
-	answers = make([]bucket.Answer, len(asks))
-	for i, r := range rows {
-		answers[i] = r.Answer
-		answers[i].Allowed, answers[i].Absent = r.enough, false
+	decided, err := scanGroups(found, rows)
+	switch {
+	case wasOvertaken(err) || HasTimedOut(err): // which the server also says of a lock_timeout, if it ends as the lock is there
+		return nil, undecided, nil
+	case err != nil:
+		return nil, undecided, err
 	}
-	if v = verdictOn(asks, answers); v == allowed && !rows[0].given {
-		v = undecided
+	v = undecided
+	for _, r := range decided {
+		r.Absent = false
+		answers = append(answers, r.Answer)
+		switch {
+		case r.given:
+			v = allowed
+		case !r.known:
+			return nil, undecided, nil
+		case !r.Allowed:
+			v = refused
+		}
 	}
 	return answers, v, nil
 }
 
 // wasOvertaken reports whether a statement for several rows took nothing because another transaction holds one, or was quicker.
 func wasOvertaken(err error) bool {
-	return IsLockTimeout(err) || IsConflict(err) || pgerr.Code(err) == codeUniqueViolation
+	return IsLockTimeout(err) || IsRetryable(err) || pgerr.Code(err) == codeUniqueViolation
 }

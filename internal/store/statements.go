@@ -17,11 +17,9 @@ var files embed.FS
 
 // statements are the SQL texts for one schema.
 type statements struct {
-	take, slide string // the calls of functions
+	take, slide, decide, decideGroups string // the calls of functions
 
-	takeSeveral, spend string
-
-	spendClusters string
+	spend string
 
 	read, lock, lockFree, save, unmake, prune string
 
@@ -62,11 +60,9 @@ func newStatements(schema string, relaxed bool) (s statements) {
 	}
 	for name, statement := range map[string]*string{
 		"buckets_spend":     &s.spend,
-		"clusters_spend":    &s.spendClusters,
 		"buckets_lock":      &s.lock,
 		"buckets_save":      &s.save,
 		"buckets_unmake":    &s.unmake,
-		"buckets_take":      &s.takeSeveral,
 		"buckets_lock_free": &s.lockFree,
 		"setting":           &s.setting,
 		"buckets_read":      &s.read,
@@ -81,6 +77,8 @@ func newStatements(schema string, relaxed bool) (s statements) {
 	}
 	s.take = callOf(schema, "take_1", 15, "allowed, value, ts, capacity, now_us")
 	s.slide = callOf(schema, "slide_1", 14, "allowed, value, ts, capacity, now_us, taken")
+	s.decide = callOf(schema, "decide_1", 13, "allowed, value, ts, capacity, now_us")
+	s.decideGroups = callOf(schema, "decide_groups_1", 15, "ord, given, enough, value, ts, capacity, now_us")
 	return s
 }
 

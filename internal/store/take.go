@@ -3,22 +3,14 @@ package store
 import (
 	"cmp"
 	"context"
-	"encoding/binary"
 	"errors"
-	"fmt"
-	"math"
-	"strconv"
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgtype"
 
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
 )
-
-// savepoint is the place to which a call over several limits in a caller's transaction goes back if one limit refuses.
-const savepoint = "ratelimit_take"
 
 // EndTimeout bounds what ends a transaction, or undoes half a call in it. It does not run on the caller's context: a
 // caller who hangs up would turn a commit into one of unknown outcome.
@@ -72,33 +64,11 @@ func (u *Unit) take(ctx context.Context, c *Call) (v verdict, err error) {
 	case len(asks) == 1 && (u.mode == alone || !c.traits.Sharded): // else a refusal must leave no row locked
 		c.Answers, v, err = u.takeOne(ctx, asks, c.traits.Statement, c.one[:0])
 	case u.mode == alone:
-		c.Answers, v, err = u.takeCluster(ctx, asks)
+		c.Answers, v, err = u.decideAlone(ctx, asks)
 	default:
-		c.Answers, v, err = u.takeRows(ctx, asks)
+		c.Answers, v, err = u.decideRows(ctx, asks)
 	}
 	return v, err
-}
-
-// verdictOn returns the verdict of a statement that answered for each ask, or for fewer: then it is undecided.
-func verdictOn(asks []bucket.Ask, answers []bucket.Answer) verdict {
-	if len(answers) != len(asks) {
-		return undecided
-	}
-	v := allowed
-	for i := range answers {
-		a, r := &asks[i], &answers[i]
-		if !r.Allowed {
-			r.State = a.Terms.Carry(r.State) // whether the usage on another plan refuses it
-		}
-		switch {
-		case r.Allowed:
-		case a.Outside(*r), a.IsStale(*r):
-			return undecided
-		default:
-			v = refused
-		}
-	}
-	return v
 }
 
 // takeOne takes from one bucket on one row, by take_1 or slide_1. The answer is put into room if that has the capacity.
@@ -168,55 +138,6 @@ func scanOne(rows pgx.Rows, kind bucket.Statement) (a bucket.Answer, v verdict, 
 	return a, v, rows.Err()
 }
 
-// takeRows takes from one row of each bucket, all or nothing, in a caller's transaction. It does so behind a savepoint: if a row refuses, all is
-// undone, and no row stays locked.
-func (u *Unit) takeRows(ctx context.Context, rows []bucket.Ask) (answers []bucket.Answer, v verdict, err error) {
-	if u.queue != nil {
-		u.queue.Enter(ctx, rows)
-	}
-	batch := &pgx.Batch{}
-	batch.Queue("SAVEPOINT " + savepoint)
-	if len(rows) == 1 {
-		statement, parameters := u.statementFor(&rows[0], bucket.StepStatement)
-		batch.Queue(statement, parameters...)
-	} else {
-		batch.Queue(u.statements.takeSeveral, u.takeSeveralParameters(rows)...)
-	}
-	err = u.Send(ctx, batch, func(results pgx.BatchResults) error {
-		if err := skip(results, 1); err != nil {
-			return err
-		}
-		found, err := results.Query()
-		if err != nil {
-			return err
-		}
-		if len(rows) == 1 {
-			var a bucket.Answer
-			a, v, err = scanOne(found, bucket.StepStatement)
-			answers = []bucket.Answer{a}
-			return err
-		}
-		answers, err = scanAnswers(found, nil)
-		v = verdictOn(rows, answers)
-		return err
-	})
-	if err != nil {
-		return nil, undecided, err
-	}
-	if v == allowed {
-		return answers, v, nil
-	}
-	if err := (postgres{}).Undo(ctx, u, nil); err != nil {
-		return nil, undecided, err
-	}
-	for i := range answers {
-		if answers[i].Allowed { // its tokens are back
-			answers[i].State.Value = min(answers[i].State.Value+rows[i].Cost, rows[i].Terms.Capacity)
-		}
-	}
-	return answers, v, nil
-}
-
 // errNoAnswer is the error for a function that answered without a row.
 var errNoAnswer = errors.New("the function returned no row")
 
@@ -246,103 +167,8 @@ func (s *Session) fixClocks(ctx context.Context, asks []bucket.Ask, answers []bu
 	return s.ChangeRows(ctx, (*bucket.Page).FixClocks, wrong)
 }
 
-// takeSeveralParameters returns the parameters of buckets_take.sql.
-func (u *Unit) takeSeveralParameters(asks []bucket.Ask) []any {
-	c := columnsOf(asks)
-	return []any{
-		c.names, c.keys, c.shards, c.costs, c.capacities, c.rates, c.stepUs, c.steps, c.phases, c.lowest, u.AsOf(), c.tolerances,
-		c.since, c.until,
-	}
-}
-
 // tolerance is how many microseconds a ts may be ahead of now.
 const tolerance = int64(bucket.ClockTolerance / time.Microsecond)
-
-// scanAnswers appends one answer for each row to the room of answers: allowed, value, ts, capacity and now.
-func scanAnswers(rows pgx.Rows, answers []bucket.Answer) ([]bucket.Answer, error) {
-	defer rows.Close()
-	for rows.Next() {
-		r := readerOf(rows)
-		a := bucket.Answer{Allowed: r.bool(), State: r.state(), Now: r.int64()}
-		if r.err != nil {
-			return nil, r.err
-		}
-		answers = append(answers, a)
-	}
-	return answers, rows.Err()
-}
-
-// rowReader reads the columns of a row, one after the other. They are binary, or text in the modes of pgx without prepared
-// statements. pgx's own Scan makes a plan for each statement, which is two allocations.
-type rowReader struct {
-	values [][]byte
-	fields []pgconn.FieldDescription
-	next   int
-	err    error
-}
-
-// readerOf returns the reader of the current row. It is good for until the next one.
-func readerOf(row pgx.CollectableRow) rowReader {
-	return rowReader{values: row.RawValues(), fields: row.FieldDescriptions()}
-}
-
-// column returns the next column, which has that many bytes in binary.
-func (r *rowReader) column(size int) (raw []byte, isText bool) {
-	if r.err != nil {
-		return nil, false
-	}
-	if r.next >= len(r.values) || r.next >= len(r.fields) {
-		r.err = fmt.Errorf("the statement answered with %d columns", len(r.values))
-		return nil, false
-	}
-	raw, isText = r.values[r.next], r.fields[r.next].Format == pgx.TextFormatCode
-	r.next++
-	if raw == nil || !isText && len(raw) != size {
-		r.err = fmt.Errorf("column %d of the answer has %d bytes", r.next, len(raw))
-		return nil, false
-	}
-	return raw, isText
-}
-
-// state reads the columns value, ts and capacity.
-func (r *rowReader) state() bucket.State {
-	return bucket.State{Value: r.float64(), TS: r.int64(), Capacity: r.float64()}
-}
-
-func (r *rowReader) bool() bool {
-	raw, isText := r.column(1)
-	switch {
-	case r.err != nil:
-		return false
-	case isText:
-		return string(raw) == "t"
-	}
-	return raw[0] != 0
-}
-
-func (r *rowReader) int64() (n int64) {
-	raw, isText := r.column(8)
-	switch {
-	case r.err != nil:
-		return 0
-	case isText:
-		n, r.err = strconv.ParseInt(string(raw), 10, 64)
-		return n
-	}
-	return int64(binary.BigEndian.Uint64(raw))
-}
-
-func (r *rowReader) float64() (n float64) {
-	raw, isText := r.column(8)
-	switch {
-	case r.err != nil:
-		return 0
-	case isText:
-		n, r.err = strconv.ParseFloat(string(raw), 64)
-		return n
-	}
-	return math.Float64frombits(binary.BigEndian.Uint64(raw))
-}
 
 // AsOf returns the instant that replaces the database's clock, as a parameter.
 func (s *Store) AsOf() *int64 {

@@ -1,7 +1,7 @@
 -- Lock rows to the end of the transaction, and return their columns.
 --
 -- $1 name[], $2 key[], $3 shard[]   the rows, distinct and sorted, which is the order of locking
--- $4 capacity[], $5 step_us[], $6 phase_us[], $7 as_of_us   as in buckets_take.sql
+-- $4 capacity[], $5 step_us[], $6 phase_us[], $7 as_of_us   the terms, as in take_1, and the instant
 --
 -- Returns name, key, shard, value, ts, capacity, taken, leases, now_us and made for each. Missing rows are inserted full, because a missing
 -- row is a full bucket; made marks them.
