@@ -54,13 +54,14 @@ BEGIN
         END IF;
 
         -- A row that is missing is full. A ts more than a minute ahead was written by a wrong clock: the tokens count from now on. Before
-        -- that is believed, the clock is read again under the lock, because the wait for it may have been long.
+        -- that is believed, the clock is read again under the lock, because the wait for it may have been long. A call that is not alone
+        -- leaves that ts: the caller sees it, and corrects the row, also if another row refuses and this change is undone.
         IF p_capacity - p_cost >= p_lowest THEN
             INSERT INTO ratelimit.buckets AS b (name, key, shard, value, ts, capacity)
             VALUES (p_name, p_key, p_shard, p_capacity - p_cost, v_begun, p_capacity)
             ON CONFLICT (name, key, shard) DO UPDATE SET
                 value = least(p_capacity, b.value + ((greatest(v_begun - b.ts, 0) + p_step_us - 1) / p_step_us)::float8 * p_rate / p_steps) - p_cost,
-                ts = CASE WHEN b.ts > now_us + 60000000 THEN v_begun ELSE greatest(b.ts, v_begun) END,
+                ts = CASE WHEN p_alone AND b.ts > now_us + 60000000 THEN v_begun ELSE greatest(b.ts, v_begun) END,
                 capacity = CASE
                     WHEN b.capacity = p_capacity THEN p_capacity
                     WHEN least(p_capacity, b.value + ((greatest(v_begun - b.ts, 0) + p_step_us - 1) / p_step_us)::float8 * p_rate / p_steps) >= p_capacity THEN p_capacity

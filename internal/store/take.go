@@ -22,7 +22,7 @@ func (s *Session) decideByStatement(ctx context.Context, c *Call) error {
 	if err != nil && s.mode == alone { // else no function literal is allocated
 		err = s.owner.Retry(ctx, c.Verb, err, func() error { return s.takeByStatement(ctx, c) })
 	}
-	if err != nil || c.way != byStatement || c.verdict == allowed {
+	if err != nil || c.way != byStatement {
 		return err
 	}
 	return s.fixClocks(ctx, c.Asks, c.Answers)
@@ -151,9 +151,8 @@ func skip(results pgx.BatchResults, n int) error {
 	return nil
 }
 
-// fixClocks corrects rows that refused and that a wrong clock has left in the future. A refusal writes nothing, so without this
-// they would refuse until the clock reaches that time. The refusal stands. In a caller's transaction the statement does not return
-// the rows that had enough. Such a row gains nothing until a call that it allows or refuses corrects it.
+// fixClocks corrects rows that a wrong clock has left in the future. A refusal writes nothing, so without this they would refuse until
+// the clock reaches that time. The decision stands.
 func (s *Session) fixClocks(ctx context.Context, asks []bucket.Ask, answers []bucket.Answer) error {
 	var wrong []bucket.Ask
 	for i := range asks {
