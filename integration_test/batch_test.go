@@ -297,7 +297,6 @@ func TestMoreRowsThanAskedAreAnError(t *testing.T) {
 		"Value":        valuing(roomy.For("key")),
 		"Check":        checking(roomy.For("key"), other.For("key")),
 		"ShardedValue": valuing(wide.For("key")),
-		"ShardedTake":  taking(wide.For("key").Cost(2e5)), // of all rows
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

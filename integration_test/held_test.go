@@ -330,7 +330,7 @@ func TestCallsWaitForEveryRowOfABucket(t *testing.T) {
 	var holders [shards]pgx.Tx
 	for shard := range holders {
 		holders[shard] = b.begin(t, pgx.ReadCommitted)
-		require.NoError(t, errOf(holders[shard].Exec(t.Context(), `SELECT FROM ratelimit.buckets WHERE shard = $1 FOR UPDATE`, shard)))
+		require.NoError(t, errOf(holders[shard].Exec(t.Context(), `SELECT FROM ratelimit.buckets WHERE shard = $1 FOR UPDATE`, shards+shard)))
 	}
 	askers := []*asker{ask(t, b.limiter, all), ask(t, b.limiter, all), ask(t, b.limiter, all)}
 	for shard, holder := range holders {

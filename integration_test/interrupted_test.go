@@ -43,7 +43,6 @@ func (r hangingUpResults) Close() error {
 // A context that ends between two requests of a call leaves no half of the call in a transaction whose owner commits all the same.
 func TestAnInterruptedCallIsAllOrNothing(t *testing.T) {
 	t.Parallel()
-	rows := spread(8).For("key")
 	take := func(requests ...ratelimit.Request) call {
 		return func(ctx context.Context, l *ratelimit.Limiter, _ string, _ ratelimit.Request) error {
 			return l.Require(ctx, requests...)
@@ -51,32 +50,20 @@ func TestAnInterruptedCallIsAllOrNothing(t *testing.T) {
 	}
 	for name, test := range map[string]struct {
 		call     call
-		requests int  // that it makes
-		fast     bool // only on the fast path
+		requests int // that it makes
 	}{
-		"RefusedTake": {take(roomy.For("key").Cost(4), pinch.For("key")), 2, false},
+		"RefusedTake": {take(roomy.For("key").Cost(4), pinch.For("key")), 2},
 		"Reserve": {func(ctx context.Context, l *ratelimit.Limiter, _ string, r ratelimit.Request) error {
 			return errOf(l.Reserve(ctx, r, roomy.For("b")))
-		}, 2, false},
-		"Cancel": {everyCall["Cancel"], 2, false},
-		// with rows
-		"RefusedByEachRow":    {take(rows.Cost(8)), 4, true}, // take, undo, hold, undo
-		"RefusedByAnotherOne": {take(rows, pinch.For("key").Cost(2)), 2, true},
-		"TakenFromAllRows":    {take(rows.Cost(4), other.For("key")), 4, true}, // take, undo, hold, save
-		"ReservedByRows": {func(ctx context.Context, l *ratelimit.Limiter, _ string, _ ratelimit.Request) error {
-			return errOf(l.Reserve(ctx, rows.Cost(100)))
-		}, 3, true}, // hold, save, record
+		}, 2},
+		"Cancel": {everyCall["Cancel"], 2},
 	} {
 		for before := 2; before <= test.requests; before++ {
 			t.Run(fmt.Sprint(name, before), func(t *testing.T) {
 				t.Parallel()
-				if test.fast {
-					fastPathOnly(t, "it interrupts the fast path, message by message")
-				}
 				b := setup(t)
 				limiter := b.stopped(t)
 				takeAll(t, limiter, pinch.For("key"))
-				takeOne(t, limiter, rows.Cost(64-7))
 				require.NoError(t, limiter.Reset(t.Context(), other.For("key")))
 				r, err := limiter.Reserve(t.Context(), roomy.For("reserved").Cost(5))
 				require.NoError(t, err)

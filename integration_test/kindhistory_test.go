@@ -37,21 +37,18 @@ const (
 	kindFixed
 	kindSlides
 	kindCalendar
-	kindRows // a fixed window on several rows, which decide as one row while all calls are in one window
 	kindHeld
 	kinds
 )
 
 var (
 	kindStart = time.Date(2026, 3, 28, 12, 0, 0, 0, time.UTC) // the next day in Berlin has 23 hours
-	onRows    = ratelimit.FixedWindow{Rate: 16, Period: 6 * time.Hour, Start: clockNoon, Shards: 4}
 
 	kindLimits = [kinds]ratelimit.Limit{
 		ratelimit.Define("mixed-tokens", ratelimit.TokenBucket{Rate: 1, Period: time.Second, Capacity: 8}),
 		ratelimit.Define("mixed-fixed", ratelimit.FixedWindow{Rate: 6, Period: 10 * time.Second, Start: clockNoon}),
 		ratelimit.Define("mixed-slides", ratelimit.SlidingWindow{Rate: 7, Period: 12 * time.Second, Slices: 4}),
 		ratelimit.Define("mixed-calendar", ratelimit.CalendarWindow{Rate: 300, Resets: ratelimit.Daily, Zone: "Europe/Berlin"}),
-		ratelimit.Define("mixed-rows", onRows),
 		ratelimit.Define("mixed-held", ratelimit.Concurrency{Most: 3, Lease: 2 * time.Second}),
 	}
 )
@@ -95,11 +92,6 @@ type kindState [kinds]ratelimit.Value
 
 func newKindState() (s kindState) {
 	for kind, limit := range kindLimits {
-		if kind == kindRows {
-			oneRow := onRows
-			oneRow.Shards = 0
-			limit = ratelimit.Define("mixed-rows", oneRow)
-		}
 		s[kind] = limit.For("key").Full(kindStart)
 	}
 	return s
@@ -143,8 +135,7 @@ func (s kindState) after(c *kindCall, r kindReply) (after kindState, isPossible 
 		if told.Allowed != want.Allowed || told.RetryAfter != want.RetryAfter || told.Cost != c.costs[kind] {
 			return s, false
 		}
-		isEstimate := kind == kindRows && told.Allowed // what the other rows hold
-		if !isEstimate && !c.check && math.Abs(told.Value.Tokens-after[kind].At(r.At)) > 1e-6 {
+		if !c.check && math.Abs(told.Value.Tokens-after[kind].At(r.At)) > 1e-6 {
 			return s, false
 		}
 	}
@@ -288,9 +279,6 @@ func TestHistoryOfAllKindsIsLinearizable(t *testing.T) {
 		for range kindPhases {
 			history = append(history, r.recordAll(t, kindCallers, testsize.Of(8, 40), h.draw)...)
 			h.clock.set(h.clock.now().Add(time.Duration(rand.Int64N(int64(2 * ratelimit.Day)))))
-			if inWindow := h.clock.now().Sub(clockNoon) % onRows.Period; onRows.Period-inWindow < time.Minute { // no phase is in two windows
-				h.clock.set(h.clock.now().Add(time.Minute))
-			}
 		}
 		isAllowed := func(o porcupine.Operation) bool { return o.Output.(kindReplies).told[0].Allowed }
 		require.True(t, slices.ContainsFunc(history, isAllowed), "some are allowed")
@@ -332,7 +320,7 @@ func (h *kindHistory) draw(caller int, random *rand.Rand) operation {
 
 // drawCall returns a call for one kind, for the two that statements decide in any number, or for any.
 func (h *kindHistory) drawCall(random *rand.Rand) *kindCall {
-	most := [kinds]int{5, 4, 5, 120, 6, 2}
+	most := [kinds]int{5, 4, 5, 120, 2}
 	c := &kindCall{order: []int{random.IntN(kinds)}}
 	switch several := random.IntN(5); {
 	case h.looksApart:

@@ -174,9 +174,13 @@ func (s raceStand) run(t *testing.T) {
 	}
 	given := s.given(t, processes, keys, tries, hot)
 	for i, key := range keys {
-		require.EqualValues(t, capacity, given[i].Load(), key)
 		held := s.held(t, hot.Name(), key)
 		require.GreaterOrEqual(t, held, 0.0)
+		if s.has("EightRows") { // a row may keep less than a call takes
+			require.InDelta(t, capacity, float64(given[i].Load())+held, 1e-3, key)
+			continue
+		}
+		require.EqualValues(t, capacity, given[i].Load(), key)
 		require.LessOrEqual(t, held, 1e-3, "tokens that arrive meanwhile")
 	}
 }

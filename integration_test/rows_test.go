@@ -110,7 +110,6 @@ func acquireAndRelease(t *testing.T, l *ratelimit.Limiter) string {
 func TestAWrongClockIsReportedOnce(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
-	sharded := ratelimit.Define("sharded", ratelimit.TokenBucket{Rate: 8, Period: century, Shards: 8})
 	for name, call := range map[string]call{
 		"Take": everyCall["Take"],
 		"AtOnce": func(ctx context.Context, limiter *ratelimit.Limiter, _ string, request ratelimit.Request) error {
@@ -120,28 +119,25 @@ func TestAWrongClockIsReportedOnce(t *testing.T) {
 			return limiter.InTx(ctx, func(tx pgx.Tx) error { return errOf(limiter.WithTx(tx).Take(ctx, request)) })
 		},
 	} {
-		for _, limit := range []ratelimit.Limit{pinch, sharded} {
-			t.Run(name+"/"+limit.Name(), func(t *testing.T) {
-				t.Parallel()
-				var mended atomic.Int64
-				limiter, request := b.with(t, ratelimit.Config{Observer: observing(func(event ratelimit.Event) {
-					if _, is := event.(ratelimit.Mended); is {
-						mended.Add(1)
-					}
-				})}), limit.For(t.Name())
-				takeAll(t, limiter, request)
-				b.exec(t, `UPDATE ratelimit.buckets SET ts = ts + $1 WHERE key = $2 AND shard = 0`, ratelimit.Day.Microseconds(), t.Name())
-				for range 2 {
-					require.NoError(t, call(t.Context(), limiter, "", request))
-					require.EqualValues(t, 1, mended.Load())
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var mended atomic.Int64
+			limiter, request := b.with(t, ratelimit.Config{Observer: observing(func(event ratelimit.Event) {
+				if _, is := event.(ratelimit.Mended); is {
+					mended.Add(1)
 				}
-			})
-		}
+			})}), pinch.For(t.Name())
+			takeAll(t, limiter, request)
+			b.exec(t, `UPDATE ratelimit.buckets SET ts = ts + $1 WHERE key = $2`, ratelimit.Day.Microseconds(), t.Name())
+			for range 2 {
+				require.NoError(t, call(t.Context(), limiter, "", request))
+				require.EqualValues(t, 1, mended.Load())
+			}
+		})
 	}
 }
 
-// A row that is deleted before its clock can be put right stands for a full bucket as it did. With Shards the call is decided on locked
-// rows, which puts their clocks right.
+// A row that is deleted before its clock can be put right stands for a full bucket as it did.
 func TestCorrectingAWrongClockEmptiesNoBucket(t *testing.T) {
 	t.Parallel()
 	fastPathOnly(t, "it deletes the row between two statements of the fast path")

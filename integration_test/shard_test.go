@@ -71,6 +71,93 @@ func TestARefusalByShardsWritesNothing(t *testing.T) {
 	}
 }
 
+// However the rows of a bucket are filled, they give what the plain rule says: a call is allowed if one row has the cost, or if each has its
+// part of a cost that no row can hold. A refusal says exactly when one of them will. No call loses or makes tokens.
+func TestRowsGiveAsBucketsOfTheirOwn(t *testing.T) {
+	t.Parallel()
+	steps := testsize.Of(60, 400)
+	onEach(t, func(t *testing.T, on backend) {
+		t.Helper()
+		random := testsize.Rand(t)
+		b := on.setup(t)
+		d := b.desk(t, ratelimit.Config{RefusalCache: 100})
+		for name, policy := range map[string]ratelimit.Policy{
+			"tokens":  ratelimit.TokenBucket{Rate: 3, Period: time.Second, Capacity: 40, Shards: 4},
+			"windows": ratelimit.FixedWindow{Rate: 40, Period: time.Minute, Shards: 8},
+		} {
+			request, refused := ratelimit.Define(name, policy).For("key"), 0
+			for range steps {
+				cost := float64(1 + random.IntN(15))
+				d.clock.set(d.clock.now().Add(time.Duration(random.IntN(5_000_000)) * time.Microsecond))
+				held := tokens(t, d.limiter, request)
+				take := func() (decision ratelimit.Decision, err error) {
+					if random.IntN(2) == 0 {
+						return d.limiter.Take(t.Context(), request.Cost(cost))
+					}
+					err = d.limiter.InTx(t.Context(), func(tx pgx.Tx) (err error) {
+						decision, err = d.limiter.WithTx(tx).Take(t.Context(), request.Cost(cost))
+						return err
+					})
+					return decision, err
+				}
+				switch random.IntN(8) {
+				case 0:
+					require.NoError(t, d.limiter.Charge(t.Context(), request.Cost(cost)))
+					require.InDelta(t, held-cost, tokens(t, d.limiter, request), 1e-9)
+					continue
+				case 1:
+					require.NoError(t, d.limiter.Credit(t.Context(), request.Cost(cost)))
+					require.InDelta(t, min(held+cost, 40), tokens(t, d.limiter, request), 1e-9)
+					continue
+				case 2:
+					r := d.reserve(t, request.Cost(cost))
+					require.InDelta(t, held-cost, tokens(t, d.limiter, request), 1e-9)
+					require.NoError(t, d.limiter.Settle(t.Context(), r.ID, request.Cost(cost/2)))
+					require.InDelta(t, held-cost/2, tokens(t, d.limiter, request), 1e-9)
+					continue
+				}
+				checked, err := d.limiter.Check(t.Context(), request.Cost(cost))
+				require.NoError(t, err)
+				decision, err := take()
+				require.NoError(t, err)
+				require.Equal(t, checked.Allowed, decision.Allowed)
+				if decision.Allowed {
+					require.InDelta(t, held-cost, tokens(t, d.limiter, request), 1e-9)
+					continue
+				}
+				refused++
+				require.InDelta(t, held, tokens(t, d.limiter, request), 1e-9)
+				require.Equal(t, checked.RetryAfter, decision.RetryAfter)
+				d.clock.set(d.clock.now().Add(decision.RetryAfter - time.Microsecond))
+				early, err := take()
+				require.NoError(t, err)
+				require.False(t, early.Allowed)
+				d.clock.set(d.clock.now().Add(time.Microsecond))
+				late, err := take()
+				require.NoError(t, err)
+				require.True(t, late.Allowed)
+			}
+			require.NotZero(t, refused)
+		}
+	}, onPostgres, inMemory, byRoutedStatements)
+}
+
+// A bucket whose limit gets another number of rows starts full. A reservation is settled with the rows that it took from.
+func TestAnotherNumberOfRowsStartsFull(t *testing.T) {
+	t.Parallel()
+	d := inMemory.setup(t).desk(t, ratelimit.Config{})
+	of := func(shards int) ratelimit.Request {
+		return ratelimit.Define("changing", ratelimit.TokenBucket{Rate: 64, Period: century, Shards: shards}).For("key")
+	}
+	for _, shards := range []int{1, 2, 4, 64} {
+		r := d.reserve(t, of(shards).Cost(48))
+		require.InDelta(t, 16, tokens(t, d.limiter, of(shards)), 1e-9)
+		require.InDelta(t, 64, tokens(t, d.limiter, of(8)), 1e-9)
+		require.NoError(t, d.limiter.Settle(t.Context(), r.ID, of(8).Cost(32)))
+		require.InDelta(t, 64, tokens(t, d.limiter, of(8)), 1e-9)
+	}
+}
+
 // Full equals the database's answer for a sharded bucket without rows.
 func TestFullOfABucketOfSeveralRows(t *testing.T) {
 	t.Parallel()
@@ -135,7 +222,7 @@ func shardsOf(limit ratelimit.Limit) int {
 	panic("no such policy")
 }
 
-// TestAHistoryOfChangesCountsEveryToken runs random calls on one bucket whose rate, capacity, kind and shards change between them.
+// TestAHistoryOfChangesCountsEveryToken runs random calls on one bucket whose rate, capacity and kind change between them.
 // Each call changes the bucket's tokens, under the limit at that moment, by exactly the amount in its answer. Time adds the tokens
 // that Value predicted. Nothing else adds or takes any.
 func TestAHistoryOfChangesCountsEveryToken(t *testing.T) {
@@ -151,16 +238,13 @@ func TestAHistoryOfChangesCountsEveryToken(t *testing.T) {
 	})
 }
 
-// changedPolicies are the policies to change a limit from and to: other rates, capacities, kinds and numbers of rows.
+// changedPolicies are the policies to change a limit from and to: other rates, capacities and kinds.
 var changedPolicies = []ratelimit.Policy{
 	ratelimit.TokenBucket{Rate: 6000, Period: time.Minute, Capacity: 800},
 	ratelimit.TokenBucket{Rate: 6, Period: time.Minute, Capacity: 800},
 	ratelimit.TokenBucket{Rate: 60, Period: time.Minute, Capacity: 8},
-	ratelimit.TokenBucket{Rate: 60, Period: time.Minute, Capacity: 800, Shards: 2},
-	ratelimit.TokenBucket{Rate: 60, Period: time.Minute, Capacity: 800, Shards: 8},
 	ratelimit.FixedWindow{Rate: 80, Period: time.Hour, Capacity: 800, Start: clockNoon},
 	ratelimit.FixedWindow{Rate: 1, Period: time.Second, Capacity: 800, Start: clockNoon},
-	ratelimit.FixedWindow{Rate: 80, Period: time.Hour, Capacity: 800, Start: clockNoon, Shards: 8},
 }
 
 type changeHistory struct {
@@ -173,7 +257,7 @@ type changeHistory struct {
 	ended  int
 }
 
-// change changes the limit, which may cut what the bucket holds, or start rows full, and never fills it further.
+// change changes the limit, which may cut what the bucket holds, and never fills it further.
 func (h *changeHistory) change() {
 	h.now = ratelimit.Define("changing", changedPolicies[h.random.IntN(len(changedPolicies))]).For("key")
 	require.LessOrEqual(h, tokens(h.T, h.limiter, h.now), h.now.Limit().Capacity())
@@ -194,7 +278,7 @@ func (h *changeHistory) step() {
 		require.NoError(h, err)
 		if held-cost > 1e-6 {
 			require.True(h, d.Allowed)
-		} else if cost-held > 1e-6 && shardsOf(h.now.Limit()) == 1 { // rows that began full give beside a row that owes
+		} else if cost-held > 1e-6 {
 			require.False(h, d.Allowed)
 		}
 		if d.Allowed {

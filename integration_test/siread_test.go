@@ -152,7 +152,7 @@ func callsForSIREADs(t *testing.T, b *bundle, clock *clock) (calls []func(ctx co
 	t.Helper()
 	jobs, full := daylong("jobs", 2), daylong("full", 1)
 	takeOne(t, b.limiter, roomy.For("here"), slider.For("here"))
-	for _, limit := range []ratelimit.Limit{tight, slider, wide} {
+	for _, limit := range []ratelimit.Limit{tight, slider} {
 		takeAll(t, b.limiter, limit.For("empty"))
 	}
 	require.NoError(t, b.limiter.Reset(t.Context(), wide.For("here")))
@@ -175,7 +175,7 @@ func callsForSIREADs(t *testing.T, b *bundle, clock *clock) (calls []func(ctx co
 	}
 	for _, request := range []ratelimit.Request{
 		roomy.For("here"), roomy.For("new"), tight.For("empty"), slider.For("here"), slider.For("new"), slider.For("empty"),
-		wide.For("here"), wide.For("new"), wide.For("here").Cost(4e5), wide.For("new").Cost(4e5), wide.For("empty"),
+		wide.For("here"), wide.For("new"), wide.For("here").Cost(4e5), wide.For("new").Cost(4e5),
 		mortgaged.For("key"), lookups.For("key").Cost(8),
 	} {
 		for _, name := range []string{"Require", "Reset", "Reserve"} {
@@ -193,7 +193,6 @@ func callsForSIREADs(t *testing.T, b *bundle, clock *clock) (calls []func(ctx co
 		{slider.For("here"), roomy.For("here"), slider.For("new")},
 		{slider.For("empty"), roomy.For("here"), slider.For("new")},
 		{wide.For("here"), wide.For("new"), other.For("key")},
-		{wide.For("here"), wide.For("empty"), other.For("key")},
 		append(two, words.For("new")),
 		{roomy.For("here"), mortgaged.For("key")},
 	} {

@@ -49,7 +49,7 @@ CREATE TABLE ratelimit.reservations (
     step_us    bigint[] NOT NULL,
     phase_us   bigint[] NOT NULL,
     lowest     double precision[] NOT NULL,
-    shards     integer[] NOT NULL DEFAULT '{}',          -- how many rows each bucket had; empty: one
+    shards     integer[] NOT NULL DEFAULT '{}',          -- of each row, as in buckets; empty: 0
     plans      text[] COLLATE "C" NOT NULL DEFAULT '{}', -- the plan of each key; empty: none
     calendars  text[] COLLATE "C" NOT NULL DEFAULT '{}', -- unit, weekday, day, month and zone of calendar windows; empty: none
     paid_us    bigint[] NOT NULL DEFAULT '{}',           -- when each bucket owed nothing any more; empty: at ready_us

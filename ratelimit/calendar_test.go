@@ -116,7 +116,7 @@ func TestStepsAgreeWithCalendars(t *testing.T) {
 			zone, err := zoneOf(name)
 			require.NoError(t, err)
 			for _, c := range calendarsIn(zone) {
-				bare := bucket.Terms{Kind: bucket.Steps{}, Windows: c, Capacity: 10, Rate: 10, Steps: 1, Step: c.mean(), Shards: 1}
+				bare := bucket.Terms{Kind: bucket.Steps{}, Windows: c, Capacity: 10, Rate: 10, Steps: 1, Step: c.mean()}
 				for range testsize.Of(20, 200) {
 					at := time.Date(2010+r.IntN(20), time.January, 1+r.IntN(366), r.IntN(24), r.IntN(60), 0, 0, time.UTC).UnixMicro()
 					if r.IntN(2) == 0 {

@@ -8,6 +8,7 @@ import (
 
 	"github.com/pgratelimit/pgratelimit/internal/arg"
 	"github.com/pgratelimit/pgratelimit/internal/batch"
+	"github.com/pgratelimit/pgratelimit/internal/bucket"
 	"github.com/pgratelimit/pgratelimit/internal/gate"
 	"github.com/pgratelimit/pgratelimit/internal/store"
 )
@@ -95,7 +96,10 @@ func (l *Limiter) Reset(ctx context.Context, requests ...Request) error {
 	if err != nil {
 		return err
 	}
-	c.change = func(ctx context.Context, s *store.Session) error { return s.Fill(ctx, c.Asks) }
+	rows, _ := c.plan.rows(true)
+	c.change = func(ctx context.Context, s *store.Session) error {
+		return s.ChangeRows(ctx, func(p *bucket.Page) { p.Fill(rows) }, rows)
+	}
 	_, err = l.do(ctx, c)
 	return err
 }
@@ -223,15 +227,31 @@ func (c *call) run(ctx context.Context, l *Limiter) error {
 			return err
 		}
 	}
-	switch {
-	case c.change != nil:
+	if c.change != nil {
 		ctx, cancel := l.config.bounded(ctx)
 		defer cancel()
 		return l.session.Change(ctx, c.Verb, c.change)
-	case l.pool == nil:
-		return l.session.Decide(ctx, &c.Call)
 	}
-	return c.sendNoting(ctx, l)
+	return c.askNoting(ctx, l)
+}
+
+// ask has the database decide on c: in the transaction, or in a batch if possible.
+func (c *call) ask(ctx context.Context, l *Limiter) error {
+	if !c.plan.sharded {
+		return send(ctx, l, &c.Call)
+	}
+	ctx, cancel := l.config.bounded(ctx) // one time limit for all parts of the call
+	defer cancel()
+	defer c.plan.pickRows(l)()
+	return c.askRows(func(part *store.Call) error { return send(ctx, l, part) })
+}
+
+// send sends a call: in the transaction, or in a batch if possible.
+func send(ctx context.Context, l *Limiter, c *store.Call) error {
+	if l.pool == nil {
+		return l.session.Decide(ctx, c)
+	}
+	return l.batcher.Do(ctx, c.Queueable())
 }
 
 // isRecalled reports whether the refusal cache has refused the call.

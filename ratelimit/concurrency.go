@@ -58,7 +58,7 @@ func (p Concurrency) compile() (bucket.Terms, error) {
 		return bucket.Terms{}, fmt.Errorf("its Lease is %v; it must be whole microseconds, from 1ms to 24h (write 30*time.Second, not 30)", p.Lease)
 	}
 	return bucket.Terms{
-		Capacity: float64(p.Most), Rate: float64(p.Most), Step: 1, Steps: float64(lease.Microseconds()), Phase: bucket.MinInstant, Shards: 1,
+		Capacity: float64(p.Most), Rate: float64(p.Most), Step: 1, Steps: float64(lease.Microseconds()), Phase: bucket.MinInstant,
 		Kind: bucket.Concurrent{Lease: lease.Microseconds()},
 	}, nil
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"math"
-	"slices"
 	"time"
 
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
@@ -56,10 +55,15 @@ func (l *Limiter) ChargeUntil(ctx context.Context, until time.Time, request Requ
 		return end, during(verb, fmt.Errorf("%w: until %v %q would owe more than %g tokens; name an earlier instant",
 			ErrInvalidRequest, until, limit.Name(), bucket.MaxTokens))
 	}
+	rows, _ := c.plan.rows(true)
 	c.change = func(ctx context.Context, s *store.Session) error {
-		us, err := s.ChargeUntil(ctx, c.Asks, instant)
-		end = time.UnixMicro(us)
-		return err
+		return s.ChangeRows(ctx, func(p *bucket.Page) {
+			latest := bucket.MinInstant
+			for i := range rows {
+				latest = max(latest, p.ChargeUntil(&rows[i], instant))
+			}
+			end = time.UnixMicro(latest)
+		}, rows)
 	}
 	if _, err = l.do(ctx, c); err != nil {
 		return time.Time{}, err
@@ -77,14 +81,14 @@ func adjust(ctx context.Context, l *Limiter, verb string, sign float64, requests
 	if err != nil {
 		return during(verb, err)
 	}
-	charge := store.Charge{Asks: c.Asks, Amounts: make([]float64, len(c.Asks)), Taken: slices.Repeat([]int64{taken}, len(c.Asks))}
+	amounts := make([]float64, len(c.Asks))
 	for i := range c.Asks {
-		charge.Amounts[i] = sign * costs[c.Asks[i].Key].cost
-		if c.plan.of[i].mode == Off { // no tokens were taken from it, so none are returned
-			charge.Amounts[i] = 0
+		if c.plan.of[i].mode != Off { // no tokens were taken from one that is off, so none are returned
+			amounts[i] = sign * costs[c.Asks[i].Key].cost
 		}
 	}
-	c.change = func(ctx context.Context, s *store.Session) error { return s.Charge(ctx, charge) }
+	defer c.plan.pickRows(l)()
+	c.change = func(ctx context.Context, s *store.Session) error { return c.plan.charge(ctx, s, amounts, taken) }
 	_, err = l.do(ctx, c)
 	return err
 }

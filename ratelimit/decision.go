@@ -11,9 +11,8 @@ import (
 
 // Decision is the answer to a call over one or several limits.
 //
-// If a limit with Shards had enough tokens, its Remaining, ResetAfter and Value are estimates. The call reads only the row that it
-// takes from, and assumes that the other rows hold as much. If the limit refused, the call has read all of its rows, so Remaining
-// and RetryAfter are exact. Check and Limiter.Value are always exact.
+// The Remaining, ResetAfter and Value of a limit with Shards are estimates: a Take reads one row, and assumes that the others hold as
+// much. Limiter.Value adds up all rows.
 type Decision struct {
 	// Allowed reports whether every limit had enough tokens. If it is false, nothing was taken.
 	Allowed bool
@@ -188,6 +187,9 @@ func (s *State) set(limit Limit, a *bucket.Ask, told *bucket.Told) {
 // tell sets the rule, unit and mode of state. The era of t supplies the rule and the unit. A nil t means the era at
 // which the request was resolved.
 func (s *subject) tell(state *State, t *bucket.Terms) {
+	if s.shards > 1 && state.Value.held != nil {
+		s.widen(state)
+	}
 	state.Mode = s.mode
 	if s.rule == nil {
 		return

@@ -178,7 +178,6 @@ func TestStepsOfAValue(t *testing.T) {
 		tokens{Rate: 7, Period: time.Hour, Capacity: 9, MaxReserved: 4},
 		tokens{Rate: 7, Period: time.Hour, MaxReserved: ratelimit.NoReservations},
 		windows{Rate: 5, Period: time.Hour, Capacity: 8},
-		windows{Rate: 16, Period: time.Hour, Shards: 4},
 		sliding{Rate: 8, Period: time.Hour},
 		calendar{Rate: 6, Resets: ratelimit.Daily, Zone: "Europe/Berlin"},
 		slots{Most: 7, Lease: time.Hour},

@@ -105,7 +105,7 @@ var (
 	// taken.
 	//
 	// Outside a transaction, each call that sends a COMMIT of its own can return it. Reserve, Prune, Expire and the calls on
-	// reservations always send one. Take, Credit, CreditTaken, Charge and Reset do so for limits with Shards, and for several limits
+	// reservations always send one. Take, Credit, CreditTaken, Charge and Reset do so for several limits or rows of Shards,
 	// if another transaction held a row. A Take also does so in a batch that nearly empties the bucket, and when it corrects
 	// the row of a wrong clock.
 	//

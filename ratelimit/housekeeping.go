@@ -270,7 +270,7 @@ func ruledTerms(source Policies, name string) (terms []bucket.Terms) {
 	most, growth := 0.0, 1.0
 	for _, rule := range source.RulingsOf(name) {
 		for i := range rule.eras {
-			row := rule.eras[i].limit.terms().OfShard()
+			row := rule.eras[i].limit.terms()
 			terms, most, growth = append(terms, row), max(most, row.Capacity), max(growth, row.Eras.OwedGrowth())
 		}
 	}

@@ -23,8 +23,9 @@ type Limit struct {
 // definition is the content of a Limit.
 type definition struct {
 	name   string
-	policy Policy // an *incomparable if == cannot compare its type
-	terms  bucket.Terms
+	policy Policy       // an *incomparable if == cannot compare its type
+	terms  bucket.Terms // of a row of a bucket
+	shards int          // how many rows a bucket has
 
 	// plain is whether tokens arrive in steps, without a calendar or eras, and cost 1 each, as for most limits.
 	plain bool
@@ -44,12 +45,15 @@ type incomparable struct{ Policy }
 // buckets_prune.sql and internal/reserved. Without a statement of its own (internal/store/parts.go), its rows are locked and
 // decided in Go.
 func limitOf(name string, policy Policy, t bucket.Terms) Limit {
-	d := definition{name: name, policy: policy, terms: t, plain: t.Kind == (bucket.Steps{}) && !t.HasSpan(), seeded: bucket.IsSeeded(&t)}
+	d := definition{name: name, policy: policy, terms: t, shards: shardsOf(policy), plain: t.Kind == (bucket.Steps{}) && !t.HasSpan(), seeded: bucket.IsSeeded(&t)}
 	if !reflect.ValueOf(policy).Comparable() {
 		d.policy = &incomparable{policy}
 	}
 	return Limit{unique.Make(d)}
 }
+
+// capacity returns the maximum number of tokens of a bucket.
+func (d definition) capacity() float64 { return d.terms.Capacity * float64(d.shards) }
 
 // definition returns the content of the limit, empty for the zero Limit.
 func (l Limit) definition() definition {
@@ -63,9 +67,11 @@ func (l Limit) definition() definition {
 func (l Limit) isZero() bool { return l == Limit{} }
 
 // isAs reports whether the limits decide alike. Different policies can compile to the same terms.
-func (l Limit) isAs(o Limit) bool { return l == o || l.terms() == o.terms() }
+func (l Limit) isAs(o Limit) bool {
+	return l == o || l.terms() == o.terms() && l.definition().shards == o.definition().shards
+}
 
-// terms returns the policy as the arithmetic in package bucket uses it.
+// terms returns the policy as the arithmetic in package bucket uses it, for a row of a bucket.
 func (l Limit) terms() bucket.Terms { return l.definition().terms }
 
 var validName = regexp.MustCompile(`^[A-Za-z0-9_.:/-]{1,64}$`)
@@ -110,7 +116,7 @@ func (l Limit) Policy() Policy {
 }
 
 // Capacity returns the maximum number of tokens of the limit, which is also the largest cost that Take accepts.
-func (l Limit) Capacity() float64 { return l.definition().terms.Capacity }
+func (l Limit) Capacity() float64 { return l.definition().capacity() }
 
 // String returns the name and the policy as text.
 func (l Limit) String() string {

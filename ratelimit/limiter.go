@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -53,6 +54,7 @@ type Limiter struct {
 	batcher  *batch.Batcher[store.Call]
 	cache    *refusalcache.Cache // nil: no refusal is answered from memory
 	queues   *turns.Queues
+	row      *atomic.Uint64 // picks rows of buckets with Shards; nil: the first
 	reports  reports
 	policies *policies
 	gate     *gate.Gate
@@ -74,9 +76,9 @@ func New(pool Pool, config Config) (*Limiter, error) {
 	if err := config.validate(); err != nil {
 		return nil, err
 	}
-	newStore := byrow.New
+	newStore, row := byrow.New, &atomic.Uint64{}
 	if store.EngineOf(pool) != nil { // of package ratelimittest: it has no other processes, and batching gains nothing
-		config.NoBatching, newStore = true, store.NewInMemory
+		config.NoBatching, newStore, row = true, store.NewInMemory, nil
 	}
 	shared := ""
 	if _, ok := pool.(*pgxpool.Pool); ok { // a queued transaction begins anew, and the BeginTx of another pool may do more than BEGIN
@@ -88,7 +90,7 @@ func New(pool Pool, config Config) (*Limiter, error) {
 	}
 	l := &Limiter{
 		pool: pool, config: config, store: newStore(store.Options{Schema: config.Schema, AsOf: asOf, RelaxedCommit: config.RelaxedCommit}),
-		cache: refusalcache.New(config.RefusalCache, asOf), queues: turns.New(shared), policies: &policies{},
+		cache: refusalcache.New(config.RefusalCache, asOf), queues: turns.New(shared), row: row, policies: &policies{},
 		leaving: &gate.Leaving{}, gate: gate.New(gate.Options{
 			Secret: config.HashKey, Schema: config.Schema, ErrMismatch: ErrHashKeyMismatch, ErrPoolerMode: ErrPoolerMode,
 		}),

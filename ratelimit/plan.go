@@ -32,6 +32,7 @@ type plan struct {
 
 	reserves  bool
 	ruled     bool  // whether a request is under a rule or a pause
+	sharded   bool  // whether a bucket has several rows
 	keyed     bool  // whether a key is not in its stored form, so that the secret matters
 	costless  bool  // whether all costs are 0
 	now       int64 // an estimate of the database's clock, if a rule needed it; otherwise 0
@@ -142,6 +143,9 @@ func (p *plan) finish(l *Limiter) error {
 	if p.ruled {
 		p.drop()
 	}
+	if p.sharded {
+		p.split()
+	}
 	p.sort()
 	return nil
 }
@@ -154,15 +158,10 @@ func (p *plan) firstLimit() string {
 	return p.asks[p.asked[0].ask].Key.Name
 }
 
-// plans returns the plan of the key of each bucket, and nil if no request has a plan.
+// plans returns the plan of the key of each row of the buckets.
 func (p *plan) plans() (plans []string) {
 	for i := range p.of {
-		if plan := p.of[i].plan; plan != "" {
-			if plans == nil {
-				plans = make([]string, len(p.of))
-			}
-			plans[i] = plan
-		}
+		plans = append(plans, slices.Repeat([]string{p.of[i].plan}, p.of[i].shards)...)
 	}
 	return plans
 }
@@ -170,7 +169,7 @@ func (p *plan) plans() (plans []string) {
 // isPlain reports whether each request asks one bucket, of an enforced limit, for at most its tokens.
 func (p *plan) isPlain() bool {
 	for i := range p.of {
-		if p.of[i].mode != On || p.asks[i].Lowest != 0 {
+		if p.of[i].mode != On || p.asks[i].Lowest != 0 || p.of[i].together {
 			return false
 		}
 	}
@@ -195,6 +194,9 @@ func (p *plan) add(r *Request, s subject, d *definition, key string) (asked, err
 	k, terms := bucket.Key{Name: d.name, Key: key}, d.terms
 	if d.seeded {
 		terms = termsFor(d.terms, d.name, key)
+	}
+	if d.shards > 1 {
+		terms, p.sharded = timesTokens(terms, float64(d.shards)), true // until split
 	}
 	for i := range p.asks {
 		same := &p.asks[i]
@@ -281,9 +283,9 @@ func checkCost(d *definition, cost, most float64) error {
 		return fmt.Errorf("%w: the request is for the zero Limit; make limits with Define or NewLimit", ErrInvalidLimit)
 	case !(cost >= 0) || math.IsInf(cost, 1):
 		return fmt.Errorf("%w: %v of %q; a cost is a number from 0 up", ErrInvalidCost, cost, d.name)
-	case cost > 0 && cost < max(d.terms.Capacity*bucket.MinCostShare, bucket.MinTokens):
+	case cost > 0 && cost < max(d.capacity()*bucket.MinCostShare, bucket.MinTokens):
 		return fmt.Errorf("%w: %v of %q is too small beside its capacity of %v; use a larger unit of cost or a smaller capacity",
-			ErrInvalidCost, cost, d.name, d.terms.Capacity)
+			ErrInvalidCost, cost, d.name, d.capacity())
 	case cost > most:
 		return &CapacityError{Limit: d.name, Cost: cost, Most: most}
 	}

@@ -32,9 +32,10 @@ func (l Limit) Numbers() Numbers {
 	if l.isZero() {
 		return Numbers{}
 	}
-	t := l.terms()
+	d := l.definition()
+	t := timesTokens(d.terms, float64(d.shards))
 	n := Numbers{
-		Kind: kindOf(&t), Most: t.Capacity, Rate: t.Rate, MaxOwed: t.MaxOwed, Shards: int(t.Shards),
+		Kind: kindOf(&t), Most: t.Capacity, Rate: t.Rate, MaxOwed: t.MaxOwed, Shards: d.shards,
 		Period: time.Duration(float64(t.Step)*t.Steps) * time.Microsecond,
 	}
 	if p, ok := l.Policy().(CalendarWindow); ok {

@@ -49,21 +49,22 @@ func recall(l *Limiter, asks []bucket.Ask, of []subject) (states []State, at int
 	states, at = make([]State, len(told)), told[0].Now
 	for i := range told {
 		states[i].set(of[i].holding(&told[i].Terms), &asks[i], &told[i])
+		of[i].tokens = told[i].Tokens * float64(of[i].shards)
 		of[i].tell(&states[i], &told[i].Terms)
 		at = max(at, told[i].Now)
 	}
 	return states, at
 }
 
-// sendNoting executes the call in the database, in a batch if possible. It stores a refusal in the refusal cache, unless the
-// buckets can gain tokens before their waits end.
-func (c *call) sendNoting(ctx context.Context, l *Limiter) error {
-	if l.cache == nil || c.Look || c.Reserve != nil || !c.plan.isPlain() || bucket.AnyHolds(c.Asks) {
-		return l.batcher.Do(ctx, c.Queueable())
+// askNoting is ask. Outside transactions it stores a refusal in the refusal cache, unless the buckets
+// can gain tokens before their waits end.
+func (c *call) askNoting(ctx context.Context, l *Limiter) error {
+	if l.pool == nil || l.cache == nil || c.Look || c.Reserve != nil || !c.plan.isPlain() || bucket.AnyHolds(c.Asks) {
+		return c.ask(ctx, l)
 	}
 	var room [1]uint32 // most calls have one bucket
 	sent := l.cache.Send(c.Asks, room[:0])
-	err := l.batcher.Do(ctx, c.Queueable())
+	err := c.ask(ctx, l)
 	if err == nil && !bucket.AllAllowed(c.Answers) {
 		for i := range c.Asks {
 			c.Asks[i].Policy = c.plan.of[i].holding(&c.Asks[i].Terms)

@@ -94,7 +94,10 @@ func (l *Limiter) CheckReserve(ctx context.Context, requests ...Request) (Reserv
 	if err != nil || !d.Allowed {
 		return r, err
 	}
-	_, _, ready := reserved.ReadyAt(c.Asks, bucket.AfterTaking(c.Asks, c.Answers), c.plan.notBefore)
+	for i := range c.Asks {
+		c.Answers[i] = c.Asks[i].Decide(c.Answers[i])
+	}
+	_, _, ready := reserved.ReadyAt(c.Asks, c.Answers, c.plan.notBefore)
 	r.ReadyAt = time.UnixMicro(ready)
 	if l.config.StaleAfter > 0 {
 		r.StaleAt = r.ReadyAt.Add(l.config.StaleAfter)
@@ -132,14 +135,16 @@ func (l *Limiter) Settle(ctx context.Context, id string, actual ...Request) erro
 	return end(ctx, l, "settle", id, keyed, Settled, func(r *reserved.Reservation) ([]float64, error) {
 		amounts := make([]float64, len(r.Buckets))
 		for _, key := range slices.SortedFunc(maps.Keys(costs), bucket.Key.Compare) {
-			actual, i := costs[key], r.Index(key)
-			if i < 0 {
+			actual, rows := costs[key], r.Of(key)
+			if len(rows) == 0 {
 				return nil, fmt.Errorf("%w: it is not for %q and this key; settle with the requests it was reserved with", ErrInvalidRequest, key.Name)
 			}
-			b := &r.Buckets[i]
-			amounts[i], b.Now = actual.cost-b.Cost, actual.terms
-			if actual.subject.mode == Off { // a limit that is off is not charged
-				amounts[i] = min(amounts[i], 0)
+			for _, i := range rows {
+				b := &r.Buckets[i]
+				amounts[i], b.Now = actual.cost/float64(len(rows))-b.Cost, actual.terms
+				if actual.subject.mode == Off { // a limit that is off is not charged
+					amounts[i] = min(amounts[i], 0)
+				}
 			}
 		}
 		return amounts, nil
@@ -259,8 +264,14 @@ func (l reserving) Changed(asks []bucket.Ask) { l.reports.invalidate(asks) }
 
 // Ended reports the amounts that the end of a reservation charged to the Observer.
 func (l reserving) Ended(ctx context.Context, r *reserved.Reservation, amounts []float64) {
-	for i, delta := range amounts {
-		l.reports.tell(ctx, Settlement{Limit: r.Buckets[i].Key.Name, Delta: delta, Pending: l.reports.pending()})
+	delta := 0.0
+	for i, amount := range amounts {
+		k := r.Buckets[i].Key
+		if delta += amount; i+1 < len(amounts) && r.Buckets[i+1].Key.Whole() == k.Whole() {
+			continue
+		}
+		l.reports.tell(ctx, Settlement{Limit: k.Name, Delta: delta, Pending: l.reports.pending()})
+		delta = 0
 	}
 }
 

@@ -21,6 +21,11 @@ type subject struct {
 
 	released bool // whether its ask was released
 	plain    bool // whether its definition is plain
+
+	shards   int     // how many rows the bucket has
+	row      int     // the picked one
+	together bool    // whether all of them are asked, each for the same part
+	tokens   float64 // of all of them, once they have answered
 }
 
 // StoredKey returns the stored form of the key of a request: an HMAC if Config.HashKey is set, and "" for [Limit.Global].
@@ -67,13 +72,14 @@ func subjectOf(ctx context.Context, l *Limiter, verb string, r *Request, key str
 	}
 	rule := ruleFor(ctx, l, verb, r.limit, r.plan, key)
 	if rule == nil {
-		return subject{limit: r.limit, plan: r.plan, mode: On, pausedUntil: bucket.MinInstant}, d
+		return subject{limit: r.limit, plan: r.plan, mode: On, pausedUntil: bucket.MinInstant, shards: d.shards}, d
 	}
 	if *now == 0 && rule.needsNow() {
 		*now = l.config.estimate()
 	}
 	e := rule.holding(*now)
-	return subject{limit: e.limit, rule: rule, plan: r.plan, mode: e.mode, pausedUntil: rule.pausedUntil}, e.limit.definition()
+	d = e.limit.definition()
+	return subject{limit: e.limit, rule: rule, plan: r.plan, mode: e.mode, pausedUntil: rule.pausedUntil, shards: d.shards}, d
 }
 
 // ruleFor returns the rule of Config.Policies, or nil. It reports a source that fails to the Observer.

@@ -79,8 +79,8 @@ const (
 	// CarryUsage keeps what was used: after 900 of 1000 were used, 9100 of 10,000 are left, and nothing of 500. What the
 	// bucket owes becomes no more.
 	CarryUsage OnChange = "carry"
-	// KeepTokens keeps the tokens or what the bucket owes, up to the new capacity. With Shards, KeepTokens cannot be used
-	// to raise the capacity. A sliding window counts its usage under every OnChange but ScaleTokens and ResetTokens.
+	// KeepTokens keeps the tokens or what the bucket owes, up to the new capacity. A sliding window counts its usage
+	// under every OnChange but ScaleTokens and ResetTokens.
 	KeepTokens OnChange = "keep"
 	// ScaleTokens keeps the tokens or what the bucket owes as a share of the capacity: 1.8 of 3 become 36 of 60.
 	ScaleTokens OnChange = "scale"
@@ -180,19 +180,16 @@ func NewRuling(limit Limit, config RulingConfig) (*Ruling, error) {
 	return r.Paused(config.PausedUntil, config.PauseReason), nil
 }
 
-// checkChange returns an error if a bucket cannot change so from one limit to another, row by row.
+// checkChange returns an error if a bucket cannot change so from one limit to another.
 func checkChange(from, to Limit, change bucket.Change) error {
-	before, t := from.terms(), to.terms()
-	switch was, is := kindOf(&before), kindOf(&t); {
+	before, after := from.definition(), to.definition()
+	switch was, is := kindOf(&before.terms), kindOf(&after.terms); {
 	case was != is && change != bucket.Reset:
 		return fmt.Errorf("it changes the kind from %s to %s; set OnChange to reset, which fills the bucket, or keep the kind", was, is)
-	case change.IsByRow(&before, &t):
-		return nil
-	case t.Shards != before.Shards:
-		return fmt.Errorf("it changes Shards from %d to %d; keep Shards as it is, or set OnChange to reset, which fills the bucket", before.Shards, t.Shards)
-	default:
-		return errors.New("it has Shards and keeps the tokens under a larger capacity; set OnChange to carry, scale, add or reset")
+	case before.shards != after.shards && change != bucket.Reset:
+		return fmt.Errorf("it changes Shards from %d to %d; keep Shards as it is, or set OnChange to reset, which fills the bucket", before.shards, after.shards)
 	}
+	return nil
 }
 
 // check returns the checked era, and its change, for the limit.

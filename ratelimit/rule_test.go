@@ -34,7 +34,6 @@ func TestNewRulingRejectsInvalidEras(t *testing.T) {
 		"CarriedKind":   {limit, []ratelimit.Era{{Policy: ratelimit.FixedWindow{Rate: 10, Period: time.Hour}}, {From: at, OnChange: ratelimit.CarryUsage}}, "from fixed window to token bucket"},
 		"MoreShards":    {limit, []ratelimit.Era{{}, {From: at, Policy: rows(10, 4), OnChange: ratelimit.AddTokens}}, "era 1: it changes Shards from 1 to 4; keep Shards as it is, or set OnChange to reset"},
 		"FewerShards":   {limit, []ratelimit.Era{{Policy: rows(10, 4)}, {From: at}}, "era 1: it changes Shards from 4 to 1"},
-		"KeepOnShards":  {limit, []ratelimit.Era{{Policy: rows(10, 4)}, {From: at, Policy: rows(20, 4)}}, "era 1: it has Shards and keeps the tokens under a larger capacity; set OnChange to carry, scale, add or reset"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
+	"github.com/pgratelimit/pgratelimit/internal/store"
 )
 
 // Simulation decides as a Limiter does, at instants that you pass, on buckets in memory that begin full. Use it to replay
@@ -33,12 +34,12 @@ func NewSimulation(config Config) (*Simulation, error) {
 	return s, nil
 }
 
-// Buckets returns the number of buckets with taken tokens. A bucket with Shards counts once.
+// Buckets returns the number of buckets with taken tokens. With Shards, each row counts.
 func (s *Simulation) Buckets() int { return s.memory.Count() }
 
 // Take decides as [Limiter.Take] does, at the instant at in place of the database's clock. The instant can be before the
-// previous one. Take returns only the errors that Limiter.Take returns before any SQL. For a limit with Shards it takes from
-// all rows together, as [Value.Take] does. It passes ctx to Policies and Refused, and goes on if ctx has ended.
+// previous one. Take returns only the errors that Limiter.Take returns before any SQL. For a limit with Shards it begins
+// with the first row. It passes ctx to Policies and Refused, and goes on if ctx has ended.
 func (s *Simulation) Take(ctx context.Context, at time.Time, requests ...Request) (Decision, error) {
 	if s == nil || s.memory == nil {
 		return Decision{}, fmt.Errorf("%w: %s on a Simulation that NewSimulation did not return", ErrInvalidConfig, verbTake)
@@ -69,6 +70,14 @@ func (s *Simulation) Take(ctx context.Context, at time.Time, requests ...Request
 // decide sets the answers of the call, unless they are known.
 func (s *Simulation) decide(c *call) {
 	if len(c.Asks) > 0 {
-		c.Answers = s.memory.Take(c.Asks, s.limiter.config.estimate())
+		ask := func(part *store.Call) error {
+			part.Answers = s.memory.Take(part.Asks, s.limiter.config.estimate(), part.Look)
+			return nil
+		}
+		if c.plan.sharded {
+			_ = c.askRows(ask)
+			return
+		}
+		_ = ask(&c.Call)
 	}
 }

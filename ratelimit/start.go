@@ -76,7 +76,11 @@ func recordOf(ctx context.Context, l *Limiter, requests []Request) (*reserved.Re
 	r := &reserved.Reservation{Release: l.config.ReleaseExpired}
 	for _, key := range slices.SortedFunc(maps.Keys(costs), bucket.Key.Compare) {
 		c := costs[key]
-		r.Buckets = append(r.Buckets, reserved.NewReserved(key, c.subject.plan, c.cost, &c.terms))
+		n := c.subject.shards
+		for row := range n {
+			key.Shard = shardOf(n, row)
+			r.Buckets = append(r.Buckets, reserved.NewReserved(key, c.subject.plan, c.cost/float64(n), &c.terms))
+		}
 	}
 	return r, nil
 }

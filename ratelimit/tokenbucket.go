@@ -50,18 +50,12 @@ type TokenBucket struct {
 	// SERIALIZABLE it must run again. With n rows only transactions on the same row conflict, so about n times as many succeed
 	// if they are long or come from many processes.
 	//
-	// The limit stays exact. A call takes from a random row. If that row has too few tokens, the call takes from all rows
-	// together, and it is refused only if all rows together have too few. In an allowed decision the tokens left are an
-	// estimate; see Decision. A full row gains no tokens while other rows refill, so the bucket can refill more slowly than one
-	// row, and never faster.
+	// The rows together never give more than the bucket may, but a call can be refused although they have enough together: see
+	// docs/promises.md. In an allowed decision the tokens left are an estimate. Keep usual costs well below Capacity / Shards.
+	// Reserve, Credit, Reset and a Take of more than that lock all rows. Two transactions that take from the bucket, and then lock
+	// all of its rows, can deadlock; InTx then runs one of them again.
 	//
-	// A call locks all rows if its cost is above Capacity / Shards, or if it makes the bucket owe tokens. Settle, Cancel,
-	// Credit, Charge and Reset always do. So keep usual costs well below Capacity / Shards. At SERIALIZABLE a call that locks
-	// all rows conflicts with every transaction of another process on any of the rows. Two transactions that take from the
-	// bucket, and then lock all of its rows, can deadlock; InTx then runs one of them again.
-	//
-	// If you change Shards in the code while the limit is in use, new rows start full. Tokens and owed tokens in unused rows are
-	// lost. A rule can change Shards only with ResetTokens.
+	// Another number of Shards has other rows, so a bucket starts full after a change. A rule can change Shards only with ResetTokens.
 	Shards int
 }
 
@@ -111,7 +105,7 @@ func describeRest(maxReserved float64, shards int) (text string) {
 	return text
 }
 
-// compile checks the numbers that all policies share and returns their terms. The caller sets Step, Steps and Phase.
+// compile checks the numbers that all policies share and returns the terms of each row. The caller sets Step, Steps and Phase.
 func compile(rate float64, period time.Duration, capacity, maxReserved float64, shards int) (bucket.Terms, error) {
 	if rate == 0 {
 		return bucket.Terms{}, fmt.Errorf("its Rate is 0; it must be from %g to %g tokens each Period; to refuse every request, pause the limit", bucket.MinTokens, bucket.MaxTokens)
@@ -122,10 +116,10 @@ func compile(rate float64, period time.Duration, capacity, maxReserved float64, 
 	if period < time.Microsecond || period > bucket.MaxSpan || period%time.Microsecond != 0 {
 		return bucket.Terms{}, fmt.Errorf("its Period is %v; it must be whole microseconds, from 1µs to 100 years (write 10*time.Second, not 10)", period)
 	}
-	if shards < 0 || shards > bucket.MaxShards || shards&(shards-1) != 0 {
-		return bucket.Terms{}, fmt.Errorf("its Shards is %d; it must be 1, 2, 4, 8, 16, 32 or %d, so that each row's part is exact", shards, bucket.MaxShards)
+	if shards < 0 || shards > maxShards || shards&(shards-1) != 0 {
+		return bucket.Terms{}, fmt.Errorf("its Shards is %d; it must be 1, 2, 4, 8, 16, 32 or %d, so that each row's part is exact", shards, maxShards)
 	}
-	t := bucket.Terms{Kind: bucket.Steps{}, Rate: rate, Capacity: capacity, Reserves: maxReserved != NoReservations, Shards: int32(max(shards, 1))}
+	t := bucket.Terms{Kind: bucket.Steps{}, Rate: rate, Capacity: capacity, Reserves: maxReserved != NoReservations}
 	most := min(bucket.MaxTokens, rate*(float64(bucket.MaxSpan)/float64(period))) // the tokens added within MaxSpan
 	switch {
 	case capacity == None:
@@ -152,7 +146,7 @@ func compile(rate float64, period time.Duration, capacity, maxReserved float64, 
 	if t.MaxOwed == 0 && t.Capacity == 0 {
 		return bucket.Terms{}, errors.New("its Capacity is None, and its MaxReserved None or NoReservations, which admits nothing; drop one of the two")
 	}
-	return t, nil
+	return timesTokens(t, 1/float64(max(shards, 1))), nil
 }
 
 // describe returns the rate and capacity of a policy as text.

@@ -348,7 +348,7 @@ func TestEveryVerbWaitsForItsSharedTurn(t *testing.T) {
 			for _, mode := range []pgx.QueryExecMode{pgx.QueryExecModeCacheStatement, pgx.QueryExecModeExec} {
 				b := newSharing(t, func(c *pgxpool.Config) { c.ConnConfig.DefaultQueryExecMode = mode })
 				for _, limit := range []string{"bucketed", "other", "sliding", "sharded", "slots"} {
-					for shard := range int32(2) {
+					for shard := range int32(4) { // two rows are 2 and 3
 						b.limiter.queues.Conflict(true, bucket.Key{Name: limit, Key: "key", Shard: shard})
 					}
 				}

@@ -73,8 +73,8 @@ func (v *Value) capacity() float64 {
 // from the instant.
 //
 // An invalid cost, a cost above the capacity, and every cost of the zero Value are refused with a RetryAfter of 250 years, the
-// maximum. The method RetryAfter returns the reason as an error. For a limit with Shards, Take takes from all rows together, as
-// a call does if one row has too few tokens. For a [Concurrency] limit it acquires slots.
+// maximum. The method RetryAfter returns the reason as an error. A limit with Shards
+// is one bucket here. For a [Concurrency] limit it acquires slots.
 func (v Value) Take(instant time.Time, cost float64) (Value, Decision) {
 	after, r := v.step(instant, cost, false)
 	return after, r.Decision
@@ -99,7 +99,7 @@ func (v Value) step(instant time.Time, cost float64, reserve bool) (Value, Reser
 	h := *v.held
 	h.Terms = h.Terms.On(now)
 	ask := bucket.Ask{Terms: h.Terms, Cost: cost}
-	answer := h.Answer(&ask, now)
+	answer := h.Answer(now)
 	d := v.Limit.definition()
 	invalid := checkCost(&d, cost, math.Inf(1)) != nil || limitOwed(&ask, v.Limit, reserve) != nil || checkSlots(v.Limit, cost) != nil
 	if !invalid {
@@ -125,12 +125,8 @@ func (r Request) Full(instant time.Time) Value {
 		return Value{}
 	}
 	now := clampInstant(instant)
-	ask := bucket.Ask{Terms: r.limit.termsFor(r.key).On(now)}
+	ask := bucket.Ask{Terms: timesTokens(r.limit.termsFor(r.key).On(now), float64(r.limit.definition().shards))}
 	answer := bucket.Answer{Now: now, State: ask.Terms.Full(now)}
-	if ask.Sharded() {
-		shard := ask.Terms.OfShard()
-		answer.SetRows(&ask, slices.Repeat([]bucket.State{shard.Full(now)}, int(ask.Terms.Shards)))
-	}
 	return stateOf(r.limit, &ask, &answer, &bucket.Content{}).Value
 }
 
@@ -175,7 +171,7 @@ func startOf(phase, step int64) int64 { return (phase%step + step) % step }
 
 // MarshalJSON returns the data that a client needs to compute the bucket at other instants, with the same results to the last
 // bit. The JavaScript module of package httplimit/client does so. It contains no key, and no lease ID. The zero Value is null.
-// For a limit with Shards it contains the sum of the rows, and the results are right only while the rows have equal tokens.
+// For a limit with Shards it contains the sum of the rows, as one bucket.
 //
 //	limit                     the limit's name
 //	kind                      "token bucket", "fixed window", "calendar window", "sliding window" or "concurrency"

@@ -83,10 +83,10 @@ type bounded struct {
 // point is what policies are to one row of a bucket: the most tokens that it holds, and the fewest that arrive in a
 // nanosecond, as a steady stream. Windows lag behind that, in each era by what comes with one of them at most. A bucket that
 // lived under several policies, one after the other, is full when it is so by the point of all: with least, the smallest
-// capacity of them. scaled changes between them scale owed tokens, and so do kept changes with several rows; most is the largest number of rows.
+// capacity of them. scaled changes between them scale owed tokens.
 type point struct {
 	capacity, speed, lag, least float64
-	scaled, kept, most          int
+	scaled                      int
 }
 
 // nowhere is the point of no policy.
@@ -96,7 +96,7 @@ func nowhere() point { return point{speed: math.Inf(1), least: math.Inf(1)} }
 func (p point) with(q point) point {
 	return point{
 		capacity: max(p.capacity, q.capacity), speed: min(p.speed, q.speed), lag: p.lag + q.lag, least: min(p.least, q.least),
-		scaled: p.scaled + q.scaled, kept: p.kept + q.kept, most: max(p.most, q.most),
+		scaled: p.scaled + q.scaled,
 	}
 }
 
@@ -109,25 +109,18 @@ func (p point) times(n float64) point {
 
 // changedBy returns the point with n more changes of that kind between its policies.
 func (p point) changedBy(change ratelimit.OnChange, n int) point {
-	switch {
-	case change == ratelimit.ScaleTokens:
+	if change == ratelimit.ScaleTokens {
 		p.scaled += n
-	case isKept(change, ratelimit.KindTokenBucket): // or perhaps
-		p.kept += n
 	}
 	return p
 }
 
 // growth returns by how many times the owed tokens may grow through the changes.
 func (p point) growth() float64 {
-	scaled := p.scaled
-	if p.most > 1 {
-		scaled += p.kept // see changeByRow
-	}
-	if scaled == 0 {
+	if p.scaled == 0 {
 		return 1
 	}
-	return math.Pow(p.capacity/p.least, float64(scaled))
+	return math.Pow(p.capacity/p.least, float64(p.scaled))
 }
 
 // The smallest and largest numbers that ratelimit.NewLimit accepts.
@@ -152,7 +145,7 @@ func pointOf(policy ratelimit.Policy) (p point, ok bool) {
 	if n.Kind == ratelimit.KindSlidingWindow || n.Kind == ratelimit.KindCalendarWindow {
 		period *= 2 // the slice that is not over yet, and months and days of other lengths
 	}
-	p = point{capacity: n.Most / shards, speed: n.Rate / period / shards, most: n.Shards}
+	p = point{capacity: n.Most / shards, speed: n.Rate / period / shards}
 	p.least = p.capacity
 	if n.Kind != ratelimit.KindTokenBucket {
 		p.lag = n.Rate / shards

@@ -135,7 +135,7 @@ func TestRulingsOf(t *testing.T) {
 			return p.speed
 		}
 		require.InEpsilon(t, 100, slowest(0, ratelimit.KeepTokens)/slowest(0, ratelimit.ScaleTokens), 1e-6)
-		require.InEpsilon(t, slowest(4, ratelimit.ScaleTokens), slowest(4, ratelimit.KeepTokens), 1e-6, "which is a scale for several rows")
+		require.InEpsilon(t, 100, slowest(4, ratelimit.KeepTokens)/slowest(4, ratelimit.ScaleTokens), 1e-6)
 		require.InEpsilon(t, 100, slowest(4, ratelimit.AddTokens)/slowest(4, ratelimit.ScaleTokens), 1e-6)
 	})
 

@@ -122,25 +122,16 @@ func (c chain) eras(code ratelimit.Policy, now int64) []ratelimit.Era {
 	return eras
 }
 
-// changeByRow replaces each OnChange that ratelimit.NewRuling refuses. A change of the kind, or of the number of rows, resets the
-// bucket. If the limit has several rows, keep with a larger capacity becomes scale.
+// changeByRow replaces each OnChange that ratelimit.NewRuling refuses. A change of the kind, or of the number of
+// rows, resets the bucket.
 func changeByRow(eras []ratelimit.Era, code ratelimit.Policy) {
 	for i := 1; i < len(eras); i++ {
 		before, _ := numbersOf(policyOr(eras[i-1].Policy, code))
 		now, _ := numbersOf(policyOr(eras[i].Policy, code))
-		e := &eras[i]
-		switch {
-		case now.Kind != before.Kind, now.Shards != before.Shards:
-			e.OnChange = ratelimit.ResetTokens
-		case now.Shards > 1 && now.Most > before.Most && isKept(e.OnChange, now.Kind):
-			e.OnChange = ratelimit.ScaleTokens
+		if now.Kind != before.Kind || now.Shards != before.Shards {
+			eras[i].OnChange = ratelimit.ResetTokens
 		}
 	}
-}
-
-// isKept reports whether a change to a policy of a kind keeps tokens.
-func isKept(c ratelimit.OnChange, kind ratelimit.Kind) bool {
-	return c == ratelimit.KeepTokens || c == "" && kind == ratelimit.KindTokenBucket
 }
 
 func policyOr(policy, code ratelimit.Policy) ratelimit.Policy {

@@ -34,7 +34,7 @@ func TestOutlookSaysWhatAChangeLeaves(t *testing.T) {
 		"Sliding":        {sliding(100), sliding(200), "", "a key with 0 of 100 left will have 100 of 200, and one with 50 left will have 150, and what was used counts for 1h"},
 		"TokenBucket":    {bucket(60), bucket(600), "", "a key with 0 of 60 left will have 0 of 600, and one with 30 left will have 30; from then on tokens arrive at 600 per minute"},
 		"Carried":        {bucket(60), bucket(600), ratelimit.CarryUsage, "a key with 0 of 60 left will have 540 of 600, and one with 30 left will have 570; from then on tokens arrive at 600 per minute"},
-		"ByRow":          {wide(80), wide(800), "", "a key with 0 of 80 left will have 0 of 800, and one with 40 left will have 400; from then on tokens arrive at 800 per minute"},
+		"ByRow":          {wide(80), wide(800), "", "a key with 0 of 80 left will have 0 of 800, and one with 40 left will have 40; from then on tokens arrive at 800 per minute"},
 		"Reset":          {calendar(1000), calendar(1000), ratelimit.ResetTokens, "a key with 0 of 1000 left will have 1000 of 1000, and one with 500 left will have 1000"},
 		"AnotherKind":    {bucket(1000), calendar(1000), "", "a key with 0 of 1000 left will have 1000 of 1000, and one with 500 left will have 1000"},
 		"TheSame":        {calendar(1000), calendar(1000), "", ""},

@@ -17,7 +17,7 @@ import (
 func concurrency(most int64, lease time.Duration) bucket.Terms {
 	us := lease.Microseconds()
 	return bucket.Terms{
-		Capacity: float64(most), Rate: float64(most), Step: 1, Steps: float64(us), Phase: bucket.MinInstant, Shards: 1,
+		Capacity: float64(most), Rate: float64(most), Step: 1, Steps: float64(us), Phase: bucket.MinInstant,
 		Kind: bucket.Concurrent{Lease: us},
 	}
 }

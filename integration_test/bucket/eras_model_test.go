@@ -1,7 +1,6 @@
 package bucket_test
 
 import (
-	"maps"
 	"math"
 	"testing"
 	"time"
@@ -52,20 +51,18 @@ type erasHistory struct {
 	list  []bucket.Era
 	eras  *bucket.Eras
 	model *buckettest.ExactBucket
-	rows  map[int]bucket.State // as they are stored
+	row   *bucket.State // as it is stored; nil: there is none
 	now   int64
-	plain bool // whether all eras have one row
 
 	decisions, open int
 }
 
 func newErasHistory(t *rapid.T, draw func(buckettest.Source) bucket.Terms) *erasHistory {
-	h := &erasHistory{T: t, src: shrinking{t}, rows: make(map[int]bucket.State), now: opening - minute, plain: true}
+	h := &erasHistory{T: t, src: shrinking{t}, now: opening - minute}
 	h.list = buckettest.DrawEras(h.src, draw)
 	h.eras = bucket.NewEras(h.list)
 	h.model = buckettest.NewExactBucket(buckettest.ExactlyEras(h.list))
 	for _, e := range h.list {
-		h.plain = h.plain && e.Terms.Shards == 1
 		t.Logf("from %d: %v, %+v", e.From, e.Change, e.Terms)
 	}
 	return h
@@ -98,66 +95,52 @@ func (h *erasHistory) advance() {
 		h.now = terms.Begin(h.now) + terms.Step - int64(h.src.Pick(2))
 	default:
 		back := int64(h.src.Unit() * float64(minute))
-		if h.plain && h.src.Pick(4) == 0 {
+		if h.src.Pick(4) == 0 {
 			back *= 1000
 		}
-		if h.now -= back; !h.plain { // a row that is full may be there since any instant, or not at all
-			h.now += back
-		}
+		h.now -= back
 	}
 }
 
-// settle returns the terms that hold, and the rows of the bucket under them, as the store does on locked rows. They are
-// compared with the model, which is brought to the same instant.
-func (h *erasHistory) settle() (terms bucket.Terms, rows []bucket.State, absent []bool, now int64) {
+// settle returns the terms that hold, and the row of the bucket under them, as the store does on locked rows. It is compared with the
+// model, which is brought to the same instant.
+func (h *erasHistory) settle() (terms bucket.Terms, row bucket.State, absent bool, now int64) {
 	terms, now = h.eras.Holding(h.now), h.now
-	for _, s := range h.rows {
-		if s.TS > now && !terms.FromFuture(s, h.now) {
-			since, _ := terms.At(s.TS).Span()
-			now = max(now, since)
-		}
+	if s := h.row; s != nil && s.TS > now && !terms.FromFuture(*s, h.now) {
+		since, _ := terms.At(s.TS).Span()
+		now = max(now, since)
 	}
 	terms = terms.At(now)
 	asks := []bucket.Ask{{Key: bucket.Key{Name: "limit"}, Terms: terms}}
 	p := bucket.NewPage(asks)
 	p.Now = now
-	for i := range p.Rows {
-		s, there := h.rows[i]
-		p.Put(i, s, !there)
+	if h.row != nil {
+		p.Put(0, *h.row, false)
+	} else {
+		p.Put(0, bucket.State{}, true)
 	}
 	p.Settle(asks)
-	answer := p.Look(asks, nil)[0]
-	if rows = answer.Rows; rows == nil {
-		rows = []bucket.State{answer.State}
-	}
-	require.Len(h, rows, int(max(terms.Shards, 1)))
-	rows = buckettest.FixClocks(terms, rows, now)
+	row = terms.FixClock(p.Look(asks, nil)[0].State, now)
 
 	exactNow, unsure := h.model.Bring(h.now)
 	require.Equal(h, exactNow, now, "the instant of the decision")
-	absent = make([]bool, len(rows)) // a row that has been made for the decision is full
-	for i := range absent {
-		_, there := h.rows[i]
-		absent[i] = !there && rows[i] == terms.OfShard().Full(now)
-	}
+	absent = h.row == nil && row == terms.Full(now) // a row that has been made for the decision is full
 	if unsure {
 		h.open++
-		h.model.Adopt(rows, absent, now)
+		h.model.Adopt([]bucket.State{row}, []bool{absent}, now)
 	}
-	h.holds(terms, rows, now, "once settled")
-	return terms, rows, absent, now
+	h.holds(terms, row, now, "once settled")
+	return terms, row, absent, now
 }
 
-// holds compares what the rows hold with the model.
-func (h *erasHistory) holds(terms bucket.Terms, rows []bucket.State, now int64, when string) {
+// holds compares what the row holds with the model.
+func (h *erasHistory) holds(terms bucket.Terms, row bucket.State, now int64, when string) {
 	want := h.model.Tokens(now)
-	off := buckettest.Off(bucket.Rows(rows).Tokens(&terms, now), want)
+	off := buckettest.Off(buckettest.Tokens(terms, row, now), want)
 	if off > h.model.Off+h.slack(terms) {
-		h.Fatalf("at %d, %s, %+v of era %d hold %v, and exactly %v", now, when, rows, terms.Era, bucket.Rows(rows).Tokens(&terms, now), want.FloatString(12))
+		h.Fatalf("at %d, %s, %+v of era %d holds %v, and exactly %v", now, when, row, terms.Era, buckettest.Tokens(terms, row, now), want.FloatString(12))
 	}
-	for _, s := range rows {
-		require.GreaterOrEqual(h, s.TS, h.list[terms.Era].From, "a row that is settled is of the era") // the era of the first is not checked
-	}
+	require.GreaterOrEqual(h, row.TS, h.list[terms.Era].From, "a row that is settled is of the era") // the era of the first is not checked
 }
 
 // slack is how far off a number of these terms may be.
@@ -169,57 +152,46 @@ func (h *erasHistory) slack(terms bucket.Terms) float64 {
 func (h *erasHistory) step() {
 	h.advance()
 	before := h.model.Clone()
-	terms, rows, absent, now := h.settle()
-	keep := make([]bool, len(rows))
-	for i := range keep {
-		keep[i] = !absent[i]
-	}
+	terms, row, absent, now := h.settle()
+	keep := !absent
 	amount := max(terms.Capacity*h.src.Unit()*buckettest.One(h.src, 0.1, 0.5, 1, 1), bucket.MinTokens)
 	chance := h.src.Pick(20)
-	h.Logf("at %d, in era %d: call %d, amount %v, on %+v, absent %v", now, terms.Era, chance, amount, rows, absent)
+	h.Logf("at %d, in era %d: call %d, amount %v, on %+v, absent %v", now, terms.Era, chance, amount, row, absent)
 	switch {
 	case chance == 0: // a look, which stores nothing
 		h.model = before
 		return
 	case chance == 1:
-		bucket.Rows(rows).Fill(&terms, now)
+		row = terms.Kind.Fill(terms, row, now)
 		h.model.Fill(now)
-		keep = nil
+		keep = true
 	case chance < 4:
-		bucket.Rows(rows).Charge(&terms, now, amount)
+		row = terms.Kind.Charge(terms, terms.FixClock(row, now), now, amount)
 		h.model.Spend(amount, now)
-		keep = nil
+		keep = true
 	case chance < 7:
-		bucket.Rows(rows).Credit(&terms, now, amount, 0, math.MaxInt64)
+		row = buckettest.Credit(terms, row, now, amount, math.MaxInt64)
 		h.model.Credit(amount, now)
-		keep = nil
-	case chance < 10 && terms.Shards > 1:
-		h.takeOne(terms, rows, keep, now, amount/float64(terms.Shards))
+		keep = true
 	default:
 		lowest := -terms.MaxOwed * float64(h.src.Pick(2))
-		if h.take(terms, rows, now, amount-lowest*h.src.Unit(), lowest) {
-			keep = nil
-		}
+		keep = h.take(terms, &row, now, amount-lowest*h.src.Unit(), lowest) || keep
 	}
-	h.holds(terms, rows, now, "after the call")
-	for i := range rows {
-		if keep == nil || keep[i] {
-			h.rows[i] = rows[i]
-		}
+	h.holds(terms, row, now, "after the call")
+	if h.row = nil; keep {
+		h.row = &row
 	}
-	maps.DeleteFunc(h.rows, func(i int, _ bucket.State) bool { return i >= len(rows) })
 }
 
-// take takes from all rows together.
-func (h *erasHistory) take(terms bucket.Terms, rows []bucket.State, now int64, cost, lowest float64) (allowed bool) {
+// take takes from the row.
+func (h *erasHistory) take(terms bucket.Terms, row *bucket.State, now int64, cost, lowest float64) (allowed bool) {
 	if !buckettest.Possible(terms, cost, lowest) {
 		return false
 	}
 	spare := buckettest.Spare(h.model.Tokens(now), cost, lowest)
 	answer := bucket.Answer{Now: now}
-	allowed = bucket.Rows(rows).Take(&terms, now, cost, lowest)
-	answer.Allowed = allowed
-	answer.SetRows(&bucket.Ask{Terms: terms}, rows)
+	*row, allowed = buckettest.Take(terms, *row, now, cost, lowest)
+	answer.Allowed, answer.State = allowed, *row
 	h.decided(terms, allowed, spare, cost, now)
 	if allowed {
 		h.model.Spend(cost, now)
@@ -244,21 +216,6 @@ func (h *erasHistory) decided(terms bucket.Terms, allowed bool, spare, cost floa
 	}
 	if spare > 0 != allowed {
 		h.Fatalf("%v at %d in era %d: allowed %v, with %v to spare", cost, now, terms.Era, allowed, spare)
-	}
-}
-
-// takeOne takes from one row, as a call does that finds enough there.
-func (h *erasHistory) takeOne(terms bucket.Terms, rows []bucket.State, keep []bool, now int64, cost float64) {
-	i, shard := h.src.Pick(len(rows)), terms.OfShard()
-	if !(cost > 0) || cost > shard.Capacity {
-		return
-	}
-	spare := buckettest.Spare(h.model.RowTokens(int64(i), now), cost, 0)
-	next, allowed := buckettest.Take(shard, rows[i], now, cost, 0)
-	h.decided(shard, allowed, spare, cost, now)
-	if allowed {
-		h.model.SpendOne(int64(i), cost, now)
-		rows[i], keep[i] = next, true
 	}
 }
 

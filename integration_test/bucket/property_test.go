@@ -2,7 +2,6 @@ package bucket_test
 
 import (
 	"math"
-	"slices"
 	"testing"
 	"time"
 
@@ -22,18 +21,16 @@ func TestInvariants(t *testing.T) {
 		begins(t, terms)
 		empties(t, terms, opening)
 		grows(t, terms, opening)
-		terms = buckettest.Over(terms, buckettest.One[int32](src, 1, 1, 1, 2, 4, 8, 64))
 		for range 10 {
-			rows, now := rowsOf(src, terms)
+			row, now := rowOf(src, terms)
 			lowest := -terms.MaxOwed * float64(src.Pick(2))
-			most, room := terms.Capacity-lowest, bucket.Rows(rows).Tokens(&terms, now)
+			most, room := terms.Capacity-lowest, buckettest.Tokens(terms, row, now)
 			cost := max(0, buckettest.One(src, most, most*src.Unit(), most*src.Unit(), room, math.Nextafter(room, math.Inf(1))))
 			if buckettest.Possible(terms, cost, lowest) {
-				t.Logf("%v of %+v, at least %v to remain, on %+v at %d", cost, terms, lowest, rows, now)
-				holds(t, terms.OfShard(), rows[0], now, now+int64(src.Unit()*5*float64(buckettest.Period(terms))))
-				takes(t, terms, rows, now, cost, lowest)
+				t.Logf("%v of %+v, at least %v to remain, on %+v at %d", cost, terms, lowest, row, now)
+				holds(t, terms, row, now, now+int64(src.Unit()*5*float64(buckettest.Period(terms))))
+				takes(t, terms, row, now, cost, lowest)
 			}
-			likeOneRow(t, terms, rows[0], now, cost, lowest)
 		}
 	})
 }
@@ -41,34 +38,24 @@ func TestInvariants(t *testing.T) {
 // FuzzTake checks the invariants with one call, under any valid terms and any state of rows of two kinds.
 func FuzzTake(f *testing.F) {
 	const second, longest, now, one = int64(1e6), century, opening, uint8(0) // one row
-	f.Add(false, 9.0, 60*second, 9.0, 1e12, int64(0), one, 0.0, now, 0.0, now, now, int64(1), 3.0, false)
-	f.Add(false, 10.0, second, 0.0, 5.0, int64(0), one, -5.0, now, 0.0, now, now, int64(1e6), 0.5, true)
-	f.Add(false, 1e12, int64(1), 1e12, 1e12, int64(0), one, -1e12, now, 0.0, now, now, int64(1), 1e12, true)
-	f.Add(false, 1e-9, longest, 1e-9, 1e-9, int64(0), one, -1e-9, bucket.MinInstant, 0.0, now, now, int64(1e18), 1e-9, true)
-	f.Add(false, 1e12, longest, 1.0, 0.0, int64(0), one, 1.0, bucket.MaxInstant, 0.0, now, now, int64(60_000_001), 1.0, false)
-	f.Add(false, 1.0, second, 3.0, 0.0, int64(0), one, math.MaxFloat64, bucket.MinInstant, 0.0, now, bucket.MaxInstant, int64(0), 3.0, false)
-	f.Add(true, 7.0, 3600*second, 21.0, 7.0, now+1, one, -7.0, now-1, 0.0, now, now, int64(3_600_000_000), 7.0, true)
-	f.Add(true, 7.0, longest, 7.0, 7.0, int64(-1), one, 5e-324, now+longest, 0.0, now, now, int64(1), 7.0, false)
-	f.Add(true, 1e-9, int64(1), 1e6, 0.0, int64(0), one, -math.MaxFloat64, now, 0.0, now, now, int64(1), 1e-6, true)
-	f.Add(false, 1.0, second, 0.1, 0.2, int64(0), one, -0.2, now, 0.0, now, now, int64(1), 0.1+math.Nextafter(0.2, 1), true)
-	f.Add(false, 1.0, second, 0.1, 0.2, int64(0), one, -1e300, bucket.MinInstant, 0.0, now, now, int64(1), 0.1, false)
-	f.Add(true, 7.0, 3600*second, 7.0, 0.0, int64(0), one, 3.0, bucket.MinInstant, 0.0, now, bucket.MinInstant, int64(1), 2.0, false)
-	f.Add(true, 7.0, longest, 7.0, 7.0, int64(-1), one, -91.0, int64(4928169600000060), 0.0, now, now, int64(1), 0.875, true)
-	f.Add(false, 9.0, 60*second, 9.0, 1e12, int64(0), uint8(3), 1.0, now, 0.0, now-5, now, int64(1), 3.0, false)
-	f.Add(false, 1.0, second, 0.8, 0.0, int64(0), uint8(3), 0.1, now, 0.1, now, now, int64(1), 0.8, false)
-	f.Add(false, 1.0, second, 0.1, 0.7, int64(0), uint8(6), -0.01, now, 0.001, now-60, now, int64(1), 0.3, true)
-	f.Add(true, 7.0, 3600*second, 21.0, 7.0, now+1, uint8(1), -3.5, now-1, 10.5, now-1, now, int64(1), 7.0, true)
-	f.Add(true, 1e-9, int64(1), 1e6, 0.0, int64(0), uint8(6), 0.0, now, 1e6, bucket.MinInstant, now, int64(1), 1e6, false)
-	f.Add(false, 1e12, century, 1e12, 1e12, int64(0), uint8(5), -1e12, bucket.MaxInstant, 1e12, now, now, int64(1), 1e12, true)
-	f.Fuzz(func(t *testing.T, fixed bool, rate float64, period int64, capacity, maxOwed float64, start int64, exponent uint8,
-		value float64, ts int64, otherValue float64, otherTS, now, later int64, cost float64, reserve bool,
+	f.Add(false, 9.0, 60*second, 9.0, 1e12, int64(0), 0.0, now, now, int64(1), 3.0, false)
+	f.Add(false, 10.0, second, 0.0, 5.0, int64(0), -5.0, now, now, int64(1e6), 0.5, true)
+	f.Add(false, 1e12, int64(1), 1e12, 1e12, int64(0), -1e12, now, now, int64(1), 1e12, true)
+	f.Add(false, 1e-9, longest, 1e-9, 1e-9, int64(0), -1e-9, bucket.MinInstant, now, int64(1e18), 1e-9, true)
+	f.Add(false, 1e12, longest, 1.0, 0.0, int64(0), 1.0, bucket.MaxInstant, now, int64(60_000_001), 1.0, false)
+	f.Add(false, 1.0, second, 3.0, 0.0, int64(0), math.MaxFloat64, bucket.MinInstant, bucket.MaxInstant, int64(0), 3.0, false)
+	f.Add(true, 7.0, 3600*second, 21.0, 7.0, now+1, -7.0, now-1, now, int64(3_600_000_000), 7.0, true)
+	f.Add(true, 7.0, longest, 7.0, 7.0, int64(-1), 5e-324, now+longest, now, int64(1), 7.0, false)
+	f.Add(true, 1e-9, int64(1), 1e6, 0.0, int64(0), -math.MaxFloat64, now, now, int64(1), 1e-6, true)
+	f.Add(false, 1.0, second, 0.1, 0.2, int64(0), -0.2, now, now, int64(1), 0.1+math.Nextafter(0.2, 1), true)
+	f.Add(false, 1.0, second, 0.1, 0.2, int64(0), -1e300, bucket.MinInstant, now, int64(1), 0.1, false)
+	f.Add(true, 7.0, 3600*second, 7.0, 0.0, int64(0), 3.0, bucket.MinInstant, bucket.MinInstant, int64(1), 2.0, false)
+	f.Add(true, 7.0, longest, 7.0, 7.0, int64(-1), -91.0, int64(4928169600000060), now, int64(1), 0.875, true)
+	f.Fuzz(func(t *testing.T, fixed bool, rate float64, period int64, capacity, maxOwed float64, start int64,
+		value float64, ts, now, later int64, cost float64, reserve bool,
 	) {
 		terms, ok := fuzzed(fixed, rate, period, capacity, maxOwed, start)
 		if !ok || math.IsNaN(value) || math.IsInf(value, 0) {
-			return
-		}
-		const widest = 1e300 // the rows of a bucket have to add up
-		if terms.Shards = 1 << (exponent % 7); terms.Shards > 1 && !(math.Abs(value) < widest && math.Abs(otherValue) < widest) {
 			return
 		}
 		lowest := 0.0
@@ -78,25 +65,12 @@ func FuzzTake(f *testing.F) {
 		if !buckettest.Possible(terms, cost, lowest) {
 			return
 		}
-		rows, of := make([]bucket.State, terms.Shards), terms.OfShard().Capacity
-		for i := range rows {
-			rows[i] = bucket.State{Value: value, TS: min(max(ts, terms.Phase), bucket.MaxInstant), Capacity: of} // no step begins before the phase
-			if i%3 == 1 {
-				rows[i] = bucket.State{Value: otherValue, TS: min(max(otherTS, bucket.MinInstant), bucket.MaxInstant), Capacity: of}
-			}
-		}
+		row := bucket.State{Value: value, TS: min(max(ts, terms.Phase), bucket.MaxInstant), Capacity: terms.Capacity} // no step begins before the phase
 		now = min(max(now, bucket.MinInstant), bucket.MaxInstant)
-		if terms.Shards == 1 {
-			empties(t, terms, now)
-			grows(t, terms, now)
-		} else {
-			now = max(now, terms.Phase)
-		}
-		holds(t, terms.OfShard(), rows[0], now, min(now+max(later, 0), bucket.MaxInstant))
-		takes(t, terms, rows, now, cost, lowest)
-		if math.Abs(rows[0].Value) > 1e-200 && math.Abs(rows[0].Value) < widest { // whose shares are exact
-			likeOneRow(t, terms, rows[0], now, cost, lowest)
-		}
+		empties(t, terms, now)
+		grows(t, terms, now)
+		holds(t, terms, row, now, min(now+max(later, 0), bucket.MaxInstant))
+		takes(t, terms, row, now, cost, lowest)
 	})
 }
 
@@ -166,58 +140,40 @@ func holds(t require.TestingT, terms bucket.Terms, row bucket.State, now, later 
 	}
 }
 
-// takes checks a take from the rows of a bucket together, and the wait for it, which is sufficient and not a microsecond too long.
-func takes(t require.TestingT, terms bucket.Terms, rows []bucket.State, now int64, cost, lowest float64) {
-	full := slices.Repeat([]bucket.State{terms.OfShard().Full(now)}, len(rows))
-	require.True(t, bucket.Rows(full).Take(&terms, now, cost, lowest), "what is possible is allowed at least when the bucket is full")
-	sum := bucket.Rows(rows).Tokens(&terms, now)
-	require.LessOrEqual(t, sum, terms.Capacity, "together no more than the capacity")
-	require.LessOrEqual(t, sum, bucket.Rows(rows).Tokens(&terms, now+terms.Step), "time takes nothing away")
+// takes checks a take from a row, and the wait for it, which is sufficient and not a microsecond too long.
+func takes(t require.TestingT, terms bucket.Terms, row bucket.State, now int64, cost, lowest float64) {
+	_, allowed := buckettest.Take(terms, terms.Full(now), now, cost, lowest)
+	require.True(t, allowed, "what is possible is allowed at least when the bucket is full")
+	tokens := buckettest.Tokens(terms, row, now)
+	require.LessOrEqual(t, tokens, terms.Capacity, "no more than the capacity")
+	require.LessOrEqual(t, tokens, buckettest.Tokens(terms, row, now+terms.Step), "time takes nothing away")
 
-	wait := bucket.Rows(rows).Wait(&terms, now, cost, lowest).Microseconds()
+	wait := buckettest.Wait(terms, row, now, cost, lowest).Microseconds()
 	require.GreaterOrEqual(t, wait, int64(0))
 	require.LessOrEqual(t, wait, bucket.Horizon)
-	row := terms.OfShard()
-	isOwn := func(s bucket.State) bool { return s.Value >= -row.MaxOwed && !row.FromFuture(s, now) }
-	if terms.Step < bucket.Horizon/25 && !slices.ContainsFunc(rows, func(s bucket.State) bool { return !isOwn(s) }) {
+	if terms.Step < bucket.Horizon/25 && row.Value >= -terms.MaxOwed && !terms.FromFuture(row, now) {
 		require.Less(t, wait, bucket.Horizon, "what the policy itself can lead to ends before the horizon")
 	}
-	fixed := buckettest.FixClocks(terms, rows, now) // as they will be by then
+	fixed := terms.FixClock(row, now) // as it will be by then
 	if at := now + wait; wait > 0 && wait < bucket.Horizon && at <= bucket.MaxInstant {
-		require.True(t, bucket.Rows(slices.Clone(fixed)).Take(&terms, at, cost, lowest), "allowed after the wait")
-		require.False(t, bucket.Rows(slices.Clone(fixed)).Take(&terms, at-1, cost, lowest), "not before it")
+		_, allowed = buckettest.Take(terms, fixed, at, cost, lowest)
+		require.True(t, allowed, "allowed after the wait")
+		_, allowed = buckettest.Take(terms, fixed, at-1, cost, lowest)
+		require.False(t, allowed, "not before it")
 	}
 
-	next := slices.Clone(rows)
-	allowed := bucket.Rows(next).Take(&terms, now, cost, lowest)
-	require.Equal(t, sum-cost >= lowest, allowed, "refused only when they are short together")
+	next, allowed := buckettest.Take(terms, row, now, cost, lowest)
+	require.Equal(t, tokens-cost >= lowest, allowed, "refused only when it is short")
 	require.Equal(t, allowed, wait == 0)
 	if !allowed {
-		require.Equal(t, rows, next, "a refusal changes nothing")
+		require.Equal(t, row, next, "a refusal changes nothing")
 		return
 	}
-	require.Equal(t, sum-cost, bucket.Rows(next).Tokens(&terms, now), "nothing is lost, and nothing made")
-	for i := range next {
-		require.Equal(t, next[0].Value, next[i].Value, "the rows are even")
-		require.GreaterOrEqual(t, next[i].TS, fixed[i].TS, "no instant is credited twice")
-		require.False(t, row.FromFuture(next[i], now), "a wrong clock is put right")
-		require.LessOrEqual(t, next[i].TS, bucket.MaxInstant, "a row can hold the ts")
-		require.GreaterOrEqual(t, next[i].TS, bucket.MinInstant, "a row can hold the ts")
-	}
-}
-
-// likeOneRow checks that rows which are even decide as one does, to the last bit and the last microsecond.
-func likeOneRow(t require.TestingT, terms bucket.Terms, row bucket.State, now int64, cost, lowest float64) {
-	row.Value, row.Capacity = row.Value*float64(terms.Shards), terms.Capacity
-	rows := evenly(row, terms.Shards)
-	require.Equal(t, buckettest.Tokens(terms, terms.FixClock(row, now), now), bucket.Rows(rows).Tokens(&terms, now))
-	for _, cost := range []float64{terms.Capacity, terms.Capacity / 3, cost} {
-		require.Equal(t, buckettest.Wait(terms, row, now, cost, lowest), bucket.Rows(rows).Wait(&terms, now, cost, lowest))
-		next, taken := buckettest.Take(terms, row, now, cost, lowest)
-		rows := slices.Clone(rows)
-		require.Equal(t, taken, bucket.Rows(rows).Take(&terms, now, cost, lowest))
-		require.Equal(t, evenly(next, terms.Shards), rows)
-	}
+	require.Equal(t, tokens-cost, buckettest.Tokens(terms, next, now), "nothing is lost, and nothing made")
+	require.GreaterOrEqual(t, next.TS, fixed.TS, "no instant is credited twice")
+	require.False(t, terms.FromFuture(next, now), "a wrong clock is put right")
+	require.LessOrEqual(t, next.TS, bucket.MaxInstant, "a row can hold the ts")
+	require.GreaterOrEqual(t, next.TS, bucket.MinInstant, "a row can hold the ts")
 }
 
 // TestAdmissionBound promises the purpose of a limit: in any span t, for any requests, no more than capacity + rate * t / period is
@@ -271,46 +227,13 @@ func (s shrinking) Unit() float64 {
 	return float64(rapid.IntRange(0, 1<<20).Draw(s.T, "unit")) / (1 << 20)
 }
 
-// rowsOf draws rows as they may be found of a bucket that is spread over several, and a time.
-func rowsOf(src shrinking, terms bucket.Terms) (rows []bucket.State, now int64) {
-	shard, period := terms.OfShard(), buckettest.Period(terms)
+// rowOf draws a row as it may be found, and a time.
+func rowOf(src shrinking, terms bucket.Terms) (row bucket.State, now int64) {
+	period := buckettest.Period(terms)
 	now = opening + int64(src.Unit()*float64(century))
-	rows = make([]bucket.State, terms.Shards)
-	for i := range rows {
-		rows[i] = bucket.State{
-			Value:    buckettest.One(src, 0, shard.Capacity, shard.Capacity*src.Unit(), shard.Capacity*src.Unit(), -shard.MaxOwed, -shard.MaxOwed*src.Unit()),
-			Capacity: shard.Capacity,
-			TS:       now - int64(src.Unit()*2*float64(period)/max(terms.Rate, 1)) + buckettest.One(src, 0, 0, 0, minute, 2*minute+period),
-		}
-	}
-	return rows, now
-}
-
-// evenly returns the rows of a bucket that hold and gain as much as row does.
-func evenly(row bucket.State, n int32) []bucket.State {
-	return slices.Repeat([]bucket.State{{Value: row.Value / float64(n), TS: row.TS, Capacity: row.Capacity / float64(n)}}, int(n))
-}
-
-func TestACreditGoesToTheRowsThatHaveRoom(t *testing.T) {
-	t.Parallel()
-	const now = opening
-	wide := buckettest.Over(buckettest.TokenBucket(4, time.Second, 8), 4)
-	for name, test := range map[string]struct {
-		rows         []bucket.State
-		amount, most float64
-		values       []float64
-	}{
-		"EvenlyWhereAllHaveRoom":      {[]bucket.State{{Value: 0, TS: now}, {Value: -1, TS: now}, {Value: 0.5, TS: now}, {Value: 1, TS: now}}, 2, 0, []float64{0.5, -0.5, 1, 1.5}},
-		"TheRestWhereThereIsMore":     {[]bucket.State{{Value: 2, TS: now}, {Value: 1.75, TS: now}, {Value: 0, TS: now}, {Value: 2, TS: now}}, 2, 0, []float64{2, 2, 1.75, 2}},
-		"FullIsFullWithWhatArrived":   {[]bucket.State{{Value: 0, TS: now - minute}, {Value: 0, TS: now}, {Value: 2, TS: now}, {Value: 2, TS: now}}, 2, 0, []float64{0, 2, 2, 2}},
-		"NoMoreThanTheCapacity":       {[]bucket.State{{Value: 2, TS: now}, {Value: 1, TS: now}, {Value: 2, TS: now}, {Value: 2, TS: now}}, 8, 0, []float64{2, 2, 2, 2}},
-		"AsFarAsItWasWhenItWasTaken":  {[]bucket.State{{Value: 2, TS: now}, {Value: 1, TS: now}, {Value: 2, TS: now}, {Value: 2, TS: now}}, 4, 12, []float64{2.75, 2.75, 2.75, 2.75}},
-		"WhatIsAboveTheCapacityStays": {[]bucket.State{{Value: 5, TS: now}, {Value: 1, TS: now}, {Value: 2, TS: now}, {Value: 2, TS: now}}, 1, 0, []float64{5, 2, 2, 2}},
-	} {
-		before := slices.Clone(test.rows)
-		bucket.Rows(test.rows).Credit(&wide, now, test.amount, test.most, math.MaxInt64)
-		for i, s := range test.rows {
-			require.Equal(t, bucket.State{Value: test.values[i], TS: before[i].TS}, s, "%s: row %d of %v", name, i, test.rows)
-		}
-	}
+	return bucket.State{
+		Value:    buckettest.One(src, 0, terms.Capacity, terms.Capacity*src.Unit(), terms.Capacity*src.Unit(), -terms.MaxOwed, -terms.MaxOwed*src.Unit()),
+		Capacity: terms.Capacity,
+		TS:       now - int64(src.Unit()*2*float64(period)/max(terms.Rate, 1)) + buckettest.One(src, 0, 0, 0, minute, 2*minute+period),
+	}, now
 }

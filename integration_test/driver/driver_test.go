@@ -152,7 +152,7 @@ func define() limits {
 		fifty:   ratelimit.Define("fifty", world.Hoard(50)),
 		five:    ratelimit.Define("five", world.Hoard(5)),
 		one:     ratelimit.Define("one", world.Hoard(1)),
-		wide:    ratelimit.Define("wide", ratelimit.TokenBucket{Rate: 50, Period: world.Century, Shards: 4}),
+		wide:    ratelimit.Define("wide", ratelimit.TokenBucket{Rate: 400, Period: world.Century, Shards: 4}),
 		owing:   ratelimit.Define("owing", ratelimit.TokenBucket{Rate: 7, Period: 3 * time.Second, Capacity: 10, MaxReserved: 30}),
 		windows: ratelimit.Define("windows", ratelimit.FixedWindow{Rate: 10, Period: time.Hour}),
 		sliding: ratelimit.Define("sliding", ratelimit.SlidingWindow{Rate: 10, Period: time.Hour}),

@@ -268,11 +268,8 @@ func (h *history) picksRows() bool {
 	return slices.ContainsFunc(h.limits, func(l *limit) bool { return l.kind == kindShards })
 }
 
-// isRandomOnServer reports whether a limit with shards has a rule for one plan or key. Then calls on other plans see another number
-// of rows, and the tokens that a call moves between the rows depend on the row that the server's statement picks at random.
-func (h *history) isRandomOnServer() bool {
-	return slices.ContainsFunc(h.book.pages, func(p *page) bool { return p.of.kind == kindShards && (p.plan != "" || p.key != "") })
-}
+// isRandomOnServer reports whether a limit has shards. On a server a call takes from a random row first, and in memory from the first.
+func (h *history) isRandomOnServer() bool { return h.picksRows() }
 
 // hasWrongClock reports whether the clock steps back by more than a minute, so that buckets are of a wrong clock.
 func (h *history) hasWrongClock() bool { return h.n/uint64(subjects)%8 == 7 }

@@ -125,10 +125,8 @@ func (b *Batcher[T]) forward(blocked []Blocked[T]) {
 		f := byRow[w.Row]
 		if f == nil {
 			f = &batch[T]{cancel: noCancel, started: time.Now(), slow: true, waitFor: &w.Row}
-			if !w.OfSeveral {
-				if u := b.use(w.Row.Whole()); u.batch == nil {
-					f.keep(u)
-				}
+			if u := b.use(w.Row); u.batch == nil {
+				f.keep(u)
 			}
 			byRow[w.Row] = f
 		}

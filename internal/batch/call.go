@@ -74,8 +74,6 @@ func (c *Call[T]) Done() {
 type Blocked[T any] struct {
 	Call *Call[T]
 	Row  bucket.Key
-	// OfSeveral is whether the bucket has other rows, which may be free.
-	OfSeveral bool
 }
 
 // The stages of a call that waits. The last two are final.

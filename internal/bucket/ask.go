@@ -2,17 +2,16 @@ package bucket
 
 import (
 	"cmp"
-	"slices"
 	"time"
 )
 
-// Key names one row of a bucket, as the primary key of the table does.
+// Key names a row, as the primary key of the table does.
 type Key struct {
 	// Name is the limit's name.
 	Name string
 	// Key says whose bucket it is, as stored: "" for the bucket that everybody shares.
 	Key string
-	// Shard is the number of the row, from 0 on: 0 for a bucket on one row.
+	// Shard is a number that the caller chooses: rows of one Key that differ in it are buckets of their own.
 	Shard int32
 }
 
@@ -22,13 +21,13 @@ func (k Key) Compare(o Key) int {
 	return cmp.Or(cmp.Compare(k.Name, o.Name), cmp.Compare(k.Key, o.Key), cmp.Compare(k.Shard, o.Shard))
 }
 
-// Whole returns the key of the bucket of the row: the key of its first row.
+// Whole returns the key with a Shard of 0.
 func (k Key) Whole() Key {
 	k.Shard = 0
 	return k
 }
 
-// Ask is the request of a call to one bucket, or to one row of a sharded bucket.
+// Ask is the request of a call to one bucket.
 type Ask struct {
 	Key    Key
 	Terms  Terms
@@ -54,9 +53,8 @@ func (a *Ask) SetNow(now int64) {
 // Answer is the decision on an Ask.
 type Answer struct {
 	Allowed bool
-	State   State // of the row after the decision; for several rows, their sum
+	State   State // of the row after the decision
 	Now     int64 // the instant of the decision
-	Rows    Rows  // of each row, when the bucket is spread over several; nil in an Estimate
 	Absent  bool  // whether there is no row, and State is a full one
 }
 
@@ -76,28 +74,23 @@ func (a *Ask) Untake(r *Answer, cost float64) {
 }
 
 // FromFuture reports whether the answer shows a row of the bucket that was written by a clock that was wrong.
-func (a *Ask) FromFuture(r Answer) bool {
-	isWrong := func(s State) bool { return a.Terms.FromFuture(s, r.Now) }
-	return isWrong(r.State) || slices.ContainsFunc(r.Rows, isWrong)
-}
+func (a *Ask) FromFuture(r Answer) bool { return a.Terms.FromFuture(r.State, r.Now) }
 
 // ReadyAfter returns how long it takes from the answer until the bucket owes nothing any more.
 func (a *Ask) ReadyAfter(r Answer) time.Duration {
-	return r.wait(&a.Terms, 0, 0)
+	return a.Terms.wait(r.State, r.Now, 0, 0)
 }
 
-// isSoonEnough reports whether the bucket, whose rows are those after the ask, owes nothing any more when the ask says.
-func (a *Ask) isSoonEnough(after Rows, now int64) bool {
-	return a.Within == 0 || after.Wait(&a.Terms, now, 0, 0) <= a.Within
+// isSoonEnough reports whether the bucket, whose row is the one after the ask, owes nothing any more when the ask says.
+func (a *Ask) isSoonEnough(after State, now int64) bool {
+	return a.Within == 0 || a.Terms.wait(after, now, 0, 0) <= a.Within
 }
 
 // soonEnoughAfter returns the wait after the answer, a refusal, until the ask is allowed with its Within. Without that it
 // would be allowed after enough.
 func (a *Ask) soonEnoughAfter(r Answer, enough time.Duration) time.Duration {
-	after := slices.Clone(r.rows(a))
-	after.FixClocks(&a.Terms, r.Now)
-	after.Charge(&a.Terms, r.Now, a.Cost)
-	wait := max(enough, after.Wait(&a.Terms, r.Now, 0, 0)-a.Within)
+	after := a.Terms.Kind.Charge(a.Terms, a.Terms.FixClock(r.State, r.Now), r.Now, a.Cost)
+	wait := max(enough, a.Terms.wait(after, r.Now, 0, 0)-a.Within)
 	for range 2 { // if the wait was rounded, a microsecond more is enough
 		later := r
 		later.Now += wait.Microseconds()
@@ -107,20 +100,6 @@ func (a *Ask) soonEnoughAfter(r Answer, enough time.Duration) time.Duration {
 		wait += time.Microsecond
 	}
 	return time.Duration(Horizon) * time.Microsecond // it costs more than the bucket holds, which is full by then
-}
-
-// AfterTaking returns the answers after the allowed asks have taken their cost.
-func AfterTaking(asks []Ask, answers []Answer) []Answer {
-	after := slices.Clone(answers)
-	for i := range after {
-		a, r := &asks[i], &after[i]
-		rows := slices.Clone(r.rows(a))
-		if r.Allowed {
-			rows.Take(&a.Terms, r.Now, a.Cost, a.Lowest)
-		}
-		r.SetRows(a, rows)
-	}
-	return after
 }
 
 // AllAllowed reports whether no answer is a refusal.
@@ -136,7 +115,6 @@ func AllAllowed(answers []Answer) bool {
 // Traits are what the choice of the way of a call depends on.
 type Traits struct {
 	Costless  bool      // no ask takes anything
-	Sharded   bool      // a bucket is spread over several rows
 	Statement Statement // decides on all asks together; Locked: none does, or it would make a row for a cost of 0
 }
 
@@ -146,7 +124,6 @@ func TraitsOf(asks []Ask) Traits {
 	for i := range asks {
 		a := &asks[i]
 		t.Costless = t.Costless && !(a.Cost > 0)
-		t.Sharded = t.Sharded || a.Terms.Shards > 1
 		statement := a.Terms.Kind.Statement()
 		if i > 0 && (statement != t.Statement || statement != StepStatement) || a.Within != 0 || a.Cost == 0 && len(asks) > 1 {
 			statement = Locked
@@ -161,11 +138,10 @@ func TraitsOf(asks []Ask) Traits {
 // Tell copies the bucket of the answer into c, with corrected clocks, and returns the result for the caller. lowest must remain.
 func (a *Ask) Tell(r *Answer, lowest float64, c *Content) Told {
 	t := &a.Terms
-	c.Terms, c.State, c.Rows = *t, t.FixClock(r.State, r.Now), slices.Clone(r.Rows)
-	c.Rows.FixClocks(t, r.Now)
-	told := Told{Content: c, Now: r.Now, Allowed: r.Allowed, Tokens: t.Kind.Tokens(*t, c.State, r.Now), FullAfter: r.wait(t, t.Capacity, 0)}
+	c.Terms, c.State = *t, t.FixClock(r.State, r.Now)
+	told := Told{Content: c, Now: r.Now, Allowed: r.Allowed, Tokens: c.Tokens(r.Now), FullAfter: c.Wait(r.Now, t.Capacity)}
 	if !r.Allowed {
-		told.RetryAfter = r.wait(t, a.Cost, lowest)
+		told.RetryAfter = t.wait(c.State, r.Now, a.Cost, lowest)
 		if a.Within > 0 {
 			told.RetryAfter = a.soonEnoughAfter(*r, told.RetryAfter)
 		}
@@ -182,7 +158,6 @@ func AllCostless(asks []Ask) bool {
 type Content struct {
 	Terms Terms
 	State State
-	Rows  Rows // of each row, when the bucket is spread over several
 }
 
 // Told is what a decision says of one bucket.
@@ -196,18 +171,14 @@ type Told struct {
 }
 
 // Tokens returns what the bucket holds at an instant.
-func (h *Content) Tokens(now int64) float64 { return rowsOf(h.State, h.Rows).Tokens(&h.Terms, now) }
+func (h *Content) Tokens(now int64) float64 { return h.Terms.Kind.Tokens(h.Terms, h.State, now) }
 
 // Wait returns how long it takes from an instant until cost tokens can be taken.
 func (h *Content) Wait(now int64, cost float64) time.Duration {
-	return rowsOf(h.State, h.Rows).Wait(&h.Terms, now, cost, 0)
+	return h.Terms.wait(h.State, now, cost, 0)
 }
 
-// Answer returns the content of the bucket of the ask at an instant. It corrects a wrong clock in the row.
-func (h *Content) Answer(a *Ask, now int64) Answer {
-	r := Answer{Now: now}
-	rows := slices.Clone(rowsOf(h.State, h.Rows))
-	rows.FixClocks(&h.Terms, now)
-	r.SetRows(a, rows)
-	return r
+// Answer returns the content of the bucket at an instant. It corrects a wrong clock in the row.
+func (h *Content) Answer(now int64) Answer {
+	return Answer{Now: now, State: h.Terms.FixClock(h.State, now)}
 }

@@ -61,12 +61,11 @@ func TestPlansThatAlternateTakeNoMoreThanTheLargestQuota(t *testing.T) {
 		refused, clamped := 0, 0
 		for history := range testsize.Of[uint64](300, 3000) {
 			r := rand.New(rand.NewPCG(seed, history))
-			shards := int32(1) << r.IntN(3)
 			var plans []bucket.Terms
 			largest := 0.0
 			for range 2 + r.IntN(3) {
-				n := float64(shards) * float64(1+r.IntN(20))
-				plans, largest = append(plans, buckettest.Over(buckettest.FixedWindow(n, time.Hour, n, 0), shards)), max(largest, n)
+				n := float64(1 + r.IntN(20))
+				plans, largest = append(plans, buckettest.FixedWindow(n, time.Hour, n, 0)), max(largest, n)
 			}
 			memory, now, window := newRows(), opening, opening
 			type open struct{ cost float64 }
@@ -98,7 +97,7 @@ func TestPlansThatAlternateTakeNoMoreThanTheLargestQuota(t *testing.T) {
 				}
 				require.LessOrEqual(t, taken, largest-min(ask.Lowest, 0)+1e-9, "history %d", history)
 				for _, s := range memory.rows {
-					if s.Capacity > ask.Terms.OfShard().Capacity {
+					if s.Capacity > ask.Terms.Capacity {
 						clamped++
 					}
 				}

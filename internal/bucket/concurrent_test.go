@@ -12,7 +12,7 @@ import (
 
 // concurrent are the terms of a limit of two slots, whose leases last a second.
 var concurrent = bucket.Terms{
-	Capacity: 2, Rate: 1, Steps: 1, Step: 1, Shards: 1, Kind: bucket.Concurrent{Lease: int64(time.Second / time.Microsecond)},
+	Capacity: 2, Rate: 1, Steps: 1, Step: 1, Kind: bucket.Concurrent{Lease: int64(time.Second / time.Microsecond)},
 }
 
 // A renewal never ends a lease earlier than before, and a lease counts until the instant of its end.
@@ -70,23 +70,26 @@ func TestTermsOfOtherKindsLeaveLeasesAlone(t *testing.T) {
 	held := &bucket.Parts{Leases: []int64{7, 7, 5 * day, 2}}
 	now := 3 * day
 	for name, terms := range map[string]bucket.Terms{
-		"Bucket":  {Kind: bucket.Steps{}, Capacity: 10, Rate: 10, Steps: float64(day), Step: 1, Shards: 1},
-		"Window":  {Kind: bucket.Steps{}, Capacity: 10, Rate: 10, Steps: 1, Step: day, Shards: 1},
-		"Sliding": {Capacity: 10, Rate: 10, Steps: 4, Step: day / 4, Shards: 1, Kind: bucket.Sliding{Slices: 4}},
+		"Bucket":  {Kind: bucket.Steps{}, Capacity: 10, Rate: 10, Steps: float64(day), Step: 1},
+		"Window":  {Kind: bucket.Steps{}, Capacity: 10, Rate: 10, Steps: 1, Step: day},
+		"Sliding": {Capacity: 10, Rate: 10, Steps: 4, Step: day / 4, Kind: bucket.Sliding{Slices: 4}},
 	} {
 		for _, ts := range []int64{now - 1, now, now + 10*day} { // the last is from a clock that was wrong
-			rows := []bucket.State{{Value: 8, TS: ts, Parts: held}}
-			require.True(t, bucket.Rows(rows).Take(&terms, now, 1, 0), name)
-			require.Equal(t, held.Leases, rows[0].Parts.Leases, name)
-			require.False(t, bucket.Rows(rows).Take(&terms, now, 11, 0), name)
-			require.Equal(t, held.Leases, rows[0].Parts.Leases, name)
-			bucket.Rows(rows).Charge(&terms, now, 3)
-			require.Equal(t, held.Leases, rows[0].Parts.Leases, name)
-			bucket.Rows(rows).Credit(&terms, now, 2, 0, bucket.MaxInstant)
-			require.Equal(t, held.Leases, rows[0].Parts.Leases, name)
-			bucket.Rows(rows).Fill(&terms, now)
-			require.Equal(t, held.Leases, rows[0].Parts.Leases, name)
-			require.InDelta(t, 10, bucket.Rows(rows).Tokens(&terms, now), 0, name)
+			row := bucket.State{Value: 8, TS: ts, Parts: held}
+			keeps := func(after bucket.State) {
+				require.Equal(t, held.Leases, after.Parts.Leases, name)
+				row = after
+			}
+			next, allowed := buckettest.Take(terms, row, now, 1, 0)
+			require.True(t, allowed, name)
+			keeps(next)
+			next, allowed = buckettest.Take(terms, row, now, 11, 0)
+			require.False(t, allowed, name)
+			keeps(next)
+			keeps(terms.Kind.Charge(terms, terms.FixClock(row, now), now, 3))
+			keeps(buckettest.Credit(terms, row, now, 2, bucket.MaxInstant))
+			keeps(terms.Kind.Fill(terms, row, now))
+			require.InDelta(t, 10, buckettest.Tokens(terms, row, now), 0, name)
 		}
 	}
 }

@@ -46,19 +46,16 @@ type Era struct {
 // Eras are the terms of a limit at all instants. They do not change once they are made.
 type Eras struct {
 	eras   []Era
-	rows   int32 // the highest number of rows that a bucket has in any of them
-	seeded bool  // whether the phase of any is derived from the key
+	seeded bool // whether the phase of any is derived from the key
 }
 
 // NewEras returns the eras, which are in the order of their From: the first has always held. The terms of each know the
-// others by Eras. The rows of a bucket enter an era one by one, so IsByRow must report true for each change. A change to
-// another kind of limit must be a Reset.
+// others by Eras. A change to another kind of limit must be a Reset.
 func NewEras(eras []Era) *Eras {
 	e := &Eras{eras: slices.Clone(eras)}
 	for i := range e.eras {
 		era := &e.eras[i]
-		era.Terms.Eras, era.Terms.Era, era.Terms.Shards = e, int32(i), max(era.Terms.Shards, 1)
-		e.rows = max(e.rows, era.Terms.Shards)
+		era.Terms.Eras, era.Terms.Era = e, int32(i)
 		e.seeded = e.seeded || era.Terms.PhaseByKey
 	}
 	e.eras[0].From = math.MinInt64
@@ -128,7 +125,7 @@ func (t *Terms) HasSpan() bool {
 	return since > math.MinInt64 || until < math.MaxInt64
 }
 
-// At returns the terms that hold at an instant, of the same bucket or row. Terms of slots stay terms of slots, and others
+// At returns the terms that hold at an instant, of the same bucket. Terms of slots stay terms of slots, and others
 // stay others, because a call for one cannot become a call for the other.
 func (t Terms) At(now int64) Terms {
 	if since, until := t.Span(); now >= since && now < until {
@@ -136,19 +133,10 @@ func (t Terms) At(now int64) Terms {
 	}
 	if t.Eras != nil {
 		if then := t.Eras.Holding(now); Holds(&then) == Holds(&t) {
-			t = t.Eras.like(t, then.Era)
+			t = then.Seeded(t.Seed)
 		}
 	}
 	return t.On(now)
-}
-
-// like returns the terms of an era for the bucket or the row of t.
-func (e *Eras) like(t Terms, era int32) Terms {
-	of := e.eras[era].Terms.Seeded(t.Seed)
-	if t.OfRow {
-		return of.OfShard()
-	}
-	return of
 }
 
 // IsSeeded reports whether the terms, or the terms of another era, have a phase that is derived from the key.
@@ -165,14 +153,6 @@ func (t Terms) Seeded(seed uint64) Terms {
 	return t
 }
 
-// RowCount returns the number of rows of the ask: the maximum over all eras, because another era may be in effect.
-func (a *Ask) RowCount() int {
-	if a.Terms.Eras != nil && !a.Terms.OfRow {
-		return int(a.Terms.Eras.rows)
-	}
-	return int(max(a.Terms.Shards, 1))
-}
-
 // Settle returns the state of a row under the terms that hold now. The era in which the row was written counts up to the
 // begin of the era of t, and the change to that says what becomes of the tokens. Eras between the two do not count, as the
 // row has never seen them, but a Reset among them fills it. A row that another plan wrote is brought to the terms of its
@@ -185,7 +165,7 @@ func (t Terms) Settle(s State) State {
 	case s.TS < t.Eras.lastReset(t.Era):
 		return t.Kind.Fill(t.On(since), s.endLeases(), since)
 	}
-	before := t.Eras.like(t, t.Eras.Holding(s.TS).Era).On(since - 1)
+	before := t.Eras.Holding(s.TS).Seeded(t.Seed).On(since - 1)
 	return t.Kind.Enter(t.On(since), before, before.Carry(s), since, t.Eras.eras[t.Era].Change)
 }
 
@@ -238,25 +218,13 @@ func (p *Page) Settle(calls ...[]Ask) {
 	for _, asks := range calls {
 		for i := range asks {
 			if a := &asks[i]; a.Terms.Eras != nil || a.Terms.IsQuota() {
-				if _, held := p.Held(asks[i : i+1]); !held {
-					p.settle(a)
+				switch at, _ := p.Index(a.Key); {
+				case p.isNew(at):
+					p.states[at] = a.Terms.Full(p.Now)
+				case p.marks[at].read:
+					p.states[at] = a.Terms.Settle(p.states[at])
 				}
 			}
 		}
-	}
-}
-
-// settle is Settle for one bucket.
-func (p *Page) settle(a *Ask) {
-	row := a.Terms.OfShard()
-	first, rows, _ := p.of(a)
-	for i, found := range rows {
-		isNew := p.isNew(first + i)
-		if isNew {
-			rows[i] = row.Full(p.Now)
-		} else {
-			rows[i] = row.Settle(found)
-		}
-		p.marks[first+i].settled = p.marks[first+i].settled || !isNew && !rows[i].Equal(found)
 	}
 }

@@ -16,8 +16,8 @@ type Page struct {
 	marks        []mark
 }
 
-// mark is what happened to a row. Settled rows are written with the bucket, if a call changes it.
-type mark struct{ read, absent, settled, changed bool }
+// mark is what happened to a row.
+type mark struct{ read, absent, changed bool }
 
 // NewPage returns a page with the rows of the calls' buckets, which are still to be read.
 func NewPage(calls ...[]Ask) *Page {
@@ -31,9 +31,7 @@ func (a *Ask) Decide(found Answer) Answer {
 	asks := []Ask{*a}
 	p := NewPage(asks)
 	p.Now = found.Now
-	for i, s := range found.rows(a) {
-		p.Put(i, s, false)
-	}
+	p.Put(0, found.State, false)
 	return p.Take(asks, nil)[0]
 }
 
@@ -41,9 +39,7 @@ func (a *Ask) Decide(found Answer) Answer {
 func (p *Page) Reset(calls ...[]Ask) {
 	p.Rows = p.Rows[:0]
 	for _, asks := range calls {
-		for i := range asks {
-			p.Rows = appendRows(p.Rows, &asks[i])
-		}
+		p.Rows = append(p.Rows, asks...)
 	}
 	slices.SortFunc(p.Rows, func(a, b Ask) int { return a.Key.Compare(b.Key) })
 	p.Rows = slices.CompactFunc(p.Rows, func(a, b Ask) bool { return a.Key == b.Key })
@@ -83,9 +79,9 @@ func (p *Page) Held(asks []Ask) (row Key, held bool) {
 	if p.IsComplete() {
 		return Key{}, false
 	}
-	for _, row := range RowsOf(asks) {
-		if at, _ := p.Index(row.Key); !p.marks[at].read {
-			return row.Key, true
+	for i := range asks {
+		if at, _ := p.Index(asks[i].Key); !p.marks[at].read {
+			return asks[i].Key, true
 		}
 	}
 	return Key{}, false
@@ -94,45 +90,26 @@ func (p *Page) Held(asks []Ask) (row Key, held bool) {
 // isNew reports whether a row was absent, and has not changed since.
 func (p *Page) isNew(i int) bool { return p.marks[i] == mark{read: true, absent: true} }
 
-// of returns the place of the first row of a bucket, its rows, and the room for these after a call.
-func (p *Page) of(a *Ask) (first int, rows, next Rows) {
-	first, _ = p.Index(a.Key)
-	end := first + int(max(a.Terms.Shards, 1))
-	return first, p.states[first:end], p.next[first:end]
-}
-
-// State returns what the one row of the bucket holds.
+// State returns what the row of the bucket holds.
 func (p *Page) State(a *Ask) State {
-	_, rows, _ := p.of(a)
-	return rows[0]
+	i, _ := p.Index(a.Key)
+	return p.states[i]
 }
 
-// Set sets what the one row of the bucket holds.
+// Set sets what the row of the bucket holds.
 func (p *Page) Set(a *Ask, s State) {
-	first, rows, _ := p.of(a)
-	rows[0] = s
-	p.change(a, first)
+	i, _ := p.Index(a.Key)
+	p.states[i], p.marks[i].changed = s, true
 }
 
-// change notes that a call has changed a row of the bucket. The rows that were settled are written with it.
-func (p *Page) change(a *Ask, row int) {
-	p.marks[row].changed = true
-	first, rows, _ := p.of(a)
-	for i := range rows {
-		m := &p.marks[first+i]
-		m.changed = m.changed || m.settled
-	}
-}
-
-// decide decides on each ask. next are the rows after it, if it is allowed.
+// decide decides on each ask. next is the row after it, if it is allowed.
 func (p *Page) decide(asks []Ask, room []Answer) []Answer {
 	answers := cleared(room, len(asks))
 	for i := range asks {
 		a, r := &asks[i], &answers[i]
-		_, rows, after := p.of(a)
-		copy(after, rows)
-		r.Now = p.Now
-		r.Allowed = after.Take(&a.Terms, p.Now, a.Cost, a.Lowest) && a.isSoonEnough(after, p.Now)
+		at, _ := p.Index(a.Key)
+		after, enough := a.Terms.Kind.Take(a.Terms, p.states[at], p.Now, a.Cost, a.Lowest)
+		p.next[at], r.Now, r.Allowed = after, p.Now, enough && a.isSoonEnough(after, p.Now)
 	}
 	return answers
 }
@@ -141,9 +118,8 @@ func (p *Page) decide(asks []Ask, room []Answer) []Answer {
 func (p *Page) Look(asks []Ask, room []Answer) []Answer {
 	answers := p.decide(asks, room)
 	for i := range asks {
-		first, rows, _ := p.of(&asks[i])
-		answers[i].Absent = p.marks[first].absent
-		answers[i].SetRows(&asks[i], rows)
+		at, _ := p.Index(asks[i].Key)
+		answers[i].State, answers[i].Absent = p.states[at], p.marks[at].absent
 	}
 	return answers
 }
@@ -172,24 +148,21 @@ func (p *Page) Take(asks []Ask, room []Answer) []Answer {
 	allowed := AllAllowed(answers)
 	if allowed {
 		AlignFences(asks, func(i int) *State {
-			_, _, next := p.of(&asks[i])
-			return &next[0]
+			at, _ := p.Index(asks[i].Key)
+			return &p.next[at]
 		})
 	}
 	for i := range asks {
 		a := &asks[i]
-		first, rows, next := p.of(a)
-		if !allowed {
-			copy(next, rows)
+		at, _ := p.Index(a.Key)
+		next := p.states[at]
+		if allowed {
+			next = p.next[at]
 		}
-		next.FixClocks(&a.Terms, p.Now)
-		for j := range rows {
-			if !next[j].Equal(rows[j]) {
-				rows[j] = next[j]
-				p.change(a, first+j)
-			}
+		if next = a.Terms.FixClock(next, p.Now); !next.Equal(p.states[at]) {
+			p.Set(a, next)
 		}
-		answers[i].SetRows(a, rows)
+		answers[i].State = next
 	}
 	return answers
 }
@@ -215,24 +188,18 @@ func (p *Page) Charge(a *Ask, amount float64, taken int64) {
 	if amount == 0 {
 		return
 	}
-	first, rows, _ := p.of(a)
-	before, changed := slices.Clone(rows), amount > 0
-	if changed {
-		rows.Charge(&a.Terms, p.Now, amount)
-	} else {
-		for i := range rows {
-			if p.isNew(first + i) { // it is full under all terms, and was before
-				rows[i] = State{Value: max(rows[i].Value, a.Most/float64(len(rows))), TS: min(a.Terms.Begin(p.Now), LongAgo), Capacity: max(rows[i].Value, a.Most/float64(len(rows)))}
-			}
-		}
-		changed = rows.Credit(&a.Terms, p.Now, -amount, a.Most, a.CreditUntil(taken))
+	i, _ := p.Index(a.Key)
+	t, s := &a.Terms, p.states[i]
+	if amount > 0 {
+		p.Set(a, t.Kind.Charge(*t, t.FixClock(s, p.Now), p.Now, amount))
+		return
 	}
-	for i := range rows {
-		if !changed && p.isNew(first+i) {
-			rows[i] = before[i]
-		} else if changed || !rows[i].Equal(before[i]) {
-			p.change(a, first+i)
-		}
+	if p.isNew(i) { // it is full under all terms, and was before
+		full := max(s.Value, a.Most)
+		s = State{Value: full, TS: min(t.Begin(p.Now), LongAgo), Capacity: full}
+	}
+	if after, given := t.Kind.Credit(*t, s, p.Now, -amount, a.Most, a.CreditUntil(taken)); given || !p.isNew(i) && !after.Equal(s) {
+		p.Set(a, after)
 	}
 }
 
@@ -240,22 +207,20 @@ func (p *Page) Charge(a *Ask, amount float64, taken int64) {
 // It returns the first instant at which it owes nothing, which is after until if it owed more, or gives its tokens in
 // steps.
 func (p *Page) ChargeUntil(a *Ask, until int64) (end int64) {
-	_, rows, _ := p.of(a)
 	t, unbounded := &a.Terms, a.Terms
 	unbounded.Capacity = math.MaxFloat64
 	arriving := func(at int64) float64 { // from the current step on
 		return t.Kind.Tokens(unbounded, State{TS: t.Begin(p.Now)}, at)
 	}
-	end = p.Now + rows.Wait(t, p.Now, 0, 0).Microseconds()
+	end = p.Now + t.wait(p.State(a), p.Now, 0, 0).Microseconds()
 	const mostRounds = 4 // the second only adds what was lost by rounding, or a step
 	for round := 0; end < until && round < mostRounds; round++ {
 		amount := arriving(t.step(p.Now, 1)) * float64(round)
 		if round == 0 {
-			amount = max(rows.Tokens(t, p.Now)+arriving(until), math.SmallestNonzeroFloat64)
+			amount = max(t.Kind.Tokens(*t, p.State(a), p.Now)+arriving(until), math.SmallestNonzeroFloat64)
 		}
 		p.Charge(a, amount, Whenever)
-		_, rows, _ = p.of(a)
-		end = p.Now + rows.Wait(t, p.Now, 0, 0).Microseconds()
+		end = p.Now + t.wait(p.State(a), p.Now, 0, 0).Microseconds()
 	}
 	return end
 }
@@ -263,11 +228,8 @@ func (p *Page) ChargeUntil(a *Ask, until int64) (end int64) {
 // Fill sets the buckets to their capacity.
 func (p *Page) Fill(asks []Ask) {
 	for i := range asks {
-		first, rows, _ := p.of(&asks[i])
-		rows.Fill(&asks[i].Terms, p.Now)
-		for j := range rows {
-			p.change(&asks[i], first+j)
-		}
+		a := &asks[i]
+		p.Set(a, a.Terms.Kind.Fill(a.Terms, p.State(a), p.Now))
 	}
 }
 

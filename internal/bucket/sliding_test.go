@@ -17,7 +17,7 @@ import (
 // slidingTerms returns the terms of a sliding window of n slices of step microseconds.
 func slidingTerms(rate float64, step int64, n int32) bucket.Terms {
 	return bucket.Terms{
-		Capacity: rate, Rate: rate, Step: step, Steps: float64(n), Phase: bucket.MinInstant, Shards: 1, Kind: bucket.Sliding{Slices: n},
+		Capacity: rate, Rate: rate, Step: step, Steps: float64(n), Phase: bucket.MinInstant, Kind: bucket.Sliding{Slices: n},
 	}
 }
 

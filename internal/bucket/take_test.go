@@ -1,7 +1,6 @@
 package bucket_test
 
 import (
-	"slices"
 	"testing"
 	"time"
 
@@ -41,40 +40,26 @@ func TestAClockThatStepsBackCreditsNoTimeTwice(t *testing.T) {
 func TestATimestampInsideAWindowCountsAsItsStart(t *testing.T) {
 	t.Parallel()
 	const minute = int64(time.Minute / time.Microsecond)
-	terms := bucket.Terms{Kind: bucket.Steps{}, Capacity: 10, Rate: 10, Steps: 1, Step: minute, Shards: 1}
+	terms := bucket.Terms{Kind: bucket.Steps{}, Capacity: 10, Rate: 10, Steps: 1, Step: minute}
 	inside := bucket.State{Value: 2, TS: minute / 2}
 	require.InDelta(t, 2, buckettest.Tokens(terms, inside, minute-1), 0)
 	require.InDelta(t, 10, buckettest.Tokens(terms, inside, minute), 0)
 }
 
-// A credit that comes too late writes no row, whether or not the rows exist.
+// A credit that comes too late writes no row, whether or not the row exists.
 func TestALateCreditWritesNoRow(t *testing.T) {
 	t.Parallel()
-	asks := []bucket.Ask{{Terms: buckettest.Over(buckettest.FixedWindow(8, time.Hour, 8, opening), 2)}}
-	p := bucket.NewPage(asks)
-	p.Now = opening + int64(3*time.Hour/time.Microsecond)
-	p.Put(0, bucket.State{Value: 1, TS: opening}, false)
-	p.Put(1, bucket.State{}, true)
-	p.Settle(asks)
-	p.Charge(&asks[0], -2, opening)
-	require.False(t, p.HasChanged())
-	p.Charge(&asks[0], -2, p.Now)
-	require.True(t, p.HasChanged())
-}
-
-// A later call on the same page does not change the rows of an earlier answer.
-func TestAnAnswerKeepsItsOwnRows(t *testing.T) {
-	t.Parallel()
-	asks := []bucket.Ask{{Terms: buckettest.Over(buckettest.FixedWindow(8, time.Hour, 8, opening), 2), Cost: 2}}
-	p := bucket.NewPage(asks)
-	p.Now = opening
-	p.Put(0, bucket.State{Value: 4, TS: opening}, false)
-	p.Put(1, bucket.State{Value: 4, TS: opening}, false)
-	first := p.Take(asks, nil)
-	require.True(t, first[0].Allowed)
-	rows := slices.Clone(first[0].Rows)
-	require.True(t, p.Take(asks, nil)[0].Allowed)
-	require.Equal(t, rows, first[0].Rows)
+	for _, absent := range []bool{false, true} {
+		asks := []bucket.Ask{{Terms: buckettest.FixedWindow(8, time.Hour, 8, opening)}}
+		p := bucket.NewPage(asks)
+		p.Now = opening + int64(3*time.Hour/time.Microsecond)
+		p.Put(0, bucket.State{Value: 1, TS: opening, Capacity: 8}, absent)
+		p.Settle(asks)
+		p.Charge(&asks[0], -2, opening)
+		require.False(t, p.HasChanged())
+		p.Charge(&asks[0], -2, p.Now)
+		require.True(t, p.HasChanged())
+	}
 }
 
 func TestFixClock(t *testing.T) {
@@ -106,27 +91,24 @@ func TestAWrongClock(t *testing.T) {
 		period time.Duration
 	}{
 		"TokenBucket":   {buckettest.TokenBucket(10, time.Minute, 10), time.Minute},
-		"Sharded":       {buckettest.Over(buckettest.FixedWindow(16, time.Hour, 16, opening), 4), time.Hour},
 		"FixedWindow":   {buckettest.FixedWindow(10, 30*24*time.Hour, 10, opening), 30 * 24 * time.Hour},
-		"Windows":       {bucket.Terms{Kind: bucket.Steps{}, Windows: months, Capacity: 10, Rate: 10, Steps: 1, Shards: 1}, 31 * 24 * time.Hour},
+		"Windows":       {bucket.Terms{Kind: bucket.Steps{}, Windows: months, Capacity: 10, Rate: 10, Steps: 1}, 31 * 24 * time.Hour},
 		"SlidingWindow": {slidingTerms(10, 6*time.Hour.Microseconds(), 4), 30 * time.Hour}, // and a slice
 	} {
 		for _, ahead := range []time.Duration{time.Second, time.Minute, time.Minute + time.Second, time.Hour, 20 * 24 * time.Hour, 40 * 24 * time.Hour, 5000 * time.Hour} {
 			for _, now := range []int64{opening, opening + time.Hour.Microseconds() - 1, opening + 26*24*time.Hour.Microseconds()} {
 				asks := []bucket.Ask{{Key: bucket.Key{Name: "limit"}, Terms: c.terms.At(now + ahead.Microseconds()), Cost: c.terms.Capacity}}
 				memory := bucket.NewMemory()
-				require.True(t, memory.Take(asks, now+ahead.Microseconds())[0].Allowed, name)
+				require.True(t, memory.Take(asks, now+ahead.Microseconds(), false)[0].Allowed, name)
 				asks[0].Terms = c.terms.At(now)
-				refused := memory.Take(asks, now)[0]
+				refused := memory.Take(asks, now, false)[0]
 				told := asks[0].Tell(&refused, 0, &bucket.Content{})
 				require.False(t, told.Allowed, "%s: a clock that steps back credits nothing", name)
 				require.LessOrEqual(t, told.RetryAfter, c.period+time.Minute, "%s, %v ahead", name, ahead)
 
 				p := bucket.NewPage(asks)
 				p.Now = now
-				for i, s := range append(refused.Rows, refused.State)[:len(p.Rows)] {
-					p.Put(i, s, false)
-				}
+				p.Put(0, refused.State, false)
 				p.Fill(asks)
 				reset, fresh := p.Take(asks, nil)[0], asks[0].Decide(bucket.Answer{State: asks[0].Terms.Full(now), Now: now})
 				require.Equal(t, asks[0].Tell(&fresh, 0, &bucket.Content{}).FullAfter, asks[0].Tell(&reset, 0, &bucket.Content{}).FullAfter,
@@ -301,31 +283,6 @@ func TestACallForSlotsStaysOne(t *testing.T) {
 	require.Equal(t, 3.0, eras.Holding(0).At(day).Capacity)
 	require.Equal(t, 10.0, eras.Holding(day).At(0).Capacity)
 	require.Equal(t, 20.0, eras.Holding(day).At(2*day).Capacity)
-}
-
-func TestOnlyAResetChangesTheNumberOfRows(t *testing.T) {
-	t.Parallel()
-	one := buckettest.TokenBucket(80, time.Hour, 80)
-	eight, more := buckettest.Over(one, 8), buckettest.Over(buckettest.TokenBucket(80, time.Hour, 160), 8)
-	all := []bucket.Change{bucket.Keep, bucket.Carry, bucket.Scale, bucket.Add, bucket.Reset}
-	for name, test := range map[string]struct {
-		before, after bucket.Terms
-		byRow         []bucket.Change
-	}{
-		"MoreRows":                     {one, eight, []bucket.Change{bucket.Reset}},
-		"FewerRows":                    {eight, one, []bucket.Change{bucket.Reset}},
-		"ALargerCapacityOfSeveralRows": {eight, more, []bucket.Change{bucket.Carry, bucket.Scale, bucket.Add, bucket.Reset}},
-		"ASmallerCapacity":             {more, eight, all},
-		"ALargerCapacityOfOneRow":      {one, buckettest.TokenBucket(80, time.Hour, 160), all},
-	} {
-		var byRow []bucket.Change
-		for _, change := range all {
-			if change.IsByRow(&test.before, &test.after) {
-				byRow = append(byRow, change)
-			}
-		}
-		require.Equal(t, test.byRow, byRow, name)
-	}
 }
 
 // A window takes tokens back until it ends. A bucket takes back no more than its capacity.

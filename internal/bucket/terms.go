@@ -44,8 +44,6 @@ type Terms struct {
 	MaxOwed    float64 // how far below zero a reservation may go
 	Reserves   bool    // whether reservations are taken at all
 	PhaseByKey bool    // whether Phase is derived from the key
-	OfRow      bool    // whether they are of one of the rows that a bucket is spread over
-	Shards     int32   // the rows a bucket is spread over
 
 	Windows      Windows // windows whose lengths differ; nil: all are a Step long
 	since, until int64   // the span of Step and Phase, if there are Windows
@@ -67,6 +65,23 @@ type State struct {
 // Full is the state of a bucket that has no row.
 func (t Terms) Full(now int64) State {
 	return State{Value: t.Capacity, TS: t.Begin(now), Capacity: t.Capacity}
+}
+
+// FromFuture reports whether s was written by a clock that was wrong. So a window that was used too early delays the
+// next tokens by at most its period and the tolerance.
+func (*Terms) FromFuture(s State, now int64) bool { return s.TS > now+ClockTolerance.Microseconds() }
+
+// FixClock returns s with TS set to now, if a wrong clock left it in the future.
+func (t *Terms) FixClock(s State, now int64) State {
+	if !t.FromFuture(s, now) {
+		return s
+	}
+	return t.Kind.FixClock(*t, s, now)
+}
+
+// wait returns how long it takes from now until cost tokens can be taken and lowest remain.
+func (t *Terms) wait(s State, now int64, cost, lowest float64) time.Duration {
+	return t.Kind.Wait(*t, t.FixClock(s, now), now, cost, lowest)
 }
 
 // Horizon is the longest wait that is reported, in microseconds. Waits up to twice MaxSpan occur; only

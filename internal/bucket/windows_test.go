@@ -55,7 +55,7 @@ func drawWindows(t *testing.T, r *rand.Rand, from int64, change bucket.Change) (
 	}
 	rate := float64(1 + r.Int64N(20))
 	return bucket.Era{From: from, Change: change, Terms: bucket.Terms{
-		Capacity: rate, Rate: rate, Step: day, Steps: 1, MaxOwed: rate, Reserves: true, Shards: 1, Kind: bucket.Steps{}, Windows: &listed{begins},
+		Capacity: rate, Rate: rate, Step: day, Steps: 1, MaxOwed: rate, Reserves: true, Kind: bucket.Steps{}, Windows: &listed{begins},
 	}}, begins
 }
 
@@ -126,7 +126,7 @@ func TestWindowsAgreeWithTheExactModel(t *testing.T) {
 				now = eras.next(r, model.Eras.At(now), now)
 				ask := bucket.Ask{Key: bucket.Key{Name: "limit"}, Terms: bucket.NewEras(eras.list).Holding(opening).At(now)}
 				ask.Cost, ask.Lowest = float64(r.Int64N(12)), float64(-r.Int64N(3)*r.Int64N(30))
-				answer := memory.Take([]bucket.Ask{ask}, now)[0]
+				answer := memory.Take([]bucket.Ask{ask}, now, false)[0]
 				before := model.Clone()
 				at, _ := model.Bring(answer.Now)
 				require.Equal(t, at, answer.Now, "history %d, step %d", history, step)

@@ -13,13 +13,13 @@ import (
 type Bucket struct {
 	// Limit is the limit's name, and Key the key as stored: "" of the bucket that everybody shares.
 	Limit, Key string
-	// Rows are its rows in the order of their shards: one, unless the limit has several.
+	// Rows are its rows in the order of their shards: one, unless the limit has several, or had another number before.
 	Rows []Row
 }
 
 // Row is a row of a bucket.
 type Row struct {
-	// Shard is its number, from 0.
+	// Shard is its number: 0 if it is the only one, and otherwise from n on if there are n.
 	Shard int `json:"shard"`
 	// Tokens is its value at At. It is negative while tokens are owed.
 	Tokens float64 `json:"tokens"`

@@ -124,8 +124,8 @@ func TestBucketsByPages(t *testing.T) {
 	var want []inspect.Bucket
 	for n := range 40 {
 		b := inspect.Bucket{Limit: "messages", Key: fmt.Sprintf("key %02d", n)}
-		tokens := make([]float64, 1+n%5*16) // up to 65: more rows than any limit has
-		for shard := range min(len(tokens), 64) {
+		tokens := make([]float64, 1+n%5*32) // up to 129: more rows than a bucket has
+		for shard := range min(len(tokens), 127) {
 			tokens[shard] = random.Float64()
 			b.Rows = append(b.Rows, inspect.Row{Shard: shard, Tokens: tokens[shard], At: noon})
 		}

@@ -175,6 +175,10 @@ func rowToReservation(row pgx.CollectableRow) (r reservationRow, err error) {
 		if i < len(plans) { // none when no key was on a plan
 			item.Plan = plans[i]
 		}
+		if last := len(r.Items) - 1; last >= 0 && r.Items[last].Limit == item.Limit && r.Items[last].Key == item.Key {
+			r.Items[last].Cost += item.Cost // another row of the bucket
+			continue
+		}
 		r.Items = append(r.Items, item)
 	}
 	return r, nil

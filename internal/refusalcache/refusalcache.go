@@ -31,8 +31,8 @@ type Cache struct {
 
 type stripe struct {
 	mu      sync.Mutex
-	of      map[bucket.Key]*entry
-	changed [slots]uint32 // how often this process changed the buckets of each slot
+	of      map[bucket.Key]*entry // by keys with a Shard of 0: what one row gives, no other may refuse
+	changed [slots]uint32         // how often this process changed the buckets of each slot
 }
 
 // entry is the last known state of one bucket.
@@ -89,9 +89,9 @@ func (c *Cache) Refuse(asks []bucket.Ask, told []bucket.Told) (all []bucket.Told
 func (c *Cache) find(a *bucket.Ask) (found *entry, now int64) {
 	s := &c.stripes[maphash.String(c.seed, a.Key.Key)%stripes]
 	s.mu.Lock()
-	found = s.of[a.Key]
+	found = s.of[a.Key.Whole()]
 	if found != nil && found.policy != a.Policy {
-		delete(s.of, a.Key)
+		delete(s.of, a.Key.Whole())
 		found = nil
 	}
 	s.mu.Unlock()
@@ -170,7 +170,7 @@ func (c *Cache) put(k *bucket.Key, e *entry, epoch uint32) {
 	if s.changed[slot] != epoch {
 		return
 	}
-	old := s.of[*k]
+	old := s.of[k.Whole()]
 	if old != nil && old.refuses() && !e.refuses() { // it refuses nothing, and must not replace what does
 		return
 	}
@@ -180,7 +180,7 @@ func (c *Cache) put(k *bucket.Key, e *entry, epoch uint32) {
 			break
 		}
 	}
-	s.of[*k] = e
+	s.of[k.Whole()] = e
 }
 
 // Forget forgets a bucket, because tokens were taken from it or given back to it.
@@ -190,7 +190,7 @@ func (c *Cache) Forget(k *bucket.Key) {
 	}
 	s, slot := c.place(k)
 	s.mu.Lock()
-	delete(s.of, *k)
+	delete(s.of, k.Whole())
 	s.changed[slot]++
 	s.mu.Unlock()
 }

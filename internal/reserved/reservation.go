@@ -54,7 +54,6 @@ type Reserved struct {
 	Capacity, Rate  float64
 	Steps, Lowest   float64
 	StepUs, PhaseUs int64
-	Shards          int32
 	Calendar        string // the stored form of the Windows
 	PaidUs          int64  // from then on the bucket owes nothing for the reservation
 
@@ -95,7 +94,7 @@ func NewReserved(key bucket.Key, plan string, cost float64, t *bucket.Terms) Res
 // setTerms sets the terms under which the bucket was taken from.
 func (b *Reserved) setTerms(t *bucket.Terms) {
 	b.Capacity, b.Rate, b.Steps, b.Lowest = t.Capacity, t.Rate, t.Steps, -t.MaxOwed
-	b.StepUs, b.PhaseUs, b.Shards, b.Calendar = t.Step, t.Phase, t.Shards, ""
+	b.StepUs, b.PhaseUs, b.Calendar = t.Step, t.Phase, ""
 	if t.Windows != nil {
 		b.Calendar = t.Windows.String()
 	}
@@ -105,7 +104,7 @@ func (b *Reserved) setTerms(t *bucket.Terms) {
 func (b *Reserved) Terms() bucket.Terms {
 	return bucket.Terms{
 		Kind: bucket.Steps{}, Capacity: b.Capacity, Rate: b.Rate, Steps: b.Steps, Step: b.StepUs, Phase: b.PhaseUs,
-		Shards: b.Shards, MaxOwed: -b.Lowest, Reserves: true,
+		MaxOwed: -b.Lowest, Reserves: true,
 	}
 }
 
@@ -193,9 +192,14 @@ func (r *Reservation) reopen(paid []int64, owed []float64, ready int64) {
 	}
 }
 
-// Index returns the place of the bucket of that key, or -1.
-func (r *Reservation) Index(k bucket.Key) int {
-	return slices.IndexFunc(r.Buckets, func(b Reserved) bool { return b.Key == k })
+// Of returns the places of the buckets that have the key, with any Shard.
+func (r *Reservation) Of(k bucket.Key) (places []int) {
+	for i := range r.Buckets {
+		if r.Buckets[i].Key.Whole() == k {
+			places = append(places, i)
+		}
+	}
+	return places
 }
 
 // Credit returns the amounts that give back all the reservation took.

@@ -63,8 +63,8 @@ func (r row) Scan(targets ...any) error {
 func TestARowContainsTheWholeBucket(t *testing.T) {
 	t.Parallel()
 	full := Reserved{
-		Key: bucket.Key{Name: "slots", Key: "ada"}, Plan: "pro", Cost: 2, Capacity: 3, Rate: 5, Steps: 6, Lowest: -7, StepUs: 8, PhaseUs: 9,
-		Shards: 10, Calendar: "1 0 0 0 UTC", PaidUs: 11,
+		Key: bucket.Key{Name: "slots", Key: "ada", Shard: 10}, Plan: "pro", Cost: 2, Capacity: 3, Rate: 5, Steps: 6, Lowest: -7, StepUs: 8, PhaseUs: 9,
+		Calendar: "1 0 0 0 UTC", PaidUs: 11,
 	}
 	other := full
 	other.Key.Key, other.Cost = "bob", 12
@@ -77,7 +77,7 @@ func TestARowContainsTheWholeBucket(t *testing.T) {
 	first := len(values) - len(columns())
 	usual := Reservation{ReadyUs: opening, Buckets: []Reserved{full}}
 	b := &usual.Buckets[0]
-	b.Shards, b.Plan, b.Calendar = 1, "", ""
+	b.Key.Shard, b.Plan, b.Calendar = 0, "", ""
 	for _, left := range usual.parameters()[1+first+9 : 1+first+12] {
 		require.Empty(t, left, "the usual takes no room in the row")
 	}
@@ -87,6 +87,6 @@ func TestARowContainsTheWholeBucket(t *testing.T) {
 		values[first+added] = nil
 	}
 	require.NoError(t, read.scan(row{values}))
-	full.Shards, full.Plan, full.Calendar, full.PaidUs = 1, "", "", opening
+	full.Key.Shard, full.Plan, full.Calendar, full.PaidUs = 0, "", "", opening
 	require.Equal(t, full, read.Buckets[0])
 }

@@ -24,7 +24,7 @@ func columns() []column {
 		of(func(b *Reserved) *int64 { return &b.StepUs }),
 		of(func(b *Reserved) *int64 { return &b.PhaseUs }),
 		of(func(b *Reserved) *float64 { return &b.Lowest }),
-		mostly(1, func(b *Reserved) *int32 { return &b.Shards }),
+		mostly(0, func(b *Reserved) *int32 { return &b.Key.Shard }),
 		mostly("", func(b *Reserved) *string { return &b.Plan }),
 		mostly("", func(b *Reserved) *string { return &b.Calendar }),
 		of(func(b *Reserved) *int64 { return &b.PaidUs }),
@@ -97,7 +97,7 @@ func (r *Reservation) scan(row pgx.Row) error {
 	}
 	r.Buckets = make([]Reserved, arrays[0].count())
 	for i := range r.Buckets {
-		r.Buckets[i] = Reserved{Shards: 1, PaidUs: r.ReadyUs} // the usual, and what held before a column was added
+		r.Buckets[i] = Reserved{PaidUs: r.ReadyUs} // the usual, and what held before a column was added
 	}
 	for _, c := range arrays {
 		c.spread(r.Buckets)

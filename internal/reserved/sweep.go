@@ -68,7 +68,7 @@ func (s Stuck) Add(err error, r *Reservation) {
 	var waited *store.WaitError
 	switch asks := r.Asks(); {
 	case errors.As(err, &waited):
-		s[waited.Row.Whole()] = true
+		s[waited.Row] = true
 	case len(asks) == 1:
 		s[asks[0].Key] = true
 	}

@@ -25,8 +25,8 @@ func mechanisms() []mechanism {
 		},
 		{
 			"shards",
-			[]string{"internal/bucket/shards.go", "internal/store/sharded.go"},
-			words(`(Is|Any|is)?Sharded|(Has)?Shards|RowCount|OfSeveral`, `(\b[a-oq-z]|[\w)\]]{2})\.Rows([^.\w]|$)`, `\bh\.rows [!=]= nil`, `len\(rows\) == 1\b`),
+			[]string{"ratelimit/shards.go"},
+			words(`[sS]harded|[sS]hards|together`),
 		},
 		{
 			"kinds",

@@ -214,7 +214,7 @@ func TestARenewalExtendsAllLeasesOfACallOrNone(t *testing.T) {
 	slot := func(name string, lease int64) bucket.Ask {
 		return bucket.Ask{
 			Key: bucket.Key{Name: name, Key: "ada"}, Cost: 1,
-			Terms: bucket.Terms{Capacity: 2, Rate: 1, Steps: 1, Step: 1, Shards: 1, Kind: bucket.Concurrent{Lease: lease}},
+			Terms: bucket.Terms{Capacity: 2, Rate: 1, Steps: 1, Step: 1, Kind: bucket.Concurrent{Lease: lease}},
 		}
 	}
 	call := &store.Call{Question: store.Question{Verb: "acquire", Asks: []bucket.Ask{slot("a", 2*minute), slot("b", minute)}}}

@@ -99,9 +99,6 @@ func TestStatementsAgree(t *testing.T) {
 func (h *twins) redraw(b *twin) {
 	if b.terms = h.draw(h.src); h.eras {
 		b.list = buckettest.DrawEras(h.src, h.draw)
-		for i := range b.list {
-			b.list[i].Terms.Shards = 1
-		}
 		b.eras = bucket.NewEras(b.list)
 	}
 }
@@ -241,8 +238,8 @@ func (h *twins) call(t *testing.T, fast, general []bucket.Ask) {
 	t.Helper()
 	switch chance := h.src.Pick(12); {
 	case chance == 0:
-		require.NoError(t, h.session.Fill(t.Context(), fast))
-		require.NoError(t, h.session.Fill(t.Context(), general))
+		require.NoError(t, fill(t, h.session, fast))
+		require.NoError(t, fill(t, h.session, general))
 	case chance == 1:
 		charge := Charge{Amounts: make([]float64, len(fast)), Taken: make([]int64, len(fast))}
 		for i := range fast {

@@ -43,18 +43,6 @@ func (s *Session) Charge(ctx context.Context, charges ...Charge) error {
 	}, calls...)
 }
 
-// ChargeUntil charges the bucket of the ask until it gives nothing before the instant until; see bucket.Page. It
-// returns the end.
-func (s *Session) ChargeUntil(ctx context.Context, asks []bucket.Ask, until int64) (end int64, err error) {
-	err = s.ChangeRows(ctx, func(p *bucket.Page) { end = p.ChargeUntil(&asks[0], until) }, asks)
-	return end, err
-}
-
-// Fill sets the buckets to their capacity, once.
-func (s *Session) Fill(ctx context.Context, asks []bucket.Ask) error {
-	return s.ChangeRows(ctx, func(p *bucket.Page) { p.Fill(asks) }, asks)
-}
-
 // ChangeRows changes the rows of the calls' buckets, once, on rows that it locks: in the transaction of the session, or else in one of
 // its own. For one call it waits for the first row before it locks others, so that calls for the same rows queue there.
 func (s *Session) ChangeRows(ctx context.Context, change func(p *bucket.Page), calls ...[]bucket.Ask) error {

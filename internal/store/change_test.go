@@ -133,7 +133,7 @@ func TestAnAbortedTransactionIsAnError(t *testing.T) {
 		"TakeOne":     func() error { return s.Decide(t.Context(), taking(ada)) },
 		"TakeSeveral": func() error { return s.Decide(t.Context(), taking(ada, bob)) },
 		"Reserve":     func() error { return s.Decide(t.Context(), reserving(ada, bob)) },
-		"Fill":        func() error { return s.Fill(t.Context(), []bucket.Ask{ada}) },
+		"Fill":        func() error { return fill(t, &s, []bucket.Ask{ada}) },
 		"Charge": func() error {
 			return s.Charge(t.Context(), Charge{[]bucket.Ask{ada}, []float64{-1}, []int64{bucket.Whenever}})
 		},

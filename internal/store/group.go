@@ -28,7 +28,7 @@ type group struct {
 	first  [1]*Call
 }
 
-// row is a bucket of a batch, on the one row that calls take from.
+// row is a bucket of a batch.
 type row struct {
 	calls   int  // that take from the bucket
 	several bool // whether one of them is over several limits
@@ -90,7 +90,7 @@ func (p *plan) isOfOneRow() bool {
 func (p *plan) add(c *Call, hot bool) (added bool) {
 	isFit := c.way == byStatement && (c.traits.Statement == bucket.StepStatement || hot && c.traits.Statement == bucket.WindowStatement)
 	for i, r := range c.rows {
-		isFit = isFit && !r.apart && (r.group == nil || r.fits(&c.takes[i]))
+		isFit = isFit && !r.apart && (r.group == nil || r.fits(&c.Asks[i]))
 	}
 	if isFit {
 		if first := c.rows[0]; first.several {
@@ -110,7 +110,7 @@ func (r *row) fits(a *bucket.Ask) bool { return r.ask.Key == a.Key && r.ask.Term
 
 // addToRow adds a call for one bucket to the group of calls for it.
 func (p *plan) addToRow(c *Call, r *row) bool {
-	a, g := &c.takes[0], &r.own
+	a, g := &c.Asks[0], &r.own
 	if r.group == nil {
 		if r.ask = *a; a.Cost > a.Terms.Capacity || !p.addToPolicy(r) {
 			return false
@@ -164,8 +164,8 @@ func (p *plan) addToSeveral(c *Call) bool {
 	if isShared {
 		p.shared = g
 	}
-	for i := range c.takes {
-		a, r := &c.takes[i], c.rows[i]
+	for i := range c.Asks {
+		a, r := &c.Asks[i], c.rows[i]
 		if r.group == nil {
 			r.ask, r.group = *a, g
 			r.ask.Cost = 0
@@ -208,15 +208,14 @@ func (p *plan) answer() (undecided []*Call) {
 func (c *Call) setTaken() {
 	c.Answers = c.room()
 	for i := range c.Asks {
-		r, a := c.rows[i], &c.takes[i]
+		r, a := c.rows[i], &c.Asks[i]
 		c.Answers[i] = r.answer
 		a.Untake(&r.answer, a.Cost)
 	}
-	c.fromRows()
 }
 
 // setFound sets the answers to a call that no statement took for, as a look. Of a row without an answer nothing is known, and it does not
-// refuse. If a bucket has several rows, others may have tokens.
+// refuse.
 func (p *plan) setFound(c *Call) {
 	c.Answers = c.room()
 	isKnown := true
@@ -226,10 +225,7 @@ func (p *plan) setFound(c *Call) {
 		c.Answers[i] = r.answer
 		c.Answers[i].Allowed = true
 	}
-	switch {
-	case c.traits.Sharded:
-		c.way = byLooking
-	case isKnown:
+	if isKnown {
 		c.Answers = p.page.LookAt(c.Asks, c.Answers, c.Answers)
 	}
 }

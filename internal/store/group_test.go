@@ -36,7 +36,6 @@ func TestWhichCallsFormAGroup(t *testing.T) {
 		"NoneUnderOtherPolicies": {[]*Call{taking(a.ask("1", 1)), taking(changed.ask("1", 1)), taking(a.ask("1", 1))}, [][]int{{0}}},
 		"NoneAboveTheCapacity":   {[]*Call{taking(a.ask("1", 11)), taking(a.ask("1", 1))}, nil},
 		"ALookIsInNobodysWay":    {[]*Call{looking(a.ask("1", 1)), taking(a.ask("1", 1), b.ask("1", 1))}, [][]int{{1}}},
-		"WithOneRowOfSeveral":    {[]*Call{taking(a.ask("1", 1), b.over(2).ask("1", 1)), taking(b.over(2).ask("1", 1))}, [][]int{{0, 1}}},
 	} {
 		p := planOf(test.calls, false)
 		var got [][]int
@@ -79,27 +78,6 @@ func TestCallsForAWindowAreFolded(t *testing.T) {
 	s.allows(taking(l.ask("key", 0.125)), taking(l.ask("key", 0.125)), taking(l.ask("key", 0.125)))
 	require.Equal(t, 1, s.pool.trips)
 	require.Equal(t, []float64{0.625}, s.held(l.ask("key", 0)))
-}
-
-// Calls over several limits take from one row of a bucket that has several, and from all of its rows when that has too little.
-func TestClustersTakeFromOneOfSeveralRows(t *testing.T) {
-	t.Parallel()
-	s, user, wide := newStand(t), still("user", 10), still("wide", 80).over(8)
-	s.makeRows("ada", user)
-	s.makeRows("bob", user)
-	s.makeRows("", wide)
-	calls := func(cost float64) []*Call {
-		return []*Call{taking(user.ask("ada", 1), wide.ask("", cost)), taking(user.ask("bob", 1), wide.ask("", cost))}
-	}
-	s.pool.trips = 0
-	s.allows(calls(4)...)
-	require.Equal(t, 1, s.pool.trips)
-	s.allows(calls(9)...) // other rows have enough
-	require.Equal(t, []float64{8, 8, 80 - 8 - 18}, s.held(user.ask("ada", 0), user.ask("bob", 0), wide.ask("", 0)))
-	last := calls(50)
-	s.batch(last...)
-	require.Equal(t, []bool{true, false}, []bool{last[0].isAllowed(t), last[1].isAllowed(t)})
-	require.Equal(t, []float64{7, 8, 4}, s.held(user.ask("ada", 0), user.ask("bob", 0), wide.ask("", 0)))
 }
 
 // A locked row stops only the calls that need it, also within their cluster. Nothing is taken for these calls meanwhile.
@@ -213,38 +191,14 @@ func TestAFailureOfASecondAttemptTakesNothing(t *testing.T) {
 			batch.Queue("DO $$ BEGIN RAISE EXCEPTION USING ERRCODE = 'deadlock_detected'; END $$")
 		}
 	}
-	plain, sharded := tokenBucket("plain", 100, time.Hour, 100, 0), tokenBucket("sharded", 100, time.Hour, 100, 0).over(2)
-	s.makeRows("key", sharded)
-	s.tx(`SELECT FROM ratelimit.buckets WHERE name = 'sharded' FOR UPDATE`)
-	alone, other := taking(plain.ask("key", 10)), taking(sharded.ask("key", 1))
+	plain, held := tokenBucket("plain", 100, time.Hour, 100, 0), tokenBucket("held", 100, time.Hour, 100, 0)
+	s.makeRows("key", held)
+	s.tx(`SELECT FROM ratelimit.buckets WHERE name = 'held' FOR UPDATE`)
+	alone, other := taking(plain.ask("key", 10)), taking(held.ask("key", 1))
 	s.batch(alone, other)
 	require.True(t, IsRetryable(alone.Result()))
 	require.True(t, IsRetryable(other.Result()))
 	require.Zero(t, spent(t, s.pool, plain))
-}
-
-// What a second attempt gave before it failed is undone with the rest, and asked for again.
-func TestTokensReturnedByAFailedSecondAttemptAreNotCredited(t *testing.T) {
-	t.Parallel()
-	s, batches := newStand(t), 0
-	var calls []*Call
-	for _, name := range []string{"a", "b"} {
-		l := tokenBucket(name, 100, time.Hour, 100, 0).over(2)
-		s.makeRows("key", l)
-		calls = append(calls, taking(l.ask("key", 1)))
-	}
-	holder := s.tx(`SELECT FROM ratelimit.buckets FOR UPDATE`)
-	s.pool.change = func(batch *pgx.Batch) {
-		if batches++; batches == 2 { // the rows are free, and the last statement fails
-			require.NoError(t, holder.Rollback(t.Context()))
-			last := batch.QueuedQueries[len(batch.QueuedQueries)-1]
-			last.SQL, last.Arguments = "SELECT 1/0", nil
-		}
-	}
-	s.allows(calls...)
-	for _, c := range calls {
-		require.Equal(t, 1.0, spent(t, s.pool, limit{name: c.Asks[0].Key.Name, terms: c.Asks[0].Terms.OfShard()}))
-	}
 }
 
 // The keys of one limit may be on different plans. A batch decides on each by its own terms, as quickly as for one plan, unless

@@ -57,7 +57,7 @@ func (postgres) Prune(ctx context.Context, u *Unit, p *PrunePages, termsOf map[s
 	}
 	first, end := p.Next()
 	for name, terms := range termsOf {
-		c := columnsOf(oneRowEach(terms))
+		c := columnsOf(distinct(terms))
 		tag, err := u.conn.Exec(ctx, u.statements.prune, name, c.capacities, c.rates, c.stepUs, c.steps,
 			first, end, PruneIdle.Microseconds(), u.AsOf())
 		if err != nil {
@@ -70,7 +70,7 @@ func (postgres) Prune(ctx context.Context, u *Unit, p *PrunePages, termsOf map[s
 
 // IsSpare returns what reports whether a row has been full under each of the terms, long enough before now.
 func IsSpare(terms []bucket.Terms, now int64) func(bucket.State) bool {
-	rows, until := oneRowEach(terms), now-PruneIdle.Microseconds()
+	rows, until := distinct(terms), now-PruneIdle.Microseconds()
 	return func(s bucket.State) bool { return isSpare(s, rows, until) }
 }
 
@@ -94,11 +94,9 @@ func isSpare(s bucket.State, rows []bucket.Ask, until int64) bool {
 	})
 }
 
-// oneRowEach returns an ask for each of the distinct terms, reduced to one row, because Prune deletes each row of a sharded bucket
-// by itself.
-func oneRowEach(policies []bucket.Terms) (rows []bucket.Ask) {
+// distinct returns an ask for each of the distinct terms, as Prune compares rows with them.
+func distinct(policies []bucket.Terms) (rows []bucket.Ask) {
 	for _, t := range policies {
-		t = t.OfShard()
 		t = t.Kind.Pruning(t)
 		if !slices.ContainsFunc(rows, func(a bucket.Ask) bool { return a.Terms == t }) {
 			rows = append(rows, bucket.Ask{Terms: t})

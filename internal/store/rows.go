@@ -11,10 +11,9 @@ import (
 
 // Look decides on each ask and takes nothing. A row that is absent counts as full. The answers are put into room if that has the capacity.
 func (s *Session) Look(ctx context.Context, asks []bucket.Ask, room []bucket.Answer) ([]bucket.Answer, error) {
-	rows := bucket.RowsOf(asks)
-	found, err := s.Engine().Read(ctx, &s.Unit, rows)
+	found, err := s.Engine().Read(ctx, &s.Unit, asks)
 	if err == nil {
-		err = answeredAll(found, rows)
+		err = answeredAll(found, asks)
 	}
 	if err != nil {
 		return nil, err

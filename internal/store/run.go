@@ -23,7 +23,7 @@ func (s *Session) run(ctx context.Context, calls []*Call, waitFor *bucket.Key) (
 	err := attempt()
 	if waitFor == nil && len(p.groups) > 0 && wasOvertaken(err) { // nothing was taken
 		for _, c := range calls {
-			c.nextRow()
+			c.way = byLooking
 		}
 		return s.run(ctx, calls, nil)
 	}
@@ -43,18 +43,11 @@ func (s *Session) run(ctx context.Context, calls []*Call, waitFor *bucket.Key) (
 		}
 		p.others = nil
 	}
-	isShort := slices.ContainsFunc(undecided, func(c *Call) bool { return c.traits.Sharded })
 	others := slices.Concat(undecided, p.others)
 	slices.SortFunc(others, bySeq)
 	open := answerRefused(others)
-	switch {
-	case len(open) == 0:
+	if len(open) == 0 {
 		return nil
-	case isShort: // other rows of a bucket may have tokens
-		for _, c := range open {
-			c.way = byLooking
-		}
-		return s.run(ctx, open, waitFor)
 	}
 	return s.decideOpen(ctx, open, waitFor)
 }

@@ -16,16 +16,14 @@ type Call struct {
 
 	one     [1]bucket.Answer // the room for Answers when there is one bucket
 	traits  bucket.Traits
-	way     way          // how it is decided: what choose says, or another if that has left it undecided
-	verdict verdict      // of that statement
-	takes   []bucket.Ask // the asks of a statement: Asks, with one row in place of each sharded bucket
+	way     way     // how it is decided: what choose says, or another if that has left it undecided
+	verdict verdict // of that statement
 
 	waits  int    // how many rows it has waited for
 	rows   []*row // of its asks, in a batch
 	oneRow [1]*row
 
-	seq   int   // its place in the batch, in the order of arrival
-	tried int32 // how many rows of its bucket were held
+	seq int // its place in the batch, in the order of arrival
 }
 
 // Question is the part of a call that its caller sets.
@@ -54,19 +52,9 @@ func (c *Call) Queueable() *batch.Call[Call] {
 	return &c.Call
 }
 
-// takesFromOne reports whether the call takes its cost from one bucket, and does not reserve.
-func (c *Call) takesFromOne() bool {
-	return len(c.Asks) == 1 && c.Reserve == nil && c.Asks[0].Cost > 0
-}
-
 // blockedBy returns the call, blocked by row.
 func (c *Call) blockedBy(row bucket.Key) blocked {
 	c.waits++
-	for i := range c.Asks {
-		if a := &c.Asks[i]; a.Key == row.Whole() {
-			return blocked{Call: &c.Call, Row: row, OfSeveral: a.Sharded()}
-		}
-	}
 	return blocked{Call: &c.Call, Row: row}
 }
 
@@ -127,9 +115,6 @@ func (s *Session) waitingFor(row *bucket.Key, waits int) *Session {
 	return &waiting
 }
 
-// isSpread reports whether the call takes from one bucket, which has several rows.
-func (c *Call) isSpread() bool { return c.Asks[0].Terms.Shards > 1 && c.takesFromOne() }
-
 // Run answers the calls of a batch, and returns the calls that need a row which another transaction holds. A call gets an error if its
 // statement failed.
 //
@@ -140,21 +125,16 @@ func (c *Call) isSpread() bool { return c.Asks[0].Terms.Shards > 1 && c.takesFro
 // A batch for one bucket waits for its row. Other batches wait for a row at most 2 ms, because they hold other rows meanwhile. If waitFor is not
 // nil, all calls need that row, and the first lock waits for it.
 func (s *Session) Run(ctx context.Context, calls []*Call, waitFor *bucket.Key) (waiting []blocked) {
-	if c := calls[0]; len(calls) == 1 && (waitFor == nil && !c.isSpread() || c.Reserve != nil || !s.Engine().LeavesOutHeld()) {
+	if c := calls[0]; len(calls) == 1 && (waitFor == nil || c.Reserve != nil || !s.Engine().LeavesOutHeld()) {
 		return s.runAlone(ctx, c, waitFor)
 	}
-	if waitFor == nil && askForOne(calls) && !calls[0].isSpread() {
+	if waitFor == nil && askForOne(calls) {
 		key := calls[0].Asks[0].Key // a copy: a call that was answered is its caller's again
 		waitFor = &key
 	}
-	seed := s.seed() // calls for one bucket take from the same row
-	if waitFor != nil {
-		seed = uint64(waitFor.Shard)
-	}
 	for i, c := range calls {
 		s.choose(c)
-		c.pickRows(seed)
-		c.seq, c.tried = i, 0
+		c.seq = i
 	}
 	return s.run(ctx, calls, waitFor)
 }
@@ -192,17 +172,17 @@ const (
 // choose sets how c is decided. No other function chooses.
 func (s *Session) choose(c *Call) {
 	engine := s.Engine()
-	c.traits, c.takes = bucket.TraitsOf(c.Asks), c.Asks
+	c.traits = bucket.TraitsOf(c.Asks)
 	t := &c.traits
 	switch {
 	case c.Look, s.mode != alone && t.Costless:
 		c.way = looks
 	case s.mode == alone && s.waitFor != nil, s.mode == ownTx && len(c.Asks) > 1,
-		s.mode != callersTx && c.Reserve != nil && (len(c.Asks) > 1 || t.Sharded):
+		s.mode != callersTx && c.Reserve != nil && len(c.Asks) > 1:
 		c.way = byLocking
 	case s.mode == alone && c.Reserve != nil:
 		c.way = inOwnTx
-	case decidesInSQL && s.memory == nil && t.Statement != bucket.Locked && (!s.IsRouted() || len(c.Asks) == 1 && !t.Sharded && !t.Costless):
+	case decidesInSQL && s.memory == nil && t.Statement != bucket.Locked && (!s.IsRouted() || len(c.Asks) == 1 && !t.Costless):
 		c.way = byStatement
 	case s.mode == alone && !engine.LeavesOutHeld():
 		c.way = byLooking

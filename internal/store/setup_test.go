@@ -134,7 +134,7 @@ type limit struct {
 func tokenBucket(name string, rate float64, period time.Duration, capacity, maxOwed float64) limit {
 	return limit{name, bucket.Terms{
 		Kind: bucket.Steps{}, Capacity: capacity, Rate: rate, Steps: float64(period.Microseconds()), Step: 1, Phase: bucket.MinInstant,
-		MaxOwed: maxOwed, Reserves: true, Shards: 1,
+		MaxOwed: maxOwed, Reserves: true,
 	}}
 }
 
@@ -148,14 +148,8 @@ func fixedWindow(name string, rate float64, period time.Duration, capacity, maxO
 // sliding returns the terms of a sliding window of n slices of step microseconds.
 func sliding(rate float64, step int64, n int32) bucket.Terms {
 	return bucket.Terms{
-		Capacity: rate, Rate: rate, Step: step, Steps: float64(n), Phase: bucket.MinInstant, Shards: 1, Kind: bucket.Sliding{Slices: n},
+		Capacity: rate, Rate: rate, Step: step, Steps: float64(n), Phase: bucket.MinInstant, Kind: bucket.Sliding{Slices: n},
 	}
-}
-
-// over returns the limit with that number of shards.
-func (l limit) over(shards int32) limit {
-	l.terms.Shards = shards
-	return l
 }
 
 // ask asks for cost tokens of the key's bucket.
@@ -177,7 +171,6 @@ func asking(verb string, asks ...bucket.Ask) *Call {
 func taking(asks ...bucket.Ask) *Call {
 	c := asking("take", asks...)
 	(&Session{Unit: Unit{Store: &Store{}}}).choose(c)
-	c.pickRows(0)
 	return c
 }
 
@@ -274,12 +267,17 @@ func (s *Session) takeByLocking(ctx context.Context, asks []bucket.Ask) ([]bucke
 	return c.Answers, err
 }
 
+// fill sets buckets to their capacity.
+func fill(t *testing.T, s *Session, asks []bucket.Ask) error {
+	t.Helper()
+	return s.ChangeRows(t.Context(), func(p *bucket.Page) { p.Fill(asks) }, asks)
+}
+
 // makeRows makes the rows of a key, full.
 func (s *stand) makeRows(key string, limits ...limit) {
 	s.Helper()
 	for _, l := range limits {
-		s.exec(`INSERT INTO ratelimit.buckets SELECT $1, $2, shard, $3, $4, $3 FROM generate_series(0, $5 - 1) AS shard`,
-			l.name, key, l.terms.Capacity/float64(l.terms.Shards), opening, l.terms.Shards)
+		s.exec(`INSERT INTO ratelimit.buckets SELECT $1, $2, 0, $3, $4, $3`, l.name, key, l.terms.Capacity, opening)
 	}
 }
 

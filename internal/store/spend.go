@@ -28,7 +28,7 @@ func (s *Session) spend(ctx context.Context, p *plan) error {
 	}
 	var looks []bucket.Ask
 	for _, c := range p.others {
-		looks = append(looks, bucket.RowsOf(c.Asks)...)
+		looks = append(looks, c.Asks...)
 	}
 	if len(looks) > 0 {
 		batch.Queue(s.statements.read, s.rowParameters(looks)...)
@@ -125,7 +125,7 @@ func receiveLooks(results pgx.BatchResults, rows []bucket.Ask, calls []*Call) (f
 	}
 	var p bucket.Page
 	for _, c := range calls {
-		n := len(bucket.RowsOf(c.Asks))
+		n := len(c.Asks)
 		c.Answers, answers = p.LookAt(c.Asks, answers[:n], c.one[:0]), answers[n:]
 	}
 	return filtered, nil

@@ -33,35 +33,21 @@ func (s *Session) decideByStatement(ctx context.Context, c *Call) error {
 // way.
 func (s *Session) takeByStatement(ctx context.Context, c *Call) (err error) {
 	c.way = byStatement // after an attempt before
-	if c.traits.Sharded {
-		if c.pickRows(s.seed()); c.way != byStatement {
-			return nil
-		}
-	}
 	c.verdict, err = s.take(ctx, c)
-	switch {
-	case err != nil:
-	case c.verdict == undecided:
-		c.way = s.whenUndecided(c)
-	case c.traits.Sharded:
-		c.fromRows()
+	if err == nil && c.verdict == undecided {
+		c.way = byLocking
+		if !s.Engine().LeavesOutHeld() {
+			c.way = byLooking
+		}
 	}
 	return err
 }
 
-// whenUndecided returns how a call is decided that a statement has left undecided.
-func (s *Session) whenUndecided(c *Call) way {
-	if c.traits.Sharded || !s.Engine().LeavesOutHeld() {
-		return byLooking
-	}
-	return byLocking
-}
-
 // take sends the statement for one row or for several.
 func (u *Unit) take(ctx context.Context, c *Call) (v verdict, err error) {
-	asks := c.takes
+	asks := c.Asks
 	switch {
-	case len(asks) == 1 && (u.mode == alone || !c.traits.Sharded): // else a refusal must leave no row locked
+	case len(asks) == 1:
 		c.Answers, v, err = u.takeOne(ctx, asks, c.traits.Statement, c.one[:0])
 	case u.mode == alone:
 		c.Answers, v, err = u.decideAlone(ctx, asks)

@@ -2,8 +2,6 @@ package store
 
 import (
 	"context"
-	"math/rand/v2"
-	"reflect"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -65,23 +63,6 @@ func (u *Unit) BoundWait(ctx context.Context, most time.Duration) error {
 // save writes the changed rows, and deletes rows that were inserted as locks and not used.
 func (u *Unit) save(ctx context.Context, p *bucket.Page, made ...Record) error {
 	return u.Engine().Save(ctx, u, p, made...)
-}
-
-// seed returns the number that selects the rows of sharded buckets. It is random, but the same for all calls of a transaction and
-// for all attempts of a transaction that queues. So a transaction that takes from a bucket twice uses the row that it has locked,
-// and does not wait for another transaction that does the same. A new attempt stays in its queue.
-func (u *Unit) seed() uint64 {
-	var owner any = u.conn
-	if c, ok := owner.(interface{ Identity() any }); ok { // one of several objects for the same transaction
-		owner = c.Identity()
-	}
-	if u.queue != nil {
-		owner = u.queue
-	}
-	if v := reflect.ValueOf(owner); u.mode != alone && v.Kind() == reflect.Pointer {
-		return rand.NewPCG(uint64(v.Pointer()), 0).Uint64()
-	}
-	return rand.Uint64()
 }
 
 // Send sends batch, and has receive read the answers.

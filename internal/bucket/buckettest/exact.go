@@ -36,7 +36,7 @@ type exactEra struct {
 func ExactlyEras(eras []bucket.Era, begins ...[]int64) ExactEras {
 	exact := make(ExactEras, len(eras))
 	for i, e := range eras {
-		exact[i] = exactEra{exactPolicy: exactly(e.Terms), from: e.From, rows: int64(max(e.Terms.Shards, 1)), change: e.Change}
+		exact[i] = exactEra{exactPolicy: exactly(e.Terms), from: e.From, rows: 1, change: e.Change}
 	}
 	for i := range begins {
 		exact[i].begins = begins[i]
@@ -507,17 +507,12 @@ func DrawEras(src Source, draw func(Source) bucket.Terms) []bucket.Era {
 				terms = draw(src)
 			}
 		}
-		terms.Shards = One(src, int32(1), 1, 1, 2, 4, 8)
 		eras[i] = bucket.Era{From: from, Terms: terms, Change: bucket.Change(src.Pick(5))}
 		switch {
 		case i == 0:
 			eras[i].From = math.MinInt64
 		case (terms.Step > 1) != (eras[i-1].Terms.Step > 1):
 			eras[i].Change = bucket.Reset
-		case !eras[i].Change.IsByRow(&eras[i-1].Terms, &terms): // then mostly in as many rows, so that some change without a reset
-			if eras[i].Terms.Shards = eras[i-1].Terms.Shards; src.Pick(3) == 0 || !eras[i].Change.IsByRow(&eras[i-1].Terms, &eras[i].Terms) {
-				eras[i].Terms.Shards, eras[i].Change = terms.Shards, bucket.Reset
-			}
 		}
 		from += 1 + int64(src.Unit()*src.Unit()*4*float64(Period(terms)))
 	}

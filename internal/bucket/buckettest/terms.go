@@ -20,20 +20,14 @@ const (
 // TokenBucket returns the terms of a token bucket: rate tokens arrive each period, up to capacity.
 func TokenBucket(rate float64, period time.Duration, capacity float64) bucket.Terms {
 	return bucket.Terms{
-		Kind: bucket.Steps{}, Capacity: capacity, Rate: rate, Steps: float64(period.Microseconds()), Step: 1, Phase: bucket.MinInstant, Shards: 1,
+		Kind: bucket.Steps{}, Capacity: capacity, Rate: rate, Steps: float64(period.Microseconds()), Step: 1, Phase: bucket.MinInstant,
 	}
 }
 
 // FixedWindow returns the terms of a fixed window, one of which begins at start.
 func FixedWindow(rate float64, period time.Duration, capacity float64, start int64) bucket.Terms {
 	step := period.Microseconds()
-	return bucket.Terms{Kind: bucket.Steps{}, Capacity: capacity, Rate: rate, Steps: 1, Step: step, Phase: bucket.PhaseOf(start, step), Shards: 1}
-}
-
-// Over returns t with its bucket spread over n rows.
-func Over(t bucket.Terms, n int32) bucket.Terms {
-	t.Shards = n
-	return t
+	return bucket.Terms{Kind: bucket.Steps{}, Capacity: capacity, Rate: rate, Steps: 1, Step: step, Phase: bucket.PhaseOf(start, step)}
 }
 
 // Valid reports whether there is a policy with the terms t. The tests of NewLimit show that it rejects all other policies.
@@ -102,39 +96,29 @@ func ofEitherKind(src Source, rate float64, period time.Duration, capacity, owed
 	return terms
 }
 
-// Tokens returns what a bucket of one row holds at now.
-func Tokens(t bucket.Terms, s bucket.State, now int64) float64 { return bucket.Rows{s}.Tokens(&t, now) }
+// Tokens returns what a bucket holds at now.
+func Tokens(t bucket.Terms, s bucket.State, now int64) float64 { return t.Kind.Tokens(t, s, now) }
 
-// Take returns the one row of a bucket after cost was taken at now, if at least lowest remain. Otherwise it returns s and false.
+// Take returns the row of a bucket after cost was taken at now, if at least lowest remain. Otherwise it returns s and false.
 func Take(t bucket.Terms, s bucket.State, now int64, cost, lowest float64) (bucket.State, bool) {
-	rows := bucket.Rows{s}
-	allowed := rows.Take(&t, now, cost, lowest)
-	return rows[0], allowed
+	return t.Kind.Take(t, s, now, cost, lowest)
 }
 
 // Wait returns how long it takes from now until Take succeeds.
 func Wait(t bucket.Terms, s bucket.State, now int64, cost, lowest float64) time.Duration {
-	return bucket.Rows{s}.Wait(&t, now, cost, lowest)
+	return t.Kind.Wait(t, t.FixClock(s, now), now, cost, lowest)
 }
 
-// UntilFull returns how long it takes from now until a bucket of one row is full.
+// UntilFull returns how long it takes from now until a bucket is full.
 func UntilFull(t bucket.Terms, s bucket.State, now int64) time.Duration {
 	return Wait(t, s, now, t.Capacity, 0)
 }
 
-// Credit returns the one row of a bucket after amount was given back at now, for tokens of the step that begins at until.
+// Credit returns the row of a bucket after amount was given back at now, for tokens of the step that begins at until.
 func Credit(t bucket.Terms, s bucket.State, now int64, amount float64, until int64) bucket.State {
-	rows := bucket.Rows{s}
-	rows.Credit(&t, now, amount, 0, until)
-	return rows[0]
+	s, _ = t.Kind.Credit(t, s, now, amount, 0, until)
+	return s
 }
 
 // CreditUntil returns the begin of the last step in which tokens that were taken at an instant may be given back.
 func CreditUntil(t bucket.Terms, taken int64) int64 { return t.Kind.CreditUntil(t, taken) }
-
-// FixClocks returns the rows with their clocks fixed.
-func FixClocks(t bucket.Terms, rows []bucket.State, now int64) []bucket.State {
-	fixed := append(bucket.Rows(nil), rows...)
-	fixed.FixClocks(&t, now)
-	return fixed
-}

@@ -15,7 +15,7 @@ SELECT b.name, b.key, b.shard, b.value, b.ts
 FROM keys
 CROSS JOIN LATERAL (
     SELECT r.name, r.key, r.shard, r.value, r.ts FROM ratelimit.buckets AS r
-    WHERE r.name = $1 AND r.key = keys.key ORDER BY r.shard LIMIT 64
+    WHERE r.name = $1 AND r.key = keys.key ORDER BY r.shard LIMIT 127
 ) AS b
 WHERE starts_with(keys.key, $3)
 ORDER BY keys.n, b.shard

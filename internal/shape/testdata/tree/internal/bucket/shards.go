@@ -1,3 +1,0 @@
-package bucket
-
-func alone(t *Terms[int]) bool { return t.Sharded() || t.Kind == nil }
