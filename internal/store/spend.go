@@ -140,6 +140,7 @@ func (u *Unit) decideRows(ctx context.Context, rows []bucket.Ask) (answers []buc
 	if err != nil {
 		return nil, undecided, err
 	}
+	answers = make([]bucket.Answer, 0, len(rows))
 	var a bucket.Answer
 	columns := []any{&a.Allowed, &a.State.Value, &a.State.TS, &a.State.Capacity, &a.Now}
 	_, err = pgx.ForEachRow(found, columns, func() error {
@@ -173,19 +174,21 @@ type groupAnswer struct {
 // scanGroups reads the answers of decide_groups_1.
 func scanGroups(found pgx.Rows, rows []bucket.Ask) ([]groupAnswer, error) {
 	answers := make([]groupAnswer, len(rows))
-	var place, now int64
-	var given bool
-	var enough pgtype.Bool
-	var value, capacity pgtype.Float8
-	var ts pgtype.Int8
-	tag, err := pgx.ForEachRow(found, []any{&place, &given, &enough, &value, &ts, &capacity, &now}, func() error {
-		if place < 1 || place > int64(len(rows)) {
+	var is struct { // one allocation
+		place, now      int64
+		given           bool
+		enough          pgtype.Bool
+		value, capacity pgtype.Float8
+		ts              pgtype.Int8
+	}
+	tag, err := pgx.ForEachRow(found, []any{&is.place, &is.given, &is.enough, &is.value, &is.ts, &is.capacity, &is.now}, func() error {
+		if is.place < 1 || is.place > int64(len(rows)) {
 			return errUnasked
 		}
-		r := &answers[place-1]
-		r.given, r.known, r.Allowed, r.Absent, r.Now = given, enough.Valid, enough.Bool, !ts.Valid, now
-		if r.State = (bucket.State{Value: value.Float64, TS: ts.Int64, Capacity: capacity.Float64}); r.Absent {
-			r.State = rows[place-1].Terms.Full(now)
+		r := &answers[is.place-1]
+		r.given, r.known, r.Allowed, r.Absent, r.Now = is.given, is.enough.Valid, is.enough.Bool, !is.ts.Valid, is.now
+		if r.State = (bucket.State{Value: is.value.Float64, TS: is.ts.Int64, Capacity: is.capacity.Float64}); r.Absent {
+			r.State = rows[is.place-1].Terms.Full(is.now)
 		}
 		return nil
 	})
@@ -208,7 +211,7 @@ func (u *Unit) decideAlone(ctx context.Context, rows []bucket.Ask) (answers []bu
 	case err != nil:
 		return nil, undecided, err
 	}
-	v = undecided
+	v, answers = undecided, make([]bucket.Answer, 0, len(rows))
 	for _, r := range decided {
 		r.Absent = false
 		answers = append(answers, r.Answer)
