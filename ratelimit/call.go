@@ -242,7 +242,7 @@ func (c *call) ask(ctx context.Context, l *Limiter) error {
 	}
 	ctx, cancel := l.config.bounded(ctx) // one time limit for all parts of the call
 	defer cancel()
-	defer c.plan.pickRows(l)()
+	c.plan.pickRows(l)
 	return c.askRows(func(part *store.Call) error { return send(ctx, l, part) })
 }
 

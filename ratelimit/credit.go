@@ -87,7 +87,7 @@ func adjust(ctx context.Context, l *Limiter, verb string, sign float64, requests
 			amounts[i] = sign * costs[c.Asks[i].Key].cost
 		}
 	}
-	defer c.plan.pickRows(l)()
+	c.plan.pickRows(l)
 	c.change = func(ctx context.Context, s *store.Session) error { return c.plan.charge(ctx, s, amounts, taken) }
 	_, err = l.do(ctx, c)
 	return err

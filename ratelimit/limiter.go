@@ -4,7 +4,7 @@ import (
 	"bytes"
 	"context"
 	"fmt"
-	"sync/atomic"
+	"math/rand/v2"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -54,7 +54,7 @@ type Limiter struct {
 	batcher  *batch.Batcher[store.Call]
 	cache    *refusalcache.Cache // nil: no refusal is answered from memory
 	queues   *turns.Queues
-	row      *atomic.Uint64 // picks rows of buckets with Shards; nil: the first
+	row      uint64 // picks rows of buckets with Shards; 0: the first
 	reports  reports
 	policies *policies
 	gate     *gate.Gate
@@ -76,9 +76,9 @@ func New(pool Pool, config Config) (*Limiter, error) {
 	if err := config.validate(); err != nil {
 		return nil, err
 	}
-	newStore, row := byrow.New, &atomic.Uint64{}
+	newStore, row := byrow.New, rand.Uint64()|1
 	if store.EngineOf(pool) != nil { // of package ratelimittest: it has no other processes, and batching gains nothing
-		config.NoBatching, newStore, row = true, store.NewInMemory, nil
+		config.NoBatching, newStore, row = true, store.NewInMemory, 0
 	}
 	shared := ""
 	if _, ok := pool.(*pgxpool.Pool); ok { // a queued transaction begins anew, and the BeginTx of another pool may do more than BEGIN

@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"reflect"
 	"slices"
+	"time"
 
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
 	"github.com/pgratelimit/pgratelimit/internal/store"
@@ -17,6 +18,9 @@ import (
 
 // maxShards is the maximum number of rows of a bucket. It is a power of two, as every number of rows is, so that the part of each is exact.
 const maxShards = 64
+
+// rowTime is how long the calls of a Limiter use one row.
+const rowTime = 10 * time.Millisecond
 
 func (p TokenBucket) shards() int { return p.Shards }
 func (p FixedWindow) shards() int { return p.Shards }
@@ -74,13 +78,13 @@ func (p *plan) rows(all bool) (rows []bucket.Ask, ends []int) {
 }
 
 // pickRows picks a row of each bucket. Calls of a transaction pick the same, and so do all attempts of InTx: a transaction that takes from
-// a bucket twice uses the row that it has locked. Other calls pick the same until one of them has ended, so that a batch uses one row. In
-// memory it is always the first row.
-func (p *plan) pickRows(l *Limiter) (ended func()) {
-	if l.row == nil {
-		return func() {}
+// a bucket twice uses the row that it has locked. Other calls of a Limiter pick the same for rowTime, so that a batch uses one row, and a
+// row that a transaction holds for long stops only some of them. In memory it is always the first row.
+func (p *plan) pickRows(l *Limiter) {
+	if l.row == 0 {
+		return
 	}
-	number := l.row.Load()
+	number := rand.NewPCG(l.row, uint64(time.Now().UnixNano()/int64(rowTime))).Uint64()
 	if l.pool == nil {
 		var owner any = l.session.Conn()
 		switch tx := owner.(type) {
@@ -96,7 +100,6 @@ func (p *plan) pickRows(l *Limiter) (ended func()) {
 	for i := range p.of {
 		p.of[i].row = int(number % uint64(p.of[i].shards))
 	}
-	return func() { l.row.CompareAndSwap(number, rand.Uint64()) }
 }
 
 // askRows decides on a call by the picked rows. If one refuses for its bucket, it looks at all rows once, and asks the fullest ones if they
