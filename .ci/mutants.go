@@ -31,7 +31,6 @@ import (
 
 const (
 	listFile      = ".ci/mutants.tsv"
-	templates     = "internal/store/sql/tmpl/"
 	killerTimeout = time.Minute
 	wholeTimeout  = 10 * time.Minute
 )
@@ -206,7 +205,7 @@ func (c *checkout) check(ctx context.Context, list []mutant) error {
 // try returns the fate of the mutant, and whether its killer kills it.
 func (c *checkout) try(ctx context.Context, m mutant) (verdict string, killed bool) {
 	defer c.restore(context.WithoutCancel(ctx))
-	err := c.apply(ctx, m)
+	err := c.apply(m)
 	if err == nil {
 		err = c.build(ctx, m.directory)
 	}
@@ -231,14 +230,11 @@ func (c *checkout) try(ctx context.Context, m mutant) (verdict string, killed bo
 var failed = regexp.MustCompile(`(?m)^\s*--- FAIL: \S+`)
 
 // apply puts the mutant in the checkout.
-func (c *checkout) apply(ctx context.Context, m mutant) error {
+func (c *checkout) apply(m mutant) error {
 	path := filepath.Join(c.dir, m.file)
 	data, err := os.ReadFile(path)
 	if err == nil {
 		err = os.WriteFile(path, []byte(strings.Replace(string(data), m.text, m.replacement, 1)), 0o600)
-	}
-	if err == nil && strings.HasPrefix(m.file, templates) {
-		_, err = output(ctx, c.dir, "go", "generate", "./internal/store")
 	}
 	return err
 }

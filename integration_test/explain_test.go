@@ -41,7 +41,6 @@ func TestStatementsUseThePrimaryKey(t *testing.T) {
 		upserts    int  // that arbitrate by the primary key
 		reads      bool // by the index
 	}{
-		"buckets_spend.sql":     {`'roomy', '{"key 17","key 18","key 99999"}', '{0,0,0}', '{1,1,1}', 10, 10, 1, 1000000, '{0,0,0}', NULL, 60000000, 0, 9000000000000000000`, 0, true},
 		"buckets_lock.sql":      {threeBuckets + `, '{10,10,10}', '{1,1,1}', '{0,0,0}', NULL`, 1, false},
 		"buckets_unmake.sql":    {threeBuckets, 0, true},
 		"buckets_prune.sql":     {`'roomy', '{10}', '{1}', '{1000000}', '{1}', 0, 32, 0, NULL`, 0, false},

@@ -56,4 +56,4 @@ END $$;
 REVOKE EXECUTE ON FUNCTION ratelimit.decide_1 FROM PUBLIC;
 
 -- +goose Down
-DROP FUNCTION ratelimit.decide_1;
+DROP FUNCTION IF EXISTS ratelimit.decide_1;

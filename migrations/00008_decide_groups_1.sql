@@ -114,4 +114,4 @@ END $$;
 REVOKE EXECUTE ON FUNCTION ratelimit.decide_groups_1 FROM PUBLIC;
 
 -- +goose Down
-DROP FUNCTION ratelimit.decide_groups_1;
+DROP FUNCTION IF EXISTS ratelimit.decide_groups_1;

@@ -20,7 +20,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/migrations"
 )
 
-const latest = 6
+const latest = 10
 
 func TestUp(t *testing.T) {
 	t.Parallel()

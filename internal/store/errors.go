@@ -17,7 +17,7 @@ const (
 	codeSerializationFailure = "40001"
 	codeDeadlockDetected     = "40P01"
 	codeLockNotAvailable     = "55P03"
-	codeUniqueViolation      = "23505" // buckets_spend.sql failed for that reason
+	codeUniqueViolation      = "23505" // another call inserted a row first: see spend_1
 )
 
 // IsRetryable reports whether a transaction lost against a concurrent one.

@@ -9,7 +9,7 @@ import (
 // plan says how the calls of a batch are decided: groups by statements, and the others by a look or on locked rows.
 type plan struct {
 	groups   []*group
-	policies [][]*row // of calls for one bucket, for buckets_spend.sql: a statement for each policy of each limit
+	policies [][]*row // of calls for one bucket, for spend_1 and spend_windows_1: a call for each policy of each limit
 	several  []*row   // of calls over several limits, for decide_groups_1
 	others   []*Call  // in the order of arrival
 	hidden   error    // why a look of others may have missed rows; the groups have taken by then
@@ -45,8 +45,8 @@ type row struct {
 // maxStatements bounds the statements of a batch. Calls under more policies are decided on locked rows.
 const maxStatements = 32
 
-// planOf returns the plan for the calls of a batch. If hot is set, all are for one bucket, and the statement for one row may take.
-func planOf(calls []*Call, hot bool) *plan {
+// planOf returns the plan for the calls of a batch.
+func planOf(calls []*Call) *plan {
 	p := &plan{rows: make(map[bucket.Key]*row, len(calls)), groups: make([]*group, 0, len(calls))}
 	var room []row
 	for _, c := range calls {
@@ -68,7 +68,7 @@ func planOf(calls []*Call, hot bool) *plan {
 		}
 	}
 	for _, c := range calls {
-		if c.Look || !p.add(c, hot) {
+		if c.Look || !p.add(c) {
 			p.others = append(p.others, c)
 		}
 	}
@@ -87,8 +87,8 @@ func (p *plan) isOfOneRow() bool {
 
 // add adds a call to a group. It returns false if the call is decided in turn, because no statement can decide it, or because an
 // earlier call for one of its buckets is decided in turn.
-func (p *plan) add(c *Call, hot bool) (added bool) {
-	isFit := c.way == byStatement && (c.traits.Statement == bucket.StepStatement || hot && c.traits.Statement == bucket.WindowStatement)
+func (p *plan) add(c *Call) (added bool) {
+	isFit := c.way == byStatement && (c.traits.Statement == bucket.StepStatement || !c.rows[0].several)
 	for i, r := range c.rows {
 		isFit = isFit && !r.apart && (r.group == nil || r.fits(&c.Asks[i]))
 	}

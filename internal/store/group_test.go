@@ -32,12 +32,12 @@ func TestWhichCallsFormAGroup(t *testing.T) {
 		"AllThatShareAny":        {[]*Call{taking(a.ask("1", 1), b.ask("1", 1)), taking(a.ask("1", 1)), taking(a.ask("2", 1), b.ask("2", 1)), taking(b.ask("2", 1))}, [][]int{{0, 1, 2, 3}}},
 		"NoneBehindAReservation": {[]*Call{taking(a.ask("1", 1)), taking(b.ask("1", 1)), reserving(a.ask("1", 1), c.ask("1", 1)), taking(a.ask("1", 1)), taking(c.ask("1", 1))}, [][]int{{0}, {1}}},
 		"NoneBehindOneBehindIt":  {[]*Call{reserving(a.ask("1", 1)), taking(a.ask("1", 1), b.ask("1", 1)), taking(b.ask("1", 1)), taking(b.ask("2", 1))}, [][]int{{3}}},
-		"NoneWithAWindow":        {[]*Call{taking(a.ask("1", 1), window.ask("1", 1)), taking(window.ask("2", 1)), taking(a.ask("2", 1))}, [][]int{{2}}},
+		"NotBesideAWindow":       {[]*Call{taking(a.ask("1", 1), window.ask("1", 1)), taking(window.ask("2", 1)), taking(a.ask("2", 1))}, [][]int{{1}, {2}}},
 		"NoneUnderOtherPolicies": {[]*Call{taking(a.ask("1", 1)), taking(changed.ask("1", 1)), taking(a.ask("1", 1))}, [][]int{{0}}},
 		"NoneAboveTheCapacity":   {[]*Call{taking(a.ask("1", 11)), taking(a.ask("1", 1))}, nil},
 		"ALookIsInNobodysWay":    {[]*Call{looking(a.ask("1", 1)), taking(a.ask("1", 1), b.ask("1", 1))}, [][]int{{1}}},
 	} {
-		p := planOf(test.calls, false)
+		p := planOf(test.calls)
 		var got [][]int
 		for _, g := range p.groups {
 			var calls []int
@@ -215,7 +215,7 @@ func TestABatchDecidesOnKeysOnDifferentPlans(t *testing.T) {
 				plan := tokenBucket("api", 1, time.Hour, capacity, 0)
 				calls = append(calls, taking(plan.ask(fmt.Sprint(key), capacity)), taking(plan.ask(fmt.Sprint(key), 1)))
 			}
-			p := planOf(calls, false)
+			p := planOf(calls)
 			require.Len(t, p.policies, min(plans, maxStatements))
 			require.Equal(t, plans <= maxStatements, len(p.others) == 0)
 			s.batch(calls...)

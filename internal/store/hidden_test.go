@@ -19,7 +19,7 @@ func TestALookThatMayMissRowsFailsAlone(t *testing.T) {
 	var role string
 	require.NoError(t, pool.QueryRow(t.Context(), `SELECT 'looks_' || oid FROM pg_database WHERE datname = current_database()`).Scan(&role))
 	_, err := pool.Exec(t.Context(), fmt.Sprintf(`CREATE ROLE %[1]s; GRANT USAGE ON SCHEMA ratelimit TO %[1]s;
-		GRANT ALL ON ALL TABLES IN SCHEMA ratelimit TO %[1]s; ALTER TABLE ratelimit.buckets ENABLE ROW LEVEL SECURITY;
+		GRANT ALL ON ALL TABLES IN SCHEMA ratelimit TO %[1]s; GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA ratelimit TO %[1]s; ALTER TABLE ratelimit.buckets ENABLE ROW LEVEL SECURITY;
 		CREATE POLICY visible ON ratelimit.buckets TO %[1]s USING (key <> 'hidden')`, role))
 	require.NoError(t, err)
 	config := pool.Config()

@@ -78,7 +78,7 @@ func TestABatchTakesAtMostTheTokensOfAConcurrentlyInsertedRow(t *testing.T) {
 	const gate = "pg_advisory_xact_lock(4712)"
 	s, l := newStand(t), still("still", 10)
 	s.makeRows("ada", l)
-	s.gate(&s.statements.spend, "set_config(", gate+"::text || set_config(")
+	s.gateFunction("spend_1", "WHERE b.ts IS NOT NULL OR", "WHERE (SELECT set_config('lock_timeout', '0', true) || "+gate+"::text) IS NOT NULL AND b.ts IS NOT NULL OR")
 	tx, ada, bob := s.tx("SELECT "+gate), taking(l.ask("ada", 1)), taking(l.ask("bob", 1))
 	var waiting []blocked
 	s.whileWaiting(func() { waiting = runBatch(t, s.Session, ada, bob) }, func() {

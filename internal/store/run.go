@@ -11,7 +11,7 @@ import (
 
 // run is Run for some of the calls of a batch, after choose.
 func (s *Session) run(ctx context.Context, calls []*Call, waitFor *bucket.Key) (waiting []blocked) {
-	p := planOf(calls, waitFor != nil)
+	p := planOf(calls)
 	if waitFor != nil && !p.isOfOneRow() {
 		p = &plan{others: calls}
 	}

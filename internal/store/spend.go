@@ -65,34 +65,51 @@ func (s *Session) spend(ctx context.Context, p *plan) error {
 	return err
 }
 
-// queueSpend queues buckets_spend.sql for rows under one policy.
+// queueSpend queues spend_1 or spend_windows_1, for rows under one policy.
 func (s *Session) queueSpend(batch *pgx.Batch, rows []*row) {
 	n := len(rows)
-	keys, shards, costs, phases := make(array[text], n), make(array[integer], n), make(array[double], n), make(array[bigint], n)
+	keys, shards := make(array[text], n), make(array[integer], n)
+	costs, phases := make(array[double], n), make(array[bigint], n)
 	for i, r := range rows {
 		keys[i], shards[i] = text(r.ask.Key.Key), integer(r.ask.Key.Shard)
 		costs[i], phases[i] = double(r.ask.Cost), bigint(r.ask.Terms.Phase)
 	}
-	t := rows[0].ask.Terms
+	name, t := rows[0].ask.Key.Name, rows[0].ask.Terms
 	since, until := spanOf(&t)
-	batch.Queue(s.statements.spend, rows[0].ask.Key.Name, keys, shards, costs,
-		t.Capacity, t.Rate, t.Step, t.Steps, phases, s.AsOf(), tolerance, since, until)
+	if t.Kind.Statement() == bucket.WindowStatement {
+		batch.Queue(s.statements.spendWindows, name, keys, shards, costs,
+			t.Capacity, int32(t.Steps), t.Step, phases, since, until, s.AsOf(), s.relaxed)
+		return
+	}
+	batch.Queue(s.statements.spend, name, keys, shards, costs,
+		t.Capacity, t.Rate, t.Steps, t.Step, phases, since, until, s.AsOf(), s.relaxed)
 }
 
-// receiveSpend reads the answers of buckets_spend.sql.
+// receiveSpend reads the answers of spend_1 or spend_windows_1. The first one for a row counts.
 func receiveSpend(results pgx.BatchResults, rows []*row) error {
 	found, err := results.Query()
 	if err != nil {
 		return err
 	}
+	for _, r := range rows { // of an attempt before
+		r.found = false
+	}
 	var place int64
 	var a bucket.Answer
-	columns := []any{&place, &a.Allowed, &a.State.Value, &a.State.TS, &a.State.Capacity, &a.Now}
-	_, err = pgx.ForEachRow(found, columns, func() error {
+	var taken []float64
+	columns := []any{&place, &a.Allowed, &a.State.Value, &a.State.TS, &a.State.Capacity, &a.Now, &taken}
+	_, err = pgx.ForEachRow(found, columns[:len(found.FieldDescriptions())], func() error {
 		if place < 1 || place > int64(len(rows)) {
 			return errUnasked
 		}
-		rows[place-1].answer, rows[place-1].found = a, true
+		r := rows[place-1]
+		if r.found {
+			return nil
+		}
+		r.answer, r.found = a, true
+		if taken != nil {
+			r.answer.State.Parts = &bucket.Parts{Taken: taken}
+		}
 		return nil
 	})
 	return err

@@ -217,7 +217,7 @@ func TestABatchTakesFromEachRowItsCost(t *testing.T) {
 // An answer for a bucket outside the call is an error.
 func TestAnAnswerForABucketThatWasNotAskedForIsAnError(t *testing.T) {
 	t.Parallel()
-	rows := planOf(takeSpending(2), false).policies[0]
+	rows := planOf(takeSpending(2)).policies[0]
 	s := newStand(t)
 	for _, place := range []int{-1, 0, 3} {
 		batch := &pgx.Batch{}

@@ -8,18 +8,14 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-//go:generate go run ./sql/gen sql ../byrow/sql
-
-// files are the statements for the default schema. They are generated from sql/tmpl/.
+// files are the statements for the default schema.
 //
 //go:embed sql/*.sql
 var files embed.FS
 
 // statements are the SQL texts for one schema.
 type statements struct {
-	take, slide, decide, decideGroups string // the calls of functions
-
-	spend string
+	take, slide, decide, decideGroups, spend, spendWindows string // the calls of functions
 
 	read, lock, lockFree, save, unmake, prune string
 
@@ -51,15 +47,9 @@ func inSchema(schema, statement string) string {
 	return statement
 }
 
-// newStatements returns the statements for a schema. If relaxed is set, statements that are transactions of their own do not wait until
-// their commits are on disk.
-func newStatements(schema string, relaxed bool) (s statements) {
-	durability := ""
-	if relaxed {
-		durability = ", set_config('synchronous_commit', 'off', true)"
-	}
+// newStatements returns the statements for a schema.
+func newStatements(schema string) (s statements) {
 	for name, statement := range map[string]*string{
-		"buckets_spend":     &s.spend,
 		"buckets_lock":      &s.lock,
 		"buckets_save":      &s.save,
 		"buckets_unmake":    &s.unmake,
@@ -73,12 +63,14 @@ func newStatements(schema string, relaxed bool) (s statements) {
 		if err != nil {
 			panic(err)
 		}
-		*statement = strings.ReplaceAll(inSchema(schema, string(text)), "/* durability */", durability)
+		*statement = inSchema(schema, string(text))
 	}
 	s.take = callOf(schema, "take_1", 15, "allowed, value, ts, capacity, now_us")
 	s.slide = callOf(schema, "slide_1", 14, "allowed, value, ts, capacity, now_us, taken")
 	s.decide = callOf(schema, "decide_1", 13, "allowed, value, ts, capacity, now_us")
 	s.decideGroups = callOf(schema, "decide_groups_1", 15, "ord, given, enough, value, ts, capacity, now_us")
+	s.spend = callOf(schema, "spend_1", 13, "ord, allowed, value, ts, capacity, now_us")
+	s.spendWindows = callOf(schema, "spend_windows_1", 12, "ord, allowed, value, ts, capacity, now_us, taken")
 	return s
 }
 

@@ -67,7 +67,7 @@ type Options struct {
 // New returns a Store.
 func New(o Options) *Store {
 	return &Store{
-		schema: o.Schema, statements: newStatements(o.Schema, o.RelaxedCommit), distributed: o.Distributed, relaxed: o.RelaxedCommit, asOf: o.AsOf,
+		schema: o.Schema, statements: newStatements(o.Schema), distributed: o.Distributed, relaxed: o.RelaxedCommit, asOf: o.AsOf,
 	}
 }
 

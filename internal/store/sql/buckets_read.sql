@@ -5,7 +5,7 @@
 --
 -- Returns one row for each bucket, in the order asked: value, ts and capacity (null: no row, a full bucket), taken,
 -- leases, now_us, filtered: whether row level security applies to the role, so that a row may be there and not seen.
--- LIMIT 1, and the sub-select, as in buckets_spend.sql.
+-- LIMIT 1, and the sub-select, as in spend_1.
 SELECT b.value, b.ts, b.capacity, b.taken, b.leases,
     coalesce($4::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) AS now_us,
     row_security_active('ratelimit.buckets') AS filtered

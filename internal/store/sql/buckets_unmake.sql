@@ -3,7 +3,7 @@
 --
 -- $1 name[], $2 key[], $3 shard[]   the rows
 --
--- Each is looked up by itself, as in buckets_spend.sql, and no other transaction has seen it. It is found by its TID,
+-- Each is looked up by itself, as in spend_1, and no other transaction has seen it. It is found by its TID,
 -- as in buckets_prune.sql.
 DELETE FROM ratelimit.buckets AS d
 WHERE d.ctid = ANY (ARRAY(
