@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"runtime"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -34,25 +35,39 @@ type hangingUpResults struct {
 
 func (r hangingUpResults) Close() error {
 	err := r.BatchResults.Close()
-	if r.tx.after--; r.tx.after == 0 {
-		r.tx.hangUp()
-	}
+	r.tx.answered()
 	return err
+}
+
+func (tx *hangingUp) Query(ctx context.Context, sql string, arguments ...any) (pgx.Rows, error) {
+	rows, err := tx.Tx.Query(ctx, sql, arguments...)
+	return &hangingUpRows{Rows: rows, answered: sync.OnceFunc(tx.answered)}, err
+}
+
+type hangingUpRows struct {
+	pgx.Rows
+	answered func()
+}
+
+func (r *hangingUpRows) Close() {
+	r.Rows.Close()
+	r.answered()
+}
+
+// answered hangs up after the last of the requests.
+func (tx *hangingUp) answered() {
+	if tx.after--; tx.after == 0 {
+		tx.hangUp()
+	}
 }
 
 // A context that ends between two requests of a call leaves no half of the call in a transaction whose owner commits all the same.
 func TestAnInterruptedCallIsAllOrNothing(t *testing.T) {
 	t.Parallel()
-	take := func(requests ...ratelimit.Request) call {
-		return func(ctx context.Context, l *ratelimit.Limiter, _ string, _ ratelimit.Request) error {
-			return l.Require(ctx, requests...)
-		}
-	}
 	for name, test := range map[string]struct {
 		call     call
 		requests int // that it makes
 	}{
-		"RefusedTake": {take(roomy.For("key").Cost(4), pinch.For("key")), 2},
 		"Reserve": {func(ctx context.Context, l *ratelimit.Limiter, _ string, r ratelimit.Request) error {
 			return errOf(l.Reserve(ctx, r, roomy.For("b")))
 		}, 2},

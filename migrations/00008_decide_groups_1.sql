@@ -68,7 +68,10 @@ BEGIN
             ), given AS (
                 UPDATE ratelimit.buckets AS b SET
                     value = least(a.capacity, b.value + ((greatest(a.begun - b.ts, 0) + a.step_us - 1) / a.step_us)::float8 * a.rate / a.steps) - a.cost,
-                    ts = CASE WHEN b.ts > v_now + 60000000 THEN a.begun ELSE greatest(b.ts, a.begun) END,
+                    ts = CASE -- a wrong clock wrote it if it's still ahead of a clock that is read under the lock
+                        WHEN b.ts > v_now + 60000000 AND b.ts > coalesce(p_as_of_us, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) + 60000000
+                            THEN a.begun
+                        ELSE greatest(b.ts, a.begun) END,
                     capacity = CASE
                         WHEN b.capacity = a.capacity THEN a.capacity
                         WHEN least(a.capacity, b.value + ((greatest(a.begun - b.ts, 0) + a.step_us - 1) / a.step_us)::float8 * a.rate / a.steps)

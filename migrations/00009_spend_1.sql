@@ -36,7 +36,10 @@ BEGIN
         RETURN QUERY
         UPDATE ratelimit.buckets AS b SET
             value = least(p_capacity, b.value + ((greatest(a.begun - b.ts, 0) + p_step_us - 1) / p_step_us)::float8 * p_rate / p_steps) - a.cost,
-            ts = CASE WHEN b.ts > v_now + 60000000 THEN a.begun ELSE greatest(b.ts, a.begun) END,
+            ts = CASE -- a wrong clock wrote it if it's still ahead of a clock that is read under the lock
+                WHEN b.ts > v_now + 60000000 AND b.ts > coalesce(p_as_of_us, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) + 60000000
+                    THEN a.begun
+                ELSE greatest(b.ts, a.begun) END,
             capacity = CASE
                 WHEN b.capacity = p_capacity THEN p_capacity
                 WHEN least(p_capacity, b.value + ((greatest(a.begun - b.ts, 0) + p_step_us - 1) / p_step_us)::float8 * p_rate / p_steps)
