@@ -6,6 +6,8 @@ import (
 	"slices"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
 )
 
@@ -44,12 +46,148 @@ func (s *Session) run(ctx context.Context, calls []*Call, waitFor *bucket.Key) (
 		p.others = nil
 	}
 	others := slices.Concat(undecided, p.others)
-	slices.SortFunc(others, bySeq)
+	slices.SortFunc(others, func(a, b *Call) int { return a.seq - b.seq })
 	open := answerRefused(others)
 	if len(open) == 0 {
 		return nil
 	}
 	return s.decideOpen(ctx, open, waitFor)
+}
+
+// spend takes for the groups of a plan, and reads what the others ask for, in one round trip. If one statement fails, nothing is taken.
+func (s *Session) spend(ctx context.Context, p *plan) error {
+	batch := &pgx.Batch{}
+	for _, rows := range p.policies {
+		s.queueSpend(batch, rows)
+	}
+	several := make([]bucket.Ask, len(p.several))
+	groups := make(array[integer], len(p.several))
+	for i, r := range p.several {
+		several[i], groups[i] = r.ask, integer(r.group.number)
+	}
+	if len(several) > 0 {
+		batch.Queue(s.statements.decideGroups, s.groupParameters(several, groups)...)
+	}
+	var looks []bucket.Ask
+	for _, c := range p.others {
+		looks = append(looks, c.Asks...)
+	}
+	if len(looks) > 0 {
+		batch.Queue(s.statements.read, s.rowParameters(looks)...)
+	}
+	filtered := false
+	err := s.Send(ctx, batch, func(results pgx.BatchResults) (err error) {
+		for _, rows := range p.policies {
+			if err := receiveSpend(results, rows); err != nil {
+				return err
+			}
+		}
+		if len(several) > 0 {
+			found, err := results.Query()
+			if err != nil {
+				return err
+			}
+			answers, err := scanGroups(found, several)
+			if err != nil {
+				return err
+			}
+			for i, a := range answers {
+				p.several[i].found, p.several[i].answer = true, a.Answer
+				p.several[i].answer.Allowed = a.given
+			}
+		}
+		if len(looks) > 0 {
+			filtered, err = receiveLooks(results, looks, p.others)
+		}
+		return err
+	})
+	if err == nil && filtered {
+		p.hidden = s.CheckHidden(ctx)
+	}
+	return err
+}
+
+// queueSpend queues spend_1 or spend_windows_1, for rows under one policy.
+func (s *Session) queueSpend(batch *pgx.Batch, rows []*row) {
+	n := len(rows)
+	keys, shards := make(array[text], n), make(array[integer], n)
+	costs, phases := make(array[double], n), make(array[bigint], n)
+	for i, r := range rows {
+		keys[i], shards[i] = text(r.ask.Key.Key), integer(r.ask.Key.Shard)
+		costs[i], phases[i] = double(r.ask.Cost), bigint(r.ask.Terms.Phase)
+	}
+	name, t := rows[0].ask.Key.Name, rows[0].ask.Terms
+	since, until := spanOf(&t)
+	if t.Kind.Statement() == bucket.WindowStatement {
+		batch.Queue(s.statements.spendWindows, name, keys, shards, costs,
+			t.Capacity, int32(t.Steps), t.Step, phases, since, until, s.AsOf(), s.relaxed)
+		return
+	}
+	batch.Queue(s.statements.spend, name, keys, shards, costs,
+		t.Capacity, t.Rate, t.Steps, t.Step, phases, since, until, s.AsOf(), s.relaxed)
+}
+
+// receiveSpend reads the answers of spend_1 or spend_windows_1. The first one for a row counts.
+func receiveSpend(results pgx.BatchResults, rows []*row) error {
+	found, err := results.Query()
+	if err != nil {
+		return err
+	}
+	for _, r := range rows { // of an attempt before
+		r.found = false
+	}
+	var place int64
+	var a bucket.Answer
+	var taken []float64
+	columns := []any{&place, &a.Allowed, &a.State.Value, &a.State.TS, &a.State.Capacity, &a.Now, &taken}
+	_, err = pgx.ForEachRow(found, columns[:len(found.FieldDescriptions())], func() error {
+		if place < 1 || place > int64(len(rows)) {
+			return errUnasked
+		}
+		r := rows[place-1]
+		if r.found {
+			return nil
+		}
+		r.answer, r.found = a, true
+		if taken != nil {
+			r.answer.State.Parts = &bucket.Parts{Taken: taken}
+		}
+		return nil
+	})
+	return err
+}
+
+// errUnasked is the error for an answer about a bucket that was not asked for.
+var errUnasked = errors.New("the statement answered for a bucket that was not asked for")
+
+// spendOne takes for a group of calls for one bucket, and waits for its row: it holds no other meanwhile.
+func (s *Session) spendOne(ctx context.Context, g *group) error {
+	answers, v, err := s.takeOne(ctx, []bucket.Ask{g.row.ask}, g.calls[0].traits.Statement, nil)
+	if g.row.found = err == nil && v != undecided; g.row.found {
+		g.row.answer = answers[0]
+	}
+	return err
+}
+
+// receiveLooks gives each call its answers to a look at its rows. filtered is what scanRows returns.
+func receiveLooks(results pgx.BatchResults, rows []bucket.Ask, calls []*Call) (filtered bool, err error) {
+	found, err := results.Query()
+	if err != nil {
+		return false, err
+	}
+	answers, filtered, err := scanRows(found, rows)
+	if err == nil {
+		err = answeredAll(answers, rows)
+	}
+	if err != nil {
+		return false, err
+	}
+	var p bucket.Page
+	for _, c := range calls {
+		n := len(c.Asks)
+		c.Answers, answers = p.LookAt(c.Asks, answers[:n], c.one[:0]), answers[n:]
+	}
+	return filtered, nil
 }
 
 // runHalves runs calls whose statement failed with err again in two halves, when one of them may be to blame for it. It answers the
@@ -105,9 +243,6 @@ func (c *Call) isRefused() bool {
 	}
 	return !bucket.AllAllowed(c.Answers)
 }
-
-// bySeq orders calls by their arrival.
-func bySeq(a, b *Call) int { return a.seq - b.seq }
 
 // decideOpen answers calls one after the other on locked rows, in a transaction of its own. It returns the calls that
 // need a row which another transaction holds.

@@ -4,12 +4,14 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgtype"
 
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
+	"github.com/pgratelimit/pgratelimit/internal/pgerr"
 )
 
 // EndTimeout bounds what ends a transaction, or undoes half a call in it. It does not run on the caller's context: a
@@ -122,6 +124,107 @@ func scanOne(rows pgx.Rows, kind bucket.Statement) (a bucket.Answer, v verdict, 
 		v = refused
 	}
 	return a, v, rows.Err()
+}
+
+// decideRows has decide_1 take from one row of each bucket, all or nothing.
+func (u *Unit) decideRows(ctx context.Context, rows []bucket.Ask) (answers []bucket.Answer, v verdict, err error) {
+	u.EnterQueue(ctx, rows)
+	c := columnsOf(rows)
+	found, err := u.conn.Query(ctx, u.statements.decide, c.names, c.keys, c.shards, c.costs, c.capacities, c.rates, c.steps, c.stepUs, c.phases,
+		c.lowest, c.since, c.until, u.AsOf())
+	if err != nil {
+		return nil, undecided, err
+	}
+	answers = make([]bucket.Answer, 0, len(rows))
+	var a bucket.Answer
+	columns := []any{&a.Allowed, &a.State.Value, &a.State.TS, &a.State.Capacity, &a.Now}
+	_, err = pgx.ForEachRow(found, columns, func() error {
+		answers = append(answers, a)
+		return nil
+	})
+	switch {
+	case err != nil || len(answers) == 0:
+		return nil, undecided, err
+	case bucket.AllAllowed(answers):
+		return answers, allowed, nil
+	}
+	return answers, refused, nil
+}
+
+// groupParameters returns the parameters of decide_groups_1.
+func (u *Unit) groupParameters(rows []bucket.Ask, groups array[integer]) []any {
+	c := columnsOf(rows)
+	return []any{
+		groups, c.names, c.keys, c.shards, c.costs, c.capacities, c.rates, c.steps, c.stepUs, c.phases, c.lowest, c.since, c.until, u.AsOf(), u.relaxed,
+	}
+}
+
+// groupAnswer is the answer of decide_groups_1 for a row: whether the costs of its group were taken. If not, Allowed is whether the row has
+// enough, if that is known.
+type groupAnswer struct {
+	given, known bool
+	bucket.Answer
+}
+
+// scanGroups reads the answers of decide_groups_1.
+func scanGroups(found pgx.Rows, rows []bucket.Ask) ([]groupAnswer, error) {
+	answers := make([]groupAnswer, len(rows))
+	var is struct { // one allocation
+		place, now      int64
+		given           bool
+		enough          pgtype.Bool
+		value, capacity pgtype.Float8
+		ts              pgtype.Int8
+	}
+	tag, err := pgx.ForEachRow(found, []any{&is.place, &is.given, &is.enough, &is.value, &is.ts, &is.capacity, &is.now}, func() error {
+		if is.place < 1 || is.place > int64(len(rows)) {
+			return errUnasked
+		}
+		r := &answers[is.place-1]
+		r.given, r.known, r.Allowed, r.Absent, r.Now = is.given, is.enough.Valid, is.enough.Bool, !is.ts.Valid, is.now
+		if r.State = (bucket.State{Value: is.value.Float64, TS: is.ts.Int64, Capacity: is.capacity.Float64}); r.Absent {
+			r.State = rows[is.place-1].Terms.Full(is.now)
+		}
+		return nil
+	})
+	if err == nil && tag.RowsAffected() != int64(len(rows)) {
+		err = fmt.Errorf("the function answered for %d of %d rows", tag.RowsAffected(), len(rows))
+	}
+	return answers, err
+}
+
+// decideAlone is decideRows in a statement that is its own transaction. It's undecided if another transaction is in the way.
+func (u *Unit) decideAlone(ctx context.Context, rows []bucket.Ask) (answers []bucket.Answer, v verdict, err error) {
+	found, err := u.conn.Query(ctx, u.statements.decideGroups, u.groupParameters(rows, make(array[integer], len(rows)))...)
+	if err != nil {
+		return nil, undecided, err
+	}
+	decided, err := scanGroups(found, rows)
+	switch {
+	case wasOvertaken(err) || HasTimedOut(err): // which the server also says of a lock_timeout, if it ends as the lock is there
+		return nil, undecided, nil
+	case err != nil:
+		return nil, undecided, err
+	}
+	v, answers = undecided, make([]bucket.Answer, 0, len(rows))
+	for _, r := range decided {
+		r.Absent = false
+		answers = append(answers, r.Answer)
+		switch {
+		case r.given:
+			v = allowed
+		case !r.known:
+			return nil, undecided, nil
+		case !r.Allowed:
+			v = refused
+		}
+	}
+	return answers, v, nil
+}
+
+// wasOvertaken reports whether a statement for several rows took nothing because another transaction holds one, or was quicker.
+func wasOvertaken(err error) bool {
+	return IsLockTimeout(err) || IsRetryable(err) || pgerr.Code(err) == codeUniqueViolation
 }
 
 // errNoAnswer is the error for a function that answered without a row.
