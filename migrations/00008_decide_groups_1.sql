@@ -11,7 +11,8 @@
 -- then. If another call was quicker, it begins again, up to three times. If another transaction holds a row for more than 1 ms,
 -- nothing is taken: it holds other rows meanwhile.
 --
--- The sub-selects hide the lengths of the arrays from the planner, which otherwise plans every call again. LATERAL with LIMIT 1, and the
+-- The sub-select hides the length of the array from the planner, which otherwise plans every call again; an unnest of all arrays costs more
+-- than their subscripts. LATERAL with LIMIT 1, and the
 -- LIMIT of the update, which the planner takes for one row, have it look each row up by its key, also with the statistics of a table
 -- that was small. For the same reason the name is compared with ANY.
 -- +goose StatementBegin
@@ -45,13 +46,15 @@ BEGIN
             SELECT a.ord, a.grp, b.value, b.ts, b.capacity, CASE
                 WHEN v_now NOT BETWEEN a.since_us AND a.until_us OR b.ts NOT BETWEEN a.since_us AND a.until_us
                     OR b.capacity <> a.capacity AND a.step_us > 1 THEN NULL
-                ELSE least(a.capacity, coalesce(b.value + ((greatest(a.begun - b.ts, 0) + a.step_us - 1) / a.step_us)::float8 * a.rate / a.steps, a.capacity))
-                    - a.cost >= a.lowest END AS enough
+                ELSE a.capacity - a.cost >= a.lowest AND (b.ts IS NULL
+                    OR b.value - a.cost >= a.lowest -- which costs little
+                    OR b.value + ((greatest(a.begun - b.ts, 0) + a.step_us - 1) / a.step_us)::float8 * a.rate / a.steps - a.cost >= a.lowest) END AS enough
             FROM (
-                SELECT u.*, greatest(u.phase_us + (v_now - u.phase_us) / u.step_us * u.step_us, u.since_us) AS begun
-                FROM unnest((SELECT p_groups), p_names, p_keys, p_shards, p_costs, p_capacities, p_rates, p_steps, p_step_us, p_phase_us, p_lowest,
-                        p_since_us, p_until_us)
-                    WITH ORDINALITY AS u (grp, name, key, shard, cost, capacity, rate, steps, step_us, phase_us, lowest, since_us, until_us, ord)
+                SELECT u.grp, u.ord, p_names[u.ord] AS name, p_keys[u.ord] AS key, p_shards[u.ord] AS shard, p_costs[u.ord] AS cost,
+                    p_capacities[u.ord] AS capacity, p_rates[u.ord] AS rate, p_steps[u.ord] AS steps, p_step_us[u.ord] AS step_us,
+                    p_lowest[u.ord] AS lowest, p_since_us[u.ord] AS since_us, p_until_us[u.ord] AS until_us,
+                    greatest(p_phase_us[u.ord] + (v_now - p_phase_us[u.ord]) / p_step_us[u.ord] * p_step_us[u.ord], p_since_us[u.ord]) AS begun
+                FROM unnest((SELECT p_groups)) WITH ORDINALITY AS u (grp, ord)
                 OFFSET 0) AS a
             LEFT JOIN LATERAL (
                 SELECT r.value, r.ts, r.capacity FROM ratelimit.buckets AS r
@@ -60,10 +63,11 @@ BEGIN
         EXIT WHEN v_refused <> '{}' AND (SELECT bool_and(grp = ANY (v_refused)) FROM unnest(p_groups) AS grp);
         BEGIN
             WITH asked AS MATERIALIZED (
-                SELECT u.*, greatest(u.phase_us + (v_now - u.phase_us) / u.step_us * u.step_us, u.since_us) AS begun
-                FROM unnest((SELECT p_groups), p_names, p_keys, p_shards, p_costs, p_capacities, p_rates, p_steps, p_step_us, p_phase_us, p_lowest,
-                        p_since_us, p_until_us)
-                    WITH ORDINALITY AS u (grp, name, key, shard, cost, capacity, rate, steps, step_us, phase_us, lowest, since_us, until_us, ord)
+                SELECT u.grp, u.ord, p_names[u.ord] AS name, p_keys[u.ord] AS key, p_shards[u.ord] AS shard, p_costs[u.ord] AS cost,
+                    p_capacities[u.ord] AS capacity, p_rates[u.ord] AS rate, p_steps[u.ord] AS steps, p_step_us[u.ord] AS step_us,
+                    p_lowest[u.ord] AS lowest, p_since_us[u.ord] AS since_us, p_until_us[u.ord] AS until_us,
+                    greatest(p_phase_us[u.ord] + (v_now - p_phase_us[u.ord]) / p_step_us[u.ord] * p_step_us[u.ord], p_since_us[u.ord]) AS begun
+                FROM unnest((SELECT p_groups)) WITH ORDINALITY AS u (grp, ord)
                 WHERE u.grp <> ALL (v_refused)
             ), given AS (
                 UPDATE ratelimit.buckets AS b SET
@@ -79,8 +83,8 @@ BEGIN
                         ELSE b.capacity END
                 FROM (SELECT * FROM asked LIMIT (SELECT cardinality(p_groups))) AS a
                 WHERE b.name = ANY (ARRAY[a.name]) AND b.key = a.key AND b.shard = a.shard
-                    AND least(a.capacity, b.value + ((greatest(a.begun - b.ts, 0) + a.step_us - 1) / a.step_us)::float8 * a.rate / a.steps)
-                        - a.cost >= a.lowest
+                    AND (b.value - a.cost >= a.lowest
+                        OR b.value + ((greatest(a.begun - b.ts, 0) + a.step_us - 1) / a.step_us)::float8 * a.rate / a.steps - a.cost >= a.lowest)
                     AND (b.capacity = a.capacity OR a.step_us = 1) AND (a.since_us IS NULL OR b.ts BETWEEN a.since_us AND a.until_us)
                 RETURNING a.ord, b.value, b.ts, b.capacity
             ), made AS (
