@@ -25,7 +25,8 @@ func TestFunctionsUseThePrimaryKey(t *testing.T) {
 		"take_1": {
 			{oneBucket + `, 1, 10, 10, 1000000, 1, 0, 0` + always + `false, false`, 1, false},
 			{oneBucket + `, 7, 10, 10, 1000000, 1, 0, 0, 0, 9000000000000000000, 1000, false, false`, 2, false},
-			{oneBucket + `, 1, 10, 10, 1000000, 1, 0, 0` + always + `true, false`, 1, true},
+			{oneBucket + `, 1, 10, 10, 1000000, 1, 0, 0` + always + `true, false`, 0, true},
+			{`'roomy', 'no key', 0, 1, 10, 10, 1000000, 1, 0, 0` + always + `true, false`, 1, true},
 		},
 		"decide_1": {
 			{threeDecisions + `, NULL, NULL, NULL`, 3, false},

@@ -17,7 +17,7 @@
 --
 -- Exact at every isolation level. A call that is not alone reads through no snapshot, so it takes no SIREAD lock and causes no
 -- serialization failure between different rows. It keeps the row locked to the end of the transaction, also if it refuses. A call that is
--- alone looks first, so a refusal writes, locks and logs nothing. A rollback undoes either.
+-- alone writes only what it takes, so a refusal locks and logs nothing. A rollback undoes either.
 -- +goose StatementBegin
 CREATE FUNCTION ratelimit.take_1(
     p_name text, p_key text, p_shard integer, p_cost float8,
@@ -40,6 +40,25 @@ BEGIN
         v_begun := greatest(p_phase_us + (now_us - p_phase_us) / p_step_us * p_step_us, p_since_us);
 
         IF p_alone THEN
+            -- Mostly there is a row, which has enough.
+            UPDATE ratelimit.buckets AS b SET
+                value = least(p_capacity, b.value + ((greatest(v_begun - b.ts, 0) + p_step_us - 1) / p_step_us)::float8 * p_rate / p_steps) - p_cost,
+                ts = greatest(b.ts, v_begun),
+                capacity = CASE
+                    WHEN b.capacity = p_capacity THEN p_capacity
+                    WHEN least(p_capacity, b.value + ((greatest(v_begun - b.ts, 0) + p_step_us - 1) / p_step_us)::float8 * p_rate / p_steps) >= p_capacity THEN p_capacity
+                    ELSE b.capacity END
+            WHERE b.name = p_name AND b.key = p_key AND b.shard = p_shard
+                AND least(p_capacity, b.value + ((greatest(v_begun - b.ts, 0) + p_step_us - 1) / p_step_us)::float8 * p_rate / p_steps) - p_cost >= p_lowest
+                AND (p_since_us IS NULL OR b.ts BETWEEN p_since_us AND p_until_us)
+                AND (b.capacity = p_capacity OR p_step_us = 1)
+                AND b.ts <= now_us + 60000000
+            RETURNING b.value, b.ts, b.capacity INTO value, ts, capacity;
+            IF FOUND THEN
+                allowed := true;
+                RETURN;
+            END IF;
+
             SELECT b.value, b.ts, b.capacity INTO value, ts, capacity
             FROM ratelimit.buckets AS b WHERE b.name = p_name AND b.key = p_key AND b.shard = p_shard;
             IF NOT FOUND THEN
