@@ -12,8 +12,8 @@
 -- p_relaxed                     whether the commit of that transaction needs not wait for the disk
 --
 -- allowed is null, and nothing was taken, if the numbers don't hold at the instant, or if the row was written under others: the caller
--- locks the row and decides. value, ts and capacity are those of the row after the decision, and null if allowed is. now_us is the
--- instant of the decision.
+-- locks the row and decides. value, ts and capacity are those of the row after the decision. If allowed is null, they mean nothing. now_us
+-- is the instant of the decision.
 --
 -- Exact at every isolation level. A call that is not alone reads through no snapshot, so it takes no SIREAD lock and causes no
 -- serialization failure between different rows. It keeps the row locked to the end of the transaction, also if it refuses. A call that is

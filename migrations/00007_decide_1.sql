@@ -18,6 +18,7 @@ RETURNS TABLE (allowed boolean, value float8, ts bigint, capacity float8, now_us
 LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
+    v_now      bigint := coalesce(p_as_of_us, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint); -- one instant for all rows
     v_row      record;
     v_enough   boolean[];
     v_value    float8[];
@@ -28,7 +29,7 @@ BEGIN
         FOR i IN 1 .. cardinality(p_names) LOOP
             v_row := ratelimit.take_1(p_names[i], p_keys[i], p_shards[i], p_costs[i],
                 p_capacities[i], p_rates[i], p_steps[i], p_step_us[i], p_phase_us[i], p_lowest[i],
-                p_since_us[i], p_until_us[i], p_as_of_us, false, false);
+                p_since_us[i], p_until_us[i], v_now, false, false);
             IF v_row.allowed IS NULL THEN
                 RAISE SQLSTATE 'RL002';
             END IF;
@@ -48,7 +49,7 @@ BEGIN
             RETURN;
     END;
     FOR i IN 1 .. cardinality(p_names) LOOP
-        allowed := v_enough[i]; value := v_value[i]; ts := v_ts[i]; capacity := v_capacity[i]; now_us := v_row.now_us;
+        allowed := v_enough[i]; value := v_value[i]; ts := v_ts[i]; capacity := v_capacity[i]; now_us := v_now;
         RETURN NEXT;
     END LOOP;
 END $$;

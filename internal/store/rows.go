@@ -57,7 +57,7 @@ type columns struct {
 	names, keys                             array[text]
 	shards                                  array[integer]
 	costs, capacities, rates, steps, lowest array[double]
-	stepUs, phases, tolerances              array[bigint]
+	stepUs, phases                          array[bigint]
 	since, until                            []*int64 // nil when the terms of all always hold
 }
 
@@ -66,12 +66,12 @@ func columnsOf(asks []bucket.Ask) columns {
 	var c columns
 	c.names, c.keys, c.shards = keysOf(asks)
 	c.costs, c.lowest, c.stepUs, c.phases = make(array[double], n), make(array[double], n), make(array[bigint], n), make(array[bigint], n)
-	c.capacities, c.rates, c.steps, c.tolerances = make(array[double], n), make(array[double], n), make(array[double], n), make(array[bigint], n)
+	c.capacities, c.rates, c.steps = make(array[double], n), make(array[double], n), make(array[double], n)
 	for i := range asks {
 		a := &asks[i]
 		t := &a.Terms
 		c.costs[i], c.lowest[i], c.stepUs[i], c.phases[i] = double(a.Cost), double(a.Lowest), bigint(t.Step), bigint(t.Phase)
-		c.capacities[i], c.rates[i], c.steps[i], c.tolerances[i] = double(t.Capacity), double(t.Rate), double(t.Steps), bigint(tolerance)
+		c.capacities[i], c.rates[i], c.steps[i] = double(t.Capacity), double(t.Rate), double(t.Steps)
 	}
 	c.since, c.until = spansOf(n, func(i int) *bucket.Terms { return &asks[i].Terms })
 	return c

@@ -134,7 +134,7 @@ func receiveSpend(results pgx.BatchResults, rows []*row) error {
 		return err
 	}
 	for _, r := range rows { // of an attempt before
-		r.found = false
+		r.found, r.answer = false, bucket.Answer{}
 	}
 	var place int64
 	var a bucket.Answer

@@ -257,9 +257,6 @@ func (s *Session) fixClocks(ctx context.Context, asks []bucket.Ask, answers []bu
 	return s.ChangeRows(ctx, (*bucket.Page).FixClocks, wrong)
 }
 
-// tolerance is how many microseconds a ts may be ahead of now.
-const tolerance = int64(bucket.ClockTolerance / time.Microsecond)
-
 // AsOf returns the instant that replaces the database's clock, as a parameter.
 func (s *Store) AsOf() *int64 {
 	if s.asOf == nil {
