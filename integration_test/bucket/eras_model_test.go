@@ -54,11 +54,15 @@ type erasHistory struct {
 	row   *bucket.State // as it is stored; nil: there is none
 	now   int64
 
+	// The last call was a credit, at this instant. It doesn't move ts, so a clock that steps back behind it may count the time up to it
+	// again, which the model doesn't.
+	credited int64
+
 	decisions, open int
 }
 
 func newErasHistory(t *rapid.T, draw func(buckettest.Source) bucket.Terms) *erasHistory {
-	h := &erasHistory{T: t, src: shrinking{t}, now: opening - minute}
+	h := &erasHistory{T: t, src: shrinking{t}, now: opening - minute, credited: math.MinInt64}
 	h.list = buckettest.DrawEras(h.src, draw)
 	h.eras = bucket.NewEras(h.list)
 	h.model = buckettest.NewExactBucket(buckettest.ExactlyEras(h.list))
@@ -100,6 +104,7 @@ func (h *erasHistory) advance() {
 		}
 		h.now -= back
 	}
+	h.now = max(h.now, h.credited)
 }
 
 // settle returns the terms that hold, and the row of the bucket under them, as the store does on locked rows. It is compared with the
@@ -156,6 +161,7 @@ func (h *erasHistory) step() {
 	keep := !absent
 	amount := max(terms.Capacity*h.src.Unit()*buckettest.One(h.src, 0.1, 0.5, 1, 1), bucket.MinTokens)
 	chance := h.src.Pick(20)
+	h.credited = math.MinInt64
 	h.Logf("at %d, in era %d: call %d, amount %v, on %+v, absent %v", now, terms.Era, chance, amount, row, absent)
 	switch {
 	case chance == 0: // a look, which stores nothing
@@ -172,6 +178,7 @@ func (h *erasHistory) step() {
 	case chance < 7:
 		row = buckettest.Credit(terms, row, now, amount, math.MaxInt64)
 		h.model.Credit(amount, now)
+		h.credited = now
 		keep = true
 	default:
 		lowest := -terms.MaxOwed * float64(h.src.Pick(2))
