@@ -102,7 +102,9 @@ func (h *erasHistory) advance() {
 		if h.src.Pick(4) == 0 {
 			back *= 1000
 		}
-		h.now -= back
+		if len(h.list) == 1 { // else a row that is full may be there since any instant, or not at all
+			h.now -= back
+		}
 	}
 	h.now = max(h.now, h.credited)
 }
