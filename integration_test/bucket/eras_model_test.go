@@ -54,15 +54,15 @@ type erasHistory struct {
 	row   *bucket.State // as it is stored; nil: there is none
 	now   int64
 
-	// The last call was a credit, at this instant. It doesn't move ts, so a clock that steps back behind it may count the time up to it
-	// again, which the model doesn't.
-	credited int64
+	// The latest credit or refusal since a call that wrote ts. Neither writes it, so if the clock steps back behind it, the time up to it
+	// may count once more, within what capacity and rate give for the span. The model is stricter.
+	counted int64
 
 	decisions, open int
 }
 
 func newErasHistory(t *rapid.T, draw func(buckettest.Source) bucket.Terms) *erasHistory {
-	h := &erasHistory{T: t, src: shrinking{t}, now: opening - minute, credited: math.MinInt64}
+	h := &erasHistory{T: t, src: shrinking{t}, now: opening - minute, counted: math.MinInt64}
 	h.list = buckettest.DrawEras(h.src, draw)
 	h.eras = bucket.NewEras(h.list)
 	h.model = buckettest.NewExactBucket(buckettest.ExactlyEras(h.list))
@@ -102,11 +102,9 @@ func (h *erasHistory) advance() {
 		if h.src.Pick(4) == 0 {
 			back *= 1000
 		}
-		if len(h.list) == 1 { // else a row that is full may be there since any instant, or not at all
-			h.now -= back
-		}
+		h.now -= back
 	}
-	h.now = max(h.now, h.credited)
+	h.now = max(h.now, h.counted)
 }
 
 // settle returns the terms that hold, and the row of the bucket under them, as the store does on locked rows. It is compared with the
@@ -163,24 +161,24 @@ func (h *erasHistory) step() {
 	keep := !absent
 	amount := max(terms.Capacity*h.src.Unit()*buckettest.One(h.src, 0.1, 0.5, 1, 1), bucket.MinTokens)
 	chance := h.src.Pick(20)
-	h.credited = math.MinInt64
 	h.Logf("at %d, in era %d: call %d, amount %v, on %+v, absent %v", now, terms.Era, chance, amount, row, absent)
+	counted := h.counted
+	h.counted = max(h.counted, now)
 	switch {
 	case chance == 0: // a look, which stores nothing
-		h.model = before
+		h.model, h.counted = before, counted
 		return
 	case chance == 1:
 		row = terms.Kind.Fill(terms, row, now)
 		h.model.Fill(now)
-		keep = true
+		keep, h.counted = true, math.MinInt64
 	case chance < 4:
 		row = terms.Kind.Charge(terms, terms.FixClock(row, now), now, amount)
 		h.model.Spend(amount, now)
-		keep = true
+		keep, h.counted = true, math.MinInt64
 	case chance < 7:
 		row = buckettest.Credit(terms, row, now, amount, math.MaxInt64)
 		h.model.Credit(amount, now)
-		h.credited = now
 		keep = true
 	default:
 		lowest := -terms.MaxOwed * float64(h.src.Pick(2))
@@ -204,7 +202,7 @@ func (h *erasHistory) take(terms bucket.Terms, row *bucket.State, now int64, cos
 	h.decided(terms, allowed, spare, cost, now)
 	if allowed {
 		h.model.Spend(cost, now)
-		cost, lowest = 0, 0
+		cost, lowest, h.counted = 0, 0, math.MinInt64
 	}
 	o := (&bucket.Ask{Terms: terms, Cost: cost}).Tell(&answer, lowest, &bucket.Content{})
 	if !allowed {
