@@ -158,6 +158,63 @@ func TestAnotherNumberOfRowsStartsFull(t *testing.T) {
 	}
 }
 
+// differing are policies of one ruling, for a process whose clock differs from the database's.
+type differing struct {
+	ruling *ratelimit.Ruling
+	ahead  time.Duration
+}
+
+func (p differing) RulingFor(ratelimit.Limit, string, string) *ratelimit.Ruling { return p.ruling }
+func (p differing) RulingsOf(string) []*ratelimit.Ruling                        { return []*ratelimit.Ruling{p.ruling} }
+func (p differing) Ahead() time.Duration                                        { return p.ahead }
+
+// If a rule changes the number of rows, the rows that a process uses by its own clock give no more than the policy in effect.
+func TestRowsOfAnotherEraGiveOneBucket(t *testing.T) {
+	t.Parallel()
+	few, many := ratelimit.TokenBucket{Rate: 8, Period: century, Shards: 8}, ratelimit.TokenBucket{Rate: 64, Period: century}
+	for name, test := range map[string]struct {
+		before, after  ratelimit.TokenBucket
+		changed, ahead time.Duration // from now on
+	}{
+		"Behind": {before: few, after: many, changed: -time.Hour, ahead: -2 * time.Hour},
+		"Right":  {before: few, after: many, changed: -time.Hour},
+		"Ahead":  {before: many, after: few, changed: time.Hour, ahead: 2 * time.Hour},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b, limit := inMemory.setup(t), ratelimit.Define("changing", test.before)
+			ruling, err := ratelimit.NewRuling(limit, ratelimit.RulingConfig{Eras: []ratelimit.Era{
+				{Policy: test.before}, {From: time.Now().Add(test.changed), Policy: test.after, OnChange: ratelimit.ResetTokens},
+			}})
+			require.NoError(t, err)
+			limiter := b.with(t, ratelimit.Config{Policies: differing{ruling, test.ahead}})
+			given := 0
+			for range 600 {
+				decision, err := limiter.Take(t.Context(), limit.For("key"))
+				require.NoError(t, err)
+				if decision.Allowed {
+					given++
+				}
+			}
+			require.Equal(t, 64, given, "of the policy in effect")
+		})
+	}
+}
+
+// Renew takes the whole cost again after a change of Shards, under the policy of today.
+func TestRenewAfterAChangeOfShards(t *testing.T) {
+	t.Parallel()
+	d := inMemory.setup(t).desk(t, ratelimit.Config{})
+	of := func(shards int) ratelimit.Request {
+		return ratelimit.Define("changing", ratelimit.TokenBucket{Rate: 64, Period: century, Shards: shards, MaxReserved: 16}).For("key")
+	}
+	r := d.reserve(t, of(1).Cost(16))
+	require.InDelta(t, 64, tokens(t, d.limiter, of(8)), 1e-9)
+	turn, err := d.limiter.Renew(t.Context(), r.ID)
+	require.NoError(t, err)
+	require.Zero(t, turn.Wait)
+}
+
 // Full equals the database's answer for a sharded bucket without rows.
 func TestFullOfABucketOfSeveralRows(t *testing.T) {
 	t.Parallel()

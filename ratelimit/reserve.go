@@ -248,14 +248,15 @@ func (l reserving) Resolve(ctx context.Context, verb string, r *reserved.Reserva
 		terms := b.Terms()
 		terms.Windows = windowsOf(b.Calendar)
 		limit := limitOf(b.Key.Name, madeElsewhere{}, terms)
+		rows := 1 // as the terms of the reservation are for one
 		if last := l.policies.last(b.Key.Name); last != nil {
-			limit = *last
+			limit, rows = *last, len(r.Of(b.Key.Whole()))
 		}
 		if rule := ruleFor(ctx, l.Limiter, verb, limit, b.Plan, b.Key.Key); rule != nil {
-			limit = rule.holding(l.config.estimate()).limit
+			limit, rows = rule.holding(l.config.estimate()).limit, len(r.Of(b.Key.Whole()))
 			r.PausedUntil = max(r.PausedUntil, rule.pausedUntil)
 		}
-		b.Now = limit.termsFor(b.Key.Key).On(r.NowUs)
+		b.Now = timesTokens(limit.termsFor(b.Key.Key).On(r.NowUs), float64(limit.definition().shards)/float64(rows))
 	}
 }
 

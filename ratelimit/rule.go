@@ -227,18 +227,20 @@ func usualChange(limit Limit) OnChange {
 	return CarryUsage
 }
 
-// link stores all eras of the ruling in the terms of each era.
+// link stores all eras of the ruling in the terms of each era. They are terms of as many rows as that era has: a process whose clock
+// differs asks these rows in another era, too, and together they have to give what one bucket gives.
 func (r *Ruling) link(changes []bucket.Change) {
 	if len(r.eras) == 1 {
 		return
 	}
-	eras := make([]bucket.Era, len(r.eras))
-	for i, e := range r.eras {
-		eras[i] = bucket.Era{From: e.from, Terms: e.limit.terms(), Change: changes[i]}
-	}
-	linked := bucket.NewEras(eras)
-	for i := range r.eras {
-		r.eras[i].limit = limitOf(r.limit, r.eras[i].limit.Policy(), linked.Holding(r.eras[i].from))
+	apart := slices.Clone(r.eras)
+	for i, e := range apart {
+		eras := make([]bucket.Era, len(apart))
+		for j, of := range apart {
+			terms := timesTokens(of.limit.terms(), float64(of.limit.definition().shards)/float64(e.limit.definition().shards))
+			eras[j] = bucket.Era{From: of.from, Terms: terms, Change: changes[j]}
+		}
+		r.eras[i].limit = limitOf(r.limit, e.limit.Policy(), bucket.NewEras(eras).Holding(e.from))
 	}
 }
 
