@@ -54,10 +54,10 @@ func drawWindow(src buckettest.Source) bucket.Terms {
 	return sliding(buckettest.One(src, 1, 3, 10, 0.1, 1e6/3), buckettest.One[int64](src, 1, 3, 5000, 16_667, 1_000_000), buckettest.One[int32](src, 1, 2, 10, 60, 128))
 }
 
-// TestStatementsAgree runs random histories of calls for one bucket or several, alone, in a batch, and in transactions of each
+// TestFunctionsAgree runs random histories of calls for one bucket or several, alone, in a batch, and in transactions of each
 // isolation level. They have costs that round, rows that others have written, clocks that step back, and policies that change. Every
-// decision, value, ts and slice of the statements and of the algebra in Go is the same to the last bit.
-func TestStatementsAgree(t *testing.T) {
+// decision, value, ts and slice of the functions in the server and of the algebra in Go is the same to the last bit.
+func TestFunctionsAgree(t *testing.T) {
 	t.Parallel()
 	testsize.EachSeed(t, func(t *testing.T, seed uint64) {
 		t.Helper()

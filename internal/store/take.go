@@ -61,9 +61,7 @@ func (u *Unit) take(ctx context.Context, c *Call) (v verdict, err error) {
 
 // takeOne takes from one bucket on one row, by take_1 or slide_1. The answer is put into room if that has the capacity.
 func (u *Unit) takeOne(ctx context.Context, asks []bucket.Ask, kind bucket.Statement, room []bucket.Answer) (answers []bucket.Answer, v verdict, err error) {
-	if u.queue != nil {
-		u.queue.Enter(ctx, asks)
-	}
+	u.EnterQueue(ctx, asks)
 	statement, parameters := u.statementFor(&asks[0], kind)
 	rows, err := u.conn.Query(ctx, statement, parameters...)
 	if err != nil {
