@@ -1,7 +1,6 @@
 package ratelimit
 
 import (
-	"errors"
 	"fmt"
 	"math"
 	"time"
@@ -72,9 +71,6 @@ func (l Limit) holds() bool {
 // verbAcquire is the verb of Acquire.
 const verbAcquire = "acquire"
 
-// errHolds tells how to use a limit with a Concurrency policy, which most verbs do not support.
-var errHolds = errors.New("call Acquire, which takes a lease on slots, and Release")
-
 // checkVerb returns an error if the limit does not support the verb, or not with this cost.
 func checkVerb(limit Limit, verb string, cost float64) error {
 	if !limit.holds() {
@@ -89,7 +85,8 @@ func checkVerb(limit Limit, verb string, cost float64) error {
 	case "value", "reset":
 		return nil
 	}
-	return fmt.Errorf("%w: %s of %q, which is %v: %w", ErrInvalidRequest, verb, limit.Name(), limit.Policy(), errHolds)
+	return fmt.Errorf("%w: %s of %q, which is %v: call Acquire, which takes a lease on slots, and Release",
+		ErrInvalidRequest, verb, limit.Name(), limit.Policy())
 }
 
 // checkSlots returns an error if the limit has a Concurrency policy and cost is not a whole number of slots.

@@ -65,9 +65,9 @@ var (
 	// cut off, changed, of a newer version, or empty because Acquire was refused.
 	ErrInvalidLease = errors.New("ratelimit: invalid lease ID")
 
-	// ErrInvalidConfig is returned by New if the pool or a field of Config is invalid. All calls return it on a Limiter that
+	// ErrInvalidConfig is returned by New and NewSimulation if the pool or a field of Config is invalid. All calls return it on a Limiter that
 	// New did not return, or that WithTx bound to a nil transaction. Hold, Keep, Prune, Close and InTx return it on a
-	// Limiter of WithTx. NewSimulation and the calls of a Simulation return it for the same reasons.
+	// Limiter of WithTx.
 	ErrInvalidConfig = errors.New("ratelimit: invalid configuration")
 
 	// ErrNotMigrated is returned if the schema lacks a table, a column or a function. Run migrations.Up.

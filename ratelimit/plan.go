@@ -182,10 +182,6 @@ func (p *plan) makeRoom(n int) {
 		p.asks, p.of, p.asked = p.oneAsk[:0], p.oneOf[:0], p.oneAsked[:0]
 		return
 	}
-	if cap(p.asked) >= n { // a Simulation reuses its plan
-		p.asks, p.of, p.asked = p.asks[:0], p.of[:0], p.asked[:0]
-		return
-	}
 	p.asks, p.of, p.asked = make([]bucket.Ask, 0, n), make([]subject, 0, n), make([]asked, 0, n)
 }
 

@@ -1,83 +1,43 @@
 package ratelimit
 
 import (
-	"context"
-	"errors"
-	"fmt"
 	"time"
 
-	"github.com/pgratelimit/pgratelimit/internal/bucket"
-	"github.com/pgratelimit/pgratelimit/internal/store"
+	"github.com/pgratelimit/pgratelimit/internal/memstore"
 )
 
-// Simulation decides as a Limiter does, at instants that you pass, on buckets in memory that begin full. Use it to replay
-// recorded requests against other policies. Make it with [NewSimulation]. Use it on one goroutine at a time. It has only Take:
-// no reservations, credits, charges or resets. It never forgets a bucket: each bucket with taken tokens needs 70 to 100 bytes
-// if its key has ten.
+// Simulation has a Limiter whose buckets are in memory and begin full, and whose clock you set. Use it to replay recorded
+// requests against other policies. Make it with [NewSimulation]. Use it on one goroutine at a time, so without Keep, Hold
+// and Maintain, which run on others. A bucket with taken tokens needs 120 to 190 bytes if its key has ten, until
+// [Limiter.Prune] deletes it.
 type Simulation struct {
-	limiter Limiter
-	memory  *bucket.Memory
+	limiter *Limiter
+	memory  memstore.Pool
 	at      time.Time
-
-	call call // reused by the next Take
 }
 
-// NewSimulation returns a Simulation. It uses HashKey, Policies and Refused of config. Errors wrap ErrInvalidConfig.
+// NewSimulation returns a Simulation whose Limiter has config, but neither a Timeout nor another clock. Errors wrap
+// ErrInvalidConfig.
 func NewSimulation(config Config) (*Simulation, error) {
-	config = config.withDefaults()
-	if err := config.validate(); err != nil {
+	s := &Simulation{memory: memstore.NewPool(nil)}
+	config.AsOf, config.Timeout = func() time.Time { return s.at }, -1
+	limiter, err := New(s.memory, config)
+	if err != nil {
 		return nil, err
 	}
-	s := &Simulation{memory: bucket.NewMemory()}
-	config.AsOf = func() time.Time { return s.at }
-	s.limiter = Limiter{config: config, reports: reports{refused: config.Refused}}
+	s.limiter = limiter
 	return s, nil
+}
+
+// At sets the clock to a time, which can be before the previous one, and returns the Limiter:
+//
+//	d, err := simulation.At(noon).Take(ctx, Uploads.For("ada"))
+//
+// The Limiter decides as on Postgres. For a limit with Shards it begins with the first row.
+func (s *Simulation) At(at time.Time) *Limiter {
+	s.at = at
+	return s.limiter
 }
 
 // Buckets returns the number of buckets with taken tokens. With Shards, each row counts.
 func (s *Simulation) Buckets() int { return s.memory.Count() }
-
-// Take decides as [Limiter.Take] does, at the instant at in place of the database's clock. The instant can be before the
-// previous one. Take returns only the errors that Limiter.Take returns before any SQL. For a limit with Shards it begins
-// with the first row. It passes ctx to Policies and Refused, and goes on if ctx has ended.
-func (s *Simulation) Take(ctx context.Context, at time.Time, requests ...Request) (Decision, error) {
-	if s == nil || s.memory == nil {
-		return Decision{}, fmt.Errorf("%w: %s on a Simulation that NewSimulation did not return", ErrInvalidConfig, verbTake)
-	}
-	s.at = at
-	c := &s.call
-	asks, of, asked := c.plan.asks, c.plan.of, c.plan.asked
-	*c = call{}
-	c.Verb, c.plan.asks, c.plan.of, c.plan.asked = verbTake, asks, of, asked
-	if err := c.plan.arrange(ctx, &s.limiter, verbTake, requests); err != nil {
-		if errors.Is(err, errHolds) {
-			err = fmt.Errorf("%w; a Simulation is not told when slots are given back, so it cannot say how many are held", err)
-		}
-		return Decision{}, err
-	}
-	c.Asks = c.plan.asks
-	s.decide(c)
-	if c.plan.ruled {
-		_ = c.leaveShadowsOut(func(again *call) error { s.decide(again); return nil })
-	}
-	d := c.plan.decide(c.Answers)
-	if s.limiter.reports.refused != nil {
-		s.limiter.reports.refusals(ctx, c, &d)
-	}
-	return d, nil
-}
-
-// decide sets the answers of the call, unless they are known.
-func (s *Simulation) decide(c *call) {
-	if len(c.Asks) > 0 {
-		ask := func(part *store.Call) error {
-			part.Answers = s.memory.Take(part.Asks, s.limiter.config.estimate(), part.Look)
-			return nil
-		}
-		if c.plan.sharded {
-			_ = c.askRows(ask)
-			return
-		}
-		_ = ask(&c.Call)
-	}
-}

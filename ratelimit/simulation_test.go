@@ -120,14 +120,14 @@ func TestSimulation(t *testing.T) {
 				requests := s.draw(random)
 				checked, err := s.limiter.Check(t.Context(), requests...)
 				if errors.Is(err, ratelimit.ErrCostExceedsCapacity) {
-					_, err = s.simulation.Take(t.Context(), s.now, requests...)
+					_, err = s.simulation.At(s.now).Take(t.Context(), requests...)
 					require.ErrorIs(t, err, ratelimit.ErrCostExceedsCapacity)
 					continue
 				}
 				require.NoError(t, err)
 				want, err := s.limiter.Take(t.Context(), requests...)
 				require.NoError(t, err)
-				got, err := s.simulation.Take(t.Context(), s.now, requests...)
+				got, err := s.simulation.At(s.now).Take(t.Context(), requests...)
 				require.NoError(t, err)
 				require.Equal(t, told(&want), told(&got), "call %d: %v", i, requests)
 				require.Equal(t, [...]any{want.Allowed, want.RetryAfter}, [...]any{checked.Allowed, checked.RetryAfter}, "call %d: %v", i, requests)
@@ -148,14 +148,32 @@ func TestNewSimulation(t *testing.T) {
 	require.ErrorIs(t, err, ratelimit.ErrInvalidConfig)
 	simulation, err := ratelimit.NewSimulation(ratelimit.Config{})
 	require.NoError(t, err)
-	_, err = simulation.Take(t.Context(), at, ratelimit.Define("three", ratelimit.PerHour(3)).Global().Cost(4))
+	_, err = simulation.At(at).Take(t.Context(), ratelimit.Define("three", ratelimit.PerHour(3)).Global().Cost(4))
 	require.ErrorIs(t, err, ratelimit.ErrCostExceedsCapacity)
-	_, err = simulation.Take(t.Context(), at, ratelimit.Define("jobs", ratelimit.Concurrency{Most: 3}).For("ada"))
-	require.ErrorIs(t, err, ratelimit.ErrInvalidRequest)
-	require.ErrorContains(t, err, "a Simulation is not told when slots are given back")
 	require.Zero(t, simulation.Buckets())
-	_, err = new(ratelimit.Simulation).Take(t.Context(), at, ratelimit.Define("three", ratelimit.PerHour(3)).Global())
+	_, err = new(ratelimit.Simulation).At(at).Take(t.Context(), ratelimit.Define("three", ratelimit.PerHour(3)).Global())
 	require.ErrorIs(t, err, ratelimit.ErrInvalidConfig)
+}
+
+// Every verb is decided at the time of At.
+func TestASimulationHasAllVerbs(t *testing.T) {
+	t.Parallel()
+	s, err := ratelimit.NewSimulation(ratelimit.Config{})
+	require.NoError(t, err)
+	jobs := ratelimit.Define("jobs", ratelimit.Concurrency{Most: 1, Lease: time.Minute})
+	for _, after := range []time.Duration{0, time.Minute - time.Microsecond, time.Minute} {
+		lease, err := s.At(at.Add(after)).Acquire(t.Context(), jobs.For("ada"))
+		require.NoError(t, err)
+		require.Equal(t, after%time.Minute == 0, lease.Allowed)
+	}
+	three := ratelimit.Define("three", ratelimit.TokenBucket{Rate: 3, Period: time.Hour, MaxReserved: 1})
+	reserved, err := s.At(at).Reserve(t.Context(), three.For("ada").Cost(4))
+	require.NoError(t, err)
+	require.Equal(t, at.Add(20*time.Minute), reserved.ReadyAt.UTC())
+	require.Equal(t, 2, s.Buckets())
+	_, err = s.At(at.Add(2*time.Hour)).Prune(t.Context(), jobs, three)
+	require.NoError(t, err)
+	require.Zero(t, s.Buckets())
 }
 
 // A Simulation knows the windows of a calendar at every instant.
@@ -168,7 +186,7 @@ func TestASimulationOfACalendar(t *testing.T) {
 	s, err := ratelimit.NewSimulation(ratelimit.Config{})
 	require.NoError(t, err)
 	for i, now := range []time.Time{march, april.Add(-time.Microsecond), april, april.AddDate(20, 0, 0), april.AddDate(40, 0, 0)} {
-		d, err := s.Take(t.Context(), now, request)
+		d, err := s.At(now).Take(t.Context(), request)
 		require.NoError(t, err)
 		require.Equal(t, i != 1, d.Allowed, now)
 		if i == 1 {
@@ -185,7 +203,7 @@ func ExampleSimulation() {
 	two := ratelimit.Define("uploads", ratelimit.PerMinute(2))
 	noon := time.Date(2026, time.March, 1, 12, 0, 0, 0, time.UTC)
 	for _, came := range []time.Duration{0, time.Second, 2 * time.Second} {
-		d, err := simulation.Take(ctx, noon.Add(came), two.For("ada"))
+		d, err := simulation.At(noon.Add(came)).Take(ctx, two.For("ada"))
 		if err != nil {
 			log.Fatal(err)
 		}

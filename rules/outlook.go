@@ -84,7 +84,7 @@ func leftAfter(before, after ratelimit.Policy, change ratelimit.OnChange, at tim
 	}{{at.Add(-time.Microsecond), used}, {at, 0}} {
 		var d ratelimit.Decision
 		if err == nil {
-			if d, err = s.Take(context.Background(), step.at, limit.For("key").Cost(step.cost)); err == nil {
+			if d, err = s.At(step.at).Take(context.Background(), limit.For("key").Cost(step.cost)); err == nil {
 				left = d.States[0]
 			}
 		}

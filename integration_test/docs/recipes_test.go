@@ -117,7 +117,7 @@ func pressed(t *testing.T, limit ratelimit.Limit, perSecond float64, n int) (adm
 	require.NoError(t, err)
 	for i := range n {
 		at := time.Duration(float64(i)/perSecond*1e6) * time.Microsecond
-		d, err := s.Take(t.Context(), recipeStart.Add(at), limit.For("ada"))
+		d, err := s.At(recipeStart.Add(at)).Take(t.Context(), limit.For("ada"))
 		require.NoError(t, err)
 		if d.Allowed {
 			admitted = append(admitted, at)

@@ -59,7 +59,7 @@ func TestRecipesWorstCase(t *testing.T) {
 			var admitted []time.Duration
 			for i := quiet; i < 4000; i++ {
 				at := time.Duration(i) * 10 * time.Millisecond
-				d, err := s.Take(t.Context(), recipeStart.Add(at), limit.Global())
+				d, err := s.At(recipeStart.Add(at)).Take(t.Context(), limit.Global())
 				require.NoError(t, err)
 				if d.Allowed {
 					admitted = append(admitted, at)

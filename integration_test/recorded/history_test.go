@@ -131,7 +131,8 @@ func newHistory(n uint64, pool ratelimit.Pool) (*history, error) {
 	if h.base, err = ratelimit.New(pool, h.config); err != nil {
 		return nil, err
 	}
-	if h.sim, err = ratelimit.NewSimulation(h.config); err != nil {
+	simulated := ratelimit.Config{HashKey: h.config.HashKey, Policies: h.config.Policies, Refused: h.config.Refused}
+	if h.sim, err = ratelimit.NewSimulation(simulated); err != nil {
 		return nil, err
 	}
 	h.in = h.base
@@ -466,7 +467,7 @@ func (h *history) simulate(ctx context.Context, d *draw) {
 		h.text.WriteString("simulate")
 		h.text.instant("at", at)
 		requests := h.requests(asked)
-		answer, err := h.sim.Take(ctx, at, requests...)
+		answer, err := h.sim.At(at).Take(ctx, requests...)
 		if err != nil {
 			h.text.failure(err)
 		} else {

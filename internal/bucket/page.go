@@ -6,7 +6,7 @@ import (
 )
 
 // Page holds the rows of some buckets at one instant, and decides on calls, one after the other. All decisions in Go are made on a
-// Page: for locked rows, rows in memory, a simulation, and a preview. A Page does no input or output: an engine puts the rows in
+// Page: for locked rows, rows in memory, and a preview. A Page does no input or output: an engine puts the rows in
 // with Put, and gets the changes from Changes. It is for one goroutine at a time.
 type Page struct {
 	Now  int64 // the instant of the decisions

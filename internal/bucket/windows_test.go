@@ -117,7 +117,7 @@ func TestWindowsAgreeWithTheExactModel(t *testing.T) {
 		for history := range testsize.Of[uint64](10, 15) {
 			r := rand.New(rand.NewPCG(seed, history))
 			eras := drawEras(t, r)
-			memory, model, now := bucket.NewMemory(), buckettest.NewExactBucket(eras.exactly()), opening+int64(r.Uint64N(uint64(day)))
+			memory, model, now := table{}, buckettest.NewExactBucket(eras.exactly()), opening+int64(r.Uint64N(uint64(day)))
 			for step := range 200 {
 				if step == 100 && r.IntN(2) == 0 && model.IsThere() { // another definition in the code
 					eras = drawEras(t, r)
@@ -126,7 +126,7 @@ func TestWindowsAgreeWithTheExactModel(t *testing.T) {
 				now = eras.next(r, model.Eras.At(now), now)
 				ask := bucket.Ask{Key: bucket.Key{Name: "limit"}, Terms: bucket.NewEras(eras.list).Holding(opening).At(now)}
 				ask.Cost, ask.Lowest = float64(r.Int64N(12)), float64(-r.Int64N(3)*r.Int64N(30))
-				answer := memory.Take([]bucket.Ask{ask}, now, false)[0]
+				answer := memory.take([]bucket.Ask{ask}, now)[0]
 				before := model.Clone()
 				at, _ := model.Bring(answer.Now)
 				require.Equal(t, at, answer.Now, "history %d, step %d", history, step)

@@ -1,4 +1,5 @@
-// Package memstore keeps buckets and reservations in memory, for the tests of users. It replaces Postgres under package store, with
+// Package memstore keeps buckets and reservations in memory, for the tests of users and for simulations. It replaces Postgres
+// under package store, with
 // rows, row locks and transactions, and makes no decisions. See store.Engine.
 //
 // Transactions are READ COMMITTED. Other transactions see the writes of a transaction once it has committed. A transaction that locks

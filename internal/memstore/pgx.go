@@ -48,6 +48,13 @@ func NewPool(sql SQL) Pool {
 // Engine returns the Engine for calls outside a transaction.
 func (p Pool) Engine() store.Engine { return &Tx{DB: p.db, alone: true} }
 
+// Count returns the number of rows of buckets.
+func (p Pool) Count() int {
+	p.db.mu.Lock()
+	defer p.db.mu.Unlock()
+	return len(p.db.buckets)
+}
+
 // Begin begins a transaction.
 func (p Pool) Begin(ctx context.Context) (pgx.Tx, error) { return p.BeginTx(ctx, pgx.TxOptions{}) }
 

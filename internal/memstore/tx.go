@@ -126,6 +126,23 @@ func (tx *Tx) Lock(ctx context.Context, u *store.Unit, p *bucket.Page, mark bool
 	return nil
 }
 
+// ChangeFree puts the rows of a page, has change change it, and saves that, unless a transaction holds a row.
+func (tx *Tx) ChangeFree(u *store.Unit, p *bucket.Page, change func()) (done bool) {
+	p.Now = u.Instant()
+	tx.mu.Lock()
+	defer tx.mu.Unlock()
+	if len(tx.locks) > 0 && slices.ContainsFunc(p.Rows, func(a bucket.Ask) bool { return tx.locks[a.Key] != nil }) {
+		return false
+	}
+	for i := range p.Rows {
+		state, found := tx.buckets[p.Rows[i].Key]
+		p.Put(i, state, !found)
+	}
+	change()
+	p.Changes(func(k bucket.Key, state bucket.State) { tx.buckets[k] = state }, func(bucket.Key) {})
+	return true
+}
+
 // Save writes rows and reservations. It deletes no row, because Lock inserts none.
 func (tx *Tx) Save(_ context.Context, _ *store.Unit, p *bucket.Page, made ...store.Record) error {
 	err := tx.enter()

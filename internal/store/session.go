@@ -205,6 +205,7 @@ func (s *Session) Decide(ctx context.Context, c *Call) (err error) {
 		return s.RetryTx(ctx, c.Verb, func(tx *Session) error { return tx.Decide(ctx, c) })
 	case s.mode != alone: // in which a look would take part in the detection of conflicts
 		err = s.takeLocked(ctx, c)
+	case c.way == byLooking && s.takeFree(ctx, c):
 	case c.way == byLooking:
 		err = s.lookAndLock(ctx, c)
 	default:
@@ -238,6 +239,30 @@ func (s *Session) lookAndLock(ctx context.Context, c *Call) error {
 		return err
 	}
 	return s.lockAndDecide(ctx, c)
+}
+
+// takeFree decides on c without a transaction, if its rows are in memory and no transaction holds one.
+func (s *Session) takeFree(ctx context.Context, c *Call) (done bool) {
+	memory, ok := s.memory.(interface {
+		ChangeFree(u *Unit, p *bucket.Page, change func()) (done bool)
+	})
+	if !ok {
+		return false
+	}
+	p := bucket.NewPage(c.Asks)
+	var mended []bucket.Key
+	done = memory.ChangeFree(&s.Unit, p, func() {
+		mended = p.FromFuture()
+		p.SetNow(c.Asks)
+		p.Settle(c.Asks)
+		if c.Claim() {
+			c.Answers = p.Take(c.Asks, c.one[:0])
+		}
+	})
+	for _, row := range mended {
+		s.owner.Mended(ctx, row.Name)
+	}
+	return done
 }
 
 // lookAndRefuse refuses c if a look is enough for that.

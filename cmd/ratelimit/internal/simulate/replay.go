@@ -84,7 +84,7 @@ func (r *replay) decide(ctx context.Context, line *held) error {
 	var d ratelimit.Decision
 	if err == nil {
 		r.refused = r.refused[:0]
-		d, err = r.simulation.Take(ctx, record.at, requests...)
+		d, err = r.simulation.At(record.at).Take(context.WithoutCancel(ctx), requests...)
 	}
 	if err != nil {
 		r.report.Failed.add(line.source.name, line.number, err)
