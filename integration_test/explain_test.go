@@ -15,6 +15,7 @@ import (
 // Parameters of the statements, as SQL: existing buckets, and a missing one.
 const (
 	oneBucket      = `'roomy', 'key 17', 0`
+	threeLeases    = `'{other,roomy,roomy}', '{"key 17","key 18","key 99999"}', '{17,18,1}'`
 	threeBuckets   = `'{other,roomy,roomy}', '{"key 17","key 18","key 99999"}', '{0,0,0}'`
 	oneReservation = `'00000000-0000-4000-8000-000000000000'`
 	threeDecisions = threeBuckets + `, '{1,1,1}', '{10,10,10}', '{10,10,10}', '{1000000,1000000,1000000}', '{1,1,1}', '{0,0,0}', '{0,0,0}'`
@@ -43,8 +44,14 @@ func TestStatementsUseThePrimaryKey(t *testing.T) {
 	}{
 		"buckets_lock.sql":      {threeBuckets + `, '{10,10,10}', '{1,1,1}', '{0,0,0}', NULL`, 1, false},
 		"buckets_unmake.sql":    {threeBuckets, 0, true},
-		"buckets_prune.sql":     {`'roomy', '{10}', '{1}', '{1000000}', '{1}', 0, 32, 0, NULL`, 0, false},
-		"buckets_save.sql":      {threeBuckets + `, '{1,1,1}', '{0,0,0}', '{1,1,1}', NULL, NULL`, 1, false},
+		"buckets_prune.sql":     {`'roomy', '{10}', '{1}', '{1000000}', '{1}', 0, 32, 0, NULL`, 0, true},
+		"buckets_save.sql":      {threeBuckets + `, '{1,1,1}', '{0,0,0}', '{1,1,1}', NULL, NULL, NULL, NULL`, 1, false},
+		"leases_read.sql":       {`'{other,roomy}', '{"key 17","key 99999"}'`, 0, true},
+		"leases_save.sql":       {threeLeases + `, '{9,9,9}', '{1,1,1}'`, 1, false},
+		"leases_delete.sql":     {threeLeases, 0, true},
+		"row_leases.sql":        {`'roomy', 'key 17'`, 0, true},
+		"row_lease_save.sql":    {`'roomy', 'key 17', 7, 9, 1`, 1, false},
+		"row_lease_delete.sql":  {`'roomy', 'key 17', 7`, 0, true},
 		"buckets_lock_free.sql": {threeBuckets + `, '{10,10,10}', '{1,1,1}', '{0,0,0}', NULL`, 1, true},
 		"buckets_read.sql":      {threeBuckets + `, NULL`, 0, true},
 		"reservation_lock.sql":  {oneReservation, 1, false},
@@ -53,7 +60,7 @@ func TestStatementsUseThePrimaryKey(t *testing.T) {
 		"row_free.sql":          {oneBucket, 0, true},
 		"row_delete.sql":        {oneBucket, 0, true},
 		"row_lock.sql":          {oneBucket + `, 10, 0`, 1, false},
-		"row_save.sql":          {oneBucket + `, 1, 0, 1, NULL, NULL`, 1, false},
+		"row_save.sql":          {oneBucket + `, 1, 0, 1, NULL, NULL, NULL, NULL`, 1, false},
 		"reservation_save.sql":  {oneReservation + `, 'open', 0, NULL, NULL, 0, false, '{a}', '{b}', '{1}', '{1}', '{1}', '{1}', '{1}', '{0}', '{0}', '{1}', '{pro}', '{}', '{0}', '{0}'`, 1, false},
 	}
 	files := slices.DeleteFunc(statementFiles(t), func(file string) bool { return housekeeping[filepath.Base(file)] })
@@ -62,7 +69,9 @@ func TestStatementsUseThePrimaryKey(t *testing.T) {
 		b := setup(t)
 		b.exec(t, fmt.Sprintf(`INSERT INTO ratelimit.buckets SELECT name, 'key ' || n, 0, 5, 0, 5
 			FROM generate_series(1, %d) AS n, unnest('{other,roomy}'::text[]) AS name`, size))
-		for _, table := range []string{"buckets", "reservations"} {
+		b.exec(t, fmt.Sprintf(`INSERT INTO ratelimit.leases SELECT name, 'key ' || n, n, 5, 1
+			FROM generate_series(1, %d) AS n, unnest('{other,roomy}'::text[]) AS name`, size))
+		for _, table := range []string{"buckets", "leases", "reservations"} {
 			b.exec(t, "VACUUM ANALYZE ratelimit."+table)
 		}
 		for _, file := range files {
@@ -122,11 +131,13 @@ type node struct {
 func (p *plan) walk(t *testing.T, n node, explained string) {
 	t.Helper()
 	if n.Type == "Bitmap Index Scan" { // of one row, in a small table
-		require.Regexp(t, `^(buckets|reservations)_pkey$`, n.Index, explained)
-		require.Regexp(t, `key = |id = `, n.Cond, explained)
+		require.Regexp(t, `^(buckets_pkey|leases_pkey|leases_released|reservations_pkey)$`, n.Index, explained)
+		if n.Index != "leases_released" { // which has only what Prune deletes
+			require.Regexp(t, `key = |id = `, n.Cond, explained)
+		}
 		p.reads++
 	}
-	if n.Relation == "buckets" || n.Relation == "reservations" {
+	if n.Relation == "buckets" || n.Relation == "leases" || n.Relation == "reservations" {
 		switch n.Type {
 		case "ModifyTable":
 			if len(n.Arbiters) == 0 {
@@ -135,8 +146,10 @@ func (p *plan) walk(t *testing.T, n node, explained string) {
 			require.Equal(t, []string{n.Relation + "_pkey"}, n.Arbiters, explained)
 			p.upserts++
 		case "Index Scan", "Index Only Scan":
-			require.Equal(t, n.Relation+"_pkey", n.Index, explained)
-			require.Regexp(t, `key = |id = `, n.Cond, explained)
+			if n.Index != "leases_released" {
+				require.Equal(t, n.Relation+"_pkey", n.Index, explained)
+				require.Regexp(t, `key = |id = `, n.Cond, explained)
+			}
 			p.reads++
 		case "Bitmap Heap Scan": // its child has the index
 		case "Tid Range Scan": // of a few blocks

@@ -40,6 +40,18 @@ func TestFunctionsUseThePrimaryKey(t *testing.T) {
 		"spend_windows_1": {
 			{`'roomy', '{"key 17","key 18","key 99999"}', '{0,0,0}', '{1,1,1}', 10, 60, 1000000, '{0,0,0}'` + always + `false`, 0, true},
 		},
+		"acquire_1": {
+			{`'roomy', 'key 17', 1, 10, 1000000, 0` + always + `false`, 4, true}, // a row of tokens, and so a recount
+			{`'roomy', 'key 18', 1, 10, 1000000, 0` + always + `true`, 3, true},
+			{`'roomy', 'key 17', 11, 10, 1000000, 0` + always + `true`, 0, true}, // a refusal
+			{`'roomy', 'no key', 1, 10, 1000000, 0` + always + `true`, 3, true},
+		},
+		"release_1": {
+			{`'roomy', 'key 17', 17, 10, NULL, NULL, NULL`, 0, true},
+		},
+		"renew_lease_1": {
+			{`'roomy', 'key 17', 17, 1000000, 10, NULL, NULL, NULL`, 0, true},
+		},
 		"slide_1": {
 			{oneBucket + `, 1, 10, 60, 1000000, 0, 0` + always + `false, false`, 2, false},
 			{`'roomy', 'no key', 0, 1, 10, 60, 1000000, 0, 0` + always + `true, true`, 1, true},
@@ -54,7 +66,10 @@ func TestFunctionsUseThePrimaryKey(t *testing.T) {
 			b := setup(t)
 			b.exec(t, fmt.Sprintf(`INSERT INTO ratelimit.buckets SELECT name, 'key ' || n, 0, 5, 0, 10
 				FROM (SELECT 17 AS n UNION SELECT generate_series(1, %d)) AS u, unnest('{other,roomy}'::text[]) AS name`, size))
+			b.exec(t, fmt.Sprintf(`INSERT INTO ratelimit.leases SELECT name, 'key ' || n, n, 5, 1
+				FROM generate_series(1, %d) AS n, unnest('{other,roomy}'::text[]) AS name`, size))
 			b.exec(t, "VACUUM ANALYZE ratelimit.buckets")
+			b.exec(t, "VACUUM ANALYZE ratelimit.leases")
 			for function, calls := range tests {
 				for _, call := range calls {
 					for _, mode := range planModes {

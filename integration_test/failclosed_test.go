@@ -281,13 +281,13 @@ func TestAMissingGrantIsNamed(t *testing.T) {
 		for name, call := range everyCall {
 			err := call(t.Context(), limiter, unknownID, roomy.For("key"))
 			require.Equal(t, "42501", sqlstate(err), "%s: %v", name, err)
-			require.ErrorContains(t, err, `on schema "ratelimit" the role needs USAGE, and SELECT, INSERT, UPDATE and DELETE on its tables buckets and reservations, and SELECT and INSERT on fingerprint, and EXECUTE on its functions`, name)
+			require.ErrorContains(t, err, `on schema "ratelimit" the role needs USAGE, and SELECT, INSERT, UPDATE and DELETE on its tables buckets, leases and reservations, and SELECT and INSERT on fingerprint, and EXECUTE on its functions`, name)
 		}
 		if grant != "" {
 			b.exec(t, grant+role)
 		}
 	}
-	b.exec(t, `GRANT SELECT, INSERT, UPDATE, DELETE ON ratelimit.buckets, ratelimit.reservations TO `+role)
+	b.exec(t, `GRANT SELECT, INSERT, UPDATE, DELETE ON ratelimit.buckets, ratelimit.leases, ratelimit.reservations TO `+role)
 	b.exec(t, `GRANT SELECT, INSERT ON ratelimit.fingerprint TO `+role)
 	b.exec(t, `GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA ratelimit TO `+role)
 	r, err := limiter.Reserve(t.Context(), roomy.For("key"))

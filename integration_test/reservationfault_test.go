@@ -62,7 +62,7 @@ var brokenCalls = map[string]struct {
 		return errOf(l.Acquire(ctx, requests[1:]...))
 	}, outcome{}, outcome{Roomy: 1, Slots: 2}},
 	"Release": {func(ctx context.Context, l *ratelimit.Limiter, requests []ratelimit.Request) (string, error) {
-		lease, err := l.Acquire(ctx, requests[1:]...)
+		lease, err := l.Acquire(ctx, append(requests[1:], daylong("others", 1000).Global())...) // one would be a single statement
 		return lease.ID, err
 	}, func(ctx context.Context, l *ratelimit.Limiter, id string, _ []ratelimit.Request) error {
 		return l.Release(ctx, id)

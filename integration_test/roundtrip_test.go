@@ -187,13 +187,22 @@ func TestLeasesTakeFewRoundTrips(t *testing.T) {
 		n.lost = w.count(func() { require.ErrorIs(t, l.Release(t.Context(), lease.ID), ratelimit.ErrLeaseLost) })
 		return n
 	}
-	for _, requests := range [][]ratelimit.Request{{one}, {one, two}, {one, roomy.For("ada")}} {
-		count(b.limiter, requests...) // to prepare the statements
-		require.Equal(t, trips{2, 2, 2, 2, 2}, count(b.limiter, requests...), requests)
-		tx := b.begin(t, pgx.ReadCommitted)
-		count(b.limiter.WithTx(tx), requests...)
-		require.Equal(t, trips{2, 2, 2, 2, 1}, count(b.limiter.WithTx(tx), requests...), requests)
-		require.NoError(t, tx.Commit(t.Context()))
+	for _, test := range []struct {
+		requests         []ratelimit.Request
+		standalone, inTx trips
+	}{
+		{[]ratelimit.Request{one}, trips{1, 1, 1, 1, 1}, trips{1, 1, 1, 1, 1}},
+		{[]ratelimit.Request{one, two}, trips{2, 2, 2, 2, 2}, trips{2, 2, 2, 2, 1}},
+		{[]ratelimit.Request{one, roomy.For("ada")}, trips{2, 2, 1, 1, 1}, trips{2, 2, 1, 1, 1}},
+	} {
+		count(b.limiter, test.requests...) // to prepare the statements
+		require.Equal(t, test.standalone, count(b.limiter, test.requests...), test.requests)
+		for _, isolation := range []pgx.TxIsoLevel{pgx.ReadCommitted, pgx.Serializable} {
+			tx := b.begin(t, isolation)
+			count(b.limiter.WithTx(tx), test.requests...)
+			require.Equal(t, test.inTx, count(b.limiter.WithTx(tx), test.requests...), test.requests)
+			require.NoError(t, tx.Commit(t.Context()))
+		}
 	}
 }
 

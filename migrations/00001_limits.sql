@@ -16,8 +16,11 @@ CREATE TABLE ratelimit.buckets (
     -- Sliding window: the length of a slice in microseconds, value, and then totals of all tokens ever taken: up to ts, and up to
     -- the end of each earlier slice, newest first. Null for other kinds.
     taken  double precision[],
-    -- Concurrency: the last fencing token, and then the fencing token, the end and the slots of each lease. Null for other kinds.
-    leases bigint[],
+    -- Concurrency: the last fencing number. value is capacity less the slots of the rows in leases. None of these ends before first_us, and
+    -- none after last_us; null: there are none. Null for other kinds.
+    fence    bigint,
+    first_us bigint,
+    last_us  bigint,
     PRIMARY KEY (name, key, shard)
 ) WITH (
     -- Each page has room for the next version of a row, so an update touches no index (HOT). The next update on a page removes
@@ -28,6 +31,26 @@ CREATE TABLE ratelimit.buckets (
     autovacuum_vacuum_cost_delay = 0,
     vacuum_truncate = off -- keeps the pages of 00004_pages.sql
 );
+
+-- A lease on slots of a bucket. Its row is deleted when it is released, or when slots are taken after it has ended. A row without slots is a
+-- lease that a SERIALIZABLE transaction has released, because a DELETE would take a SIREAD lock on its way to the row.
+CREATE TABLE ratelimit.leases (
+    name     text COLLATE "C" NOT NULL,
+    key      text COLLATE "C" NOT NULL,
+    fence    bigint NOT NULL,
+    until_us bigint NOT NULL, -- the instant from which it counts no more
+    slots    bigint NOT NULL CHECK (slots >= 0),
+    PRIMARY KEY (name, key, fence)
+) WITH (
+    -- A renewal touches no index (HOT). Most rows are deleted soon, so they are vacuumed as often as buckets are.
+    fillfactor = 70,
+    autovacuum_vacuum_scale_factor = 0.05,
+    autovacuum_vacuum_threshold = 1000,
+    autovacuum_vacuum_cost_delay = 0,
+    vacuum_truncate = off
+);
+
+CREATE INDEX leases_released ON ratelimit.leases (name) WHERE slots = 0;
 
 -- A reservation that can still be settled, cancelled or started. Ended reservations stay for a while, for repeated calls. The row
 -- has the policy under which it was made, because the process that ends it may not know that policy. Element n of every array
@@ -98,4 +121,5 @@ CREATE TABLE ratelimit.upstreams (
 DROP TABLE ratelimit.upstreams;
 DROP TABLE ratelimit.fingerprint;
 DROP TABLE ratelimit.reservations;
+DROP TABLE ratelimit.leases;
 DROP TABLE ratelimit.buckets;

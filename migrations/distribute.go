@@ -40,7 +40,7 @@ type Distribution struct {
 	Shards int
 }
 
-// Distribute lets Citus distribute the tables that decisions use: buckets by key, and reservations by id. It copies the
+// Distribute lets Citus distribute the tables that decisions use: buckets and leases by key, and reservations by id. It copies the
 // fingerprint and the functions to every server. The tables of rules, refusals, upstreams and versions stay on the coordinator, because no
 // decision reads them. It changes no table that is distributed already, so it can run any number of times, and in
 // several processes at once. Each run gives the shards free pages, as Up does for other tables.
@@ -119,20 +119,22 @@ func (d *distributing) all(ctx context.Context) error {
 	if !usable {
 		return fmt.Errorf("%w: create the extension citus, of version 11 or newer", ErrNoCitus)
 	}
-	for _, table := range []struct{ name, key string }{
-		{"buckets", "key"},
-		{"reservations", "id"},
-		{"fingerprint", ""},
+	for _, table := range []struct{ name, key, beside string }{
+		{"buckets", "key", ""},
+		{"leases", "key", "buckets"},
+		{"reservations", "id", ""},
+		{"fingerprint", "", ""},
 	} {
-		if err := d.one(ctx, table.name, table.key); err != nil {
+		if err := d.one(ctx, table.name, table.key, table.beside); err != nil {
 			return fmt.Errorf("%s: %w", table.name, err)
 		}
 	}
 	return nil
 }
 
-// one distributes a table by key, or copies a table without a key to every server. It does nothing if that was done before.
-func (d *distributing) one(ctx context.Context, name, key string) error {
+// one distributes a table by key, if necessary beside the rows of another table with the same key, or copies a table without a key to
+// every server. It does nothing if that was done before.
+func (d *distributing) one(ctx context.Context, name, key, beside string) error {
 	table := pgx.Identifier{d.schema, name}.Sanitize()
 	var done bool
 	err := d.tx.QueryRow(ctx, isDistributed, table).Scan(&done)
@@ -141,6 +143,10 @@ func (d *distributing) one(ctx context.Context, name, key string) error {
 		return err
 	case key == "":
 		_, err = d.tx.Exec(ctx, `SELECT create_reference_table($1::text)`, table)
+		return err
+	case beside != "":
+		_, err = d.tx.Exec(ctx, `SELECT create_distributed_table($1::text, $2, colocate_with => $3)`,
+			table, key, pgx.Identifier{d.schema, beside}.Sanitize())
 		return err
 	}
 	if err := d.checkShards(ctx); err != nil {

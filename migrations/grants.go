@@ -94,6 +94,7 @@ type privileges struct{ table, application, operator string }
 func allPrivileges() []privileges {
 	return []privileges{
 		{"buckets", mayChange, mayChange},
+		{"leases", mayChange, mayChange},
 		{"reservations", mayChange, mayRead},
 		{"fingerprint", mayAdd, mayForget},
 		{"rules", mayRead, mayState},

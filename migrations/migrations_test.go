@@ -20,7 +20,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/migrations"
 )
 
-const latest = 10
+const latest = 13
 
 func TestUp(t *testing.T) {
 	t.Parallel()
@@ -40,7 +40,7 @@ func TestUp(t *testing.T) {
 			require.NoError(t, migrations.Up(t.Context(), pool, cfg))
 			require.Equal(t, before, rows())
 			for _, table := range []string{
-				"buckets", "fingerprint", "goose_db_version", "upstreams", "refusals", "reservations", "rules", "rules_version",
+				"buckets", "fingerprint", "goose_db_version", "leases", "upstreams", "refusals", "reservations", "rules", "rules_version",
 			} {
 				want = append(want, schema+"."+table)
 			}
@@ -272,12 +272,12 @@ func TestPages(t *testing.T) {
 		pool, ctx := postgrestest.NewEmpty(t), t.Context()
 		small := func() []string {
 			return texts(t, pool, fmt.Sprintf(`SELECT relname::text FROM pg_class WHERE relnamespace = 'ratelimit'::regnamespace
-				AND relname IN ('buckets', 'reservations') AND pg_relation_size(oid) < %d * current_setting('block_size')::bigint`, migrations.MinPages))
+				AND relname IN ('buckets', 'leases', 'reservations') AND pg_relation_size(oid) < %d * current_setting('block_size')::bigint`, migrations.MinPages))
 		}
 		up := func() {
 			require.NoError(t, migrations.Up(ctx, pool, migrations.Config{}))
 			require.Empty(t, small())
-			for _, table := range []string{"buckets", "reservations"} {
+			for _, table := range []string{"buckets", "leases", "reservations"} {
 				_, err := pool.Exec(ctx, "VACUUM ratelimit."+table)
 				require.NoError(t, err)
 				require.Equal(t, []string{"0"}, texts(t, pool, "SELECT count(*)::text FROM ratelimit."+table))
@@ -285,7 +285,7 @@ func TestPages(t *testing.T) {
 			require.Empty(t, small())
 		}
 		up()
-		for _, table := range []string{"buckets", "reservations"} {
+		for _, table := range []string{"buckets", "leases", "reservations"} {
 			for _, rewrite := range []string{"TRUNCATE ratelimit.", "VACUUM FULL ratelimit."} {
 				_, err := pool.Exec(ctx, rewrite+table)
 				require.NoError(t, err)
@@ -454,6 +454,7 @@ func ExampleGrants() {
 	// Output:
 	// GRANT USAGE ON SCHEMA "ratelimit" TO "status_page";
 	// GRANT SELECT ON "ratelimit"."buckets" TO "status_page";
+	// GRANT SELECT ON "ratelimit"."leases" TO "status_page";
 	// GRANT SELECT ON "ratelimit"."reservations" TO "status_page";
 	// GRANT SELECT ON "ratelimit"."fingerprint" TO "status_page";
 	// GRANT SELECT ON "ratelimit"."rules" TO "status_page";

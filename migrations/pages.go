@@ -60,7 +60,7 @@ func lackPages(ctx context.Context, tx pgx.Tx, schema string) (lack bool, err er
 			AND bool_or(pg_relation_size(t.oid) < $2 * current_setting('block_size')::bigint)
 		FROM pg_class t JOIN pg_namespace n ON n.oid = t.relnamespace
 		WHERE n.nspname = $1 AND has_schema_privilege(n.oid, 'USAGE')
-			AND t.relname IN ('buckets', 'reservations') AND t.relkind = 'r'`
+			AND t.relname IN ('buckets', 'leases', 'reservations') AND t.relkind = 'r'`
 	err = tx.QueryRow(ctx, query, schema, MinPages).Scan(&lack)
 	return lack, err
 }

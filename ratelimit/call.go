@@ -208,6 +208,9 @@ func (l *Limiter) do(ctx context.Context, c *call) (d Decision, err error) {
 	case c.isRecalled():
 		d = c.plan.decision(c.states, c.at)
 	case c.change == nil:
+		if c.Verb == verbAcquire && !c.Look {
+			bucket.HideOthers(c.Asks, c.Answers)
+		}
 		d = c.plan.decide(c.Answers)
 	}
 	l.reports.done(ctx, c, &d)

@@ -32,7 +32,7 @@ type Concurrency struct {
 	Lease time.Duration
 }
 
-// maxSlots is the maximum number of slots, because the row holds all of them.
+// maxSlots is the maximum number of slots, because a refusal reads the leases on them.
 const maxSlots = slots.MaxSlots
 
 // String returns the policy as text, such as "5 at a time, leases of 1m".

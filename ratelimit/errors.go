@@ -232,7 +232,7 @@ const toThePrimary = "connect to the primary, as with target_session_attrs=read-
 // explain adds to err what to do about it, if the server's message does not say so. schema is the schema of the tables. inTx is
 // whether the call was in the caller's transaction.
 func explain(err error, schema string, inTx bool) error {
-	err = pgerr.Explain(err, schema, "USAGE, and SELECT, INSERT, UPDATE and DELETE on its tables buckets and reservations, "+
+	err = pgerr.Explain(err, schema, "USAGE, and SELECT, INSERT, UPDATE and DELETE on its tables buckets, leases and reservations, "+
 		"and SELECT and INSERT on fingerprint, and EXECUTE on its functions")
 	switch {
 	case pgerr.Code(err) == pgerr.ReadOnly:

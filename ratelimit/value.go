@@ -45,13 +45,14 @@ func (v Value) RetryAfter(instant time.Time, cost float64) (time.Duration, error
 }
 
 // Leases returns the leases on the slots of a [Concurrency] limit that had not ended at AsOf, by ascending Fence. Only the fields
-// Fence and Until are set.
+// Fence and Until are set. The Value in the answer of [Limiter.Acquire] knows the new lease only, and takes it that all other slots are held
+// until the last lease ends.
 func (v Value) Leases() (leases []Lease) {
 	if v.held == nil {
 		return nil
 	}
 	for _, h := range v.held.State.Leases() {
-		if end := time.UnixMicro(h.End); end.After(v.AsOf) {
+		if end := time.UnixMicro(h.End); end.After(v.AsOf) && h.Fence > 0 {
 			leases = append(leases, Lease{Fence: h.Fence, Until: end})
 		}
 	}

@@ -26,6 +26,7 @@ import (
 // granted lists all privileges of each role on each table. A new table needs a line here and in Grants.
 var granted = map[string]struct{ application, operator string }{
 	"buckets":          {"SELECT INSERT UPDATE DELETE", "SELECT INSERT UPDATE DELETE"},
+	"leases":           {"SELECT INSERT UPDATE DELETE", "SELECT INSERT UPDATE DELETE"},
 	"reservations":     {"SELECT INSERT UPDATE DELETE", "SELECT"},
 	"fingerprint":      {"SELECT INSERT", "SELECT INSERT DELETE"},
 	"rules":            {"SELECT", "SELECT INSERT"}, // an operator updates replaced_us besides

@@ -132,7 +132,7 @@ func onPool(t *testing.T, pool *pgxpool.Pool, n uint64) result {
 	t.Helper()
 	const attempts = 10
 	for range attempts {
-		_, err := pool.Exec(t.Context(), `DELETE FROM ratelimit.buckets; DELETE FROM ratelimit.reservations;
+		_, err := pool.Exec(t.Context(), `DELETE FROM ratelimit.buckets; DELETE FROM ratelimit.leases; DELETE FROM ratelimit.reservations;
 			DELETE FROM ratelimit.fingerprint`)
 		require.NoError(t, err)
 		h, err := newHistory(n, pool)

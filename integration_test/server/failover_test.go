@@ -138,7 +138,7 @@ func TestAReplicaThatLagsIsPromoted(t *testing.T) {
 	before := standby.rows(t)
 	requireReadOnly(t, standby.Limiter, r.ID, lease.ID)
 	require.Equal(t, before, standby.rows(t))
-	primary.Exec(t, `TRUNCATE public.work, ratelimit.buckets, ratelimit.reservations`)
+	primary.Exec(t, `TRUNCATE public.work, ratelimit.buckets, ratelimit.leases, ratelimit.reservations`)
 	clients := connect(t, both(t, server.URL(), standbyServer.URL()))
 	l := clients.startLoad(t)
 	l.awaitAcks(t, 10)
@@ -254,5 +254,5 @@ func requireStalledIsUnknown(t *testing.T, primary *application) {
 	local.Exec(t, `DELETE FROM ratelimit.buckets WHERE name = $1 AND key = 'another'`, sent.Name())
 	local.requireWhole(t)
 	goOn()
-	local.Exec(t, `TRUNCATE public.work, ratelimit.buckets, ratelimit.reservations`)
+	local.Exec(t, `TRUNCATE public.work, ratelimit.buckets, ratelimit.leases, ratelimit.reservations`)
 }

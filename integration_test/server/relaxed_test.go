@@ -45,7 +45,7 @@ func TestACrashWithoutSynchronousCommitLosesWholeCommits(t *testing.T) {
 	testsize.Long(t, "servers of its own")
 	server, a := startUnwritten(t, map[string]string{"synchronous_commit": "off", "wal_writer_delay": "200ms"})
 	for _, mode := range []postgrestest.StopMode{postgrestest.Immediate, postgrestest.Kill} {
-		a.Exec(t, `TRUNCATE public.work, ratelimit.buckets, ratelimit.reservations`)
+		a.Exec(t, `TRUNCATE public.work, ratelimit.buckets, ratelimit.leases, ratelimit.reservations`)
 		l := a.startLoad(t)
 		l.awaitAcks(t, 20)
 		certain, position := l.acks(), one[string](t, a.Pool, `SELECT pg_current_wal_insert_lsn()::text`)

@@ -19,8 +19,8 @@ const MaxLease = int64(24 * time.Hour / time.Microsecond)
 // a clock was ahead, the next number is higher by whole fenceCycles. A lease of a rolled back transaction is in no row, and its
 // number could otherwise be given to the next lease.
 //
-// Slots are free again when leases end, so Concurrent does not use the Value of a row. For the other kinds Value is Capacity less
-// the slots held at TS.
+// Slots are free again when leases end, so Concurrent does not use the Value of a row, which is Capacity less the slots of its leases. The
+// functions in the server use it as long as none of them has ended.
 type Concurrent struct {
 	Steps
 	Lease int64
@@ -165,7 +165,7 @@ func (Concurrent) CreditUntil(Terms, int64) int64 { return math.MinInt64 }
 func (Concurrent) Owes() bool { return false }
 
 // Statement implements Kind.
-func (Concurrent) Statement() Statement { return Locked }
+func (Concurrent) Statement() Statement { return SlotStatement }
 
 // Pruning returns the shortest terms: TS does not show whether leases are held, but buckets_prune.sql checks them.
 func (Concurrent) Pruning(t Terms) Terms { return fullAfter(1, t) }

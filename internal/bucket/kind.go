@@ -47,13 +47,14 @@ const (
 	Locked          Statement = iota // none: the kind decides, on locked rows
 	StepStatement                    // take_1, decide_1, and the statements of a batch
 	WindowStatement                  // slide_1
+	SlotStatement                    // acquire_1
 )
 
 // Parts are the further numbers of a row besides Value and TS, for the kinds that need them. Parts of a State do not change, so states
 // can share them.
 type Parts struct {
 	Taken  []float64 // SlidingWindow: see Sliding
-	Leases []int64   // Concurrency: the last fencing number, and then number, end and slots of each lease
+	Leases []int64   // Concurrency: the last fencing number, and then number, end and slots of each lease, if they were read
 }
 
 // Equal reports whether the states are the same, with what their Parts hold.

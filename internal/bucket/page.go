@@ -14,6 +14,7 @@ type Page struct {
 
 	states, next []State // next is a row after the call that is being decided on
 	marks        []mark
+	found        [][]Held // the leases on each row, as they were read; nil: none were
 }
 
 // mark is what happened to a row.
@@ -44,7 +45,7 @@ func (p *Page) Reset(calls ...[]Ask) {
 	slices.SortFunc(p.Rows, func(a, b Ask) int { return a.Key.Compare(b.Key) })
 	p.Rows = slices.CompactFunc(p.Rows, func(a, b Ask) bool { return a.Key == b.Key })
 	n := len(p.Rows)
-	p.states, p.next, p.marks = cleared(p.states, n), cleared(p.next, n), cleared(p.marks, n)
+	p.states, p.next, p.marks, p.found = cleared(p.states, n), cleared(p.next, n), cleared(p.marks, n), nil
 }
 
 // cleared returns n zero values, in the memory of s if that is enough.

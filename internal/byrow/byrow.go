@@ -126,6 +126,11 @@ func (Distributed) Lock(ctx context.Context, u *store.Unit, p *bucket.Page, _ bo
 		r := &p.Rows[i]
 		batch.Queue(u.Statement(files, "row_lock"), append(keyOf(r.Key), r.Terms.Capacity, madeTS)...)
 	}
+	for i := range p.Rows {
+		if r := &p.Rows[i]; p.ReadsLeases(i) {
+			batch.Queue(u.Statement(files, "row_leases"), r.Key.Name, r.Key.Key)
+		}
+	}
 	// The clock is read after the locks, so that a later decision has a later instant. In the simple protocol all statements of a round trip
 	// have one instant, as in the statements that lock several rows.
 	u.QueueClock(batch)
@@ -142,9 +147,30 @@ func (Distributed) Lock(ctx context.Context, u *store.Unit, p *bucket.Page, _ bo
 				return u.WaitEnded(err, p.Rows[i], n == 0)
 			}
 		}
+		for i := range p.Rows {
+			if p.ReadsLeases(i) {
+				if err := receiveLeases(results, p, i); err != nil {
+					return err
+				}
+			}
+		}
 		p.Now, err = store.ReceiveClock(results)
 		return err
 	})
+}
+
+// receiveLeases reads the answer of row_leases.sql for the i-th row.
+func receiveLeases(results pgx.BatchResults, p *bucket.Page, i int) error {
+	rows, err := results.Query()
+	if err != nil {
+		return err
+	}
+	var h bucket.Held
+	_, err = pgx.ForEachRow(rows, []any{&h.Fence, &h.End, &h.Slots}, func() error {
+		p.PutLease(i, h)
+		return nil
+	})
+	return err
 }
 
 // receiveLockedRow reads the answer of row_lock.sql for the i-th row.
@@ -169,8 +195,14 @@ func (Distributed) Save(ctx context.Context, u *store.Unit, p *bucket.Page, made
 		if parts == nil {
 			parts = &bucket.Parts{}
 		}
-		batch.Queue(u.Statement(files, "row_save"), append(keyOf(k), state.Value, state.TS, state.Capacity, parts.Taken, parts.Leases)...)
+		first, last := state.Ends()
+		batch.Queue(u.Statement(files, "row_save"), append(keyOf(k), state.Value, state.TS, state.Capacity, parts.Taken, state.LastFence(), first, last)...)
 	}, func(k bucket.Key) { batch.Queue(u.Statement(files, "row_delete"), keyOf(k)...) })
+	p.LeaseChanges(func(k bucket.Key, h bucket.Held) {
+		batch.Queue(u.Statement(files, "row_lease_save"), k.Name, k.Key, h.Fence, h.End, h.Slots)
+	}, func(k bucket.Key, fence int64) {
+		batch.Queue(u.Statement(files, "row_lease_delete"), k.Name, k.Key, &fence)
+	})
 	return u.Finish(ctx, batch, p.Rows)
 }
 

@@ -46,12 +46,15 @@ func pruneByRow(ctx context.Context, u *store.Unit, p *store.PrunePages, termsOf
 	for i, k := range found {
 		if free[i] && store.IsSpare(termsOf[k.Name], now)(states[i]) {
 			batch.Queue(u.Statement(files, "row_delete"), keyOf(k)...)
+			if deleted++; states[i].LastFence() != nil {
+				batch.Queue(u.Statement(files, "row_lease_delete"), k.Name, k.Key, (*int64)(nil))
+			}
 		}
 	}
 	if batch.Len() == 0 {
 		return 0, nil
 	}
-	return int64(batch.Len()), u.Conn().SendBatch(ctx, batch).Close()
+	return deleted, u.Conn().SendBatch(ctx, batch).Close()
 }
 
 // nextSpare returns those rows of the next page that seem spare.

@@ -47,7 +47,7 @@ const runAtOnce = pgx.QueryExecModeExec
 // table of buckets.
 func hidden() string {
 	return pgerr.Hidden(`(SELECT s.nspname FROM pg_catalog.pg_class AS b JOIN pg_catalog.pg_namespace AS s ON s.oid = b.relnamespace
-	WHERE b.oid = pg_catalog.to_regclass($1::text))`, "current_user", "buckets", "reservations", "fingerprint")
+	WHERE b.oid = pg_catalog.to_regclass($1::text))`, "current_user", "buckets", "leases", "reservations", "fingerprint")
 }
 
 // look returns the fingerprint that is stored, or "", and the connection path by which it read that. The store learns how the tables are laid out.

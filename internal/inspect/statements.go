@@ -56,6 +56,6 @@ func newStatements(schema string) statements {
 		reservations: in(reservationsSQL), reservation: in(reservationSQL),
 		refusals: in(refusalsSQL), refusalsSince: in(refusalsSinceSQL),
 		refusalsByLimit: in(refusalsByLimitSQL), upstream: in(upstreamSQL),
-		hidden: "SELECT " + pgerr.Hidden("'"+strings.ReplaceAll(schema, "'", "''")+"'", "current_user", "buckets", "reservations", "refusals", "upstreams"),
+		hidden: "SELECT " + pgerr.Hidden("'"+strings.ReplaceAll(schema, "'", "''")+"'", "current_user", "buckets", "leases", "reservations", "refusals", "upstreams"),
 	}
 }

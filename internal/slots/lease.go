@@ -45,8 +45,28 @@ func (l *Leases) change(i int, found bucket.State) (after bucket.State) {
 	return after
 }
 
+// changeOne has a function in the server change the only lease. It returns false if that is to be decided on its locked row.
+func (l *Leases) changeOne(ctx context.Context, s *store.Session) (decided bool, err error) {
+	c := &store.LeaseChange{Ask: &l.Asks[0], Fence: l.Fence}
+	if !l.Release {
+		c.Length = l.Lengths[0]
+	}
+	if decided, err = s.ChangeLease(ctx, c); decided {
+		l.NowUs, l.EndUs, l.Lost = c.NowUs, c.End, []bool{!c.Held}
+	}
+	return decided, err
+}
+
 // Change gives back the leases that are not lost, or extends all of them unless one is lost; once.
 func (l *Leases) Change(ctx context.Context, s *store.Session) error {
+	if len(l.Asks) == 1 {
+		if decided, err := l.changeOne(ctx, s); decided || err != nil {
+			return err
+		}
+	}
+	for i := range l.Asks {
+		l.Asks[i].OfLease = true
+	}
 	return s.ChangeRows(ctx, func(p *bucket.Page) {
 		l.begin(p.Now)
 		after := make([]bucket.State, len(l.Asks))

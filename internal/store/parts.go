@@ -23,25 +23,30 @@ func ScanWithParts(row pgx.CollectableRow, columns []any, parts int) (*bucket.Pa
 
 // statesAsColumns returns states as the array parameters of a statement. An array in each row is the literal of one: arrays of
 // arrays must all have one length.
-func statesAsColumns(states []bucket.State) (values array[double], ts array[bigint], capacities array[double], taken, leases []*string) {
+func statesAsColumns(states []bucket.State) (values array[double], ts array[bigint], capacities array[double], taken []*string, of leaseColumns) {
 	hasParts := false
 	for _, s := range states {
 		values, ts, capacities = append(values, double(s.Value)), append(ts, bigint(s.TS)), append(capacities, double(s.Capacity))
 		hasParts = hasParts || s.Parts != nil
 	}
 	if !hasParts {
-		return values, ts, capacities, nil, nil
+		return values, ts, capacities, nil, of
 	}
-	taken, leases = make([]*string, len(states)), make([]*string, len(states))
+	taken = make([]*string, len(states))
+	of = leaseColumns{make([]*int64, len(states)), make([]*int64, len(states)), make([]*int64, len(states))}
 	for i, s := range states {
 		if s.Parts == nil {
 			continue
 		}
 		taken[i] = arrayLiteral(s.Parts.Taken, func(b []byte, tokens float64) []byte { return strconv.AppendFloat(b, tokens, 'g', -1, 64) })
-		leases[i] = arrayLiteral(s.Parts.Leases, func(b []byte, n int64) []byte { return strconv.AppendInt(b, n, 10) })
+		of.fences[i] = s.LastFence()
+		of.firsts[i], of.lasts[i] = s.Ends()
 	}
-	return values, ts, capacities, taken, leases
+	return values, ts, capacities, taken, of
 }
+
+// leaseColumns are what the rows of buckets have of their leases.
+type leaseColumns struct{ fences, firsts, lasts []*int64 }
 
 // arrayLiteral returns the literal of an array of numbers, and nil for none.
 func arrayLiteral[T any](numbers []T, appendTo func(b []byte, n T) []byte) *string {

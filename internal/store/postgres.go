@@ -56,6 +56,7 @@ func (e postgres) Lock(ctx context.Context, u *Unit, p *bucket.Page, mark bool) 
 	}
 	between := batch.Len() - before
 	u.queueLock(batch, statement, p.Rows)
+	holding := u.queueLeases(batch, p)
 	err := u.Send(ctx, batch, func(results pgx.BatchResults) error {
 		err := skip(results, before)
 		if err == nil && waited { // which may have made the row
@@ -69,9 +70,14 @@ func (e postgres) Lock(ctx context.Context, u *Unit, p *bucket.Page, mark bool) 
 			return err
 		}
 		if err = receiveLocked(results, p); isOnly { // for which it waits as long as the settings of the connection say
-			return waitedFor(err, *u.waitFor)
+			err = waitedFor(err, *u.waitFor)
+		} else {
+			err = u.asShortWait(err, p.Rows)
 		}
-		return u.asShortWait(err, p.Rows)
+		if err != nil || len(holding) == 0 {
+			return err
+		}
+		return receiveLeases(results, p, holding)
 	})
 	if err == nil && statement == u.statements.lock && !p.IsComplete() {
 		err = fmt.Errorf("the statement left out some of %d rows", len(p.Rows))
@@ -147,8 +153,9 @@ func (u *Unit) queueSave(batch *pgx.Batch, p *bucket.Page) {
 		func(k bucket.Key) { removed = append(removed, k) })
 	if len(saved) > 0 {
 		names, keys, shards := keyColumns(len(saved), func(i int) bucket.Key { return saved[i] })
-		values, ts, capacities, taken, leases := statesAsColumns(states)
-		batch.Queue(u.statements.save, names, keys, shards, values, ts, capacities, taken, leases)
+		values, ts, capacities, taken, of := statesAsColumns(states)
+		batch.Queue(u.statements.save, names, keys, shards, values, ts, capacities, taken, of.fences, of.firsts, of.lasts)
+		u.queueLeaseChanges(batch, p)
 	}
 	if len(removed) > 0 {
 		names, keys, shards := keyColumns(len(removed), func(i int) bucket.Key { return removed[i] })

@@ -182,7 +182,7 @@ func (s *Session) choose(c *Call) {
 		c.way = byLocking
 	case s.mode == alone && c.Reserve != nil:
 		c.way = inOwnTx
-	case decidesInSQL && s.memory == nil && t.Statement != bucket.Locked && (!s.IsRouted() || len(c.Asks) == 1 && !t.Costless):
+	case decidesInSQL && s.memory == nil && t.Statement != bucket.Locked && (!s.IsRouted() || len(c.Asks) == 1 && !t.Costless && t.Statement != bucket.SlotStatement):
 		c.way = byStatement
 	case s.mode == alone && !engine.LeavesOutHeld():
 		c.way = byLooking

@@ -16,8 +16,10 @@ var files embed.FS
 // statements are the SQL texts for one schema.
 type statements struct {
 	take, slide, decide, decideGroups, spend, spendWindows string // the calls of functions
+	acquire, release, renewLease                           string
 
 	read, lock, lockFree, save, unmake, prune string
+	readLeases, saveLeases, deleteLeases      string
 
 	clock, setting string
 }
@@ -39,7 +41,7 @@ func (s *Store) Statement(files embed.FS, name string) string {
 
 // inSchema returns a statement with the tables of a schema.
 func inSchema(schema, statement string) string {
-	for _, table := range []string{"buckets", "reservations", "fingerprint"} {
+	for _, table := range []string{"buckets", "leases", "reservations", "fingerprint"} {
 		name := pgx.Identifier{schema, table}.Sanitize()
 		statement = strings.ReplaceAll(statement, "'"+DefaultSchema+"."+table+"'", "'"+strings.ReplaceAll(name, "'", "''")+"'")
 		statement = strings.ReplaceAll(statement, DefaultSchema+"."+table, name)
@@ -58,6 +60,9 @@ func newStatements(schema string) (s statements) {
 		"buckets_read":      &s.read,
 		"buckets_prune":     &s.prune,
 		"clock":             &s.clock,
+		"leases_read":       &s.readLeases,
+		"leases_save":       &s.saveLeases,
+		"leases_delete":     &s.deleteLeases,
 	} {
 		text, err := files.ReadFile("sql/" + name + ".sql")
 		if err != nil {
@@ -71,6 +76,9 @@ func newStatements(schema string) (s statements) {
 	s.decideGroups = callOf(schema, "decide_groups_1", 15, "ord, given, enough, value, ts, capacity, now_us")
 	s.spend = callOf(schema, "spend_1", 13, "ord, allowed, value, ts, capacity, now_us")
 	s.spendWindows = callOf(schema, "spend_windows_1", 12, "ord, allowed, value, ts, capacity, now_us, taken")
+	s.acquire = callOf(schema, "acquire_1", 10, "allowed, value, ts, capacity, fence, until_us, last_us, leases, now_us")
+	s.release = callOf(schema, "release_1", 7, "held, now_us")
+	s.renewLease = callOf(schema, "renew_lease_1", 8, "held, now_us, until_us")
 	return s
 }
 

@@ -49,6 +49,8 @@ func (s *Session) takeByStatement(ctx context.Context, c *Call) (err error) {
 func (u *Unit) take(ctx context.Context, c *Call) (v verdict, err error) {
 	asks := c.Asks
 	switch {
+	case c.traits.Statement == bucket.SlotStatement:
+		c.Answers, v, err = u.acquireOne(ctx, asks, c.one[:0])
 	case len(asks) == 1:
 		c.Answers, v, err = u.takeOne(ctx, asks, c.traits.Statement, c.one[:0])
 	case u.mode == alone:

@@ -93,9 +93,13 @@ func TestVectors(t *testing.T) {
 		now = d.now()
 		limit := d.limit(fmt.Sprint("limit", i))
 		if r := d.row(limit, now); d.IntN(8) > 0 {
-			_, err := pool.Exec(t.Context(), `INSERT INTO ratelimit.buckets (name, key, shard, value, ts, capacity, taken, leases)
-				VALUES ($1, 'alice', 0, $2, $3, $4, $5, $6)`, limit.Name(), r.value, r.ts, limit.Capacity(), r.taken, r.leases)
+			_, err := pool.Exec(t.Context(), `INSERT INTO ratelimit.buckets (name, key, shard, value, ts, capacity, taken, fence)
+				VALUES ($1, 'alice', 0, $2, $3, $4, $5, $6)`, limit.Name(), r.value, r.ts, limit.Capacity(), r.taken, r.fence)
 			require.NoError(t, err)
+			for i, lease := range r.leases {
+				_, err := pool.Exec(t.Context(), `INSERT INTO ratelimit.leases VALUES ($1, 'alice', $2, $3, $4)`, limit.Name(), r.ts-int64(i), lease[0], lease[1])
+				require.NoError(t, err)
+			}
 		}
 		value, err := limiter.Value(t.Context(), limit.For("alice"))
 		require.NoError(t, err)
@@ -223,7 +227,8 @@ type row struct {
 	value  float64
 	ts     int64
 	taken  []float64
-	leases []int64
+	fence  *int64
+	leases [][2]int64 // their ends and slots
 }
 
 // row returns what a used limit keeps.
@@ -253,11 +258,11 @@ func (d *draw) parts(r row) row {
 		r.value = p.Rate - (totals[0] - totals[min(p.Slices+1, len(totals)-1)])
 		r.taken = append([]float64{float64(p.Period.Microseconds() / int64(p.Slices)), r.value}, totals...)
 	case ratelimit.Concurrency:
-		r.leases, r.value = []int64{r.ts}, float64(p.Most)
-		for i := range d.IntN(min(p.Most, 20) + 1) {
+		r.fence, r.value = &r.ts, float64(p.Most)
+		for range d.IntN(min(p.Most, 20) + 1) {
 			slots := int64(1 + d.IntN(3)*d.IntN(3))
 			end := r.ts + one(d, p.Lease.Microseconds(), d.span(p.Lease.Microseconds()), -d.span(1e9), d.span(1e9))
-			r.leases, r.value = append(r.leases, r.ts-int64(i), max(end, 0), slots), r.value-float64(slots)
+			r.leases, r.value = append(r.leases, [2]int64{max(end, 0), slots}), r.value-float64(slots)
 		}
 	}
 	return r

@@ -11,7 +11,7 @@ import (
 )
 
 // newestVersion is the version of the migrations that create knownTables.
-const newestVersion = 10
+const newestVersion = 13
 
 // table is a table as the migrations create it. A test compares the list with a database.
 type table struct {
@@ -37,6 +37,7 @@ func knownTables() []table {
 	keepsPages := setting{"vacuum_truncate", "off"}
 	return []table{
 		{"buckets", "name, key, shard", nil, append(updated("0.05"), keepsPages)},
+		{"leases", "name, key, fence", []string{"leases_released (name) WHERE (slots = 0)"}, append([]setting{{"fillfactor", "70"}}, append(updated("0.05")[1:], keepsPages)...)},
 		{"reservations", "id", []string{"reservations_expires (expires_us)"}, []setting{{"fillfactor", "70"}, keepsPages}},
 		{"fingerprint", "id", nil, nil},
 		{"upstreams", "name, key", nil, updated("0")},

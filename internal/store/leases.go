@@ -1,0 +1,139 @@
+package store
+
+import (
+	"cmp"
+	"context"
+	"slices"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype"
+
+	"github.com/pgratelimit/pgratelimit/internal/bucket"
+)
+
+// queueLeases queues leases_read.sql for the rows of p whose leases are read, behind the statement that locks them. It returns their places.
+func (u *Unit) queueLeases(batch *pgx.Batch, p *bucket.Page) (places []int) {
+	var names, keys array[text]
+	for i := range p.Rows {
+		if p.ReadsLeases(i) {
+			places, names, keys = append(places, i), append(names, text(p.Rows[i].Key.Name)), append(keys, text(p.Rows[i].Key.Key))
+		}
+	}
+	if len(places) > 0 {
+		batch.Queue(u.statements.readLeases, names, keys)
+	}
+	return places
+}
+
+// receiveLeases reads the answer of leases_read.sql.
+func receiveLeases(results pgx.BatchResults, p *bucket.Page, places []int) error {
+	rows, err := results.Query()
+	if err != nil {
+		return err
+	}
+	var place int64
+	var h bucket.Held
+	_, err = pgx.ForEachRow(rows, []any{&place, &h.Fence, &h.End, &h.Slots}, func() error {
+		p.PutLease(places[place-1], h)
+		return nil
+	})
+	return err
+}
+
+// queueLeaseChanges queues the statements that write the leases of the changed rows.
+func (u *Unit) queueLeaseChanges(batch *pgx.Batch, p *bucket.Page) {
+	var saved, dropped leaseRows
+	p.LeaseChanges(saved.add, func(k bucket.Key, fence int64) { dropped.add(k, bucket.Held{Fence: fence}) })
+	if len(dropped.fences) > 0 {
+		batch.Queue(u.statements.deleteLeases, dropped.names, dropped.keys, dropped.fences)
+	}
+	if len(saved.fences) > 0 {
+		batch.Queue(u.statements.saveLeases, saved.names, saved.keys, saved.fences, saved.ends, saved.slots)
+	}
+}
+
+// leaseRows are leases as the array parameters of a statement.
+type leaseRows struct {
+	names, keys         array[text]
+	fences, ends, slots array[bigint]
+}
+
+func (r *leaseRows) add(k bucket.Key, h bucket.Held) {
+	r.names, r.keys, r.fences = append(r.names, text(k.Name)), append(r.keys, text(k.Key)), append(r.fences, bigint(h.Fence))
+	r.ends, r.slots = append(r.ends, bigint(h.End)), append(r.slots, bigint(h.Slots))
+}
+
+// acquireOne has acquire_1 take a lease on slots of one bucket.
+func (u *Unit) acquireOne(ctx context.Context, asks []bucket.Ask, room []bucket.Answer) (answers []bucket.Answer, v verdict, err error) {
+	u.EnterQueue(ctx, asks)
+	a, t := &asks[0], &asks[0].Terms
+	since, until := spanOf(t)
+	kind, _ := t.Kind.(bucket.Concurrent)
+	rows, err := u.conn.Query(ctx, u.statements.acquire, a.Key.Name, a.Key.Key, int64(a.Cost), t.Capacity, kind.Lease, a.Lowest,
+		since, until, u.AsOf(), u.mode == alone)
+	if err != nil {
+		return nil, undecided, err
+	}
+	defer rows.Close()
+	if !rows.Next() {
+		return nil, undecided, cmp.Or(rows.Err(), errNoAnswer)
+	}
+	var r struct { // one allocation
+		allowed                pgtype.Bool
+		value, capacity        pgtype.Float8
+		ts, fence, until, last pgtype.Int8
+		now                    int64
+		leases                 []int64
+	}
+	if err := rows.Scan(&r.allowed, &r.value, &r.ts, &r.capacity, &r.fence, &r.until, &r.last, &r.leases, &r.now); err != nil {
+		return nil, undecided, err
+	}
+	rows.Close() // or there is no Err yet
+	one := bucket.Answer{Allowed: r.allowed.Bool, Now: r.now}
+	switch {
+	case !r.allowed.Valid:
+		v = undecided
+	case one.Allowed:
+		v = allowed
+		newest := bucket.Held{Fence: r.fence.Int64, End: r.until.Int64, Slots: int64(a.Cost)}
+		one.State = bucket.Acquired(r.value.Float64, r.ts.Int64, r.capacity.Float64, newest, r.last.Int64)
+	default:
+		v = refused
+		one.State = bucket.State{Value: r.value.Float64, TS: r.ts.Int64, Capacity: r.capacity.Float64, Parts: &bucket.Parts{Leases: r.leases}}
+	}
+	return append(room[:0], one), v, rows.Err()
+}
+
+// LeaseChange is a change of one lease: its renewal, or its release.
+type LeaseChange struct {
+	Ask    *bucket.Ask
+	Fence  int64
+	Length int64 // by how much it is renewed, in microseconds; 0: it is released
+
+	Held       bool  // whether it was held until now
+	NowUs, End int64 // End is after a renewal
+}
+
+// ChangeLease has release_1 or renew_lease_1 change a lease. It returns false, and nothing was done, if that is decided on a locked row.
+func (s *Session) ChangeLease(ctx context.Context, c *LeaseChange) (decided bool, err error) {
+	if !decidesInSQL || s.memory != nil || s.mode == alone && s.waitFor != nil || s.IsRouted() || !bucket.Holds(&c.Ask.Terms) {
+		return false, nil
+	}
+	s.EnterQueue(ctx, []bucket.Ask{*c.Ask})
+	k := &c.Ask.Key
+	since, until := spanOf(&c.Ask.Terms)
+	statement, parameters := s.statements.release, []any{k.Name, k.Key, c.Fence, c.Ask.Terms.Capacity, since, until, s.AsOf()}
+	if c.Length > 0 {
+		statement, parameters = s.statements.renewLease, slices.Insert(parameters, 3, any(c.Length))
+	}
+	rows, err := s.conn.Query(ctx, statement, parameters...)
+	if err != nil {
+		return false, err
+	}
+	var held pgtype.Bool
+	var end pgtype.Int8
+	columns := []any{&held, &c.NowUs, &end}
+	_, err = pgx.ForEachRow(rows, columns[:len(rows.FieldDescriptions())], func() error { return nil })
+	c.Held, c.End = held.Bool, end.Int64
+	return err == nil && held.Valid, err
+}

@@ -1,0 +1,311 @@
+//go:build !generalpath
+
+package store
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgratelimit/pgratelimit/internal/bucket"
+	"github.com/pgratelimit/pgratelimit/internal/bucket/buckettest"
+	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
+)
+
+// slotHistory is a random history of calls about leases on a few buckets. Functions in the server decide on the rows, and package bucket
+// on states in memory.
+type slotHistory struct {
+	src     buckettest.Seeded
+	pool    *pgxpool.Pool
+	session *Session
+	now     int64
+	terms   bucket.Terms
+	buckets map[string]*bucket.State
+	fences  map[string][]int64 // that were given
+	eras    bool
+
+	calls, byStatement int
+}
+
+// TestSlotFunctionsAgree compares the answers, leases and fencing numbers of acquire_1, release_1 and renew_lease_1 with those of package
+// bucket, alone, in batches, and in transactions of each isolation level, some of which are rolled back. Leases end, policies change, and
+// clocks step back.
+func TestSlotFunctionsAgree(t *testing.T) {
+	t.Parallel()
+	testsize.EachSeed(t, func(t *testing.T, seed uint64) {
+		t.Helper()
+		for _, eras := range []bool{false, true} {
+			t.Run(fmt.Sprint("Eras", eras), func(t *testing.T) {
+				t.Parallel()
+				h := &slotHistory{
+					src: buckettest.Seeded{Rand: rand.New(rand.NewPCG(seed, 5))}, pool: postgrestest.New(t), now: opening,
+					buckets: make(map[string]*bucket.State), fences: make(map[string][]int64), eras: eras,
+				}
+				h.session = newSession(h.pool, func() *int64 { return new(h.now) })
+				h.redraw()
+				for range testsize.Of(400, 2000) {
+					h.step(t)
+				}
+				require.Greater(t, h.byStatement, h.calls/3)
+			})
+		}
+	})
+}
+
+// stepBack moves the clock back, unless a lease that has ended would be held again: package bucket forgets it earlier.
+func (h *slotHistory) stepBack(t *testing.T, by int64) {
+	t.Helper()
+	var again bool
+	require.NoError(t, h.pool.QueryRow(t.Context(), `SELECT EXISTS (SELECT FROM ratelimit.leases WHERE until_us BETWEEN $1 AND $2)`, h.now-by, h.now).Scan(&again))
+	if !again && !h.eras {
+		h.now -= by
+	}
+}
+
+// redraw draws another policy.
+func (h *slotHistory) redraw() {
+	draw := func() bucket.Terms {
+		most, lease := float64(1+h.src.Pick(5)), buckettest.One[int64](h.src, 1000, 20_000, 1_000_000, 300_000_000)
+		return bucket.Terms{
+			Capacity: most, Rate: most, Step: 1, Steps: float64(lease), Phase: bucket.MinInstant, Kind: bucket.Concurrent{Lease: lease},
+		}
+	}
+	if h.terms = draw(); h.eras {
+		h.terms = bucket.NewEras([]bucket.Era{
+			{Terms: draw()},
+			{From: h.now + int64(h.src.Pick(2_000_000)), Terms: draw(), Change: buckettest.One(h.src, bucket.Keep, bucket.Reset)},
+		}).Holding(h.now)
+	}
+}
+
+// page returns the row of a bucket as package bucket sees it.
+func (h *slotHistory) page(asks []bucket.Ask) *bucket.Page {
+	p := bucket.NewPage(asks)
+	p.Now = h.now
+	for i := range p.Rows {
+		if s := h.buckets[p.Rows[i].Key.Key]; s != nil {
+			p.Put(i, *s, false)
+		} else {
+			p.Put(i, p.Rows[i].Terms.Full(h.now), true)
+		}
+	}
+	p.SetNow(asks)
+	p.Settle(asks)
+	return p
+}
+
+// keep notes what the page has changed.
+func (h *slotHistory) keep(p *bucket.Page) {
+	p.Changes(func(k bucket.Key, s bucket.State) { h.buckets[k.Key] = &s }, func(bucket.Key) {})
+}
+
+// step makes one call.
+func (h *slotHistory) step(t *testing.T) {
+	t.Helper()
+	key := fmt.Sprint("key ", h.src.Pick(3))
+	switch h.src.Pick(10) {
+	case 0, 1, 2:
+		h.now += int64(h.src.Pick(1000))
+	case 3, 4:
+		h.now += int64(h.src.Pick(40_000))
+	case 5:
+		h.now += int64(h.src.Pick(2_000_000))
+	case 6:
+		h.stepBack(t, int64(h.src.Pick(30_000)))
+	case 7:
+		if h.src.Pick(10) == 0 && !h.eras {
+			h.now += 2 * buckettest.Minute
+		} else if h.src.Pick(10) == 0 {
+			h.stepBack(t, 2*buckettest.Minute)
+		}
+	}
+	if h.src.Pick(25) == 0 {
+		h.redraw()
+	}
+	ask := bucket.Ask{Key: bucket.Key{Name: "slots", Key: key}, Terms: h.terms.At(h.now), Cost: 1 + float64(h.src.Pick(3)/2)}
+	ask.Cost = min(ask.Cost, ask.Terms.Capacity)
+	switch h.src.Pick(12) {
+	case 0, 1, 2, 3, 4:
+		h.acquire(t, ask)
+	case 5:
+		other := ask
+		other.Key.Key = fmt.Sprint("key ", h.src.Pick(3))
+		if other.Key != ask.Key {
+			h.acquire(t, ask, other)
+		}
+	case 6, 7, 8, 9:
+		if given := h.fences[key]; len(given) > 0 {
+			h.change(t, ask, given[len(given)-1-h.src.Pick(min(len(given), 6))], h.src.Pick(3) > 0)
+		}
+	case 10:
+		if h.src.Pick(4) == 0 {
+			asks := []bucket.Ask{ask}
+			require.NoError(t, fill(t, h.session, asks))
+			p := h.page(asks)
+			p.Fill(asks)
+			h.keep(p)
+		}
+	default:
+		h.look(t, ask)
+	}
+	h.compare(t)
+}
+
+var errUndo = errors.New("roll back")
+
+// inTx runs call on the session, or in a transaction, and reports whether it was rolled back.
+func (h *slotHistory) inTx(t *testing.T, call func(s *Session) error) (undone, serializable bool) {
+	t.Helper()
+	if h.src.Pick(2) == 0 {
+		require.NoError(t, call(h.session))
+		return false, false
+	}
+	isolation, undo := buckettest.One(h.src, pgx.ReadCommitted, pgx.RepeatableRead, pgx.Serializable), h.src.Pick(5) == 0
+	err := pgx.BeginTxFunc(t.Context(), h.pool, pgx.TxOptions{IsoLevel: isolation}, func(tx pgx.Tx) error {
+		in := h.session.InTx(tx, owner{h.pool}, nil)
+		if err := call(&in); err != nil || !undo {
+			return err
+		}
+		return errUndo
+	})
+	if undo {
+		require.ErrorIs(t, err, errUndo)
+	} else {
+		require.NoError(t, err)
+	}
+	return undo, isolation == pgx.Serializable
+}
+
+// acquire takes leases.
+func (h *slotHistory) acquire(t *testing.T, asks ...bucket.Ask) {
+	t.Helper()
+	c := asking("acquire", asks...)
+	p := h.page(append([]bucket.Ask(nil), c.Asks...))
+	wanted := append([]bucket.Ask(nil), c.Asks...)
+	p.SetNow(wanted)
+	want := p.Take(wanted, nil)
+	var undone, serializable bool
+	if h.src.Pick(4) == 0 {
+		require.Empty(t, runBatch(t, h.session, c))
+		require.NoError(t, c.Result())
+	} else {
+		undone, serializable = h.inTx(t, func(s *Session) error { return s.Decide(t.Context(), c) })
+	}
+	if h.calls++; c.way == byStatement {
+		h.byStatement++
+	}
+	about := fmt.Sprintf("%+v at %d: %+v, and in memory %+v", asks, h.now, c.Answers, want)
+	require.Equal(t, bucket.AllAllowed(want), bucket.AllAllowed(c.Answers), about)
+	bucket.HideOthers(wanted, want)
+	bucket.HideOthers(wanted, c.Answers)
+	for i := range want {
+		a := &wanted[i]
+		require.Equal(t, want[i].Allowed, c.Answers[i].Allowed, about)
+		one, other := a.Tell(&want[i], a.Lowest, &bucket.Content{}), a.Tell(&c.Answers[i], a.Lowest, &bucket.Content{})
+		if serializable && !one.Allowed { // of which the end of all leases is known
+			require.GreaterOrEqual(t, other.RetryAfter, one.RetryAfter, about)
+			require.GreaterOrEqual(t, other.FullAfter, one.FullAfter, about)
+			one.RetryAfter, one.FullAfter = other.RetryAfter, other.FullAfter
+		}
+		require.Equal(t, one.Tokens, other.Tokens, about)
+		require.Equal(t, one.RetryAfter, other.RetryAfter, about)
+		require.Equal(t, one.FullAfter, other.FullAfter, about)
+		if bucket.AllAllowed(want) {
+			lease, _ := a.NewLease(&want[i])
+			got, _ := a.NewLease(&c.Answers[i])
+			require.Equal(t, lease, got, about)
+			h.fences[a.Key.Key] = append(h.fences[a.Key.Key], got.Fence)
+		}
+	}
+	if !undone {
+		h.keep(p)
+	}
+}
+
+// change renews or releases a lease.
+func (h *slotHistory) change(t *testing.T, ask bucket.Ask, fence int64, release bool) {
+	t.Helper()
+	asks := []bucket.Ask{ask}
+	p := h.page(asks)
+	kind, _ := asks[0].Terms.Kind.(bucket.Concurrent)
+	before := asks[0].Terms.FixClock(p.State(&asks[0]), h.now)
+	after, end, held := before.RenewLease(h.now, fence, kind.Lease)
+	if release {
+		after, held = before.ReleaseLease(h.now, fence)
+	}
+	undone, _ := h.inTx(t, func(s *Session) error {
+		c := LeaseChange{Ask: &ask, Fence: fence, Length: kind.Lease}
+		if release {
+			c.Length = 0
+		}
+		decided, err := s.ChangeLease(t.Context(), &c)
+		h.calls++
+		if decided {
+			h.byStatement++
+			require.Equal(t, held, c.Held, "%d at %d: %+v", fence, h.now, before)
+			require.Equal(t, h.now, c.NowUs)
+			if held && !release {
+				require.Equal(t, end, c.End)
+			}
+			return err
+		}
+		return s.ChangeRows(t.Context(), func(rows *bucket.Page) {
+			found := asks[0].Terms.FixClock(rows.State(&asks[0]), rows.Now)
+			changed, ok := found.ReleaseLease(rows.Now, fence)
+			if !release {
+				changed, _, ok = found.RenewLease(rows.Now, fence, kind.Lease)
+			}
+			require.Equal(t, held, ok)
+			if ok {
+				rows.Set(&asks[0], changed)
+			}
+		}, asks)
+	})
+	if held && !undone {
+		p.Set(&asks[0], after)
+		h.keep(p)
+	}
+}
+
+// look compares what a look finds.
+func (h *slotHistory) look(t *testing.T, ask bucket.Ask) {
+	t.Helper()
+	asks, others := []bucket.Ask{ask}, []bucket.Ask{ask}
+	want := h.page(asks).Look(asks, nil)
+	got, err := h.session.Look(t.Context(), others, nil)
+	require.NoError(t, err)
+	one, other := asks[0].Tell(&want[0], 0, &bucket.Content{}), others[0].Tell(&got[0], 0, &bucket.Content{})
+	require.Equal(t, []any{one.Allowed, one.Tokens, one.RetryAfter, one.FullAfter}, []any{other.Allowed, other.Tokens, other.RetryAfter, other.FullAfter},
+		"%+v at %d: %+v, and in memory %+v", ask, h.now, got, want)
+}
+
+// compare compares the leases that have not ended, and the last fencing numbers. Free slots are not counted twice.
+func (h *slotHistory) compare(t *testing.T) {
+	t.Helper()
+	for key, s := range h.buckets {
+		var fence *int64
+		var value, capacity, held float64
+		require.NoError(t, h.pool.QueryRow(t.Context(), `
+			SELECT b.fence, b.value, b.capacity, (SELECT coalesce(sum(l.slots), 0)::float8 FROM ratelimit.leases AS l WHERE l.key = b.key)
+			FROM ratelimit.buckets AS b WHERE b.key = $1`, key).Scan(&fence, &value, &capacity, &held))
+		require.Equal(t, s.LastFence(), fence)
+		require.InDelta(t, capacity, value+held, 0, "%s at %d: %+v", key, h.now, s)
+		rows, err := h.pool.Query(t.Context(), `SELECT fence, until_us, slots FROM ratelimit.leases WHERE key = $1 AND until_us > $2 ORDER BY fence`, key, h.now)
+		require.NoError(t, err)
+		leases, err := pgx.CollectRows(rows, pgx.RowToStructByPos[bucket.Held])
+		require.NoError(t, err)
+		var want []bucket.Held
+		for _, lease := range s.Leases() {
+			if lease.End > h.now {
+				want = append(want, lease)
+			}
+		}
+		require.ElementsMatch(t, want, leases, "%s at %d", key, h.now)
+	}
+}

@@ -1,0 +1,49 @@
+-- +goose Up
+-- renew_lease_1 extends the lease p_fence on one bucket of a limit on concurrency, to end no earlier than p_lease_us from now.
+--
+-- The other parameters, held and now_us are those of release_1. until_us is the end of the lease, if it is held.
+--
+-- Exact at every isolation level, and without SIREAD locks. A SERIALIZABLE transaction leaves a lease without slots if there was none.
+-- +goose StatementBegin
+CREATE FUNCTION ratelimit.renew_lease_1(
+    p_name text, p_key text, p_fence bigint, p_lease_us bigint, p_most float8, p_since_us bigint, p_until_us bigint, p_as_of_us bigint,
+    OUT held boolean, OUT until_us bigint, OUT now_us bigint)
+LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE
+    v_serializable boolean := current_setting('transaction_isolation') = 'serializable';
+    v_ts           bigint;
+BEGIN
+    IF v_serializable THEN
+        INSERT INTO ratelimit.buckets AS b (name, key, shard, value, ts, capacity)
+        VALUES (p_name, p_key, 0, p_most, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint, p_most)
+        ON CONFLICT (name, key, shard) DO UPDATE SET value = b.value
+        RETURNING b.ts INTO v_ts;
+    ELSE
+        SELECT b.ts INTO v_ts FROM ratelimit.buckets AS b WHERE b.name = p_name AND b.key = p_key AND b.shard = 0 FOR NO KEY UPDATE;
+    END IF;
+    now_us := coalesce(p_as_of_us, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint);
+    IF (now_us NOT BETWEEN p_since_us AND p_until_us OR v_ts NOT BETWEEN p_since_us AND p_until_us OR v_ts > now_us + 60000000) IS TRUE THEN
+        RETURN;
+    END IF;
+    IF v_serializable THEN
+        INSERT INTO ratelimit.leases AS l (name, key, fence, until_us, slots) VALUES (p_name, p_key, p_fence, 0, 0)
+        ON CONFLICT (name, key, fence) DO UPDATE SET until_us = greatest(l.until_us, now_us + p_lease_us)
+        WHERE l.until_us > now_us AND l.slots > 0
+        RETURNING nullif(l.until_us, 0) INTO until_us;
+    ELSE
+        UPDATE ratelimit.leases AS l SET until_us = greatest(l.until_us, now_us + p_lease_us)
+        WHERE l.name = p_name AND l.key = p_key AND l.fence = p_fence AND l.until_us > now_us AND l.slots > 0 AND v_ts IS NOT NULL
+        RETURNING l.until_us INTO until_us;
+    END IF;
+    held := until_us IS NOT NULL;
+    IF held THEN
+        INSERT INTO ratelimit.buckets AS b (name, key, shard, value, ts, capacity) VALUES (p_name, p_key, 0, p_most, now_us, p_most)
+        ON CONFLICT (name, key, shard) DO UPDATE SET ts = greatest(b.ts, now_us), last_us = greatest(b.last_us, renew_lease_1.until_us);
+    END IF;
+END $$;
+-- +goose StatementEnd
+REVOKE EXECUTE ON FUNCTION ratelimit.renew_lease_1 FROM PUBLIC;
+
+-- +goose Down
+DROP FUNCTION IF EXISTS ratelimit.renew_lease_1;
