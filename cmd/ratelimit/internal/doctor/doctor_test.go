@@ -38,6 +38,7 @@ func TestRunOnABadServer(t *testing.T) {
 	p.do(t, "ALTER TABLE ratelimit.reservations SET (fillfactor = 90)")
 	p.do(t, "REVOKE UPDATE, DELETE ON ratelimit.buckets FROM app")
 	p.do(t, "REVOKE SELECT ON ratelimit.rules FROM app")
+	p.do(t, "GRANT pg_read_all_stats TO app") // or it can't see how old a transaction is
 	p.do(t, "INSERT INTO ratelimit.fingerprint (hash_key) VALUES (repeat('x', 43))")
 	p.do(t, "ALTER SYSTEM SET synchronous_commit = off")
 	p.do(t, "SELECT pg_reload_conf()")
@@ -54,12 +55,12 @@ func TestRunOnABadServer(t *testing.T) {
 
 	requireFindings(t, look(t, p.app, config), map[string]string{ // an hour is not over
 		"durability": "synchronous_commit is off", "grants": `"app" lacks UPDATE, DELETE on buckets; SELECT on rules`,
-		"hashkey": "under another secret", "storage": "Autovacuum is off for the whole server",
+		"hashkey": "under another secret", "storage": "Autovacuum is off for the whole server", "pauses": "permission denied for table rules",
 	})
 	config.MaxTransaction = time.Nanosecond
 	report := look(t, p.app, config)
 	requireFindings(t, report, map[string]string{
-		"durability": "", "grants": "", "hashkey": "", "storage": "", "transactions": "A transaction has been open for",
+		"durability": "", "grants": "", "hashkey": "", "storage": "", "pauses": "", "transactions": "A transaction has been open for",
 	})
 	require.Equal(t, doctor.Fault, report.Worst())
 	storage := of(report, "storage")
@@ -74,7 +75,7 @@ func TestRunOnABadServer(t *testing.T) {
 	require.Contains(t, transactions[1].Says, "prepared")
 
 	for _, f := range report.Findings {
-		if f.Level != doctor.OK {
+		if f.Level != doctor.OK && f.Check != "pauses" { // which the statements of grants cure
 			p.do(t, statements(t, f))
 		}
 	}
@@ -297,10 +298,10 @@ func TestRunLooksAtUpdates(t *testing.T) {
 	require.EventuallyWithT(t, func(c *assert.CollectT) {
 		report = look(t, p.app, doctor.Config{})
 		require.Contains(c, of(report, "hot")[0].Says, "24000 updates")
-		require.Contains(c, of(report, "bloat")[0].Says, "24000 dead rows and 6000 live ones")
+		require.Regexp(c, `24\d{3} dead rows and 6000 live ones`, of(report, "bloat")[0].Says) // those of a migration count, too
 	}, 2*time.Minute, 50*time.Millisecond)
 	requireFindings(t, report, map[string]string{
-		"storage": "Autovacuum is off for ratelimit.buckets", "hot": "100 % of the 24000 updates of ratelimit.buckets", "bloat": "24000 dead rows",
+		"storage": "Autovacuum is off for ratelimit.buckets", "hot": "100 % of the 24000 updates of ratelimit.buckets", "bloat": "dead rows and 6000 live ones",
 	})
 	for _, f := range report.Findings {
 		if f.Level != doctor.OK {
@@ -318,9 +319,9 @@ func TestRunOnLargeTablesWithoutWALCompression(t *testing.T) {
 	t.Parallel()
 	testsize.Long(t, "starts a server of its own, and writes 64 MB")
 	p := admit(t, safe())
-	p.do(t, "INSERT INTO ratelimit.buckets SELECT 'a', repeat('k', 200) || i, 0, 1, 1 FROM generate_series(1, 70000) i;\nVACUUM ANALYZE ratelimit.buckets")
+	p.do(t, "INSERT INTO ratelimit.buckets SELECT 'a', repeat('k', 200) || i, 0, 1, 1, 1 FROM generate_series(1, 70000) i;\nVACUUM ANALYZE ratelimit.buckets")
 	requireGood(t, look(t, p.app, doctor.Config{}))
-	p.do(t, "INSERT INTO ratelimit.buckets SELECT 'b', repeat('k', 200) || i, 0, 1, 1 FROM generate_series(1, 70000) i;\nVACUUM ANALYZE ratelimit.buckets")
+	p.do(t, "INSERT INTO ratelimit.buckets SELECT 'b', repeat('k', 200) || i, 0, 1, 1, 1 FROM generate_series(1, 70000) i;\nVACUUM ANALYZE ratelimit.buckets")
 	report := look(t, p.app, doctor.Config{})
 	require.Equal(t, doctor.Note, report.Worst(), "%+v", report)
 	requireFindings(t, report, map[string]string{"storage": "wal_compression is off, and the buckets take"})

@@ -91,7 +91,8 @@ func TestRunLooksAtTheTables(t *testing.T) {
 		"ThatNobodyHasCounted": { // after pg_upgrade, or a crash
 			{
 				`ALTER TABLE ratelimit.buckets SET (autovacuum_enabled = false, fillfactor = 10); SET LOCAL track_counts = off;
-				INSERT INTO ratelimit.buckets SELECT 'a', i::text, 0, 1, 1, 1 FROM generate_series(1, 110000) i`, "bloat", doctor.OK, nil, false,
+				INSERT INTO ratelimit.buckets SELECT 'a', i::text, 0, 1, 1, 1 FROM generate_series(1, 110000) i;
+				UPDATE pg_catalog.pg_class SET reltuples = -1, relpages = 0 WHERE oid = 'ratelimit.buckets'::regclass`, "bloat", doctor.OK, nil, false,
 			},
 		},
 	} {
