@@ -346,7 +346,7 @@ func onPool(key string, ids ids) calls {
 	return all
 }
 
-const takenOnPool = 2
+const takenOnPool = 1
 
 // insertPooled inserts who into the application's table.
 func insertPooled(ctx context.Context, tx pgx.Tx, who string) error {

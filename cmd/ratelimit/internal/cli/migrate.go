@@ -30,13 +30,17 @@ func (a *app) withNoTimeout(ctx context.Context, fn func(ctx context.Context, db
 
 // migratedView is what a migration has done, for programs.
 type migratedView struct {
-	Schema  string `json:"schema"`
-	Version int64  `json:"version"`
-	Was     int64  `json:"was"`
+	Schema   string   `json:"schema"`
+	Version  int64    `json:"version"`
+	Was      int64    `json:"was"`
+	Restored []string `json:"restored"` // the functions that the schema had lost
 }
 
 func (v *migratedView) words() string {
 	switch {
+	case len(v.Restored) > 0:
+		return fmt.Sprintf("restored: schema %s at version %d had lost %s; grant the privileges again, as ratelimit grants prints them",
+			v.Schema, v.Version, strings.Join(v.Restored, ", "))
 	case v.Version != 0 && v.Version == v.Was:
 		return fmt.Sprintf("nothing to apply: schema %s is at version %d", v.Schema, v.Version)
 	case v.Version != 0:
@@ -57,6 +61,10 @@ func (a *app) migrate(ctx context.Context, db *database, move func(context.Conte
 	if err := a.notePooler(ctx, db); err != nil {
 		return err
 	}
+	lost, err := lostFunctions(ctx, db)
+	if err != nil {
+		return err
+	}
 	if err := move(ctx, db.pool, config); err != nil {
 		return err
 	}
@@ -64,8 +72,29 @@ func (a *app) migrate(ctx context.Context, db *database, move func(context.Conte
 	if err != nil {
 		return err
 	}
-	v := migratedView{db.schema, after, before}
+	v := migratedView{Schema: db.schema, Version: after, Was: before, Restored: []string{}}
+	if after != 0 && after == before {
+		v.Restored = lost
+	}
 	return a.showDone(v, func(t *table) { t.row(v.words()) })
+}
+
+// lostFunctions returns the functions that the schema lacks.
+func lostFunctions(ctx context.Context, db *database) ([]string, error) {
+	functions, err := migrations.Functions(migrations.Config{Schema: db.schema})
+	if err != nil {
+		return nil, err
+	}
+	var names, lost []string
+	for _, f := range functions {
+		names = append(names, f.Name)
+	}
+	const query = `
+		SELECT coalesce(array_agg(name ORDER BY place), '{}') FROM unnest($1::text[]) WITH ORDINALITY AS f (name, place)
+		WHERE NOT EXISTS (SELECT FROM pg_catalog.pg_proc AS p JOIN pg_catalog.pg_namespace AS n ON n.oid = p.pronamespace
+			WHERE n.nspname = $2 AND p.proname = f.name)`
+	err = db.pool.QueryRow(ctx, query, names, db.schema).Scan(&lost)
+	return lost, err
 }
 
 // notePooler says that the lock of a migration needs a session of its own, where something stands between this program and
