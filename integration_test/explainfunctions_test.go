@@ -52,6 +52,13 @@ func TestFunctionsUseThePrimaryKey(t *testing.T) {
 		"renew_lease_1": {
 			{`'roomy', 'key 17', 17, 1000000, 10, NULL, NULL, NULL`, 0, true},
 		},
+		"decide_rows_1": {
+			{`'[` + generalAsk("key 17", "take", "") + `,` + generalAsk("key 18", "charge", "") + `]', NULL, NULL, 1, false, false`, 4, false},
+			{`'[` + generalAsk("key 17", "take", `, "slices": 60`) + `]', NULL, 1, 1, true, true`, 2, true},
+			{`'[` + generalAsk("no key", "credit", "") + `]', NULL, 1, 1, true, false`, 2, false},
+		},
+		"totals_1": {}, // these read no table
+		"carry_1":  {},
 		"slide_1": {
 			{oneBucket + `, 1, 10, 60, 1000000, 0, 0` + always + `false, false`, 2, false},
 			{`'roomy', 'no key', 0, 1, 10, 60, 1000000, 0, 0` + always + `true, true`, 1, true},
@@ -86,6 +93,12 @@ func TestFunctionsUseThePrimaryKey(t *testing.T) {
 			}
 		})
 	}
+}
+
+// generalAsk returns an element of the first parameter of decide_rows_1.
+func generalAsk(key, verb, more string) string {
+	return fmt.Sprintf(`{"name": "roomy", "key": %q, "shard": 0, "verb": %q, "amount": 1, "lowest": 0, "until_us": 9000000000000000000,
+		"capacity": 10, "rate": 10, "steps": 60, "step_us": 1000000, "phase_us": 0%s}`, key, verb, more)
 }
 
 // explainInside runs a statement, rolls it back, and returns the plans of the statements inside the functions that it calls.

@@ -137,22 +137,6 @@ func TestAWrongClockIsReportedOnce(t *testing.T) {
 	}
 }
 
-// A row that is deleted before its clock can be put right stands for a full bucket as it did.
-func TestCorrectingAWrongClockEmptiesNoBucket(t *testing.T) {
-	t.Parallel()
-	fastPathOnly(t, "it deletes the row between two statements of the fast path")
-	b := setup(t)
-	request := pinch.For(t.Name())
-	takeAll(t, b.limiter, request)
-	b.exec(t, `UPDATE ratelimit.buckets SET ts = ts + $1 WHERE key = $2`, ratelimit.Day.Microseconds(), t.Name())
-	deletes := func(context.Context) { b.exec(t, `DELETE FROM ratelimit.buckets WHERE key = $1`, t.Name()) } // as Prune or a user may
-	limiter, err := ratelimit.New(&using{Pool: b.pool, use: deletes}, ratelimit.Config{NoBatching: true})
-	require.NoError(t, err)
-	requireRefused(t, limiter, []ratelimit.Request{request})
-	require.InDelta(t, pinch.Capacity(), tokens(t, b.limiter, request), 1e-3)
-	require.Empty(t, b.rows(t, t.Name()))
-}
-
 // What puts the clock of a row right concerns that row alone: it waits for no other, and makes none.
 func TestAWrongClockIsCorrectedInPlace(t *testing.T) {
 	t.Parallel()

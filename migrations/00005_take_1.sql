@@ -11,9 +11,9 @@
 -- p_alone                       whether the call is a transaction of its own, at READ COMMITTED
 -- p_relaxed                     whether the commit of that transaction needs not wait for the disk
 --
--- allowed is null, and nothing was taken, if the numbers don't hold at the instant, or if the row was written under others: the caller
--- locks the row and decides. value, ts and capacity are those of the row after the decision. If allowed is null, they mean nothing. now_us
--- is the instant of the decision.
+-- allowed is null, and nothing was taken, if the numbers don't hold at the instant, or if the row was written under others or by a wrong
+-- clock, more than a minute ahead: decide_rows_1 decides then. value, ts and capacity are those of the row after the decision. If allowed
+-- is null, ts is that of the row, or null if the row wasn't read. now_us is the instant of the decision.
 --
 -- Exact at every isolation level. A call that is not alone reads through no snapshot, so it takes no SIREAD lock and causes no
 -- serialization failure between different rows. It keeps the row locked to the end of the transaction, also if it refuses. A call that is
@@ -63,7 +63,7 @@ BEGIN
             FROM ratelimit.buckets AS b WHERE b.name = p_name AND b.key = p_key AND b.shard = p_shard;
             IF NOT FOUND THEN
                 value := p_capacity; ts := v_begun; capacity := p_capacity;
-            ELSIF ts NOT BETWEEN p_since_us AND p_until_us OR capacity <> p_capacity AND p_step_us > 1 THEN
+            ELSIF ts NOT BETWEEN p_since_us AND p_until_us OR capacity <> p_capacity AND p_step_us > 1 OR ts > now_us + 60000000 THEN
                 RETURN;
             END IF;
             IF NOT least(p_capacity, value + ((greatest(v_begun - ts, 0) + p_step_us - 1) / p_step_us)::float8 * p_rate / p_steps) - p_cost >= p_lowest THEN
@@ -72,15 +72,13 @@ BEGIN
             END IF;
         END IF;
 
-        -- A row that is missing is full. A ts more than a minute ahead was written by a wrong clock: the tokens count from now on. Before
-        -- that is believed, the clock is read again under the lock, because the wait for it may have been long. A call that is not alone
-        -- leaves that ts: the caller sees it, and corrects the row, also if another row refuses and this change is undone.
+        -- A row that is missing is full.
         IF p_capacity - p_cost >= p_lowest THEN
             INSERT INTO ratelimit.buckets AS b (name, key, shard, value, ts, capacity)
             VALUES (p_name, p_key, p_shard, p_capacity - p_cost, v_begun, p_capacity)
             ON CONFLICT (name, key, shard) DO UPDATE SET
                 value = least(p_capacity, b.value + ((greatest(v_begun - b.ts, 0) + p_step_us - 1) / p_step_us)::float8 * p_rate / p_steps) - p_cost,
-                ts = CASE WHEN p_alone AND b.ts > now_us + 60000000 THEN v_begun ELSE greatest(b.ts, v_begun) END,
+                ts = greatest(b.ts, v_begun),
                 capacity = CASE
                     WHEN b.capacity = p_capacity THEN p_capacity
                     WHEN least(p_capacity, b.value + ((greatest(v_begun - b.ts, 0) + p_step_us - 1) / p_step_us)::float8 * p_rate / p_steps) >= p_capacity THEN p_capacity
@@ -88,7 +86,7 @@ BEGIN
             WHERE least(p_capacity, b.value + ((greatest(v_begun - b.ts, 0) + p_step_us - 1) / p_step_us)::float8 * p_rate / p_steps) - p_cost >= p_lowest
                 AND (p_since_us IS NULL OR b.ts BETWEEN p_since_us AND p_until_us)
                 AND (b.capacity = p_capacity OR p_step_us = 1)
-                AND (b.ts <= now_us + 60000000 OR v_pass = 2)
+                AND b.ts <= now_us + 60000000
             RETURNING b.value, b.ts, b.capacity INTO value, ts, capacity;
             IF FOUND THEN
                 allowed := true;
@@ -101,12 +99,10 @@ BEGIN
             INSERT INTO ratelimit.buckets AS b (name, key, shard, value, ts, capacity) VALUES (p_name, p_key, p_shard, p_capacity, v_begun, p_capacity)
             ON CONFLICT (name, key, shard) DO UPDATE SET value = b.value
             RETURNING b.value, b.ts, b.capacity INTO value, ts, capacity;
-            IF v_pass = 2 OR ts <= now_us + 60000000 THEN
-                IF (ts NOT BETWEEN p_since_us AND p_until_us OR capacity <> p_capacity AND p_step_us > 1) IS NOT TRUE THEN
-                    allowed := false;
-                END IF;
-                RETURN;
+            IF (ts NOT BETWEEN p_since_us AND p_until_us OR capacity <> p_capacity AND p_step_us > 1 OR ts > now_us + 60000000) IS NOT TRUE THEN
+                allowed := false;
             END IF;
+            RETURN;
         END IF;
     END LOOP;
 END $$;

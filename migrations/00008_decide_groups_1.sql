@@ -45,7 +45,7 @@ BEGIN
         FROM (
             SELECT a.ord, a.grp, b.value, b.ts, b.capacity, CASE
                 WHEN v_now NOT BETWEEN a.since_us AND a.until_us OR b.ts NOT BETWEEN a.since_us AND a.until_us
-                    OR b.capacity <> a.capacity AND a.step_us > 1 THEN NULL
+                    OR b.capacity <> a.capacity AND a.step_us > 1 OR b.ts > v_now + 60000000 THEN NULL
                 ELSE a.capacity - a.cost >= a.lowest AND (b.ts IS NULL
                     OR b.value - a.cost >= a.lowest -- which costs little
                     OR b.value + ((greatest(a.begun - b.ts, 0) + a.step_us - 1) / a.step_us)::float8 * a.rate / a.steps - a.cost >= a.lowest) END AS enough
@@ -72,10 +72,7 @@ BEGIN
             ), given AS (
                 UPDATE ratelimit.buckets AS b SET
                     value = least(a.capacity, b.value + ((greatest(a.begun - b.ts, 0) + a.step_us - 1) / a.step_us)::float8 * a.rate / a.steps) - a.cost,
-                    ts = CASE -- a wrong clock wrote it if it's still ahead of a clock that is read under the lock
-                        WHEN b.ts > v_now + 60000000 AND b.ts > coalesce(p_as_of_us, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) + 60000000
-                            THEN a.begun
-                        ELSE greatest(b.ts, a.begun) END,
+                    ts = greatest(b.ts, a.begun),
                     capacity = CASE
                         WHEN b.capacity = a.capacity THEN a.capacity
                         WHEN least(a.capacity, b.value + ((greatest(a.begun - b.ts, 0) + a.step_us - 1) / a.step_us)::float8 * a.rate / a.steps)
@@ -85,7 +82,7 @@ BEGIN
                 WHERE b.name = ANY (ARRAY[a.name]) AND b.key = a.key AND b.shard = a.shard
                     AND (b.value - a.cost >= a.lowest
                         OR b.value + ((greatest(a.begun - b.ts, 0) + a.step_us - 1) / a.step_us)::float8 * a.rate / a.steps - a.cost >= a.lowest)
-                    AND (b.capacity = a.capacity OR a.step_us = 1) AND (a.since_us IS NULL OR b.ts BETWEEN a.since_us AND a.until_us)
+                    AND (b.capacity = a.capacity OR a.step_us = 1) AND b.ts <= v_now + 60000000 AND (a.since_us IS NULL OR b.ts BETWEEN a.since_us AND a.until_us)
                 RETURNING a.ord, b.value, b.ts, b.capacity
             ), made AS (
                 INSERT INTO ratelimit.buckets (name, key, shard, value, ts, capacity)

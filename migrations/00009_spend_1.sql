@@ -36,10 +36,7 @@ BEGIN
         RETURN QUERY
         UPDATE ratelimit.buckets AS b SET
             value = least(p_capacity, b.value + ((greatest(a.begun - b.ts, 0) + p_step_us - 1) / p_step_us)::float8 * p_rate / p_steps) - a.cost,
-            ts = CASE -- a wrong clock wrote it if it's still ahead of a clock that is read under the lock
-                WHEN b.ts > v_now + 60000000 AND b.ts > coalesce(p_as_of_us, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) + 60000000
-                    THEN a.begun
-                ELSE greatest(b.ts, a.begun) END,
+            ts = greatest(b.ts, a.begun),
             capacity = CASE
                 WHEN b.capacity = p_capacity THEN p_capacity
                 WHEN least(p_capacity, b.value + ((greatest(a.begun - b.ts, 0) + p_step_us - 1) / p_step_us)::float8 * p_rate / p_steps)
@@ -53,7 +50,7 @@ BEGIN
         WHERE b.name = ANY (ARRAY[a.name]) AND b.key = a.key AND b.shard = a.shard
             AND (b.value >= a.cost -- which costs little
                 OR b.value + ((greatest(a.begun - b.ts, 0) + p_step_us - 1) / p_step_us)::float8 * p_rate / p_steps >= a.cost)
-            AND (b.capacity = p_capacity OR p_step_us = 1) AND (p_since_us IS NULL OR b.ts BETWEEN p_since_us AND p_until_us)
+            AND (b.capacity = p_capacity OR p_step_us = 1) AND b.ts <= v_now + 60000000 AND (p_since_us IS NULL OR b.ts BETWEEN p_since_us AND p_until_us)
         RETURNING a.ord, true, b.value, b.ts, b.capacity, v_now;
         GET DIAGNOSTICS v_rows = ROW_COUNT;
         IF v_rows = v_all THEN

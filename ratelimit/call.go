@@ -98,7 +98,7 @@ func (l *Limiter) Reset(ctx context.Context, requests ...Request) error {
 	}
 	rows, _ := c.plan.rows(true)
 	c.change = func(ctx context.Context, s *store.Session) error {
-		return s.ChangeRows(ctx, func(p *bucket.Page) { p.Fill(rows) }, rows)
+		return s.Fill(ctx, rows)
 	}
 	_, err = l.do(ctx, c)
 	return err

@@ -180,6 +180,15 @@ func (p *plan) charge(ctx context.Context, s *store.Session, amounts []float64, 
 		}
 	}
 	rows, ends := p.rows(false)
+	if !slices.ContainsFunc(p.of, func(s subject) bool { return s.together && s.shards > 1 }) {
+		c := store.Charge{Asks: rows}
+		for i, amount := range amounts {
+			if p.of[i].row >= 0 {
+				c.Amounts, c.Taken = append(c.Amounts, amount), append(c.Taken, taken)
+			}
+		}
+		return s.Charge(ctx, c)
+	}
 	return s.ChangeRows(ctx, func(page *bucket.Page) {
 		tokens := func(a *bucket.Ask) float64 { return a.Terms.Kind.Tokens(a.Terms, page.State(a), page.Now) }
 		first := 0

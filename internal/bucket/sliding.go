@@ -175,7 +175,7 @@ func (r Sliding) Counted(t Terms, s State, now int64) (totals []float64, ts int6
 // read returns the totals of the row at now, and the instant in whose slice the first of them is.
 func (r Sliding) read(t Terms, s State, now int64) ([]float64, int64) {
 	if !isSlid(s) {
-		return totalsOf(max(0, s.Capacity-s.Value)), s.TS
+		return totalsOf(min(max(0, s.Capacity-s.Value), 1e300)), s.TS // so that sums of them stay finite
 	}
 	return r.rebinned(t, slices.Clone(s.Parts.Taken[takenTotals:]), r.length(t, s), s.TS, max(s.TS, now))
 }

@@ -28,19 +28,56 @@ func (c Charge) withoutZeros() (charged Charge) {
 // Charge takes the amounts of the charges, once. A bucket may go below zero. It locks the rows of all charges at once, in the order of
 // locking, except the rows of buckets with an amount of 0.
 func (s *Session) Charge(ctx context.Context, charges ...Charge) error {
-	charges = slices.Clone(charges)
-	calls := make([][]bucket.Ask, len(charges))
-	for i := range charges {
-		charges[i] = charges[i].withoutZeros()
-		calls[i] = charges[i].Asks
+	var changes []change
+	for _, c := range charges {
+		c = c.withoutZeros()
+		for i, amount := range c.Amounts {
+			verb := "charge"
+			if amount < 0 {
+				verb, amount = "credit", -amount
+			}
+			changes = append(changes, change{ask: &c.Asks[i], verb: verb, amount: amount, taken: c.Taken[i]})
+		}
+	}
+	return s.change(ctx, changes)
+}
+
+// Fill sets buckets to their capacity.
+func (s *Session) Fill(ctx context.Context, asks []bucket.Ask) error {
+	changes := make([]change, len(asks))
+	for i := range asks {
+		changes[i] = change{ask: &asks[i], verb: "fill"}
+	}
+	return s.change(ctx, changes)
+}
+
+// change makes changes that nothing refuses, by decide_rows_1 or else on a page.
+func (s *Session) change(ctx context.Context, changes []change) error {
+	if len(changes) == 0 {
+		return nil
+	}
+	slices.SortStableFunc(changes, func(a, b change) int { return a.ask.Key.Compare(b.ask.Key) })
+	asks := make([]bucket.Ask, len(changes))
+	for i := range changes {
+		asks[i] = *changes[i].ask
+		changes[i].ask = &asks[i]
+	}
+	if s.isGeneral(asks) {
+		_, err := s.decideInGeneral(ctx, changes, nil)
+		return err
 	}
 	return s.ChangeRows(ctx, func(p *bucket.Page) {
-		for _, c := range charges {
-			for i := range c.Asks {
-				p.Charge(&c.Asks[i], c.Amounts[i], c.Taken[i])
+		for _, c := range changes {
+			switch c.verb {
+			case "fill":
+				p.Fill([]bucket.Ask{*c.ask})
+			case "credit":
+				p.Charge(c.ask, -c.amount, c.taken)
+			default:
+				p.Charge(c.ask, c.amount, c.taken)
 			}
 		}
-	}, calls...)
+	}, asks)
 }
 
 // ChangeRows changes the rows of the calls' buckets, once, on rows that it locks: in the transaction of the session, or else in one of

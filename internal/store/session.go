@@ -164,27 +164,27 @@ type way uint8
 const (
 	byLocking   way = iota // on locked rows, in Go
 	byLooking              // refused by a look, which locks nothing, or else decided on locked rows
-	byStatement            // by a statement, or on locked rows if that leaves it undecided
+	byStatement            // by a function for calls of its form, or in general if that leaves it undecided
+	inGeneral              // by decide_rows_1
 	looks                  // nothing is taken
 	inOwnTx                // in a transaction of the Owner's, if another way is chosen
 )
 
 // choose sets how c is decided. No other function chooses.
 func (s *Session) choose(c *Call) {
-	engine := s.Engine()
 	c.traits = bucket.TraitsOf(c.Asks)
 	t := &c.traits
+	isFit := decidesInSQL && s.memory == nil && t.Statement != bucket.Locked && (!s.IsRouted() || len(c.Asks) == 1 && !t.Costless && t.Statement != bucket.SlotStatement)
 	switch {
 	case c.Look, s.mode != alone && t.Costless:
 		c.way = looks
-	case s.mode == alone && s.waitFor != nil, s.mode == ownTx && len(c.Asks) > 1,
-		s.mode != callersTx && c.Reserve != nil && len(c.Asks) > 1:
-		c.way = byLocking
-	case s.mode == alone && c.Reserve != nil:
+	case s.mode == alone && c.Reserve != nil && (len(c.Asks) == 1 || s.isGeneral(c.Asks)):
 		c.way = inOwnTx
-	case decidesInSQL && s.memory == nil && t.Statement != bucket.Locked && (!s.IsRouted() || len(c.Asks) == 1 && !t.Costless && t.Statement != bucket.SlotStatement):
+	case isFit && (s.mode == callersTx || len(c.Asks) == 1 || s.mode == alone && s.waitFor == nil):
 		c.way = byStatement
-	case s.mode == alone && !engine.LeavesOutHeld():
+	case s.isGeneral(c.Asks):
+		c.way = inGeneral
+	case s.mode == alone && !s.Engine().LeavesOutHeld():
 		c.way = byLooking
 	default:
 		c.way = byLocking
@@ -194,11 +194,15 @@ func (s *Session) choose(c *Call) {
 // Decide answers c by itself. Outside a transaction it runs again on a conflict. It returns a heldError if c asks for
 // several rows and another transaction holds one of them. For a single row it waits, because the call holds no other row meanwhile.
 func (s *Session) Decide(ctx context.Context, c *Call) (err error) {
+	c.Answers = nil
 	if s.choose(c); c.way == byStatement {
 		err = s.decideByStatement(ctx, c)
 	}
 	switch {
 	case err != nil, c.way == byStatement:
+	case c.way == inGeneral:
+		found := c.Answers
+		err = s.retry(ctx, c.Verb, func() error { return s.takeInGeneral(ctx, c, found) })
 	case c.way == looks:
 		c.Answers, err = s.Look(ctx, c.Asks, c.one[:0])
 	case c.way == inOwnTx:

@@ -15,8 +15,8 @@ var files embed.FS
 
 // statements are the SQL texts for one schema.
 type statements struct {
-	take, slide, decide, decideGroups, spend, spendWindows string // the calls of functions
-	acquire, release, renewLease                           string
+	take, slide, decide, decideRows, decideGroups, spend, spendWindows string // the calls of functions
+	acquire, release, renewLease                                       string
 
 	read, lock, lockFree, save, unmake, prune string
 	readLeases, saveLeases, deleteLeases      string
@@ -73,6 +73,7 @@ func newStatements(schema string) (s statements) {
 	s.take = callOf(schema, "take_1", 15, "allowed, value, ts, capacity, now_us")
 	s.slide = callOf(schema, "slide_1", 14, "allowed, value, ts, capacity, now_us, taken")
 	s.decide = callOf(schema, "decide_1", 13, "allowed, value, ts, capacity, now_us")
+	s.decideRows = callOf(schema, "decide_rows_1", 6, "allowed, value, ts, capacity, taken, now_us, mended")
 	s.decideGroups = callOf(schema, "decide_groups_1", 15, "ord, given, enough, value, ts, capacity, now_us")
 	s.spend = callOf(schema, "spend_1", 13, "ord, allowed, value, ts, capacity, now_us")
 	s.spendWindows = callOf(schema, "spend_windows_1", 12, "ord, allowed, value, ts, capacity, now_us, taken")

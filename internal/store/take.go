@@ -24,10 +24,7 @@ func (s *Session) decideByStatement(ctx context.Context, c *Call) error {
 	if err != nil && s.mode == alone { // else no function literal is allocated
 		err = s.owner.Retry(ctx, c.Verb, err, func() error { return s.takeByStatement(ctx, c) })
 	}
-	if err != nil || c.way != byStatement {
-		return err
-	}
-	return s.fixClocks(ctx, c.Asks, c.Answers)
+	return err
 }
 
 // takeByStatement takes the costs of c from all of its buckets, or from none, by one statement: in the transaction of the session,
@@ -36,13 +33,18 @@ func (s *Session) decideByStatement(ctx context.Context, c *Call) error {
 func (s *Session) takeByStatement(ctx context.Context, c *Call) (err error) {
 	c.way = byStatement // after an attempt before
 	c.verdict, err = s.take(ctx, c)
-	if err == nil && c.verdict == undecided {
-		c.way = byLocking
-		if !s.Engine().LeavesOutHeld() {
-			c.way = byLooking
-		}
+	if err != nil || c.verdict != undecided {
+		return err
 	}
-	return err
+	switch {
+	case s.isGeneral(c.Asks):
+		c.way = inGeneral
+	case s.Engine().LeavesOutHeld():
+		c.way = byLocking
+	default:
+		c.way = byLooking
+	}
+	return nil
 }
 
 // take sends the statement for one row or for several.
@@ -111,7 +113,7 @@ func scanOne(rows pgx.Rows, kind bucket.Statement) (a bucket.Answer, v verdict, 
 		return a, undecided, err
 	}
 	rows.Close() // or there is no Err yet
-	a = bucket.Answer{Allowed: r.allowed.Bool, Now: r.now, State: bucket.State{Value: r.value.Float64, TS: r.ts.Int64, Capacity: r.capacity.Float64}}
+	a = bucket.Answer{Allowed: r.allowed.Bool, Absent: !r.ts.Valid, Now: r.now, State: bucket.State{Value: r.value.Float64, TS: r.ts.Int64, Capacity: r.capacity.Float64}}
 	if r.taken != nil {
 		a.State.Parts = &bucket.Parts{Taken: r.taken}
 	}
@@ -240,21 +242,6 @@ func skip(results pgx.BatchResults, n int) error {
 		}
 	}
 	return nil
-}
-
-// fixClocks corrects rows that a wrong clock has left in the future. A refusal writes nothing, so without this they would refuse until
-// the clock reaches that time. The decision stands.
-func (s *Session) fixClocks(ctx context.Context, asks []bucket.Ask, answers []bucket.Answer) error {
-	var wrong []bucket.Ask
-	for i := range asks {
-		if asks[i].FromFuture(answers[i]) {
-			wrong = append(wrong, asks[i])
-		}
-	}
-	if len(wrong) == 0 {
-		return nil
-	}
-	return s.ChangeRows(ctx, (*bucket.Page).FixClocks, wrong)
 }
 
 // AsOf returns the instant that replaces the database's clock, as a parameter.

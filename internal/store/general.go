@@ -1,0 +1,270 @@
+package store
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"strconv"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgtype"
+
+	"github.com/pgratelimit/pgratelimit/internal/bucket"
+	"github.com/pgratelimit/pgratelimit/internal/pgerr"
+)
+
+// rowAsk is an element of p_asks of decide_rows_1.
+type rowAsk struct {
+	Name   string  `json:"name"`
+	Key    string  `json:"key"`
+	Shard  int32   `json:"shard"`
+	Same   bool    `json:"same"`
+	Verb   string  `json:"verb"`
+	Amount float64 `json:"amount"`
+	Lowest float64 `json:"lowest"`
+
+	Most    float64 `json:"most"`
+	UntilUs int64   `json:"until_us"`
+
+	policyColumns
+	SinceUs *int64 `json:"since_us"`
+	LastUs  *int64 `json:"last_us"`
+
+	*pastColumns
+}
+
+// policyColumns are the numbers of a policy.
+type policyColumns struct {
+	Capacity float64 `json:"capacity"`
+	Rate     float64 `json:"rate"`
+	Steps    float64 `json:"steps"`
+	Slices   *int32  `json:"slices"`
+	StepUs   int64   `json:"step_us"`
+	PhaseUs  int64   `json:"phase_us"`
+}
+
+// pastColumns are about a row that was written before the policy held.
+type pastColumns struct {
+	FromUs   int64   `json:"from_us"`
+	SeenUs   int64   `json:"seen_us"`
+	Passed   int64   `json:"passed"`
+	Change   *string `json:"change"`
+	Capacity float64 `json:"was_capacity"`
+	Rate     float64 `json:"was_rate"`
+	Steps    float64 `json:"was_steps"`
+	Slices   *int32  `json:"was_slices"`
+	StepUs   int64   `json:"was_step_us"`
+	PhaseUs  int64   `json:"was_phase_us"`
+	WasSteps int64   `json:"was_passed"`
+}
+
+// slicesOf returns the slices of a sliding window, and nil for the other kinds.
+func slicesOf(t *bucket.Terms) *int32 {
+	if window, is := t.Kind.(bucket.Sliding); is {
+		return &window.Slices
+	}
+	return nil
+}
+
+// change is what a call wants of one bucket.
+type change struct {
+	ask    *bucket.Ask
+	verb   string  // of decide_rows_1
+	amount float64 // above 0
+	taken  int64   // of a credit: see Charge
+}
+
+// element returns the element for the change of a bucket whose row was last seen with a ts; nil: it was not seen. It's for the same row as
+// the one before.
+func (c *change) element(same bool, seen *int64) rowAsk {
+	a, t := c.ask, &c.ask.Terms
+	r := rowAsk{
+		Name: a.Key.Name, Key: a.Key.Key, Shard: a.Key.Shard, Same: same, Verb: c.verb, Amount: c.amount, Lowest: a.Lowest,
+		policyColumns: policyColumns{t.Capacity, t.Rate, t.Steps, slicesOf(t), t.Step, t.Phase},
+	}
+	if c.verb == "credit" {
+		r.Most, r.UntilUs = a.Most, a.CreditUntil(c.taken)
+	}
+	if r.SinceUs, r.LastUs = spanOf(t); seen == nil || r.SinceUs == nil || *seen >= *r.SinceUs {
+		return r
+	}
+	past := t.Past(*seen)
+	r.pastColumns = &pastColumns{FromUs: past.From, SeenUs: *seen, Passed: past.Passed}
+	if past.Change != "" {
+		was := &past.Was
+		*r.pastColumns = pastColumns{
+			past.From, *seen, past.Passed, &past.Change,
+			was.Capacity, was.Rate, was.Steps, slicesOf(was), was.Step, was.Phase, past.WasPassed,
+		}
+	}
+	return r
+}
+
+// isGeneral reports whether decide_rows_1 decides on the asks.
+func (u *Unit) isGeneral(asks []bucket.Ask) bool {
+	if !decidesInSQL || u.memory != nil || u.IsRouted() && len(asks) > 1 {
+		return false
+	}
+	for i := range asks {
+		if a := &asks[i]; a.Terms.Kind.Statement() != bucket.StepStatement && a.Terms.Kind.Statement() != bucket.WindowStatement || a.Within != 0 {
+			return false
+		}
+	}
+	return true
+}
+
+// mostRounds bounds how often decide_rows_1 is asked again because a policy began, or because another call was quicker with a row of
+// an earlier policy.
+const mostRounds = 16
+
+// errUndecided is the error for a call that was never decided.
+var errUndecided = errors.New("the policies or the rows of the call have changed each time that it was decided")
+
+// takeInGeneral has decide_rows_1 decide on a call. found is what another function has found, or nil.
+func (s *Session) takeInGeneral(ctx context.Context, c *Call, found []bucket.Answer) (err error) {
+	changes := make([]change, len(c.Asks))
+	for i := range c.Asks {
+		changes[i] = change{ask: &c.Asks[i], verb: "take", amount: c.Asks[i].Cost}
+	}
+	c.Answers, err = s.decideInGeneral(ctx, changes, found)
+	return err
+}
+
+// decideInGeneral has decide_rows_1 decide on changes, all or nothing, in the order of locking. It says under which policy each row was
+// written as soon as it knows that, so it may ask twice.
+func (s *Session) decideInGeneral(ctx context.Context, changes []change, found []bucket.Answer) ([]bucket.Answer, error) {
+	asks := make([]bucket.Ask, len(changes))
+	for i := range changes {
+		asks[i] = *changes[i].ask
+	}
+	s.EnterQueue(ctx, asks)
+	seen := make([]*int64, len(changes))
+	for range mostRounds {
+		asOf := s.AsOf()
+		if len(found) > 0 {
+			asOf = arrange(changes, found, seen, asOf)
+		}
+		elements := make([]rowAsk, len(changes))
+		for i := range changes {
+			elements[i] = changes[i].element(i > 0 && changes[i-1].ask.Key == changes[i].ask.Key, seen[i])
+		}
+		answers, decided, err := s.askInGeneral(ctx, asks, elements, asOf)
+		if err != nil || decided {
+			return answers, err
+		}
+		found = answers
+	}
+	return nil, errUndecided
+}
+
+// arrange sets the terms that hold at the instant of the rows found, and when these were written. If a policy that begins less than a minute
+// later has written one of them, the changes are of its first instant, which arrange returns.
+func arrange(changes []change, found []bucket.Answer, seen []*int64, asOf *int64) *int64 {
+	now := found[0].Now
+	for i := range changes {
+		t, key := &changes[i].ask.Terms, changes[i].ask.Key
+		switch {
+		case i > 0 && changes[i-1].ask.Key == key:
+			seen[i] = seen[i-1]
+		case found[i].Absent:
+			seen[i] = nil
+		default:
+			seen[i] = &found[i].State.TS
+			if t.HasSpan() && !t.FromFuture(found[i].State, now) {
+				at := t.At(*seen[i])
+				since, _ := at.Span()
+				now = max(now, since)
+			}
+		}
+	}
+	for i := range changes {
+		if a := changes[i].ask; a.Terms.HasSpan() {
+			a.SetNow(now)
+		}
+	}
+	if now > found[0].Now {
+		return &now
+	}
+	return asOf
+}
+
+// codeHeld is the SQLSTATE of decide_rows_1 if another transaction holds a row.
+const codeHeld = "RL003"
+
+// askInGeneral calls decide_rows_1. If nothing was decided, the answers are what it found.
+func (s *Session) askInGeneral(ctx context.Context, asks []bucket.Ask, elements []rowAsk, asOf *int64) (answers []bucket.Answer, decided bool, err error) {
+	text, err := json.Marshal(elements)
+	if err != nil {
+		return nil, false, err
+	}
+	first := s.placeAwaited(asks, elements[0].Verb == "take")
+	isAlone := s.mode == alone
+	rows, err := s.conn.Query(ctx, s.statements.decideRows, string(text), asOf, first, int32(s.waitForOthers().Milliseconds()), isAlone, isAlone && s.relaxed)
+	if err == nil {
+		answers, decided, err = s.scanGeneral(ctx, rows, elements)
+	}
+	switch {
+	case err == nil:
+	case pgerr.Code(err) == codeHeld:
+		err = heldIn(asks, err)
+	case first != nil && *first > 0:
+		err = waitedFor(err, asks[*first-1].Key)
+	}
+	return answers, decided, err
+}
+
+// placeAwaited returns p_first of decide_rows_1. A take from several rows waits for none at first: its caller may leave meanwhile.
+func (s *Session) placeAwaited(asks []bucket.Ask, isTake bool) *int32 {
+	if s.mode == callersTx {
+		return nil
+	}
+	place := int32(0)
+	if !isTake || len(asks) == 1 || s.waitFor != nil {
+		place = int32(s.Awaited(asks) + 1)
+	}
+	return &place
+}
+
+// scanGeneral reads the answers of decide_rows_1.
+func (s *Session) scanGeneral(ctx context.Context, rows pgx.Rows, elements []rowAsk) (answers []bucket.Answer, decided bool, err error) {
+	answers = make([]bucket.Answer, 0, len(elements))
+	var is struct { // one allocation
+		allowed, mended pgtype.Bool
+		value, capacity pgtype.Float8
+		ts, now         pgtype.Int8
+		taken           []float64
+	}
+	_, err = pgx.ForEachRow(rows, []any{&is.allowed, &is.value, &is.ts, &is.capacity, &is.taken, &is.now, &is.mended}, func() error {
+		a := bucket.Answer{
+			Allowed: is.allowed.Bool, Absent: !is.ts.Valid, Now: is.now.Int64,
+			State: bucket.State{Value: is.value.Float64, TS: is.ts.Int64, Capacity: is.capacity.Float64},
+		}
+		decided = is.allowed.Valid
+		if is.taken != nil {
+			a.State.Parts = &bucket.Parts{Taken: is.taken}
+		}
+		if is.mended.Bool {
+			s.owner.Mended(ctx, elements[len(answers)].Name)
+		}
+		answers = append(answers, a)
+		return nil
+	})
+	if err == nil && len(answers) != len(elements) {
+		err = errNoAnswer
+	}
+	return answers, decided, err
+}
+
+// heldIn returns the error for a row of the asks that another transaction holds.
+func heldIn(asks []bucket.Ask, err error) error {
+	var pgErr *pgconn.PgError
+	if !errors.As(err, &pgErr) {
+		return err
+	}
+	place, parsed := strconv.Atoi(pgErr.Detail)
+	if parsed != nil || place < 1 || place > len(asks) {
+		return err
+	}
+	return &heldError{row: asks[place-1].Key, err: err}
+}
