@@ -247,7 +247,7 @@ func (s *stand) cutAt(t *testing.T, cutter *cutter, n int, side cut) (reached bo
 			reservations++
 		}
 	}
-	require.Equal(t, reservations, s.outside.count(t, `SELECT count(*) FROM ratelimit.reservations WHERE keys[1] LIKE $1`, fmt.Sprint(n, " %")))
+	require.Equal(t, reservations, s.outside.count(t, `SELECT count(*) FROM ratelimit.reservations WHERE key LIKE $1`, fmt.Sprint(n, " %")))
 	_, _ = s.limiter.Take(t.Context(), calls.For("after")) // finds out that the connection is broken
 	takeOne(t, s.limiter, calls.For("after"))
 	return reached

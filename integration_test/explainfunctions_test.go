@@ -17,6 +17,7 @@ import (
 func TestFunctionsUseThePrimaryKey(t *testing.T) {
 	t.Parallel()
 	const always = `, NULL, NULL, NULL, `
+	const unknownReservation = `'00000000-0000-4000-8000-000000000001', `
 	tests := map[string][]struct {
 		arguments string
 		upserts   int
@@ -59,6 +60,19 @@ func TestFunctionsUseThePrimaryKey(t *testing.T) {
 		},
 		"totals_1": {}, // these read no table
 		"carry_1":  {},
+		"ready_1": {
+			{`-1, 0, 0, 1, 1, 1, 0`, 0, false},
+		},
+		"reserve_1": {
+			{unknownReservation + oneBucket + `, 1, 10, 10, 1000000, 1, 0, 0` + always + `false, NULL, NULL, 0, NULL, 1, false, true`, 1, false},
+			{unknownReservation + oneBucket + `, 1, 10, 10, 1000000, 1, 0, 0` + always + `true, NULL, NULL, 0, NULL, 1, false, true`, 0, true},
+		},
+		"settle_1": {
+			{oneReservation + `, 'settled', 'roomy', 'reserved', 2, true, false, 10, 10, 1000000, 1, 0` + always + `false, NULL, false`, 2, false},
+			{oneReservation + `, 'cancelled', NULL, NULL, 0, true, true, NULL, NULL, NULL, NULL, NULL` + always + `false, NULL, true`, 1, true},
+			{unknownReservation + `'settled', NULL, NULL, NULL, true, false, NULL, NULL, NULL, NULL, NULL` + always + `false, NULL, false`, 1, false},
+			{unknownReservation + `'settled', NULL, NULL, NULL, true, false, NULL, NULL, NULL, NULL, NULL` + always + `false, NULL, true`, 0, true},
+		},
 		"slide_1": {
 			{oneBucket + `, 1, 10, 60, 1000000, 0, 0` + always + `false, false`, 2, false},
 			{`'roomy', 'no key', 0, 1, 10, 60, 1000000, 0, 0` + always + `true, true`, 1, true},
@@ -75,8 +89,8 @@ func TestFunctionsUseThePrimaryKey(t *testing.T) {
 				FROM (SELECT 17 AS n UNION SELECT generate_series(1, %d)) AS u, unnest('{other,roomy}'::text[]) AS name`, size))
 			b.exec(t, fmt.Sprintf(`INSERT INTO ratelimit.leases SELECT name, 'key ' || n, n, 5, 1
 				FROM generate_series(1, %d) AS n, unnest('{other,roomy}'::text[]) AS name`, size))
-			b.exec(t, "VACUUM ANALYZE ratelimit.buckets")
-			b.exec(t, "VACUUM ANALYZE ratelimit.leases")
+			b.exec(t, `SELECT ratelimit.reserve_1(`+oneReservation+`, 'roomy', 'reserved', 0, 1, 10, 10, 1000000, 1, 0, 0`+always+`true, NULL, NULL, 0, NULL, 1, false, true)`)
+			b.exec(t, "VACUUM ANALYZE ratelimit.buckets, ratelimit.reservations, ratelimit.leases")
 			for function, calls := range tests {
 				for _, call := range calls {
 					for _, mode := range planModes {

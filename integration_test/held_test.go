@@ -124,7 +124,7 @@ func testACallAtAHeldRow(t *testing.T, name string, keepsConnection bool) {
 	require.NoError(t, s.connectAll(t.Context(), connections))
 	made, before := s.pool.Stat().NewConnsCount(), s.rows(t, "")
 	holder := s.outside.begin(t, pgx.ReadCommitted)
-	for _, table := range []string{"buckets WHERE key", "reservations WHERE keys[1]"} {
+	for _, table := range []string{"buckets WHERE key", "reservations WHERE key"} {
 		require.NoError(t, errOf(holder.Exec(t.Context(), `SELECT FROM ratelimit.`+table+` = 'held' FOR UPDATE`)))
 	}
 	waits := !slices.Contains([]string{"Check", "CheckReserve", "Value", "Prune", "Expire"}, name)
@@ -373,7 +373,7 @@ func TestATimeoutOfTheServerFailsOnlyItsOwnCall(t *testing.T) {
 		}
 		return nil
 	}))
-	require.Zero(t, s.outside.count(t, `SELECT count(*) FROM ratelimit.reservations WHERE keys[1] LIKE 'held%'`))
+	require.Zero(t, s.outside.count(t, `SELECT count(*) FROM ratelimit.reservations WHERE key LIKE 'held%'`))
 }
 
 // TestRoutedStatementsRefuseWithoutWaiting promises that a refusal outside of a transaction waits for no row of

@@ -396,7 +396,7 @@ func TestExpireSkipsAReservationThatFails(t *testing.T) {
 			broken = append(broken, r.ID)
 		}
 	}
-	b.exec(t, "UPDATE ratelimit.reservations SET names = ARRAY[repeat('x', 65)] WHERE id = ANY ($1::uuid[])", broken)
+	b.exec(t, "UPDATE ratelimit.reservations SET name = repeat('x', 65) WHERE id = ANY ($1::uuid[])", broken)
 	d.at(2 * time.Hour)
 	for _, want := range []int{4, 0} {
 		ended, err := d.limiter.Expire(t.Context())

@@ -30,7 +30,7 @@ func (s *stand) outcomeOf(t *testing.T, key string) (o outcome) {
 		SELECT coalesce(max(state), ''), coalesce(bool_or(started_us IS NOT NULL), false),
 			(SELECT coalesce(round($2 - sum(value)), 0)::integer FROM ratelimit.buckets WHERE name = 'calls' AND key = $1),
 			(SELECT coalesce(round(1e6 - sum(value)), 0)::integer FROM ratelimit.buckets WHERE name = 'roomy' AND key = $1)
-		FROM ratelimit.reservations WHERE keys[1] = $1`, key, callsCapacity).Scan(&o.State, &o.Started, &o.Calls, &o.Roomy))
+		FROM ratelimit.reservations WHERE key = $1`, key, callsCapacity).Scan(&o.State, &o.Started, &o.Calls, &o.Roomy))
 	o.Slots = 3 - int(tokens(t, s.outside.limiter, brokenSlots.For(key)))
 	return o
 }
@@ -42,31 +42,41 @@ var brokenCalls = map[string]struct {
 	prepare       func(ctx context.Context, l *ratelimit.Limiter, requests []ratelimit.Request) (id string, err error)
 	call          func(ctx context.Context, l *ratelimit.Limiter, id string, requests []ratelimit.Request) error
 	before, after outcome
+	once          bool // whether a statement without COMMIT decides, or tries to
 }{
 	"Reserve": {nil, func(ctx context.Context, l *ratelimit.Limiter, _ string, requests []ratelimit.Request) error {
 		return errOf(l.Reserve(ctx, requests[:2]...))
-	}, outcome{}, outcome{State: "open", Calls: 2, Roomy: 1}},
+	}, outcome{}, outcome{State: "open", Calls: 2, Roomy: 1}, false},
+	"ReserveOne": {nil, func(ctx context.Context, l *ratelimit.Limiter, _ string, requests []ratelimit.Request) error {
+		return errOf(l.Reserve(ctx, requests[0]))
+	}, outcome{}, outcome{State: "open", Calls: 2}, true},
+	"SettleOne": {reserveOneToBreak, func(ctx context.Context, l *ratelimit.Limiter, id string, requests []ratelimit.Request) error {
+		return l.Settle(ctx, id, requests[0].Cost(3))
+	}, outcome{State: "open", Calls: 2}, outcome{State: "settled", Calls: 3}, true},
+	"CancelOne": {reserveOneToBreak, func(ctx context.Context, l *ratelimit.Limiter, id string, _ []ratelimit.Request) error {
+		return l.Cancel(ctx, id)
+	}, outcome{State: "open", Calls: 2}, outcome{State: "cancelled"}, true},
 	"Start": {reserveToBreak, func(ctx context.Context, l *ratelimit.Limiter, id string, _ []ratelimit.Request) error {
 		return errOf(l.Start(ctx, id))
-	}, outcome{State: "open", Calls: 2, Roomy: 1}, outcome{State: "open", Started: true, Calls: 2, Roomy: 1}},
+	}, outcome{State: "open", Calls: 2, Roomy: 1}, outcome{State: "open", Started: true, Calls: 2, Roomy: 1}, false},
 	"Settle": {startToBreak, func(ctx context.Context, l *ratelimit.Limiter, id string, requests []ratelimit.Request) error {
 		return l.Settle(ctx, id, requests[0].Cost(3), requests[1].Cost(4))
-	}, outcome{State: "open", Started: true, Calls: 2, Roomy: 1}, outcome{State: "settled", Started: true, Calls: 3, Roomy: 4}},
+	}, outcome{State: "open", Started: true, Calls: 2, Roomy: 1}, outcome{State: "settled", Started: true, Calls: 3, Roomy: 4}, false},
 	"Cancel": {startToBreak, func(ctx context.Context, l *ratelimit.Limiter, id string, _ []ratelimit.Request) error {
 		return l.Cancel(ctx, id)
-	}, outcome{State: "open", Started: true, Calls: 2, Roomy: 1}, outcome{State: "cancelled", Started: true}},
+	}, outcome{State: "open", Started: true, Calls: 2, Roomy: 1}, outcome{State: "cancelled", Started: true}, true},
 	"Renew": {startToBreak, func(ctx context.Context, l *ratelimit.Limiter, id string, _ []ratelimit.Request) error {
 		return errOf(l.Renew(ctx, id))
-	}, outcome{State: "open", Started: true, Calls: 2, Roomy: 1}, outcome{State: "open", Calls: 4, Roomy: 2}},
+	}, outcome{State: "open", Started: true, Calls: 2, Roomy: 1}, outcome{State: "open", Calls: 4, Roomy: 2}, false},
 	"Acquire": {nil, func(ctx context.Context, l *ratelimit.Limiter, _ string, requests []ratelimit.Request) error {
 		return errOf(l.Acquire(ctx, requests[1:]...))
-	}, outcome{}, outcome{Roomy: 1, Slots: 2}},
+	}, outcome{}, outcome{Roomy: 1, Slots: 2}, false},
 	"Release": {func(ctx context.Context, l *ratelimit.Limiter, requests []ratelimit.Request) (string, error) {
 		lease, err := l.Acquire(ctx, append(requests[1:], daylong("others", 1000).Global())...) // one would be a single statement
 		return lease.ID, err
 	}, func(ctx context.Context, l *ratelimit.Limiter, id string, _ []ratelimit.Request) error {
 		return l.Release(ctx, id)
-	}, outcome{Roomy: 1, Slots: 2}, outcome{Roomy: 1}},
+	}, outcome{Roomy: 1, Slots: 2}, outcome{Roomy: 1}, false},
 	"AcquireInTx": {nil, func(ctx context.Context, l *ratelimit.Limiter, _ string, requests []ratelimit.Request) error {
 		once := false // or InTx would try again
 		return l.InTx(ctx, func(tx pgx.Tx) error {
@@ -77,11 +87,16 @@ var brokenCalls = map[string]struct {
 			_, err := l.WithTx(tx).Acquire(ctx, requests[1:]...)
 			return err
 		})
-	}, outcome{}, outcome{Roomy: 1, Slots: 2}},
+	}, outcome{}, outcome{Roomy: 1, Slots: 2}, false},
 }
 
 func reserveToBreak(ctx context.Context, l *ratelimit.Limiter, requests []ratelimit.Request) (string, error) {
 	r, err := l.Reserve(ctx, requests[:2]...)
+	return r.ID, err
+}
+
+func reserveOneToBreak(ctx context.Context, l *ratelimit.Limiter, requests []ratelimit.Request) (string, error) {
+	r, err := l.Reserve(ctx, requests[0])
 	return r.ID, err
 }
 
@@ -148,13 +163,17 @@ func TestACallWithABrokenConnectionIsAllOrNothing(t *testing.T) {
 						if err == nil || isUnknown && (side == cutAnswer || side == cutHalfAnswer) {
 							want = test.after
 						}
-						require.Equal(t, want, s.outcomeOf(t, key), "%s, message %d: %v", name, n, err)
+						got := s.outcomeOf(t, key)
+						if test.once && isUnknown && got == test.before { // it was lost when the statement was prepared, or has left it undecided
+							want = test.before
+						}
+						require.Equal(t, want, got, "%s, message %d: %v", name, n, err)
 						if !reached {
 							require.NoError(t, err)
-							require.Greater(t, n, 2, "begin with the lock, and commit with the save")
+							require.True(t, test.once || n > 2, "begin with the lock, and commit with the save")
 						}
 					}
-					if side >= 0 {
+					if side >= 0 && !test.once {
 						require.Equal(t, 1, unknown, "%s: one message holds COMMIT", name)
 					}
 				}

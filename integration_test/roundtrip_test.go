@@ -114,10 +114,13 @@ func TestCallsTakeFewRoundTrips(t *testing.T) {
 		{"Check", nil, checking(five...), false, 1, 1},
 		{"Value", nil, valuing(roomy.For("a")), false, 1, 1},
 		{"Reset", nil, resetting(five...), false, 1, 1},
-		{"Settle", reserved(three[0]), settling(), false, 2, 2},
-		{"SettleWithASurplus", reserved(three[0]), settling(three[0].Cost(0.5)), false, 3, 3},
+		{"Reserve", nil, reserving(three[0]), false, 1, 1},
+		{"Settle", reserved(three[0]), settling(), false, 1, 1},
+		{"SettleWithASurplus", reserved(three[0]), settling(three[0].Cost(0.5)), false, 1, 1},
+		{"SettleWithAnOverage", reserved(three[0]), settling(three[0].Cost(2)), false, 1, 1},
 		{"SettleOfThree", reserved(three...), settling(three[0].Cost(0.5), three[1].Cost(2)), false, 3, 3},
-		{"Cancel", reserved(three[0]), byName("Cancel"), false, 3, 3},
+		{"Cancel", reserved(three[0]), byName("Cancel"), false, 1, 1},
+		{"CancelOfThree", reserved(three...), byName("Cancel"), false, 3, 3},
 		{"Renew", reserved(three[0]), byName("Renew"), false, 3, 3},
 		{"Start", reserved(three[0]), byName("Start"), false, 2, 2},
 		{"Started", reserved(three[0]), byName("Started"), false, 2, 1},
@@ -145,6 +148,11 @@ func TestCallsTakeFewRoundTrips(t *testing.T) {
 			require.NoError(t, tx.Commit(t.Context()))
 		})
 	}
+	t.Run("CancelOfAnotherProcess", func(t *testing.T) { // not parallel: the first asks which bucket it is
+		r, err := b.unbatched(t).Reserve(t.Context(), three[0])
+		require.NoError(t, err)
+		require.Equal(t, 2, w.count(func() { require.NoError(t, b.limiter.Cancel(t.Context(), r.ID)) }))
+	})
 	t.Run("ATransactionIsThree", func(t *testing.T) { // not parallel: begin, take, commit
 		require.Equal(t, 3, w.count(func() {
 			require.NoError(t, b.limiter.InTx(t.Context(), func(tx pgx.Tx) error {

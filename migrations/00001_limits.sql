@@ -52,31 +52,33 @@ CREATE TABLE ratelimit.leases (
 
 CREATE INDEX leases_released ON ratelimit.leases (name) WHERE slots = 0;
 
--- A reservation that can still be settled, cancelled or started. Ended reservations stay for a while, for repeated calls. The row
--- has the policy under which it was made, because the process that ends it may not know that policy. Element n of every array
--- is about the n-th bucket.
+-- A reservation that can still be settled, cancelled or started. Ended reservations stay for a while, for repeated calls. The row has
+-- the policy under which it was made, because the process that ends it may not know that policy. name to settled are about its bucket,
+-- or the first of them. The others are an array of objects with a field for each of these columns, without those that are 0 or null.
 CREATE TABLE ratelimit.reservations (
     id         uuid    PRIMARY KEY,
-    state      text    NOT NULL CHECK (state IN ('open', 'settled', 'cancelled', 'expired')),
     ready_us   bigint  NOT NULL, -- the work may run from here on
+    expires_us bigint  NOT NULL, -- when an open reservation ends by itself
     stale_us   bigint,           -- work that has not started by then has lost its turn; null: never
     started_us bigint,           -- when the work started; null: not yet
-    expires_us bigint  NOT NULL, -- when an open reservation ends by itself
-    release    boolean NOT NULL, -- whether it then gives back what it took
-    names      text[]    COLLATE "C" NOT NULL,
-    keys       text[]    COLLATE "C" NOT NULL,
-    costs      double precision[] NOT NULL,
-    capacities double precision[] NOT NULL,
-    rates      double precision[] NOT NULL,
-    steps      double precision[] NOT NULL,
-    step_us    bigint[] NOT NULL,
-    phase_us   bigint[] NOT NULL,
-    lowest     double precision[] NOT NULL,
-    shards     integer[] NOT NULL DEFAULT '{}',          -- of each row, as in buckets; empty: 0
-    plans      text[] COLLATE "C" NOT NULL DEFAULT '{}', -- the plan of each key; empty: none
-    calendars  text[] COLLATE "C" NOT NULL DEFAULT '{}', -- unit, weekday, day, month and zone of calendar windows; empty: none
-    paid_us    bigint[] NOT NULL DEFAULT '{}',           -- when each bucket owed nothing any more; empty: at ready_us
-    owed       double precision[] NOT NULL DEFAULT '{}'  -- what each bucket owed then, with the reservation; empty: nothing
+    cost       double precision NOT NULL,
+    capacity   double precision NOT NULL,
+    rate       double precision NOT NULL,
+    steps      double precision NOT NULL,
+    step_us    bigint           NOT NULL,
+    phase_us   bigint           NOT NULL,
+    lowest     double precision NOT NULL,
+    paid_us    bigint           NOT NULL,           -- from when on the bucket owed nothing any more
+    owed       double precision NOT NULL DEFAULT 0, -- what it owed then, with the reservation
+    settled    double precision,                    -- what the work cost in the end; null: it was not settled
+    shard      integer NOT NULL DEFAULT 0,          -- of the row, as in buckets
+    release    boolean NOT NULL, -- whether it gives back what it took when it ends by itself
+    state      text    NOT NULL CHECK (state IN ('open', 'settled', 'cancelled', 'expired')),
+    name       text    COLLATE "C" NOT NULL,
+    key        text    COLLATE "C" NOT NULL,
+    plan       text    COLLATE "C", -- of the key; null: none
+    calendar   text    COLLATE "C", -- unit, weekday, day, month and zone of a calendar window; null: none
+    others     jsonb                -- null: there is one bucket
 ) WITH (fillfactor = 70, vacuum_truncate = off);
 
 CREATE INDEX reservations_expires ON ratelimit.reservations (expires_us);

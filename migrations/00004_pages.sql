@@ -11,10 +11,10 @@ SELECT '(pages)', gen_random_uuid()::text, 0, 0, 0, 0, array_fill(0::float8, ARR
 FROM generate_series(1, 150);
 DELETE FROM ratelimit.buckets WHERE name = '(pages)';
 
-INSERT INTO ratelimit.reservations (id, state, ready_us, expires_us, release, names, keys, costs, capacities, rates, steps, step_us, phase_us, lowest)
-SELECT gen_random_uuid(), 'expired', 0, 0, false, '{(pages)}', '{}', array_fill(0::float8, ARRAY[180]), '{}', '{}', '{}', '{}', '{}', '{}'
+INSERT INTO ratelimit.reservations (id, ready_us, expires_us, cost, capacity, rate, steps, step_us, phase_us, lowest, paid_us, release, state, name, key)
+SELECT gen_random_uuid(), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, false, 'expired', '(pages)', repeat('-', 1600)
 FROM generate_series(1, 225);
-DELETE FROM ratelimit.reservations WHERE names = '{(pages)}';
+DELETE FROM ratelimit.reservations WHERE name = '(pages)';
 
 -- Their keys are compressed in the index and not in the table. Distribute has each shard get some.
 INSERT INTO ratelimit.leases (name, key, fence, until_us, slots)

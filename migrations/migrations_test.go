@@ -20,7 +20,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/migrations"
 )
 
-const latest = 16
+const latest = 19
 
 func TestUp(t *testing.T) {
 	t.Parallel()

@@ -104,8 +104,8 @@ var (
 	// which. InTx does not retry, because a second run could take twice. After every other error of InTx nothing was
 	// taken.
 	//
-	// Outside a transaction, each call that sends a COMMIT of its own can return it. Reserve, Prune, Expire and the calls on
-	// reservations always send one. Take, Credit, CreditTaken, Charge and Reset do so for several limits or rows of Shards,
+	// Outside a transaction, each call that sends a COMMIT of its own can return it. Prune and Expire always send one, and so do
+	// Reserve and the calls on reservations, or they commit by one statement and can return it as well. Take, Credit, CreditTaken, Charge and Reset do so for several limits or rows of Shards,
 	// if another transaction held a row. A Take also does so in a batch that nearly empties the bucket, and when it corrects
 	// the row of a wrong clock.
 	//

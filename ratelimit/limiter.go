@@ -17,6 +17,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/byrow"
 	"github.com/pgratelimit/pgratelimit/internal/gate"
 	"github.com/pgratelimit/pgratelimit/internal/refusalcache"
+	"github.com/pgratelimit/pgratelimit/internal/reserved"
 	"github.com/pgratelimit/pgratelimit/internal/store"
 	"github.com/pgratelimit/pgratelimit/internal/turns"
 )
@@ -57,6 +58,7 @@ type Limiter struct {
 	row      uint64 // picks rows of buckets with Shards; 0: the first
 	reports  reports
 	policies *policies
+	places   *reserved.Places
 	gate     *gate.Gate
 	leaving  *gate.Leaving
 }
@@ -90,7 +92,7 @@ func New(pool Pool, config Config) (*Limiter, error) {
 	}
 	l := &Limiter{
 		pool: pool, config: config, store: newStore(store.Options{Schema: config.Schema, AsOf: asOf, RelaxedCommit: config.RelaxedCommit}),
-		cache: refusalcache.New(config.RefusalCache, asOf), queues: turns.New(shared), row: row, policies: &policies{},
+		cache: refusalcache.New(config.RefusalCache, asOf), queues: turns.New(shared), row: row, policies: &policies{}, places: &reserved.Places{},
 		leaving: &gate.Leaving{}, gate: gate.New(gate.Options{
 			Secret: config.HashKey, Schema: config.Schema, ErrMismatch: ErrHashKeyMismatch, ErrPoolerMode: ErrPoolerMode,
 		}),

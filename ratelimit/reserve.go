@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"regexp"
 	"slices"
 	"time"
@@ -73,6 +72,7 @@ func (l *Limiter) Reserve(ctx context.Context, requests ...Request) (Reservation
 	}
 	r := Reservation{Decision: d}
 	if kept := c.reservation(); kept != nil {
+		l.places.Note(kept.ID, c.Asks, c.plan.of[0].plan)
 		r.ID, r.ReadyAt, r.StaleAt = kept.ID, time.UnixMicro(kept.ReadyUs), optionalTime(kept.StaleUs)
 	}
 	return r, nil
@@ -113,79 +113,18 @@ func optionalTime(us *int64) time.Time {
 	return time.UnixMicro(*us)
 }
 
-// Settle ends a reservation with the actual cost of the work. actual has a request for each limit whose cost differs
-// from the reservation; the other limits keep their estimates. A surplus is returned, up to the capacity. A window
-// takes back what it paid, and only until it has ended. An overage is taken from the current bucket, below zero if
-// necessary, and later requests wait for it. If the limit has changed since Reserve, the current policy of the request
-// in actual decides.
-//
-// Settling again changes nothing and returns nil, even with other costs of the same buckets. Settle returns
-// ErrInvalidRequest if actual names a bucket that was not reserved, or one bucket under two policies. It returns
-// ErrNotReserved if no reservation has the id, for example because its transaction was rolled back, and
-// ErrReservationEnded after Cancel or expiry. In a transaction, a rollback undoes it.
-func (l *Limiter) Settle(ctx context.Context, id string, actual ...Request) error {
-	if err := l.ready(ctx, "settle"); err != nil {
-		return err
-	}
-	costs, err := actualCosts(ctx, l, "settle", actual)
-	if err != nil {
-		return during("settle", err)
-	}
-	keyed := slices.ContainsFunc(actual, func(r Request) bool { return !r.stored })
-	return end(ctx, l, "settle", id, keyed, Settled, func(r *reserved.Reservation) ([]float64, error) {
-		amounts := make([]float64, len(r.Buckets))
-		for _, key := range slices.SortedFunc(maps.Keys(costs), bucket.Key.Compare) {
-			actual, rows := costs[key], r.Of(key)
-			if len(rows) == 0 {
-				return nil, fmt.Errorf("%w: it is not for %q and this key; settle with the requests it was reserved with", ErrInvalidRequest, key.Name)
-			}
-			for _, i := range rows {
-				b := &r.Buckets[i]
-				amounts[i], b.Now = actual.cost/float64(len(rows))-b.Cost, actual.terms
-				if actual.subject.mode == Off { // a limit that is off is not charged
-					amounts[i] = min(amounts[i], 0)
-				}
-			}
-		}
-		return amounts, nil
-	})
-}
-
-// Cancel ends a reservation whose work will not run, and returns its tokens as Settle returns a surplus. Reservations made
-// later keep their ReadyAt; the returned tokens are available to the next callers. Cancelling again changes nothing. The errors
-// are the errors of Settle.
-//
-// Cancel uses the rule of the limit, or otherwise the policy that this Limiter last used it with. If there is neither, it uses
-// the policy of the reservation. The policy determines the rows and the window to which the tokens return.
-func (l *Limiter) Cancel(ctx context.Context, id string) error {
-	return end(ctx, l, "cancel", id, false, Cancelled, func(r *reserved.Reservation) ([]float64, error) { return r.Credit(), nil })
-}
-
-// end moves an open reservation to a final state, and charges the amounts that amounts returns for its buckets. keyed is
-// whether the call names keys that are not in their stored form.
-func end(ctx context.Context, l *Limiter, verb, id string, keyed bool, final ReservationState, amounts func(*reserved.Reservation) ([]float64, error)) error {
-	return onReservation(ctx, l, verb, id, keyed, func(ctx context.Context, life *reserved.Life, r *reserved.Reservation) error {
-		return life.End(ctx, r, string(final), amounts)
-	})
-}
-
 var validID = regexp.MustCompile(`^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$`)
 
-// withReservation is onReservation for a call that names no keys.
-func withReservation(ctx context.Context, l *Limiter, verb, id string, fn func(context.Context, *reserved.Life, *reserved.Reservation) error) error {
-	return onReservation(ctx, l, verb, id, false, fn)
-}
-
-// onReservation runs fn on the locked reservation id. If l is bound to the caller's transaction, it runs there, after a
+// withReservation runs fn on the locked reservation id. If l is bound to the caller's transaction, it runs there, after a
 // savepoint; otherwise it runs in a transaction of its own.
-func onReservation(ctx context.Context, l *Limiter, verb, id string, keyed bool, fn func(context.Context, *reserved.Life, *reserved.Reservation) error) error {
+func withReservation(ctx context.Context, l *Limiter, verb, id string, fn func(context.Context, *reserved.Life, *reserved.Reservation) error) error {
 	if err := l.readyFor(ctx, verb, id); err != nil {
 		return err
 	}
 	lock := func(ctx context.Context, life *reserved.Life) (*reserved.Reservation, error) {
 		return life.Lock(ctx, verb, id)
 	}
-	return lockedBy(ctx, l, verb, id, keyed, lock, fn)
+	return lockedBy(ctx, l, verb, id, false, lock, fn)
 }
 
 // readyFor is ready for a call on the reservation id.
@@ -223,9 +162,19 @@ func lockedBy(ctx context.Context, l *Limiter, verb, id string, keyed bool,
 		return nil
 	}
 	stuck.Add(err, r)
+	if stuck != nil { // Expire reports the failures of a sweep together
+		return explained(ctx, l, verb+" "+id, err)
+	}
+	return failedOn(ctx, l, verb, id, err, began)
+}
+
+// failedOn explains the error of a call on a reservation, and reports it, unless it is an answer.
+func failedOn(ctx context.Context, l *Limiter, verb, id string, err error, began time.Time) error {
+	if err == nil {
+		return nil
+	}
 	err = explained(ctx, l, verb+" "+id, err)
-	isReported := stuck != nil || isAnyOf(err, ErrNotReserved, ErrReservationEnded, ErrInvalidRequest, ErrCostExceedsCapacity)
-	if !isReported { // Expire reports the failures of a sweep together
+	if !isAnyOf(err, ErrNotReserved, ErrReservationEnded, ErrInvalidRequest, ErrCostExceedsCapacity) {
 		l.reports.failed(ctx, Failed{Verb: verb, Err: err}, began)
 	}
 	return err
@@ -247,13 +196,13 @@ func (l reserving) Resolve(ctx context.Context, verb string, r *reserved.Reserva
 		b := &r.Buckets[i]
 		terms := b.Terms()
 		terms.Windows = windowsOf(b.Calendar)
-		limit := limitOf(b.Key.Name, madeElsewhere{}, terms)
+		limit := limitOf(b.Name, madeElsewhere{}, terms)
 		rows := 1 // as the terms of the reservation are for one
-		if last := l.policies.last(b.Key.Name); last != nil {
-			limit, rows = *last, len(r.Of(b.Key.Whole()))
+		if last := l.policies.last(b.Name); last != nil {
+			limit, rows = *last, len(r.Of(b.Whole()))
 		}
 		if rule := ruleFor(ctx, l.Limiter, verb, limit, b.Plan, b.Key.Key); rule != nil {
-			limit, rows = rule.holding(l.config.estimate()).limit, len(r.Of(b.Key.Whole()))
+			limit, rows = rule.holding(l.config.estimate()).limit, len(r.Of(b.Whole()))
 			r.PausedUntil = max(r.PausedUntil, rule.pausedUntil)
 		}
 		b.Now = timesTokens(limit.termsFor(b.Key.Key).On(r.NowUs), float64(limit.definition().shards)/float64(rows))

@@ -188,6 +188,9 @@ func (p *policies) note(name string, limit Limit) (other *Limit) {
 	return found.(*usage).note(limit)
 }
 
+// isEmpty reports whether no limit was used.
+func (p *policies) isEmpty() bool { return p == nil || p.count.Load() == 0 }
+
 // of returns the policies of a name, or nil.
 func (p *policies) of(name string) *usage {
 	if p == nil {

@@ -285,7 +285,6 @@ func commit(ctx context.Context, tx pgx.Tx) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), store.EndTimeout)
 	defer cancel()
 	err := tx.Commit(ctx)
-	var pgErr *pgconn.PgError
 	var notSent pgx.ErrPreprocessingBatch
 	switch {
 	case err == nil:
@@ -294,10 +293,16 @@ func commit(ctx context.Context, tx pgx.Tx) error {
 		return fmt.Errorf("ratelimit: commit: a statement had failed and fn did not return its error: %w", err)
 	case errors.As(err, &notSent):
 		return fmt.Errorf("ratelimit: commit: %w", err)
-	case errors.As(err, &pgErr) && pgErr.SeverityUnlocalized == "ERROR" && !isOfWorker(pgErr.Code), pgerr.Code(err) == codeIdleInTransaction:
+	case isRolledBack(err):
 		return fmt.Errorf("ratelimit: commit: %w", err)
 	}
 	return fmt.Errorf("%w: %w", ErrCommitUnknown, err)
+}
+
+// isRolledBack reports whether the error of a statement that commits says that it has not.
+func isRolledBack(err error) bool {
+	var pgErr *pgconn.PgError
+	return errors.As(err, &pgErr) && pgErr.SeverityUnlocalized == "ERROR" && !isOfWorker(pgErr.Code) || pgerr.Code(err) == codeIdleInTransaction
 }
 
 // rollback ends tx even if ctx is cancelled. Its error is ignored: a connection that cannot roll back is closed, and the server
@@ -348,6 +353,28 @@ type owner struct{ *Limiter }
 // InOwnTx runs fn once on a session in a READ COMMITTED transaction of its own.
 func (o owner) InOwnTx(ctx context.Context, from *store.Session, fn func(tx *store.Session) error) error {
 	return inOwnTx(ctx, o.Limiter, from, func(tx *Limiter) error { return fn(&tx.session) })
+}
+
+// Once runs statement on a connection of the pool. Only a pool of pgx gives one.
+func (o owner) Once(ctx context.Context, claim func() bool, statement func(ctx context.Context, conn store.Conn) error) (ran bool, err error) {
+	pool, isPool := o.pool.(*pgxpool.Pool)
+	if !isPool {
+		return false, nil
+	}
+	conn, err := pool.Acquire(ctx)
+	if err != nil {
+		return false, err
+	}
+	defer conn.Release()
+	if claim != nil && !claim() {
+		return false, context.Canceled
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), store.EndTimeout)
+	defer cancel()
+	if err = statement(ctx, conn); err != nil && !isRolledBack(err) {
+		err = fmt.Errorf("%w: %w", ErrCommitUnknown, err)
+	}
+	return true, err
 }
 
 // Retry runs attempt again after it returned err, as long as its errors are conflicts with other transactions.

@@ -227,7 +227,7 @@ func TestMaintain(t *testing.T) {
 			require.NoError(t, err)
 		}
 		rename := func(name string) {
-			_, err := f.pool.Exec(t.Context(), "UPDATE ratelimit.reservations SET names = ARRAY[$2::text] WHERE id = $1::uuid", all[0].ID, name)
+			_, err := f.pool.Exec(t.Context(), "UPDATE ratelimit.reservations SET name = $2 WHERE id = $1::uuid", all[0].ID, name)
 			require.NoError(t, err)
 		}
 		rename(strings.Repeat("x", 65)) // which no bucket can have

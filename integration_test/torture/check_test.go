@@ -139,7 +139,9 @@ func (a *audit) checkRows() {
 // checkReservations compares the tokens missing in buckets that only reservations take from with the stored reservations, and these
 // with the answers to their callers.
 func (a *audit) checkReservations(ctx context.Context) error {
-	rows, err := a.conn.Query(ctx, `SELECT id::text, state, release, names, keys, costs FROM ratelimit.reservations`)
+	rows, err := a.conn.Query(ctx, `SELECT id::text, state, release, name, key, cost FROM ratelimit.reservations
+		UNION ALL SELECT id::text, state, release, o ->> 'name', o ->> 'key', (o ->> 'cost')::float8
+		FROM ratelimit.reservations, jsonb_array_elements(others) AS o`)
 	if err != nil {
 		return err
 	}
@@ -147,20 +149,17 @@ func (a *audit) checkReservations(ctx context.Context) error {
 	there := map[string]string{}
 	var id, state string
 	var release bool
-	var names, keys []string
-	var costs []float64
-	_, err = pgx.ForEachRow(rows, []any{&id, &state, &release, &names, &keys, &costs}, func() error {
+	var at place
+	var cost float64
+	_, err = pgx.ForEachRow(rows, []any{&id, &state, &release, &at.Name, &at.Key, &cost}, func() error {
 		there[id] = state
-		for i := range names {
-			at, cost := place{names[i], keys[i]}, costs[i]
-			if r := a.ledger.reservations[id]; r != nil && state == string(ratelimit.Settled) {
-				if j := slices.IndexFunc(r.actual, func(of item) bool { return of.place == at }); j >= 0 {
-					cost = r.actual[j].Tokens
-				}
+		if r := a.ledger.reservations[id]; r != nil && state == string(ratelimit.Settled) {
+			if j := slices.IndexFunc(r.actual, func(of item) bool { return of.place == at }); j >= 0 {
+				cost = r.actual[j].Tokens
 			}
-			if state != string(ratelimit.Cancelled) && (state != string(ratelimit.Expired) || !release) {
-				charged[at] += cost
-			}
+		}
+		if state != string(ratelimit.Cancelled) && (state != string(ratelimit.Expired) || !release) {
+			charged[at] += cost
 		}
 		return nil
 	})

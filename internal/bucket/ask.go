@@ -8,11 +8,11 @@ import (
 // Key names a row, as the primary key of the table does.
 type Key struct {
 	// Name is the limit's name.
-	Name string
+	Name string `json:"name"`
 	// Key says whose bucket it is, as stored: "" for the bucket that everybody shares.
-	Key string
+	Key string `json:"key"`
 	// Shard is a number that the caller chooses: rows of one Key that differ in it are buckets of their own.
-	Shard int32
+	Shard int32 `json:"shard,omitzero"`
 }
 
 // Compare returns -1 if k comes before o, 1 if it comes after it, and 0 if they are the same. It is the order of the primary key,

@@ -110,6 +110,9 @@ func (e *Eras) lastReset(era int32) int64 {
 	return e.since(era)
 }
 
+// LastReset returns when the latest policy up to this one began that filled the buckets.
+func (t *Terms) LastReset() int64 { return t.Eras.lastReset(t.Era) }
+
 // Span returns the instant from which the terms hold, and that from which they hold no more.
 func (t Terms) Span() (since, until int64) {
 	since, until = t.Eras.span(t.Era)

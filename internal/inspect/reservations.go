@@ -2,6 +2,7 @@ package inspect
 
 import (
 	"context"
+	"encoding/json"
 	"math"
 	"regexp"
 	"slices"
@@ -51,8 +52,9 @@ type Item struct {
 	Limit string `json:"limit"`
 	Key   string `json:"key"`
 	Plan  string `json:"plan"`
-	// Cost is the number of tokens reserved.
-	Cost float64 `json:"cost"`
+	// Cost is the number of tokens reserved, and Settled what the work cost in the end; nil: it was not settled.
+	Cost    float64  `json:"cost"`
+	Settled *float64 `json:"settled,omitempty"`
 }
 
 // ReservationQuery is which reservations to return, in the order of their ends.
@@ -162,24 +164,38 @@ func rowToReservation(row pgx.CollectableRow) (r reservationRow, err error) {
 	var (
 		readyUs, expiresUs int64
 		staleUs, startedUs *int64
-		names, keys, plans []string
-		costs              []float64
+		plan, others       *string
+		first              Item
 	)
 	if err := row.Scan(&r.ID, &r.State, &readyUs, &staleUs, &startedUs, &expiresUs, &r.Release,
-		&names, &keys, &plans, &costs, &r.matches, &r.n); err != nil {
+		&first.Limit, &first.Key, &plan, &first.Cost, &first.Settled, &others, &r.matches, &r.n); err != nil {
 		return r, err
 	}
+	if plan != nil {
+		first.Plan = *plan
+	}
 	r.ReadyAt, r.StaleAt, r.StartedAt, r.ExpiresAt = instant(readyUs), optional(staleUs), optional(startedUs), instant(expiresUs)
-	for i := range names {
-		item := Item{Limit: names[i], Key: keys[i], Cost: costs[i]}
-		if i < len(plans) { // none when no key was on a plan
-			item.Plan = plans[i]
-		}
-		if last := len(r.Items) - 1; last >= 0 && r.Items[last].Limit == item.Limit && r.Items[last].Key == item.Key {
-			r.Items[last].Cost += item.Cost // another row of the bucket
+	r.Items = []Item{first}
+	if others == nil {
+		return r, nil
+	}
+	var rest []struct {
+		Name, Key, Plan string
+		Cost            float64
+		Settled         *float64
+	}
+	if err := json.Unmarshal([]byte(*others), &rest); err != nil {
+		return r, err
+	}
+	for _, o := range rest {
+		if last := &r.Items[len(r.Items)-1]; last.Limit == o.Name && last.Key == o.Key { // another row of the bucket
+			last.Cost += o.Cost
+			if last.Settled != nil && o.Settled != nil {
+				last.Settled = new(*last.Settled + *o.Settled)
+			}
 			continue
 		}
-		r.Items = append(r.Items, item)
+		r.Items = append(r.Items, Item{Limit: o.Name, Key: o.Key, Plan: o.Plan, Cost: o.Cost, Settled: o.Settled})
 	}
 	return r, nil
 }

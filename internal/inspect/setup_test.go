@@ -57,9 +57,9 @@ func (f *fixture) put(t testing.TB, limit, key string, tokens ...float64) {
 func (f *fixture) reserve(t testing.TB, id, state string, after time.Duration, limits, keys []string) {
 	t.Helper()
 	f.exec(t, `INSERT INTO ratelimit.reservations
-			(id, state, ready_us, expires_us, release, names, keys, costs, capacities, rates, steps, step_us, phase_us, lowest)
-		SELECT $1::text::uuid, $2, $3::bigint + 3600000000, $3::bigint, true, $4, $5, n.ones, n.ones, n.ones, n.ones, n.ones, n.ones, n.ones
-		FROM (SELECT array_fill(1, ARRAY[cardinality($4::text[])]) AS ones) AS n`,
+			(id, state, ready_us, expires_us, release, name, key, cost, capacity, rate, steps, step_us, phase_us, lowest, paid_us, others)
+		SELECT $1::text::uuid, $2, $3::bigint + 3600000000, $3::bigint, true, ($4::text[])[1], ($5::text[])[1], 1, 1, 1, 1, 1, 1, 1, 1,
+			(SELECT jsonb_agg(jsonb_build_object('name', name, 'key', key, 'cost', 1)) FROM unnest(($4::text[])[2:], ($5::text[])[2:]) AS o (name, key))`,
 		id, state, noon.Add(after).UnixMicro(), limits, keys)
 }
 
@@ -82,9 +82,9 @@ func (f *fixture) seed(t testing.TB, anew bool) {
 		FROM generate_series(1, $1::integer) AS n, LATERAL generate_series(0, CASE WHEN n % 100 < 5 THEN 7 ELSE 0 END) AS shard`,
 		buckets, noon.UnixMicro())
 	f.exec(t, `INSERT INTO ratelimit.reservations
-			(id, state, ready_us, expires_us, release, names, keys, costs, capacities, rates, steps, step_us, phase_us, lowest)
+			(id, state, ready_us, expires_us, release, name, key, cost, capacity, rate, steps, step_us, phase_us, lowest, paid_us)
 		SELECT gen_random_uuid(), CASE WHEN n % 4 = 0 THEN 'open' ELSE 'settled' END, $2::bigint + n * 1000, $2::bigint + n * 1000,
-			true, ARRAY['limit-' || lpad((n % 100)::text, 3, '0')], ARRAY['key ' || n], '{1}', '{1}', '{1}', '{1}', '{1}', '{1}', '{1}'
+			true, 'limit-' || lpad((n % 100)::text, 3, '0'), 'key ' || n, 1, 1, 1, 1, 1, 1, 1, 1
 		FROM generate_series(1, $1::integer) AS n ORDER BY random()`,
 		5*buckets, noon.UnixMicro())
 	f.exec(t, `INSERT INTO ratelimit.refusals

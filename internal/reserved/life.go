@@ -15,6 +15,9 @@ import (
 // ErrEnded is returned when a reservation has ended in another way than the call asks for.
 var ErrEnded = errors.New("ratelimit: the reservation has ended")
 
+// EndedAs returns the error for a reservation that has ended in a state.
+func EndedAs(state string) error { return fmt.Errorf("%w: it was %s", ErrEnded, state) }
+
 // Owner is the Limiter that a Life belongs to.
 type Owner interface {
 	// Resolve sets the terms that the limits of a reservation have now, and the end of their pauses.
@@ -86,7 +89,7 @@ func (l *Life) End(ctx context.Context, r *Reservation, final string, amounts fu
 		return err
 	case Open:
 	default:
-		return fmt.Errorf("%w: it was %s", ErrEnded, r.State)
+		return EndedAs(r.State)
 	}
 	due, err := amounts(r)
 	if err != nil {
@@ -112,6 +115,9 @@ func (l *Life) finish(ctx context.Context, final string, amounts func(*Reservati
 			charges = append(charges, r.Charge(due))
 		}
 		r.State, r.ExpiresUs = final, max(r.ExpiresUs, r.NowUs)
+		if final == Settled {
+			r.settle(due)
+		}
 		if err := l.Save(ctx, r); err != nil {
 			return err
 		}
@@ -131,7 +137,7 @@ func (l *Life) finish(ctx context.Context, final string, amounts func(*Reservati
 func (l *Life) Start(ctx context.Context, r *Reservation, again bool) (wait time.Duration, restarted bool, err error) {
 	switch {
 	case r.State == Cancelled && !again:
-		return 0, false, fmt.Errorf("%w: it was %s", ErrEnded, r.State)
+		return 0, false, EndedAs(r.State)
 	case r.PausedUntil > r.NowUs: // it keeps its slot, unless that is stale by then
 		l.keep(r, r.PausedUntil)
 		return r.until(r.PausedUntil), r.StartedUs != nil, nil

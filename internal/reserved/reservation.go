@@ -46,21 +46,26 @@ type Reservation struct {
 	PausedUntil int64 // the end of the latest pause of its limits, as far as this process knows
 }
 
-// Reserved is a bucket that a reservation took from, and the terms under which it did.
+// Reserved is a bucket that a reservation took from, and the terms under which it did. The fields have the names of the columns.
 type Reserved struct {
-	Key             bucket.Key
-	Plan            string // of the key
-	Cost            float64
-	Capacity, Rate  float64
-	Steps, Lowest   float64
-	StepUs, PhaseUs int64
-	Calendar        string // the stored form of the Windows
-	PaidUs          int64  // from then on the bucket owes nothing for the reservation
+	bucket.Key
+	Plan     string  `json:"plan,omitzero"` // of the key
+	Cost     float64 `json:"cost"`
+	Capacity float64 `json:"capacity"`
+	Rate     float64 `json:"rate"`
+	Steps    float64 `json:"steps"`
+	Lowest   float64 `json:"lowest"`
+	StepUs   int64   `json:"step_us"`
+	PhaseUs  int64   `json:"phase_us"`
+	Calendar string  `json:"calendar,omitzero"` // the stored form of the Windows
+	PaidUs   int64   `json:"paid_us"`           // from then on the bucket owes nothing for the reservation
 
 	// Owed is what the bucket owed after the reservation took from it, for the reservation and for those before it.
-	Owed float64
+	Owed float64 `json:"owed,omitzero"`
+	// Settled is what the work cost in the end; nil: the reservation was not settled.
+	Settled *float64 `json:"settled,omitempty"`
 
-	Now bucket.Terms // of the limit, as far as this process knows
+	Now bucket.Terms `json:"-"` // of the limit, as far as this process knows
 }
 
 // Record returns the reservation of the tokens taken.
@@ -80,6 +85,30 @@ func (k *Keeping) Record(asks []bucket.Ask, answers []bucket.Answer) store.Recor
 		if i < len(k.Plans) {
 			b.Plan = k.Plans[i]
 		}
+	}
+	return r
+}
+
+// Row implements store.Recorder.
+func (k *Keeping) Row(a *bucket.Ask) store.Row {
+	row := store.Row{ID: newID(), NotBeforeUs: k.NotBefore, ExpireUs: k.ExpireAfter.Microseconds(), Release: k.Release}
+	if k.StaleAfter > 0 {
+		row.StaleUs = new(k.StaleAfter.Microseconds())
+	}
+	if len(k.Plans) > 0 {
+		row.Plan = orNull(k.Plans[0])
+	}
+	if a.Terms.Windows != nil {
+		row.Calendar = new(a.Terms.Windows.String())
+	}
+	return row
+}
+
+// Made implements store.Recorder. The reservation has no buckets.
+func (*Keeping) Made(row store.Row, readyUs int64) store.Record {
+	r := &Reservation{ID: row.ID, State: Open, ReadyUs: readyUs}
+	if row.StaleUs != nil {
+		r.StaleUs = new(readyUs + *row.StaleUs)
 	}
 	return r
 }
@@ -160,7 +189,7 @@ func (r *Reservation) Charge(amounts []float64) store.Charge {
 // no further than its capacity:
 //
 //	Owed      = paid in windows 1 to n, of which the n-th begins at PaidUs
-//	paidSince = min(Cost, Capacity - (k * tokens of a window - Owed)) in window k
+//	paidSince = max(0, min(Cost, Capacity - (k * tokens of a window - Owed))) in window k
 func (b *Reserved) paidSince(now int64) float64 {
 	t := b.Terms()
 	if b.Owed == 0 || t.Step <= 1 || b.Now.Step <= 1 { // tokens of a token bucket, before or now, belong to no window
@@ -173,7 +202,7 @@ func (b *Reserved) paidSince(now int64) float64 {
 	if left >= windows {
 		return b.Cost // none of them has begun
 	}
-	return min(b.Cost, t.Capacity+b.Owed-(windows-max(left, 0))*each)
+	return max(0, min(b.Cost, t.Capacity+b.Owed-float64((windows-max(left, 0))*each)))
 }
 
 // reopen moves a reservation whose costs were taken again, under the terms that its limits have now, to the instant at
@@ -187,15 +216,24 @@ func (r *Reservation) reopen(paid []int64, owed []float64, ready int64) {
 	r.State, r.ReadyUs, r.StartedUs = Open, ready, nil
 	for i := range r.Buckets {
 		b := &r.Buckets[i]
-		b.PaidUs, b.Owed = paid[i], owed[i]
+		b.PaidUs, b.Owed, b.Settled = paid[i], owed[i], nil
 		b.setTerms(&b.Now)
+	}
+}
+
+// settle notes what the buckets cost in the end, unless that is known: amounts more than reserved.
+func (r *Reservation) settle(amounts []float64) {
+	for i := range r.Buckets {
+		if b := &r.Buckets[i]; b.Settled == nil {
+			b.Settled = new(b.Cost + amounts[i])
+		}
 	}
 }
 
 // Of returns the places of the buckets that have the key, with any Shard.
 func (r *Reservation) Of(k bucket.Key) (places []int) {
 	for i := range r.Buckets {
-		if r.Buckets[i].Key.Whole() == k {
+		if r.Buckets[i].Whole() == k {
 			places = append(places, i)
 		}
 	}

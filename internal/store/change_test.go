@@ -145,13 +145,15 @@ func TestAnAbortedTransactionIsAnError(t *testing.T) {
 
 // claiming notes whether the caller could still leave the call when its record was made.
 type claiming struct {
+	keeping
+
 	call *Call
 	left *bool
 }
 
-func (k claiming) Record([]bucket.Ask, []bucket.Answer) Record {
+func (k claiming) Row(a *bucket.Ask) Row {
 	*k.left = k.call.Leave()
-	return kept{}
+	return k.keeping.Row(a)
 }
 
 // A batch of one Reserve claims it before it keeps a record: from then on its caller waits for the commit. If the caller has left before,
@@ -160,7 +162,7 @@ func TestALoneReserveIsClaimed(t *testing.T) {
 	t.Parallel()
 	s, asks := newStand(t), tokenBucket("still", 1, 3600e9, 10, 0)
 	stays, left := reserving(asks.ask("stays", 4)), false
-	stays.Reserve = claiming{stays, &left}
+	stays.Reserve = claiming{call: stays, left: &left}
 	s.batch(stays)
 	require.False(t, left, "the call was not claimed")
 	require.True(t, stays.isAllowed(t))

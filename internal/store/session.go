@@ -178,7 +178,7 @@ func (s *Session) choose(c *Call) {
 	switch {
 	case c.Look, s.mode != alone && t.Costless:
 		c.way = looks
-	case s.mode == alone && c.Reserve != nil && (len(c.Asks) == 1 || s.isGeneral(c.Asks)):
+	case s.mode == alone && c.Reserve != nil && !s.reserves(c) && (len(c.Asks) == 1 || s.isGeneral(c.Asks)):
 		c.way = inOwnTx
 	case isFit && (s.mode == callersTx || len(c.Asks) == 1 || s.mode == alone && s.waitFor == nil):
 		c.way = byStatement
@@ -194,7 +194,7 @@ func (s *Session) choose(c *Call) {
 // Decide answers c by itself. Outside a transaction it runs again on a conflict. It returns a heldError if c asks for
 // several rows and another transaction holds one of them. For a single row it waits, because the call holds no other row meanwhile.
 func (s *Session) Decide(ctx context.Context, c *Call) (err error) {
-	c.Answers = nil
+	c.Answers, c.Record = nil, nil
 	if s.choose(c); c.way == byStatement {
 		err = s.decideByStatement(ctx, c)
 	}
@@ -221,6 +221,9 @@ func (s *Session) Decide(ctx context.Context, c *Call) (err error) {
 	if err == nil {
 		if !c.Claim() { // its caller has left: nothing is kept
 			return context.Canceled
+		}
+		if c.Record != nil { // reserve_1 has kept it
+			return nil
 		}
 		if c.record(); c.Record != nil {
 			err = s.save(ctx, bucket.NewPage(c.Asks), c.Record)

@@ -2,7 +2,9 @@ package store
 
 import (
 	"context"
+	"fmt"
 	"hash/crc32"
+	"math/rand/v2"
 	"slices"
 	"sync"
 	"testing"
@@ -41,6 +43,13 @@ func (o owner) InOwnTx(ctx context.Context, from *Session, fn func(tx *Session) 
 		bound := from.BoundTo(tx, o)
 		return fn(&bound)
 	})
+}
+
+func (o owner) Once(ctx context.Context, claim func() bool, statement func(context.Context, Conn) error) (ran bool, err error) {
+	if claim != nil && !claim() {
+		return false, context.Canceled
+	}
+	return true, statement(ctx, o.db)
 }
 
 func (owner) Retry(_ context.Context, _ string, err error, _ func() error) error { return err }
@@ -195,6 +204,12 @@ func reserving(asks ...bucket.Ask) *Call {
 type keeping struct{}
 
 func (keeping) Record([]bucket.Ask, []bucket.Answer) Record { return kept{} }
+
+func (keeping) Row(*bucket.Ask) Row {
+	return Row{ID: fmt.Sprintf("%08x-0000-4000-8000-%012x", rand.Uint32(), rand.Uint32())}
+}
+
+func (keeping) Made(Row, int64) Record { return kept{} }
 
 // kept is a record.
 type kept struct{}

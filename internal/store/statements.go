@@ -16,7 +16,7 @@ var files embed.FS
 // statements are the SQL texts for one schema.
 type statements struct {
 	take, slide, decide, decideRows, decideGroups, spend, spendWindows string // the calls of functions
-	acquire, release, renewLease                                       string
+	acquire, release, renewLease, reserve, settle                      string
 
 	read, lock, lockFree, save, unmake, prune string
 	readLeases, saveLeases, deleteLeases      string
@@ -80,6 +80,8 @@ func newStatements(schema string) (s statements) {
 	s.acquire = callOf(schema, "acquire_1", 10, "allowed, value, ts, capacity, fence, until_us, last_us, leases, now_us")
 	s.release = callOf(schema, "release_1", 7, "held, now_us")
 	s.renewLease = callOf(schema, "renew_lease_1", 8, "held, now_us, until_us")
+	s.reserve = callOf(schema, "reserve_1", 22, "allowed, value, ts, capacity, now_us, ready_us")
+	s.settle = callOf(schema, "settle_1", 18, "done, state, amount, name, key, shard, plan")
 	return s
 }
 

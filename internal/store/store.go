@@ -30,6 +30,10 @@ type Conn interface {
 type Owner interface {
 	// InOwnTx runs fn once on a session in a new READ COMMITTED transaction, which it commits unless fn fails.
 	InOwnTx(ctx context.Context, from *Session, fn func(tx *Session) error) error
+	// Once runs statement on a connection of its own, as a transaction of its own that is not cancelled, and returns an error that says so if
+	// it's unknown whether that has committed. claim is called when the connection is there; if it returns false, nothing runs, and the error
+	// is context.Canceled. ran is false if the Owner can't do that.
+	Once(ctx context.Context, claim func() bool, statement func(ctx context.Context, conn Conn) error) (ran bool, err error)
 	// Retry runs attempt again after an attempt that ended with err, while the cause is a conflict with other transactions.
 	Retry(ctx context.Context, verb string, err error, attempt func() error) error
 	// Mended reports a row of the limit that a wrong clock had written, and that was corrected.

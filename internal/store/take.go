@@ -33,7 +33,7 @@ func (s *Session) decideByStatement(ctx context.Context, c *Call) error {
 func (s *Session) takeByStatement(ctx context.Context, c *Call) (err error) {
 	c.way = byStatement // after an attempt before
 	c.verdict, err = s.take(ctx, c)
-	if err != nil || c.verdict != undecided {
+	if err != nil || c.verdict != undecided || c.way != byStatement {
 		return err
 	}
 	switch {
@@ -48,17 +48,19 @@ func (s *Session) takeByStatement(ctx context.Context, c *Call) (err error) {
 }
 
 // take sends the statement for one row or for several.
-func (u *Unit) take(ctx context.Context, c *Call) (v verdict, err error) {
+func (s *Session) take(ctx context.Context, c *Call) (v verdict, err error) {
 	asks := c.Asks
 	switch {
 	case c.traits.Statement == bucket.SlotStatement:
-		c.Answers, v, err = u.acquireOne(ctx, asks, c.one[:0])
+		c.Answers, v, err = s.acquireOne(ctx, asks, c.one[:0])
+	case s.reserves(c):
+		return s.reserve(ctx, c)
 	case len(asks) == 1:
-		c.Answers, v, err = u.takeOne(ctx, asks, c.traits.Statement, c.one[:0])
-	case u.mode == alone:
-		c.Answers, v, err = u.decideAlone(ctx, asks)
+		c.Answers, v, err = s.takeOne(ctx, asks, c.traits.Statement, c.one[:0])
+	case s.mode == alone:
+		c.Answers, v, err = s.decideAlone(ctx, asks)
 	default:
-		c.Answers, v, err = u.decideRows(ctx, asks)
+		c.Answers, v, err = s.decideRows(ctx, asks)
 	}
 	return v, err
 }

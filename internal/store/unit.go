@@ -115,6 +115,9 @@ type Record interface {
 type Recorder interface {
 	// Record returns the record of a call, and nil if there is none.
 	Record(asks []bucket.Ask, answers []bucket.Answer) Record
+	// Row returns what reserve_1 keeps for an ask, and Made the record of that.
+	Row(a *bucket.Ask) Row
+	Made(row Row, readyUs int64) Record
 }
 
 // OrSpoil returns err, with which a call in the caller's transaction ended. If the context has ended between two statements of the

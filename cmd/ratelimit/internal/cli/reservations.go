@@ -116,6 +116,9 @@ func (a *app) showReservations(state string, found []inspect.Reservation, now ti
 		took := make([]string, len(v.Items))
 		for j, item := range v.Items {
 			took[j] = fmt.Sprintf("%s of %s %s", number(item.Cost), item.Limit, shown(keyText(item.Key)))
+			if item.Settled != nil {
+				took[j] += ", settled with " + number(*item.Settled)
+			}
 		}
 		return []string{v.ID, strings.Join(took, ", "), lifeWords(v, now), instantFrom(v.ExpiresAt, now)}
 	})
