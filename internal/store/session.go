@@ -178,7 +178,7 @@ func (s *Session) choose(c *Call) {
 	switch {
 	case c.Look, s.mode != alone && t.Costless:
 		c.way = looks
-	case s.mode == alone && c.Reserve != nil && !s.reserves(c) && (len(c.Asks) == 1 || s.isGeneral(c.Asks)):
+	case s.mode == alone && c.Reserve != nil && !s.reserves(c) && (len(c.Asks) == 1 || s.memory != nil || s.isGeneral(c.Asks)):
 		c.way = inOwnTx
 	case isFit && (s.mode == callersTx || len(c.Asks) == 1 || s.mode == alone && s.waitFor == nil):
 		c.way = byStatement
