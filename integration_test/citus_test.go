@@ -135,7 +135,7 @@ func (s *citusStand) distributes(t *testing.T) {
 	everywhere()
 
 	before := layout()
-	require.Len(t, before, 3)
+	require.Len(t, before, 4)
 	require.NoError(t, migrations.Distribute(ctx, pool, migrations.Config{}, migrations.Distribution{Shards: 8}))
 	require.Equal(t, before, layout())
 

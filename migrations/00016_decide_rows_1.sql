@@ -52,6 +52,7 @@ DECLARE
     v_quota   boolean; -- whether it's a quota for each window
     v_tokens  float8;
     v_totals  float8[];
+    v_timeout text := current_setting('lock_timeout');
     v_first   bigint; -- of the totals that a credit changes
     v_last    bigint;
     v_given   float8;
@@ -86,6 +87,9 @@ BEGIN
                 END IF;
                 v_found[n] := v_row;
             END LOOP;
+            IF p_first IS NOT NULL THEN
+                PERFORM set_config('lock_timeout', v_timeout, true);
+            END IF;
             v_now := coalesce(p_as_of_us, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint); -- behind the locks
 
             n := 0;
