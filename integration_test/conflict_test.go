@@ -206,8 +206,8 @@ func TestInTxOnAConnectionThatBreaks(t *testing.T) {
 		swallowed  bool // whether the function returns nil all the same
 		runs, sent int
 	}{
-		"AtBegin":                   {"begin", cutRequest, 1, false, 1, 1},
-		"AtTheAnswerToBegin":        {"begin", cutAnswer, 1, false, 1, 1},
+		"AtBegin":                   {"begin", cutRequest, 1, false, 2, 1},
+		"AtTheAnswerToBegin":        {"begin", cutAnswer, 1, false, 2, 1},
 		"AtTheLimit":                {"ada", cutRequest, 1, false, 2, 1},
 		"AtTheAnswerOfTheLimit":     {"ada", cutAnswer, 1, false, 2, 1},
 		"ThreeTimes":                {"ada", cutAnswer, 3, false, 4, 1},

@@ -180,8 +180,10 @@ func TestInTxReportsThatCallsAfterARollbackMayBeCommitted(t *testing.T) {
 	fastPathOnly(t, "a decision on locked rows sets a savepoint, which fails outside of a transaction")
 	s, ctx := newStand(t, oneConnection), t.Context()
 	err := s.limiter.InTx(ctx, func(tx pgx.Tx) error {
-		if _, err := tx.Exec(ctx, `ROLLBACK`); err != nil {
-			return err
+		for _, sql := range []string{`SELECT`, `ROLLBACK`} {
+			if _, err := tx.Exec(ctx, sql); err != nil {
+				return err
+			}
 		}
 		return s.limiter.WithTx(tx).Require(ctx, calls.For("ada"))
 	})

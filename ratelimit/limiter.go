@@ -55,7 +55,8 @@ type Limiter struct {
 	batcher  *batch.Batcher[store.Call]
 	cache    *refusalcache.Cache // nil: no refusal is answered from memory
 	queues   *turns.Queues
-	row      uint64 // picks rows of buckets with Shards; 0: the first
+	row      uint64            // picks rows of buckets with Shards; 0: the first
+	execMode pgx.QueryExecMode // of a *pgxpool.Pool
 	reports  reports
 	policies *policies
 	places   *reserved.Places
@@ -82,9 +83,9 @@ func New(pool Pool, config Config) (*Limiter, error) {
 	if store.EngineOf(pool) != nil { // of package ratelimittest: it has no other processes, and batching gains nothing
 		config.NoBatching, newStore, row = true, store.NewInMemory, 0
 	}
-	shared := ""
-	if _, ok := pool.(*pgxpool.Pool); ok { // a queued transaction begins anew, and the BeginTx of another pool may do more than BEGIN
-		shared = config.Schema
+	shared, mode := "", pgx.QueryExecModeCacheStatement
+	if p, ok := pool.(*pgxpool.Pool); ok { // a queued transaction begins anew, and the BeginTx of another pool may do more than BEGIN
+		shared, mode = config.Schema, p.Config().ConnConfig.DefaultQueryExecMode
 	}
 	var asOf func() *int64
 	if config.AsOf != nil {
@@ -92,7 +93,8 @@ func New(pool Pool, config Config) (*Limiter, error) {
 	}
 	l := &Limiter{
 		pool: pool, config: config, store: newStore(store.Options{Schema: config.Schema, AsOf: asOf, RelaxedCommit: config.RelaxedCommit}),
-		cache: refusalcache.New(config.RefusalCache, asOf), queues: turns.New(shared), row: row, policies: &policies{}, places: &reserved.Places{},
+		cache: refusalcache.New(config.RefusalCache, asOf), queues: turns.New(shared), row: row, execMode: mode,
+		policies: &policies{}, places: &reserved.Places{},
 		leaving: &gate.Leaving{}, gate: gate.New(gate.Options{
 			Secret: config.HashKey, Schema: config.Schema, ErrMismatch: ErrHashKeyMismatch, ErrPoolerMode: ErrPoolerMode,
 		}),

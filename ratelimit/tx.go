@@ -93,6 +93,9 @@ func withoutPool(l *Limiter, after *afterCommit) *Limiter {
 // are restored, and the Observer receives only its refusals. A ROLLBACK TO SAVEPOINT that fn executes as SQL also restores
 // tokens, but the Observer still receives the decisions.
 //
+// On a *pgxpool.Pool, BEGIN is in one message with the first statement of fn. So a tracer of pgx sees a batch of the two, and fn has run
+// if the transaction can't begin. tx.Conn, tx.Prepare, tx.CopyFrom, tx.LargeObjects and tx.Begin send BEGIN first.
+//
 // If ctx is cancelled during COMMIT, COMMIT still runs to its end, for up to five seconds.
 func (l *Limiter) InTx(ctx context.Context, fn func(tx pgx.Tx) error) error {
 	switch {
@@ -158,12 +161,7 @@ func (l *Limiter) InTx(ctx context.Context, fn func(tx pgx.Tx) error) error {
 func transact(ctx context.Context, l *Limiter, level pgx.TxIsoLevel, ticket *turns.Ticket, fn func(tx *ownedTx) error) (lost bool, err error) {
 	begun, err := beginTx(ctx, l, level)
 	if err != nil {
-		// Nothing was written. The connection is lost unless the server refused to begin.
-		lost := isUnavailable(err) || pgerr.Code(err) == ""
-		if pgerr.Code(err) == codeNotSupported {
-			err = fmt.Errorf("%w; the server is a standby: "+toThePrimary, err)
-		}
-		return lost, during("begin", err)
+		return begunWith(err)
 	}
 	if ticket != nil {
 		defer ticket.Release() // once the transaction has ended
@@ -186,11 +184,13 @@ func transact(ctx context.Context, l *Limiter, level pgx.TxIsoLevel, ticket *tur
 			}
 		}
 	}()
-	if ticket != nil { // BEGIN takes no snapshot, and the transaction already has its connection
-		begun = ticket.Begin(ctx, begun)
-		tx.Tx = begun
+	if ticket != nil { // the transaction has no snapshot yet, and already has its connection
+		tx.Tx = ticket.Begin(ctx, begun)
 	}
 	err = fn(tx)
+	if lazy, is := begun.(*store.LazyTx); is && lazy.Refused() != nil {
+		return begunWith(lazy.Refused())
+	}
 	tx.ended = tx.ended || isIdle(begun)
 	switch {
 	case tx.ended:
@@ -212,18 +212,31 @@ func transact(ctx context.Context, l *Limiter, level pgx.TxIsoLevel, ticket *tur
 	return pgerr.Code(err) == codeIdleInTransaction, err
 }
 
-// beginTx begins a transaction. A READ COMMITTED transaction runs only statements of the store. On a pool of pgx, it sends
-// BEGIN with the first of them, unless the statements of the store must name one row each.
+// begunWith returns the error of BEGIN. Nothing was written. The connection is lost unless the server refused to begin.
+func begunWith(err error) (lost bool, _ error) {
+	lost = isUnavailable(err) || pgerr.Code(err) == ""
+	if pgerr.Code(err) == codeNotSupported {
+		err = fmt.Errorf("%w; the server is a standby: "+toThePrimary, err)
+	}
+	return lost, during("begin", err)
+}
+
+// beginTx begins a transaction. On a pool of pgx, BEGIN is sent with its first statement, unless the statements of the store must name one
+// row each. A READ COMMITTED transaction runs only statements of the store.
 func beginTx(ctx context.Context, l *Limiter, level pgx.TxIsoLevel) (pgx.Tx, error) {
+	options := pgx.TxOptions{IsoLevel: level}
 	pool, isPool := l.pool.(*pgxpool.Pool)
-	if !isPool || level != pgx.ReadCommitted || !l.store.IsPlain() {
-		return l.pool.BeginTx(ctx, pgx.TxOptions{IsoLevel: level})
+	if !isPool || !l.store.IsPlain() {
+		return l.pool.BeginTx(ctx, options)
 	}
 	conn, err := pool.Acquire(ctx)
 	if err != nil {
 		return nil, err
 	}
-	return store.NewOwnTx(conn.Conn(), conn.Release), nil
+	if level == pgx.ReadCommitted {
+		return store.NewOwnTx(conn.Conn(), options, conn.Release), nil
+	}
+	return store.NewLazyTx(ctx, conn.Conn(), l.execMode, options, conn.Release), nil
 }
 
 // hasFailed reports whether the database or a concurrent transaction failed a transaction, so that its decisions do not count.

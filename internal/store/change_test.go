@@ -182,7 +182,7 @@ func TestOnlyTheLimitersOwnTransactionsAreRelaxed(t *testing.T) {
 	pool := postgrestest.New(t)
 	conn, err := pool.Acquire(t.Context())
 	require.NoError(t, err)
-	own := NewOwnTx(conn.Conn(), conn.Release)
+	own := NewOwnTx(conn.Conn(), pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, conn.Release)
 	t.Cleanup(func() { require.NoError(t, own.Rollback(context.WithoutCancel(t.Context()))) }) // the pool waits for the connection
 	for want, tx := range map[string]Conn{"on": begin(t, pool), "off": own} {
 		u := &Unit{Store: New(Options{Schema: DefaultSchema, RelaxedCommit: true}), conn: tx, mode: ownTx}
@@ -202,7 +202,7 @@ func TestTheCrashBoundIsAfterTheCommitRecord(t *testing.T) {
 	t.Parallel()
 	asks := []bucket.Ask{still("still", 10).ask("ada", 1)}
 	engine := postgres{}
-	tx := NewOwnTx(nil, func() {})
+	tx := NewOwnTx(nil, pgx.TxOptions{}, func() {})
 	u := &Unit{Store: New(Options{Schema: DefaultSchema, AsOf: standing}), conn: tx, mode: ownTx}
 	bound := &pgx.Batch{}
 	engine.QueueBound(bound, u, lateWait)

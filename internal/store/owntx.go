@@ -10,13 +10,14 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
 )
 
-// OwnTx is a READ COMMITTED transaction of the Owner's on a connection of pgx. BEGIN travels with its first statement, and the last
-// statements travel with COMMIT: lock, decide, and save are two round trips.
+// OwnTx is a transaction of the Owner's on a connection of pgx. BEGIN travels with its first statement, and the last statements travel
+// with COMMIT: lock, decide, and save are two round trips.
 //
 // Only Exec, Query, SendBatch, Commit and Rollback may be called before the first statement.
 type OwnTx struct {
 	pgx.Tx  // nil before BEGIN was sent
 	conn    *pgx.Conn
+	options pgx.TxOptions
 	release func() // returns the connection to its pool, which closes a connection that is in a transaction
 	ended   bool
 	later   pgx.Batch // statements for the next message
@@ -30,7 +31,9 @@ type answer struct {
 }
 
 // NewOwnTx returns a transaction on conn, and sends nothing. Its end calls release.
-func NewOwnTx(conn *pgx.Conn, release func()) *OwnTx { return &OwnTx{conn: conn, release: release} }
+func NewOwnTx(conn *pgx.Conn, options pgx.TxOptions, release func()) *OwnTx {
+	return &OwnTx{conn: conn, options: options, release: release}
+}
 
 // lateWait is how long a statement that travels with COMMIT waits for a row or for its table. It is well below EndTimeout. After it
 // the transaction is retried and waits before COMMIT.
@@ -47,7 +50,7 @@ func (tx *OwnTx) send(ctx context.Context, batch *pgx.Batch) (pgx.BatchResults, 
 	all, owed := &pgx.Batch{}, tx.owed
 	begins := tx.Tx == nil
 	if begins {
-		all.BeginTx(pgx.TxOptions{IsoLevel: pgx.ReadCommitted})
+		all.BeginTx(tx.options)
 	}
 	all.QueuedQueries = append(append(all.QueuedQueries, tx.later.QueuedQueries...), batch.QueuedQueries...)
 	tx.later, tx.owed = pgx.Batch{}, nil
@@ -127,12 +130,17 @@ func (tx *OwnTx) Commit(ctx context.Context) error {
 	if err == nil && tag.String() == "ROLLBACK" {
 		err = pgx.ErrTxCommitRollback
 	}
+	tx.endAfter(ctx)
+	return err
+}
+
+// endAfter returns the connection after COMMIT.
+func (tx *OwnTx) endAfter(ctx context.Context) {
 	if tx.conn.IsClosed() || tx.conn.PgConn().TxStatus() == 'I' {
 		tx.end()
 	} else {
 		_ = tx.Rollback(ctx) // which closes the connection if it fails
 	}
-	return err
 }
 
 // Rollback rolls back the statements that were sent.

@@ -1,0 +1,217 @@
+package store
+
+import (
+	"context"
+	"errors"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+)
+
+// LazyTx is an OwnTx with all that users may do with a transaction. A first statement that can't be in one message with BEGIN follows it.
+type LazyTx struct {
+	OwnTx
+	ctx     context.Context //nolint:containedctx // of BEGIN, where a method has none
+	mode    pgx.QueryExecMode
+	refused error
+}
+
+// NewLazyTx returns a transaction on conn, which runs queries in a mode by default, and sends nothing. Its end calls release.
+func NewLazyTx(ctx context.Context, conn *pgx.Conn, mode pgx.QueryExecMode, options pgx.TxOptions, release func()) *LazyTx {
+	return &LazyTx{OwnTx: *NewOwnTx(conn, options, release), ctx: ctx, mode: mode}
+}
+
+// Refused returns the error of BEGIN, with which the first statement has failed.
+func (tx *LazyTx) Refused() error { return tx.refused }
+
+// IsClosed reports whether the connection is closed.
+func (tx *LazyTx) IsClosed() bool { return tx.conn.IsClosed() }
+
+// start sends BEGIN unless it was sent.
+func (tx *LazyTx) start(ctx context.Context) error {
+	switch {
+	case tx.ended:
+		return pgx.ErrTxClosed
+	case tx.Tx != nil:
+		return tx.refused
+	}
+	begun, err := tx.conn.BeginTx(ctx, tx.options)
+	if err != nil {
+		tx.refused = err
+		failed := &pgx.Batch{}
+		failed.BeginTx(tx.options)
+		begun = pgx.FailedBatchResults(failed, err).Tx() // a closed one
+	}
+	tx.Tx = begun
+	return err
+}
+
+// sendFirst sends a batch with BEGIN. sent is false if BEGIN must be sent first, because the statements can't be prepared before it.
+func (tx *LazyTx) sendFirst(ctx context.Context, batch *pgx.Batch) (results pgx.BatchResults, sent bool, err error) {
+	results, err = tx.send(ctx, batch)
+	var notSent pgx.ErrPreprocessingBatch
+	if errors.As(err, &notSent) {
+		tx.Tx = nil
+		return nil, false, nil
+	}
+	tx.refused = err
+	return results, true, err
+}
+
+// isFirst reports whether a statement is the first, and can be in one message with BEGIN.
+func (tx *LazyTx) isFirst(arguments []any) bool {
+	if tx.Tx != nil || tx.ended || tx.mode == pgx.QueryExecModeSimpleProtocol {
+		return false
+	}
+	if len(arguments) > 0 {
+		switch arguments[0].(type) {
+		case pgx.QueryExecMode, pgx.QueryResultFormats, pgx.QueryResultFormatsByOID:
+			return false
+		}
+	}
+	return true
+}
+
+// Query runs a statement.
+func (tx *LazyTx) Query(ctx context.Context, sql string, arguments ...any) (pgx.Rows, error) {
+	if tx.isFirst(arguments) {
+		batch := &pgx.Batch{}
+		batch.Queue(sql, arguments...)
+		if results, sent, err := tx.sendFirst(ctx, batch); sent {
+			if err != nil {
+				return nil, err
+			}
+			return QueryLast(results)
+		}
+	}
+	if err := tx.start(ctx); err != nil {
+		return nil, err
+	}
+	return tx.Tx.Query(ctx, sql, arguments...)
+}
+
+// QueryRow runs a statement.
+func (tx *LazyTx) QueryRow(ctx context.Context, sql string, arguments ...any) pgx.Row {
+	if tx.isFirst(arguments) {
+		rows, err := tx.Query(ctx, sql, arguments...)
+		return &firstRow{rows, err}
+	}
+	if err := tx.start(ctx); err != nil {
+		return &firstRow{nil, err}
+	}
+	return tx.Tx.QueryRow(ctx, sql, arguments...)
+}
+
+// firstRow is the first of rows.
+type firstRow struct {
+	rows pgx.Rows
+	err  error
+}
+
+// Scan reads the row. If there is none, it returns pgx.ErrNoRows.
+func (r *firstRow) Scan(targets ...any) error {
+	if r.err != nil {
+		return r.err
+	}
+	defer r.rows.Close()
+	if !r.rows.Next() {
+		if err := r.rows.Err(); err != nil {
+			return err
+		}
+		return pgx.ErrNoRows
+	}
+	if err := r.rows.Scan(targets...); err != nil {
+		return err
+	}
+	r.rows.Close()
+	return r.rows.Err()
+}
+
+// Exec runs a statement, or several without arguments.
+func (tx *LazyTx) Exec(ctx context.Context, sql string, arguments ...any) (pgconn.CommandTag, error) {
+	isScript := len(arguments) == 0 && tx.mode == pgx.QueryExecModeExec // which doesn't prepare it
+	if !isScript && tx.isFirst(arguments) {
+		batch := &pgx.Batch{}
+		batch.Queue(sql, arguments...)
+		if results, sent, err := tx.sendFirst(ctx, batch); sent {
+			if err != nil {
+				return pgconn.CommandTag{}, err
+			}
+			tag, err := results.Exec()
+			if closeErr := results.Close(); err == nil {
+				err = closeErr
+			}
+			return tag, err
+		}
+	}
+	if err := tx.start(ctx); err != nil {
+		return pgconn.CommandTag{}, err
+	}
+	return tx.Tx.Exec(ctx, sql, arguments...)
+}
+
+// SendBatch sends statements.
+func (tx *LazyTx) SendBatch(ctx context.Context, batch *pgx.Batch) pgx.BatchResults {
+	if batch.Len() > 0 && tx.isFirst(nil) {
+		if results, sent, err := tx.sendFirst(ctx, batch); sent {
+			if err != nil {
+				return pgx.FailedBatchResults(batch, err)
+			}
+			return results
+		}
+	}
+	if err := tx.start(ctx); err != nil {
+		return pgx.FailedBatchResults(batch, err)
+	}
+	return tx.Tx.SendBatch(ctx, batch)
+}
+
+// Begin begins a nested transaction.
+func (tx *LazyTx) Begin(ctx context.Context) (pgx.Tx, error) {
+	if err := tx.start(ctx); err != nil {
+		return nil, err
+	}
+	return tx.Tx.Begin(ctx)
+}
+
+// CopyFrom copies rows.
+func (tx *LazyTx) CopyFrom(ctx context.Context, table pgx.Identifier, columns []string, rows pgx.CopyFromSource) (int64, error) {
+	if err := tx.start(ctx); err != nil {
+		return 0, err
+	}
+	return tx.Tx.CopyFrom(ctx, table, columns, rows)
+}
+
+// Prepare prepares a statement.
+func (tx *LazyTx) Prepare(ctx context.Context, name, sql string) (*pgconn.StatementDescription, error) {
+	if err := tx.start(ctx); err != nil {
+		return nil, err
+	}
+	return tx.Tx.Prepare(ctx, name, sql)
+}
+
+// LargeObjects returns the large objects.
+func (tx *LazyTx) LargeObjects() pgx.LargeObjects {
+	_ = tx.start(tx.ctx) // then its methods fail
+	return tx.Tx.LargeObjects()
+}
+
+// Conn returns the connection, on which anything may be sent.
+func (tx *LazyTx) Conn() *pgx.Conn {
+	_ = tx.start(tx.ctx) // then what is sent on it fails
+	return tx.conn
+}
+
+// Commit commits, if anything was sent.
+func (tx *LazyTx) Commit(ctx context.Context) error {
+	switch {
+	case tx.ended:
+		return pgx.ErrTxClosed
+	case tx.Tx == nil:
+		tx.end()
+		return nil
+	}
+	err := tx.Tx.Commit(ctx)
+	tx.endAfter(ctx)
+	return err
+}
