@@ -1,6 +1,7 @@
 package integration_test
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"path/filepath"
@@ -91,11 +92,12 @@ func TestFunctionsUseThePrimaryKey(t *testing.T) {
 				FROM generate_series(1, %d) AS n, unnest('{other,roomy}'::text[]) AS name`, size))
 			b.exec(t, `SELECT ratelimit.reserve_1(`+oneReservation+`, 'roomy', 'reserved', 0, 1, 10, 10, 1000000, 1, 0, 0`+always+`true, NULL, NULL, 0, NULL, 1, false, true)`)
 			b.exec(t, "VACUUM ANALYZE ratelimit.buckets, ratelimit.reservations, ratelimit.leases")
-			for function, calls := range tests {
-				for _, call := range calls {
-					for _, mode := range planModes {
+			for _, mode := range planModes {
+				explain := explainInside(t, b, mode)
+				for function, calls := range tests {
+					for _, call := range calls {
 						p := plan{}
-						for _, explained := range explainInside(t, b, mode, "SELECT FROM ratelimit."+function+"("+call.arguments+")") {
+						for _, explained := range explain("SELECT FROM ratelimit." + function + "(" + call.arguments + ")") {
 							var root struct{ Plan node }
 							require.NoError(t, json.Unmarshal([]byte(explained), &root), explained)
 							p.walk(t, root.Plan, explained)
@@ -115,9 +117,11 @@ func generalAsk(key, verb, more string) string {
 		"capacity": 10, "rate": 10, "steps": 60, "step_us": 1000000, "phase_us": 0%s}`, key, verb, more)
 }
 
-// explainInside runs a statement, rolls it back, and returns the plans of the statements inside the functions that it calls.
-func explainInside(t *testing.T, b *bundle, mode, statement string) (plans []string) {
+// explainInside returns a function that runs a statement on a session of its own, rolls it back, and returns the plans of the statements
+// inside the functions that it calls. They are planned anew each time. A new session for each would have to read the catalog, too.
+func explainInside(t *testing.T, b *bundle, mode string) func(statement string) (plans []string) {
 	t.Helper()
+	var plans []string
 	config := b.pool.Config().ConnConfig
 	config.OnNotice = func(_ *pgconn.PgConn, n *pgconn.Notice) {
 		if _, explained, found := strings.Cut(n.Message, "plan:\n"); found && regexp.MustCompile(`"Relation Name"`).MatchString(explained) {
@@ -126,12 +130,17 @@ func explainInside(t *testing.T, b *bundle, mode, statement string) (plans []str
 	}
 	conn, err := pgx.ConnectConfig(t.Context(), config)
 	require.NoError(t, err)
-	defer func() { require.NoError(t, conn.Close(t.Context())) }()
-	for _, sql := range []string{
-		"LOAD 'auto_explain'", "SET auto_explain.log_min_duration = 0", "SET auto_explain.log_nested_statements = on", "SET auto_explain.log_format = json",
-		"SET client_min_messages = log", "SET plan_cache_mode = " + mode, "BEGIN", statement, "ROLLBACK",
-	} {
-		require.NoError(t, errOf(conn.Exec(t.Context(), sql)))
+	t.Cleanup(func() { require.NoError(t, conn.Close(context.WithoutCancel(t.Context()))) })
+	run := func(statements ...string) {
+		for _, sql := range statements {
+			require.NoError(t, errOf(conn.Exec(t.Context(), sql)))
+		}
 	}
-	return plans
+	run("LOAD 'auto_explain'", "SET auto_explain.log_min_duration = 0", "SET auto_explain.log_nested_statements = on",
+		"SET auto_explain.log_format = json", "SET client_min_messages = log", "SET plan_cache_mode = "+mode)
+	return func(statement string) []string {
+		plans = nil
+		run("DISCARD PLANS", "BEGIN", statement, "ROLLBACK")
+		return plans
+	}
 }
