@@ -217,7 +217,7 @@ func (l reserving) Ended(ctx context.Context, r *reserved.Reservation, amounts [
 	delta := 0.0
 	for i, amount := range amounts {
 		k := r.Buckets[i].Key
-		if delta += amount; i+1 < len(amounts) && r.Buckets[i+1].Key.Whole() == k.Whole() {
+		if delta += amount; i+1 < len(amounts) && r.Buckets[i+1].Whole() == k.Whole() {
 			continue
 		}
 		l.reports.tell(ctx, Settlement{Limit: k.Name, Delta: delta, Pending: l.reports.pending()})

@@ -176,6 +176,23 @@ func TestALoneReserveIsClaimed(t *testing.T) {
 	require.Equal(t, []float64{10}, s.held(asks.ask("gone", 0)))
 }
 
+// A batch of Reserves is one round trip, also for one bucket. Each is decided by itself, in their order, and keeps a record if it is allowed.
+func TestABatchOfReservesIsOneRoundTrip(t *testing.T) {
+	t.Parallel()
+	s, l := newStand(t), still("still", 10)
+	l.terms.MaxOwed = 5
+	calls := []*Call{reserving(l.ask("bob", 1)), reserving(l.ask("ada", 4)), reserving(l.ask("ada", 8)), reserving(l.ask("ada", 4)), reserving(l.ask("ada", 3))}
+	s.batch(calls...)
+	if decidesInSQL {
+		require.Equal(t, 1, s.pool.trips)
+	}
+	for i, want := range []bool{true, true, true, false, true} {
+		require.Equal(t, want, calls[i].isAllowed(t), "call %d", i)
+		require.Equal(t, want, calls[i].Record != nil, "call %d", i)
+	}
+	require.Equal(t, []float64{-5, 9}, s.held(l.ask("ada", 0), l.ask("bob", 0)))
+}
+
 // TestOnlyTheLimitersOwnTransactionsAreRelaxed protects other transactions: one over several servers of Citus could lose half of its rows.
 func TestOnlyTheLimitersOwnTransactionsAreRelaxed(t *testing.T) {
 	t.Parallel()

@@ -3,7 +3,12 @@ package store
 import (
 	"cmp"
 	"context"
+	"errors"
+	"slices"
+	"time"
 
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgtype"
 
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
@@ -46,15 +51,27 @@ func (s *Session) reserve(ctx context.Context, c *Call) (v verdict, err error) {
 
 // reserveOn sends reserve_1 to a connection.
 func (u *Unit) reserveOn(ctx context.Context, conn Conn, c *Call) (v verdict, err error) {
-	a, row := &c.Asks[0], c.Reserve.Row(&c.Asks[0])
-	t := &a.Terms
-	since, until := spanOf(t)
-	rows, err := conn.Query(ctx, u.statements.reserve, row.ID,
-		a.Key.Name, a.Key.Key, a.Key.Shard, a.Cost, t.Capacity, t.Rate, t.Steps, t.Step, t.Phase, a.Lowest, since, until, u.AsOf(), u.mode == alone,
-		row.Plan, row.Calendar, row.NotBeforeUs, row.StaleUs, row.ExpireUs, row.Release, !a.Unenforced)
+	row := c.Reserve.Row(&c.Asks[0])
+	rows, err := conn.Query(ctx, u.statements.reserve, u.reserveParameters(c, &row)...)
 	if err != nil {
 		return undecided, err
 	}
+	return c.receiveReserved(rows, row)
+}
+
+// reserveParameters returns the parameters of reserve_1.
+func (u *Unit) reserveParameters(c *Call, row *Row) []any {
+	a := &c.Asks[0]
+	t := &a.Terms
+	since, until := spanOf(t)
+	return []any{
+		row.ID, a.Key.Name, a.Key.Key, a.Key.Shard, a.Cost, t.Capacity, t.Rate, t.Steps, t.Step, t.Phase, a.Lowest, since, until, u.AsOf(), u.mode == alone,
+		row.Plan, row.Calendar, row.NotBeforeUs, row.StaleUs, row.ExpireUs, row.Release, !a.Unenforced,
+	}
+}
+
+// receiveReserved reads the answer of reserve_1.
+func (c *Call) receiveReserved(rows pgx.Rows, row Row) (v verdict, err error) {
 	defer rows.Close()
 	if !rows.Next() {
 		return undecided, cmp.Or(rows.Err(), errNoAnswer)
@@ -73,10 +90,77 @@ func (u *Unit) reserveOn(ctx context.Context, conn Conn, c *Call) (v verdict, er
 		return undecided, err
 	}
 	state := bucket.State{Value: is.value.Float64, TS: is.ts.Int64, Capacity: is.capacity.Float64}
-	c.Answers = append(c.one[:0], bucket.Answer{Allowed: is.allowed.Bool, Now: is.now, State: state})
+	c.Answers, c.Record = append(c.one[:0], bucket.Answer{Allowed: is.allowed.Bool, Now: is.now, State: state}), nil
 	if !is.allowed.Bool {
 		return refused, nil
 	}
 	c.Record = c.Reserve.Made(row, is.ready.Int64)
 	return allowed, nil
+}
+
+// reservesAll reports whether reserve_1 can decide on all calls of a batch, after choose.
+func (s *Session) reservesAll(calls []*Call) bool {
+	return !slices.ContainsFunc(calls, func(c *Call) bool { return c.way != byStatement || !s.reserves(c) })
+}
+
+// reserveAll has reserve_1 decide on the calls of a batch, one after the other in one transaction and one round trip. It returns the calls
+// that are left, because reserve_1 leaves them undecided, or because another transaction is in the way and nothing was reserved.
+func (s *Session) reserveAll(ctx context.Context, calls []*Call) (left []*Call) {
+	var sent []*Call
+	claim := func() bool {
+		for _, c := range calls {
+			if c.Claim() {
+				sent = append(sent, c)
+			}
+		}
+		slices.SortStableFunc(sent, func(a, b *Call) int { return a.Asks[0].Key.Compare(b.Asks[0].Key) })
+		return len(sent) > 0
+	}
+	began := time.Now()
+	ran, err := s.owner.Once(ctx, claim, func(ctx context.Context, conn Conn) error { return s.reserveAllOn(ctx, conn, sent) })
+	var refusal *pgconn.PgError
+	switch {
+	case !ran && err == nil, errors.As(err, &refusal) && refusal.SeverityUnlocalized == "ERROR": // nothing was reserved
+		return calls
+	case err != nil:
+		for _, c := range calls {
+			c.Answer(err)
+		}
+		return nil
+	}
+	s.owner.Batched(ctx, len(sent), time.Since(began))
+	for _, c := range sent {
+		if c.verdict == undecided {
+			left = append(left, c)
+			continue
+		}
+		c.Answer(nil)
+	}
+	slices.SortFunc(left, func(a, b *Call) int { return a.seq - b.seq })
+	return left
+}
+
+// reserveAllOn sends reserve_1 for each call to a connection.
+func (s *Session) reserveAllOn(ctx context.Context, conn Conn, calls []*Call) (err error) {
+	batch, rows := &pgx.Batch{}, make([]Row, len(calls))
+	for i, c := range calls {
+		rows[i] = c.Reserve.Row(&c.Asks[0])
+		batch.Queue(s.statements.reserve, s.reserveParameters(c, &rows[i])...)
+	}
+	results := conn.SendBatch(ctx, batch)
+	defer func() {
+		if closeErr := results.Close(); err == nil {
+			err = closeErr
+		}
+	}()
+	for i, c := range calls {
+		found, err := results.Query()
+		if err != nil {
+			return err
+		}
+		if c.verdict, err = c.receiveReserved(found, rows[i]); err != nil {
+			return err
+		}
+	}
+	return nil
 }

@@ -136,6 +136,11 @@ func (s *Session) Run(ctx context.Context, calls []*Call, waitFor *bucket.Key) (
 		s.choose(c)
 		c.seq = i
 	}
+	if s.waitFor == nil && s.reservesAll(calls) {
+		if calls = s.reserveAll(ctx, calls); len(calls) == 0 {
+			return nil
+		}
+	}
 	return s.run(ctx, calls, waitFor)
 }
 
