@@ -48,6 +48,15 @@ func TestFunctionsUseThePrimaryKey(t *testing.T) {
 			{`'roomy', 'key 17', 11, 10, 1000000, 0` + always + `true`, 0, true}, // a refusal
 			{`'roomy', 'no key', 1, 10, 1000000, 0` + always + `true`, 3, true},
 		},
+		"acquire_set_1": {
+			{`'roomy', '{"key 17","key 18","key 99999"}', '{1,2,1}', '{1,2,1}', '{1,2,2,3}', '{1,1,1,1}', '{0,0,1,0}', 10, 1000000` + always + `false`, 2, true},
+			{`'roomy', '{"key 17"}', '{1}', '{1}', '{1}', '{1}', '{0}', 10, 1000000` + always + `true`, 2, true},
+			{`'roomy', '{"no key"}', '{1}', '{1}', '{1}', '{1}', '{0}', 10, 1000000` + always + `true`, 1, true},
+		},
+		"release_set_1": {
+			{threeLeases + `, NULL, false`, 0, true},
+			{`'{roomy}', '{"key 17"}', '{17}', NULL, true`, 0, true},
+		},
 		"release_1": {
 			{`'roomy', 'key 17', 17, 10, NULL, NULL, NULL`, 0, true},
 		},

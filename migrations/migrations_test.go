@@ -20,7 +20,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/migrations"
 )
 
-const latest = 19
+const latest = 21
 
 func TestUp(t *testing.T) {
 	t.Parallel()

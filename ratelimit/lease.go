@@ -2,6 +2,7 @@ package ratelimit
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -215,6 +216,12 @@ func changeLeases(ctx context.Context, l *Limiter, verb string, leases *slots.Le
 	}
 	if l.pool == nil {
 		return l.session.OrSpoil(ctx, leases.Change(ctx, &l.session))
+	}
+	if c := leases.One(); c != nil && leases.Release && !l.batcher.IsClosed() {
+		err := l.batcher.Do(ctx, (&store.Call{Question: store.Question{Verb: verb, Asks: leases.Asks}, Lease: c}).Queueable())
+		if isOver := errors.Is(err, ErrClosed) || errors.Is(err, ErrOverloaded); !isOver && (err != nil || leases.Take(c)) {
+			return err
+		}
 	}
 	return l.session.Change(ctx, verb, func(ctx context.Context, s *store.Session) error { return leases.Change(ctx, s) })
 }

@@ -45,22 +45,30 @@ func (l *Leases) change(i int, found bucket.State) (after bucket.State) {
 	return after
 }
 
-// changeOne has a function in the server change the only lease. It returns false if that is to be decided on its locked row.
-func (l *Leases) changeOne(ctx context.Context, s *store.Session) (decided bool, err error) {
+// One returns the change of the only lease, and nil if there are several.
+func (l *Leases) One() *store.LeaseChange {
+	if len(l.Asks) > 1 {
+		return nil
+	}
 	c := &store.LeaseChange{Ask: &l.Asks[0], Fence: l.Fence}
 	if !l.Release {
 		c.Length = l.Lengths[0]
 	}
-	if decided, err = s.ChangeLease(ctx, c); decided {
+	return c
+}
+
+// Take takes over the result of a change of the only lease. It returns false if the change is to be decided on the locked row.
+func (l *Leases) Take(c *store.LeaseChange) bool {
+	if c.Decided {
 		l.NowUs, l.EndUs, l.Lost = c.NowUs, c.End, []bool{!c.Held}
 	}
-	return decided, err
+	return c.Decided
 }
 
 // Change gives back the leases that are not lost, or extends all of them unless one is lost; once.
 func (l *Leases) Change(ctx context.Context, s *store.Session) error {
-	if len(l.Asks) == 1 {
-		if decided, err := l.changeOne(ctx, s); decided || err != nil {
+	if c := l.One(); c != nil {
+		if err := s.ChangeLease(ctx, c); err != nil || l.Take(c) {
 			return err
 		}
 	}

@@ -39,6 +39,8 @@ type row struct {
 	answer bucket.Answer
 	found  bool // whether the statement answered
 
+	acquired acquired // the leases of the calls, after that
+
 	own group // the group of calls for this bucket alone
 }
 
@@ -88,7 +90,7 @@ func (p *plan) isOfOneRow() bool {
 // add adds a call to a group. It returns false if the call is decided in turn, because no statement can decide it, or because an
 // earlier call for one of its buckets is decided in turn.
 func (p *plan) add(c *Call) (added bool) {
-	isFit := c.way == byStatement && c.Reserve == nil && c.traits.Statement != bucket.SlotStatement &&
+	isFit := c.way == byStatement && c.Reserve == nil &&
 		(c.traits.Statement == bucket.StepStatement || !c.rows[0].several)
 	for i, r := range c.rows {
 		isFit = isFit && !r.apart && (r.group == nil || r.fits(&c.Asks[i]))
@@ -191,12 +193,18 @@ func (p *plan) answer() (undecided []*Call) {
 		if !g.row.answer.Allowed {
 			g.calls, g.rest = nil, append(g.calls, g.rest...)
 		}
+		isAcquired := len(g.calls) > 0 && bucket.Holds(&g.row.ask.Terms)
+		if isAcquired {
+			g.setAcquired()
+		}
 		for _, c := range g.rest {
 			p.setFound(c)
 			undecided = append(undecided, c)
 		}
 		for _, c := range slices.Backward(g.calls) {
-			c.setTaken()
+			if !isAcquired {
+				c.setTaken()
+			}
 		}
 		for _, c := range g.calls {
 			c.Answer(nil)
@@ -222,7 +230,7 @@ func (p *plan) setFound(c *Call) {
 	isKnown := true
 	for i := range c.Asks {
 		r := c.rows[i]
-		isKnown = isKnown && r.found
+		isKnown = isKnown && r.found && !r.acquired.ok()
 		c.Answers[i] = r.answer
 		c.Answers[i].Allowed = true
 	}

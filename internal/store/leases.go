@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"slices"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgtype"
@@ -110,14 +111,20 @@ type LeaseChange struct {
 	Fence  int64
 	Length int64 // by how much it is renewed, in microseconds; 0: it is released
 
+	Decided    bool  // whether a function in the server has decided; if not, nothing was done, and it's decided on the locked row
 	Held       bool  // whether it was held until now
 	NowUs, End int64 // End is after a renewal
 }
 
-// ChangeLease has release_1 or renew_lease_1 change a lease. It returns false, and nothing was done, if that is decided on a locked row.
-func (s *Session) ChangeLease(ctx context.Context, c *LeaseChange) (decided bool, err error) {
-	if !decidesInSQL || s.memory != nil || s.mode == alone && s.waitFor != nil || s.IsRouted() || !bucket.Holds(&c.Ask.Terms) {
-		return false, nil
+// changesInSQL reports whether functions in the server change a lease.
+func (s *Session) changesInSQL(c *LeaseChange) bool {
+	return decidesInSQL && s.memory == nil && (s.mode != alone || s.waitFor == nil) && !s.IsRouted() && bucket.Holds(&c.Ask.Terms)
+}
+
+// ChangeLease has release_1 or renew_lease_1 change a lease.
+func (s *Session) ChangeLease(ctx context.Context, c *LeaseChange) error {
+	if c.Decided = false; !s.changesInSQL(c) {
+		return nil
 	}
 	s.EnterQueue(ctx, []bucket.Ask{*c.Ask})
 	k := &c.Ask.Key
@@ -128,12 +135,79 @@ func (s *Session) ChangeLease(ctx context.Context, c *LeaseChange) (decided bool
 	}
 	rows, err := s.conn.Query(ctx, statement, parameters...)
 	if err != nil {
-		return false, err
+		return err
 	}
 	var held pgtype.Bool
 	var end pgtype.Int8
 	columns := []any{&held, &c.NowUs, &end}
 	_, err = pgx.ForEachRow(rows, columns[:len(rows.FieldDescriptions())], func() error { return nil })
-	c.Held, c.End = held.Bool, end.Int64
-	return err == nil && held.Valid, err
+	c.Decided, c.Held, c.End = err == nil && held.Valid, held.Bool, end.Int64
+	return err
+}
+
+// releaseFirst answers the calls that release leases, and returns the others. So their slots are free for the others. If another transaction
+// holds one of the rows, they are answered as undecided: each is then decided by itself.
+func (s *Session) releaseFirst(ctx context.Context, calls []*Call) (others []*Call) {
+	if !slices.ContainsFunc(calls, func(c *Call) bool { return c.Lease != nil }) {
+		return calls
+	}
+	var released []*Call
+	for _, c := range calls {
+		switch {
+		case c.Lease == nil:
+			others = append(others, c)
+		case s.changesInSQL(c.Lease) && !c.Asks[0].Terms.HasSpan():
+			released = append(released, c)
+		default:
+			c.Answer(nil)
+		}
+	}
+	if len(released) == 0 {
+		return others
+	}
+	release := func() error { return s.release(ctx, released) }
+	if len(released) == 1 {
+		release = func() error { return s.ChangeLease(ctx, released[0].Lease) }
+	}
+	began := time.Now()
+	err := release()
+	switch {
+	case err == nil:
+	case len(released) > 1 && (wasOvertaken(err) || HasTimedOut(err)):
+		err = nil
+	default:
+		err = s.owner.Retry(ctx, released[0].Verb, err, release)
+	}
+	if len(released) > 1 && err == nil {
+		s.owner.Batched(ctx, len(released), time.Since(began))
+	}
+	for _, c := range released {
+		c.Answer(err)
+	}
+	return others
+}
+
+// release has release_set_1 release leases. It waits for the row if that is the only one.
+func (s *Session) release(ctx context.Context, calls []*Call) error {
+	var of leaseRows
+	for _, c := range calls {
+		c.Lease.Decided, c.Lease.Held = false, false
+		of.add(c.Asks[0].Key, bucket.Held{Fence: c.Lease.Fence})
+	}
+	found, err := s.conn.Query(ctx, s.statements.releaseSet, of.names, of.keys, of.fences, s.AsOf(), askForOne(calls))
+	if err != nil {
+		return err
+	}
+	var place, now int64
+	_, err = pgx.ForEachRow(found, []any{&place, &now}, func() error {
+		if place < 1 || place > int64(len(calls)) {
+			return errUnasked
+		}
+		calls[place-1].Lease.Held, calls[place-1].Lease.NowUs = true, now
+		return nil
+	})
+	for _, c := range calls {
+		c.Lease.Decided = err == nil
+	}
+	return err
 }

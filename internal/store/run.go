@@ -118,6 +118,10 @@ func (s *Session) queueSpend(batch *pgx.Batch, rows []*row) {
 	}
 	name, t := rows[0].ask.Key.Name, rows[0].ask.Terms
 	since, until := spanOf(&t)
+	if bucket.Holds(&t) {
+		batch.Queue(s.statements.acquireSet, s.acquireParameters(rows, false)...)
+		return
+	}
 	if t.Kind.Statement() == bucket.WindowStatement {
 		batch.Queue(s.statements.spendWindows, name, keys, shards, costs,
 			t.Capacity, int32(t.Steps), t.Step, phases, since, until, s.AsOf(), s.relaxed)
@@ -134,7 +138,10 @@ func receiveSpend(results pgx.BatchResults, rows []*row) error {
 		return err
 	}
 	for _, r := range rows { // of an attempt before
-		r.found, r.answer = false, bucket.Answer{}
+		r.found, r.answer, r.acquired = false, bucket.Answer{}, acquired{}
+	}
+	if bucket.Holds(&rows[0].ask.Terms) {
+		return scanAcquired(found, rows)
 	}
 	var place int64
 	var a bucket.Answer
@@ -162,6 +169,9 @@ var errUnasked = errors.New("the statement answered for a bucket that was not as
 
 // spendOne takes for a group of calls for one bucket, and waits for its row: it holds no other meanwhile.
 func (s *Session) spendOne(ctx context.Context, g *group) error {
+	if bucket.Holds(&g.row.ask.Terms) {
+		return s.acquireFor(ctx, g.row)
+	}
 	answers, v, err := s.takeOne(ctx, []bucket.Ask{g.row.ask}, g.calls[0].traits.Statement, nil)
 	if g.row.found = err == nil && v != undecided; g.row.found {
 		g.row.answer = answers[0]

@@ -14,6 +14,8 @@ type Call struct {
 	Question
 	Outcome
 
+	Lease *LeaseChange // what the call does in place of all else, to the bucket of its only ask; nil: nothing
+
 	one     [1]bucket.Answer // the room for Answers when there is one bucket
 	traits  bucket.Traits
 	way     way     // how it is decided: what choose says, or another if that has left it undecided
@@ -125,6 +127,9 @@ func (s *Session) waitingFor(row *bucket.Key, waits int) *Session {
 // A batch for one bucket waits for its row. Other batches wait for a row at most 2 ms, because they hold other rows meanwhile. If waitFor is not
 // nil, all calls need that row, and the first lock waits for it.
 func (s *Session) Run(ctx context.Context, calls []*Call, waitFor *bucket.Key) (waiting []blocked) {
+	if calls = s.releaseFirst(ctx, calls); len(calls) == 0 {
+		return nil
+	}
 	if c := calls[0]; len(calls) == 1 && (waitFor == nil || c.Reserve != nil || !s.Engine().LeavesOutHeld()) {
 		return s.runAlone(ctx, c, waitFor)
 	}
@@ -133,7 +138,9 @@ func (s *Session) Run(ctx context.Context, calls []*Call, waitFor *bucket.Key) (
 		waitFor = &key
 	}
 	for i, c := range calls {
-		s.choose(c)
+		if s.choose(c); s.relaxed && c.traits.Statement == bucket.SlotStatement {
+			c.way = byLocking // a statement of a batch would relax the commit of all
+		}
 		c.seq = i
 	}
 	if s.waitFor == nil && s.reservesAll(calls) {

@@ -33,8 +33,8 @@ type slotHistory struct {
 	calls, byStatement int
 }
 
-// TestSlotFunctionsAgree compares the answers, leases and fencing numbers of acquire_1, release_1 and renew_lease_1 with those of package
-// bucket, alone, in batches, and in transactions of each isolation level, some of which are rolled back. Leases end, policies change, and
+// TestSlotFunctionsAgree compares the answers, leases and fencing numbers of acquire_1, acquire_set_1, release_1, release_set_1 and renew_lease_1 with
+// those of package bucket, alone, in batches, and in transactions of each isolation level, some of which are rolled back. Leases end, policies change, and
 // clocks step back.
 func TestSlotFunctionsAgree(t *testing.T) {
 	t.Parallel()
@@ -130,10 +130,12 @@ func (h *slotHistory) step(t *testing.T) {
 	}
 	ask := bucket.Ask{Key: bucket.Key{Name: "slots", Key: key}, Terms: h.terms.At(h.now), Cost: 1 + float64(h.src.Pick(3)/2)}
 	ask.Cost = min(ask.Cost, ask.Terms.Capacity)
-	switch h.src.Pick(12) {
+	switch h.src.Pick(13) {
 	case 0, 1, 2, 3, 4:
 		h.acquire(t, ask)
 	case 5:
+		h.batch(t)
+	case 11:
 		other := ask
 		other.Key.Key = fmt.Sprint("key ", h.src.Pick(3))
 		if other.Key != ask.Key {
@@ -228,6 +230,69 @@ func (h *slotHistory) acquire(t *testing.T, asks ...bucket.Ask) {
 	}
 }
 
+// batch takes leases for several calls at once, which are decided as if they came one after the other.
+func (h *slotHistory) batch(t *testing.T) {
+	t.Helper()
+	calls := make([]*Call, 2+h.src.Pick(5))
+	for i := range calls {
+		terms := h.terms.At(h.now)
+		calls[i] = asking("acquire", bucket.Ask{
+			Key: bucket.Key{Name: "slots", Key: fmt.Sprint("key ", h.src.Pick(3))}, Terms: terms, Cost: min(1+float64(h.src.Pick(4)/3), terms.Capacity),
+		})
+	}
+	var asks []bucket.Ask
+	for _, c := range calls {
+		asks = append(asks, c.Asks[0])
+	}
+	released := h.releases()
+	require.Empty(t, runBatch(t, h.session, append(calls[:len(calls):len(calls)], released...)...))
+	for _, c := range released {
+		require.NoError(t, c.Result())
+		if !c.Lease.Decided {
+			continue
+		}
+		p := h.page(c.Asks)
+		before := c.Asks[0].Terms.FixClock(p.State(&c.Asks[0]), h.now)
+		after, held := before.ReleaseLease(h.now, c.Lease.Fence)
+		if require.Equal(t, held, c.Lease.Held, "%d at %d: %+v", c.Lease.Fence, h.now, before); held {
+			p.Set(&c.Asks[0], after)
+			h.keep(p)
+		}
+	}
+	for i, c := range calls {
+		require.NoError(t, c.Result())
+		one := asks[i : i+1]
+		p := h.page(one)
+		want := p.Take(one, nil)
+		about := fmt.Sprintf("%d of %+v at %d: %+v, and in memory %+v", i, asks, h.now, c.Answers, want)
+		require.Equal(t, want[0].Allowed, c.Answers[0].Allowed, about)
+		bucket.HideOthers(one, want)
+		bucket.HideOthers(one, c.Answers)
+		told, other := one[0].Tell(&want[0], 0, &bucket.Content{}), one[0].Tell(&c.Answers[0], 0, &bucket.Content{})
+		require.Equal(t, []any{told.Tokens, told.RetryAfter, told.FullAfter}, []any{other.Tokens, other.RetryAfter, other.FullAfter}, about)
+		if want[0].Allowed {
+			lease, _ := one[0].NewLease(&want[0])
+			got, _ := one[0].NewLease(&c.Answers[0])
+			require.Equal(t, lease, got, about)
+			h.fences[one[0].Key.Key] = append(h.fences[one[0].Key.Key], got.Fence)
+		}
+		h.keep(p)
+	}
+}
+
+// releases returns calls that release leases.
+func (h *slotHistory) releases() (calls []*Call) {
+	for range h.src.Pick(4) {
+		key := fmt.Sprint("key ", h.src.Pick(3))
+		if given := h.fences[key]; len(given) > 0 {
+			c := asking("release", bucket.Ask{Key: bucket.Key{Name: "slots", Key: key}, Terms: h.terms.At(h.now), Cost: 1})
+			c.Lease = &LeaseChange{Ask: &c.Asks[0], Fence: given[len(given)-1-h.src.Pick(min(len(given), 6))]}
+			calls = append(calls, c)
+		}
+	}
+	return calls
+}
+
 // change renews or releases a lease.
 func (h *slotHistory) change(t *testing.T, ask bucket.Ask, fence int64, release bool) {
 	t.Helper()
@@ -244,9 +309,9 @@ func (h *slotHistory) change(t *testing.T, ask bucket.Ask, fence int64, release 
 		if release {
 			c.Length = 0
 		}
-		decided, err := s.ChangeLease(t.Context(), &c)
+		err := s.ChangeLease(t.Context(), &c)
 		h.calls++
-		if decided {
+		if c.Decided {
 			h.byStatement++
 			require.Equal(t, held, c.Held, "%d at %d: %+v", fence, h.now, before)
 			require.Equal(t, h.now, c.NowUs)

@@ -16,7 +16,8 @@ var files embed.FS
 // statements are the SQL texts for one schema.
 type statements struct {
 	take, slide, decide, decideRows, decideGroups, spend, spendWindows string // the calls of functions
-	acquire, release, renewLease, reserve, settle                      string
+	acquire, acquireSet, release, releaseSet, renewLease               string
+	reserve, settle                                                    string
 
 	read, lock, lockFree, save, unmake, prune string
 	readLeases, saveLeases, deleteLeases      string
@@ -78,7 +79,9 @@ func newStatements(schema string) (s statements) {
 	s.spend = callOf(schema, "spend_1", 13, "ord, allowed, value, ts, capacity, now_us")
 	s.spendWindows = callOf(schema, "spend_windows_1", 12, "ord, allowed, value, ts, capacity, now_us, taken")
 	s.acquire = callOf(schema, "acquire_1", 10, "allowed, value, ts, capacity, fence, until_us, last_us, leases, now_us")
+	s.acquireSet = callOf(schema, "acquire_set_1", 13, "ord, allowed, value, ts, capacity, fence, until_us, last_us, leases, now_us")
 	s.release = callOf(schema, "release_1", 7, "held, now_us")
+	s.releaseSet = callOf(schema, "release_set_1", 5, "ord, now_us")
 	s.renewLease = callOf(schema, "renew_lease_1", 8, "held, now_us, until_us")
 	s.reserve = callOf(schema, "reserve_1", 22, "allowed, value, ts, capacity, now_us, ready_us")
 	s.settle = callOf(schema, "settle_1", 18, "done, state, amount, name, key, shard, plan")

@@ -119,7 +119,7 @@ func (w Acquire) Open(ctx context.Context, b Bench) (Runner, error) {
 			return limiter.Release(ctx, lease.ID)
 		}
 		r.check = func(ctx context.Context, _ int) error {
-			return b.equal(ctx, `SELECT count(*)::float8 FROM ratelimit.buckets WHERE name = $1 AND cardinality(leases) > 1`, 0)
+			return b.equal(ctx, `SELECT count(*)::float8 FROM ratelimit.buckets WHERE name = $1 AND value < capacity`, 0)
 		}
 		return nil
 	})
