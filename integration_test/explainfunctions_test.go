@@ -43,10 +43,10 @@ func TestFunctionsUseThePrimaryKey(t *testing.T) {
 			{`'roomy', '{"key 17","key 18","key 99999"}', '{0,0,0}', '{1,1,1}', 10, 60, 1000000, '{0,0,0}'` + always + `false`, 0, true},
 		},
 		"acquire_1": {
-			{`'roomy', 'key 17', 1, 10, 1000000, 0` + always + `false`, 4, true}, // a row of tokens, and so a recount
-			{`'roomy', 'key 18', 1, 10, 1000000, 0` + always + `true`, 3, true},
-			{`'roomy', 'key 17', 11, 10, 1000000, 0` + always + `true`, 0, true}, // a refusal
-			{`'roomy', 'no key', 1, 10, 1000000, 0` + always + `true`, 3, true},
+			{`'roomy', 'key 17', 1, 10, 60000000, 0` + always + `false`, 4, true}, // a row of tokens, and so a recount
+			{`'roomy', 'key 18', 1, 10, 60000000, 0` + always + `true`, 3, true},
+			{`'roomy', 'key 17', 11, 10, 60000000, 0` + always + `true`, 0, true}, // a refusal
+			{`'roomy', 'no key', 1, 10, 60000000, 0` + always + `true`, 3, true},
 		},
 		"acquire_set_1": {
 			{`'roomy', '{"key 17","key 18","key 99999"}', '{1,2,1}', '{1,2,1}', '{1,2,2,3}', '{1,1,1,1}', '{0,0,1,0}', 10, 1000000` + always + `false`, 2, true},

@@ -63,6 +63,13 @@ BEGIN
     ELSE
         PERFORM 1 WHERE false;
     END IF;
+    IF FOUND AND p_as_of_us IS NULL AND (extract(epoch FROM clock_timestamp()) * 1000000)::bigint - now_us > p_lease_us / 64 THEN
+        -- It has waited for the row. The lease is as long as others.
+        now_us := (extract(epoch FROM clock_timestamp()) * 1000000)::bigint;
+        ts := greatest(ts, now_us); until_us := now_us + p_lease_us; last_us := until_us;
+        INSERT INTO ratelimit.buckets AS b (name, key, shard, value, ts, capacity) VALUES (p_name, p_key, 0, p_most, now_us, p_most)
+        ON CONFLICT (name, key, shard) DO UPDATE SET ts = acquire_1.ts, last_us = acquire_1.last_us;
+    END IF;
 
     IF NOT FOUND THEN
         IF p_alone THEN
