@@ -90,7 +90,7 @@ func TestRefusalCacheForgetsAfterACallWithUnknownOutcome(t *testing.T) {
 	}{
 		"Take":    {"ada", everyCall["Take"]},
 		"Charge":  {"ada", everyCall["Charge"]},
-		"Reserve": {"commit\x00", everyCall["Reserve"]},
+		"Reserve": {"ada", everyCall["Reserve"]},
 		"InTx": {"commit\x00", func(ctx context.Context, limiter *ratelimit.Limiter, id string, request ratelimit.Request) error {
 			return limiter.InTx(ctx, func(tx pgx.Tx) error { return everyCall["Take"](ctx, limiter.WithTx(tx), id, request) })
 		}},

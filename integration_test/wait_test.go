@@ -57,7 +57,7 @@ func TestTheWaitOfADeadProcessReturnsItsTokens(t *testing.T) {
 	go func() { done <- errOf(take.Wait(ctx, limiter, queued.Global())) }()
 	eventually(t, "it has reserved", func() bool { return len(s.outside.reserved(t)) == 1 })
 	require.True(t, s.outside.reserved(t)[0].Release)
-	cutter.arm("begin", cutRequest, 1000)
+	cutter.arm("settle_1", cutRequest, 1000) // each new connection prepares it
 	cancel()
 	err := <-done
 	require.ErrorIs(t, err, context.Canceled)
