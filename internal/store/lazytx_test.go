@@ -86,7 +86,7 @@ var firstUses = map[string]func(ctx context.Context, tx pgx.Tx) (any, error){
 		_, err := tx.Conn().Exec(ctx, `INSERT INTO lazy VALUES ($1)`, 1)
 		return nil, err
 	},
-	"Nothing": func(context.Context, pgx.Tx) (any, error) { return nil, nil },
+	"Nothing": func(context.Context, pgx.Tx) (any, error) { return "", nil },
 	"AnUnknownTable": func(ctx context.Context, tx pgx.Tx) (any, error) {
 		rows, err := tx.Query(ctx, `SELECT n FROM unknown WHERE n = $1`, 1)
 		if err == nil {

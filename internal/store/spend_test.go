@@ -64,7 +64,7 @@ func (s *stand) set(settings string) {
 			statements += fmt.Sprintf("; SET %s = '%s'", name, value)
 		}
 	}
-	_, err := s.pool.Pool.Exec(s.Context(), statements, pgx.QueryExecModeSimpleProtocol)
+	_, err := s.pool.Exec(s.Context(), statements, pgx.QueryExecModeSimpleProtocol)
 	require.NoError(s, err)
 	require.EqualValues(s, 1, s.pool.Stat().TotalConns())
 }
