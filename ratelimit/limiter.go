@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"sync"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -55,8 +56,8 @@ type Limiter struct {
 	batcher  *batch.Batcher[store.Call]
 	cache    *refusalcache.Cache // nil: no refusal is answered from memory
 	queues   *turns.Queues
-	row      uint64            // picks rows of buckets with Shards; 0: the first
-	execMode pgx.QueryExecMode // of a *pgxpool.Pool
+	row      uint64                   // picks rows of buckets with Shards; 0: the first
+	execMode func() pgx.QueryExecMode // of a *pgxpool.Pool
 	reports  reports
 	policies *policies
 	places   *reserved.Places
@@ -83,9 +84,9 @@ func New(pool Pool, config Config) (*Limiter, error) {
 	if store.EngineOf(pool) != nil { // of package ratelimittest: it has no other processes, and batching gains nothing
 		config.NoBatching, newStore, row = true, store.NewInMemory, 0
 	}
-	shared, mode := "", pgx.QueryExecModeCacheStatement
+	shared, mode := "", func() pgx.QueryExecMode { return pgx.QueryExecModeCacheStatement }
 	if p, ok := pool.(*pgxpool.Pool); ok { // a queued transaction begins anew, and the BeginTx of another pool may do more than BEGIN
-		shared, mode = config.Schema, p.Config().ConnConfig.DefaultQueryExecMode
+		shared, mode = config.Schema, sync.OnceValue(func() pgx.QueryExecMode { return p.Config().ConnConfig.DefaultQueryExecMode })
 	}
 	var asOf func() *int64
 	if config.AsOf != nil {

@@ -236,7 +236,7 @@ func beginTx(ctx context.Context, l *Limiter, level pgx.TxIsoLevel) (pgx.Tx, err
 	if level == pgx.ReadCommitted {
 		return store.NewOwnTx(conn.Conn(), options, conn.Release), nil
 	}
-	return store.NewLazyTx(ctx, conn.Conn(), l.execMode, options, conn.Release), nil
+	return store.NewLazyTx(ctx, conn.Conn(), l.execMode(), options, conn.Release), nil
 }
 
 // hasFailed reports whether the database or a concurrent transaction failed a transaction, so that its decisions do not count.
