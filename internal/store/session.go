@@ -265,7 +265,7 @@ func (s *Session) takeFree(ctx context.Context, c *Call) (done bool) {
 	memory, ok := s.memory.(interface {
 		ChangeFree(u *Unit, p *bucket.Page, change func()) (done bool)
 	})
-	if !ok {
+	if !ok || ctx.Err() != nil {
 		return false
 	}
 	p := bucket.NewPage(c.Asks)
