@@ -56,7 +56,7 @@ func (c conn) Query(ctx context.Context, sql string, arguments ...any) (pgx.Rows
 // QueryRow runs a statement that answers with one row.
 func (c conn) QueryRow(ctx context.Context, sql string, arguments ...any) pgx.Row {
 	rows, err := c.Query(ctx, sql, arguments...)
-	return memoryRow{rows, err}
+	return store.RowOf(rows, err)
 }
 
 // SendBatch runs statements.

@@ -8,6 +8,8 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgtype"
+
+	"github.com/pgratelimit/pgratelimit/internal/store"
 )
 
 // answer is the complete result of a statement. It is read to its end, because while rows are open, database/sql may end their
@@ -138,27 +140,6 @@ func (r *memoryRows) Values() ([]any, error) {
 	return values, nil
 }
 
-// memoryRow is the first row of rows as a pgx.Row.
-type memoryRow struct {
-	rows pgx.Rows
-	err  error
-}
-
-// Scan reads the row, and returns pgx.ErrNoRows when there is none.
-func (r memoryRow) Scan(into ...any) error {
-	if r.err != nil {
-		return r.err
-	}
-	defer r.rows.Close()
-	if !r.rows.Next() {
-		if err := r.rows.Err(); err != nil {
-			return err
-		}
-		return pgx.ErrNoRows
-	}
-	return r.rows.Scan(into...)
-}
-
 // memoryResults are answers as pgx.BatchResults.
 type memoryResults struct {
 	queries []*pgx.QueuedQuery
@@ -195,7 +176,7 @@ func (r *memoryResults) Exec() (pgconn.CommandTag, error) {
 // QueryRow returns the first row that the next statement answered with.
 func (r *memoryResults) QueryRow() pgx.Row {
 	rows, err := r.Query()
-	return memoryRow{rows, err}
+	return store.RowOf(rows, err)
 }
 
 // Close returns the first error, of statements that were not asked for, too.

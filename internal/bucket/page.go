@@ -234,15 +234,6 @@ func (p *Page) Fill(asks []Ask) {
 	}
 }
 
-// FixClocks brings rows back to the present that a wrong clock has left in the future.
-func (p *Page) FixClocks() {
-	for i := range p.Rows {
-		before := p.states[i]
-		p.states[i] = p.Rows[i].Terms.FixClock(before, p.Now)
-		p.marks[i].changed = p.marks[i].changed || !p.states[i].Equal(before)
-	}
-}
-
 // FromFuture returns the rows that a wrong clock has left in the future.
 func (p *Page) FromFuture() (rows []Key) {
 	for i := range p.Rows {

@@ -63,7 +63,7 @@ func mechanisms() []mechanism {
 		},
 		{
 			"clocks", []string{"internal/store/wait.go"}, // rows with a future timestamp, stale answers, held rows
-			words(`FromFuture|isHeld|FixClocks`, `&held\b`),
+			words(`FromFuture|isHeld`, `&held\b`),
 		},
 		{
 			"calendars",

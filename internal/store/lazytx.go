@@ -94,15 +94,18 @@ func (tx *LazyTx) Query(ctx context.Context, sql string, arguments ...any) (pgx.
 func (tx *LazyTx) QueryRow(ctx context.Context, sql string, arguments ...any) pgx.Row {
 	if tx.isFirst(arguments) {
 		rows, err := tx.Query(ctx, sql, arguments...)
-		return &firstRow{rows, err}
+		return RowOf(rows, err)
 	}
 	if err := tx.start(ctx); err != nil {
-		return &firstRow{nil, err}
+		return RowOf(nil, err)
 	}
 	return tx.Tx.QueryRow(ctx, sql, arguments...)
 }
 
-// firstRow is the first of rows.
+// RowOf returns the first of rows, or the error of the statement.
+func RowOf(rows pgx.Rows, err error) pgx.Row { return &firstRow{rows, err} }
+
+// firstRow is what RowOf returns.
 type firstRow struct {
 	rows pgx.Rows
 	err  error
