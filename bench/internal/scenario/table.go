@@ -1,6 +1,7 @@
 package scenario
 
 import (
+	"context"
 	"fmt"
 	"time"
 
@@ -43,6 +44,7 @@ func All(quick bool) []Scenario {
 	scenarios = append(scenarios, fiveLimits()...)
 	scenarios = append(scenarios, pairs()...)
 	scenarios = append(scenarios, reservations()...)
+	scenarios = append(scenarios, verbs()...)
 	scenarios = append(scenarios, kinds()...)
 	scenarios = append(scenarios, hotTransactions()...)
 	scenarios = append(scenarios, size(quick)...)
@@ -234,7 +236,36 @@ func reservations() []Scenario {
 			Bars:       []Bar{{Contender: ours, Figure: Trips, AtMost: 5}},
 		}
 	}
-	return []Scenario{of(1, P50), of(16, Throughput)}
+	return []Scenario{of(1, P50), of(16, Throughput), of(64, Throughput)}
+}
+
+// verbs measures each verb beside a Take.
+func verbs() []Scenario {
+	verb := func(limits int, net float64, do func(context.Context, *ratelimit.Limiter, []ratelimit.Request) error) contender.Verb {
+		return contender.Verb{Keys: fewKeys, Limits: limits, Net: net, Do: do}
+	}
+	of := func(callers int) Scenario {
+		return Scenario{
+			Name: fmt.Sprintf("verbs-%d", callers), Callers: callers, Compare: P50,
+			Title: fmt.Sprintf("each verb beside a Take, outside transactions, 20k keys, callers: %d", callers),
+			Note:  "a call of a row with two verbs is both of them",
+			Contenders: []Contender{
+				{"Take", contender.Take{Keys: fewKeys}},
+				{"Take, refused", contender.Take{Keys: fewKeys, Empty: true}},
+				{"Take of five limits", contender.Take{Keys: fewKeys, Limits: 5}},
+				{"Take of a sliding window", contender.Sliding{Keys: fewKeys}},
+				{"Check", verb(1, 0, contender.CheckOnly)},
+				{"Reserve, Settle", verb(1, 1, contender.ReserveAndSettle)},
+				{"Reserve, Cancel", verb(1, 0, contender.ReserveAndCancel)},
+				{"Reserve, Settle of five limits", verb(5, 1, contender.ReserveAndSettle)},
+				{"Charge, Credit", verb(1, 0, contender.ChargeAndCredit)},
+				{"Reset", verb(1, 0, contender.Reset)},
+				{"Acquire, Release", contender.Acquire{Keys: fewKeys}},
+				{"RenewLease", contender.Renewal{}},
+			},
+		}
+	}
+	return []Scenario{of(1), of(16)}
 }
 
 func hotTransactions() []Scenario {
