@@ -18,6 +18,7 @@ import (
 func TestFunctionsUseThePrimaryKey(t *testing.T) {
 	t.Parallel()
 	const always = `, NULL, NULL, NULL, `
+	const knownReservation = `'00000000-0000-4000-8000-000000000002', ` // made at 1000000
 	const unknownReservation = `'00000000-0000-4000-8000-000000000001', `
 	tests := map[string][]struct {
 		arguments string
@@ -77,6 +78,12 @@ func TestFunctionsUseThePrimaryKey(t *testing.T) {
 			{unknownReservation + oneBucket + `, 1, 10, 10, 1000000, 1, 0, 0` + always + `false, NULL, NULL, 0, NULL, 1, false, true`, 1, false},
 			{unknownReservation + oneBucket + `, 1, 10, 10, 1000000, 1, 0, 0` + always + `true, NULL, NULL, 0, NULL, 1, false, true`, 0, true},
 		},
+		"reserve_rows_1": {
+			{`'[` + generalAsk("key 17", "take", "") + `,` + generalAsk("key 18", "take", "") + `]', NULL, NULL, 1, false, ` + unknownReservation +
+				`0, NULL, 1, false, NULL, NULL, NULL, NULL, false`, 5, false},
+			{`'[` + generalAsk("key 17", "take", "") + `,` + generalAsk("key 18", "take", "") + `]', NULL, 0, 1, true, ` + knownReservation +
+				`0, NULL, 1, false, 'open', 1000000, NULL, 1000001, false`, 6, true},
+		},
 		"settle_1": {
 			{oneReservation + `, 'settled', 'roomy', 'reserved', 2, true, false, 10, 10, 1000000, 1, 0` + always + `false, NULL, false`, 2, false},
 			{oneReservation + `, 'cancelled', NULL, NULL, 0, true, true, NULL, NULL, NULL, NULL, NULL` + always + `false, NULL, true`, 1, true},
@@ -100,6 +107,7 @@ func TestFunctionsUseThePrimaryKey(t *testing.T) {
 			b.exec(t, fmt.Sprintf(`INSERT INTO ratelimit.leases SELECT name, 'key ' || n, n, 5, 1
 				FROM generate_series(1, %d) AS n, unnest('{other,roomy}'::text[]) AS name`, size))
 			b.exec(t, `SELECT ratelimit.reserve_1(`+oneReservation+`, 'roomy', 'reserved', 0, 1, 10, 10, 1000000, 1, 0, 0`+always+`true, NULL, NULL, 0, NULL, 1, false, true)`)
+			b.exec(t, `SELECT ratelimit.reserve_1(`+knownReservation+`'roomy', 'known', 0, 1, 10, 10, 1000000, 1, 0, 0, NULL, NULL, 1000000, true, NULL, NULL, 0, NULL, 1, false, true)`)
 			b.exec(t, "VACUUM ANALYZE ratelimit.buckets, ratelimit.reservations, ratelimit.leases")
 			for _, mode := range planModes {
 				explain := explainInside(t, b, mode)

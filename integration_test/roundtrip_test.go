@@ -96,7 +96,7 @@ func TestCallsTakeFewRoundTrips(t *testing.T) {
 	}{
 		{"TakeFromOneLimit", nil, taking(roomy.For("a")), false, 1, 1},
 		{"TakeFromFiveLimits", nil, taking(five...), false, 1, 1},
-		{"ReserveFromFiveLimits", nil, reserving(five...), false, 2, 2},
+		{"ReserveFromFiveLimits", nil, reserving(five...), false, 1, 1},
 		{"RefusalByOneLimit", nil, taking(tight.For("empty")), true, 1, 1},
 		{"RefusalByOneOfSix", nil, taking(append(five, tight.For("empty"))...), true, 1, 1},
 		{"TakeFromAShardedLimit", nil, taking(wide.For("a")), false, 1, 1},
@@ -104,7 +104,7 @@ func TestCallsTakeFewRoundTrips(t *testing.T) {
 		{"TakeFromAllItsRows", nil, taking(wide.For("a").Cost(2e5)), false, 1, 1},
 		{"RefusalByAShardedLimit", nil, taking(wide.For("empty")), true, 2, 2}, // and a look
 		{"RefusalByAllItsRows", nil, taking(wide.For("empty").Cost(2e5)), true, 1, 1},
-		{"ReserveFromAShardedLimit", nil, reserving(wide.For("a")), false, 2, 2},
+		{"ReserveFromAShardedLimit", nil, reserving(wide.For("a")), false, 1, 1},
 		{"CheckAShardedLimit", nil, checking(wide.For("a")), false, 1, 1},
 		{"ValueOfAShardedLimit", nil, valuing(wide.For("a")), false, 1, 1},
 		{"ResetAShardedLimit", nil, resetting(wide.For("a")), false, 1, 1},

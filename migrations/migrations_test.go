@@ -20,7 +20,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/migrations"
 )
 
-const latest = 21
+const latest = 22
 
 func TestUp(t *testing.T) {
 	t.Parallel()

@@ -45,6 +45,17 @@ func (t Terms) On(at int64) Terms {
 // covers reports whether Step and Phase hold at an instant.
 func (t *Terms) covers(at int64) bool { return t.Windows == nil || at >= t.since && at < t.until }
 
+// NextWindows returns when the windows begin that may follow an instant of the span of Step and Phase, in order.
+func (t *Terms) NextWindows() (begins []int64) {
+	since, until := t.Span()
+	i := t.Windows.Index(since)
+	for len(begins) < 2 || begins[len(begins)-2] < until {
+		i++
+		begins = append(begins, t.Windows.Begin(i))
+	}
+	return begins
+}
+
 // step returns the begin of the n-th step after the step of an instant. For instants before the first step it counts from
 // that.
 func (t *Terms) step(at, n int64) int64 {

@@ -90,16 +90,10 @@ func (k *Keeping) Record(asks []bucket.Ask, answers []bucket.Answer) store.Recor
 }
 
 // Row implements store.Recorder.
-func (k *Keeping) Row(a *bucket.Ask) store.Row {
-	row := store.Row{ID: newID(), NotBeforeUs: k.NotBefore, ExpireUs: k.ExpireAfter.Microseconds(), Release: k.Release}
+func (k *Keeping) Row() store.Row {
+	row := store.Row{ID: newID(), Plans: k.Plans, NotBeforeUs: k.NotBefore, ExpireUs: k.ExpireAfter.Microseconds(), Release: k.Release}
 	if k.StaleAfter > 0 {
 		row.StaleUs = new(k.StaleAfter.Microseconds())
-	}
-	if len(k.Plans) > 0 {
-		row.Plan = orNull(k.Plans[0])
-	}
-	if a.Terms.Windows != nil {
-		row.Calendar = new(a.Terms.Windows.String())
 	}
 	return row
 }

@@ -151,9 +151,9 @@ type claiming struct {
 	left *bool
 }
 
-func (k claiming) Row(a *bucket.Ask) Row {
+func (k claiming) Row() Row {
 	*k.left = k.call.Leave()
-	return k.keeping.Row(a)
+	return k.keeping.Row()
 }
 
 // A batch of one Reserve claims it before it keeps a record: from then on its caller waits for the commit. If the caller has left before,
@@ -181,16 +181,17 @@ func TestABatchOfReservesIsOneRoundTrip(t *testing.T) {
 	t.Parallel()
 	s, l := newStand(t), still("still", 10)
 	l.terms.MaxOwed = 5
-	calls := []*Call{reserving(l.ask("bob", 1)), reserving(l.ask("ada", 4)), reserving(l.ask("ada", 8)), reserving(l.ask("ada", 4)), reserving(l.ask("ada", 3))}
+	calls := []*Call{reserving(l.ask("bob", 1)), reserving(l.ask("ada", 4)), reserving(l.ask("ada", 8)), reserving(l.ask("ada", 4)), reserving(l.ask("ada", 3)),
+		reserving(l.ask("ada", 1), l.ask("eve", 1)), reserving(l.ask("bob", 1), l.ask("eve", 2))}
 	s.batch(calls...)
 	if decidesInSQL {
 		require.Equal(t, 1, s.pool.trips)
 	}
-	for i, want := range []bool{true, true, true, false, true} {
+	for i, want := range []bool{true, true, true, false, true, false, true} {
 		require.Equal(t, want, calls[i].isAllowed(t), "call %d", i)
 		require.Equal(t, want, calls[i].Record != nil, "call %d", i)
 	}
-	require.Equal(t, []float64{-5, 9}, s.held(l.ask("ada", 0), l.ask("bob", 0)))
+	require.Equal(t, []float64{-5, 8, 8}, s.held(l.ask("ada", 0), l.ask("bob", 0), l.ask("eve", 0)))
 }
 
 // TestOnlyTheLimitersOwnTransactionsAreRelaxed protects other transactions: one over several servers of Citus could lose half of its rows.

@@ -32,6 +32,7 @@ type rowAsk struct {
 	LastUs  *int64 `json:"last_us"`
 
 	*pastColumns
+	*keptColumns
 }
 
 // policyColumns are the numbers of a policy.
@@ -57,6 +58,14 @@ type pastColumns struct {
 	StepUs   int64   `json:"was_step_us"`
 	PhaseUs  int64   `json:"was_phase_us"`
 	WasSteps int64   `json:"was_passed"`
+}
+
+// keptColumns are what reserve_rows_1 keeps of a bucket, besides what it takes.
+type keptColumns struct {
+	Plan     *string `json:"plan"`
+	Calendar *string `json:"calendar"`
+	Waits    bool    `json:"waits"`
+	NextUs   []int64 `json:"next_us"`
 }
 
 // slicesOf returns the slices of a sliding window, and nil for the other kinds.
@@ -101,6 +110,15 @@ func (c *change) element(same bool, seen *int64) rowAsk {
 	return r
 }
 
+// elementsOf returns the elements for changes, whose rows were last seen with these ts.
+func elementsOf(changes []change, seen []*int64) []rowAsk {
+	elements := make([]rowAsk, len(changes))
+	for i := range changes {
+		elements[i] = changes[i].element(i > 0 && changes[i-1].ask.Key == changes[i].ask.Key, seen[i])
+	}
+	return elements
+}
+
 // isGeneral reports whether decide_rows_1 decides on the asks.
 func (u *Unit) isGeneral(asks []bucket.Ask) bool {
 	if !decidesInSQL || u.memory != nil || u.IsRouted() && len(asks) > 1 {
@@ -121,19 +139,32 @@ const mostRounds = 16
 // errUndecided is the error for a call that was never decided.
 var errUndecided = errors.New("the policies or the rows of the call have changed each time that it was decided")
 
+// takesOf returns what the call takes.
+func takesOf(asks []bucket.Ask) []change {
+	changes := make([]change, len(asks))
+	for i := range asks {
+		changes[i] = change{ask: &asks[i], verb: "take", amount: asks[i].Cost}
+	}
+	return changes
+}
+
 // takeInGeneral has decide_rows_1 decide on a call. found is what another function has found, or nil.
 func (s *Session) takeInGeneral(ctx context.Context, c *Call, found []bucket.Answer) (err error) {
-	changes := make([]change, len(c.Asks))
-	for i := range c.Asks {
-		changes[i] = change{ask: &c.Asks[i], verb: "take", amount: c.Asks[i].Cost}
-	}
-	c.Answers, err = s.decideInGeneral(ctx, changes, found)
+	c.Answers, err = s.decideInGeneral(ctx, takesOf(c.Asks), found)
 	return err
 }
+
+// asker calls decide_rows_1, or a function that calls it. If nothing was decided, the answers are what it found.
+type asker func(ctx context.Context, asks []bucket.Ask, elements []rowAsk, asOf *int64) (answers []bucket.Answer, decided bool, err error)
 
 // decideInGeneral has decide_rows_1 decide on changes, all or nothing, in the order of locking. It says under which policy each row was
 // written as soon as it knows that, so it may ask twice.
 func (s *Session) decideInGeneral(ctx context.Context, changes []change, found []bucket.Answer) ([]bucket.Answer, error) {
+	return s.decideBy(ctx, changes, found, s.askInGeneral)
+}
+
+// decideBy is decideInGeneral by another function that calls decide_rows_1.
+func (s *Session) decideBy(ctx context.Context, changes []change, found []bucket.Answer, ask asker) ([]bucket.Answer, error) {
 	asks := make([]bucket.Ask, len(changes))
 	for i := range changes {
 		asks[i] = *changes[i].ask
@@ -145,11 +176,8 @@ func (s *Session) decideInGeneral(ctx context.Context, changes []change, found [
 		if len(found) > 0 {
 			asOf = arrange(changes, found, seen, asOf)
 		}
-		elements := make([]rowAsk, len(changes))
-		for i := range changes {
-			elements[i] = changes[i].element(i > 0 && changes[i-1].ask.Key == changes[i].ask.Key, seen[i])
-		}
-		answers, decided, err := s.askInGeneral(ctx, asks, elements, asOf)
+		elements := elementsOf(changes, seen)
+		answers, decided, err := ask(ctx, asks, elements, asOf)
 		if err != nil || decided {
 			return answers, err
 		}
@@ -192,7 +220,7 @@ func arrange(changes []change, found []bucket.Answer, seen []*int64, asOf *int64
 // codeHeld is the SQLSTATE of decide_rows_1 if another transaction holds a row.
 const codeHeld = "RL003"
 
-// askInGeneral calls decide_rows_1. If nothing was decided, the answers are what it found.
+// askInGeneral calls decide_rows_1.
 func (s *Session) askInGeneral(ctx context.Context, asks []bucket.Ask, elements []rowAsk, asOf *int64) (answers []bucket.Answer, decided bool, err error) {
 	text, err := json.Marshal(elements)
 	if err != nil {
@@ -202,8 +230,13 @@ func (s *Session) askInGeneral(ctx context.Context, asks []bucket.Ask, elements 
 	isAlone := s.mode == alone
 	rows, err := s.conn.Query(ctx, s.statements.decideRows, string(text), asOf, first, int32(s.waitForOthers().Milliseconds()), isAlone, isAlone && s.relaxed)
 	if err == nil {
-		answers, decided, err = s.scanGeneral(ctx, rows, elements)
+		answers, decided, _, err = s.scanGeneral(ctx, rows, elements)
 	}
+	return answers, decided, generalError(err, asks, first)
+}
+
+// generalError returns what an error of decide_rows_1 means.
+func generalError(err error, asks []bucket.Ask, first *int32) error {
 	switch {
 	case err == nil:
 	case pgerr.Code(err) == codeHeld:
@@ -211,7 +244,7 @@ func (s *Session) askInGeneral(ctx context.Context, asks []bucket.Ask, elements 
 	case first != nil && *first > 0:
 		err = waitedFor(err, asks[*first-1].Key)
 	}
-	return answers, decided, err
+	return err
 }
 
 // placeAwaited returns p_first of decide_rows_1. A take from several rows waits for none at first: its caller may leave meanwhile.
@@ -226,16 +259,17 @@ func (s *Session) placeAwaited(asks []bucket.Ask, isTake bool) *int32 {
 	return &place
 }
 
-// scanGeneral reads the answers of decide_rows_1.
-func (s *Session) scanGeneral(ctx context.Context, rows pgx.Rows, elements []rowAsk) (answers []bucket.Answer, decided bool, err error) {
+// scanGeneral reads the answers of decide_rows_1 or of reserve_rows_1, which says when the work may run.
+func (s *Session) scanGeneral(ctx context.Context, rows pgx.Rows, elements []rowAsk) (answers []bucket.Answer, decided bool, ready int64, err error) {
 	answers = make([]bucket.Answer, 0, len(elements))
 	var is struct { // one allocation
 		allowed, mended pgtype.Bool
 		value, capacity pgtype.Float8
-		ts, now         pgtype.Int8
+		ts, now, ready  pgtype.Int8
 		taken           []float64
 	}
-	_, err = pgx.ForEachRow(rows, []any{&is.allowed, &is.value, &is.ts, &is.capacity, &is.taken, &is.now, &is.mended}, func() error {
+	columns := []any{&is.allowed, &is.value, &is.ts, &is.capacity, &is.taken, &is.now, &is.mended, &is.ready}
+	_, err = pgx.ForEachRow(rows, columns[:len(rows.FieldDescriptions())], func() error {
 		a := bucket.Answer{
 			Allowed: is.allowed.Bool, Absent: !is.ts.Valid, Now: is.now.Int64,
 			State: bucket.State{Value: is.value.Float64, TS: is.ts.Int64, Capacity: is.capacity.Float64},
@@ -253,7 +287,7 @@ func (s *Session) scanGeneral(ctx context.Context, rows pgx.Rows, elements []row
 	if err == nil && len(answers) != len(elements) {
 		err = errNoAnswer
 	}
-	return answers, decided, err
+	return answers, decided, is.ready.Int64, err
 }
 
 // heldIn returns the error for a row of the asks that another transaction holds.

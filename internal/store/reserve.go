@@ -14,14 +14,41 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
 )
 
-// Row is what reserve_1 keeps of a reservation, besides what it takes.
+// Row is what reserve_1 or reserve_rows_1 keeps of a reservation, besides what it takes.
 type Row struct {
-	ID             string
-	Plan, Calendar *string
-	NotBeforeUs    int64
-	StaleUs        *int64 // after it is ready; nil: never
-	ExpireUs       int64  // after it is ready
-	Release        bool
+	ID          string
+	Plans       []string // of each bucket's key; empty if no key is on a plan
+	NotBeforeUs int64
+	StaleUs     *int64 // after it is ready; nil: never
+	ExpireUs    int64  // after it is ready
+	Release     bool
+
+	Known  *Known // the reservation that takes again; nil: a new one
+	Starts bool   // whether the work starts at once if it may
+}
+
+// Known is what a caller knows of a reservation.
+type Known struct {
+	State     string
+	ReadyUs   int64
+	StartedUs *int64
+	ExpiresUs int64
+}
+
+// plan returns the plan of the key of a bucket, as a parameter.
+func (r *Row) plan(i int) *string {
+	if i >= len(r.Plans) || r.Plans[i] == "" {
+		return nil
+	}
+	return &r.Plans[i]
+}
+
+// calendarOf returns the stored form of the windows of a calendar, as a parameter.
+func calendarOf(t *bucket.Terms) *string {
+	if t.Windows == nil {
+		return nil
+	}
+	return new(t.Windows.String())
 }
 
 // reserves reports whether reserve_1 can decide on c and keep its record. On tables that Citus distributes, the record may be on another
@@ -42,7 +69,10 @@ func (s *Session) reserve(ctx context.Context, c *Call) (v verdict, err error) {
 		v, err = s.reserveOn(ctx, conn, c)
 		return err
 	})
-	if !ran && err == nil || wasOvertaken(err) || HasTimedOut(err) || err == nil && v == undecided {
+	if !ran && err == nil || wasOvertaken(err) || HasTimedOut(err) {
+		if c.passes && err != nil {
+			return undecided, &heldError{c.Asks[0].Key, err}
+		}
 		c.way = inOwnTx
 		return undecided, nil
 	}
@@ -51,7 +81,7 @@ func (s *Session) reserve(ctx context.Context, c *Call) (v verdict, err error) {
 
 // reserveOn sends reserve_1 to a connection.
 func (u *Unit) reserveOn(ctx context.Context, conn Conn, c *Call) (v verdict, err error) {
-	row := c.Reserve.Row(&c.Asks[0])
+	row := c.Reserve.Row()
 	rows, err := conn.Query(ctx, u.statements.reserve, u.reserveParameters(c, &row)...)
 	if err != nil {
 		return undecided, err
@@ -66,7 +96,7 @@ func (u *Unit) reserveParameters(c *Call, row *Row) []any {
 	since, until := spanOf(t)
 	return []any{
 		row.ID, a.Key.Name, a.Key.Key, a.Key.Shard, a.Cost, t.Capacity, t.Rate, t.Steps, t.Step, t.Phase, a.Lowest, since, until, u.AsOf(), u.mode == alone,
-		row.Plan, row.Calendar, row.NotBeforeUs, row.StaleUs, row.ExpireUs, row.Release, !a.Unenforced,
+		row.plan(0), calendarOf(t), row.NotBeforeUs, row.StaleUs, row.ExpireUs, row.Release, !a.Unenforced,
 	}
 }
 
@@ -86,11 +116,11 @@ func (c *Call) receiveReserved(rows pgx.Rows, row Row) (v verdict, err error) {
 		return undecided, err
 	}
 	rows.Close() // or there is no Err yet
+	state := bucket.State{Value: is.value.Float64, TS: is.ts.Int64, Capacity: is.capacity.Float64}
+	c.Answers, c.Record = append(c.one[:0], bucket.Answer{Allowed: is.allowed.Bool, Absent: !is.ts.Valid, Now: is.now, State: state}), nil
 	if err := rows.Err(); err != nil || !is.allowed.Valid {
 		return undecided, err
 	}
-	state := bucket.State{Value: is.value.Float64, TS: is.ts.Int64, Capacity: is.capacity.Float64}
-	c.Answers, c.Record = append(c.one[:0], bucket.Answer{Allowed: is.allowed.Bool, Now: is.now, State: state}), nil
 	if !is.allowed.Bool {
 		return refused, nil
 	}
@@ -98,13 +128,8 @@ func (c *Call) receiveReserved(rows pgx.Rows, row Row) (v verdict, err error) {
 	return allowed, nil
 }
 
-// reservesAll reports whether reserve_1 can decide on all calls of a batch, after choose.
-func (s *Session) reservesAll(calls []*Call) bool {
-	return !slices.ContainsFunc(calls, func(c *Call) bool { return c.way != byStatement || !s.reserves(c) })
-}
-
-// reserveAll has reserve_1 decide on the calls of a batch, one after the other in one transaction and one round trip. It returns the calls
-// that are left, because reserve_1 leaves them undecided, or because another transaction is in the way and nothing was reserved.
+// reserveAll has reserve_1 and reserve_rows_1 decide on the calls of a batch, one after the other in one transaction and one round trip. It
+// returns the calls that are left, because these leave them undecided, or because another transaction is in the way and nothing was reserved.
 func (s *Session) reserveAll(ctx context.Context, calls []*Call) (left []*Call) {
 	var sent []*Call
 	claim := func() bool {
@@ -140,12 +165,21 @@ func (s *Session) reserveAll(ctx context.Context, calls []*Call) (left []*Call) 
 	return left
 }
 
-// reserveAllOn sends reserve_1 for each call to a connection.
+// reserveAllOn sends reserve_1 or reserve_rows_1 for each call to a connection.
 func (s *Session) reserveAllOn(ctx context.Context, conn Conn, calls []*Call) (err error) {
-	batch, rows := &pgx.Batch{}, make([]Row, len(calls))
+	batch, rows, all := &pgx.Batch{}, make([]Row, len(calls)), make([][]rowAsk, len(calls))
 	for i, c := range calls {
-		rows[i] = c.Reserve.Row(&c.Asks[0])
-		batch.Queue(s.statements.reserve, s.reserveParameters(c, &rows[i])...)
+		rows[i] = c.Reserve.Row()
+		if s.reserves(c) {
+			batch.Queue(s.statements.reserve, s.reserveParameters(c, &rows[i])...)
+			continue
+		}
+		all[i] = elementsOf(takesOf(c.Asks), make([]*int64, len(c.Asks)))
+		text, err := keptText(all[i], c.Asks, &rows[i])
+		if err != nil {
+			return err
+		}
+		batch.Queue(s.statements.reserveRows, s.keepParameters(text, s.AsOf(), new(int32(0)), &rows[i])...)
 	}
 	results := conn.SendBatch(ctx, batch)
 	defer func() {
@@ -158,9 +192,28 @@ func (s *Session) reserveAllOn(ctx context.Context, conn Conn, calls []*Call) (e
 		if err != nil {
 			return err
 		}
-		if c.verdict, err = c.receiveReserved(found, rows[i]); err != nil {
+		if all[i] != nil {
+			c.verdict, err = s.receiveRows(ctx, c, found, all[i], rows[i])
+		} else {
+			c.verdict, err = c.receiveReserved(found, rows[i])
+		}
+		if err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// receiveRows reads the answer of reserve_rows_1.
+func (s *Session) receiveRows(ctx context.Context, c *Call, found pgx.Rows, elements []rowAsk, row Row) (v verdict, err error) {
+	answers, decided, ready, err := s.scanGeneral(ctx, found, elements)
+	if err != nil || !decided {
+		return undecided, err
+	}
+	c.Answers, c.Record = answers, nil
+	if !bucket.AllAllowed(answers) {
+		return refused, nil
+	}
+	c.Record = c.Reserve.Made(row, ready)
+	return allowed, nil
 }

@@ -48,6 +48,9 @@ func (s *Session) run(ctx context.Context, calls []*Call, waitFor *bucket.Key) (
 	others := slices.Concat(undecided, p.others)
 	slices.SortFunc(others, func(a, b *Call) int { return a.seq - b.seq })
 	open := answerRefused(others)
+	if slices.ContainsFunc(open, s.keeps) {
+		return s.decideEach(ctx, open, waitFor)
+	}
 	if len(open) == 0 {
 		return nil
 	}

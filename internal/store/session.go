@@ -3,6 +3,7 @@ package store
 import (
 	"context"
 	"errors"
+	"slices"
 
 	"github.com/pgratelimit/pgratelimit/internal/batch"
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
@@ -22,6 +23,7 @@ type Call struct {
 	verdict verdict // of that statement
 
 	waits  int    // how many rows it has waited for
+	passes bool   // whether others follow in its batch, so that it doesn't wait for long
 	rows   []*row // of its asks, in a batch
 	oneRow [1]*row
 
@@ -143,12 +145,20 @@ func (s *Session) Run(ctx context.Context, calls []*Call, waitFor *bucket.Key) (
 		}
 		c.seq = i
 	}
-	if s.waitFor == nil && s.reservesAll(calls) {
-		if calls = s.reserveAll(ctx, calls); len(calls) == 0 {
-			return nil
-		}
+	if !slices.ContainsFunc(calls, func(c *Call) bool { return !s.keeps(c) }) {
+		return s.decideEach(ctx, s.reserveAll(ctx, calls), waitFor)
 	}
 	return s.run(ctx, calls, waitFor)
+}
+
+// decideEach answers calls of a batch each by itself, in their order. It returns those that need a row which another transaction holds.
+func (s *Session) decideEach(ctx context.Context, calls []*Call, waitFor *bucket.Key) (waiting []blocked) {
+	for _, c := range calls {
+		c.passes = waitFor == nil
+		waiting = append(waiting, s.runAlone(ctx, c, waitFor)...)
+		c.passes = false
+	}
+	return waiting
 }
 
 // runAlone is Run for a batch of one call.
@@ -190,6 +200,8 @@ func (s *Session) choose(c *Call) {
 	switch {
 	case c.Look, s.mode != alone && t.Costless:
 		c.way = looks
+	case s.keeps(c):
+		c.way = s.wayToKeep(c)
 	case s.mode == alone && c.Reserve != nil && !s.reserves(c) && (len(c.Asks) == 1 || s.memory != nil || s.isGeneral(c.Asks)):
 		c.way = inOwnTx
 	case isFit && (s.mode == callersTx || len(c.Asks) == 1 || s.mode == alone && s.waitFor == nil):
@@ -212,6 +224,8 @@ func (s *Session) Decide(ctx context.Context, c *Call) (err error) {
 	}
 	switch {
 	case err != nil, c.way == byStatement:
+	case c.way == inGeneral && s.keeps(c):
+		err = s.reserveInGeneral(ctx, c)
 	case c.way == inGeneral:
 		found := c.Answers
 		err = s.retry(ctx, c.Verb, func() error { return s.takeInGeneral(ctx, c, found) })
@@ -234,7 +248,7 @@ func (s *Session) Decide(ctx context.Context, c *Call) (err error) {
 		if !c.Claim() { // its caller has left: nothing is kept
 			return context.Canceled
 		}
-		if c.Record != nil { // reserve_1 has kept it
+		if c.Record != nil { // a function has kept it
 			return nil
 		}
 		if c.record(); c.Record != nil {

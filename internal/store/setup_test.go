@@ -205,7 +205,7 @@ type keeping struct{}
 
 func (keeping) Record([]bucket.Ask, []bucket.Answer) Record { return kept{} }
 
-func (keeping) Row(*bucket.Ask) Row {
+func (keeping) Row() Row {
 	return Row{ID: fmt.Sprintf("%08x-0000-4000-8000-%012x", rand.Uint32(), rand.Uint32())}
 }
 

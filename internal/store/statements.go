@@ -17,7 +17,7 @@ var files embed.FS
 type statements struct {
 	take, slide, decide, decideRows, decideGroups, spend, spendWindows string // the calls of functions
 	acquire, acquireSet, release, releaseSet, renewLease               string
-	reserve, settle                                                    string
+	reserve, reserveRows, settle                                       string
 
 	read, lock, lockFree, save, unmake, prune string
 	readLeases, saveLeases, deleteLeases      string
@@ -84,6 +84,7 @@ func newStatements(schema string) (s statements) {
 	s.releaseSet = callOf(schema, "release_set_1", 5, "ord, now_us")
 	s.renewLease = callOf(schema, "renew_lease_1", 8, "held, now_us, until_us")
 	s.reserve = callOf(schema, "reserve_1", 22, "allowed, value, ts, capacity, now_us, ready_us")
+	s.reserveRows = callOf(schema, "reserve_rows_1", 15, "allowed, value, ts, capacity, taken, now_us, mended, ready_us")
 	s.settle = callOf(schema, "settle_1", 18, "done, state, amount, name, key, shard, plan")
 	return s
 }

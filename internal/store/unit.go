@@ -115,8 +115,8 @@ type Record interface {
 type Recorder interface {
 	// Record returns the record of a call, and nil if there is none.
 	Record(asks []bucket.Ask, answers []bucket.Answer) Record
-	// Row returns what reserve_1 keeps for an ask, and Made the record of that.
-	Row(a *bucket.Ask) Row
+	// Row returns what a function in the server keeps, and Made the record of that.
+	Row() Row
 	Made(row Row, readyUs int64) Record
 }
 
