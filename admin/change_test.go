@@ -74,9 +74,9 @@ func TestChanges(t *testing.T) {
 			require.InDelta(f, 100, f.Value(f, onPro).Tokens, 1, "which is all that a key on no plan holds")
 
 			page := f.page("key", "limit", "messages", "key", "ada")
-			require.Contains(f, page, "The level is for a key without a plan")
+			require.Contains(f, page, "Level on each plan")
 			require.Contains(f, page, `<select name="plan" required>`)
-			require.Contains(f, f.page("limit", "name", "messages"), "The levels are for keys without a plan")
+			require.Contains(f, f.page("limit", "name", "messages"), "<span>plan pro: 100 <span class=\"of\">of 1,000</span></span>")
 		},
 		"ChangesAreInTheHistoryWithTheirAuthor": func(f *fixture) {
 			f.Take(f, messages.For("ada"))
@@ -136,6 +136,7 @@ func TestChanges(t *testing.T) {
 			require.Contains(f, page, "<strong>3 times, until 2")
 			require.Contains(f, page, `<input type="hidden" name="multiplier" value="3">`)
 			page = next("messages", "bob", "says", "on_plan", "on_plan", "pro")
+			require.Contains(f, page, "When it takes effect on no plan, ")
 			require.Contains(f, page, "a key with 100 of 100 left will have 1000 of 1000</strong>")
 			page = next("messages", "bob", "plan", "pro", "says", "policy", "rate", "7", "period", "1h")
 			require.Contains(f, page, "a key with 1000 of 1000 left will have 7 of 7</strong>")

@@ -4,17 +4,13 @@ import (
 	"net/http"
 	"time"
 
+	"github.com/pgratelimit/pgratelimit/internal/inspect"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/rules"
 )
 
-// nextPolicy is what an override would change.
-type nextPolicy struct {
-	// Says is the override, and Before and After are policies in words.
-	Says, Before, After string
-	// Outlook is what the key will have.
-	Outlook string
-}
+// nextPolicy is what an override would change of a key on a plan: its policy before and after, in words, and what the key will have.
+type nextPolicy struct{ Plan, Before, After, Outlook string }
 
 // previewOverride shows what an override would do, and changes nothing.
 func (v *visit) previewOverride() {
@@ -42,19 +38,24 @@ func (v *visit) foresee(body *keyBody, limit ratelimit.Limit) {
 		body.Problem = sentenceOf(err)
 		return
 	}
-	var before ratelimit.Policy
-	var left []float64
-	if level := body.State.Shows.Level; level != nil {
-		before = level.Policy.Policy
-		if level.Tokens >= 0 { // otherwise it owes
-			left = []float64{level.Tokens}
-		}
+	body.Says = o.String()
+	levels := body.State.Shows.OnPlans
+	if level := body.State.Shows.Level; level != nil || len(levels) == 0 {
+		levels = []inspect.PlanLevel{{Plan: body.Plan, Level: level}}
 	}
-	after := o.PolicyOn(body.Plan, func(plan string) ratelimit.Policy {
-		return policyOf(body.Rules.Shows.Rules, body.Limit, plan, limit.Policy(), body.Now)
-	})
-	body.Next = &nextPolicy{
-		Says: o.String(), Before: policyText(before), After: policyText(after), Outlook: rules.Outlook(before, after, o.OnChange, body.Now, left...),
+	for _, l := range levels {
+		var before ratelimit.Policy
+		var left []float64
+		if l.Level != nil {
+			before = l.Policy.Policy
+			if l.Tokens >= 0 { // otherwise it owes
+				left = []float64{l.Tokens}
+			}
+		}
+		after := o.PolicyOn(l.Plan, func(plan string) ratelimit.Policy {
+			return policyOf(body.Rules.Shows.Rules, body.Limit, plan, limit.Policy(), body.Now)
+		})
+		body.Next = append(body.Next, nextPolicy{l.Plan, policyText(before), policyText(after), rules.Outlook(before, after, o.OnChange, body.Now, left...)})
 	}
 }
 

@@ -18,10 +18,11 @@ import (
 type keyBody struct {
 	Limit, Key string
 	Known      bool
-	// Plan is the plan whose rule gives the level. Plans are the plans with a rule.
-	Plan  string
-	Plans []string
-	Rules *part[rules.Listing]
+	// Plan is the plan that was chosen, if Chosen, or on which the key was seen. Plans are the plans with a rule.
+	Plan   string
+	Chosen bool
+	Plans  []string
+	Rules  *part[rules.Listing]
 	// Pause is the pause of the key or of the limit.
 	Pause      *rules.Statement
 	LimitPause *rules.Statement
@@ -32,10 +33,11 @@ type keyBody struct {
 	// Older is the version before which the history goes on; 0: this is all.
 	Older int64
 	Now   time.Time
-	// Form is what the form of an override says, Problem what is wrong with it, and Next what the override would do.
-	Form    url.Values
-	Problem string
-	Next    *nextPolicy
+	// Form is what the form of an override says, Problem what is wrong with it, Says the override, and Next what it would do: on each plan
+	// if the key's plan is not known.
+	Form          url.Values
+	Problem, Says string
+	Next          []nextPolicy
 }
 
 // keyState is a bucket, and what its page computes from it.
@@ -85,7 +87,7 @@ func (v *visit) key() { v.keyPage(nil) }
 // keyPage shows the page of a bucket, with what an override would do if fields are those of its form.
 func (v *visit) keyPage(fields url.Values) {
 	query := v.r.URL.Query()
-	body := keyBody{Limit: query.Get("limit"), Key: query.Get("key"), Plan: query.Get("plan"), Form: fields}
+	body := keyBody{Limit: query.Get("limit"), Key: query.Get("key"), Plan: query.Get("plan"), Chosen: query.Has("plan"), Form: fields}
 	if body.Limit == "" || !query.Has("key") {
 		v.say(http.StatusNotFound, "The address names no bucket. Go back to the list of limits, and choose one.")
 		return
@@ -108,7 +110,7 @@ func (v *visit) keyPage(fields url.Values) {
 		body.Pause = pauseOf(&list, body.Limit, body.Key)
 	}
 	body.State = ask(g, "the bucket", func(ctx context.Context) (keyState, error) {
-		return v.stateOf(ctx, limit, body.Limit, body.Key, body.Plan)
+		return v.stateOf(ctx, subject{limit, body.Plans, body.Now}, &body)
 	})
 	body.Waiting = ask(g, "the reservations", func(ctx context.Context) (inspect.Reservations, error) {
 		return v.reader.Reservations(ctx, inspect.ReservationQuery{Limit: body.Limit, Key: &body.Key, Most: mostWaiting})
@@ -122,6 +124,9 @@ func (v *visit) keyPage(fields url.Values) {
 	body.History = v.entries(g, rules.HistoryQuery{Limit: body.Limit, Key: &body.Key, Most: mostWaiting})
 	g.wait()
 	body.Older = older(body.History, mostWaiting)
+	if seen := body.State.Shows.Seen; seen != nil {
+		body.Plan = seen.Plan
+	}
 	if fields != nil {
 		v.foresee(&body, limit)
 	}
@@ -129,8 +134,8 @@ func (v *visit) keyPage(fields url.Values) {
 }
 
 // stateOf returns the state of a bucket. For an unknown limit it returns the stored numbers.
-func (v *visit) stateOf(ctx context.Context, limit ratelimit.Limit, name, key, plan string) (s keyState, err error) {
-	stored, err := v.reader.Bucket(ctx, name, key)
+func (v *visit) stateOf(ctx context.Context, of subject, body *keyBody) (s keyState, err error) {
+	stored, err := v.reader.Bucket(ctx, body.Limit, body.Key)
 	if err != nil {
 		return s, err
 	}
@@ -139,15 +144,34 @@ func (v *visit) stateOf(ctx context.Context, limit ratelimit.Limit, name, key, p
 		return s, err
 	}
 	s.View, s.Leases = inspect.ViewOf(stored), stored.Held(now)
-	if limit.Name() == "" {
+	if of.limit.Name() == "" {
 		return s, nil
 	}
-	level, err := v.reader.Level(ctx, v.limiter, limit.ForStored(key).Plan(plan), key, "the definition in the code")
+	read := func(plan string) (*inspect.Level, error) {
+		return v.reader.Level(ctx, v.limiter, of.limit.ForStored(body.Key).Plan(plan), body.Key, "the definition in the code")
+	}
+	if body.Chosen {
+		level, err := read(body.Plan)
+		if err != nil {
+			return s, err
+		}
+		s.SetLevel(level)
+		return s, s.figures()
+	}
+	seen, err := v.seen(ctx, of, stored)
 	if err != nil {
 		return s, err
 	}
-	s.SetLevel(level)
-	value := level.Value
+	s.Seen = seen[inspect.BucketID{Limit: body.Limit, Key: body.Key}]
+	if err := s.SetLevels(of.plans, read); err != nil || s.Level == nil {
+		return s, err
+	}
+	return s, s.figures()
+}
+
+// figures computes what the page says about the level.
+func (s *keyState) figures() (err error) {
+	value := s.Value
 	s.Curve = curveOf(value, cmp.Or(s.Changed, value.AsOf))
 	if !s.FullAt.IsZero() {
 		s.FullIn = s.FullAt.Sub(s.At)
@@ -166,7 +190,7 @@ func (v *visit) stateOf(ctx context.Context, limit ratelimit.Limit, name, key, p
 	if errors.Is(err, ratelimit.ErrCostExceedsCapacity) || errors.Is(err, ratelimit.ErrInvalidCost) {
 		err = nil // it holds nothing, and there is no wait to tell
 	}
-	return s, err
+	return err
 }
 
 // state tells a bucket to the script of its page, as package httplimit/client reads it.

@@ -32,7 +32,7 @@ type limitBody struct {
 	Overrides []overrideRow
 	// Pause is the pause of the whole limit.
 	Pause   *rules.Statement
-	Global  *part[*inspect.Level]
+	Global  *part[*inspect.View]
 	Buckets *part[bucketList]
 	Owing   *part[owingList]
 	Hours   *part[map[string]hour]
@@ -86,16 +86,17 @@ func (v *visit) limit() {
 	body.Known, body.Policies, body.Pause = known, v.policiesOf(body.Name, &list), pauseOf(&list, body.Name, "")
 	body.Overrides = append(first(overrideRows(list.Pauses, list.Now)), first(overrideRows(list.Overrides, list.Now))...)
 	body.Plans = plansOf(body.Name, list.Rules)
+	s := subject{limit, body.Plans, body.Now}
 	body.Buckets = ask(g, "the buckets", func(ctx context.Context) (bucketList, error) {
 		asked := inspect.BucketQuery{Limit: body.Name, Prefix: body.Prefix, After: afterOf(query), Most: mostBuckets + 1}
 		if sort := query.Get("sort"); sort == byLevel || sort == byChange {
 			asked.After, asked.Most = nil, mostSorted
-			return v.sorted(ctx, limit, asked, sort)
+			return v.sorted(ctx, s, asked, sort)
 		}
-		return v.buckets(ctx, limit, asked)
+		return v.buckets(ctx, s, asked)
 	})
-	body.Global = ask(g, "a bucket", func(ctx context.Context) (*inspect.Level, error) { return v.globalLevel(ctx, body.Name) })
-	body.Owing = ask(g, "what is owed", func(ctx context.Context) (owingList, error) { return v.owingFor(ctx, limit, body.Name, nil, 0) })
+	body.Global = ask(g, "a bucket", func(ctx context.Context) (*inspect.View, error) { return v.globalView(ctx, s) })
+	body.Owing = ask(g, "what is owed", func(ctx context.Context) (owingList, error) { return v.owingFor(ctx, s, body.Name, nil, 0) })
 	body.Hours = v.hours(g, body.Span, []string{body.Name}, body.Now)
 	body.Top = v.top(g, body.Name, body.Now, lookTop, mostTop)
 	body.Waiting = ask(g, "the reservations", func(ctx context.Context) (inspect.Reservations, error) {
@@ -146,7 +147,7 @@ func plansOf(name string, list []rules.Statement) (plans []string) {
 }
 
 // buckets returns a page of buckets with their present levels.
-func (v *visit) buckets(ctx context.Context, limit ratelimit.Limit, query inspect.BucketQuery) (list bucketList, err error) {
+func (v *visit) buckets(ctx context.Context, s subject, query inspect.BucketQuery) (list bucketList, err error) {
 	found, err := v.reader.Buckets(ctx, query)
 	if err != nil {
 		return list, err
@@ -156,12 +157,12 @@ func (v *visit) buckets(ctx context.Context, limit ratelimit.Limit, query inspec
 		list.Next = new(found[mostBuckets-1].Key)
 	}
 	list.First, list.Sort = query.After == nil, byKey
-	list.Rows, err = v.levels(ctx, limit, found)
+	list.Rows, err = v.levels(ctx, s, found)
 	return list, err
 }
 
 // sorted returns the first buckets in this order. No index has the order, so sorted reads the first buckets by key and sorts them.
-func (v *visit) sorted(ctx context.Context, limit ratelimit.Limit, query inspect.BucketQuery, order string) (bucketList, error) {
+func (v *visit) sorted(ctx context.Context, s subject, query inspect.BucketQuery, order string) (bucketList, error) {
 	list := bucketList{First: true, Sort: order}
 	found, err := v.reader.Buckets(ctx, query)
 	if err != nil {
@@ -170,14 +171,17 @@ func (v *visit) sorted(ctx context.Context, limit ratelimit.Limit, query inspect
 	if len(found) == mostSorted {
 		list.Cut = mostSorted
 	}
-	if list.Rows, err = v.levels(ctx, limit, found); err != nil {
+	if list.Rows, err = v.levels(ctx, s, found); err != nil {
 		return list, err
 	}
 	level := func(b inspect.View) float64 {
-		if b.Level == nil {
-			return b.Stored
+		switch {
+		case b.Level != nil:
+			return b.Tokens
+		case len(b.OnPlans) > 0:
+			return b.OnPlans[0].Tokens
 		}
-		return b.Tokens
+		return b.Stored
 	}
 	slices.SortStableFunc(list.Rows, func(a, b inspect.View) int {
 		if order == byChange {
@@ -189,7 +193,30 @@ func (v *visit) sorted(ctx context.Context, limit ratelimit.Limit, query inspect
 	return list, nil
 }
 
+// subject is a limit with the plans that have a rule, and the time.
+type subject struct {
+	limit ratelimit.Limit
+	plans []string
+	now   time.Time
+}
+
 // levels returns buckets of one limit with their levels. If the policy is unknown, they have the stored levels.
-func (v *visit) levels(ctx context.Context, limit ratelimit.Limit, found []inspect.Bucket) ([]inspect.View, error) {
-	return inspect.Views(ctx, v.limiter, found, func(inspect.Bucket) ratelimit.Limit { return limit })
+func (v *visit) levels(ctx context.Context, s subject, found []inspect.Bucket) ([]inspect.View, error) {
+	seen, err := v.seen(ctx, s, found...)
+	if err != nil {
+		return nil, err
+	}
+	return inspect.Views(ctx, v.limiter, found, func(inspect.Bucket) (ratelimit.Limit, []string) { return s.limit, s.plans }, seen)
+}
+
+// seen returns on which plans the keys of buckets were seen in the last day, unless plans make no difference.
+func (v *visit) seen(ctx context.Context, s subject, buckets ...inspect.Bucket) (map[inspect.BucketID]*inspect.Seen, error) {
+	if len(s.plans) == 0 {
+		return nil, nil //nolint:nilnil // nothing to know
+	}
+	query := inspect.SeenQuery{Limit: s.limit.Name(), Since: s.now.Add(-ratelimit.Day), Until: s.now.Add(time.Minute)}
+	for _, b := range buckets {
+		query.Keys = append(query.Keys, b.Key)
+	}
+	return v.reader.Seen(ctx, query)
 }

@@ -40,7 +40,7 @@ type limitRow struct {
 	// Pause is the pause of the limit, if it is paused.
 	Pause *rules.Statement
 	// Global is the bucket that everybody shares; nil: it was never used.
-	Global *part[*inspect.Level]
+	Global *part[*inspect.View]
 	// Hour counts the allowed requests and the refusals of the shown time.
 	Hour hour
 }
@@ -73,10 +73,12 @@ func (v *visit) overview() {
 	body.Span = spanOf(v.r.URL.Query().Get("range"))
 	body.Hours = v.hours(g, body.Span, names, body.Now)
 	for _, name := range names {
+		limit, _ := v.limitOf(name)
+		s := subject{limit, plansOf(name, list.Rules), body.Now}
 		body.Limits = append(body.Limits, limitRow{
 			Name: name, Policies: v.policiesOf(name, &list), Pause: pauseOf(&list, name, ""),
-			Global: ask(g, "a bucket", func(ctx context.Context) (*inspect.Level, error) {
-				return v.globalLevel(ctx, name)
+			Global: ask(g, "a bucket", func(ctx context.Context) (*inspect.View, error) {
+				return v.globalView(ctx, s)
 			}),
 		})
 	}
@@ -98,21 +100,20 @@ func namesAfter(after string, stored, defined []string, list []rules.Statement) 
 	return slices.DeleteFunc(names, func(name string) bool { return name <= after })
 }
 
-// globalLevel returns what the bucket holds that everybody shares, or nil where there is none or the policy is not known.
-func (v *visit) globalLevel(ctx context.Context, name string) (*inspect.Level, error) {
-	limit, known := v.limitOf(name)
-	if !known {
+// globalView returns the bucket that everybody shares, or nil where there is none or the policy is not known.
+func (v *visit) globalView(ctx context.Context, s subject) (*inspect.View, error) {
+	if s.limit.Name() == "" {
 		return nil, nil //nolint:nilnil // there may be nothing to show
 	}
-	stored, err := v.reader.Bucket(ctx, name, "")
+	stored, err := v.reader.Bucket(ctx, s.limit.Name(), "")
 	if err != nil || len(stored.Rows) == 0 {
 		return nil, err
 	}
-	value, err := v.limiter.Value(ctx, limit.Global())
+	views, err := v.levels(ctx, s, []inspect.Bucket{stored})
 	if err != nil {
 		return nil, err
 	}
-	return inspect.LevelOf(value), nil
+	return &views[0], nil
 }
 
 // hour holds the requests of a limit in the time that is shown: the enforced ones, and the refusals in shadow.

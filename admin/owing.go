@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"github.com/pgratelimit/pgratelimit/internal/inspect"
-	"github.com/pgratelimit/pgratelimit/ratelimit"
+	"github.com/pgratelimit/pgratelimit/rules"
 )
 
 const (
@@ -41,9 +41,13 @@ func (v *visit) owing() {
 		return
 	}
 	g := v.gather()
-	limit, _ := v.limitOf(body.Limit)
 	body.List = ask(g, "what is owed", func(ctx context.Context) (owingList, error) {
-		return v.owingFor(ctx, limit, body.Limit, afterOf(query), lookFor)
+		list, err := v.list(ctx, rules.ListQuery{Limit: body.Limit, Key: new(""), Most: mostRules})
+		if err != nil {
+			return owingList{}, err
+		}
+		limit, _ := v.limitOf(body.Limit)
+		return v.owingFor(ctx, subject{limit, plansOf(body.Limit, list.Rules), list.Now}, body.Limit, afterOf(query), lookFor)
 	})
 	g.wait()
 	g.show("owed.html", page{Title: "Owed of " + body.Limit, Here: "limits", Body: body})
@@ -51,7 +55,7 @@ func (v *visit) owing() {
 
 // owingFor searches for buckets that owe now. It ends when it has enough, has seen all buckets, or has searched for so long,
 // because the table has no index for it. A row shows what its bucket owed at the last change, and the bucket may owe less now.
-func (v *visit) owingFor(ctx context.Context, limit ratelimit.Limit, name string, after *string, long time.Duration) (list owingList, err error) {
+func (v *visit) owingFor(ctx context.Context, s subject, name string, after *string, long time.Duration) (list owingList, err error) {
 	began := time.Now()
 	for list.Next = after; ; {
 		query := inspect.OwingQuery{Limit: name, Look: lookOwing, Most: mostOwing}
@@ -62,11 +66,11 @@ func (v *visit) owingFor(ctx context.Context, limit ratelimit.Limit, name string
 		if err != nil {
 			return owingList{}, err
 		}
-		rows, err := v.levels(ctx, limit, found.Buckets)
+		rows, err := v.levels(ctx, s, found.Buckets)
 		if err != nil {
 			return owingList{}, err
 		}
-		list.Rows = append(list.Rows, slices.DeleteFunc(rows, func(b inspect.View) bool { return b.Level != nil && b.Owed() == 0 })...)
+		list.Rows = append(list.Rows, slices.DeleteFunc(rows, func(b inspect.View) bool { return (b.Level != nil || b.OnPlans != nil) && b.Owed() == 0 })...)
 		if found.Next == nil {
 			list.Next = nil
 			return list, nil

@@ -11,6 +11,7 @@ CREATE TABLE ratelimit.refusals (
     cost    double precision NOT NULL CHECK (cost > '-Infinity' AND cost < 'Infinity'),
     last_us bigint           NOT NULL, -- the latest refusal, 0 without one; microseconds since 1970-01-01 UTC
     allowed bigint           NOT NULL DEFAULT 0, -- requests that a limit allowed; only where route and key are empty
+    rule    text COLLATE "C" NOT NULL DEFAULT '' CHECK (octet_length(rule) <= 400), -- of the last refusal that tells the plan of the key: "name, plan pro"
     PRIMARY KEY (minute, name, route, key, shadow)
 );
 

@@ -149,6 +149,7 @@ func wroteNothing(err error) bool {
 func columns(startUs int64, rows map[id]tally) []any {
 	var (
 		names, routes, keys = make([]string, 0, len(rows)), make([]string, 0, len(rows)), make([]string, 0, len(rows))
+		decided             = make([]string, 0, len(rows))
 		shadows             = make([]bool, 0, len(rows))
 		refused, last       = make([]int64, 0, len(rows)), make([]int64, 0, len(rows))
 		allowed             = make([]int64, 0, len(rows))
@@ -158,6 +159,7 @@ func columns(startUs int64, rows map[id]tally) []any {
 		names, routes, keys = append(names, of.limit), append(routes, of.route), append(keys, of.key)
 		shadows, refused = append(shadows, of.shadow), append(refused, t.refused)
 		costs, last, allowed = append(costs, t.cost), append(last, t.lastUs), append(allowed, t.allowed)
+		decided = append(decided, t.rule)
 	}
-	return []any{time.UnixMicro(startUs), names, routes, keys, shadows, refused, costs, last, allowed}
+	return []any{time.UnixMicro(startUs), names, routes, keys, shadows, refused, costs, last, allowed, decided}
 }

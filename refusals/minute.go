@@ -23,7 +23,7 @@ const (
 	// other is the name of everything that is counted together. No limit has this name.
 	other = "*"
 
-	maxNameBytes, maxKeyBytes, maxRouteBytes = 64, 256, 200
+	maxNameBytes, maxKeyBytes, maxRouteBytes, maxRuleBytes = 64, 256, 200, 400
 )
 
 // pair is a limit and a route, and whether its refusals are shadows.
@@ -45,11 +45,16 @@ type tally struct {
 	allowed int64
 	cost    float64
 	lastUs  int64
+	rule    string // the rule of the last refusal that tells the plan of the key; the limit without one
 }
 
 func (t *tally) add(o tally) {
 	t.refused, t.allowed = t.refused+o.refused, t.allowed+o.allowed
-	t.cost, t.lastUs = t.cost+o.cost, max(t.lastUs, o.lastUs)
+	t.cost = t.cost + o.cost
+	if o.rule != "" && (t.rule == "" || o.lastUs >= t.lastUs) {
+		t.rule = o.rule
+	}
+	t.lastUs = max(t.lastUs, o.lastUs)
 }
 
 // sum is the tally of a pair that is not collected yet.
@@ -86,6 +91,9 @@ func (m *minute) count(r *ratelimit.Refusal) {
 			p = m.keys.admit(id{of.pair, clean(r.Key, maxKeyBytes)})
 		}
 		m.keys.raise(p)
+		if strings.TrimPrefix(r.Rule, r.Limit) != ", override" { // decided on any plan
+			one.rule = clean(cmp.Or(r.Rule, r.Limit), maxRuleBytes)
+		}
 		p.own.add(one)
 	}
 }

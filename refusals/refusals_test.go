@@ -52,9 +52,9 @@ func on(t *testing.T, pool *pgxpool.Pool, config Config) *bundle {
 }
 
 // refuse counts refusals of a key at an instant.
-func (b *bundle) refuse(at time.Time, key string, times int) {
+func (b *bundle) refuse(at time.Time, key string, times int, rule ...string) {
 	for range times {
-		b.Refused(context.Background(), ratelimit.Refusal{Limit: "logins", Route: "POST /login", Key: key, Cost: 2, At: at})
+		b.Refused(context.Background(), ratelimit.Refusal{Limit: "logins", Route: "POST /login", Key: key, Cost: 2, At: at, Rule: strings.Join(rule, "")})
 	}
 }
 
@@ -65,16 +65,17 @@ type row struct {
 	Refused, Allowed int64
 	Cost             float64
 	LastUs           int64
+	Rule             string
 }
 
 // rows returns the rows of the table that count anything, in the order of its key.
 func (b *bundle) rows(t *testing.T) []row {
 	t.Helper()
-	found, err := b.pool.Query(t.Context(), `SELECT minute, name, route, key, shadow, refused, allowed, cost, last_us
+	found, err := b.pool.Query(t.Context(), `SELECT minute, name, route, key, shadow, refused, allowed, cost, last_us, rule
 		FROM `+pgx.Identifier{b.config.Schema, "refusals"}.Sanitize()+` WHERE refused <> 0 OR allowed <> 0 ORDER BY minute, name, route, key, shadow`)
 	require.NoError(t, err)
 	rows, err := pgx.CollectRows(found, func(from pgx.CollectableRow) (r row, err error) {
-		err = from.Scan(&r.Minute, &r.ID.limit, &r.ID.route, &r.ID.key, &r.ID.shadow, &r.Refused, &r.Allowed, &r.Cost, &r.LastUs)
+		err = from.Scan(&r.Minute, &r.ID.limit, &r.ID.route, &r.ID.key, &r.ID.shadow, &r.Refused, &r.Allowed, &r.Cost, &r.LastUs, &r.Rule)
 		r.Minute = r.Minute.UTC()
 		return r, err
 	})
@@ -136,11 +137,15 @@ func TestRefusalsOfALimiterAreInTheTable(t *testing.T) {
 			}
 			return id{pair{limit.Name(), "GET /", shadow}, stored}
 		}
+		decided := map[string]string{}
+		if config.Keys {
+			decided = map[string]string{"perDay": "perDay", "tried": "tried"} // the code
+		}
 		require.Equal(t, []row{
 			{Minute: noon, ID: id{pair{limit: "perDay"}, ""}, Allowed: 1},
-			{Minute: noon, ID: of(perDay, false), Refused: 3, Cost: 3, LastUs: at.UnixMicro()},
+			{Minute: noon, ID: of(perDay, false), Refused: 3, Cost: 3, LastUs: at.UnixMicro(), Rule: decided["perDay"]},
 			{Minute: noon, ID: id{pair{limit: "tried"}, ""}, Allowed: 1},
-			{Minute: noon, ID: of(tried, true), Refused: 1, Cost: 1, LastUs: at.UnixMicro()},
+			{Minute: noon, ID: of(tried, true), Refused: 1, Cost: 1, LastUs: at.UnixMicro(), Rule: decided["tried"]},
 		}, b.rows(t))
 		require.Zero(t, b.Dropped())
 	}
@@ -153,9 +158,10 @@ func TestFlushesAddUp(t *testing.T) {
 	two := on(t, one.pool, Config{Keys: true})
 	late := noon.Add(50 * time.Second)
 	for range 3 {
-		one.refuse(noon, "mallory", 2)
-		two.refuse(late, "mallory", 3)
-		two.refuse(noon, "trudy", 1)
+		one.refuse(noon, "mallory", 2, "logins, plan free")
+		two.refuse(late, "mallory", 3, "logins, plan pro")
+		one.refuse(noon, "mallory", 1, "logins, override")
+		two.refuse(noon, "trudy", 1, "logins")
 		require.NoError(t, two.flush(t.Context(), false))
 		require.NoError(t, one.flush(t.Context(), false)) // the latest is not written last
 	}
@@ -163,8 +169,8 @@ func TestFlushesAddUp(t *testing.T) {
 	require.NoError(t, two.flush(t.Context(), true))
 	logins := func(key string) id { return id{pair{limit: "logins", route: "POST /login"}, key} }
 	require.Equal(t, []row{
-		{Minute: noon, ID: logins("mallory"), Refused: 15, Cost: 30, LastUs: late.UnixMicro()},
-		{Minute: noon, ID: logins("trudy"), Refused: 3, Cost: 6, LastUs: noon.UnixMicro()},
+		{Minute: noon, ID: logins("mallory"), Refused: 18, Cost: 36, LastUs: late.UnixMicro(), Rule: "logins, plan pro"},
+		{Minute: noon, ID: logins("trudy"), Refused: 3, Cost: 6, LastUs: noon.UnixMicro(), Rule: "logins"},
 	}, one.rows(t))
 }
 

@@ -56,21 +56,23 @@ func TestInvalid(t *testing.T) {
 			"Reservations/After": errOf(r.Reservations(ctx, inspect.ReservationQuery{After: &inspect.ReservationPosition{ExpiresAt: noon, ID: bad}})),
 			"Refusals":           errOf(r.Refusals(ctx, inspect.RefusalQuery{Limit: badName})),
 			"Refusals/Key":       errOf(r.Refusals(ctx, inspect.RefusalQuery{Key: &bad})),
+			"Seen":               errOf(r.Seen(ctx, inspect.SeenQuery{Limit: badName, Keys: []string{key}})),
+			"Seen/Key":           errOf(r.Seen(ctx, inspect.SeenQuery{Keys: []string{bad}})),
 		} {
 			require.ErrorIs(t, err, inspect.ErrInvalid, "%s of %q", name, bad)
 		}
 	}
 	for name, err := range map[string]error{
-		"Limits":         errOf(r.Limits(ctx, "", 1001)),
-		"Fewer":          errOf(r.Limits(ctx, "", -1)),
-		"Buckets":        errOf(r.Buckets(ctx, inspect.BucketQuery{Limit: "words", Most: 1001})),
-		"Look":           errOf(r.Owing(ctx, inspect.OwingQuery{Look: 1_000_001})),
-		"Owing":          errOf(r.Owing(ctx, inspect.OwingQuery{Most: 10_001})),
-		"Reservations":   errOf(r.Reservations(ctx, inspect.ReservationQuery{Most: 1001})),
-		"AnotherLimit":   errOf(r.Owing(ctx, inspect.OwingQuery{Limit: "words", After: &inspect.Position{Limit: "calls"}})),
-		"LongerThanADay": errOf(r.Refusals(ctx, inspect.RefusalQuery{Since: noon, Until: noon.Add(24*time.Hour + 1)})),
-		"SinceEver":      errOf(r.Refusals(ctx, inspect.RefusalQuery{Until: noon})),
-		"TwoDays":        errOf(r.RefusalsByLimit(ctx, []string{"logins"}, noon, noon.Add(48*time.Hour))),
+		"Limits":          errOf(r.Limits(ctx, "", 1001)),
+		"Fewer":           errOf(r.Limits(ctx, "", -1)),
+		"Buckets":         errOf(r.Buckets(ctx, inspect.BucketQuery{Limit: "words", Most: 1001})),
+		"Look":            errOf(r.Owing(ctx, inspect.OwingQuery{Look: 1_000_001})),
+		"Owing":           errOf(r.Owing(ctx, inspect.OwingQuery{Most: 10_001})),
+		"Reservations":    errOf(r.Reservations(ctx, inspect.ReservationQuery{Most: 1001})),
+		"AnotherLimit":    errOf(r.Owing(ctx, inspect.OwingQuery{Limit: "words", After: &inspect.Position{Limit: "calls"}})),
+		"LongerThanAWeek": errOf(r.Refusals(ctx, inspect.RefusalQuery{Since: noon, Until: noon.Add(7*24*time.Hour + 1)})),
+		"SinceEver":       errOf(r.Refusals(ctx, inspect.RefusalQuery{Until: noon})),
+		"TwoWeeks":        errOf(r.RefusalsByLimit(ctx, []string{"logins"}, noon, noon.Add(14*24*time.Hour))),
 	} {
 		require.ErrorIs(t, err, inspect.ErrInvalid, name)
 	}
@@ -136,12 +138,12 @@ func TestViews(t *testing.T) {
 	bucketOf := func(limit string) inspect.Bucket {
 		return inspect.Bucket{Limit: limit, Key: "ada", Rows: []inspect.Row{{Tokens: -4, At: noon}, {Shard: 1, Tokens: -6, At: noon.Add(-time.Hour)}}}
 	}
-	views, err := inspect.Views(t.Context(), limiter, []inspect.Bucket{bucketOf("calls"), bucketOf("unknown")}, func(b inspect.Bucket) ratelimit.Limit {
+	views, err := inspect.Views(t.Context(), limiter, []inspect.Bucket{bucketOf("calls"), bucketOf("unknown")}, func(b inspect.Bucket) (ratelimit.Limit, []string) {
 		if b.Limit == "calls" {
-			return calls
+			return calls, nil
 		}
-		return ratelimit.Limit{}
-	})
+		return ratelimit.Limit{}, nil
+	}, nil)
 	require.NoError(t, err)
 	for i, v := range views {
 		require.Equal(t, -10.0, v.Stored)
@@ -157,6 +159,8 @@ func TestViews(t *testing.T) {
 	require.JSONEq(t, `{"limit":"calls","key":"ada","at":"2030-01-01T12:00:00Z","tokens":-10,"capacity":20,
 		"policy":{"kind":"token bucket","rate":10,"period":"1h","capacity":20},"full_at":"2030-01-01T15:00:00Z","free_at":"2030-01-01T13:00:00Z",
 		"changed":"2030-01-01T12:00:00Z","rows":[{"shard":0,"tokens":-4,"at":"2030-01-01T12:00:00Z"},{"shard":1,"tokens":-6,"at":"2030-01-01T11:00:00Z"}]}`, string(text))
-	_, err = inspect.Views(t.Context(), limiter, []inspect.Bucket{{Limit: "calls", Key: "\xff"}}, func(inspect.Bucket) ratelimit.Limit { return calls })
+	_, err = inspect.Views(t.Context(), limiter, []inspect.Bucket{{Limit: "calls", Key: "\xff"}}, func(inspect.Bucket) (ratelimit.Limit, []string) {
+		return calls, nil
+	}, nil)
 	require.ErrorIs(t, err, ratelimit.ErrInvalidKey)
 }

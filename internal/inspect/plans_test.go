@@ -43,9 +43,9 @@ type node struct {
 	Plans    []node  `json:"Plans"`
 }
 
-// read returns how many rows of tables were read.
+// read returns how many rows of tables were read, without those of the catalog.
 func (n *node) read() (rows float64) {
-	if n.Relation != "" {
+	if n.Relation != "" && !strings.HasPrefix(n.Relation, "pg_") {
 		rows = (n.Rows + n.Filtered + n.Rechecks) * n.Loops
 	}
 	for i := range n.Plans {

@@ -15,7 +15,7 @@ type RefusalQuery struct {
 	Limit string
 	// Key is the key as stored. Nil: all.
 	Key *string
-	// Since and Until are between which instants the minutes begin: a day at most.
+	// Since and Until are between which instants the minutes begin: a week at most.
 	Since, Until time.Time
 	// Shadow selects the refusals of limits in shadow mode.
 	Shadow bool
@@ -86,8 +86,8 @@ func (q *RefusalQuery) check() error {
 			return err
 		}
 	}
-	if q.Until.Sub(q.Since) > 24*time.Hour {
-		return invalid("Since is %v, and Until %v; use a day at most", q.Since, q.Until)
+	if q.Until.Sub(q.Since) > 7*24*time.Hour {
+		return invalid("Since is %v, and Until %v; use a week at most", q.Since, q.Until)
 	}
 	return checkName(q.Limit)
 }

@@ -7,6 +7,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/internal/inspect"
+	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/refusals"
 )
 
@@ -107,4 +108,42 @@ func TestRefusalsByLimit(t *testing.T) {
 		{Minute: inspect.Minute{Begin: noon, Refused: 3, Cost: 6, Allowed: 32}, Limit: "logins"},
 		{Minute: inspect.Minute{Begin: noon, Allowed: 64}, Limit: "calm"},
 	}, minutes)
+}
+
+// The plan of a key is the one that its last refusal or reservation tells, in any of its limits. Refusals by an override tell none.
+func TestSeen(t *testing.T) {
+	t.Parallel()
+	f := setup(t)
+	now := noon
+	limiter, err := ratelimit.New(f.pool, ratelimit.Config{AsOf: func() time.Time { return now }})
+	require.NoError(t, err)
+	words, calls := ratelimit.Define("words", ratelimit.PerMinute(60)), ratelimit.Define("calls", ratelimit.PerMinute(60))
+	reserve := func(key, plan string) {
+		_, err := limiter.Reserve(t.Context(), words.For(key).Plan(plan), calls.For(key).Plan(plan))
+		require.NoError(t, err)
+	}
+	refuse := func(key, rule string, at time.Time) {
+		f.exec(t, `INSERT INTO ratelimit.refusals (minute, name, route, key, shadow, refused, cost, last_us, rule)
+			VALUES (date_trunc('minute', $4::timestamptz), 'words', '', $1, false, 1, 1, $3, $2)`, key, rule, at.UnixMicro(), at)
+	}
+	refuse("ada", "words, plan free", noon)
+	refuse("ada", "words, plan pro", noon.Add(time.Minute))
+	refuse("ada", "", noon.Add(2*time.Minute)) // by an override
+	refuse("bob", "words, plan free", noon)
+	refuse("eve", "words", noon)
+	refuse("old", "words, plan free", noon.Add(-time.Hour))
+	refuse("", "", noon)
+	now = noon.Add(time.Second)
+	reserve("bob", "pro")
+	reserve("dan", "")
+	found, err := f.Seen(t.Context(), inspect.SeenQuery{Keys: []string{"ada", "bob", "dan", "eve", "old", "", "none"}, Since: noon, Until: noon.Add(time.Hour)})
+	require.NoError(t, err)
+	plans := make(map[string]string)
+	for id, seen := range found {
+		plans[id.Limit+" "+id.Key] = seen.Plan + seen.At.Format(" 15:04:05")
+	}
+	require.Equal(t, map[string]string{
+		"words ada": "pro 12:01:00", "words bob": "pro 12:00:01", "calls bob": "pro 12:00:01",
+		"words dan": " 12:00:01", "calls dan": " 12:00:01", "words eve": " 12:00:00",
+	}, plans)
 }

@@ -149,6 +149,9 @@ func queries() []query {
 		{"RefusalsByLimit", fewRefusals, func(ctx context.Context, r *inspect.Reader) error {
 			return errOf(r.RefusalsByLimit(ctx, []string{"limit-001", "limit-007", "limit-050"}, noon, hour))
 		}},
+		{"Seen", fewRefusals + few, func(ctx context.Context, r *inspect.Reader) error {
+			return errOf(r.Seen(ctx, inspect.SeenQuery{Limit: "limit-007", Keys: []string{key, middle}, Since: noon, Until: hour}))
+		}},
 		buckets("", 50, 1, inspect.BucketQuery{Limit: "limit-050"}),
 		buckets("Prefix", 50, 1, inspect.BucketQuery{Limit: "limit-050", Prefix: "7f"}),
 		buckets("Middle", 50, 1, inspect.BucketQuery{Limit: "limit-050", After: &middle}),

@@ -26,6 +26,8 @@ var (
 	reservationsSQL string
 	//go:embed sql/reservation.sql
 	reservationSQL string
+	//go:embed sql/seen.sql
+	seenSQL string
 	//go:embed sql/upstream.sql
 	upstreamSQL string
 	//go:embed sql/refusals.sql
@@ -43,7 +45,7 @@ type statements struct {
 	reservations, reservation string
 	refusals, refusalsSince   string
 	refusalsByLimit, upstream string
-	hidden                    string
+	seen, hidden              string
 }
 
 func newStatements(schema string) statements {
@@ -55,7 +57,7 @@ func newStatements(schema string) statements {
 		owing: in(owingSQL), owingOfLimit: in(ofLimit(owingSQL)),
 		reservations: in(reservationsSQL), reservation: in(reservationSQL),
 		refusals: in(refusalsSQL), refusalsSince: in(refusalsSinceSQL),
-		refusalsByLimit: in(refusalsByLimitSQL), upstream: in(upstreamSQL),
+		refusalsByLimit: in(refusalsByLimitSQL), upstream: in(upstreamSQL), seen: in(seenSQL),
 		hidden: "SELECT " + pgerr.Hidden("'"+strings.ReplaceAll(schema, "'", "''")+"'", "current_user", "buckets", "leases", "reservations", "refusals", "upstreams"),
 	}
 }

@@ -17,7 +17,11 @@ type View struct {
 	Key   string `json:"key"`
 	// At is the instant of the level, or of Stored if the policy is unknown.
 	At time.Time `json:"at"`
+	// Seen is the plan of the key; nil: it is not known.
+	Seen *Seen `json:"seen,omitempty"`
 	*Level
+	// OnPlans are the levels on no plan and on each plan, if Level is nil because the key's plan is not known.
+	OnPlans []PlanLevel `json:"on_plans,omitempty"`
 	// Stored are the tokens at the last change, in all rows, and Changed is when that was. They are zero without a row: the
 	// bucket is full.
 	Stored  float64   `json:"-"`
@@ -45,6 +49,12 @@ type Level struct {
 
 	// Value computes the level at other instants.
 	Value ratelimit.Value `json:"-"`
+}
+
+// PlanLevel is the level of a bucket if its key is on a plan; "" is none.
+type PlanLevel struct {
+	Plan string `json:"plan"`
+	*Level
 }
 
 // Policy is a policy in the JSON of rules files.
@@ -91,12 +101,50 @@ func ViewOf(b Bucket) View {
 // SetLevel sets the level of the view.
 func (v *View) SetLevel(l *Level) { v.Level, v.At = l, l.Value.AsOf.UTC() }
 
-// Owed returns how many tokens the bucket owes: now, or at its last change if the policy is unknown.
-func (v *View) Owed() float64 {
-	if v.Level == nil {
-		return max(-v.Stored, 0)
+// SetLevels sets the level on the key's plan, if it was seen, or if all plans have the same policy. Otherwise it sets OnPlans.
+func (v *View) SetLevels(plans []string, read func(plan string) (*Level, error)) error {
+	if v.Seen != nil || len(plans) == 0 {
+		plan := ""
+		if v.Seen != nil {
+			plan = v.Seen.Plan
+		}
+		level, err := read(plan)
+		if err == nil {
+			v.SetLevel(level)
+		}
+		return err
 	}
-	return v.Level.Owed()
+	isSame := true
+	for _, plan := range append([]string{""}, plans...) {
+		level, err := read(plan)
+		if err != nil {
+			return err
+		}
+		v.OnPlans = append(v.OnPlans, PlanLevel{plan, level})
+		isSame = isSame && level.Policy == v.OnPlans[0].Policy
+		v.At = level.Value.AsOf.UTC()
+	}
+	if isSame {
+		v.SetLevel(v.OnPlans[0].Level)
+		v.OnPlans = nil
+	}
+	return nil
+}
+
+// Owed returns how many tokens the bucket owes: now, on the plan with the most debt if its plan is not known, or at its last change if the policy is
+// unknown.
+func (v *View) Owed() float64 {
+	if v.Level != nil {
+		return v.Level.Owed()
+	}
+	owed := 0.0
+	if len(v.OnPlans) == 0 {
+		owed = -v.Stored
+	}
+	for _, l := range v.OnPlans {
+		owed = max(owed, l.Owed())
+	}
+	return max(owed, 0)
 }
 
 // LevelOf returns the level of a value, without what only a decision knows: the source of the policy, its mode, and pauses.
@@ -143,22 +191,26 @@ func DecidedBy(limit, rule, code string) string {
 	return rule[min(len(rule), len(limit)+2):] // behind "name, "
 }
 
-// Views returns buckets with their levels. limitOf returns the limit of a bucket, and the zero Limit if its policy is not known.
-func Views(ctx context.Context, limiter *ratelimit.Limiter, buckets []Bucket, limitOf func(Bucket) ratelimit.Limit) ([]View, error) {
+// Views returns buckets with their levels. limitOf returns the limit of a bucket, with the plans that have rules, and the zero Limit if
+// its policy is not known. seen may be nil.
+func Views(ctx context.Context, limiter *ratelimit.Limiter, buckets []Bucket,
+	limitOf func(Bucket) (ratelimit.Limit, []string), seen map[BucketID]*Seen,
+) ([]View, error) {
 	views, errs, panics := make([]View, len(buckets)), make([]error, len(buckets)), make([]any, len(buckets))
 	var all sync.WaitGroup
 	for i, b := range buckets {
 		views[i] = ViewOf(b)
-		limit := limitOf(b)
+		views[i].Seen = seen[BucketID{b.Limit, b.Key}]
+		limit, plans := limitOf(b)
 		if limit.Name() == "" {
 			continue
 		}
 		all.Go(func() { // concurrent calls share a statement
 			defer func() { panics[i] = recover() }()
-			value, err := limiter.Value(ctx, limit.ForStored(b.Key))
-			if errs[i] = err; err == nil {
-				views[i].SetLevel(LevelOf(value))
-			}
+			errs[i] = views[i].SetLevels(plans, func(plan string) (*Level, error) {
+				value, err := limiter.Value(ctx, limit.ForStored(b.Key).Plan(plan))
+				return LevelOf(value), err
+			})
 		})
 	}
 	all.Wait()

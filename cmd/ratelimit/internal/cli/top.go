@@ -188,7 +188,9 @@ func (a *app) owingViews(ctx context.Context, db *database, found []inspect.Buck
 		}
 		limits[rules.Bucket{Limit: b.Limit, Key: b.Key}] = limit
 	}
-	return inspect.Views(ctx, limiter, found, func(b inspect.Bucket) ratelimit.Limit { return limits[rules.Bucket{Limit: b.Limit, Key: b.Key}] })
+	return inspect.Views(ctx, limiter, found, func(b inspect.Bucket) (ratelimit.Limit, []string) {
+		return limits[rules.Bucket{Limit: b.Limit, Key: b.Key}], nil
+	}, nil)
 }
 
 // limitOnAnyPlan returns the limit of a bucket if the tables decide, by the same policy on every plan, and else the zero Limit.
