@@ -23,16 +23,14 @@ LONG := /(bench(/.*)?|integration_test/(browser/playground|docs|pooler|processes
 RACING := $(addprefix ./internal/,batch gate guard store turns) ./adaptive ./prefetch ./ratelimit ./ratelimittest ./rules ./httplimit ./scheduler \
 	./integration_test
 
-# VERSION=18 runs the tests on Postgres 18 in place of the one on this machine. Tests use the server of a URL, and find installed programs. If
-# there are none, run starts one server for all of them, in Docker or from an npm package; compiling it takes a minute, once. Without any
+# Tests use the server of a URL. If there is none, run starts one for all packages, because each start takes two seconds of a core: from
+# installed programs, in Docker, or from an npm package. Compiling it takes a minute, once. VERSION=18 chooses Postgres 18. Without any
 # server make test leaves out what needs one, and says so.
-INSTALLED = $(RATELIMIT_DATABASE_URL)$(DATABASE_URL)$(RATELIMIT_POSTGRES_BINDIR)$(shell command -v initdb pg_ctl)$(wildcard \
-	/usr/lib/postgresql/*/bin/initdb /usr/pgsql-*/bin/initdb /opt/homebrew/opt/postgresql*/bin/initdb /usr/local/opt/postgresql*/bin/initdb)
 RUN := go run ./ratelimittest/postgres/run
-ON = $(if $(VERSION),$(RUN) -version $(VERSION),$(if $(INSTALLED),,$(RUN)))
+ON = $(if $(VERSION),$(RUN) -version $(VERSION),$(if $(RATELIMIT_DATABASE_URL)$(DATABASE_URL),,$(RUN)))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test race test-all nightly bench lint fmt tidy vuln release
+.PHONY: help demo test tests race test-all nightly bench lint fmt tidy vuln release
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -41,8 +39,11 @@ demo: ## Guess a password 200 times at once, and sign in, on a Postgres that it 
 	@$(ON) go test -vet=off -count=1 -v -run '^TestLoginAttack$$' ./integration_test/scenario
 
 test: ## Test every promise once, on a Postgres that the tests find or start; VERSION=18 chooses one of 14 to 18
-	@$(ON:%/run=%/run -optional) $(TEST) -short $(ARGS) $$(go list work | grep -vE '$(READERS)|$(LONG)')
-	@$(ON:%/run=%/run -optional) $(TEST) -short -count=1 $(ARGS) $$(go list work | grep -E '$(READERS)')
+	@$(ON:%/run=%/run -optional) $(MAKE) --no-print-directory VERSION= tests
+
+tests:
+	@$(TEST) -short $(ARGS) $$(go list work | grep -vE '$(READERS)|$(LONG)')
+	@$(TEST) -short -count=1 $(ARGS) $$(go list work | grep -E '$(READERS)')
 
 race: ## Run the short tests of the Limiter and of what uses it concurrently with the race detector; VERSION=18 chooses a Postgres
 	@$(ON) $(TEST) -short $(RACE) $(ARGS) $(RACING)

@@ -24,6 +24,7 @@ type cluster struct {
 	binDir   string
 	dir      string // holds data/ and log
 	port     int
+	password string // in the URL; the server does not ask for it
 	user     *account
 	env      []string // of the server's processes, besides this process's
 	watchdog io.Closer
@@ -76,7 +77,7 @@ func newCluster(ctx context.Context, binDir string, opts Options) (*cluster, err
 	if err != nil {
 		return nil, err
 	}
-	c := &cluster{binDir: binDir, user: user, env: opts.Env}
+	c := &cluster{binDir: binDir, port: opts.Port, user: user, env: opts.Env}
 	if c.dir, err = makeDir(ctx, user, opts.Settings["fsync"] == "on"); err != nil {
 		return nil, err
 	}
@@ -93,12 +94,11 @@ func newCluster(ctx context.Context, binDir string, opts Options) (*cluster, err
 	return c, nil
 }
 
-// server returns the cluster that runs. The URL has a password, which the server does not ask for, so that tests notice a program that
-// shows it.
+// server returns the cluster that runs. The URL has a password, so that tests notice a program that shows it.
 func (c *cluster) server(ctx context.Context) (*Server, error) {
 	server := &Server{host: c, binDir: c.binDir, url: (&url.URL{
 		Scheme:   "postgres",
-		User:     url.UserPassword("postgres", randomName()),
+		User:     url.UserPassword("postgres", c.password),
 		Host:     net.JoinHostPort("127.0.0.1", strconv.Itoa(c.port)),
 		Path:     "/postgres",
 		RawQuery: "sslmode=disable",
@@ -128,15 +128,20 @@ func (c *cluster) initialize(ctx context.Context) error {
 	return nil
 }
 
-// startOnFreePort retries with another port if a different process took the free port in the meantime.
+// startOnFreePort starts on the cluster's port, if it has one that is free. It retries with another port if a different process took the
+// free port in the meantime.
 func (c *cluster) startOnFreePort(ctx context.Context, settings map[string]string) error {
 	base, err := os.ReadFile(c.configFile())
 	if err != nil {
 		return fmt.Errorf("read the server's configuration: %w", err)
 	}
 	for range portAttempts {
-		if c.port, err = freePort(ctx); err != nil {
+		asked := c.port
+		if c.port, err = freePort(ctx, asked); err != nil {
 			return err
+		}
+		if c.password = randomName(); c.port == asked {
+			c.password = "unasked-for"
 		}
 		config := string(base) + configuration(settings, map[string]string{
 			"port":                    strconv.Itoa(c.port),
@@ -151,6 +156,7 @@ func (c *cluster) startOnFreePort(ctx context.Context, settings map[string]strin
 		if err = c.start(ctx); err == nil || !strings.Contains(err.Error(), "already in use") {
 			return err
 		}
+		c.port = 0
 	}
 	return err
 }
@@ -242,9 +248,13 @@ func (c *cluster) pgCtl(ctx context.Context, command string, args ...string) (st
 	return c.user.run(ctx, c.dir, filepath.Join(c.binDir, "pg_ctl"), args...)
 }
 
-// freePort returns a port without a listener. Another process may take it a moment later.
-func freePort(ctx context.Context) (int, error) {
-	listener, err := new(net.ListenConfig).Listen(ctx, "tcp", "127.0.0.1:0")
+// freePort returns a port without a listener: the one that is asked for, or any if that has one or is 0. Another process may take it a
+// moment later.
+func freePort(ctx context.Context, asked int) (int, error) {
+	listener, err := new(net.ListenConfig).Listen(ctx, "tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(asked)))
+	if err != nil && asked != 0 {
+		return freePort(ctx, 0)
+	}
 	if err != nil {
 		return 0, fmt.Errorf("find a free port: %w", err)
 	}

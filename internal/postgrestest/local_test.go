@@ -7,6 +7,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -61,6 +62,21 @@ func TestBinDirs(t *testing.T) {
 	}
 	require.NoError(t, os.WriteFile(filepath.Join(clientOnly, "pg_config"), nil, 0o700))
 	require.Equal(t, []string{complete}, usable([]string{clientOnly, complete, "/nowhere", complete}))
+}
+
+// A server gets the port that is asked for, unless another program has it.
+func TestFreePort(t *testing.T) {
+	t.Parallel()
+	listener, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	port := listener.Addr().(*net.TCPAddr).Port
+	other, err := freePort(t.Context(), port)
+	require.NoError(t, err)
+	require.NotEqual(t, port, other)
+	require.NoError(t, listener.Close())
+	asked, err := freePort(t.Context(), port)
+	require.NoError(t, err)
+	require.Equal(t, port, asked)
 }
 
 // A version that is asked for is found by what the programs say, also beside programs of another version that a variable names.

@@ -140,7 +140,7 @@ func tryPgBouncer(ctx context.Context, program, databaseURL string, mode PoolMod
 	if err != nil {
 		return nil, err
 	}
-	port, err := freePort(ctx)
+	port, err := freePort(ctx, 0)
 	if err != nil {
 		return nil, err
 	}

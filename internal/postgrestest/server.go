@@ -36,6 +36,10 @@ type Options struct {
 	// DiskBytes imply it.
 	Own bool
 
+	// Port is the port of a server that is started, unless another program has it; 0 is a free port. The password in the URL of a server
+	// that has its port is always the same: Go's test cache knows results of tests by the URL that they read.
+	Port int
+
 	// Env are variables, as NAME=value, that the server's processes have in addition to the environment of this process. The server
 	// then runs from programs of this machine.
 	Env []string
@@ -106,12 +110,12 @@ func Start(ctx context.Context, opts Options) (*Server, error) {
 	return start(ctx, opts, environmentFrom(os.Getenv))
 }
 
-// StartFrom starts a server with the programs in a directory.
-func StartFrom(ctx context.Context, binDir string) (*Server, error) {
+// StartFrom starts a server with the programs in a directory. The port is the one of Options.
+func StartFrom(ctx context.Context, binDir string, port int) (*Server, error) {
 	if err := checkBinDir(binDir); err != nil {
 		return nil, err
 	}
-	return startCluster(ctx, binDir, Options{})
+	return startCluster(ctx, binDir, Options{Port: port})
 }
 
 // StartedAt returns the server at url, a superuser's, that the caller has started. Close calls stop. The server cannot be restarted.

@@ -15,9 +15,11 @@ func defaultSettings() map[string]string {
 	return map[string]string{
 		"fsync":            "off",
 		"full_page_writes": "off",
-		"max_connections":  "200",
+		"max_connections":  "400", // several test binaries can share it
 		"max_wal_size":     "256MB",
 		"log_line_prefix":  "%m [%p] %d ",
+		// Or each session loads it at its first call of a function.
+		"shared_preload_libraries": "plpgsql",
 	}
 }
 

@@ -26,7 +26,23 @@ const (
 // A version other than 0 is the major version of a server that Start starts: it uses no URL. It prefers programs to a
 // container, because tests that stop a server, or change its settings, need them.
 func Start(ctx context.Context, version int) (*postgrestest.Server, error) {
-	return machine{os.Getenv, postgrestest.Start, StartContainer, fetch, postgrestest.StartFrom}.start(ctx, version)
+	return StartAt(ctx, 0, version)
+}
+
+// StartAt is Start with the port of a server that it starts from programs; see postgrestest.Options.
+func StartAt(ctx context.Context, port, version int) (*postgrestest.Server, error) {
+	return machine{
+		os.Getenv,
+		func(ctx context.Context, opts postgrestest.Options) (*postgrestest.Server, error) {
+			opts.Port = port
+			return postgrestest.Start(ctx, opts)
+		},
+		StartContainer,
+		fetch,
+		func(ctx context.Context, binDir string) (*postgrestest.Server, error) {
+			return postgrestest.StartFrom(ctx, binDir, port)
+		},
+	}.start(ctx, version)
 }
 
 // Image is the image of a container of a version, or of the default version if that is 0.
