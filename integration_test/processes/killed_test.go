@@ -29,7 +29,9 @@ type role struct {
 	Arguments []string
 }
 
-var roles = map[string]func(t *testing.T, url string, arguments []string){"client": client, "manyKeys": manyKeys, "sharedTurn": sharedTurn, "waiting": waiting}
+var roles = map[string]func(t *testing.T, url string, arguments []string){
+	"client": client, "manyKeys": manyKeys, "sharedTurn": sharedTurn, "sitting": sitting, "waiting": waiting,
+}
 
 // TestRole is not a test but the body of the processes that the other tests start.
 func TestRole(t *testing.T) { //nolint:paralleltest // alone in its process
