@@ -93,35 +93,53 @@ func callsAtARow(lease string) map[string]call {
 // server. If pgx sends cancel requests, the connection is kept. A call that needs no row of its own does not wait.
 func TestACallAtAHeldRow(t *testing.T) {
 	t.Parallel()
-	for name := range callsAtARow("") {
+	names := slices.Sorted(maps.Keys(callsAtARow("")))
+	const stands = 4 // for a part of the calls each, one after the other
+	for part := range stands {
 		for _, keepsConnection := range []bool{false, true} {
-			t.Run(fmt.Sprintf("%s/KeepsConnection=%t", name, keepsConnection), func(t *testing.T) {
+			t.Run(fmt.Sprintf("KeepsConnection=%t/%d", keepsConnection, part), func(t *testing.T) {
 				t.Parallel()
-				if keepsConnection {
-					representative(t, name, "Take", "TakeSeveral", "Settle")
+				open := sync.OnceValue(func() *stand { return newHeldStand(t, keepsConnection) })
+				for i := part; i < len(names); i += stands {
+					t.Run(names[i], func(t *testing.T) {
+						if keepsConnection {
+							representative(t, names[i], "Take", "TakeSeveral", "Settle")
+						}
+						open().testACallAtAHeldRow(t, names[i], keepsConnection)
+					})
 				}
-				testACallAtAHeldRow(t, name, keepsConnection)
 			})
 		}
 	}
 }
 
-func testACallAtAHeldRow(t *testing.T, name string, keepsConnection bool) {
+// heldConnections is the size of the pool of newHeldStand.
+const heldConnections = 4
+
+func newHeldStand(t *testing.T, keepsConnection bool) *stand {
 	t.Helper()
-	const connections = 4
-	s := newStand(t, func(c *pgxpool.Config) {
-		c.MaxConns = connections
+	return newStand(t, func(c *pgxpool.Config) {
+		c.MaxConns = heldConnections
 		c.ConnConfig.RuntimeParams["client_connection_check_interval"] = "100ms" // or a statement waits on for a closed connection
 		if keepsConnection {
 			byCancelRequest(30 * time.Second)(c)
 		}
 	})
+}
+
+func (s *stand) testACallAtAHeldRow(t *testing.T, name string, keepsConnection bool) {
+	t.Helper()
+	s.outside.exec(t, `DELETE FROM ratelimit.buckets`) // of the call before
+	s.outside.exec(t, `DELETE FROM ratelimit.reservations`)
+	s.outside.exec(t, `DELETE FROM ratelimit.leases`)
 	request := fate.For("held")
 	r, err := s.limiter.Reserve(t.Context(), request)
 	require.NoError(t, err)
 	call := callsAtARow(acquire(t, s.limiter, leased.For("held")).ID)[name]
 	takeOne(t, s.limiter, sliced.For("held"))
-	require.NoError(t, s.connectAll(t.Context(), connections))
+	if keepsConnection {
+		require.NoError(t, s.connectAll(t.Context(), heldConnections))
+	}
 	made, before := s.pool.Stat().NewConnsCount(), s.rows(t, "")
 	holder := s.outside.begin(t, pgx.ReadCommitted)
 	for _, table := range []string{"buckets WHERE key", "reservations WHERE key"} {
@@ -161,7 +179,7 @@ func testACallAtAHeldRow(t *testing.T, name string, keepsConnection bool) {
 			AND backend_type = 'client backend' AND application_name <> 'outside'`) == int(s.pool.Stat().TotalConns())
 	})
 	if keepsConnection {
-		require.NoError(t, s.connectAll(t.Context(), connections))
+		require.NoError(t, s.connectAll(t.Context(), heldConnections))
 		require.Equal(t, made, s.pool.Stat().NewConnsCount(), "new connections")
 	}
 	require.NoError(t, holder.Rollback(t.Context()))

@@ -46,7 +46,7 @@ var brokenCalls = map[string]struct {
 }{
 	"Reserve": {nil, func(ctx context.Context, l *ratelimit.Limiter, _ string, requests []ratelimit.Request) error {
 		return errOf(l.Reserve(ctx, requests[:2]...))
-	}, outcome{}, outcome{State: "open", Calls: 2, Roomy: 1}, false},
+	}, outcome{}, outcome{State: "open", Calls: 2, Roomy: 1}, true},
 	"ReserveOne": {nil, func(ctx context.Context, l *ratelimit.Limiter, _ string, requests []ratelimit.Request) error {
 		return errOf(l.Reserve(ctx, requests[0]))
 	}, outcome{}, outcome{State: "open", Calls: 2}, true},
@@ -135,6 +135,7 @@ func TestACallWithABrokenConnectionIsAllOrNothing(t *testing.T) {
 			t.Run(mode.String()+"/"+fault, func(t *testing.T) {
 				t.Parallel()
 				representative(t, mode.String(), pgx.QueryExecModeCacheStatement.String())
+				representative(t, fault, "TheRequestIsLost", "TheAnswerIsLost", "TheContextEnds")
 				cutter := &cutter{}
 				s := newStand(t, cutter.on, oneConnection, func(c *pgxpool.Config) { c.ConnConfig.DefaultQueryExecMode = mode })
 				require.NoError(t, s.outside.limiter.Credit(t.Context(), calls.For("first"))) // stores the fingerprint

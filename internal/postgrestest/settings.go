@@ -13,11 +13,12 @@ import (
 // defaultSettings make a disposable server fast. They weaken durability only for a power loss, not for a crash of the server.
 func defaultSettings() map[string]string {
 	return map[string]string{
-		"fsync":            "off",
-		"full_page_writes": "off",
-		"max_connections":  "400", // several test binaries can share it
-		"max_wal_size":     "256MB",
-		"log_line_prefix":  "%m [%p] %d ",
+		"fsync":              "off",
+		"full_page_writes":   "off",
+		"autovacuum_naptime": "10min", // or processes look at the database of each test
+		"max_connections":    "400",   // several test binaries can share it
+		"max_wal_size":       "256MB",
+		"log_line_prefix":    "%m [%p] %d ",
 		// Or each session loads it at its first call of a function.
 		"shared_preload_libraries": "plpgsql",
 	}

@@ -19,6 +19,7 @@ func settings() map[string]string {
 	return map[string]string{
 		"fsync":              "on",
 		"full_page_writes":   "on",
+		"autovacuum_naptime": "1min",
 		"synchronous_commit": "on",
 		"shared_buffers":     "1GB",
 		"max_connections":    "400",
