@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"regexp"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -41,8 +42,8 @@ type Distribution struct {
 }
 
 // Distribute lets Citus distribute the tables that decisions use: buckets and leases by key, and reservations by id. It copies the
-// fingerprint and the functions to every server. The tables of rules, refusals, upstreams and versions stay on the coordinator, because no
-// decision reads them. It changes no table that is distributed already, so it can run any number of times, and in
+// fingerprint and the functions of programs to every server. The tables of rules, compiled rules, refusals, upstreams and versions stay on
+// the coordinator, because no program's decision reads them; call the functions for people there. It changes no table that is distributed already, so it can run any number of times, and in
 // several processes at once. Each run gives the shards free pages, as Up does for other tables.
 //
 // Run it after [Up], on the coordinator. Existing rows are moved, and calls wait meanwhile. Then restart the programs, because a
@@ -76,7 +77,10 @@ func Distribute(ctx context.Context, pool *pgxpool.Pool, cfg Config, distributio
 	return nil
 }
 
-// copyFunctions copies the functions to every server, where clients call them. Citus does so by itself only for functions that
+// versioned matches the names of the functions that programs call. Those for people read the compiled rules, which are on the coordinator.
+var versioned = regexp.MustCompile(`_[0-9]+$`)
+
+// copyFunctions copies the functions that decide to every server, where clients call them. Citus does so by itself only for functions that
 // were created after the other servers were added. It gives PUBLIC its default privilege on the copies.
 func copyFunctions(ctx context.Context, pool *pgxpool.Pool, schema string) error {
 	functions, err := Functions(Config{Schema: schema})
@@ -84,6 +88,9 @@ func copyFunctions(ctx context.Context, pool *pgxpool.Pool, schema string) error
 		return err
 	}
 	for _, f := range functions {
+		if !versioned.MatchString(f.Name) {
+			continue
+		}
 		name := pgx.Identifier{schema, f.Name}.Sanitize()
 		_, err := pool.Exec(ctx, `SELECT create_distributed_function($1::text::regproc::oid::regprocedure)`, name)
 		if err == nil {

@@ -18,7 +18,7 @@ type Function struct {
 	// Body is the text between the dollar quotes, as in prosrc of pg_proc.
 	Body string
 
-	create string // the statements of its migration
+	create string // the statements that its migration makes it with
 }
 
 var createFunction = regexp.MustCompile(`(?s)\nCREATE FUNCTION [^(]+\.([a-z0-9_]+)\(.*?\sAS \$\$(.*?)\$\$`)
@@ -41,8 +41,13 @@ func Functions(cfg Config) ([]Function, error) {
 		if err != nil {
 			return nil, err
 		}
-		if parts := createFunction.FindStringSubmatch(up); parts != nil {
-			functions = append(functions, Function{Name: parts[1], Body: parts[2], create: up})
+		all := createFunction.FindAllStringSubmatchIndex(up, -1)
+		for i, at := range all {
+			end := len(up)
+			if i+1 < len(all) {
+				end = all[i+1][0]
+			}
+			functions = append(functions, Function{Name: up[at[2]:at[3]], Body: up[at[4]:at[5]], create: up[at[0]:end]})
 		}
 	}
 	return functions, nil

@@ -99,11 +99,16 @@ func allPrivileges() []privileges {
 		{"fingerprint", mayAdd, mayForget},
 		{"rules", mayRead, mayState},
 		{"rules_version", mayRead, mayBump},
+		{"compiled_rules", mayRead, mayRead},
+		{"compiled_keys", mayRead, mayRead},
 		{"refusals", mayChange, mayRead},
 		{"upstreams", mayChange, mayForget},
 		{versionTable, mayRead, mayRead},
 	}
 }
+
+// types are the types that functions return.
+var types = []string{"terms", "decision"} //nolint:gochecknoglobals // a table
 
 // grants is the text of the statements for a schema.
 type grants struct {
@@ -125,6 +130,9 @@ func (g *grants) own(owner string) {
 	}
 	for _, f := range g.functions {
 		fmt.Fprintf(&g.text, "ALTER FUNCTION %s OWNER TO %s;\n", pgx.Identifier{g.schema, f.Name}.Sanitize(), to)
+	}
+	for _, name := range types {
+		fmt.Fprintf(&g.text, "ALTER TYPE %s OWNER TO %s;\n", pgx.Identifier{g.schema, name}.Sanitize(), to)
 	}
 	for _, p := range allPrivileges() {
 		g.showAll(p.table, owner)

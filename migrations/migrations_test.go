@@ -20,7 +20,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/migrations"
 )
 
-const latest = 22
+const latest = 25
 
 func TestUp(t *testing.T) {
 	t.Parallel()
@@ -40,7 +40,7 @@ func TestUp(t *testing.T) {
 			require.NoError(t, migrations.Up(t.Context(), pool, cfg))
 			require.Equal(t, before, rows())
 			for _, table := range []string{
-				"buckets", "fingerprint", "goose_db_version", "leases", "upstreams", "refusals", "reservations", "rules", "rules_version",
+				"buckets", "compiled_keys", "compiled_rules", "fingerprint", "goose_db_version", "leases", "upstreams", "refusals", "reservations", "rules", "rules_version",
 			} {
 				want = append(want, schema+"."+table)
 			}
@@ -183,7 +183,7 @@ func TestSQL(t *testing.T) {
 			requireVersion(t, printed, config.Schema, latest)
 			require.NoError(t, migrations.Up(t.Context(), printed, config))
 			require.Equal(t, definitions(t, up), definitions(t, printed))
-			require.Equal(t, config.Schema == "", strings.Contains(statements, migrations.DefaultSchema))
+			require.Equal(t, config.Schema == "", strings.Contains(statements, migrations.DefaultSchema+"."))
 		})
 	}
 }
@@ -208,7 +208,7 @@ func TestFunctions(t *testing.T) {
 				name := pgx.Identifier{schema, f.Name}.Sanitize()
 				require.Equal(t, []string{f.Body}, texts(t, pool, "SELECT prosrc FROM pg_proc WHERE oid = '"+name+"'::regproc"))
 				require.False(t, schema != "ratelimit" && strings.Contains(f.Body, "ratelimit."), f.Name)
-				_, err = pool.Exec(ctx, "DROP FUNCTION "+name)
+				_, err = pool.Exec(ctx, "DROP FUNCTION "+name+" CASCADE") // with its triggers
 				require.NoError(t, err)
 			}
 			group, ctx := errgroup.WithContext(ctx)
@@ -226,7 +226,7 @@ func TestFunctions(t *testing.T) {
 		functions, err := migrations.Functions(migrations.Config{})
 		require.NoError(t, err)
 		for _, f := range functions {
-			_, err := pool.Exec(ctx, "DROP FUNCTION ratelimit."+f.Name+"; CREATE FUNCTION ratelimit."+f.Name+"() RETURNS integer LANGUAGE sql AS 'SELECT 1'")
+			_, err := pool.Exec(ctx, "DROP FUNCTION ratelimit."+f.Name+" CASCADE; CREATE FUNCTION ratelimit."+f.Name+"() RETURNS integer LANGUAGE sql AS 'SELECT 1'")
 			require.NoError(t, err)
 		}
 		before := definitions(t, pool)
@@ -240,7 +240,7 @@ func TestFunctions(t *testing.T) {
 		functions, err := migrations.Functions(migrations.Config{})
 		require.NoError(t, err)
 		for _, f := range functions {
-			_, err := pool.Exec(ctx, "DROP FUNCTION ratelimit."+f.Name)
+			_, err := pool.Exec(ctx, "DROP FUNCTION ratelimit."+f.Name+" CASCADE")
 			require.NoError(t, err)
 		}
 		require.NoError(t, migrations.Down(ctx, pool, migrations.Config{}))
@@ -387,6 +387,7 @@ func definitions(t *testing.T, pool *pgxpool.Pool) []string {
 		UNION ALL SELECT format('%s %s', k.conname, pg_get_constraintdef(k.oid)) FROM ours o JOIN pg_constraint k ON k.conrelid = o.oid
 		UNION ALL SELECT pg_get_indexdef(i.indexrelid) FROM ours o JOIN pg_index i ON i.indrelid = o.oid
 		UNION ALL SELECT format('%s %s', o.relname, d.description) FROM ours o JOIN pg_description d ON d.objoid = o.oid
+		UNION ALL SELECT pg_get_triggerdef(g.oid) FROM ours o JOIN pg_trigger g ON g.tgrelid = o.oid WHERE NOT g.tgisinternal
 		UNION ALL SELECT format('%s %s %s', pg_get_functiondef(p.oid), p.prosecdef, (SELECT count(*) FROM aclexplode(p.proacl)))
 			FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace WHERE n.nspname IN ('ratelimit', 'trial', 'user')
 		ORDER BY 1`)
@@ -459,6 +460,8 @@ func ExampleGrants() {
 	// GRANT SELECT ON "ratelimit"."fingerprint" TO "status_page";
 	// GRANT SELECT ON "ratelimit"."rules" TO "status_page";
 	// GRANT SELECT ON "ratelimit"."rules_version" TO "status_page";
+	// GRANT SELECT ON "ratelimit"."compiled_rules" TO "status_page";
+	// GRANT SELECT ON "ratelimit"."compiled_keys" TO "status_page";
 	// GRANT SELECT ON "ratelimit"."refusals" TO "status_page";
 	// GRANT SELECT ON "ratelimit"."upstreams" TO "status_page";
 	// GRANT SELECT ON "ratelimit"."goose_db_version" TO "status_page";

@@ -463,10 +463,10 @@ func TestTableRejectsRows(t *testing.T) {
 		},
 		"of, name, plan": {[]string{`'rule', 'a', 'pro'`}, []string{`'rule', 'a', 'p q'`, `'rule', 'a', repeat('p', 65)`, `'override', 'a', 'pro'`, `'tiers', '', 'pro'`}},
 		"of, name, key":  {[]string{`'override', 'a', repeat('k', 256)`, `'override', 'a', ''`}, []string{`'override', 'a', repeat('k', 257)`, `'rule', 'a', 'k'`, `'tiers', '', 'k'`}},
-		"of, name, says": {[]string{`'rule', 'a', '{}'`, `'rule', 'a', NULL`}, []string{`'rule', 'a', '[]'`, `'rule', 'a', '1'`, `'pause', 'a', '{}'`}},
+		"of, name, says": {[]string{`'rule', 'a', '{"rate": 1, "period": "1h"}'`, `'rule', 'a', NULL`}, []string{`'rule', 'a', '[]'`, `'rule', 'a', '1'`, `'rule', 'a', '{}'`, `'pause', 'a', '{}'`}},
 		"of, name, says, from_us, until_us": {
-			[]string{`'override', 'a', '{}', 1, 2`, `'pause', 'a', '{}', 1, 253402300799999999`},
-			[]string{`'override', 'a', '{}', 2, 2`, `'override', 'a', '{}', 2, 1`, `'override', 'a', '{}', -62135596800000001, 2`, `'pause', 'a', '{}', 1, 253402300800000000`},
+			[]string{`'override', 'a', '{"multiplier": 2}', 1, 2`, `'pause', 'a', '{}', 1, 253402300799999999`},
+			[]string{`'override', 'a', '{"multiplier": 2}', 2, 2`, `'override', 'a', '{"multiplier": 2}', 2, 1`, `'override', 'a', '{"multiplier": 2}', -62135596800000001, 2`, `'pause', 'a', '{}', 1, 253402300800000000`},
 		},
 	} {
 		for _, values := range c.good {

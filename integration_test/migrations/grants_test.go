@@ -31,6 +31,8 @@ var granted = map[string]struct{ application, operator string }{
 	"fingerprint":      {"SELECT INSERT", "SELECT INSERT DELETE"},
 	"rules":            {"SELECT", "SELECT INSERT"}, // an operator updates replaced_us besides
 	"rules_version":    {"SELECT", "SELECT INSERT UPDATE"},
+	"compiled_rules":   {"SELECT", "SELECT"},
+	"compiled_keys":    {"SELECT", "SELECT"},
 	"refusals":         {"SELECT INSERT UPDATE DELETE", "SELECT"},
 	"upstreams":        {"SELECT INSERT UPDATE DELETE", "SELECT INSERT DELETE"},
 	"goose_db_version": {"SELECT", "SELECT"},

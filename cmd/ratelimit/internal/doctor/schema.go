@@ -77,7 +77,7 @@ func (e *examination) lookAtFunctions(ctx context.Context, tx pgx.Tx) (found []F
 	}
 	for _, f := range functions {
 		rows, err := tx.Query(ctx, `SELECT format('%I.%I(%s)', n.nspname, p.proname, oidvectortypes(p.proargtypes)),
-				p.prosrc = $3 AND NOT p.prosecdef, has_function_privilege('public', p.oid, 'EXECUTE')
+				p.prosrc = $3 AND (NOT p.prosecdef OR coalesce(p.proconfig @> '{"search_path=pg_catalog, pg_temp"}', false)), has_function_privilege('public', p.oid, 'EXECUTE')
 			FROM pg_catalog.pg_proc p JOIN pg_catalog.pg_namespace n ON n.oid = p.pronamespace
 			WHERE n.nspname = $1 AND p.proname = $2`, e.config.Schema, f.Name, f.Body)
 		if err != nil {
