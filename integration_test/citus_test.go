@@ -177,8 +177,8 @@ func (s *citusStand) conflictsAtCommit(t *testing.T) {
 	}
 }
 
-// killsWorker kills the sessions of a worker again and again while callers take from two limits: no call takes half, and none
-// takes more than there is.
+// killsWorker kills the sessions of a worker again and again while callers take from two limits, and reserve: no call takes half, none
+// takes more than there is, and none takes without the row of its reservation, or leaves that alone.
 func (s *citusStand) killsWorker(t *testing.T) {
 	t.Helper()
 	if len(s.Workers) == 0 {
@@ -187,7 +187,8 @@ func (s *citusStand) killsWorker(t *testing.T) {
 	limiter := s.nodes[0].with(t, ratelimit.Config{AsOf: stoppedAt(clockNoon).now, Timeout: 10 * time.Second})
 	hot, other := ratelimit.Define("hot-killed", hoard(raceCapacity)), ratelimit.Define("other-killed", hoard(10*raceCapacity))
 	requests := []ratelimit.Request{hot.For("k"), other.For("k on another server")}
-	var admitted, failed, ended, kills atomic.Int64
+	later := ratelimit.Define("later-killed", hoard(10*raceCapacity)).For("k")
+	var admitted, failed, lost, ended, kills atomic.Int64
 	require.NoError(t, atonce.Do(racers+1, func(racer int) error {
 		if racer == racers {
 			for kills.Load() < 3 && ended.Load() < racers {
@@ -211,6 +212,9 @@ func (s *citusStand) killsWorker(t *testing.T) {
 			case d.Allowed:
 				admitted.Add(1)
 			}
+			if _, err := limiter.Reserve(t.Context(), later); err != nil {
+				lost.Add(1)
+			}
 		}
 		return nil
 	}))
@@ -224,7 +228,10 @@ func (s *citusStand) killsWorker(t *testing.T) {
 		}
 		return err == nil
 	})
-	t.Logf("%d admitted, %d failed, %d kills, %v left", admitted.Load(), failed.Load(), kills.Load(), left)
+	t.Logf("%d admitted, %d failed, %d reservations lost, %d kills, %v left", admitted.Load(), failed.Load(), lost.Load(), kills.Load(), left)
+	reserved, reservations := tokens(t, limiter, later), 0.0
+	require.NoError(t, s.nodes[0].pool.QueryRow(t.Context(), `SELECT count(*) FROM ratelimit.reservations WHERE name = 'later-killed'`).Scan(&reservations))
+	require.InDelta(t, reservations, 10*raceCapacity-reserved, 1e-6, "each reservation took, and what was taken has one")
 	taken := raceCapacity - left[0]
 	require.InDelta(t, taken, 10*raceCapacity-left[1], 1e-6, "each call took from both or from none")
 	require.GreaterOrEqual(t, taken+1e-6, float64(admitted.Load()))

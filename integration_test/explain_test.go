@@ -25,9 +25,8 @@ const (
 // row.
 var housekeeping = map[string]bool{
 	"fingerprint_read.sql": true, "fingerprint_insert.sql": true,
-	"reservations_expired.sql": true, "reservations_forget.sql": true, "setting.sql": true,
+	"reservations_expired.sql": true, "reservations_forget.sql": true, "reservations_forget_routed.sql": true, "setting.sql": true,
 	"clock.sql": true, "layout.sql": true, // which go to no table
-	"row_spare.sql": true, "reservations_ended.sql": true, "reservations_delete.sql": true,
 }
 
 // sizes are numbers of rows at the last ANALYZE. A connection keeps the plans of a small table while the table grows.
@@ -56,8 +55,6 @@ func TestStatementsUseThePrimaryKey(t *testing.T) {
 		"buckets_read.sql":      {threeBuckets + `, NULL`, 0, true},
 		"reservation_lock.sql":  {oneReservation, 1, false},
 		"reservation_free.sql":  {oneReservation, 0, true},
-		"row_read.sql":          {oneBucket, 0, true},
-		"row_free.sql":          {oneBucket, 0, true},
 		"row_delete.sql":        {oneBucket, 0, true},
 		"row_lock.sql":          {oneBucket + `, 10, 0`, 1, false},
 		"row_save.sql":          {oneBucket + `, 1, 0, 1, NULL, NULL, NULL, NULL`, 1, false},

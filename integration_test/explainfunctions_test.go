@@ -69,8 +69,16 @@ func TestFunctionsUseThePrimaryKey(t *testing.T) {
 			{`'[` + generalAsk("key 17", "take", `, "slices": 60`) + `]', NULL, 1, 1, true, true`, 2, true},
 			{`'[` + generalAsk("no key", "credit", "") + `]', NULL, 1, 1, true, false`, 2, false},
 		},
-		"totals_1": {}, // these read no table
-		"carry_1":  {},
+		"read_rows_1": {
+			{threeBuckets + `, NULL`, 0, true},
+		},
+		"totals_1":      {}, // these read no table
+		"carry_1":       {},
+		"bound_waits_1": {},
+		"spare_1":       {},
+		"prune_rows_1": {
+			{`'roomy', '{10}', '{10}', '{1}', '{1000000}', 0, 32, 60000000, 0`, 0, false}, // it looks for spare rows, and finds none
+		},
 		"ready_1": {
 			{`-1, 0, 0, 1, 1, 1, 0`, 0, false},
 		},

@@ -53,6 +53,7 @@ DECLARE
     v_tokens  float8;
     v_totals  float8[];
     v_timeout text := current_setting('lock_timeout');
+    v_bounded boolean := false;
     v_first   bigint; -- of the totals that a credit changes
     v_last    bigint;
     v_given   float8;
@@ -74,8 +75,9 @@ BEGIN
                     v_made[n] := NOT FOUND;
                     v_row.name := a.name; v_row.key := a.key; v_row.shard := a.shard;
                 ELSE
-                    IF n <> p_first THEN
-                        PERFORM set_config('lock_timeout', p_bound_ms::text, true);
+                    IF n <> p_first AND NOT v_bounded THEN
+                        PERFORM ratelimit.bound_waits_1(p_bound_ms::text);
+                        v_bounded := true;
                     END IF;
                     INSERT INTO ratelimit.buckets AS b (name, key, shard, value, ts, capacity, taken) -- only a row that is made has an empty array
                     VALUES (a.name, a.key, a.shard, a.capacity, a.phase_us, a.capacity, '{}')
@@ -87,8 +89,8 @@ BEGIN
                 END IF;
                 v_found[n] := v_row;
             END LOOP;
-            IF p_first IS NOT NULL THEN
-                PERFORM set_config('lock_timeout', v_timeout, true);
+            IF v_bounded THEN
+                PERFORM ratelimit.bound_waits_1(v_timeout);
             END IF;
             v_now := coalesce(p_as_of_us, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint); -- behind the locks
 

@@ -24,11 +24,13 @@ CREATE FUNCTION ratelimit.reserve_1(
 LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
-    v_bound text := CASE WHEN p_alone THEN set_config('lock_timeout', '50ms', true) END;
     v_least float8 := CASE WHEN p_calendar IS NULL THEN p_lowest ELSE greatest(p_lowest, 0) END;
     v_took  record;
     v_paid  bigint; -- from when on the bucket owes nothing
 BEGIN
+    IF p_alone THEN
+        PERFORM ratelimit.bound_waits_1('50ms');
+    END IF;
     v_took := ratelimit.take_1(p_name, p_key, p_shard, p_cost, p_capacity, p_rate, p_steps, p_step_us, p_phase_us, v_least,
         p_since_us, p_until_us, p_as_of_us, p_alone, false);
     allowed := v_took.allowed; value := v_took.value; ts := v_took.ts; capacity := v_took.capacity; now_us := v_took.now_us;

@@ -31,7 +31,6 @@ CREATE FUNCTION ratelimit.settle_1(
 LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
-    v_bound   text := CASE WHEN p_alone THEN set_config('lock_timeout', '50ms', true) END;
     v_now     bigint := coalesce(p_as_of_us, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint);
     v_begun   bigint; -- when the step of now began
     v_until   bigint; -- when the last step begins that takes tokens back
@@ -41,6 +40,9 @@ DECLARE
     v_left    float8;
     v_was     record;
 BEGIN
+    IF p_alone THEN
+        PERFORM ratelimit.bound_waits_1('50ms');
+    END IF;
     BEGIN
         IF p_alone THEN
             UPDATE ratelimit.reservations AS r SET state = p_final, expires_us = greatest(r.expires_us, v_now),

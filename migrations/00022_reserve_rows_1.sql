@@ -26,7 +26,6 @@ RETURNS TABLE (allowed boolean, value float8, ts bigint, capacity float8, taken 
 LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
-    v_bound text := CASE WHEN p_alone THEN set_config('lock_timeout', '50ms', true) END;
     a       record;
     v_first record;
     v_all   boolean := true;
@@ -36,6 +35,9 @@ DECLARE
     v_rest  jsonb := '[]';
     n       integer := 0;
 BEGIN
+    IF p_alone THEN
+        PERFORM ratelimit.bound_waits_1('50ms');
+    END IF;
     IF p_state IS NOT NULL THEN -- an upsert takes no SIREAD lock
         INSERT INTO ratelimit.reservations AS r (id, ready_us, expires_us, cost, capacity, rate, steps, step_us, phase_us, lowest,
             paid_us, release, state, name, key)

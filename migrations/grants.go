@@ -3,6 +3,7 @@ package migrations
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"unicode/utf8"
 
@@ -62,6 +63,7 @@ func Grants(cfg Config, roles Roles) (string, error) {
 	s.grant(roles.Operator, func(p privileges) string { return p.operator })
 	s.call(roles.Operator)
 	s.grant(roles.Reader, func(privileges) string { return mayRead })
+	s.call(roles.Reader, "read_rows_1") // where Citus distributes the tables
 	return s.text.String(), nil
 }
 
@@ -167,12 +169,15 @@ func (g *grants) grant(role string, of func(privileges) string) {
 	}
 }
 
-// call lets a role call the functions. They run with the role's own privileges on the tables.
-func (g *grants) call(role string) {
+// call lets a role call the functions, or only some of them. They run with the role's own privileges on the tables.
+func (g *grants) call(role string, only ...string) {
 	if role == "" {
 		return
 	}
 	for _, f := range g.functions {
+		if len(only) > 0 && !slices.Contains(only, f.Name) {
+			continue
+		}
 		fmt.Fprintf(&g.text, "GRANT EXECUTE ON FUNCTION %s TO %s;\n",
 			pgx.Identifier{g.schema, f.Name}.Sanitize(), pgx.Identifier{role}.Sanitize())
 	}

@@ -20,7 +20,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/migrations"
 )
 
-const latest = 25
+const latest = 29
 
 func TestUp(t *testing.T) {
 	t.Parallel()
@@ -465,4 +465,5 @@ func ExampleGrants() {
 	// GRANT SELECT ON "ratelimit"."refusals" TO "status_page";
 	// GRANT SELECT ON "ratelimit"."upstreams" TO "status_page";
 	// GRANT SELECT ON "ratelimit"."goose_db_version" TO "status_page";
+	// GRANT EXECUTE ON FUNCTION "ratelimit"."read_rows_1" TO "status_page";
 }

@@ -5,14 +5,11 @@ import (
 	"context"
 	"embed"
 	"errors"
-	"fmt"
 	"slices"
-	"time"
 
 	"github.com/jackc/pgx/v5"
 
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
-	"github.com/pgratelimit/pgratelimit/internal/reserved"
 	"github.com/pgratelimit/pgratelimit/internal/store"
 )
 
@@ -27,13 +24,8 @@ import (
 // a row for a full one.
 const madeTS = bucket.LongAgo - 1
 
-// Distributed is the store.Engine on tables that Citus distributes. It keeps reservations there, too.
-type Distributed struct {
-	store.Engine
-	reservations
-}
-
-type reservations = reserved.Tables
+// Distributed is the store.Engine on tables that Citus distributes.
+type Distributed struct{ store.Engine }
 
 // New returns a store for tables that Citus may distribute.
 func New(o store.Options) *store.Store {
@@ -43,11 +35,6 @@ func New(o store.Options) *store.Store {
 
 //go:embed sql/*.sql
 var files embed.FS
-
-// clock returns the time.
-func clock(ctx context.Context, u *store.Unit) (now int64, err error) {
-	return u.Ask(ctx, &pgx.Batch{}, func(pgx.BatchResults) error { return nil })
-}
 
 // keyOf returns the parameters that name a row.
 func keyOf(k bucket.Key) []any { return []any{k.Name, k.Key, k.Shard} }
@@ -66,41 +53,6 @@ func receiveRow(results pgx.BatchResults) (state bucket.State, found bool, err e
 		}
 	}
 	return state, found, rows.Err()
-}
-
-// Read reads rows, each by a statement.
-func (Distributed) Read(ctx context.Context, u *store.Unit, rows []bucket.Ask) ([]bucket.Answer, error) {
-	batch, filtered := &pgx.Batch{}, false
-	u.QueueFiltered(batch)
-	u.QueueClock(batch)
-	for i := range rows {
-		batch.Queue(u.Statement(files, "row_read"), keyOf(rows[i].Key)...)
-	}
-	answers := make([]bucket.Answer, len(rows))
-	err := u.Send(ctx, batch, func(results pgx.BatchResults) (err error) {
-		if filtered, err = store.ReceiveFiltered(results); err != nil {
-			return err
-		}
-		now, err := store.ReceiveClock(results)
-		if err != nil {
-			return err
-		}
-		for i := range rows {
-			state, found, err := receiveRow(results)
-			if err != nil {
-				return err
-			}
-			if !found {
-				state = rows[i].Terms.Full(now)
-			}
-			answers[i] = bucket.Answer{State: state, Now: now, Absent: !found}
-		}
-		return nil
-	})
-	if err == nil && filtered {
-		err = u.CheckHidden(ctx)
-	}
-	return answers, err
 }
 
 // LeavesOutHeld returns false.
@@ -211,24 +163,4 @@ func (Distributed) Save(ctx context.Context, u *store.Unit, p *bucket.Page, made
 // 15.20, not on 15.18). With it the transaction may conflict at COMMIT, where Citus does not report the outcome.
 func (e Distributed) Undo(ctx context.Context, u *store.Unit, p *bucket.Page) error {
 	return e.Save(ctx, u, p)
-}
-
-// QueueBound bounds the waits on the server that the statements are sent to: set_config would do so on one of the servers only.
-func (Distributed) QueueBound(batch *pgx.Batch, _ *store.Unit, most time.Duration) {
-	batch.Queue("SET LOCAL citus.propagate_set_commands TO 'local'")
-	batch.Queue(fmt.Sprintf("SET LOCAL lock_timeout TO %d", most.Milliseconds()))
-}
-
-// ForgetEnded finds ended reservations on all servers, and deletes each if it still is ended.
-func (Distributed) ForgetEnded(ctx context.Context, u *store.Unit) (more bool, err error) {
-	rows, err := u.Conn().Query(ctx, u.Statement(files, "reservations_ended"), int32(reserved.ForgetPage), u.AsOf(), reserved.KeepEnded.Microseconds())
-	if err != nil {
-		return false, err
-	}
-	ids, err := pgx.CollectRows(rows, pgx.RowTo[string])
-	if err != nil || len(ids) == 0 {
-		return false, err
-	}
-	_, err = u.Conn().Exec(ctx, u.Statement(files, "reservations_delete"), ids)
-	return err == nil && len(ids) == reserved.ForgetPage, err
 }

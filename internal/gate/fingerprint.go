@@ -122,8 +122,8 @@ func checkDigits(digits int, config *pgx.ConnConfig) error {
 // that looked at SERIALIZABLE loses against it. s is a session on the pool.
 func lookAndStore(ctx context.Context, s *store.Session, verb, own string, judge func(way) error) (stored string, err error) {
 	var by way
-	err = s.InOneTx(ctx, verb, func(tx *store.Session) (err error) {
-		stored, by, err = look(ctx, &tx.Unit, own)
+	err = s.Change(ctx, verb, func(ctx context.Context, s *store.Session) (err error) {
+		stored, by, err = look(ctx, &s.Unit, own)
 		return err
 	})
 	if err == nil {

@@ -149,6 +149,10 @@ const ForgetPage = 1000
 
 // ForgetEnded deletes up to ForgetPage.
 func (Tables) ForgetEnded(ctx context.Context, u *store.Unit) (more bool, err error) {
-	tag, err := u.Conn().Exec(ctx, u.Statement(files, "reservations_forget"), int32(ForgetPage), u.AsOf(), KeepEnded.Microseconds())
+	statement := "reservations_forget"
+	if u.IsRouted() {
+		statement = "reservations_forget_routed"
+	}
+	tag, err := u.Conn().Exec(ctx, u.Statement(files, statement), int32(ForgetPage), u.AsOf(), KeepEnded.Microseconds())
 	return err == nil && tag.RowsAffected() == ForgetPage, err
 }

@@ -97,12 +97,12 @@ func TestPruneKeepsABucketUnlessItIsFullUnderEachPolicy(t *testing.T) {
 	require.Equal(t, []string{"still half"}, s.freeRows())
 }
 
-// A row is spare if it was full under each policy, counted from its last slice, and its leases had ended.
+// A row is spare if it was full under each policy, counted from its last slice, and its leases had ended. So says spare_1, too.
 func TestIsSpare(t *testing.T) {
 	t.Parallel()
 	const second = int64(time.Second / time.Microsecond)
 	small, large := tokenBucket("spare", 1, time.Second, 10, 0).terms, tokenBucket("spare", 1, time.Second, 20, 0).terms
-	until := opening - PruneIdle.Microseconds()
+	until, pool := opening-PruneIdle.Microseconds(), postgrestest.New(t)
 	for name, test := range map[string]struct {
 		row  bucket.State
 		want bool
@@ -116,7 +116,20 @@ func TestIsSpare(t *testing.T) {
 		"ALeaseIsHeld":  {bucket.State{Value: 20, TS: until, Parts: &bucket.Parts{Leases: []int64{1, 1, until + 1, 1}}}, false},
 		"OfAnotherKind": {bucket.State{Value: 20, TS: until, Parts: &bucket.Parts{}}, true},
 	} {
-		require.Equal(t, test.want, IsSpare([]bucket.Terms{small, large}, opening)(test.row), name)
+		policies := []bucket.Terms{small, large}
+		require.Equal(t, test.want, IsSpare(policies, opening)(test.row), name)
+		var taken []float64
+		var fence, last *int64
+		if p := test.row.Parts; p != nil {
+			taken = p.Taken
+			if p.Leases != nil {
+				fence, last = &p.Leases[0], &p.Leases[2]
+			}
+		}
+		c, spare := columnsOf(distinct(policies)), false
+		require.NoError(t, pool.QueryRow(t.Context(), `SELECT ratelimit.spare_1($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)`, test.row.Value, test.row.TS,
+			test.row.Capacity, taken, fence, last, until, c.capacities, c.rates, c.stepUs, c.steps).Scan(&spare))
+		require.Equal(t, test.want, spare, name)
 	}
 }
 

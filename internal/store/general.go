@@ -121,7 +121,7 @@ func elementsOf(changes []change, seen []*int64) []rowAsk {
 
 // isGeneral reports whether decide_rows_1 decides on the asks.
 func (u *Unit) isGeneral(asks []bucket.Ask) bool {
-	if !decidesInSQL || u.memory != nil || u.IsRouted() && len(asks) > 1 {
+	if !decidesInSQL || u.memory != nil {
 		return false
 	}
 	for i := range asks {
@@ -228,7 +228,8 @@ func (s *Session) askInGeneral(ctx context.Context, asks []bucket.Ask, elements 
 	}
 	first := s.placeAwaited(asks, elements[0].Verb == "take")
 	isAlone := s.mode == alone
-	rows, err := s.conn.Query(ctx, s.statements.decideRows, string(text), asOf, first, int32(s.waitForOthers().Milliseconds()), isAlone, isAlone && s.relaxed)
+	rows, err := s.conn.Query(ctx, s.statements.decideRows, string(text), asOf, first, int32(s.waitForOthers().Milliseconds()), isAlone,
+		isAlone && s.relaxed && (len(asks) == 1 || !s.IsRouted())) // several servers could lose half of the call
 	if err == nil {
 		answers, decided, _, err = s.scanGeneral(ctx, rows, elements)
 	}

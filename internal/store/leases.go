@@ -118,7 +118,7 @@ type LeaseChange struct {
 
 // changesInSQL reports whether functions in the server change a lease.
 func (s *Session) changesInSQL(c *LeaseChange) bool {
-	return decidesInSQL && s.memory == nil && (s.mode != alone || s.waitFor == nil) && !s.IsRouted() && bucket.Holds(&c.Ask.Terms)
+	return decidesInSQL && s.memory == nil && (s.mode != alone || s.waitFor == nil) && bucket.Holds(&c.Ask.Terms)
 }
 
 // ChangeLease has release_1 or renew_lease_1 change a lease.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strconv"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -20,9 +21,13 @@ type postgres struct{}
 // Postgres returns that Engine.
 func Postgres() Engine { return postgres{} }
 
-// Read reads rows by buckets_read.sql.
+// Read reads rows by buckets_read.sql, or by read_rows_1.
 func (postgres) Read(ctx context.Context, u *Unit, rows []bucket.Ask) ([]bucket.Answer, error) {
-	found, err := u.conn.Query(ctx, u.statements.read, u.rowParameters(rows)...)
+	statement := u.statements.read
+	if u.IsRouted() {
+		statement = u.statements.readRows
+	}
+	found, err := u.conn.Query(ctx, statement, u.rowParameters(rows)...)
 	if err != nil {
 		return nil, err
 	}
@@ -197,7 +202,7 @@ func (postgres) Spoil(ctx context.Context, u *Unit) {
 	_, _ = u.conn.Exec(ctx, "ROLLBACK TO SAVEPOINT "+savepoint+"_cancelled") // there is none
 }
 
-// QueueBound queues setting.sql: a statement that holds rows and waits for another keeps them from others (SQLSTATE 55P03 ends the wait).
+// QueueBound queues bound_waits_1: a statement that holds rows and waits for another keeps them from others (SQLSTATE 55P03 ends the wait).
 func (postgres) QueueBound(batch *pgx.Batch, u *Unit, most time.Duration) {
-	batch.Queue(u.statements.setting, "lock_timeout", fmt.Sprint(most.Milliseconds()))
+	batch.Queue(u.statements.boundWaits, strconv.FormatInt(most.Milliseconds(), 10))
 }

@@ -3,6 +3,7 @@ package store
 import (
 	"context"
 	"hash/fnv"
+	"math"
 	"slices"
 
 	"github.com/jackc/pgx/v5"
@@ -19,14 +20,12 @@ const (
 
 // PrunePages are the parts of the buckets table that Prune looks through, each in a transaction.
 type PrunePages struct {
-	first, blocks int64 // the next block, and how many the table has
-
-	After bucket.Key // the last row read, if parts are rows
-	Done  bool       // whether all were looked at
+	first, blocks int64 // the next block, and how many the table has; in a table that Citus distributes, unknown
+	done          bool
 }
 
 // IsDone reports whether all have been looked through.
-func (p *PrunePages) IsDone() bool { return p.Done || p.first >= p.blocks }
+func (p *PrunePages) IsDone() bool { return p.done || p.first >= p.blocks }
 
 // OnePage returns a PrunePages of one part.
 func OnePage() *PrunePages { return &PrunePages{blocks: 1} }
@@ -40,6 +39,9 @@ func (p *PrunePages) Next() (first, end int64) {
 
 // PrunePages returns parts of the table.
 func (postgres) PrunePages(ctx context.Context, u *Unit) (*PrunePages, error) {
+	if u.IsRouted() {
+		return &PrunePages{blocks: math.MaxInt64}, nil
+	}
 	const size = `SELECT pg_relation_size($1::text::regclass) / current_setting('block_size')::bigint`
 	rows, err := u.conn.Query(ctx, size, u.Table())
 	if err != nil {
@@ -50,20 +52,32 @@ func (postgres) PrunePages(ctx context.Context, u *Unit) (*PrunePages, error) {
 	return p, err
 }
 
-// Prune deletes them by buckets_prune.sql.
+// Prune deletes them by buckets_prune.sql, or by prune_rows_1.
 func (postgres) Prune(ctx context.Context, u *Unit, p *PrunePages, termsOf map[string][]bucket.Terms) (deleted int64, gotLock bool, err error) {
 	if gotLock, err = u.LockPruning(ctx); !gotLock {
 		return 0, false, err
 	}
+	statement := u.statements.prune
 	first, end := p.Next()
+	if u.IsRouted() { // each of many shards has these blocks
+		end, p.first, statement, p.done = first+1, first+1, u.statements.pruneRows, len(termsOf) == 0
+	}
 	for name, terms := range termsOf {
 		c := columnsOf(distinct(terms))
-		tag, err := u.conn.Exec(ctx, u.statements.prune, name, c.capacities, c.rates, c.stepUs, c.steps,
+		rows, err := u.conn.Query(ctx, statement, name, c.capacities, c.rates, c.stepUs, c.steps,
 			first, end, PruneIdle.Microseconds(), u.AsOf())
 		if err != nil {
 			return 0, true, err
 		}
-		deleted += tag.RowsAffected()
+		n := int64(0)
+		tag, err := pgx.ForEachRow(rows, []any{&n, &p.done}, func() error { return nil })
+		if err != nil {
+			return 0, true, err
+		}
+		if !u.IsRouted() {
+			n = tag.RowsAffected()
+		}
+		deleted += n
 	}
 	return deleted, true, nil
 }

@@ -51,10 +51,9 @@ func calendarOf(t *bucket.Terms) *string {
 	return new(t.Windows.String())
 }
 
-// reserves reports whether reserve_1 can decide on c and keep its record. On tables that Citus distributes, the record may be on another
-// server than the row.
+// reserves reports whether reserve_1 can decide on c and keep its record.
 func (s *Session) reserves(c *Call) bool {
-	return decidesInSQL && c.Reserve != nil && s.memory == nil && !s.IsRouted() && (s.mode != alone || s.waitFor == nil) &&
+	return decidesInSQL && c.Reserve != nil && s.memory == nil && (s.mode != alone || s.waitFor == nil) &&
 		len(c.Asks) == 1 && c.traits.Statement == bucket.StepStatement && !c.traits.Costless
 }
 

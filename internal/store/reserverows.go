@@ -8,10 +8,9 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
 )
 
-// keeps reports whether reserve_rows_1 decides on c, if reserve_1 doesn't. On tables that Citus distributes, the record may be on another server
-// than the rows.
+// keeps reports whether reserve_rows_1 decides on c, if reserve_1 doesn't.
 func (s *Session) keeps(c *Call) bool {
-	return c.Reserve != nil && !c.Look && !s.IsRouted() && s.isGeneral(c.Asks)
+	return c.Reserve != nil && !c.Look && s.isGeneral(c.Asks)
 }
 
 // wayToKeep returns the way of a call that keeps a record. While it waits for a row that another transaction holds, its caller may still

@@ -196,7 +196,7 @@ const (
 func (s *Session) choose(c *Call) {
 	c.traits = bucket.TraitsOf(c.Asks)
 	t := &c.traits
-	isFit := decidesInSQL && s.memory == nil && t.Statement != bucket.Locked && (!s.IsRouted() || len(c.Asks) == 1 && !t.Costless && t.Statement != bucket.SlotStatement)
+	isFit := decidesInSQL && s.memory == nil && t.Statement != bucket.Locked
 	switch {
 	case c.Look, s.mode != alone && t.Costless:
 		c.way = looks
@@ -204,7 +204,7 @@ func (s *Session) choose(c *Call) {
 		c.way = s.wayToKeep(c)
 	case s.mode == alone && c.Reserve != nil && !s.reserves(c) && (len(c.Asks) == 1 || s.memory != nil || s.isGeneral(c.Asks)):
 		c.way = inOwnTx
-	case isFit && (s.mode == callersTx || len(c.Asks) == 1 || s.mode == alone && s.waitFor == nil):
+	case isFit && (s.mode == callersTx || len(c.Asks) == 1 || s.mode == alone && s.waitFor == nil && !s.IsRouted()):
 		c.way = byStatement
 	case s.isGeneral(c.Asks):
 		c.way = inGeneral

@@ -19,10 +19,10 @@ type statements struct {
 	acquire, acquireSet, release, releaseSet, renewLease               string
 	reserve, reserveRows, settle                                       string
 
-	read, lock, lockFree, save, unmake, prune string
-	readLeases, saveLeases, deleteLeases      string
+	read, readRows, lock, lockFree, save, unmake, prune, pruneRows string
+	readLeases, saveLeases, deleteLeases                           string
 
-	clock, setting string
+	clock, setting, boundWaits string
 }
 
 // Statement returns the statement in sql/name.sql of a package, which is written for the default schema, for the schema of the Store. Two packages
@@ -86,6 +86,9 @@ func newStatements(schema string) (s statements) {
 	s.reserve = callOf(schema, "reserve_1", 22, "allowed, value, ts, capacity, now_us, ready_us")
 	s.reserveRows = callOf(schema, "reserve_rows_1", 15, "allowed, value, ts, capacity, taken, now_us, mended, ready_us")
 	s.settle = callOf(schema, "settle_1", 18, "done, state, amount, name, key, shard, plan")
+	s.readRows = callOf(schema, "read_rows_1", 4, "value, ts, capacity, taken, leases, now_us, filtered")
+	s.pruneRows = callOf(schema, "prune_rows_1", 9, "deleted, done")
+	s.boundWaits = callOf(schema, "bound_waits_1", 1, "")
 	return s
 }
 

@@ -100,14 +100,6 @@ func (s *Session) ensureTx(ctx context.Context, fn func(tx *Session) error) erro
 	return s.owner.InOwnTx(ctx, s, fn)
 }
 
-// InOneTx runs statement, which sends one message, in one transaction. On Citus it begins one, because each row may be on another server.
-func (s *Session) InOneTx(ctx context.Context, verb string, statement func(tx *Session) error) error {
-	if s.IsRouted() {
-		return s.RetryTx(ctx, verb, statement)
-	}
-	return s.retry(ctx, verb, func() error { return statement(s) })
-}
-
 // RetryTx is ensureTx, and runs a transaction of its own again when it conflicts with others.
 func (s *Session) RetryTx(ctx context.Context, verb string, fn func(tx *Session) error) error {
 	if s.mode != alone {

@@ -1,8 +1,0 @@
--- Find reservations that reservations_forget.sql would delete, on all servers.
---
--- $1 limit, $2 as_of_us, $3 keep_us: how long after expires_us
-SELECT r.id::text FROM ratelimit.reservations AS r
-WHERE r.state <> 'open'
-    AND r.expires_us < coalesce($2::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) - $3::bigint
-ORDER BY r.expires_us
-LIMIT $1::integer
