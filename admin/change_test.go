@@ -158,7 +158,7 @@ func TestChanges(t *testing.T) {
 		"ReservationIsCancelled": func(f *fixture) {
 			r, err := f.Limiter.Reserve(f.Context(), tokens.For("acme").Cost(50_000))
 			require.NoError(f, err)
-			require.Contains(f, f.get(admintest.Address("reservation", "id", r.ID)).body, "ends by itself")
+			require.Contains(f, f.get(admintest.Address("reservation", "id", r.ID)).body, "expires")
 			page := f.changed("cancel", "id", r.ID)
 			require.Contains(f, page, "cancelled")
 			require.Equal(f, 120_000.0, f.Value(f, tokens.For("acme")).Tokens)

@@ -28,9 +28,9 @@ func doneText(what string) string {
 		"cancel":          "The reservation is cancelled, and its tokens are returned.",
 		"pause":           "It is paused in each process that has loaded the pause.",
 		"resume":          "The pause ends in each process that has loaded the change.",
-		"override":        "The key has an override. It is in effect from the instant below.",
+		"override":        "The key has an override. It takes effect at the time below.",
 		"remove-override": "The override ends.",
-		"put-rule":        "The rule is stored. It is in effect from the instant below.",
+		"put-rule":        "The rule is stored. It takes effect at the time below.",
 		"delete-rule":     "The rule is deleted, and the next one takes over.",
 	}[what]
 }

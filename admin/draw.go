@@ -13,14 +13,18 @@ import (
 
 // A chartSpan is the time that a chart of refusals shows, in Bars of some minutes each. The last bar has the present.
 type chartSpan struct {
-	Name string
-	Bars int
-	Bar  time.Duration
+	// Name is for addresses, and Words are for people.
+	Name, Words string
+	Bars        int
+	Bar         time.Duration
 }
 
-// spans returns what charts can show. Of a day the tables have all that was refused, unless its counts were pruned.
+// spans returns what charts can show. The tables have all that was refused, unless its counts were pruned.
 func spans() []chartSpan {
-	return []chartSpan{{"hour", 61, time.Minute}, {"day", 60, 24 * time.Minute}}
+	return []chartSpan{
+		{"15min", "15 min", 16, time.Minute}, {"1h", "1 h", 61, time.Minute},
+		{"24h", "24 h", 60, 24 * time.Minute}, {"7d", "7 d", 56, 3 * time.Hour},
+	}
 }
 
 // spanOf returns the span of a name, by default the hour.
@@ -30,7 +34,7 @@ func spanOf(name string) chartSpan {
 			return s
 		}
 	}
-	return spans()[0]
+	return spans()[1]
 }
 
 // length returns how long the span is.
@@ -48,9 +52,9 @@ type refusalBars struct {
 	Bars []bar
 	// Refused is the number of refusals, and Cost the sum of their costs in tokens. Highest is the most refusals of one bar.
 	Refused, Highest int64
-	// Allowed is the number of allowed requests.
-	Allowed int64
-	Cost    float64
+	// Allowed is the number of allowed requests. Top is the upper end of the axis: a round number.
+	Allowed, Top int64
+	Cost         float64
 	// Since is the start of the first minute. Late reports whether it is later than the requested start, because there are too many
 	// rows.
 	Since time.Time
@@ -59,7 +63,7 @@ type refusalBars struct {
 	Span chartSpan
 }
 
-// bar is a minute or more of a chart that is 61 wide and 100 high.
+// bar is a minute or more of a chart that is as wide as it has bars, and 100 high.
 type bar struct {
 	Begin            time.Time
 	Refused, Allowed int64
@@ -68,11 +72,24 @@ type bar struct {
 	AllowedHeight    float64 // from the ground up to the refusals
 }
 
+// Half is the middle of the axis, and Grid where its lines are.
+func (r refusalBars) Half() float64 { return float64(r.Top) / 2 }
+func (refusalBars) Grid() []int     { return []int{0, 50, 100} }
+
+// roundUp returns the next number of one digit and zeros.
+func roundUp(n int64) int64 {
+	digit := int64(1)
+	for n > 10*digit {
+		digit *= 10
+	}
+	return (n + digit - 1) / digit * digit
+}
+
 // AllowedY is where the allowed requests begin, under the refusals.
 func (b bar) AllowedY() float64 { return 100 - b.AllowedHeight }
 
 // lastHour returns from when to when the last hour is.
-func lastHour(now time.Time) (since, until time.Time) { return spanOf("hour").around(now) }
+func lastHour(now time.Time) (since, until time.Time) { return spanOf("1h").around(now) }
 
 // barsOf returns the bars of minutes. A minute without a request has an empty bar.
 func (s chartSpan) barsOf(minutes []inspect.Minute, since, seen time.Time) refusalBars {
@@ -90,17 +107,18 @@ func (s chartSpan) barsOf(minutes []inspect.Minute, since, seen time.Time) refus
 			highest = max(highest, r.Bars[i].Refused+r.Bars[i].Allowed)
 		}
 	}
+	r.Top = roundUp(highest)
 	height := func(n int64) float64 {
 		if n == 0 {
 			return 0
 		}
-		return math.Max(math.Round(float64(n)/float64(highest)*1000)/10, 3) // one request is seen, too
+		return math.Max(math.Round(float64(n)/float64(r.Top)*1000)/10, 3) // one request is seen, too
 	}
 	for i := range r.Bars {
 		b := &r.Bars[i]
 		b.Height = height(b.Refused)
 		b.AllowedHeight = math.Min(height(b.Allowed), 100-b.Height)
-		b.Y = 100 - b.AllowedHeight - b.Height
+		b.Y = round2(100 - b.AllowedHeight - b.Height)
 	}
 	return r
 }

@@ -18,6 +18,10 @@ func TestFormHoldsEveryKind(t *testing.T) {
 		ratelimit.SlidingWindow{Rate: 50, Period: time.Hour, Slices: 12},
 		ratelimit.CalendarWindow{Rate: 50, Resets: ratelimit.Yearly, Zone: "Europe/Berlin", FirstMonth: time.April, FirstDay: 6},
 		ratelimit.CalendarWindow{Rate: 5, Resets: ratelimit.Weekly, Zone: "UTC", FirstWeekday: time.Saturday, MaxReserved: 1},
+		ratelimit.FixedWindow{
+			Rate: 5, Period: time.Hour, MaxReserved: ratelimit.None, Start: time.Date(2026, 1, 2, 3, 4, 5, 6000, time.UTC),
+		},
+		ratelimit.TokenBucket{Rate: 5, Period: time.Hour, Capacity: 64, Shards: 8},
 		ratelimit.Concurrency{Most: 50, Lease: time.Hour},
 	} {
 		filled := form{}
@@ -31,11 +35,10 @@ func TestFormHoldsEveryKind(t *testing.T) {
 // FuzzForm parses a filled-in form. The result is an error of the form, or a rule that survives a round trip through a form.
 func FuzzForm(f *testing.F) {
 	for _, query := range []string{
-		"", "kind=token+bucket&rate=10&period=1m&capacity=1,000.5&more=shards:+4", "kind=concurrency&more=most:+5%0Alease:+90s",
-		"kind=calendar+window&rate=1e3&more=resets:+week%0D%0Afirst_weekday:+monday%0Azone:+Europe/Berlin",
-		"kind=fixed+window&rate=1&period=1us&more=start:+2026-01-01T00:00:00Z", "rate=1,5&period=1e300", "rate=1&period=1s&more=mode:+off",
-		"rate=1&period=1s&more=rate:+2", "rate=1&period=1s&more=-+limit:+b",
-		"rate=1&period=3.3333333333w", "%zz", "rate=NaN", "rate=Inf&period=1s", "rate=1e999", "rate=1&period=1s&more=%22",
+		"", "kind=token+bucket&rate=10&period=1m&capacity=1,000.5&shards=4", "kind=concurrency&most=5&lease=90s",
+		"kind=calendar+window&rate=1e3&resets=week&first_weekday=monday&zone=Europe/Berlin", "rate=1,5&period=1e300",
+		"kind=fixed+window&rate=1&period=1us&start=2026-01-01T00:00:00Z", "kind=calendar+window&rate=1&zone=%22", "kind=leaky",
+		"rate=1&period=3.3333333333w", "%zz", "rate=NaN", "rate=Inf&period=1s", "rate=1e999",
 	} {
 		f.Add(query)
 	}

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"html/template"
 	"math"
+	"regexp"
 	"strconv"
 	"strings"
 	"time"
@@ -19,7 +20,7 @@ func functions() template.FuncMap {
 	return template.FuncMap{
 		"link": link, "number": number, "whole": whole[int64], "span": span, "clock": clock, "stamp": stamp, "micros": micros, "when": when, "spell": spell,
 		"plural": plural[int64], "several": plural[int], "modeClass": modeClass,
-		"isPast": isPast, "dict": dict, "title": title,
+		"isPast": isPast, "fieldsOf": fieldsOf, "inWords": inWords, "dict": dict, "title": title,
 	}
 }
 
@@ -46,6 +47,18 @@ func number(n float64) string {
 		return "0"
 	}
 	return commas(text)
+}
+
+// longNumber matches a number of five digits or more. A year has fewer.
+var longNumber = regexp.MustCompile(`(^| )\d{5,}`)
+
+// inWords returns a policy or a rule in words, with commas in its large numbers.
+func inWords(policy any) string {
+	text := strings.ReplaceAll(fmt.Sprint(policy), "up to 0 owed", "no debt")
+	return longNumber.ReplaceAllStringFunc(text, func(number string) string {
+		digits := strings.TrimPrefix(number, " ")
+		return number[:len(number)-len(digits)] + commas(digits)
+	})
 }
 
 // title returns words as the head of a column.

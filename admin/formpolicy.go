@@ -5,43 +5,94 @@ import (
 	"fmt"
 	"net/url"
 	"regexp"
+	"slices"
 	"strings"
 
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/rules"
 )
 
-// policy returns the policy that the form says: kind, rate, period and capacity have fields, and the text box has the other fields
-// of a policy, as a rules file has them. The period is never empty, and left out of kinds that have none.
+// field is a field of a policy: its name in a rules file and in the form, and a hint. A field with Options has no other
+// values, and IsNumber is whether it is a number.
+type field struct {
+	Name, Hint string
+	Options    []string
+	IsNumber   bool
+}
+
+// Label returns the name for people.
+func (f field) Label() string { return label(f.Name) }
+
+// kinds returns the kinds of policies.
+func kinds() []string {
+	return []string{
+		string(ratelimit.KindTokenBucket), string(ratelimit.KindFixedWindow), string(ratelimit.KindSlidingWindow),
+		string(ratelimit.KindCalendarWindow), string(ratelimit.KindConcurrency),
+	}
+}
+
+// months has no month first, because the field may be left out.
+const months = ",january,february,march,april,may,june,july,august,september,october,november,december"
+
+// fieldsOf returns the fields of a kind.
+func fieldsOf(kind string) []field {
+	rate, period := field{Name: "rate", IsNumber: true}, field{Name: "period", Hint: "90s, 1h, 7d"}
+	capacity := field{Name: "capacity", Hint: "as the rate", IsNumber: true}
+	reserved := field{Name: "max_reserved", Hint: "no bound", IsNumber: true}
+	shards := field{Name: "shards", Hint: "1", IsNumber: true}
+	switch ratelimit.Kind(kind) {
+	case ratelimit.KindFixedWindow:
+		return []field{rate, period, capacity, reserved, shards, {Name: "start", Hint: "2026-01-01T00:00:00Z"}}
+	case ratelimit.KindSlidingWindow:
+		return []field{rate, period, {Name: "slices", Hint: "60", IsNumber: true}}
+	case ratelimit.KindCalendarWindow:
+		return []field{
+			rate,
+			{Name: "resets", Options: []string{"", "day", "week", "month", "quarter", "year"}},
+			{Name: "zone", Hint: "UTC"},
+			{Name: "first_weekday", Options: strings.Split(",sunday,monday,tuesday,wednesday,thursday,friday,saturday", ",")},
+			{Name: "first_day", Hint: "1", IsNumber: true},
+			{Name: "first_month", Options: strings.Split(months, ",")},
+			reserved,
+		}
+	case ratelimit.KindConcurrency:
+		return []field{{Name: "most", IsNumber: true}, {Name: "lease", Hint: "30s, 1m"}}
+	case ratelimit.KindTokenBucket:
+	}
+	return []field{rate, period, capacity, reserved, shards}
+}
+
+// kind returns the kind that the form says, by default a token bucket.
+func (f form) kind() string { return cmp.Or(f.text("kind"), string(ratelimit.KindTokenBucket)) }
+
+// policy returns the policy that the form says, by the fields of its kind.
 func (f form) policy() (ratelimit.Policy, error) {
+	kind := f.kind()
+	if !slices.Contains(kinds(), kind) {
+		return nil, wrong("The kind is %.40q. Use one of %s.", kind, strings.Join(kinds(), ", "))
+	}
 	var file strings.Builder
-	kind := cmp.Or(f.text("kind"), string(ratelimit.KindTokenBucket))
 	fmt.Fprintf(&file, "rules:\n  - limit: form\n    kind: %q\n", kind)
-	for _, name := range []string{"rate", "capacity"} {
-		n, err := f.amount(name)
-		if err != nil {
-			return nil, err
+	for _, field := range fieldsOf(kind) {
+		value := fmt.Sprintf("%q", f.text(field.Name))
+		if field.IsNumber {
+			n, err := f.amount(field.Name)
+			if err != nil {
+				return nil, err
+			}
+			if n != nil {
+				value = decimal(*n)
+			}
 		}
-		if n != nil {
-			fmt.Fprintf(&file, "    %s: %s\n", name, decimal(*n))
+		if f.text(field.Name) != "" {
+			fmt.Fprintf(&file, "    %s: %s\n", field.Name, value)
 		}
-	}
-	period := f.text("period")
-	if period != "" && kind != string(ratelimit.KindConcurrency) && kind != string(ratelimit.KindCalendarWindow) {
-		fmt.Fprintf(&file, "    period: %q\n", period)
-	}
-	for line := range strings.Lines(f.text("more")) {
-		file.WriteString("    " + strings.TrimRight(line, "\r\n") + "\n")
 	}
 	d, err := rules.Read(strings.NewReader(file.String()))
 	if err != nil {
 		return nil, wrong("%s", ofForm.ReplaceAllString(err.Error(), ""))
 	}
-	r := d.Rules[0]
-	if r.Plan != "" || r.Mode != "" || r.OnChange != "" || r.Unit != "" || r.Description != "" {
-		return nil, wrong("The text box is for fields of a policy. Mode, unit and description have fields of their own.")
-	}
-	return r.Policy, nil
+	return d.Rules[0].Policy, nil
 }
 
 // ofForm matches what an error says of a file and a rule, which the form is not.
@@ -56,18 +107,17 @@ func (f form) fill(r rules.Rule) {
 	} {
 		set(name, word)
 	}
-	var more strings.Builder
-	file, _ := rules.Document{Rules: []rules.Rule{{Limit: "form", Policy: r.Policy}}}.YAML() // none of a policy that cannot be
+	f.fillPolicy(r.Policy)
+}
+
+// fillPolicy writes a policy into the form.
+func (f form) fillPolicy(policy ratelimit.Policy) {
+	document := rules.Document{Rules: []rules.Rule{{Limit: "form", Policy: policy}}}
+	file, _ := document.YAML() // none of a policy that cannot be
 	for line := range strings.Lines(string(file)) {
-		line, isField := strings.CutPrefix(line, "    ") // of the rule
-		name, value, _ := strings.Cut(strings.TrimSpace(line), ": ")
-		switch {
-		case !isField:
-		case name == "kind", name == "rate", name == "period", name == "capacity":
-			set(name, value)
-		default:
-			more.WriteString(line)
+		if line, isField := strings.CutPrefix(line, "    "); isField { // of the rule
+			name, value, _ := strings.Cut(strings.TrimSpace(line), ": ")
+			url.Values(f).Set(name, strings.Trim(value, `"'`))
 		}
 	}
-	set("more", more.String())
 }

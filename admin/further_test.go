@@ -16,7 +16,7 @@ import (
 )
 
 var (
-	pagerLink = regexp.MustCompile(`<a href="([^"]+)">(?:Look further|Next|Older)</a>`)
+	pagerLink = regexp.MustCompile(`<a href="([^"]+)">(?:Continue|Next|Older)</a>`)
 	keyLink   = regexp.MustCompile(`<a href="key\?key=([^&"]+)&amp;limit=messages">`)
 	idLink    = regexp.MustCompile(`href="reservation\?id=([^"]+)"`)
 )
@@ -104,8 +104,8 @@ func TestMoreThanAPageShows(t *testing.T) {
 				require.Equal(t, []string{"user-024000"}, slices.Concat(f.further(test.page+"&after=user-000007", keyLink)...))
 				require.Contains(t, f.page("owed", "limit", "free-trials"), "None.")
 			case "Refused":
-				require.Contains(t, f.page("limit", "name", "messages"), `href="refused?limit=messages"`)
-				require.Len(t, found(f.page("refused", "limit", "messages"), keyLink), 30)
+				require.Contains(t, f.page("limit", "name", "messages"), `href="now?limit=messages&amp;range=1h"`)
+				require.Len(t, found(f.page("now", "limit", "messages", "range", "1h"), keyLink), 30)
 			}
 		})
 	}

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"net/http"
 	"net/url"
+	"strings"
 	"time"
 
 	"github.com/pgratelimit/pgratelimit/internal/inspect"
@@ -21,21 +22,27 @@ type keyBody struct {
 	// Plan is the plan that was chosen, if Chosen, or on which the key was seen. Plans are the plans with a rule.
 	Plan   string
 	Chosen bool
-	Plans  []string
-	Rules  *part[rules.Listing]
+	// Open is whether the form of an override is unfolded.
+	Open  bool
+	Plans []string
+	Rules *part[rules.Listing]
 	// Pause is the pause of the key or of the limit.
 	Pause      *rules.Statement
 	LimitPause *rules.Statement
 	State      *part[keyState]
-	Waiting    *part[inspect.Reservations]
-	Refusals   *part[refusalBars]
-	History    *part[[]rules.Statement]
+	// Why says why a request of the usual cost is refused, and Until when it is allowed. Empty: it is.
+	Why      string
+	Until    time.Time
+	Waiting  *part[inspect.Reservations]
+	Refusals *part[refusalBars]
+	History  *part[[]rules.Statement]
 	// Older is the version before which the history goes on; 0: this is all.
 	Older int64
 	Now   time.Time
 	// Form is what the form of an override says, Problem what is wrong with it, Says the override, and Next what it would do: on each plan
 	// if the key's plan is not known.
 	Form          url.Values
+	Kind          string // of the policy in the form: the one of the limit
 	Problem, Says string
 	Next          []nextPolicy
 }
@@ -47,38 +54,11 @@ type keyState struct {
 	// Gives says so.
 	FullIn, OneIn time.Duration
 	Gives         string
-	Curve         curve
+	// IsWindow is whether its last change is the beginning of its count.
+	IsWindow bool
+	Curve    curve
 	// Leases are those on its slots that have not ended.
 	Leases []inspect.Lease
-}
-
-// find leads from a key, as people type it, to its page. The key is in a form, so that it is in no address: where keys are
-// hashed, the page's address has the hash.
-func (v *visit) find() {
-	if err := v.r.ParseForm(); err != nil {
-		v.say(http.StatusBadRequest, "The form could not be read. Go back, and send it again.")
-		return
-	}
-	name, typed := v.r.PostForm.Get("limit"), v.r.PostForm.Get("typed")
-	limit, known := v.defined[name]
-	if !known { // which policy it has plays no part in how a key is stored
-		var err error
-		if limit, err = ratelimit.NewLimit(name, ratelimit.PerSecond(1)); err != nil {
-			v.say(http.StatusBadRequest, faultOf(err))
-			return
-		}
-	}
-	key, err := v.limiter.StoredKey(limit.For(typed))
-	if err != nil {
-		v.problem(http.StatusBadRequest, err, name)
-		return
-	}
-	address, err := link("key", "limit", name, "key", key)
-	if err != nil {
-		v.say(http.StatusInternalServerError, faultOf(err))
-		return
-	}
-	v.redirect(http.StatusSeeOther, address)
 }
 
 // key shows one bucket.
@@ -87,9 +67,16 @@ func (v *visit) key() { v.keyPage(nil) }
 // keyPage shows the page of a bucket, with what an override would do if fields are those of its form.
 func (v *visit) keyPage(fields url.Values) {
 	query := v.r.URL.Query()
-	body := keyBody{Limit: query.Get("limit"), Key: query.Get("key"), Plan: query.Get("plan"), Chosen: query.Has("plan"), Form: fields}
-	if body.Limit == "" || !query.Has("key") {
-		v.say(http.StatusNotFound, "The address names no bucket. Go back to the list of limits, and choose one.")
+	body := keyBody{
+		Limit: query.Get("limit"), Key: query.Get("key"), Plan: query.Get("plan"), Chosen: query.Has("plan"),
+		Open: query.Get("change") == "override", Form: fields,
+	}
+	switch {
+	case !query.Has("key"):
+		v.say(http.StatusNotFound, "The address names no key. Go back to the list of limits, and search for one.")
+		return
+	case body.Limit == "":
+		v.keyLimits(body.Key)
 		return
 	}
 	g := v.gather()
@@ -119,13 +106,23 @@ func (v *visit) keyPage(fields url.Values) {
 	body.Refusals = ask(g, "the refusals", func(ctx context.Context) (refusalBars, error) {
 		query := inspect.RefusalQuery{Limit: body.Limit, Key: &body.Key, Since: since, Until: until}
 		minutes, seen, err := v.reader.Refusals(ctx, query)
-		return spanOf("hour").barsOf(minutes, since, seen), err
+		return spanOf("1h").barsOf(minutes, since, seen), err
 	})
 	body.History = v.entries(g, rules.HistoryQuery{Limit: body.Limit, Key: &body.Key, Most: mostWaiting})
 	g.wait()
 	body.Older = older(body.History, mostWaiting)
+	if l, refused := body.State.Shows.Level, body.Refusals.Shows; l != nil {
+		body.Why, body.Until = l.Why(max(refused.Cost/float64(max(refused.Refused, 1)), min(1, l.Capacity)))
+	}
 	if seen := body.State.Shows.Seen; seen != nil {
 		body.Plan = seen.Plan
+	}
+	body.Kind = form(fields).kind()
+	if fields == nil && known {
+		body.Kind = string(limit.Numbers().Kind)
+		if l := body.State.Shows.Level; l != nil {
+			body.Kind = string(l.Value.Limit.Numbers().Kind)
+		}
 	}
 	if fields != nil {
 		v.foresee(&body, limit)
@@ -148,7 +145,7 @@ func (v *visit) stateOf(ctx context.Context, of subject, body *keyBody) (s keySt
 		return s, nil
 	}
 	read := func(plan string) (*inspect.Level, error) {
-		return v.reader.Level(ctx, v.limiter, of.limit.ForStored(body.Key).Plan(plan), body.Key, "the definition in the code")
+		return v.reader.Level(ctx, v.limiter, of.limit.ForStored(body.Key).Plan(plan), body.Key, inCode)
 	}
 	if body.Chosen {
 		level, err := read(body.Plan)
@@ -172,6 +169,7 @@ func (v *visit) stateOf(ctx context.Context, of subject, body *keyBody) (s keySt
 // figures computes what the page says about the level.
 func (s *keyState) figures() (err error) {
 	value := s.Value
+	s.IsWindow = strings.HasSuffix(string(value.Limit.Numbers().Kind), "window")
 	s.Curve = curveOf(value, cmp.Or(s.Changed, value.AsOf))
 	if !s.FullAt.IsZero() {
 		s.FullIn = s.FullAt.Sub(s.At)
@@ -183,7 +181,7 @@ func (s *keyState) figures() (err error) {
 	case !s.PausedUntil.IsZero():
 		s.Gives = "when the pause ends"
 	case s.Mode == ratelimit.Off:
-		s.Gives = "at once"
+		s.Gives = "now"
 	case s.Capacity == 0:
 		s.Gives = "never"
 	}

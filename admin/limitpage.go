@@ -10,6 +10,7 @@ import (
 
 	"github.com/pgratelimit/pgratelimit/internal/inspect"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
+	"github.com/pgratelimit/pgratelimit/refusals"
 	"github.com/pgratelimit/pgratelimit/rules"
 )
 
@@ -98,7 +99,8 @@ func (v *visit) limit() {
 	body.Global = ask(g, "a bucket", func(ctx context.Context) (*inspect.View, error) { return v.globalView(ctx, s) })
 	body.Owing = ask(g, "what is owed", func(ctx context.Context) (owingList, error) { return v.owingFor(ctx, s, body.Name, nil, 0) })
 	body.Hours = v.hours(g, body.Span, []string{body.Name}, body.Now)
-	body.Top = v.top(g, body.Name, body.Now, lookTop, mostTop)
+	top := refusals.TopConfig{By: refusals.ByKey, Limit: body.Name, Most: mostTop}
+	body.Top = v.top(g, top, body.Span, body.Now, lookTop)
 	body.Waiting = ask(g, "the reservations", func(ctx context.Context) (inspect.Reservations, error) {
 		return v.reader.Reservations(ctx, inspect.ReservationQuery{Limit: body.Name, Waiting: true, Most: mostWaiting})
 	})

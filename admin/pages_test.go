@@ -140,7 +140,7 @@ func TestPages(t *testing.T) {
 			f.Exec(f, `INSERT INTO ratelimit.buckets (name, key, shard, value, ts, capacity) VALUES ('open', 'ada', 0, 0, (extract(epoch FROM now()) * 1000000)::bigint, 10)`)
 			f.Take(f, logins.For("ada").Cost(10))
 			for limit, want := range map[string]string{
-				"messages": "at once", "blocked": "never", "open": "at once" /* Off refuses nobody */, "failed-logins": "min",
+				"messages": "now", "blocked": "never", "open": "now" /* Off refuses nobody */, "failed-logins": "min",
 			} {
 				require.Contains(f, f.figure(limit, "one"), want, limit)
 			}
@@ -195,7 +195,7 @@ func TestPages(t *testing.T) {
 				require.Contains(f, page, "from "+from.UTC().Format("2006-01-02 15:04:05"), address)
 				require.NotContains(f, page, `<span class="tag paused">paused</span>`, address)
 			}
-			require.Equal(f, "at once", f.figure("messages", "one"))
+			require.Equal(f, "now", f.figure("messages", "one"))
 		},
 		// A page shows what the upstream of a key accepts, as package adaptive has it.
 		"PagesOfUpstreams": func(f *fixture) {
@@ -218,25 +218,57 @@ func TestPages(t *testing.T) {
 				require.Equal(f, want, found(f.page("limit", "name", "messages", "sort", order), key), order)
 			}
 		},
+		// One box finds limits and keys. The page of a key has what each limit has about it, and why it's refused.
+		"SearchForALimitOrAKey": func(f *fixture) {
+			for typed, want := range map[string]string{
+				" messages ": "limit?name=messages", "Mess": "./?search=Mess", "ada": "key?key=ada", "": "",
+			} {
+				got := f.post("/admin/find", "typed", typed)
+				require.Equal(f, want, got.header.Get("Location"), typed)
+			}
+			require.Equal(f, "key?key=mess", f.post("/admin/find", "typed", "mess", "as", "key").header.Get("Location"))
+			require.Contains(f, f.page("", "search", "mess"), "Search for the key mess")
+
+			require.Contains(f, f.page("key", "key", "ada"), "No table has anything about this key")
+			f.Take(f, logins.For("ada").Cost(10), messages.For("ada").Cost(5))
+			_, err := f.Limiter.Reserve(f.Context(), tokens.For("ada").Cost(9))
+			require.NoError(f, err)
+			_, err = f.Store.Override(f.Context(), edit, rules.Override{Limit: "messages", Key: "ada", Multiplier: 2})
+			require.NoError(f, err)
+			f.pause(rules.Pause{Limit: "search", Key: "ada"})
+			f.Exec(f, `INSERT INTO ratelimit.refusals SELECT date_trunc('minute', now()), 'failed-logins', 'x', 'ada', false, 7, 21, 1`)
+			page := f.page("key", "key", "ada")
+			limit := regexp.MustCompile(`<th scope="row"><a href="key\?key=ada&amp;limit=[^"]*">([^<]*)</a>`)
+			require.Equal(f, []string{"failed-logins", "llm/tokens", "messages", "search"}, found(page, limit))
+			why := "<strong>Refused by failed-logins (the definition in the code)</strong>: 0 of 10 left, and a request costs 3. Allowed from 2"
+			require.Contains(f, page, why)
+			require.Contains(f, page, "2 times")
+			require.Contains(f, page, `<span class="tag paused">paused</span>`)
+			require.Contains(f, page, `9 of <a href="key?key=ada`)
+			require.Contains(f, f.page("key", "limit", "failed-logins", "key", "ada"), why)
+			require.NotContains(f, f.page("key", "limit", "messages", "key", "ada"), "<strong>Refused by")
+		},
 		// Charts show the allowed and refused requests of an hour, or of a day.
 		"RangeOfRequests": func(f *fixture) {
 			f.Exec(f, `INSERT INTO ratelimit.refusals (minute, name, route, key, shadow, refused, cost, last_us, allowed)
 			SELECT date_trunc('minute', now()) - ago, 'messages', '', '', false, n, n, (extract(epoch FROM now() - ago) * 1e6)::bigint, 100 * n
 			FROM (VALUES (interval '0', 2), (interval '5 hours', 30), (interval '5 hours 1 minute', 10), (interval '30 hours', 7)) AS v (ago, n)`)
 			for shown, want := range map[string]struct{ allowed, refused, span string }{
-				"": {"200", "2", "hour"}, "hour": {"200", "2", "hour"}, "day": {"4,200", "42", "day"},
+				"": {"200", "2", "1 h"}, "15min": {"200", "2", "15 min"}, "1h": {"200", "2", "1 h"}, "24h": {"4,200", "42", "24 h"},
+				"7d": {"4,900", "49", "7 d"},
 			} {
 				chart := "<strong>" + want.allowed + "</strong> allowed and <strong>" + want.refused + "</strong> refused in the last " + want.span
 				page := f.page("limit", "name", "messages", "range", shown)
 				require.Contains(f, page, chart)
-				require.Contains(f, page, ": 200 allowed</title>", "of the present minute")
-				if shown == "hour" {
-					require.Regexp(f, `<rect class="allowed" x="(59|60)" y="3" width="0.8" height="97">`, page, "under the refusals")
-					require.Regexp(f, `<rect x="(59|60)" y="0" width="0.8" height="3">`, page)
+				require.Contains(f, page, ": 200 allowed", "of the present minute")
+				if shown == "1h" { // of an axis up to 300
+					require.Regexp(f, `<rect class="allowed" x="(59|60)" y="33.3" width="0.8" height="66.7"/>`, page, "under the refusals")
+					require.Regexp(f, `<rect x="(59|60)" y="30.3" width="0.8" height="3"/>`, page)
+					require.Contains(f, page, "<span>300</span>")
 				}
 				require.Contains(f, f.page("", "range", shown), want.allowed+" allowed, <strong>"+want.refused+"</strong> refused")
 			}
-			require.Contains(f, f.page(""), `<a href="./?range=day&amp;search=">day</a>`)
+			require.Contains(f, f.page(""), `<a href="./?range=24h&amp;search=">24 h</a>`)
 		},
 		"PreviewSaysWhatARuleWouldHaveMeant": func(f *fixture) {
 			require.Contains(f, f.preview("90", "100", "on"), "No refusals were counted")
@@ -259,30 +291,49 @@ func TestPages(t *testing.T) {
 			require.Equal(f, before, f.written(), "a preview changes nothing")
 			require.Contains(f, f.preview("90", "120", "on"), `action="put-rule"`)
 		},
-		// The preview shows the change of a rule to another kind, and says which fields are no fields of a kind.
+		// The form has the fields of the kind of its rule, or of the page of a kind, with their values.
+		"FormOfEachKind": func(f *fixture) {
+			f.Put(f, admintest.Kinds()...)
+			name := regexp.MustCompile(`<(?:input|select) name="([a-z_]+)"`)
+			form := func(pairs ...string) string {
+				page := f.page("rule", append(pairs, "plan", "")...)
+				return page[strings.Index(page, `action="preview"`):strings.Index(page, `name="mode"`)]
+			}
+			for limit, want := range map[string][]string{
+				"messages": {"rate", "period", "capacity", "max_reserved", "shards"},
+				"exports":  {"rate", "period", "slices"},
+				"quota":    {"rate", "resets", "zone", "first_weekday", "first_day", "first_month", "max_reserved"},
+				"jobs":     {"most", "lease"},
+			} {
+				require.Equal(f, want, found(form("limit", limit), name), limit)
+			}
+			require.Contains(f, form("limit", "quota"), `<option selected>april</option>`)
+			require.Contains(f, form("limit", "quota"), `name="zone" size="8" value="Europe/Berlin"`)
+			windows := form("limit", "messages", "kind", "fixed window")
+			require.Equal(f, []string{"rate", "period", "capacity", "max_reserved", "shards", "start"}, found(windows, name))
+			require.Contains(f, windows, `name="rate" inputmode="decimal" size="8" value="60"`)
+			require.Contains(f, windows, `<input type="hidden" name="kind" value="fixed window">`)
+		},
+		// The preview shows the change of a rule to another kind, and what is wrong with its fields.
 		"PreviewOfKinds": func(f *fixture) {
 			preview := func(fields ...string) string {
 				return f.page("preview", append([]string{"limit", "messages", "plan", ""}, fields...)...)
 			}
-			page := preview("kind", "concurrency", "more", "most: 5\nlease: 30s", "mode", "on", "on_change", "keep")
+			page := preview("kind", "concurrency", "most", "5", "lease", "30s", "mode", "on", "on_change", "keep")
 			require.Contains(f, page, `<td class="before">60 per minute, capacity 100</td><td class="after">5 at a time, leases of 30s</td>`)
 			require.Contains(f, page, "What the change would do")
 			f.Put(f, rules.Rule{Limit: "messages", Policy: ratelimit.PerMinute(7)})
-			another := []string{"limit", "messages", "plan", "pro", "kind", "calendar window", "rate", "3", "more", "resets: day", "mode", "on", "on_change"}
+			another := []string{"limit", "messages", "plan", "pro", "kind", "calendar window", "rate", "3", "resets", "day", "mode", "on", "on_change"}
 			require.Contains(f, f.page("preview", append(another, "keep")...), "it changes the kind from token bucket to calendar window; set its OnChange")
 			page = f.page("preview", append(another, "reset")...)
 			require.Contains(f, page, `<td class="before">7 per minute</td><td class="after">3 per day in UTC</td>`, "a plan without a rule has the one of all")
 			for want, fields := range map[string][]string{
-				"&#34;rate&#34; is no field of a concurrency": {"kind", "concurrency", "more", "most: 5", "rate", "3"},
-				"its Most is 0":                                       {"kind", "concurrency"},
-				"&#34;most&#34; is &#34;x&#34;; write":                {"kind", "concurrency", "more", "most: x"},
-				"its Resets is not set":                               {"kind", "calendar window", "rate", "3"},
-				"its Rate is 0":                                       {"kind", "calendar window", "more", "resets: day"},
-				"&#34;capacity&#34; is no field of a sliding window":  {"kind", "sliding window", "rate", "3", "period", "1h", "capacity", "3"},
-				"it has a FirstDay, which is for Monthly":             {"kind", "calendar window", "rate", "3", "more", "resets: day\nfirst_day: 3"},
-				"&#34;rate&#34; is there twice":                       {"rate", "3", "period", "1h", "more", "rate: 4"},
-				"Mode, unit and description have fields of their own": {"rate", "3", "period", "1h", "more", "mode: off"},
-				"anchors, aliases and tags are not read":              {"rate", "3", "period", "1h", "more", "shards: &a 4"},
+				"its Most is 0":                           {"kind", "concurrency"},
+				"Most is no number from 0 up":             {"kind", "concurrency", "most", "x"},
+				"its Resets is not set":                   {"kind", "calendar window", "rate", "3"},
+				"its Rate is 0":                           {"kind", "calendar window", "resets", "day"},
+				"it has a FirstDay, which is for Monthly": {"kind", "calendar window", "rate", "3", "resets", "day", "first_day", "3"},
+				"The kind is &#34;leaky bucket&#34;":      {"kind", "leaky bucket", "rate", "3"},
 			} {
 				require.Contains(f, preview(fields...), want, fields)
 			}

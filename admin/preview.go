@@ -34,7 +34,7 @@ func policyText(policy ratelimit.Policy) string {
 	if policy == nil {
 		return "not known"
 	}
-	return policy.String()
+	return inWords(policy)
 }
 
 // numbersOf returns the numbers of a rule's policy, and 0 for each of a policy that cannot be.
@@ -92,7 +92,7 @@ func effectOf(before, after rules.Rule, all refusalBars, sums []refusals.Sum, of
 	e.Raised = (faster || larger || opened) && !e.Lowered
 	most := math.Inf(1)
 	if !opened {
-		most = mostGiven(next, spanOf("hour").length())
+		most = mostGiven(next, spanOf("1h").length())
 	}
 	e.Apart = all.Cost
 	for _, sum := range sums {

@@ -122,5 +122,5 @@ func stepsOf(r inspect.Reservation, now time.Time) []lifeStep {
 	if r.State != string(ratelimit.Open) {
 		return append(steps, lifeStep{What: r.State, Done: true})
 	}
-	return append(steps, lifeStep{What: "ends by itself", At: r.ExpiresAt})
+	return append(steps, lifeStep{What: "expires", At: r.ExpiresAt})
 }

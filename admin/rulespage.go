@@ -5,6 +5,7 @@ import (
 	"context"
 	"net/http"
 	"net/url"
+	"slices"
 	"time"
 
 	"github.com/pgratelimit/pgratelimit/internal/inspect"
@@ -51,8 +52,10 @@ const mostStored = 500
 // ruleBody is what the page of a rule shows, and its preview.
 type ruleBody struct {
 	Limit, Plan string
-	// Form is what the fields say.
+	// Form is what the fields say, Kind the kind of the policy, one of Kinds.
 	Form    url.Values
+	Kind    string
+	Kinds   []string
 	Problem string
 	List    *part[rules.Listing]
 	// Stored is the rule in force. If it is nil, there is none, and Without decides.
@@ -73,13 +76,14 @@ type ruleBody struct {
 // rule shows a rule with its history, and a form to change it.
 func (v *visit) rule() {
 	query := v.r.URL.Query()
-	v.rulePage(query.Get("limit"), query.Get("plan"), nil)
+	v.rulePage(query.Get("limit"), query.Get("plan"), query.Get("kind"), nil)
 }
 
-// rulePage shows the page of a rule. fields are the fields that were filled in; if they are nil, it shows the rule in force.
-func (v *visit) rulePage(limit, plan string, fields url.Values) {
+// rulePage shows the page of a rule. fields are the fields that were filled in; if they are nil, it shows the rule in
+// force, with the fields of a kind, or of its own.
+func (v *visit) rulePage(limit, plan, kind string, fields url.Values) {
 	g := v.gather()
-	body := ruleBody{Limit: limit, Plan: plan, Form: fields}
+	body := ruleBody{Limit: limit, Plan: plan, Form: fields, Kind: form(fields).kind(), Kinds: kinds()}
 	body.List = ask(g, "the rules", func(ctx context.Context) (rules.Listing, error) {
 		return v.list(ctx, rules.ListQuery{Limit: limit, Key: new("")})
 	})
@@ -107,6 +111,13 @@ func (v *visit) rulePage(limit, plan string, fields url.Values) {
 	default:
 		form(body.Form).fill(v.likeCode(limit, plan))
 	}
+	if slices.Contains(body.Kinds, kind) {
+		body.Form.Set("kind", kind)
+	}
+	body.Kind = form(body.Form).kind()
+	if !body.Form.Has("period") {
+		body.Form.Set("period", "1m")
+	}
 	g.show("rule.html", page{Title: "Rule", Here: "rules", Body: body})
 }
 
@@ -122,7 +133,7 @@ func (v *visit) preview() {
 		v.problem(http.StatusNotFound, wrong("%s", noRules), query.Get("limit"))
 		return
 	}
-	v.rulePage(query.Get("limit"), query.Get("plan"), query)
+	v.rulePage(query.Get("limit"), query.Get("plan"), "", query)
 }
 
 // compare lists the differences between the filled-in rule and the one in force.
@@ -158,7 +169,7 @@ func (v *visit) compare(g *gather, body *ruleBody) {
 		if later.After(seen) { // programs have written meanwhile
 			seen = later
 		}
-		all := spanOf("hour").barsOf(minutes, since, seen)
+		all := spanOf("1h").barsOf(minutes, since, seen)
 		return effectOf(old, next, all, sums, len(plansOf(body.Limit, body.List.Shows.Rules)) > 0 || body.Plan != ""), err
 	})
 }

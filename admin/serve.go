@@ -46,7 +46,7 @@ func (h *Handler) routing() map[string]route {
 		"":                 {get: (*visit).overview},
 		"limit":            {get: (*visit).limit},
 		"owed":             {get: (*visit).owing},
-		"refused":          {get: (*visit).refused},
+		"now":              {get: (*visit).now},
 		"key":              {get: (*visit).key},
 		"find":             {post: (*visit).find},
 		"state":            {get: (*visit).state},

@@ -2,7 +2,7 @@
 // module that computes as the server does. Without this script the page says what was so when it was loaded.
 import { createClient, evaluate } from './ratelimit.js';
 
-const POLL_MS = 2000;
+const POLL_MS = 2000, REFRESH_MS = 5000;
 const WIDTH = 720, HEIGHT = 200, STEPS = 180; // as the server draws
 const SHORTEST = 10e6, LONGEST = 30 * 86_400e6; // of the time ahead, in microseconds
 const MOST_SAMPLES = 2000;
@@ -18,7 +18,28 @@ addEventListener('pageshow', () => { // a page that comes back from memory may b
   for (const form of document.querySelectorAll('form[data-sent]')) delete form.dataset.sent;
 });
 
+// The numbers of the bar under the pointer are below its chart.
+document.addEventListener('pointerover', (event) => {
+  const figure = event.target.closest?.('.bars');
+  if (figure) figure.querySelector('output').textContent = event.target.querySelector('title')?.textContent ?? '';
+});
+
 for (const section of document.querySelectorAll('[data-live]')) follow(section);
+
+// Lists and charts of what happens now are replaced by those of a new load, unless somebody is using them.
+const fresh = document.querySelectorAll('[data-refresh]');
+if (fresh.length > 0) setInterval(refresh, REFRESH_MS);
+
+async function refresh() {
+  if (document.hidden) return;
+  const response = await fetch(location.href).catch(() => null);
+  if (!response?.ok) return;
+  const page = new DOMParser().parseFromString(await response.text(), 'text/html');
+  for (const part of fresh) {
+    const next = page.querySelector(`[data-refresh="${part.dataset.refresh}"]`);
+    if (next && !part.matches(':hover, :focus-within')) part.replaceChildren(...next.childNodes);
+  }
+}
 
 /** Polls the bucket of a section, and draws it. @param {HTMLElement} section */
 function follow(section) {
@@ -50,9 +71,9 @@ function follow(section) {
     section.dataset.at = now;
     figure('tokens').textContent = number(tokens);
     figure('tokens').parentElement.classList.toggle('owes', tokens < 0);
-    figure('full').textContent = resetAfterUs > 0 ? span(resetAfterUs) : 'it is full';
+    figure('full').textContent = resetAfterUs > 0 ? span(resetAfterUs) : 'full';
     figure('capacity').textContent = number(state.capacity);
-    figure('one').textContent = section.dataset.gives || (wait > 0 ? span(wait) : 'at once');
+    figure('one').textContent = section.dataset.gives || (wait > 0 ? span(wait) : 'now');
     figure('from').textContent = `${span(ahead / 2)} ago`;
     figure('to').textContent = `in ${span(ahead)}`;
     draw(section, state, past, sampled(state, now, now + ahead), from, now + ahead);

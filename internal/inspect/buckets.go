@@ -115,15 +115,27 @@ func (r *Reader) Buckets(ctx context.Context, query BucketQuery) ([]Bucket, erro
 
 // Bucket returns a bucket. It has no Rows when it is full and has none.
 func (r *Reader) Bucket(ctx context.Context, limit, key string) (Bucket, error) {
-	bucket := Bucket{Limit: limit, Key: key}
-	if err := checkBucket(limit, key); err != nil {
-		return bucket, err
+	found, err := r.BucketsAt(ctx, []Position{{Limit: limit, Key: key}})
+	if err != nil || len(found) == 0 {
+		return Bucket{Limit: limit, Key: key}, err
 	}
-	rows, err := collect(ctx, r, "bucket", rowToLeases, r.sql.bucket, limit, key)
-	for _, row := range rows {
-		bucket.Rows = append(bucket.Rows, row.Row)
+	return found[0], nil
+}
+
+// BucketsAt returns those of up to 1000 buckets that have rows, in their order.
+func (r *Reader) BucketsAt(ctx context.Context, places []Position) ([]Bucket, error) {
+	if _, err := checkMost("the number of buckets", len(places), 0, maxMost); err != nil {
+		return nil, err
 	}
-	return bucket, err
+	limits, keys := make([]string, len(places)), make([]string, len(places))
+	for i, p := range places {
+		if err := checkBucket(p.Limit, p.Key); err != nil {
+			return nil, err
+		}
+		limits[i], keys[i] = p.Limit, p.Key
+	}
+	rows, err := collect(ctx, r, "bucket", rowToLeases, r.sql.bucket, limits, keys)
+	return grouped(rows), err
 }
 
 // bucketRow is a row, and the bucket it is of.

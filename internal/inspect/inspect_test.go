@@ -56,6 +56,7 @@ func TestInvalid(t *testing.T) {
 			"Reservations/After": errOf(r.Reservations(ctx, inspect.ReservationQuery{After: &inspect.ReservationPosition{ExpiresAt: noon, ID: bad}})),
 			"Refusals":           errOf(r.Refusals(ctx, inspect.RefusalQuery{Limit: badName})),
 			"Refusals/Key":       errOf(r.Refusals(ctx, inspect.RefusalQuery{Key: &bad})),
+			"Used":               errOf(r.Used(ctx, inspect.UsedQuery{Limit: badName})),
 			"Seen":               errOf(r.Seen(ctx, inspect.SeenQuery{Limit: badName, Keys: []string{key}})),
 			"Seen/Key":           errOf(r.Seen(ctx, inspect.SeenQuery{Keys: []string{bad}})),
 		} {

@@ -66,11 +66,24 @@ func (r *Reader) RefusalsByLimit(ctx context.Context, limits []string, since, un
 			return nil, time.Time{}, err
 		}
 	}
+	return r.refusalsByLimit(ctx, limits, nil, since, until)
+}
+
+// RefusalsOfKeys is RefusalsByLimit for some keys, in all limits.
+func (r *Reader) RefusalsOfKeys(ctx context.Context, keys []string, since, until time.Time) ([]LimitMinute, time.Time, error) {
+	query := RefusalQuery{Since: since, Until: until}
+	if err := query.check(); err != nil {
+		return nil, time.Time{}, err
+	}
+	return r.refusalsByLimit(ctx, nil, keys, since, until)
+}
+
+func (r *Reader) refusalsByLimit(ctx context.Context, limits, keys []string, since, until time.Time) ([]LimitMinute, time.Time, error) {
 	seen, err := r.since(ctx, since, until, min(r.look.refusals, lookLimits))
 	if err != nil {
 		return nil, time.Time{}, err
 	}
-	minutes, err := collect(ctx, r, "refusals by limit", rowToLimitMinute, r.sql.refusalsByLimit, seen, until, limits)
+	minutes, err := collect(ctx, r, "refusals by limit", rowToLimitMinute, r.sql.refusalsByLimit, seen, until, limits, keys)
 	return minutes, seen, err
 }
 

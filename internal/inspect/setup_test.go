@@ -149,6 +149,9 @@ func queries() []query {
 		{"RefusalsByLimit", fewRefusals, func(ctx context.Context, r *inspect.Reader) error {
 			return errOf(r.RefusalsByLimit(ctx, []string{"limit-001", "limit-007", "limit-050"}, noon, hour))
 		}},
+		{"Used", few + 11, func(ctx context.Context, r *inspect.Reader) error {
+			return errOf(r.Used(ctx, inspect.UsedQuery{Since: noon, Look: few, Most: 10}))
+		}},
 		{"Seen", fewRefusals + few, func(ctx context.Context, r *inspect.Reader) error {
 			return errOf(r.Seen(ctx, inspect.SeenQuery{Limit: "limit-007", Keys: []string{key, middle}, Since: noon, Until: hour}))
 		}},

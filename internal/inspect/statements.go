@@ -26,6 +26,8 @@ var (
 	reservationsSQL string
 	//go:embed sql/reservation.sql
 	reservationSQL string
+	//go:embed sql/used.sql
+	usedSQL string
 	//go:embed sql/seen.sql
 	seenSQL string
 	//go:embed sql/upstream.sql
@@ -45,7 +47,7 @@ type statements struct {
 	reservations, reservation string
 	refusals, refusalsSince   string
 	refusalsByLimit, upstream string
-	seen, hidden              string
+	seen, used, hidden        string
 }
 
 func newStatements(schema string) statements {
@@ -57,7 +59,7 @@ func newStatements(schema string) statements {
 		owing: in(owingSQL), owingOfLimit: in(ofLimit(owingSQL)),
 		reservations: in(reservationsSQL), reservation: in(reservationSQL),
 		refusals: in(refusalsSQL), refusalsSince: in(refusalsSinceSQL),
-		refusalsByLimit: in(refusalsByLimitSQL), upstream: in(upstreamSQL), seen: in(seenSQL),
+		refusalsByLimit: in(refusalsByLimitSQL), upstream: in(upstreamSQL), seen: in(seenSQL), used: in(usedSQL),
 		hidden: "SELECT " + pgerr.Hidden("'"+strings.ReplaceAll(schema, "'", "''")+"'", "current_user", "buckets", "leases", "reservations", "refusals", "upstreams"),
 	}
 }

@@ -42,8 +42,9 @@ type Level struct {
 	// FullAt is when the bucket is full, and FreeAt when it owes nothing any more. Zero: it is, or the wait is not known.
 	FullAt time.Time `json:"full_at,omitzero"`
 	FreeAt time.Time `json:"free_at,omitzero"`
-	// PausedUntil is the end of the pause that refuses every request. Zero: there is none.
+	// PausedUntil is the end of the pause that refuses every request, and PauseReason its reason. Zero: there is none.
 	PausedUntil time.Time `json:"paused_until,omitzero"`
+	PauseReason string    `json:"pause_reason,omitzero"`
 	// Upstream is what the upstream of the key accepts. Nil: no program has reported about one.
 	Upstream *Upstream `json:"upstream,omitempty"`
 
@@ -174,7 +175,8 @@ func (r *Reader) Level(ctx context.Context, limiter *ratelimit.Limiter, request 
 		return nil, err
 	}
 	l, state := LevelOf(value), d.States[0]
-	l.DecidedBy, l.Unit, l.Mode, l.PausedUntil = DecidedBy(value.Limit.Name(), state.Rule, code), state.Unit, state.Mode, state.PausedUntil
+	l.DecidedBy, l.Unit, l.Mode = DecidedBy(value.Limit.Name(), state.Rule, code), state.Unit, state.Mode
+	l.PausedUntil, l.PauseReason = state.PausedUntil, state.PauseReason
 	l.Upstream, err = r.Upstream(ctx, value.Limit.Name(), key, value.AsOf)
 	return l, err
 }

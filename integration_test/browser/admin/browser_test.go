@@ -194,6 +194,7 @@ func TestButtons(t *testing.T) {
 	b.open(t, "/admin/")
 	require.NoError(t, chromedp.Do(b.ctx,
 		chromedp.SendKeys(`input[name=typed]`, "ada\r"), chromedp.WaitVisible(`h1 .key`),
+		chromedp.Click(`tbody th a`), chromedp.WaitVisible(`.curve`),
 		chromedp.Click(`details:has(form[action=reset]) summary`), chromedp.Click(`form[action=reset] button`),
 		chromedp.WaitVisible(`[role=status]`)))
 	require.Equal(t, 10.0, f.Value(t, logins.For("ada")).Tokens)
