@@ -68,6 +68,17 @@ func TestFunctionsUseThePrimaryKey(t *testing.T) {
 			{`'[` + generalAsk("key 17", "take", "") + `,` + generalAsk("key 18", "charge", "") + `]', NULL, NULL, 1, false, false`, 4, false},
 			{`'[` + generalAsk("key 17", "take", `, "slices": 60`) + `]', NULL, 1, 1, true, true`, 2, true},
 			{`'[` + generalAsk("no key", "credit", "") + `]', NULL, 1, 1, true, false`, 2, false},
+			{`'[` + generalAsk("key 17", "take", `, "lease_us": 1000`) + `,` + generalAsk("no key", "take", `, "lease_us": 1000`) + `]', NULL, 0, 1, true, false`, 6, true},
+			{`'[` + generalAsk("key 17", "renew", `, "lease_us": 1000, "fence": 17`) + `]', 0, 1, 1, true, false`, 2, true},
+			{`'[` + generalAsk("key 17", "release", `, "lease_us": 1000, "fence": 17`) + `]', 0, 1, 1, true, false`, 2, true},
+			{`'[` + generalAsk("key 17", "fill", `, "lease_us": 1000`) + `]', NULL, 1, 1, true, false`, 2, true},
+		},
+		"change_lease_1": {
+			{`'roomy', 'key 17', 17, NULL, 0`, 0, true},
+			{`'roomy', 'key 17', 17, 1000, 0`, 0, true},
+		},
+		"slots_1": {
+			{`'roomy', 'key 17', 5, 0, 10, NULL, NULL, NULL, 'take', 1, 0, 10, 1000, NULL, 1, 60000001, false, true`, 0, true},
 		},
 		"read_rows_1": {
 			{threeBuckets + `, NULL`, 0, true},
@@ -113,7 +124,7 @@ func TestFunctionsUseThePrimaryKey(t *testing.T) {
 			b.exec(t, fmt.Sprintf(`INSERT INTO ratelimit.buckets SELECT name, 'key ' || n, 0, 5, 0, 10
 				FROM (SELECT 17 AS n UNION SELECT generate_series(1, %d)) AS u, unnest('{other,roomy}'::text[]) AS name`, size))
 			b.exec(t, fmt.Sprintf(`INSERT INTO ratelimit.leases SELECT name, 'key ' || n, n, 5, 1
-				FROM generate_series(1, %d) AS n, unnest('{other,roomy}'::text[]) AS name`, size))
+				FROM (SELECT 17 AS n UNION SELECT generate_series(1, %d)) AS u, unnest('{other,roomy}'::text[]) AS name`, size))
 			b.exec(t, `SELECT ratelimit.reserve_1(`+oneReservation+`, 'roomy', 'reserved', 0, 1, 10, 10, 1000000, 1, 0, 0`+always+`true, NULL, NULL, 0, NULL, 1, false, true)`)
 			b.exec(t, `SELECT ratelimit.reserve_1(`+knownReservation+`'roomy', 'known', 0, 1, 10, 10, 1000000, 1, 0, 0, NULL, NULL, 1000000, true, NULL, NULL, 0, NULL, 1, false, true)`)
 			b.exec(t, "VACUUM ANALYZE ratelimit.buckets, ratelimit.reservations, ratelimit.leases")

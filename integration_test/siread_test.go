@@ -109,8 +109,8 @@ func TestDifferentKeysNeverConflict(t *testing.T) {
 	}))
 }
 
-// No verb leaves a SIREAD lock on our tables, under each plan of the server. But calls that read leases do: an Acquire over several limits, one
-// that finds leases that have ended, and Reset.
+// No verb leaves a SIREAD lock on our tables, under each plan of the server. But calls that read leases do: an Acquire that finds leases that have
+// ended, and Reset.
 func TestCallsTakeNoSIREADLock(t *testing.T) {
 	t.Parallel()
 	for _, mode := range planModes {
@@ -171,6 +171,7 @@ func callsForSIREADs(t *testing.T, b *bundle, clock *clock) (calls []func(ctx co
 	require.NoError(t, b.limiter.Cancel(t.Context(), ended))
 	acquire(t, b.limiter, full.For("here"))
 	held, lost := acquire(t, b.limiter, jobs.For("here")), acquireAndRelease(t, b.limiter)
+	both := acquire(t, b.limiter, jobs.For("both"), full.For("both"))
 	add := func(name, id string, r ratelimit.Request) {
 		calls = append(calls, func(ctx context.Context, l *ratelimit.Limiter) error { return everyCall[name](ctx, l, id, r) })
 	}
@@ -208,6 +209,14 @@ func callsForSIREADs(t *testing.T, b *bundle, clock *clock) (calls []func(ctx co
 		func(ctx context.Context, l *ratelimit.Limiter) error { return errOf(l.Acquire(ctx, jobs.For("here"))) },
 		func(ctx context.Context, l *ratelimit.Limiter) error { return errOf(l.Acquire(ctx, jobs.For("new"))) },
 		func(ctx context.Context, l *ratelimit.Limiter) error { return errOf(l.Acquire(ctx, full.For("here"))) },
+		func(ctx context.Context, l *ratelimit.Limiter) error {
+			return errOf(l.Acquire(ctx, jobs.For("here"), daylong("more", 2).For("new")))
+		},
+		func(ctx context.Context, l *ratelimit.Limiter) error {
+			return errOf(l.Acquire(ctx, jobs.For("both"), full.For("both"), roomy.For("here")))
+		},
+		func(ctx context.Context, l *ratelimit.Limiter) error { return errOf(l.RenewLease(ctx, both.ID)) },
+		func(ctx context.Context, l *ratelimit.Limiter) error { return l.Release(ctx, both.ID) },
 		func(ctx context.Context, l *ratelimit.Limiter) error { return errOf(l.RenewLease(ctx, held.ID)) },
 		func(ctx context.Context, l *ratelimit.Limiter) error { return errOf(l.RenewLease(ctx, lost)) },
 		func(ctx context.Context, l *ratelimit.Limiter) error { return l.Release(ctx, held.ID) },

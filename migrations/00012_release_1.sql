@@ -16,11 +16,10 @@ CREATE FUNCTION ratelimit.release_1(
 LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
-    v_serializable boolean := current_setting('transaction_isolation') = 'serializable';
-    v_ts           bigint;
-    v_slots        bigint;
+    v_ts    bigint;
+    v_slots bigint;
 BEGIN
-    IF v_serializable THEN
+    IF current_setting('transaction_isolation') = 'serializable' THEN
         INSERT INTO ratelimit.buckets AS b (name, key, shard, value, ts, capacity)
         VALUES (p_name, p_key, 0, p_most, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint, p_most)
         ON CONFLICT (name, key, shard) DO UPDATE SET value = b.value
@@ -32,16 +31,10 @@ BEGIN
     IF (now_us NOT BETWEEN p_since_us AND p_until_us OR v_ts NOT BETWEEN p_since_us AND p_until_us OR v_ts > now_us + 60000000) IS TRUE THEN
         RETURN;
     END IF;
-    IF v_serializable THEN -- until_us says how many they were
-        INSERT INTO ratelimit.leases AS l (name, key, fence, until_us, slots) VALUES (p_name, p_key, p_fence, 0, 0)
-        ON CONFLICT (name, key, fence) DO UPDATE SET until_us = -l.slots, slots = 0 WHERE l.until_us > now_us AND l.slots > 0
-        RETURNING -l.until_us INTO v_slots;
-    ELSE
-        DELETE FROM ratelimit.leases AS l
-        WHERE l.name = p_name AND l.key = p_key AND l.fence = p_fence AND l.until_us > now_us AND l.slots > 0 AND v_ts IS NOT NULL
-        RETURNING l.slots INTO v_slots;
+    IF v_ts IS NOT NULL THEN
+        SELECT c.slots INTO v_slots FROM ratelimit.change_lease_1(p_name, p_key, p_fence, NULL, now_us) AS c;
     END IF;
-    held := coalesce(v_slots, 0) > 0;
+    held := v_slots IS NOT NULL;
     IF held THEN
         INSERT INTO ratelimit.buckets AS b (name, key, shard, value, ts, capacity) VALUES (p_name, p_key, 0, p_most, now_us, p_most)
         ON CONFLICT (name, key, shard) DO UPDATE SET

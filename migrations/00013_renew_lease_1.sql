@@ -11,10 +11,9 @@ CREATE FUNCTION ratelimit.renew_lease_1(
 LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
-    v_serializable boolean := current_setting('transaction_isolation') = 'serializable';
-    v_ts           bigint;
+    v_ts bigint;
 BEGIN
-    IF v_serializable THEN
+    IF current_setting('transaction_isolation') = 'serializable' THEN
         INSERT INTO ratelimit.buckets AS b (name, key, shard, value, ts, capacity)
         VALUES (p_name, p_key, 0, p_most, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint, p_most)
         ON CONFLICT (name, key, shard) DO UPDATE SET value = b.value
@@ -26,15 +25,8 @@ BEGIN
     IF (now_us NOT BETWEEN p_since_us AND p_until_us OR v_ts NOT BETWEEN p_since_us AND p_until_us OR v_ts > now_us + 60000000) IS TRUE THEN
         RETURN;
     END IF;
-    IF v_serializable THEN
-        INSERT INTO ratelimit.leases AS l (name, key, fence, until_us, slots) VALUES (p_name, p_key, p_fence, 0, 0)
-        ON CONFLICT (name, key, fence) DO UPDATE SET until_us = greatest(l.until_us, now_us + p_lease_us)
-        WHERE l.until_us > now_us AND l.slots > 0
-        RETURNING nullif(l.until_us, 0) INTO until_us;
-    ELSE
-        UPDATE ratelimit.leases AS l SET until_us = greatest(l.until_us, now_us + p_lease_us)
-        WHERE l.name = p_name AND l.key = p_key AND l.fence = p_fence AND l.until_us > now_us AND l.slots > 0 AND v_ts IS NOT NULL
-        RETURNING l.until_us INTO until_us;
+    IF v_ts IS NOT NULL THEN
+        SELECT c.until_us INTO until_us FROM ratelimit.change_lease_1(p_name, p_key, p_fence, p_lease_us, now_us) AS c WHERE c.slots > 0;
     END IF;
     held := until_us IS NOT NULL;
     IF held THEN

@@ -1,14 +1,18 @@
 -- +goose Up
--- decide_rows_1 decides on one row of several buckets, all or nothing, what the functions before leave undecided: the rows may be of sliding
--- windows and of other policies, and there are more verbs than take. It's the general way, and so the slow one.
+-- decide_rows_1 decides on one row of several buckets, all or nothing, what the functions before leave undecided: the rows may be of any kind
+-- of limit and of other policies, and there are more verbs than take. It's the general way, and so the slow one.
 --
 -- p_asks is an array of objects, in the order of the primary key, in which every call locks its rows:
 --   name, key, shard, same   the row, and whether it's that of the ask before
---   verb                   take; charge, which takes also what isn't there; credit, which gives back; fill
---   amount, lowest         tokens, and the least that may remain after a take
+--   verb                   take; charge, which takes also what isn't there; credit, which gives back; fill; renew and release, of a lease
+--   amount, lowest         tokens or slots, and the least that may remain after a take
+--   within_us              a take is refused unless the bucket owes nothing any more by then; null: it may owe for longer
+--   within_from_us         the first instant at which within_us holds; null: it always does
+--   fence                  the lease to renew or release
 --   most, until_us         a credit fills the bucket up to its capacity, or to most if that's more, and gives nothing after the step that
 --                          begins at until_us
 --   capacity, rate, steps, step_us, phase_us, slices   as in take_1, and in slide_1 for a sliding window
+--   lease_us               of a limit on concurrency: how long a lease is that is taken or renewed
 --   since_us, last_us      the first and the last instant at which these numbers hold; null: they always do
 --   from_us                when the policy began; null: it always held
 --   seen_us                the ts of the row that the rest is about
@@ -22,17 +26,22 @@
 -- decision, or, if a take refuses, what there is under the policy of now. mended is whether the call has put right a row that a wrong clock
 -- had written: its tokens count from now on, also if the call refuses.
 --
+-- A take of slots takes a lease on each bucket, all under one number, and leases is as acquire_1 says: of a lease that was taken or renewed
+-- it has also number, end and slots, behind those of a lease with the number 0 for all others. A renewal extends all leases of the call or, if
+-- one isn't held, none. A release gives back those that are held. allowed is whether the lease was held.
+--
 -- p_first                  null in a caller's transaction, which waits for all rows. Otherwise the call is in a transaction of the program's: it
 --                          waits for the row of the p_first-th ask before it locks others, and then up to p_bound_ms for each of them,
---                          because it holds rows meanwhile. If that isn't enough (SQLSTATE RL003, with the place of the ask as its detail),
---                          nothing was done. 0: it waits for none before others
+--                          because it holds rows meanwhile. If that isn't enough, nothing was done, allowed is null, and held is true for the
+--                          ask of that row. 0: it waits for none before others
 -- p_alone, p_relaxed       as in take_1
 --
--- Exact at every isolation level, and without SIREAD locks, because it reads rows by writes. A refusal leaves no row locked but those that
--- it mended, and a call that's alone is refused by a look, which locks none. A rollback undoes all.
+-- Exact at every isolation level, and without SIREAD locks, because it reads rows by writes. It takes some only to find leases that have ended
+-- or are reset. A refusal leaves no row locked but those that it mended, and a call that's alone is refused by a look, which locks none. A
+-- rollback undoes all.
 -- +goose StatementBegin
 CREATE FUNCTION ratelimit.decide_rows_1(p_asks jsonb, p_as_of_us bigint, p_first integer, p_bound_ms integer, p_alone boolean, p_relaxed boolean)
-RETURNS TABLE (allowed boolean, value float8, ts bigint, capacity float8, taken float8[], now_us bigint, mended boolean)
+RETURNS TABLE (allowed boolean, value float8, ts bigint, capacity float8, taken float8[], leases bigint[], now_us bigint, mended boolean, held boolean)
 LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
@@ -57,6 +66,15 @@ DECLARE
     v_first   bigint; -- of the totals that a credit changes
     v_last    bigint;
     v_given   float8;
+    v_refused boolean := false;
+    v_slots   record;
+    v_lease   bigint[] := '{}'; -- how long leases on the row are; null: there are none
+    v_leases  text[] := '{}';   -- literals, because arrays in an array have one length
+    v_until   bigint[] := '{}'; -- of a lease that is taken
+    v_wanted  bigint[] := '{}'; -- its slots
+    v_fence   bigint;           -- its number, the same on all rows
+    v_reset   boolean;          -- whether the row is from before a reset
+    v_ahead   bigint;           -- by how much a wrong clock was
     n         integer := 0;
 BEGIN
     IF p_relaxed THEN
@@ -82,8 +100,8 @@ BEGIN
                     INSERT INTO ratelimit.buckets AS b (name, key, shard, value, ts, capacity, taken) -- only a row that is made has an empty array
                     VALUES (a.name, a.key, a.shard, a.capacity, a.phase_us, a.capacity, '{}')
                     ON CONFLICT (name, key, shard) DO UPDATE SET taken = nullif(b.taken, '{}')
-                    RETURNING b.name, b.key, b.shard, b.value, b.ts, b.capacity, b.taken, b.fence, b.ctid
-                    INTO v_row.name, v_row.key, v_row.shard, v_row.value, v_row.ts, v_row.capacity, v_row.taken, v_row.fence, v_tid;
+                    RETURNING b.name, b.key, b.shard, b.value, b.ts, b.capacity, b.taken, b.fence, b.first_us, b.last_us, b.ctid
+                    INTO v_row.name, v_row.key, v_row.shard, v_row.value, v_row.ts, v_row.capacity, v_row.taken, v_row.fence, v_row.first_us, v_row.last_us, v_tid;
                     v_made[n] := coalesce(v_row.taken = '{}', false);
                     v_tids[n] := v_tid;
                 END IF;
@@ -95,9 +113,10 @@ BEGIN
             v_now := coalesce(p_as_of_us, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint); -- behind the locks
 
             n := 0;
+            v_fence := NULL;
             FOR a IN SELECT * FROM jsonb_to_recordset(p_asks) AS u (
-                same boolean, verb text, amount float8, lowest float8, most float8, until_us bigint,
-                capacity float8, rate float8, steps float8, slices integer, step_us bigint, phase_us bigint, since_us bigint, last_us bigint,
+                same boolean, verb text, amount float8, lowest float8, most float8, until_us bigint, within_us bigint, within_from_us bigint, fence bigint,
+                capacity float8, rate float8, steps float8, slices integer, step_us bigint, phase_us bigint, lease_us bigint, since_us bigint, last_us bigint,
                 from_us bigint, seen_us bigint, passed bigint, change text,
                 was_capacity float8, was_rate float8, was_steps float8, was_slices integer, was_step_us bigint, was_phase_us bigint, was_passed bigint)
             LOOP
@@ -109,22 +128,25 @@ BEGIN
                 v_row := v_found[n];
                 v_begun := greatest(a.phase_us + (v_now - a.phase_us) / a.step_us * a.step_us, a.since_us);
                 v_quota := a.slices IS NULL AND a.step_us > 1;
-                IF v_now NOT BETWEEN a.since_us AND a.last_us
+                IF v_now NOT BETWEEN a.since_us AND a.last_us OR v_now < a.within_from_us
                     OR NOT v_made[n] AND a.same IS NOT TRUE
                         AND (v_row.ts > a.last_us AND v_row.ts <= v_now + 60000000 OR v_row.ts < a.since_us AND a.seen_us IS DISTINCT FROM v_row.ts) THEN
                     RAISE SQLSTATE 'RL002';
                 END IF;
 
                 -- The row under the policy of now.
+                v_reset := coalesce(v_row.ts < a.from_us AND a.change = 'reset', false);
                 IF a.same THEN -- it is
                 ELSIF v_made[n] THEN
                     v_row.value := a.capacity; v_row.ts := v_begun; v_row.capacity := a.capacity; v_row.taken := NULL;
-                ELSIF v_row.ts < a.from_us AND a.change = 'reset' THEN
-                    v_row.value := a.capacity; v_row.ts := a.from_us; v_row.capacity := a.capacity;
+                ELSIF v_reset THEN
+                    v_row.value := a.capacity; v_row.ts := a.from_us; v_row.capacity := a.capacity; v_row.first_us := NULL; v_row.last_us := NULL;
                     v_row.taken := CASE WHEN a.slices > 0 THEN ARRAY[a.step_us, a.capacity, 0, 0] END;
                     IF v_row.fence > 0 AND v_pass = 2 THEN -- it was a limit on concurrency
                         DELETE FROM ratelimit.leases AS l WHERE l.name = v_row.name AND l.key = v_row.key;
                     END IF;
+                ELSIF a.lease_us IS NOT NULL THEN -- held leases stay as they are
+                    v_row.ts := greatest(v_row.ts, a.from_us);
                 ELSIF v_row.ts < a.from_us AND a.slices IS NULL THEN
                     IF a.was_step_us > 1 AND v_row.capacity <> a.was_capacity THEN
                         SELECT c.value, c.capacity INTO v_row.value, v_row.capacity FROM ratelimit.carry_1(v_row.value, v_row.capacity, a.was_capacity) AS c;
@@ -163,6 +185,7 @@ BEGIN
                     SELECT c.value, c.capacity INTO v_row.value, v_row.capacity FROM ratelimit.carry_1(v_row.value, v_row.capacity, a.capacity) AS c;
                 END IF;
                 v_mended[n] := v_row.ts > v_now + 60000000;
+                v_ahead := CASE WHEN v_mended[n] THEN v_row.ts - v_now END;
                 IF v_mended[n] THEN
                     v_row.ts := v_begun;
                 END IF;
@@ -171,7 +194,29 @@ BEGIN
                 -- The row after the verb.
                 v_enough[n] := true;
                 v_writes[n] := true;
-                IF a.verb = 'fill' THEN
+                v_lease[n] := a.lease_us;
+                v_leases[n] := NULL;
+                v_until[n] := NULL;
+                IF a.lease_us IS NOT NULL THEN
+                    v_slots := ratelimit.slots_1(
+                        v_row.name, v_row.key, v_row.value, v_row.ts, v_row.capacity, v_row.fence, v_row.first_us, v_row.last_us,
+                        a.verb, a.amount, a.lowest, a.capacity, a.lease_us, a.fence, v_now, v_ahead, v_made[n] OR v_reset, v_pass = 2);
+                    v_enough[n] := v_slots.enough; v_writes[n] := v_slots.writes; v_mended[n] := v_mended[n] AND v_slots.writes;
+                    v_leases[n] := v_slots.leases; v_until[n] := v_slots.until_us; v_wanted[n] := v_slots.slots;
+                    v_row.taken := NULL;
+                    IF v_slots.free IS NOT NULL THEN
+                        v_row.value := v_slots.free; v_row.capacity := a.capacity;
+                    END IF;
+                    IF v_mended[n] THEN
+                        v_row.first_us := v_now; -- its leases are counted anew
+                    END IF;
+                    v_present[n] := v_row;
+                    v_row.value := v_slots.value; v_row.ts := v_slots.ts; v_row.capacity := v_slots.capacity; v_row.fence := v_slots.fence;
+                    v_row.first_us := v_slots.first_us; v_row.last_us := v_slots.last_us;
+                    IF v_until[n] IS NOT NULL THEN
+                        v_fence := greatest(v_fence, v_row.fence);
+                    END IF;
+                ELSIF a.verb = 'fill' THEN
                     v_row.value := a.capacity; v_row.ts := v_begun; v_row.capacity := a.capacity;
                     v_row.taken := CASE WHEN a.slices > 0 THEN ARRAY[a.step_us, a.capacity, 0, 0] END;
                 ELSIF a.slices IS NULL AND a.verb = 'credit' THEN
@@ -193,7 +238,9 @@ BEGIN
                         v_row.capacity := a.capacity;
                     END IF;
                     v_row.value := v_tokens - a.amount; v_row.ts := greatest(v_row.ts, v_begun); v_row.taken := NULL;
-                    v_enough[n] := a.verb = 'charge' OR v_row.value >= a.lowest;
+                    v_enough[n] := a.verb = 'charge' OR v_row.value >= a.lowest AND (v_row.value >= 0 OR a.within_us IS NULL OR v_row.value + (
+                        (greatest(greatest(a.phase_us + (v_now + a.within_us - a.phase_us) / a.step_us * a.step_us, a.since_us) - v_row.ts, 0)
+                            + a.step_us - 1) / a.step_us)::float8 * a.rate / a.steps >= 0);
                 ELSE
                     v_totals := CASE WHEN v_row.taken[2] = v_row.value THEN v_row.taken[3:] END;
                     IF a.verb = 'credit' AND a.until_us < 253402300799999999 THEN
@@ -239,8 +286,9 @@ BEGIN
                     v_writes[n] := v_mended[n] OR v_row IS DISTINCT FROM v_present[n];
                 END IF;
                 v_after[n] := v_row;
+                v_refused := v_refused OR NOT v_enough[n] AND a.verb <> 'release';
             END LOOP;
-            IF NOT true = ANY (v_writes) OR false = ANY (v_enough) THEN
+            IF NOT true = ANY (v_writes) OR v_refused THEN
                 RAISE SQLSTATE 'RL001';
             END IF;
         END LOOP;
@@ -249,19 +297,29 @@ BEGIN
             v_after := v_present;
             v_writes := array_fill(false, ARRAY[n]);
             v_made := v_writes;
+            v_until := '{}';
             FOR i IN 1 .. n LOOP -- no other call may have been quicker, and a row that is gone is full
                 IF v_mended[i] THEN
-                    UPDATE ratelimit.buckets AS b SET value = v_after[i].value, ts = v_after[i].ts, capacity = v_after[i].capacity, taken = v_after[i].taken
+                    UPDATE ratelimit.buckets AS b SET value = v_after[i].value, ts = v_after[i].ts, capacity = v_after[i].capacity, taken = v_after[i].taken,
+                        first_us = v_after[i].first_us, last_us = v_after[i].last_us
                     WHERE b.name = v_after[i].name AND b.key = v_after[i].key AND b.shard = v_after[i].shard
                         AND b.ts = v_found[i].ts AND b.value = v_found[i].value;
                     v_mended[i] := FOUND;
+                    IF FOUND AND v_lease[i] IS NOT NULL THEN
+                        PERFORM ratelimit.slots_1(v_after[i].name, v_after[i].key, 0, v_now, 0, NULL, NULL, NULL,
+                            'mend', 0, 0, v_after[i].capacity, v_lease[i], NULL, v_now, v_found[i].ts - v_now, false, true);
+                    END IF;
                 END IF;
             END LOOP;
         WHEN lock_not_available THEN
             IF n = p_first OR p_first IS NULL THEN
                 RAISE;
             END IF;
-            RAISE EXCEPTION 'another transaction holds the row' USING ERRCODE = 'RL003', DETAIL = n;
+            FOR i IN 1 .. jsonb_array_length(p_asks) LOOP
+                now_us := (extract(epoch FROM clock_timestamp()) * 1000000)::bigint; mended := false; held := i = n;
+                RETURN NEXT;
+            END LOOP;
+            RETURN;
         WHEN SQLSTATE 'RL002' THEN
             FOR i IN 1 .. jsonb_array_length(p_asks) LOOP
                 value := v_found[i].value; ts := CASE WHEN NOT v_made[i] THEN v_found[i].ts END; capacity := v_found[i].capacity;
@@ -272,15 +330,23 @@ BEGIN
     END;
     FOR i IN 1 .. n LOOP
         IF v_writes[i] THEN
-            INSERT INTO ratelimit.buckets AS b (name, key, shard, value, ts, capacity, taken)
-            VALUES (v_after[i].name, v_after[i].key, v_after[i].shard, v_after[i].value, v_after[i].ts, v_after[i].capacity, v_after[i].taken)
-            ON CONFLICT (name, key, shard) DO UPDATE SET value = excluded.value, ts = excluded.ts, capacity = excluded.capacity, taken = excluded.taken;
+            v_row := v_after[i];
+            IF v_until[i] IS NOT NULL THEN
+                v_row.fence := v_fence;
+                INSERT INTO ratelimit.leases AS l (name, key, fence, until_us, slots) VALUES (v_row.name, v_row.key, v_fence, v_until[i], v_wanted[i])
+                ON CONFLICT (name, key, fence) DO UPDATE SET until_us = excluded.until_us, slots = excluded.slots; -- of a row that was deleted by hand
+                v_leases[i] := format('{%s,0,%s,%s,%s,%s,%s}', v_fence, v_row.last_us, v_present[i].capacity - v_present[i].value, v_fence, v_until[i], v_wanted[i]);
+            END IF;
+            INSERT INTO ratelimit.buckets AS b (name, key, shard, value, ts, capacity, taken, fence, first_us, last_us)
+            VALUES (v_row.name, v_row.key, v_row.shard, v_row.value, v_row.ts, v_row.capacity, v_row.taken, v_row.fence, v_row.first_us, v_row.last_us)
+            ON CONFLICT (name, key, shard) DO UPDATE SET value = excluded.value, ts = excluded.ts, capacity = excluded.capacity, taken = excluded.taken,
+                fence = excluded.fence, first_us = excluded.first_us, last_us = excluded.last_us;
         ELSIF v_made[i] THEN -- for nothing; a scan for the key would take a SIREAD lock
             DELETE FROM ratelimit.buckets AS b
             WHERE b.ctid = v_tids[i] AND b.name = v_after[i].name AND b.key = v_after[i].key AND b.shard = v_after[i].shard;
         END IF;
         allowed := v_enough[i]; value := v_after[i].value; ts := v_after[i].ts; capacity := v_after[i].capacity; taken := v_after[i].taken;
-        now_us := v_now; mended := v_mended[i];
+        leases := v_leases[i]::bigint[]; now_us := v_now; mended := v_mended[i];
         RETURN NEXT;
     END LOOP;
 END $$;

@@ -10,7 +10,7 @@
 -- p_state, p_ready_us, p_started_us, p_expires_us   what the caller knows of the reservation that it takes again for; p_state null: a new one
 -- p_starts                    whether the work starts at once if it may
 --
--- The columns up to mended are those of decide_rows_1. allowed is null for all, and nothing was done, where that leaves them undecided.
+-- The columns up to held are those of decide_rows_1. allowed is null for all, and nothing was done, where that leaves them undecided.
 -- A refusal keeps nothing, or leaves the reservation as it is. In the last row, ready_us is when the work may run.
 --
 -- If the reservation is not as the caller knows it, nothing was done (SQLSTATE RL004).
@@ -22,7 +22,7 @@ CREATE FUNCTION ratelimit.reserve_rows_1(
     p_asks jsonb, p_as_of_us bigint, p_first integer, p_bound_ms integer, p_alone boolean,
     p_id uuid, p_not_before_us bigint, p_stale_us bigint, p_expire_us bigint, p_release boolean,
     p_state text, p_ready_us bigint, p_started_us bigint, p_expires_us bigint, p_starts boolean)
-RETURNS TABLE (allowed boolean, value float8, ts bigint, capacity float8, taken float8[], now_us bigint, mended boolean, ready_us bigint)
+RETURNS TABLE (allowed boolean, value float8, ts bigint, capacity float8, taken float8[], now_us bigint, mended boolean, held boolean, ready_us bigint)
 LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
@@ -55,11 +55,11 @@ BEGIN
             ratelimit.decide_rows_1(p_asks, p_as_of_us, p_first, p_bound_ms, p_alone, false),
             jsonb_to_recordset(p_asks) AS (name text, key text, shard integer, amount float8, lowest float8,
                 capacity float8, rate float8, steps float8, step_us bigint, phase_us bigint, plan text, calendar text, waits boolean, next_us bigint[])
-        ) AS u (allowed, value, ts, row_capacity, taken, now_us, mended, name, key, shard, cost, lowest,
+        ) AS u (allowed, value, ts, row_capacity, taken, leases, now_us, mended, held, name, key, shard, cost, lowest,
             capacity, rate, steps, step_us, phase_us, plan, calendar, waits, next_us)
     LOOP
         n := n + 1;
-        allowed := a.allowed; value := a.value; ts := a.ts; capacity := a.row_capacity; taken := a.taken; now_us := a.now_us; mended := a.mended;
+        allowed := a.allowed; value := a.value; ts := a.ts; capacity := a.row_capacity; taken := a.taken; now_us := a.now_us; mended := a.mended; held := a.held;
         v_all := v_all AND allowed;
         IF v_all THEN
             v_paid := now_us;

@@ -20,7 +20,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/migrations"
 )
 
-const latest = 29
+const latest = 31
 
 func TestUp(t *testing.T) {
 	t.Parallel()

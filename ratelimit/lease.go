@@ -219,7 +219,7 @@ func changeLeases(ctx context.Context, l *Limiter, verb string, leases *slots.Le
 	}
 	if c := leases.One(); c != nil && leases.Release && !l.batcher.IsClosed() {
 		err := l.batcher.Do(ctx, (&store.Call{Question: store.Question{Verb: verb, Asks: leases.Asks}, Lease: c}).Queueable())
-		if isOver := errors.Is(err, ErrClosed) || errors.Is(err, ErrOverloaded); !isOver && (err != nil || leases.Take(c)) {
+		if isOver := errors.Is(err, ErrClosed) || errors.Is(err, ErrOverloaded); !isOver && (err != nil || leases.Take(*c)) {
 			return err
 		}
 	}

@@ -1,6 +1,9 @@
 package bucket
 
-import "fmt"
+import (
+	"fmt"
+	"time"
+)
 
 // Windows are numbered windows whose lengths differ, such as months. Equal windows are equal values.
 type Windows interface {
@@ -40,6 +43,17 @@ func (t Terms) On(at int64) Terms {
 	}
 	t.Phase = PhaseOf(t.since, t.Step)
 	return t
+}
+
+// Within returns how far after an instant a server that knows only Step and Phase counts the steps that begin up to a wait after it. Of windows
+// whose lengths differ these are as many at all instants from first to last.
+func (t *Terms) Within(wait time.Duration, now int64) (us, first, last int64) {
+	if us = wait.Microseconds(); t.Windows == nil {
+		return us, 0, 0
+	}
+	i, end := t.Windows.Index(now), t.Windows.Index(now+us)
+	first, last = max(t.Windows.Begin(i), t.Windows.Begin(end)-us), min(t.Windows.Begin(i+1), t.Windows.Begin(end+1)-us)-1
+	return (end - i) * t.Step, first, last
 }
 
 // covers reports whether Step and Phase hold at an instant.

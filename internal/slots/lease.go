@@ -50,27 +50,47 @@ func (l *Leases) One() *store.LeaseChange {
 	if len(l.Asks) > 1 {
 		return nil
 	}
-	c := &store.LeaseChange{Ask: &l.Asks[0], Fence: l.Fence}
-	if !l.Release {
-		c.Length = l.Lengths[0]
-	}
-	return c
+	return &l.changes()[0]
 }
 
-// Take takes over the result of a change of the only lease. It returns false if the change is to be decided on the locked row.
-func (l *Leases) Take(c *store.LeaseChange) bool {
-	if c.Decided {
-		l.NowUs, l.EndUs, l.Lost = c.NowUs, c.End, []bool{!c.Held}
+// changes returns the changes of the leases.
+func (l *Leases) changes() []store.LeaseChange {
+	changes := make([]store.LeaseChange, len(l.Asks))
+	for i := range changes {
+		changes[i] = store.LeaseChange{Ask: &l.Asks[i], Fence: l.Fence}
+		if !l.Release {
+			changes[i].Length = l.Lengths[i]
+		}
 	}
-	return c.Decided
+	return changes
+}
+
+// Take takes over the results of changes. It returns false if they are not decided.
+func (l *Leases) Take(changes ...store.LeaseChange) bool {
+	for i, c := range changes {
+		switch {
+		case !c.Decided:
+			return false
+		case i == 0:
+			l.begin(c.NowUs)
+			l.EndUs = c.End
+		}
+		l.EndUs, l.Lost[i] = min(l.EndUs, c.End), !c.Held
+	}
+	return true
 }
 
 // Change gives back the leases that are not lost, or extends all of them unless one is lost; once.
 func (l *Leases) Change(ctx context.Context, s *store.Session) error {
 	if c := l.One(); c != nil {
-		if err := s.ChangeLease(ctx, c); err != nil || l.Take(c) {
+		if err := s.ChangeLease(ctx, c); err != nil || l.Take(*c) {
 			return err
 		}
+	}
+	changes := l.changes()
+	if decided, err := s.ChangeLeases(ctx, changes); decided || err != nil {
+		l.Take(changes...)
+		return err
 	}
 	for i := range l.Asks {
 		l.Asks[i].OfLease = true

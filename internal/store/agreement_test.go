@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"slices"
 	"testing"
 	"time"
 
@@ -162,6 +163,10 @@ func (h *twins) ask(b *twin, terms bucket.Terms) bucket.Ask {
 	if !buckettest.Possible(terms, a.Cost, a.Lowest) || !buckettest.Possible(now, a.Cost, a.Lowest) {
 		a.Cost = 0
 	}
+	if a.Lowest < 0 && h.src.Pick(3) == 0 {
+		wait := max(buckettest.Wait(now, now.Kind.Charge(now, now.FixClock(now.Carry(b.row), h.now), h.now, a.Cost), h.now, 0, 0), time.Millisecond)
+		a.Within = buckettest.One(h.src, wait, wait-time.Microsecond, time.Duration(h.src.Unit()*2*float64(wait)).Truncate(time.Microsecond)+time.Microsecond)
+	}
 	return a
 }
 
@@ -304,7 +309,7 @@ func (h *twins) take(t *testing.T, fast, general []bucket.Ask) {
 			return in.Decide(t.Context(), call)
 		}))
 	}
-	if !batched {
+	if !batched && !slices.ContainsFunc(fast, func(a bucket.Ask) bool { return a.Within > 0 }) {
 		h.calls++
 	}
 	if !batched && call.way == byStatement {

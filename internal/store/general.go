@@ -1,17 +1,15 @@
 package store
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
-	"strconv"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgtype"
 
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
-	"github.com/pgratelimit/pgratelimit/internal/pgerr"
 )
 
 // rowAsk is an element of p_asks of decide_rows_1.
@@ -26,6 +24,11 @@ type rowAsk struct {
 
 	Most    float64 `json:"most"`
 	UntilUs int64   `json:"until_us"`
+
+	WithinUs     *int64 `json:"within_us,omitempty"`
+	WithinFromUs *int64 `json:"within_from_us,omitempty"`
+	LeaseUs      *int64 `json:"lease_us,omitempty"`
+	Fence        int64  `json:"fence,omitzero"`
 
 	policyColumns
 	SinceUs *int64 `json:"since_us"`
@@ -82,20 +85,35 @@ type change struct {
 	verb   string  // of decide_rows_1
 	amount float64 // above 0
 	taken  int64   // of a credit: see Charge
+	fence  int64   // of the lease that is renewed or released
+	length int64   // of that
 }
 
-// element returns the element for the change of a bucket whose row was last seen with a ts; nil: it was not seen. It's for the same row as
-// the one before.
-func (c *change) element(same bool, seen *int64) rowAsk {
+// element returns the element for the change of a bucket at about an instant. seen is the ts with which its row was last seen; nil: it was not
+// seen. It's for the same row as the one before.
+func (c *change) element(same bool, seen *int64, now int64) rowAsk {
 	a, t := c.ask, &c.ask.Terms
 	r := rowAsk{
 		Name: a.Key.Name, Key: a.Key.Key, Shard: a.Key.Shard, Same: same, Verb: c.verb, Amount: c.amount, Lowest: a.Lowest,
 		policyColumns: policyColumns{t.Capacity, t.Rate, t.Steps, slicesOf(t), t.Step, t.Phase},
 	}
-	if c.verb == "credit" {
+	switch kind, holds := t.Kind.(bucket.Concurrent); {
+	case holds:
+		r.LeaseUs, r.Fence = &kind.Lease, c.fence
+	case c.fence > 0: // of a limit that had slots
+		r.LeaseUs, r.Fence = &c.length, c.fence
+	case c.verb == "credit":
 		r.Most, r.UntilUs = a.Most, a.CreditUntil(c.taken)
 	}
-	if r.SinceUs, r.LastUs = spanOf(t); seen == nil || r.SinceUs == nil || *seen >= *r.SinceUs {
+	r.SinceUs, r.LastUs = spanOf(t)
+	if a.Within > 0 && r.LeaseUs == nil {
+		within, from, last := t.Within(a.Within, now)
+		if r.WithinUs = &within; t.Windows != nil {
+			last = min(last, *r.LastUs)
+			r.WithinFromUs, r.LastUs = &from, &last
+		}
+	}
+	if seen == nil || r.SinceUs == nil || *seen >= *r.SinceUs {
 		return r
 	}
 	past := t.Past(*seen)
@@ -110,11 +128,11 @@ func (c *change) element(same bool, seen *int64) rowAsk {
 	return r
 }
 
-// elementsOf returns the elements for changes, whose rows were last seen with these ts.
-func elementsOf(changes []change, seen []*int64) []rowAsk {
+// elementsOf returns the elements for changes at about an instant, whose rows were last seen with these ts.
+func elementsOf(changes []change, seen []*int64, now int64) []rowAsk {
 	elements := make([]rowAsk, len(changes))
 	for i := range changes {
-		elements[i] = changes[i].element(i > 0 && changes[i-1].ask.Key == changes[i].ask.Key, seen[i])
+		elements[i] = changes[i].element(i > 0 && changes[i-1].ask.Key == changes[i].ask.Key, seen[i], now)
 	}
 	return elements
 }
@@ -124,12 +142,7 @@ func (u *Unit) isGeneral(asks []bucket.Ask) bool {
 	if !decidesInSQL || u.memory != nil {
 		return false
 	}
-	for i := range asks {
-		if a := &asks[i]; a.Terms.Kind.Statement() != bucket.StepStatement && a.Terms.Kind.Statement() != bucket.WindowStatement || a.Within != 0 {
-			return false
-		}
-	}
-	return true
+	return !u.IsRouted() || !bucket.AnyHolds(asks)
 }
 
 // mostRounds bounds how often decide_rows_1 is asked again because a policy began, or because another call was quicker with a row of
@@ -172,11 +185,11 @@ func (s *Session) decideBy(ctx context.Context, changes []change, found []bucket
 	s.EnterQueue(ctx, asks)
 	seen := make([]*int64, len(changes))
 	for range mostRounds {
-		asOf := s.AsOf()
+		asOf, now := s.AsOf(), s.Instant()
 		if len(found) > 0 {
-			asOf = arrange(changes, found, seen, asOf)
+			asOf, now = arrange(changes, found, seen, asOf)
 		}
-		elements := elementsOf(changes, seen)
+		elements := elementsOf(changes, seen, now)
 		answers, decided, err := ask(ctx, asks, elements, asOf)
 		if err != nil || decided {
 			return answers, err
@@ -186,10 +199,10 @@ func (s *Session) decideBy(ctx context.Context, changes []change, found []bucket
 	return nil, errUndecided
 }
 
-// arrange sets the terms that hold at the instant of the rows found, and when these were written. If a policy that begins less than a minute
-// later has written one of them, the changes are of its first instant, which arrange returns.
-func arrange(changes []change, found []bucket.Answer, seen []*int64, asOf *int64) *int64 {
-	now := found[0].Now
+// arrange sets the terms that hold at the instant of the rows found, which it returns, and when these were written. If a policy that begins less
+// than a minute later has written one of them, the changes are of its first instant.
+func arrange(changes []change, found []bucket.Answer, seen []*int64, asOf *int64) (as *int64, now int64) {
+	now = found[0].Now
 	for i := range changes {
 		t, key := &changes[i].ask.Terms, changes[i].ask.Key
 		switch {
@@ -212,13 +225,10 @@ func arrange(changes []change, found []bucket.Answer, seen []*int64, asOf *int64
 		}
 	}
 	if now > found[0].Now {
-		return &now
+		return &now, now
 	}
-	return asOf
+	return asOf, now
 }
-
-// codeHeld is the SQLSTATE of decide_rows_1 if another transaction holds a row.
-const codeHeld = "RL003"
 
 // askInGeneral calls decide_rows_1.
 func (s *Session) askInGeneral(ctx context.Context, asks []bucket.Ask, elements []rowAsk, asOf *int64) (answers []bucket.Answer, decided bool, err error) {
@@ -228,8 +238,9 @@ func (s *Session) askInGeneral(ctx context.Context, asks []bucket.Ask, elements 
 	}
 	first := s.placeAwaited(asks, elements[0].Verb == "take")
 	isAlone := s.mode == alone
-	rows, err := s.conn.Query(ctx, s.statements.decideRows, string(text), asOf, first, int32(s.waitForOthers().Milliseconds()), isAlone,
-		isAlone && s.relaxed && (len(asks) == 1 || !s.IsRouted())) // several servers could lose half of the call
+	// Of several servers some could lose their part of the call, and a lease is kept in any case.
+	relaxed := isAlone && s.relaxed && (len(asks) == 1 || !s.IsRouted()) && !bucket.AnyHolds(asks)
+	rows, err := s.conn.Query(ctx, s.statements.decideRows, string(text), asOf, first, int32(s.waitForOthers().Milliseconds()), isAlone, relaxed)
 	if err == nil {
 		answers, decided, _, err = s.scanGeneral(ctx, rows, elements)
 	}
@@ -238,11 +249,7 @@ func (s *Session) askInGeneral(ctx context.Context, asks []bucket.Ask, elements 
 
 // generalError returns what an error of decide_rows_1 means.
 func generalError(err error, asks []bucket.Ask, first *int32) error {
-	switch {
-	case err == nil:
-	case pgerr.Code(err) == codeHeld:
-		err = heldIn(asks, err)
-	case first != nil && *first > 0:
+	if err != nil && first != nil && *first > 0 {
 		err = waitedFor(err, asks[*first-1].Key)
 	}
 	return err
@@ -260,27 +267,34 @@ func (s *Session) placeAwaited(asks []bucket.Ask, isTake bool) *int32 {
 	return &place
 }
 
-// scanGeneral reads the answers of decide_rows_1 or of reserve_rows_1, which says when the work may run.
+// scanGeneral reads the answers of decide_rows_1 or of reserve_rows_1, which says when the work may run. It returns a heldError if another
+// transaction holds a row.
 func (s *Session) scanGeneral(ctx context.Context, rows pgx.Rows, elements []rowAsk) (answers []bucket.Answer, decided bool, ready int64, err error) {
 	answers = make([]bucket.Answer, 0, len(elements))
 	var is struct { // one allocation
-		allowed, mended pgtype.Bool
-		value, capacity pgtype.Float8
-		ts, now, ready  pgtype.Int8
-		taken           []float64
+		allowed, mended, held pgtype.Bool
+		value, capacity       pgtype.Float8
+		ts, now, ready        pgtype.Int8
+		taken                 []float64
+		leases                []int64
 	}
-	columns := []any{&is.allowed, &is.value, &is.ts, &is.capacity, &is.taken, &is.now, &is.mended, &is.ready}
+	var held error
+	columns := []any{&is.allowed, &is.value, &is.ts, &is.capacity, &is.taken, &is.leases, &is.now, &is.mended, &is.held, &is.ready}
 	_, err = pgx.ForEachRow(rows, columns[:len(rows.FieldDescriptions())], func() error {
 		a := bucket.Answer{
 			Allowed: is.allowed.Bool, Absent: !is.ts.Valid, Now: is.now.Int64,
 			State: bucket.State{Value: is.value.Float64, TS: is.ts.Int64, Capacity: is.capacity.Float64},
 		}
 		decided = is.allowed.Valid
-		if is.taken != nil {
-			a.State.Parts = &bucket.Parts{Taken: is.taken}
+		if is.taken != nil || is.leases != nil {
+			a.State.Parts = &bucket.Parts{Taken: is.taken, Leases: is.leases}
 		}
+		e := &elements[min(len(answers), len(elements)-1)]
 		if is.mended.Bool {
-			s.owner.Mended(ctx, elements[len(answers)].Name)
+			s.owner.Mended(ctx, e.Name)
+		}
+		if is.held.Bool {
+			held = &heldError{row: bucket.Key{Name: e.Name, Key: e.Key, Shard: e.Shard}}
 		}
 		answers = append(answers, a)
 		return nil
@@ -288,18 +302,5 @@ func (s *Session) scanGeneral(ctx context.Context, rows pgx.Rows, elements []row
 	if err == nil && len(answers) != len(elements) {
 		err = errNoAnswer
 	}
-	return answers, decided, is.ready.Int64, err
-}
-
-// heldIn returns the error for a row of the asks that another transaction holds.
-func heldIn(asks []bucket.Ask, err error) error {
-	var pgErr *pgconn.PgError
-	if !errors.As(err, &pgErr) {
-		return err
-	}
-	place, parsed := strconv.Atoi(pgErr.Detail)
-	if parsed != nil || place < 1 || place > len(asks) {
-		return err
-	}
-	return &heldError{row: asks[place-1].Key, err: err}
+	return answers, decided, is.ready.Int64, cmp.Or(err, held)
 }

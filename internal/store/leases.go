@@ -145,6 +145,33 @@ func (s *Session) ChangeLease(ctx context.Context, c *LeaseChange) error {
 	return err
 }
 
+// ChangeLeases has decide_rows_1 renew or release the leases of a call: it renews all or none. It decides also what ChangeLease leaves undecided.
+func (s *Session) ChangeLeases(ctx context.Context, leases []LeaseChange) (decided bool, err error) {
+	changes, asks := make([]change, len(leases)), make([]bucket.Ask, len(leases))
+	for i := range leases {
+		c := &leases[i]
+		asks[i] = *c.Ask
+		changes[i] = change{ask: &asks[i], verb: "release", fence: c.Fence, length: c.Length}
+		if c.Length > 0 {
+			changes[i].verb = "renew"
+		}
+	}
+	if !s.isGeneral(asks) {
+		return false, nil
+	}
+	answers, err := s.decideInGeneral(ctx, changes, nil)
+	if err != nil {
+		return false, err
+	}
+	for i, a := range answers {
+		c := &leases[i]
+		if c.Decided, c.Held, c.NowUs = true, a.Allowed, a.Now; a.Allowed && c.Length > 0 {
+			c.End = a.State.Leases()[0].End
+		}
+	}
+	return true, nil
+}
+
 // releaseFirst answers the calls that release leases, and returns the others. So their slots are free for the others. If another transaction
 // holds one of the rows, they are answered as undecided: each is then decided by itself.
 func (s *Session) releaseFirst(ctx context.Context, calls []*Call) (others []*Call) {

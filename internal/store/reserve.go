@@ -173,7 +173,7 @@ func (s *Session) reserveAllOn(ctx context.Context, conn Conn, calls []*Call) (e
 			batch.Queue(s.statements.reserve, s.reserveParameters(c, &rows[i])...)
 			continue
 		}
-		all[i] = elementsOf(takesOf(c.Asks), make([]*int64, len(c.Asks)))
+		all[i] = elementsOf(takesOf(c.Asks), make([]*int64, len(c.Asks)), s.Instant())
 		text, err := keptText(all[i], c.Asks, &rows[i])
 		if err != nil {
 			return err
@@ -206,6 +206,9 @@ func (s *Session) reserveAllOn(ctx context.Context, conn Conn, calls []*Call) (e
 // receiveRows reads the answer of reserve_rows_1.
 func (s *Session) receiveRows(ctx context.Context, c *Call, found pgx.Rows, elements []rowAsk, row Row) (v verdict, err error) {
 	answers, decided, ready, err := s.scanGeneral(ctx, found, elements)
+	if held := (*heldError)(nil); errors.As(err, &held) { // the other calls may go on
+		return undecided, nil
+	}
 	if err != nil || !decided {
 		return undecided, err
 	}
