@@ -121,9 +121,7 @@ func TestBatchesOfFirstCallersBesidePrune(t *testing.T) {
 func TestRefusalsInBatchesLogNothing(t *testing.T) {
 	t.Parallel()
 	fastPathOnly(t, "the general path locks rows to refuse what a look did not")
-	s := setupOwn(t, map[string]string{
-		"autovacuum": "off", "checkpoint_timeout": "1h", "wal_level": "minimal", "max_wal_senders": "0",
-	})
+	s := setupQuiet(t)
 	requests := [][]ratelimit.Request{
 		{tight.For("a")},
 		{tight.For("b").Cost(0.3)},

@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"sync"
 	"testing"
 	"time"
 
@@ -44,6 +45,25 @@ func setupOwn(t *testing.T, settings map[string]string, configure ...func(*pgxpo
 	b := open(t, postgrestest.StartOwn(t, settings).URL(), configure...)
 	require.NoError(t, migrations.Up(t.Context(), b.pool, migrations.Config{}))
 	return b
+}
+
+// quiet is a server on which one test runs at a time. It logs nothing by itself.
+var (
+	quiet = postgrestest.NewShared(func(ctx context.Context) (*postgrestest.Server, error) {
+		return postgrestest.Start(ctx, postgrestest.Options{Own: true, Settings: map[string]string{
+			"autovacuum": "off", "checkpoint_timeout": "1h", "wal_level": "minimal", "max_wal_senders": "0",
+		}})
+	})
+	quietly sync.Mutex
+)
+
+// setupQuiet is setup on the quiet server, for tests that would notice others: SERIALIZABLE transactions of another database count as
+// neighbours, and the log of changes is one for all databases.
+func setupQuiet(t *testing.T, configure ...func(*pgxpool.Config)) *bundle {
+	t.Helper()
+	quietly.Lock()
+	t.Cleanup(quietly.Unlock)
+	return open(t, quiet.NewDatabase(t), configure...)
 }
 
 // open returns a bundle on the database at url.

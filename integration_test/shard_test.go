@@ -229,7 +229,7 @@ func TestTransactionsOnDifferentShardsDoNotConflict(t *testing.T) {
 	t.Parallel()
 	fastPathOnly(t, "the general path locks all rows of a bucket")
 	transactions := testsize.Of(4, 8)
-	b := setupOwn(t, nil, func(c *pgxpool.Config) { c.MaxConns = int32(transactions) + 1 })
+	b := setupQuiet(t, func(c *pgxpool.Config) { c.MaxConns = int32(transactions) + 1 })
 	for _, limit := range []ratelimit.Limit{spread(1), spread(64)} {
 		for _, level := range levels {
 			for _, rowsExist := range []bool{true, false} {

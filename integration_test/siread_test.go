@@ -74,7 +74,7 @@ func TestDifferentKeysNeverConflict(t *testing.T) {
 	t.Parallel()
 	const workers = 8
 	jobs := daylong("jobs", 2)
-	b := setupOwn(t, nil) // the transactions of other databases of a server count as neighbours
+	b := setupQuiet(t)
 	if keepsRowLocks(t, b.pool.Config().ConnConfig) {
 		b = setupOwn(t, map[string]string{"max_pred_locks_per_page": "64"}) // as docs/operations.md says
 	}

@@ -113,6 +113,7 @@ func TestADatabaseIsDroppedWhenItsTestPassesWithConnectionsLeftOpen(t *testing.T
 // Several processes that share a server make one template, also if one of them was killed while it made the template.
 func TestTemplateIsMadeOnce(t *testing.T) {
 	t.Parallel()
+	testsize.Long(t, "a server of its own")
 	const unfinished = "ratelimit_template_unfinished"
 	server := StartOwn(t, nil)
 	require.NoError(t, createDatabase(t.Context(), server, unfinished, emptyTemplate))
