@@ -139,7 +139,8 @@ const (
 	maxEntries     = 10_000
 )
 
-// History returns statements, the newest first. Statements of rolled back transactions are not in it.
+// History returns statements, the newest first, each with the one that it replaced. Statements of rolled back transactions are
+// not in it.
 func (s *Store) History(ctx context.Context, query HistoryQuery) ([]Statement, error) {
 	if err := s.check(ctx, "history"); err != nil {
 		return nil, err
@@ -158,7 +159,7 @@ func (s *Store) History(ctx context.Context, query HistoryQuery) ([]Statement, e
 	if err := checkQuery("history", query.Limit, query.Plan, query.Key); err != nil {
 		return nil, err
 	}
-	var found []row
+	var statements []Statement
 	err := s.read(ctx, func(tx pgx.Tx) error {
 		if err := s.checkHidden(ctx, tx); err != nil {
 			return err
@@ -167,17 +168,37 @@ func (s *Store) History(ctx context.Context, query HistoryQuery) ([]Statement, e
 		if err != nil {
 			return err
 		}
-		found, err = pgx.CollectRows(rows, rowOf)
+		found, err := pgx.CollectRows(rows, rowOf)
+		if err != nil {
+			return err
+		}
+		statements, err = s.withOld(ctx, tx, found)
 		return err
 	})
 	if err != nil {
 		return nil, fmt.Errorf("rules: history: %w", explain(err, s.schema))
 	}
-	statements := make([]Statement, len(found))
-	for i := range found {
-		statements[i] = found[i].statement()
-	}
 	return statements, nil
+}
+
+// withOld returns rows as statements, with the statements that they replaced.
+func (s *Store) withOld(ctx context.Context, tx pgx.Tx, found []row) ([]Statement, error) {
+	statements, batch := make([]Statement, len(found)), pgx.Batch{}
+	for i := range found {
+		r := &found[i]
+		statements[i] = r.statement()
+		if r.of == OfPause {
+			continue
+		}
+		batch.Queue(s.sql.earlier, r.of, r.name, r.plan, r.key, r.version, r.position).Query(func(rows pgx.Rows) error {
+			old, err := pgx.CollectRows(rows, rowOf)
+			if err == nil && len(old) > 0 && old[0].says != nil && (old[0].until == nil || *old[0].until > r.made) {
+				statements[i].Old = new(old[0].statement())
+			}
+			return err
+		})
+	}
+	return statements, tx.SendBatch(ctx, &batch).Close()
 }
 
 func orNull(s string) *string {

@@ -3,6 +3,7 @@ package rules
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"math"
 	"slices"
 	"sync"
@@ -39,7 +40,7 @@ type Config struct {
 	// other definitions from the first call. Defaults to none.
 	Limits []ratelimit.Limit
 	// Observer receives each [ratelimit.RulesLoaded] and [ratelimit.RulesChecked], and each [ratelimit.PlanWithoutRule]
-	// once. Defaults to nil: no events.
+	// once. Defaults to nil: a plan without a rule is logged once, with slog's default logger.
 	Observer ratelimit.Observer
 }
 
@@ -234,13 +235,19 @@ func (u *unmatched) add(plan string) bool {
 	}
 }
 
-// checkPlan tells the Observer if plan has no rule, although other plans of the limit have one. A request without a plan
-// may have a rule of its own, which is then the default.
+// checkPlan tells the Observer or the log if plan has no rule, although other plans of the limit have one. A request without
+// a plan may have a rule of its own, which is then the default, and is not logged.
 func (s *Set) checkPlan(of *limitRules, plan string) {
-	if arg.IsNil(s.config.Observer) || len(of.bases) == 0 || of.bases[plan] != nil || plan == "" && !of.other.empty {
+	isLogged := arg.IsNil(s.config.Observer)
+	if len(of.bases) == 0 || of.bases[plan] != nil || plan == "" && (isLogged || !of.other.empty) {
 		return
 	}
-	if of.noted.unmatched.add(plan) {
+	switch {
+	case !of.noted.unmatched.add(plan):
+	case isLogged:
+		slog.Warn("ratelimit: a request's plan has no rule, but other plans have; is it misspelled?",
+			slog.String("limit", of.name), slog.String("plan", plan))
+	default:
 		s.config.Observer.Observe(context.Background(), ratelimit.PlanWithoutRule{Limit: of.name, Plan: plan})
 	}
 }

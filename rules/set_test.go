@@ -3,6 +3,8 @@ package rules_test
 import (
 	"context"
 	"fmt"
+	"log/slog"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -283,4 +285,23 @@ func ExampleStore_Override() {
 		})
 		return err
 	}
+}
+
+// TestAPlanWithoutARuleIsLogged promises that a misspelled plan is logged once by a Set without an Observer.
+//
+//nolint:paralleltest // it changes the default logger
+func TestAPlanWithoutARuleIsLogged(t *testing.T) {
+	var text strings.Builder
+	before := slog.Default()
+	slog.SetDefault(slog.New(slog.NewTextHandler(&text, nil)))
+	t.Cleanup(func() { slog.SetDefault(before) })
+	set, err := rules.SetOf(rules.Document{Rules: []rules.Rule{perMinute("messages", "pro", 50)}})
+	require.NoError(t, err)
+	for range 2 {
+		for _, plan := range []string{"pro", "", "por"} {
+			set.RulingFor(messages, plan, "ana")
+		}
+	}
+	require.Equal(t, 1, strings.Count(text.String(), "level=WARN"), text.String())
+	require.Contains(t, text.String(), "limit=messages plan=por")
 }

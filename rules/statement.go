@@ -35,6 +35,9 @@ type Statement struct {
 	Tiers    *TierSet
 	// Err is why the program cannot read the row, which was written by hand or by a later version.
 	Err error
+	// Old is the statement about the same thing that this one replaced. Nil: there was none, or it had been removed or had
+	// ended. Only History sets it, and not for pauses, of which a key may have several.
+	Old *Statement
 }
 
 // Listing is what holds now or lies ahead.
@@ -100,24 +103,37 @@ type statementText struct {
 	Author  string    `json:"author"`
 	Reason  string    `json:"reason"`
 	Says    any       `json:"says"`
+	Old     any       `json:"old,omitempty"`
 	Error   string    `json:"error,omitempty"`
 }
 
 // MarshalJSON returns the statement as a JSON object. Its field says has the fields of a rules file, or null if the thing was
-// removed.
+// removed, and its field old those of Old, or is not there.
 func (s Statement) MarshalJSON() ([]byte, error) {
-	text := statementText{s.Of, s.Limit, s.Plan, s.Key, s.Version, s.Made, s.From, s.Until, s.Author, s.Reason, nil, ""}
-	switch {
-	case s.Err != nil:
+	text := statementText{
+		Of: s.Of, Limit: s.Limit, Plan: s.Plan, Key: s.Key, Version: s.Version, Made: s.Made, From: s.From, Until: s.Until,
+		Author: s.Author, Reason: s.Reason, Says: s.says(),
+	}
+	if s.Old != nil {
+		text.Old = s.Old.says()
+	}
+	if s.Err != nil {
 		text.Error = s.Err.Error()
-	case s.Rule != nil:
-		text.Says = s.Rule
-	case s.Override != nil:
-		text.Says = s.Override
-	case s.Pause != nil:
-		text.Says = struct{}{}
-	case s.Tiers != nil:
-		text.Says = s.Tiers
 	}
 	return json.Marshal(text)
+}
+
+// says returns what the statement says for JSON.
+func (s *Statement) says() any {
+	switch {
+	case s.Rule != nil:
+		return s.Rule
+	case s.Override != nil:
+		return s.Override
+	case s.Pause != nil:
+		return struct{}{}
+	case s.Tiers != nil:
+		return s.Tiers
+	}
+	return nil
 }

@@ -13,7 +13,7 @@ type statements struct {
 	before, bump, replace, state, met, notify string
 	hashed, versionAndTime, hidden            string
 	schema                                    string
-	load, list, history                       string
+	load, list, history, earlier              string
 }
 
 // statementsFor returns the statements with the schema's name in place of ratelimit.
@@ -26,7 +26,7 @@ func statementsFor(schema string) statements {
 	return statements{
 		before: in(before), bump: in(bump), replace: in(replace), state: in(state), met: in(met), notify: notify, hashed: in(hashed),
 		versionAndTime: seen(versionAndTime), hidden: seen(hidden), schema: schema, load: in(loadRows),
-		list: in(list), history: in(history),
+		list: in(list), history: in(history), earlier: in(earlier),
 	}
 }
 
@@ -101,6 +101,12 @@ const (
 		WHERE of = $1 AND says IS NOT NULL AND name BETWEEN $2 AND $3 AND (key BETWEEN $4 AND $5 OR of = 'pause' AND key = '')
 			AND (name, key) > ($6, $7) AND (end_us > greatest(from_us, $8::bigint) OR end_us IS NULL)
 		ORDER BY name, key, plan, from_us LIMIT $9`
+
+	// earlier returns the last row about a thing before the version $5 and the position $6.
+	earlier = `SELECT ` + columns + ` FROM ratelimit.rules
+		WHERE of = $1::text AND name = $2::text AND plan = $3::text AND key = $4::text
+			AND (version < $5::bigint OR version = $5 AND position < $6::integer)
+		ORDER BY version DESC, position DESC LIMIT 1`
 
 	// history returns the newest $6 rows before the version $1.
 	history = `SELECT ` + columns + ` FROM ratelimit.rules

@@ -327,6 +327,19 @@ func TestHistory(t *testing.T) {
 	require.Equal(t, "first", history[9].Reason)
 	require.Equal(t, perMinute("messages", "", 5).Policy.String(), history[9].Rule.Policy.String())
 
+	var old []string
+	for _, s := range history {
+		if s.Old == nil {
+			old = append(old, "-")
+			continue
+		}
+		old = append(old, s.Old.String())
+	}
+	second := until.Format("2006-01-02 15:04:05Z")
+	require.Equal(t, []string{
+		"60 per minute", "-", "-", "-", "1 per second (fixed window), on change reset", "as on plan pro, until " + second, "-", "-", "5 per minute", "-",
+	}, old)
+
 	some := func(query rules.HistoryQuery) int {
 		found, err := f.store.History(ctx, query)
 		require.NoError(t, err)

@@ -62,8 +62,10 @@ type ReservationQuery struct {
 	// State is "open", "settled", "cancelled" or "expired". Empty: all.
 	State string
 	// Limit and Key select by the limit and the stored key of one of the buckets. Nil Key: any; empty Limit: any.
+	// Keys are the keys if there are several.
 	Limit string
 	Key   *string
+	Keys  []string
 	// Waiting selects open reservations whose work may not begin yet.
 	Waiting bool
 	// After is the last one before. Nil: with the first.
@@ -100,12 +102,16 @@ func (r *Reader) Reservations(ctx context.Context, query ReservationQuery) (Rese
 	if err != nil {
 		return Reservations{}, err
 	}
+	keys := query.Keys
+	if query.Key != nil {
+		keys = []string{*query.Key}
+	}
 	afterUs, afterID := int64(math.MinInt64), "00000000-0000-0000-0000-000000000000"
 	if query.After != nil {
 		afterUs, afterID = query.After.ExpiresAt.UnixMicro(), query.After.ID
 	}
 	rows, err := collect(ctx, r, "reservations", rowToReservation, r.sql.reservations, afterUs, afterID, r.look.reservations,
-		query.State, query.Waiting, query.Limit, query.Key, most+1)
+		query.State, query.Waiting, query.Limit, keys, most+1)
 	if err != nil || len(rows) == 0 {
 		return Reservations{}, err
 	}

@@ -142,6 +142,12 @@ func queries() []query {
 		{"Now", 0, func(ctx context.Context, r *inspect.Reader) error { return errOf(r.Now(ctx)) }},
 		{"Limits", 101, func(ctx context.Context, r *inspect.Reader) error { return errOf(r.Limits(ctx, "", 1000)) }},
 		{"Bucket", 1, func(ctx context.Context, r *inspect.Reader) error { return errOf(r.Bucket(ctx, "limit-050", key)) }},
+		{"BucketsAt", 2, func(ctx context.Context, r *inspect.Reader) error {
+			return errOf(r.BucketsAt(ctx, []inspect.Position{{Limit: "limit-050", Key: key}, {Limit: "limit-051", Key: key}}))
+		}},
+		{"RefusalsOfKeys", fewRefusals, func(ctx context.Context, r *inspect.Reader) error {
+			return errOf(r.RefusalsOfKeys(ctx, []string{key, middle}, noon, hour))
+		}},
 		{"Upstream", 1, func(ctx context.Context, r *inspect.Reader) error {
 			return errOf(r.Upstream(ctx, "limit-050", key, noon))
 		}},
@@ -167,6 +173,7 @@ func queries() []query {
 		owing("OfLimitOfEightRows", 200*8, inspect.OwingQuery{Limit: "limit-001"}),
 		reservations("", inspect.ReservationQuery{}),
 		reservations("Last", inspect.ReservationQuery{After: &inspect.ReservationPosition{ExpiresAt: noon.Add(15 * time.Second), ID: number(0)}}),
+		reservations("OfKeys", inspect.ReservationQuery{Keys: []string{key, middle}, State: "open"}),
 		reservations("OfKey", inspect.ReservationQuery{Limit: "limit-007", Key: &key, State: "open", Waiting: true}),
 		byMinute("", inspect.RefusalQuery{}),
 		byMinute("OfLimit", inspect.RefusalQuery{Limit: "limit-007"}),

@@ -11,7 +11,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// Why returns, for people, why a request with a cost is refused at the instant of the level, and until when. It returns ""
+// Why returns, for people, why a request with a cost is refused at the time of the level, and until when. It returns ""
 // if the request is allowed, and the zero time if waiting doesn't help.
 func (l *Level) Why(cost float64) (why string, until time.Time) {
 	if l.Mode == ratelimit.Shadow || l.Mode == ratelimit.Off {
@@ -24,7 +24,8 @@ func (l *Level) Why(cost float64) (why string, until time.Time) {
 	asked := words.Number(cost)
 	switch {
 	case errors.Is(err, ratelimit.ErrCostExceedsCapacity):
-		return fmt.Sprintf("a request costs %s, and the limit allows at most %s", asked, words.Number(l.Capacity)), time.Time{}
+		why = fmt.Sprintf("a request costs %s, and the limit allows at most %s", asked, words.Number(l.Capacity))
+		return why, time.Time{}
 	case err != nil || wait == 0:
 		return "", time.Time{}
 	case l.Value.Limit.Numbers().Kind == ratelimit.KindConcurrency:

@@ -87,8 +87,8 @@ libpq (PGHOST, PGDATABASE, PGSERVICE and others). No error prints the connection
 	flags.StringVar(&a.options.databaseURL, "database-url", "", "connection string of the database; safer in RATELIMIT_DATABASE_URL, because other users can see arguments")
 	flags.StringVar(&a.options.schema, "schema", "ratelimit", "schema of the tables")
 	flags.DurationVar(&a.options.timeout, "timeout", defaultTimeout, "time limit for the database; 0: none")
-	root.AddCommand(a.migrateCommands(), a.rulesCommands(), a.getCommand(), a.checkCommand(), a.takeCommand(), a.resetCommand(),
-		a.creditCommand(), a.pauseCommand(), a.resumeCommand(), a.topCommand(), a.reservationsCommands(), a.leasesCommands(), a.pruneCommand(), a.maintainCommand(),
+	root.AddCommand(a.migrateCommands(), a.rulesCommands(), a.overrideCommands(), a.keyCommand(), a.getCommand(), a.checkCommand(), a.takeCommand(), a.resetCommand(),
+		a.creditCommand(), a.unlockCommand(), a.pauseCommand(), a.resumeCommand(), a.topCommand(), a.reservationsCommands(), a.leasesCommands(), a.pruneCommand(), a.maintainCommand(),
 		a.serveCommand(), a.simulateCommand(), a.doctorCommand(), a.playgroundCommand(), a.grantsCommand(), a.versionCommand())
 	root.AddCommand(topics()...)
 	asGroup(root)

@@ -370,14 +370,14 @@ overrides:
 	for _, command := range []string{
 		"version", "migrate status", "migrate up", "rules validate -f FILE", "rules list", "rules get sends",
 		"take sends ada --cost 4", "check sends ada", "take sends ada --cost 7", "get sends ada", "get sends bob", "credit sends ada --cost 1", "reset sends ada --yes",
-		"pause sends eve --for 1h", "get sends eve", "take sends eve", "resume sends eve",
+		"pause sends eve --for 1h", "get sends eve", "take sends eve", "key eve", "resume sends eve",
 		"top --by refusals", "top --by owed", "top --by reservations", "get later ada",
 		"reservations list", "reservations cancel RESERVATION --yes", "leases list jobs acme", "get jobs acme", "leases release jobs acme --fence FENCE --yes",
 		"prune sends --yes", "simulate -f SIMULATED --by address LOG", "get later nobody", "get nothing ada",
-		"rules diff -f FILE", "rules apply -f FILE --yes", "rules history", "doctor", "migrate down --yes",
+		"rules diff -f FILE", "rules apply -f FILE --yes", "override set sends eve --multiplier 3 --yes", "rules history", "doctor", "migrate down --yes",
 	} {
 		args := split(names.Replace(command))
-		if regexp.MustCompile(`^(rules apply|pause|resume)`).MatchString(command) {
+		if regexp.MustCompile(`^(rules apply|override|pause|resume)`).MatchString(command) {
 			args = append(args, author...)
 		}
 		r := f.run(t, append(args, "-o", "json")...)

@@ -26,9 +26,11 @@ func KeyText(key string) string { return keyText(key) }
 // Views are what -o json prints, by the names that docs/cli.md gives them.
 func Views() map[string]any {
 	return map[string]any{
-		"`get`": bucketView{}, "one of the plans of `get`": planView{}, "a row of a bucket": inspect.Row{}, "a minute of refusals": inspect.Minute{},
+		"`key`": keyView{}, "a limit of `key`": keyLimitView{}, "why `key` is refused": keyRefusal{},
+		"`get`": bucketView{}, "one of the plans of `get`": inspect.PlanLevel{}, "what was seen of a bucket": inspect.Seen{}, "a row of a bucket": inspect.Row{}, "a minute of refusals": inspect.Minute{},
 		"`check`, `take`": decisionView{}, "`reset`, `credit`": inspect.View{},
 		"`pause`, `resume`":     changedView{},
+		"`unlock`":              unlockedView{},
 		"`rules diff`: of each": changeView{}, "`rules apply`": appliedView{}, "`rules history`: of each": rules.Statement{},
 		"`top --by refusals`: of each": sumView{}, "`top --by owed`: of each": inspect.View{}, "`top --by reservations`: of each": reservedView{},
 		"`reservations list`: of each": inspect.Reservation{}, "an item of a reservation": inspect.Item{},

@@ -4,12 +4,14 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/pgratelimit/pgratelimit/internal/inspect"
+	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/rules"
 )
 
@@ -19,18 +21,11 @@ const lately = time.Hour
 // bucketView is a bucket with its state, policies and pause.
 type bucketView struct {
 	inspect.View
-	Plans        []planView            `json:"plans,omitempty"` // only where no plan was named and several rules may decide
 	Override     *rules.Statement      `json:"override"`
 	Pause        *rules.Statement      `json:"pause"`
 	Reservations []inspect.Reservation `json:"reservations"` // open ones
 	Leases       []inspect.Lease       `json:"leases"`       // those on its slots that have not ended
 	Refusals     []inspect.Minute      `json:"refusals"`     // of the last hour, by the minute
-}
-
-// planView is the level of a bucket under the rule of one plan.
-type planView struct {
-	Plan string `json:"plan"` // empty: none
-	*inspect.Level
 }
 
 func (a *app) getCommand() *cobra.Command {
@@ -42,8 +37,8 @@ func (a *app) getCommand() *cobra.Command {
 reservations, leases, the share that an upstream accepts, and the refusals of the last hour if programs count them
 (package refusals). It takes nothing. Without KEY it shows the shared bucket.
 
-If the limit has rules for plans, it shows a line for each plan, unless you name one with --plan or --no-plan. If no policy
-is known, it shows the stored numbers.`,
+If the limit has rules for plans, the plan of the key is that of its last refusal or reservation. If it has none, each plan
+is shown, unless you name one with --plan or --no-plan. If no policy is known, it shows the stored numbers.`,
 		Args: limitAndKey,
 		Example: `  ratelimit get sendMessage ada
   ratelimit get sendMessage ada --plan pro -o json`,
@@ -75,18 +70,17 @@ func (v *bucketView) isEmpty() bool {
 // view reads the state, policies and pause of the bucket.
 func (b *bucket) view(ctx context.Context, db *database) (*bucketView, error) {
 	v := &bucketView{}
-	var err error
-	if v.View, err = b.viewOfLevel(ctx, db); err != nil {
+	stored, err := db.reader.Bucket(ctx, b.request.Limit().Name(), b.stored)
+	if err != nil {
 		return nil, err
 	}
-	for _, plan := range b.plans {
-		level, err := plan.level(ctx, db)
-		if err != nil {
-			return nil, err
-		}
-		v.Plans = append(v.Plans, planView{plan.plan, level})
+	seen, err := db.seen(ctx, b.now, b.stored)
+	if err != nil {
+		return nil, err
 	}
-	v.Leases = list(inspect.Bucket{Rows: v.Rows}.Held(v.At))
+	if err := b.look(ctx, db, v, stored, seen[inspect.BucketID{Limit: stored.Limit, Key: stored.Key}]); err != nil {
+		return nil, err
+	}
 	for _, read := range []func(context.Context, *database, *bucketView) error{b.tables, b.waiting, b.refusals} {
 		if err := read(ctx, db, v); err != nil {
 			return nil, err
@@ -95,19 +89,33 @@ func (b *bucket) view(ctx context.Context, db *database) (*bucketView, error) {
 	return v, nil
 }
 
-// viewOfLevel reads the rows of the bucket, and its level if a policy is known.
-func (b *bucket) viewOfLevel(ctx context.Context, db *database) (v inspect.View, err error) {
-	stored, err := db.reader.Bucket(ctx, b.request.Limit().Name(), b.stored)
-	if err != nil {
-		return v, err
-	}
-	v = inspect.ViewOf(stored)
+// seen returns what decided last on the buckets of keys, in the last day.
+func (db *database) seen(ctx context.Context, now time.Time, keys ...string) (map[inspect.BucketID]*inspect.Seen, error) {
+	return db.reader.Seen(ctx, inspect.SeenQuery{Keys: keys, Since: now.Add(-ratelimit.Day), Until: now})
+}
+
+// look sets the rows of the bucket, its leases, and its level if a policy is known: on the plan that the flags say or on which
+// the key was seen, or else on each plan.
+func (b *bucket) look(ctx context.Context, db *database, v *bucketView, stored inspect.Bucket, seen *inspect.Seen) error {
+	v.View, v.Leases = inspect.ViewOf(stored), list(stored.Held(b.now))
 	v.At = b.now.UTC()
+	plans := b.plans
+	if seen != nil && len(plans) > 0 {
+		v.Seen, plans = seen, nil
+		b = b.plans[max(slices.IndexFunc(b.plans, func(on *bucket) bool { return on.plan == seen.Plan }), 0)]
+	}
 	level, err := b.level(ctx, db)
 	if level != nil {
 		v.SetLevel(level)
 	}
-	return v, err
+	for _, plan := range plans {
+		if err != nil {
+			return err
+		}
+		level, err = plan.level(ctx, db)
+		v.OnPlans = append(v.OnPlans, inspect.PlanLevel{Plan: plan.plan, Level: level})
+	}
+	return err
 }
 
 // level returns how full the bucket is, or nil if no policy is known.
@@ -121,20 +129,22 @@ func (b *bucket) level(ctx context.Context, db *database) (*inspect.Level, error
 // tables reads what the tables of rules say of the key.
 func (b *bucket) tables(ctx context.Context, db *database, v *bucketView) error {
 	list, err := db.store.List(ctx, rules.ListQuery{Limit: v.Limit, Key: &v.Key})
-	if err != nil {
-		return err
-	}
+	v.setStated(&list)
+	return err
+}
+
+// setStated sets the override and the pause of the bucket that a listing has.
+func (v *bucketView) setStated(list *rules.Listing) {
 	for _, o := range list.Overrides {
-		if o.Key == v.Key && !o.From.After(list.Now) {
+		if o.Limit == v.Limit && o.Key == v.Key && !o.From.After(list.Now) {
 			v.Override = &o
 		}
 	}
 	for _, p := range list.Pauses { // the limit and the key may both be paused: the later end counts
-		if !p.From.After(list.Now) && (v.Pause == nil || p.Until.After(v.Pause.Until)) {
+		if p.Limit == v.Limit && (p.Key == "" || p.Key == v.Key) && !p.From.After(list.Now) && (v.Pause == nil || p.Until.After(v.Pause.Until)) {
 			v.Pause = &p
 		}
 	}
-	return nil
 }
 
 // waiting reads the open reservations of the bucket, the first of them.
@@ -156,7 +166,7 @@ func (v *bucketView) fill(t *table) {
 	if v.Level != nil {
 		v.fillLevel(t)
 	}
-	for _, p := range v.Plans {
+	for _, p := range v.OnPlans {
 		name, says := "no plan", "policy unknown"
 		if p.Plan != "" {
 			name = "plan " + p.Plan
@@ -199,6 +209,14 @@ func levelWords(l *inspect.Level) string {
 	return strings.TrimSpace(fmt.Sprintf("%s of %s %s", number(l.Tokens), number(l.Capacity), l.Unit))
 }
 
+// seenWords returns the plan on which a key was seen, for people.
+func seenWords(seen *inspect.Seen, now time.Time) string {
+	if seen == nil {
+		return ""
+	}
+	return dash(seen.Plan) + ", last seen " + instantFrom(seen.At, now)
+}
+
 func (v *bucketView) fillLevel(t *table) {
 	t.field("level", levelWords(v.Level))
 	if owed := v.Owed(); owed > 0 {
@@ -211,24 +229,28 @@ func (v *bucketView) fillLevel(t *table) {
 	t.field("full at", full)
 	t.field("policy", v.Words())
 	t.field("decided by", v.DecidedBy)
+	t.field("plan", seenWords(v.Seen, v.At))
 	if u := v.Upstream; u != nil {
 		t.field("upstream accepts", number(u.Share)+" of the contract")
 		t.field("upstream pauses until", instantFrom(u.PausedUntil, v.At))
 	}
 }
 
-func (v *bucketView) fillRefusals(t *table) {
-	var refused int64
-	var last time.Time
+// refusals returns the cost of the requests that were refused in the last hour, and their number.
+func (v *bucketView) refusals() (cost float64, refused int64) {
 	for _, m := range v.Refusals {
-		refused += m.Refused
-		last = m.Begin
+		cost, refused = cost+m.Cost, refused+m.Refused
 	}
-	if refused > 0 {
+	return cost, refused
+}
+
+func (v *bucketView) fillRefusals(t *table) {
+	if _, refused := v.refusals(); refused > 0 {
 		whose := ""
 		if v.Key == "" { // which the counts of keys that are not told apart have, too
 			whose = " (with keys that are not told apart)"
 		}
+		last := v.Refusals[len(v.Refusals)-1].Begin
 		t.field("refused", fmt.Sprintf("%d times in the last hour%s, the latest in the minute of %s", refused, whose, instantFrom(last, v.At)))
 	}
 }

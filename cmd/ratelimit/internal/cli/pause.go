@@ -96,6 +96,9 @@ func (a *app) pause(ctx context.Context, db *database, edit rules.Edit, stored b
 	if err := a.confirmUnknown(ctx, db, args[0]); err != nil {
 		return err
 	}
+	if err := a.noteUnused(ctx, db, args[0], key); err != nil {
+		return err
+	}
 	if lasts > 0 {
 		now, err := db.reader.Now(ctx)
 		if err != nil {
@@ -119,6 +122,15 @@ func (a *app) confirmUnknown(ctx context.Context, db *database, limit string) er
 	}
 	a.note("%s", unknown)
 	return a.confirm(ctx, "Pause %s all the same?", limit)
+}
+
+// noteUnused notes that a key has no bucket of a limit: it may be misspelt.
+func (a *app) noteUnused(ctx context.Context, db *database, limit, key string) error {
+	found, err := db.reader.Bucket(ctx, limit, key)
+	if err == nil && key != "" && len(found.Rows) == 0 {
+		a.note("the key %s has no bucket of %s now; check its spelling, unless it is new or idle", keyText(key), limit)
+	}
+	return err
 }
 
 // unknown returns why a limit seems to be misspelt, or "" if it has a rule, an override, a tier or a bucket.

@@ -49,11 +49,16 @@ type bucketFlags struct {
 
 // withBucket gives a command the flags for a bucket.
 func (a *app) withBucket(cmd *cobra.Command, f *bucketFlags) *cobra.Command {
+	a.withPlan(cmd, f, "plan of the key; required if the limit has rules for plans")
+	return a.withDefinition(cmd, &f.definition)
+}
+
+// withPlan gives a command the flags for a KEY and its plan.
+func (a *app) withPlan(cmd *cobra.Command, f *bucketFlags, plan string) {
 	a.withKey(cmd, &f.stored)
-	cmd.Flags().StringVar(&f.plan, "plan", "", "plan of the key; required if the limit has rules for plans")
+	cmd.Flags().StringVar(&f.plan, "plan", "", plan)
 	cmd.Flags().BoolVar(&f.noPlan, "no-plan", false, "the key has no plan, or a plan without a rule")
 	cmd.MarkFlagsMutuallyExclusive("plan", "no-plan")
-	return a.withDefinition(cmd, &f.definition)
 }
 
 // withKey gives a command the flags for a KEY.
@@ -113,15 +118,21 @@ func (a *app) bucket(ctx context.Context, db *database, f *bucketFlags, args []s
 		return nil, err
 	}
 	b.request = probe.ForStored(b.stored)
-	plans, err := db.plans(ctx)
+	list, err := db.store.List(ctx, rules.ListQuery{})
 	if err != nil {
 		return nil, err
 	}
-	if b.why = f.choosePlan(args[0], plans[args[0]]); b.why == nil {
-		return a.onPlan(ctx, db, *b, f.definition, f.plan)
+	return a.onPlans(ctx, db, b, f.definition, plansIn(&list)[args[0]])
+}
+
+// onPlans returns b under the policy of the plan that d chooses, or, if it chooses none of those with a rule, with the
+// bucket on each.
+func (a *app) onPlans(ctx context.Context, db *database, b *bucket, d definition, stored []string) (*bucket, error) {
+	if b.why = d.choosePlan(b.request.Limit().Name(), stored); b.why == nil {
+		return a.onPlan(ctx, db, *b, d, d.plan)
 	}
-	for _, plan := range append([]string{""}, f.plans...) {
-		other, err := a.onPlan(ctx, db, *b, f.definition, plan)
+	for _, plan := range append([]string{""}, d.plans...) {
+		other, err := a.onPlan(ctx, db, *b, d, plan)
 		if err != nil {
 			return nil, err
 		}
@@ -276,34 +287,49 @@ func dependsOnCode(ctx context.Context, db *database, b *bucket, limit ratelimit
 	return held[0] != held[1], nil
 }
 
-// storedKey returns the stored form of the KEY of args, after a check that the secret is the tables' secret. Unlike a Take, it
-// stores no fingerprint of the secret: this program must not be the first to set it.
+// storedKey returns the stored form of the KEY of args.
 func (a *app) storedKey(ctx context.Context, db *database, stored bool, args []string) (string, error) {
-	probe, err := ratelimit.NewLimit(args[0], ratelimit.PerSecond(1)) // its policy plays no part
-	switch {
-	case err != nil:
-		return "", err
-	case len(args) < 2:
+	if len(args) < 2 {
 		if stored {
 			return "", misused("--stored is given without a KEY; leave it out for the bucket that everybody shares")
 		}
-		return "", nil
-	case stored:
-		return args[1], nil
-	}
-	secret, err := a.hashKey()
-	if err != nil {
+		_, err := ratelimit.NewLimit(args[0], ratelimit.PerSecond(1))
 		return "", err
+	}
+	keys, err := a.storedKeys(ctx, db, stored, args[1], args[:1])
+	return keys[args[0]], err
+}
+
+// storedKeys returns the stored form of a key in limits, after a check that the secret is the tables' secret. Unlike a Take, it
+// stores no fingerprint of the secret: this program must not be the first to set it.
+func (a *app) storedKeys(ctx context.Context, db *database, stored bool, key string, limits []string) (map[string]string, error) {
+	secret, err := a.hashKey()
+	if err != nil && !stored {
+		return nil, err
 	}
 	limiter, err := ratelimit.New(db.pool, ratelimit.Config{Schema: db.schema, HashKey: secret, Timeout: -1, NoBatching: true})
 	if err != nil {
-		return "", err
+		return nil, err
 	}
-	request := probe.For(args[1])
-	if _, err := limiter.Value(ctx, request); err != nil {
-		return "", err
+	keys := make(map[string]string, len(limits))
+	for i, name := range limits {
+		probe, err := ratelimit.NewLimit(name, ratelimit.PerSecond(1)) // its policy plays no part
+		if err != nil {
+			return nil, err
+		}
+		if keys[name] = key; stored {
+			continue
+		}
+		if i == 0 {
+			if _, err := limiter.Value(ctx, probe.For(key)); err != nil {
+				return nil, err
+			}
+		}
+		if keys[name], err = limiter.StoredKey(probe.For(key)); err != nil {
+			return nil, err
+		}
 	}
-	return limiter.StoredKey(request)
+	return keys, nil
 }
 
 // hashKey returns the secret of Config.HashKey, or nil.

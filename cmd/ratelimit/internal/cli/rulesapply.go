@@ -79,6 +79,11 @@ func (a *app) apply(ctx context.Context, f *diffFlags, document *rules.Document,
 		return err
 	}
 	a.noteLeft(d)
+	return a.store(ctx, d, version, edit)
+}
+
+// store shows a difference from the rules of a version, asks, and stores it.
+func (a *app) store(ctx context.Context, d *difference, version int64, edit rules.Edit) error {
 	if len(d.views) == 0 {
 		return a.show(appliedView{Version: version, Changes: d.views}, func(t *table) { t.row("nothing to change") })
 	}
@@ -97,6 +102,7 @@ func (a *app) apply(ctx context.Context, f *diffFlags, document *rules.Document,
 		}
 		return a.showDone(appliedView{true, applied.Version, applied.From, d.views}, func(t *table) {
 			t.row(fmt.Sprintf("applied: %s, version %d, from %s on", count(len(d.views), "change"), applied.Version, instant(applied.From)))
+			t.row(fmt.Sprintf("undo: ratelimit rules revert %d", applied.Version))
 		})
 	})
 }

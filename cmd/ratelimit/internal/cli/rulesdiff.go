@@ -212,9 +212,7 @@ func (a *app) noteLeft(d *difference) {
 		a.note("the file's override of %q for the key %s%s ended in the past, and changes nothing; remove it, or set a later until",
 			d.ended[0].limit, keyText(d.ended[0].key), more)
 	}
-	if d.unknown > 0 {
-		a.note("what a key will have under %s depends on its plan or on the code, which the tables do not have", count(d.unknown, "changed override"))
-	}
+	a.noteUnknown(d)
 	var parts []string
 	if d.rules > 0 {
 		parts = append(parts, count(d.rules, "other stored rule"))
@@ -227,6 +225,13 @@ func (a *app) noteLeft(d *difference) {
 		a.note("%s is unchanged", parts[0])
 	case len(parts) > 0:
 		a.note("%s are unchanged", strings.Join(parts, " and "))
+	}
+}
+
+// noteUnknown says which overrides have no outlook.
+func (a *app) noteUnknown(d *difference) {
+	if d.unknown > 0 {
+		a.note("what a key will have under %s depends on its plan or on the code, which the tables do not have", count(d.unknown, "changed override"))
 	}
 }
 

@@ -15,9 +15,12 @@ import (
 // soon is the longest delay between a change and its start that the output leaves out. It is longer than the Lead of a Store.
 const soon = time.Minute
 
-// changeOf returns a statement for people.
+// changeOf returns a statement for people, with the one that it replaced.
 func changeOf(s *rules.Statement) string {
 	text := s.String()
+	if s.Old != nil {
+		text = s.Old.String() + " -> " + text
+	}
 	if s.From.After(s.Made.Add(soon)) {
 		text += ", from " + instant(s.From)
 	}

@@ -19,7 +19,7 @@ func (a *app) rulesCommands() *cobra.Command {
 		Long: `Show and change the stored rules of limits and plans, and tiers, overrides and pauses. Keep them in a YAML file in git, show
 the difference, and apply it. go doc rules.Document lists the fields of the file.`,
 	}
-	cmd.AddCommand(a.rulesList(), a.rulesGet(), a.rulesValidate(), a.rulesDiff(), a.rulesApply(), a.rulesHistory(), a.rulesConvert())
+	cmd.AddCommand(a.rulesList(), a.rulesGet(), a.rulesValidate(), a.rulesDiff(), a.rulesApply(), a.rulesDelete(), a.rulesHistory(), a.rulesRevert(), a.rulesConvert())
 	asGroup(cmd)
 	return cmd
 }

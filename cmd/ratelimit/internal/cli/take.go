@@ -154,10 +154,11 @@ func (a *app) give(ctx context.Context, f *bucketFlags, args []string, done stri
 		if err := change(ctx, b); err != nil {
 			return forSlots(err)
 		}
-		v, err := b.viewOfLevel(ctx, db)
+		all, err := b.view(ctx, db)
 		if err != nil {
 			return fmt.Errorf("the bucket is %s, but what it holds now cannot be read: %w", done, err)
 		}
+		v := all.View
 		return a.showDone(v, func(t *table) {
 			t.field("answer", done)
 			t.field("limit", v.Limit)

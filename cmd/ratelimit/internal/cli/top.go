@@ -155,19 +155,15 @@ func owing(ctx context.Context, db *database, f *topFlags) (found []inspect.Buck
 	return page.Buckets, page.Next != nil, err
 }
 
-// plans returns the plans for which each limit has rules.
-func (db *database) plans(ctx context.Context) (map[string][]string, error) {
-	list, err := db.store.List(ctx, rules.ListQuery{})
-	if err != nil {
-		return nil, err
-	}
+// plansIn returns the plans for which each limit has rules.
+func plansIn(list *rules.Listing) map[string][]string {
 	plans := make(map[string][]string)
 	for _, r := range list.Rules {
 		if r.Plan != "" && !slices.Contains(plans[r.Limit], r.Plan) {
 			plans[r.Limit] = append(plans[r.Limit], r.Plan)
 		}
 	}
-	return plans, nil
+	return plans
 }
 
 // owingViews returns buckets with their levels if the tables give their policies for every plan.
@@ -176,10 +172,11 @@ func (a *app) owingViews(ctx context.Context, db *database, found []inspect.Buck
 	if err != nil {
 		return nil, err
 	}
-	plans, err := db.plans(ctx)
+	list, err := db.store.List(ctx, rules.ListQuery{})
 	if err != nil {
 		return nil, err
 	}
+	plans := plansIn(&list)
 	limits := make(map[rules.Bucket]ratelimit.Limit, len(found))
 	for _, b := range found {
 		limit, err := db.limitOnAnyPlan(set, b, now, plans[b.Limit])

@@ -1,0 +1,162 @@
+package cli
+
+import (
+	"cmp"
+	"context"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/pgratelimit/pgratelimit/internal/policytext"
+	"github.com/pgratelimit/pgratelimit/ratelimit"
+	"github.com/pgratelimit/pgratelimit/rules"
+)
+
+func (a *app) overrideCommands() *cobra.Command {
+	cmd := &cobra.Command{Use: "override", Short: "Give one key a policy of its own, and take it back"}
+	cmd.AddCommand(a.overrideSet(), a.overrideDelete())
+	asGroup(cmd)
+	return cmd
+}
+
+// overrideFlags say which override is meant.
+type overrideFlags struct {
+	editFlags
+	bucketFlags
+	rules.Override
+	onChange, says string
+	lasts          spanFlag
+	until          instantFlag
+}
+
+func (a *app) overrideSet() *cobra.Command {
+	var f overrideFlags
+	cmd := a.command(cobra.Command{
+		Use:   "set LIMIT [KEY]",
+		Short: "Give one key a policy of its own",
+		Long: `Show and, after a confirmation, store an override of one key: a multiple of the rule, another plan, or a
+policy. It replaces the key's override, and other overrides stay. What a key has left then is shown before. Without KEY
+it is for the shared bucket.`,
+		Args: limitAndKey,
+		Example: `  ratelimit override set sendMessage acme --multiplier 5 --for 24h --reason "their launch"
+  ratelimit override set sendMessage acme --policy '500 per hour' --reason "a new contract"`,
+	}, func(ctx context.Context, args []string) error {
+		o, err := f.override(args[0])
+		if err != nil {
+			return err
+		}
+		return a.editRules(ctx, &f.editFlags, func(ctx context.Context, db *database, list *rules.Listing) (*difference, error) {
+			return a.overridden(ctx, db, list, &f, o, args)
+		})
+	}, "0 done, or nothing to change", "6 no such limit")
+	flags := cmd.Flags()
+	flags.Float64Var(&f.Multiplier, "multiplier", 0, "multiple of the rule, such as 5 or 0.5")
+	flags.StringVar(&f.OnPlan, "on-plan", "", "plan whose rule the key has")
+	flags.StringVar(&f.says, "policy", "", "policy of the key's own, such as '500 per hour'; see ratelimit help policies")
+	flags.StringVar(&f.onChange, "on-change", "",
+		"what becomes of its tokens: carry, keep, scale, add or reset (default: carry for a window, keep for a token bucket)")
+	flags.Var(&f.lasts, "for", "duration, such as 24h")
+	flags.Var(&f.until, "until", "end, such as 2026-12-31T18:00:00Z")
+	a.withKey(cmd, &f.stored)
+	return a.withChange(cmd, &f.editFlags)
+}
+
+// override returns the override that the flags say, without its key and the end that --for says.
+func (f *overrideFlags) override(limit string) (o rules.Override, err error) {
+	o = f.Override
+	o.Limit, o.OnChange, o.Until = limit, ratelimit.OnChange(f.onChange), f.until.at
+	if f.says != "" {
+		if o.Policy, err = policytext.Parse(f.says); err != nil {
+			return o, misused("--policy %w", err)
+		}
+	}
+	switch {
+	case o.Multiplier == 0 && o.OnPlan == "" && o.Policy == nil:
+		return o, misused("the override says nothing; give one of --multiplier, --on-plan and --policy")
+	case f.lasts != 0 && !f.until.at.IsZero():
+		return o, misused("there are two ends; give one of --for and --until")
+	}
+	return o, o.Validate()
+}
+
+// overridden returns the difference with an override.
+func (a *app) overridden(
+	ctx context.Context, db *database, list *rules.Listing, f *overrideFlags, o rules.Override, args []string,
+) (d *difference, err error) {
+	if unknown, err := db.unknown(ctx, o.Limit); err != nil || unknown != "" {
+		return nil, cmp.Or(err, notFound("%s; rules apply stores an override of a limit that is not used yet", unknown))
+	}
+	if o.Key, err = a.storedKey(ctx, db, f.stored, args); err != nil {
+		return nil, err
+	}
+	if err := a.noteUnused(ctx, db, o.Limit, o.Key); err != nil {
+		return nil, err
+	}
+	if f.lasts != 0 {
+		o.Until = list.Now.Add(time.Duration(f.lasts)).Truncate(time.Second)
+	}
+	d = (&diffFlags{from: f.from.at}).between(list, &rules.Document{Overrides: []rules.Override{o}})
+	if len(d.ended) > 0 {
+		return nil, misused("the override ends at %s, which is past; give a later --until", instant(o.Until))
+	}
+	if err := a.foresee(ctx, db, d, list, &f.bucketFlags, args); err != nil {
+		return nil, err
+	}
+	a.noteUnknown(d)
+	return d, nil
+}
+
+// foresee sets what the override of a key leaves in its bucket, if its level is known.
+func (a *app) foresee(
+	ctx context.Context, db *database, d *difference, list *rules.Listing, f *bucketFlags, args []string,
+) error {
+	b, err := a.bucket(ctx, db, f, args)
+	if err != nil {
+		return err
+	}
+	v, err := b.view(ctx, db)
+	if err != nil || v.Level == nil || len(d.changes.Override) == 0 {
+		return err
+	}
+	plan, o := "", &d.changes.Override[0]
+	if v.Seen != nil {
+		plan = v.Seen.Plan
+	}
+	known := make(policies)
+	for _, s := range list.Rules {
+		if !s.From.After(list.Now) {
+			known.add(*s.Rule)
+		}
+	}
+	if next := o.PolicyOn(plan, func(plan string) ratelimit.Policy { return known.of(o.Limit, plan) }); next != nil {
+		d.views[0].Outlook, d.unknown = rules.Outlook(v.Policy.Policy, next, o.OnChange, b.now, max(v.Tokens, 0)), 0
+	}
+	return nil
+}
+
+func (a *app) overrideDelete() *cobra.Command {
+	var e editFlags
+	var isStored bool
+	cmd := a.command(cobra.Command{
+		Use:   "delete LIMIT [KEY]",
+		Short: "Take back the override of one key",
+		Long: `Show and, after a confirmation, delete the override of one key, so that its rule decides again. Other
+overrides stay. Without KEY it is that of the shared bucket.`,
+		Args:    limitAndKey,
+		Example: `  ratelimit override delete sendMessage acme --reason "the launch is over"`,
+	}, func(ctx context.Context, args []string) error {
+		return a.editRules(ctx, &e, func(ctx context.Context, db *database, list *rules.Listing) (*difference, error) {
+			key, err := a.storedKey(ctx, db, isStored, args)
+			if err != nil {
+				return nil, err
+			}
+			d, err := removal(list, thing{rules.OfOverride, args[0], "", key}, e.from.at)
+			if err == nil {
+				a.noteUnknown(d)
+			}
+			return d, err
+		})
+	}, "0 done", "6 no such override")
+	a.withKey(cmd, &isStored)
+	return a.withChange(cmd, &e)
+}

@@ -1,0 +1,182 @@
+package cli
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/pgratelimit/pgratelimit/rules"
+)
+
+// editRules shows the difference that find makes of the stored rules, asks, and stores it.
+func (a *app) editRules(
+	ctx context.Context, e *editFlags, find func(ctx context.Context, db *database, list *rules.Listing) (*difference, error),
+) error {
+	edit, err := a.edit(e)
+	if err != nil {
+		return err
+	}
+	if err := a.mayAsk(); err != nil {
+		return err
+	}
+	var d *difference
+	var version int64
+	err = a.withDatabase(ctx, func(ctx context.Context, db *database) error {
+		list, err := db.store.List(ctx, rules.ListQuery{})
+		if err != nil {
+			return err
+		}
+		if d, err = find(ctx, db, &list); err != nil {
+			return err
+		}
+		version = list.Version
+		return d.changes.CheckKinds(list.Rules, cmp.Or(e.from.at, list.Now))
+	})
+	if err != nil {
+		return err
+	}
+	return a.store(ctx, d, version, edit)
+}
+
+// withChange gives a command the flags of one that changes rules.
+func (a *app) withChange(cmd *cobra.Command, e *editFlags) *cobra.Command {
+	cmd.Flags().Var(&e.from, "from", "instant at which the change takes effect, such as 2026-12-31T18:00:00Z")
+	return a.withYes(a.withOutput(withEdit(cmd, e)))
+}
+
+// storedIn returns the last stored rules and overrides.
+func storedIn(list *rules.Listing) map[thing]entry {
+	found := make(map[thing]entry)
+	for _, e := range entriesOf(documentOf(list), list.Now) {
+		found[e.thing] = e
+	}
+	return found
+}
+
+// removal returns the difference without a thing.
+func removal(list *rules.Listing, what thing, from time.Time) (*difference, error) {
+	old, ok := storedIn(list)[what]
+	if !ok {
+		return nil, notFound("there is no %s; ratelimit rules get shows what is stored for a limit, and %s",
+			nameOf(what.of, what.limit, what.plan, what.key), namesIn(list))
+	}
+	d := &difference{}
+	d.add(what, old.says, nil)
+	d.look(list.Rules, nil, cmp.Or(from, list.Now))
+	return d, nil
+}
+
+func (a *app) rulesDelete() *cobra.Command {
+	var e editFlags
+	var plan string
+	cmd := a.command(cobra.Command{
+		Use:   "delete LIMIT",
+		Short: "Delete the rule of a limit, or of one plan",
+		Long: `Show and, after a confirmation, delete the rule of a limit without a plan, or with --plan the rule of that
+plan. The rule without a plan decides for a plan without a rule, and the definition in the code if there is none.
+Overrides stay.`,
+		Args:    oneArgument("a LIMIT"),
+		Example: `  ratelimit rules delete sendMessage --plan pro --reason "the plan is gone"`,
+	}, func(ctx context.Context, args []string) error {
+		return a.editRules(ctx, &e, func(_ context.Context, _ *database, list *rules.Listing) (*difference, error) {
+			return removal(list, thing{rules.OfRule, args[0], plan, ""}, e.from.at)
+		})
+	}, "0 done", "6 no such rule")
+	cmd.Flags().StringVar(&plan, "plan", "", "plan of the rule")
+	return a.withChange(cmd, &e)
+}
+
+func (a *app) rulesRevert() *cobra.Command {
+	var e editFlags
+	cmd := a.command(cobra.Command{
+		Use:   "revert VERSION",
+		Short: "Take back a change of rules, overrides or tiers",
+		Long: `Show and, after a confirmation, store again what the rules, overrides and tiers of a change said before it. It
+is a new change in the history, which can be reverted, too. Pauses are not reverted: see pause and resume.`,
+		Args:    oneArgument("a VERSION, as rules history shows it"),
+		Example: `  ratelimit rules revert 12 --reason "the raise was for another customer"`,
+	}, func(ctx context.Context, args []string) error {
+		version, err := strconv.ParseInt(args[0], 10, 64)
+		if err != nil || version < 1 {
+			return misused("the version is %.40q; use a number of ratelimit rules history", args[0])
+		}
+		return a.editRules(ctx, &e, func(ctx context.Context, db *database, list *rules.Listing) (*difference, error) {
+			return a.reverted(ctx, db, list, version, e.from.at)
+		})
+	}, "0 done, or nothing to change", "6 no such version")
+	return a.withChange(cmd, &e)
+}
+
+// mostReverted is how many statements of a change can be reverted.
+const mostReverted = 1000
+
+// reverted returns the difference without a change.
+func (a *app) reverted(
+	ctx context.Context, db *database, list *rules.Listing, version int64, from time.Time,
+) (*difference, error) {
+	history, err := db.store.History(ctx, rules.HistoryQuery{Before: version + 1, Most: mostReverted})
+	if err != nil {
+		return nil, err
+	}
+	history = slices.DeleteFunc(history, func(s rules.Statement) bool { return s.Version != version })
+	switch {
+	case len(history) == 0:
+		return nil, notFound("there is no version %d, and the last is %d; see ratelimit rules history", version, list.Version)
+	case len(history) == mostReverted:
+		return nil, misused("version %d has more than %d changes; apply the file of before", version, mostReverted)
+	}
+	for _, s := range slices.Concat(list.Rules, list.Overrides) {
+		if s.Version > version && slices.ContainsFunc(history, func(h rules.Statement) bool {
+			return thing{h.Of, h.Limit, h.Plan, h.Key} == thing{s.Of, s.Limit, s.Plan, s.Key}
+		}) {
+			name := nameOf(s.Of, s.Limit, s.Plan, s.Key)
+			a.note("version %d has changed the %s since, and is taken back with it", s.Version, name)
+		}
+	}
+	d, now := &difference{views: []changeView{}}, storedIn(list)
+	for i := range history {
+		s := &history[i]
+		if err := d.revert(s, now[thing{s.Of, s.Limit, s.Plan, s.Key}].says, list, cmp.Or(from, list.Now)); err != nil {
+			return nil, fmt.Errorf("the %s cannot be reverted: %w", nameOf(s.Of, s.Limit, s.Plan, s.Key), err)
+		}
+	}
+	d.look(list.Rules, d.changes.Put, cmp.Or(from, list.Now))
+	return d, nil
+}
+
+// revert adds what takes back a statement about a thing that says now.
+func (d *difference) revert(s *rules.Statement, now fmt.Stringer, list *rules.Listing, from time.Time) error {
+	old := s.Old
+	if old != nil && old.Override != nil && !old.Override.Until.IsZero() && !old.Override.Until.After(from) {
+		old = nil // it would have ended meanwhile
+	}
+	var next fmt.Stringer
+	switch {
+	case s.Of == rules.OfPause:
+		return misused("use ratelimit pause or resume")
+	case s.Of == rules.OfTiers:
+		d.changes.Tiers = &rules.TierSet{}
+		if old != nil && old.Tiers != nil {
+			d.changes.Tiers = old.Tiers
+		}
+		d.views = append(d.views, changeView{Of: rules.OfTiers, Change: replaced, Old: list.Tiers, New: *d.changes.Tiers})
+		return nil
+	case old != nil && old.Err != nil:
+		return old.Err
+	case old != nil && old.From.After(from):
+		return misused("it was to take effect at %s; give that as --from", instant(old.From))
+	case old != nil && old.Rule != nil:
+		next = old.Rule
+	case old != nil:
+		next = old.Override
+	}
+	if (now != nil || next != nil) && !same(now, next) {
+		d.add(thing{s.Of, s.Limit, s.Plan, s.Key}, now, next)
+	}
+	return nil
+}
