@@ -28,6 +28,13 @@ type Roles struct {
 	// Reader is the role of pages and of monitoring. It reads all tables, with the keys as they are stored, and writes nothing.
 	// If it must not see personal data in keys, set Config.HashKey of package ratelimit.
 	Reader string
+	// Caller is the role of programs in other languages that may call the functions for people (docs/sql.md), and has no privileges on
+	// tables. The functions then run as their owner, with a fixed search_path, whoever calls them. A caller can take, give back and reset
+	// tokens of any key.
+	Caller string
+	// Client is the role of clients that run SQL of their own. It may only call take_own, which takes from the bucket of the client, and
+	// insert rows into tables of yours that have the trigger limit_rows. These functions run as their owner, too.
+	Client string
 	// RowSecurity adds the policies that the roles need if row level security is enabled for the tables: each role sees
 	// all rows, and its privileges say what it can change. Defaults to false: no policies.
 	RowSecurity bool
@@ -47,7 +54,7 @@ func Grants(cfg Config, roles Roles) (string, error) {
 	if roles == (Roles{RowSecurity: roles.RowSecurity}) {
 		return "", fmt.Errorf("%w: name at least one", ErrInvalidRole)
 	}
-	for _, role := range []string{roles.Owner, roles.Application, roles.Operator, roles.Reader} {
+	for _, role := range []string{roles.Owner, roles.Application, roles.Operator, roles.Reader, roles.Caller, roles.Client} {
 		if err := checkRole(role); err != nil {
 			return "", err
 		}
@@ -64,6 +71,8 @@ func Grants(cfg Config, roles Roles) (string, error) {
 	s.call(roles.Operator)
 	s.grant(roles.Reader, func(privileges) string { return mayRead })
 	s.call(roles.Reader, "read_rows_1") // where Citus distributes the tables
+	s.asOwner(roles.Caller, forCallers)
+	s.asOwner(roles.Client, forClients)
 	return s.text.String(), nil
 }
 
@@ -109,8 +118,34 @@ func allPrivileges() []privileges {
 	}
 }
 
+// forCallers are the functions that a role without privileges on tables may call, and forClients those of a role that chooses its own SQL.
+// Both also insert rows, for which limit_rows is a trigger. They may not make a trigger of it: that would run casts of their own as its owner.
+var ( //nolint:gochecknoglobals // tables
+	forCallers = []string{
+		"take", "take_global", "require", "take_all", "check", "charge", "credit", "reset", "reserve", "settle", "cancel", "acquire", "renew_lease", "release",
+		"take_own",
+	}
+	forClients = []string{"take_own"}
+)
+
+// asOwner has functions run as their owner, and lets a role call them.
+func (g *grants) asOwner(role string, functions []string) {
+	if role == "" {
+		return
+	}
+	to := pgx.Identifier{role}.Sanitize()
+	fmt.Fprintf(&g.text, "GRANT USAGE ON SCHEMA %s TO %s;\n", pgx.Identifier{g.schema}.Sanitize(), to)
+	for _, name := range append([]string{"limit_rows"}, functions...) {
+		fmt.Fprintf(&g.text, "ALTER FUNCTION %s SECURITY DEFINER SET search_path = pg_catalog, pg_temp;\n", pgx.Identifier{g.schema, name}.Sanitize())
+	}
+	for _, name := range functions {
+		of := pgx.Identifier{g.schema, name}.Sanitize()
+		fmt.Fprintf(&g.text, "GRANT EXECUTE ON FUNCTION %s TO %s;\n", of, to)
+	}
+}
+
 // types are the types that functions return.
-var types = []string{"terms", "decision"} //nolint:gochecknoglobals // a table
+var types = []string{"terms", "decision", "reservation", "lease"} //nolint:gochecknoglobals // a table
 
 // grants is the text of the statements for a schema.
 type grants struct {

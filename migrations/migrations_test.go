@@ -20,7 +20,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/migrations"
 )
 
-const latest = 31
+const latest = 33
 
 func TestUp(t *testing.T) {
 	t.Parallel()

@@ -208,7 +208,7 @@ func sqlCode(err error) string {
 		return of.Code
 	case errors.Is(err, ratelimit.ErrCostExceedsCapacity), errors.Is(err, ratelimit.ErrInvalidCost):
 		return "22003"
-	case errors.Is(err, ratelimit.ErrInvalidRequest):
+	case errors.Is(err, ratelimit.ErrInvalidRequest), errors.Is(err, ratelimit.ErrNoReservations):
 		return "0A000"
 	}
 	return ""

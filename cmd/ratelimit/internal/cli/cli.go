@@ -89,7 +89,7 @@ libpq (PGHOST, PGDATABASE, PGSERVICE and others). No error prints the connection
 	flags.DurationVar(&a.options.timeout, "timeout", defaultTimeout, "time limit for the database; 0: none")
 	root.AddCommand(a.migrateCommands(), a.rulesCommands(), a.overrideCommands(), a.keyCommand(), a.getCommand(), a.checkCommand(), a.takeCommand(), a.resetCommand(),
 		a.creditCommand(), a.unlockCommand(), a.pauseCommand(), a.resumeCommand(), a.topCommand(), a.reservationsCommands(), a.leasesCommands(), a.pruneCommand(), a.maintainCommand(),
-		a.serveCommand(), a.simulateCommand(), a.doctorCommand(), a.playgroundCommand(), a.grantsCommand(), a.versionCommand())
+		a.serveCommand(), a.simulateCommand(), a.doctorCommand(), a.playgroundCommand(), a.grantsCommand(), a.sqlCommand(), a.versionCommand())
 	root.AddCommand(topics()...)
 	asGroup(root)
 	return root

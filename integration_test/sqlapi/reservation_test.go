@@ -1,0 +1,174 @@
+package sqlapi_test
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
+	"github.com/pgratelimit/pgratelimit/ratelimit"
+)
+
+// twins are a reservation or a lease in Go and the same one in SQL.
+type twins struct {
+	key, plan string
+	ids       [2]string
+	lease     string
+}
+
+// reservation is what ratelimit.reserve returns.
+type reservation struct {
+	ID         *string
+	Allowed    bool
+	ReadyAt    *time.Time
+	Remaining  float64
+	RetryAfter *float64
+	Rule, Mode string
+}
+
+// reserve reserves in both ways, or ends a reservation of before.
+func (p *pair) reserve(open []twins) []twins {
+	t, ctx := p.t, p.t.Context()
+	limit, known := p.set.Limit("m")
+	if !known {
+		return open
+	}
+	if len(open) > 0 && p.IntN(2) == 0 {
+		of, used := open[0], one(p.Rand, 0.0, 1, 2.5, 11)
+		p.log = append(p.log, fmt.Sprintf("%d end %s plan %q used %v", p.now, of.key, of.plan, used))
+		query := `SELECT ratelimit.settle($1, $2)`
+		goErr := error(nil)
+		if used == 0 {
+			query = `SELECT ratelimit.cancel($1) WHERE $2 = 0.0`
+			goErr = p.limiter.Cancel(ctx, of.ids[0])
+		} else {
+			goErr = p.limiter.Settle(ctx, of.ids[0], limit.For(of.key).Plan(of.plan).Cost(used))
+		}
+		var done bool
+		err := p.inSQL.QueryRow(ctx, query, of.ids[1], used).Scan(&done)
+		require.Equal(t, sqlCode(goErr), sqlCode(err), "in Go %v, in SQL %v", goErr, err)
+		if err == nil {
+			require.True(t, done)
+			require.NoError(t, p.inSQL.QueryRow(ctx, query, of.ids[1], used).Scan(&done))
+			require.False(t, done, "once")
+		}
+		p.same(ctx)
+		return open[1:]
+	}
+	of, cost := twins{key: one(p.Rand, "ana", "bob"), plan: one(p.Rand, "", "pro")}, one(p.Rand, 1.0, 2, 7)
+	p.log = append(p.log, fmt.Sprintf("%d reserve %s plan %q cost %v", p.now, of.key, of.plan, cost))
+	r, goErr := p.limiter.Reserve(ctx, limit.For(of.key).Plan(of.plan).Cost(cost))
+	rows, err := p.inSQL.Query(ctx, `SELECT id::text, allowed, ready_at, remaining, retry_after, rule, mode FROM ratelimit.reserve('m', $1, $2, $3)`, of.key, cost, of.plan)
+	require.NoError(t, err)
+	got, err := pgx.CollectRows(rows, pgx.RowToStructByPos[reservation])
+	require.Equal(t, sqlCode(goErr), sqlCode(err), "in Go %v, in SQL %v", goErr, err)
+	if err == nil {
+		require.Equal(t, r.Allowed, got[0].Allowed)
+		if r.Allowed {
+			require.Equal(t, r.ReadyAt.UnixMicro(), got[0].ReadyAt.UnixMicro())
+			of.ids = [2]string{r.ID, *got[0].ID}
+			open = append(open, of)
+		}
+		want := told(&r.States[0])
+		require.Equal(t, want, decision{want.Allowed, got[0].Remaining, got[0].RetryAfter, got[0].Rule, got[0].Mode})
+	}
+	p.same(ctx)
+	return open
+}
+
+// TestReservationsAgreeWithGo promises that reservations in SQL are those of a Limiter, also when the rules change meanwhile.
+func TestReservationsAgreeWithGo(t *testing.T) {
+	t.Parallel()
+	for _, kind := range []string{"token bucket", "fixed window"} {
+		t.Run(kind, func(t *testing.T) {
+			t.Parallel()
+			p := newPair(t, testsize.Seed(t))
+			var open []twins
+			for range testsize.Of(150, 1000) {
+				p.now += one[int64](p.Rand, 0, 0, 1, 1)*p.span() + p.Int64N(1000)
+				p.exec(`UPDATE clock.us SET at = $1`, p.now)
+				if p.IntN(20) == 0 || p.version == 0 {
+					p.state("rule", one(p.Rand, "", "pro"), "", p.policy(kind), 0)
+				}
+				require.NoError(t, p.set.Load(t.Context()))
+				if p.IntN(3) == 0 {
+					p.ask()
+					continue
+				}
+				open = p.reserve(open)
+			}
+		})
+	}
+}
+
+// TestLeases promises that a lease in SQL holds slots, is renewed and released, and that Go and SQL share them.
+func TestLeases(t *testing.T) {
+	t.Parallel()
+	pool := postgrestest.New(t)
+	store(t, pool, everyKind)
+	var fence int64
+	var free float64
+	var ends time.Time
+	require.NoError(t, pool.QueryRow(t.Context(), `SELECT fence, free, ends_at FROM ratelimit.acquire('slots', 'ana', 2)`).Scan(&fence, &free, &ends))
+	require.InEpsilon(t, 1.0, free, 0)
+	require.WithinDuration(t, time.Now().Add(time.Minute), ends, time.Minute)
+	limiter, err := ratelimit.New(pool, ratelimit.Config{})
+	require.NoError(t, err)
+	slots := ratelimit.Define("slots", ratelimit.Concurrency{Most: 3})
+	l, err := limiter.Acquire(t.Context(), slots.For("ana"))
+	require.NoError(t, err)
+	require.True(t, l.Allowed)
+	var allowed bool
+	var wait float64
+	require.NoError(t, pool.QueryRow(t.Context(), `SELECT allowed, retry_after FROM ratelimit.acquire('slots', 'ana')`).Scan(&allowed, &wait))
+	require.False(t, allowed)
+	require.Greater(t, wait, 0.0)
+	require.LessOrEqual(t, wait, 60.0)
+	var renewed *time.Time
+	require.NoError(t, pool.QueryRow(t.Context(), `SELECT ratelimit.renew_lease('slots', 'ana', $1)`, fence).Scan(&renewed))
+	require.False(t, renewed.Before(ends))
+	for _, want := range []bool{true, false} {
+		var held bool
+		require.NoError(t, pool.QueryRow(t.Context(), `SELECT ratelimit.release('slots', 'ana', $1)`, fence).Scan(&held))
+		require.Equal(t, want, held)
+	}
+	require.NoError(t, pool.QueryRow(t.Context(), `SELECT ratelimit.renew_lease('slots', 'ana', $1)`, fence).Scan(&renewed))
+	require.Nil(t, renewed)
+	require.NoError(t, pool.QueryRow(t.Context(), `SELECT free FROM ratelimit.acquire('slots', 'ana')`).Scan(&free))
+	require.InEpsilon(t, 1.0, free, 0)
+	require.NoError(t, pool.QueryRow(t.Context(), `SELECT remaining FROM ratelimit.reset('slots', 'ana')`).Scan(&free))
+	require.InEpsilon(t, 3.0, free, 0)
+	require.ErrorIs(t, limiter.Release(t.Context(), l.ID), ratelimit.ErrLeaseLost)
+	for _, call := range []struct{ code, query string }{
+		{"42704", `reserve(NULL, 'ana')`},
+		{"22023", `reserve('bucket', NULL)`},
+		{"22003", `reserve('bucket', 'ana', NULL)`},
+		{"22003", `reserve('bucket', 'ana', 2e12)`},
+		{"22023", `reserve('bucket', 'ana', id => NULL)`},
+		{"0A000", `reserve('sliding', 'ana')`},
+		{"0A000", `reserve('slots', 'ana')`},
+		{"0A000", `reserve('calendar', 'ana', 4)`},
+		{"42704", `settle(NULL, 1)`},
+		{"22003", `settle(gen_random_uuid(), NULL)`},
+		{"42704", `cancel(gen_random_uuid())`},
+		{"42704", `cancel(NULL)`},
+		{"42704", `acquire(NULL, 'ana')`},
+		{"22023", `acquire('slots', NULL)`},
+		{"22003", `acquire('slots', 'ana', NULL)`},
+		{"22003", `acquire('slots', 'ana', 0)`},
+		{"22003", `acquire('slots', 'ana', 4)`},
+		{"0A000", `acquire('bucket', 'ana')`},
+		{"42704", `renew_lease(NULL, 'ana', 1)`},
+		{"22023", `renew_lease('slots', NULL, 1)`},
+		{"42704", `release(NULL, 'ana', 1)`},
+		{"22023", `release('slots', NULL, 1)`},
+	} {
+		fails(t, pool, call.code, "SELECT * FROM ratelimit."+call.query)
+	}
+	_, err = pool.Exec(t.Context(), `SELECT ratelimit.renew_lease('slots', 'ana', NULL), ratelimit.release('slots', 'ana', NULL)`)
+	require.NoError(t, err, "there is no such lease")
+}

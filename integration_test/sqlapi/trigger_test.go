@@ -1,0 +1,79 @@
+package sqlapi_test
+
+import (
+	"errors"
+	"fmt"
+	"testing"
+
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
+)
+
+// TestTriggers promises that no key has a row too many while many insert at once, and that rows and tokens add up.
+func TestTriggers(t *testing.T) {
+	t.Parallel()
+	for form, trigger := range map[string]string{
+		"Statement": `AFTER INSERT ON messages REFERENCING NEW TABLE AS new_rows FOR EACH STATEMENT`,
+		"Row":       `BEFORE INSERT ON messages FOR EACH ROW`,
+	} {
+		t.Run(form, func(t *testing.T) {
+			t.Parallel()
+			const writers, inserts, most = 8, 30, 40
+			pool := postgrestest.New(t, func(c *pgxpool.Config) { c.MaxConns = writers })
+			store(t, pool, map[string]string{"m": fmt.Sprintf(`{"kind": "fixed window", "rate": %d, "period": "8760h"}`, most)})
+			_, err := pool.Exec(t.Context(), `CREATE TABLE messages (author text, body int); CREATE TRIGGER t `+trigger+` EXECUTE FUNCTION ratelimit.limit_rows('m', 'author')`)
+			require.NoError(t, err)
+			group, ctx := errgroup.WithContext(t.Context())
+			for range writers {
+				group.Go(func() error {
+					for range inserts {
+						_, err := pool.Exec(ctx, `INSERT INTO messages SELECT 'author ' || n % 3, n FROM generate_series(1, 4) AS n ORDER BY n % 3`)
+						var of *pgconn.PgError
+						if err != nil && !(errors.As(err, &of) && of.Code == "PT429") {
+							return err
+						}
+					}
+					return nil
+				})
+			}
+			require.NoError(t, group.Wait())
+			var wrong int
+			require.NoError(t, pool.QueryRow(t.Context(), `SELECT count(*) FROM (SELECT author, count(*) AS n FROM messages GROUP BY author) AS a,
+				ratelimit.check('m', author) AS c WHERE n > $1 OR n + c.remaining <> $1`, most).Scan(&wrong))
+			require.Zero(t, wrong)
+		})
+	}
+
+	t.Run("OneDecisionForEachKeyOfAStatement", func(t *testing.T) {
+		t.Parallel()
+		pool := postgrestest.New(t)
+		store(t, pool, map[string]string{"m": `{"rate": 1000, "period": "1h"}`})
+		_, err := pool.Exec(t.Context(), `CREATE TABLE messages (author int, plan text);
+			CREATE TRIGGER t AFTER INSERT ON messages REFERENCING NEW TABLE AS new_rows FOR EACH STATEMENT EXECUTE FUNCTION ratelimit.limit_rows('m', 'author', 'plan');
+			INSERT INTO messages SELECT n % 100, 'pro' FROM generate_series(1, 10000) AS n`)
+		require.NoError(t, err)
+		var keys, rewritten int
+		require.NoError(t, pool.QueryRow(t.Context(), `SELECT count(*), count(*) FILTER (WHERE value <> 900) FROM ratelimit.buckets`).Scan(&keys, &rewritten))
+		require.Equal(t, 100, keys)
+		require.Zero(t, rewritten)
+		fails(t, pool, "PT429", `INSERT INTO messages SELECT 7, 'pro' FROM generate_series(1, 950)`)
+		fails(t, pool, "22023", `INSERT INTO messages VALUES (NULL, 'pro')`)
+	})
+
+	t.Run("AsAnotherTrigger", func(t *testing.T) {
+		t.Parallel()
+		pool := postgrestest.New(t)
+		for trigger, code := range map[string]string{
+			`AFTER INSERT ON x FOR EACH ROW EXECUTE FUNCTION ratelimit.limit_rows('m', 'id')`:                                         "55000",
+			`BEFORE INSERT ON x FOR EACH ROW EXECUTE FUNCTION ratelimit.limit_rows('m')`:                                              "55000",
+			`AFTER UPDATE ON x REFERENCING NEW TABLE AS new_rows FOR EACH STATEMENT EXECUTE FUNCTION ratelimit.limit_rows('m', 'id')`: "55000",
+			`AFTER INSERT ON x REFERENCING NEW TABLE AS rows_ FOR EACH STATEMENT EXECUTE FUNCTION ratelimit.limit_rows('m', 'id')`:    "42P01",
+		} {
+			fails(t, pool, code, `CREATE TABLE x (id int); CREATE TRIGGER t `+trigger+`; INSERT INTO x VALUES (1); UPDATE x SET id = 2`)
+		}
+	})
+}

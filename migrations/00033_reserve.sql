@@ -1,0 +1,237 @@
+-- +goose Up
+-- The functions for people that reserve tokens and hold slots (docs/sql.md), on one limit each.
+CREATE TYPE ratelimit.reservation AS (id uuid, allowed boolean, ready_at timestamptz, remaining float8, retry_after float8, rule text, mode text);
+COMMENT ON TYPE ratelimit.reservation IS 'id: for settle and cancel; null if nothing was reserved. ready_at: when the work may run. remaining: tokens left, never below 0. retry_after: seconds until the same call would be allowed; null if it was.';
+CREATE TYPE ratelimit.lease AS (fence bigint, allowed boolean, ends_at timestamptz, free float8, retry_after float8, rule text, mode text);
+COMMENT ON TYPE ratelimit.lease IS 'fence: the number of the lease, for renew_lease and release; null if it holds nothing. ends_at: when its slots are free by themselves. free: slots that are left. retry_after: seconds until slots are free at the latest; null if it was allowed.';
+
+-- +goose StatementBegin
+CREATE FUNCTION ratelimit.reserve(name text, key text, cost float8 DEFAULT 1, plan text DEFAULT NULL, id uuid DEFAULT gen_random_uuid()) RETURNS ratelimit.reservation
+LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE
+    t ratelimit.terms := ratelimit.terms_of($1, ratelimit.checked_key($1, $2), $4, $3, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint, NULL);
+    d ratelimit.decision;
+    r record;
+    v_free boolean := t.mode = 'off'; -- whether nothing is taken
+BEGIN
+    IF $5 IS NULL THEN
+        RAISE EXCEPTION 'ratelimit: the id of the reservation for % is NULL', quote_literal($1) USING ERRCODE = 'invalid_parameter_value', HINT = 'Leave it out for a new one.';
+    ELSIF t.max_owed IS NULL THEN
+        RAISE EXCEPTION 'ratelimit: no tokens of the limit % can be reserved', quote_literal($1) USING ERRCODE = 'feature_not_supported',
+            HINT = CASE t.kind WHEN 'concurrency' THEN 'Call acquire, and release.' ELSE 'Call take, and again after retry_after.' END;
+    ELSIF NOT t.capacity - t.cost >= -t.max_owed AND t.mode = 'on' THEN
+        RAISE EXCEPTION 'ratelimit: the cost for % is %, and its capacity and max_reserved are % and %', quote_literal($1), t.cost, t.capacity, t.max_owed
+            USING ERRCODE = 'numeric_value_out_of_range', HINT = 'Pass at most their sum.';
+    END IF;
+    t.lowest := -t.max_owed;
+    BEGIN
+        FOR v_round IN 1 .. 16 LOOP
+            r := ratelimit.reserve_1($5, t.name, t.key, 0, CASE WHEN v_free THEN 0 ELSE t.cost END, t.capacity, t.rate, t.steps, t.step_us, t.phase_us,
+                CASE WHEN v_free THEN -1.7e308 ELSE t.lowest END, t.since_us, t.last_us, NULL, false, nullif(t.plan, ''), t.calendar,
+                CASE WHEN t.paused_us > t.now_us THEN t.paused_us ELSE 0 END, NULL, 86400000000, false, t.mode = 'on');
+            t.allowed := r.allowed; t.value := r.value; t.ts := r.ts; t.held := r.capacity; t.now_us := r.now_us;
+            IF t.allowed IS NULL THEN
+                IF v_round > 1 AND t.calendar IS NOT NULL THEN
+                    RAISE EXCEPTION 'ratelimit: the reservation for % reaches into the next window of its calendar', quote_literal($1) USING ERRCODE = 'feature_not_supported',
+                        HINT = 'Reserve no more than is left, or reserve in a program.';
+                END IF;
+                t.cost := 0; -- the row is brought to the policy of now
+                t := (ratelimit.decide(ARRAY[t], CASE WHEN t.calendar IS NULL THEN 'credit' ELSE 'charge' END))[1];
+                t := ratelimit.terms_of($1, $2, $4, $3, t.now_us, NULL);
+                t.lowest := -t.max_owed;
+            ELSIF t.allowed OR t.mode <> 'shadow' OR v_free THEN
+                EXIT;
+            ELSE
+                d := ratelimit.decision_of(ratelimit.told(t)); -- of the refusal that is only noted
+                v_free := true;
+            END IF;
+        END LOOP;
+        IF t.allowed IS NOT TRUE THEN
+            RAISE SQLSTATE 'RL001';
+        END IF;
+    EXCEPTION WHEN SQLSTATE 'RL001' THEN -- the row is as before
+        NULL;
+    END;
+    IF t.allowed IS NULL THEN
+        RAISE EXCEPTION 'ratelimit: the rules or the rows have changed each time that the call was decided' USING ERRCODE = 'serialization_failure', HINT = 'Call again.';
+    END IF;
+    d := coalesce(d, ratelimit.decision_of(ratelimit.told(t)));
+    RETURN (CASE WHEN t.allowed THEN $5 END, t.allowed, CASE WHEN t.allowed THEN timestamptz 'epoch' + r.ready_us * interval '1 microsecond' END,
+        d.remaining, d.retry_after, t.rule, t.mode)::ratelimit.reservation;
+END $$;
+-- +goose StatementEnd
+REVOKE EXECUTE ON FUNCTION ratelimit.reserve FROM PUBLIC;
+COMMENT ON FUNCTION ratelimit.reserve IS 'Takes tokens also before they are there: SELECT * FROM ratelimit.reserve(''messages'', user_id::text, 5). Run the work at ready_at, then call settle with what it used, or cancel. The same id twice is an error. An open reservation ends a day after ready_at, and keeps what it took.';
+
+-- end_reservation ends a reservation under the policy that its limit has now, or under its own if the limit has no rule any more.
+-- +goose StatementBegin
+CREATE FUNCTION ratelimit.end_reservation(p_id uuid, p_final text, p_used float8) RETURNS boolean
+LANGUAGE plpgsql AS $$
+DECLARE
+    v   record;
+    t   ratelimit.terms;
+    r   record;
+    v_own  boolean := false;
+    v_ends boolean;
+BEGIN
+    SELECT s.name, s.key, s.plan, s.others, s.state INTO v FROM ratelimit.reservations AS s WHERE s.id = p_id;
+    IF (p_used >= 0 AND p_used <= 1e12) IS NOT TRUE THEN
+        RAISE EXCEPTION 'ratelimit: the reservation used %', coalesce(p_used::text, 'NULL') USING ERRCODE = 'numeric_value_out_of_range', HINT = 'Pass a number of tokens from 0 to 1e12.';
+    ELSIF v.state IS NULL THEN
+        RAISE EXCEPTION 'ratelimit: there is no reservation %', coalesce(p_id::text, 'NULL') USING ERRCODE = 'undefined_object', HINT = 'Its transaction was rolled back, or it ended long ago.';
+    ELSIF v.state <> 'open' THEN
+        RETURN false;
+    ELSIF v.others IS NOT NULL THEN
+        RAISE EXCEPTION 'ratelimit: the reservation % is of several limits', p_id USING ERRCODE = 'feature_not_supported', HINT = 'A program in Go has made it: end it there.';
+    END IF;
+    BEGIN
+        t := ratelimit.terms_of(v.name, v.key, v.plan, 0, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint, NULL);
+    EXCEPTION WHEN undefined_object OR feature_not_supported THEN
+        v_own := true;
+    END;
+    BEGIN
+        FOR v_round IN 1 .. 3 LOOP
+            v_ends := t.since_us > -9223372036854775808 OR t.last_us < 9223372036854775806; -- whether it's in effect for a time
+            r := ratelimit.settle_1(p_id, p_final, NULL, NULL, p_used, t.mode IS DISTINCT FROM 'off', v_own, t.capacity, t.rate, t.steps, t.step_us, t.phase_us,
+                CASE WHEN v_ends THEN t.since_us END, CASE WHEN v_ends THEN t.last_us END, nullif(t.reset_us, -9223372036854775808), t.calendar IS NOT NULL, NULL, false);
+            EXIT WHEN r.done OR v_own;
+            t := (ratelimit.decide(ARRAY[t], CASE WHEN t.calendar IS NULL THEN 'credit' ELSE 'charge' END))[1]; -- the row is brought to the policy of now
+            t := ratelimit.terms_of(v.name, v.key, v.plan, 0, t.now_us, NULL);
+        END LOOP;
+        IF NOT r.done THEN
+            RAISE SQLSTATE 'RL001';
+        END IF;
+        RETURN r.state = 'open';
+    EXCEPTION WHEN SQLSTATE 'RL001' THEN -- the row is as before
+        NULL;
+    END;
+    -- The window that paid has ended, or its policy: a surplus is lost, as that window's tokens would be, and what is missing is charged.
+    UPDATE ratelimit.reservations AS s SET state = p_final, settled = CASE p_final WHEN 'settled' THEN p_used END,
+        expires_us = greatest(s.expires_us, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) WHERE s.id = p_id AND s.state = 'open' RETURNING s.cost INTO t.cost;
+    IF FOUND AND p_used > t.cost AND t.mode <> 'off' THEN
+        t.cost := p_used - t.cost;
+        PERFORM ratelimit.decide(ARRAY[t], 'charge');
+    END IF;
+    RETURN t.cost IS NOT NULL;
+END $$;
+-- +goose StatementEnd
+REVOKE EXECUTE ON FUNCTION ratelimit.end_reservation FROM PUBLIC;
+
+-- +goose StatementBegin
+CREATE FUNCTION ratelimit.settle(id uuid, used float8) RETURNS boolean
+LANGUAGE plpgsql AS $$
+BEGIN
+    RETURN ratelimit.end_reservation($1, 'settled', $2);
+END $$;
+-- +goose StatementEnd
+REVOKE EXECUTE ON FUNCTION ratelimit.settle FROM PUBLIC;
+COMMENT ON FUNCTION ratelimit.settle IS 'Ends a reservation with what its work used: a surplus goes back, and what is missing is taken. False if it has ended before; then nothing changes.';
+
+-- +goose StatementBegin
+CREATE FUNCTION ratelimit.cancel(id uuid) RETURNS boolean
+LANGUAGE plpgsql AS $$
+BEGIN
+    RETURN ratelimit.end_reservation($1, 'cancelled', 0);
+END $$;
+-- +goose StatementEnd
+REVOKE EXECUTE ON FUNCTION ratelimit.cancel FROM PUBLIC;
+COMMENT ON FUNCTION ratelimit.cancel IS 'Ends a reservation whose work will not run, and gives back what it took. False if it has ended before; then nothing changes.';
+
+-- slots_of returns the policy of a limit on concurrency.
+-- +goose StatementBegin
+CREATE FUNCTION ratelimit.slots_of(p_name text, p_key text, p_slots integer, p_plan text) RETURNS ratelimit.terms
+LANGUAGE plpgsql AS $$
+DECLARE
+    t ratelimit.terms := ratelimit.terms_of(p_name, ratelimit.checked_key(p_name, p_key), p_plan, p_slots, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint, NULL);
+BEGIN
+    IF t.kind <> 'concurrency' THEN
+        RAISE EXCEPTION 'ratelimit: the limit % gives tokens, not slots', quote_literal(p_name) USING ERRCODE = 'feature_not_supported', HINT = 'Call take.';
+    ELSIF p_slots < 1 OR p_slots > t.capacity AND t.mode = 'on' THEN
+        RAISE EXCEPTION 'ratelimit: the slots for % are %, and it has %', quote_literal(p_name), p_slots, t.capacity USING ERRCODE = 'numeric_value_out_of_range', HINT = 'Pass 1 or more, up to that.';
+    END IF;
+    RETURN t;
+END $$;
+-- +goose StatementEnd
+REVOKE EXECUTE ON FUNCTION ratelimit.slots_of FROM PUBLIC;
+
+-- +goose StatementBegin
+CREATE FUNCTION ratelimit.acquire(name text, key text, slots integer DEFAULT 1, plan text DEFAULT NULL) RETURNS ratelimit.lease
+LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE
+    t ratelimit.terms := ratelimit.slots_of($1, $2, $3, $4);
+    r record;
+    v_ends bigint; -- when enough leases have ended
+    v_free float8;
+BEGIN
+    IF t.paused_us > t.now_us THEN
+        RETURN (NULL, false, NULL, 0, least(t.paused_us - t.now_us, 7884000000000000) / 1e6::float8, t.rule, 'paused')::ratelimit.lease;
+    ELSIF t.mode = 'off' THEN
+        RETURN (NULL, true, NULL, t.capacity, NULL, t.rule, t.mode)::ratelimit.lease;
+    END IF;
+    FOR v_round IN 1 .. 16 LOOP
+        r := ratelimit.acquire_1(t.name, t.key, $3, t.capacity, t.lease_us, 0, t.since_us, t.last_us, NULL, false);
+        EXIT WHEN r.allowed IS NOT NULL;
+        -- A row of an earlier policy keeps its leases, and a row of another kind has none.
+        t := ratelimit.slots_of($1, $2, $3, $4);
+        INSERT INTO ratelimit.buckets AS b (name, key, shard, value, ts, capacity) VALUES (t.name, t.key, 0, t.capacity, t.now_us, t.capacity)
+        ON CONFLICT (name, key, shard) DO UPDATE SET ts = t.now_us, capacity = CASE WHEN b.ts < t.reset_us THEN t.capacity ELSE b.capacity END,
+            value = CASE WHEN b.ts < t.reset_us THEN t.capacity ELSE b.value END;
+        DELETE FROM ratelimit.leases AS l WHERE l.name = t.name AND l.key = t.key AND l.fence < t.reset_us;
+    END LOOP;
+    IF r.allowed THEN
+        RETURN (r.fence, true, timestamptz 'epoch' + r.until_us * interval '1 microsecond', r.value, NULL, t.rule, t.mode)::ratelimit.lease;
+    END IF;
+    v_free := r.value;
+    FOR i IN 1 .. cardinality(r.leases) / 3 LOOP
+        EXIT WHEN v_free >= $3;
+        SELECT l.until, v_free + l.slots INTO v_ends, v_free
+        FROM (SELECT r.leases[n * 3] AS until, r.leases[n * 3 + 1] AS slots FROM generate_series(1, cardinality(r.leases) / 3) AS n ORDER BY 1, n OFFSET i - 1 LIMIT 1) AS l;
+    END LOOP;
+    RETURN (NULL, t.mode = 'shadow', NULL, greatest(r.value, 0), CASE WHEN v_free >= $3 THEN (v_ends - r.now_us) / 1e6::float8 ELSE 7884000000 END, t.rule, t.mode)::ratelimit.lease;
+END $$;
+-- +goose StatementEnd
+REVOKE EXECUTE ON FUNCTION ratelimit.acquire FROM PUBLIC;
+COMMENT ON FUNCTION ratelimit.acquire IS 'Takes a lease on slots of a limit on concurrency: SELECT * FROM ratelimit.acquire(''jobs'', ''tenant-7''). Commit before the work, call renew_lease before ends_at while it runs, and release when it is done.';
+
+-- +goose StatementBegin
+CREATE FUNCTION ratelimit.renew_lease(name text, key text, fence bigint, plan text DEFAULT NULL) RETURNS timestamptz
+LANGUAGE plpgsql AS $$
+DECLARE
+    t ratelimit.terms := ratelimit.slots_of($1, $2, 1, $4);
+    r record;
+BEGIN
+    IF $3 IS NULL THEN
+        RETURN NULL;
+    END IF;
+    r := ratelimit.renew_lease_1(t.name, t.key, $3, t.lease_us, t.capacity, t.reset_us, NULL, NULL);
+    RETURN timestamptz 'epoch' + CASE WHEN r.held THEN r.until_us END * interval '1 microsecond';
+END $$;
+-- +goose StatementEnd
+REVOKE EXECUTE ON FUNCTION ratelimit.renew_lease FROM PUBLIC;
+COMMENT ON FUNCTION ratelimit.renew_lease IS 'Extends a lease, and returns its new end. Null: it has ended, so stop the work.';
+
+-- +goose StatementBegin
+CREATE FUNCTION ratelimit.release(name text, key text, fence bigint, plan text DEFAULT NULL) RETURNS boolean
+LANGUAGE plpgsql AS $$
+DECLARE
+    t ratelimit.terms := ratelimit.slots_of($1, $2, 1, $4);
+BEGIN
+    RETURN $3 IS NOT NULL AND coalesce((ratelimit.release_1(t.name, t.key, $3, t.capacity, t.reset_us, NULL, NULL)).held, false);
+END $$;
+-- +goose StatementEnd
+REVOKE EXECUTE ON FUNCTION ratelimit.release FROM PUBLIC;
+COMMENT ON FUNCTION ratelimit.release IS 'Gives back the slots of a lease. False: it was held no more, so the work may have run beside other holders.';
+
+-- +goose Down
+DROP FUNCTION IF EXISTS ratelimit.release;
+DROP FUNCTION IF EXISTS ratelimit.renew_lease;
+DROP FUNCTION IF EXISTS ratelimit.acquire;
+DROP FUNCTION IF EXISTS ratelimit.slots_of;
+DROP FUNCTION IF EXISTS ratelimit.cancel;
+DROP FUNCTION IF EXISTS ratelimit.settle;
+DROP FUNCTION IF EXISTS ratelimit.end_reservation;
+DROP FUNCTION IF EXISTS ratelimit.reserve;
+DROP TYPE ratelimit.lease;
+DROP TYPE ratelimit.reservation;
