@@ -48,16 +48,10 @@ func TestStatementsUseThePrimaryKey(t *testing.T) {
 		"leases_read.sql":       {`'{other,roomy}', '{"key 17","key 99999"}'`, 0, true},
 		"leases_save.sql":       {threeLeases + `, '{9,9,9}', '{1,1,1}'`, 1, false},
 		"leases_delete.sql":     {threeLeases, 0, true},
-		"row_leases.sql":        {`'roomy', 'key 17'`, 0, true},
-		"row_lease_save.sql":    {`'roomy', 'key 17', 7, 9, 1`, 1, false},
-		"row_lease_delete.sql":  {`'roomy', 'key 17', 7`, 0, true},
 		"buckets_lock_free.sql": {threeBuckets + `, '{10,10,10}', '{1,1,1}', '{0,0,0}', NULL`, 1, true},
 		"buckets_read.sql":      {threeBuckets + `, NULL`, 0, true},
 		"reservation_lock.sql":  {oneReservation, 1, false},
 		"reservation_free.sql":  {oneReservation, 0, true},
-		"row_delete.sql":        {oneBucket, 0, true},
-		"row_lock.sql":          {oneBucket + `, 10, 0`, 1, false},
-		"row_save.sql":          {oneBucket + `, 1, 0, 1, NULL, NULL, NULL, NULL`, 1, false},
 		"reservation_save.sql":  {oneReservation + `, 'open', 0, NULL, NULL, 0, false, 'a', 'b', 0, 'pro', NULL, 1, 1, 1, 1, 1, 0, 0, 0, 0, NULL, NULL`, 1, false},
 	}
 	files := slices.DeleteFunc(statementFiles(t), func(file string) bool { return housekeeping[filepath.Base(file)] })
@@ -103,7 +97,7 @@ func TestStatementsUseThePrimaryKey(t *testing.T) {
 // statementFiles returns the files of all statements of a Limiter.
 func statementFiles(t *testing.T) (files []string) {
 	t.Helper()
-	for _, of := range []string{"store", "byrow", "reserved", "gate"} {
+	for _, of := range []string{"store", "reserved", "gate"} {
 		found, err := filepath.Glob("../internal/" + of + "/sql/*.sql")
 		require.NoError(t, err)
 		require.NotEmpty(t, found)

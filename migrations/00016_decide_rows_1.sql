@@ -4,7 +4,8 @@
 --
 -- p_asks is an array of objects, in the order of the primary key, in which every call locks its rows:
 --   name, key, shard, same   the row, and whether it's that of the ask before
---   verb                   take; charge, which takes also what isn't there; credit, which gives back; fill; renew and release, of a lease
+--   verb                   take; charge, which takes also what isn't there; credit, which gives back; fill; renew and release, of a lease;
+--                          lock, of all asks, which changes nothing
 --   amount, lowest         tokens or slots, and the least that may remain after a take
 --   within_us              a take is refused unless the bucket owes nothing any more by then; null: it may owe for longer
 --   within_from_us         the first instant at which within_us holds; null: it always does
@@ -216,6 +217,8 @@ BEGIN
                     IF v_until[n] IS NOT NULL THEN
                         v_fence := greatest(v_fence, v_row.fence);
                     END IF;
+                ELSIF a.verb = 'lock' THEN
+                    v_writes[n] := v_mended[n];
                 ELSIF a.verb = 'fill' THEN
                     v_row.value := a.capacity; v_row.ts := v_begun; v_row.capacity := a.capacity;
                     v_row.taken := CASE WHEN a.slices > 0 THEN ARRAY[a.step_us, a.capacity, 0, 0] END;
@@ -288,7 +291,7 @@ BEGIN
                 v_after[n] := v_row;
                 v_refused := v_refused OR NOT v_enough[n] AND a.verb <> 'release';
             END LOOP;
-            IF NOT true = ANY (v_writes) OR v_refused THEN
+            IF NOT true = ANY (v_writes) AND p_asks -> 0 ->> 'verb' <> 'lock' OR v_refused THEN
                 RAISE SQLSTATE 'RL001';
             END IF;
         END LOOP;

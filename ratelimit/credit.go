@@ -57,13 +57,18 @@ func (l *Limiter) ChargeUntil(ctx context.Context, until time.Time, request Requ
 	}
 	rows, _ := c.plan.rows(true)
 	c.change = func(ctx context.Context, s *store.Session) error {
-		return s.ChangeRows(ctx, func(p *bucket.Page) {
+		return s.ChargeLocked(ctx, rows, func(p *bucket.Page) (c store.Charge) {
 			latest := bucket.MinInstant
 			for i := range rows {
-				latest = max(latest, p.ChargeUntil(&rows[i], instant))
+				amounts, until := p.ChargeUntil(&rows[i], instant)
+				for _, amount := range amounts {
+					c.Add(rows[i], amount, bucket.Whenever)
+				}
+				latest = max(latest, until)
 			}
 			end = time.UnixMicro(latest)
-		}, rows)
+			return c
+		})
 	}
 	if _, err = l.do(ctx, c); err != nil {
 		return time.Time{}, err

@@ -15,7 +15,6 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/arg"
 	"github.com/pgratelimit/pgratelimit/internal/batch"
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
-	"github.com/pgratelimit/pgratelimit/internal/byrow"
 	"github.com/pgratelimit/pgratelimit/internal/gate"
 	"github.com/pgratelimit/pgratelimit/internal/refusalcache"
 	"github.com/pgratelimit/pgratelimit/internal/reserved"
@@ -80,7 +79,7 @@ func New(pool Pool, config Config) (*Limiter, error) {
 	if err := config.validate(); err != nil {
 		return nil, err
 	}
-	newStore, row := byrow.New, rand.Uint64()|1
+	newStore, row := store.New, rand.Uint64()|1
 	if store.EngineOf(pool) != nil { // of package ratelimittest: it has no other processes, and batching gains nothing
 		config.NoBatching, newStore, row = true, store.NewInMemory, 0
 	}

@@ -189,7 +189,7 @@ func (p *plan) charge(ctx context.Context, s *store.Session, amounts []float64, 
 		}
 		return s.Charge(ctx, c)
 	}
-	return s.ChangeRows(ctx, func(page *bucket.Page) {
+	return s.ChargeLocked(ctx, rows, func(page *bucket.Page) (c store.Charge) {
 		tokens := func(a *bucket.Ask) float64 { return a.Terms.Kind.Tokens(a.Terms, page.State(a), page.Now) }
 		first := 0
 		for i, end := range ends {
@@ -200,10 +200,11 @@ func (p *plan) charge(ctx context.Context, s *store.Session, amounts []float64, 
 				if n+1 < len(order) {
 					amount = max(left, min(tokens(a)-a.Terms.Capacity, 0))
 				}
-				page.Charge(a, amount, taken)
+				c.Add(*a, amount, taken)
 				left -= amount
 			}
 			first = end
 		}
-	}, rows)
+		return c
+	})
 }

@@ -91,6 +91,13 @@ func (p *Page) Held(asks []Ask) (row Key, held bool) {
 // isNew reports whether a row was absent, and has not changed since.
 func (p *Page) isNew(i int) bool { return p.marks[i] == mark{read: true, absent: true} }
 
+// Clone returns a copy, which may be changed alone.
+func (p *Page) Clone() *Page {
+	c := *p
+	c.states, c.marks = slices.Clone(p.states), slices.Clone(p.marks)
+	return &c
+}
+
 // State returns what the row of the bucket holds.
 func (p *Page) State(a *Ask) State {
 	i, _ := p.Index(a.Key)
@@ -205,9 +212,9 @@ func (p *Page) Charge(a *Ask, amount float64, taken int64) {
 }
 
 // ChargeUntil charges a bucket so much that it gives nothing before the instant until, unless it owes as much already.
-// It returns the first instant at which it owes nothing, which is after until if it owed more, or gives its tokens in
+// It returns what it has charged, and the first instant at which it owes nothing, which is after until if it owed more, or gives its tokens in
 // steps.
-func (p *Page) ChargeUntil(a *Ask, until int64) (end int64) {
+func (p *Page) ChargeUntil(a *Ask, until int64) (amounts []float64, end int64) {
 	t, unbounded := &a.Terms, a.Terms
 	unbounded.Capacity = math.MaxFloat64
 	arriving := func(at int64) float64 { // from the current step on
@@ -221,9 +228,10 @@ func (p *Page) ChargeUntil(a *Ask, until int64) (end int64) {
 			amount = max(t.Kind.Tokens(*t, p.State(a), p.Now)+arriving(until), math.SmallestNonzeroFloat64)
 		}
 		p.Charge(a, amount, Whenever)
+		amounts = append(amounts, amount)
 		end = p.Now + t.wait(p.State(a), p.Now, 0, 0).Microseconds()
 	}
-	return end
+	return amounts, end
 }
 
 // Fill sets the buckets to their capacity.

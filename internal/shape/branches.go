@@ -58,7 +58,7 @@ func mechanisms() []mechanism {
 		},
 		{
 			"routed",
-			nil, // internal/byrow is its package,
+			nil,
 			words(`IsRouted|IsDistributed|LearnLayout|LeavesOutHeld|layoutRouted`),
 		},
 		{

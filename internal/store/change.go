@@ -15,11 +15,16 @@ type Charge struct {
 	Taken   []int64   // the instant at which the returned tokens were taken, or bucket.Whenever
 }
 
+// Add adds a bucket.
+func (c *Charge) Add(a bucket.Ask, amount float64, taken int64) {
+	c.Asks, c.Amounts, c.Taken = append(c.Asks, a), append(c.Amounts, amount), append(c.Taken, taken)
+}
+
 // withoutZeros returns the charge without the buckets that it leaves as they are.
 func (c Charge) withoutZeros() (charged Charge) {
 	for i, amount := range c.Amounts {
 		if amount != 0 {
-			charged.Asks, charged.Amounts, charged.Taken = append(charged.Asks, c.Asks[i]), append(charged.Amounts, amount), append(charged.Taken, c.Taken[i])
+			charged.Add(c.Asks[i], amount, c.Taken[i])
 		}
 	}
 	return charged
@@ -62,7 +67,7 @@ func (s *Session) change(ctx context.Context, changes []change) error {
 		asks[i] = *changes[i].ask
 		changes[i].ask = &asks[i]
 	}
-	if s.isGeneral(asks) {
+	if s.isGeneral() {
 		_, err := s.decideInGeneral(ctx, changes, nil)
 		return err
 	}
@@ -78,6 +83,41 @@ func (s *Session) change(ctx context.Context, changes []change) error {
 			}
 		}
 	}, asks)
+}
+
+// ChargeLocked makes a charge that depends on what the rows of asks hold, once, and locks these before. On the page that amounts gets, it may
+// charge them, too.
+func (s *Session) ChargeLocked(ctx context.Context, asks []bucket.Ask, amounts func(p *bucket.Page) Charge) error {
+	if !s.isGeneral() {
+		return s.ChangeRows(ctx, func(p *bucket.Page) {
+			c := amounts(p.Clone())
+			for i := range c.Asks {
+				p.Charge(&c.Asks[i], c.Amounts[i], c.Taken[i])
+			}
+		}, asks)
+	}
+	return s.ensureTx(ctx, func(tx *Session) error {
+		p := bucket.NewPage(asks)
+		changes := make([]change, len(p.Rows))
+		for i := range p.Rows {
+			changes[i] = change{ask: &p.Rows[i], verb: "lock"}
+		}
+		answers, err := tx.decideInGeneral(ctx, changes, nil)
+		if err == nil && s.mode == alone {
+			err = tx.relax(ctx, p)
+		}
+		if err != nil {
+			return err
+		}
+		p.Now = answers[0].Now
+		for i := range answers {
+			p.Put(i, answers[i].State, false)
+		}
+		p.SetNow(asks)
+		then := *tx
+		then.at = &p.Now
+		return then.Charge(ctx, amounts(p))
+	})
 }
 
 // ChangeRows changes the rows of the calls' buckets, once, on rows that it locks: in the transaction of the session, or else in one of

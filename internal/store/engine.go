@@ -9,8 +9,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
 )
 
-// Engine keeps rows and records. There are three: Postgres, package byrow, which names one row in each statement, and package memstore, for
-// the tests of users and for simulations. An engine locks rows, reads and writes them, and decides nothing. A Session never asks which
+// Engine keeps rows and records. There are two: Postgres, and package memstore, for the tests of users and for simulations. An engine locks rows, reads and writes them, and decides nothing. A Session never asks which
 // engine it uses. Between a read and a write it runs the same code on all of them.
 //
 // An error of Lock fails the transaction, as the error of a statement does. Instants are microseconds since 1970.

@@ -137,13 +137,8 @@ func elementsOf(changes []change, seen []*int64, now int64) []rowAsk {
 	return elements
 }
 
-// isGeneral reports whether decide_rows_1 decides on the asks.
-func (u *Unit) isGeneral(asks []bucket.Ask) bool {
-	if !decidesInSQL || u.memory != nil {
-		return false
-	}
-	return !u.IsRouted() || !bucket.AnyHolds(asks)
-}
+// isGeneral reports whether decide_rows_1 decides on calls.
+func (u *Unit) isGeneral() bool { return decidesInSQL && u.memory == nil }
 
 // mostRounds bounds how often decide_rows_1 is asked again because a policy began, or because another call was quicker with a row of
 // an earlier policy.
@@ -186,6 +181,9 @@ func (s *Session) decideBy(ctx context.Context, changes []change, found []bucket
 	seen := make([]*int64, len(changes))
 	for range mostRounds {
 		asOf, now := s.AsOf(), s.Instant()
+		if s.at != nil {
+			asOf, now = s.at, *s.at
+		}
 		if len(found) > 0 {
 			asOf, now = arrange(changes, found, seen, asOf)
 		}

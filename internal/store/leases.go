@@ -156,7 +156,7 @@ func (s *Session) ChangeLeases(ctx context.Context, leases []LeaseChange) (decid
 			changes[i].verb = "renew"
 		}
 	}
-	if !s.isGeneral(asks) {
+	if !s.isGeneral() {
 		return false, nil
 	}
 	answers, err := s.decideInGeneral(ctx, changes, nil)

@@ -18,9 +18,6 @@ const savepoint = "ratelimit_take"
 // postgres is the Engine on tables of Postgres, by statements that name as many rows as there are.
 type postgres struct{}
 
-// Postgres returns that Engine.
-func Postgres() Engine { return postgres{} }
-
 // Read reads rows by buckets_read.sql, or by read_rows_1.
 func (postgres) Read(ctx context.Context, u *Unit, rows []bucket.Ask) ([]bucket.Answer, error) {
 	statement := u.statements.read

@@ -102,9 +102,6 @@ func (u *Unit) Engine() Engine {
 	if u.memory != nil {
 		return u.memory
 	}
-	if u.Store != nil && u.distributed != nil && u.IsRouted() {
-		return u.distributed
-	}
 	return postgres{}
 }
 
@@ -132,7 +129,7 @@ func (s *Session) Run(ctx context.Context, calls []*Call, waitFor *bucket.Key) (
 	if calls = s.releaseFirst(ctx, calls); len(calls) == 0 {
 		return nil
 	}
-	if c := calls[0]; len(calls) == 1 && (waitFor == nil || c.Reserve != nil || !s.Engine().LeavesOutHeld()) {
+	if c := calls[0]; len(calls) == 1 && (waitFor == nil || c.Reserve != nil || !s.Engine().LeavesOutHeld() || s.IsRouted()) {
 		return s.runAlone(ctx, c, waitFor)
 	}
 	if waitFor == nil && askForOne(calls) {
@@ -202,11 +199,11 @@ func (s *Session) choose(c *Call) {
 		c.way = looks
 	case s.keeps(c):
 		c.way = s.wayToKeep(c)
-	case s.mode == alone && c.Reserve != nil && !s.reserves(c) && (len(c.Asks) == 1 || s.memory != nil || s.isGeneral(c.Asks)):
+	case s.mode == alone && c.Reserve != nil && !s.reserves(c) && (len(c.Asks) == 1 || s.memory != nil || s.isGeneral()):
 		c.way = inOwnTx
 	case isFit && (s.mode == callersTx || len(c.Asks) == 1 || s.mode == alone && s.waitFor == nil && !s.IsRouted()):
 		c.way = byStatement
-	case s.isGeneral(c.Asks):
+	case s.isGeneral():
 		c.way = inGeneral
 	case s.mode == alone && !s.Engine().LeavesOutHeld():
 		c.way = byLooking

@@ -50,20 +50,18 @@ type Queue interface {
 
 // Store is what the sessions of one schema share.
 type Store struct {
-	schema      string
-	statements  statements
-	distributed Engine   // of tables that Citus distributes
-	others      sync.Map // of the texts of statements of other packages, by their names
-	relaxed     bool
-	asOf        func() *int64 // the instant that replaces the database's clock; nil: nothing does
-	inMemory    bool          // whether rows are in memory, and not in Postgres
-	layout      atomic.Int32  // of the tables, as far as that is known
+	schema     string
+	statements statements
+	others     sync.Map // of the texts of statements of other packages, by their names
+	relaxed    bool
+	asOf       func() *int64 // the instant that replaces the database's clock; nil: nothing does
+	inMemory   bool          // whether rows are in memory, and not in Postgres
+	layout     atomic.Int32  // of the tables, as far as that is known
 }
 
 // Options are the settings of a Store.
 type Options struct {
 	Schema        string
-	Distributed   Engine        // the engine for tables that Citus distributes
 	AsOf          func() *int64 // the instant that replaces the database's clock; nil: none does
 	RelaxedCommit bool          // whether calls in transactions of their own, which keep no record, return before their commits are on disk
 }
@@ -71,7 +69,7 @@ type Options struct {
 // New returns a Store.
 func New(o Options) *Store {
 	return &Store{
-		schema: o.Schema, statements: newStatements(o.Schema), distributed: o.Distributed, relaxed: o.RelaxedCommit, asOf: o.AsOf,
+		schema: o.Schema, statements: newStatements(o.Schema), relaxed: o.RelaxedCommit, asOf: o.AsOf,
 	}
 }
 

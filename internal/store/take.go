@@ -37,7 +37,7 @@ func (s *Session) takeByStatement(ctx context.Context, c *Call) (err error) {
 		return err
 	}
 	switch {
-	case s.isGeneral(c.Asks):
+	case s.isGeneral():
 		c.way = inGeneral
 	case s.Engine().LeavesOutHeld():
 		c.way = byLocking

@@ -28,6 +28,7 @@ type Unit struct {
 
 	waitFor *bucket.Key // the row that a transaction of its own waits for before it locks others; nil: none
 	waits   int         // how many rows the call has waited for
+	at      *int64      // the instant of what follows in the transaction; nil: by the clock
 }
 
 // Instant returns the current time if no server provides it.

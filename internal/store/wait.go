@@ -7,8 +7,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/jackc/pgx/v5"
-
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
 	"github.com/pgratelimit/pgratelimit/internal/pgerr"
 )
@@ -130,29 +128,6 @@ func (u *Unit) asShortWait(err error, rows []bucket.Ask) error {
 // Awaited returns the place among rows of the row that the unit waits for before it locks others: the first by default.
 func (u *Unit) Awaited(rows []bucket.Ask) int {
 	return max(0, slices.IndexFunc(rows, func(a bucket.Ask) bool { return u.waitFor != nil && a.Key == *u.waitFor }))
-}
-
-// QueueShortWait queues a bound of waits for rows in a transaction of the Owner's that holds others. It returns how many statements that is.
-func (u *Unit) QueueShortWait(batch *pgx.Batch) (queued int) {
-	if u.mode != ownTx {
-		return 0
-	}
-	before := batch.Len()
-	u.Engine().QueueBound(batch, u, u.waitForOthers())
-	return batch.Len() - before
-}
-
-// WaitEnded returns the error of a statement that locks row, after others or as the first. In a transaction of the Owner's, a lock
-// timeout means that the next attempt waits for that row before others. A caller's transaction waits as long as its own settings
-// say.
-func (u *Unit) WaitEnded(err error, row bucket.Ask, isFirst bool) error {
-	switch {
-	case u.mode != ownTx:
-		return err
-	case isFirst:
-		return waitedFor(err, row.Key)
-	}
-	return asHeld(err, nil, []bucket.Ask{row})
 }
 
 // keysAlone returns the keys of rows.
