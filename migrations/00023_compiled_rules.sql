@@ -80,10 +80,10 @@ LANGUAGE plpgsql STABLE AS $$
 DECLARE
     v_us numeric;
 BEGIN
-    IF p_says ->> p_field ~ '^(second|minute|hour|day|week|\d+ (second|minute|hour|day|week)s|(\d+(\.\d*)?|\.\d+)[dw]|((\d+(\.\d*)?|\.\d+)(ns|us|µs|μs|ms|s|m|h))+)$' THEN
+    IF p_says ->> p_field ~ '^(second|minute|hour|day|week|\d+ (second|minute|hour|day|week)s|(\d+(\.\d*)?|\.\d+)[dw]|((\d+(\.\d*)?|\.\d+)(ns|us|\u00b5s|\u03bcs|ms|s|m|h))+)$' THEN
         SELECT sum(coalesce(nullif(m[1], ''), '1')::numeric * CASE m[2] WHEN 'ns' THEN 0.001 WHEN 'ms' THEN 1e3 WHEN 's' THEN 1e6 WHEN 'm' THEN 6e7
             WHEN 'h' THEN 36e8 WHEN 'd' THEN 864e8 WHEN 'w' THEN 6048e8 ELSE 1 END) INTO v_us
-        FROM regexp_matches(p_says ->> p_field, '([\d.]*) ?(ns|us|µs|μs|ms|[smhdw])[a-z]*', 'g') AS m;
+        FROM regexp_matches(p_says ->> p_field, '([\d.]*) ?(ns|us|\u00b5s|\u03bcs|ms|[smhdw])[a-z]*', 'g') AS m;
     END IF;
     IF p_says ? p_field AND (v_us BETWEEN p_least AND p_most AND v_us = trunc(v_us)) IS NOT TRUE THEN
         PERFORM ratelimit.unreadable(p_says, format('its %s is %s; write whole microseconds from %sus to %sh as a span such as 90s, 10m, 1h30m, 7d or minute',
