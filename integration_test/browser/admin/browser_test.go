@@ -238,3 +238,29 @@ func TestButtonIsPressedTwice(t *testing.T) {
 		return stopped;`)
 	require.Equal(t, []bool{false, true, false}, stopped)
 }
+
+// TestListsRefresh has keys refused while their page is open. The list shows them, and leads to the form of an override. A chart shows the
+// numbers of the bar under the pointer.
+func TestListsRefresh(t *testing.T) {
+	t.Parallel()
+	f := setup(t)
+	refuse := func(key string, times int) {
+		f.Exec(t, `INSERT INTO ratelimit.refusals SELECT date_trunc('minute', now()), 'messages', 'x', $1, false, $2::int, $2::int,
+			(extract(epoch FROM now()) * 1000000)::bigint`, key, times)
+	}
+	refuse("ada", 7)
+	b := f.browse(t)
+	b.open(t, admintest.Address("limit", "name", "messages"))
+	require.Contains(t, play[string](t, b, `
+		const bar = [...document.querySelectorAll('.bars .hit')].find((hit) => hit.textContent.includes(' 7 refused'));
+		bar.dispatchEvent(new PointerEvent('pointerover', { bubbles: true }));
+		return document.querySelector('.bars output').textContent;`), ": 0 allowed, 7 refused")
+	b.open(t, "/admin/now")
+	refuse("bob", 9)
+	play[bool](t, b, `
+		const keys = () => document.querySelector('[data-refresh=keys]').textContent;
+		while (!keys().includes('bob')) await new Promise(requestAnimationFrame);
+		return true;`)
+	require.NoError(t, chromedp.Do(b.ctx, chromedp.Click(`a[href*="key=bob"][href$="#override"]`),
+		chromedp.WaitVisible(`form[action="preview-override"] button`)))
+}

@@ -137,7 +137,7 @@ func TestPictures(t *testing.T) {
 		"admin-key":   {admintest.Pages(id)["key"], 1100, 800, "dark"},
 		"admin-phone": {admintest.Pages(id)["key"], 390, 844, "light"},
 	} {
-		f.Exec(t, `UPDATE ratelimit.buckets SET value = 90, ts = (extract(epoch FROM now() - interval '40 seconds') * 1000000)::bigint
+		f.Exec(t, `UPDATE ratelimit.buckets SET value = 1800, ts = (extract(epoch FROM now() - interval '40 seconds') * 1000000)::bigint
 			WHERE name = 'messages' AND key = 'ada'`)
 		b.width(t, picture.width, picture.height)
 		browsertest.Prefer(t, b.ctx, "prefers-color-scheme", picture.scheme)
