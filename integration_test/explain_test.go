@@ -51,6 +51,8 @@ func TestStatementsUseThePrimaryKey(t *testing.T) {
 		"buckets_lock_free.sql": {threeBuckets + `, '{10,10,10}', '{1,1,1}', '{0,0,0}', NULL`, 1, true},
 		"buckets_read.sql":      {threeBuckets + `, NULL`, 0, true},
 		"reservation_lock.sql":  {oneReservation, 1, false},
+		"reservation_read.sql":  {oneReservation, 0, true},
+		"reservation_keep.sql":  {oneReservation + `, 'open', 0, NULL, 0, 0, 0`, 0, true},
 		"reservation_free.sql":  {oneReservation, 0, true},
 		"reservation_save.sql":  {oneReservation + `, 'open', 0, NULL, NULL, 0, false, 'a', 'b', 0, 'pro', NULL, 1, 1, 1, 1, 1, 0, 0, 0, 0, NULL, NULL`, 1, false},
 	}

@@ -20,6 +20,7 @@ func TestFunctionsUseThePrimaryKey(t *testing.T) {
 	const always = `, NULL, NULL, NULL, `
 	const knownReservation = `'00000000-0000-4000-8000-000000000002', ` // made at 1000000
 	const unknownReservation = `'00000000-0000-4000-8000-000000000001', `
+	const knownEnd = `{"id": "00000000-0000-4000-8000-000000000002", "ready_us": 1000000, "paid_us": 1000000, "owed": 0, "state": "cancelled", "now_us": 5}`
 	tests := map[string][]struct {
 		arguments string
 		upserts   int
@@ -108,6 +109,10 @@ func TestFunctionsUseThePrimaryKey(t *testing.T) {
 			{oneReservation + `, 'cancelled', NULL, NULL, 0, true, true, NULL, NULL, NULL, NULL, NULL` + always + `false, NULL, true`, 1, true},
 			{unknownReservation + `'settled', NULL, NULL, NULL, true, false, NULL, NULL, NULL, NULL, NULL` + always + `false, NULL, false`, 1, false},
 			{unknownReservation + `'settled', NULL, NULL, NULL, true, false, NULL, NULL, NULL, NULL, NULL` + always + `false, NULL, true`, 0, true},
+		},
+		"settle_rows_1": {
+			{`'[` + knownEnd + `]', '[` + generalAsk("key 17", "charge", "") + `,` + generalAsk("key 18", "credit", "") + `]', NULL, NULL, 1, false`, 5, false},
+			{`'[` + knownEnd + `]', NULL, NULL, NULL, 1, true`, 1, false},
 		},
 		"slide_1": {
 			{oneBucket + `, 1, 10, 60, 1000000, 0, 0` + always + `false, false`, 2, false},

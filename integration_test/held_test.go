@@ -145,7 +145,7 @@ func (s *stand) testACallAtAHeldRow(t *testing.T, name string, keepsConnection b
 	for _, table := range []string{"buckets WHERE key", "reservations WHERE key"} {
 		require.NoError(t, errOf(holder.Exec(t.Context(), `SELECT FROM ratelimit.`+table+` = 'held' FOR UPDATE`)))
 	}
-	waits := !slices.Contains([]string{"Check", "CheckReserve", "Value", "Prune", "Expire"}, name)
+	waits := !slices.Contains([]string{"Check", "CheckReserve", "Value", "Prune", "Expire", "Started"}, name)
 	if !waits {
 		require.NoError(t, call(t.Context(), s.limiter, r.ID, request))
 		return

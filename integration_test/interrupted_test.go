@@ -68,10 +68,8 @@ func TestAnInterruptedCallIsAllOrNothing(t *testing.T) {
 		call     call
 		requests int // that it makes
 	}{
-		"Reserve": {func(ctx context.Context, l *ratelimit.Limiter, _ string, r ratelimit.Request) error {
-			return errOf(l.Reserve(ctx, r, roomy.For("b")))
-		}, 2},
-		"Cancel": {everyCall["Cancel"], 3},
+		"Cancel": {everyCall["Cancel"], 2},
+		"Renew":  {everyCall["Renew"], 2},
 	} {
 		for before := 2; before <= test.requests; before++ {
 			t.Run(fmt.Sprint(name, before), func(t *testing.T) {

@@ -58,16 +58,16 @@ var brokenCalls = map[string]struct {
 	}, outcome{State: "open", Calls: 2}, outcome{State: "cancelled"}, true},
 	"Start": {reserveToBreak, func(ctx context.Context, l *ratelimit.Limiter, id string, _ []ratelimit.Request) error {
 		return errOf(l.Start(ctx, id))
-	}, outcome{State: "open", Calls: 2, Roomy: 1}, outcome{State: "open", Started: true, Calls: 2, Roomy: 1}, false},
+	}, outcome{State: "open", Calls: 2, Roomy: 1}, outcome{State: "open", Started: true, Calls: 2, Roomy: 1}, true},
 	"Settle": {startToBreak, func(ctx context.Context, l *ratelimit.Limiter, id string, requests []ratelimit.Request) error {
 		return l.Settle(ctx, id, requests[0].Cost(3), requests[1].Cost(4))
-	}, outcome{State: "open", Started: true, Calls: 2, Roomy: 1}, outcome{State: "settled", Started: true, Calls: 3, Roomy: 4}, false},
+	}, outcome{State: "open", Started: true, Calls: 2, Roomy: 1}, outcome{State: "settled", Started: true, Calls: 3, Roomy: 4}, true},
 	"Cancel": {startToBreak, func(ctx context.Context, l *ratelimit.Limiter, id string, _ []ratelimit.Request) error {
 		return l.Cancel(ctx, id)
 	}, outcome{State: "open", Started: true, Calls: 2, Roomy: 1}, outcome{State: "cancelled", Started: true}, true},
 	"Renew": {startToBreak, func(ctx context.Context, l *ratelimit.Limiter, id string, _ []ratelimit.Request) error {
 		return errOf(l.Renew(ctx, id))
-	}, outcome{State: "open", Started: true, Calls: 2, Roomy: 1}, outcome{State: "open", Calls: 4, Roomy: 2}, false},
+	}, outcome{State: "open", Started: true, Calls: 2, Roomy: 1}, outcome{State: "open", Calls: 4, Roomy: 2}, true},
 	"Acquire": {nil, func(ctx context.Context, l *ratelimit.Limiter, _ string, requests []ratelimit.Request) error {
 		return errOf(l.Acquire(ctx, requests[1:]...))
 	}, outcome{}, outcome{Roomy: 1, Slots: 2}, false},

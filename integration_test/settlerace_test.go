@@ -20,7 +20,7 @@ import (
 func TestAReservationIsSettledOnce(t *testing.T) {
 	t.Parallel()
 	const workers, keys, capacity = 6, 2, 100_000
-	limit := ratelimit.Define("settled", hoard(capacity))
+	limit, second := ratelimit.Define("settled", hoard(capacity)), ratelimit.Define("settled/second", hoard(capacity))
 	for _, level := range []pgx.TxIsoLevel{pgx.ReadCommitted, pgx.RepeatableRead, pgx.Serializable} {
 		t.Run(string(level), func(t *testing.T) {
 			t.Parallel()
@@ -41,9 +41,10 @@ func TestAReservationIsSettledOnce(t *testing.T) {
 			require.NoError(t, atonce.Do(workers, func(worker int) error {
 				for n := range testsize.Of(8, 100) {
 					request := limit.For(fmt.Sprint((worker + n) % keys)).Cost(2)
+					requests := []ratelimit.Request{request, second.For("all")}[:1+worker%2]
 					var id string
 					reserve := func(l *ratelimit.Limiter) error {
-						r, err := l.Reserve(t.Context(), request)
+						r, err := l.Reserve(t.Context(), requests...)
 						id = r.ID
 						return err
 					}
@@ -78,7 +79,9 @@ func TestAReservationIsSettledOnce(t *testing.T) {
 			var gone, cost float64
 			var open int
 			require.NoError(t, b.pool.QueryRow(t.Context(), `SELECT (SELECT sum($1 - value) FROM ratelimit.buckets),
-				sum(CASE WHEN state = 'open' THEN cost ELSE coalesce(settled, 0) END), count(*) FILTER (WHERE state = 'open') FROM ratelimit.reservations`,
+				sum(CASE WHEN state = 'open' THEN cost ELSE coalesce(settled, 0) END + (
+					SELECT coalesce(sum(CASE WHEN state = 'open' THEN o.cost ELSE coalesce(o.settled, 0) END), 0)
+					FROM jsonb_to_recordset(others) AS o (cost float8, settled float8))), count(*) FILTER (WHERE state = 'open') FROM ratelimit.reservations`,
 				float64(capacity)).Scan(&gone, &cost, &open))
 			require.InDelta(t, cost, gone, 0.01)
 			require.Positive(t, cost)

@@ -20,7 +20,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/migrations"
 )
 
-const latest = 33
+const latest = 34
 
 func TestUp(t *testing.T) {
 	t.Parallel()

@@ -98,7 +98,7 @@ func expireAll(ctx context.Context, l *Limiter) (int, error) {
 	return ended, err
 }
 
-// expireEach ends each reservation in a transaction of its own, so that the failure of one does not undo the others.
+// expireEach ends each reservation by itself, so that the failure of one does not undo the others.
 func expireEach(ctx context.Context, l *Limiter) (ended int, err error) {
 	var failed []error
 	ctx = reserved.Sweeping(ctx)

@@ -10,6 +10,7 @@ import (
 
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
 	"github.com/pgratelimit/pgratelimit/internal/reserved"
+	"github.com/pgratelimit/pgratelimit/internal/store"
 )
 
 // ReservationState is the state of a reservation.
@@ -115,8 +116,8 @@ func optionalTime(us *int64) time.Time {
 
 var validID = regexp.MustCompile(`^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$`)
 
-// withReservation runs fn on the locked reservation id. If l is bound to the caller's transaction, it runs there, after a
-// savepoint; otherwise it runs in a transaction of its own.
+// withReservation runs fn on the reservation id. If l is bound to the caller's transaction, the reservation is locked there, after a
+// savepoint. Otherwise fn may run again: see withoutTx.
 func withReservation(ctx context.Context, l *Limiter, verb, id string, fn func(context.Context, *reserved.Life, *reserved.Reservation) error) error {
 	if err := l.readyFor(ctx, verb, id); err != nil {
 		return err
@@ -138,16 +139,16 @@ func (l *Limiter) readyFor(ctx context.Context, verb, id string) error {
 	return nil
 }
 
-// lockedBy runs fn on the reservation that lock returns, unless it is nil. During Expire it limits the wait for rows.
+// lockedBy runs fn on the reservation that lock reads, unless it is nil. During Expire it limits the wait for rows.
 func lockedBy(ctx context.Context, l *Limiter, verb, id string, keyed bool,
 	lock func(context.Context, *reserved.Life) (*reserved.Reservation, error),
 	fn func(context.Context, *reserved.Life, *reserved.Reservation) error,
 ) error {
 	began, stuck := l.reports.began(), reserved.StuckOf(ctx)
 	var r *reserved.Reservation
-	err := retryTx(ctx, l, verb, keyed, func(ctx context.Context, tx *Limiter) (err error) {
+	err := withoutTx(ctx, l, verb, keyed, func(ctx context.Context, tx *Limiter) (err error) {
 		r = nil
-		if stuck != nil && l.pool != nil {
+		if stuck != nil && l.pool != nil && tx.pool == nil {
 			if err := reserved.BoundWait(ctx, &tx.session.Unit); err != nil {
 				return err
 			}
@@ -166,6 +167,33 @@ func lockedBy(ctx context.Context, l *Limiter, verb, id string, keyed bool,
 		return explained(ctx, l, verb+" "+id, err)
 	}
 	return failedOn(ctx, l, verb, id, err, began)
+}
+
+// mostChanges bounds how often a reservation is read again because another call was quicker to change it.
+const mostChanges = 16
+
+// withoutTx runs fn on l: it reads a reservation, and changes it by a statement, unless another call has changed it meanwhile. If that isn't
+// enough, it is retryTx.
+func withoutTx(ctx context.Context, l *Limiter, verb string, keyed bool, fn func(ctx context.Context, l *Limiter) error) error {
+	ctx, cancel := l.config.bounded(ctx)
+	defer cancel()
+	if err := l.pass(ctx, verb, keyed, !keyed); err != nil {
+		return err
+	}
+	for range mostChanges {
+		if l.pool == nil || !l.session.KeepsInSQL() {
+			break
+		}
+		err := fn(ctx, l)
+		if errors.Is(err, store.ErrChanged) {
+			continue
+		}
+		if !store.IsInTheWay(err) {
+			return err
+		}
+		break
+	}
+	return retryTx(ctx, l, verb, keyed, fn)
 }
 
 // failedOn explains the error of a call on a reservation, and reports it, unless it is an answer.

@@ -164,6 +164,7 @@ func (h *ledger) reservation(t *testing.T, id string) *Reservation {
 		r, err = Tables{}.LockReservation(t.Context(), &tx.Unit, id, false)
 		return err
 	}))
+	r.known, r.others = nil, nil
 	return r
 }
 

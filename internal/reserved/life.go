@@ -8,6 +8,9 @@ import (
 	"slices"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
 	"github.com/pgratelimit/pgratelimit/internal/store"
 )
@@ -28,7 +31,8 @@ type Owner interface {
 	Ended(ctx context.Context, r *Reservation, amounts []float64)
 }
 
-// Life changes reservations in a transaction. A reservation is open, until it is settled, cancelled or expired. Renew opens it again.
+// Life changes reservations: in a transaction, in which it locks them, or in the server without one. Then a reservation is read, and written by a
+// statement that returns store.ErrChanged if another call was quicker. A reservation is open, until it is settled, cancelled or expired. Renew opens it again.
 type Life struct {
 	Session     *store.Session
 	Owner       Owner
@@ -37,7 +41,7 @@ type Life struct {
 	ErrTooMuch  error         // wrapped by errors for costs that a limit can never give
 }
 
-// Lock locks a reservation to the end of the transaction.
+// Lock reads a reservation, and locks it to the end of the transaction.
 func (l *Life) Lock(ctx context.Context, verb, id string) (*Reservation, error) {
 	r, err := In(&l.Session.Unit).LockReservation(ctx, &l.Session.Unit, id, false)
 	if err == nil {
@@ -75,9 +79,38 @@ func (l *Life) LockDue(ctx context.Context, ids ...string) ([]*Reservation, erro
 	return due, err
 }
 
-// Save writes a reservation that was locked.
+// Save writes a reservation that was locked. Outside a transaction, only the start of its work may have changed, and Save returns
+// store.ErrChanged if the reservation is not as it was read.
 func (l *Life) Save(ctx context.Context, r *Reservation) error {
+	switch {
+	case r.isAsRead():
+		return nil
+	case l.Session.IsOnPool() && l.Session.KeepsInSQL():
+		return l.keepStart(ctx, r)
+	}
 	return In(&l.Session.Unit).SaveReservation(ctx, &l.Session.Unit, r)
+}
+
+// keepStart saves the start of the work of a reservation, and until when that is kept.
+func (l *Life) keepStart(ctx context.Context, r *Reservation) error {
+	return l.Session.Once(ctx, func(ctx context.Context, conn store.Conn) error {
+		k, batch := r.known, &pgx.Batch{}
+		l.Session.Engine().QueueBound(batch, &l.Session.Unit, store.OnceWait)
+		batch.Queue(l.Session.Statement(files, "reservation_keep"), r.ID, k.State, k.ReadyUs, k.StartedUs, k.ExpiresUs, r.StartedUs, r.ExpiresUs)
+		results := conn.SendBatch(ctx, batch)
+		_, err := results.Exec()
+		var tag pgconn.CommandTag
+		if err == nil {
+			tag, err = results.Exec()
+		}
+		if closeErr := results.Close(); err == nil {
+			err = closeErr
+		}
+		if err == nil && tag.RowsAffected() == 0 {
+			err = store.ErrChanged
+		}
+		return err
+	})
 }
 
 // End moves an open reservation to a final state, and charges the amounts to its buckets. It does not change a reservation that is
@@ -103,11 +136,14 @@ func (l *Life) Expire(ctx context.Context, due ...*Reservation) error {
 	return l.finish(ctx, Expired, (*Reservation).Released, due...)
 }
 
-// finish saves the final state of reservations, and then charges the buckets of all of them together, so that their rows are locked in order.
+// finish saves the final state of reservations, and charges the buckets of all of them together, so that their rows are locked in order.
 func (l *Life) finish(ctx context.Context, final string, amounts func(*Reservation) []float64, all ...*Reservation) error {
 	var charges []store.Charge
-	for _, r := range all {
+	var ends []store.End
+	dues, inSQL := make([][]float64, len(all)), l.Session.KeepsInSQL()
+	for i, r := range all {
 		due := amounts(r)
+		dues[i] = due
 		if slices.ContainsFunc(due, func(amount float64) bool { return amount != 0 }) {
 			if StuckOf(ctx).Contains(r) {
 				return ErrStuck
@@ -118,18 +154,27 @@ func (l *Life) finish(ctx context.Context, final string, amounts func(*Reservati
 		if final == Settled {
 			r.settle(due)
 		}
-		if err := l.Save(ctx, r); err != nil {
+		if inSQL {
+			ends = append(ends, r.end())
+		} else if err := l.Save(ctx, r); err != nil {
 			return err
 		}
-		l.Owner.Ended(ctx, r, due)
-	}
-	if len(charges) == 0 {
-		return nil
 	}
 	for i := range charges {
-		l.Owner.Changed(charges[i].Asks)
+		defer l.Owner.Changed(charges[i].Asks)
 	}
-	return l.Session.Charge(ctx, charges...)
+	var err error
+	if inSQL && len(ends) > 0 {
+		err = l.Session.EndRows(ctx, ends, charges...)
+	} else if len(charges) > 0 {
+		err = l.Session.Charge(ctx, charges...)
+	}
+	for i, r := range all {
+		if err == nil {
+			l.Owner.Ended(ctx, r, dues[i])
+		}
+	}
+	return err
 }
 
 // Start starts the work of a reservation if it may run, or returns how long that takes. restarted reports whether it
@@ -142,22 +187,19 @@ func (l *Life) Start(ctx context.Context, r *Reservation, again bool) (wait time
 		l.keep(r, r.PausedUntil)
 		return r.until(r.PausedUntil), r.StartedUs != nil, nil
 	case r.State == Cancelled, r.State == Expired && r.Release: // its tokens were returned, also if it was started
-		wait, err = l.Renew(ctx, r)
+		return l.renew(ctx, r, true)
 	case r.StartedUs != nil: // it is alive: it must not be forgotten before its next attempt
 		l.keep(r, r.NowUs)
 		return 0, true, nil
 	case r.State == Settled: // early; it keeps its slot
 		return r.until(r.ReadyUs), false, nil
 	case r.StaleUs != nil && r.NowUs >= *r.StaleUs:
-		wait, err = l.Renew(ctx, r)
-	default:
-		wait = r.until(r.ReadyUs)
+		return l.renew(ctx, r, true)
 	}
-	if err == nil && wait == 0 {
-		now := r.NowUs
-		r.StartedUs = &now
+	if wait = r.until(r.ReadyUs); wait == 0 {
+		r.StartedUs = new(r.NowUs)
 	}
-	return wait, false, err
+	return wait, false, nil
 }
 
 // keep keeps a reservation for ExpireAfter from an instant, at least.
@@ -173,27 +215,68 @@ func (r *Reservation) until(us int64) time.Duration {
 // Renew takes again what the reservation took, and moves it to its new slot. It returns the wait for that, or the wait until it can be tried again,
 // without a change. The caller saves the reservation.
 func (l *Life) Renew(ctx context.Context, r *Reservation) (wait time.Duration, err error) {
+	wait, _, err = l.renew(ctx, r, false)
+	return wait, err
+}
+
+// renew is Renew for work that starts, if it may and starts is true. restarted is false.
+func (l *Life) renew(ctx context.Context, r *Reservation, starts bool) (wait time.Duration, restarted bool, err error) {
 	asks := r.Asks()
 	for i := range asks {
 		a := &asks[i]
 		if bucket.Holds(&a.Terms) { // by now; of slots nothing was reserved
-			a.Cost, a.Lowest = 0, -math.MaxFloat64
+			a.Cost, a.Lowest, a.MayOwe = 0, -math.MaxFloat64, false
 		} else if !(a.Terms.Capacity-a.Cost >= a.Lowest) {
-			return 0, fmt.Errorf("%w: the reservation cost %v of %q, which by now can never give more than %v at once",
+			return 0, false, fmt.Errorf("%w: the reservation cost %v of %q, which by now can never give more than %v at once",
 				l.ErrTooMuch, a.Cost, a.Key.Name, a.Terms.Capacity-a.Lowest)
 		}
 	}
-	c := store.Call{Question: store.Question{Verb: "renew", Asks: asks}}
-	if err := l.Session.Decide(ctx, &c); err != nil {
-		return 0, err
+	inSQL := l.Session.KeepsInSQL() && r.known != nil && !bucket.AnyHolds(asks)
+	var answers []bucket.Answer
+	switch {
+	case inSQL:
+		answers, _, err = l.Session.ReserveAgain(ctx, asks, r.row(starts))
+	case l.Session.KeepsInSQL() && l.Session.IsOnPool():
+		err = store.ErrNeedsTx
+	default:
+		c := store.Call{Question: store.Question{Verb: "renew", Asks: asks}}
+		err = l.Session.Decide(ctx, &c)
+		answers = c.Answers
 	}
-	if !bucket.AllAllowed(c.Answers) {
+	if err != nil {
+		return 0, false, err
+	}
+	if !bucket.AllAllowed(answers) {
 		for i := range asks {
-			wait = max(wait, asks[i].Tell(&c.Answers[i], asks[i].Lowest, &bucket.Content{}).RetryAfter)
+			wait = max(wait, asks[i].Tell(&answers[i], asks[i].Lowest, &bucket.Content{}).RetryAfter)
 		}
-		return wait, nil
+		return wait, false, nil
 	}
 	l.Owner.Changed(asks)
-	r.reopen(ReadyAt(asks, c.Answers, r.PausedUntil))
-	return time.Duration(r.ReadyUs-c.Answers[0].Now) * time.Microsecond, nil
+	for i := range asks {
+		r.Buckets[i].Now = asks[i].Terms
+	}
+	r.reopen(ReadyAt(asks, answers, r.PausedUntil))
+	now := answers[0].Now
+	if starts && r.ReadyUs <= now {
+		r.StartedUs = &now
+	}
+	if inSQL { // it's written
+		r.setKnown()
+	}
+	return time.Duration(r.ReadyUs-now) * time.Microsecond, false, nil
+}
+
+// row returns what ReserveAgain keeps.
+func (r *Reservation) row(starts bool) *store.Row {
+	row := &store.Row{
+		ID: r.ID, NotBeforeUs: r.PausedUntil, ExpireUs: r.ExpiresUs - r.ReadyUs, Release: r.Release, Known: r.known, Starts: starts,
+	}
+	if r.StaleUs != nil {
+		row.StaleUs = new(*r.StaleUs - r.ReadyUs)
+	}
+	for i := range r.Buckets {
+		row.Plans = append(row.Plans, r.Buckets[i].Plan)
+	}
+	return row
 }

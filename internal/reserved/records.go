@@ -54,8 +54,20 @@ func (r *Reservation) Queue(u *store.Unit, batch *pgx.Batch) {
 }
 
 // LockReservation locks the reservation, and reads it with the time behind the lock. The statement inserts one without buckets when there is none,
-// which is undone unless the caller wants it.
+// which is undone unless the caller wants it. Outside a transaction it only reads: see store.ErrChanged.
 func (Tables) LockReservation(ctx context.Context, u *store.Unit, id string, vacant bool) (*Reservation, error) {
+	if u.IsOnPool() {
+		read, err := readAll(ctx, u, "reservation_read", id)
+		switch {
+		case err != nil:
+			return nil, err
+		case len(read) == 0 && vacant:
+			return nil, store.ErrNeedsTx
+		case len(read) == 0:
+			return nil, ErrNotReserved
+		}
+		return read[0], nil
+	}
 	batch := &pgx.Batch{}
 	store.QueueSavepoint(batch)
 	batch.Queue(u.Statement(files, "reservation_lock"), id)
@@ -110,30 +122,40 @@ func (Tables) Due(ctx context.Context, u *store.Unit, after int64, last string, 
 	return due, err
 }
 
-// LockDue locks and reads each of them by a statement, in one message.
+// LockDue locks and reads each of them by a statement, in one message. Outside a transaction it only reads them.
 func (Tables) LockDue(ctx context.Context, u *store.Unit, ids []string) (locked []*Reservation, err error) {
+	statement := "reservation_free"
+	if u.IsOnPool() {
+		statement = "reservation_read"
+	}
+	locked, err = readAll(ctx, u, statement, ids...)
+	locked = slices.DeleteFunc(locked, func(r *Reservation) bool { return !r.IsDue(r.NowUs) })
+	slices.SortFunc(locked, ByEnd)
+	return locked, err
+}
+
+// readAll reads those of the reservations that there are, each by a statement, in one message, and then the time.
+func readAll(ctx context.Context, u *store.Unit, statement string, ids ...string) (read []*Reservation, err error) {
 	batch := &pgx.Batch{}
 	for _, id := range ids {
-		batch.Queue(u.Statement(files, "reservation_free"), id)
+		batch.Queue(u.Statement(files, statement), id)
 	}
 	now, err := u.Ask(ctx, batch, func(results pgx.BatchResults) error {
 		for _, id := range ids {
 			r := &Reservation{ID: id}
 			switch err := r.scan(results.QueryRow()); {
 			case err == nil:
-				locked = append(locked, r)
+				read = append(read, r)
 			case !errors.Is(err, pgx.ErrNoRows):
 				return err
 			}
 		}
 		return nil
 	})
-	locked = slices.DeleteFunc(locked, func(r *Reservation) bool { return !r.IsDue(now) })
-	for _, r := range locked {
+	for _, r := range read {
 		r.NowUs = now
 	}
-	slices.SortFunc(locked, ByEnd)
-	return locked, err
+	return read, err
 }
 
 // IsDue reports whether the reservation is to end by itself.

@@ -5,6 +5,7 @@ package reserved
 import (
 	"crypto/rand"
 	"encoding/hex"
+	"encoding/json"
 	"math"
 	"slices"
 	"time"
@@ -44,6 +45,9 @@ type Reservation struct {
 
 	NowUs       int64 // when it was locked
 	PausedUntil int64 // the end of the latest pause of its limits, as far as this process knows
+
+	known  *store.Known    // what was read; nil: it's new
+	others json.RawMessage // as it was read
 }
 
 // Reserved is a bucket that a reservation took from, and the terms under which it did. The fields have the names of the columns.
@@ -161,7 +165,7 @@ func (r *Reservation) Asks() []bucket.Ask {
 	asks := make([]bucket.Ask, len(r.Buckets))
 	for i := range asks {
 		b := &r.Buckets[i]
-		asks[i] = bucket.Ask{Key: b.Key, Terms: b.Now, Cost: b.Cost, Lowest: -b.Now.MaxOwed, Most: b.Capacity}
+		asks[i] = bucket.Ask{Key: b.Key, Terms: b.Now, Cost: b.Cost, Lowest: -b.Now.MaxOwed, MayOwe: true, Most: b.Capacity}
 	}
 	return asks
 }

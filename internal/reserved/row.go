@@ -4,6 +4,8 @@ import (
 	"encoding/json"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/pgratelimit/pgratelimit/internal/store"
 )
 
 // parameters returns the parameters of reservation_save.sql.
@@ -26,6 +28,31 @@ func othersOf(buckets []Reserved) *string {
 		panic(err)
 	}
 	return new(string(text))
+}
+
+// setKnown notes that the reservation is stored as it is now.
+func (r *Reservation) setKnown() {
+	r.known = &store.Known{State: r.State, ReadyUs: r.ReadyUs, StartedUs: r.StartedUs, ExpiresUs: r.ExpiresUs}
+}
+
+// end returns the end of a reservation that was open when it was read.
+func (r *Reservation) end() store.End {
+	b := &r.Buckets[0]
+	e := store.End{
+		ID: r.ID, ReadyUs: r.ReadyUs, PaidUs: b.PaidUs, Owed: b.Owed, Others: r.others,
+		State: r.State, Settled: r.Buckets[0].Settled, NowUs: r.NowUs,
+	}
+	if others := othersOf(r.Buckets); others != nil {
+		e.Rest = json.RawMessage(*others)
+	}
+	return e
+}
+
+// isAsRead reports whether the reservation would be saved as it was read.
+func (r *Reservation) isAsRead() bool {
+	k := r.known
+	return k != nil && r.State == k.State && r.ReadyUs == k.ReadyUs && r.ExpiresUs == k.ExpiresUs &&
+		(r.StartedUs == k.StartedUs || r.StartedUs != nil && k.StartedUs != nil && *r.StartedUs == *k.StartedUs)
 }
 
 // orNull returns a parameter that is null for an empty text.
@@ -53,9 +80,11 @@ func (r *Reservation) scan(row pgx.Row) error {
 		b.Calendar = *calendar
 	}
 	r.Buckets = []Reserved{b}
+	r.setKnown()
 	if others == nil {
 		return nil
 	}
+	r.others = json.RawMessage(*others)
 	var rest []Reserved
 	err = json.Unmarshal([]byte(*others), &rest)
 	r.Buckets = append(r.Buckets, rest...)

@@ -1,6 +1,8 @@
 package reserved
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"math"
 	"math/rand/v2"
@@ -143,7 +145,130 @@ func (h *book) step(t *testing.T) {
 			`UPDATE ratelimit.buckets SET ts = ts + 7200000000`, `UPDATE ratelimit.buckets SET capacity = capacity + 1`))
 		require.NoError(t, err)
 	}
-	h.reserve(t)
+	switch {
+	case len(h.ids) == 0 || h.src.Pick(3) == 0:
+		h.reserve(t)
+	case h.src.Pick(3) == 0:
+		h.renew(t)
+	default:
+		h.end(t)
+	}
+}
+
+// byNow gives reservations the terms of the book.
+type byNow struct {
+	resolving
+
+	h *book
+}
+
+func (o byNow) Resolve(_ context.Context, _ string, r *Reservation) {
+	for i := range r.Buckets {
+		for _, b := range o.h.shelves {
+			if b.key == r.Buckets[i].Key {
+				r.Buckets[i].Now = b.at(o.h.now)
+			}
+		}
+	}
+}
+
+// life returns the operations on reservations.
+func (h *book) life(s *store.Session) *Life {
+	return &Life{Session: s, Owner: byNow{h: h}, ExpireAfter: time.Hour, ErrTooMuch: errTooMuch}
+}
+
+var errTooMuch = errors.New("too much")
+
+// end settles a reservation, cancels it, or lets it expire.
+func (h *book) end(t *testing.T) {
+	t.Helper()
+	i := h.src.Pick(len(h.ids))
+	id := h.ids[i]
+	h.ids = slices.Delete(h.ids, i, i+1)
+	want := h.reservation(t, id)
+	byNow{h: h}.Resolve(t.Context(), "", want)
+	final, amounts := buckettest.One(h.src, Settled, Settled, Cancelled, Expired), want.Released()
+	switch final {
+	case Cancelled:
+		amounts = want.Credit()
+	case Settled:
+		for i := range amounts {
+			cost := want.Buckets[i].Cost * buckettest.One(h.src, 0, 0.5, 1, 1, 1.5, h.src.Unit(), 3*h.src.Unit())
+			amounts[i] = cost - want.Buckets[i].Cost
+		}
+	}
+	charge := want.Charge(amounts)
+	p := h.page(t, charge.Asks)
+	for i := range amounts {
+		p.Charge(&charge.Asks[i], charge.Amounts[i], charge.Taken[i])
+	}
+	if want.State, want.ExpiresUs = final, max(want.ExpiresUs, h.now); final == Settled {
+		want.settle(amounts)
+	}
+	h.in(t, func(s *store.Session) error {
+		life := h.life(s)
+		r, err := life.Lock(t.Context(), "settle", id)
+		if err != nil || final == Expired {
+			if err == nil {
+				err = life.Expire(t.Context(), r)
+			}
+			return err
+		}
+		return life.End(t.Context(), r, final, func(*Reservation) ([]float64, error) { return amounts, nil })
+	})
+	h.requireRows(t, p, fmt.Sprintf("%s with %v", final, amounts))
+	h.requireStored(t, want)
+}
+
+// requireStored compares a reservation with its row.
+func (h *book) requireStored(t *testing.T, want *Reservation) {
+	t.Helper()
+	stored := h.reservation(t, want.ID)
+	for i := range want.Buckets {
+		want.Buckets[i].Now = bucket.Terms{}
+	}
+	want.NowUs = stored.NowUs
+	require.Equal(t, want, stored, "at %d", h.now)
+}
+
+// renew renews a reservation, or starts one that has lost its turn.
+func (h *book) renew(t *testing.T) {
+	t.Helper()
+	want := h.reservation(t, buckettest.One(h.src, h.ids...))
+	byNow{h: h}.Resolve(t.Context(), "", want)
+	asks := want.Asks()
+	for i := range asks {
+		if !(asks[i].Terms.Capacity-asks[i].Cost >= asks[i].Lowest) {
+			return
+		}
+	}
+	starts := want.StaleUs != nil && want.StartedUs == nil && h.now >= *want.StaleUs
+	p := h.page(t, asks)
+	answers := p.Take(asks, nil)
+	if allowed := bucket.AllAllowed(answers); allowed {
+		for i := range asks {
+			want.Buckets[i].Now = asks[i].Terms
+		}
+		if want.reopen(ReadyAt(asks, answers, 0)); starts && want.ReadyUs <= answers[0].Now {
+			want.StartedUs = &answers[0].Now
+		}
+	}
+	h.in(t, func(s *store.Session) error {
+		life := h.life(s)
+		r, err := life.Lock(t.Context(), "renew", want.ID)
+		require.NoError(t, err)
+		if starts {
+			_, _, err = life.Start(t.Context(), r, false)
+		} else {
+			_, err = life.Renew(t.Context(), r)
+		}
+		if err == nil {
+			err = life.Save(t.Context(), r)
+		}
+		return err
+	})
+	h.requireRows(t, p, "renew")
+	h.requireStored(t, want)
 }
 
 // page returns the page on which Go decides.

@@ -33,7 +33,11 @@ func (c Charge) withoutZeros() (charged Charge) {
 // Charge takes the amounts of the charges, once. A bucket may go below zero. It locks the rows of all charges at once, in the order of
 // locking, except the rows of buckets with an amount of 0.
 func (s *Session) Charge(ctx context.Context, charges ...Charge) error {
-	var changes []change
+	return s.change(ctx, changesOf(charges))
+}
+
+// changesOf returns the changes that charges are.
+func changesOf(charges []Charge) (changes []change) {
 	for _, c := range charges {
 		c = c.withoutZeros()
 		for i, amount := range c.Amounts {
@@ -44,7 +48,16 @@ func (s *Session) Charge(ctx context.Context, charges ...Charge) error {
 			changes = append(changes, change{ask: &c.Asks[i], verb: verb, amount: amount, taken: c.Taken[i]})
 		}
 	}
-	return s.change(ctx, changes)
+	return changes
+}
+
+// inOrder puts changes in the order of locking, each with an ask of its own.
+func inOrder(changes []change) []change {
+	slices.SortStableFunc(changes, func(a, b change) int { return a.ask.Key.Compare(b.ask.Key) })
+	for i := range changes {
+		changes[i].ask = new(*changes[i].ask)
+	}
+	return changes
 }
 
 // Fill sets buckets to their capacity.
@@ -61,7 +74,7 @@ func (s *Session) change(ctx context.Context, changes []change) error {
 	if len(changes) == 0 {
 		return nil
 	}
-	slices.SortStableFunc(changes, func(a, b change) int { return a.ask.Key.Compare(b.ask.Key) })
+	changes = inOrder(changes)
 	asks := make([]bucket.Ask, len(changes))
 	for i := range changes {
 		asks[i] = *changes[i].ask

@@ -194,8 +194,10 @@ func TestABatchOfReservesIsOneRoundTrip(t *testing.T) {
 	t.Parallel()
 	s, l := newStand(t), still("still", 10)
 	l.terms.MaxOwed = 5
-	calls := []*Call{reserving(l.ask("bob", 1)), reserving(l.ask("ada", 4)), reserving(l.ask("ada", 8)), reserving(l.ask("ada", 4)), reserving(l.ask("ada", 3)),
-		reserving(l.ask("ada", 1), l.ask("eve", 1)), reserving(l.ask("bob", 1), l.ask("eve", 2))}
+	calls := []*Call{
+		reserving(l.ask("bob", 1)), reserving(l.ask("ada", 4)), reserving(l.ask("ada", 8)), reserving(l.ask("ada", 4)), reserving(l.ask("ada", 3)),
+		reserving(l.ask("ada", 1), l.ask("eve", 1)), reserving(l.ask("bob", 1), l.ask("eve", 2)),
+	}
 	s.batch(calls...)
 	if decidesInSQL {
 		require.Equal(t, 1, s.pool.trips)

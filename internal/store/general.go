@@ -213,7 +213,9 @@ func arrange(changes []change, found []bucket.Answer, seen []*int64, asOf *int64
 			if t.HasSpan() && !t.FromFuture(found[i].State, now) {
 				at := t.At(*seen[i])
 				since, _ := at.Span()
-				now = max(now, since)
+				if now = max(now, since); since < now && *seen[i] > now { // of the next window of a calendar, whose terms hold now, too
+					changes[i].ask.SetNow(*seen[i])
+				}
 			}
 		}
 	}

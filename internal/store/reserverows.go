@@ -34,7 +34,7 @@ func (s *Session) reserveInGeneral(ctx context.Context, c *Call) error {
 		return err
 	})
 	switch {
-	case s.mode == alone && (errors.Is(err, errCannotRun) || HasTimedOut(err)):
+	case s.mode == alone && (errors.Is(err, ErrNeedsTx) || HasTimedOut(err)):
 		return s.RetryTx(ctx, c.Verb, func(tx *Session) error { return tx.Decide(ctx, c) })
 	case err == nil && bucket.AllAllowed(c.Answers):
 		c.Record = c.Reserve.Made(row, ready)
@@ -42,8 +42,13 @@ func (s *Session) reserveInGeneral(ctx context.Context, c *Call) error {
 	return err
 }
 
-// errCannotRun is the error for an Owner that cannot run a statement that is not cancelled.
-var errCannotRun = errors.New("the pool gives no connection of pgx")
+// ReserveAgain has reserve_rows_1 take again for a reservation that is known, as the row says. The answers say whether it has.
+func (s *Session) ReserveAgain(ctx context.Context, asks []bucket.Ask, row *Row) (answers []bucket.Answer, ready int64, err error) {
+	return s.reserveRows(ctx, asks, row, nil, nil)
+}
+
+// ErrNeedsTx is the error for what no statement can do alone. It needs a transaction.
+var ErrNeedsTx = errors.New("the call needs a transaction")
 
 // reserveRows has reserve_rows_1 decide on asks. ready is when the work may run, if all are allowed. Outside a transaction, as in reserve, its
 // caller waits for the answer.
@@ -54,21 +59,14 @@ func (s *Session) reserveRows(ctx context.Context, asks []bucket.Ask, row *Row, 
 			return nil, false, err
 		}
 		first := s.placeAwaited(asks, true)
-		ask := func(ctx context.Context, conn Conn) error {
+		err = s.once(ctx, claim, func(ctx context.Context, conn Conn) error {
 			rows, err := conn.Query(ctx, s.statements.reserveRows, s.keepParameters(text, asOf, first, row)...)
 			if err == nil {
 				answers, decided, ready, err = s.scanGeneral(ctx, rows, elements)
 			}
 			return err
-		}
-		if s.mode != alone {
-			err = ask(ctx, s.conn)
-		} else if ran, failed := s.owner.Once(ctx, claim, ask); ran || failed != nil {
-			err = failed
-		} else {
-			err = errCannotRun
-		}
-		return answers, decided, generalError(err, asks, first)
+		})
+		return answers, decided, generalError(asChanged(err), asks, first)
 	})
 	return answers, ready, err
 }

@@ -17,7 +17,7 @@ var files embed.FS
 type statements struct {
 	take, slide, decide, decideRows, decideGroups, spend, spendWindows string // the calls of functions
 	acquire, acquireSet, release, releaseSet, renewLease               string
-	reserve, reserveRows, settle                                       string
+	reserve, reserveRows, settle, settleRows                           string
 
 	read, readRows, lock, lockFree, save, unmake, prune, pruneRows string
 	readLeases, saveLeases, deleteLeases                           string
@@ -85,6 +85,7 @@ func newStatements(schema string) (s statements) {
 	s.renewLease = callOf(schema, "renew_lease_1", 8, "held, now_us, until_us")
 	s.reserve = callOf(schema, "reserve_1", 22, "allowed, value, ts, capacity, now_us, ready_us")
 	s.reserveRows = callOf(schema, "reserve_rows_1", 15, "allowed, value, ts, capacity, taken, NULL::bigint[] AS leases, now_us, mended, held, ready_us")
+	s.settleRows = callOf(schema, "settle_rows_1", 6, "allowed, value, ts, capacity, taken, NULL::bigint[] AS leases, now_us, mended, held")
 	s.settle = callOf(schema, "settle_1", 18, "done, state, amount, name, key, shard, plan")
 	s.readRows = callOf(schema, "read_rows_1", 4, "value, ts, capacity, taken, leases, now_us, filtered")
 	s.pruneRows = callOf(schema, "prune_rows_1", 9, "deleted, done")
