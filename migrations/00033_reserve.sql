@@ -32,9 +32,9 @@ BEGIN
                 CASE WHEN t.paused_us > t.now_us THEN t.paused_us ELSE 0 END, NULL, 86400000000, false, t.mode = 'on');
             t.allowed := r.allowed; t.value := r.value; t.ts := r.ts; t.held := r.capacity; t.now_us := r.now_us;
             IF t.allowed IS NULL THEN
-                IF v_round > 1 AND t.calendar IS NOT NULL THEN
-                    RAISE EXCEPTION 'ratelimit: the reservation for % reaches into the next window of its calendar', quote_literal($1) USING ERRCODE = 'feature_not_supported',
-                        HINT = 'Reserve no more than is left, or reserve in a program.';
+                IF v_round > 1 AND t.step_us > 1 THEN
+                    RAISE EXCEPTION 'ratelimit: SQL cannot reserve so many tokens of %', quote_literal($1) USING ERRCODE = 'feature_not_supported',
+                        HINT = 'They are of the next window of a calendar, or more was used on another plan than this one has. Take them, or reserve in a program.';
                 END IF;
                 t.cost := 0; -- the row is brought to the policy of now
                 t := (ratelimit.decide(ARRAY[t], CASE WHEN t.calendar IS NULL THEN 'credit' ELSE 'charge' END))[1];
@@ -106,6 +106,11 @@ BEGIN
     EXCEPTION WHEN SQLSTATE 'RL001' THEN -- the row is as before
         NULL;
     END;
+    IF p_used < (SELECT s.cost FROM ratelimit.reservations AS s WHERE s.id = p_id) AND t.step_us > 1
+        AND EXISTS (SELECT FROM ratelimit.buckets AS b WHERE b.name = t.name AND b.key = t.key AND b.shard = 0 AND b.capacity <> t.capacity) THEN
+        RAISE EXCEPTION 'ratelimit: SQL cannot end the reservation %', p_id USING ERRCODE = 'feature_not_supported',
+            HINT = 'The bucket was used on another plan. End the reservation in a program, or let it expire.';
+    END IF;
     -- The window that paid has ended, or its policy: a surplus is lost, as that window's tokens would be, and what is missing is charged.
     UPDATE ratelimit.reservations AS s SET state = p_final, settled = CASE p_final WHEN 'settled' THEN p_used END,
         expires_us = greatest(s.expires_us, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) WHERE s.id = p_id AND s.state = 'open' RETURNING s.cost INTO t.cost;
