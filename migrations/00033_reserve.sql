@@ -1,5 +1,6 @@
 -- +goose Up
--- The functions for people that reserve tokens and hold slots (docs/sql.md), on one limit each.
+-- The functions for people that reserve tokens and hold slots (docs/sql.md), on one limit each. What SQL can't decide is an error (0A000), and
+-- nothing was done: a reservation that reaches into the next window of a calendar, and one of a window that was used on another plan.
 CREATE TYPE ratelimit.reservation AS (id uuid, allowed boolean, ready_at timestamptz, remaining float8, retry_after float8, rule text, mode text);
 COMMENT ON TYPE ratelimit.reservation IS 'id: for settle and cancel; null if nothing was reserved. ready_at: when the work may run. remaining: tokens left, never below 0. retry_after: seconds until the same call would be allowed; null if it was.';
 CREATE TYPE ratelimit.lease AS (fence bigint, allowed boolean, ends_at timestamptz, free float8, retry_after float8, rule text, mode text);
