@@ -28,9 +28,9 @@ var ErrInvalidConfig = errors.New("lockout: invalid configuration")
 
 // Config holds the settings of a Lock. The zero Config is ready for use.
 type Config struct {
-	// First is the length of the first block: whole microseconds. Set it above the time in which the limit of the attempts
-	// gives one token, if the first lock shall be noticed: a shorter one is over before the next attempt. Defaults to 30
-	// seconds.
+	// First is the length of the first block: whole microseconds. A lock that is shorter than the time in which the limit of
+	// the attempts gives one token is over before the next attempt. Defaults to 30 seconds, and in BlockIfUsedUp to twice
+	// that time if it is longer and the limit is a token bucket.
 	First time.Duration
 	// Growth is the factor by which each block is longer than the block before it, from 1 on. Defaults to 2.
 	Growth float64
@@ -79,11 +79,13 @@ func (c Config) validate() error {
 // Lock locks keys. It does not change, and is safe for concurrent use.
 type Lock struct {
 	config         Config
+	isDefault      bool // whether First is the default
 	locked, blocks ratelimit.Limit
 }
 
 // New returns the lock called name, which is also the name of its first limit. Errors wrap ErrInvalidConfig and say what to change.
 func New(name string, config Config) (*Lock, error) {
+	isDefault := config.First == 0
 	config = config.withDefaults()
 	if err := config.validate(); err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrInvalidConfig, err)
@@ -96,7 +98,7 @@ func New(name string, config Config) (*Lock, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrInvalidConfig, err)
 	}
-	return &Lock{config, locked, blocks}, nil
+	return &Lock{config, isDefault, locked, blocks}, nil
 }
 
 // Define is New, and panics if the name or a field of Config is invalid. Use it for package variables.
@@ -119,6 +121,11 @@ func (l *Lock) Limits() []ratelimit.Limit { return []ratelimit.Limit{l.locked, l
 // shorten a lock that lasts longer. On a Limiter of WithTx the block is part of that transaction. It returns the errors of
 // ratelimit.Limiter.
 func (l *Lock) Block(ctx context.Context, limiter *ratelimit.Limiter, key string) (until time.Time, err error) {
+	return l.block(ctx, limiter, key, l.config.First)
+}
+
+// block is Block with another length of the first block.
+func (l *Lock) block(ctx context.Context, limiter *ratelimit.Limiter, key string, first time.Duration) (until time.Time, err error) {
 	err = within(ctx, limiter, func(tx *ratelimit.Limiter) error {
 		// Concurrent blocks of a key wait here, for the row that all other calls lock before that of the blocks.
 		if _, err := tx.ChargeUntil(ctx, time.Time{}, l.locked.For(key)); err != nil { // charges nothing
@@ -132,7 +139,7 @@ func (l *Lock) Block(ctx context.Context, limiter *ratelimit.Limiter, key string
 		if d.Allowed {
 			before -= d.Remaining + 1
 		}
-		until, err = tx.ChargeUntil(ctx, d.At.Add(l.span(before)), l.locked.For(key))
+		until, err = tx.ChargeUntil(ctx, d.At.Add(l.span(first, before)), l.locked.For(key))
 		return err
 	})
 	return until, err
@@ -146,7 +153,11 @@ func (l *Lock) BlockIfUsedUp(ctx context.Context, limiter *ratelimit.Limiter, ke
 	if attempts.Remaining >= 1 {
 		return time.Time{}, nil
 	}
-	return l.Block(ctx, limiter, key)
+	first := l.config.First
+	if n := attempts.Limit.Numbers(); l.isDefault && n.Kind == ratelimit.KindTokenBucket {
+		first = max(first, time.Duration(min(2*float64(n.Period)/n.Rate, float64(l.config.Longest))))
+	}
+	return l.block(ctx, limiter, key, first)
 }
 
 // BlockUntil locks a key until an instant of the database's clock, and returns the end of the lock. It does not shorten
@@ -159,15 +170,15 @@ func (l *Lock) BlockUntil(ctx context.Context, limiter *ratelimit.Limiter, key s
 	return limiter.ChargeUntil(ctx, until, l.locked.For(key))
 }
 
-// Clear unlocks a key and forgets its blocks, for example after a password was reset. On the command line, see
-// docs/recipes.md. In a transaction a rollback undoes it. A Reset of other limits does not clear a lock.
+// Clear unlocks a key and forgets its blocks, for example after a password was reset. On the command line,
+// ratelimit unlock does. In a transaction a rollback undoes it. A Reset of other limits does not clear a lock.
 func (l *Lock) Clear(ctx context.Context, limiter *ratelimit.Limiter, key string) error {
 	return limiter.Reset(ctx, l.locked.For(key), l.blocks.For(key))
 }
 
 // span returns the length of a block after so many blocks.
-func (l *Lock) span(before float64) time.Duration {
-	span := float64(l.config.First) * math.Pow(l.config.Growth, before)
+func (l *Lock) span(first time.Duration, before float64) time.Duration {
+	span := float64(first) * math.Pow(l.config.Growth, before)
 	if !(span < float64(l.config.Longest)) {
 		return l.config.Longest
 	}

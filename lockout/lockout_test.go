@@ -225,15 +225,25 @@ func TestEndOfALock(t *testing.T) {
 func TestBlockIfUsedUp(t *testing.T) {
 	t.Parallel()
 	s := newStory(t, ratelimittest.NewDB())
-	lock := lockout.Define("locked", lockout.Config{})
-	for left := 4; left >= 0; left-- {
-		d, err := s.limiter.Take(t.Context(), attempts.For("ada"), lock.For("ada"))
-		require.NoError(t, err)
-		until, err := lock.BlockIfUsedUp(t.Context(), s.limiter, "ada", d.States[0])
-		require.NoError(t, err)
-		require.Equal(t, left > 0, until.IsZero(), left)
+	usesUp := func(lock *lockout.Lock, limit ratelimit.Limit, key string) {
+		for left := 4; left >= 0; left-- {
+			d, err := s.limiter.Take(t.Context(), limit.For(key), lock.For(key))
+			require.NoError(t, err)
+			until, err := lock.BlockIfUsedUp(t.Context(), s.limiter, key, d.States[0])
+			require.NoError(t, err)
+			require.Equal(t, left > 0, until.IsZero(), left)
+		}
 	}
-	s.asks(lock, "ada", 30*time.Second)
+	lock := lockout.Define("locked", lockout.Config{})
+	usesUp(lock, attempts, "ada")
+	s.asks(lock, "ada", 24*time.Minute) // a token takes 12
+	own := lockout.Define("locked", lockout.Config{First: 45 * time.Second})
+	usesUp(own, attempts, "bob")
+	s.asks(own, "bob", 45*time.Second)
+	usesUp(lock, ratelimit.Define("window", ratelimit.FixedWindow{Rate: 5, Period: time.Hour}), "cyd")
+	s.asks(lock, "cyd", 30*time.Second)
+	usesUp(lock, ratelimit.Define("slow", ratelimit.TokenBucket{Rate: 1, Period: 100 * ratelimit.Day, Capacity: 5}), "dan")
+	s.asks(lock, "dan", time.Hour)
 }
 
 func TestNew(t *testing.T) {

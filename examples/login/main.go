@@ -50,7 +50,7 @@ var (
 	perClient = ratelimit.Define("login.client", ratelimit.TokenBucket{Rate: 120, Period: time.Hour, Capacity: 30})
 	// overall stops a botnet that tries many accounts. It refuses everybody when it is empty: set it far above your busiest minute.
 	overall = ratelimit.Define("login.all", ratelimit.TokenBucket{Rate: 300, Period: time.Minute, Capacity: 1000})
-	// locked stops guesses at one password over days: it locks an account for 30 seconds, then a minute, up to an hour.
+	// locked stops guesses at one password over days: it locks an account for 6 minutes, then 12, up to an hour.
 	locked = lockout.Define("login.locked", lockout.Config{})
 )
 
