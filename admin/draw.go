@@ -22,8 +22,10 @@ type chartSpan struct {
 // spans returns what charts can show. The tables have all that was refused, unless its counts were pruned.
 func spans() []chartSpan {
 	return []chartSpan{
-		{"15min", "15 min", 16, time.Minute}, {"1h", "1 h", 61, time.Minute},
-		{"24h", "24 h", 60, 24 * time.Minute}, {"7d", "7 d", 56, 3 * time.Hour},
+		{"15min", "15 min", 16, time.Minute},
+		{"1h", "1 h", 61, time.Minute},
+		{"24h", "24 h", 60, 24 * time.Minute},
+		{"7d", "7 d", 56, 3 * time.Hour},
 	}
 }
 

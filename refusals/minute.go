@@ -50,7 +50,7 @@ type tally struct {
 
 func (t *tally) add(o tally) {
 	t.refused, t.allowed = t.refused+o.refused, t.allowed+o.allowed
-	t.cost = t.cost + o.cost
+	t.cost += o.cost
 	if o.rule != "" && (t.rule == "" || o.lastUs >= t.lastUs) {
 		t.rule = o.rule
 	}

@@ -13,11 +13,10 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// twins are a reservation or a lease in Go and the same one in SQL.
+// twins are a reservation in Go and the same one in SQL.
 type twins struct {
 	key, plan string
 	ids       [2]string
-	lease     string
 }
 
 // reservation is what ratelimit.reserve returns.
@@ -41,7 +40,7 @@ func (p *pair) reserve(open []twins) []twins {
 		of, used := open[0], one(p.Rand, 0.0, 1, 2.5, 11)
 		p.log = append(p.log, fmt.Sprintf("%d end %s plan %q used %v", p.now, of.key, of.plan, used))
 		query := `SELECT ratelimit.settle($1, $2)`
-		goErr := error(nil)
+		var goErr error
 		if used == 0 {
 			query = `SELECT ratelimit.cancel($1) WHERE $2 = 0.0`
 			goErr = p.limiter.Cancel(ctx, of.ids[0])
