@@ -68,15 +68,6 @@ var brokenCalls = map[string]struct {
 	"Renew": {startToBreak, func(ctx context.Context, l *ratelimit.Limiter, id string, _ []ratelimit.Request) error {
 		return errOf(l.Renew(ctx, id))
 	}, outcome{State: "open", Started: true, Calls: 2, Roomy: 1}, outcome{State: "open", Calls: 4, Roomy: 2}, true},
-	"Acquire": {nil, func(ctx context.Context, l *ratelimit.Limiter, _ string, requests []ratelimit.Request) error {
-		return errOf(l.Acquire(ctx, requests[1:]...))
-	}, outcome{}, outcome{Roomy: 1, Slots: 2}, false},
-	"Release": {func(ctx context.Context, l *ratelimit.Limiter, requests []ratelimit.Request) (string, error) {
-		lease, err := l.Acquire(ctx, append(requests[1:], daylong("others", 1000).Global())...) // one would be a single statement
-		return lease.ID, err
-	}, func(ctx context.Context, l *ratelimit.Limiter, id string, _ []ratelimit.Request) error {
-		return l.Release(ctx, id)
-	}, outcome{Roomy: 1, Slots: 2}, outcome{Roomy: 1}, false},
 	"AcquireInTx": {nil, func(ctx context.Context, l *ratelimit.Limiter, _ string, requests []ratelimit.Request) error {
 		once := false // or InTx would try again
 		return l.InTx(ctx, func(tx pgx.Tx) error {
