@@ -73,7 +73,12 @@ type failedBatch struct {
 
 func (b failedBatch) Query() (pgx.Rows, error)                 { return nil, b.err }
 func (b failedBatch) Exec() (tag pgconn.CommandTag, err error) { return tag, b.err }
+func (b failedBatch) QueryRow() pgx.Row                        { return failedRow{b.err} }
 func (b failedBatch) Close() error                             { return b.err }
+
+type failedRow struct{ err error }
+
+func (r failedRow) Scan(...any) error { return r.err }
 
 // TestCallersThatLeaveAStalledDatabaseAreReported promises one Failed for each call whose caller leaves, with the time that it
 // waited, for every verb. A Take of the same bucket waits in a batch.

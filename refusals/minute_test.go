@@ -35,6 +35,8 @@ func TestTheRowsOfAMinuteAddUp(t *testing.T) {
 			sums := make(map[pair]tally)
 			for of, row := range table {
 				sum := sums[of.pair]
+				require.Contains(t, []string{"", of.limit}, row.rule, "what a key has without a plan")
+				row.rule = ""
 				sum.add(row)
 				sums[of.pair] = sum
 				require.GreaterOrEqual(t, row.refused, int64(0), of)
@@ -89,7 +91,7 @@ func TestHeaviestKeysGetRows(t *testing.T) {
 		}
 		refuse(m, "mallory", 1000)
 		rows := m.collect(false)
-		require.Equal(t, tally{refused: 1000, cost: 2000, lastUs: us}, rows[row("mallory")], "the heaviest are told at once")
+		require.Equal(t, tally{refused: 1000, cost: 2000, lastUs: us, rule: "logins"}, rows[row("mallory")], "the heaviest are told at once")
 		require.Len(t, rows, earlyOnce+1)
 		require.Positive(t, rows[row("")].refused)
 		rows = m.collect(true)

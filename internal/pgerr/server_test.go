@@ -1,6 +1,8 @@
 package pgerr_test
 
 import (
+	"regexp"
+	"slices"
 	"testing"
 
 	"github.com/jackc/pgx/v5"
@@ -23,6 +25,8 @@ func TestExplainOnAServer(t *testing.T) {
 		require.Error(t, err, statement)
 		return pgerr.Explain(err, "user", "EXECUTE on its functions")
 	}
+	numbered := regexp.MustCompile(`_[0-9]+$`) // which programs call
+	functions = slices.DeleteFunc(functions, func(f migrations.Function) bool { return !numbered.MatchString(f.Name) })
 	for _, f := range functions {
 		name := pgx.Identifier{"user", f.Name}.Sanitize()
 		for _, statement := range []string{

@@ -125,7 +125,7 @@ type Recorder interface {
 // call, it makes sure that the transaction can only be rolled back, because half of the call may be done on a live connection. A
 // context that ends during a statement closes the connection, with the same effect.
 func (u *Unit) OrSpoil(ctx context.Context, err error) error {
-	if err == nil || ctx.Err() == nil {
+	if err == nil || ctx.Err() == nil || u.mode != callersTx {
 		return err
 	}
 	return u.Spoil(ctx, err)
