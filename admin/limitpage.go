@@ -211,7 +211,8 @@ func (v *visit) levels(ctx context.Context, s subject, found []inspect.Bucket) (
 	return inspect.Views(ctx, v.limiter, found, func(inspect.Bucket) (ratelimit.Limit, []string) { return s.limit, s.plans }, seen)
 }
 
-// seen returns on which plans the keys of buckets were seen in the last day, unless plans make no difference.
+// seen returns on which plans the keys of buckets were seen in the last day, unless plans make no difference. If that cannot be
+// read in half of the time of a part, no plan is known, and the levels are there nevertheless.
 func (v *visit) seen(ctx context.Context, s subject, buckets ...inspect.Bucket) (map[inspect.BucketID]*inspect.Seen, error) {
 	if len(s.plans) == 0 {
 		return nil, nil //nolint:nilnil // nothing to know
@@ -220,5 +221,12 @@ func (v *visit) seen(ctx context.Context, s subject, buckets ...inspect.Bucket) 
 	for _, b := range buckets {
 		query.Keys = append(query.Keys, b.Key)
 	}
-	return v.reader.Seen(ctx, query)
+	ctx, cancel := context.WithTimeout(ctx, partTimeout/2)
+	defer cancel()
+	seen, err := v.reader.Seen(ctx, query)
+	if err != nil && !isSaid(err) {
+		v.log("the plans of keys could not be read", err)
+		return nil, nil //nolint:nilnil // nothing is known
+	}
+	return seen, err
 }

@@ -136,7 +136,7 @@ func (s *Site) Furnish(t testing.TB) string {
 	require.NoError(t, s.Limiter.Settle(ctx, done.ID, tokens.For("globex").Cost(6_500)))
 	for _, limit := range []string{"messages", "failed-logins"} {
 		s.Exec(t, `INSERT INTO ratelimit.refusals (minute, name, route, key, shadow, refused, cost, last_us, allowed, rule)
-			SELECT m, $1, 'POST /x', k, false, n, n, (extract(epoch FROM m) * 1000000 + 30000000)::bigint, taken,
+			SELECT m, $1, 'POST /x', k, false, n, n, (extract(epoch FROM least(m + interval '30 seconds', now())) * 1000000)::bigint, taken,
 				CASE WHEN k = '' THEN '' WHEN k = 'ada' AND $1 = 'messages' THEN $1 || ', plan pro' ELSE $1 END
 			FROM generate_series(0, 59) AS i, LATERAL (SELECT date_trunc('minute', now()) - i * interval '1 minute' AS m) AS t, LATERAL (VALUES
 				('ada', (30 + 28 * sin(i / 7.0) + i % 5)::bigint, 0), ('10.0.0.7', (i % 11)::bigint, 0), ('', 3, 120 + (60 * cos(i / 9.0))::int)) AS v (k, n, taken)

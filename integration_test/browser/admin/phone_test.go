@@ -122,7 +122,7 @@ func TestPictures(t *testing.T) {
 	f := setup(t)
 	id := f.Furnish(t)
 	f.Exec(t, `DELETE FROM ratelimit.buckets WHERE key !~ '^[a-z0-9.]*$'`)
-	f.Exec(t, `UPDATE ratelimit.rules SET from_us = from_us - 3600000000 WHERE of = 'override'`)
+	f.Exec(t, `UPDATE ratelimit.rules SET from_us = from_us - 3600000000 WHERE of <> 'pause'`)
 	f.Load(t)
 	for i, key := range []string{"acme", "globex", "initech", "umbrella", "10.0.0.12", "10.0.3.4"} {
 		f.Take(t, messages.For(key).Cost(float64(12*i+20)))
@@ -137,7 +137,7 @@ func TestPictures(t *testing.T) {
 		"admin-key":   {admintest.Pages(id)["key"], 1100, 800, "dark"},
 		"admin-phone": {admintest.Pages(id)["key"], 390, 844, "light"},
 	} {
-		f.Exec(t, `UPDATE ratelimit.buckets SET value = 1800, ts = (extract(epoch FROM now() - interval '40 seconds') * 1000000)::bigint
+		f.Exec(t, `UPDATE ratelimit.buckets SET value = 1800, capacity = 5000, ts = (extract(epoch FROM now() - interval '40 seconds') * 1000000)::bigint
 			WHERE name = 'messages' AND key = 'ada'`)
 		b.width(t, picture.width, picture.height)
 		browsertest.Prefer(t, b.ctx, "prefers-color-scheme", picture.scheme)
