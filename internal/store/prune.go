@@ -57,29 +57,34 @@ func (postgres) Prune(ctx context.Context, u *Unit, p *PrunePages, termsOf map[s
 	if gotLock, err = u.LockPruning(ctx); !gotLock {
 		return 0, false, err
 	}
-	statement := u.statements.prune
 	first, end := p.Next()
 	if u.IsRouted() { // each of many shards has these blocks
-		end, p.first, statement, p.done = first+1, first+1, u.statements.pruneRows, len(termsOf) == 0
+		end, p.first, p.done = first+1, first+1, len(termsOf) == 0
 	}
 	for name, terms := range termsOf {
 		c := columnsOf(distinct(terms))
-		rows, err := u.conn.Query(ctx, statement, name, c.capacities, c.rates, c.stepUs, c.steps,
+		n, err := u.pruneName(ctx, p, name, c.capacities, c.rates, c.stepUs, c.steps,
 			first, end, PruneIdle.Microseconds(), u.AsOf())
 		if err != nil {
 			return 0, true, err
 		}
-		n := int64(0)
-		tag, err := pgx.ForEachRow(rows, []any{&n, &p.done}, func() error { return nil })
-		if err != nil {
-			return 0, true, err
-		}
-		if !u.IsRouted() {
-			n = tag.RowsAffected()
-		}
 		deleted += n
 	}
 	return deleted, true, nil
+}
+
+// pruneName deletes the spare rows of a name.
+func (u *Unit) pruneName(ctx context.Context, p *PrunePages, parameters ...any) (deleted int64, err error) {
+	if !u.IsRouted() { // a driver of database/sql counts the rows of Exec only
+		tag, err := u.conn.Exec(ctx, u.statements.prune, parameters...)
+		return tag.RowsAffected(), err
+	}
+	rows, err := u.conn.Query(ctx, u.statements.pruneRows, parameters...)
+	if err != nil {
+		return 0, err
+	}
+	_, err = pgx.ForEachRow(rows, []any{&deleted, &p.done}, func() error { return nil })
+	return deleted, err
 }
 
 // IsSpare returns what reports whether a row has been full under each of the terms, long enough before now.

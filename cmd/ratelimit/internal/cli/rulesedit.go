@@ -130,19 +130,22 @@ func (a *app) reverted(
 	case len(history) == mostReverted:
 		return nil, misused("version %d has more than %d changes; apply the file of before", version, mostReverted)
 	}
+	d, now := &difference{views: []changeView{}}, storedIn(list)
+	for i := range history {
+		s := &history[i]
+		if err := d.revert(s, now[thing{s.Of, s.Limit, s.Plan, s.Key}].says, list, cmp.Or(from, list.Now)); err != nil {
+			return nil, fmt.Errorf("the %s cannot be reverted: %w", nameOf(s.Of, s.Limit, s.Plan, s.Key), err)
+		}
+	}
+	if len(d.views) == 0 {
+		return d, nil
+	}
 	for _, s := range slices.Concat(list.Rules, list.Overrides) {
 		if s.Version > version && slices.ContainsFunc(history, func(h rules.Statement) bool {
 			return thing{h.Of, h.Limit, h.Plan, h.Key} == thing{s.Of, s.Limit, s.Plan, s.Key}
 		}) {
 			name := nameOf(s.Of, s.Limit, s.Plan, s.Key)
 			a.note("version %d has changed the %s since, and is taken back with it", s.Version, name)
-		}
-	}
-	d, now := &difference{views: []changeView{}}, storedIn(list)
-	for i := range history {
-		s := &history[i]
-		if err := d.revert(s, now[thing{s.Of, s.Limit, s.Plan, s.Key}].says, list, cmp.Or(from, list.Now)); err != nil {
-			return nil, fmt.Errorf("the %s cannot be reverted: %w", nameOf(s.Of, s.Limit, s.Plan, s.Key), err)
 		}
 	}
 	d.look(list.Rules, d.changes.Put, cmp.Or(from, list.Now))
@@ -168,7 +171,7 @@ func (d *difference) revert(s *rules.Statement, now fmt.Stringer, list *rules.Li
 		return nil
 	case old != nil && old.Err != nil:
 		return old.Err
-	case old != nil && old.From.After(from):
+	case old != nil && old.From.After(from.Add(soon)):
 		return misused("it was to take effect at %s; give that as --from", instant(old.From))
 	case old != nil && old.Rule != nil:
 		next = old.Rule
