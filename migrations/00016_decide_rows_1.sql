@@ -76,6 +76,7 @@ DECLARE
     v_fence   bigint;           -- its number, the same on all rows
     v_reset   boolean;          -- whether the row is from before a reset
     v_ahead   bigint;           -- by how much a wrong clock was
+    v_looked  boolean; -- whether the rows haven't changed since they were looked at
     n         integer := 0;
 BEGIN
     IF p_relaxed THEN
@@ -292,6 +293,16 @@ BEGIN
                 v_refused := v_refused OR NOT v_enough[n] AND a.verb <> 'release';
             END LOOP;
             IF NOT true = ANY (v_writes) AND p_asks -> 0 ->> 'verb' <> 'lock' OR v_refused THEN
+                v_looked := true;
+                FOR i IN 1 .. CASE WHEN v_pass = 1 THEN n ELSE 0 END LOOP -- what was looked at must have been there at one instant
+                    SELECT b.* INTO v_row FROM ratelimit.buckets AS b
+                    WHERE b.name = v_found[i].name AND b.key = v_found[i].key AND b.shard = v_found[i].shard;
+                    v_looked := v_looked AND FOUND <> v_made[i] AND (v_made[i] OR v_row IS NOT DISTINCT FROM v_found[i]);
+                END LOOP;
+                IF NOT v_looked THEN
+                    v_refused := false;
+                    CONTINUE;
+                END IF;
                 RAISE SQLSTATE 'RL001';
             END IF;
         END LOOP;
