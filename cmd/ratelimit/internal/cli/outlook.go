@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"fmt"
 	"time"
 
@@ -9,14 +10,13 @@ import (
 )
 
 // look adds to each change of a quota what it leaves in buckets. It needs the policies before and after, and knows only
-// those in the tables and in the file: not the definitions in the code.
-func (d *difference) look(stored []rules.Statement, file []rules.Rule, at time.Time) {
+// those in the tables and in the file: not the definitions in the code. From the tables it takes the last rule of each
+// limit and plan, as the difference does: what is in force for another second depends on when somebody asks.
+func (d *difference) look(list *rules.Listing, file []rules.Rule, from time.Time) {
 	before, after := make(policies), make(policies)
-	for _, s := range stored {
-		if s.Rule != nil {
-			before.add(*s.Rule)
-			after.add(*s.Rule)
-		}
+	for _, r := range documentOf(list).Rules {
+		before.add(r)
+		after.add(r)
 	}
 	for _, r := range file {
 		after.add(r)
@@ -32,7 +32,7 @@ func (d *difference) look(stored []rules.Statement, file []rules.Rule, at time.T
 		was, is := before.under(c, c.Old), after.under(c, c.New)
 		switch {
 		case was != nil && is != nil:
-			c.Outlook = rules.Outlook(was, is, onChangeOf(c.New, c.Old), at)
+			c.Outlook = rules.Outlook(was, is, onChangeOf(c.New, c.Old), cmp.Or(from, list.Now))
 		case c.Of == rules.OfOverride:
 			d.unknown++
 		}

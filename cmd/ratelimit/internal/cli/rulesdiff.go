@@ -152,7 +152,7 @@ func (f *diffFlags) between(list *rules.Listing, file *rules.Document) *differen
 			*stay++
 		}
 	}
-	d.look(list.Rules, file.Rules, cmp.Or(f.from, list.Now))
+	d.look(list, file.Rules, f.from)
 	old, next := rules.Document{Tiers: list.Tiers}, rules.Document{Tiers: file.Tiers}
 	if (len(next.Tiers.Tiers) > 0 || f.deleteRules && len(old.Tiers.Tiers) > 0) && !same(old, next) {
 		d.changes.Tiers = &file.Tiers

@@ -67,7 +67,7 @@ func removal(list *rules.Listing, what thing, from time.Time) (*difference, erro
 	}
 	d := &difference{}
 	d.add(what, old.says, nil)
-	d.look(list.Rules, nil, cmp.Or(from, list.Now))
+	d.look(list, nil, from)
 	return d, nil
 }
 
@@ -148,7 +148,7 @@ func (a *app) reverted(
 			a.note("version %d has changed the %s since, and is taken back with it", s.Version, name)
 		}
 	}
-	d.look(list.Rules, d.changes.Put, cmp.Or(from, list.Now))
+	d.look(list, d.changes.Put, from)
 	return d, nil
 }
 
