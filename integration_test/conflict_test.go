@@ -140,7 +140,7 @@ func TestInTxGetsAllOfManyWorkersThroughOnOneKey(t *testing.T) {
 	s.requireHealthy(t)
 }
 
-// A row inserted for a lock is marked by a fence of 0. If the mark stays in a row, the row's value still counts: it is
+// A row inserted for a lock is marked by a last number of 0. If the mark stays in a row, the row's value still counts: it is
 // not mistaken for a new, full row.
 func TestARowWithTheMarkOfItsInsertKeepsItsTokens(t *testing.T) {
 	t.Parallel()
@@ -148,7 +148,7 @@ func TestARowWithTheMarkOfItsInsertKeepsItsTokens(t *testing.T) {
 	reserved, err := b.limiter.Reserve(t.Context(), roomy.For("key").Cost(10))
 	require.NoError(t, err)
 	takeOne(t, b.limiter, roomy.For("key").Cost(20))
-	b.exec(t, `UPDATE ratelimit.buckets SET fence = 0`)
+	b.exec(t, `UPDATE ratelimit.buckets SET leased = '{0}'`)
 	err = pgx.BeginFunc(t.Context(), b.pool, func(tx pgx.Tx) error { return b.limiter.WithTx(tx).Cancel(t.Context(), reserved.ID) })
 	require.NoError(t, err)
 	require.InDelta(t, roomy.Capacity()-20, b.held(t, "roomy", "key"), 1e-3)

@@ -44,7 +44,7 @@ func TestStatementsUseThePrimaryKey(t *testing.T) {
 		"buckets_lock.sql":      {threeBuckets + `, '{10,10,10}', '{1,1,1}', '{0,0,0}', NULL`, 1, false},
 		"buckets_unmake.sql":    {threeBuckets, 0, true},
 		"buckets_prune.sql":     {`'roomy', '{10}', '{1}', '{1000000}', '{1}', 0, 32, 0, NULL`, 0, true},
-		"buckets_save.sql":      {threeBuckets + `, '{1,1,1}', '{0,0,0}', '{1,1,1}', NULL, NULL, NULL, NULL`, 1, false},
+		"buckets_save.sql":      {threeBuckets + `, '{1,1,1}', '{0,0,0}', '{1,1,1}', NULL, NULL`, 1, false},
 		"leases_read.sql":       {`'{other,roomy}', '{"key 17","key 99999"}'`, 0, true},
 		"leases_save.sql":       {threeLeases + `, '{9,9,9}', '{1,1,1}'`, 1, false},
 		"leases_delete.sql":     {threeLeases, 0, true},

@@ -79,7 +79,7 @@ func TestFunctionsUseThePrimaryKey(t *testing.T) {
 			{`'roomy', 'key 17', 17, 1000, 0`, 0, true},
 		},
 		"slots_1": {
-			{`'roomy', 'key 17', 5, 0, 10, NULL, NULL, NULL, 'take', 1, 0, 10, 1000, NULL, 1, 60000001, false, true`, 0, true},
+			{`'roomy', 'key 17', 5, 0, 10, NULL, 'take', 1, 0, 10, 1000, NULL, 1, 60000001, false, true`, 0, true},
 		},
 		"read_rows_1": {
 			{threeBuckets + `, NULL`, 0, true},

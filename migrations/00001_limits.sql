@@ -16,11 +16,9 @@ CREATE TABLE ratelimit.buckets (
     -- Sliding window: the length of a slice in microseconds, value, and then totals of all tokens ever taken: up to ts, and up to
     -- the end of each earlier slice, newest first. Null for other kinds.
     taken  double precision[],
-    -- Concurrency: the last fencing number. value is capacity less the slots of the rows in leases. None of these ends before first_us, and
-    -- none after last_us; null: there are none. Null for other kinds.
-    fence    bigint,
-    first_us bigint,
-    last_us  bigint,
+    -- Concurrency: the last fencing number, and if there are rows in leases, the instants before which and after which none of them ends. value
+    -- is capacity less their slots. Null for other kinds. One array, because a table of more than eight columns has longer rows.
+    leased bigint[],
     PRIMARY KEY (name, key, shard)
 ) WITH (
     -- Each page has room for the next version of a row, so an update touches no index (HOT). The next update on a page removes

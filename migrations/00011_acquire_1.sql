@@ -39,27 +39,29 @@ BEGIN
         UPDATE ratelimit.buckets AS b SET
             value = b.value - p_slots,
             ts = greatest(b.ts, now_us),
-            fence = CASE WHEN now_us > b.fence THEN now_us ELSE now_us + ((b.fence - now_us) / 65536 + 1) * 65536 END,
-            first_us = least(b.first_us, now_us + p_lease_us),
-            last_us = now_us + p_lease_us
+            leased = ARRAY[
+                CASE WHEN now_us > b.leased[1] THEN now_us ELSE now_us + ((b.leased[1] - now_us) / 65536 + 1) * 65536 END,
+                least(b.leased[2], now_us + p_lease_us),
+                now_us + p_lease_us]
         WHERE b.name = p_name AND b.key = p_key AND b.shard = 0
-            AND b.capacity = p_most AND b.value - p_slots >= p_lowest AND b.fence IS NOT NULL
-            AND (b.first_us <= now_us OR b.last_us > now_us + p_lease_us) IS NOT TRUE
+            AND b.capacity = p_most AND b.value - p_slots >= p_lowest AND b.leased[1] IS NOT NULL
+            AND (b.leased[2] <= now_us OR b.leased[3] > now_us + p_lease_us) IS NOT TRUE
             AND (p_since_us IS NULL OR b.ts BETWEEN p_since_us AND p_until_us) AND b.ts <= now_us + 60000000
-        RETURNING b.value, b.ts, b.capacity, b.fence, b.last_us INTO value, ts, capacity, fence, last_us;
+        RETURNING b.value, b.ts, b.capacity, b.leased[1], b.leased[3] INTO value, ts, capacity, fence, last_us;
     ELSIF p_most - p_slots >= p_lowest THEN -- the same, by a write that reads through no snapshot
-        INSERT INTO ratelimit.buckets AS b (name, key, shard, value, ts, capacity, fence, first_us, last_us)
-        VALUES (p_name, p_key, 0, p_most - p_slots, now_us, p_most, now_us, now_us + p_lease_us, now_us + p_lease_us)
+        INSERT INTO ratelimit.buckets AS b (name, key, shard, value, ts, capacity, leased)
+        VALUES (p_name, p_key, 0, p_most - p_slots, now_us, p_most, ARRAY[now_us, now_us + p_lease_us, now_us + p_lease_us])
         ON CONFLICT (name, key, shard) DO UPDATE SET
             value = b.value - p_slots,
             ts = greatest(b.ts, now_us),
-            fence = CASE WHEN now_us > b.fence THEN now_us ELSE now_us + ((b.fence - now_us) / 65536 + 1) * 65536 END,
-            first_us = least(b.first_us, now_us + p_lease_us),
-            last_us = now_us + p_lease_us
-        WHERE b.capacity = p_most AND b.value - p_slots >= p_lowest AND b.fence IS NOT NULL
-            AND (b.first_us <= now_us OR b.last_us > now_us + p_lease_us) IS NOT TRUE
+            leased = ARRAY[
+                CASE WHEN now_us > b.leased[1] THEN now_us ELSE now_us + ((b.leased[1] - now_us) / 65536 + 1) * 65536 END,
+                least(b.leased[2], now_us + p_lease_us),
+                now_us + p_lease_us]
+        WHERE b.capacity = p_most AND b.value - p_slots >= p_lowest AND b.leased[1] IS NOT NULL
+            AND (b.leased[2] <= now_us OR b.leased[3] > now_us + p_lease_us) IS NOT TRUE
             AND (p_since_us IS NULL OR b.ts BETWEEN p_since_us AND p_until_us) AND b.ts <= now_us + 60000000
-        RETURNING b.value, b.ts, b.capacity, b.fence, b.last_us INTO value, ts, capacity, fence, last_us;
+        RETURNING b.value, b.ts, b.capacity, b.leased[1], b.leased[3] INTO value, ts, capacity, fence, last_us;
     ELSE
         PERFORM 1 WHERE false;
     END IF;
@@ -68,12 +70,12 @@ BEGIN
         now_us := (extract(epoch FROM clock_timestamp()) * 1000000)::bigint;
         ts := greatest(ts, now_us); until_us := now_us + p_lease_us; last_us := until_us;
         INSERT INTO ratelimit.buckets AS b (name, key, shard, value, ts, capacity) VALUES (p_name, p_key, 0, p_most, now_us, p_most)
-        ON CONFLICT (name, key, shard) DO UPDATE SET ts = acquire_1.ts, last_us = acquire_1.last_us;
+        ON CONFLICT (name, key, shard) DO UPDATE SET ts = acquire_1.ts, leased[3] = acquire_1.last_us;
     END IF;
 
     IF NOT FOUND THEN
         IF p_alone THEN
-            SELECT b.value, b.ts, b.capacity, b.fence,
+            SELECT b.value, b.ts, b.capacity, b.leased,
                 ARRAY(SELECT u.n FROM ratelimit.leases AS l, unnest(ARRAY[l.fence, l.until_us, l.slots]) WITH ORDINALITY AS u (n, place)
                     WHERE l.name = p_name AND l.key = p_key AND l.until_us > now_us AND l.slots > 0 ORDER BY l.fence, u.place) AS leases,
                 (SELECT sum(l.slots) FROM ratelimit.leases AS l WHERE l.name = p_name AND l.key = p_key AND l.until_us > now_us) AS held
@@ -85,13 +87,13 @@ BEGIN
             v_held := coalesce(v_row.held, 0);
             IF NOT p_most - v_held - p_slots >= p_lowest THEN
                 allowed := false; value := p_most - v_held; ts := coalesce(v_row.ts, now_us); capacity := p_most;
-                leases := coalesce(v_row.fence, 0) || v_row.leases;
+                leases := coalesce(v_row.leased[1], 0) || v_row.leases;
                 RETURN;
             END IF;
         END IF;
 
-        -- A row that is made has a fence of 0. If there are leases nevertheless, the row was deleted by hand, and they are lost with it.
-        INSERT INTO ratelimit.buckets AS b (name, key, shard, value, ts, capacity, fence) VALUES (p_name, p_key, 0, p_most, now_us, p_most, 0)
+        -- A row that is made has the last number 0. If there are leases nevertheless, the row was deleted by hand, and they are lost with it.
+        INSERT INTO ratelimit.buckets AS b (name, key, shard, value, ts, capacity, leased) VALUES (p_name, p_key, 0, p_most, now_us, p_most, '{0}')
         ON CONFLICT (name, key, shard) DO UPDATE SET value = b.value
         RETURNING b.* INTO v_row;
         now_us := coalesce(p_as_of_us, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint); -- behind the lock
@@ -100,30 +102,30 @@ BEGIN
         END IF;
         until_us := now_us + p_lease_us;
         ts := v_row.ts; capacity := p_most;
-        IF v_row.capacity = p_most AND v_row.fence IS NOT NULL AND NOT v_row.value - p_slots >= p_lowest AND (v_row.first_us <= now_us) IS NOT TRUE
+        IF v_row.capacity = p_most AND v_row.leased[1] IS NOT NULL AND NOT v_row.value - p_slots >= p_lowest AND (v_row.leased[2] <= now_us) IS NOT TRUE
             AND current_setting('transaction_isolation') = 'serializable' THEN
             allowed := false; value := v_row.value;
-            leases := ARRAY[v_row.fence, 0, v_row.last_us, p_most - value];
+            leases := ARRAY[v_row.leased[1], 0, v_row.leased[3], p_most - value];
             RETURN;
         END IF;
         SELECT coalesce(sum(l.slots), 0), min(l.until_us), max(l.until_us) INTO v_held, v_first, last_us
-        FROM ratelimit.leases AS l WHERE l.name = p_name AND l.key = p_key AND l.until_us > now_us AND l.slots > 0 AND v_row.fence IS DISTINCT FROM 0;
+        FROM ratelimit.leases AS l WHERE l.name = p_name AND l.key = p_key AND l.until_us > now_us AND l.slots > 0 AND v_row.leased[1] IS DISTINCT FROM 0;
         allowed := p_most - v_held - p_slots >= p_lowest;
         IF NOT allowed THEN
             value := p_most - v_held;
-            leases := coalesce(v_row.fence, 0) || ARRAY(
+            leases := coalesce(v_row.leased[1], 0) || ARRAY(
                 SELECT u.n FROM ratelimit.leases AS l, unnest(ARRAY[l.fence, l.until_us, l.slots]) WITH ORDINALITY AS u (n, place)
                 WHERE l.name = p_name AND l.key = p_key AND l.until_us > now_us AND l.slots > 0 ORDER BY l.fence, u.place);
             RETURN;
         END IF;
-        DELETE FROM ratelimit.leases AS l WHERE l.name = p_name AND l.key = p_key AND (l.until_us <= now_us OR v_row.fence = 0);
+        DELETE FROM ratelimit.leases AS l WHERE l.name = p_name AND l.key = p_key AND (l.until_us <= now_us OR v_row.leased[1] = 0);
         value := p_most - v_held - p_slots;
         ts := greatest(ts, now_us);
-        fence := CASE WHEN now_us > coalesce(v_row.fence, 0) THEN now_us ELSE now_us + ((v_row.fence - now_us) / 65536 + 1) * 65536 END;
+        fence := CASE WHEN now_us > coalesce(v_row.leased[1], 0) THEN now_us ELSE now_us + ((v_row.leased[1] - now_us) / 65536 + 1) * 65536 END;
         last_us := greatest(last_us, until_us);
         INSERT INTO ratelimit.buckets AS b (name, key, shard, value, ts, capacity) VALUES (p_name, p_key, 0, p_most, now_us, p_most)
         ON CONFLICT (name, key, shard) DO UPDATE SET value = acquire_1.value, ts = acquire_1.ts, capacity = p_most,
-            fence = acquire_1.fence, first_us = least(v_first, acquire_1.until_us), last_us = acquire_1.last_us;
+            leased = ARRAY[acquire_1.fence, least(v_first, acquire_1.until_us), acquire_1.last_us];
     END IF;
     allowed := true;
     INSERT INTO ratelimit.leases AS l (name, key, fence, until_us, slots) VALUES (p_name, p_key, fence, until_us, p_slots)

@@ -40,8 +40,7 @@ BEGIN
         ON CONFLICT (name, key, shard) DO UPDATE SET
             value = b.value + v_slots,
             ts = greatest(b.ts, now_us),
-            first_us = CASE WHEN b.value + v_slots < b.capacity THEN b.first_us END,
-            last_us = CASE WHEN b.value + v_slots < b.capacity THEN b.last_us END;
+            leased = CASE WHEN b.value + v_slots < b.capacity THEN b.leased ELSE b.leased[: 1] END;
     END IF;
 END $$;
 -- +goose StatementEnd

@@ -31,7 +31,7 @@ BEGIN
     held := until_us IS NOT NULL;
     IF held THEN
         INSERT INTO ratelimit.buckets AS b (name, key, shard, value, ts, capacity) VALUES (p_name, p_key, 0, p_most, now_us, p_most)
-        ON CONFLICT (name, key, shard) DO UPDATE SET ts = greatest(b.ts, now_us), last_us = greatest(b.last_us, renew_lease_1.until_us);
+        ON CONFLICT (name, key, shard) DO UPDATE SET ts = greatest(b.ts, now_us), leased[3] = greatest(b.leased[3], renew_lease_1.until_us);
     END IF;
 END $$;
 -- +goose StatementEnd

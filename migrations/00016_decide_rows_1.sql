@@ -102,8 +102,8 @@ BEGIN
                     INSERT INTO ratelimit.buckets AS b (name, key, shard, value, ts, capacity, taken) -- only a row that is made has an empty array
                     VALUES (a.name, a.key, a.shard, a.capacity, a.phase_us, a.capacity, '{}')
                     ON CONFLICT (name, key, shard) DO UPDATE SET taken = nullif(b.taken, '{}')
-                    RETURNING b.name, b.key, b.shard, b.value, b.ts, b.capacity, b.taken, b.fence, b.first_us, b.last_us, b.ctid
-                    INTO v_row.name, v_row.key, v_row.shard, v_row.value, v_row.ts, v_row.capacity, v_row.taken, v_row.fence, v_row.first_us, v_row.last_us, v_tid;
+                    RETURNING b.name, b.key, b.shard, b.value, b.ts, b.capacity, b.taken, b.leased, b.ctid
+                    INTO v_row.name, v_row.key, v_row.shard, v_row.value, v_row.ts, v_row.capacity, v_row.taken, v_row.leased, v_tid;
                     v_made[n] := coalesce(v_row.taken = '{}', false);
                     v_tids[n] := v_tid;
                 END IF;
@@ -142,9 +142,9 @@ BEGIN
                 ELSIF v_made[n] THEN
                     v_row.value := a.capacity; v_row.ts := v_begun; v_row.capacity := a.capacity; v_row.taken := NULL;
                 ELSIF v_reset THEN
-                    v_row.value := a.capacity; v_row.ts := a.from_us; v_row.capacity := a.capacity; v_row.first_us := NULL; v_row.last_us := NULL;
+                    v_row.value := a.capacity; v_row.ts := a.from_us; v_row.capacity := a.capacity; v_row.leased := v_row.leased[: 1];
                     v_row.taken := CASE WHEN a.slices > 0 THEN ARRAY[a.step_us, a.capacity, 0, 0] END;
-                    IF v_row.fence > 0 AND v_pass = 2 THEN -- it was a limit on concurrency
+                    IF v_row.leased[1] > 0 AND v_pass = 2 THEN -- it was a limit on concurrency
                         DELETE FROM ratelimit.leases AS l WHERE l.name = v_row.name AND l.key = v_row.key;
                     END IF;
                 ELSIF a.lease_us IS NOT NULL THEN -- held leases stay as they are
@@ -201,7 +201,7 @@ BEGIN
                 v_until[n] := NULL;
                 IF a.lease_us IS NOT NULL THEN
                     v_slots := ratelimit.slots_1(
-                        v_row.name, v_row.key, v_row.value, v_row.ts, v_row.capacity, v_row.fence, v_row.first_us, v_row.last_us,
+                        v_row.name, v_row.key, v_row.value, v_row.ts, v_row.capacity, v_row.leased,
                         a.verb, a.amount, a.lowest, a.capacity, a.lease_us, a.fence, v_now, v_ahead, v_made[n] OR v_reset, v_pass = 2);
                     v_enough[n] := v_slots.enough; v_writes[n] := v_slots.writes; v_mended[n] := v_mended[n] AND v_slots.writes;
                     v_leases[n] := v_slots.leases; v_until[n] := v_slots.until_us; v_wanted[n] := v_slots.slots;
@@ -210,13 +210,13 @@ BEGIN
                         v_row.value := v_slots.free; v_row.capacity := a.capacity;
                     END IF;
                     IF v_mended[n] THEN
-                        v_row.first_us := v_now; -- its leases are counted anew
+                        v_row.leased[2] := v_now; -- its leases are counted anew
                     END IF;
                     v_present[n] := v_row;
-                    v_row.value := v_slots.value; v_row.ts := v_slots.ts; v_row.capacity := v_slots.capacity; v_row.fence := v_slots.fence;
-                    v_row.first_us := v_slots.first_us; v_row.last_us := v_slots.last_us;
+                    v_row.value := v_slots.value; v_row.ts := v_slots.ts; v_row.capacity := v_slots.capacity;
+                    v_row.leased := v_slots.leased;
                     IF v_until[n] IS NOT NULL THEN
-                        v_fence := greatest(v_fence, v_row.fence);
+                        v_fence := greatest(v_fence, v_row.leased[1]);
                     END IF;
                 ELSIF a.verb = 'lock' THEN
                     v_writes[n] := v_mended[n];
@@ -315,12 +315,12 @@ BEGIN
             FOR i IN 1 .. n LOOP -- no other call may have been quicker, and a row that is gone is full
                 IF v_mended[i] THEN
                     UPDATE ratelimit.buckets AS b SET value = v_after[i].value, ts = v_after[i].ts, capacity = v_after[i].capacity, taken = v_after[i].taken,
-                        first_us = v_after[i].first_us, last_us = v_after[i].last_us
+                        leased = v_after[i].leased
                     WHERE b.name = v_after[i].name AND b.key = v_after[i].key AND b.shard = v_after[i].shard
                         AND b.ts = v_found[i].ts AND b.value = v_found[i].value;
                     v_mended[i] := FOUND;
                     IF FOUND AND v_lease[i] IS NOT NULL THEN
-                        PERFORM ratelimit.slots_1(v_after[i].name, v_after[i].key, 0, v_now, 0, NULL, NULL, NULL,
+                        PERFORM ratelimit.slots_1(v_after[i].name, v_after[i].key, 0, v_now, 0, NULL,
                             'mend', 0, 0, v_after[i].capacity, v_lease[i], NULL, v_now, v_found[i].ts - v_now, false, true);
                     END IF;
                 END IF;
@@ -346,15 +346,15 @@ BEGIN
         IF v_writes[i] THEN
             v_row := v_after[i];
             IF v_until[i] IS NOT NULL THEN
-                v_row.fence := v_fence;
+                v_row.leased[1] := v_fence;
                 INSERT INTO ratelimit.leases AS l (name, key, fence, until_us, slots) VALUES (v_row.name, v_row.key, v_fence, v_until[i], v_wanted[i])
                 ON CONFLICT (name, key, fence) DO UPDATE SET until_us = excluded.until_us, slots = excluded.slots; -- of a row that was deleted by hand
-                v_leases[i] := format('{%s,0,%s,%s,%s,%s,%s}', v_fence, v_row.last_us, v_present[i].capacity - v_present[i].value, v_fence, v_until[i], v_wanted[i]);
+                v_leases[i] := format('{%s,0,%s,%s,%s,%s,%s}', v_fence, v_row.leased[3], v_present[i].capacity - v_present[i].value, v_fence, v_until[i], v_wanted[i]);
             END IF;
-            INSERT INTO ratelimit.buckets AS b (name, key, shard, value, ts, capacity, taken, fence, first_us, last_us)
-            VALUES (v_row.name, v_row.key, v_row.shard, v_row.value, v_row.ts, v_row.capacity, v_row.taken, v_row.fence, v_row.first_us, v_row.last_us)
+            INSERT INTO ratelimit.buckets AS b (name, key, shard, value, ts, capacity, taken, leased)
+            VALUES (v_row.name, v_row.key, v_row.shard, v_row.value, v_row.ts, v_row.capacity, v_row.taken, v_row.leased)
             ON CONFLICT (name, key, shard) DO UPDATE SET value = excluded.value, ts = excluded.ts, capacity = excluded.capacity, taken = excluded.taken,
-                fence = excluded.fence, first_us = excluded.first_us, last_us = excluded.last_us;
+                leased = excluded.leased;
         ELSIF v_made[i] THEN -- for nothing; a scan for the key would take a SIREAD lock
             DELETE FROM ratelimit.buckets AS b
             WHERE b.ctid = v_tids[i] AND b.name = v_after[i].name AND b.key = v_after[i].key AND b.shard = v_after[i].shard;

@@ -29,8 +29,8 @@ BEGIN
     IF p_waits THEN -- the clock is read behind the lock
         PERFORM FROM ratelimit.buckets AS b WHERE b.name = p_name AND b.key = p_keys[1] AND b.shard = 0 FOR NO KEY UPDATE;
         IF NOT FOUND THEN
-            INSERT INTO ratelimit.buckets (name, key, shard, value, ts, capacity, fence)
-            VALUES (p_name, p_keys[1], 0, p_most, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint, p_most, 0) ON CONFLICT DO NOTHING;
+            INSERT INTO ratelimit.buckets (name, key, shard, value, ts, capacity, leased)
+            VALUES (p_name, p_keys[1], 0, p_most, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint, p_most, '{0}') ON CONFLICT DO NOTHING;
             PERFORM FROM ratelimit.buckets AS b WHERE b.name = p_name AND b.key = p_keys[1] AND b.shard = 0 FOR NO KEY UPDATE;
         END IF;
     ELSE
@@ -45,18 +45,19 @@ BEGIN
         UPDATE ratelimit.buckets AS b SET
             value = b.value - a.slots,
             ts = greatest(b.ts, v_now),
-            fence = CASE WHEN v_now > b.fence THEN v_now ELSE v_now + ((b.fence - v_now) / 65536 + 1) * 65536 END + (a.leases - 1) * 65536,
-            first_us = least(b.first_us, v_now + p_lease_us),
-            last_us = v_now + p_lease_us
+            leased = ARRAY[
+                CASE WHEN v_now > b.leased[1] THEN v_now ELSE v_now + ((b.leased[1] - v_now) / 65536 + 1) * 65536 END + (a.leases - 1) * 65536,
+                least(b.leased[2], v_now + p_lease_us),
+                v_now + p_lease_us]
         FROM (
             SELECT p_name AS name, u.key, 0 AS shard, u.slots, u.leases, u.ord
             FROM unnest((SELECT p_keys), p_sums, p_counts) WITH ORDINALITY AS u (key, slots, leases, ord)
             LIMIT v_all) AS a
         WHERE b.name = ANY (ARRAY[a.name]) AND b.key = a.key AND b.shard = a.shard
-            AND b.capacity = p_most AND b.value >= a.slots AND b.fence IS NOT NULL
-            AND (b.first_us <= v_now OR b.last_us > v_now + p_lease_us) IS NOT TRUE
+            AND b.capacity = p_most AND b.value >= a.slots AND b.leased[1] IS NOT NULL
+            AND (b.leased[2] <= v_now OR b.leased[3] > v_now + p_lease_us) IS NOT TRUE
             AND (p_since_us IS NULL OR b.ts BETWEEN p_since_us AND p_until_us) AND b.ts <= v_now + 60000000
-        RETURNING a.ord, a.key, b.value, b.ts, b.capacity, b.fence - (a.leases - 1) * 65536 AS fence, b.last_us
+        RETURNING a.ord, a.key, b.value, b.ts, b.capacity, b.leased[1] - (a.leases - 1) * 65536 AS fence, b.leased[3] AS last_us
     ), kept AS (
         INSERT INTO ratelimit.leases (name, key, fence, until_us, slots)
         SELECT p_name, g.key, g.fence + u.nth * 65536, v_now + p_lease_us, u.slots
@@ -75,11 +76,11 @@ BEGIN
         SELECT a.ord, a.key, a.slots, a.leases, b.ts IS NULL AS missing, b.value, b.ts, b.capacity, b.fence
         FROM unnest((SELECT p_keys), p_sums, p_counts) WITH ORDINALITY AS a (key, slots, leases, ord)
         LEFT JOIN LATERAL (
-            SELECT r.value, r.ts, r.capacity, r.fence FROM ratelimit.buckets AS r
+            SELECT r.value, r.ts, r.capacity, r.leased[1] AS fence FROM ratelimit.buckets AS r
             WHERE r.name = p_name AND r.key = a.key AND r.shard = 0 LIMIT 1) AS b ON true
     ), made AS (
-        INSERT INTO ratelimit.buckets (name, key, shard, value, ts, capacity, fence, first_us, last_us)
-        SELECT p_name, r.key, 0, p_most - r.slots, v_now, p_most, v_now + (r.leases - 1) * 65536, v_now + p_lease_us, v_now + p_lease_us
+        INSERT INTO ratelimit.buckets (name, key, shard, value, ts, capacity, leased)
+        SELECT p_name, r.key, 0, p_most - r.slots, v_now, p_most, ARRAY[v_now + (r.leases - 1) * 65536, v_now + p_lease_us, v_now + p_lease_us]
         FROM rest AS r WHERE r.missing
     ), kept AS (
         INSERT INTO ratelimit.leases (name, key, fence, until_us, slots)

@@ -37,8 +37,7 @@ BEGIN
         UPDATE ratelimit.buckets AS b SET
             value = b.value + s.slots,
             ts = greatest(b.ts, v_now),
-            first_us = CASE WHEN b.value + s.slots < b.capacity THEN b.first_us END,
-            last_us = CASE WHEN b.value + s.slots < b.capacity THEN b.last_us END
+            leased = CASE WHEN b.value + s.slots < b.capacity THEN b.leased ELSE b.leased[: 1] END
         FROM (
             SELECT e.name, e.key, 0 AS shard, sum(e.slots)::float8 AS slots FROM ended AS e GROUP BY e.name, e.key ORDER BY e.name, e.key
             LIMIT v_all) AS s

@@ -225,7 +225,7 @@ BEGIN
         RAISE EXCEPTION 'ratelimit: the tokens for % are %', quote_literal(p_name), p_cost USING ERRCODE = 'numeric_value_out_of_range', HINT = 'Pass up to 1e12.';
     ELSIF t.kind = 'concurrency' THEN -- no lease is left
         INSERT INTO ratelimit.buckets AS b (name, key, shard, value, ts, capacity) VALUES (t.name, t.key, 0, t.capacity, t.now_us, t.capacity)
-        ON CONFLICT (name, key, shard) DO UPDATE SET value = excluded.value, ts = greatest(b.ts, excluded.ts), capacity = excluded.capacity, first_us = NULL, last_us = NULL;
+        ON CONFLICT (name, key, shard) DO UPDATE SET value = excluded.value, ts = greatest(b.ts, excluded.ts), capacity = excluded.capacity, leased = b.leased[: 1];
         DELETE FROM ratelimit.leases AS l WHERE l.name = t.name AND l.key = t.key;
         RETURN (true, t.capacity, NULL, t.rule, t.mode)::ratelimit.decision;
     ELSIF p_verb = 'fill' OR p_cost > 0 AND t.mode <> 'off' THEN

@@ -20,7 +20,7 @@ BEGIN
     filtered := row_security_active('ratelimit.buckets');
     FOR i IN 1 .. cardinality(p_keys) LOOP
         SELECT b.value, b.ts, b.capacity, b.taken,
-            CASE WHEN b.fence IS NOT NULL THEN b.fence || ARRAY(
+            CASE WHEN b.leased[1] IS NOT NULL THEN b.leased[1] || ARRAY(
                 SELECT u.n FROM ratelimit.leases AS l, unnest(ARRAY[l.fence, l.until_us, l.slots]) WITH ORDINALITY AS u (n, place)
                 WHERE l.name = p_names[i] AND l.key = p_keys[i] AND l.slots > 0 ORDER BY l.fence, u.place) END
         INTO value, ts, capacity, taken, leases

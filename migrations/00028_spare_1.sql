@@ -1,21 +1,21 @@
 -- +goose Up
 -- spare_1 reports whether a row was full at an instant under each of several policies, so that it may be deleted. It reads no table.
 --
--- p_value, p_ts, p_capacity, p_taken, p_fence, p_last_us    columns of the row
--- p_until_us                                                the instant
--- p_capacities, p_rates, p_step_us, p_steps                 the policies, as in take_1
+-- p_value, p_ts, p_capacity, p_taken, p_leased   columns of the row
+-- p_until_us                                     the instant
+-- p_capacities, p_rates, p_step_us, p_steps      the policies, as in take_1
 --
 -- The last take from a sliding window may be as late as the end of the slice of ts.
 -- +goose StatementBegin
 CREATE FUNCTION ratelimit.spare_1(
-    p_value float8, p_ts bigint, p_capacity float8, p_taken float8[], p_fence bigint, p_last_us bigint, p_until_us bigint,
+    p_value float8, p_ts bigint, p_capacity float8, p_taken float8[], p_leased bigint[], p_until_us bigint,
     p_capacities float8[], p_rates float8[], p_step_us bigint[], p_steps float8[])
 RETURNS boolean
 LANGUAGE plpgsql IMMUTABLE AS $$
 DECLARE
     v_passed bigint := p_until_us - p_ts - coalesce(p_taken[1], 0)::bigint;
 BEGIN
-    IF p_ts > p_until_us OR greatest(p_fence, p_last_us) > p_until_us THEN
+    IF p_ts > p_until_us OR greatest(p_leased[1], p_leased[3]) > p_until_us THEN
         RETURN false;
     END IF;
     RETURN (

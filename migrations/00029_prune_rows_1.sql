@@ -23,18 +23,18 @@ DECLARE
 BEGIN
     deleted := 0;
     FOR v_row IN
-        SELECT b.key, b.shard, b.fence FROM ratelimit.buckets AS b
+        SELECT b.key, b.shard, b.leased FROM ratelimit.buckets AS b
         WHERE b.ctid >= v_first AND b.ctid < v_end AND b.name || '' = p_name -- by which no plan goes through the index
-            AND ratelimit.spare_1(b.value, b.ts, b.capacity, b.taken, b.fence, b.last_us, v_until, p_capacities, p_rates, p_step_us, p_steps)
+            AND ratelimit.spare_1(b.value, b.ts, b.capacity, b.taken, b.leased, v_until, p_capacities, p_rates, p_step_us, p_steps)
     LOOP
         PERFORM FROM ratelimit.buckets AS b
         WHERE b.name = p_name AND b.key = v_row.key AND b.shard = v_row.shard
-            AND ratelimit.spare_1(b.value, b.ts, b.capacity, b.taken, b.fence, b.last_us, v_until, p_capacities, p_rates, p_step_us, p_steps)
+            AND ratelimit.spare_1(b.value, b.ts, b.capacity, b.taken, b.leased, v_until, p_capacities, p_rates, p_step_us, p_steps)
         FOR UPDATE SKIP LOCKED;
         IF FOUND THEN
             DELETE FROM ratelimit.buckets AS b WHERE b.name = p_name AND b.key = v_row.key AND b.shard = v_row.shard;
             deleted := deleted + 1;
-            IF v_row.fence IS NOT NULL THEN
+            IF v_row.leased[1] IS NOT NULL THEN
                 DELETE FROM ratelimit.leases AS l WHERE l.name = p_name AND l.key = v_row.key;
             END IF;
         END IF;

@@ -339,11 +339,11 @@ func TestOperationsCron(t *testing.T) {
 	parts := strings.Split(string(page), "$$")
 	require.Len(t, parts, 3)
 	w := world.New(t)
-	w.Exec(t, `INSERT INTO ratelimit.buckets (name, key, shard, value, ts, capacity, fence)
-		SELECT name, key, 0, value, (extract(epoch FROM now() - age) * 1e6)::bigint, 10, fence FROM (VALUES
-			('sendMessage', 'idle', 0, interval '61 minutes', NULL::bigint), ('sendMessage', 'used', 0, interval '59 minutes', NULL),
-			('sendMessage', 'owes', -1, interval '61 minutes', NULL), ('sendMessage', 'holds', 0, interval '61 minutes', 1),
-			('other', 'idle', 0, interval '61 minutes', NULL)) AS rows (name, key, value, age, fence)`)
+	w.Exec(t, `INSERT INTO ratelimit.buckets (name, key, shard, value, ts, capacity, leased)
+		SELECT name, key, 0, value, (extract(epoch FROM now() - age) * 1e6)::bigint, 10, leased FROM (VALUES
+			('sendMessage', 'idle', 0, interval '61 minutes', NULL::bigint[]), ('sendMessage', 'used', 0, interval '59 minutes', NULL),
+			('sendMessage', 'owes', -1, interval '61 minutes', NULL), ('sendMessage', 'holds', 0, interval '61 minutes', '{1}'),
+			('other', 'idle', 0, interval '61 minutes', NULL)) AS rows (name, key, value, age, leased)`)
 	w.Exec(t, parts[1])
 	require.Equal(t, 4, w.Count(t, `SELECT count(*) FROM ratelimit.buckets`))
 	require.Zero(t, w.Count(t, `SELECT count(*) FROM ratelimit.buckets WHERE name = 'sendMessage' AND key = 'idle'`))

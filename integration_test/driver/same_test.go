@@ -49,7 +49,7 @@ func sidesOf(t *testing.T, b *bundle, clock *time.Time) []side {
 // rows returns the buckets as they are stored, bit for bit.
 func (s side) rows(t *testing.T) []string {
 	t.Helper()
-	rows, err := s.pool.Query(t.Context(), `SELECT concat_ws(' ', name, key, shard, float8send(value), ts, array_to_string(taken, ',', '-'), fence, first_us, last_us)
+	rows, err := s.pool.Query(t.Context(), `SELECT concat_ws(' ', name, key, shard, float8send(value), ts, array_to_string(taken, ',', '-'), leased)
 		FROM ratelimit.buckets
 		UNION ALL SELECT concat_ws(' ', name, key, fence, until_us, slots) FROM ratelimit.leases ORDER BY 1`)
 	require.NoError(t, err)

@@ -119,16 +119,16 @@ func TestIsSpare(t *testing.T) {
 		policies := []bucket.Terms{small, large}
 		require.Equal(t, test.want, IsSpare(policies, opening)(test.row), name)
 		var taken []float64
-		var fence, last *int64
+		var leased []int64
 		if p := test.row.Parts; p != nil {
 			taken = p.Taken
 			if p.Leases != nil {
-				fence, last = &p.Leases[0], &p.Leases[2]
+				leased = []int64{p.Leases[0], p.Leases[2], p.Leases[2]}
 			}
 		}
 		c, spare := columnsOf(distinct(policies)), false
-		require.NoError(t, pool.QueryRow(t.Context(), `SELECT ratelimit.spare_1($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)`, test.row.Value, test.row.TS,
-			test.row.Capacity, taken, fence, last, until, c.capacities, c.rates, c.stepUs, c.steps).Scan(&spare))
+		require.NoError(t, pool.QueryRow(t.Context(), `SELECT ratelimit.spare_1($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)`, test.row.Value, test.row.TS,
+			test.row.Capacity, taken, leased, until, c.capacities, c.rates, c.stepUs, c.steps).Scan(&spare))
 		require.Equal(t, test.want, spare, name)
 	}
 }

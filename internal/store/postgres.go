@@ -155,8 +155,8 @@ func (u *Unit) queueSave(batch *pgx.Batch, p *bucket.Page) {
 		func(k bucket.Key) { removed = append(removed, k) })
 	if len(saved) > 0 {
 		names, keys, shards := keyColumns(len(saved), func(i int) bucket.Key { return saved[i] })
-		values, ts, capacities, taken, of := statesAsColumns(states)
-		batch.Queue(u.statements.save, names, keys, shards, values, ts, capacities, taken, of.fences, of.firsts, of.lasts)
+		values, ts, capacities, taken, leased := statesAsColumns(states)
+		batch.Queue(u.statements.save, names, keys, shards, values, ts, capacities, taken, leased)
 		u.queueLeaseChanges(batch, p)
 	}
 	if len(removed) > 0 {

@@ -378,7 +378,7 @@ func (h *slotHistory) compare(t *testing.T) {
 		var fence *int64
 		var value, capacity, held float64
 		require.NoError(t, h.pool.QueryRow(t.Context(), `
-			SELECT b.fence, b.value, b.capacity, (SELECT coalesce(sum(l.slots), 0)::float8 FROM ratelimit.leases AS l WHERE l.key = b.key)
+			SELECT b.leased[1], b.value, b.capacity, (SELECT coalesce(sum(l.slots), 0)::float8 FROM ratelimit.leases AS l WHERE l.key = b.key)
 			FROM ratelimit.buckets AS b WHERE b.key = $1`, key).Scan(&fence, &value, &capacity, &held))
 		if key == "tokens" {
 			require.Equal(t, [2]float64{s.Value, s.Capacity}, [2]float64{value, capacity})

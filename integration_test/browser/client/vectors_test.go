@@ -93,8 +93,8 @@ func TestVectors(t *testing.T) {
 		now = d.now()
 		limit := d.limit(fmt.Sprint("limit", i))
 		if r := d.row(limit, now); d.IntN(8) > 0 {
-			_, err := pool.Exec(t.Context(), `INSERT INTO ratelimit.buckets (name, key, shard, value, ts, capacity, taken, fence)
-				VALUES ($1, 'alice', 0, $2, $3, $4, $5, $6)`, limit.Name(), r.value, r.ts, limit.Capacity(), r.taken, r.fence)
+			_, err := pool.Exec(t.Context(), `INSERT INTO ratelimit.buckets (name, key, shard, value, ts, capacity, taken, leased)
+				VALUES ($1, 'alice', 0, $2, $3, $4, $5, $6)`, limit.Name(), r.value, r.ts, limit.Capacity(), r.taken, r.leased)
 			require.NoError(t, err)
 			for i, lease := range r.leases {
 				_, err := pool.Exec(t.Context(), `INSERT INTO ratelimit.leases VALUES ($1, 'alice', $2, $3, $4)`, limit.Name(), r.ts-int64(i), lease[0], lease[1])
@@ -227,7 +227,7 @@ type row struct {
 	value  float64
 	ts     int64
 	taken  []float64
-	fence  *int64
+	leased []int64
 	leases [][2]int64 // their ends and slots
 }
 
@@ -258,7 +258,7 @@ func (d *draw) parts(r row) row {
 		r.value = p.Rate - (totals[0] - totals[min(p.Slices+1, len(totals)-1)])
 		r.taken = append([]float64{float64(p.Period.Microseconds() / int64(p.Slices)), r.value}, totals...)
 	case ratelimit.Concurrency:
-		r.fence, r.value = &r.ts, float64(p.Most)
+		r.leased, r.value = []int64{r.ts}, float64(p.Most)
 		for range d.IntN(min(p.Most, 20) + 1) {
 			slots := int64(1 + d.IntN(3)*d.IntN(3))
 			end := r.ts + one(d, p.Lease.Microseconds(), d.span(p.Lease.Microseconds()), -d.span(1e9), d.span(1e9))

@@ -7,15 +7,15 @@
 -- row is a full bucket; made marks them. leases is only the last fencing number, which leases_read.sql adds the leases to.
 --
 -- An upsert that changes nothing, because a SELECT .. FOR UPDATE reads through the snapshot and takes SIREAD locks on its way. An
--- inserted row has a fence of 0, which no lease has, and which an existing row never returns. So made is known without xmax, whose value
+-- inserted row has the number 0, which no lease has, and which an existing row never returns. So made is known without xmax, whose value
 -- here no manual promises. What follows in the transaction writes the row or deletes it.
-INSERT INTO ratelimit.buckets AS b (name, key, shard, value, ts, capacity, fence)
-SELECT u.name, u.key, u.shard, u.capacity, u.phase_us + (clock.now_us - u.phase_us) / u.step_us * u.step_us, u.capacity, 0
+INSERT INTO ratelimit.buckets AS b (name, key, shard, value, ts, capacity, leased)
+SELECT u.name, u.key, u.shard, u.capacity, u.phase_us + (clock.now_us - u.phase_us) / u.step_us * u.step_us, u.capacity, '{0}'
 FROM unnest((SELECT $1::text[]), $2::text[], $3::integer[], $4::float8[], $5::bigint[], $6::bigint[])
         WITH ORDINALITY AS u (name, key, shard, capacity, step_us, phase_us, ord),
     (SELECT coalesce($7::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) AS now_us) AS clock
 ORDER BY u.ord
-ON CONFLICT (name, key, shard) DO UPDATE SET fence = nullif(b.fence, 0)
-RETURNING b.name, b.key, b.shard, b.value, b.ts, b.capacity, b.taken, CASE WHEN b.fence <> 0 THEN ARRAY[b.fence] END,
+ON CONFLICT (name, key, shard) DO UPDATE SET leased = CASE WHEN b.leased[1] <> 0 THEN b.leased END
+RETURNING b.name, b.key, b.shard, b.value, b.ts, b.capacity, b.taken, CASE WHEN b.leased[1] <> 0 THEN b.leased[: 1] END,
     coalesce($7::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now_us,
-    coalesce(b.fence = 0, false) AS made
+    coalesce(b.leased[1] = 0, false) AS made

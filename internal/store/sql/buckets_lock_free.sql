@@ -10,9 +10,9 @@ WITH asked AS MATERIALIZED (
             WITH ORDINALITY AS u (name, key, shard, capacity, step_us, phase_us, ord),
         (SELECT coalesce($7::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) AS now_us) AS clock
 ), locked AS MATERIALIZED (
-    SELECT a.name, a.key, a.shard, a.ord, a.now_us, b.value, b.ts, b.capacity, b.taken, b.fence
+    SELECT a.name, a.key, a.shard, a.ord, a.now_us, b.value, b.ts, b.capacity, b.taken, b.leased
     FROM asked AS a CROSS JOIN LATERAL (
-        SELECT r.value, r.ts, r.capacity, r.taken, r.fence FROM ratelimit.buckets AS r WHERE r.name = a.name AND r.key = a.key AND r.shard = a.shard
+        SELECT r.value, r.ts, r.capacity, r.taken, r.leased FROM ratelimit.buckets AS r WHERE r.name = a.name AND r.key = a.key AND r.shard = a.shard
         FOR NO KEY UPDATE SKIP LOCKED) AS b
 ), missing AS MATERIALIZED (
     SELECT a.* FROM asked AS a
@@ -26,7 +26,7 @@ WITH asked AS MATERIALIZED (
     ON CONFLICT (name, key, shard) DO NOTHING
     RETURNING b.name, b.key, b.shard, b.value, b.ts, b.capacity
 )
-SELECT l.name, l.key, l.shard, l.value, l.ts, l.capacity, l.taken, CASE WHEN l.fence IS NOT NULL THEN ARRAY[l.fence] END, l.now_us,
+SELECT l.name, l.key, l.shard, l.value, l.ts, l.capacity, l.taken, l.leased[: 1], l.now_us,
     false AS made
 FROM locked AS l
 UNION ALL

@@ -12,13 +12,13 @@
 -- would prevent HOT updates. DELETE finds a row by its TID, so that no plan reads the whole table: the row is locked,
 -- so no other has that TID.
 WITH spare AS MATERIALIZED (
-    SELECT b.ctid AS at, b.name, b.key, b.fence
+    SELECT b.ctid AS at, b.name, b.key, b.leased
     FROM ratelimit.buckets AS b,
         (SELECT coalesce($9::bigint, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint) - $8::bigint AS us) AS until,
         LATERAL (SELECT b.ts + coalesce(b.taken[1], 0)::bigint AS us) AS since
     WHERE b.ctid >= format('(%s,0)', $6::bigint)::tid AND b.ctid < format('(%s,0)', $7::bigint)::tid
         AND b.name || '' = $1::text -- by which no plan goes through the index to all rows of the name
-        AND b.ts <= until.us AND (greatest(b.fence, b.last_us) > until.us) IS NOT TRUE
+        AND b.ts <= until.us AND (greatest(b.leased[1], b.leased[3]) > until.us) IS NOT TRUE
         AND (SELECT bool_and(CASE WHEN t.step_us > 1 AND b.capacity > t.capacity THEN greatest(least(b.value, 0), b.value + t.capacity - b.capacity) ELSE b.value END + ((until.us - since.us) / t.step_us)::float8 * t.rate / t.steps >= t.capacity)
             FROM unnest($2::float8[], $3::float8[], $4::bigint[], $5::float8[]) AS t (capacity, rate, step_us, steps))
     FOR UPDATE OF b SKIP LOCKED
@@ -27,7 +27,7 @@ WITH spare AS MATERIALIZED (
     WHERE l.ctid = ANY (ARRAY(
         SELECT r.ctid FROM spare AS s, LATERAL (
             SELECT o.ctid FROM ratelimit.leases AS o WHERE o.name = s.name AND o.key = s.key ORDER BY o.fence LIMIT 1000000) AS r
-        WHERE s.fence IS NOT NULL
+        WHERE s.leased[1] IS NOT NULL
         UNION ALL
         SELECT o.ctid FROM (
             SELECT e.ctid FROM ratelimit.leases AS e WHERE e.name = $1::text AND e.slots = 0 LIMIT 1000 FOR UPDATE SKIP LOCKED) AS o))
