@@ -96,7 +96,7 @@ func TestNilContextsAreErrors(t *testing.T) {
 	}
 	for name, f := range map[string]any{
 		"Up": migrations.Up, "Down": migrations.Down, "Version": migrations.Version, "Distribute": migrations.Distribute,
-		"take.UpTo": take.UpTo, "take.Wait": take.Wait, "take.Borrow": take.Borrow,
+		"take.UpTo": take.UpTo, "take.Wait": take.Wait, "take.Turn": take.Turn, "take.Await": take.Await, "take.Borrow": take.Borrow,
 		"Top": refusals.Top, "Migrate": scheduler.Migrate, "sqllimit.InTx": sqllimit.InTx,
 	} {
 		call(name, reflect.ValueOf(f))

@@ -2,6 +2,7 @@ package ratelimit
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -71,6 +72,16 @@ func (d Decision) Err() error {
 		return nil
 	}
 	return &LimitedError{Decision: d}
+}
+
+// State returns the answer of a limit, by its name, and false if the decision has none. If several requests named the limit, it is the first
+// one's.
+func (d Decision) State(limit Limit) (State, bool) {
+	i := slices.IndexFunc(d.States, func(s State) bool { return s.Limit.Name() == limit.Name() })
+	if i < 0 {
+		return State{}, false
+	}
+	return d.States[i], true
 }
 
 // LimitedError is a refusal as an error. errors.Is(err, ErrLimited) is true for it.

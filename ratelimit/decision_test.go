@@ -129,6 +129,13 @@ func TestDecision(t *testing.T) {
 		}
 		require.Equal(t, []any{least, longest, c.resets}, []any{d.Remaining, d.RetryAfter, d.ResetAfter}, name)
 		require.Equal(t, d.Allowed, d.Err() == nil)
+		state, is := d.State(minute)
+		require.Equal(t, []any{true, d.States[0]}, []any{is, state})
+		_, is = d.State(ratelimit.Define("other", ratelimit.PerMinute(10)))
+		require.False(t, is)
+		text, err := json.Marshal(d)
+		require.NoError(t, err)
+		require.Contains(t, string(text), `"Limit":{"name":"day","policy":"100 per day"}`)
 	}
 }
 

@@ -2,6 +2,7 @@ package ratelimit
 
 import (
 	"encoding/hex"
+	"encoding/json"
 	"fmt"
 	"reflect"
 	"regexp"
@@ -124,6 +125,18 @@ func (l Limit) String() string {
 		return "undefined limit"
 	}
 	return l.Name() + ": " + l.Policy().String()
+}
+
+// MarshalJSON returns the name and the policy as text, as in {"name": "logins", "policy": "10 per minute"}, so that a Decision can be
+// logged or stored as JSON. It cannot be read back. The zero Limit is null.
+func (l Limit) MarshalJSON() ([]byte, error) {
+	if l.isZero() {
+		return []byte("null"), nil
+	}
+	return json.Marshal(struct {
+		Name   string `json:"name"`
+		Policy string `json:"policy"`
+	}{l.Name(), l.Policy().String()})
 }
 
 // For returns a request for one token from the bucket of key: a user, an address, an account. A key has 1 to 256 bytes of UTF-8

@@ -302,6 +302,93 @@ func TestWait(t *testing.T) {
 	})
 }
 
+// TestTurn runs in bubbles, as TestWait does.
+func TestTurn(t *testing.T) {
+	t.Parallel()
+	bubble := func(name string, fn func(t *testing.T, l *ratelimit.Limiter, rules ruled)) {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				rules := ruled{}
+				fn(t, newRuled(t, nil, rules), rules)
+			})
+		})
+	}
+	bubble("IsSettledWithItsRealCost", func(t *testing.T, l *ratelimit.Limiter, _ ruled) {
+		t.Helper()
+		for _, want := range []time.Duration{0, time.Second, time.Second} {
+			began := time.Now()
+			r, err := take.Turn(t.Context(), l, queue.For("key"))
+			require.NoError(t, err)
+			require.Equal(t, []any{true, want, r.ReadyAt}, []any{r.Allowed, time.Since(began), time.Now()})
+			started, err := l.Started(t.Context(), r.ID)
+			require.NoError(t, err)
+			require.True(t, started)
+			require.NoError(t, l.Settle(t.Context(), r.ID, queue.For("key").Cost(1)))
+		}
+		r, err := take.Turn(t.Context(), l, queue.For("key").Cost(3))
+		require.NoError(t, err)
+		require.NoError(t, l.Settle(t.Context(), r.ID, queue.For("key").Cost(5)))
+		require.Equal(t, -2.0, tokens(t, l, queue.For("key")))
+	})
+	bubble("ADeadlineThatIsTooSoonReservesNothing", func(t *testing.T, l *ratelimit.Limiter, _ ruled) {
+		t.Helper()
+		_, err := l.Reserve(t.Context(), queue.For("key").Cost(5))
+		require.NoError(t, err)
+		began := time.Now()
+		ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
+		defer cancel()
+		r, err := take.Turn(ctx, l, queue.For("key"))
+		require.NoError(t, err)
+		require.Equal(t, []any{false, "", 2 * time.Second, time.Duration(0)}, []any{r.Allowed, r.ID, r.RetryAfter, time.Since(began)})
+		require.Equal(t, -4.0, tokens(t, l, queue.For("key")))
+	})
+	bubble("AContextThatEndsReturnsTheTokens", func(t *testing.T, l *ratelimit.Limiter, _ ruled) {
+		t.Helper()
+		for _, turn := range []func(ctx context.Context) error{
+			func(ctx context.Context) error {
+				_, err := take.Turn(ctx, l, queue.For("key").Cost(3))
+				return err
+			},
+			func(ctx context.Context) error {
+				r, err := l.Reserve(ctx, queue.For("key").Cost(3))
+				require.NoError(t, err)
+				return take.Await(ctx, l, r.ID)
+			},
+		} {
+			ctx, cancel := context.WithCancel(t.Context())
+			time.AfterFunc(time.Second, cancel)
+			require.ErrorIs(t, turn(ctx), context.Canceled)
+			require.Equal(t, 1.0, tokens(t, l, queue.For("key")))
+		}
+	})
+	bubble("ALimitThatIsOffOrInShadowWaitsForNothing", func(t *testing.T, l *ratelimit.Limiter, rules ruled) {
+		t.Helper()
+		for _, mode := range []ratelimit.Mode{ratelimit.Off, ratelimit.Shadow} {
+			rules.mode(t, queue, mode)
+			began := time.Now()
+			r, err := take.Turn(t.Context(), l, queue.For("key").Cost(20))
+			require.NoError(t, err)
+			require.True(t, r.Allowed)
+			require.NoError(t, l.Settle(t.Context(), r.ID, queue.For("key").Cost(30)))
+			require.Zero(t, time.Since(began))
+		}
+	})
+	bubble("AReservationThatEndedHasNoTurn", func(t *testing.T, l *ratelimit.Limiter, _ ruled) {
+		t.Helper()
+		r, err := l.Reserve(t.Context(), queue.For("key").Cost(3))
+		require.NoError(t, err)
+		require.NoError(t, l.Cancel(t.Context(), r.ID))
+		require.ErrorIs(t, take.Await(t.Context(), l, r.ID), ratelimit.ErrReservationEnded)
+		require.ErrorIs(t, take.Await(t.Context(), l, "no ID"), ratelimit.ErrNotReserved)
+		require.ErrorIs(t, l.InTx(t.Context(), func(tx pgx.Tx) error {
+			require.ErrorIs(t, take.Await(t.Context(), l.WithTx(tx), r.ID), ratelimit.ErrInvalidConfig)
+			_, err := take.Turn(t.Context(), l.WithTx(tx), queue.For("key"))
+			return err
+		}), ratelimit.ErrInvalidConfig)
+	})
+}
+
 var (
 	guarantee = ratelimit.Define("guarantee", ratelimit.TokenBucket{Rate: 4, Period: time.Second, Capacity: 8})
 	pool      = ratelimit.Define("pool", ratelimit.TokenBucket{Rate: 8, Period: time.Second, Capacity: 16})

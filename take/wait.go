@@ -48,9 +48,8 @@ const (
 // On a Limiter of WithTx it returns ErrInvalidConfig, because it would sleep with rows locked. For a limit without
 // reservations, such as a sliding window, it returns ErrNoReservations, also while tokens are available.
 func Wait(ctx context.Context, l *ratelimit.Limiter, requests ...ratelimit.Request) (ratelimit.Decision, error) {
-	if l.InTransaction() {
-		return ratelimit.Decision{}, fmt.Errorf("%w: Wait in a transaction would keep its rows locked while it sleeps; "+
-			"call Reserve there, or Wait on the Limiter that New returned before you begin", ratelimit.ErrInvalidConfig)
+	if err := checkOutside(l, "Wait"); err != nil {
+		return ratelimit.Decision{}, err
 	}
 	if err := checkReservable(l, requests); err != nil {
 		return ratelimit.Decision{}, err
@@ -66,9 +65,8 @@ func Wait(ctx context.Context, l *ratelimit.Limiter, requests ...ratelimit.Reque
 	if err != nil || !r.Allowed {
 		return r.Decision, err
 	}
-	answered := time.Now()
-	lead := min(leads*answered.Sub(began), mostLead)
-	if err := awaitTurn(ctx, l, r.ID, answered.Add(r.Delay()), lead); err != nil {
+	lead := min(leads*time.Since(began), mostLead)
+	if err := settleTurn(ctx, l, r.ID, r.Delay(), lead); err != nil {
 		return ratelimit.Decision{}, giveUp(ctx, l, r.ID, err)
 	}
 	return r.Decision, nil
@@ -105,50 +103,17 @@ func within(ctx context.Context, requests []ratelimit.Request) []ratelimit.Reque
 	return all
 }
 
-// awaitTurn sleeps until ready, and on until ReadyAt of the reservation by the database's clock. It settles the
-// reservation up to lead before.
-func awaitTurn(ctx context.Context, l *ratelimit.Limiter, id string, ready time.Time, lead time.Duration) error {
-	timer := time.NewTimer(time.Until(ready) - lead)
-	defer timer.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return fmt.Errorf("take: wait: %w", ctx.Err())
-		case <-timer.C:
-		}
-		asked := time.Now()
-		turn, err := l.Start(ctx, id)
-		if err != nil {
-			return err
-		}
-		if turn.Wait > lead {
-			timer.Reset(turn.Wait - lead)
-			continue
-		}
-		if turn.State == ratelimit.Open {
-			if err := toTheEnd(ctx, func(ctx context.Context) error { return l.Settle(ctx, id) }); err != nil {
-				return err
-			}
-		}
-		time.Sleep(time.Until(asked.Add(turn.Wait))) // settled tokens are not returned, so ctx does not matter
-		return nil
-	}
-}
-
-// giveUp cancels the reservation of a Wait that failed with err. It returns err, with the error of Cancel if there is
-// one.
-func giveUp(ctx context.Context, l *ratelimit.Limiter, id string, err error) error {
-	cancelErr := toTheEnd(ctx, func(ctx context.Context) error { return l.Cancel(ctx, id) })
-	switch {
-	case cancelErr == nil, errors.Is(cancelErr, ratelimit.ErrNotReserved), errors.Is(cancelErr, ratelimit.ErrReservationEnded):
+// settleTurn sleeps until the turn of a reservation, and settles it up to lead before.
+func settleTurn(ctx context.Context, l *ratelimit.Limiter, id string, wait, lead time.Duration) error {
+	turn, asked, err := untilTurn(ctx, l, id, wait, lead)
+	if err != nil {
 		return err
 	}
-	return fmt.Errorf("%w; what it reserved stays so until Expire ends it: %w", err, cancelErr)
-}
-
-// toTheEnd runs a call whose interruption would leave the state of a reservation unknown.
-func toTheEnd(ctx context.Context, call func(ctx context.Context) error) error {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), endTimeout)
-	defer cancel()
-	return call(ctx)
+	if turn.State == ratelimit.Open {
+		if err := toTheEnd(ctx, func(ctx context.Context) error { return l.Settle(ctx, id) }); err != nil {
+			return err
+		}
+	}
+	time.Sleep(time.Until(asked.Add(turn.Wait))) // settled tokens are not returned, so ctx does not matter
+	return nil
 }

@@ -11,6 +11,10 @@
 // the estimate with the real tokens, and completes the job.
 //
 // MODEL_URL names the model; without it the program starts one of its own.
+//
+// Use it for questions whose answers may come later, or must survive a restart: each is a job. For callers that wait on their
+// connection for a stream, an HTTP handler with take.Turn is enough ("An LLM proxy" in docs/recipes.md). If calls above a limit
+// shall be refused and never wait, use the middleware of httplimit ("LLM tokens").
 package main
 
 import (

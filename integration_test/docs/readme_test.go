@@ -3,7 +3,6 @@ package docs_test
 import (
 	"context"
 	"database/sql"
-	"errors"
 	"fmt"
 	"net/http"
 	"net/http/httptest"
@@ -11,6 +10,7 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -23,7 +23,9 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/migrations"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
+	"github.com/pgratelimit/pgratelimit/ratelimittest"
 	"github.com/pgratelimit/pgratelimit/sqllimit"
+	"github.com/pgratelimit/pgratelimit/take"
 )
 
 var (
@@ -77,25 +79,13 @@ func readmeTake(ctx context.Context, limiter *ratelimit.Limiter, userID string) 
 	return nil
 }
 
-func readmeReserve(ctx context.Context, limiter *ratelimit.Limiter, userID string, sleep func(context.Context, time.Duration) error, complete func() float64) error {
-	r, err := limiter.Reserve(ctx, Completions.For(userID).Cost(1500))
+func readmeReserve(ctx context.Context, limiter *ratelimit.Limiter, userID string, complete func() float64) error {
+	r, err := take.Turn(ctx, limiter, Completions.For(userID).Cost(1500))
 	if err != nil {
-		return err
+		return err // ctx ended before the turn: the reservation is cancelled
 	}
 	if !r.Allowed {
-		return r.Err() // MaxReserved is owed already
-	}
-	for {
-		turn, err := limiter.Start(ctx, r.ID)
-		if err != nil {
-			return err
-		}
-		if turn.Wait == 0 {
-			break
-		}
-		if err := sleep(ctx, turn.Wait); err != nil { // ctx has ended: nothing was done
-			return errors.Join(err, limiter.Cancel(context.WithoutCancel(ctx), r.ID))
-		}
+		return r.Err() // MaxReserved is owed already, or the turn comes after ctx's deadline: nothing is reserved
 	}
 	used := complete()
 	return limiter.Settle(context.WithoutCancel(ctx), r.ID, Completions.For(userID).Cost(used))
@@ -119,6 +109,20 @@ func readmeFast(pool *pgxpool.Pool) (*ratelimit.Limiter, ratelimit.Limit, error)
 	return limiter, tokens, err
 }
 
+func TestReservations(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		limiter, err := ratelimit.New(ratelimittest.NewDB(), ratelimit.Config{})
+		require.NoError(t, err)
+		began := time.Now()
+		require.NoError(t, readmeReserve(t.Context(), limiter, "ada", func() float64 { return 600 }))
+		require.Equal(t, 30*time.Second, time.Since(began), "1500 of 1000 a minute: half a minute is owed")
+		completions, err := limiter.Value(t.Context(), Completions.For("ada"))
+		require.NoError(t, err)
+		require.Equal(t, 900.0, completions.Tokens, "nothing is owed, and 900 came back")
+	})
+}
+
 func TestReadme(t *testing.T) {
 	t.Parallel()
 	testsize.Long(t, documents)
@@ -139,17 +143,7 @@ func TestReadme(t *testing.T) {
 	require.NoError(t, readmeTake(ctx, limiter, "grace"))
 	require.ErrorContains(t, readmeTake(ctx, limiter, "ada"), "try again in ")
 
-	reserved := present
-	var waited []time.Duration
-	require.NoError(t, readmeReserve(ctx, limiter, "ada", func(_ context.Context, d time.Duration) error {
-		waited, present = append(waited, d), present.Add(d)
-		return nil
-	}, func() float64 { return 600 }))
-	require.Equal(t, []time.Duration{30 * time.Second}, waited, "1500 of 1000 a minute: half a minute is owed")
-	completions, err := limiter.Value(ctx, Completions.For("ada"))
-	require.NoError(t, err)
-	require.Equal(t, 900.0, completions.Tokens, "nothing is owed, and 900 came back")
-
+	require.NoError(t, limiter.Require(ctx, Completions.For("ada")))
 	handler, err := readmeMiddleware(limiter, http.NotFoundHandler())
 	require.NoError(t, err)
 	for _, status := range []int{404, 404, 429} {
@@ -170,7 +164,7 @@ func TestReadme(t *testing.T) {
 	shown, err := pgx.CollectRows(rows, pgx.RowToMap)
 	require.NoError(t, err)
 	require.Equal(t, "completions", shown[0]["name"])
-	require.WithinDuration(t, reserved, shown[0]["ts"].(time.Time), 0)
+	require.WithinDuration(t, present, shown[0]["ts"].(time.Time), 0)
 
 	// The guide names each table with keys of users. The key of a tier is a pattern.
 	rows, err = pool.Query(ctx, `SELECT table_name FROM information_schema.columns

@@ -99,7 +99,8 @@ func recipeLogin(ctx context.Context, limiter *ratelimit.Limiter, account, addre
 		if err := admit(tx); err != nil {
 			return err
 		}
-		used := LoginAccount.Capacity() - d.States[0].Remaining // by failures before this attempt, and by itself
+		attempts, _ := d.State(LoginAccount)
+		used := LoginAccount.Capacity() - attempts.Remaining // by failures before this attempt, and by itself
 		return limiter.WithTx(tx).Credit(ctx, LoginAccount.For(account).Cost(used), LoginAddress.For(address))
 	})
 }

@@ -2,18 +2,27 @@ package docs_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io"
+	"log"
+	"net/http"
+	"net/http/httptest"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgratelimit/pgratelimit/httplimit"
 	"github.com/pgratelimit/pgratelimit/integration_test/internal/world"
 	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
 	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
+	"github.com/pgratelimit/pgratelimit/ratelimittest"
 	"github.com/pgratelimit/pgratelimit/rules"
+	"github.com/pgratelimit/pgratelimit/take"
 )
 
 // The functions hold code blocks of docs/recipes.md for customers and their plans. The tests below run each of them.
@@ -32,22 +41,38 @@ var (
 )
 
 func recipeModel(ctx context.Context, limiter *ratelimit.Limiter, user string, estimate float64,
-	myTurn func(context.Context, string) error, stream func(context.Context) float64,
+	stream func(context.Context) (used float64, err error),
 ) error {
-	r, err := limiter.Reserve(ctx, ModelRequests.For(user),
+	r, err := take.Turn(ctx, limiter, ModelRequests.For(user),
 		ModelMinute.For(user).Cost(estimate), ModelDay.For(user).Cost(estimate))
+	if err == nil {
+		err = r.Err() // the budget is used up, two minutes are owed, or the turn comes after the deadline of ctx
+	}
 	if err != nil {
 		return err
 	}
-	if !r.Allowed {
-		return r.Err() // the budget is used up, or two minutes of tokens are owed: it names the limit
+	used, err := stream(ctx)
+	end := context.WithoutCancel(ctx) // a client that leaves in mid-stream pays for the tokens that it got
+	if used == 0 {
+		return errors.Join(err, limiter.Cancel(end, r.ID)) // the model refused, or the client left before
 	}
-	if err := myTurn(ctx, r.ID); err != nil { // the loop with Start in reservations.md; it cancels if ctx ends
-		return err
-	}
-	used := stream(ctx)
-	// A client that leaves in mid-stream has used the tokens that it got.
-	return limiter.Settle(context.WithoutCancel(ctx), r.ID, ModelMinute.For(user).Cost(used), ModelDay.For(user).Cost(used))
+	return errors.Join(err,
+		limiter.Settle(end, r.ID, ModelMinute.For(user).Cost(used), ModelDay.For(user).Cost(used)))
+}
+
+func recipeProxy(complete func(context.Context, func(context.Context) (float64, error)) error,
+	relay func(context.Context, io.Writer) (float64, error),
+) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		err := complete(r.Context(), func(ctx context.Context) (used float64, err error) {
+			return relay(ctx, w) // flushes each part, and counts its tokens
+		})
+		switch {
+		case err == nil, errors.Is(err, context.Canceled): // done, or the client left
+		case !httplimit.Respond(w, r, err): // it answers 429 and 413
+			log.Print(err) // the stream broke
+		}
+	})
 }
 
 func recipeBlock(ctx context.Context, limiter *ratelimit.Limiter, store *rules.Store, customer string) error {
@@ -86,33 +111,6 @@ func TestRecipesOfPlans(t *testing.T) {
 		require.ErrorIs(t, err, ratelimit.ErrInvalidLimit)
 	})
 
-	t.Run("AMinuteBesideADay", func(t *testing.T) {
-		t.Parallel()
-		f := newFrozen(t)
-		var waited time.Duration
-		myTurn := func(ctx context.Context, id string) error {
-			turn, err := f.Limiter.Start(ctx, id)
-			waited, f.now = turn.Wait, f.now.Add(turn.Wait)
-			return err
-		}
-		ctx, leave := context.WithCancel(t.Context())
-		defer leave()
-		require.NoError(t, recipeModel(ctx, f.Limiter, "ada", 60_000, myTurn, func(context.Context) float64 {
-			leave()
-			return 1000
-		}))
-		require.Equal(t, 30*time.Second, waited, "the minute queues")
-		require.InDelta(t, 499_000, f.tokens(t, ModelDay.For("ada")), 0, "a client that left pays for what it got")
-		require.InDelta(t, 40_000, f.tokens(t, ModelMinute.For("ada")), 0)
-		require.NoError(t, f.Limiter.Charge(t.Context(), ModelDay.For("ada").Cost(498_000)))
-		err := recipeModel(t.Context(), f.Limiter, "ada", 2000, nil, nil)
-		var limited *ratelimit.LimitedError
-		require.ErrorAs(t, err, &limited)
-		require.ErrorContains(t, err, "model.day")
-		require.InDelta(t, 40_000, f.tokens(t, ModelMinute.For("ada")), 0, "the day refuses, and nothing is taken")
-		require.ErrorIs(t, recipeModel(t.Context(), f.Limiter, "ada", 130_000, nil, nil), ratelimit.ErrCostExceedsCapacity)
-	})
-
 	t.Run("ABlockedCustomer", func(t *testing.T) {
 		t.Parallel()
 		w := world.New(t)
@@ -130,6 +128,73 @@ func TestRecipesOfPlans(t *testing.T) {
 		require.NoError(t, limiter.Require(t.Context(), MonthlyQuota.For("other")))
 		_, err = store.Put(t.Context(), rules.Edit{Author: "ana", Reason: "a rate of 0"}, rules.Rule{Limit: "quota", Policy: ratelimit.PerMinute(0)})
 		require.ErrorContains(t, err, "to refuse every request, pause the limit")
+	})
+}
+
+// TestRecipesOfProxies runs in a bubble, whose time passes while callers wait.
+func TestRecipesOfProxies(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		limiter, err := ratelimit.New(ratelimittest.NewDB(), ratelimit.Config{})
+		require.NoError(t, err)
+		tokens := func(limit ratelimit.Limit) float64 {
+			v, err := limiter.Value(t.Context(), limit.For("ada"))
+			require.NoError(t, err)
+			return v.Tokens
+		}
+		// ask asks the proxy, whose model streams parts of 100 tokens, one a second, until the context ends or all are sent.
+		ask := func(ctx context.Context, estimate float64, parts int) (w *httptest.ResponseRecorder, waited time.Duration) {
+			began := time.Now()
+			proxy := recipeProxy(func(ctx context.Context, stream func(context.Context) (float64, error)) error {
+				return recipeModel(ctx, limiter, "ada", estimate, stream)
+			}, func(ctx context.Context, w io.Writer) (used float64, err error) {
+				waited = time.Since(began)
+				for range parts {
+					select {
+					case <-ctx.Done():
+						return used, ctx.Err()
+					case <-time.After(time.Second):
+						_, err = fmt.Fprintln(w, "part")
+						used += 100
+					}
+				}
+				return used, err
+			})
+			w = httptest.NewRecorder()
+			proxy.ServeHTTP(w, httptest.NewRequestWithContext(ctx, http.MethodPost, "/", http.NoBody))
+			return w, waited
+		}
+
+		w, waited := ask(t.Context(), 60_000, 3)
+		require.Equal(t, []any{200, "part\npart\npart\n", 30 * time.Second}, []any{w.Code, w.Body.String(), waited}, "20,000 are owed: half a minute")
+		require.Equal(t, []float64{499_700, 40_000}, []float64{tokens(ModelDay), tokens(ModelMinute)}, "the real cost is settled")
+
+		ctx, leave := context.WithTimeout(t.Context(), 5*time.Second)
+		defer leave()
+		w, _ = ask(ctx, 60_000, 3)
+		require.Equal(t, http.StatusTooManyRequests, w.Code, "its turn would come after its deadline")
+		ctx, leave = context.WithCancel(t.Context())
+		time.AfterFunc(5*time.Second, leave)
+		w, _ = ask(ctx, 60_000, 3)
+		require.Empty(t, w.Body.String(), "it left while it waited")
+		require.Equal(t, []float64{499_700, 40_000, 60}, []float64{tokens(ModelDay), tokens(ModelMinute), tokens(ModelRequests)})
+
+		ctx, leave = context.WithCancel(t.Context())
+		time.AfterFunc(2500*time.Millisecond, leave)
+		w, _ = ask(ctx, 1000, 10)
+		require.Equal(t, "part\npart\n", w.Body.String(), "it left in mid-stream")
+		require.Equal(t, 499_500.0, tokens(ModelDay), "it pays for what it got")
+		_, _ = ask(t.Context(), 1000, 0)
+		require.Equal(t, 499_500.0, tokens(ModelDay), "a model that answers nothing costs nothing")
+
+		require.NoError(t, limiter.Charge(t.Context(), ModelDay.For("ada").Cost(498_500)))
+		w, _ = ask(t.Context(), 2000, 1)
+		require.Equal(t, []any{429, "86"}, []any{w.Code, w.Header().Get("Retry-After")[:2]})
+		require.Contains(t, w.Body.String(), "model.day")
+		require.Equal(t, 40_000.0, tokens(ModelMinute), "the day refuses, and nothing is taken")
+		w, _ = ask(t.Context(), 130_000, 1)
+		require.Equal(t, 413, w.Code)
+		require.Contains(t, w.Body.String(), "model.minute allows at once; use up to 120000")
 	})
 }
 
