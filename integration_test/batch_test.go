@@ -29,7 +29,7 @@ func TestWaitersShareTheNextRoundTrip(t *testing.T) {
 		return errOf(s.limiter.Check(ctx, calls.For("ada")))
 	}))
 	trips := w.count(func() { release(); requireAllAllowed(t, askers...) })
-	require.True(t, generalPath || trips <= 2, "%d round trips: more than one to prepare the statement and one to execute it", trips)
+	require.LessOrEqual(t, trips, 2, "one to prepare the statement, and one to execute it")
 	require.Equal(t, 1+len(askers), s.taken(t))
 	s.requireHealthy(t)
 }
@@ -120,7 +120,6 @@ func TestBatchesOfFirstCallersBesidePrune(t *testing.T) {
 // A refusal outside a transaction writes nothing at all, also when many are refused at once.
 func TestRefusalsInBatchesLogNothing(t *testing.T) {
 	t.Parallel()
-	fastPathOnly(t, "the general path locks rows to refuse what a look did not")
 	s := setupQuiet(t)
 	requests := [][]ratelimit.Request{
 		{tight.For("a")},
@@ -285,7 +284,6 @@ func (p echoing) SendBatch(ctx context.Context, batch *pgx.Batch) pgx.BatchResul
 
 func TestMoreRowsThanAskedAreAnError(t *testing.T) {
 	t.Parallel()
-	fastPathOnly(t, "it answers for a statement of the fast path")
 	b := setup(t)
 	alone, err := ratelimit.New(echoing{b.pool}, ratelimit.Config{NoBatching: true})
 	require.NoError(t, err)

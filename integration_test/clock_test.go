@@ -93,7 +93,6 @@ func TestTheFirstInstantIsNotSpecial(t *testing.T) {
 // A decision on a calendar is one round trip, also the first one, and takes no SIREAD lock.
 func TestACalendarTakesOneRoundTripAndNoSIREADLock(t *testing.T) {
 	t.Parallel()
-	fastPathOnly(t, "it counts round trips")
 	b, w := setupCounted(t)
 	limit := func() ratelimit.Limit {
 		return ratelimit.Define("month", ratelimit.CalendarWindow{Rate: 1000, Resets: ratelimit.Monthly, Zone: "Europe/Berlin"})
@@ -277,7 +276,6 @@ func TestPruneKeepsOwedTokensThatAChangeScales(t *testing.T) {
 // is off costs none at all.
 func TestTheModesOfARuleCostNoRoundTrip(t *testing.T) {
 	t.Parallel()
-	fastPathOnly(t, "the general path takes more round trips")
 	b, w := setupCounted(t)
 	for name, test := range map[string]struct {
 		first, second ratelimit.Mode

@@ -41,20 +41,15 @@ func TestStatementsUseThePrimaryKey(t *testing.T) {
 		upserts    int  // that arbitrate by the primary key
 		reads      bool // by the index
 	}{
-		"buckets_lock.sql":      {threeBuckets + `, '{10,10,10}', '{1,1,1}', '{0,0,0}', NULL`, 1, false},
-		"buckets_unmake.sql":    {threeBuckets, 0, true},
-		"buckets_prune.sql":     {`'roomy', '{10}', '{1}', '{1000000}', '{1}', 0, 32, 0, NULL`, 0, true},
-		"buckets_save.sql":      {threeBuckets + `, '{1,1,1}', '{0,0,0}', '{1,1,1}', NULL, NULL`, 1, false},
-		"leases_read.sql":       {`'{other,roomy}', '{"key 17","key 99999"}'`, 0, true},
-		"leases_save.sql":       {threeLeases + `, '{9,9,9}', '{1,1,1}'`, 1, false},
-		"leases_delete.sql":     {threeLeases, 0, true},
-		"buckets_lock_free.sql": {threeBuckets + `, '{10,10,10}', '{1,1,1}', '{0,0,0}', NULL`, 1, true},
-		"buckets_read.sql":      {threeBuckets + `, NULL`, 0, true},
-		"reservation_lock.sql":  {oneReservation, 1, false},
-		"reservation_read.sql":  {oneReservation, 0, true},
-		"reservation_keep.sql":  {oneReservation + `, 'open', 0, NULL, 0, 0, 0`, 0, true},
-		"reservation_free.sql":  {oneReservation, 0, true},
-		"reservation_save.sql":  {oneReservation + `, 'open', 0, NULL, NULL, 0, false, 'a', 'b', 0, 'pro', NULL, 1, 1, 1, 1, 1, 0, 0, 0, 0, NULL, NULL`, 1, false},
+		"buckets_lock.sql":     {`'roomy', 'key 17', 0`, 0, true},
+		"buckets_held.sql":     {threeBuckets, 0, true},
+		"buckets_prune.sql":    {`'roomy', '{10}', '{1}', '{1000000}', '{1}', 0, 32, 0, NULL`, 0, true},
+		"buckets_read.sql":     {threeBuckets + `, NULL`, 0, true},
+		"reservation_lock.sql": {oneReservation, 1, false},
+		"reservation_read.sql": {oneReservation, 0, true},
+		"reservation_keep.sql": {oneReservation + `, 'open', 0, NULL, 0, 0, 0`, 0, true},
+		"reservation_free.sql": {oneReservation, 0, true},
+		"reservation_save.sql": {oneReservation + `, 'open', 0, NULL, NULL, 0, false, 'a', 'b', 0, 'pro', NULL, 1, 1, 1, 1, 1, 0, 0, 0, 0, NULL, NULL`, 1, false},
 	}
 	files := slices.DeleteFunc(statementFiles(t), func(file string) bool { return housekeeping[filepath.Base(file)] })
 	require.Len(t, files, len(tests), "a new statement needs a line in this test")
@@ -163,8 +158,7 @@ func TestStatementsByTIDDoNotScanTheTable(t *testing.T) {
 	b.exec(t, `ALTER TABLE ratelimit.buckets SET (autovacuum_enabled = false)`)
 	b.exec(t, `INSERT INTO ratelimit.buckets SELECT 'roomy', 'key ' || n, 0, 5, 0, 5 FROM generate_series(1, 30000) AS n`)
 	for file, parameters := range map[string]string{
-		"buckets_prune.sql":  `'roomy', '{10,20}', '{1,2}', '{1,1}', '{1000000,1000000}', 32, 64, 60000000, NULL`,
-		"buckets_unmake.sql": threeBuckets,
+		"buckets_prune.sql": `'roomy', '{10,20}', '{1,2}', '{1,1}', '{1000000,1000000}', 32, 64, 60000000, NULL`,
 	} {
 		statement, err := os.ReadFile("../internal/store/sql/" + file)
 		require.NoError(t, err)

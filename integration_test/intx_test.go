@@ -177,7 +177,6 @@ func TestInTxRetriesOrReturnsTheReason(t *testing.T) {
 // After a ROLLBACK in SQL a call commits by itself. The error of InTx says that this may have happened.
 func TestInTxReportsThatCallsAfterARollbackMayBeCommitted(t *testing.T) {
 	t.Parallel()
-	fastPathOnly(t, "a decision on locked rows sets a savepoint, which fails outside of a transaction")
 	s, ctx := newStand(t, oneConnection), t.Context()
 	err := s.limiter.InTx(ctx, func(tx pgx.Tx) error {
 		for _, sql := range []string{`SELECT`, `ROLLBACK`} {

@@ -83,7 +83,6 @@ func TestRefusalCacheForgetsAfterATransactionReturnsTokens(t *testing.T) {
 // A call with an unknown outcome may have taken tokens, so a cached refusal from before would return too short a wait.
 func TestRefusalCacheForgetsAfterACallWithUnknownOutcome(t *testing.T) {
 	t.Parallel()
-	fastPathOnly(t, "it loses the answer of a statement that commits")
 	for name, test := range map[string]struct {
 		lost string // the request whose answer is lost
 		call call

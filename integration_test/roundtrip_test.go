@@ -65,7 +65,6 @@ func (b *bundle) spend(t *testing.T) {
 // Each call takes these round trips on the only connection, which has prepared its statements. Behind begin and lock come save and commit.
 func TestCallsTakeFewRoundTrips(t *testing.T) {
 	t.Parallel()
-	fastPathOnly(t, "the general path takes more round trips")
 	five := []ratelimit.Request{roomy.For("e"), roomy.For("a"), other.For("x"), other.Global(), roomy.For("c")}
 	three := []ratelimit.Request{roomy.For("a"), roomy.For("b"), roomy.For("c")}
 	type prepare func(ctx context.Context, l *ratelimit.Limiter) (id string, err error)
@@ -165,7 +164,6 @@ func TestCallsTakeFewRoundTrips(t *testing.T) {
 // A call without concurrent calls is a batch by itself, and takes as many round trips as without batches.
 func TestALoneCallInABatchTakesOneRoundTrip(t *testing.T) {
 	t.Parallel()
-	fastPathOnly(t, "the general path takes more round trips")
 	url := postgrestest.NewDatabase(t)
 	synctest.Test(t, func(t *testing.T) {
 		w := &wire{}
@@ -182,7 +180,6 @@ func TestALoneCallInABatchTakesOneRoundTrip(t *testing.T) {
 
 func TestLeasesTakeFewRoundTrips(t *testing.T) {
 	t.Parallel()
-	fastPathOnly(t, "the general path takes more round trips")
 	b, w := setupCounted(t)
 	one, two := daylong("one", 1).For("ada"), daylong("two", 1).For("ada")
 	type trips struct{ acquire, refuse, renew, release, lost int }

@@ -210,14 +210,6 @@ func representative(t *testing.T, row string, named ...string) {
 	}
 }
 
-// fastPathOnly skips a test of the statements that decide by themselves if these are switched off (-tags generalpath).
-func fastPathOnly(t *testing.T, why string) {
-	t.Helper()
-	if generalPath {
-		t.Skip("of the fast path: " + why)
-	}
-}
-
 func eventually(t *testing.T, what string, done func() bool) {
 	t.Helper()
 	world.Eventually(t, what, done)

@@ -45,7 +45,6 @@ func drain(t *testing.T, limiter *ratelimit.Limiter, request ratelimit.Request, 
 // others.
 func TestARefusalByShardsWritesNothing(t *testing.T) {
 	t.Parallel()
-	fastPathOnly(t, "the general path locks the rows to refuse")
 	b := setup(t)
 	limiter := b.stopped(t)
 	limit := spread(8)
@@ -227,7 +226,6 @@ func TestFullOfABucketOfSeveralRows(t *testing.T) {
 // Open transactions that take from one bucket all commit if each found a row of its own.
 func TestTransactionsOnDifferentShardsDoNotConflict(t *testing.T) {
 	t.Parallel()
-	fastPathOnly(t, "the general path locks all rows of a bucket")
 	transactions := testsize.Of(4, 8)
 	b := setupQuiet(t, func(c *pgxpool.Config) { c.MaxConns = int32(transactions) + 1 })
 	for _, limit := range []ratelimit.Limit{spread(1), spread(64)} {

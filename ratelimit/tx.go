@@ -258,7 +258,7 @@ type ownedTx struct {
 func (tx *ownedTx) Unwrap() pgx.Tx { return tx.Tx }
 
 // Engine returns the engine of the store's rows, or nil on Postgres.
-func (tx *ownedTx) Engine() store.Engine { return store.EngineOf(tx.Tx) }
+func (tx *ownedTx) Engine() store.Pages { return store.EngineOf(tx.Tx) }
 
 // Begin begins a nested transaction, which is a savepoint. Its changes are undone if it or its parent rolls back.
 func (tx *ownedTx) Begin(ctx context.Context) (pgx.Tx, error) {

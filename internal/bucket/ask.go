@@ -38,7 +38,6 @@ type Ask struct {
 
 	Within time.Duration // how soon nothing may be owed any more; 0: however late
 
-	OfLease    bool // whether the call is about a lease on the bucket, whatever its kind has become
 	Unenforced bool // whether the limit refuses and delays no request
 	MayOwe     bool // whether Lowest is what the terms allow to be owed
 }

@@ -126,7 +126,7 @@ func (m rows) page(asks []bucket.Ask, now int64) *bucket.Page {
 }
 
 func (m rows) save(p *bucket.Page) {
-	p.Changes(func(k bucket.Key, s bucket.State) { m.rows[k] = s }, func(bucket.Key) {})
+	p.Changes(func(k bucket.Key, s bucket.State) { m.rows[k] = s })
 }
 
 func (m rows) take(a bucket.Ask, now int64) bucket.Answer {

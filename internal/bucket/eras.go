@@ -184,9 +184,6 @@ func AnySpan(n int, terms func(i int) *Terms) bool {
 
 // SetNow gives the asks the terms in effect at Now.
 func (p *Page) SetNow(calls ...[]Ask) {
-	if !slices.ContainsFunc(p.marks, func(m mark) bool { return m.read }) { // no answer has said what time it is
-		return
-	}
 	p.advance()
 	for _, asks := range calls {
 		for i := range asks {
@@ -202,7 +199,7 @@ func (p *Page) SetNow(calls ...[]Ask) {
 func (p *Page) advance() {
 	for i := range p.Rows {
 		t, s := &p.Rows[i].Terms, p.states[i]
-		if !t.HasSpan() || !p.marks[i].read || p.marks[i].absent || s.TS <= p.Now || t.FromFuture(s, p.Now) {
+		if !t.HasSpan() || p.marks[i].absent || s.TS <= p.Now || t.FromFuture(s, p.Now) {
 			continue
 		}
 		if since, _ := t.At(s.TS).Span(); since-p.Now <= ClockTolerance.Microseconds() {
@@ -221,10 +218,9 @@ func (p *Page) Settle(calls ...[]Ask) {
 	for _, asks := range calls {
 		for i := range asks {
 			if a := &asks[i]; a.Terms.Eras != nil || a.Terms.IsQuota() {
-				switch at, _ := p.Index(a.Key); {
-				case p.isNew(at):
+				if at, _ := p.Index(a.Key); p.isNew(at) {
 					p.states[at] = a.Terms.Full(p.Now)
-				case p.marks[at].read:
+				} else {
 					p.states[at] = a.Terms.Settle(p.states[at])
 				}
 			}

@@ -1,57 +1,5 @@
 package bucket
 
-import "slices"
-
-// ReadsLeases reports whether the leases of the i-th row are read. If not, they stay as they are.
-func (p *Page) ReadsLeases(i int) bool {
-	r := &p.Rows[i]
-	return r.OfLease || Holds(&r.Terms)
-}
-
-// PutLease adds a lease to what Put has set, after the earlier leases of the row.
-func (p *Page) PutLease(i int, h Held) {
-	if !p.marks[i].read {
-		return
-	}
-	if p.found == nil {
-		p.found = make([][]Held, len(p.Rows))
-	}
-	p.found[i] = append(p.found[i], h)
-	s, parts := &p.states[i], Parts{}
-	if s.Parts != nil {
-		parts = *s.Parts
-	}
-	if len(parts.Leases) == 0 { // the row was deleted, and is another
-		parts.Leases = []int64{h.Fence}
-	}
-	parts.Leases = append(parts.Leases, h.Fence, h.End, h.Slots)
-	s.Parts = &parts
-}
-
-// LeaseChanges calls save for each lease of the changed rows that is new or has changed, and drop for each that is no more.
-func (p *Page) LeaseChanges(save func(k Key, h Held), drop func(k Key, fence int64)) {
-	for i := range p.Rows {
-		if !p.marks[i].changed || !p.ReadsLeases(i) {
-			continue
-		}
-		var before []Held
-		if p.found != nil {
-			before = p.found[i]
-		}
-		after := p.states[i].Leases()
-		for _, h := range before {
-			if !slices.ContainsFunc(after, func(a Held) bool { return a.Fence == h.Fence }) {
-				drop(p.Rows[i].Key, h.Fence)
-			}
-		}
-		for _, h := range after {
-			if !slices.Contains(before, h) {
-				save(p.Rows[i].Key, h)
-			}
-		}
-	}
-}
-
 // Ends returns the first and the last end of the leases in the row, and nil if it has none.
 func (s State) Ends() (first, last *int64) {
 	for _, h := range s.Leases() {

@@ -6,7 +6,7 @@ import (
 )
 
 // Page holds the rows of some buckets at one instant, and decides on calls, one after the other. All decisions in Go are made on a
-// Page: for locked rows, rows in memory, and a preview. A Page does no input or output: an engine puts the rows in
+// Page: for rows in memory, and for a preview of rows in Postgres. A Page does no input or output: an engine puts the rows in
 // with Put, and gets the changes from Changes. It is for one goroutine at a time.
 type Page struct {
 	Now  int64 // the instant of the decisions
@@ -14,11 +14,10 @@ type Page struct {
 
 	states, next []State // next is a row after the call that is being decided on
 	marks        []mark
-	found        [][]Held // the leases on each row, as they were read; nil: none were
 }
 
 // mark is what happened to a row.
-type mark struct{ read, absent, changed bool }
+type mark struct{ absent, changed bool }
 
 // NewPage returns a page with the rows of the calls' buckets, which are still to be read.
 func NewPage(calls ...[]Ask) *Page {
@@ -45,7 +44,7 @@ func (p *Page) Reset(calls ...[]Ask) {
 	slices.SortFunc(p.Rows, func(a, b Ask) int { return a.Key.Compare(b.Key) })
 	p.Rows = slices.CompactFunc(p.Rows, func(a, b Ask) bool { return a.Key == b.Key })
 	n := len(p.Rows)
-	p.states, p.next, p.marks, p.found = cleared(p.states, n), cleared(p.next, n), cleared(p.marks, n), nil
+	p.states, p.next, p.marks = cleared(p.states, n), cleared(p.next, n), cleared(p.marks, n)
 }
 
 // cleared returns n zero values, in the memory of s if that is enough.
@@ -63,33 +62,11 @@ func (p *Page) Index(k Key) (i int, found bool) {
 	return slices.BinarySearchFunc(p.Rows, k, func(a Ask, k Key) int { return a.Key.Compare(k) })
 }
 
-// Put sets the result of reading the i-th row: its state, or that it is absent, or was absent before a call inserted it as a lock. A row
-// without Put is locked by another transaction.
-func (p *Page) Put(i int, s State, absent bool) {
-	m := &p.marks[i]
-	p.states[i], m.read, m.absent = s, true, absent || m.absent
-}
-
-// IsComplete reports whether all rows were put.
-func (p *Page) IsComplete() bool {
-	return !slices.ContainsFunc(p.marks, func(m mark) bool { return !m.read })
-}
-
-// Held returns the first row of the asks that was not put. Such a call cannot be decided on.
-func (p *Page) Held(asks []Ask) (row Key, held bool) {
-	if p.IsComplete() {
-		return Key{}, false
-	}
-	for i := range asks {
-		if at, _ := p.Index(asks[i].Key); !p.marks[at].read {
-			return asks[i].Key, true
-		}
-	}
-	return Key{}, false
-}
+// Put sets the result of reading the i-th row: its state, or that it is absent.
+func (p *Page) Put(i int, s State, absent bool) { p.states[i], p.marks[i].absent = s, absent }
 
 // isNew reports whether a row was absent, and has not changed since.
-func (p *Page) isNew(i int) bool { return p.marks[i] == mark{read: true, absent: true} }
+func (p *Page) isNew(i int) bool { return p.marks[i] == mark{absent: true} }
 
 // Clone returns a copy, which may be changed alone.
 func (p *Page) Clone() *Page {
@@ -245,7 +222,7 @@ func (p *Page) Fill(asks []Ask) {
 // FromFuture returns the rows that a wrong clock has left in the future.
 func (p *Page) FromFuture() (rows []Key) {
 	for i := range p.Rows {
-		if p.marks[i].read && p.Rows[i].Terms.FromFuture(p.states[i], p.Now) {
+		if p.Rows[i].Terms.FromFuture(p.states[i], p.Now) {
 			rows = append(rows, p.Rows[i].Key)
 		}
 	}
@@ -257,15 +234,11 @@ func (p *Page) HasChanged() bool {
 	return slices.ContainsFunc(p.marks, func(m mark) bool { return m.changed })
 }
 
-// Changes calls save for each changed row, in the order of locking, and unmake for each other row that was absent. An engine that
-// inserts rows to lock them must delete the latter.
-func (p *Page) Changes(save func(k Key, s State), unmake func(k Key)) {
+// Changes calls save for each changed row, in the order of locking.
+func (p *Page) Changes(save func(k Key, s State)) {
 	for i := range p.Rows {
-		switch {
-		case p.marks[i].changed:
+		if p.marks[i].changed {
 			save(p.Rows[i].Key, p.states[i])
-		case p.marks[i].absent:
-			unmake(p.Rows[i].Key)
 		}
 	}
 }

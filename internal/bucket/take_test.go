@@ -93,7 +93,7 @@ func (rows table) take(asks []bucket.Ask, now int64) []bucket.Answer {
 	p.SetNow(asks)
 	p.Settle(asks)
 	answers := p.Take(asks, nil)
-	p.Changes(func(k bucket.Key, s bucket.State) { rows[k] = s }, func(bucket.Key) {})
+	p.Changes(func(k bucket.Key, s bucket.State) { rows[k] = s })
 	return answers
 }
 

@@ -46,7 +46,7 @@ func NewPool(sql SQL) Pool {
 }
 
 // Engine returns the Engine for calls outside a transaction.
-func (p Pool) Engine() store.Engine { return &Tx{DB: p.db, alone: true} }
+func (p Pool) Engine() store.Pages { return &Tx{DB: p.db, alone: true} }
 
 // Count returns the number of rows of buckets.
 func (p Pool) Count() int {
@@ -84,7 +84,7 @@ type pgxTx struct {
 }
 
 // Engine returns the transaction as the store has it.
-func (p *pgxTx) Engine() store.Engine { return p.tx }
+func (p *pgxTx) Engine() store.Pages { return p.tx }
 
 // Begin begins a nested transaction.
 func (p *pgxTx) Begin(ctx context.Context) (pgx.Tx, error) {

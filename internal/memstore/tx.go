@@ -13,7 +13,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/store"
 )
 
-// Tx is a transaction as a store.Engine, for one goroutine at a time. It also serves calls outside a transaction that lock and write
+// Tx is a transaction as store.Pages, for one goroutine at a time. It also serves calls outside a transaction that lock and write
 // nothing.
 type Tx struct {
 	*DB
@@ -100,9 +100,6 @@ func (tx *Tx) Read(_ context.Context, u *store.Unit, rows []bucket.Ask) ([]bucke
 	return answers, nil
 }
 
-// LeavesOutHeld returns false: a call that needs a locked row waits for it.
-func (tx *Tx) LeavesOutHeld() bool { return false }
-
 // Lock locks the rows and puts their states. The instant is taken before it waits, as in a statement.
 func (tx *Tx) Lock(ctx context.Context, u *store.Unit, p *bucket.Page, mark bool) error {
 	p.Now = u.Instant()
@@ -139,11 +136,11 @@ func (tx *Tx) ChangeFree(u *store.Unit, p *bucket.Page, change func()) (done boo
 		p.Put(i, state, !found)
 	}
 	change()
-	p.Changes(func(k bucket.Key, state bucket.State) { tx.buckets[k] = state }, func(bucket.Key) {})
+	p.Changes(func(k bucket.Key, state bucket.State) { tx.buckets[k] = state })
 	return true
 }
 
-// Save writes rows and reservations. It deletes no row, because Lock inserts none.
+// Save writes rows and reservations.
 func (tx *Tx) Save(_ context.Context, _ *store.Unit, p *bucket.Page, made ...store.Record) error {
 	err := tx.enter()
 	defer tx.leave()
@@ -153,7 +150,7 @@ func (tx *Tx) Save(_ context.Context, _ *store.Unit, p *bucket.Page, made ...sto
 	if tx.writes.buckets == nil {
 		tx.writes.buckets = make(map[bucket.Key]bucket.State)
 	}
-	p.Changes(func(k bucket.Key, state bucket.State) { tx.writes.buckets[k] = state }, func(bucket.Key) {})
+	p.Changes(func(k bucket.Key, state bucket.State) { tx.writes.buckets[k] = state })
 	for _, record := range made {
 		if r, ok := record.(*reserved.Reservation); ok {
 			tx.writeReservation(r)
@@ -178,7 +175,7 @@ func (tx *Tx) back(to mark) {
 }
 
 // Undo goes back to the last mark.
-func (tx *Tx) Undo(context.Context, *store.Unit, *bucket.Page) error { return tx.backTo(tx.saved) }
+func (tx *Tx) Undo(context.Context, *store.Unit) error { return tx.backTo(tx.saved) }
 
 // backTo goes back to a place.
 func (tx *Tx) backTo(before mark) error {

@@ -306,7 +306,7 @@ func (h *book) requireRows(t *testing.T, p *bucket.Page, of string) {
 		require.NoError(t, h.pool.QueryRow(t.Context(), `SELECT value, ts, capacity FROM ratelimit.buckets WHERE name = $1 AND key = $2`, k.Name, k.Key).
 			Scan(&got.Value, &got.TS, &got.Capacity))
 		require.Equal(t, [3]any{want.Value, want.TS, want.Capacity}, [3]any{got.Value, got.TS, got.Capacity}, "%s: %s at %d", of, k.Name, h.now)
-	}, func(bucket.Key) {})
+	})
 }
 
 // reservation returns the row of a reservation.

@@ -92,10 +92,7 @@ func (l *Leases) Change(ctx context.Context, s *store.Session) error {
 		l.Take(changes...)
 		return err
 	}
-	for i := range l.Asks {
-		l.Asks[i].OfLease = true
-	}
-	return s.ChangeRows(ctx, func(p *bucket.Page) {
+	return s.ChangeRows(ctx, l.Asks, func(p *bucket.Page) {
 		l.begin(p.Now)
 		after := make([]bucket.State, len(l.Asks))
 		for i := range l.Asks {
@@ -107,5 +104,5 @@ func (l *Leases) Change(ctx context.Context, s *store.Session) error {
 				p.Set(&l.Asks[i], after[i])
 			}
 		}
-	}, l.Asks)
+	})
 }

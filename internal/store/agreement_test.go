@@ -1,5 +1,3 @@
-//go:build !generalpath
-
 package store
 
 import (
@@ -244,7 +242,7 @@ func (h *twins) call(t *testing.T, fast, general []bucket.Ask) {
 	switch chance := h.src.Pick(12); {
 	case chance == 0:
 		require.NoError(t, h.session.Fill(t.Context(), fast))
-		require.NoError(t, fill(t, h.session, general))
+		h.session.changeInGo(t, h.pool, general, func(p *bucket.Page) { p.Fill(general) })
 	case chance <= 2:
 		h.charge(t, fast, general)
 	case !bucket.AllCostless(fast):
@@ -266,33 +264,28 @@ func (h *twins) charge(t *testing.T, fast, general []bucket.Ask) {
 			general[i].Most = fast[i].Most
 		}
 	}
-	change := func(s *Session) error {
-		return s.ChangeRows(t.Context(), func(p *bucket.Page) {
-			for _, c := range charges {
-				for i := range general {
-					p.Charge(&general[i], c.Amounts[i], c.Taken[i])
-				}
+	h.session.changeInGo(t, h.pool, general, func(p *bucket.Page) {
+		for _, c := range charges {
+			for i := range general {
+				p.Charge(&general[i], c.Amounts[i], c.Taken[i])
 			}
-		}, general)
-	}
+		}
+	})
 	if h.src.Pick(2) == 0 {
 		require.NoError(t, h.session.Charge(t.Context(), charges...))
-		require.NoError(t, change(h.session))
 		return
 	}
 	isolation := buckettest.One(h.src, pgx.ReadCommitted, pgx.RepeatableRead, pgx.Serializable)
 	require.NoError(t, pgx.BeginTxFunc(t.Context(), h.pool, pgx.TxOptions{IsoLevel: isolation}, func(tx pgx.Tx) error {
 		in := h.session.InTx(tx, owner{h.pool}, nil)
-		require.NoError(t, in.Charge(t.Context(), charges...))
-		return change(&in)
+		return in.Charge(t.Context(), charges...)
 	}))
 }
 
-// take takes by statements, and by locking.
+// take takes by statements, and in Go.
 func (h *twins) take(t *testing.T, fast, general []bucket.Ask) {
 	t.Helper()
-	want, err := h.session.takeByLocking(t.Context(), general)
-	require.NoError(t, err)
+	want := h.session.takeInGo(t, h.pool, general)
 	call := taking(fast...)
 	chosen := call.way
 	batched := h.src.Pick(4) == 0 && fast[0].Lowest == 0
@@ -319,16 +312,16 @@ func (h *twins) take(t *testing.T, fast, general []bucket.Ask) {
 		require.Equal(t, chosen, call.way, "%+v at %d: %+v", fast, h.now, call.Answers)
 	}
 	got := call.Answers
-	require.Equal(t, bucket.AllAllowed(want), bucket.AllAllowed(got), "%+v at %d: %+v, and by locking %+v", fast, h.now, got, want)
+	require.Equal(t, bucket.AllAllowed(want), bucket.AllAllowed(got), "%+v at %d: %+v, and in Go %+v", fast, h.now, got, want)
 	for i := range got {
-		require.Equal(t, want[i].Allowed, got[i].Allowed, "%+v at %d: %+v, and by locking %+v", fast, h.now, got, want)
+		require.Equal(t, want[i].Allowed, got[i].Allowed, "%+v at %d: %+v, and in Go %+v", fast, h.now, got, want)
 		require.Equal(t, want[i].Now, got[i].Now)
 		if terms := fast[i].Terms; !h.eras && !want[i].Allowed {
 			one, other := terms.FixClock(got[i].State, h.now), terms.FixClock(want[i].State, h.now)
 			require.Equal(t, [2]any{other.Value, other.TS}, [2]any{one.Value, one.TS}, "%+v at %d", fast, h.now)
 		}
 		if bucket.AllAllowed(want) {
-			require.True(t, want[i].State.Equal(fast[i].Terms.FixClock(got[i].State, h.now)), "%+v at %d: %+v, and by locking %+v", fast, h.now, got, want)
+			require.True(t, want[i].State.Equal(fast[i].Terms.FixClock(got[i].State, h.now)), "%+v at %d: %+v, and in Go %+v", fast, h.now, got, want)
 		}
 	}
 }
@@ -348,7 +341,7 @@ func (h *twins) compare(t *testing.T, b *twin) {
 		return
 	}
 	require.Len(t, states, 2)
-	require.True(t, states[0].Equal(states[1]), "%+v at %d: %+v, and by locking %+v", b.at(h.now), h.now, states[0], states[1])
+	require.True(t, states[0].Equal(states[1]), "%+v at %d: %+v, and in Go %+v", b.at(h.now), h.now, states[0], states[1])
 	b.row = states[0]
 	if totals := len(b.row.Parts.Taken); totals > 4 && before.Parts != nil && totals < len(before.Parts.Taken) {
 		h.trimmed++

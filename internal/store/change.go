@@ -69,7 +69,7 @@ func (s *Session) Fill(ctx context.Context, asks []bucket.Ask) error {
 	return s.change(ctx, changes)
 }
 
-// change makes changes that nothing refuses, by decide_rows_1 or else on a page.
+// change makes changes that nothing refuses, by decide_rows_1, or on a page in memory.
 func (s *Session) change(ctx context.Context, changes []change) error {
 	if len(changes) == 0 {
 		return nil
@@ -80,11 +80,11 @@ func (s *Session) change(ctx context.Context, changes []change) error {
 		asks[i] = *changes[i].ask
 		changes[i].ask = &asks[i]
 	}
-	if s.isGeneral() {
+	if s.memory == nil {
 		_, err := s.decideInGeneral(ctx, changes, nil)
 		return err
 	}
-	return s.ChangeRows(ctx, func(p *bucket.Page) {
+	return s.ChangeRows(ctx, asks, func(p *bucket.Page) {
 		for _, c := range changes {
 			switch c.verb {
 			case "fill":
@@ -95,19 +95,19 @@ func (s *Session) change(ctx context.Context, changes []change) error {
 				p.Charge(c.ask, c.amount, c.taken)
 			}
 		}
-	}, asks)
+	})
 }
 
 // ChargeLocked makes a charge that depends on what the rows of asks hold, once, and locks these before. On the page that amounts gets, it may
 // charge them, too.
 func (s *Session) ChargeLocked(ctx context.Context, asks []bucket.Ask, amounts func(p *bucket.Page) Charge) error {
-	if !s.isGeneral() {
-		return s.ChangeRows(ctx, func(p *bucket.Page) {
+	if s.memory != nil {
+		return s.ChangeRows(ctx, asks, func(p *bucket.Page) {
 			c := amounts(p.Clone())
 			for i := range c.Asks {
 				p.Charge(&c.Asks[i], c.Amounts[i], c.Taken[i])
 			}
-		}, asks)
+		})
 	}
 	return s.ensureTx(ctx, func(tx *Session) error {
 		p := bucket.NewPage(asks)
@@ -117,7 +117,7 @@ func (s *Session) ChargeLocked(ctx context.Context, asks []bucket.Ask, amounts f
 		}
 		answers, err := tx.decideInGeneral(ctx, changes, nil)
 		if err == nil && s.mode == alone {
-			err = tx.relax(ctx, p)
+			err = tx.relax(ctx, p.Rows)
 		}
 		if err != nil {
 			return err
@@ -130,26 +130,6 @@ func (s *Session) ChargeLocked(ctx context.Context, asks []bucket.Ask, amounts f
 		then := *tx
 		then.at = &p.Now
 		return then.Charge(ctx, amounts(p))
-	})
-}
-
-// ChangeRows changes the rows of the calls' buckets, once, on rows that it locks: in the transaction of the session, or else in one of
-// its own. For one call it waits for the first row before it locks others, so that calls for the same rows queue there.
-func (s *Session) ChangeRows(ctx context.Context, change func(p *bucket.Page), calls ...[]bucket.Ask) error {
-	if len(calls) == 1 && len(calls[0]) > 0 && s.waitFor == nil {
-		first := calls[0][0].Key
-		s = s.waitingFor(&first, 0)
-	}
-	return s.ensureTx(ctx, func(tx *Session) error {
-		p, err := tx.lock(ctx, false, calls...)
-		if err == nil && s.mode == alone {
-			err = tx.relax(ctx, p)
-		}
-		if err != nil {
-			return err
-		}
-		change(p)
-		return tx.save(ctx, p)
 	})
 }
 

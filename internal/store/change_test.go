@@ -2,7 +2,6 @@ package store
 
 import (
 	"context"
-	"slices"
 	"testing"
 	"time"
 
@@ -146,11 +145,10 @@ func TestAnAbortedTransactionIsAnError(t *testing.T) {
 		"TakeOne":     func() error { return s.Decide(t.Context(), taking(ada)) },
 		"TakeSeveral": func() error { return s.Decide(t.Context(), taking(ada, bob)) },
 		"Reserve":     func() error { return s.Decide(t.Context(), reserving(ada, bob)) },
-		"Fill":        func() error { return fill(t, &s, []bucket.Ask{ada}) },
+		"Fill":        func() error { return s.Fill(t.Context(), []bucket.Ask{ada}) },
 		"Charge": func() error {
 			return s.Charge(t.Context(), Charge{[]bucket.Ask{ada}, []float64{-1}, []int64{bucket.Whenever}})
 		},
-		"Undo": func() error { return postgres{}.Undo(t.Context(), &s.Unit, nil) },
 	} {
 		require.Equal(t, "25P02", pgerr.Code(do()), name)
 	}
@@ -199,9 +197,7 @@ func TestABatchOfReservesIsOneRoundTrip(t *testing.T) {
 		reserving(l.ask("ada", 1), l.ask("eve", 1)), reserving(l.ask("bob", 1), l.ask("eve", 2)),
 	}
 	s.batch(calls...)
-	if decidesInSQL {
-		require.Equal(t, 1, s.pool.trips)
-	}
+	require.Equal(t, 1, s.pool.trips)
 	for i, want := range []bool{true, true, true, false, true, false, true} {
 		require.Equal(t, want, calls[i].isAllowed(t), "call %d", i)
 		require.Equal(t, want, calls[i].Record != nil, "call %d", i)
@@ -221,29 +217,11 @@ func TestOnlyTheLimitersOwnTransactionsAreRelaxed(t *testing.T) {
 		u := &Unit{Store: New(Options{Schema: DefaultSchema, RelaxedCommit: true}), conn: tx, mode: ownTx}
 		_, err := tx.Exec(t.Context(), "SET LOCAL synchronous_commit TO on")
 		require.NoError(t, err)
-		require.NoError(t, u.relax(t.Context(), bucket.NewPage()))
+		require.NoError(t, u.relax(t.Context(), nil))
 		rows, err := tx.Query(t.Context(), "SHOW synchronous_commit")
 		require.NoError(t, err)
 		found, err := pgx.CollectExactlyOneRow(rows, pgx.RowTo[string])
 		require.NoError(t, err)
 		require.Equal(t, want, found)
 	}
-}
-
-// A record that is inserted in the message of COMMIT is behind a bound: its table may be locked, and COMMIT has little time.
-func TestTheCrashBoundIsAfterTheCommitRecord(t *testing.T) {
-	t.Parallel()
-	asks := []bucket.Ask{still("still", 10).ask("ada", 1)}
-	engine := postgres{}
-	tx := NewOwnTx(nil, pgx.TxOptions{}, func() {})
-	u := &Unit{Store: New(Options{Schema: DefaultSchema, AsOf: standing}), conn: tx, mode: ownTx}
-	bound := &pgx.Batch{}
-	engine.QueueBound(bound, u, lateWait)
-	require.NoError(t, engine.Save(t.Context(), u, bucket.NewPage(asks)))
-	require.Empty(t, tx.later.QueuedQueries, "nothing has changed")
-
-	require.NoError(t, engine.Save(t.Context(), u, bucket.NewPage(asks), kept{}))
-	sent := tx.later.QueuedQueries
-	insert := slices.IndexFunc(sent, func(q *pgx.QueuedQuery) bool { return q.SQL == "SELECT" })
-	require.Equal(t, bound.QueuedQueries, sent[:insert])
 }

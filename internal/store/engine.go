@@ -9,22 +9,11 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
 )
 
-// Engine keeps rows and records. There are two: Postgres, and package memstore, for the tests of users and for simulations. An engine locks rows, reads and writes them, and decides nothing. A Session never asks which
-// engine it uses. Between a read and a write it runs the same code on all of them.
-//
-// An error of Lock fails the transaction, as the error of a statement does. Instants are microseconds since 1970.
+// Engine keeps rows and records. There are two: Postgres, in which functions decide, and package memstore, for the tests of users and for
+// simulations; see Pages. Instants are microseconds since 1970.
 type Engine interface {
 	// Read returns what rows hold, and locks none. A row that is absent is full.
 	Read(ctx context.Context, u *Unit, rows []bucket.Ask) ([]bucket.Answer, error)
-	// Lock locks the rows of a page to the end of the transaction, in their order, and puts their states. In a transaction of the Owner's it
-	// may leave out rows that other transactions hold, if LeavesOutHeld is true, except the row that the unit waits for. With mark, it first
-	// marks the place that Undo goes back to.
-	Lock(ctx context.Context, u *Unit, p *bucket.Page, mark bool) error
-	LeavesOutHeld() bool
-	// Save writes the changed rows of a page, and new records. They are the last statements of a transaction.
-	Save(ctx context.Context, u *Unit, p *bucket.Page, made ...Record) error
-	// Undo goes back to the mark of Lock. On the page nothing has changed.
-	Undo(ctx context.Context, u *Unit, p *bucket.Page) error
 	// Spoil makes sure that the transaction can only be rolled back.
 	Spoil(ctx context.Context, u *Unit)
 	// QueueBound queues statements that bound how long the statements behind them wait for a row, in the same transaction.
@@ -42,7 +31,7 @@ type verdict uint8
 
 const (
 	// undecided: another policy is in effect, another call was quicker, a row is held, or is not as its terms leave it. The call is
-	// decided on locked rows.
+	// decided by decide_rows_1.
 	undecided verdict = iota
 	refused
 	allowed
@@ -71,15 +60,15 @@ func (s *Store) Table() string { return pgx.Identifier{s.schema, "buckets"}.Sani
 func (s *Store) Schema() string { return s.schema }
 
 // EngineOf returns the in-memory Engine behind conn, and nil for Postgres.
-func EngineOf(conn Conn) Engine {
-	if e, ok := conn.(interface{ Engine() Engine }); ok {
+func EngineOf(conn Conn) Pages {
+	if e, ok := conn.(interface{ Engine() Pages }); ok {
 		return e.Engine()
 	}
 	return nil
 }
 
 // engineOf is EngineOf for a store that is on one.
-func (s *Store) engineOf(conn Conn) Engine {
+func (s *Store) engineOf(conn Conn) Pages {
 	if s == nil || !s.inMemory {
 		return nil
 	}

@@ -137,9 +137,6 @@ func elementsOf(changes []change, seen []*int64, now int64) []rowAsk {
 	return elements
 }
 
-// isGeneral reports whether decide_rows_1 decides on calls.
-func (u *Unit) isGeneral() bool { return decidesInSQL && u.memory == nil }
-
 // mostRounds bounds how often decide_rows_1 is asked again because a policy began, or because another call was quicker with a row of
 // an earlier policy.
 const mostRounds = 16
@@ -173,28 +170,45 @@ func (s *Session) decideInGeneral(ctx context.Context, changes []change, found [
 
 // decideBy is decideInGeneral by another function that calls decide_rows_1.
 func (s *Session) decideBy(ctx context.Context, changes []change, found []bucket.Answer, ask asker) ([]bucket.Answer, error) {
+	q := newInquiry(changes, found)
 	asks := make([]bucket.Ask, len(changes))
 	for i := range changes {
 		asks[i] = *changes[i].ask
 	}
 	s.EnterQueue(ctx, asks)
-	seen := make([]*int64, len(changes))
 	for range mostRounds {
-		asOf, now := s.AsOf(), s.Instant()
-		if s.at != nil {
-			asOf, now = s.at, *s.at
-		}
-		if len(found) > 0 {
-			asOf, now = arrange(changes, found, seen, asOf)
-		}
-		elements := elementsOf(changes, seen, now)
+		elements, asOf := q.next(s)
 		answers, decided, err := ask(ctx, asks, elements, asOf)
 		if err != nil || decided {
 			return answers, err
 		}
-		found = answers
+		q.found = answers
 	}
 	return nil, errUndecided
+}
+
+// inquiry is what decide_rows_1 is asked about changes.
+type inquiry struct {
+	changes []change
+	found   []bucket.Answer // what it has found; empty: it was not asked yet
+	seen    []*int64        // the ts of that
+}
+
+// newInquiry returns the inquiry about changes. found is what another function has found, or nil.
+func newInquiry(changes []change, found []bucket.Answer) *inquiry {
+	return &inquiry{changes, found, make([]*int64, len(changes))}
+}
+
+// next returns the elements of the next question, and its instant.
+func (q *inquiry) next(s *Session) (elements []rowAsk, asOf *int64) {
+	asOf, now := s.AsOf(), s.Instant()
+	if s.at != nil {
+		asOf, now = s.at, *s.at
+	}
+	if len(q.found) > 0 {
+		asOf, now = arrange(q.changes, q.found, q.seen, asOf)
+	}
+	return elementsOf(q.changes, q.seen, now), asOf
 }
 
 // arrange sets the terms that hold at the instant of the rows found, which it returns, and when these were written. If a policy that begins less
@@ -237,14 +251,19 @@ func (s *Session) askInGeneral(ctx context.Context, asks []bucket.Ask, elements 
 		return nil, false, err
 	}
 	first := s.placeAwaited(asks, elements[0].Verb == "take")
-	isAlone := s.mode == alone
 	// Of several servers some could lose their part of the call, and a lease is kept in any case.
-	relaxed := isAlone && s.relaxed && (len(asks) == 1 || !s.IsRouted()) && !bucket.AnyHolds(asks)
-	rows, err := s.conn.Query(ctx, s.statements.decideRows, string(text), asOf, first, int32(s.waitForOthers().Milliseconds()), isAlone, relaxed)
+	relaxed := s.relaxed && (len(asks) == 1 || !s.IsRouted()) && !bucket.AnyHolds(asks)
+	rows, err := s.conn.Query(ctx, s.statements.decideRows, s.generalParameters(text, asOf, first, relaxed)...)
 	if err == nil {
 		answers, decided, _, err = s.scanGeneral(ctx, rows, elements)
 	}
 	return answers, decided, generalError(err, asks, first)
+}
+
+// generalParameters returns the parameters of decide_rows_1.
+func (u *Unit) generalParameters(elements []byte, asOf *int64, first *int32, relaxed bool) []any {
+	isAlone := u.mode == alone
+	return []any{string(elements), asOf, first, int32(u.waitForOthers().Milliseconds()), isAlone, isAlone && relaxed}
 }
 
 // generalError returns what an error of decide_rows_1 means.

@@ -6,7 +6,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
 )
 
-// plan says how the calls of a batch are decided: groups by statements, and the others by a look or on locked rows.
+// plan says how the calls of a batch are decided: groups by statements, and the others by a look or by decide_rows_1.
 type plan struct {
 	groups   []*group
 	policies [][]*row // of calls for one bucket, for spend_1 and spend_windows_1: a call for each policy of each limit
@@ -24,7 +24,7 @@ type group struct {
 	number int     // place in the plan
 	row    *row    // one of its rows
 	calls  []*Call // in the order of arrival
-	rest   []*Call // later calls for the same row, which can never hold enough for them too, or whose costs a sum would round
+	rest   []*Call // calls for the same rows that it does not take for: there can never be enough for them too, or a sum would round their costs
 	first  [1]*Call
 }
 
@@ -44,7 +44,7 @@ type row struct {
 	own group // the group of calls for this bucket alone
 }
 
-// maxStatements bounds the statements of a batch. Calls under more policies are decided on locked rows.
+// maxStatements bounds the statements of a batch. Calls under more policies are decided in turn.
 const maxStatements = 32
 
 // planOf returns the plan for the calls of a batch.
@@ -115,7 +115,7 @@ func (r *row) fits(a *bucket.Ask) bool { return r.ask.Key == a.Key && r.ask.Term
 func (p *plan) addToRow(c *Call, r *row) bool {
 	a, g := &c.Asks[0], &r.own
 	if r.group == nil {
-		if r.ask = *a; a.Cost > a.Terms.Capacity || !p.addToPolicy(r) {
+		if r.ask = *a; c.turn == waits || a.Cost > a.Terms.Capacity || !p.addToPolicy(r) {
 			return false
 		}
 		r.group, r.ask.Cost = g, 0
@@ -124,7 +124,7 @@ func (p *plan) addToRow(c *Call, r *row) bool {
 	}
 	sum, capacity := r.ask.Cost+a.Cost, a.Terms.Capacity
 	isExact := len(g.calls) == 0 || capacity-(capacity-sum) == sum // so that one sum leaves the same tokens as the costs in turn
-	if len(g.rest) == 0 && sum <= capacity && isExact {
+	if c.takes(g) && sum <= capacity && isExact {
 		r.ask.Cost, g.calls = sum, append(g.calls, c)
 	} else {
 		g.rest = append(g.rest, c)
@@ -158,6 +158,14 @@ func (r *row) isUnder(o *row) bool {
 
 // addToSeveral adds a call over several limits, or for a bucket of such a call. All calls that share a bucket are one group.
 func (p *plan) addToSeveral(c *Call) bool {
+	if c.turn == waits { // it makes no rows, and shares some with a call that takes
+		i := slices.IndexFunc(c.rows, func(r *row) bool { return r.group != nil })
+		if i >= 0 {
+			g := c.rows[i].group
+			g.rest = append(g.rest, c)
+		}
+		return i >= 0
+	}
 	isShared := slices.ContainsFunc(c.rows, func(r *row) bool { return r.calls > 1 })
 	g := p.shared
 	if g == nil || !isShared {
@@ -181,6 +189,54 @@ func (p *plan) addToSeveral(c *Call) bool {
 	return true
 }
 
+// turn is what a call of a batch is to do, after a round in which nothing was taken for it.
+type turn uint8
+
+const (
+	unknown turn = iota // which it is before that
+	takes               // there was enough for it, after the calls before it
+	waits               // there was not
+)
+
+// takes reports whether a group takes for the call, if there may be enough.
+func (c *Call) takes(g *group) bool {
+	return c.turn == takes || c.turn == unknown && len(g.rest) == 0
+}
+
+// setTurns decides on calls one after the other, on what was found, so that their groups take for those for which there's enough. It reports
+// whether that, or a look at the rows of which nothing was found, may decide on some.
+func setTurns(calls []*Call) (again bool) {
+	asks := make([][]bucket.Ask, 0, len(calls))
+	for _, c := range calls {
+		switch {
+		case c.isKnown():
+			asks = append(asks, c.Asks)
+		case c.way == byStatement:
+			c.way, again = inGeneral, true
+		}
+	}
+	p := bucket.NewPage(asks...)
+	for _, c := range calls {
+		for i := range c.Answers {
+			if at, found := p.Index(c.Asks[i].Key); found && c.way == byStatement {
+				p.Put(at, c.Answers[i].State, c.Answers[i].Absent)
+				p.Now = max(p.Now, c.Answers[i].Now)
+			}
+		}
+	}
+	for _, c := range calls {
+		if c.turn = waits; c.way == byStatement && bucket.AllAllowed(p.Take(c.Asks, nil)) {
+			c.turn, again = takes, true
+		}
+	}
+	return again
+}
+
+// isKnown reports whether a statement has found all rows of the call, and can decide on it.
+func (c *Call) isKnown() bool {
+	return c.way == byStatement && !slices.ContainsFunc(c.rows, func(r *row) bool { return !r.found || r.acquired.ok() })
+}
+
 // append adds a group to the plan.
 func (p *plan) append(g *group) {
 	g.number = len(p.groups)
@@ -197,15 +253,19 @@ func (p *plan) answer() (undecided []*Call) {
 		if isAcquired {
 			g.setAcquired()
 		}
-		for _, c := range g.rest {
-			p.setFound(c)
-			undecided = append(undecided, c)
-		}
+		left := len(g.rest)
 		for _, c := range slices.Backward(g.calls) {
+			for ; left > 0 && g.rest[left-1].seq > c.seq; left-- { // it finds what the calls before it have left
+				p.setFound(g.rest[left-1])
+			}
 			if !isAcquired {
 				c.setTaken()
 			}
 		}
+		for _, c := range g.rest[:left] {
+			p.setFound(c)
+		}
+		undecided = append(undecided, g.rest...)
 		for _, c := range g.calls {
 			c.Answer(nil)
 		}
@@ -227,14 +287,11 @@ func (c *Call) setTaken() {
 // refuse.
 func (p *plan) setFound(c *Call) {
 	c.Answers = c.room()
-	isKnown := true
 	for i := range c.Asks {
-		r := c.rows[i]
-		isKnown = isKnown && r.found && !r.acquired.ok()
-		c.Answers[i] = r.answer
+		c.Answers[i] = c.rows[i].answer
 		c.Answers[i].Allowed = true
 	}
-	if isKnown {
+	if c.isKnown() {
 		c.Answers = p.page.LookAt(c.Asks, c.Answers, c.Answers)
 	}
 }

@@ -12,47 +12,6 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
 )
 
-// queueLeases queues leases_read.sql for the rows of p whose leases are read, behind the statement that locks them. It returns their places.
-func (u *Unit) queueLeases(batch *pgx.Batch, p *bucket.Page) (places []int) {
-	var names, keys array[text]
-	for i := range p.Rows {
-		if p.ReadsLeases(i) {
-			places, names, keys = append(places, i), append(names, text(p.Rows[i].Key.Name)), append(keys, text(p.Rows[i].Key.Key))
-		}
-	}
-	if len(places) > 0 {
-		batch.Queue(u.statements.readLeases, names, keys)
-	}
-	return places
-}
-
-// receiveLeases reads the answer of leases_read.sql.
-func receiveLeases(results pgx.BatchResults, p *bucket.Page, places []int) error {
-	rows, err := results.Query()
-	if err != nil {
-		return err
-	}
-	var place int64
-	var h bucket.Held
-	_, err = pgx.ForEachRow(rows, []any{&place, &h.Fence, &h.End, &h.Slots}, func() error {
-		p.PutLease(places[place-1], h)
-		return nil
-	})
-	return err
-}
-
-// queueLeaseChanges queues the statements that write the leases of the changed rows.
-func (u *Unit) queueLeaseChanges(batch *pgx.Batch, p *bucket.Page) {
-	var saved, dropped leaseRows
-	p.LeaseChanges(saved.add, func(k bucket.Key, fence int64) { dropped.add(k, bucket.Held{Fence: fence}) })
-	if len(dropped.fences) > 0 {
-		batch.Queue(u.statements.deleteLeases, dropped.names, dropped.keys, dropped.fences)
-	}
-	if len(saved.fences) > 0 {
-		batch.Queue(u.statements.saveLeases, saved.names, saved.keys, saved.fences, saved.ends, saved.slots)
-	}
-}
-
 // leaseRows are leases as the array parameters of a statement.
 type leaseRows struct {
 	names, keys         array[text]
@@ -118,7 +77,7 @@ type LeaseChange struct {
 
 // changesInSQL reports whether functions in the server change a lease.
 func (s *Session) changesInSQL(c *LeaseChange) bool {
-	return decidesInSQL && s.memory == nil && (s.mode != alone || s.waitFor == nil) && bucket.Holds(&c.Ask.Terms)
+	return s.memory == nil && (s.mode != alone || s.waitFor == nil) && bucket.Holds(&c.Ask.Terms)
 }
 
 // ChangeLease has release_1 or renew_lease_1 change a lease.
@@ -156,7 +115,7 @@ func (s *Session) ChangeLeases(ctx context.Context, leases []LeaseChange) (decid
 			changes[i].verb = "renew"
 		}
 	}
-	if !s.isGeneral() {
+	if s.memory != nil {
 		return false, nil
 	}
 	answers, err := s.decideInGeneral(ctx, changes, nil)

@@ -1,5 +1,3 @@
-//go:build !generalpath
-
 package store
 
 import (
@@ -112,37 +110,20 @@ func TestATransactionLocksRowsInTheOrderOfTheirKeys(t *testing.T) {
 // A refusal over several limits in a transaction takes nothing from limits that have enough, and leaves no row locked.
 func TestARefusalInATransactionChangesAndLocksNothing(t *testing.T) {
 	t.Parallel()
-	for name, decide := range map[string]func(t *testing.T, s *Session, asks []bucket.Ask) []bucket.Answer{
-		"ByStatement": func(t *testing.T, s *Session, asks []bucket.Ask) []bucket.Answer {
-			t.Helper()
-			c := taking(asks...)
-			require.NoError(t, s.takeByStatement(t.Context(), c))
-			require.Equal(t, byStatement, c.way)
-			return c.Answers
-		},
-		"OnLockedRows": func(t *testing.T, s *Session, asks []bucket.Ask) []bucket.Answer {
-			t.Helper()
-			answers, err := s.takeByLocking(t.Context(), asks)
-			require.NoError(t, err)
-			return answers
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			s, l := newStand(t), still("still", 10)
-			s.makeRows("ada", l)
-			s.makeRows("bob", l)
-			require.NoError(t, s.Decide(t.Context(), taking(l.ask("bob", 10))))
-			tx := s.tx()
-			bound := s.InTx(tx, owner{s.pool}, nil)
-			answers := decide(t, &bound, []bucket.Ask{l.ask("ada", 1), l.ask("bob", 1)})
-			require.True(t, answers[0].Allowed)
-			require.False(t, answers[1].Allowed)
-			require.Equal(t, []string{"still ada", "still bob"}, s.freeRows())
-			require.NoError(t, tx.Commit(t.Context()))
-			require.Equal(t, []float64{10, 0}, s.held(l.ask("ada", 0), l.ask("bob", 0)))
-		})
-	}
+	s, l := newStand(t), still("still", 10)
+	s.makeRows("ada", l)
+	s.makeRows("bob", l)
+	require.NoError(t, s.Decide(t.Context(), taking(l.ask("bob", 10))))
+	tx := s.tx()
+	bound := s.InTx(tx, owner{s.pool}, nil)
+	c := taking(l.ask("ada", 1), l.ask("bob", 1))
+	require.NoError(t, bound.takeByStatement(t.Context(), c))
+	require.Equal(t, byStatement, c.way)
+	require.True(t, c.Answers[0].Allowed)
+	require.False(t, c.Answers[1].Allowed)
+	require.Equal(t, []string{"still ada", "still bob"}, s.freeRows())
+	require.NoError(t, tx.Commit(t.Context()))
+	require.Equal(t, []float64{10, 0}, s.held(l.ask("ada", 0), l.ask("bob", 0)))
 }
 
 // A call that waited for a row, which another call has settled in the next era meanwhile, decides in that era.

@@ -2,7 +2,6 @@ package store
 
 import (
 	"context"
-	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
@@ -20,24 +19,13 @@ type OwnTx struct {
 	options pgx.TxOptions
 	release func() // returns the connection to its pool, which closes a connection that is in a transaction
 	ended   bool
-	later   pgx.Batch // statements for the next message
-	owed    []answer  // the answers to them, in order
-}
-
-// answer is the answer to statements that no caller waits for.
-type answer struct {
-	statements int
-	failed     func(error) error // returns what an error of a statement means
+	later   pgx.Batch // statements for the next message, to whose answers no caller waits
 }
 
 // NewOwnTx returns a transaction on conn, and sends nothing. Its end calls release.
 func NewOwnTx(conn *pgx.Conn, options pgx.TxOptions, release func()) *OwnTx {
 	return &OwnTx{conn: conn, options: options, release: release}
 }
-
-// lateWait is how long a statement that travels with COMMIT waits for a row or for its table. It is well below EndTimeout. After it
-// the transaction is retried and waits before COMMIT.
-const lateWait = time.Second
 
 // isAlone reports whether the next statement is sent without others.
 func (tx *OwnTx) isAlone() bool { return tx.Tx != nil && len(tx.later.QueuedQueries) == 0 }
@@ -47,23 +35,21 @@ func (tx *OwnTx) send(ctx context.Context, batch *pgx.Batch) (pgx.BatchResults, 
 	if tx.ended {
 		return nil, pgx.ErrTxClosed
 	}
-	all, owed := &pgx.Batch{}, tx.owed
+	all, owed := &pgx.Batch{}, tx.later.Len()
 	begins := tx.Tx == nil
 	if begins {
 		all.BeginTx(tx.options)
+		owed++
 	}
 	all.QueuedQueries = append(append(all.QueuedQueries, tx.later.QueuedQueries...), batch.QueuedQueries...)
-	tx.later, tx.owed = pgx.Batch{}, nil
+	tx.later = pgx.Batch{}
 	results := tx.conn.SendBatch(ctx, all)
 	if begins {
 		tx.Tx = results.Tx()
-		owed = append([]answer{{1, func(err error) error { return err }}}, owed...)
 	}
-	for _, a := range owed {
-		if err := skip(results, a.statements); err != nil {
-			_ = results.Close() // with the same error
-			return nil, a.failed(err)
-		}
+	if err := skip(results, owed); err != nil {
+		_ = results.Close() // with the same error
+		return nil, err
 	}
 	return results, nil
 }
@@ -211,34 +197,13 @@ func (r *lastRows) Err() error {
 	return r.err
 }
 
-// sendLater sends batch with the next statement of the transaction, at the latest with COMMIT, if the transaction is an OwnTx.
-// Otherwise it sends batch now. It returns failed(nil) or, if a statement fails, failed of its error; with COMMIT that is the error of Commit.
-//
-// A statement that may wait for a lock needs a bound of lateWait. COMMIT has only EndTimeout, and a context that ends meanwhile
-// leaves the outcome unknown.
-func (u *Unit) sendLater(ctx context.Context, batch *pgx.Batch, failed func(error) error) error {
-	tx, ok := u.conn.(*OwnTx)
-	if !ok {
-		return failed(u.conn.SendBatch(ctx, batch).Close())
-	}
-	tx.later.QueuedQueries = append(tx.later.QueuedQueries, batch.QueuedQueries...)
-	tx.owed = append(tx.owed, answer{batch.Len(), failed})
-	return nil
-}
-
-// relax lets an OwnTx end before its commit is on disk, if the Store says so. A record and a lease are kept in any case. Other transactions stay
-// as they are: one over several servers of Citus could lose half of its rows.
-func (u *Unit) relax(ctx context.Context, p *bucket.Page, made ...Record) error {
-	if !u.relaxed || !u.isLate() || len(made) > 0 || bucket.AnyHolds(p.Rows) {
+// relax lets an OwnTx end before its commit is on disk, if the Store says so. A lease is kept in any case. Other transactions stay as they are:
+// one over several servers of Citus could lose half of its rows.
+func (u *Unit) relax(ctx context.Context, rows []bucket.Ask) error {
+	if _, isOwn := u.conn.(*OwnTx); !isOwn || !u.relaxed || bucket.AnyHolds(rows) {
 		return nil
 	}
 	batch := &pgx.Batch{}
 	batch.Queue(u.statements.setting, "synchronous_commit", "off")
 	return u.SendLater(ctx, batch)
-}
-
-// isLate reports whether what sendLater is given travels with COMMIT.
-func (u *Unit) isLate() bool {
-	_, ok := u.conn.(*OwnTx)
-	return ok
 }

@@ -53,7 +53,7 @@ func calendarOf(t *bucket.Terms) *string {
 
 // reserves reports whether reserve_1 can decide on c and keep its record.
 func (s *Session) reserves(c *Call) bool {
-	return decidesInSQL && c.Reserve != nil && s.memory == nil && (s.mode != alone || s.waitFor == nil) &&
+	return c.Reserve != nil && s.memory == nil && (s.mode != alone || s.waitFor == nil) &&
 		len(c.Asks) == 1 && c.traits.Statement == bucket.StepStatement && !c.traits.Costless
 }
 

@@ -10,7 +10,7 @@ import (
 
 // keeps reports whether reserve_rows_1 decides on c, if reserve_1 doesn't.
 func (s *Session) keeps(c *Call) bool {
-	return c.Reserve != nil && !c.Look && s.isGeneral()
+	return c.Reserve != nil && !c.Look && s.memory == nil
 }
 
 // wayToKeep returns the way of a call that keeps a record. While it waits for a row that another transaction holds, its caller may still

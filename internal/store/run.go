@@ -11,29 +11,27 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
 )
 
-// run is Run for some of the calls of a batch, after choose.
-func (s *Session) run(ctx context.Context, calls []*Call, waitFor *bucket.Key) (waiting []blocked) {
+// mostBatches bounds how often statements for several calls are tried, before decide_rows_1 decides on them in turn.
+const mostBatches = 3
+
+// run is a round of Run for some of the calls of a batch, after choose.
+func (s *Session) run(ctx context.Context, calls []*Call, waitFor *bucket.Key, round int) (waiting []blocked) {
 	p := planOf(calls)
-	if waitFor != nil && !p.isOfOneRow() {
-		p = &plan{others: calls}
-	}
-	attempt := func() error { return s.spend(ctx, p) }
-	if waitFor != nil && len(p.groups) > 0 {
+	attempt := func() error { return s.spend(ctx, p, waitFor) }
+	isOfOneRow := waitFor != nil && p.isOfOneRow()
+	if isOfOneRow {
 		attempt = func() error { return s.spendOne(ctx, p.groups[0]) }
 	}
 	began := time.Now()
 	err := attempt()
-	if waitFor == nil && len(p.groups) > 0 && wasOvertaken(err) { // nothing was taken
-		for _, c := range calls {
-			c.way = byLooking
-		}
-		return s.run(ctx, calls, nil)
+	if waited := (*WaitError)(nil); !isOfOneRow && len(p.groups) > 0 && wasOvertaken(err) && !errors.As(err, &waited) { // nothing was taken
+		return s.runFree(ctx, calls, waitFor, round)
 	}
 	if err != nil {
 		err = s.owner.Retry(ctx, calls[0].Verb, err, attempt)
 	}
 	if err != nil {
-		return runHalves(calls, err, waitFor, func(calls []*Call) []blocked { return s.run(ctx, calls, waitFor) })
+		return runHalves(calls, err, waitFor, func(calls []*Call) []blocked { return s.run(ctx, calls, waitFor, round) })
 	}
 	if len(calls) > 1 {
 		s.owner.Batched(ctx, len(calls), time.Since(began))
@@ -48,18 +46,77 @@ func (s *Session) run(ctx context.Context, calls []*Call, waitFor *bucket.Key) (
 	others := slices.Concat(undecided, p.others)
 	slices.SortFunc(others, func(a, b *Call) int { return a.seq - b.seq })
 	open := answerRefused(others)
-	if slices.ContainsFunc(open, s.keeps) {
-		return s.decideEach(ctx, open, waitFor)
-	}
-	if len(open) == 0 {
+	switch {
+	case len(open) == 0:
 		return nil
+	case slices.ContainsFunc(open, s.keeps):
+		return s.decideEach(ctx, open, waitFor)
+	case round < mostBatches && setTurns(open):
+		return s.run(ctx, open, waitFor, round+1)
 	}
-	return s.decideOpen(ctx, open, waitFor)
+	return s.decideInTurn(ctx, open, waitFor)
 }
 
-// spend takes for the groups of a plan, and reads what the others ask for, in one round trip. If one statement fails, nothing is taken.
-func (s *Session) spend(ctx context.Context, p *plan) error {
+// runFree is the next round of calls of which a statement took nothing, because other transactions hold rows or were quicker. It returns the
+// calls whose rows are held. Calls that have waited for many rows take what they can get.
+func (s *Session) runFree(ctx context.Context, calls []*Call, waitFor *bucket.Key, round int) (waiting []blocked) {
+	if round >= mostBatches || mostWaits(calls) >= manyWaits {
+		return s.decideInTurn(ctx, calls, waitFor)
+	}
+	var asks []bucket.Ask
+	for _, c := range calls {
+		asks = append(asks, c.Asks...)
+	}
+	asks = bucket.NewPage(asks).Rows
+	held, err := s.heldAmong(ctx, asks)
+	if err != nil {
+		return runHalves(calls, err, waitFor, func(calls []*Call) []blocked { return s.runFree(ctx, calls, waitFor, round) })
+	}
+	var free []*Call
+	for _, c := range calls {
+		if i := slices.IndexFunc(c.Asks, func(a bucket.Ask) bool { return held[a.Key] }); i >= 0 {
+			waiting = append(waiting, c.blockedBy(c.Asks[i].Key))
+			continue
+		}
+		free = append(free, c)
+	}
+	if len(free) == 0 {
+		return waiting
+	}
+	return append(waiting, s.run(ctx, free, waitFor, round+1)...)
+}
+
+// heldAmong returns the rows that other transactions hold.
+func (s *Session) heldAmong(ctx context.Context, rows []bucket.Ask) (held map[bucket.Key]bool, err error) {
+	names, keys, shards := keysOf(rows)
+	found, err := s.conn.Query(ctx, s.statements.held, names, keys, shards)
+	if err != nil {
+		return nil, err
+	}
+	held = make(map[bucket.Key]bool)
+	var place int64
+	_, err = pgx.ForEachRow(found, []any{&place}, func() error {
+		held[rows[place-1].Key] = true
+		return nil
+	})
+	return held, err
+}
+
+// mostWaits returns the most rows that one of the calls has waited for.
+func mostWaits(calls []*Call) (most int) {
+	for _, c := range calls {
+		most = max(most, c.waits)
+	}
+	return most
+}
+
+// spend takes for the groups of a plan, and reads what the others ask for, in one round trip, and waits for a row before that. If one statement
+// fails, nothing is taken.
+func (s *Session) spend(ctx context.Context, p *plan, waitFor *bucket.Key) error {
 	batch := &pgx.Batch{}
+	if waitFor != nil {
+		batch.Queue(s.statements.lock, waitFor.Name, waitFor.Key, waitFor.Shard)
+	}
 	for _, rows := range p.policies {
 		s.queueSpend(batch, rows)
 	}
@@ -80,6 +137,11 @@ func (s *Session) spend(ctx context.Context, p *plan) error {
 	}
 	filtered := false
 	err := s.Send(ctx, batch, func(results pgx.BatchResults) (err error) {
+		if waitFor != nil {
+			if _, err := results.Exec(); err != nil {
+				return waitedFor(err, *waitFor)
+			}
+		}
 		for _, rows := range p.policies {
 			if err := receiveSpend(results, rows); err != nil {
 				return err
@@ -206,7 +268,7 @@ func receiveLooks(results pgx.BatchResults, rows []bucket.Ask, calls []*Call) (f
 // runHalves runs calls whose statement failed with err again in two halves, when one of them may be to blame for it. It answers the
 // calls with err when they all are, as they ask for one bucket, or have waited for one row until a timeout of the session.
 func runHalves(calls []*Call, err error, waitFor *bucket.Key, runBatch func(calls []*Call) []blocked) []blocked {
-	if len(calls) == 1 || askForOne(calls) || !isOfOne(err) || waitFor != nil && HasTimedOut(err) && !waitedTooLong(err) {
+	if len(calls) == 1 || askForOne(calls) || !isOfOne(err) || waitFor != nil && HasTimedOut(err) {
 		for _, c := range calls {
 			c.Answer(err)
 		}
@@ -222,29 +284,22 @@ func askForOne(calls []*Call) bool {
 	return !slices.ContainsFunc(calls, func(c *Call) bool { return len(c.Asks) > 1 || c.Asks[0].Key != first })
 }
 
-// answerRefused answers the calls for which a look is enough, and returns the others.
+// answerRefused answers the calls for which a look is enough, and returns the others. A call whose buckets earlier calls take from is decided in
+// its turn, which costs nothing.
 func answerRefused(calls []*Call) (open []*Call) {
-	locked := make(map[bucket.Key]bool) // buckets that are going to be locked
+	taken := make(map[bucket.Key]bool)
 	for _, c := range calls {
-		switch {
-		case c.Look:
+		isInTurn := c.isKnown() && !slices.ContainsFunc(c.Asks, func(a bucket.Ask) bool { return !taken[a.Key] })
+		if c.Look || c.Reserve == nil && !isInTurn && c.isRefused() {
 			c.Answer(nil)
-		case c.Reserve == nil && !c.asksAllOf(locked) && c.isRefused():
-			c.Answer(nil)
-		default:
-			open = append(open, c)
-			for j := range c.Asks {
-				locked[c.Asks[j].Key] = true
-			}
+			continue
+		}
+		open = append(open, c)
+		for i := range c.Asks {
+			taken[c.Asks[i].Key] = taken[c.Asks[i].Key] || c.isKnown()
 		}
 	}
 	return open
-}
-
-// asksAllOf reports whether all buckets of the call will be locked by earlier calls. Then deciding on it in its turn, after their
-// takes, costs nothing.
-func (c *Call) asksAllOf(locked map[bucket.Key]bool) bool {
-	return !slices.ContainsFunc(c.Asks, func(a bucket.Ask) bool { return !locked[a.Key] })
 }
 
 // isRefused reports whether a look at the call's buckets is enough to refuse it. It is not if a wrong clock must be corrected.
@@ -255,38 +310,4 @@ func (c *Call) isRefused() bool {
 		}
 	}
 	return !bucket.AllAllowed(c.Answers)
-}
-
-// decideOpen answers calls one after the other on locked rows, in a transaction of its own. It returns the calls that
-// need a row which another transaction holds.
-func (s *Session) decideOpen(ctx context.Context, calls []*Call, waitFor *bucket.Key) (again []blocked) {
-	waits := 0
-	for _, c := range calls {
-		waits = max(waits, c.waits)
-	}
-	first := s.waitingFor(waitFor, waits)
-	var waiting []blocked
-	err := first.RetryTx(ctx, calls[0].Verb, func(tx *Session) (err error) {
-		waiting, err = tx.decideLocked(ctx, calls)
-		return err
-	})
-	var held *heldError
-	switch {
-	case (len(calls) == 1 || askForOne(calls)) && errors.As(err, &held):
-		for _, c := range calls {
-			again = append(again, c.blockedBy(held.row))
-		}
-		return again
-	case err != nil:
-		return runHalves(calls, err, waitFor, func(calls []*Call) []blocked { return s.decideOpen(ctx, calls, waitFor) })
-	}
-	next := 0
-	for _, c := range calls {
-		if next < len(waiting) && waiting[next].Call == &c.Call {
-			next++
-			continue
-		}
-		c.Answer(nil)
-	}
-	return waiting
 }

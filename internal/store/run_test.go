@@ -323,3 +323,52 @@ func TestAnErrorOfTheServerFailsTheWholeBatch(t *testing.T) {
 	}
 	require.Equal(t, 1, s.pool.trips)
 }
+
+// A batch for whose calls there isn't enough asks a second time, for those for which there is. A call that's refused makes no rows, so those of
+// its other limits are read once more.
+func TestABatchTakesWhatThereIsInTwoRounds(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		user  float64 // tokens of each user; 0: there is one limit
+		trips int
+	}{"OneLimit": {0, 2}, "TwoLimits": {10, 3}} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s, global := newStand(t), still("global", 20)
+			require.NoError(t, s.Decide(t.Context(), taking(global.ask("", 15))))
+			calls := make([]*Call, 12)
+			for i := range calls {
+				asks := []bucket.Ask{global.ask("", 1)}
+				if test.user > 0 {
+					asks = append(asks, still("user", test.user).ask(fmt.Sprint(i), 1))
+				}
+				calls[i] = taking(asks...)
+			}
+			s.pool.trips = 0
+			s.batch(calls...)
+			require.Equal(t, test.trips, s.pool.trips)
+			for i, c := range calls {
+				require.Equal(t, i < 5, c.isAllowed(t), "call %d", i)
+			}
+			require.Len(t, s.freeRows(), 1+5*min(1, int(test.user)))
+		})
+	}
+}
+
+// Calls over several limits that wait for one row are one round trip: the wait, and then the statement that takes for all.
+func TestCallsThatWaitForARowAreOneRoundTrip(t *testing.T) {
+	t.Parallel()
+	s, global := newStand(t), still("global", 20)
+	s.makeRows("", global)
+	calls := make([]*Call, 12)
+	for i := range calls {
+		calls[i] = taking(global.ask("", 1), still("user", 10).ask(fmt.Sprint(i), 1))
+		calls[i].Queueable().StartAlone()
+	}
+	s.pool.trips = 0
+	require.Empty(t, s.Session.Run(t.Context(), calls, &calls[0].Asks[0].Key))
+	require.Equal(t, 1, s.pool.trips)
+	for _, c := range calls {
+		require.True(t, c.isAllowed(t))
+	}
+}

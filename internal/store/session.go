@@ -26,6 +26,10 @@ type Call struct {
 	passes bool   // whether others follow in its batch, so that it doesn't wait for long
 	rows   []*row // of its asks, in a batch
 	oneRow [1]*row
+	turn   turn
+
+	inquiry *inquiry   // when it's decided in turn
+	held    *heldError // what that says
 
 	seq int // its place in the batch, in the order of arrival
 }
@@ -119,18 +123,18 @@ func (s *Session) waitingFor(row *bucket.Key, waits int) *Session {
 // Run answers the calls of a batch, and returns the calls that need a row which another transaction holds. A call gets an error if its
 // statement failed.
 //
-// In the first round trip statements take the sum of the costs of each group of calls, all or nothing (see planOf), and read the
-// rows of the other calls. That read already refuses some calls. The remaining calls are decided one after the other on locked
-// rows, in two more round trips.
+// A round trip takes the sum of the costs of each group of calls, all or nothing (see planOf), and reads the rows of the other calls. That
+// refuses some of these. If it has taken nothing for a group, a second one takes for those of its calls for which there is enough. What is
+// left then is decided by decide_rows_1, in turn.
 //
 // A batch for one bucket waits for its row. Other batches wait for a row at most 2 ms, because they hold other rows meanwhile. If waitFor is not
-// nil, all calls need that row, and the first lock waits for it.
+// nil, all calls need that row, and the first statement waits for it.
 func (s *Session) Run(ctx context.Context, calls []*Call, waitFor *bucket.Key) (waiting []blocked) {
-	if calls = s.releaseFirst(ctx, calls); len(calls) == 0 {
+	switch calls = s.releaseFirst(ctx, calls); len(calls) {
+	case 0:
 		return nil
-	}
-	if c := calls[0]; len(calls) == 1 && (waitFor == nil || c.Reserve != nil || !s.Engine().LeavesOutHeld() || s.IsRouted()) {
-		return s.runAlone(ctx, c, waitFor)
+	case 1:
+		return s.runAlone(ctx, calls[0], waitFor)
 	}
 	if waitFor == nil && askForOne(calls) {
 		key := calls[0].Asks[0].Key // a copy: a call that was answered is its caller's again
@@ -138,14 +142,14 @@ func (s *Session) Run(ctx context.Context, calls []*Call, waitFor *bucket.Key) (
 	}
 	for i, c := range calls {
 		if s.choose(c); s.relaxed && c.traits.Statement == bucket.SlotStatement {
-			c.way = byLocking // a statement of a batch would relax the commit of all
+			c.way = inGeneral // a statement of a batch would relax the commit of all
 		}
 		c.seq = i
 	}
 	if !slices.ContainsFunc(calls, func(c *Call) bool { return !s.keeps(c) }) {
 		return s.decideEach(ctx, s.reserveAll(ctx, calls), waitFor)
 	}
-	return s.run(ctx, calls, waitFor)
+	return s.run(ctx, calls, waitFor, 1)
 }
 
 // decideEach answers calls of a batch each by itself, in their order. It returns those that need a row which another transaction holds.
@@ -181,34 +185,29 @@ func (s *Session) runAlone(ctx context.Context, c *Call, waitFor *bucket.Key) []
 type way uint8
 
 const (
-	byLocking   way = iota // on locked rows, in Go
-	byLooking              // refused by a look, which locks nothing, or else decided on locked rows
+	looks       way = iota // nothing is taken
+	onPage                 // by an engine whose rows are decided on in Go
 	byStatement            // by a function for calls of its form, or in general if that leaves it undecided
 	inGeneral              // by decide_rows_1
-	looks                  // nothing is taken
 	inOwnTx                // in a transaction of the Owner's, if another way is chosen
 )
 
 // choose sets how c is decided. No other function chooses.
 func (s *Session) choose(c *Call) {
-	c.traits = bucket.TraitsOf(c.Asks)
+	c.traits, c.turn = bucket.TraitsOf(c.Asks), unknown
 	t := &c.traits
-	isFit := decidesInSQL && s.memory == nil && t.Statement != bucket.Locked
 	switch {
 	case c.Look, s.mode != alone && t.Costless:
 		c.way = looks
+	case s.memory != nil:
+		c.way = onPage
 	case s.keeps(c):
 		c.way = s.wayToKeep(c)
-	case s.mode == alone && c.Reserve != nil && !s.reserves(c) && (len(c.Asks) == 1 || s.memory != nil || s.isGeneral()):
-		c.way = inOwnTx
-	case isFit && (s.mode == callersTx || len(c.Asks) == 1 || s.mode == alone && s.waitFor == nil && !s.IsRouted()):
+	case t.Statement != bucket.Locked &&
+		(s.mode == callersTx || len(c.Asks) == 1 || s.mode == alone && s.waitFor == nil && !s.IsRouted()):
 		c.way = byStatement
-	case s.isGeneral():
-		c.way = inGeneral
-	case s.mode == alone && !s.Engine().LeavesOutHeld():
-		c.way = byLooking
 	default:
-		c.way = byLocking
+		c.way = inGeneral
 	}
 }
 
@@ -228,130 +227,16 @@ func (s *Session) Decide(ctx context.Context, c *Call) (err error) {
 		err = s.retry(ctx, c.Verb, func() error { return s.takeInGeneral(ctx, c, found) })
 	case c.way == looks:
 		c.Answers, err = s.Look(ctx, c.Asks, c.one[:0])
-	case c.way == inOwnTx:
-		return s.RetryTx(ctx, c.Verb, func(tx *Session) error { return tx.Decide(ctx, c) })
-	case s.mode != alone: // in which a look would take part in the detection of conflicts
-		err = s.takeLocked(ctx, c)
-	case c.way == byLooking && s.takeFree(ctx, c):
-	case c.way == byLooking:
-		err = s.lookAndLock(ctx, c)
+	case c.way == onPage:
+		err = s.decideOnPage(ctx, c)
 	default:
-		err = s.lockAndDecide(ctx, c)
+		return s.RetryTx(ctx, c.Verb, func(tx *Session) error { return tx.Decide(ctx, c) })
 	}
 	if s.mode == alone || c.Reserve == nil {
 		return err
 	}
-	if err == nil {
-		if !c.Claim() { // its caller has left: nothing is kept
-			return context.Canceled
-		}
-		if c.Record != nil { // a function has kept it
-			return nil
-		}
-		if c.record(); c.Record != nil {
-			err = s.save(ctx, bucket.NewPage(c.Asks), c.Record)
-		}
+	if err == nil && !c.Claim() { // its caller has left: nothing is kept
+		return context.Canceled
 	}
 	return s.OrSpoil(ctx, err)
-}
-
-// record makes the record of what c took, if c was allowed.
-func (c *Call) record() {
-	c.Record = nil
-	if c.Reserve != nil && bucket.AllAllowed(c.Answers) {
-		c.Record = c.Reserve.Record(c.Asks, c.Answers)
-	}
-}
-
-// lookAndLock refuses c when a look is enough, which locks nothing, and else decides on it.
-func (s *Session) lookAndLock(ctx context.Context, c *Call) error {
-	if refused, err := s.lookAndRefuse(ctx, c); refused || err != nil {
-		return err
-	}
-	return s.lockAndDecide(ctx, c)
-}
-
-// takeFree decides on c without a transaction, if its rows are in memory and no transaction holds one.
-func (s *Session) takeFree(ctx context.Context, c *Call) (done bool) {
-	memory, ok := s.memory.(interface {
-		ChangeFree(u *Unit, p *bucket.Page, change func()) (done bool)
-	})
-	if !ok || ctx.Err() != nil {
-		return false
-	}
-	p := bucket.NewPage(c.Asks)
-	var mended []bucket.Key
-	done = memory.ChangeFree(&s.Unit, p, func() {
-		mended = p.FromFuture()
-		p.SetNow(c.Asks)
-		p.Settle(c.Asks)
-		if c.Claim() {
-			c.Answers = p.Take(c.Asks, c.one[:0])
-		}
-	})
-	for _, row := range mended {
-		s.owner.Mended(ctx, row.Name)
-	}
-	return done
-}
-
-// lookAndRefuse refuses c if a look is enough for that.
-func (s *Session) lookAndRefuse(ctx context.Context, c *Call) (refused bool, err error) {
-	err = s.retry(ctx, c.Verb, func() (err error) {
-		c.Answers, err = s.Look(ctx, c.Asks, c.one[:0])
-		return err
-	})
-	return err == nil && c.isRefused(), err
-}
-
-// lockAndDecide decides on c on locked rows, in a transaction of its own. If another transaction holds
-// one of them, a look may still refuse c: a refusal waits for no row.
-func (s *Session) lockAndDecide(ctx context.Context, c *Call) error {
-	err := s.RetryTx(ctx, c.Verb, func(tx *Session) error { return tx.decideOneLocked(ctx, c) })
-	var held *heldError
-	if s.waitFor == nil && c.Reserve == nil && errors.As(err, &held) {
-		if refused, lookErr := s.lookAndRefuse(ctx, c); refused || lookErr != nil {
-			return lookErr
-		}
-	}
-	return err
-}
-
-// decideOneLocked decides on c on locked rows, in the transaction of s.
-func (s *Session) decideOneLocked(ctx context.Context, c *Call) error {
-	waiting, err := s.decideLocked(ctx, []*Call{c})
-	if err == nil && len(waiting) > 0 {
-		err = &heldError{row: waiting[0].Row}
-	}
-	return err
-}
-
-// decideLocked locks the rows that calls need and are free, and decides on the calls that need no other. It returns
-// the others.
-func (s *Session) decideLocked(ctx context.Context, calls []*Call) (waiting []blocked, err error) {
-	asks := make([][]bucket.Ask, len(calls))
-	for i, c := range calls {
-		asks[i] = c.Asks
-	}
-	p, err := s.lockFree(ctx, false, asks...)
-	if err != nil {
-		return nil, err
-	}
-	var made []Record
-	for _, c := range calls {
-		if row, held := p.Held(c.Asks); held {
-			waiting = append(waiting, c.blockedBy(row))
-			continue
-		}
-		if c.Claim() {
-			c.Answers = p.Take(c.Asks, c.one[:0])
-			if c.record(); c.Record != nil {
-				made = append(made, c.Record)
-			}
-		}
-	}
-	if err := s.relax(ctx, p, made...); err != nil {
-		return nil, err
-	}
-	return waiting, s.save(ctx, p, made...)
 }

@@ -31,7 +31,7 @@ type Ended struct {
 // Settles reports whether Settle can decide by statement under terms, if these are not nil.
 func (s *Session) Settles(t *bucket.Terms) bool {
 	isFit := t == nil || t.Kind.Statement() == bucket.StepStatement && (t.Windows == nil || t.Eras == nil)
-	return decidesInSQL && s.memory == nil && isFit
+	return s.memory == nil && isFit
 }
 
 // Settle ends a reservation by settle_1. Outside a transaction it doesn't wait for other transactions for long: then the call is not done.

@@ -41,7 +41,7 @@ func asChanged(err error) error {
 }
 
 // KeepsInSQL reports whether functions in the server change reservations.
-func (s *Session) KeepsInSQL() bool { return decidesInSQL && s.memory == nil && !s.IsRouted() }
+func (s *Session) KeepsInSQL() bool { return s.memory == nil && !s.IsRouted() }
 
 // EndRows ends reservations by settle_rows_1, and makes the charges. Outside a transaction it isn't cancelled, and doesn't wait for other transactions
 // for long: see IsInTheWay.

@@ -1,5 +1,3 @@
-//go:build !generalpath
-
 package store
 
 import (
@@ -103,7 +101,7 @@ func (h *slotHistory) page(asks []bucket.Ask) *bucket.Page {
 
 // keep notes what the page has changed.
 func (h *slotHistory) keep(p *bucket.Page) {
-	p.Changes(func(k bucket.Key, s bucket.State) { h.buckets[k.Key] = &s }, func(bucket.Key) {})
+	p.Changes(func(k bucket.Key, s bucket.State) { h.buckets[k.Key] = &s })
 }
 
 // step makes one call.
@@ -267,6 +265,11 @@ func (h *slotHistory) batch(t *testing.T) {
 			h.keep(p)
 		}
 	}
+	told := func(a *bucket.Ask, is *bucket.Answer) any {
+		c := a.Tell(is, 0, &bucket.Content{})
+		return []any{c.Tokens, c.RetryAfter, c.FullAfter}
+	}
+	var refused []func()
 	for i, c := range calls {
 		require.NoError(t, c.Result())
 		one := asks[i : i+1]
@@ -276,15 +279,23 @@ func (h *slotHistory) batch(t *testing.T) {
 		require.Equal(t, want[0].Allowed, c.Answers[0].Allowed, about)
 		bucket.HideOthers(one, want)
 		bucket.HideOthers(one, c.Answers)
-		told, other := one[0].Tell(&want[0], 0, &bucket.Content{}), one[0].Tell(&c.Answers[0], 0, &bucket.Content{})
-		require.Equal(t, []any{told.Tokens, told.RetryAfter, told.FullAfter}, []any{other.Tokens, other.RetryAfter, other.FullAfter}, about)
-		if want[0].Allowed {
+		inTurn, is := told(&one[0], &want[0]), told(&one[0], &c.Answers[0])
+		if !want[0].Allowed { // in its turn, or after the batch
+			refused = append(refused, func() {
+				last := h.page(one).Look(one, nil)
+				require.Contains(t, []any{inTurn, told(&one[0], &last[0])}, is, about)
+			})
+		} else {
+			require.Equal(t, inTurn, is, about)
 			lease, _ := one[0].NewLease(&want[0])
 			got, _ := one[0].NewLease(&c.Answers[0])
 			require.Equal(t, lease, got, about)
 			h.fences[one[0].Key.Key] = append(h.fences[one[0].Key.Key], got.Fence)
 		}
 		h.keep(p)
+	}
+	for _, check := range refused {
+		check()
 	}
 }
 

@@ -19,8 +19,7 @@ type statements struct {
 	acquire, acquireSet, release, releaseSet, renewLease               string
 	reserve, reserveRows, settle, settleRows                           string
 
-	read, readRows, lock, lockFree, save, unmake, prune, pruneRows string
-	readLeases, saveLeases, deleteLeases                           string
+	read, readRows, lock, held, prune, pruneRows string
 
 	clock, setting, boundWaits string
 }
@@ -53,17 +52,12 @@ func inSchema(schema, statement string) string {
 // newStatements returns the statements for a schema.
 func newStatements(schema string) (s statements) {
 	for name, statement := range map[string]*string{
-		"buckets_lock":      &s.lock,
-		"buckets_save":      &s.save,
-		"buckets_unmake":    &s.unmake,
-		"buckets_lock_free": &s.lockFree,
-		"setting":           &s.setting,
-		"buckets_read":      &s.read,
-		"buckets_prune":     &s.prune,
-		"clock":             &s.clock,
-		"leases_read":       &s.readLeases,
-		"leases_save":       &s.saveLeases,
-		"leases_delete":     &s.deleteLeases,
+		"buckets_lock":  &s.lock,
+		"buckets_held":  &s.held,
+		"setting":       &s.setting,
+		"buckets_read":  &s.read,
+		"buckets_prune": &s.prune,
+		"clock":         &s.clock,
 	} {
 		text, err := files.ReadFile("sql/" + name + ".sql")
 		if err != nil {

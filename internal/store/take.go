@@ -36,14 +36,7 @@ func (s *Session) takeByStatement(ctx context.Context, c *Call) (err error) {
 	if err != nil || c.verdict != undecided || c.way != byStatement {
 		return err
 	}
-	switch {
-	case s.isGeneral():
-		c.way = inGeneral
-	case s.Engine().LeavesOutHeld():
-		c.way = byLocking
-	default:
-		c.way = byLooking
-	}
+	c.way = inGeneral
 	return nil
 }
 

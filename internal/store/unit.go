@@ -22,7 +22,7 @@ const (
 type Unit struct {
 	*Store
 	conn   Conn
-	memory Engine // the in-memory engine behind conn; nil: Postgres
+	memory Pages // the in-memory engine behind conn; nil: Postgres
 	mode   mode
 	queue  Queue // nil: the transaction does not queue
 
@@ -46,12 +46,6 @@ func (u *Unit) EnterQueue(ctx context.Context, rows []bucket.Ask) {
 	}
 }
 
-// lockRows locks and reads the rows of p.
-func (u *Unit) lockRows(ctx context.Context, p *bucket.Page, mark bool) error {
-	u.EnterQueue(ctx, p.Rows)
-	return u.Engine().Lock(ctx, u, p, mark)
-}
-
 // BoundWait bounds how long what follows in the transaction waits for a row.
 func (u *Unit) BoundWait(ctx context.Context, most time.Duration) error {
 	batch := &pgx.Batch{}
@@ -59,11 +53,6 @@ func (u *Unit) BoundWait(ctx context.Context, most time.Duration) error {
 		return nil
 	}
 	return u.SendLater(ctx, batch)
-}
-
-// save writes the changed rows, and deletes rows that were inserted as locks and not used.
-func (u *Unit) save(ctx context.Context, p *bucket.Page, made ...Record) error {
-	return u.Engine().Save(ctx, u, p, made...)
 }
 
 // Send sends batch, and has receive read the answers.
@@ -100,17 +89,19 @@ func (u *Unit) Ask(ctx context.Context, batch *pgx.Batch, receive func(pgx.Batch
 // SendLater sends batch with the next statement of the transaction, at the latest with COMMIT, if that is possible. Its statements must not
 // wait for others.
 func (u *Unit) SendLater(ctx context.Context, batch *pgx.Batch) error {
-	return u.sendLater(ctx, batch, func(err error) error { return err })
+	tx, ok := u.conn.(*OwnTx)
+	if !ok {
+		return u.conn.SendBatch(ctx, batch).Close()
+	}
+	tx.later.QueuedQueries = append(tx.later.QueuedQueries, batch.QueuedQueries...)
+	return nil
 }
 
 // Conn returns the pool or the transaction.
 func (u *Unit) Conn() Conn { return u.conn }
 
 // Record is a row about the tokens that a call took, such as a reservation.
-type Record interface {
-	// Queue queues the statement that inserts it.
-	Queue(u *Unit, batch *pgx.Batch)
-}
+type Record any
 
 // Recorder makes records.
 type Recorder interface {

@@ -11,9 +11,9 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/pgerr"
 )
 
-// A transaction of a session's own does not wait for the row of a bucket while it holds others. Another transaction may hold that
-// row for long, and may need the others. It locks the free rows. If it needs a row that is not free, it ends, and starts again: it
-// waits for that row before it locks others. Only the row of a reservation is locked before the row of its bucket.
+// A call outside a transaction doesn't wait for the row of a bucket while it holds others. Another transaction may hold that row for long, and
+// may need the others. If it needs a row that isn't free, it ends, and starts again: it waits for that row before it locks others. Only the row
+// of a reservation is locked before the row of its bucket.
 
 const (
 	// shortWait is how long a statement that may hold rows waits for another: as long as a transaction that is about to commit takes.
@@ -55,22 +55,6 @@ func waitedFor(err error, row bucket.Key) error {
 	return err
 }
 
-// asHeld returns the lock timeout of a statement that waits for rows only so long, because it holds others meanwhile, as a
-// heldError. The error does not name the row, so it is attributed to the next row after the last one waited for. Over some attempts
-// that is each of them.
-func asHeld(err error, waited *bucket.Key, rows []bucket.Ask) error {
-	if !IsLockTimeout(err) || len(rows) == 0 {
-		return err
-	}
-	return &heldError{nextAfter(waited, keysAlone(rows)), err}
-}
-
-// waitedTooLong reports whether a statement that waits for rows only so long has done so.
-func waitedTooLong(err error) bool {
-	var held *heldError
-	return errors.As(err, &held) && held.err != nil
-}
-
 // RetryHeld runs fn until it needs no row that another transaction holds, or ctx ends. In a transaction it runs fn once: the owner
 // of the transaction retries.
 func (s *Session) RetryHeld(ctx context.Context, fn func(s *Session) error) error {
@@ -98,17 +82,6 @@ func (s *Session) RetryHeld(ctx context.Context, fn func(s *Session) error) erro
 	}
 }
 
-// nextAfter returns the first of the rows, in the order of locking, after the row waited, or else the first row.
-func nextAfter(waited *bucket.Key, rows []bucket.Key) bucket.Key {
-	slices.SortFunc(rows, bucket.Key.Compare)
-	for _, k := range rows {
-		if waited != nil && k.Compare(*waited) > 0 {
-			return k
-		}
-	}
-	return rows[0]
-}
-
 // waitForOthers returns how long a call waits for each row but the first.
 func (u *Unit) waitForOthers() time.Duration {
 	if u.waits < manyWaits {
@@ -117,24 +90,7 @@ func (u *Unit) waitForOthers() time.Duration {
 	return min(leastLongWait<<min(u.waits-manyWaits, 10), mostLongWait)
 }
 
-// asShortWait is asHeld in a transaction of the session's own. A caller's transaction waits as long as its own settings say.
-func (u *Unit) asShortWait(err error, rows []bucket.Ask) error {
-	if u.mode != ownTx {
-		return err
-	}
-	return asHeld(err, u.waitFor, rows)
-}
-
 // Awaited returns the place among rows of the row that the unit waits for before it locks others: the first by default.
 func (u *Unit) Awaited(rows []bucket.Ask) int {
 	return max(0, slices.IndexFunc(rows, func(a bucket.Ask) bool { return u.waitFor != nil && a.Key == *u.waitFor }))
-}
-
-// keysAlone returns the keys of rows.
-func keysAlone(rows []bucket.Ask) []bucket.Key {
-	keys := make([]bucket.Key, len(rows))
-	for i := range rows {
-		keys[i] = rows[i].Key
-	}
-	return keys
 }

@@ -1,5 +1,0 @@
-//go:build generalpath
-
-package integration_test
-
-const generalPath = true

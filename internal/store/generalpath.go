@@ -1,5 +1,0 @@
-//go:build generalpath
-
-package store
-
-const decidesInSQL = false
