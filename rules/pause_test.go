@@ -110,6 +110,15 @@ func TestPause(t *testing.T) {
 		p.requireListed(t, [2]float64{1, 24})
 	})
 
+	t.Run("APauseByHandStaysReplacedOnceTheOtherIsOver", func(t *testing.T) {
+		t.Parallel()
+		p := setupPauses(t)
+		p.exec(t, `INSERT INTO ratelimit.rules (version, of, name, key, says, from_us, until_us, author, reason)
+			SELECT v, 'pause', 'messages', 'ana', '{}', now_us - ago * 60000000::bigint, now_us + lasts * 60000000::bigint, 'ana', 'by hand'
+			FROM (VALUES (1, 3, 60), (2, 2, -1)) AS p (v, ago, lasts), (SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint AS now_us) AS c`)
+		p.requirePaused(t, "ana", 0, "")
+	})
+
 	t.Run("KeepsAFuturePause", func(t *testing.T) {
 		t.Parallel()
 		for _, noSooner := range []bool{false, true} {

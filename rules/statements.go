@@ -84,8 +84,8 @@ const (
 	hidden = `SELECT $hidden`
 
 	// loadRows returns of each rule the last $1 statements, the last two about tiers, the overrides that have not ended before $2
-	// and the pauses that have not ended before $3, in the order in which they were made. It leaves out rules that never hold, as
-	// another took their place before they began.
+	// and the pauses that have not ended before $3, with those that have replaced one of them, in the order in which they were made. It
+	// leaves out rules that never hold, as another took their place before they began.
 	loadRows = `SELECT ` + columns + ` FROM (
 			SELECT *, row_number() OVER (PARTITION BY name, plan ORDER BY version DESC, position DESC) AS n FROM ratelimit.rules
 			WHERE of = 'rule' AND key = '' AND (replaced_us IS NULL OR replaced_us > from_us)) AS last WHERE n <= $1
@@ -93,6 +93,11 @@ const (
 			WHERE of = 'tiers' AND name = '' AND key = '' AND plan = '' ORDER BY version DESC, position DESC LIMIT 2)
 		UNION ALL SELECT ` + columns + ` FROM ratelimit.rules
 			WHERE of IN ('override', 'pause') AND (end_us >= $2::bigint AND (of = 'override' OR end_us > $3::bigint) OR end_us IS NULL)
+		UNION ALL SELECT ` + columns + ` FROM (
+				SELECT name AS p_name, key AS p_key, version AS p_version, end_us AS p_end FROM ratelimit.rules
+				WHERE of = 'pause' AND says IS NOT NULL AND end_us > $3) AS p
+			JOIN ratelimit.rules ON of = 'pause' AND name = p_name AND key = p_key AND plan = '' AND version >= p_version
+				AND from_us < p_end AND end_us <= $3
 		ORDER BY version, position`
 
 	// list returns the statements about things of a kind that hold at $8 or later: of the names from $2 to $3 and the keys from $4 to
