@@ -46,6 +46,7 @@ func All(quick bool) []Scenario {
 	scenarios = append(scenarios, reservations()...)
 	scenarios = append(scenarios, verbs()...)
 	scenarios = append(scenarios, kinds()...)
+	scenarios = append(scenarios, inSQL("sql-64", 1000), inSQL("sql-hot-64", 10))
 	scenarios = append(scenarios, hotTransactions()...)
 	scenarios = append(scenarios, size(quick)...)
 	return append(scenarios, curves()...)
@@ -131,6 +132,29 @@ func kinds() []Scenario {
 			Name: "acquire-16", Title: "Acquire and Release of a slot beside a Take, 20k keys, callers: 16", Callers: 16, Compare: Throughput,
 			Contenders: []Contender{{slots, contender.Acquire{Keys: fewKeys}}, beside},
 			Bars:       []Bar{{Contender: slots, Figure: Trips, AtMost: 3}},
+		},
+	}
+}
+
+// inSQL measures ratelimit.take of one of n keys, called by pgbench.
+func inSQL(name string, n int) Scenario {
+	const take, update, byHand = "ratelimit.take", "bare UPDATE", "count over a log table"
+	admitted := func(of, statistic string) string {
+		return `SELECT ` + statistic + ` FROM ` + contender.RaceTable + ` AS a WHERE by = '` + of + `'`
+	}
+	return Scenario{
+		Name: name, Title: fmt.Sprintf("calls in SQL by pgbench, %d keys, sessions: 64", n), Callers: 64, Compare: Throughput,
+		Note:       "the processor time is the server's; in a race, 512 calls at once want what a limit of 100 has",
+		Contenders: []Contender{{take, contender.TakeInSQL(n)}, {update, contender.UpdateInSQL(n)}, {byHand, contender.CountOverALog(n)}},
+		Facts: []Fact{
+			{Name: "most that take admitted in 9 races", SQL: admitted("contender0", "max(admitted)::float8")},
+			{Name: "least that take admitted", SQL: admitted("contender0", "min(admitted)::float8")},
+			{Name: "most that the count admitted", SQL: admitted("contender2", "max(admitted)::float8")},
+			{Name: "median of what the count admitted", SQL: admitted("contender2", "percentile_cont(0.5) WITHIN GROUP (ORDER BY admitted)")},
+		},
+		Bars: []Bar{
+			{Contender: take, Figure: Throughput, Against: update, AtLeast: 0.5},
+			{Fact: "most that take admitted in 9 races", AtMost: 100},
 		},
 	}
 }

@@ -35,7 +35,7 @@ func (m *Meter) Seconds() float64 {
 	if err != nil {
 		return math.NaN()
 	}
-	sum := m.ran(m.postgres)
+	sum := m.ran(m.postgres) + m.reaped(root)
 	for _, pid := range m.others {
 		sum += m.ran(pid)
 	}
@@ -45,6 +45,22 @@ func (m *Meter) Seconds() float64 {
 		}
 	}
 	return sum
+}
+
+// reaped returns the processor seconds of a process's ended children.
+func (m *Meter) reaped(pid string) float64 {
+	const user, system, ticks = 13, 14, 100 // after the name, which is in brackets
+	text, _ := os.ReadFile(filepath.Join(m.directory, pid, "stat"))
+	fields := strings.Fields(string(text[strings.LastIndexByte(string(text), ')')+1:]))
+	if len(fields) <= system {
+		return 0
+	}
+	a, errA := strconv.ParseFloat(fields[user], 64)
+	b, errB := strconv.ParseFloat(fields[system], 64)
+	if errA != nil || errB != nil {
+		return 0
+	}
+	return (a + b) / ticks
 }
 
 // ran returns the processor seconds of a process's threads, or NaN if it has ended.
