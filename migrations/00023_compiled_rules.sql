@@ -351,6 +351,7 @@ BEGIN
         DELETE FROM ratelimit.compiled_keys;
         RETURN NULL;
     END IF;
+    PERFORM ratelimit.compile_policy(r.says) FROM changed AS r WHERE r.of = 'rule' AND r.says IS NOT NULL AND TG_OP = 'INSERT'; -- for a short error
     PERFORM ratelimit.compile_rules(c.name) FROM (SELECT DISTINCT r.name FROM changed AS r WHERE r.of = 'rule') AS c;
     PERFORM ratelimit.compile_key(c.name, c.key) FROM (SELECT DISTINCT r.name, r.key FROM changed AS r WHERE r.of IN ('override', 'pause')) AS c;
     RETURN NULL;
@@ -367,15 +368,8 @@ DROP TRIGGER IF EXISTS compile_truncated ON ratelimit.rules;
 DROP TRIGGER IF EXISTS compile_deleted ON ratelimit.rules;
 DROP TRIGGER IF EXISTS compile_updated ON ratelimit.rules;
 DROP TRIGGER IF EXISTS compile_inserted ON ratelimit.rules;
-DROP FUNCTION IF EXISTS ratelimit.compile_changed;
-DROP FUNCTION IF EXISTS ratelimit.compile_key;
-DROP FUNCTION IF EXISTS ratelimit.scale_policy;
-DROP FUNCTION IF EXISTS ratelimit.compile_rules;
-DROP FUNCTION IF EXISTS ratelimit.compile_policy;
-DROP FUNCTION IF EXISTS ratelimit.phase_from;
-DROP FUNCTION IF EXISTS ratelimit.compile_span;
-DROP FUNCTION IF EXISTS ratelimit.compile_word;
-DROP FUNCTION IF EXISTS ratelimit.compile_number;
-DROP FUNCTION IF EXISTS ratelimit.unreadable;
+DROP FUNCTION IF EXISTS ratelimit.compile_changed, ratelimit.compile_key, ratelimit.scale_policy, ratelimit.compile_rules,
+    ratelimit.compile_policy, ratelimit.phase_from, ratelimit.compile_span, ratelimit.compile_word, ratelimit.compile_number,
+    ratelimit.unreadable;
 DROP TABLE ratelimit.compiled_keys;
 DROP TABLE ratelimit.compiled_rules;

@@ -8,7 +8,7 @@ CREATE TYPE ratelimit.terms AS (
     rule text, mode text, kind text, capacity float8, rate float8, steps float8, step_us bigint, phase_us bigint, slices integer, max_owed float8, lease_us bigint, calendar text,
     from_us bigint, since_us bigint, last_us bigint, reset_us bigint, paused_us bigint, -- since when the policy and its numbers are in effect, and until when
     past jsonb, -- the columns of decide_rows_1 about a row of an earlier policy
-    allowed boolean, value float8, ts bigint, held float8, taken float8[], now_us bigint, remaining float8, retry_us bigint -- held: the capacity in the row
+    allowed boolean, value float8, ts bigint, held float8, taken float8[], leases bigint[], now_us bigint, remaining float8, retry_us bigint -- held: the capacity in the row
 );
 
 -- seeded_phase returns the phase of windows without a start, from FNV-1a of the name, NUL and the key.
@@ -205,14 +205,14 @@ CREATE FUNCTION ratelimit.asks_of(p_terms ratelimit.terms[], p_verb text) RETURN
 LANGUAGE sql STABLE SET extra_float_digits = 1 AS $$
     SELECT jsonb_agg(jsonb_build_object('name', t.name, 'key', t.key, 'shard', 0, 'same', false, 'verb', p_verb, 'amount', t.cost, 'lowest', t.lowest, 'most', 0,
         'until_us', 253402300799999999, 'capacity', t.capacity, 'rate', t.rate, 'steps', t.steps, 'slices', t.slices, 'step_us', t.step_us, 'phase_us', t.phase_us,
-        'since_us', t.since_us, 'last_us', t.last_us) || coalesce(t.past, '{}') ORDER BY t.name COLLATE "C", t.key COLLATE "C")
+        'lease_us', t.lease_us, 'since_us', t.since_us, 'last_us', t.last_us) || coalesce(t.past, '{}') ORDER BY t.name COLLATE "C", t.key COLLATE "C")
     FROM unnest(p_terms) AS t
 $$;
 -- +goose StatementEnd
 REVOKE EXECUTE ON FUNCTION ratelimit.asks_of FROM PUBLIC;
 
--- decide has requests decided, in the order of the primary key: by take_1, slide_1 or decide_1, and what they leave undecided by decide_rows_1. It
--- returns them with the answers. p_verb is one of decide_rows_1, or look, which takes nothing and locks nothing.
+-- decide has requests decided, in the order of the primary key: by decide_1, and what it leaves undecided by decide_rows_1. It returns them
+-- with the answers. p_verb is one of decide_rows_1, or look, which takes nothing and locks nothing.
 -- +goose StatementBegin
 CREATE FUNCTION ratelimit.decide(p_terms ratelimit.terms[], p_verb text) RETURNS ratelimit.terms[]
 LANGUAGE plpgsql AS $$
@@ -226,16 +226,8 @@ DECLARE
     v_others boolean; -- whether not all are of the kinds of decide_1
     n        integer := 0;
 BEGIN
-    IF p_verb = 'take' AND cardinality(p_terms) = 1 AND t.slices IS NULL THEN
-        SELECT d.allowed, d.value, d.ts, d.capacity, NULL, d.now_us INTO t.allowed, t.value, t.ts, t.held, t.taken, t.now_us FROM ratelimit.take_1(t.name, t.key, 0, t.cost, t.capacity,
-            t.rate, t.steps, t.step_us, t.phase_us, t.lowest, t.since_us, t.last_us, NULL, false, false) AS d;
-        p_terms[1] := t;
-    ELSIF p_verb = 'take' AND cardinality(p_terms) = 1 THEN
-        SELECT d.allowed, d.value, d.ts, d.capacity, d.taken, d.now_us INTO t.allowed, t.value, t.ts, t.held, t.taken, t.now_us FROM ratelimit.slide_1(t.name, t.key, 0, t.cost,
-            t.capacity, t.slices, t.step_us, t.phase_us, t.lowest, t.since_us, t.last_us, NULL, false, false) AS d;
-        p_terms[1] := t;
-    ELSIF p_verb = 'take' THEN
-        SELECT bool_or(a.slices IS NOT NULL OR a.cost = 0) INTO v_others FROM unnest(p_terms) AS a;
+    IF p_verb = 'take' THEN
+        SELECT bool_or(a.slices IS NOT NULL OR a.lease_us IS NOT NULL OR a.cost = 0) INTO v_others FROM unnest(p_terms) AS a;
         FOR v_row IN SELECT d.* FROM (SELECT array_agg(a.name) AS name, array_agg(a.key) AS key, array_agg(0) AS shard, array_agg(a.cost) AS cost, array_agg(a.capacity) AS capacity,
                 array_agg(a.rate) AS rate, array_agg(a.steps) AS steps, array_agg(a.step_us) AS step, array_agg(a.phase_us) AS phase, array_agg(a.lowest) AS lowest,
                 array_agg(a.since_us) AS since, array_agg(a.last_us) AS last FROM unnest(p_terms) AS a WHERE NOT v_others HAVING count(*) > 0) AS a,
@@ -274,7 +266,8 @@ BEGIN
         FOR v_row IN SELECT d.* FROM ratelimit.decide_rows_1(v_asks, v_as_of, NULL, 0, p_verb = 'look', false) AS d LOOP
             n := n + 1;
             t := p_terms[n];
-            t.allowed := v_row.allowed; t.value := v_row.value; t.ts := v_row.ts; t.held := v_row.capacity; t.taken := v_row.taken; t.now_us := v_row.now_us;
+            t.allowed := v_row.allowed; t.value := v_row.value; t.ts := v_row.ts; t.held := v_row.capacity; t.taken := v_row.taken; t.leases := v_row.leases;
+            t.now_us := v_row.now_us;
             p_terms[n] := t;
         END LOOP;
     END LOOP;
@@ -355,14 +348,6 @@ END $$;
 REVOKE EXECUTE ON FUNCTION ratelimit.told FROM PUBLIC;
 
 -- +goose Down
-DROP FUNCTION IF EXISTS ratelimit.told;
-DROP FUNCTION IF EXISTS ratelimit.decide;
-DROP FUNCTION IF EXISTS ratelimit.asks_of;
-DROP FUNCTION IF EXISTS ratelimit.past_columns;
-DROP FUNCTION IF EXISTS ratelimit.terms_of;
-DROP FUNCTION IF EXISTS ratelimit.eras_of;
-DROP FUNCTION IF EXISTS ratelimit.steps_between;
-DROP FUNCTION IF EXISTS ratelimit.calendar_nth;
-DROP FUNCTION IF EXISTS ratelimit.calendar_begin;
-DROP FUNCTION IF EXISTS ratelimit.seeded_phase;
+DROP FUNCTION IF EXISTS ratelimit.told, ratelimit.decide, ratelimit.asks_of, ratelimit.past_columns, ratelimit.terms_of, ratelimit.eras_of,
+    ratelimit.steps_between, ratelimit.calendar_nth, ratelimit.calendar_begin, ratelimit.seeded_phase;
 DROP TYPE ratelimit.terms;

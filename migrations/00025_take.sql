@@ -79,10 +79,7 @@ REVOKE EXECUTE ON FUNCTION ratelimit.decision_of FROM PUBLIC;
 -- take_generally is take for any key, also the empty one of the bucket for everybody.
 -- +goose StatementBegin
 CREATE FUNCTION ratelimit.take_generally(p_name text, p_key text, p_cost float8, p_plan text, p_verb text) RETURNS ratelimit.decision
-LANGUAGE plpgsql AS $$
-BEGIN
-    RETURN ratelimit.decision_of((ratelimit.take_from(ARRAY[ratelimit.terms_of(p_name, p_key, p_plan, p_cost, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint, NULL)], p_verb))[1]);
-END $$;
+LANGUAGE plpgsql AS $$ BEGIN RETURN ratelimit.decision_of((ratelimit.take_from(ARRAY[ratelimit.terms_of(p_name, p_key, p_plan, p_cost, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint, NULL)], p_verb))[1]); END $$;
 -- +goose StatementEnd
 REVOKE EXECUTE ON FUNCTION ratelimit.take_generally FROM PUBLIC;
 
@@ -129,20 +126,14 @@ COMMENT ON FUNCTION ratelimit.take IS 'Takes tokens: SELECT * FROM ratelimit.tak
 
 -- +goose StatementBegin
 CREATE FUNCTION ratelimit.take_global(name text, cost float8 DEFAULT 1, plan text DEFAULT NULL) RETURNS ratelimit.decision
-LANGUAGE plpgsql AS $$
-BEGIN
-    RETURN ratelimit.take_generally($1, '', $2, $3, 'take');
-END $$;
+LANGUAGE plpgsql AS $$ BEGIN RETURN ratelimit.take_generally($1, '', $2, $3, 'take'); END $$;
 -- +goose StatementEnd
 REVOKE EXECUTE ON FUNCTION ratelimit.take_global FROM PUBLIC;
 COMMENT ON FUNCTION ratelimit.take_global IS 'Takes tokens from the one bucket of a limit that everybody shares: SELECT * FROM ratelimit.take_global(''signups'').';
 
 -- +goose StatementBegin
 CREATE FUNCTION ratelimit.check(name text, key text, cost float8 DEFAULT 1, plan text DEFAULT NULL) RETURNS ratelimit.decision
-LANGUAGE plpgsql AS $$
-BEGIN
-    RETURN ratelimit.take_generally($1, ratelimit.checked_key($1, $2), $3, $4, 'look');
-END $$;
+LANGUAGE plpgsql AS $$ BEGIN RETURN ratelimit.take_generally($1, ratelimit.checked_key($1, $2), $3, $4, 'look'); END $$;
 -- +goose StatementEnd
 REVOKE EXECUTE ON FUNCTION ratelimit.check FROM PUBLIC;
 COMMENT ON FUNCTION ratelimit.check IS 'Whether take would be allowed now: SELECT * FROM ratelimit.check(''messages'', user_id::text). It takes nothing and locks nothing, so another transaction can be quicker.';
@@ -179,6 +170,7 @@ CREATE FUNCTION ratelimit.take_all(requests jsonb) RETURNS SETOF ratelimit.decis
 LANGUAGE plpgsql AS $$
 DECLARE
     v_now     bigint := (extract(epoch FROM clock_timestamp()) * 1000000)::bigint;
+    v_bad     jsonb;
     v_request record;
     v_terms   ratelimit.terms[] := '{}';
 BEGIN
@@ -186,13 +178,13 @@ BEGIN
         RAISE EXCEPTION 'ratelimit: the requests of take_all are %', coalesce(left(requests::text, 80), 'NULL') USING ERRCODE = 'invalid_parameter_value',
             HINT = 'Pass an array of 1 to 64 objects, such as [{"name": "messages", "key": "ana", "cost": 1, "plan": "pro"}].';
     END IF;
-    FOR v_request IN SELECT e.v FROM jsonb_array_elements(requests) AS e (v) LOOP
-        IF jsonb_typeof(v_request.v) <> 'object' OR EXISTS (SELECT FROM jsonb_each(v_request.v) AS f WHERE NOT CASE f.key WHEN 'cost' THEN jsonb_typeof(f.value) = 'number'
-                ELSE f.key IN ('name', 'key', 'plan') AND jsonb_typeof(f.value) IN ('string', 'null') END) THEN
-            RAISE EXCEPTION 'ratelimit: take_all cannot read the request %', left(v_request.v::text, 200) USING ERRCODE = 'invalid_parameter_value',
-                HINT = 'A request has a name and a key, and may have a cost (a number) and a plan.';
-        END IF;
-    END LOOP;
+    SELECT e.v INTO v_bad FROM jsonb_array_elements(requests) AS e (v)
+    WHERE CASE jsonb_typeof(e.v) WHEN 'object' THEN EXISTS (SELECT FROM jsonb_each(e.v) AS f WHERE NOT CASE f.key WHEN 'cost' THEN jsonb_typeof(f.value) = 'number'
+        ELSE f.key IN ('name', 'key', 'plan') AND jsonb_typeof(f.value) IN ('string', 'null') END) ELSE true END LIMIT 1;
+    IF FOUND THEN
+        RAISE EXCEPTION 'ratelimit: take_all cannot read the request %', left(v_bad::text, 200) USING ERRCODE = 'invalid_parameter_value',
+            HINT = 'A request has a name and a key, and may have a cost (a number) and a plan.';
+    END IF;
     FOR v_request IN
         SELECT r.name, r.key, sum(coalesce(r.cost, 1) ORDER BY r.n) AS cost, min(r.plan) AS plan, count(DISTINCT coalesce(r.plan, '')) AS plans
         FROM (SELECT x.*, e.n FROM jsonb_array_elements(requests) WITH ORDINALITY AS e (v, n), jsonb_to_record(e.v) AS x (name text, key text, cost float8, plan text)) AS r
@@ -223,17 +215,8 @@ BEGIN
         RAISE EXCEPTION 'ratelimit: the limit % gives slots, not tokens', quote_literal(p_name) USING ERRCODE = 'feature_not_supported', HINT = 'Call acquire, and release.';
     ELSIF p_cost > 1e12 THEN
         RAISE EXCEPTION 'ratelimit: the tokens for % are %', quote_literal(p_name), p_cost USING ERRCODE = 'numeric_value_out_of_range', HINT = 'Pass up to 1e12.';
-    ELSIF t.kind = 'concurrency' THEN -- no lease is left
-        INSERT INTO ratelimit.buckets AS b (name, key, shard, value, ts, capacity) VALUES (t.name, t.key, 0, t.capacity, t.now_us, t.capacity)
-        ON CONFLICT (name, key, shard) DO UPDATE SET value = excluded.value, ts = greatest(b.ts, excluded.ts), capacity = excluded.capacity, leased = b.leased[: 1];
-        DELETE FROM ratelimit.leases AS l WHERE l.name = t.name AND l.key = t.key;
-        RETURN (true, t.capacity, NULL, t.rule, t.mode)::ratelimit.decision;
-    ELSIF p_verb = 'fill' OR p_cost > 0 AND t.mode <> 'off' THEN
-        t := (ratelimit.decide(ARRAY[t], p_verb))[1];
-    ELSE
-        t := (ratelimit.decide(ARRAY[t], 'look'))[1];
     END IF;
-    t := ratelimit.told(t);
+    t := ratelimit.told((ratelimit.decide(ARRAY[t], CASE WHEN p_verb = 'fill' OR p_cost > 0 AND t.mode <> 'off' THEN p_verb ELSE 'look' END))[1]);
     t.allowed := true;
     RETURN ratelimit.decision_of(t);
 END $$;
@@ -242,47 +225,27 @@ REVOKE EXECUTE ON FUNCTION ratelimit.change FROM PUBLIC;
 
 -- +goose StatementBegin
 CREATE FUNCTION ratelimit.charge(name text, key text, tokens float8, plan text DEFAULT NULL) RETURNS ratelimit.decision
-LANGUAGE plpgsql AS $$
-BEGIN
-    RETURN ratelimit.change($1, ratelimit.checked_key($1, $2), $3, $4, 'charge');
-END $$;
+LANGUAGE plpgsql AS $$ BEGIN RETURN ratelimit.change($1, ratelimit.checked_key($1, $2), $3, $4, 'charge'); END $$;
 -- +goose StatementEnd
 REVOKE EXECUTE ON FUNCTION ratelimit.charge FROM PUBLIC;
 COMMENT ON FUNCTION ratelimit.charge IS 'Takes tokens even if there are too few: the bucket owes them, and later calls wait. For a cost that is known only after the work.';
 
 -- +goose StatementBegin
 CREATE FUNCTION ratelimit.credit(name text, key text, tokens float8, plan text DEFAULT NULL) RETURNS ratelimit.decision
-LANGUAGE plpgsql AS $$
-BEGIN
-    RETURN ratelimit.change($1, ratelimit.checked_key($1, $2), $3, $4, 'credit');
-END $$;
+LANGUAGE plpgsql AS $$ BEGIN RETURN ratelimit.change($1, ratelimit.checked_key($1, $2), $3, $4, 'credit'); END $$;
 -- +goose StatementEnd
 REVOKE EXECUTE ON FUNCTION ratelimit.credit FROM PUBLIC;
 COMMENT ON FUNCTION ratelimit.credit IS 'Gives tokens back, up to the capacity. It trusts you that they were taken, and a second call gives them again: reserve and settle if that matters.';
 
 -- +goose StatementBegin
 CREATE FUNCTION ratelimit.reset(name text, key text, plan text DEFAULT NULL) RETURNS ratelimit.decision
-LANGUAGE plpgsql AS $$
-BEGIN
-    RETURN ratelimit.change($1, ratelimit.checked_key($1, $2), 0, $3, 'fill');
-END $$;
+LANGUAGE plpgsql AS $$ BEGIN RETURN ratelimit.change($1, ratelimit.checked_key($1, $2), 0, $3, 'fill'); END $$;
 -- +goose StatementEnd
 REVOKE EXECUTE ON FUNCTION ratelimit.reset FROM PUBLIC;
 COMMENT ON FUNCTION ratelimit.reset IS 'Fills the bucket of a key and forgets what it owes. For operators, and after a successful login; grant it to no client.';
 
 -- +goose Down
-DROP FUNCTION IF EXISTS ratelimit.reset;
-DROP FUNCTION IF EXISTS ratelimit.credit;
-DROP FUNCTION IF EXISTS ratelimit.charge;
-DROP FUNCTION IF EXISTS ratelimit.change;
-DROP FUNCTION IF EXISTS ratelimit.take_all;
-DROP FUNCTION IF EXISTS ratelimit.require;
-DROP FUNCTION IF EXISTS ratelimit.refuse;
-DROP FUNCTION IF EXISTS ratelimit.check;
-DROP FUNCTION IF EXISTS ratelimit.take_global;
-DROP FUNCTION IF EXISTS ratelimit.take;
-DROP FUNCTION IF EXISTS ratelimit.take_generally;
-DROP FUNCTION IF EXISTS ratelimit.decision_of;
-DROP FUNCTION IF EXISTS ratelimit.take_from;
-DROP FUNCTION IF EXISTS ratelimit.checked_key;
+DROP FUNCTION IF EXISTS ratelimit.reset, ratelimit.credit, ratelimit.charge, ratelimit.change, ratelimit.take_all, ratelimit.require,
+    ratelimit.refuse, ratelimit.check, ratelimit.take_global, ratelimit.take, ratelimit.take_generally, ratelimit.decision_of,
+    ratelimit.take_from, ratelimit.checked_key;
 DROP TYPE ratelimit.decision;

@@ -42,5 +42,4 @@ REVOKE EXECUTE ON FUNCTION ratelimit.take_own FROM PUBLIC;
 COMMENT ON FUNCTION ratelimit.take_own IS 'Takes tokens from the bucket of the caller: of the role that is logged in, or in PostgREST of the subject of the JWT. For clients that run SQL of their own: grant them this function, and not take, which can spend the tokens of any key.';
 
 -- +goose Down
-DROP FUNCTION IF EXISTS ratelimit.take_own;
-DROP FUNCTION IF EXISTS ratelimit.limit_rows;
+DROP FUNCTION IF EXISTS ratelimit.take_own, ratelimit.limit_rows;

@@ -126,20 +126,14 @@ REVOKE EXECUTE ON FUNCTION ratelimit.end_reservation FROM PUBLIC;
 
 -- +goose StatementBegin
 CREATE FUNCTION ratelimit.settle(id uuid, used float8) RETURNS boolean
-LANGUAGE plpgsql AS $$
-BEGIN
-    RETURN ratelimit.end_reservation($1, 'settled', $2);
-END $$;
+LANGUAGE plpgsql AS $$ BEGIN RETURN ratelimit.end_reservation($1, 'settled', $2); END $$;
 -- +goose StatementEnd
 REVOKE EXECUTE ON FUNCTION ratelimit.settle FROM PUBLIC;
 COMMENT ON FUNCTION ratelimit.settle IS 'Ends a reservation with what its work used: a surplus goes back, and what is missing is taken. False if it has ended before; then nothing changes.';
 
 -- +goose StatementBegin
 CREATE FUNCTION ratelimit.cancel(id uuid) RETURNS boolean
-LANGUAGE plpgsql AS $$
-BEGIN
-    RETURN ratelimit.end_reservation($1, 'cancelled', 0);
-END $$;
+LANGUAGE plpgsql AS $$ BEGIN RETURN ratelimit.end_reservation($1, 'cancelled', 0); END $$;
 -- +goose StatementEnd
 REVOKE EXECUTE ON FUNCTION ratelimit.cancel FROM PUBLIC;
 COMMENT ON FUNCTION ratelimit.cancel IS 'Ends a reservation whose work will not run, and gives back what it took. False if it has ended before; then nothing changes.';
@@ -153,7 +147,7 @@ DECLARE
 BEGIN
     IF t.kind <> 'concurrency' THEN
         RAISE EXCEPTION 'ratelimit: the limit % gives tokens, not slots', quote_literal(p_name) USING ERRCODE = 'feature_not_supported', HINT = 'Call take.';
-    ELSIF p_slots < 1 OR p_slots > t.capacity AND t.mode = 'on' THEN
+    ELSIF p_slots < 1 OR p_slots > t.capacity AND t.mode = 'on' AND (t.paused_us > t.now_us) IS NOT TRUE THEN
         RAISE EXCEPTION 'ratelimit: the slots for % are %, and it has %', quote_literal(p_name), p_slots, t.capacity USING ERRCODE = 'numeric_value_out_of_range', HINT = 'Pass 1 or more, up to that.';
     END IF;
     RETURN t;
@@ -164,38 +158,29 @@ REVOKE EXECUTE ON FUNCTION ratelimit.slots_of FROM PUBLIC;
 -- +goose StatementBegin
 CREATE FUNCTION ratelimit.acquire(name text, key text, slots integer DEFAULT 1, plan text DEFAULT NULL) RETURNS ratelimit.lease
 LANGUAGE plpgsql AS $$
-#variable_conflict use_column
 DECLARE
     t ratelimit.terms := ratelimit.slots_of($1, $2, $3, $4);
     r record;
     v_ends bigint; -- when enough leases have ended
-    v_free float8;
 BEGIN
     IF t.paused_us > t.now_us THEN
         RETURN (NULL, false, NULL, 0, least(t.paused_us - t.now_us, 7884000000000000) / 1e6::float8, t.rule, 'paused')::ratelimit.lease;
     ELSIF t.mode = 'off' THEN
         RETURN (NULL, true, NULL, t.capacity, NULL, t.rule, t.mode)::ratelimit.lease;
     END IF;
-    FOR v_round IN 1 .. 16 LOOP
-        r := ratelimit.acquire_1(t.name, t.key, $3, t.capacity, t.lease_us, 0, t.since_us, t.last_us, NULL, false);
-        EXIT WHEN r.allowed IS NOT NULL;
-        -- A row of an earlier policy keeps its leases, and a row of another kind has none.
-        t := ratelimit.slots_of($1, $2, $3, $4);
-        INSERT INTO ratelimit.buckets AS b (name, key, shard, value, ts, capacity) VALUES (t.name, t.key, 0, t.capacity, t.now_us, t.capacity)
-        ON CONFLICT (name, key, shard) DO UPDATE SET ts = t.now_us, capacity = CASE WHEN b.ts < t.reset_us THEN t.capacity ELSE b.capacity END,
-            value = CASE WHEN b.ts < t.reset_us THEN t.capacity ELSE b.value END;
-        DELETE FROM ratelimit.leases AS l WHERE l.name = t.name AND l.key = t.key AND l.fence < t.reset_us;
-    END LOOP;
-    IF r.allowed THEN
-        RETURN (r.fence, true, timestamptz 'epoch' + r.until_us * interval '1 microsecond', r.value, NULL, t.rule, t.mode)::ratelimit.lease;
+    r := ratelimit.acquire_1(t.name, t.key, $3, t.capacity, t.lease_us, 0, t.since_us, t.last_us, NULL, false);
+    t.allowed := r.allowed; t.value := r.value; t.ts := r.ts; t.now_us := r.now_us;
+    t.leases := CASE WHEN r.allowed THEN ARRAY[r.fence, 0, 0, 0, r.fence, r.until_us, $3] ELSE r.leases END;
+    IF t.allowed IS NULL THEN -- a row of an earlier policy
+        t := (ratelimit.decide(ARRAY[t], 'take'))[1];
     END IF;
-    v_free := r.value;
-    FOR i IN 1 .. cardinality(r.leases) / 3 LOOP
-        EXIT WHEN v_free >= $3;
-        SELECT l.until, v_free + l.slots INTO v_ends, v_free
-        FROM (SELECT r.leases[n * 3] AS until, r.leases[n * 3 + 1] AS slots FROM generate_series(1, cardinality(r.leases) / 3) AS n ORDER BY 1, n OFFSET i - 1 LIMIT 1) AS l;
-    END LOOP;
-    RETURN (NULL, t.mode = 'shadow', NULL, greatest(r.value, 0), CASE WHEN v_free >= $3 THEN (v_ends - r.now_us) / 1e6::float8 ELSE 7884000000 END, t.rule, t.mode)::ratelimit.lease;
+    IF t.allowed THEN
+        RETURN (t.leases[1], true, timestamptz 'epoch' + t.leases[6] * interval '1 microsecond', t.value, NULL, t.rule, t.mode)::ratelimit.lease;
+    END IF;
+    SELECT min(l.until_us) INTO v_ends FROM (
+        SELECT t.leases[3 * n] AS until_us, t.value + sum(t.leases[3 * n + 1]) OVER (ORDER BY t.leases[3 * n], n) AS free FROM generate_series(1, cardinality(t.leases) / 3) AS n) AS l
+    WHERE l.free >= t.cost;
+    RETURN (NULL, t.mode = 'shadow', NULL, greatest(t.value, 0), coalesce((v_ends - t.now_us) / 1e6::float8, 7884000000), t.rule, t.mode)::ratelimit.lease;
 END $$;
 -- +goose StatementEnd
 REVOKE EXECUTE ON FUNCTION ratelimit.acquire FROM PUBLIC;
@@ -231,13 +216,7 @@ REVOKE EXECUTE ON FUNCTION ratelimit.release FROM PUBLIC;
 COMMENT ON FUNCTION ratelimit.release IS 'Gives back the slots of a lease. False: it was held no more, so the work may have run beside other holders.';
 
 -- +goose Down
-DROP FUNCTION IF EXISTS ratelimit.release;
-DROP FUNCTION IF EXISTS ratelimit.renew_lease;
-DROP FUNCTION IF EXISTS ratelimit.acquire;
-DROP FUNCTION IF EXISTS ratelimit.slots_of;
-DROP FUNCTION IF EXISTS ratelimit.cancel;
-DROP FUNCTION IF EXISTS ratelimit.settle;
-DROP FUNCTION IF EXISTS ratelimit.end_reservation;
-DROP FUNCTION IF EXISTS ratelimit.reserve;
+DROP FUNCTION IF EXISTS ratelimit.release, ratelimit.renew_lease, ratelimit.acquire, ratelimit.slots_of, ratelimit.cancel, ratelimit.settle,
+    ratelimit.end_reservation, ratelimit.reserve;
 DROP TYPE ratelimit.lease;
 DROP TYPE ratelimit.reservation;

@@ -10,6 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgratelimit/pgratelimit/integration_test/internal/client"
 	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
 )
 
@@ -51,17 +52,15 @@ func TestSQLPage(t *testing.T) {
 	for language, program := range programs {
 		t.Run(language, func(t *testing.T) {
 			t.Parallel()
-			interpreter := driverOf(language)
-			if interpreter == nil {
-				t.Skip("the language or its driver is not installed")
+			in, err := client.Find(t, language)
+			if err != nil {
+				t.Skip(err)
 			}
 			path := filepath.Join(t.TempDir(), "program")
 			require.NoError(t, os.WriteFile(path, []byte(program), 0o600))
 			said := ""
 			for range 4 {
-				run := exec.Command(interpreter[0], path) //nolint:gosec // of this test
-				run.Env = append(os.Environ(), append(interpreter[1:], "DATABASE_URL="+url)...)
-				out, err := run.CombinedOutput()
+				out, err := in.Command(t.Context(), path, "DATABASE_URL="+url).CombinedOutput()
 				require.NoError(t, err, "%s", out)
 				said += string(out)
 			}
@@ -70,20 +69,9 @@ func TestSQLPage(t *testing.T) {
 			var rows int
 			require.NoError(t, pool.QueryRow(t.Context(), `SELECT count(*) FROM messages WHERE author = $1`, author).Scan(&rows))
 			require.Equal(t, 3, rows)
+			var left float64
+			require.NoError(t, pool.QueryRow(t.Context(), `SELECT remaining FROM ratelimit.check('messages', $1)`, author).Scan(&left))
+			require.Zero(t, left)
 		})
 	}
-}
-
-// driverOf returns an interpreter with a driver for Postgres, and its environment. It returns nil if none is installed.
-func driverOf(language string) []string {
-	for _, try := range map[string][][]string{
-		"python": {{"python3", "-c", "import psycopg2"}, {"/usr/bin/python3", "-c", "import psycopg2"}},
-		"js":     {{"node", "-e", "require('pg')"}},
-		"ruby":   {{"ruby", "-e", "require 'pg'"}},
-	}[language] {
-		if exec.Command(try[0], try[1:]...).Run() == nil { //nolint:gosec // of this test
-			return try[:1]
-		}
-	}
-	return nil
 }

@@ -2,6 +2,7 @@ package sqlapi_test
 
 import (
 	"context"
+	"fmt"
 	"strings"
 	"testing"
 
@@ -10,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/migrations"
 )
 
@@ -83,7 +85,18 @@ func TestAttacks(t *testing.T) {
 	var value float64
 	require.NoError(t, pool.QueryRow(t.Context(), `SELECT value FROM ratelimit.buckets WHERE key = 'ana'`).Scan(&value))
 	require.Zero(t, value)
-	fails(t, caller, "22023", `SELECT * FROM ratelimit.take_all((SELECT jsonb_agg('{"name": "m", "key": "k"}'::jsonb) FROM generate_series(1, 100000)))`)
+	fails(t, caller, "22023", fmt.Sprintf(`SELECT * FROM ratelimit.take_all((SELECT pg_catalog.jsonb_agg('{"name": "m", "key": "k"}'::jsonb) FROM generate_series(1, %d)))`,
+		testsize.Of(100_000, 1_000_000)))
+	for _, cost := range []string{"NaN", "Infinity", "-Infinity", "1e308", "-1", "1e-300"} {
+		fails(t, caller, "22003", `SELECT * FROM ratelimit.take('m', 'ana', '`+cost+`')`)
+	}
+	for arguments, code := range map[string]string{
+		`repeat('x', 1000000), 'ana'`: "42704", `'m', repeat('x', 1000000)`: "22023", `'m', 'ana', 1, repeat('x', 1000000)`: "22023",
+	} {
+		fails(t, caller, code, `SELECT * FROM ratelimit.take(`+arguments+`)`)
+	}
+	require.NoError(t, pool.QueryRow(t.Context(), `SELECT value FROM ratelimit.buckets WHERE key = 'ana'`).Scan(&value))
+	require.Zero(t, value)
 
 	client, own := as(t, pool, "client")
 	for _, call := range []string{`take('m', 'ana')`, `reset('m', 'ana')`, `take_global('m')`, `credit('m', 'ana', 7)`, `settle(NULL, 1)`} {
