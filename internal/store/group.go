@@ -63,14 +63,14 @@ func planOf(calls []*Call) *plan {
 				p.rows[c.Asks[i].Key] = r
 			}
 			c.rows = append(c.rows, r)
-			if !c.Look {
+			if !c.onlyLooks() {
 				r.calls++
 				r.several = r.several || len(c.Asks) > 1
 			}
 		}
 	}
 	for _, c := range calls {
-		if c.Look || !p.add(c) {
+		if c.onlyLooks() || !p.add(c) {
 			p.others = append(p.others, c)
 		}
 	}
@@ -81,6 +81,9 @@ func planOf(calls []*Call) *plan {
 	slices.SortFunc(p.several, byKey)
 	return p
 }
+
+// onlyLooks reports whether nothing is taken for the call in this round.
+func (c *Call) onlyLooks() bool { return c.Look || c.heldBy != nil }
 
 // isOfOneRow reports whether the plan is one statement for one row.
 func (p *plan) isOfOneRow() bool {

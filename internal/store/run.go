@@ -45,20 +45,27 @@ func (s *Session) run(ctx context.Context, calls []*Call, waitFor *bucket.Key, r
 	}
 	others := slices.Concat(undecided, p.others)
 	slices.SortFunc(others, func(a, b *Call) int { return a.seq - b.seq })
-	open := answerRefused(others)
+	var open []*Call
+	for _, c := range answerRefused(others) {
+		if c.heldBy != nil {
+			waiting = append(waiting, c.blockedBy(*c.heldBy))
+		} else {
+			open = append(open, c)
+		}
+	}
 	switch {
 	case len(open) == 0:
-		return nil
+		return waiting
 	case slices.ContainsFunc(open, s.keeps):
-		return s.decideEach(ctx, open, waitFor)
+		return append(waiting, s.decideEach(ctx, open, waitFor)...)
 	case round < mostBatches && setTurns(open):
-		return s.run(ctx, open, waitFor, round+1)
+		return append(waiting, s.run(ctx, open, waitFor, round+1)...)
 	}
-	return s.decideInTurn(ctx, open, waitFor)
+	return append(waiting, s.decideInTurn(ctx, open, waitFor)...)
 }
 
-// runFree is the next round of calls of which a statement took nothing, because other transactions hold rows or were quicker. It returns the
-// calls whose rows are held. Calls that have waited for many rows take what they can get.
+// runFree is the next round of calls of which a statement took nothing, because other transactions hold rows or were quicker. For calls that need a
+// held row it only looks, because a refusal waits for no row. Calls that have waited for many rows take what they can get.
 func (s *Session) runFree(ctx context.Context, calls []*Call, waitFor *bucket.Key, round int) (waiting []blocked) {
 	if round >= mostBatches || mostWaits(calls) >= manyWaits {
 		return s.decideInTurn(ctx, calls, waitFor)
@@ -67,23 +74,19 @@ func (s *Session) runFree(ctx context.Context, calls []*Call, waitFor *bucket.Ke
 	for _, c := range calls {
 		asks = append(asks, c.Asks...)
 	}
-	asks = bucket.NewPage(asks).Rows
-	held, err := s.heldAmong(ctx, asks)
+	held, err := s.heldAmong(ctx, bucket.NewPage(asks).Rows)
 	if err != nil {
 		return runHalves(calls, err, waitFor, func(calls []*Call) []blocked { return s.runFree(ctx, calls, waitFor, round) })
 	}
-	var free []*Call
+	if waitFor != nil { // the next round waits for it
+		delete(held, *waitFor)
+	}
 	for _, c := range calls {
 		if i := slices.IndexFunc(c.Asks, func(a bucket.Ask) bool { return held[a.Key] }); i >= 0 {
-			waiting = append(waiting, c.blockedBy(c.Asks[i].Key))
-			continue
+			c.way, c.heldBy = inGeneral, &c.Asks[i].Key
 		}
-		free = append(free, c)
 	}
-	if len(free) == 0 {
-		return waiting
-	}
-	return append(waiting, s.run(ctx, free, waitFor, round+1)...)
+	return s.run(ctx, calls, waitFor, round+1)
 }
 
 // heldAmong returns the rows that other transactions hold.

@@ -372,3 +372,22 @@ func TestCallsThatWaitForARowAreOneRoundTrip(t *testing.T) {
 		require.True(t, c.isAllowed(t))
 	}
 }
+
+// If another transaction holds a row, a batch still answers the calls for it that need no lock: looks, and refusals.
+func TestAHeldRowDelaysNoLookAndNoRefusal(t *testing.T) {
+	t.Parallel()
+	s, l := newStand(t), still("still", 10)
+	s.makeRows("held", l)
+	s.makeRows("free", l)
+	s.tx(`SELECT FROM ratelimit.buckets WHERE key = 'held' FOR UPDATE`)
+	free, look, refused, waits := taking(l.ask("free", 1)), looking(l.ask("held", 1)), taking(l.ask("held", 11)), taking(l.ask("held", 1))
+	other := taking(l.ask("free", 1), still("other", 10).ask("free", 11))
+	waiting := runBatch(t, s.Session, free, look, refused, waits, other)
+	require.Len(t, waiting, 1)
+	require.Same(t, waits, waiting[0].Call.Of)
+	require.True(t, free.isAllowed(t))
+	require.True(t, look.isAllowed(t))
+	require.False(t, refused.isAllowed(t))
+	require.False(t, other.isAllowed(t))
+	require.Equal(t, []float64{9}, s.held(l.ask("free", 0)))
+}

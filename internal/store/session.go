@@ -27,6 +27,7 @@ type Call struct {
 	rows   []*row // of its asks, in a batch
 	oneRow [1]*row
 	turn   turn
+	heldBy *bucket.Key // the row that it's to wait for, unless a look refuses it; nil: none
 
 	inquiry *inquiry   // when it's decided in turn
 	held    *heldError // what that says
@@ -194,7 +195,7 @@ const (
 
 // choose sets how c is decided. No other function chooses.
 func (s *Session) choose(c *Call) {
-	c.traits, c.turn = bucket.TraitsOf(c.Asks), unknown
+	c.traits, c.turn, c.heldBy = bucket.TraitsOf(c.Asks), unknown, nil
 	t := &c.traits
 	switch {
 	case c.Look, s.mode != alone && t.Costless:
