@@ -17,6 +17,7 @@ type app struct {
 	in          io.Reader
 	out, errOut io.Writer
 	env         func(name string) string
+	open        opener
 	secrets     []string       // never shown
 	cmd         *cobra.Command // the running command; nil: the arguments are not checked yet
 	options     options
@@ -33,8 +34,12 @@ type options struct {
 
 // Run runs the program with its arguments and returns its exit code. env returns the value of a variable, as os.Getenv.
 func Run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.Writer, env func(name string) string) int {
+	return run(ctx, args, stdin, stdout, stderr, env, open)
+}
+
+func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.Writer, env func(name string) string, open opener) int {
 	out := &output{to: stdout}
-	a := &app{in: stdin, out: out, errOut: stderr, env: env}
+	a := &app{in: stdin, out: out, errOut: stderr, env: env, open: open}
 	root := a.root()
 	root.SetArgs(append([]string{}, args...)) // nil would mean os.Args
 	root.SetIn(stdin)

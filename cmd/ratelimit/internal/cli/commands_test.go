@@ -42,8 +42,10 @@ func TestRoles(t *testing.T) {
 	statements := f.ok(t, "grants", "--application", application, "--operator", operator, "--reader", reader)
 	_, err := f.pool.Exec(t.Context(), statements)
 	require.NoError(t, err)
-	as := func(role string) []string {
-		return append(slices.Clone(f.env), "RATELIMIT_DATABASE_URL="+withParameter(f.url, "role="+url.QueryEscape(role)))
+	as := func(role string) *fixture {
+		other := *f
+		other.env = append(slices.Clone(f.env), "RATELIMIT_DATABASE_URL="+withParameter(f.url, "role="+url.QueryEscape(role)))
+		return &other
 	}
 	for _, c := range []struct {
 		role, args string
@@ -65,18 +67,18 @@ func TestRoles(t *testing.T) {
 		{operator, "pause sends ada --for 1h --reason x", 0},
 		{operator, "reservations cancel 0d5f7c0e-6c0b-4f6e-9a5c-0f1f8e3d2a11 --yes", 1},
 	} {
-		r := run(t.Context(), as(c.role), "", split(c.args)...)
+		r := as(c.role).run(t, split(c.args)...)
 		require.Equal(t, c.code, r.code, "%s: %s: %s%s", c.role, c.args, r.out, r.err)
 		if c.code == 1 {
 			require.Contains(t, r.err, "ratelimit grants prints the statements that grant it", c.args)
 		}
 	}
-	r := run(t.Context(), as(reader), "", "doctor")
+	r := as(reader).run(t, "doctor")
 	require.Equal(t, 5, r.code, r.err)
 	require.Contains(t, r.out, "can only read")
 	require.NotContains(t, r.out, "GRANT ")
-	require.Contains(t, run(t.Context(), as(reader), "", "doctor", "--role", reader).out, "GRANT SELECT, INSERT, UPDATE, DELETE")
-	require.NotContains(t, run(t.Context(), as(reader), "", "doctor", "--role", application).out, "grants:")
+	require.Contains(t, as(reader).run(t, "doctor", "--role", reader).out, "GRANT SELECT, INSERT, UPDATE, DELETE")
+	require.NotContains(t, as(reader).run(t, "doctor", "--role", application).out, "grants:")
 }
 
 // TestMaintain promises that the command prunes and expires at once, and goes on until it is interrupted.
@@ -95,7 +97,7 @@ func TestMaintain(t *testing.T) {
 
 	ctx, interrupt := context.WithCancel(t.Context())
 	defer interrupt()
-	r := runTo(ctx, &watched{then: interrupt}, f.env, "", "maintain", "sends", "-f", path, "--every", "1h", "--yes")
+	r := runTo(ctx, &watched{then: interrupt}, f.env, "maintain", "sends", "-f", path, "--every", "1h", "--yes")
 	require.Equal(t, 130, r.code)
 	require.Contains(t, r.out, ": 1 row deleted, 1 reservation ended\n")
 }
@@ -121,7 +123,7 @@ func TestEveryCommandWorksThroughPgBouncer(t *testing.T) {
 	r := f.run(t, "migrate", "up")
 	require.Equal(t, 0, r.code, r.err)
 	require.Contains(t, r.err, "migrate on a connection to the server itself")
-	require.NotContains(t, run(t.Context(), direct, "", "migrate", "up").err, "pooler")
+	require.NotContains(t, run(t.Context(), direct, "migrate", "up").err, "pooler")
 	first, second := file(t, "first.yaml", firstFile), file(t, "second.yaml", "rules: [{limit: search, plan: pro, rate: 600, period: minute}]")
 	for _, args := range []string{
 		"migrate status", "rules apply --yes --reason x -f " + first, "rules apply --yes --reason x -f " + second, "rules list", "rules history",
@@ -148,7 +150,7 @@ func TestRulesApplyChangesNothingAfterAConcurrentChange(t *testing.T) {
 	require.NoError(t, err)
 	path := file(t, "rules.yaml", firstFile)
 	done := make(chan result, 1)
-	go func() { done <- run(ctx, f.env, "", "rules", "apply", "-f", path, "--reason", "x", "--yes") }()
+	go func() { done <- run(ctx, f.env, "rules", "apply", "-f", path, "--reason", "x", "--yes") }()
 	require.Eventually(t, func() bool {
 		var waits bool
 		err := f.pool.QueryRow(ctx, `SELECT count(*) > 0 FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'`).Scan(&waits)

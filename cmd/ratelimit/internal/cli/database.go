@@ -56,11 +56,11 @@ func (a *app) withDatabaseWithin(ctx context.Context, timeout time.Duration, fn 
 		// A command runs a statement once or twice. Prepared ones would only fail behind a pooler in transaction mode.
 		config.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeExec
 	}
-	pool, err := newPool(ctx, config, from)
+	pool, closePool, err := a.newPool(ctx, config, from)
 	if err != nil {
 		return err
 	}
-	defer pool.Close()
+	defer closePool()
 	return within(ctx, timeout, func(ctx context.Context) error {
 		if err := ping(ctx, pool, from); err != nil {
 			return err
@@ -77,16 +77,27 @@ func (a *app) withDatabaseWithin(ctx context.Context, timeout time.Duration, fn 
 	})
 }
 
-// newPool returns a pool for the database that from names.
-func newPool(ctx context.Context, config *pgxpool.Config, from string) (*pgxpool.Pool, error) {
+// An opener makes a pool. Call closePool when it is no longer used.
+type opener func(ctx context.Context, config *pgxpool.Config) (pool *pgxpool.Pool, closePool func(), err error)
+
+func open(ctx context.Context, config *pgxpool.Config) (*pgxpool.Pool, func(), error) {
+	pool, err := pgxpool.NewWithConfig(ctx, config)
+	if err != nil {
+		return nil, nil, err
+	}
+	return pool, pool.Close, nil
+}
+
+// newPool opens a pool for the database that from names.
+func (a *app) newPool(ctx context.Context, config *pgxpool.Config, from string) (pool *pgxpool.Pool, closePool func(), err error) {
 	if config.ConnConfig.RuntimeParams["application_name"] == "" {
 		config.ConnConfig.RuntimeParams["application_name"] = "ratelimit"
 	}
-	pool, err := pgxpool.NewWithConfig(ctx, config)
+	pool, closePool, err = a.open(ctx, config)
 	if err != nil {
-		return nil, fmt.Errorf("cannot make a pool for the database of %s: %s", from, causeOf(err))
+		return nil, nil, fmt.Errorf("cannot make a pool for the database of %s: %s", from, causeOf(err))
 	}
-	return pool, nil
+	return pool, closePool, nil
 }
 
 // ping connects to the database that from names. Its error says what to check, and names neither user nor database.

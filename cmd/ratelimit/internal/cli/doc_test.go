@@ -113,7 +113,7 @@ func TestDocument(t *testing.T) {
 
 	t.Run("HasTheExitCodesOfTheHelp", func(t *testing.T) {
 		t.Parallel()
-		help := run(t.Context(), nil, "", "help", "exit-codes").out
+		help := run(t.Context(), nil, "help", "exit-codes").out
 		rows := regexp.MustCompile(`(?m)^\| (\d+) \| (.*) \|$`).FindAllStringSubmatch(document, -1)
 		require.Len(t, rows, 8)
 		for _, row := range rows {
@@ -277,7 +277,7 @@ func TestHelp(t *testing.T) {
 		texts := map[string]string{}
 		everyCommand(cli.Root(), func(cmd *cobra.Command) {
 			words := strings.Fields(cmd.CommandPath())[1:]
-			r := run(t.Context(), nil, "", append([]string{"help"}, words...)...)
+			r := run(t.Context(), nil, append([]string{"help"}, words...)...)
 			require.Equal(t, 0, r.code)
 			require.Empty(t, r.err)
 			texts[strings.Join(append([]string{"ratelimit"}, words...), "-")+".txt"] = r.out
@@ -303,20 +303,20 @@ func TestHelp(t *testing.T) {
 			"": "help", "take --help": "help take", "exit-codes": "help exit-codes", "environment": "help environment", "policies": "help policies",
 			"completion": "help completion",
 		} {
-			r := run(t.Context(), nil, "", strings.Fields(form)...)
-			require.Equal(t, result{0, run(t.Context(), nil, "", strings.Fields(command)...).out, ""}, r, form)
+			r := run(t.Context(), nil, strings.Fields(form)...)
+			require.Equal(t, result{0, run(t.Context(), nil, strings.Fields(command)...).out, ""}, r, form)
 		}
 	})
 
 	t.Run("CompletesWithoutADatabase", func(t *testing.T) {
 		t.Parallel()
 		for _, shell := range []string{"bash", "zsh", "fish", "powershell"} {
-			r := run(t.Context(), nil, "", "completion", shell)
+			r := run(t.Context(), nil, "completion", shell)
 			require.Equal(t, 0, r.code)
 			require.Contains(t, r.out, "ratelimit")
-			require.Equal(t, 0, run(t.Context(), nil, "", "completion", shell, "--no-descriptions").code)
+			require.Equal(t, 0, run(t.Context(), nil, "completion", shell, "--no-descriptions").code)
 		}
-		r := run(t.Context(), nil, "", "__complete", "rules", "")
+		r := run(t.Context(), nil, "__complete", "rules", "")
 		require.Contains(t, r.out, "apply")
 	})
 }

@@ -1,6 +1,11 @@
 package cli
 
 import (
+	"context"
+	"io"
+	"sync"
+
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/spf13/cobra"
 
 	"github.com/pgratelimit/pgratelimit/cmd/ratelimit/internal/doctor"
@@ -8,6 +13,39 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/inspect"
 	"github.com/pgratelimit/pgratelimit/rules"
 )
+
+// Pools keeps the pools of commands for later ones, because a session costs the server more than a command does.
+type Pools struct {
+	mu   sync.Mutex
+	kept map[string]*pgxpool.Pool // by connection string
+}
+
+// Run is the function Run with pools that stay open.
+func (p *Pools) Run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.Writer, env func(name string) string) int {
+	return run(ctx, args, stdin, stdout, stderr, env, func(ctx context.Context, config *pgxpool.Config) (*pgxpool.Pool, func(), error) {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		if pool := p.kept[config.ConnString()]; pool != nil {
+			return pool, func() {}, nil
+		}
+		pool, _, err := open(ctx, config)
+		if err != nil {
+			return nil, nil, err
+		}
+		if p.kept == nil {
+			p.kept = map[string]*pgxpool.Pool{}
+		}
+		p.kept[config.ConnString()] = pool
+		return pool, func() {}, nil
+	})
+}
+
+// Close closes the pools. It waits for connections that are in use.
+func (p *Pools) Close() {
+	for _, pool := range p.kept {
+		pool.Close()
+	}
+}
 
 // Root returns the commands of the program, for tests that walk them.
 func Root() *cobra.Command {

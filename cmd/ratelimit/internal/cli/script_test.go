@@ -141,7 +141,7 @@ func (s *script) ratelimit(t *testing.T, command string) string {
 	if hasInput {
 		input = content(t, input)
 	}
-	r := run(t.Context(), s.f.env, input, split(command)[1:]...)
+	r := s.f.feed(t, input, split(command)[1:]...)
 	if r.code != 0 {
 		r.err += fmt.Sprintf("[exit code %d]\n", r.code)
 	}

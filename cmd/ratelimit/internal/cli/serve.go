@@ -91,11 +91,11 @@ func (a *app) serve(ctx context.Context, f *serving) error {
 	if err != nil {
 		return err
 	}
-	pool, err := newPool(ctx, config, from)
+	pool, closePool, err := a.newPool(ctx, config, from)
 	if err != nil {
 		return err
 	}
-	defer pool.Close()
+	defer closePool()
 	logger := slog.New(slog.NewJSONHandler(a.errOut, nil))
 	hangup := make(chan os.Signal, 1)
 	signal.Notify(hangup, syscall.SIGHUP)

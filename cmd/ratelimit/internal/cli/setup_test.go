@@ -119,20 +119,31 @@ type result struct {
 }
 
 // run runs the program with variables NAME=value.
-func run(ctx context.Context, env []string, stdin string, args ...string) result {
+func run(ctx context.Context, env []string, args ...string) result {
 	var out bytes.Buffer
-	return runTo(ctx, &out, env, stdin, args...)
+	return runTo(ctx, &out, env, args...)
 }
+
+// runner is cli.Run, or the same with pools that stay open.
+type runner func(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.Writer, env func(name string) string) int
 
 // runTo is run with another place for the output.
 func runTo(ctx context.Context, out interface {
+	io.Writer
+	String() string
+}, env []string, args ...string,
+) result {
+	return runBy(ctx, cli.Run, out, env, "", args...)
+}
+
+func runBy(ctx context.Context, by runner, out interface {
 	io.Writer
 	String() string
 }, env []string, stdin string, args ...string,
 ) result {
 	used.note(args)
 	var errOut bytes.Buffer
-	code := cli.Run(ctx, args, strings.NewReader(stdin), out, &errOut, func(name string) string { return variable(env, name) })
+	code := by(ctx, args, strings.NewReader(stdin), out, &errOut, func(name string) string { return variable(env, name) })
 	return result{code, out.String(), errOut.String()}
 }
 
@@ -151,6 +162,7 @@ type fixture struct {
 	url   string
 	env   []string
 	pool  *pgxpool.Pool
+	pools *cli.Pools   // of the program
 	store *rules.Store // whose changes hold at once
 	start time.Time    // of windows that do not end while the test runs
 }
@@ -170,15 +182,23 @@ func on(t *testing.T, url string) *fixture {
 	t.Cleanup(pool.Close)
 	store, err := rules.NewStore(pool, rules.StoreConfig{Lead: -1})
 	require.NoError(t, err)
+	pools := &cli.Pools{}
+	t.Cleanup(pools.Close)
 	return &fixture{
-		url: url, env: []string{"RATELIMIT_DATABASE_URL=" + url, "USER=ana"}, pool: pool, store: store, start: time.Now().UTC().Truncate(time.Second),
+		url: url, pools: pools, env: []string{"RATELIMIT_DATABASE_URL=" + url, "USER=ana"}, pool: pool, store: store, start: time.Now().UTC().Truncate(time.Second),
 	}
 }
 
 // run runs the program on the database.
 func (f *fixture) run(t *testing.T, args ...string) result {
 	t.Helper()
-	return run(t.Context(), f.env, "", args...)
+	return f.feed(t, "", args...)
+}
+
+// feed is run with a standard input.
+func (f *fixture) feed(t *testing.T, stdin string, args ...string) result {
+	t.Helper()
+	return runBy(t.Context(), f.pools.Run, new(bytes.Buffer), f.env, stdin, args...)
 }
 
 // ok runs the program, requires exit code 0, and returns its output.

@@ -80,7 +80,7 @@ func TestUsage(t *testing.T) {
 	} {
 		t.Run(c.args, func(t *testing.T) {
 			t.Parallel()
-			r := run(t.Context(), nil, "", split(c.args)...)
+			r := run(t.Context(), nil, split(c.args)...)
 			require.Equal(t, 2, r.code, r.err)
 			require.Contains(t, r.err, c.says)
 			require.True(t, strings.HasPrefix(r.err, "ratelimit: "), r.err)
@@ -120,12 +120,12 @@ func TestDatabase(t *testing.T) {
 				{"take", "sendMessage", "ada", "--policy", "1 per 1s", "--database-url", dsn},
 				{"doctor", "--timeout", "20s", "--database-url", dsn},
 			} {
-				r := run(t.Context(), []string{"USER=ana"}, "", args...)
+				r := run(t.Context(), []string{"USER=ana"}, args...)
 				require.NotEqual(t, 0, r.code, "%v", args)
 				require.NotContains(t, r.out+r.err, "s3cr3t-word", "%v", args)
 				require.NotContains(t, r.out+r.err, "limits?", "%v", args)
 			}
-			r := run(t.Context(), []string{"DATABASE_URL=" + dsn}, "", "rules", "list")
+			r := run(t.Context(), []string{"DATABASE_URL=" + dsn}, "rules", "list")
 			require.NotEqual(t, 0, r.code)
 			require.NotContains(t, r.out+r.err, "s3cr3t-word")
 			require.Contains(t, r.err, "DATABASE_URL", "where it is from is said")
@@ -145,7 +145,7 @@ func TestDatabase(t *testing.T) {
 			{"simulate", "-f", dsn},
 			{"get", "x", "--policy", dsn},
 		} {
-			r := run(t.Context(), []string{"RATELIMIT_DATABASE_URL=" + dsn}, "", args...)
+			r := run(t.Context(), []string{"RATELIMIT_DATABASE_URL=" + dsn}, args...)
 			require.NotEqual(t, 0, r.code, "%v", args)
 			require.NotContains(t, r.out+r.err, "s3cr3t-word", "%v", args)
 		}
@@ -157,7 +157,7 @@ func TestDatabase(t *testing.T) {
 		other, err := url.Parse(f.url)
 		require.NoError(t, err)
 		other.Path = "/which_is_not_there"
-		r := run(t.Context(), []string{"DATABASE_URL=" + other.String()}, "", "rules", "list")
+		r := run(t.Context(), []string{"DATABASE_URL=" + other.String()}, "rules", "list")
 		require.Equal(t, 1, r.code)
 		require.Contains(t, r.err, "there is no database of that name")
 	})
@@ -178,7 +178,7 @@ func TestDatabase(t *testing.T) {
 		f := setup(t)
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
-		r := run(ctx, f.env, "", "rules", "list")
+		r := run(ctx, f.env, "rules", "list")
 		require.Equal(t, 130, r.code)
 		require.Contains(t, r.err, "interrupted")
 	})
@@ -265,7 +265,7 @@ func (full) Write([]byte) (int, error) { return 0, errFull }
 func (f *fixture) runFull(t *testing.T, args ...string) result {
 	t.Helper()
 	var errOut bytes.Buffer
-	code := cli.Run(t.Context(), args, strings.NewReader(""), full{}, &errOut, func(name string) string {
+	code := f.pools.Run(t.Context(), args, strings.NewReader(""), full{}, &errOut, func(name string) string {
 		return map[string]string{"RATELIMIT_DATABASE_URL": f.url, "USER": "ana"}[name]
 	})
 	return result{code, "", errOut.String()}
