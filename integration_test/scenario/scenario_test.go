@@ -151,8 +151,9 @@ func start(t *testing.T, database, example string, settings []string, args ...st
 	return s
 }
 
-// stop interrupts the program, which has to finish its requests and exit without an error.
-func (s *server) stop(t *testing.T) {
+// stop interrupts the program, which has to finish its requests and exit without an error. It returns the processor time that the program
+// has used.
+func (s *server) stop(t *testing.T) time.Duration {
 	t.Helper()
 	s.once.Do(func() {
 		require.NoError(t, s.command.Process.Signal(syscall.SIGTERM))
@@ -161,6 +162,7 @@ func (s *server) stop(t *testing.T) {
 		<-s.drained
 		require.NoError(t, s.command.Wait(), "%s", s.printed)
 	})
+	return s.command.ProcessState.UserTime() + s.command.ProcessState.SystemTime()
 }
 
 // hand is a clock that a test moves by hand. Statements of the limiter read it in place of the database's clock.
