@@ -79,39 +79,42 @@ func waiting(t *testing.T, pool *pgxpool.Pool) int {
 func TestAConflictInASavepointReachesTheCaller(t *testing.T) {
 	t.Parallel()
 	for _, level := range levels[1:] {
-		for verb, call := range map[string]verb{
-			"Take":          taking(calls.For("lost")),
-			"TakeSeveral":   taking(calls.For("lost"), roomy.For("lost")),
-			"TakeFromShard": taking(shardedCalls.For("lost").Cost(callsCapacity/8+1), calls.For("lost")),
-			"Reserve":       reserving(calls.For("lost")),
-		} {
-			t.Run(level.name+"/"+verb, func(t *testing.T) {
-				t.Parallel()
-				s, ctx := newStand(t), t.Context()
-				takeOne(t, s.outside.limiter, shardedCalls.For("lost"), calls.For("lost"))
-				tx := s.begin(t, level.level)
-				require.NoError(t, s.send(ctx, tx, "kept"))
-				takeOne(t, s.outside.limiter, shardedCalls.For("lost").Cost(callsCapacity/2), calls.For("lost")) // after the snapshot
-				for range 2 {
-					err := pgx.BeginFunc(ctx, tx, func(savepoint pgx.Tx) error {
-						require.NoError(t, s.send(ctx, savepoint, "undone"))
-						_, err := call(ctx, s.limiter.WithTx(savepoint))
-						require.Equal(t, "25P02", sqlstate(errOf(savepoint.Exec(ctx, `SELECT 1`))), "the savepoint is spoilt, as after any error")
-						return err
-					})
-					require.Equal(t, "40001", sqlstate(err))
-					require.True(t, ratelimit.IsRetryable(err))
-					require.NotErrorIs(t, err, ratelimit.ErrContended, "nothing was tried again")
-					require.NotErrorIs(t, err, ratelimit.ErrCommitUnknown)
-				}
-				require.NoError(t, s.send(ctx, tx, "after"))
-				require.NoError(t, tx.Commit(ctx))
-				require.Equal(t, []int{2 + 2, 2}, []int{s.taken(t), s.messages(t)}, "with the tokens outside")
-				require.Empty(t, s.outside.rows(t, "undone"))
-				require.Zero(t, s.outside.count(t, `SELECT count(*) FROM ratelimit.reservations`))
-				s.requireHealthy(t)
-			})
-		}
+		t.Run(level.name, func(t *testing.T) {
+			t.Parallel()
+			shared := newStand(t)
+			for verb, call := range map[string]verb{
+				"Take":          taking(calls.For("lost")),
+				"TakeSeveral":   taking(calls.For("lost"), roomy.For("lost")),
+				"TakeFromShard": taking(shardedCalls.For("lost").Cost(callsCapacity/8+1), calls.For("lost")),
+				"Reserve":       reserving(calls.For("lost")),
+			} {
+				t.Run(verb, func(t *testing.T) {
+					s, ctx := shared.emptied(t), t.Context()
+					takeOne(t, s.outside.limiter, shardedCalls.For("lost"), calls.For("lost"))
+					tx := s.begin(t, level.level)
+					require.NoError(t, s.send(ctx, tx, "kept"))
+					takeOne(t, s.outside.limiter, shardedCalls.For("lost").Cost(callsCapacity/2), calls.For("lost")) // after the snapshot
+					for range 2 {
+						err := pgx.BeginFunc(ctx, tx, func(savepoint pgx.Tx) error {
+							require.NoError(t, s.send(ctx, savepoint, "undone"))
+							_, err := call(ctx, s.limiter.WithTx(savepoint))
+							require.Equal(t, "25P02", sqlstate(errOf(savepoint.Exec(ctx, `SELECT 1`))), "the savepoint is spoilt, as after any error")
+							return err
+						})
+						require.Equal(t, "40001", sqlstate(err))
+						require.True(t, ratelimit.IsRetryable(err))
+						require.NotErrorIs(t, err, ratelimit.ErrContended, "nothing was tried again")
+						require.NotErrorIs(t, err, ratelimit.ErrCommitUnknown)
+					}
+					require.NoError(t, s.send(ctx, tx, "after"))
+					require.NoError(t, tx.Commit(ctx))
+					require.Equal(t, []int{2 + 2, 2}, []int{s.taken(t), s.messages(t)}, "with the tokens outside")
+					require.Empty(t, s.outside.rows(t, "undone"))
+					require.Zero(t, s.outside.count(t, `SELECT count(*) FROM ratelimit.reservations`))
+					s.requireHealthy(t)
+				})
+			}
+		})
 	}
 }
 

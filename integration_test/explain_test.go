@@ -10,6 +10,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
+
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
 )
 
 // Parameters of the statements, as SQL: existing buckets, and a missing one.
@@ -29,8 +31,11 @@ var housekeeping = map[string]bool{
 	"clock.sql": true, "layout.sql": true, // which go to no table
 }
 
-// sizes are numbers of rows at the last ANALYZE. A connection keeps the plans of a small table while the table grows.
-var sizes = []int{0, 1, 5, 200, 5000}
+// sizes returns numbers of rows at the last ANALYZE. A connection keeps the plans of a small table while the table grows.
+func sizes() []int { return []int{0, 5, 5000, 1, 200}[:testsize.Of(3, 5)] }
+
+// newPlans are the modes in which a plan that has just been made can differ. With auto it's a custom plan.
+var newPlans = []string{"force_generic_plan", "force_custom_plan"}
 
 // Each statement file finds its rows by the primary key, with custom and generic plans, whatever the size of the table. A scan would
 // be slow, and at SERIALIZABLE it would conflict with all other transactions.
@@ -53,7 +58,7 @@ func TestStatementsUseThePrimaryKey(t *testing.T) {
 	}
 	files := slices.DeleteFunc(statementFiles(t), func(file string) bool { return housekeeping[filepath.Base(file)] })
 	require.Len(t, files, len(tests), "a new statement needs a line in this test")
-	for _, size := range sizes {
+	for _, size := range sizes() {
 		b := setup(t)
 		b.exec(t, fmt.Sprintf(`INSERT INTO ratelimit.buckets SELECT name, 'key ' || n, 0, 5, 0, 5
 			FROM generate_series(1, %d) AS n, unnest('{other,roomy}'::text[]) AS name`, size))
@@ -63,7 +68,7 @@ func TestStatementsUseThePrimaryKey(t *testing.T) {
 			b.exec(t, "VACUUM ANALYZE ratelimit."+table)
 		}
 		for _, file := range files {
-			for _, mode := range planModes {
+			for _, mode := range newPlans {
 				t.Run(fmt.Sprint(filepath.Base(file), "/", mode, "/", size), func(t *testing.T) {
 					t.Parallel()
 					test := tests[filepath.Base(file)]
@@ -163,7 +168,7 @@ func TestStatementsByTIDDoNotScanTheTable(t *testing.T) {
 		statement, err := os.ReadFile("../internal/store/sql/" + file)
 		require.NoError(t, err)
 		for _, analyzed := range []bool{false, true} {
-			for _, mode := range []string{"force_generic_plan", "force_custom_plan"} {
+			for _, mode := range newPlans {
 				name := file + "/" + mode
 				if analyzed {
 					name += "/Analyzed"

@@ -122,7 +122,7 @@ func TestFunctionsUseThePrimaryKey(t *testing.T) {
 	files, err := filepath.Glob("../migrations/*_[0-9].sql")
 	require.NoError(t, err)
 	require.Len(t, files, len(tests), "a new function needs a line in this test")
-	for _, size := range sizes {
+	for _, size := range sizes() {
 		t.Run(fmt.Sprint(size), func(t *testing.T) {
 			t.Parallel()
 			b := setup(t)
@@ -133,7 +133,7 @@ func TestFunctionsUseThePrimaryKey(t *testing.T) {
 			b.exec(t, `SELECT ratelimit.reserve_1(`+oneReservation+`, 'roomy', 'reserved', 0, 1, 10, 10, 1000000, 1, 0, 0`+always+`true, NULL, NULL, 0, NULL, 1, false, true)`)
 			b.exec(t, `SELECT ratelimit.reserve_1(`+knownReservation+`'roomy', 'known', 0, 1, 10, 10, 1000000, 1, 0, 0, NULL, NULL, 1000000, true, NULL, NULL, 0, NULL, 1, false, true)`)
 			b.exec(t, "VACUUM ANALYZE ratelimit.buckets, ratelimit.reservations, ratelimit.leases")
-			for _, mode := range planModes {
+			for _, mode := range newPlans {
 				explain := explainInside(t, b, mode)
 				for function, calls := range tests {
 					for _, call := range calls {

@@ -53,6 +53,16 @@ func newStand(t *testing.T, configure ...func(*pgxpool.Config)) *stand {
 	return &stand{bundle: inside, outside: &bundle{pool: outside.Pool, limiter: outside.Limiter, schema: "ratelimit"}}
 }
 
+// emptied returns the stand with empty tables, for tests that share one, one after the other.
+func (s *stand) emptied(t *testing.T) *stand {
+	t.Helper()
+	for _, table := range []string{"ratelimit.buckets", "ratelimit.reservations", "ratelimit.leases", "public.messages"} {
+		s.outside.exec(t, `DELETE FROM `+table)
+	}
+	inside := *s.bundle
+	return &stand{bundle: &inside, outside: s.outside}
+}
+
 // send is what the application does in a transaction: take, then write.
 func (s *stand) send(ctx context.Context, tx pgx.Tx, key string) error {
 	if err := s.limiter.WithTx(tx).Require(ctx, calls.For(key)); err != nil {

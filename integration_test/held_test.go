@@ -18,6 +18,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/integration_test/internal/atonce"
+	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -129,9 +130,7 @@ func newHeldStand(t *testing.T, keepsConnection bool) *stand {
 
 func (s *stand) testACallAtAHeldRow(t *testing.T, name string, keepsConnection bool) {
 	t.Helper()
-	s.outside.exec(t, `DELETE FROM ratelimit.buckets`) // of the call before
-	s.outside.exec(t, `DELETE FROM ratelimit.reservations`)
-	s.outside.exec(t, `DELETE FROM ratelimit.leases`)
+	s = s.emptied(t)
 	request := fate.For("held")
 	r, err := s.limiter.Reserve(t.Context(), request)
 	require.NoError(t, err)
@@ -157,7 +156,7 @@ func (s *stand) testACallAtAHeldRow(t *testing.T, name string, keepsConnection b
 		require.ErrorContains(t, err, "WithTx")
 		s.awaitNoWaiter(t)
 	}
-	for range 2 {
+	for range testsize.Of(1, 2) {
 		askers := []*asker{askFor(t, func(ctx context.Context) error { return call(ctx, s.limiter, r.ID, request) })}
 		s.awaitWaiter(t)
 		if strings.HasPrefix(name, "Take") || strings.HasPrefix(name, "Reserve") { // which form a batch behind it

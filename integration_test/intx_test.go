@@ -64,7 +64,7 @@ var errFull = errors.New("the disk of somebody else is full")
 func TestInTxRetriesOrReturnsTheReason(t *testing.T) {
 	t.Parallel()
 	const ended = "fn ended the transaction itself"
-	once := ratelimit.Define("once", hoard(1))
+	once, shared := ratelimit.Define("once", hoard(1)), newStand(t)
 	rollback, endBackend := func(r run) error { return r.execute(`ROLLBACK`) }, func(r run) error { return r.terminate(r.ctx, r.Conn().PgConn().PID()) }
 	for name, test := range map[string]struct {
 		fn              func(r run) error
@@ -141,8 +141,7 @@ func TestInTxRetriesOrReturnsTheReason(t *testing.T) {
 		}, want: context.Canceled, says: "40001", runs: 3, taken: 6},
 	} {
 		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			s, told, runs := newStand(t), 0, 0
+			s, told, runs := shared.emptied(t), 0, 0
 			test.config.Observer = observing(func(event ratelimit.Event) {
 				if _, is := event.(ratelimit.Decided); is {
 					told++

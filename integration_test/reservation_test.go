@@ -200,6 +200,7 @@ func TestStartReservesAgainWhatIsGone(t *testing.T) {
 		for _, place := range callers() {
 			t.Run(place.name, func(t *testing.T) {
 				t.Parallel()
+				representative(t, place.name, "Standalone", "Serializable")
 				b := on.setup(t) // of its own, because Expire ends the reservations of all callers
 				d, key := b.desk(t, ratelimit.Config{MaxAttempts: 1000, StaleAfter: staleAfter}), t.Name()
 				bounded := ratelimit.Define("bounded", ratelimit.TokenBucket{Rate: 1, Period: time.Second, Capacity: 4, MaxReserved: 4})

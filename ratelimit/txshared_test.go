@@ -53,8 +53,9 @@ func (b *sharing) requireTaken(t *testing.T, want float64) {
 
 func eventually(t *testing.T, what string, done func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(time.Minute); !done(); time.Sleep(time.Millisecond) {
+	for deadline, pause := time.Now().Add(time.Minute), time.Millisecond; !done(); pause = min(2*pause, 16*time.Millisecond) {
 		require.True(t, time.Now().Before(deadline), what)
+		time.Sleep(pause)
 	}
 }
 

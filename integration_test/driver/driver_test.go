@@ -63,7 +63,8 @@ var drivers = map[string]testedDriver{
 	}},
 }
 
-// TestDrivers runs every test with every driver.
+// TestDrivers runs every test with every driver. Tests of a driver share a database, one after the other, unless they change its tables or
+// count its sessions' messages.
 func TestDrivers(t *testing.T) {
 	t.Parallel()
 	tests := map[string]func(t *testing.T, b *bundle){
@@ -78,19 +79,28 @@ func TestDrivers(t *testing.T) {
 		"SameAnswersAsPgx":           sameAnswersAsPgx,
 		"RoundTrips":                 roundTrips,
 	}
+	own := map[string]bool{"NothingIsRunTwice": true, "SameAnswersAsPgx": true, "RoundTrips": true}
 	for name, test := range inTxCases {
-		tests[name] = test.run
+		tests[name], own[name] = test.run, test.prepare != ""
 	}
 	for name, d := range drivers {
-		for of, test := range tests {
-			t.Run(name+"/"+of, func(t *testing.T) {
-				t.Parallel()
-				if d.isLong {
-					testsize.Long(t, "runs the tests of lib/pq again")
-				}
-				test(t, setup(t, d))
-			})
-		}
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			if d.isLong {
+				testsize.Long(t, "runs the tests of lib/pq again")
+			}
+			shared := setup(t, d)
+			for of, test := range tests {
+				t.Run(of, func(t *testing.T) {
+					if own[of] {
+						t.Parallel()
+						test(t, setup(t, d))
+						return
+					}
+					test(t, shared.emptied(t))
+				})
+			}
+		})
 	}
 }
 
@@ -178,11 +188,22 @@ func setup(t *testing.T, d testedDriver) *bundle {
 	b := &bundle{limits: define(), driver: d, pool: w.Pool, ofPgx: w.Limiter, wire: &roundtrips.Counter{}}
 	b.db = sql.OpenDB(d.connect(t, w.URL(), b.wire.Dial))
 	t.Cleanup(func() { _ = b.db.Close() })
-	var err error
-	b.limiter, err = sqllimit.New(b.db, ratelimit.Config{Timeout: 5 * time.Minute})
-	require.NoError(t, err)
 	w.Exec(t, `CREATE TABLE public.messages (author text NOT NULL)`)
-	return b
+	return b.emptied(t)
+}
+
+// emptied returns the bundle with empty tables and a new limiter.
+func (b *bundle) emptied(t *testing.T) *bundle {
+	t.Helper()
+	for _, table := range []string{"ratelimit.buckets", "ratelimit.leases", "ratelimit.reservations", "public.messages"} {
+		_, err := b.pool.Exec(t.Context(), `DELETE FROM `+table)
+		require.NoError(t, err)
+	}
+	limiter, err := sqllimit.New(b.db, ratelimit.Config{Timeout: 5 * time.Minute})
+	require.NoError(t, err)
+	emptied := *b
+	emptied.limiter = limiter
+	return &emptied
 }
 
 // begin begins a transaction of the test's own, which is rolled back if it is still open at the end.

@@ -25,11 +25,13 @@ func Hoard(capacity float64) ratelimit.TokenBucket {
 	return ratelimit.TokenBucket{Rate: capacity, Period: Century}
 }
 
-// Eventually polls done until it returns true. It is for states that only the server knows.
+// Eventually polls done until it returns true. It is for states that only the server knows. It polls less often after a while, because
+// many tests wait at the same time, and each look costs the server a millisecond.
 func Eventually(t *testing.T, what string, done func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(Patient); !done(); time.Sleep(time.Millisecond) {
+	for deadline, pause := time.Now().Add(Patient), time.Millisecond; !done(); pause = min(2*pause, 16*time.Millisecond) {
 		require.True(t, time.Now().Before(deadline), what)
+		time.Sleep(pause)
 	}
 }
 

