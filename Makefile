@@ -18,10 +18,10 @@ READERS := /(cmd/ratelimit/internal/cli|integration_test/(browser/client|docs/li
 # LONG matches packages of which make test runs nothing: their tests are all long, or are about the benchmark. Linking them takes a while.
 LONG := /(bench(/.*)?|integration_test/(browser/playground|docs|pooler|processes|server))$$
 
-# RACING: the Limiter, what it is made of, and packages that run it in goroutines of their own. The race detector makes all others slower,
-# and has nothing to find in them; make test-all runs it on them too.
-RACING := $(addprefix ./internal/,batch gate guard store turns) ./adaptive ./prefetch ./ratelimit ./ratelimittest ./rules ./httplimit ./scheduler \
-	./integration_test
+# RACING: packages whose tests run the Limiter in goroutines. The race detector makes all others slower, and has nothing to find in them;
+# make test-all runs it on them too.
+RACING := ./internal/batch ./internal/turns ./adaptive ./prefetch ./ratelimit ./ratelimittest ./refusals ./rules ./httplimit ./scheduler \
+	./waitlist ./integration_test
 
 # Tests use the server of a URL. If there is none, run starts one for all packages, because each start takes two seconds of a core: from
 # installed programs, in Docker, or from an npm package. Compiling it takes a minute, once. VERSION=18 chooses Postgres 18. Without any
