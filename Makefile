@@ -13,10 +13,10 @@ MODULES = $(shell go list -m -f '{{.Dir}}')
 TEST := go test -vet=off -parallel 4 -timeout 20m
 
 # READERS matches packages whose tests read files of other modules. Go's test cache does not see these files, so make test never caches them.
-READERS := /(cmd/ratelimit/internal/cli|integration_test/(browser/client|docs/links|driver|scenario))$$
+READERS := /(cmd/ratelimit/internal/cli|integration_test/(docs/links|driver|scenario))$$
 
 # LONG matches packages of which make test runs nothing: their tests are all long, or are about the benchmark. Linking them takes a while.
-LONG := /(bench(/.*)?|integration_test/(browser/playground|docs|pooler|processes|server))$$
+LONG := /(bench(/.*)?|integration_test/(browser/.*|browsertest|docs|pooler|processes|server))$$
 
 # RACING: packages whose tests run the Limiter in goroutines. The race detector makes all others slower, and has nothing to find in them;
 # make test-all runs it on them too.
