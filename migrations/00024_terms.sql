@@ -5,6 +5,7 @@
 -- A request, the policy that is in effect for it, and then the answer.
 CREATE TYPE ratelimit.terms AS (
     name text, key text, plan text, cost float8, lowest float8, -- lowest: what may remain
+    most float8, paid_us bigint, ready_us bigint, -- of a reservation: the capacity then, when it was paid, and when its work may run
     rule text, mode text, kind text, capacity float8, rate float8, steps float8, step_us bigint, phase_us bigint, slices integer, max_owed float8, lease_us bigint, calendar text,
     from_us bigint, since_us bigint, last_us bigint, reset_us bigint, paused_us bigint, -- since when the policy and its numbers are in effect, and until when
     past jsonb, -- the columns of decide_rows_1 about a row of an earlier policy
@@ -199,29 +200,49 @@ END $$;
 -- +goose StatementEnd
 REVOKE EXECUTE ON FUNCTION ratelimit.past_columns FROM PUBLIC;
 
--- asks_of returns requests as decide_rows_1 has them.
+-- credit_until returns the begin of the last step in which tokens can be given back that were paid at t.paid_us.
+-- +goose StatementBegin
+CREATE FUNCTION ratelimit.credit_until(t ratelimit.terms) RETURNS bigint
+LANGUAGE plpgsql STABLE AS $$
+DECLARE
+    v_begin bigint := t.phase_us + (t.paid_us - t.phase_us) / t.step_us * t.step_us;
+    v_next  bigint := v_begin + t.step_us;
+BEGIN
+    IF t.calendar IS NOT NULL THEN
+        v_begin := ratelimit.calendar_begin(t.calendar, ratelimit.calendar_nth(t.calendar, t.paid_us));
+        v_next := ratelimit.calendar_begin(t.calendar, ratelimit.calendar_nth(t.calendar, t.paid_us) + 1);
+    END IF;
+    RETURN CASE WHEN t.paid_us < t.reset_us THEN -62135596800000000 WHEN t.paid_us IS NULL OR t.step_us = 1 THEN 253402300799999999
+        WHEN v_begin < t.from_us AND v_next > t.from_us THEN t.from_us ELSE v_begin END;
+END $$;
+-- +goose StatementEnd
+REVOKE EXECUTE ON FUNCTION ratelimit.credit_until FROM PUBLIC;
+
+-- asks_of returns requests as decide_rows_1 has them, or reserve_rows_1.
 -- +goose StatementBegin
 CREATE FUNCTION ratelimit.asks_of(p_terms ratelimit.terms[], p_verb text) RETURNS jsonb
 LANGUAGE sql STABLE SET extra_float_digits = 1 AS $$
-    SELECT jsonb_agg(jsonb_build_object('name', t.name, 'key', t.key, 'shard', 0, 'same', false, 'verb', p_verb, 'amount', t.cost, 'lowest', t.lowest, 'most', 0,
-        'until_us', 253402300799999999, 'capacity', t.capacity, 'rate', t.rate, 'steps', t.steps, 'slices', t.slices, 'step_us', t.step_us, 'phase_us', t.phase_us,
-        'lease_us', t.lease_us, 'since_us', t.since_us, 'last_us', t.last_us) || coalesce(t.past, '{}') ORDER BY t.name COLLATE "C", t.key COLLATE "C")
+    SELECT jsonb_agg(jsonb_build_object('name', t.name, 'key', t.key, 'shard', 0, 'same', false, 'verb', CASE WHEN p_verb IN ('look', 'reserve') THEN 'take' ELSE p_verb END,
+        'amount', t.cost, 'lowest', CASE p_verb WHEN 'look' THEN 1e300 ELSE t.lowest END, 'most', coalesce(t.most, 0), 'until_us', ratelimit.credit_until(t), 'capacity', t.capacity, 'rate', t.rate, 'steps', t.steps, 'slices', t.slices, 'step_us', t.step_us, 'phase_us', t.phase_us,
+        'lease_us', t.lease_us, 'since_us', t.since_us, 'last_us', t.last_us) || coalesce(t.past, '{}') || CASE p_verb WHEN 'reserve' THEN
+            jsonb_build_object('plan', nullif(t.plan, ''), 'calendar', t.calendar, 'waits', t.mode = 'on', 'next_us', CASE WHEN t.calendar IS NOT NULL THEN (
+                SELECT jsonb_agg(ratelimit.calendar_begin(t.calendar, ratelimit.calendar_nth(t.calendar, t.since_us) + n) ORDER BY n) FROM generate_series(1, 2) AS n) END)
+            ELSE '{}' END ORDER BY t.name COLLATE "C", t.key COLLATE "C")
     FROM unnest(p_terms) AS t
 $$;
 -- +goose StatementEnd
 REVOKE EXECUTE ON FUNCTION ratelimit.asks_of FROM PUBLIC;
 
 -- decide has requests decided, in the order of the primary key: by decide_1, and what it leaves undecided by decide_rows_1. It returns them
--- with the answers. p_verb is one of decide_rows_1, or look, which takes nothing and locks nothing.
+-- with the answers. p_verb is one of decide_rows_1, or look, which takes nothing and locks nothing, or reserve, with the id of a reservation.
 -- +goose StatementBegin
-CREATE FUNCTION ratelimit.decide(p_terms ratelimit.terms[], p_verb text) RETURNS ratelimit.terms[]
+CREATE FUNCTION ratelimit.decide(p_terms ratelimit.terms[], p_verb text, p_id uuid DEFAULT NULL) RETURNS ratelimit.terms[]
 LANGUAGE plpgsql AS $$
 DECLARE
     t        ratelimit.terms := p_terms[1];
     v_row    record;
     v_now    bigint;
     v_as_of  bigint;
-    v_lowest float8;
     v_asks   jsonb;
     v_others boolean; -- whether not all are of the kinds of decide_1
     n        integer := 0;
@@ -252,22 +273,23 @@ BEGIN
             END IF;
         END LOOP;
         FOR i IN 1 .. cardinality(p_terms) LOOP
-            t := p_terms[i];
-            v_lowest := t.lowest;
-            t := ratelimit.terms_of(t.name, t.key, t.plan, t.cost, v_now, t.ts);
-            t.lowest := v_lowest;
+            t := ratelimit.terms_of(p_terms[i].name, p_terms[i].key, p_terms[i].plan, p_terms[i].cost, v_now, p_terms[i].ts);
+            t.lowest := p_terms[i].lowest; t.most := p_terms[i].most; t.paid_us := p_terms[i].paid_us;
             p_terms[i] := t;
         END LOOP;
-        v_asks := ratelimit.asks_of(p_terms, CASE p_verb WHEN 'look' THEN 'take' ELSE p_verb END);
-        IF p_verb = 'look' THEN -- it's refused, so decide_rows_1 only looks
-            SELECT jsonb_agg(a || '{"lowest": 1e300}') INTO v_asks FROM jsonb_array_elements(v_asks) AS a;
-        END IF;
+        v_asks := ratelimit.asks_of(p_terms, p_verb); -- look is refused, so decide_rows_1 only looks
         n := 0;
-        FOR v_row IN SELECT d.* FROM ratelimit.decide_rows_1(v_asks, v_as_of, NULL, 0, p_verb = 'look', false) AS d LOOP
+        FOR v_row IN
+            SELECT d.allowed, d.value, d.ts, d.capacity, d.taken, d.leases, d.now_us, NULL::bigint AS ready_us
+            FROM ratelimit.decide_rows_1(v_asks, v_as_of, NULL, 0, p_verb = 'look', false) AS d WHERE p_id IS NULL
+            UNION ALL SELECT d.allowed, d.value, d.ts, d.capacity, d.taken, NULL, d.now_us, d.ready_us
+            FROM ratelimit.reserve_rows_1(v_asks, v_as_of, NULL, 0, false, p_id, CASE WHEN t.paused_us > t.now_us THEN t.paused_us ELSE 0 END, NULL, 86400000000, false,
+                NULL, NULL, NULL, NULL, false) AS d WHERE p_id IS NOT NULL
+        LOOP
             n := n + 1;
             t := p_terms[n];
             t.allowed := v_row.allowed; t.value := v_row.value; t.ts := v_row.ts; t.held := v_row.capacity; t.taken := v_row.taken; t.leases := v_row.leases;
-            t.now_us := v_row.now_us;
+            t.now_us := v_row.now_us; t.ready_us := v_row.ready_us;
             p_terms[n] := t;
         END LOOP;
     END LOOP;
@@ -348,6 +370,6 @@ END $$;
 REVOKE EXECUTE ON FUNCTION ratelimit.told FROM PUBLIC;
 
 -- +goose Down
-DROP FUNCTION IF EXISTS ratelimit.told, ratelimit.decide, ratelimit.asks_of, ratelimit.past_columns, ratelimit.terms_of, ratelimit.eras_of,
+DROP FUNCTION IF EXISTS ratelimit.told, ratelimit.decide, ratelimit.asks_of, ratelimit.credit_until, ratelimit.past_columns, ratelimit.terms_of, ratelimit.eras_of,
     ratelimit.steps_between, ratelimit.calendar_nth, ratelimit.calendar_begin, ratelimit.seeded_phase;
 DROP TYPE ratelimit.terms;

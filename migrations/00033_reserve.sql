@@ -1,6 +1,5 @@
 -- +goose Up
--- The functions for people that reserve tokens and hold slots (docs/sql.md), on one limit each. What SQL can't decide is an error (0A000), and
--- nothing was done: a reservation that reaches into the next window of a calendar, and one of a window that was used on another plan.
+-- The functions for people that reserve tokens and hold slots (docs/sql.md), on one limit each.
 CREATE TYPE ratelimit.reservation AS (id uuid, allowed boolean, ready_at timestamptz, remaining float8, retry_after float8, rule text, mode text);
 COMMENT ON TYPE ratelimit.reservation IS 'id: for settle and cancel; null if nothing was reserved. ready_at: when the work may run. remaining: tokens left, never below 0. retry_after: seconds until the same call would be allowed; null if it was.';
 CREATE TYPE ratelimit.lease AS (fence bigint, allowed boolean, ends_at timestamptz, free float8, retry_after float8, rule text, mode text);
@@ -27,38 +26,28 @@ BEGIN
     END IF;
     t.lowest := -t.max_owed;
     BEGIN
-        FOR v_round IN 1 .. 16 LOOP
-            r := ratelimit.reserve_1($5, t.name, t.key, 0, CASE WHEN v_free THEN 0 ELSE t.cost END, t.capacity, t.rate, t.steps, t.step_us, t.phase_us,
-                CASE WHEN v_free THEN -1.7e308 ELSE t.lowest END, t.since_us, t.last_us, NULL, false, nullif(t.plan, ''), t.calendar,
-                CASE WHEN t.paused_us > t.now_us THEN t.paused_us ELSE 0 END, NULL, 86400000000, false, t.mode = 'on');
-            t.allowed := r.allowed; t.value := r.value; t.ts := r.ts; t.held := r.capacity; t.now_us := r.now_us;
-            IF t.allowed IS NULL THEN
-                IF v_round > 1 AND t.step_us > 1 THEN
-                    RAISE EXCEPTION 'ratelimit: SQL cannot reserve so many tokens of %', quote_literal($1) USING ERRCODE = 'feature_not_supported',
-                        HINT = 'They are of the next window of a calendar, or more was used on another plan than this one has. Take them, or reserve in a program.';
-                END IF;
-                t.cost := 0; -- the row is brought to the policy of now
-                t := (ratelimit.decide(ARRAY[t], CASE WHEN t.calendar IS NULL THEN 'credit' ELSE 'charge' END))[1];
-                t := ratelimit.terms_of($1, $2, $4, $3, t.now_us, NULL);
-                t.lowest := -t.max_owed;
-            ELSIF t.allowed OR t.mode <> 'shadow' OR v_free THEN
-                EXIT;
-            ELSE
-                d := ratelimit.decision_of(ratelimit.told(t)); -- of the refusal that is only noted
-                v_free := true;
+        LOOP
+            IF v_free THEN
+                t.cost := 0; t.lowest := -1.7e308;
             END IF;
+            r := ratelimit.reserve_1($5, t.name, t.key, 0, t.cost, t.capacity, t.rate, t.steps, t.step_us, t.phase_us, t.lowest, t.since_us, t.last_us, NULL, false,
+                nullif(t.plan, ''), t.calendar, CASE WHEN t.paused_us > t.now_us THEN t.paused_us ELSE 0 END, NULL, 86400000000, false, t.mode = 'on');
+            t.allowed := r.allowed; t.value := r.value; t.ts := r.ts; t.held := r.capacity; t.now_us := r.now_us; t.ready_us := r.ready_us;
+            IF t.allowed IS NULL THEN
+                t := (ratelimit.decide(ARRAY[t], 'reserve', $5))[1];
+            END IF;
+            EXIT WHEN t.allowed OR t.mode <> 'shadow' OR v_free;
+            d := ratelimit.decision_of(ratelimit.told(t)); -- of the refusal that is only noted
+            v_free := true;
         END LOOP;
-        IF t.allowed IS NOT TRUE THEN
+        IF NOT t.allowed THEN
             RAISE SQLSTATE 'RL001';
         END IF;
     EXCEPTION WHEN SQLSTATE 'RL001' THEN -- the row is as before
         NULL;
     END;
-    IF t.allowed IS NULL THEN
-        RAISE EXCEPTION 'ratelimit: the rules or the rows have changed each time that the call was decided' USING ERRCODE = 'serialization_failure', HINT = 'Call again.';
-    END IF;
     d := coalesce(d, ratelimit.decision_of(ratelimit.told(t)));
-    RETURN (CASE WHEN t.allowed THEN $5 END, t.allowed, CASE WHEN t.allowed THEN timestamptz 'epoch' + r.ready_us * interval '1 microsecond' END,
+    RETURN (CASE WHEN t.allowed THEN $5 END, t.allowed, CASE WHEN t.allowed THEN timestamptz 'epoch' + t.ready_us * interval '1 microsecond' END,
         d.remaining, d.retry_after, t.rule, t.mode)::ratelimit.reservation;
 END $$;
 -- +goose StatementEnd
@@ -70,11 +59,12 @@ COMMENT ON FUNCTION ratelimit.reserve IS 'Takes tokens also before they are ther
 CREATE FUNCTION ratelimit.end_reservation(p_id uuid, p_final text, p_used float8) RETURNS boolean
 LANGUAGE plpgsql AS $$
 DECLARE
-    v   record;
-    t   ratelimit.terms;
-    r   record;
+    v      record;
+    t      ratelimit.terms;
+    r      record;
     v_own  boolean := false;
-    v_ends boolean;
+    v_ends boolean; -- whether the policy is in effect for a time
+    v_left float8;
 BEGIN
     SELECT s.name, s.key, s.plan, s.others, s.state INTO v FROM ratelimit.reservations AS s WHERE s.id = p_id;
     IF (p_used >= 0 AND p_used <= 1e12) IS NOT TRUE THEN
@@ -91,35 +81,28 @@ BEGIN
     EXCEPTION WHEN undefined_object OR feature_not_supported THEN
         v_own := true;
     END;
-    BEGIN
-        FOR v_round IN 1 .. 3 LOOP
-            v_ends := t.since_us > -9223372036854775808 OR t.last_us < 9223372036854775806; -- whether it's in effect for a time
-            r := ratelimit.settle_1(p_id, p_final, NULL, NULL, p_used, t.mode IS DISTINCT FROM 'off', v_own, t.capacity, t.rate, t.steps, t.step_us, t.phase_us,
-                CASE WHEN v_ends THEN t.since_us END, CASE WHEN v_ends THEN t.last_us END, nullif(t.reset_us, -9223372036854775808), t.calendar IS NOT NULL, NULL, false);
-            EXIT WHEN r.done OR v_own;
-            t := (ratelimit.decide(ARRAY[t], CASE WHEN t.calendar IS NULL THEN 'credit' ELSE 'charge' END))[1]; -- the row is brought to the policy of now
-            t := ratelimit.terms_of(v.name, v.key, v.plan, 0, t.now_us, NULL);
-        END LOOP;
-        IF NOT r.done THEN
-            RAISE SQLSTATE 'RL001';
-        END IF;
+    v_ends := t.since_us > -9223372036854775808 OR t.last_us < 9223372036854775806;
+    r := ratelimit.settle_1(p_id, p_final, NULL, NULL, p_used, t.mode IS DISTINCT FROM 'off', v_own, t.capacity, t.rate, t.steps, t.step_us, t.phase_us,
+        CASE WHEN v_ends THEN t.since_us END, CASE WHEN v_ends THEN t.last_us END, nullif(t.reset_us, -9223372036854775808), t.calendar IS NOT NULL, NULL, false);
+    IF r.done THEN
         RETURN r.state = 'open';
-    EXCEPTION WHEN SQLSTATE 'RL001' THEN -- the row is as before
-        NULL;
-    END;
-    IF p_used < (SELECT s.cost FROM ratelimit.reservations AS s WHERE s.id = p_id) AND t.step_us > 1
-        AND EXISTS (SELECT FROM ratelimit.buckets AS b WHERE b.name = t.name AND b.key = t.key AND b.shard = 0 AND b.capacity <> t.capacity) THEN
-        RAISE EXCEPTION 'ratelimit: SQL cannot end the reservation %', p_id USING ERRCODE = 'feature_not_supported',
-            HINT = 'The bucket was used on another plan. End the reservation in a program, or let it expire.';
     END IF;
-    -- The window that paid has ended, or its policy: a surplus is lost, as that window's tokens would be, and what is missing is charged.
-    UPDATE ratelimit.reservations AS s SET state = p_final, settled = CASE p_final WHEN 'settled' THEN p_used END,
-        expires_us = greatest(s.expires_us, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) WHERE s.id = p_id AND s.state = 'open' RETURNING s.cost INTO t.cost;
-    IF FOUND AND p_used > t.cost AND t.mode <> 'off' THEN
-        t.cost := p_used - t.cost;
-        PERFORM ratelimit.decide(ARRAY[t], 'charge');
+
+    -- The bucket was used under another policy since, or in another window.
+    UPDATE ratelimit.reservations AS s SET state = p_final, settled = CASE p_final WHEN 'settled' THEN CASE t.mode WHEN 'off' THEN least(p_used, s.cost) ELSE p_used END END,
+        expires_us = greatest(s.expires_us, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) WHERE s.id = p_id AND s.state = 'open' RETURNING s.* INTO v;
+    IF NOT FOUND THEN
+        RETURN false;
     END IF;
-    RETURN t.cost IS NOT NULL;
+    t.cost := abs(p_used - v.cost); t.paid_us := v.paid_us; t.most := v.capacity;
+    v_left := ceil((v.paid_us - t.now_us)::float8 / v.step_us::float8);
+    IF p_used < v.cost AND v.owed <> 0 AND v.step_us > 1 AND t.step_us > 1 AND v_left < ceil(v.owed / (v.rate / v.steps)) THEN -- as in settle_1
+        t.cost := least(t.cost, greatest(0, least(v.cost, v.capacity + v.owed - (ceil(v.owed / (v.rate / v.steps)) - greatest(v_left, 0)) * (v.rate / v.steps))));
+    END IF;
+    IF t.cost > 0 AND (p_used < v.cost OR t.mode <> 'off') THEN
+        PERFORM ratelimit.decide(ARRAY[t], CASE WHEN p_used < v.cost THEN 'credit' ELSE 'charge' END);
+    END IF;
+    RETURN true;
 END $$;
 -- +goose StatementEnd
 REVOKE EXECUTE ON FUNCTION ratelimit.end_reservation FROM PUBLIC;
@@ -167,6 +150,8 @@ BEGIN
         RETURN (NULL, false, NULL, 0, least(t.paused_us - t.now_us, 7884000000000000) / 1e6::float8, t.rule, 'paused')::ratelimit.lease;
     ELSIF t.mode = 'off' THEN
         RETURN (NULL, true, NULL, t.capacity, NULL, t.rule, t.mode)::ratelimit.lease;
+    ELSIF t.cost > t.capacity THEN
+        RETURN (NULL, true, NULL, 0, 7884000000, t.rule, t.mode)::ratelimit.lease;
     END IF;
     r := ratelimit.acquire_1(t.name, t.key, $3, t.capacity, t.lease_us, 0, t.since_us, t.last_us, NULL, false);
     t.allowed := r.allowed; t.value := r.value; t.ts := r.ts; t.now_us := r.now_us;

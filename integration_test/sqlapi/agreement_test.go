@@ -45,9 +45,6 @@ type pair struct {
 	now     int64
 	version int
 	log     []string
-
-	unlike   bool // SQL may say that it can't decide about a reservation
-	reserved int
 }
 
 func newPair(t *testing.T, seed uint64) *pair {

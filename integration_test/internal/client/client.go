@@ -40,7 +40,7 @@ func Find(t testing.TB, language string) (*Client, error) {
 	}
 	if language == "js" {
 		directory := t.TempDir()
-		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
 		defer cancel()
 		install := exec.CommandContext(ctx, "npm", "install", "--prefix", directory, "--no-save", "--no-package-lock", "--ignore-scripts", "--no-audit",
 			"--no-fund", "--loglevel=error", "--prefer-offline", "--fetch-retries=1", "pg@8")
