@@ -34,6 +34,26 @@ func TestWaitersShareTheNextRoundTrip(t *testing.T) {
 	s.requireHealthy(t)
 }
 
+func TestSettlesShareTheNextRoundTrip(t *testing.T) {
+	t.Parallel()
+	w := &wire{}
+	s := newStand(t, w.onEach)
+	var ids []string
+	for range 10 {
+		r, err := s.limiter.Reserve(t.Context(), calls.For("ada").Cost(2))
+		require.NoError(t, err)
+		ids = append(ids, r.ID)
+	}
+	askers, release := s.crowd(t, 0)
+	for _, id := range ids {
+		askers = append(askers, askFor(t, func(ctx context.Context) error { return s.limiter.Settle(ctx, id, calls.For("ada").Cost(1)) }))
+	}
+	trips := w.count(func() { release(); requireAllAllowed(t, askers...) })
+	require.LessOrEqual(t, trips, 5, "with a new connection that prepares the statement")
+	require.Equal(t, 1+1+len(ids), s.taken(t))
+	s.requireHealthy(t)
+}
+
 func TestMaxWaitingIsRefusedBeforeAnySQL(t *testing.T) {
 	t.Parallel()
 	w := &wire{}

@@ -149,14 +149,16 @@ func endAtOnce(ctx context.Context, l *Limiter, verb string, keyed bool, q *stor
 	if !l.session.Settles(q.Terms) {
 		return false, nil
 	}
-	e, err := l.session.Settle(ctx, q)
+	err = endOne(ctx, l, verb, q)
+	e := q.Ended
 	if asks := q.Cost != nil && q.Terms == nil && !q.Own; err == nil && asks && !e.Done && e.State == reserved.Open { // now the bucket is known
 		id, final := q.ID, q.Final
 		if q = cancellationOf(ctx, l, reserved.Place{Key: e.Key, Plan: e.Plan}); q == nil || !l.session.Settles(q.Terms) {
 			return false, nil
 		}
 		q.ID, q.Final = id, final
-		e, err = l.session.Settle(ctx, q)
+		err = endOne(ctx, l, verb, q)
+		e = q.Ended
 	}
 	switch {
 	case err != nil || !e.Done:
@@ -173,4 +175,15 @@ func endAtOnce(ctx context.Context, l *Limiter, verb string, keyed bool, q *stor
 	}
 	l.reports.tell(ctx, Settlement{Limit: e.Key.Name, Delta: e.Amount, Pending: l.reports.pending()})
 	return true, nil
+}
+
+// endOne asks the server to end a reservation, outside a transaction together with other calls, if its bucket is known.
+func endOne(ctx context.Context, l *Limiter, verb string, q *store.Settlement) error {
+	if l.pool != nil && q.Bucket != nil && !l.batcher.IsClosed() {
+		c := &store.Call{Question: store.Question{Verb: verb, Asks: []bucket.Ask{{Key: *q.Bucket}}}, Settlement: q}
+		if err := l.batcher.Do(ctx, c.Queueable()); !isAnyOf(err, ErrClosed, ErrOverloaded) {
+			return err
+		}
+	}
+	return l.session.Settle(ctx, q)
 }

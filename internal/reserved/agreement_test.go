@@ -294,7 +294,8 @@ func (h *ledger) settle(t *testing.T) {
 	}
 	h.calls++
 	h.in(t, func(s *store.Session) error {
-		e, err := s.Settle(t.Context(), &q)
+		err := s.Settle(t.Context(), &q)
+		e := q.Ended
 		if err != nil || e.Done {
 			require.Equal(t, Open, e.State)
 			require.Equal(t, amount, e.Amount)
@@ -318,7 +319,8 @@ func (h *ledger) settle(t *testing.T) {
 	b.Now = bucket.Terms{}
 	require.Equal(t, want, stored)
 	h.open = slices.Delete(h.open, i, i+1)
-	e, err := h.session.Settle(t.Context(), &q)
+	err := h.session.Settle(t.Context(), &q)
+	e := q.Ended
 	require.NoError(t, err)
 	require.Equal(t, store.Ended{Done: true, State: q.Final, Key: b.Key, Plan: b.Plan}, e, "again")
 }

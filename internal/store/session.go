@@ -15,7 +15,9 @@ type Call struct {
 	Question
 	Outcome
 
-	Lease *LeaseChange // what the call does in place of all else, to the bucket of its only ask; nil: nothing
+	// What the call does in place of all else, to the bucket of its only ask; nil: nothing.
+	Lease      *LeaseChange
+	Settlement *Settlement
 
 	one     [1]bucket.Answer // the room for Answers when there is one bucket
 	traits  bucket.Traits
@@ -54,7 +56,7 @@ type blocked = batch.Blocked[Call]
 
 // Queueable returns the facts about the call that its Batcher needs.
 func (c *Call) Queueable() *batch.Call[Call] {
-	c.Of, c.Awaited = c, c.Reserve != nil
+	c.Of, c.Awaited = c, c.Reserve != nil || c.Settlement != nil
 	if !c.Look {
 		c.Needs(len(c.Asks), func(i int) bucket.Key { return c.Asks[i].Key })
 	}
@@ -131,7 +133,7 @@ func (s *Session) waitingFor(row *bucket.Key, waits int) *Session {
 // A batch for one bucket waits for its row. Other batches wait for a row at most 2 ms, because they hold other rows meanwhile. If waitFor is not
 // nil, all calls need that row, and the first statement waits for it.
 func (s *Session) Run(ctx context.Context, calls []*Call, waitFor *bucket.Key) (waiting []blocked) {
-	switch calls = s.releaseFirst(ctx, calls); len(calls) {
+	switch calls = s.releaseFirst(ctx, s.settleFirst(ctx, calls)); len(calls) {
 	case 0:
 		return nil
 	case 1:

@@ -3,13 +3,16 @@ package store
 import (
 	"cmp"
 	"context"
+	"slices"
+	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgtype"
 
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
 )
 
-// Settlement asks settle_1 to end a reservation of one bucket.
+// Settlement has settle_1 end a reservation of one bucket.
 type Settlement struct {
 	ID, Final string
 	Bucket    *bucket.Key   // that the caller means; nil: whichever it is
@@ -17,6 +20,8 @@ type Settlement struct {
 	Free      bool          // whether it may not cost more than was reserved
 	Own       bool          // whether the terms of the reservation decide
 	Terms     *bucket.Terms // the terms of now, if Own is false; nil: unknown
+
+	Ended Ended // the answer
 }
 
 // Ended is the answer to a Settlement.
@@ -35,23 +40,99 @@ func (s *Session) Settles(t *bucket.Terms) bool {
 }
 
 // Settle ends a reservation by settle_1. Outside a transaction it doesn't wait for other transactions for long: then the call is not done.
-func (s *Session) Settle(ctx context.Context, q *Settlement) (e Ended, err error) {
+func (s *Session) Settle(ctx context.Context, q *Settlement) error {
 	if s.mode != alone {
-		e, err = s.settleOn(ctx, s.conn, q)
-		return e, s.OrSpoil(ctx, err)
+		return s.OrSpoil(ctx, s.settleOn(ctx, s.conn, q))
 	}
-	_, err = s.owner.Once(ctx, nil, func(ctx context.Context, conn Conn) (err error) {
-		e, err = s.settleOn(ctx, conn, q)
-		return err
-	})
+	_, err := s.owner.Once(ctx, nil, func(ctx context.Context, conn Conn) error { return s.settleOn(ctx, conn, q) })
 	if wasOvertaken(err) || HasTimedOut(err) {
-		return Ended{}, nil
+		q.Ended, err = Ended{}, nil
 	}
-	return e, err
+	return err
 }
 
-// settleOn sends settle_1 to a connection.
-func (u *Unit) settleOn(ctx context.Context, conn Conn, q *Settlement) (e Ended, err error) {
+// mostEnds bounds the calls of a transaction that ends reservations. settle_1 has a subtransaction, and a server finds up to 64 of a transaction
+// quickly.
+const mostEnds = 50
+
+// settleFirst answers the calls that end reservations, and returns the others.
+func (s *Session) settleFirst(ctx context.Context, calls []*Call) (others []*Call) {
+	isEnd := func(c *Call) bool { return c.Settlement != nil }
+	if !slices.ContainsFunc(calls, isEnd) {
+		return calls
+	}
+	var ends []*Call
+	for _, c := range calls {
+		if isEnd(c) {
+			ends = append(ends, c)
+		} else {
+			others = append(others, c)
+		}
+	}
+	slices.SortFunc(ends, func(a, b *Call) int {
+		return cmp.Or(a.Asks[0].Key.Compare(b.Asks[0].Key), cmp.Compare(a.Settlement.ID, b.Settlement.ID))
+	})
+	for part := range slices.Chunk(ends, mostEnds) {
+		s.settleAll(ctx, part)
+	}
+	return others
+}
+
+// settleAll ends reservations in one transaction and one round trip. If another transaction is in the way of one of them, none is done.
+func (s *Session) settleAll(ctx context.Context, calls []*Call) {
+	var of []*Settlement
+	claim := func() bool {
+		for _, c := range calls {
+			if c.Claim() {
+				of = append(of, c.Settlement)
+			}
+		}
+		return len(of) > 0
+	}
+	began := time.Now()
+	_, err := s.owner.Once(ctx, claim, func(ctx context.Context, conn Conn) error { return s.settleOn(ctx, conn, of...) })
+	if wasOvertaken(err) || HasTimedOut(err) || len(of) > 1 && isOfOne(err) {
+		for _, q := range of {
+			q.Ended = Ended{}
+		}
+		err = nil
+	}
+	if len(of) > 1 && err == nil {
+		s.owner.Batched(ctx, len(of), time.Since(began))
+	}
+	for _, c := range calls {
+		c.Answer(err)
+	}
+}
+
+// settleOn sends settle_1 to a connection for each settlement.
+func (u *Unit) settleOn(ctx context.Context, conn Conn, of ...*Settlement) (err error) {
+	batch := &pgx.Batch{}
+	for _, q := range of {
+		q.Ended = Ended{}
+		batch.Queue(u.statements.settle, u.settleParameters(q)...)
+	}
+	results := conn.SendBatch(ctx, batch)
+	defer func() {
+		if closeErr := results.Close(); err == nil {
+			err = closeErr
+		}
+	}()
+	for _, q := range of {
+		var state, name, key, plan pgtype.Text
+		var amount pgtype.Float8
+		var shard pgtype.Int4
+		e := &q.Ended
+		if err := results.QueryRow().Scan(&e.Done, &state, &amount, &name, &key, &shard, &plan); err != nil {
+			return err
+		}
+		e.State, e.Amount, e.Key, e.Plan = state.String, amount.Float64, bucket.Key{Name: name.String, Key: key.String, Shard: shard.Int32}, plan.String
+	}
+	return nil
+}
+
+// settleParameters returns the parameters of settle_1.
+func (u *Unit) settleParameters(q *Settlement) []any {
 	var name, key *string
 	if q.Bucket != nil {
 		name, key = &q.Bucket.Name, &q.Bucket.Key
@@ -65,22 +146,8 @@ func (u *Unit) settleOn(ctx context.Context, conn Conn, q *Settlement) (e Ended,
 			reset = new(t.LastReset())
 		}
 	}
-	rows, err := conn.Query(ctx, u.statements.settle, q.ID, q.Final, name, key, q.Cost, !q.Free, q.Own, capacity, rate, steps, step, phase,
-		since, until, reset, q.Terms != nil && q.Terms.Windows != nil, u.AsOf(), u.mode == alone)
-	if err != nil {
-		return e, err
+	return []any{
+		q.ID, q.Final, name, key, q.Cost, !q.Free, q.Own, capacity, rate, steps, step, phase,
+		since, until, reset, q.Terms != nil && q.Terms.Windows != nil, u.AsOf(), u.mode == alone,
 	}
-	defer rows.Close()
-	if !rows.Next() {
-		return e, cmp.Or(rows.Err(), errNoAnswer)
-	}
-	var state, of, whose, plan pgtype.Text
-	var amount pgtype.Float8
-	var shard pgtype.Int4
-	if err := rows.Scan(&e.Done, &state, &amount, &of, &whose, &shard, &plan); err != nil {
-		return e, err
-	}
-	rows.Close() // or there is no Err yet
-	e.State, e.Amount, e.Key, e.Plan = state.String, amount.Float64, bucket.Key{Name: of.String, Key: whose.String, Shard: shard.Int32}, plan.String
-	return e, rows.Err()
 }
