@@ -16,23 +16,19 @@ func (a *app) withYes(cmd *cobra.Command) *cobra.Command {
 	return cmd
 }
 
-// mayAsk returns an error if the input is no terminal and --yes is not given. Commands call it before any change.
-func (a *app) mayAsk() error {
-	if a.options.yes || a.isTerminal() {
-		return nil
-	}
-	return misused("the command needs a confirmation, and standard input is not a terminal; check what it would do, and give --yes")
-}
-
 func (a *app) isTerminal() bool {
 	file, ok := a.in.(interface{ Fd() uintptr })
 	return ok && term.IsTerminal(int(file.Fd()))
 }
 
-// confirm asks, unless --yes is given, and returns an error unless the answer is yes.
+// confirm asks, unless --yes is given, and returns an error unless the answer is yes. Commands call it before any change, and after
+// they have shown it.
 func (a *app) confirm(ctx context.Context, format string, args ...any) error {
-	if err := a.mayAsk(); err != nil || a.options.yes {
-		return err
+	switch {
+	case a.options.yes:
+		return nil
+	case !a.isTerminal():
+		return misused("the command needs a confirmation, and standard input is not a terminal; check what it would do, and give --yes")
 	}
 	fmt.Fprintf(a.errOut, "%s [y/N] ", shown(fmt.Sprintf(format, args...)))
 	said := make(chan string, 1)

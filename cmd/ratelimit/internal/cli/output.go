@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"math"
+	"regexp"
 	"strconv"
 	"strings"
 	"text/tabwriter"
@@ -160,6 +161,28 @@ func shown(s string) string {
 		return s
 	}
 	return strconv.QuoteToASCII(s)
+}
+
+var bareWord = regexp.MustCompile(`^[\w.:/@-]+$`)
+
+// shellWord returns a word of a command line for a shell.
+func shellWord(word string) string {
+	if bareWord.MatchString(word) {
+		return word
+	}
+	return "'" + strings.ReplaceAll(word, "'", `'\''`) + "'"
+}
+
+// undoOf returns the beginning of the command line that takes back what was done to a bucket.
+func undoOf(command string, args []string, isStored bool) string {
+	undo := "ratelimit " + command
+	for _, arg := range args {
+		undo += " " + shellWord(arg)
+	}
+	if isStored {
+		undo += " --stored"
+	}
+	return undo
 }
 
 func plain(s string) bool {

@@ -50,6 +50,8 @@ type changedView struct {
 	Author  string    `json:"author"`
 	Reason  string    `json:"reason"`
 	Version int64     `json:"version"`
+
+	undo string // the command that takes it back
 }
 
 func (a *app) pauseCommand() *cobra.Command {
@@ -111,6 +113,7 @@ func (a *app) pause(ctx context.Context, db *database, edit rules.Edit, stored b
 		return err
 	}
 	v := changedView{Limit: args[0], Key: key, Until: until.UTC(), Author: edit.Author, Reason: edit.Reason, Version: applied.Version}
+	v.undo = undoOf("resume", args, stored) + " --reason ..."
 	return a.showDone(v, v.fill("paused"))
 }
 
@@ -165,6 +168,7 @@ func (v *changedView) fill(done string) func(t *table) {
 		t.field("author", v.Author)
 		t.field("reason", v.Reason)
 		t.field("rules version", fmt.Sprint(v.Version))
+		t.field("undo", v.undo)
 	}
 }
 

@@ -47,9 +47,6 @@ unless you set --delete-missing or --delete-missing-overrides. Pauses always sta
 		if err != nil {
 			return err
 		}
-		if err := a.mayAsk(); err != nil {
-			return err
-		}
 		return a.apply(ctx, &f, document, edit)
 	}, "0 done, or nothing to change", "4 there is a difference (--dry-run)")
 	cmd.Flags().BoolVar(&dryRun, "dry-run", false, "show the difference and change nothing")

@@ -21,9 +21,6 @@ func (a *app) editRules(
 	if err != nil {
 		return err
 	}
-	if err := a.mayAsk(); err != nil {
-		return err
-	}
 	var d *difference
 	var version int64
 	err = a.withDatabase(ctx, func(ctx context.Context, db *database) error {

@@ -145,8 +145,8 @@ no confirmation.`,
 	return a.withOutput(a.withBucket(cmd, &f))
 }
 
-// give runs reset or credit, and shows what the bucket holds then.
-func (a *app) give(ctx context.Context, f *bucketFlags, args []string, done string, change func(ctx context.Context, b *bucket) error) error {
+// give runs reset or credit, and shows what the bucket holds then. undo is the command that takes it back.
+func (a *app) give(ctx context.Context, f *bucketFlags, args []string, done, undo string, change func(ctx context.Context, b *bucket) error) error {
 	return a.withBucketOf(ctx, f, args, func(ctx context.Context, db *database, b *bucket) error {
 		if b.why != nil {
 			return misused("%w", b.why)
@@ -165,6 +165,7 @@ func (a *app) give(ctx context.Context, f *bucketFlags, args []string, done stri
 			t.field("key", keyText(v.Key))
 			t.field("level", levelWords(v.Level))
 			t.field("policy", v.Policy.String())
+			t.field("undo", undo)
 		})
 	})
 }
@@ -186,7 +187,7 @@ fills the shared bucket.`,
 		if err := a.confirm(ctx, "Fill %s of %s, and forget what it owes?", which, args[0]); err != nil {
 			return err
 		}
-		return a.give(ctx, &f, args, "filled", func(ctx context.Context, b *bucket) error { return b.limiter.Reset(ctx, b.request) })
+		return a.give(ctx, &f, args, "filled", "", func(ctx context.Context, b *bucket) error { return b.limiter.Reset(ctx, b.request) })
 	})
 	return a.withYes(a.withOutput(a.withBucket(cmd, &f)))
 }
@@ -202,7 +203,11 @@ it returns them to the shared bucket.`,
 		Args:    limitAndKey,
 		Example: "  ratelimit credit sendMessage ada --cost 2",
 	}, func(ctx context.Context, args []string) error {
-		return a.give(ctx, &f, args, "credited", func(ctx context.Context, b *bucket) error {
+		undo := undoOf("take", args, f.stored) + " --cost " + fmt.Sprint(cost)
+		if f.plan != "" {
+			undo += " --plan " + shellWord(f.plan)
+		}
+		return a.give(ctx, &f, args, "credited", undo, func(ctx context.Context, b *bucket) error {
 			return b.limiter.Credit(ctx, b.request.Cost(cost))
 		})
 	})
