@@ -122,7 +122,8 @@ func (v *View) SetLevels(plans []string, read func(plan string) (*Level, error))
 			return err
 		}
 		v.OnPlans = append(v.OnPlans, PlanLevel{plan, level})
-		isSame = isSame && level.Policy == v.OnPlans[0].Policy
+		first := v.OnPlans[0]
+		isSame = isSame && level.Policy == first.Policy && level.Tokens == first.Value.At(level.Value.AsOf)
 		v.At = level.Value.AsOf.UTC()
 	}
 	if isSame {
