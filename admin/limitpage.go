@@ -100,7 +100,7 @@ func (v *visit) limit() {
 	body.Owing = ask(g, "what is owed", func(ctx context.Context) (owingList, error) { return v.owingFor(ctx, s, body.Name, nil, 0) })
 	body.Hours = v.hours(g, body.Span, []string{body.Name}, body.Now)
 	top := refusals.TopConfig{By: refusals.ByKey, Limit: body.Name, Most: mostTop}
-	body.Top = v.top(g, top, body.Span, body.Now, lookTop)
+	body.Top = v.top(g, top, body.Span, body.Now)
 	body.Waiting = ask(g, "the reservations", func(ctx context.Context) (inspect.Reservations, error) {
 		return v.reader.Reservations(ctx, inspect.ReservationQuery{Limit: body.Name, Waiting: true, Most: mostWaiting})
 	})

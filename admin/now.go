@@ -13,10 +13,9 @@ import (
 )
 
 const (
-	// lookTop is how many rows of refusals the page of a limit reads to find its most refused keys, and lookAllTop how many the page of
-	// what happens now reads.
-	lookTop, lookAllTop = 40_000, 200_000
-	mostAllTop          = 100
+	// lookTop is how many rows of refusals a page reads to find the most refused keys or limits.
+	lookTop    = 40_000
+	mostAllTop = 100
 	// lookUsed is how many rows of buckets the list of the most used ones reads.
 	lookUsed = 100_000
 )
@@ -37,9 +36,11 @@ type nowBody struct {
 	Spans []chartSpan
 	// Keys and Limits have the most refusals. Used are buckets of which most is used; Cut reports whether others were not read.
 	Keys, Limits *part[topList]
-	Used         *part[[]inspect.View]
-	Cut          bool
-	Now          time.Time
+	// Takers have the most allowed requests.
+	Takers *part[topList]
+	Used   *part[[]inspect.View]
+	Cut    bool
+	Now    time.Time
 }
 
 // now shows who is refused now, and who uses most.
@@ -53,9 +54,10 @@ func (v *visit) now() {
 	g.wait()
 	body.Now = cmp.Or(list.Shows.Now, time.Now()) // nothing could be read, and nothing is computed from it
 	top := refusals.TopConfig{By: refusals.ByKey, Limit: body.Limit, Most: mostAllTop}
-	body.Keys = v.top(g, top, body.Span, body.Now, lookAllTop)
+	body.Keys = v.top(g, top, body.Span, body.Now)
 	top.By = refusals.ByLimit
-	body.Limits = v.top(g, top, body.Span, body.Now, lookAllTop)
+	body.Limits = v.top(g, top, body.Span, body.Now)
+	body.Takers = v.top(g, refusals.TopConfig{By: refusals.ByKey, Limit: body.Limit, Allowed: true, Most: mostTop}, body.Span, body.Now)
 	body.Used = ask(g, "the most used buckets", func(ctx context.Context) ([]inspect.View, error) {
 		day := body.Now.Add(-ratelimit.Day)
 		used := inspect.UsedQuery{Limit: body.Limit, Since: day, Look: lookUsed, Most: 2 * mostTop}
@@ -100,10 +102,10 @@ func mostUsed(views []inspect.View) []inspect.View {
 }
 
 // top reads who was refused most in a time until now.
-func (v *visit) top(g *gather, config refusals.TopConfig, shown chartSpan, now time.Time, look int) *part[topList] {
+func (v *visit) top(g *gather, config refusals.TopConfig, shown chartSpan, now time.Time) *part[topList] {
 	config.Since, config.Until = shown.around(now)
 	return ask(g, "the top refused", func(ctx context.Context) (list topList, err error) {
-		sums, seen, err := v.reader.TopRefusedOf(ctx, config, look)
+		sums, seen, err := v.reader.TopRefusedOf(ctx, config, lookTop)
 		if seen.After(config.Since) {
 			list.Late = seen
 		}

@@ -9,8 +9,8 @@ CREATE TABLE ratelimit.refusals (
     shadow  boolean          NOT NULL, -- whether the limit was in shadow, so that no request was turned away
     refused bigint           NOT NULL,
     cost    double precision NOT NULL CHECK (cost > '-Infinity' AND cost < 'Infinity'),
-    last_us bigint           NOT NULL, -- the latest refusal, 0 without one; microseconds since 1970-01-01 UTC
-    allowed bigint           NOT NULL DEFAULT 0, -- requests that a limit allowed; only where route and key are empty
+    last_us bigint           NOT NULL, -- the latest refusal, or request of a key; 0 without one; microseconds since 1970-01-01 UTC
+    allowed bigint           NOT NULL DEFAULT 0, -- requests that a limit allowed, without their route; of a key an estimate
     rule    text COLLATE "C" NOT NULL DEFAULT '' CHECK (octet_length(rule) <= 400), -- of the last refusal that tells the plan of the key: "name, plan pro"
     PRIMARY KEY (minute, name, route, key, shadow)
 );

@@ -99,7 +99,7 @@ func New(pool Pool, config Config) (*Limiter, error) {
 			Secret: config.HashKey, Schema: config.Schema, ErrMismatch: ErrHashKeyMismatch, ErrPoolerMode: ErrPoolerMode,
 		}),
 	}
-	l.reports = reports{observer: config.Observer, refused: config.Refused, cache: l.cache}
+	l.reports = reports{observer: config.Observer, refused: config.Refused, allowed: config.Allowed, cache: l.cache}
 	l.session = l.store.OnPool(pool, owner{l})
 	l.batcher = batch.New[store.Call](&l.session, batch.Options{
 		Apart:      func() bool { return config.NoBatching || l.store.IsRouted() },
@@ -226,6 +226,10 @@ type Config struct {
 	// lost a conflict or its connection, its refusals are not reported. A refusal in a transaction that you began is reported
 	// at once, with Pending set.
 	Refused func(ctx context.Context, refusal Refusal)
+	// Allowed is called once for each request that an allowed Take, Reserve or Acquire made to a bucket, with the key. Limits that
+	// are Off, and refusals in Shadow, are left out. It runs as Refused does. In InTx it is called after the commit, and not after a
+	// rollback. Defaults to nil: no call, and no cost.
+	Allowed func(ctx context.Context, allowance Allowance)
 	// AsOf replaces the database's clock, for tests. Defaults to nil, the database's clock.
 	AsOf func() time.Time
 }

@@ -33,6 +33,18 @@ type Refusal struct {
 	Pending bool
 }
 
+// Allowance is a bucket that allowed a Take, a Reserve or an Acquire, as [Config.Allowed] receives it.
+type Allowance struct {
+	// Limit is the limit's name, and Key the stored form of the key, as in Refusal.
+	Limit, Key string
+	// Rule is the name of the rule of Config.Policies that decided, as in State.Rule.
+	Rule string
+	// Cost is the cost of the request in tokens.
+	Cost float64
+	// At is the instant of the decision on the database's clock.
+	At time.Time
+}
+
 type routeKey struct{}
 
 // WithRoute marks calls with the returned context as made for a route, such as "POST /chat". [Config.Refused] receives the
@@ -73,6 +85,7 @@ func (a *afterCommit) undo(to mark) {
 type reports struct {
 	observer Observer
 	refused  func(context.Context, Refusal)
+	allowed  func(context.Context, Allowance)
 	cache    *refusalcache.Cache
 	inTx     bool         // whether the calls are part of a transaction
 	after    *afterCommit // of that transaction; nil if the Limiter does not learn whether it commits
@@ -146,6 +159,9 @@ func (r *reports) done(ctx context.Context, c *call, d *Decision) {
 	if r.refused != nil {
 		r.refusals(ctx, c, d)
 	}
+	if r.allowed != nil && d.Allowed {
+		r.allowances(ctx, c, d)
+	}
 	if r.observer == nil || c.change != nil || c.untold {
 		return
 	}
@@ -205,9 +221,31 @@ func (r *reports) elapsed(began time.Time) time.Duration {
 	return time.Since(began)
 }
 
+// asks reports whether c is a call that asks for tokens or slots.
+func (c *call) asks() bool {
+	return c.Verb == verbTake || c.Verb == verbReserve || c.Verb == verbAcquire
+}
+
+// allowances reports each bucket that allowed c to Config.Allowed: in InTx once the transaction has committed.
+func (r *reports) allowances(ctx context.Context, c *call, d *Decision) {
+	for i, of := range c.plan.asked {
+		s := &d.States[i]
+		if !c.asks() || !s.Allowed || s.NotAsked {
+			continue
+		}
+		told := Allowance{Limit: s.Limit.Name(), Key: of.key, Rule: s.Rule, Cost: s.Cost, At: d.At}
+		if r.after != nil {
+			allowed, kept := r.allowed, told
+			r.after.told = append(r.after.told, notice{func() { allowed(ctx, kept) }, true})
+			continue
+		}
+		r.allowed(ctx, told)
+	}
+}
+
 // refusals reports each bucket that refused c to Config.Refused.
 func (r *reports) refusals(ctx context.Context, c *call, d *Decision) {
-	if c.Verb != verbTake && c.Verb != verbReserve && c.Verb != verbAcquire {
+	if !c.asks() {
 		return
 	}
 	for i, of := range c.plan.asked {

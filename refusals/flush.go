@@ -97,7 +97,7 @@ func (c *Counter) collect(m *minute, last bool) map[id]tally {
 	isOver := c.now().Sub(m.opened) >= longest
 	rows := m.collect(isOver || last)
 	if isOver {
-		m.keys = heaviest{}
+		m.keys, m.allowed = heaviest{}, heaviest{}
 	}
 	if isOver && len(rows) == 0 {
 		c.minutes = slices.DeleteFunc(c.minutes, func(o *minute) bool { return o == m })

@@ -3,6 +3,8 @@ package refusals
 import (
 	"cmp"
 	"math"
+	"math/rand/v2"
+	"slices"
 	"strings"
 	"time"
 	"unicode/utf8"
@@ -16,6 +18,10 @@ const (
 	maxKeys, earlyKeys, earlyOnce = 10_000, 400, 8
 	// places is how many keys a minute counts. A key that was written early and loses its place keeps its row.
 	places = maxKeys - earlyKeys
+
+	// takers is how many keys of allowed requests a minute counts, mostTakers how many get a row, and mostSampled about how many
+	// requests are counted.
+	takers, mostTakers, mostSampled = 1000, 100, 4096
 
 	// maxPairs is how many limits with their routes a minute counts. The last ones each stand for all further routes of a limit,
 	// and the very last ones for all further limits.
@@ -69,12 +75,36 @@ type minute struct {
 	opened  time.Time // when this process counted its first refusal
 	sums    map[pair]*sum
 	keys    heaviest
+	allowed heaviest     // of allowed requests
+	taken   int64        // about how many there were
+	every   int64        // one of so many is counted
 	early   int          // how many more keys may be written before the minute is over
 	undone  map[id]tally // rows that could not be written
 }
 
 func newMinute(startUs int64, opened time.Time, places int) *minute {
-	return &minute{startUs: startUs, opened: opened, sums: make(map[pair]*sum), keys: newHeaviest(places), early: earlyKeys}
+	return &minute{
+		startUs: startUs, opened: opened, sums: make(map[pair]*sum), keys: newHeaviest(places), early: earlyKeys,
+		allowed: newHeaviest(min(places, takers)), every: 1,
+	}
+}
+
+// take counts an allowed request for its key.
+func (m *minute) take(a *ratelimit.Allowance) {
+	if m.allowed.places == 0 || m.every > 1 && rand.Int64N(m.every) > 0 {
+		return
+	}
+	of := id{pair{limit: a.Limit}, a.Key}
+	p := m.allowed.of[of]
+	if p == nil {
+		of.limit, of.key = strings.Clone(cmp.Or(clean(a.Limit, maxNameBytes), other)), clean(a.Key, maxKeyBytes)
+		p = m.allowed.admit(of)
+	}
+	m.allowed.raise(p)
+	m.taken, p.own.allowed = m.taken+m.every, p.own.allowed+m.every
+	if strings.TrimPrefix(a.Rule, a.Limit) != ", override" { // decided on any plan
+		p.own.rule, p.own.lastUs = clean(cmp.Or(a.Rule, a.Limit), maxRuleBytes), a.At.UnixMicro()
+	}
 }
 
 // count counts a refusal in the sum of its pair, and for its key if the minute has keys.
@@ -137,6 +167,13 @@ func (m *minute) collect(all bool) map[id]tally {
 			sum.tally = tally{}
 		}
 	}
+	if all {
+		for _, r := range m.allowed.order[:min(mostTakers, len(m.allowed.order))] {
+			add(rows, r.id, r.own)
+			add(rows, id{pair: r.id.pair}, tally{allowed: -r.own.allowed})
+			r.own = tally{}
+		}
+	}
 	once := min(m.early, earlyOnce)
 	for _, r := range m.keys.order {
 		p := r.place
@@ -160,7 +197,7 @@ func (m *minute) collect(all bool) map[id]tally {
 // forget clears the counts by key. Call it if rows may not have been written: the keys can move only refusals that the row with the
 // empty key has.
 func (m *minute) forget() {
-	for _, r := range m.keys.order {
+	for _, r := range slices.Concat(m.keys.order, m.allowed.order) {
 		r.own = tally{}
 	}
 }

@@ -6,7 +6,7 @@
 // the Counter or fails because of it. Rows stay until Prune deletes them.
 //
 //	counter, err := refusals.New(pool, refusals.Config{Keys: true})
-//	limiter, err := ratelimit.New(pool, ratelimit.Config{Refused: counter.Refused, Observer: counter})
+//	limiter, err := ratelimit.New(pool, ratelimit.Config{Refused: counter.Refused, Allowed: counter.Allowed, Observer: counter})
 //	go counter.Run(ctx)
 package refusals
 
@@ -132,6 +132,20 @@ func (c *Counter) Observe(_ context.Context, event ratelimit.Event) {
 	}
 }
 
+// Allowed counts an allowed request for its key, if Config.Keys is set. Pass it as [ratelimit.Config.Allowed]. Pages and ratelimit top show
+// the keys that take most, once a minute is over: up to 100 of a process. A process counts each of the first requests, and in a minute
+// that follows one with more than 4,096, about as many at random, so that the numbers are estimates.
+func (c *Counter) Allowed(_ context.Context, a ratelimit.Allowance) {
+	if c.places == 0 || a.Key == "" {
+		return
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if m := c.minute(startOf(a.At)); m != nil {
+		m.take(&a)
+	}
+}
+
 // startOf returns the start of the minute of an instant, in microseconds since 1970.
 func startOf(at time.Time) int64 {
 	us := at.UnixMicro()
@@ -167,6 +181,10 @@ func (c *Counter) minute(startUs int64) *minute {
 	if startUs <= c.doneUs {
 		keys = 0
 	}
-	c.minutes = slices.Insert(c.minutes, at, newMinute(startUs, c.now(), keys))
-	return c.minutes[at]
+	m := newMinute(startUs, c.now(), keys)
+	if at > 0 {
+		m.every = max(c.minutes[at-1].taken/mostSampled, 1)
+	}
+	c.minutes = slices.Insert(c.minutes, at, m)
+	return m
 }

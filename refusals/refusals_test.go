@@ -89,6 +89,44 @@ func (b *bundle) top(t *testing.T, config TopConfig) ([]Sum, error) {
 	return Top(t.Context(), b.pool, b.config.Schema, config)
 }
 
+// TestKeysThatTakeMost counts the first requests one by one, and then a sample of about as many.
+func TestKeysThatTakeMost(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	take := func(at time.Time, key string, times int) {
+		for range times {
+			b.Allowed(t.Context(), ratelimit.Allowance{Limit: "logins", Key: key, Rule: "logins, plan pro", Cost: 1, At: at})
+			b.Observe(t.Context(), ratelimit.Decided{Verb: "take", Decision: ratelimit.Decision{Allowed: true, At: at, States: []ratelimit.State{
+				{Limit: ratelimit.Define("logins", ratelimit.PerDay(1)), Allowed: true},
+			}}})
+		}
+	}
+	take(noon, "ada", 30_000)
+	take(noon, "bob", 10_000)
+	take(noon, "", 5)
+	require.NoError(t, b.flush(t.Context(), false))
+	sums, err := b.top(t, TopConfig{By: ByKey, Allowed: true})
+	require.NoError(t, err)
+	require.Equal(t, int64(40_005), sums[0].Allowed, "keys get their rows when the minute is over")
+	take(noon.Add(time.Minute), "ada", 40_000)
+	require.NoError(t, b.flush(t.Context(), true))
+	sums, err = b.top(t, TopConfig{By: ByKey, Allowed: true, Until: noon.Add(time.Minute)})
+	require.NoError(t, err)
+	require.Len(t, sums, 3)
+	require.Equal(t, []any{"ada", int64(30_000), "bob", int64(10_000), "", int64(5)},
+		[]any{sums[0].Key, sums[0].Allowed, sums[1].Key, sums[1].Allowed, sums[2].Key, sums[2].Allowed})
+	sums, err = b.top(t, TopConfig{By: ByKey, Allowed: true, Since: noon.Add(time.Minute)})
+	require.NoError(t, err)
+	require.InDelta(t, 40_000, sums[0].Allowed, 4_000, "a sample of one in nine: 600 is the standard deviation")
+	sums, err = b.top(t, TopConfig{Allowed: true})
+	require.NoError(t, err)
+	require.Equal(t, []Sum{{Limit: "logins", Allowed: 80_005, Last: sums[0].Last}}, sums, "sums of a limit are exact")
+	for _, r := range b.rows(t) {
+		require.Equal(t, r.ID.key != "", r.Rule == "logins, plan pro", "the plan of a key is known")
+	}
+	require.Empty(t, b.sum(t))
+}
+
 // sum returns how many refusals are in the table.
 func (b *bundle) sum(t *testing.T) (refused int64) {
 	t.Helper()
@@ -113,7 +151,7 @@ func TestRefusalsOfALimiterAreInTheTable(t *testing.T) {
 		b := on(t, pool, config)
 		at := noon.Add(59 * time.Second)
 		limiter, err := ratelimit.New(pool, ratelimit.Config{
-			Schema: config.Schema, HashKey: []byte("sixteen bytes at least"), Refused: b.Refused, Observer: b, RefusalCache: 100,
+			Schema: config.Schema, HashKey: []byte("sixteen bytes at least"), Refused: b.Refused, Allowed: b.Allowed, Observer: b, RefusalCache: 100,
 			AsOf: func() time.Time { return at }, Policies: ratelimit.ShadowLimits(tried),
 		})
 		require.NoError(t, err)
@@ -141,10 +179,17 @@ func TestRefusalsOfALimiterAreInTheTable(t *testing.T) {
 		if config.Keys {
 			decided = map[string]string{"perDay": "perDay", "tried": "tried"} // the code
 		}
+		taker := func(limit ratelimit.Limit) row {
+			r := row{Minute: noon, ID: id{pair{limit: limit.Name()}, of(limit, false).key}, Allowed: 1, Rule: decided[limit.Name()]}
+			if config.Keys {
+				r.LastUs = at.UnixMicro()
+			}
+			return r
+		}
 		require.Equal(t, []row{
-			{Minute: noon, ID: id{pair{limit: "perDay"}, ""}, Allowed: 1},
+			taker(perDay),
 			{Minute: noon, ID: of(perDay, false), Refused: 3, Cost: 3, LastUs: at.UnixMicro(), Rule: decided["perDay"]},
-			{Minute: noon, ID: id{pair{limit: "tried"}, ""}, Allowed: 1},
+			taker(tried),
 			{Minute: noon, ID: of(tried, true), Refused: 1, Cost: 1, LastUs: at.UnixMicro(), Rule: decided["tried"]},
 		}, b.rows(t))
 		require.Zero(t, b.Dropped())

@@ -37,6 +37,9 @@ type TopConfig struct {
 	Limit string
 	// Shadow selects refusals in shadow, which turned no request away, instead of the others.
 	Shadow bool
+	// Allowed selects the largest sums of allowed requests, instead of refusals. The sums of keys are estimates; see
+	// [Counter.Allowed].
+	Allowed bool
 	// Most is the maximum number of sums, up to 1,000. Defaults to 10.
 	Most int
 }
@@ -52,6 +55,8 @@ type Sum struct {
 	Key string
 	// Refused is the number of refusals. For a key it may be less than the true number, and is never more.
 	Refused int64
+	// Allowed is the number of allowed requests, if TopConfig.Allowed is set. Refused and Cost are then 0.
+	Allowed int64
 	// Cost is the sum of the costs, in tokens.
 	Cost float64
 	// Last is the instant of the latest refusal. For the empty Key it is the latest of any key of the limit.
@@ -98,7 +103,7 @@ func Top(ctx context.Context, db DB, schema string, config TopConfig) ([]Sum, er
 	}
 	// Planned each time, for these minutes: a generic plan expects few rows, and sorts them instead of hashing.
 	rows, err := db.Query(ctx, newStatements(schema).top, pgx.QueryExecModeExec, config.Since, config.Until, config.By == ByRoute, config.By == ByKey,
-		clean(config.Limit, maxNameBytes+1), config.Shadow, cmp.Or(config.Most, defaultMost))
+		clean(config.Limit, maxNameBytes+1), config.Shadow, cmp.Or(config.Most, defaultMost), config.Allowed)
 	if err != nil {
 		return nil, fmt.Errorf("refusals: top: %w", pgerr.Explain(err, schema, privileges))
 	}
@@ -106,6 +111,9 @@ func Top(ctx context.Context, db DB, schema string, config TopConfig) ([]Sum, er
 		var lastUs int64
 		err = row.Scan(&s.Limit, &s.Route, &s.Key, &s.Refused, &s.Cost, &lastUs)
 		s.Last = time.UnixMicro(lastUs)
+		if config.Allowed {
+			s.Allowed, s.Refused, s.Cost = s.Refused, 0, 0
+		}
 		return s, err
 	})
 	if err != nil {

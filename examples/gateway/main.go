@@ -137,7 +137,10 @@ func run(ctx context.Context, listen, proxies, add string) error {
 	if err != nil {
 		return err
 	}
-	config := ratelimit.Config{Policies: g.set, RefusalCache: 10_000, Refused: counter.Refused, Observer: ratelimit.Observers(metrics, counter)}
+	config := ratelimit.Config{
+		Policies: g.set, RefusalCache: 10_000,
+		Refused: counter.Refused, Allowed: counter.Allowed, Observer: ratelimit.Observers(metrics, counter),
+	}
 	if secret := os.Getenv("HASH_KEY"); secret != "" {
 		config.HashKey = []byte(secret)
 	}

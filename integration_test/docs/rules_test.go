@@ -123,7 +123,9 @@ func rulesRefusals(ctx context.Context, pool *pgxpool.Pool, set *rules.Set) (*ra
 	if err != nil {
 		return nil, nil, err
 	}
-	limiter, err := ratelimit.New(pool, ratelimit.Config{Policies: set, Refused: counter.Refused, Observer: counter})
+	limiter, err := ratelimit.New(pool, ratelimit.Config{
+		Policies: set, Refused: counter.Refused, Allowed: counter.Allowed, Observer: counter,
+	})
 	return limiter, func() error { return counter.Run(ctx) }, err
 }
 

@@ -44,30 +44,31 @@ func (a *app) topCommand() *cobra.Command {
 	f := topFlags{since: spanFlag(lately)}
 	cmd := a.command(cobra.Command{
 		Use:   "top",
-		Short: "Show the keys with the most refusals, owed tokens or reservations",
-		Long: `Show the limits, routes or keys with the most refusals (if programs count them with package refusals), or the buckets with the
-most owed or reserved tokens. It reads a bounded number of rows, and notes if there are more.
+		Short: "Show the keys with the most refusals, requests, owed tokens or reservations",
+		Long: `Show the limits, routes or keys with the most refusals or allowed requests (if programs count them with package refusals), or
+the buckets with the most owed or reserved tokens. It reads a bounded number of rows, and notes if there are more.
 
 The owed tokens of now depend on the policy in the tables. If there is none, or if the limit has rules for plans, it shows the
 owed tokens at the last change of the bucket, because no row has the plan of its key.`,
 		Args: noArguments,
 		Example: `  ratelimit top --group key --since 15m
+  ratelimit top --by allowed --group key
   ratelimit top --by owed --limit completions`,
 	}, func(ctx context.Context, _ []string) error {
 		if err := f.check(); err != nil {
 			return err
 		}
 		show, ok := map[string]func(context.Context, *database, *topFlags) error{
-			"refusals": a.topRefusals, "owed": a.topOwing, "reservations": a.topReservations,
+			"refusals": a.topRefusals, "allowed": a.topAllowed, "owed": a.topOwing, "reservations": a.topReservations,
 		}[f.by]
 		if !ok {
-			return misused("--by is %.40q; use refusals, owed or reservations", f.by)
+			return misused("--by is %.40q; use refusals, allowed, owed or reservations", f.by)
 		}
 		return a.withDatabase(ctx, func(ctx context.Context, db *database) error { return show(ctx, db, &f) })
 	})
 	flags := cmd.Flags()
-	flags.StringVar(&f.by, "by", "refusals", "refusals, owed or reservations")
-	flags.StringVar(&f.group, "group", string(refusals.ByLimit), "group refusals by limit, route or key")
+	flags.StringVar(&f.by, "by", "refusals", "refusals, allowed (which keys take most), owed or reservations")
+	flags.StringVar(&f.group, "group", string(refusals.ByLimit), "group refusals or allowed requests by limit, route or key")
 	flags.StringVar(&f.limit, "limit", "", "only this limit")
 	flags.Var(&f.since, "since", "age of the oldest refusals, up to 1000d")
 	flags.BoolVar(&f.shadow, "shadow", false, "show the refusals of limits in shadow")
@@ -86,18 +87,60 @@ type sumView struct {
 	Last    time.Time `json:"last"`
 }
 
-func (a *app) topRefusals(ctx context.Context, db *database, f *topFlags) error {
-	now, err := db.reader.Now(ctx)
-	if err != nil {
-		return err
+// topSums reads the sums that the flags ask for, and what time it is.
+func (a *app) topSums(ctx context.Context, db *database, f *topFlags, isAllowed bool) (sums []refusals.Sum, now time.Time, err error) {
+	if now, err = db.reader.Now(ctx); err != nil {
+		return nil, now, err
 	}
 	asked := now.Add(-time.Duration(f.since))
-	sums, since, err := db.reader.TopRefused(ctx, refusals.TopConfig{Since: asked, By: refusals.By(f.group), Limit: f.limit, Shadow: f.shadow, Most: f.most})
+	sums, since, err := db.reader.TopRefused(ctx, refusals.TopConfig{
+		Since: asked, By: refusals.By(f.group), Limit: f.limit, Shadow: f.shadow, Allowed: isAllowed, Most: f.most,
+	})
+	if err == nil && since.After(asked) {
+		a.note("there are too many counts; these are only since %s", instantFrom(since, now))
+	}
+	return sums, now, err
+}
+
+// takerView is a sum of allowed requests in JSON and YAML.
+type takerView struct {
+	Limit   string `json:"limit"`
+	Key     string `json:"key,omitzero"` // as stored
+	Allowed int64  `json:"allowed"`
+}
+
+func (a *app) topAllowed(ctx context.Context, db *database, f *topFlags) error {
+	if f.group == string(refusals.ByRoute) || f.shadow {
+		return misused("allowed requests are counted without routes and shadow; use --group limit or --group key")
+	}
+	sums, _, err := a.topSums(ctx, db, f, true)
 	if err != nil {
 		return err
 	}
-	if since.After(asked) {
-		a.note("there are too many counts; these are only since %s", instantFrom(since, now))
+	views := make([]takerView, len(sums))
+	for i, s := range sums {
+		views[i] = takerView{s.Limit, s.Key, s.Allowed}
+	}
+	none := "no allowed requests are counted in the last " + words.Period(time.Duration(f.since)) + "; programs count with package refusals"
+	return showList(a, views, none, []string{"LIMIT", "KEY", "ALLOWED"}, func(v *takerView) []string {
+		what := dash("")
+		switch {
+		case v.Key != "":
+			what = keyText(v.Key)
+		case f.group == string(refusals.ByKey):
+			what = othersWords
+		}
+		return []string{v.Limit, what, fmt.Sprint(v.Allowed)}
+	})
+}
+
+// othersWords stand for the row of a limit that has no key.
+const othersWords = "(shared, and keys not told apart)"
+
+func (a *app) topRefusals(ctx context.Context, db *database, f *topFlags) error {
+	sums, now, err := a.topSums(ctx, db, f, false)
+	if err != nil {
+		return err
 	}
 	views := make([]sumView, len(sums))
 	for i, s := range sums {
@@ -112,7 +155,7 @@ func (a *app) topRefusals(ctx context.Context, db *database, f *topFlags) error 
 		what := dash(v.Route)
 		switch {
 		case f.group == string(refusals.ByKey) && v.Key == "":
-			what = "(shared, and keys not told apart)"
+			what = othersWords
 		case f.group == string(refusals.ByKey):
 			what = keyText(v.Key)
 		}

@@ -50,7 +50,7 @@ func TestUsage(t *testing.T) {
 		{"pause sendMessage ada --author ana --reason x --for 1h --until 2030-01-01T00:00:00Z", "with one of --for and --until"},
 		{"resume sendMessage ada --author ana", "say with --reason why"},
 		{"prune", "name limits, or give --refusals-older-than"},
-		{"top --by size", "use refusals, owed or reservations"},
+		{"top --by size", "use refusals, allowed, owed or reservations"},
 		{"top --most 0", "use 1 to 1000"},
 		{"simulate", "give -f rules.yaml"},
 		{"grants", "no role is named; give --application"},

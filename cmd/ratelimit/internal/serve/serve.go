@@ -104,7 +104,7 @@ func New(ctx context.Context, config Config) (*Server, error) {
 		return nil, err
 	}
 	s.limiter, err = ratelimit.New(config.Pool, ratelimit.Config{
-		Schema: config.Schema, HashKey: config.HashKey, Policies: s.set, Refused: s.counter.Refused,
+		Schema: config.Schema, HashKey: config.HashKey, Policies: s.set, Refused: s.counter.Refused, Allowed: s.counter.Allowed,
 		Observer: ratelimit.Observers(counts, settlements{}, s.counter, sloglimit.New(sloglimit.Config{
 			Logger: config.Logger, Refused: slog.LevelDebug, Failed: slog.LevelDebug, // the handlers write failures
 		})),
