@@ -35,7 +35,10 @@ type keyBody struct {
 	Until    time.Time
 	Waiting  *part[inspect.Reservations]
 	Refusals *part[refusalBars]
-	History  *part[[]rules.Statement]
+	// Span is the time of which refusals are shown, one of Spans.
+	Span    chartSpan
+	Spans   []chartSpan
+	History *part[[]rules.Statement]
 	// Older is the version before which the history goes on; 0: this is all.
 	Older int64
 	Now   time.Time
@@ -70,6 +73,7 @@ func (v *visit) keyPage(fields url.Values) {
 	body := keyBody{
 		Limit: query.Get("limit"), Key: query.Get("key"), Plan: query.Get("plan"), Chosen: query.Has("plan"),
 		Open: query.Get("change") == "override", Form: fields,
+		Span: spanOf(query.Get("range")), Spans: spans(),
 	}
 	switch {
 	case !query.Has("key"):
@@ -102,11 +106,11 @@ func (v *visit) keyPage(fields url.Values) {
 	body.Waiting = ask(g, "the reservations", func(ctx context.Context) (inspect.Reservations, error) {
 		return v.reader.Reservations(ctx, inspect.ReservationQuery{Limit: body.Limit, Key: &body.Key, Most: mostWaiting})
 	})
-	since, until := lastHour(body.Now)
+	since, until := body.Span.around(body.Now)
 	body.Refusals = ask(g, "the refusals", func(ctx context.Context) (refusalBars, error) {
 		query := inspect.RefusalQuery{Limit: body.Limit, Key: &body.Key, Since: since, Until: until}
 		minutes, seen, err := v.reader.Refusals(ctx, query)
-		return spanOf("1h").barsOf(minutes, since, seen), err
+		return body.Span.barsOf(minutes, since, seen), err
 	})
 	body.History = v.entries(g, rules.HistoryQuery{Limit: body.Limit, Key: &body.Key, Most: mostWaiting})
 	g.wait()

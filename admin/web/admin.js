@@ -18,11 +18,24 @@ addEventListener('pageshow', () => { // a page that comes back from memory may b
   for (const form of document.querySelectorAll('form[data-sent]')) delete form.dataset.sent;
 });
 
-// The numbers of the bar under the pointer are below its chart.
-document.addEventListener('pointerover', (event) => {
+// The numbers of a bar are below its chart: of the one under the pointer, or the one that the arrow keys go to.
+document.addEventListener('pointerover', (event) => tell(event.target.closest?.('.bars'), event.target));
+document.addEventListener('keydown', (event) => {
   const figure = event.target.closest?.('.bars');
-  if (figure) figure.querySelector('output').textContent = event.target.querySelector('title')?.textContent ?? '';
+  const step = { ArrowLeft: -1, ArrowRight: 1, Home: -1e9, End: 1e9 }[event.key];
+  if (!figure || !step) return;
+  event.preventDefault();
+  const hits = [...figure.querySelectorAll('.hit')];
+  const at = hits.findIndex((hit) => hit.matches('.chosen'));
+  tell(figure, hits[Math.min(Math.max((at < 0 ? hits.length : at) + step, 0), hits.length - 1)]);
 });
+
+function tell(figure, hit) {
+  if (!figure) return;
+  figure.querySelector('.chosen')?.classList.remove('chosen');
+  hit.classList.toggle('chosen', hit.matches('.hit'));
+  figure.querySelector('output').textContent = hit.querySelector('title')?.textContent ?? '';
+}
 
 for (const section of document.querySelectorAll('[data-live]')) follow(section);
 

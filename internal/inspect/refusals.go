@@ -37,12 +37,20 @@ type Minute struct {
 const lookRefusals, lookLimits, lookRefusedKeys = 1_000_000, 200_000, 150_000
 
 // Refusals returns the refusals by minute, in order, without empty minutes. It reads at most a million rows, the latest minutes
-// first. since is the beginning of the minutes that it has read: query.Since or later.
+// first, and for a key of a limit 200,000, but two hours in any case, because the index finds its rows. since is the beginning of the
+// minutes that it has read: query.Since or later.
 func (r *Reader) Refusals(ctx context.Context, query RefusalQuery) (minutes []Minute, since time.Time, err error) {
 	if err := query.check(); err != nil {
 		return nil, time.Time{}, err
 	}
-	if since, err = r.since(ctx, query.Since, query.Until, r.look.refusals); err != nil {
+	since = query.Since
+	switch ofKey := query.Limit != "" && query.Key != nil; {
+	case !ofKey:
+		since, err = r.since(ctx, since, query.Until, r.look.refusals)
+	case query.Until.Sub(since) > 2*time.Hour:
+		since, err = r.since(ctx, since, query.Until, min(r.look.refusals, lookLimits))
+	}
+	if err != nil {
 		return nil, time.Time{}, err
 	}
 	minutes, err = collect(ctx, r, "refusals", rowToMinute, r.sql.refusals, since, query.Until, query.Limit, query.Key, query.Shadow)

@@ -7,11 +7,13 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/chromedp/cdproto/emulation"
 	"github.com/chromedp/chromedp"
+	"github.com/chromedp/chromedp/kb"
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/admin"
@@ -103,19 +105,20 @@ func TestPagesInABrowser(t *testing.T) {
 	require.NoError(t, err)
 	b := f.browse(t)
 	for name, page := range pages {
-		b.width(t, 1200, 900)
-		browsertest.Prefer(t, b.ctx, "prefers-color-scheme", "light")
 		b.open(t, page)
 		play[bool](t, b, unfold+`return true;`)
-		require.Empty(t, browsertest.Axe(t, b.ctx), name)
+		for _, scheme := range []string{"light", "dark"} {
+			for _, width := range []int64{390, 1280} {
+				b.width(t, width, 900)
+				browsertest.Prefer(t, b.ctx, "prefers-color-scheme", scheme)
+				require.Empty(t, browsertest.Axe(t, b.ctx), "%s, %s at %d", name, scheme, width)
+			}
+		}
 		for _, width := range []int64{360, 390, 768} {
 			b.width(t, width, 800)
 			require.LessOrEqual(t, play[float64](t, b, `return document.documentElement.scrollWidth;`), float64(width), "%s at %d", name, width)
 		}
 		requireWholeRows(t, b, name)
-		b.width(t, 360, 800)
-		browsertest.Prefer(t, b.ctx, "prefers-color-scheme", "dark")
-		require.Empty(t, browsertest.Axe(t, b.ctx), "%s, in the dark and of a phone's width", name)
 	}
 }
 
@@ -197,6 +200,52 @@ func TestButtons(t *testing.T) {
 		chromedp.Click(`tbody th a`), chromedp.WaitVisible(`.curve`),
 		chromedp.Click(`details:has(form[action=reset]) summary`), chromedp.Click(`form[action=reset] button`),
 		chromedp.WaitVisible(`[role=status]`)))
+	require.Equal(t, 10.0, f.Value(t, logins.For("ada")).Tokens)
+}
+
+// tabTo presses the tab key until an element has the focus, which must be seen.
+func (b *tab) tabTo(t *testing.T, selector string) {
+	t.Helper()
+	for range 200 {
+		require.NoError(t, chromedp.Do(b.ctx, chromedp.KeyEvent(kb.Tab)))
+		if play[bool](t, b, `return document.activeElement.matches('`+selector+`');`) {
+			require.NotEqual(t, "none", play[string](t, b, `return getComputedStyle(document.activeElement).outlineStyle;`), selector)
+			return
+		}
+	}
+	require.Fail(t, "the tab key does not reach "+selector)
+}
+
+// TestByKeyboardAlone finds a key, opens its bucket, reads a chart, and fills the bucket, without a pointer.
+func TestByKeyboardAlone(t *testing.T) {
+	t.Parallel()
+	testsize.Long(t, "starts a browser, and presses many keys")
+	f := setup(t)
+	f.Take(t, logins.For("ada").Cost(10))
+	f.Exec(t, `INSERT INTO ratelimit.refusals SELECT date_trunc('minute', now()), 'failed-logins', 'x', 'ada', false, 7, 7, (extract(epoch FROM now()) * 1000000)::bigint`)
+	b := f.browse(t)
+	b.open(t, "/admin/")
+	press := func(key, then string) {
+		t.Helper()
+		require.NoError(t, chromedp.Do(b.ctx, chromedp.KeyEvent(key), chromedp.WaitVisible(then)))
+	}
+	b.tabTo(t, `input[name=typed]`)
+	press("ada\r", `h1 .key`)
+	b.tabTo(t, `tbody th a`)
+	press(kb.Enter, `.curve`)
+	b.tabTo(t, `.bars svg`)
+	for key := kb.End; ; key = kb.ArrowLeft { // a minute or more may have passed
+		require.NoError(t, chromedp.Do(b.ctx, chromedp.KeyEvent(key)))
+		says := play[string](t, b, `return document.querySelector('.bars output').textContent;`)
+		if strings.HasSuffix(says, ": 0 allowed, 7 refused") {
+			break
+		}
+		require.Contains(t, says, ": 0 allowed, 0 refused")
+	}
+	b.tabTo(t, `details:has(form[action=reset]) summary`)
+	press(kb.Enter, `form[action=reset] button`)
+	b.tabTo(t, `form[action=reset] button`)
+	press(kb.Enter, `[role=status]`)
 	require.Equal(t, 10.0, f.Value(t, logins.For("ada")).Tokens)
 }
 
