@@ -46,7 +46,7 @@ func All(quick bool) []Scenario {
 	scenarios = append(scenarios, reservations()...)
 	scenarios = append(scenarios, verbs()...)
 	scenarios = append(scenarios, kinds()...)
-	scenarios = append(scenarios, inSQL("sql-64", 1000), inSQL("sql-hot-64", 10))
+	scenarios = append(scenarios, inSQL("sql-64", 1000), inSQL("sql-few-64", 10))
 	scenarios = append(scenarios, hotTransactions()...)
 	scenarios = append(scenarios, size(quick)...)
 	return append(scenarios, curves()...)
