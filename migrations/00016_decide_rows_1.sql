@@ -4,7 +4,7 @@
 --
 -- p_asks is an array of objects, in the order of the primary key, in which every call locks its rows:
 --   name, key, shard, same   the row, and whether it's that of the ask before
---   verb                   take; charge, which takes also what isn't there; credit, which gives back; fill; renew and release, of a lease;
+--   verb                   take; look, of all asks, for a take of nothing from all of them, which changes nothing; charge, which takes also what isn't there; credit, which gives back; fill; renew and release, of a lease;
 --                          lock, of all asks, which changes nothing
 --   amount, lowest         tokens or slots, and the least that may remain after a take
 --   within_us              a take is refused unless the bucket owes nothing any more by then; null: it may owe for longer
@@ -83,7 +83,7 @@ BEGIN
         PERFORM set_config('synchronous_commit', 'off', true);
     END IF;
     BEGIN
-        FOR v_pass IN CASE WHEN p_alone AND p_asks -> 0 ->> 'verb' = 'take' THEN 1 ELSE 2 END .. 2 LOOP -- the first one only looks
+        FOR v_pass IN CASE WHEN p_alone AND p_asks -> 0 ->> 'verb' IN ('take', 'look') THEN 1 ELSE 2 END .. 2 LOOP -- the first one only looks
             FOR a IN
                 SELECT * FROM ROWS FROM (jsonb_to_recordset(p_asks) AS (name text, key text, shard integer, same boolean, capacity float8, phase_us bigint))
                 WITH ORDINALITY AS u (name, key, shard, same, capacity, phase_us, n)
@@ -283,10 +283,12 @@ BEGIN
                     ELSE
                         v_row.value := a.capacity - (v_totals[1] - v_totals[least(a.slices + 2, cardinality(v_totals))]);
                         v_row.capacity := a.capacity; v_row.taken := ARRAY[a.step_us, v_row.value] || v_totals;
-                        v_enough[n] := a.verb <> 'take' OR v_row.value >= a.lowest;
+                        v_enough[n] := a.verb NOT IN ('take', 'look') OR v_row.value >= a.lowest;
                     END IF;
                 END IF;
-                IF a.verb = 'take' THEN
+                IF a.verb = 'look' THEN
+                    v_row := v_present[n]; v_writes[n] := false; v_mended[n] := false;
+                ELSIF a.verb = 'take' THEN
                     v_writes[n] := v_mended[n] OR v_row IS DISTINCT FROM v_present[n];
                 END IF;
                 v_after[n] := v_row;

@@ -146,9 +146,12 @@ var errUndecided = errors.New("the policies or the rows of the call have changed
 
 // takesOf returns what the call takes.
 func takesOf(asks []bucket.Ask) []change {
-	changes := make([]change, len(asks))
+	verb, changes := "take", make([]change, len(asks))
+	if bucket.AllCostless(asks) && !bucket.AnyHolds(asks) {
+		verb = "look"
+	}
 	for i := range asks {
-		changes[i] = change{ask: &asks[i], verb: "take", amount: asks[i].Cost}
+		changes[i] = change{ask: &asks[i], verb: verb, amount: asks[i].Cost}
 	}
 	return changes
 }
@@ -250,7 +253,7 @@ func (s *Session) askInGeneral(ctx context.Context, asks []bucket.Ask, elements 
 	if err != nil {
 		return nil, false, err
 	}
-	first := s.placeAwaited(asks, elements[0].Verb == "take")
+	first := s.placeAwaited(asks, elements[0].Verb == "take" || elements[0].Verb == "look")
 	// Of several servers some could lose their part of the call, and a lease is kept in any case.
 	relaxed := s.relaxed && (len(asks) == 1 || !s.IsRouted()) && !bucket.AnyHolds(asks)
 	rows, err := s.conn.Query(ctx, s.statements.decideRows, s.generalParameters(text, asOf, first, relaxed)...)

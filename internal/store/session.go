@@ -200,7 +200,7 @@ func (s *Session) choose(c *Call) {
 	c.traits, c.turn, c.heldBy = bucket.TraitsOf(c.Asks), unknown, nil
 	t := &c.traits
 	switch {
-	case c.Look, s.mode != alone && t.Costless:
+	case c.Look, s.mode != alone && t.Costless && c.Reserve == nil:
 		c.way = looks
 	case s.memory != nil:
 		c.way = onPage
